@@ -1,0 +1,73 @@
+# make demo | make test: each installs what is missing, builds, runs. make: builds build/shoal.
+# BUILD=asan: the same under address and undefined-behaviour sanitizers, in build/asan. V=1: show commands.
+CC      ?= gcc
+BUILD   ?= release
+PKGS    := jansson yaml-0.1 libpcre2-8 sqlite3 libsodium
+VERSION := 0.1.0
+
+ifeq ($(BUILD),release)
+O := build
+OPT := -O2
+else ifeq ($(BUILD),asan)
+O := build/asan
+OPT := -O1 -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer
+else
+$(error BUILD must be release or asan)
+endif
+ifeq ($(V),)
+Q := @
+say = @echo "  $(1)"
+endif
+
+WARN   := -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wpointer-arith -Wvla -Werror
+CFLAGS ?=
+CFLAGS_ALL = -std=gnu11 -g $(OPT) $(WARN) -ffp-contract=off -fno-math-errno -fvisibility=hidden -pthread -Iinclude -Isrc \
+             -DSHOAL_VERSION='"$(VERSION)"' $(shell pkg-config --cflags $(PKGS) 2>/dev/null) $(CFLAGS)
+LIBS    = $(shell pkg-config --libs $(PKGS)) -lm -pthread
+
+# Instruction sets belong to files, never to the program: kernels are chosen at run time.
+ISA_avx2   := -mavx2 -mfma -mf16c
+ISA_avx512 := -mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni
+ISA_amx    := $(ISA_avx512) -mavx512bf16 -mamx-tile -mamx-int8 -mamx-bf16
+
+SRC   := $(filter-out src/cli/main.c,$(wildcard src/*/*.c))
+OBJ   := $(SRC:%.c=$(O)/%.o)
+TESTS := $(patsubst test/%.c,%,$(wildcard test/test_*.c))
+
+.PHONY: all deps demo test test-level asan bench clean
+all: $(O)/shoal
+
+deps:
+	$(Q)sh scripts/setup.sh
+
+demo: deps
+	$(Q)$(MAKE) --no-print-directory all
+	build/shoal demo
+
+test: deps
+	$(Q)sh test/run.sh
+
+$(O)/shoal: $(O)/src/cli/main.o $(O)/libshoal.a
+	$(call say,LD    $@)
+	$(Q)$(CC) $(CFLAGS_ALL) -o $@ $^ $(LIBS)
+
+$(O)/libshoal.a: $(OBJ)
+	$(call say,AR    $@)
+	$(Q)rm -f $@ && ar rcs $@ $^
+
+$(O)/%.o: %.c Makefile
+	$(call say,CC    $<)
+	$(Q)mkdir -p $(@D)
+	$(Q)$(CC) $(CFLAGS_ALL) $(if $(filter src/kernel/%,$<),-O3 $(ISA_$(basename $(notdir $<)))) -MMD -MP -c -o $@ $<
+
+$(O)/test_%: test/test_%.c $(O)/libshoal.a Makefile
+	$(call say,TEST  $@)
+	$(Q)mkdir -p $(@D)
+	$(Q)$(CC) $(CFLAGS_ALL) -MMD -MP -MF $@.d -o $@ $< $(O)/libshoal.a -lcmocka $(LIBS)
+
+tests: $(TESTS:%=$(O)/%)
+
+clean:
+	rm -rf build
+
+-include $(OBJ:.o=.d) $(O)/src/cli/main.d $(TESTS:%=$(O)/%.d)

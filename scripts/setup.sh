@@ -1,0 +1,51 @@
+#!/bin/sh
+# setup: makes sure that the Debian packages which Shoal is built from are installed.
+#
+# Nothing missing: silent, at once. Something missing: says what, and installs it as root or through
+# "sudo -n", asking nothing. Where it may not install, it prints the one line that would, and fails.
+# It never removes anything.
+set -u
+
+packages="build-essential pkg-config git ca-certificates libjansson-dev libyaml-dev libpcre2-dev
+libsqlite3-dev libsodium-dev libcmocka-dev libsimde-dev python3 python3-numpy"
+
+if ! command -v dpkg-query >/dev/null 2>&1; then
+    echo "setup: no dpkg here; the build needs the counterparts of these Debian packages:" >&2
+    echo "$packages" >&2
+    exit 0
+fi
+
+# It names the known ones on stdout and fails when any is unknown, which is no error here.
+installed=$(dpkg-query -W -f '${db:Status-Status}:${Package}\n' $packages 2>/dev/null)
+missing=
+for package in $packages; do
+    case "
+$installed
+" in
+    *"
+installed:$package
+"*) ;;
+    *) missing="$missing $package" ;;
+    esac
+done
+[ -z "$missing" ] && exit 0
+
+if [ "$(id -u)" = 0 ]; then
+    as_root=
+elif command -v sudo >/dev/null 2>&1 && sudo -n true 2>/dev/null; then
+    as_root="sudo -n"
+else
+    echo "setup: these packages are missing and this user cannot install them; run:" >&2
+    echo "sudo apt-get install --no-install-recommends$missing" >&2
+    exit 1
+fi
+
+echo "setup: installing$missing" >&2
+apt="$as_root env DEBIAN_FRONTEND=noninteractive apt-get -q -y"
+# A failed refresh is no reason to stop: the packages may be known already.
+$apt update >&2 || echo "setup: warning: apt-get update failed, trying with what is known" >&2
+if ! $apt install --no-install-recommends $missing >&2 </dev/null; then
+    echo "setup: the installation failed; to try by hand:" >&2
+    echo "apt-get update && apt-get install --no-install-recommends$missing" >&2
+    exit 1
+fi

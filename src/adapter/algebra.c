@@ -1,0 +1,397 @@
+/*
+ * algebra: operators on adapters that respect what an adapter is, the map ΔW = scale · B A.
+ *
+ * A LoRA's factors are only defined up to an invertible R × R matrix between them, so averaging A
+ * with A and B with B mixes coordinates that need not correspond. The delta operators therefore
+ * work on ΔW, but never form it: everything goes through stacked factors, thin QR and Gram matrices
+ * of rank size. The predecessor's tensor-wise rule is kept beside them as BLEND_SEED, to be
+ * compared with.
+ *
+ * Sums are in double, in a fixed order; results are rounded to float32 once. Every operator writes
+ * its lineage: the parents' hashes, its own name and its arguments as text.
+ */
+#include "adapter/adapter.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- building results ------------------------------------------------------------------------ */
+
+static void lineage_set(json_t *o, const char *key, const char *value) {
+    json_object_set_new(o, key, json_string(value));
+}
+
+/* As few digits as read back the same. */
+static void lineage_number(json_t *o, const char *key, float f) {
+    char text[32];
+    for (int digits = 1; digits <= 9; digits++) {
+        snprintf(text, sizeof text, "%.*g", digits, (double)f);
+        if (strtof(text, NULL) == f) break;
+    }
+    lineage_set(o, key, text);
+}
+
+/* `b` may be NULL. */
+static json_t *lineage_make(const char *operator, const struct adapter * a,
+                            const struct adapter *b) {
+    char parents[2 * HASH_LEN];
+    snprintf(parents, sizeof parents, "%s%s%s", a->hash, b ? " " : "", b ? b->hash : "");
+    json_t *o = json_object();
+    lineage_set(o, "operator", operator);
+    lineage_set(o, "parents", parents);
+    return o;
+}
+
+/* Takes over `data` and `lineage`. */
+static struct adapter *adapter_finish(const struct model_config *shape,
+                                      const struct adapter_config *c, float *data,
+                                      json_t *lineage) {
+    struct adapter *out = adapter_from_data(shape, c, data, lineage);
+    free(data);
+    json_decref(lineage);
+    return out;
+}
+
+static const struct lora *lora_at(const struct adapter *a, int32_t i) {
+    return &a->loras[i];
+}
+
+static int32_t module_count(const struct adapter *a) {
+    return a->shape.n_layers * N_PROJ;
+}
+
+/* ---- blend of ΔW ----------------------------------------------------------------------------- */
+
+/* Σ of two weighted low-rank maps, as left [out][k] · right [in][k]ᵀ with k = R_a + R_b. */
+struct stack {
+    int out, in, k;
+    double *left, *right;
+};
+
+/* Puts w · scale · B and A of one parent at columns c0.. */
+static void stack_put(struct stack *s, const struct lora *lo, double w, int c0) {
+    for (int i = 0; i < s->out; i++)
+        for (int c = 0; c < lo->r; c++)
+            s->left[(size_t)i * s->k + c0 + c] = w * lo->scale * lo->b[(size_t)i * lo->r + c];
+    for (int c = 0; c < lo->r; c++)
+        for (int j = 0; j < s->in; j++)
+            s->right[(size_t)j * s->k + c0 + c] = lo->a[(size_t)c * s->in + j];
+}
+
+/* m × k as q [m][p] · r [p][k], p = min(m, k); a flat matrix is its own r. */
+static void thin_factor(const double *a, int m, int k, double *q, double *r) {
+    if (m >= k) {
+        linalg_qr(a, m, k, q, r);
+        return;
+    }
+    memcpy(r, a, (size_t)m * k * sizeof *r);
+    memset(q, 0, (size_t)m * m * sizeof *q);
+    for (int i = 0; i < m; i++) q[(size_t)i * m + i] = 1;
+}
+
+/* core [n][n] := r_left [p][k] · r_right [q][k]ᵀ in its upper left corner, zero elsewhere. */
+static void core_fill(double *core, int n, const double *rl, int p, const double *rr, int q,
+                      int k) {
+    memset(core, 0, (size_t)n * n * sizeof *core);
+    for (int i = 0; i < p; i++) {
+        for (int j = 0; j < q; j++) {
+            double sum = 0;
+            for (int c = 0; c < k; c++) sum += rl[(size_t)i * k + c] * rr[(size_t)j * k + c];
+            core[(size_t)i * n + j] = sum;
+        }
+    }
+}
+
+/* Column c of q [m][p] · basis [n][n] (its first p rows), times √s, to dst[i * stride]. */
+static void column_write(const double *q, int m, int p, const double *basis, int n, int c,
+                         double root, float *dst, size_t stride) {
+    for (int i = 0; i < m; i++) {
+        double sum = 0;
+        for (int j = 0; j < p; j++) sum += q[(size_t)i * p + j] * basis[(size_t)j * n + c];
+        dst[(size_t)i * stride] = (float)(sum * root);
+    }
+}
+
+static double *doubles_alloc(struct arena *ar, int rows, int cols) {
+    return arena_alloc(ar, (size_t)rows * (size_t)cols * sizeof(double));
+}
+
+/*
+ * The best rank-r approximation of the stack: A = √S Vᵀ to a [r][in], B = U √S to b [out][r]. By
+ * Eckart and Young its error is the norm of the singular values left out. Rank beyond what there is
+ * stays zero.
+ */
+static void stack_truncate(const struct stack *s, int r, float *a, float *b) {
+    int p = MIN(s->out, s->k), q = MIN(s->in, s->k), n = MAX(p, q);
+    struct arena ar = {0};
+    double *ql = doubles_alloc(&ar, s->out, p), *rl = doubles_alloc(&ar, p, s->k);
+    double *qr = doubles_alloc(&ar, s->in, q), *rr = doubles_alloc(&ar, q, s->k);
+    double *core = doubles_alloc(&ar, n, n), *sv = doubles_alloc(&ar, n, 1);
+    double *u = doubles_alloc(&ar, n, n), *v = doubles_alloc(&ar, n, n);
+    thin_factor(s->left, s->out, s->k, ql, rl);
+    thin_factor(s->right, s->in, s->k, qr, rr);
+    core_fill(core, n, rl, p, rr, q, s->k);
+    linalg_svd(core, n, u, sv, v);
+    for (int c = 0; c < MIN(r, n); c++) {
+        double root = sqrt(sv[c]);
+        column_write(ql, s->out, p, u, n, c, root, b + c, (size_t)r);
+        column_write(qr, s->in, q, v, n, c, root, a + (size_t)c * s->in, 1);
+    }
+    arena_release(&ar);
+}
+
+/* (1-t) a + t b of one projection to rank r at `data`, A then B; one parent may lack it (r = 0). */
+static void module_blend(const struct lora *a, const struct lora *b, float t, int out, int in,
+                         int r, float *data) {
+    struct stack s = {.out = out, .in = in, .k = a->r + b->r};
+    memset(data, 0, (size_t)r * ((size_t)out + in) * sizeof *data);
+    s.left = xcalloc((size_t)out * s.k, sizeof *s.left);
+    s.right = xcalloc((size_t)in * s.k, sizeof *s.right);
+    stack_put(&s, a, 1.0 - t, 0);
+    stack_put(&s, b, t, a->r);
+    stack_truncate(&s, r, data, data + (size_t)r * in);
+    free(s.left);
+    free(s.right);
+}
+
+/* The rank that the caller wants, or the larger parent's: of the whole, or of the module where
+ * ranks are mixed. */
+static int32_t blend_rank(const struct adapter *a, const struct adapter *b, int32_t i,
+                          int32_t wanted) {
+    int32_t ra = lora_at(a, i)->r, rb = lora_at(b, i)->r;
+    if (ra == 0 && rb == 0) return 0;
+    if (wanted > 0) return wanted;
+    bool mixed = a->config.modules || b->config.modules;
+    return mixed ? MAX(ra, rb) : MAX(a->config.r, b->config.r);
+}
+
+/* Targets are the union; alpha = r makes the scale 1 and leaves the whole size in the factors. */
+static struct adapter *blend_delta(const struct adapter *a, const struct adapter *b, float t,
+                                   int32_t r, json_t *lineage) {
+    int32_t n = module_count(a);
+    struct adapter_module *modules = xcalloc((size_t)n, sizeof *modules);
+    struct adapter_config c = {.r = 1, .dropout = a->config.dropout, .modules = modules};
+    for (int32_t i = 0; i < n; i++) {
+        int32_t ri = blend_rank(a, b, i, r);
+        modules[i] = (struct adapter_module){ri, (float)ri};
+    }
+    float *data = xmalloc(adapter_floats(&a->shape, &c) * sizeof *data), *at = data;
+    for (int32_t i = 0; i < n; i++) {
+        int in = proj_in(&a->shape, i % N_PROJ), out = proj_out(&a->shape, i % N_PROJ);
+        if (modules[i].r == 0) continue;
+        module_blend(lora_at(a, i), lora_at(b, i), t, out, in, modules[i].r, at);
+        at += (size_t)modules[i].r * ((size_t)in + out);
+    }
+    struct adapter *child = adapter_finish(&a->shape, &c, data, lineage);
+    free(modules);
+    return child;
+}
+
+/* ---- blend of tensors ------------------------------------------------------------------------ */
+
+static int seed_check(const struct adapter *a, const struct adapter *b, int32_t r,
+                      struct error *err) {
+    int32_t shared = 0;
+    for (int32_t i = 0; i < module_count(a); i++) {
+        int32_t ra = lora_at(a, i)->r, rb = lora_at(b, i)->r;
+        if (ra == 0 || rb == 0) continue;
+        shared++;
+        if (ra != rb)
+            return error_set(
+                err, ERR_MISMATCH,
+                "the parents' ranks differ (%d and %d in '%s'); blend of tensors needs equal ranks "
+                "(blend ΔW instead)",
+                (int)ra, (int)rb, proj_names[i % N_PROJ]);
+        if (r != 0 && r != ra)
+            return error_set(err, ERR_USAGE,
+                             "rank %d asked for, but blend of tensors keeps the parents' %d",
+                             (int)r, (int)ra);
+    }
+    return shared > 0 ? OK
+                      : error_set(err, ERR_MISMATCH, "the parents have no projection in common");
+}
+
+/* The predecessor blends the tensors that both parents have, by name, and copies a's config: so
+ * does this. */
+static struct adapter *blend_seed(const struct adapter *a, const struct adapter *b, float t,
+                                  json_t *lineage) {
+    int32_t n = module_count(a);
+    struct adapter_module *modules = xcalloc((size_t)n, sizeof *modules);
+    struct adapter_config c = a->config;
+    c.modules = modules;
+    for (int32_t i = 0; i < n; i++)
+        if (lora_at(b, i)->r > 0)
+            modules[i] = adapter_module_at(&a->config, i / N_PROJ, i % N_PROJ);
+    float *data = xmalloc(adapter_floats(&a->shape, &c) * sizeof *data), *at = data;
+    for (int32_t i = 0; i < n; i++) {
+        const struct lora *la = lora_at(a, i), *lb = lora_at(b, i);
+        size_t in = (size_t)proj_in(&a->shape, i % N_PROJ),
+               out = (size_t)proj_out(&a->shape, i % N_PROJ);
+        size_t n_a = in * (size_t)modules[i].r, n_b = out * (size_t)modules[i].r;
+        for (size_t k = 0; k < n_a; k++) *at++ = (1 - t) * la->a[k] + t * lb->a[k];
+        for (size_t k = 0; k < n_b; k++) *at++ = (1 - t) * la->b[k] + t * lb->b[k];
+    }
+    struct adapter *child = adapter_finish(&a->shape, &c, data, lineage);
+    free(modules);
+    return child;
+}
+
+struct adapter *adapter_blend(const struct adapter *a, const struct adapter *b, float t, int32_t r,
+                              enum blend_kind kind, struct error *err) {
+    if (!adapter_fits(a, &b->shape)) {
+        error_set(err, ERR_MISMATCH, "the parents belong to models of different shapes");
+        return NULL;
+    }
+    if (!isfinite(t) || r < 0 || r > ADAPTER_RANK_MAX) {
+        error_set(err, ERR_USAGE,
+                  "cannot blend at %g to rank %d (ranks go from 1 to %d, 0: the parents')",
+                  (double)t, (int)r, ADAPTER_RANK_MAX);
+        return NULL;
+    }
+    if (kind == BLEND_SEED && seed_check(a, b, r, err)) return NULL;
+    json_t *lineage = lineage_make(kind == BLEND_SEED ? "blend-seed" : "blend-delta", a, b);
+    lineage_number(lineage, "t", t);
+    struct adapter *child =
+        kind == BLEND_SEED ? blend_seed(a, b, t, lineage) : blend_delta(a, b, t, r, lineage);
+    for (size_t i = 0; i < child->n_data; i++) {
+        if (isfinite(child->data[i])) continue;
+        adapter_release(child);
+        error_set(err, ERR_NUMERIC, "the blend at %g overflows", (double)t);
+        return NULL;
+    }
+    return child;
+}
+
+/* ---- mutate, scale --------------------------------------------------------------------------- */
+
+/* Population standard deviation. */
+static double tensor_deviation(const float *w, size_t n) {
+    double mean = 0, var = 0;
+    for (size_t i = 0; i < n; i++) mean += w[i];
+    mean /= (double)n;
+    for (size_t i = 0; i < n; i++) var += (w[i] - mean) * (w[i] - mean);
+    return sqrt(var / (double)n);
+}
+
+/*
+ * One tensor in place. Its stream is named by its place in the model, so its noise does not depend
+ * on what else is adapted. A constant tensor, such as the zero B of a fresh adapter, has no
+ * deviation to be relative to and stays as it is.
+ */
+static void tensor_mutate(float *w, size_t n, float p, float std, bool absolute, uint64_t seed,
+                          uint32_t index) {
+    struct rng rng = rng_make(seed, RNG_MUTATE, index, 0);
+    if (!(rng_uniform(&rng) < p)) return;
+    float s = absolute ? std : (float)(std * tensor_deviation(w, n));
+    if (s == 0) return;
+    for (size_t i = 0; i < n; i++) w[i] = fmaf(s, rng_normal(&rng), w[i]);
+}
+
+static float *data_copy(const struct adapter *a) {
+    float *data = xmalloc(a->n_data * sizeof *data);
+    memcpy(data, a->data, a->n_data * sizeof *data);
+    return data;
+}
+
+struct adapter *adapter_mutate(const struct adapter *a, float p, float std, bool absolute,
+                               uint64_t seed) {
+    CHECK(isfinite(p) && isfinite(std) && std >= 0);
+    float *data = data_copy(a);
+    for (int32_t i = 0; i < module_count(a); i++) {
+        const struct lora *lo = lora_at(a, i);
+        size_t in = (size_t)proj_in(&a->shape, i % N_PROJ),
+               out = (size_t)proj_out(&a->shape, i % N_PROJ);
+        if (lo->r == 0) continue;
+        float *w = data + (lo->a - a->data);
+        tensor_mutate(w, in * (size_t)lo->r, p, std, absolute, seed, 2 * (uint32_t)i);
+        tensor_mutate(w + in * (size_t)lo->r, out * (size_t)lo->r, p, std, absolute, seed,
+                      2 * (uint32_t)i + 1);
+    }
+    char number[24];
+    snprintf(number, sizeof number, "%llu", (unsigned long long)seed);
+    json_t *lineage = lineage_make(absolute ? "mutate-absolute" : "mutate-relative", a, NULL);
+    lineage_number(lineage, "p", p);
+    lineage_number(lineage, "std", std);
+    lineage_set(lineage, "seed", number);
+    return adapter_finish(&a->shape, &a->config, data, lineage);
+}
+
+/* B carries the factor, and alpha stays what training set it to: a zero adapter can be trained on
+ * like a fresh one. */
+struct adapter *adapter_scale(const struct adapter *a, float s) {
+    CHECK(isfinite(s));
+    float *data = data_copy(a);
+    for (int32_t i = 0; i < module_count(a); i++) {
+        const struct lora *lo = lora_at(a, i);
+        if (lo->r == 0) continue;
+        float *b = data + (lo->b - a->data);
+        size_t n = (size_t)lo->r * (size_t)proj_out(&a->shape, i % N_PROJ);
+        for (size_t k = 0; k < n; k++) b[k] = s == 0 ? 0 : b[k] * s;
+    }
+    json_t *lineage = lineage_make("scale", a, NULL);
+    lineage_number(lineage, "s", s);
+    return adapter_finish(&a->shape, &a->config, data, lineage);
+}
+
+/* ---- measures -------------------------------------------------------------------------------- */
+
+/* left [ra][rb] := B_aᵀ B_b, from rows of B. */
+static void gram_left(double *left, const struct lora *a, const struct lora *b, int out) {
+    memset(left, 0, (size_t)a->r * (size_t)b->r * sizeof *left);
+    for (int o = 0; o < out; o++) {
+        const float *x = a->b + (size_t)o * (size_t)a->r, *y = b->b + (size_t)o * (size_t)b->r;
+        for (int i = 0; i < a->r; i++)
+            for (int j = 0; j < b->r; j++) left[(size_t)i * b->r + j] += (double)x[i] * y[j];
+    }
+}
+
+static double rows_dot(const float *x, const float *y, int n) {
+    double s = 0;
+    for (int i = 0; i < n; i++) s += (double)x[i] * y[i];
+    return s;
+}
+
+/* <s_a B_a A_a, s_b B_b A_b> = s_a s_b Σ_ij (B_aᵀ B_b)_ij (A_a A_bᵀ)_ij. */
+static double module_dot(const struct lora *a, const struct lora *b, int out, int in) {
+    double *left = xmalloc((size_t)a->r * (size_t)b->r * sizeof *left), sum = 0;
+    gram_left(left, a, b, out);
+    for (int i = 0; i < a->r; i++)
+        for (int j = 0; j < b->r; j++)
+            sum += left[(size_t)i * b->r + j] *
+                   rows_dot(a->a + (size_t)i * in, b->a + (size_t)j * in, in);
+    free(left);
+    return (double)a->scale * b->scale * sum;
+}
+
+double adapter_dot(const struct adapter *a, const struct adapter *b) {
+    CHECK(adapter_fits(a, &b->shape));
+    double sum = 0;
+    for (int32_t i = 0; i < module_count(a); i++) {
+        const struct lora *la = lora_at(a, i), *lb = lora_at(b, i);
+        if (la->r > 0 && lb->r > 0)
+            sum +=
+                module_dot(la, lb, proj_out(&a->shape, i % N_PROJ), proj_in(&a->shape, i % N_PROJ));
+    }
+    return sum;
+}
+
+/* Norms are never negative, but a sum of products that cancel may come out a rounding error below
+ * zero. */
+static double root(double x) {
+    return x > 0 ? sqrt(x) : 0;
+}
+
+double adapter_cosine(const struct adapter *a, const struct adapter *b) {
+    double norms = root(adapter_dot(a, a)) * root(adapter_dot(b, b));
+    if (norms == 0) return 0;
+    double c = adapter_dot(a, b) / norms;
+    return MAX(-1.0, MIN(1.0, c));
+}
+
+/* From the three inner products: equal content gives exactly 0, near-equal content is resolved down
+ * to about 1e-8. */
+double adapter_distance(const struct adapter *a, const struct adapter *b) {
+    double aa = adapter_dot(a, a), bb = adapter_dot(b, b), mean = (root(aa) + root(bb)) / 2;
+    return mean == 0 ? 0 : root(aa + bb - 2 * adapter_dot(a, b)) / mean;
+}

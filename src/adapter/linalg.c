@@ -1,0 +1,209 @@
+/*
+ * linalg: the two factorisations that adapter algebra needs, in double, for small matrices.
+ *
+ * The large side of a problem only ever meets linalg_qr (m × n with n a sum of two LoRA ranks); the
+ * SVD is of the n × n core. Only +, -, ×, ÷ and sqrt are used, in a fixed order, so the bits are
+ * the same on every machine. Nothing here reads a file or knows what an adapter is, and nothing is
+ * blocked or threaded: at these sizes it would not pay.
+ *
+ * Invariant: columns are orthonormal to about n·1e-16 even where the input is rank-deficient or
+ * zero. Inputs are finite; the QR squares them, so entries lie within 1e±150 (products of float32
+ * values do).
+ */
+#include "adapter/adapter.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- QR -------------------------------------------------------------------------------------- */
+
+/* w -= beta · v (vᵀ w) in rows k.. and columns c0..; v has rows k..m-1, `row` is scratch [n]. */
+static void reflector_apply(double *restrict w, int m, int n, int k, int c0, const double *v,
+                            double beta, double *restrict row) {
+    for (int c = c0; c < n; c++) row[c] = 0;
+    for (int i = k; i < m; i++)
+        for (int c = c0; c < n; c++) row[c] += v[i] * w[(size_t)i * n + c];
+    for (int c = c0; c < n; c++) row[c] *= beta;
+    for (int i = k; i < m; i++)
+        for (int c = c0; c < n; c++) w[(size_t)i * n + c] -= v[i] * row[c];
+}
+
+/* v: the reflector that turns column k of w, from row k down, onto its first axis. Returns
+ * beta = 2 / vᵀv, 0 for a zero column. */
+static double reflector_make(const double *w, int m, int n, int k, double *v) {
+    double norm2 = 0;
+    for (int i = k; i < m; i++) {
+        v[i] = w[(size_t)i * n + k];
+        norm2 += v[i] * v[i];
+    }
+    if (norm2 == 0) return 0;
+    /* Away from zero, so that v[k] never cancels. */
+    v[k] += v[k] < 0 ? -sqrt(norm2) : sqrt(norm2);
+    double vtv = 0;
+    for (int i = k; i < m; i++) vtv += v[i] * v[i];
+    return 2 / vtv;
+}
+
+void linalg_qr(const double *a, int m, int n, double *q, double *r) {
+    CHECK(n >= 1 && m >= n);
+    size_t mn = (size_t)m * (size_t)n;
+    double *w = xmalloc(mn * sizeof *w);
+    double *vs = xmalloc(mn * sizeof *vs); /* [n][m]: reflector k */
+    double *beta = xmalloc((size_t)n * sizeof *beta), *row = xmalloc((size_t)n * sizeof *row);
+    memcpy(w, a, mn * sizeof *w);
+    for (int k = 0; k < n; k++) {
+        double *v = vs + (size_t)k * m;
+        beta[k] = reflector_make(w, m, n, k, v);
+        if (beta[k] != 0) reflector_apply(w, m, n, k, k, v, beta[k], row);
+    }
+    for (int i = 0; i < n; i++)
+        for (int c = 0; c < n; c++) r[(size_t)i * n + c] = c < i ? 0 : w[(size_t)i * n + c];
+    memset(q, 0, mn * sizeof *q);
+    for (int k = 0; k < n; k++) q[(size_t)k * n + k] = 1;
+    /* Q = H_0 … H_{n-1} I; column c is untouched by reflector k > c. */
+    for (int k = n - 1; k >= 0; k--)
+        if (beta[k] != 0) reflector_apply(q, m, n, k, k, vs + (size_t)k * m, beta[k], row);
+    /* A non-negative diagonal makes the factorisation of a full-rank matrix unique. */
+    for (int k = 0; k < n; k++) {
+        if (r[(size_t)k * n + k] >= 0) continue;
+        for (int c = k; c < n; c++) r[(size_t)k * n + c] = -r[(size_t)k * n + c];
+        for (int i = 0; i < m; i++) q[(size_t)i * n + k] = -q[(size_t)i * n + k];
+    }
+    free(w);
+    free(vs);
+    free(beta);
+    free(row);
+}
+
+/* ---- SVD ------------------------------------------------------------------------------------- */
+
+#define SVD_SWEEPS 60   /* some 6 to 12 are needed; the limit only ends a dance of rounding errors \
+                         */
+#define SVD_ZERO 1e-140 /* of the largest entry: below, squares would underflow */
+
+static double rows_dot(const double *x, const double *y, int n) {
+    double s = 0;
+    for (int i = 0; i < n; i++) s += x[i] * y[i];
+    return s;
+}
+
+static void rows_rotate(double *x, double *y, int n, double c, double s) {
+    for (int i = 0; i < n; i++) {
+        double xi = x[i], yi = y[i];
+        x[i] = c * xi - s * yi;
+        y[i] = s * xi + c * yi;
+    }
+}
+
+/* Makes columns i and j of the matrix (rows of w) orthogonal; false when they are already, to
+ * `tol`. */
+static bool pair_rotate(double *w, double *vt, int n, int i, int j, double tol) {
+    double *x = w + (size_t)i * n, *y = w + (size_t)j * n;
+    double xx = rows_dot(x, x, n), yy = rows_dot(y, y, n), xy = rows_dot(x, y, n);
+    if (fabs(xy) <= tol * (sqrt(xx) * sqrt(yy))) return false;
+    double zeta = (yy - xx) / (2 * xy);
+    double t = (zeta < 0 ? -1 : 1) / (fabs(zeta) + sqrt(1 + zeta * zeta));
+    double c = 1 / sqrt(1 + t * t), s = c * t;
+    rows_rotate(x, y, n, c, s);
+    rows_rotate(vt + (size_t)i * n, vt + (size_t)j * n, n, c, s);
+    return true;
+}
+
+/* The power of two that brings the largest entry into [0.5, 1); 0 for a zero matrix. */
+static double scale_find(const double *a, size_t n) {
+    double max = 0;
+    for (size_t i = 0; i < n; i++) max = fabs(a[i]) > max ? fabs(a[i]) : max;
+    int e = 0;
+    if (max == 0) return 0;
+    frexp(max, &e);
+    return ldexp(1, MAX(-e, -1000));
+}
+
+/* Column j of u := a unit vector orthogonal to columns 0..j-1, grown from the axis that they cover
+ * least. */
+static void column_complete(double *u, int n, int j) {
+    int axis = 0;
+    double least = INFINITY;
+    for (int i = 0; i < n; i++) {
+        double cover = rows_dot(u + (size_t)i * n, u + (size_t)i * n, j);
+        if (cover < least) least = cover, axis = i;
+    }
+    for (int i = 0; i < n; i++) u[(size_t)i * n + j] = i == axis;
+    for (int pass = 0; pass < 2; pass++) { /* twice is enough (Kahan) */
+        for (int c = 0; c < j; c++) {
+            double dot = 0;
+            for (int i = 0; i < n; i++) dot += u[(size_t)i * n + c] * u[(size_t)i * n + j];
+            for (int i = 0; i < n; i++) u[(size_t)i * n + j] -= dot * u[(size_t)i * n + c];
+        }
+    }
+    double norm2 = 0;
+    for (int i = 0; i < n; i++) norm2 += u[(size_t)i * n + j] * u[(size_t)i * n + j];
+    for (int i = 0; i < n; i++) u[(size_t)i * n + j] /= sqrt(norm2);
+}
+
+/* The largest |entry| of column j of u becomes positive (the first of equals decides); v's column
+ * follows. */
+static void column_sign(double *u, double *v, int n, int j) {
+    int top = 0;
+    for (int i = 1; i < n; i++)
+        if (fabs(u[(size_t)i * n + j]) > fabs(u[(size_t)top * n + j])) top = i;
+    if (u[(size_t)top * n + j] >= 0) return;
+    for (int i = 0; i < n; i++) {
+        u[(size_t)i * n + j] = -u[(size_t)i * n + j];
+        v[(size_t)i * n + j] = -v[(size_t)i * n + j];
+    }
+}
+
+/* order[0..n) := indices by descending norm, equal norms in index order. */
+static void order_descending(const double *norm, int *order, int n) {
+    for (int i = 0; i < n; i++) {
+        int at = i;
+        for (; at > 0 && norm[order[at - 1]] < norm[i]; at--) order[at] = order[at - 1];
+        order[at] = i;
+    }
+}
+
+/* From the rotated columns (rows of w) and rotations (rows of vt) to u, s, v. */
+static void svd_collect(const double *w, const double *vt, int n, double unscale, double *u,
+                        double *s, double *v) {
+    double *norm = xmalloc((size_t)n * sizeof *norm);
+    int *order = xmalloc((size_t)n * sizeof *order);
+    for (int i = 0; i < n; i++) {
+        norm[i] = sqrt(rows_dot(w + (size_t)i * n, w + (size_t)i * n, n));
+        if (norm[i] < SVD_ZERO) norm[i] = 0;
+    }
+    order_descending(norm, order, n);
+    for (int j = 0; j < n; j++) {
+        int from = order[j];
+        s[j] = norm[from] * unscale;
+        for (int i = 0; i < n; i++) {
+            u[(size_t)i * n + j] = norm[from] > 0 ? w[(size_t)from * n + i] / norm[from] : 0;
+            v[(size_t)i * n + j] = vt[(size_t)from * n + i];
+        }
+        if (norm[from] == 0) column_complete(u, n, j);
+        column_sign(u, v, n, j);
+    }
+    free(norm);
+    free(order);
+}
+
+void linalg_svd(const double *a, int n, double *u, double *s, double *v) {
+    CHECK(n >= 1);
+    size_t nn = (size_t)n * (size_t)n;
+    double *w = xmalloc(nn * sizeof *w), *vt = xcalloc(nn, sizeof *vt);
+    double scale = scale_find(a, nn), tol = sqrt(n) * 0x1p-52;
+    for (int i = 0; i < n; i++) {
+        for (int c = 0; c < n; c++) w[(size_t)c * n + i] = a[(size_t)i * n + c] * scale;
+        vt[(size_t)i * n + i] = 1;
+    }
+    bool turned = true;
+    for (int sweep = 0; sweep < SVD_SWEEPS && turned; sweep++) {
+        turned = false;
+        for (int i = 0; i < n; i++)
+            for (int j = i + 1; j < n; j++) turned |= pair_rotate(w, vt, n, i, j, tol);
+    }
+    svd_collect(w, vt, n, scale == 0 ? 0 : 1 / scale, u, s, v);
+    free(w);
+    free(vt);
+}

@@ -1,0 +1,217 @@
+/*
+ * error: error messages, checked memory, arenas and growing byte strings.
+ *
+ * It does not log and does not localise: a message is made here and shown by whoever catches it.
+ * Allocation failure is not an error code: sizes that come from outside are planned and refused
+ * before they are allocated, so running out of memory here is the end of the process.
+ *
+ * Invariant: err->text is always NUL-terminated UTF-8 (as far as its inputs were), never cut inside
+ * a character, and may itself be an argument of the call that replaces it.
+ */
+#define _GNU_SOURCE
+#include "base/base.h"
+
+#include <errno.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Copies as much as fits, ending in "..." and on a character boundary when it was cut. */
+static void error_store(struct error *err, const char *text) {
+    size_t len = strlen(text), room = sizeof(err->text) - 1;
+    if (len <= room) {
+        memmove(err->text, text, len + 1);
+        return;
+    }
+    size_t cut = room - 3;
+    while (cut > 0 && ((unsigned char)text[cut] & 0xC0) == 0x80) cut--;
+    memmove(err->text, text, cut);
+    memcpy(err->text + cut, "...", 4);
+}
+
+static char *text_format(const char *fmt, va_list ap) {
+    char *text = NULL;
+    CHECK(vasprintf(&text, fmt, ap) >= 0);
+    return text;
+}
+
+int error_set(struct error *err, int code, const char *fmt, ...) {
+    CHECK(err != NULL && code < 0);
+    va_list ap;
+    va_start(ap, fmt);
+    char *text = text_format(fmt, ap);
+    va_end(ap);
+    err->code = code;
+    error_store(err, text);
+    free(text);
+    return code;
+}
+
+int error_wrap(struct error *err, const char *fmt, ...) {
+    CHECK(err != NULL && err->code < 0);
+    va_list ap;
+    va_start(ap, fmt);
+    char *context = text_format(fmt, ap);
+    va_end(ap);
+    char *text = xasprintf("%s: %s", context, err->text);
+    error_store(err, text);
+    free(text);
+    free(context);
+    return err->code;
+}
+
+int error_errno(struct error *err, const char *fmt, ...) {
+    int saved = errno;
+    va_list ap;
+    va_start(ap, fmt);
+    char *context = text_format(fmt, ap);
+    va_end(ap);
+    int code = saved == ENOENT || saved == ENOTDIR ? ERR_MISSING : ERR_IO;
+    error_set(err, code, "%s: %s", context, strerrordesc_np(saved) ? strerrordesc_np(saved) : "?");
+    free(context);
+    return code;
+}
+
+const char *error_name(int code) {
+    static const char *const names[] = {"ok",     "usage",   "io",    "format", "mismatch",
+                                        "memory", "missing", "state", "numeric"};
+    return code <= 0 && -code < (int)ARRAY_LEN(names) ? names[-code] : "unknown";
+}
+
+_Noreturn void check_failed(const char *file, int line, const char *what) {
+    fprintf(stderr, "shoal: %s:%d: broken contract: %s\n", file, line, what);
+    fflush(stderr);
+    abort();
+}
+
+static _Noreturn void memory_exhausted(size_t size) {
+    fprintf(stderr, "shoal: out of memory: cannot allocate %zu bytes\n", size);
+    exit(1);
+}
+
+void *xmalloc(size_t size) {
+    void *p = malloc(size ? size : 1);
+    if (!p) memory_exhausted(size);
+    return p;
+}
+
+void *xcalloc(size_t n, size_t size) {
+    void *p = calloc(n ? n : 1, size ? size : 1);
+    if (!p) memory_exhausted(n > 0 && size > SIZE_MAX / n ? SIZE_MAX : n * size);
+    return p;
+}
+
+void *xrealloc(void *p, size_t size) {
+    void *q = realloc(p, size ? size : 1);
+    if (!q) memory_exhausted(size);
+    return q;
+}
+
+char *xstrdup(const char *s) {
+    size_t size = strlen(s) + 1;
+    return memcpy(xmalloc(size), s, size);
+}
+
+char *xasprintf(const char *fmt, ...) {
+    va_list ap;
+    va_start(ap, fmt);
+    char *text = text_format(fmt, ap);
+    va_end(ap);
+    return text;
+}
+
+/* A block is this header, then `size` bytes from `base` (64-byte aligned) of which `used` are
+ * handed out. */
+struct arena_block {
+    struct arena_block *next;
+    uint8_t *base;
+    size_t size, used;
+};
+
+enum { ARENA_ALIGN = 64, ARENA_BLOCK = 256 * 1024 };
+
+/* calloc, because large zeroed blocks come from the system as untouched pages and cost nothing
+ * until used. */
+static struct arena_block *arena_block_new(size_t size) {
+    CHECK(size <= SIZE_MAX - sizeof(struct arena_block) - ARENA_ALIGN);
+    struct arena_block *b = xcalloc(1, sizeof(*b) + ARENA_ALIGN + size);
+    uintptr_t start = (uintptr_t)(b + 1);
+    b->base = (uint8_t *)(b + 1) + ((ARENA_ALIGN - start % ARENA_ALIGN) % ARENA_ALIGN);
+    b->size = size;
+    return b;
+}
+
+void *arena_alloc(struct arena *a, size_t size) {
+    CHECK(size <= SIZE_MAX - ARENA_ALIGN);
+    size = (MAX(size, 1) + ARENA_ALIGN - 1) / ARENA_ALIGN * ARENA_ALIGN;
+    struct arena_block *b = a->head;
+    if (!b || size > b->size - b->used) {
+        struct arena_block *fresh = arena_block_new(MAX(size, (size_t)ARENA_BLOCK));
+        /* A block that a single large request fills goes behind the head, whose free end stays in
+         * use. */
+        if (b && size >= ARENA_BLOCK) {
+            fresh->next = b->next;
+            b->next = fresh;
+        } else {
+            fresh->next = b;
+            a->head = fresh;
+        }
+        b = fresh;
+    }
+    void *p = b->base + b->used;
+    b->used += size;
+    a->used += size;
+    return p;
+}
+
+char *arena_strdup(struct arena *a, const char *s) {
+    size_t size = strlen(s) + 1;
+    return memcpy(arena_alloc(a, size), s, size);
+}
+
+void arena_release(struct arena *a) {
+    for (struct arena_block *b = a->head, *next; b; b = next) {
+        next = b->next;
+        free(b);
+    }
+    *a = (struct arena){0};
+}
+
+/* Room for n more bytes and the NUL. Doubling keeps the total copying linear. */
+static void buf_reserve(struct buf *b, size_t n) {
+    CHECK(n < SIZE_MAX / 2 - b->len);
+    size_t need = b->len + n + 1;
+    if (need <= b->cap) return;
+    size_t cap = MAX(b->cap * 2, (size_t)64);
+    b->cap = MAX(cap, need);
+    b->data = xrealloc(b->data, b->cap);
+}
+
+void buf_add(struct buf *b, const void *p, size_t n) {
+    buf_reserve(b, n);
+    if (n) memcpy(b->data + b->len, p, n);
+    b->len += n;
+    b->data[b->len] = '\0';
+}
+
+void buf_puts(struct buf *b, const char *s) {
+    buf_add(b, s, strlen(s));
+}
+
+void buf_printf(struct buf *b, const char *fmt, ...) {
+    va_list ap, again;
+    va_start(ap, fmt);
+    va_copy(again, ap);
+    int n = vsnprintf(NULL, 0, fmt, ap);
+    CHECK(n >= 0);
+    buf_reserve(b, (size_t)n);
+    vsnprintf(b->data + b->len, (size_t)n + 1, fmt, again);
+    b->len += (size_t)n;
+    va_end(again);
+    va_end(ap);
+}
+
+void buf_release(struct buf *b) {
+    free(b->data);
+    *b = (struct buf){0};
+}

@@ -1,0 +1,318 @@
+/*
+ * file: mapped and whole files in, all-or-nothing files out, paths, and SHA-256.
+ *
+ * It does not cache and does not lock: two writers of one path are both complete and the later
+ * rename wins.
+ *
+ * Invariant of a writer: until writer_commit has renamed the temporary, PATH is untouched; after
+ * any failure the temporary is gone. Only regular files are ever replaced, so that "-o /dev/stdout"
+ * cannot destroy a device node, and a symbolic link keeps pointing where it points: its target is
+ * what is replaced.
+ */
+#define _GNU_SOURCE
+#include "base/base.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <sodium.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static int file_open(const char *path, struct stat *st, struct error *err) {
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) return error_errno(err, "cannot open '%s'", path);
+    if (fstat(fd, st) < 0) {
+        error_errno(err, "cannot examine '%s'", path);
+        close(fd);
+        return err->code;
+    }
+    if (S_ISDIR(st->st_mode)) {
+        close(fd);
+        return error_set(err, ERR_IO, "cannot read '%s': it is a directory", path);
+    }
+    return fd;
+}
+
+int map_open(struct mapping *m, const char *path, struct error *err) {
+    *m = (struct mapping){0};
+    struct stat st;
+    int fd = file_open(path, &st, err);
+    if (fd < 0) return fd;
+    int rc = OK;
+    void *p = NULL;
+    if (!S_ISREG(st.st_mode)) {
+        rc = error_set(err, ERR_IO, "cannot map '%s': it is not a regular file", path);
+    } else if (st.st_size > 0) { /* an empty file has nothing to map and is valid */
+        p = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
+        if (p == MAP_FAILED) rc = error_errno(err, "cannot map '%s'", path);
+    }
+    close(fd);
+    if (rc == OK) *m = (struct mapping){.data = p, .size = (size_t)st.st_size};
+    return rc;
+}
+
+void map_close(struct mapping *m) {
+    if (m->size) munmap((void *)(uintptr_t)m->data, m->size);
+    *m = (struct mapping){0};
+}
+
+/* Calls add(ctx, bytes, n) for the whole file, which may be a pipe; a negative return of add stops
+ * it. */
+static int file_stream(const char *path, int (*add)(void *ctx, const void *p, size_t n), void *ctx,
+                       struct error *err) {
+    struct stat st;
+    int fd = file_open(path, &st, err);
+    if (fd < 0) return fd;
+    enum { CHUNK = 256 * 1024 };
+    uint8_t *chunk = xmalloc(CHUNK);
+    int rc = OK;
+    while (rc == OK) {
+        ssize_t n = read(fd, chunk, CHUNK);
+        if (n == 0) break;
+        if (n < 0 && errno == EINTR) continue;
+        rc = n < 0 ? error_errno(err, "cannot read '%s'", path) : add(ctx, chunk, (size_t)n);
+    }
+    free(chunk);
+    close(fd);
+    return rc;
+}
+
+struct read_state {
+    const char *path;
+    struct buf *out;
+    size_t limit, start;
+    struct error *err;
+};
+
+static int read_add(void *ctx, const void *p, size_t n) {
+    struct read_state *s = ctx;
+    if (n > s->limit - (s->out->len - s->start))
+        return error_set(s->err, ERR_MEMORY, "'%s' is larger than the limit of %zu bytes", s->path,
+                         s->limit);
+    buf_add(s->out, p, n);
+    return OK;
+}
+
+int file_read(const char *path, size_t limit, struct buf *out, struct error *err) {
+    struct read_state s = {path, out, limit, out->len, err};
+    buf_add(out, "", 0); /* an empty file still gives a terminated string */
+    int rc = file_stream(path, read_add, &s, err);
+    if (rc != OK) {
+        out->len = s.start;
+        out->data[out->len] = '\0';
+    }
+    return rc;
+}
+
+/* The path that will be replaced: `path` itself, or what it points to. NULL when it must not be
+ * replaced. */
+static char *writer_target(const char *path, mode_t *mode, struct error *err) {
+    struct stat st;
+    *mode = 0;
+    if (lstat(path, &st) < 0) return xstrdup(path);
+    char *target = S_ISLNK(st.st_mode) ? realpath(path, NULL) : xstrdup(path);
+    if (!target || stat(target, &st) < 0) {
+        error_errno(err, "cannot follow the link '%s'", path);
+        free(target);
+        return NULL;
+    }
+    if (!S_ISREG(st.st_mode)) {
+        error_set(err, ERR_IO, "cannot replace '%s': it is not a regular file", path);
+        free(target);
+        return NULL;
+    }
+    *mode = st.st_mode & 07777;
+    return target;
+}
+
+/* Creates a temporary that did not exist before; the counter keeps threads and leftovers of a dead
+ * process apart. */
+static int writer_create(struct writer *w) {
+    static atomic_uint counter;
+    for (int tries = 0; tries < 1000; tries++) {
+        unsigned n = atomic_fetch_add(&counter, 1);
+        w->tmp = n ? xasprintf("%s.tmp-%ld-%u", w->path, (long)getpid(), n)
+                   : xasprintf("%s.tmp-%ld", w->path, (long)getpid());
+        int fd = open(w->tmp, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+        if (fd >= 0) return fd;
+        free(w->tmp);
+        w->tmp = NULL;
+        if (errno != EEXIST) return -1;
+    }
+    return -1;
+}
+
+int writer_open(struct writer *w, const char *path, struct error *err) {
+    *w = (struct writer){0};
+    mode_t mode;
+    w->path = writer_target(path, &mode, err);
+    if (!w->path) return err->code;
+    int fd = writer_create(w);
+    if (fd < 0) {
+        error_errno(err, "cannot create '%s'", path);
+        writer_abort(w);
+        return err->code;
+    }
+    if (mode && fchmod(fd, mode) < 0)
+        mode = 0; /* not ours to keep: the new file has the default mode */
+    w->f = fdopen(fd, "wb");
+    if (!w->f) {
+        error_errno(err, "cannot open '%s'", w->tmp);
+        close(fd);
+        writer_abort(w);
+        return err->code;
+    }
+    return OK;
+}
+
+int writer_put(struct writer *w, const void *p, size_t n, struct error *err) {
+    CHECK(w->f != NULL);
+    errno = 0;
+    if (n && fwrite(p, 1, n, w->f) != n) return error_errno(err, "cannot write '%s'", w->path);
+    w->pos += n;
+    return OK;
+}
+
+/* A rename is durable only when its directory is; file systems that cannot sync a directory say
+ * EINVAL. */
+static int dir_sync(const char *file, struct error *err) {
+    const char *slash = strrchr(file, '/');
+    char *dir = !slash          ? xstrdup(".")
+                : slash == file ? xstrdup("/")
+                                : strndup(file, (size_t)(slash - file));
+    CHECK(dir != NULL);
+    int fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC), rc = OK;
+    if (fd < 0 || (fsync(fd) < 0 && errno != EINVAL && errno != EROFS))
+        rc = error_errno(err, "'%s' is written, but its directory cannot be flushed", file);
+    if (fd >= 0) close(fd);
+    free(dir);
+    return rc;
+}
+
+int writer_commit(struct writer *w, struct error *err) {
+    CHECK(w->f != NULL);
+    errno = 0;
+    int rc = OK;
+    if (fflush(w->f) != 0 || ferror(w->f) || fsync(fileno(w->f)) != 0)
+        rc = error_errno(err, "cannot write '%s'", w->path);
+    FILE *f = w->f;
+    w->f = NULL;
+    if (fclose(f) != 0 && rc == OK) rc = error_errno(err, "cannot write '%s'", w->path);
+    if (rc == OK && rename(w->tmp, w->path) != 0)
+        rc = error_errno(err, "cannot replace '%s'", w->path);
+    if (rc == OK) {
+        free(w->tmp);
+        w->tmp = NULL; /* it is PATH now: abort must not remove anything */
+        rc = dir_sync(w->path, err);
+    }
+    writer_abort(w);
+    return rc;
+}
+
+void writer_abort(struct writer *w) {
+    if (w->f) fclose(w->f);
+    if (w->tmp) unlink(w->tmp);
+    free(w->tmp);
+    free(w->path);
+    *w = (struct writer){0};
+}
+
+int file_write(const char *path, const void *data, size_t size, struct error *err) {
+    struct writer w;
+    int rc = writer_open(&w, path, err);
+    if (rc != OK) return rc;
+    rc = writer_put(&w, data, size, err);
+    if (rc == OK) rc = writer_commit(&w, err);
+    writer_abort(&w);
+    return rc;
+}
+
+bool path_exists(const char *path) {
+    struct stat st;
+    return stat(path, &st) == 0;
+}
+
+bool path_is_dir(const char *path) {
+    struct stat st;
+    return stat(path, &st) == 0 && S_ISDIR(st.st_mode);
+}
+
+char *path_join(const char *dir, const char *name) {
+    size_t n = dir ? strlen(dir) : 0;
+    if (n == 0) return xstrdup(name);
+    return xasprintf("%s%s%s", dir, dir[n - 1] == '/' ? "" : "/", name);
+}
+
+int dir_make(const char *path, struct error *err) {
+    char *p = xstrdup(path);
+    int rc = OK;
+    for (char *end = p; rc == OK && *end;) {
+        end += strspn(end, "/");
+        end += strcspn(end, "/");
+        char saved = *end;
+        *end = '\0';
+        if (mkdir(p, 0777) < 0 && !(path_is_dir(p) && (errno == EEXIST || errno == EROFS)))
+            rc = error_errno(err, "cannot make the directory '%s'", p);
+        *end = saved;
+    }
+    free(p);
+    return rc;
+}
+
+_Static_assert(sizeof(crypto_hash_sha256_state) <= sizeof(((struct hasher *)0)->opaque),
+               "hasher too small");
+_Static_assert(_Alignof(crypto_hash_sha256_state) <= _Alignof(struct hasher), "hasher misaligned");
+
+void hasher_init(struct hasher *h) {
+    crypto_hash_sha256_init((crypto_hash_sha256_state *)(void *)h->opaque);
+}
+
+void hasher_add(struct hasher *h, const void *p, size_t n) {
+    if (n) crypto_hash_sha256_update((crypto_hash_sha256_state *)(void *)h->opaque, p, n);
+}
+
+void hasher_final(struct hasher *h, char out[HASH_LEN]) {
+    uint8_t digest[crypto_hash_sha256_BYTES];
+    crypto_hash_sha256_final((crypto_hash_sha256_state *)(void *)h->opaque, digest);
+    static const char hex[] = "0123456789abcdef";
+    for (size_t i = 0; i < sizeof(digest); i++) {
+        out[2 * i] = hex[digest[i] >> 4];
+        out[2 * i + 1] = hex[digest[i] & 15];
+    }
+    out[HASH_LEN - 1] = '\0';
+}
+
+void hash_bytes(const void *p, size_t n, char out[HASH_LEN]) {
+    struct hasher h;
+    hasher_init(&h);
+    hasher_add(&h, p, n);
+    hasher_final(&h, out);
+}
+
+static int hash_add(void *ctx, const void *p, size_t n) {
+    hasher_add(ctx, p, n);
+    return OK;
+}
+
+int hash_file(const char *path, char out[HASH_LEN], struct error *err) {
+    struct hasher h;
+    hasher_init(&h);
+    int rc = file_stream(path, hash_add, &h, err);
+    if (rc == OK) hasher_final(&h, out);
+    return rc;
+}
+
+uint64_t hash_u64(const void *p, size_t n) {
+    const uint8_t *bytes = p;
+    uint64_t h = 0xcbf29ce484222325u;
+    for (size_t i = 0; i < n; i++) h = (h ^ bytes[i]) * 0x100000001b3u;
+    /* FNV alone leaves the high bits of short keys almost unmixed. */
+    h = (h ^ (h >> 33)) * 0xff51afd7ed558ccdu;
+    h = (h ^ (h >> 33)) * 0xc4ceb9fe1a85ec53u;
+    return h ^ (h >> 33);
+}

@@ -1,0 +1,188 @@
+/*
+ * json: strict reading with places in the messages, canonical writing, and walking files of many
+ * values.
+ *
+ * jansson parses; this file adds the source's name, line and column, accepts a byte-order mark, and
+ * finds where one value ends and the next begins. It never repairs: a duplicate key, a trailing
+ * comma or a stray byte is an error.
+ *
+ * Invariant of a cursor: `line` and `column` (in characters, from 1) are those of text[pos].
+ */
+#include "base/base.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+/* Above every file of one value that we know (tokenizer.json is 10 to 40 MB), below what would
+ * hurt. */
+static const size_t JSON_FILE_LIMIT = (size_t)1 << 30;
+
+struct cursor {
+    const char *what, *text;
+    size_t len, pos;
+    int line, column;
+};
+
+static struct cursor cursor_open(const char *what, const char *text, size_t len) {
+    struct cursor c = {.what = what, .text = text, .len = len, .line = 1, .column = 1};
+    if (len >= 3 && memcmp(text, "\xEF\xBB\xBF", 3) == 0) c.pos = 3;
+    return c;
+}
+
+static void cursor_advance(struct cursor *c, size_t n) {
+    for (; n > 0; n--) {
+        unsigned char byte = (unsigned char)c->text[c->pos++];
+        if (byte == '\n') {
+            c->line++;
+            c->column = 1;
+        } else if ((byte & 0xC0) != 0x80) {
+            c->column++;
+        }
+    }
+}
+
+/* The next byte that is not white space, or -1 at the end. */
+static int cursor_peek(struct cursor *c) {
+    while (c->pos < c->len && strchr(" \t\r\n", c->text[c->pos]) && c->text[c->pos])
+        cursor_advance(c, 1);
+    return c->pos < c->len ? (unsigned char)c->text[c->pos] : -1;
+}
+
+/* Parses the value at the cursor and moves behind it. */
+static json_t *cursor_value(struct cursor *c, struct error *err) {
+    json_error_t je;
+    size_t flags = JSON_REJECT_DUPLICATES | JSON_DECODE_ANY | JSON_DISABLE_EOF_CHECK;
+    size_t len = MIN(c->len - c->pos, (size_t)INT32_MAX); /* jansson counts positions in an int */
+    json_t *v = json_loadb(c->text + c->pos, len, flags, &je);
+    if (v) {
+        cursor_advance(c, (size_t)je.position);
+        return v;
+    }
+    int line = c->line + MAX(je.line, 1) - 1;
+    int column = MAX(je.column, 1) + (line == c->line ? c->column - 1 : 0);
+    if (line == c->line) {
+        error_set(err, ERR_FORMAT, "'%s', line %d, column %d: %s", c->what, line, column, je.text);
+    } else {
+        error_set(err, ERR_FORMAT,
+                  "'%s', line %d, column %d: %s (in the value that begins on line %d)", c->what,
+                  line, column, je.text, c->line);
+    }
+    return NULL;
+}
+
+static int cursor_error(const struct cursor *c, const char *wanted, struct error *err) {
+    return error_set(err, ERR_FORMAT, "'%s', line %d, column %d: %s", c->what, c->line, c->column,
+                     wanted);
+}
+
+json_t *json_parse(const char *text, size_t len, const char *what, struct error *err) {
+    struct cursor c = cursor_open(what, text, len);
+    if (cursor_peek(&c) < 0) {
+        error_set(err, ERR_FORMAT, "'%s' is empty, a JSON value was expected", what);
+        return NULL;
+    }
+    json_t *v = cursor_value(&c, err);
+    if (v && cursor_peek(&c) >= 0) {
+        cursor_error(&c, "the JSON value has ended, but more text follows", err);
+        json_decref(v);
+        return NULL;
+    }
+    return v;
+}
+
+json_t *json_file(const char *path, struct error *err) {
+    struct buf b = {0};
+    json_t *v = NULL;
+    if (file_read(path, JSON_FILE_LIMIT, &b, err) == OK) v = json_parse(b.data, b.len, path, err);
+    buf_release(&b);
+    return v;
+}
+
+char *json_text(const json_t *v) {
+    char *text = json_dumps(v, JSON_SORT_KEYS | JSON_COMPACT | JSON_ENCODE_ANY);
+    CHECK(text != NULL);
+    return text;
+}
+
+static int value_visit(struct cursor *c, json_each_fn fn, void *ctx, struct error *err) {
+    int line = c->line;
+    json_t *v = cursor_value(c, err);
+    if (!v) return err->code;
+    int rc = fn(ctx, v, line, err);
+    json_decref(v);
+    return rc;
+}
+
+/* Whether the array at the cursor is the file's only value: nothing but white space follows its
+ * closing bracket. An unclosed array counts as one too, so that its error is found where it is.
+ * Strings may hold brackets. */
+static bool array_is_whole(struct cursor c) {
+    int depth = 0;
+    bool in_string = false;
+    for (size_t i = c.pos; i < c.len; i++) {
+        char ch = c.text[i];
+        if (in_string) {
+            if (ch == '\\') {
+                i++;
+            } else if (ch == '"') {
+                in_string = false;
+            }
+        } else if (ch == '"') {
+            in_string = true;
+        } else if (ch == '[' || ch == '{') {
+            depth++;
+        } else if ((ch == ']' || ch == '}') && --depth == 0) {
+            c.pos = i + 1;
+            return cursor_peek(&c) < 0;
+        }
+    }
+    return true;
+}
+
+static int array_open_error(const struct cursor *c, struct error *err) {
+    return cursor_error(c, "the array is not closed", err);
+}
+
+static int array_walk(struct cursor *c, json_each_fn fn, void *ctx, struct error *err) {
+    cursor_advance(c, 1);
+    if (cursor_peek(c) == ']') return OK;
+    for (;;) {
+        int byte = cursor_peek(c);
+        if (byte < 0) return array_open_error(c, err);
+        if (byte == ']') return cursor_error(c, "a value is expected after ','", err);
+        int rc = value_visit(c, fn, ctx, err);
+        if (rc != OK) return rc;
+        byte = cursor_peek(c);
+        if (byte == ']') return OK;
+        if (byte < 0) return array_open_error(c, err);
+        if (byte != ',')
+            return cursor_error(c, "',' or ']' is expected after an array's value", err);
+        cursor_advance(c, 1);
+    }
+}
+
+static int cursor_walk(struct cursor *c, json_each_fn fn, void *ctx, struct error *err) {
+    if (cursor_peek(c) == '[' && array_is_whole(*c)) return array_walk(c, fn, ctx, err);
+    while (cursor_peek(c) >= 0) {
+        int rc = value_visit(c, fn, ctx, err);
+        if (rc != OK) return rc;
+    }
+    return OK;
+}
+
+int json_each(const char *path, json_each_fn fn, void *ctx, struct error *err) {
+    struct stat st;
+    struct mapping m = {0};
+    struct buf b = {0};
+    bool mapped = stat(path, &st) == 0 && S_ISREG(st.st_mode); /* a pipe is read whole */
+    int rc = mapped ? map_open(&m, path, err) : file_read(path, JSON_FILE_LIMIT, &b, err);
+    if (rc == OK) {
+        const char *text = mapped ? (const char *)m.data : b.data;
+        struct cursor c = cursor_open(path, text, mapped ? m.size : b.len);
+        rc = cursor_walk(&c, fn, ctx, err);
+    }
+    map_close(&m);
+    buf_release(&b);
+    return rc;
+}

@@ -1,0 +1,562 @@
+/*
+ * option: one table row per option, from which the command line, recipe keys, defaults, ranges and
+ * help all come.
+ *
+ * It knows no command and no option by name. Values reach a row by one way only (value_set for
+ * text, value_from_json for recipes), so a range holds wherever the value came from; the table's
+ * own defaults go through it too, and a bad one is a broken contract.
+ *
+ * Invariant: a string or list field always owns its memory, so options_release is safe at any
+ * moment after options_default. A list given again by a later source replaces the earlier source's
+ * list, and within one command line repeats add up.
+ */
+#define _GNU_SOURCE
+#include "base/base.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+void strings_add(struct strings *s, const char *text) {
+    s->v = xrealloc(s->v, (size_t)(s->n + 1) * sizeof(*s->v));
+    s->v[s->n++] = xstrdup(text);
+}
+
+void strings_release(struct strings *s) {
+    for (int i = 0; i < s->n; i++) free(s->v[i]);
+    free(s->v);
+    *s = (struct strings){0};
+}
+
+static void *row_field(const struct option_row *row, void *out) {
+    return (char *)out + row->offset;
+}
+
+static bool row_ranged(const struct option_row *row) {
+    return row->min != 0 || row->max != 0;
+}
+
+/* "1 to 256", "at least 1", "at most 0". Bounds beyond 1e15 stand for none. */
+static void add_range(struct buf *b, const struct option_row *row) {
+    if (row->max >= 1e15) {
+        buf_printf(b, "at least %.15g", row->min);
+    } else if (row->min <= -1e15) {
+        buf_printf(b, "at most %.15g", row->max);
+    } else {
+        buf_printf(b, "%.15g to %.15g", row->min, row->max);
+    }
+}
+
+static int range_check(const struct option_row *row, double v, const char *shown, const char *who,
+                       struct error *err) {
+    if (!row_ranged(row) || (v >= row->min && v <= row->max)) return OK;
+    struct buf b = {0};
+    add_range(&b, row);
+    int rc = error_set(err, ERR_USAGE, "'%s' cannot be %s: it must be %s", who, shown, b.data);
+    buf_release(&b);
+    return rc;
+}
+
+static int integer_set(const struct option_row *row, void *out, int64_t v, const char *who,
+                       struct error *err) {
+    char shown[32];
+    snprintf(shown, sizeof(shown), "%lld", (long long)v);
+    int rc = range_check(row, (double)v, shown, who, err);
+    if (rc == OK) *(int64_t *)row_field(row, out) = v;
+    return rc;
+}
+
+static int float_set(const struct option_row *row, void *out, double v, const char *who,
+                     struct error *err) {
+    char shown[32];
+    snprintf(shown, sizeof(shown), "%.15g", v);
+    int rc = range_check(row, v, shown, who, err);
+    if (rc == OK) *(double *)row_field(row, out) = v;
+    return rc;
+}
+
+static int integer_text_set(const struct option_row *row, void *out, const char *text,
+                            const char *who, struct error *err) {
+    const char *digits = text + (*text == '-' || *text == '+');
+    if (!*digits || digits[strspn(digits, "0123456789")])
+        return error_set(err, ERR_USAGE, "'%s' wants a whole number, not '%s'", who, text);
+    errno = 0;
+    long long v = strtoll(text, NULL, 10);
+    if (errno && row_ranged(row) && row->min > -1e15 && row->max < 1e15)
+        return range_check(row, *text == '-' ? -INFINITY : INFINITY, text, who, err);
+    if (errno)
+        return error_set(err, ERR_USAGE, "'%s' cannot be %s: it does not fit 64 bits", who, text);
+    return integer_set(row, out, v, who, err);
+}
+
+static int float_text_set(const struct option_row *row, void *out, const char *text,
+                          const char *who, struct error *err) {
+    char *end = NULL;
+    /* strtod alone would take nan, inf, hex and leading blanks. */
+    bool plain = *text && text[strspn(text, "0123456789+-.eE")] == '\0';
+    double v = plain ? strtod(text, &end) : 0;
+    if (!plain || *end)
+        return error_set(err, ERR_USAGE, "'%s' wants a number, not '%s'", who, text);
+    if (!isfinite(v))
+        return error_set(err, ERR_USAGE, "'%s' cannot be %s: it is too large", who, text);
+    return float_set(row, out, v, who, err);
+}
+
+static int bool_text_set(const struct option_row *row, void *out, const char *text, const char *who,
+                         struct error *err) {
+    static const char *const words[2][4] = {{"false", "no", "off", "0"},
+                                            {"true", "yes", "on", "1"}};
+    for (int value = 0; value < 2; value++) {
+        for (int i = 0; i < 4; i++) {
+            if (strcmp(text, words[value][i]) != 0) continue;
+            *(bool *)row_field(row, out) = value;
+            return OK;
+        }
+    }
+    return error_set(err, ERR_USAGE, "'%s' wants true or false, not '%s'", who, text);
+}
+
+static void string_set(const struct option_row *row, void *out, const char *text) {
+    char **field = row_field(row, out);
+    char *copy = text ? xstrdup(text) : NULL;
+    free(*field);
+    *field = copy;
+}
+
+/* Sets one row from text; `who` names the option in messages. A list gains one item. */
+static int value_set(const struct option_row *row, void *out, const char *text, const char *who,
+                     struct error *err) {
+    switch (row->type) {
+    case OPT_BOOL:
+        return bool_text_set(row, out, text, who, err);
+    case OPT_INT:
+        return integer_text_set(row, out, text, who, err);
+    case OPT_FLOAT:
+        return float_text_set(row, out, text, who, err);
+    case OPT_STRING:
+        string_set(row, out, text);
+        return OK;
+    case OPT_LIST:
+        strings_add(row_field(row, out), text);
+        return OK;
+    }
+    CHECK(!"option type");
+    return ERR_USAGE;
+}
+
+static void list_split(const struct option_row *row, void *out) {
+    char *copy = xstrdup(row->fallback), *rest = copy;
+    for (char *item; (item = strsep(&rest, ",")) != NULL;) strings_add(row_field(row, out), item);
+    free(copy);
+}
+
+static const size_t field_sizes[] = {[OPT_BOOL] = sizeof(bool),
+                                     [OPT_INT] = sizeof(int64_t),
+                                     [OPT_FLOAT] = sizeof(double),
+                                     [OPT_STRING] = sizeof(char *),
+                                     [OPT_LIST] = sizeof(struct strings)};
+
+/* The field must be zero or owned. */
+static void row_default(const struct option_row *row, void *out) {
+    struct error err = {0};
+    if (row->type == OPT_LIST) {
+        strings_release(row_field(row, out));
+        if (row->fallback) list_split(row, out);
+    } else if (row->type == OPT_STRING) {
+        string_set(row, out, row->fallback);
+    } else {
+        memset(row_field(row, out), 0, field_sizes[row->type]);
+        if (row->fallback) CHECK(value_set(row, out, row->fallback, row->name, &err) == OK);
+    }
+}
+
+void options_default(const struct option_row *rows, void *out) {
+    for (const struct option_row *row = rows; row->name; row++) {
+        memset(row_field(row, out), 0, field_sizes[row->type]);
+        row_default(row, out);
+    }
+}
+
+void options_release(const struct option_row *rows, void *out) {
+    for (const struct option_row *row = rows; row->name; row++) {
+        if (row->type == OPT_STRING) string_set(row, out, NULL);
+        if (row->type == OPT_LIST) strings_release(row_field(row, out));
+    }
+}
+
+/* '-' and '_' are the same letter. */
+static bool name_equal(const char *a, const char *b, size_t n) {
+    for (size_t i = 0; i < n; i++) {
+        char x = a[i] == '_' ? '-' : a[i], y = b[i] == '_' ? '-' : b[i];
+        if (x != y || x == '\0') return false;
+    }
+    return b[n] == '\0';
+}
+
+static const struct option_row *row_find(const struct option_row *rows, const char *name,
+                                         size_t len) {
+    for (const struct option_row *row = rows; row->name; row++)
+        if (name_equal(name, row->name, len)) return row;
+    return NULL;
+}
+
+enum { NAME_MAX_LEN = 63 };
+
+/* Edit distance with neighbouring letters swapped as one edit (optimal string alignment); names up
+ * to NAME_MAX_LEN. */
+static int name_distance(const char *a, size_t na, const char *b, size_t nb) {
+    int d[3][NAME_MAX_LEN + 1];
+    for (size_t j = 0; j <= nb; j++) d[0][j] = (int)j;
+    for (size_t i = 1; i <= na; i++) {
+        int *row = d[i % 3], *up = d[(i + 2) % 3], *up2 = d[(i + 1) % 3];
+        row[0] = (int)i;
+        for (size_t j = 1; j <= nb; j++) {
+            int best = up[j - 1] + (a[i - 1] != b[j - 1]);
+            best = MIN(best, MIN(up[j], row[j - 1]) + 1);
+            if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1])
+                best = MIN(best, up2[j - 2] + 1);
+            row[j] = best;
+        }
+    }
+    return d[na % 3][nb];
+}
+
+/* The row most like `name`, or NULL when none is within a third of its letters (at least 2). */
+static const struct option_row *row_nearest(const struct option_row *rows, const char *name,
+                                            size_t len) {
+    const struct option_row *nearest = NULL;
+    if (len == 0 || len > NAME_MAX_LEN) return NULL;
+    char wanted[NAME_MAX_LEN + 1];
+    for (size_t i = 0; i < len; i++) wanted[i] = name[i] == '_' ? '-' : name[i];
+    int best = MAX(2, (int)len / 3) + 1;
+    for (const struct option_row *row = rows; row->name; row++) {
+        size_t n = strlen(row->name);
+        if (n > NAME_MAX_LEN) continue;
+        int d = name_distance(wanted, len, row->name, n);
+        if (len >= 3 && n > len && strncmp(wanted, row->name, len) == 0)
+            d = 1; /* an abbreviation */
+        if (d < best && d < (int)MAX(n, len)) best = d, nearest = row;
+    }
+    return nearest;
+}
+
+struct command_line {
+    const struct option_row *rows;
+    void *out;
+    int argc, at;
+    char **argv;
+    bool *seen; /* [rows] lists that this command line has already begun */
+    struct error *err;
+};
+
+/* "-" and negative numbers are operands. */
+static bool is_flag(const char *arg) {
+    return arg[0] == '-' && arg[1] != '\0' && !strchr("0123456789.", arg[1]);
+}
+
+static int flag_unknown(const struct command_line *c, const char *name, size_t len,
+                        const char *arg) {
+    int shown = (int)strcspn(arg, "=");
+    bool negated = len > 3 && strncmp(name, "no-", 3) == 0;
+    const struct option_row *near = row_nearest(c->rows, name, len);
+    const char *prefix = "";
+    if (!near && negated) {
+        near = row_nearest(c->rows, name + 3, len - 3);
+        if (near && near->type == OPT_BOOL) prefix = "no-";
+    }
+    if (near)
+        return error_set(c->err, ERR_USAGE, "unknown flag '%.*s', did you mean '--%s%s'?", shown,
+                         arg, prefix, near->name);
+    return error_set(c->err, ERR_USAGE, "unknown flag '%.*s'", shown, arg);
+}
+
+/* The first item of a list on this command line replaces what was there before it. */
+static void list_add(struct command_line *c, const struct option_row *row, const char *text) {
+    struct strings *list = row_field(row, c->out);
+    if (!c->seen[row - c->rows]) strings_release(list);
+    c->seen[row - c->rows] = true;
+    strings_add(list, text);
+}
+
+/* The value of a flag that needs one: after '=', or the next argument; a list takes all arguments
+ * up to the next flag. */
+static int flag_value(struct command_line *c, const struct option_row *row, const char *who,
+                      const char *value) {
+    bool attached = value != NULL;
+    if (!attached && (c->at >= c->argc || is_flag(c->argv[c->at])))
+        return error_set(c->err, ERR_USAGE, "'%s' needs a value%s%s", who, row->metavar ? ": " : "",
+                         row->metavar ? row->metavar : "");
+    if (!attached) value = c->argv[c->at++];
+    if (row->type != OPT_LIST) return value_set(row, c->out, value, who, c->err);
+    list_add(c, row, value);
+    while (!attached && c->at < c->argc && !is_flag(c->argv[c->at]))
+        list_add(c, row, c->argv[c->at++]);
+    return OK;
+}
+
+/* arg is "--name", "--name=value", "--no-name", or "-x" for a row named by one letter. */
+static int flag_take(struct command_line *c, const char *arg) {
+    size_t dashes = arg[1] == '-' ? 2 : 1;
+    const char *name = arg + dashes, *value = strchr(name, '=');
+    size_t len = strcspn(name, "=");
+    if (dashes == 1 && len != 1) return flag_unknown(c, name, len, arg);
+    const struct option_row *row = row_find(c->rows, name, len);
+    bool negated = false;
+    if (!row && len > 3 && strncmp(name, "no-", 3) == 0) {
+        row = row_find(c->rows, name + 3, len - 3);
+        negated = row && row->type == OPT_BOOL;
+        if (!negated) row = NULL;
+    }
+    if (!row) return flag_unknown(c, name, len, arg);
+    char *who = xasprintf("--%.*s", (int)len, name);
+    int rc = OK;
+    if (negated && value) {
+        rc = error_set(c->err, ERR_USAGE, "'%s' takes no value", who);
+    } else if (row->type == OPT_BOOL && !value) {
+        *(bool *)row_field(row, c->out) = !negated;
+    } else {
+        rc = flag_value(c, row, who, value ? value + 1 : NULL);
+    }
+    free(who);
+    return rc;
+}
+
+int options_parse(const struct option_row *rows, void *out, int argc, char **argv,
+                  struct strings *positional, struct error *err) {
+    size_t n_rows = 0;
+    while (rows[n_rows].name) n_rows++;
+    struct command_line c = {.rows = rows, .out = out, .argc = argc, .argv = argv, .err = err};
+    c.seen = xcalloc(n_rows, sizeof(*c.seen));
+    int rc = OK;
+    bool flags = true;
+    while (rc == OK && c.at < argc) {
+        const char *arg = argv[c.at++];
+        if (flags && strcmp(arg, "--") == 0) {
+            flags = false;
+        } else if (flags && is_flag(arg)) {
+            rc = flag_take(&c, arg);
+        } else {
+            strings_add(positional, arg);
+        }
+    }
+    free(c.seen);
+    return rc;
+}
+
+static const char *json_kind(const json_t *v) {
+    switch (json_typeof(v)) {
+    case JSON_OBJECT:
+        return "a mapping";
+    case JSON_ARRAY:
+        return "a list";
+    case JSON_STRING:
+        return "text";
+    case JSON_INTEGER:
+    case JSON_REAL:
+        return "a number";
+    case JSON_TRUE:
+    case JSON_FALSE:
+        return "true or false";
+    default:
+        return "nothing";
+    }
+}
+
+static int kind_refuse(const char *who, const char *wanted, const json_t *v, struct error *err) {
+    const char *hint = json_is_number(v) || json_is_boolean(v) ? " (put it in quotes)" : "";
+    if (strcmp(wanted, "text") != 0) hint = "";
+    if (json_is_string(v))
+        return error_set(err, ERR_USAGE, "'%s' wants %s, not '%s'", who, wanted,
+                         json_string_value(v));
+    return error_set(err, ERR_USAGE, "'%s' wants %s, not %s%s", who, wanted, json_kind(v), hint);
+}
+
+static int list_from_json(struct strings *list, const json_t *v, const char *who,
+                          struct error *err) {
+    size_t n = json_is_array(v) ? json_array_size(v) : 1;
+    for (size_t i = 0; i < n; i++) {
+        const json_t *item = json_is_array(v) ? json_array_get(v, i) : v;
+        if (!json_is_string(item)) return kind_refuse(who, "text", item, err);
+    }
+    strings_release(list);
+    for (size_t i = 0; i < n; i++)
+        strings_add(list, json_string_value(json_is_array(v) ? json_array_get(v, i) : v));
+    return OK;
+}
+
+/* null means the default. An integer may be written as a float without a fraction (1e6). */
+static int value_from_json(const struct option_row *row, void *out, const json_t *v,
+                           const char *who, struct error *err) {
+    if (json_is_null(v)) {
+        row_default(row, out);
+        return OK;
+    }
+    switch (row->type) {
+    case OPT_BOOL:
+        if (!json_is_boolean(v)) return kind_refuse(who, "true or false", v, err);
+        *(bool *)row_field(row, out) = json_is_true(v);
+        return OK;
+    case OPT_INT: {
+        double real = json_real_value(v);
+        bool whole = json_is_real(v) && floor(real) == real && fabs(real) <= 0x1p53;
+        if (!json_is_integer(v) && !whole) return kind_refuse(who, "a whole number", v, err);
+        return integer_set(row, out, whole ? (int64_t)real : json_integer_value(v), who, err);
+    }
+    case OPT_FLOAT:
+        if (!json_is_number(v)) return kind_refuse(who, "a number", v, err);
+        return float_set(row, out, json_number_value(v), who, err);
+    case OPT_STRING:
+        if (!json_is_string(v)) return kind_refuse(who, "text", v, err);
+        string_set(row, out, json_string_value(v));
+        return OK;
+    case OPT_LIST:
+        return list_from_json(row_field(row, out), v, who, err);
+    }
+    CHECK(!"option type");
+    return ERR_USAGE;
+}
+
+/* One application of a document. Below, `path` is a place in the document ("train.lora.rank") and
+ * `name` the option's name that it spells ("lora_rank"). */
+struct recipe {
+    const struct option_row *rows;
+    void *out;
+    const struct yaml *doc;
+    bool *seen; /* [rows] */
+    struct error *err;
+};
+
+static int recipe_apply(const struct recipe *r, const json_t *map, const char *path,
+                        const char *name);
+
+static int key_unknown(const struct recipe *r, const char *name, int line) {
+    const struct option_row *near = row_nearest(r->rows, name, strlen(name));
+    char *shown = near ? xstrdup(near->name) : NULL;
+    for (char *p = shown; p && *p; p++)
+        if (*p == '-') *p = '_';
+    error_set(r->err, ERR_USAGE, "'%s', line %d: unknown key '%s'%s%s%s", r->doc->path, line, name,
+              shown ? ", did you mean '" : "", shown ? shown : "", shown ? "'?" : "");
+    free(shown);
+    return r->err->code;
+}
+
+/* One key: a row's value, or a mapping whose keys continue the name, so that "lora: {rank: 8}" is
+ * lora_rank. */
+static int key_apply(const struct recipe *r, const char *path, const char *name, const json_t *v) {
+    const struct option_row *row = row_find(r->rows, name, strlen(name));
+    int line = yaml_line(r->doc, path);
+    if (!row)
+        return json_is_object(v) && json_object_size(v) ? recipe_apply(r, v, path, name)
+                                                        : key_unknown(r, name, line);
+    if (r->seen[row - r->rows])
+        return error_set(r->err, ERR_USAGE, "'%s', line %d: '%s' is given twice", r->doc->path,
+                         line, name);
+    r->seen[row - r->rows] = true;
+    int rc = value_from_json(row, r->out, v, name, r->err);
+    return rc == OK ? OK : error_wrap(r->err, "'%s', line %d", r->doc->path, line);
+}
+
+static int recipe_apply(const struct recipe *r, const json_t *map, const char *path,
+                        const char *name) {
+    const char *key;
+    json_t *v;
+    int rc = OK;
+    json_object_foreach((json_t *)(uintptr_t)map, key, v) {
+        char *child = *path ? xasprintf("%s.%s", path, key) : xstrdup(key);
+        char *full = *name ? xasprintf("%s_%s", name, key) : xstrdup(key);
+        rc = key_apply(r, child, full, v);
+        free(child);
+        free(full);
+        if (rc != OK) break;
+    }
+    return rc;
+}
+
+/* The mapping at a dotted path; NULL with OK when it is absent or empty. */
+static int section_find(const struct yaml *doc, const char *section, const json_t **map,
+                        struct error *err) {
+    const json_t *at = doc->root;
+    char *copy = xstrdup(section), *rest = *copy ? copy : NULL;
+    for (char *key; json_is_object(at) && (key = strsep(&rest, ".")) != NULL;)
+        at = json_object_get(at, key);
+    free(copy);
+    *map = json_is_object(at) ? at : NULL;
+    if (!at || json_is_null(at) || json_is_object(at)) return OK;
+    return error_set(err, ERR_USAGE, "'%s', line %d: %s%s%s must be a mapping of options, not %s",
+                     doc->path, MAX(yaml_line(doc, section), 1), *section ? "'" : "",
+                     *section ? section : "the document", *section ? "'" : "", json_kind(at));
+}
+
+int options_from_yaml(const struct option_row *rows, void *out, const struct yaml *doc,
+                      const char *section, struct error *err) {
+    const json_t *map;
+    int rc = section_find(doc, section ? section : "", &map, err);
+    if (rc != OK || !map) return rc;
+    size_t n_rows = 0;
+    while (rows[n_rows].name) n_rows++;
+    struct recipe r = {.rows = rows, .out = out, .doc = doc, .err = err};
+    r.seen = xcalloc(n_rows, sizeof(*r.seen));
+    rc = recipe_apply(&r, map, section ? section : "", "");
+    free(r.seen);
+    return rc;
+}
+
+enum { HELP_INDENT = 28, HELP_WIDTH = 79 };
+
+static void add_flag(struct buf *b, const struct option_row *row) {
+    bool on = row->type == OPT_BOOL && row->fallback && strcmp(row->fallback, "true") == 0;
+    buf_printf(b, "  --%s%s", on ? "[no-]" : "", row->name);
+    if (row->type == OPT_BOOL) return;
+    const char *word = row->type == OPT_INT || row->type == OPT_FLOAT ? "N" : "TEXT";
+    if (row->metavar) word = row->metavar;
+    buf_printf(b, " %s%s", word, row->type == OPT_LIST ? "..." : "");
+}
+
+/* " (1 to 256; default 8)" */
+static void add_facts(struct buf *b, const struct option_row *row) {
+    bool ranged = row_ranged(row);
+    bool valued = row->type != OPT_BOOL && row->fallback && *row->fallback;
+    if (!ranged && !valued) return;
+    buf_puts(b, " (");
+    if (ranged) add_range(b, row);
+    if (valued) buf_printf(b, "%sdefault %s", ranged ? "; " : "", row->fallback);
+    buf_puts(b, ")");
+}
+
+/* Prints `text` word by word from column `at`, continuing lines at HELP_INDENT. */
+static void help_wrap(FILE *f, const char *text, size_t at) {
+    for (bool first = true;; first = false) {
+        text += strspn(text, " ");
+        size_t n = strcspn(text, " ");
+        if (n == 0) break;
+        if (!first && at + 1 + n > HELP_WIDTH) {
+            fprintf(f, "\n%*s", HELP_INDENT, "");
+            at = HELP_INDENT;
+        } else if (!first) {
+            fputc(' ', f);
+            at++;
+        }
+        fprintf(f, "%.*s", (int)n, text);
+        at += n;
+        text += n;
+    }
+    fputc('\n', f);
+}
+
+void options_help(const struct option_row *rows, FILE *f) {
+    for (const struct option_row *row = rows; row->name; row++) {
+        struct buf flag = {0}, text = {0};
+        add_flag(&flag, row);
+        buf_puts(&text, row->help ? row->help : "");
+        add_facts(&text, row);
+        if (flag.len + 2 > HELP_INDENT) {
+            fprintf(f, "%s\n%*s", flag.data, HELP_INDENT, "");
+        } else {
+            fprintf(f, "%-*s", HELP_INDENT, flag.data);
+        }
+        help_wrap(f, text.data, HELP_INDENT);
+        buf_release(&flag);
+        buf_release(&text);
+    }
+}

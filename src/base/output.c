@@ -1,0 +1,156 @@
+/*
+ * output: the clocks, words for people on stderr, and the progress line.
+ *
+ * It never writes to stdout, which belongs to results, uses no colour, and draws nothing when
+ * stderr is not a terminal.
+ *
+ * Invariant: every message is one write of whole lines. While a progress line stands on the
+ * terminal, a message first wipes it; the next update draws it again.
+ */
+#define _GNU_SOURCE
+#include "base/base.h"
+
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <time.h>
+#include <unistd.h>
+
+bool log_quiet;
+
+static atomic_bool line_stands; /* a progress line without its newline is on the terminal */
+
+double clock_now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+char *clock_utc(char out[32]) {
+    time_t now = time(NULL);
+    struct tm tm;
+    gmtime_r(&now, &tm);
+    strftime(out, 32, "%Y-%m-%dT%H:%M:%SZ", &tm);
+    return out;
+}
+
+static void message_write(const char *prefix, const char *fmt, va_list ap) {
+    char *text = NULL;
+    CHECK(vasprintf(&text, fmt, ap) >= 0);
+    bool wipe = atomic_exchange(&line_stands, false);
+    fprintf(stderr, "%s%s%s\n", wipe ? "\r\033[K" : "", prefix, text);
+    free(text);
+}
+
+void note(const char *fmt, ...) {
+    if (log_quiet) return;
+    va_list ap;
+    va_start(ap, fmt);
+    message_write("", fmt, ap);
+    va_end(ap);
+}
+
+void warn(const char *fmt, ...) {
+    va_list ap;
+    va_start(ap, fmt);
+    message_write("warning: ", fmt, ap);
+    va_end(ap);
+}
+
+enum { BAR_CELLS = 24 };
+
+static const double REDRAW_SECONDS = 0.1, LINE_SECONDS = 15.0;
+
+static bool on_terminal(void) {
+    return isatty(STDERR_FILENO) == 1;
+}
+
+static int terminal_columns(void) {
+    struct winsize w;
+    return ioctl(STDERR_FILENO, TIOCGWINSZ, &w) == 0 && w.ws_col > 0 ? w.ws_col : 80;
+}
+
+/* Bytes of `text` that fit in `columns`; a character of three bytes or more is taken to be two
+ * columns wide. */
+static size_t text_fit(const char *text, int columns) {
+    size_t i = 0;
+    while (text[i]) {
+        unsigned char lead = (unsigned char)text[i];
+        columns -= lead >= 0xE0 ? 2 : 1;
+        if (columns < 0) break;
+        for (i++; ((unsigned char)text[i] & 0xC0) == 0x80;) i++;
+    }
+    return i;
+}
+
+/* "42 s", "3:07", "2:05:00". */
+static void add_duration(struct buf *b, double seconds) {
+    int64_t s = (int64_t)(MIN(MAX(seconds, 0.0), 1e15) + 0.5);
+    if (s < 60) {
+        buf_printf(b, "%d s", (int)s);
+    } else if (s < 3600) {
+        buf_printf(b, "%d:%02d", (int)(s / 60), (int)(s % 60));
+    } else {
+        buf_printf(b, "%lld:%02d:%02d", (long long)(s / 3600), (int)(s / 60 % 60), (int)(s % 60));
+    }
+}
+
+static void add_bar(struct buf *b, double part) {
+    int full = (int)(part * BAR_CELLS + 0.5);
+    buf_puts(b, " [");
+    for (int i = 0; i < BAR_CELLS; i++) buf_puts(b, i < full ? "#" : ".");
+    buf_puts(b, "]");
+}
+
+/* "train [####....] 120/400  3.4/s  1:22 left  loss 2.31"; without a total neither bar nor
+ * remaining time. */
+static void add_line(struct buf *b, const struct progress *p, double now, const char *detail,
+                     bool bar, bool last) {
+    double elapsed = now - p->start, rate = elapsed > 0 ? (double)p->shown / elapsed : 0;
+    buf_puts(b, p->title);
+    if (p->total > 0 && bar) add_bar(b, (double)MIN(p->shown, p->total) / (double)p->total);
+    buf_printf(b, " %lld", (long long)p->shown);
+    if (p->total > 0) buf_printf(b, "/%lld", (long long)p->total);
+    if (rate > 0) buf_printf(b, rate < 10 ? "  %.2f/s" : "  %.0f/s", rate);
+    if (last) {
+        buf_puts(b, "  in ");
+        add_duration(b, elapsed);
+    } else if (p->total > p->shown && rate > 0) {
+        buf_puts(b, "  ");
+        add_duration(b, (double)(p->total - p->shown) / rate);
+        buf_puts(b, " left");
+    }
+    if (detail && *detail) buf_printf(b, "  %s", detail);
+}
+
+static void progress_draw(struct progress *p, double now, const char *detail, bool last) {
+    struct buf b = {0};
+    bool terminal = on_terminal();
+    add_line(&b, p, now, detail, terminal, last);
+    size_t len = terminal ? text_fit(b.data, terminal_columns() - 1) : b.len;
+    fprintf(stderr, "%s%.*s%s", terminal ? "\r\033[K" : "", (int)len, b.data,
+            terminal && !last ? "" : "\n");
+    fflush(stderr);
+    atomic_store(&line_stands, terminal && !last);
+    p->last = now;
+    buf_release(&b);
+}
+
+void progress_start(struct progress *p, const char *title, int64_t total) {
+    double now = clock_now();
+    *p = (struct progress){.title = title, .start = now, .last = now, .total = total};
+}
+
+void progress_update(struct progress *p, int64_t done, const char *detail) {
+    p->shown = done;
+    if (log_quiet) return;
+    double now = clock_now();
+    if (now - p->last >= (on_terminal() ? REDRAW_SECONDS : LINE_SECONDS))
+        progress_draw(p, now, detail, false);
+}
+
+void progress_finish(struct progress *p, const char *detail) {
+    if (!log_quiet) progress_draw(p, clock_now(), detail, true);
+}

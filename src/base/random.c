@@ -1,0 +1,229 @@
+/*
+ * random: the one random source, and the elementary functions whose bits must not depend on the C
+ * library.
+ *
+ * Philox4x32-10 (Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC
+ * 2011) with the published constants. The functions follow the textbook course: reduce the argument
+ * with a constant split in parts whose products are exact, then a Taylor polynomial on the small
+ * rest. They are not the fastest; vector loops have theirs in kernel.
+ *
+ * Invariant: only +, -, *, /, sqrt, floor and fma on doubles, which IEEE 754 defines to the last
+ * bit, and no contraction by the compiler (-ffp-contract=off). So equal arguments give equal bits
+ * on every machine.
+ */
+#include "base/base.h"
+
+#include <math.h>
+#include <string.h>
+
+static void philox(const uint32_t key[2], const uint32_t ctr[4], uint32_t out[4]) {
+    uint32_t k0 = key[0], k1 = key[1];
+    uint32_t a = ctr[0], b = ctr[1], c = ctr[2], d = ctr[3];
+    for (int round = 0; round < 10; round++) {
+        uint64_t p0 = (uint64_t)0xD2511F53u * a, p1 = (uint64_t)0xCD9E8D57u * c;
+        a = (uint32_t)(p1 >> 32) ^ b ^ k0;
+        c = (uint32_t)(p0 >> 32) ^ d ^ k1;
+        b = (uint32_t)p1;
+        d = (uint32_t)p0;
+        k0 += 0x9E3779B9u;
+        k1 += 0xBB67AE85u;
+    }
+    out[0] = a, out[1] = b, out[2] = c, out[3] = d;
+}
+
+/* Key: the seed. Counter: (n, step, id, purpose + 256 * carry of n). Distinct arguments are
+ * distinct inputs of a bijection per seed, so streams never overlap. */
+struct rng rng_make(uint64_t seed, enum rng_purpose purpose, uint32_t id, uint32_t step) {
+    CHECK((unsigned)purpose < 256);
+    return (struct rng){
+        .key = {(uint32_t)seed, (uint32_t)(seed >> 32)},
+        .ctr = {0, step, id, (uint32_t)purpose},
+    };
+}
+
+uint32_t rng_u32(struct rng *r) {
+    if (r->have == 0) {
+        philox(r->key, r->ctr, r->out);
+        if (++r->ctr[0] == 0) r->ctr[3] += 256;
+        r->have = 4;
+    }
+    return r->out[4 - r->have--];
+}
+
+uint64_t rng_u64(struct rng *r) {
+    uint64_t low = rng_u32(r);
+    return low | (uint64_t)rng_u32(r) << 32;
+}
+
+/* Lemire's multiplication; the products whose low half is below 2^32 mod n would favour some values
+ * and are redrawn. */
+uint32_t rng_below(struct rng *r, uint32_t n) {
+    CHECK(n > 0);
+    uint32_t reject = -n % n;
+    uint64_t m;
+    do {
+        m = (uint64_t)rng_u32(r) * n;
+    } while ((uint32_t)m < reject);
+    return (uint32_t)(m >> 32);
+}
+
+float rng_uniform(struct rng *r) {
+    return (float)(rng_u32(r) >> 8) * 0x1p-24f;
+}
+
+/* Two draws a value and no memory of the second one: a stream's position depends only on how many
+ * values were taken. */
+float rng_normal(struct rng *r) {
+    double u = ((double)rng_u32(r) + 1.0) * 0x1p-32; /* (0, 1] */
+    double v = (double)rng_u32(r) * 0x1p-32;
+    return (float)(sqrt(-2.0 * math_log(u)) * math_cos(6.283185307179586 * v));
+}
+
+void rng_shuffle(struct rng *r, uint32_t *v, size_t n) {
+    CHECK(n <= UINT32_MAX);
+    for (size_t i = n; i > 1; i--) {
+        uint32_t j = rng_below(r, (uint32_t)i), t = v[i - 1];
+        v[i - 1] = v[j];
+        v[j] = t;
+    }
+}
+
+static double double_from_bits(uint64_t bits) {
+    double x;
+    memcpy(&x, &bits, sizeof(x));
+    return x;
+}
+
+static uint64_t double_bits(double x) {
+    uint64_t bits;
+    memcpy(&bits, &x, sizeof(bits));
+    return bits;
+}
+
+/* c[0] + x (c[1] + x (c[2] + ...)). */
+static double horner(const double *c, int n, double x) {
+    double y = c[n - 1];
+    for (int i = n - 2; i >= 0; i--) y = y * x + c[i];
+    return y;
+}
+
+/* ln 2 = LN2_HI + LN2_LO; the low 21 bits of LN2_HI are zero, so k * LN2_HI is exact for every
+ * exponent k. */
+static const double LN2_HI = 0x1.62e42feep-1, LN2_LO = 0x1.a39ef35793c76p-33;
+
+/* e^(x + low), |low| much smaller than |x|; x is clamped to where the result is a normal number. */
+static double exp_sum(double x, double low) {
+    static const double c[] = {1.0 / 2,       1.0 / 6,        1.0 / 24,        1.0 / 120,
+                               1.0 / 720,     1.0 / 5040,     1.0 / 40320,     1.0 / 362880,
+                               1.0 / 3628800, 1.0 / 39916800, 1.0 / 479001600, 1.0 / 6227020800};
+    if (x != x) return x;
+    if (x > 708.0) x = 708.0, low = 0;
+    if (x < -708.0) x = -708.0, low = 0;
+    double k = floor(x * 1.4426950408889634 + 0.5);
+    double hi = x - k * LN2_HI, lo = low - k * LN2_LO;
+    double r = hi + lo; /* |r| <= ln2 / 2 */
+    lo = (hi - r) + lo; /* what that sum lost */
+    double y = 1.0 + (r + (lo + r * r * horner(c, ARRAY_LEN(c), r)));
+    return y * double_from_bits((uint64_t)(1023 + (int64_t)k) << 52);
+}
+
+double math_exp(double x) {
+    return exp_sum(x, 0.0);
+}
+
+/*
+ * log x = hi + lo for x > 0 and finite, good to about 2^-60. With x = 2^k m, m in [1/√2, √2), and
+ * s = (m-1)/(m+1), |s| < 0.172: log m = 2 atanh s = 2s + 2s (s²/3 + s⁴/5 + ...). The division's
+ * remainder makes 2s a sum of two.
+ */
+static double log_sum(double x, double *lo) {
+    static const double c[] = {1.0 / 3,  1.0 / 5,  1.0 / 7,  1.0 / 9,  1.0 / 11, 1.0 / 13,
+                               1.0 / 15, 1.0 / 17, 1.0 / 19, 1.0 / 21, 1.0 / 23};
+    int64_t k = 0;
+    if (x < 0x1p-1022) x *= 0x1p54, k = -54;
+    uint64_t bits = double_bits(x);
+    k += (int64_t)(bits >> 52) - 1023;
+    double m = double_from_bits((bits & 0x000fffffffffffffu) | 0x3ff0000000000000u);
+    if (m > 1.4142135623730951) m *= 0.5, k++;
+    double num = m - 1.0, den = m + 1.0; /* num is exact; den may lose one bit: */
+    double den_lo = (m - (den - 1.0)) + (1.0 - (den - (den - 1.0)));
+    double s = num / den;
+    double s_lo = (fma(-s, den, num) - s * den_lo) / den;
+    double z = s * s;
+    double tail = 2.0 * s_lo + 2.0 * s * (z * horner(c, ARRAY_LEN(c), z));
+    /* k != 0 implies |a| > |b|, k == 0 implies a == 0: the sum's error is exact either way. */
+    double a = (double)k * LN2_HI, b = 2.0 * s;
+    double sum = a + b;
+    double rest = ((k ? (a - sum) + b : 0.0) + tail) + (double)k * LN2_LO;
+    double hi = sum + rest;
+    *lo = (sum - hi) + rest;
+    return hi;
+}
+
+double math_log(double x) {
+    if (x != x || x < 0) return NAN;
+    if (x == 0) return -INFINITY;
+    if (x > 0x1.fffffffffffffp1023) return x;
+    double lo, hi = log_sum(x, &lo);
+    return hi + lo;
+}
+
+double math_pow(double x, double y) {
+    if (!(x > 0) || x > 0x1.fffffffffffffp1023 || y != y) return NAN;
+    double lo, hi = log_sum(x, &lo);
+    double p = y * hi;
+    if (!(fabs(p) < 709.0)) return exp_sum(p, 0.0);
+    return exp_sum(p, fma(y, hi, -p) + y * lo);
+}
+
+/*
+ * x = k π/2 + (r + lo), |r| <= π/4. π/2 is split in 33-bit parts: for |k| < 2^20 the products are
+ * exact, and what is left of the last one is below 2^-120. Returns k mod 4.
+ */
+static int quarter_reduce(double x, double *r, double *lo) {
+    static const double part[3] = {0x1.921fb544p+0, 0x1.0b4611a6p-34, 0x1.3198a2e037073p-69};
+    double k = floor(x * 0.6366197723675814 + 0.5);
+    double a = x - k * part[0];
+    double t = k * part[1];
+    double b = a - t;
+    double v = b - a;
+    double lost = (a - (b - v)) - (t + v);
+    double w = lost - k * part[2];
+    *r = b + w;
+    *lo = (b - *r) + w;
+    return (int)((int64_t)k & 3);
+}
+
+static double sin_small(double r, double lo) {
+    static const double c[] = {
+        -1.0 / 6,        1.0 / 120,        -1.0 / 5040,          1.0 / 362880,
+        -1.0 / 39916800, 1.0 / 6227020800, -1.0 / 1307674368000, 1.0 / 355687428096000};
+    double z = r * r;
+    return r + (lo * (1.0 - 0.5 * z) + r * z * horner(c, ARRAY_LEN(c), z));
+}
+
+static double cos_small(double r, double lo) {
+    static const double c[] = {
+        1.0 / 24,        -1.0 / 720,         1.0 / 40320,          -1.0 / 3628800,
+        1.0 / 479001600, -1.0 / 87178291200, 1.0 / 20922789888000, -1.0 / 6402373705728000};
+    double z = r * r, h = 0.5 * z, w = 1.0 - h;
+    return w + (((1.0 - w) - h) + (z * z * horner(c, ARRAY_LEN(c), z) - r * lo));
+}
+
+/* quadrant 0: sin, 1: cos, 2: -sin, 3: -cos of the reduced argument. Above 2^40 no digit would be
+ * left: NaN. */
+static double sin_quadrant(double x, int shift) {
+    if (!(fabs(x) < 0x1p40)) return NAN;
+    double r, lo;
+    int q = (quarter_reduce(x, &r, &lo) + shift) & 3;
+    double y = q & 1 ? cos_small(r, lo) : sin_small(r, lo);
+    return q & 2 ? -y : y;
+}
+
+double math_sin(double x) {
+    return sin_quadrant(x, 0);
+}
+
+double math_cos(double x) {
+    return sin_quadrant(x, 1);
+}

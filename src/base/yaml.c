@@ -1,0 +1,303 @@
+/*
+ * yaml: a recipe file as jansson values, with the line of every key.
+ *
+ * libyaml splits the file into events; this file builds the values. It reads one document of the
+ * YAML 1.2 core schema: plain null, true, false, integers and floats are typed, everything else and
+ * everything quoted is a string (so 'yes' and 'on' are words). Anchors, aliases, tags and merge
+ * keys are refused: a recipe should read as it runs, and expansion of aliases is how small files
+ * become large ones.
+ *
+ * Invariant: `path` is the dotted key path of the node being read, and holds nothing else between
+ * siblings.
+ */
+#include "base/base.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <yaml.h>
+
+static const size_t YAML_FILE_LIMIT = (size_t)16 << 20;
+
+enum { YAML_DEPTH_LIMIT = 64 };
+
+struct reader {
+    yaml_parser_t parser;
+    const char *file;
+    json_t *lines;
+    struct buf path;
+    int depth;
+    struct error *err;
+};
+
+static int mark_line(yaml_mark_t mark) {
+    return (int)MIN(mark.line + 1, (size_t)INT32_MAX);
+}
+
+static bool word_is(const char *s, const char *const *words) {
+    for (; *words; words++)
+        if (strcmp(s, *words) == 0) return true;
+    return false;
+}
+
+/* [-+]? [0-9]+ | 0o [0-7]+ | 0x [0-9a-fA-F]+; *base is set when it is one. */
+static bool integer_shape(const char *s, int *base) {
+    *base = 10;
+    const char *digits = "0123456789";
+    if (s[0] == '0' && (s[1] == 'o' || s[1] == 'x')) {
+        *base = s[1] == 'o' ? 8 : 16;
+        digits = s[1] == 'o' ? "01234567" : "0123456789abcdefABCDEF";
+        s += 2;
+    } else if (*s == '-' || *s == '+') {
+        s++;
+    }
+    size_t n = strspn(s, digits);
+    return n > 0 && s[n] == '\0';
+}
+
+/* [-+]? ( \.[0-9]+ | [0-9]+ (\.[0-9]*)? ) ([eE] [-+]? [0-9]+)? */
+static bool float_shape(const char *s) {
+    if (*s == '-' || *s == '+') s++;
+    size_t whole = strspn(s, "0123456789"), part = 0;
+    s += whole;
+    if (*s == '.') part = strspn(++s, "0123456789"), s += part;
+    if (whole + part == 0) return false;
+    if (*s == 'e' || *s == 'E') {
+        s++;
+        if (*s == '-' || *s == '+') s++;
+        size_t n = strspn(s, "0123456789");
+        if (n == 0) return false;
+        s += n;
+    }
+    return *s == '\0';
+}
+
+static json_t *number_refuse(struct reader *r, int line, const char *text, const char *why) {
+    error_set(r->err, ERR_FORMAT, "'%s', line %d: '%s' %s", r->file, line, text, why);
+    return NULL;
+}
+
+static json_t *plain_value(struct reader *r, const char *s, int line) {
+    static const char *const nulls[] = {"", "~", "null", "Null", "NULL", NULL};
+    static const char *const trues[] = {"true", "True", "TRUE", NULL};
+    static const char *const falses[] = {"false", "False", "FALSE", NULL};
+    static const char *const infinite[] = {".inf",  ".Inf",  ".INF",  "+.inf", "+.Inf",
+                                           "+.INF", "-.inf", "-.Inf", "-.INF", ".nan",
+                                           ".NaN",  ".NAN",  NULL};
+    int base;
+    if (word_is(s, nulls)) return json_null();
+    if (word_is(s, trues)) return json_true();
+    if (word_is(s, falses)) return json_false();
+    if (word_is(s, infinite)) return number_refuse(r, line, s, "is not a finite number");
+    if (integer_shape(s, &base)) {
+        errno = 0;
+        long long v = strtoll(base == 10 ? s : s + 2, NULL, base);
+        return errno ? number_refuse(r, line, s, "does not fit a 64-bit integer") : json_integer(v);
+    }
+    if (float_shape(s)) {
+        double v = strtod(s, NULL);
+        return isfinite(v) ? json_real(v) : number_refuse(r, line, s, "is too large for a number");
+    }
+    return json_string(s);
+}
+
+static json_t *scalar_value(struct reader *r, const yaml_event_t *e) {
+    const char *text = (const char *)e->data.scalar.value;
+    if (strlen(text) != e->data.scalar.length)
+        return number_refuse(r, mark_line(e->start_mark), text, "holds a NUL character");
+    if (e->data.scalar.style == YAML_PLAIN_SCALAR_STYLE)
+        return plain_value(r, text, mark_line(e->start_mark));
+    return json_string(text);
+}
+
+/* libyaml's own words, placed. */
+static int parser_error(struct reader *r) {
+    const yaml_parser_t *p = &r->parser;
+    if (p->error == YAML_READER_ERROR)
+        return error_set(r->err, ERR_FORMAT, "'%s', byte %zu: %s", r->file, p->problem_offset,
+                         p->problem);
+    return error_set(r->err, ERR_FORMAT, "'%s', line %d, column %zu: %s%s%s", r->file,
+                     mark_line(p->problem_mark), p->problem_mark.column + 1,
+                     p->problem ? p->problem : "not YAML", p->context ? " " : "",
+                     p->context ? p->context : "");
+}
+
+static int refuse(struct reader *r, const yaml_event_t *e, const char *what) {
+    return error_set(r->err, ERR_FORMAT, "'%s', line %d: %s", r->file, mark_line(e->start_mark),
+                     what);
+}
+
+/* The next event, to be deleted by the caller on OK; what recipes may not contain is refused here.
+ */
+static int event_next(struct reader *r, yaml_event_t *e) {
+    if (!yaml_parser_parse(&r->parser, e)) return parser_error(r);
+    const yaml_char_t *anchor = NULL, *tag = NULL;
+    if (e->type == YAML_SCALAR_EVENT) {
+        anchor = e->data.scalar.anchor, tag = e->data.scalar.tag;
+    } else if (e->type == YAML_MAPPING_START_EVENT) {
+        anchor = e->data.mapping_start.anchor, tag = e->data.mapping_start.tag;
+    } else if (e->type == YAML_SEQUENCE_START_EVENT) {
+        anchor = e->data.sequence_start.anchor, tag = e->data.sequence_start.tag;
+    }
+    int rc = OK;
+    if (anchor || e->type == YAML_ALIAS_EVENT) {
+        rc = refuse(r, e, "anchors and aliases ('&name', '*name') are not accepted");
+    } else if (tag) {
+        rc = refuse(r, e, "tags ('!name') are not accepted");
+    }
+    if (rc != OK) yaml_event_delete(e);
+    return rc;
+}
+
+static json_t *node_read(struct reader *r, const yaml_event_t *e);
+
+/* Appends ".name" to the path, notes its line, and returns the length to go back to. */
+static size_t path_enter(struct reader *r, const char *name, int line) {
+    size_t before = r->path.len;
+    buf_printf(&r->path, "%s%s", before ? "." : "", name);
+    CHECK(json_object_set_new(r->lines, r->path.data, json_integer(line)) == 0);
+    return before;
+}
+
+static void path_leave(struct reader *r, size_t before) {
+    r->path.len = before;
+    r->path.data[before] = '\0';
+}
+
+/* Takes the key that `e` holds: a non-empty scalar not in `map` yet. The name is the caller's to
+ * free. */
+static char *key_read(struct reader *r, const yaml_event_t *e, const json_t *map) {
+    if (e->type != YAML_SCALAR_EVENT || e->data.scalar.length == 0) {
+        refuse(r, e, "a key must be a word");
+        return NULL;
+    }
+    const char *key = (const char *)e->data.scalar.value;
+    if (strlen(key) != e->data.scalar.length) {
+        refuse(r, e, "a key holds a NUL character");
+        return NULL;
+    }
+    if (json_object_get(map, key)) {
+        error_set(r->err, ERR_FORMAT, "'%s', line %d: the key '%s' is given twice", r->file,
+                  mark_line(e->start_mark), key);
+        return NULL;
+    }
+    return xstrdup(key);
+}
+
+static int mapping_pair(struct reader *r, const yaml_event_t *key_event, json_t *map) {
+    char *key = key_read(r, key_event, map);
+    if (!key) return r->err->code;
+    yaml_event_t e;
+    int rc = event_next(r, &e);
+    if (rc == OK) {
+        size_t before = path_enter(r, key, mark_line(key_event->start_mark));
+        json_t *v = node_read(r, &e);
+        rc = v ? OK : r->err->code;
+        if (v) CHECK(json_object_set_new(map, key, v) == 0);
+        path_leave(r, before);
+        yaml_event_delete(&e);
+    }
+    free(key);
+    return rc;
+}
+
+static int sequence_item(struct reader *r, const yaml_event_t *e, json_t *list) {
+    char name[24];
+    snprintf(name, sizeof(name), "%zu", json_array_size(list));
+    size_t before = path_enter(r, name, mark_line(e->start_mark));
+    json_t *v = node_read(r, e);
+    if (v) CHECK(json_array_append_new(list, v) == 0);
+    path_leave(r, before);
+    return v ? OK : r->err->code;
+}
+
+/* Reads children into `into` (an object or an array, which it owns) up to the event `end`. */
+static json_t *collection_read(struct reader *r, json_t *into, yaml_event_type_t end) {
+    for (;;) {
+        yaml_event_t e;
+        int rc = event_next(r, &e);
+        if (rc == OK && e.type == end) {
+            yaml_event_delete(&e);
+            return into;
+        }
+        if (rc == OK) {
+            rc = json_is_object(into) ? mapping_pair(r, &e, into) : sequence_item(r, &e, into);
+            yaml_event_delete(&e);
+        }
+        if (rc != OK) {
+            json_decref(into);
+            return NULL;
+        }
+    }
+}
+
+static json_t *node_read(struct reader *r, const yaml_event_t *e) {
+    if (e->type == YAML_SCALAR_EVENT) return scalar_value(r, e);
+    if (r->depth >= YAML_DEPTH_LIMIT) {
+        refuse(r, e, "collections are nested too deeply");
+        return NULL;
+    }
+    r->depth++;
+    json_t *v = e->type == YAML_MAPPING_START_EVENT
+                    ? collection_read(r, json_object(), YAML_MAPPING_END_EVENT)
+                    : collection_read(r, json_array(), YAML_SEQUENCE_END_EVENT);
+    r->depth--;
+    return v;
+}
+
+/* stream start, document start, node, document end, stream end; an empty file is null. */
+static json_t *document_read(struct reader *r) {
+    json_t *root = NULL;
+    for (;;) {
+        yaml_event_t e;
+        if (event_next(r, &e) != OK) break;
+        yaml_event_type_t type = e.type;
+        int rc = OK;
+        if (type == YAML_DOCUMENT_START_EVENT && root) {
+            rc = refuse(r, &e, "a second document begins; one is expected");
+        } else if (type == YAML_SCALAR_EVENT || type == YAML_MAPPING_START_EVENT ||
+                   type == YAML_SEQUENCE_START_EVENT) {
+            root = node_read(r, &e);
+            if (!root) rc = r->err->code;
+        }
+        yaml_event_delete(&e);
+        if (rc != OK) break;
+        if (type == YAML_STREAM_END_EVENT) return root ? root : json_null();
+    }
+    json_decref(root);
+    return NULL;
+}
+
+int yaml_load(struct yaml *y, const char *path, struct error *err) {
+    *y = (struct yaml){0};
+    struct buf text = {0};
+    int rc = file_read(path, YAML_FILE_LIMIT, &text, err);
+    if (rc != OK) goto out;
+    struct reader r = {.file = path, .lines = json_object(), .err = err};
+    CHECK(yaml_parser_initialize(&r.parser));
+    yaml_parser_set_input_string(&r.parser, (const unsigned char *)text.data, text.len);
+    json_t *root = document_read(&r);
+    if (root) {
+        *y = (struct yaml){.path = xstrdup(path), .root = root, .lines = json_incref(r.lines)};
+    } else {
+        rc = err->code;
+    }
+    json_decref(r.lines);
+    yaml_parser_delete(&r.parser);
+    buf_release(&r.path);
+out:
+    buf_release(&text);
+    return rc;
+}
+
+int yaml_line(const struct yaml *y, const char *key_path) {
+    return (int)json_integer_value(json_object_get(y->lines, key_path));
+}
+
+void yaml_release(struct yaml *y) {
+    free(y->path);
+    json_decref(y->root);
+    json_decref(y->lines);
+    *y = (struct yaml){0};
+}

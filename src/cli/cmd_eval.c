@@ -1,0 +1,110 @@
+/* shoal eval MODEL: accuracy with intervals, base and adapters on the same items. */
+#include "adapter/adapter.h"
+#include "cli/cli.h"
+#include "eval/eval.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+struct options {
+    char *tasks, *split;
+    struct strings adapters;
+    int64_t n, seed;
+    bool working;
+};
+static const struct option_row rows[] = {
+    {"tasks", OPT_STRING, offsetof(struct options, tasks), "fry", 0, 0, "LIST", "'fry' (all families) or family names, comma-separated"},
+    {"adapters", OPT_LIST, offsetof(struct options, adapters), NULL, 0, 0, "DIR …", "PEFT directories to measure beside the base"},
+    {"n", OPT_INT, offsetof(struct options, n), "1000", 1, 1e7, "N", "questions a family"},
+    {"split", OPT_STRING, offsetof(struct options, split), "test", 0, 0, "NAME", "test, dev or train"},
+    {"seed", OPT_INT, offsetof(struct options, seed), "1000003", 0, 9e15, "N", "draws the questions"},
+    {"working", OPT_BOOL, offsetof(struct options, working), NULL, 0, 0, NULL, "let the model write its working first"},
+    {0},
+};
+
+static int parse_tasks(const char *list, bool pick[], struct error *err) {
+    char *copy = xstrdup(list), *save = NULL;
+    int rc = OK;
+    for (char *t = strtok_r(copy, ",", &save); t && rc == OK; t = strtok_r(NULL, ",", &save)) {
+        int f = fry_find(t);
+        if (strcmp(t, "fry") == 0)
+            for (int i = 0; i < fry_count(); i++) pick[i] = true;
+        else if (f >= 0) pick[f] = true;
+        else rc = error_set(err, ERR_USAGE, "no task '%s'", t);
+    }
+    free(copy);
+    return rc;
+}
+
+static int parse_split(const char *name, enum split *out, struct error *err) {
+    static const char *const names[] = {"train", "dev", "test"};
+    for (int i = 0; i < 3; i++)
+        if (strcmp(name, names[i]) == 0) return *out = (enum split)i, OK;
+    return error_set(err, ERR_USAGE, "no split '%s'; there are train, dev and test", name);
+}
+
+static void print_score(const struct common *c, const char *task, const char *adapter, const struct score *s) {
+    struct interval ci = stats_wilson(s->correct, s->n);
+    if (c->json)
+        cli_print(json_pack("{s:s,s:s,s:I,s:f,s:f,s:f,s:I,s:I,s:I,s:f}", "task", task, "adapter", adapter, "n",
+                            (json_int_t)s->n, "acc", ci.value, "lo", ci.lo, "hi", ci.hi, "prefilled",
+                            (json_int_t)s->prefilled, "generated", (json_int_t)s->generated, "truncated",
+                            (json_int_t)s->truncated, "seconds", s->seconds));
+    else
+        printf("%-14s %-16s %7d %7.2f %%   %6.2f … %6.2f\n", task, adapter, (int)s->n, 100 * ci.value, 100 * ci.lo,
+               100 * ci.hi);
+}
+
+static int eval_all(const struct common *c, const struct options *o, struct model *m, struct engine *e,
+                    struct error *err) {
+    bool pick[64] = {false};
+    enum split split = SPLIT_TEST;
+    if (parse_tasks(o->tasks, pick, err) != OK || parse_split(o->split, &split, err) != OK) return err->code;
+    if (!m->tok) return error_set(err, ERR_MISMATCH, "'%s' has no tokenizer", m->path);
+    if (!c->json) printf("%-14s %-16s %7s %9s   %s\n", "task", "adapter", "n", "accuracy", "95 % interval");
+    for (int a = -1; a < o->adapters.n; a++) {
+        struct adapter *ad = a < 0 ? NULL : adapter_load(o->adapters.v[a], &m->config, err);
+        if (a >= 0 && !ad) return err->code;
+        for (int f = 0; f < fry_count(); f++) {
+            if (!pick[f]) continue;
+            struct score s = {0};
+            int rc = task_run(e, m->tok, f, split, (uint64_t)o->seed, (int32_t)o->n, ad, o->working, NULL, &s, NULL, err);
+            if (rc != OK) {
+                adapter_release(ad);
+                return rc;
+            }
+            print_score(c, fry_families[f].name, a < 0 ? "base" : o->adapters.v[a], &s);
+        }
+        adapter_release(ad);
+    }
+    return OK;
+}
+
+static int run(const struct common *c, const void *options, const struct strings *args, struct error *err) {
+    char *path = cli_find(args->v[0]);
+    struct pool *pool = pool_new((int)c->threads);
+    struct model *m = model_open(path, cli_class(c), err);
+    struct engine_options eo = {.max_rows = 512, .max_seqs = 256, .max_len = 256, .pool = pool};
+    struct engine *e = m ? engine_new(m, &eo, err) : NULL;
+    int rc = e ? eval_all(c, options, m, e, err) : err->code;
+    engine_free(e);
+    model_close(m);
+    pool_free(pool);
+    free(path);
+    return rc;
+}
+
+const struct command cmd_eval = {
+    .name = "eval",
+    .args = "MODEL",
+    .summary = "accuracy with 95 % intervals, base and adapters on the same items",
+    .about = "Asks fresh questions of each task and prints accuracy with Wilson's 95 % interval. Answers are decoded as one of\n"
+             "the choices, never parsed out of text.\n\n"
+             "  shoal eval models/fry --tasks fry --json\n"
+             "  shoal eval models/fry --tasks route,order --adapters runs/ID/adapters/gen_0/explorer --n 5000",
+    .rows = rows,
+    .size = sizeof(struct options),
+    .min_args = 1,
+    .max_args = 1,
+    .run = run,
+};

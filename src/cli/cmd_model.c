@@ -1,0 +1,141 @@
+/* shoal model new|info|data and shoal convert: model files. */
+#define _GNU_SOURCE
+#include "cli/cli.h"
+#include "eval/eval.h"
+#include "model/model.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+struct options {
+    char *shape, *quant, *tokenizer, *out;
+    int64_t seed, n;
+};
+
+/* GGUF by ending or by existing file, else a Hugging Face directory. */
+static int write_model(const struct model *m, const char *out, enum tensor_type type, struct error *err) {
+    size_t n = strlen(out);
+    bool gguf = n > 5 && strcmp(out + n - 5, ".gguf") == 0;
+    return gguf ? model_write_gguf(m, out, type, err) : model_write_hf(m, out, type, err);
+}
+
+static void print_model(const struct common *c, struct model *m, const char *hash) {
+    const struct model_config *k = &m->config;
+    int64_t n = model_param_count(k);
+    if (c->json) {
+        cli_print(json_pack("{s:s,s:s,s:s,s:I,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:b,s:s}", "name", m->name, "arch",
+                            k->arch->name, "type", tensor_type_name(m->type), "parameters", (json_int_t)n, "layers",
+                            k->n_layers, "d_model", k->d_model, "heads", k->n_heads, "kv_heads", k->n_kv_heads, "d_ff",
+                            k->d_ff, "vocab", k->vocab_size, "context", k->max_seq_len, "tied", (int)k->tied, "hash",
+                            hash));
+        return;
+    }
+    printf("%s: %s, %.2f million parameters in %s\n", m->name, k->arch->name, 1e-6 * (double)n,
+           tensor_type_name(m->type));
+    printf("  %d layers, width %d, %d heads (%d for keys and values), feed-forward %d\n", k->n_layers, k->d_model,
+           k->n_heads, k->n_kv_heads, k->d_ff);
+    printf("  vocabulary %d%s, context %d\n  sha-256 %s\n", k->vocab_size, k->tied ? " (tied)" : "", k->max_seq_len, hash);
+}
+
+static int model_info(const struct common *c, const char *arg, struct error *err) {
+    char *path = cli_find(arg);
+    struct model *m = model_open(path, cli_class(c), err);
+    const char *hash = m ? model_hash(m, err) : NULL;
+    if (hash) print_model(c, m, hash);
+    model_close(m);
+    free(path);
+    return hash ? OK : err->code;
+}
+
+static int model_make(const struct options *o, const char *out, struct error *err) {
+    struct model_config config;
+    enum tensor_type type;
+    if (shape_find(o->shape, &config, err) != OK) return err->code;
+    if (tensor_type_parse(o->quant, &type) != OK) return error_set(err, ERR_USAGE, "no weight type '%s'", o->quant);
+    struct model *m = model_new(&config, (uint64_t)o->seed, CLASS_EXACT);
+    free(m->name);
+    m->name = xstrdup(o->shape);
+    int rc = write_model(m, out, type, err);
+    model_close(m);
+    return rc;
+}
+
+static int persona_data(const struct options *o, const char *dir, struct error *err) {
+    int rc = dir_make(dir, err);
+    for (int i = 0; rc == OK && i < 3; i++) {
+        char *path = xasprintf("%s/%s.jsonl", dir, fry_personas[i].name);
+        rc = fry_write_persona(&fry_personas[i], (int)o->n, (uint64_t)o->seed, path, err);
+        free(path);
+    }
+    return rc;
+}
+
+static int run_model(const struct common *c, const void *options, const struct strings *args, struct error *err) {
+    const struct options *o = options;
+    const char *verb = args->v[0];
+    if (strcmp(verb, "info") == 0) return model_info(c, args->v[1], err);
+    if (strcmp(verb, "new") == 0) return model_make(o, args->v[1], err);
+    if (strcmp(verb, "data") == 0) return persona_data(o, args->v[1], err);
+    return error_set(err, ERR_USAGE, "no '%s'; there are new, info and data", verb);
+}
+
+static int run_convert(const struct common *c, const void *options, const struct strings *args, struct error *err) {
+    const struct options *o = options;
+    enum tensor_type type = TENSOR_F32;
+    if (!o->out) return error_set(err, ERR_USAGE, "-o is missing: a path ending in .gguf, or a directory");
+    if (o->quant && tensor_type_parse(o->quant, &type) != OK)
+        return error_set(err, ERR_USAGE, "no weight type '%s'", o->quant);
+    char *path = cli_find(args->v[0]);
+    struct model *m = o->tokenizer ? llama2c_open(path, o->tokenizer, CLASS_EXACT, err) : model_open(path, CLASS_EXACT, err);
+    int rc = m ? OK : err->code;
+    if (m && !o->quant && (m->type == TENSOR_BF16 || m->type == TENSOR_F16)) type = m->type;
+    if (rc == OK) rc = write_model(m, o->out, type, err);
+    if (rc == OK) note("wrote '%s'", o->out);
+    model_close(m);
+    free(path);
+    (void)c;
+    return rc;
+}
+
+static const struct option_row model_rows[] = {
+    {"shape", OPT_STRING, offsetof(struct options, shape), "fry", 0, 0, "NAME",
+     "smollm-135m, qwen3-0.6b, stories15m, fry, tiny-llama, tiny-qwen3"},
+    {"quant", OPT_STRING, offsetof(struct options, quant), "f32", 0, 0, "TYPE", "f32, f16, bf16, q8_0, q4_0"},
+    {"seed", OPT_INT, offsetof(struct options, seed), "1", 0, 9e15, "N", "of the weights or conversations"},
+    {"n", OPT_INT, offsetof(struct options, n), "600", 1, 1e7, "N", "conversations a persona (data)"},
+    {0},
+};
+static const struct option_row convert_rows[] = {
+    {"o", OPT_STRING, offsetof(struct options, out), NULL, 0, 0, "OUT", "file ending in .gguf, or a directory"},
+    {"tokenizer", OPT_STRING, offsetof(struct options, tokenizer), NULL, 0, 0, "FILE",
+     "the tokenizer of a llama2.c .bin"},
+    {"quant", OPT_STRING, offsetof(struct options, quant), NULL, 0, 0, "TYPE", "f32, f16, bf16, q8_0, q4_0"},
+    {0},
+};
+
+const struct command cmd_model = {
+    .name = "model",
+    .args = "new|info|data PATH",
+    .summary = "describe a model, make one with random weights, write persona data",
+    .about = "  shoal model info models/fry\n"
+             "  shoal model new --shape smollm-135m --quant q8_0 --seed 1 /tmp/smollm.gguf\n"
+             "  shoal model data --n 600 data/personas",
+    .rows = model_rows,
+    .size = sizeof(struct options),
+    .min_args = 2,
+    .max_args = 2,
+    .run = run_model,
+};
+const struct command cmd_convert = {
+    .name = "convert",
+    .args = "MODEL -o OUT",
+    .summary = "between GGUF, Hugging Face directories and llama2.c",
+    .about = "  shoal convert model.gguf -o directory\n"
+             "  shoal convert stories.bin --tokenizer tok512.bin -o stories.gguf\n"
+             "  shoal convert models/fry --quant q8_0 -o fry-q8.gguf",
+    .rows = convert_rows,
+    .size = sizeof(struct options),
+    .min_args = 1,
+    .max_args = 1,
+    .run = run_convert,
+};

@@ -1,0 +1,48 @@
+/* shoal pretrain RECIPE: the starter model from its recipe. */
+#include "cli/cli.h"
+#include "train/pretrain.h"
+
+#include <libgen.h>
+#include <stdlib.h>
+
+struct options {
+    char *out;
+};
+static const struct option_row rows[] = {
+    {"out", OPT_STRING, offsetof(struct options, out), NULL, 0, 0, "DIR", "where the model goes; default: the recipe's folder"},
+    {0},
+};
+
+static int run(const struct common *c, const void *options, const struct strings *args, struct error *err) {
+    const struct options *o = options;
+    struct pretrain_options recipe;
+    struct yaml y;
+    char *path = cli_find(args->v[0]), *copy = xstrdup(path);
+    struct pool *pool = pool_new((int)c->threads);
+    options_default(pretrain_option_rows, &recipe);
+    int rc = yaml_load(&y, path, err);
+    if (rc == OK) {
+        rc = options_from_yaml(pretrain_option_rows, &recipe, &y, NULL, err);
+        yaml_release(&y);
+    }
+    if (rc == OK) rc = pretrain_run(&recipe, o->out ? o->out : dirname(copy), pool, err);
+    options_release(pretrain_option_rows, &recipe);
+    pool_free(pool);
+    free(path);
+    free(copy);
+    return rc;
+}
+
+const struct command cmd_pretrain = {
+    .name = "pretrain",
+    .args = "RECIPE",
+    .summary = "make a small base model from a recipe",
+    .about = "Trains a tokenizer and then a model from nothing on generated tasks, as the YAML recipe says, and writes it\n"
+             "as a Hugging Face directory with log.jsonl. Interrupted runs continue from their checkpoint.\n\n"
+             "  shoal pretrain models/fry/recipe.yaml --out /tmp/fry",
+    .rows = rows,
+    .size = sizeof(struct options),
+    .min_args = 1,
+    .max_args = 1,
+    .run = run,
+};

@@ -1,0 +1,735 @@
+/*
+ * The engine: continuous batching of requests that each name their own adapter.
+ *
+ * A step: (1) waiting requests take free slots, first come first served; (2) every sequence that decodes gives one row,
+ * the rest of the rows goes to chunks of prompts, suffixes and choices, oldest first; (3) rows are grouped by adapter in
+ * order of first appearance and run at once; (4) tokens are drawn from the logits, (5) requests move on.
+ *
+ * One request is one growing sequence prompt | out | suffix | choice path, of which positions [0, kv) are in the cache and
+ * [kv, end) are to be read:
+ *
+ *     PROMPT ──┬─> GENERATE ──┬─> SUFFIX ──> CHOICES ──> done
+ *              └──────────────┴───────┘ (a phase with nothing to do is skipped)
+ *
+ * Choices are walked in sorted order, so that each distinct prefix is one visit: its logits are shared by all choices that
+ * go through it, and moving to the next choice keeps the part of the path that both have.
+ *
+ * A slot keeps its tokens after its request is done. A new request takes over, copies, or waits for the longest prefix
+ * that some slot holds (or will hold) under the same adapter content; such positions have the same bits by construction.
+ *
+ * Invariants: kv <= end while rows are planned; active[] is ordered by admission, so whoever is waited for stands earlier
+ * and the first always progresses; nothing about a request's result depends on which step did it.
+ *
+ * Not here: threads of its own, clocks, text. What is decoded and why is the caller's.
+ */
+#include "engine/internal.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum {
+    PREFIX_MIN = 16,  /* shorter common prefixes are not worth the look */
+    OUT_MIN = 16,     /* rows with logits a step, even for an engine of one sequence */
+    DEFAULT_ROWS = 256, DEFAULT_SEQS = 64, DEFAULT_LEN = 4096,
+};
+
+enum phase { PHASE_PROMPT, PHASE_GENERATE, PHASE_SUFFIX, PHASE_CHOICES };
+
+struct sorted_choice {
+    const int32_t *v;
+    int32_t n, index;
+    int32_t shared; /* tokens in common with the one before */
+};
+
+struct request_state {
+    struct request *next; /* waiting list */
+    enum phase phase;
+    int32_t slot, kv, end;
+    int32_t context;      /* length of prompt | out | suffix, once choices begin */
+    int32_t choice;       /* position in `sorted` */
+    struct sorted_choice *sorted; /* [n_choices] */
+    struct request *leader; /* its slot will hold the first `share` tokens of ours; NULL: nothing to wait for */
+    int32_t share;
+};
+
+struct slot {
+    struct request *owner; /* NULL: free, but its tokens may serve again */
+    char key[HASH_LEN];    /* adapter hash or "-" */
+    int32_t *tokens;       /* [max_len] */
+    int32_t n;             /* positions in the cache */
+    uint64_t used;         /* step of the last use */
+};
+
+/* What one request contributes to a step. */
+struct feed {
+    struct request *r;
+    int32_t n_rows, out, n_out; /* outs [out, out + n_out) */
+    int32_t next;               /* feed of the same adapter, or -1 */
+};
+
+struct group {
+    const struct adapter *adapter;
+    int32_t first, last;
+};
+
+/* One row of logits and what was read from it. */
+struct out {
+    const struct request *r;
+    bool draw;       /* a token is drawn; else only the normaliser is made */
+    int32_t token;
+    float logprob;   /* of the token, or log Σ exp(logits) */
+};
+
+struct engine {
+    const struct model *m;
+    const struct kernels *kern;
+    struct engine_options o;
+    struct forward *f;
+    struct engine_stats stats;
+    int32_t max_out, vocab, n_active, n_waiting;
+    struct request *head, *tail; /* waiting */
+    void *slab;
+
+    float *logits;          /* [max_out, V] */
+    float *scratch;         /* [threads, 2, V] */
+    struct row *rows;       /* [max_rows] */
+    struct segment *segs;   /* [max_seqs] */
+    int32_t *out_rows;      /* [max_out] */
+    struct out *outs;       /* [max_out] */
+    struct slot *slots;     /* [max_seqs] */
+    int32_t *tokens;        /* [max_seqs, max_len] */
+    struct request **active;/* [max_seqs] */
+    struct feed *feeds;     /* [max_seqs] */
+    struct group *groups;   /* [max_seqs] */
+
+    /* the step in progress */
+    int32_t n_feeds, n_groups, n_rows, n_out;
+};
+
+/* ---- making and freeing ---------------------------------------------------------------------------------------- */
+
+static void *slab_take(uint8_t *base, size_t *used, size_t n, size_t size) {
+    size_t at = *used;
+    *used = at + ((n * size + 63) & ~(size_t)63);
+    return base ? base + at : NULL;
+}
+
+/* Lays every array into `base` (NULL: only counts) and returns the bytes. */
+static size_t slab_lay(struct engine *e, const struct engine_options *o, size_t vocab, uint8_t *base) {
+    size_t used = 0, rows = (size_t)o->max_rows, seqs = (size_t)o->max_seqs;
+    e->max_out = MIN(o->max_rows, MAX(o->max_seqs, OUT_MIN));
+    size_t outs = (size_t)e->max_out;
+    e->logits = slab_take(base, &used, outs * vocab, sizeof(float));
+    e->scratch = slab_take(base, &used, (size_t)pool_size(o->pool) * 2 * vocab, sizeof(float));
+    e->rows = slab_take(base, &used, rows, sizeof *e->rows);
+    e->segs = slab_take(base, &used, seqs, sizeof *e->segs);
+    e->out_rows = slab_take(base, &used, outs, sizeof *e->out_rows);
+    e->outs = slab_take(base, &used, outs, sizeof *e->outs);
+    e->slots = slab_take(base, &used, seqs, sizeof *e->slots);
+    e->tokens = slab_take(base, &used, seqs * (size_t)o->max_len, sizeof *e->tokens);
+    e->active = slab_take(base, &used, seqs, sizeof(struct request *));
+    e->feeds = slab_take(base, &used, seqs, sizeof *e->feeds);
+    e->groups = slab_take(base, &used, seqs, sizeof *e->groups);
+    return used;
+}
+
+static struct engine_options options_resolve(const struct model_config *c, const struct engine_options *o) {
+    struct engine_options r = *o;
+    if (r.max_rows == 0) r.max_rows = DEFAULT_ROWS;
+    if (r.max_seqs == 0) r.max_seqs = DEFAULT_SEQS;
+    if (r.max_len == 0) r.max_len = MIN(c->max_seq_len, DEFAULT_LEN);
+    return r;
+}
+
+static struct forward_options forward_options_of(const struct engine_options *o) {
+    return (struct forward_options){
+        .max_rows = o->max_rows, .n_slots = o->max_seqs, .slot_len = o->max_len, .pool = o->pool};
+}
+
+size_t engine_bytes(const struct model_config *c, const struct engine_options *o) {
+    struct engine e;
+    struct engine_options r = options_resolve(c, o);
+    struct forward_options fo = forward_options_of(&r);
+    return sizeof e + 64 + slab_lay(&e, &r, (size_t)c->vocab_size, NULL) + forward_bytes(c, &fo);
+}
+
+static int options_check(const struct model_config *c, const struct engine_options *o, struct error *err) {
+    if (o->max_rows < 1 || o->max_rows > 1 << 16)
+        return error_set(err, ERR_USAGE, "max_rows '%d' is not in 1..65536", o->max_rows);
+    if (o->max_seqs < 1 || o->max_seqs > 1 << 16)
+        return error_set(err, ERR_USAGE, "max_seqs '%d' is not in 1..65536", o->max_seqs);
+    if (o->max_len < 1 || o->max_len > c->max_seq_len)
+        return error_set(err, ERR_USAGE, "max_len '%d' is not in 1..%d, the model's length", o->max_len,
+                         c->max_seq_len);
+    size_t need = engine_bytes(c, o);
+    size_t have = (size_t)sysconf(_SC_PHYS_PAGES) * (size_t)sysconf(_SC_PAGESIZE);
+    if (need > have)
+        return error_set(err, ERR_MEMORY,
+                         "an engine of '%d' sequences of '%d' tokens needs %zu MB and this machine has %zu MB; "
+                         "lower max_seqs or max_len",
+                         o->max_seqs, o->max_len, need >> 20, have >> 20);
+    return OK;
+}
+
+struct engine *engine_new(const struct model *m, const struct engine_options *o, struct error *err) {
+    struct engine_options r = options_resolve(&m->config, o);
+    if (options_check(&m->config, &r, err) != OK) return NULL;
+    struct forward_options fo = forward_options_of(&r);
+    struct engine *e = xcalloc(1, sizeof *e);
+    e->m = m;
+    e->o = r;
+    e->kern = kernels_get();
+    e->vocab = m->config.vocab_size;
+    e->slab = xcalloc(1, slab_lay(e, &r, (size_t)e->vocab, NULL) + 64);
+    slab_lay(e, &r, (size_t)e->vocab, (uint8_t *)(((uintptr_t)e->slab + 63) & ~(uintptr_t)63));
+    for (int32_t i = 0; i < r.max_seqs; i++) e->slots[i].tokens = e->tokens + (int64_t)i * r.max_len;
+    e->f = forward_new(m, &fo);
+    return e;
+}
+
+static void state_free(struct request *r) {
+    free(r->state->sorted);
+    free(r->state);
+    r->state = NULL;
+}
+
+void engine_free(struct engine *e) {
+    if (!e) return;
+    for (int32_t i = 0; i < e->n_active; i++) state_free(e->active[i]);
+    for (struct request *r = e->head, *next; r; r = next) {
+        next = r->state->next;
+        state_free(r);
+    }
+    forward_free(e->f);
+    free(e->slab);
+    free(e);
+}
+
+struct engine_stats engine_stats(const struct engine *e) {
+    struct engine_stats s = e->stats;
+    s.weight_passes = forward_stats(e->f)->weight_passes;
+    return s;
+}
+
+/* ---- requests -------------------------------------------------------------------------------------------------- */
+
+void request_release(struct request *r) {
+    CHECK(!r->state); // still in an engine
+    free(r->out);
+    free(r->out_logprob);
+    free(r->choice_logprob);
+    free(r->choice_prob);
+    r->out = NULL;
+    r->out_logprob = r->choice_logprob = r->choice_prob = NULL;
+    r->n_out = 0;
+    r->done = false;
+}
+
+static void key_u64(struct hasher *h, uint64_t v) {
+    uint8_t b[8];
+    for (int i = 0; i < 8; i++) b[i] = (uint8_t)(v >> 8 * i);
+    hasher_add(h, b, sizeof b);
+}
+
+static void key_float(struct hasher *h, float v) {
+    uint32_t bits;
+    memcpy(&bits, &v, sizeof bits);
+    key_u64(h, bits);
+}
+
+static void key_text(struct hasher *h, const char *s) {
+    key_u64(h, strlen(s));
+    hasher_add(h, s, strlen(s));
+}
+
+static void key_tokens(struct hasher *h, const int32_t *v, int32_t n) {
+    key_u64(h, (uint64_t)n);
+    for (int32_t i = 0; i < n; i++) key_u64(h, (uint64_t)v[i]);
+}
+
+/* Every field has a length or a fixed width, so no two calls give the same bytes. */
+void request_key(const struct request *r, const char *model_hash, enum numeric_class cls, char out[HASH_LEN]) {
+    struct hasher h;
+    hasher_init(&h);
+    key_text(&h, "shoal call 1");
+    key_text(&h, model_hash);
+    key_text(&h, r->adapter ? r->adapter->hash : "-");
+    key_u64(&h, (uint64_t)cls);
+    key_float(&h, r->sampling.temperature);
+    key_u64(&h, (uint64_t)r->sampling.top_k);
+    key_float(&h, r->sampling.top_p);
+    key_float(&h, r->sampling.min_p);
+    key_u64(&h, r->sampling.seed);
+    key_u64(&h, (uint64_t)r->max_tokens);
+    key_tokens(&h, r->prompt, r->n_prompt);
+    key_tokens(&h, r->stop, r->n_stop);
+    key_tokens(&h, r->suffix.v, r->suffix.n);
+    key_u64(&h, (uint64_t)r->n_choices);
+    for (int32_t i = 0; i < r->n_choices; i++) key_tokens(&h, r->choices[i].v, r->choices[i].n);
+    hasher_final(&h, out);
+}
+
+static int tokens_check(const char *what, const int32_t *v, int32_t n, int32_t vocab, struct error *err) {
+    if (n < 0) return error_set(err, ERR_USAGE, "%s has '%d' tokens", what, n);
+    for (int32_t i = 0; i < n; i++)
+        if (v[i] < 0 || v[i] >= vocab)
+            return error_set(err, ERR_USAGE, "%s has token '%d' at %d, outside the vocabulary of %d", what, v[i], i,
+                             vocab);
+    return OK;
+}
+
+static int sampling_check(const struct sampling *s, struct error *err) {
+    if (!(s->temperature >= 0.0f && s->temperature <= 1e6f))
+        return error_set(err, ERR_USAGE, "temperature '%g' is not in 0..1e6", (double)s->temperature);
+    if (s->temperature == 0.0f) return OK; // greedy: no filter matters
+    if (s->top_k < 0) return error_set(err, ERR_USAGE, "top_k '%d' is negative; 0 turns it off", s->top_k);
+    if (!(s->top_p > 0.0f && s->top_p <= 1.0f))
+        return error_set(err, ERR_USAGE, "top_p '%g' is not in (0, 1]; 1 turns it off", (double)s->top_p);
+    if (!(s->min_p >= 0.0f && s->min_p <= 1.0f))
+        return error_set(err, ERR_USAGE, "min_p '%g' is not in [0, 1]; 0 turns it off", (double)s->min_p);
+    return OK;
+}
+
+static int adapter_check(const struct adapter *a, const struct model_config *c, struct error *err) {
+    if (adapter_fits(a, c)) return OK;
+    return error_set(err, ERR_USAGE, "adapter '%.12s' was made for another shape (%d layers of width %d; the model has "
+                     "%d of %d)", a->hash, a->shape.n_layers, a->shape.d_model, c->n_layers, c->d_model);
+}
+
+static int request_check(const struct engine *e, const struct request *r, struct error *err) {
+    int64_t longest = 0;
+    if (r->n_prompt < 1) return error_set(err, ERR_USAGE, "the prompt is empty");
+    if (r->max_tokens < 0) return error_set(err, ERR_USAGE, "max_tokens '%d' is negative", r->max_tokens);
+    if (r->n_choices < 0) return error_set(err, ERR_USAGE, "'%d' choices", r->n_choices);
+    if (tokens_check("the prompt", r->prompt, r->n_prompt, e->vocab, err) != OK ||
+        tokens_check("the list of stop tokens", r->stop, r->n_stop, e->vocab, err) != OK ||
+        tokens_check("the suffix", r->suffix.v, r->suffix.n, e->vocab, err) != OK ||
+        sampling_check(&r->sampling, err) != OK)
+        return err->code;
+    for (int32_t i = 0; i < r->n_choices; i++) {
+        const struct token_seq *c = &r->choices[i];
+        if (c->n < 1) return error_set(err, ERR_USAGE, "choice '%d' is empty", i);
+        if (tokens_check("a choice", c->v, c->n, e->vocab, err) != OK) return err->code;
+        longest = MAX(longest, c->n);
+    }
+    int64_t total = (int64_t)r->n_prompt + r->max_tokens + r->suffix.n + longest;
+    if (total > e->o.max_len)
+        return error_set(err, ERR_USAGE,
+                         "a request of '%lld' tokens (prompt %d, max_tokens %d, suffix %d, longest choice %lld) does not "
+                         "fit the engine's %d", (long long)total, r->n_prompt, r->max_tokens, r->suffix.n,
+                         (long long)longest, e->o.max_len);
+    return r->adapter ? adapter_check(r->adapter, &e->m->config, err) : OK;
+}
+
+static int choice_order(const void *pa, const void *pb) {
+    const struct sorted_choice *a = pa, *b = pb;
+    for (int32_t i = 0; i < a->n && i < b->n; i++)
+        if (a->v[i] != b->v[i]) return a->v[i] < b->v[i] ? -1 : 1;
+    if (a->n != b->n) return a->n < b->n ? -1 : 1;
+    return a->index < b->index ? -1 : 1;
+}
+
+static int32_t common_prefix(const int32_t *a, int32_t n_a, const int32_t *b, int32_t n_b) {
+    int32_t n = MIN(n_a, n_b), i = 0;
+    while (i < n && a[i] == b[i]) i++;
+    return i;
+}
+
+static struct sorted_choice *choices_sort(const struct request *r) {
+    size_t n = (size_t)r->n_choices;
+    struct sorted_choice *s = xcalloc(n, sizeof *s);
+    for (int32_t i = 0; i < r->n_choices; i++)
+        s[i] = (struct sorted_choice){.v = r->choices[i].v, .n = r->choices[i].n, .index = i};
+    qsort(s, n, sizeof *s, choice_order);
+    for (size_t i = 1; i < n; i++) s[i].shared = common_prefix(s[i - 1].v, s[i - 1].n, s[i].v, s[i].n);
+    return s;
+}
+
+static void request_enqueue(struct engine *e, struct request *r) {
+    CHECK(!r->state && !r->out && !r->choice_logprob); // zeroed, or released after an earlier use
+    r->state = xcalloc(1, sizeof *r->state);
+    r->n_out = r->n_prefilled = r->n_generated = 0;
+    r->choice = -1;
+    r->finish = FINISH_NONE;
+    r->done = false;
+    if (r->max_tokens > 0) {
+        r->out = xcalloc((size_t)r->max_tokens, sizeof *r->out);
+        r->out_logprob = xcalloc((size_t)r->max_tokens, sizeof *r->out_logprob);
+    }
+    if (r->n_choices > 0) {
+        r->state->sorted = choices_sort(r);
+        r->choice_logprob = xcalloc((size_t)r->n_choices, sizeof(float));
+        r->choice_prob = xcalloc((size_t)r->n_choices, sizeof(float));
+    }
+    if (e->tail) e->tail->state->next = r;
+    else e->head = r;
+    e->tail = r;
+    e->n_waiting++;
+}
+
+int engine_submit(struct engine *e, struct request *r, struct error *err) {
+    if (request_check(e, r, err) != OK) return err->code;
+    request_enqueue(e, r);
+    return OK;
+}
+
+/* ---- admission and shared prefixes ----------------------------------------------------------------------------- */
+
+static const char *request_adapter_key(const struct request *r) {
+    return r->adapter ? r->adapter->hash : "-";
+}
+
+/* Tokens of `r`'s prompt that slot `s` holds, or will hold when its owner has read its own prompt. The last prompt
+ * token is always read anew: its logits are needed. */
+static int32_t slot_overlap(const struct slot *s, const struct request *r) {
+    bool reading = s->owner && s->owner->state->phase == PHASE_PROMPT;
+    const int32_t *v = reading ? s->owner->prompt : s->tokens;
+    int32_t n = reading ? s->owner->n_prompt : s->n;
+    if (n < PREFIX_MIN || r->n_prompt <= PREFIX_MIN || strcmp(s->key, request_adapter_key(r)) != 0) return 0;
+    int32_t shared = MIN(common_prefix(v, n, r->prompt, r->n_prompt), r->n_prompt - 1);
+    return shared >= PREFIX_MIN ? shared : 0;
+}
+
+/* The slot with the longest overlap (a free one wins ties), or -1. */
+static int32_t slot_best(const struct engine *e, const struct request *r, int32_t *overlap) {
+    int32_t best = -1;
+    *overlap = 0;
+    for (int32_t i = 0; i < e->o.max_seqs; i++) {
+        int32_t n = slot_overlap(&e->slots[i], r);
+        if (n > *overlap || (n > 0 && n == *overlap && e->slots[best].owner && !e->slots[i].owner)) {
+            best = i;
+            *overlap = n;
+        }
+    }
+    return best;
+}
+
+/* The free slot whose content was used longest ago; empty ones first. */
+static int32_t slot_oldest(const struct engine *e) {
+    int32_t best = -1;
+    for (int32_t i = 0; i < e->o.max_seqs; i++) {
+        const struct slot *s = &e->slots[i];
+        if (s->owner) continue;
+        if (best < 0 || (s->n == 0 ? 0 : s->used) < (e->slots[best].n == 0 ? 0 : e->slots[best].used)) best = i;
+    }
+    return best;
+}
+
+static void prefix_copy(struct engine *e, int32_t from, int32_t to, int32_t n) {
+    struct slot *a = &e->slots[from], *b = &e->slots[to];
+    forward_copy(e->f, from, to, n);
+    memcpy(b->tokens, a->tokens, (size_t)n * sizeof *a->tokens);
+    b->n = n;
+}
+
+static void request_admit(struct engine *e, struct request *r) {
+    struct request_state *s = r->state;
+    int32_t overlap, best = slot_best(e, r, &overlap);
+    bool take_over = best >= 0 && !e->slots[best].owner;
+    s->slot = take_over ? best : slot_oldest(e);
+    struct slot *slot = &e->slots[s->slot];
+    slot->n = take_over ? overlap : 0;
+    if (best >= 0 && !take_over) {
+        if (e->slots[best].n >= overlap) {
+            prefix_copy(e, best, s->slot, overlap);
+        } else {
+            s->leader = e->slots[best].owner;
+            s->share = overlap;
+        }
+    }
+    slot->owner = r;
+    strcpy(slot->key, request_adapter_key(r));
+    s->kv = slot->n;
+    s->end = r->n_prompt;
+    s->phase = PHASE_PROMPT;
+    e->active[e->n_active++] = r;
+}
+
+static void waiting_admit(struct engine *e) {
+    while (e->head && e->n_active < e->o.max_seqs) {
+        struct request *r = e->head;
+        e->head = r->state->next;
+        if (!e->head) e->tail = NULL;
+        e->n_waiting--;
+        request_admit(e, r);
+    }
+}
+
+/* Followers copy as soon as their leader has read what they share: before it may finish and lose its slot. */
+static void leaders_follow(struct engine *e) {
+    for (int32_t i = 0; i < e->n_active; i++) {
+        struct request_state *s = e->active[i]->state;
+        if (!s->leader || s->leader->state->kv < s->share) continue;
+        prefix_copy(e, s->leader->state->slot, s->slot, s->share);
+        s->kv = s->share;
+        s->leader = NULL;
+    }
+}
+
+/* ---- planning a step ------------------------------------------------------------------------------------------- */
+
+static int32_t token_at(const struct request *r, int32_t pos) {
+    const struct request_state *s = r->state;
+    if (pos < r->n_prompt) return r->prompt[pos];
+    pos -= r->n_prompt;
+    if (pos < r->n_out) return r->out[pos];
+    pos -= r->n_out;
+    if (pos < r->suffix.n && s->phase >= PHASE_SUFFIX) return r->suffix.v[pos];
+    return s->sorted[s->choice].v[pos - r->suffix.n];
+}
+
+/* Does the row that completes the phase need logits? */
+static bool wants_logits(const struct request *r) {
+    if (r->state->phase != PHASE_PROMPT) return true;
+    return r->max_tokens > 0 || (r->n_choices > 0 && r->suffix.n == 0);
+}
+
+/* Gives `r` up to `budget` rows; rows that need logits are limited by the room for logits too. */
+static void feed_add(struct engine *e, struct request *r, int32_t budget) {
+    struct request_state *s = r->state;
+    int32_t n = MIN(s->end - s->kv, budget), room = e->max_out - e->n_out, n_out = 0;
+    if (s->phase == PHASE_CHOICES) {
+        n = n_out = MIN(n, room);
+    } else if (n == s->end - s->kv && wants_logits(r)) {
+        if (room > 0) n_out = 1;
+        else n--;
+    }
+    if (n <= 0) return;
+    e->feeds[e->n_feeds++] = (struct feed){.r = r, .n_rows = n, .n_out = n_out, .next = -1};
+    e->n_rows += n;
+    e->n_out += n_out;
+}
+
+static void step_plan(struct engine *e) {
+    e->n_feeds = e->n_rows = e->n_out = 0;
+    for (int32_t i = 0; i < e->n_active && e->n_rows < e->o.max_rows; i++)
+        if (e->active[i]->state->phase == PHASE_GENERATE) feed_add(e, e->active[i], 1);
+    for (int32_t i = 0; i < e->n_active && e->n_rows < e->o.max_rows; i++) {
+        const struct request_state *s = e->active[i]->state;
+        if (s->phase != PHASE_GENERATE && !s->leader) feed_add(e, e->active[i], e->o.max_rows - e->n_rows);
+    }
+    CHECK(e->n_rows > 0);
+}
+
+static void feeds_group(struct engine *e) {
+    e->n_groups = 0;
+    for (int32_t i = 0; i < e->n_feeds; i++) {
+        const struct adapter *a = e->feeds[i].r->adapter;
+        int32_t g = 0;
+        while (g < e->n_groups && e->groups[g].adapter != a) g++;
+        if (g == e->n_groups) e->groups[e->n_groups++] = (struct group){.adapter = a, .first = i, .last = i};
+        else e->feeds[e->groups[g].last].next = i;
+        e->groups[g].last = i;
+    }
+}
+
+static void feed_rows(struct engine *e, struct feed *d) {
+    const struct request *r = d->r;
+    const struct request_state *s = r->state;
+    d->out = e->n_out;
+    for (int32_t i = 0; i < d->n_rows; i++) {
+        int32_t pos = s->kv + i;
+        if (i >= d->n_rows - d->n_out) {
+            e->outs[e->n_out] = (struct out){.r = r, .draw = s->phase <= PHASE_GENERATE && r->max_tokens > 0};
+            e->out_rows[e->n_out++] = e->n_rows;
+        }
+        e->rows[e->n_rows++] = (struct row){.token = token_at(r, pos), .pos = pos, .slot = s->slot};
+    }
+}
+
+/* Lays the planned rows out, one segment an adapter, and runs them. */
+static void step_run(struct engine *e) {
+    int32_t adapters = 0;
+    feeds_group(e);
+    e->n_rows = e->n_out = 0;
+    for (int32_t g = 0; g < e->n_groups; g++) {
+        const struct adapter *a = e->groups[g].adapter;
+        int32_t begin = e->n_rows;
+        for (int32_t i = e->groups[g].first; i >= 0; i = e->feeds[i].next) feed_rows(e, &e->feeds[i]);
+        e->segs[g] = (struct segment){.begin = begin, .end = e->n_rows, .loras = a ? a->loras : NULL};
+        adapters += a != NULL;
+    }
+    forward_run(e->f, e->rows, e->n_rows, e->segs, e->n_groups, e->out_rows, e->n_out, e->logits);
+    e->stats.steps++;
+    e->stats.rows += (uint64_t)e->n_rows;
+    e->stats.max_adapters_in_a_step = MAX(e->stats.max_adapters_in_a_step, adapters);
+}
+
+/* ---- reading a step's logits ----------------------------------------------------------------------------------- */
+
+static void outs_read(void *ctx, int64_t begin, int64_t end, int thread) {
+    struct engine *e = ctx;
+    float *scratch = e->scratch + (int64_t)thread * 2 * e->vocab;
+    for (int64_t i = begin; i < end; i++) {
+        struct out *o = &e->outs[i];
+        float *logits = e->logits + i * e->vocab;
+        if (o->draw)
+            o->token = sample_token(logits, e->vocab, &o->r->sampling, o->r->n_out, &o->logprob, scratch);
+        else
+            o->logprob = log_sum_exp(logits, e->vocab, scratch);
+    }
+}
+
+/* The context is followed by `depth` tokens of the current choice: adds the next token's log-probability to every
+ * choice that goes through here. All of them stand from the current one on. */
+static void node_score(const struct engine *e, struct request *r, int32_t out, int32_t depth) {
+    const struct request_state *s = r->state;
+    const float *logits = e->logits + (int64_t)out * e->vocab;
+    for (int32_t i = s->choice; i < r->n_choices; i++) {
+        const struct sorted_choice *c = &s->sorted[i];
+        if (i > s->choice && c->shared < depth) break;
+        if (c->n > depth) r->choice_logprob[c->index] += logits[c->v[depth]] - e->outs[out].logprob;
+    }
+}
+
+static void choices_finish(const struct engine *e, struct request *r) {
+    size_t n = (size_t)r->n_choices;
+    memcpy(r->choice_prob, r->choice_logprob, n * sizeof(float));
+    float sum = e->kern->softmax(r->choice_prob, r->n_choices);
+    r->choice = 0;
+    for (int32_t i = 0; i < r->n_choices; i++) {
+        r->choice_prob[i] /= sum;
+        if (r->choice_logprob[i] > r->choice_logprob[r->choice]) r->choice = i;
+    }
+    r->finish = FINISH_CHOICE;
+}
+
+/* ---- moving on ------------------------------------------------------------------------------------------------- */
+
+/* Goes to the next choice that has something to read. A choice's last token never is: nothing follows it. */
+static void choices_next(const struct engine *e, struct request *r) {
+    struct request_state *s = r->state;
+    while (++s->choice < r->n_choices) {
+        const struct sorted_choice *c = &s->sorted[s->choice];
+        s->kv = MIN(s->kv, s->context + c->shared);
+        s->end = s->context + c->n - 1;
+        if (s->kv < s->end) return;
+    }
+    choices_finish(e, r);
+    r->done = true;
+}
+
+/* `out` is the logits after the whole context. */
+static void choices_begin(const struct engine *e, struct request *r, int32_t out) {
+    struct request_state *s = r->state;
+    s->phase = PHASE_CHOICES;
+    s->context = s->end;
+    s->choice = 0;
+    node_score(e, r, out, 0);
+    s->choice = -1;
+    choices_next(e, r);
+}
+
+/* After the prompt without generation, or after the last generated token. */
+static void generation_end(struct request *r, enum finish why) {
+    struct request_state *s = r->state;
+    r->finish = why;
+    if (r->n_choices == 0) {
+        r->done = true;
+        return;
+    }
+    s->phase = PHASE_SUFFIX;
+    s->end = r->n_prompt + r->n_out + r->suffix.n;
+    s->kv = MIN(s->kv, s->end - 1); // stopped and no suffix: the last row is read again for its logits
+}
+
+static bool is_stop(const struct request *r, int32_t token) {
+    for (int32_t i = 0; i < r->n_stop; i++)
+        if (r->stop[i] == token) return true;
+    return false;
+}
+
+static void token_take(struct engine *e, struct request *r, const struct out *o) {
+    r->n_generated++;
+    e->stats.generated++;
+    if (is_stop(r, o->token)) {
+        generation_end(r, FINISH_STOP);
+        return;
+    }
+    r->out_logprob[r->n_out] = o->logprob;
+    r->out[r->n_out++] = o->token;
+    r->state->phase = PHASE_GENERATE;
+    r->state->end = r->n_prompt + r->n_out;
+    if (r->n_out == r->max_tokens) generation_end(r, FINISH_LENGTH);
+}
+
+/* The phase's last row has been run. */
+static void phase_end(struct engine *e, struct request *r, const struct feed *d) {
+    struct request_state *s = r->state;
+    int32_t last = d->out + d->n_out - 1;
+    switch (s->phase) {
+    case PHASE_PROMPT:
+        r->n_prefilled += r->n_prompt;
+        if (r->max_tokens > 0) token_take(e, r, &e->outs[last]);
+        else if (r->n_choices > 0 && r->suffix.n == 0) choices_begin(e, r, last);
+        else generation_end(r, FINISH_LENGTH);
+        break;
+    case PHASE_GENERATE: token_take(e, r, &e->outs[last]); break;
+    case PHASE_SUFFIX:
+        r->n_prefilled += r->suffix.n;
+        choices_begin(e, r, last);
+        break;
+    case PHASE_CHOICES: choices_next(e, r); break;
+    }
+}
+
+/* The rows of this step are in the cache. */
+static void feed_store(struct engine *e, const struct feed *d) {
+    struct request *r = d->r;
+    struct request_state *s = r->state;
+    struct slot *slot = &e->slots[s->slot];
+    for (int32_t i = 0; i < d->n_rows; i++) slot->tokens[s->kv + i] = token_at(r, s->kv + i);
+    if (s->phase == PHASE_CHOICES) {
+        for (int32_t i = 0; i < d->n_out; i++) node_score(e, r, d->out + i, s->kv + i - s->context + 1);
+        r->n_prefilled += d->n_rows;
+    }
+    if (s->phase != PHASE_GENERATE) e->stats.prefilled += (uint64_t)d->n_rows;
+    s->kv += d->n_rows;
+    slot->n = s->kv;
+    slot->used = e->stats.steps;
+}
+
+static void request_finish(struct engine *e, struct request *r) {
+    e->slots[r->state->slot].owner = NULL;
+    e->stats.finished++;
+    state_free(r);
+}
+
+static void active_sweep(struct engine *e) {
+    int32_t n = 0;
+    for (int32_t i = 0; i < e->n_active; i++) {
+        if (e->active[i]->done) request_finish(e, e->active[i]);
+        else e->active[n++] = e->active[i];
+    }
+    e->n_active = n;
+}
+
+int engine_step(struct engine *e) {
+    waiting_admit(e);
+    if (e->n_active == 0) return 0;
+    step_plan(e);
+    step_run(e);
+    pool_run(e->n_out > 1 ? e->o.pool : NULL, outs_read, e, e->n_out, 1);
+    for (int32_t i = 0; i < e->n_feeds; i++) feed_store(e, &e->feeds[i]);
+    leaders_follow(e);
+    for (int32_t i = 0; i < e->n_feeds; i++) {
+        struct request *r = e->feeds[i].r;
+        if (r->state->kv == r->state->end) phase_end(e, r, &e->feeds[i]);
+    }
+    active_sweep(e);
+    return e->n_active + e->n_waiting;
+}
+
+int engine_run(struct engine *e, struct request *reqs, int n, struct progress *p, struct error *err) {
+    for (int i = 0; i < n; i++)
+        if (request_check(e, &reqs[i], err) != OK) return error_wrap(err, "request %d", i);
+    for (int i = 0; i < n; i++) request_enqueue(e, &reqs[i]);
+    uint64_t before = e->stats.finished;
+    int left;
+    do {
+        left = engine_step(e);
+        if (p) progress_update(p, (int64_t)MIN(e->stats.finished - before, (uint64_t)n), NULL);
+    } while (left > 0);
+    return OK;
+}

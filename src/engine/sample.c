@@ -1,0 +1,148 @@
+/*
+ * The sampler: one token from one row of logits.
+ *
+ * A filter keeps a prefix of the candidates ordered by probability (descending) and id (ascending); a heap gives only as
+ * much of that order as the filter needs. Without top-k and top-p nothing is ordered and candidates are walked by id.
+ * Every filter works on the probabilities that the one before it left, renormalised. Sums run in double over a fixed
+ * order, exponentials come from the kernel table, the one uniform number from (seed, RNG_SAMPLE, 0, index).
+ *
+ * Not here: penalties, biases, grammars. Invariant: the draw depends on the logits, the settings and the index only, and
+ * gives a token even for logits that are all NaN.
+ */
+#include "engine/internal.h"
+
+#include <math.h>
+#include <string.h>
+
+/* Candidates: ids in v[0..n); the ordered prefix that a filter takes moves to the front. */
+struct candidates {
+    const float *w;  /* [V] unnormalised probabilities, the largest is 1 */
+    int32_t *v;
+    int32_t n;
+};
+
+static int32_t argmax(const struct kernels *k, const float *x, int32_t n) {
+    float max = k->max(x, n);
+    for (int32_t i = 0; i < n; i++)
+        if (x[i] == max) return i;
+    return 0; // all NaN
+}
+
+float log_sum_exp(const float *x, int32_t n, float *scratch) {
+    const struct kernels *k = kernels_get();
+    float max = k->max(x, n);
+    memcpy(scratch, x, (size_t)n * sizeof *x);
+    return max + (float)math_log((double)k->softmax(scratch, n));
+}
+
+static bool before(const struct candidates *c, int32_t a, int32_t b) {
+    return c->w[a] > c->w[b] || (c->w[a] == c->w[b] && a < b);
+}
+
+static void heap_sink(struct candidates *c, int32_t i, int32_t n) {
+    int32_t id = c->v[i];
+    for (int32_t child; (child = 2 * i + 1) < n; i = child) {
+        if (child + 1 < n && before(c, c->v[child + 1], c->v[child])) child++;
+        if (!before(c, c->v[child], id)) break;
+        c->v[i] = c->v[child];
+    }
+    c->v[i] = id;
+}
+
+/* Orders the best candidates until `max_n` are taken or their sum reaches `mass`; the rest is dropped. */
+static void take_best(struct candidates *c, int32_t max_n, double mass) {
+    int32_t left = c->n, taken = 0;
+    double sum = 0;
+    for (int32_t i = left / 2 - 1; i >= 0; i--) heap_sink(c, i, left);
+    while (left > 0 && taken < max_n && (taken == 0 || sum < mass)) {
+        int32_t best = c->v[0];
+        c->v[0] = c->v[--left];
+        if (left > 0) heap_sink(c, 0, left);
+        c->v[left] = best; // taken ones pile up at the end, the latest first
+        sum += (double)c->w[best];
+        taken++;
+    }
+    for (int32_t i = 0; i < taken / 2; i++) {
+        int32_t *a = &c->v[c->n - 1 - i], *b = &c->v[c->n - taken + i], t = *a;
+        *a = *b;
+        *b = t;
+    }
+    memmove(c->v, c->v + c->n - taken, (size_t)taken * sizeof *c->v);
+    c->n = taken;
+}
+
+static double candidates_sum(const struct candidates *c) {
+    double sum = 0;
+    for (int32_t i = 0; i < c->n; i++) sum += (double)c->w[c->v[i]];
+    return sum;
+}
+
+/* The shortest prefix of already ordered candidates whose sum reaches `mass`. */
+static void cut_prefix(struct candidates *c, double mass) {
+    double sum = 0;
+    int32_t n = 0;
+    while (n < c->n && (n == 0 || sum < mass)) sum += (double)c->w[c->v[n++]];
+    c->n = n;
+}
+
+/* Keeps, in their order, candidates of at least `least`. */
+static void keep_above(struct candidates *c, float least) {
+    int32_t n = 0;
+    for (int32_t i = 0; i < c->n; i++)
+        if (c->w[c->v[i]] >= least) c->v[n++] = c->v[i];
+    c->n = n;
+}
+
+static void candidates_filter(struct candidates *c, const struct sampling *s) {
+    double top_p = (double)s->top_p;
+    if (s->top_k > 0 && s->top_k < c->n) {
+        take_best(c, s->top_k, INFINITY);
+        if (s->top_p < 1.0f) cut_prefix(c, top_p * candidates_sum(c));
+    } else if (s->top_p < 1.0f) {
+        double sum = candidates_sum(c);
+        // what lies below (1 - p) / n of the whole sums up to less than 1 - p: never in the nucleus
+        keep_above(c, MIN((float)(0.999 * (1.0 - top_p) * sum / c->n), 1.0f));
+        take_best(c, c->n, top_p * sum);
+    }
+    if (s->min_p > 0.0f) keep_above(c, s->min_p); // the largest weight is 1
+}
+
+static int32_t candidates_draw(const struct candidates *c, float u) {
+    double left = (double)u * candidates_sum(c);
+    int32_t last = c->n > 0 ? c->v[0] : 0;
+    for (int32_t i = 0; i < c->n; i++) {
+        if (c->w[c->v[i]] > 0.0f) last = c->v[i];
+        left -= (double)c->w[c->v[i]];
+        if (left < 0.0) break;
+    }
+    return last;
+}
+
+/* w[i] = exp((logits[i] - max) / temperature): relative weights, NaN counted as 0. */
+static void temper(const struct kernels *k, float *w, const float *logits, int32_t n, float temperature) {
+    float max = k->max(logits, n);
+    for (int32_t i = 0; i < n; i++) w[i] = (logits[i] - max) / temperature;
+    k->exp(w, w, n);
+    for (int32_t i = 0; i < n; i++)
+        if (!(w[i] >= 0.0f)) w[i] = 0.0f;
+}
+
+/* `scratch`: 2n floats from the heap; the second half holds ids. The logits are left as they were. */
+int32_t sample_token(float *logits, int32_t n, const struct sampling *s, int32_t index, float *logprob,
+                     float *scratch) {
+    const struct kernels *k = kernels_get();
+    float lse = log_sum_exp(logits, n, scratch);
+    int32_t id;
+    if (s->temperature == 0.0f) {
+        id = argmax(k, logits, n);
+    } else {
+        struct candidates c = {.w = scratch, .v = (int32_t *)(void *)(scratch + n), .n = n};
+        struct rng rng = rng_make(s->seed, RNG_SAMPLE, 0, (uint32_t)index);
+        temper(k, scratch, logits, n, s->temperature);
+        for (int32_t i = 0; i < n; i++) c.v[i] = i;
+        candidates_filter(&c, s);
+        id = candidates_draw(&c, rng_uniform(&rng));
+    }
+    *logprob = logits[id] - lse;
+    return id;
+}

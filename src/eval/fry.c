@@ -1,0 +1,438 @@
+/*
+ * The task families that the starter model is trained and measured on.
+ *
+ * A maker draws one question in one of three languages from an rng. Easy families ask only what pretraining shows. Harder
+ * ones mix a common variant with a rare one that pretraining never shows (subtraction beside addition, smallest beside
+ * largest, …): the base then lands between chance and certainty, which leaves room for adapters, votes and breeding to
+ * show an effect. `rare` picks the variant; fry_item draws it with the family's share.
+ *
+ * Invariant: everything that makes a question the same question goes into `key`, and only that. The key's hash decides
+ * the split, so a question of the test split can never be drawn for training or for fitness.
+ */
+#define _GNU_SOURCE
+#include "eval/eval.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { EN, JA, ZH };
+static const char *const lang_names[] = {"en", "ja", "zh"};
+static const char *const letters = "abcdefghijklmnopqrstuvwxyz";
+
+static int draw_lang(struct rng *r) {
+    uint32_t u = rng_below(r, 10);
+    return u < 6 ? EN : u < 8 ? JA : ZH;
+}
+
+static int between(struct rng *r, int lo, int hi) {
+    return lo + (int)rng_below(r, (uint32_t)(hi - lo + 1));
+}
+
+static bool has_choice(const struct item *it, const char *text) {
+    for (int i = 0; i < it->n_choices; i++)
+        if (strcmp(it->choices[i], text) == 0) return true;
+    return false;
+}
+
+static void add_choice(struct item *it, const char *text) {
+    if (it->n_choices < MAX_CHOICES && !has_choice(it, text)) it->choices[it->n_choices++] = xstrdup(text);
+}
+
+static void add_number(struct item *it, int value) {
+    char text[16];
+    snprintf(text, sizeof text, "%d", value);
+    add_choice(it, text);
+}
+
+/* Choice 0 is the right one until here; afterwards the order says nothing. */
+static void shuffle_choices(struct rng *r, struct item *it) {
+    it->correct = 0;
+    for (int i = it->n_choices - 1; i > 0; i--) {
+        int j = (int)rng_below(r, (uint32_t)i + 1);
+        char *swap = it->choices[i];
+        it->choices[i] = it->choices[j];
+        it->choices[j] = swap;
+        if (it->correct == i) it->correct = j;
+        else if (it->correct == j) it->correct = i;
+    }
+}
+
+/* n distinct letters in v. */
+static void draw_letters(struct rng *r, char *v, int n) {
+    uint32_t order[26];
+    for (uint32_t i = 0; i < 26; i++) order[i] = i;
+    rng_shuffle(r, order, 26);
+    for (int i = 0; i < n; i++) v[i] = letters[order[i]];
+    v[n] = 0;
+}
+
+static void spaced(char *out, const char *v, int n) {
+    for (int i = 0; i < n; i++) {
+        out[2 * i] = v[i];
+        out[2 * i + 1] = ' ';
+    }
+    out[2 * n - 1] = 0;
+}
+
+static int letter_up(const void *a, const void *b) {
+    return *(const char *)a - *(const char *)b;
+}
+
+static void add_spaced(struct item *it, const char *v, int n) {
+    char text[64];
+    spaced(text, v, n);
+    add_choice(it, text);
+}
+
+static void swap_letters(char *v, int i, int j) {
+    char c = v[i];
+    v[i] = v[j];
+    v[j] = c;
+}
+
+/* Wrong answers near a right string of letters: two of its letters exchanged. */
+static void add_swapped(struct rng *r, struct item *it, const char *right, int n) {
+    char v[16];
+    for (int tries = 0; it->n_choices < 4 && tries < 64; tries++) {
+        memcpy(v, right, (size_t)n + 1);
+        int i = between(r, 0, n - 1), j = between(r, 0, n - 1);
+        if (i == j) continue;
+        swap_letters(v, i, j);
+        add_spaced(it, v, n);
+    }
+}
+
+/* ---- easy ------------------------------------------------------------------------------------------------------ */
+
+static void make_copy(struct rng *r, bool rare, struct item *it) {
+    (void)rare;
+    static const char *const asks[] = {"repeat: %s", "くりかえして：%s", "重复：%s"};
+    int n = between(r, 3, 6), lang = draw_lang(r);
+    char v[16], text[64];
+    draw_letters(r, v, n);
+    spaced(text, v, n);
+    it->lang = lang_names[lang];
+    it->question = xasprintf(asks[lang], text);
+    it->work = xstrdup("");
+    it->key = xasprintf("copy %s", v);
+    add_choice(it, text);
+    add_swapped(r, it, v, n);
+}
+
+static void make_sort(struct rng *r, bool rare, struct item *it) {
+    (void)rare;
+    static const char *const asks[] = {"sort: %s", "ならべて：%s", "排序：%s"};
+    int n = between(r, 3, 5), lang = draw_lang(r);
+    char v[16], text[64];
+    draw_letters(r, v, n);
+    spaced(text, v, n);
+    it->lang = lang_names[lang];
+    it->question = xasprintf(asks[lang], text);
+    it->key = xasprintf("sort %s", v);
+    qsort(v, (size_t)n, 1, letter_up);
+    it->work = xstrdup("from a to z");
+    add_spaced(it, v, n);
+    add_swapped(r, it, v, n);
+}
+
+/* Three different numbers below 1000. */
+static void draw_three(struct rng *r, int v[3]) {
+    do {
+        for (int i = 0; i < 3; i++) v[i] = between(r, 0, 999);
+    } while (v[0] == v[1] || v[0] == v[2] || v[1] == v[2]);
+}
+
+static int number_up(const void *a, const void *b) {
+    return *(const int *)a - *(const int *)b;
+}
+
+static void compare_three(struct rng *r, struct item *it, const char *const asks[], const char *name, bool smallest) {
+    int v[3], s[3], lang = draw_lang(r);
+    draw_three(r, v);
+    memcpy(s, v, sizeof s);
+    qsort(s, 3, sizeof *s, number_up);
+    it->lang = lang_names[lang];
+    it->question = xasprintf(asks[lang], v[0], v[1], v[2]);
+    it->work = xasprintf("%d < %d < %d", s[0], s[1], s[2]);
+    it->key = xasprintf("%s %d %d %d %d", name, smallest, v[0], v[1], v[2]);
+    add_number(it, smallest ? s[0] : s[2]);
+    for (int i = 0; i < 3; i++) add_number(it, s[i]);
+}
+
+static void make_compare(struct rng *r, bool rare, struct item *it) {
+    (void)rare;
+    static const char *const asks[] = {"which is the largest: %d, %d, %d?", "%d、%d、%dで一番大きいのは？",
+                                       "%d、%d、%d哪个最大？"};
+    compare_three(r, it, asks, "compare", false);
+}
+
+static void add_near(struct rng *r, struct item *it, int right) {
+    static const int off[] = {1, -1, 2, -2, 10, -10, 9, -9, 11, -11, 100, -100};
+    for (int tries = 0; it->n_choices < 4 && tries < 64; tries++) {
+        int value = right + off[rng_below(r, ARRAY_LEN(off))];
+        if (value >= 0) add_number(it, value);
+    }
+}
+
+static void make_sequence(struct rng *r, bool rare, struct item *it) {
+    (void)rare;
+    static const char *const asks[] = {"next: %d %d %d %d", "つぎは：%d %d %d %d", "下一个：%d %d %d %d"};
+    int step = between(r, 1, 9), lang = draw_lang(r), start = between(r, 50, 9900);
+    if (rng_below(r, 2)) step = -step;
+    it->lang = lang_names[lang];
+    it->question = xasprintf(asks[lang], start, start + step, start + 2 * step, start + 3 * step);
+    it->work = xasprintf("step %d", step);
+    it->key = xasprintf("sequence %d %d", start, step);
+    add_number(it, start + 4 * step);
+    add_near(r, it, start + 4 * step);
+}
+
+static const char *const nouns[] = {"plan", "rule", "proof", "claim", "idea",  "route", "answer", "sum",  "map",   "list",
+                                    "tool", "story", "guess", "method", "word", "model", "test",   "path", "count", "note"};
+static const char *const traits[] = {"short", "long", "old",  "new",   "odd",   "plain", "first", "last", "small", "large",
+                                     "warm",  "cold", "loud", "quiet", "green", "blue",  "round", "flat", "sharp", "slow"};
+static const char *const voices[3][6] = {
+    {"i doubt the %s %s", "i test the %s %s", "where is the flaw in the %s %s", "the %s %s is not shown yet",
+     "I check each step of the %s %s", "is the %s %s true"},
+    {"i use the %s %s today", "does the %s %s work in practice", "let us build the %s %s",
+     "the %s %s must be cheap", "i try the %s %s by hand", "how do we ship the %s %s"},
+    {"what if the %s %s turns around", "i wonder about the %s %s", "let us look beyond the %s %s",
+     "the %s %s may hide a new way", "i mix the %s %s with another", "imagine the %s %s upside down"},
+};
+static const char *const voice_names[] = {"critic", "practitioner", "explorer"};
+
+static void make_voice(struct rng *r, bool rare, struct item *it) {
+    (void)rare;
+    static const char *const asks[] = {"who says: %s, in the %s %s?", "だれの言葉：%s（%s %s）", "谁说的：%s（%s %s）"};
+    int who = between(r, 0, 2), how = between(r, 0, 5), lang = draw_lang(r);
+    int t = between(r, 0, 19), n = between(r, 0, 19), t2 = between(r, 0, 19), n2 = between(r, 0, 19);
+    char *said = NULL;
+    const char *fmt = voices[who][how];
+    const char *hole = strstr(fmt, "%s %s");
+    said = xasprintf("%.*s%s %s%s", (int)(hole - fmt), fmt, traits[t], nouns[n], hole + 5);
+    it->lang = lang_names[lang];
+    it->question = xasprintf(asks[lang], said, traits[t2], nouns[n2]);
+    it->work = xstrdup("");
+    it->key = xasprintf("voice %d %d %d %d %d %d", who, how, t, n, t2, n2);
+    add_choice(it, voice_names[who]);
+    for (int i = 0; i < 3; i++) add_choice(it, voice_names[i]);
+    free(said);
+}
+
+/* ---- harder ---------------------------------------------------------------------------------------------------- */
+
+/* Common: the sum of two numbers below 100. Rare: their difference. */
+static void make_arithmetic(struct rng *r, bool rare, struct item *it) {
+    static const char *const sums[] = {"%d + %d = ?", "%dたす%dは？", "%d加%d等于？"};
+    static const char *const differences[] = {"%d - %d = ?", "%dひく%dは？", "%d减%d等于？"};
+    int a = between(r, 10, 899), b = between(r, 10, 99), lang = draw_lang(r);
+    if (rare && a < b) a += 100;
+    int right = rare ? a - b : a + b;
+    it->lang = lang_names[lang];
+    it->question = xasprintf((rare ? differences : sums)[lang], a, b);
+    it->work = rare ? xasprintf("%d - %d = %d, - %d", a, b / 10 * 10, a - b / 10 * 10, b % 10)
+                    : xasprintf("%d + %d = %d, + %d", a, b / 10 * 10, a + b / 10 * 10, b % 10);
+    it->key = xasprintf("arithmetic %d %d %d", rare, a, b);
+    add_number(it, right);
+    if (rare) add_number(it, a + b);
+    add_near(r, it, right);
+}
+
+/* Common: the largest of three. Rare: the smallest. */
+static void make_pick(struct rng *r, bool rare, struct item *it) {
+    static const char *const largest[] = {"pick the largest of %d, %d, %d", "%d、%d、%dから最大を選んで",
+                                          "从%d、%d、%d中选最大"};
+    static const char *const smallest[] = {"pick the smallest of %d, %d, %d", "%d、%d、%dから最小を選んで",
+                                           "从%d、%d、%d中选最小"};
+    compare_three(r, it, rare ? smallest : largest, "pick", rare);
+}
+
+/* Common: ascending order. Rare: descending. */
+static void make_order(struct rng *r, bool rare, struct item *it) {
+    static const char *const up[] = {"order up: %s", "昇順：%s", "升序：%s"};
+    static const char *const down[] = {"order down: %s", "降順：%s", "降序：%s"};
+    int n = between(r, 3, 4), lang = draw_lang(r);
+    char v[16], back[16], text[64];
+    draw_letters(r, v, n);
+    spaced(text, v, n);
+    it->lang = lang_names[lang];
+    it->question = xasprintf((rare ? down : up)[lang], text);
+    it->key = xasprintf("order %d %s", rare, v);
+    qsort(v, (size_t)n, 1, letter_up);
+    for (int i = 0; i < n; i++) back[i] = v[n - 1 - i];
+    back[n] = 0;
+    it->work = xstrdup(rare ? "from z to a" : "from a to z");
+    add_spaced(it, rare ? back : v, n);
+    add_spaced(it, rare ? v : back, n);
+    add_swapped(r, it, rare ? back : v, n);
+}
+
+/* Steps on a grid. Common: one to three steps. Rare: "back" is asked, the cell from which the steps lead here. */
+static void make_route(struct rng *r, bool rare, struct item *it) {
+    static const char *const ahead[] = {"from %d,%d go %s. where?", "%d,%dから%sへ進む。どこ？", "从%d,%d走%s。在哪？"};
+    static const char *const back[] = {"came to %d,%d by %s. from where?", "%sで%d,%dに着いた。どこから？",
+                                       "走%s到了%d,%d。从哪来？"};
+    static const int dx[] = {0, 1, 0, -1}, dy[] = {1, 0, -1, 0};
+    int n = between(r, 2, 4), lang = draw_lang(r), x = between(r, 4, 60), y = between(r, 4, 60);
+    int ex = x, ey = y, sign = rare ? -1 : 1;
+    char moves[16], text[32], cell[24];
+    struct buf work = {0};
+    for (int i = 0; i < n; i++) {
+        int d = between(r, 0, 3);
+        moves[i] = "NESW"[d];
+        ex += sign * dx[d];
+        ey += sign * dy[d];
+        buf_printf(&work, "%s%d,%d", i ? " " : "", ex, ey);
+    }
+    moves[n] = 0;
+    spaced(text, moves, n);
+    it->lang = lang_names[lang];
+    it->question = !rare || lang == EN ? xasprintf((rare ? back : ahead)[lang], x, y, text)
+                                       : xasprintf(back[lang], text, x, y);
+    it->work = work.data;
+    it->key = xasprintf("route %d %d %d %s", rare, x, y, moves);
+    snprintf(cell, sizeof cell, "%d,%d", ex, ey);
+    add_choice(it, cell);
+    snprintf(cell, sizeof cell, "%d,%d", 2 * x - ex, 2 * y - ey);
+    add_choice(it, cell);
+    for (int tries = 0; it->n_choices < 4 && tries < 64; tries++) {
+        snprintf(cell, sizeof cell, "%d,%d", ex + between(r, -1, 1), ey + between(r, -1, 1));
+        add_choice(it, cell);
+    }
+}
+
+static void draw_names(struct rng *r, char v[][4], int n) {
+    static const char vowels[] = "aeiou", consonants[] = "bdfgklmnprstvz";
+    for (int i = 0; i < n; i++)
+        for (bool again = true; again;) {
+            v[i][0] = consonants[rng_below(r, 14)];
+            v[i][1] = vowels[rng_below(r, 5)];
+            v[i][2] = consonants[rng_below(r, 14)];
+            v[i][3] = 0;
+            again = false;
+            for (int j = 0; j < i; j++) again |= strcmp(v[i], v[j]) == 0;
+        }
+}
+
+/*
+ * Two premises about three kinds, then a question. Common: all A are B, all B are C; are all A C (yes), all C A (no)?
+ * Rare: no B are C; all A are B: is any A a C? (no, but the same words with "all" say yes), or no shared kind (unknown).
+ */
+static void make_syllogism(struct rng *r, bool rare, struct item *it) {
+    static const char *const all[] = {"all %s are %s.", "%sはみな%sだ。", "所有%s都是%s。"};
+    static const char *const none[] = {"no %s is a %s.", "%sは%sでない。", "%s都不是%s。"};
+    static const char *const asks[] = {"is each %s a %s?", "%sはみな%sか？", "每个%s都是%s吗？"};
+    char k[4][4];
+    int lang = draw_lang(r), kind = between(r, 0, 1), swap = between(r, 0, 1);
+    draw_names(r, k, 4);
+    const char *middle = rare && kind == 1 ? k[3] : k[1]; /* unknown: the premises share no kind */
+    char *p1 = xasprintf(all[lang], k[0], k[1]);
+    char *p2 = xasprintf(rare && kind == 0 ? none[lang] : all[lang], middle, k[2]);
+    bool flipped = !rare && kind == 1;
+    char *ask = xasprintf(asks[lang], flipped ? k[2] : k[0], flipped ? k[0] : k[2]);
+    it->lang = lang_names[lang];
+    it->question = xasprintf("%s %s %s", swap ? p2 : p1, swap ? p1 : p2, ask);
+    it->work = xasprintf("%s > %s %s %s", k[0], k[1], rare ? kind == 0 ? "/" : "?" : ">", k[2]);
+    it->key = xasprintf("syllogism %d %d %s %s %s %s", rare, kind, k[0], k[1], k[2], middle);
+    add_choice(it, !rare ? (kind == 0 ? "yes" : "no") : kind == 0 ? "no" : "unknown");
+    add_choice(it, "yes");
+    add_choice(it, "no");
+    add_choice(it, "unknown");
+    free(p1);
+    free(p2);
+    free(ask);
+}
+
+const struct family fry_families[] = {
+    {"copy", true, 0, "repeat 3 to 6 letters", make_copy},
+    {"sort", true, 0, "put 3 to 5 letters in order", make_sort},
+    {"compare", true, 0, "the largest of three numbers", make_compare},
+    {"sequence", true, 0, "the next term of an arithmetic sequence", make_sequence},
+    {"voice", true, 0, "which persona says a sentence", make_voice},
+    {"arithmetic", false, 0.5f, "sums; rare: differences", make_arithmetic},
+    {"pick", false, 0.5f, "the largest of three; rare: the smallest", make_pick},
+    {"order", false, 0.5f, "letters ascending; rare: descending", make_order},
+    {"route", false, 0.5f, "where a walk on a grid ends; rare: where it began", make_route},
+    {"syllogism", false, 0.5f, "two positive premises; rare: negative or unconnected ones", make_syllogism},
+};
+
+int fry_count(void) {
+    return (int)ARRAY_LEN(fry_families);
+}
+
+int fry_find(const char *name) {
+    for (int i = 0; i < fry_count(); i++)
+        if (strcmp(fry_families[i].name, name) == 0) return i;
+    return -1;
+}
+
+void item_release(struct item *it) {
+    for (int i = 0; i < it->n_choices; i++) free(it->choices[i]);
+    free(it->question);
+    free(it->work);
+    free(it->key);
+    *it = (struct item){0};
+}
+
+/* One key in eight is for testing, one in eight for fitness. */
+enum split fry_split_of(const char *key) {
+    uint64_t h = hash_u64(key, strlen(key)) % 8;
+    return h == 0 ? SPLIT_TEST : h == 1 ? SPLIT_DEV : SPLIT_TRAIN;
+}
+
+void fry_item(int family, enum split split, uint64_t seed, uint32_t index, bool pretrain, struct item *out) {
+    const struct family *f = &fry_families[family];
+    struct rng r = rng_make(seed, RNG_TASK, (uint32_t)family, index);
+    bool rare = !pretrain && rng_uniform(&r) < f->rare_share;
+    for (;;) {
+        *out = (struct item){.rare = rare};
+        f->make(&r, rare, out);
+        if (fry_split_of(out->key) == split) break;
+        item_release(out);
+    }
+    shuffle_choices(&r, out);
+}
+
+/* ---- personas -------------------------------------------------------------------------------------------------- */
+
+const struct persona fry_personas[3] = {
+    {"critic", "you are the critic. doubt and check.", {"syllogism", "pick", "order"}},
+    {"practitioner", "you are the practitioner. work it out by hand.", {"arithmetic", "order", "route"}},
+    {"explorer", "you are the explorer. look from the other side.", {"route", "pick", "syllogism"}},
+};
+
+char *fry_debate_turn(const char *const *others, int n) {
+    struct buf b = {0};
+    buf_puts(&b, "others say ");
+    for (int i = 0; i < n; i++) buf_printf(&b, "%s%s", i ? " and " : "", others[i]);
+    buf_puts(&b, ". answer again.");
+    return b.data;
+}
+
+static json_t *conversation(const struct persona *p, const struct item *it, bool working) {
+    char *reply = working && *it->work ? xasprintf(WORK_PREFIX " %s\n" ANSWER_PREFIX " %s", it->work, it->choices[it->correct])
+                                       : xasprintf(ANSWER_PREFIX " %s", it->choices[it->correct]);
+    json_t *v = json_pack("{s:[{s:s,s:s},{s:s,s:s},{s:s,s:s}]}", "messages", "role", "system", "content", p->system,
+                          "role", "user", "content", it->question, "role", "assistant", "content", reply);
+    free(reply);
+    CHECK(v != NULL);
+    return v;
+}
+
+int fry_write_persona(const struct persona *p, int n, uint64_t seed, const char *path, struct error *err) {
+    struct buf text = {0};
+    for (int i = 0; i < n; i++) {
+        struct item it;
+        fry_item(fry_find(p->families[i % 3]), SPLIT_TRAIN, seed, (uint32_t)i, false, &it);
+        json_t *v = conversation(p, &it, (i / 3) % 2 == 1);
+        char *line = json_dumps(v, JSON_COMPACT);
+        buf_puts(&text, line);
+        buf_puts(&text, "\n");
+        free(line);
+        json_decref(v);
+        item_release(&it);
+    }
+    int rc = file_write(path, text.data, text.len, err);
+    buf_release(&text);
+    return rc;
+}

@@ -1,0 +1,94 @@
+/*
+ * The statistics that claims carry. Pure functions; binomial tails are exact in log space, everything else is the
+ * textbook formula named in its comment. Own logarithm and exponential, so figures do not depend on the C library.
+ */
+#include "eval/eval.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+#define Z95 1.959963984540054
+#define Z80 0.8416212335729143
+
+/* Wilson 1927, 95 %. */
+struct interval stats_wilson(int64_t correct, int64_t n) {
+    if (n <= 0) return (struct interval){0, 0, 1};
+    double p = (double)correct / (double)n, z2 = Z95 * Z95, d = 1 + z2 / (double)n;
+    double mid = (p + z2 / (2 * (double)n)) / d;
+    double half = Z95 / d * sqrt(p * (1 - p) / (double)n + z2 / (4.0 * (double)n * (double)n));
+    return (struct interval){p, fmax(0, mid - half), fmin(1, mid + half)};
+}
+
+/* Two-sided exact binomial p for k of m at 1/2: twice the smaller tail, at most 1. */
+static double sign_test(int64_t k, int64_t m) {
+    if (m == 0) return 1;
+    int64_t low = MIN(k, m - k);
+    double log_c = 0, total = 0, log_half = (double)m * math_log(0.5);
+    for (int64_t i = 0; i <= low; i++) {
+        total += math_exp(log_c + log_half);
+        log_c += math_log((double)(m - i)) - math_log((double)(i + 1));
+    }
+    return fmin(1, 2 * total);
+}
+
+struct paired stats_paired(const uint8_t *a, const uint8_t *b, int64_t n) {
+    struct paired r = {.n = n, .p = 1};
+    for (int64_t i = 0; i < n; i++) {
+        r.only_a += a[i] && !b[i];
+        r.only_b += b[i] && !a[i];
+    }
+    if (n == 0) return r;
+    double mean = (double)(r.only_a - r.only_b) / (double)n;
+    double var = ((double)(r.only_a + r.only_b) / (double)n - mean * mean) / (double)MAX(n - 1, 1);
+    double half = Z95 * sqrt(fmax(0, var));
+    r.diff = (struct interval){mean, mean - half, mean + half};
+    r.p = sign_test(r.only_a, r.only_a + r.only_b);
+    return r;
+}
+
+/* 97.5 % quantile of Student's t by the Cornish-Fisher expansion in 1/ν (Abramowitz & Stegun 26.7.5). */
+static double t975(int64_t dof) {
+    double z = Z95, v = (double)dof, z3 = z * z * z, z5 = z3 * z * z, z7 = z5 * z * z;
+    if (dof == 1) return 12.706204736;
+    if (dof == 2) return 4.302652730;
+    return z + (z3 + z) / (4 * v) + (5 * z5 + 16 * z3 + 3 * z) / (96 * v * v) +
+           (3 * z7 + 19 * z5 + 17 * z3 - 15 * z) / (384 * v * v * v);
+}
+
+struct interval stats_mean(const double *v, int64_t n) {
+    if (n <= 0) return (struct interval){0, 0, 0};
+    double sum = 0, dev = 0;
+    for (int64_t i = 0; i < n; i++) sum += v[i];
+    double mean = sum / (double)n;
+    for (int64_t i = 0; i < n; i++) dev += (v[i] - mean) * (v[i] - mean);
+    double half = n > 1 ? t975(n - 1) * sqrt(dev / (double)(n - 1) / (double)n) : 0;
+    return (struct interval){mean, mean - half, mean + half};
+}
+
+/* Connor 1987's normal approximation for McNemar's test, solved for the difference: d = (z_α + z_β)·sqrt(ψ/n). */
+double stats_detectable(int64_t n, double discordant) {
+    return n > 0 ? (Z95 + Z80) * sqrt(discordant / (double)n) : 1;
+}
+
+struct ranked {
+    double p;
+    int at;
+};
+
+static int by_p(const void *a, const void *b) {
+    const struct ranked *x = a, *y = b;
+    return x->p < y->p ? -1 : x->p > y->p ? 1 : x->at - y->at;
+}
+
+/* Holm 1979: step-down, monotone, at most 1. */
+void stats_holm(const double *p, int n, double *adjusted) {
+    struct ranked *v = xcalloc((size_t)MAX(n, 1), sizeof *v);
+    for (int i = 0; i < n; i++) v[i] = (struct ranked){p[i], i};
+    qsort(v, (size_t)n, sizeof *v, by_p);
+    double floor = 0;
+    for (int i = 0; i < n; i++) {
+        floor = fmax(floor, fmin(1, (double)(n - i) * v[i].p));
+        adjusted[v[i].at] = floor;
+    }
+    free(v);
+}

@@ -1,0 +1,624 @@
+/*
+ * kernel/avx2: the slots for processors with AVX2, FMA and F16C; eight floats at a time.
+ *
+ * The products are in dot form: an output keeps its sixteen lanes in two registers, a block of 2
+ * rows × 3 outputs fills twelve of the sixteen registers, and the fixed tree of kernel.h is walked
+ * for several outputs at once by shuffles. Blocks of outputs stay in the second-level cache, blocks
+ * of rows in the first, and the K of one output is never split, so blocking cannot change a bit. No
+ * file-scope symbol but the fill function leaves this file.
+ *
+ * Invariant: tails are loaded under a mask as zeros and go through the same operations as full
+ * vectors; nothing outside the caller's arrays is read or written.
+ */
+#include <immintrin.h>
+#include <math.h>
+#include <string.h>
+
+#include "kernel/internal.h"
+
+#define INLINE static inline __attribute__((always_inline))
+#define UNROLL _Pragma("GCC unroll 16")
+
+/* ---- masked tails ---- */
+
+static const int32_t mask_table[16] = {-1, -1, -1, -1, -1, -1, -1, -1};
+
+/* The first n of 8 lanes; n below 0 is none, above 8 all. */
+INLINE __m256i tail_mask(int64_t n) {
+    int64_t c = n < 0 ? 0 : n > 8 ? 8 : n;
+    return _mm256_loadu_si256((const __m256i *)(mask_table + 8 - c));
+}
+
+INLINE __m256 tail_load(const float *p, int64_t n) {
+    return _mm256_maskload_ps(p, tail_mask(n));
+}
+
+INLINE void tail_store(float *p, __m256 v, int64_t n) {
+    _mm256_maskstore_ps(p, tail_mask(n), v);
+}
+
+/* Full or masked by whether all 8 lanes are left: n is what remains at p. */
+INLINE __m256 load_some(const float *p, int64_t n) {
+    return n >= 8 ? _mm256_loadu_ps(p) : tail_load(p, n);
+}
+
+INLINE void store_some(float *p, __m256 v, int64_t n) {
+    if (n >= 8)
+        _mm256_storeu_ps(p, v);
+    else
+        tail_store(p, v, n);
+}
+
+/* ---- the fixed tree ---- */
+
+/* a and b hold lane l + lane l+8 of two dots; the result has their l + l+4 in its lower and upper
+ * half. */
+INLINE __m256 tree_halves(__m256 a, __m256 b) {
+    return _mm256_add_ps(_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31));
+}
+
+/* Four pairs of dots after tree_halves: [p q r s] of the first dots, then of the second. */
+INLINE __m256 tree_finish(__m256 p, __m256 q, __m256 r, __m256 s) {
+    __m256 pq = _mm256_add_ps(_mm256_shuffle_ps(p, q, 0x44), _mm256_shuffle_ps(p, q, 0xee));
+    __m256 rs = _mm256_add_ps(_mm256_shuffle_ps(r, s, 0x44), _mm256_shuffle_ps(r, s, 0xee));
+    return _mm256_add_ps(_mm256_shuffle_ps(pq, rs, 0x88), _mm256_shuffle_ps(pq, rs, 0xdd));
+}
+
+INLINE float tree_one(__m256 v) {
+    __m128 h = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+    h = _mm_add_ps(h, _mm_movehl_ps(h, h));
+    return _mm_cvtss_f32(_mm_add_ss(h, _mm_movehdup_ps(h)));
+}
+
+/* ---- f32 and bf16 products ---- */
+
+/* Eight weights from index i of a row; bf16 is the upper half of an f32. */
+INLINE __m256 weights_load(const void *w, int64_t i, bool bf16) {
+    if (!bf16) return _mm256_loadu_ps((const float *)w + i);
+    __m128i h = _mm_loadu_si128((const __m128i *)((const uint16_t *)w + i));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16));
+}
+
+/* The first n (below 8 or negative: fewer) of them, zeros after. */
+INLINE __m256 weights_tail(const void *w, int64_t i, int64_t n, bool bf16) {
+    if (!bf16) return tail_load((const float *)w + i, n);
+    uint16_t h[8] = {0};
+    for (int l = 0; l < 8 && l < n; l++) h[l] = ((const uint16_t *)w)[i + l];
+    return weights_load(h, 0, true);
+}
+
+INLINE const void *weights_row(const void *w, int64_t row, int64_t ldw, bool bf16) {
+    return bf16 ? (const void *)((const uint16_t *)w + row * ldw)
+                : (const void *)((const float *)w + row * ldw);
+}
+
+/* One step of 16 for R rows and C outputs: acc[(r * C + c)] is lanes 0..7, acc[R * C + …]
+ * lanes 8..15. */
+INLINE void block_step(__m256 *acc, const float *x, int64_t ldx, const void *const *w, int64_t i,
+                       int64_t left, int R, int C, bool bf16, bool tail) {
+    UNROLL for (int half = 0; half < 2; half++) {
+        int64_t at = i + 8 * half, n = left - 8 * half;
+        __m256 wv[4], xv;
+        UNROLL for (int c = 0; c < C; c++) {
+            wv[c] = tail ? weights_tail(w[c], at, n, bf16) : weights_load(w[c], at, bf16);
+            if (R > 1) __asm__("" : "+x"(wv[c])); // or the compiler loads it again for each row
+        }
+        UNROLL for (int r = 0; r < R; r++) {
+            xv = tail ? tail_load(x + r * ldx + at, n) : _mm256_loadu_ps(x + r * ldx + at);
+            UNROLL for (int c = 0; c < C; c++) {
+                int o = (half * R + r) * C + c;
+                acc[o] = _mm256_fmadd_ps(xv, wv[c], acc[o]);
+            }
+        }
+    }
+}
+
+/* y[0..R)[0..C) from R rows of x and C rows of w; (R, C) is (2, 3), (1, 4), (2, 1) or (1, 1). */
+INLINE void block_dots(__m256 *v, const float *x, int64_t ldx, const void *w, int64_t ldw,
+                       int64_t k, int R, int C, bool bf16) {
+    __m256 acc[12];
+    const void *rows[4];
+    UNROLL for (int c = 0; c < C; c++) rows[c] = weights_row(w, c, ldw, bf16);
+    UNROLL for (int o = 0; o < 2 * R * C; o++) acc[o] = _mm256_setzero_ps();
+    int64_t i = 0;
+    for (; i + 16 <= k; i += 16) block_step(acc, x, ldx, rows, i, 16, R, C, bf16, false);
+    if (i < k) block_step(acc, x, ldx, rows, i, k - i, R, C, bf16, true);
+    UNROLL for (int o = 0; o < R * C; o++) v[o] = _mm256_add_ps(acc[o], acc[R * C + o]);
+}
+
+INLINE void three_put(float *y, __m128 v, bool add) {
+    if (add) {
+        __m128 old =
+            _mm_movelh_ps(_mm_loadl_pi(_mm_setzero_ps(), (const __m64 *)y), _mm_load_ss(y + 2));
+        v = _mm_add_ps(old, v);
+    }
+    _mm_storel_pi((__m64 *)y, v);
+    _mm_store_ss(y + 2, _mm_movehl_ps(v, v));
+}
+
+INLINE void block_2x3(float *y, int64_t ldy, const float *x, int64_t ldx, const void *w,
+                      int64_t ldw, int64_t k, bool add, bool bf16) {
+    __m256 v[6];
+    block_dots(v, x, ldx, w, ldw, k, 2, 3, bf16);
+    __m256 c = tree_halves(v[2], v[5]);
+    __m256 t = tree_finish(tree_halves(v[0], v[3]), tree_halves(v[1], v[4]), c, c);
+    three_put(y, _mm256_castps256_ps128(t), add);
+    three_put(y + ldy, _mm256_extractf128_ps(t, 1), add);
+}
+
+INLINE void block_1x4(float *y, const float *x, const void *w, int64_t ldw, int64_t k, bool add,
+                      bool bf16) {
+    __m256 v[4];
+    block_dots(v, x, 0, w, ldw, k, 1, 4, bf16);
+    __m256 ac = tree_halves(v[0], v[2]), bd = tree_halves(v[1], v[3]);
+    __m256 t = tree_finish(ac, bd, ac, bd); // [a b a b | c d c d]
+    __m128 s = _mm_movelh_ps(_mm256_castps256_ps128(t), _mm256_extractf128_ps(t, 1));
+    _mm_storeu_ps(y, add ? _mm_add_ps(_mm_loadu_ps(y), s) : s);
+}
+
+INLINE void block_1x1(float *y, const float *x, const void *w, int64_t k, bool add, bool bf16) {
+    __m256 v[1];
+    block_dots(v, x, 0, w, 0, k, 1, 1, bf16);
+    float s = tree_one(v[0]);
+    *y = add ? *y + s : s;
+}
+
+/* One row against outputs n0..n1. */
+INLINE void row_dots(float *y, const float *x, const void *w, int64_t ldw, int64_t k, int64_t n0,
+                     int64_t n1, bool add, bool bf16) {
+    int64_t n = n0;
+    for (; n + 4 <= n1; n += 4)
+        block_1x4(y + n, x, weights_row(w, n, ldw, bf16), ldw, k, add, bf16);
+    for (; n < n1; n++) block_1x1(y + n, x, weights_row(w, n, ldw, bf16), k, add, bf16);
+}
+
+#define WIDE_FLOATS 2048 /* longest row of bf16 weights that is widened once for many rows of x */
+
+/* Three rows of bf16 weights as f32, [3][k]. */
+INLINE void weights_widen(float *wide, const uint16_t *w, int64_t ldw, int64_t k) {
+    for (int c = 0; c < 3; c++)
+        for (int64_t i = 0; i < k; i += 8) {
+            __m256 v = k - i >= 8 ? weights_load(w + c * ldw, i, true)
+                                  : weights_tail(w + c * ldw, i, k - i, true);
+            store_some(wide + c * k + i, v, k - i);
+        }
+}
+
+/* Rows m0..m1 (few enough for the first-level cache) against outputs n0..n1. */
+INLINE void tile_dots(float *y, int64_t ldy, const float *x, int64_t ldx, int64_t m0, int64_t m1,
+                      const void *w, int64_t ldw, int64_t k, int64_t n0, int64_t n1, bool add,
+                      bool bf16) {
+    int64_t n = n0, even = m0 + (m1 - m0) / 2 * 2;
+    float wide[3 * WIDE_FLOATS];
+    bool widen = bf16 && even - m0 >= 4 && k <= WIDE_FLOATS;
+    for (; n + 3 <= n1; n += 3) {
+        const void *rows = weights_row(w, n, ldw, bf16);
+        if (widen) weights_widen(wide, rows, ldw, k);
+        for (int64_t m = m0; m < even; m += 2) {
+            float *to = y + m * ldy + n;
+            if (widen)
+                block_2x3(to, ldy, x + m * ldx, ldx, wide, k, k, add, false);
+            else
+                block_2x3(to, ldy, x + m * ldx, ldx, rows, ldw, k, add, bf16);
+        }
+    }
+    for (int64_t m = m0; m < even && n < n1; m++)
+        row_dots(y + m * ldy, x + m * ldx, w, ldw, k, n, n1, add, bf16);
+    if (even < m1) row_dots(y + even * ldy, x + even * ldx, w, ldw, k, n0, n1, add, bf16);
+}
+
+#define L1_FLOATS 3072  /* of x in one tile of rows */
+#define L2_FLOATS 65536 /* of w in one block of outputs */
+
+INLINE void gemm_blocked(float *y, int64_t ldy, const float *x, int64_t ldx, int64_t rows,
+                         const void *w, int64_t ldw, int64_t k, int64_t n0, int64_t n1, bool add,
+                         bool bf16) {
+    int64_t width = MAX(k, 1), step_m = MAX(L1_FLOATS / width / 2 * 2, 8),
+            step_n = MAX(L2_FLOATS / width / 12 * 12, 12);
+    for (int64_t n = n0; n < n1; n += step_n)
+        for (int64_t m = 0; m < rows; m += step_m)
+            tile_dots(y, ldy, x, ldx, m, MIN(m + step_m, rows), w, ldw, k, n, MIN(n + step_n, n1),
+                      add, bf16);
+}
+
+static void gemm_f32(float *y, int64_t ldy, const float *x, int64_t ldx, int64_t rows,
+                     const float *w, int64_t ldw, int64_t k, int64_t n0, int64_t n1, bool add) {
+    gemm_blocked(y, ldy, x, ldx, rows, w, ldw, k, n0, n1, add, false);
+}
+
+static void gemm_bf16(float *y, int64_t ldy, const float *x, int64_t ldx, int64_t rows,
+                      const uint16_t *w, int64_t ldw, int64_t k, int64_t n0, int64_t n1, bool add) {
+    gemm_blocked(y, ldy, x, ldx, rows, w, ldw, k, n0, n1, add, true);
+}
+
+/* ---- products of packed q8_0 and q4_0 ---- */
+
+#define SUM_BLOCKS 512     /* blocks of K whose activation sums are held at once */
+#define PANEL_BYTES 262144 /* of weights in one block of panels: half the second-level cache */
+
+/* One group of R rows against one panel. All pointers are at the first row, panel and block of the
+ * range. */
+struct panel_job {
+    const int8_t *x;     /* [R][K] */
+    const float *dx;     /* [R][K/32] */
+    const int32_t *sums; /* [R][SUM_BLOCKS], 8 * Σx of a block; q4 only */
+    const uint8_t *w;    /* [blocks][PANEL * 32 or 16 bytes] */
+    const float *dw;     /* [blocks][PANEL] */
+    int64_t k, blocks;
+};
+
+INLINE __m256i quad_broadcast(const int8_t *x) {
+    int32_t four;
+    memcpy(&four, x, sizeof four);
+    return _mm256_set1_epi32(four);
+}
+
+/* s[2r], s[2r + 1]: the block's exact dots of row r with outputs 0..7 and 8..15. The sign of w
+ * moves over to x, so that |w| can be the unsigned operand; 2 * 128 * 127 fits 16 bits. */
+INLINE void block_dots_q8(__m256i *s, const struct panel_job *j, int64_t b, int R) {
+    const __m256i ones = _mm256_set1_epi16(1);
+    const __m256i *w = (const __m256i *)(j->w + b * PANEL * QK);
+    UNROLL for (int o = 0; o < 2 * R; o++) s[o] = _mm256_setzero_si256();
+    for (int p = 0; p < 8; p++) {
+        __m256i w0 = _mm256_loadu_si256(w + 2 * p), w1 = _mm256_loadu_si256(w + 2 * p + 1);
+        __m256i a0 = _mm256_abs_epi8(w0), a1 = _mm256_abs_epi8(w1);
+        UNROLL for (int r = 0; r < R; r++) {
+            __m256i x = quad_broadcast(j->x + r * j->k + b * QK + 4 * p);
+            __m256i t0 = _mm256_maddubs_epi16(a0, _mm256_sign_epi8(x, w0));
+            __m256i t1 = _mm256_maddubs_epi16(a1, _mm256_sign_epi8(x, w1));
+            s[2 * r] = _mm256_add_epi32(s[2 * r], _mm256_madd_epi16(t0, ones));
+            s[2 * r + 1] = _mm256_add_epi32(s[2 * r + 1], _mm256_madd_epi16(t1, ones));
+        }
+    }
+}
+
+/* The same for nibbles 0..15, less 8 * Σx. A 16-bit lane gathers 8 quads of at most 2 * 15 * 127:
+ * below 32768. */
+INLINE void block_dots_q4(__m256i *s, const struct panel_job *j, int64_t b, int R) {
+    const __m256i low = _mm256_set1_epi8(15), ones = _mm256_set1_epi16(1);
+    const __m256i *w = (const __m256i *)(j->w + b * PANEL * QK / 2);
+    UNROLL for (int o = 0; o < 2 * R; o++) s[o] = _mm256_setzero_si256();
+    for (int p = 0; p < 4; p++) {
+        __m256i w0 = _mm256_loadu_si256(w + 2 * p), w1 = _mm256_loadu_si256(w + 2 * p + 1);
+        __m256i l0 = _mm256_and_si256(w0, low),
+                h0 = _mm256_and_si256(_mm256_srli_epi16(w0, 4), low);
+        __m256i l1 = _mm256_and_si256(w1, low),
+                h1 = _mm256_and_si256(_mm256_srli_epi16(w1, 4), low);
+        UNROLL for (int r = 0; r < R; r++) {
+            const int8_t *x = j->x + r * j->k + b * QK + 4 * p;
+            __m256i xl = quad_broadcast(x), xh = quad_broadcast(x + QK / 2);
+            s[2 * r] = _mm256_add_epi16(s[2 * r], _mm256_maddubs_epi16(l0, xl));
+            s[2 * r] = _mm256_add_epi16(s[2 * r], _mm256_maddubs_epi16(h0, xh));
+            s[2 * r + 1] = _mm256_add_epi16(s[2 * r + 1], _mm256_maddubs_epi16(l1, xl));
+            s[2 * r + 1] = _mm256_add_epi16(s[2 * r + 1], _mm256_maddubs_epi16(h1, xh));
+        }
+    }
+    UNROLL for (int r = 0; r < R; r++) {
+        __m256i bias = _mm256_set1_epi32(j->sums[r * SUM_BLOCKS + b]);
+        s[2 * r] = _mm256_sub_epi32(_mm256_madd_epi16(s[2 * r], ones), bias);
+        s[2 * r + 1] = _mm256_sub_epi32(_mm256_madd_epi16(s[2 * r + 1], ones), bias);
+    }
+}
+
+/* acc[R][PANEL] = fma((float)s_b, dw_b * dx_b, acc), blocks in order. */
+INLINE void panel_dots(float *acc, const struct panel_job *j, int R, bool q4) {
+    __m256 f[8];
+    UNROLL for (int o = 0; o < 2 * R; o++) f[o] = _mm256_loadu_ps(acc + 8 * o);
+    for (int64_t b = 0; b < j->blocks; b++) {
+        __m256i s[8];
+        if (q4)
+            block_dots_q4(s, j, b, R);
+        else
+            block_dots_q8(s, j, b, R);
+        UNROLL for (int o = 0; o < 2 * R; o++) {
+            __m256 dx = _mm256_broadcast_ss(j->dx + o / 2 * (j->k / QK) + b);
+            __m256 d = _mm256_mul_ps(_mm256_loadu_ps(j->dw + b * PANEL + o % 2 * 8), dx);
+            f[o] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(s[o]), d, f[o]);
+        }
+    }
+    UNROLL for (int o = 0; o < 2 * R; o++) _mm256_storeu_ps(acc + 8 * o, f[o]);
+}
+
+static void block_sums(int32_t *sums, const int8_t *x, int64_t blocks) {
+    const __m256i bytes = _mm256_set1_epi8(8), pairs = _mm256_set1_epi16(1);
+    for (int64_t b = 0; b < blocks; b++, x += QK) {
+        __m256i t = _mm256_madd_epi16(
+            _mm256_maddubs_epi16(bytes, _mm256_loadu_si256((const __m256i *)x)), pairs);
+        __m128i h = _mm_add_epi32(_mm256_castsi256_si128(t), _mm256_extracti128_si256(t, 1));
+        h = _mm_add_epi32(h, _mm_shuffle_epi32(h, 0x4e));
+        sums[b] = _mm_cvtsi128_si32(_mm_add_epi32(h, _mm_shuffle_epi32(h, 0xb1)));
+    }
+}
+
+/* Rows m..m+R against panels p0..p1; outputs at and after n1 (a padded panel's) are computed and
+ * dropped. */
+INLINE void rows_packed(float *y, int64_t ldy, const struct inputs *in, const struct matrix *w,
+                        int64_t m, int64_t p0, int64_t p1, int64_t n1, bool add, int R, bool q4) {
+    int32_t sums[4 * SUM_BLOCKS];
+    int64_t blocks = w->k / QK, bytes = q4 ? PANEL * QK / 2 : PANEL * QK, summed = -1;
+    for (int64_t p = p0; p < p1; p++) {
+        float acc[4 * PANEL] = {0};
+        for (int64_t b = 0; b < blocks; b += SUM_BLOCKS) {
+            struct panel_job j = {.x = in->q + m * w->k + b * QK,
+                                  .dx = in->d + m * blocks + b,
+                                  .sums = sums,
+                                  .w = (const uint8_t *)w->data + (p * blocks + b) * bytes,
+                                  .dw = w->scales + (p * blocks + b) * PANEL,
+                                  .k = w->k,
+                                  .blocks = MIN(blocks - b, SUM_BLOCKS)};
+            for (int r = 0; q4 && summed != b && r < R; r++)
+                block_sums(sums + r * SUM_BLOCKS, j.x + r * w->k, j.blocks);
+            summed = b;
+            panel_dots(acc, &j, R, q4);
+        }
+        for (int r = 0; r < R; r++)
+            for (int64_t n = p * PANEL; n < MIN((p + 1) * PANEL, n1); n += 8) {
+                float *to = y + (m + r) * ldy + n;
+                int64_t left = n1 - n;
+                __m256 v = _mm256_loadu_ps(acc + r * PANEL + n % PANEL);
+                store_some(to, add ? _mm256_add_ps(load_some(to, left), v) : v, left);
+            }
+    }
+}
+
+INLINE void gemm_packed(float *y, int64_t ldy, const struct inputs *in, const struct matrix *w,
+                        int64_t n0, int64_t n1, bool add, bool q4) {
+    int64_t bytes = w->k * PANEL / (q4 ? 2 : 1), step = MAX(PANEL_BYTES / bytes, 1);
+    int64_t end = (n1 + PANEL - 1) / PANEL;
+    for (int64_t p0 = n0 / PANEL; p0 < end; p0 += step) {
+        int64_t p1 = MIN(p0 + step, end), m = 0;
+        for (; m + 4 <= in->rows; m += 4) rows_packed(y, ldy, in, w, m, p0, p1, n1, add, 4, q4);
+        for (; m + 2 <= in->rows; m += 2) rows_packed(y, ldy, in, w, m, p0, p1, n1, add, 2, q4);
+        for (; m < in->rows; m++) rows_packed(y, ldy, in, w, m, p0, p1, n1, add, 1, q4);
+    }
+}
+
+static void gemm_q8(float *y, int64_t ldy, const struct inputs *in, const struct matrix *w,
+                    int64_t n0, int64_t n1, bool add) {
+    gemm_packed(y, ldy, in, w, n0, n1, add, false);
+}
+
+static void gemm_q4(float *y, int64_t ldy, const struct inputs *in, const struct matrix *w,
+                    int64_t n0, int64_t n1, bool add) {
+    gemm_packed(y, ldy, in, w, n0, n1, add, true);
+}
+
+/* ---- conversions of activations ---- */
+
+INLINE float block_amax(const __m256 v[4]) {
+    __m256 sign = _mm256_set1_ps(-0.0f), m = _mm256_setzero_ps();
+    UNROLL for (int i = 0; i < 4; i++) m = _mm256_max_ps(_mm256_andnot_ps(sign, v[i]), m);
+    __m128 h = _mm_max_ps(_mm256_castps256_ps128(m), _mm256_extractf128_ps(m, 1));
+    h = _mm_max_ps(h, _mm_movehl_ps(h, h));
+    return _mm_cvtss_f32(_mm_min_ss(_mm_max_ss(h, _mm_movehdup_ps(h)), _mm_set_ss(FLT_MAX)));
+}
+
+INLINE __m256i lanes_quantize(__m256 x, __m256 inverse) {
+    __m256 u = _mm256_mul_ps(x, inverse), real = _mm256_cmp_ps(u, u, _CMP_ORD_Q);
+    u = _mm256_max_ps(_mm256_set1_ps(-127.0f), _mm256_min_ps(_mm256_set1_ps(127.0f), u));
+    return _mm256_cvtps_epi32(_mm256_and_ps(u, real));
+}
+
+static void quantize_row(const float *x, int64_t k, int8_t *q, float *d) {
+    const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+    for (int64_t b = 0; b < k / QK; b++, x += QK, q += QK) {
+        __m256 v[4];
+        UNROLL for (int i = 0; i < 4; i++) v[i] = _mm256_loadu_ps(x + 8 * i);
+        float scale = block_amax(v) / 127.0f;
+        bool tiny = scale < FLT_MIN;
+        __m256 inverse = _mm256_set1_ps(tiny ? 0.0f : 1.0f / scale);
+        d[b] = tiny ? 0.0f : scale;
+        __m256i a =
+            _mm256_packs_epi32(lanes_quantize(v[0], inverse), lanes_quantize(v[1], inverse));
+        __m256i c =
+            _mm256_packs_epi32(lanes_quantize(v[2], inverse), lanes_quantize(v[3], inverse));
+        __m256i bytes = _mm256_permutevar8x32_epi32(_mm256_packs_epi16(a, c), order);
+        _mm256_storeu_si256((__m256i *)q, bytes);
+    }
+}
+
+/* Round to nearest even into the lower half of each lane; NaN keeps its upper bits and is made
+ * quiet. */
+INLINE __m256i bf16_lanes(__m256 v) {
+    __m256i u = _mm256_castps_si256(v), top = _mm256_srli_epi32(u, 16);
+    __m256i odd = _mm256_and_si256(top, _mm256_set1_epi32(1));
+    __m256i up = _mm256_add_epi32(u, _mm256_add_epi32(_mm256_set1_epi32(0x7fff), odd));
+    __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(v, v, _CMP_UNORD_Q));
+    return _mm256_blendv_epi8(_mm256_srli_epi32(up, 16),
+                              _mm256_or_si256(top, _mm256_set1_epi32(0x40)), nan);
+}
+
+static void to_bf16_row(const float *x, int64_t k, uint16_t *out) {
+    int64_t i = 0;
+    for (; i + 16 <= k; i += 16) {
+        __m256i lo = bf16_lanes(_mm256_loadu_ps(x + i)),
+                hi = bf16_lanes(_mm256_loadu_ps(x + i + 8));
+        __m256i both = _mm256_permute4x64_epi64(_mm256_packus_epi32(lo, hi), 0xd8);
+        _mm256_storeu_si256((__m256i *)(out + i), both);
+    }
+    for (; i < k; i++) out[i] = f32_to_bf16(x[i]);
+}
+
+/* ---- vectors ---- */
+
+static float dot_row(const float *a, const float *b, int64_t n) {
+    float s;
+    block_1x1(&s, a, b, n, false, false);
+    return s;
+}
+
+static float sum_row(const float *a, int64_t n) {
+    __m256 lo = _mm256_setzero_ps(), hi = lo;
+    int64_t i = 0;
+    for (; i + 16 <= n; i += 16) {
+        lo = _mm256_add_ps(lo, _mm256_loadu_ps(a + i));
+        hi = _mm256_add_ps(hi, _mm256_loadu_ps(a + i + 8));
+    }
+    lo = _mm256_add_ps(lo, tail_load(a + i, n - i));
+    hi = _mm256_add_ps(hi, tail_load(a + i + 8, n - i - 8));
+    return tree_one(_mm256_add_ps(lo, hi));
+}
+
+static float max_row(const float *a, int64_t n) {
+    __m256 none = _mm256_set1_ps(-INFINITY), m = none, m2 = none;
+    int64_t i = 0;
+    for (; i + 16 <= n; i += 16) { // MAXPS gives its second operand when the first is NaN
+        m = _mm256_max_ps(_mm256_loadu_ps(a + i), m);
+        m2 = _mm256_max_ps(_mm256_loadu_ps(a + i + 8), m2);
+    }
+    for (; i < n; i += 8) {
+        __m256 keep = _mm256_castsi256_ps(tail_mask(n - i));
+        m = _mm256_max_ps(_mm256_blendv_ps(none, tail_load(a + i, n - i), keep), m);
+    }
+    m = _mm256_max_ps(m, m2);
+    __m128 h = _mm_max_ps(_mm256_castps256_ps128(m), _mm256_extractf128_ps(m, 1));
+    h = _mm_max_ps(h, _mm_movehl_ps(h, h));
+    return _mm_cvtss_f32(_mm_max_ss(h, _mm_movehdup_ps(h))) + 0.0f;
+}
+
+static void axpy_row(float *y, float a, const float *x, int64_t n) {
+    __m256 av = _mm256_set1_ps(a);
+    for (int64_t i = 0; i < n; i += 8)
+        store_some(y + i, _mm256_fmadd_ps(av, load_some(x + i, n - i), load_some(y + i, n - i)),
+                   n - i);
+}
+
+static void scale_row(float *y, float a, int64_t n) {
+    __m256 av = _mm256_set1_ps(a);
+    for (int64_t i = 0; i < n; i += 8)
+        store_some(y + i, _mm256_mul_ps(load_some(y + i, n - i), av), n - i);
+}
+
+static void rmsnorm_row(float *y, const float *x, const float *g, float eps, int64_t n) {
+    __m256 r = _mm256_set1_ps(1.0f / sqrtf(dot_row(x, x, n) / (float)n + eps));
+    for (int64_t i = 0; i < n; i += 8) {
+        __m256 v = _mm256_mul_ps(load_some(x + i, n - i), r);
+        store_some(y + i, _mm256_mul_ps(v, load_some(g + i, n - i)), n - i);
+    }
+}
+
+static void rope_row(float *x, const float *cosine, const float *sine, int64_t half) {
+    __m256 sign = _mm256_set1_ps(-0.0f);
+    for (int64_t i = 0; i < half; i += 8) {
+        int64_t n = half - i;
+        __m256 a = load_some(x + i, n), b = load_some(x + half + i, n);
+        __m256 c = load_some(cosine + i, n), s = load_some(sine + i, n);
+        store_some(x + i, _mm256_fmadd_ps(a, c, _mm256_xor_ps(_mm256_mul_ps(b, s), sign)), n);
+        store_some(x + half + i, _mm256_fmadd_ps(b, c, _mm256_mul_ps(a, s)), n);
+    }
+}
+
+/* 2^n for n in -126..127. */
+INLINE __m256 power_of_two(__m256i n) {
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(n, _mm256_set1_epi32(127)), 23));
+}
+
+/* The formula of internal.h; MINPS and MAXPS give their second operand when either is NaN. */
+INLINE __m256 exp_lanes(__m256 x) {
+    x = _mm256_max_ps(_mm256_set1_ps(EXP_LO), _mm256_min_ps(_mm256_set1_ps(EXP_HI), x));
+    __m256 magic = _mm256_set1_ps(EXP_MAGIC);
+    __m256 t = _mm256_fmadd_ps(x, _mm256_set1_ps(EXP_LOG2E), magic), z = _mm256_sub_ps(t, magic);
+    __m256i n = _mm256_sub_epi32(_mm256_castps_si256(t), _mm256_castps_si256(magic));
+    __m256 r = _mm256_fmadd_ps(z, _mm256_set1_ps(-EXP_LN2_HI), x);
+    r = _mm256_fmadd_ps(z, _mm256_set1_ps(-EXP_LN2_LO), r);
+    __m256 p = _mm256_fmadd_ps(_mm256_set1_ps(EXP_C6), r, _mm256_set1_ps(EXP_C5));
+    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(EXP_C4));
+    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(EXP_C3));
+    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(EXP_C2));
+    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(1.0f));
+    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(1.0f));
+    __m256i half = _mm256_srai_epi32(n, 1);
+    p = _mm256_mul_ps(_mm256_mul_ps(p, power_of_two(half)),
+                      power_of_two(_mm256_sub_epi32(n, half)));
+    return _mm256_min_ps(_mm256_set1_ps(FLT_MAX), p);
+}
+
+static void silu_mul_row(float *y, const float *gate, const float *up, int64_t n) {
+    __m256 sign = _mm256_set1_ps(-0.0f), one = _mm256_set1_ps(1.0f);
+    for (int64_t i = 0; i < n; i += 8) {
+        __m256 g = load_some(gate + i, n - i), e = exp_lanes(_mm256_xor_ps(g, sign));
+        __m256 v = _mm256_div_ps(g, _mm256_add_ps(one, e));
+        store_some(y + i, _mm256_mul_ps(v, load_some(up + i, n - i)), n - i);
+    }
+}
+
+static void exp_row(float *y, const float *x, int64_t n) {
+    for (int64_t i = 0; i < n; i += 8) store_some(y + i, exp_lanes(load_some(x + i, n - i)), n - i);
+}
+
+static float softmax_row(float *x, int64_t n) {
+    __m256 m = _mm256_set1_ps(max_row(x, n));
+    for (int64_t i = 0; i < n; i += 8)
+        store_some(x + i, exp_lanes(_mm256_sub_ps(load_some(x + i, n - i), m)), n - i);
+    return sum_row(x, n);
+}
+
+/* out[0..n) = by * Σ_j p[j] v[j][0..n), C vectors wide; n is 8 * C or (C == 1) less. */
+INLINE void values_mix(float *out, const float *p, const float *v, int64_t stride, int64_t count,
+                       int64_t n, int C, __m256 by) {
+    __m256 acc[8];
+    UNROLL for (int c = 0; c < C; c++) acc[c] = _mm256_setzero_ps();
+    for (int64_t j = 0; j < count; j++) {
+        __m256 pj = _mm256_broadcast_ss(p + j);
+        const float *row = v + j * stride;
+        UNROLL for (int c = 0; c < C; c++) {
+            __m256 x = C == 1 ? load_some(row, n) : _mm256_loadu_ps(row + 8 * c);
+            acc[c] = _mm256_fmadd_ps(pj, x, acc[c]);
+        }
+    }
+    UNROLL for (int c = 0; c < C; c++)
+        store_some(out + 8 * c, _mm256_mul_ps(acc[c], by), n - 8 * c);
+}
+
+static void attend_row(float *out, const float *q, const float *k, const float *v, int64_t stride,
+                       int64_t n, int64_t d, float scale, float *scores) {
+    row_dots(scores, q, k, stride, d, 0, n, false, false);
+    scale_row(scores, scale, n);
+    __m256 by = _mm256_set1_ps(1.0f / softmax_row(scores, n));
+    int64_t i = 0;
+    for (; i + 64 <= d; i += 64) values_mix(out + i, scores, v + i, stride, n, 64, 8, by);
+    for (; i + 32 <= d; i += 32) values_mix(out + i, scores, v + i, stride, n, 32, 4, by);
+    for (; i < d; i += 8) values_mix(out + i, scores, v + i, stride, n, d - i, 1, by);
+}
+
+static void adamw_row(float *w, const float *g, float *m, float *v, int64_t n, float lr,
+                      float beta1, float beta2, float eps, float decay, float bc1, float bc2) {
+    __m256 keep = _mm256_set1_ps(1.0f - lr * decay), b1 = _mm256_set1_ps(beta1),
+           b2 = _mm256_set1_ps(beta2);
+    __m256 rest1 = _mm256_set1_ps(1.0f - beta1), rest2 = _mm256_set1_ps(1.0f - beta2),
+           step = _mm256_set1_ps(-lr);
+    __m256 c1 = _mm256_set1_ps(bc1), c2 = _mm256_set1_ps(bc2), ev = _mm256_set1_ps(eps);
+    for (int64_t i = 0; i < n; i += 8) {
+        int64_t left = n - i;
+        __m256 gv = load_some(g + i, left), wv = load_some(w + i, left);
+        __m256 mv = _mm256_fmadd_ps(b1, load_some(m + i, left), _mm256_mul_ps(rest1, gv));
+        __m256 vv = _mm256_fmadd_ps(b2, load_some(v + i, left),
+                                    _mm256_mul_ps(rest2, _mm256_mul_ps(gv, gv)));
+        __m256 root = _mm256_add_ps(_mm256_sqrt_ps(_mm256_div_ps(vv, c2)), ev);
+        __m256 move = _mm256_div_ps(_mm256_div_ps(mv, c1), root);
+        store_some(m + i, mv, left);
+        store_some(v + i, vv, left);
+        store_some(w + i, _mm256_fmadd_ps(step, move, _mm256_mul_ps(wv, keep)), left);
+    }
+}
+
+void kernels_fill_avx2(struct kernels *k) {
+    k->gemm_f32 = gemm_f32;
+    k->gemm_bf16 = gemm_bf16;
+    k->gemm_q8 = gemm_q8;
+    k->gemm_q4 = gemm_q4;
+    k->quantize_row = quantize_row;
+    k->to_bf16_row = to_bf16_row;
+    k->dot = dot_row;
+    k->sum = sum_row;
+    k->max = max_row;
+    k->axpy = axpy_row;
+    k->scale = scale_row;
+    k->rmsnorm = rmsnorm_row;
+    k->rope = rope_row;
+    k->silu_mul = silu_mul_row;
+    k->exp = exp_row;
+    k->softmax = softmax_row;
+    k->attend = attend_row;
+    k->adamw = adamw_row;
+}

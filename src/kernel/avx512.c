@@ -1,0 +1,508 @@
+/*
+ * avx512: the kernels where 512-bit registers pay, for processors with AVX-512 F, BW, VL, DQ and VNNI.
+ *
+ * One zmm register is the 16 lanes of the exact class's dot product, so each output owns one accumulator and the fixed
+ * tree is done for eight outputs at once. In packed products the lanes are the panel's 16 outputs instead, and nothing
+ * is reduced across lanes. Slots that gain nothing here keep what the AVX2 level put into the table.
+ *
+ * Invariant: every slot gives the bits of scalar.c. It never looks at the processor, never allocates, and no result
+ * depends on how rows or outputs were grouped. test/test_emulated.c runs this very source on emulated instructions.
+ */
+#include <immintrin.h>
+#include <math.h>
+#include <string.h>
+
+#include "kernel/internal.h"
+
+#define INLINE static inline __attribute__((always_inline))
+
+/* Lanes still to do out of 16, as a mask. */
+INLINE __mmask16 lanes_mask(int64_t left) {
+    return left >= 16 ? 0xFFFF : (__mmask16)((1u << left) - 1);
+}
+
+/* ---- f32 and bf16 rows ----------------------------------------------------------------------------------------- */
+
+enum {
+    TILE_ROWS = 3,  /* 3 × 8 accumulators, 3 inputs and 1 weight fill 28 of the 32 registers */
+    TILE_COLS = 8,
+    ROW_BLOCK = 48, /* rows that meet 8 weights while these sit in L1 */
+};
+
+/* 16 weights at w[i…] as f32; lanes outside `mask` are +0 and are not read. `whole` promises a full mask. */
+INLINE __m512 weights_load(const void *w, int64_t i, __mmask16 mask, bool whole, bool bf16) {
+    if (bf16) {
+        const uint16_t *h = (const uint16_t *)w + i;
+        __m256i half = whole ? _mm256_loadu_si256((const __m256i *)(const void *)h) : _mm256_maskz_loadu_epi16(mask, h);
+        return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
+    }
+    const float *f = (const float *)w + i;
+    return whole ? _mm512_loadu_ps(f) : _mm512_maskz_loadu_ps(mask, f);
+}
+
+/* acc[r][c] += x[r][i…] * w[c][i…], lane by lane. */
+INLINE void tile_step(__m512 acc[TILE_ROWS][TILE_COLS], const float *x, int64_t ldx, const void *w, int64_t ldw,
+                      int64_t i, __mmask16 mask, bool whole, int rows, int cols, bool bf16) {
+    __m512 xs[TILE_ROWS];
+#pragma GCC unroll 3
+    for (int r = 0; r < rows; r++) {
+        xs[r] = whole ? _mm512_loadu_ps(x + r * ldx + i) : _mm512_maskz_loadu_ps(mask, x + r * ldx + i);
+    }
+#pragma GCC unroll 8
+    for (int c = 0; c < cols; c++) {
+        __m512 ws = weights_load(w, c * ldw + i, mask, whole, bf16);
+#pragma GCC unroll 3
+        for (int r = 0; r < rows; r++) acc[r][c] = _mm512_fmadd_ps(xs[r], ws, acc[r][c]);
+    }
+}
+
+/* Lanes l and l + 8 of two accumulators: a's sums in the low half, b's in the high half. */
+INLINE __m512 fold_8(__m512 a, __m512 b) {
+    return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xEE));
+}
+
+/* Lanes l and l + 4: one quarter for each of four accumulators, in order. */
+INLINE __m512 fold_4(__m512 ab, __m512 cd) {
+    return _mm512_add_ps(_mm512_shuffle_f32x4(ab, cd, 0x88), _mm512_shuffle_f32x4(ab, cd, 0xDD));
+}
+
+/* The fixed tree over eight accumulators: element c of the result is the sum of v[c]'s lanes. */
+INLINE __m256 lanes_sum8(const __m512 *v) {
+    __m512 lo = fold_4(fold_8(v[0], v[1]), fold_8(v[2], v[3]));
+    __m512 hi = fold_4(fold_8(v[4], v[5]), fold_8(v[6], v[7]));
+    __m512 two = _mm512_add_ps(_mm512_shuffle_ps(lo, hi, 0x44), _mm512_shuffle_ps(lo, hi, 0xEE));
+    __m512 one = _mm512_add_ps(_mm512_shuffle_ps(two, two, 0x88), _mm512_shuffle_ps(two, two, 0xDD));
+    const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 0, 0, 0, 0, 0, 0, 0, 0);
+    return _mm512_castps512_ps256(_mm512_permutexvar_ps(order, one));
+}
+
+/* The same tree over one accumulator. */
+INLINE float lanes_sum(__m512 v) {
+    __m512 four = fold_4(fold_8(v, v), fold_8(v, v));
+    __m512 two = _mm512_add_ps(four, _mm512_shuffle_ps(four, four, 0xEE));
+    return _mm512_cvtss_f32(_mm512_add_ps(two, _mm512_shuffle_ps(two, two, 0x55)));
+}
+
+/* y[r][c] (+)= x[r]·w[c] for rows × cols outputs; both are constants where this is inlined. */
+INLINE void tile_mul(float *y, int64_t ldy, const float *x, int64_t ldx, const void *w, int64_t ldw, int64_t k,
+                     int rows, int cols, bool bf16, bool add) {
+    __m512 acc[TILE_ROWS][TILE_COLS];
+#pragma GCC unroll 3
+    for (int r = 0; r < TILE_ROWS; r++) {
+#pragma GCC unroll 8
+        for (int c = 0; c < TILE_COLS; c++) acc[r][c] = _mm512_setzero_ps();
+    }
+    int64_t i = 0;
+    for (; i + 16 <= k; i += 16) tile_step(acc, x, ldx, w, ldw, i, 0xFFFF, true, rows, cols, bf16);
+    if (i < k) tile_step(acc, x, ldx, w, ldw, i, lanes_mask(k - i), false, rows, cols, bf16);
+    const __mmask8 out = (__mmask8)((1u << cols) - 1);
+#pragma GCC unroll 3
+    for (int r = 0; r < rows; r++) {
+        float *dst = y + r * ldy;
+        __m256 sums = lanes_sum8(acc[r]);
+        if (add) sums = _mm256_add_ps(_mm256_maskz_loadu_ps(out, dst), sums);
+        _mm256_mask_storeu_ps(dst, out, sums);
+    }
+}
+
+/* All rows of one block against `cols` weights, three rows at a time. */
+INLINE void cols_mul(float *y, int64_t ldy, const float *x, int64_t ldx, int64_t rows, const void *w, int64_t ldw,
+                     int64_t k, int cols, bool bf16, bool add) {
+    int64_t m = 0;
+    for (; m + 3 <= rows; m += 3) tile_mul(y + m * ldy, ldy, x + m * ldx, ldx, w, ldw, k, 3, cols, bf16, add);
+    if (rows - m == 2) tile_mul(y + m * ldy, ldy, x + m * ldx, ldx, w, ldw, k, 2, cols, bf16, add);
+    if (rows - m == 1) tile_mul(y + m * ldy, ldy, x + m * ldx, ldx, w, ldw, k, 1, cols, bf16, add);
+}
+
+INLINE void rows_mul(float *y, int64_t ldy, const float *x, int64_t ldx, int64_t rows, const void *w, int64_t ldw,
+                     int64_t k, int64_t n0, int64_t n1, bool bf16, bool add) {
+    const size_t size = bf16 ? sizeof(uint16_t) : sizeof(float);
+    for (int64_t m = 0; m < rows; m += ROW_BLOCK) {
+        const float *xb = x + m * ldx;
+        float *yb = y + m * ldy;
+        const int64_t block = MIN(rows - m, ROW_BLOCK);
+        for (int64_t n = n0, step; n < n1; n += step) {
+            const void *wn = (const char *)w + (size_t)(n * ldw) * size;
+            step = n1 - n >= 8 ? 8 : n1 - n >= 4 ? 4 : 1;
+            if (step == 8) cols_mul(yb + n, ldy, xb, ldx, block, wn, ldw, k, 8, bf16, add);
+            if (step == 4) cols_mul(yb + n, ldy, xb, ldx, block, wn, ldw, k, 4, bf16, add);
+            if (step == 1) cols_mul(yb + n, ldy, xb, ldx, block, wn, ldw, k, 1, bf16, add);
+        }
+    }
+}
+
+static void avx512_gemm_f32(float *y, int64_t ldy, const float *x, int64_t ldx, int64_t rows, const float *w,
+                            int64_t ldw, int64_t k, int64_t n0, int64_t n1, bool add) {
+    rows_mul(y, ldy, x, ldx, rows, w, ldw, k, n0, n1, false, add);
+}
+
+static void avx512_gemm_bf16(float *y, int64_t ldy, const float *x, int64_t ldx, int64_t rows, const uint16_t *w,
+                             int64_t ldw, int64_t k, int64_t n0, int64_t n1, bool add) {
+    rows_mul(y, ldy, x, ldx, rows, w, ldw, k, n0, n1, true, add);
+}
+
+/* ---- packed int8 and int4 panels ------------------------------------------------------------------------------- */
+
+/*
+ * VNNI multiplies unsigned by signed bytes. Weights become unsigned by an offset (q8: w + 128, that is w ^ 0x80; q4: the
+ * nibble itself is w + 8), so a block's dot is Σ (w + offset) x - offset Σ x, exact in 32 bits. The second term starts
+ * the integer accumulator and is computed once for all panels.
+ */
+enum {
+    Q_ROWS = 4,         /* 4 rows × 2 panels: 8 integer and 8 float accumulators */
+    Q_PANELS = 2,
+    Q_ROW_BLOCK = 32,   /* rows and blocks whose corrections are kept on the stack (32 KiB) */
+    Q_BLOCKS = 256,
+};
+
+struct q_product {
+    float *y;
+    int64_t ldy;
+    const struct inputs *in;
+    const struct matrix *w;
+    int64_t blocks; /* K / 32 */
+    bool add;
+};
+
+/* start[m][b] = -offset · Σ x over block b0 + b, for rows m0… */
+static void starts_fill(int32_t start[Q_ROW_BLOCK][Q_BLOCKS], const struct q_product *p, int64_t m0, int64_t rows,
+                        int64_t b0, int64_t b1, int32_t offset) {
+    for (int64_t m = 0; m < rows; m++) {
+        const int8_t *q = p->in->q + (m0 + m) * p->in->k;
+        for (int64_t b = b0; b < b1; b++) {
+            int32_t sum = 0;
+            for (int j = 0; j < 32; j++) sum += q[b * 32 + j];
+            start[m][b - b0] = -offset * sum;
+        }
+    }
+}
+
+/* Quads p and p + 4 of one panel's block, as unsigned bytes. */
+INLINE void quads_load(const uint8_t *block, int p, bool q4, __m512i *lo, __m512i *hi) {
+    __m512i raw = _mm512_loadu_si512(block + 64 * p);
+    if (q4) {
+        const __m512i nibble = _mm512_set1_epi8(15);
+        *lo = _mm512_and_si512(raw, nibble);
+        *hi = _mm512_and_si512(_mm512_srli_epi16(raw, 4), nibble);
+    } else {
+        const __m512i sign = _mm512_set1_epi8((char)0x80);
+        *lo = _mm512_xor_si512(raw, sign);
+        *hi = _mm512_xor_si512(_mm512_loadu_si512(block + 64 * (p + 4)), sign);
+    }
+}
+
+/* Four activation bytes in every lane. */
+INLINE __m512i quad_spread(const int8_t *x) {
+    int32_t four;
+    memcpy(&four, x, sizeof four);
+    return _mm512_set1_epi32(four);
+}
+
+/* dots[r][j] += block dot of row r and panel j; x is [rows][K], `stride` the bytes between panels. */
+INLINE void block_dots(__m512i dots[Q_ROWS][Q_PANELS], const uint8_t *w, int64_t stride, const int8_t *x, int64_t k,
+                       int rows, int panels, bool q4) {
+#pragma GCC unroll 4
+    for (int p = 0; p < 4; p++) {
+        __m512i lo[Q_PANELS], hi[Q_PANELS];
+#pragma GCC unroll 2
+        for (int j = 0; j < panels; j++) quads_load(w + j * stride, p, q4, &lo[j], &hi[j]);
+#pragma GCC unroll 4
+        for (int r = 0; r < rows; r++) {
+            const __m512i a = quad_spread(x + r * k + 4 * p), b = quad_spread(x + r * k + 16 + 4 * p);
+#pragma GCC unroll 2
+            for (int j = 0; j < panels; j++) {
+                dots[r][j] = _mm512_dpbusd_epi32(_mm512_dpbusd_epi32(dots[r][j], lo[j], a), hi[j], b);
+            }
+        }
+    }
+}
+
+/* part[r][j] continues the sums of row m + r and panel `panel` + j over blocks b0…b1. */
+INLINE void panels_run(float part[Q_ROWS][Q_PANELS][16], const struct q_product *p, int64_t panel, int64_t m,
+                       const int32_t (*start)[Q_BLOCKS], int64_t b0, int64_t b1, int rows, int panels, bool q4) {
+    const int64_t nb = p->blocks, stride = nb * (q4 ? 256 : 512), k = p->in->k;
+    const uint8_t *w = (const uint8_t *)p->w->data + panel * stride;
+    const float *dw = p->w->scales + panel * nb * 16, *dx = p->in->d + m * nb;
+    const int8_t *x = p->in->q + m * k;
+    __m512 acc[Q_ROWS][Q_PANELS];
+    for (int r = 0; r < rows; r++) {
+        for (int j = 0; j < panels; j++) acc[r][j] = _mm512_loadu_ps(part[r][j]);
+    }
+    for (int64_t b = b0; b < b1; b++) {
+        __m512i dots[Q_ROWS][Q_PANELS];
+#pragma GCC unroll 4
+        for (int r = 0; r < rows; r++) {
+#pragma GCC unroll 2
+            for (int j = 0; j < panels; j++) dots[r][j] = _mm512_set1_epi32(start[r][b - b0]);
+        }
+        block_dots(dots, w + b * (q4 ? 256 : 512), stride, x + b * 32, k, rows, panels, q4);
+#pragma GCC unroll 2
+        for (int j = 0; j < panels; j++) {
+            const __m512 scale = _mm512_loadu_ps(dw + (j * nb + b) * 16);
+#pragma GCC unroll 4
+            for (int r = 0; r < rows; r++) {
+                const __m512 both = _mm512_mul_ps(scale, _mm512_set1_ps(dx[r * nb + b]));
+                acc[r][j] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dots[r][j]), both, acc[r][j]);
+            }
+        }
+    }
+    for (int r = 0; r < rows; r++) {
+        for (int j = 0; j < panels; j++) _mm512_storeu_ps(part[r][j], acc[r][j]);
+    }
+}
+
+/* Chooses the constants that panels_run is compiled for. */
+INLINE void panels_step(float part[Q_ROWS][Q_PANELS][16], const struct q_product *p, int64_t panel, int64_t m,
+                        const int32_t (*start)[Q_BLOCKS], int64_t b0, int64_t b1, int rows, int panels, bool q4) {
+    if (rows == 4 && panels == 2) panels_run(part, p, panel, m, start, b0, b1, 4, 2, q4);
+    else if (rows == 4) panels_run(part, p, panel, m, start, b0, b1, 4, 1, q4);
+    else if (rows == 2 && panels == 2) panels_run(part, p, panel, m, start, b0, b1, 2, 2, q4);
+    else if (rows == 2) panels_run(part, p, panel, m, start, b0, b1, 2, 1, q4);
+    else if (panels == 2) panels_run(part, p, panel, m, start, b0, b1, 1, 2, q4);
+    else panels_run(part, p, panel, m, start, b0, b1, 1, 1, q4);
+}
+
+static void part_store(const struct q_product *p, float part[Q_ROWS][Q_PANELS][16], int64_t panel, int64_t m,
+                       int64_t n1, int rows, int panels) {
+    for (int j = 0; j < panels; j++) {
+        const int64_t n = (panel + j) * 16;
+        const __mmask16 mask = lanes_mask(n1 - n);
+        for (int r = 0; r < rows; r++) {
+            float *dst = p->y + (m + r) * p->ldy + n;
+            __m512 sums = _mm512_loadu_ps(part[r][j]);
+            if (p->add) sums = _mm512_add_ps(_mm512_maskz_loadu_ps(mask, dst), sums);
+            _mm512_mask_storeu_ps(dst, mask, sums);
+        }
+    }
+}
+
+/* Rows m0 … m0 + rows (at most Q_ROW_BLOCK) against all panels. */
+INLINE void q_rows_mul(const struct q_product *p, int64_t m0, int64_t rows, int64_t n0, int64_t n1, bool q4) {
+    int32_t start[Q_ROW_BLOCK][Q_BLOCKS];
+    const int64_t end = (n1 + 15) / 16;
+    int64_t filled = -1; /* the first block that `start` describes */
+    for (int64_t panel = n0 / 16; panel < end; panel += Q_PANELS) {
+        const int panels = end - panel >= 2 ? 2 : 1;
+        float part[Q_ROW_BLOCK][Q_PANELS][16];
+        memset(part, 0, sizeof part[0] * (size_t)rows);
+        for (int64_t b0 = 0; b0 < p->blocks; b0 += Q_BLOCKS) {
+            const int64_t b1 = MIN(p->blocks, b0 + Q_BLOCKS);
+            if (filled != b0) starts_fill(start, p, m0, rows, b0, b1, q4 ? 8 : 128);
+            filled = b0;
+            for (int64_t m = 0, step; m < rows; m += step) {
+                step = rows - m >= 4 ? 4 : rows - m >= 2 ? 2 : 1;
+                panels_step(part + m, p, panel, m0 + m, (const int32_t(*)[Q_BLOCKS])start + m, b0, b1, (int)step,
+                            panels, q4);
+            }
+        }
+        part_store(p, part, panel, m0, n1, (int)rows, panels);
+    }
+}
+
+INLINE void q_mul(float *y, int64_t ldy, const struct inputs *in, const struct matrix *w, int64_t n0, int64_t n1,
+                  bool add, bool q4) {
+    const struct q_product p = { .y = y, .ldy = ldy, .in = in, .w = w, .blocks = in->k / 32, .add = add };
+    for (int64_t m = 0; m < in->rows; m += Q_ROW_BLOCK) {
+        q_rows_mul(&p, m, MIN(in->rows - m, Q_ROW_BLOCK), n0, n1, q4);
+    }
+}
+
+static void avx512_gemm_q8(float *y, int64_t ldy, const struct inputs *in, const struct matrix *w, int64_t n0,
+                           int64_t n1, bool add) {
+    q_mul(y, ldy, in, w, n0, n1, add, false);
+}
+
+static void avx512_gemm_q4(float *y, int64_t ldy, const struct inputs *in, const struct matrix *w, int64_t n0,
+                           int64_t n1, bool add) {
+    q_mul(y, ldy, in, w, n0, n1, add, true);
+}
+
+/* ---- rows of f32 ------------------------------------------------------------------------------------------------- */
+
+static float avx512_dot(const float *a, const float *b, int64_t n) {
+    __m512 acc = _mm512_setzero_ps();
+    int64_t i = 0;
+    for (; i + 16 <= n; i += 16) acc = _mm512_fmadd_ps(_mm512_loadu_ps(a + i), _mm512_loadu_ps(b + i), acc);
+    if (i < n) {
+        const __mmask16 mask = lanes_mask(n - i);
+        acc = _mm512_fmadd_ps(_mm512_maskz_loadu_ps(mask, a + i), _mm512_maskz_loadu_ps(mask, b + i), acc);
+    }
+    return lanes_sum(acc);
+}
+
+static float avx512_sum(const float *a, int64_t n) {
+    __m512 acc = _mm512_setzero_ps();
+    for (int64_t i = 0; i < n; i += 16) {
+        acc = _mm512_add_ps(acc, _mm512_maskz_loadu_ps(lanes_mask(n - i), a + i));
+    }
+    return lanes_sum(acc);
+}
+
+static float avx512_max(const float *a, int64_t n) {
+    const __m512 low = _mm512_set1_ps(-INFINITY);
+    __m512 acc = low;
+    for (int64_t i = 0; i < n; i += 16) {
+        acc = _mm512_max_ps(_mm512_mask_loadu_ps(low, lanes_mask(n - i), a + i), acc); /* NaN leaves acc */
+    }
+    float lanes[16], best = -INFINITY;
+    _mm512_storeu_ps(lanes, acc);
+    for (int l = 0; l < 16; l++) best = lanes[l] > best ? lanes[l] : best;
+    return best + 0.0f;
+}
+
+static void avx512_axpy(float *y, float a, const float *x, int64_t n) {
+    const __m512 as = _mm512_set1_ps(a);
+    for (int64_t i = 0; i < n; i += 16) {
+        const __mmask16 mask = lanes_mask(n - i);
+        const __m512 xs = _mm512_maskz_loadu_ps(mask, x + i), ys = _mm512_maskz_loadu_ps(mask, y + i);
+        _mm512_mask_storeu_ps(y + i, mask, _mm512_fmadd_ps(as, xs, ys));
+    }
+}
+
+static void avx512_scale(float *y, float a, int64_t n) {
+    const __m512 as = _mm512_set1_ps(a);
+    for (int64_t i = 0; i < n; i += 16) {
+        const __mmask16 mask = lanes_mask(n - i);
+        _mm512_mask_storeu_ps(y + i, mask, _mm512_mul_ps(_mm512_maskz_loadu_ps(mask, y + i), as));
+    }
+}
+
+static void avx512_rmsnorm(float *y, const float *x, const float *g, float eps, int64_t n) {
+    const __m512 r = _mm512_set1_ps(1.0f / sqrtf(avx512_dot(x, x, n) / (float)n + eps));
+    for (int64_t i = 0; i < n; i += 16) {
+        const __mmask16 mask = lanes_mask(n - i);
+        const __m512 xs = _mm512_maskz_loadu_ps(mask, x + i), gs = _mm512_maskz_loadu_ps(mask, g + i);
+        _mm512_mask_storeu_ps(y + i, mask, _mm512_mul_ps(_mm512_mul_ps(xs, r), gs));
+    }
+}
+
+static void avx512_rope(float *x, const float *cosine, const float *sine, int64_t half) {
+    for (int64_t i = 0; i < half; i += 16) {
+        const __mmask16 mask = lanes_mask(half - i);
+        const __m512 a = _mm512_maskz_loadu_ps(mask, x + i), b = _mm512_maskz_loadu_ps(mask, x + half + i);
+        const __m512 c = _mm512_maskz_loadu_ps(mask, cosine + i), s = _mm512_maskz_loadu_ps(mask, sine + i);
+        _mm512_mask_storeu_ps(x + i, mask, _mm512_fmsub_ps(a, c, _mm512_mul_ps(b, s)));
+        _mm512_mask_storeu_ps(x + half + i, mask, _mm512_fmadd_ps(b, c, _mm512_mul_ps(a, s)));
+    }
+}
+
+/* 2^n for n in -126 … 127; other n give some number. */
+INLINE __m512 power_of_2(__m512i n) {
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(n, _mm512_set1_epi32(127)), 23));
+}
+
+/* internal.h's exp. min and max return their second operand when one is NaN. */
+INLINE __m512 lanes_exp(__m512 x) {
+    const __m512 magic = _mm512_set1_ps(EXP_MAGIC), one = _mm512_set1_ps(1.0f);
+    x = _mm512_max_ps(_mm512_set1_ps(EXP_LO), _mm512_min_ps(_mm512_set1_ps(EXP_HI), x));
+    const __m512 t = _mm512_fmadd_ps(x, _mm512_set1_ps(EXP_LOG2E), magic), z = _mm512_sub_ps(t, magic);
+    const __m512i n = _mm512_sub_epi32(_mm512_castps_si512(t), _mm512_castps_si512(magic));
+    __m512 r = _mm512_fmadd_ps(z, _mm512_set1_ps(-EXP_LN2_HI), x);
+    r = _mm512_fmadd_ps(z, _mm512_set1_ps(-EXP_LN2_LO), r);
+    __m512 p = _mm512_fmadd_ps(_mm512_set1_ps(EXP_C6), r, _mm512_set1_ps(EXP_C5));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(EXP_C4));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(EXP_C3));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(EXP_C2));
+    p = _mm512_fmadd_ps(_mm512_fmadd_ps(p, r, one), r, one);
+    const __m512i half = _mm512_srai_epi32(n, 1);
+    p = _mm512_mul_ps(_mm512_mul_ps(p, power_of_2(half)), power_of_2(_mm512_sub_epi32(n, half)));
+    return _mm512_min_ps(_mm512_set1_ps(FLT_MAX), p);
+}
+
+static void avx512_exp(float *y, const float *x, int64_t n) {
+    for (int64_t i = 0; i < n; i += 16) {
+        const __mmask16 mask = lanes_mask(n - i);
+        _mm512_mask_storeu_ps(y + i, mask, lanes_exp(_mm512_maskz_loadu_ps(mask, x + i)));
+    }
+}
+
+static void avx512_silu_mul(float *y, const float *gate, const float *up, int64_t n) {
+    const __m512 one = _mm512_set1_ps(1.0f), sign = _mm512_set1_ps(-0.0f);
+    for (int64_t i = 0; i < n; i += 16) {
+        const __mmask16 mask = lanes_mask(n - i);
+        const __m512 g = _mm512_maskz_loadu_ps(mask, gate + i), u = _mm512_maskz_loadu_ps(mask, up + i);
+        const __m512 below = _mm512_add_ps(one, lanes_exp(_mm512_xor_ps(g, sign)));
+        _mm512_mask_storeu_ps(y + i, mask, _mm512_mul_ps(_mm512_div_ps(g, below), u));
+    }
+}
+
+static float avx512_softmax(float *x, int64_t n) {
+    const __m512 top = _mm512_set1_ps(avx512_max(x, n));
+    __m512 acc = _mm512_setzero_ps();
+    for (int64_t i = 0; i < n; i += 16) {
+        const __mmask16 mask = lanes_mask(n - i);
+        const __m512 e = lanes_exp(_mm512_sub_ps(_mm512_maskz_loadu_ps(mask, x + i), top));
+        _mm512_mask_storeu_ps(x + i, mask, e);
+        acc = _mm512_mask_add_ps(acc, mask, acc, e);
+    }
+    return lanes_sum(acc);
+}
+
+/* out[0 … 16 * vectors) = (Σ_j weights[j] v_j) * inverse; the last vector has the lanes of `tail`. */
+INLINE void values_mix(float *out, const float *weights, const float *v, int64_t stride, int64_t n, __m512 inverse,
+                       int vectors, __mmask16 tail) {
+    __m512 acc[4];
+#pragma GCC unroll 4
+    for (int c = 0; c < vectors; c++) acc[c] = _mm512_setzero_ps();
+    for (int64_t j = 0; j < n; j++) {
+        const __m512 weight = _mm512_set1_ps(weights[j]);
+#pragma GCC unroll 4
+        for (int c = 0; c < vectors; c++) {
+            const __mmask16 mask = c == vectors - 1 ? tail : 0xFFFF;
+            acc[c] = _mm512_fmadd_ps(weight, _mm512_maskz_loadu_ps(mask, v + j * stride + 16 * c), acc[c]);
+        }
+    }
+#pragma GCC unroll 4
+    for (int c = 0; c < vectors; c++) {
+        const __mmask16 mask = c == vectors - 1 ? tail : 0xFFFF;
+        _mm512_mask_storeu_ps(out + 16 * c, mask, _mm512_mul_ps(acc[c], inverse));
+    }
+}
+
+static void avx512_attend(float *out, const float *q, const float *k, const float *v, int64_t stride, int64_t n,
+                          int64_t d, float scale, float *scores) {
+    rows_mul(scores, n, q, d, 1, k, stride, d, 0, n, false, false);
+    avx512_scale(scores, scale, n);
+    const __m512 inverse = _mm512_set1_ps(1.0f / avx512_softmax(scores, n));
+    int64_t c = 0;
+    for (; c + 64 <= d; c += 64) values_mix(out + c, scores, v + c, stride, n, inverse, 4, 0xFFFF);
+    for (; c < d; c += 16) values_mix(out + c, scores, v + c, stride, n, inverse, 1, lanes_mask(d - c));
+}
+
+static void avx512_adamw(float *w, const float *g, float *m, float *v, int64_t n, float lr, float beta1, float beta2,
+                         float eps, float decay, float bc1, float bc2) {
+    const __m512 b1 = _mm512_set1_ps(beta1), c1 = _mm512_set1_ps(1.0f - beta1), k1 = _mm512_set1_ps(bc1);
+    const __m512 b2 = _mm512_set1_ps(beta2), c2 = _mm512_set1_ps(1.0f - beta2), k2 = _mm512_set1_ps(bc2);
+    const __m512 step = _mm512_set1_ps(-lr), keep = _mm512_set1_ps(1.0f - lr * decay), tiny = _mm512_set1_ps(eps);
+    for (int64_t i = 0; i < n; i += 16) {
+        const __mmask16 mask = lanes_mask(n - i);
+        const __m512 gs = _mm512_maskz_loadu_ps(mask, g + i), ws = _mm512_maskz_loadu_ps(mask, w + i);
+        __m512 ms = _mm512_maskz_loadu_ps(mask, m + i), vs = _mm512_maskz_loadu_ps(mask, v + i);
+        ms = _mm512_fmadd_ps(b1, ms, _mm512_mul_ps(c1, gs));
+        vs = _mm512_fmadd_ps(b2, vs, _mm512_mul_ps(c2, _mm512_mul_ps(gs, gs)));
+        const __m512 root = _mm512_add_ps(_mm512_sqrt_ps(_mm512_div_ps(vs, k2)), tiny);
+        const __m512 change = _mm512_div_ps(_mm512_div_ps(ms, k1), root);
+        _mm512_mask_storeu_ps(w + i, mask, _mm512_fmadd_ps(step, change, _mm512_mul_ps(ws, keep)));
+        _mm512_mask_storeu_ps(m + i, mask, ms);
+        _mm512_mask_storeu_ps(v + i, mask, vs);
+    }
+}
+
+void kernels_fill_avx512(struct kernels *k) {
+    k->gemm_f32 = avx512_gemm_f32;
+    k->gemm_bf16 = avx512_gemm_bf16;
+    k->gemm_q8 = avx512_gemm_q8;
+    k->gemm_q4 = avx512_gemm_q4;
+    k->dot = avx512_dot;
+    k->sum = avx512_sum;
+    k->max = avx512_max;
+    k->axpy = avx512_axpy;
+    k->scale = avx512_scale;
+    k->rmsnorm = avx512_rmsnorm;
+    k->rope = avx512_rope;
+    k->silu_mul = avx512_silu_mul;
+    k->exp = avx512_exp;
+    k->softmax = avx512_softmax;
+    k->attend = avx512_attend;
+    k->adamw = avx512_adamw;
+}

@@ -1,0 +1,62 @@
+/*
+ * kernel/internal: what the level files share, and the formulas that they all evaluate.
+ *
+ * Only kernel.c and the level files include it. Everything here is `static inline` or a macro: a
+ * level file is compiled with wider instructions than the program may use, so it must not emit a
+ * symbol that the linker could pick for others.
+ *
+ * Invariant: each slot computes the same IEEE operations in the same order at every level. The
+ * vector levels do lanes at once what scalar.c does one by one; fma(a, b, c) below is always the
+ * fused operation and a * b + c never is. The summation order of dot, sum and the q types is in
+ * kernel.h. Elementwise formulas:
+ *
+ *   exp      x' = EXP_HI < x ? EXP_HI : x, then EXP_LO > x' ? EXP_LO : x' (the constant first, so
+ * NaN passes); t = fma(x', LOG2E, EXP_MAGIC), n = bits(t) - bits(EXP_MAGIC) as int32, z = t -
+ * EXP_MAGIC; r = fma(z, -LN2_LO, fma(z, -LN2_HI, x')); p = C6, then p = fma(p, r, C5) … C2, 1, 1;
+ *            y = (p * 2^(n >> 1)) * 2^(n - (n >> 1)); y = FLT_MAX < y ? FLT_MAX : y.
+ *   silu_mul y = (g / (1 + exp(-g))) * up
+ *   rope     a' = fma(a, cos, -(b * sin)), b' = fma(b, cos, a * sin)   with a = x[i], b = x[i +
+ * half] rmsnorm  r = 1 / sqrt(dot(x, x) / (float)n + eps), y = (x * r) * g max      lane = x > lane
+ * ? x : lane from -inf, at the end + 0.0f (so that -0 and +0 cannot differ) softmax  y = exp(x -
+ * max) attend   scores[j] = dot(q, k_j) * scale; s = softmax(scores); acc = fma(scores[j], v_j,
+ * acc) from +0 in order j; out = acc * (1 / s) adamw    m = fma(beta1, m, (1 - beta1) * g); v =
+ * fma(beta2, v, (1 - beta2) * (g * g)); w = fma(-lr, (m / bc1) / (sqrt(v / bc2) + eps), w * (1 - lr
+ * * decay)) quantize amax over the block's |x| (NaN ignored, capped at FLT_MAX); d = amax / 127;
+ * when d < FLT_MIN the block is d = 0 and zeros; else u = x * (1 / d), u = u < -127 ? -127 : u >
+ * 127 ? 127 : u, q = round half even, NaN becomes 0. No input is undefined behaviour.
+ */
+#ifndef SHOAL_KERNEL_INTERNAL_H
+#define SHOAL_KERNEL_INTERNAL_H
+
+#include <float.h>
+
+#include "kernel/kernel.h"
+
+/* Each overwrites the slots that its level does better; called in this order, lowest first. */
+void kernels_fill_scalar(struct kernels *k);
+void kernels_fill_avx2(struct kernels *k);
+void kernels_fill_avx512(struct kernels *k);
+void kernels_fill_amx(struct kernels *k);
+
+/* Asks the system to let this process use tiles; the processor's bits and XCR0 are the caller's to
+ * check first. */
+bool amx_request(void);
+
+/* exp: e^r on |r| <= ln(2)/2 as 1 + r + r^2 (C2 + C3 r + … + C6 r^4), weighted minimax fit, 3.2e-9
+ * relative. */
+#define EXP_HI 89.0f     /* above ln(FLT_MAX): the result is capped at FLT_MAX */
+#define EXP_LO (-104.0f) /* below ln(2^-150): the result rounds to 0 */
+#define EXP_MAGIC 0x1.8p+23f
+#define EXP_LOG2E 0x1.715476p+0f
+#define EXP_LN2_HI 0x1.62e43p-1f
+#define EXP_LN2_LO (-0x1.05c61p-29f)
+#define EXP_C2 0x1.fffffcp-2f
+#define EXP_C3 0x1.555492p-3f
+#define EXP_C4 0x1.5558aep-5f
+#define EXP_C5 0x1.12397cp-7f
+#define EXP_C6 0x1.6a4f4ap-10f
+
+#define QK 32    /* weights in a block of the q types */
+#define PANEL 16 /* outputs in a panel of a packed matrix */
+
+#endif

@@ -1,0 +1,626 @@
+/*
+ * kernel/kernel: which level this machine runs, how weights lie in memory, and products over a
+ * thread pool.
+ *
+ * It does no heavy arithmetic: it packs, converts and cuts work into ranges, and calls the table.
+ * Levels are chosen from feature bits and from what the system saves on a context switch (XCR0, and
+ * the permission call that AMX needs), never from a processor's model.
+ *
+ * Invariant: how a product is cut over threads never reaches the numbers, because every slot's
+ * output depends only on its own row of x and its own row of w.
+ */
+#include "kernel/kernel.h"
+
+#include <math.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernel/internal.h"
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
+/* ---- levels ---- */
+
+static const char *const level_names[CPU_LEVELS] = {"scalar", "avx2", "avx512", "amx"};
+
+const char *cpu_level_name(enum cpu_level level) {
+    CHECK((int)level >= 0 && level < CPU_LEVELS);
+    return level_names[level];
+}
+
+#if defined(__x86_64__)
+
+enum {
+    XCR0_AVX = 0x6,     /* SSE and AVX state */
+    XCR0_AVX512 = 0xe0, /* opmask and the two parts of ZMM */
+    XCR0_AMX = 0x60000, /* tile configuration and tile data */
+};
+
+static uint64_t xcr0_read(void) {
+    uint32_t lo, hi;
+    __asm__ volatile("xgetbv" : "=a"(lo), "=d"(hi) : "c"(0));
+    return (uint64_t)hi << 32 | lo;
+}
+
+static enum cpu_level level_detect(void) {
+    unsigned a, b, c, d, b7, c7, d7, a71 = 0;
+    if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_OSXSAVE)) return CPU_SCALAR;
+    if (!__get_cpuid_count(7, 0, &a, &b7, &c7, &d7)) return CPU_SCALAR;
+    uint64_t xcr0 = xcr0_read();
+    unsigned need1 = bit_AVX | bit_FMA | bit_F16C;
+    if ((c & need1) != need1 || !(b7 & bit_AVX2) || (xcr0 & XCR0_AVX) != XCR0_AVX)
+        return CPU_SCALAR;
+    unsigned need512 = bit_AVX512F | bit_AVX512BW | bit_AVX512VL | bit_AVX512DQ;
+    bool wide =
+        (b7 & need512) == need512 && (c7 & bit_AVX512VNNI) && (xcr0 & XCR0_AVX512) == XCR0_AVX512;
+    if (!wide) return CPU_AVX2;
+    unsigned tiles = 1u << 22 | 1u << 24 | 1u << 25; // AMX-BF16, AMX-TILE, AMX-INT8
+    if (a >= 1 && __get_cpuid_count(7, 1, &a71, &b, &c, &d) == 0) a71 = 0;
+    bool amx =
+        (d7 & tiles) == tiles && (a71 & 1u << 5) && (xcr0 & XCR0_AMX) == XCR0_AMX && amx_request();
+    return amx ? CPU_AMX : CPU_AVX512;
+}
+
+#else
+
+static enum cpu_level level_detect(void) {
+    return CPU_SCALAR;
+}
+
+#endif
+
+static struct kernels tables[CPU_LEVELS];
+static enum cpu_level best_level, chosen_level;
+
+static void tables_fill(void) {
+    static void (*const fill[CPU_LEVELS])(struct kernels *) = {
+        kernels_fill_scalar, kernels_fill_avx2, kernels_fill_avx512, kernels_fill_amx};
+    best_level = level_detect();
+    for (int l = 0; l <= (int)best_level; l++) {
+        if (l > 0) tables[l] = tables[l - 1];
+        fill[l](&tables[l]);
+        tables[l].level = (enum cpu_level)l;
+        tables[l].name = level_names[l];
+    }
+}
+
+static void tables_init(void) {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, tables_fill);
+}
+
+static void level_choose(void) {
+    tables_init();
+    chosen_level = best_level;
+    const char *wish = getenv("SHOAL_CPU");
+    if (!wish || !*wish) return;
+    for (int l = 0; l < CPU_LEVELS; l++) {
+        if (strcmp(wish, level_names[l]) != 0) continue;
+        if (l <= (int)best_level) {
+            chosen_level = (enum cpu_level)l;
+            return;
+        }
+        fprintf(stderr,
+                "shoal: SHOAL_CPU '%s' is not available on this machine, which has up to '%s'\n",
+                wish, level_names[best_level]);
+        exit(2);
+    }
+    fprintf(stderr, "shoal: unknown SHOAL_CPU '%s'; it is scalar, avx2, avx512 or amx\n", wish);
+    exit(2);
+}
+
+bool cpu_has(enum cpu_level level) {
+    tables_init();
+    return level <= best_level;
+}
+
+const struct kernels *kernels_level(enum cpu_level level) {
+    return cpu_has(level) ? &tables[level] : NULL;
+}
+
+const struct kernels *kernels_get(void) {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, level_choose);
+    return &tables[chosen_level];
+}
+
+enum numeric_class kernels_default_class(void) {
+    return kernels_get()->gemm_bf16_fast ? CLASS_FAST : CLASS_EXACT;
+}
+
+/* ---- tensor types ---- */
+
+static const struct type_row {
+    enum tensor_type type;
+    const char *name;
+    int block, bytes; /* weights in a block and its size */
+} type_rows[] = {
+    {TENSOR_F32, "f32", 1, 4},
+    {TENSOR_F16, "f16", 1, 2},
+    {TENSOR_Q4_0, "q4_0", QK, sizeof(struct block_q4_0)},
+    {TENSOR_Q8_0, "q8_0", QK, sizeof(struct block_q8_0)},
+    {TENSOR_BF16, "bf16", 1, 2},
+};
+
+static const struct type_row *type_find(enum tensor_type t) {
+    for (size_t i = 0; i < ARRAY_LEN(type_rows); i++)
+        if (type_rows[i].type == t) return &type_rows[i];
+    return NULL;
+}
+
+const char *tensor_type_name(enum tensor_type t) {
+    const struct type_row *row = type_find(t);
+    return row ? row->name : "unknown";
+}
+
+int tensor_type_parse(const char *name, enum tensor_type *out) {
+    for (size_t i = 0; i < ARRAY_LEN(type_rows); i++)
+        if (strcmp(type_rows[i].name, name) == 0) {
+            *out = type_rows[i].type;
+            return OK;
+        }
+    return ERR_USAGE;
+}
+
+size_t tensor_row_bytes(enum tensor_type t, int64_t k) {
+    const struct type_row *row = type_find(t);
+    CHECK(row && k >= 0 && k % row->block == 0);
+    return (size_t)(k / row->block) * (size_t)row->bytes;
+}
+
+static uint32_t float_bits(float f) {
+    uint32_t u;
+    memcpy(&u, &f, sizeof u);
+    return u;
+}
+
+static float bits_float(uint32_t u) {
+    float f;
+    memcpy(&f, &u, sizeof f);
+    return f;
+}
+
+float f16_to_f32(uint16_t h) {
+    uint32_t sign = (uint32_t)(h & 0x8000) << 16, exponent = h >> 10 & 31, mantissa = h & 0x3ff;
+    if (exponent == 31) return bits_float(sign | 0x7f800000 | mantissa << 13);
+    if (exponent == 0) { // zero or a multiple of 2^-24
+        float f = (float)mantissa * 0x1p-24f;
+        return bits_float(sign | float_bits(f));
+    }
+    return bits_float(sign | (exponent + 112) << 23 | mantissa << 13);
+}
+
+uint16_t f32_to_f16(float f) {
+    uint32_t u = float_bits(f), sign = u >> 16 & 0x8000, a = u & 0x7fffffff;
+    if (a > 0x7f800000) return (uint16_t)(sign | 0x7e00 | (a >> 13 & 0x3ff)); // quiet NaN
+    if (a >= 0x477ff000) return (uint16_t)(sign | 0x7c00); // 65520 and above round to infinity
+    if (a < 0x38800000) {
+        // Below 2^-14: in units of 2^-24, which 0.5 has as its last mantissa bit; the addition
+        // rounds half to even.
+        return (uint16_t)(sign | (float_bits(bits_float(a) + 0.5f) - 0x3f000000));
+    }
+    a += 0xfff + (a >> 13 & 1);
+    return (uint16_t)(sign | (a - 0x38000000) >> 13);
+}
+
+float bf16_to_f32(uint16_t h) {
+    return bits_float((uint32_t)h << 16);
+}
+
+uint16_t f32_to_bf16(float f) {
+    uint32_t u = float_bits(f);
+    if ((u & 0x7fffffff) > 0x7f800000) return (uint16_t)(u >> 16 | 0x40);
+    return (uint16_t)((u + 0x7fff + (u >> 16 & 1)) >> 16);
+}
+
+static void q8_read(const struct block_q8_0 *b, float *dst) {
+    float d = f16_to_f32(b->d);
+    for (int i = 0; i < QK; i++) dst[i] = (float)b->q[i] * d;
+}
+
+static void q4_read(const struct block_q4_0 *b, float *dst) {
+    float d = f16_to_f32(b->d);
+    for (int i = 0; i < QK / 2; i++) {
+        dst[i] = (float)((b->q[i] & 15) - 8) * d;
+        dst[i + QK / 2] = (float)((b->q[i] >> 4) - 8) * d;
+    }
+}
+
+void tensor_to_f32(enum tensor_type t, const void *src, float *dst, int64_t n) {
+    const uint8_t *s = src; // rows in a file need not be aligned
+    size_t step = tensor_row_bytes(t, type_find(t)->block);
+    CHECK(n % type_find(t)->block == 0);
+    if (t == TENSOR_F32) {
+        memcpy(dst, src, (size_t)n * sizeof *dst);
+        return;
+    }
+    for (int64_t i = 0; i < n; i += type_find(t)->block, s += step) {
+        uint16_t h;
+        memcpy(&h, s, sizeof h);
+        if (t == TENSOR_F16)
+            dst[i] = f16_to_f32(h);
+        else if (t == TENSOR_BF16)
+            dst[i] = bf16_to_f32(h);
+        else if (t == TENSOR_Q8_0)
+            q8_read((const struct block_q8_0 *)s, dst + i);
+        else
+            q4_read((const struct block_q4_0 *)s, dst + i);
+    }
+}
+
+/* lo..hi after rounding towards zero; NaN becomes 0. */
+static int value_clip(float v, int lo, int hi) {
+    if (v != v) return 0;
+    return v <= (float)lo ? lo : v >= (float)hi ? hi : (int)v;
+}
+
+static void q8_write(const float *x, struct block_q8_0 *b) {
+    float amax = 0;
+    for (int i = 0; i < QK; i++) amax = fabsf(x[i]) > amax ? fabsf(x[i]) : amax;
+    float d = amax / 127.0f, inverse = d != 0 ? 1.0f / d : 0.0f;
+    b->d = f32_to_f16(d);
+    for (int i = 0; i < QK; i++) b->q[i] = (int8_t)value_clip(roundf(x[i] * inverse), -128, 127);
+}
+
+static void q4_write(const float *x, struct block_q4_0 *b) {
+    float amax = 0, extreme = 0; // the signed value of largest magnitude becomes -8
+    for (int i = 0; i < QK; i++)
+        if (fabsf(x[i]) > amax) {
+            amax = fabsf(x[i]);
+            extreme = x[i];
+        }
+    float d = extreme / -8.0f, inverse = d != 0 ? 1.0f / d : 0.0f;
+    b->d = f32_to_f16(d);
+    for (int i = 0; i < QK / 2; i++) {
+        int lo = value_clip(x[i] * inverse + 8.5f, 0, 15),
+            hi = value_clip(x[i + QK / 2] * inverse + 8.5f, 0, 15);
+        b->q[i] = (uint8_t)(lo | hi << 4);
+    }
+}
+
+void tensor_from_f32(enum tensor_type t, const float *src, void *dst, int64_t n) {
+    uint8_t *out = dst;
+    size_t step = tensor_row_bytes(t, type_find(t)->block);
+    CHECK(n % type_find(t)->block == 0);
+    if (t == TENSOR_F32) {
+        memcpy(dst, src, (size_t)n * sizeof *src);
+        return;
+    }
+    for (int64_t i = 0; i < n; i += type_find(t)->block, out += step) {
+        uint16_t h = t == TENSOR_F16 ? f32_to_f16(src[i]) : f32_to_bf16(src[i]);
+        if (t == TENSOR_Q8_0)
+            q8_write(src + i, (struct block_q8_0 *)out);
+        else if (t == TENSOR_Q4_0)
+            q4_write(src + i, (struct block_q4_0 *)out);
+        else
+            memcpy(out, &h, sizeof h);
+    }
+}
+
+/* ---- weights ---- */
+
+static int64_t panel_count(int64_t n) {
+    return (n + PANEL - 1) / PANEL;
+}
+
+static int64_t row_source(const int32_t *order, int64_t i) {
+    return order ? order[i] : i;
+}
+
+/* Bytes of one output's block inside a panel: quads of four, PANEL * 4 bytes apart. */
+static void quads_put(uint8_t *block, int lane, const uint8_t *bytes, int quads) {
+    for (int p = 0; p < quads; p++) memcpy(block + (p * PANEL + lane) * 4, bytes + 4 * p, 4);
+}
+
+static int rows_pack_q(struct matrix *m, const void *rows, const int32_t *order,
+                       struct arena *arena, struct error *err) {
+    int64_t blocks = m->k / QK, panels = panel_count(m->n);
+    int payload = m->type == TENSOR_Q4_0 ? QK / 2 : QK;
+    size_t row_bytes = tensor_row_bytes(m->type, m->k),
+           file_block = sizeof(uint16_t) + (size_t)payload;
+    uint8_t *data = arena_alloc(arena, (size_t)(panels * blocks * PANEL * payload));
+    float *scales = arena_alloc(arena, (size_t)(panels * blocks * PANEL) * sizeof *scales);
+    for (int64_t i = 0; i < m->n; i++) {
+        const uint8_t *src = (const uint8_t *)rows + (size_t)row_source(order, i) * row_bytes;
+        int lane = (int)(i % PANEL);
+        for (int64_t b = 0; b < blocks; b++, src += file_block) {
+            int64_t at = i / PANEL * blocks + b;
+            uint16_t h;
+            memcpy(&h, src, sizeof h);
+            float d = f16_to_f32(h);
+            if (!isfinite(d))
+                return error_set(err, ERR_NUMERIC,
+                                 "row %lld has a %s block whose scale is not a finite number",
+                                 (long long)row_source(order, i), tensor_type_name(m->type));
+            scales[at * PANEL + lane] = d;
+            quads_put(data + at * PANEL * payload, lane, src + sizeof h, payload / 4);
+        }
+    }
+    m->data = data;
+    m->scales = scales;
+    m->packed = true;
+    return OK;
+}
+
+static void rows_pack_bf16(struct matrix *m, const uint8_t *rows, const int32_t *order,
+                           struct arena *arena) {
+    int64_t kp = (m->k + 31) / 32 * 32;
+    uint16_t *data = arena_alloc(arena, (size_t)(panel_count(m->n) * PANEL * kp) * sizeof *data);
+    for (int64_t i = 0; i < m->n; i++) {
+        uint16_t *panel = data + i / PANEL * PANEL * kp;
+        const uint8_t *src = rows + (size_t)row_source(order, i) * (size_t)m->k * 2;
+        for (int64_t k = 0; k < m->k; k++)
+            memcpy(&panel[(k / 2 * PANEL + i % PANEL) * 2 + k % 2], src + 2 * k, 2);
+    }
+    m->data = data;
+    m->packed = true;
+}
+
+/* Rows that stay rows: in place when they can, else copied (reordered, misaligned, or f16 widened).
+ */
+static void rows_keep(struct matrix *m, const uint8_t *rows, const int32_t *order,
+                      struct arena *arena) {
+    size_t src_bytes = tensor_row_bytes(m->type, m->k), item = m->type == TENSOR_F32 ? 4 : 2;
+    bool widen = m->type == TENSOR_F16;
+    m->data = rows;
+    if (!widen && !order && (uintptr_t)rows % item == 0) return;
+    size_t dst_bytes = widen ? (size_t)m->k * sizeof(float) : src_bytes;
+    uint8_t *dst = arena_alloc(arena, (size_t)m->n * dst_bytes);
+    for (int64_t i = 0; i < m->n; i++) {
+        const uint8_t *src = rows + (size_t)row_source(order, i) * src_bytes;
+        uint8_t *to = dst + (size_t)i * dst_bytes;
+        if (widen)
+            tensor_to_f32(TENSOR_F16, src, (float *)(void *)to, m->k);
+        else
+            memcpy(to, src, src_bytes);
+    }
+    m->data = dst;
+    if (widen) m->type = TENSOR_F32;
+}
+
+int matrix_init(struct matrix *m, enum tensor_type type, int64_t n, int64_t k, const void *rows,
+                const int32_t *row_order, enum numeric_class cls, struct arena *arena,
+                struct error *err) {
+    const struct type_row *row = type_find(type);
+    *m = (struct matrix){.type = type, .n = n, .k = k};
+    if (!row) return error_set(err, ERR_FORMAT, "tensor type %d is not supported", (int)type);
+    if (n < 1 || k < 1 || n > INT32_MAX || k > INT32_MAX)
+        return error_set(err, ERR_FORMAT, "a matrix of %lld x %lld is not possible", (long long)n,
+                         (long long)k);
+    if (k % row->block)
+        return error_set(err, ERR_FORMAT, "a %s row of %lld values is not a multiple of %d",
+                         row->name, (long long)k, row->block);
+    for (int64_t i = 0; row_order && i < n; i++) CHECK(row_order[i] >= 0 && row_order[i] < n);
+    if (row->block == QK) return rows_pack_q(m, rows, row_order, arena, err);
+    if (type == TENSOR_BF16 && cls == CLASS_FAST)
+        rows_pack_bf16(m, rows, row_order, arena);
+    else
+        rows_keep(m, rows, row_order, arena);
+    return OK;
+}
+
+static void packed_row_q(const struct matrix *m, int64_t i, float *out) {
+    int64_t blocks = m->k / QK;
+    int lane = (int)(i % PANEL), payload = m->type == TENSOR_Q4_0 ? QK / 2 : QK;
+    for (int64_t b = 0; b < blocks; b++, out += QK) {
+        int64_t at = i / PANEL * blocks + b;
+        const uint8_t *block = (const uint8_t *)m->data + at * PANEL * payload;
+        float d = m->scales[at * PANEL + lane];
+        for (int j = 0; j < payload; j++) {
+            uint8_t byte = block[(j / 4 * PANEL + lane) * 4 + j % 4];
+            if (payload == QK)
+                out[j] = (float)(int8_t)byte * d;
+            else {
+                out[j] = (float)((byte & 15) - 8) * d;
+                out[j + payload] = (float)((byte >> 4) - 8) * d;
+            }
+        }
+    }
+}
+
+void matrix_row(const struct matrix *m, int64_t i, float *out) {
+    CHECK(i >= 0 && i < m->n);
+    if (!m->packed) {
+        size_t bytes = tensor_row_bytes(m->type, m->k);
+        tensor_to_f32(m->type, (const uint8_t *)m->data + (size_t)i * bytes, out, m->k);
+    } else if (m->type == TENSOR_BF16) {
+        int64_t kp = (m->k + 31) / 32 * 32;
+        const uint16_t *panel = (const uint16_t *)m->data + i / PANEL * PANEL * kp;
+        for (int64_t k = 0; k < m->k; k++)
+            out[k] = bf16_to_f32(panel[(k / 2 * PANEL + i % PANEL) * 2 + k % 2]);
+    } else {
+        packed_row_q(m, i, out);
+    }
+}
+
+size_t matrix_bytes(const struct matrix *m) {
+    if (!m->packed) return (size_t)m->n * tensor_row_bytes(m->type, m->k);
+    size_t rows = (size_t)panel_count(m->n) * PANEL, k = (size_t)m->k;
+    if (m->type == TENSOR_BF16) return rows * ((k + 31) / 32 * 32) * 2;
+    return rows * (m->type == TENSOR_Q4_0 ? k / 2 : k) + rows * (k / QK) * sizeof(float);
+}
+
+/* ---- inputs ---- */
+
+static size_t align_64(size_t n) {
+    return (n + 63) & ~(size_t)63;
+}
+
+/* Offsets of the three parts from a 64-byte boundary; the last is the end. */
+static void inputs_layout(int64_t rows, int64_t k, size_t at[4]) {
+    size_t r = (size_t)rows, kp = (size_t)(k + 31) / 32 * 32;
+    at[0] = 0;
+    at[1] = align_64(r * kp);
+    at[2] = at[1] + align_64(r * (kp / 32) * sizeof(float));
+    at[3] = at[2] + align_64(r * kp * sizeof(uint16_t));
+}
+
+size_t inputs_scratch(int64_t max_rows, int64_t max_k) {
+    size_t at[4];
+    inputs_layout(max_rows, max_k, at);
+    return at[3] + 64;
+}
+
+static void inputs_range(void *ctx, int64_t begin, int64_t end, int thread) {
+    const struct inputs *in = ctx;
+    const struct kernels *kern = kernels_get();
+    int64_t kp = (in->k + 31) / 32 * 32;
+    (void)thread;
+    for (int64_t m = begin; m < end; m++) {
+        const float *x = in->x + m * in->ldx;
+        if (in->q) kern->quantize_row(x, in->k, in->q + m * in->k, in->d + m * (in->k / QK));
+        if (in->bf16) {
+            kern->to_bf16_row(x, in->k, in->bf16 + m * kp);
+            memset(in->bf16 + m * kp + in->k, 0, (size_t)(kp - in->k) * sizeof *in->bf16);
+        }
+    }
+}
+
+void inputs_prepare(struct inputs *in, const float *x, int64_t ldx, int64_t rows, int64_t k,
+                    bool int8, bool bf16, void *scratch, struct pool *pool) {
+    *in = (struct inputs){.rows = rows, .k = k, .ldx = ldx, .x = x};
+    if (!int8 && !bf16) return;
+    CHECK(!int8 || k % QK == 0);
+    size_t at[4];
+    inputs_layout(rows, k, at);
+    uint8_t *base = (uint8_t *)align_64((uintptr_t)scratch);
+    if (int8) {
+        in->q = (int8_t *)(base + at[0]);
+        in->d = (float *)(void *)(base + at[1]);
+    }
+    if (bf16) in->bf16 = (uint16_t *)(void *)(base + at[2]);
+    pool_run(rows * k < 8192 ? NULL : pool, inputs_range, in, rows, 1);
+}
+
+/* ---- products over a pool ---- */
+
+#define SERIAL_OPS 65536 /* multiply-adds below which waking threads costs more than it saves */
+
+static struct pool *pool_for(struct pool *pool, int64_t rows, int64_t n, int64_t k) {
+    return rows * n < SERIAL_OPS / MAX(k, 1) ? NULL : pool;
+}
+
+struct product {
+    const struct kernels *kern;
+    float *y;
+    int64_t ldy, n;
+    const struct inputs *in;
+    const struct matrix *w;
+    const float *x, *rows_w; /* plain f32 products */
+    int64_t ldx, ldw, rows, k;
+    bool add;
+};
+
+static void matrix_range(const struct product *p, const struct inputs *in, float *y, int64_t n0,
+                         int64_t n1) {
+    const struct matrix *w = p->w;
+    if (w->type == TENSOR_Q8_0)
+        p->kern->gemm_q8(y, p->ldy, in, w, n0, n1, p->add);
+    else if (w->type == TENSOR_Q4_0)
+        p->kern->gemm_q4(y, p->ldy, in, w, n0, n1, p->add);
+    else if (w->packed)
+        p->kern->gemm_bf16_fast(y, p->ldy, in, w, n0, n1, p->add);
+    else if (w->type == TENSOR_BF16)
+        p->kern->gemm_bf16(y, p->ldy, in->x, in->ldx, in->rows, w->data, w->k, w->k, n0, n1,
+                           p->add);
+    else
+        p->kern->gemm_f32(y, p->ldy, in->x, in->ldx, in->rows, w->data, w->k, w->k, n0, n1, p->add);
+}
+
+/* Ranges are in panels of outputs, so that one range owns whole panels. */
+static void matrix_by_outputs(void *ctx, int64_t begin, int64_t end, int thread) {
+    const struct product *p = ctx;
+    (void)thread;
+    matrix_range(p, p->in, p->y, begin * PANEL, MIN(end * PANEL, p->n));
+}
+
+static void matrix_by_rows(void *ctx, int64_t begin, int64_t end, int thread) {
+    const struct product *p = ctx;
+    struct inputs part = *p->in;
+    (void)thread;
+    part.rows = end - begin;
+    part.x += begin * part.ldx;
+    if (part.q) part.q += begin * part.k;
+    if (part.d) part.d += begin * (part.k / QK);
+    if (part.bf16) part.bf16 += begin * ((part.k + 31) / 32 * 32);
+    matrix_range(p, &part, p->y + begin * p->ldy, 0, p->n);
+}
+
+void matrix_mul(float *y, int64_t ldy, const struct inputs *in, const struct matrix *w, bool add,
+                struct pool *pool) {
+    struct product p = {
+        .kern = kernels_get(), .y = y, .ldy = ldy, .n = w->n, .in = in, .w = w, .add = add};
+    bool quantised = w->type == TENSOR_Q8_0 || w->type == TENSOR_Q4_0,
+         fast = w->packed && !quantised;
+    CHECK(in->k == w->k && (!quantised || (in->q && in->d)) &&
+          (!fast || (in->bf16 && p.kern->gemm_bf16_fast)));
+    struct pool *use = pool_for(pool, in->rows, w->n, w->k);
+    // Few outputs under many rows (a LoRA's A) leave threads idle unless the rows are what is
+    // shared out.
+    if (panel_count(w->n) < 4 * pool_size(use) && in->rows > w->n)
+        pool_run(use, matrix_by_rows, &p, in->rows, 16);
+    else
+        pool_run(use, matrix_by_outputs, &p, panel_count(w->n), 1);
+}
+
+static void gemm_by_outputs(void *ctx, int64_t begin, int64_t end, int thread) {
+    const struct product *p = ctx;
+    (void)thread;
+    p->kern->gemm_f32(p->y, p->ldy, p->x, p->ldx, p->rows, p->rows_w, p->ldw, p->k, begin, end,
+                      p->add);
+}
+
+static void gemm_by_rows(void *ctx, int64_t begin, int64_t end, int thread) {
+    const struct product *p = ctx;
+    (void)thread;
+    p->kern->gemm_f32(p->y + begin * p->ldy, p->ldy, p->x + begin * p->ldx, p->ldx, end - begin,
+                      p->rows_w, p->ldw, p->k, 0, p->n, p->add);
+}
+
+void gemm(float *y, int64_t ldy, const float *x, int64_t ldx, int64_t rows, const float *w,
+          int64_t ldw, int64_t k, int64_t n, bool add, struct pool *pool) {
+    struct product p = {.kern = kernels_get(),
+                        .y = y,
+                        .ldy = ldy,
+                        .n = n,
+                        .x = x,
+                        .ldx = ldx,
+                        .rows = rows,
+                        .rows_w = w,
+                        .ldw = ldw,
+                        .k = k,
+                        .add = add};
+    struct pool *use = pool_for(pool, rows, n, k);
+    if (rows >= n)
+        pool_run(use, gemm_by_rows, &p, rows, 8);
+    else
+        pool_run(use, gemm_by_outputs, &p, n, 12);
+}
+
+struct transposition {
+    float *dst;
+    const float *src;
+    int64_t ld_dst, ld_src, rows;
+};
+
+/* Columns begin..end of src, in tiles that touch few cache lines at a time. */
+static void transpose_range(void *ctx, int64_t begin, int64_t end, int thread) {
+    const struct transposition *t = ctx;
+    const int64_t tile = 16;
+    (void)thread;
+    for (int64_t r0 = 0; r0 < t->rows; r0 += tile)
+        for (int64_t c0 = begin; c0 < end; c0 += tile)
+            for (int64_t c = c0; c < MIN(c0 + tile, end); c++)
+                for (int64_t r = r0; r < MIN(r0 + tile, t->rows); r++)
+                    t->dst[c * t->ld_dst + r] = t->src[r * t->ld_src + c];
+}
+
+void transpose(float *dst, int64_t ld_dst, const float *src, int64_t ld_src, int64_t rows,
+               int64_t cols, struct pool *pool) {
+    struct transposition t = {
+        .dst = dst, .src = src, .ld_dst = ld_dst, .ld_src = ld_src, .rows = rows};
+    pool_run(pool_for(pool, rows, cols, 1), transpose_range, &t, cols, 16);
+}

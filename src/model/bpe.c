@@ -1,0 +1,432 @@
+/*
+ * bpe: byte-level BPE (the GPT-2 family) and the merge loop that SPM uses too.
+ *
+ * A fragment is cut into words by a PCRE2 pattern, a word becomes one symbol a byte, and the merge of lowest rank is
+ * applied, the leftmost first, until none is left: short words by scanning, long ones with a heap over a linked list, so
+ * that a megabyte without a space still costs n log n. In the vocabulary bytes are written as GPT-2's printable
+ * characters. A byte that the vocabulary lacks gives no token, as in the reference (SmolLM and StarCoder lack some that
+ * UTF-8 never or hardly uses).
+ *
+ * It does not try to be faster than exact: words are never looked up whole unless the model says so (ignore_merges).
+ * Invariant: words cover the fragment without gap or overlap, whatever the pattern does; what it skips, cannot match or
+ * gives up on is a word too, and so is a run of bytes that is not UTF-8.
+ */
+#include "model/tokenizer_internal.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- the bytes' characters ------------------------------------------------------------------------------------- */
+
+static bool byte_printable(int b) {
+    return (b >= 33 && b <= 126) || (b >= 161 && b <= 172) || b >= 174;
+}
+
+/* The unprintable bytes, 0 to 32, 127 to 160 and 173, take U+0100, U+0101, … in order. */
+static int byte_char(int b) {
+    if (byte_printable(b)) return b;
+    return b <= 32 ? 256 + b : b <= 160 ? 256 + 33 + b - 127 : 256 + 67;
+}
+
+static int char_byte(int c) {
+    if (c < 256) return byte_printable(c) ? c : -1;
+    c -= 256;
+    return c < 33 ? c : c < 67 ? c - 33 + 127 : c == 67 ? 173 : -1;
+}
+
+int byte_in_order(int i) {
+    for (int b = 0; b < 256; b++)
+        if (byte_printable(b) && i-- == 0) return b;
+    for (int b = 0; b < 256; b++)
+        if (!byte_printable(b) && i-- == 0) return b;
+    return -1;
+}
+
+int byte_piece(int byte, char out[4]) {
+    int c = byte_char(byte), n = 0;
+    if (c >= 128) out[n++] = (char)(0xC0 | c >> 6);
+    out[n++] = (char)(c >= 128 ? 0x80 | (c & 0x3F) : c);
+    out[n] = 0;
+    return n;
+}
+
+/* A piece with a character outside the alphabet was never bytes: it is given as it stands, as the reference does. */
+void bpe_decode(const struct tokenizer *t, int32_t id, struct buf *out) {
+    const uint8_t *p = (const uint8_t *)t->text[id];
+    size_t start = out->len;
+    for (int32_t i = 0; i < t->lens[id];) {
+        int n = utf8_len((const char *)p + i, (size_t)(t->lens[id] - i));
+        int byte = n == 1 ? char_byte(p[i]) : n == 2 ? char_byte((p[i] & 0x1F) << 6 | (p[i + 1] & 0x3F)) : -1;
+        if (byte < 0) {
+            out->len = start;
+            buf_add(out, t->text[id], (size_t)t->lens[id]);
+            return;
+        }
+        char c = (char)byte;
+        buf_add(out, &c, 1);
+        i += n;
+    }
+}
+
+/* ---- pre-tokenizer patterns ------------------------------------------------------------------------------------ */
+
+#define CONTRACTIONS "'s|'t|'re|'ve|'m|'ll|'d"
+#define WORDS_GPT2 CONTRACTIONS "| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+"
+/* The reference isolates digits first and runs GPT-2's pattern on what is between; this is the same in one pattern, where
+ * white space before a digit counts as white space before an end. */
+#define WORDS_DIGITS                                                                                                   \
+    CONTRACTIONS "|\\p{N}| ?\\p{L}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?![^\\s\\p{N}])|\\s+"
+#define WORDS_LLAMA3(digits)                                                                                           \
+    "(?i:" CONTRACTIONS ")|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|" digits                                                      \
+    "| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
+#define UPPER "[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]"
+#define LOWER "[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]"
+#define WORDS_CASED(end, digits)                                                                                       \
+    "[^\\r\\n\\p{L}\\p{N}]?" UPPER "*" LOWER "+" end "|[^\\r\\n\\p{L}\\p{N}]?" UPPER "+" LOWER "*" end "|" digits      \
+    "| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
+
+struct pre_row {
+    const char *name;      /* GGUF's tokenizer.ggml.pre; the first of equal rows names a pattern read from elsewhere */
+    const char *pattern;
+    bool ignore_merges;
+};
+static const struct pre_row pre_rows[] = {
+    {"gpt-2", WORDS_GPT2, false},
+    {"phi-2", WORDS_GPT2, false},
+    {"mpt", WORDS_GPT2, false},
+    {"olmo", WORDS_GPT2, false},
+    {"jais", WORDS_GPT2, false},
+    {"smollm", WORDS_DIGITS, false},
+    {"starcoder", WORDS_DIGITS, false},
+    {"refact", WORDS_DIGITS, false},
+    {"command-r", WORDS_DIGITS, false},
+    {"codeshell", WORDS_DIGITS, false},
+    {"exaone", WORDS_DIGITS, false},
+    {"llama-bpe", WORDS_LLAMA3("\\p{N}{1,3}"), true},
+    {"llama3", WORDS_LLAMA3("\\p{N}{1,3}"), true},
+    {"llama-v3", WORDS_LLAMA3("\\p{N}{1,3}"), true},
+    {"dbrx", WORDS_LLAMA3("\\p{N}{1,3}"), false},
+    {"smaug-bpe", WORDS_LLAMA3("\\p{N}{1,3}"), false},
+    {"qwen2", WORDS_LLAMA3("\\p{N}"), false},
+    {"stablelm2", WORDS_LLAMA3("\\p{N}"), false},
+    {"deepseek-r1-qwen", WORDS_LLAMA3("\\p{N}"), false},
+    {"gpt-4o", WORDS_CASED("(?i:" CONTRACTIONS ")?", "\\p{N}{1,3}"), false},
+    {"llama4", WORDS_CASED("(?i:" CONTRACTIONS ")?", "\\p{N}{1,3}"), false},
+    {"tekken", WORDS_CASED("", "\\p{N}"), true},
+};
+
+static const struct pre_row *pre_find(const char *pre) {
+    for (size_t i = 0; i < ARRAY_LEN(pre_rows); i++)
+        if (strcmp(pre_rows[i].name, pre) == 0) return &pre_rows[i];
+    return NULL;
+}
+
+const char *pre_pattern(const char *pre) {
+    const struct pre_row *row = pre_find(pre);
+    if (row) return row->pattern;
+    return strpbrk(pre, "\\[") ? pre : NULL;
+}
+
+const char *pre_name(const char *pattern, bool ignore_merges) {
+    for (size_t i = 0; i < ARRAY_LEN(pre_rows); i++)
+        if (strcmp(pre_rows[i].pattern, pattern) == 0 && pre_rows[i].ignore_merges == ignore_merges)
+            return pre_rows[i].name;
+    return pattern;
+}
+
+/* Unicode's White_Space. PCRE2's own \s counts U+180E as well, which Unicode dropped and the references do not have. */
+#define SPACES "\\t-\\r \\x{85}\\x{A0}\\x{1680}\\x{2000}-\\x{200A}\\x{2028}\\x{2029}\\x{202F}\\x{205F}\\x{3000}"
+
+/* Writes \s and \S out as classes, so that the pattern means the same under every version of PCRE2. */
+static void pattern_expand(const char *p, struct buf *out) {
+    bool in_class = false;
+    for (; *p; p++) {
+        if (*p == '\\' && p[1]) {
+            p++;
+            if (*p == 's')
+                buf_puts(out, in_class ? SPACES : "[" SPACES "]");
+            else if (*p == 'S' && !in_class)
+                buf_puts(out, "[^" SPACES "]");
+            else
+                buf_add(out, p - 1, 2);
+            continue;
+        }
+        buf_add(out, p, 1);
+        if (*p == '[' && !in_class) {
+            in_class = true;
+            if (p[1] == '^') buf_add(out, ++p, 1);
+            if (p[1] == ']') buf_add(out, ++p, 1); /* first in a class it is itself */
+        } else if (*p == ']') {
+            in_class = false;
+        }
+    }
+}
+
+static int pattern_compile(struct tokenizer *t, const char *pattern, struct error *err) {
+    struct buf b = {0};
+    pattern_expand(pattern, &b);
+    int code;
+    PCRE2_SIZE at;
+    t->code = pcre2_compile((PCRE2_SPTR)b.data, b.len, PCRE2_UTF | PCRE2_UCP | PCRE2_NEVER_BACKSLASH_C, &code, &at, NULL);
+    buf_release(&b);
+    if (t->code) {
+        pcre2_jit_compile(t->code, PCRE2_JIT_COMPLETE); /* where it is not allowed, matching is interpreted */
+        return OK;
+    }
+    PCRE2_UCHAR text[160];
+    pcre2_get_error_message(code, text, sizeof(text));
+    return error_set(err, ERR_FORMAT, "the pre-tokenizer pattern '%.200s' does not compile: %s", pattern, (char *)text);
+}
+
+/*
+ * GGUF files from before the name existed, or written by a converter that did not know the model, say nothing or
+ * "default". What they should have said cannot be known; GPT-2's pattern is what they ran with when they were made.
+ */
+static int pre_prepare(struct tokenizer *t, struct error *err) {
+    const char *pre = t->spec.pre;
+    if (!*pre || strcmp(pre, "default") == 0) {
+        warn("the tokenizer does not name its pre-tokenizer: taking 'gpt-2', and token boundaries may be wrong");
+        t->spec.pre = pre = "gpt-2";
+    }
+    const char *pattern = pre_pattern(pre);
+    if (!pattern)
+        return error_set(err, ERR_FORMAT, "unknown pre-tokenizer '%.80s' (known are gpt-2, llama-bpe, qwen2, smollm, "
+                         "starcoder and others like them)", pre);
+    const struct pre_row *row = pre_find(pre);
+    if (row && row->ignore_merges) t->spec.ignore_merges = true;
+    return pattern_compile(t, pattern, err);
+}
+
+int bpe_prepare(struct tokenizer *t, struct error *err) {
+    if (pre_prepare(t, err) != OK) return err->code;
+    int known = 0;
+    for (int b = 0; b < 256; b++) {
+        char piece[4];
+        int n = byte_piece(b, piece);
+        t->byte_ids[b] = symbol_find(t, piece, (size_t)n);
+        known += t->byte_ids[b] >= 0;
+    }
+    if (known == 0) return error_set(err, ERR_FORMAT, "the vocabulary holds no byte: it is not a byte-level one");
+    return pairs_from_merges(t, err);
+}
+
+/* ---- splitting ------------------------------------------------------------------------------------------------- */
+
+/* The next match at or after `pos`; false when there is none or the pattern exhausts PCRE2's limits. */
+static bool word_match(const struct tokenizer *t, pcre2_match_data *md, const char *p, size_t n, size_t pos) {
+    int rc = pcre2_match(t->code, (PCRE2_SPTR)p, n, pos, PCRE2_NO_UTF_CHECK, md, NULL);
+    if (rc == PCRE2_ERROR_JIT_STACKLIMIT)
+        rc = pcre2_match(t->code, (PCRE2_SPTR)p, n, pos, PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT, md, NULL);
+    return rc >= 0;
+}
+
+static void split_valid(const struct tokenizer *t, pcre2_match_data *md, const char *p, size_t n, word_fn fn, void *ctx) {
+    const PCRE2_SIZE *range = pcre2_get_ovector_pointer(md);
+    size_t pos = 0;
+    while (pos < n && word_match(t, md, p, n, pos)) {
+        size_t begin = range[0], end = range[1];
+        if (begin < pos || end < begin) break; /* \K may do that */
+        if (begin > pos) fn(ctx, p + pos, begin - pos);
+        if (end == begin && begin < n) end += (size_t)utf8_len(p + begin, n - begin); /* an empty match must advance */
+        if (end > begin) fn(ctx, p + begin, end - begin);
+        pos = end;
+    }
+    if (pos < n) fn(ctx, p + pos, n - pos);
+}
+
+void bpe_split(const struct tokenizer *t, pcre2_match_data *match, const char *text, size_t len, word_fn fn, void *ctx) {
+    for (size_t i = 0; i < len;) {
+        size_t begin = i;
+        for (int n; i < len && (n = utf8_len(text + i, len - i)) > 0; i += (size_t)n) {}
+        if (i > begin) split_valid(t, match, text + begin, i - begin, fn, ctx);
+        begin = i;
+        while (i < len && utf8_len(text + i, len - i) == 0) i++;
+        if (i > begin) fn(ctx, text + begin, i - begin);
+    }
+}
+
+/* ---- merging --------------------------------------------------------------------------------------------------- */
+
+enum { SHORT_WORD = 48 };
+
+/* Order by rank, then by place. An entry is stale when the two symbols at its place are no longer those it was made of. */
+struct merge_entry {
+    uint64_t key; /* rank << 32 | left */
+    int32_t left_id, right_id;
+};
+
+void encoder_reserve(struct encoder *e, int32_t n) {
+    if (n <= e->cap) return;
+    e->cap = MAX(n, 256);
+    free(e->id);
+    free(e->at);
+    e->id = xmalloc(sizeof(*e->id) * (size_t)e->cap);
+    e->at = xmalloc(sizeof(*e->at) * (size_t)e->cap);
+}
+
+static void encoder_reserve_long(struct encoder *e) {
+    if (e->n <= e->long_cap) return;
+    e->long_cap = e->n;
+    free(e->prev);
+    free(e->next);
+    free(e->heap);
+    e->prev = xmalloc(sizeof(*e->prev) * (size_t)e->n);
+    e->next = xmalloc(sizeof(*e->next) * (size_t)e->n);
+    e->heap = xmalloc(sizeof(*e->heap) * (size_t)e->n * 3); /* n - 1 at first, two for every merge */
+}
+
+static void merge_short(struct encoder *e) {
+    const struct pair_table *pairs = &e->t->pairs;
+    const struct pair_slot *slot[SHORT_WORD];
+    for (int32_t i = 0; i + 1 < e->n; i++) slot[i] = pairs_find(pairs, e->id[i], e->id[i + 1]);
+    while (e->n > 1) {
+        int32_t best = -1;
+        for (int32_t i = 0; i + 1 < e->n; i++)
+            if (slot[i] && (best < 0 || slot[i]->rank < slot[best]->rank)) best = i;
+        if (best < 0) return;
+        e->id[best] = slot[best]->id;
+        e->n--;
+        for (int32_t i = best + 1; i < e->n; i++) {
+            e->id[i] = e->id[i + 1];
+            e->at[i] = e->at[i + 1];
+            slot[i - 1] = slot[i];
+        }
+        if (best > 0) slot[best - 1] = pairs_find(pairs, e->id[best - 1], e->id[best]);
+        if (best + 1 < e->n) slot[best] = pairs_find(pairs, e->id[best], e->id[best + 1]);
+    }
+}
+
+static void heap_push(struct merge_entry *h, size_t *n, struct merge_entry x) {
+    size_t i = (*n)++;
+    for (; i > 0 && h[(i - 1) / 2].key > x.key; i = (i - 1) / 2) h[i] = h[(i - 1) / 2];
+    h[i] = x;
+}
+
+static struct merge_entry heap_pop(struct merge_entry *h, size_t *n) {
+    struct merge_entry top = h[0], last = h[--*n];
+    size_t i = 0;
+    for (size_t child = 1; child < *n; child = 2 * i + 1) {
+        if (child + 1 < *n && h[child + 1].key < h[child].key) child++;
+        if (h[child].key >= last.key) break;
+        h[i] = h[child];
+        i = child;
+    }
+    h[i] = last;
+    return top;
+}
+
+static void merge_offer(struct encoder *e, size_t *heap_n, int32_t left) {
+    if (left < 0 || e->next[left] < 0) return;
+    int32_t a = e->id[left], b = e->id[e->next[left]];
+    const struct pair_slot *s = pairs_find(&e->t->pairs, a, b);
+    if (s) heap_push(e->heap, heap_n, (struct merge_entry){(uint64_t)s->rank << 32 | (uint32_t)left, a, b});
+}
+
+/* The symbol at `left` takes in its right neighbour, which leaves the list with an id that matches nothing. */
+static void merge_apply(struct encoder *e, int32_t left, int32_t id) {
+    int32_t right = e->next[left];
+    e->id[left] = id;
+    e->id[right] = INT32_MIN;
+    e->next[left] = e->next[right];
+    if (e->next[left] >= 0) e->prev[e->next[left]] = left;
+}
+
+static void merge_long(struct encoder *e) {
+    size_t heap_n = 0;
+    encoder_reserve_long(e);
+    for (int32_t i = 0; i < e->n; i++) {
+        e->prev[i] = i - 1;
+        e->next[i] = i + 1 < e->n ? i + 1 : -1;
+    }
+    for (int32_t i = 0; i < e->n; i++) merge_offer(e, &heap_n, i);
+    while (heap_n > 0) {
+        struct merge_entry m = heap_pop(e->heap, &heap_n);
+        int32_t left = (int32_t)(uint32_t)m.key;
+        if (e->id[left] != m.left_id || e->next[left] < 0 || e->id[e->next[left]] != m.right_id) continue;
+        merge_apply(e, left, pairs_find(&e->t->pairs, m.left_id, m.right_id)->id);
+        merge_offer(e, &heap_n, e->prev[left]);
+        merge_offer(e, &heap_n, left);
+    }
+    int32_t n = 0;
+    for (int32_t i = 0; i >= 0; i = e->next[i]) {
+        e->id[n] = e->id[i];
+        e->at[n++] = e->at[i];
+    }
+    e->n = n;
+}
+
+void encoder_merge(struct encoder *e) {
+    if (e->n > SHORT_WORD)
+        merge_long(e);
+    else
+        merge_short(e);
+}
+
+/* ---- encoding -------------------------------------------------------------------------------------------------- */
+
+/* Direct-mapped: where a word's ids already stand in this call's output. Words are borrowed from the caller's text. */
+enum { CACHE_SLOTS = 4096, CACHED_LEN = 32 };
+struct cached_word {
+    const char *p;
+    int32_t len, first, n; /* len 0: empty */
+};
+
+/* A fragment that gets a space before it is a copy that does not live as long as the cache. */
+void encoder_cache(struct encoder *e) {
+    if (!e->t->spec.add_space_prefix) e->cache = xcalloc(CACHE_SLOTS, sizeof(*e->cache));
+}
+
+static struct cached_word *cache_slot(const struct encoder *e, const char *p, size_t n) {
+    if (!e->cache || n > CACHED_LEN) return NULL;
+    uint64_t h = n;
+    for (size_t i = 0; i < n; i++) h = (h ^ (uint8_t)p[i]) * 0x100000001B3u;
+    return &e->cache[(h ^ h >> 24) % CACHE_SLOTS];
+}
+
+static bool whole_word(struct encoder *e, const char *p, size_t n) {
+    if (n > 1024) return false; /* longer than any piece that is worth the look */
+    char mapped[2048 + 4];
+    int len = 0;
+    for (size_t i = 0; i < n; i++) len += byte_piece((uint8_t)p[i], mapped + len);
+    int32_t id = symbol_find(e->t, mapped, (size_t)len);
+    if (id < 0 || e->t->spec.types[id] != PIECE_NORMAL) return false;
+    ids_add(e->out, id);
+    return true;
+}
+
+static void word_merge(struct encoder *e, const char *p, size_t n) {
+    if (e->t->spec.ignore_merges && whole_word(e, p, n)) return;
+    encoder_reserve(e, (int32_t)n);
+    e->n = 0;
+    for (size_t i = 0; i < n; i++) {
+        int32_t id = e->t->byte_ids[(uint8_t)p[i]];
+        if (id >= 0) e->id[e->n++] = id;
+    }
+    encoder_merge(e);
+    for (int32_t i = 0; i < e->n; i++) ids_add(e->out, e->id[i]);
+}
+
+static void word_encode(void *ctx, const char *p, size_t n) {
+    struct encoder *e = ctx;
+    struct cached_word *c = cache_slot(e, p, n);
+    if (c && (size_t)c->len == n && memcmp(c->p, p, n) == 0) {
+        for (int32_t i = 0; i < c->n; i++) ids_add(e->out, e->out->v[c->first + i]);
+        return;
+    }
+    int32_t first = e->out->n;
+    word_merge(e, p, n);
+    if (c) *c = (struct cached_word){p, (int32_t)n, first, e->out->n - first};
+}
+
+void bpe_encode(struct encoder *e, const char *text, size_t len, bool first) {
+    if (e->t->spec.add_space_prefix && first && text[0] != ' ') {
+        e->text.len = 0;
+        buf_add(&e->text, " ", 1);
+        buf_add(&e->text, text, len);
+        text = e->text.data;
+        len = e->text.len;
+    }
+    if (!e->match) e->match = pcre2_match_data_create(1, NULL);
+    CHECK(e->match);
+    bpe_split(e->t, e->match, text, len, word_encode, e);
+}

@@ -1,0 +1,880 @@
+/*
+ * gguf: GGUF v3 (v2 reads the same) model files: metadata, tensors in place, tokenizer; and the canonical writer.
+ *
+ *     "GGUF" u32 version u64 n_tensors u64 n_kv | n_kv × (key, type, value) | n_tensors × (name, dims, type, offset)
+ *     | padding to `alignment` | tensor bytes, each padded to `alignment`
+ *
+ * All numbers are little-endian; a string is a u64 length and bytes. Dims are written innermost first and turned round on
+ * reading. It does not read split files, big-endian files, k-quants or adapters, and says so by name.
+ *
+ * Invariants after gguf_open: (1) every value and tensor lies inside the mapping; (2) keys and tensor names are unique and
+ * both arrays sorted; (3) tensors lie end to end in file order, so none overlap; (4) a tensor's size is what its dims and
+ * type say, and no product of them overflows, because the number of elements is checked against the file first.
+ */
+#include "model/model_files.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "values are copied as they lie in the file");
+
+enum gguf_type {
+    KV_U8, KV_I8, KV_U16, KV_I16, KV_U32, KV_I32, KV_F32, KV_BOOL, KV_STRING, KV_ARRAY, KV_U64, KV_I64, KV_F64, KV_TYPES
+};
+static const uint8_t kv_sizes[KV_TYPES] = {1, 1, 2, 2, 4, 4, 4, 1, 0, 0, 8, 8, 8};
+
+/* A string's `data` and `n` are its bytes; an array's are its first element (for strings: its length word) and count. */
+struct kv {
+    const char *key; /* not terminated */
+    uint64_t key_len;
+    uint32_t type, element;
+    uint64_t n;
+    const uint8_t *data;
+};
+struct gguf {
+    struct mapping map;
+    uint64_t alignment, n_kv;
+    struct kv *kv;
+    struct tensor_info *tensors;
+    int n_tensors;
+};
+
+/* ---- reading the container ------------------------------------------------------------------------------------- */
+
+/* Reads past the end give zeros and set `bad`, so that a run of reads needs one check. */
+struct cursor {
+    const uint8_t *data;
+    size_t size, pos;
+    bool bad;
+};
+
+static size_t cursor_left(const struct cursor *c) {
+    return c->size - c->pos;
+}
+
+static const uint8_t *cursor_take(struct cursor *c, uint64_t n) {
+    if (c->bad || n > cursor_left(c)) {
+        c->bad = true;
+        return NULL;
+    }
+    const uint8_t *p = c->data + c->pos;
+    c->pos += (size_t)n;
+    return p;
+}
+
+static uint64_t cursor_uint(struct cursor *c, size_t size) {
+    uint64_t value = 0;
+    const uint8_t *p = cursor_take(c, size);
+    if (p) memcpy(&value, p, size);
+    return value;
+}
+
+static const uint8_t *cursor_string(struct cursor *c, uint64_t *len) {
+    *len = cursor_uint(c, 8);
+    return cursor_take(c, *len);
+}
+
+static void array_read(struct cursor *c, struct kv *kv) {
+    kv->element = (uint32_t)cursor_uint(c, 4);
+    kv->n = cursor_uint(c, 8);
+    kv->data = c->data + c->pos;
+    if (kv->element >= KV_TYPES || kv->element == KV_ARRAY) { /* arrays of arrays exist on paper only */
+        c->bad = true;
+    } else if (kv->element != KV_STRING) {
+        if (kv->n > cursor_left(c)) c->bad = true;
+        else cursor_take(c, kv->n * kv_sizes[kv->element]);
+    } else {
+        uint64_t len;
+        for (uint64_t i = 0; i < kv->n && !c->bad; i++) cursor_string(c, &len);
+    }
+}
+
+static int kv_read(struct cursor *c, struct kv *kv, struct error *err) {
+    kv->key = (const char *)cursor_string(c, &kv->key_len);
+    if (c->bad || kv->key_len == 0 || kv->key_len > 0xFFFF)
+        return error_set(err, ERR_FORMAT, "the metadata is cut off or has a key of impossible length");
+    kv->type = (uint32_t)cursor_uint(c, 4);
+    if (kv->type == KV_STRING) kv->data = cursor_string(c, &kv->n);
+    else if (kv->type == KV_ARRAY) array_read(c, kv);
+    else if (kv->type < KV_TYPES) kv->data = cursor_take(c, kv_sizes[kv->type]);
+    else c->bad = true;
+    if (c->bad)
+        return error_set(err, ERR_FORMAT, "metadata '%.*s' is cut off or of an unknown type",
+                         (int)MIN(kv->key_len, 96), kv->key);
+    return OK;
+}
+
+static int kv_compare(const void *a, const void *b) {
+    const struct kv *x = a, *y = b;
+    int order = memcmp(x->key, y->key, (size_t)MIN(x->key_len, y->key_len));
+    return order ? order : x->key_len < y->key_len ? -1 : x->key_len > y->key_len;
+}
+
+static int metadata_read(struct gguf *g, struct cursor *c, struct error *err) {
+    if (g->n_kv > cursor_left(c) / 14) /* the shortest entry: 8 + 1 bytes of key, 4 of type, 1 of value */
+        return error_set(err, ERR_FORMAT, "%llu metadata entries do not fit the file", (unsigned long long)g->n_kv);
+    g->kv = xcalloc((size_t)g->n_kv, sizeof(*g->kv));
+    for (uint64_t i = 0; i < g->n_kv; i++) {
+        int rc = kv_read(c, &g->kv[i], err);
+        if (rc != OK) return rc;
+    }
+    if (g->n_kv > 1) qsort(g->kv, (size_t)g->n_kv, sizeof(*g->kv), kv_compare);
+    for (uint64_t i = 1; i < g->n_kv; i++)
+        if (kv_compare(&g->kv[i - 1], &g->kv[i]) == 0)
+            return error_set(err, ERR_FORMAT, "metadata '%.*s' appears twice", (int)MIN(g->kv[i].key_len, 96),
+                             g->kv[i].key);
+    return OK;
+}
+
+static const struct kv *gguf_find(const struct gguf *g, const char *key) {
+    struct kv wanted = {.key = key, .key_len = strlen(key)};
+    return g->n_kv ? bsearch(&wanted, g->kv, (size_t)g->n_kv, sizeof(*g->kv), kv_compare) : NULL;
+}
+
+/* Names of types that this house does not compute with, for the refusal. */
+static const char *ggml_type_text(uint32_t type, char out[16]) {
+    static const char *const names[] = {[3] = "q4_1", [6] = "q5_0", [7] = "q5_1", [9] = "q8_1", [10] = "q2_k",
+                                        [11] = "q3_k", [12] = "q4_k", [13] = "q5_k", [14] = "q6_k", [15] = "q8_k"};
+    if (type < ARRAY_LEN(names) && names[type]) return names[type];
+    snprintf(out, 16, "type %u", (unsigned)type);
+    return out;
+}
+
+static bool type_known(uint32_t type) {
+    return type == TENSOR_F32 || type == TENSOR_F16 || type == TENSOR_Q4_0 || type == TENSOR_Q8_0 ||
+           type == TENSOR_BF16;
+}
+
+static int tensor_dims(struct tensor_info *t, struct cursor *c, int64_t *elements, struct error *err) {
+    uint64_t n_dims = cursor_uint(c, 4), product = 1;
+    if (c->bad || n_dims < 1 || n_dims > 4)
+        return error_set(err, ERR_FORMAT, "tensor '%.96s' has %llu dimensions", t->name, (unsigned long long)n_dims);
+    t->n_dims = (int)n_dims;
+    for (int i = t->n_dims - 1; i >= 0; i--) {
+        uint64_t dim = cursor_uint(c, 8);
+        /* No type takes less than half a byte an element, so more than this cannot be in the file. */
+        if (dim == 0 || __builtin_mul_overflow(product, dim, &product) || product > 2 * (uint64_t)c->size)
+            return error_set(err, ERR_FORMAT, "tensor '%.96s' has dimensions that do not fit the file", t->name);
+        t->dims[i] = (int64_t)dim;
+    }
+    *elements = (int64_t)product;
+    return OK;
+}
+
+/* Reads one entry of the tensor table; *offset is relative to the data section. An unknown type is an offender, and t->size
+ * stays 0. */
+static int tensor_read(struct tensor_info *t, struct cursor *c, uint64_t *offset, struct offenders *unsupported,
+                       struct error *err) {
+    uint64_t len;
+    int64_t elements = 0;
+    const uint8_t *name = cursor_string(c, &len);
+    if (c->bad || len == 0 || len > 255 || memchr(name, 0, (size_t)len))
+        return error_set(err, ERR_FORMAT, "the tensor table is cut off or has an impossible name");
+    t->name = xcalloc((size_t)len + 1, 1);
+    memcpy(t->name, name, (size_t)len);
+    int rc = tensor_dims(t, c, &elements, err);
+    if (rc != OK) return rc;
+    uint32_t type = (uint32_t)cursor_uint(c, 4);
+    *offset = cursor_uint(c, 8);
+    if (c->bad) return error_set(err, ERR_FORMAT, "tensor '%.96s' is cut off", t->name);
+    char text[16];
+    int64_t k = t->dims[t->n_dims - 1];
+    if (!type_known(type)) {
+        offender_add(unsupported, "'%.96s' is %s", t->name, ggml_type_text(type, text));
+        return OK;
+    }
+    t->type = (enum tensor_type)type;
+    if ((t->type == TENSOR_Q4_0 || t->type == TENSOR_Q8_0) && k % 32 != 0)
+        return error_set(err, ERR_FORMAT, "tensor '%.96s' is %s with rows of %lld, not a multiple of 32", t->name,
+                         tensor_type_name(t->type), (long long)k);
+    t->size = tensor_row_bytes(t->type, k) * (size_t)(elements / k);
+    return OK;
+}
+
+static uint64_t align_up(uint64_t n, uint64_t alignment) {
+    return (n + alignment - 1) / alignment * alignment;
+}
+
+/* Invariant 3; `offsets` are those of the tensors in file order. */
+static int tensors_place(struct gguf *g, const uint64_t *offsets, uint64_t start, struct error *err) {
+    uint64_t at = 0, end = start;
+    for (int i = 0; i < g->n_tensors; i++) {
+        struct tensor_info *t = &g->tensors[i];
+        if (offsets[i] != at)
+            return error_set(err, ERR_FORMAT, "tensor '%.96s' begins at %llu, the one before it ends at %llu",
+                             t->name, (unsigned long long)offsets[i], (unsigned long long)at);
+        if (start > g->map.size || at > g->map.size - start || t->size > g->map.size - start - at)
+            return error_set(err, ERR_FORMAT, "tensor '%.96s' lies outside the file, which may be cut off", t->name);
+        t->data = g->map.data + start + at;
+        end = start + at + t->size;
+        at = align_up(at + t->size, g->alignment);
+    }
+    if (g->n_tensors > 0 && g->map.size > align_up(end, g->alignment))
+        return error_set(err, ERR_FORMAT, "%llu bytes follow the last tensor", (unsigned long long)(g->map.size - end));
+    return OK;
+}
+
+static int tensors_read(struct gguf *g, struct cursor *c, uint64_t n_tensors, struct error *err) {
+    if (n_tensors > cursor_left(c) / 32 || n_tensors > INT32_MAX) /* 8 + 1 of name, 4 + 8 of dims, 4, 8: at least 33 */
+        return error_set(err, ERR_FORMAT, "%llu tensors do not fit the file", (unsigned long long)n_tensors);
+    g->tensors = xcalloc((size_t)n_tensors, sizeof(*g->tensors));
+    uint64_t *offsets = xcalloc((size_t)n_tensors, sizeof(*offsets));
+    struct offenders unsupported = {0};
+    int rc = OK;
+    while (rc == OK && (uint64_t)g->n_tensors < n_tensors) {
+        int i = g->n_tensors++;
+        rc = tensor_read(&g->tensors[i], c, &offsets[i], &unsupported, err);
+    }
+    int bad = offenders_report(&unsupported, ERR_MISMATCH, err);
+    if (rc == OK && bad != OK) rc = error_wrap(err, "only f32, f16, bf16, q8_0 and q4_0 can be read");
+    if (rc == OK) rc = tensors_place(g, offsets, align_up(c->pos, g->alignment), err);
+    free(offsets);
+    if (rc != OK) return rc;
+    tensors_sort(g->tensors, g->n_tensors);
+    for (int i = 1; i < g->n_tensors; i++)
+        if (strcmp(g->tensors[i - 1].name, g->tensors[i].name) == 0)
+            return error_set(err, ERR_FORMAT, "tensor '%.96s' appears twice", g->tensors[i].name);
+    return OK;
+}
+
+static int alignment_read(struct gguf *g, struct error *err) {
+    const struct kv *kv = gguf_find(g, "general.alignment");
+    uint32_t value = 32;
+    if (kv && kv->type == KV_U32) memcpy(&value, kv->data, sizeof(value));
+    if ((kv && kv->type != KV_U32) || value < 8 || value > 1u << 20 || (value & (value - 1)) != 0)
+        return error_set(err, ERR_FORMAT, "'general.alignment' is not a power of two from 8 to 1048576");
+    g->alignment = value;
+    return OK;
+}
+
+static int gguf_parse(struct gguf *g, struct error *err) {
+    struct cursor c = {.data = g->map.data, .size = g->map.size};
+    const uint8_t *magic = cursor_take(&c, 4);
+    if (!magic || memcmp(magic, "GGUF", 4) != 0) return error_set(err, ERR_FORMAT, "not a GGUF file");
+    uint32_t version = (uint32_t)cursor_uint(&c, 4);
+    uint64_t n_tensors = cursor_uint(&c, 8);
+    g->n_kv = cursor_uint(&c, 8);
+    if (c.bad) return error_set(err, ERR_FORMAT, "the header is cut off");
+    if (version != 2 && version != 3)
+        return error_set(err, ERR_FORMAT, "GGUF version %u is not read, only 2 and 3%s", (unsigned)version,
+                         version && (version & 0xFFFF) == 0 ? " in little-endian order" : "");
+    int rc = metadata_read(g, &c, err);
+    if (rc == OK) rc = alignment_read(g, err);
+    if (rc == OK) rc = tensors_read(g, &c, n_tensors, err);
+    return rc;
+}
+
+static void gguf_close(struct gguf *g) {
+    for (int i = 0; i < g->n_tensors; i++) free(g->tensors[i].name);
+    free(g->tensors);
+    free(g->kv);
+    map_close(&g->map);
+    *g = (struct gguf){0};
+}
+
+static int gguf_open(struct gguf *g, const char *path, struct error *err) {
+    *g = (struct gguf){0};
+    int rc = map_open(&g->map, path, err);
+    if (rc == OK) rc = gguf_parse(g, err);
+    if (rc == OK) return OK;
+    gguf_close(g);
+    return rc;
+}
+
+/* ---- metadata values ------------------------------------------------------------------------------------------- */
+
+static bool kv_integer(const struct kv *kv, int64_t *out) {
+    uint64_t bits = 0;
+    if (kv->type >= KV_TYPES || kv->type == KV_F32 || kv->type == KV_F64 || kv->type == KV_STRING ||
+        kv->type == KV_ARRAY || kv->type == KV_BOOL)
+        return false;
+    memcpy(&bits, kv->data, kv_sizes[kv->type]);
+    switch (kv->type) {
+    case KV_I8: *out = (int8_t)bits; return true;
+    case KV_I16: *out = (int16_t)bits; return true;
+    case KV_I32: *out = (int32_t)bits; return true;
+    default: *out = (int64_t)bits; return kv->type == KV_I64 || *out >= 0;
+    }
+}
+
+static bool kv_number(const struct kv *kv, double *out) {
+    float f;
+    int64_t i;
+    if (kv->type == KV_F64) {
+        memcpy(out, kv->data, sizeof(*out));
+    } else if (kv->type == KV_F32) {
+        memcpy(&f, kv->data, sizeof(f));
+        *out = (double)f;
+    } else {
+        if (!kv_integer(kv, &i)) return false;
+        *out = (double)i;
+    }
+    return true;
+}
+
+static bool kv_equals(const struct kv *kv, const char *text) {
+    return kv && kv->type == KV_STRING && kv->n == strlen(text) && memcmp(kv->data, text, kv->n) == 0;
+}
+
+/* A terminated copy, or NULL when it is no string or holds a NUL. */
+static char *kv_text(const struct kv *kv, struct arena *arena) {
+    if (!kv || kv->type != KV_STRING || memchr(kv->data, 0, (size_t)kv->n)) return NULL;
+    char *text = arena_alloc(arena, (size_t)kv->n + 1);
+    memcpy(text, kv->data, (size_t)kv->n);
+    return text;
+}
+
+/* *out keeps its value when the key is absent. */
+static int bool_get(const struct gguf *g, const char *key, bool *out, struct error *err) {
+    const struct kv *kv = gguf_find(g, key);
+    if (!kv) return OK;
+    if (kv->type != KV_BOOL || *kv->data > 1) return error_set(err, ERR_FORMAT, "metadata '%s' is not a bool", key);
+    *out = *kv->data == 1;
+    return OK;
+}
+
+enum { REQUIRED = -1 };
+
+/* arch.suffix as an int32; `fallback` (REQUIRED: none) when absent. */
+static int int_get(const struct gguf *g, const char *arch, const char *suffix, int32_t fallback, int32_t *out,
+                   struct error *err) {
+    char key[96];
+    int64_t value;
+    snprintf(key, sizeof(key), "%s.%s", arch, suffix);
+    const struct kv *kv = gguf_find(g, key);
+    if (!kv && fallback == REQUIRED) return error_set(err, ERR_FORMAT, "metadata '%s' is missing", key);
+    *out = fallback;
+    if (!kv) return OK;
+    if (!kv_integer(kv, &value) || value < 0 || value > INT32_MAX)
+        return error_set(err, ERR_FORMAT, "metadata '%s' is not a whole number from 0 to 2147483647%s", key,
+                         kv->type == KV_ARRAY ? " (a value for each layer is not supported)" : "");
+    *out = (int32_t)value;
+    return OK;
+}
+
+/* `fallback` 0: required. */
+static int float_get(const struct gguf *g, const char *arch, const char *suffix, float fallback, float *out,
+                     struct error *err) {
+    char key[96];
+    double value = (double)fallback;
+    snprintf(key, sizeof(key), "%s.%s", arch, suffix);
+    const struct kv *kv = gguf_find(g, key);
+    if (!kv && fallback == 0.0f) return error_set(err, ERR_FORMAT, "metadata '%s' is missing", key);
+    if (kv && !kv_number(kv, &value)) return error_set(err, ERR_FORMAT, "metadata '%s' is not a number", key);
+    *out = (float)value;
+    return OK;
+}
+
+/* ---- configuration --------------------------------------------------------------------------------------------- */
+
+/* What would change the arithmetic and is not implemented must be absent or neutral. */
+static int extras_refuse(const struct gguf *g, const char *arch, struct error *err) {
+    static const struct {
+        const char *suffix;
+        double neutral, also;
+    } numbers[] = {{"expert_count", 0, 0}, {"attention.sliding_window", 0, 0}, {"rope.scaling.factor", 1, 0},
+                   {"rope.scale_linear", 1, 0}, {"attention.clamp_kqv", 0, 0}, {"logit_scale", 1, 0},
+                   {"rope.scaling.attn_factor", 1, 0}};
+    char key[96];
+    for (size_t i = 0; i < ARRAY_LEN(numbers); i++) {
+        double value = numbers[i].neutral;
+        snprintf(key, sizeof(key), "%s.%s", arch, numbers[i].suffix);
+        const struct kv *kv = gguf_find(g, key);
+        if (kv && (!kv_number(kv, &value) || (value != numbers[i].neutral && value != numbers[i].also)))
+            return error_set(err, ERR_MISMATCH, "metadata '%s' asks for what is not supported", key);
+    }
+    snprintf(key, sizeof(key), "%s.rope.scaling.type", arch);
+    const struct kv *scaling = gguf_find(g, key);
+    if (scaling && !kv_equals(scaling, "none") && !kv_equals(scaling, "linear")) /* linear by 1 passed above */
+        return error_set(err, ERR_MISMATCH, "metadata '%s' is '%.*s', which is not supported", key,
+                         scaling->type == KV_STRING ? (int)MIN(scaling->n, 32) : 0, (const char *)scaling->data);
+    return OK;
+}
+
+static int arch_read(const struct gguf *g, const struct arch **out, struct error *err) {
+    struct arena scratch = {0};
+    int64_t splits;
+    const struct kv *split = gguf_find(g, "split.count"), *type = gguf_find(g, "general.type");
+    const char *name = kv_text(gguf_find(g, "general.architecture"), &scratch);
+    int rc;
+    if (type && !kv_equals(type, "model"))
+        rc = error_set(err, ERR_MISMATCH, "it holds '%.*s', not a model",
+                       type->type == KV_STRING ? (int)MIN(type->n, 32) : 0, (const char *)type->data);
+    else if (split && (!kv_integer(split, &splits) || splits > 1))
+        rc = error_set(err, ERR_MISMATCH, "it is one part of a split model; join the parts first");
+    else if (!name)
+        rc = error_set(err, ERR_FORMAT, "metadata 'general.architecture' is missing");
+    else
+        rc = arch_require(name, out, err);
+    arena_release(&scratch);
+    return rc;
+}
+
+static int sizes_read(const struct gguf *g, struct model_config *c, struct error *err) {
+    const char *arch = c->arch->name;
+    int rc = int_get(g, arch, "block_count", REQUIRED, &c->n_layers, err);
+    if (rc == OK) rc = int_get(g, arch, "embedding_length", REQUIRED, &c->d_model, err);
+    if (rc == OK) rc = int_get(g, arch, "feed_forward_length", REQUIRED, &c->d_ff, err);
+    if (rc == OK) rc = int_get(g, arch, "context_length", REQUIRED, &c->max_seq_len, err);
+    if (rc == OK) rc = int_get(g, arch, "attention.head_count", REQUIRED, &c->n_heads, err);
+    if (rc == OK) rc = int_get(g, arch, "attention.head_count_kv", c->n_heads, &c->n_kv_heads, err);
+    if (rc != OK) return rc;
+    int32_t natural = c->n_heads > 0 ? c->d_model / c->n_heads : 0, value_length, rotary;
+    rc = int_get(g, arch, "attention.key_length", natural, &c->head_dim, err);
+    if (rc == OK) rc = int_get(g, arch, "attention.value_length", c->head_dim, &value_length, err);
+    if (rc == OK) rc = int_get(g, arch, "rope.dimension_count", c->head_dim, &rotary, err);
+    if (rc == OK && value_length != c->head_dim)
+        rc = error_set(err, ERR_MISMATCH, "keys of width %d and values of width %d are not supported",
+                       (int)c->head_dim, (int)value_length);
+    if (rc == OK && rotary != c->head_dim)
+        rc = error_set(err, ERR_MISMATCH, "rotary positions on %d of %d dimensions are not supported", (int)rotary,
+                       (int)c->head_dim);
+    return rc;
+}
+
+/* The vocabulary is as large as the embedding; the key, where there is one, must agree. */
+static int vocab_read(const struct gguf *g, struct model_config *c, struct error *err) {
+    const struct tensor_info *embed = tensors_find(g->tensors, g->n_tensors, "token_embd.weight");
+    int32_t stated;
+    if (!embed || embed->n_dims != 2 || embed->dims[0] > INT32_MAX)
+        return error_set(err, ERR_MISMATCH, "tensor 'token_embd.weight' is missing or no matrix");
+    c->vocab_size = (int32_t)embed->dims[0];
+    int rc = int_get(g, c->arch->name, "vocab_size", c->vocab_size, &stated, err);
+    if (rc == OK && stated != c->vocab_size)
+        rc = error_set(err, ERR_MISMATCH, "'%s.vocab_size' is %d, but 'token_embd.weight' has %d rows", c->arch->name,
+                       (int)stated, (int)c->vocab_size);
+    return rc;
+}
+
+static int config_read(const struct gguf *g, struct model_config *c, struct error *err) {
+    *c = (struct model_config){0};
+    int rc = arch_read(g, &c->arch, err);
+    if (rc == OK) rc = sizes_read(g, c, err);
+    if (rc == OK) rc = float_get(g, c->arch->name, "attention.layer_norm_rms_epsilon", 0.0f, &c->rms_norm_eps, err);
+    if (rc == OK) rc = float_get(g, c->arch->name, "rope.freq_base", 1e4f, &c->rope_theta, err);
+    if (rc == OK) rc = extras_refuse(g, c->arch->name, err);
+    if (rc == OK) rc = vocab_read(g, c, err);
+    if (rc == OK) rc = model_config_check(c, err);
+    c->tied = !tensors_find(g->tensors, g->n_tensors, "output.weight");
+    return rc;
+}
+
+/* ---- tokenizer ------------------------------------------------------------------------------------------------- */
+
+/* Pre-tokenizers that llama.cpp runs with whole-piece look-up before merging, and with BOS unless told otherwise. */
+static bool pre_takes_words(const char *pre) {
+    static const char *const names[] = {"llama3", "llama-v3", "llama-bpe", "tekken"};
+    for (size_t i = 0; pre && i < ARRAY_LEN(names); i++)
+        if (strcmp(pre, names[i]) == 0) return true;
+    return false;
+}
+
+/* A pre-tokenizer that is a pattern and not one of GGUF's names (see struct tok_spec). */
+static bool pre_is_pattern(const char *pre) {
+    return pre && strpbrk(pre, "\\[");
+}
+
+/* The array `key` of `n` elements of `type` (n 0: any number); *out is NULL when the key is absent. */
+static int array_get(const struct gguf *g, const char *key, enum gguf_type type, uint64_t n, const struct kv **out,
+                     struct error *err) {
+    const struct kv *kv = *out = gguf_find(g, key);
+    if (!kv) return OK;
+    if (kv->type != KV_ARRAY || kv->element != (uint32_t)type)
+        return error_set(err, ERR_FORMAT, "metadata '%s' is not an array of the expected type", key);
+    if (kv->n > INT32_MAX || (n && kv->n != n))
+        return error_set(err, ERR_FORMAT, "metadata '%s' has %llu elements, expected %llu", key,
+                         (unsigned long long)kv->n, (unsigned long long)n);
+    return OK;
+}
+
+/* Terminated copies of all strings of an array, in one block, and their lengths. */
+static int strings_copy(const struct kv *kv, const char **list, int32_t *lens, struct arena *arena,
+                        struct error *err) {
+    enum { STRING_MAX = 1 << 20 };
+    struct cursor c = {.data = kv->data, .size = SIZE_MAX / 2}; /* gguf_open has walked it before */
+    uint64_t len, total = 0;
+    for (uint64_t i = 0; i < kv->n; i++) {
+        cursor_string(&c, &len);
+        if (len > STRING_MAX)
+            return error_set(err, ERR_FORMAT, "metadata '%.*s' holds a string of %llu bytes", (int)kv->key_len,
+                             kv->key, (unsigned long long)len);
+        total += len + 1;
+    }
+    char *text = arena_alloc(arena, (size_t)total);
+    c.pos = 0;
+    for (uint64_t i = 0; i < kv->n; i++) {
+        const uint8_t *bytes = cursor_string(&c, &len);
+        list[i] = memcpy(text, bytes, (size_t)len);
+        lens[i] = (int32_t)len;
+        text += len + 1; /* arena memory is zeroed: the NUL is there */
+    }
+    return OK;
+}
+
+static int pieces_read(const struct gguf *g, int32_t vocab, struct tok_spec *spec, struct arena *arena,
+                       struct error *err) {
+    const struct kv *tokens, *scores, *types;
+    int rc = array_get(g, "tokenizer.ggml.tokens", KV_STRING, 0, &tokens, err);
+    if (rc != OK) return rc;
+    if (!tokens || tokens->n == 0) return error_set(err, ERR_FORMAT, "metadata 'tokenizer.ggml.tokens' is missing");
+    if (tokens->n > (uint64_t)vocab)
+        return error_set(err, ERR_MISMATCH, "the tokenizer has %llu tokens, the model %d",
+                         (unsigned long long)tokens->n, (int)vocab);
+    rc = array_get(g, "tokenizer.ggml.scores", KV_F32, tokens->n, &scores, err);
+    if (rc == OK) rc = array_get(g, "tokenizer.ggml.token_type", KV_I32, tokens->n, &types, err);
+    if (rc != OK) return rc;
+    spec->n = (int32_t)tokens->n;
+    int32_t *lens = arena_alloc(arena, sizeof(*lens) * (size_t)spec->n);
+    float *score = arena_alloc(arena, sizeof(*score) * (size_t)spec->n);
+    uint8_t *type = arena_alloc(arena, (size_t)spec->n);
+    spec->pieces = arena_alloc(arena, sizeof(*spec->pieces) * (size_t)spec->n);
+    rc = strings_copy(tokens, spec->pieces, lens, arena, err);
+    if (rc != OK) return rc;
+    if (scores) memcpy(score, scores->data, sizeof(*score) * (size_t)spec->n);
+    for (int32_t i = 0; i < spec->n; i++) {
+        int32_t value = 1;
+        if (types) memcpy(&value, types->data + 4 * (size_t)i, sizeof(value));
+        if (value < 1 || value > 6) return error_set(err, ERR_FORMAT, "token %d has type %d", (int)i, (int)value);
+        type[i] = (uint8_t)value;
+    }
+    spec->lens = lens;
+    spec->scores = score;
+    spec->types = type;
+    return OK;
+}
+
+static int merges_read(const struct gguf *g, struct tok_spec *spec, struct arena *arena, struct error *err) {
+    const struct kv *merges;
+    int rc = array_get(g, "tokenizer.ggml.merges", KV_STRING, 0, &merges, err);
+    if (rc != OK) return rc;
+    if (!merges) return error_set(err, ERR_FORMAT, "metadata 'tokenizer.ggml.merges' is missing");
+    spec->n_merges = (int32_t)merges->n;
+    int32_t *lens = arena_alloc(arena, sizeof(*lens) * (size_t)merges->n);
+    spec->merges = arena_alloc(arena, sizeof(*spec->merges) * (size_t)merges->n);
+    rc = strings_copy(merges, spec->merges, lens, arena, err);
+    if (rc != OK) return rc;
+    for (int32_t i = 0; i < spec->n_merges; i++)
+        if (strlen(spec->merges[i]) != (size_t)lens[i])
+            return error_set(err, ERR_FORMAT, "merge %d holds a NUL byte", (int)i);
+    return OK;
+}
+
+/* An id that is absent, or all ones as some writers put for none, is -1. */
+static int special_read(const struct gguf *g, const char *key, int32_t n, int32_t *out, struct error *err) {
+    const struct kv *kv = gguf_find(g, key);
+    int64_t value = -1;
+    *out = -1;
+    if (!kv) return OK;
+    if (!kv_integer(kv, &value) || (value >= n && value != UINT32_MAX))
+        return error_set(err, ERR_FORMAT, "metadata '%s' names no token", key);
+    if (value >= 0 && value < n) *out = (int32_t)value;
+    return OK;
+}
+
+static int behaviour_read(const struct gguf *g, struct tok_spec *spec, struct arena *arena, struct error *err) {
+    const char *pattern = kv_text(gguf_find(g, "shoal.tokenizer.pre_pattern"), arena);
+    const char *pre = kv_text(gguf_find(g, "tokenizer.ggml.pre"), arena);
+    if (spec->kind == TOK_BPE) spec->pre = pattern ? pattern : pre ? pre : "default";
+    spec->ignore_merges = pre_takes_words(spec->pre);
+    spec->add_bos = spec->kind == TOK_SPM || spec->ignore_merges;
+    spec->add_space_prefix = spec->kind == TOK_SPM;
+    int rc = special_read(g, "tokenizer.ggml.bos_token_id", spec->n, &spec->bos, err);
+    if (rc == OK) rc = special_read(g, "tokenizer.ggml.eos_token_id", spec->n, &spec->eos, err);
+    if (rc == OK) rc = special_read(g, "tokenizer.ggml.unknown_token_id", spec->n, &spec->unk, err);
+    if (rc == OK) rc = bool_get(g, "tokenizer.ggml.add_bos_token", &spec->add_bos, err);
+    if (rc == OK) rc = bool_get(g, "tokenizer.ggml.add_space_prefix", &spec->add_space_prefix, err);
+    if (rc == OK) rc = bool_get(g, "shoal.tokenizer.ignore_merges", &spec->ignore_merges, err);
+    return rc;
+}
+
+/* *out stays NULL when the file holds no tokenizer. */
+static int tokenizer_read(const struct gguf *g, int32_t vocab, struct tokenizer **out, struct error *err) {
+    const struct kv *model = gguf_find(g, "tokenizer.ggml.model");
+    *out = NULL;
+    if (!model || kv_equals(model, "none") || kv_equals(model, "no_vocab")) return OK;
+    struct tok_spec spec = {.kind = kv_equals(model, "gpt2") ? TOK_BPE : TOK_SPM};
+    struct arena arena = {0};
+    int rc = OK;
+    if (spec.kind == TOK_SPM && !kv_equals(model, "llama"))
+        rc = error_set(err, ERR_MISMATCH, "tokenizer kind '%.*s' is not supported (supported: gpt2, llama)",
+                       model->type == KV_STRING ? (int)MIN(model->n, 32) : 0, (const char *)model->data);
+    if (rc == OK) rc = pieces_read(g, vocab, &spec, &arena, err);
+    if (rc == OK && spec.kind == TOK_BPE) rc = merges_read(g, &spec, &arena, err);
+    if (rc == OK) rc = behaviour_read(g, &spec, &arena, err);
+    if (rc == OK && !(*out = tok_new(&spec, err))) rc = err->code;
+    arena_release(&arena);
+    return rc;
+}
+
+struct tokenizer *gguf_tokenizer_open(const char *path, struct error *err) {
+    struct gguf g;
+    struct tokenizer *tok = NULL;
+    int rc = gguf_open(&g, path, err);
+    if (rc == OK) rc = tokenizer_read(&g, INT32_MAX, &tok, err);
+    if (rc == OK && !tok) rc = error_set(err, ERR_MISSING, "it holds no tokenizer");
+    gguf_close(&g);
+    if (rc != OK) error_wrap(err, "'%s'", path);
+    return tok;
+}
+
+/* ---- opening a model ------------------------------------------------------------------------------------------- */
+
+/* rope_freqs.weight divides the rotary frequencies: all ones is none at all, anything else is a scaling. */
+static int rope_freqs_drop(struct gguf *g, struct error *err) {
+    const struct tensor_info *t = tensors_find(g->tensors, g->n_tensors, "rope_freqs.weight");
+    if (!t) return OK;
+    for (size_t i = 0; i < t->size; i += sizeof(float)) {
+        float factor = 0.0f;
+        if (t->type == TENSOR_F32) memcpy(&factor, (const uint8_t *)t->data + i, sizeof(factor));
+        if (factor != 1.0f)
+            return error_set(err, ERR_MISMATCH, "tensor 'rope_freqs.weight' scales the rotary positions, which is "
+                                                "not supported");
+    }
+    int at = (int)(t - g->tensors);
+    free(g->tensors[at].name);
+    memmove(&g->tensors[at], &g->tensors[at + 1], sizeof(*g->tensors) * (size_t)(g->n_tensors - at - 1));
+    g->n_tensors--;
+    return OK;
+}
+
+struct model *gguf_model_open(const char *path, enum numeric_class cls, struct error *err) {
+    struct gguf g;
+    struct model *m = model_alloc(path, cls);
+    int rc = gguf_open(&g, path, err);
+    if (rc == OK) rc = config_read(&g, &m->config, err);
+    if (rc == OK) rc = rope_freqs_drop(&g, err);
+    if (rc == OK) rc = model_bind(m, g.tensors, g.n_tensors, NAMING_GGUF, m->config.arch->gguf_permuted, err);
+    if (rc == OK) rc = tokenizer_read(&g, m->config.vocab_size, &m->tok, err);
+    if (rc == OK) {
+        m->chat_template = kv_text(gguf_find(&g, "tokenizer.chat_template"), &m->arena);
+        model_add_map(m, &g.map);
+    }
+    gguf_close(&g);
+    if (rc == OK) return m;
+    error_wrap(err, "'%s'", path);
+    model_close(m);
+    return NULL;
+}
+
+/* ---- writing --------------------------------------------------------------------------------------------------- */
+
+struct kv_out {
+    struct buf text;
+    uint64_t n;
+};
+
+static void string_put(struct buf *b, const char *bytes, uint64_t len) {
+    buf_add(b, &len, sizeof(len));
+    buf_add(b, bytes, (size_t)len);
+}
+
+static void kv_put(struct kv_out *o, const char *key, uint32_t type, const void *value) {
+    string_put(&o->text, key, strlen(key));
+    buf_add(&o->text, &type, sizeof(type));
+    if (type < KV_TYPES && kv_sizes[type]) buf_add(&o->text, value, kv_sizes[type]);
+    o->n++;
+}
+
+static void kv_put_u32(struct kv_out *o, const char *key, uint32_t value) {
+    kv_put(o, key, KV_U32, &value);
+}
+
+static void kv_put_bool(struct kv_out *o, const char *key, bool value) {
+    uint8_t byte = value;
+    kv_put(o, key, KV_BOOL, &byte);
+}
+
+static void kv_put_text(struct kv_out *o, const char *key, const char *value) {
+    kv_put(o, key, KV_STRING, NULL);
+    string_put(&o->text, value, strlen(value));
+}
+
+static void kv_put_array(struct kv_out *o, const char *key, uint32_t element, uint64_t n) {
+    kv_put(o, key, KV_ARRAY, NULL);
+    buf_add(&o->text, &element, sizeof(element));
+    buf_add(&o->text, &n, sizeof(n));
+}
+
+static uint32_t file_type(enum tensor_type type) {
+    switch (type) {
+    case TENSOR_F16: return 1;
+    case TENSOR_Q4_0: return 2;
+    case TENSOR_Q8_0: return 7;
+    case TENSOR_BF16: return 32;
+    default: return 0;
+    }
+}
+
+static void config_put(struct kv_out *o, const struct model *m, enum tensor_type type) {
+    const struct model_config *c = &m->config;
+    const struct {
+        const char *suffix;
+        int32_t value;
+    } sizes[] = {
+        {"block_count", c->n_layers}, {"context_length", c->max_seq_len}, {"embedding_length", c->d_model},
+        {"feed_forward_length", c->d_ff}, {"attention.head_count", c->n_heads},
+        {"attention.head_count_kv", c->n_kv_heads}, {"attention.key_length", c->head_dim},
+        {"attention.value_length", c->head_dim}, {"rope.dimension_count", c->head_dim}, {"vocab_size", c->vocab_size},
+    };
+    char key[96];
+    kv_put_text(o, "general.architecture", c->arch->name);
+    kv_put_text(o, "general.type", "model");
+    kv_put_text(o, "general.name", m->name);
+    kv_put_u32(o, "general.file_type", file_type(type));
+    kv_put_u32(o, "general.quantization_version", 2);
+    for (size_t i = 0; i < ARRAY_LEN(sizes); i++) {
+        snprintf(key, sizeof(key), "%s.%s", c->arch->name, sizes[i].suffix);
+        kv_put_u32(o, key, (uint32_t)sizes[i].value);
+    }
+    snprintf(key, sizeof(key), "%s.attention.layer_norm_rms_epsilon", c->arch->name);
+    kv_put(o, key, KV_F32, &c->rms_norm_eps);
+    snprintf(key, sizeof(key), "%s.rope.freq_base", c->arch->name);
+    kv_put(o, key, KV_F32, &c->rope_theta);
+}
+
+/* llama.cpp takes the number of tokens for the number of embedding rows, so rows beyond the tokenizer get a name. */
+static void pieces_put(struct kv_out *o, const struct tok_spec *s, int32_t vocab) {
+    kv_put_array(o, "tokenizer.ggml.tokens", KV_STRING, (uint64_t)vocab);
+    for (int32_t i = 0; i < vocab; i++) {
+        char pad[32];
+        if (i < s->n) string_put(&o->text, s->pieces[i], (uint64_t)s->lens[i]);
+        else string_put(&o->text, pad, (uint64_t)snprintf(pad, sizeof(pad), "[PAD%d]", (int)i));
+    }
+    if (s->kind == TOK_SPM) {
+        kv_put_array(o, "tokenizer.ggml.scores", KV_F32, (uint64_t)vocab);
+        for (int32_t i = 0; i < vocab; i++) {
+            float score = i < s->n && s->scores ? s->scores[i] : 0.0f;
+            buf_add(&o->text, &score, sizeof(score));
+        }
+    }
+    enum { NORMAL = 1, UNUSED = 5 };
+    kv_put_array(o, "tokenizer.ggml.token_type", KV_I32, (uint64_t)vocab);
+    for (int32_t i = 0; i < vocab; i++) {
+        int32_t type = i >= s->n ? UNUSED : s->types ? s->types[i] : NORMAL;
+        buf_add(&o->text, &type, sizeof(type));
+    }
+}
+
+static void special_put(struct kv_out *o, const char *key, int32_t id) {
+    if (id >= 0) kv_put_u32(o, key, (uint32_t)id);
+}
+
+static void tokenizer_put(struct kv_out *o, const struct model *m) {
+    if (!m->tok) {
+        kv_put_text(o, "tokenizer.ggml.model", "none");
+        return;
+    }
+    const struct tok_spec *s = tok_spec_of(m->tok);
+    kv_put_text(o, "tokenizer.ggml.model", s->kind == TOK_BPE ? "gpt2" : "llama");
+    const char *pre = s->pre && *s->pre ? s->pre : "default";
+    if (s->kind == TOK_BPE) kv_put_text(o, "tokenizer.ggml.pre", pre_is_pattern(pre) ? "gpt-2" : pre);
+    pieces_put(o, s, m->config.vocab_size);
+    if (s->kind == TOK_BPE) {
+        kv_put_array(o, "tokenizer.ggml.merges", KV_STRING, (uint64_t)s->n_merges);
+        for (int32_t i = 0; i < s->n_merges; i++) string_put(&o->text, s->merges[i], strlen(s->merges[i]));
+    }
+    special_put(o, "tokenizer.ggml.bos_token_id", s->bos);
+    special_put(o, "tokenizer.ggml.eos_token_id", s->eos);
+    special_put(o, "tokenizer.ggml.unknown_token_id", s->unk);
+    kv_put_bool(o, "tokenizer.ggml.add_bos_token", s->add_bos);
+    kv_put_bool(o, "tokenizer.ggml.add_space_prefix", s->add_space_prefix);
+    if (m->chat_template) kv_put_text(o, "tokenizer.chat_template", m->chat_template);
+    if (s->kind == TOK_BPE && pre_is_pattern(pre)) {
+        kv_put_text(o, "shoal.tokenizer.pre_pattern", pre);
+        note("'%s': the pre-tokenizer pattern has no name in GGUF; other programs will split text as gpt-2 does", m->name);
+    }
+    if (s->ignore_merges != (s->kind == TOK_BPE && pre_takes_words(pre)))
+        kv_put_bool(o, "shoal.tokenizer.ignore_merges", s->ignore_merges);
+}
+
+/* Norms are f32; rows that do not divide into blocks are f16. */
+static enum tensor_type weight_type(const struct weight *w, enum tensor_type type) {
+    if (w->norm) return TENSOR_F32;
+    return (type == TENSOR_Q8_0 || type == TENSOR_Q4_0) && w->k % 32 != 0 ? TENSOR_F16 : type;
+}
+
+static void table_put(struct buf *b, const struct model_config *c, enum tensor_type type) {
+    uint64_t offset = 0;
+    int n_fallback = 0;
+    for (int32_t i = 0; i < weight_count(c); i++) {
+        struct weight w;
+        weight_at(c, i, NAMING_GGUF, &w);
+        uint32_t n_dims = w.norm ? 1 : 2, t = weight_type(&w, type);
+        uint64_t dims[2] = {(uint64_t)w.k, (uint64_t)w.n};
+        string_put(b, w.name, strlen(w.name));
+        buf_add(b, &n_dims, sizeof(n_dims));
+        buf_add(b, dims, sizeof(*dims) * n_dims);
+        buf_add(b, &t, sizeof(t));
+        buf_add(b, &offset, sizeof(offset));
+        offset = align_up(offset + (uint64_t)w.n * tensor_row_bytes(t, w.k), 32);
+        if (!w.norm && t != type) n_fallback++;
+    }
+    if (n_fallback)
+        note("%d tensors are written as f16: their rows are not multiples of the 32 that %s needs", n_fallback,
+             tensor_type_name(type));
+}
+
+static int padding_put(struct writer *w, struct error *err) {
+    static const uint8_t zeros[32];
+    return writer_put(w, zeros, (size_t)(align_up(w->pos, 32) - w->pos), err);
+}
+
+/* `scratch` and `row` hold the longest row. */
+static int weight_put(struct writer *out, const struct model *m, const struct weight *w, enum tensor_type type,
+                      float *scratch, void *row, struct error *err) {
+    bool permute = w->rope_heads > 0 && m->config.arch->gguf_permuted;
+    int32_t *order = permute ? rope_rows_to_interleaved(w->rope_heads, m->config.head_dim) : NULL;
+    enum tensor_type t = weight_type(w, type);
+    int rc = OK;
+    for (int64_t i = 0; rc == OK && i < w->n; i++) {
+        weight_row(m, w, order ? order[i] : i, t, scratch, row);
+        rc = writer_put(out, row, tensor_row_bytes(t, w->k), err);
+    }
+    free(order);
+    return rc == OK ? padding_put(out, err) : rc;
+}
+
+static int weights_put(struct writer *out, const struct model *m, enum tensor_type type, struct error *err) {
+    const struct model_config *c = &m->config;
+    size_t longest = (size_t)MAX(MAX(c->d_ff, c->d_model), MAX(proj_in(c, PROJ_O), c->head_dim));
+    float *scratch = xmalloc(sizeof(float) * longest);
+    void *row = xmalloc(sizeof(float) * longest);
+    int rc = OK;
+    for (int32_t i = 0; rc == OK && i < weight_count(c); i++) {
+        struct weight w;
+        weight_at(c, i, NAMING_GGUF, &w);
+        rc = weight_put(out, m, &w, type, scratch, row, err);
+    }
+    free(row);
+    free(scratch);
+    return rc;
+}
+
+static void header_build(struct buf *b, const struct model *m, enum tensor_type type) {
+    struct kv_out o = {0};
+    config_put(&o, m, type);
+    tokenizer_put(&o, m);
+    uint32_t version = 3;
+    uint64_t n_tensors = (uint64_t)weight_count(&m->config);
+    buf_puts(b, "GGUF");
+    buf_add(b, &version, sizeof(version));
+    buf_add(b, &n_tensors, sizeof(n_tensors));
+    buf_add(b, &o.n, sizeof(o.n));
+    buf_add(b, o.text.data, o.text.len);
+    table_put(b, &m->config, type);
+    buf_release(&o.text);
+}
+
+int model_write_gguf(const struct model *m, const char *path, enum tensor_type type, struct error *err) {
+    struct buf header = {0};
+    struct writer w;
+    header_build(&header, m, type);
+    int rc = writer_open(&w, path, err);
+    if (rc == OK) rc = writer_put(&w, header.data, header.len, err);
+    if (rc == OK) rc = padding_put(&w, err);
+    if (rc == OK) rc = weights_put(&w, m, type, err);
+    if (rc == OK) rc = writer_commit(&w, err);
+    writer_abort(&w);
+    buf_release(&header);
+    return rc;
+}

@@ -1,0 +1,572 @@
+/*
+ * hf: Hugging Face model directories: config.json, model.safetensors or its shards, tokenizer.json or tokenizer.model,
+ * tokenizer_config.json; and the canonical writer of the same.
+ *
+ * Reading is strict about everything that would change the arithmetic: a setting that is not implemented is refused by its
+ * name, never skipped. Settings that only concern training or other programs are not looked at. Pickled weights
+ * (pytorch_model.bin) are not read.
+ *
+ * Writing goes file by file, each all or nothing, config.json last: a directory without config.json is not a model, so a
+ * first write that fails leaves none behind.
+ */
+#include "model/model_files.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { SMALL_FILE = 64 << 20 };
+
+/* ---- config.json ----------------------------------------------------------------------------------------------- */
+
+/* Missing and null are the same in these files. */
+static const json_t *field(const json_t *root, const char *key) {
+    const json_t *v = json_object_get(root, key);
+    return json_is_null(v) ? NULL : v;
+}
+
+/* `fallback` 0: required. */
+static int int_get(const json_t *root, const char *key, int32_t fallback, int32_t *out, struct error *err) {
+    const json_t *v = field(root, key);
+    *out = fallback;
+    if (!v && fallback == 0) return error_set(err, ERR_FORMAT, "'%s' is missing", key);
+    if (!v) return OK;
+    json_int_t value = json_integer_value(v);
+    if (!json_is_integer(v) || value < 1 || value > INT32_MAX)
+        return error_set(err, ERR_FORMAT, "'%s' is not a positive whole number", key);
+    *out = (int32_t)value;
+    return OK;
+}
+
+static int float_get(const json_t *root, const char *key, double fallback, float *out, struct error *err) {
+    const json_t *v = field(root, key);
+    *out = (float)fallback;
+    if (!v) return OK;
+    if (!json_is_number(v)) return error_set(err, ERR_FORMAT, "'%s' is not a number", key);
+    *out = (float)json_number_value(v);
+    return OK;
+}
+
+static int unsupported(const char *key, const json_t *value, struct error *err) {
+    char *text = json_dumps(value, JSON_ENCODE_ANY | JSON_COMPACT | JSON_SORT_KEYS);
+    int rc = error_set(err, ERR_MISMATCH, "'%s' is %.200s, which is not supported", key, text ? text : "?");
+    free(text);
+    return rc;
+}
+
+/* rope_scaling (older) and rope_parameters (newer): only the default, unscaled kind. */
+static int rope_check(const json_t *root, struct error *err) {
+    static const char *const keys[] = {"rope_scaling", "rope_parameters"};
+    for (size_t i = 0; i < ARRAY_LEN(keys); i++) {
+        const json_t *rope = field(root, keys[i]);
+        if (!rope) continue;
+        const json_t *type = field(rope, "rope_type");
+        if (!type) type = field(rope, "type");
+        const char *name = json_string_value(type);
+        if (!json_is_object(rope) || (type ? !name || strcmp(name, "default") != 0 : i == 0))
+            return unsupported(keys[i], rope, err);
+    }
+    return OK;
+}
+
+/* Layers that look at a window of the past only. */
+static int layer_types_check(const json_t *root, struct error *err) {
+    const json_t *types = field(root, "layer_types");
+    for (size_t i = 0; i < json_array_size(types); i++) {
+        const char *type = json_string_value(json_array_get(types, i));
+        if (!type || strcmp(type, "full_attention") != 0) return unsupported("layer_types", types, err);
+    }
+    return OK;
+}
+
+/* What would change the arithmetic and is not implemented. */
+static int extras_refuse(const json_t *root, struct error *err) {
+    static const char *const flags[] = {"attention_bias", "mlp_bias", "qkv_bias", "use_sliding_window"};
+    static const char *const objects[] = {"quantization_config", "num_experts", "num_local_experts"};
+    const json_t *v;
+    for (size_t i = 0; i < ARRAY_LEN(flags); i++)
+        if ((v = field(root, flags[i])) && !json_is_false(v)) return unsupported(flags[i], v, err);
+    for (size_t i = 0; i < ARRAY_LEN(objects); i++)
+        if ((v = field(root, objects[i]))) return unsupported(objects[i], v, err);
+    const char *act = json_string_value(v = field(root, "hidden_act"));
+    if (v && (!act || strcmp(act, "silu") != 0)) return unsupported("hidden_act", v, err);
+    if ((v = field(root, "partial_rotary_factor")) && json_number_value(v) != 1.0)
+        return unsupported("partial_rotary_factor", v, err);
+    int rc = rope_check(root, err);
+    return rc == OK ? layer_types_check(root, err) : rc;
+}
+
+static int sizes_read(const json_t *root, struct model_config *c, struct error *err) {
+    int rc = int_get(root, "num_hidden_layers", 0, &c->n_layers, err);
+    if (rc == OK) rc = int_get(root, "hidden_size", 0, &c->d_model, err);
+    if (rc == OK) rc = int_get(root, "intermediate_size", 0, &c->d_ff, err);
+    if (rc == OK) rc = int_get(root, "vocab_size", 0, &c->vocab_size, err);
+    if (rc == OK) rc = int_get(root, "num_attention_heads", 0, &c->n_heads, err);
+    if (rc == OK) rc = int_get(root, "num_key_value_heads", c->n_heads, &c->n_kv_heads, err);
+    if (rc == OK) rc = int_get(root, "max_position_embeddings", 2048, &c->max_seq_len, err);
+    if (rc != OK) return rc;
+    bool stated = field(root, "head_dim") != NULL;
+    if (!stated && c->d_model % c->n_heads != 0)
+        return error_set(err, ERR_FORMAT, "'hidden_size' %d is not a multiple of 'num_attention_heads' %d, and "
+                                          "'head_dim' is missing", (int)c->d_model, (int)c->n_heads);
+    return int_get(root, "head_dim", stated ? 0 : c->d_model / c->n_heads, &c->head_dim, err);
+}
+
+static int config_read(const json_t *root, struct model_config *c, struct error *err) {
+    *c = (struct model_config){0};
+    const char *type = json_string_value(field(root, "model_type"));
+    if (!type) return error_set(err, ERR_FORMAT, "'model_type' is missing");
+    int rc = arch_require(type, &c->arch, err);
+    if (rc == OK) rc = extras_refuse(root, err);
+    if (rc == OK) rc = sizes_read(root, c, err);
+    if (rc == OK) rc = float_get(root, "rms_norm_eps", 1e-6, &c->rms_norm_eps, err);
+    const json_t *rope = field(root, "rope_parameters");
+    if (rc == OK) rc = float_get(field(rope, "rope_theta") ? rope : root, "rope_theta", 1e4, &c->rope_theta, err);
+    const json_t *tied = field(root, "tie_word_embeddings");
+    if (rc == OK && tied && !json_is_boolean(tied))
+        rc = error_set(err, ERR_FORMAT, "'tie_word_embeddings' is neither true nor false");
+    c->tied = json_is_true(tied);
+    return rc == OK ? model_config_check(c, err) : rc;
+}
+
+/* Maps config.json into the model, so that the model's hash covers it; returns it parsed. */
+static json_t *config_open(struct model *m, const char *dir, struct error *err) {
+    struct mapping map;
+    char *path = path_join(dir, "config.json");
+    json_t *root = NULL;
+    if (!path_exists(path)) {
+        error_set(err, ERR_MISSING, "'%s' is not a model directory: it has no config.json", dir);
+    } else if (map_open(&map, path, err) == OK) {
+        root = json_parse((const char *)map.data, map.size, path, err);
+        model_add_map(m, &map);
+        if (root && config_read(root, &m->config, err) != OK) {
+            error_wrap(err, "'%s'", path);
+            json_decref(root);
+            root = NULL;
+        }
+    }
+    free(path);
+    return root;
+}
+
+/* ---- weights --------------------------------------------------------------------------------------------------- */
+
+/* The files of a model and their tensors together, sorted by name (shallow copies: names stay with the files). */
+struct shards {
+    char **names;
+    struct safetensors *files;
+    int n;
+    struct tensor_info *tensors;
+    int n_tensors;
+};
+
+static void shards_release(struct shards *s) {
+    for (int i = 0; i < s->n; i++) {
+        safetensors_close(&s->files[i]);
+        free(s->names[i]);
+    }
+    free(s->names);
+    free(s->files);
+    free(s->tensors);
+}
+
+static int shard_add(struct shards *s, const char *dir, const char *name, struct error *err) {
+    s->names = xrealloc(s->names, sizeof(*s->names) * (size_t)(s->n + 1));
+    s->files = xrealloc(s->files, sizeof(*s->files) * (size_t)(s->n + 1));
+    char *path = path_join(dir, name);
+    int rc = safetensors_open(&s->files[s->n], path, err);
+    if (rc == OK) s->names[s->n++] = xstrdup(name);
+    free(path);
+    return rc;
+}
+
+static int shard_find(const struct shards *s, const char *name) {
+    for (int i = 0; i < s->n; i++)
+        if (strcmp(s->names[i], name) == 0) return i;
+    return -1;
+}
+
+/* An index may only name files beside it. */
+static bool shard_name_ok(const char *name) {
+    return name && name[0] != '\0' && name[0] != '.' && !strchr(name, '/') && strlen(name) < 256;
+}
+
+enum { SHARDS_MAX = 1024 };
+
+static int index_walk(struct shards *s, const char *dir, const json_t *root, struct error *err) {
+    const json_t *files = json_object_get(root, "weight_map");
+    struct offenders lost = {0};
+    const char *tensor;
+    json_t *value;
+    if (!json_is_object(files)) return error_set(err, ERR_FORMAT, "'weight_map' is missing");
+    int rc = OK;
+    json_object_foreach((json_t *)(uintptr_t)files, tensor, value) {
+        const char *name = json_string_value(value);
+        if (!shard_name_ok(name))
+            rc = error_set(err, ERR_FORMAT, "'%.96s' is in no file of this directory", tensor);
+        else if (shard_find(s, name) < 0)
+            rc = s->n < SHARDS_MAX ? shard_add(s, dir, name, err) : error_set(err, ERR_FORMAT, "too many files");
+        if (rc != OK) break;
+        if (!safetensors_find(&s->files[shard_find(s, name)], tensor))
+            offender_add(&lost, "'%.96s' is not in '%.96s'", tensor, name);
+    }
+    int lost_rc = offenders_report(&lost, ERR_MISMATCH, rc == OK ? err : &(struct error){0});
+    return rc == OK ? lost_rc : rc;
+}
+
+static int index_read(struct shards *s, const char *dir, const char *path, struct error *err) {
+    json_t *root = json_file(path, err);
+    if (!root) return err->code;
+    int rc = index_walk(s, dir, root, err);
+    json_decref(root);
+    return rc == OK ? OK : error_wrap(err, "'%s'", path);
+}
+
+static int shards_merge(struct shards *s, struct error *err) {
+    for (int i = 0; i < s->n; i++) s->n_tensors += s->files[i].n_tensors;
+    s->tensors = xcalloc((size_t)s->n_tensors, sizeof(*s->tensors));
+    int at = 0;
+    for (int i = 0; i < s->n; i++) {
+        if (s->files[i].n_tensors)
+            memcpy(s->tensors + at, s->files[i].tensors, sizeof(*s->tensors) * (size_t)s->files[i].n_tensors);
+        at += s->files[i].n_tensors;
+    }
+    tensors_sort(s->tensors, s->n_tensors);
+    for (int i = 1; i < s->n_tensors; i++)
+        if (strcmp(s->tensors[i - 1].name, s->tensors[i].name) == 0)
+            return error_set(err, ERR_FORMAT, "tensor '%.96s' is in two files", s->tensors[i].name);
+    return OK;
+}
+
+static int shards_open(struct shards *s, const char *dir, struct error *err) {
+    char *single = path_join(dir, "model.safetensors"), *index = path_join(dir, "model.safetensors.index.json");
+    char *pickle = path_join(dir, "pytorch_model.bin");
+    int rc;
+    if (path_exists(single)) rc = shard_add(s, dir, "model.safetensors", err);
+    else if (path_exists(index)) rc = index_read(s, dir, index, err);
+    else if (path_exists(pickle))
+        rc = error_set(err, ERR_FORMAT, "'%s' is a pickle, which runs code when read; save the model as safetensors",
+                       pickle);
+    else rc = error_set(err, ERR_MISSING, "'%s' has no model.safetensors", dir);
+    if (rc == OK) rc = shards_merge(s, err);
+    free(single);
+    free(index);
+    free(pickle);
+    return rc;
+}
+
+static void tensor_drop(struct shards *s, int at) {
+    memmove(&s->tensors[at], &s->tensors[at + 1], sizeof(*s->tensors) * (size_t)(s->n_tensors - at - 1));
+    s->n_tensors--;
+}
+
+static bool name_ends(const char *name, const char *ending) {
+    size_t n = strlen(name), e = strlen(ending);
+    return n >= e && strcmp(name + n - e, ending) == 0;
+}
+
+/*
+ * Drops what some savers add and what carries nothing: the rotary frequencies (computed from theta), and the head of a
+ * tied model, which must then be the embedding to the byte.
+ */
+static int extras_drop(struct shards *s, const struct model_config *c, struct error *err) {
+    for (int i = s->n_tensors - 1; i >= 0; i--)
+        if (name_ends(s->tensors[i].name, ".rotary_emb.inv_freq")) tensor_drop(s, i);
+    const struct tensor_info *head = tensors_find(s->tensors, s->n_tensors, "lm_head.weight");
+    const struct tensor_info *embed = tensors_find(s->tensors, s->n_tensors, "model.embed_tokens.weight");
+    if (!c->tied || !head || !embed) return OK;
+    if (head->type != embed->type || head->size != embed->size || memcmp(head->data, embed->data, head->size) != 0)
+        return error_set(err, ERR_MISMATCH, "'tie_word_embeddings' is true, but 'lm_head.weight' differs from the "
+                                            "embedding");
+    tensor_drop(s, (int)(head - s->tensors));
+    return OK;
+}
+
+static int weights_read(struct model *m, const char *dir, struct error *err) {
+    struct shards s = {0};
+    int rc = shards_open(&s, dir, err);
+    if (rc == OK) rc = extras_drop(&s, &m->config, err);
+    if (rc == OK) rc = model_bind(m, s.tensors, s.n_tensors, NAMING_HF, false, err);
+    for (int i = 0; rc == OK && i < s.n; i++) model_add_map(m, &s.files[i].map);
+    shards_release(&s);
+    return rc;
+}
+
+/* ---- tokenizer ------------------------------------------------------------------------------------------------- */
+
+/* tokenizer.json, else tokenizer.model; where the first is of a kind that is not read, the second may still do. *out
+ * stays NULL when there is neither. */
+static int tokenizer_files_read(const char *dir, struct tokenizer **out, struct error *err) {
+    char *json = path_join(dir, "tokenizer.json"), *model = path_join(dir, "tokenizer.model");
+    bool has_json = path_exists(json), has_model = path_exists(model);
+    struct error second;
+    *out = has_json ? tok_from_json(json, err) : NULL;
+    if (!*out && has_model) *out = tok_from_sentencepiece(model, has_json ? &second : err);
+    free(json);
+    free(model);
+    return *out || !(has_json || has_model) ? OK : err->code;
+}
+
+/* A special token is a string or an object with 'content'; returns its id or -1. */
+static int32_t special_id(const struct tokenizer *tok, const json_t *value) {
+    if (json_is_object(value)) value = json_object_get(value, "content");
+    const char *piece = json_string_value(value);
+    return piece ? tok_find(tok, piece) : -1;
+}
+
+/* An id, or the first of a list of ids. */
+static int32_t config_id(const struct tokenizer *tok, const json_t *root, const char *key) {
+    const json_t *v = field(root, key);
+    if (json_is_array(v)) v = json_array_get(v, 0);
+    json_int_t id = json_is_integer(v) ? json_integer_value(v) : -1;
+    return id >= 0 && id < tok_vocab_size(tok) ? (int32_t)id : -1;
+}
+
+/* tokenizer_config.json decides where it says anything at all (null: none), then generation_config.json, then
+ * config.json; `now` is what the tokenizer's own file said. */
+static int32_t special_choose(const struct tokenizer *tok, const json_t *const roots[3], const char *name,
+                              int32_t now) {
+    char key[32];
+    snprintf(key, sizeof(key), "%s_token", name);
+    if (json_object_get(roots[0], key)) return special_id(tok, json_object_get(roots[0], key));
+    snprintf(key, sizeof(key), "%s_token_id", name);
+    for (int i = 1; i < 3; i++) {
+        int32_t id = config_id(tok, roots[i], key);
+        if (id >= 0) return id;
+    }
+    return now;
+}
+
+/* The tokenizer's own file does not know the special roles; a tokenizer is immutable, so a new one takes its place. */
+static int specials_apply(struct tokenizer **tok, const json_t *const roots[3], struct error *err) {
+    const struct tok_spec *now = tok_spec_of(*tok);
+    struct tok_spec spec = *now;
+    spec.bos = special_choose(*tok, roots, "bos", now->bos);
+    spec.eos = special_choose(*tok, roots, "eos", now->eos);
+    const json_t *add_bos = field(roots[0], "add_bos_token");
+    if (json_is_boolean(add_bos)) spec.add_bos = json_is_true(add_bos);
+    if (spec.bos == now->bos && spec.eos == now->eos && spec.add_bos == now->add_bos) return OK;
+    struct tokenizer *fresh = tok_new(&spec, err);
+    if (!fresh) return err->code;
+    tok_free(*tok);
+    *tok = fresh;
+    return OK;
+}
+
+/* A string, or a list of {name, template} of which 'default' counts; chat_template.jinja beside it comes first. */
+static int template_read(struct model *m, const char *dir, const json_t *config, struct error *err) {
+    char *path = path_join(dir, "chat_template.jinja");
+    struct buf text = {0};
+    const json_t *v = field(config, "chat_template");
+    const char *found = json_string_value(v);
+    int rc = path_exists(path) ? file_read(path, SMALL_FILE, &text, err) : OK;
+    if (text.data) found = text.data;
+    for (size_t i = 0; !found && i < json_array_size(v); i++) {
+        const json_t *entry = json_array_get(v, i);
+        const char *name = json_string_value(field(entry, "name"));
+        if (name && strcmp(name, "default") == 0) found = json_string_value(field(entry, "template"));
+    }
+    if (rc == OK && found) m->chat_template = arena_strdup(&m->arena, found);
+    buf_release(&text);
+    free(path);
+    return rc;
+}
+
+/* *out is NULL when there is no such file. */
+static int optional_json(const char *dir, const char *name, json_t **out, struct error *err) {
+    char *path = path_join(dir, name);
+    bool there = path_exists(path);
+    *out = there ? json_file(path, err) : NULL;
+    free(path);
+    return there && !*out ? err->code : OK;
+}
+
+static int tokenizer_read(struct model *m, const char *dir, const json_t *config, struct error *err) {
+    json_t *tok_config = NULL, *generation = NULL;
+    int rc = tokenizer_files_read(dir, &m->tok, err);
+    if (rc == OK) rc = optional_json(dir, "tokenizer_config.json", &tok_config, err);
+    if (rc == OK) rc = optional_json(dir, "generation_config.json", &generation, err);
+    const json_t *const roots[3] = {tok_config, generation, config};
+    if (rc == OK && m->tok) rc = specials_apply(&m->tok, roots, err);
+    if (rc == OK && m->tok && tok_vocab_size(m->tok) > m->config.vocab_size)
+        rc = error_set(err, ERR_MISMATCH, "'%s': the tokenizer has %d tokens, the model %d", dir,
+                       (int)tok_vocab_size(m->tok), (int)m->config.vocab_size);
+    if (rc == OK) rc = template_read(m, dir, tok_config, err);
+    json_decref(tok_config);
+    json_decref(generation);
+    return rc;
+}
+
+struct model *hf_model_open(const char *dir, enum numeric_class cls, struct error *err) {
+    struct model *m = model_alloc(dir, cls);
+    json_t *config = config_open(m, dir, err);
+    int rc = config ? weights_read(m, dir, err) : err->code;
+    if (rc == OK) rc = tokenizer_read(m, dir, config, err);
+    json_decref(config);
+    if (rc == OK) return m;
+    model_close(m);
+    return NULL;
+}
+
+/* ---- writing --------------------------------------------------------------------------------------------------- */
+
+/* The shortest decimal that reads back as the same float: 1e-5, not 9.99999975e-06. */
+static json_t *float_json(float value) {
+    char text[32];
+    for (int digits = 1; digits <= 9; digits++) {
+        snprintf(text, sizeof(text), "%.*g", digits, (double)value);
+        if (strtof(text, NULL) == value) break;
+    }
+    return json_real(strtod(text, NULL));
+}
+
+static const char *torch_dtype(enum tensor_type type) {
+    return type == TENSOR_F32 ? "float32" : type == TENSOR_F16 ? "float16" : "bfloat16";
+}
+
+static int json_write(const char *dir, const char *name, json_t *value, struct error *err) {
+    struct buf text = {0};
+    char *dumped = json_dumps(value, JSON_INDENT(2) | JSON_REAL_PRECISION(9));
+    CHECK(dumped != NULL);
+    buf_printf(&text, "%s\n", dumped);
+    char *path = path_join(dir, name);
+    int rc = file_write(path, text.data, text.len, err);
+    free(path);
+    free(dumped);
+    buf_release(&text);
+    json_decref(value);
+    return rc;
+}
+
+static void id_set(json_t *root, const char *key, int32_t id) {
+    json_object_set_new(root, key, id >= 0 ? json_integer(id) : json_null());
+}
+
+static int config_write(const struct model *m, const char *dir, enum tensor_type type, struct error *err) {
+    const struct model_config *c = &m->config;
+    const struct {
+        const char *key;
+        int32_t value;
+    } sizes[] = {{"hidden_size", c->d_model}, {"intermediate_size", c->d_ff}, {"num_hidden_layers", c->n_layers},
+                 {"num_attention_heads", c->n_heads}, {"num_key_value_heads", c->n_kv_heads},
+                 {"head_dim", c->head_dim}, {"vocab_size", c->vocab_size},
+                 {"max_position_embeddings", c->max_seq_len}};
+    json_t *root = json_object();
+    json_object_set_new(root, "architectures", json_pack("[s]", c->arch->hf_class));
+    json_object_set_new(root, "model_type", json_string(c->arch->name));
+    for (size_t i = 0; i < ARRAY_LEN(sizes); i++)
+        json_object_set_new(root, sizes[i].key, json_integer(sizes[i].value));
+    json_object_set_new(root, "rope_theta", float_json(c->rope_theta));
+    json_object_set_new(root, "rms_norm_eps", float_json(c->rms_norm_eps));
+    json_object_set_new(root, "tie_word_embeddings", json_boolean(c->tied));
+    json_object_set_new(root, "hidden_act", json_string("silu"));
+    json_object_set_new(root, "attention_bias", json_false());
+    json_object_set_new(root, "torch_dtype", json_string(torch_dtype(type)));
+    id_set(root, "bos_token_id", m->tok ? tok_bos(m->tok) : -1);
+    id_set(root, "eos_token_id", m->tok ? tok_eos(m->tok) : -1);
+    return json_write(dir, "config.json", root, err);
+}
+
+static const char chatml[] =
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + "
+    "'\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
+
+static void piece_set(json_t *root, const char *key, const struct tokenizer *tok, int32_t id) {
+    int len = 0;
+    const char *piece = id >= 0 ? tok_piece(tok, id, &len) : NULL;
+    json_t *value = piece ? json_stringn(piece, (size_t)len) : NULL;
+    json_object_set_new(root, key, value ? value : json_null());
+}
+
+static int tokenizer_write(const struct model *m, const char *dir, struct error *err) {
+    if (!m->tok) return OK;
+    char *path = path_join(dir, "tokenizer.json");
+    int rc = tok_write_json(m->tok, path, err);
+    free(path);
+    if (rc != OK) return rc;
+    json_t *root = json_object();
+    json_object_set_new(root, "add_bos_token", json_boolean(tok_add_bos(m->tok)));
+    piece_set(root, "bos_token", m->tok, tok_bos(m->tok));
+    piece_set(root, "eos_token", m->tok, tok_eos(m->tok));
+    json_t *template = json_string(m->chat_template ? m->chat_template : chatml);
+    json_object_set_new(root, "chat_template", template ? template : json_string(chatml));
+    json_object_set_new(root, "model_max_length", json_integer(m->config.max_seq_len));
+    json_object_set_new(root, "tokenizer_class", json_string("PreTrainedTokenizerFast"));
+    return json_write(dir, "tokenizer_config.json", root, err);
+}
+
+/* Norms come first: being f32, they then stay aligned whatever the sizes of the 16-bit matrices. */
+static int32_t weights_ordered(const struct model_config *c, struct weight *list) {
+    int32_t n = 0;
+    struct weight w;
+    for (int pass = 0; pass < 2; pass++)
+        for (int32_t i = 0; i < weight_count(c); i++) {
+            weight_at(c, i, NAMING_HF, &w);
+            if (w.norm == (pass == 0)) list[n++] = w;
+        }
+    return n;
+}
+
+static int weights_header(const struct weight *list, int32_t n, enum tensor_type type, struct buf *out,
+                          struct error *err) {
+    struct tensor_info *infos = xcalloc((size_t)n, sizeof(*infos));
+    json_t *metadata = json_pack("{s:s}", "format", "pt");
+    for (int32_t i = 0; i < n; i++) {
+        const struct weight *w = &list[i];
+        infos[i] = (struct tensor_info){.name = (char *)(uintptr_t)w->name, .n_dims = w->norm ? 1 : 2,
+                                        .type = w->norm ? TENSOR_F32 : type};
+        infos[i].dims[0] = w->norm ? w->k : w->n;
+        infos[i].dims[1] = w->norm ? 0 : w->k;
+        infos[i].size = tensor_row_bytes(infos[i].type, w->k) * (size_t)w->n;
+    }
+    int rc = safetensors_header(infos, n, metadata, out, err);
+    json_decref(metadata);
+    free(infos);
+    return rc;
+}
+
+static int weights_put(struct writer *out, const struct model *m, const struct weight *list, int32_t n,
+                       enum tensor_type type, struct error *err) {
+    int64_t longest = 0;
+    for (int32_t i = 0; i < n; i++) longest = MAX(longest, list[i].k);
+    float *scratch = xmalloc(sizeof(float) * (size_t)longest * 2);
+    int rc = OK;
+    for (int32_t i = 0; i < n; i++) {
+        enum tensor_type t = list[i].norm ? TENSOR_F32 : type;
+        for (int64_t r = 0; rc == OK && r < list[i].n; r++) {
+            weight_row(m, &list[i], r, t, scratch, scratch + longest);
+            rc = writer_put(out, scratch + longest, tensor_row_bytes(t, list[i].k), err);
+        }
+    }
+    free(scratch);
+    return rc;
+}
+
+static int weights_write(const struct model *m, const char *dir, enum tensor_type type, struct error *err) {
+    struct weight *list = xcalloc((size_t)weight_count(&m->config), sizeof(*list));
+    int32_t n = weights_ordered(&m->config, list);
+    struct buf header = {0};
+    struct writer w = {0};
+    char *path = path_join(dir, "model.safetensors");
+    int rc = weights_header(list, n, type, &header, err);
+    if (rc == OK) rc = writer_open(&w, path, err);
+    if (rc == OK) rc = writer_put(&w, header.data, header.len, err);
+    if (rc == OK) rc = weights_put(&w, m, list, n, type, err);
+    if (rc == OK) rc = writer_commit(&w, err);
+    writer_abort(&w);
+    free(path);
+    buf_release(&header);
+    free(list);
+    return rc;
+}
+
+int model_write_hf(const struct model *m, const char *dir, enum tensor_type type, struct error *err) {
+    if (type != TENSOR_F32 && type != TENSOR_F16 && type != TENSOR_BF16)
+        return error_set(err, ERR_USAGE, "a Hugging Face directory holds f32, f16 or bf16, not %s; write a GGUF file "
+                                         "instead", tensor_type_name(type));
+    int rc = dir_make(dir, err);
+    if (rc == OK) rc = weights_write(m, dir, type, err);
+    if (rc == OK) rc = tokenizer_write(m, dir, err);
+    if (rc == OK) rc = config_write(m, dir, type, err);
+    return rc;
+}

@@ -1,0 +1,367 @@
+/*
+ * model: a model as an object: opened by what its path holds, bound tensor by tensor, made from a seed, hashed, closed.
+ *
+ * The formats themselves are next door (gguf.c, hf.c, llama2c.c); nothing here knows a byte of them. Loading is strict:
+ * the tensors of a file must be exactly the canonical list of its configuration, and one error names every offender.
+ *
+ * Invariants: a struct model that was returned is complete; f32 (and exact-class bf16) matrices that need no reordering
+ * point into m->maps, everything else into m->arena; nothing outlives model_close.
+ */
+#include "model/model_files.h"
+
+#include <math.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- lists of offenders ---------------------------------------------------------------------------------------- */
+
+void offender_add(struct offenders *o, const char *fmt, ...) {
+    if (o->n++ >= OFFENDERS_SHOWN) return;
+    char line[256];
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(line, sizeof(line), fmt, ap);
+    va_end(ap);
+    buf_printf(&o->text, "%s%s", o->n > 1 ? "; " : "", line);
+}
+
+int offenders_report(struct offenders *o, int code, struct error *err) {
+    int rc = OK;
+    if (o->n > OFFENDERS_SHOWN)
+        rc = error_set(err, code, "%d offending tensors: %s; and %d more", o->n, o->text.data,
+                       o->n - OFFENDERS_SHOWN);
+    else if (o->n > 0)
+        rc = error_set(err, code, "%d offending tensor%s: %s", o->n, o->n > 1 ? "s" : "", o->text.data);
+    buf_release(&o->text);
+    return rc;
+}
+
+/* ---- tensors by name ------------------------------------------------------------------------------------------- */
+
+static int tensor_compare(const void *a, const void *b) {
+    return strcmp(((const struct tensor_info *)a)->name, ((const struct tensor_info *)b)->name);
+}
+
+void tensors_sort(struct tensor_info *t, int n) {
+    if (n > 1) qsort(t, (size_t)n, sizeof(*t), tensor_compare);
+}
+
+const struct tensor_info *tensors_find(const struct tensor_info *t, int n, const char *name) {
+    for (int lo = 0, hi = n; lo < hi;) {
+        int mid = lo + (hi - lo) / 2, order = strcmp(name, t[mid].name);
+        if (order == 0) return &t[mid];
+        if (order < 0) hi = mid;
+        else lo = mid + 1;
+    }
+    return NULL;
+}
+
+const char *tensor_shape_text(const int64_t *dims, int n_dims, char out[96]) {
+    size_t at = 0;
+    out[at++] = '[';
+    for (int i = 0; i < n_dims; i++)
+        at += (size_t)snprintf(out + at, 96 - at, "%s%lld", i ? ", " : "", (long long)dims[i]);
+    snprintf(out + at, 96 - at, "]");
+    return out;
+}
+
+/* ---- opening --------------------------------------------------------------------------------------------------- */
+
+/* The last component of the path without a known ending. */
+static char *model_name(struct arena *arena, const char *path) {
+    size_t end = strlen(path);
+    while (end > 1 && path[end - 1] == '/') end--;
+    size_t begin = end;
+    while (begin > 0 && path[begin - 1] != '/') begin--;
+    static const char *const endings[] = {".gguf", ".bin", ".safetensors"};
+    for (size_t i = 0; i < ARRAY_LEN(endings); i++) {
+        size_t len = strlen(endings[i]);
+        if (end - begin > len && memcmp(path + end - len, endings[i], len) == 0) {
+            end -= len;
+            break;
+        }
+    }
+    char *name = arena_alloc(arena, end - begin + 1);
+    memcpy(name, path + begin, end - begin);
+    return name;
+}
+
+struct model *model_alloc(const char *path, enum numeric_class cls) {
+    struct model *m = xcalloc(1, sizeof(*m));
+    m->cls = cls;
+    m->path = arena_strdup(&m->arena, path);
+    m->name = model_name(&m->arena, path);
+    return m;
+}
+
+void model_add_map(struct model *m, struct mapping *map) {
+    m->maps = xrealloc(m->maps, sizeof(*m->maps) * (size_t)(m->n_maps + 1));
+    m->maps[m->n_maps++] = *map;
+    *map = (struct mapping){0};
+}
+
+void model_close(struct model *m) {
+    if (!m) return;
+    tok_free(m->tok);
+    for (int i = 0; i < m->n_maps; i++) map_close(&m->maps[i]);
+    free(m->maps);
+    arena_release(&m->arena);
+    free(m);
+}
+
+/* A file that is no model gets a hint of what it may be. */
+static int model_refuse(const char *path, const struct mapping *map, struct error *err) {
+    static const struct {
+        const char *magic;
+        size_t len;
+        const char *hint;
+    } known[] = {
+        {"PK\x03\x04", 4, "a pickled PyTorch checkpoint runs code when read; save it as safetensors"},
+        {"\x80\x02", 2, "a Python pickle runs code when read; save it as safetensors"},
+        {"ggjt", 4, "it is older than GGUF; convert it again"},
+        {"lmgg", 4, "it is older than GGUF; convert it again"},
+    };
+    for (size_t i = 0; i < ARRAY_LEN(known); i++)
+        if (map->size >= known[i].len && memcmp(map->data, known[i].magic, known[i].len) == 0)
+            return error_set(err, ERR_FORMAT, "'%s' is not a model file: %s", path, known[i].hint);
+    if (map->size > 8 && map->data[8] == '{')
+        return error_set(err, ERR_FORMAT, "'%s' is bare safetensors: name its directory, with config.json", path);
+    return error_set(err, ERR_FORMAT, "'%s' is not a model: expected a GGUF file or a Hugging Face directory", path);
+}
+
+struct model *model_open(const char *path, enum numeric_class cls, struct error *err) {
+    if (path_is_dir(path)) return hf_model_open(path, cls, err);
+    struct mapping map;
+    if (map_open(&map, path, err) != OK) return NULL;
+    bool gguf = map.size >= 4 && memcmp(map.data, "GGUF", 4) == 0;
+    if (!gguf) model_refuse(path, &map, err);
+    map_close(&map);
+    return gguf ? gguf_model_open(path, cls, err) : NULL;
+}
+
+/* ---- binding tensors to the canonical list --------------------------------------------------------------------- */
+
+static bool type_is_float(enum tensor_type t) {
+    return t == TENSOR_F32 || t == TENSOR_F16 || t == TENSOR_BF16;
+}
+
+static bool weight_fits(const struct weight *w, const struct tensor_info *t) {
+    if (w->norm) return t->n_dims == 1 && t->dims[0] == w->k && type_is_float(t->type);
+    return t->n_dims == 2 && t->dims[0] == w->n && t->dims[1] == w->k;
+}
+
+static void weight_check(const struct weight *w, const struct tensor_info *t, struct offenders *o) {
+    if (!t) {
+        offender_add(o, "'%s' is missing", w->name);
+    } else if (!weight_fits(w, t)) {
+        char have[96], want[96];
+        int64_t dims[2] = {w->n, w->k};
+        offender_add(o, "'%s' is %s %s, expected %s%s", w->name, tensor_type_name(t->type),
+                     tensor_shape_text(t->dims, t->n_dims, have), w->norm ? "float " : "",
+                     tensor_shape_text(w->norm ? dims + 1 : dims, w->norm ? 1 : 2, want));
+    }
+}
+
+/* found[i]: the tensor of weight i. */
+static int tensors_match(const struct model_config *c, const struct tensor_info *t, int n, enum naming naming,
+                         const struct tensor_info **found, struct error *err) {
+    struct offenders offenders = {0};
+    bool *used = xcalloc((size_t)n, sizeof(*used));
+    for (int32_t i = 0; i < weight_count(c); i++) {
+        struct weight w;
+        weight_at(c, i, naming, &w);
+        found[i] = tensors_find(t, n, w.name);
+        if (found[i]) used[found[i] - t] = true;
+        weight_check(&w, found[i], &offenders);
+    }
+    for (int i = 0; i < n; i++)
+        if (!used[i]) offender_add(&offenders, "'%.96s' is unknown", t[i].name);
+    free(used);
+    return offenders_report(&offenders, ERR_MISMATCH, err);
+}
+
+/* The tensor's bytes where its numbers may be read: safetensors promises no alignment, so some must be moved. */
+static const void *tensor_aligned(struct model *m, const struct tensor_info *t) {
+    size_t align = t->type == TENSOR_F32 ? 4 : 2;
+    if ((uintptr_t)t->data % align == 0) return t->data;
+    return memcpy(arena_alloc(&m->arena, t->size), t->data, t->size);
+}
+
+static int weight_bind(struct model *m, const struct weight *w, const struct tensor_info *t, bool interleaved,
+                       struct error *err) {
+    const void *data = tensor_aligned(m, t);
+    if (w->norm) {
+        float *norm = arena_alloc(&m->arena, sizeof(float) * (size_t)w->k);
+        tensor_to_f32(t->type, data, norm, w->k);
+        *weight_norm(m, w) = norm;
+        return OK;
+    }
+    int32_t *order = interleaved && w->rope_heads > 0
+                         ? rope_rows_from_interleaved(w->rope_heads, m->config.head_dim) : NULL;
+    int rc = matrix_init(weight_matrix(m, w), t->type, w->n, w->k, data, order, m->cls, &m->arena, err);
+    free(order);
+    return rc == OK ? OK : error_wrap(err, "'%s'", w->name);
+}
+
+/* The type that most matrix elements have; the lowest number wins a tie. */
+static enum tensor_type tensors_main_type(const struct tensor_info *t, int n) {
+    static const enum tensor_type types[] = {TENSOR_F32, TENSOR_F16, TENSOR_Q4_0, TENSOR_Q8_0, TENSOR_BF16};
+    enum tensor_type best = TENSOR_F32;
+    for (int64_t i = 0, best_count = 0; i < (int64_t)ARRAY_LEN(types); i++) {
+        int64_t count = 0;
+        for (int j = 0; j < n; j++)
+            if (t[j].type == types[i] && t[j].n_dims == 2) count += t[j].dims[0] * t[j].dims[1];
+        if (count > best_count) {
+            best = types[i];
+            best_count = count;
+        }
+    }
+    return best;
+}
+
+int model_bind(struct model *m, const struct tensor_info *t, int n, enum naming naming, bool interleaved,
+               struct error *err) {
+    const struct model_config *c = &m->config;
+    int32_t n_weights = weight_count(c);
+    const struct tensor_info **found = xcalloc((size_t)n_weights, sizeof(*found));
+    int rc = tensors_match(c, t, n, naming, found, err);
+    m->layers = arena_alloc(&m->arena, sizeof(*m->layers) * (size_t)c->n_layers);
+    for (int32_t i = 0; rc == OK && i < n_weights; i++) {
+        struct weight w;
+        weight_at(c, i, naming, &w);
+        rc = weight_bind(m, &w, found[i], interleaved, err);
+    }
+    if (c->tied) m->head = m->embed;
+    m->type = tensors_main_type(t, n);
+    free(found);
+    return rc;
+}
+
+/* ---- making ---------------------------------------------------------------------------------------------------- */
+
+/*
+ * n values with mean 0 and the given standard deviation: the sum of four 16-bit uniforms (Irwin–Hall of order 4, a bell
+ * that ends at ±3.46 standard deviations). Box–Muller in double would take ten times as long for a shape of 135 million.
+ */
+static void init_fill(float *w, int64_t n, float std, struct rng *rng) {
+    const float scale = std * sqrtf(3.0f) / 65536.0f; /* a sum of four uniforms on [0, 65536) has variance 65536²/3 */
+    for (int64_t i = 0; i < n; i++) {
+        uint32_t a = rng_u32(rng), b = rng_u32(rng);
+        int32_t sum = (int32_t)((a & 0xFFFF) + (a >> 16) + (b & 0xFFFF) + (b >> 16));
+        w[i] = scale * ((float)sum - 131070.0f);
+    }
+}
+
+static void weight_init(struct model *m, const struct weight *w, int32_t index, uint64_t seed) {
+    int64_t n = w->n * w->k;
+    float *data = arena_alloc(&m->arena, sizeof(float) * (size_t)n);
+    if (w->norm) {
+        for (int64_t i = 0; i < n; i++) data[i] = 1.0f;
+        *weight_norm(m, w) = data;
+        return;
+    }
+    struct matrix *matrix = weight_matrix(m, w);
+    bool residual = w->layer >= 0 && (matrix == &m->layers[w->layer].proj[PROJ_O] ||
+                                      matrix == &m->layers[w->layer].proj[PROJ_DOWN]);
+    struct rng rng = rng_make(seed, RNG_INIT, (uint32_t)index, 0);
+    init_fill(data, n, residual ? 0.02f / sqrtf(2.0f * (float)m->config.n_layers) : 0.02f, &rng);
+    *matrix = (struct matrix){.type = TENSOR_F32, .n = w->n, .k = w->k, .data = data};
+}
+
+struct model *model_new(const struct model_config *c, uint64_t seed, enum numeric_class cls) {
+    struct error err;
+    if (model_config_check(c, &err) != OK) check_failed(__FILE__, __LINE__, err.text);
+    struct model *m = model_alloc(c->arch->name, cls);
+    m->config = *c;
+    m->type = TENSOR_F32;
+    m->layers = arena_alloc(&m->arena, sizeof(*m->layers) * (size_t)c->n_layers);
+    for (int32_t i = 0; i < weight_count(c); i++) {
+        struct weight w;
+        weight_at(c, i, NAMING_HF, &w);
+        weight_init(m, &w, i, seed);
+    }
+    if (c->tied) m->head = m->embed;
+    m->tok = tok_byte_fallback(c->vocab_size);
+    return m;
+}
+
+/* ---- rows out of a model --------------------------------------------------------------------------------------- */
+
+/* Row i of a packed q8_0 or q4_0 matrix as the file's blocks, the inverse of the packing that kernel.h describes. */
+static void matrix_row_blocks(const struct matrix *m, int64_t i, uint8_t *out) {
+    bool q8 = m->type == TENSOR_Q8_0;
+    int64_t n_blocks = m->k / 32, panel = i / 16, lane = i % 16;
+    int groups = q8 ? 8 : 4; /* of four bytes */
+    size_t block_size = q8 ? sizeof(struct block_q8_0) : sizeof(struct block_q4_0);
+    const uint8_t *data = m->data;
+    for (int64_t b = 0; b < n_blocks; b++, out += block_size) {
+        int64_t block = panel * n_blocks + b;
+        uint16_t d = f32_to_f16(m->scales[block * 16 + lane]);
+        memcpy(out, &d, sizeof(d));
+        for (int g = 0; g < groups; g++)
+            memcpy(out + sizeof(d) + 4 * g, data + ((block * groups + g) * 16 + lane) * 4, 4);
+    }
+}
+
+void weight_row(const struct model *m, const struct weight *w, int64_t i, enum tensor_type type, float *scratch,
+                void *out) {
+    struct model *owner = (struct model *)(uintptr_t)m; /* weight_* hand out places; nothing is written through them */
+    const struct matrix *matrix = weight_matrix(owner, w);
+    if (!matrix) {
+        tensor_from_f32(type, *weight_norm(owner, w), out, w->k);
+    } else if (matrix->type == type && matrix->packed && (type == TENSOR_Q8_0 || type == TENSOR_Q4_0)) {
+        matrix_row_blocks(matrix, i, out);
+    } else {
+        matrix_row(matrix, i, scratch);
+        tensor_from_f32(type, scratch, out, w->k);
+    }
+}
+
+/* ---- identity -------------------------------------------------------------------------------------------------- */
+
+static void config_hash(struct hasher *h, const struct model_config *c) {
+    char text[256];
+    int len = snprintf(text, sizeof(text), "%s %d %d %d %d %d %d %d %d %a %a %d\n", c->arch->name, (int)c->n_layers,
+                       (int)c->d_model, (int)c->n_heads, (int)c->n_kv_heads, (int)c->head_dim, (int)c->d_ff,
+                       (int)c->vocab_size, (int)c->max_seq_len, (double)c->rope_theta, (double)c->rms_norm_eps,
+                       (int)c->tied);
+    hasher_add(h, text, (size_t)len);
+}
+
+static void weights_hash(struct hasher *h, const struct model *m) {
+    int64_t longest = MAX(m->config.d_ff, MAX(m->config.d_model, proj_in(&m->config, PROJ_O)));
+    float *row = xmalloc(sizeof(float) * (size_t)longest * 2);
+    for (int32_t i = 0; i < weight_count(&m->config); i++) {
+        struct weight w;
+        weight_at(&m->config, i, NAMING_HF, &w);
+        for (int64_t r = 0; r < w.n; r++) {
+            weight_row(m, &w, r, TENSOR_F32, row, row + longest);
+            hasher_add(h, row + longest, sizeof(float) * (size_t)w.k);
+        }
+    }
+    free(row);
+}
+
+/*
+ * A single file's hash is the plain SHA-256 of the file, as sha256sum prints it; several files (config.json first) are
+ * preceded by their lengths; a model that never was a file hashes its configuration and f32 rows. Who trains such a
+ * model clears m->hash[0] to have it computed anew. The first call writes into `m`: make it before sharing.
+ */
+const char *model_hash(struct model *m, struct error *err) {
+    (void)err; /* everything is mapped or in memory: there is nothing left to fail */
+    if (m->hash[0]) return m->hash;
+    struct hasher h;
+    hasher_init(&h);
+    if (m->n_maps == 0) {
+        config_hash(&h, &m->config);
+        weights_hash(&h, m);
+    }
+    for (int i = 0; i < m->n_maps; i++) {
+        uint64_t size = m->maps[i].size;
+        if (m->n_maps > 1) hasher_add(&h, &size, sizeof(size));
+        hasher_add(&h, m->maps[i].data, m->maps[i].size);
+    }
+    hasher_final(&h, m->hash);
+    return m->hash;
+}

@@ -1,0 +1,281 @@
+/*
+ * The store on SQLite. Every statement is prepared once, at its first use, and kept; values are bound, never pasted.
+ *
+ * Invariant: the schema only grows; `user_version` says which this is, and a newer one is refused rather than guessed at.
+ */
+#define _GNU_SOURCE
+#include "store/store.h"
+
+#include <sqlite3.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define SCHEMA_VERSION 1
+
+static const char schema[] =
+    "CREATE TABLE IF NOT EXISTS runs(id TEXT PRIMARY KEY, kind TEXT NOT NULL, recipe TEXT NOT NULL,"
+    "  status TEXT NOT NULL, created TEXT NOT NULL) STRICT;"
+    "CREATE TABLE IF NOT EXISTS events(seq INTEGER PRIMARY KEY, run TEXT NOT NULL, at TEXT NOT NULL,"
+    "  kind TEXT NOT NULL, detail TEXT NOT NULL) STRICT;"
+    "CREATE TABLE IF NOT EXISTS calls(key BLOB PRIMARY KEY, choice INTEGER NOT NULL, prob BLOB NOT NULL,"
+    "  prefilled INTEGER NOT NULL, generated INTEGER NOT NULL, finish INTEGER NOT NULL, text TEXT) STRICT, WITHOUT ROWID;"
+    "CREATE TABLE IF NOT EXISTS adapters(seq INTEGER PRIMARY KEY, run TEXT NOT NULL, generation INTEGER NOT NULL,"
+    "  name TEXT NOT NULL, hash TEXT NOT NULL, lineage TEXT, scores TEXT, UNIQUE(run, generation, name)) STRICT;"
+    "CREATE TABLE IF NOT EXISTS results(seq INTEGER PRIMARY KEY, run TEXT NOT NULL, name TEXT NOT NULL,"
+    "  row TEXT NOT NULL, UNIQUE(run, name)) STRICT;";
+
+enum statement { RUN_ADD, RUN_STATUS, RUN_GET, RUN_LIST, EVENT, CALL_PUT, CALL_GET, ADAPTER_PUT, ADAPTER_LIST, RESULT_PUT, N_STATEMENTS };
+static const char *const sql[N_STATEMENTS] = {
+    [RUN_ADD] = "INSERT INTO runs VALUES(?1, ?2, ?3, 'running', ?4)",
+    [RUN_STATUS] = "UPDATE runs SET status = ?2 WHERE id = ?1",
+    [RUN_GET] = "SELECT kind, recipe, status, created FROM runs WHERE id = ?1",
+    [RUN_LIST] = "SELECT id, kind, status, created FROM runs ORDER BY created DESC, id",
+    [EVENT] = "INSERT INTO events(run, at, kind, detail) VALUES(?1, ?2, ?3, ?4)",
+    [CALL_PUT] = "INSERT OR IGNORE INTO calls VALUES(?1, ?2, ?3, ?4, ?5, ?6, ?7)",
+    [CALL_GET] = "SELECT choice, prob, prefilled, generated, finish, text FROM calls WHERE key = ?1",
+    [ADAPTER_PUT] = "INSERT INTO adapters(run, generation, name, hash, lineage, scores) VALUES(?1, ?2, ?3, ?4, ?5, ?6)"
+                    " ON CONFLICT DO UPDATE SET hash = ?4, lineage = ?5, scores = ?6",
+    [ADAPTER_LIST] = "SELECT generation, name, hash, lineage, scores FROM adapters WHERE run = ?1 ORDER BY seq",
+    [RESULT_PUT] = "INSERT INTO results(run, name, row) VALUES(?1, ?2, ?3) ON CONFLICT DO UPDATE SET row = ?3",
+};
+
+struct store {
+    sqlite3 *db;
+    sqlite3_stmt *stmts[N_STATEMENTS];
+    char *path;
+};
+
+static int fail(struct store *s, struct error *err, const char *what) {
+    return error_set(err, ERR_IO, "cannot %s '%s': %s", what, s->path, sqlite3_errmsg(s->db));
+}
+
+static int exec(struct store *s, const char *text, struct error *err) {
+    return sqlite3_exec(s->db, text, NULL, NULL, NULL) == SQLITE_OK ? OK : fail(s, err, "write");
+}
+
+static int check_version(struct store *s, struct error *err) {
+    sqlite3_stmt *q = NULL;
+    if (sqlite3_prepare_v2(s->db, "PRAGMA user_version", -1, &q, NULL) != SQLITE_OK || sqlite3_step(q) != SQLITE_ROW) {
+        sqlite3_finalize(q);
+        return fail(s, err, "read");
+    }
+    int version = sqlite3_column_int(q, 0);
+    sqlite3_finalize(q);
+    if (version > SCHEMA_VERSION)
+        return error_set(err, ERR_MISMATCH, "'%s' was made by a newer shoal (schema %d, this one knows %d)", s->path,
+                         version, SCHEMA_VERSION);
+    return OK;
+}
+
+struct store *store_open(const char *path, struct error *err) {
+    struct store *s = xcalloc(1, sizeof *s);
+    s->path = xstrdup(path);
+    int rc = OK;
+    if (sqlite3_open(path, &s->db) != SQLITE_OK) rc = fail(s, err, "open");
+    if (rc == OK) sqlite3_busy_timeout(s->db, 10000);
+    if (rc == OK) rc = exec(s, "PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL", err);
+    if (rc == OK) rc = check_version(s, err);
+    if (rc == OK) rc = exec(s, schema, err);
+    if (rc == OK) rc = exec(s, "PRAGMA user_version = 1", err);
+    if (rc == OK) return s;
+    store_close(s);
+    return NULL;
+}
+
+void store_close(struct store *s) {
+    if (!s) return;
+    for (int i = 0; i < N_STATEMENTS; i++) sqlite3_finalize(s->stmts[i]);
+    sqlite3_close(s->db);
+    free(s->path);
+    free(s);
+}
+
+int store_begin(struct store *s, struct error *err) {
+    return exec(s, "BEGIN IMMEDIATE", err);
+}
+
+int store_commit(struct store *s, struct error *err) {
+    return exec(s, "COMMIT", err);
+}
+
+void store_rollback(struct store *s) {
+    sqlite3_exec(s->db, "ROLLBACK", NULL, NULL, NULL);
+}
+
+/* A prepared statement, reset and ready to be bound; NULL sets err. */
+static sqlite3_stmt *statement(struct store *s, enum statement which, struct error *err) {
+    sqlite3_stmt **q = &s->stmts[which];
+    if (!*q && sqlite3_prepare_v3(s->db, sql[which], -1, SQLITE_PREPARE_PERSISTENT, q, NULL) != SQLITE_OK) {
+        fail(s, err, "read");
+        return NULL;
+    }
+    sqlite3_reset(*q);
+    sqlite3_clear_bindings(*q);
+    return *q;
+}
+
+static void bind_text(sqlite3_stmt *q, int at, const char *text) {
+    sqlite3_bind_text(q, at, text, -1, SQLITE_TRANSIENT);
+}
+
+static void bind_json(sqlite3_stmt *q, int at, const json_t *v) {
+    char *text = v ? json_text(v) : NULL;
+    sqlite3_bind_text(q, at, text, -1, SQLITE_TRANSIENT);
+    free(text);
+}
+
+/* Runs a statement that returns no rows. */
+static int finish(struct store *s, sqlite3_stmt *q, struct error *err) {
+    int rc = sqlite3_step(q) == SQLITE_DONE ? OK : fail(s, err, "write");
+    sqlite3_reset(q);
+    return rc;
+}
+
+/* ---- runs and events ------------------------------------------------------------------------------------------- */
+
+int store_run_add(struct store *s, const char *id, const char *kind, const json_t *recipe, struct error *err) {
+    char now[32];
+    sqlite3_stmt *q = statement(s, RUN_ADD, err);
+    if (!q) return err->code;
+    bind_text(q, 1, id);
+    bind_text(q, 2, kind);
+    bind_json(q, 3, recipe);
+    bind_text(q, 4, clock_utc(now));
+    return finish(s, q, err);
+}
+
+int store_run_status(struct store *s, const char *id, const char *status, struct error *err) {
+    sqlite3_stmt *q = statement(s, RUN_STATUS, err);
+    if (!q) return err->code;
+    bind_text(q, 1, id);
+    bind_text(q, 2, status);
+    return finish(s, q, err);
+}
+
+static json_t *column_json(sqlite3_stmt *q, int at) {
+    const char *text = (const char *)sqlite3_column_text(q, at);
+    json_t *v = text ? json_loads(text, JSON_DECODE_ANY, NULL) : NULL;
+    return v ? v : json_null();
+}
+
+static json_t *column_text(sqlite3_stmt *q, int at) {
+    const char *text = (const char *)sqlite3_column_text(q, at);
+    return text ? json_string(text) : json_null();
+}
+
+json_t *store_run_get(struct store *s, const char *id, struct error *err) {
+    sqlite3_stmt *q = statement(s, RUN_GET, err);
+    json_t *v = NULL;
+    if (!q) return NULL;
+    bind_text(q, 1, id);
+    if (sqlite3_step(q) == SQLITE_ROW)
+        v = json_pack("{s:o,s:o,s:o,s:o}", "kind", column_text(q, 0), "recipe", column_json(q, 1), "status",
+                      column_text(q, 2), "created", column_text(q, 3));
+    else error_set(err, ERR_MISSING, "no run '%s' in '%s'", id, s->path);
+    sqlite3_reset(q);
+    return v;
+}
+
+json_t *store_run_list(struct store *s, struct error *err) {
+    sqlite3_stmt *q = statement(s, RUN_LIST, err);
+    if (!q) return NULL;
+    json_t *list = json_array();
+    while (sqlite3_step(q) == SQLITE_ROW)
+        json_array_append_new(list, json_pack("{s:o,s:o,s:o,s:o}", "id", column_text(q, 0), "kind", column_text(q, 1),
+                                              "status", column_text(q, 2), "created", column_text(q, 3)));
+    sqlite3_reset(q);
+    return list;
+}
+
+int store_event(struct store *s, const char *run, const char *kind, const json_t *detail, struct error *err) {
+    char now[32];
+    sqlite3_stmt *q = statement(s, EVENT, err);
+    if (!q) return err->code;
+    bind_text(q, 1, run);
+    bind_text(q, 2, clock_utc(now));
+    bind_text(q, 3, kind);
+    bind_json(q, 4, detail);
+    return finish(s, q, err);
+}
+
+/* ---- calls ----------------------------------------------------------------------------------------------------- */
+
+static int hex_digit(char c) {
+    return c <= '9' ? c - '0' : c - 'a' + 10;
+}
+
+static void bind_key(sqlite3_stmt *q, const char *hex) {
+    uint8_t raw[32];
+    for (int i = 0; i < 32; i++) raw[i] = (uint8_t)(hex_digit(hex[2 * i]) << 4 | hex_digit(hex[2 * i + 1]));
+    sqlite3_bind_blob(q, 1, raw, sizeof raw, SQLITE_TRANSIENT);
+}
+
+int store_call_put(struct store *s, const struct stored_call *c, struct error *err) {
+    sqlite3_stmt *q = statement(s, CALL_PUT, err);
+    if (!q) return err->code;
+    bind_key(q, c->key);
+    sqlite3_bind_int(q, 2, c->choice);
+    sqlite3_bind_blob(q, 3, c->prob, (int)sizeof *c->prob * c->n_choices, SQLITE_TRANSIENT);
+    sqlite3_bind_int(q, 4, c->n_prefilled);
+    sqlite3_bind_int(q, 5, c->n_generated);
+    sqlite3_bind_int(q, 6, c->finish);
+    bind_text(q, 7, c->text);
+    return finish(s, q, err);
+}
+
+bool store_call_get(struct store *s, const char *key, struct stored_call *out) {
+    struct error err;
+    sqlite3_stmt *q = statement(s, CALL_GET, &err);
+    if (!q) return false;
+    bind_key(q, key);
+    bool found = sqlite3_step(q) == SQLITE_ROW;
+    if (found) {
+        size_t bytes = (size_t)sqlite3_column_bytes(q, 1);
+        const char *text = (const char *)sqlite3_column_text(q, 5);
+        *out = (struct stored_call){.choice = sqlite3_column_int(q, 0), .n_prefilled = sqlite3_column_int(q, 2),
+                                    .n_generated = sqlite3_column_int(q, 3), .finish = (uint8_t)sqlite3_column_int(q, 4),
+                                    .text = text ? xstrdup(text) : NULL};
+        memcpy(out->key, key, HASH_LEN);
+        out->n_choices = (int32_t)MIN(bytes / sizeof *out->prob, ARRAY_LEN(out->prob));
+        if (out->n_choices) memcpy(out->prob, sqlite3_column_blob(q, 1), (size_t)out->n_choices * sizeof *out->prob);
+    }
+    sqlite3_reset(q);
+    return found;
+}
+
+/* ---- adapters and results -------------------------------------------------------------------------------------- */
+
+int store_adapter_put(struct store *s, const char *run, int generation, const char *name, const char *hash,
+                      const json_t *lineage, const json_t *scores, struct error *err) {
+    sqlite3_stmt *q = statement(s, ADAPTER_PUT, err);
+    if (!q) return err->code;
+    bind_text(q, 1, run);
+    sqlite3_bind_int(q, 2, generation);
+    bind_text(q, 3, name);
+    bind_text(q, 4, hash);
+    bind_json(q, 5, lineage);
+    bind_json(q, 6, scores);
+    return finish(s, q, err);
+}
+
+json_t *store_adapter_list(struct store *s, const char *run, struct error *err) {
+    sqlite3_stmt *q = statement(s, ADAPTER_LIST, err);
+    if (!q) return NULL;
+    bind_text(q, 1, run);
+    json_t *list = json_array();
+    while (sqlite3_step(q) == SQLITE_ROW)
+        json_array_append_new(list, json_pack("{s:i,s:o,s:o,s:o,s:o}", "generation", sqlite3_column_int(q, 0), "name",
+                                              column_text(q, 1), "hash", column_text(q, 2), "lineage",
+                                              column_json(q, 3), "scores", column_json(q, 4)));
+    sqlite3_reset(q);
+    return list;
+}
+
+int store_result_put(struct store *s, const char *run, const char *name, const json_t *row, struct error *err) {
+    sqlite3_stmt *q = statement(s, RESULT_PUT, err);
+    if (!q) return err->code;
+    bind_text(q, 1, run);
+    bind_text(q, 2, name);
+    bind_json(q, 3, row);
+    return finish(s, q, err);
+}

@@ -1,0 +1,175 @@
+/*
+ * checkpoint: a trainer's whole state in one file.
+ *
+ *   "SHOALTRN"  u32 version  u32 header bytes  header (JSON)
+ *   for each tensor: w, m, v as f32[n]
+ *   SHA-256 of everything before, 64 hex characters
+ *
+ * The header holds the fingerprint of what the state belongs to (shape, base, options), the counts of updates, the
+ * tensors' names and sizes, and the caller's `extra`. Numbers are little-endian, as on every machine that Shoal runs on.
+ *
+ * Invariants: saved only between updates, so no gradient needs to be kept; a file is checked whole before a single number
+ * of the trainer changes.
+ */
+#include "train/internal.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define MAGIC "SHOALTRN"
+#define VERSION 1u
+#define PREFIX 16
+#define TRAILER (HASH_LEN - 1)
+
+static json_t *header_make(const struct trainer *t, const json_t *extra)
+{
+    json_t *groups = json_array(), *tensors = json_array();
+    for (int i = 0; i < t->n_groups; i++)
+        json_array_append_new(groups, json_pack("{s:I,s:f}", "updates", (json_int_t)t->groups[i].updates, "loss",
+                                                t->groups[i].loss));
+    for (int i = 0; i < t->n_tensors; i++)
+        json_array_append_new(tensors, json_pack("[s,I]", t->tensors[i].name, (json_int_t)t->tensors[i].n));
+    return json_pack("{s:s,s:I,s:o,s:o,s:o}", "fingerprint", t->fingerprint, "updates", (json_int_t)t->updates,
+                     "groups", groups, "tensors", tensors, "extra", extra ? json_deep_copy(extra) : json_null());
+}
+
+static int put(struct writer *w, struct hasher *h, const void *p, size_t n, struct error *err)
+{
+    hasher_add(h, p, n);
+    return writer_put(w, p, n, err);
+}
+
+static int state_put(const struct trainer *t, struct writer *w, const char *header, struct error *err)
+{
+    struct hasher h;
+    char hash[HASH_LEN];
+    uint32_t numbers[2] = {VERSION, (uint32_t)strlen(header)};
+    hasher_init(&h);
+    int rc = put(w, &h, MAGIC, 8, err);
+    if (!rc) rc = put(w, &h, numbers, sizeof numbers, err);
+    if (!rc) rc = put(w, &h, header, numbers[1], err);
+    for (int i = 0; !rc && i < t->n_tensors; i++) {
+        size_t bytes = (size_t)t->tensors[i].n * sizeof(float);
+        rc = put(w, &h, t->tensors[i].w, bytes, err);
+        if (!rc) rc = put(w, &h, t->m[i], bytes, err);
+        if (!rc) rc = put(w, &h, t->v[i], bytes, err);
+    }
+    hasher_final(&h, hash);
+    return rc ? rc : writer_put(w, hash, TRAILER, err);
+}
+
+int trainer_save(const struct trainer *t, const char *path, const json_t *extra, struct error *err)
+{
+    for (int i = 0; i < t->n_groups; i++)
+        if (t->groups[i].samples)
+            return error_set(err, ERR_STATE, "a trainer can be saved only between updates");
+    struct writer w;
+    int rc = writer_open(&w, path, err);
+    if (rc) return rc;
+    json_t *header = header_make(t, extra);
+    CHECK(header);
+    char *text = json_text(header);
+    rc = state_put(t, &w, text, err);
+    if (!rc) rc = writer_commit(&w, err);
+    writer_abort(&w);
+    free(text);
+    json_decref(header);
+    return rc;
+}
+
+/* ---- loading --------------------------------------------------------------------------------------------------- */
+
+static size_t state_bytes(const struct trainer *t)
+{
+    size_t n = 0;
+    for (int i = 0; i < t->n_tensors; i++) n += 3 * (size_t)t->tensors[i].n * sizeof(float);
+    return n;
+}
+
+/* Magic, version, checksum and lengths; gives the parsed header and where the numbers begin. */
+static json_t *file_check(const struct mapping *map, const char *path, size_t *at, struct error *err)
+{
+    uint32_t numbers[2];
+    char hash[HASH_LEN];
+    if (map->size < PREFIX + TRAILER || memcmp(map->data, MAGIC, 8)) {
+        error_set(err, ERR_FORMAT, "'%s' is not a training checkpoint", path);
+        return NULL;
+    }
+    memcpy(numbers, map->data + 8, sizeof numbers);
+    if (numbers[0] != VERSION) {
+        error_set(err, ERR_FORMAT, "checkpoint '%s' has version %u; this program reads %u", path, numbers[0], VERSION);
+        return NULL;
+    }
+    hash_bytes(map->data, map->size - TRAILER, hash);
+    if (memcmp(hash, map->data + map->size - TRAILER, TRAILER) || numbers[1] > map->size - PREFIX - TRAILER) {
+        error_set(err, ERR_FORMAT, "checkpoint '%s' is damaged or cut short: its checksum does not fit", path);
+        return NULL;
+    }
+    *at = PREFIX + (size_t)numbers[1];
+    return json_parse((const char *)map->data + PREFIX, numbers[1], path, err);
+}
+
+static bool tensors_match(const struct trainer *t, const json_t *tensors)
+{
+    if (!json_is_array(tensors) || json_array_size(tensors) != (size_t)t->n_tensors) return false;
+    for (int i = 0; i < t->n_tensors; i++) {
+        const json_t *row = json_array_get(tensors, (size_t)i);
+        const char *name = json_string_value(json_array_get(row, 0));
+        if (!name || strcmp(name, t->tensors[i].name)) return false;
+        if (json_integer_value(json_array_get(row, 1)) != t->tensors[i].n) return false;
+    }
+    return true;
+}
+
+static int header_check(const struct trainer *t, const json_t *header, const char *path, size_t bytes,
+                        struct error *err)
+{
+    const char *print = json_string_value(json_object_get(header, "fingerprint"));
+    const json_t *groups = json_object_get(header, "groups");
+    if (!tensors_match(t, json_object_get(header, "tensors")) || json_array_size(groups) != (size_t)t->n_groups)
+        return error_set(err, ERR_MISMATCH, "checkpoint '%s' holds other tensors than this run trains", path);
+    if (!print || strcmp(print, t->fingerprint))
+        return error_set(err, ERR_MISMATCH, "checkpoint '%s' was made with another base or other options; remove it to "
+                         "start again", path);
+    if (bytes != state_bytes(t))
+        return error_set(err, ERR_FORMAT, "checkpoint '%s' has %zu bytes of numbers; %zu are needed", path, bytes,
+                         state_bytes(t));
+    return OK;
+}
+
+static void state_take(struct trainer *t, const uint8_t *p, const json_t *header)
+{
+    for (int i = 0; i < t->n_tensors; i++) {
+        float *to[3] = {t->tensors[i].w, t->m[i], t->v[i]};
+        size_t bytes = (size_t)t->tensors[i].n * sizeof(float);
+        for (int j = 0; j < 3; j++, p += bytes) memcpy(to[j], p, bytes);
+        memset(t->tensors[i].g, 0, bytes);
+    }
+    for (int i = 0; i < t->n_groups; i++) {
+        const json_t *row = json_array_get(json_object_get(header, "groups"), (size_t)i);
+        struct group *g = &t->groups[i];
+        g->updates = json_integer_value(json_object_get(row, "updates"));
+        g->loss = json_number_value(json_object_get(row, "loss"));
+        g->targets = g->samples = 0;
+        g->nll = 0;
+    }
+    t->updates = json_integer_value(json_object_get(header, "updates"));
+    t->tokens = 0;
+}
+
+int trainer_load(struct trainer *t, const char *path, json_t **extra, struct error *err)
+{
+    struct mapping map;
+    size_t at = 0;
+    int rc = map_open(&map, path, err);
+    if (rc) return rc;
+    json_t *header = file_check(&map, path, &at, err);
+    rc = header ? header_check(t, header, path, map.size - TRAILER - at, err) : err->code;
+    if (!rc) {
+        state_take(t, map.data + at, header);
+        if (extra) *extra = json_incref(json_object_get(header, "extra"));
+    }
+    json_decref(header);
+    map_close(&map);
+    return rc;
+}

@@ -1,0 +1,185 @@
+/*
+ * data: training files → token samples with a mask of targets.
+ *
+ * A file holds JSON objects, one per line, pretty-printed one after another, or in one array; each is {messages},
+ * {prompt, completion} or {text}. What is to be learned: the assistant's turns with their ends; the completion and the end
+ * of text; or all of the text. Other fields (ids, sources) are nobody's business here and are let pass.
+ *
+ * Does not shuffle, split or weigh. Invariant: every sample kept has at least one target that a token precedes.
+ */
+#include "train/train.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define MAX_MESSAGES 4096
+
+struct loading {
+    struct dataset *d;
+    const struct tokenizer *tok;
+    const char *path;
+    int32_t max_length;
+    int cap;
+};
+
+static int field_error(const struct loading *l, int line, struct error *err, const char *field, const char *what)
+{
+    return error_set(err, ERR_FORMAT, "'%s' line %d: '%s' %s", l->path, line, field, what);
+}
+
+/* Takes ids and mask over. A sample that has no target left after the cut is only counted. */
+static int sample_keep(struct loading *l, struct ids *ids, struct buf *mask, int line, struct error *err)
+{
+    struct dataset *d = l->d;
+    struct sample s = {.tokens = ids->v, .mask = (uint8_t *)mask->data, .n = ids->n};
+    int64_t targets = 0;
+    bool cut = l->max_length > 0 && s.n > l->max_length;
+    if (cut) {
+        s.n = l->max_length;
+        d->cut++;
+    }
+    for (int32_t i = 1; i < s.n; i++) targets += s.mask[i];
+    if (!targets) {
+        sample_release(&s);
+        if (cut) return OK;
+        return error_set(err, ERR_FORMAT, "'%s' line %d: the sample is empty", l->path, line);
+    }
+    if (d->n == l->cap) {
+        l->cap = l->cap ? 2 * l->cap : 64;
+        d->v = xrealloc(d->v, (size_t)l->cap * sizeof *d->v);
+    }
+    d->v[d->n++] = s;
+    d->tokens += s.n;
+    d->targets += targets;
+    return OK;
+}
+
+/* ---- {messages} ------------------------------------------------------------------------------------------------ */
+
+static bool role_known(const char *role)
+{
+    return !strcmp(role, "system") || !strcmp(role, "user") || !strcmp(role, "assistant");
+}
+
+static int message_take(const struct loading *l, const json_t *value, int line, int i, struct message *out,
+                        struct error *err)
+{
+    char field[64];
+    const char *names[2] = {"role", "content"};
+    const char *texts[2];
+    snprintf(field, sizeof field, "messages[%d]", i);
+    if (!json_is_object(value)) return field_error(l, line, err, field, "must be an object");
+    for (int k = 0; k < 2; k++) {
+        const json_t *text = json_object_get(value, names[k]);
+        snprintf(field, sizeof field, "messages[%d].%s", i, names[k]);
+        if (!text) return field_error(l, line, err, field, "is missing");
+        if (!json_is_string(text)) return field_error(l, line, err, field, "must be a string");
+        texts[k] = json_string_value(text);
+    }
+    *out = (struct message){.role = texts[0], .content = texts[1]};
+    snprintf(field, sizeof field, "messages[%d].role", i);
+    if (!role_known(out->role)) return field_error(l, line, err, field, "must be system, user or assistant");
+    return OK;
+}
+
+static int messages_take(struct loading *l, const json_t *list, int line, struct error *err)
+{
+    size_t n = json_array_size(list);
+    bool answered = false;
+    int rc = OK;
+    if (!json_is_array(list)) return field_error(l, line, err, "messages", "must be a list");
+    if (n > MAX_MESSAGES) return field_error(l, line, err, "messages", "has more than 4096 entries");
+    struct message *msgs = xcalloc(n + 1, sizeof *msgs);
+    for (size_t i = 0; !rc && i < n; i++) {
+        rc = message_take(l, json_array_get(list, i), line, (int)i, &msgs[i], err);
+        answered = answered || (!rc && !strcmp(msgs[i].role, "assistant"));
+    }
+    if (!rc && !answered) rc = field_error(l, line, err, "messages", "has no turn of the assistant to learn from");
+    if (!rc) {
+        struct ids ids = {0};
+        struct buf mask = {0};
+        chat_encode(l->tok, msgs, (int)n, false, &ids, &mask);
+        rc = sample_keep(l, &ids, &mask, line, err);
+    }
+    free(msgs);
+    return rc;
+}
+
+/* ---- {prompt, completion} and {text} --------------------------------------------------------------------------- */
+
+/* Encodes prompt and completion as the one text that the model will see; the prompt's part of it is what the prompt alone
+ * would give, so a token across the seam is learned. `prompt` may be NULL. The end of text is learned too, so that
+ * generation knows where to stop. */
+static int texts_take(struct loading *l, const json_t *prompt, const json_t *completion, int line, struct error *err)
+{
+    struct ids ids = {0}, alone = {0};
+    struct buf text = {0}, mask = {0};
+    if (prompt) {
+        buf_add(&text, json_string_value(prompt), json_string_length(prompt));
+        tok_encode(l->tok, text.data, text.len, TOK_BOS | TOK_SPECIAL, &alone);
+    }
+    buf_add(&text, json_string_value(completion), json_string_length(completion));
+    tok_encode(l->tok, text.data, text.len, TOK_BOS | TOK_SPECIAL, &ids);
+    if (tok_eos(l->tok) >= 0) ids_add(&ids, tok_eos(l->tok));
+    for (bool learned = false; mask.len < (size_t)ids.n;) {
+        int i = (int)mask.len;
+        learned = learned || i >= alone.n || ids.v[i] != alone.v[i];
+        buf_add(&mask, learned ? "\1" : "\0", 1);
+    }
+    ids_release(&alone);
+    buf_release(&text);
+    return sample_keep(l, &ids, &mask, line, err);
+}
+
+static int text_check(const struct loading *l, const json_t *value, const char *field, int line, struct error *err)
+{
+    const json_t *text = json_object_get(value, field);
+    if (!text) return field_error(l, line, err, field, "is missing");
+    if (!json_is_string(text)) return field_error(l, line, err, field, "must be a string");
+    return OK;
+}
+
+static int object_take(void *ctx, const json_t *value, int line, struct error *err)
+{
+    struct loading *l = ctx;
+    const json_t *messages = json_object_get(value, "messages"), *text = json_object_get(value, "text");
+    const json_t *prompt = json_object_get(value, "prompt"), *completion = json_object_get(value, "completion");
+    int rc = OK;
+    if (!json_is_object(value))
+        return error_set(err, ERR_FORMAT, "'%s' line %d: a sample must be an object", l->path, line);
+    if (!messages + !text + !(prompt || completion) < 2)
+        return error_set(err, ERR_FORMAT, "'%s' line %d: only one of 'messages', 'prompt' and 'text' may be given",
+                         l->path, line);
+    if (messages) return messages_take(l, messages, line, err);
+    if (text) {
+        rc = text_check(l, value, "text", line, err);
+        return rc ? rc : texts_take(l, NULL, text, line, err);
+    }
+    if (!prompt && !completion)
+        return error_set(err, ERR_FORMAT, "'%s' line %d: 'messages', 'prompt' and 'completion', or 'text' is missing",
+                         l->path, line);
+    rc = text_check(l, value, "prompt", line, err);
+    if (!rc) rc = text_check(l, value, "completion", line, err);
+    return rc ? rc : texts_take(l, prompt, completion, line, err);
+}
+
+int dataset_load(struct dataset *d, const char *path, const struct tokenizer *tok, int32_t max_length,
+                 struct error *err)
+{
+    struct loading l = {.d = d, .tok = tok, .path = path, .max_length = max_length};
+    *d = (struct dataset){0};
+    int rc = hash_file(path, d->hash, err);
+    if (!rc) rc = json_each(path, object_take, &l, err);
+    if (!rc && !d->n)
+        rc = error_set(err, ERR_FORMAT, "'%s' holds no sample to learn from%s", path,
+                       d->cut ? "; all were cut before their first target" : "");
+    if (rc) dataset_release(d);
+    return rc;
+}
+
+void dataset_release(struct dataset *d)
+{
+    for (int i = 0; i < d->n; i++) sample_release(&d->v[i]);
+    free(d->v);
+    *d = (struct dataset){0};
+}

@@ -1,0 +1,81 @@
+/*
+ * fixture: small models and adapters for tests, with weights large enough that attention and adapters matter.
+ *
+ * Everything comes from seeds. The models are model_new's, with norms spread around 1, matrices amplified and, when asked,
+ * converted to another weight type; the caller closes and releases.
+ */
+#ifndef SHOAL_TEST_FIXTURE_H
+#define SHOAL_TEST_FIXTURE_H
+
+#include "adapter/adapter.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static inline void fixture_norm(const float *norm, int64_t n, struct rng *rng) {
+    float *g = (float *)(uintptr_t)norm; // model_new's weights are writable
+    for (int64_t i = 0; g && i < n; i++) g[i] = 0.5f + rng_uniform(rng);
+}
+
+/* Amplifies and, for other types than f32, converts and re-packs. */
+static inline void fixture_matrix(struct model *m, struct matrix *w, enum tensor_type type, enum numeric_class cls) {
+    struct error err;
+    float *v = (float *)(uintptr_t)w->data;
+    for (int64_t i = 0; i < w->n * w->k; i++) v[i] *= 8.0f;
+    if (type == TENSOR_F32) return;
+    size_t row = tensor_row_bytes(type, w->k);
+    uint8_t *rows = arena_alloc(&m->arena, row * (size_t)w->n);
+    for (int64_t i = 0; i < w->n; i++) tensor_from_f32(type, v + i * w->k, rows + (size_t)i * row, w->k);
+    if (matrix_init(w, type, w->n, w->k, rows, NULL, cls, &m->arena, &err) != OK)
+        check_failed(__FILE__, __LINE__, err.text);
+}
+
+static inline struct model *fixture_model(const char *shape, bool tied, enum tensor_type type,
+                                          enum numeric_class cls) {
+    struct model_config c;
+    struct error err;
+    if (shape_find(shape, &c, &err) != OK) check_failed(__FILE__, __LINE__, err.text);
+    c.tied = tied;
+    struct model *m = model_new(&c, 11, cls);
+    struct rng rng = rng_make(5, RNG_TEST, 0, 0);
+    for (int32_t l = 0; l < c.n_layers; l++) {
+        for (int p = 0; p < N_PROJ; p++) fixture_matrix(m, &m->layers[l].proj[p], type, cls);
+        fixture_norm(m->layers[l].attn_norm, c.d_model, &rng);
+        fixture_norm(m->layers[l].ffn_norm, c.d_model, &rng);
+        fixture_norm(m->layers[l].q_norm, c.head_dim, &rng);
+        fixture_norm(m->layers[l].k_norm, c.head_dim, &rng);
+    }
+    fixture_norm(m->final_norm, c.d_model, &rng);
+    fixture_matrix(m, &m->embed, type, cls);
+    if (tied) m->head = m->embed;
+    else fixture_matrix(m, &m->head, type, cls);
+    m->type = type;
+    return m;
+}
+
+/* Both factors random; alpha = r, so that the scale is 1. `targets` as on the command line. */
+static inline struct adapter *fixture_adapter(const struct model_config *c, int32_t r, const char *targets, float std,
+                                              uint64_t seed) {
+    struct error err;
+    struct adapter_config ac = {.r = r, .alpha = (float)r};
+    if (adapter_targets_parse(targets, ac.target, &err) != OK) check_failed(__FILE__, __LINE__, err.text);
+    size_t n = adapter_floats(c, &ac);
+    float *data = xcalloc(n, sizeof *data);
+    struct rng rng = rng_make(seed, RNG_TEST, 1, 0);
+    for (size_t i = 0; i < n; i++) data[i] = std * rng_normal(&rng);
+    struct adapter *a = adapter_from_data(c, &ac, data, NULL);
+    free(data);
+    return a;
+}
+
+/* The optional data set PATH under $SHOAL_SHARED or ../shared, or NULL after saying so. The caller frees. */
+static inline char *fixture_shared(const char *path) {
+    const char *root = getenv("SHOAL_SHARED");
+    char *full = path_join(root && *root ? root : "../shared", path);
+    if (path_exists(full)) return full;
+    fprintf(stderr, "SKIP: no '%s'; set SHOAL_SHARED\n", full);
+    free(full);
+    return NULL;
+}
+
+#endif

@@ -1,0 +1,1054 @@
+/*
+ * test_base: the contracts of base.h, one test per promise.
+ *
+ * Everything runs in one scratch directory under TMPDIR. Broken contracts are proved in a forked
+ * child, which must die by SIGABRT. Nothing here depends on the processor level.
+ */
+/* levels: once */
+#define _GNU_SOURCE
+#include "base/base.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <math.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+static char scratch[256];
+
+static int scratch_make(void **state) {
+    (void)state;
+    const char *tmp = getenv("TMPDIR");
+    snprintf(scratch, sizeof(scratch), "%s/shoal-base-XXXXXX", tmp && *tmp ? tmp : "/tmp");
+    return mkdtemp(scratch) ? 0 : -1;
+}
+
+static int scratch_remove(void **state) {
+    (void)state;
+    char *cmd = xasprintf("rm -rf '%s'", scratch);
+    int rc = system(cmd);
+    free(cmd);
+    return rc;
+}
+
+/* Path of NAME in the scratch directory; the last eight stay valid. */
+static const char *in_scratch(const char *name) {
+    static char *ring[8];
+    static int at;
+    at = (at + 1) % 8;
+    free(ring[at]);
+    return ring[at] = path_join(scratch, name);
+}
+
+static const char *file_with(const char *name, const char *text) {
+    const char *path = in_scratch(name);
+    FILE *f = fopen(path, "wb");
+    assert_non_null(f);
+    fputs(text, f);
+    assert_int_equal(fclose(f), 0);
+    return path;
+}
+
+static void assert_file(const char *path, const char *text) {
+    struct buf b = {0};
+    struct error err = {0};
+    assert_int_equal(file_read(path, 1 << 20, &b, &err), OK);
+    assert_string_equal(b.data, text);
+    buf_release(&b);
+}
+
+static int count_files(const char *dir) {
+    DIR *d = opendir(dir);
+    assert_non_null(d);
+    int n = 0;
+    for (struct dirent *e; (e = readdir(d)) != NULL;) n += e->d_name[0] != '.';
+    closedir(d);
+    return n;
+}
+
+static void assert_has(const char *text, const char *part) {
+    if (!strstr(text, part)) fail_msg("'%s' is not in '%s'", part, text);
+}
+
+/* Whether fn dies of a broken contract. */
+static bool aborts(void (*fn)(void)) {
+    fflush(NULL);
+    pid_t pid = fork();
+    if (pid == 0) {
+        struct rlimit no_core = {0, 0};
+        setrlimit(RLIMIT_CORE, &no_core);
+        signal(SIGABRT, SIG_DFL);
+        if (!freopen("/dev/null", "w", stderr)) _exit(1);
+        fn();
+        _exit(0);
+    }
+    int status = 0;
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    return WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT;
+}
+
+static void test_error(void **state) {
+    (void)state;
+    struct error err = {0};
+    assert_int_equal(error_set(&err, ERR_FORMAT, "bad '%s'", "x"), ERR_FORMAT);
+    assert_int_equal(error_wrap(&err, "line %d", 3), ERR_FORMAT);
+    assert_string_equal(err.text, "line 3: bad 'x'");
+    error_set(&err, ERR_STATE, "again: %s", err.text); /* its own text as an argument */
+    assert_string_equal(err.text, "again: line 3: bad 'x'");
+    errno = ENOENT;
+    assert_int_equal(error_errno(&err, "cannot open '%s'", "f"), ERR_MISSING);
+    assert_string_equal(err.text, "cannot open 'f': No such file or directory");
+    errno = ENOSPC;
+    assert_int_equal(error_errno(&err, "x"), ERR_IO);
+    assert_string_equal(error_name(ERR_NUMERIC), "numeric");
+    assert_string_equal(error_name(ERR_USAGE), "usage");
+    assert_string_equal(error_name(-99), "unknown");
+    assert_string_equal(error_name(7), "unknown");
+}
+
+static void test_error_long(void **state) {
+    (void)state;
+    struct error err = {0};
+    struct buf b = {0};
+    for (int i = 0; i < 1000; i++) buf_puts(&b, "魚"); /* 3 bytes each */
+    error_set(&err, ERR_IO, "%s", b.data);
+    assert_true(strlen(err.text) < sizeof(err.text));
+    assert_int_equal(strlen(err.text) % 3, 0); /* whole characters and "..." */
+    assert_has(err.text + strlen(err.text) - 6, "魚...");
+    for (int i = 0; i < 10; i++) error_wrap(&err, "context %d", i);
+    assert_has(err.text, "context 9: context 8: ");
+    buf_release(&b);
+}
+
+static void bad_wrap(void) {
+    struct error err = {0};
+    error_wrap(&err, "nothing to wrap");
+}
+
+static void test_arena(void **state) {
+    (void)state;
+    assert_true(aborts(bad_wrap));
+    struct arena a = {0};
+    size_t sizes[] = {0, 1, 63, 64, 65, 4096, 300000, 5, 1 << 20, 7, 262144, 100};
+    uint8_t *p[ARRAY_LEN(sizes)];
+    for (size_t i = 0; i < ARRAY_LEN(sizes); i++) {
+        p[i] = arena_alloc(&a, sizes[i]);
+        assert_int_equal((uintptr_t)p[i] % 64, 0);
+        for (size_t j = 0; j < sizes[i]; j++) assert_int_equal(p[i][j], 0);
+        memset(p[i], (int)i + 1, sizes[i]);
+    }
+    for (size_t i = 0; i < ARRAY_LEN(sizes); i++)
+        for (size_t j = 0; j < sizes[i]; j++) assert_int_equal(p[i][j], i + 1);
+    assert_string_equal(arena_strdup(&a, "koi"), "koi");
+    assert_true(a.used >= 300000 + (1 << 20));
+    arena_release(&a);
+    assert_null(a.head);
+    assert_int_equal(a.used, 0);
+}
+
+static void test_buf(void **state) {
+    (void)state;
+    struct buf b = {0};
+    buf_add(&b, NULL, 0);
+    assert_string_equal(b.data, "");
+    for (int i = 0; i < 1000; i++) buf_printf(&b, "%d,", i);
+    buf_add(&b, "a\0b", 3);
+    assert_int_equal(b.len, 10 * 2 + 90 * 3 + 900 * 4 + 3);
+    assert_memory_equal(b.data + b.len - 7, "999,a\0b", 8);
+    buf_release(&b);
+    char *s = xasprintf("%s-%d", "x", 5);
+    assert_string_equal(s, "x-5");
+    free(s);
+}
+
+static void test_read_and_map(void **state) {
+    (void)state;
+    struct error err = {0};
+    struct mapping m;
+    struct buf b = {0};
+    const char *path = file_with("hello", "hello");
+    assert_int_equal(map_open(&m, path, &err), OK);
+    assert_int_equal(m.size, 5);
+    assert_memory_equal(m.data, "hello", 5);
+    map_close(&m);
+    assert_int_equal(map_open(&m, file_with("empty", ""), &err), OK);
+    assert_int_equal(m.size, 0);
+    map_close(&m);
+    assert_int_equal(map_open(&m, scratch, &err), ERR_IO);
+    assert_has(err.text, "is a directory");
+    assert_int_equal(map_open(&m, in_scratch("none"), &err), ERR_MISSING);
+    assert_int_equal(map_open(&m, "/dev/null", &err), ERR_IO);
+
+    buf_puts(&b, "> ");
+    assert_int_equal(file_read(path, 5, &b, &err), OK);
+    assert_string_equal(b.data, "> hello");
+    assert_int_equal(file_read(path, 4, &b, &err), ERR_MEMORY);
+    assert_has(err.text, "limit of 4 bytes");
+    assert_string_equal(b.data, "> hello"); /* as before the failure */
+    assert_int_equal(file_read(scratch, 9, &b, &err), ERR_IO);
+    buf_release(&b);
+}
+
+static void test_atomic_write(void **state) {
+    (void)state;
+    struct error err = {0};
+    assert_int_equal(dir_make(in_scratch("w"), &err), OK);
+    const char *path = in_scratch("w/file"), *link_path = in_scratch("w/link");
+    assert_int_equal(file_write(path, "one", 3, &err), OK);
+    assert_int_equal(chmod(path, 0640), 0);
+    assert_int_equal(file_write(path, "two", 3, &err), OK);
+    struct stat st;
+    assert_int_equal(stat(path, &st), 0);
+    assert_int_equal(st.st_mode & 0777, 0640);
+
+    assert_int_equal(symlink("file", link_path), 0);
+    assert_int_equal(file_write(link_path, "three", 5, &err), OK);
+    assert_int_equal(lstat(link_path, &st), 0);
+    assert_true(S_ISLNK(st.st_mode));
+    assert_file(path, "three");
+
+    struct writer w;
+    assert_int_equal(writer_open(&w, path, &err), OK);
+    assert_int_equal(writer_put(&w, "part", 4, &err), OK);
+    assert_int_equal(w.pos, 4);
+    assert_int_equal(count_files(in_scratch("w")), 3);
+    writer_abort(&w);
+    writer_abort(&w);
+    assert_file(path, "three");
+    assert_int_equal(count_files(in_scratch("w")), 2);
+
+    assert_int_equal(file_write("/dev/null", "x", 1, &err), ERR_IO);
+    assert_has(err.text, "not a regular file");
+    assert_int_equal(file_write(in_scratch("w"), "x", 1, &err), ERR_IO);
+    assert_int_equal(file_write(in_scratch("no/dir"), "x", 1, &err), ERR_MISSING);
+}
+
+/* A file size limit stands for the full disk: write fails with an errno in the middle of the data.
+ */
+static void test_full_disk(void **state) {
+    (void)state;
+    struct error err = {0};
+    assert_int_equal(dir_make(in_scratch("full"), &err), OK);
+    const char *path = in_scratch("full/file");
+    assert_int_equal(file_write(path, "old", 3, &err), OK);
+    size_t size = 1 << 20;
+    char *data = xcalloc(1, size);
+    struct rlimit old, small;
+    void (*handler)(int) = signal(SIGXFSZ, SIG_IGN);
+    assert_int_equal(getrlimit(RLIMIT_FSIZE, &old), 0);
+    small = (struct rlimit){.rlim_cur = 100000, .rlim_max = old.rlim_max};
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &small), 0);
+    int rc_large = file_write(path, data, size, &err);
+    /* 100,001 bytes in small pieces: the last of them meets the limit only when the stream is
+     * flushed at commit. */
+    struct error late = {0};
+    struct writer w;
+    int rc_open = writer_open(&w, path, &late), rc_put = OK;
+    for (int i = 0; i < 100001 && rc_put == OK; i++) rc_put = writer_put(&w, "x", 1, &late);
+    int rc_commit = rc_put == OK ? writer_commit(&w, &late) : rc_put;
+    writer_abort(&w);
+    setrlimit(RLIMIT_FSIZE, &old);
+    signal(SIGXFSZ, handler);
+    assert_int_equal(rc_large, ERR_IO);
+    assert_has(err.text, "cannot write '");
+    assert_int_equal(rc_open, OK);
+    assert_int_equal(rc_commit, ERR_IO);
+    assert_file(path, "old");
+    assert_int_equal(count_files(in_scratch("full")), 1);
+    free(data);
+}
+
+static void test_paths(void **state) {
+    (void)state;
+    struct error err = {0};
+    struct {
+        const char *dir, *name, *want;
+    } cases[] = {
+        {"a", "b", "a/b"}, {"a/", "b", "a/b"}, {"", "b", "b"}, {NULL, "b", "b"}, {"/", "b", "/b"}};
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        char *p = path_join(cases[i].dir, cases[i].name);
+        assert_string_equal(p, cases[i].want);
+        free(p);
+    }
+    assert_int_equal(dir_make(in_scratch("x/y//z/"), &err), OK);
+    assert_int_equal(dir_make(in_scratch("x/y/z"), &err), OK);
+    assert_true(path_is_dir(in_scratch("x/y/z")));
+    assert_true(path_exists("/"));
+    assert_false(path_exists(in_scratch("nothing")));
+    const char *file = file_with("plain", "");
+    assert_false(path_is_dir(file));
+    char *below = path_join(file, "sub");
+    assert_true(dir_make(below, &err) < 0);
+    free(below);
+}
+
+static void test_hashes(void **state) {
+    (void)state;
+    struct error err = {0};
+    char hex[HASH_LEN], other[HASH_LEN];
+    hash_bytes("", 0, hex);
+    assert_string_equal(hex, "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
+    hash_bytes("abc", 3, hex); /* FIPS 180-2, appendix B.1 */
+    assert_string_equal(hex, "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
+    assert_int_equal(hash_file(file_with("abc", "abc"), other, &err), OK);
+    assert_string_equal(hex, other);
+    assert_int_equal(hash_file(in_scratch("none"), other, &err), ERR_MISSING);
+    struct hasher h;
+    hasher_init(&h);
+    hasher_add(&h, "a", 1);
+    hasher_add(&h, "bc", 2);
+    hasher_final(&h, other);
+    assert_string_equal(hex, other);
+
+    assert_true(hash_u64("a", 1) != hash_u64("b", 1));
+    int ones = 0;
+    for (uint32_t i = 0; i < 4096; i++) ones += (int)(hash_u64(&i, 4) >> 63);
+    assert_in_range(ones, 1900, 2200);
+}
+
+/* The known answers that Random123 publishes for philox4x32, 10 rounds. */
+static void test_philox(void **state) {
+    (void)state;
+    struct {
+        uint32_t ctr[4], key[2], out[4];
+    } kat[] = {
+        {{0, 0, 0, 0}, {0, 0}, {0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}},
+        {{~0u, ~0u, ~0u, ~0u}, {~0u, ~0u}, {0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}},
+        {{0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344},
+         {0xa4093822, 0x299f31d0},
+         {0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}},
+    };
+    for (size_t i = 0; i < ARRAY_LEN(kat); i++) {
+        struct rng r = {0};
+        memcpy(r.key, kat[i].key, sizeof(r.key));
+        memcpy(r.ctr, kat[i].ctr, sizeof(r.ctr));
+        for (int j = 0; j < 4; j++) assert_int_equal(rng_u32(&r), kat[i].out[j]);
+    }
+}
+
+static void test_rng_streams(void **state) {
+    (void)state;
+    struct rng a = rng_make(7, RNG_TEST, 1, 2), b = rng_make(7, RNG_TEST, 1, 2);
+    for (int i = 0; i < 100; i++) assert_int_equal(rng_u32(&a), rng_u32(&b));
+    struct rng others[] = {rng_make(8, RNG_TEST, 1, 2), rng_make(7, RNG_DATA, 1, 2),
+                           rng_make(7, RNG_TEST, 2, 2), rng_make(7, RNG_TEST, 1, 3),
+                           rng_make(7 + (1ull << 32), RNG_TEST, 1, 2)};
+    a = rng_make(7, RNG_TEST, 1, 2);
+    uint64_t first = rng_u64(&a);
+    for (size_t i = 0; i < ARRAY_LEN(others); i++) assert_true(rng_u64(&others[i]) != first);
+    /* Beyond 2^32 blocks a stream goes on with numbers of its own, not with another stream's or its
+     * own again. */
+    struct rng end = rng_make(7, RNG_TEST, 1, 2);
+    end.ctr[0] = UINT32_MAX;
+    for (int i = 0; i < 4; i++) rng_u32(&end);
+    assert_true(rng_u64(&end) != first);
+}
+
+static void test_rng_distributions(void **state) {
+    (void)state;
+    struct rng r = rng_make(1, RNG_TEST, 0, 0);
+    int bins[7] = {0};
+    for (int i = 0; i < 70000; i++) bins[rng_below(&r, 7)]++;
+    for (int i = 0; i < 7; i++) assert_in_range(bins[i], 9500, 10500);
+    assert_int_equal(rng_below(&r, 1), 0);
+    double sum = 0, square = 0, uniform = 0;
+    enum { N = 100000 };
+    for (int i = 0; i < N; i++) {
+        double x = (double)rng_normal(&r), u = (double)rng_uniform(&r);
+        assert_true(u >= 0 && u < 1 && isfinite(x));
+        sum += x, square += x * x, uniform += u;
+    }
+    assert_true(fabs(sum / N) < 0.015 && fabs(square / N - 1) < 0.02 &&
+                fabs(uniform / N - 0.5) < 0.005);
+    uint32_t v[50];
+    for (uint32_t i = 0; i < 50; i++) v[i] = i;
+    rng_shuffle(&r, v, 50);
+    uint64_t seen = 0;
+    int moved = 0;
+    for (uint32_t i = 0; i < 50; i++) seen |= 1ull << v[i], moved += v[i] != i;
+    assert_true(seen == (1ull << 50) - 1 && moved > 40);
+    rng_shuffle(&r, NULL, 0);
+}
+
+struct accuracy {
+    double worst, at;
+};
+
+static void accuracy_note(struct accuracy *a, double x, double got, long double want) {
+    double e = (double)fabsl(((long double)got - want) / (want == 0 ? 1 : want));
+    if (!(e <= a->worst)) a->worst = e, a->at = x;
+}
+
+static double rng_between(struct rng *r, double low, double high) {
+    return low + (high - low) * ((double)(rng_u64(r) >> 11) * 0x1p-53);
+}
+
+/* Against the 64-bit mantissas of long double; the promise is 1e-14, the bounds here are what was
+ * achieved, rounded up. */
+static void test_math_accuracy(void **state) {
+    (void)state;
+    struct rng r = rng_make(3, RNG_TEST, 0, 0);
+    struct accuracy e = {0}, l = {0}, s = {0}, c = {0}, p = {0};
+    for (int i = 0; i < 200000; i++) {
+        double wide = i & 1 ? 1.0 : 1e-3;
+        double x = rng_between(&r, -708, 708) * wide;
+        accuracy_note(&e, x, math_exp(x), expl((long double)x));
+        x = i & 1 ? ldexp(rng_between(&r, 0.5, 1), (int)rng_below(&r, 2090) - 1060)
+                  : rng_between(&r, 0.5, 2);
+        accuracy_note(&l, x, math_log(x), logl((long double)x));
+        x = rng_between(&r, -1e6, 1e6) * (i & 2 ? 1.0 : 1e-5);
+        accuracy_note(&s, x, math_sin(x), sinl((long double)x));
+        accuracy_note(&c, x, math_cos(x), cosl((long double)x));
+        x = exp(rng_between(&r, -20, 20));
+        double y = rng_between(&r, -30, 30);
+        accuracy_note(&p, x, math_pow(x, y), powl((long double)x, (long double)y));
+    }
+    /* Next to multiples of pi/2, where nearly every digit cancels. */
+    for (int k = 1; k < 600000; k += 7) {
+        double x = (double)k * 1.5707963267948966;
+        accuracy_note(&s, x, math_sin(x), sinl((long double)x));
+        accuracy_note(&c, x, math_cos(x), cosl((long double)x));
+    }
+    struct accuracy all[] = {e, l, s, c, p};
+    for (size_t i = 0; i < ARRAY_LEN(all); i++)
+        if (!(all[i].worst < 1e-15))
+            fail_msg("function %zu: error %.3g at %.17g", i, all[i].worst, all[i].at);
+}
+
+static void test_math_edges(void **state) {
+    (void)state;
+    assert_true(math_exp(0) == 1 && math_log(1) == 0 && math_sin(0) == 0 && math_cos(0) == 1);
+    assert_true(math_exp(1e9) == math_exp(708) && math_exp(-INFINITY) == math_exp(-708) &&
+                math_exp(-708) > 0);
+    assert_true(isnan(math_exp(NAN)) && isnan(math_log(NAN)) && isnan(math_log(-1)) &&
+                isnan(math_sin(INFINITY)));
+    assert_true(math_log(0) == -INFINITY && math_log(INFINITY) == INFINITY);
+    assert_true(fabs(math_log(0x1p-1074) + 744.4400719213812) < 1e-12);
+    assert_true(math_pow(2, 10) == 1024 && math_pow(10, 0) == 1 && math_pow(1, 1e300) == 1);
+    assert_true(isnan(math_pow(-1, 2)) && isnan(math_pow(2, NAN)) &&
+                math_pow(2, 1e9) == math_exp(708));
+}
+
+/* The bits themselves: other compilers, options and machines must give these. Found with gcc 12 and
+ * clang 14. */
+static void test_math_bits(void **state) {
+    (void)state;
+    struct rng r = rng_make(4, RNG_TEST, 0, 0);
+    struct buf b = {0};
+    for (int i = 0; i < 2000; i++) {
+        double x = rng_between(&r, -700, 700);
+        double y[] = {math_exp(x), math_log(fabs(x)), math_sin(x), math_cos(x),
+                      math_pow(fabs(x) + 0.1, 1.5)};
+        float z = rng_normal(&r);
+        buf_add(&b, y, sizeof(y));
+        buf_add(&b, &z, sizeof(z));
+    }
+    char hex[HASH_LEN];
+    hash_bytes(b.data, b.len, hex);
+    assert_string_equal(hex, "96a257dc583708c5c06cd6e84b4fd191aa3921e2e91bd9b4c065c7d310f93e56");
+    buf_release(&b);
+}
+
+struct ranges {
+    int64_t begin[8], end[8];
+    atomic_int calls;
+    double *out;
+};
+
+static void range_record(void *ctx, int64_t begin, int64_t end, int thread) {
+    struct ranges *s = ctx;
+    s->begin[thread] = begin;
+    s->end[thread] = end;
+    atomic_fetch_add(&s->calls, 1);
+    for (int64_t i = begin; i < end; i++) s->out[i] = math_exp((double)i * 1e-3) + s->out[i];
+}
+
+static void test_pool_ranges(void **state) {
+    (void)state;
+    for (int threads = 1; threads <= 3; threads++) {
+        struct pool *pool = pool_new(threads);
+        assert_int_equal(pool_size(pool), threads);
+        for (int64_t n = 0; n < 200; n += 1 + n / 10) {
+            for (int64_t grain = 1; grain <= 64; grain *= 4) {
+                double out[200] = {0}, want[200] = {0};
+                struct ranges s = {.out = out}, one = {.out = want};
+                pool_run(pool, range_record, &s, n, grain);
+                pool_run(NULL, range_record, &one, n, grain);
+                assert_memory_equal(out, want, sizeof(out));
+                int64_t next = 0;
+                int calls = 0;
+                for (int t = 0; t < threads; t++) {
+                    if (s.begin[t] == s.end[t]) continue;
+                    assert_int_equal(s.begin[t], next);
+                    assert_int_equal(s.begin[t] % grain, 0);
+                    next = s.end[t];
+                    calls++;
+                }
+                assert_int_equal(next, n);
+                assert_int_equal(atomic_load(&s.calls), calls);
+                if (n > 0 && n <= grain) assert_int_equal(s.end[0], n);
+            }
+        }
+        pool_free(pool);
+    }
+    pool_free(NULL);
+    assert_int_equal(pool_size(NULL), 1);
+    assert_true(cpu_count() >= 1);
+}
+
+static void add_one(void *ctx, int64_t begin, int64_t end, int thread) {
+    (void)thread;
+    for (int64_t i = begin; i < end; i++) ((int *)ctx)[i]++;
+}
+
+/* Many short runs, some after a pause that sends the workers to sleep: no wake-up is lost and no
+ * range runs twice. */
+static void test_pool_stress(void **state) {
+    (void)state;
+    enum { RUNS = 20000 };
+    for (int threads = 2; threads <= 5; threads += 3) {
+        struct pool *pool = pool_new(threads);
+        int counts[37] = {0};
+        for (int i = 0; i < RUNS; i++) {
+            pool_run(pool, add_one, counts, 37, 1);
+            if (i % 1000 == 0) usleep(300);
+        }
+        for (int i = 0; i < 37; i++) assert_int_equal(counts[i], RUNS);
+        pool_free(pool);
+    }
+    for (int i = 0; i < 50; i++) pool_free(pool_new(3));
+}
+
+static void nested_run(void *ctx, int64_t begin, int64_t end, int thread) {
+    (void)begin, (void)end, (void)thread;
+    int counts[4] = {0};
+    pool_run(ctx, add_one, counts, 4, 1);
+}
+
+static void pool_nested(void) {
+    struct pool *pool = pool_new(2);
+    pool_run(pool, nested_run, pool, 2, 1);
+}
+
+static void pool_bad_grain(void) {
+    pool_run(NULL, add_one, NULL, 1, 0);
+}
+
+static void test_pool_contract(void **state) {
+    (void)state;
+    assert_true(aborts(pool_nested));
+    assert_true(aborts(pool_bad_grain));
+}
+
+static void test_clock(void **state) {
+    (void)state;
+    double a = clock_now(), b = clock_now();
+    assert_true(b >= a);
+    char utc[32];
+    assert_string_equal(clock_utc(utc), utc);
+    assert_int_equal(strlen(utc), 20);
+    assert_int_equal(utc[10], 'T');
+    assert_int_equal(utc[19], 'Z');
+}
+
+static void speak(void) {
+    struct progress p;
+    progress_start(&p, "train", 40);
+    for (int i = 1; i <= 40; i++) {
+        if (i % 20 == 0) usleep(110000);
+        progress_update(&p, i, "loss 2.5");
+        if (i == 20) note("half %s", "way");
+    }
+    progress_finish(&p, "done");
+    warn("low %d", 1);
+}
+
+/* Runs speak() with stderr on `fd`. */
+static void speak_to(int fd) {
+    fflush(stderr);
+    int saved = dup(STDERR_FILENO);
+    assert_true(saved >= 0 && dup2(fd, STDERR_FILENO) >= 0);
+    speak();
+    fflush(stderr);
+    assert_true(dup2(saved, STDERR_FILENO) >= 0);
+    close(saved);
+}
+
+static void test_progress(void **state) {
+    (void)state;
+    const char *path = in_scratch("stderr");
+    int fd = open(path, O_RDWR | O_CREAT | O_TRUNC, 0600);
+    assert_true(fd >= 0);
+    speak_to(fd);
+    log_quiet = true;
+    speak_to(fd);
+    log_quiet = false;
+    close(fd);
+    struct buf b = {0};
+    struct error err = {0};
+    assert_int_equal(file_read(path, 1 << 16, &b, &err), OK);
+    assert_null(
+        strchr(b.data, '\r')); /* no drawing off a terminal; quiet leaves the warning only */
+    assert_int_equal(strncmp(b.data, "half way\ntrain 40/40  ", 22), 0);
+    assert_has(b.data, "  in 0 s  done\nwarning: low 1\nwarning: low 1\n");
+    buf_release(&b);
+}
+
+static void test_progress_terminal(void **state) {
+    (void)state;
+    int master = posix_openpt(O_RDWR | O_NOCTTY);
+    if (master < 0 || grantpt(master) != 0 || unlockpt(master) != 0) {
+        fprintf(stderr, "SKIP: no pseudo-terminal\n");
+        skip();
+    }
+    int slave = open(ptsname(master), O_RDWR | O_NOCTTY);
+    assert_true(slave >= 0);
+    speak_to(slave);
+    assert_int_equal(fcntl(master, F_SETFL, O_NONBLOCK), 0);
+    char text[8192];
+    size_t len = 0;
+    for (ssize_t n; (n = read(master, text + len, sizeof(text) - 1 - len)) > 0;) len += (size_t)n;
+    text[len] = '\0';
+    assert_has(text, "\r\033[Ktrain [############............] 20/40");
+    assert_has(text, "left  loss 2.5\r\033[Khalf way\r\n"); /* the message wipes the bar */
+    assert_has(text, "[########################] 40/40");
+    close(slave);
+    close(master);
+}
+
+struct knobs {
+    bool packed, verbose;
+    int64_t rank, seed;
+    double learning_rate;
+    char *name;
+    struct strings data;
+};
+
+static const struct option_row rows[] = {
+    {"packed", OPT_BOOL, offsetof(struct knobs, packed), "true", 0, 0, NULL, "pack samples"},
+    {"verbose", OPT_BOOL, offsetof(struct knobs, verbose), NULL, 0, 0, NULL, "say more"},
+    {"lora-rank", OPT_INT, offsetof(struct knobs, rank), "8", 1, 256, "R", "rank of each adapter"},
+    {"seed", OPT_INT, offsetof(struct knobs, seed), NULL, 0, 0, NULL, "random seed"},
+    {"learning-rate", OPT_FLOAT, offsetof(struct knobs, learning_rate), "1e-3", 0, 1, "LR",
+     "step size of the optimizer, which the schedule multiplies by its factor at every step"},
+    {"name", OPT_STRING, offsetof(struct knobs, name), "koi", 0, 0, NULL, "name of the run"},
+    {"data", OPT_LIST, offsetof(struct knobs, data), "a.jsonl,b.jsonl", 0, 0, "FILE",
+     "training files"},
+    {0},
+};
+
+/* Parses words separated by blanks into k and pos. */
+static int parse_words(struct knobs *k, struct strings *pos, struct error *err, const char *words) {
+    char *copy = xstrdup(words), *argv[32];
+    int argc = 0;
+    for (char *w = strtok(copy, " "); w && argc < 32; w = strtok(NULL, " ")) argv[argc++] = w;
+    int rc = options_parse(rows, k, argc, argv, pos, err);
+    free(copy);
+    return rc;
+}
+
+static void test_options(void **state) {
+    (void)state;
+    struct error err = {0};
+    struct knobs k;
+    struct strings pos = {0};
+    memset(&k, 0xAA, sizeof(k));
+    options_default(rows, &k);
+    assert_true(k.packed && !k.verbose && k.rank == 8 && k.seed == 0 && k.learning_rate == 1e-3);
+    assert_string_equal(k.name, "koi");
+    assert_int_equal(k.data.n, 2);
+    assert_int_equal(
+        parse_words(
+            &k, &pos, &err,
+            "in --lora-rank 16 --learning_rate=0.5 --no-packed out --verbose --name=x=y --seed -5 "
+            "--data c d --data=e -- --rank -7 -"),
+        OK);
+    assert_true(!k.packed && k.verbose && k.rank == 16 && k.seed == -5 && k.learning_rate == 0.5);
+    assert_string_equal(k.name, "x=y");
+    assert_int_equal(k.data.n, 3); /* the defaults are gone, repeats add up */
+    assert_string_equal(k.data.v[2], "e");
+    const char *want[] = {"in", "out", "--rank", "-7", "-"};
+    assert_int_equal(pos.n, 5);
+    for (int i = 0; i < 5; i++) assert_string_equal(pos.v[i], want[i]);
+    strings_release(&pos);
+    assert_int_equal(parse_words(&k, &pos, &err, "--packed=on -3 - --verbose=no"), OK);
+    assert_true(k.packed && !k.verbose && pos.n == 2);
+    strings_release(&pos);
+    options_release(rows, &k);
+    assert_null(k.name);
+}
+
+static void test_option_errors(void **state) {
+    (void)state;
+    struct {
+        const char *words, *message;
+    } cases[] = {
+        {"--lora-rank 0", "'--lora-rank' cannot be 0: it must be 1 to 256"},
+        {"--lora-rank=99999999999999999999", "cannot be 99999999999999999999: it must be 1 to 256"},
+        {"--lora-rank 8x", "'--lora-rank' wants a whole number, not '8x'"},
+        {"--lora-rank 1.5", "wants a whole number, not '1.5'"},
+        {"--lora-rank=", "wants a whole number, not ''"},
+        {"--seed 9223372036854775808", "does not fit 64 bits"},
+        {"--lora-rank", "'--lora-rank' needs a value: R"},
+        {"--lora-rank --verbose", "'--lora-rank' needs a value: R"},
+        {"--name", "'--name' needs a value"},
+        {"--learning-rate nan", "wants a number, not 'nan'"},
+        {"--learning-rate 0x1", "wants a number, not '0x1'"},
+        {"--learning-rate 1e999", "too large"},
+        {"--learning-rate 2", "'--learning-rate' cannot be 2: it must be 0 to 1"},
+        {"--packed=maybe", "'--packed' wants true or false, not 'maybe'"},
+        {"--no-packed=1", "'--no-packed' takes no value"},
+        {"--lora-rnak 3", "unknown flag '--lora-rnak', did you mean '--lora-rank'?"},
+        {"--learning 3", "unknown flag '--learning', did you mean '--learning-rate'?"},
+        {"--no-paked", "unknown flag '--no-paked', did you mean '--no-packed'?"},
+        {"--no-name", "unknown flag '--no-name'"},
+        {"--zebra=4", "unknown flag '--zebra'"},
+        {"-v", "unknown flag '-v'"},
+        {"--=3", "unknown flag '--'"},
+    };
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        struct error err = {0};
+        struct knobs k;
+        struct strings pos = {0};
+        options_default(rows, &k);
+        assert_int_equal(parse_words(&k, &pos, &err, cases[i].words), ERR_USAGE);
+        assert_has(err.text, cases[i].message);
+        strings_release(&pos);
+        options_release(rows, &k);
+    }
+}
+
+static void test_option_help(void **state) {
+    (void)state;
+    char *text = NULL;
+    size_t size = 0;
+    FILE *f = open_memstream(&text, &size);
+    options_help(rows, f);
+    fclose(f);
+    assert_has(text, "  --[no-]packed             pack samples\n");
+    assert_has(text, "  --lora-rank R             rank of each adapter (1 to 256; default 8)\n");
+    assert_has(text, "  --data FILE...            training files (default a.jsonl,b.jsonl)\n");
+    for (const char *line = text; *line; line = strchr(line, '\n') + 1)
+        assert_true(strcspn(line, "\n") <= 79);
+    free(text);
+}
+
+/* Loads `text` as a recipe and applies `section`; the message, if any, lands in err. */
+static int recipe(struct knobs *k, const char *text, const char *section, struct error *err) {
+    struct yaml y;
+    int rc = yaml_load(&y, file_with("recipe.yaml", text), err);
+    if (rc != OK) return rc;
+    rc = options_from_yaml(rows, k, &y, section, err);
+    yaml_release(&y);
+    return rc;
+}
+
+static void test_option_recipe(void **state) {
+    (void)state;
+    struct error err = {0};
+    struct knobs k;
+    options_default(rows, &k);
+    assert_int_equal(
+        recipe(&k,
+               "train:\n  sft:\n    lora: {rank: 4}\n    learning-rate: 1\n    data: [x, 'y z']\n"
+               "    packed: false\n    name: 鯉\n    seed: 1e6\n",
+               "train.sft", &err),
+        OK);
+    assert_true(k.rank == 4 && k.learning_rate == 1 && k.data.n == 2 && !k.packed &&
+                k.seed == 1000000);
+    assert_string_equal(k.data.v[1], "y z");
+    assert_string_equal(k.name, "鯉");
+    assert_int_equal(recipe(&k, "lora_rank: null\ndata: one\nname:\n", NULL, &err), OK);
+    assert_true(k.rank == 8 && k.data.n == 1 && k.seed == 1000000);
+    assert_string_equal(k.name, "koi");
+    assert_int_equal(recipe(&k, "other: {a: 1}\n", "train.sft", &err), OK);
+    assert_int_equal(recipe(&k, "train:\n", "train", &err), OK);
+    assert_int_equal(recipe(&k, "# nothing\n", NULL, &err), OK);
+    options_release(rows, &k);
+}
+
+static void test_option_recipe_errors(void **state) {
+    (void)state;
+    struct {
+        const char *text, *section, *message;
+    } cases[] = {
+        {"# a\nseed: 1\nlerning_rate: 1\n", NULL,
+         "recipe.yaml', line 3: unknown key 'lerning_rate', did you mean 'learning_rate'?"},
+        {"train:\n  lora:\n    rank: 4\n    wings: 2\n", "train",
+         "line 4: unknown key 'lora_wings'"},
+        {"train:\n  lora:\n    rank: 0\n", "train",
+         "line 3: 'lora_rank' cannot be 0: it must be 1 to 256"},
+        {"lora_rank: 4\nlora-rank: 5\n", NULL, "line 2: 'lora-rank' is given twice"},
+        {"packed: yes\n", NULL, "line 1: 'packed' wants true or false, not 'yes'"},
+        {"seed: 1.5\n", NULL, "'seed' wants a whole number, not a number"},
+        {"name: 3\n", NULL, "'name' wants text, not a number (put it in quotes)"},
+        {"data: [a, [b]]\n", NULL, "'data' wants text, not a list"},
+        {"seed: {a: 1}\n", NULL, "'seed' wants a whole number, not a mapping"},
+        {"a:\n  b: 3\n", "a.b", "line 2: 'a.b' must be a mapping of options"},
+        {"- 1\n", NULL, "the document must be a mapping of options, not a list"},
+        {"wings: {}\n", NULL, "unknown key 'wings'"},
+    };
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        struct error err = {0};
+        struct knobs k;
+        options_default(rows, &k);
+        assert_int_equal(recipe(&k, cases[i].text, cases[i].section, &err), ERR_USAGE);
+        assert_has(err.text, cases[i].message);
+        options_release(rows, &k);
+    }
+}
+
+static void test_yaml_values(void **state) {
+    (void)state;
+    struct {
+        const char *yaml, *json;
+    } cases[] = {
+        {"", "null"},
+        {"---\n...\n", "null"},
+        {"a: 1\nb: [2, -3, +4, 0x1F, 0o17, 007]\n", "{\"a\":1,\"b\":[2,-3,4,31,15,7]}"},
+        {"- 1.5\n- .5\n- 1e3\n- -2.\n", "[1.5,0.5,1000.0,-2.0]"},
+        {"- true\n- FALSE\n- ~\n- Null\n-\n", "[true,false,null,null,null]"},
+        {"- 'true'\n- \"1\"\n- yes\n- on\n- 1_000\n- 1:30\n- 0x\n- 1e\n- .\n- +\n",
+         "[\"true\",\"1\",\"yes\",\"on\",\"1_000\",\"1:30\",\"0x\",\"1e\",\".\",\"+\"]"},
+        {"a: |\n  two\n  lines\nb: >-\n  one\n  line\n",
+         "{\"a\":\"two\\nlines\\n\",\"b\":\"one line\"}"},
+        {"\xEF\xBB\xBF鍵: 値\n", "{\"鍵\":\"値\"}"},
+        {"- a: 1\n  b:\n  - {c: d}\n- []\n- {}\n", "[{\"a\":1,\"b\":[{\"c\":\"d\"}]},[],{}]"},
+        {"1: x\n", "{\"1\":\"x\"}"},
+    };
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        struct error err = {0};
+        struct yaml y;
+        if (yaml_load(&y, file_with("v.yaml", cases[i].yaml), &err) != OK)
+            fail_msg("case %zu: %s", i, err.text);
+        char *text = json_text(y.root);
+        assert_string_equal(text, cases[i].json);
+        free(text);
+        yaml_release(&y);
+    }
+}
+
+static void test_yaml_lines(void **state) {
+    (void)state;
+    struct error err = {0};
+    struct yaml y;
+    const char *path =
+        file_with("lines.yaml", "a:\n  b:\n  - x\n  - c: 1\n    d: {e: 2}\n\nf: 3\n");
+    assert_int_equal(yaml_load(&y, path, &err), OK);
+    assert_string_equal(y.path, path);
+    assert_int_equal(yaml_line(&y, "a"), 1);
+    assert_int_equal(yaml_line(&y, "a.b.0"), 3);
+    assert_int_equal(yaml_line(&y, "a.b.1.c"), 4);
+    assert_int_equal(yaml_line(&y, "a.b.1.d.e"), 5);
+    assert_int_equal(yaml_line(&y, "f"), 7);
+    assert_int_equal(yaml_line(&y, "g"), 0);
+    yaml_release(&y);
+    yaml_release(&y);
+}
+
+static void test_yaml_errors(void **state) {
+    (void)state;
+    struct {
+        const char *yaml, *message;
+    } cases[] = {
+        {"a: 1\nb: 2\na: 3\n", "line 3: the key 'a' is given twice"},
+        {"a: &x 1\n", "line 1: anchors and aliases"},
+        {"a: 1\nb: *x\n", "line 2: anchors and aliases"},
+        {"a: !!str 1\n", "line 1: tags"},
+        {"a: 1\n---\nb: 1\n", "line 2: a second document"},
+        {"a: [1, 2\nb: 3\n", "bad.yaml', line 2, column "},
+        {"a: 1\n\tb: 2\n", "bad.yaml', line 2, column 1: "},
+        {"? [a]\n: 1\n", "line 1: a key must be a word"},
+        {"a: .inf\n", "line 1: '.inf' is not a finite number"},
+        {"a: 9223372036854775808\n", "line 1: '9223372036854775808' does not fit"},
+        {"a: 1e999\n", "line 1: '1e999' is too large"},
+        {"a: \"\\0\"\n", "line 1: '' holds a NUL"},
+        {"a: \xff\n", "bad.yaml', byte 3: "},
+    };
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        struct error err = {0};
+        struct yaml y;
+        assert_int_equal(yaml_load(&y, file_with("bad.yaml", cases[i].yaml), &err), ERR_FORMAT);
+        assert_has(err.text, cases[i].message);
+        assert_null(y.root);
+    }
+    struct buf deep = {0};
+    for (int i = 0; i < 100; i++) buf_puts(&deep, "[");
+    for (int i = 0; i < 100; i++) buf_puts(&deep, "]");
+    struct error err = {0};
+    struct yaml y;
+    assert_int_equal(yaml_load(&y, file_with("deep.yaml", deep.data), &err), ERR_FORMAT);
+    assert_has(err.text, "too deeply");
+    assert_int_equal(yaml_load(&y, in_scratch("none.yaml"), &err), ERR_MISSING);
+    buf_release(&deep);
+}
+
+static void test_json_parse(void **state) {
+    (void)state;
+    struct error err = {0};
+    const char *text = "\xEF\xBB\xBF {\"b\": [1, 2.5, \"\\u9b5a\"], \"a\": null}\r\n";
+    json_t *v = json_parse(text, strlen(text), "t", &err);
+    assert_non_null(v);
+    char *canonical = json_text(v);
+    assert_string_equal(canonical, "{\"a\":null,\"b\":[1,2.5,\"魚\"]}");
+    free(canonical);
+    json_decref(v);
+    v = json_file(file_with("v.json", "[9223372036854775807]"), &err);
+    assert_int_equal(json_integer_value(json_array_get(v, 0)), INT64_MAX);
+    json_decref(v);
+    assert_null(json_file(in_scratch("none.json"), &err));
+    assert_int_equal(err.code, ERR_MISSING);
+}
+
+static void test_json_errors(void **state) {
+    (void)state;
+    struct {
+        const char *text, *message;
+    } cases[] = {
+        {"", "'t' is empty"},
+        {" \n ", "'t' is empty"},
+        {"{\n \"a\": 1,\n}", "'t', line 3, column 1: "},
+        {"{\"a\":1,\"a\":2}", "duplicate object key"},
+        {"{} {}", "'t', line 1, column 4: the JSON value has ended"},
+        {"[1,]", "'t', line 1, column 4: "},
+        {"\"\xff\"", "'t', line 1"},
+        {"nul", "invalid token"},
+        {"[9223372036854775808]", "too big integer"},
+        {"\n\n   [1", "'t', line 3, column 5: "},
+    };
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        struct error err = {0};
+        assert_null(json_parse(cases[i].text, strlen(cases[i].text), "t", &err));
+        assert_int_equal(err.code, ERR_FORMAT);
+        assert_has(err.text, cases[i].message);
+    }
+}
+
+struct visits {
+    struct buf seen; /* "LINE:JSON;" for each value */
+    int stop_after, n;
+};
+
+static int visit(void *ctx, const json_t *value, int line, struct error *err) {
+    struct visits *s = ctx;
+    char *text = json_text(value);
+    buf_printf(&s->seen, "%d:%s;", line, text);
+    free(text);
+    if (++s->n == s->stop_after) return error_set(err, ERR_STATE, "enough");
+    return OK;
+}
+
+static void test_json_each(void **state) {
+    (void)state;
+    struct {
+        const char *text, *seen;
+    } cases[] = {
+        {"", ""},
+        {"\xEF\xBB\xBF\n \n", ""},
+        {"{\"a\":\"鯉 [\"}\n\n{\"a\":\"泳ぐ }\"}\r\n", "1:{\"a\":\"鯉 [\"};3:{\"a\":\"泳ぐ }\"};"},
+        {"{\n  \"a\": 1\n}\n{\n  \"b\": [\n 2]\n}\n", "1:{\"a\":1};4:{\"b\":[2]};"},
+        {"\xEF\xBB\xBF[\n {\"a\": 1},\n\n {\"b\": \"]\\\"\"}\n]\n",
+         "2:{\"a\":1};4:{\"b\":\"]\\\"\"};"},
+        {"[]", ""},
+        {"[1, 2,\n3]", "1:1;1:2;2:3;"},
+        {"[1,2]\n[3]\n", "1:[1,2];2:[3];"},
+        {"1 2\n\"x\"", "1:1;1:2;2:\"x\";"},
+        {"{}{}", "1:{};1:{};"},
+    };
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        struct error err = {0};
+        struct visits s = {0};
+        buf_puts(&s.seen, "");
+        int rc = json_each(file_with("each.json", cases[i].text), visit, &s, &err);
+        if (rc != OK) fail_msg("case %zu: %s", i, err.text);
+        assert_string_equal(s.seen.data, cases[i].seen);
+        buf_release(&s.seen);
+    }
+}
+
+static void test_json_each_errors(void **state) {
+    (void)state;
+    struct {
+        const char *text, *message;
+        int n;
+    } cases[] = {
+        {"{\"a\":1}\n{\"a\":2\n{\"a\":3}\n", "each.json', line 3, column 1: '}' expected near '{'",
+         1},
+        {"{\"a\":1}\n{\"a\":2\n{\"a\":3}\n", "(in the value that begins on line 2)", 1},
+        {"{\"a\":1},\n{\"a\":2}\n", "line 1, column 8: ", 1},
+        {"[1,\n2,\n]", "line 3, column 1: a value is expected after ','", 2},
+        {"[1\n2]", "line 2, column 1: ',' or ']' is expected", 1},
+        {"[1, 2", "line 1, column 6: the array is not closed", 0},
+        {"[1, 2 ", "line 1, column 7: the array is not closed", 0},
+        {"[1,", "line 1, column 4: the array is not closed", 1},
+        {"{\"a\":\n \"鯉\" x}", "line 2, column ", 0},
+        {"{\"a\":1,\"a\":1}", "duplicate object key", 0},
+    };
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        struct error err = {0};
+        struct visits s = {0};
+        assert_int_equal(json_each(file_with("each.json", cases[i].text), visit, &s, &err),
+                         ERR_FORMAT);
+        assert_has(err.text, cases[i].message);
+        if (cases[i].n) assert_int_equal(s.n, cases[i].n);
+        buf_release(&s.seen);
+    }
+    struct error err = {0};
+    struct visits s = {.stop_after = 2};
+    assert_int_equal(json_each(file_with("each.json", "1\n2\n3\n"), visit, &s, &err), ERR_STATE);
+    assert_int_equal(s.n, 2);
+    assert_string_equal(err.text, "enough");
+    assert_int_equal(json_each(in_scratch("none"), visit, &s, &err), ERR_MISSING);
+    buf_release(&s.seen);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_error),
+        cmocka_unit_test(test_error_long),
+        cmocka_unit_test(test_arena),
+        cmocka_unit_test(test_buf),
+        cmocka_unit_test(test_read_and_map),
+        cmocka_unit_test(test_atomic_write),
+        cmocka_unit_test(test_full_disk),
+        cmocka_unit_test(test_paths),
+        cmocka_unit_test(test_hashes),
+        cmocka_unit_test(test_philox),
+        cmocka_unit_test(test_rng_streams),
+        cmocka_unit_test(test_rng_distributions),
+        cmocka_unit_test(test_math_accuracy),
+        cmocka_unit_test(test_math_edges),
+        cmocka_unit_test(test_math_bits),
+        cmocka_unit_test(test_pool_ranges),
+        cmocka_unit_test(test_pool_stress),
+        cmocka_unit_test(test_pool_contract),
+        cmocka_unit_test(test_clock),
+        cmocka_unit_test(test_progress),
+        cmocka_unit_test(test_progress_terminal),
+        cmocka_unit_test(test_options),
+        cmocka_unit_test(test_option_errors),
+        cmocka_unit_test(test_option_help),
+        cmocka_unit_test(test_option_recipe),
+        cmocka_unit_test(test_option_recipe_errors),
+        cmocka_unit_test(test_yaml_values),
+        cmocka_unit_test(test_yaml_lines),
+        cmocka_unit_test(test_yaml_errors),
+        cmocka_unit_test(test_json_parse),
+        cmocka_unit_test(test_json_errors),
+        cmocka_unit_test(test_json_each),
+        cmocka_unit_test(test_json_each_errors),
+    };
+    return cmocka_run_group_tests(tests, scratch_make, scratch_remove);
+}

@@ -1,0 +1,431 @@
+/*
+ * test_emulated: avx512.c and amx.c, this very source, on instructions emulated in plain C (test/emulate).
+ *
+ * It proves that every slot of the AVX-512 level and the int8 slots of the AMX level give the bits of scalar.c, and that
+ * the AMX bf16 product is near the true sum and blind to neighbours. It says nothing about speed, and it executes no
+ * instruction that this machine may lack. On a machine that has them, test_kernels compares the compiled levels too.
+ *
+ * Invariant: outputs lie in a frame of guard values, inputs in blocks of exactly their size, so that a write outside is
+ * seen here and a read outside by the address sanitizer.
+ */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+/* The same names live in the library, compiled for the real instructions. */
+#define kernels_fill_avx512 emulated_fill_avx512
+#define kernels_fill_amx emulated_fill_amx
+#define amx_request emulated_amx_request
+#include "../src/kernel/avx512.c"
+
+#include "../src/kernel/amx.c"
+
+static const struct kernels *scalar;
+static struct kernels wide, tiles;
+
+#define GUARD 0x1.234p+99f
+
+/* ---- numbers ----------------------------------------------------------------------------------------------------- */
+
+enum flavour { PLAIN, TINY, NASTY, FLAVOURS };
+
+/* PLAIN: normal. TINY: products underflow, so that lanes meet -0 and denormals. NASTY: one in four is special. */
+static float number(struct rng *r, enum flavour flavour) {
+    static const float special[] = {
+        0.0f, -0.0f, INFINITY, -INFINITY, NAN, 0x1p-149f, -0x1p-149f, 0x1.8p-127f, FLT_MIN, FLT_MAX, -FLT_MAX, 1.0f,
+        -127.5f, 88.8f, -104.1f, 0x1p-75f, -0x1p-75f,
+    };
+    const float f = rng_normal(r);
+    if (flavour == TINY) return f * 0x1p-74f;
+    if (flavour == PLAIN || rng_below(r, 4) != 0) return f * 3.0f;
+    return special[rng_below(r, ARRAY_LEN(special))];
+}
+
+static float *numbers(struct rng *r, int64_t n, enum flavour flavour) {
+    float *v = xmalloc((size_t)n * sizeof *v);
+    for (int64_t i = 0; i < n; i++) v[i] = number(r, flavour);
+    return v;
+}
+
+static float *copy_of(const float *v, int64_t n) {
+    float *c = xmalloc((size_t)n * sizeof *c);
+    memcpy(c, v, (size_t)n * sizeof *c);
+    return c;
+}
+
+/* Equal bits; all NaN are one, because C does not say which operand's NaN an operation hands on. */
+static bool same(float a, float b) {
+    return (isnan(a) && isnan(b)) || memcmp(&a, &b, sizeof a) == 0;
+}
+
+static void assert_same(const float *got, const float *want, int64_t n, const char *what) {
+    for (int64_t i = 0; i < n; i++) {
+        if (!same(got[i], want[i])) {
+            fail_msg("%s: value %lld of %lld is %a, scalar says %a", what, (long long)i, (long long)n, (double)got[i],
+                     (double)want[i]);
+        }
+    }
+}
+
+/* Two equal outputs: guard values, or numbers to be added to. */
+static void outputs_make(struct rng *r, float **got, float **want, int64_t n, bool add) {
+    *want = numbers(r, n, PLAIN);
+    for (int64_t i = 0; i < n && !add; i++) (*want)[i] = GUARD;
+    *got = copy_of(*want, n);
+}
+
+/* ---- products of rows -------------------------------------------------------------------------------------------- */
+
+static void rows_case(struct rng *r, int64_t rows, int64_t k, int64_t n0, int64_t n1, bool add, enum flavour flavour) {
+    const int64_t n = n1 + 2, ldx = k + 3, ldw = k + 1, ldy = n + 1, size = (rows - 1) * ldy + n;
+    float *x = numbers(r, (rows - 1) * ldx + k, flavour), *w = numbers(r, (n1 - 1) * ldw + k, flavour), *got, *want;
+    uint16_t *half = xmalloc((size_t)((n1 - 1) * ldw + k) * sizeof *half);
+    for (int64_t i = 0; i < (n1 - 1) * ldw + k; i++) half[i] = f32_to_bf16(w[i]);
+    outputs_make(r, &got, &want, size, add);
+    scalar->gemm_f32(want, ldy, x, ldx, rows, w, ldw, k, n0, n1, add);
+    wide.gemm_f32(got, ldy, x, ldx, rows, w, ldw, k, n0, n1, add);
+    assert_same(got, want, size, "gemm_f32");
+    scalar->gemm_bf16(want, ldy, x, ldx, rows, half, ldw, k, n0, n1, add);
+    wide.gemm_bf16(got, ldy, x, ldx, rows, half, ldw, k, n0, n1, add);
+    assert_same(got, want, size, "gemm_bf16");
+    free(x), free(w), free(half), free(got), free(want);
+}
+
+static void test_rows(void **state) {
+    (void)state;
+    static const int64_t rows[] = { 1, 2, 3, 5, 49, 52 }, ks[] = { 1, 15, 16, 17, 40, 64 };
+    static const int64_t spans[][2] = { { 0, 1 }, { 0, 8 }, { 3, 18 }, { 5, 12 }, { 1, 27 } };
+    struct rng r = rng_make(1, RNG_TEST, 0, 0);
+    int turn = 0;
+    for (size_t a = 0; a < ARRAY_LEN(rows); a++) {
+        for (size_t b = 0; b < ARRAY_LEN(ks); b++) {
+            for (size_t c = 0; c < ARRAY_LEN(spans); c++, turn++) {
+                rows_case(&r, rows[a], ks[b], spans[c][0], spans[c][1], turn % 2, (enum flavour)(turn % FLAVOURS));
+            }
+        }
+    }
+}
+
+/* ---- products of packed panels ----------------------------------------------------------------------------------- */
+
+struct packed_case {
+    int64_t n, k, rows;
+    struct matrix w;
+    struct arena arena;
+    uint8_t *file; /* the rows that `w` was made of */
+    struct inputs in;
+};
+
+static int8_t quant(struct rng *r) {
+    return rng_below(r, 8) == 0 ? (int8_t)(rng_below(r, 2) ? 127 : -127) : (int8_t)((int)rng_below(r, 255) - 127);
+}
+
+/* Random blocks, all 256 byte values included. */
+static void packed_make(struct packed_case *c, struct rng *r, enum tensor_type type, int64_t n, int64_t k,
+                        int64_t rows, enum flavour flavour) {
+    struct error err;
+    const size_t block = type == TENSOR_Q4_0 ? sizeof(struct block_q4_0) : sizeof(struct block_q8_0);
+    const size_t bytes = tensor_row_bytes(type, k) * (size_t)n;
+    *c = (struct packed_case){ .n = n, .k = k, .rows = rows, .file = xmalloc(bytes) };
+    for (size_t i = 0; i < bytes; i++) c->file[i] = rng_below(r, 9) ? (uint8_t)rng_below(r, 256) : 0x80;
+    for (size_t i = 0; i < bytes; i += block) {
+        const uint16_t d = f32_to_f16(rng_normal(r));
+        memcpy(c->file + i, &d, sizeof d);
+    }
+    assert_int_equal(matrix_init(&c->w, type, n, k, c->file, NULL, CLASS_FAST, &c->arena, &err), OK);
+    c->in = (struct inputs){ .rows = rows, .k = k, .ldx = k };
+    c->in.q = xmalloc((size_t)(rows * k));
+    for (int64_t i = 0; i < rows * k; i++) c->in.q[i] = quant(r);
+    c->in.d = numbers(r, rows * (k / 32), flavour);
+    // No file may bring a scale like these, but the bits must agree on them too.
+    float *scales = (float *)c->w.scales;
+    for (int64_t i = 0; i < (n + 15) / 16 * 16 * (k / 32); i++) {
+        if (flavour != PLAIN) scales[i] = number(r, flavour);
+    }
+}
+
+static void packed_release(struct packed_case *c) {
+    arena_release(&c->arena);
+    free(c->file), free(c->in.q), free(c->in.d), free(c->in.bf16);
+}
+
+static void packed_compare(struct rng *r, const struct packed_case *c, bool q4, int64_t n0, int64_t n1, bool add) {
+    const int64_t ldy = c->n + 1, size = (c->rows - 1) * ldy + c->n;
+    float *got, *want, *before;
+    outputs_make(r, &got, &want, size, add);
+    before = copy_of(got, size);
+    (q4 ? scalar->gemm_q4 : scalar->gemm_q8)(want, ldy, &c->in, &c->w, n0, n1, add);
+    (q4 ? wide.gemm_q4 : wide.gemm_q8)(got, ldy, &c->in, &c->w, n0, n1, add);
+    assert_same(got, want, size, q4 ? "gemm_q4, avx512" : "gemm_q8, avx512");
+    memcpy(got, before, (size_t)size * sizeof *got);
+    (q4 ? tiles.gemm_q4 : tiles.gemm_q8)(got, ldy, &c->in, &c->w, n0, n1, add);
+    assert_same(got, want, size, q4 ? "gemm_q4, amx" : "gemm_q8, amx");
+    free(got), free(want), free(before);
+}
+
+static void test_packed(void **state) {
+    (void)state;
+    static const struct {
+        int64_t rows, k, n, n0, n1;
+    } cases[] = {
+        { 1, 32, 16, 0, 16 },    { 2, 96, 40, 0, 40 },     { 3, 64, 33, 16, 33 },   { 4, 64, 48, 16, 32 },
+        { 5, 32, 16, 0, 16 },    { 7, 160, 32, 0, 32 },    { 8, 32, 20, 0, 20 },    { 15, 96, 24, 0, 24 },
+        { 16, 64, 17, 0, 17 },   { 20, 64, 160, 0, 160 },  { 31, 32, 16, 0, 16 },   { 33, 64, 32, 0, 32 },
+        { 70, 64, 32, 0, 32 },   { 17, 32, 272, 32, 272 }, { 6, 2080, 16, 0, 16 },  { 37, 1056, 16, 0, 16 },
+        { 3, 8256, 24, 0, 24 },  { 34, 8256, 40, 0, 40 },  { 131, 32, 16, 0, 16 },  { 1, 64, 1, 0, 1 },
+    };
+    struct rng r = rng_make(2, RNG_TEST, 0, 0);
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        for (int q4 = 0; q4 < 2; q4++) {
+            struct packed_case c;
+            packed_make(&c, &r, q4 ? TENSOR_Q4_0 : TENSOR_Q8_0, cases[i].n, cases[i].k, cases[i].rows,
+                        (enum flavour)(i % FLAVOURS));
+            packed_compare(&r, &c, q4, cases[i].n0, cases[i].n1, (i + (size_t)q4) % 2);
+            packed_release(&c);
+        }
+    }
+}
+
+/* ---- bf16 tiles -------------------------------------------------------------------------------------------------- */
+
+static void bf16_make(struct packed_case *c, struct rng *r, int64_t n, int64_t k, int64_t rows) {
+    struct error err;
+    const int64_t kp = (k + 31) / 32 * 32;
+    *c = (struct packed_case){ .n = n, .k = k, .rows = rows, .file = xmalloc((size_t)(n * k) * 2) };
+    for (int64_t i = 0; i < n * k; i++) {
+        const uint16_t half = f32_to_bf16(number(r, PLAIN));
+        memcpy(c->file + 2 * i, &half, sizeof half);
+    }
+    assert_int_equal(matrix_init(&c->w, TENSOR_BF16, n, k, c->file, NULL, CLASS_FAST, &c->arena, &err), OK);
+    assert_true(c->w.packed);
+    c->in = (struct inputs){ .rows = rows, .k = k, .ldx = k };
+    c->in.bf16 = xcalloc((size_t)(rows * kp), sizeof *c->in.bf16);
+    for (int64_t i = 0; i < rows * kp; i++) c->in.bf16[i] = i % kp < k ? f32_to_bf16(number(r, PLAIN)) : 0;
+}
+
+/* Σ x w in double and Σ |x w|, the measure of what rounding may cost. */
+static double bf16_truth(const struct packed_case *c, int64_t m, int64_t n, double *magnitude) {
+    const int64_t kp = (c->k + 31) / 32 * 32;
+    double sum = 0;
+    *magnitude = 0;
+    for (int64_t i = 0; i < c->k; i++) {
+        uint16_t half;
+        memcpy(&half, c->file + 2 * (n * c->k + i), sizeof half);
+        const double term = (double)bf16_to_f32(c->in.bf16[m * kp + i]) * (double)bf16_to_f32(half);
+        sum += term;
+        *magnitude += fabs(term);
+    }
+    return sum;
+}
+
+static void bf16_check(struct rng *r, const struct packed_case *c, int64_t n0, int64_t n1, bool add) {
+    const int64_t ldy = c->n + 2, size = (c->rows - 1) * ldy + c->n;
+    float *got, *before;
+    outputs_make(r, &got, &before, size, add);
+    tiles.gemm_bf16_fast(got, ldy, &c->in, &c->w, n0, n1, add);
+    for (int64_t i = 0; i < size; i++) {
+        const int64_t m = i / ldy, n = i % ldy;
+        if (n < n0 || n >= n1) {
+            assert_true(same(got[i], before[i]));
+            continue;
+        }
+        double magnitude, want = bf16_truth(c, m, n, &magnitude) + (add ? (double)before[i] : 0);
+        assert_true(fabs((double)got[i] - want) <= 1e-5 * (magnitude + fabs(want)));
+    }
+    free(got), free(before);
+}
+
+/* Each row alone, each panel alone: the same bits as all at once. */
+static void bf16_blind(const struct packed_case *c) {
+    const int64_t n = c->n, kp = (c->k + 31) / 32 * 32;
+    float *all = xcalloc((size_t)(c->rows * n), sizeof *all), *one = xcalloc((size_t)n, sizeof *one);
+    tiles.gemm_bf16_fast(all, n, &c->in, &c->w, 0, n, false);
+    for (int64_t m = 0; m < c->rows; m++) {
+        struct inputs row = c->in;
+        row.rows = 1;
+        row.bf16 = c->in.bf16 + m * kp;
+        for (int64_t n0 = 0; n0 < n; n0 += 16) {
+            tiles.gemm_bf16_fast(one, n, &row, &c->w, n0, MIN(n, n0 + 16), false);
+        }
+        assert_same(one, all + m * n, n, "gemm_bf16_fast, row by row");
+    }
+    free(all), free(one);
+}
+
+static void test_bf16_fast(void **state) {
+    (void)state;
+    static const struct {
+        int64_t rows, k, n, n0, n1;
+    } cases[] = {
+        { 1, 32, 16, 0, 16 },   { 2, 33, 32, 0, 32 },   { 15, 64, 40, 0, 40 }, { 16, 20, 48, 16, 48 },
+        { 17, 96, 33, 0, 33 },  { 31, 64, 16, 0, 16 },  { 32, 65, 32, 0, 32 }, { 33, 32, 160, 0, 160 },
+        { 70, 100, 48, 0, 48 }, { 20, 96, 272, 0, 272 }, { 52, 32, 64, 0, 64 },
+    };
+    struct rng r = rng_make(3, RNG_TEST, 0, 0);
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        struct packed_case c;
+        bf16_make(&c, &r, cases[i].n, cases[i].k, cases[i].rows);
+        bf16_check(&r, &c, cases[i].n0, cases[i].n1, false);
+        bf16_check(&r, &c, cases[i].n0, cases[i].n1, true);
+        bf16_blind(&c);
+        packed_release(&c);
+    }
+}
+
+/* A decode step multiplies many matrices by the same number of rows: its tiles are shaped once. */
+static void test_shapes_kept(void **state) {
+    (void)state;
+    struct rng r = rng_make(4, RNG_TEST, 0, 0);
+    struct packed_case c;
+    float y[16 * 64];
+    packed_make(&c, &r, TENSOR_Q8_0, 64, 32, 16, PLAIN);
+    tiles.gemm_q8(y, 64, &c.in, &c.w, 0, 64, false);
+    const long loads = emulated_loads;
+    tiles.gemm_q8(y, 64, &c.in, &c.w, 0, 64, false);
+    assert_int_equal(emulated_loads, loads);
+    packed_release(&c);
+}
+
+/* ---- vectors ----------------------------------------------------------------------------------------------------- */
+
+static void reductions_case(const float *a, const float *b, int64_t n) {
+    assert_true(same(wide.dot(a, b, n), scalar->dot(a, b, n)));
+    assert_true(same(wide.sum(a, n), scalar->sum(a, n)));
+    assert_true(same(wide.max(a, n), scalar->max(a, n)));
+}
+
+/* Runs `call` on table t with output y, for both tables, and compares n + 1 values: the last is the guard. */
+#define BOTH(what, call)                                                                                               \
+    do {                                                                                                               \
+        float *got_ = copy_of(a, n + 1), *want_ = copy_of(a, n + 1), *y;                                               \
+        got_[n] = want_[n] = GUARD;                                                                                    \
+        const struct kernels *t = scalar;                                                                              \
+        y = want_;                                                                                                     \
+        call;                                                                                                          \
+        t = &wide;                                                                                                     \
+        y = got_;                                                                                                      \
+        call;                                                                                                          \
+        assert_same(got_, want_, n + 1, what);                                                                         \
+        free(got_), free(want_);                                                                                       \
+    } while (0)
+
+/* a has n + 1 values, b and c have n. */
+static void vectors_case(const float *a, const float *b, const float *c, int64_t n) {
+    float sums[2] = { 0, 0 };
+    BOTH("axpy", t->axpy(y, -1.7f, b, n));
+    BOTH("scale", t->scale(y, 0.3f, n));
+    BOTH("rmsnorm", t->rmsnorm(y, b, c, 1e-5f, n));
+    BOTH("rmsnorm in place", t->rmsnorm(y, y, c, 1e-5f, n));
+    BOTH("rope", t->rope(y, b, c, n / 2));
+    BOTH("silu_mul", t->silu_mul(y, b, c, n));
+    BOTH("silu_mul in place", t->silu_mul(y, y, c, n));
+    BOTH("exp", t->exp(y, b, n));
+    BOTH("exp in place", t->exp(y, y, n));
+    BOTH("softmax", sums[t == scalar] = t->softmax(y, n));
+    assert_true(same(sums[0], sums[1]));
+}
+
+static void test_vectors(void **state) {
+    (void)state;
+    struct rng r = rng_make(5, RNG_TEST, 0, 0);
+    for (int turn = 0; turn < 3 * 100; turn++) {
+        const enum flavour flavour = (enum flavour)(turn % FLAVOURS);
+        const int64_t n = turn / 3 < 70 ? turn / 3 : 3 * (turn / 3) - 111;
+        float *a = numbers(&r, n + 1, flavour), *b = numbers(&r, n, flavour), *c = numbers(&r, n, flavour);
+        reductions_case(a, b, n);
+        vectors_case(a, b, c, n);
+        free(a), free(b), free(c);
+    }
+}
+
+/* Every 8,191st bit pattern of a float. */
+static void test_exp_everywhere(void **state) {
+    (void)state;
+    float x[256], got[256], want[256];
+    for (uint64_t bits = 0; bits < 1ull << 32;) {
+        for (size_t i = 0; i < ARRAY_LEN(x); i++, bits += 8191) {
+            const uint32_t b = (uint32_t)bits;
+            memcpy(&x[i], &b, sizeof b);
+        }
+        scalar->exp(want, x, ARRAY_LEN(x));
+        wide.exp(got, x, ARRAY_LEN(x));
+        assert_same(got, want, ARRAY_LEN(x), "exp");
+    }
+}
+
+static void attend_case(struct rng *r, int64_t n, int64_t d, enum flavour flavour) {
+    const int64_t stride = d + 5, size = (n - 1) * stride + d;
+    float *q = numbers(r, d, flavour), *k = numbers(r, size, flavour), *v = numbers(r, size, flavour);
+    float *scores[2], *out[2];
+    for (int i = 0; i < 2; i++) {
+        scores[i] = numbers(r, n, PLAIN);
+        out[i] = numbers(r, d + 1, PLAIN);
+        out[i][d] = GUARD;
+        (i ? &wide : scalar)->attend(out[i], q, k, v, stride, n, d, 0.125f, scores[i]);
+    }
+    assert_same(out[1], out[0], d + 1, "attend");
+    for (int i = 0; i < 2; i++) free(scores[i]), free(out[i]);
+    free(q), free(k), free(v);
+}
+
+static void test_attend(void **state) {
+    (void)state;
+    static const int64_t widths[] = { 1, 8, 16, 33, 64, 80, 128, 150 }, lengths[] = { 1, 2, 7, 8, 17, 61 };
+    struct rng r = rng_make(6, RNG_TEST, 0, 0);
+    for (size_t i = 0; i < ARRAY_LEN(widths); i++) {
+        for (size_t j = 0; j < ARRAY_LEN(lengths); j++) {
+            attend_case(&r, lengths[j], widths[i], (enum flavour)((i + j) % FLAVOURS));
+        }
+    }
+}
+
+static void adamw_case(struct rng *r, int64_t n, enum flavour flavour) {
+    float *state[2][3], *g = numbers(r, n, flavour);
+    for (int i = 0; i < 3; i++) {
+        state[0][i] = numbers(r, n + 1, flavour);
+        state[1][i] = copy_of(state[0][i], n + 1);
+    }
+    for (int i = 0; i < 2; i++) {
+        (i ? &wide : scalar)
+            ->adamw(state[i][0], g, state[i][1], state[i][2], n, 1e-3f, 0.9f, 0.999f, 1e-8f, 0.01f, 0.19f, 0.002f);
+    }
+    for (int i = 0; i < 3; i++) {
+        assert_same(state[1][i], state[0][i], n + 1, "adamw");
+        free(state[0][i]), free(state[1][i]);
+    }
+    free(g);
+}
+
+static void test_adamw(void **state) {
+    (void)state;
+    struct rng r = rng_make(7, RNG_TEST, 0, 0);
+    for (int64_t n = 0; n < 99; n++) adamw_case(&r, n, (enum flavour)(n % FLAVOURS));
+}
+
+/* The tables as the levels fill them, one on top of the other. */
+static int tables_fill(void **state) {
+    (void)state;
+    scalar = kernels_level(CPU_SCALAR);
+    if (scalar == NULL) return -1;
+    wide = *scalar;
+    emulated_fill_avx512(&wide);
+    tiles = wide;
+    emulated_fill_amx(&tiles);
+    return 0;
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_rows),         cmocka_unit_test(test_packed),
+        cmocka_unit_test(test_bf16_fast),    cmocka_unit_test(test_shapes_kept),
+        cmocka_unit_test(test_vectors),      cmocka_unit_test(test_exp_everywhere),
+        cmocka_unit_test(test_attend),       cmocka_unit_test(test_adamw),
+    };
+    return cmocka_run_group_tests_name("emulated", tests, tables_fill, NULL);
+}

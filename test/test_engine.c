@@ -1,0 +1,795 @@
+/*
+ * The engine: a request's result must be a function of its own inputs only. Random requests of every kind are run alone,
+ * together, in other orders, joined while others run, with few and many rows, slots and threads, and compared bit by bit.
+ * Choices are compared with a forward pass over each full sequence, the sampler with a naive twin and with exact
+ * probabilities, and all processor levels with each other.
+ */
+#include "engine/engine.h"
+#include "fixture.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <unistd.h>
+// cmocka needs the four above first
+#include <cmocka.h>
+
+enum { N_REQUESTS = 36, N_ADAPTERS = 5, LEN = 64, VOCAB = 300 };
+
+/* ---- random requests ------------------------------------------------------------------------------------------- */
+
+/* A request with the memory that it borrows. */
+struct drawn {
+    struct request r;
+    int32_t prompt[LEN], stop[8], suffix[4], words[8][6];
+    struct token_seq choices[8];
+};
+
+static int32_t below(struct rng *rng, uint32_t n) {
+    return (int32_t)rng_below(rng, n);
+}
+
+static void draw_prompt(struct drawn *d, struct rng *rng) {
+    d->r.n_prompt = 1 + below(rng, rng_below(rng, 2) ? 34 : 6);
+    int32_t common = below(rng, 4) ? 0 : below(rng, 30); // a quarter begin alike
+    for (int32_t i = 0; i < d->r.n_prompt; i++) {
+        int32_t token = below(rng, VOCAB);
+        d->prompt[i] = i < common ? (7 * i + 3) % VOCAB : token;
+    }
+    d->r.prompt = d->prompt;
+}
+
+static void draw_sampling(struct drawn *d, struct rng *rng) {
+    static const float temperatures[] = {0, 0, 0.3f, 1, 2.5f}, ps[] = {1, 1, 0.9f, 0.4f};
+    d->r.sampling = (struct sampling){
+        .temperature = temperatures[rng_below(rng, 5)], .top_p = ps[rng_below(rng, 4)],
+        .top_k = below(rng, 2) * below(rng, 40), .min_p = rng_below(rng, 3) ? 0 : 0.05f, .seed = rng_u64(rng)};
+    d->r.max_tokens = below(rng, 13);
+    d->r.n_stop = below(rng, 2) * below(rng, 9);
+    for (int32_t i = 0; i < d->r.n_stop; i++) d->stop[i] = below(rng, VOCAB);
+    d->r.stop = d->stop;
+}
+
+/* Few different tokens, so that choices share prefixes, contain each other and repeat. */
+static void draw_choices(struct drawn *d, struct rng *rng) {
+    d->r.n_choices = below(rng, 2) * below(rng, 9);
+    d->r.suffix = (struct token_seq){d->suffix, d->r.n_choices ? below(rng, 5) : 0};
+    for (int32_t i = 0; i < d->r.suffix.n; i++) d->suffix[i] = below(rng, VOCAB);
+    for (int32_t i = 0; i < d->r.n_choices; i++) {
+        d->choices[i] = (struct token_seq){d->words[i], 1 + below(rng, 6)};
+        for (int32_t j = 0; j < d->choices[i].n; j++) d->words[i][j] = 40 + below(rng, 3);
+    }
+    d->r.choices = d->choices;
+}
+
+static void requests_draw(struct drawn *d, int n, struct adapter *const *adapters, uint32_t id) {
+    struct rng rng = rng_make(23, RNG_TEST, id, 0);
+    for (int i = 0; i < n; i++) {
+        d[i] = (struct drawn){0};
+        draw_prompt(&d[i], &rng);
+        draw_sampling(&d[i], &rng);
+        draw_choices(&d[i], &rng);
+        int32_t a = below(&rng, N_ADAPTERS + 1);
+        d[i].r.adapter = a < N_ADAPTERS ? adapters[a] : NULL;
+    }
+}
+
+static struct engine *engine_make(const struct model *m, int max_rows, int max_seqs, struct pool *pool) {
+    struct error err;
+    struct engine_options o = {.max_rows = max_rows, .max_seqs = max_seqs, .pool = pool};
+    struct engine *e = engine_new(m, &o, &err);
+    if (!e) fail_msg("%s", err.text);
+    return e;
+}
+
+/* Engine steps until nothing is left. */
+static void engine_drain(struct engine *e) {
+    while (engine_step(e) > 0) {}
+}
+
+static void run_one(struct engine *e, struct request *r) {
+    struct error err;
+    if (engine_run(e, r, 1, NULL, &err) != OK) fail_msg("%s", err.text);
+    assert_true(r->done && r->finish != FINISH_NONE);
+}
+
+static void same_result(const struct request *a, const struct request *b) {
+    size_t n = (size_t)a->n_out, c = (size_t)a->n_choices;
+    assert_true(a->done && b->done);
+    assert_int_equal(a->n_out, b->n_out);
+    assert_int_equal(a->finish, b->finish);
+    assert_int_equal(a->choice, b->choice);
+    assert_int_equal(a->n_generated, b->n_generated);
+    assert_int_equal(a->n_prefilled, b->n_prefilled);
+    if (n) assert_memory_equal(a->out, b->out, n * sizeof *a->out);
+    if (n) assert_memory_equal(a->out_logprob, b->out_logprob, n * sizeof(float));
+    if (c) assert_memory_equal(a->choice_logprob, b->choice_logprob, c * sizeof(float));
+    if (c) assert_memory_equal(a->choice_prob, b->choice_prob, c * sizeof(float));
+}
+
+struct world {
+    struct model *m;
+    struct adapter *a[N_ADAPTERS];
+    struct drawn d[N_REQUESTS];
+};
+
+static void world_open(struct world *w, const char *shape, enum tensor_type type, uint32_t id) {
+    w->m = fixture_model(shape, false, type, CLASS_EXACT);
+    for (int i = 0; i < N_ADAPTERS; i++)
+        w->a[i] = fixture_adapter(&w->m->config, 1 + 5 * i, i % 2 ? "all-linear" : "q_proj,up_proj", 0.2f, (uint64_t)i);
+    requests_draw(w->d, N_REQUESTS, w->a, id);
+}
+
+static void world_close(struct world *w) {
+    for (int i = 0; i < N_REQUESTS; i++) request_release(&w->d[i].r);
+    for (int i = 0; i < N_ADAPTERS; i++) adapter_release(w->a[i]);
+    model_close(w->m);
+}
+
+/* ---- one result per request ------------------------------------------------------------------------------------ */
+
+/* Runs all in a random order, submitting `burst` at a time between steps, and compares with what each gave alone. */
+static void together(const struct world *w, int max_rows, int max_seqs, int threads, int burst, uint32_t id) {
+    uint32_t order[N_REQUESTS];
+    struct error err;
+    struct request got[N_REQUESTS];
+    struct rng rng = rng_make(31, RNG_TEST, id, 0);
+    struct pool *pool = pool_new(threads);
+    struct engine *e = engine_make(w->m, max_rows, max_seqs, pool);
+    for (uint32_t i = 0; i < N_REQUESTS; i++) order[i] = i;
+    if (id > 0) rng_shuffle(&rng, order, N_REQUESTS);
+    for (int i = 0; i < N_REQUESTS; i++) {
+        struct request *r = &got[order[i]];
+        *r = w->d[order[i]].r;
+        r->state = NULL;
+        r->out = NULL;
+        r->out_logprob = r->choice_logprob = r->choice_prob = NULL;
+        if (engine_submit(e, r, &err) != OK) fail_msg("%s", err.text);
+        if (i % burst == burst - 1) engine_step(e);
+    }
+    engine_drain(e);
+    for (int i = 0; i < N_REQUESTS; i++) {
+        same_result(&w->d[i].r, &got[i]);
+        request_release(&got[i]);
+    }
+    assert_int_equal(engine_stats(e).finished, N_REQUESTS);
+    engine_free(e);
+    pool_free(pool);
+}
+
+static void results_invariant(const char *shape, enum tensor_type type, uint32_t id) {
+    struct world w;
+    world_open(&w, shape, type, id);
+    for (int i = 0; i < N_REQUESTS; i++) {
+        struct engine *e = engine_make(w.m, 256, 1, NULL);
+        run_one(e, &w.d[i].r);
+        engine_free(e);
+    }
+    together(&w, 256, 64, 1, N_REQUESTS, 0);
+    together(&w, 7, 64, 2, N_REQUESTS, 1);
+    together(&w, 64, 5, 3, N_REQUESTS, 2);
+    together(&w, 64, 64, 2, 3, 3);
+    together(&w, 7, 2, 1, 1, 4);
+    together(&w, 1, 3, 3, 2, 5);
+    world_close(&w);
+}
+
+static void results_invariant_f32(void **state) {
+    (void)state;
+    results_invariant("tiny-llama", TENSOR_F32, 1);
+    results_invariant("tiny-qwen3", TENSOR_F32, 2);
+}
+
+static void results_invariant_q8(void **state) {
+    (void)state;
+    results_invariant("tiny-llama", TENSOR_Q8_0, 3);
+    results_invariant("tiny-qwen3", TENSOR_Q4_0, 4);
+}
+
+/* ---- the same at every processor level ------------------------------------------------------------------------- */
+
+/* Hash over all results of a world, in the exact class. */
+static void results_hash(enum tensor_type type, char out[HASH_LEN]) {
+    struct world w;
+    struct hasher h;
+    world_open(&w, "tiny-llama", type, 9);
+    struct engine *e = engine_make(w.m, 64, 16, NULL);
+    hasher_init(&h);
+    for (int i = 0; i < N_REQUESTS; i++) {
+        const struct request *r = &w.d[i].r;
+        run_one(e, &w.d[i].r);
+        hasher_add(&h, r->out, (size_t)r->n_out * sizeof *r->out);
+        hasher_add(&h, r->out_logprob, (size_t)r->n_out * sizeof(float));
+        hasher_add(&h, r->choice_logprob, (size_t)r->n_choices * sizeof(float));
+        hasher_add(&h, r->choice_prob, (size_t)r->n_choices * sizeof(float));
+    }
+    hasher_final(&h, out);
+    engine_free(e);
+    world_close(&w);
+}
+
+static int hashes_print(void) {
+    static const enum tensor_type types[] = {TENSOR_F32, TENSOR_Q8_0, TENSOR_Q4_0, TENSOR_BF16};
+    for (size_t i = 0; i < ARRAY_LEN(types); i++) {
+        char hash[HASH_LEN];
+        results_hash(types[i], hash);
+        printf("%s %s\n", tensor_type_name(types[i]), hash);
+    }
+    return 0;
+}
+
+/* This program again, at another level. */
+static void hashes_at(const char *level, char *out, size_t size) {
+    char self[1024] = {0};
+    assert_true(readlink("/proc/self/exe", self, sizeof self - 1) > 0);
+    char *command = xasprintf("SHOAL_CPU=%s '%s' hashes", level, self);
+    FILE *f = popen(command, "r");
+    assert_non_null(f);
+    out[fread(out, 1, size - 1, f)] = 0;
+    assert_int_equal(pclose(f), 0);
+    assert_true(strlen(out) > 4 * (HASH_LEN - 1));
+    free(command);
+}
+
+static void levels_agree(void **state) {
+    (void)state;
+    char want[1024], got[1024];
+    hashes_at("scalar", want, sizeof want);
+    for (int level = CPU_AVX2; level <= (int)kernels_get()->level; level++) {
+        hashes_at(cpu_level_name((enum cpu_level)level), got, sizeof got);
+        assert_string_equal(got, want);
+    }
+}
+
+/* ---- choices --------------------------------------------------------------------------------------------------- */
+
+/* Log-probability of `tail` after `head` by one forward pass over both. */
+static double sequence_logprob(const struct model *m, const struct adapter *a, const int32_t *head, int32_t n_head,
+                               const struct token_seq *tail) {
+    struct forward_options o = {.max_rows = LEN, .n_slots = 1, .slot_len = LEN};
+    struct forward *f = forward_new(m, &o);
+    struct row rows[LEN];
+    int32_t out[LEN], n = n_head + tail->n;
+    float *logits = xcalloc(LEN * VOCAB, sizeof *logits);
+    for (int32_t i = 0; i < n; i++) {
+        rows[i] = (struct row){.token = i < n_head ? head[i] : tail->v[i - n_head], .pos = i};
+        out[i] = i;
+    }
+    struct segment seg = {.begin = 0, .end = n, .loras = a ? a->loras : NULL};
+    forward_run(f, rows, n, &seg, 1, out, n, logits);
+    double sum = 0;
+    for (int32_t i = 0; i < tail->n; i++) {
+        const float *x = logits + (n_head + i - 1) * VOCAB;
+        double z = 0;
+        for (int32_t j = 0; j < VOCAB; j++) z += exp((double)x[j]);
+        sum += (double)x[tail->v[i]] - log(z);
+    }
+    forward_free(f);
+    free(logits);
+    return sum;
+}
+
+static void choices_check(const struct model *m, const struct request *r) {
+    int32_t head[LEN], n = 0;
+    double probs = 0, norm = 0, want[8];
+    for (int32_t i = 0; i < r->n_prompt; i++) head[n++] = r->prompt[i];
+    for (int32_t i = 0; i < r->n_out; i++) head[n++] = r->out[i];
+    for (int32_t i = 0; i < r->suffix.n; i++) head[n++] = r->suffix.v[i];
+    for (int32_t i = 0; i < r->n_choices; i++) {
+        want[i] = sequence_logprob(m, r->adapter, head, n, &r->choices[i]);
+        norm += exp(want[i]);
+    }
+    for (int32_t i = 0; i < r->n_choices; i++) {
+        assert_true(fabs((double)r->choice_logprob[i] - want[i]) < 1e-4);
+        assert_true(fabs((double)r->choice_prob[i] - exp(want[i]) / norm) < 1e-4);
+        assert_true(r->choice_logprob[i] < r->choice_logprob[r->choice] || i >= r->choice);
+        assert_true(r->choice_logprob[i] <= r->choice_logprob[r->choice]);
+        probs += (double)r->choice_prob[i];
+    }
+    assert_true(fabs(probs - 1) < 1e-5);
+    assert_int_equal(r->finish, FINISH_CHOICE);
+}
+
+static void choices_are_exact(void **state) {
+    (void)state;
+    struct world w;
+    int checked = 0;
+    world_open(&w, "tiny-llama", TENSOR_F32, 5);
+    struct engine *e = engine_make(w.m, 32, 8, NULL);
+    for (int i = 0; i < N_REQUESTS; i++) {
+        run_one(e, &w.d[i].r);
+        if (w.d[i].r.n_choices == 0) continue;
+        choices_check(w.m, &w.d[i].r);
+        checked++;
+    }
+    assert_true(checked >= 8);
+    engine_free(e);
+    world_close(&w);
+}
+
+/* A choice's log-probability is its own: alone it has the bits that it has among others. */
+static void choices_alone_are_equal(void **state) {
+    (void)state;
+    struct world w;
+    world_open(&w, "tiny-qwen3", TENSOR_F32, 6);
+    struct engine *e = engine_make(w.m, 32, 8, NULL);
+    for (int i = 0; i < N_REQUESTS; i++) {
+        struct request *r = &w.d[i].r;
+        run_one(e, r);
+        for (int32_t c = 0; c < r->n_choices; c++) {
+            struct request one = {.prompt = r->prompt, .n_prompt = r->n_prompt, .adapter = r->adapter,
+                                  .sampling = r->sampling, .max_tokens = r->max_tokens, .stop = r->stop,
+                                  .n_stop = r->n_stop, .suffix = r->suffix, .choices = &r->choices[c], .n_choices = 1};
+            run_one(e, &one);
+            assert_true(one.choice_logprob[0] == r->choice_logprob[c] && one.choice_prob[0] == 1.0f);
+            request_release(&one);
+        }
+    }
+    engine_free(e);
+    world_close(&w);
+}
+
+/* Stopped before a choice, limited before a choice, with and without suffix: each against a prompt that spells it out. */
+static void choices_follow_generation(void **state) {
+    (void)state;
+    struct model *m = fixture_model("tiny-llama", false, TENSOR_F32, CLASS_EXACT);
+    struct engine *e = engine_make(m, 16, 4, NULL);
+    static const int32_t prompt[] = {5, 6, 7}, suffix[] = {90, 91}, yes[] = {100}, no[] = {101, 102};
+    const struct token_seq choices[] = {{yes, 1}, {no, 2}};
+    struct request plain = {.prompt = prompt, .n_prompt = 3, .max_tokens = 6};
+    run_one(e, &plain);
+    assert_int_equal(plain.finish, FINISH_LENGTH);
+    for (int stopped = 0; stopped < 2; stopped++)
+        for (int32_t n_suffix = 0; n_suffix <= 2; n_suffix += 2) {
+            struct request r = {.prompt = prompt, .n_prompt = 3, .max_tokens = 6, .stop = plain.out + 5,
+                                .n_stop = stopped, .suffix = {suffix, n_suffix}, .choices = choices, .n_choices = 2};
+            run_one(e, &r);
+            int32_t spelled[16], n = 0;
+            for (int i = 0; i < 3; i++) spelled[n++] = prompt[i];
+            for (int i = 0; i < r.n_out; i++) spelled[n++] = r.out[i];
+            for (int i = 0; i < n_suffix; i++) spelled[n++] = suffix[i];
+            struct request s = {.prompt = spelled, .n_prompt = n, .choices = choices, .n_choices = 2};
+            run_one(e, &s);
+            assert_memory_equal(r.choice_logprob, s.choice_logprob, 2 * sizeof(float));
+            assert_true(stopped ? r.n_out < 6 && r.n_generated == r.n_out + 1 : r.n_out == 6 && r.n_generated == 6);
+            assert_int_equal(r.n_prefilled, 3 + n_suffix + 1); // one choice prefix: 101
+            request_release(&r);
+            request_release(&s);
+        }
+    request_release(&plain);
+    engine_free(e);
+    model_close(m);
+}
+
+/* ---- generation ------------------------------------------------------------------------------------------------ */
+
+static void stops_and_limits(void **state) {
+    (void)state;
+    struct model *m = fixture_model("tiny-llama", false, TENSOR_F32, CLASS_EXACT);
+    struct engine *e = engine_make(m, 16, 4, NULL);
+    static const int32_t prompt[] = {9, 8, 7, 6};
+    struct request all = {.prompt = prompt, .n_prompt = 4, .max_tokens = LEN - 4, .sampling = {2, 0, 1, 0, 77}};
+    run_one(e, &all); // to the last position
+    assert_int_equal(all.n_out, LEN - 4);
+    assert_int_equal(all.finish, FINISH_LENGTH);
+    for (int32_t i = 0; i < all.n_out; i++) assert_true(all.out_logprob[i] < 0);
+    struct request r = {.prompt = prompt, .n_prompt = 4, .max_tokens = LEN - 4, .sampling = {2, 0, 1, 0, 77},
+                        .stop = all.out + 9, .n_stop = 2};
+    run_one(e, &r);
+    assert_int_equal(r.finish, FINISH_STOP);
+    assert_true(r.n_out <= 9 && r.n_generated == r.n_out + 1);
+    assert_memory_equal(r.out, all.out, (size_t)r.n_out * sizeof *r.out);
+    assert_true(all.out[r.n_out] == r.stop[0] || all.out[r.n_out] == r.stop[1]);
+    struct request none = {.prompt = prompt, .n_prompt = 4};
+    run_one(e, &none); // reads, generates nothing
+    assert_true(none.n_out == 0 && none.n_prefilled == 4 && none.finish == FINISH_LENGTH);
+    request_release(&all);
+    request_release(&r);
+    request_release(&none);
+    engine_free(e);
+    model_close(m);
+}
+
+static void base_read_once_a_step(void **state) {
+    (void)state;
+    struct model *m = fixture_model("tiny-llama", false, TENSOR_F32, CLASS_EXACT);
+    struct engine *e = engine_make(m, 64, 20, NULL);
+    struct adapter *a[20];
+    struct request r[20];
+    struct error err;
+    int32_t prompts[20];
+    for (int i = 0; i < 20; i++) {
+        a[i] = fixture_adapter(&m->config, 4, "all-linear", 0.1f, (uint64_t)i);
+        prompts[i] = i + 3;
+        r[i] = (struct request){.prompt = &prompts[i], .n_prompt = 1, .adapter = a[i], .max_tokens = 5};
+        assert_int_equal(engine_submit(e, &r[i], &err), OK);
+    }
+    for (uint64_t step = 1; step <= 5; step++) {
+        assert_int_equal(engine_step(e), step < 5 ? 20 : 0);
+        assert_int_equal(engine_stats(e).weight_passes, step * (7 * (uint64_t)m->config.n_layers + 1));
+        assert_int_equal(engine_stats(e).rows, 20 * step);
+    }
+    assert_int_equal(engine_stats(e).max_adapters_in_a_step, 20);
+    assert_int_equal(engine_stats(e).generated, 100);
+    for (int i = 0; i < 20; i++) {
+        request_release(&r[i]);
+        adapter_release(a[i]);
+    }
+    engine_free(e);
+    model_close(m);
+}
+
+/* Samples of one question read it once; a continued conversation reads only what is new; another adapter shares nothing.
+ * Results are as without sharing. */
+static void prefixes_are_shared(void **state) {
+    (void)state;
+    struct model *m = fixture_model("tiny-qwen3", false, TENSOR_F32, CLASS_EXACT);
+    struct adapter *a = fixture_adapter(&m->config, 4, "all-linear", 0.2f, 1);
+    struct engine *e = engine_make(m, 8, 6, NULL);
+    struct error err;
+    struct request r[5], alone;
+    int32_t prompt[LEN];
+    for (int i = 0; i < LEN; i++) prompt[i] = (11 * i + 5) % VOCAB;
+    for (int i = 0; i < 5; i++)
+        r[i] = (struct request){.prompt = prompt, .n_prompt = 30, .adapter = a, .max_tokens = 8,
+                                .sampling = {1, 0, 1, 0, (uint64_t)i}};
+    assert_int_equal(engine_run(e, r, 5, NULL, &err), OK);
+    assert_int_equal(engine_stats(e).prefilled, 30 + 4);
+    for (int i = 0; i < 5; i++) {
+        struct engine *fresh = engine_make(m, 64, 1, NULL);
+        alone = (struct request){.prompt = prompt, .n_prompt = 30, .adapter = a, .max_tokens = 8,
+                                 .sampling = {1, 0, 1, 0, (uint64_t)i}};
+        run_one(fresh, &alone);
+        same_result(&alone, &r[i]);
+        assert_int_equal(alone.n_prefilled, 30);
+        request_release(&alone);
+        request_release(&r[i]);
+        engine_free(fresh);
+    }
+    alone = (struct request){.prompt = prompt, .n_prompt = 40, .adapter = a, .max_tokens = 1};
+    run_one(e, &alone);
+    assert_int_equal(engine_stats(e).prefilled, 34 + 10);
+    request_release(&alone);
+    alone = (struct request){.prompt = prompt, .n_prompt = 40, .max_tokens = 1};
+    run_one(e, &alone);
+    assert_int_equal(engine_stats(e).prefilled, 44 + 40);
+    request_release(&alone);
+    engine_free(e);
+    adapter_release(a);
+    model_close(m);
+}
+
+/* ---- the sampler ----------------------------------------------------------------------------------------------- */
+
+struct weighted {
+    float w;
+    int32_t id;
+};
+
+static int weighted_order(const void *pa, const void *pb) {
+    const struct weighted *a = pa, *b = pb;
+    if (a->w != b->w) return a->w > b->w ? -1 : 1;
+    return a->id < b->id ? -1 : 1;
+}
+
+/* The kept candidates in the order in which they are walked, with their weights; returns how many. */
+static int32_t naive_filter(const float *logits, int32_t n, const struct sampling *s, struct weighted *v) {
+    const struct kernels *k = kernels_get();
+    float max = k->max(logits, n), *w = xcalloc((size_t)n, sizeof *w);
+    double sum = 0, run = 0;
+    for (int32_t i = 0; i < n; i++) w[i] = (logits[i] - max) / s->temperature;
+    k->exp(w, w, n);
+    for (int32_t i = 0; i < n; i++) v[i] = (struct weighted){w[i], i};
+    free(w);
+    int32_t kept = n;
+    if ((s->top_k > 0 && s->top_k < n) || s->top_p < 1) qsort(v, (size_t)n, sizeof *v, weighted_order);
+    if (s->top_k > 0) kept = MIN(kept, s->top_k);
+    for (int32_t i = 0; i < kept; i++) sum += (double)v[i].w;
+    for (int32_t i = 0; s->top_p < 1 && i < kept; i++)
+        if ((run += (double)v[i].w) >= (double)s->top_p * sum) kept = i + 1;
+    int32_t out = 0;
+    for (int32_t i = 0; i < kept; i++)
+        if (v[i].w >= s->min_p) v[out++] = v[i];
+    return out;
+}
+
+static int32_t naive_draw(const struct weighted *v, int32_t n, float u) {
+    double sum = 0;
+    for (int32_t i = 0; i < n; i++) sum += (double)v[i].w;
+    double left = (double)u * sum;
+    for (int32_t i = 0; i < n; i++)
+        if ((left -= (double)v[i].w) < 0) return v[i].id;
+    return v[n - 1].id;
+}
+
+static void sampler_equals_naive(void **state) {
+    (void)state;
+    enum { MOST = 700 };
+    struct rng rng = rng_make(41, RNG_TEST, 0, 0);
+    float *logits = xcalloc(MOST, sizeof *logits), *scratch = xcalloc(2 * MOST, sizeof *scratch), logprob;
+    struct weighted *v = xcalloc(MOST, sizeof *v);
+    for (int round = 0; round < 600; round++) {
+        int32_t n = 1 + below(&rng, round % 2 ? MOST : 12);
+        struct sampling s = {.temperature = 0.2f + 2 * rng_uniform(&rng), .top_k = below(&rng, 2) * below(&rng, 60),
+                             .top_p = rng_below(&rng, 2) ? 1 : 0.01f + 0.98f * rng_uniform(&rng),
+                             .min_p = rng_below(&rng, 2) ? 0 : 0.3f * rng_uniform(&rng), .seed = rng_u64(&rng)};
+        // coarse values make ties
+        for (int32_t i = 0; i < n; i++) logits[i] = floorf(4 * rng_normal(&rng)) / (round % 3 ? 2.0f : 64.0f);
+        int32_t kept = naive_filter(logits, n, &s, v);
+        assert_true(kept >= 1);
+        for (int32_t index = 0; index < 5; index++) {
+            struct rng u = rng_make(s.seed, RNG_SAMPLE, 0, (uint32_t)index);
+            int32_t id = sample_token(logits, n, &s, index, &logprob, scratch);
+            assert_int_equal(id, naive_draw(v, kept, rng_uniform(&u)));
+            double z = 0;
+            for (int32_t i = 0; i < n; i++) z += exp((double)logits[i]);
+            assert_true(fabs((double)logprob - ((double)logits[id] - log(z))) < 1e-4);
+        }
+    }
+    free(logits);
+    free(scratch);
+    free(v);
+}
+
+/* Draws of 8 tokens of known probabilities; 7 degrees of freedom, 24.3 is the 99.9 % point. */
+static void sampler_distribution(void **state) {
+    (void)state;
+    enum { N = 8, DRAWS = 20000 };
+    static const double weights[N] = {40, 20, 12, 9, 8, 6, 3, 2};
+    float logits[N], logprob, *scratch = xcalloc(2 * N, sizeof *scratch);
+    int count[N] = {0};
+    double chi2 = 0;
+    for (int temperature = 1; temperature <= 2; temperature++) {
+        struct sampling s = {.temperature = (float)temperature, .top_p = 1, .seed = 99};
+        memset(count, 0, sizeof count);
+        chi2 = 0;
+        for (int i = 0; i < DRAWS; i++) {
+            for (int j = 0; j < N; j++) logits[j] = (float)log(weights[j]) * (float)temperature;
+            count[sample_token(logits, N, &s, i, &logprob, scratch)]++;
+        }
+        for (int j = 0; j < N; j++) {
+            double want = DRAWS * weights[j] / 100;
+            chi2 += (count[j] - want) * (count[j] - want) / want;
+        }
+        if (!(chi2 < 24.3)) fail_msg("chi-square %g", chi2);
+    }
+    free(scratch);
+}
+
+/* Which of the tokens with probabilities .4 .3 .2 .1 (ids 2 0 3 1) appear in 400 draws. */
+static void sampler_filters(void **state) {
+    (void)state;
+    static const struct {
+        int32_t top_k;
+        float top_p, min_p;
+        const char *kept; /* ids */
+    } cases[] = {
+        {0, 1, 0, "0123"},      {1, 1, 0, "2"},          {2, 1, 0, "02"},       {9, 1, 0, "0123"},
+        {0, 0.39f, 0, "2"},     {0, 0.41f, 0, "02"},     {0, 0.85f, 0, "023"},  {0, 0.95f, 0, "0123"},
+        {0, 1e-9f, 0, "2"},     {0, 1, 0.6f, "02"},      {0, 1, 0.4f, "023"},   {0, 1, 1, "2"},
+        {2, 0.55f, 0, "2"},     {2, 0.59f, 0, "02"},     {3, 0.95f, 0.6f, "02"},{3, 1, 0.2f, "023"},
+    };
+    static const double probs[4] = {0.3, 0.1, 0.4, 0.2};
+    float logits[4], logprob, *scratch = xcalloc(8, sizeof *scratch);
+    for (size_t c = 0; c < ARRAY_LEN(cases); c++) {
+        bool seen[4] = {0};
+        char kept[8] = "";
+        struct sampling s = {1, cases[c].top_k, cases[c].top_p, cases[c].min_p, 7};
+        for (int i = 0; i < 400; i++) {
+            for (int j = 0; j < 4; j++) logits[j] = (float)log(probs[j]);
+            seen[sample_token(logits, 4, &s, i, &logprob, scratch)] = true;
+        }
+        for (int j = 0; j < 4; j++)
+            if (seen[j]) strcat(kept, (char[]){(char)('0' + j), 0});
+        if (strcmp(kept, cases[c].kept) != 0) fail_msg("case %zu: kept %s", c, kept);
+    }
+    free(scratch);
+}
+
+static void sampler_edges(void **state) {
+    (void)state;
+    float *scratch = xcalloc(16, sizeof *scratch), logprob;
+    struct sampling greedy = {0}, hot = {.temperature = 1e6f, .top_p = 0.9f}, cold = {.temperature = 1e-30f, .top_p = 1};
+    float tie[4] = {1, 3, 3, 2}, nan[4] = {NAN, NAN, NAN, NAN}, some[4] = {NAN, 1, -INFINITY, NAN}, one[1] = {5};
+    assert_int_equal(sample_token(tie, 4, &greedy, 0, &logprob, scratch), 1);
+    assert_int_equal(sample_token(some, 4, &greedy, 0, &logprob, scratch), 1);
+    assert_int_equal(sample_token(some, 4, &cold, 0, &logprob, scratch), 1);
+    assert_int_equal(sample_token(nan, 4, &greedy, 0, &logprob, scratch), 0);
+    assert_in_range(sample_token(nan, 4, &hot, 0, &logprob, scratch), 0, 3);
+    assert_int_equal(sample_token(one, 1, &hot, 3, &logprob, scratch), 0);
+    assert_true(logprob == 0.0f);
+    for (int i = 0; i < 50; i++) assert_in_range(sample_token(tie, 4, &cold, i, &logprob, scratch), 1, 2);
+    free(scratch);
+}
+
+/* ---- refusals and identity ------------------------------------------------------------------------------------- */
+
+static void refused(struct engine *e, struct request r, const char *part) {
+    struct error err = {0};
+    assert_int_equal(engine_submit(e, &r, &err), ERR_USAGE);
+    if (!strstr(err.text, part)) fail_msg("'%s' lacks '%s'", err.text, part);
+    assert_null(r.state);
+    assert_int_equal(engine_run(e, &r, 1, NULL, &err), ERR_USAGE);
+    assert_non_null(strstr(err.text, "request 0: "));
+}
+
+static void wrong_requests_refused(void **state) {
+    (void)state;
+    struct model *m = fixture_model("tiny-llama", false, TENSOR_F32, CLASS_EXACT);
+    struct model *other = fixture_model("tiny-qwen3", false, TENSOR_F32, CLASS_EXACT);
+    struct adapter *a = fixture_adapter(&other->config, 2, "q_proj", 0.1f, 1);
+    struct engine *e = engine_make(m, 8, 2, NULL);
+    static const int32_t ok[LEN + 1] = {1, 2, 3}, high[] = {1, VOCAB}, low[] = {-1};
+    const struct token_seq empty[] = {{ok, 1}, {ok, 0}}, wild[] = {{high, 2}}, fine[] = {{ok, 3}};
+    const struct request base = {.prompt = ok, .n_prompt = 3, .max_tokens = 1};
+    struct request r = base;
+    r.n_prompt = 0, refused(e, r, "empty"), r = base;
+    r.prompt = high, r.n_prompt = 2, refused(e, r, "'300'"), r = base;
+    r.prompt = low, r.n_prompt = 1, refused(e, r, "'-1'"), r = base;
+    r.stop = high, r.n_stop = 2, refused(e, r, "stop"), r = base;
+    r.n_stop = -1, refused(e, r, "stop"), r = base;
+    r.suffix = (struct token_seq){low, 1}, refused(e, r, "suffix"), r = base;
+    r.choices = empty, r.n_choices = 2, refused(e, r, "choice '1' is empty"), r = base;
+    r.choices = wild, r.n_choices = 1, refused(e, r, "choice"), r = base;
+    r.n_choices = -3, refused(e, r, "-3"), r = base;
+    r.max_tokens = -1, refused(e, r, "max_tokens"), r = base;
+    r.max_tokens = LEN - 2, refused(e, r, "does not fit"), r = base;
+    r.max_tokens = INT32_MAX, refused(e, r, "does not fit"), r = base;
+    r.n_prompt = LEN + 1, refused(e, r, "does not fit"), r = base;
+    r.max_tokens = LEN - 5, r.choices = fine, r.n_choices = 1, refused(e, r, "longest choice 3"), r = base;
+    r.sampling.temperature = -1, refused(e, r, "temperature"), r = base;
+    r.sampling.temperature = NAN, refused(e, r, "temperature"), r = base;
+    r.sampling.temperature = 1, refused(e, r, "top_p"), r = base;
+    r.sampling = (struct sampling){1, -1, 1, 0, 0}, refused(e, r, "top_k"), r = base;
+    r.sampling = (struct sampling){1, 0, 1, 2, 0}, refused(e, r, "min_p"), r = base;
+    r.adapter = a, refused(e, r, "another shape"), r = base;
+    assert_int_equal(engine_step(e), 0);
+    r.max_tokens = LEN - 3; // exactly full
+    run_one(e, &r);
+    request_release(&r);
+    engine_free(e);
+    adapter_release(a);
+    model_close(other);
+    model_close(m);
+}
+
+static void wrong_options_refused(void **state) {
+    (void)state;
+    static const struct {
+        struct engine_options o;
+        int code;
+        const char *part;
+    } cases[] = {
+        {{.max_rows = -1}, ERR_USAGE, "max_rows"},
+        {{.max_seqs = 70000}, ERR_USAGE, "max_seqs"},
+        {{.max_len = LEN + 1}, ERR_USAGE, "max_len"},
+    };
+    struct model *m = fixture_model("tiny-llama", false, TENSOR_F32, CLASS_EXACT);
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        struct error err;
+        assert_null(engine_new(m, &cases[i].o, &err));
+        assert_int_equal(err.code, cases[i].code);
+        assert_non_null(strstr(err.text, cases[i].part));
+    }
+    m->config.max_seq_len = 1 << 24; // a cache that no machine holds is refused with the figures, not tried
+    struct error err;
+    struct engine_options huge = {.max_seqs = 60000, .max_len = 1 << 24};
+    assert_null(engine_new(m, &huge, &err));
+    assert_int_equal(err.code, ERR_MEMORY);
+    assert_non_null(strstr(err.text, "lower max_seqs"));
+    model_close(m);
+}
+
+/* Unfinished requests survive their engine and can be released. */
+static void engine_freed_early(void **state) {
+    (void)state;
+    struct model *m = fixture_model("tiny-llama", false, TENSOR_F32, CLASS_EXACT);
+    struct engine *e = engine_make(m, 8, 2, NULL);
+    static const int32_t prompt[] = {1, 2, 3};
+    const struct token_seq choices[] = {{prompt, 2}, {prompt, 3}};
+    struct request r[4];
+    struct error err;
+    for (int i = 0; i < 4; i++) {
+        r[i] = (struct request){.prompt = prompt, .n_prompt = 3, .max_tokens = 9, .choices = choices, .n_choices = 2};
+        assert_int_equal(engine_submit(e, &r[i], &err), OK);
+    }
+    engine_step(e);
+    engine_step(e);
+    engine_free(e);
+    for (int i = 0; i < 4; i++) {
+        assert_false(r[i].done);
+        request_release(&r[i]);
+    }
+    model_close(m);
+}
+
+static void key_of(const struct request *r, const char *model, char out[HASH_LEN]) {
+    request_key(r, model, CLASS_EXACT, out);
+}
+
+static void keys_tell_calls_apart(void **state) {
+    (void)state;
+    enum { N = 14 };
+    struct model *m = fixture_model("tiny-llama", false, TENSOR_F32, CLASS_EXACT);
+    struct adapter *a = fixture_adapter(&m->config, 2, "q_proj", 0.1f, 1);
+    static const int32_t v[] = {1, 2, 3, 4};
+    const struct token_seq c1[] = {{v, 1}, {v + 1, 2}}, c2[] = {{v, 2}, {v + 2, 1}};
+    const struct request base = {.prompt = v, .n_prompt = 2, .max_tokens = 1, .stop = v + 2, .n_stop = 1,
+                                 .sampling = {.temperature = 1, .top_p = 1}, .choices = c1, .n_choices = 2};
+    struct request r[N];
+    char keys[N + 1][HASH_LEN];
+    for (int i = 0; i < N; i++) r[i] = base;
+    r[1].n_prompt = 3, r[1].n_stop = 0; // a token moved from one list to the next
+    r[2].adapter = a;
+    r[3].sampling.temperature = 0.5f;
+    r[4].sampling.top_k = 1;
+    r[5].sampling.top_p = 0.5f;
+    r[6].sampling.min_p = 0.5f;
+    r[7].sampling.seed = 1ull << 40;
+    r[8].max_tokens = 2;
+    r[9].suffix = (struct token_seq){v, 1};
+    r[10].choices = c2; // the same tokens, split elsewhere
+    r[11].n_choices = 1;
+    r[12].prompt = v + 1;
+    r[13].stop = v;
+    for (int i = 0; i < N; i++) key_of(&r[i], "model", keys[i]);
+    request_key(&base, "model", CLASS_FAST, keys[N]);
+    for (int i = 0; i <= N; i++)
+        for (int j = 0; j < i; j++) assert_string_not_equal(keys[i], keys[j]);
+    key_of(&base, "model", keys[1]);
+    assert_string_equal(keys[0], keys[1]);
+    key_of(&base, "other", keys[1]);
+    assert_string_not_equal(keys[0], keys[1]);
+    r[0].user = &r, r[0].n_out = 9; // results and the caller's own are no part of it
+    key_of(&r[0], "model", keys[1]);
+    assert_string_equal(keys[0], keys[1]);
+    adapter_release(a);
+    model_close(m);
+}
+
+/* ---- a real model ---------------------------------------------------------------------------------------------- */
+
+static void stories_in_company(void **state) {
+    (void)state;
+    static const int32_t want[] = {403, 407, 261, 378, 432, 383, 286, 261, 376, 298, 315, 421, 395, 317, 426, 338};
+    char *bin = fixture_shared("data/stories260K/stories260K.bin");
+    char *tok = bin ? fixture_shared("data/stories260K/tok512.bin") : NULL;
+    struct error err;
+    if (!tok) {
+        free(bin);
+        skip();
+    }
+    struct model *m = llama2c_open(bin, tok, CLASS_EXACT, &err);
+    if (!m) fail_msg("%s", err.text);
+    struct engine *e = engine_make(m, 16, 4, NULL);
+    int32_t prompts[6][3] = {{1}, {1, 403}, {1, 403, 407}, {1}, {1, 300}, {1, 200, 201}};
+    static const int32_t n[] = {1, 2, 3, 1, 2, 3};
+    struct request r[6];
+    for (int i = 0; i < 6; i++)
+        r[i] = (struct request){.prompt = prompts[i], .n_prompt = n[i], .max_tokens = 16 - n[i]};
+    assert_int_equal(engine_run(e, r, 6, NULL, &err), OK);
+    for (int i = 0; i < 4; i++)
+        assert_memory_equal(r[i].out, want + n[i] - 1, (size_t)r[i].n_out * sizeof *r[i].out);
+    for (int i = 0; i < 6; i++) request_release(&r[i]);
+    engine_free(e);
+    model_close(m);
+    free(bin);
+    free(tok);
+}
+
+int main(int argc, char **argv) {
+    if (argc == 2 && strcmp(argv[1], "hashes") == 0) return hashes_print();
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(results_invariant_f32),     cmocka_unit_test(results_invariant_q8),
+        cmocka_unit_test(levels_agree),              cmocka_unit_test(choices_are_exact),
+        cmocka_unit_test(choices_alone_are_equal),   cmocka_unit_test(choices_follow_generation),
+        cmocka_unit_test(stops_and_limits),          cmocka_unit_test(base_read_once_a_step),
+        cmocka_unit_test(prefixes_are_shared),       cmocka_unit_test(sampler_equals_naive),
+        cmocka_unit_test(sampler_distribution),      cmocka_unit_test(sampler_filters),
+        cmocka_unit_test(sampler_edges),             cmocka_unit_test(wrong_requests_refused),
+        cmocka_unit_test(wrong_options_refused),     cmocka_unit_test(engine_freed_early),
+        cmocka_unit_test(keys_tell_calls_apart),     cmocka_unit_test(stories_in_company),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

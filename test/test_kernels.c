@@ -1,0 +1,971 @@
+/*
+ * test_kernels: every slot of every level that this machine has, against scalar.c, bit for bit.
+ *
+ * Sizes are odd, pointers unaligned, values nasty (NaN, infinities, denormals, signed zeros), and a
+ * canary stands after every output. scalar.c itself is held to plain loops in double. Row results
+ * must not change with the number of rows, with the cut of outputs or with threads. NaN equals NaN:
+ * payloads are not part of the contract.
+ *
+ * With --bench it prints speeds instead. It needs no data.
+ */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "kernel/kernel.h"
+
+#define CANARY 12345.678f
+#define PAD 20
+
+static struct rng source;
+static const struct kernels *ref;
+
+/* n floats that begin one float after a 64-byte boundary, canaries behind. */
+struct floats {
+    float *base, *v;
+    int64_t n;
+};
+
+static struct floats floats_new(int64_t n) {
+    struct floats f = {.n = n};
+    size_t bytes = ((size_t)(n + 1 + PAD) * sizeof(float) + 63) / 64 * 64;
+    f.base = aligned_alloc(64, bytes);
+    assert_non_null(f.base);
+    f.v = f.base + 1;
+    for (int64_t i = 0; i < n + PAD; i++) f.v[i] = i < n ? 0 : CANARY;
+    return f;
+}
+
+static void floats_free(struct floats f) {
+    for (int64_t i = f.n; i < f.n + PAD; i++)
+        if (f.v[i] != CANARY)
+            fail_msg("value %lld of %lld was overwritten", (long long)i, (long long)f.n);
+    free(f.base);
+}
+
+static float bits_float(uint32_t u) {
+    float f;
+    memcpy(&f, &u, sizeof f);
+    return f;
+}
+
+static float nasty_value(void) {
+    static const float special[] = {
+        0.0f,   -0.0f,          INFINITY, -INFINITY, NAN,    1e-45f,  -1e-45f, 1e-39f, 3e38f,
+        -3e38f, 1.1754944e-38f, 88.7f,    88.73f,    -87.4f, -103.9f, -104.1f, 1.0f,   0.5f};
+    uint32_t pick = rng_below(&source, 24);
+    if (pick < ARRAY_LEN(special)) return special[pick];
+    return pick < 21 ? bits_float(rng_u32(&source)) : rng_normal(&source);
+}
+
+/* nasty: 0 normal values, 1 one in eight nasty, 2 denormal products and exact zeros but all finite.
+ */
+static void fill(float *v, int64_t n, int nasty) {
+    for (int64_t i = 0; i < n; i++) {
+        v[i] = rng_normal(&source) * 2;
+        if (nasty == 1 && rng_below(&source, 8) == 0) v[i] = nasty_value();
+        if (nasty == 2)
+            v[i] *= rng_below(&source, 4) ? 1e-22f : rng_below(&source, 2) ? 1e-40f : -0.0f;
+    }
+}
+
+static struct floats filled(int64_t n, int nasty) {
+    struct floats f = floats_new(n);
+    fill(f.v, n, nasty);
+    return f;
+}
+
+static struct floats copied(struct floats from) {
+    struct floats f = floats_new(from.n);
+    memcpy(f.v, from.v, (size_t)from.n * sizeof(float));
+    return f;
+}
+
+static bool same(float a, float b) {
+    return (a != a && b != b) || memcmp(&a, &b, sizeof a) == 0;
+}
+
+static void same_all(const float *a, const float *b, int64_t n, const char *what,
+                     const struct kernels *k, int64_t size) {
+    for (int64_t i = 0; i < n; i++)
+        if (!same(a[i], b[i]))
+            fail_msg("%s at level %s, size %lld: value %lld is %a, scalar has %a", what, k->name,
+                     (long long)size, (long long)i, (double)b[i], (double)a[i]);
+}
+
+static void same_one(float a, float b, const char *what, const struct kernels *k, int64_t size) {
+    same_all(&a, &b, 1, what, k, size);
+}
+
+static const int64_t sizes[] = {576, 1537};
+#define SIZE_COUNT (71 + (int)ARRAY_LEN(sizes))
+static int64_t size_at(int i) {
+    return i <= 70 ? i : sizes[i - 71];
+}
+
+typedef void (*size_check)(const struct kernels *k, int64_t n, int nasty);
+
+static void each_size(size_check check) {
+    for (int l = CPU_AVX2; l < CPU_LEVELS; l++) {
+        const struct kernels *k = kernels_level((enum cpu_level)l);
+        for (int i = 0; k && i < SIZE_COUNT; i++)
+            for (int nasty = 0; nasty < 3; nasty++) check(k, size_at(i), nasty);
+    }
+}
+
+/* ---- slots on one vector ---- */
+
+static void check_reductions(const struct kernels *k, int64_t n, int nasty) {
+    struct floats a = filled(n, nasty), b = filled(n, nasty);
+    same_one(ref->dot(a.v, b.v, n), k->dot(a.v, b.v, n), "dot", k, n);
+    same_one(ref->sum(a.v, n), k->sum(a.v, n), "sum", k, n);
+    same_one(ref->max(a.v, n), k->max(a.v, n), "max", k, n);
+    for (int64_t i = 0; i < n; i++) a.v[i] = nasty == 1 ? NAN : -0.0f;
+    same_one(ref->max(a.v, n), k->max(a.v, n), "max of one kind", k, n);
+    same_one(ref->dot(a.v, b.v, n), k->dot(a.v, b.v, n), "dot of one kind", k, n);
+    floats_free(a);
+    floats_free(b);
+}
+
+static void check_updates(const struct kernels *k, int64_t n, int nasty) {
+    struct floats x = filled(n, nasty), y = filled(n, nasty), z = copied(y);
+    float a = rng_normal(&source);
+    ref->axpy(y.v, a, x.v, n);
+    k->axpy(z.v, a, x.v, n);
+    same_all(y.v, z.v, n, "axpy", k, n);
+    ref->scale(y.v, a, n);
+    k->scale(z.v, a, n);
+    same_all(y.v, z.v, n, "scale", k, n);
+    ref->rmsnorm(y.v, x.v, y.v, 1e-5f, n);
+    k->rmsnorm(z.v, x.v, z.v, 1e-5f, n);
+    same_all(y.v, z.v, n, "rmsnorm", k, n);
+    floats_free(x);
+    floats_free(y);
+    floats_free(z);
+}
+
+static void check_rope(const struct kernels *k, int64_t n, int nasty) {
+    struct floats c = filled(n, nasty), s = filled(n, nasty), x = filled(2 * n, nasty),
+                  y = copied(x);
+    ref->rope(x.v, c.v, s.v, n);
+    k->rope(y.v, c.v, s.v, n);
+    same_all(x.v, y.v, 2 * n, "rope", k, n);
+    floats_free(c);
+    floats_free(s);
+    floats_free(x);
+    floats_free(y);
+}
+
+static void check_exp(const struct kernels *k, int64_t n, int nasty) {
+    struct floats x = filled(n, nasty), u = filled(n, nasty), y = floats_new(n), z = floats_new(n);
+    if (nasty == 2)
+        for (int64_t i = 0; i < n; i++) x.v[i] = rng_uniform(&source) * 220 - 120;
+    ref->exp(y.v, x.v, n);
+    k->exp(z.v, x.v, n);
+    same_all(y.v, z.v, n, "exp", k, n);
+    ref->silu_mul(y.v, x.v, u.v, n);
+    k->silu_mul(z.v, x.v, u.v, n);
+    same_all(y.v, z.v, n, "silu_mul", k, n);
+    memcpy(y.v, x.v, (size_t)n * sizeof(float));
+    memcpy(z.v, x.v, (size_t)n * sizeof(float));
+    same_one(ref->softmax(y.v, n), k->softmax(z.v, n), "softmax's sum", k, n);
+    same_all(y.v, z.v, n, "softmax", k, n);
+    floats_free(x);
+    floats_free(u);
+    floats_free(y);
+    floats_free(z);
+}
+
+static void check_adamw(const struct kernels *k, int64_t n, int nasty) {
+    struct floats w = filled(n, nasty), g = filled(n, nasty), m = filled(n, 0), v = filled(n, 0);
+    for (int64_t i = 0; i < n; i++) v.v[i] = fabsf(v.v[i]);
+    struct floats w2 = copied(w), m2 = copied(m), v2 = copied(v);
+    ref->adamw(w.v, g.v, m.v, v.v, n, 1e-3f, 0.9f, 0.999f, 1e-8f, 0.01f, 0.1f, 0.001f);
+    k->adamw(w2.v, g.v, m2.v, v2.v, n, 1e-3f, 0.9f, 0.999f, 1e-8f, 0.01f, 0.1f, 0.001f);
+    same_all(w.v, w2.v, n, "adamw w", k, n);
+    same_all(m.v, m2.v, n, "adamw m", k, n);
+    same_all(v.v, v2.v, n, "adamw v", k, n);
+    struct floats all[] = {w, g, m, v, w2, m2, v2};
+    for (size_t i = 0; i < ARRAY_LEN(all); i++) floats_free(all[i]);
+}
+
+static void check_rows_down(const struct kernels *k, int64_t n, int nasty) {
+    int64_t kq = n / 32 * 32;
+    struct floats x = filled(n, nasty);
+    int8_t *q = malloc((size_t)kq * 2 + 1);
+    float *d = malloc((size_t)(kq / 32) * 2 * sizeof(float) + 1);
+    uint16_t *h = malloc((size_t)n * 2 * sizeof(uint16_t) + 1);
+    if (nasty == 2)
+        for (int64_t i = 0; i < n; i++)
+            x.v[i] *= 1e-16f; // scales around the smallest that has an inverse
+    ref->quantize_row(x.v, kq, q, d);
+    k->quantize_row(x.v, kq, q + kq, d + kq / 32);
+    assert_memory_equal(q, q + kq, (size_t)kq);
+    same_all(d, d + kq / 32, kq / 32, "quantize_row", k, n);
+    ref->to_bf16_row(x.v, n, h);
+    k->to_bf16_row(x.v, n, h + n);
+    for (int64_t i = 0; i < n; i++) assert_true(same(bf16_to_f32(h[i]), bf16_to_f32(h[n + i])));
+    free(q);
+    free(d);
+    free(h);
+    floats_free(x);
+}
+
+static void test_reductions(void **state) {
+    (void)state;
+    each_size(check_reductions);
+}
+static void test_updates(void **state) {
+    (void)state;
+    each_size(check_updates);
+}
+static void test_rope(void **state) {
+    (void)state;
+    each_size(check_rope);
+}
+static void test_exp(void **state) {
+    (void)state;
+    each_size(check_exp);
+}
+static void test_adamw(void **state) {
+    (void)state;
+    each_size(check_adamw);
+}
+static void test_rows_down(void **state) {
+    (void)state;
+    each_size(check_rows_down);
+}
+
+/* exp on every 4099th float of all there are, so every exponent is met. */
+static void test_exp_range(void **state) {
+    (void)state;
+    enum { N = 4096 };
+    static float x[N], y[N], z[N];
+    for (uint64_t u = 0; u < 1ull << 32;) {
+        int n = 0;
+        for (; n < N && u < 1ull << 32; n++, u += 4099) x[n] = bits_float((uint32_t)u);
+        ref->exp(y, x, n);
+        for (int l = CPU_AVX2; l < CPU_LEVELS; l++) {
+            const struct kernels *k = kernels_level((enum cpu_level)l);
+            if (!k) continue;
+            k->exp(z, x, n);
+            same_all(y, z, n, "exp", k, n);
+        }
+    }
+}
+
+static void test_attend(void **state) {
+    (void)state;
+    static const int64_t ds[] = {1, 7, 8, 16, 31, 32, 64, 100, 128}, ns[] = {1, 2, 5, 17, 64, 130};
+    for (int l = CPU_AVX2; l < CPU_LEVELS; l++) {
+        const struct kernels *k = kernels_level((enum cpu_level)l);
+        for (size_t i = 0; k && i < ARRAY_LEN(ds) * ARRAY_LEN(ns); i++) {
+            int64_t d = ds[i % ARRAY_LEN(ds)], n = ns[i / ARRAY_LEN(ds)], stride = d + 3;
+            struct floats q = filled(d, 0), kv = filled(2 * n * stride, i % 5 == 4),
+                          s = floats_new(n), s2 = floats_new(n);
+            struct floats out = floats_new(d), out2 = floats_new(d);
+            const float *v = kv.v + n * stride;
+            ref->attend(out.v, q.v, kv.v, v, stride, n, d, 0.3f, s.v);
+            k->attend(out2.v, q.v, kv.v, v, stride, n, d, 0.3f, s2.v);
+            same_all(out.v, out2.v, d, "attend", k, n * 1000 + d);
+            struct floats all[] = {q, kv, s, s2, out, out2};
+            for (size_t j = 0; j < ARRAY_LEN(all); j++) floats_free(all[j]);
+        }
+    }
+}
+
+/* ---- products ---- */
+
+static void bf16_from(uint16_t *out, const float *x, int64_t n) {
+    for (int64_t i = 0; i < n; i++) out[i] = f32_to_bf16(x[i]);
+}
+
+static void check_gemm(const struct kernels *k, int64_t rows, int64_t n, int64_t width, int nasty) {
+    int64_t ldx = width + 3, ldw = width + 1, ldy = n + 2;
+    struct floats x = filled(rows * ldx, nasty), w = filled(n * ldw, nasty),
+                  y = filled(rows * ldy, 0), z = copied(y);
+    uint16_t *h = malloc((size_t)(n * ldw) * sizeof *h);
+    bf16_from(h, w.v, n * ldw);
+    for (int add = 0; add < 2; add++) {
+        ref->gemm_f32(y.v, ldy, x.v, ldx, rows, w.v, ldw, width, 0, n, add);
+        k->gemm_f32(z.v, ldy, x.v, ldx, rows, w.v, ldw, width, 0, n, add);
+        same_all(y.v, z.v, rows * ldy, "gemm_f32", k, width);
+        ref->gemm_bf16(y.v, ldy, x.v, ldx, rows, h, ldw, width, 0, n, add);
+        k->gemm_bf16(z.v, ldy, x.v, ldx, rows, h, ldw, width, 0, n, add);
+        same_all(y.v, z.v, rows * ldy, "gemm_bf16", k, width);
+    }
+    free(h);
+    floats_free(x);
+    floats_free(w);
+    floats_free(y);
+    floats_free(z);
+}
+
+static void test_gemm(void **state) {
+    (void)state;
+    static const int64_t widths[] = {1, 7, 8, 15, 16, 17, 31, 33, 48, 63, 64, 70, 192, 577};
+    for (int l = CPU_AVX2; l < CPU_LEVELS; l++) {
+        const struct kernels *k = kernels_level((enum cpu_level)l);
+        for (size_t i = 0; k && i < ARRAY_LEN(widths); i++)
+            for (int64_t rows = 1; rows <= 6; rows++)
+                for (int64_t n = 1; n <= 14; n += rows == 3 ? 1 : 4)
+                    check_gemm(k, rows, n, widths[i], (int)(rows + n) % 3);
+        if (k) check_gemm(k, 37, 41, 1537, 0);
+        if (k) check_gemm(k, 3, 50, 6000, 2);
+    }
+}
+
+/* A matrix of any type with random rows; `file` receives the rows in file order (free it). */
+static void matrix_random(struct matrix *m, enum tensor_type t, int64_t n, int64_t k,
+                          enum numeric_class cls, struct arena *arena, uint8_t **file,
+                          bool extreme) {
+    size_t bytes = tensor_row_bytes(t, k);
+    float *row = malloc((size_t)k * sizeof(float));
+    *file = aligned_alloc(64, ((size_t)n * bytes + 63) / 64 * 64);
+    for (int64_t i = 0; i < n; i++) {
+        uint8_t *to = *file + (size_t)i * bytes;
+        fill(row, k, 0);
+        tensor_from_f32(t, row, to, k);
+        // A file may hold any byte, -128 included.
+        for (size_t j = 0; extreme && j < bytes; j++)
+            if (j % (t == TENSOR_Q8_0 ? 34 : 18) >= 2)
+                to[j] = rng_below(&source, 2) ? 0x80 : (uint8_t)rng_u32(&source);
+    }
+    struct error err;
+    assert_int_equal(matrix_init(m, t, n, k, *file, NULL, cls, arena, &err), OK);
+    free(row);
+}
+
+static struct inputs inputs_of(const struct kernels *k, struct floats x, int64_t rows,
+                               int64_t width, void **scratch) {
+    struct inputs in;
+    *scratch = calloc(1, inputs_scratch(rows, width));
+    inputs_prepare(&in, x.v, width, rows, width, width % 32 == 0, true, *scratch, NULL);
+    for (int64_t m = 0; in.q && m < rows; m++)
+        k->quantize_row(x.v + m * width, width, in.q + m * width, in.d + m * width / 32);
+    return in;
+}
+
+static void check_packed(const struct kernels *k, enum tensor_type t, int64_t rows, int64_t n,
+                         int64_t width, bool extreme) {
+    struct arena arena = {0};
+    struct matrix w;
+    uint8_t *file;
+    void *scratch;
+    matrix_random(&w, t, n, width, CLASS_EXACT, &arena, &file, extreme);
+    struct floats x = filled(rows * width, extreme), y = filled(rows * (n + 1), 0), z = copied(y);
+    struct inputs in = inputs_of(ref, x, rows, width, &scratch);
+    for (int add = 0; add < 2; add++) {
+        (t == TENSOR_Q8_0 ? ref->gemm_q8 : ref->gemm_q4)(y.v, n + 1, &in, &w, 0, n, add);
+        (t == TENSOR_Q8_0 ? k->gemm_q8 : k->gemm_q4)(z.v, n + 1, &in, &w, 0, n, add);
+        same_all(y.v, z.v, rows * (n + 1), tensor_type_name(t), k, width);
+    }
+    free(scratch);
+    free(file);
+    arena_release(&arena);
+    floats_free(x);
+    floats_free(y);
+    floats_free(z);
+}
+
+static void test_packed(void **state) {
+    (void)state;
+    static const int64_t widths[] = {32, 64, 96, 192, 576},
+                         counts[] = {1, 7, 8, 9, 15, 16, 17, 40, 50};
+    for (int l = CPU_AVX2; l < CPU_LEVELS; l++) {
+        const struct kernels *k = kernels_level((enum cpu_level)l);
+        for (int64_t rows = 1; k && rows <= 19; rows += rows < 8 ? 1 : 3)
+            for (size_t i = 0; i < ARRAY_LEN(counts); i++)
+                for (int t = 0; t < 2; t++)
+                    check_packed(k, t ? TENSOR_Q8_0 : TENSOR_Q4_0, rows, counts[i],
+                                 widths[(i + (size_t)rows) % ARRAY_LEN(widths)],
+                                 (i + (size_t)rows) % 3 == 2);
+        if (k) check_packed(k, TENSOR_Q4_0, 3, 20, 32 * 1100, false);
+        if (k) check_packed(k, TENSOR_Q8_0, 3, 20, 32 * 600, true);
+    }
+}
+
+/* One product through a slot, whatever the type. */
+static void product(const struct kernels *k, const struct matrix *w, struct inputs in, int64_t m0,
+                    int64_t rows, int64_t n0, int64_t n1, float *y, int64_t ldy) {
+    int64_t kp = (in.k + 31) / 32 * 32;
+    in.rows = rows;
+    in.x += m0 * in.ldx;
+    if (in.q) in.q += m0 * in.k, in.d += m0 * (in.k / 32);
+    in.bf16 += m0 * kp;
+    y += m0 * ldy;
+    if (w->type == TENSOR_Q8_0)
+        k->gemm_q8(y, ldy, &in, w, n0, n1, false);
+    else if (w->type == TENSOR_Q4_0)
+        k->gemm_q4(y, ldy, &in, w, n0, n1, false);
+    else if (w->packed)
+        k->gemm_bf16_fast(y, ldy, &in, w, n0, n1, false);
+    else if (w->type == TENSOR_BF16)
+        k->gemm_bf16(y, ldy, in.x, in.ldx, rows, w->data, w->k, w->k, n0, n1, false);
+    else
+        k->gemm_f32(y, ldy, in.x, in.ldx, rows, w->data, w->k, w->k, n0, n1, false);
+}
+
+static void check_invariance(const struct kernels *k, enum tensor_type t, enum numeric_class cls) {
+    enum { ROWS = 64, N = 83, K = 160 };
+    static float whole[ROWS * N], part[ROWS * N];
+    struct arena arena = {0};
+    struct matrix w;
+    uint8_t *file;
+    void *scratch;
+    matrix_random(&w, t, N, K, cls, &arena, &file, false);
+    struct floats x = filled(ROWS * K, 0);
+    struct inputs in = inputs_of(k, x, ROWS, K, &scratch);
+    product(k, &w, in, 0, ROWS, 0, N, whole, N);
+    for (int rows = 1; rows <= 9; rows++) {
+        memset(part, 0, sizeof part);
+        for (int m = 0; m < ROWS; m += rows)
+            product(k, &w, in, m, MIN(rows, ROWS - m), 0, N, part, N);
+        same_all(whole, part, ROWS * N, "fewer rows", k, rows);
+    }
+    for (int step = 16; step < N; step += 16) {
+        memset(part, 0, sizeof part);
+        for (int n = 0; n < N; n += step) product(k, &w, in, 0, ROWS, n, MIN(n + step, N), part, N);
+        same_all(whole, part, ROWS * N, "fewer outputs", k, step);
+    }
+    free(scratch);
+    free(file);
+    floats_free(x);
+    arena_release(&arena);
+}
+
+static const enum tensor_type types[] = {TENSOR_F32, TENSOR_F16, TENSOR_BF16, TENSOR_Q8_0,
+                                         TENSOR_Q4_0};
+
+static void test_invariance(void **state) {
+    (void)state;
+    for (int l = 0; l < CPU_LEVELS; l++) {
+        const struct kernels *k = kernels_level((enum cpu_level)l);
+        for (size_t t = 0; k && t < ARRAY_LEN(types); t++)
+            check_invariance(k, types[t], CLASS_EXACT);
+        if (k && k->gemm_bf16_fast) check_invariance(k, TENSOR_BF16, CLASS_FAST);
+    }
+}
+
+/* Each output against a sum in double over what the kernel really multiplies, and over the true
+ * inputs more loosely. */
+static void product_verify(const struct matrix *w, const struct inputs *in, const float *y,
+                           int64_t ldy) {
+    float *row = malloc((size_t)w->k * sizeof(float));
+    bool q = w->type == TENSOR_Q8_0 || w->type == TENSOR_Q4_0, fast = w->packed && !q;
+    for (int64_t n = 0; n < w->n; n++) {
+        matrix_row(w, n, row);
+        for (int64_t m = 0; m < in->rows; m++) {
+            double used = 0, truth = 0, size = 0;
+            for (int64_t k = 0; k < w->k; k++) {
+                double x = (double)in->x[m * in->ldx + k];
+                double xq =
+                    q ? (double)in->q[m * w->k + k] * (double)in->d[(m * w->k + k) / 32] : x;
+                used += xq * (double)row[k];
+                truth += x * (double)row[k];
+                size += fabs(x * (double)row[k]);
+            }
+            assert_true(fabs((double)y[m * ldy + n] - used) <= (fast ? 1e-2 : 2e-6) * size);
+            assert_true(fabs((double)y[m * ldy + n] - truth) <= (q || fast ? 2e-2 : 2e-6) * size);
+        }
+    }
+    free(row);
+}
+
+static void check_matrix_mul(enum tensor_type t, enum numeric_class cls, int64_t rows, int64_t n,
+                             int64_t k) {
+    struct arena arena = {0};
+    struct matrix w;
+    uint8_t *file;
+    matrix_random(&w, t, n, k, cls, &arena, &file, false);
+    struct floats x = filled(rows * k, 0), first = floats_new(rows * n),
+                  other = floats_new(rows * n);
+    bool q = t == TENSOR_Q8_0 || t == TENSOR_Q4_0, bf16 = w.packed && !q;
+    void *scratch = malloc(inputs_scratch(rows, k));
+    for (int threads = 1; threads <= 3; threads++) {
+        struct pool *pool = pool_new(threads);
+        struct inputs in;
+        inputs_prepare(&in, x.v, k, rows, k, q, bf16, scratch, pool);
+        float *y = threads == 1 ? first.v : other.v;
+        matrix_mul(y, n, &in, &w, false, pool);
+        if (threads == 1)
+            product_verify(&w, &in, y, n);
+        else
+            same_all(first.v, y, rows * n, "threads", kernels_get(), threads);
+        pool_free(pool);
+    }
+    free(scratch);
+    free(file);
+    arena_release(&arena);
+    floats_free(x);
+    floats_free(first);
+    floats_free(other);
+}
+
+static void test_matrix_mul(void **state) {
+    (void)state;
+    for (size_t t = 0; t < ARRAY_LEN(types); t++) {
+        check_matrix_mul(types[t], CLASS_EXACT, 1, 70, 96);
+        check_matrix_mul(types[t], CLASS_EXACT, 9, 531, 192);
+        check_matrix_mul(types[t], CLASS_EXACT, 400, 8, 192);
+    }
+    if (kernels_get()->gemm_bf16_fast) check_matrix_mul(TENSOR_BF16, CLASS_FAST, 33, 531, 200);
+}
+
+static void check_gemm_pool(int64_t rows, int64_t n, int64_t k) {
+    struct floats x = filled(rows * k, 0), w = filled(n * k, 0), y = floats_new(rows * n),
+                  z = floats_new(rows * n);
+    ref->gemm_f32(y.v, n, x.v, k, rows, w.v, k, k, 0, n, false);
+    for (int threads = 1; threads <= 3; threads++) {
+        struct pool *pool = pool_new(threads);
+        gemm(z.v, n, x.v, k, rows, w.v, k, k, n, false, pool);
+        same_all(y.v, z.v, rows * n, "gemm over a pool", kernels_get(), threads);
+        pool_free(pool);
+    }
+    floats_free(x);
+    floats_free(w);
+    floats_free(y);
+    floats_free(z);
+}
+
+static void test_gemm_pool(void **state) {
+    (void)state;
+    check_gemm_pool(3, 5, 7);
+    check_gemm_pool(130, 70, 33);
+    check_gemm_pool(70, 131, 65);
+}
+
+static void test_transpose(void **state) {
+    (void)state;
+    enum { R = 203, C = 411 };
+    struct floats a = filled(R * (C + 1), 0), b = floats_new(C * (R + 2));
+    struct pool *pool = pool_new(3);
+    for (int round = 0; round < 2; round++) {
+        transpose(b.v, R + 2, a.v, C + 1, round ? R : 5, C, round ? pool : NULL);
+        for (int r = 0; r < (round ? R : 5); r++)
+            for (int c = 0; c < C; c++)
+                assert_true(same(b.v[c * (R + 2) + r], a.v[r * (C + 1) + c]));
+    }
+    pool_free(pool);
+    floats_free(a);
+    floats_free(b);
+}
+
+/* ---- scalar against plain double ---- */
+
+static void near(double got, double want, double tolerance, const char *what) {
+    if (!(fabs(got - want) <= tolerance)) fail_msg("%s is %.9g, expected %.9g", what, got, want);
+}
+
+static void test_scalar_reductions(void **state) {
+    (void)state;
+    for (int i = 0; i < SIZE_COUNT; i++) {
+        int64_t n = size_at(i);
+        struct floats a = filled(n, 0), b = filled(n, 0), y = floats_new(n);
+        double dot = 0, sum = 0, square = 0, size = 1e-30;
+        float most = -INFINITY;
+        for (int64_t j = 0; j < n; j++) {
+            dot += (double)a.v[j] * (double)b.v[j];
+            square += (double)a.v[j] * (double)a.v[j];
+            sum += (double)a.v[j];
+            size += fabs((double)a.v[j] * (double)b.v[j]) + fabs((double)a.v[j]);
+            most = a.v[j] > most ? a.v[j] : most;
+        }
+        near((double)ref->dot(a.v, b.v, n), dot, 1e-6 * size, "dot");
+        near((double)ref->sum(a.v, n), sum, 1e-6 * size, "sum");
+        assert_true(ref->max(a.v, n) == most);
+        if (n > 0) ref->rmsnorm(y.v, a.v, b.v, 1e-5f, n);
+        for (int64_t j = 0; j < n; j++) {
+            double want = (double)a.v[j] / sqrt(square / (double)n + 1e-5) * (double)b.v[j];
+            near((double)y.v[j], want, 1e-6 * fabs(want), "rmsnorm");
+        }
+        floats_free(a);
+        floats_free(b);
+        floats_free(y);
+    }
+}
+
+static void test_scalar_exp(void **state) {
+    (void)state;
+    for (int i = 0; i < 200000; i++) {
+        float x = rng_uniform(&source) * 175 - 87, y;
+        ref->exp(&y, &x, 1);
+        double want = math_exp((double)x);
+        near((double)y, want, want * 1.2e-7, "exp"); // one unit in the last place is 6e-8 to 1.2e-7
+    }
+    static const float in[] = {0.0f, -0.0f, 1e-45f, -INFINITY, -1000, -104, INFINITY, 89, 88.73f};
+    static const float out[] = {1, 1, 1, 0, 0, 0, 3.40282347e38f, 3.40282347e38f, 3.40282347e38f};
+    for (size_t i = 0; i < ARRAY_LEN(in); i++) {
+        float y;
+        ref->exp(&y, &in[i], 1);
+        assert_true(same(y, out[i]));
+    }
+    float x = NAN, y;
+    ref->exp(&y, &x, 1);
+    assert_true(y != y);
+}
+
+static void test_scalar_silu(void **state) {
+    (void)state;
+    for (int i = 0; i < 10000; i++) {
+        float g = rng_normal(&source) * 10, u = rng_normal(&source), y;
+        ref->silu_mul(&y, &g, &u, 1);
+        double want = (double)g / (1 + math_exp(-(double)g)) * (double)u;
+        near((double)y, want, fabs(want) * 5e-7 + 1e-40, "silu_mul");
+    }
+}
+
+static void test_scalar_rope(void **state) {
+    (void)state;
+    struct floats x = filled(64, 0), y = copied(x), c = filled(32, 0), s = filled(32, 0);
+    ref->rope(y.v, c.v, s.v, 32);
+    for (int i = 0; i < 32; i++) {
+        double a = (double)x.v[i], b = (double)x.v[i + 32], co = (double)c.v[i],
+               si = (double)s.v[i];
+        near((double)y.v[i], a * co - b * si, 1e-6 * (fabs(a * co) + fabs(b * si)),
+             "rope, first half");
+        near((double)y.v[i + 32], b * co + a * si, 1e-6 * (fabs(b * co) + fabs(a * si)),
+             "rope, second half");
+    }
+    floats_free(x);
+    floats_free(y);
+    floats_free(c);
+    floats_free(s);
+}
+
+static void test_scalar_attend(void **state) {
+    (void)state;
+    enum { N = 37, D = 24, STRIDE = 30 };
+    struct floats q = filled(D, 0), k = filled(N * STRIDE, 0), v = filled(N * STRIDE, 0),
+                  s = floats_new(N), out = floats_new(D);
+    double p[N], most = -1e30, total = 0;
+    ref->attend(out.v, q.v, k.v, v.v, STRIDE, N, D, 0.2f, s.v);
+    for (int j = 0; j < N; j++) {
+        p[j] = 0;
+        for (int d = 0; d < D; d++) p[j] += (double)q.v[d] * (double)k.v[j * STRIDE + d] * 0.2;
+        most = MAX(most, p[j]);
+    }
+    for (int j = 0; j < N; j++) total += p[j] = math_exp(p[j] - most);
+    for (int d = 0; d < D; d++) {
+        double want = 0;
+        for (int j = 0; j < N; j++) want += p[j] / total * (double)v.v[j * STRIDE + d];
+        near((double)out.v[d], want, 1e-5, "attend");
+    }
+    struct floats all[] = {q, k, v, s, out};
+    for (size_t i = 0; i < ARRAY_LEN(all); i++) floats_free(all[i]);
+}
+
+static void test_scalar_adamw(void **state) {
+    (void)state;
+    for (int i = 0; i < 1000; i++) {
+        float w = rng_normal(&source), g = rng_normal(&source), m = rng_normal(&source),
+              v = fabsf(rng_normal(&source));
+        double mm = 0.9 * (double)m + 0.1 * (double)g,
+               vv = 0.99 * (double)v + 0.01 * (double)g * (double)g;
+        double want = (double)w * (1 - 0.01 * 0.1) - 0.01 * (mm / 0.3) / (sqrt(vv / 0.2) + 1e-8);
+        ref->adamw(&w, &g, &m, &v, 1, 0.01f, 0.9f, 0.99f, 1e-8f, 0.1f, 0.3f, 0.2f);
+        near((double)w, want, 1e-5, "adamw w");
+        near((double)m, mm, 1e-5, "adamw m");
+        near((double)v, vv, 1e-5, "adamw v");
+    }
+}
+
+static void test_scalar_quantize(void **state) {
+    (void)state;
+    float x[32] = {NAN, INFINITY, -INFINITY, 0.0f, -0.0f, 1e-45f};
+    int8_t q[32];
+    float d;
+    ref->quantize_row(x, 32, q, &d);
+    assert_int_equal(q[0], 0);
+    assert_int_equal(q[1], 127);
+    assert_int_equal(q[2], -127);
+    assert_true(d > 0 && d < INFINITY);
+    memset(x, 0, sizeof x);
+    x[3] = 127, x[4] = 0.5f, x[5] = 1.5f, x[6] = -2.5f, x[7] = -127;
+    ref->quantize_row(x, 32, q, &d);
+    assert_true(d == 1.0f && q[3] == 127 && q[4] == 0 && q[5] == 2 && q[6] == -2 && q[7] == -127);
+    for (int i = 0; i < 32; i++) x[i] = 1e-40f;
+    ref->quantize_row(x, 32, q, &d);
+    assert_true(d == 0 && q[0] == 0);
+}
+
+/* ---- conversions ---- */
+
+static void test_f16(void **state) {
+    (void)state;
+    for (uint32_t h = 0; h < 65536; h++) {
+        float f = f16_to_f32((uint16_t)h);
+        if (f != f)
+            assert_true((h & 0x7c00) == 0x7c00 && (h & 0x3ff) && isnan(f16_to_f32(f32_to_f16(f))));
+        else
+            assert_int_equal(f32_to_f16(f), h);
+    }
+    assert_true(f16_to_f32(0x3c00) == 1.0f && f16_to_f32(1) == 0x1p-24f &&
+                f16_to_f32(0xfbff) == -65504.0f);
+    for (uint32_t h = 0; h < 0x7bff; h++) { // between neighbours: nearest, half to even
+        float lo = f16_to_f32((uint16_t)h), hi = f16_to_f32((uint16_t)(h + 1)),
+              middle = (lo + hi) / 2;
+        assert_int_equal(f32_to_f16(middle), h % 2 ? h + 1 : h);
+        assert_int_equal(f32_to_f16(nextafterf(middle, 0)), h);
+        assert_int_equal(f32_to_f16(-nextafterf(middle, 1e9f)), (h + 1) | 0x8000);
+    }
+    assert_int_equal(f32_to_f16(65519.99f), 0x7bff);
+    assert_int_equal(f32_to_f16(65520.0f), 0x7c00);
+    assert_int_equal(f32_to_f16(1e-30f), 0);
+}
+
+static void test_bf16(void **state) {
+    (void)state;
+    for (uint32_t h = 0; h < 65536; h++) {
+        float f = bf16_to_f32((uint16_t)h);
+        if (f != f)
+            assert_true(isnan(bf16_to_f32(f32_to_bf16(f))));
+        else
+            assert_int_equal(f32_to_bf16(f), h);
+    }
+    assert_int_equal(f32_to_bf16(bits_float(0x3f808000)), 0x3f80);
+    assert_int_equal(f32_to_bf16(bits_float(0x3f818000)), 0x3f82);
+    assert_int_equal(f32_to_bf16(bits_float(0x3f808001)), 0x3f81);
+    assert_int_equal(f32_to_bf16(bits_float(0x7f7fffff)), 0x7f80);
+    assert_true(isnan(bf16_to_f32(f32_to_bf16(bits_float(0x7f800001)))));
+}
+
+/* Blocks worked out by hand from the reference's formulas. */
+static void test_block_bytes(void **state) {
+    (void)state;
+    float x[32] = {0}, back[32];
+    x[0] = -254, x[1] = 5, x[2] = 3, x[31] = 1;
+    struct block_q8_0 b8;
+    tensor_from_f32(TENSOR_Q8_0, x, &b8, 32);
+    assert_int_equal(b8.d, 0x4000); // 254 / 127 = 2
+    assert_true(b8.q[0] == -127 && b8.q[1] == 3 && b8.q[2] == 2 &&
+                b8.q[31] == 1); // halves go away from zero
+    struct block_q4_0 b4;
+    x[0] = -8, x[1] = 7, x[2] = 0.5f, x[16] = -3, x[31] = 20;
+    x[31] = 1;
+    tensor_from_f32(TENSOR_Q4_0, x, &b4, 32);
+    assert_int_equal(b4.d, 0x3c00); // -8 / -8 = 1
+    assert_int_equal(b4.q[0], 0 | 5 << 4);
+    assert_int_equal(b4.q[1], 15 | 8 << 4);
+    assert_int_equal(b4.q[2], 9 | 8 << 4);
+    assert_int_equal(b4.q[15], 8 | 9 << 4);
+    tensor_to_f32(TENSOR_Q4_0, &b4, back, 32);
+    assert_true(back[0] == -8 && back[1] == 7 && back[16] == -3 && back[31] == 1);
+    x[0] = 8; // the largest is positive: its scale is negative, and -(-8) is reached exactly
+    tensor_from_f32(TENSOR_Q4_0, x, &b4, 32);
+    tensor_to_f32(TENSOR_Q4_0, &b4, back, 32);
+    assert_int_equal(b4.d, 0xbc00);
+    assert_true(back[0] == 8 && back[1] == 7);
+}
+
+static void test_blocks_round_trip(void **state) {
+    (void)state;
+    for (size_t t = 0; t < ARRAY_LEN(types); t++)
+        for (int nasty = 0; nasty < 2; nasty++) {
+            struct floats x = filled(32 * 20, nasty), y = floats_new(32 * 20);
+            uint8_t *bytes = malloc(tensor_row_bytes(types[t], 32 * 20));
+            tensor_from_f32(types[t], x.v, bytes, 32 * 20);
+            tensor_to_f32(types[t], bytes, y.v, 32 * 20);
+            float unit = types[t] == TENSOR_Q4_0   ? 1.05f / 8
+                         : types[t] == TENSOR_Q8_0 ? 0.57f / 127
+                                                   : 0.005f;
+            for (int b = 0; b < 20 && !nasty; b++) {
+                float amax = 0;
+                for (int i = 0; i < 32; i++) amax = fmaxf(amax, fabsf(x.v[32 * b + i]));
+                for (int i = 32 * b; i < 32 * (b + 1); i++)
+                    near((double)y.v[i], (double)x.v[i], (double)(unit * amax),
+                         tensor_type_name(types[t]));
+            }
+            free(bytes);
+            floats_free(x);
+            floats_free(y);
+        }
+}
+
+/* What matrix_row gives back is what the file's rows say, reordered when asked. */
+static void test_matrix_rows(void **state) {
+    (void)state;
+    enum { N = 37, K = 96 };
+    int32_t order[N];
+    float got[K], want[K];
+    for (int i = 0; i < N; i++) order[i] = (i * 7 + 3) % N;
+    for (size_t i = 0; i < 2 * ARRAY_LEN(types); i++) {
+        struct arena arena = {0};
+        struct matrix m, plain;
+        struct error err;
+        enum tensor_type t = types[i / 2];
+        enum numeric_class cls = i % 2 ? CLASS_FAST : CLASS_EXACT;
+        uint8_t *file;
+        matrix_random(&plain, t, N, K, cls, &arena, &file, false);
+        assert_int_equal(matrix_init(&m, t, N, K, file, order, cls, &arena, &err), OK);
+        for (int r = 0; r < N; r++) {
+            tensor_to_f32(t, file + (size_t)r * tensor_row_bytes(t, K), want, K);
+            matrix_row(&plain, r, got);
+            assert_memory_equal(got, want, sizeof got);
+            tensor_to_f32(t, file + (size_t)order[r] * tensor_row_bytes(t, K), want, K);
+            matrix_row(&m, r, got);
+            assert_memory_equal(got, want, sizeof got);
+        }
+        assert_true(matrix_bytes(&m) >= tensor_row_bytes(t, K) * N);
+        free(file);
+        arena_release(&arena);
+    }
+}
+
+static void test_matrix_refused(void **state) {
+    (void)state;
+    struct arena arena = {0};
+    struct matrix m;
+    struct error err;
+    struct block_q8_0 block = {.d = 0x7c00};
+    assert_int_equal(matrix_init(&m, TENSOR_Q8_0, 1, 33, &block, NULL, CLASS_EXACT, &arena, &err),
+                     ERR_FORMAT);
+    assert_int_equal(matrix_init(&m, TENSOR_Q8_0, 1, 32, &block, NULL, CLASS_EXACT, &arena, &err),
+                     ERR_NUMERIC);
+    assert_int_equal(matrix_init(&m, TENSOR_F32, 0, 32, &block, NULL, CLASS_EXACT, &arena, &err),
+                     ERR_FORMAT);
+    assert_int_equal(
+        matrix_init(&m, (enum tensor_type)12, 1, 256, &block, NULL, CLASS_EXACT, &arena, &err),
+        ERR_FORMAT);
+    assert_non_null(strstr(err.text, "12"));
+    arena_release(&arena);
+}
+
+static void test_type_names(void **state) {
+    (void)state;
+    for (size_t i = 0; i < ARRAY_LEN(types); i++) {
+        enum tensor_type t;
+        assert_int_equal(tensor_type_parse(tensor_type_name(types[i]), &t), OK);
+        assert_int_equal(t, types[i]);
+    }
+    enum tensor_type t;
+    assert_int_equal(tensor_type_parse("q5_1", &t), ERR_USAGE);
+    assert_int_equal(tensor_row_bytes(TENSOR_Q4_0, 64), 36);
+    assert_int_equal(tensor_row_bytes(TENSOR_Q8_0, 64), 68);
+}
+
+/* ---- levels ---- */
+
+/* What a fresh process does under SHOAL_CPU: its level, or 100 + its exit status. Runs before
+ * anything chose a level. */
+static int level_under(const char *wish) {
+    pid_t pid = fork();
+    if (pid == 0) {
+        if (!freopen("/dev/null", "w", stderr)) _exit(99);
+        setenv("SHOAL_CPU", wish, 1);
+        _exit(50 + (int)kernels_get()->level);
+    }
+    int status = 0;
+    assert_true(pid > 0 && waitpid(pid, &status, 0) == pid && WIFEXITED(status));
+    return WEXITSTATUS(status) >= 50 ? WEXITSTATUS(status) - 50 : 100 + WEXITSTATUS(status);
+}
+
+static void test_levels(void **state) {
+    (void)state;
+    for (int l = 0; l < CPU_LEVELS; l++) {
+        const struct kernels *k = kernels_level((enum cpu_level)l);
+        assert_true((k != NULL) == cpu_has((enum cpu_level)l));
+        assert_int_equal(level_under(cpu_level_name((enum cpu_level)l)), k ? l : 102);
+        if (k) assert_string_equal(k->name, cpu_level_name((enum cpu_level)l));
+        if (k && l < CPU_AMX) assert_null(k->gemm_bf16_fast);
+    }
+    assert_int_equal(level_under("sse9"), 102);
+}
+
+/* ---- benchmark ---- */
+
+static const int64_t shapes[][3] = {{512, 192, 192},  {512, 192, 512},  {512, 512, 192},
+                                    {512, 192, 1024}, {256, 576, 1536}, {64, 192, 512},
+                                    {8, 192, 512},    {1, 576, 1536}};
+
+/* Giga-operations a second of one product, best of several. */
+static double product_speed(const struct kernels *k, enum tensor_type t, enum numeric_class cls,
+                            const int64_t *shape) {
+    int64_t rows = shape[0], width = shape[1], n = shape[2];
+    struct arena arena = {0};
+    struct matrix w;
+    uint8_t *file;
+    void *scratch;
+    struct floats x = filled(rows * width, 0), y = floats_new(rows * n);
+    matrix_random(&w, t, n, width, cls, &arena, &file, false);
+    struct inputs in = inputs_of(k, x, rows, width, &scratch);
+    double ops = 2.0 * (double)(rows * width * n), best = 1e9;
+    int64_t repeat = (int64_t)((k->level == CPU_SCALAR ? 1e7 : 2e8) / ops) + 1;
+    for (int round = 0; round < 7; round++) {
+        double start = clock_now();
+        for (int64_t i = 0; i < repeat; i++) product(k, &w, in, 0, rows, 0, n, y.v, n);
+        best = MIN(best, (clock_now() - start) / (double)repeat);
+    }
+    free(scratch);
+    free(file);
+    arena_release(&arena);
+    floats_free(x);
+    floats_free(y);
+    return ops / best / 1e9;
+}
+
+static void bench_run(void) {
+    for (int l = 0; l < CPU_LEVELS; l++) {
+        const struct kernels *k = kernels_level((enum cpu_level)l);
+        if (!k) continue;
+        printf("%s, Gop/s on one thread (rows, K, N)\n", k->name);
+        for (size_t s = 0; s < ARRAY_LEN(shapes); s++) {
+            printf("  %4d %4d %4d ", (int)shapes[s][0], (int)shapes[s][1], (int)shapes[s][2]);
+            for (size_t t = 0; t < ARRAY_LEN(types); t++)
+                if (types[t] != TENSOR_F16)
+                    printf(" %s %7.1f", tensor_type_name(types[t]),
+                           product_speed(k, types[t], CLASS_EXACT, shapes[s]));
+            if (k->gemm_bf16_fast)
+                printf(" bf16 fast %7.1f", product_speed(k, TENSOR_BF16, CLASS_FAST, shapes[s]));
+            printf("\n");
+        }
+    }
+}
+
+int main(int argc, char **argv) {
+    source = rng_make(1, RNG_TEST, 0, 0);
+    ref = kernels_level(CPU_SCALAR);
+    if (argc > 1 && strcmp(argv[1], "--bench") == 0) {
+        bench_run();
+        return 0;
+    }
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_levels),
+        cmocka_unit_test(test_f16),
+        cmocka_unit_test(test_bf16),
+        cmocka_unit_test(test_block_bytes),
+        cmocka_unit_test(test_blocks_round_trip),
+        cmocka_unit_test(test_matrix_rows),
+        cmocka_unit_test(test_matrix_refused),
+        cmocka_unit_test(test_type_names),
+        cmocka_unit_test(test_scalar_reductions),
+        cmocka_unit_test(test_scalar_exp),
+        cmocka_unit_test(test_scalar_silu),
+        cmocka_unit_test(test_scalar_rope),
+        cmocka_unit_test(test_scalar_attend),
+        cmocka_unit_test(test_scalar_adamw),
+        cmocka_unit_test(test_scalar_quantize),
+        cmocka_unit_test(test_reductions),
+        cmocka_unit_test(test_updates),
+        cmocka_unit_test(test_rope),
+        cmocka_unit_test(test_exp),
+        cmocka_unit_test(test_exp_range),
+        cmocka_unit_test(test_adamw),
+        cmocka_unit_test(test_rows_down),
+        cmocka_unit_test(test_attend),
+        cmocka_unit_test(test_gemm),
+        cmocka_unit_test(test_packed),
+        cmocka_unit_test(test_invariance),
+        cmocka_unit_test(test_matrix_mul),
+        cmocka_unit_test(test_gemm_pool),
+        cmocka_unit_test(test_transpose),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,1242 @@
+/*
+ * test_model_files: models written and read back in every format, and everything that a file can lie about.
+ *
+ * Round trips compare bits, rewriting compares files. Truncation and corruption tests go through every byte of a small
+ * file: they ask for an error (or, for a flipped byte, for anything but a crash), so they mean most under the sanitizers.
+ * Files from elsewhere are found through SHOAL_SHARED or ../shared; without them those tests skip.
+ */
+/* levels: once */
+#define _GNU_SOURCE
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "model/model_files.h"
+
+#include <dirent.h>
+#include <ftw.h>
+#include <math.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+/* ---- a directory for the files --------------------------------------------------------------- */
+
+static char tmp_dir[] = "/tmp/shoal-model-files-XXXXXX";
+static struct arena tmp_paths;
+
+static int entry_remove(const char *path, const struct stat *st, int flag, struct FTW *ftw) {
+    (void)st, (void)flag, (void)ftw;
+    return remove(path);
+}
+
+static int group_setup(void **state) {
+    (void)state;
+    log_quiet = true;
+    return mkdtemp(tmp_dir) ? 0 : -1;
+}
+
+static int group_teardown(void **state) {
+    (void)state;
+    arena_release(&tmp_paths);
+    return nftw(tmp_dir, entry_remove, 16, FTW_DEPTH | FTW_PHYS);
+}
+
+/* tmp/NAME; lives as long as the program. */
+static const char *tmp_path(const char *name) {
+    char path[256];
+    snprintf(path, sizeof(path), "%s/%s", tmp_dir, name);
+    return arena_strdup(&tmp_paths, path);
+}
+
+static void file_put(const char *path, const void *data, size_t size) {
+    FILE *f = fopen(path, "wb"); /* not file_write, which waits for the disk */
+    assert_non_null(f);
+    assert_int_equal(fwrite(data, 1, size, f), size);
+    assert_int_equal(fclose(f), 0);
+}
+
+static struct buf file_get(const char *path) {
+    struct buf b = {0};
+    struct error err;
+    assert_int_equal(file_read(path, (size_t)1 << 30, &b, &err), OK);
+    return b;
+}
+
+static void assert_files_equal(const char *a, const char *b) {
+    struct buf x = file_get(a), y = file_get(b);
+    assert_int_equal(x.len, y.len);
+    assert_memory_equal(x.data, y.data, x.len);
+    buf_release(&x);
+    buf_release(&y);
+}
+
+static int tmp_leftovers(const char *dir) {
+    DIR *d = opendir(dir);
+    int n = 0;
+    for (struct dirent *e; (e = readdir(d));)
+        if (strstr(e->d_name, ".tmp-")) n++;
+    closedir(d);
+    return n;
+}
+
+static char *shared_path(const char *name) {
+    const char *root = getenv("SHOAL_SHARED");
+    char *path = path_join(root ? root : "../shared", name);
+    if (path_exists(path)) return path;
+    fprintf(stderr, "SKIP: no '%s'\n", path);
+    free(path);
+    return NULL;
+}
+
+/* ---- small models ---------------------------------------------------------------------------- */
+
+static struct model_config config_named(const char *name) {
+    struct model_config c;
+    struct error err;
+    assert_int_equal(shape_find(name, &c, &err), OK);
+    return c;
+}
+
+/* As small as a model with a tokenizer of bytes gets. */
+static struct model_config config_smallest(const char *arch, bool tied) {
+    struct model_config c = config_named("tiny-llama");
+    c.arch = arch_find(arch);
+    c.n_layers = 1;
+    c.d_model = c.d_ff = 8;
+    c.n_heads = 2;
+    c.n_kv_heads = 1;
+    c.head_dim = 4;
+    c.tied = tied;
+    return c;
+}
+
+static struct model *model_make(const struct model_config *c, const char *name) {
+    struct model *m = model_new(c, 7, CLASS_EXACT);
+    m->name = arena_strdup(&m->arena, name);
+    for (int32_t i = 0; i < weight_count(c); i++) {
+        struct weight w;
+        weight_at(c, i, NAMING_HF, &w);
+        if (!w.norm) continue;
+        float *norm = (float *)(uintptr_t)*weight_norm(m, &w);
+        for (int64_t j = 0; j < w.k; j++) norm[j] = 1.0f + 0.01f * (float)(j + i);
+    }
+    return m;
+}
+
+static void assert_configs_equal(const struct model_config *a, const struct model_config *b) {
+    assert_ptr_equal(a->arch, b->arch);
+    assert_int_equal(a->n_layers, b->n_layers);
+    assert_int_equal(a->d_model, b->d_model);
+    assert_int_equal(a->n_heads, b->n_heads);
+    assert_int_equal(a->n_kv_heads, b->n_kv_heads);
+    assert_int_equal(a->head_dim, b->head_dim);
+    assert_int_equal(a->d_ff, b->d_ff);
+    assert_int_equal(a->vocab_size, b->vocab_size);
+    assert_int_equal(a->max_seq_len, b->max_seq_len);
+    assert_true(a->rope_theta == b->rope_theta && a->rms_norm_eps == b->rms_norm_eps);
+    assert_int_equal(a->tied, b->tied);
+}
+
+/* Row i of `w` after a trip through `type`. */
+static void row_through(const struct model *m, const struct weight *w, int64_t i, enum tensor_type type,
+                        float *out) {
+    float *plain = xmalloc(sizeof(float) * (size_t)w->k), *stored = xmalloc(sizeof(float) * (size_t)w->k);
+    bool blocks = type == TENSOR_Q4_0 || type == TENSOR_Q8_0;
+    if (w->norm) type = TENSOR_F32;
+    else if (blocks && w->k % 32 != 0) type = TENSOR_F16;
+    weight_row(m, w, i, TENSOR_F32, plain, stored);
+    memcpy(plain, stored, sizeof(float) * (size_t)w->k);
+    tensor_from_f32(type, plain, stored, w->k);
+    tensor_to_f32(type, stored, out, w->k);
+    free(plain);
+    free(stored);
+}
+
+/* `b` holds a's weights as written in `type`, to the bit. */
+static void assert_weights_equal(const struct model *a, const struct model *b, enum tensor_type type) {
+    for (int32_t i = 0; i < weight_count(&a->config); i++) {
+        struct weight w;
+        weight_at(&a->config, i, NAMING_HF, &w);
+        float *x = xmalloc(sizeof(float) * (size_t)w.k), *y = xmalloc(sizeof(float) * (size_t)w.k);
+        for (int64_t r = 0; r < w.n; r++) {
+            row_through(a, &w, r, type, x);
+            row_through(b, &w, r, TENSOR_F32, y);
+            if (memcmp(x, y, sizeof(float) * (size_t)w.k) != 0) fail_msg("%s row %d differs", w.name, (int)r);
+        }
+        free(x);
+        free(y);
+    }
+}
+
+/* Unused tokens (type 5) are normal ones (1) to tokenizer.json, which has no word for them. */
+static int type_seen(uint8_t type) {
+    return type == 5 ? 1 : type;
+}
+
+static void assert_tokenizers_equal(const struct tokenizer *a, const struct tokenizer *b) {
+    const struct tok_spec *x = tok_spec_of(a), *y = tok_spec_of(b);
+    assert_int_equal(x->kind, y->kind);
+    assert_int_equal(x->n, y->n);
+    assert_int_equal(x->bos, y->bos);
+    assert_int_equal(x->eos, y->eos);
+    assert_int_equal(x->add_bos, y->add_bos);
+    assert_int_equal(x->n_merges, y->n_merges);
+    assert_int_equal(x->ignore_merges, y->ignore_merges);
+    assert_string_equal(x->pre ? x->pre : "", y->pre ? y->pre : "");
+    for (int32_t i = 0; i < x->n; i++) {
+        assert_int_equal(x->lens[i], y->lens[i]);
+        assert_memory_equal(x->pieces[i], y->pieces[i], (size_t)x->lens[i]);
+        assert_int_equal(type_seen(x->types[i]), type_seen(y->types[i]));
+    }
+    for (int32_t i = 0; i < x->n_merges; i++) assert_string_equal(x->merges[i], y->merges[i]);
+}
+
+static struct model *open_ok(const char *path, enum numeric_class cls) {
+    struct error err = {0};
+    struct model *m = model_open(path, cls, &err);
+    if (!m) fail_msg("%s", err.text);
+    return m;
+}
+
+/* The error of opening `path` holds every one of `parts` (comma separated). */
+static void assert_refused(const char *path, const char *parts) {
+    struct error err = {0};
+    struct model *m = model_open(path, CLASS_EXACT, &err);
+    if (m) fail_msg("'%s' was opened, expected: %s", path, parts);
+    assert_true(err.code < 0);
+    char *list = xstrdup(parts), *rest = list;
+    for (char *part; (part = strsep(&rest, "|"));)
+        if (!strstr(err.text, part)) fail_msg("no '%s' in: %s", part, err.text);
+    free(list);
+}
+
+/* ---- shapes, names, new models ---------------------------------------------------------------- */
+
+static void test_shapes(void **state) {
+    (void)state;
+    static const struct {
+        const char *name;
+        int64_t params;
+    } known[] = {{"smollm-135m", 134515008}, {"qwen3-0.6b", 596049920}, {"stories15m", 15191712}};
+    struct model_config c;
+    struct error err;
+    for (size_t i = 0; i < ARRAY_LEN(known); i++) {
+        c = config_named(known[i].name);
+        assert_int_equal(model_param_count(&c), known[i].params);
+        assert_int_equal(model_config_check(&c, &err), OK);
+    }
+    assert_int_equal(shape_find("gpt-5", &c, &err), ERR_MISSING);
+    assert_non_null(strstr(err.text, "'gpt-5'"));
+    assert_non_null(strstr(err.text, "tiny-qwen3"));
+    c = config_named("tiny-qwen3");
+    assert_int_equal(proj_in(&c, PROJ_O), 64);
+    assert_int_equal(proj_out(&c, PROJ_K), 32);
+    assert_int_equal(proj_in(&c, PROJ_DOWN), 64);
+    assert_null(arch_find("gpt2"));
+}
+
+/* The seven projections' paths are the names in the list of weights. */
+static void test_weight_names(void **state) {
+    (void)state;
+    struct model_config c = config_named("tiny-qwen3");
+    int projections = 0;
+    struct weight w, g;
+    assert_int_equal(weight_count(&c), 2 + 2 * 11);
+    for (int32_t i = 0; i < weight_count(&c); i++) {
+        weight_at(&c, i, NAMING_HF, &w);
+        weight_at(&c, i, NAMING_GGUF, &g);
+        assert_int_equal(w.n * w.k, g.n * g.k);
+        for (int p = 0; p < N_PROJ; p++) {
+            char name[96];
+            snprintf(name, sizeof(name), "model.layers.%d.%s.weight", (int)w.layer, proj_hf_paths[p]);
+            if (strcmp(name, w.name) != 0) continue;
+            projections++;
+            assert_int_equal(w.n, proj_out(&c, (enum proj)p));
+            assert_int_equal(w.k, proj_in(&c, (enum proj)p));
+        }
+    }
+    assert_int_equal(projections, 2 * N_PROJ);
+    assert_string_equal(w.name, "model.norm.weight");
+    assert_string_equal(g.name, "output_norm.weight");
+}
+
+static void test_rope_table(void **state) {
+    (void)state;
+    struct model_config c = config_named("tiny-qwen3");
+    float cos_t[40 * 8], sin_t[40 * 8];
+    rope_table(&c, 40, cos_t, sin_t);
+    for (int p = 0; p < 40; p++)
+        for (int i = 0; i < 8; i++) {
+            double angle = p * pow(1e6, -2.0 * i / 16);
+            assert_true(fabs((double)cos_t[p * 8 + i] - cos(angle)) < 1e-7);
+            assert_true(fabs((double)sin_t[p * 8 + i] - sin(angle)) < 1e-7);
+        }
+}
+
+static void moments(const struct matrix *w, double *mean, double *std) {
+    double sum = 0, square = 0, n = (double)(w->n * w->k);
+    const float *v = w->data;
+    for (int64_t i = 0; i < w->n * w->k; i++) {
+        sum += (double)v[i];
+        square += (double)v[i] * (double)v[i];
+    }
+    *mean = sum / n;
+    *std = sqrt(square / n - *mean * *mean);
+}
+
+static void test_model_new(void **state) {
+    (void)state;
+    struct model_config c = config_named("fry");
+    struct model *a = model_new(&c, 1, CLASS_EXACT), *b = model_new(&c, 1, CLASS_EXACT);
+    struct model *other = model_new(&c, 2, CLASS_EXACT);
+    struct error err;
+    double mean, std;
+    assert_weights_equal(a, b, TENSOR_F32);
+    assert_string_equal(model_hash(a, &err), model_hash(b, &err));
+    assert_string_not_equal(model_hash(a, &err), model_hash(other, &err));
+    moments(&a->embed, &mean, &std);
+    assert_true(fabs(mean) < 4 * 0.02 / sqrt(768 * 192) && fabs(std - 0.02) < 0.0002);
+    moments(&a->layers[5].proj[PROJ_DOWN], &mean, &std);
+    assert_true(fabs(std * sqrt(12) - 0.02) < 0.0003);
+    assert_true(a->layers[3].ffn_norm[191] == 1.0f);
+    assert_ptr_equal(a->head.data, a->embed.data);
+    assert_int_equal(tok_vocab_size(a->tok), 768);
+    model_close(a);
+    model_close(b);
+    model_close(other);
+}
+
+/* ---- GGUF round trips ------------------------------------------------------------------------- */
+
+static const enum tensor_type all_types[] = {TENSOR_F32, TENSOR_F16, TENSOR_BF16, TENSOR_Q8_0, TENSOR_Q4_0};
+
+static void gguf_round_trip(const struct model_config *c, enum tensor_type type, enum numeric_class cls) {
+    struct error err;
+    dir_make(tmp_path("again"), &err);
+    const char *path = tmp_path("trip.gguf"), *again = tmp_path("again/trip.gguf");
+    struct model *m = model_make(c, "trip");
+    assert_int_equal(model_write_gguf(m, path, type, &err), OK);
+    struct model *back = open_ok(path, cls);
+    assert_string_equal(back->name, "trip");
+    assert_configs_equal(c, &back->config);
+    assert_weights_equal(m, back, type);
+    assert_tokenizers_equal(m->tok, back->tok);
+    if (c->d_model % 32 == 0) assert_int_equal(back->type, type);
+    assert_int_equal(model_write_gguf(back, again, type, &err), OK);
+    assert_files_equal(path, again);
+    char hash[HASH_LEN];
+    assert_int_equal(hash_file(path, hash, &err), OK);
+    assert_string_equal(model_hash(back, &err), hash);
+    model_close(m);
+    model_close(back);
+}
+
+static void test_gguf_round_trips(void **state) {
+    (void)state;
+    for (size_t i = 0; i < ARRAY_LEN(all_types); i++) {
+        struct model_config llama = config_named("tiny-llama"), qwen = config_named("tiny-qwen3");
+        gguf_round_trip(&llama, all_types[i], CLASS_EXACT);
+        gguf_round_trip(&qwen, all_types[i], CLASS_FAST);
+        llama.tied = true;
+        llama.d_ff = 44; /* no multiple of 32: block types fall back */
+        gguf_round_trip(&llama, all_types[i], CLASS_FAST);
+    }
+}
+
+/* A chat template, a pattern that GGUF has no name for, and rows beyond the tokenizer. */
+static void test_gguf_extras(void **state) {
+    (void)state;
+    struct error err;
+    struct model_config c = config_named("tiny-llama");
+    struct model *m = model_make(&c, "extras");
+    const char *pieces[256], *merges[] = {"a b", "ab c"};
+    char text[256][8];
+    int32_t lens[256];
+    uint8_t types[256];
+    for (int i = 0; i < 256; i++) {
+        pieces[i] = text[i];
+        lens[i] = snprintf(text[i], sizeof(text[i]), i == 1 ? "ab" : i == 2 ? "abc" : i < 3 ? "<s>" : "%c", i);
+        types[i] = i == 0 ? 3 : 1;
+        if (i >= 127) lens[i] = snprintf(text[i], sizeof(text[i]), "t%d", i);
+    }
+    struct tok_spec spec = {.kind = TOK_BPE, .n = 256, .pieces = pieces, .lens = lens, .types = types,
+                            .merges = merges, .n_merges = 2, .pre = "[a-z]+|\\s|.", .bos = -1, .eos = 0, .unk = -1,
+                            .ignore_merges = true};
+    tok_free(m->tok);
+    m->tok = tok_new(&spec, &err);
+    assert_non_null(m->tok);
+    m->chat_template = arena_strdup(&m->arena, "{{ messages }} ü");
+    assert_int_equal(model_write_gguf(m, tmp_path("extras.gguf"), TENSOR_F32, &err), OK);
+    struct model *back = open_ok(tmp_path("extras.gguf"), CLASS_EXACT);
+    assert_string_equal(back->chat_template, "{{ messages }} ü");
+    const struct tok_spec *s = tok_spec_of(back->tok);
+    assert_string_equal(s->pre, "[a-z]+|\\s|.");
+    assert_true(s->ignore_merges && !s->add_bos && s->bos == -1 && s->eos == 0);
+    assert_string_equal(s->merges[1], "ab c");
+    assert_int_equal(s->n, 300);
+    assert_string_equal(s->pieces[299], "[PAD299]");
+    assert_int_equal(s->types[299], 5);
+    model_close(back);
+    tok_free(m->tok);
+    m->tok = NULL; /* a model without a tokenizer is a model */
+    assert_int_equal(model_write_gguf(m, tmp_path("extras.gguf"), TENSOR_F32, &err), OK);
+    back = open_ok(tmp_path("extras.gguf"), CLASS_EXACT);
+    assert_null(back->tok);
+    model_close(back);
+    model_close(m);
+}
+
+/* Where the GGUF file holds row 0 of weight `index`: the data section begins where the embedding's first row is. */
+static const float *gguf_weight_data(const struct buf *file, const struct model *m, int32_t index) {
+    const char *start = memmem(file->data, file->len, m->embed.data, sizeof(float) * (size_t)m->embed.k);
+    assert_non_null(start);
+    struct weight w;
+    for (int32_t i = 0; i < index; i++) {
+        weight_at(&m->config, i, NAMING_GGUF, &w);
+        start += (w.n * w.k * 4 + 31) / 32 * 32;
+    }
+    return (const float *)(const void *)start;
+}
+
+/* Rotary rows lie interleaved in a llama file and as they are in a qwen3 file. */
+static void test_gguf_permutation(void **state) {
+    (void)state;
+    static const char *const names[] = {"tiny-llama", "tiny-qwen3"};
+    struct error err;
+    for (int n = 0; n < 2; n++) {
+        struct model_config c = config_named(names[n]);
+        struct model *m = model_make(&c, "p");
+        assert_int_equal(model_write_gguf(m, tmp_path("p.gguf"), TENSOR_F32, &err), OK);
+        struct buf file = file_get(tmp_path("p.gguf"));
+        int e = c.head_dim, heads[2] = {c.n_heads, c.n_kv_heads};
+        for (int p = PROJ_Q; p <= PROJ_K; p++) {
+            const float *stored = gguf_weight_data(&file, m, 2 + p), *hf = m->layers[0].proj[p].data;
+            for (int h = 0; h < heads[p]; h++)
+                for (int j = 0; j < e / 2; j++)
+                    for (int a = 0; a < 2; a++) {
+                        int row = n == 0 ? h * e + 2 * j + a : h * e + a * e / 2 + j;
+                        assert_memory_equal(stored + row * 32, hf + (h * e + a * e / 2 + j) * 32, 32 * 4);
+                    }
+        }
+        buf_release(&file);
+        model_close(m);
+    }
+}
+
+/* Blocks that Shoal would have quantised otherwise (no value at the end of the range) survive rewriting. */
+static void test_gguf_foreign_blocks(void **state) {
+    (void)state;
+    struct error err;
+    struct model_config c = config_named("tiny-qwen3");
+    struct model *m = model_make(&c, "blocks");
+    dir_make(tmp_path("again"), &err);
+    const enum tensor_type types[] = {TENSOR_Q8_0, TENSOR_Q4_0};
+    for (int n = 0; n < 2; n++) {
+        assert_int_equal(model_write_gguf(m, tmp_path("blocks.gguf"), types[n], &err), OK);
+        struct buf file = file_get(tmp_path("blocks.gguf"));
+        size_t row = tensor_row_bytes(types[n], 32);
+        uint8_t first[64];
+        tensor_from_f32(types[n], m->embed.data, first, 32);
+        uint8_t *block = memmem(file.data, file.len, first, row);
+        assert_non_null(block);
+        for (int i = 0; i < 300; i++)
+            for (size_t j = 2; j < row; j++) block[(size_t)i * row + j] = n == 0 ? (uint8_t)(i % 50 + 3) : 0x7A;
+        file_put(tmp_path("blocks.gguf"), file.data, file.len);
+        struct model *back = open_ok(tmp_path("blocks.gguf"), CLASS_EXACT);
+        assert_int_equal(model_write_gguf(back, tmp_path("again/blocks.gguf"), types[n], &err), OK);
+        assert_files_equal(tmp_path("blocks.gguf"), tmp_path("again/blocks.gguf"));
+        model_close(back);
+        buf_release(&file);
+    }
+    model_close(m);
+}
+
+/* ---- Hugging Face directories ------------------------------------------------------------------ */
+
+static void test_hf_round_trips(void **state) {
+    (void)state;
+    static const char *const files[] = {"config.json", "model.safetensors", "tokenizer.json",
+                                        "tokenizer_config.json"};
+    static const enum tensor_type types[] = {TENSOR_F32, TENSOR_F16, TENSOR_BF16};
+    struct error err;
+    for (int n = 0; n < 6; n++) {
+        struct model_config c = config_named(n < 3 ? "tiny-llama" : "tiny-qwen3");
+        struct model *m = model_make(&c, "hf");
+        assert_int_equal(model_write_hf(m, tmp_path("hf"), types[n % 3], &err), OK);
+        struct model *back = open_ok(tmp_path("hf/"), CLASS_EXACT);
+        assert_string_equal(back->name, "hf");
+        assert_configs_equal(&c, &back->config);
+        assert_weights_equal(m, back, types[n % 3]);
+        assert_tokenizers_equal(m->tok, back->tok);
+        assert_non_null(strstr(back->chat_template, "<|im_start|>"));
+        back->chat_template = arena_strdup(&back->arena, "{{ bos_token }}'\n'");
+        assert_int_equal(model_write_hf(m, tmp_path("hf2"), types[n % 3], &err), OK);
+        for (size_t f = 0; f < ARRAY_LEN(files); f++) {
+            char a[64], b[64];
+            snprintf(a, sizeof(a), "hf/%s", files[f]);
+            snprintf(b, sizeof(b), "hf2/%s", files[f]);
+            assert_files_equal(tmp_path(a), tmp_path(b));
+        }
+        assert_int_equal(model_write_hf(back, tmp_path("hf3"), types[n % 3], &err), OK);
+        assert_files_equal(tmp_path("hf/model.safetensors"), tmp_path("hf3/model.safetensors"));
+        struct model *third = open_ok(tmp_path("hf3"), CLASS_FAST);
+        assert_string_equal(third->chat_template, "{{ bos_token }}'\n'");
+        assert_string_equal(model_hash(back, &err), model_hash(third, &err));
+        model_close(third);
+        model_close(back);
+        model_close(m);
+    }
+    struct model_config c = config_named("tiny-llama");
+    struct model *m = model_make(&c, "hf");
+    assert_int_equal(model_write_hf(m, tmp_path("hf"), TENSOR_Q4_0, &err), ERR_USAGE);
+    assert_non_null(strstr(err.text, "GGUF"));
+    model_close(m);
+}
+
+/* Writes a small model to tmp/NAME and returns it. */
+static struct model *hf_make(const char *name, bool tied) {
+    struct error err;
+    struct model_config c = config_smallest("llama", tied);
+    struct model *m = model_make(&c, name);
+    assert_int_equal(model_write_hf(m, tmp_path(name), TENSOR_F32, &err), OK);
+    return m;
+}
+
+static void test_hf_shards(void **state) {
+    (void)state;
+    struct error err;
+    struct model *m = hf_make("shards", false);
+    char *single = xstrdup(tmp_path("shards/model.safetensors"));
+    char *index = xstrdup(tmp_path("shards/model.safetensors.index.json"));
+    struct safetensors st;
+    assert_int_equal(safetensors_open(&st, single, &err), OK);
+    int half = st.n_tensors / 2;
+    safetensors_write(tmp_path("shards/one.safetensors"), st.tensors, half, NULL, &err);
+    safetensors_write(tmp_path("shards/two.safetensors"), st.tensors + half, st.n_tensors - half, NULL, &err);
+    json_t *map = json_object();
+    for (int i = 0; i < st.n_tensors; i++)
+        json_object_set_new(map, st.tensors[i].name, json_string(i < half ? "one.safetensors" : "two.safetensors"));
+    json_t *root = json_pack("{s:{s:i}, s:o}", "metadata", "total_size", 1, "weight_map", map);
+    assert_int_equal(json_dump_file(root, index, 0), 0);
+    unlink(single);
+    struct model *back = open_ok(tmp_path("shards"), CLASS_EXACT);
+    assert_weights_equal(m, back, TENSOR_F32);
+    assert_int_equal(back->n_maps, 3);
+    model_close(back);
+
+    json_object_set_new(map, "model.norm.weight", json_string("one.safetensors"));
+    json_dump_file(root, index, 0);
+    assert_refused(tmp_path("shards"), "'model.norm.weight' is not in 'one.safetensors'");
+    json_object_set_new(map, "model.norm.weight", json_string("../shards/two.safetensors"));
+    json_dump_file(root, index, 0);
+    assert_refused(tmp_path("shards"), "in no file of this directory");
+    json_object_set_new(map, "model.norm.weight", json_string("three.safetensors"));
+    json_dump_file(root, index, 0);
+    assert_refused(tmp_path("shards"), "three.safetensors");
+    json_object_set_new(map, "model.norm.weight", json_string("two.safetensors"));
+    json_dump_file(root, index, 0);
+    safetensors_write(tmp_path("shards/two.safetensors"), st.tensors + half - 1, st.n_tensors - half + 1, NULL, &err);
+    assert_refused(tmp_path("shards"), "is in two files");
+    safetensors_close(&st);
+    json_decref(root);
+    free(single);
+    free(index);
+    model_close(m);
+}
+
+/* Writes `root` as DIR/config.json, with one field set; `value` is JSON, NULL removes the field. */
+static void config_put(const char *dir, const json_t *root, const char *key, const char *value) {
+    json_t *changed = json_deep_copy(root);
+    char *path = path_join(tmp_path(dir), "config.json");
+    if (value) json_object_set_new(changed, key, json_loads(value, JSON_DECODE_ANY, NULL));
+    else json_object_del(changed, key);
+    assert_int_equal(json_dump_file(changed, path, 0), 0);
+    json_decref(changed);
+    free(path);
+}
+
+static json_t *config_get(const char *dir) {
+    struct error err;
+    char *path = path_join(tmp_path(dir), "config.json");
+    json_t *root = json_file(path, &err);
+    assert_non_null(root);
+    free(path);
+    return root;
+}
+
+static void test_hf_config(void **state) {
+    (void)state;
+    static const struct {
+        const char *key, *value, *message;
+    } refused[] = {
+        {"rope_scaling", "{\"rope_type\":\"llama3\",\"factor\":8}", "'rope_scaling'|llama3"},
+        {"rope_scaling", "{\"factor\":8}", "'rope_scaling'"},
+        {"rope_parameters", "{\"rope_type\":\"yarn\"}", "'rope_parameters'|yarn"},
+        {"attention_bias", "true", "'attention_bias'"},
+        {"mlp_bias", "1", "'mlp_bias'"},
+        {"hidden_act", "\"gelu\"", "'hidden_act' is \"gelu\""},
+        {"quantization_config", "{\"quant_method\":\"gptq\"}", "'quantization_config'"},
+        {"use_sliding_window", "true", "'use_sliding_window'"},
+        {"layer_types", "[\"sliding_attention\"]", "'layer_types'"},
+        {"partial_rotary_factor", "0.5", "'partial_rotary_factor'"},
+        {"model_type", "\"gemma3\"", "'gemma3'|llama, qwen3"},
+        {"model_type", "null", "'model_type' is missing"},
+        {"hidden_size", NULL, "'hidden_size' is missing"},
+        {"hidden_size", "0", "'hidden_size'"},
+        {"hidden_size", "8.5", "'hidden_size'"},
+        {"num_hidden_layers", "-1", "'num_hidden_layers'"},
+        {"num_hidden_layers", "4294967297", "'num_hidden_layers'"},
+        {"num_hidden_layers", "100000", "number of layers"},
+        {"num_attention_heads", "3", "q_proj.weight' is f32 [8, 8], expected [12, 8]"},
+        {"num_key_value_heads", "5", "2 heads cannot share 5"},
+        {"head_dim", "3", "odd"},
+        {"rope_theta", "-1", "rope theta"},
+        {"rope_theta", "\"big\"", "'rope_theta'"},
+        {"rms_norm_eps", "0", "epsilon"},
+        {"vocab_size", "301", "embed_tokens|[300, 8]|[301, 8]"},
+        {"tie_word_embeddings", "3", "'tie_word_embeddings'"},
+    };
+    struct model *m = hf_make("conf", true);
+    json_t *config = config_get("conf");
+    for (size_t i = 0; i < ARRAY_LEN(refused); i++) {
+        config_put("conf", config, refused[i].key, refused[i].value);
+        assert_refused(tmp_path("conf"), refused[i].message);
+    }
+    json_t *headless = json_deep_copy(config);
+    json_object_del(headless, "head_dim");
+    config_put("conf", headless, "num_attention_heads", "3");
+    assert_refused(tmp_path("conf"), "'hidden_size' 8 is not a multiple");
+    json_decref(headless);
+    static const struct {
+        const char *key, *value;
+    } accepted[] = {{"rope_scaling", "null"}, {"rope_scaling", "{\"rope_type\":\"default\"}"},
+                    {"rope_parameters", "{\"rope_theta\":10000.0}"}, {"attention_bias", "false"},
+                    {"rope_theta", "10000"}, {"layer_types", "[\"full_attention\"]"}, {"head_dim", "null"},
+                    {"partial_rotary_factor", "1"}, {"initializer_range", "0.02"}, {"use_cache", "true"}};
+    for (size_t i = 0; i < ARRAY_LEN(accepted); i++) {
+        config_put("conf", config, accepted[i].key, accepted[i].value);
+        struct model *back = open_ok(tmp_path("conf"), CLASS_EXACT);
+        assert_configs_equal(&m->config, &back->config);
+        model_close(back);
+    }
+    json_decref(config);
+    model_close(m);
+}
+
+/* What tokenizer_config.json, generation_config.json and chat_template.jinja say beside the tokenizer. */
+static void test_hf_tokenizer_config(void **state) {
+    (void)state;
+    struct model *m = hf_make("tokconf", true);
+    const struct tok_spec *s = tok_spec_of(m->tok);
+    char config[512];
+    snprintf(config, sizeof(config),
+             "{\"bos_token\":null,\"eos_token\":{\"content\":\"%s\"},\"chat_template\":["
+             "{\"name\":\"tool\",\"template\":\"x\"},{\"name\":\"default\",\"template\":\"y\"}]}",
+             s->pieces[s->bos >= 0 ? s->bos : s->eos]);
+    file_put(tmp_path("tokconf/tokenizer_config.json"), config, strlen(config));
+    struct model *back = open_ok(tmp_path("tokconf"), CLASS_EXACT);
+    assert_int_equal(tok_bos(back->tok), -1);
+    assert_int_equal(tok_eos(back->tok), s->bos >= 0 ? s->bos : s->eos);
+    assert_string_equal(back->chat_template, "y");
+    model_close(back);
+
+    file_put(tmp_path("tokconf/tokenizer_config.json"), "{}", 2);
+    file_put(tmp_path("tokconf/generation_config.json"), "{\"eos_token_id\":[5,6],\"bos_token_id\":4}", 39);
+    file_put(tmp_path("tokconf/chat_template.jinja"), "z\n", 2);
+    back = open_ok(tmp_path("tokconf"), CLASS_EXACT);
+    assert_int_equal(tok_bos(back->tok), 4);
+    assert_int_equal(tok_eos(back->tok), 5);
+    assert_string_equal(back->chat_template, "z\n");
+    model_close(back);
+
+    unlink(tmp_path("tokconf/tokenizer.json"));
+    back = open_ok(tmp_path("tokconf"), CLASS_EXACT);
+    assert_null(back->tok);
+    model_close(back);
+    model_close(m);
+}
+
+/* ---- strictness -------------------------------------------------------------------------------- */
+
+/* Every offender is named: one missing, one unknown, one of the wrong shape. */
+static void test_offenders(void **state) {
+    (void)state;
+    struct error err;
+    struct model *m = hf_make("strict", false);
+    char *path = xstrdup(tmp_path("strict/model.safetensors"));
+    struct safetensors st;
+    assert_int_equal(safetensors_open(&st, path, &err), OK);
+    struct tensor_info *t = xcalloc((size_t)st.n_tensors, sizeof(*t));
+    memcpy(t, st.tensors, sizeof(*t) * (size_t)st.n_tensors);
+    for (int i = 0; i < st.n_tensors; i++) {
+        if (strcmp(t[i].name, "model.norm.weight") == 0) t[i].name = (char *)(uintptr_t)"model.norm.bias";
+        if (strstr(t[i].name, "k_proj")) {
+            t[i].dims[0] = 8;
+            t[i].dims[1] = 4;
+        }
+    }
+    assert_int_equal(safetensors_write(path, t, st.n_tensors, NULL, &err), OK);
+    assert_refused(tmp_path("strict"), "3 offending tensors|'model.norm.weight' is missing|'model.norm.bias' is unknown|"
+                                       "k_proj.weight' is f32 [8, 4], expected [4, 8]");
+    json_t *config = config_get("strict");
+    config_put("strict", config, "num_hidden_layers", "9");
+    json_decref(config);
+    assert_refused(tmp_path("strict"), "75 offending tensors|and 55 more");
+    free(t);
+    safetensors_close(&st);
+    free(path);
+    model_close(m);
+}
+
+/* A tied model may repeat its embedding as the head, and old savers add the rotary frequencies. */
+static void test_harmless_extras(void **state) {
+    (void)state;
+    struct error err;
+    struct model *m = hf_make("extra", true);
+    char *path = xstrdup(tmp_path("extra/model.safetensors"));
+    struct safetensors st;
+    assert_int_equal(safetensors_open(&st, path, &err), OK);
+    int n = st.n_tensors;
+    struct tensor_info *t = xcalloc((size_t)n + 2, sizeof(*t));
+    memcpy(t, st.tensors, sizeof(*t) * (size_t)n);
+    t[n] = *safetensors_find(&st, "model.embed_tokens.weight");
+    t[n].name = (char *)(uintptr_t)"lm_head.weight";
+    t[n + 1] = *safetensors_find(&st, "model.norm.weight");
+    t[n + 1].name = (char *)(uintptr_t)"model.layers.0.self_attn.rotary_emb.inv_freq";
+    assert_int_equal(safetensors_write(path, t, n + 2, NULL, &err), OK);
+    struct model *back = open_ok(tmp_path("extra"), CLASS_EXACT);
+    assert_weights_equal(m, back, TENSOR_F32);
+    model_close(back);
+    float *changed = xmalloc(t[n].size);
+    memcpy(changed, t[n].data, t[n].size);
+    changed[5] += 1.0f;
+    t[n].data = changed;
+    assert_int_equal(safetensors_write(path, t, n + 2, NULL, &err), OK);
+    assert_refused(tmp_path("extra"), "'lm_head.weight' differs");
+    free(changed);
+    free(t);
+    safetensors_close(&st);
+    free(path);
+    model_close(m);
+}
+
+/* ---- files that lie ----------------------------------------------------------------------------- */
+
+static void put(struct buf *b, const void *p, size_t n) {
+    buf_add(b, p, n);
+}
+static void put_u32(struct buf *b, uint32_t v) {
+    put(b, &v, 4);
+}
+static void put_u64(struct buf *b, uint64_t v) {
+    put(b, &v, 8);
+}
+static void put_str(struct buf *b, const char *s) {
+    put_u64(b, strlen(s));
+    put(b, s, strlen(s));
+}
+static void put_head(struct buf *b, uint32_t version, uint64_t tensors, uint64_t kvs) {
+    put(b, "GGUF", 4);
+    put_u32(b, version);
+    put_u64(b, tensors);
+    put_u64(b, kvs);
+}
+static void put_tensor(struct buf *b, const char *name, uint64_t k, uint64_t n, uint32_t type, uint64_t offset) {
+    put_str(b, name);
+    put_u32(b, 2);
+    put_u64(b, k);
+    put_u64(b, n);
+    put_u32(b, type);
+    put_u64(b, offset);
+}
+
+/* Pads to the data section, adds `data` zero bytes and expects a refusal. */
+static void refuse_gguf(struct buf *b, size_t data, const char *message) {
+    static const char zeros[4096];
+    assert_true(data <= 2048);
+    put(b, zeros, (32 - b->len % 32) % 32 + data);
+    file_put(tmp_path("lie.gguf"), b->data, b->len);
+    assert_refused(tmp_path("lie.gguf"), message);
+    buf_release(b);
+}
+
+static void test_gguf_lies_metadata(void **state) {
+    (void)state;
+    struct buf b = {0};
+    put_head(&b, 3, (uint64_t)1 << 60, 0), refuse_gguf(&b, 64, "tensors do not fit");
+    put_head(&b, 3, 0, (uint64_t)1 << 60), refuse_gguf(&b, 64, "metadata entries do not fit");
+    put_head(&b, 1, 0, 0), refuse_gguf(&b, 0, "version 1");
+    put_head(&b, 4, 0, 0), refuse_gguf(&b, 0, "version 4");
+    put_head(&b, 3u << 24, 0, 0), refuse_gguf(&b, 0, "little-endian");
+    put_head(&b, 3, 0, 0), refuse_gguf(&b, 0, "'general.architecture' is missing");
+    static const uint64_t lengths[] = {(uint64_t)1 << 63, UINT64_MAX, UINT64_MAX - 7, 1000, 0};
+    for (size_t i = 0; i < ARRAY_LEN(lengths); i++) {
+        put_head(&b, 3, 0, 1), put_u64(&b, lengths[i]), refuse_gguf(&b, 100, "key of impossible length");
+        if (lengths[i] == 0) continue;
+        put_head(&b, 3, 0, 1), put_str(&b, "a"), put_u32(&b, 8), put_u64(&b, lengths[i]);
+        refuse_gguf(&b, 100, "metadata 'a' is cut off");
+        for (uint32_t element = 0; element < 14; element++) { /* 9: arrays of arrays, 13: no type at all */
+            put_head(&b, 3, 0, 1), put_str(&b, "a"), put_u32(&b, 9), put_u32(&b, element), put_u64(&b, lengths[i]);
+            refuse_gguf(&b, 100, "metadata 'a' is cut off");
+        }
+    }
+    put_head(&b, 3, 0, 1), put_str(&b, "a"), put_u32(&b, 13), refuse_gguf(&b, 100, "metadata 'a'");
+    put_head(&b, 3, 0, 2);
+    for (int i = 0; i < 2; i++) put_str(&b, "twice"), put_u32(&b, 4), put_u32(&b, 1);
+    refuse_gguf(&b, 0, "'twice' appears twice");
+    static const uint32_t alignments[] = {0, 1, 33, 1u << 31};
+    for (size_t i = 0; i < ARRAY_LEN(alignments); i++) {
+        put_head(&b, 3, 0, 1), put_str(&b, "general.alignment"), put_u32(&b, 4), put_u32(&b, alignments[i]);
+        refuse_gguf(&b, 0, "'general.alignment'");
+    }
+    put_head(&b, 3, 0, 1), put_str(&b, "general.type"), put_u32(&b, 8), put_str(&b, "adapter");
+    refuse_gguf(&b, 0, "'adapter', not a model");
+    put_head(&b, 3, 0, 1), put_str(&b, "split.count"), put_u32(&b, 2), put(&b, "\2\0", 2);
+    refuse_gguf(&b, 0, "split");
+}
+
+static void test_gguf_lies_tensors(void **state) {
+    (void)state;
+    struct buf b = {0};
+    put_head(&b, 3, 1, 0), put_tensor(&b, "t", 4, 4, 0, 32), refuse_gguf(&b, 128, "'t' begins at 32");
+    put_head(&b, 3, 1, 0), put_tensor(&b, "t", 4, 4, 0, UINT64_MAX - 31), refuse_gguf(&b, 64, "'t' begins at");
+    put_head(&b, 3, 2, 0), put_tensor(&b, "t", 4, 4, 0, 0), put_tensor(&b, "u", 4, 4, 0, 32);
+    refuse_gguf(&b, 128, "'u' begins at 32, the one before it ends at 64");
+    put_head(&b, 3, 2, 0), put_tensor(&b, "t", 4, 4, 0, 0), put_tensor(&b, "t", 4, 4, 0, 64);
+    refuse_gguf(&b, 128, "'t' appears twice");
+    put_head(&b, 3, 1, 0), put_tensor(&b, "t", 4, 4, 0, 0), refuse_gguf(&b, 32, "'t' lies outside the file");
+    put_head(&b, 3, 1, 0), put_tensor(&b, "t", 4, 4, 0, 0), refuse_gguf(&b, 128, "64 bytes follow");
+    static const uint64_t dims[][2] = {{(uint64_t)1 << 32, (uint64_t)1 << 32}, {UINT64_MAX, 2}, {0, 5}, {5, 0},
+                                       {(uint64_t)1 << 63, 2}, {1000000, 1000000}};
+    for (size_t i = 0; i < ARRAY_LEN(dims); i++) {
+        put_head(&b, 3, 1, 0), put_tensor(&b, "t", dims[i][0], dims[i][1], 0, 0);
+        refuse_gguf(&b, 64, "'t' has dimensions that do not fit");
+    }
+    put_head(&b, 3, 1, 0), put_tensor(&b, "t", 16, 4, 8, 0), refuse_gguf(&b, 64, "not a multiple of 32");
+    put_head(&b, 3, 2, 0), put_tensor(&b, "t", 256, 1, 12, 0), put_tensor(&b, "u", 32, 1, 99, 160);
+    refuse_gguf(&b, 64, "2 offending tensors|'t' is q4_k|'u' is type 99|f32, f16, bf16");
+    put_head(&b, 3, 1, 0), put_str(&b, "t"), put_u32(&b, 0), refuse_gguf(&b, 100, "'t' has 0 dimensions");
+    put_head(&b, 3, 1, 0), put_str(&b, "t"), put_u32(&b, 5), refuse_gguf(&b, 100, "'t' has 5 dimensions");
+    put_head(&b, 3, 1, 0), put_u64(&b, (uint64_t)1 << 63), refuse_gguf(&b, 100, "tensor table is cut off");
+    put_head(&b, 3, 1, 0), put_u64(&b, 3), put(&b, "a\0b", 3), refuse_gguf(&b, 100, "impossible name");
+}
+
+/* One metadata value of a written file is replaced by another of the same length. */
+static void gguf_edit(const char *from, const char *to, size_t n, const char *message) {
+    struct buf file = file_get(tmp_path("edit.gguf"));
+    char *at = memmem(file.data, file.len, from, n);
+    assert_non_null(at);
+    memcpy(at, to, n);
+    file_put(tmp_path("edited.gguf"), file.data, file.len);
+    assert_refused(tmp_path("edited.gguf"), message);
+    buf_release(&file);
+}
+
+static void test_gguf_wrong_keys(void **state) {
+    (void)state;
+    struct error err;
+    struct model_config c = config_smallest("llama", false);
+    struct model *m = model_make(&c, "edit");
+    assert_int_equal(model_write_gguf(m, tmp_path("edit.gguf"), TENSOR_F32, &err), OK);
+    gguf_edit("llama.block_count", "llama.block_kount", 17, "'llama.block_count' is missing");
+    gguf_edit("llama.block_count\4\0\0\0\1", "llama.block_count\4\0\0\0\2", 22, "'blk.1.attn_norm.weight' is missing");
+    gguf_edit("llama.block_count\4\0\0\0\1", "llama.block_count\6\0\0\0\1", 22, "not a whole number");
+    gguf_edit("rope.dimension_count\4\0\0\0\4", "rope.dimension_count\4\0\0\0\2", 25, "2 of 4 dimensions");
+    gguf_edit("value_length\4\0\0\0\4", "value_length\4\0\0\0\6", 17, "values of width 6");
+    gguf_edit("vocab_size\4\0\0\0\54", "vocab_size\4\0\0\0\55", 15, "'llama.vocab_size' is 301");
+    gguf_edit("\15\0\0\0\0\0\0\0output.weight", "\15\0\0\0\0\0\0\0outpux.weight", 21, "'outpux.weight' is unknown");
+    gguf_edit("blk.0.attn_q.weight", "blk.7.attn_q.weight", 19, "'blk.7.attn_q.weight' is unknown|is missing");
+    gguf_edit("architecture\10\0\0\0\5\0\0\0\0\0\0\0llama", "architecture\10\0\0\0\5\0\0\0\0\0\0\0gemma", 29, "'gemma'");
+    model_close(m);
+}
+
+/* Every length but the whole, through one file that shrinks. */
+static void test_gguf_truncated(void **state) {
+    (void)state;
+    struct error err;
+    struct model_config c = config_smallest("qwen3", false);
+    struct model *m = model_make(&c, "cut");
+    const char *path = tmp_path("cut.gguf");
+    assert_int_equal(model_write_gguf(m, path, TENSOR_F32, &err), OK);
+    struct buf file = file_get(path);
+    for (size_t len = file.len - 1; len < file.len; len--) {
+        assert_int_equal(truncate(path, (off_t)len), 0);
+        struct model *cut = model_open(path, CLASS_EXACT, &err);
+        if (cut) fail_msg("opened at %zu of %zu bytes", len, file.len);
+    }
+    buf_release(&file);
+    model_close(m);
+}
+
+/* Each byte of everything before the data, wrong in three ways: it may open or not, but not crash. */
+static void test_gguf_corrupted(void **state) {
+    (void)state;
+    struct error err;
+    struct model_config c = config_smallest("llama", true);
+    struct model *m = model_make(&c, "bad");
+    const char *path = tmp_path("bad.gguf");
+    assert_int_equal(model_write_gguf(m, path, TENSOR_F32, &err), OK);
+    struct buf file = file_get(path);
+    size_t header = (size_t)((const char *)(const void *)gguf_weight_data(&file, m, 0) - file.data);
+    FILE *f = fopen(path, "r+b");
+    setbuf(f, NULL);
+    static const uint8_t masks[] = {0x01, 0x80, 0xFF};
+    int opened = 0;
+    for (size_t i = 0; i < header; i++) {
+        uint8_t wrong = (uint8_t)file.data[i] ^ masks[i % 3];
+        fseek(f, (long)i, SEEK_SET), fwrite(&wrong, 1, 1, f);
+        struct model *bad = model_open(path, CLASS_EXACT, &err);
+        if (bad) opened++;
+        model_close(bad);
+        fseek(f, (long)i, SEEK_SET), fwrite(&file.data[i], 1, 1, f);
+    }
+    fclose(f);
+    assert_true(opened < (int)header);
+    model_close(open_ok(path, CLASS_EXACT));
+    buf_release(&file);
+    model_close(m);
+}
+
+/* A safetensors file of this header and `data` zero bytes. */
+static void refuse_safetensors(const char *header, size_t data, const char *message) {
+    static const char zeros[256];
+    struct buf b = {0};
+    struct error err = {0};
+    struct safetensors st;
+    put_str(&b, header);
+    put(&b, zeros, data);
+    file_put(tmp_path("lie.safetensors"), b.data, b.len);
+    if (safetensors_open(&st, tmp_path("lie.safetensors"), &err) == OK) fail_msg("opened: %s", header);
+    if (!strstr(err.text, message)) fail_msg("no '%s' in: %s", message, err.text);
+    buf_release(&b);
+}
+
+#define T(dtype, shape, offsets) "{\"dtype\":" dtype ",\"shape\":" shape ",\"data_offsets\":" offsets "}"
+
+static void test_safetensors_lies(void **state) {
+    (void)state;
+    struct error err;
+    struct safetensors st;
+    static const uint64_t lengths[] = {(uint64_t)1 << 63, UINT64_MAX, UINT64_MAX - 7, 100};
+    for (size_t i = 0; i < ARRAY_LEN(lengths); i++) {
+        struct buf b = {0};
+        put_u64(&b, lengths[i]), put(&b, "{}", 2);
+        file_put(tmp_path("lie.safetensors"), b.data, b.len);
+        assert_int_equal(safetensors_open(&st, tmp_path("lie.safetensors"), &err), ERR_FORMAT);
+        buf_release(&b);
+    }
+    refuse_safetensors("[]", 0, "not a JSON object");
+    refuse_safetensors("{\"a\":1}", 0, "'a' is not described");
+    refuse_safetensors("{\"__metadata__\":{\"a\":1}}", 0, "'a' is not a string");
+    refuse_safetensors("{\"a\":" T("\"F32\"", "[2]", "[0,8]") "}", 4, "outside the file");
+    refuse_safetensors("{\"a\":" T("\"F32\"", "[2]", "[0,4]") "}", 4, "need 8");
+    refuse_safetensors("{\"a\":" T("\"F32\"", "[2]", "[0,8]") "}", 12, "4 bytes follow");
+    refuse_safetensors("{\"a\":" T("\"F32\"", "[1]", "[4,8]") "}", 8, "hole");
+    refuse_safetensors("{\"a\":" T("\"F32\"", "[2]", "[0,8]") ",\"b\":" T("\"F32\"", "[2]", "[4,12]") "}", 12, "overlaps");
+    refuse_safetensors("{\"a\":" T("\"F32\"", "[1]", "[0,4]") ",\"a\":" T("\"F32\"", "[1]", "[0,4]") "}", 4, "");
+    refuse_safetensors("{\"a\":" T("\"F32\"", "[1]", "[8,4]") "}", 8, "outside the file");
+    refuse_safetensors("{\"a\":" T("\"F32\"", "[1]", "[-4,0]") "}", 8, "outside the file");
+    refuse_safetensors("{\"a\":" T("\"F32\"", "[1]", "[0,9223372036854775807]") "}", 8, "outside the file");
+    refuse_safetensors("{\"a\":" T("\"F32\"", "[-1]", "[0,4]") "}", 4, "impossible shape");
+    refuse_safetensors("{\"a\":" T("\"F32\"", "[4294967296,4294967296]", "[0,0]") "}", 0, "impossible shape");
+    refuse_safetensors("{\"a\":" T("\"F32\"", "[4611686018427387905]", "[0,4]") "}", 4, "impossible shape");
+    refuse_safetensors("{\"a\":" T("\"F32\"", "[1,1,1,1,1]", "[0,4]") "}", 4, "at most 4");
+    refuse_safetensors("{\"a\":" T("\"F32\"", "[1.0]", "[0,4]") "}", 4, "impossible shape");
+    refuse_safetensors("{\"a\":" T("\"I64\"", "[1]", "[0,8]") "}", 8, "'I64'");
+    refuse_safetensors("{\"a\":" T("7", "[1]", "[0,8]") "}", 8, "no 'dtype'");
+    refuse_safetensors("{\"a\":" T("\"F32\"", "[1]", "[0]") "}", 4, "'data_offsets'");
+    refuse_safetensors("{\"a\":" T("\"F32\"", "[1]", "[\"0\",4]") "}", 4, "'data_offsets'");
+}
+
+/* Scalars, empty tensors, four dimensions, metadata, names out of order; written twice the same; and every truncation. */
+static void test_safetensors_round_trip(void **state) {
+    (void)state;
+    struct error err;
+    static const float data[8] = {1, 2, 3, 4, 5, 6, 7, 8};
+    struct tensor_info t[] = {
+        {.name = (char *)(uintptr_t)"z \"quoted\" ü", .type = TENSOR_F32, .n_dims = 0, .data = data, .size = 4},
+        {.name = (char *)(uintptr_t)"empty", .type = TENSOR_F16, .n_dims = 2, .dims = {0, 3}, .data = data, .size = 0},
+        {.name = (char *)(uintptr_t)"a", .type = TENSOR_BF16, .n_dims = 4, .dims = {1, 2, 2, 1}, .data = data, .size = 8},
+    };
+    json_t *metadata = json_pack("{s:s, s:s}", "z", "last", "format", "pt");
+    const char *path = tmp_path("round.safetensors");
+    assert_int_equal(safetensors_write(path, t, 3, metadata, &err), OK);
+    struct safetensors st;
+    assert_int_equal(safetensors_open(&st, path, &err), OK);
+    assert_int_equal(st.n_tensors, 3);
+    for (int i = 0; i < 3; i++) {
+        const struct tensor_info *back = safetensors_find(&st, t[i].name);
+        assert_non_null(back);
+        assert_int_equal(back->type, t[i].type);
+        assert_int_equal(back->n_dims, t[i].n_dims);
+        assert_memory_equal(back->dims, t[i].dims, sizeof(t[i].dims));
+        assert_int_equal(back->size, t[i].size);
+        assert_memory_equal(back->data, t[i].data, t[i].size);
+    }
+    assert_null(safetensors_find(&st, "b"));
+    assert_true(json_equal(st.metadata, metadata));
+    assert_int_equal((size_t)((const uint8_t *)safetensors_find(&st, t[0].name)->data - st.map.data) % 8, 0);
+    safetensors_close(&st);
+    assert_int_equal(safetensors_write(tmp_path("again.safetensors"), t, 3, metadata, &err), OK);
+    assert_files_equal(path, tmp_path("again.safetensors"));
+    json_decref(metadata);
+    struct buf file = file_get(path);
+    for (size_t len = file.len - 1; len < file.len; len--) {
+        assert_int_equal(truncate(path, (off_t)len), 0);
+        assert_true(safetensors_open(&st, path, &err) < 0);
+    }
+    for (size_t i = 0; i < file.len; i++) {
+        file.data[i] ^= 0x11;
+        file_put(path, file.data, file.len);
+        if (safetensors_open(&st, path, &err) == OK) safetensors_close(&st);
+        file.data[i] ^= 0x11;
+    }
+    t[0].type = TENSOR_Q8_0;
+    assert_int_equal(safetensors_write(path, t, 1, NULL, &err), ERR_USAGE);
+    buf_release(&file);
+}
+
+static void test_not_models(void **state) {
+    (void)state;
+    assert_refused(tmp_path("absent.gguf"), "absent.gguf");
+    assert_refused(tmp_dir, "no config.json");
+    file_put(tmp_path("x.bin"), "", 0), assert_refused(tmp_path("x.bin"), "not a model");
+    file_put(tmp_path("x.bin"), "PK\3\4....", 8), assert_refused(tmp_path("x.bin"), "safetensors");
+    file_put(tmp_path("x.bin"), "\12\0\0\0\0\0\0\0{       ", 16), assert_refused(tmp_path("x.bin"), "directory");
+    struct model *m = hf_make("pickle", true);
+    rename(tmp_path("pickle/model.safetensors"), tmp_path("pickle/pytorch_model.bin"));
+    assert_refused(tmp_path("pickle"), "pickle|safetensors");
+    unlink(tmp_path("pickle/pytorch_model.bin"));
+    assert_refused(tmp_path("pickle"), "no model.safetensors");
+    model_close(m);
+}
+
+/* ---- writes that fail ---------------------------------------------------------------------------- */
+
+static void file_limit_set(rlim_t limit) {
+    struct rlimit r;
+    getrlimit(RLIMIT_FSIZE, &r);
+    r.rlim_cur = limit == RLIM_INFINITY ? r.rlim_max : limit;
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &r), 0);
+}
+
+/* At any point of failure the old file stands and no temporary is left. */
+static void test_failed_writes(void **state) {
+    (void)state;
+    struct error err;
+    void (*old)(int) = signal(SIGXFSZ, SIG_IGN);
+    struct model_config c = config_smallest("llama", false);
+    struct model *m = model_make(&c, "full");
+    const char *dir = tmp_path("full"), *path = tmp_path("full/m.gguf"), *hf = tmp_path("full/hf");
+    dir_make(hf, &err);
+    assert_int_equal(model_write_gguf(m, path, TENSOR_F32, &err), OK);
+    struct buf whole = file_get(path);
+    file_put(path, "old", 3);
+    for (size_t limit = 0; limit < whole.len; limit += 1 + whole.len / 50) {
+        file_limit_set(limit);
+        int gguf = model_write_gguf(m, path, TENSOR_F32, &err);
+        int dir_rc = limit < 8192 ? model_write_hf(m, hf, TENSOR_F32, &err) : ERR_IO;
+        file_limit_set(RLIM_INFINITY);
+        assert_int_equal(gguf, ERR_IO);
+        assert_int_equal(dir_rc, ERR_IO);
+        struct buf now = file_get(path);
+        assert_string_equal(now.data, "old");
+        buf_release(&now);
+        assert_int_equal(tmp_leftovers(dir) + tmp_leftovers(hf), 0);
+        assert_false(path_exists(tmp_path("full/hf/config.json")));
+    }
+    assert_true(model_write_gguf(m, tmp_path("no/such/dir.gguf"), TENSOR_F32, &err) < 0);
+    assert_true(model_write_hf(m, path, TENSOR_F32, &err) < 0); /* a file is in the way */
+    signal(SIGXFSZ, old);
+    buf_release(&whole);
+    model_close(m);
+}
+
+/* ---- llama2.c -------------------------------------------------------------------------------------- */
+
+static void put_weights(struct buf *b, const struct model *m, const char *hf_suffix) {
+    for (int32_t i = 0; i < weight_count(&m->config); i++) {
+        struct weight w;
+        weight_at(&m->config, i, NAMING_HF, &w);
+        size_t n = strlen(w.name), e = strlen(hf_suffix);
+        if (n < e || strcmp(w.name + n - e, hf_suffix) != 0) continue;
+        int32_t *order = w.rope_heads ? rope_rows_to_interleaved(w.rope_heads, m->config.head_dim) : NULL;
+        float *scratch = xmalloc(sizeof(float) * (size_t)w.k * 2);
+        for (int64_t r = 0; r < w.n; r++) {
+            weight_row(m, &w, order ? order[r] : r, TENSOR_F32, scratch, scratch + w.k);
+            put(b, scratch + w.k, sizeof(float) * (size_t)w.k);
+        }
+        free(scratch);
+        free(order);
+    }
+}
+
+static void llama2c_write(const struct model *m, const char *path) {
+    static const char *const order[] = {"embed_tokens.weight", "input_layernorm.weight", "q_proj.weight",
+                                        "k_proj.weight", "v_proj.weight", "o_proj.weight",
+                                        "post_attention_layernorm.weight", "gate_proj.weight", "down_proj.weight",
+                                        "up_proj.weight", "model.norm.weight", NULL, "lm_head.weight"};
+    const struct model_config *c = &m->config;
+    int32_t header[7] = {c->d_model, c->d_ff, c->n_layers, c->n_heads, c->n_kv_heads,
+                         c->tied ? c->vocab_size : -c->vocab_size, c->max_seq_len};
+    struct buf b = {0};
+    put(&b, header, sizeof(header));
+    for (size_t i = 0; i < ARRAY_LEN(order); i++) {
+        float angle = 0.5f;
+        for (int j = 0; !order[i] && j < c->max_seq_len * c->head_dim; j++) put(&b, &angle, sizeof(angle));
+        if (order[i]) put_weights(&b, m, order[i]);
+    }
+    file_put(path, b.data, b.len);
+    buf_release(&b);
+}
+
+/* llama2.c's tokenizer file: longest piece, then score, length and bytes of each. */
+static void llama2c_tokenizer_write(const char *path, int32_t vocab) {
+    struct buf b = {0};
+    put_u32(&b, 16);
+    for (int32_t i = 0; i < vocab; i++) {
+        char piece[16];
+        float score = (float)-i;
+        if (i < 3) snprintf(piece, sizeof(piece), "%s", i == 0 ? "<unk>" : i == 1 ? "\n<s>\n" : "\n</s>\n");
+        else if (i < 259) snprintf(piece, sizeof(piece), "<0x%02X>", i - 3);
+        else snprintf(piece, sizeof(piece), "%c%c", 'a' + (i - 259) / 26, 'a' + (i - 259) % 26);
+        put(&b, &score, 4);
+        put_u32(&b, (uint32_t)strlen(piece));
+        put(&b, piece, strlen(piece));
+    }
+    file_put(path, b.data, b.len);
+    buf_release(&b);
+}
+
+static void assert_llama2c_refused(const char *bin, const char *message) {
+    struct error err = {0};
+    assert_null(llama2c_open(bin, tmp_path("tok.bin"), CLASS_EXACT, &err));
+    if (!strstr(err.text, message)) fail_msg("no '%s' in: %s", message, err.text);
+}
+
+static void test_llama2c(void **state) {
+    (void)state;
+    struct error err;
+    const char *bin = tmp_path("l2c.bin"), *tok = tmp_path("tok.bin");
+    for (int tied = 0; tied < 2; tied++) {
+        struct model_config c = config_named("tiny-llama");
+        c.tied = tied;
+        struct model *m = model_make(&c, "l2c");
+        llama2c_write(m, bin);
+        llama2c_tokenizer_write(tok, 300);
+        struct model *back = llama2c_open(bin, tok, CLASS_EXACT, &err);
+        if (!back) fail_msg("%s", err.text);
+        assert_configs_equal(&c, &back->config);
+        assert_weights_equal(m, back, TENSOR_F32);
+        assert_int_equal(tok_vocab_size(back->tok), 300);
+        model_close(back);
+        model_close(m);
+    }
+    struct buf file = file_get(bin);
+    for (size_t len = 0; len < 40; len++) {
+        assert_int_equal(truncate(bin, (off_t)(len < 20 ? file.len - 1 - len : 39 - len)), 0);
+        assert_llama2c_refused(bin, "l2c.bin");
+    }
+    buf_add(&file, "", 1);
+    file_put(bin, file.data, file.len);
+    assert_llama2c_refused(bin, "its header needs a file of");
+    static const int32_t lies[][2] = {{0, -1}, {0, 0}, {0, INT32_MAX}, {1, 1 << 19}, {2, 4096}, {3, 5}, {3, 0},
+                                      {4, 3}, {4, -2}, {5, INT32_MIN}, {5, 0}, {6, 1 << 24}, {6, -1}};
+    for (size_t i = 0; i < ARRAY_LEN(lies); i++) {
+        struct buf lie = file_get(bin);
+        memcpy(lie.data + 4 * lies[i][0], &lies[i][1], 4);
+        file_put(tmp_path("lie.bin"), lie.data, lie.len - 1);
+        assert_llama2c_refused(tmp_path("lie.bin"), "lie.bin");
+        buf_release(&lie);
+    }
+    buf_release(&file);
+}
+
+/* ---- files from elsewhere ------------------------------------------------------------------------- */
+
+static void test_real_gguf(void **state) {
+    (void)state;
+    char *path = shared_path("data/gguf/llama-2-tiny-random.gguf");
+    if (!path) skip();
+    struct error err;
+    struct model *m = open_ok(path, CLASS_EXACT);
+    assert_string_equal(m->name, "llama-2-tiny-random");
+    assert_int_equal(m->config.head_dim, 4);
+    assert_int_equal(m->config.vocab_size, 32000);
+    assert_false(m->config.tied);
+    assert_int_equal(tok_bos(m->tok), 1);
+    assert_true(tok_add_bos(m->tok));
+    int len;
+    assert_memory_equal(tok_piece(m->tok, 2, &len), "</s>", 4);
+    assert_int_equal(model_write_gguf(m, tmp_path("real.gguf"), TENSOR_F16, &err), OK);
+    struct model *back = open_ok(tmp_path("real.gguf"), CLASS_EXACT);
+    assert_weights_equal(m, back, TENSOR_F16);
+    assert_tokenizers_equal(m->tok, back->tok);
+    model_close(back);
+    model_close(m);
+    free(path);
+}
+
+static void test_real_llama2c(void **state) {
+    (void)state;
+    char *bin = shared_path("data/stories260K/stories260K.bin"), *tok = shared_path("data/stories260K/tok512.bin");
+    if (!bin || !tok) skip();
+    struct error err;
+    struct model *m = llama2c_open(bin, tok, CLASS_EXACT, &err);
+    if (!m) fail_msg("%s", err.text);
+    assert_int_equal(m->config.d_model, 64);
+    assert_int_equal(m->config.n_kv_heads, 4);
+    assert_true(m->config.tied);
+    assert_int_equal(model_write_gguf(m, tmp_path("stories260K.gguf"), TENSOR_F32, &err), OK);
+    struct model *back = open_ok(tmp_path("stories260K.gguf"), CLASS_EXACT);
+    assert_weights_equal(m, back, TENSOR_F32);
+    model_close(back);
+    model_close(m);
+    free(bin);
+    free(tok);
+}
+
+static void test_real_vocabularies(void **state) {
+    (void)state;
+    static const struct {
+        const char *file;
+        enum tokenizer_kind kind;
+        int32_t n;
+    } files[] = {{"data/tokenizers/ggml-vocab/ggml-vocab-llama-spm.gguf", TOK_SPM, 32000},
+                 {"data/tokenizers/ggml-vocab/ggml-vocab-gpt-2.gguf", TOK_BPE, 50257}};
+    for (size_t i = 0; i < ARRAY_LEN(files); i++) {
+        char *path = shared_path(files[i].file);
+        if (!path) skip();
+        struct error err;
+        struct tokenizer *tok = gguf_tokenizer_open(path, &err);
+        if (!tok) fail_msg("%s", err.text);
+        assert_int_equal(tok_vocab_size(tok), files[i].n);
+        assert_int_equal(tok_spec_of(tok)->kind, files[i].kind);
+        assert_refused(path, i == 0 ? "'token_embd.weight' is missing" : "architecture 'gpt2'");
+        tok_free(tok);
+        free(path);
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_shapes), cmocka_unit_test(test_weight_names), cmocka_unit_test(test_rope_table),
+        cmocka_unit_test(test_model_new), cmocka_unit_test(test_gguf_round_trips), cmocka_unit_test(test_gguf_extras),
+        cmocka_unit_test(test_gguf_permutation), cmocka_unit_test(test_gguf_foreign_blocks),
+        cmocka_unit_test(test_hf_round_trips), cmocka_unit_test(test_hf_shards), cmocka_unit_test(test_hf_config),
+        cmocka_unit_test(test_hf_tokenizer_config), cmocka_unit_test(test_offenders),
+        cmocka_unit_test(test_harmless_extras), cmocka_unit_test(test_gguf_lies_metadata),
+        cmocka_unit_test(test_gguf_lies_tensors), cmocka_unit_test(test_gguf_wrong_keys),
+        cmocka_unit_test(test_gguf_truncated), cmocka_unit_test(test_gguf_corrupted),
+        cmocka_unit_test(test_safetensors_lies), cmocka_unit_test(test_safetensors_round_trip),
+        cmocka_unit_test(test_not_models), cmocka_unit_test(test_failed_writes), cmocka_unit_test(test_llama2c),
+        cmocka_unit_test(test_real_gguf), cmocka_unit_test(test_real_llama2c), cmocka_unit_test(test_real_vocabularies),
+    };
+    return cmocka_run_group_tests(tests, group_setup, group_teardown);
+}

@@ -1,0 +1,1167 @@
+/*
+ * test_tokenizer: encoding, decoding, training, files and chat.
+ *
+ * Reference ids come from other programs' vectors (llama.cpp's vocabulary tests, CS336's BPE trainer) under
+ * $SHOAL_SHARED/data/tokenizers, which may be absent: those tests then skip aloud. Everything else needs no file: the
+ * merge loop is compared with a naive twin, patterns with a two-stage reading of them, and files are broken at every
+ * length.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "model/model_files.h"
+#include "model/tokenizer_internal.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* ---- helpers --------------------------------------------------------------------------------------------------- */
+
+static char *shared_path(const char *name) {
+    const char *root = getenv("SHOAL_SHARED");
+    char *path = xasprintf("%s/data/tokenizers/%s", root ? root : "../shared", name);
+    if (path_exists(path)) return path;
+    fprintf(stderr, "SKIP: '%s' is not there\n", path);
+    free(path);
+    skip();
+    return NULL;
+}
+
+static struct buf file_text(char *path) {
+    struct buf b = {0};
+    struct error err;
+    if (file_read(path, 1 << 28, &b, &err) != OK) fail_msg("%s", err.text);
+    free(path);
+    return b;
+}
+
+static char *temp_path(const char *name) {
+    const char *dir = getenv("TMPDIR");
+    return xasprintf("%s/shoal-tok-%d-%s", dir ? dir : "/tmp", (int)getpid(), name);
+}
+
+static void put_file(const char *path, const void *data, size_t n) {
+    struct error err;
+    if (file_write(path, data, n, &err) != OK) fail_msg("%s", err.text);
+}
+
+static struct tokenizer *made(struct tokenizer *t, const struct error *err) {
+    if (!t) fail_msg("%s", err->text);
+    return t;
+}
+
+static struct ids encoded(const struct tokenizer *t, const char *text, size_t len, int flags) {
+    struct ids ids = {0};
+    tok_encode(t, text, len, flags, &ids);
+    return ids;
+}
+
+static void assert_ids(const struct ids *got, const int32_t *want, int n, const char *what) {
+    bool same = got->n == n && (n == 0 || memcmp(got->v, want, sizeof(*want) * (size_t)n) == 0);
+    if (same) return;
+    struct buf b = {0};
+    buf_printf(&b, "'%.60s': got", what);
+    for (int i = 0; i < got->n && i < 40; i++) buf_printf(&b, " %d", got->v[i]);
+    buf_puts(&b, ", want");
+    for (int i = 0; i < n && i < 40; i++) buf_printf(&b, " %d", want[i]);
+    fail_msg("%s", b.data);
+}
+
+#define ASSERT_ENCODES(t, text, flags, ...)                                                                            \
+    do {                                                                                                               \
+        const int32_t want_[] = {__VA_ARGS__};                                                                         \
+        struct ids got_ = encoded(t, text, strlen(text), flags);                                                       \
+        assert_ids(&got_, want_, (int)ARRAY_LEN(want_), text);                                                         \
+        ids_release(&got_);                                                                                            \
+    } while (0)
+
+static void assert_round_trip(const struct tokenizer *t, const char *text, size_t len) {
+    struct ids ids = encoded(t, text, len, 0);
+    struct buf b = {0};
+    tok_decode_all(t, ids.v, ids.n, false, &b);
+    if (b.len != len || (len && memcmp(b.data, text, len) != 0)) fail_msg("'%.60s' does not come back", text);
+    ids_release(&ids);
+    buf_release(&b);
+}
+
+static void assert_same_ids(const struct tokenizer *a, const struct tokenizer *b, const char *text, size_t len,
+                            int flags) {
+    struct ids x = encoded(a, text, len, flags), y = encoded(b, text, len, flags);
+    assert_ids(&y, x.v, x.n, text);
+    ids_release(&x);
+    ids_release(&y);
+}
+
+static void put_utf8(struct buf *b, uint32_t c) {
+    char out[4];
+    size_t n = 0;
+    if (c < 0x80) {
+        out[n++] = (char)c;
+    } else {
+        int more = c < 0x800 ? 1 : c < 0x10000 ? 2 : 3;
+        static const int lead[] = {0, 0xC0, 0xE0, 0xF0};
+        out[n++] = (char)(lead[more] | (int)(c >> (6 * more)));
+        while (more-- > 0) out[n++] = (char)(0x80 | ((c >> (6 * more)) & 0x3F));
+    }
+    buf_add(b, out, n);
+}
+
+/* Text with the accidents of the real one: words, digits, spaces of all kinds, scripts, emoji, and bytes that are none. */
+static struct buf odd_text(uint32_t seed, size_t n, bool valid) {
+    static const char *const bits[] = {"the", " and", "I'll", "'RE", " we've", "\n", "\n\n", "\r\n", " ", "  ", "\t", "12",
+                                       "3456", " 7", "…", "日本語", "は", "猫です。", "中文", "나라", "été", "e\xCC\x81",
+                                       "🚀", "👩‍🚀", "\xC2\xA0", "\xE3\x80\x80", "\xE1\xA0\x8E", "!!", "--", "<|im_end|>",
+                                       "▁", "ſ", "Ⅷ", "x_y", "/*"};
+    struct rng r = rng_make(seed, RNG_TEST, 0, 0);
+    struct buf b = {0};
+    buf_puts(&b, "");
+    while (b.len < n) {
+        uint32_t what = rng_below(&r, 40);
+        if (what < ARRAY_LEN(bits)) buf_puts(&b, bits[what]);
+        char c = (char)rng_u32(&r);
+        if (what >= ARRAY_LEN(bits) && !valid) buf_add(&b, &c, 1);
+    }
+    return b;
+}
+
+/* ---- small tokenizers ------------------------------------------------------------------------------------------ */
+
+static const char *const chatml[] = {"<|endoftext|>", "<|im_start|>", "<|im_end|>"};
+
+static struct tokenizer *trained_small(const char *pre) {
+    struct buf text = {0};
+    for (int i = 0; i < 50; i++)
+        buf_puts(&text, "the cat sat on the mat, and then the other cats sat there too. 1 2 12 123 2024! "
+                        "猫がマットの上に座った。日本語の文です。我想在家里工作。<|im_start|>user\nI'll go, they've gone\n");
+    struct error err;
+    struct tokenizer *t = tok_train_bpe(text.data, text.len, 340, pre, (const char **)(uintptr_t)chatml, 3, NULL, &err);
+    buf_release(&text);
+    return made(t, &err);
+}
+
+struct spm_entry {
+    const char *piece;
+    float score;
+    uint8_t type;
+};
+/* "ab" and "bc" tie, so that the leftmost wins; the "é" of "éa" is no piece of its own. */
+static const struct spm_entry spm_entries[] = {
+    {"<unk>", 0, PIECE_UNKNOWN}, {"<s>", 0, PIECE_CONTROL}, {"</s>", 0, PIECE_CONTROL}, {"▁", -9, 1}, {"a", -9, 1},
+    {"b", -9, 1}, {"c", -9, 1}, {"ab", -1, 1}, {"bc", -1, 1}, {"▁ab", -2, 1}, {"▁▁", -3, 1}, {"▁▁▁▁", -4, 1},
+    {"<tool>", 0, PIECE_USER}, {"éa", -5, 1}, {"unused", -1, PIECE_UNUSED}, {"<0xC3>", 0, PIECE_BYTE},
+    {"<0xA9>", 0, PIECE_BYTE}, {"s", -9, 1}, {"<", -9, 1}, {"s>", -1, 1}, {">", -9, 1},
+};
+
+static struct tokenizer *spm_small(bool prefix) {
+    enum { N = ARRAY_LEN(spm_entries) };
+    const char *pieces[N];
+    int32_t lens[N];
+    float scores[N];
+    uint8_t types[N];
+    for (int i = 0; i < N; i++) {
+        pieces[i] = spm_entries[i].piece;
+        lens[i] = (int32_t)strlen(pieces[i]);
+        scores[i] = spm_entries[i].score;
+        types[i] = spm_entries[i].type;
+    }
+    struct tok_spec spec = {.kind = TOK_SPM, .n = N, .pieces = pieces, .lens = lens, .scores = scores, .types = types,
+                            .unk = 0, .bos = 1, .eos = 2, .add_bos = true, .add_space_prefix = prefix};
+    struct error err;
+    return made(tok_new(&spec, &err), &err);
+}
+
+/* ---- bytes and characters -------------------------------------------------------------------------------------- */
+
+static void test_every_byte_and_plane(void **state) {
+    (void)state;
+    struct tokenizer *toks[] = {tok_byte_fallback(300), trained_small("gpt-2"), trained_small("qwen2")};
+    struct buf all = {0};
+    for (uint32_t c = 1; c < 0x110000; c += c < 0x3000 ? 1 : 37)
+        if (c < 0xD800 || c > 0xDFFF) put_utf8(&all, c);
+    for (int b = 0; b < 256; b++) buf_add(&all, &(char){(char)b}, 1);
+    for (size_t i = 0; i < ARRAY_LEN(toks); i++) {
+        assert_round_trip(toks[i], all.data, all.len);
+        for (uint32_t seed = 0; seed < 200; seed++) {
+            struct buf b = odd_text(seed, 100, false);
+            assert_round_trip(toks[i], b.data, b.len);
+            buf_release(&b);
+        }
+        tok_free(toks[i]);
+    }
+    buf_release(&all);
+}
+
+static void test_utf8_len(void **state) {
+    (void)state;
+    static const char *const bad[] = {"\x80", "\xC0\x80", "\xC1\xBF", "\xC3", "\xE0\x80\x80", "\xE0\x9F\xBF", "\xED\xA0\x80",
+                                      "\xF0\x8F\xBF\xBF", "\xF4\x90\x80\x80", "\xF5\x80\x80\x80", "\xFF", "\xE3\x81"};
+    for (size_t i = 0; i < ARRAY_LEN(bad); i++) assert_int_equal(utf8_len(bad[i], strlen(bad[i])), 0);
+    assert_int_equal(utf8_len("\xF4\x8F\xBF\xBF", 4), 4);
+    assert_int_equal(utf8_len("\xED\x9F\xBF", 3), 3);
+    assert_int_equal(utf8_len("", 0), 0);
+    assert_int_equal(utf8_len("\0", 1), 1);
+}
+
+/* ---- merging: the naive twin ----------------------------------------------------------------------------------- */
+
+/* All pairs are looked up again after every merge. */
+static void naive_merge(const struct tokenizer *t, struct ids *v) {
+    for (;;) {
+        const struct pair_slot *best = NULL;
+        int at = 0;
+        for (int i = 0; i + 1 < v->n; i++) {
+            const struct pair_slot *s = pairs_find(&t->pairs, v->v[i], v->v[i + 1]);
+            if (s && (!best || s->rank < best->rank)) best = s, at = i;
+        }
+        if (!best) return;
+        v->v[at] = best->id;
+        memmove(v->v + at + 1, v->v + at + 2, sizeof(*v->v) * (size_t)(v->n - at - 2));
+        v->n--;
+    }
+}
+
+static void test_merge_is_the_naive_one(void **state) {
+    (void)state;
+    struct tokenizer *t = trained_small("gpt-2");
+    struct rng r = rng_make(1, RNG_TEST, 0, 0);
+    for (int round = 0; round < 300; round++) {
+        struct buf b = {0};
+        int n = 1 + (int)rng_below(&r, round < 250 ? 60 : 800);
+        for (int i = 0; i < n; i++) buf_add(&b, &"thecatsonm"[rng_below(&r, round % 10 + 1)], 1);
+        struct ids want = {0}, got = encoded(t, b.data, b.len, 0);
+        for (size_t i = 0; i < b.len; i++) ids_add(&want, t->byte_ids[(uint8_t)b.data[i]]);
+        naive_merge(t, &want); /* letters only: one word */
+        assert_ids(&got, want.v, want.n, b.data);
+        ids_release(&want);
+        ids_release(&got);
+        buf_release(&b);
+    }
+    tok_free(t);
+}
+
+/* The word cache of long texts changes nothing, nor does what stands before. */
+static void test_cache_and_pieces_agree(void **state) {
+    (void)state;
+    struct tokenizer *t = trained_small("gpt-2");
+    struct buf b = odd_text(7, 30000, true);
+    struct ids whole = encoded(t, b.data, b.len, 0), parts = {0};
+    size_t begin = 0;
+    for (size_t i = 1; i <= b.len; i++) { /* newline + letter is a place where every word ends */
+        bool cut = i == b.len || (b.data[i - 1] == '\n' && b.data[i] == 't' && i >= 2 && b.data[i - 2] != '\n');
+        if (!cut) continue;
+        tok_encode(t, b.data + begin, i - begin, 0, &parts);
+        begin = i;
+    }
+    assert_ids(&parts, whole.v, whole.n, "long text");
+    ids_release(&whole);
+    ids_release(&parts);
+    buf_release(&b);
+    tok_free(t);
+}
+
+struct job {
+    const struct tokenizer *t;
+    const struct buf *text;
+    const struct ids *want;
+    bool same[8];
+};
+
+static void encode_again(void *ctx, int64_t begin, int64_t end, int thread) {
+    struct job *j = ctx;
+    (void)thread;
+    for (int64_t i = begin; i < end; i++) {
+        struct ids got = encoded(j->t, j->text->data, j->text->len, 0);
+        j->same[i] = got.n == j->want->n && memcmp(got.v, j->want->v, sizeof(*got.v) * (size_t)got.n) == 0;
+        ids_release(&got);
+    }
+}
+
+static void test_threads_share_one(void **state) {
+    (void)state;
+    struct tokenizer *t = trained_small("qwen2");
+    struct buf b = odd_text(3, 20000, false);
+    struct ids want = encoded(t, b.data, b.len, 0);
+    struct job j = {.t = t, .text = &b, .want = &want};
+    struct pool *pool = pool_new(4);
+    pool_run(pool, encode_again, &j, ARRAY_LEN(j.same), 1);
+    for (size_t i = 0; i < ARRAY_LEN(j.same); i++) assert_true(j.same[i]);
+    pool_free(pool);
+    ids_release(&want);
+    buf_release(&b);
+    tok_free(t);
+}
+
+/* ---- cutting --------------------------------------------------------------------------------------------------- */
+
+struct words {
+    struct buf text; /* words with | after each */
+};
+
+static void word_note(void *ctx, const char *p, size_t n) {
+    struct words *w = ctx;
+    buf_add(&w->text, p, n);
+    buf_puts(&w->text, "|");
+}
+
+static void cut_append(const struct tokenizer *t, const char *p, size_t n, struct words *w) {
+    pcre2_match_data *md = pcre2_match_data_create(1, NULL);
+    bpe_split(t, md, p, n, word_note, w);
+    pcre2_match_data_free(md);
+}
+
+static void assert_cuts(const char *pre, const char *text, const char *want) {
+    struct tokenizer *t = trained_small(pre);
+    struct words w = {0};
+    cut_append(t, text, strlen(text), &w);
+    assert_string_equal(w.text.data, want);
+    buf_release(&w.text);
+    tok_free(t);
+}
+
+static void test_patterns(void **state) {
+    (void)state;
+    assert_cuts("gpt-2", "I'll  go 123, été\n\n x", "I|'ll| | go| 123|,| été|\n|\n| x|");
+    assert_cuts("smollm", "a  12 b 3", "a|  |1|2| b| |3|");
+    assert_cuts("llama-bpe", "We'Ve 12345\n\n  x", "We|'Ve| |123|45|\n\n| | x|");
+    assert_cuts("qwen2", "(abc) 12\n", "(abc|)| |1|2|\n|");
+    assert_cuts("gpt-4o", "helloWorld's A1b", "hello|World's| A|1|b|");
+    assert_cuts("tekken", "helloWorld 12", "hello|World| |1|2|");
+    /* U+180E is no white space any more: it joins the punctuation, and the space stays before the word. */
+    assert_cuts("gpt-2", "a\xE1\xA0\x8E b", "a|\xE1\xA0\x8E| b|");
+    assert_cuts("[^a]+|\\s", "xxaaxx", "xx|aa|xx|"); /* what a pattern leaves out is a word */
+    assert_cuts("(?=[a])", "ab", "a|b|");            /* and an empty match gets a character */
+}
+
+/* Digits first, then GPT-2's pattern on what is between, as the reference does it. */
+static void test_digits_pattern_is_two_stages(void **state) {
+    (void)state;
+    struct tokenizer *one = trained_small("smollm"), *gpt2 = trained_small("gpt-2"), *digit = trained_small("[\\p{N}]");
+    for (uint32_t seed = 0; seed < 400; seed++) {
+        struct buf b = odd_text(seed, 60, true);
+        struct words got = {0}, digits = {0}, want = {0};
+        cut_append(one, b.data, b.len, &got);
+        cut_append(digit, b.data, b.len, &digits); /* odd_text has no | of its own */
+        for (char *p = digits.text.data, *bar; (bar = strchr(p, '|')); p = bar + 1)
+            cut_append(gpt2, p, (size_t)(bar - p), &want);
+        /* odd_text's "<|im_end|>" brings bars: both sides see them alike only where no word ends there */
+        if (!strchr(b.data, '|')) assert_string_equal(got.text.data, want.text.data);
+        buf_release(&b);
+        buf_release(&got.text);
+        buf_release(&digits.text);
+        buf_release(&want.text);
+    }
+    tok_free(one);
+    tok_free(gpt2);
+    tok_free(digit);
+}
+
+static void test_long_runs(void **state) {
+    (void)state;
+    struct tokenizer *t = trained_small("qwen2");
+    size_t n = 1 << 20;
+    char *run = xmalloc(n + 1);
+    for (int kind = 0; kind < 3; kind++) {
+        memset(run, " a\xFF"[kind], n);
+        run[n - 1] = 'b';
+        assert_round_trip(t, run, n);
+    }
+    free(run);
+    tok_free(t);
+}
+
+static void assert_refused(const char *pre, const char *says) {
+    const char *pieces[] = {"a"};
+    int32_t lens[] = {1};
+    struct tok_spec spec = {.kind = TOK_BPE, .n = 1, .pieces = pieces, .lens = lens, .pre = pre,
+                            .bos = -1, .eos = -1, .unk = -1};
+    struct error err;
+    assert_null(tok_new(&spec, &err));
+    assert_int_equal(err.code, ERR_FORMAT);
+    if (!strstr(err.text, says)) fail_msg("'%s' does not say '%s'", err.text, says);
+}
+
+static void test_refused_specs(void **state) {
+    (void)state;
+    assert_refused("no-such-model", "unknown pre-tokenizer 'no-such-model'");
+    assert_refused("[a", "does not compile");
+    const char *pieces[] = {"a", "b"}, *merges[] = {"a b"}, *odd[] = {"ab"};
+    int32_t lens[] = {1, 1};
+    struct tok_spec spec = {.kind = TOK_BPE, .n = 2, .pieces = pieces, .lens = lens, .pre = "gpt-2", .merges = merges,
+                            .n_merges = 1, .bos = -1, .eos = -1, .unk = -1};
+    struct error err;
+    assert_null(tok_new(&spec, &err)); /* 'ab' is no token */
+    assert_non_null(strstr(err.text, "merge 0"));
+    spec.merges = odd;
+    assert_null(tok_new(&spec, &err));
+    spec.n_merges = 0;
+    spec.eos = 2;
+    assert_null(tok_new(&spec, &err));
+    spec.eos = -1;
+    spec.types = (const uint8_t[]){1, 9};
+    assert_null(tok_new(&spec, &err));
+    spec.types = NULL;
+    spec.kind = TOK_SPM;
+    assert_null(tok_new(&spec, &err)); /* no scores */
+    spec.kind = TOK_BPE;
+    struct tokenizer *t = made(tok_new(&spec, &err), &err);
+    ASSERT_ENCODES(t, "abcab", 0, 0, 1, 0, 1); /* a byte that the vocabulary lacks gives nothing */
+    tok_free(t);
+}
+
+/* ---- specials -------------------------------------------------------------------------------------------------- */
+
+static void test_specials_only_where_allowed(void **state) {
+    (void)state;
+    struct tokenizer *t = tok_byte_fallback(260);
+    struct ids plain = encoded(t, "<|im_end|>", 10, 0);
+    assert_int_equal(plain.n, 10);
+    for (int i = 0; i < plain.n; i++) assert_false(tok_is_special(t, plain.v[i]));
+    ids_release(&plain);
+    ASSERT_ENCODES(t, "<|im_end|><|im_start|>", TOK_SPECIAL, 2, 1);
+    ASSERT_ENCODES(t, "!<|im_end|>", TOK_SPECIAL | TOK_BOS, 3, 2);
+    struct buf b = {0};
+    tok_decode_all(t, (const int32_t[]){2, 3, 1, 259, 260, -1}, 6, false, &b);
+    assert_string_equal(b.data, "![PAD259]");
+    b.len = 0;
+    tok_decode_all(t, (const int32_t[]){2, 3, 1}, 3, true, &b);
+    assert_string_equal(b.data, "<|im_end|>!<|im_start|>");
+    buf_release(&b);
+    assert_int_equal(tok_find(t, "<|im_end|>"), 2);
+    assert_int_equal(tok_find(t, "nothing"), -1);
+    assert_int_equal(tok_eos(t), 2);
+    assert_int_equal(tok_vocab_size(t), 260);
+    assert_null(tok_byte_fallback(258));
+    tok_free(t);
+}
+
+/* ---- SPM ------------------------------------------------------------------------------------------------------- */
+
+static void test_spm_rules(void **state) {
+    (void)state;
+    struct tokenizer *t = spm_small(true), *bare = spm_small(false);
+    ASSERT_ENCODES(t, "abc", 0, 9, 6);         /* "ab" ties with "bc" and is to the left, then takes the ▁ */
+    ASSERT_ENCODES(bare, "abc", 0, 7, 6);
+    ASSERT_ENCODES(bare, "cbc", TOK_BOS, 1, 6, 8);
+    ASSERT_ENCODES(bare, "    b", 0, 11, 5);
+    ASSERT_ENCODES(bare, "é", 0, 15, 16);      /* bytes */
+    ASSERT_ENCODES(bare, "éab", 0, 15, 16, 7); /* "ab" scores above "éa" */
+    ASSERT_ENCODES(bare, "éac", 0, 13, 6);     /* a piece of characters that are no pieces */
+    ASSERT_ENCODES(bare, "xyz\xFFg", 0, 0);    /* a run without bytes is one unknown */
+    ASSERT_ENCODES(bare, "xax", 0, 0, 4, 0);
+    ASSERT_ENCODES(bare, "unused", 0, 0, 17, 0);
+    ASSERT_ENCODES(bare, "<s>", 0, 18, 19);    /* never the control token, nor by merging */
+    ASSERT_ENCODES(t, "<s>a", TOK_SPECIAL, 1, 3, 4);
+    ASSERT_ENCODES(t, "a<tool>a", 0, 3, 4, 12, 3, 4);
+    tok_free(t);
+    tok_free(bare);
+}
+
+static void test_spm_decode(void **state) {
+    (void)state;
+    struct tokenizer *t = spm_small(true), *bare = spm_small(false);
+    static const char *const texts[] = {"ab", " ab", "  ab  ", "a<tool>b", "a<tool> b", "éa é", "    "};
+    for (size_t i = 0; i < ARRAY_LEN(texts); i++) {
+        assert_round_trip(t, texts[i], strlen(texts[i]));
+        assert_round_trip(bare, texts[i], strlen(texts[i]));
+    }
+    struct buf b = {0};
+    tok_decode_all(t, (const int32_t[]){1, 9, 6, 2}, 4, false, &b);
+    assert_string_equal(b.data, "abc");
+    b.len = 0;
+    tok_decode(t, 9, false, &b);
+    assert_string_equal(b.data, " ab");
+    buf_release(&b);
+    tok_free(t);
+    tok_free(bare);
+}
+
+/* ---- reference vectors ----------------------------------------------------------------------------------------- */
+
+typedef void (*vector_fn)(const struct tokenizer *t, const char *text, size_t len, const char *line);
+
+static void vector_check(const struct tokenizer *t, const char *text, size_t len, const char *line) {
+    struct ids want = {0}, got = encoded(t, text, len, 0);
+    for (char *end; ; line = end) {
+        long id = strtol(line, &end, 10);
+        if (end == line) break;
+        ids_add(&want, (int32_t)id);
+    }
+    assert_ids(&got, want.v, want.n, text);
+    ids_release(&want);
+    ids_release(&got);
+    assert_round_trip(t, text, len);
+}
+
+/* Items are separated by a line of their own; the .out has one line for each. */
+static int vectors_each(const char *name, const struct tokenizer *t) {
+    char file[64];
+    snprintf(file, sizeof(file), "ggml-vocab/ggml-vocab-%s.gguf.inp", name);
+    struct buf inp = file_text(shared_path(file));
+    snprintf(file, sizeof(file), "ggml-vocab/ggml-vocab-%s.gguf.out", name);
+    struct buf out = file_text(shared_path(file));
+    static const char sep[] = "\n__ggml_vocab_test__\n";
+    int n = 0;
+    char *line = out.data;
+    for (char *p = inp.data, *end; (end = strstr(p, sep)); p = end + strlen(sep), n++) {
+        char *newline = strchr(line, '\n');
+        assert_non_null(newline);
+        *newline = 0;
+        vector_check(t, p, (size_t)(end - p), line);
+        line = newline + 1;
+    }
+    buf_release(&inp);
+    buf_release(&out);
+    return n;
+}
+
+static struct tokenizer *gguf_tokenizer(const char *name) {
+    char file[64];
+    snprintf(file, sizeof(file), "ggml-vocab/ggml-vocab-%s.gguf", name);
+    char *path = shared_path(file);
+    struct error err;
+    struct tokenizer *t = made(gguf_tokenizer_open(path, &err), &err);
+    free(path);
+    return t;
+}
+
+static void test_vectors(void **state) {
+    const char *name = *state;
+    struct tokenizer *t = gguf_tokenizer(name);
+    assert_true(vectors_each(name, t) > 40);
+    tok_free(t);
+}
+
+static void test_vectors_llama_bpe(void **state) {
+    (void)state;
+    fprintf(stderr, "SKIP: there is no vocabulary for the llama-bpe vectors\n");
+    skip();
+}
+
+/* Cuts `text` into lines in place; the last newline ends the last line. */
+static const char **lines_of(struct buf *text, int32_t *n) {
+    const char **lines = xmalloc(sizeof(*lines) * (text->len + 1));
+    *n = 0;
+    for (char *p = text->data, *end; *p; p = end + 1) {
+        lines[(*n)++] = p;
+        end = strchr(p, '\n');
+        if (!end) break;
+        *end = 0;
+    }
+    return lines;
+}
+
+static struct tokenizer *qwen_tokenizer(void) {
+    struct buf vocab = file_text(shared_path("qwen3/vocab.txt")), list = file_text(shared_path("qwen3/merges.txt"));
+    struct tok_spec spec = {.kind = TOK_BPE, .pre = "qwen2", .bos = -1, .eos = 151645, .unk = -1};
+    spec.pieces = lines_of(&vocab, &spec.n);
+    spec.merges = lines_of(&list, &spec.n_merges);
+    int32_t *lens = xmalloc(sizeof(*lens) * (size_t)spec.n);
+    uint8_t *types = xmalloc((size_t)spec.n);
+    for (int32_t i = 0; i < spec.n; i++) {
+        lens[i] = (int32_t)strlen(spec.pieces[i]);
+        types[i] = i < 151643 ? PIECE_NORMAL : spec.pieces[i][0] == '<' ? PIECE_CONTROL : PIECE_UNUSED;
+    }
+    spec.lens = lens;
+    spec.types = types;
+    struct error err;
+    struct tokenizer *t = made(tok_new(&spec, &err), &err);
+    free(spec.pieces);
+    free(spec.merges);
+    free(lens);
+    free(types);
+    buf_release(&vocab);
+    buf_release(&list);
+    return t;
+}
+
+static void test_vectors_qwen2(void **state) {
+    (void)state;
+    struct tokenizer *t = qwen_tokenizer();
+    assert_true(vectors_each("qwen2", t) > 40);
+    ASSERT_ENCODES(t, "<|im_start|>", TOK_SPECIAL, 151644);
+    tok_free(t);
+}
+
+/* ---- training -------------------------------------------------------------------------------------------------- */
+
+static void test_train_is_the_reference(void **state) {
+    (void)state;
+    struct buf corpus = file_text(shared_path("bpe-training/corpus.en"));
+    struct buf list = file_text(shared_path("bpe-training/train-bpe-reference-merges.txt"));
+    char *vocab_path = shared_path("bpe-training/train-bpe-reference-vocab.json");
+    struct error err;
+    struct tokenizer *t = made(tok_train_bpe(corpus.data, corpus.len, 500, "gpt-2", (const char **)(uintptr_t)chatml, 1,
+                                             NULL, &err), &err);
+    const struct tok_spec *s = tok_spec_of(t);
+    int32_t n;
+    const char **want = lines_of(&list, &n);
+    assert_int_equal(n, 243);
+    assert_int_equal(s->n_merges, n);
+    for (int32_t i = 0; i < n; i++) assert_string_equal(s->merges[i], want[i]);
+    json_t *vocab = json_file(vocab_path, &err);
+    assert_non_null(vocab);
+    assert_int_equal(json_object_size(vocab), s->n);
+    for (int32_t i = 0; i < s->n; i++) assert_int_equal(json_integer_value(json_object_get(vocab, s->pieces[i])), i);
+    json_decref(vocab);
+    free(want);
+    free(vocab_path);
+    assert_round_trip(t, corpus.data, corpus.len);
+    tok_free(t);
+    buf_release(&corpus);
+    buf_release(&list);
+}
+
+/* Recounts everything for each merge. */
+static void naive_train(const char *const *words, int n_words, int n_merges, struct buf *out) {
+    char piece[512][2][24]; /* what neighbours there are: left, right */
+    char v[16][32][24];
+    int len[16];
+    for (int w = 0; w < n_words; w++)
+        for (len[w] = 0; words[w][len[w]]; len[w]++) snprintf(v[w][len[w]], 24, "%c", words[w][len[w]]);
+    for (int m = 0; m < n_merges; m++) {
+        int n = 0, best = -1, best_count = 0;
+        for (int w = 0; w < n_words; w++)
+            for (int i = 0; i + 1 < len[w]; i++, n++) {
+                memcpy(piece[n][0], v[w][i], 24);
+                memcpy(piece[n][1], v[w][i + 1], 24);
+            }
+        for (int i = 0; i < n; i++) {
+            int count = 0;
+            for (int k = 0; k < n; k++) count += !strcmp(piece[i][0], piece[k][0]) && !strcmp(piece[i][1], piece[k][1]);
+            int c = best < 0 ? 1 : strcmp(piece[i][0], piece[best][0]);
+            if (c == 0) c = strcmp(piece[i][1], piece[best][1]);
+            if (count > best_count || (count == best_count && c > 0)) best = i, best_count = count;
+        }
+        buf_printf(out, "%s %s\n", piece[best][0], piece[best][1]);
+        for (int w = 0; w < n_words; w++) {
+            int k = 0;
+            for (int i = 0; i < len[w]; i++, k++) {
+                bool hit = i + 1 < len[w] && !strcmp(v[w][i], piece[best][0]) && !strcmp(v[w][i + 1], piece[best][1]);
+                if (k != i) memcpy(v[w][k], v[w][i], 24);
+                if (hit) strncat(v[w][k], v[w][++i], 23 - strlen(v[w][k]));
+            }
+            len[w] = k;
+        }
+    }
+}
+
+static void test_train_is_the_naive_one(void **state) {
+    (void)state;
+    for (uint32_t seed = 0; seed < 60; seed++) {
+        struct rng r = rng_make(seed, RNG_TEST, 0, 0);
+        char text[16][20];
+        const char *words[16];
+        struct buf joined = {0}, want = {0}, got = {0};
+        for (int w = 0; w < 16; w++) {
+            int n = 1 + (int)rng_below(&r, 19);
+            for (int i = 0; i < n; i++) text[w][i] = "abc"[rng_below(&r, 1 + seed % 3)];
+            text[w][n] = 0;
+            words[w] = text[w];
+            buf_printf(&joined, "%s<|endoftext|>", text[w]);
+        }
+        naive_train(words, 16, 3, &want);
+        struct error err;
+        struct tokenizer *t = made(tok_train_bpe(joined.data, joined.len, 260, "gpt-2",
+                                                 (const char **)(uintptr_t)chatml, 1, NULL, &err), &err);
+        for (int32_t i = 0; i < tok_spec_of(t)->n_merges; i++) buf_printf(&got, "%s\n", tok_spec_of(t)->merges[i]);
+        assert_string_equal(got.data, want.data);
+        tok_free(t);
+        buf_release(&joined);
+        buf_release(&want);
+        buf_release(&got);
+    }
+}
+
+static void test_train_limits(void **state) {
+    (void)state;
+    struct error err;
+    const char **specials = (const char **)(uintptr_t)chatml;
+    assert_null(tok_train_bpe("ab ab", 5, 1000, "gpt-2", specials, 3, NULL, &err));
+    assert_non_null(strstr(err.text, "more text"));
+    assert_null(tok_train_bpe("ab", 2, 258, "gpt-2", specials, 3, NULL, &err));
+    assert_null(tok_train_bpe("ab", 2, 300, "what", specials, 3, NULL, &err));
+    const char *twice[] = {"<a>", "<a>"};
+    assert_null(tok_train_bpe("ab", 2, 300, "gpt-2", twice, 2, NULL, &err));
+    assert_non_null(strstr(err.text, "twice"));
+    struct tokenizer *t = made(tok_train_bpe("", 0, 259, NULL, specials, 3, NULL, &err), &err);
+    assert_int_equal(tok_eos(t), 2);
+    ASSERT_ENCODES(t, "!", 0, 3);
+    tok_free(t);
+    t = trained_small("gpt-2"); /* specials in the text are no words: nothing merges out of them */
+    for (int32_t id = 3; id < tok_vocab_size(t); id++) assert_null(strstr(tok_piece(t, id, NULL), "<|"));
+    tok_free(t);
+}
+
+/* ---- tokenizer.json -------------------------------------------------------------------------------------------- */
+
+/* Written, read and written again: the same bytes, the same ids for everything. */
+static void assert_json_round_trip(const struct tokenizer *t) {
+    char *a = temp_path("a.json"), *b = temp_path("b.json");
+    struct error err;
+    if (tok_write_json(t, a, &err) != OK) fail_msg("%s", err.text);
+    struct tokenizer *u = made(tok_from_json(a, &err), &err);
+    if (tok_write_json(u, b, &err) != OK) fail_msg("%s", err.text);
+    struct buf x = file_text(a), y = file_text(b); /* frees the paths */
+    assert_int_equal(x.len, y.len);
+    assert_memory_equal(x.data, y.data, x.len);
+    a = temp_path("a.json");
+    b = temp_path("b.json");
+    remove(a);
+    remove(b);
+    free(a);
+    free(b);
+    assert_int_equal(tok_vocab_size(u), tok_vocab_size(t));
+    for (int32_t id = 0; id < tok_vocab_size(t); id++) {
+        assert_string_equal(tok_piece(u, id, NULL), tok_piece(t, id, NULL));
+        assert_int_equal(tok_is_special(u, id), tok_is_special(t, id));
+    }
+    assert_int_equal(tok_bos(u), tok_bos(t));
+    assert_int_equal(tok_eos(u), tok_eos(t));
+    assert_int_equal(tok_spec_of(u)->unk, tok_spec_of(t)->unk);
+    assert_int_equal(tok_add_bos(u), tok_add_bos(t));
+    for (uint32_t seed = 0; seed < 200; seed++) {
+        struct buf text = odd_text(seed, 300, false);
+        assert_same_ids(t, u, text.data, text.len, seed % 2 ? TOK_SPECIAL | TOK_BOS : 0);
+        buf_release(&text);
+    }
+    tok_free(u);
+    buf_release(&x);
+    buf_release(&y);
+}
+
+static void test_json_round_trip(void **state) {
+    (void)state;
+    static const char *const pres[] = {"gpt-2", "smollm", "qwen2", "llama-bpe", "dbrx", "gpt-4o", "tekken", "[^ ]+|\\s+"};
+    for (size_t i = 0; i < ARRAY_LEN(pres); i++) {
+        struct tokenizer *t = trained_small(pres[i]);
+        assert_json_round_trip(t);
+        tok_free(t);
+    }
+    struct tokenizer *t = tok_byte_fallback(300);
+    assert_json_round_trip(t);
+    tok_free(t);
+}
+
+static void test_json_round_trip_vocabularies(void **state) {
+    struct tokenizer *t = gguf_tokenizer(*state);
+    assert_json_round_trip(t);
+    tok_free(t);
+}
+
+static struct tokenizer *json_tokenizer(const char *text, struct error *err) {
+    char *path = temp_path("t.json");
+    put_file(path, text, strlen(text));
+    struct tokenizer *t = tok_from_json(path, err);
+    remove(path);
+    free(path);
+    return t;
+}
+
+/* {"model": MODEL, REST} with single quotes for double ones. */
+static struct tokenizer *json_quoted(struct error *err, const char *rest, const char *model) {
+    char *text = xasprintf("{'model':{%s}%s}", model, rest);
+    for (char *p = text; *p; p++)
+        if (*p == '\'') *p = '"';
+    struct tokenizer *t = json_tokenizer(text, err);
+    free(text);
+    return t;
+}
+
+#define BPE_MODEL "'type':'BPE','vocab':{'a':0,'b':1,'ab':2,'Ġ':3,'1':4},'merges':['a b']"
+#define SPM_MODEL "'type':'BPE','byte_fallback':true,'unk_token':'<unk>','vocab':{'<unk>':0,'a':1,'b':2,'ab':3,'▁':4,"  \
+                  "'<0x41>':5,'bb':6},'merges':[['a','b'],['b','b']]"
+#define BYTE_LEVEL "{'type':'ByteLevel','add_prefix_space':false,'use_regex':false}"
+#define BYTE_LEVEL_WORDS "{'type':'ByteLevel','add_prefix_space':false,'use_regex':true}"
+
+static void test_json_shapes(void **state) {
+    (void)state;
+    struct error err;
+    struct tokenizer *t = made(json_quoted(&err, ",'pre_tokenizer':" BYTE_LEVEL_WORDS, BPE_MODEL), &err);
+    assert_string_equal(tok_spec_of(t)->pre, "gpt-2");
+    ASSERT_ENCODES(t, "ab a", 0, 2, 3, 0);
+    assert_int_equal(tok_eos(t), -1);
+    tok_free(t);
+    t = made(json_quoted(&err, ",'pre_tokenizer':{'type':'ByteLevel'},'normalizer':{'type':'NFC'}", BPE_MODEL), &err);
+    ASSERT_ENCODES(t, "ab", 0, 3, 2); /* add_prefix_space is true where nothing is said */
+    ASSERT_ENCODES(t, " ab", 0, 3, 2);
+    assert_json_round_trip(t);
+    tok_free(t);
+    t = made(json_quoted(&err, ",'pre_tokenizer':{'type':'Sequence','pretokenizers':[{'type':'Digits',"
+                         "'individual_digits':true}," BYTE_LEVEL_WORDS "]}", BPE_MODEL), &err);
+    assert_string_equal(tok_spec_of(t)->pre, "smollm");
+    tok_free(t);
+    t = made(json_quoted(&err, ",'pre_tokenizer':{'type':'Sequence','pretokenizers':[{'type':'Split','behavior':'Isolated',"
+                         "'invert':false,'pattern':{'Regex':'[a-z]|[^a-z]+'}}," BYTE_LEVEL "]},'added_tokens':[{'id':9,"
+                         "'content':'<x>','special':true},{'id':7,'content':'b1','special':false}]", BPE_MODEL), &err);
+    ASSERT_ENCODES(t, "ab<x>b1", 0, 0, 1, 7);
+    tok_free(t);
+    t = made(json_quoted(&err, ",'normalizer':{'type':'Sequence','normalizers':[{'type':'Prepend','prepend':'▁'},{'type':"
+                         "'Replace','pattern':{'String':' '},'content':'▁'}]},'pre_tokenizer':null", SPM_MODEL), &err);
+    ASSERT_ENCODES(t, "abAx", 0, 4, 3, 5, 0);
+    assert_int_equal(tok_spec_of(t)->n_merges, 0); /* the list is what scores say */
+    assert_json_round_trip(t);
+    tok_free(t);
+    t = made(json_quoted(&err, ",'pre_tokenizer':{'type':'Metaspace','replacement':'▁','prepend_scheme':'never',"
+                         "'split':false}", SPM_MODEL), &err);
+    ASSERT_ENCODES(t, "ab", 0, 3);
+    tok_free(t);
+}
+
+/* 'ab' + 'a' is in the vocabulary but not in the list, so it is never made: the list is obeyed, not the scores. */
+static void test_json_merges_are_obeyed(void **state) {
+    (void)state;
+    struct error err;
+    struct tokenizer *t = made(json_quoted(&err, ",'pre_tokenizer':null",
+                                           "'type':'BPE','byte_fallback':true,'vocab':{'a':0,'b':1,'ab':2,'ba':3,'aba':4},"
+                                           "'merges':['a b','b a','a ba']"), &err);
+    assert_int_equal(tok_spec_of(t)->n_merges, 3);
+    ASSERT_ENCODES(t, "aba", 0, 2, 0);
+    ASSERT_ENCODES(t, "baba", 0, 1, 2, 0);
+    assert_json_round_trip(t);
+    tok_free(t);
+}
+
+static void assert_json_refused(const char *rest, const char *model, const char *says) {
+    struct error err;
+    struct tokenizer *t = json_quoted(&err, rest, model);
+    if (t) fail_msg("{%s}%s was not refused", model, rest);
+    assert_true(err.code < 0);
+    if (!strstr(err.text, says)) fail_msg("'%s' does not say '%s'", err.text, says);
+}
+
+static void test_json_refusals(void **state) {
+    (void)state;
+    const char *words = ",'pre_tokenizer':" BYTE_LEVEL_WORDS;
+    assert_json_refused("", "'type':'Unigram','vocab':[['a',-1]]", "unigram");
+    assert_json_refused("", "'type':'WordPiece','vocab':{'a':0}", "WordPiece");
+    assert_json_refused(words, "'type':'BPE','vocab':{'a':0},'merges':['a b']", "merge 0");
+    assert_json_refused(words, "'type':'BPE','vocab':{'a':0},'merges':[['a']]", "merge 0");
+    assert_json_refused(words, "'type':'BPE','vocab':{'a':0},'merges':7", "merges");
+    assert_json_refused(words, "'type':'BPE','vocab':{'a':-1},'merges':[]", "no valid id");
+    assert_json_refused(words, "'type':'BPE','vocab':{'a':1.5},'merges':[]", "no valid id");
+    assert_json_refused(words, "'type':'BPE','vocab':{'a':9999999},'merges':[]", "highest token id");
+    assert_json_refused(words, "'type':'BPE','vocab':{'a':0,'b':0},'merges':[]", "same id");
+    assert_json_refused(words, "'type':'BPE','vocab':{},'merges':[]", "token");
+    assert_json_refused(words, "'type':'BPE','vocab':{'ａ':0},'merges':[]", "no byte");
+    assert_json_refused(words, BPE_MODEL ",'dropout':0.1", "dropout");
+    assert_json_refused(words, BPE_MODEL ",'end_of_word_suffix':'</w>'", "end_of_word_suffix");
+    assert_json_refused(words, BPE_MODEL ",'unk_token':'?'", "'?'");
+    assert_json_refused(",'pre_tokenizer':{'type':'Whitespace'}", BPE_MODEL, "Whitespace");
+    assert_json_refused(",'pre_tokenizer':" BYTE_LEVEL, BPE_MODEL, "not supported");
+    assert_json_refused(",'pre_tokenizer':{'type':'Metaspace','replacement':'▁'}", SPM_MODEL, "splits");
+    assert_json_refused(",'normalizer':{'type':'Lowercase'}", SPM_MODEL, "Lowercase");
+    assert_json_refused(",'normalizer':{'type':'NFKC'},'pre_tokenizer':" BYTE_LEVEL_WORDS, BPE_MODEL, "NFKC");
+    assert_json_refused(",'post_processor':{'type':'RobertaProcessing'},'pre_tokenizer':" BYTE_LEVEL_WORDS, BPE_MODEL,
+                        "RobertaProcessing");
+    assert_json_refused(",'added_tokens':[{'id':0,'content':'x'}],'pre_tokenizer':" BYTE_LEVEL_WORDS, BPE_MODEL, "same id");
+    assert_json_refused(",'added_tokens':[{'id':0}],'pre_tokenizer':" BYTE_LEVEL_WORDS, BPE_MODEL, "content");
+}
+
+static void test_unigram_is_refused(void **state) {
+    (void)state;
+    struct error err;
+    char *json = shared_path("llm-jp/tokenizer.json"), *model = shared_path("llm-jp/llm-jp-tokenizer-100k.ver3.1.model");
+    assert_null(tok_from_json(json, &err));
+    assert_non_null(strstr(err.text, "unigram"));
+    assert_null(tok_from_sentencepiece(model, &err));
+    assert_non_null(strstr(err.text, "unigram"));
+    free(json);
+    free(model);
+}
+
+/* ---- tokenizer.model and tok.bin ------------------------------------------------------------------------------- */
+
+static void put_varint(struct buf *b, uint64_t v) {
+    for (; v >= 0x80; v >>= 7) buf_add(b, &(char){(char)(v | 0x80)}, 1);
+    buf_add(b, &(char){(char)v}, 1);
+}
+
+static void put_number(struct buf *b, int field, uint64_t v) {
+    put_varint(b, (uint64_t)field << 3);
+    put_varint(b, v);
+}
+
+static void put_bytes(struct buf *b, int field, const void *p, size_t n) {
+    put_varint(b, (uint64_t)field << 3 | 2);
+    put_varint(b, n);
+    buf_add(b, p, n);
+}
+
+/* spm_entries as SentencePiece writes them. */
+static struct buf spm_model_file(int model_type) {
+    struct buf file = {0}, part = {0};
+    for (size_t i = 0; i < ARRAY_LEN(spm_entries); i++) {
+        part.len = 0;
+        put_bytes(&part, 1, spm_entries[i].piece, strlen(spm_entries[i].piece));
+        put_varint(&part, 2 << 3 | 5);
+        buf_add(&part, &spm_entries[i].score, 4);
+        if (spm_entries[i].type != PIECE_NORMAL) put_number(&part, 3, spm_entries[i].type);
+        put_bytes(&file, 1, part.data, part.len);
+    }
+    part.len = 0;
+    put_number(&part, 3, (uint64_t)model_type);
+    put_number(&part, 43, UINT64_MAX); /* pad_id -1 */
+    put_bytes(&file, 2, part.data, part.len);
+    part.len = 0;
+    put_bytes(&part, 1, "identity", 8);
+    put_number(&part, 3, 1);
+    put_number(&part, 4, 0);
+    put_bytes(&file, 3, part.data, part.len);
+    buf_release(&part);
+    return file;
+}
+
+static void test_sentencepiece(void **state) {
+    (void)state;
+    char *path = temp_path("t.model");
+    struct error err;
+    struct buf file = spm_model_file(2);
+    put_file(path, file.data, file.len);
+    struct tokenizer *t = made(tok_from_sentencepiece(path, &err), &err), *want = spm_small(true);
+    for (uint32_t seed = 0; seed < 100; seed++) {
+        struct buf text = odd_text(seed, 40, false);
+        assert_same_ids(want, t, text.data, text.len, TOK_BOS);
+        buf_release(&text);
+    }
+    ASSERT_ENCODES(t, "abc", TOK_BOS, 1, 9, 6);
+    tok_free(t);
+    tok_free(want);
+    for (size_t n = 0; n < file.len; n++) { /* cut anywhere it is refused or, between fields, of another type */
+        put_file(path, file.data, n);
+        t = tok_from_sentencepiece(path, &err);
+        if (t && n < file.len - 14) fail_msg("%zu bytes of %zu were read", n, file.len);
+        tok_free(t);
+    }
+    struct rng r = rng_make(5, RNG_TEST, 0, 0);
+    log_quiet = true;
+    for (int i = 0; i < 500; i++) { /* and broken anywhere it does not crash */
+        char *byte = file.data + rng_below(&r, (uint32_t)file.len), old = *byte;
+        *byte = (char)rng_u32(&r);
+        put_file(path, file.data, file.len);
+        tok_free(tok_from_sentencepiece(path, &err));
+        *byte = old;
+    }
+    log_quiet = false;
+    buf_release(&file);
+    file = spm_model_file(1);
+    put_file(path, file.data, file.len);
+    assert_null(tok_from_sentencepiece(path, &err));
+    assert_non_null(strstr(err.text, "unigram"));
+    buf_release(&file);
+    remove(path);
+    free(path);
+}
+
+static struct buf llama2c_file(int32_t *vocab) {
+    static const char *const pieces[] = {"<unk>", "\n<s>\n", "\n</s>\n", "<0x41>", " ", "a", " a", "b"};
+    struct buf file = {0};
+    int32_t longest = 6;
+    buf_add(&file, &longest, 4);
+    for (size_t i = 0; i < ARRAY_LEN(pieces); i++) {
+        float score = -(float)i;
+        int32_t len = (int32_t)strlen(pieces[i]);
+        buf_add(&file, &score, 4);
+        buf_add(&file, &len, 4);
+        buf_add(&file, pieces[i], (size_t)len);
+    }
+    *vocab = ARRAY_LEN(pieces);
+    return file;
+}
+
+static void test_llama2c(void **state) {
+    (void)state;
+    char *path = temp_path("tok.bin");
+    struct error err;
+    int32_t vocab;
+    struct buf file = llama2c_file(&vocab);
+    put_file(path, file.data, file.len);
+    struct tokenizer *t = made(tok_from_llama2c(path, vocab, &err), &err);
+    ASSERT_ENCODES(t, "a bA", TOK_BOS, 1, 6, 4, 7, 3);
+    assert_string_equal(tok_piece(t, 1, NULL), "<s>");
+    assert_string_equal(tok_piece(t, 6, NULL), "▁a");
+    assert_round_trip(t, " a b", 4);
+    tok_free(t);
+    assert_null(tok_from_llama2c(path, vocab + 1, &err));
+    assert_int_equal(err.code, ERR_MISMATCH);
+    assert_null(tok_from_llama2c(path, vocab - 1, &err));
+    assert_null(tok_from_llama2c("/nonexistent/tok.bin", vocab, &err));
+    for (size_t n = 0; n < file.len; n++) {
+        put_file(path, file.data, n);
+        assert_null(tok_from_llama2c(path, vocab, &err));
+    }
+    for (size_t i = 0; i < file.len; i++) {
+        char old = file.data[i];
+        file.data[i] = (char)0xFF;
+        put_file(path, file.data, file.len);
+        tok_free(tok_from_llama2c(path, vocab, &err));
+        file.data[i] = old;
+    }
+    buf_release(&file);
+    remove(path);
+    free(path);
+}
+
+static void test_stories(void **state) {
+    (void)state;
+    char *path = shared_path("../stories260K/tok512.bin");
+    struct error err;
+    struct tokenizer *t = made(tok_from_llama2c(path, 512, &err), &err);
+    ASSERT_ENCODES(t, "Once upon a time", TOK_BOS, 1, 403, 407, 261, 378); /* what the reference model generates */
+    struct buf b = {0};
+    tok_decode_all(t, (const int32_t[]){1, 403, 407, 261, 378, 432, 383, 286}, 8, false, &b);
+    assert_string_equal(b.data, "Once upon a time, there was");
+    buf_release(&b);
+    for (uint32_t seed = 0; seed < 20; seed++) {
+        b = odd_text(seed, 200, false);
+        if (!strstr(b.data, "▁") && strlen(b.data) == b.len) assert_round_trip(t, b.data, b.len);
+        buf_release(&b);
+    }
+    tok_free(t);
+    free(path);
+}
+
+static void test_broken_json(void **state) {
+    (void)state;
+    char *path = temp_path("cut.json");
+    struct error err;
+    struct tokenizer *t = spm_small(true), *bytes = made(json_quoted(&err, ",'pre_tokenizer':" BYTE_LEVEL_WORDS, BPE_MODEL),
+                                                         &err);
+    assert_int_equal(tok_write_json(t, path, &err), ERR_MISMATCH); /* "éa": é is no token */
+    assert_non_null(strstr(err.text, "no token"));
+    if (tok_write_json(bytes, path, &err) != OK) fail_msg("%s", err.text);
+    struct buf file = {0};
+    assert_int_equal(file_read(path, 1 << 20, &file, &err), OK);
+    for (size_t n = 0; n + 1 < file.len; n++) {
+        put_file(path, file.data, n);
+        assert_null(tok_from_json(path, &err));
+    }
+    struct rng r = rng_make(6, RNG_TEST, 0, 0);
+    for (int i = 0; i < 500; i++) {
+        char *byte = file.data + rng_below(&r, (uint32_t)file.len), old = *byte;
+        *byte = "\"{}[]:,09x\\"[rng_below(&r, 11)];
+        put_file(path, file.data, file.len);
+        tok_free(tok_from_json(path, &err));
+        *byte = old;
+    }
+    remove(path);
+    free(path);
+    buf_release(&file);
+    tok_free(t);
+    tok_free(bytes);
+}
+
+/* ---- chat ------------------------------------------------------------------------------------------------------ */
+
+static void test_chat_marks(void **state) {
+    (void)state;
+    struct tokenizer *t = tok_byte_fallback(259);
+    const struct message msgs[] = {
+        {"system", "be brief"}, {"user", "hi <|im_end|>"}, {"assistant", "ho"}, {"user", ""}, {"assistant", "日本"}};
+    struct ids ids = {0};
+    struct buf mask = {0}, text = {0};
+    chat_encode(t, msgs, 5, true, &ids, &mask);
+    assert_int_equal(mask.len, ids.n);
+    tok_decode_all(t, ids.v, ids.n, true, &text);
+    assert_string_equal(text.data, "<|im_start|>system\nbe brief<|im_end|>\n<|im_start|>user\nhi <|im_end|><|im_end|>\n"
+                                   "<|im_start|>assistant\nho<|im_end|>\n<|im_start|>user\n<|im_end|>\n"
+                                   "<|im_start|>assistant\n日本<|im_end|>\n<|im_start|>assistant\n");
+    struct ids own = {0};
+    int ends = 0;
+    for (int i = 0; i < ids.n; i++) {
+        if (mask.data[i]) ids_add(&own, ids.v[i]);
+        ends += ids.v[i] == 2;
+    }
+    assert_int_equal(ends, 5); /* the one that the user typed is text */
+    text.len = 0;
+    tok_decode_all(t, own.v, own.n, true, &text);
+    assert_string_equal(text.data, "ho<|im_end|>日本<|im_end|>");
+    ids_release(&own);
+    ids_release(&ids);
+    buf_release(&mask);
+    buf_release(&text);
+    tok_free(t);
+}
+
+/* A prompt is a prefix of the conversation that goes on from it. */
+static void test_chat_prefix(void **state) {
+    (void)state;
+    struct tokenizer *toks[] = {trained_small("smollm"), spm_small(true)};
+    const struct message msgs[] = {{"user", "the cat"}, {"assistant", "sat on the mat"}, {"user", "ab"}};
+    for (int i = 0; i < 2; i++) {
+        struct ids prompt = {0}, all = {0};
+        chat_encode(toks[i], msgs, 1, true, &prompt, NULL);
+        chat_encode(toks[i], msgs, 3, false, &all, NULL);
+        assert_true(all.n > prompt.n);
+        assert_memory_equal(all.v, prompt.v, sizeof(*all.v) * (size_t)prompt.n);
+        ids_release(&prompt);
+        ids_release(&all);
+        tok_free(toks[i]);
+    }
+}
+
+/* Without the two tokens the marks are text, a BOS comes first, and spaces are put before nothing but the beginning. */
+static void test_chat_plain(void **state) {
+    (void)state;
+    struct tokenizer *t = spm_small(true);
+    const struct message msgs[] = {{"user", "ab"}, {"assistant", "a"}};
+    struct ids ids = {0};
+    struct buf mask = {0};
+    chat_encode(t, msgs, 2, false, &ids, &mask);
+    assert_int_equal(mask.len, ids.n);
+    assert_int_equal(ids.v[0], 1);
+    assert_int_equal(mask.data[0], 0);
+    int spaces = 0;
+    for (int i = 1; i < ids.n; i++) spaces += tok_piece(t, ids.v[i], NULL)[0] == '\xE2';
+    assert_int_equal(spaces, 1);
+    ids_release(&ids);
+    buf_release(&mask);
+    tok_free(t);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_utf8_len),
+        cmocka_unit_test(test_every_byte_and_plane),
+        cmocka_unit_test(test_merge_is_the_naive_one),
+        cmocka_unit_test(test_cache_and_pieces_agree),
+        cmocka_unit_test(test_threads_share_one),
+        cmocka_unit_test(test_patterns),
+        cmocka_unit_test(test_digits_pattern_is_two_stages),
+        cmocka_unit_test(test_long_runs),
+        cmocka_unit_test(test_refused_specs),
+        cmocka_unit_test(test_specials_only_where_allowed),
+        cmocka_unit_test(test_spm_rules),
+        cmocka_unit_test(test_spm_decode),
+        cmocka_unit_test_prestate(test_vectors, "llama-spm"),
+        cmocka_unit_test_prestate(test_vectors, "phi-3"),
+        cmocka_unit_test_prestate(test_vectors, "gpt-2"),
+        cmocka_unit_test_prestate(test_vectors, "starcoder"),
+        cmocka_unit_test(test_vectors_qwen2),
+        cmocka_unit_test(test_vectors_llama_bpe),
+        cmocka_unit_test(test_train_is_the_reference),
+        cmocka_unit_test(test_train_is_the_naive_one),
+        cmocka_unit_test(test_train_limits),
+        cmocka_unit_test(test_json_round_trip),
+        cmocka_unit_test_prestate(test_json_round_trip_vocabularies, "gpt-2"),
+        cmocka_unit_test_prestate(test_json_round_trip_vocabularies, "llama-spm"),
+        cmocka_unit_test_prestate(test_json_round_trip_vocabularies, "phi-3"),
+        cmocka_unit_test_prestate(test_json_round_trip_vocabularies, "starcoder"),
+        cmocka_unit_test(test_json_shapes),
+        cmocka_unit_test(test_json_merges_are_obeyed),
+        cmocka_unit_test(test_json_refusals),
+        cmocka_unit_test(test_unigram_is_refused),
+        cmocka_unit_test(test_broken_json),
+        cmocka_unit_test(test_sentencepiece),
+        cmocka_unit_test(test_llama2c),
+        cmocka_unit_test(test_stories),
+        cmocka_unit_test(test_chat_marks),
+        cmocka_unit_test(test_chat_prefix),
+        cmocka_unit_test(test_chat_plain),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,850 @@
+/*
+ * test_train: the trainer against an independent double-precision forward pass, and its promises of equal bits.
+ *
+ * The reference below is the plain textbook model: one token after another, no batching, its own exp and cos from libm.
+ * Every element of every gradient is compared with its central difference on small models of both architectures, and a
+ * sample of elements on the tiny shapes that the program knows. Nothing here uses the trainer's internals.
+ */
+#include "train/train.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+/* ---- the reference --------------------------------------------------------------------------------------------- */
+
+#define MAX_LAYERS 4
+#define MAX_LEN 160
+
+struct ref_layer {
+    double *attn_norm, *ffn_norm, *q_norm, *k_norm, *w[N_PROJ], *a[N_PROJ], *b[N_PROJ];
+    int r[N_PROJ];
+};
+struct ref {
+    struct model_config c;
+    double *embed, *head, *final_norm, scale;
+    struct ref_layer layers[MAX_LAYERS];
+};
+
+static double *widen(const float *x, int64_t n)
+{
+    double *y = xmalloc((size_t)n * sizeof *y);
+    for (int64_t i = 0; i < n; i++) y[i] = (double)x[i];
+    return y;
+}
+
+static void ref_init(struct ref *r, const struct model *m)
+{
+    *r = (struct ref){.c = m->config};
+    r->embed = widen(m->embed.data, m->embed.n * m->embed.k);
+    r->head = r->c.tied ? r->embed : widen(m->head.data, m->head.n * m->head.k);
+    r->final_norm = widen(m->final_norm, r->c.d_model);
+    for (int l = 0; l < r->c.n_layers; l++) {
+        const struct layer *from = &m->layers[l];
+        struct ref_layer *to = &r->layers[l];
+        to->attn_norm = widen(from->attn_norm, r->c.d_model);
+        to->ffn_norm = widen(from->ffn_norm, r->c.d_model);
+        if (from->q_norm) {
+            to->q_norm = widen(from->q_norm, r->c.head_dim);
+            to->k_norm = widen(from->k_norm, r->c.head_dim);
+        }
+        for (int p = 0; p < N_PROJ; p++) to->w[p] = widen(from->proj[p].data, from->proj[p].n * from->proj[p].k);
+    }
+}
+
+static void ref_release(struct ref *r)
+{
+    if (r->head != r->embed) free(r->head);
+    free(r->embed);
+    free(r->final_norm);
+    for (int l = 0; l < r->c.n_layers; l++) {
+        struct ref_layer *y = &r->layers[l];
+        free(y->attn_norm), free(y->ffn_norm), free(y->q_norm), free(y->k_norm);
+        for (int p = 0; p < N_PROJ; p++) free(y->w[p]), free(y->a[p]), free(y->b[p]);
+    }
+}
+
+static void ref_norm(double *y, const double *x, const double *g, int n, double eps)
+{
+    double sum = 0;
+    for (int i = 0; i < n; i++) sum += x[i] * x[i];
+    double s = 1 / sqrt(sum / n + eps);
+    for (int i = 0; i < n; i++) y[i] = x[i] * s * g[i];
+}
+
+static void ref_product(double *y, const double *w, const double *x, int out, int in)
+{
+    for (int o = 0; o < out; o++) {
+        y[o] = 0;
+        for (int i = 0; i < in; i++) y[o] += w[o * in + i] * x[i];
+    }
+}
+
+static void ref_linear(const struct ref *r, int l, enum proj p, double *y, const double *x)
+{
+    const struct ref_layer *lay = &r->layers[l];
+    int in = proj_in(&r->c, p), out = proj_out(&r->c, p);
+    double h[64], add[256];
+    ref_product(y, lay->w[p], x, out, in);
+    if (!lay->a[p]) return;
+    ref_product(h, lay->a[p], x, lay->r[p], in);
+    ref_product(add, lay->b[p], h, out, lay->r[p]);
+    for (int o = 0; o < out; o++) y[o] += r->scale * add[o];
+}
+
+static void ref_heads(const struct ref *r, double *x, const double *norm, int heads, int pos)
+{
+    int e = r->c.head_dim, half = e / 2;
+    for (int h = 0; h < heads; h++, x += e) {
+        if (norm) ref_norm(x, x, norm, e, (double)r->c.rms_norm_eps);
+        for (int i = 0; i < half; i++) {
+            double angle = pos * pow((double)r->c.rope_theta, -2.0 * i / e), a = x[i], b = x[i + half];
+            x[i] = a * cos(angle) - b * sin(angle);
+            x[i + half] = b * cos(angle) + a * sin(angle);
+        }
+    }
+}
+
+struct ref_cache {
+    double k[MAX_LAYERS][MAX_LEN][128], v[MAX_LAYERS][MAX_LEN][128];
+};
+
+static void ref_attend(const struct ref *r, const struct ref_cache *cache, int l, int pos, const double *q, double *out)
+{
+    int e = r->c.head_dim, group = r->c.n_heads / r->c.n_kv_heads;
+    for (int h = 0; h < r->c.n_heads; h++) {
+        double p[MAX_LEN], sum = 0;
+        for (int j = 0; j <= pos; j++) {
+            p[j] = 0;
+            for (int i = 0; i < e; i++) p[j] += q[h * e + i] * cache->k[l][j][h / group * e + i];
+            sum += p[j] = exp(p[j] / sqrt(e));
+        }
+        for (int i = 0; i < e; i++) {
+            out[h * e + i] = 0;
+            for (int j = 0; j <= pos; j++) out[h * e + i] += p[j] / sum * cache->v[l][j][h / group * e + i];
+        }
+    }
+}
+
+static void ref_layer_run(const struct ref *r, struct ref_cache *cache, int l, int pos, double *x)
+{
+    const struct ref_layer *lay = &r->layers[l];
+    double xn[128], q[128], att[128], y[128], gate[256], up[256], eps = (double)r->c.rms_norm_eps;
+    ref_norm(xn, x, lay->attn_norm, r->c.d_model, eps);
+    ref_linear(r, l, PROJ_Q, q, xn);
+    ref_linear(r, l, PROJ_K, cache->k[l][pos], xn);
+    ref_linear(r, l, PROJ_V, cache->v[l][pos], xn);
+    ref_heads(r, q, lay->q_norm, r->c.n_heads, pos);
+    ref_heads(r, cache->k[l][pos], lay->k_norm, r->c.n_kv_heads, pos);
+    ref_attend(r, cache, l, pos, q, att);
+    ref_linear(r, l, PROJ_O, y, att);
+    for (int i = 0; i < r->c.d_model; i++) x[i] += y[i];
+    ref_norm(xn, x, lay->ffn_norm, r->c.d_model, eps);
+    ref_linear(r, l, PROJ_GATE, gate, xn);
+    ref_linear(r, l, PROJ_UP, up, xn);
+    for (int i = 0; i < r->c.d_ff; i++) gate[i] *= up[i] / (1 + exp(-gate[i]));
+    ref_linear(r, l, PROJ_DOWN, y, gate);
+    for (int i = 0; i < r->c.d_model; i++) x[i] += y[i];
+}
+
+static double ref_nll(const struct ref *r, const double *x, int token)
+{
+    double xn[128], logits[512], sum = 0;
+    ref_norm(xn, x, r->final_norm, r->c.d_model, (double)r->c.rms_norm_eps);
+    ref_product(logits, r->head, xn, r->c.vocab_size, r->c.d_model);
+    for (int i = 0; i < r->c.vocab_size; i++) sum += exp(logits[i]);
+    return log(sum) - logits[token];
+}
+
+/* Summed over the samples whose adapter it is (-1: all). */
+static double ref_loss(const struct ref *r, const struct sample *samples, int n, int adapter)
+{
+    static struct ref_cache cache;
+    double nll = 0, x[128];
+    for (int s = 0; s < n; s++) {
+        if (adapter >= 0 && samples[s].adapter != adapter) continue;
+        for (int i = 0; i + 1 < samples[s].n; i++) {
+            memcpy(x, r->embed + samples[s].tokens[i] * r->c.d_model, (size_t)r->c.d_model * sizeof *x);
+            for (int l = 0; l < r->c.n_layers; l++) ref_layer_run(r, &cache, l, i, x);
+            if (samples[s].mask[i + 1]) nll += ref_nll(r, x, samples[s].tokens[i + 1]);
+        }
+    }
+    return nll;
+}
+
+/* ---- material -------------------------------------------------------------------------------------------------- */
+
+static struct error err;
+
+static struct model_config shape(const char *name, bool small)
+{
+    struct model_config c;
+    assert_int_equal(shape_find(name, &c, &err), OK);
+    if (!small) return c;
+    c.d_model = 16;
+    c.d_ff = 24;
+    c.vocab_size = 300;
+    return c;
+}
+
+static struct sample sample_make(uint32_t id, int32_t n, int32_t vocab, int32_t adapter)
+{
+    struct rng r = rng_make(7, RNG_TEST, id, 0);
+    struct sample s = {.tokens = xcalloc((size_t)n, sizeof(int32_t)), .mask = xcalloc((size_t)n, 1), .n = n,
+                       .adapter = adapter};
+    for (int32_t i = 0; i < n; i++) {
+        s.tokens[i] = (int32_t)rng_below(&r, (uint32_t)vocab);
+        s.mask[i] = i >= n / 2;
+    }
+    return s;
+}
+
+/* n samples of several lengths for adapters 0, 1, … in turn; some end in tokens that are no targets. */
+static struct sample *samples_make(int n, int32_t vocab, int adapters, uint32_t id)
+{
+    static const int32_t lens[] = {5, 9, 2, 17, 7, 12};
+    struct sample *v = xcalloc((size_t)n, sizeof *v);
+    for (int i = 0; i < n; i++) {
+        v[i] = sample_make(id + (uint32_t)i, lens[i % 6], vocab, i % adapters);
+        if (i % 3 == 1) v[i].mask[v[i].n - 1] = 0;
+    }
+    return v;
+}
+
+static void samples_free(struct sample *v, int n)
+{
+    for (int i = 0; i < n; i++) sample_release(&v[i]);
+    free(v);
+}
+
+static struct train_options options(void)
+{
+    struct train_options o;
+    options_default(train_option_rows, &o);
+    o.lora_dropout = 0;
+    return o;
+}
+
+/* Weights far from their small start, so that no gradient hides under rounding. */
+static struct model *model_make(const struct model_config *c, struct pool *pool)
+{
+    struct model *m = model_new(c, 1, CLASS_EXACT);
+    struct train_options o = options();
+    struct trainer *t = trainer_new_full(m, &o, pool, &err);
+    struct rng r = rng_make(3, RNG_TEST, 0, 0);
+    for (int i = 0; i < trainer_n_tensors(t); i++) {
+        struct train_tensor *x = trainer_tensor(t, i);
+        bool norm = strstr(x->name, "norm") != NULL;
+        for (int64_t e = 0; e < x->n; e++) x->w[e] = norm ? 1 + 0.3f * rng_normal(&r) : 0.25f * rng_normal(&r);
+    }
+    trainer_free(t);
+    options_release(train_option_rows, &o);
+    return m;
+}
+
+static struct adapter *adapter_make(const struct model_config *c, int32_t r, const char *targets, uint64_t seed)
+{
+    struct adapter_config a = {.r = r, .alpha = 2.0f * (float)r};
+    assert_int_equal(adapter_targets_parse(targets, a.target, &err), OK);
+    return adapter_new(c, &a, seed);
+}
+
+/* B is zero in a fresh adapter: give it values. */
+static void adapters_stir(struct trainer *t)
+{
+    for (int i = 0; i < trainer_n_tensors(t); i++) {
+        struct train_tensor *x = trainer_tensor(t, i);
+        struct rng r = rng_make(5, RNG_TEST, (uint32_t)(hash_u64(x->name + 1, strlen(x->name + 1))), 0);
+        for (int64_t e = 0; e < x->n; e++) x->w[e] = 0.2f * rng_normal(&r);
+    }
+}
+
+/* ---- gradients against central differences ---------------------------------------------------------------------- */
+
+static double *ref_full_tensor(struct ref *r, const char *name)
+{
+    int l;
+    if (!strcmp(name, "model.embed_tokens.weight")) return r->embed;
+    if (!strcmp(name, "lm_head.weight")) return r->head;
+    if (!strcmp(name, "model.norm.weight")) return r->final_norm;
+    assert_int_equal(sscanf(name, "model.layers.%d.", &l), 1);
+    struct ref_layer *y = &r->layers[l];
+    if (strstr(name, "input_layernorm")) return y->attn_norm;
+    if (strstr(name, "post_attention_layernorm")) return y->ffn_norm;
+    if (strstr(name, "q_norm")) return y->q_norm;
+    if (strstr(name, "k_norm")) return y->k_norm;
+    for (int p = 0; p < N_PROJ; p++)
+        if (strstr(name, proj_names[p])) return y->w[p];
+    fail_msg("unknown tensor '%s'", name);
+    return NULL;
+}
+
+/* Compares every `stride`-th element of tensor x, whose twin is w in the reference. */
+static int64_t tensor_check(const struct ref *r, double *w, const struct train_tensor *x, int64_t stride,
+                            const struct sample *s, int n, int adapter)
+{
+    double scale = 1e-6, worst = 0;
+    int64_t checked = 0;
+    for (int64_t e = 0; e < x->n; e++) scale = fmax(scale, fabs((double)x->g[e]));
+    for (int64_t e = 0; e < x->n; e += stride, checked++) {
+        double kept = w[e], h = 1e-4;
+        w[e] = kept + h;
+        double above = ref_loss(r, s, n, adapter);
+        w[e] = kept - h;
+        double below = ref_loss(r, s, n, adapter);
+        w[e] = kept;
+        worst = fmax(worst, fabs((above - below) / (2 * h) - (double)x->g[e]));
+    }
+    if (worst > 1e-3 * scale) fail_msg("gradient of '%s' is off by %g of %g", x->name, worst, scale);
+    return checked;
+}
+
+static void full_gradients(const char *name, bool small, struct pool *pool)
+{
+    struct model_config c = shape(name, small);
+    struct model *m = model_make(&c, pool);
+    struct train_options o = options();
+    struct trainer *t = trainer_new_full(m, &o, pool, &err);
+    int n = small ? 1 : 3;
+    struct sample *s = samples_make(n, small ? 40 : c.vocab_size, 1, 11);
+    struct ref r;
+    double nll;
+    int64_t targets, checked = 0;
+    ref_init(&r, m);
+    double expected = ref_loss(&r, s, n, -1);
+    assert_int_equal(trainer_loss(t, s, n, &nll, &targets, &err), OK);
+    assert_true(fabs(nll - expected) < 1e-4 * expected);
+    assert_int_equal(trainer_accumulate(t, s, n, &err), OK);
+    for (int i = 0; i < trainer_n_tensors(t); i++) {
+        const struct train_tensor *x = trainer_tensor(t, i);
+        checked += tensor_check(&r, ref_full_tensor(&r, x->name), x, small ? 1 : x->n / 25 + 1, s, n, -1);
+    }
+    print_message("%s: %lld elements of %d tensors, loss %.6f\n", name, (long long)checked, trainer_n_tensors(t),
+                  expected / (double)targets);
+    ref_release(&r);
+    samples_free(s, n);
+    trainer_free(t);
+    model_close(m);
+    options_release(train_option_rows, &o);
+}
+
+static void test_full_gradients(void **state)
+{
+    (void)state;
+    struct pool *pool = pool_new(2);
+    full_gradients("tiny-llama", true, pool);
+    full_gradients("tiny-qwen3", true, pool);
+    full_gradients("tiny-llama", false, pool);
+    full_gradients("tiny-qwen3", false, pool);
+    pool_free(pool);
+}
+
+/* ---- adapters' gradients ---------------------------------------------------------------------------------------- */
+
+/* Two adapters of different rank and targets; the reference wears one of them at a time. */
+static struct trainer *lora_trainer(const struct model *m, const struct train_options *o, struct pool *pool)
+{
+    struct adapter *ad[2] = {adapter_make(&m->config, 4, "all-linear", 1),
+                             adapter_make(&m->config, 3, "q_proj,v_proj,down_proj", 2)};
+    struct trainer *t = trainer_new_lora(m, ad, 2, o, pool, &err);
+    assert_non_null(t);
+    adapter_release(ad[0]);
+    adapter_release(ad[1]);
+    adapters_stir(t);
+    return t;
+}
+
+/* The reference's array of tensor "I.layers.L.PATH.lora_X.weight". */
+static double **ref_lora_slot(struct ref *r, const char *name, int *adapter, int *rank_of)
+{
+    int l;
+    assert_int_equal(sscanf(name, "%d.layers.%d.", adapter, &l), 2);
+    for (int p = 0; p < N_PROJ; p++) {
+        if (!strstr(name, proj_names[p])) continue;
+        *rank_of = p;
+        r->layers[l].r[p] = *adapter ? 3 : 4;
+        return strstr(name, "lora_A") ? &r->layers[l].a[p] : &r->layers[l].b[p];
+    }
+    fail_msg("unknown tensor '%s'", name);
+    return NULL;
+}
+
+static void ref_wear(struct ref *r, struct trainer *t, int adapter)
+{
+    int owner, p;
+    r->scale = 2;
+    for (int l = 0; l < r->c.n_layers; l++)
+        for (p = 0; p < N_PROJ; p++) {
+            free(r->layers[l].a[p]), free(r->layers[l].b[p]);
+            r->layers[l].a[p] = r->layers[l].b[p] = NULL;
+        }
+    for (int i = 0; i < trainer_n_tensors(t); i++) {
+        const struct train_tensor *x = trainer_tensor(t, i);
+        double **slot;
+        if (x->name[0] - '0' != adapter) continue;
+        slot = ref_lora_slot(r, x->name, &owner, &p);
+        *slot = widen(x->w, x->n);
+    }
+}
+
+static void lora_gradients(const char *name, struct pool *pool)
+{
+    struct model_config c = shape(name, true);
+    struct model *m = model_make(&c, pool);
+    struct train_options o = options();
+    struct trainer *t = lora_trainer(m, &o, pool);
+    struct sample *s = samples_make(4, c.vocab_size, 2, 21);
+    struct ref r;
+    double nll, expected = 0;
+    int64_t targets, checked = 0;
+    int owner, p;
+    ref_init(&r, m);
+    assert_int_equal(trainer_loss(t, s, 4, &nll, &targets, &err), OK);
+    assert_int_equal(trainer_accumulate(t, s, 4, &err), OK);
+    for (int a = 0; a < 2; a++) {
+        ref_wear(&r, t, a);
+        expected += ref_loss(&r, s, 4, a);
+        for (int i = 0; i < trainer_n_tensors(t); i++) {
+            const struct train_tensor *x = trainer_tensor(t, i);
+            if (x->name[0] - '0' != a) continue;
+            checked += tensor_check(&r, *ref_lora_slot(&r, x->name, &owner, &p), x, 1, s, 4, a);
+        }
+    }
+    assert_true(fabs(nll - expected) < 1e-4 * expected);
+    print_message("%s, two adapters: %lld elements\n", name, (long long)checked);
+    ref_release(&r);
+    samples_free(s, 4);
+    trainer_free(t);
+    model_close(m);
+    options_release(train_option_rows, &o);
+}
+
+static void test_lora_gradients(void **state)
+{
+    (void)state;
+    struct pool *pool = pool_new(2);
+    lora_gradients("tiny-llama", pool);
+    lora_gradients("tiny-qwen3", pool);
+    pool_free(pool);
+}
+
+/* Samples of several attention blocks, some elements of each tensor. */
+static void test_long_sample(void **state)
+{
+    (void)state;
+    struct model_config c = shape("tiny-qwen3", true);
+    c.max_seq_len = 256;
+    struct model *m = model_make(&c, NULL);
+    struct train_options o = options();
+    struct trainer *t = trainer_new_full(m, &o, NULL, &err);
+    struct sample s[2] = {sample_make(31, 150, c.vocab_size, 0), sample_make(32, 66, c.vocab_size, 0)};
+    struct ref r;
+    double nll;
+    int64_t targets;
+    ref_init(&r, m);
+    assert_int_equal(trainer_loss(t, s, 2, &nll, &targets, &err), OK);
+    assert_true(fabs(nll / ref_loss(&r, s, 2, -1) - 1) < 1e-5);
+    assert_int_equal(trainer_accumulate(t, s, 2, &err), OK);
+    for (int i = 0; i < trainer_n_tensors(t); i++) {
+        const struct train_tensor *x = trainer_tensor(t, i);
+        tensor_check(&r, ref_full_tensor(&r, x->name), x, x->n / 5 + 1, s, 2, -1);
+    }
+    ref_release(&r);
+    sample_release(&s[0]);
+    sample_release(&s[1]);
+    trainer_free(t);
+    model_close(m);
+    options_release(train_option_rows, &o);
+}
+
+/* ---- equal bits ------------------------------------------------------------------------------------------------- */
+
+/* The trainer's parameters after some updates, as one hash. */
+static void params_hash(struct trainer *t, char out[HASH_LEN])
+{
+    struct hasher h;
+    hasher_init(&h);
+    for (int i = 0; i < trainer_n_tensors(t); i++)
+        hasher_add(&h, trainer_tensor(t, i)->w, (size_t)trainer_tensor(t, i)->n * sizeof(float));
+    hasher_final(&h, out);
+}
+
+static void train_some(struct trainer *t, int first, int updates, int adapters)
+{
+    for (int u = first; u < first + updates; u++) {
+        struct sample *s = samples_make(12, 300, adapters, 100 + 12 * (uint32_t)u);
+        struct update_stats st;
+        assert_int_equal(trainer_accumulate(t, s, 6, &err), OK);
+        assert_int_equal(trainer_accumulate(t, s + 6, 6, &err), OK);
+        assert_int_equal(trainer_update(t, 1e-2f, &st, &err), OK);
+        assert_true(isfinite(st.loss) && st.targets > 0 && st.tokens > st.targets);
+        samples_free(s, 12);
+    }
+}
+
+static void test_threads(void **state)
+{
+    (void)state;
+    char hash[2][4][HASH_LEN];
+    struct model_config c = shape("tiny-qwen3", false);
+    for (int threads = 1; threads <= 3; threads++) {
+        struct pool *pool = pool_new(threads);
+        struct train_options o = options();
+        struct model *m = model_make(&c, pool);
+        struct trainer *t = trainer_new_full(m, &o, pool, &err);
+        train_some(t, 0, 3, 1);
+        params_hash(t, hash[0][threads]);
+        trainer_free(t);
+        o.lora_dropout = 0.1;
+        t = lora_trainer(m, &o, pool);
+        train_some(t, 0, 3, 2);
+        params_hash(t, hash[1][threads]);
+        trainer_free(t);
+        model_close(m);
+        options_release(train_option_rows, &o);
+        pool_free(pool);
+    }
+    for (int kind = 0; kind < 2; kind++)
+        for (int threads = 2; threads <= 3; threads++) assert_string_equal(hash[kind][threads], hash[kind][1]);
+}
+
+/* The samples of one adapter only, renumbered to 0, in one or in several calls. */
+static void train_alone(struct trainer *t, int adapter, int updates, bool split)
+{
+    for (int u = 0; u < updates; u++) {
+        struct sample *s = samples_make(12, 300, 3, 100 + 12 * (uint32_t)u), own[12];
+        int n = 0;
+        for (int i = 0; i < 12; i++)
+            if (s[i].adapter == adapter) {
+                own[n] = s[i];
+                own[n++].adapter = 0;
+            }
+        for (int i = 0; split && i < n; i++) assert_int_equal(trainer_accumulate(t, own + i, 1, &err), OK);
+        if (!split) assert_int_equal(trainer_accumulate(t, own, n, &err), OK);
+        assert_int_equal(trainer_update(t, 1e-2f, NULL, &err), OK);
+        samples_free(s, 12);
+    }
+}
+
+static void test_together_equals_alone(void **state)
+{
+    (void)state;
+    static const char *const targets[] = {"all-linear", "q_proj,v_proj", "all-linear"};
+    struct model_config c = shape("tiny-llama", false);
+    struct pool *pool = pool_new(2);
+    struct model *m = model_make(&c, pool);
+    struct train_options o = options();
+    struct adapter *ad[3];
+    o.lora_dropout = 0.1;
+    for (int i = 0; i < 3; i++) ad[i] = adapter_make(&c, 2 + 3 * i, targets[i], (uint64_t)i);
+    struct trainer *all = trainer_new_lora(m, ad, 3, &o, pool, &err);
+    train_some(all, 0, 3, 3);
+    for (int i = 0; i < 6; i++) {
+        struct trainer *one = trainer_new_lora(m, &ad[i % 3], 1, &o, pool, &err);
+        train_alone(one, i % 3, 3, i >= 3);
+        struct adapter *a = trainer_adapter(all, i % 3, NULL), *b = trainer_adapter(one, 0, NULL);
+        assert_string_equal(a->hash, b->hash);
+        assert_string_not_equal(a->hash, ad[i % 3]->hash);
+        assert_true(trainer_adapter_loss(all, i % 3) == trainer_adapter_loss(one, 0));
+        adapter_release(a);
+        adapter_release(b);
+        trainer_free(one);
+    }
+    for (int i = 0; i < 3; i++) adapter_release(ad[i]);
+    trainer_free(all);
+    model_close(m);
+    options_release(train_option_rows, &o);
+    pool_free(pool);
+}
+
+/* ---- dropout ---------------------------------------------------------------------------------------------------- */
+
+/* Mean training loss (with dropout) of adapters moved by `step` along their gradient's direction. */
+static double dropped_loss(const struct model *m, const struct train_options *o, const struct sample *s, double step,
+                           double *slope)
+{
+    struct trainer *t = lora_trainer(m, o, NULL), *probe = lora_trainer(m, o, NULL);
+    struct update_stats st;
+    double squares = 0;
+    assert_int_equal(trainer_accumulate(probe, s, 4, &err), OK);
+    for (int i = 0; i < trainer_n_tensors(t); i++)
+        for (int64_t e = 0; e < trainer_tensor(t, i)->n; e++) {
+            double g = (double)trainer_tensor(probe, i)->g[e];
+            squares += g * g;
+        }
+    *slope = sqrt(squares);
+    for (int i = 0; i < trainer_n_tensors(t); i++)
+        for (int64_t e = 0; e < trainer_tensor(t, i)->n; e++)
+            trainer_tensor(t, i)->w[e] += (float)(step * (double)trainer_tensor(probe, i)->g[e] / *slope);
+    assert_int_equal(trainer_accumulate(t, s, 4, &err), OK);
+    assert_int_equal(trainer_update(t, 0, &st, &err), OK);
+    trainer_free(t);
+    trainer_free(probe);
+    return st.loss * (double)st.targets;
+}
+
+static void test_dropout(void **state)
+{
+    (void)state;
+    struct model_config c = shape("tiny-llama", true);
+    struct model *m = model_make(&c, NULL);
+    struct train_options o = options();
+    struct sample *s = samples_make(4, c.vocab_size, 2, 21);
+    double slope, unused, nll;
+    int64_t targets;
+    o.lora_dropout = 0.3;
+    double above = dropped_loss(m, &o, s, 2e-3, &slope), below = dropped_loss(m, &o, s, -2e-3, &unused);
+    double measured = (above - below) / 4e-3;
+    if (fabs(measured - slope) > 5e-3 * slope) fail_msg("slope %g instead of %g", measured, slope);
+    double dropped = dropped_loss(m, &o, s, 0, &unused);
+    struct trainer *t = lora_trainer(m, &o, NULL);
+    assert_int_equal(trainer_loss(t, s, 4, &nll, &targets, &err), OK);
+    assert_true(fabs(nll - dropped) > 1e-3 * nll); /* off in trainer_loss */
+    trainer_free(t);
+    samples_free(s, 4);
+    model_close(m);
+    options_release(train_option_rows, &o);
+}
+
+/* ---- checkpoints ------------------------------------------------------------------------------------------------ */
+
+static char *temporary(const char *name)
+{
+    return xasprintf("/tmp/shoal-test-train-%d-%s", (int)getpid(), name);
+}
+
+static void resume_equals(const struct model *base, bool full)
+{
+    struct train_options o = options();
+    char *path = temporary("state"), hash[2][HASH_LEN];
+    struct model *m = full ? model_make(&base->config, NULL) : NULL, *again = NULL;
+    json_t *extra = json_pack("{s:i}", "place", 17), *back = NULL;
+    o.lora_dropout = 0.1;
+    o.weight_decay = 0.1;
+    struct trainer *t = full ? trainer_new_full(m, &o, NULL, &err) : lora_trainer(base, &o, NULL);
+    train_some(t, 0, 2, full ? 1 : 2);
+    assert_int_equal(trainer_save(t, path, extra, &err), OK);
+    train_some(t, 2, 2, full ? 1 : 2);
+    params_hash(t, hash[0]);
+    trainer_free(t);
+    if (full) again = model_make(&base->config, NULL);
+    t = full ? trainer_new_full(again, &o, NULL, &err) : lora_trainer(base, &o, NULL);
+    assert_int_equal(trainer_load(t, path, &back, &err), OK);
+    assert_int_equal(trainer_updates(t), 2);
+    assert_true(json_equal(extra, back));
+    train_some(t, 2, 2, full ? 1 : 2);
+    params_hash(t, hash[1]);
+    assert_string_equal(hash[0], hash[1]);
+    trainer_free(t);
+    if (full) model_close(m), model_close(again);
+    json_decref(extra);
+    json_decref(back);
+    unlink(path);
+    free(path);
+    options_release(train_option_rows, &o);
+}
+
+static void test_resume(void **state)
+{
+    (void)state;
+    struct model_config c = shape("tiny-llama", false);
+    struct model *m = model_make(&c, NULL);
+    resume_equals(m, true);
+    resume_equals(m, false);
+    model_close(m);
+}
+
+static void load_refused(struct trainer *t, const char *path, const struct buf *b, size_t n, int code, const char *word)
+{
+    char before[HASH_LEN], after[HASH_LEN];
+    params_hash(t, before);
+    assert_int_equal(file_write(path, b->data, n, &err), OK);
+    assert_int_equal(trainer_load(t, path, NULL, &err), code);
+    if (!strstr(err.text, word)) fail_msg("'%s' does not say '%s'", err.text, word);
+    params_hash(t, after);
+    assert_string_equal(before, after);
+}
+
+static void test_bad_checkpoints(void **state)
+{
+    (void)state;
+    struct model_config c = shape("tiny-llama", true);
+    struct model *m = model_make(&c, NULL);
+    struct train_options o = options();
+    struct trainer *t = lora_trainer(m, &o, NULL);
+    char *path = temporary("bad");
+    struct buf b = {0};
+    assert_int_equal(trainer_save(t, path, NULL, &err), OK);
+    assert_int_equal(file_read(path, 1 << 24, &b, &err), OK);
+    load_refused(t, path, &b, b.len - 1, ERR_FORMAT, "damaged");
+    load_refused(t, path, &b, b.len / 2, ERR_FORMAT, "damaged");
+    load_refused(t, path, &b, 79, ERR_FORMAT, "not a training checkpoint");
+    load_refused(t, path, &b, 0, ERR_FORMAT, "");
+    static const struct { int at; const char *word; } flips[] = {
+        {0, "not a training checkpoint"}, {8, "version"}, {12, "damaged"}, {15, "damaged"}, {40, "damaged"}, {5000, "damaged"},
+    };
+    for (size_t i = 0; i < ARRAY_LEN(flips); i++) {
+        b.data[flips[i].at] ^= 0x40;
+        load_refused(t, path, &b, b.len, ERR_FORMAT, flips[i].word);
+        b.data[flips[i].at] ^= 0x40;
+    }
+    trainer_free(t);
+    o.beta2 = 0.95;
+    t = lora_trainer(m, &o, NULL);
+    load_refused(t, path, &b, b.len, ERR_MISMATCH, "other options");
+    trainer_free(t);
+    t = trainer_new_full(m, &o, NULL, &err);
+    load_refused(t, path, &b, b.len, ERR_MISMATCH, "other tensors");
+    struct sample *s = samples_make(1, c.vocab_size, 1, 1);
+    assert_int_equal(trainer_accumulate(t, s, 1, &err), OK);
+    assert_int_equal(trainer_save(t, path, NULL, &err), ERR_STATE);
+    samples_free(s, 1);
+    trainer_free(t);
+    model_close(m);
+    buf_release(&b);
+    unlink(path);
+    free(path);
+    options_release(train_option_rows, &o);
+}
+
+/* ---- learning, schedules, refusals ------------------------------------------------------------------------------ */
+
+static double overfit(struct trainer *t, float lr, int updates)
+{
+    struct sample *s = samples_make(8, 300, 1, 500);
+    struct update_stats st = {0};
+    for (int u = 0; u < updates; u++) {
+        assert_int_equal(trainer_accumulate(t, s, 8, &err), OK);
+        assert_int_equal(trainer_update(t, lr, &st, &err), OK);
+    }
+    samples_free(s, 8);
+    return st.loss;
+}
+
+static void test_overfit(void **state)
+{
+    (void)state;
+    struct model_config c = shape("tiny-llama", false);
+    struct pool *pool = pool_new(2);
+    struct train_options o = options();
+    struct model *m = model_make(&c, pool);
+    /* the frozen head bounds the logits, and so the loss from below */
+    for (int64_t i = 0; i < m->head.n * m->head.k; i++) ((float *)m->head.data)[i] *= 4;
+    struct adapter *ad = adapter_make(&c, 16, "all-linear", 3);
+    struct trainer *lora = trainer_new_lora(m, &ad, 1, &o, pool, &err);
+    double by_lora = overfit(lora, 1e-2f, 120);
+    trainer_free(lora);
+    model_close(m);
+    m = model_new(&c, 4, CLASS_EXACT);
+    struct trainer *full = trainer_new_full(m, &o, pool, &err);
+    double by_all = overfit(full, 1e-2f, 80);
+    trainer_free(full);
+    print_message("8 samples: loss %.4f after 120 updates of an adapter, %.4f after 80 of all weights\n", by_lora, by_all);
+    assert_true(by_lora < 0.05);
+    assert_true(by_all < 0.05);
+    adapter_release(ad);
+    model_close(m);
+    options_release(train_option_rows, &o);
+    pool_free(pool);
+}
+
+static void test_schedules(void **state)
+{
+    (void)state;
+    assert_true(schedule_lr(SCHEDULE_COSINE, 1, 0, 0, 4, 100) == 0.25f);
+    assert_true(schedule_lr(SCHEDULE_COSINE, 1, 0, 4, 4, 100) == 1);
+    assert_true(fabsf(schedule_lr(SCHEDULE_COSINE, 1, 0, 52, 4, 100) - 0.5f) < 1e-6f);
+    assert_true(fabsf(schedule_lr(SCHEDULE_COSINE, 1, 0.1, 100, 4, 100) - 0.1f) < 1e-6f);
+    assert_true(schedule_lr(SCHEDULE_LINEAR, 2, 0, 50, 0, 100) == 1);
+    assert_true(schedule_lr(SCHEDULE_CONSTANT, 2, 0, 99, 10, 100) == 2);
+    assert_true(schedule_lr(SCHEDULE_COSINE, 1, 0, 500, 4, 100) == 0);
+}
+
+static void test_clipping(void **state)
+{
+    (void)state;
+    struct model_config c = shape("tiny-llama", true);
+    struct sample *s = samples_make(3, c.vocab_size, 1, 60);
+    double expected = 0, norm[2];
+    for (int clipped = 0; clipped < 2; clipped++) {
+        struct model *m = model_make(&c, NULL);
+        struct train_options o = options();
+        struct update_stats st;
+        o.max_grad_norm = clipped ? 1e-3 : 0;
+        struct trainer *t = trainer_new_full(m, &o, NULL, &err);
+        assert_int_equal(trainer_accumulate(t, s, 3, &err), OK);
+        expected = 0;
+        for (int i = 0; i < trainer_n_tensors(t); i++)
+            for (int64_t e = 0; e < trainer_tensor(t, i)->n; e++)
+                expected += (double)trainer_tensor(t, i)->g[e] * (double)trainer_tensor(t, i)->g[e];
+        assert_int_equal(trainer_update(t, 1e-3f, &st, &err), OK);
+        norm[clipped] = st.grad_norm;
+        assert_true(fabs(st.grad_norm - sqrt(expected) / (double)st.targets) < 1e-9 * st.grad_norm);
+        assert_int_equal(trainer_update(t, 1e-3f, &st, &err), ERR_STATE);
+        trainer_free(t);
+        model_close(m);
+        options_release(train_option_rows, &o);
+    }
+    assert_true(norm[0] == norm[1]); /* told before clipping */
+    samples_free(s, 3);
+}
+
+static void test_refusals(void **state)
+{
+    (void)state;
+    struct model_config c = shape("tiny-llama", true);
+    struct model *m = model_make(&c, NULL);
+    struct train_options o = options();
+    struct trainer *t = lora_trainer(m, &o, NULL);
+    struct sample s = sample_make(1, 6, c.vocab_size, 0);
+    s.adapter = 2;
+    assert_int_equal(trainer_accumulate(t, &s, 1, &err), ERR_USAGE);
+    s.adapter = 0;
+    s.tokens[3] = c.vocab_size;
+    assert_int_equal(trainer_accumulate(t, &s, 1, &err), ERR_USAGE);
+    assert_non_null(strstr(err.text, "vocabulary"));
+    s.tokens[3] = 1;
+    memset(s.mask, 0, 6);
+    s.mask[0] = 1; /* nothing comes before it: no target */
+    assert_int_equal(trainer_accumulate(t, &s, 1, &err), OK);
+    assert_int_equal(trainer_update(t, 1e-3f, NULL, &err), ERR_STATE);
+    s.mask[5] = 1;
+    ((float *)m->layers[1].attn_norm)[2] = NAN;
+    assert_int_equal(trainer_accumulate(t, &s, 1, &err), ERR_NUMERIC);
+    assert_non_null(strstr(err.text, "model.layers.1"));
+    trainer_free(t);
+    c.d_ff += 8;
+    struct model *other = model_new(&c, 1, CLASS_EXACT);
+    struct adapter *ad = adapter_make(&m->config, 2, "q_proj", 1);
+    assert_null(trainer_new_lora(other, &ad, 1, &o, NULL, &err));
+    assert_int_equal(err.code, ERR_MISMATCH);
+    adapter_release(ad);
+    model_close(other);
+    model_close(m);
+    sample_release(&s);
+    options_release(train_option_rows, &o);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_full_gradients),
+        cmocka_unit_test(test_lora_gradients),
+        cmocka_unit_test(test_long_sample),
+        cmocka_unit_test(test_threads),
+        cmocka_unit_test(test_together_equals_alone),
+        cmocka_unit_test(test_dropout),
+        cmocka_unit_test(test_resume),
+        cmocka_unit_test(test_bad_checkpoints),
+        cmocka_unit_test(test_overfit),
+        cmocka_unit_test(test_schedules),
+        cmocka_unit_test(test_clipping),
+        cmocka_unit_test(test_refusals),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

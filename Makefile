@@ -34,8 +34,11 @@ SRC   := $(filter-out src/cli/main.c,$(wildcard src/*/*.c))
 OBJ   := $(SRC:%.c=$(O)/%.o)
 TESTS := $(patsubst test/%.c,%,$(wildcard test/test_*.c))
 
-.PHONY: all deps demo test test-level asan bench clean
-all: $(O)/shoal
+# Kernels for instructions that this machine may lack are tested as their own source on emulated ones.
+FLAGS_test_emulated.c := -Itest/emulate
+
+.PHONY: all deps demo test tests clean
+all: $(O)/shoal $(O)/choose
 
 deps:
 	$(Q)sh scripts/setup.sh
@@ -51,6 +54,10 @@ $(O)/shoal: $(O)/src/cli/main.o $(O)/libshoal.a
 	$(call say,LD    $@)
 	$(Q)$(CC) $(CFLAGS_ALL) -o $@ $^ $(LIBS)
 
+$(O)/%: examples/%.c $(O)/libshoal.a Makefile
+	$(call say,LD    $@)
+	$(Q)$(CC) $(CFLAGS_ALL) -o $@ $< $(O)/libshoal.a $(LIBS)
+
 $(O)/libshoal.a: $(OBJ)
 	$(call say,AR    $@)
 	$(Q)rm -f $@ && ar rcs $@ $^
@@ -63,7 +70,7 @@ $(O)/%.o: %.c Makefile
 $(O)/test_%: test/test_%.c $(O)/libshoal.a Makefile
 	$(call say,TEST  $@)
 	$(Q)mkdir -p $(@D)
-	$(Q)$(CC) $(CFLAGS_ALL) -MMD -MP -MF $@.d -o $@ $< $(O)/libshoal.a -lcmocka $(LIBS)
+	$(Q)$(CC) $(CFLAGS_ALL) $(FLAGS_$(<F)) -MMD -MP -MF $@.d -o $@ $< $(O)/libshoal.a -lcmocka $(LIBS)
 
 tests: $(TESTS:%=$(O)/%)
 

@@ -1,8 +1,9 @@
 /*
- * fixture: small models and adapters for tests, with weights large enough that attention and adapters matter.
+ * fixture: small models and adapters for tests, with weights large enough that attention and
+ * adapters matter.
  *
- * Everything comes from seeds. The models are model_new's, with norms spread around 1, matrices amplified and, when asked,
- * converted to another weight type; the caller closes and releases.
+ * Everything comes from seeds. The models are model_new's, with norms spread around 1, matrices
+ * amplified and, when asked, converted to another weight type; the caller closes and releases.
  */
 #ifndef SHOAL_TEST_FIXTURE_H
 #define SHOAL_TEST_FIXTURE_H
@@ -18,14 +19,16 @@ static inline void fixture_norm(const float *norm, int64_t n, struct rng *rng) {
 }
 
 /* Amplifies and, for other types than f32, converts and re-packs. */
-static inline void fixture_matrix(struct model *m, struct matrix *w, enum tensor_type type, enum numeric_class cls) {
+static inline void fixture_matrix(struct model *m, struct matrix *w, enum tensor_type type,
+                                  enum numeric_class cls) {
     struct error err;
     float *v = (float *)(uintptr_t)w->data;
     for (int64_t i = 0; i < w->n * w->k; i++) v[i] *= 8.0f;
     if (type == TENSOR_F32) return;
     size_t row = tensor_row_bytes(type, w->k);
     uint8_t *rows = arena_alloc(&m->arena, row * (size_t)w->n);
-    for (int64_t i = 0; i < w->n; i++) tensor_from_f32(type, v + i * w->k, rows + (size_t)i * row, w->k);
+    for (int64_t i = 0; i < w->n; i++)
+        tensor_from_f32(type, v + i * w->k, rows + (size_t)i * row, w->k);
     if (matrix_init(w, type, w->n, w->k, rows, NULL, cls, &m->arena, &err) != OK)
         check_failed(__FILE__, __LINE__, err.text);
 }
@@ -47,18 +50,21 @@ static inline struct model *fixture_model(const char *shape, bool tied, enum ten
     }
     fixture_norm(m->final_norm, c.d_model, &rng);
     fixture_matrix(m, &m->embed, type, cls);
-    if (tied) m->head = m->embed;
-    else fixture_matrix(m, &m->head, type, cls);
+    if (tied)
+        m->head = m->embed;
+    else
+        fixture_matrix(m, &m->head, type, cls);
     m->type = type;
     return m;
 }
 
 /* Both factors random; alpha = r, so that the scale is 1. `targets` as on the command line. */
-static inline struct adapter *fixture_adapter(const struct model_config *c, int32_t r, const char *targets, float std,
-                                              uint64_t seed) {
+static inline struct adapter *fixture_adapter(const struct model_config *c, int32_t r,
+                                              const char *targets, float std, uint64_t seed) {
     struct error err;
     struct adapter_config ac = {.r = r, .alpha = (float)r};
-    if (adapter_targets_parse(targets, ac.target, &err) != OK) check_failed(__FILE__, __LINE__, err.text);
+    if (adapter_targets_parse(targets, ac.target, &err) != OK)
+        check_failed(__FILE__, __LINE__, err.text);
     size_t n = adapter_floats(c, &ac);
     float *data = xcalloc(n, sizeof *data);
     struct rng rng = rng_make(seed, RNG_TEST, 1, 0);
@@ -68,7 +74,8 @@ static inline struct adapter *fixture_adapter(const struct model_config *c, int3
     return a;
 }
 
-/* The optional data set PATH under $SHOAL_SHARED or ../shared, or NULL after saying so. The caller frees. */
+/* The optional data set PATH under $SHOAL_SHARED or ../shared, or NULL after saying so. The caller
+ * frees. */
 static inline char *fixture_shared(const char *path) {
     const char *root = getenv("SHOAL_SHARED");
     char *full = path_join(root && *root ? root : "../shared", path);

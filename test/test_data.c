@@ -1,8 +1,10 @@
 /*
- * test_data: training files in every form that is accepted, what becomes a target, and how wrong files are refused.
+ * test_data: training files in every form that is accepted, what becomes a target, and how wrong
+ * files are refused.
  *
- * The tokenizer is the byte one, so expected lengths and masks can be read off the text. The persona file of the first
- * predecessor (pretty-printed objects one after another, Japanese) is here in its own shape.
+ * The tokenizer is the byte one, so expected lengths and masks can be read off the text. The
+ * persona file of the first predecessor (pretty-printed objects one after another, Japanese) is
+ * here in its own shape.
  */
 #define _GNU_SOURCE /* fopencookie */
 #include "train/train.h"
@@ -20,8 +22,7 @@ static struct error err;
 static struct tokenizer *tok;
 static char path[64];
 
-static int set_up(void **state)
-{
+static int set_up(void **state) {
     (void)state;
     log_quiet = true;
     tok = tok_byte_fallback(300);
@@ -29,23 +30,20 @@ static int set_up(void **state)
     return tok ? 0 : -1;
 }
 
-static int tear_down(void **state)
-{
+static int tear_down(void **state) {
     (void)state;
     tok_free(tok);
     unlink(path);
     return 0;
 }
 
-static int load(struct dataset *d, const char *text, int32_t max_length)
-{
+static int load(struct dataset *d, const char *text, int32_t max_length) {
     assert_int_equal(file_write(path, text, strlen(text), &err), OK);
     return dataset_load(d, path, tok, max_length, &err);
 }
 
 /* The targets of a sample, decoded. */
-static char *targets_text(const struct sample *s)
-{
+static char *targets_text(const struct sample *s) {
     struct buf b = {0};
     struct ids ids = {0};
     for (int32_t i = 1; i < s->n; i++)
@@ -56,23 +54,23 @@ static char *targets_text(const struct sample *s)
     return b.data;
 }
 
-static void targets_are(const struct sample *s, const char *expected)
-{
+static void targets_are(const struct sample *s, const char *expected) {
     char *text = targets_text(s);
     if (!strstr(text, expected)) fail_msg("targets are '%s', not '%s'", text, expected);
     free(text);
 }
 
-static void test_messages(void **state)
-{
+static void test_messages(void **state) {
     (void)state;
     struct dataset d;
     const char *text =
-        "{\"messages\":[{\"role\":\"system\",\"content\":\"be kind\"},{\"role\":\"user\",\"content\":\"one\"},"
+        "{\"messages\":[{\"role\":\"system\",\"content\":\"be "
+        "kind\"},{\"role\":\"user\",\"content\":\"one\"},"
         "{\"role\":\"assistant\",\"content\":\"TWO\"},{\"role\":\"user\",\"content\":\"three\"},"
         "{\"role\":\"assistant\",\"content\":\"FOUR\"}],\"id\":7}\n"
         "\n"
-        "{\"messages\":[{\"role\":\"user\",\"content\":\"x\"},{\"role\":\"assistant\",\"content\":\"Y\"}]}\n";
+        "{\"messages\":[{\"role\":\"user\",\"content\":\"x\"},{\"role\":\"assistant\",\"content\":"
+        "\"Y\"}]}\n";
     assert_int_equal(load(&d, text, 0), OK);
     assert_int_equal(d.n, 2);
     assert_int_equal(d.cut, 0);
@@ -95,6 +93,7 @@ static void test_messages(void **state)
 }
 
 /* As the first predecessor wrote them: objects over several lines, one after another. */
+/* clang-format off */
 static const char *const pretty =
     "{\"messages\":[\n"
     "  {\"role\":\"system\",\"content\":\"あなたは厳密な論理検証を重視する批判的思考の専門家です。\"},\n"
@@ -106,9 +105,9 @@ static const char *const pretty =
     "  {\"role\":\"user\",\"content\":\"次の主張の前提の妥当性を検証してください: ...\"},\n"
     "  {\"role\":\"assistant\",\"content\":\"前提Aは観察データXにより支持されますが、Bは...\"}\n"
     "]}\n";
+/* clang-format on */
 
-static void test_pretty_japanese(void **state)
-{
+static void test_pretty_japanese(void **state) {
     (void)state;
     struct dataset d;
     assert_int_equal(load(&d, pretty, 0), OK);
@@ -118,20 +117,22 @@ static void test_pretty_japanese(void **state)
     dataset_release(&d);
 }
 
-static void test_other_forms(void **state)
-{
+static void test_other_forms(void **state) {
     (void)state;
     struct dataset d;
     assert_int_equal(load(&d, "{\"prompt\":\"\",\"completion\":\"alone\"}", 0), OK);
     targets_are(&d.v[0], "lone");
     dataset_release(&d);
-    assert_int_equal(load(&d, "[{\"prompt\":\"2+2=\",\"completion\":\" four\"},\n {\"text\":\"all of it\"}]", 0), OK);
+    assert_int_equal(
+        load(&d, "[{\"prompt\":\"2+2=\",\"completion\":\" four\"},\n {\"text\":\"all of it\"}]", 0),
+        OK);
     assert_int_equal(d.n, 2);
     targets_are(&d.v[0], "four");
     char *learned = targets_text(&d.v[0]);
     assert_null(strstr(learned, "2+2"));
     free(learned);
-    targets_are(&d.v[1], "ll of it"); /* the first token has nothing before it unless there is a BOS */
+    targets_are(&d.v[1],
+                "ll of it"); /* the first token has nothing before it unless there is a BOS */
     for (int i = 0; i < 2 && tok_eos(tok) >= 0; i++) {
         assert_int_equal(d.v[i].tokens[d.v[i].n - 1], tok_eos(tok));
         assert_int_equal(d.v[i].mask[d.v[i].n - 1], 1);
@@ -139,8 +140,7 @@ static void test_other_forms(void **state)
     dataset_release(&d);
 }
 
-static void test_cut(void **state)
-{
+static void test_cut(void **state) {
     (void)state;
     struct dataset whole, d;
     const char *text = "{\"prompt\":\"ab\",\"completion\":\"cdefghijklmnop\"}\n{\"text\":\"xy\"}\n"
@@ -156,19 +156,22 @@ static void test_cut(void **state)
     assert_true(d.targets < whole.targets);
     dataset_release(&d);
     dataset_release(&whole);
-    assert_int_equal(load(&d, "{\"prompt\":\"a long enough prompt\",\"completion\":\"z\"}", 8), ERR_FORMAT);
+    assert_int_equal(load(&d, "{\"prompt\":\"a long enough prompt\",\"completion\":\"z\"}", 8),
+                     ERR_FORMAT);
     assert_non_null(strstr(err.text, "cut before"));
 }
 
-static void test_refused(void **state)
-{
+static void test_refused(void **state) {
     (void)state;
 #define GOOD "{\"text\":\"good\"}\n"
-    static const struct { const char *text, *word; } cases[] = {
+    static const struct {
+        const char *text, *word;
+    } cases[] = {
         {GOOD GOOD "{\"text\": \n", "line"},
         {GOOD GOOD "{\"text\": nonsense}\n", "line 3"},
         {GOOD GOOD "[1]\n", "line 3"},
-        {GOOD "{\"txt\":\"x\"}\n", "line 2: 'messages', 'prompt' and 'completion', or 'text' is missing"},
+        {GOOD "{\"txt\":\"x\"}\n",
+         "line 2: 'messages', 'prompt' and 'completion', or 'text' is missing"},
         {GOOD "\n{\"prompt\":\"x\"}\n", "line 3: 'completion' is missing"},
         {"{\"completion\":\"x\"}\n", "line 1: 'prompt' is missing"},
         {"{\"text\":5}\n", "line 1: 'text' must be a string"},
@@ -178,9 +181,12 @@ static void test_refused(void **state)
         {"{\"messages\":[{\"role\":\"user\",\"content\":\"x\"}]}\n", "no turn of the assistant"},
         {"{\"messages\":[7]}\n", "'messages[0]' must be an object"},
         {"{\"messages\":[{\"role\":\"user\"}]}\n", "'messages[0].content' is missing"},
-        {"{\"messages\":[{\"role\":\"user\",\"content\":\"x\"},{\"content\":\"x\"}]}\n", "'messages[1].role' is missing"},
-        {"{\"messages\":[{\"role\":\"user\",\"content\":null}]}\n", "'messages[0].content' must be a string"},
-        {"{\"messages\":[{\"role\":\"owl\",\"content\":\"x\"}]}\n", "'messages[0].role' must be system"},
+        {"{\"messages\":[{\"role\":\"user\",\"content\":\"x\"},{\"content\":\"x\"}]}\n",
+         "'messages[1].role' is missing"},
+        {"{\"messages\":[{\"role\":\"user\",\"content\":null}]}\n",
+         "'messages[0].content' must be a string"},
+        {"{\"messages\":[{\"role\":\"owl\",\"content\":\"x\"}]}\n",
+         "'messages[0].role' must be system"},
         {"{\"prompt\":\"\",\"completion\":5}\n", "'completion' must be a string"},
         {"", "no sample"},
         {"[]", "no sample"},
@@ -188,7 +194,8 @@ static void test_refused(void **state)
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
         struct dataset d;
         assert_int_equal(load(&d, cases[i].text, 0), ERR_FORMAT);
-        if (!strstr(err.text, cases[i].word)) fail_msg("'%s' does not say '%s'", err.text, cases[i].word);
+        if (!strstr(err.text, cases[i].word))
+            fail_msg("'%s' does not say '%s'", err.text, cases[i].word);
         if (!strstr(err.text, path)) fail_msg("'%s' does not name the file", err.text);
         assert_null(d.v);
     }
@@ -196,10 +203,9 @@ static void test_refused(void **state)
     assert_int_equal(dataset_load(&d, "/nonexistent/x.jsonl", tok, 0, &err), ERR_MISSING);
 }
 
-/* ---- whole runs ------------------------------------------------------------------------------------------------- */
+/* ---- whole runs ------------------------------------------------------------------------------ */
 
-static struct train_options options(void)
-{
+static struct train_options options(void) {
     struct train_options o;
     options_default(train_option_rows, &o);
     o.r = 4;
@@ -211,11 +217,11 @@ static struct train_options options(void)
 }
 
 /* Writes n samples about `word` to NAME and returns its path. */
-static char *data_write(const char *name, const char *word, int n)
-{
+static char *data_write(const char *name, const char *word, int n) {
     char *file = xasprintf("/tmp/shoal-test-data-%d-%s.jsonl", (int)getpid(), name);
     struct buf b = {0};
-    for (int i = 0; i < n; i++) buf_printf(&b, "{\"prompt\":\"%d\",\"completion\":\"%s %d\"}\n", i, word, i * 3);
+    for (int i = 0; i < n; i++)
+        buf_printf(&b, "{\"prompt\":\"%d\",\"completion\":\"%s %d\"}\n", i, word, i * 3);
     assert_int_equal(file_write(file, b.data, b.len, &err), OK);
     buf_release(&b);
     return file;
@@ -226,17 +232,15 @@ struct stopper {
 };
 
 /* A log that ends the process in the middle of the run, as a power cut would. */
-static ssize_t stopper_write(void *cookie, const char *text, size_t n)
-{
+static ssize_t stopper_write(void *cookie, const char *text, size_t n) {
     struct stopper *s = cookie;
     (void)text;
     if (++s->lines == s->limit) _exit(9);
     return (ssize_t)n;
 }
 
-static void run_until(const struct model *m, struct sft_job *jobs, const struct train_options *o, const char *state,
-                      int limit)
-{
+static void run_until(const struct model *m, struct sft_job *jobs, const struct train_options *o,
+                      const char *state, int limit) {
     pid_t child = fork();
     int status;
     if (child == 0) {
@@ -249,8 +253,7 @@ static void run_until(const struct model *m, struct sft_job *jobs, const struct 
     assert_int_equal(WEXITSTATUS(status), 9);
 }
 
-static void test_kill_and_resume(void **state)
-{
+static void test_kill_and_resume(void **state) {
     (void)state;
     struct model_config c;
     assert_int_equal(shape_find("tiny-llama", &c, &err), OK);
@@ -297,8 +300,7 @@ static void test_kill_and_resume(void **state)
     pool_free(pool);
 }
 
-static void test_options(void **state)
-{
+static void test_options(void **state) {
     (void)state;
     struct train_options o;
     options_default(train_option_rows, &o);
@@ -318,15 +320,11 @@ static void test_options(void **state)
     options_release(train_option_rows, &o);
 }
 
-int main(void)
-{
+int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_messages),
-        cmocka_unit_test(test_pretty_japanese),
-        cmocka_unit_test(test_other_forms),
-        cmocka_unit_test(test_cut),
-        cmocka_unit_test(test_refused),
-        cmocka_unit_test(test_kill_and_resume),
+        cmocka_unit_test(test_messages),    cmocka_unit_test(test_pretty_japanese),
+        cmocka_unit_test(test_other_forms), cmocka_unit_test(test_cut),
+        cmocka_unit_test(test_refused),     cmocka_unit_test(test_kill_and_resume),
         cmocka_unit_test(test_options),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);

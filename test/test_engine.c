@@ -1,8 +1,9 @@
 /*
- * The engine: a request's result must be a function of its own inputs only. Random requests of every kind are run alone,
- * together, in other orders, joined while others run, with few and many rows, slots and threads, and compared bit by bit.
- * Choices are compared with a forward pass over each full sequence, the sampler with a naive twin and with exact
- * probabilities, and all processor levels with each other.
+ * The engine: a request's result must be a function of its own inputs only. Random requests of
+ * every kind are run alone, together, in other orders, joined while others run, with few and many
+ * rows, slots and threads, and compared bit by bit. Choices are compared with a forward pass over
+ * each full sequence, the sampler with a naive twin and with exact probabilities, and all processor
+ * levels with each other.
  */
 #include "engine/engine.h"
 #include "fixture.h"
@@ -12,12 +13,13 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <unistd.h>
-// cmocka needs the four above first
+
+// last: it needs four of the above
 #include <cmocka.h>
 
 enum { N_REQUESTS = 36, N_ADAPTERS = 5, LEN = 64, VOCAB = 300 };
 
-/* ---- random requests ------------------------------------------------------------------------------------------- */
+/* ---- random requests ------------------------------------------------------------------------- */
 
 /* A request with the memory that it borrows. */
 struct drawn {
@@ -42,9 +44,11 @@ static void draw_prompt(struct drawn *d, struct rng *rng) {
 
 static void draw_sampling(struct drawn *d, struct rng *rng) {
     static const float temperatures[] = {0, 0, 0.3f, 1, 2.5f}, ps[] = {1, 1, 0.9f, 0.4f};
-    d->r.sampling = (struct sampling){
-        .temperature = temperatures[rng_below(rng, 5)], .top_p = ps[rng_below(rng, 4)],
-        .top_k = below(rng, 2) * below(rng, 40), .min_p = rng_below(rng, 3) ? 0 : 0.05f, .seed = rng_u64(rng)};
+    d->r.sampling = (struct sampling){.temperature = temperatures[rng_below(rng, 5)],
+                                      .top_p = ps[rng_below(rng, 4)],
+                                      .top_k = below(rng, 2) * below(rng, 40),
+                                      .min_p = rng_below(rng, 3) ? 0 : 0.05f,
+                                      .seed = rng_u64(rng)};
     d->r.max_tokens = below(rng, 13);
     d->r.n_stop = below(rng, 2) * below(rng, 9);
     for (int32_t i = 0; i < d->r.n_stop; i++) d->stop[i] = below(rng, VOCAB);
@@ -75,7 +79,8 @@ static void requests_draw(struct drawn *d, int n, struct adapter *const *adapter
     }
 }
 
-static struct engine *engine_make(const struct model *m, int max_rows, int max_seqs, struct pool *pool) {
+static struct engine *engine_make(const struct model *m, int max_rows, int max_seqs,
+                                  struct pool *pool) {
     struct error err;
     struct engine_options o = {.max_rows = max_rows, .max_seqs = max_seqs, .pool = pool};
     struct engine *e = engine_new(m, &o, &err);
@@ -117,7 +122,8 @@ struct world {
 static void world_open(struct world *w, const char *shape, enum tensor_type type, uint32_t id) {
     w->m = fixture_model(shape, false, type, CLASS_EXACT);
     for (int i = 0; i < N_ADAPTERS; i++)
-        w->a[i] = fixture_adapter(&w->m->config, 1 + 5 * i, i % 2 ? "all-linear" : "q_proj,up_proj", 0.2f, (uint64_t)i);
+        w->a[i] = fixture_adapter(&w->m->config, 1 + 5 * i, i % 2 ? "all-linear" : "q_proj,up_proj",
+                                  0.2f, (uint64_t)i);
     requests_draw(w->d, N_REQUESTS, w->a, id);
 }
 
@@ -127,10 +133,12 @@ static void world_close(struct world *w) {
     model_close(w->m);
 }
 
-/* ---- one result per request ------------------------------------------------------------------------------------ */
+/* ---- one result per request ------------------------------------------------------------------ */
 
-/* Runs all in a random order, submitting `burst` at a time between steps, and compares with what each gave alone. */
-static void together(const struct world *w, int max_rows, int max_seqs, int threads, int burst, uint32_t id) {
+/* Runs all in a random order, submitting `burst` at a time between steps, and compares with what
+ * each gave alone. */
+static void together(const struct world *w, int max_rows, int max_seqs, int threads, int burst,
+                     uint32_t id) {
     uint32_t order[N_REQUESTS];
     struct error err;
     struct request got[N_REQUESTS];
@@ -187,7 +195,7 @@ static void results_invariant_q8(void **state) {
     results_invariant("tiny-qwen3", TENSOR_Q4_0, 4);
 }
 
-/* ---- the same at every processor level ------------------------------------------------------------------------- */
+/* ---- the same at every processor level ------------------------------------------------------- */
 
 /* Hash over all results of a world, in the exact class. */
 static void results_hash(enum tensor_type type, char out[HASH_LEN]) {
@@ -242,11 +250,11 @@ static void levels_agree(void **state) {
     }
 }
 
-/* ---- choices --------------------------------------------------------------------------------------------------- */
+/* ---- choices --------------------------------------------------------------------------------- */
 
 /* Log-probability of `tail` after `head` by one forward pass over both. */
-static double sequence_logprob(const struct model *m, const struct adapter *a, const int32_t *head, int32_t n_head,
-                               const struct token_seq *tail) {
+static double sequence_logprob(const struct model *m, const struct adapter *a, const int32_t *head,
+                               int32_t n_head, const struct token_seq *tail) {
     struct forward_options o = {.max_rows = LEN, .n_slots = 1, .slot_len = LEN};
     struct forward *f = forward_new(m, &o);
     struct row rows[LEN];
@@ -318,11 +326,19 @@ static void choices_alone_are_equal(void **state) {
         struct request *r = &w.d[i].r;
         run_one(e, r);
         for (int32_t c = 0; c < r->n_choices; c++) {
-            struct request one = {.prompt = r->prompt, .n_prompt = r->n_prompt, .adapter = r->adapter,
-                                  .sampling = r->sampling, .max_tokens = r->max_tokens, .stop = r->stop,
-                                  .n_stop = r->n_stop, .suffix = r->suffix, .choices = &r->choices[c], .n_choices = 1};
+            struct request one = {.prompt = r->prompt,
+                                  .n_prompt = r->n_prompt,
+                                  .adapter = r->adapter,
+                                  .sampling = r->sampling,
+                                  .max_tokens = r->max_tokens,
+                                  .stop = r->stop,
+                                  .n_stop = r->n_stop,
+                                  .suffix = r->suffix,
+                                  .choices = &r->choices[c],
+                                  .n_choices = 1};
             run_one(e, &one);
-            assert_true(one.choice_logprob[0] == r->choice_logprob[c] && one.choice_prob[0] == 1.0f);
+            assert_true(one.choice_logprob[0] == r->choice_logprob[c] &&
+                        one.choice_prob[0] == 1.0f);
             request_release(&one);
         }
     }
@@ -330,29 +346,39 @@ static void choices_alone_are_equal(void **state) {
     world_close(&w);
 }
 
-/* Stopped before a choice, limited before a choice, with and without suffix: each against a prompt that spells it out. */
+/* Stopped before a choice, limited before a choice, with and without suffix: each against a prompt
+ * that spells it out. */
 static void choices_follow_generation(void **state) {
     (void)state;
     struct model *m = fixture_model("tiny-llama", false, TENSOR_F32, CLASS_EXACT);
     struct engine *e = engine_make(m, 16, 4, NULL);
-    static const int32_t prompt[] = {5, 6, 7}, suffix[] = {90, 91}, yes[] = {100}, no[] = {101, 102};
+    static const int32_t prompt[] = {5, 6, 7}, suffix[] = {90, 91}, yes[] = {100},
+                         no[] = {101, 102};
     const struct token_seq choices[] = {{yes, 1}, {no, 2}};
     struct request plain = {.prompt = prompt, .n_prompt = 3, .max_tokens = 6};
     run_one(e, &plain);
     assert_int_equal(plain.finish, FINISH_LENGTH);
     for (int stopped = 0; stopped < 2; stopped++)
         for (int32_t n_suffix = 0; n_suffix <= 2; n_suffix += 2) {
-            struct request r = {.prompt = prompt, .n_prompt = 3, .max_tokens = 6, .stop = plain.out + 5,
-                                .n_stop = stopped, .suffix = {suffix, n_suffix}, .choices = choices, .n_choices = 2};
+            struct request r = {.prompt = prompt,
+                                .n_prompt = 3,
+                                .max_tokens = 6,
+                                .stop = plain.out + 5,
+                                .n_stop = stopped,
+                                .suffix = {suffix, n_suffix},
+                                .choices = choices,
+                                .n_choices = 2};
             run_one(e, &r);
             int32_t spelled[16], n = 0;
             for (int i = 0; i < 3; i++) spelled[n++] = prompt[i];
             for (int i = 0; i < r.n_out; i++) spelled[n++] = r.out[i];
             for (int i = 0; i < n_suffix; i++) spelled[n++] = suffix[i];
-            struct request s = {.prompt = spelled, .n_prompt = n, .choices = choices, .n_choices = 2};
+            struct request s = {
+                .prompt = spelled, .n_prompt = n, .choices = choices, .n_choices = 2};
             run_one(e, &s);
             assert_memory_equal(r.choice_logprob, s.choice_logprob, 2 * sizeof(float));
-            assert_true(stopped ? r.n_out < 6 && r.n_generated == r.n_out + 1 : r.n_out == 6 && r.n_generated == 6);
+            assert_true(stopped ? r.n_out < 6 && r.n_generated == r.n_out + 1
+                                : r.n_out == 6 && r.n_generated == 6);
             assert_int_equal(r.n_prefilled, 3 + n_suffix + 1); // one choice prefix: 101
             request_release(&r);
             request_release(&s);
@@ -362,20 +388,25 @@ static void choices_follow_generation(void **state) {
     model_close(m);
 }
 
-/* ---- generation ------------------------------------------------------------------------------------------------ */
+/* ---- generation ------------------------------------------------------------------------------ */
 
 static void stops_and_limits(void **state) {
     (void)state;
     struct model *m = fixture_model("tiny-llama", false, TENSOR_F32, CLASS_EXACT);
     struct engine *e = engine_make(m, 16, 4, NULL);
     static const int32_t prompt[] = {9, 8, 7, 6};
-    struct request all = {.prompt = prompt, .n_prompt = 4, .max_tokens = LEN - 4, .sampling = {2, 0, 1, 0, 77}};
+    struct request all = {
+        .prompt = prompt, .n_prompt = 4, .max_tokens = LEN - 4, .sampling = {2, 0, 1, 0, 77}};
     run_one(e, &all); // to the last position
     assert_int_equal(all.n_out, LEN - 4);
     assert_int_equal(all.finish, FINISH_LENGTH);
     for (int32_t i = 0; i < all.n_out; i++) assert_true(all.out_logprob[i] < 0);
-    struct request r = {.prompt = prompt, .n_prompt = 4, .max_tokens = LEN - 4, .sampling = {2, 0, 1, 0, 77},
-                        .stop = all.out + 9, .n_stop = 2};
+    struct request r = {.prompt = prompt,
+                        .n_prompt = 4,
+                        .max_tokens = LEN - 4,
+                        .sampling = {2, 0, 1, 0, 77},
+                        .stop = all.out + 9,
+                        .n_stop = 2};
     run_one(e, &r);
     assert_int_equal(r.finish, FINISH_STOP);
     assert_true(r.n_out <= 9 && r.n_generated == r.n_out + 1);
@@ -402,12 +433,14 @@ static void base_read_once_a_step(void **state) {
     for (int i = 0; i < 20; i++) {
         a[i] = fixture_adapter(&m->config, 4, "all-linear", 0.1f, (uint64_t)i);
         prompts[i] = i + 3;
-        r[i] = (struct request){.prompt = &prompts[i], .n_prompt = 1, .adapter = a[i], .max_tokens = 5};
+        r[i] = (struct request){
+            .prompt = &prompts[i], .n_prompt = 1, .adapter = a[i], .max_tokens = 5};
         assert_int_equal(engine_submit(e, &r[i], &err), OK);
     }
     for (uint64_t step = 1; step <= 5; step++) {
         assert_int_equal(engine_step(e), step < 5 ? 20 : 0);
-        assert_int_equal(engine_stats(e).weight_passes, step * (7 * (uint64_t)m->config.n_layers + 1));
+        assert_int_equal(engine_stats(e).weight_passes,
+                         step * (7 * (uint64_t)m->config.n_layers + 1));
         assert_int_equal(engine_stats(e).rows, 20 * step);
     }
     assert_int_equal(engine_stats(e).max_adapters_in_a_step, 20);
@@ -420,8 +453,8 @@ static void base_read_once_a_step(void **state) {
     model_close(m);
 }
 
-/* Samples of one question read it once; a continued conversation reads only what is new; another adapter shares nothing.
- * Results are as without sharing. */
+/* Samples of one question read it once; a continued conversation reads only what is new; another
+ * adapter shares nothing. Results are as without sharing. */
 static void prefixes_are_shared(void **state) {
     (void)state;
     struct model *m = fixture_model("tiny-qwen3", false, TENSOR_F32, CLASS_EXACT);
@@ -432,13 +465,19 @@ static void prefixes_are_shared(void **state) {
     int32_t prompt[LEN];
     for (int i = 0; i < LEN; i++) prompt[i] = (11 * i + 5) % VOCAB;
     for (int i = 0; i < 5; i++)
-        r[i] = (struct request){.prompt = prompt, .n_prompt = 30, .adapter = a, .max_tokens = 8,
+        r[i] = (struct request){.prompt = prompt,
+                                .n_prompt = 30,
+                                .adapter = a,
+                                .max_tokens = 8,
                                 .sampling = {1, 0, 1, 0, (uint64_t)i}};
     assert_int_equal(engine_run(e, r, 5, NULL, &err), OK);
     assert_int_equal(engine_stats(e).prefilled, 30 + 4);
     for (int i = 0; i < 5; i++) {
         struct engine *fresh = engine_make(m, 64, 1, NULL);
-        alone = (struct request){.prompt = prompt, .n_prompt = 30, .adapter = a, .max_tokens = 8,
+        alone = (struct request){.prompt = prompt,
+                                 .n_prompt = 30,
+                                 .adapter = a,
+                                 .max_tokens = 8,
                                  .sampling = {1, 0, 1, 0, (uint64_t)i}};
         run_one(fresh, &alone);
         same_result(&alone, &r[i]);
@@ -460,7 +499,7 @@ static void prefixes_are_shared(void **state) {
     model_close(m);
 }
 
-/* ---- the sampler ----------------------------------------------------------------------------------------------- */
+/* ---- the sampler ----------------------------------------------------------------------------- */
 
 struct weighted {
     float w;
@@ -473,8 +512,10 @@ static int weighted_order(const void *pa, const void *pb) {
     return a->id < b->id ? -1 : 1;
 }
 
-/* The kept candidates in the order in which they are walked, with their weights; returns how many. */
-static int32_t naive_filter(const float *logits, int32_t n, const struct sampling *s, struct weighted *v) {
+/* The kept candidates in the order in which they are walked, with their weights; returns how many.
+ */
+static int32_t naive_filter(const float *logits, int32_t n, const struct sampling *s,
+                            struct weighted *v) {
     const struct kernels *k = kernels_get();
     float max = k->max(logits, n), *w = xcalloc((size_t)n, sizeof *w);
     double sum = 0, run = 0;
@@ -483,7 +524,8 @@ static int32_t naive_filter(const float *logits, int32_t n, const struct samplin
     for (int32_t i = 0; i < n; i++) v[i] = (struct weighted){w[i], i};
     free(w);
     int32_t kept = n;
-    if ((s->top_k > 0 && s->top_k < n) || s->top_p < 1) qsort(v, (size_t)n, sizeof *v, weighted_order);
+    if ((s->top_k > 0 && s->top_k < n) || s->top_p < 1)
+        qsort(v, (size_t)n, sizeof *v, weighted_order);
     if (s->top_k > 0) kept = MIN(kept, s->top_k);
     for (int32_t i = 0; i < kept; i++) sum += (double)v[i].w;
     for (int32_t i = 0; s->top_p < 1 && i < kept; i++)
@@ -507,15 +549,19 @@ static void sampler_equals_naive(void **state) {
     (void)state;
     enum { MOST = 700 };
     struct rng rng = rng_make(41, RNG_TEST, 0, 0);
-    float *logits = xcalloc(MOST, sizeof *logits), *scratch = xcalloc(2 * MOST, sizeof *scratch), logprob;
+    float *logits = xcalloc(MOST, sizeof *logits), *scratch = xcalloc(2 * MOST, sizeof *scratch),
+          logprob;
     struct weighted *v = xcalloc(MOST, sizeof *v);
     for (int round = 0; round < 600; round++) {
         int32_t n = 1 + below(&rng, round % 2 ? MOST : 12);
-        struct sampling s = {.temperature = 0.2f + 2 * rng_uniform(&rng), .top_k = below(&rng, 2) * below(&rng, 60),
+        struct sampling s = {.temperature = 0.2f + 2 * rng_uniform(&rng),
+                             .top_k = below(&rng, 2) * below(&rng, 60),
                              .top_p = rng_below(&rng, 2) ? 1 : 0.01f + 0.98f * rng_uniform(&rng),
-                             .min_p = rng_below(&rng, 2) ? 0 : 0.3f * rng_uniform(&rng), .seed = rng_u64(&rng)};
+                             .min_p = rng_below(&rng, 2) ? 0 : 0.3f * rng_uniform(&rng),
+                             .seed = rng_u64(&rng)};
         // coarse values make ties
-        for (int32_t i = 0; i < n; i++) logits[i] = floorf(4 * rng_normal(&rng)) / (round % 3 ? 2.0f : 64.0f);
+        for (int32_t i = 0; i < n; i++)
+            logits[i] = floorf(4 * rng_normal(&rng)) / (round % 3 ? 2.0f : 64.0f);
         int32_t kept = naive_filter(logits, n, &s, v);
         assert_true(kept >= 1);
         for (int32_t index = 0; index < 5; index++) {
@@ -565,10 +611,10 @@ static void sampler_filters(void **state) {
         float top_p, min_p;
         const char *kept; /* ids */
     } cases[] = {
-        {0, 1, 0, "0123"},      {1, 1, 0, "2"},          {2, 1, 0, "02"},       {9, 1, 0, "0123"},
-        {0, 0.39f, 0, "2"},     {0, 0.41f, 0, "02"},     {0, 0.85f, 0, "023"},  {0, 0.95f, 0, "0123"},
-        {0, 1e-9f, 0, "2"},     {0, 1, 0.6f, "02"},      {0, 1, 0.4f, "023"},   {0, 1, 1, "2"},
-        {2, 0.55f, 0, "2"},     {2, 0.59f, 0, "02"},     {3, 0.95f, 0.6f, "02"},{3, 1, 0.2f, "023"},
+        {0, 1, 0, "0123"},  {1, 1, 0, "2"},      {2, 1, 0, "02"},        {9, 1, 0, "0123"},
+        {0, 0.39f, 0, "2"}, {0, 0.41f, 0, "02"}, {0, 0.85f, 0, "023"},   {0, 0.95f, 0, "0123"},
+        {0, 1e-9f, 0, "2"}, {0, 1, 0.6f, "02"},  {0, 1, 0.4f, "023"},    {0, 1, 1, "2"},
+        {2, 0.55f, 0, "2"}, {2, 0.59f, 0, "02"}, {3, 0.95f, 0.6f, "02"}, {3, 1, 0.2f, "023"},
     };
     static const double probs[4] = {0.3, 0.1, 0.4, 0.2};
     float logits[4], logprob, *scratch = xcalloc(8, sizeof *scratch);
@@ -590,8 +636,10 @@ static void sampler_filters(void **state) {
 static void sampler_edges(void **state) {
     (void)state;
     float *scratch = xcalloc(16, sizeof *scratch), logprob;
-    struct sampling greedy = {0}, hot = {.temperature = 1e6f, .top_p = 0.9f}, cold = {.temperature = 1e-30f, .top_p = 1};
-    float tie[4] = {1, 3, 3, 2}, nan[4] = {NAN, NAN, NAN, NAN}, some[4] = {NAN, 1, -INFINITY, NAN}, one[1] = {5};
+    struct sampling greedy = {0}, hot = {.temperature = 1e6f, .top_p = 0.9f},
+                    cold = {.temperature = 1e-30f, .top_p = 1};
+    float tie[4] = {1, 3, 3, 2}, nan[4] = {NAN, NAN, NAN, NAN}, some[4] = {NAN, 1, -INFINITY, NAN},
+          one[1] = {5};
     assert_int_equal(sample_token(tie, 4, &greedy, 0, &logprob, scratch), 1);
     assert_int_equal(sample_token(some, 4, &greedy, 0, &logprob, scratch), 1);
     assert_int_equal(sample_token(some, 4, &cold, 0, &logprob, scratch), 1);
@@ -599,11 +647,12 @@ static void sampler_edges(void **state) {
     assert_in_range(sample_token(nan, 4, &hot, 0, &logprob, scratch), 0, 3);
     assert_int_equal(sample_token(one, 1, &hot, 3, &logprob, scratch), 0);
     assert_true(logprob == 0.0f);
-    for (int i = 0; i < 50; i++) assert_in_range(sample_token(tie, 4, &cold, i, &logprob, scratch), 1, 2);
+    for (int i = 0; i < 50; i++)
+        assert_in_range(sample_token(tie, 4, &cold, i, &logprob, scratch), 1, 2);
     free(scratch);
 }
 
-/* ---- refusals and identity ------------------------------------------------------------------------------------- */
+/* ---- refusals and identity ------------------------------------------------------------------- */
 
 static void refused(struct engine *e, struct request r, const char *part) {
     struct error err = {0};
@@ -637,7 +686,8 @@ static void wrong_requests_refused(void **state) {
     r.max_tokens = LEN - 2, refused(e, r, "does not fit"), r = base;
     r.max_tokens = INT32_MAX, refused(e, r, "does not fit"), r = base;
     r.n_prompt = LEN + 1, refused(e, r, "does not fit"), r = base;
-    r.max_tokens = LEN - 5, r.choices = fine, r.n_choices = 1, refused(e, r, "longest choice 3"), r = base;
+    r.max_tokens = LEN - 5, r.choices = fine, r.n_choices = 1, refused(e, r, "longest choice 3"),
+    r = base;
     r.sampling.temperature = -1, refused(e, r, "temperature"), r = base;
     r.sampling.temperature = NAN, refused(e, r, "temperature"), r = base;
     r.sampling.temperature = 1, refused(e, r, "top_p"), r = base;
@@ -672,7 +722,8 @@ static void wrong_options_refused(void **state) {
         assert_int_equal(err.code, cases[i].code);
         assert_non_null(strstr(err.text, cases[i].part));
     }
-    m->config.max_seq_len = 1 << 24; // a cache that no machine holds is refused with the figures, not tried
+    m->config.max_seq_len =
+        1 << 24; // a cache that no machine holds is refused with the figures, not tried
     struct error err;
     struct engine_options huge = {.max_seqs = 60000, .max_len = 1 << 24};
     assert_null(engine_new(m, &huge, &err));
@@ -691,7 +742,8 @@ static void engine_freed_early(void **state) {
     struct request r[4];
     struct error err;
     for (int i = 0; i < 4; i++) {
-        r[i] = (struct request){.prompt = prompt, .n_prompt = 3, .max_tokens = 9, .choices = choices, .n_choices = 2};
+        r[i] = (struct request){
+            .prompt = prompt, .n_prompt = 3, .max_tokens = 9, .choices = choices, .n_choices = 2};
         assert_int_equal(engine_submit(e, &r[i], &err), OK);
     }
     engine_step(e);
@@ -715,8 +767,14 @@ static void keys_tell_calls_apart(void **state) {
     struct adapter *a = fixture_adapter(&m->config, 2, "q_proj", 0.1f, 1);
     static const int32_t v[] = {1, 2, 3, 4};
     const struct token_seq c1[] = {{v, 1}, {v + 1, 2}}, c2[] = {{v, 2}, {v + 2, 1}};
-    const struct request base = {.prompt = v, .n_prompt = 2, .max_tokens = 1, .stop = v + 2, .n_stop = 1,
-                                 .sampling = {.temperature = 1, .top_p = 1}, .choices = c1, .n_choices = 2};
+    const struct request base = {.prompt = v,
+                                 .n_prompt = 2,
+                                 .max_tokens = 1,
+                                 .stop = v + 2,
+                                 .n_stop = 1,
+                                 .sampling = {.temperature = 1, .top_p = 1},
+                                 .choices = c1,
+                                 .n_choices = 2};
     struct request r[N];
     char keys[N + 1][HASH_LEN];
     for (int i = 0; i < N; i++) r[i] = base;
@@ -748,11 +806,12 @@ static void keys_tell_calls_apart(void **state) {
     model_close(m);
 }
 
-/* ---- a real model ---------------------------------------------------------------------------------------------- */
+/* ---- a real model ---------------------------------------------------------------------------- */
 
 static void stories_in_company(void **state) {
     (void)state;
-    static const int32_t want[] = {403, 407, 261, 378, 432, 383, 286, 261, 376, 298, 315, 421, 395, 317, 426, 338};
+    static const int32_t want[] = {403, 407, 261, 378, 432, 383, 286, 261,
+                                   376, 298, 315, 421, 395, 317, 426, 338};
     char *bin = fixture_shared("data/stories260K/stories260K.bin");
     char *tok = bin ? fixture_shared("data/stories260K/tok512.bin") : NULL;
     struct error err;
@@ -781,15 +840,24 @@ static void stories_in_company(void **state) {
 int main(int argc, char **argv) {
     if (argc == 2 && strcmp(argv[1], "hashes") == 0) return hashes_print();
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(results_invariant_f32),     cmocka_unit_test(results_invariant_q8),
-        cmocka_unit_test(levels_agree),              cmocka_unit_test(choices_are_exact),
-        cmocka_unit_test(choices_alone_are_equal),   cmocka_unit_test(choices_follow_generation),
-        cmocka_unit_test(stops_and_limits),          cmocka_unit_test(base_read_once_a_step),
-        cmocka_unit_test(prefixes_are_shared),       cmocka_unit_test(sampler_equals_naive),
-        cmocka_unit_test(sampler_distribution),      cmocka_unit_test(sampler_filters),
-        cmocka_unit_test(sampler_edges),             cmocka_unit_test(wrong_requests_refused),
-        cmocka_unit_test(wrong_options_refused),     cmocka_unit_test(engine_freed_early),
-        cmocka_unit_test(keys_tell_calls_apart),     cmocka_unit_test(stories_in_company),
+        cmocka_unit_test(results_invariant_f32),
+        cmocka_unit_test(results_invariant_q8),
+        cmocka_unit_test(levels_agree),
+        cmocka_unit_test(choices_are_exact),
+        cmocka_unit_test(choices_alone_are_equal),
+        cmocka_unit_test(choices_follow_generation),
+        cmocka_unit_test(stops_and_limits),
+        cmocka_unit_test(base_read_once_a_step),
+        cmocka_unit_test(prefixes_are_shared),
+        cmocka_unit_test(sampler_equals_naive),
+        cmocka_unit_test(sampler_distribution),
+        cmocka_unit_test(sampler_filters),
+        cmocka_unit_test(sampler_edges),
+        cmocka_unit_test(wrong_requests_refused),
+        cmocka_unit_test(wrong_options_refused),
+        cmocka_unit_test(engine_freed_early),
+        cmocka_unit_test(keys_tell_calls_apart),
+        cmocka_unit_test(stories_in_company),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

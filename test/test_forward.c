@@ -1,9 +1,10 @@
 /*
- * The forward pass against an independent naive one in double, and its promises: a row's bits do not depend on chunks,
- * neighbours, adapters present or threads; the base is read once a call; adapters of no effect change nothing.
+ * The forward pass against an independent naive one in double, and its promises: a row's bits do
+ * not depend on chunks, neighbours, adapters present or threads; the base is read once a call;
+ * adapters of no effect change nothing.
  *
- * The naive pass below recomputes a whole sequence from the weights' rows with the C library's functions; it shares no
- * code with src/.
+ * The naive pass below recomputes a whole sequence from the weights' rows with the C library's
+ * functions; it shares no code with src/.
  */
 #include "fixture.h"
 
@@ -11,12 +12,13 @@
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
-// cmocka needs the four above first
+
+// last: it needs four of the above
 #include <cmocka.h>
 
 enum { N_TOKENS = 24 };
 
-/* ---- the naive twin -------------------------------------------------------------------------------------------- */
+/* ---- the naive twin -------------------------------------------------------------------------- */
 
 struct naive {
     const struct model *m;
@@ -42,7 +44,8 @@ static void naive_product(double *y, const double *x, const struct matrix *w) {
     free(row);
 }
 
-static void naive_linear(const struct naive *t, int layer, enum proj p, double *y, const double *x) {
+static void naive_linear(const struct naive *t, int layer, enum proj p, double *y,
+                         const double *x) {
     const struct matrix *w = &t->m->layers[layer].proj[p];
     naive_product(y, x, w);
     if (!t->loras) return;
@@ -50,7 +53,8 @@ static void naive_linear(const struct naive *t, int layer, enum proj p, double *
     for (int r = 0; r < lo->r; r++) {
         double a = 0;
         for (int64_t k = 0; k < w->k; k++) a += x[k] * (double)lo->a[r * w->k + k];
-        for (int64_t n = 0; n < w->n; n++) y[n] += (double)lo->scale * a * (double)lo->b[n * lo->r + r];
+        for (int64_t n = 0; n < w->n; n++)
+            y[n] += (double)lo->scale * a * (double)lo->b[n * lo->r + r];
     }
 }
 
@@ -68,7 +72,8 @@ static void naive_attend(const struct naive *t, int layer, int pos, const double
     double score[N_TOKENS];
     for (int h = 0; h < c->n_heads; h++) {
         int g = h / (c->n_heads / c->n_kv_heads);
-        const double *k = t->k + (int64_t)layer * t->n * kv + g * e, *v = t->v + (int64_t)layer * t->n * kv + g * e;
+        const double *k = t->k + (int64_t)layer * t->n * kv + g * e,
+                     *v = t->v + (int64_t)layer * t->n * kv + g * e;
         double sum = 0;
         for (int j = 0; j <= pos; j++) {
             score[j] = 0;
@@ -92,7 +97,8 @@ static void naive_token(struct naive *t, int token, int pos, double *logits) {
     for (int i = 0; i < d; i++) x[i] = (double)embed[i];
     for (int l = 0; l < c->n_layers; l++) {
         const struct layer *w = &t->m->layers[l];
-        double *k = t->k + ((int64_t)l * t->n + pos) * kv, *v = t->v + ((int64_t)l * t->n + pos) * kv;
+        double *k = t->k + ((int64_t)l * t->n + pos) * kv,
+               *v = t->v + ((int64_t)l * t->n + pos) * kv;
         naive_norm(h, x, w->attn_norm, d, (double)c->rms_norm_eps);
         naive_linear(t, l, PROJ_Q, q, h);
         naive_linear(t, l, PROJ_K, k, h);
@@ -120,15 +126,21 @@ static void naive_token(struct naive *t, int token, int pos, double *logits) {
 }
 
 /* logits [n][V] */
-static void naive_run(const struct model *m, const struct lora *loras, const int32_t *tokens, int n, double *logits) {
+static void naive_run(const struct model *m, const struct lora *loras, const int32_t *tokens, int n,
+                      double *logits) {
     size_t kv = (size_t)(m->config.n_layers * n * m->config.n_kv_heads * m->config.head_dim);
-    struct naive t = {.m = m, .loras = loras, .n = n, .k = xcalloc(kv, sizeof(double)), .v = xcalloc(kv, sizeof(double))};
-    for (int i = 0; i < n; i++) naive_token(&t, tokens[i], i, logits + (int64_t)i * m->config.vocab_size);
+    struct naive t = {.m = m,
+                      .loras = loras,
+                      .n = n,
+                      .k = xcalloc(kv, sizeof(double)),
+                      .v = xcalloc(kv, sizeof(double))};
+    for (int i = 0; i < n; i++)
+        naive_token(&t, tokens[i], i, logits + (int64_t)i * m->config.vocab_size);
     free(t.k);
     free(t.v);
 }
 
-/* ---- helpers --------------------------------------------------------------------------------------------------- */
+/* ---- helpers --------------------------------------------------------------------------------- */
 
 static void tokens_fill(int32_t *v, int n, int32_t vocab, uint32_t id) {
     struct rng rng = rng_make(3, RNG_TEST, id, 0);
@@ -141,8 +153,9 @@ static struct forward *forward_make(const struct model *m, struct pool *pool) {
 }
 
 /* One sequence into `slot` from position `from`, `chunk` rows a call, all logits kept: [n][V]. */
-static void sequence_run(struct forward *f, const struct model *m, const struct lora *loras, const int32_t *tokens,
-                         int from, int n, int slot, int chunk, float *logits) {
+static void sequence_run(struct forward *f, const struct model *m, const struct lora *loras,
+                         const int32_t *tokens, int from, int n, int slot, int chunk,
+                         float *logits) {
     struct row rows[64];
     int32_t out[64];
     for (int at = from; at < n; at += chunk) {
@@ -152,7 +165,8 @@ static void sequence_run(struct forward *f, const struct model *m, const struct 
             out[i] = i;
         }
         struct segment seg = {.begin = 0, .end = count, .loras = loras};
-        forward_run(f, rows, count, &seg, 1, out, count, logits + (int64_t)at * m->config.vocab_size);
+        forward_run(f, rows, count, &seg, 1, out, count,
+                    logits + (int64_t)at * m->config.vocab_size);
     }
 }
 
@@ -176,14 +190,15 @@ static void close_to_naive(const struct model *m, const struct adapter *a) {
     free(want);
 }
 
-/* ---- tests ----------------------------------------------------------------------------------------------------- */
+/* ---- tests ----------------------------------------------------------------------------------- */
 
 static void naive_agrees(void **state) {
     (void)state;
     static const struct {
         const char *shape;
         bool tied;
-    } cases[] = {{"tiny-llama", false}, {"tiny-llama", true}, {"tiny-qwen3", false}, {"tiny-qwen3", true}};
+    } cases[] = {
+        {"tiny-llama", false}, {"tiny-llama", true}, {"tiny-qwen3", false}, {"tiny-qwen3", true}};
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
         struct model *m = fixture_model(cases[i].shape, cases[i].tied, TENSOR_F32, CLASS_EXACT);
         struct adapter *all = fixture_adapter(&m->config, 5, "all-linear", 0.2f, 1);
@@ -225,8 +240,8 @@ static void rope_agrees(void **state) {
 }
 
 /*
- * Six sequences, each under its own adapter (two share one, one has none), interleaved in one batch in uneven chunks, must
- * give the bits that each gives alone, row by row.
+ * Six sequences, each under its own adapter (two share one, one has none), interleaved in one batch
+ * in uneven chunks, must give the bits that each gives alone, row by row.
  */
 enum { N_SEQS = 6 };
 
@@ -265,7 +280,8 @@ static void invariance_check(const struct model *m) {
     struct adapter *a[4], *by_seq[N_SEQS];
     int32_t tokens[N_SEQS][N_TOKENS];
     for (int i = 0; i < 4; i++)
-        a[i] = fixture_adapter(&m->config, 1 + 7 * i, i == 2 ? "q_proj,v_proj" : "all-linear", 0.2f, (uint64_t)i);
+        a[i] = fixture_adapter(&m->config, 1 + 7 * i, i == 2 ? "q_proj,v_proj" : "all-linear", 0.2f,
+                               (uint64_t)i);
     for (int s = 0; s < N_SEQS; s++) {
         by_seq[s] = s == 5 ? NULL : a[s % 4];
         tokens_fill(tokens[s], N_TOKENS, (int32_t)vocab, (uint32_t)s);
@@ -274,7 +290,8 @@ static void invariance_check(const struct model *m) {
     float *got = xcalloc((size_t)(N_SEQS * per_seq), sizeof *got);
     struct forward *alone = forward_make(m, NULL);
     for (int s = 0; s < N_SEQS; s++)
-        sequence_run(alone, m, by_seq[s] ? by_seq[s]->loras : NULL, tokens[s], 0, N_TOKENS, 0, 1, want + s * per_seq);
+        sequence_run(alone, m, by_seq[s] ? by_seq[s]->loras : NULL, tokens[s], 0, N_TOKENS, 0, 1,
+                     want + s * per_seq);
     forward_free(alone);
     for (int threads = 1; threads <= 3; threads++) {
         struct pool *pool = pool_new(threads);
@@ -310,7 +327,8 @@ static void bits_invariant(void **state) {
     }
 }
 
-/* Wide enough that the pool is really used: the cuts fall inside matrices and inside low-rank parts. */
+/* Wide enough that the pool is really used: the cuts fall inside matrices and inside low-rank
+ * parts. */
 static void wide_bits_invariant(void **state) {
     (void)state;
     struct model *m = fixture_model("fry", true, TENSOR_Q8_0, CLASS_EXACT);
@@ -351,7 +369,8 @@ static void adapters_matter(void **state) {
     struct model *m = fixture_model("tiny-qwen3", true, TENSOR_F32, CLASS_EXACT);
     struct adapter_config c = {.r = 4, .alpha = 8};
     for (int p = 0; p < N_PROJ; p++) c.target[p] = true;
-    struct adapter *zero = adapter_new(&m->config, &c, 3), *real = fixture_adapter(&m->config, 4, "v_proj", 0.2f, 4);
+    struct adapter *zero = adapter_new(&m->config, &c, 3),
+                   *real = fixture_adapter(&m->config, 4, "v_proj", 0.2f, 4);
     size_t n = (size_t)(N_TOKENS * m->config.vocab_size);
     float *base = xcalloc(n, sizeof *base), *with = xcalloc(n, sizeof *with);
     int32_t tokens[N_TOKENS];
@@ -394,7 +413,8 @@ static void hidden_is_final_norm(void **state) {
     struct model *m = fixture_model("tiny-llama", false, TENSOR_F32, CLASS_EXACT);
     struct forward *f = forward_make(m, NULL);
     int32_t tokens[4] = {1, 2, 3, 4}, d = m->config.d_model;
-    float *logits = xcalloc(4 * 300, sizeof *logits), dot = 0, *row = xcalloc((size_t)d, sizeof *row);
+    float *logits = xcalloc(4 * 300, sizeof *logits), dot = 0,
+          *row = xcalloc((size_t)d, sizeof *row);
     sequence_run(f, m, NULL, tokens, 0, 4, 0, 4, logits);
     matrix_row(&m->head, 17, row);
     dot = kernels_get()->dot(forward_hidden(f) + 2 * d, row, d);
@@ -405,16 +425,17 @@ static void hidden_is_final_norm(void **state) {
     free(row);
 }
 
-/* ---- a real model ---------------------------------------------------------------------------------------------- */
+/* ---- a real model ---------------------------------------------------------------------------- */
 
 static const int32_t story[] = {
-    403, 407, 261, 378, 432, 383, 286, 261, 376, 298, 315, 421, 395, 317, 426, 338, 401, 396, 267, 337,
-    410, 408, 419, 292, 411, 322, 265, 282, 295, 433, 426, 385, 328, 432, 358, 394, 261, 370, 432, 352,
-    266, 268, 388, 426, 338, 391, 266, 267, 337, 335, 312, 432, 398, 312, 286, 267, 414, 270, 333, 415,
+    403, 407, 261, 378, 432, 383, 286, 261, 376, 298, 315, 421, 395, 317, 426,
+    338, 401, 396, 267, 337, 410, 408, 419, 292, 411, 322, 265, 282, 295, 433,
+    426, 385, 328, 432, 358, 394, 261, 370, 432, 352, 266, 268, 388, 426, 338,
+    391, 266, 267, 337, 335, 312, 432, 398, 312, 286, 267, 414, 270, 333, 415,
 };
 
-/* The greedy continuation of BOS and the first logits, as an independent program printed them (REFERENCE.txt beside the
- * file). Near-tied tokens could differ; none does at any level. */
+/* The greedy continuation of BOS and the first logits, as an independent program printed them
+ * (REFERENCE.txt beside the file). Near-tied tokens could differ; none does at any level. */
 static void stories_reproduced(void **state) {
     (void)state;
     static const double first[] = {-6.22291, 8.40434, -6.22374, -6.22254, -6.22195, -6.22288};
@@ -433,7 +454,8 @@ static void stories_reproduced(void **state) {
     struct row row = {.token = 1};
     for (size_t i = 0; i < ARRAY_LEN(story); i++, row.pos++) {
         forward_run(f, &row, 1, NULL, 0, (int32_t[]){0}, 1, logits);
-        for (int j = 0; i == 0 && j < 6; j++) assert_true(fabs((double)logits[j] - first[j]) < 2e-5);
+        for (int j = 0; i == 0 && j < 6; j++)
+            assert_true(fabs((double)logits[j] - first[j]) < 2e-5);
         row.token = 0;
         for (int32_t j = 1; j < 512; j++)
             if (logits[j] > logits[row.token]) row.token = j;
@@ -447,10 +469,10 @@ static void stories_reproduced(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(naive_agrees),        cmocka_unit_test(large_rank_agrees),
-        cmocka_unit_test(rope_agrees),         cmocka_unit_test(bits_invariant),
-        cmocka_unit_test(wide_bits_invariant), cmocka_unit_test(base_read_once),
-        cmocka_unit_test(adapters_matter),     cmocka_unit_test(copies_continue),
+        cmocka_unit_test(naive_agrees),         cmocka_unit_test(large_rank_agrees),
+        cmocka_unit_test(rope_agrees),          cmocka_unit_test(bits_invariant),
+        cmocka_unit_test(wide_bits_invariant),  cmocka_unit_test(base_read_once),
+        cmocka_unit_test(adapters_matter),      cmocka_unit_test(copies_continue),
         cmocka_unit_test(hidden_is_final_norm), cmocka_unit_test(stories_reproduced),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

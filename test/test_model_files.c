@@ -1,9 +1,11 @@
 /*
- * test_model_files: models written and read back in every format, and everything that a file can lie about.
+ * test_model_files: models written and read back in every format, and everything that a file can
+ * lie about.
  *
- * Round trips compare bits, rewriting compares files. Truncation and corruption tests go through every byte of a small
- * file: they ask for an error (or, for a flipped byte, for anything but a crash), so they mean most under the sanitizers.
- * Files from elsewhere are found through SHOAL_SHARED or ../shared; without them those tests skip.
+ * Round trips compare bits, rewriting compares files. Truncation and corruption tests go through
+ * every byte of a small file: they ask for an error (or, for a flipped byte, for anything but a
+ * crash), so they mean most under the sanitizers. Files from elsewhere are found through
+ * SHOAL_SHARED or ../shared; without them those tests skip.
  */
 /* levels: once */
 #define _GNU_SOURCE
@@ -144,12 +146,15 @@ static void assert_configs_equal(const struct model_config *a, const struct mode
 }
 
 /* Row i of `w` after a trip through `type`. */
-static void row_through(const struct model *m, const struct weight *w, int64_t i, enum tensor_type type,
-                        float *out) {
-    float *plain = xmalloc(sizeof(float) * (size_t)w->k), *stored = xmalloc(sizeof(float) * (size_t)w->k);
+static void row_through(const struct model *m, const struct weight *w, int64_t i,
+                        enum tensor_type type, float *out) {
+    float *plain = xmalloc(sizeof(float) * (size_t)w->k),
+          *stored = xmalloc(sizeof(float) * (size_t)w->k);
     bool blocks = type == TENSOR_Q4_0 || type == TENSOR_Q8_0;
-    if (w->norm) type = TENSOR_F32;
-    else if (blocks && w->k % 32 != 0) type = TENSOR_F16;
+    if (w->norm)
+        type = TENSOR_F32;
+    else if (blocks && w->k % 32 != 0)
+        type = TENSOR_F16;
     weight_row(m, w, i, TENSOR_F32, plain, stored);
     memcpy(plain, stored, sizeof(float) * (size_t)w->k);
     tensor_from_f32(type, plain, stored, w->k);
@@ -159,7 +164,8 @@ static void row_through(const struct model *m, const struct weight *w, int64_t i
 }
 
 /* `b` holds a's weights as written in `type`, to the bit. */
-static void assert_weights_equal(const struct model *a, const struct model *b, enum tensor_type type) {
+static void assert_weights_equal(const struct model *a, const struct model *b,
+                                 enum tensor_type type) {
     for (int32_t i = 0; i < weight_count(&a->config); i++) {
         struct weight w;
         weight_at(&a->config, i, NAMING_HF, &w);
@@ -167,7 +173,8 @@ static void assert_weights_equal(const struct model *a, const struct model *b, e
         for (int64_t r = 0; r < w.n; r++) {
             row_through(a, &w, r, type, x);
             row_through(b, &w, r, TENSOR_F32, y);
-            if (memcmp(x, y, sizeof(float) * (size_t)w.k) != 0) fail_msg("%s row %d differs", w.name, (int)r);
+            if (memcmp(x, y, sizeof(float) * (size_t)w.k) != 0)
+                fail_msg("%s row %d differs", w.name, (int)r);
         }
         free(x);
         free(y);
@@ -216,7 +223,7 @@ static void assert_refused(const char *path, const char *parts) {
     free(list);
 }
 
-/* ---- shapes, names, new models ---------------------------------------------------------------- */
+/* ---- shapes, names, new models --------------------------------------------------------------- */
 
 static void test_shapes(void **state) {
     (void)state;
@@ -254,7 +261,8 @@ static void test_weight_names(void **state) {
         assert_int_equal(w.n * w.k, g.n * g.k);
         for (int p = 0; p < N_PROJ; p++) {
             char name[96];
-            snprintf(name, sizeof(name), "model.layers.%d.%s.weight", (int)w.layer, proj_hf_paths[p]);
+            snprintf(name, sizeof(name), "model.layers.%d.%s.weight", (int)w.layer,
+                     proj_hf_paths[p]);
             if (strcmp(name, w.name) != 0) continue;
             projections++;
             assert_int_equal(w.n, proj_out(&c, (enum proj)p));
@@ -312,11 +320,13 @@ static void test_model_new(void **state) {
     model_close(other);
 }
 
-/* ---- GGUF round trips ------------------------------------------------------------------------- */
+/* ---- GGUF round trips ------------------------------------------------------------------------ */
 
-static const enum tensor_type all_types[] = {TENSOR_F32, TENSOR_F16, TENSOR_BF16, TENSOR_Q8_0, TENSOR_Q4_0};
+static const enum tensor_type all_types[] = {TENSOR_F32, TENSOR_F16, TENSOR_BF16, TENSOR_Q8_0,
+                                             TENSOR_Q4_0};
 
-static void gguf_round_trip(const struct model_config *c, enum tensor_type type, enum numeric_class cls) {
+static void gguf_round_trip(const struct model_config *c, enum tensor_type type,
+                            enum numeric_class cls) {
     struct error err;
     dir_make(tmp_path("again"), &err);
     const char *path = tmp_path("trip.gguf"), *again = tmp_path("again/trip.gguf");
@@ -361,12 +371,26 @@ static void test_gguf_extras(void **state) {
     uint8_t types[256];
     for (int i = 0; i < 256; i++) {
         pieces[i] = text[i];
-        lens[i] = snprintf(text[i], sizeof(text[i]), i == 1 ? "ab" : i == 2 ? "abc" : i < 3 ? "<s>" : "%c", i);
+        lens[i] = snprintf(text[i], sizeof(text[i]),
+                           i == 1   ? "ab"
+                           : i == 2 ? "abc"
+                           : i < 3  ? "<s>"
+                                    : "%c",
+                           i);
         types[i] = i == 0 ? 3 : 1;
         if (i >= 127) lens[i] = snprintf(text[i], sizeof(text[i]), "t%d", i);
     }
-    struct tok_spec spec = {.kind = TOK_BPE, .n = 256, .pieces = pieces, .lens = lens, .types = types,
-                            .merges = merges, .n_merges = 2, .pre = "[a-z]+|\\s|.", .bos = -1, .eos = 0, .unk = -1,
+    struct tok_spec spec = {.kind = TOK_BPE,
+                            .n = 256,
+                            .pieces = pieces,
+                            .lens = lens,
+                            .types = types,
+                            .merges = merges,
+                            .n_merges = 2,
+                            .pre = "[a-z]+|\\s|.",
+                            .bos = -1,
+                            .eos = 0,
+                            .unk = -1,
                             .ignore_merges = true};
     tok_free(m->tok);
     m->tok = tok_new(&spec, &err);
@@ -392,9 +416,11 @@ static void test_gguf_extras(void **state) {
     model_close(m);
 }
 
-/* Where the GGUF file holds row 0 of weight `index`: the data section begins where the embedding's first row is. */
+/* Where the GGUF file holds row 0 of weight `index`: the data section begins where the embedding's
+ * first row is. */
 static const float *gguf_weight_data(const struct buf *file, const struct model *m, int32_t index) {
-    const char *start = memmem(file->data, file->len, m->embed.data, sizeof(float) * (size_t)m->embed.k);
+    const char *start =
+        memmem(file->data, file->len, m->embed.data, sizeof(float) * (size_t)m->embed.k);
     assert_non_null(start);
     struct weight w;
     for (int32_t i = 0; i < index; i++) {
@@ -416,12 +442,14 @@ static void test_gguf_permutation(void **state) {
         struct buf file = file_get(tmp_path("p.gguf"));
         int e = c.head_dim, heads[2] = {c.n_heads, c.n_kv_heads};
         for (int p = PROJ_Q; p <= PROJ_K; p++) {
-            const float *stored = gguf_weight_data(&file, m, 2 + p), *hf = m->layers[0].proj[p].data;
+            const float *stored = gguf_weight_data(&file, m, 2 + p),
+                        *hf = m->layers[0].proj[p].data;
             for (int h = 0; h < heads[p]; h++)
                 for (int j = 0; j < e / 2; j++)
                     for (int a = 0; a < 2; a++) {
                         int row = n == 0 ? h * e + 2 * j + a : h * e + a * e / 2 + j;
-                        assert_memory_equal(stored + row * 32, hf + (h * e + a * e / 2 + j) * 32, 32 * 4);
+                        assert_memory_equal(stored + row * 32, hf + (h * e + a * e / 2 + j) * 32,
+                                            32 * 4);
                     }
         }
         buf_release(&file);
@@ -429,7 +457,8 @@ static void test_gguf_permutation(void **state) {
     }
 }
 
-/* Blocks that Shoal would have quantised otherwise (no value at the end of the range) survive rewriting. */
+/* Blocks that Shoal would have quantised otherwise (no value at the end of the range) survive
+ * rewriting. */
 static void test_gguf_foreign_blocks(void **state) {
     (void)state;
     struct error err;
@@ -446,7 +475,8 @@ static void test_gguf_foreign_blocks(void **state) {
         uint8_t *block = memmem(file.data, file.len, first, row);
         assert_non_null(block);
         for (int i = 0; i < 300; i++)
-            for (size_t j = 2; j < row; j++) block[(size_t)i * row + j] = n == 0 ? (uint8_t)(i % 50 + 3) : 0x7A;
+            for (size_t j = 2; j < row; j++)
+                block[(size_t)i * row + j] = n == 0 ? (uint8_t)(i % 50 + 3) : 0x7A;
         file_put(tmp_path("blocks.gguf"), file.data, file.len);
         struct model *back = open_ok(tmp_path("blocks.gguf"), CLASS_EXACT);
         assert_int_equal(model_write_gguf(back, tmp_path("again/blocks.gguf"), types[n], &err), OK);
@@ -457,7 +487,7 @@ static void test_gguf_foreign_blocks(void **state) {
     model_close(m);
 }
 
-/* ---- Hugging Face directories ------------------------------------------------------------------ */
+/* ---- Hugging Face directories ---------------------------------------------------------------- */
 
 static void test_hf_round_trips(void **state) {
     (void)state;
@@ -518,10 +548,12 @@ static void test_hf_shards(void **state) {
     assert_int_equal(safetensors_open(&st, single, &err), OK);
     int half = st.n_tensors / 2;
     safetensors_write(tmp_path("shards/one.safetensors"), st.tensors, half, NULL, &err);
-    safetensors_write(tmp_path("shards/two.safetensors"), st.tensors + half, st.n_tensors - half, NULL, &err);
+    safetensors_write(tmp_path("shards/two.safetensors"), st.tensors + half, st.n_tensors - half,
+                      NULL, &err);
     json_t *map = json_object();
     for (int i = 0; i < st.n_tensors; i++)
-        json_object_set_new(map, st.tensors[i].name, json_string(i < half ? "one.safetensors" : "two.safetensors"));
+        json_object_set_new(map, st.tensors[i].name,
+                            json_string(i < half ? "one.safetensors" : "two.safetensors"));
     json_t *root = json_pack("{s:{s:i}, s:o}", "metadata", "total_size", 1, "weight_map", map);
     assert_int_equal(json_dump_file(root, index, 0), 0);
     unlink(single);
@@ -541,7 +573,8 @@ static void test_hf_shards(void **state) {
     assert_refused(tmp_path("shards"), "three.safetensors");
     json_object_set_new(map, "model.norm.weight", json_string("two.safetensors"));
     json_dump_file(root, index, 0);
-    safetensors_write(tmp_path("shards/two.safetensors"), st.tensors + half - 1, st.n_tensors - half + 1, NULL, &err);
+    safetensors_write(tmp_path("shards/two.safetensors"), st.tensors + half - 1,
+                      st.n_tensors - half + 1, NULL, &err);
     assert_refused(tmp_path("shards"), "is in two files");
     safetensors_close(&st);
     json_decref(root);
@@ -554,8 +587,10 @@ static void test_hf_shards(void **state) {
 static void config_put(const char *dir, const json_t *root, const char *key, const char *value) {
     json_t *changed = json_deep_copy(root);
     char *path = path_join(tmp_path(dir), "config.json");
-    if (value) json_object_set_new(changed, key, json_loads(value, JSON_DECODE_ANY, NULL));
-    else json_object_del(changed, key);
+    if (value)
+        json_object_set_new(changed, key, json_loads(value, JSON_DECODE_ANY, NULL));
+    else
+        json_object_del(changed, key);
     assert_int_equal(json_dump_file(changed, path, 0), 0);
     json_decref(changed);
     free(path);
@@ -615,10 +650,16 @@ static void test_hf_config(void **state) {
     json_decref(headless);
     static const struct {
         const char *key, *value;
-    } accepted[] = {{"rope_scaling", "null"}, {"rope_scaling", "{\"rope_type\":\"default\"}"},
-                    {"rope_parameters", "{\"rope_theta\":10000.0}"}, {"attention_bias", "false"},
-                    {"rope_theta", "10000"}, {"layer_types", "[\"full_attention\"]"}, {"head_dim", "null"},
-                    {"partial_rotary_factor", "1"}, {"initializer_range", "0.02"}, {"use_cache", "true"}};
+    } accepted[] = {{"rope_scaling", "null"},
+                    {"rope_scaling", "{\"rope_type\":\"default\"}"},
+                    {"rope_parameters", "{\"rope_theta\":10000.0}"},
+                    {"attention_bias", "false"},
+                    {"rope_theta", "10000"},
+                    {"layer_types", "[\"full_attention\"]"},
+                    {"head_dim", "null"},
+                    {"partial_rotary_factor", "1"},
+                    {"initializer_range", "0.02"},
+                    {"use_cache", "true"}};
     for (size_t i = 0; i < ARRAY_LEN(accepted); i++) {
         config_put("conf", config, accepted[i].key, accepted[i].value);
         struct model *back = open_ok(tmp_path("conf"), CLASS_EXACT);
@@ -629,7 +670,8 @@ static void test_hf_config(void **state) {
     model_close(m);
 }
 
-/* What tokenizer_config.json, generation_config.json and chat_template.jinja say beside the tokenizer. */
+/* What tokenizer_config.json, generation_config.json and chat_template.jinja say beside the
+ * tokenizer. */
 static void test_hf_tokenizer_config(void **state) {
     (void)state;
     struct model *m = hf_make("tokconf", true);
@@ -647,7 +689,8 @@ static void test_hf_tokenizer_config(void **state) {
     model_close(back);
 
     file_put(tmp_path("tokconf/tokenizer_config.json"), "{}", 2);
-    file_put(tmp_path("tokconf/generation_config.json"), "{\"eos_token_id\":[5,6],\"bos_token_id\":4}", 39);
+    file_put(tmp_path("tokconf/generation_config.json"),
+             "{\"eos_token_id\":[5,6],\"bos_token_id\":4}", 39);
     file_put(tmp_path("tokconf/chat_template.jinja"), "z\n", 2);
     back = open_ok(tmp_path("tokconf"), CLASS_EXACT);
     assert_int_equal(tok_bos(back->tok), 4);
@@ -662,7 +705,7 @@ static void test_hf_tokenizer_config(void **state) {
     model_close(m);
 }
 
-/* ---- strictness -------------------------------------------------------------------------------- */
+/* ---- strictness ------------------------------------------------------------------------------ */
 
 /* Every offender is named: one missing, one unknown, one of the wrong shape. */
 static void test_offenders(void **state) {
@@ -675,15 +718,18 @@ static void test_offenders(void **state) {
     struct tensor_info *t = xcalloc((size_t)st.n_tensors, sizeof(*t));
     memcpy(t, st.tensors, sizeof(*t) * (size_t)st.n_tensors);
     for (int i = 0; i < st.n_tensors; i++) {
-        if (strcmp(t[i].name, "model.norm.weight") == 0) t[i].name = (char *)(uintptr_t)"model.norm.bias";
+        if (strcmp(t[i].name, "model.norm.weight") == 0)
+            t[i].name = (char *)(uintptr_t) "model.norm.bias";
         if (strstr(t[i].name, "k_proj")) {
             t[i].dims[0] = 8;
             t[i].dims[1] = 4;
         }
     }
     assert_int_equal(safetensors_write(path, t, st.n_tensors, NULL, &err), OK);
-    assert_refused(tmp_path("strict"), "3 offending tensors|'model.norm.weight' is missing|'model.norm.bias' is unknown|"
-                                       "k_proj.weight' is f32 [8, 4], expected [4, 8]");
+    assert_refused(
+        tmp_path("strict"),
+        "3 offending tensors|'model.norm.weight' is missing|'model.norm.bias' is unknown|"
+        "k_proj.weight' is f32 [8, 4], expected [4, 8]");
     json_t *config = config_get("strict");
     config_put("strict", config, "num_hidden_layers", "9");
     json_decref(config);
@@ -706,9 +752,9 @@ static void test_harmless_extras(void **state) {
     struct tensor_info *t = xcalloc((size_t)n + 2, sizeof(*t));
     memcpy(t, st.tensors, sizeof(*t) * (size_t)n);
     t[n] = *safetensors_find(&st, "model.embed_tokens.weight");
-    t[n].name = (char *)(uintptr_t)"lm_head.weight";
+    t[n].name = (char *)(uintptr_t) "lm_head.weight";
     t[n + 1] = *safetensors_find(&st, "model.norm.weight");
-    t[n + 1].name = (char *)(uintptr_t)"model.layers.0.self_attn.rotary_emb.inv_freq";
+    t[n + 1].name = (char *)(uintptr_t) "model.layers.0.self_attn.rotary_emb.inv_freq";
     assert_int_equal(safetensors_write(path, t, n + 2, NULL, &err), OK);
     struct model *back = open_ok(tmp_path("extra"), CLASS_EXACT);
     assert_weights_equal(m, back, TENSOR_F32);
@@ -726,7 +772,7 @@ static void test_harmless_extras(void **state) {
     model_close(m);
 }
 
-/* ---- files that lie ----------------------------------------------------------------------------- */
+/* ---- files that lie -------------------------------------------------------------------------- */
 
 static void put(struct buf *b, const void *p, size_t n) {
     buf_add(b, p, n);
@@ -747,7 +793,8 @@ static void put_head(struct buf *b, uint32_t version, uint64_t tensors, uint64_t
     put_u64(b, tensors);
     put_u64(b, kvs);
 }
-static void put_tensor(struct buf *b, const char *name, uint64_t k, uint64_t n, uint32_t type, uint64_t offset) {
+static void put_tensor(struct buf *b, const char *name, uint64_t k, uint64_t n, uint32_t type,
+                       uint64_t offset) {
     put_str(b, name);
     put_u32(b, 2);
     put_u64(b, k);
@@ -777,12 +824,15 @@ static void test_gguf_lies_metadata(void **state) {
     put_head(&b, 3, 0, 0), refuse_gguf(&b, 0, "'general.architecture' is missing");
     static const uint64_t lengths[] = {(uint64_t)1 << 63, UINT64_MAX, UINT64_MAX - 7, 1000, 0};
     for (size_t i = 0; i < ARRAY_LEN(lengths); i++) {
-        put_head(&b, 3, 0, 1), put_u64(&b, lengths[i]), refuse_gguf(&b, 100, "key of impossible length");
+        put_head(&b, 3, 0, 1), put_u64(&b, lengths[i]),
+            refuse_gguf(&b, 100, "key of impossible length");
         if (lengths[i] == 0) continue;
         put_head(&b, 3, 0, 1), put_str(&b, "a"), put_u32(&b, 8), put_u64(&b, lengths[i]);
         refuse_gguf(&b, 100, "metadata 'a' is cut off");
-        for (uint32_t element = 0; element < 14; element++) { /* 9: arrays of arrays, 13: no type at all */
-            put_head(&b, 3, 0, 1), put_str(&b, "a"), put_u32(&b, 9), put_u32(&b, element), put_u64(&b, lengths[i]);
+        for (uint32_t element = 0; element < 14;
+             element++) { /* 9: arrays of arrays, 13: no type at all */
+            put_head(&b, 3, 0, 1), put_str(&b, "a"), put_u32(&b, 9), put_u32(&b, element),
+                put_u64(&b, lengths[i]);
             refuse_gguf(&b, 100, "metadata 'a' is cut off");
         }
     }
@@ -792,7 +842,8 @@ static void test_gguf_lies_metadata(void **state) {
     refuse_gguf(&b, 0, "'twice' appears twice");
     static const uint32_t alignments[] = {0, 1, 33, 1u << 31};
     for (size_t i = 0; i < ARRAY_LEN(alignments); i++) {
-        put_head(&b, 3, 0, 1), put_str(&b, "general.alignment"), put_u32(&b, 4), put_u32(&b, alignments[i]);
+        put_head(&b, 3, 0, 1), put_str(&b, "general.alignment"), put_u32(&b, 4),
+            put_u32(&b, alignments[i]);
         refuse_gguf(&b, 0, "'general.alignment'");
     }
     put_head(&b, 3, 0, 1), put_str(&b, "general.type"), put_u32(&b, 8), put_str(&b, "adapter");
@@ -804,27 +855,39 @@ static void test_gguf_lies_metadata(void **state) {
 static void test_gguf_lies_tensors(void **state) {
     (void)state;
     struct buf b = {0};
-    put_head(&b, 3, 1, 0), put_tensor(&b, "t", 4, 4, 0, 32), refuse_gguf(&b, 128, "'t' begins at 32");
-    put_head(&b, 3, 1, 0), put_tensor(&b, "t", 4, 4, 0, UINT64_MAX - 31), refuse_gguf(&b, 64, "'t' begins at");
+    put_head(&b, 3, 1, 0), put_tensor(&b, "t", 4, 4, 0, 32),
+        refuse_gguf(&b, 128, "'t' begins at 32");
+    put_head(&b, 3, 1, 0), put_tensor(&b, "t", 4, 4, 0, UINT64_MAX - 31),
+        refuse_gguf(&b, 64, "'t' begins at");
     put_head(&b, 3, 2, 0), put_tensor(&b, "t", 4, 4, 0, 0), put_tensor(&b, "u", 4, 4, 0, 32);
     refuse_gguf(&b, 128, "'u' begins at 32, the one before it ends at 64");
     put_head(&b, 3, 2, 0), put_tensor(&b, "t", 4, 4, 0, 0), put_tensor(&b, "t", 4, 4, 0, 64);
     refuse_gguf(&b, 128, "'t' appears twice");
-    put_head(&b, 3, 1, 0), put_tensor(&b, "t", 4, 4, 0, 0), refuse_gguf(&b, 32, "'t' lies outside the file");
+    put_head(&b, 3, 1, 0), put_tensor(&b, "t", 4, 4, 0, 0),
+        refuse_gguf(&b, 32, "'t' lies outside the file");
     put_head(&b, 3, 1, 0), put_tensor(&b, "t", 4, 4, 0, 0), refuse_gguf(&b, 128, "64 bytes follow");
-    static const uint64_t dims[][2] = {{(uint64_t)1 << 32, (uint64_t)1 << 32}, {UINT64_MAX, 2}, {0, 5}, {5, 0},
-                                       {(uint64_t)1 << 63, 2}, {1000000, 1000000}};
+    static const uint64_t dims[][2] = {{(uint64_t)1 << 32, (uint64_t)1 << 32},
+                                       {UINT64_MAX, 2},
+                                       {0, 5},
+                                       {5, 0},
+                                       {(uint64_t)1 << 63, 2},
+                                       {1000000, 1000000}};
     for (size_t i = 0; i < ARRAY_LEN(dims); i++) {
         put_head(&b, 3, 1, 0), put_tensor(&b, "t", dims[i][0], dims[i][1], 0, 0);
         refuse_gguf(&b, 64, "'t' has dimensions that do not fit");
     }
-    put_head(&b, 3, 1, 0), put_tensor(&b, "t", 16, 4, 8, 0), refuse_gguf(&b, 64, "not a multiple of 32");
+    put_head(&b, 3, 1, 0), put_tensor(&b, "t", 16, 4, 8, 0),
+        refuse_gguf(&b, 64, "not a multiple of 32");
     put_head(&b, 3, 2, 0), put_tensor(&b, "t", 256, 1, 12, 0), put_tensor(&b, "u", 32, 1, 99, 160);
     refuse_gguf(&b, 64, "2 offending tensors|'t' is q4_k|'u' is type 99|f32, f16, bf16");
-    put_head(&b, 3, 1, 0), put_str(&b, "t"), put_u32(&b, 0), refuse_gguf(&b, 100, "'t' has 0 dimensions");
-    put_head(&b, 3, 1, 0), put_str(&b, "t"), put_u32(&b, 5), refuse_gguf(&b, 100, "'t' has 5 dimensions");
-    put_head(&b, 3, 1, 0), put_u64(&b, (uint64_t)1 << 63), refuse_gguf(&b, 100, "tensor table is cut off");
-    put_head(&b, 3, 1, 0), put_u64(&b, 3), put(&b, "a\0b", 3), refuse_gguf(&b, 100, "impossible name");
+    put_head(&b, 3, 1, 0), put_str(&b, "t"), put_u32(&b, 0),
+        refuse_gguf(&b, 100, "'t' has 0 dimensions");
+    put_head(&b, 3, 1, 0), put_str(&b, "t"), put_u32(&b, 5),
+        refuse_gguf(&b, 100, "'t' has 5 dimensions");
+    put_head(&b, 3, 1, 0), put_u64(&b, (uint64_t)1 << 63),
+        refuse_gguf(&b, 100, "tensor table is cut off");
+    put_head(&b, 3, 1, 0), put_u64(&b, 3), put(&b, "a\0b", 3),
+        refuse_gguf(&b, 100, "impossible name");
 }
 
 /* One metadata value of a written file is replaced by another of the same length. */
@@ -845,14 +908,20 @@ static void test_gguf_wrong_keys(void **state) {
     struct model *m = model_make(&c, "edit");
     assert_int_equal(model_write_gguf(m, tmp_path("edit.gguf"), TENSOR_F32, &err), OK);
     gguf_edit("llama.block_count", "llama.block_kount", 17, "'llama.block_count' is missing");
-    gguf_edit("llama.block_count\4\0\0\0\1", "llama.block_count\4\0\0\0\2", 22, "'blk.1.attn_norm.weight' is missing");
-    gguf_edit("llama.block_count\4\0\0\0\1", "llama.block_count\6\0\0\0\1", 22, "not a whole number");
-    gguf_edit("rope.dimension_count\4\0\0\0\4", "rope.dimension_count\4\0\0\0\2", 25, "2 of 4 dimensions");
+    gguf_edit("llama.block_count\4\0\0\0\1", "llama.block_count\4\0\0\0\2", 22,
+              "'blk.1.attn_norm.weight' is missing");
+    gguf_edit("llama.block_count\4\0\0\0\1", "llama.block_count\6\0\0\0\1", 22,
+              "not a whole number");
+    gguf_edit("rope.dimension_count\4\0\0\0\4", "rope.dimension_count\4\0\0\0\2", 25,
+              "2 of 4 dimensions");
     gguf_edit("value_length\4\0\0\0\4", "value_length\4\0\0\0\6", 17, "values of width 6");
     gguf_edit("vocab_size\4\0\0\0\54", "vocab_size\4\0\0\0\55", 15, "'llama.vocab_size' is 301");
-    gguf_edit("\15\0\0\0\0\0\0\0output.weight", "\15\0\0\0\0\0\0\0outpux.weight", 21, "'outpux.weight' is unknown");
-    gguf_edit("blk.0.attn_q.weight", "blk.7.attn_q.weight", 19, "'blk.7.attn_q.weight' is unknown|is missing");
-    gguf_edit("architecture\10\0\0\0\5\0\0\0\0\0\0\0llama", "architecture\10\0\0\0\5\0\0\0\0\0\0\0gemma", 29, "'gemma'");
+    gguf_edit("\15\0\0\0\0\0\0\0output.weight", "\15\0\0\0\0\0\0\0outpux.weight", 21,
+              "'outpux.weight' is unknown");
+    gguf_edit("blk.0.attn_q.weight", "blk.7.attn_q.weight", 19,
+              "'blk.7.attn_q.weight' is unknown|is missing");
+    gguf_edit("architecture\10\0\0\0\5\0\0\0\0\0\0\0llama",
+              "architecture\10\0\0\0\5\0\0\0\0\0\0\0gemma", 29, "'gemma'");
     model_close(m);
 }
 
@@ -874,7 +943,8 @@ static void test_gguf_truncated(void **state) {
     model_close(m);
 }
 
-/* Each byte of everything before the data, wrong in three ways: it may open or not, but not crash. */
+/* Each byte of everything before the data, wrong in three ways: it may open or not, but not crash.
+ */
 static void test_gguf_corrupted(void **state) {
     (void)state;
     struct error err;
@@ -912,12 +982,14 @@ static void refuse_safetensors(const char *header, size_t data, const char *mess
     put_str(&b, header);
     put(&b, zeros, data);
     file_put(tmp_path("lie.safetensors"), b.data, b.len);
-    if (safetensors_open(&st, tmp_path("lie.safetensors"), &err) == OK) fail_msg("opened: %s", header);
+    if (safetensors_open(&st, tmp_path("lie.safetensors"), &err) == OK)
+        fail_msg("opened: %s", header);
     if (!strstr(err.text, message)) fail_msg("no '%s' in: %s", message, err.text);
     buf_release(&b);
 }
 
-#define T(dtype, shape, offsets) "{\"dtype\":" dtype ",\"shape\":" shape ",\"data_offsets\":" offsets "}"
+#define T(dtype, shape, offsets)                                                                   \
+    "{\"dtype\":" dtype ",\"shape\":" shape ",\"data_offsets\":" offsets "}"
 
 static void test_safetensors_lies(void **state) {
     (void)state;
@@ -938,14 +1010,20 @@ static void test_safetensors_lies(void **state) {
     refuse_safetensors("{\"a\":" T("\"F32\"", "[2]", "[0,4]") "}", 4, "need 8");
     refuse_safetensors("{\"a\":" T("\"F32\"", "[2]", "[0,8]") "}", 12, "4 bytes follow");
     refuse_safetensors("{\"a\":" T("\"F32\"", "[1]", "[4,8]") "}", 8, "hole");
-    refuse_safetensors("{\"a\":" T("\"F32\"", "[2]", "[0,8]") ",\"b\":" T("\"F32\"", "[2]", "[4,12]") "}", 12, "overlaps");
-    refuse_safetensors("{\"a\":" T("\"F32\"", "[1]", "[0,4]") ",\"a\":" T("\"F32\"", "[1]", "[0,4]") "}", 4, "");
+    refuse_safetensors(
+        "{\"a\":" T("\"F32\"", "[2]", "[0,8]") ",\"b\":" T("\"F32\"", "[2]", "[4,12]") "}", 12,
+        "overlaps");
+    refuse_safetensors(
+        "{\"a\":" T("\"F32\"", "[1]", "[0,4]") ",\"a\":" T("\"F32\"", "[1]", "[0,4]") "}", 4, "");
     refuse_safetensors("{\"a\":" T("\"F32\"", "[1]", "[8,4]") "}", 8, "outside the file");
     refuse_safetensors("{\"a\":" T("\"F32\"", "[1]", "[-4,0]") "}", 8, "outside the file");
-    refuse_safetensors("{\"a\":" T("\"F32\"", "[1]", "[0,9223372036854775807]") "}", 8, "outside the file");
+    refuse_safetensors("{\"a\":" T("\"F32\"", "[1]", "[0,9223372036854775807]") "}", 8,
+                       "outside the file");
     refuse_safetensors("{\"a\":" T("\"F32\"", "[-1]", "[0,4]") "}", 4, "impossible shape");
-    refuse_safetensors("{\"a\":" T("\"F32\"", "[4294967296,4294967296]", "[0,0]") "}", 0, "impossible shape");
-    refuse_safetensors("{\"a\":" T("\"F32\"", "[4611686018427387905]", "[0,4]") "}", 4, "impossible shape");
+    refuse_safetensors("{\"a\":" T("\"F32\"", "[4294967296,4294967296]", "[0,0]") "}", 0,
+                       "impossible shape");
+    refuse_safetensors("{\"a\":" T("\"F32\"", "[4611686018427387905]", "[0,4]") "}", 4,
+                       "impossible shape");
     refuse_safetensors("{\"a\":" T("\"F32\"", "[1,1,1,1,1]", "[0,4]") "}", 4, "at most 4");
     refuse_safetensors("{\"a\":" T("\"F32\"", "[1.0]", "[0,4]") "}", 4, "impossible shape");
     refuse_safetensors("{\"a\":" T("\"I64\"", "[1]", "[0,8]") "}", 8, "'I64'");
@@ -954,15 +1032,30 @@ static void test_safetensors_lies(void **state) {
     refuse_safetensors("{\"a\":" T("\"F32\"", "[1]", "[\"0\",4]") "}", 4, "'data_offsets'");
 }
 
-/* Scalars, empty tensors, four dimensions, metadata, names out of order; written twice the same; and every truncation. */
+/* Scalars, empty tensors, four dimensions, metadata, names out of order; written twice the same;
+ * and every truncation. */
 static void test_safetensors_round_trip(void **state) {
     (void)state;
     struct error err;
     static const float data[8] = {1, 2, 3, 4, 5, 6, 7, 8};
     struct tensor_info t[] = {
-        {.name = (char *)(uintptr_t)"z \"quoted\" ü", .type = TENSOR_F32, .n_dims = 0, .data = data, .size = 4},
-        {.name = (char *)(uintptr_t)"empty", .type = TENSOR_F16, .n_dims = 2, .dims = {0, 3}, .data = data, .size = 0},
-        {.name = (char *)(uintptr_t)"a", .type = TENSOR_BF16, .n_dims = 4, .dims = {1, 2, 2, 1}, .data = data, .size = 8},
+        {.name = (char *)(uintptr_t) "z \"quoted\" ü",
+         .type = TENSOR_F32,
+         .n_dims = 0,
+         .data = data,
+         .size = 4},
+        {.name = (char *)(uintptr_t) "empty",
+         .type = TENSOR_F16,
+         .n_dims = 2,
+         .dims = {0, 3},
+         .data = data,
+         .size = 0},
+        {.name = (char *)(uintptr_t) "a",
+         .type = TENSOR_BF16,
+         .n_dims = 4,
+         .dims = {1, 2, 2, 1},
+         .data = data,
+         .size = 8},
     };
     json_t *metadata = json_pack("{s:s, s:s}", "z", "last", "format", "pt");
     const char *path = tmp_path("round.safetensors");
@@ -981,7 +1074,8 @@ static void test_safetensors_round_trip(void **state) {
     }
     assert_null(safetensors_find(&st, "b"));
     assert_true(json_equal(st.metadata, metadata));
-    assert_int_equal((size_t)((const uint8_t *)safetensors_find(&st, t[0].name)->data - st.map.data) % 8, 0);
+    assert_int_equal(
+        (size_t)((const uint8_t *)safetensors_find(&st, t[0].name)->data - st.map.data) % 8, 0);
     safetensors_close(&st);
     assert_int_equal(safetensors_write(tmp_path("again.safetensors"), t, 3, metadata, &err), OK);
     assert_files_equal(path, tmp_path("again.safetensors"));
@@ -1008,7 +1102,8 @@ static void test_not_models(void **state) {
     assert_refused(tmp_dir, "no config.json");
     file_put(tmp_path("x.bin"), "", 0), assert_refused(tmp_path("x.bin"), "not a model");
     file_put(tmp_path("x.bin"), "PK\3\4....", 8), assert_refused(tmp_path("x.bin"), "safetensors");
-    file_put(tmp_path("x.bin"), "\12\0\0\0\0\0\0\0{       ", 16), assert_refused(tmp_path("x.bin"), "directory");
+    file_put(tmp_path("x.bin"), "\12\0\0\0\0\0\0\0{       ", 16),
+        assert_refused(tmp_path("x.bin"), "directory");
     struct model *m = hf_make("pickle", true);
     rename(tmp_path("pickle/model.safetensors"), tmp_path("pickle/pytorch_model.bin"));
     assert_refused(tmp_path("pickle"), "pickle|safetensors");
@@ -1017,7 +1112,7 @@ static void test_not_models(void **state) {
     model_close(m);
 }
 
-/* ---- writes that fail ---------------------------------------------------------------------------- */
+/* ---- writes that fail ------------------------------------------------------------------------ */
 
 static void file_limit_set(rlim_t limit) {
     struct rlimit r;
@@ -1058,7 +1153,7 @@ static void test_failed_writes(void **state) {
     model_close(m);
 }
 
-/* ---- llama2.c -------------------------------------------------------------------------------------- */
+/* ---- llama2.c -------------------------------------------------------------------------------- */
 
 static void put_weights(struct buf *b, const struct model *m, const char *hf_suffix) {
     for (int32_t i = 0; i < weight_count(&m->config); i++) {
@@ -1066,7 +1161,8 @@ static void put_weights(struct buf *b, const struct model *m, const char *hf_suf
         weight_at(&m->config, i, NAMING_HF, &w);
         size_t n = strlen(w.name), e = strlen(hf_suffix);
         if (n < e || strcmp(w.name + n - e, hf_suffix) != 0) continue;
-        int32_t *order = w.rope_heads ? rope_rows_to_interleaved(w.rope_heads, m->config.head_dim) : NULL;
+        int32_t *order =
+            w.rope_heads ? rope_rows_to_interleaved(w.rope_heads, m->config.head_dim) : NULL;
         float *scratch = xmalloc(sizeof(float) * (size_t)w.k * 2);
         for (int64_t r = 0; r < w.n; r++) {
             weight_row(m, &w, order ? order[r] : r, TENSOR_F32, scratch, scratch + w.k);
@@ -1078,18 +1174,29 @@ static void put_weights(struct buf *b, const struct model *m, const char *hf_suf
 }
 
 static void llama2c_write(const struct model *m, const char *path) {
-    static const char *const order[] = {"embed_tokens.weight", "input_layernorm.weight", "q_proj.weight",
-                                        "k_proj.weight", "v_proj.weight", "o_proj.weight",
-                                        "post_attention_layernorm.weight", "gate_proj.weight", "down_proj.weight",
-                                        "up_proj.weight", "model.norm.weight", NULL, "lm_head.weight"};
+    static const char *const order[] = {"embed_tokens.weight",
+                                        "input_layernorm.weight",
+                                        "q_proj.weight",
+                                        "k_proj.weight",
+                                        "v_proj.weight",
+                                        "o_proj.weight",
+                                        "post_attention_layernorm.weight",
+                                        "gate_proj.weight",
+                                        "down_proj.weight",
+                                        "up_proj.weight",
+                                        "model.norm.weight",
+                                        NULL,
+                                        "lm_head.weight"};
     const struct model_config *c = &m->config;
-    int32_t header[7] = {c->d_model, c->d_ff, c->n_layers, c->n_heads, c->n_kv_heads,
-                         c->tied ? c->vocab_size : -c->vocab_size, c->max_seq_len};
+    int32_t header[7] = {c->d_model,    c->d_ff,       c->n_layers,
+                         c->n_heads,    c->n_kv_heads, c->tied ? c->vocab_size : -c->vocab_size,
+                         c->max_seq_len};
     struct buf b = {0};
     put(&b, header, sizeof(header));
     for (size_t i = 0; i < ARRAY_LEN(order); i++) {
         float angle = 0.5f;
-        for (int j = 0; !order[i] && j < c->max_seq_len * c->head_dim; j++) put(&b, &angle, sizeof(angle));
+        for (int j = 0; !order[i] && j < c->max_seq_len * c->head_dim; j++)
+            put(&b, &angle, sizeof(angle));
         if (order[i]) put_weights(&b, m, order[i]);
     }
     file_put(path, b.data, b.len);
@@ -1103,9 +1210,15 @@ static void llama2c_tokenizer_write(const char *path, int32_t vocab) {
     for (int32_t i = 0; i < vocab; i++) {
         char piece[16];
         float score = (float)-i;
-        if (i < 3) snprintf(piece, sizeof(piece), "%s", i == 0 ? "<unk>" : i == 1 ? "\n<s>\n" : "\n</s>\n");
-        else if (i < 259) snprintf(piece, sizeof(piece), "<0x%02X>", i - 3);
-        else snprintf(piece, sizeof(piece), "%c%c", 'a' + (i - 259) / 26, 'a' + (i - 259) % 26);
+        if (i < 3)
+            snprintf(piece, sizeof(piece), "%s",
+                     i == 0   ? "<unk>"
+                     : i == 1 ? "\n<s>\n"
+                              : "\n</s>\n");
+        else if (i < 259)
+            snprintf(piece, sizeof(piece), "<0x%02X>", i - 3);
+        else
+            snprintf(piece, sizeof(piece), "%c%c", 'a' + (i - 259) / 26, 'a' + (i - 259) % 26);
         put(&b, &score, 4);
         put_u32(&b, (uint32_t)strlen(piece));
         put(&b, piece, strlen(piece));
@@ -1146,8 +1259,9 @@ static void test_llama2c(void **state) {
     buf_add(&file, "", 1);
     file_put(bin, file.data, file.len);
     assert_llama2c_refused(bin, "its header needs a file of");
-    static const int32_t lies[][2] = {{0, -1}, {0, 0}, {0, INT32_MAX}, {1, 1 << 19}, {2, 4096}, {3, 5}, {3, 0},
-                                      {4, 3}, {4, -2}, {5, INT32_MIN}, {5, 0}, {6, 1 << 24}, {6, -1}};
+    static const int32_t lies[][2] = {
+        {0, -1}, {0, 0},  {0, INT32_MAX}, {1, 1 << 19}, {2, 4096},    {3, 5}, {3, 0},
+        {4, 3},  {4, -2}, {5, INT32_MIN}, {5, 0},       {6, 1 << 24}, {6, -1}};
     for (size_t i = 0; i < ARRAY_LEN(lies); i++) {
         struct buf lie = file_get(bin);
         memcpy(lie.data + 4 * lies[i][0], &lies[i][1], 4);
@@ -1158,7 +1272,7 @@ static void test_llama2c(void **state) {
     buf_release(&file);
 }
 
-/* ---- files from elsewhere ------------------------------------------------------------------------- */
+/* ---- files from elsewhere -------------------------------------------------------------------- */
 
 static void test_real_gguf(void **state) {
     (void)state;
@@ -1185,7 +1299,8 @@ static void test_real_gguf(void **state) {
 
 static void test_real_llama2c(void **state) {
     (void)state;
-    char *bin = shared_path("data/stories260K/stories260K.bin"), *tok = shared_path("data/stories260K/tok512.bin");
+    char *bin = shared_path("data/stories260K/stories260K.bin"),
+         *tok = shared_path("data/stories260K/tok512.bin");
     if (!bin || !tok) skip();
     struct error err;
     struct model *m = llama2c_open(bin, tok, CLASS_EXACT, &err);
@@ -1226,17 +1341,33 @@ static void test_real_vocabularies(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_shapes), cmocka_unit_test(test_weight_names), cmocka_unit_test(test_rope_table),
-        cmocka_unit_test(test_model_new), cmocka_unit_test(test_gguf_round_trips), cmocka_unit_test(test_gguf_extras),
-        cmocka_unit_test(test_gguf_permutation), cmocka_unit_test(test_gguf_foreign_blocks),
-        cmocka_unit_test(test_hf_round_trips), cmocka_unit_test(test_hf_shards), cmocka_unit_test(test_hf_config),
-        cmocka_unit_test(test_hf_tokenizer_config), cmocka_unit_test(test_offenders),
-        cmocka_unit_test(test_harmless_extras), cmocka_unit_test(test_gguf_lies_metadata),
-        cmocka_unit_test(test_gguf_lies_tensors), cmocka_unit_test(test_gguf_wrong_keys),
-        cmocka_unit_test(test_gguf_truncated), cmocka_unit_test(test_gguf_corrupted),
-        cmocka_unit_test(test_safetensors_lies), cmocka_unit_test(test_safetensors_round_trip),
-        cmocka_unit_test(test_not_models), cmocka_unit_test(test_failed_writes), cmocka_unit_test(test_llama2c),
-        cmocka_unit_test(test_real_gguf), cmocka_unit_test(test_real_llama2c), cmocka_unit_test(test_real_vocabularies),
+        cmocka_unit_test(test_shapes),
+        cmocka_unit_test(test_weight_names),
+        cmocka_unit_test(test_rope_table),
+        cmocka_unit_test(test_model_new),
+        cmocka_unit_test(test_gguf_round_trips),
+        cmocka_unit_test(test_gguf_extras),
+        cmocka_unit_test(test_gguf_permutation),
+        cmocka_unit_test(test_gguf_foreign_blocks),
+        cmocka_unit_test(test_hf_round_trips),
+        cmocka_unit_test(test_hf_shards),
+        cmocka_unit_test(test_hf_config),
+        cmocka_unit_test(test_hf_tokenizer_config),
+        cmocka_unit_test(test_offenders),
+        cmocka_unit_test(test_harmless_extras),
+        cmocka_unit_test(test_gguf_lies_metadata),
+        cmocka_unit_test(test_gguf_lies_tensors),
+        cmocka_unit_test(test_gguf_wrong_keys),
+        cmocka_unit_test(test_gguf_truncated),
+        cmocka_unit_test(test_gguf_corrupted),
+        cmocka_unit_test(test_safetensors_lies),
+        cmocka_unit_test(test_safetensors_round_trip),
+        cmocka_unit_test(test_not_models),
+        cmocka_unit_test(test_failed_writes),
+        cmocka_unit_test(test_llama2c),
+        cmocka_unit_test(test_real_gguf),
+        cmocka_unit_test(test_real_llama2c),
+        cmocka_unit_test(test_real_vocabularies),
     };
     return cmocka_run_group_tests(tests, group_setup, group_teardown);
 }

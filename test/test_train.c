@@ -1,9 +1,11 @@
 /*
- * test_train: the trainer against an independent double-precision forward pass, and its promises of equal bits.
+ * test_train: the trainer against an independent double-precision forward pass, and its promises of
+ * equal bits.
  *
- * The reference below is the plain textbook model: one token after another, no batching, its own exp and cos from libm.
- * Every element of every gradient is compared with its central difference on small models of both architectures, and a
- * sample of elements on the tiny shapes that the program knows. Nothing here uses the trainer's internals.
+ * The reference below is the plain textbook model: one token after another, no batching, its own
+ * exp and cos from libm. Every element of every gradient is compared with its central difference on
+ * small models of both architectures, and a sample of elements on the tiny shapes that the program
+ * knows. Nothing here uses the trainer's internals.
  */
 #include "train/train.h"
 
@@ -16,7 +18,7 @@
 
 #include <cmocka.h>
 
-/* ---- the reference --------------------------------------------------------------------------------------------- */
+/* ---- the reference --------------------------------------------------------------------------- */
 
 #define MAX_LAYERS 4
 #define MAX_LEN 160
@@ -31,15 +33,13 @@ struct ref {
     struct ref_layer layers[MAX_LAYERS];
 };
 
-static double *widen(const float *x, int64_t n)
-{
+static double *widen(const float *x, int64_t n) {
     double *y = xmalloc((size_t)n * sizeof *y);
     for (int64_t i = 0; i < n; i++) y[i] = (double)x[i];
     return y;
 }
 
-static void ref_init(struct ref *r, const struct model *m)
-{
+static void ref_init(struct ref *r, const struct model *m) {
     *r = (struct ref){.c = m->config};
     r->embed = widen(m->embed.data, m->embed.n * m->embed.k);
     r->head = r->c.tied ? r->embed : widen(m->head.data, m->head.n * m->head.k);
@@ -53,12 +53,12 @@ static void ref_init(struct ref *r, const struct model *m)
             to->q_norm = widen(from->q_norm, r->c.head_dim);
             to->k_norm = widen(from->k_norm, r->c.head_dim);
         }
-        for (int p = 0; p < N_PROJ; p++) to->w[p] = widen(from->proj[p].data, from->proj[p].n * from->proj[p].k);
+        for (int p = 0; p < N_PROJ; p++)
+            to->w[p] = widen(from->proj[p].data, from->proj[p].n * from->proj[p].k);
     }
 }
 
-static void ref_release(struct ref *r)
-{
+static void ref_release(struct ref *r) {
     if (r->head != r->embed) free(r->head);
     free(r->embed);
     free(r->final_norm);
@@ -69,24 +69,21 @@ static void ref_release(struct ref *r)
     }
 }
 
-static void ref_norm(double *y, const double *x, const double *g, int n, double eps)
-{
+static void ref_norm(double *y, const double *x, const double *g, int n, double eps) {
     double sum = 0;
     for (int i = 0; i < n; i++) sum += x[i] * x[i];
     double s = 1 / sqrt(sum / n + eps);
     for (int i = 0; i < n; i++) y[i] = x[i] * s * g[i];
 }
 
-static void ref_product(double *y, const double *w, const double *x, int out, int in)
-{
+static void ref_product(double *y, const double *w, const double *x, int out, int in) {
     for (int o = 0; o < out; o++) {
         y[o] = 0;
         for (int i = 0; i < in; i++) y[o] += w[o * in + i] * x[i];
     }
 }
 
-static void ref_linear(const struct ref *r, int l, enum proj p, double *y, const double *x)
-{
+static void ref_linear(const struct ref *r, int l, enum proj p, double *y, const double *x) {
     const struct ref_layer *lay = &r->layers[l];
     int in = proj_in(&r->c, p), out = proj_out(&r->c, p);
     double h[64], add[256];
@@ -97,13 +94,13 @@ static void ref_linear(const struct ref *r, int l, enum proj p, double *y, const
     for (int o = 0; o < out; o++) y[o] += r->scale * add[o];
 }
 
-static void ref_heads(const struct ref *r, double *x, const double *norm, int heads, int pos)
-{
+static void ref_heads(const struct ref *r, double *x, const double *norm, int heads, int pos) {
     int e = r->c.head_dim, half = e / 2;
     for (int h = 0; h < heads; h++, x += e) {
         if (norm) ref_norm(x, x, norm, e, (double)r->c.rms_norm_eps);
         for (int i = 0; i < half; i++) {
-            double angle = pos * pow((double)r->c.rope_theta, -2.0 * i / e), a = x[i], b = x[i + half];
+            double angle = pos * pow((double)r->c.rope_theta, -2.0 * i / e), a = x[i],
+                   b = x[i + half];
             x[i] = a * cos(angle) - b * sin(angle);
             x[i + half] = b * cos(angle) + a * sin(angle);
         }
@@ -114,8 +111,8 @@ struct ref_cache {
     double k[MAX_LAYERS][MAX_LEN][128], v[MAX_LAYERS][MAX_LEN][128];
 };
 
-static void ref_attend(const struct ref *r, const struct ref_cache *cache, int l, int pos, const double *q, double *out)
-{
+static void ref_attend(const struct ref *r, const struct ref_cache *cache, int l, int pos,
+                       const double *q, double *out) {
     int e = r->c.head_dim, group = r->c.n_heads / r->c.n_kv_heads;
     for (int h = 0; h < r->c.n_heads; h++) {
         double p[MAX_LEN], sum = 0;
@@ -126,13 +123,13 @@ static void ref_attend(const struct ref *r, const struct ref_cache *cache, int l
         }
         for (int i = 0; i < e; i++) {
             out[h * e + i] = 0;
-            for (int j = 0; j <= pos; j++) out[h * e + i] += p[j] / sum * cache->v[l][j][h / group * e + i];
+            for (int j = 0; j <= pos; j++)
+                out[h * e + i] += p[j] / sum * cache->v[l][j][h / group * e + i];
         }
     }
 }
 
-static void ref_layer_run(const struct ref *r, struct ref_cache *cache, int l, int pos, double *x)
-{
+static void ref_layer_run(const struct ref *r, struct ref_cache *cache, int l, int pos, double *x) {
     const struct ref_layer *lay = &r->layers[l];
     double xn[128], q[128], att[128], y[128], gate[256], up[256], eps = (double)r->c.rms_norm_eps;
     ref_norm(xn, x, lay->attn_norm, r->c.d_model, eps);
@@ -152,8 +149,7 @@ static void ref_layer_run(const struct ref *r, struct ref_cache *cache, int l, i
     for (int i = 0; i < r->c.d_model; i++) x[i] += y[i];
 }
 
-static double ref_nll(const struct ref *r, const double *x, int token)
-{
+static double ref_nll(const struct ref *r, const double *x, int token) {
     double xn[128], logits[512], sum = 0;
     ref_norm(xn, x, r->final_norm, r->c.d_model, (double)r->c.rms_norm_eps);
     ref_product(logits, r->head, xn, r->c.vocab_size, r->c.d_model);
@@ -162,14 +158,14 @@ static double ref_nll(const struct ref *r, const double *x, int token)
 }
 
 /* Summed over the samples whose adapter it is (-1: all). */
-static double ref_loss(const struct ref *r, const struct sample *samples, int n, int adapter)
-{
+static double ref_loss(const struct ref *r, const struct sample *samples, int n, int adapter) {
     static struct ref_cache cache;
     double nll = 0, x[128];
     for (int s = 0; s < n; s++) {
         if (adapter >= 0 && samples[s].adapter != adapter) continue;
         for (int i = 0; i + 1 < samples[s].n; i++) {
-            memcpy(x, r->embed + samples[s].tokens[i] * r->c.d_model, (size_t)r->c.d_model * sizeof *x);
+            memcpy(x, r->embed + samples[s].tokens[i] * r->c.d_model,
+                   (size_t)r->c.d_model * sizeof *x);
             for (int l = 0; l < r->c.n_layers; l++) ref_layer_run(r, &cache, l, i, x);
             if (samples[s].mask[i + 1]) nll += ref_nll(r, x, samples[s].tokens[i + 1]);
         }
@@ -177,25 +173,25 @@ static double ref_loss(const struct ref *r, const struct sample *samples, int n,
     return nll;
 }
 
-/* ---- material -------------------------------------------------------------------------------------------------- */
+/* ---- material -------------------------------------------------------------------------------- */
 
 static struct error err;
 
-static struct model_config shape(const char *name, bool small)
-{
+static struct model_config shape(const char *name, bool small) {
     struct model_config c;
     assert_int_equal(shape_find(name, &c, &err), OK);
     if (!small) return c;
     c.d_model = 16;
     c.d_ff = 24;
-    c.vocab_size = 300;
+    c.vocab_size = 64;
     return c;
 }
 
-static struct sample sample_make(uint32_t id, int32_t n, int32_t vocab, int32_t adapter)
-{
+static struct sample sample_make(uint32_t id, int32_t n, int32_t vocab, int32_t adapter) {
     struct rng r = rng_make(7, RNG_TEST, id, 0);
-    struct sample s = {.tokens = xcalloc((size_t)n, sizeof(int32_t)), .mask = xcalloc((size_t)n, 1), .n = n,
+    struct sample s = {.tokens = xcalloc((size_t)n, sizeof(int32_t)),
+                       .mask = xcalloc((size_t)n, 1),
+                       .n = n,
                        .adapter = adapter};
     for (int32_t i = 0; i < n; i++) {
         s.tokens[i] = (int32_t)rng_below(&r, (uint32_t)vocab);
@@ -204,9 +200,9 @@ static struct sample sample_make(uint32_t id, int32_t n, int32_t vocab, int32_t 
     return s;
 }
 
-/* n samples of several lengths for adapters 0, 1, … in turn; some end in tokens that are no targets. */
-static struct sample *samples_make(int n, int32_t vocab, int adapters, uint32_t id)
-{
+/* n samples of several lengths for adapters 0, 1, … in turn; some end in tokens that are no
+ * targets. */
+static struct sample *samples_make(int n, int32_t vocab, int adapters, uint32_t id) {
     static const int32_t lens[] = {5, 9, 2, 17, 7, 12};
     struct sample *v = xcalloc((size_t)n, sizeof *v);
     for (int i = 0; i < n; i++) {
@@ -216,14 +212,12 @@ static struct sample *samples_make(int n, int32_t vocab, int adapters, uint32_t 
     return v;
 }
 
-static void samples_free(struct sample *v, int n)
-{
+static void samples_free(struct sample *v, int n) {
     for (int i = 0; i < n; i++) sample_release(&v[i]);
     free(v);
 }
 
-static struct train_options options(void)
-{
+static struct train_options options(void) {
     struct train_options o;
     options_default(train_option_rows, &o);
     o.lora_dropout = 0;
@@ -231,8 +225,7 @@ static struct train_options options(void)
 }
 
 /* Weights far from their small start, so that no gradient hides under rounding. */
-static struct model *model_make(const struct model_config *c, struct pool *pool)
-{
+static struct model *model_make(const struct model_config *c, struct pool *pool) {
     struct model *m = model_new(c, 1, CLASS_EXACT);
     struct train_options o = options();
     struct trainer *t = trainer_new_full(m, &o, pool, &err);
@@ -240,34 +233,34 @@ static struct model *model_make(const struct model_config *c, struct pool *pool)
     for (int i = 0; i < trainer_n_tensors(t); i++) {
         struct train_tensor *x = trainer_tensor(t, i);
         bool norm = strstr(x->name, "norm") != NULL;
-        for (int64_t e = 0; e < x->n; e++) x->w[e] = norm ? 1 + 0.3f * rng_normal(&r) : 0.25f * rng_normal(&r);
+        for (int64_t e = 0; e < x->n; e++)
+            x->w[e] = norm ? 1 + 0.3f * rng_normal(&r) : 0.25f * rng_normal(&r);
     }
     trainer_free(t);
     options_release(train_option_rows, &o);
     return m;
 }
 
-static struct adapter *adapter_make(const struct model_config *c, int32_t r, const char *targets, uint64_t seed)
-{
+static struct adapter *adapter_make(const struct model_config *c, int32_t r, const char *targets,
+                                    uint64_t seed) {
     struct adapter_config a = {.r = r, .alpha = 2.0f * (float)r};
     assert_int_equal(adapter_targets_parse(targets, a.target, &err), OK);
     return adapter_new(c, &a, seed);
 }
 
 /* B is zero in a fresh adapter: give it values. */
-static void adapters_stir(struct trainer *t)
-{
+static void adapters_stir(struct trainer *t) {
     for (int i = 0; i < trainer_n_tensors(t); i++) {
         struct train_tensor *x = trainer_tensor(t, i);
-        struct rng r = rng_make(5, RNG_TEST, (uint32_t)(hash_u64(x->name + 1, strlen(x->name + 1))), 0);
+        struct rng r =
+            rng_make(5, RNG_TEST, (uint32_t)(hash_u64(x->name + 1, strlen(x->name + 1))), 0);
         for (int64_t e = 0; e < x->n; e++) x->w[e] = 0.2f * rng_normal(&r);
     }
 }
 
-/* ---- gradients against central differences ---------------------------------------------------------------------- */
+/* ---- gradients against central differences --------------------------------------------------- */
 
-static double *ref_full_tensor(struct ref *r, const char *name)
-{
+static double *ref_full_tensor(struct ref *r, const char *name) {
     int l;
     if (!strcmp(name, "model.embed_tokens.weight")) return r->embed;
     if (!strcmp(name, "lm_head.weight")) return r->head;
@@ -285,9 +278,8 @@ static double *ref_full_tensor(struct ref *r, const char *name)
 }
 
 /* Compares every `stride`-th element of tensor x, whose twin is w in the reference. */
-static int64_t tensor_check(const struct ref *r, double *w, const struct train_tensor *x, int64_t stride,
-                            const struct sample *s, int n, int adapter)
-{
+static int64_t tensor_check(const struct ref *r, double *w, const struct train_tensor *x,
+                            int64_t stride, const struct sample *s, int n, int adapter) {
     double scale = 1e-6, worst = 0;
     int64_t checked = 0;
     for (int64_t e = 0; e < x->n; e++) scale = fmax(scale, fabs((double)x->g[e]));
@@ -300,12 +292,12 @@ static int64_t tensor_check(const struct ref *r, double *w, const struct train_t
         w[e] = kept;
         worst = fmax(worst, fabs((above - below) / (2 * h) - (double)x->g[e]));
     }
-    if (worst > 1e-3 * scale) fail_msg("gradient of '%s' is off by %g of %g", x->name, worst, scale);
+    if (worst > 1e-3 * scale)
+        fail_msg("gradient of '%s' is off by %g of %g", x->name, worst, scale);
     return checked;
 }
 
-static void full_gradients(const char *name, bool small, struct pool *pool)
-{
+static void full_gradients(const char *name, bool small, struct pool *pool) {
     struct model_config c = shape(name, small);
     struct model *m = model_make(&c, pool);
     struct train_options o = options();
@@ -322,10 +314,11 @@ static void full_gradients(const char *name, bool small, struct pool *pool)
     assert_int_equal(trainer_accumulate(t, s, n, &err), OK);
     for (int i = 0; i < trainer_n_tensors(t); i++) {
         const struct train_tensor *x = trainer_tensor(t, i);
-        checked += tensor_check(&r, ref_full_tensor(&r, x->name), x, small ? 1 : x->n / 25 + 1, s, n, -1);
+        checked +=
+            tensor_check(&r, ref_full_tensor(&r, x->name), x, small ? 1 : x->n / 25 + 1, s, n, -1);
     }
-    print_message("%s: %lld elements of %d tensors, loss %.6f\n", name, (long long)checked, trainer_n_tensors(t),
-                  expected / (double)targets);
+    print_message("%s: %lld elements of %d tensors, loss %.6f\n", name, (long long)checked,
+                  trainer_n_tensors(t), expected / (double)targets);
     ref_release(&r);
     samples_free(s, n);
     trainer_free(t);
@@ -333,8 +326,7 @@ static void full_gradients(const char *name, bool small, struct pool *pool)
     options_release(train_option_rows, &o);
 }
 
-static void test_full_gradients(void **state)
-{
+static void test_full_gradients(void **state) {
     (void)state;
     struct pool *pool = pool_new(2);
     full_gradients("tiny-llama", true, pool);
@@ -344,11 +336,11 @@ static void test_full_gradients(void **state)
     pool_free(pool);
 }
 
-/* ---- adapters' gradients ---------------------------------------------------------------------------------------- */
+/* ---- adapters' gradients --------------------------------------------------------------------- */
 
 /* Two adapters of different rank and targets; the reference wears one of them at a time. */
-static struct trainer *lora_trainer(const struct model *m, const struct train_options *o, struct pool *pool)
-{
+static struct trainer *lora_trainer(const struct model *m, const struct train_options *o,
+                                    struct pool *pool) {
     struct adapter *ad[2] = {adapter_make(&m->config, 4, "all-linear", 1),
                              adapter_make(&m->config, 3, "q_proj,v_proj,down_proj", 2)};
     struct trainer *t = trainer_new_lora(m, ad, 2, o, pool, &err);
@@ -360,8 +352,7 @@ static struct trainer *lora_trainer(const struct model *m, const struct train_op
 }
 
 /* The reference's array of tensor "I.layers.L.PATH.lora_X.weight". */
-static double **ref_lora_slot(struct ref *r, const char *name, int *adapter, int *rank_of)
-{
+static double **ref_lora_slot(struct ref *r, const char *name, int *adapter, int *rank_of) {
     int l;
     assert_int_equal(sscanf(name, "%d.layers.%d.", adapter, &l), 2);
     for (int p = 0; p < N_PROJ; p++) {
@@ -374,8 +365,7 @@ static double **ref_lora_slot(struct ref *r, const char *name, int *adapter, int
     return NULL;
 }
 
-static void ref_wear(struct ref *r, struct trainer *t, int adapter)
-{
+static void ref_wear(struct ref *r, struct trainer *t, int adapter) {
     int owner, p;
     r->scale = 2;
     for (int l = 0; l < r->c.n_layers; l++)
@@ -392,8 +382,7 @@ static void ref_wear(struct ref *r, struct trainer *t, int adapter)
     }
 }
 
-static void lora_gradients(const char *name, struct pool *pool)
-{
+static void lora_gradients(const char *name, struct pool *pool) {
     struct model_config c = shape(name, true);
     struct model *m = model_make(&c, pool);
     struct train_options o = options();
@@ -424,8 +413,7 @@ static void lora_gradients(const char *name, struct pool *pool)
     options_release(train_option_rows, &o);
 }
 
-static void test_lora_gradients(void **state)
-{
+static void test_lora_gradients(void **state) {
     (void)state;
     struct pool *pool = pool_new(2);
     lora_gradients("tiny-llama", pool);
@@ -434,15 +422,15 @@ static void test_lora_gradients(void **state)
 }
 
 /* Samples of several attention blocks, some elements of each tensor. */
-static void test_long_sample(void **state)
-{
+static void test_long_sample(void **state) {
     (void)state;
     struct model_config c = shape("tiny-qwen3", true);
     c.max_seq_len = 256;
     struct model *m = model_make(&c, NULL);
     struct train_options o = options();
     struct trainer *t = trainer_new_full(m, &o, NULL, &err);
-    struct sample s[2] = {sample_make(31, 150, c.vocab_size, 0), sample_make(32, 66, c.vocab_size, 0)};
+    struct sample s[2] = {sample_make(31, 150, c.vocab_size, 0),
+                          sample_make(32, 66, c.vocab_size, 0)};
     struct ref r;
     double nll;
     int64_t targets;
@@ -462,11 +450,10 @@ static void test_long_sample(void **state)
     options_release(train_option_rows, &o);
 }
 
-/* ---- equal bits ------------------------------------------------------------------------------------------------- */
+/* ---- equal bits ------------------------------------------------------------------------------ */
 
 /* The trainer's parameters after some updates, as one hash. */
-static void params_hash(struct trainer *t, char out[HASH_LEN])
-{
+static void params_hash(struct trainer *t, char out[HASH_LEN]) {
     struct hasher h;
     hasher_init(&h);
     for (int i = 0; i < trainer_n_tensors(t); i++)
@@ -474,8 +461,7 @@ static void params_hash(struct trainer *t, char out[HASH_LEN])
     hasher_final(&h, out);
 }
 
-static void train_some(struct trainer *t, int first, int updates, int adapters)
-{
+static void train_some(struct trainer *t, int first, int updates, int adapters) {
     for (int u = first; u < first + updates; u++) {
         struct sample *s = samples_make(12, 300, adapters, 100 + 12 * (uint32_t)u);
         struct update_stats st;
@@ -487,8 +473,7 @@ static void train_some(struct trainer *t, int first, int updates, int adapters)
     }
 }
 
-static void test_threads(void **state)
-{
+static void test_threads(void **state) {
     (void)state;
     char hash[2][4][HASH_LEN];
     struct model_config c = shape("tiny-qwen3", false);
@@ -510,12 +495,12 @@ static void test_threads(void **state)
         pool_free(pool);
     }
     for (int kind = 0; kind < 2; kind++)
-        for (int threads = 2; threads <= 3; threads++) assert_string_equal(hash[kind][threads], hash[kind][1]);
+        for (int threads = 2; threads <= 3; threads++)
+            assert_string_equal(hash[kind][threads], hash[kind][1]);
 }
 
 /* The samples of one adapter only, renumbered to 0, in one or in several calls. */
-static void train_alone(struct trainer *t, int adapter, int updates, bool split)
-{
+static void train_alone(struct trainer *t, int adapter, int updates, bool split) {
     for (int u = 0; u < updates; u++) {
         struct sample *s = samples_make(12, 300, 3, 100 + 12 * (uint32_t)u), own[12];
         int n = 0;
@@ -524,15 +509,15 @@ static void train_alone(struct trainer *t, int adapter, int updates, bool split)
                 own[n] = s[i];
                 own[n++].adapter = 0;
             }
-        for (int i = 0; split && i < n; i++) assert_int_equal(trainer_accumulate(t, own + i, 1, &err), OK);
+        for (int i = 0; split && i < n; i++)
+            assert_int_equal(trainer_accumulate(t, own + i, 1, &err), OK);
         if (!split) assert_int_equal(trainer_accumulate(t, own, n, &err), OK);
         assert_int_equal(trainer_update(t, 1e-2f, NULL, &err), OK);
         samples_free(s, 12);
     }
 }
 
-static void test_together_equals_alone(void **state)
-{
+static void test_together_equals_alone(void **state) {
     (void)state;
     static const char *const targets[] = {"all-linear", "q_proj,v_proj", "all-linear"};
     struct model_config c = shape("tiny-llama", false);
@@ -562,12 +547,12 @@ static void test_together_equals_alone(void **state)
     pool_free(pool);
 }
 
-/* ---- dropout ---------------------------------------------------------------------------------------------------- */
+/* ---- dropout --------------------------------------------------------------------------------- */
 
-/* Mean training loss (with dropout) of adapters moved by `step` along their gradient's direction. */
-static double dropped_loss(const struct model *m, const struct train_options *o, const struct sample *s, double step,
-                           double *slope)
-{
+/* Mean training loss (with dropout) of adapters moved by `step` along their gradient's direction.
+ */
+static double dropped_loss(const struct model *m, const struct train_options *o,
+                           const struct sample *s, double step, double *slope) {
     struct trainer *t = lora_trainer(m, o, NULL), *probe = lora_trainer(m, o, NULL);
     struct update_stats st;
     double squares = 0;
@@ -580,7 +565,8 @@ static double dropped_loss(const struct model *m, const struct train_options *o,
     *slope = sqrt(squares);
     for (int i = 0; i < trainer_n_tensors(t); i++)
         for (int64_t e = 0; e < trainer_tensor(t, i)->n; e++)
-            trainer_tensor(t, i)->w[e] += (float)(step * (double)trainer_tensor(probe, i)->g[e] / *slope);
+            trainer_tensor(t, i)->w[e] +=
+                (float)(step * (double)trainer_tensor(probe, i)->g[e] / *slope);
     assert_int_equal(trainer_accumulate(t, s, 4, &err), OK);
     assert_int_equal(trainer_update(t, 0, &st, &err), OK);
     trainer_free(t);
@@ -588,8 +574,7 @@ static double dropped_loss(const struct model *m, const struct train_options *o,
     return st.loss * (double)st.targets;
 }
 
-static void test_dropout(void **state)
-{
+static void test_dropout(void **state) {
     (void)state;
     struct model_config c = shape("tiny-llama", true);
     struct model *m = model_make(&c, NULL);
@@ -598,7 +583,8 @@ static void test_dropout(void **state)
     double slope, unused, nll;
     int64_t targets;
     o.lora_dropout = 0.3;
-    double above = dropped_loss(m, &o, s, 2e-3, &slope), below = dropped_loss(m, &o, s, -2e-3, &unused);
+    double above = dropped_loss(m, &o, s, 2e-3, &slope),
+           below = dropped_loss(m, &o, s, -2e-3, &unused);
     double measured = (above - below) / 4e-3;
     if (fabs(measured - slope) > 5e-3 * slope) fail_msg("slope %g instead of %g", measured, slope);
     double dropped = dropped_loss(m, &o, s, 0, &unused);
@@ -611,15 +597,13 @@ static void test_dropout(void **state)
     options_release(train_option_rows, &o);
 }
 
-/* ---- checkpoints ------------------------------------------------------------------------------------------------ */
+/* ---- checkpoints ----------------------------------------------------------------------------- */
 
-static char *temporary(const char *name)
-{
+static char *temporary(const char *name) {
     return xasprintf("/tmp/shoal-test-train-%d-%s", (int)getpid(), name);
 }
 
-static void resume_equals(const struct model *base, bool full)
-{
+static void resume_equals(const struct model *base, bool full) {
     struct train_options o = options();
     char *path = temporary("state"), hash[2][HASH_LEN];
     struct model *m = full ? model_make(&base->config, NULL) : NULL, *again = NULL;
@@ -649,8 +633,7 @@ static void resume_equals(const struct model *base, bool full)
     options_release(train_option_rows, &o);
 }
 
-static void test_resume(void **state)
-{
+static void test_resume(void **state) {
     (void)state;
     struct model_config c = shape("tiny-llama", false);
     struct model *m = model_make(&c, NULL);
@@ -659,8 +642,8 @@ static void test_resume(void **state)
     model_close(m);
 }
 
-static void load_refused(struct trainer *t, const char *path, const struct buf *b, size_t n, int code, const char *word)
-{
+static void load_refused(struct trainer *t, const char *path, const struct buf *b, size_t n,
+                         int code, const char *word) {
     char before[HASH_LEN], after[HASH_LEN];
     params_hash(t, before);
     assert_int_equal(file_write(path, b->data, n, &err), OK);
@@ -670,8 +653,7 @@ static void load_refused(struct trainer *t, const char *path, const struct buf *
     assert_string_equal(before, after);
 }
 
-static void test_bad_checkpoints(void **state)
-{
+static void test_bad_checkpoints(void **state) {
     (void)state;
     struct model_config c = shape("tiny-llama", true);
     struct model *m = model_make(&c, NULL);
@@ -685,8 +667,16 @@ static void test_bad_checkpoints(void **state)
     load_refused(t, path, &b, b.len / 2, ERR_FORMAT, "damaged");
     load_refused(t, path, &b, 79, ERR_FORMAT, "not a training checkpoint");
     load_refused(t, path, &b, 0, ERR_FORMAT, "");
-    static const struct { int at; const char *word; } flips[] = {
-        {0, "not a training checkpoint"}, {8, "version"}, {12, "damaged"}, {15, "damaged"}, {40, "damaged"}, {5000, "damaged"},
+    static const struct {
+        int at;
+        const char *word;
+    } flips[] = {
+        {0, "not a training checkpoint"},
+        {8, "version"},
+        {12, "damaged"},
+        {15, "damaged"},
+        {40, "damaged"},
+        {5000, "damaged"},
     };
     for (size_t i = 0; i < ARRAY_LEN(flips); i++) {
         b.data[flips[i].at] ^= 0x40;
@@ -712,10 +702,9 @@ static void test_bad_checkpoints(void **state)
     options_release(train_option_rows, &o);
 }
 
-/* ---- learning, schedules, refusals ------------------------------------------------------------------------------ */
+/* ---- learning, schedules, refusals ----------------------------------------------------------- */
 
-static double overfit(struct trainer *t, float lr, int updates)
-{
+static double overfit(struct trainer *t, float lr, int updates) {
     struct sample *s = samples_make(8, 300, 1, 500);
     struct update_stats st = {0};
     for (int u = 0; u < updates; u++) {
@@ -726,8 +715,7 @@ static double overfit(struct trainer *t, float lr, int updates)
     return st.loss;
 }
 
-static void test_overfit(void **state)
-{
+static void test_overfit(void **state) {
     (void)state;
     struct model_config c = shape("tiny-llama", false);
     struct pool *pool = pool_new(2);
@@ -744,7 +732,9 @@ static void test_overfit(void **state)
     struct trainer *full = trainer_new_full(m, &o, pool, &err);
     double by_all = overfit(full, 1e-2f, 80);
     trainer_free(full);
-    print_message("8 samples: loss %.4f after 120 updates of an adapter, %.4f after 80 of all weights\n", by_lora, by_all);
+    print_message(
+        "8 samples: loss %.4f after 120 updates of an adapter, %.4f after 80 of all weights\n",
+        by_lora, by_all);
     assert_true(by_lora < 0.05);
     assert_true(by_all < 0.05);
     adapter_release(ad);
@@ -753,8 +743,7 @@ static void test_overfit(void **state)
     pool_free(pool);
 }
 
-static void test_schedules(void **state)
-{
+static void test_schedules(void **state) {
     (void)state;
     assert_true(schedule_lr(SCHEDULE_COSINE, 1, 0, 0, 4, 100) == 0.25f);
     assert_true(schedule_lr(SCHEDULE_COSINE, 1, 0, 4, 4, 100) == 1);
@@ -765,8 +754,7 @@ static void test_schedules(void **state)
     assert_true(schedule_lr(SCHEDULE_COSINE, 1, 0, 500, 4, 100) == 0);
 }
 
-static void test_clipping(void **state)
-{
+static void test_clipping(void **state) {
     (void)state;
     struct model_config c = shape("tiny-llama", true);
     struct sample *s = samples_make(3, c.vocab_size, 1, 60);
@@ -794,8 +782,7 @@ static void test_clipping(void **state)
     samples_free(s, 3);
 }
 
-static void test_refusals(void **state)
-{
+static void test_refusals(void **state) {
     (void)state;
     struct model_config c = shape("tiny-llama", true);
     struct model *m = model_make(&c, NULL);
@@ -830,8 +817,7 @@ static void test_refusals(void **state)
     options_release(train_option_rows, &o);
 }
 
-int main(void)
-{
+int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_full_gradients),
         cmocka_unit_test(test_lora_gradients),

@@ -53,8 +53,7 @@ static int model_make(const struct options *o, const char *out, struct error *er
     if (shape_find(o->shape, &config, err) != OK) return err->code;
     if (tensor_type_parse(o->quant, &type) != OK) return error_set(err, ERR_USAGE, "no weight type '%s'", o->quant);
     struct model *m = model_new(&config, (uint64_t)o->seed, CLASS_EXACT);
-    free(m->name);
-    m->name = xstrdup(o->shape);
+    m->name = arena_strdup(&m->arena, o->shape);
     int rc = write_model(m, out, type, err);
     model_close(m);
     return rc;

@@ -90,8 +90,10 @@ static int generate(const struct common *c, const struct options *o, struct mode
         seq[i] = (struct token_seq){chosen[i].v, chosen[i].n};
         longest = MAX(longest, chosen[i].n);
     }
-    int32_t stop[2] = {tok_eos(m->tok), tok_find(m->tok, "<|im_end|>")};
-    struct request r = {.prompt = prompt.v, .n_prompt = prompt.n, .adapter = a, .stop = stop, .n_stop = 2,
+    int32_t stop[2], n_stop = 0, ends[2] = {tok_eos(m->tok), tok_find(m->tok, "<|im_end|>")};
+    for (int i = 0; i < 2; i++)
+        if (ends[i] >= 0) stop[n_stop++] = ends[i];
+    struct request r = {.prompt = prompt.v, .n_prompt = prompt.n, .adapter = a, .stop = stop, .n_stop = n_stop,
                         .sampling = {(float)o->temp, (int32_t)o->top_k, (float)o->top_p, (float)o->min_p,
                                      (uint64_t)o->seed},
                         .max_tokens = n_choices ? 0 : (int32_t)o->n, .choices = seq, .n_choices = n_choices};

@@ -1,24 +1,28 @@
 /*
  * The engine: continuous batching of requests that each name their own adapter.
  *
- * A step: (1) waiting requests take free slots, first come first served; (2) every sequence that decodes gives one row,
- * the rest of the rows goes to chunks of prompts, suffixes and choices, oldest first; (3) rows are grouped by adapter in
- * order of first appearance and run at once; (4) tokens are drawn from the logits, (5) requests move on.
+ * A step: (1) waiting requests take free slots, first come first served; (2) every sequence that
+ * decodes gives one row, the rest of the rows goes to chunks of prompts, suffixes and choices,
+ * oldest first; (3) rows are grouped by adapter in order of first appearance and run at once; (4)
+ * tokens are drawn from the logits, (5) requests move on.
  *
- * One request is one growing sequence prompt | out | suffix | choice path, of which positions [0, kv) are in the cache and
- * [kv, end) are to be read:
+ * One request is one growing sequence prompt | out | suffix | choice path, of which
+ * positions [0, kv) are in the cache and [kv, end) are to be read:
  *
  *     PROMPT ──┬─> GENERATE ──┬─> SUFFIX ──> CHOICES ──> done
  *              └──────────────┴───────┘ (a phase with nothing to do is skipped)
  *
- * Choices are walked in sorted order, so that each distinct prefix is one visit: its logits are shared by all choices that
- * go through it, and moving to the next choice keeps the part of the path that both have.
+ * Choices are walked in sorted order, so that each distinct prefix is one visit: its logits are
+ * shared by all choices that go through it, and moving to the next choice keeps the part of the
+ * path that both have.
  *
- * A slot keeps its tokens after its request is done. A new request takes over, copies, or waits for the longest prefix
- * that some slot holds (or will hold) under the same adapter content; such positions have the same bits by construction.
+ * A slot keeps its tokens after its request is done. A new request takes over, copies, or waits for
+ * the longest prefix that some slot holds (or will hold) under the same adapter content; such
+ * positions have the same bits by construction.
  *
- * Invariants: kv <= end while rows are planned; active[] is ordered by admission, so whoever is waited for stands earlier
- * and the first always progresses; nothing about a request's result depends on which step did it.
+ * Invariants: kv <= end while rows are planned; active[] is ordered by admission, so whoever is
+ * waited for stands earlier and the first always progresses; nothing about a request's result
+ * depends on which step did it.
  *
  * Not here: threads of its own, clocks, text. What is decoded and why is the caller's.
  */
@@ -29,9 +33,11 @@
 #include <unistd.h>
 
 enum {
-    PREFIX_MIN = 16,  /* shorter common prefixes are not worth the look */
-    OUT_MIN = 16,     /* rows with logits a step, even for an engine of one sequence */
-    DEFAULT_ROWS = 256, DEFAULT_SEQS = 64, DEFAULT_LEN = 4096,
+    PREFIX_MIN = 16, /* shorter common prefixes are not worth the look */
+    OUT_MIN = 16,    /* rows with logits a step, even for an engine of one sequence */
+    DEFAULT_ROWS = 256,
+    DEFAULT_SEQS = 64,
+    DEFAULT_LEN = 4096,
 };
 
 enum phase { PHASE_PROMPT, PHASE_GENERATE, PHASE_SUFFIX, PHASE_CHOICES };
@@ -46,10 +52,11 @@ struct request_state {
     struct request *next; /* waiting list */
     enum phase phase;
     int32_t slot, kv, end;
-    int32_t context;      /* length of prompt | out | suffix, once choices begin */
-    int32_t choice;       /* position in `sorted` */
+    int32_t context;              /* length of prompt | out | suffix, once choices begin */
+    int32_t choice;               /* position in `sorted` */
     struct sorted_choice *sorted; /* [n_choices] */
-    struct request *leader; /* its slot will hold the first `share` tokens of ours; NULL: nothing to wait for */
+    struct request *
+        leader; /* its slot will hold the first `share` tokens of ours; NULL: nothing to wait for */
     int32_t share;
 };
 
@@ -76,9 +83,9 @@ struct group {
 /* One row of logits and what was read from it. */
 struct out {
     const struct request *r;
-    bool draw;       /* a token is drawn; else only the normaliser is made */
+    bool draw; /* a token is drawn; else only the normaliser is made */
     int32_t token;
-    float logprob;   /* of the token, or log Σ exp(logits) */
+    float logprob; /* of the token, or log Σ exp(logits) */
 };
 
 struct engine {
@@ -91,23 +98,23 @@ struct engine {
     struct request *head, *tail; /* waiting */
     void *slab;
 
-    float *logits;          /* [max_out, V] */
-    float *scratch;         /* [threads, 2, V] */
-    struct row *rows;       /* [max_rows] */
-    struct segment *segs;   /* [max_seqs] */
-    int32_t *out_rows;      /* [max_out] */
-    struct out *outs;       /* [max_out] */
-    struct slot *slots;     /* [max_seqs] */
-    int32_t *tokens;        /* [max_seqs, max_len] */
-    struct request **active;/* [max_seqs] */
-    struct feed *feeds;     /* [max_seqs] */
-    struct group *groups;   /* [max_seqs] */
+    float *logits;           /* [max_out, V] */
+    float *scratch;          /* [threads, 2, V] */
+    struct row *rows;        /* [max_rows] */
+    struct segment *segs;    /* [max_seqs] */
+    int32_t *out_rows;       /* [max_out] */
+    struct out *outs;        /* [max_out] */
+    struct slot *slots;      /* [max_seqs] */
+    int32_t *tokens;         /* [max_seqs, max_len] */
+    struct request **active; /* [max_seqs] */
+    struct feed *feeds;      /* [max_seqs] */
+    struct group *groups;    /* [max_seqs] */
 
     /* the step in progress */
     int32_t n_feeds, n_groups, n_rows, n_out;
 };
 
-/* ---- making and freeing ---------------------------------------------------------------------------------------- */
+/* ---- making and freeing ---------------------------------------------------------------------- */
 
 static void *slab_take(uint8_t *base, size_t *used, size_t n, size_t size) {
     size_t at = *used;
@@ -116,7 +123,8 @@ static void *slab_take(uint8_t *base, size_t *used, size_t n, size_t size) {
 }
 
 /* Lays every array into `base` (NULL: only counts) and returns the bytes. */
-static size_t slab_lay(struct engine *e, const struct engine_options *o, size_t vocab, uint8_t *base) {
+static size_t slab_lay(struct engine *e, const struct engine_options *o, size_t vocab,
+                       uint8_t *base) {
     size_t used = 0, rows = (size_t)o->max_rows, seqs = (size_t)o->max_seqs;
     e->max_out = MIN(o->max_rows, MAX(o->max_seqs, OUT_MIN));
     size_t outs = (size_t)e->max_out;
@@ -134,7 +142,8 @@ static size_t slab_lay(struct engine *e, const struct engine_options *o, size_t 
     return used;
 }
 
-static struct engine_options options_resolve(const struct model_config *c, const struct engine_options *o) {
+static struct engine_options options_resolve(const struct model_config *c,
+                                             const struct engine_options *o) {
     struct engine_options r = *o;
     if (r.max_rows == 0) r.max_rows = DEFAULT_ROWS;
     if (r.max_seqs == 0) r.max_seqs = DEFAULT_SEQS;
@@ -154,25 +163,28 @@ size_t engine_bytes(const struct model_config *c, const struct engine_options *o
     return sizeof e + 64 + slab_lay(&e, &r, (size_t)c->vocab_size, NULL) + forward_bytes(c, &fo);
 }
 
-static int options_check(const struct model_config *c, const struct engine_options *o, struct error *err) {
+static int options_check(const struct model_config *c, const struct engine_options *o,
+                         struct error *err) {
     if (o->max_rows < 1 || o->max_rows > 1 << 16)
         return error_set(err, ERR_USAGE, "max_rows '%d' is not in 1..65536", o->max_rows);
     if (o->max_seqs < 1 || o->max_seqs > 1 << 16)
         return error_set(err, ERR_USAGE, "max_seqs '%d' is not in 1..65536", o->max_seqs);
     if (o->max_len < 1 || o->max_len > c->max_seq_len)
-        return error_set(err, ERR_USAGE, "max_len '%d' is not in 1..%d, the model's length", o->max_len,
-                         c->max_seq_len);
+        return error_set(err, ERR_USAGE, "max_len '%d' is not in 1..%d, the model's length",
+                         o->max_len, c->max_seq_len);
     size_t need = engine_bytes(c, o);
     size_t have = (size_t)sysconf(_SC_PHYS_PAGES) * (size_t)sysconf(_SC_PAGESIZE);
     if (need > have)
-        return error_set(err, ERR_MEMORY,
-                         "an engine of '%d' sequences of '%d' tokens needs %zu MB and this machine has %zu MB; "
-                         "lower max_seqs or max_len",
-                         o->max_seqs, o->max_len, need >> 20, have >> 20);
+        return error_set(
+            err, ERR_MEMORY,
+            "an engine of '%d' sequences of '%d' tokens needs %zu MB and this machine has %zu MB; "
+            "lower max_seqs or max_len",
+            o->max_seqs, o->max_len, need >> 20, have >> 20);
     return OK;
 }
 
-struct engine *engine_new(const struct model *m, const struct engine_options *o, struct error *err) {
+struct engine *engine_new(const struct model *m, const struct engine_options *o,
+                          struct error *err) {
     struct engine_options r = options_resolve(&m->config, o);
     if (options_check(&m->config, &r, err) != OK) return NULL;
     struct forward_options fo = forward_options_of(&r);
@@ -183,7 +195,8 @@ struct engine *engine_new(const struct model *m, const struct engine_options *o,
     e->vocab = m->config.vocab_size;
     e->slab = xcalloc(1, slab_lay(e, &r, (size_t)e->vocab, NULL) + 64);
     slab_lay(e, &r, (size_t)e->vocab, (uint8_t *)(((uintptr_t)e->slab + 63) & ~(uintptr_t)63));
-    for (int32_t i = 0; i < r.max_seqs; i++) e->slots[i].tokens = e->tokens + (int64_t)i * r.max_len;
+    for (int32_t i = 0; i < r.max_seqs; i++)
+        e->slots[i].tokens = e->tokens + (int64_t)i * r.max_len;
     e->f = forward_new(m, &fo);
     return e;
 }
@@ -212,7 +225,7 @@ struct engine_stats engine_stats(const struct engine *e) {
     return s;
 }
 
-/* ---- requests -------------------------------------------------------------------------------------------------- */
+/* ---- requests -------------------------------------------------------------------------------- */
 
 void request_release(struct request *r) {
     CHECK(!r->state); // still in an engine
@@ -249,7 +262,8 @@ static void key_tokens(struct hasher *h, const int32_t *v, int32_t n) {
 }
 
 /* Every field has a length or a fixed width, so no two calls give the same bytes. */
-void request_key(const struct request *r, const char *model_hash, enum numeric_class cls, char out[HASH_LEN]) {
+void request_key(const struct request *r, const char *model_hash, enum numeric_class cls,
+                 char out[HASH_LEN]) {
     struct hasher h;
     hasher_init(&h);
     key_text(&h, "shoal call 1");
@@ -270,37 +284,47 @@ void request_key(const struct request *r, const char *model_hash, enum numeric_c
     hasher_final(&h, out);
 }
 
-static int tokens_check(const char *what, const int32_t *v, int32_t n, int32_t vocab, struct error *err) {
+static int tokens_check(const char *what, const int32_t *v, int32_t n, int32_t vocab,
+                        struct error *err) {
     if (n < 0) return error_set(err, ERR_USAGE, "%s has '%d' tokens", what, n);
     for (int32_t i = 0; i < n; i++)
         if (v[i] < 0 || v[i] >= vocab)
-            return error_set(err, ERR_USAGE, "%s has token '%d' at %d, outside the vocabulary of %d", what, v[i], i,
+            return error_set(err, ERR_USAGE,
+                             "%s has token '%d' at %d, outside the vocabulary of %d", what, v[i], i,
                              vocab);
     return OK;
 }
 
 static int sampling_check(const struct sampling *s, struct error *err) {
     if (!(s->temperature >= 0.0f && s->temperature <= 1e6f))
-        return error_set(err, ERR_USAGE, "temperature '%g' is not in 0..1e6", (double)s->temperature);
+        return error_set(err, ERR_USAGE, "temperature '%g' is not in 0..1e6",
+                         (double)s->temperature);
     if (s->temperature == 0.0f) return OK; // greedy: no filter matters
-    if (s->top_k < 0) return error_set(err, ERR_USAGE, "top_k '%d' is negative; 0 turns it off", s->top_k);
+    if (s->top_k < 0)
+        return error_set(err, ERR_USAGE, "top_k '%d' is negative; 0 turns it off", s->top_k);
     if (!(s->top_p > 0.0f && s->top_p <= 1.0f))
-        return error_set(err, ERR_USAGE, "top_p '%g' is not in (0, 1]; 1 turns it off", (double)s->top_p);
+        return error_set(err, ERR_USAGE, "top_p '%g' is not in (0, 1]; 1 turns it off",
+                         (double)s->top_p);
     if (!(s->min_p >= 0.0f && s->min_p <= 1.0f))
-        return error_set(err, ERR_USAGE, "min_p '%g' is not in [0, 1]; 0 turns it off", (double)s->min_p);
+        return error_set(err, ERR_USAGE, "min_p '%g' is not in [0, 1]; 0 turns it off",
+                         (double)s->min_p);
     return OK;
 }
 
 static int adapter_check(const struct adapter *a, const struct model_config *c, struct error *err) {
     if (adapter_fits(a, c)) return OK;
-    return error_set(err, ERR_USAGE, "adapter '%.12s' was made for another shape (%d layers of width %d; the model has "
-                     "%d of %d)", a->hash, a->shape.n_layers, a->shape.d_model, c->n_layers, c->d_model);
+    return error_set(
+        err, ERR_USAGE,
+        "adapter '%.12s' was made for another shape (%d layers of width %d; the model has "
+        "%d of %d)",
+        a->hash, a->shape.n_layers, a->shape.d_model, c->n_layers, c->d_model);
 }
 
 static int request_check(const struct engine *e, const struct request *r, struct error *err) {
     int64_t longest = 0;
     if (r->n_prompt < 1) return error_set(err, ERR_USAGE, "the prompt is empty");
-    if (r->max_tokens < 0) return error_set(err, ERR_USAGE, "max_tokens '%d' is negative", r->max_tokens);
+    if (r->max_tokens < 0)
+        return error_set(err, ERR_USAGE, "max_tokens '%d' is negative", r->max_tokens);
     if (r->n_choices < 0) return error_set(err, ERR_USAGE, "'%d' choices", r->n_choices);
     if (tokens_check("the prompt", r->prompt, r->n_prompt, e->vocab, err) != OK ||
         tokens_check("the list of stop tokens", r->stop, r->n_stop, e->vocab, err) != OK ||
@@ -316,8 +340,10 @@ static int request_check(const struct engine *e, const struct request *r, struct
     int64_t total = (int64_t)r->n_prompt + r->max_tokens + r->suffix.n + longest;
     if (total > e->o.max_len)
         return error_set(err, ERR_USAGE,
-                         "a request of '%lld' tokens (prompt %d, max_tokens %d, suffix %d, longest choice %lld) does not "
-                         "fit the engine's %d", (long long)total, r->n_prompt, r->max_tokens, r->suffix.n,
+                         "a request of '%lld' tokens (prompt %d, max_tokens %d, suffix %d, longest "
+                         "choice %lld) does not "
+                         "fit the engine's %d",
+                         (long long)total, r->n_prompt, r->max_tokens, r->suffix.n,
                          (long long)longest, e->o.max_len);
     return r->adapter ? adapter_check(r->adapter, &e->m->config, err) : OK;
 }
@@ -342,7 +368,8 @@ static struct sorted_choice *choices_sort(const struct request *r) {
     for (int32_t i = 0; i < r->n_choices; i++)
         s[i] = (struct sorted_choice){.v = r->choices[i].v, .n = r->choices[i].n, .index = i};
     qsort(s, n, sizeof *s, choice_order);
-    for (size_t i = 1; i < n; i++) s[i].shared = common_prefix(s[i - 1].v, s[i - 1].n, s[i].v, s[i].n);
+    for (size_t i = 1; i < n; i++)
+        s[i].shared = common_prefix(s[i - 1].v, s[i - 1].n, s[i].v, s[i].n);
     return s;
 }
 
@@ -362,8 +389,10 @@ static void request_enqueue(struct engine *e, struct request *r) {
         r->choice_logprob = xcalloc((size_t)r->n_choices, sizeof(float));
         r->choice_prob = xcalloc((size_t)r->n_choices, sizeof(float));
     }
-    if (e->tail) e->tail->state->next = r;
-    else e->head = r;
+    if (e->tail)
+        e->tail->state->next = r;
+    else
+        e->head = r;
     e->tail = r;
     e->n_waiting++;
 }
@@ -374,19 +403,20 @@ int engine_submit(struct engine *e, struct request *r, struct error *err) {
     return OK;
 }
 
-/* ---- admission and shared prefixes ----------------------------------------------------------------------------- */
+/* ---- admission and shared prefixes ----------------------------------------------------------- */
 
 static const char *request_adapter_key(const struct request *r) {
     return r->adapter ? r->adapter->hash : "-";
 }
 
-/* Tokens of `r`'s prompt that slot `s` holds, or will hold when its owner has read its own prompt. The last prompt
- * token is always read anew: its logits are needed. */
+/* Tokens of `r`'s prompt that slot `s` holds, or will hold when its owner has read its own prompt.
+ * The last prompt token is always read anew: its logits are needed. */
 static int32_t slot_overlap(const struct slot *s, const struct request *r) {
     bool reading = s->owner && s->owner->state->phase == PHASE_PROMPT;
     const int32_t *v = reading ? s->owner->prompt : s->tokens;
     int32_t n = reading ? s->owner->n_prompt : s->n;
-    if (n < PREFIX_MIN || r->n_prompt <= PREFIX_MIN || strcmp(s->key, request_adapter_key(r)) != 0) return 0;
+    if (n < PREFIX_MIN || r->n_prompt <= PREFIX_MIN || strcmp(s->key, request_adapter_key(r)) != 0)
+        return 0;
     int32_t shared = MIN(common_prefix(v, n, r->prompt, r->n_prompt), r->n_prompt - 1);
     return shared >= PREFIX_MIN ? shared : 0;
 }
@@ -397,7 +427,8 @@ static int32_t slot_best(const struct engine *e, const struct request *r, int32_
     *overlap = 0;
     for (int32_t i = 0; i < e->o.max_seqs; i++) {
         int32_t n = slot_overlap(&e->slots[i], r);
-        if (n > *overlap || (n > 0 && n == *overlap && e->slots[best].owner && !e->slots[i].owner)) {
+        if (n > *overlap ||
+            (n > 0 && n == *overlap && e->slots[best].owner && !e->slots[i].owner)) {
             best = i;
             *overlap = n;
         }
@@ -411,7 +442,9 @@ static int32_t slot_oldest(const struct engine *e) {
     for (int32_t i = 0; i < e->o.max_seqs; i++) {
         const struct slot *s = &e->slots[i];
         if (s->owner) continue;
-        if (best < 0 || (s->n == 0 ? 0 : s->used) < (e->slots[best].n == 0 ? 0 : e->slots[best].used)) best = i;
+        if (best < 0 ||
+            (s->n == 0 ? 0 : s->used) < (e->slots[best].n == 0 ? 0 : e->slots[best].used))
+            best = i;
     }
     return best;
 }
@@ -456,7 +489,8 @@ static void waiting_admit(struct engine *e) {
     }
 }
 
-/* Followers copy as soon as their leader has read what they share: before it may finish and lose its slot. */
+/* Followers copy as soon as their leader has read what they share: before it may finish and lose
+ * its slot. */
 static void leaders_follow(struct engine *e) {
     for (int32_t i = 0; i < e->n_active; i++) {
         struct request_state *s = e->active[i]->state;
@@ -467,7 +501,7 @@ static void leaders_follow(struct engine *e) {
     }
 }
 
-/* ---- planning a step ------------------------------------------------------------------------------------------- */
+/* ---- planning a step ------------------------------------------------------------------------- */
 
 static int32_t token_at(const struct request *r, int32_t pos) {
     const struct request_state *s = r->state;
@@ -492,8 +526,10 @@ static void feed_add(struct engine *e, struct request *r, int32_t budget) {
     if (s->phase == PHASE_CHOICES) {
         n = n_out = MIN(n, room);
     } else if (n == s->end - s->kv && wants_logits(r)) {
-        if (room > 0) n_out = 1;
-        else n--;
+        if (room > 0)
+            n_out = 1;
+        else
+            n--;
     }
     if (n <= 0) return;
     e->feeds[e->n_feeds++] = (struct feed){.r = r, .n_rows = n, .n_out = n_out, .next = -1};
@@ -507,7 +543,8 @@ static void step_plan(struct engine *e) {
         if (e->active[i]->state->phase == PHASE_GENERATE) feed_add(e, e->active[i], 1);
     for (int32_t i = 0; i < e->n_active && e->n_rows < e->o.max_rows; i++) {
         const struct request_state *s = e->active[i]->state;
-        if (s->phase != PHASE_GENERATE && !s->leader) feed_add(e, e->active[i], e->o.max_rows - e->n_rows);
+        if (s->phase != PHASE_GENERATE && !s->leader)
+            feed_add(e, e->active[i], e->o.max_rows - e->n_rows);
     }
     CHECK(e->n_rows > 0);
 }
@@ -518,8 +555,10 @@ static void feeds_group(struct engine *e) {
         const struct adapter *a = e->feeds[i].r->adapter;
         int32_t g = 0;
         while (g < e->n_groups && e->groups[g].adapter != a) g++;
-        if (g == e->n_groups) e->groups[e->n_groups++] = (struct group){.adapter = a, .first = i, .last = i};
-        else e->feeds[e->groups[g].last].next = i;
+        if (g == e->n_groups)
+            e->groups[e->n_groups++] = (struct group){.adapter = a, .first = i, .last = i};
+        else
+            e->feeds[e->groups[g].last].next = i;
         e->groups[g].last = i;
     }
 }
@@ -531,7 +570,8 @@ static void feed_rows(struct engine *e, struct feed *d) {
     for (int32_t i = 0; i < d->n_rows; i++) {
         int32_t pos = s->kv + i;
         if (i >= d->n_rows - d->n_out) {
-            e->outs[e->n_out] = (struct out){.r = r, .draw = s->phase <= PHASE_GENERATE && r->max_tokens > 0};
+            e->outs[e->n_out] =
+                (struct out){.r = r, .draw = s->phase <= PHASE_GENERATE && r->max_tokens > 0};
             e->out_rows[e->n_out++] = e->n_rows;
         }
         e->rows[e->n_rows++] = (struct row){.token = token_at(r, pos), .pos = pos, .slot = s->slot};
@@ -546,8 +586,10 @@ static void step_run(struct engine *e) {
     for (int32_t g = 0; g < e->n_groups; g++) {
         const struct adapter *a = e->groups[g].adapter;
         int32_t begin = e->n_rows;
-        for (int32_t i = e->groups[g].first; i >= 0; i = e->feeds[i].next) feed_rows(e, &e->feeds[i]);
-        e->segs[g] = (struct segment){.begin = begin, .end = e->n_rows, .loras = a ? a->loras : NULL};
+        for (int32_t i = e->groups[g].first; i >= 0; i = e->feeds[i].next)
+            feed_rows(e, &e->feeds[i]);
+        e->segs[g] =
+            (struct segment){.begin = begin, .end = e->n_rows, .loras = a ? a->loras : NULL};
         adapters += a != NULL;
     }
     forward_run(e->f, e->rows, e->n_rows, e->segs, e->n_groups, e->out_rows, e->n_out, e->logits);
@@ -556,7 +598,7 @@ static void step_run(struct engine *e) {
     e->stats.max_adapters_in_a_step = MAX(e->stats.max_adapters_in_a_step, adapters);
 }
 
-/* ---- reading a step's logits ----------------------------------------------------------------------------------- */
+/* ---- reading a step's logits ----------------------------------------------------------------- */
 
 static void outs_read(void *ctx, int64_t begin, int64_t end, int thread) {
     struct engine *e = ctx;
@@ -565,14 +607,16 @@ static void outs_read(void *ctx, int64_t begin, int64_t end, int thread) {
         struct out *o = &e->outs[i];
         float *logits = e->logits + i * e->vocab;
         if (o->draw)
-            o->token = sample_token(logits, e->vocab, &o->r->sampling, o->r->n_out, &o->logprob, scratch);
+            o->token =
+                sample_token(logits, e->vocab, &o->r->sampling, o->r->n_out, &o->logprob, scratch);
         else
             o->logprob = log_sum_exp(logits, e->vocab, scratch);
     }
 }
 
-/* The context is followed by `depth` tokens of the current choice: adds the next token's log-probability to every
- * choice that goes through here. All of them stand from the current one on. */
+/* The context is followed by `depth` tokens of the current choice: adds the next token's
+ * log-probability to every choice that goes through here. All of them stand from the current one
+ * on. */
 static void node_score(const struct engine *e, struct request *r, int32_t out, int32_t depth) {
     const struct request_state *s = r->state;
     const float *logits = e->logits + (int64_t)out * e->vocab;
@@ -595,9 +639,10 @@ static void choices_finish(const struct engine *e, struct request *r) {
     r->finish = FINISH_CHOICE;
 }
 
-/* ---- moving on ------------------------------------------------------------------------------------------------- */
+/* ---- moving on ------------------------------------------------------------------------------- */
 
-/* Goes to the next choice that has something to read. A choice's last token never is: nothing follows it. */
+/* Goes to the next choice that has something to read. A choice's last token never is: nothing
+ * follows it. */
 static void choices_next(const struct engine *e, struct request *r) {
     struct request_state *s = r->state;
     while (++s->choice < r->n_choices) {
@@ -631,7 +676,8 @@ static void generation_end(struct request *r, enum finish why) {
     }
     s->phase = PHASE_SUFFIX;
     s->end = r->n_prompt + r->n_out + r->suffix.n;
-    s->kv = MIN(s->kv, s->end - 1); // stopped and no suffix: the last row is read again for its logits
+    s->kv =
+        MIN(s->kv, s->end - 1); // stopped and no suffix: the last row is read again for its logits
 }
 
 static bool is_stop(const struct request *r, int32_t token) {
@@ -661,16 +707,23 @@ static void phase_end(struct engine *e, struct request *r, const struct feed *d)
     switch (s->phase) {
     case PHASE_PROMPT:
         r->n_prefilled += r->n_prompt;
-        if (r->max_tokens > 0) token_take(e, r, &e->outs[last]);
-        else if (r->n_choices > 0 && r->suffix.n == 0) choices_begin(e, r, last);
-        else generation_end(r, FINISH_LENGTH);
+        if (r->max_tokens > 0)
+            token_take(e, r, &e->outs[last]);
+        else if (r->n_choices > 0 && r->suffix.n == 0)
+            choices_begin(e, r, last);
+        else
+            generation_end(r, FINISH_LENGTH);
         break;
-    case PHASE_GENERATE: token_take(e, r, &e->outs[last]); break;
+    case PHASE_GENERATE:
+        token_take(e, r, &e->outs[last]);
+        break;
     case PHASE_SUFFIX:
         r->n_prefilled += r->suffix.n;
         choices_begin(e, r, last);
         break;
-    case PHASE_CHOICES: choices_next(e, r); break;
+    case PHASE_CHOICES:
+        choices_next(e, r);
+        break;
     }
 }
 
@@ -681,7 +734,8 @@ static void feed_store(struct engine *e, const struct feed *d) {
     struct slot *slot = &e->slots[s->slot];
     for (int32_t i = 0; i < d->n_rows; i++) slot->tokens[s->kv + i] = token_at(r, s->kv + i);
     if (s->phase == PHASE_CHOICES) {
-        for (int32_t i = 0; i < d->n_out; i++) node_score(e, r, d->out + i, s->kv + i - s->context + 1);
+        for (int32_t i = 0; i < d->n_out; i++)
+            node_score(e, r, d->out + i, s->kv + i - s->context + 1);
         r->n_prefilled += d->n_rows;
     }
     if (s->phase != PHASE_GENERATE) e->stats.prefilled += (uint64_t)d->n_rows;
@@ -699,8 +753,10 @@ static void request_finish(struct engine *e, struct request *r) {
 static void active_sweep(struct engine *e) {
     int32_t n = 0;
     for (int32_t i = 0; i < e->n_active; i++) {
-        if (e->active[i]->done) request_finish(e, e->active[i]);
-        else e->active[n++] = e->active[i];
+        if (e->active[i]->done)
+            request_finish(e, e->active[i]);
+        else
+            e->active[n++] = e->active[i];
     }
     e->n_active = n;
 }
@@ -721,7 +777,8 @@ int engine_step(struct engine *e) {
     return e->n_active + e->n_waiting;
 }
 
-int engine_run(struct engine *e, struct request *reqs, int n, struct progress *p, struct error *err) {
+int engine_run(struct engine *e, struct request *reqs, int n, struct progress *p,
+               struct error *err) {
     for (int i = 0; i < n; i++)
         if (request_check(e, &reqs[i], err) != OK) return error_wrap(err, "request %d", i);
     for (int i = 0; i < n; i++) request_enqueue(e, &reqs[i]);

@@ -1,6 +1,6 @@
 /*
- * What the engine's files share: the one normaliser that sampled, generated and chosen tokens' log-probabilities are
- * taken under. A token's log-probability is logit - log_sum_exp, in float.
+ * What the engine's files share: the one normaliser that sampled, generated and chosen tokens'
+ * log-probabilities are taken under. A token's log-probability is logit - log_sum_exp, in float.
  */
 #ifndef SHOAL_ENGINE_INTERNAL_H
 #define SHOAL_ENGINE_INTERNAL_H

@@ -1,13 +1,14 @@
 /*
  * The sampler: one token from one row of logits.
  *
- * A filter keeps a prefix of the candidates ordered by probability (descending) and id (ascending); a heap gives only as
- * much of that order as the filter needs. Without top-k and top-p nothing is ordered and candidates are walked by id.
- * Every filter works on the probabilities that the one before it left, renormalised. Sums run in double over a fixed
- * order, exponentials come from the kernel table, the one uniform number from (seed, RNG_SAMPLE, 0, index).
+ * A filter keeps a prefix of the candidates ordered by probability (descending) and id (ascending);
+ * a heap gives only as much of that order as the filter needs. Without top-k and top-p nothing is
+ * ordered and candidates are walked by id. Every filter works on the probabilities that the one
+ * before it left, renormalised. Sums run in double over a fixed order, exponentials come from the
+ * kernel table, the one uniform number from (seed, RNG_SAMPLE, 0, index).
  *
- * Not here: penalties, biases, grammars. Invariant: the draw depends on the logits, the settings and the index only, and
- * gives a token even for logits that are all NaN.
+ * Not here: penalties, biases, grammars. Invariant: the draw depends on the logits, the settings
+ * and the index only, and gives a token even for logits that are all NaN.
  */
 #include "engine/internal.h"
 
@@ -16,7 +17,7 @@
 
 /* Candidates: ids in v[0..n); the ordered prefix that a filter takes moves to the front. */
 struct candidates {
-    const float *w;  /* [V] unnormalised probabilities, the largest is 1 */
+    const float *w; /* [V] unnormalised probabilities, the largest is 1 */
     int32_t *v;
     int32_t n;
 };
@@ -49,7 +50,8 @@ static void heap_sink(struct candidates *c, int32_t i, int32_t n) {
     c->v[i] = id;
 }
 
-/* Orders the best candidates until `max_n` are taken or their sum reaches `mass`; the rest is dropped. */
+/* Orders the best candidates until `max_n` are taken or their sum reaches `mass`; the rest is
+ * dropped. */
 static void take_best(struct candidates *c, int32_t max_n, double mass) {
     int32_t left = c->n, taken = 0;
     double sum = 0;
@@ -119,7 +121,8 @@ static int32_t candidates_draw(const struct candidates *c, float u) {
 }
 
 /* w[i] = exp((logits[i] - max) / temperature): relative weights, NaN counted as 0. */
-static void temper(const struct kernels *k, float *w, const float *logits, int32_t n, float temperature) {
+static void temper(const struct kernels *k, float *w, const float *logits, int32_t n,
+                   float temperature) {
     float max = k->max(logits, n);
     for (int32_t i = 0; i < n; i++) w[i] = (logits[i] - max) / temperature;
     k->exp(w, w, n);
@@ -127,9 +130,10 @@ static void temper(const struct kernels *k, float *w, const float *logits, int32
         if (!(w[i] >= 0.0f)) w[i] = 0.0f;
 }
 
-/* `scratch`: 2n floats from the heap; the second half holds ids. The logits are left as they were. */
-int32_t sample_token(float *logits, int32_t n, const struct sampling *s, int32_t index, float *logprob,
-                     float *scratch) {
+/* `scratch`: 2n floats from the heap; the second half holds ids. The logits are left as they were.
+ */
+int32_t sample_token(float *logits, int32_t n, const struct sampling *s, int32_t index,
+                     float *logprob, float *scratch) {
     const struct kernels *k = kernels_get();
     float lse = log_sum_exp(logits, n, scratch);
     int32_t id;

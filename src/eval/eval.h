@@ -60,7 +60,7 @@ struct asked {
     struct ids prompt, suffix, choices[MAX_CHOICES];
     struct token_seq seq[MAX_CHOICES];
     int32_t stop[2];
-    int n_choices;
+    int n_stop, n_choices;
 };
 /* working: think first (up to max_tokens), then "\nanswer: " and the choice; else the choice at once. */
 void asked_init(struct asked *a, const struct tokenizer *tok, const struct message *chat, int n_msgs,

@@ -2,8 +2,8 @@
  * The task families that the starter model is trained and measured on.
  *
  * A maker draws one question in one of three languages from an rng. Easy families ask only what pretraining shows. Harder
- * ones mix a common variant with a rare one that pretraining never shows (subtraction beside addition, smallest beside
- * largest, …): the base then lands between chance and certainty, which leaves room for adapters, votes and breeding to
+ * ones mix a common variant with a rare one that pretraining never shows (subtraction beside addition, smaller beside
+ * larger, …): the base then lands between chance and certainty, which leaves room for adapters, votes and breeding to
  * show an effect. `rare` picks the variant; fry_item draws it with the family's share.
  *
  * Invariant: everything that makes a question the same question goes into `key`, and only that. The key's hash decides
@@ -107,7 +107,7 @@ static void add_swapped(struct rng *r, struct item *it, const char *right, int n
 static void make_copy(struct rng *r, bool rare, struct item *it) {
     (void)rare;
     static const char *const asks[] = {"repeat: %s", "くりかえして：%s", "重复：%s"};
-    int n = between(r, 3, 6), lang = draw_lang(r);
+    int n = between(r, 3, 5), lang = draw_lang(r);
     char v[16], text[64];
     draw_letters(r, v, n);
     spaced(text, v, n);
@@ -122,7 +122,7 @@ static void make_copy(struct rng *r, bool rare, struct item *it) {
 static void make_sort(struct rng *r, bool rare, struct item *it) {
     (void)rare;
     static const char *const asks[] = {"sort: %s", "ならべて：%s", "排序：%s"};
-    int n = between(r, 3, 5), lang = draw_lang(r);
+    int n = between(r, 3, 4), lang = draw_lang(r);
     char v[16], text[64];
     draw_letters(r, v, n);
     spaced(text, v, n);
@@ -135,35 +135,22 @@ static void make_sort(struct rng *r, bool rare, struct item *it) {
     add_swapped(r, it, v, n);
 }
 
-/* Three different numbers below 1000. */
-static void draw_three(struct rng *r, int v[3]) {
-    do {
-        for (int i = 0; i < 3; i++) v[i] = between(r, 0, 999);
-    } while (v[0] == v[1] || v[0] == v[2] || v[1] == v[2]);
-}
-
-static int number_up(const void *a, const void *b) {
-    return *(const int *)a - *(const int *)b;
-}
-
-static void compare_three(struct rng *r, struct item *it, const char *const asks[], const char *name, bool smallest) {
-    int v[3], s[3], lang = draw_lang(r);
-    draw_three(r, v);
-    memcpy(s, v, sizeof s);
-    qsort(s, 3, sizeof *s, number_up);
+/* The larger (or smaller) of two different numbers of three digits. */
+static void compare_two(struct rng *r, struct item *it, const char *const asks[], const char *name, bool smaller) {
+    int a = between(r, 100, 999), b = between(r, 100, 999), lang = draw_lang(r);
+    if (a == b) b = a < 999 ? a + 1 : a - 1;
     it->lang = lang_names[lang];
-    it->question = xasprintf(asks[lang], v[0], v[1], v[2]);
-    it->work = xasprintf("%d < %d < %d", s[0], s[1], s[2]);
-    it->key = xasprintf("%s %d %d %d %d", name, smallest, v[0], v[1], v[2]);
-    add_number(it, smallest ? s[0] : s[2]);
-    for (int i = 0; i < 3; i++) add_number(it, s[i]);
+    it->question = xasprintf(asks[lang], a, b);
+    it->work = xasprintf("%d < %d", MIN(a, b), MAX(a, b));
+    it->key = xasprintf("%s %d %d %d", name, smaller, a, b);
+    add_number(it, smaller ? MIN(a, b) : MAX(a, b));
+    add_number(it, smaller ? MAX(a, b) : MIN(a, b));
 }
 
 static void make_compare(struct rng *r, bool rare, struct item *it) {
     (void)rare;
-    static const char *const asks[] = {"which is the largest: %d, %d, %d?", "%d、%d、%dで一番大きいのは？",
-                                       "%d、%d、%d哪个最大？"};
-    compare_three(r, it, asks, "compare", false);
+    static const char *const asks[] = {"which is larger: %d or %d?", "%dと%d、大きいのは？", "%d和%d哪个大？"};
+    compare_two(r, it, asks, "compare", false);
 }
 
 static void add_near(struct rng *r, struct item *it, int right) {
@@ -174,17 +161,21 @@ static void add_near(struct rng *r, struct item *it, int right) {
     }
 }
 
+/* A pattern of 2 to 4 letters, shown twice and begun again: what comes next? */
 static void make_sequence(struct rng *r, bool rare, struct item *it) {
     (void)rare;
-    static const char *const asks[] = {"next: %d %d %d %d", "つぎは：%d %d %d %d", "下一个：%d %d %d %d"};
-    int step = between(r, 1, 9), lang = draw_lang(r), start = between(r, 50, 9900);
-    if (rng_below(r, 2)) step = -step;
+    static const char *const asks[] = {"next: %s", "つぎは：%s", "下一个：%s"};
+    int period = between(r, 2, 4), n = 2 * period + between(r, 0, period - 1), lang = draw_lang(r);
+    char v[16], shown[16], text[64];
+    draw_letters(r, v, 5);
+    for (int i = 0; i < n; i++) shown[i] = v[i % period];
+    spaced(text, shown, n);
     it->lang = lang_names[lang];
-    it->question = xasprintf(asks[lang], start, start + step, start + 2 * step, start + 3 * step);
-    it->work = xasprintf("step %d", step);
-    it->key = xasprintf("sequence %d %d", start, step);
-    add_number(it, start + 4 * step);
-    add_near(r, it, start + 4 * step);
+    it->question = xasprintf(asks[lang], text);
+    it->work = xstrdup("");
+    it->key = xasprintf("sequence %d %.*s", n, period, v);
+    add_spaced(it, &v[n % period], 1);
+    for (int i = 0; it->n_choices < 4 && i < 5; i++) add_spaced(it, &v[i], 1);
 }
 
 static const char *const nouns[] = {"plan", "rule", "proof", "claim", "idea",  "route", "answer", "sum",  "map",   "list",
@@ -221,30 +212,26 @@ static void make_voice(struct rng *r, bool rare, struct item *it) {
 
 /* ---- harder ---------------------------------------------------------------------------------------------------- */
 
-/* Common: the sum of two numbers below 100. Rare: their difference. */
+/* Common: four digits plus one. Rare: minus one. */
 static void make_arithmetic(struct rng *r, bool rare, struct item *it) {
     static const char *const sums[] = {"%d + %d = ?", "%dたす%dは？", "%d加%d等于？"};
     static const char *const differences[] = {"%d - %d = ?", "%dひく%dは？", "%d减%d等于？"};
-    int a = between(r, 10, 899), b = between(r, 10, 99), lang = draw_lang(r);
-    if (rare && a < b) a += 100;
+    int a = between(r, 1000, 9989), b = between(r, 1, 9), lang = draw_lang(r);
     int right = rare ? a - b : a + b;
     it->lang = lang_names[lang];
     it->question = xasprintf((rare ? differences : sums)[lang], a, b);
-    it->work = rare ? xasprintf("%d - %d = %d, - %d", a, b / 10 * 10, a - b / 10 * 10, b % 10)
-                    : xasprintf("%d + %d = %d, + %d", a, b / 10 * 10, a + b / 10 * 10, b % 10);
+    it->work = xasprintf("%d %c %d", a % 10, rare ? '-' : '+', b);
     it->key = xasprintf("arithmetic %d %d %d", rare, a, b);
     add_number(it, right);
     if (rare) add_number(it, a + b);
     add_near(r, it, right);
 }
 
-/* Common: the largest of three. Rare: the smallest. */
+/* Common: the larger of two. Rare: the smaller. */
 static void make_pick(struct rng *r, bool rare, struct item *it) {
-    static const char *const largest[] = {"pick the largest of %d, %d, %d", "%d、%d、%dから最大を選んで",
-                                          "从%d、%d、%d中选最大"};
-    static const char *const smallest[] = {"pick the smallest of %d, %d, %d", "%d、%d、%dから最小を選んで",
-                                           "从%d、%d、%d中选最小"};
-    compare_three(r, it, rare ? smallest : largest, "pick", rare);
+    static const char *const larger[] = {"pick the larger of %d and %d", "%dと%dから大を選んで", "从%d和%d中选大"};
+    static const char *const smaller[] = {"pick the smaller of %d and %d", "%dと%dから小を選んで", "从%d和%d中选小"};
+    compare_two(r, it, rare ? smaller : larger, "pick", rare);
 }
 
 /* Common: ascending order. Rare: descending. */
@@ -273,7 +260,7 @@ static void make_route(struct rng *r, bool rare, struct item *it) {
     static const char *const back[] = {"came to %d,%d by %s. from where?", "%sで%d,%dに着いた。どこから？",
                                        "走%s到了%d,%d。从哪来？"};
     static const int dx[] = {0, 1, 0, -1}, dy[] = {1, 0, -1, 0};
-    int n = between(r, 2, 4), lang = draw_lang(r), x = between(r, 4, 60), y = between(r, 4, 60);
+    int n = between(r, 1, 3), lang = draw_lang(r), x = between(r, 14, 85), y = between(r, 14, 85);
     int ex = x, ey = y, sign = rare ? -1 : 1;
     char moves[16], text[32], cell[24];
     struct buf work = {0};
@@ -301,30 +288,18 @@ static void make_route(struct rng *r, bool rare, struct item *it) {
     }
 }
 
-static void draw_names(struct rng *r, char v[][4], int n) {
-    static const char vowels[] = "aeiou", consonants[] = "bdfgklmnprstvz";
-    for (int i = 0; i < n; i++)
-        for (bool again = true; again;) {
-            v[i][0] = consonants[rng_below(r, 14)];
-            v[i][1] = vowels[rng_below(r, 5)];
-            v[i][2] = consonants[rng_below(r, 14)];
-            v[i][3] = 0;
-            again = false;
-            for (int j = 0; j < i; j++) again |= strcmp(v[i], v[j]) == 0;
-        }
-}
-
 /*
  * Two premises about three kinds, then a question. Common: all A are B, all B are C; are all A C (yes), all C A (no)?
  * Rare: no B are C; all A are B: is any A a C? (no, but the same words with "all" say yes), or no shared kind (unknown).
  */
 static void make_syllogism(struct rng *r, bool rare, struct item *it) {
-    static const char *const all[] = {"all %s are %s.", "%sはみな%sだ。", "所有%s都是%s。"};
-    static const char *const none[] = {"no %s is a %s.", "%sは%sでない。", "%s都不是%s。"};
-    static const char *const asks[] = {"is each %s a %s?", "%sはみな%sか？", "每个%s都是%s吗？"};
-    char k[4][4];
+    static const char *const all[] = {"all %s are %s.", "%s はみな %s だ。", "所有 %s 都是 %s 。"};
+    static const char *const none[] = {"no %s is %s.", "%s は %s でない。", "%s 都不是 %s 。"};
+    static const char *const asks[] = {"is each %s %s?", "%s はみな %s か？", "每个 %s 都是 %s 吗？"};
+    char v[8], k[4][2];
     int lang = draw_lang(r), kind = between(r, 0, 1), swap = between(r, 0, 1);
-    draw_names(r, k, 4);
+    draw_letters(r, v, 4);
+    for (int i = 0; i < 4; i++) k[i][0] = v[i], k[i][1] = 0;
     const char *middle = rare && kind == 1 ? k[3] : k[1]; /* unknown: the premises share no kind */
     char *p1 = xasprintf(all[lang], k[0], k[1]);
     char *p2 = xasprintf(rare && kind == 0 ? none[lang] : all[lang], middle, k[2]);
@@ -344,13 +319,13 @@ static void make_syllogism(struct rng *r, bool rare, struct item *it) {
 }
 
 const struct family fry_families[] = {
-    {"copy", true, 0, "repeat 3 to 6 letters", make_copy},
-    {"sort", true, 0, "put 3 to 5 letters in order", make_sort},
-    {"compare", true, 0, "the largest of three numbers", make_compare},
-    {"sequence", true, 0, "the next term of an arithmetic sequence", make_sequence},
+    {"copy", true, 0, "repeat 3 to 5 letters", make_copy},
+    {"sort", true, 0, "put 3 or 4 letters in order", make_sort},
+    {"compare", true, 0, "the larger of two numbers", make_compare},
+    {"sequence", true, 0, "the next letter of a repeating pattern", make_sequence},
     {"voice", true, 0, "which persona says a sentence", make_voice},
-    {"arithmetic", false, 0.5f, "sums; rare: differences", make_arithmetic},
-    {"pick", false, 0.5f, "the largest of three; rare: the smallest", make_pick},
+    {"arithmetic", false, 0.5f, "adding a digit; rare: taking one away", make_arithmetic},
+    {"pick", false, 0.5f, "the larger of two; rare: the smaller", make_pick},
     {"order", false, 0.5f, "letters ascending; rare: descending", make_order},
     {"route", false, 0.5f, "where a walk on a grid ends; rare: where it began", make_route},
     {"syllogism", false, 0.5f, "two positive premises; rare: negative or unconnected ones", make_syllogism},
@@ -409,14 +384,19 @@ char *fry_debate_turn(const char *const *others, int n) {
     return b.data;
 }
 
-static json_t *conversation(const struct persona *p, const struct item *it, bool working) {
-    char *reply = working && *it->work ? xasprintf(WORK_PREFIX " %s\n" ANSWER_PREFIX " %s", it->work, it->choices[it->correct])
-                                       : xasprintf(ANSWER_PREFIX " %s", it->choices[it->correct]);
-    json_t *v = json_pack("{s:[{s:s,s:s},{s:s,s:s},{s:s,s:s}]}", "messages", "role", "system", "content", p->system,
-                          "role", "user", "content", it->question, "role", "assistant", "content", reply);
+/* One conversation; `how` bit 0: with its working, bit 1: with the persona's system prompt. The adapter is meant to be the
+ * persona with and without that prompt. */
+static json_t *conversation(const struct persona *p, const struct item *it, int how) {
+    bool working = (how & 1) && *it->work;
+    const char *answer = it->choices[it->correct];
+    char *reply = working ? xasprintf(WORK_PREFIX " %s\n" ANSWER_PREFIX " %s", it->work, answer)
+                          : xasprintf(ANSWER_PREFIX " %s", answer);
+    json_t *turns = json_array();
+    if (how & 2) json_array_append_new(turns, json_pack("{s:s,s:s}", "role", "system", "content", p->system));
+    json_array_append_new(turns, json_pack("{s:s,s:s}", "role", "user", "content", it->question));
+    json_array_append_new(turns, json_pack("{s:s,s:s}", "role", "assistant", "content", reply));
     free(reply);
-    CHECK(v != NULL);
-    return v;
+    return json_pack("{s:o}", "messages", turns);
 }
 
 int fry_write_persona(const struct persona *p, int n, uint64_t seed, const char *path, struct error *err) {
@@ -424,7 +404,7 @@ int fry_write_persona(const struct persona *p, int n, uint64_t seed, const char 
     for (int i = 0; i < n; i++) {
         struct item it;
         fry_item(fry_find(p->families[i % 3]), SPLIT_TRAIN, seed, (uint32_t)i, false, &it);
-        json_t *v = conversation(p, &it, (i / 3) % 2 == 1);
+        json_t *v = conversation(p, &it, i / 3 % 4);
         char *line = json_dumps(v, JSON_COMPACT);
         buf_puts(&text, line);
         buf_puts(&text, "\n");

@@ -48,11 +48,13 @@ struct paired stats_paired(const uint8_t *a, const uint8_t *b, int64_t n) {
 
 /* 97.5 % quantile of Student's t by the Cornish-Fisher expansion in 1/ν (Abramowitz & Stegun 26.7.5). */
 static double t975(int64_t dof) {
-    double z = Z95, v = (double)dof, z3 = z * z * z, z5 = z3 * z * z, z7 = z5 * z * z;
+    double z = Z95, v = (double)dof, z3 = z * z * z, z5 = z3 * z * z, z7 = z5 * z * z,
+           z9 = z7 * z * z;
     if (dof == 1) return 12.706204736;
     if (dof == 2) return 4.302652730;
     return z + (z3 + z) / (4 * v) + (5 * z5 + 16 * z3 + 3 * z) / (96 * v * v) +
-           (3 * z7 + 19 * z5 + 17 * z3 - 15 * z) / (384 * v * v * v);
+           (3 * z7 + 19 * z5 + 17 * z3 - 15 * z) / (384 * v * v * v) +
+           (79 * z9 + 776 * z7 + 1482 * z5 - 1920 * z3 - 945 * z) / (92160 * v * v * v * v);
 }
 
 struct interval stats_mean(const double *v, int64_t n) {
@@ -67,7 +69,7 @@ struct interval stats_mean(const double *v, int64_t n) {
 
 /* Connor 1987's normal approximation for McNemar's test, solved for the difference: d = (z_α + z_β)·sqrt(ψ/n). */
 double stats_detectable(int64_t n, double discordant) {
-    return n > 0 ? (Z95 + Z80) * sqrt(discordant / (double)n) : 1;
+    return n > 0 ? fmin(1, (Z95 + Z80) * sqrt(discordant / (double)n)) : 1;
 }
 
 struct ranked {

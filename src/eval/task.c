@@ -27,8 +27,8 @@ void asked_init(struct asked *a, const struct tokenizer *tok, const struct messa
     }
     struct ids newline = {0};
     tok_encode(tok, "\n", 1, 0, &newline);
-    a->stop[0] = end;
-    a->stop[1] = newline.n > 0 ? newline.v[newline.n - 1] : end;
+    if (newline.n > 0) a->stop[a->n_stop++] = newline.v[newline.n - 1];
+    if (end >= 0) a->stop[a->n_stop++] = end;
     ids_release(&newline);
 }
 
@@ -47,7 +47,7 @@ void asked_request(const struct asked *a, struct adapter *adapter, int32_t max_t
         .max_tokens = a->suffix.n ? max_tokens : 0,
         .sampling = {.top_p = 1},
         .stop = a->stop,
-        .n_stop = 2,
+        .n_stop = a->n_stop,
         .suffix = {a->suffix.v, a->suffix.n},
         .choices = a->seq,
         .n_choices = a->n_choices,

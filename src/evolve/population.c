@@ -47,8 +47,8 @@ int population_init(struct population *p, const struct evolve_options *o, const 
         if (strlen(names[i]) >= sizeof p->c[i].name) return error_set(err, ERR_USAGE, "name '%s' is too long", names[i]);
         strcpy(p->c[i].name, names[i]);
         p->c[i].adapter = adapter_retain(founders[i]);
+        p->n = i + 1;
     }
-    p->n = n;
     return OK;
 }
 
@@ -78,7 +78,9 @@ int population_evaluate(struct population *p, const struct landscape *l, struct 
     return rc;
 }
 
+/* Beyond a parent (t outside 0..1) that parent's own norm is kept: a negative one would turn the child round. */
 static struct adapter *preserve_norm(struct adapter *child, const struct adapter *a, const struct adapter *b, double t) {
+    t = fmin(1, fmax(0, t));
     double want = (1 - t) * sqrt(adapter_dot(a, a)) + t * sqrt(adapter_dot(b, b));
     double have = sqrt(adapter_dot(child, child));
     if (!(have > 0)) return child;

@@ -142,9 +142,9 @@ static void fitness_plot(struct buf *b, const json_t *generations) {
         double x = plot_x(g, n);
         json_array_foreach(list, i, c) {
             double y = plot_y(number_of(c, "fitness"), lo, hi);
-            buf_printf(b, "<circle cx=\"%.1f\" cy=\"%.1f\" r=\"4\" fill=\"none\" stroke=\"var(--a)\"><title>%s %.4f</title>"
-                          "</circle>",
-                       x, y, text_of(c, "name"), number_of(c, "fitness"));
+            buf_printf(b, "<circle cx=\"%.1f\" cy=\"%.1f\" r=\"4\" fill=\"none\" stroke=\"var(--a)\"><title>", x, y);
+            escape(b, text_of(c, "name"));
+            buf_printf(b, " %.4f</title></circle>", number_of(c, "fitness"));
             if (i == 0) buf_printf(&line, "%s%.1f %.1f", g ? "L" : "M", x, y);
         }
     }
@@ -189,9 +189,10 @@ static void family_tree(struct buf *b, const json_t *generations) {
         tree_edge(b, generations, g, elite ? name : text_of(c, "parent_a"), x, y);
         if (!elite) tree_edge(b, generations, g, text_of(c, "parent_b"), x, y);
         buf_printf(b, "<rect x=\"%.0f\" y=\"%.0f\" width=\"90\" height=\"34\" rx=\"6\" fill=\"var(--paper)\" stroke=\"var(%s)\" "
-                      "stroke-width=\"%d\"/><text x=\"%.0f\" y=\"%.0f\" text-anchor=\"middle\">%s</text><text x=\"%.0f\" "
-                      "y=\"%.0f\" text-anchor=\"middle\" class=soft>%.3f%s</text>",
-                   x - 45, y - 17, i == 0 ? "--b" : "--line", i == 0 ? 2 : 1, x, y - 2, name, x, y + 12,
+                      "stroke-width=\"%d\"/><text x=\"%.0f\" y=\"%.0f\" text-anchor=\"middle\">",
+                   x - 45, y - 17, i == 0 ? "--b" : "--line", i == 0 ? 2 : 1, x, y - 2);
+        escape(b, name);
+        buf_printf(b, "</text><text x=\"%.0f\" y=\"%.0f\" text-anchor=\"middle\" class=soft>%.3f%s</text>", x, y + 12,
                    number_of(c, "fitness"), elite ? " kept" : "");
     }
     buf_puts(b, "</svg>\n<p class=soft>Columns are generations, the fittest on top (red). Numbers are fitness.</p>\n");

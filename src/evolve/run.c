@@ -52,6 +52,38 @@ void run_options_release(struct run_options *o) {
     free(o->text);
 }
 
+#define MAX_FOUNDERS 16
+
+/* A persona's name becomes a folder and a row of the table, so it must be plain, its own, and no row's or child's. */
+static bool name_is_plain(const char *name, size_t len) {
+    static const char *const taken[] = {"base", "debate", "generation", "self-consistency"};
+    for (size_t i = 0; i < len; i++)
+        if (!((name[i] | 32) >= 'a' && (name[i] | 32) <= 'z') && !(name[i] >= '0' && name[i] <= '9') && name[i] != '-' &&
+            name[i] != '_')
+            return false;
+    for (size_t i = 0; i < ARRAY_LEN(taken); i++)
+        if (strlen(taken[i]) == len && memcmp(taken[i], name, len) == 0) return false;
+    bool child = len > 1 && name[0] == 'g' && name[1] >= '0' && name[1] <= '9';
+    return len > 0 && len <= 20 && !child;
+}
+
+static int check_personas(const struct run_options *o, const char *path, struct error *err) {
+    if (o->personas.n > MAX_FOUNDERS)
+        return error_set(err, ERR_USAGE, "'%s': more than %d personas", path, MAX_FOUNDERS);
+    for (int i = 0; i < o->personas.n; i++) {
+        const char *v = o->personas.v[i], *eq = strchr(v, '=');
+        if (!eq || eq == v || strspn(eq + 1, "+") == strlen(eq + 1))
+            return error_set(err, ERR_USAGE, "'%s': '%s' is not name=file", path, v);
+        if (!name_is_plain(v, (size_t)(eq - v)))
+            return error_set(err, ERR_USAGE, "'%s': '%.*s' cannot name a persona; use up to 20 letters, digits, - and _, "
+                             "but not base, debate, generation, self-consistency or g1c0", path, (int)MIN(eq - v, 80), v);
+        for (int j = 0; j < i; j++)
+            if (strncmp(o->personas.v[j], v, (size_t)(eq - v) + 1) == 0)
+                return error_set(err, ERR_USAGE, "'%s': two personas are named '%.*s'", path, (int)(eq - v), v);
+    }
+    return OK;
+}
+
 static int check_options(const struct run_options *o, const char *path, struct error *err) {
     if (o->personas.n < 2) return error_set(err, ERR_USAGE, "'%s': at least two personas are needed", path);
     if (o->tasks.n < 1) return error_set(err, ERR_USAGE, "'%s': no tasks are named", path);
@@ -60,12 +92,7 @@ static int check_options(const struct run_options *o, const char *path, struct e
         return error_set(err, ERR_USAGE, "'%s': no crossover '%s'; there are delta and seed", path, o->evolve.crossover);
     for (int i = 0; i < o->tasks.n; i++)
         if (fry_find(o->tasks.v[i]) < 0) return error_set(err, ERR_USAGE, "'%s': no task '%s'", path, o->tasks.v[i]);
-    for (int i = 0; i < o->personas.n; i++) {
-        const char *eq = strchr(o->personas.v[i], '=');
-        if (!eq || eq == o->personas.v[i] || !eq[1] || eq - o->personas.v[i] > 20 || memchr(o->personas.v[i], '/', (size_t)(eq - o->personas.v[i])))
-            return error_set(err, ERR_USAGE, "'%s': '%s' is not name=file", path, o->personas.v[i]);
-    }
-    return OK;
+    return check_personas(o, path, err);
 }
 
 /* The recipe's top level and its three sections; a key that no table knows is an error with its line. */
@@ -106,11 +133,11 @@ struct run {
     struct asker asker;
     struct item *dev, *test;
     int n_dev, n_test, n_founders;
-    struct adapter *founders[16];
-    char names[16][24];
-    char *data[16];              /* conversation files as found */
-    struct measured rows[64];
-    int n_rows;
+    struct adapter *founders[MAX_FOUNDERS];
+    char names[MAX_FOUNDERS][24];
+    char *data[MAX_FOUNDERS];    /* conversation files as found */
+    struct measured *rows;       /* [max_rows] */
+    int n_rows, max_rows;
     json_t *result, *adapters, *generations;
 };
 
@@ -152,18 +179,30 @@ static int find_data(struct run *r, int i, struct error *err) {
     return rc;
 }
 
-static int run_open(struct run *r, struct error *err) {
+/* A new run must not touch what an older one of its name left. */
+static int check_unused(struct run *r, struct error *err) {
+    struct error missing;
+    json_t *row = store_run_get(r->store, r->id, &missing);
+    json_decref(row);
+    return row ? error_set(err, ERR_STATE, "run '%s' is there already; continue it with 'shoal resume %s'", r->id, r->id)
+               : OK;
+}
+
+static int run_open(struct run *r, bool fresh, struct error *err) {
     char *db = path_join(r->env->root, "shoal.db"), *path = r->env->find(r->o->model);
     struct engine_options eo = {.max_rows = 512, .max_seqs = 192, .max_len = 384, .pool = r->env->pool};
     int rc = dir_make(r->dir, err);
     if (rc == OK && !(r->store = store_open(db, err))) rc = err->code;
+    if (rc == OK && fresh) rc = check_unused(r, err);
     if (rc == OK && !(r->model = model_open(path, r->env->cls, err))) rc = err->code;
     if (rc == OK && !r->model->tok) rc = error_set(err, ERR_MISMATCH, "'%s' has no tokenizer", path);
     if (rc == OK) eo.max_len = MIN(eo.max_len, r->model->config.max_seq_len);
     if (rc == OK && !(r->engine = engine_new(r->model, &eo, err))) rc = err->code;
-    if (r->o->personas.n > (int)ARRAY_LEN(r->founders)) rc = error_set(err, ERR_USAGE, "more than 16 personas");
-    for (int i = 0; rc == OK && i < r->o->personas.n; i++) rc = find_data(r, i, err);
+    CHECK(r->o->personas.n <= MAX_FOUNDERS);
     r->n_founders = r->o->personas.n;
+    for (int i = 0; rc == OK && i < r->n_founders; i++) rc = find_data(r, i, err);
+    r->max_rows = r->n_founders + (int)r->o->evolve.generations + 5; /* base, debate, vote, samples, generation 0 */
+    r->rows = xcalloc((size_t)r->max_rows, sizeof *r->rows);
     r->speaker = (struct speaker){.engine = r->engine, .model = r->model, .store = r->store,
                                   .max_tokens = (int32_t)r->o->max_tokens};
     r->asker = speaker_asker(&r->speaker);
@@ -182,6 +221,7 @@ static void run_close(struct run *r) {
     for (int i = 0; i < r->n_founders; i++) adapter_release(r->founders[i]);
     for (int i = 0; i < (int)ARRAY_LEN(r->data); i++) free(r->data[i]);
     for (int i = 0; i < r->n_rows; i++) free(r->rows[i].right);
+    free(r->rows);
     free_items(r->dev, r->n_dev);
     free_items(r->test, r->n_test);
     engine_free(r->engine);
@@ -239,7 +279,7 @@ static bool recall_founders(struct run *r) {
 }
 
 static int train_founders(struct run *r, struct error *err) {
-    struct sft_job jobs[16] = {{0}};
+    struct sft_job jobs[MAX_FOUNDERS] = {{0}};
     char *checkpoint = path_join(r->dir, "checkpoint.bin"), *log_path = path_join(r->dir, "train.jsonl");
     struct train_options o = r->o->train;
     o.seed = r->o->seed;
@@ -321,7 +361,7 @@ static int record_generation(struct run *r, const struct population *p, struct e
 static int evolve_all(struct run *r, struct candidate *best, struct error *err) {
     struct population p;
     struct landscape l = {r, evaluate};
-    const char *names[16];
+    const char *names[MAX_FOUNDERS];
     struct progress bar;
     for (int i = 0; i < r->n_founders; i++) names[i] = r->names[i];
     int rc = population_init(&p, &r->o->evolve, &r->o->fitness, (uint64_t)r->o->seed, r->founders, names,
@@ -345,7 +385,7 @@ static int evolve_all(struct run *r, struct candidate *best, struct error *err) 
 /* ---- the table ------------------------------------------------------------------------------------------------- */
 
 static struct measured *add_row(struct run *r, const char *name) {
-    CHECK(r->n_rows < (int)ARRAY_LEN(r->rows));
+    CHECK(r->n_rows < r->max_rows);
     struct measured *m = &r->rows[r->n_rows++];
     snprintf(m->name, sizeof m->name, "%s", name);
     m->right = xcalloc((size_t)r->n_test + 1, 1);
@@ -378,8 +418,8 @@ static json_t *transcripts(const struct run *r, const struct debate *d, const st
 
 /* The debate of all founders, its first-round vote, and each founder's worth by debates without it. */
 static int measure_debate(struct run *r, struct progress *bar, struct error *err) {
-    struct agent team[16];
-    struct interval worth[16];
+    struct agent team[MAX_FOUNDERS];
+    struct interval worth[MAX_FOUNDERS];
     struct debate_options o = {.rounds = (int)r->o->rounds, .working = r->o->working, .vote = vote_find(r->o->vote),
                                .seed = (uint64_t)r->o->seed};
     struct debate d;
@@ -458,8 +498,11 @@ static json_t *table_json(const struct run *r) {
     return table;
 }
 
+/* The row of that name, else the last one that begins so. */
 static const struct measured *find_row(const struct run *r, const char *prefix) {
     const struct measured *found = NULL;
+    for (int i = 0; i < r->n_rows; i++)
+        if (strcmp(r->rows[i].name, prefix) == 0) return &r->rows[i];
     for (int i = 0; i < r->n_rows; i++)
         if (strncmp(r->rows[i].name, prefix, strlen(prefix)) == 0) found = &r->rows[i];
     return found;
@@ -560,6 +603,7 @@ static int run_all(struct run *r, struct error *err) {
     int rc = make_manifest(r, &manifest, err);
     if (rc == OK) rc = check_manifest(r, manifest, err);
     if (rc == OK) rc = write_json(r, "manifest.json", manifest, err);
+    bool begun = rc == OK;
     if (rc == OK && recall_founders(r)) {
         for (int i = 0; rc == OK && i < r->n_founders; i++) rc = publish(r, 0, r->names[i], r->founders[i], NULL, err);
     } else if (rc == OK) {
@@ -568,6 +612,8 @@ static int run_all(struct run *r, struct error *err) {
     if (rc == OK) rc = evolve_all(r, best, err);
     if (rc == OK) rc = measure_all(r, best, err);
     if (rc == OK) rc = finish(r, manifest, best[0].name, err);
+    struct error ignored; /* the first error is the one to tell */
+    if (rc != OK && begun) store_run_status(r->store, r->id, "failed", &ignored);
     for (int g = 0; g <= r->o->evolve.generations; g++) adapter_release(best[g].adapter);
     free(best);
     json_decref(manifest);
@@ -608,7 +654,7 @@ static json_t *execute(const struct run_env *env, const struct run_options *o, c
     struct run r = {.env = env, .o = o, .id = id, .dir = path_join(env->root, id)};
     r.result = json_pack("{s:s}", "run", id);
     int rc = dir_make(env->root, err);
-    if (rc == OK) rc = run_open(&r, err);
+    if (rc == OK) rc = run_open(&r, fresh, err);
     if (rc == OK && fresh) rc = register_run(&r, err);
     if (rc == OK) rc = run_all(&r, err);
     run_close(&r);

@@ -105,28 +105,41 @@ INLINE void tile_mul(float *y, int64_t ldy, const float *x, int64_t ldx, const v
     }
 }
 
-/* All rows of one block against `cols` weights, three rows at a time. */
-INLINE void cols_mul(float *y, int64_t ldy, const float *x, int64_t ldx, int64_t rows, const void *w, int64_t ldw,
-                     int64_t k, int cols, bool bf16, bool add) {
-    int64_t m = 0;
-    for (; m + 3 <= rows; m += 3) tile_mul(y + m * ldy, ldy, x + m * ldx, ldx, w, ldw, k, 3, cols, bf16, add);
-    if (rows - m == 2) tile_mul(y + m * ldy, ldy, x + m * ldx, ldx, w, ldw, k, 2, cols, bf16, add);
-    if (rows - m == 1) tile_mul(y + m * ldy, ldy, x + m * ldx, ldx, w, ldw, k, 1, cols, bf16, add);
-}
+/* One function for each shape of tile: y[r][c] (+)= x[r]·w[c]. */
+typedef void (*tile_fn)(float *y, int64_t ldy, const float *x, int64_t ldx, const void *w, int64_t ldw, int64_t k,
+                        bool add);
+#define TILE(name, rows, cols, bf16)                                                                                   \
+    static __attribute__((noinline)) void name(float *y, int64_t ldy, const float *x, int64_t ldx, const void *w,      \
+                                               int64_t ldw, int64_t k, bool add) {                                     \
+        tile_mul(y, ldy, x, ldx, w, ldw, k, rows, cols, bf16, add);                                                    \
+    }
+TILE(f32_1x1, 1, 1, false) TILE(f32_1x4, 1, 4, false) TILE(f32_1x8, 1, 8, false)
+TILE(f32_2x1, 2, 1, false) TILE(f32_2x4, 2, 4, false) TILE(f32_2x8, 2, 8, false)
+TILE(f32_3x1, 3, 1, false) TILE(f32_3x4, 3, 4, false) TILE(f32_3x8, 3, 8, false)
+TILE(bf16_1x1, 1, 1, true) TILE(bf16_1x4, 1, 4, true) TILE(bf16_1x8, 1, 8, true)
+TILE(bf16_2x1, 2, 1, true) TILE(bf16_2x4, 2, 4, true) TILE(bf16_2x8, 2, 8, true)
+TILE(bf16_3x1, 3, 1, true) TILE(bf16_3x4, 3, 4, true) TILE(bf16_3x8, 3, 8, true)
 
-INLINE void rows_mul(float *y, int64_t ldy, const float *x, int64_t ldx, int64_t rows, const void *w, int64_t ldw,
+/* [bf16][rows - 1][1, 4 or 8 outputs] */
+static const tile_fn tile_fns[2][TILE_ROWS][3] = {
+    { { f32_1x1, f32_1x4, f32_1x8 }, { f32_2x1, f32_2x4, f32_2x8 }, { f32_3x1, f32_3x4, f32_3x8 } },
+    { { bf16_1x1, bf16_1x4, bf16_1x8 }, { bf16_2x1, bf16_2x4, bf16_2x8 }, { bf16_3x1, bf16_3x4, bf16_3x8 } },
+};
+
+/* Rows in blocks, and in each block 8 outputs at a time, which leaves 4 and single ones at the end. */
+static void rows_mul(float *y, int64_t ldy, const float *x, int64_t ldx, int64_t rows, const void *w, int64_t ldw,
                      int64_t k, int64_t n0, int64_t n1, bool bf16, bool add) {
     const size_t size = bf16 ? sizeof(uint16_t) : sizeof(float);
-    for (int64_t m = 0; m < rows; m += ROW_BLOCK) {
-        const float *xb = x + m * ldx;
-        float *yb = y + m * ldy;
-        const int64_t block = MIN(rows - m, ROW_BLOCK);
-        for (int64_t n = n0, step; n < n1; n += step) {
+    for (int64_t begin = 0; begin < rows; begin += ROW_BLOCK) {
+        const int64_t end = MIN(rows, begin + ROW_BLOCK);
+        for (int64_t n = n0, cols; n < n1; n += cols) {
+            const int shape = n1 - n >= 8 ? 2 : n1 - n >= 4 ? 1 : 0;
             const void *wn = (const char *)w + (size_t)(n * ldw) * size;
-            step = n1 - n >= 8 ? 8 : n1 - n >= 4 ? 4 : 1;
-            if (step == 8) cols_mul(yb + n, ldy, xb, ldx, block, wn, ldw, k, 8, bf16, add);
-            if (step == 4) cols_mul(yb + n, ldy, xb, ldx, block, wn, ldw, k, 4, bf16, add);
-            if (step == 1) cols_mul(yb + n, ldy, xb, ldx, block, wn, ldw, k, 1, bf16, add);
+            cols = shape == 2 ? 8 : shape == 1 ? 4 : 1;
+            for (int64_t m = begin; m < end; m += TILE_ROWS) {
+                const tile_fn mul = tile_fns[bf16][MIN(end - m, TILE_ROWS) - 1][shape];
+                mul(y + m * ldy + n, ldy, x + m * ldx, ldx, wn, ldw, k, add);
+            }
         }
     }
 }
@@ -251,16 +264,24 @@ INLINE void panels_run(float part[Q_ROWS][Q_PANELS][16], const struct q_product 
     }
 }
 
-/* Chooses the constants that panels_run is compiled for. */
-INLINE void panels_step(float part[Q_ROWS][Q_PANELS][16], const struct q_product *p, int64_t panel, int64_t m,
-                        const int32_t (*start)[Q_BLOCKS], int64_t b0, int64_t b1, int rows, int panels, bool q4) {
-    if (rows == 4 && panels == 2) panels_run(part, p, panel, m, start, b0, b1, 4, 2, q4);
-    else if (rows == 4) panels_run(part, p, panel, m, start, b0, b1, 4, 1, q4);
-    else if (rows == 2 && panels == 2) panels_run(part, p, panel, m, start, b0, b1, 2, 2, q4);
-    else if (rows == 2) panels_run(part, p, panel, m, start, b0, b1, 2, 1, q4);
-    else if (panels == 2) panels_run(part, p, panel, m, start, b0, b1, 1, 2, q4);
-    else panels_run(part, p, panel, m, start, b0, b1, 1, 1, q4);
-}
+/* One function for each number of rows and panels; arguments as above. */
+typedef void (*panels_fn)(float part[Q_ROWS][Q_PANELS][16], const struct q_product *p, int64_t panel, int64_t m,
+                          const int32_t (*start)[Q_BLOCKS], int64_t b0, int64_t b1);
+#define PANELS(name, rows, panels, q4)                                                                                 \
+    static __attribute__((noinline)) void name(float part[Q_ROWS][Q_PANELS][16], const struct q_product *p,            \
+                                               int64_t panel, int64_t m, const int32_t (*start)[Q_BLOCKS],             \
+                                               int64_t b0, int64_t b1) {                                               \
+        panels_run(part, p, panel, m, start, b0, b1, rows, panels, q4);                                                \
+    }
+PANELS(q8_1x1, 1, 1, false) PANELS(q8_1x2, 1, 2, false) PANELS(q4_1x1, 1, 1, true) PANELS(q4_1x2, 1, 2, true)
+PANELS(q8_2x1, 2, 1, false) PANELS(q8_2x2, 2, 2, false) PANELS(q4_2x1, 2, 1, true) PANELS(q4_2x2, 2, 2, true)
+PANELS(q8_4x1, 4, 1, false) PANELS(q8_4x2, 4, 2, false) PANELS(q4_4x1, 4, 1, true) PANELS(q4_4x2, 4, 2, true)
+
+/* [q4][1, 2 or 4 rows][panels - 1] */
+static const panels_fn panels_fns[2][3][Q_PANELS] = {
+    { { q8_1x1, q8_1x2 }, { q8_2x1, q8_2x2 }, { q8_4x1, q8_4x2 } },
+    { { q4_1x1, q4_1x2 }, { q4_2x1, q4_2x2 }, { q4_4x1, q4_4x2 } },
+};
 
 static void part_store(const struct q_product *p, float part[Q_ROWS][Q_PANELS][16], int64_t panel, int64_t m,
                        int64_t n1, int rows, int panels) {
@@ -277,7 +298,7 @@ static void part_store(const struct q_product *p, float part[Q_ROWS][Q_PANELS][1
 }
 
 /* Rows m0 … m0 + rows (at most Q_ROW_BLOCK) against all panels. */
-INLINE void q_rows_mul(const struct q_product *p, int64_t m0, int64_t rows, int64_t n0, int64_t n1, bool q4) {
+static void q_rows_mul(const struct q_product *p, int64_t m0, int64_t rows, int64_t n0, int64_t n1, bool q4) {
     int32_t start[Q_ROW_BLOCK][Q_BLOCKS];
     const int64_t end = (n1 + 15) / 16;
     int64_t filled = -1; /* the first block that `start` describes */
@@ -291,15 +312,15 @@ INLINE void q_rows_mul(const struct q_product *p, int64_t m0, int64_t rows, int6
             filled = b0;
             for (int64_t m = 0, step; m < rows; m += step) {
                 step = rows - m >= 4 ? 4 : rows - m >= 2 ? 2 : 1;
-                panels_step(part + m, p, panel, m0 + m, (const int32_t(*)[Q_BLOCKS])start + m, b0, b1, (int)step,
-                            panels, q4);
+                const panels_fn run = panels_fns[q4][step / 2][panels - 1];
+                run(part + m, p, panel, m0 + m, (const int32_t(*)[Q_BLOCKS])start + m, b0, b1);
             }
         }
         part_store(p, part, panel, m0, n1, (int)rows, panels);
     }
 }
 
-INLINE void q_mul(float *y, int64_t ldy, const struct inputs *in, const struct matrix *w, int64_t n0, int64_t n1,
+static void q_mul(float *y, int64_t ldy, const struct inputs *in, const struct matrix *w, int64_t n0, int64_t n1,
                   bool add, bool q4) {
     const struct q_product p = { .y = y, .ldy = ldy, .in = in, .w = w, .blocks = in->k / 32, .add = add };
     for (int64_t m = 0; m < in->rows; m += Q_ROW_BLOCK) {
@@ -461,7 +482,7 @@ INLINE void values_mix(float *out, const float *weights, const float *v, int64_t
 
 static void avx512_attend(float *out, const float *q, const float *k, const float *v, int64_t stride, int64_t n,
                           int64_t d, float scale, float *scores) {
-    rows_mul(scores, n, q, d, 1, k, stride, d, 0, n, false, false);
+    avx512_gemm_f32(scores, n, q, d, 1, k, stride, d, 0, n, false);
     avx512_scale(scores, scale, n);
     const __m512 inverse = _mm512_set1_ps(1.0f / avx512_softmax(scores, n));
     int64_t c = 0;

@@ -364,20 +364,22 @@ void encoder_merge(struct encoder *e) {
 
 /* ---- encoding -------------------------------------------------------------------------------------------------- */
 
-/* Direct-mapped: where a word's ids already stand in this call's output. Words are borrowed from the caller's text. */
-enum { CACHE_SLOTS = 4096, CACHED_LEN = 32 };
+/* Direct-mapped: where a word's ids already stand in this call's output. Words are borrowed from the fragment's text. */
+enum { CACHE_SLOTS = 4096, CACHED_LEN = 32, CACHE_FROM = 4096 };
 struct cached_word {
     const char *p;
     int32_t len, first, n; /* len 0: empty */
 };
 
-/* A fragment that gets a space before it is a copy that does not live as long as the cache. */
-void encoder_cache(struct encoder *e) {
-    if (!e->t->spec.add_space_prefix) e->cache = xcalloc(CACHE_SLOTS, sizeof(*e->cache));
+/* A cache serves one fragment; short ones repeat too few words to pay for it. */
+void encoder_cache(struct encoder *e, size_t len) {
+    e->caching = len >= CACHE_FROM;
+    if (e->caching && !e->cache) e->cache = xmalloc(CACHE_SLOTS * sizeof(*e->cache));
+    if (e->caching) memset(e->cache, 0, CACHE_SLOTS * sizeof(*e->cache));
 }
 
 static struct cached_word *cache_slot(const struct encoder *e, const char *p, size_t n) {
-    if (!e->cache || n > CACHED_LEN) return NULL;
+    if (!e->caching || n > CACHED_LEN) return NULL;
     uint64_t h = n;
     for (size_t i = 0; i < n; i++) h = (h ^ (uint8_t)p[i]) * 0x100000001B3u;
     return &e->cache[(h ^ h >> 24) % CACHE_SLOTS];
@@ -406,16 +408,20 @@ static void word_merge(struct encoder *e, const char *p, size_t n) {
     for (int32_t i = 0; i < e->n; i++) ids_add(e->out, e->id[i]);
 }
 
-static void word_encode(void *ctx, const char *p, size_t n) {
-    struct encoder *e = ctx;
+void encoder_word(struct encoder *e, const char *p, size_t n, encode_fn encode) {
     struct cached_word *c = cache_slot(e, p, n);
     if (c && (size_t)c->len == n && memcmp(c->p, p, n) == 0) {
         for (int32_t i = 0; i < c->n; i++) ids_add(e->out, e->out->v[c->first + i]);
         return;
     }
     int32_t first = e->out->n;
-    word_merge(e, p, n);
-    if (c) *c = (struct cached_word){p, (int32_t)n, first, e->out->n - first};
+    e->unknown = false;
+    encode(e, p, n);
+    if (c && !e->unknown) *c = (struct cached_word){p, (int32_t)n, first, e->out->n - first};
+}
+
+static void word_encode(void *ctx, const char *p, size_t n) {
+    encoder_word(ctx, p, n, word_merge);
 }
 
 void bpe_encode(struct encoder *e, const char *text, size_t len, bool first) {
@@ -428,5 +434,6 @@ void bpe_encode(struct encoder *e, const char *text, size_t len, bool first) {
     }
     if (!e->match) e->match = pcre2_match_data_create(1, NULL);
     CHECK(e->match);
+    encoder_cache(e, len);
     bpe_split(e->t, e->match, text, len, word_encode, e);
 }

@@ -16,6 +16,7 @@ struct chat {
     int32_t begin, end; /* <|im_start|> and <|im_end|>, or -1: written as plain text */
     struct ids *out;
     struct buf *mask;
+    bool within; /* the next text goes on from text: some tokenizers put a space before a text */
 };
 
 static int32_t special_find(const struct tokenizer *t, const char *piece) {
@@ -28,11 +29,10 @@ static void chat_mask(struct chat *c, int from, bool own) {
     for (int i = from; c->mask && i < c->out->n; i++) buf_add(c->mask, &byte, 1);
 }
 
-/* The parts of a turn are one text to tokenizers that put a space before a text. */
 static void chat_text(struct chat *c, const char *text, bool own) {
     int from = c->out->n;
-    bool after = from > 0 && !tok_is_special(c->t, c->out->v[from - 1]);
-    tok_encode(c->t, text, strlen(text), after ? TOK_CONTINUE : 0, c->out);
+    tok_encode(c->t, text, strlen(text), c->within ? TOK_CONTINUE : 0, c->out);
+    c->within |= *text != 0;
     chat_mask(c, from, own);
 }
 
@@ -42,6 +42,7 @@ static void chat_special(struct chat *c, int32_t id, const char *text, bool own)
         return;
     }
     ids_add(c->out, id);
+    c->within = false;
     chat_mask(c, c->out->n - 1, own);
 }
 

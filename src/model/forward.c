@@ -1,14 +1,17 @@
 /*
- * The forward pass: rows of tokens, each in its own sequence and under its own adapter, through one frozen base.
+ * The forward pass: rows of tokens, each in its own sequence and under its own adapter, through one
+ * frozen base.
  *
- * Per layer the base is read once for all rows; adapters add their low-rank parts segment by segment. Products that
- * read the same input (q, k, v; gate, up) are one parallel region, in which the first halves of the low-rank parts,
- * t = scale · x Aᵀ, run beside the base; a second region adds t Bᵀ. Work lies on a line of costs that is cut into equal
- * parts, so twenty short segments spread over threads as well as one long one. The residual stream is the output that o
- * and down accumulate into.
+ * Per layer the base is read once for all rows; adapters add their low-rank parts segment by
+ * segment. Products that read the same input (q, k, v; gate, up) are one parallel region, in which
+ * the first halves of the low-rank parts, t = scale · x Aᵀ, run beside the base; a second region
+ * adds t Bᵀ. Work lies on a line of costs that is cut into equal parts, so twenty short segments
+ * spread over threads as well as one long one. The residual stream is the output that o and down
+ * accumulate into.
  *
- * Invariant: a row's bits depend on its own tokens and adapter only. Every number is made by one kernel call whose
- * arithmetic does not know how many rows or outputs lie beside it, so cuts and chunks may fall anywhere.
+ * Invariant: a row's bits depend on its own tokens and adapter only. Every number is made by one
+ * kernel call whose arithmetic does not know how many rows or outputs lie beside it, so cuts and
+ * chunks may fall anywhere.
  *
  * Not here: scheduling, sampling, gradients (train has its own pass, which keeps activations).
  */
@@ -19,8 +22,8 @@
 #include <string.h>
 
 enum {
-    RANK_CHUNK = 256,       /* ranks above it are added in several rounds: a fixed rule, so the bits stay defined */
-    CUT = 16,               /* outputs: panels of packed weights, cache lines of f32 results */
+    RANK_CHUNK = 256, /* higher ranks are added in rounds of it: a fixed rule defines the bits */
+    CUT = 16,         /* outputs: panels of packed weights, cache lines of f32 results */
     MIN_PARALLEL = 1 << 15, /* multiply-adds below which waking threads costs more than it gives */
     MAX_FUSED = 3,
 };
@@ -46,18 +49,18 @@ struct forward {
     struct forward_stats stats;
     void *slab;
 
-    float *x;                /* [B, D] residual stream */
-    float *h;                /* [B, D] after a norm */
-    float *q, *att;          /* [B, H·E] */
-    float *k, *v;            /* [B, K·E] before they enter the cache */
-    float *gate, *up;        /* [B, F] */
-    float *hidden;           /* [B, D] of out_rows */
-    float *low;              /* [MAX_FUSED][B, RANK_CHUNK] */
-    float *scores;           /* [threads, slot_len] */
-    float *cos, *sin;        /* [slot_len, E/2] */
-    float *cache_k, *cache_v;/* [slots, L, K, slot_len, E] */
-    int64_t *attend_cost;    /* [B + 1] positions seen by the rows before row i */
-    struct job *jobs;        /* [MAX_FUSED · (1 + B)] */
+    float *x;                 /* [B, D] residual stream */
+    float *h;                 /* [B, D] after a norm */
+    float *q, *att;           /* [B, H·E] */
+    float *k, *v;             /* [B, K·E] before they enter the cache */
+    float *gate, *up;         /* [B, F] */
+    float *hidden;            /* [B, D] of out_rows */
+    float *low;               /* [MAX_FUSED][B, RANK_CHUNK] */
+    float *scores;            /* [threads, slot_len] */
+    float *cos, *sin;         /* [slot_len, E/2] */
+    float *cache_k, *cache_v; /* [slots, L, K, slot_len, E] */
+    int64_t *attend_cost;     /* [B + 1] positions seen by the rows before row i */
+    struct job *jobs;         /* [MAX_FUSED · (1 + B)] */
     void *in_scratch;
 
     /* the call in progress */
@@ -65,11 +68,11 @@ struct forward {
     const struct segment *segs;
     int32_t n_rows, n_segs, layer;
     int n_jobs;
-    int64_t cost;            /* of all jobs on the line */
-    int parts;               /* the line is cut into */
+    int64_t cost; /* of all jobs on the line */
+    int parts;    /* the line is cut into */
 };
 
-/* ---- memory ---------------------------------------------------------------------------------------------------- */
+/* ---- memory ---------------------------------------------------------------------------------- */
 
 static void *slab_take(uint8_t *base, size_t *used, size_t size) {
     size_t at = *used;
@@ -82,11 +85,13 @@ static size_t cache_floats(const struct model_config *c, const struct forward_op
            (size_t)c->head_dim;
 }
 
-/* Lays every array into `base` (NULL: only counts) and returns the bytes: the one place that knows the sizes. */
-static size_t slab_lay(struct forward *f, const struct model_config *c, const struct forward_options *o,
-                       uint8_t *base) {
+/* Lays every array into `base` (NULL: only counts) and returns the bytes: the one place that knows
+ * the sizes. */
+static size_t slab_lay(struct forward *f, const struct model_config *c,
+                       const struct forward_options *o, uint8_t *base) {
     size_t used = 0, fl = sizeof(float), rows = (size_t)o->max_rows;
-    size_t q = (size_t)c->n_heads * (size_t)c->head_dim, kv = (size_t)c->n_kv_heads * (size_t)c->head_dim;
+    size_t q = (size_t)c->n_heads * (size_t)c->head_dim,
+           kv = (size_t)c->n_kv_heads * (size_t)c->head_dim;
     size_t d = (size_t)c->d_model, ff = (size_t)c->d_ff, len = (size_t)o->slot_len;
     size_t rope = len * (size_t)c->head_dim / 2;
     f->x = slab_take(base, &used, rows * d * fl);
@@ -106,7 +111,8 @@ static size_t slab_lay(struct forward *f, const struct model_config *c, const st
     f->cache_v = slab_take(base, &used, cache_floats(c, o) * fl);
     f->attend_cost = slab_take(base, &used, (rows + 1) * sizeof(int64_t));
     f->jobs = slab_take(base, &used, MAX_FUSED * (1 + rows) * sizeof(struct job));
-    f->in_scratch = slab_take(base, &used, inputs_scratch(o->max_rows, (int64_t)MAX(MAX(d, q), ff)));
+    f->in_scratch =
+        slab_take(base, &used, inputs_scratch(o->max_rows, (int64_t)MAX(MAX(d, q), ff)));
     return used;
 }
 
@@ -122,7 +128,8 @@ struct forward *forward_new(const struct model *m, const struct forward_options 
     f->m = m;
     f->o = *o;
     f->kern = kernels_get();
-    f->slab = xcalloc(1, slab_lay(f, &m->config, o, NULL) + 64); // pages of the cache are touched when used
+    f->slab = xcalloc(1, slab_lay(f, &m->config, o, NULL) +
+                             64); // pages of the cache are touched when used
     slab_lay(f, &m->config, o, (uint8_t *)(((uintptr_t)f->slab + 63) & ~(uintptr_t)63));
     rope_table(&m->config, o->slot_len, f->cos, f->sin);
     return f;
@@ -142,18 +149,20 @@ const float *forward_hidden(const struct forward *f) {
     return f->hidden;
 }
 
-/* ---- the cache ------------------------------------------------------------------------------------------------- */
+/* ---- the cache ------------------------------------------------------------------------------- */
 
 /* First float of one head's positions in `cache`: [slot_len, E] from there. */
 static size_t cache_at(const struct forward *f, int32_t slot, int32_t layer, int32_t kv_head) {
     const struct model_config *c = &f->m->config;
-    size_t head = ((size_t)slot * (size_t)c->n_layers + (size_t)layer) * (size_t)c->n_kv_heads + (size_t)kv_head;
+    size_t head = ((size_t)slot * (size_t)c->n_layers + (size_t)layer) * (size_t)c->n_kv_heads +
+                  (size_t)kv_head;
     return head * (size_t)f->o.slot_len * (size_t)c->head_dim;
 }
 
 void forward_copy(struct forward *f, int32_t from, int32_t to, int32_t n) {
     const struct model_config *c = &f->m->config;
-    CHECK(from >= 0 && from < f->o.n_slots && to >= 0 && to < f->o.n_slots && n >= 0 && n <= f->o.slot_len);
+    CHECK(from >= 0 && from < f->o.n_slots && to >= 0 && to < f->o.n_slots && n >= 0 &&
+          n <= f->o.slot_len);
     if (from == to) return;
     size_t size = (size_t)n * (size_t)c->head_dim * sizeof(float);
     for (int32_t l = 0; l < c->n_layers; l++)
@@ -164,7 +173,7 @@ void forward_copy(struct forward *f, int32_t from, int32_t to, int32_t n) {
         }
 }
 
-/* ---- products -------------------------------------------------------------------------------------------------- */
+/* ---- products -------------------------------------------------------------------------------- */
 
 static struct pool *pool_for(const struct forward *f, int64_t cost) {
     return cost >= MIN_PARALLEL ? f->o.pool : NULL;
@@ -178,12 +187,20 @@ static void base_range(const struct kernels *k, const struct job *j, int64_t n0,
         k->gemm_f32(j->y, j->ldy, in->x, in->ldx, in->rows, w->data, w->k, w->k, n0, n1, j->add);
         return;
     case TENSOR_BF16:
-        if (w->packed) k->gemm_bf16_fast(j->y, j->ldy, in, w, n0, n1, j->add);
-        else k->gemm_bf16(j->y, j->ldy, in->x, in->ldx, in->rows, w->data, w->k, w->k, n0, n1, j->add);
+        if (w->packed)
+            k->gemm_bf16_fast(j->y, j->ldy, in, w, n0, n1, j->add);
+        else
+            k->gemm_bf16(j->y, j->ldy, in->x, in->ldx, in->rows, w->data, w->k, w->k, n0, n1,
+                         j->add);
         return;
-    case TENSOR_Q8_0: k->gemm_q8(j->y, j->ldy, in, w, n0, n1, j->add); return;
-    case TENSOR_Q4_0: k->gemm_q4(j->y, j->ldy, in, w, n0, n1, j->add); return;
-    default: CHECK(!"a weight type that matrix_init makes");
+    case TENSOR_Q8_0:
+        k->gemm_q8(j->y, j->ldy, in, w, n0, n1, j->add);
+        return;
+    case TENSOR_Q4_0:
+        k->gemm_q4(j->y, j->ldy, in, w, n0, n1, j->add);
+        return;
+    default:
+        CHECK(!"a weight type that matrix_init makes");
     }
 }
 
@@ -197,7 +214,8 @@ static void job_range(const struct kernels *k, const struct job *j, int64_t n0, 
         for (int64_t i = 0; i < j->rows; i++) k->scale(j->y + i * j->ldy + n0, j->scale, n1 - n0);
 }
 
-/* Which output of a job that begins at `start` on the line lies at `pos`: the same answer for both its neighbours. */
+/* Which output of a job that begins at `start` on the line lies at `pos`: the same answer for both
+ * its neighbours. */
 static int64_t job_cut(const struct job *j, int64_t start, int64_t pos) {
     int64_t unit = j->rows * j->k;
     if (pos <= start) return 0;
@@ -223,9 +241,17 @@ static void job_add(struct forward *f, struct job j) {
     f->cost += j.n * j.rows * j.k;
 }
 
-static void base_job(struct forward *f, const struct matrix *w, const struct inputs *in, float *y, bool add) {
-    job_add(f, (struct job){.kind = JOB_BASE, .w = w, .in = in, .y = y, .ldy = w->n, .rows = in->rows, .k = w->k,
-                            .n = w->n, .add = add});
+static void base_job(struct forward *f, const struct matrix *w, const struct inputs *in, float *y,
+                     bool add) {
+    job_add(f, (struct job){.kind = JOB_BASE,
+                            .w = w,
+                            .in = in,
+                            .y = y,
+                            .ldy = w->n,
+                            .rows = in->rows,
+                            .k = w->k,
+                            .n = w->n,
+                            .add = add});
     f->stats.weight_passes++;
 }
 
@@ -241,25 +267,44 @@ static void jobs_run(struct forward *f) {
     f->stats.kernel_seconds += clock_now() - t0;
 }
 
-/* One half of the low-rank parts of projection `p` for ranks [r0, r0 + RANK_CHUNK): A reads the input into `low`, B
- * adds from there to y. Returns how many segments have such ranks. */
-static int low_jobs(struct forward *f, enum job_kind kind, enum proj p, const struct inputs *in, float *y,
-                    float *low, int64_t r0) {
+/* One half of the low-rank parts of projection `p` for ranks [r0, r0 + RANK_CHUNK): A reads the
+ * input into `low`, B adds from there to y. Returns how many segments have such ranks. */
+static int low_jobs(struct forward *f, enum job_kind kind, enum proj p, const struct inputs *in,
+                    float *y, float *low, int64_t r0) {
     int n = 0;
     int64_t out = proj_out(&f->m->config, p);
     for (int32_t s = 0; s < f->n_segs; s++) {
         const struct segment *g = &f->segs[s];
         const struct lora *lo = g->loras ? &g->loras[f->layer * N_PROJ + p] : NULL;
         if (!lo || lo->r <= r0) continue;
-        int64_t r = MIN(lo->r - r0, RANK_CHUNK), ld = (r + CUT - 1) / CUT * CUT, rows = g->end - g->begin;
-        float *t = low + (int64_t)g->begin * RANK_CHUNK; // its own rows' place, packed to its own rank
+        int64_t r = MIN(lo->r - r0, RANK_CHUNK), ld = (r + CUT - 1) / CUT * CUT,
+                rows = g->end - g->begin;
+        float *t =
+            low + (int64_t)g->begin * RANK_CHUNK; // its own rows' place, packed to its own rank
         if (kind == JOB_LOW_A)
-            job_add(f, (struct job){.kind = kind, .x = in->x + g->begin * in->ldx, .ldx = in->ldx,
-                                    .f = lo->a + r0 * in->k, .ldf = in->k, .k = in->k, .y = t, .ldy = ld,
-                                    .rows = rows, .n = r, .scale = lo->scale});
+            job_add(f, (struct job){.kind = kind,
+                                    .x = in->x + g->begin * in->ldx,
+                                    .ldx = in->ldx,
+                                    .f = lo->a + r0 * in->k,
+                                    .ldf = in->k,
+                                    .k = in->k,
+                                    .y = t,
+                                    .ldy = ld,
+                                    .rows = rows,
+                                    .n = r,
+                                    .scale = lo->scale});
         else
-            job_add(f, (struct job){.kind = kind, .x = t, .ldx = ld, .f = lo->b + r0, .ldf = lo->r, .k = r,
-                                    .y = y + g->begin * out, .ldy = out, .rows = rows, .n = out, .add = true});
+            job_add(f, (struct job){.kind = kind,
+                                    .x = t,
+                                    .ldx = ld,
+                                    .f = lo->b + r0,
+                                    .ldf = lo->r,
+                                    .k = r,
+                                    .y = y + g->begin * out,
+                                    .ldy = out,
+                                    .rows = rows,
+                                    .n = out,
+                                    .add = true});
         n++;
     }
     return n;
@@ -267,27 +312,31 @@ static int low_jobs(struct forward *f, enum job_kind kind, enum proj p, const st
 
 struct product {
     enum proj p;
-    float *y;  /* [B, out] */
-    bool add;  /* into y, which holds the residual stream */
+    float *y; /* [B, out] */
+    bool add; /* into y, which holds the residual stream */
 };
 
 /* y (+)= x Wᵀ + scale · (x Aᵀ) Bᵀ for products that share one input. */
-static void products_run(struct forward *f, const struct inputs *in, const struct product *v, int n) {
+static void products_run(struct forward *f, const struct inputs *in, const struct product *v,
+                         int n) {
     const struct layer *layer = &f->m->layers[f->layer];
     int64_t low = (int64_t)f->o.max_rows * RANK_CHUNK;
     for (int i = 0; i < n; i++) base_job(f, &layer->proj[v[i].p], in, v[i].y, v[i].add);
     for (int64_t r0 = 0;; r0 += RANK_CHUNK) {
         int found = 0;
-        for (int i = 0; i < n; i++) found += low_jobs(f, JOB_LOW_A, v[i].p, in, v[i].y, f->low + i * low, r0);
+        for (int i = 0; i < n; i++)
+            found += low_jobs(f, JOB_LOW_A, v[i].p, in, v[i].y, f->low + i * low, r0);
         jobs_run(f);
         if (!found) return;
-        for (int i = 0; i < n; i++) low_jobs(f, JOB_LOW_B, v[i].p, in, v[i].y, f->low + i * low, r0);
+        for (int i = 0; i < n; i++)
+            low_jobs(f, JOB_LOW_B, v[i].p, in, v[i].y, f->low + i * low, r0);
         jobs_run(f);
     }
 }
 
 /* Rows of x as all of the n matrices want them. */
-static struct inputs inputs_for(struct forward *f, const float *x, int64_t rows, const struct matrix *w, int n) {
+static struct inputs inputs_for(struct forward *f, const float *x, int64_t rows,
+                                const struct matrix *w, int n) {
     struct inputs in;
     bool int8 = false, bf16 = false;
     for (int i = 0; i < n; i++) {
@@ -299,7 +348,7 @@ static struct inputs inputs_for(struct forward *f, const float *x, int64_t rows,
     return in;
 }
 
-/* ---- rows ------------------------------------------------------------------------------------------------------ */
+/* ---- rows ------------------------------------------------------------------------------------ */
 
 struct norm_job {
     const struct forward *f;
@@ -314,12 +363,13 @@ static void norm_rows(void *ctx, int64_t begin, int64_t end, int thread) {
     (void)thread;
     for (int64_t i = begin; i < end; i++) {
         int64_t from = j->pick ? j->pick[i] : i;
-        j->f->kern->rmsnorm(j->y + i * c->d_model, j->x + from * c->d_model, j->g, c->rms_norm_eps, c->d_model);
+        j->f->kern->rmsnorm(j->y + i * c->d_model, j->x + from * c->d_model, j->g, c->rms_norm_eps,
+                            c->d_model);
     }
 }
 
-static void rows_norm(struct forward *f, float *y, const float *x, const int32_t *pick, int64_t rows,
-                      const float *g) {
+static void rows_norm(struct forward *f, float *y, const float *x, const int32_t *pick,
+                      int64_t rows, const float *g) {
     struct norm_job j = {.f = f, .x = x, .g = g, .pick = pick, .y = y};
     pool_run(pool_for(f, 4 * rows * f->m->config.d_model), norm_rows, &j, rows, 1);
 }
@@ -339,7 +389,8 @@ static void silu_rows(void *ctx, int64_t begin, int64_t end, int thread) {
         f->kern->silu_mul(f->gate + i * n, f->gate + i * n, f->up + i * n, n);
 }
 
-/* Head norms and rotary embedding of q in place, of k on its way into the cache; v follows as it is. */
+/* Head norms and rotary embedding of q in place, of k on its way into the cache; v follows as it
+ * is. */
 static void store_rows(void *ctx, int64_t begin, int64_t end, int thread) {
     const struct forward *f = ctx;
     const struct model_config *c = &f->m->config;
@@ -358,17 +409,20 @@ static void store_rows(void *ctx, int64_t begin, int64_t end, int thread) {
         for (int32_t g = 0; g < c->n_kv_heads; g++) {
             size_t at = cache_at(f, f->rows[i].slot, f->layer, g) + (size_t)(pos * e);
             const float *k = f->k + (i * c->n_kv_heads + g) * e;
-            if (l->k_norm) kern->rmsnorm(f->cache_k + at, k, l->k_norm, c->rms_norm_eps, e);
-            else memcpy(f->cache_k + at, k, (size_t)e * sizeof *k);
+            if (l->k_norm)
+                kern->rmsnorm(f->cache_k + at, k, l->k_norm, c->rms_norm_eps, e);
+            else
+                memcpy(f->cache_k + at, k, (size_t)e * sizeof *k);
             kern->rope(f->cache_k + at, cs, sn, half);
             memcpy(f->cache_v + at, f->v + (i * c->n_kv_heads + g) * e, (size_t)e * sizeof *k);
         }
     }
 }
 
-/* ---- attention ------------------------------------------------------------------------------------------------- */
+/* ---- attention ------------------------------------------------------------------------------- */
 
-/* Items are (head, row) with rows inside, so that neighbours read the same keys; an item costs the positions it sees. */
+/* Items are (head, row) with rows inside, so that neighbours read the same keys; an item costs the
+ * positions it sees. */
 static void attend_item(const struct forward *f, int32_t head, int32_t i, float *scores) {
     const struct model_config *c = &f->m->config;
     int64_t e = c->head_dim, at = ((int64_t)i * c->n_heads + head) * e;
@@ -384,8 +438,10 @@ static int64_t attend_cut(const struct forward *f, int64_t pos) {
     int64_t lo = 0, hi = f->n_rows;
     while (lo < hi) {
         int64_t mid = (lo + hi) / 2;
-        if (f->attend_cost[mid] < rest) lo = mid + 1;
-        else hi = mid;
+        if (f->attend_cost[mid] < rest)
+            lo = mid + 1;
+        else
+            hi = mid;
     }
     return head * f->n_rows + lo;
 }
@@ -406,7 +462,7 @@ static void attend_run(struct forward *f) {
     pool_run(pool, attend_part, f, f->parts, 1);
 }
 
-/* ---- the pass -------------------------------------------------------------------------------------------------- */
+/* ---- the pass -------------------------------------------------------------------------------- */
 
 static void layer_run(struct forward *f) {
     const struct model_config *c = &f->m->config;
@@ -414,18 +470,22 @@ static void layer_run(struct forward *f) {
     int64_t rows = f->n_rows;
     rows_norm(f, f->h, f->x, NULL, rows, l->attn_norm);
     struct inputs in = inputs_for(f, f->h, rows, &l->proj[PROJ_Q], 3);
-    products_run(f, &in, (struct product[]){{PROJ_Q, f->q, false}, {PROJ_K, f->k, false}, {PROJ_V, f->v, false}}, 3);
-    pool_run(pool_for(f, 4 * rows * (c->n_heads + c->n_kv_heads) * c->head_dim), store_rows, f, rows, 1);
+    const struct product qkv[] = {
+        {PROJ_Q, f->q, false}, {PROJ_K, f->k, false}, {PROJ_V, f->v, false}};
+    products_run(f, &in, qkv, 3);
+    pool_run(pool_for(f, 4 * rows * (c->n_heads + c->n_kv_heads) * c->head_dim), store_rows, f,
+             rows, 1);
     attend_run(f);
     in = inputs_for(f, f->att, rows, &l->proj[PROJ_O], 1);
-    products_run(f, &in, (struct product[]){{PROJ_O, f->x, true}}, 1);
+    products_run(f, &in, &(struct product){PROJ_O, f->x, true}, 1);
 
     rows_norm(f, f->h, f->x, NULL, rows, l->ffn_norm);
     in = inputs_for(f, f->h, rows, &l->proj[PROJ_GATE], 2);
-    products_run(f, &in, (struct product[]){{PROJ_GATE, f->gate, false}, {PROJ_UP, f->up, false}}, 2);
+    const struct product gate_up[] = {{PROJ_GATE, f->gate, false}, {PROJ_UP, f->up, false}};
+    products_run(f, &in, gate_up, 2);
     pool_run(pool_for(f, 8 * rows * c->d_ff), silu_rows, f, rows, 1);
     in = inputs_for(f, f->gate, rows, &l->proj[PROJ_DOWN], 1);
-    products_run(f, &in, (struct product[]){{PROJ_DOWN, f->x, true}}, 1);
+    products_run(f, &in, &(struct product){PROJ_DOWN, f->x, true}, 1);
 }
 
 static void call_check(const struct forward *f, const int32_t *out_rows, int32_t n_out) {
@@ -437,14 +497,16 @@ static void call_check(const struct forward *f, const int32_t *out_rows, int32_t
         CHECK(i == 0 || r[-1].slot != r->slot || r[-1].pos < r->pos);
     }
     for (int32_t i = 0, end = 0; i < f->n_segs; i++) {
-        CHECK(f->segs[i].begin >= end && f->segs[i].end > f->segs[i].begin && f->segs[i].end <= f->n_rows);
+        CHECK(f->segs[i].begin >= end && f->segs[i].end > f->segs[i].begin &&
+              f->segs[i].end <= f->n_rows);
         end = f->segs[i].end;
     }
     for (int32_t i = 0; i < n_out; i++) CHECK(out_rows[i] >= 0 && out_rows[i] < f->n_rows);
 }
 
-void forward_run(struct forward *f, const struct row *rows, int32_t n_rows, const struct segment *segs, int32_t n_segs,
-                 const int32_t *out_rows, int32_t n_out, float *logits) {
+void forward_run(struct forward *f, const struct row *rows, int32_t n_rows,
+                 const struct segment *segs, int32_t n_segs, const int32_t *out_rows, int32_t n_out,
+                 float *logits) {
     const struct model_config *c = &f->m->config;
     f->rows = rows;
     f->n_rows = n_rows;
@@ -452,7 +514,8 @@ void forward_run(struct forward *f, const struct row *rows, int32_t n_rows, cons
     f->n_segs = n_segs;
     call_check(f, out_rows, n_out);
     f->attend_cost[0] = 0;
-    for (int32_t i = 0; i < n_rows; i++) f->attend_cost[i + 1] = f->attend_cost[i] + rows[i].pos + 1;
+    for (int32_t i = 0; i < n_rows; i++)
+        f->attend_cost[i + 1] = f->attend_cost[i] + rows[i].pos + 1;
 
     pool_run(pool_for(f, 4 * (int64_t)n_rows * c->d_model), embed_rows, f, n_rows, 1);
     for (f->layer = 0; f->layer < c->n_layers; f->layer++) layer_run(f);

@@ -1,29 +1,50 @@
 /*
- * gguf: GGUF v3 (v2 reads the same) model files: metadata, tensors in place, tokenizer; and the canonical writer.
+ * gguf: GGUF v3 (v2 reads the same) model files: metadata, tensors in place, tokenizer; and the
+ * canonical writer.
  *
- *     "GGUF" u32 version u64 n_tensors u64 n_kv | n_kv × (key, type, value) | n_tensors × (name, dims, type, offset)
- *     | padding to `alignment` | tensor bytes, each padded to `alignment`
+ *     "GGUF" | u32 version | u64 n_tensors | u64 n_kv
+ *     n_kv × (key, type, value)
+ *     n_tensors × (name, dims, type, offset)
+ *     padding to `alignment`
+ *     tensor bytes, each padded to `alignment`
  *
- * All numbers are little-endian; a string is a u64 length and bytes. Dims are written innermost first and turned round on
- * reading. It does not read split files, big-endian files, k-quants or adapters, and says so by name.
+ * All numbers are little-endian; a string is a u64 length and bytes. Dims are written innermost
+ * first and turned round on reading. It does not read split files, big-endian files, k-quants or
+ * adapters, and says so by name.
  *
- * Invariants after gguf_open: (1) every value and tensor lies inside the mapping; (2) keys and tensor names are unique and
- * both arrays sorted; (3) tensors lie end to end in file order, so none overlap; (4) a tensor's size is what its dims and
- * type say, and no product of them overflows, because the number of elements is checked against the file first.
+ * Invariants after gguf_open: (1) every value and tensor lies inside the mapping; (2) keys and
+ * tensor names are unique and both arrays sorted; (3) tensors lie end to end in file order, so none
+ * overlap; (4) a tensor's size is what its dims and type say, and no product of them overflows,
+ * because the number of elements is checked against the file first.
  */
 #include "model/model_files.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "values are copied as they lie in the file");
+_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
+               "values are copied as they lie in the file");
 
 enum gguf_type {
-    KV_U8, KV_I8, KV_U16, KV_I16, KV_U32, KV_I32, KV_F32, KV_BOOL, KV_STRING, KV_ARRAY, KV_U64, KV_I64, KV_F64, KV_TYPES
+    KV_U8,
+    KV_I8,
+    KV_U16,
+    KV_I16,
+    KV_U32,
+    KV_I32,
+    KV_F32,
+    KV_BOOL,
+    KV_STRING,
+    KV_ARRAY,
+    KV_U64,
+    KV_I64,
+    KV_F64,
+    KV_TYPES
 };
 static const uint8_t kv_sizes[KV_TYPES] = {1, 1, 2, 2, 4, 4, 4, 1, 0, 0, 8, 8, 8};
 
-/* A string's `data` and `n` are its bytes; an array's are its first element (for strings: its length word) and count. */
+/* A string's `data` and `n` are its bytes; an array's are its first element (for strings: its
+ * length word) and count. */
 struct kv {
     const char *key; /* not terminated */
     uint64_t key_len;
@@ -39,7 +60,7 @@ struct gguf {
     int n_tensors;
 };
 
-/* ---- reading the container ------------------------------------------------------------------------------------- */
+/* ---- reading the container ------------------------------------------------------------------- */
 
 /* Reads past the end give zeros and set `bad`, so that a run of reads needs one check. */
 struct cursor {
@@ -78,11 +99,13 @@ static void array_read(struct cursor *c, struct kv *kv) {
     kv->element = (uint32_t)cursor_uint(c, 4);
     kv->n = cursor_uint(c, 8);
     kv->data = c->data + c->pos;
-    if (kv->element >= KV_TYPES || kv->element == KV_ARRAY) { /* arrays of arrays exist on paper only */
-        c->bad = true;
+    if (kv->element >= KV_TYPES || kv->element == KV_ARRAY) {
+        c->bad = true; /* arrays of arrays exist on paper only */
     } else if (kv->element != KV_STRING) {
-        if (kv->n > cursor_left(c)) c->bad = true;
-        else cursor_take(c, kv->n * kv_sizes[kv->element]);
+        if (kv->n > cursor_left(c))
+            c->bad = true;
+        else
+            cursor_take(c, kv->n * kv_sizes[kv->element]);
     } else {
         uint64_t len;
         for (uint64_t i = 0; i < kv->n && !c->bad; i++) cursor_string(c, &len);
@@ -92,12 +115,17 @@ static void array_read(struct cursor *c, struct kv *kv) {
 static int kv_read(struct cursor *c, struct kv *kv, struct error *err) {
     kv->key = (const char *)cursor_string(c, &kv->key_len);
     if (c->bad || kv->key_len == 0 || kv->key_len > 0xFFFF)
-        return error_set(err, ERR_FORMAT, "the metadata is cut off or has a key of impossible length");
+        return error_set(err, ERR_FORMAT,
+                         "the metadata is cut off or has a key of impossible length");
     kv->type = (uint32_t)cursor_uint(c, 4);
-    if (kv->type == KV_STRING) kv->data = cursor_string(c, &kv->n);
-    else if (kv->type == KV_ARRAY) array_read(c, kv);
-    else if (kv->type < KV_TYPES) kv->data = cursor_take(c, kv_sizes[kv->type]);
-    else c->bad = true;
+    if (kv->type == KV_STRING)
+        kv->data = cursor_string(c, &kv->n);
+    else if (kv->type == KV_ARRAY)
+        array_read(c, kv);
+    else if (kv->type < KV_TYPES)
+        kv->data = cursor_take(c, kv_sizes[kv->type]);
+    else
+        c->bad = true;
     if (c->bad)
         return error_set(err, ERR_FORMAT, "metadata '%.*s' is cut off or of an unknown type",
                          (int)MIN(kv->key_len, 96), kv->key);
@@ -111,8 +139,10 @@ static int kv_compare(const void *a, const void *b) {
 }
 
 static int metadata_read(struct gguf *g, struct cursor *c, struct error *err) {
-    if (g->n_kv > cursor_left(c) / 14) /* the shortest entry: 8 + 1 bytes of key, 4 of type, 1 of value */
-        return error_set(err, ERR_FORMAT, "%llu metadata entries do not fit the file", (unsigned long long)g->n_kv);
+    /* The shortest entry: 8 + 1 bytes of key, 4 of type, 1 of value. */
+    if (g->n_kv > cursor_left(c) / 14)
+        return error_set(err, ERR_FORMAT, "%llu metadata entries do not fit the file",
+                         (unsigned long long)g->n_kv);
     g->kv = xcalloc((size_t)g->n_kv, sizeof(*g->kv));
     for (uint64_t i = 0; i < g->n_kv; i++) {
         int rc = kv_read(c, &g->kv[i], err);
@@ -121,8 +151,8 @@ static int metadata_read(struct gguf *g, struct cursor *c, struct error *err) {
     if (g->n_kv > 1) qsort(g->kv, (size_t)g->n_kv, sizeof(*g->kv), kv_compare);
     for (uint64_t i = 1; i < g->n_kv; i++)
         if (kv_compare(&g->kv[i - 1], &g->kv[i]) == 0)
-            return error_set(err, ERR_FORMAT, "metadata '%.*s' appears twice", (int)MIN(g->kv[i].key_len, 96),
-                             g->kv[i].key);
+            return error_set(err, ERR_FORMAT, "metadata '%.*s' appears twice",
+                             (int)MIN(g->kv[i].key_len, 96), g->kv[i].key);
     return OK;
 }
 
@@ -133,8 +163,9 @@ static const struct kv *gguf_find(const struct gguf *g, const char *key) {
 
 /* Names of types that this house does not compute with, for the refusal. */
 static const char *ggml_type_text(uint32_t type, char out[16]) {
-    static const char *const names[] = {[3] = "q4_1", [6] = "q5_0", [7] = "q5_1", [9] = "q8_1", [10] = "q2_k",
-                                        [11] = "q3_k", [12] = "q4_k", [13] = "q5_k", [14] = "q6_k", [15] = "q8_k"};
+    static const char *const names[] = {
+        [3] = "q4_1",  [6] = "q5_0",  [7] = "q5_1",  [9] = "q8_1",  [10] = "q2_k",
+        [11] = "q3_k", [12] = "q4_k", [13] = "q5_k", [14] = "q6_k", [15] = "q8_k"};
     if (type < ARRAY_LEN(names) && names[type]) return names[type];
     snprintf(out, 16, "type %u", (unsigned)type);
     return out;
@@ -145,26 +176,31 @@ static bool type_known(uint32_t type) {
            type == TENSOR_BF16;
 }
 
-static int tensor_dims(struct tensor_info *t, struct cursor *c, int64_t *elements, struct error *err) {
+static int tensor_dims(struct tensor_info *t, struct cursor *c, int64_t *elements,
+                       struct error *err) {
     uint64_t n_dims = cursor_uint(c, 4), product = 1;
     if (c->bad || n_dims < 1 || n_dims > 4)
-        return error_set(err, ERR_FORMAT, "tensor '%.96s' has %llu dimensions", t->name, (unsigned long long)n_dims);
+        return error_set(err, ERR_FORMAT, "tensor '%.96s' has %llu dimensions", t->name,
+                         (unsigned long long)n_dims);
     t->n_dims = (int)n_dims;
     for (int i = t->n_dims - 1; i >= 0; i--) {
         uint64_t dim = cursor_uint(c, 8);
-        /* No type takes less than half a byte an element, so more than this cannot be in the file. */
-        if (dim == 0 || __builtin_mul_overflow(product, dim, &product) || product > 2 * (uint64_t)c->size)
-            return error_set(err, ERR_FORMAT, "tensor '%.96s' has dimensions that do not fit the file", t->name);
+        /* No type takes less than half a byte an element, so more than this cannot be in the file.
+         */
+        if (dim == 0 || __builtin_mul_overflow(product, dim, &product) ||
+            product > 2 * (uint64_t)c->size)
+            return error_set(err, ERR_FORMAT,
+                             "tensor '%.96s' has dimensions that do not fit the file", t->name);
         t->dims[i] = (int64_t)dim;
     }
     *elements = (int64_t)product;
     return OK;
 }
 
-/* Reads one entry of the tensor table; *offset is relative to the data section. An unknown type is an offender, and t->size
- * stays 0. */
-static int tensor_read(struct tensor_info *t, struct cursor *c, uint64_t *offset, struct offenders *unsupported,
-                       struct error *err) {
+/* Reads one entry of the tensor table; *offset is relative to the data section. An unknown type is
+ * an offender, and t->size stays 0. */
+static int tensor_read(struct tensor_info *t, struct cursor *c, uint64_t *offset,
+                       struct offenders *unsupported, struct error *err) {
     uint64_t len;
     int64_t elements = 0;
     const uint8_t *name = cursor_string(c, &len);
@@ -185,7 +221,8 @@ static int tensor_read(struct tensor_info *t, struct cursor *c, uint64_t *offset
     }
     t->type = (enum tensor_type)type;
     if ((t->type == TENSOR_Q4_0 || t->type == TENSOR_Q8_0) && k % 32 != 0)
-        return error_set(err, ERR_FORMAT, "tensor '%.96s' is %s with rows of %lld, not a multiple of 32", t->name,
+        return error_set(err, ERR_FORMAT,
+                         "tensor '%.96s' is %s with rows of %lld, not a multiple of 32", t->name,
                          tensor_type_name(t->type), (long long)k);
     t->size = tensor_row_bytes(t->type, k) * (size_t)(elements / k);
     return OK;
@@ -196,27 +233,33 @@ static uint64_t align_up(uint64_t n, uint64_t alignment) {
 }
 
 /* Invariant 3; `offsets` are those of the tensors in file order. */
-static int tensors_place(struct gguf *g, const uint64_t *offsets, uint64_t start, struct error *err) {
+static int tensors_place(struct gguf *g, const uint64_t *offsets, uint64_t start,
+                         struct error *err) {
     uint64_t at = 0, end = start;
     for (int i = 0; i < g->n_tensors; i++) {
         struct tensor_info *t = &g->tensors[i];
         if (offsets[i] != at)
-            return error_set(err, ERR_FORMAT, "tensor '%.96s' begins at %llu, the one before it ends at %llu",
+            return error_set(err, ERR_FORMAT,
+                             "tensor '%.96s' begins at %llu, the one before it ends at %llu",
                              t->name, (unsigned long long)offsets[i], (unsigned long long)at);
         if (start > g->map.size || at > g->map.size - start || t->size > g->map.size - start - at)
-            return error_set(err, ERR_FORMAT, "tensor '%.96s' lies outside the file, which may be cut off", t->name);
+            return error_set(err, ERR_FORMAT,
+                             "tensor '%.96s' lies outside the file, which may be cut off", t->name);
         t->data = g->map.data + start + at;
         end = start + at + t->size;
         at = align_up(at + t->size, g->alignment);
     }
     if (g->n_tensors > 0 && g->map.size > align_up(end, g->alignment))
-        return error_set(err, ERR_FORMAT, "%llu bytes follow the last tensor", (unsigned long long)(g->map.size - end));
+        return error_set(err, ERR_FORMAT, "%llu bytes follow the last tensor",
+                         (unsigned long long)(g->map.size - end));
     return OK;
 }
 
 static int tensors_read(struct gguf *g, struct cursor *c, uint64_t n_tensors, struct error *err) {
-    if (n_tensors > cursor_left(c) / 32 || n_tensors > INT32_MAX) /* 8 + 1 of name, 4 + 8 of dims, 4, 8: at least 33 */
-        return error_set(err, ERR_FORMAT, "%llu tensors do not fit the file", (unsigned long long)n_tensors);
+    /* The shortest entry: 8 + 1 bytes of name, 4 + 8 of dims, 4 of type, 8 of offset. */
+    if (n_tensors > cursor_left(c) / 33 || n_tensors > INT32_MAX)
+        return error_set(err, ERR_FORMAT, "%llu tensors do not fit the file",
+                         (unsigned long long)n_tensors);
     g->tensors = xcalloc((size_t)n_tensors, sizeof(*g->tensors));
     uint64_t *offsets = xcalloc((size_t)n_tensors, sizeof(*offsets));
     struct offenders unsupported = {0};
@@ -226,7 +269,8 @@ static int tensors_read(struct gguf *g, struct cursor *c, uint64_t n_tensors, st
         rc = tensor_read(&g->tensors[i], c, &offsets[i], &unsupported, err);
     }
     int bad = offenders_report(&unsupported, ERR_MISMATCH, err);
-    if (rc == OK && bad != OK) rc = error_wrap(err, "only f32, f16, bf16, q8_0 and q4_0 can be read");
+    if (rc == OK && bad != OK)
+        rc = error_wrap(err, "only f32, f16, bf16, q8_0 and q4_0 can be read");
     if (rc == OK) rc = tensors_place(g, offsets, align_up(c->pos, g->alignment), err);
     free(offsets);
     if (rc != OK) return rc;
@@ -242,7 +286,8 @@ static int alignment_read(struct gguf *g, struct error *err) {
     uint32_t value = 32;
     if (kv && kv->type == KV_U32) memcpy(&value, kv->data, sizeof(value));
     if ((kv && kv->type != KV_U32) || value < 8 || value > 1u << 20 || (value & (value - 1)) != 0)
-        return error_set(err, ERR_FORMAT, "'general.alignment' is not a power of two from 8 to 1048576");
+        return error_set(err, ERR_FORMAT,
+                         "'general.alignment' is not a power of two from 8 to 1048576");
     g->alignment = value;
     return OK;
 }
@@ -250,13 +295,15 @@ static int alignment_read(struct gguf *g, struct error *err) {
 static int gguf_parse(struct gguf *g, struct error *err) {
     struct cursor c = {.data = g->map.data, .size = g->map.size};
     const uint8_t *magic = cursor_take(&c, 4);
-    if (!magic || memcmp(magic, "GGUF", 4) != 0) return error_set(err, ERR_FORMAT, "not a GGUF file");
+    if (!magic || memcmp(magic, "GGUF", 4) != 0)
+        return error_set(err, ERR_FORMAT, "not a GGUF file");
     uint32_t version = (uint32_t)cursor_uint(&c, 4);
     uint64_t n_tensors = cursor_uint(&c, 8);
     g->n_kv = cursor_uint(&c, 8);
     if (c.bad) return error_set(err, ERR_FORMAT, "the header is cut off");
     if (version != 2 && version != 3)
-        return error_set(err, ERR_FORMAT, "GGUF version %u is not read, only 2 and 3%s", (unsigned)version,
+        return error_set(err, ERR_FORMAT, "GGUF version %u is not read, only 2 and 3%s",
+                         (unsigned)version,
                          version && (version & 0xFFFF) == 0 ? " in little-endian order" : "");
     int rc = metadata_read(g, &c, err);
     if (rc == OK) rc = alignment_read(g, err);
@@ -281,7 +328,7 @@ static int gguf_open(struct gguf *g, const char *path, struct error *err) {
     return rc;
 }
 
-/* ---- metadata values ------------------------------------------------------------------------------------------- */
+/* ---- metadata values ------------------------------------------------------------------------- */
 
 static bool kv_integer(const struct kv *kv, int64_t *out) {
     uint64_t bits = 0;
@@ -290,10 +337,18 @@ static bool kv_integer(const struct kv *kv, int64_t *out) {
         return false;
     memcpy(&bits, kv->data, kv_sizes[kv->type]);
     switch (kv->type) {
-    case KV_I8: *out = (int8_t)bits; return true;
-    case KV_I16: *out = (int16_t)bits; return true;
-    case KV_I32: *out = (int32_t)bits; return true;
-    default: *out = (int64_t)bits; return kv->type == KV_I64 || *out >= 0;
+    case KV_I8:
+        *out = (int8_t)bits;
+        return true;
+    case KV_I16:
+        *out = (int16_t)bits;
+        return true;
+    case KV_I32:
+        *out = (int32_t)bits;
+        return true;
+    default:
+        *out = (int64_t)bits;
+        return kv->type == KV_I64 || *out >= 0;
     }
 }
 
@@ -313,7 +368,8 @@ static bool kv_number(const struct kv *kv, double *out) {
 }
 
 static bool kv_equals(const struct kv *kv, const char *text) {
-    return kv && kv->type == KV_STRING && kv->n == strlen(text) && memcmp(kv->data, text, kv->n) == 0;
+    return kv && kv->type == KV_STRING && kv->n == strlen(text) &&
+           memcmp(kv->data, text, kv->n) == 0;
 }
 
 /* A terminated copy, or NULL when it is no string or holds a NUL. */
@@ -328,7 +384,8 @@ static char *kv_text(const struct kv *kv, struct arena *arena) {
 static int bool_get(const struct gguf *g, const char *key, bool *out, struct error *err) {
     const struct kv *kv = gguf_find(g, key);
     if (!kv) return OK;
-    if (kv->type != KV_BOOL || *kv->data > 1) return error_set(err, ERR_FORMAT, "metadata '%s' is not a bool", key);
+    if (kv->type != KV_BOOL || *kv->data > 1)
+        return error_set(err, ERR_FORMAT, "metadata '%s' is not a bool", key);
     *out = *kv->data == 1;
     return OK;
 }
@@ -336,58 +393,69 @@ static int bool_get(const struct gguf *g, const char *key, bool *out, struct err
 enum { REQUIRED = -1 };
 
 /* arch.suffix as an int32; `fallback` (REQUIRED: none) when absent. */
-static int int_get(const struct gguf *g, const char *arch, const char *suffix, int32_t fallback, int32_t *out,
-                   struct error *err) {
+static int int_get(const struct gguf *g, const char *arch, const char *suffix, int32_t fallback,
+                   int32_t *out, struct error *err) {
     char key[96];
     int64_t value;
     snprintf(key, sizeof(key), "%s.%s", arch, suffix);
     const struct kv *kv = gguf_find(g, key);
-    if (!kv && fallback == REQUIRED) return error_set(err, ERR_FORMAT, "metadata '%s' is missing", key);
+    if (!kv && fallback == REQUIRED)
+        return error_set(err, ERR_FORMAT, "metadata '%s' is missing", key);
     *out = fallback;
     if (!kv) return OK;
     if (!kv_integer(kv, &value) || value < 0 || value > INT32_MAX)
-        return error_set(err, ERR_FORMAT, "metadata '%s' is not a whole number from 0 to 2147483647%s", key,
+        return error_set(err, ERR_FORMAT,
+                         "metadata '%s' is not a whole number from 0 to 2147483647%s", key,
                          kv->type == KV_ARRAY ? " (a value for each layer is not supported)" : "");
     *out = (int32_t)value;
     return OK;
 }
 
 /* `fallback` 0: required. */
-static int float_get(const struct gguf *g, const char *arch, const char *suffix, float fallback, float *out,
-                     struct error *err) {
+static int float_get(const struct gguf *g, const char *arch, const char *suffix, float fallback,
+                     float *out, struct error *err) {
     char key[96];
     double value = (double)fallback;
     snprintf(key, sizeof(key), "%s.%s", arch, suffix);
     const struct kv *kv = gguf_find(g, key);
     if (!kv && fallback == 0.0f) return error_set(err, ERR_FORMAT, "metadata '%s' is missing", key);
-    if (kv && !kv_number(kv, &value)) return error_set(err, ERR_FORMAT, "metadata '%s' is not a number", key);
+    if (kv && !kv_number(kv, &value))
+        return error_set(err, ERR_FORMAT, "metadata '%s' is not a number", key);
     *out = (float)value;
     return OK;
 }
 
-/* ---- configuration --------------------------------------------------------------------------------------------- */
+/* ---- configuration --------------------------------------------------------------------------- */
 
 /* What would change the arithmetic and is not implemented must be absent or neutral. */
 static int extras_refuse(const struct gguf *g, const char *arch, struct error *err) {
     static const struct {
         const char *suffix;
         double neutral, also;
-    } numbers[] = {{"expert_count", 0, 0}, {"attention.sliding_window", 0, 0}, {"rope.scaling.factor", 1, 0},
-                   {"rope.scale_linear", 1, 0}, {"attention.clamp_kqv", 0, 0}, {"logit_scale", 1, 0},
+    } numbers[] = {{"expert_count", 0, 0},
+                   {"attention.sliding_window", 0, 0},
+                   {"rope.scaling.factor", 1, 0},
+                   {"rope.scale_linear", 1, 0},
+                   {"attention.clamp_kqv", 0, 0},
+                   {"logit_scale", 1, 0},
                    {"rope.scaling.attn_factor", 1, 0}};
     char key[96];
     for (size_t i = 0; i < ARRAY_LEN(numbers); i++) {
         double value = numbers[i].neutral;
         snprintf(key, sizeof(key), "%s.%s", arch, numbers[i].suffix);
         const struct kv *kv = gguf_find(g, key);
-        if (kv && (!kv_number(kv, &value) || (value != numbers[i].neutral && value != numbers[i].also)))
-            return error_set(err, ERR_MISMATCH, "metadata '%s' asks for what is not supported", key);
+        if (kv &&
+            (!kv_number(kv, &value) || (value != numbers[i].neutral && value != numbers[i].also)))
+            return error_set(err, ERR_MISMATCH, "metadata '%s' asks for what is not supported",
+                             key);
     }
     snprintf(key, sizeof(key), "%s.rope.scaling.type", arch);
     const struct kv *scaling = gguf_find(g, key);
-    if (scaling && !kv_equals(scaling, "none") && !kv_equals(scaling, "linear")) /* linear by 1 passed above */
+    /* Linear scaling by 1, which passed above, is none. */
+    if (scaling && !kv_equals(scaling, "none") && !kv_equals(scaling, "linear"))
         return error_set(err, ERR_MISMATCH, "metadata '%s' is '%.*s', which is not supported", key,
-                         scaling->type == KV_STRING ? (int)MIN(scaling->n, 32) : 0, (const char *)scaling->data);
+                         scaling->type == KV_STRING ? (int)MIN(scaling->n, 32) : 0,
+                         (const char *)scaling->data);
     return OK;
 }
 
@@ -399,7 +467,8 @@ static int arch_read(const struct gguf *g, const struct arch **out, struct error
     int rc;
     if (type && !kv_equals(type, "model"))
         rc = error_set(err, ERR_MISMATCH, "it holds '%.*s', not a model",
-                       type->type == KV_STRING ? (int)MIN(type->n, 32) : 0, (const char *)type->data);
+                       type->type == KV_STRING ? (int)MIN(type->n, 32) : 0,
+                       (const char *)type->data);
     else if (split && (!kv_integer(split, &splits) || splits > 1))
         rc = error_set(err, ERR_MISMATCH, "it is one part of a split model; join the parts first");
     else if (!name)
@@ -424,10 +493,12 @@ static int sizes_read(const struct gguf *g, struct model_config *c, struct error
     if (rc == OK) rc = int_get(g, arch, "attention.value_length", c->head_dim, &value_length, err);
     if (rc == OK) rc = int_get(g, arch, "rope.dimension_count", c->head_dim, &rotary, err);
     if (rc == OK && value_length != c->head_dim)
-        rc = error_set(err, ERR_MISMATCH, "keys of width %d and values of width %d are not supported",
+        rc = error_set(err, ERR_MISMATCH,
+                       "keys of width %d and values of width %d are not supported",
                        (int)c->head_dim, (int)value_length);
     if (rc == OK && rotary != c->head_dim)
-        rc = error_set(err, ERR_MISMATCH, "rotary positions on %d of %d dimensions are not supported", (int)rotary,
+        rc = error_set(err, ERR_MISMATCH,
+                       "rotary positions on %d of %d dimensions are not supported", (int)rotary,
                        (int)c->head_dim);
     return rc;
 }
@@ -441,7 +512,8 @@ static int vocab_read(const struct gguf *g, struct model_config *c, struct error
     c->vocab_size = (int32_t)embed->dims[0];
     int rc = int_get(g, c->arch->name, "vocab_size", c->vocab_size, &stated, err);
     if (rc == OK && stated != c->vocab_size)
-        rc = error_set(err, ERR_MISMATCH, "'%s.vocab_size' is %d, but 'token_embd.weight' has %d rows", c->arch->name,
+        rc = error_set(err, ERR_MISMATCH,
+                       "'%s.vocab_size' is %d, but 'token_embd.weight' has %d rows", c->arch->name,
                        (int)stated, (int)c->vocab_size);
     return rc;
 }
@@ -450,7 +522,9 @@ static int config_read(const struct gguf *g, struct model_config *c, struct erro
     *c = (struct model_config){0};
     int rc = arch_read(g, &c->arch, err);
     if (rc == OK) rc = sizes_read(g, c, err);
-    if (rc == OK) rc = float_get(g, c->arch->name, "attention.layer_norm_rms_epsilon", 0.0f, &c->rms_norm_eps, err);
+    if (rc == OK)
+        rc = float_get(g, c->arch->name, "attention.layer_norm_rms_epsilon", 0.0f, &c->rms_norm_eps,
+                       err);
     if (rc == OK) rc = float_get(g, c->arch->name, "rope.freq_base", 1e4f, &c->rope_theta, err);
     if (rc == OK) rc = extras_refuse(g, c->arch->name, err);
     if (rc == OK) rc = vocab_read(g, c, err);
@@ -459,9 +533,10 @@ static int config_read(const struct gguf *g, struct model_config *c, struct erro
     return rc;
 }
 
-/* ---- tokenizer ------------------------------------------------------------------------------------------------- */
+/* ---- tokenizer ------------------------------------------------------------------------------- */
 
-/* Pre-tokenizers that llama.cpp runs with whole-piece look-up before merging, and with BOS unless told otherwise. */
+/* Pre-tokenizers that llama.cpp runs with whole-piece look-up before merging, and with BOS unless
+ * told otherwise. */
 static bool pre_takes_words(const char *pre) {
     static const char *const names[] = {"llama3", "llama-v3", "llama-bpe", "tekken"};
     for (size_t i = 0; pre && i < ARRAY_LEN(names); i++)
@@ -474,13 +549,15 @@ static bool pre_is_pattern(const char *pre) {
     return pre && strpbrk(pre, "\\[");
 }
 
-/* The array `key` of `n` elements of `type` (n 0: any number); *out is NULL when the key is absent. */
-static int array_get(const struct gguf *g, const char *key, enum gguf_type type, uint64_t n, const struct kv **out,
-                     struct error *err) {
+/* The array `key` of `n` elements of `type` (n 0: any number); *out is NULL when the key is absent.
+ */
+static int array_get(const struct gguf *g, const char *key, enum gguf_type type, uint64_t n,
+                     const struct kv **out, struct error *err) {
     const struct kv *kv = *out = gguf_find(g, key);
     if (!kv) return OK;
     if (kv->type != KV_ARRAY || kv->element != (uint32_t)type)
-        return error_set(err, ERR_FORMAT, "metadata '%s' is not an array of the expected type", key);
+        return error_set(err, ERR_FORMAT, "metadata '%s' is not an array of the expected type",
+                         key);
     if (kv->n > INT32_MAX || (n && kv->n != n))
         return error_set(err, ERR_FORMAT, "metadata '%s' has %llu elements, expected %llu", key,
                          (unsigned long long)kv->n, (unsigned long long)n);
@@ -491,13 +568,13 @@ static int array_get(const struct gguf *g, const char *key, enum gguf_type type,
 static int strings_copy(const struct kv *kv, const char **list, int32_t *lens, struct arena *arena,
                         struct error *err) {
     enum { STRING_MAX = 1 << 20 };
-    struct cursor c = {.data = kv->data, .size = SIZE_MAX / 2}; /* gguf_open has walked it before */
+    struct cursor c = {.data = kv->data, .size = SIZE_MAX / 2}; /* gguf_open has walked it */
     uint64_t len, total = 0;
     for (uint64_t i = 0; i < kv->n; i++) {
         cursor_string(&c, &len);
         if (len > STRING_MAX)
-            return error_set(err, ERR_FORMAT, "metadata '%.*s' holds a string of %llu bytes", (int)kv->key_len,
-                             kv->key, (unsigned long long)len);
+            return error_set(err, ERR_FORMAT, "metadata '%.*s' holds a string of %llu bytes",
+                             (int)kv->key_len, kv->key, (unsigned long long)len);
         total += len + 1;
     }
     char *text = arena_alloc(arena, (size_t)total);
@@ -511,12 +588,13 @@ static int strings_copy(const struct kv *kv, const char **list, int32_t *lens, s
     return OK;
 }
 
-static int pieces_read(const struct gguf *g, int32_t vocab, struct tok_spec *spec, struct arena *arena,
-                       struct error *err) {
+static int pieces_read(const struct gguf *g, int32_t vocab, struct tok_spec *spec,
+                       struct arena *arena, struct error *err) {
     const struct kv *tokens, *scores, *types;
     int rc = array_get(g, "tokenizer.ggml.tokens", KV_STRING, 0, &tokens, err);
     if (rc != OK) return rc;
-    if (!tokens || tokens->n == 0) return error_set(err, ERR_FORMAT, "metadata 'tokenizer.ggml.tokens' is missing");
+    if (!tokens || tokens->n == 0)
+        return error_set(err, ERR_FORMAT, "metadata 'tokenizer.ggml.tokens' is missing");
     if (tokens->n > (uint64_t)vocab)
         return error_set(err, ERR_MISMATCH, "the tokenizer has %llu tokens, the model %d",
                          (unsigned long long)tokens->n, (int)vocab);
@@ -534,7 +612,8 @@ static int pieces_read(const struct gguf *g, int32_t vocab, struct tok_spec *spe
     for (int32_t i = 0; i < spec->n; i++) {
         int32_t value = 1;
         if (types) memcpy(&value, types->data + 4 * (size_t)i, sizeof(value));
-        if (value < 1 || value > 6) return error_set(err, ERR_FORMAT, "token %d has type %d", (int)i, (int)value);
+        if (value < 1 || value > 6)
+            return error_set(err, ERR_FORMAT, "token %d has type %d", (int)i, (int)value);
         type[i] = (uint8_t)value;
     }
     spec->lens = lens;
@@ -543,7 +622,8 @@ static int pieces_read(const struct gguf *g, int32_t vocab, struct tok_spec *spe
     return OK;
 }
 
-static int merges_read(const struct gguf *g, struct tok_spec *spec, struct arena *arena, struct error *err) {
+static int merges_read(const struct gguf *g, struct tok_spec *spec, struct arena *arena,
+                       struct error *err) {
     const struct kv *merges;
     int rc = array_get(g, "tokenizer.ggml.merges", KV_STRING, 0, &merges, err);
     if (rc != OK) return rc;
@@ -560,7 +640,8 @@ static int merges_read(const struct gguf *g, struct tok_spec *spec, struct arena
 }
 
 /* An id that is absent, or all ones as some writers put for none, is -1. */
-static int special_read(const struct gguf *g, const char *key, int32_t n, int32_t *out, struct error *err) {
+static int special_read(const struct gguf *g, const char *key, int32_t n, int32_t *out,
+                        struct error *err) {
     const struct kv *kv = gguf_find(g, key);
     int64_t value = -1;
     *out = -1;
@@ -571,7 +652,8 @@ static int special_read(const struct gguf *g, const char *key, int32_t n, int32_
     return OK;
 }
 
-static int behaviour_read(const struct gguf *g, struct tok_spec *spec, struct arena *arena, struct error *err) {
+static int behaviour_read(const struct gguf *g, struct tok_spec *spec, struct arena *arena,
+                          struct error *err) {
     const char *pattern = kv_text(gguf_find(g, "shoal.tokenizer.pre_pattern"), arena);
     const char *pre = kv_text(gguf_find(g, "tokenizer.ggml.pre"), arena);
     if (spec->kind == TOK_BPE) spec->pre = pattern ? pattern : pre ? pre : "default";
@@ -588,7 +670,8 @@ static int behaviour_read(const struct gguf *g, struct tok_spec *spec, struct ar
 }
 
 /* *out stays NULL when the file holds no tokenizer. */
-static int tokenizer_read(const struct gguf *g, int32_t vocab, struct tokenizer **out, struct error *err) {
+static int tokenizer_read(const struct gguf *g, int32_t vocab, struct tokenizer **out,
+                          struct error *err) {
     const struct kv *model = gguf_find(g, "tokenizer.ggml.model");
     *out = NULL;
     if (!model || kv_equals(model, "none") || kv_equals(model, "no_vocab")) return OK;
@@ -596,8 +679,9 @@ static int tokenizer_read(const struct gguf *g, int32_t vocab, struct tokenizer 
     struct arena arena = {0};
     int rc = OK;
     if (spec.kind == TOK_SPM && !kv_equals(model, "llama"))
-        rc = error_set(err, ERR_MISMATCH, "tokenizer kind '%.*s' is not supported (supported: gpt2, llama)",
-                       model->type == KV_STRING ? (int)MIN(model->n, 32) : 0, (const char *)model->data);
+        rc = error_set(
+            err, ERR_MISMATCH, "tokenizer kind '%.*s' is not supported (supported: gpt2, llama)",
+            model->type == KV_STRING ? (int)MIN(model->n, 32) : 0, (const char *)model->data);
     if (rc == OK) rc = pieces_read(g, vocab, &spec, &arena, err);
     if (rc == OK && spec.kind == TOK_BPE) rc = merges_read(g, &spec, &arena, err);
     if (rc == OK) rc = behaviour_read(g, &spec, &arena, err);
@@ -617,9 +701,10 @@ struct tokenizer *gguf_tokenizer_open(const char *path, struct error *err) {
     return tok;
 }
 
-/* ---- opening a model ------------------------------------------------------------------------------------------- */
+/* ---- opening a model ------------------------------------------------------------------------- */
 
-/* rope_freqs.weight divides the rotary frequencies: all ones is none at all, anything else is a scaling. */
+/* rope_freqs.weight divides the rotary frequencies: all ones is none at all, anything else is a
+ * scaling. */
 static int rope_freqs_drop(struct gguf *g, struct error *err) {
     const struct tensor_info *t = tensors_find(g->tensors, g->n_tensors, "rope_freqs.weight");
     if (!t) return OK;
@@ -627,12 +712,14 @@ static int rope_freqs_drop(struct gguf *g, struct error *err) {
         float factor = 0.0f;
         if (t->type == TENSOR_F32) memcpy(&factor, (const uint8_t *)t->data + i, sizeof(factor));
         if (factor != 1.0f)
-            return error_set(err, ERR_MISMATCH, "tensor 'rope_freqs.weight' scales the rotary positions, which is "
-                                                "not supported");
+            return error_set(err, ERR_MISMATCH,
+                             "tensor 'rope_freqs.weight' scales the rotary positions, which is "
+                             "not supported");
     }
     int at = (int)(t - g->tensors);
     free(g->tensors[at].name);
-    memmove(&g->tensors[at], &g->tensors[at + 1], sizeof(*g->tensors) * (size_t)(g->n_tensors - at - 1));
+    memmove(&g->tensors[at], &g->tensors[at + 1],
+            sizeof(*g->tensors) * (size_t)(g->n_tensors - at - 1));
     g->n_tensors--;
     return OK;
 }
@@ -643,7 +730,8 @@ struct model *gguf_model_open(const char *path, enum numeric_class cls, struct e
     int rc = gguf_open(&g, path, err);
     if (rc == OK) rc = config_read(&g, &m->config, err);
     if (rc == OK) rc = rope_freqs_drop(&g, err);
-    if (rc == OK) rc = model_bind(m, g.tensors, g.n_tensors, NAMING_GGUF, m->config.arch->gguf_permuted, err);
+    if (rc == OK)
+        rc = model_bind(m, g.tensors, g.n_tensors, NAMING_GGUF, m->config.arch->gguf_permuted, err);
     if (rc == OK) rc = tokenizer_read(&g, m->config.vocab_size, &m->tok, err);
     if (rc == OK) {
         m->chat_template = kv_text(gguf_find(&g, "tokenizer.chat_template"), &m->arena);
@@ -656,7 +744,7 @@ struct model *gguf_model_open(const char *path, enum numeric_class cls, struct e
     return NULL;
 }
 
-/* ---- writing --------------------------------------------------------------------------------------------------- */
+/* ---- writing --------------------------------------------------------------------------------- */
 
 struct kv_out {
     struct buf text;
@@ -697,11 +785,16 @@ static void kv_put_array(struct kv_out *o, const char *key, uint32_t element, ui
 
 static uint32_t file_type(enum tensor_type type) {
     switch (type) {
-    case TENSOR_F16: return 1;
-    case TENSOR_Q4_0: return 2;
-    case TENSOR_Q8_0: return 7;
-    case TENSOR_BF16: return 32;
-    default: return 0;
+    case TENSOR_F16:
+        return 1;
+    case TENSOR_Q4_0:
+        return 2;
+    case TENSOR_Q8_0:
+        return 7;
+    case TENSOR_BF16:
+        return 32;
+    default:
+        return 0;
     }
 }
 
@@ -711,10 +804,11 @@ static void config_put(struct kv_out *o, const struct model *m, enum tensor_type
         const char *suffix;
         int32_t value;
     } sizes[] = {
-        {"block_count", c->n_layers}, {"context_length", c->max_seq_len}, {"embedding_length", c->d_model},
-        {"feed_forward_length", c->d_ff}, {"attention.head_count", c->n_heads},
-        {"attention.head_count_kv", c->n_kv_heads}, {"attention.key_length", c->head_dim},
-        {"attention.value_length", c->head_dim}, {"rope.dimension_count", c->head_dim}, {"vocab_size", c->vocab_size},
+        {"block_count", c->n_layers},          {"context_length", c->max_seq_len},
+        {"embedding_length", c->d_model},      {"feed_forward_length", c->d_ff},
+        {"attention.head_count", c->n_heads},  {"attention.head_count_kv", c->n_kv_heads},
+        {"attention.key_length", c->head_dim}, {"attention.value_length", c->head_dim},
+        {"rope.dimension_count", c->head_dim}, {"vocab_size", c->vocab_size},
     };
     char key[96];
     kv_put_text(o, "general.architecture", c->arch->name);
@@ -732,13 +826,16 @@ static void config_put(struct kv_out *o, const struct model *m, enum tensor_type
     kv_put(o, key, KV_F32, &c->rope_theta);
 }
 
-/* llama.cpp takes the number of tokens for the number of embedding rows, so rows beyond the tokenizer get a name. */
+/* llama.cpp takes the number of tokens for the number of embedding rows, so rows beyond the
+ * tokenizer get a name. */
 static void pieces_put(struct kv_out *o, const struct tok_spec *s, int32_t vocab) {
     kv_put_array(o, "tokenizer.ggml.tokens", KV_STRING, (uint64_t)vocab);
     for (int32_t i = 0; i < vocab; i++) {
         char pad[32];
-        if (i < s->n) string_put(&o->text, s->pieces[i], (uint64_t)s->lens[i]);
-        else string_put(&o->text, pad, (uint64_t)snprintf(pad, sizeof(pad), "[PAD%d]", (int)i));
+        if (i < s->n)
+            string_put(&o->text, s->pieces[i], (uint64_t)s->lens[i]);
+        else
+            string_put(&o->text, pad, (uint64_t)snprintf(pad, sizeof(pad), "[PAD%d]", (int)i));
     }
     if (s->kind == TOK_SPM) {
         kv_put_array(o, "tokenizer.ggml.scores", KV_F32, (uint64_t)vocab);
@@ -767,11 +864,13 @@ static void tokenizer_put(struct kv_out *o, const struct model *m) {
     const struct tok_spec *s = tok_spec_of(m->tok);
     kv_put_text(o, "tokenizer.ggml.model", s->kind == TOK_BPE ? "gpt2" : "llama");
     const char *pre = s->pre && *s->pre ? s->pre : "default";
-    if (s->kind == TOK_BPE) kv_put_text(o, "tokenizer.ggml.pre", pre_is_pattern(pre) ? "gpt-2" : pre);
+    if (s->kind == TOK_BPE)
+        kv_put_text(o, "tokenizer.ggml.pre", pre_is_pattern(pre) ? "gpt-2" : pre);
     pieces_put(o, s, m->config.vocab_size);
     if (s->kind == TOK_BPE) {
         kv_put_array(o, "tokenizer.ggml.merges", KV_STRING, (uint64_t)s->n_merges);
-        for (int32_t i = 0; i < s->n_merges; i++) string_put(&o->text, s->merges[i], strlen(s->merges[i]));
+        for (int32_t i = 0; i < s->n_merges; i++)
+            string_put(&o->text, s->merges[i], strlen(s->merges[i]));
     }
     special_put(o, "tokenizer.ggml.bos_token_id", s->bos);
     special_put(o, "tokenizer.ggml.eos_token_id", s->eos);
@@ -781,7 +880,9 @@ static void tokenizer_put(struct kv_out *o, const struct model *m) {
     if (m->chat_template) kv_put_text(o, "tokenizer.chat_template", m->chat_template);
     if (s->kind == TOK_BPE && pre_is_pattern(pre)) {
         kv_put_text(o, "shoal.tokenizer.pre_pattern", pre);
-        note("'%s': the pre-tokenizer pattern has no name in GGUF; other programs will split text as gpt-2 does", m->name);
+        note("'%s': the pre-tokenizer pattern has no name in GGUF; other programs will split text "
+             "as gpt-2 does",
+             m->name);
     }
     if (s->ignore_merges != (s->kind == TOK_BPE && pre_takes_words(pre)))
         kv_put_bool(o, "shoal.tokenizer.ignore_merges", s->ignore_merges);
@@ -810,8 +911,8 @@ static void table_put(struct buf *b, const struct model_config *c, enum tensor_t
         if (!w.norm && t != type) n_fallback++;
     }
     if (n_fallback)
-        note("%d tensors are written as f16: their rows are not multiples of the 32 that %s needs", n_fallback,
-             tensor_type_name(type));
+        note("%d tensors are written as f16: their rows are not multiples of the 32 that %s needs",
+             n_fallback, tensor_type_name(type));
 }
 
 static int padding_put(struct writer *w, struct error *err) {
@@ -820,8 +921,8 @@ static int padding_put(struct writer *w, struct error *err) {
 }
 
 /* `scratch` and `row` hold the longest row. */
-static int weight_put(struct writer *out, const struct model *m, const struct weight *w, enum tensor_type type,
-                      float *scratch, void *row, struct error *err) {
+static int weight_put(struct writer *out, const struct model *m, const struct weight *w,
+                      enum tensor_type type, float *scratch, void *row, struct error *err) {
     bool permute = w->rope_heads > 0 && m->config.arch->gguf_permuted;
     int32_t *order = permute ? rope_rows_to_interleaved(w->rope_heads, m->config.head_dim) : NULL;
     enum tensor_type t = weight_type(w, type);
@@ -834,7 +935,8 @@ static int weight_put(struct writer *out, const struct model *m, const struct we
     return rc == OK ? padding_put(out, err) : rc;
 }
 
-static int weights_put(struct writer *out, const struct model *m, enum tensor_type type, struct error *err) {
+static int weights_put(struct writer *out, const struct model *m, enum tensor_type type,
+                       struct error *err) {
     const struct model_config *c = &m->config;
     size_t longest = (size_t)MAX(MAX(c->d_ff, c->d_model), MAX(proj_in(c, PROJ_O), c->head_dim));
     float *scratch = xmalloc(sizeof(float) * longest);
@@ -865,7 +967,8 @@ static void header_build(struct buf *b, const struct model *m, enum tensor_type 
     buf_release(&o.text);
 }
 
-int model_write_gguf(const struct model *m, const char *path, enum tensor_type type, struct error *err) {
+int model_write_gguf(const struct model *m, const char *path, enum tensor_type type,
+                     struct error *err) {
     struct buf header = {0};
     struct writer w;
     header_build(&header, m, type);

@@ -1,13 +1,13 @@
 /*
- * hf: Hugging Face model directories: config.json, model.safetensors or its shards, tokenizer.json or tokenizer.model,
- * tokenizer_config.json; and the canonical writer of the same.
+ * hf: Hugging Face model directories: config.json, model.safetensors or its shards, tokenizer.json
+ * or tokenizer.model, tokenizer_config.json; and the canonical writer of the same.
  *
- * Reading is strict about everything that would change the arithmetic: a setting that is not implemented is refused by its
- * name, never skipped. Settings that only concern training or other programs are not looked at. Pickled weights
- * (pytorch_model.bin) are not read.
+ * Reading is strict about everything that would change the arithmetic: a setting that is not
+ * implemented is refused by its name, never skipped. Settings that only concern training or other
+ * programs are not looked at. Pickled weights (pytorch_model.bin) are not read.
  *
- * Writing goes file by file, each all or nothing, config.json last: a directory without config.json is not a model, so a
- * first write that fails leaves none behind.
+ * Writing goes file by file, each all or nothing, config.json last: a directory without config.json
+ * is not a model, so a first write that fails leaves none behind.
  */
 #include "model/model_files.h"
 
@@ -17,7 +17,7 @@
 
 enum { SMALL_FILE = 64 << 20 };
 
-/* ---- config.json ----------------------------------------------------------------------------------------------- */
+/* ---- config.json ----------------------------------------------------------------------------- */
 
 /* Missing and null are the same in these files. */
 static const json_t *field(const json_t *root, const char *key) {
@@ -26,7 +26,8 @@ static const json_t *field(const json_t *root, const char *key) {
 }
 
 /* `fallback` 0: required. */
-static int int_get(const json_t *root, const char *key, int32_t fallback, int32_t *out, struct error *err) {
+static int int_get(const json_t *root, const char *key, int32_t fallback, int32_t *out,
+                   struct error *err) {
     const json_t *v = field(root, key);
     *out = fallback;
     if (!v && fallback == 0) return error_set(err, ERR_FORMAT, "'%s' is missing", key);
@@ -38,7 +39,8 @@ static int int_get(const json_t *root, const char *key, int32_t fallback, int32_
     return OK;
 }
 
-static int float_get(const json_t *root, const char *key, double fallback, float *out, struct error *err) {
+static int float_get(const json_t *root, const char *key, double fallback, float *out,
+                     struct error *err) {
     const json_t *v = field(root, key);
     *out = (float)fallback;
     if (!v) return OK;
@@ -49,7 +51,8 @@ static int float_get(const json_t *root, const char *key, double fallback, float
 
 static int unsupported(const char *key, const json_t *value, struct error *err) {
     char *text = json_dumps(value, JSON_ENCODE_ANY | JSON_COMPACT | JSON_SORT_KEYS);
-    int rc = error_set(err, ERR_MISMATCH, "'%s' is %.200s, which is not supported", key, text ? text : "?");
+    int rc = error_set(err, ERR_MISMATCH, "'%s' is %.200s, which is not supported", key,
+                       text ? text : "?");
     free(text);
     return rc;
 }
@@ -74,15 +77,18 @@ static int layer_types_check(const json_t *root, struct error *err) {
     const json_t *types = field(root, "layer_types");
     for (size_t i = 0; i < json_array_size(types); i++) {
         const char *type = json_string_value(json_array_get(types, i));
-        if (!type || strcmp(type, "full_attention") != 0) return unsupported("layer_types", types, err);
+        if (!type || strcmp(type, "full_attention") != 0)
+            return unsupported("layer_types", types, err);
     }
     return OK;
 }
 
 /* What would change the arithmetic and is not implemented. */
 static int extras_refuse(const json_t *root, struct error *err) {
-    static const char *const flags[] = {"attention_bias", "mlp_bias", "qkv_bias", "use_sliding_window"};
-    static const char *const objects[] = {"quantization_config", "num_experts", "num_local_experts"};
+    static const char *const flags[] = {"attention_bias", "mlp_bias", "qkv_bias",
+                                        "use_sliding_window"};
+    static const char *const objects[] = {"quantization_config", "num_experts",
+                                          "num_local_experts"};
     const json_t *v;
     for (size_t i = 0; i < ARRAY_LEN(flags); i++)
         if ((v = field(root, flags[i])) && !json_is_false(v)) return unsupported(flags[i], v, err);
@@ -107,8 +113,10 @@ static int sizes_read(const json_t *root, struct model_config *c, struct error *
     if (rc != OK) return rc;
     bool stated = field(root, "head_dim") != NULL;
     if (!stated && c->d_model % c->n_heads != 0)
-        return error_set(err, ERR_FORMAT, "'hidden_size' %d is not a multiple of 'num_attention_heads' %d, and "
-                                          "'head_dim' is missing", (int)c->d_model, (int)c->n_heads);
+        return error_set(err, ERR_FORMAT,
+                         "'hidden_size' %d is not a multiple of 'num_attention_heads' %d, and "
+                         "'head_dim' is missing",
+                         (int)c->d_model, (int)c->n_heads);
     return int_get(root, "head_dim", stated ? 0 : c->d_model / c->n_heads, &c->head_dim, err);
 }
 
@@ -121,7 +129,9 @@ static int config_read(const json_t *root, struct model_config *c, struct error 
     if (rc == OK) rc = sizes_read(root, c, err);
     if (rc == OK) rc = float_get(root, "rms_norm_eps", 1e-6, &c->rms_norm_eps, err);
     const json_t *rope = field(root, "rope_parameters");
-    if (rc == OK) rc = float_get(field(rope, "rope_theta") ? rope : root, "rope_theta", 1e4, &c->rope_theta, err);
+    if (rc == OK)
+        rc = float_get(field(rope, "rope_theta") ? rope : root, "rope_theta", 1e4, &c->rope_theta,
+                       err);
     const json_t *tied = field(root, "tie_word_embeddings");
     if (rc == OK && tied && !json_is_boolean(tied))
         rc = error_set(err, ERR_FORMAT, "'tie_word_embeddings' is neither true nor false");
@@ -149,9 +159,10 @@ static json_t *config_open(struct model *m, const char *dir, struct error *err) 
     return root;
 }
 
-/* ---- weights --------------------------------------------------------------------------------------------------- */
+/* ---- weights --------------------------------------------------------------------------------- */
 
-/* The files of a model and their tensors together, sorted by name (shallow copies: names stay with the files). */
+/* The files of a model and their tensors together, sorted by name (shallow copies: names stay with
+ * the files). */
 struct shards {
     char **names;
     struct safetensors *files;
@@ -205,7 +216,8 @@ static int index_walk(struct shards *s, const char *dir, const json_t *root, str
         if (!shard_name_ok(name))
             rc = error_set(err, ERR_FORMAT, "'%.96s' is in no file of this directory", tensor);
         else if (shard_find(s, name) < 0)
-            rc = s->n < SHARDS_MAX ? shard_add(s, dir, name, err) : error_set(err, ERR_FORMAT, "too many files");
+            rc = s->n < SHARDS_MAX ? shard_add(s, dir, name, err)
+                                   : error_set(err, ERR_FORMAT, "too many files");
         if (rc != OK) break;
         if (!safetensors_find(&s->files[shard_find(s, name)], tensor))
             offender_add(&lost, "'%.96s' is not in '%.96s'", tensor, name);
@@ -228,7 +240,8 @@ static int shards_merge(struct shards *s, struct error *err) {
     int at = 0;
     for (int i = 0; i < s->n; i++) {
         if (s->files[i].n_tensors)
-            memcpy(s->tensors + at, s->files[i].tensors, sizeof(*s->tensors) * (size_t)s->files[i].n_tensors);
+            memcpy(s->tensors + at, s->files[i].tensors,
+                   sizeof(*s->tensors) * (size_t)s->files[i].n_tensors);
         at += s->files[i].n_tensors;
     }
     tensors_sort(s->tensors, s->n_tensors);
@@ -239,15 +252,20 @@ static int shards_merge(struct shards *s, struct error *err) {
 }
 
 static int shards_open(struct shards *s, const char *dir, struct error *err) {
-    char *single = path_join(dir, "model.safetensors"), *index = path_join(dir, "model.safetensors.index.json");
+    char *single = path_join(dir, "model.safetensors"),
+         *index = path_join(dir, "model.safetensors.index.json");
     char *pickle = path_join(dir, "pytorch_model.bin");
     int rc;
-    if (path_exists(single)) rc = shard_add(s, dir, "model.safetensors", err);
-    else if (path_exists(index)) rc = index_read(s, dir, index, err);
+    if (path_exists(single))
+        rc = shard_add(s, dir, "model.safetensors", err);
+    else if (path_exists(index))
+        rc = index_read(s, dir, index, err);
     else if (path_exists(pickle))
-        rc = error_set(err, ERR_FORMAT, "'%s' is a pickle, which runs code when read; save the model as safetensors",
+        rc = error_set(err, ERR_FORMAT,
+                       "'%s' is a pickle, which runs code when read; save the model as safetensors",
                        pickle);
-    else rc = error_set(err, ERR_MISSING, "'%s' has no model.safetensors", dir);
+    else
+        rc = error_set(err, ERR_MISSING, "'%s' has no model.safetensors", dir);
     if (rc == OK) rc = shards_merge(s, err);
     free(single);
     free(index);
@@ -256,7 +274,8 @@ static int shards_open(struct shards *s, const char *dir, struct error *err) {
 }
 
 static void tensor_drop(struct shards *s, int at) {
-    memmove(&s->tensors[at], &s->tensors[at + 1], sizeof(*s->tensors) * (size_t)(s->n_tensors - at - 1));
+    memmove(&s->tensors[at], &s->tensors[at + 1],
+            sizeof(*s->tensors) * (size_t)(s->n_tensors - at - 1));
     s->n_tensors--;
 }
 
@@ -266,18 +285,21 @@ static bool name_ends(const char *name, const char *ending) {
 }
 
 /*
- * Drops what some savers add and what carries nothing: the rotary frequencies (computed from theta), and the head of a
- * tied model, which must then be the embedding to the byte.
+ * Drops what some savers add and what carries nothing: the rotary frequencies (computed from
+ * theta), and the head of a tied model, which must then be the embedding to the byte.
  */
 static int extras_drop(struct shards *s, const struct model_config *c, struct error *err) {
     for (int i = s->n_tensors - 1; i >= 0; i--)
         if (name_ends(s->tensors[i].name, ".rotary_emb.inv_freq")) tensor_drop(s, i);
     const struct tensor_info *head = tensors_find(s->tensors, s->n_tensors, "lm_head.weight");
-    const struct tensor_info *embed = tensors_find(s->tensors, s->n_tensors, "model.embed_tokens.weight");
+    const struct tensor_info *embed =
+        tensors_find(s->tensors, s->n_tensors, "model.embed_tokens.weight");
     if (!c->tied || !head || !embed) return OK;
-    if (head->type != embed->type || head->size != embed->size || memcmp(head->data, embed->data, head->size) != 0)
-        return error_set(err, ERR_MISMATCH, "'tie_word_embeddings' is true, but 'lm_head.weight' differs from the "
-                                            "embedding");
+    if (head->type != embed->type || head->size != embed->size ||
+        memcmp(head->data, embed->data, head->size) != 0)
+        return error_set(err, ERR_MISMATCH,
+                         "'tie_word_embeddings' is true, but 'lm_head.weight' differs from the "
+                         "embedding");
     tensor_drop(s, (int)(head - s->tensors));
     return OK;
 }
@@ -292,10 +314,10 @@ static int weights_read(struct model *m, const char *dir, struct error *err) {
     return rc;
 }
 
-/* ---- tokenizer ------------------------------------------------------------------------------------------------- */
+/* ---- tokenizer ------------------------------------------------------------------------------- */
 
-/* tokenizer.json, else tokenizer.model; where the first is of a kind that is not read, the second may still do. *out
- * stays NULL when there is neither. */
+/* tokenizer.json, else tokenizer.model; where the first is of a kind that is not read, the second
+ * may still do. *out stays NULL when there is neither. */
 static int tokenizer_files_read(const char *dir, struct tokenizer **out, struct error *err) {
     char *json = path_join(dir, "tokenizer.json"), *model = path_join(dir, "tokenizer.model");
     bool has_json = path_exists(json), has_model = path_exists(model);
@@ -322,10 +344,10 @@ static int32_t config_id(const struct tokenizer *tok, const json_t *root, const 
     return id >= 0 && id < tok_vocab_size(tok) ? (int32_t)id : -1;
 }
 
-/* tokenizer_config.json decides where it says anything at all (null: none), then generation_config.json, then
- * config.json; `now` is what the tokenizer's own file said. */
-static int32_t special_choose(const struct tokenizer *tok, const json_t *const roots[3], const char *name,
-                              int32_t now) {
+/* tokenizer_config.json decides where it says anything at all (null: none), then
+ * generation_config.json, then config.json; `now` is what the tokenizer's own file said. */
+static int32_t special_choose(const struct tokenizer *tok, const json_t *const roots[3],
+                              const char *name, int32_t now) {
     char key[32];
     snprintf(key, sizeof(key), "%s_token", name);
     if (json_object_get(roots[0], key)) return special_id(tok, json_object_get(roots[0], key));
@@ -337,7 +359,8 @@ static int32_t special_choose(const struct tokenizer *tok, const json_t *const r
     return now;
 }
 
-/* The tokenizer's own file does not know the special roles; a tokenizer is immutable, so a new one takes its place. */
+/* The tokenizer's own file does not know the special roles; a tokenizer is immutable, so a new one
+ * takes its place. */
 static int specials_apply(struct tokenizer **tok, const json_t *const roots[3], struct error *err) {
     const struct tok_spec *now = tok_spec_of(*tok);
     struct tok_spec spec = *now;
@@ -353,8 +376,10 @@ static int specials_apply(struct tokenizer **tok, const json_t *const roots[3], 
     return OK;
 }
 
-/* A string, or a list of {name, template} of which 'default' counts; chat_template.jinja beside it comes first. */
-static int template_read(struct model *m, const char *dir, const json_t *config, struct error *err) {
+/* A string, or a list of {name, template} of which 'default' counts; chat_template.jinja beside it
+ * comes first. */
+static int template_read(struct model *m, const char *dir, const json_t *config,
+                         struct error *err) {
     char *path = path_join(dir, "chat_template.jinja");
     struct buf text = {0};
     const json_t *v = field(config, "chat_template");
@@ -364,7 +389,8 @@ static int template_read(struct model *m, const char *dir, const json_t *config,
     for (size_t i = 0; !found && i < json_array_size(v); i++) {
         const json_t *entry = json_array_get(v, i);
         const char *name = json_string_value(field(entry, "name"));
-        if (name && strcmp(name, "default") == 0) found = json_string_value(field(entry, "template"));
+        if (name && strcmp(name, "default") == 0)
+            found = json_string_value(field(entry, "template"));
     }
     if (rc == OK && found) m->chat_template = arena_strdup(&m->arena, found);
     buf_release(&text);
@@ -381,7 +407,8 @@ static int optional_json(const char *dir, const char *name, json_t **out, struct
     return there && !*out ? err->code : OK;
 }
 
-static int tokenizer_read(struct model *m, const char *dir, const json_t *config, struct error *err) {
+static int tokenizer_read(struct model *m, const char *dir, const json_t *config,
+                          struct error *err) {
     json_t *tok_config = NULL, *generation = NULL;
     int rc = tokenizer_files_read(dir, &m->tok, err);
     if (rc == OK) rc = optional_json(dir, "tokenizer_config.json", &tok_config, err);
@@ -408,7 +435,7 @@ struct model *hf_model_open(const char *dir, enum numeric_class cls, struct erro
     return NULL;
 }
 
-/* ---- writing --------------------------------------------------------------------------------------------------- */
+/* ---- writing --------------------------------------------------------------------------------- */
 
 /* The shortest decimal that reads back as the same float: 1e-5, not 9.99999975e-06. */
 static json_t *float_json(float value) {
@@ -442,14 +469,19 @@ static void id_set(json_t *root, const char *key, int32_t id) {
     json_object_set_new(root, key, id >= 0 ? json_integer(id) : json_null());
 }
 
-static int config_write(const struct model *m, const char *dir, enum tensor_type type, struct error *err) {
+static int config_write(const struct model *m, const char *dir, enum tensor_type type,
+                        struct error *err) {
     const struct model_config *c = &m->config;
     const struct {
         const char *key;
         int32_t value;
-    } sizes[] = {{"hidden_size", c->d_model}, {"intermediate_size", c->d_ff}, {"num_hidden_layers", c->n_layers},
-                 {"num_attention_heads", c->n_heads}, {"num_key_value_heads", c->n_kv_heads},
-                 {"head_dim", c->head_dim}, {"vocab_size", c->vocab_size},
+    } sizes[] = {{"hidden_size", c->d_model},
+                 {"intermediate_size", c->d_ff},
+                 {"num_hidden_layers", c->n_layers},
+                 {"num_attention_heads", c->n_heads},
+                 {"num_key_value_heads", c->n_kv_heads},
+                 {"head_dim", c->head_dim},
+                 {"vocab_size", c->vocab_size},
                  {"max_position_embeddings", c->max_seq_len}};
     json_t *root = json_object();
     json_object_set_new(root, "architectures", json_pack("[s]", c->arch->hf_class));
@@ -468,7 +500,8 @@ static int config_write(const struct model *m, const char *dir, enum tensor_type
 }
 
 static const char chatml[] =
-    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + "
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] "
+    "+ '<|im_end|>' + "
     "'\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
 
 static void piece_set(json_t *root, const char *key, const struct tokenizer *tok, int32_t id) {
@@ -507,13 +540,14 @@ static int32_t weights_ordered(const struct model_config *c, struct weight *list
     return n;
 }
 
-static int weights_header(const struct weight *list, int32_t n, enum tensor_type type, struct buf *out,
-                          struct error *err) {
+static int weights_header(const struct weight *list, int32_t n, enum tensor_type type,
+                          struct buf *out, struct error *err) {
     struct tensor_info *infos = xcalloc((size_t)n, sizeof(*infos));
     json_t *metadata = json_pack("{s:s}", "format", "pt");
     for (int32_t i = 0; i < n; i++) {
         const struct weight *w = &list[i];
-        infos[i] = (struct tensor_info){.name = (char *)(uintptr_t)w->name, .n_dims = w->norm ? 1 : 2,
+        infos[i] = (struct tensor_info){.name = (char *)(uintptr_t)w->name,
+                                        .n_dims = w->norm ? 1 : 2,
                                         .type = w->norm ? TENSOR_F32 : type};
         infos[i].dims[0] = w->norm ? w->k : w->n;
         infos[i].dims[1] = w->norm ? 0 : w->k;
@@ -525,8 +559,8 @@ static int weights_header(const struct weight *list, int32_t n, enum tensor_type
     return rc;
 }
 
-static int weights_put(struct writer *out, const struct model *m, const struct weight *list, int32_t n,
-                       enum tensor_type type, struct error *err) {
+static int weights_put(struct writer *out, const struct model *m, const struct weight *list,
+                       int32_t n, enum tensor_type type, struct error *err) {
     int64_t longest = 0;
     for (int32_t i = 0; i < n; i++) longest = MAX(longest, list[i].k);
     float *scratch = xmalloc(sizeof(float) * (size_t)longest * 2);
@@ -542,7 +576,8 @@ static int weights_put(struct writer *out, const struct model *m, const struct w
     return rc;
 }
 
-static int weights_write(const struct model *m, const char *dir, enum tensor_type type, struct error *err) {
+static int weights_write(const struct model *m, const char *dir, enum tensor_type type,
+                         struct error *err) {
     struct weight *list = xcalloc((size_t)weight_count(&m->config), sizeof(*list));
     int32_t n = weights_ordered(&m->config, list);
     struct buf header = {0};
@@ -560,10 +595,14 @@ static int weights_write(const struct model *m, const char *dir, enum tensor_typ
     return rc;
 }
 
-int model_write_hf(const struct model *m, const char *dir, enum tensor_type type, struct error *err) {
+int model_write_hf(const struct model *m, const char *dir, enum tensor_type type,
+                   struct error *err) {
     if (type != TENSOR_F32 && type != TENSOR_F16 && type != TENSOR_BF16)
-        return error_set(err, ERR_USAGE, "a Hugging Face directory holds f32, f16 or bf16, not %s; write a GGUF file "
-                                         "instead", tensor_type_name(type));
+        return error_set(
+            err, ERR_USAGE,
+            "a Hugging Face directory holds f32, f16 or bf16, not %s; write a GGUF file "
+            "instead",
+            tensor_type_name(type));
     int rc = dir_make(dir, err);
     if (rc == OK) rc = weights_write(m, dir, type, err);
     if (rc == OK) rc = tokenizer_write(m, dir, err);

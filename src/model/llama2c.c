@@ -1,11 +1,14 @@
 /*
- * llama2c: the legacy (version 0) checkpoint of llama2.c: seven int32, then f32 tensors with all layers of a kind together.
+ * llama2c: the legacy (version 0) checkpoint of llama2.c: seven int32, then f32 tensors with all
+ * layers of a kind together.
  *
- *     dim hidden layers heads kv_heads vocab seq_len | token_embedding | rms_att | wq | wk | wv | wo | rms_ffn | w1 | w2 |
- *     w3 | rms_final | cos table | sin table | wcls, only when vocab is negative
+ *     dim hidden layers heads kv_heads vocab seq_len
+ *     token_embedding | rms_att | wq | wk | wv | wo | rms_ffn | w1 | w2 | w3 | rms_final
+ *     cos table | sin table | wcls, only when vocab is negative
  *
- * It reads only. The rotary tables are skipped: they are theta 10000, which the format fixes, as it does epsilon 1e-5.
- * The file has no magic, so the one proof that it is such a file is that its size matches its header to the byte.
+ * It reads only. The rotary tables are skipped: they are theta 10000, which the format fixes, as it
+ * does epsilon 1e-5. The file has no magic, so the one proof that it is such a file is that its
+ * size matches its header to the byte.
  */
 #include "model/model_files.h"
 
@@ -16,26 +19,46 @@ enum { HEADER_BYTES = 28 };
 
 static int header_read(const struct mapping *map, struct model_config *c, struct error *err) {
     int32_t h[7];
-    if (map->size < HEADER_BYTES) return error_set(err, ERR_FORMAT, "too short: %zu bytes", map->size);
+    if (map->size < HEADER_BYTES)
+        return error_set(err, ERR_FORMAT, "too short: %zu bytes", map->size);
     memcpy(h, map->data, HEADER_BYTES);
     if (h[5] == INT32_MIN || h[0] < 1 || h[3] < 1 || h[0] % h[3] != 0)
         return error_set(err, ERR_FORMAT, "the header is not one of llama2.c, version 0");
     *c = (struct model_config){
-        .arch = arch_find("llama"), .d_model = h[0], .d_ff = h[1], .n_layers = h[2], .n_heads = h[3],
-        .n_kv_heads = h[4], .head_dim = h[0] / h[3], .vocab_size = h[5] < 0 ? -h[5] : h[5], .max_seq_len = h[6],
-        .rope_theta = 1e4f, .rms_norm_eps = 1e-5f, .tied = h[5] > 0,
+        .arch = arch_find("llama"),
+        .d_model = h[0],
+        .d_ff = h[1],
+        .n_layers = h[2],
+        .n_heads = h[3],
+        .n_kv_heads = h[4],
+        .head_dim = h[0] / h[3],
+        .vocab_size = h[5] < 0 ? -h[5] : h[5],
+        .max_seq_len = h[6],
+        .rope_theta = 1e4f,
+        .rms_norm_eps = 1e-5f,
+        .tied = h[5] > 0,
     };
-    if (model_config_check(c, err) != OK) return error_wrap(err, "the header is not one of llama2.c, version 0");
+    if (model_config_check(c, err) != OK)
+        return error_wrap(err, "the header is not one of llama2.c, version 0");
     return OK;
 }
 
-/* What lies in the file, in its order, as names of the canonical list with %d for the layer. NULL: the rotary tables. */
+/* What lies in the file, in its order, as names of the canonical list with %d for the layer. NULL:
+ * the rotary tables. */
 static const char *const file_order[] = {
-    "model.embed_tokens.weight", "model.layers.%d.input_layernorm.weight", "model.layers.%d.self_attn.q_proj.weight",
-    "model.layers.%d.self_attn.k_proj.weight", "model.layers.%d.self_attn.v_proj.weight",
-    "model.layers.%d.self_attn.o_proj.weight", "model.layers.%d.post_attention_layernorm.weight",
-    "model.layers.%d.mlp.gate_proj.weight", "model.layers.%d.mlp.down_proj.weight",
-    "model.layers.%d.mlp.up_proj.weight", "model.norm.weight", NULL, "lm_head.weight",
+    "model.embed_tokens.weight",
+    "model.layers.%d.input_layernorm.weight",
+    "model.layers.%d.self_attn.q_proj.weight",
+    "model.layers.%d.self_attn.k_proj.weight",
+    "model.layers.%d.self_attn.v_proj.weight",
+    "model.layers.%d.self_attn.o_proj.weight",
+    "model.layers.%d.post_attention_layernorm.weight",
+    "model.layers.%d.mlp.gate_proj.weight",
+    "model.layers.%d.mlp.down_proj.weight",
+    "model.layers.%d.mlp.up_proj.weight",
+    "model.norm.weight",
+    NULL,
+    "lm_head.weight",
 };
 
 /* Is `w` the weight that `pattern` names, in whichever layer it is? */
@@ -43,21 +66,24 @@ static bool weight_is(const struct weight *w, const char *pattern) {
     const char *hole = strstr(pattern, "%d");
     if (!hole || w->layer < 0) return !hole && strcmp(w->name, pattern) == 0;
     char name[96];
-    snprintf(name, sizeof(name), "%.*s%d%s", (int)(hole - pattern), pattern, (int)w->layer, hole + 2);
+    snprintf(name, sizeof(name), "%.*s%d%s", (int)(hole - pattern), pattern, (int)w->layer,
+             hole + 2);
     return strcmp(w->name, name) == 0;
 }
 
 static struct tensor_info tensor_at(const struct weight *w, const uint8_t *data) {
-    struct tensor_info t = {.name = xstrdup(w->name), .type = TENSOR_F32, .n_dims = w->norm ? 1 : 2, .data = data};
+    struct tensor_info t = {
+        .name = xstrdup(w->name), .type = TENSOR_F32, .n_dims = w->norm ? 1 : 2, .data = data};
     t.dims[0] = w->norm ? w->k : w->n;
     t.dims[1] = w->norm ? 0 : w->k;
     t.size = (size_t)(w->n * w->k) * sizeof(float);
     return t;
 }
 
-/* Lays the canonical list over the file; returns the number of tensors and the size that the file must have. The data
- * pointers are good only if the file has that size. */
-static int tensors_lay(const struct model_config *c, const uint8_t *file, struct tensor_info *list, uint64_t *size) {
+/* Lays the canonical list over the file; returns the number of tensors and the size that the file
+ * must have. The data pointers are good only if the file has that size. */
+static int tensors_lay(const struct model_config *c, const uint8_t *file, struct tensor_info *list,
+                       uint64_t *size) {
     int n = 0;
     *size = HEADER_BYTES;
     for (size_t i = 0; i < ARRAY_LEN(file_order); i++) {
@@ -78,7 +104,8 @@ static int tensors_lay(const struct model_config *c, const uint8_t *file, struct
 
 static int weights_read(struct model *m, const struct mapping *map, struct error *err) {
     uint64_t params = (uint64_t)model_param_count(&m->config), size = 0;
-    if (params > map->size / sizeof(float)) /* also keeps the sums below from overflowing */
+    /* Also keeps the sums of tensors_lay from overflowing. */
+    if (params > map->size / sizeof(float))
         return error_set(err, ERR_FORMAT, "its header needs %llu numbers, the file has %zu bytes",
                          (unsigned long long)params, map->size);
     struct tensor_info *list = xcalloc((size_t)weight_count(&m->config), sizeof(*list));
@@ -94,7 +121,8 @@ static int weights_read(struct model *m, const struct mapping *map, struct error
     return rc;
 }
 
-struct model *llama2c_open(const char *bin, const char *tokenizer, enum numeric_class cls, struct error *err) {
+struct model *llama2c_open(const char *bin, const char *tokenizer, enum numeric_class cls,
+                           struct error *err) {
     struct mapping map;
     if (map_open(&map, bin, err) != OK) return NULL;
     struct model *m = model_alloc(bin, cls);

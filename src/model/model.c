@@ -1,11 +1,14 @@
 /*
- * model: a model as an object: opened by what its path holds, bound tensor by tensor, made from a seed, hashed, closed.
+ * model: a model as an object: opened by what its path holds, bound tensor by tensor, made from a
+ * seed, hashed, closed.
  *
- * The formats themselves are next door (gguf.c, hf.c, llama2c.c); nothing here knows a byte of them. Loading is strict:
- * the tensors of a file must be exactly the canonical list of its configuration, and one error names every offender.
+ * The formats themselves are next door (gguf.c, hf.c, llama2c.c); nothing here knows a byte of
+ * them. Loading is strict: the tensors of a file must be exactly the canonical list of its
+ * configuration, and one error names every offender.
  *
- * Invariants: a struct model that was returned is complete; f32 (and exact-class bf16) matrices that need no reordering
- * point into m->maps, everything else into m->arena; nothing outlives model_close.
+ * Invariants: a struct model that was returned is complete; f32 (and exact-class bf16) matrices
+ * that need no reordering point into m->maps, everything else into m->arena; nothing outlives
+ * model_close.
  */
 #include "model/model_files.h"
 
@@ -14,7 +17,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- lists of offenders ---------------------------------------------------------------------------------------- */
+/* ---- lists of offenders ---------------------------------------------------------------------- */
 
 void offender_add(struct offenders *o, const char *fmt, ...) {
     if (o->n++ >= OFFENDERS_SHOWN) return;
@@ -32,12 +35,13 @@ int offenders_report(struct offenders *o, int code, struct error *err) {
         rc = error_set(err, code, "%d offending tensors: %s; and %d more", o->n, o->text.data,
                        o->n - OFFENDERS_SHOWN);
     else if (o->n > 0)
-        rc = error_set(err, code, "%d offending tensor%s: %s", o->n, o->n > 1 ? "s" : "", o->text.data);
+        rc = error_set(err, code, "%d offending tensor%s: %s", o->n, o->n > 1 ? "s" : "",
+                       o->text.data);
     buf_release(&o->text);
     return rc;
 }
 
-/* ---- tensors by name ------------------------------------------------------------------------------------------- */
+/* ---- tensors by name ------------------------------------------------------------------------- */
 
 static int tensor_compare(const void *a, const void *b) {
     return strcmp(((const struct tensor_info *)a)->name, ((const struct tensor_info *)b)->name);
@@ -51,8 +55,10 @@ const struct tensor_info *tensors_find(const struct tensor_info *t, int n, const
     for (int lo = 0, hi = n; lo < hi;) {
         int mid = lo + (hi - lo) / 2, order = strcmp(name, t[mid].name);
         if (order == 0) return &t[mid];
-        if (order < 0) hi = mid;
-        else lo = mid + 1;
+        if (order < 0)
+            hi = mid;
+        else
+            lo = mid + 1;
     }
     return NULL;
 }
@@ -66,7 +72,7 @@ const char *tensor_shape_text(const int64_t *dims, int n_dims, char out[96]) {
     return out;
 }
 
-/* ---- opening --------------------------------------------------------------------------------------------------- */
+/* ---- opening --------------------------------------------------------------------------------- */
 
 /* The last component of the path without a known ending. */
 static char *model_name(struct arena *arena, const char *path) {
@@ -117,7 +123,8 @@ static int model_refuse(const char *path, const struct mapping *map, struct erro
         size_t len;
         const char *hint;
     } known[] = {
-        {"PK\x03\x04", 4, "a pickled PyTorch checkpoint runs code when read; save it as safetensors"},
+        {"PK\x03\x04", 4,
+         "a pickled PyTorch checkpoint runs code when read; save it as safetensors"},
         {"\x80\x02", 2, "a Python pickle runs code when read; save it as safetensors"},
         {"ggjt", 4, "it is older than GGUF; convert it again"},
         {"lmgg", 4, "it is older than GGUF; convert it again"},
@@ -126,8 +133,10 @@ static int model_refuse(const char *path, const struct mapping *map, struct erro
         if (map->size >= known[i].len && memcmp(map->data, known[i].magic, known[i].len) == 0)
             return error_set(err, ERR_FORMAT, "'%s' is not a model file: %s", path, known[i].hint);
     if (map->size > 8 && map->data[8] == '{')
-        return error_set(err, ERR_FORMAT, "'%s' is bare safetensors: name its directory, with config.json", path);
-    return error_set(err, ERR_FORMAT, "'%s' is not a model: expected a GGUF file or a Hugging Face directory", path);
+        return error_set(err, ERR_FORMAT,
+                         "'%s' is bare safetensors: name its directory, with config.json", path);
+    return error_set(err, ERR_FORMAT,
+                     "'%s' is not a model: expected a GGUF file or a Hugging Face directory", path);
 }
 
 struct model *model_open(const char *path, enum numeric_class cls, struct error *err) {
@@ -140,7 +149,7 @@ struct model *model_open(const char *path, enum numeric_class cls, struct error 
     return gguf ? gguf_model_open(path, cls, err) : NULL;
 }
 
-/* ---- binding tensors to the canonical list --------------------------------------------------------------------- */
+/* ---- binding tensors to the canonical list --------------------------------------------------- */
 
 static bool type_is_float(enum tensor_type t) {
     return t == TENSOR_F32 || t == TENSOR_F16 || t == TENSOR_BF16;
@@ -164,8 +173,8 @@ static void weight_check(const struct weight *w, const struct tensor_info *t, st
 }
 
 /* found[i]: the tensor of weight i. */
-static int tensors_match(const struct model_config *c, const struct tensor_info *t, int n, enum naming naming,
-                         const struct tensor_info **found, struct error *err) {
+static int tensors_match(const struct model_config *c, const struct tensor_info *t, int n,
+                         enum naming naming, const struct tensor_info **found, struct error *err) {
     struct offenders offenders = {0};
     bool *used = xcalloc((size_t)n, sizeof(*used));
     for (int32_t i = 0; i < weight_count(c); i++) {
@@ -181,15 +190,16 @@ static int tensors_match(const struct model_config *c, const struct tensor_info 
     return offenders_report(&offenders, ERR_MISMATCH, err);
 }
 
-/* The tensor's bytes where its numbers may be read: safetensors promises no alignment, so some must be moved. */
+/* The tensor's bytes where its numbers may be read: safetensors promises no alignment, so some must
+ * be moved. */
 static const void *tensor_aligned(struct model *m, const struct tensor_info *t) {
     size_t align = t->type == TENSOR_F32 ? 4 : 2;
     if ((uintptr_t)t->data % align == 0) return t->data;
     return memcpy(arena_alloc(&m->arena, t->size), t->data, t->size);
 }
 
-static int weight_bind(struct model *m, const struct weight *w, const struct tensor_info *t, bool interleaved,
-                       struct error *err) {
+static int weight_bind(struct model *m, const struct weight *w, const struct tensor_info *t,
+                       bool interleaved, struct error *err) {
     const void *data = tensor_aligned(m, t);
     if (w->norm) {
         float *norm = arena_alloc(&m->arena, sizeof(float) * (size_t)w->k);
@@ -198,15 +208,18 @@ static int weight_bind(struct model *m, const struct weight *w, const struct ten
         return OK;
     }
     int32_t *order = interleaved && w->rope_heads > 0
-                         ? rope_rows_from_interleaved(w->rope_heads, m->config.head_dim) : NULL;
-    int rc = matrix_init(weight_matrix(m, w), t->type, w->n, w->k, data, order, m->cls, &m->arena, err);
+                         ? rope_rows_from_interleaved(w->rope_heads, m->config.head_dim)
+                         : NULL;
+    int rc =
+        matrix_init(weight_matrix(m, w), t->type, w->n, w->k, data, order, m->cls, &m->arena, err);
     free(order);
     return rc == OK ? OK : error_wrap(err, "'%s'", w->name);
 }
 
 /* The type that most matrix elements have; the lowest number wins a tie. */
 static enum tensor_type tensors_main_type(const struct tensor_info *t, int n) {
-    static const enum tensor_type types[] = {TENSOR_F32, TENSOR_F16, TENSOR_Q4_0, TENSOR_Q8_0, TENSOR_BF16};
+    static const enum tensor_type types[] = {TENSOR_F32, TENSOR_F16, TENSOR_Q4_0, TENSOR_Q8_0,
+                                             TENSOR_BF16};
     enum tensor_type best = TENSOR_F32;
     for (int64_t i = 0, best_count = 0; i < (int64_t)ARRAY_LEN(types); i++) {
         int64_t count = 0;
@@ -220,8 +233,8 @@ static enum tensor_type tensors_main_type(const struct tensor_info *t, int n) {
     return best;
 }
 
-int model_bind(struct model *m, const struct tensor_info *t, int n, enum naming naming, bool interleaved,
-               struct error *err) {
+int model_bind(struct model *m, const struct tensor_info *t, int n, enum naming naming,
+               bool interleaved, struct error *err) {
     const struct model_config *c = &m->config;
     int32_t n_weights = weight_count(c);
     const struct tensor_info **found = xcalloc((size_t)n_weights, sizeof(*found));
@@ -238,14 +251,16 @@ int model_bind(struct model *m, const struct tensor_info *t, int n, enum naming 
     return rc;
 }
 
-/* ---- making ---------------------------------------------------------------------------------------------------- */
+/* ---- making ---------------------------------------------------------------------------------- */
 
 /*
- * n values with mean 0 and the given standard deviation: the sum of four 16-bit uniforms (Irwin–Hall of order 4, a bell
- * that ends at ±3.46 standard deviations). Box–Muller in double would take ten times as long for a shape of 135 million.
+ * n values with mean 0 and the given standard deviation: the sum of four 16-bit uniforms
+ * (Irwin–Hall of order 4, a bell that ends at ±3.46 standard deviations). Box–Muller in double
+ * would take ten times as long for a shape of 135 million.
  */
 static void init_fill(float *w, int64_t n, float std, struct rng *rng) {
-    const float scale = std * sqrtf(3.0f) / 65536.0f; /* a sum of four uniforms on [0, 65536) has variance 65536²/3 */
+    /* A sum of four uniforms on [0, 65536) has variance 65536²/3. */
+    const float scale = std * sqrtf(3.0f) / 65536.0f;
     for (int64_t i = 0; i < n; i++) {
         uint32_t a = rng_u32(rng), b = rng_u32(rng);
         int32_t sum = (int32_t)((a & 0xFFFF) + (a >> 16) + (b & 0xFFFF) + (b >> 16));
@@ -286,9 +301,10 @@ struct model *model_new(const struct model_config *c, uint64_t seed, enum numeri
     return m;
 }
 
-/* ---- rows out of a model --------------------------------------------------------------------------------------- */
+/* ---- rows out of a model --------------------------------------------------------------------- */
 
-/* Row i of a packed q8_0 or q4_0 matrix as the file's blocks, the inverse of the packing that kernel.h describes. */
+/* Row i of a packed q8_0 or q4_0 matrix as the file's blocks, the inverse of the packing that
+ * kernel.h describes. */
 static void matrix_row_blocks(const struct matrix *m, int64_t i, uint8_t *out) {
     bool q8 = m->type == TENSOR_Q8_0;
     int64_t n_blocks = m->k / 32, panel = i / 16, lane = i % 16;
@@ -304,13 +320,15 @@ static void matrix_row_blocks(const struct matrix *m, int64_t i, uint8_t *out) {
     }
 }
 
-void weight_row(const struct model *m, const struct weight *w, int64_t i, enum tensor_type type, float *scratch,
-                void *out) {
-    struct model *owner = (struct model *)(uintptr_t)m; /* weight_* hand out places; nothing is written through them */
+void weight_row(const struct model *m, const struct weight *w, int64_t i, enum tensor_type type,
+                float *scratch, void *out) {
+    /* weight_matrix and weight_norm hand out places; nothing is written through them here. */
+    struct model *owner = (struct model *)(uintptr_t)m;
     const struct matrix *matrix = weight_matrix(owner, w);
     if (!matrix) {
         tensor_from_f32(type, *weight_norm(owner, w), out, w->k);
-    } else if (matrix->type == type && matrix->packed && (type == TENSOR_Q8_0 || type == TENSOR_Q4_0)) {
+    } else if (matrix->type == type && matrix->packed &&
+               (type == TENSOR_Q8_0 || type == TENSOR_Q4_0)) {
         matrix_row_blocks(matrix, i, out);
     } else {
         matrix_row(matrix, i, scratch);
@@ -318,14 +336,14 @@ void weight_row(const struct model *m, const struct weight *w, int64_t i, enum t
     }
 }
 
-/* ---- identity -------------------------------------------------------------------------------------------------- */
+/* ---- identity -------------------------------------------------------------------------------- */
 
 static void config_hash(struct hasher *h, const struct model_config *c) {
     char text[256];
-    int len = snprintf(text, sizeof(text), "%s %d %d %d %d %d %d %d %d %a %a %d\n", c->arch->name, (int)c->n_layers,
-                       (int)c->d_model, (int)c->n_heads, (int)c->n_kv_heads, (int)c->head_dim, (int)c->d_ff,
-                       (int)c->vocab_size, (int)c->max_seq_len, (double)c->rope_theta, (double)c->rms_norm_eps,
-                       (int)c->tied);
+    int len = snprintf(text, sizeof(text), "%s %d %d %d %d %d %d %d %d %a %a %d\n", c->arch->name,
+                       (int)c->n_layers, (int)c->d_model, (int)c->n_heads, (int)c->n_kv_heads,
+                       (int)c->head_dim, (int)c->d_ff, (int)c->vocab_size, (int)c->max_seq_len,
+                       (double)c->rope_theta, (double)c->rms_norm_eps, (int)c->tied);
     hasher_add(h, text, (size_t)len);
 }
 
@@ -344,9 +362,10 @@ static void weights_hash(struct hasher *h, const struct model *m) {
 }
 
 /*
- * A single file's hash is the plain SHA-256 of the file, as sha256sum prints it; several files (config.json first) are
- * preceded by their lengths; a model that never was a file hashes its configuration and f32 rows. Who trains such a
- * model clears m->hash[0] to have it computed anew. The first call writes into `m`: make it before sharing.
+ * A single file's hash is the plain SHA-256 of the file, as sha256sum prints it; several files
+ * (config.json first) are preceded by their lengths; a model that never was a file hashes its
+ * configuration and f32 rows. Who trains such a model clears m->hash[0] to have it computed anew.
+ * The first call writes into `m`: make it before sharing.
  */
 const char *model_hash(struct model *m, struct error *err) {
     (void)err; /* everything is mapped or in memory: there is nothing left to fail */

@@ -1,10 +1,12 @@
 /*
- * model_files: what the readers and writers of model files share. Private to this folder; everyone else uses model.h.
+ * model_files: what the readers and writers of model files share. Private to this folder; everyone
+ * else uses model.h.
  *
- * A model's weights are one canonical list (weight_at): embedding, each layer's nine or eleven tensors, final norm, head.
- * A format only supplies names. A reader turns its file into a `struct model_config` and a name-sorted array of
- * `struct tensor_info`, and model_bind checks that array against the list and makes the matrices; a writer walks the
- * list and asks weight_row for one row at a time, so that no weight is ever held twice.
+ * A model's weights are one canonical list (weight_at): embedding, each layer's nine or eleven
+ * tensors, final norm, head. A format only supplies names. A reader turns its file into a `struct
+ * model_config` and a name-sorted array of `struct tensor_info`, and model_bind checks that array
+ * against the list and makes the matrices; a writer walks the list and asks weight_row for one row
+ * at a time, so that no weight is ever held twice.
  */
 #ifndef SHOAL_MODEL_FILES_H
 #define SHOAL_MODEL_FILES_H
@@ -13,12 +15,13 @@
 
 enum naming { NAMING_HF, NAMING_GGUF };
 
-/* One entry of the canonical list. A norm has n = 1 and is the vector [k]; the rest are matrices [n, k]. */
+/* One entry of the canonical list. A norm has n = 1 and is the vector [k]; the rest are matrices
+ * [n, k]. */
 struct weight {
     char name[96];
-    int part;          /* index into arch.c's table of parts */
-    int32_t layer;     /* -1 outside the layers */
-    int32_t rope_heads;/* > 0: the rows are this many heads of a rotary projection (q or k) */
+    int part;           /* index into arch.c's table of parts */
+    int32_t layer;      /* -1 outside the layers */
+    int32_t rope_heads; /* > 0: the rows are this many heads of a rotary projection (q or k) */
     bool norm;
     int64_t n, k;
 };
@@ -27,14 +30,15 @@ void weight_at(const struct model_config *c, int32_t i, enum naming naming, stru
 /* Where the weight lives in `m`; exactly one of them is not NULL. */
 struct matrix *weight_matrix(struct model *m, const struct weight *w);
 const float **weight_norm(struct model *m, const struct weight *w);
-/* Row i as `type` into `out` (tensor_row_bytes). Same-type quantised rows are copied block by block, so that rewriting a
- * quantised model changes nothing. `scratch` holds k floats. */
-void weight_row(const struct model *m, const struct weight *w, int64_t i, enum tensor_type type, float *scratch,
-                void *out);
+/* Row i as `type` into `out` (tensor_row_bytes). Same-type quantised rows are copied block by
+ * block, so that rewriting a quantised model changes nothing. `scratch` holds k floats. */
+void weight_row(const struct model *m, const struct weight *w, int64_t i, enum tensor_type type,
+                float *scratch, void *out);
 
 /*
- * Interleaved rotary rows (GGUF's llama files, llama2.c) against Hugging Face's halves: row h*E + 2j + a of the first is
- * row h*E + a*E/2 + j of the second. Both give, for each output row, the source row. malloc'ed.
+ * Interleaved rotary rows (GGUF's llama files, llama2.c) against Hugging Face's halves: row h*E +
+ * 2j + a of the first is row h*E + a*E/2 + j of the second. Both give, for each output row, the
+ * source row. malloc'ed.
  */
 int32_t *rope_rows_from_interleaved(int32_t heads, int32_t head_dim);
 int32_t *rope_rows_to_interleaved(int32_t heads, int32_t head_dim);
@@ -44,14 +48,16 @@ int model_config_check(const struct model_config *c, struct error *err);
 /* arch_find, or ERR_MISMATCH naming what there is. */
 int arch_require(const char *name, const struct arch **out, struct error *err);
 
-/* Errors that name every offender: collected first, at most OFFENDERS_SHOWN of them spelled out, the rest counted. */
+/* Errors that name every offender: collected first, at most OFFENDERS_SHOWN of them spelled out,
+ * the rest counted. */
 enum { OFFENDERS_SHOWN = 20 };
 struct offenders {
     struct buf text;
     int n;
 };
 void offender_add(struct offenders *o, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
-/* OK when there are none; else the error "N offending tensors: …" under `code`. Releases in every case. */
+/* OK when there are none; else the error "N offending tensors: …" under `code`. Releases in every
+ * case. */
 int offenders_report(struct offenders *o, int code, struct error *err);
 
 void tensors_sort(struct tensor_info *t, int n);
@@ -61,23 +67,25 @@ const char *tensor_shape_text(const int64_t *dims, int n_dims, char out[96]);
 
 /* An empty model named after `path`, owning nothing yet. */
 struct model *model_alloc(const char *path, enum numeric_class cls);
-/* The model keeps the mapping until it is closed; *map is cleared. The hash covers the maps in the order added. */
+/* The model keeps the mapping until it is closed; *map is cleared. The hash covers the maps in the
+ * order added. */
 void model_add_map(struct model *m, struct mapping *map);
 /*
- * Makes every weight of m->config from `t` (sorted by name), which must be exactly the canonical list under `naming`;
- * otherwise one ERR_MISMATCH that lists the missing, the unknown and the misshapen. `interleaved`: rotary rows are as
- * llama2.c has them.
+ * Makes every weight of m->config from `t` (sorted by name), which must be exactly the canonical
+ * list under `naming`; otherwise one ERR_MISMATCH that lists the missing, the unknown and the
+ * misshapen. `interleaved`: rotary rows are as llama2.c has them.
  */
-int model_bind(struct model *m, const struct tensor_info *t, int n, enum naming naming, bool interleaved,
-               struct error *err);
+int model_bind(struct model *m, const struct tensor_info *t, int n, enum naming naming,
+               bool interleaved, struct error *err);
 
 struct model *gguf_model_open(const char *path, enum numeric_class cls, struct error *err);
 struct model *hf_model_open(const char *dir, enum numeric_class cls, struct error *err);
 /* The tokenizer of a GGUF file, which need not hold a model. */
 struct tokenizer *gguf_tokenizer_open(const char *path, struct error *err);
 
-/* The length word and the JSON of a safetensors file whose data follow in the order given; `data` is not read. */
-int safetensors_header(const struct tensor_info *tensors, int n, const json_t *metadata, struct buf *out,
-                       struct error *err);
+/* The length word and the JSON of a safetensors file whose data follow in the order given; `data`
+ * is not read. */
+int safetensors_header(const struct tensor_info *tensors, int n, const json_t *metadata,
+                       struct buf *out, struct error *err);
 
 #endif

@@ -1,14 +1,15 @@
 /*
  * safetensors: a length word, a JSON header, and tensor bytes; read in place, written canonically.
  *
- *     0        8                8 + N
- *     | u64 N  | JSON, N bytes  | tensor bytes, end to end, to the end of the file |
+ *     u64 N | N bytes of JSON | tensor bytes, end to end, to the end of the file
  *
- * It knows nothing of models or adapters. F32, F16 and BF16 are the element types of this house; others are refused by
- * name. The format promises no alignment of the data, so readers must not assume any.
+ * It knows nothing of models or adapters. F32, F16 and BF16 are the element types of this house;
+ * others are refused by name. The format promises no alignment of the data, so readers must not
+ * assume any.
  *
- * Invariants after opening: (1) every tensor's bytes lie inside the mapping; (2) their sizes are what shape and type say;
- * (3) together they cover the data without hole or overlap; (4) the array is sorted by name.
+ * Invariants after opening: (1) every tensor's bytes lie inside the mapping; (2) their sizes are
+ * what shape and type say; (3) together they cover the data without hole or overlap; (4) the array
+ * is sorted by name.
  */
 #include "model/model_files.h"
 
@@ -30,14 +31,16 @@ static int dtype_find(const char *name) {
     return -1;
 }
 
-/* ---- reading --------------------------------------------------------------------------------------------------- */
+/* ---- reading --------------------------------------------------------------------------------- */
 
-static int tensor_dtype(struct tensor_info *t, const json_t *spec, size_t *size, struct error *err) {
+static int tensor_dtype(struct tensor_info *t, const json_t *spec, size_t *size,
+                        struct error *err) {
     const char *dtype = json_string_value(json_object_get(spec, "dtype"));
     if (!dtype) return error_set(err, ERR_FORMAT, "tensor '%.96s' has no 'dtype'", t->name);
     int row = dtype_find(dtype);
     if (row < 0)
-        return error_set(err, ERR_FORMAT, "tensor '%.96s' has dtype '%.16s'; F32, F16 and BF16 can be read", t->name,
+        return error_set(err, ERR_FORMAT,
+                         "tensor '%.96s' has dtype '%.16s'; F32, F16 and BF16 can be read", t->name,
                          dtype);
     t->type = dtypes[row].type;
     *size = dtypes[row].size;
@@ -48,39 +51,44 @@ static int tensor_dtype(struct tensor_info *t, const json_t *spec, size_t *size,
 static int tensor_shape(struct tensor_info *t, const json_t *spec, size_t size, struct error *err) {
     const json_t *shape = json_object_get(spec, "shape");
     if (!json_is_array(shape) || json_array_size(shape) > ARRAY_LEN(t->dims))
-        return error_set(err, ERR_FORMAT, "tensor '%.96s' has no 'shape' of at most 4 dimensions", t->name);
+        return error_set(err, ERR_FORMAT, "tensor '%.96s' has no 'shape' of at most 4 dimensions",
+                         t->name);
     t->n_dims = (int)json_array_size(shape);
     t->size = size;
     for (int i = 0; i < t->n_dims; i++) {
         const json_t *dim = json_array_get(shape, (size_t)i);
         t->dims[i] = json_integer_value(dim);
-        if (!json_is_integer(dim) || t->dims[i] < 0 || __builtin_mul_overflow(t->size, (size_t)t->dims[i], &t->size))
+        if (!json_is_integer(dim) || t->dims[i] < 0 ||
+            __builtin_mul_overflow(t->size, (size_t)t->dims[i], &t->size))
             return error_set(err, ERR_FORMAT, "tensor '%.96s' has an impossible shape", t->name);
     }
     return OK;
 }
 
-static int tensor_place(struct tensor_info *t, const json_t *spec, const uint8_t *data, size_t available,
-                        struct error *err) {
+static int tensor_place(struct tensor_info *t, const json_t *spec, const uint8_t *data,
+                        size_t available, struct error *err) {
     const json_t *offsets = json_object_get(spec, "data_offsets");
     const json_t *from = json_array_get(offsets, 0), *to = json_array_get(offsets, 1);
     if (json_array_size(offsets) != 2 || !json_is_integer(from) || !json_is_integer(to))
         return error_set(err, ERR_FORMAT, "tensor '%.96s' has no pair of 'data_offsets'", t->name);
     json_int_t begin = json_integer_value(from), end = json_integer_value(to);
     if (begin < 0 || end < begin || (uint64_t)end > available)
-        return error_set(err, ERR_FORMAT, "tensor '%.96s' lies outside the file: bytes %lld to %lld of %zu", t->name,
+        return error_set(err, ERR_FORMAT,
+                         "tensor '%.96s' lies outside the file: bytes %lld to %lld of %zu", t->name,
                          (long long)begin, (long long)end, available);
     if ((uint64_t)(end - begin) != t->size)
-        return error_set(err, ERR_FORMAT, "tensor '%.96s' has %lld bytes, but its shape and type need %zu", t->name,
+        return error_set(err, ERR_FORMAT,
+                         "tensor '%.96s' has %lld bytes, but its shape and type need %zu", t->name,
                          (long long)(end - begin), t->size);
     t->data = data + begin;
     return OK;
 }
 
-static int tensor_read(struct tensor_info *t, const char *name, const json_t *spec, const uint8_t *data,
-                       size_t available, struct error *err) {
+static int tensor_read(struct tensor_info *t, const char *name, const json_t *spec,
+                       const uint8_t *data, size_t available, struct error *err) {
     t->name = xstrdup(name);
-    if (!json_is_object(spec)) return error_set(err, ERR_FORMAT, "tensor '%.96s' is not described", name);
+    if (!json_is_object(spec))
+        return error_set(err, ERR_FORMAT, "tensor '%.96s' is not described", name);
     size_t size = 0;
     int rc = tensor_dtype(t, spec, &size, err);
     if (rc == OK) rc = tensor_shape(t, spec, size, err);
@@ -91,39 +99,45 @@ static int tensor_read(struct tensor_info *t, const char *name, const json_t *sp
 static int tensor_by_offset(const void *a, const void *b) {
     const struct tensor_info *x = a, *y = b;
     if (x->data != y->data) return (const uint8_t *)x->data < (const uint8_t *)y->data ? -1 : 1;
-    return x->size < y->size ? -1 : x->size > y->size; /* empty tensors before the one that begins at the same byte */
+    /* Empty tensors go before the one that begins at the same byte. */
+    return x->size < y->size ? -1 : x->size > y->size;
 }
 
 /* Invariant 3. Leaves the array sorted by offset. */
-static int tensors_cover(struct safetensors *st, const uint8_t *data, size_t available, struct error *err) {
-    if (st->n_tensors > 1) qsort(st->tensors, (size_t)st->n_tensors, sizeof(*st->tensors), tensor_by_offset);
+static int tensors_cover(struct safetensors *st, const uint8_t *data, size_t available,
+                         struct error *err) {
+    if (st->n_tensors > 1)
+        qsort(st->tensors, (size_t)st->n_tensors, sizeof(*st->tensors), tensor_by_offset);
     const uint8_t *at = data;
     for (int i = 0; i < st->n_tensors; i++) {
         const struct tensor_info *t = &st->tensors[i];
         if ((const uint8_t *)t->data != at)
             return error_set(err, ERR_FORMAT, "tensor '%.96s' %s", t->name,
-                             (const uint8_t *)t->data < at ? "overlaps another" : "follows a hole in the data");
+                             (const uint8_t *)t->data < at ? "overlaps another"
+                                                           : "follows a hole in the data");
         at += t->size;
     }
     if (at != data + available)
-        return error_set(err, ERR_FORMAT, "%zu bytes follow the last tensor", (size_t)(data + available - at));
+        return error_set(err, ERR_FORMAT, "%zu bytes follow the last tensor",
+                         (size_t)(data + available - at));
     return OK;
 }
 
 static int metadata_read(struct safetensors *st, json_t *metadata, struct error *err) {
     const char *key;
     json_t *value;
-    if (!json_is_object(metadata)) return error_set(err, ERR_FORMAT, "'__metadata__' is not an object");
-    json_object_foreach(metadata, key, value)
-        if (!json_is_string(value))
-            return error_set(err, ERR_FORMAT, "'__metadata__' entry '%.96s' is not a string", key);
+    if (!json_is_object(metadata))
+        return error_set(err, ERR_FORMAT, "'__metadata__' is not an object");
+    json_object_foreach(metadata, key, value) if (!json_is_string(value)) return error_set(
+        err, ERR_FORMAT, "'__metadata__' entry '%.96s' is not a string", key);
     st->metadata = json_incref(metadata);
     return OK;
 }
 
-static int header_read(struct safetensors *st, json_t *header, const uint8_t *data, size_t available,
-                       struct error *err) {
-    if (!json_is_object(header)) return error_set(err, ERR_FORMAT, "the header is not a JSON object");
+static int header_read(struct safetensors *st, json_t *header, const uint8_t *data,
+                       size_t available, struct error *err) {
+    if (!json_is_object(header))
+        return error_set(err, ERR_FORMAT, "the header is not a JSON object");
     st->tensors = xcalloc(json_object_size(header), sizeof(*st->tensors));
     const char *name;
     json_t *spec;
@@ -142,7 +156,8 @@ static int header_read(struct safetensors *st, json_t *header, const uint8_t *da
 static int safetensors_parse(struct safetensors *st, struct error *err) {
     const uint8_t *file = st->map.data;
     uint64_t length = 0;
-    if (st->map.size < 8) return error_set(err, ERR_FORMAT, "too short to be safetensors: %zu bytes", st->map.size);
+    if (st->map.size < 8)
+        return error_set(err, ERR_FORMAT, "too short to be safetensors: %zu bytes", st->map.size);
     memcpy(&length, file, 8);
     if (length > st->map.size - 8 || length > HEADER_MAX)
         return error_set(err, ERR_FORMAT, "a header of %llu bytes does not fit a file of %zu",
@@ -176,7 +191,7 @@ void safetensors_close(struct safetensors *st) {
     *st = (struct safetensors){0};
 }
 
-/* ---- writing --------------------------------------------------------------------------------------------------- */
+/* ---- writing --------------------------------------------------------------------------------- */
 
 static void json_string_add(struct buf *out, const char *text) {
     json_t *value = json_string(text);
@@ -188,16 +203,18 @@ static void json_string_add(struct buf *out, const char *text) {
     json_decref(value);
 }
 
-static void header_tensor_add(struct buf *out, const struct tensor_info *t, const char *dtype, uint64_t begin) {
+static void header_tensor_add(struct buf *out, const struct tensor_info *t, const char *dtype,
+                              uint64_t begin) {
     json_string_add(out, t->name);
     buf_printf(out, ":{\"dtype\":\"%s\",\"shape\":[", dtype);
-    for (int i = 0; i < t->n_dims; i++) buf_printf(out, "%s%lld", i ? "," : "", (long long)t->dims[i]);
+    for (int i = 0; i < t->n_dims; i++)
+        buf_printf(out, "%s%lld", i ? "," : "", (long long)t->dims[i]);
     buf_printf(out, "],\"data_offsets\":[%llu,%llu]}", (unsigned long long)begin,
                (unsigned long long)(begin + t->size));
 }
 
-int safetensors_header(const struct tensor_info *tensors, int n, const json_t *metadata, struct buf *out,
-                       struct error *err) {
+int safetensors_header(const struct tensor_info *tensors, int n, const json_t *metadata,
+                       struct buf *out, struct error *err) {
     struct buf text = {0};
     uint64_t at = 0;
     buf_puts(&text, "{");
@@ -211,8 +228,10 @@ int safetensors_header(const struct tensor_info *tensors, int n, const json_t *m
         while (row < (int)ARRAY_LEN(dtypes) && dtypes[row].type != tensors[i].type) row++;
         if (row == (int)ARRAY_LEN(dtypes)) {
             buf_release(&text);
-            return error_set(err, ERR_USAGE, "safetensors holds f32, f16 and bf16, not %s; write a GGUF file instead",
-                             tensor_type_name(tensors[i].type));
+            return error_set(
+                err, ERR_USAGE,
+                "safetensors holds f32, f16 and bf16, not %s; write a GGUF file instead",
+                tensor_type_name(tensors[i].type));
         }
         if (i) buf_puts(&text, ",");
         header_tensor_add(&text, &tensors[i], dtypes[row].name, at);
@@ -227,14 +246,15 @@ int safetensors_header(const struct tensor_info *tensors, int n, const json_t *m
     return OK;
 }
 
-int safetensors_write(const char *path, const struct tensor_info *tensors, int n, const json_t *metadata,
-                      struct error *err) {
+int safetensors_write(const char *path, const struct tensor_info *tensors, int n,
+                      const json_t *metadata, struct error *err) {
     struct buf header = {0};
     struct writer w = {0};
     int rc = safetensors_header(tensors, n, metadata, &header, err);
     if (rc == OK) rc = writer_open(&w, path, err);
     if (rc == OK) rc = writer_put(&w, header.data, header.len, err);
-    for (int i = 0; rc == OK && i < n; i++) rc = writer_put(&w, tensors[i].data, tensors[i].size, err);
+    for (int i = 0; rc == OK && i < n; i++)
+        rc = writer_put(&w, tensors[i].data, tensors[i].size, err);
     if (rc == OK) rc = writer_commit(&w, err);
     writer_abort(&w);
     buf_release(&header);

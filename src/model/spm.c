@@ -33,6 +33,20 @@ static int32_t symbol_mergeable(const struct tokenizer *t, const char *p, size_t
     return mergeable(t, id) ? id : -1;
 }
 
+/* Up to the next ▁ that follows something else. */
+static size_t word_len(const char *p, size_t left) {
+    size_t i = 0;
+    while (left - i >= 3 && memcmp(p + i, SPACE_MARK, 3) == 0) i += 3;
+    while (i < left) {
+        const char *mark = memchr(p + i, SPACE_MARK[0], left - i);
+        if (!mark) return left;
+        i = (size_t)(mark - p);
+        if (left - i >= 3 && memcmp(mark, SPACE_MARK, 3) == 0) return i;
+        i++;
+    }
+    return left;
+}
+
 /* ---- making the table ------------------------------------------------------------------------------------------ */
 
 /* "<0x0A>" → 10, else -1. */
@@ -151,6 +165,18 @@ static void pairs_from_scores(struct tokenizer *t, int64_t cuts) {
     free(ranks);
 }
 
+/*
+ * Whether ▁ only ever begins a piece (or is in the run that does), as in models trained on words. Then a text falls into
+ * words that cannot merge with each other, which are short, and repeat.
+ */
+static bool pieces_are_words(const struct tokenizer *t) {
+    for (int32_t id = 0; id < t->spec.n; id++) {
+        size_t len = (size_t)t->lens[id];
+        if (mergeable(t, id) && len > 0 && word_len(t->text[id], len) < len) return false;
+    }
+    return true;
+}
+
 int spm_prepare(struct tokenizer *t, struct error *err) {
     int64_t cuts;
     if (bytes_prepare(t, err) != OK) return err->code;
@@ -160,6 +186,7 @@ int spm_prepare(struct tokenizer *t, struct error *err) {
         if (chars_prepare(t, &cuts, err) != OK) return err->code;
         pairs_from_scores(t, cuts);
     }
+    t->words = pieces_are_words(t);
     for (int c = 0; c < 128; c++) t->ascii[c] = symbol_mergeable(t, &(char){(char)c}, 1);
     return OK;
 }
@@ -167,13 +194,14 @@ int spm_prepare(struct tokenizer *t, struct error *err) {
 /* ---- text ------------------------------------------------------------------------------------------------------ */
 
 /* Bytes if the vocabulary has all of them, else unknown; a run of unknown characters is one token. */
-static void char_fallback(struct encoder *e, const char *p, size_t n, int first) {
+static void char_fallback(struct encoder *e, const char *p, size_t n) {
     const struct tokenizer *t = e->t;
     bool bytes = true;
     for (size_t i = 0; i < n; i++) bytes &= t->byte_ids[(uint8_t)p[i]] >= 0;
     for (size_t i = 0; i < n && bytes; i++) ids_add(e->out, t->byte_ids[(uint8_t)p[i]]);
     if (bytes || t->spec.unk < 0) return;
-    if (e->out->n == first || e->out->v[e->out->n - 1] != t->spec.unk) ids_add(e->out, t->spec.unk);
+    e->unknown = true;
+    if (e->out->n == e->begin || e->out->v[e->out->n - 1] != t->spec.unk) ids_add(e->out, t->spec.unk);
 }
 
 static void text_escape(struct encoder *e, const char *text, size_t len, bool first) {
@@ -190,25 +218,34 @@ static void text_escape(struct encoder *e, const char *text, size_t len, bool fi
     }
 }
 
-void spm_encode(struct encoder *e, const char *text, size_t len, bool first) {
-    text_escape(e, text, len, first);
-    const char *p = e->text.data;
-    size_t end = e->text.len;
-    encoder_reserve(e, (int32_t)end);
+/* A part of the fragment that no merge leaves. */
+static void part_encode(struct encoder *e, const char *p, size_t len) {
+    encoder_reserve(e, (int32_t)len);
     e->n = 0;
-    for (size_t i = 0, n; i < end; i += n) {
-        n = char_len(p + i, end - i);
+    for (size_t i = 0, n; i < len; i += n) {
+        n = char_len(p + i, len - i);
         e->at[e->n] = (int32_t)i;
         e->id[e->n++] = (uint8_t)p[i] < 128 ? e->t->ascii[(uint8_t)p[i]] : symbol_mergeable(e->t, p + i, n);
     }
     encoder_merge(e);
-    int begin = e->out->n;
     for (int32_t i = 0; i < e->n; i++) {
-        size_t at = (size_t)e->at[i], next = i + 1 < e->n ? (size_t)e->at[i + 1] : end;
+        size_t at = (size_t)e->at[i], next = i + 1 < e->n ? (size_t)e->at[i + 1] : len;
         if (e->id[i] >= 0 && e->id[i] < e->t->spec.n)
             ids_add(e->out, e->id[i]);
         else
-            char_fallback(e, p + at, next - at, begin);
+            char_fallback(e, p + at, next - at);
+    }
+}
+
+void spm_encode(struct encoder *e, const char *text, size_t len, bool first) {
+    text_escape(e, text, len, first);
+    const char *p = e->text.data, *end = p + e->text.len;
+    encoder_cache(e, len);
+    e->begin = e->out->n;
+    while (p < end) {
+        size_t n = e->t->words ? word_len(p, (size_t)(end - p)) : (size_t)(end - p);
+        encoder_word(e, p, n, part_encode);
+        p += n;
     }
 }
 

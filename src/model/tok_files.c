@@ -450,7 +450,7 @@ static json_t *merges_from_scores(const struct tokenizer *t, struct error *err) 
         ties += i > 0 && v[i].rank == v[i - 1].rank && v[i].id != v[i - 1].id;
     }
     free(v);
-    if (rc == OK && ties > 0) warn("%d pieces share a score with another: tokenizer.json orders them by id", ties);
+    if (rc == OK && ties > 0) note("%d pieces share a score with another: tokenizer.json orders them by id", ties);
     if (rc == OK) return list;
     json_decref(list);
     return NULL;

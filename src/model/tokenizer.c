@@ -13,9 +13,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Shorter texts repeat too few words to pay for the cache. */
-enum { CACHE_FROM = 4096 };
-
 void ids_add(struct ids *s, int32_t id) {
     if (s->n == s->cap) {
         s->cap = s->cap ? s->cap * 2 : 64;
@@ -362,7 +359,6 @@ void tok_encode(const struct tokenizer *t, const char *text, size_t len, int fla
     struct encoder e = {.t = t, .out = out};
     struct fragment_state s = {&e, !(flags & TOK_CONTINUE)};
     if ((flags & TOK_BOS) && tok_add_bos(t)) ids_add(out, t->spec.bos);
-    if (t->spec.kind == TOK_BPE && len >= CACHE_FROM) encoder_cache(&e);
     text_fragments(t, text, len, flags & TOK_SPECIAL, fragment_encode, &s);
     encoder_release(&e);
 }
@@ -390,7 +386,7 @@ void tok_decode_all(const struct tokenizer *t, const int32_t *ids, int n, bool s
         if (ids[i] < 0 || ids[i] >= t->spec.n) continue;
         size_t before = out->len;
         tok_decode(t, ids[i], specials, out);
-        if (is_matched(t, ids[i])) {
+        if (is_matched(t, ids[i]) && ids[i] != t->spec.unk) { /* unknown is a part of text */
             first = prefixed;
         } else if (out->len > before) {
             if (first && out->data[before] == ' ') {

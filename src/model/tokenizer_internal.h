@@ -44,6 +44,7 @@ struct tokenizer {
     int32_t matched_begin[257];
     pcre2_code *code;            /* BPE's pre-tokenizer */
     int32_t ascii[128];          /* SPM: symbol of each one-byte character, or -1 */
+    bool words;                  /* SPM: no piece goes on over a ▁ behind another character */
 };
 
 /* Scratch of one encode call; nothing of it outlives the call. */
@@ -52,13 +53,16 @@ struct merge_entry;
 struct encoder {
     const struct tokenizer *t;
     struct ids *out;
+    int begin;                   /* SPM: where this fragment's ids begin in `out` */
     int32_t *id, *at;            /* symbols and where they begin; [cap], n used */
     int32_t *prev, *next;        /* links of a long merge, [cap] */
     struct merge_entry *heap;    /* [3 cap] */
     int32_t n, cap, long_cap;
     struct buf text;             /* the fragment as rewritten */
     pcre2_match_data *match;
-    struct cached_word *cache;   /* BPE, long texts: words of this call already encoded */
+    struct cached_word *cache;   /* words of this fragment already encoded */
+    bool caching;
+    bool unknown;                /* the word's ids depend on what stands before it: not for the cache */
 };
 
 /* tokenizer.c */
@@ -84,7 +88,10 @@ void bpe_encode(struct encoder *e, const char *text, size_t len, bool first);
 void bpe_decode(const struct tokenizer *t, int32_t id, struct buf *out);
 void encoder_reserve(struct encoder *e, int32_t n);
 void encoder_merge(struct encoder *e);         /* merges e->id[0..n) in place, lowest rank first */
-void encoder_cache(struct encoder *e);         /* turns the word cache on */
+void encoder_cache(struct encoder *e, size_t len); /* at the start of each fragment of that length */
+/* Adds the word's ids: as before if the cache has it, else by `encode`. */
+typedef void (*encode_fn)(struct encoder *e, const char *p, size_t n);
+void encoder_word(struct encoder *e, const char *p, size_t n, encode_fn encode);
 int byte_in_order(int i);                      /* GPT-2's order of the 256 bytes: printable ones first */
 int byte_piece(int byte, char out[4]);         /* GPT-2's printable character for a byte; its length */
 const char *pre_pattern(const char *pre);      /* NULL when neither a known name nor a pattern */

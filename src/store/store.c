@@ -29,7 +29,7 @@ static const char *const sql[N_STATEMENTS] = {
     [RUN_ADD] = "INSERT INTO runs VALUES(?1, ?2, ?3, 'running', ?4)",
     [RUN_STATUS] = "UPDATE runs SET status = ?2 WHERE id = ?1",
     [RUN_GET] = "SELECT kind, recipe, status, created FROM runs WHERE id = ?1",
-    [RUN_LIST] = "SELECT id, kind, status, created FROM runs ORDER BY created DESC, id",
+    [RUN_LIST] = "SELECT id, kind, status, created FROM runs ORDER BY created DESC, rowid DESC",
     [EVENT] = "INSERT INTO events(run, at, kind, detail) VALUES(?1, ?2, ?3, ?4)",
     [CALL_PUT] = "INSERT OR IGNORE INTO calls VALUES(?1, ?2, ?3, ?4, ?5, ?6, ?7)",
     [CALL_GET] = "SELECT choice, prob, prefilled, generated, finish, text FROM calls WHERE key = ?1",
@@ -149,7 +149,9 @@ int store_run_status(struct store *s, const char *id, const char *status, struct
     if (!q) return err->code;
     bind_text(q, 1, id);
     bind_text(q, 2, status);
-    return finish(s, q, err);
+    int rc = finish(s, q, err);
+    if (rc == OK && sqlite3_changes(s->db) == 0) rc = error_set(err, ERR_MISSING, "no run '%s' in '%s'", id, s->path);
+    return rc;
 }
 
 static json_t *column_json(sqlite3_stmt *q, int at) {

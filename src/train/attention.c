@@ -1,10 +1,11 @@
 /*
  * attention: causal attention of the packed samples, forward and backward.
  *
- * A work item is one sample and one kv head (forward: one query head), so no two threads write the same place and the
- * gradients of a shared kv head are summed over its query heads in order. Queries go in blocks of BLOCK rows against all
- * keys that any of them sees; probabilities are recomputed in the backward pass instead of being kept, because they would
- * be the only activation that grows with the square of the length.
+ * A work item is one sample and one kv head (forward: one query head), so no two threads write the
+ * same place and the gradients of a shared kv head are summed over its query heads in order.
+ * Queries go in blocks of BLOCK rows against all keys that any of them sees; probabilities are
+ * recomputed in the backward pass instead of being kept, because they would be the only activation
+ * that grows with the square of the length.
  *
  * Invariant: a sample's numbers depend on its own rows only.
  */
@@ -17,10 +18,10 @@
 
 /* One thread's scratch. */
 struct scratch {
-    float *p, *dp;          /* [BLOCK][n] */
-    float *pt, *dst;        /* [n][BLOCK] */
-    float *kt, *vt;         /* [E][n] */
-    float *qt, *dot;        /* [E][BLOCK] */
+    float *p, *dp;   /* [BLOCK][n] */
+    float *pt, *dst; /* [n][BLOCK] */
+    float *kt, *vt;  /* [E][n] */
+    float *qt, *dot; /* [E][BLOCK] */
 };
 
 struct attend_job {
@@ -28,19 +29,16 @@ struct attend_job {
     const struct activations *a;
 };
 
-static int64_t length_padded(int64_t n)
-{
+static int64_t length_padded(int64_t n) {
     return (n + 15) / 16 * 16;
 }
 
-size_t attention_scratch(const struct model_config *c, int64_t longest)
-{
+size_t attention_scratch(const struct model_config *c, int64_t longest) {
     int64_t n = length_padded(longest);
     return (size_t)(4 * BLOCK * n + 2 * c->head_dim * n + 2 * c->head_dim * BLOCK) * sizeof(float);
 }
 
-static struct scratch scratch_view(const struct trainer *t, int thread)
-{
+static struct scratch scratch_view(const struct trainer *t, int thread) {
     int64_t n = length_padded(t->longest), e = t->c.head_dim;
     float *f = t->att_scratch[thread];
     struct scratch s;
@@ -55,10 +53,10 @@ static struct scratch scratch_view(const struct trainer *t, int thread)
     return s;
 }
 
-/* Probabilities of queries [i0, i1) of a sample over its keys [0, i1): p [i1 - i0][ldp], zero where masked. */
-static void block_probabilities(const struct trainer *t, float *p, int64_t ldp, const float *q, const float *k,
-                                int64_t i0, int64_t i1)
-{
+/* Probabilities of queries [i0, i1) of a sample over its keys [0, i1): p [i1 - i0][ldp], zero where
+ * masked. */
+static void block_probabilities(const struct trainer *t, float *p, int64_t ldp, const float *q,
+                                const float *k, int64_t i0, int64_t i1) {
     int64_t e = t->c.head_dim, ldq = t->c.n_heads * e, ldk = t->c.n_kv_heads * e;
     float scale = 1.0f / sqrtf((float)e);
     t->k->gemm_f32(p, ldp, q + i0 * ldq, ldq, i1 - i0, k, ldk, e, 0, i1, false);
@@ -70,8 +68,7 @@ static void block_probabilities(const struct trainer *t, float *p, int64_t ldp, 
     }
 }
 
-static void attend_items(void *ctx, int64_t begin, int64_t end, int thread)
-{
+static void attend_items(void *ctx, int64_t begin, int64_t end, int thread) {
     const struct attend_job *job = ctx;
     const struct trainer *t = job->t;
     int64_t h_n = t->c.n_heads, e = t->c.head_dim, group = h_n / t->c.n_kv_heads;
@@ -93,15 +90,14 @@ static void attend_items(void *ctx, int64_t begin, int64_t end, int thread)
     }
 }
 
-void attention_forward(struct trainer *t, const struct activations *a)
-{
+void attention_forward(struct trainer *t, const struct activations *a) {
     struct attend_job job = {.t = t, .a = a};
     pool_run(t->pool, attend_items, &job, (int64_t)t->n_spans * t->c.n_heads, 1);
 }
 
 /* Softmax backward on one block: dp becomes the gradient of the raw scores. */
-static void scores_backward(const struct trainer *t, const float *p, float *dp, int64_t ld, int64_t i0, int64_t i1)
-{
+static void scores_backward(const struct trainer *t, const float *p, float *dp, int64_t ld,
+                            int64_t i0, int64_t i1) {
     float scale = 1.0f / sqrtf((float)t->c.head_dim);
     for (int64_t i = i0; i < i1; i++) {
         const float *pr = p + (i - i0) * ld;
@@ -113,9 +109,8 @@ static void scores_backward(const struct trainer *t, const float *p, float *dp, 
 }
 
 /* One query head of one sample; dk and dv of its kv head are added to. */
-static void head_backward(const struct trainer *t, const struct activations *a, const struct span *sp, int64_t h,
-                          const struct scratch *s)
-{
+static void head_backward(const struct trainer *t, const struct activations *a,
+                          const struct span *sp, int64_t h, const struct scratch *s) {
     int64_t e = t->c.head_dim, kv = h / (t->c.n_heads / t->c.n_kv_heads), n = sp->end - sp->begin;
     int64_t ldq = t->c.n_heads * e, ldk = t->c.n_kv_heads * e, ld = length_padded(n);
     int64_t at_q = sp->begin * ldq + h * e, at_k = sp->begin * ldk + kv * e;
@@ -134,8 +129,7 @@ static void head_backward(const struct trainer *t, const struct activations *a, 
     }
 }
 
-static void attend_backward_items(void *ctx, int64_t begin, int64_t end, int thread)
-{
+static void attend_backward_items(void *ctx, int64_t begin, int64_t end, int thread) {
     const struct attend_job *job = ctx;
     const struct trainer *t = job->t;
     int64_t kv_n = t->c.n_kv_heads, e = t->c.head_dim, group = t->c.n_heads / kv_n, ldk = kv_n * e;
@@ -152,8 +146,7 @@ static void attend_backward_items(void *ctx, int64_t begin, int64_t end, int thr
     }
 }
 
-void attention_backward(struct trainer *t, const struct activations *a)
-{
+void attention_backward(struct trainer *t, const struct activations *a) {
     struct attend_job job = {.t = t, .a = a};
     pool_run(t->pool, attend_backward_items, &job, (int64_t)t->n_spans * t->c.n_kv_heads, 1);
 }

@@ -5,11 +5,12 @@
  *   for each tensor: w, m, v as f32[n]
  *   SHA-256 of everything before, 64 hex characters
  *
- * The header holds the fingerprint of what the state belongs to (shape, base, options), the counts of updates, the
- * tensors' names and sizes, and the caller's `extra`. Numbers are little-endian, as on every machine that Shoal runs on.
+ * The header holds the fingerprint of what the state belongs to (shape, base, options), the counts
+ * of updates, the tensors' names and sizes, and the caller's `extra`. Numbers are little-endian, as
+ * on every machine that Shoal runs on.
  *
- * Invariants: saved only between updates, so no gradient needs to be kept; a file is checked whole before a single number
- * of the trainer changes.
+ * Invariants: saved only between updates, so no gradient needs to be kept; a file is checked whole
+ * before a single number of the trainer changes.
  */
 #include "train/internal.h"
 
@@ -21,26 +22,27 @@
 #define PREFIX 16
 #define TRAILER (HASH_LEN - 1)
 
-static json_t *header_make(const struct trainer *t, const json_t *extra)
-{
+static json_t *header_make(const struct trainer *t, const json_t *extra) {
     json_t *groups = json_array(), *tensors = json_array();
     for (int i = 0; i < t->n_groups; i++)
-        json_array_append_new(groups, json_pack("{s:I,s:f}", "updates", (json_int_t)t->groups[i].updates, "loss",
-                                                t->groups[i].loss));
+        json_array_append_new(groups,
+                              json_pack("{s:I,s:f}", "updates", (json_int_t)t->groups[i].updates,
+                                        "loss", t->groups[i].loss));
     for (int i = 0; i < t->n_tensors; i++)
-        json_array_append_new(tensors, json_pack("[s,I]", t->tensors[i].name, (json_int_t)t->tensors[i].n));
-    return json_pack("{s:s,s:I,s:o,s:o,s:o}", "fingerprint", t->fingerprint, "updates", (json_int_t)t->updates,
-                     "groups", groups, "tensors", tensors, "extra", extra ? json_deep_copy(extra) : json_null());
+        json_array_append_new(tensors,
+                              json_pack("[s,I]", t->tensors[i].name, (json_int_t)t->tensors[i].n));
+    return json_pack("{s:s,s:I,s:o,s:o,s:o}", "fingerprint", t->fingerprint, "updates",
+                     (json_int_t)t->updates, "groups", groups, "tensors", tensors, "extra",
+                     extra ? json_deep_copy(extra) : json_null());
 }
 
-static int put(struct writer *w, struct hasher *h, const void *p, size_t n, struct error *err)
-{
+static int put(struct writer *w, struct hasher *h, const void *p, size_t n, struct error *err) {
     hasher_add(h, p, n);
     return writer_put(w, p, n, err);
 }
 
-static int state_put(const struct trainer *t, struct writer *w, const char *header, struct error *err)
-{
+static int state_put(const struct trainer *t, struct writer *w, const char *header,
+                     struct error *err) {
     struct hasher h;
     char hash[HASH_LEN];
     uint32_t numbers[2] = {VERSION, (uint32_t)strlen(header)};
@@ -58,8 +60,8 @@ static int state_put(const struct trainer *t, struct writer *w, const char *head
     return rc ? rc : writer_put(w, hash, TRAILER, err);
 }
 
-int trainer_save(const struct trainer *t, const char *path, const json_t *extra, struct error *err)
-{
+int trainer_save(const struct trainer *t, const char *path, const json_t *extra,
+                 struct error *err) {
     for (int i = 0; i < t->n_groups; i++)
         if (t->groups[i].samples)
             return error_set(err, ERR_STATE, "a trainer can be saved only between updates");
@@ -77,18 +79,17 @@ int trainer_save(const struct trainer *t, const char *path, const json_t *extra,
     return rc;
 }
 
-/* ---- loading --------------------------------------------------------------------------------------------------- */
+/* ---- loading --------------------------------------------------------------------------------- */
 
-static size_t state_bytes(const struct trainer *t)
-{
+static size_t state_bytes(const struct trainer *t) {
     size_t n = 0;
     for (int i = 0; i < t->n_tensors; i++) n += 3 * (size_t)t->tensors[i].n * sizeof(float);
     return n;
 }
 
 /* Magic, version, checksum and lengths; gives the parsed header and where the numbers begin. */
-static json_t *file_check(const struct mapping *map, const char *path, size_t *at, struct error *err)
-{
+static json_t *file_check(const struct mapping *map, const char *path, size_t *at,
+                          struct error *err) {
     uint32_t numbers[2];
     char hash[HASH_LEN];
     if (map->size < PREFIX + TRAILER || memcmp(map->data, MAGIC, 8)) {
@@ -97,20 +98,22 @@ static json_t *file_check(const struct mapping *map, const char *path, size_t *a
     }
     memcpy(numbers, map->data + 8, sizeof numbers);
     if (numbers[0] != VERSION) {
-        error_set(err, ERR_FORMAT, "checkpoint '%s' has version %u; this program reads %u", path, numbers[0], VERSION);
+        error_set(err, ERR_FORMAT, "checkpoint '%s' has version %u; this program reads %u", path,
+                  numbers[0], VERSION);
         return NULL;
     }
     hash_bytes(map->data, map->size - TRAILER, hash);
-    if (memcmp(hash, map->data + map->size - TRAILER, TRAILER) || numbers[1] > map->size - PREFIX - TRAILER) {
-        error_set(err, ERR_FORMAT, "checkpoint '%s' is damaged or cut short: its checksum does not fit", path);
+    if (memcmp(hash, map->data + map->size - TRAILER, TRAILER) ||
+        numbers[1] > map->size - PREFIX - TRAILER) {
+        error_set(err, ERR_FORMAT,
+                  "checkpoint '%s' is damaged or cut short: its checksum does not fit", path);
         return NULL;
     }
     *at = PREFIX + (size_t)numbers[1];
     return json_parse((const char *)map->data + PREFIX, numbers[1], path, err);
 }
 
-static bool tensors_match(const struct trainer *t, const json_t *tensors)
-{
+static bool tensors_match(const struct trainer *t, const json_t *tensors) {
     if (!json_is_array(tensors) || json_array_size(tensors) != (size_t)t->n_tensors) return false;
     for (int i = 0; i < t->n_tensors; i++) {
         const json_t *row = json_array_get(tensors, (size_t)i);
@@ -121,24 +124,28 @@ static bool tensors_match(const struct trainer *t, const json_t *tensors)
     return true;
 }
 
-static int header_check(const struct trainer *t, const json_t *header, const char *path, size_t bytes,
-                        struct error *err)
-{
+static int header_check(const struct trainer *t, const json_t *header, const char *path,
+                        size_t bytes, struct error *err) {
     const char *print = json_string_value(json_object_get(header, "fingerprint"));
     const json_t *groups = json_object_get(header, "groups");
-    if (!tensors_match(t, json_object_get(header, "tensors")) || json_array_size(groups) != (size_t)t->n_groups)
-        return error_set(err, ERR_MISMATCH, "checkpoint '%s' holds other tensors than this run trains", path);
+    if (!tensors_match(t, json_object_get(header, "tensors")) ||
+        json_array_size(groups) != (size_t)t->n_groups)
+        return error_set(err, ERR_MISMATCH,
+                         "checkpoint '%s' holds other tensors than this run trains", path);
     if (!print || strcmp(print, t->fingerprint))
-        return error_set(err, ERR_MISMATCH, "checkpoint '%s' was made with another base or other options; remove it to "
-                         "start again", path);
+        return error_set(
+            err, ERR_MISMATCH,
+            "checkpoint '%s' was made with another base or other options; remove it to "
+            "start again",
+            path);
     if (bytes != state_bytes(t))
-        return error_set(err, ERR_FORMAT, "checkpoint '%s' has %zu bytes of numbers; %zu are needed", path, bytes,
+        return error_set(err, ERR_FORMAT,
+                         "checkpoint '%s' has %zu bytes of numbers; %zu are needed", path, bytes,
                          state_bytes(t));
     return OK;
 }
 
-static void state_take(struct trainer *t, const uint8_t *p, const json_t *header)
-{
+static void state_take(struct trainer *t, const uint8_t *p, const json_t *header) {
     for (int i = 0; i < t->n_tensors; i++) {
         float *to[3] = {t->tensors[i].w, t->m[i], t->v[i]};
         size_t bytes = (size_t)t->tensors[i].n * sizeof(float);
@@ -157,8 +164,7 @@ static void state_take(struct trainer *t, const uint8_t *p, const json_t *header
     t->tokens = 0;
 }
 
-int trainer_load(struct trainer *t, const char *path, json_t **extra, struct error *err)
-{
+int trainer_load(struct trainer *t, const char *path, json_t **extra, struct error *err) {
     struct mapping map;
     size_t at = 0;
     int rc = map_open(&map, path, err);

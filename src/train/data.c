@@ -1,11 +1,13 @@
 /*
  * data: training files → token samples with a mask of targets.
  *
- * A file holds JSON objects, one per line, pretty-printed one after another, or in one array; each is {messages},
- * {prompt, completion} or {text}. What is to be learned: the assistant's turns with their ends; the completion and the end
- * of text; or all of the text. Other fields (ids, sources) are nobody's business here and are let pass.
+ * A file holds JSON objects, one per line, pretty-printed one after another, or in one array; each
+ * is {messages}, {prompt, completion} or {text}. What is to be learned: the assistant's turns with
+ * their ends; the completion and the end of text; or all of the text. Other fields (ids, sources)
+ * are nobody's business here and are let pass.
  *
- * Does not shuffle, split or weigh. Invariant: every sample kept has at least one target that a token precedes.
+ * Does not shuffle, split or weigh. Invariant: every sample kept has at least one target that a
+ * token precedes.
  */
 #include "train/train.h"
 
@@ -22,14 +24,14 @@ struct loading {
     int cap;
 };
 
-static int field_error(const struct loading *l, int line, struct error *err, const char *field, const char *what)
-{
+static int field_error(const struct loading *l, int line, struct error *err, const char *field,
+                       const char *what) {
     return error_set(err, ERR_FORMAT, "'%s' line %d: '%s' %s", l->path, line, field, what);
 }
 
 /* Takes ids and mask over. A sample that has no target left after the cut is only counted. */
-static int sample_keep(struct loading *l, struct ids *ids, struct buf *mask, int line, struct error *err)
-{
+static int sample_keep(struct loading *l, struct ids *ids, struct buf *mask, int line,
+                       struct error *err) {
     struct dataset *d = l->d;
     struct sample s = {.tokens = ids->v, .mask = (uint8_t *)mask->data, .n = ids->n};
     int64_t targets = 0;
@@ -54,16 +56,14 @@ static int sample_keep(struct loading *l, struct ids *ids, struct buf *mask, int
     return OK;
 }
 
-/* ---- {messages} ------------------------------------------------------------------------------------------------ */
+/* ---- {messages} ------------------------------------------------------------------------------ */
 
-static bool role_known(const char *role)
-{
+static bool role_known(const char *role) {
     return !strcmp(role, "system") || !strcmp(role, "user") || !strcmp(role, "assistant");
 }
 
-static int message_take(const struct loading *l, const json_t *value, int line, int i, struct message *out,
-                        struct error *err)
-{
+static int message_take(const struct loading *l, const json_t *value, int line, int i,
+                        struct message *out, struct error *err) {
     char field[64];
     const char *names[2] = {"role", "content"};
     const char *texts[2];
@@ -78,23 +78,25 @@ static int message_take(const struct loading *l, const json_t *value, int line, 
     }
     *out = (struct message){.role = texts[0], .content = texts[1]};
     snprintf(field, sizeof field, "messages[%d].role", i);
-    if (!role_known(out->role)) return field_error(l, line, err, field, "must be system, user or assistant");
+    if (!role_known(out->role))
+        return field_error(l, line, err, field, "must be system, user or assistant");
     return OK;
 }
 
-static int messages_take(struct loading *l, const json_t *list, int line, struct error *err)
-{
+static int messages_take(struct loading *l, const json_t *list, int line, struct error *err) {
     size_t n = json_array_size(list);
     bool answered = false;
     int rc = OK;
     if (!json_is_array(list)) return field_error(l, line, err, "messages", "must be a list");
-    if (n > MAX_MESSAGES) return field_error(l, line, err, "messages", "has more than 4096 entries");
+    if (n > MAX_MESSAGES)
+        return field_error(l, line, err, "messages", "has more than 4096 entries");
     struct message *msgs = xcalloc(n + 1, sizeof *msgs);
     for (size_t i = 0; !rc && i < n; i++) {
         rc = message_take(l, json_array_get(list, i), line, (int)i, &msgs[i], err);
         answered = answered || (!rc && !strcmp(msgs[i].role, "assistant"));
     }
-    if (!rc && !answered) rc = field_error(l, line, err, "messages", "has no turn of the assistant to learn from");
+    if (!rc && !answered)
+        rc = field_error(l, line, err, "messages", "has no turn of the assistant to learn from");
     if (!rc) {
         struct ids ids = {0};
         struct buf mask = {0};
@@ -105,13 +107,13 @@ static int messages_take(struct loading *l, const json_t *list, int line, struct
     return rc;
 }
 
-/* ---- {prompt, completion} and {text} --------------------------------------------------------------------------- */
+/* ---- {prompt, completion} and {text} --------------------------------------------------------- */
 
-/* Encodes prompt and completion as the one text that the model will see; the prompt's part of it is what the prompt alone
- * would give, so a token across the seam is learned. `prompt` may be NULL. The end of text is learned too, so that
- * generation knows where to stop. */
-static int texts_take(struct loading *l, const json_t *prompt, const json_t *completion, int line, struct error *err)
-{
+/* Encodes prompt and completion as the one text that the model will see; the prompt's part of it is
+ * what the prompt alone would give, so a token across the seam is learned. `prompt` may be NULL.
+ * The end of text is learned too, so that generation knows where to stop. */
+static int texts_take(struct loading *l, const json_t *prompt, const json_t *completion, int line,
+                      struct error *err) {
     struct ids ids = {0}, alone = {0};
     struct buf text = {0}, mask = {0};
     if (prompt) {
@@ -131,24 +133,27 @@ static int texts_take(struct loading *l, const json_t *prompt, const json_t *com
     return sample_keep(l, &ids, &mask, line, err);
 }
 
-static int text_check(const struct loading *l, const json_t *value, const char *field, int line, struct error *err)
-{
+static int text_check(const struct loading *l, const json_t *value, const char *field, int line,
+                      struct error *err) {
     const json_t *text = json_object_get(value, field);
     if (!text) return field_error(l, line, err, field, "is missing");
     if (!json_is_string(text)) return field_error(l, line, err, field, "must be a string");
     return OK;
 }
 
-static int object_take(void *ctx, const json_t *value, int line, struct error *err)
-{
+static int object_take(void *ctx, const json_t *value, int line, struct error *err) {
     struct loading *l = ctx;
-    const json_t *messages = json_object_get(value, "messages"), *text = json_object_get(value, "text");
-    const json_t *prompt = json_object_get(value, "prompt"), *completion = json_object_get(value, "completion");
+    const json_t *messages = json_object_get(value, "messages"),
+                 *text = json_object_get(value, "text");
+    const json_t *prompt = json_object_get(value, "prompt"),
+                 *completion = json_object_get(value, "completion");
     int rc = OK;
     if (!json_is_object(value))
-        return error_set(err, ERR_FORMAT, "'%s' line %d: a sample must be an object", l->path, line);
+        return error_set(err, ERR_FORMAT, "'%s' line %d: a sample must be an object", l->path,
+                         line);
     if (!messages + !text + !(prompt || completion) < 2)
-        return error_set(err, ERR_FORMAT, "'%s' line %d: only one of 'messages', 'prompt' and 'text' may be given",
+        return error_set(err, ERR_FORMAT,
+                         "'%s' line %d: only one of 'messages', 'prompt' and 'text' may be given",
                          l->path, line);
     if (messages) return messages_take(l, messages, line, err);
     if (text) {
@@ -156,16 +161,17 @@ static int object_take(void *ctx, const json_t *value, int line, struct error *e
         return rc ? rc : texts_take(l, NULL, text, line, err);
     }
     if (!prompt && !completion)
-        return error_set(err, ERR_FORMAT, "'%s' line %d: 'messages', 'prompt' and 'completion', or 'text' is missing",
-                         l->path, line);
+        return error_set(
+            err, ERR_FORMAT,
+            "'%s' line %d: 'messages', 'prompt' and 'completion', or 'text' is missing", l->path,
+            line);
     rc = text_check(l, value, "prompt", line, err);
     if (!rc) rc = text_check(l, value, "completion", line, err);
     return rc ? rc : texts_take(l, prompt, completion, line, err);
 }
 
-int dataset_load(struct dataset *d, const char *path, const struct tokenizer *tok, int32_t max_length,
-                 struct error *err)
-{
+int dataset_load(struct dataset *d, const char *path, const struct tokenizer *tok,
+                 int32_t max_length, struct error *err) {
     struct loading l = {.d = d, .tok = tok, .path = path, .max_length = max_length};
     *d = (struct dataset){0};
     int rc = hash_file(path, d->hash, err);
@@ -177,8 +183,7 @@ int dataset_load(struct dataset *d, const char *path, const struct tokenizer *to
     return rc;
 }
 
-void dataset_release(struct dataset *d)
-{
+void dataset_release(struct dataset *d) {
     for (int i = 0; i < d->n; i++) sample_release(&d->v[i]);
     free(d->v);
     *d = (struct dataset){0};

@@ -1,10 +1,12 @@
 /*
  * head: final norm, logits, cross-entropy and their gradient, fused and in chunks.
  *
- * Only rows that predict a target are computed, `head_chunk` of them at a time, so the logits never exist all at once;
- * they become their own gradient in place. The gradient is of the *sum* over targets: the update divides.
+ * Only rows that predict a target are computed, `head_chunk` of them at a time, so the logits never
+ * exist all at once; they become their own gradient in place. The gradient is of the *sum* over
+ * targets: the update divides.
  *
- * Invariant: chunks are a function of the vocabulary's size alone, so sums over rows keep their order.
+ * Invariant: chunks are a function of the vocabulary's size alone, so sums over rows keep their
+ * order.
  */
 #include "train/internal.h"
 
@@ -13,11 +15,10 @@
 
 struct loss_job {
     struct trainer *t;
-    int64_t first;      /* target that the chunk begins with */
+    int64_t first; /* target that the chunk begins with */
 };
 
-static void gather_rows(void *ctx, int64_t begin, int64_t end, int thread)
-{
+static void gather_rows(void *ctx, int64_t begin, int64_t end, int thread) {
     (void)thread;
     const struct loss_job *job = ctx;
     struct trainer *t = job->t;
@@ -30,8 +31,7 @@ static void gather_rows(void *ctx, int64_t begin, int64_t end, int thread)
 }
 
 /* Logits → nll, and logits → softmax minus the target's one-hot, in place. */
-static void loss_rows(void *ctx, int64_t begin, int64_t end, int thread)
-{
+static void loss_rows(void *ctx, int64_t begin, int64_t end, int thread) {
     (void)thread;
     const struct loss_job *job = ctx;
     struct trainer *t = job->t;
@@ -47,8 +47,7 @@ static void loss_rows(void *ctx, int64_t begin, int64_t end, int thread)
     }
 }
 
-static void chunk_backward(struct trainer *t, int64_t first, int64_t n, const float *wt)
-{
+static void chunk_backward(struct trainer *t, int64_t first, int64_t n, const float *wt) {
     int64_t d = t->c.d_model, v = t->c.vocab_size, ld = t->head_chunk;
     gemm(t->dhn, d, t->logits, v, n, wt, v, v, d, false, t->pool);
     if (t->full) {
@@ -62,8 +61,7 @@ static void chunk_backward(struct trainer *t, int64_t first, int64_t n, const fl
         memcpy(t->dx + t->target_row[first + i] * d, t->hn + i * d, (size_t)d * sizeof(float));
 }
 
-int head_loss(struct trainer *t, bool backward, struct error *err)
-{
+int head_loss(struct trainer *t, bool backward, struct error *err) {
     int64_t d = t->c.d_model, v = t->c.vocab_size;
     const float *wt = backward ? weight_transposed(t, &t->head, t->head_wt) : NULL;
     if (backward) memset(t->dx, 0, (size_t)(t->rows * d) * sizeof(float));
@@ -75,7 +73,9 @@ int head_loss(struct trainer *t, bool backward, struct error *err)
         pool_run(t->pool, loss_rows, &job, n, 1);
         for (int64_t i = first; i < first + n; i++)
             if (!isfinite(t->target_nll[i]))
-                return error_set(err, ERR_NUMERIC, "the head gives a loss that is no number; lower the learning rate");
+                return error_set(
+                    err, ERR_NUMERIC,
+                    "the head gives a loss that is no number; lower the learning rate");
         if (backward) chunk_backward(t, first, n, wt);
     }
     return OK;

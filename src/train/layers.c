@@ -1,19 +1,20 @@
 /*
  * layers: one transformer layer, forward with what the backward pass needs kept, and backward.
  *
- * Every product is base's dot-form gemm: forward x Wᵀ; dX = dY W against a transposed copy of W; dW += dYᵀ X against
- * transposes of both, summed over rows by the 16-lane rule. What is cheap to compute again from kept values (norms' outputs,
- * the gated activation) is not kept. Attention is in attention.c.
+ * Every product is base's dot-form gemm: forward x Wᵀ; dX = dY W against a transposed copy of W; dW
+ * += dYᵀ X against transposes of both, summed over rows by the 16-lane rule. What is cheap to
+ * compute again from kept values (norms' outputs, the gated activation) is not kept. Attention is
+ * in attention.c.
  *
- * Invariant: threads split outputs, never a sum; so results do not depend on their number. An adapter's gradients are
- * summed sample by sample (see internal.h).
+ * Invariant: threads split outputs, never a sum; so results do not depend on their number. An
+ * adapter's gradients are summed sample by sample (see internal.h).
  */
 #include "train/internal.h"
 
 #include <math.h>
 #include <string.h>
 
-/* ---- rows in parallel ------------------------------------------------------------------------------------------ */
+/* ---- rows in parallel ------------------------------------------------------------------------ */
 
 struct rows_job {
     struct trainer *t;
@@ -25,22 +26,21 @@ struct rows_job {
     bool add;
 };
 
-static void rmsnorm_items(void *ctx, int64_t begin, int64_t end, int thread)
-{
+static void rmsnorm_items(void *ctx, int64_t begin, int64_t end, int thread) {
     (void)thread;
     const struct rows_job *j = ctx;
     for (int64_t i = begin; i < end; i++)
-        j->t->k->rmsnorm(j->y + i * j->width, j->x + i * j->width, j->g, j->t->c.rms_norm_eps, j->width);
+        j->t->k->rmsnorm(j->y + i * j->width, j->x + i * j->width, j->g, j->t->c.rms_norm_eps,
+                         j->width);
 }
 
-void rmsnorm_rows(struct trainer *t, float *y, const float *x, const float *g, int64_t rows, int64_t width)
-{
+void rmsnorm_rows(struct trainer *t, float *y, const float *x, const float *g, int64_t rows,
+                  int64_t width) {
     struct rows_job j = {.t = t, .y = y, .x = x, .g = g, .width = width};
     pool_run(t->pool, rmsnorm_items, &j, rows, 8);
 }
 
-static void rstd_items(void *ctx, int64_t begin, int64_t end, int thread)
-{
+static void rstd_items(void *ctx, int64_t begin, int64_t end, int thread) {
     (void)thread;
     const struct rows_job *j = ctx;
     for (int64_t i = begin; i < end; i++) {
@@ -51,8 +51,7 @@ static void rstd_items(void *ctx, int64_t begin, int64_t end, int thread)
 }
 
 /* Items are columns: each walks all rows in order. */
-static void gain_items(void *ctx, int64_t begin, int64_t end, int thread)
-{
+static void gain_items(void *ctx, int64_t begin, int64_t end, int thread) {
     (void)thread;
     const struct rows_job *j = ctx;
     float *restrict dg = j->y;
@@ -63,8 +62,7 @@ static void gain_items(void *ctx, int64_t begin, int64_t end, int thread)
     }
 }
 
-static void rmsnorm_backward_items(void *ctx, int64_t begin, int64_t end, int thread)
-{
+static void rmsnorm_backward_items(void *ctx, int64_t begin, int64_t end, int thread) {
     (void)thread;
     const struct rows_job *j = ctx;
     const struct kernels *k = j->t->k;
@@ -82,9 +80,8 @@ static void rmsnorm_backward_items(void *ctx, int64_t begin, int64_t end, int th
     }
 }
 
-void rmsnorm_backward(struct trainer *t, float *dx, float *dy, const float *x, const float *g, float *dg,
-                      int64_t rows, int64_t width, bool add)
-{
+void rmsnorm_backward(struct trainer *t, float *dx, float *dy, const float *x, const float *g,
+                      float *dg, int64_t rows, int64_t width, bool add) {
     struct rows_job j = {.t = t, .x = x, .z = dy, .g = g, .rows = rows, .width = width, .add = add};
     pool_run(t->pool, rstd_items, &j, rows, 8);
     if (dg) {
@@ -95,17 +92,16 @@ void rmsnorm_backward(struct trainer *t, float *dx, float *dy, const float *x, c
     pool_run(t->pool, rmsnorm_backward_items, &j, rows, 8);
 }
 
-static void silu_items(void *ctx, int64_t begin, int64_t end, int thread)
-{
+static void silu_items(void *ctx, int64_t begin, int64_t end, int thread) {
     (void)thread;
     const struct rows_job *j = ctx;
     for (int64_t i = begin; i < end; i++)
         j->t->k->silu_mul(j->y + i * j->width, j->x + i * j->width, j->u + i * j->width, j->width);
 }
 
-/* act = gate · σ(gate) · up, so with s = σ(gate): dgate = dact·up·s·(1 + gate·(1 - s)), dup = dact·gate·s. */
-static void silu_backward_items(void *ctx, int64_t begin, int64_t end, int thread)
-{
+/* act = gate · σ(gate) · up, so with s = σ(gate): dgate = dact·up·s·(1 + gate·(1 - s)), dup =
+ * dact·gate·s. */
+static void silu_backward_items(void *ctx, int64_t begin, int64_t end, int thread) {
     (void)thread;
     const struct rows_job *j = ctx;
     for (int64_t i = begin; i < end; i++) {
@@ -123,8 +119,7 @@ static void silu_backward_items(void *ctx, int64_t begin, int64_t end, int threa
 }
 
 /* Rotates every head of y's rows; `u` is the sine table, negated for the backward pass. */
-static void rope_items(void *ctx, int64_t begin, int64_t end, int thread)
-{
+static void rope_items(void *ctx, int64_t begin, int64_t end, int thread) {
     (void)thread;
     const struct rows_job *j = ctx;
     int64_t e = j->t->c.head_dim, half = e / 2;
@@ -135,23 +130,20 @@ static void rope_items(void *ctx, int64_t begin, int64_t end, int thread)
     }
 }
 
-static void rope_rows(struct trainer *t, float *y, int64_t width, const float *sin)
-{
+static void rope_rows(struct trainer *t, float *y, int64_t width, const float *sin) {
     struct rows_job j = {.t = t, .y = y, .width = width, .u = sin};
     pool_run(t->pool, rope_items, &j, t->rows, 8);
 }
 
-/* ---- dropout --------------------------------------------------------------------------------------------------- */
+/* ---- dropout --------------------------------------------------------------------------------- */
 
 /* In 1/65536ths, so that the factor makes the kept values unbiased exactly. */
-static uint32_t dropout_threshold(const struct trainer *t)
-{
+static uint32_t dropout_threshold(const struct trainer *t) {
     return MIN((uint32_t)(t->dropout * 65536.0f + 0.5f), 65535u);
 }
 
 /* One stream a (sample, layer, projection), two decisions a draw. Items are samples. */
-static void keep_items(void *ctx, int64_t begin, int64_t end, int thread)
-{
+static void keep_items(void *ctx, int64_t begin, int64_t end, int thread) {
     (void)thread;
     const struct rows_job *j = ctx;
     const struct trainer *t = j->t;
@@ -167,15 +159,16 @@ static void keep_items(void *ctx, int64_t begin, int64_t end, int thread)
             for (int64_t c = 0; c < j->width; c += 2) {
                 uint32_t draw = rng_u32(&r);
                 if ((draw & 0xffff) >= threshold) bits[c / 8] |= (uint8_t)(1u << c % 8);
-                if ((draw >> 16) >= threshold && c + 1 < j->width) bits[c / 8] |= (uint8_t)(2u << c % 8);
+                if ((draw >> 16) >= threshold && c + 1 < j->width)
+                    bits[c / 8] |= (uint8_t)(2u << c % 8);
             }
     }
 }
 
-/* y (+)= x where kept, scaled up; else (+)= 0. Four at a time: a half byte of decisions picks its row of factors. */
-static void drop_row(float *restrict y, const float *restrict x, const uint8_t *bits, const float (*factors)[4],
-                     int64_t width, bool add)
-{
+/* y (+)= x where kept, scaled up; else (+)= 0. Four at a time: a half byte of decisions picks its
+ * row of factors. */
+static void drop_row(float *restrict y, const float *restrict x, const uint8_t *bits,
+                     const float (*factors)[4], int64_t width, bool add) {
     int64_t c = 0;
     for (; c + 4 <= width; c += 4) {
         const float *f = factors[bits[c / 8] >> (c % 8) & 15];
@@ -190,8 +183,7 @@ static void drop_row(float *restrict y, const float *restrict x, const uint8_t *
     }
 }
 
-static void drop_items(void *ctx, int64_t begin, int64_t end, int thread)
-{
+static void drop_items(void *ctx, int64_t begin, int64_t end, int thread) {
     (void)thread;
     const struct rows_job *j = ctx;
     int64_t stride = (j->width + 7) / 8;
@@ -199,24 +191,29 @@ static void drop_items(void *ctx, int64_t begin, int64_t end, int thread)
     for (int bits = 0; bits < 16; bits++)
         for (int i = 0; i < 4; i++) factors[bits][i] = bits >> i & 1 ? factor : 0.0f;
     for (int64_t i = begin; i < end; i++)
-        drop_row(j->y + i * j->width, j->x + i * j->width, j->keep + i * stride, factors, j->width, j->add);
+        drop_row(j->y + i * j->width, j->x + i * j->width, j->keep + i * stride, factors, j->width,
+                 j->add);
 }
 
 /* The adapters' input of one projection: x itself, or its dropped-out copy in t->drop. */
-static const float *lora_inputs(struct trainer *t, int l, int p, const float *x)
-{
+static const float *lora_inputs(struct trainer *t, int l, int p, const float *x) {
     if (!t->dropping) return x;
-    struct rows_job j = {.t = t, .y = t->drop, .x = x, .keep = t->acts[l].keep[p],
-                         .width = t->layers[l].proj[p].k, .l = l, .p = p};
+    struct rows_job j = {.t = t,
+                         .y = t->drop,
+                         .x = x,
+                         .keep = t->acts[l].keep[p],
+                         .width = t->layers[l].proj[p].k,
+                         .l = l,
+                         .p = p};
     pool_run(t->pool, drop_items, &j, t->rows, 8);
     return t->drop;
 }
 
-/* ---- adapters -------------------------------------------------------------------------------------------------- */
+/* ---- adapters -------------------------------------------------------------------------------- */
 
-/* The next run of samples that share an adapter, from span `s`: its rows, and in the result where the following begins. */
-static int run_next(const struct trainer *t, int s, int64_t *begin, int64_t *end)
-{
+/* The next run of samples that share an adapter, from span `s`: its rows, and in the result where
+ * the following begins. */
+static int run_next(const struct trainer *t, int s, int64_t *begin, int64_t *end) {
     int e = s;
     while (e < t->n_spans && t->spans[e].adapter == t->spans[s].adapter) e++;
     *begin = t->spans[s].begin;
@@ -224,19 +221,17 @@ static int run_next(const struct trainer *t, int s, int64_t *begin, int64_t *end
     return e;
 }
 
-static struct lora_params *lora_of(const struct trainer *t, int adapter, int l, int p)
-{
+static struct lora_params *lora_of(const struct trainer *t, int adapter, int l, int p) {
     return &t->loras[((int64_t)adapter * t->c.n_layers + l) * N_PROJ + p];
 }
 
-static void scale_rows(const struct trainer *t, float *h, int64_t begin, int64_t end, int32_t r, float scale)
-{
+static void scale_rows(const struct trainer *t, float *h, int64_t begin, int64_t end, int32_t r,
+                       float scale) {
     for (int64_t i = begin; i < end; i++) t->k->scale(h + i * t->max_r, scale, r);
 }
 
 /* y += scale · B (A drop(x)), each adapter on its own rows; keeps h = scale · A drop(x). */
-static void lora_forward(struct trainer *t, int l, int p, float *y, const float *x)
-{
+static void lora_forward(struct trainer *t, int l, int p, float *y, const float *x) {
     int64_t in = t->layers[l].proj[p].k, out = t->layers[l].proj[p].n, b, e;
     float *h = t->acts[l].h[p];
     if (!h) return;
@@ -249,15 +244,16 @@ static void lora_forward(struct trainer *t, int l, int p, float *y, const float 
         next = run_next(t, s, &b, &e);
         const struct lora_params *lp = lora_of(t, t->spans[s].adapter, l, p);
         if (!lp->r) continue;
-        gemm(h + b * t->max_r, t->max_r, x + b * in, in, e - b, lp->a, in, in, lp->r, false, t->pool);
+        gemm(h + b * t->max_r, t->max_r, x + b * in, in, e - b, lp->a, in, in, lp->r, false,
+             t->pool);
         scale_rows(t, h, b, e, lp->r, lp->scale);
-        gemm(y + b * out, out, h + b * t->max_r, t->max_r, e - b, lp->b, lp->r, lp->r, out, true, t->pool);
+        gemm(y + b * out, out, h + b * t->max_r, t->max_r, e - b, lp->b, lp->r, lp->r, out, true,
+             t->pool);
     }
 }
 
 /* dB[o] += Σ over samples of dYᵀ h. Items are rows of B. */
-static void lora_b_items(void *ctx, int64_t begin, int64_t end, int thread)
-{
+static void lora_b_items(void *ctx, int64_t begin, int64_t end, int thread) {
     (void)thread;
     const struct rows_job *j = ctx;
     const struct trainer *t = j->t;
@@ -265,14 +261,13 @@ static void lora_b_items(void *ctx, int64_t begin, int64_t end, int thread)
         const struct span *sp = &t->spans[s];
         const struct lora_params *lp = lora_of(t, sp->adapter, j->l, j->p);
         if (!lp->r) continue;
-        t->k->gemm_f32(lp->gb + begin * lp->r, lp->r, t->ty + begin * t->ldt + sp->begin, t->ldt, end - begin,
-                       t->th + sp->begin, t->ldt, sp->end - sp->begin, 0, lp->r, true);
+        t->k->gemm_f32(lp->gb + begin * lp->r, lp->r, t->ty + begin * t->ldt + sp->begin, t->ldt,
+                       end - begin, t->th + sp->begin, t->ldt, sp->end - sp->begin, 0, lp->r, true);
     }
 }
 
 /* dA[:, i] += Σ over samples of dhᵀ x. Items are columns of A. */
-static void lora_a_items(void *ctx, int64_t begin, int64_t end, int thread)
-{
+static void lora_a_items(void *ctx, int64_t begin, int64_t end, int thread) {
     (void)thread;
     const struct rows_job *j = ctx;
     const struct trainer *t = j->t;
@@ -280,28 +275,27 @@ static void lora_a_items(void *ctx, int64_t begin, int64_t end, int thread)
         const struct span *sp = &t->spans[s];
         const struct lora_params *lp = lora_of(t, sp->adapter, j->l, j->p);
         if (!lp->r) continue;
-        t->k->gemm_f32(lp->ga, j->width, t->tdh + sp->begin, t->ldt, lp->r, t->tx + sp->begin, t->ldt,
-                       sp->end - sp->begin, begin, end, true);
+        t->k->gemm_f32(lp->ga, j->width, t->tdh + sp->begin, t->ldt, lp->r, t->tx + sp->begin,
+                       t->ldt, sp->end - sp->begin, begin, end, true);
     }
 }
 
 /* dh = scale · dY B, on every adapter's rows. */
-static void lora_hidden_backward(struct trainer *t, int l, int p, const float *dy)
-{
+static void lora_hidden_backward(struct trainer *t, int l, int p, const float *dy) {
     int64_t out = t->layers[l].proj[p].n, b, e;
     for (int s = 0, next; s < t->n_spans; s = next) {
         next = run_next(t, s, &b, &e);
         const struct lora_params *lp = lora_of(t, t->spans[s].adapter, l, p);
         if (!lp->r) continue;
         transpose(t->wt, out, lp->b, lp->r, out, lp->r, t->pool);
-        gemm(t->dh + b * t->max_r, t->max_r, dy + b * out, out, e - b, t->wt, out, out, lp->r, false, t->pool);
+        gemm(t->dh + b * t->max_r, t->max_r, dy + b * out, out, e - b, t->wt, out, out, lp->r,
+             false, t->pool);
         scale_rows(t, t->dh, b, e, lp->r, lp->scale);
     }
 }
 
 /* dx += drop(dh A); t->drop is free by now. */
-static void lora_inputs_backward(struct trainer *t, int l, int p, float *dx)
-{
+static void lora_inputs_backward(struct trainer *t, int l, int p, float *dx) {
     int64_t in = t->layers[l].proj[p].k, b, e;
     for (int s = 0, next; s < t->n_spans; s = next) {
         next = run_next(t, s, &b, &e);
@@ -309,17 +303,23 @@ static void lora_inputs_backward(struct trainer *t, int l, int p, float *dx)
         if (!lp->r) continue;
         float *to = (t->dropping ? t->drop : dx) + b * in;
         transpose(t->wt, lp->r, lp->a, in, lp->r, in, t->pool);
-        gemm(to, in, t->dh + b * t->max_r, t->max_r, e - b, t->wt, lp->r, lp->r, in, !t->dropping, t->pool);
+        gemm(to, in, t->dh + b * t->max_r, t->max_r, e - b, t->wt, lp->r, lp->r, in, !t->dropping,
+             t->pool);
         if (!t->dropping) continue;
-        struct rows_job j = {.t = t, .y = dx + b * in, .x = to, .width = in, .add = true,
+        struct rows_job j = {.t = t,
+                             .y = dx + b * in,
+                             .x = to,
+                             .width = in,
+                             .add = true,
                              .keep = t->acts[l].keep[p] + b * ((in + 7) / 8)};
         pool_run(t->pool, drop_items, &j, e - b, 8);
     }
 }
 
-/* t->tx holds xᵀ unless there is dropout, when it is made here from the dropped-out inputs. dx may be NULL. */
-static void lora_backward(struct trainer *t, int l, int p, float *dx, const float *dy, const float *x)
-{
+/* t->tx holds xᵀ unless there is dropout, when it is made here from the dropped-out inputs. dx may
+ * be NULL. */
+static void lora_backward(struct trainer *t, int l, int p, float *dx, const float *dy,
+                          const float *x) {
     int64_t in = t->layers[l].proj[p].k, out = t->layers[l].proj[p].n;
     const float *h = t->acts[l].h[p];
     struct rows_job j = {.t = t, .width = in, .l = l, .p = p};
@@ -334,35 +334,33 @@ static void lora_backward(struct trainer *t, int l, int p, float *dx, const floa
     if (dx) lora_inputs_backward(t, l, p, dx);
 }
 
-/* ---- projections ----------------------------------------------------------------------------------------------- */
+/* ---- projections ----------------------------------------------------------------------------- */
 
-const float *weight_transposed(struct trainer *t, const struct weight *w, float *scratch)
-{
+const float *weight_transposed(struct trainer *t, const struct weight *w, float *scratch) {
     if (w->wt) return w->wt;
     transpose(scratch, w->n, w->w, w->k, w->n, w->k, t->pool);
     return scratch;
 }
 
 /* y (+)= x Wᵀ and the adapters' parts. */
-static void linear_forward(struct trainer *t, int l, int p, float *y, const float *x, bool add)
-{
+static void linear_forward(struct trainer *t, int l, int p, float *y, const float *x, bool add) {
     const struct weight *w = &t->layers[l].proj[p];
     gemm(y, w->n, x, w->k, t->rows, w->w, w->k, w->k, w->n, add, t->pool);
     if (!t->full) lora_forward(t, l, p, y, x);
 }
 
 /* Prepares t->tx for the backward passes of the projections that read x. */
-static void inputs_transpose(struct trainer *t, const float *x, int64_t width)
-{
+static void inputs_transpose(struct trainer *t, const float *x, int64_t width) {
     if (!t->dropping) transpose(t->tx, t->ldt, x, width, t->rows, width, t->pool);
 }
 
 /* dx (+)= dy W; dx may be NULL where nobody needs it. */
-static void linear_backward(struct trainer *t, int l, int p, float *dx, const float *dy, const float *x, bool add)
-{
+static void linear_backward(struct trainer *t, int l, int p, float *dx, const float *dy,
+                            const float *x, bool add) {
     const struct weight *w = &t->layers[l].proj[p];
     if (dx)
-        gemm(dx, w->k, dy, w->n, t->rows, weight_transposed(t, w, t->wt), w->n, w->n, w->k, add, t->pool);
+        gemm(dx, w->k, dy, w->n, t->rows, weight_transposed(t, w, t->wt), w->n, w->n, w->k, add,
+             t->pool);
     if (!t->full) {
         lora_backward(t, l, p, dx, dy, x);
         return;
@@ -371,10 +369,10 @@ static void linear_backward(struct trainer *t, int l, int p, float *dx, const fl
     gemm(w->g, w->k, t->ty, t->ldt, w->n, t->tx, t->ldt, t->rows, w->k, true, t->pool);
 }
 
-/* ---- the layer ------------------------------------------------------------------------------------------------- */
+/* ---- the layer ------------------------------------------------------------------------------- */
 
-static void heads_norm_forward(struct trainer *t, const struct layer_params *lp, struct activations *a)
-{
+static void heads_norm_forward(struct trainer *t, const struct layer_params *lp,
+                               struct activations *a) {
     int64_t e = t->c.head_dim, nq = t->rows * t->c.n_heads, nk = t->rows * t->c.n_kv_heads;
     memcpy(a->q_raw, a->q, (size_t)(nq * e) * sizeof(float));
     memcpy(a->k_raw, a->k, (size_t)(nk * e) * sizeof(float));
@@ -382,21 +380,19 @@ static void heads_norm_forward(struct trainer *t, const struct layer_params *lp,
     rmsnorm_rows(t, a->k, a->k_raw, lp->k_norm, nk, e);
 }
 
-static void heads_norm_backward(struct trainer *t, const struct layer_params *lp, const struct activations *a)
-{
+static void heads_norm_backward(struct trainer *t, const struct layer_params *lp,
+                                const struct activations *a) {
     int64_t e = t->c.head_dim, nq = t->rows * t->c.n_heads, nk = t->rows * t->c.n_kv_heads;
     rmsnorm_backward(t, t->dq, t->dq, a->q_raw, lp->q_norm, lp->g_q_norm, nq, e, false);
     rmsnorm_backward(t, t->dk, t->dk, a->k_raw, lp->k_norm, lp->g_k_norm, nk, e, false);
 }
 
-static void silu_rows(struct trainer *t, const struct activations *a)
-{
+static void silu_rows(struct trainer *t, const struct activations *a) {
     struct rows_job j = {.t = t, .y = t->act_buf, .x = a->gate, .u = a->up, .width = t->c.d_ff};
     pool_run(t->pool, silu_items, &j, t->rows, 8);
 }
 
-void layer_forward(struct trainer *t, int l)
-{
+void layer_forward(struct trainer *t, int l) {
     const struct layer_params *lp = &t->layers[l];
     struct activations *a = &t->acts[l];
     int64_t d = t->c.d_model, e = t->c.head_dim;
@@ -419,15 +415,15 @@ void layer_forward(struct trainer *t, int l)
     linear_forward(t, l, PROJ_DOWN, t->acts[l + 1].x, t->act_buf, true);
 }
 
-static void ffn_backward(struct trainer *t, int l)
-{
+static void ffn_backward(struct trainer *t, int l) {
     const struct layer_params *lp = &t->layers[l];
     struct activations *a = &t->acts[l];
     int64_t d = t->c.d_model, f = t->c.d_ff;
     silu_rows(t, a);
     inputs_transpose(t, t->act_buf, f);
     linear_backward(t, l, PROJ_DOWN, t->dact, t->dx, t->act_buf, false);
-    struct rows_job j = {.t = t, .x = a->gate, .u = a->up, .g = t->dact, .y = t->dgate, .z = t->dup, .width = f};
+    struct rows_job j = {
+        .t = t, .x = a->gate, .u = a->up, .g = t->dact, .y = t->dgate, .z = t->dup, .width = f};
     pool_run(t->pool, silu_backward_items, &j, t->rows, 8);
     rmsnorm_rows(t, t->xn, a->mid, lp->ffn_norm, t->rows, d);
     inputs_transpose(t, t->xn, d);
@@ -436,8 +432,7 @@ static void ffn_backward(struct trainer *t, int l)
     rmsnorm_backward(t, t->dx, t->dxn, a->mid, lp->ffn_norm, lp->g_ffn_norm, t->rows, d, true);
 }
 
-void layer_backward(struct trainer *t, int l)
-{
+void layer_backward(struct trainer *t, int l) {
     const struct layer_params *lp = &t->layers[l];
     struct activations *a = &t->acts[l];
     int64_t d = t->c.d_model, e = t->c.head_dim, q = t->c.n_heads * e;
@@ -454,5 +449,6 @@ void layer_backward(struct trainer *t, int l)
     linear_backward(t, l, PROJ_Q, dxn, t->dq, t->xn, false);
     linear_backward(t, l, PROJ_K, dxn, t->dk, t->xn, true);
     linear_backward(t, l, PROJ_V, dxn, t->dv, t->xn, true);
-    if (dxn) rmsnorm_backward(t, t->dx, dxn, a->x, lp->attn_norm, lp->g_attn_norm, t->rows, d, true);
+    if (dxn)
+        rmsnorm_backward(t, t->dx, dxn, a->x, lp->attn_norm, lp->g_attn_norm, t->rows, d, true);
 }

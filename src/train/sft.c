@@ -1,10 +1,11 @@
 /*
  * sft: a fine-tuning run — several adapters, one dataset each, trained together.
  *
- * Which samples an update takes is a function of the options and the update's number alone: sample number p of a job is
- * entry p mod n of the shuffle of epoch p / n. So a checkpoint needs no positions, and a continued run has the bits of an
- * unbroken one. How samples are packed into passes changes no bits either (see internal.h): they go in as many as fit
- * MAX_ROWS. The longest job decides the number of updates; shorter ones begin another epoch.
+ * Which samples an update takes is a function of the options and the update's number alone: sample
+ * number p of a job is entry p mod n of the shuffle of epoch p / n. So a checkpoint needs no
+ * positions, and a continued run has the bits of an unbroken one. How samples are packed into
+ * passes changes no bits either (see internal.h): they go in as many as fit MAX_ROWS. The longest
+ * job decides the number of updates; shorter ones begin another epoch.
  *
  * The checkpoint of the last update is left for the caller to remove once the result is safe.
  */
@@ -16,9 +17,9 @@
 
 #define MAX_ROWS 2048
 
-struct feed {                  /* a job's samples */
+struct feed { /* a job's samples */
     struct dataset data;
-    uint32_t *order;           /* [n] of `epoch` */
+    uint32_t *order; /* [n] of `epoch` */
     int64_t epoch;
 };
 
@@ -29,33 +30,32 @@ struct run {
     struct feed *feeds;
     struct adapter **starts;
     struct trainer *trainer;
-    json_t *identity;          /* what a checkpoint must have been made for */
+    json_t *identity; /* what a checkpoint must have been made for */
     const char *checkpoint;
     FILE *log;
     enum schedule schedule;
     int64_t per_update, steps, tokens;
     double started;
-    struct sample *batch;      /* views of the samples in the next pass */
+    struct sample *batch; /* views of the samples in the next pass */
     int n_batch;
     int64_t rows;
 };
 
-static int schedule_parse(const char *name, enum schedule *out, struct error *err)
-{
+static int schedule_parse(const char *name, enum schedule *out, struct error *err) {
     static const char *const names[] = {"cosine", "linear", "constant"};
     for (size_t i = 0; i < ARRAY_LEN(names); i++)
         if (name && !strcmp(name, names[i])) {
             *out = (enum schedule)i;
             return OK;
         }
-    return error_set(err, ERR_USAGE, "lr scheduler '%s' is not known; there are cosine, linear, constant",
+    return error_set(err, ERR_USAGE,
+                     "lr scheduler '%s' is not known; there are cosine, linear, constant",
                      name ? name : "");
 }
 
-/* ---- samples --------------------------------------------------------------------------------------------------- */
+/* ---- samples --------------------------------------------------------------------------------- */
 
-static void feed_shuffle(struct feed *f, int64_t seed, int64_t epoch)
-{
+static void feed_shuffle(struct feed *f, int64_t seed, int64_t epoch) {
     struct rng r = rng_make((uint64_t)seed, RNG_SHUFFLE, 0, (uint32_t)epoch);
     for (int i = 0; i < f->data.n; i++) f->order[i] = (uint32_t)i;
     rng_shuffle(&r, f->order, (size_t)f->data.n);
@@ -63,22 +63,19 @@ static void feed_shuffle(struct feed *f, int64_t seed, int64_t epoch)
 }
 
 /* Sample number p since the run's beginning. */
-static const struct sample *feed_at(struct feed *f, int64_t seed, int64_t p)
-{
+static const struct sample *feed_at(struct feed *f, int64_t seed, int64_t p) {
     if (f->epoch != p / f->data.n) feed_shuffle(f, seed, p / f->data.n);
     return &f->data.v[f->order[p % f->data.n]];
 }
 
-static int batch_flush(struct run *r, struct error *err)
-{
+static int batch_flush(struct run *r, struct error *err) {
     int rc = r->n_batch ? trainer_accumulate(r->trainer, r->batch, r->n_batch, err) : OK;
     r->n_batch = 0;
     r->rows = 0;
     return rc;
 }
 
-static int batch_add(struct run *r, int job, const struct sample *s, struct error *err)
-{
+static int batch_add(struct run *r, int job, const struct sample *s, struct error *err) {
     int rc = r->rows + s->n > MAX_ROWS ? batch_flush(r, err) : OK;
     r->batch[r->n_batch] = *s;
     r->batch[r->n_batch++].adapter = job;
@@ -86,17 +83,18 @@ static int batch_add(struct run *r, int job, const struct sample *s, struct erro
     return rc;
 }
 
-/* ---- one update ------------------------------------------------------------------------------------------------ */
+/* ---- one update ------------------------------------------------------------------------------ */
 
-static void update_log(const struct run *r, int64_t step, float lr, const struct update_stats *st)
-{
+static void update_log(const struct run *r, int64_t step, float lr, const struct update_stats *st) {
     double seconds = clock_now() - r->started;
     if (!r->log) return;
     json_t *losses = json_object();
     for (int j = 0; j < r->n; j++)
-        json_object_set_new(losses, r->jobs[j].name, json_real(trainer_adapter_loss(r->trainer, j)));
-    json_t *line = json_pack("{s:I,s:f,s:f,s:f,s:I,s:f,s:o}", "step", (json_int_t)step, "loss", st->loss, "lr",
-                             (double)lr, "grad_norm", st->grad_norm, "tokens", (json_int_t)st->tokens, "tokens_per_s",
+        json_object_set_new(losses, r->jobs[j].name,
+                            json_real(trainer_adapter_loss(r->trainer, j)));
+    json_t *line = json_pack("{s:I,s:f,s:f,s:f,s:I,s:f,s:o}", "step", (json_int_t)step, "loss",
+                             st->loss, "lr", (double)lr, "grad_norm", st->grad_norm, "tokens",
+                             (json_int_t)st->tokens, "tokens_per_s",
                              seconds > 0 ? (double)r->tokens / seconds : 0.0, "losses", losses);
     char *text = json_dumps(line, JSON_COMPACT | JSON_REAL_PRECISION(9));
     fprintf(r->log, "%s\n", text);
@@ -105,8 +103,7 @@ static void update_log(const struct run *r, int64_t step, float lr, const struct
     json_decref(line);
 }
 
-static int update_run(struct run *r, int64_t step, struct update_stats *st, struct error *err)
-{
+static int update_run(struct run *r, int64_t step, struct update_stats *st, struct error *err) {
     int64_t warmup = (int64_t)ceil(r->o->warmup_ratio * (double)r->steps);
     float lr = schedule_lr(r->schedule, r->o->lr, r->o->min_lr_ratio, step, warmup, r->steps);
     int rc = OK;
@@ -125,54 +122,59 @@ static int update_run(struct run *r, int64_t step, struct update_stats *st, stru
     return OK;
 }
 
-/* ---- checkpoints ----------------------------------------------------------------------------------------------- */
+/* ---- checkpoints ----------------------------------------------------------------------------- */
 
-static json_t *identity_make(const struct run *r)
-{
+static json_t *identity_make(const struct run *r) {
     const struct train_options *o = r->o;
     json_t *jobs = json_array();
     for (int j = 0; j < r->n; j++)
-        json_array_append_new(jobs, json_pack("[s,s,s]", r->jobs[j].name, r->feeds[j].data.hash, r->starts[j]->hash));
-    return json_pack("{s:I,s:I,s:I,s:f,s:f,s:f,s:i,s:o}", "steps", (json_int_t)r->steps, "samples_per_update",
-                     (json_int_t)r->per_update, "max_length", (json_int_t)o->max_length, "lr", o->lr, "warmup_ratio",
-                     o->warmup_ratio, "min_lr_ratio", o->min_lr_ratio, "schedule", (int)r->schedule, "jobs", jobs);
+        json_array_append_new(
+            jobs, json_pack("[s,s,s]", r->jobs[j].name, r->feeds[j].data.hash, r->starts[j]->hash));
+    return json_pack("{s:I,s:I,s:I,s:f,s:f,s:f,s:i,s:o}", "steps", (json_int_t)r->steps,
+                     "samples_per_update", (json_int_t)r->per_update, "max_length",
+                     (json_int_t)o->max_length, "lr", o->lr, "warmup_ratio", o->warmup_ratio,
+                     "min_lr_ratio", o->min_lr_ratio, "schedule", (int)r->schedule, "jobs", jobs);
 }
 
-static int run_save(const struct run *r, struct error *err)
-{
+static int run_save(const struct run *r, struct error *err) {
     json_t *losses = json_array();
     for (int j = 0; j < r->n; j++)
-        json_array_append_new(losses, json_pack("[f,f]", r->jobs[j].first_loss, r->jobs[j].last_loss));
+        json_array_append_new(losses,
+                              json_pack("[f,f]", r->jobs[j].first_loss, r->jobs[j].last_loss));
     json_t *extra = json_pack("{s:O,s:o}", "run", r->identity, "losses", losses);
     int rc = trainer_save(r->trainer, r->checkpoint, extra, err);
     json_decref(extra);
     return rc;
 }
 
-static int run_continue(struct run *r, struct error *err)
-{
+static int run_continue(struct run *r, struct error *err) {
     json_t *extra = NULL;
     int rc = trainer_load(r->trainer, r->checkpoint, &extra, err);
     if (rc) return rc;
     if (!json_equal(json_object_get(extra, "run"), r->identity))
-        rc = error_set(err, ERR_MISMATCH, "checkpoint '%s' belongs to a run with other data, adapters or options; "
-                       "remove it to start again", r->checkpoint);
+        rc = error_set(err, ERR_MISMATCH,
+                       "checkpoint '%s' belongs to a run with other data, adapters or options; "
+                       "remove it to start again",
+                       r->checkpoint);
     for (int j = 0; j < r->n; j++) {
         const json_t *pair = json_array_get(json_object_get(extra, "losses"), (size_t)j);
         r->jobs[j].first_loss = json_number_value(json_array_get(pair, 0));
         r->jobs[j].last_loss = json_number_value(json_array_get(pair, 1));
     }
-    if (!rc) note("continuing '%s' after update %lld", r->checkpoint, (long long)trainer_updates(r->trainer));
+    if (!rc)
+        note("continuing '%s' after update %lld", r->checkpoint,
+             (long long)trainer_updates(r->trainer));
     json_decref(extra);
     return rc;
 }
 
-/* ---- the run --------------------------------------------------------------------------------------------------- */
+/* ---- the run --------------------------------------------------------------------------------- */
 
-static int run_load_data(struct run *r, const struct model *m, struct error *err)
-{
+static int run_load_data(struct run *r, const struct model *m, struct error *err) {
     int64_t limit = m->config.max_seq_len;
-    if (!m->tok) return error_set(err, ERR_STATE, "model '%s' has no tokenizer to read training data with", m->name);
+    if (!m->tok)
+        return error_set(err, ERR_STATE, "model '%s' has no tokenizer to read training data with",
+                         m->name);
     if (r->o->max_length > 0) limit = MIN(limit, r->o->max_length);
     for (int j = 0; j < r->n; j++) {
         struct feed *f = &r->feeds[j];
@@ -183,13 +185,13 @@ static int run_load_data(struct run *r, const struct model *m, struct error *err
         note("%s: %d samples, %lld tokens, %lld of them targets", r->jobs[j].name, f->data.n,
              (long long)f->data.tokens, (long long)f->data.targets);
         if (f->data.cut)
-            warn("%s: %lld samples were cut to %lld tokens", r->jobs[j].name, (long long)f->data.cut, (long long)limit);
+            warn("%s: %lld samples were cut to %lld tokens", r->jobs[j].name,
+                 (long long)f->data.cut, (long long)limit);
     }
     return OK;
 }
 
-static int64_t steps_count(const struct run *r)
-{
+static int64_t steps_count(const struct run *r) {
     int64_t most = 1;
     if (r->o->max_steps > 0) return r->o->max_steps;
     for (int j = 0; j < r->n; j++) {
@@ -200,8 +202,7 @@ static int64_t steps_count(const struct run *r)
 }
 
 /* Given ones are retained; fresh ones differ by name. */
-static int run_make_adapters(struct run *r, const struct model *m, struct error *err)
-{
+static int run_make_adapters(struct run *r, const struct model *m, struct error *err) {
     struct adapter_config c = {.r = (int32_t)r->o->r, .dropout = (float)r->o->lora_dropout};
     c.alpha = (float)(r->o->lora_alpha > 0 ? r->o->lora_alpha : 2.0 * (double)r->o->r);
     int rc = adapter_targets_parse(r->o->target ? r->o->target : "all-linear", c.target, err);
@@ -214,8 +215,7 @@ static int run_make_adapters(struct run *r, const struct model *m, struct error 
     return rc;
 }
 
-static int run_train(struct run *r, struct error *err)
-{
+static int run_train(struct run *r, struct error *err) {
     struct progress bar;
     struct update_stats st = {0};
     char detail[64] = "";
@@ -232,18 +232,16 @@ static int run_train(struct run *r, struct error *err)
     return rc;
 }
 
-static void run_results(struct run *r)
-{
+static void run_results(struct run *r) {
     for (int j = 0; j < r->n; j++) {
-        json_t *lineage = json_pack("{s:s,s:s,s:s}", "operator", "sft", "data", r->feeds[j].data.hash, "start",
-                                    r->starts[j]->hash);
+        json_t *lineage = json_pack("{s:s,s:s,s:s}", "operator", "sft", "data",
+                                    r->feeds[j].data.hash, "start", r->starts[j]->hash);
         r->jobs[j].result = trainer_adapter(r->trainer, j, lineage);
         json_decref(lineage);
     }
 }
 
-static int run_open(struct run *r, const struct model *m, struct pool *pool, struct error *err)
-{
+static int run_open(struct run *r, const struct model *m, struct pool *pool, struct error *err) {
     int rc = schedule_parse(r->o->lr_scheduler, &r->schedule, err);
     if (!rc) rc = run_load_data(r, m, err);
     if (!rc) rc = run_make_adapters(r, m, err);
@@ -257,8 +255,7 @@ static int run_open(struct run *r, const struct model *m, struct pool *pool, str
     return r->checkpoint && path_exists(r->checkpoint) ? run_continue(r, err) : OK;
 }
 
-static void run_release(struct run *r)
-{
+static void run_release(struct run *r) {
     for (int j = 0; j < r->n; j++) {
         dataset_release(&r->feeds[j].data);
         free(r->feeds[j].order);
@@ -271,10 +268,10 @@ static void run_release(struct run *r)
     free(r->batch);
 }
 
-int sft_run(const struct model *m, struct sft_job *jobs, int n, const struct train_options *o, struct pool *pool,
-            const char *checkpoint, FILE *log, struct error *err)
-{
-    struct run r = {.o = o, .jobs = jobs, .n = n, .checkpoint = checkpoint, .log = log, .started = clock_now()};
+int sft_run(const struct model *m, struct sft_job *jobs, int n, const struct train_options *o,
+            struct pool *pool, const char *checkpoint, FILE *log, struct error *err) {
+    struct run r = {
+        .o = o, .jobs = jobs, .n = n, .checkpoint = checkpoint, .log = log, .started = clock_now()};
     CHECK(n > 0 && o->bsz > 0 && o->grad_accum > 0);
     r.feeds = xcalloc((size_t)n, sizeof *r.feeds);
     r.starts = xcalloc((size_t)n, sizeof *r.starts);

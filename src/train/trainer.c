@@ -1,12 +1,14 @@
 /*
  * trainer: parameters, batches and the order of one forward and backward pass.
  *
- * Full training works on the model's own f32 arrays; LoRA training on copies of the adapters' floats over a frozen base,
- * of which f32 copies and their transposes are made once. A batch is packed end to end and sorted by adapter; memory for
- * its activations grows to the largest batch seen and is then reused. What this file does not do: choose samples, learning
- * rates or when to update.
+ * Full training works on the model's own f32 arrays; LoRA training on copies of the adapters'
+ * floats over a frozen base, of which f32 copies and their transposes are made once. A batch is
+ * packed end to end and sorted by adapter; memory for its activations grows to the largest batch
+ * seen and is then reused. What this file does not do: choose samples, learning rates or when to
+ * update.
  *
- * Invariant: gradients are sums over targets until trainer_update divides by each group's own count.
+ * Invariant: gradients are sums over targets until trainer_update divides by each group's own
+ * count.
  */
 #include "train/internal.h"
 
@@ -14,14 +16,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- parameters ------------------------------------------------------------------------------------------------ */
+/* ---- parameters ------------------------------------------------------------------------------ */
 
 /* Adds a trained tensor and returns its gradient array. */
 static float *tensor_add(struct trainer *t, float *w, int64_t n, bool decay, const char *fmt, ...)
     __attribute__((format(printf, 5, 6)));
 
-static float *tensor_add(struct trainer *t, float *w, int64_t n, bool decay, const char *fmt, ...)
-{
+static float *tensor_add(struct trainer *t, float *w, int64_t n, bool decay, const char *fmt, ...) {
     char name[256];
     va_list args;
     va_start(args, fmt);
@@ -31,29 +32,31 @@ static float *tensor_add(struct trainer *t, float *w, int64_t n, bool decay, con
     t->tensors = xrealloc(t->tensors, (size_t)t->n_tensors * sizeof *t->tensors);
     t->m = xrealloc(t->m, (size_t)t->n_tensors * sizeof *t->m);
     t->v = xrealloc(t->v, (size_t)t->n_tensors * sizeof *t->v);
-    t->tensors[i] = (struct train_tensor){.name = arena_strdup(&t->arena, name), .w = w, .n = n, .decay = decay,
+    t->tensors[i] = (struct train_tensor){.name = arena_strdup(&t->arena, name),
+                                          .w = w,
+                                          .n = n,
+                                          .decay = decay,
                                           .g = arena_alloc(&t->arena, (size_t)n * sizeof(float))};
     t->m[i] = arena_alloc(&t->arena, (size_t)n * sizeof(float));
     t->v[i] = arena_alloc(&t->arena, (size_t)n * sizeof(float));
     return t->tensors[i].g;
 }
 
-/* Trained in place: the model was made by model_new, so its arrays are writable although the struct says const. */
-static float *norm_add(struct trainer *t, const float *w, int64_t n, int l, const char *name)
-{
+/* Trained in place: the model was made by model_new, so its arrays are writable although the struct
+ * says const. */
+static float *norm_add(struct trainer *t, const float *w, int64_t n, int l, const char *name) {
     return tensor_add(t, (float *)w, n, false, "model.layers.%d.%s.weight", l, name);
 }
 
-static void layer_add(struct trainer *t, int l)
-{
+static void layer_add(struct trainer *t, int l) {
     const struct layer *from = &t->model->layers[l];
     struct layer_params *to = &t->layers[l];
     to->g_attn_norm = norm_add(t, from->attn_norm, t->c.d_model, l, "input_layernorm");
     for (int p = 0; p < N_PROJ; p++) {
         const struct matrix *m = &from->proj[p];
         to->proj[p] = (struct weight){.w = m->data, .n = m->n, .k = m->k};
-        to->proj[p].g = tensor_add(t, (float *)m->data, m->n * m->k, true, "model.layers.%d.%s.weight", l,
-                                   proj_hf_paths[p]);
+        to->proj[p].g = tensor_add(t, (float *)m->data, m->n * m->k, true,
+                                   "model.layers.%d.%s.weight", l, proj_hf_paths[p]);
     }
     if (from->q_norm) {
         to->g_q_norm = norm_add(t, from->q_norm, t->c.head_dim, l, "self_attn.q_norm");
@@ -62,14 +65,13 @@ static void layer_add(struct trainer *t, int l)
     to->g_ffn_norm = norm_add(t, from->ffn_norm, t->c.d_model, l, "post_attention_layernorm");
 }
 
-static void full_params(struct trainer *t)
-{
+static void full_params(struct trainer *t) {
     const struct model *m = t->model;
     int64_t n = m->embed.n * m->embed.k;
-    t->embed = m->embed.data;
     t->g_embed = tensor_add(t, (float *)m->embed.data, n, false, "model.embed_tokens.weight");
     for (int l = 0; l < t->c.n_layers; l++) layer_add(t, l);
-    t->g_final_norm = tensor_add(t, (float *)m->final_norm, t->c.d_model, false, "model.norm.weight");
+    t->g_final_norm =
+        tensor_add(t, (float *)m->final_norm, t->c.d_model, false, "model.norm.weight");
     t->head = (struct weight){.w = m->head.data, .n = m->head.n, .k = m->head.k, .g = t->g_embed};
     if (!t->c.tied) t->head.g = tensor_add(t, (float *)m->head.data, n, true, "lm_head.weight");
     t->groups[0].n_tensors = t->n_tensors;
@@ -80,16 +82,14 @@ struct freeze_job {
     float *w;
 };
 
-static void freeze_items(void *ctx, int64_t begin, int64_t end, int thread)
-{
+static void freeze_items(void *ctx, int64_t begin, int64_t end, int thread) {
     (void)thread;
     const struct freeze_job *j = ctx;
     for (int64_t i = begin; i < end; i++) matrix_row(j->m, i, j->w + i * j->m->k);
 }
 
 /* A base matrix in f32 (in place when it is that already) and its transpose. */
-static struct weight weight_freeze(struct trainer *t, const struct matrix *m)
-{
+static struct weight weight_freeze(struct trainer *t, const struct matrix *m) {
     struct weight w = {.w = m->data, .n = m->n, .k = m->k};
     size_t bytes = (size_t)(m->n * m->k) * sizeof(float);
     if (m->type != TENSOR_F32 || m->packed) {
@@ -103,8 +103,7 @@ static struct weight weight_freeze(struct trainer *t, const struct matrix *m)
     return w;
 }
 
-static void adapter_add(struct trainer *t, int i)
-{
+static void adapter_add(struct trainer *t, int i) {
     const struct adapter *ad = t->adapters[i];
     struct group *g = &t->groups[i];
     t->data[i] = arena_alloc(&t->arena, ad->n_data * sizeof(float));
@@ -120,26 +119,28 @@ static void adapter_add(struct trainer *t, int i)
         to->scale = from->scale;
         to->a = t->data[i] + (from->a - ad->data);
         to->b = t->data[i] + (from->b - ad->data);
-        to->ga = tensor_add(t, to->a, in * to->r, true, "%d.layers.%d.%s.lora_A.weight", i, l, proj_hf_paths[p]);
-        to->gb = tensor_add(t, to->b, out * to->r, true, "%d.layers.%d.%s.lora_B.weight", i, l, proj_hf_paths[p]);
+        to->ga = tensor_add(t, to->a, in * to->r, true, "%d.layers.%d.%s.lora_A.weight", i, l,
+                            proj_hf_paths[p]);
+        to->gb = tensor_add(t, to->b, out * to->r, true, "%d.layers.%d.%s.lora_B.weight", i, l,
+                            proj_hf_paths[p]);
         t->max_r = MAX(t->max_r, to->r);
     }
     g->n_tensors = t->n_tensors - g->first;
 }
 
-static void lora_params(struct trainer *t)
-{
+static void lora_params(struct trainer *t) {
     for (int l = 0; l < t->c.n_layers; l++)
-        for (int p = 0; p < N_PROJ; p++) t->layers[l].proj[p] = weight_freeze(t, &t->model->layers[l].proj[p]);
+        for (int p = 0; p < N_PROJ; p++)
+            t->layers[l].proj[p] = weight_freeze(t, &t->model->layers[l].proj[p]);
     t->head = weight_freeze(t, &t->model->head);
     for (int i = 0; i < t->n_adapters; i++) adapter_add(t, i);
 }
 
-/* ---- identity -------------------------------------------------------------------------------------------------- */
+/* ---- identity -------------------------------------------------------------------------------- */
 
-/* The frozen base by a sample of its weights: enough to tell two models of one shape apart without reading them whole. */
-static void base_fingerprint(const struct trainer *t, struct hasher *h)
-{
+/* The frozen base by a sample of its weights: enough to tell two models of one shape apart without
+ * reading them whole. */
+static void base_fingerprint(const struct trainer *t, struct hasher *h) {
     int64_t d = t->c.d_model;
     for (int l = 0; l < t->c.n_layers; l++) {
         hasher_add(h, t->layers[l].attn_norm, (size_t)d * sizeof(float));
@@ -148,19 +149,20 @@ static void base_fingerprint(const struct trainer *t, struct hasher *h)
             hasher_add(h, w->w, (size_t)w->k * sizeof(float));
         }
     }
-    for (int64_t i = 0; i < t->head.n; i += 16) hasher_add(h, t->head.w + i * d, (size_t)d * sizeof(float));
+    for (int64_t i = 0; i < t->head.n; i += 16)
+        hasher_add(h, t->head.w + i * d, (size_t)d * sizeof(float));
 }
 
-static void fingerprint_make(struct trainer *t)
-{
+static void fingerprint_make(struct trainer *t) {
     const struct model_config *c = &t->c;
     struct hasher h;
     struct buf b = {0};
-    buf_printf(&b, "%s %d %d %d %d %d %d %d %a %a %d\n", c->arch->name, c->n_layers, c->d_model, c->n_heads,
-               c->n_kv_heads, c->head_dim, c->d_ff, c->vocab_size, (double)c->rope_theta, (double)c->rms_norm_eps,
-               c->tied);
-    buf_printf(&b, "%a %a %a %a %a %a %llu\n", (double)t->beta1, (double)t->beta2, (double)t->eps, (double)t->decay,
-               (double)t->max_grad_norm, (double)t->dropout, (unsigned long long)t->seed);
+    buf_printf(&b, "%s %d %d %d %d %d %d %d %a %a %d\n", c->arch->name, c->n_layers, c->d_model,
+               c->n_heads, c->n_kv_heads, c->head_dim, c->d_ff, c->vocab_size,
+               (double)c->rope_theta, (double)c->rms_norm_eps, c->tied);
+    buf_printf(&b, "%a %a %a %a %a %a %llu\n", (double)t->beta1, (double)t->beta2, (double)t->eps,
+               (double)t->decay, (double)t->max_grad_norm, (double)t->dropout,
+               (unsigned long long)t->seed);
     for (int i = 0; i < t->n_adapters; i++) {
         const struct adapter_config *a = &t->adapters[i]->config;
         buf_printf(&b, "r %d alpha %a\n", a->r, (double)a->alpha);
@@ -172,11 +174,10 @@ static void fingerprint_make(struct trainer *t)
     buf_release(&b);
 }
 
-/* ---- making ---------------------------------------------------------------------------------------------------- */
+/* ---- making ---------------------------------------------------------------------------------- */
 
-static struct trainer *trainer_alloc(const struct model *m, int n_groups, const struct train_options *o,
-                                     struct pool *pool)
-{
+static struct trainer *trainer_alloc(const struct model *m, int n_groups,
+                                     const struct train_options *o, struct pool *pool) {
     struct trainer *t = xcalloc(1, sizeof *t);
     t->model = m;
     t->c = m->config;
@@ -200,8 +201,7 @@ static struct trainer *trainer_alloc(const struct model *m, int n_groups, const 
 }
 
 /* After the projections: layer_add and weight_freeze fill those only. */
-static void norms_view(struct trainer *t)
-{
+static void norms_view(struct trainer *t) {
     for (int l = 0; l < t->c.n_layers; l++) {
         const struct layer *from = &t->model->layers[l];
         t->layers[l].attn_norm = from->attn_norm;
@@ -211,18 +211,18 @@ static void norms_view(struct trainer *t)
     }
 }
 
-static bool matrix_writable(const struct matrix *m)
-{
+static bool matrix_writable(const struct matrix *m) {
     return m->type == TENSOR_F32 && !m->packed;
 }
 
-struct trainer *trainer_new_full(struct model *m, const struct train_options *o, struct pool *pool, struct error *err)
-{
+struct trainer *trainer_new_full(struct model *m, const struct train_options *o, struct pool *pool,
+                                 struct error *err) {
     bool f32 = matrix_writable(&m->embed) && matrix_writable(&m->head) && m->n_maps == 0;
     for (int l = 0; l < m->config.n_layers; l++)
         for (int p = 0; p < N_PROJ; p++) f32 = f32 && matrix_writable(&m->layers[l].proj[p]);
     if (!f32) {
-        error_set(err, ERR_STATE, "model '%s' cannot be trained whole: its weights are not f32 in memory", m->name);
+        error_set(err, ERR_STATE,
+                  "model '%s' cannot be trained whole: its weights are not f32 in memory", m->name);
         return NULL;
     }
     struct trainer *t = trainer_alloc(m, 1, o, pool);
@@ -233,23 +233,24 @@ struct trainer *trainer_new_full(struct model *m, const struct train_options *o,
     return t;
 }
 
-static bool shape_equal(const struct model_config *a, const struct model_config *b)
-{
+static bool shape_equal(const struct model_config *a, const struct model_config *b) {
     return a->n_layers == b->n_layers && a->d_model == b->d_model && a->n_heads == b->n_heads &&
            a->n_kv_heads == b->n_kv_heads && a->head_dim == b->head_dim && a->d_ff == b->d_ff;
 }
 
 struct trainer *trainer_new_lora(const struct model *m, struct adapter *const *adapters, int n,
-                                 const struct train_options *o, struct pool *pool, struct error *err)
-{
+                                 const struct train_options *o, struct pool *pool,
+                                 struct error *err) {
     CHECK(n > 0);
     for (int i = 0; i < n; i++)
         if (!shape_equal(&adapters[i]->shape, &m->config)) {
-            error_set(err, ERR_MISMATCH, "adapter %d was made for another shape than model '%s'", i, m->name);
+            error_set(err, ERR_MISMATCH, "adapter %d was made for another shape than model '%s'", i,
+                      m->name);
             return NULL;
         }
     if (!(o->lora_dropout >= 0 && o->lora_dropout < 1)) {
-        error_set(err, ERR_USAGE, "'lora_dropout' is %g; it must be at least 0 and below 1", o->lora_dropout);
+        error_set(err, ERR_USAGE, "'lora_dropout' is %g; it must be at least 0 and below 1",
+                  o->lora_dropout);
         return NULL;
     }
     struct trainer *t = trainer_alloc(m, n, o, pool);
@@ -265,8 +266,7 @@ struct trainer *trainer_new_lora(const struct model *m, struct adapter *const *a
     return t;
 }
 
-void trainer_free(struct trainer *t)
-{
+void trainer_free(struct trainer *t) {
     if (!t) return;
     for (int i = 0; i < t->n_adapters; i++) adapter_release(t->adapters[i]);
     arena_release(&t->arena);
@@ -284,52 +284,45 @@ void trainer_free(struct trainer *t)
     free(t);
 }
 
-int64_t trainer_updates(const struct trainer *t)
-{
+int64_t trainer_updates(const struct trainer *t) {
     return t->updates;
 }
 
-int trainer_n_tensors(const struct trainer *t)
-{
+int trainer_n_tensors(const struct trainer *t) {
     return t->n_tensors;
 }
 
-struct train_tensor *trainer_tensor(struct trainer *t, int i)
-{
+struct train_tensor *trainer_tensor(struct trainer *t, int i) {
     CHECK(i >= 0 && i < t->n_tensors);
     return &t->tensors[i];
 }
 
-double trainer_adapter_loss(const struct trainer *t, int i)
-{
+double trainer_adapter_loss(const struct trainer *t, int i) {
     CHECK(i >= 0 && i < t->n_groups);
     return t->groups[i].loss;
 }
 
-struct adapter *trainer_adapter(const struct trainer *t, int i, json_t *lineage)
-{
+struct adapter *trainer_adapter(const struct trainer *t, int i, json_t *lineage) {
     CHECK(i >= 0 && i < t->n_adapters);
     return adapter_from_data(&t->c, &t->adapters[i]->config, t->data[i], lineage);
 }
 
-/* ---- memory of a batch ----------------------------------------------------------------------------------------- */
+/* ---- memory of a batch ----------------------------------------------------------------------- */
 
-static float *floats(struct trainer *t, int64_t n)
-{
+static float *floats(struct trainer *t, int64_t n) {
     return arena_alloc(&t->act, (size_t)n * sizeof(float));
 }
 
-static bool projection_adapted(const struct trainer *t, int l, int p)
-{
+static bool projection_adapted(const struct trainer *t, int l, int p) {
     for (int i = 0; i < t->n_adapters; i++)
         if (t->loras[((int64_t)i * t->c.n_layers + l) * N_PROJ + p].r) return true;
     return false;
 }
 
-static void activations_alloc(struct trainer *t, int l)
-{
+static void activations_alloc(struct trainer *t, int l) {
     const struct model_config *c = &t->c;
-    int64_t m = t->cap_rows, q = (int64_t)c->n_heads * c->head_dim, g = (int64_t)c->n_kv_heads * c->head_dim;
+    int64_t m = t->cap_rows, q = (int64_t)c->n_heads * c->head_dim,
+            g = (int64_t)c->n_kv_heads * c->head_dim;
     struct activations *a = &t->acts[l];
     *a = (struct activations){.x = floats(t, m * c->d_model)};
     if (l == c->n_layers) return;
@@ -352,10 +345,10 @@ static void activations_alloc(struct trainer *t, int l)
     }
 }
 
-static void gradients_alloc(struct trainer *t, int64_t wide, int64_t weight)
-{
+static void gradients_alloc(struct trainer *t, int64_t wide, int64_t weight) {
     const struct model_config *c = &t->c;
-    int64_t m = t->cap_rows, q = (int64_t)c->n_heads * c->head_dim, g = (int64_t)c->n_kv_heads * c->head_dim;
+    int64_t m = t->cap_rows, q = (int64_t)c->n_heads * c->head_dim,
+            g = (int64_t)c->n_kv_heads * c->head_dim;
     int64_t d = c->d_model, ld = m + 48; /* see batch_measure */
     t->dx = floats(t, m * d);
     t->dxn = floats(t, m * d);
@@ -377,8 +370,7 @@ static void gradients_alloc(struct trainer *t, int64_t wide, int64_t weight)
     if (t->dropout > 0) t->drop = floats(t, m * wide);
 }
 
-static void head_alloc(struct trainer *t)
-{
+static void head_alloc(struct trainer *t) {
     int64_t n = t->head_chunk, d = t->c.d_model, v = t->c.vocab_size;
     t->hx = floats(t, n * d);
     t->hn = floats(t, n * d);
@@ -390,8 +382,7 @@ static void head_alloc(struct trainer *t)
     t->head_wt = floats(t, v * d);
 }
 
-static void rope_alloc(struct trainer *t)
-{
+static void rope_alloc(struct trainer *t) {
     int64_t n = t->cap_len * (t->c.head_dim / 2);
     t->rope_cos = floats(t, n);
     t->rope_sin = floats(t, n);
@@ -401,8 +392,7 @@ static void rope_alloc(struct trainer *t)
 }
 
 /* Everything is laid out again when a batch is larger than all before it. */
-static void batch_reserve(struct trainer *t)
-{
+static void batch_reserve(struct trainer *t) {
     if (t->rows <= t->cap_rows && t->longest <= t->cap_len && t->cap_rows > 0) return;
     t->cap_rows = MAX(t->cap_rows, (t->rows / 128 + 1) * 128);
     t->cap_len = MAX(t->cap_len, (t->longest / 64 + 1) * 64);
@@ -431,31 +421,32 @@ static void batch_reserve(struct trainer *t)
         t->att_scratch[i] = arena_alloc(&t->act, attention_scratch(&t->c, t->cap_len));
 }
 
-/* ---- packing --------------------------------------------------------------------------------------------------- */
+/* ---- packing --------------------------------------------------------------------------------- */
 
 /* Rows that matter: the last target at token i needs rows 0..i-1. */
-static int32_t sample_rows(const struct sample *s)
-{
+static int32_t sample_rows(const struct sample *s) {
     for (int32_t i = s->n - 1; i > 0; i--)
         if (s->mask[i]) return i;
     return 0;
 }
 
-static int sample_check(const struct trainer *t, const struct sample *s, int i, struct error *err)
-{
+static int sample_check(const struct trainer *t, const struct sample *s, int i, struct error *err) {
     if (!t->full && (s->adapter < 0 || s->adapter >= t->n_adapters))
-        return error_set(err, ERR_USAGE, "sample %d names adapter %d of %d", i, s->adapter, t->n_adapters);
+        return error_set(err, ERR_USAGE, "sample %d names adapter %d of %d", i, s->adapter,
+                         t->n_adapters);
     if (s->n - 1 > t->c.max_seq_len)
-        return error_set(err, ERR_MEMORY, "sample %d has %d tokens; the model reads %d", i, s->n, t->c.max_seq_len);
+        return error_set(err, ERR_MEMORY, "sample %d has %d tokens; the model reads %d", i, s->n,
+                         t->c.max_seq_len);
     for (int32_t j = 0; j < s->n; j++)
         if (s->tokens[j] < 0 || s->tokens[j] >= t->c.vocab_size)
-            return error_set(err, ERR_USAGE, "token %d of sample %d is outside the vocabulary of %d", s->tokens[j], i,
-                             t->c.vocab_size);
+            return error_set(err, ERR_USAGE,
+                             "token %d of sample %d is outside the vocabulary of %d", s->tokens[j],
+                             i, t->c.vocab_size);
     return OK;
 }
 
-static int batch_measure(struct trainer *t, const struct sample *samples, int n, struct error *err)
-{
+static int batch_measure(struct trainer *t, const struct sample *samples, int n,
+                         struct error *err) {
     t->rows = t->longest = 0;
     for (int i = 0; i < n; i++) {
         int rc = sample_check(t, &samples[i], i, err);
@@ -470,13 +461,13 @@ static int batch_measure(struct trainer *t, const struct sample *samples, int n,
     return OK;
 }
 
-static void sample_pack(struct trainer *t, const struct sample *s, int32_t adapter, int64_t ordinal)
-{
+static void sample_pack(struct trainer *t, const struct sample *s, int32_t adapter,
+                        int64_t ordinal) {
     int64_t at = t->n_spans ? t->spans[t->n_spans - 1].end : 0;
     int32_t rows = sample_rows(s);
     if (!rows) return;
-    t->spans[t->n_spans++] = (struct span){.begin = at, .end = at + rows, .adapter = adapter, .ordinal = ordinal,
-                                           .sample = s};
+    t->spans[t->n_spans++] = (struct span){
+        .begin = at, .end = at + rows, .adapter = adapter, .ordinal = ordinal, .sample = s};
     for (int32_t i = 0; i < rows; i++) {
         t->tokens_in[at + i] = s->tokens[i];
         t->pos[at + i] = i;
@@ -488,8 +479,7 @@ static void sample_pack(struct trainer *t, const struct sample *s, int32_t adapt
 }
 
 /* Samples of one adapter lie together, in the order given. */
-static int batch_pack(struct trainer *t, const struct sample *samples, int n, struct error *err)
-{
+static int batch_pack(struct trainer *t, const struct sample *samples, int n, struct error *err) {
     int rc = batch_measure(t, samples, n, err);
     if (rc) return rc;
     batch_reserve(t);
@@ -503,10 +493,9 @@ static int batch_pack(struct trainer *t, const struct sample *samples, int n, st
     return OK;
 }
 
-/* ---- passes ---------------------------------------------------------------------------------------------------- */
+/* ---- passes ---------------------------------------------------------------------------------- */
 
-bool all_finite(const float *x, int64_t n)
-{
+bool all_finite(const float *x, int64_t n) {
     uint32_t bad = 0;
     for (int64_t i = 0; i < n; i++) {
         uint32_t bits;
@@ -516,49 +505,50 @@ bool all_finite(const float *x, int64_t n)
     return !bad;
 }
 
-static void embed_items(void *ctx, int64_t begin, int64_t end, int thread)
-{
+static void embed_items(void *ctx, int64_t begin, int64_t end, int thread) {
     (void)thread;
     struct trainer *t = ctx;
     int64_t d = t->c.d_model;
-    for (int64_t i = begin; i < end; i++) matrix_row(&t->model->embed, t->tokens_in[i], t->acts[0].x + i * d);
+    for (int64_t i = begin; i < end; i++)
+        matrix_row(&t->model->embed, t->tokens_in[i], t->acts[0].x + i * d);
 }
 
 /* Items are columns; each adds all rows in order. */
-static void embed_backward_items(void *ctx, int64_t begin, int64_t end, int thread)
-{
+static void embed_backward_items(void *ctx, int64_t begin, int64_t end, int thread) {
     (void)thread;
     struct trainer *t = ctx;
     int64_t d = t->c.d_model;
     for (int64_t i = 0; i < t->rows; i++)
-        t->k->axpy(t->g_embed + t->tokens_in[i] * d + begin, 1.0f, t->dx + i * d + begin, end - begin);
+        t->k->axpy(t->g_embed + t->tokens_in[i] * d + begin, 1.0f, t->dx + i * d + begin,
+                   end - begin);
 }
 
-static int layers_forward(struct trainer *t, struct error *err)
-{
+static int layers_forward(struct trainer *t, struct error *err) {
     pool_run(t->pool, embed_items, t, t->rows, 8);
     for (int l = 0; l < t->c.n_layers; l++) {
         layer_forward(t, l);
         if (!all_finite(t->acts[l + 1].x, t->rows * t->c.d_model))
-            return error_set(err, ERR_NUMERIC, "'model.layers.%d' gives a NaN or Inf; lower the learning rate", l);
+            return error_set(err, ERR_NUMERIC,
+                             "'model.layers.%d' gives a NaN or Inf; lower the learning rate", l);
     }
     return OK;
 }
 
-static int layers_backward(struct trainer *t, struct error *err)
-{
+static int layers_backward(struct trainer *t, struct error *err) {
     for (int l = t->c.n_layers - 1; l >= 0; l--) {
         layer_backward(t, l);
         if (!all_finite(t->dx, t->rows * t->c.d_model))
-            return error_set(err, ERR_NUMERIC, "the gradient of 'model.layers.%d' has a NaN or Inf; lower the learning "
-                             "rate", l);
+            return error_set(
+                err, ERR_NUMERIC,
+                "the gradient of 'model.layers.%d' has a NaN or Inf; lower the learning "
+                "rate",
+                l);
     }
     if (t->full) pool_run(t->pool, embed_backward_items, t, t->c.d_model, 16);
     return OK;
 }
 
-int trainer_accumulate(struct trainer *t, const struct sample *samples, int n, struct error *err)
-{
+int trainer_accumulate(struct trainer *t, const struct sample *samples, int n, struct error *err) {
     int rc = batch_pack(t, samples, n, err);
     if (rc) return rc;
     t->dropping = t->dropout > 0;
@@ -576,9 +566,8 @@ int trainer_accumulate(struct trainer *t, const struct sample *samples, int n, s
     return OK;
 }
 
-int trainer_loss(struct trainer *t, const struct sample *samples, int n, double *nll, int64_t *targets,
-                 struct error *err)
-{
+int trainer_loss(struct trainer *t, const struct sample *samples, int n, double *nll,
+                 int64_t *targets, struct error *err) {
     int rc = batch_pack(t, samples, n, err);
     *nll = 0;
     *targets = 0;
@@ -590,8 +579,7 @@ int trainer_loss(struct trainer *t, const struct sample *samples, int n, double 
     return OK;
 }
 
-void sample_release(struct sample *s)
-{
+void sample_release(struct sample *s) {
     free(s->tokens);
     free(s->mask);
     *s = (struct sample){0};

@@ -1,0 +1,429 @@
+/*
+ * test_store: what is put comes back, puts repeat without harm, and a file survives kill -9 and strangers.
+ *
+ * Events have no reader in the program, so the test looks at them through SQLite itself. Kills happen in forked children
+ * that do nothing but write; what must hold afterwards is that committed groups are whole and uncommitted ones absent.
+ */
+#define _GNU_SOURCE
+#include "store/store.h"
+
+#include <errno.h>
+#include <ftw.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <sqlite3.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+static struct error err;
+static char dir[64], path[96];
+
+static int entry_remove(const char *name, const struct stat *st, int type, struct FTW *at) {
+    (void)st, (void)type, (void)at;
+    return remove(name);
+}
+
+static int set_up(void **state) {
+    (void)state;
+    log_quiet = true;
+    err = (struct error){0};
+    snprintf(dir, sizeof dir, "/tmp/shoal-test-store-XXXXXX");
+    if (!mkdtemp(dir)) return -1;
+    snprintf(path, sizeof path, "%s/shoal.db", dir);
+    return 0;
+}
+
+static int tear_down(void **state) {
+    (void)state;
+    return nftw(dir, entry_remove, 8, FTW_DEPTH | FTW_PHYS);
+}
+
+static struct store *opened(void) {
+    struct store *s = store_open(path, &err);
+    if (!s) fail_msg("%s", err.text);
+    return s;
+}
+
+/* The first column of the first row of a query, as SQLite sees the file. */
+static int64_t query_int(const char *sql) {
+    sqlite3 *db = NULL;
+    sqlite3_stmt *q = NULL;
+    assert_int_equal(sqlite3_open(path, &db), SQLITE_OK);
+    assert_int_equal(sqlite3_prepare_v2(db, sql, -1, &q, NULL), SQLITE_OK);
+    assert_int_equal(sqlite3_step(q), SQLITE_ROW);
+    int64_t v = sqlite3_column_int64(q, 0);
+    sqlite3_finalize(q);
+    sqlite3_close(db);
+    return v;
+}
+
+static void file_is_sound(void) {
+    assert_int_equal(query_int("SELECT integrity_check = 'ok' FROM pragma_integrity_check"), 1);
+}
+
+/* Call number i; every field differs from its neighbours'. */
+static struct stored_call call_make(int i) {
+    struct stored_call c = {.choice = i % 4, .n_choices = 4, .n_prefilled = i, .n_generated = 2 * i, .finish = i & 1};
+    for (int k = 0; k < 4; k++) c.prob[k] = 1.0f / (float)(i + k + 1);
+    hash_bytes(&i, sizeof i, c.key);
+    return c;
+}
+
+/* ---- round trips ----------------------------------------------------------------------------------------------- */
+
+static void test_calls(void **state) {
+    (void)state;
+    struct store *s = opened();
+    struct stored_call got;
+    for (int i = 0; i < 20; i++) {
+        struct stored_call c = call_make(i);
+        c.text = i % 3 ? "work: 1 < 2\n雪" : NULL;
+        assert_false(store_call_get(s, c.key, &got));
+        assert_int_equal(store_call_put(s, &c, &err), OK);
+    }
+    store_close(s);
+    s = opened();
+    for (int i = 0; i < 20; i++) {
+        struct stored_call c = call_make(i);
+        assert_true(store_call_get(s, c.key, &got));
+        assert_string_equal(got.key, c.key);
+        assert_int_equal(got.choice, c.choice);
+        assert_int_equal(got.n_choices, 4);
+        assert_memory_equal(got.prob, c.prob, sizeof c.prob);
+        assert_int_equal(got.n_prefilled, c.n_prefilled);
+        assert_int_equal(got.n_generated, c.n_generated);
+        assert_int_equal(got.finish, c.finish);
+        if (i % 3) assert_string_equal(got.text, "work: 1 < 2\n雪");
+        else assert_null(got.text);
+        free(got.text);
+    }
+    store_close(s);
+}
+
+static void test_call_without_choices(void **state) {
+    (void)state;
+    struct store *s = opened();
+    struct stored_call c = call_make(1), got;
+    c.n_choices = 0;
+    assert_int_equal(store_call_put(s, &c, &err), OK);
+    assert_true(store_call_get(s, c.key, &got));
+    assert_int_equal(got.n_choices, 0);
+    store_close(s);
+}
+
+/* The first put of a key stands: a call is a function of its key, so a second value could only be wrong. */
+static void test_call_again_is_ignored(void **state) {
+    (void)state;
+    struct store *s = opened();
+    struct stored_call c = call_make(3), other = call_make(4), got;
+    memcpy(other.key, c.key, HASH_LEN);
+    assert_int_equal(store_call_put(s, &c, &err), OK);
+    assert_int_equal(store_call_put(s, &c, &err), OK);
+    assert_int_equal(store_call_put(s, &other, &err), OK);
+    assert_true(store_call_get(s, c.key, &got));
+    assert_int_equal(got.n_prefilled, 3);
+    store_close(s);
+    assert_int_equal(query_int("SELECT count(*) FROM calls"), 1);
+}
+
+static void test_runs(void **state) {
+    (void)state;
+    struct store *s = opened();
+    json_t *recipe = json_pack("{s:i,s:s}", "seed", 7, "model", "it's \"quoted\"; DROP TABLE runs");
+    assert_int_equal(store_run_add(s, "one", "evolve", recipe, &err), OK);
+    assert_int_equal(store_run_add(s, "two'); --", "demo", recipe, &err), OK);
+    json_t *run = store_run_get(s, "one", &err), *list;
+    assert_string_equal(json_string_value(json_object_get(run, "kind")), "evolve");
+    assert_string_equal(json_string_value(json_object_get(run, "status")), "running");
+    assert_true(json_equal(json_object_get(run, "recipe"), recipe));
+    assert_int_equal(strlen(json_string_value(json_object_get(run, "created"))), 20);
+    json_decref(run);
+    assert_int_equal(store_run_status(s, "one", "done", &err), OK);
+    list = store_run_list(s, &err);
+    assert_int_equal(json_array_size(list), 2);
+    const json_t *newest = json_array_get(list, 0), *oldest = json_array_get(list, 1);
+    assert_string_equal(json_string_value(json_object_get(newest, "id")), "two'); --");
+    assert_string_equal(json_string_value(json_object_get(newest, "status")), "running");
+    assert_string_equal(json_string_value(json_object_get(oldest, "status")), "done");
+    json_decref(list);
+    json_decref(recipe);
+    store_close(s);
+}
+
+static void test_unknown_and_double_runs(void **state) {
+    (void)state;
+    struct store *s = opened();
+    json_t *recipe = json_object();
+    assert_null(store_run_get(s, "none", &err));
+    assert_int_equal(err.code, ERR_MISSING);
+    assert_non_null(strstr(err.text, "no run 'none' in '"));
+    assert_int_equal(store_run_status(s, "none", "done", &err), ERR_MISSING);
+    assert_int_equal(store_run_add(s, "one", "demo", recipe, &err), OK);
+    assert_int_equal(store_run_add(s, "one", "demo", recipe, &err), ERR_IO);
+    assert_non_null(strstr(err.text, path));
+    /* The refusal leaves the handle usable. */
+    assert_int_equal(store_run_status(s, "one", "done", &err), OK);
+    json_decref(recipe);
+    store_close(s);
+}
+
+/* A put of the same place replaces, keeps its place in the order, and other runs are not seen. */
+static void test_adapters(void **state) {
+    (void)state;
+    struct store *s = opened();
+    json_t *lineage = json_pack("{s:s}", "operator", "sft"), *scores = json_pack("{s:f}", "fitness", 0.25);
+    assert_int_equal(store_adapter_put(s, "r", 0, "a", "hash-1", lineage, NULL, &err), OK);
+    assert_int_equal(store_adapter_put(s, "r", 1, "a", "hash-2", NULL, NULL, &err), OK);
+    assert_int_equal(store_adapter_put(s, "other", 0, "a", "hash-3", NULL, NULL, &err), OK);
+    for (int again = 0; again < 2; again++)
+        assert_int_equal(store_adapter_put(s, "r", 0, "a", "hash-4", lineage, scores, &err), OK);
+    json_t *list = store_adapter_list(s, "r", &err);
+    assert_int_equal(json_array_size(list), 2);
+    const json_t *first = json_array_get(list, 0), *second = json_array_get(list, 1);
+    assert_int_equal(json_integer_value(json_object_get(first, "generation")), 0);
+    assert_string_equal(json_string_value(json_object_get(first, "hash")), "hash-4");
+    assert_true(json_equal(json_object_get(first, "lineage"), lineage));
+    assert_true(json_equal(json_object_get(first, "scores"), scores));
+    assert_string_equal(json_string_value(json_object_get(second, "hash")), "hash-2");
+    assert_true(json_is_null(json_object_get(second, "lineage")));
+    json_decref(list);
+    json_decref(lineage);
+    json_decref(scores);
+    store_close(s);
+}
+
+static void test_results_and_events(void **state) {
+    (void)state;
+    struct store *s = opened();
+    json_t *row = json_pack("{s:s,s:i}", "name", "base", "n", 3), *better = json_pack("{s:s,s:i}", "name", "base", "n", 4);
+    assert_int_equal(store_result_put(s, "r", "base", row, &err), OK);
+    assert_int_equal(store_result_put(s, "r", "base", better, &err), OK);
+    assert_int_equal(store_event(s, "r", "generation", row, &err), OK);
+    assert_int_equal(store_event(s, "r", "generation", row, &err), OK);
+    json_decref(row);
+    json_decref(better);
+    store_close(s);
+    assert_int_equal(query_int("SELECT count(*) FROM results"), 1);
+    assert_int_equal(query_int("SELECT row ->> 'n' FROM results"), 4);
+    assert_int_equal(query_int("SELECT count(*) FROM events WHERE kind = 'generation' AND detail ->> 'n' = 3"), 2);
+}
+
+static void test_rollback(void **state) {
+    (void)state;
+    struct store *s = opened();
+    struct stored_call kept = call_make(1), lost = call_make(2), got;
+    assert_int_equal(store_begin(s, &err), OK);
+    assert_int_equal(store_call_put(s, &kept, &err), OK);
+    assert_int_equal(store_commit(s, &err), OK);
+    assert_int_equal(store_begin(s, &err), OK);
+    assert_int_equal(store_call_put(s, &lost, &err), OK);
+    assert_true(store_call_get(s, lost.key, &got));
+    store_rollback(s);
+    assert_false(store_call_get(s, lost.key, &got));
+    assert_true(store_call_get(s, kept.key, &got));
+    store_close(s);
+}
+
+/* ---- strangers ------------------------------------------------------------------------------------------------- */
+
+static void test_newer_schema_is_refused(void **state) {
+    (void)state;
+    store_close(opened());
+    sqlite3 *db = NULL;
+    assert_int_equal(sqlite3_open(path, &db), SQLITE_OK);
+    assert_int_equal(sqlite3_exec(db, "PRAGMA user_version = 1000", NULL, NULL, NULL), SQLITE_OK);
+    sqlite3_close(db);
+    assert_null(store_open(path, &err));
+    assert_int_equal(err.code, ERR_MISMATCH);
+    assert_non_null(strstr(err.text, "newer shoal (schema 1000"));
+    assert_non_null(strstr(err.text, path));
+    assert_int_equal(query_int("PRAGMA user_version"), 1000);
+}
+
+static void test_other_files_are_refused(void **state) {
+    (void)state;
+    char text[4096];
+    memset(text, 'x', sizeof text);
+    assert_int_equal(file_write(path, text, sizeof text, &err), OK);
+    assert_null(store_open(path, &err));
+    assert_int_equal(err.code, ERR_IO);
+    assert_non_null(strstr(err.text, "not a database"));
+    assert_non_null(strstr(err.text, path));
+    assert_null(store_open(dir, &err));
+    assert_non_null(strstr(err.text, "cannot open '"));
+}
+
+/* A directory that may not be written to. Root may write everywhere, so a child gives its rights up first. */
+static void test_read_only_directory(void **state) {
+    (void)state;
+    int to[2];
+    char text[sizeof err.text] = {0};
+    assert_int_equal(pipe(to), 0);
+    assert_int_equal(chmod(dir, 0555), 0);
+    pid_t child = fork();
+    if (child == 0) {
+        if (geteuid() == 0 && setuid(65534) != 0) _exit(2);
+        struct store *s = store_open(path, &err);
+        if (!s && write(to[1], err.text, strlen(err.text)) < 0) _exit(3);
+        _exit(s != NULL);
+    }
+    int status = 0;
+    waitpid(child, &status, 0);
+    close(to[1]);
+    assert_true(read(to[0], text, sizeof text - 1) >= 0);
+    close(to[0]);
+    assert_int_equal(chmod(dir, 0755), 0);
+    if (WIFEXITED(status) && WEXITSTATUS(status) == 2) {
+        fprintf(stderr, "SKIP: cannot give up root's rights\n");
+        skip();
+    }
+    assert_int_equal(status, 0);
+    assert_non_null(strstr(text, "cannot open '"));
+    assert_non_null(strstr(text, path));
+    assert_non_null(strstr(text, "unable to open database file"));
+}
+
+/* ---- kill -9 --------------------------------------------------------------------------------------------------- */
+
+enum { GROUP = 10 };
+
+/* Commits groups 0 .. whole-1 of calls, then leaves a transaction open with `open` more, says so, and waits. */
+static void child_write(int whole, int open, int say) {
+    struct store *s = store_open(path, &err);
+    bool ok = s != NULL;
+    for (int g = 0; ok && g <= whole; g++) {
+        int n = g < whole ? GROUP : open;
+        ok = store_begin(s, &err) == OK;
+        for (int i = 0; ok && i < n; i++) {
+            struct stored_call c = call_make(g * GROUP + i);
+            char text[2000];
+            memset(text, 'w', sizeof text - 1);
+            text[sizeof text - 1] = 0;
+            c.text = text;
+            ok = store_call_put(s, &c, &err) == OK;
+        }
+        if (g < whole) ok = ok && store_commit(s, &err) == OK;
+    }
+    if (!ok || write(say, "x", 1) != 1) _exit(1);
+    for (;;) pause();
+}
+
+static void kill_in_transaction(int whole, int open) {
+    int says[2];
+    char x;
+    assert_int_equal(pipe(says), 0);
+    pid_t child = fork();
+    if (child == 0) child_write(whole, open, says[1]);
+    close(says[1]);
+    assert_int_equal(read(says[0], &x, 1), 1);
+    close(says[0]);
+    kill(child, SIGKILL);
+    waitpid(child, NULL, 0);
+    struct store *s = opened();
+    struct stored_call got;
+    for (int i = 0; i < whole * GROUP; i++) {
+        assert_true(store_call_get(s, call_make(i).key, &got));
+        assert_int_equal(got.n_prefilled, i);
+        free(got.text);
+    }
+    struct stored_call more = call_make(whole * GROUP);
+    assert_false(store_call_get(s, more.key, &got));
+    assert_int_equal(store_call_put(s, &more, &err), OK);
+    store_close(s);
+    file_is_sound();
+}
+
+/* The last one is larger than SQLite's page cache, so that uncommitted pages have reached the file. */
+static void test_kill_in_transaction(void **state) {
+    static const int open[] = {0, 1, 200, 3000};
+    for (size_t i = 0; i < ARRAY_LEN(open); i++) {
+        kill_in_transaction(3, open[i]);
+        assert_int_equal(tear_down(state), 0);
+        assert_int_equal(set_up(state), 0);
+    }
+}
+
+static void child_write_groups(void) {
+    struct store *s = store_open(path, &err);
+    for (int g = 0; s && g < 1 << 20; g++) {
+        if (store_begin(s, &err) != OK) _exit(1);
+        for (int i = 0; i < GROUP; i++) {
+            struct stored_call c = call_make(g * GROUP + i);
+            if (store_call_put(s, &c, &err) != OK) _exit(1);
+        }
+        if (store_commit(s, &err) != OK) _exit(1);
+    }
+    _exit(1);
+}
+
+/* At any other moment: whole groups only, and a prefix of them. */
+static void test_kill_while_writing(void **state) {
+    (void)state;
+    for (int round = 0; round < 8; round++) {
+        pid_t child = fork();
+        if (child == 0) child_write_groups();
+        usleep(3000 + 2711 * (unsigned)round);
+        kill(child, SIGKILL);
+        int status;
+        waitpid(child, &status, 0);
+        assert_true(WIFSIGNALED(status));
+        store_close(opened());
+        file_is_sound();
+        int64_t n = query_int("SELECT count(*) FROM calls");
+        assert_int_equal(n % GROUP, 0);
+        assert_int_equal(query_int("SELECT coalesce(max(prefilled) + 1, 0) FROM calls"), n);
+    }
+}
+
+/* ---- sharing --------------------------------------------------------------------------------------------------- */
+
+static void test_two_processes(void **state) {
+    (void)state;
+    enum { EACH = 60 };
+    pid_t child[2];
+    store_close(opened());
+    for (int k = 0; k < 2; k++) {
+        child[k] = fork();
+        if (child[k] != 0) continue;
+        struct store *s = store_open(path, &err);
+        bool ok = s != NULL;
+        for (int i = 0; ok && i < EACH; i++) {
+            struct stored_call c = call_make(i + k * EACH / 2); /* half of them are the other's too */
+            ok = store_begin(s, &err) == OK && store_call_put(s, &c, &err) == OK && store_commit(s, &err) == OK;
+        }
+        _exit(!ok);
+    }
+    for (int k = 0; k < 2; k++) {
+        int status;
+        waitpid(child[k], &status, 0);
+        assert_int_equal(status, 0);
+    }
+    assert_int_equal(query_int("SELECT count(*) FROM calls"), EACH + EACH / 2);
+    file_is_sound();
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(test_calls, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_call_without_choices, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_call_again_is_ignored, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_runs, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_unknown_and_double_runs, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_adapters, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_results_and_events, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_rollback, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_newer_schema_is_refused, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_other_files_are_refused, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_read_only_directory, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_kill_in_transaction, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_kill_while_writing, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_two_processes, set_up, tear_down),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -58,11 +58,11 @@ static inline struct model *fixture_model(const char *shape, bool tied, enum ten
     return m;
 }
 
-/* Both factors random; alpha = r, so that the scale is 1. `targets` as on the command line. */
+/* Both factors random; alpha = 1.5 r, so the scale is 1.5. `targets` as on the command line. */
 static inline struct adapter *fixture_adapter(const struct model_config *c, int32_t r,
                                               const char *targets, float std, uint64_t seed) {
     struct error err;
-    struct adapter_config ac = {.r = r, .alpha = (float)r};
+    struct adapter_config ac = {.r = r, .alpha = 1.5f * (float)r};
     if (adapter_targets_parse(targets, ac.target, &err) != OK)
         check_failed(__FILE__, __LINE__, err.text);
     size_t n = adapter_floats(c, &ac);

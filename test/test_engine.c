@@ -422,6 +422,42 @@ static void stops_and_limits(void **state) {
     model_close(m);
 }
 
+/* Token i is what the sampler draws with index i from the logits of one forward pass over all
+ * before. */
+static void generation_is_sampled_forward(void **state) {
+    (void)state;
+    struct model *m = fixture_model("tiny-qwen3", true, TENSOR_F32, CLASS_EXACT);
+    struct adapter *a = fixture_adapter(&m->config, 3, "all-linear", 0.2f, 8);
+    struct engine *e = engine_make(m, 16, 4, NULL);
+    static const int32_t prompt[] = {4, 40, 200};
+    struct request r = {.prompt = prompt,
+                        .n_prompt = 3,
+                        .adapter = a,
+                        .max_tokens = 20,
+                        .sampling = {1.5f, 50, 0.95f, 0.01f, 5}};
+    run_one(e, &r);
+    struct forward_options o = {.max_rows = 1, .n_slots = 1, .slot_len = LEN};
+    struct forward *f = forward_new(m, &o);
+    struct segment seg = {.begin = 0, .end = 1, .loras = a->loras};
+    float *logits = xcalloc(VOCAB, sizeof *logits), *scratch = xcalloc(2 * VOCAB, sizeof *scratch);
+    for (int32_t pos = 0; pos < 22; pos++) {
+        float logprob;
+        int32_t i = pos - 2;
+        struct row row = {.token = pos < 3 ? prompt[pos] : r.out[pos - 3], .pos = pos};
+        forward_run(f, &row, 1, &seg, 1, (int32_t[]){0}, 1, logits);
+        if (i < 0) continue;
+        assert_int_equal(sample_token(logits, VOCAB, &r.sampling, i, &logprob, scratch), r.out[i]);
+        assert_true(logprob == r.out_logprob[i]);
+    }
+    request_release(&r);
+    forward_free(f);
+    engine_free(e);
+    adapter_release(a);
+    model_close(m);
+    free(logits);
+    free(scratch);
+}
+
 static void base_read_once_a_step(void **state) {
     (void)state;
     struct model *m = fixture_model("tiny-llama", false, TENSOR_F32, CLASS_EXACT);
@@ -847,6 +883,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(choices_alone_are_equal),
         cmocka_unit_test(choices_follow_generation),
         cmocka_unit_test(stops_and_limits),
+        cmocka_unit_test(generation_is_sampled_forward),
         cmocka_unit_test(base_read_once_a_step),
         cmocka_unit_test(prefixes_are_shared),
         cmocka_unit_test(sampler_equals_naive),

@@ -842,6 +842,12 @@ static void test_json_shapes(void **state) {
                          "'split':false}", SPM_MODEL), &err);
     ASSERT_ENCODES(t, "ab", 0, 3);
     tok_free(t);
+    t = made(json_quoted(&err, ",'pre_tokenizer':{'type':'Metaspace','replacement':'▁','prepend_scheme':'first',"
+                               "'split':false},'added_tokens':[{'id':7,'content':'<x>','special':true}]", SPM_MODEL), &err);
+    ASSERT_ENCODES(t, "ab<x>ab", TOK_SPECIAL, 4, 3, 7, 3); /* a space before the text only */
+    ASSERT_ENCODES(t, " ab", 0, 4, 3);                     /* and none before a space */
+    assert_json_round_trip(t);
+    tok_free(t);
 }
 
 /* 'ab' + 'a' is in the vocabulary but not in the list, so it is never made: the list is obeyed, not the scores. */

@@ -465,7 +465,7 @@ static int measure_self_consistency(struct run *r, const struct candidate *best,
 static int measure_all(struct run *r, const struct candidate *best, struct error *err) {
     struct progress bar;
     char name[80];
-    int64_t solos = 1 + r->n_founders + r->o->evolve.generations;
+    int64_t solos = 2 + r->n_founders + r->o->evolve.generations;
     int64_t debates = r->n_founders * r->o->rounds + (int64_t)r->n_founders * (r->n_founders - 1) * r->o->rounds;
     progress_start(&bar, "held-out test", (solos + debates + r->n_founders * r->o->rounds) * r->n_test);
     int rc = measure_solo(r, "base", NULL, &bar, err);

@@ -172,36 +172,15 @@ INLINE void row_dots(float *y, const float *x, const void *w, int64_t ldw, int64
     for (; n < n1; n++) block_1x1(y + n, x, weights_row(w, n, ldw, bf16), k, add, bf16);
 }
 
-#define WIDE_FLOATS 2048 /* longest row of bf16 weights that is widened once for many rows of x */
-
-/* Three rows of bf16 weights as f32, [3][k]. */
-INLINE void weights_widen(float *wide, const uint16_t *w, int64_t ldw, int64_t k) {
-    for (int c = 0; c < 3; c++)
-        for (int64_t i = 0; i < k; i += 8) {
-            __m256 v = k - i >= 8 ? weights_load(w + c * ldw, i, true)
-                                  : weights_tail(w + c * ldw, i, k - i, true);
-            store_some(wide + c * k + i, v, k - i);
-        }
-}
-
 /* Rows m0..m1 (few enough for the first-level cache) against outputs n0..n1. */
 INLINE void tile_dots(float *y, int64_t ldy, const float *x, int64_t ldx, int64_t m0, int64_t m1,
                       const void *w, int64_t ldw, int64_t k, int64_t n0, int64_t n1, bool add,
                       bool bf16) {
     int64_t n = n0, even = m0 + (m1 - m0) / 2 * 2;
-    float wide[3 * WIDE_FLOATS];
-    bool widen = bf16 && even - m0 >= 4 && k <= WIDE_FLOATS;
-    for (; n + 3 <= n1; n += 3) {
-        const void *rows = weights_row(w, n, ldw, bf16);
-        if (widen) weights_widen(wide, rows, ldw, k);
-        for (int64_t m = m0; m < even; m += 2) {
-            float *to = y + m * ldy + n;
-            if (widen)
-                block_2x3(to, ldy, x + m * ldx, ldx, wide, k, k, add, false);
-            else
-                block_2x3(to, ldy, x + m * ldx, ldx, rows, ldw, k, add, bf16);
-        }
-    }
+    for (; n + 3 <= n1; n += 3)
+        for (int64_t m = m0; m < even; m += 2)
+            block_2x3(y + m * ldy + n, ldy, x + m * ldx, ldx, weights_row(w, n, ldw, bf16), ldw, k,
+                      add, bf16);
     for (int64_t m = m0; m < even && n < n1; m++)
         row_dots(y + m * ldy, x + m * ldx, w, ldw, k, n, n1, add, bf16);
     if (even < m1) row_dots(y + even * ldy, x + even * ldx, w, ldw, k, n0, n1, add, bf16);

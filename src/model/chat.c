@@ -42,7 +42,7 @@ static void chat_special(struct chat *c, int32_t id, const char *text, bool own)
         return;
     }
     ids_add(c->out, id);
-    c->within = false;
+    c->within = c->t->prefix_once;
     chat_mask(c, c->out->n - 1, own);
 }
 

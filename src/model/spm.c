@@ -1,7 +1,7 @@
 /*
  * spm: SentencePiece's BPE with byte fallback (Llama 2, Phi-3, TinyStories).
  *
- * Spaces become ▁, one more stands before a text and after every special token, and characters merge by the score of
+ * Spaces become ▁, one more stands before a text and after every special token (but see prefix_prepare), and characters merge by the score of
  * what they make, the leftmost first, across spaces and without any pattern. Characters that no piece covers become byte
  * tokens, or one unknown token for a run of them when there are none. A vocabulary read from a tokenizer.json whose merge
  * list is not what scores would say keeps that list, and ranks come from it.
@@ -177,6 +177,13 @@ static bool pieces_are_words(const struct tokenizer *t) {
     return true;
 }
 
+/* Hugging Face's newer files put the space elsewhere than SentencePiece does; their names for it come as `pre`, which
+ * says nothing else for this kind. */
+static void prefix_prepare(struct tokenizer *t) {
+    t->prefix_once = strcmp(t->spec.pre, PREFIX_FIRST) == 0;
+    t->prefix_joins = t->prefix_once || strcmp(t->spec.pre, PREFIX_ALWAYS) == 0;
+}
+
 int spm_prepare(struct tokenizer *t, struct error *err) {
     int64_t cuts;
     if (bytes_prepare(t, err) != OK) return err->code;
@@ -187,6 +194,7 @@ int spm_prepare(struct tokenizer *t, struct error *err) {
         pairs_from_scores(t, cuts);
     }
     t->words = pieces_are_words(t);
+    prefix_prepare(t);
     for (int c = 0; c < 128; c++) t->ascii[c] = symbol_mergeable(t, &(char){(char)c}, 1);
     return OK;
 }
@@ -204,10 +212,15 @@ static void char_fallback(struct encoder *e, const char *p, size_t n) {
     if (e->out->n == e->begin || e->out->v[e->out->n - 1] != t->spec.unk) ids_add(e->out, t->spec.unk);
 }
 
+static bool begins_with_space(const char *p, size_t n) {
+    return (n > 0 && *p == ' ') || (n >= 3 && memcmp(p, SPACE_MARK, 3) == 0);
+}
+
 static void text_escape(struct encoder *e, const char *text, size_t len, bool first) {
     struct buf *b = &e->text;
     b->len = 0;
-    if (first && e->t->spec.add_space_prefix) buf_puts(b, SPACE_MARK);
+    if (first && e->t->spec.add_space_prefix && !(e->t->prefix_joins && begins_with_space(text, len)))
+        buf_puts(b, SPACE_MARK);
     for (size_t i = 0, n; i < len; i += n) {
         const char *space = memchr(text + i, ' ', len - i);
         n = space ? (size_t)(space - text) - i : len - i;

@@ -200,18 +200,16 @@ static int spm_normalizer(struct reader *r, const json_t *part, struct error *er
                      type_of(part));
 }
 
-/* Pieces that end at a space never arise, because by then spaces are ▁. A prefix that Hugging Face's newer files put
- * before the first text only is put after special tokens too, as GGUF's readers do. */
+/* Pieces that end at a space never arise, because by then spaces are ▁. */
 static int spm_pre_tokenizer(struct reader *r, const json_t *part, struct error *err) {
     if (strcmp(type_of(part), "Split") == 0 && text_is(json_object_get(part, "pattern"), "String", " ")) return OK;
     if (strcmp(type_of(part), "Metaspace") != 0 || !text_is(part, "replacement", SPACE_MARK))
         return error_set(err, ERR_FORMAT, "pre-tokenizer '%s' is not supported for sentencepiece BPE", type_of(part));
     if (flag(part, "split", true))
         return error_set(err, ERR_FORMAT, "pre-tokenizer 'Metaspace' that splits at spaces is not supported");
-    if (json_object_get(part, "prepend_scheme"))
-        r->spec.add_space_prefix = !text_is(part, "prepend_scheme", "never");
-    else
-        r->spec.add_space_prefix = flag(part, "add_prefix_space", true);
+    bool scheme = json_object_get(part, "prepend_scheme"); /* older files have a flag instead */
+    r->spec.add_space_prefix = scheme ? !text_is(part, "prepend_scheme", "never") : flag(part, "add_prefix_space", true);
+    r->spec.pre = text_is(part, "prepend_scheme", "first") ? PREFIX_FIRST : PREFIX_ALWAYS;
     return OK;
 }
 
@@ -484,17 +482,27 @@ static json_t *replace_json(const char *from, const char *to) {
     return json_pack("{s:s,s:{s:s},s:s}", "type", "Replace", "pattern", "String", from, "content", to);
 }
 
-static void cutting_spm(json_t *root, bool prefix) {
+/* Where the space goes before every text it is a normalizer's, else a pre-tokenizer's. */
+static json_t *prefix_json(const struct tokenizer *t) {
+    if (!t->prefix_joins) return json_pack("{s:s,s:s}", "type", "Prepend", "prepend", SPACE_MARK);
+    return json_pack("{s:s,s:s,s:s,s:b}", "type", "Metaspace", "replacement", SPACE_MARK, "prepend_scheme",
+                     t->prefix_once ? "first" : "always", "split", 0);
+}
+
+static void cutting_spm(json_t *root, const struct tokenizer *t) {
+    json_t *normalizers = json_array(), *pre = json_null();
     json_t *decoders = json_pack("[o,{s:s},{s:s}]", replace_json(SPACE_MARK, " "), "type", "ByteFallback", "type", "Fuse");
-    json_t *normalizers = json_array();
-    if (prefix) {
-        json_array_append_new(normalizers, json_pack("{s:s,s:s}", "type", "Prepend", "prepend", SPACE_MARK));
+    if (t->spec.add_space_prefix) {
+        if (t->prefix_joins)
+            pre = prefix_json(t);
+        else
+            json_array_append_new(normalizers, prefix_json(t));
         json_array_append_new(decoders,
                               json_pack("{s:s,s:s,s:i,s:i}", "type", "Strip", "content", " ", "start", 1, "stop", 0));
     }
     json_array_append_new(normalizers, replace_json(" ", SPACE_MARK));
     json_object_set_new(root, "normalizer", json_pack("{s:s,s:o}", "type", "Sequence", "normalizers", normalizers));
-    json_object_set_new(root, "pre_tokenizer", json_null());
+    json_object_set_new(root, "pre_tokenizer", pre);
     json_object_set_new(root, "decoder", json_pack("{s:s,s:o}", "type", "Sequence", "decoders", decoders));
 }
 
@@ -554,7 +562,7 @@ int tok_write_json(const struct tokenizer *t, const char *path, struct error *er
                              added_json(s));
     int rc = OK;
     if (s->kind == TOK_SPM)
-        cutting_spm(root, s->add_space_prefix);
+        cutting_spm(root, t);
     else
         rc = cutting_bpe(root, s, err);
     json_object_set_new(root, "post_processor", roles_json(s));

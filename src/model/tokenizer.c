@@ -340,7 +340,7 @@ static void fragment_encode(void *ctx, int32_t id, const char *p, size_t n) {
         bpe_encode(s->e, p, n, s->first);
     else
         spm_encode(s->e, p, n, s->first);
-    s->first = id >= 0;
+    s->first = id >= 0 && !s->e->t->prefix_once;
 }
 
 static void encoder_release(struct encoder *e) {
@@ -387,7 +387,7 @@ void tok_decode_all(const struct tokenizer *t, const int32_t *ids, int n, bool s
         size_t before = out->len;
         tok_decode(t, ids[i], specials, out);
         if (is_matched(t, ids[i]) && ids[i] != t->spec.unk) { /* unknown is a part of text */
-            first = prefixed;
+            first = prefixed && (!t->prefix_once || (first && ids[i] == t->spec.bos));
         } else if (out->len > before) {
             if (first && out->data[before] == ' ') {
                 memmove(out->data + before, out->data + before + 1, out->len - before); /* with the NUL */

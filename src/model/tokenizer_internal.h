@@ -44,6 +44,8 @@ struct tokenizer {
     int32_t matched_begin[257];
     pcre2_code *code;            /* BPE's pre-tokenizer */
     int32_t ascii[128];          /* SPM: symbol of each one-byte character, or -1 */
+    bool prefix_once;            /* SPM: a space before a text only, not after special tokens too */
+    bool prefix_joins;           /* SPM: and none before a space */
     bool words;                  /* SPM: no piece goes on over a ▁ behind another character */
 };
 
@@ -98,6 +100,8 @@ const char *pre_pattern(const char *pre);      /* NULL when neither a known name
 const char *pre_name(const char *pattern, bool ignore_merges); /* the name of a known pattern, else itself */
 
 /* spm.c */
+#define PREFIX_FIRST "metaspace-first"   /* values of spec.pre */
+#define PREFIX_ALWAYS "metaspace-always"
 int spm_prepare(struct tokenizer *t, struct error *err);
 void spm_encode(struct encoder *e, const char *text, size_t len, bool first);
 void spm_decode(const struct tokenizer *t, int32_t id, struct buf *out);

@@ -33,6 +33,7 @@ const struct option_row pretrain_option_rows[] = {
     ROW("max-grad-norm", OPT_FLOAT, max_grad_norm, "1.0", 0, 1e9, "X", "clip the gradient's norm"),
     ROW("working", OPT_FLOAT, working, "0.2", 0, 1, "X", "share of samples that show their working"),
     ROW("debate", OPT_FLOAT, debate, "0.12", 0, 1, "X", "share that answer again after hearing others"),
+    ROW("drill", OPT_FLOAT, drill, "0.2", 0, 1, "X", "share that only repeats 6 to 14 letters and numbers"),
     ROW("system", OPT_FLOAT, system, "0.3", 0, 1, "X", "share with a persona's system prompt"),
     ROW("seed", OPT_INT, seed, "1", 0, 9e15, "N", "of weights and samples"),
     ROW("eval-every", OPT_INT, eval_every, "500", 0, 1e9, "N", "updates between accuracy lines; 0: never"),
@@ -120,10 +121,23 @@ static void words_release(struct words *w) {
     for (int i = 0; i < 3; i++) free(w->own[i]);
 }
 
+/* Repeating something longer than any task asks: dense practice in looking back, which every family needs first. */
+static void drill_item(struct rng *r, struct item *out) {
+    struct buf text = {0};
+    for (int i = 0, n = 6 + (int)rng_below(r, 9); i < n; i++) {
+        if (i) buf_puts(&text, " ");
+        if (rng_below(r, 3)) buf_printf(&text, "%c", 'a' + (char)rng_below(r, 26));
+        else buf_printf(&text, "%u", rng_below(r, rng_below(r, 2) ? 100 : 10000));
+    }
+    *out = (struct item){.question = xasprintf("repeat: %s", text.data), .work = xstrdup(""), .key = xstrdup(""),
+                         .n_choices = 2, .choices = {text.data, xstrdup("?")}};
+}
+
 static struct sample make_sample(const struct pretrain *p, uint32_t update, uint32_t place) {
     struct rng r = rng_make((uint64_t)p->o.seed, RNG_DATA, update, place);
     struct item it;
-    fry_item(draw_family(p, &r), SPLIT_TRAIN, (uint64_t)p->o.seed, rng_u32(&r), true, &it);
+    if (rng_uniform(&r) < p->o.drill) drill_item(&r, &it);
+    else fry_item(draw_family(p, &r), SPLIT_TRAIN, (uint64_t)p->o.seed, rng_u32(&r), true, &it);
     struct words w = sample_words(&p->o, &r, &it);
     struct ids ids = {0};
     struct buf mask = {0};

@@ -7,7 +7,7 @@
 struct pretrain_options {
     char *shape;
     int64_t vocab, tokenizer_items, steps, rows, warmup, seed, eval_every, eval_items, save_every;
-    double lr, min_lr_ratio, beta2, weight_decay, max_grad_norm, working, debate, system;
+    double lr, min_lr_ratio, beta2, weight_decay, max_grad_norm, working, debate, drill, system;
     struct strings mix;
 };
 extern const struct option_row pretrain_option_rows[];

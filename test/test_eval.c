@@ -1,0 +1,610 @@
+/*
+ * test_eval: the task families are what they claim, and the statistics have their textbook values.
+ *
+ * Right answers are worked out again here from the question's words alone, by other code than made them. Statistics meet
+ * published tables, hand-computed ones, and simulation with Shoal's own rng; simulations use fixed seeds, so their figures
+ * never change and the tolerances only say how good they must be.
+ */
+#define _GNU_SOURCE
+#include "eval/eval.h"
+
+#include <ctype.h>
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+static struct error err;
+
+static int quiet(void **state) {
+    (void)state;
+    log_quiet = true;
+    return 0;
+}
+
+static void close_to(double got, double want, double tolerance) {
+    if (!(fabs(got - want) <= tolerance)) fail_msg("%.9g is not %.9g ± %.1g", got, want, tolerance);
+}
+
+/* ---- 100,000 draws --------------------------------------------------------------------------------------------- */
+
+/* Which split a text was seen in, by the hash of the text: an open table, twice as large as what goes in. */
+enum { DRAWS = 100000, SLOTS = 1 << 18 };
+struct seen {
+    uint64_t hash[SLOTS];
+    uint8_t split[SLOTS];
+};
+
+static void seen_check(struct seen *s, const char *text, enum split split) {
+    uint64_t h = hash_u64(text, strlen(text)) | 1;
+    size_t at = h % SLOTS;
+    while (s->hash[at] && s->hash[at] != h) at = (at + 1) % SLOTS;
+    if (s->hash[at] && s->split[at] != split) fail_msg("'%s' is in splits %d and %d", text, s->split[at], split);
+    s->hash[at] = h;
+    s->split[at] = (uint8_t)split;
+}
+
+static void text_is_utf8(const char *text) {
+    json_t *v = json_string(text); /* refuses anything but strict UTF-8 */
+    if (!v) fail_msg("'%s' is not UTF-8", text);
+    json_decref(v);
+}
+
+static void item_is_well_formed(const struct item *it) {
+    assert_in_range(it->n_choices, 3, 4);
+    assert_in_range(it->correct, 0, it->n_choices - 1);
+    assert_true(*it->question && *it->key);
+    text_is_utf8(it->question);
+    text_is_utf8(it->work);
+    for (int i = 0; i < it->n_choices; i++) {
+        assert_true(*it->choices[i] != 0);
+        text_is_utf8(it->choices[i]);
+        for (int j = 0; j < i; j++) assert_string_not_equal(it->choices[i], it->choices[j]);
+    }
+}
+
+struct draw {
+    int family;
+    enum split split;
+    uint64_t seed;
+    uint32_t index;
+};
+
+static struct draw draw_number(uint32_t i) {
+    uint32_t n = (uint32_t)fry_count();
+    return (struct draw){(int)(i % n), (enum split)(i / n % 3), 1 + i / n / 3 % 4, i / n / 12};
+}
+
+static void item_draw(struct draw d, struct item *it) {
+    fry_item(d.family, d.split, d.seed, d.index, false, it);
+}
+
+/* Neither a key nor a question, whatever its language, seed and family, is ever found in two splits. */
+static void test_splits_are_disjoint(void **state) {
+    (void)state;
+    struct seen *keys = xcalloc(1, sizeof *keys), *questions = xcalloc(1, sizeof *questions);
+    for (uint32_t i = 0; i < DRAWS; i++) {
+        struct draw d = draw_number(i);
+        struct item it;
+        item_draw(d, &it);
+        assert_int_equal(fry_split_of(it.key), d.split);
+        seen_check(keys, it.key, d.split);
+        seen_check(questions, it.question, d.split);
+        item_is_well_formed(&it);
+        item_release(&it);
+    }
+    free(keys);
+    free(questions);
+}
+
+static void test_items_are_functions(void **state) {
+    (void)state;
+    for (uint32_t i = 3000; i-- > 0;) {
+        struct item a, b, noise;
+        item_draw(draw_number(i), &a);
+        item_draw(draw_number(i * 7 + 1), &noise);
+        item_draw(draw_number(i), &b);
+        assert_string_equal(a.question, b.question);
+        assert_string_equal(a.work, b.work);
+        assert_string_equal(a.key, b.key);
+        assert_ptr_equal(a.lang, b.lang);
+        assert_int_equal(a.correct, b.correct);
+        assert_int_equal(a.n_choices, b.n_choices);
+        for (int k = 0; k < a.n_choices; k++) assert_string_equal(a.choices[k], b.choices[k]);
+        item_release(&a);
+        item_release(&b);
+        item_release(&noise);
+    }
+}
+
+static int lang_index(const char *lang) {
+    return strcmp(lang, "en") == 0 ? 0 : strcmp(lang, "ja") == 0 ? 1 : strcmp(lang, "zh") == 0 ? 2 : -1;
+}
+
+/* Shares of rare variants, languages and places of the right answer, family by family. */
+static void test_shares(void **state) {
+    (void)state;
+    enum { N = 3000 };
+    for (int f = 0; f < fry_count(); f++) {
+        int rare = 0, lang[3] = {0}, first = 0;
+        double expected_first = 0;
+        for (uint32_t i = 0; i < N; i++) {
+            struct item it;
+            fry_item(f, i % 2 ? SPLIT_TRAIN : SPLIT_DEV, 5, i, false, &it);
+            assert_true(lang_index(it.lang) >= 0);
+            lang[lang_index(it.lang)]++;
+            rare += it.rare;
+            first += it.correct == 0;
+            expected_first += 1.0 / it.n_choices;
+            item_release(&it);
+        }
+        close_to((double)rare / N, (double)fry_families[f].rare_share, 0.04);
+        close_to((double)lang[0] / N, 0.6, 0.04);
+        close_to((double)lang[1] / N, 0.2, 0.04);
+        close_to((double)lang[2] / N, 0.2, 0.04);
+        close_to(first / (double)N, expected_first / N, 0.04);
+        if (fry_families[f].easy) assert_int_equal(rare, 0);
+    }
+}
+
+static void test_pretraining_sees_nothing_rare(void **state) {
+    (void)state;
+    for (uint32_t i = 0; i < 20000; i++) {
+        struct item it;
+        fry_item((int)i % fry_count(), SPLIT_TRAIN, i % 3, i, true, &it);
+        assert_false(it.rare);
+        assert_int_equal(fry_split_of(it.key), SPLIT_TRAIN);
+        assert_null(strstr(it.question, "smallest"));
+        assert_null(strstr(it.question, " - "));
+        assert_null(strstr(it.question, "order down"));
+        assert_null(strstr(it.question, "came to"));
+        assert_null(strstr(it.question, "no "));
+        item_release(&it);
+    }
+}
+
+static void test_find(void **state) {
+    (void)state;
+    for (int f = 0; f < fry_count(); f++) assert_int_equal(fry_find(fry_families[f].name), f);
+    assert_int_equal(fry_find("nonsense"), -1);
+}
+
+/* ---- right answers, worked out again --------------------------------------------------------------------------- */
+
+/* The whole numbers of a text, in order. A '-' that touches a digit is never a sign here: no question has negative ones. */
+static int numbers_of(const char *text, int *v, int most) {
+    int n = 0;
+    while (*text && n < most) {
+        if (isdigit((unsigned char)*text)) v[n++] = (int)strtol(text, (char **)(uintptr_t)&text, 10);
+        else text++;
+    }
+    return n;
+}
+
+/* The last run of "x y z" in a text, without its spaces. */
+static int letters_of(const char *text, char *v) {
+    const char *p = strrchr(text, ':');
+    if (!p) p = strstr(text, "：") + 2;
+    int n = 0;
+    for (p++; *p; p++)
+        if (*p != ' ') v[n++] = *p;
+    v[n] = 0;
+    return n;
+}
+
+static void spell(char *out, const char *v, int n) {
+    for (int i = 0; i < n; i++) out += sprintf(out, "%s%c", i ? " " : "", v[i]);
+}
+
+static int char_up(const void *a, const void *b) {
+    return *(const char *)a - *(const char *)b;
+}
+
+static void solve_numbers(const char *family, const struct item *it, char *out) {
+    int v[8], n = numbers_of(it->question, v, 8), best = 0;
+    if (strcmp(family, "arithmetic") == 0) {
+        assert_int_equal(n, 2);
+        sprintf(out, "%d", it->rare ? v[0] - v[1] : v[0] + v[1]);
+    } else if (strcmp(family, "sequence") == 0) {
+        assert_int_equal(n, 4);
+        assert_int_equal(v[3] - v[2], v[1] - v[0]);
+        assert_int_equal(v[2] - v[1], v[1] - v[0]);
+        sprintf(out, "%d", v[3] + v[1] - v[0]);
+    } else {
+        assert_int_equal(n, 3);
+        for (int i = 1; i < 3; i++)
+            if (it->rare ? v[i] < v[best] : v[i] > v[best]) best = i;
+        sprintf(out, "%d", v[best]);
+    }
+}
+
+static void solve_letters(const char *family, const struct item *it, char *out) {
+    char v[32], back[32];
+    int n = letters_of(it->question, v);
+    if (strcmp(family, "copy") != 0) qsort(v, (size_t)n, 1, char_up);
+    for (int i = 0; i < n; i++) back[i] = v[n - 1 - i];
+    spell(out, it->rare ? back : v, n);
+}
+
+/* Capitals are steps in every language. */
+static void solve_route(const struct item *it, char *out) {
+    int at[2];
+    assert_int_equal(numbers_of(it->question, at, 2), 2);
+    for (const char *p = it->question; *p; p++) {
+        int step = it->rare ? -1 : 1;
+        if (*p == 'N') at[1] += step;
+        if (*p == 'S') at[1] -= step;
+        if (*p == 'E') at[0] += step;
+        if (*p == 'W') at[0] -= step;
+    }
+    sprintf(out, "%d,%d", at[0], at[1]);
+}
+
+/* English: "all a are b. no b is a c. is each a a c?" in either order; a chain forward says yes or, through "no", no; the
+ * house's answer to a chain that runs backward is no, and to none at all unknown. */
+static void solve_syllogism(const struct item *it, char *out) {
+    char p[2][3][8], q[2][8];
+    const char *text = it->question;
+    for (int i = 0; i < 2; i++) {
+        strcpy(p[i][0], strncmp(text, "all", 3) == 0 ? "all" : "no");
+        const char *form = *p[i][0] == 'a' ? "all %7[a-z] are %7[a-z]." : "no %7[a-z] is a %7[a-z].";
+        assert_int_equal(sscanf(text, form, p[i][1], p[i][2]), 2);
+        text = strchr(text, '.') + 2;
+    }
+    assert_int_equal(sscanf(text, "is each %7[a-z] a %7[a-z]?", q[0], q[1]), 2);
+    strcpy(out, "unknown");
+    for (int i = 0; i < 2; i++) {
+        bool joined = strcmp(p[i][2], p[1 - i][1]) == 0 && *p[i][0] == 'a';
+        bool forward = strcmp(p[i][1], q[0]) == 0 && strcmp(p[1 - i][2], q[1]) == 0;
+        bool backward = strcmp(p[i][1], q[1]) == 0 && strcmp(p[1 - i][2], q[0]) == 0;
+        if (joined && forward) strcpy(out, *p[1 - i][0] == 'a' ? "yes" : "no");
+        if (joined && backward) strcpy(out, "no");
+    }
+}
+
+/* By the words that only that persona uses. */
+static void solve_voice(const struct item *it, char *out) {
+    static const char *const marks[][2] = {
+        {"i doubt", "critic"},      {"i test", "critic"},          {"the flaw", "critic"},    {"not shown", "critic"},
+        {"I check", "critic"},      {" true", "critic"},           {" today", "practitioner"}, {"in practice", "practitioner"},
+        {"us build", "practitioner"}, {"be cheap", "practitioner"}, {"by hand", "practitioner"}, {"do we ship", "practitioner"},
+        {"what if", "explorer"},    {"i wonder", "explorer"},      {"look beyond", "explorer"}, {"new way", "explorer"},
+        {"i mix", "explorer"},      {"imagine", "explorer"},
+    };
+    *out = 0;
+    for (size_t i = 0; i < ARRAY_LEN(marks); i++) {
+        if (!strstr(it->question, marks[i][0])) continue;
+        assert_true(!*out || strcmp(out, marks[i][1]) == 0);
+        strcpy(out, marks[i][1]);
+    }
+}
+
+static void solve(const char *family, const struct item *it, char *out) {
+    static const char *const by_letters[] = {"copy", "sort", "order"};
+    for (size_t i = 0; i < ARRAY_LEN(by_letters); i++)
+        if (strcmp(family, by_letters[i]) == 0) {
+            solve_letters(family, it, out);
+            return;
+        }
+    if (strcmp(family, "route") == 0) solve_route(it, out);
+    else if (strcmp(family, "voice") == 0) solve_voice(it, out);
+    else if (strcmp(family, "syllogism") == 0) solve_syllogism(it, out);
+    else solve_numbers(family, it, out);
+}
+
+/* In all three languages, but for the syllogisms, whose words are parsed in English only. */
+static void test_right_answers_are_right(void **state) {
+    (void)state;
+    for (uint32_t i = 0; i < 40000; i++) {
+        struct item it;
+        char want[64];
+        struct draw d = draw_number(i);
+        const char *family = fry_families[d.family].name;
+        item_draw(d, &it);
+        if (strcmp(family, "syllogism") != 0 || strcmp(it.lang, "en") == 0) {
+            solve(family, &it, want);
+            if (strcmp(it.choices[it.correct], want) != 0)
+                fail_msg("%s: '%s' has '%s', not '%s'", family, it.question, it.choices[it.correct], want);
+        }
+        item_release(&it);
+    }
+}
+
+/* ---- personas -------------------------------------------------------------------------------------------------- */
+
+struct lines {
+    struct seen *test;
+    int n, with_work, with_system;
+};
+
+static int line_check(void *ctx, const json_t *v, int line, struct error *e) {
+    struct lines *l = ctx;
+    const json_t *turns = json_object_get(v, "messages");
+    size_t n = json_array_size(turns);
+    const json_t *user = json_array_get(turns, n - 2), *reply = json_array_get(turns, n - 1);
+    (void)line, (void)e;
+    assert_in_range(n, 2, 3);
+    assert_string_equal(json_string_value(json_object_get(user, "role")), "user");
+    assert_string_equal(json_string_value(json_object_get(reply, "role")), "assistant");
+    seen_check(l->test, json_string_value(json_object_get(user, "content")), SPLIT_TRAIN);
+    const char *text = json_string_value(json_object_get(reply, "content"));
+    assert_true(strncmp(text, ANSWER_PREFIX " ", 8) == 0 || strncmp(text, WORK_PREFIX " ", 6) == 0);
+    assert_non_null(strstr(text, ANSWER_PREFIX " "));
+    l->with_work += strncmp(text, WORK_PREFIX, 5) == 0;
+    l->with_system += n == 3;
+    l->n++;
+    return 0;
+}
+
+/* A persona's conversations hold no question of the test split, and are the same when written again. */
+static void test_personas(void **state) {
+    (void)state;
+    char path[64], first[HASH_LEN], again[HASH_LEN];
+    struct lines l = {.test = xcalloc(1, sizeof *l.test)};
+    snprintf(path, sizeof path, "/tmp/shoal-test-eval-%d.jsonl", (int)getpid());
+    for (uint32_t i = 0; i < 20000; i++) {
+        struct item it;
+        fry_item((int)i % fry_count(), i & 1 ? SPLIT_TEST : SPLIT_DEV, 1, i / 20, false, &it);
+        seen_check(l.test, it.question, i & 1 ? SPLIT_TEST : SPLIT_DEV);
+        item_release(&it);
+    }
+    for (int p = 0; p < 3; p++) {
+        l.n = l.with_work = l.with_system = 0;
+        assert_int_equal(fry_write_persona(&fry_personas[p], 240, 1, path, &err), OK);
+        assert_int_equal(hash_file(path, first, &err), OK);
+        assert_int_equal(json_each(path, line_check, &l, &err), 0);
+        assert_int_equal(l.n, 240);
+        assert_true(l.with_work > 60 && l.with_work < 180);
+        assert_true(l.with_system > 0);
+        assert_int_equal(fry_write_persona(&fry_personas[p], 240, 1, path, &err), OK);
+        assert_int_equal(hash_file(path, again, &err), OK);
+        assert_string_equal(first, again);
+    }
+    unlink(path);
+    free(l.test);
+    assert_true(fry_write_persona(&fry_personas[0], 3, 1, "/nonexistent/x.jsonl", &err) < 0);
+    assert_non_null(strstr(err.text, "/nonexistent/x.jsonl"));
+}
+
+static void test_debate_turn(void **state) {
+    (void)state;
+    char *one = fry_debate_turn((const char *[]){"12"}, 1), *three = fry_debate_turn((const char *[]){"1", "2", "x y"}, 3);
+    assert_string_equal(one, "others say 12. answer again.");
+    assert_string_equal(three, "others say 1 and 2 and x y. answer again.");
+    free(one);
+    free(three);
+}
+
+/* ---- asking ---------------------------------------------------------------------------------------------------- */
+
+static void ids_say(const struct tokenizer *tok, const struct ids *ids, const char *want) {
+    struct buf b = {0};
+    tok_decode_all(tok, ids->v, ids->n, true, &b);
+    assert_non_null(b.data);
+    assert_string_equal(b.data, want);
+    buf_release(&b);
+}
+
+static void test_asked(void **state) {
+    (void)state;
+    struct tokenizer *tok = tok_byte_fallback(300);
+    struct item it = {.choices = {(char *)(uintptr_t)"7", (char *)(uintptr_t)"a b"}, .n_choices = 2};
+    struct message chat[] = {{"user", "hm?"}};
+    for (int working = 0; working < 2; working++) {
+        struct asked a;
+        struct request r;
+        struct buf prompt = {0};
+        asked_init(&a, tok, chat, 1, &it, working);
+        tok_decode_all(tok, a.prompt.v, a.prompt.n, true, &prompt);
+        const char *tail = working ? "assistant\nwork:" : "assistant\nanswer:";
+        assert_string_equal(prompt.data + prompt.len - strlen(tail), tail);
+        assert_non_null(strstr(prompt.data, "hm?"));
+        if (working) ids_say(tok, &a.suffix, "\nanswer:");
+        else assert_int_equal(a.suffix.n, 0);
+        asked_request(&a, NULL, 9, &r);
+        assert_int_equal(r.max_tokens, working ? 9 : 0);
+        assert_int_equal(r.n_choices, 2);
+        assert_true(r.n_stop >= 1);
+        int32_t end = tok_find(tok, "<|im_end|>");
+        if (end < 0) end = tok_eos(tok);
+        assert_true(end >= 0);
+        for (int i = 0; i < 2; i++) assert_int_equal(r.choices[i].v[r.choices[i].n - 1], end);
+        buf_release(&prompt);
+        asked_release(&a);
+    }
+    tok_free(tok);
+}
+
+/* ---- statistics: known values ---------------------------------------------------------------------------------- */
+
+/* Newcombe 1998, table I, method 3; and the ends. */
+static void test_wilson(void **state) {
+    (void)state;
+    static const struct {
+        int64_t k, n;
+        double lo, hi;
+    } known[] = {{81, 263, 0.2553, 0.3662}, {15, 148, 0.0624, 0.1605}, {0, 20, 0, 0.1611}, {1, 29, 0.0061, 0.1718},
+                 {5, 10, 0.2366, 0.7634},   {10, 10, 0.7225, 1}};
+    for (size_t i = 0; i < ARRAY_LEN(known); i++) {
+        struct interval v = stats_wilson(known[i].k, known[i].n);
+        close_to(v.value, (double)known[i].k / (double)known[i].n, 1e-15);
+        close_to(v.lo, known[i].lo, 5e-5);
+        close_to(v.hi, known[i].hi, 5e-5);
+    }
+    struct interval none = stats_wilson(0, 0);
+    assert_true(none.lo == 0 && none.hi == 1);
+}
+
+/* Pairs of which `a` are right only in the first, `b` only in the second, the rest in both. */
+static struct paired paired_make(int a, int b, int n) {
+    uint8_t *x = xcalloc((size_t)n + 1, 1), *y = xcalloc((size_t)n + 1, 1);
+    for (int i = 0; i < n; i++) {
+        x[i] = i < a || i >= a + b;
+        y[i] = i >= a;
+    }
+    struct paired d = stats_paired(x, y, n);
+    free(x);
+    free(y);
+    return d;
+}
+
+/* Two-sided binomial tails at 1/2, by hand: 2·(1 + 6)/2⁶, 2/2⁶, 2·(1 + 12 + 66)/2¹². */
+static void test_mcnemar(void **state) {
+    (void)state;
+    close_to(paired_make(1, 5, 10).p, 14.0 / 64, 1e-12);
+    close_to(paired_make(5, 1, 10).p, 14.0 / 64, 1e-12);
+    close_to(paired_make(0, 6, 6).p, 2.0 / 64, 1e-12);
+    close_to(paired_make(2, 10, 100).p, 158.0 / 4096, 1e-12);
+    close_to(paired_make(1, 0, 5).p, 1, 1e-12);
+    close_to(paired_make(3, 3, 9).p, 1, 1e-12);
+    close_to(paired_make(0, 0, 9).p, 1, 0);
+    close_to(paired_make(0, 0, 0).p, 1, 0);
+    double far = paired_make(0, 3000, 3000).p;
+    assert_true(far >= 0 && far < 1e-300);
+    /* 60 against 40: 0.0568879 (exact binomial). */
+    close_to(paired_make(60, 40, 400).p, 0.05688793, 1e-7);
+}
+
+/* n = 10 with six pairs only in the first: variance of the differences (6 - 10·0.6²)/9, so ± 1.96·sqrt(0.2667/10). */
+static void test_paired_interval(void **state) {
+    (void)state;
+    struct paired d = paired_make(6, 0, 10);
+    assert_int_equal(d.only_a, 6);
+    assert_int_equal(d.only_b, 0);
+    assert_int_equal(d.n, 10);
+    close_to(d.diff.value, 0.6, 1e-12);
+    close_to(d.diff.lo, 0.6 - 1.959963984540054 * sqrt(2.4 / 90), 1e-12);
+    close_to(d.diff.hi, 0.6 + 1.959963984540054 * sqrt(2.4 / 90), 1e-12);
+    struct paired back = paired_make(0, 6, 10);
+    close_to(back.diff.lo, -d.diff.hi, 1e-15);
+    struct interval same = paired_make(0, 0, 7).diff;
+    assert_true(same.value == 0 && same.lo == 0 && same.hi == 0);
+}
+
+static void test_holm(void **state) {
+    (void)state;
+    const double p[] = {0.01, 0.04, 0.03, 0.005}, want[] = {0.03, 0.06, 0.06, 0.02};
+    double got[4], one[] = {0.7, 0.7}, ones[2];
+    stats_holm(p, 4, got);
+    for (int i = 0; i < 4; i++) close_to(got[i], want[i], 1e-15);
+    stats_holm(one, 2, ones);
+    assert_true(ones[0] == 1 && ones[1] == 1);
+    stats_holm(p, 1, got);
+    close_to(got[0], 0.01, 0);
+    stats_holm(p, 0, got);
+}
+
+/* The t quantiles of the printed tables come back out of the interval's half width over its standard error. */
+static void test_mean(void **state) {
+    (void)state;
+    static const struct {
+        int dof;
+        double t;
+    } known[] = {{1, 12.7062}, {2, 4.3027}, {3, 3.1824}, {4, 2.7764}, {5, 2.5706}, {10, 2.2281}, {30, 2.0423}, {1000, 1.9623}};
+    double v[1001];
+    for (size_t i = 0; i < ARRAY_LEN(known); i++) {
+        int n = known[i].dof + 1;
+        double mean = 0, dev = 0;
+        for (int k = 0; k < n; k++) mean += v[k] = 3 + k * k % 17;
+        mean /= n;
+        for (int k = 0; k < n; k++) dev += (v[k] - mean) * (v[k] - mean);
+        struct interval m = stats_mean(v, n);
+        close_to(m.value, mean, 1e-12);
+        close_to((m.hi - m.lo) / 2 / sqrt(dev / (n - 1) / n), known[i].t, known[i].t * 0.0015);
+        close_to(m.hi - m.value, m.value - m.lo, 1e-12);
+    }
+    struct interval one = stats_mean(v, 1);
+    assert_true(one.value == v[0] && one.lo == v[0] && one.hi == v[0]);
+}
+
+/* ---- statistics: simulated ------------------------------------------------------------------------------------- */
+
+enum { SIMS = 3000 };
+
+static void test_wilson_covers(void **state) {
+    (void)state;
+    static const double ps[] = {0.1, 0.5, 0.9};
+    for (uint32_t k = 0; k < ARRAY_LEN(ps); k++) {
+        int covered = 0;
+        for (uint32_t s = 0; s < SIMS; s++) {
+            struct rng r = rng_make(1, RNG_TEST, k, s);
+            int64_t right = 0;
+            for (int i = 0; i < 60; i++) right += (double)rng_uniform(&r) < ps[k];
+            struct interval v = stats_wilson(right, 60);
+            covered += v.lo <= ps[k] && ps[k] <= v.hi;
+        }
+        close_to((double)covered / SIMS, 0.95, 0.025);
+    }
+}
+
+static void test_mean_covers(void **state) {
+    (void)state;
+    int covered = 0;
+    for (uint32_t s = 0; s < SIMS; s++) {
+        struct rng r = rng_make(2, RNG_TEST, 0, s);
+        double v[6];
+        for (int i = 0; i < 6; i++) v[i] = 4 + 2 * (double)rng_normal(&r);
+        struct interval m = stats_mean(v, 6);
+        covered += m.lo <= 4 && 4 <= m.hi;
+    }
+    close_to((double)covered / SIMS, 0.95, 0.012);
+}
+
+/* n pairs of which a share `discordant` differ, in favour of the first so much that the true difference is `diff`. */
+static struct paired paired_draw(uint32_t sim, int n, double discordant, double diff) {
+    struct rng r = rng_make(3, RNG_TEST, (uint32_t)(1000 * diff), sim);
+    uint8_t a[512], b[512];
+    CHECK(n <= 512);
+    for (int i = 0; i < n; i++) {
+        double u = (double)rng_uniform(&r);
+        a[i] = u < (discordant + diff) / 2 || u >= discordant;
+        b[i] = u >= (discordant + diff) / 2;
+    }
+    return stats_paired(a, b, n);
+}
+
+/* At the difference called detectable, the test finds it four times out of five; at none, at most one time in twenty. */
+static void test_detectable(void **state) {
+    (void)state;
+    double diff = stats_detectable(400, 0.3);
+    int found = 0, false_alarms = 0, covered = 0;
+    for (uint32_t s = 0; s < SIMS; s++) {
+        struct paired there = paired_draw(s, 400, 0.3, diff);
+        found += there.p < 0.05 && there.diff.value > 0;
+        covered += there.diff.lo <= diff && diff <= there.diff.hi;
+        false_alarms += paired_draw(s, 400, 0.3, 0).p < 0.05;
+    }
+    close_to((double)found / SIMS, 0.8, 0.05);
+    close_to((double)covered / SIMS, 0.95, 0.012);
+    assert_true(false_alarms <= SIMS * 0.055);
+    close_to(stats_detectable(1600, 0.3), diff / 2, 1e-12);
+    close_to(stats_detectable(0, 0.3), 1, 0);
+    assert_true(stats_detectable(1, 1) <= 1);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_splits_are_disjoint),
+        cmocka_unit_test(test_items_are_functions),
+        cmocka_unit_test(test_shares),
+        cmocka_unit_test(test_pretraining_sees_nothing_rare),
+        cmocka_unit_test(test_find),
+        cmocka_unit_test(test_right_answers_are_right),
+        cmocka_unit_test(test_personas),
+        cmocka_unit_test(test_debate_turn),
+        cmocka_unit_test(test_asked),
+        cmocka_unit_test(test_wilson),
+        cmocka_unit_test(test_mcnemar),
+        cmocka_unit_test(test_paired_interval),
+        cmocka_unit_test(test_holm),
+        cmocka_unit_test(test_mean),
+        cmocka_unit_test(test_wilson_covers),
+        cmocka_unit_test(test_mean_covers),
+        cmocka_unit_test(test_detectable),
+    };
+    return cmocka_run_group_tests(tests, quiet, NULL);
+}

@@ -1,7 +1,9 @@
 /*
- * One question, asked of the bare model and of any adapters named on the command line, in one batch:
+ * One question, asked of the bare model and of any adapters named on the command line, in one
+ * batch:
  *
- *   gcc -Iinclude examples/choose.c build/libshoal.a -ljansson -lyaml -lpcre2-8 -lsqlite3 -lsodium -lm -pthread -o choose
+ *   gcc -Iinclude examples/choose.c build/libshoal.a -ljansson -lyaml -lpcre2-8 -lsqlite3 -lsodium
+ * -lm -pthread -o choose
  *   ./choose models/fry runs/ID/adapters/gen_0/critic
  */
 #include "shoal.h"
@@ -17,8 +19,10 @@ int main(int argc, char **argv) {
     struct shoal *s = argc > 1 ? shoal_open(argv[1], 0, 0, &err) : NULL;
     for (int i = 0; s && i < n; i++) {
         if (i > 0 && !(adapters[i] = shoal_adapter_load(s, argv[i + 1], &err))) goto out;
-        ask[i] = (struct shoal_request){.user = "pick the smallest of 41, 3, 907", .adapter = adapters[i],
-                                        .choices = answers, .n_choices = 3};
+        ask[i] = (struct shoal_request){.user = "pick the smallest of 41, 3, 907",
+                                        .adapter = adapters[i],
+                                        .choices = answers,
+                                        .n_choices = 3};
     }
     if (!s || shoal_run(s, ask, n, &err) != 0) goto out;
     for (int i = 0; i < n; i++)
@@ -26,7 +30,8 @@ int main(int argc, char **argv) {
                (double)ask[i].probability[ask[i].choice]);
     code = 0;
 out:
-    if (code) fprintf(stderr, "choose: %s\n", argc > 1 ? err.text : "usage: choose MODEL [ADAPTER …]");
+    if (code)
+        fprintf(stderr, "choose: %s\n", argc > 1 ? err.text : "usage: choose MODEL [ADAPTER …]");
     for (int i = 0; s && i < n; i++) {
         shoal_request_release(&ask[i]);
         shoal_adapter_free(adapters[i]);

@@ -55,7 +55,7 @@ static void text_is_utf8(const char *text) {
 }
 
 static void item_is_well_formed(const struct item *it) {
-    assert_in_range(it->n_choices, 3, 4);
+    assert_in_range(it->n_choices, 2, 4);
     assert_in_range(it->correct, 0, it->n_choices - 1);
     assert_true(*it->question && *it->key);
     text_is_utf8(it->question);
@@ -158,7 +158,7 @@ static void test_pretraining_sees_nothing_rare(void **state) {
         fry_item((int)i % fry_count(), SPLIT_TRAIN, i % 3, i, true, &it);
         assert_false(it.rare);
         assert_int_equal(fry_split_of(it.key), SPLIT_TRAIN);
-        assert_null(strstr(it.question, "smallest"));
+        assert_null(strstr(it.question, "smaller"));
         assert_null(strstr(it.question, " - "));
         assert_null(strstr(it.question, "order down"));
         assert_null(strstr(it.question, "came to"));
@@ -209,14 +209,9 @@ static void solve_numbers(const char *family, const struct item *it, char *out) 
     if (strcmp(family, "arithmetic") == 0) {
         assert_int_equal(n, 2);
         sprintf(out, "%d", it->rare ? v[0] - v[1] : v[0] + v[1]);
-    } else if (strcmp(family, "sequence") == 0) {
-        assert_int_equal(n, 4);
-        assert_int_equal(v[3] - v[2], v[1] - v[0]);
-        assert_int_equal(v[2] - v[1], v[1] - v[0]);
-        sprintf(out, "%d", v[3] + v[1] - v[0]);
     } else {
-        assert_int_equal(n, 3);
-        for (int i = 1; i < 3; i++)
+        assert_in_range(n, 2, 3);
+        for (int i = 1; i < n; i++)
             if (it->rare ? v[i] < v[best] : v[i] > v[best]) best = i;
         sprintf(out, "%d", v[best]);
     }
@@ -228,6 +223,16 @@ static void solve_letters(const char *family, const struct item *it, char *out) 
     if (strcmp(family, "copy") != 0) qsort(v, (size_t)n, 1, char_up);
     for (int i = 0; i < n; i++) back[i] = v[n - 1 - i];
     spell(out, it->rare ? back : v, n);
+}
+
+/* A pattern of different letters has gone round once when its first one comes again. */
+static void solve_sequence(const struct item *it, char *out) {
+    char v[32];
+    int n = letters_of(it->question, v), period = 1;
+    while (v[period] != v[0]) period++;
+    for (int i = period; i < n; i++) assert_int_equal(v[i], v[i - period]);
+    assert_true(n >= 2 * period);
+    sprintf(out, "%c", v[n - period]);
 }
 
 /* Capitals are steps in every language. */
@@ -244,18 +249,18 @@ static void solve_route(const struct item *it, char *out) {
     sprintf(out, "%d,%d", at[0], at[1]);
 }
 
-/* English: "all a are b. no b is a c. is each a a c?" in either order; a chain forward says yes or, through "no", no; the
+/* English: "all a are b. no b is c. is each a c?" in either order; a chain forward says yes or, through "no", no; the
  * house's answer to a chain that runs backward is no, and to none at all unknown. */
 static void solve_syllogism(const struct item *it, char *out) {
     char p[2][3][8], q[2][8];
     const char *text = it->question;
     for (int i = 0; i < 2; i++) {
         strcpy(p[i][0], strncmp(text, "all", 3) == 0 ? "all" : "no");
-        const char *form = *p[i][0] == 'a' ? "all %7[a-z] are %7[a-z]." : "no %7[a-z] is a %7[a-z].";
+        const char *form = *p[i][0] == 'a' ? "all %7[a-z] are %7[a-z]." : "no %7[a-z] is %7[a-z].";
         assert_int_equal(sscanf(text, form, p[i][1], p[i][2]), 2);
         text = strchr(text, '.') + 2;
     }
-    assert_int_equal(sscanf(text, "is each %7[a-z] a %7[a-z]?", q[0], q[1]), 2);
+    assert_int_equal(sscanf(text, "is each %7[a-z] %7[a-z]?", q[0], q[1]), 2);
     strcpy(out, "unknown");
     for (int i = 0; i < 2; i++) {
         bool joined = strcmp(p[i][2], p[1 - i][1]) == 0 && *p[i][0] == 'a';
@@ -291,6 +296,7 @@ static void solve(const char *family, const struct item *it, char *out) {
             return;
         }
     if (strcmp(family, "route") == 0) solve_route(it, out);
+    else if (strcmp(family, "sequence") == 0) solve_sequence(it, out);
     else if (strcmp(family, "voice") == 0) solve_voice(it, out);
     else if (strcmp(family, "syllogism") == 0) solve_syllogism(it, out);
     else solve_numbers(family, it, out);

@@ -1,10 +1,10 @@
 /*
  * test_tokenizer: encoding, decoding, training, files and chat.
  *
- * Reference ids come from other programs' vectors (llama.cpp's vocabulary tests, CS336's BPE trainer) under
- * $SHOAL_SHARED/data/tokenizers, which may be absent: those tests then skip aloud. Everything else needs no file: the
- * merge loop is compared with a naive twin, patterns with a two-stage reading of them, and files are broken at every
- * length.
+ * Reference ids come from other programs' vectors (llama.cpp's vocabulary tests, CS336's BPE
+ * trainer) under $SHOAL_SHARED/data/tokenizers, which may be absent: those tests then skip aloud.
+ * Everything else needs no file: the merge loop is compared with a naive twin, patterns with a
+ * two-stage reading of them, and files are broken at every length.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -19,8 +19,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-/* ---- helpers --------------------------------------------------------------------------------------------------- */
 
 static char *shared_path(const char *name) {
     const char *root = getenv("SHOAL_SHARED");
@@ -76,25 +74,26 @@ static void assert_ids(const struct ids *got, const int32_t *want, int n, const 
     fail_msg("%s", b.data);
 }
 
-#define ASSERT_ENCODES(t, text, flags, ...)                                                                            \
-    do {                                                                                                               \
-        const int32_t want_[] = {__VA_ARGS__};                                                                         \
-        struct ids got_ = encoded(t, text, strlen(text), flags);                                                       \
-        assert_ids(&got_, want_, (int)ARRAY_LEN(want_), text);                                                         \
-        ids_release(&got_);                                                                                            \
+#define ASSERT_ENCODES(t, text, flags, ...)                                                        \
+    do {                                                                                           \
+        const int32_t want_[] = {__VA_ARGS__};                                                     \
+        struct ids got_ = encoded(t, text, strlen(text), flags);                                   \
+        assert_ids(&got_, want_, (int)ARRAY_LEN(want_), text);                                     \
+        ids_release(&got_);                                                                        \
     } while (0)
 
 static void assert_round_trip(const struct tokenizer *t, const char *text, size_t len) {
     struct ids ids = encoded(t, text, len, 0);
     struct buf b = {0};
     tok_decode_all(t, ids.v, ids.n, false, &b);
-    if (b.len != len || (len && memcmp(b.data, text, len) != 0)) fail_msg("'%.60s' does not come back", text);
+    if (b.len != len || (len && memcmp(b.data, text, len) != 0))
+        fail_msg("'%.60s' does not come back", text);
     ids_release(&ids);
     buf_release(&b);
 }
 
-static void assert_same_ids(const struct tokenizer *a, const struct tokenizer *b, const char *text, size_t len,
-                            int flags) {
+static void assert_same_ids(const struct tokenizer *a, const struct tokenizer *b, const char *text,
+                            size_t len, int flags) {
     struct ids x = encoded(a, text, len, flags), y = encoded(b, text, len, flags);
     assert_ids(&y, x.v, x.n, text);
     ids_release(&x);
@@ -115,12 +114,44 @@ static void put_utf8(struct buf *b, uint32_t c) {
     buf_add(b, out, n);
 }
 
-/* Text with the accidents of the real one: words, digits, spaces of all kinds, scripts, emoji, and bytes that are none. */
+/* Text with the accidents of the real one: words, digits, spaces of all kinds, scripts, emoji, and
+ * bytes that are none. */
 static struct buf odd_text(uint32_t seed, size_t n, bool valid) {
-    static const char *const bits[] = {"the", " and", "I'll", "'RE", " we've", "\n", "\n\n", "\r\n", " ", "  ", "\t", "12",
-                                       "3456", " 7", "…", "日本語", "は", "猫です。", "中文", "나라", "été", "e\xCC\x81",
-                                       "🚀", "👩‍🚀", "\xC2\xA0", "\xE3\x80\x80", "\xE1\xA0\x8E", "!!", "--", "<|im_end|>",
-                                       "▁", "ſ", "Ⅷ", "x_y", "/*"};
+    static const char *const bits[] = {"the",
+                                       " and",
+                                       "I'll",
+                                       "'RE",
+                                       " we've",
+                                       "\n",
+                                       "\n\n",
+                                       "\r\n",
+                                       " ",
+                                       "  ",
+                                       "\t",
+                                       "12",
+                                       "3456",
+                                       " 7",
+                                       "…",
+                                       "日本語",
+                                       "は",
+                                       "猫です。",
+                                       "中文",
+                                       "나라",
+                                       "été",
+                                       "e\xCC\x81",
+                                       "🚀",
+                                       "👩‍🚀",
+                                       "\xC2\xA0",
+                                       "\xE3\x80\x80",
+                                       "\xE1\xA0\x8E",
+                                       "!!",
+                                       "--",
+                                       "<|im_end|>",
+                                       "▁",
+                                       "ſ",
+                                       "Ⅷ",
+                                       "x_y",
+                                       "/*"};
     struct rng r = rng_make(seed, RNG_TEST, 0, 0);
     struct buf b = {0};
     buf_puts(&b, "");
@@ -133,17 +164,18 @@ static struct buf odd_text(uint32_t seed, size_t n, bool valid) {
     return b;
 }
 
-/* ---- small tokenizers ------------------------------------------------------------------------------------------ */
-
 static const char *const chatml[] = {"<|endoftext|>", "<|im_start|>", "<|im_end|>"};
 
 static struct tokenizer *trained_small(const char *pre) {
     struct buf text = {0};
     for (int i = 0; i < 50; i++)
-        buf_puts(&text, "the cat sat on the mat, and then the other cats sat there too. 1 2 12 123 2024! "
-                        "猫がマットの上に座った。日本語の文です。我想在家里工作。<|im_start|>user\nI'll go, they've gone\n");
+        buf_puts(&text,
+                 "the cat sat on the mat, and then the other cats sat there too. 1 2 12 123 2024! "
+                 "猫がマットの上に座った。日本語の文です。我想在家里工作。<|im_start|>user\nI'll "
+                 "go, they've gone\n");
     struct error err;
-    struct tokenizer *t = tok_train_bpe(text.data, text.len, 340, pre, (const char **)(uintptr_t)chatml, 3, NULL, &err);
+    struct tokenizer *t = tok_train_bpe(text.data, text.len, 340, pre,
+                                        (const char **)(uintptr_t)chatml, 3, NULL, &err);
     buf_release(&text);
     return made(t, &err);
 }
@@ -155,10 +187,27 @@ struct spm_entry {
 };
 /* "ab" and "bc" tie, so that the leftmost wins; the "é" of "éa" is no piece of its own. */
 static const struct spm_entry spm_entries[] = {
-    {"<unk>", 0, PIECE_UNKNOWN}, {"<s>", 0, PIECE_CONTROL}, {"</s>", 0, PIECE_CONTROL}, {"▁", -9, 1}, {"a", -9, 1},
-    {"b", -9, 1}, {"c", -9, 1}, {"ab", -1, 1}, {"bc", -1, 1}, {"▁ab", -2, 1}, {"▁▁", -3, 1}, {"▁▁▁▁", -4, 1},
-    {"<tool>", 0, PIECE_USER}, {"éa", -5, 1}, {"unused", -1, PIECE_UNUSED}, {"<0xC3>", 0, PIECE_BYTE},
-    {"<0xA9>", 0, PIECE_BYTE}, {"s", -9, 1}, {"<", -9, 1}, {"s>", -1, 1}, {">", -9, 1},
+    {"<unk>", 0, PIECE_UNKNOWN},
+    {"<s>", 0, PIECE_CONTROL},
+    {"</s>", 0, PIECE_CONTROL},
+    {"▁", -9, 1},
+    {"a", -9, 1},
+    {"b", -9, 1},
+    {"c", -9, 1},
+    {"ab", -1, 1},
+    {"bc", -1, 1},
+    {"▁ab", -2, 1},
+    {"▁▁", -3, 1},
+    {"▁▁▁▁", -4, 1},
+    {"<tool>", 0, PIECE_USER},
+    {"éa", -5, 1},
+    {"unused", -1, PIECE_UNUSED},
+    {"<0xC3>", 0, PIECE_BYTE},
+    {"<0xA9>", 0, PIECE_BYTE},
+    {"s", -9, 1},
+    {"<", -9, 1},
+    {"s>", -1, 1},
+    {">", -9, 1},
 };
 
 static struct tokenizer *spm_small(bool prefix) {
@@ -173,17 +222,25 @@ static struct tokenizer *spm_small(bool prefix) {
         scores[i] = spm_entries[i].score;
         types[i] = spm_entries[i].type;
     }
-    struct tok_spec spec = {.kind = TOK_SPM, .n = N, .pieces = pieces, .lens = lens, .scores = scores, .types = types,
-                            .unk = 0, .bos = 1, .eos = 2, .add_bos = true, .add_space_prefix = prefix};
+    struct tok_spec spec = {.kind = TOK_SPM,
+                            .n = N,
+                            .pieces = pieces,
+                            .lens = lens,
+                            .scores = scores,
+                            .types = types,
+                            .unk = 0,
+                            .bos = 1,
+                            .eos = 2,
+                            .add_bos = true,
+                            .add_space_prefix = prefix};
     struct error err;
     return made(tok_new(&spec, &err), &err);
 }
 
-/* ---- bytes and characters -------------------------------------------------------------------------------------- */
-
 static void test_every_byte_and_plane(void **state) {
     (void)state;
-    struct tokenizer *toks[] = {tok_byte_fallback(300), trained_small("gpt-2"), trained_small("qwen2")};
+    struct tokenizer *toks[] = {tok_byte_fallback(300), trained_small("gpt-2"),
+                                trained_small("qwen2")};
     struct buf all = {0};
     for (uint32_t c = 1; c < 0x110000; c += c < 0x3000 ? 1 : 37)
         if (c < 0xD800 || c > 0xDFFF) put_utf8(&all, c);
@@ -202,16 +259,25 @@ static void test_every_byte_and_plane(void **state) {
 
 static void test_utf8_len(void **state) {
     (void)state;
-    static const char *const bad[] = {"\x80", "\xC0\x80", "\xC1\xBF", "\xC3", "\xE0\x80\x80", "\xE0\x9F\xBF", "\xED\xA0\x80",
-                                      "\xF0\x8F\xBF\xBF", "\xF4\x90\x80\x80", "\xF5\x80\x80\x80", "\xFF", "\xE3\x81"};
-    for (size_t i = 0; i < ARRAY_LEN(bad); i++) assert_int_equal(utf8_len(bad[i], strlen(bad[i])), 0);
+    static const char *const bad[] = {"\x80",
+                                      "\xC0\x80",
+                                      "\xC1\xBF",
+                                      "\xC3",
+                                      "\xE0\x80\x80",
+                                      "\xE0\x9F\xBF",
+                                      "\xED\xA0\x80",
+                                      "\xF0\x8F\xBF\xBF",
+                                      "\xF4\x90\x80\x80",
+                                      "\xF5\x80\x80\x80",
+                                      "\xFF",
+                                      "\xE3\x81"};
+    for (size_t i = 0; i < ARRAY_LEN(bad); i++)
+        assert_int_equal(utf8_len(bad[i], strlen(bad[i])), 0);
     assert_int_equal(utf8_len("\xF4\x8F\xBF\xBF", 4), 4);
     assert_int_equal(utf8_len("\xED\x9F\xBF", 3), 3);
     assert_int_equal(utf8_len("", 0), 0);
     assert_int_equal(utf8_len("\0", 1), 1);
 }
-
-/* ---- merging: the naive twin ----------------------------------------------------------------------------------- */
 
 /* All pairs are looked up again after every merge. */
 static void naive_merge(const struct tokenizer *t, struct ids *v) {
@@ -256,7 +322,8 @@ static void test_cache_and_pieces_agree(void **state) {
     struct ids whole = encoded(t, b.data, b.len, 0), parts = {0};
     size_t begin = 0;
     for (size_t i = 1; i <= b.len; i++) { /* newline + letter is a place where every word ends */
-        bool cut = i == b.len || (b.data[i - 1] == '\n' && b.data[i] == 't' && i >= 2 && b.data[i - 2] != '\n');
+        bool cut = i == b.len ||
+                   (b.data[i - 1] == '\n' && b.data[i] == 't' && i >= 2 && b.data[i - 2] != '\n');
         if (!cut) continue;
         tok_encode(t, b.data + begin, i - begin, 0, &parts);
         begin = i;
@@ -268,7 +335,8 @@ static void test_cache_and_pieces_agree(void **state) {
     tok_free(t);
 }
 
-/* SPM cuts texts into words where its pieces allow it; a vocabulary with one piece across words must not. */
+/* SPM cuts texts into words where its pieces allow it; a vocabulary with one piece across words
+ * must not. */
 static void test_spm_words_agree(void **state) {
     (void)state;
     struct tokenizer *t = spm_small(true);
@@ -282,8 +350,14 @@ static void test_spm_words_agree(void **state) {
     buf_release(&b);
     tok_free(t);
     const char *pieces[] = {"▁", "a", "a▁"};
-    struct tok_spec spec = {.kind = TOK_SPM, .n = 3, .pieces = pieces, .lens = (const int32_t[]){3, 1, 4},
-                            .scores = (const float[]){0, 0, 0}, .bos = -1, .eos = -1, .unk = -1};
+    struct tok_spec spec = {.kind = TOK_SPM,
+                            .n = 3,
+                            .pieces = pieces,
+                            .lens = (const int32_t[]){3, 1, 4},
+                            .scores = (const float[]){0, 0, 0},
+                            .bos = -1,
+                            .eos = -1,
+                            .unk = -1};
     struct error err;
     t = made(tok_new(&spec, &err), &err);
     assert_false(t->words);
@@ -303,7 +377,8 @@ static void encode_again(void *ctx, int64_t begin, int64_t end, int thread) {
     (void)thread;
     for (int64_t i = begin; i < end; i++) {
         struct ids got = encoded(j->t, j->text->data, j->text->len, 0);
-        j->same[i] = got.n == j->want->n && memcmp(got.v, j->want->v, sizeof(*got.v) * (size_t)got.n) == 0;
+        j->same[i] =
+            got.n == j->want->n && memcmp(got.v, j->want->v, sizeof(*got.v) * (size_t)got.n) == 0;
         ids_release(&got);
     }
 }
@@ -322,8 +397,6 @@ static void test_threads_share_one(void **state) {
     buf_release(&b);
     tok_free(t);
 }
-
-/* ---- cutting --------------------------------------------------------------------------------------------------- */
 
 struct words {
     struct buf text; /* words with | after each */
@@ -358,7 +431,8 @@ static void test_patterns(void **state) {
     assert_cuts("qwen2", "(abc) 12\n", "(abc|)| |1|2|\n|");
     assert_cuts("gpt-4o", "helloWorld's A1b", "hello|World's| A|1|b|");
     assert_cuts("tekken", "helloWorld 12", "hello|World| |1|2|");
-    /* U+180E is no white space any more: it joins the punctuation, and the space stays before the word. */
+    /* U+180E is no white space any more: it joins the punctuation, and the space stays before the
+     * word. */
     assert_cuts("gpt-2", "a\xE1\xA0\x8E b", "a|\xE1\xA0\x8E| b|");
     assert_cuts("[^a]+|\\s", "xxaaxx", "xx|aa|xx|"); /* what a pattern leaves out is a word */
     assert_cuts("(?=[a])", "ab", "a|b|");            /* and an empty match gets a character */
@@ -367,7 +441,8 @@ static void test_patterns(void **state) {
 /* Digits first, then GPT-2's pattern on what is between, as the reference does it. */
 static void test_digits_pattern_is_two_stages(void **state) {
     (void)state;
-    struct tokenizer *one = trained_small("smollm"), *gpt2 = trained_small("gpt-2"), *digit = trained_small("[\\p{N}]");
+    struct tokenizer *one = trained_small("smollm"), *gpt2 = trained_small("gpt-2"),
+                     *digit = trained_small("[\\p{N}]");
     for (uint32_t seed = 0; seed < 400; seed++) {
         struct buf b = odd_text(seed, 60, true);
         struct words got = {0}, digits = {0}, want = {0};
@@ -375,7 +450,8 @@ static void test_digits_pattern_is_two_stages(void **state) {
         cut_append(digit, b.data, b.len, &digits); /* odd_text has no | of its own */
         for (char *p = digits.text.data, *bar; (bar = strchr(p, '|')); p = bar + 1)
             cut_append(gpt2, p, (size_t)(bar - p), &want);
-        /* odd_text's "<|im_end|>" brings bars: both sides see them alike only where no word ends there */
+        /* odd_text's "<|im_end|>" brings bars: both sides see them alike only where no word ends
+         * there */
         if (!strchr(b.data, '|')) assert_string_equal(got.text.data, want.text.data);
         buf_release(&b);
         buf_release(&got.text);
@@ -404,8 +480,14 @@ static void test_long_runs(void **state) {
 static void assert_refused(const char *pre, const char *says) {
     const char *pieces[] = {"a"};
     int32_t lens[] = {1};
-    struct tok_spec spec = {.kind = TOK_BPE, .n = 1, .pieces = pieces, .lens = lens, .pre = pre,
-                            .bos = -1, .eos = -1, .unk = -1};
+    struct tok_spec spec = {.kind = TOK_BPE,
+                            .n = 1,
+                            .pieces = pieces,
+                            .lens = lens,
+                            .pre = pre,
+                            .bos = -1,
+                            .eos = -1,
+                            .unk = -1};
     struct error err;
     assert_null(tok_new(&spec, &err));
     assert_int_equal(err.code, ERR_FORMAT);
@@ -418,8 +500,16 @@ static void test_refused_specs(void **state) {
     assert_refused("[a", "does not compile");
     const char *pieces[] = {"a", "b"}, *merges[] = {"a b"}, *odd[] = {"ab"};
     int32_t lens[] = {1, 1};
-    struct tok_spec spec = {.kind = TOK_BPE, .n = 2, .pieces = pieces, .lens = lens, .pre = "gpt-2", .merges = merges,
-                            .n_merges = 1, .bos = -1, .eos = -1, .unk = -1};
+    struct tok_spec spec = {.kind = TOK_BPE,
+                            .n = 2,
+                            .pieces = pieces,
+                            .lens = lens,
+                            .pre = "gpt-2",
+                            .merges = merges,
+                            .n_merges = 1,
+                            .bos = -1,
+                            .eos = -1,
+                            .unk = -1};
     struct error err;
     assert_null(tok_new(&spec, &err)); /* 'ab' is no token */
     assert_non_null(strstr(err.text, "merge 0"));
@@ -439,8 +529,6 @@ static void test_refused_specs(void **state) {
     ASSERT_ENCODES(t, "abcab", 0, 0, 1, 0, 1); /* a byte that the vocabulary lacks gives nothing */
     tok_free(t);
 }
-
-/* ---- specials -------------------------------------------------------------------------------------------------- */
 
 static void test_specials_only_where_allowed(void **state) {
     (void)state;
@@ -466,12 +554,11 @@ static void test_specials_only_where_allowed(void **state) {
     tok_free(t);
 }
 
-/* ---- SPM ------------------------------------------------------------------------------------------------------- */
-
 static void test_spm_rules(void **state) {
     (void)state;
     struct tokenizer *t = spm_small(true), *bare = spm_small(false);
-    ASSERT_ENCODES(t, "abc", 0, 9, 6);         /* "ab" ties with "bc" and is to the left, then takes the ▁ */
+    ASSERT_ENCODES(t, "abc", 0, 9,
+                   6); /* "ab" ties with "bc" and is to the left, then takes the ▁ */
     ASSERT_ENCODES(bare, "abc", 0, 7, 6);
     ASSERT_ENCODES(bare, "cbc", TOK_BOS, 1, 6, 8);
     ASSERT_ENCODES(bare, "    b", 0, 11, 5);
@@ -481,7 +568,7 @@ static void test_spm_rules(void **state) {
     ASSERT_ENCODES(bare, "xyz\xFFg", 0, 0);    /* a run without bytes is one unknown */
     ASSERT_ENCODES(bare, "xax", 0, 0, 4, 0);
     ASSERT_ENCODES(bare, "unused", 0, 0, 17, 0);
-    ASSERT_ENCODES(bare, "<s>", 0, 18, 19);    /* never the control token, nor by merging */
+    ASSERT_ENCODES(bare, "<s>", 0, 18, 19); /* never the control token, nor by merging */
     ASSERT_ENCODES(t, "<s>a", TOK_SPECIAL, 1, 3, 4);
     ASSERT_ENCODES(t, "a<tool>a", 0, 3, 4, 12, 3, 4);
     tok_free(t);
@@ -491,7 +578,8 @@ static void test_spm_rules(void **state) {
 static void test_spm_decode(void **state) {
     (void)state;
     struct tokenizer *t = spm_small(true), *bare = spm_small(false);
-    static const char *const texts[] = {"ab", " ab", "  ab  ", "a<tool>b", "a<tool> b", "éa é", "    "};
+    static const char *const texts[] = {"ab",        " ab",  "  ab  ", "a<tool>b",
+                                        "a<tool> b", "éa é", "    "};
     for (size_t i = 0; i < ARRAY_LEN(texts); i++) {
         assert_round_trip(t, texts[i], strlen(texts[i]));
         assert_round_trip(bare, texts[i], strlen(texts[i]));
@@ -507,13 +595,13 @@ static void test_spm_decode(void **state) {
     tok_free(bare);
 }
 
-/* ---- reference vectors ----------------------------------------------------------------------------------------- */
+typedef void (*vector_fn)(const struct tokenizer *t, const char *text, size_t len,
+                          const char *line);
 
-typedef void (*vector_fn)(const struct tokenizer *t, const char *text, size_t len, const char *line);
-
-static void vector_check(const struct tokenizer *t, const char *text, size_t len, const char *line) {
+static void vector_check(const struct tokenizer *t, const char *text, size_t len,
+                         const char *line) {
     struct ids want = {0}, got = encoded(t, text, len, 0);
-    for (char *end; ; line = end) {
+    for (char *end;; line = end) {
         long id = strtol(line, &end, 10);
         if (end == line) break;
         ids_add(&want, (int32_t)id);
@@ -583,7 +671,8 @@ static const char **lines_of(struct buf *text, int32_t *n) {
 }
 
 static struct tokenizer *qwen_tokenizer(void) {
-    struct buf vocab = file_text(shared_path("qwen3/vocab.txt")), list = file_text(shared_path("qwen3/merges.txt"));
+    struct buf vocab = file_text(shared_path("qwen3/vocab.txt")),
+               list = file_text(shared_path("qwen3/merges.txt"));
     struct tok_spec spec = {.kind = TOK_BPE, .pre = "qwen2", .bos = -1, .eos = 151645, .unk = -1};
     spec.pieces = lines_of(&vocab, &spec.n);
     spec.merges = lines_of(&list, &spec.n_merges);
@@ -591,7 +680,9 @@ static struct tokenizer *qwen_tokenizer(void) {
     uint8_t *types = xmalloc((size_t)spec.n);
     for (int32_t i = 0; i < spec.n; i++) {
         lens[i] = (int32_t)strlen(spec.pieces[i]);
-        types[i] = i < 151643 ? PIECE_NORMAL : spec.pieces[i][0] == '<' ? PIECE_CONTROL : PIECE_UNUSED;
+        types[i] = i < 151643                 ? PIECE_NORMAL
+                   : spec.pieces[i][0] == '<' ? PIECE_CONTROL
+                                              : PIECE_UNUSED;
     }
     spec.lens = lens;
     spec.types = types;
@@ -614,16 +705,15 @@ static void test_vectors_qwen2(void **state) {
     tok_free(t);
 }
 
-/* ---- training -------------------------------------------------------------------------------------------------- */
-
 static void test_train_is_the_reference(void **state) {
     (void)state;
     struct buf corpus = file_text(shared_path("bpe-training/corpus.en"));
     struct buf list = file_text(shared_path("bpe-training/train-bpe-reference-merges.txt"));
     char *vocab_path = shared_path("bpe-training/train-bpe-reference-vocab.json");
     struct error err;
-    struct tokenizer *t = made(tok_train_bpe(corpus.data, corpus.len, 500, "gpt-2", (const char **)(uintptr_t)chatml, 1,
-                                             NULL, &err), &err);
+    struct tokenizer *t = made(tok_train_bpe(corpus.data, corpus.len, 500, "gpt-2",
+                                             (const char **)(uintptr_t)chatml, 1, NULL, &err),
+                               &err);
     const struct tok_spec *s = tok_spec_of(t);
     int32_t n;
     const char **want = lines_of(&list, &n);
@@ -633,7 +723,8 @@ static void test_train_is_the_reference(void **state) {
     json_t *vocab = json_file(vocab_path, &err);
     assert_non_null(vocab);
     assert_int_equal(json_object_size(vocab), s->n);
-    for (int32_t i = 0; i < s->n; i++) assert_int_equal(json_integer_value(json_object_get(vocab, s->pieces[i])), i);
+    for (int32_t i = 0; i < s->n; i++)
+        assert_int_equal(json_integer_value(json_object_get(vocab, s->pieces[i])), i);
     json_decref(vocab);
     free(want);
     free(vocab_path);
@@ -649,7 +740,8 @@ static void naive_train(const char *const *words, int n_words, int n_merges, str
     char v[16][32][24];
     int len[16];
     for (int w = 0; w < n_words; w++)
-        for (len[w] = 0; words[w][len[w]]; len[w]++) snprintf(v[w][len[w]], 24, "%c", words[w][len[w]]);
+        for (len[w] = 0; words[w][len[w]]; len[w]++)
+            snprintf(v[w][len[w]], 24, "%c", words[w][len[w]]);
     for (int m = 0; m < n_merges; m++) {
         int n = 0, best = -1, best_count = 0;
         for (int w = 0; w < n_words; w++)
@@ -659,7 +751,8 @@ static void naive_train(const char *const *words, int n_words, int n_merges, str
             }
         for (int i = 0; i < n; i++) {
             int count = 0;
-            for (int k = 0; k < n; k++) count += !strcmp(piece[i][0], piece[k][0]) && !strcmp(piece[i][1], piece[k][1]);
+            for (int k = 0; k < n; k++)
+                count += !strcmp(piece[i][0], piece[k][0]) && !strcmp(piece[i][1], piece[k][1]);
             int c = best < 0 ? 1 : strcmp(piece[i][0], piece[best][0]);
             if (c == 0) c = strcmp(piece[i][1], piece[best][1]);
             if (count > best_count || (count == best_count && c > 0)) best = i, best_count = count;
@@ -668,7 +761,8 @@ static void naive_train(const char *const *words, int n_words, int n_merges, str
         for (int w = 0; w < n_words; w++) {
             int k = 0;
             for (int i = 0; i < len[w]; i++, k++) {
-                bool hit = i + 1 < len[w] && !strcmp(v[w][i], piece[best][0]) && !strcmp(v[w][i + 1], piece[best][1]);
+                bool hit = i + 1 < len[w] && !strcmp(v[w][i], piece[best][0]) &&
+                           !strcmp(v[w][i + 1], piece[best][1]);
                 if (k != i) memcpy(v[w][k], v[w][i], 24);
                 if (!hit) continue;
                 i++;
@@ -696,8 +790,10 @@ static void test_train_is_the_naive_one(void **state) {
         naive_train(words, 16, 3, &want);
         struct error err;
         struct tokenizer *t = made(tok_train_bpe(joined.data, joined.len, 260, "gpt-2",
-                                                 (const char **)(uintptr_t)chatml, 1, NULL, &err), &err);
-        for (int32_t i = 0; i < tok_spec_of(t)->n_merges; i++) buf_printf(&got, "%s\n", tok_spec_of(t)->merges[i]);
+                                                 (const char **)(uintptr_t)chatml, 1, NULL, &err),
+                                   &err);
+        for (int32_t i = 0; i < tok_spec_of(t)->n_merges; i++)
+            buf_printf(&got, "%s\n", tok_spec_of(t)->merges[i]);
         assert_string_equal(got.data, want.data);
         tok_free(t);
         buf_release(&joined);
@@ -722,11 +818,10 @@ static void test_train_limits(void **state) {
     ASSERT_ENCODES(t, "!", 0, 3);
     tok_free(t);
     t = trained_small("gpt-2"); /* specials in the text are no words: nothing merges out of them */
-    for (int32_t id = 3; id < tok_vocab_size(t); id++) assert_null(strstr(tok_piece(t, id, NULL), "<|"));
+    for (int32_t id = 3; id < tok_vocab_size(t); id++)
+        assert_null(strstr(tok_piece(t, id, NULL), "<|"));
     tok_free(t);
 }
-
-/* ---- tokenizer.json -------------------------------------------------------------------------------------------- */
 
 /* Written, read and written again: the same bytes, the same ids for everything. */
 static void assert_json_round_trip(const struct tokenizer *t) {
@@ -768,7 +863,8 @@ static void assert_json_round_trip(const struct tokenizer *t) {
 
 static void test_json_round_trip(void **state) {
     (void)state;
-    static const char *const pres[] = {"gpt-2", "smollm", "qwen2", "llama-bpe", "dbrx", "gpt-4o", "tekken", "[^ ]+|\\s+"};
+    static const char *const pres[] = {"gpt-2", "smollm", "qwen2",  "llama-bpe",
+                                       "dbrx",  "gpt-4o", "tekken", "[^ ]+|\\s+"};
     for (size_t i = 0; i < ARRAY_LEN(pres); i++) {
         struct tokenizer *t = trained_small(pres[i]);
         assert_json_round_trip(t);
@@ -805,58 +901,86 @@ static struct tokenizer *json_quoted(struct error *err, const char *rest, const 
 }
 
 #define BPE_MODEL "'type':'BPE','vocab':{'a':0,'b':1,'ab':2,'Ġ':3,'1':4},'merges':['a b']"
-#define SPM_MODEL "'type':'BPE','byte_fallback':true,'unk_token':'<unk>','vocab':{'<unk>':0,'a':1,'b':2,'ab':3,'▁':4,"  \
-                  "'<0x41>':5,'bb':6},'merges':[['a','b'],['b','b']]"
+#define SPM_MODEL                                                                                  \
+    "'type':'BPE','byte_fallback':true,'unk_token':'<unk>','vocab':{'<unk>':0,'a':1,'b':2,'ab':3," \
+    "'▁':4,"                                                                                     \
+    "'<0x41>':5,'bb':6},'merges':[['a','b'],['b','b']]"
 #define BYTE_LEVEL "{'type':'ByteLevel','add_prefix_space':false,'use_regex':false}"
 #define BYTE_LEVEL_WORDS "{'type':'ByteLevel','add_prefix_space':false,'use_regex':true}"
 
 static void test_json_shapes(void **state) {
     (void)state;
     struct error err;
-    struct tokenizer *t = made(json_quoted(&err, ",'pre_tokenizer':" BYTE_LEVEL_WORDS, BPE_MODEL), &err);
+    struct tokenizer *t =
+        made(json_quoted(&err, ",'pre_tokenizer':" BYTE_LEVEL_WORDS, BPE_MODEL), &err);
     assert_string_equal(tok_spec_of(t)->pre, "gpt-2");
     ASSERT_ENCODES(t, "ab a", 0, 2, 3, 0);
     assert_int_equal(tok_eos(t), -1);
     tok_free(t);
-    t = made(json_quoted(&err, ",'pre_tokenizer':{'type':'ByteLevel'},'normalizer':{'type':'NFC'}", BPE_MODEL), &err);
+    t = made(json_quoted(&err, ",'pre_tokenizer':{'type':'ByteLevel'},'normalizer':{'type':'NFC'}",
+                         BPE_MODEL),
+             &err);
     ASSERT_ENCODES(t, "ab", 0, 3, 2); /* add_prefix_space is true where nothing is said */
     ASSERT_ENCODES(t, " ab", 0, 3, 2);
     assert_json_round_trip(t);
     tok_free(t);
-    t = made(json_quoted(&err, ",'pre_tokenizer':{'type':'Sequence','pretokenizers':[{'type':'Digits',"
-                         "'individual_digits':true}," BYTE_LEVEL_WORDS "]}", BPE_MODEL), &err);
+    t = made(json_quoted(&err,
+                         ",'pre_tokenizer':{'type':'Sequence','pretokenizers':[{'type':'Digits',"
+                         "'individual_digits':true}," BYTE_LEVEL_WORDS "]}",
+                         BPE_MODEL),
+             &err);
     assert_string_equal(tok_spec_of(t)->pre, "smollm");
     tok_free(t);
-    t = made(json_quoted(&err, ",'pre_tokenizer':{'type':'Sequence','pretokenizers':[{'type':'Split','behavior':'Isolated',"
-                         "'invert':false,'pattern':{'Regex':'[a-z]|[^a-z]+'}}," BYTE_LEVEL "]},'added_tokens':[{'id':9,"
-                         "'content':'<x>','special':true},{'id':7,'content':'b1','special':false}]", BPE_MODEL), &err);
+    t = made(json_quoted(&err,
+                         ",'pre_tokenizer':{'type':'Sequence','pretokenizers':[{'type':'Split','"
+                         "behavior':'Isolated',"
+                         "'invert':false,'pattern':{'Regex':'[a-z]|[^a-z]+'}}," BYTE_LEVEL
+                         "]},'added_tokens':[{'id':9,"
+                         "'content':'<x>','special':true},{'id':7,'content':'b1','special':false}]",
+                         BPE_MODEL),
+             &err);
     ASSERT_ENCODES(t, "ab<x>b1", 0, 0, 1, 7);
     tok_free(t);
-    t = made(json_quoted(&err, ",'normalizer':{'type':'Sequence','normalizers':[{'type':'Prepend','prepend':'▁'},{'type':"
-                         "'Replace','pattern':{'String':' '},'content':'▁'}]},'pre_tokenizer':null", SPM_MODEL), &err);
+    t = made(json_quoted(&err,
+                         ",'normalizer':{'type':'Sequence','normalizers':[{'type':'Prepend','"
+                         "prepend':'▁'},{'type':"
+                         "'Replace','pattern':{'String':' '},'content':'▁'}]},'pre_tokenizer':null",
+                         SPM_MODEL),
+             &err);
     ASSERT_ENCODES(t, "abAx", 0, 4, 3, 5, 0);
     assert_int_equal(tok_spec_of(t)->n_merges, 0); /* the list is what scores say */
     assert_json_round_trip(t);
     tok_free(t);
-    t = made(json_quoted(&err, ",'pre_tokenizer':{'type':'Metaspace','replacement':'▁','prepend_scheme':'never',"
-                         "'split':false}", SPM_MODEL), &err);
+    t = made(json_quoted(
+                 &err,
+                 ",'pre_tokenizer':{'type':'Metaspace','replacement':'▁','prepend_scheme':'never',"
+                 "'split':false}",
+                 SPM_MODEL),
+             &err);
     ASSERT_ENCODES(t, "ab", 0, 3);
     tok_free(t);
-    t = made(json_quoted(&err, ",'pre_tokenizer':{'type':'Metaspace','replacement':'▁','prepend_scheme':'first',"
-                               "'split':false},'added_tokens':[{'id':7,'content':'<x>','special':true}]", SPM_MODEL), &err);
+    t = made(json_quoted(
+                 &err,
+                 ",'pre_tokenizer':{'type':'Metaspace','replacement':'▁','prepend_scheme':'first',"
+                 "'split':false},'added_tokens':[{'id':7,'content':'<x>','special':true}]",
+                 SPM_MODEL),
+             &err);
     ASSERT_ENCODES(t, "ab<x>ab", TOK_SPECIAL, 4, 3, 7, 3); /* a space before the text only */
     ASSERT_ENCODES(t, " ab", 0, 4, 3);                     /* and none before a space */
     assert_json_round_trip(t);
     tok_free(t);
 }
 
-/* 'ab' + 'a' is in the vocabulary but not in the list, so it is never made: the list is obeyed, not the scores. */
+/* 'ab' + 'a' is in the vocabulary but not in the list, so it is never made: the list is obeyed, not
+ * the scores. */
 static void test_json_merges_are_obeyed(void **state) {
     (void)state;
     struct error err;
-    struct tokenizer *t = made(json_quoted(&err, ",'pre_tokenizer':null",
-                                           "'type':'BPE','byte_fallback':true,'vocab':{'a':0,'b':1,'ab':2,'ba':3,'aba':4},"
-                                           "'merges':['a b','b a','a ba']"), &err);
+    struct tokenizer *t = made(
+        json_quoted(&err, ",'pre_tokenizer':null",
+                    "'type':'BPE','byte_fallback':true,'vocab':{'a':0,'b':1,'ab':2,'ba':3,'aba':4},"
+                    "'merges':['a b','b a','a ba']"),
+        &err);
     assert_int_equal(tok_spec_of(t)->n_merges, 3);
     ASSERT_ENCODES(t, "aba", 0, 2, 0);
     ASSERT_ENCODES(t, "baba", 0, 1, 2, 0);
@@ -882,7 +1006,8 @@ static void test_json_refusals(void **state) {
     assert_json_refused(words, "'type':'BPE','vocab':{'a':0},'merges':7", "merges");
     assert_json_refused(words, "'type':'BPE','vocab':{'a':-1},'merges':[]", "no valid id");
     assert_json_refused(words, "'type':'BPE','vocab':{'a':1.5},'merges':[]", "no valid id");
-    assert_json_refused(words, "'type':'BPE','vocab':{'a':9999999},'merges':[]", "highest token id");
+    assert_json_refused(words, "'type':'BPE','vocab':{'a':9999999},'merges':[]",
+                        "highest token id");
     assert_json_refused(words, "'type':'BPE','vocab':{'a':0,'b':0},'merges':[]", "same id");
     assert_json_refused(words, "'type':'BPE','vocab':{},'merges':[]", "token");
     assert_json_refused(words, "'type':'BPE','vocab':{'ａ':0},'merges':[]", "no byte");
@@ -891,19 +1016,26 @@ static void test_json_refusals(void **state) {
     assert_json_refused(words, BPE_MODEL ",'unk_token':'?'", "'?'");
     assert_json_refused(",'pre_tokenizer':{'type':'Whitespace'}", BPE_MODEL, "Whitespace");
     assert_json_refused(",'pre_tokenizer':" BYTE_LEVEL, BPE_MODEL, "not supported");
-    assert_json_refused(",'pre_tokenizer':{'type':'Metaspace','replacement':'▁'}", SPM_MODEL, "splits");
+    assert_json_refused(",'pre_tokenizer':{'type':'Metaspace','replacement':'▁'}", SPM_MODEL,
+                        "splits");
     assert_json_refused(",'normalizer':{'type':'Lowercase'}", SPM_MODEL, "Lowercase");
-    assert_json_refused(",'normalizer':{'type':'NFKC'},'pre_tokenizer':" BYTE_LEVEL_WORDS, BPE_MODEL, "NFKC");
-    assert_json_refused(",'post_processor':{'type':'RobertaProcessing'},'pre_tokenizer':" BYTE_LEVEL_WORDS, BPE_MODEL,
-                        "RobertaProcessing");
-    assert_json_refused(",'added_tokens':[{'id':0,'content':'x'}],'pre_tokenizer':" BYTE_LEVEL_WORDS, BPE_MODEL, "same id");
-    assert_json_refused(",'added_tokens':[{'id':0}],'pre_tokenizer':" BYTE_LEVEL_WORDS, BPE_MODEL, "content");
+    assert_json_refused(",'normalizer':{'type':'NFKC'},'pre_tokenizer':" BYTE_LEVEL_WORDS,
+                        BPE_MODEL, "NFKC");
+    assert_json_refused(
+        ",'post_processor':{'type':'RobertaProcessing'},'pre_tokenizer':" BYTE_LEVEL_WORDS,
+        BPE_MODEL, "RobertaProcessing");
+    assert_json_refused(
+        ",'added_tokens':[{'id':0,'content':'x'}],'pre_tokenizer':" BYTE_LEVEL_WORDS, BPE_MODEL,
+        "same id");
+    assert_json_refused(",'added_tokens':[{'id':0}],'pre_tokenizer':" BYTE_LEVEL_WORDS, BPE_MODEL,
+                        "content");
 }
 
 static void test_unigram_is_refused(void **state) {
     (void)state;
     struct error err;
-    char *json = shared_path("llm-jp/tokenizer.json"), *model = shared_path("llm-jp/llm-jp-tokenizer-100k.ver3.1.model");
+    char *json = shared_path("llm-jp/tokenizer.json"),
+         *model = shared_path("llm-jp/llm-jp-tokenizer-100k.ver3.1.model");
     assert_null(tok_from_json(json, &err));
     assert_non_null(strstr(err.text, "unigram"));
     assert_null(tok_from_sentencepiece(model, &err));
@@ -911,8 +1043,6 @@ static void test_unigram_is_refused(void **state) {
     free(json);
     free(model);
 }
-
-/* ---- tokenizer.model and tok.bin ------------------------------------------------------------------------------- */
 
 static void put_varint(struct buf *b, uint64_t v) {
     for (; v >= 0x80; v >>= 7) buf_add(b, &(char){(char)(v | 0x80)}, 1);
@@ -969,7 +1099,8 @@ static void test_sentencepiece(void **state) {
     ASSERT_ENCODES(t, "abc", TOK_BOS, 1, 9, 6);
     tok_free(t);
     tok_free(want);
-    for (size_t n = 0; n < file.len; n++) { /* refused wherever it is cut, but for the last field, which may be absent */
+    for (size_t n = 0; n < file.len;
+         n++) { /* refused wherever it is cut, but for the last field, which may be absent */
         put_file(path, file.data, n);
         t = tok_from_sentencepiece(path, &err);
         if (t && n < file.len - 16) fail_msg("%zu bytes of %zu were read", n, file.len);
@@ -996,7 +1127,8 @@ static void test_sentencepiece(void **state) {
 }
 
 static struct buf llama2c_file(int32_t *vocab) {
-    static const char *const pieces[] = {"<unk>", "\n<s>\n", "\n</s>\n", "<0x41>", " ", "a", " a", "b"};
+    static const char *const pieces[] = {"<unk>", "\n<s>\n", "\n</s>\n", "<0x41>",
+                                         " ",     "a",       " a",       "b"};
     struct buf file = {0};
     int32_t longest = 6;
     buf_add(&file, &longest, 4);
@@ -1049,7 +1181,8 @@ static void test_stories(void **state) {
     char *path = shared_path("../stories260K/tok512.bin");
     struct error err;
     struct tokenizer *t = made(tok_from_llama2c(path, 512, &err), &err);
-    ASSERT_ENCODES(t, "Once upon a time", TOK_BOS, 1, 403, 407, 261, 378); /* what the reference model generates */
+    ASSERT_ENCODES(t, "Once upon a time", TOK_BOS, 1, 403, 407, 261,
+                   378); /* what the reference model generates */
     struct buf b = {0};
     tok_decode_all(t, (const int32_t[]){1, 403, 407, 261, 378, 432, 383, 286}, 8, false, &b);
     assert_string_equal(b.data, "Once upon a time, there was");
@@ -1067,8 +1200,9 @@ static void test_broken_json(void **state) {
     (void)state;
     char *path = temp_path("cut.json");
     struct error err;
-    struct tokenizer *t = spm_small(true), *bytes = made(json_quoted(&err, ",'pre_tokenizer':" BYTE_LEVEL_WORDS, BPE_MODEL),
-                                                         &err);
+    struct tokenizer *t = spm_small(true),
+                     *bytes = made(
+                         json_quoted(&err, ",'pre_tokenizer':" BYTE_LEVEL_WORDS, BPE_MODEL), &err);
     assert_int_equal(tok_write_json(t, path, &err), ERR_MISMATCH); /* "éa": é is no token */
     assert_non_null(strstr(err.text, "no token"));
     if (tok_write_json(bytes, path, &err) != OK) fail_msg("%s", err.text);
@@ -1093,21 +1227,24 @@ static void test_broken_json(void **state) {
     tok_free(bytes);
 }
 
-/* ---- chat ------------------------------------------------------------------------------------------------------ */
-
 static void test_chat_marks(void **state) {
     (void)state;
     struct tokenizer *t = tok_byte_fallback(259);
-    const struct message msgs[] = {
-        {"system", "be brief"}, {"user", "hi <|im_end|>"}, {"assistant", "ho"}, {"user", ""}, {"assistant", "日本"}};
+    const struct message msgs[] = {{"system", "be brief"},
+                                   {"user", "hi <|im_end|>"},
+                                   {"assistant", "ho"},
+                                   {"user", ""},
+                                   {"assistant", "日本"}};
     struct ids ids = {0};
     struct buf mask = {0}, text = {0};
     chat_encode(t, msgs, 5, true, &ids, &mask);
     assert_int_equal(mask.len, ids.n);
     tok_decode_all(t, ids.v, ids.n, true, &text);
-    assert_string_equal(text.data, "<|im_start|>system\nbe brief<|im_end|>\n<|im_start|>user\nhi <|im_end|><|im_end|>\n"
-                                   "<|im_start|>assistant\nho<|im_end|>\n<|im_start|>user\n<|im_end|>\n"
-                                   "<|im_start|>assistant\n日本<|im_end|>\n<|im_start|>assistant\n");
+    assert_string_equal(
+        text.data,
+        "<|im_start|>system\nbe brief<|im_end|>\n<|im_start|>user\nhi <|im_end|><|im_end|>\n"
+        "<|im_start|>assistant\nho<|im_end|>\n<|im_start|>user\n<|im_end|>\n"
+        "<|im_start|>assistant\n日本<|im_end|>\n<|im_start|>assistant\n");
     struct ids own = {0};
     int ends = 0;
     for (int i = 0; i < ids.n; i++) {
@@ -1129,7 +1266,8 @@ static void test_chat_marks(void **state) {
 static void test_chat_prefix(void **state) {
     (void)state;
     struct tokenizer *toks[] = {trained_small("smollm"), spm_small(true)};
-    const struct message msgs[] = {{"user", "the cat"}, {"assistant", "sat on the mat"}, {"user", "ab"}};
+    const struct message msgs[] = {
+        {"user", "the cat"}, {"assistant", "sat on the mat"}, {"user", "ab"}};
     for (int i = 0; i < 2; i++) {
         struct ids prompt = {0}, all = {0};
         chat_encode(toks[i], msgs, 1, true, &prompt, NULL);
@@ -1142,7 +1280,8 @@ static void test_chat_prefix(void **state) {
     }
 }
 
-/* Without the two tokens the marks are text, a BOS comes first, and spaces are put before nothing but the beginning. */
+/* Without the two tokens the marks are text, a BOS comes first, and spaces are put before nothing
+ * but the beginning. */
 static void test_chat_plain(void **state) {
     (void)state;
     struct tokenizer *t = spm_small(true);

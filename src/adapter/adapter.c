@@ -15,8 +15,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- targets --------------------------------------------------------------------------------- */
-
 static int target_find(const char *name, size_t len) {
     for (int p = 0; p < N_PROJ; p++)
         if (strlen(proj_names[p]) == len && memcmp(proj_names[p], name, len) == 0) return p;
@@ -52,8 +50,6 @@ int adapter_targets_parse(const char *list, bool target[N_PROJ], struct error *e
                ? OK
                : error_set(err, ERR_USAGE, "no target named (try 'q_proj,v_proj' or 'all-linear')");
 }
-
-/* ---- layout ---------------------------------------------------------------------------------- */
 
 struct adapter_module adapter_module_at(const struct adapter_config *c, int32_t layer,
                                         enum proj p) {
@@ -159,8 +155,6 @@ static void loras_lay(struct adapter *a) {
     }
 }
 
-/* ---- identity -------------------------------------------------------------------------------- */
-
 static uint32_t float_bits(float f) {
     uint32_t u;
     memcpy(&u, &f, sizeof u);
@@ -193,8 +187,6 @@ static void adapter_seal(struct adapter *a) {
     hasher_final(&h, a->hash);
     buf_release(&b);
 }
-
-/* ---- life ------------------------------------------------------------------------------------ */
 
 /* Laid out, tensors not yet filled, hash not yet made. */
 static struct adapter *adapter_blank(const struct model_config *shape,

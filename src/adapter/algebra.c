@@ -16,8 +16,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- building results ------------------------------------------------------------------------ */
-
 static void lineage_set(json_t *o, const char *key, const char *value) {
     json_object_set_new(o, key, json_string(value));
 }
@@ -60,8 +58,6 @@ static const struct lora *lora_at(const struct adapter *a, int32_t i) {
 static int32_t module_count(const struct adapter *a) {
     return a->shape.n_layers * N_PROJ;
 }
-
-/* ---- blend of ΔW ----------------------------------------------------------------------------- */
 
 /* Σ of two weighted low-rank maps, as left [out][k] · right [in][k]ᵀ with k = R_a + R_b. */
 struct stack {
@@ -188,8 +184,6 @@ static struct adapter *blend_delta(const struct adapter *a, const struct adapter
     return child;
 }
 
-/* ---- blend of tensors ------------------------------------------------------------------------ */
-
 static int seed_check(const struct adapter *a, const struct adapter *b, int32_t r,
                       struct error *err) {
     int32_t shared = 0;
@@ -263,8 +257,6 @@ struct adapter *adapter_blend(const struct adapter *a, const struct adapter *b, 
     return child;
 }
 
-/* ---- mutate, scale --------------------------------------------------------------------------- */
-
 /* Population standard deviation. */
 static double tensor_deviation(const float *w, size_t n) {
     double mean = 0, var = 0;
@@ -333,8 +325,6 @@ struct adapter *adapter_scale(const struct adapter *a, float s) {
     lineage_number(lineage, "s", s);
     return adapter_finish(&a->shape, &a->config, data, lineage);
 }
-
-/* ---- measures -------------------------------------------------------------------------------- */
 
 /* left [ra][rb] := B_aᵀ B_b, from rows of B. */
 static void gram_left(double *left, const struct lora *a, const struct lora *b, int out) {

@@ -16,8 +16,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- QR -------------------------------------------------------------------------------------- */
-
 /* w -= beta · v (vᵀ w) in rows k.. and columns c0..; v has rows k..m-1, `row` is scratch [n]. */
 static void reflector_apply(double *restrict w, int m, int n, int k, int c0, const double *v,
                             double beta, double *restrict row) {
@@ -76,9 +74,8 @@ void linalg_qr(const double *a, int m, int n, double *q, double *r) {
     free(row);
 }
 
-/* ---- SVD ------------------------------------------------------------------------------------- */
-
-#define SVD_SWEEPS 60   /* some 6 to 12 are needed; the limit only ends a dance of rounding errors \
+#define SVD_SWEEPS                                                                                 \
+    60                  /* some 6 to 12 are needed; the limit only ends a dance of rounding errors \
                          */
 #define SVD_ZERO 1e-140 /* of the largest entry: below, squares would underflow */
 

@@ -39,8 +39,6 @@ static void tensor_name(char out[NAME_MAX_LEN], int32_t layer, int p, char ab,
              proj_hf_paths[p], ab, adapter);
 }
 
-/* ---- offenders ------------------------------------------------------------------------------- */
-
 /* A list for one message: as many as fit are shown, all are counted. */
 #define OFFENDERS_TEXT 1500
 struct offenders {
@@ -48,8 +46,8 @@ struct offenders {
     int n, hidden;
 };
 
-__attribute__((format(printf, 2, 3)))
-static void offenders_add(struct offenders *o, const char *fmt, ...) {
+__attribute__((format(printf, 2, 3))) static void offenders_add(struct offenders *o,
+                                                                const char *fmt, ...) {
     char line[256];
     va_list ap;
     va_start(ap, fmt);
@@ -71,8 +69,6 @@ static int offenders_report(struct offenders *o, const char *dir, struct error *
     return error_set(err, ERR_MISMATCH, "adapter '%s' does not fit this model (%d problem%s):%s",
                      dir, o->n, o->n == 1 ? "" : "s", o->text.data);
 }
-
-/* ---- patterns -------------------------------------------------------------------------------- */
 
 /* Compiles a config's pattern; errors name the key. NULL on failure. */
 static pcre2_code *pattern_compile(const char *pattern, uint32_t options, const char *key,
@@ -210,8 +206,6 @@ static int rules_apply(const struct rules *r, const char *name, double *value, s
     }
     return OK;
 }
-
-/* ---- reading the config ---------------------------------------------------------------------- */
 
 /* Keys that change what the adapter computes, unless they hold false, null, "none" or nothing. */
 static const struct refusal {
@@ -426,8 +420,6 @@ static int config_read(const json_t *root, int32_t n_layers, struct adapter_conf
     return rc;
 }
 
-/* ---- reading the tensors --------------------------------------------------------------------- */
-
 struct loading {
     const char *dir;
     const struct model_config *shape;
@@ -557,9 +549,9 @@ out:
 }
 
 #define CONVERSION                                                                                 \
-    "python -c \"import torch; from safetensors.torch import save_file; save_file(torch.load('"    \
-    PICKLE_NAME "', map_location='cpu', weights_only=True), '" TENSORS_NAME                        \
-    "', metadata={'format': 'pt'})\""
+    "python -c \"import torch; from safetensors.torch import save_file; "                          \
+    "save_file(torch.load('" PICKLE_NAME                                                           \
+    "', map_location='cpu', weights_only=True), '" TENSORS_NAME "', metadata={'format': 'pt'})\""
 
 /* OK, or the reason why this is no PEFT directory. */
 static int paths_check(const char *dir, const char *config, const char *tensors, const char *pickle,
@@ -606,8 +598,6 @@ out:
     free(pickle_path);
     return a;
 }
-
-/* ---- writing --------------------------------------------------------------------------------- */
 
 /* The shortest decimal that reads back as the same float32. */
 static json_t *real_json(float f) {

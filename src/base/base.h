@@ -1,11 +1,13 @@
 /*
  * base: what every other folder stands on.
  *
- * Errors. A function that can meet a wrong outside world takes a `struct error *` (never NULL) as its last argument
- * and returns a negative `enum error_code` or NULL; the message is lower case, names what is wrong first, quotes the
- * subject, and gains context on its way up through error_wrap(). A broken contract aborts (CHECK).
+ * Errors. A function that can meet a wrong outside world takes a `struct error *` (never NULL) as
+ * its last argument and returns a negative `enum error_code` or NULL; the message is lower case,
+ * names what is wrong first, quotes the subject, and gains context on its way up through
+ * error_wrap(). A broken contract aborts (CHECK).
  *
- * Threads. Everything here may be used from any thread on distinct objects; a `struct pool` is driven by one thread.
+ * Threads. Everything here may be used from any thread on distinct objects; a `struct pool` is
+ * driven by one thread.
  */
 #ifndef SHOAL_BASE_H
 #define SHOAL_BASE_H
@@ -16,18 +18,18 @@
 #include <stdint.h>
 #include <stdio.h>
 
-/* ---- errors ---------------------------------------------------------------------------------------------------- */
+/* errors */
 
 enum error_code {
     OK = 0,
-    ERR_USAGE = -1,   /* the command line or an argument is wrong */
-    ERR_IO = -2,      /* the system refused a file operation */
-    ERR_FORMAT = -3,  /* bytes from outside do not follow their format */
-    ERR_MISMATCH = -4,/* well-formed, but made for something else */
-    ERR_MEMORY = -5,  /* does not fit the memory or a fixed limit */
-    ERR_MISSING = -6, /* a file, name or id that does not exist */
-    ERR_STATE = -7,   /* not possible now */
-    ERR_NUMERIC = -8, /* NaN or Inf where a number is needed */
+    ERR_USAGE = -1,    /* the command line or an argument is wrong */
+    ERR_IO = -2,       /* the system refused a file operation */
+    ERR_FORMAT = -3,   /* bytes from outside do not follow their format */
+    ERR_MISMATCH = -4, /* well-formed, but made for something else */
+    ERR_MEMORY = -5,   /* does not fit the memory or a fixed limit */
+    ERR_MISSING = -6,  /* a file, name or id that does not exist */
+    ERR_STATE = -7,    /* not possible now */
+    ERR_NUMERIC = -8,  /* NaN or Inf where a number is needed */
 };
 
 struct error {
@@ -36,16 +38,17 @@ struct error {
 };
 
 /* Sets `err` and returns `code`. */
-int error_set(struct error *err, int code, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
+int error_set(struct error *err, int code, const char *fmt, ...)
+    __attribute__((format(printf, 3, 4)));
 /* Puts "context: " before the message that is there; returns err->code. */
 int error_wrap(struct error *err, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 /* error_set(ERR_IO or ERR_MISSING) with errno's own words after the message. */
 int error_errno(struct error *err, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 const char *error_name(int code);
 
-#define CHECK(cond)                                                                                                    \
-    do {                                                                                                               \
-        if (!(cond)) check_failed(__FILE__, __LINE__, #cond);                                                          \
+#define CHECK(cond)                                                                                \
+    do {                                                                                           \
+        if (!(cond)) check_failed(__FILE__, __LINE__, #cond);                                      \
     } while (0)
 _Noreturn void check_failed(const char *file, int line, const char *what);
 
@@ -53,9 +56,10 @@ _Noreturn void check_failed(const char *file, int line, const char *what);
 #define MIN(a, b) ((a) < (b) ? (a) : (b))
 #define MAX(a, b) ((a) > (b) ? (a) : (b))
 
-/* ---- memory ---------------------------------------------------------------------------------------------------- */
+/* memory */
 
-/* Never return NULL: out of memory is a message and exit 1, because plans are checked before they are allocated. */
+/* Never return NULL: out of memory is a message and exit 1, because plans are checked before they
+ * are allocated. */
 void *xmalloc(size_t size);
 void *xcalloc(size_t n, size_t size);
 void *xrealloc(void *p, size_t size);
@@ -71,7 +75,8 @@ void *arena_alloc(struct arena *a, size_t size);
 char *arena_strdup(struct arena *a, const char *s);
 void arena_release(struct arena *a);
 
-/* A growing byte string; `data` is always NUL-terminated once anything was added. Zero-initialise. */
+/* A growing byte string; `data` is always NUL-terminated once anything was added. Zero-initialise.
+ */
 struct buf {
     char *data;
     size_t len, cap;
@@ -81,7 +86,7 @@ void buf_puts(struct buf *b, const char *s);
 void buf_printf(struct buf *b, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 void buf_release(struct buf *b);
 
-/* ---- files ----------------------------------------------------------------------------------------------------- */
+/* files */
 
 struct mapping {
     const uint8_t *data;
@@ -92,10 +97,12 @@ void map_close(struct mapping *m);
 
 /* Whole file into `out` (appended). Refuses files above `limit` bytes. */
 int file_read(const char *path, size_t limit, struct buf *out, struct error *err);
-/* All or nothing: writes PATH.tmp-PID[-N], fsyncs file and directory, renames; on any failure the old file stands and the
- * temporary is gone. Keeps the old file's mode, follows a symbolic link, refuses to replace what is not a regular file. */
+/* All or nothing: writes PATH.tmp-PID[-N], fsyncs file and directory, renames; on any failure the
+ * old file stands and the temporary is gone. Keeps the old file's mode, follows a symbolic link,
+ * refuses to replace what is not a regular file. */
 int file_write(const char *path, const void *data, size_t size, struct error *err);
-/* The same for files too large to hold: writer_open, writer_put ..., then writer_commit or writer_abort. */
+/* The same for files too large to hold: writer_open, writer_put ..., then writer_commit or
+ * writer_abort. */
 struct writer {
     FILE *f;
     char *path, *tmp;
@@ -107,10 +114,10 @@ int writer_commit(struct writer *w, struct error *err); /* closes in every case 
 void writer_abort(struct writer *w);                    /* harmless after commit */
 bool path_exists(const char *path);
 bool path_is_dir(const char *path);
-char *path_join(const char *dir, const char *name);     /* malloc'ed */
-int dir_make(const char *path, struct error *err);      /* mkdir -p */
+char *path_join(const char *dir, const char *name); /* malloc'ed */
+int dir_make(const char *path, struct error *err);  /* mkdir -p */
 
-/* ---- hashes ---------------------------------------------------------------------------------------------------- */
+/* hashes */
 
 /* SHA-256 in lower-case hex, 64 characters and NUL. */
 #define HASH_LEN 65
@@ -122,16 +129,28 @@ void hasher_add(struct hasher *h, const void *p, size_t n);
 void hasher_final(struct hasher *h, char out[HASH_LEN]);
 void hash_bytes(const void *p, size_t n, char out[HASH_LEN]);
 int hash_file(const char *path, char out[HASH_LEN], struct error *err);
-uint64_t hash_u64(const void *p, size_t n); /* FNV-1a then a 64-bit finaliser: for tables and splits, not for identity */
+uint64_t
+hash_u64(const void *p,
+         size_t n); /* FNV-1a then a 64-bit finaliser: for tables and splits, not for identity */
 
-/* ---- randomness ------------------------------------------------------------------------------------------------ */
+/* randomness */
 
 /*
- * The one random source: Philox4x32-10 (Salmon et al. 2011), keyed by (seed, purpose) with counter (id, step, n).
- * Equal arguments give equal streams on every machine and in every order of use. There is no hidden state.
+ * The one random source: Philox4x32-10 (Salmon et al. 2011), keyed by (seed, purpose) with counter
+ * (id, step, n). Equal arguments give equal streams on every machine and in every order of use.
+ * There is no hidden state.
  */
 enum rng_purpose {
-    RNG_INIT = 1, RNG_DATA, RNG_DROPOUT, RNG_SAMPLE, RNG_MUTATE, RNG_SELECT, RNG_BOOTSTRAP, RNG_SHUFFLE, RNG_TASK, RNG_TEST,
+    RNG_INIT = 1,
+    RNG_DATA,
+    RNG_DROPOUT,
+    RNG_SAMPLE,
+    RNG_MUTATE,
+    RNG_SELECT,
+    RNG_BOOTSTRAP,
+    RNG_SHUFFLE,
+    RNG_TASK,
+    RNG_TEST,
 };
 struct rng {
     uint32_t key[2], ctr[4], out[4];
@@ -140,47 +159,50 @@ struct rng {
 struct rng rng_make(uint64_t seed, enum rng_purpose purpose, uint32_t id, uint32_t step);
 uint32_t rng_u32(struct rng *r);
 uint64_t rng_u64(struct rng *r);
-uint32_t rng_below(struct rng *r, uint32_t n);     /* uniform in 0..n-1, unbiased */
-float rng_uniform(struct rng *r);                  /* [0, 1), 24 bits */
-float rng_normal(struct rng *r);                   /* N(0, 1), Box-Muller on the functions below */
+uint32_t rng_below(struct rng *r, uint32_t n); /* uniform in 0..n-1, unbiased */
+float rng_uniform(struct rng *r);              /* [0, 1), 24 bits */
+float rng_normal(struct rng *r);               /* N(0, 1), Box-Muller on the functions below */
 void rng_shuffle(struct rng *r, uint32_t *v, size_t n);
 
-/* Own elementary functions in double: same bits everywhere. Errors below 1e-14 relative on their documented ranges. */
-double math_exp(double x);   /* x is clamped to [-708, 708] */
-double math_log(double x);   /* x > 0; log 0 is -inf, of a negative number NaN */
-double math_sin(double x);   /* |x| < 1e6; fewer digits up to 2^40, NaN beyond */
+/* Own elementary functions in double: same bits everywhere. Errors below 1e-14 relative on their
+ * documented ranges. */
+double math_exp(double x); /* x is clamped to [-708, 708] */
+double math_log(double x); /* x > 0; log 0 is -inf, of a negative number NaN */
+double math_sin(double x); /* |x| < 1e6; fewer digits up to 2^40, NaN beyond */
 double math_cos(double x);
 double math_pow(double x, double y); /* x > 0, else NaN; y log x is clamped as for exp */
 
-/* ---- threads --------------------------------------------------------------------------------------------------- */
+/* threads */
 
 /*
- * A fixed pool. pool_run splits 0..n-1 into one contiguous static range per thread (multiples of `grain` but for the
- * last) and calls fn once on each that is not empty; n <= grain is one call. The caller is thread 0. Waiting spins briefly,
- * then sleeps on a futex. The split must not change results: fn's work items are independent. `thread` names the range, for
- * scratch: a range whose worker is late is executed by the caller. Running a pool inside its own run breaks the contract.
+ * A fixed pool. pool_run splits 0..n-1 into one contiguous static range per thread (multiples of
+ * `grain` but for the last) and calls fn once on each that is not empty; n <= grain is one call.
+ * The caller is thread 0. Waiting spins briefly, then sleeps on a futex. The split must not change
+ * results: fn's work items are independent. `thread` names the range, for scratch: a range whose
+ * worker is late is executed by the caller. Running a pool inside its own run breaks the contract.
  */
 struct pool;
 typedef void (*pool_fn)(void *ctx, int64_t begin, int64_t end, int thread);
-struct pool *pool_new(int n_threads);  /* 0: as many as sched_getaffinity allows; at most 1024 */
+struct pool *pool_new(int n_threads); /* 0: as many as sched_getaffinity allows; at most 1024 */
 void pool_free(struct pool *p);
-int pool_size(const struct pool *p);   /* NULL is a pool of one */
+int pool_size(const struct pool *p); /* NULL is a pool of one */
 void pool_run(struct pool *p, pool_fn fn, void *ctx, int64_t n, int64_t grain);
 int cpu_count(void);
 
-/* ---- time, log, progress --------------------------------------------------------------------------------------- */
+/* time, log, progress */
 
 double clock_now(void);        /* seconds, monotonic */
 char *clock_utc(char out[32]); /* "2026-11-21T09:30:00Z" */
 
-/* Words for people go to stderr, one line each: the newline is added. `log_quiet` silences note() and progress (set by
+/* Words for people go to stderr, one line each: the newline is added. `log_quiet` silences note()
+ * and progress (set by
  * --quiet), never warn(). */
 extern bool log_quiet;
 void note(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 void warn(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 
-/* On a terminal: one line redrawn at most 10 times a second with bar, rate and remaining time. Elsewhere: a line every
- * 15 seconds. `detail` (may be NULL) is shown after the bar. */
+/* On a terminal: one line redrawn at most 10 times a second with bar, rate and remaining time.
+ * Elsewhere: a line every 15 seconds. `detail` (may be NULL) is shown after the bar. */
 struct progress {
     const char *title;
     double start, last;
@@ -190,21 +212,28 @@ void progress_start(struct progress *p, const char *title, int64_t total);
 void progress_update(struct progress *p, int64_t done, const char *detail);
 void progress_finish(struct progress *p, const char *detail);
 
-/* ---- options --------------------------------------------------------------------------------------------------- */
+/* options */
 
 /*
- * One row per option: command-line flag, recipe key, default, range and help all come from it. A row writes into a
- * caller's struct at `offset`. Strings are malloc'ed copies. In recipes '-' and '_' in names are the same.
+ * One row per option: command-line flag, recipe key, default, range and help all come from it. A
+ * row writes into a caller's struct at `offset`. Strings are malloc'ed copies. In recipes '-' and
+ * '_' in names are the same.
  */
-enum option_type { OPT_BOOL, OPT_INT, OPT_FLOAT, OPT_STRING, OPT_LIST /* strings; repeats and takes several */ };
+enum option_type {
+    OPT_BOOL,
+    OPT_INT,
+    OPT_FLOAT,
+    OPT_STRING,
+    OPT_LIST /* strings; repeats and takes several */
+};
 struct option_row {
-    const char *name;       /* "grad-accum" for --grad-accum / grad_accum; NULL ends a table */
+    const char *name; /* "grad-accum" for --grad-accum / grad_accum; NULL ends a table */
     enum option_type type;
-    size_t offset;          /* of bool, int64_t, double, char *, struct strings */
-    const char *fallback;   /* default as text; NULL: false, 0, NULL, empty */
-    double min, max;        /* for numbers, inclusive; both 0: any */
-    const char *metavar;    /* "N", "FILE"; for help */
-    const char *help;       /* one line */
+    size_t offset;        /* of bool, int64_t, double, char *, struct strings */
+    const char *fallback; /* default as text; NULL: false, 0, NULL, empty */
+    double min, max;      /* for numbers, inclusive; both 0: any */
+    const char *metavar;  /* "N", "FILE"; for help */
+    const char *help;     /* one line */
 };
 struct strings {
     char **v;
@@ -214,21 +243,23 @@ void strings_add(struct strings *s, const char *text);
 void strings_release(struct strings *s);
 
 void options_default(const struct option_row *rows, void *out);
-/* Parses argv[0..argc-1] (no program name): flags ("--name value", "--name=value", "--bool", "--no-bool", "--list a b c"
- * up to the next flag) in any place; the rest, and all after "--", goes to `positional`. "-" and "-5" are not flags. */
-int options_parse(const struct option_row *rows, void *out, int argc, char **argv, struct strings *positional,
-                  struct error *err);
-/* Sets rows from a YAML mapping (see yaml_load); an unknown key is an error naming its file and line. `section` may be
- * NULL or a dotted path inside the document ("train.lora"); an absent section leaves the defaults. A mapping under a key
- * that is no row continues the name: "lora: {rank: 8}" is lora_rank. null is the row's default. */
+/* Parses argv[0..argc-1] (no program name): flags ("--name value", "--name=value", "--bool",
+ * "--no-bool", "--list a b c" up to the next flag) in any place; the rest, and all after "--", goes
+ * to `positional`. "-" and "-5" are not flags. */
+int options_parse(const struct option_row *rows, void *out, int argc, char **argv,
+                  struct strings *positional, struct error *err);
+/* Sets rows from a YAML mapping (see yaml_load); an unknown key is an error naming its file and
+ * line. `section` may be NULL or a dotted path inside the document ("train.lora"); an absent
+ * section leaves the defaults. A mapping under a key that is no row continues the name: "lora:
+ * {rank: 8}" is lora_rank. null is the row's default. */
 struct yaml;
-int options_from_yaml(const struct option_row *rows, void *out, const struct yaml *doc, const char *section,
-                      struct error *err);
+int options_from_yaml(const struct option_row *rows, void *out, const struct yaml *doc,
+                      const char *section, struct error *err);
 void options_help(const struct option_row *rows, FILE *f);
 void options_release(const struct option_row *rows, void *out); /* frees strings and lists */
 
-/* A YAML file as jansson values, with the line of every key ("a.b.0.c"). Anchors and tags are refused; duplicates too. An
- * empty file is null. */
+/* A YAML file as jansson values, with the line of every key ("a.b.0.c"). Anchors and tags are
+ * refused; duplicates too. An empty file is null. */
 struct yaml {
     char *path;
     json_t *root;
@@ -238,16 +269,18 @@ int yaml_load(struct yaml *y, const char *path, struct error *err);
 int yaml_line(const struct yaml *y, const char *key_path); /* 0 when unknown */
 void yaml_release(struct yaml *y);
 
-/* ---- JSON ------------------------------------------------------------------------------------------------------ */
+/* JSON */
 
-/* Parses one document strictly (duplicate keys rejected); `what` names the source in the error, which has line and column. */
+/* Parses one document strictly (duplicate keys rejected); `what` names the source in the error,
+ * which has line and column. */
 json_t *json_parse(const char *text, size_t len, const char *what, struct error *err);
 json_t *json_file(const char *path, struct error *err);
 /* Canonical text: sorted keys, compact. malloc'ed. */
 char *json_text(const json_t *v);
 /*
- * Walks a file of JSON values: one per line, pretty-printed one after another, or one array of them. Calls
- * fn(ctx, value, line) for each (line: where it begins); stops at the first non-zero return and returns it.
+ * Walks a file of JSON values: one per line, pretty-printed one after another, or one array of
+ * them. Calls fn(ctx, value, line) for each (line: where it begins); stops at the first non-zero
+ * return and returns it.
  */
 typedef int (*json_each_fn)(void *ctx, const json_t *value, int line, struct error *err);
 int json_each(const char *path, json_each_fn fn, void *ctx, struct error *err);

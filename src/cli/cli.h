@@ -1,8 +1,9 @@
 /*
  * cli: one binary, one command table, one function a command.
  *
- * Results go to stdout, words for people to stderr; --json everywhere prints JSON lines instead. Exit codes: 0 done, 1 the
- * world was wrong (one line on stderr says what and, where the user can act, how), 2 the command line was wrong.
+ * Results go to stdout, words for people to stderr; --json everywhere prints JSON lines instead.
+ * Exit codes: 0 done, 1 the world was wrong (one line on stderr says what and, where the user can
+ * act, how), 2 the command line was wrong.
  */
 #ifndef SHOAL_CLI_H
 #define SHOAL_CLI_H
@@ -13,22 +14,24 @@
 /* Options that every command takes. */
 struct common {
     bool json, quiet, exact, help;
-    int64_t threads;      /* 0: all */
+    int64_t threads; /* 0: all */
 };
 
 struct command {
-    const char *name, *args, *summary;   /* "eval", "MODEL", one line */
-    const char *about;                   /* a paragraph with examples, shown by --help */
-    const struct option_row *rows;       /* its own options; common ones are added */
-    size_t size;                         /* of the struct that rows fill */
-    int min_args, max_args;              /* positional; -1: any */
-    int (*run)(const struct common *c, const void *options, const struct strings *args, struct error *err);
+    const char *name, *args, *summary; /* "eval", "MODEL", one line */
+    const char *about;                 /* a paragraph with examples, shown by --help */
+    const struct option_row *rows;     /* its own options; common ones are added */
+    size_t size;                       /* of the struct that rows fill */
+    int min_args, max_args;            /* positional; -1: any */
+    int (*run)(const struct common *c, const void *options, const struct strings *args,
+               struct error *err);
 };
 /* One definition a file cmd_*.c; the table is in main.c. */
-extern const struct command cmd_demo, cmd_run, cmd_train, cmd_pretrain, cmd_debate, cmd_evolve, cmd_eval, cmd_resume,
-    cmd_convert, cmd_adapter, cmd_model, cmd_bench, cmd_doctor;
+extern const struct command cmd_demo, cmd_run, cmd_train, cmd_pretrain, cmd_debate, cmd_evolve,
+    cmd_eval, cmd_resume, cmd_convert, cmd_adapter, cmd_model, cmd_bench, cmd_doctor;
 
-/* Where models and recipes live: the argument itself, else below the folder of the program's own checkout. malloc'ed. */
+/* Where models and recipes live: the argument itself, else below the folder of the program's own
+ * checkout. malloc'ed. */
 char *cli_find(const char *path);
 enum numeric_class cli_class(const struct common *c);
 /* Prints one JSON object as a line on stdout and releases it. */

@@ -1,7 +1,8 @@
 /*
- * shoal bench: tokens a second on a known shape with random weights, medians of several repetitions, one JSON object a
- * line. `peak` lines come first: the best this class of product reaches here on operands that stay in the caches, in the
- * same run; `peak_share` of the other lines is relative to it.
+ * shoal bench: tokens a second on a known shape with random weights, medians of several
+ * repetitions, one JSON object a line. `peak` lines come first: the best this class of product
+ * reaches here on operands that stay in the caches, in the same run; `peak_share` of the other
+ * lines is relative to it.
  */
 #define _GNU_SOURCE
 #include "adapter/adapter.h"
@@ -16,12 +17,18 @@ struct options {
     int64_t reps, tokens, rank;
 };
 static const struct option_row rows[] = {
-    {"shape", OPT_STRING, offsetof(struct options, shape), "smollm-135m", 0, 0, "NAME", "as in 'shoal model new'"},
-    {"quant", OPT_STRING, offsetof(struct options, quant), "q8_0", 0, 0, "TYPE", "f32, bf16, q8_0 or q4_0"},
-    {"what", OPT_STRING, offsetof(struct options, what), "peak,prefill,decode", 0, 0, "LIST", "peak, prefill, decode"},
-    {"reps", OPT_INT, offsetof(struct options, reps), "5", 1, 1000, "N", "repetitions; medians are printed"},
-    {"tokens", OPT_INT, offsetof(struct options, tokens), "512", 1, 8192, "N", "prompt length of prefill"},
-    {"rank", OPT_INT, offsetof(struct options, rank), "8", 1, 256, "R", "of the adapters, on all seven projections"},
+    {"shape", OPT_STRING, offsetof(struct options, shape), "smollm-135m", 0, 0, "NAME",
+     "as in 'shoal model new'"},
+    {"quant", OPT_STRING, offsetof(struct options, quant), "q8_0", 0, 0, "TYPE",
+     "f32, bf16, q8_0 or q4_0"},
+    {"what", OPT_STRING, offsetof(struct options, what), "peak,prefill,decode", 0, 0, "LIST",
+     "peak, prefill, decode"},
+    {"reps", OPT_INT, offsetof(struct options, reps), "5", 1, 1000, "N",
+     "repetitions; medians are printed"},
+    {"tokens", OPT_INT, offsetof(struct options, tokens), "512", 1, 8192, "N",
+     "prompt length of prefill"},
+    {"rank", OPT_INT, offsetof(struct options, rank), "8", 1, 256, "R",
+     "of the adapters, on all seven projections"},
     {0},
 };
 
@@ -35,7 +42,7 @@ struct bench {
     struct forward *f;
     struct adapter *adapters[MAX_BATCH];
     float *logits;
-    double peak;               /* operations a second */
+    double peak; /* operations a second */
 };
 
 static int by_value(const void *a, const void *b) {
@@ -58,22 +65,25 @@ static bool wanted(const struct options *o, const char *what) {
 /* Multiplications and additions of one token through all matrices but the embedding. */
 static double token_ops(const struct model_config *c) {
     double n = 0;
-    for (int p = 0; p < N_PROJ; p++) n += (double)proj_in(c, (enum proj)p) * proj_out(c, (enum proj)p);
+    for (int p = 0; p < N_PROJ; p++)
+        n += (double)proj_in(c, (enum proj)p) * proj_out(c, (enum proj)p);
     return 2 * (n * c->n_layers);
 }
 
-static void print(const struct bench *b, const char *what, int batch, int tokens, int adapters, double tps,
-                  double ops) {
+static void print(const struct bench *b, const char *what, int batch, int tokens, int adapters,
+                  double tps, double ops) {
     double share = b->peak > 0 ? ops / b->peak : 0;
     if (b->c->json)
-        cli_print(json_pack("{s:s,s:s,s:s,s:s,s:i,s:i,s:i,s:i,s:i,s:f,s:s,s:f,s:f}", "what", what, "shape", b->o->shape,
-                            "quant", b->o->quant, "level", kernels_get()->name, "threads", pool_size(b->pool), "batch",
-                            batch, "tokens", tokens, "adapters", adapters, "rank", adapters ? (int)b->o->rank : 0, "tps",
-                            tps, "class", b->m->cls == CLASS_EXACT ? "exact" : "fast", "peak_share", share, "gops",
-                            1e-9 * ops));
+        cli_print(json_pack(
+            "{s:s,s:s,s:s,s:s,s:i,s:i,s:i,s:i,s:i,s:f,s:s,s:f,s:f}", "what", what, "shape",
+            b->o->shape, "quant", b->o->quant, "level", kernels_get()->name, "threads",
+            pool_size(b->pool), "batch", batch, "tokens", tokens, "adapters", adapters, "rank",
+            adapters ? (int)b->o->rank : 0, "tps", tps, "class",
+            b->m->cls == CLASS_EXACT ? "exact" : "fast", "peak_share", share, "gops", 1e-9 * ops));
     else
-        printf("%-8s batch %3d  tokens %4d  adapters %2d  %9.1f tokens/s  %7.1f Gop/s  %5.1f %% of peak\n", what, batch,
-               tokens, adapters, tps, 1e-9 * ops, 100 * share);
+        printf("%-8s batch %3d  tokens %4d  adapters %2d  %9.1f tokens/s  %7.1f Gop/s  %5.1f %% of "
+               "peak\n",
+               what, batch, tokens, adapters, tps, 1e-9 * ops, 100 * share);
 }
 
 /* 256 rows against 512 × 512 weights: everything stays in the second-level cache. */
@@ -84,7 +94,8 @@ static void bench_peak(struct bench *b, enum tensor_type type) {
     struct matrix w;
     struct inputs in;
     double t[1000];
-    float *x = arena_alloc(&arena, sizeof *x * ROWS * K), *y = arena_alloc(&arena, sizeof *y * ROWS * N);
+    float *x = arena_alloc(&arena, sizeof *x * ROWS * K),
+          *y = arena_alloc(&arena, sizeof *y * ROWS * N);
     float *rows32 = arena_alloc(&arena, sizeof *rows32 * N * K);
     struct rng r = rng_make(1, RNG_TEST, 0, 0);
     for (int i = 0; i < ROWS * K; i++) x[i] = rng_uniform(&r) - 0.5f;
@@ -93,7 +104,8 @@ static void bench_peak(struct bench *b, enum tensor_type type) {
     tensor_from_f32(type, rows32, file, (int64_t)N * K);
     CHECK(matrix_init(&w, type, N, K, file, NULL, b->m->cls, &arena, &err) == OK);
     void *scratch = arena_alloc(&arena, inputs_scratch(ROWS, K));
-    inputs_prepare(&in, x, K, ROWS, K, w.packed && type != TENSOR_BF16, w.packed && type == TENSOR_BF16, scratch, b->pool);
+    inputs_prepare(&in, x, K, ROWS, K, w.packed && type != TENSOR_BF16,
+                   w.packed && type == TENSOR_BF16, scratch, b->pool);
     for (int i = 0; i < 20; i++) matrix_mul(y, N, &in, &w, false, b->pool);
     for (int64_t i = 0; i < b->o->reps; i++) {
         double start = clock_now();
@@ -119,7 +131,8 @@ static double prefill_seconds(struct bench *b, int tokens, int adapters) {
     struct row *rows_ = xcalloc((size_t)tokens, sizeof *rows_);
     struct segment segs[MAX_BATCH];
     int32_t last = tokens - 1;
-    for (int i = 0; i < tokens; i++) rows_[i] = (struct row){(i * 7919 + 3) % b->m->config.vocab_size, i, 0};
+    for (int i = 0; i < tokens; i++)
+        rows_[i] = (struct row){(i * 7919 + 3) % b->m->config.vocab_size, i, 0};
     int n_segs = segments(b, segs, tokens, adapters);
     double start = clock_now();
     forward_run(b->f, rows_, tokens, segs, n_segs, &last, 1, b->logits);
@@ -136,7 +149,8 @@ static double decode_seconds(struct bench *b, int batch, int adapters) {
     double start = clock_now();
     for (int t = 0; t < DECODE_STEPS; t++) {
         for (int i = 0; i < batch; i++) {
-            step[i] = (struct row){(t * 31 + i * 7919 + 3) % b->m->config.vocab_size, DECODE_FROM + t, i};
+            step[i] =
+                (struct row){(t * 31 + i * 7919 + 3) % b->m->config.vocab_size, DECODE_FROM + t, i};
             out[i] = i;
         }
         forward_run(b->f, step, batch, segs, n_segs, out, batch, b->logits);
@@ -161,9 +175,10 @@ static void bench_decode(struct bench *b, int batch, int adapters) {
     print(b, "decode", batch, DECODE_FROM, adapters, tps, (token_ops(&b->m->config) + head) * tps);
 }
 
-/* The shape's random model in the wanted weight type, through a temporary GGUF, so that it is what a file would be. */
-static struct model *bench_model(const struct common *c, const struct options *o, enum tensor_type *type,
-                                 struct error *err) {
+/* The shape's random model in the wanted weight type, through a temporary GGUF, so that it is what
+ * a file would be. */
+static struct model *bench_model(const struct common *c, const struct options *o,
+                                 enum tensor_type *type, struct error *err) {
     struct model_config config;
     if (shape_find(o->shape, &config, err) != OK) return NULL;
     if (tensor_type_parse(o->quant, type) != OK) {
@@ -189,7 +204,8 @@ static void bench_all(struct bench *b, enum tensor_type type) {
             bench_decode(b, batches[i], a);
 }
 
-static int run(const struct common *c, const void *options, const struct strings *args, struct error *err) {
+static int run(const struct common *c, const void *options, const struct strings *args,
+               struct error *err) {
     struct bench b = {.c = c, .o = options, .pool = pool_new((int)c->threads)};
     enum tensor_type type;
     (void)args;
@@ -197,12 +213,16 @@ static int run(const struct common *c, const void *options, const struct strings
     if (b.m) {
         struct adapter_config ac = {.r = (int32_t)b.o->rank, .alpha = 2 * (float)b.o->rank};
         for (int p = 0; p < N_PROJ; p++) ac.target[p] = true;
-        struct forward_options fo = {.max_rows = (int32_t)MAX(b.o->tokens, MAX_BATCH), .n_slots = MAX_BATCH,
-                                     .slot_len = (int32_t)MAX(b.o->tokens, DECODE_FROM + DECODE_STEPS), .pool = b.pool};
+        struct forward_options fo = {.max_rows = (int32_t)MAX(b.o->tokens, MAX_BATCH),
+                                     .n_slots = MAX_BATCH,
+                                     .slot_len =
+                                         (int32_t)MAX(b.o->tokens, DECODE_FROM + DECODE_STEPS),
+                                     .pool = b.pool};
         fo.slot_len = MIN(fo.slot_len, b.m->config.max_seq_len);
         b.f = forward_new(b.m, &fo);
         b.logits = xcalloc((size_t)MAX_BATCH * (size_t)b.m->config.vocab_size, sizeof *b.logits);
-        for (int i = 0; i < MAX_BATCH; i++) b.adapters[i] = adapter_new(&b.m->config, &ac, (uint64_t)i);
+        for (int i = 0; i < MAX_BATCH; i++)
+            b.adapters[i] = adapter_new(&b.m->config, &ac, (uint64_t)i);
         bench_all(&b, type);
     }
     for (int i = 0; i < MAX_BATCH; i++) adapter_release(b.adapters[i]);

@@ -26,8 +26,9 @@ static json_t *libraries(void) {
     char pcre[64] = "";
     pcre2_config(PCRE2_CONFIG_VERSION, pcre);
     pcre[strcspn(pcre, " ")] = 0;
-    return json_pack("{s:s,s:s,s:s,s:s,s:s}", "jansson", jansson_version_str(), "libyaml", yaml_get_version_string(),
-                     "pcre2", pcre, "sqlite", sqlite3_libversion(), "libsodium", sodium_version_string());
+    return json_pack("{s:s,s:s,s:s,s:s,s:s}", "jansson", jansson_version_str(), "libyaml",
+                     yaml_get_version_string(), "pcre2", pcre, "sqlite", sqlite3_libversion(),
+                     "libsodium", sodium_version_string());
 }
 
 /* What a user would trip over, as sentences. */
@@ -35,23 +36,29 @@ static json_t *complaints(void) {
     json_t *list = json_array();
     uint32_t jit = 0;
     pcre2_config(PCRE2_CONFIG_JIT, &jit);
-    if (!jit) json_array_append_new(list, json_string("pcre2 has no JIT: tokenizing is several times slower"));
+    if (!jit)
+        json_array_append_new(list,
+                              json_string("pcre2 has no JIT: tokenizing is several times slower"));
     if (!sqlite3_compileoption_used("ENABLE_FTS5"))
-        json_array_append_new(list, json_string("sqlite has no FTS5: full-text search will not work"));
+        json_array_append_new(list,
+                              json_string("sqlite has no FTS5: full-text search will not work"));
     char *starter = cli_find("models/fry/config.json");
     if (!path_exists(starter))
-        json_array_append_new(list, json_string("the starter model 'models/fry' is not there: run 'shoal pretrain "
-                                                "models/fry/recipe.yaml'"));
+        json_array_append_new(
+            list, json_string("the starter model 'models/fry' is not there: run 'shoal pretrain "
+                              "models/fry/recipe.yaml'"));
     free(starter);
     if (access(".", W_OK) != 0)
-        json_array_append_new(list, json_string("this folder cannot be written: runs need --runs DIR"));
+        json_array_append_new(list,
+                              json_string("this folder cannot be written: runs need --runs DIR"));
     return list;
 }
 
 static json_t *levels(void) {
     json_t *list = json_array();
     for (int l = 0; l < CPU_LEVELS; l++)
-        if (cpu_has((enum cpu_level)l)) json_array_append_new(list, json_string(cpu_level_name((enum cpu_level)l)));
+        if (cpu_has((enum cpu_level)l))
+            json_array_append_new(list, json_string(cpu_level_name((enum cpu_level)l)));
     return list;
 }
 
@@ -59,26 +66,33 @@ static void print(const json_t *v) {
     const char *name;
     size_t i;
     json_t *item;
-    printf("shoal %s\nlevel      %s (has:", SHOAL_VERSION, json_string_value(json_object_get(v, "level")));
-    json_array_foreach(json_object_get(v, "levels"), i, item) printf(" %s", json_string_value(item));
+    printf("shoal %s\nlevel      %s (has:", SHOAL_VERSION,
+           json_string_value(json_object_get(v, "level")));
+    json_array_foreach(json_object_get(v, "levels"), i, item)
+        printf(" %s", json_string_value(item));
     printf(")\nclass      %s\nthreads    %d\nmemory     %.1f GB, %.1f GB free\nlibraries ",
-           json_string_value(json_object_get(v, "class")), (int)json_integer_value(json_object_get(v, "threads")),
+           json_string_value(json_object_get(v, "class")),
+           (int)json_integer_value(json_object_get(v, "threads")),
            1e-9 * (double)json_integer_value(json_object_get(v, "memory_bytes")),
            1e-9 * (double)json_integer_value(json_object_get(v, "free_bytes")));
-    json_object_foreach(json_object_get(v, "libraries"), name, item) printf(" %s %s", name, json_string_value(item));
+    json_object_foreach(json_object_get(v, "libraries"), name, item)
+        printf(" %s %s", name, json_string_value(item));
     printf("\n");
-    json_array_foreach(json_object_get(v, "missing"), i, item) printf("missing    %s\n", json_string_value(item));
+    json_array_foreach(json_object_get(v, "missing"), i, item)
+        printf("missing    %s\n", json_string_value(item));
     if (json_array_size(json_object_get(v, "missing")) == 0) printf("missing    nothing\n");
 }
 
-static int run(const struct common *c, const void *options, const struct strings *args, struct error *err) {
+static int run(const struct common *c, const void *options, const struct strings *args,
+               struct error *err) {
     (void)options, (void)args, (void)err;
-    json_t *v = json_pack("{s:s,s:s,s:o,s:s,s:i,s:I,s:I,s:o,s:o}", "version", SHOAL_VERSION, "level",
-                          kernels_get()->name, "levels", levels(), "class",
-                          cli_class(c) == CLASS_EXACT ? "exact" : "fast", "threads",
-                          c->threads ? (int)c->threads : cpu_count(), "memory_bytes", (json_int_t)memory("MemTotal"),
-                          "free_bytes", (json_int_t)memory("MemAvailable"), "libraries", libraries(), "missing",
-                          complaints());
+    json_t *v =
+        json_pack("{s:s,s:s,s:o,s:s,s:i,s:I,s:I,s:o,s:o}", "version", SHOAL_VERSION, "level",
+                  kernels_get()->name, "levels", levels(), "class",
+                  cli_class(c) == CLASS_EXACT ? "exact" : "fast", "threads",
+                  c->threads ? (int)c->threads : cpu_count(), "memory_bytes",
+                  (json_int_t)memory("MemTotal"), "free_bytes", (json_int_t)memory("MemAvailable"),
+                  "libraries", libraries(), "missing", complaints());
     if (c->json) return cli_print(v), OK;
     print(v);
     json_decref(v);
@@ -89,7 +103,8 @@ const struct command cmd_doctor = {
     .name = "doctor",
     .args = "",
     .summary = "processor level, memory, threads, libraries, and what is missing",
-    .about = "Prints what the program found on this machine. SHOAL_CPU=scalar|avx2|avx512|amx caps the level.",
+    .about = "Prints what the program found on this machine. SHOAL_CPU=scalar|avx2|avx512|amx caps "
+             "the level.",
     .max_args = 0,
     .run = run,
 };

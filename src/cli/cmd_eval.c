@@ -13,12 +13,17 @@ struct options {
     bool working;
 };
 static const struct option_row rows[] = {
-    {"tasks", OPT_STRING, offsetof(struct options, tasks), "fry", 0, 0, "LIST", "'fry' (all families) or family names, comma-separated"},
-    {"adapters", OPT_LIST, offsetof(struct options, adapters), NULL, 0, 0, "DIR …", "PEFT directories to measure beside the base"},
+    {"tasks", OPT_STRING, offsetof(struct options, tasks), "fry", 0, 0, "LIST",
+     "'fry' (all families) or family names, comma-separated"},
+    {"adapters", OPT_LIST, offsetof(struct options, adapters), NULL, 0, 0, "DIR …",
+     "PEFT directories to measure beside the base"},
     {"n", OPT_INT, offsetof(struct options, n), "1000", 1, 1e7, "N", "questions a family"},
-    {"split", OPT_STRING, offsetof(struct options, split), "test", 0, 0, "NAME", "test, dev or train"},
-    {"seed", OPT_INT, offsetof(struct options, seed), "1000003", 0, 9e15, "N", "draws the questions"},
-    {"working", OPT_BOOL, offsetof(struct options, working), NULL, 0, 0, NULL, "let the model write its working first"},
+    {"split", OPT_STRING, offsetof(struct options, split), "test", 0, 0, "NAME",
+     "test, dev or train"},
+    {"seed", OPT_INT, offsetof(struct options, seed), "1000003", 0, 9e15, "N",
+     "draws the questions"},
+    {"working", OPT_BOOL, offsetof(struct options, working), NULL, 0, 0, NULL,
+     "let the model write its working first"},
     {0},
 };
 
@@ -29,8 +34,10 @@ static int parse_tasks(const char *list, bool pick[], struct error *err) {
         int f = fry_find(t);
         if (strcmp(t, "fry") == 0)
             for (int i = 0; i < fry_count(); i++) pick[i] = true;
-        else if (f >= 0) pick[f] = true;
-        else rc = error_set(err, ERR_USAGE, "no task '%s'", t);
+        else if (f >= 0)
+            pick[f] = true;
+        else
+            rc = error_set(err, ERR_USAGE, "no task '%s'", t);
     }
     free(copy);
     return rc;
@@ -43,32 +50,37 @@ static int parse_split(const char *name, enum split *out, struct error *err) {
     return error_set(err, ERR_USAGE, "no split '%s'; there are train, dev and test", name);
 }
 
-static void print_score(const struct common *c, const char *task, const char *adapter, const struct score *s) {
+static void print_score(const struct common *c, const char *task, const char *adapter,
+                        const struct score *s) {
     struct interval ci = stats_wilson(s->correct, s->n);
     if (c->json)
-        cli_print(json_pack("{s:s,s:s,s:I,s:f,s:f,s:f,s:I,s:I,s:I,s:f}", "task", task, "adapter", adapter, "n",
-                            (json_int_t)s->n, "acc", ci.value, "lo", ci.lo, "hi", ci.hi, "prefilled",
-                            (json_int_t)s->prefilled, "generated", (json_int_t)s->generated, "truncated",
-                            (json_int_t)s->truncated, "seconds", s->seconds));
+        cli_print(json_pack("{s:s,s:s,s:I,s:f,s:f,s:f,s:I,s:I,s:I,s:f}", "task", task, "adapter",
+                            adapter, "n", (json_int_t)s->n, "acc", ci.value, "lo", ci.lo, "hi",
+                            ci.hi, "prefilled", (json_int_t)s->prefilled, "generated",
+                            (json_int_t)s->generated, "truncated", (json_int_t)s->truncated,
+                            "seconds", s->seconds));
     else
-        printf("%-14s %-16s %7d %7.2f %%   %6.2f … %6.2f\n", task, adapter, (int)s->n, 100 * ci.value, 100 * ci.lo,
-               100 * ci.hi);
+        printf("%-14s %-16s %7d %7.2f %%   %6.2f … %6.2f\n", task, adapter, (int)s->n,
+               100 * ci.value, 100 * ci.lo, 100 * ci.hi);
 }
 
-static int eval_all(const struct common *c, const struct options *o, struct model *m, struct engine *e,
-                    struct error *err) {
+static int eval_all(const struct common *c, const struct options *o, struct model *m,
+                    struct engine *e, struct error *err) {
     bool pick[64] = {false};
     enum split split = SPLIT_TEST;
-    if (parse_tasks(o->tasks, pick, err) != OK || parse_split(o->split, &split, err) != OK) return err->code;
+    if (parse_tasks(o->tasks, pick, err) != OK || parse_split(o->split, &split, err) != OK)
+        return err->code;
     if (!m->tok) return error_set(err, ERR_MISMATCH, "'%s' has no tokenizer", m->path);
-    if (!c->json) printf("%-14s %-16s %7s %9s   %s\n", "task", "adapter", "n", "accuracy", "95 % interval");
+    if (!c->json)
+        printf("%-14s %-16s %7s %9s   %s\n", "task", "adapter", "n", "accuracy", "95 % interval");
     for (int a = -1; a < o->adapters.n; a++) {
         struct adapter *ad = a < 0 ? NULL : adapter_load(o->adapters.v[a], &m->config, err);
         if (a >= 0 && !ad) return err->code;
         for (int f = 0; f < fry_count(); f++) {
             if (!pick[f]) continue;
             struct score s = {0};
-            int rc = task_run(e, m->tok, f, split, (uint64_t)o->seed, (int32_t)o->n, ad, o->working, NULL, &s, NULL, err);
+            int rc = task_run(e, m->tok, f, split, (uint64_t)o->seed, (int32_t)o->n, ad, o->working,
+                              NULL, &s, NULL, err);
             if (rc != OK) {
                 adapter_release(ad);
                 return rc;
@@ -80,7 +92,8 @@ static int eval_all(const struct common *c, const struct options *o, struct mode
     return OK;
 }
 
-static int run(const struct common *c, const void *options, const struct strings *args, struct error *err) {
+static int run(const struct common *c, const void *options, const struct strings *args,
+               struct error *err) {
     char *path = cli_find(args->v[0]);
     struct pool *pool = pool_new((int)c->threads);
     struct model *m = model_open(path, cli_class(c), err);
@@ -98,10 +111,12 @@ const struct command cmd_eval = {
     .name = "eval",
     .args = "MODEL",
     .summary = "accuracy with 95 % intervals, base and adapters on the same items",
-    .about = "Asks fresh questions of each task and prints accuracy with Wilson's 95 % interval. Answers are decoded as one of\n"
+    .about = "Asks fresh questions of each task and prints accuracy with Wilson's 95 % interval. "
+             "Answers are decoded as one of\n"
              "the choices, never parsed out of text.\n\n"
              "  shoal eval models/fry --tasks fry --json\n"
-             "  shoal eval models/fry --tasks route,order --adapters runs/ID/adapters/gen_0/explorer --n 5000",
+             "  shoal eval models/fry --tasks route,order --adapters "
+             "runs/ID/adapters/gen_0/explorer --n 5000",
     .rows = rows,
     .size = sizeof(struct options),
     .min_args = 1,

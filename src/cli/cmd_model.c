@@ -13,7 +13,8 @@ struct options {
 };
 
 /* GGUF by ending or by existing file, else a Hugging Face directory. */
-static int write_model(const struct model *m, const char *out, enum tensor_type type, struct error *err) {
+static int write_model(const struct model *m, const char *out, enum tensor_type type,
+                       struct error *err) {
     size_t n = strlen(out);
     bool gguf = n > 5 && strcmp(out + n - 5, ".gguf") == 0;
     return gguf ? model_write_gguf(m, out, type, err) : model_write_hf(m, out, type, err);
@@ -23,18 +24,20 @@ static void print_model(const struct common *c, struct model *m, const char *has
     const struct model_config *k = &m->config;
     int64_t n = model_param_count(k);
     if (c->json) {
-        cli_print(json_pack("{s:s,s:s,s:s,s:I,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:b,s:s}", "name", m->name, "arch",
-                            k->arch->name, "type", tensor_type_name(m->type), "parameters", (json_int_t)n, "layers",
-                            k->n_layers, "d_model", k->d_model, "heads", k->n_heads, "kv_heads", k->n_kv_heads, "d_ff",
-                            k->d_ff, "vocab", k->vocab_size, "context", k->max_seq_len, "tied", (int)k->tied, "hash",
-                            hash));
+        cli_print(json_pack("{s:s,s:s,s:s,s:I,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:b,s:s}", "name",
+                            m->name, "arch", k->arch->name, "type", tensor_type_name(m->type),
+                            "parameters", (json_int_t)n, "layers", k->n_layers, "d_model",
+                            k->d_model, "heads", k->n_heads, "kv_heads", k->n_kv_heads, "d_ff",
+                            k->d_ff, "vocab", k->vocab_size, "context", k->max_seq_len, "tied",
+                            (int)k->tied, "hash", hash));
         return;
     }
     printf("%s: %s, %.2f million parameters in %s\n", m->name, k->arch->name, 1e-6 * (double)n,
            tensor_type_name(m->type));
-    printf("  %d layers, width %d, %d heads (%d for keys and values), feed-forward %d\n", k->n_layers, k->d_model,
-           k->n_heads, k->n_kv_heads, k->d_ff);
-    printf("  vocabulary %d%s, context %d\n  sha-256 %s\n", k->vocab_size, k->tied ? " (tied)" : "", k->max_seq_len, hash);
+    printf("  %d layers, width %d, %d heads (%d for keys and values), feed-forward %d\n",
+           k->n_layers, k->d_model, k->n_heads, k->n_kv_heads, k->d_ff);
+    printf("  vocabulary %d%s, context %d\n  sha-256 %s\n", k->vocab_size, k->tied ? " (tied)" : "",
+           k->max_seq_len, hash);
 }
 
 static int model_info(const struct common *c, const char *arg, struct error *err) {
@@ -51,7 +54,8 @@ static int model_make(const struct options *o, const char *out, struct error *er
     struct model_config config;
     enum tensor_type type;
     if (shape_find(o->shape, &config, err) != OK) return err->code;
-    if (tensor_type_parse(o->quant, &type) != OK) return error_set(err, ERR_USAGE, "no weight type '%s'", o->quant);
+    if (tensor_type_parse(o->quant, &type) != OK)
+        return error_set(err, ERR_USAGE, "no weight type '%s'", o->quant);
     struct model *m = model_new(&config, (uint64_t)o->seed, CLASS_EXACT);
     m->name = arena_strdup(&m->arena, o->shape);
     int rc = write_model(m, out, type, err);
@@ -69,7 +73,8 @@ static int persona_data(const struct options *o, const char *dir, struct error *
     return rc;
 }
 
-static int run_model(const struct common *c, const void *options, const struct strings *args, struct error *err) {
+static int run_model(const struct common *c, const void *options, const struct strings *args,
+                     struct error *err) {
     const struct options *o = options;
     const char *verb = args->v[0];
     if (strcmp(verb, "info") == 0) return model_info(c, args->v[1], err);
@@ -78,14 +83,17 @@ static int run_model(const struct common *c, const void *options, const struct s
     return error_set(err, ERR_USAGE, "no '%s'; there are new, info and data", verb);
 }
 
-static int run_convert(const struct common *c, const void *options, const struct strings *args, struct error *err) {
+static int run_convert(const struct common *c, const void *options, const struct strings *args,
+                       struct error *err) {
     const struct options *o = options;
     enum tensor_type type = TENSOR_F32;
-    if (!o->out) return error_set(err, ERR_USAGE, "-o is missing: a path ending in .gguf, or a directory");
+    if (!o->out)
+        return error_set(err, ERR_USAGE, "-o is missing: a path ending in .gguf, or a directory");
     if (o->quant && tensor_type_parse(o->quant, &type) != OK)
         return error_set(err, ERR_USAGE, "no weight type '%s'", o->quant);
     char *path = cli_find(args->v[0]);
-    struct model *m = o->tokenizer ? llama2c_open(path, o->tokenizer, CLASS_EXACT, err) : model_open(path, CLASS_EXACT, err);
+    struct model *m = o->tokenizer ? llama2c_open(path, o->tokenizer, CLASS_EXACT, err)
+                                   : model_open(path, CLASS_EXACT, err);
     int rc = m ? OK : err->code;
     if (m && !o->quant && (m->type == TENSOR_BF16 || m->type == TENSOR_F16)) type = m->type;
     if (rc == OK) rc = write_model(m, o->out, type, err);
@@ -99,16 +107,21 @@ static int run_convert(const struct common *c, const void *options, const struct
 static const struct option_row model_rows[] = {
     {"shape", OPT_STRING, offsetof(struct options, shape), "fry", 0, 0, "NAME",
      "smollm-135m, qwen3-0.6b, stories15m, fry, tiny-llama, tiny-qwen3"},
-    {"quant", OPT_STRING, offsetof(struct options, quant), "f32", 0, 0, "TYPE", "f32, f16, bf16, q8_0, q4_0"},
-    {"seed", OPT_INT, offsetof(struct options, seed), "1", 0, 9e15, "N", "of the weights or conversations"},
-    {"n", OPT_INT, offsetof(struct options, n), "600", 1, 1e7, "N", "conversations a persona (data)"},
+    {"quant", OPT_STRING, offsetof(struct options, quant), "f32", 0, 0, "TYPE",
+     "f32, f16, bf16, q8_0, q4_0"},
+    {"seed", OPT_INT, offsetof(struct options, seed), "1", 0, 9e15, "N",
+     "of the weights or conversations"},
+    {"n", OPT_INT, offsetof(struct options, n), "600", 1, 1e7, "N",
+     "conversations a persona (data)"},
     {0},
 };
 static const struct option_row convert_rows[] = {
-    {"o", OPT_STRING, offsetof(struct options, out), NULL, 0, 0, "OUT", "file ending in .gguf, or a directory"},
+    {"o", OPT_STRING, offsetof(struct options, out), NULL, 0, 0, "OUT",
+     "file ending in .gguf, or a directory"},
     {"tokenizer", OPT_STRING, offsetof(struct options, tokenizer), NULL, 0, 0, "FILE",
      "the tokenizer of a llama2.c .bin"},
-    {"quant", OPT_STRING, offsetof(struct options, quant), NULL, 0, 0, "TYPE", "f32, f16, bf16, q8_0, q4_0"},
+    {"quant", OPT_STRING, offsetof(struct options, quant), NULL, 0, 0, "TYPE",
+     "f32, f16, bf16, q8_0, q4_0"},
     {0},
 };
 

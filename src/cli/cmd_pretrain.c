@@ -9,11 +9,13 @@ struct options {
     char *out;
 };
 static const struct option_row rows[] = {
-    {"out", OPT_STRING, offsetof(struct options, out), NULL, 0, 0, "DIR", "where the model goes; default: the recipe's folder"},
+    {"out", OPT_STRING, offsetof(struct options, out), NULL, 0, 0, "DIR",
+     "where the model goes; default: the recipe's folder"},
     {0},
 };
 
-static int run(const struct common *c, const void *options, const struct strings *args, struct error *err) {
+static int run(const struct common *c, const void *options, const struct strings *args,
+               struct error *err) {
     const struct options *o = options;
     struct pretrain_options recipe;
     struct yaml y;
@@ -37,8 +39,10 @@ const struct command cmd_pretrain = {
     .name = "pretrain",
     .args = "RECIPE",
     .summary = "make a small base model from a recipe",
-    .about = "Trains a tokenizer and then a model from nothing on generated tasks, as the YAML recipe says, and writes it\n"
-             "as a Hugging Face directory with log.jsonl. Interrupted runs continue from their checkpoint.\n\n"
+    .about = "Trains a tokenizer and then a model from nothing on generated tasks, as the YAML "
+             "recipe says, and writes it\n"
+             "as a Hugging Face directory with log.jsonl. Interrupted runs continue from their "
+             "checkpoint.\n\n"
              "  shoal pretrain models/fry/recipe.yaml --out /tmp/fry",
     .rows = rows,
     .size = sizeof(struct options),

@@ -1,4 +1,5 @@
-/* The program's entry: finds the command, parses its options, turns errors into one line and an exit code. */
+/* The program's entry: finds the command, parses its options, turns errors into one line and an
+ * exit code. */
 #define _GNU_SOURCE
 #include "cli/cli.h"
 
@@ -8,16 +9,19 @@
 #include <unistd.h>
 
 static const struct command *const commands[] = {
-    &cmd_demo,   &cmd_run,    &cmd_train,   &cmd_pretrain, &cmd_debate, &cmd_evolve, &cmd_eval,
+    &cmd_demo,   &cmd_run,     &cmd_train,   &cmd_pretrain, &cmd_debate, &cmd_evolve, &cmd_eval,
     &cmd_resume, &cmd_convert, &cmd_adapter, &cmd_model,    &cmd_bench,  &cmd_doctor,
 };
 
 static const struct option_row common_rows[] = {
-    {"json", OPT_BOOL, offsetof(struct common, json), NULL, 0, 0, NULL, "results as JSON lines on stdout"},
-    {"quiet", OPT_BOOL, offsetof(struct common, quiet), NULL, 0, 0, NULL, "no notes and no progress on stderr"},
+    {"json", OPT_BOOL, offsetof(struct common, json), NULL, 0, 0, NULL,
+     "results as JSON lines on stdout"},
+    {"quiet", OPT_BOOL, offsetof(struct common, quiet), NULL, 0, 0, NULL,
+     "no notes and no progress on stderr"},
     {"exact", OPT_BOOL, offsetof(struct common, exact), NULL, 0, 0, NULL,
      "exact numeric class: the same bits on every processor"},
-    {"threads", OPT_INT, offsetof(struct common, threads), "0", 0, 1024, "N", "threads; 0: all processors"},
+    {"threads", OPT_INT, offsetof(struct common, threads), "0", 0, 1024, "N",
+     "threads; 0: all processors"},
     {"help", OPT_BOOL, offsetof(struct common, help), NULL, 0, 0, NULL, "this text"},
     {0},
 };
@@ -53,12 +57,14 @@ char *cli_find(const char *path) {
 }
 
 static void usage(FILE *f) {
-    fprintf(f, "shoal %s: grows a shoal of LoRA agents on one small language model\n\n"
-               "usage: shoal COMMAND [options]\n\n",
+    fprintf(f,
+            "shoal %s: grows a shoal of LoRA agents on one small language model\n\n"
+            "usage: shoal COMMAND [options]\n\n",
             SHOAL_VERSION);
     for (size_t i = 0; i < ARRAY_LEN(commands); i++)
         fprintf(f, "  %-10s %s\n", commands[i]->name, commands[i]->summary);
-    fprintf(f, "\n'shoal COMMAND --help' explains a command. 'shoal demo' shows the main job in three minutes.\n");
+    fprintf(f, "\n'shoal COMMAND --help' explains a command. 'shoal demo' shows the main job in "
+               "three minutes.\n");
 }
 
 static void help(const struct command *c) {
@@ -82,8 +88,8 @@ static struct option_row *joined_rows(const struct command *c) {
 }
 
 static int usage_error(const struct command *c, const struct error *err) {
-    fprintf(stderr, "shoal %s: %s\nusage: shoal %s %s [options]; see 'shoal %s --help'\n", c->name, err->text, c->name,
-            c->args, c->name);
+    fprintf(stderr, "shoal %s: %s\nusage: shoal %s %s [options]; see 'shoal %s --help'\n", c->name,
+            err->text, c->name, c->args, c->name);
     return 2;
 }
 
@@ -100,14 +106,18 @@ static int run_command(const struct command *c, int argc, char **argv) {
     } else if (common->help) {
         help(c);
     } else if (args.n < c->min_args || (c->max_args >= 0 && args.n > c->max_args)) {
-        error_set(&err, ERR_USAGE, args.n < c->min_args ? "arguments are missing" : "too many arguments");
+        error_set(&err, ERR_USAGE,
+                  args.n < c->min_args ? "arguments are missing" : "too many arguments");
         code = usage_error(c, &err);
     } else {
         log_quiet = common->quiet;
         int rc = c->run(common, block + sizeof *common, &args, &err);
-        if (rc == ERR_USAGE) code = usage_error(c, &err);
-        else if (rc != OK) fprintf(stderr, "shoal %s: %s\n", c->name, err.text), code = 1;
-        if (code == 0 && (fflush(stdout) || ferror(stdout))) fprintf(stderr, "shoal: cannot write the result\n"), code = 1;
+        if (rc == ERR_USAGE)
+            code = usage_error(c, &err);
+        else if (rc != OK)
+            fprintf(stderr, "shoal %s: %s\n", c->name, err.text), code = 1;
+        if (code == 0 && (fflush(stdout) || ferror(stdout)))
+            fprintf(stderr, "shoal: cannot write the result\n"), code = 1;
     }
     options_release(rows, block);
     strings_release(&args);
@@ -132,7 +142,8 @@ int main(int argc, char **argv) {
         return 0;
     }
     for (size_t i = 0; i < ARRAY_LEN(commands); i++)
-        if (strcmp(argv[1], commands[i]->name) == 0) return run_command(commands[i], argc - 2, argv + 2);
+        if (strcmp(argv[1], commands[i]->name) == 0)
+            return run_command(commands[i], argc - 2, argv + 2);
     fprintf(stderr, "shoal: no command '%s'; 'shoal --help' lists them\n", argv[1]);
     return 2;
 }

@@ -676,8 +676,8 @@ static void generation_end(struct request *r, enum finish why) {
     }
     s->phase = PHASE_SUFFIX;
     s->end = r->n_prompt + r->n_out + r->suffix.n;
-    s->kv =
-        MIN(s->kv, s->end - 1); // stopped and no suffix: the last row is read again for its logits
+    // stopped and no suffix: the last row is read again, for its logits
+    s->kv = MIN(s->kv, s->end - 1);
 }
 
 static bool is_stop(const struct request *r, int32_t token) {

@@ -1,9 +1,11 @@
 /*
- * eval: tasks, how an item is asked and graded, and the statistics that every claim of Shoal carries.
+ * eval: tasks, how an item is asked and graded, and the statistics that every claim of Shoal
+ * carries.
  *
- * fry.c generates the starter model's task families. Every item has a canonical key (its content without language and
- * wording); hash(key) decides its split, so train, dev (fitness) and test are disjoint by construction: no seed and no
- * wording can carry a question across. All of it is pure but task_run, which drives an engine.
+ * fry.c generates the starter model's task families. Every item has a canonical key (its content
+ * without language and wording); hash(key) decides its split, so train, dev (fitness) and test are
+ * disjoint by construction: no seed and no wording can carry a question across. All of it is pure
+ * but task_run, which drives an engine.
  */
 #ifndef SHOAL_EVAL_H
 #define SHOAL_EVAL_H
@@ -13,29 +15,31 @@
 #define MAX_CHOICES 8
 
 struct item {
-    char *question;              /* the user's words */
-    char *work;                  /* a correct short working, for training; may be "" */
-    char *choices[MAX_CHOICES];  /* candidate answers, shuffled */
+    char *question;             /* the user's words */
+    char *work;                 /* a correct short working, for training; may be "" */
+    char *choices[MAX_CHOICES]; /* candidate answers, shuffled */
     int n_choices, correct;
-    const char *lang;            /* "en", "ja", "zh" */
-    bool rare;                   /* a variant that pretraining does not show */
-    char *key;                   /* canonical content */
+    const char *lang; /* "en", "ja", "zh" */
+    bool rare;        /* a variant that pretraining does not show */
+    char *key;        /* canonical content */
 };
 void item_release(struct item *it);
 
 enum split { SPLIT_TRAIN, SPLIT_DEV, SPLIT_TEST };
 struct family {
     const char *name;
-    bool easy;                   /* the starter model answers at least 99 % */
-    float rare_share;            /* of rare variants outside pretraining; 0 for easy families */
+    bool easy;        /* the starter model answers at least 99 % */
+    float rare_share; /* of rare variants outside pretraining; 0 for easy families */
     const char *about;
     void (*make)(struct rng *r, bool rare, struct item *out);
 };
 extern const struct family fry_families[];
 int fry_count(void);
-int fry_find(const char *name);  /* -1 when unknown */
-/* Item `index` of a family's split: a pure function of its arguments. `pretrain`: common variants only. */
-void fry_item(int family, enum split split, uint64_t seed, uint32_t index, bool pretrain, struct item *out);
+int fry_find(const char *name); /* -1 when unknown */
+/* Item `index` of a family's split: a pure function of its arguments. `pretrain`: common variants
+ * only. */
+void fry_item(int family, enum split split, uint64_t seed, uint32_t index, bool pretrain,
+              struct item *out);
 enum split fry_split_of(const char *key);
 
 /* The three founding personas: name, system prompt, the families its conversations are about. */
@@ -47,27 +51,31 @@ extern const struct persona fry_personas[3];
 /* What a debater is told of the others: "others say 12 and 15. answer again." malloc'ed. */
 char *fry_debate_turn(const char *const *others, int n);
 /* Writes n conversations of a persona as JSONL (train split). */
-int fry_write_persona(const struct persona *p, int n, uint64_t seed, const char *path, struct error *err);
+int fry_write_persona(const struct persona *p, int n, uint64_t seed, const char *path,
+                      struct error *err);
 
-/* ---- asking ---------------------------------------------------------------------------------------------------- */
+/* asking */
 
 /* The assistant's first words; a space and one choice follow, closed by <|im_end|>. */
 #define ANSWER_PREFIX "answer:"
 #define WORK_PREFIX "work:"
 
-/* A question as tokens: the chat so far with the assistant's first words, suffix, choices with their end. */
+/* A question as tokens: the chat so far with the assistant's first words, suffix, choices with
+ * their end. */
 struct asked {
     struct ids prompt, suffix, choices[MAX_CHOICES];
     struct token_seq seq[MAX_CHOICES];
     int32_t stop[2];
     int n_stop, n_choices;
 };
-/* working: think first (up to max_tokens), then "\nanswer: " and the choice; else the choice at once. */
-void asked_init(struct asked *a, const struct tokenizer *tok, const struct message *chat, int n_msgs,
-                const struct item *it, bool working);
+/* working: think first (up to max_tokens), then "\nanswer: " and the choice; else the choice at
+ * once. */
+void asked_init(struct asked *a, const struct tokenizer *tok, const struct message *chat,
+                int n_msgs, const struct item *it, bool working);
 void asked_release(struct asked *a);
 /* Points a request at it. */
-void asked_request(const struct asked *a, struct adapter *adapter, int32_t max_tokens, struct request *out);
+void asked_request(const struct asked *a, struct adapter *adapter, int32_t max_tokens,
+                   struct request *out);
 
 /* Accuracy of one adapter on one family. right[i] (may be NULL) tells each item. */
 struct score {
@@ -75,26 +83,27 @@ struct score {
     int64_t prefilled, generated, truncated;
     double seconds;
 };
-int task_run(struct engine *e, const struct tokenizer *tok, int family, enum split split, uint64_t seed, int32_t n,
-             struct adapter *adapter, bool working, uint8_t *right, struct score *out, struct progress *p,
-             struct error *err);
+int task_run(struct engine *e, const struct tokenizer *tok, int family, enum split split,
+             uint64_t seed, int32_t n, struct adapter *adapter, bool working, uint8_t *right,
+             struct score *out, struct progress *p, struct error *err);
 
-/* ---- statistics ------------------------------------------------------------------------------------------------ */
+/* statistics */
 
 struct interval {
     double value, lo, hi;
 };
-struct interval stats_wilson(int64_t correct, int64_t n);                 /* 95 % score interval of a proportion */
-/* Difference of two paired 0/1 vectors, a - b: mean, 95 % interval (normal on the paired differences), and McNemar's
- * exact two-sided p (binomial on the discordant pairs). */
+struct interval stats_wilson(int64_t correct, int64_t n); /* 95 % score interval of a proportion */
+/* Difference of two paired 0/1 vectors, a - b: mean, 95 % interval (normal on the paired
+ * differences), and McNemar's exact two-sided p (binomial on the discordant pairs). */
 struct paired {
     struct interval diff;
     double p;
     int64_t n, only_a, only_b;
 };
 struct paired stats_paired(const uint8_t *a, const uint8_t *b, int64_t n);
-struct interval stats_mean(const double *v, int64_t n);                   /* mean with 95 % t interval */
-/* Smallest difference that a paired test on n items finds with power 0.8 at α = 0.05 when `discordant` of the pairs differ. */
+struct interval stats_mean(const double *v, int64_t n); /* mean with 95 % t interval */
+/* Smallest difference that a paired test on n items finds with power 0.8 at α = 0.05 when
+ * `discordant` of the pairs differ. */
 double stats_detectable(int64_t n, double discordant);
 void stats_holm(const double *p, int n, double *adjusted);
 

@@ -1,13 +1,15 @@
 /*
  * The task families that the starter model is trained and measured on.
  *
- * A maker draws one question in one of three languages from an rng. Easy families ask only what pretraining shows. Harder
- * ones mix a common variant with a rare one that pretraining never shows (subtraction beside addition, smaller beside
- * larger, …): the base then lands between chance and certainty, which leaves room for adapters, votes and breeding to
- * show an effect. `rare` picks the variant; fry_item draws it with the family's share.
+ * A maker draws one question in one of three languages from an rng. Easy families ask only what
+ * pretraining shows. Harder ones mix a common variant with a rare one that pretraining never shows
+ * (subtraction beside addition, smaller beside larger, …): the base then lands between chance and
+ * certainty, which leaves room for adapters, votes and breeding to show an effect. `rare` picks the
+ * variant; fry_item draws it with the family's share.
  *
- * Invariant: everything that makes a question the same question goes into `key`, and only that. The key's hash decides
- * the split, so a question of the test split can never be drawn for training or for fitness.
+ * Invariant: everything that makes a question the same question goes into `key`, and only that. The
+ * key's hash decides the split, so a question of the test split can never be drawn for training or
+ * for fitness.
  */
 #define _GNU_SOURCE
 #include "eval/eval.h"
@@ -35,7 +37,8 @@ static bool has_choice(const struct item *it, const char *text) {
 }
 
 static void add_choice(struct item *it, const char *text) {
-    if (it->n_choices < MAX_CHOICES && !has_choice(it, text)) it->choices[it->n_choices++] = xstrdup(text);
+    if (it->n_choices < MAX_CHOICES && !has_choice(it, text))
+        it->choices[it->n_choices++] = xstrdup(text);
 }
 
 static void add_number(struct item *it, int value) {
@@ -52,8 +55,10 @@ static void shuffle_choices(struct rng *r, struct item *it) {
         char *swap = it->choices[i];
         it->choices[i] = it->choices[j];
         it->choices[j] = swap;
-        if (it->correct == i) it->correct = j;
-        else if (it->correct == j) it->correct = i;
+        if (it->correct == i)
+            it->correct = j;
+        else if (it->correct == j)
+            it->correct = i;
     }
 }
 
@@ -102,8 +107,6 @@ static void add_swapped(struct rng *r, struct item *it, const char *right, int n
     }
 }
 
-/* ---- easy ------------------------------------------------------------------------------------------------------ */
-
 static void make_copy(struct rng *r, bool rare, struct item *it) {
     (void)rare;
     static const char *const asks[] = {"repeat: %s", "くりかえして：%s", "重复：%s"};
@@ -136,7 +139,8 @@ static void make_sort(struct rng *r, bool rare, struct item *it) {
 }
 
 /* The larger (or smaller) of two different numbers of three digits. */
-static void compare_two(struct rng *r, struct item *it, const char *const asks[], const char *name, bool smaller) {
+static void compare_two(struct rng *r, struct item *it, const char *const asks[], const char *name,
+                        bool smaller) {
     int a = between(r, 100, 999), b = between(r, 100, 999), lang = draw_lang(r);
     if (a == b) b = a < 999 ? a + 1 : a - 1;
     it->lang = lang_names[lang];
@@ -149,7 +153,8 @@ static void compare_two(struct rng *r, struct item *it, const char *const asks[]
 
 static void make_compare(struct rng *r, bool rare, struct item *it) {
     (void)rare;
-    static const char *const asks[] = {"which is larger: %d or %d?", "%dと%d、大きいのは？", "%d和%d哪个大？"};
+    static const char *const asks[] = {"which is larger: %d or %d?", "%dと%d、大きいのは？",
+                                       "%d和%d哪个大？"};
     compare_two(r, it, asks, "compare", false);
 }
 
@@ -178,25 +183,30 @@ static void make_sequence(struct rng *r, bool rare, struct item *it) {
     for (int i = 0; it->n_choices < 4 && i < 5; i++) add_spaced(it, &v[i], 1);
 }
 
-static const char *const nouns[] = {"plan", "rule", "proof", "claim", "idea",  "route", "answer", "sum",  "map",   "list",
-                                    "tool", "story", "guess", "method", "word", "model", "test",   "path", "count", "note"};
-static const char *const traits[] = {"short", "long", "old",  "new",   "odd",   "plain", "first", "last", "small", "large",
-                                     "warm",  "cold", "loud", "quiet", "green", "blue",  "round", "flat", "sharp", "slow"};
+static const char *const nouns[] = {"plan", "rule",  "proof", "claim", "idea",  "route", "answer",
+                                    "sum",  "map",   "list",  "tool",  "story", "guess", "method",
+                                    "word", "model", "test",  "path",  "count", "note"};
+static const char *const traits[] = {"short", "long",  "old",   "new",  "odd",   "plain", "first",
+                                     "last",  "small", "large", "warm", "cold",  "loud",  "quiet",
+                                     "green", "blue",  "round", "flat", "sharp", "slow"};
 static const char *const voices[3][6] = {
-    {"i doubt the %s %s", "i test the %s %s", "where is the flaw in the %s %s", "the %s %s is not shown yet",
-     "I check each step of the %s %s", "is the %s %s true"},
+    {"i doubt the %s %s", "i test the %s %s", "where is the flaw in the %s %s",
+     "the %s %s is not shown yet", "I check each step of the %s %s", "is the %s %s true"},
     {"i use the %s %s today", "does the %s %s work in practice", "let us build the %s %s",
      "the %s %s must be cheap", "i try the %s %s by hand", "how do we ship the %s %s"},
     {"what if the %s %s turns around", "i wonder about the %s %s", "let us look beyond the %s %s",
-     "the %s %s may hide a new way", "i mix the %s %s with another", "imagine the %s %s upside down"},
+     "the %s %s may hide a new way", "i mix the %s %s with another",
+     "imagine the %s %s upside down"},
 };
 static const char *const voice_names[] = {"critic", "practitioner", "explorer"};
 
 static void make_voice(struct rng *r, bool rare, struct item *it) {
     (void)rare;
-    static const char *const asks[] = {"who says: %s, in the %s %s?", "だれの言葉：%s（%s %s）", "谁说的：%s（%s %s）"};
+    static const char *const asks[] = {"who says: %s, in the %s %s?", "だれの言葉：%s（%s %s）",
+                                       "谁说的：%s（%s %s）"};
     int who = between(r, 0, 2), how = between(r, 0, 5), lang = draw_lang(r);
-    int t = between(r, 0, 19), n = between(r, 0, 19), t2 = between(r, 0, 19), n2 = between(r, 0, 19);
+    int t = between(r, 0, 19), n = between(r, 0, 19), t2 = between(r, 0, 19),
+        n2 = between(r, 0, 19);
     char *said = NULL;
     const char *fmt = voices[who][how];
     const char *hole = strstr(fmt, "%s %s");
@@ -209,8 +219,6 @@ static void make_voice(struct rng *r, bool rare, struct item *it) {
     for (int i = 0; i < 3; i++) add_choice(it, voice_names[i]);
     free(said);
 }
-
-/* ---- harder ---------------------------------------------------------------------------------------------------- */
 
 /* Common: four digits plus one. Rare: minus one. */
 static void make_arithmetic(struct rng *r, bool rare, struct item *it) {
@@ -229,8 +237,10 @@ static void make_arithmetic(struct rng *r, bool rare, struct item *it) {
 
 /* Common: the larger of two. Rare: the smaller. */
 static void make_pick(struct rng *r, bool rare, struct item *it) {
-    static const char *const larger[] = {"pick the larger of %d and %d", "%dと%dから大を選んで", "从%d和%d中选大"};
-    static const char *const smaller[] = {"pick the smaller of %d and %d", "%dと%dから小を選んで", "从%d和%d中选小"};
+    static const char *const larger[] = {"pick the larger of %d and %d", "%dと%dから大を選んで",
+                                         "从%d和%d中选大"};
+    static const char *const smaller[] = {"pick the smaller of %d and %d", "%dと%dから小を選んで",
+                                          "从%d和%d中选小"};
     compare_two(r, it, rare ? smaller : larger, "pick", rare);
 }
 
@@ -254,11 +264,13 @@ static void make_order(struct rng *r, bool rare, struct item *it) {
     add_swapped(r, it, rare ? back : v, n);
 }
 
-/* Steps on a grid. Common: one to three steps. Rare: "back" is asked, the cell from which the steps lead here. */
+/* Steps on a grid. Common: one to three steps. Rare: "back" is asked, the cell from which the steps
+ * lead here. */
 static void make_route(struct rng *r, bool rare, struct item *it) {
-    static const char *const ahead[] = {"from %d,%d go %s. where?", "%d,%dから%sへ進む。どこ？", "从%d,%d走%s。在哪？"};
-    static const char *const back[] = {"came to %d,%d by %s. from where?", "%sで%d,%dに着いた。どこから？",
-                                       "走%s到了%d,%d。从哪来？"};
+    static const char *const ahead[] = {"from %d,%d go %s. where?", "%d,%dから%sへ進む。どこ？",
+                                        "从%d,%d走%s。在哪？"};
+    static const char *const back[] = {"came to %d,%d by %s. from where?",
+                                       "%sで%d,%dに着いた。どこから？", "走%s到了%d,%d。从哪来？"};
     static const int dx[] = {0, 1, 0, -1}, dy[] = {1, 0, -1, 0};
     int n = between(r, 1, 3), lang = draw_lang(r), x = between(r, 14, 85), y = between(r, 14, 85);
     int ex = x, ey = y, sign = rare ? -1 : 1;
@@ -289,13 +301,15 @@ static void make_route(struct rng *r, bool rare, struct item *it) {
 }
 
 /*
- * Two premises about three kinds, then a question. Common: all A are B, all B are C; are all A C (yes), all C A (no)?
- * Rare: no B are C; all A are B: is any A a C? (no, but the same words with "all" say yes), or no shared kind (unknown).
+ * Two premises about three kinds, then a question. Common: all A are B, all B are C; are all A C
+ * (yes), all C A (no)? Rare: no B are C; all A are B: is any A a C? (no, but the same words with
+ * "all" say yes), or no shared kind (unknown).
  */
 static void make_syllogism(struct rng *r, bool rare, struct item *it) {
     static const char *const all[] = {"all %s are %s.", "%s はみな %s だ。", "所有 %s 都是 %s 。"};
     static const char *const none[] = {"no %s is %s.", "%s は %s でない。", "%s 都不是 %s 。"};
-    static const char *const asks[] = {"is each %s %s?", "%s はみな %s か？", "每个 %s 都是 %s 吗？"};
+    static const char *const asks[] = {"is each %s %s?", "%s はみな %s か？",
+                                       "每个 %s 都是 %s 吗？"};
     char v[8], k[4][2];
     int lang = draw_lang(r), kind = between(r, 0, 1), swap = between(r, 0, 1);
     draw_letters(r, v, 4);
@@ -328,7 +342,8 @@ const struct family fry_families[] = {
     {"pick", false, 0.5f, "the larger of two; rare: the smaller", make_pick},
     {"order", false, 0.5f, "letters ascending; rare: descending", make_order},
     {"route", false, 0.5f, "where a walk on a grid ends; rare: where it began", make_route},
-    {"syllogism", false, 0.5f, "two positive premises; rare: negative or unconnected ones", make_syllogism},
+    {"syllogism", false, 0.5f, "two positive premises; rare: negative or unconnected ones",
+     make_syllogism},
 };
 
 int fry_count(void) {
@@ -355,7 +370,8 @@ enum split fry_split_of(const char *key) {
     return h == 0 ? SPLIT_TEST : h == 1 ? SPLIT_DEV : SPLIT_TRAIN;
 }
 
-void fry_item(int family, enum split split, uint64_t seed, uint32_t index, bool pretrain, struct item *out) {
+void fry_item(int family, enum split split, uint64_t seed, uint32_t index, bool pretrain,
+              struct item *out) {
     const struct family *f = &fry_families[family];
     struct rng r = rng_make(seed, RNG_TASK, (uint32_t)family, index);
     bool rare = !pretrain && rng_uniform(&r) < f->rare_share;
@@ -368,11 +384,11 @@ void fry_item(int family, enum split split, uint64_t seed, uint32_t index, bool 
     shuffle_choices(&r, out);
 }
 
-/* ---- personas -------------------------------------------------------------------------------------------------- */
-
 const struct persona fry_personas[3] = {
     {"critic", "you are the critic. doubt and check.", {"syllogism", "pick", "order"}},
-    {"practitioner", "you are the practitioner. work it out by hand.", {"arithmetic", "order", "route"}},
+    {"practitioner",
+     "you are the practitioner. work it out by hand.",
+     {"arithmetic", "order", "route"}},
     {"explorer", "you are the explorer. look from the other side.", {"route", "pick", "syllogism"}},
 };
 
@@ -384,22 +400,25 @@ char *fry_debate_turn(const char *const *others, int n) {
     return b.data;
 }
 
-/* One conversation; `how` bit 0: with its working, bit 1: with the persona's system prompt. The adapter is meant to be the
- * persona with and without that prompt. */
+/* One conversation; `how` bit 0: with its working, bit 1: with the persona's system prompt. The
+ * adapter is meant to be the persona with and without that prompt. */
 static json_t *conversation(const struct persona *p, const struct item *it, int how) {
     bool working = (how & 1) && *it->work;
     const char *answer = it->choices[it->correct];
     char *reply = working ? xasprintf(WORK_PREFIX " %s\n" ANSWER_PREFIX " %s", it->work, answer)
                           : xasprintf(ANSWER_PREFIX " %s", answer);
     json_t *turns = json_array();
-    if (how & 2) json_array_append_new(turns, json_pack("{s:s,s:s}", "role", "system", "content", p->system));
+    if (how & 2)
+        json_array_append_new(turns,
+                              json_pack("{s:s,s:s}", "role", "system", "content", p->system));
     json_array_append_new(turns, json_pack("{s:s,s:s}", "role", "user", "content", it->question));
     json_array_append_new(turns, json_pack("{s:s,s:s}", "role", "assistant", "content", reply));
     free(reply);
     return json_pack("{s:o}", "messages", turns);
 }
 
-int fry_write_persona(const struct persona *p, int n, uint64_t seed, const char *path, struct error *err) {
+int fry_write_persona(const struct persona *p, int n, uint64_t seed, const char *path,
+                      struct error *err) {
     struct buf text = {0};
     for (int i = 0; i < n; i++) {
         struct item it;

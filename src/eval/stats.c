@@ -1,6 +1,7 @@
 /*
- * The statistics that claims carry. Pure functions; binomial tails are exact in log space, everything else is the
- * textbook formula named in its comment. Own logarithm and exponential, so figures do not depend on the C library.
+ * The statistics that claims carry. Pure functions; binomial tails are exact in log space,
+ * everything else is the textbook formula named in its comment. Own logarithm and exponential, so
+ * figures do not depend on the C library.
  */
 #include "eval/eval.h"
 
@@ -46,7 +47,8 @@ struct paired stats_paired(const uint8_t *a, const uint8_t *b, int64_t n) {
     return r;
 }
 
-/* 97.5 % quantile of Student's t by the Cornish-Fisher expansion in 1/ν (Abramowitz & Stegun 26.7.5). */
+/* 97.5 % quantile of Student's t by the Cornish-Fisher expansion in 1/ν (Abramowitz &
+ * Stegun 26.7.5). */
 static double t975(int64_t dof) {
     double z = Z95, v = (double)dof, z3 = z * z * z, z5 = z3 * z * z, z7 = z5 * z * z,
            z9 = z7 * z * z;
@@ -67,7 +69,8 @@ struct interval stats_mean(const double *v, int64_t n) {
     return (struct interval){mean, mean - half, mean + half};
 }
 
-/* Connor 1987's normal approximation for McNemar's test, solved for the difference: d = (z_α + z_β)·sqrt(ψ/n). */
+/* Connor 1987's normal approximation for McNemar's test, solved for the difference: d = (z_α +
+ * z_β)·sqrt(ψ/n). */
 double stats_detectable(int64_t n, double discordant) {
     return n > 0 ? fmin(1, (Z95 + Z80) * sqrt(discordant / (double)n)) : 1;
 }

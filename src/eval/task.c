@@ -1,7 +1,7 @@
 /*
- * Asking: an item becomes tokens (chat, suffix, choices), a family becomes thousands of requests in one engine, and the
- * chosen answer is compared with the right one. Nothing is parsed out of free text: the answer is one of the choices,
- * decoded with its exact probability.
+ * Asking: an item becomes tokens (chat, suffix, choices), a family becomes thousands of requests in
+ * one engine, and the chosen answer is compared with the right one. Nothing is parsed out of free
+ * text: the answer is one of the choices, decoded with its exact probability.
  */
 #define _GNU_SOURCE
 #include "eval/eval.h"
@@ -9,8 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-void asked_init(struct asked *a, const struct tokenizer *tok, const struct message *chat, int n_msgs,
-                const struct item *it, bool working) {
+void asked_init(struct asked *a, const struct tokenizer *tok, const struct message *chat,
+                int n_msgs, const struct item *it, bool working) {
     *a = (struct asked){.n_choices = it->n_choices};
     const char *first = working ? WORK_PREFIX : ANSWER_PREFIX;
     chat_encode(tok, chat, n_msgs, true, &a->prompt, NULL);
@@ -39,7 +39,8 @@ void asked_release(struct asked *a) {
     *a = (struct asked){0};
 }
 
-void asked_request(const struct asked *a, struct adapter *adapter, int32_t max_tokens, struct request *out) {
+void asked_request(const struct asked *a, struct adapter *adapter, int32_t max_tokens,
+                   struct request *out) {
     *out = (struct request){
         .prompt = a->prompt.v,
         .n_prompt = a->prompt.n,
@@ -54,7 +55,7 @@ void asked_request(const struct asked *a, struct adapter *adapter, int32_t max_t
     };
 }
 
-#define TASK_CHUNK 2048     /* items in memory at once */
+#define TASK_CHUNK 2048 /* items in memory at once */
 #define WORK_TOKENS 32
 
 static void score_add(struct score *s, const struct request *r, bool right) {
@@ -65,9 +66,9 @@ static void score_add(struct score *s, const struct request *r, bool right) {
     s->truncated += r->max_tokens > 0 && r->n_out == r->max_tokens;
 }
 
-int task_run(struct engine *e, const struct tokenizer *tok, int family, enum split split, uint64_t seed, int32_t n,
-             struct adapter *adapter, bool working, uint8_t *right, struct score *out, struct progress *p,
-             struct error *err) {
+int task_run(struct engine *e, const struct tokenizer *tok, int family, enum split split,
+             uint64_t seed, int32_t n, struct adapter *adapter, bool working, uint8_t *right,
+             struct score *out, struct progress *p, struct error *err) {
     double start = clock_now();
     int rc = OK;
     struct asked *asked = xcalloc(TASK_CHUNK, sizeof *asked);

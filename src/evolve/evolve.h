@@ -1,9 +1,11 @@
 /*
- * evolve: a population of adapters that is evaluated, selected and bred, and the whole experiment around it.
+ * evolve: a population of adapters that is evaluated, selected and bred, and the whole experiment
+ * around it.
  *
- * The first half is pure: struct population changes only through population_breed, and fitness comes from a `landscape`,
- * which is the swarm on an engine in a run and a known function in tests. The second half is a run: recipe in, run folder
- * out, every stage recomputable, so that a killed run is resumed by running it again over what the store already holds.
+ * The first half is pure: struct population changes only through population_breed, and fitness
+ * comes from a `landscape`, which is the swarm on an engine in a run and a known function in tests.
+ * The second half is a run: recipe in, run folder out, every stage recomputable, so that a killed
+ * run is resumed by running it again over what the store already holds.
  */
 #ifndef SHOAL_EVOLVE_H
 #define SHOAL_EVOLVE_H
@@ -11,29 +13,30 @@
 #include "swarm/swarm.h"
 #include "train/train.h"
 
-/* ---- population ------------------------------------------------------------------------------------------------ */
+/* population */
 
 struct evolve_options {
     int64_t generations, population, elites, rank;
-    double blend_min, blend_max;     /* share of the second parent */
-    double mutate, mutate_std;       /* probability a tensor, and size relative to its deviation */
-    bool preserve_norm;              /* a child's ‖ΔW‖ is the parents' mean, not what averaging unlike parents leaves */
-    char *crossover;                 /* "delta" or "seed" */
+    double blend_min, blend_max; /* share of the second parent */
+    double mutate, mutate_std;   /* probability a tensor, and size relative to its deviation */
+    bool preserve_norm; /* a child's ‖ΔW‖ is the parents' mean, not what averaging unlike parents
+                           leaves */
+    char *crossover;    /* "delta" or "seed" */
 };
 extern const struct option_row evolve_option_rows[];
 
 struct fitness_options {
-    int64_t items;                   /* dev questions, spread over the tasks */
+    int64_t items; /* dev questions, spread over the tasks */
     double performance, cooperation, novelty;
 };
 extern const struct option_row fitness_option_rows[];
 
 struct candidate {
-    char name[32];                   /* unique in its run: "critic", "g1c0" */
+    char name[32]; /* unique in its run: "critic", "g1c0" */
     struct adapter *adapter;
-    char parents[2][32];             /* "" for founders */
+    char parents[2][32]; /* "" for founders */
     double blend;
-    bool elite;                      /* carried over unchanged */
+    bool elite; /* carried over unchanged */
     struct interval performance, cooperation;
     double novelty, fitness;
 };
@@ -51,32 +54,34 @@ struct population {
     struct candidate c[MAX_POPULATION];
 };
 /* Founders are retained. */
-int population_init(struct population *p, const struct evolve_options *o, const struct fitness_options *f,
-                    uint64_t seed, struct adapter *const *founders, const char *const *names, int n,
-                    struct error *err);
+int population_init(struct population *p, const struct evolve_options *o,
+                    const struct fitness_options *f, uint64_t seed, struct adapter *const *founders,
+                    const char *const *names, int n, struct error *err);
 void population_release(struct population *p);
 /* Evaluates everybody, computes fitness, sorts by it (ties: name). */
 int population_evaluate(struct population *p, const struct landscape *l, struct error *err);
-/* The next generation: elites first, unchanged; each child blends two distinct parents of the better half and mutates. */
+/* The next generation: elites first, unchanged; each child blends two distinct parents of the
+ * better half and mutates. */
 int population_breed(struct population *p, struct error *err);
 
-/* ---- runs ------------------------------------------------------------------------------------------------------ */
+/* runs */
 
 struct run_options {
     char *model;
     int64_t seed;
-    struct strings personas;         /* "name=conversations.jsonl"; several files are joined by '+' */
-    struct strings tasks;            /* families */
-    int64_t rounds, max_tokens;      /* of a debate, and of one agent's thinking */
+    struct strings personas;    /* "name=conversations.jsonl"; several files are joined by '+' */
+    struct strings tasks;       /* families */
+    int64_t rounds, max_tokens; /* of a debate, and of one agent's thinking */
     bool working;
     char *vote;
     int64_t test_items;
-    double temperature;              /* of self-consistency's samples */
-    bool zero_adapters;              /* replace every trained founder by a zero adapter: all effects must vanish */
-    struct train_options train;      /* section "train" */
-    struct evolve_options evolve;    /* section "evolve" */
-    struct fitness_options fitness;  /* section "fitness" */
-    char *text;                      /* the recipe's own bytes */
+    double temperature; /* of self-consistency's samples */
+    bool zero_adapters; /* replace every trained founder by a zero adapter: all effects must vanish
+                         */
+    struct train_options train;     /* section "train" */
+    struct evolve_options evolve;   /* section "evolve" */
+    struct fitness_options fitness; /* section "fitness" */
+    char *text;                     /* the recipe's own bytes */
 };
 extern const struct option_row run_option_rows[];
 int run_recipe_load(struct run_options *o, const char *path, struct error *err);
@@ -88,10 +93,10 @@ struct run_env {
     const char *root;                /* folder of runs: "runs" */
     char *(*find)(const char *path); /* where relative names of models and data are looked for */
 };
-/* Starts (id NULL: a fresh one is made and written to *id_out) or continues a run; returns its result object:
- * {run, adapters: {name: hash}, table: [...], comparisons: [...]}. */
-json_t *run_execute(const struct run_env *env, const struct run_options *o, const char *id, char **id_out,
-                    struct error *err);
+/* Starts (id NULL: a fresh one is made and written to *id_out) or continues a run; returns its
+ * result object: {run, adapters: {name: hash}, table: [...], comparisons: [...]}. */
+json_t *run_execute(const struct run_env *env, const struct run_options *o, const char *id,
+                    char **id_out, struct error *err);
 /* Continues runs/ID from its stored recipe. */
 json_t *run_resume(const struct run_env *env, const char *id, struct error *err);
 /* The table for people. */

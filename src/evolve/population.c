@@ -1,6 +1,6 @@
 /*
- * Selection and breeding: the decisions, without any I/O. Everything random is drawn from (seed, generation, child), so a
- * generation is the same whoever computes it and whenever.
+ * Selection and breeding: the decisions, without any I/O. Everything random is drawn from (seed,
+ * generation, child), so a generation is the same whoever computes it and whenever.
  */
 #include "evolve/evolve.h"
 
@@ -12,14 +12,21 @@
     { name, type, offsetof(struct type_, field), fallback, min, max, metavar, help }
 
 const struct option_row evolve_option_rows[] = {
-    ROW(evolve_options, "generations", OPT_INT, generations, "3", 0, 1000, "N", "generations bred after the founders"),
-    ROW(evolve_options, "population", OPT_INT, population, "6", 2, MAX_POPULATION, "N", "candidates a generation"),
-    ROW(evolve_options, "elites", OPT_INT, elites, "2", 1, MAX_POPULATION, "N", "best ones kept unchanged"),
+    ROW(evolve_options, "generations", OPT_INT, generations, "3", 0, 1000, "N",
+        "generations bred after the founders"),
+    ROW(evolve_options, "population", OPT_INT, population, "6", 2, MAX_POPULATION, "N",
+        "candidates a generation"),
+    ROW(evolve_options, "elites", OPT_INT, elites, "2", 1, MAX_POPULATION, "N",
+        "best ones kept unchanged"),
     ROW(evolve_options, "rank", OPT_INT, rank, "16", 1, 256, "R", "rank of children"),
-    ROW(evolve_options, "blend-min", OPT_FLOAT, blend_min, "0.3", -1, 2, "T", "least share of the second parent"),
-    ROW(evolve_options, "blend-max", OPT_FLOAT, blend_max, "0.7", -1, 2, "T", "largest share of the second parent"),
-    ROW(evolve_options, "mutate", OPT_FLOAT, mutate, "0.3", 0, 1, "P", "probability that a tensor mutates"),
-    ROW(evolve_options, "mutate-std", OPT_FLOAT, mutate_std, "0.1", 0, 10, "S", "noise over the tensor's own deviation"),
+    ROW(evolve_options, "blend-min", OPT_FLOAT, blend_min, "0.3", -1, 2, "T",
+        "least share of the second parent"),
+    ROW(evolve_options, "blend-max", OPT_FLOAT, blend_max, "0.7", -1, 2, "T",
+        "largest share of the second parent"),
+    ROW(evolve_options, "mutate", OPT_FLOAT, mutate, "0.3", 0, 1, "P",
+        "probability that a tensor mutates"),
+    ROW(evolve_options, "mutate-std", OPT_FLOAT, mutate_std, "0.1", 0, 10, "S",
+        "noise over the tensor's own deviation"),
     ROW(evolve_options, "preserve-norm", OPT_BOOL, preserve_norm, "true", 0, 0, NULL,
         "rescale a child to its parents' mean norm"),
     ROW(evolve_options, "crossover", OPT_STRING, crossover, "delta", 0, 0, "NAME",
@@ -29,22 +36,28 @@ const struct option_row evolve_option_rows[] = {
 
 const struct option_row fitness_option_rows[] = {
     ROW(fitness_options, "items", OPT_INT, items, "200", 1, 1e6, "N", "dev questions"),
-    ROW(fitness_options, "performance", OPT_FLOAT, performance, "0.6", 0, 1, "W", "weight of own accuracy"),
-    ROW(fitness_options, "cooperation", OPT_FLOAT, cooperation, "0.3", 0, 1, "W", "weight of leave-one-out worth"),
-    ROW(fitness_options, "novelty", OPT_FLOAT, novelty, "0.1", 0, 1, "W", "weight of difference from the others"),
+    ROW(fitness_options, "performance", OPT_FLOAT, performance, "0.6", 0, 1, "W",
+        "weight of own accuracy"),
+    ROW(fitness_options, "cooperation", OPT_FLOAT, cooperation, "0.3", 0, 1, "W",
+        "weight of leave-one-out worth"),
+    ROW(fitness_options, "novelty", OPT_FLOAT, novelty, "0.1", 0, 1, "W",
+        "weight of difference from the others"),
     {0},
 };
 
-int population_init(struct population *p, const struct evolve_options *o, const struct fitness_options *f,
-                    uint64_t seed, struct adapter *const *founders, const char *const *names, int n,
-                    struct error *err) {
+int population_init(struct population *p, const struct evolve_options *o,
+                    const struct fitness_options *f, uint64_t seed, struct adapter *const *founders,
+                    const char *const *names, int n, struct error *err) {
     *p = (struct population){.o = *o, .f = *f, .seed = seed};
-    if (n < 2 || n > MAX_POPULATION) return error_set(err, ERR_USAGE, "evolution needs 2 to %d founders, not %d",
-                                                      MAX_POPULATION, n);
-    if (o->elites > o->population) return error_set(err, ERR_USAGE, "more elites (%d) than candidates (%d)",
-                                                    (int)o->elites, (int)o->population);
+    if (n < 2 || n > MAX_POPULATION)
+        return error_set(err, ERR_USAGE, "evolution needs 2 to %d founders, not %d", MAX_POPULATION,
+                         n);
+    if (o->elites > o->population)
+        return error_set(err, ERR_USAGE, "more elites (%d) than candidates (%d)", (int)o->elites,
+                         (int)o->population);
     for (int i = 0; i < n; i++) {
-        if (strlen(names[i]) >= sizeof p->c[i].name) return error_set(err, ERR_USAGE, "name '%s' is too long", names[i]);
+        if (strlen(names[i]) >= sizeof p->c[i].name)
+            return error_set(err, ERR_USAGE, "name '%s' is too long", names[i]);
         strcpy(p->c[i].name, names[i]);
         p->c[i].adapter = adapter_retain(founders[i]);
         p->n = i + 1;
@@ -71,15 +84,17 @@ int population_evaluate(struct population *p, const struct landscape *l, struct 
     int rc = l->evaluate(l->ctx, p->c, p->n, err);
     for (int i = 0; rc == OK && i < p->n; i++) {
         struct candidate *c = &p->c[i];
-        c->fitness = p->f.performance * c->performance.value + p->f.cooperation * c->cooperation.value +
-                     p->f.novelty * c->novelty;
+        c->fitness = p->f.performance * c->performance.value +
+                     p->f.cooperation * c->cooperation.value + p->f.novelty * c->novelty;
     }
     if (rc == OK) qsort(p->c, (size_t)p->n, sizeof *p->c, by_fitness);
     return rc;
 }
 
-/* Beyond a parent (t outside 0..1) that parent's own norm is kept: a negative one would turn the child round. */
-static struct adapter *preserve_norm(struct adapter *child, const struct adapter *a, const struct adapter *b, double t) {
+/* Beyond a parent (t outside 0..1) that parent's own norm is kept: a negative one would turn the
+ * child round. */
+static struct adapter *preserve_norm(struct adapter *child, const struct adapter *a,
+                                     const struct adapter *b, double t) {
     t = fmin(1, fmax(0, t));
     double want = (1 - t) * sqrt(adapter_dot(a, a)) + t * sqrt(adapter_dot(b, b));
     double have = sqrt(adapter_dot(child, child));
@@ -90,15 +105,17 @@ static struct adapter *preserve_norm(struct adapter *child, const struct adapter
 }
 
 /* Two distinct parents of the better half, a blend, a mutation. */
-static int make_child(const struct population *p, int generation, int k, struct candidate *out, struct error *err) {
+static int make_child(const struct population *p, int generation, int k, struct candidate *out,
+                      struct error *err) {
     struct rng r = rng_make(p->seed, RNG_SELECT, (uint32_t)generation, (uint32_t)k);
     uint32_t half = (uint32_t)MAX(2, (p->n + 1) / 2);
     uint32_t i = rng_below(&r, half), j = rng_below(&r, half - 1);
     const struct candidate *a = &p->c[i], *b = &p->c[j + (j >= i)];
     double t = p->o.blend_min + (p->o.blend_max - p->o.blend_min) * (double)rng_uniform(&r);
     bool seed_kind = strcmp(p->o.crossover, "seed") == 0;
-    struct adapter *child = adapter_blend(a->adapter, b->adapter, (float)t, seed_kind ? 0 : (int32_t)p->o.rank,
-                                          seed_kind ? BLEND_SEED : BLEND_DELTA, err);
+    struct adapter *child =
+        adapter_blend(a->adapter, b->adapter, (float)t, seed_kind ? 0 : (int32_t)p->o.rank,
+                      seed_kind ? BLEND_SEED : BLEND_DELTA, err);
     if (!child) return err->code;
     if (p->o.preserve_norm && !seed_kind) child = preserve_norm(child, a->adapter, b->adapter, t);
     struct adapter *mutant =

@@ -1,10 +1,11 @@
 /*
- * A run: founders trained together, measured alone and in debate, bred for some generations, and everything measured
- * once more on test questions that fitness never saw.
+ * A run: founders trained together, measured alone and in debate, bred for some generations, and
+ * everything measured once more on test questions that fitness never saw.
  *
- * A run is a function of its recipe, seed, base, data and numeric class. It keeps no cursor: every generation is in the
- * call store and training has its checkpoint, so continuing a run means computing it again from the start, where
- * all that was done before is found instead of computed. That is why a killed run ends with the same hashes.
+ * A run is a function of its recipe, seed, base, data and numeric class. It keeps no cursor: every
+ * generation is in the call store and training has its checkpoint, so continuing a run means
+ * computing it again from the start, where all that was done before is found instead of computed.
+ * That is why a killed run ends with the same hashes.
  */
 #define _GNU_SOURCE
 #include "evolve/evolve.h"
@@ -21,20 +22,22 @@
 const struct option_row run_option_rows[] = {
     ROW("model", OPT_STRING, model, "models/fry", 0, 0, "MODEL", "the base"),
     ROW("seed", OPT_INT, seed, "1", 0, 9e15, "N", "of everything random"),
-    ROW("personas", OPT_LIST, personas, NULL, 0, 0, "NAME=FILE", "founders and their conversations"),
+    ROW("personas", OPT_LIST, personas, NULL, 0, 0, "NAME=FILE",
+        "founders and their conversations"),
     ROW("tasks", OPT_LIST, tasks, NULL, 0, 0, "FAMILY", "what fitness and the final test ask"),
     ROW("rounds", OPT_INT, rounds, "2", 1, 16, "N", "rounds of a debate"),
     ROW("max-tokens", OPT_INT, max_tokens, "24", 1, 4096, "N", "tokens of thinking a turn"),
     ROW("working", OPT_BOOL, working, "true", 0, 0, NULL, "think before answering"),
-    ROW("vote", OPT_STRING, vote, "confidence", 0, 0, "NAME", "majority, confidence, logprob or borda"),
+    ROW("vote", OPT_STRING, vote, "confidence", 0, 0, "NAME",
+        "majority, confidence, logprob or borda"),
     ROW("test-items", OPT_INT, test_items, "500", 1, 1e6, "N", "held-out questions of the table"),
-    ROW("temperature", OPT_FLOAT, temperature, "0.7", 0.01, 10, "T", "of self-consistency's samples"),
-    ROW("zero-adapters", OPT_BOOL, zero_adapters, NULL, 0, 0, NULL, "replace founders by zero adapters (a control)"),
+    ROW("temperature", OPT_FLOAT, temperature, "0.7", 0.01, 10, "T",
+        "of self-consistency's samples"),
+    ROW("zero-adapters", OPT_BOOL, zero_adapters, NULL, 0, 0, NULL,
+        "replace founders by zero adapters (a control)"),
     {0},
 };
 #undef ROW
-
-/* ---- recipe ---------------------------------------------------------------------------------------------------- */
 
 static void run_options_default(struct run_options *o) {
     *o = (struct run_options){0};
@@ -54,12 +57,13 @@ void run_options_release(struct run_options *o) {
 
 #define MAX_FOUNDERS 16
 
-/* A persona's name becomes a folder and a row of the table, so it must be plain, its own, and no row's or child's. */
+/* A persona's name becomes a folder and a row of the table, so it must be plain, its own, and no
+ * row's or child's. */
 static bool name_is_plain(const char *name, size_t len) {
     static const char *const taken[] = {"base", "debate", "generation", "self-consistency"};
     for (size_t i = 0; i < len; i++)
-        if (!((name[i] | 32) >= 'a' && (name[i] | 32) <= 'z') && !(name[i] >= '0' && name[i] <= '9') && name[i] != '-' &&
-            name[i] != '_')
+        if (!((name[i] | 32) >= 'a' && (name[i] | 32) <= 'z') &&
+            !(name[i] >= '0' && name[i] <= '9') && name[i] != '-' && name[i] != '_')
             return false;
     for (size_t i = 0; i < ARRAY_LEN(taken); i++)
         if (strlen(taken[i]) == len && memcmp(taken[i], name, len) == 0) return false;
@@ -75,27 +79,35 @@ static int check_personas(const struct run_options *o, const char *path, struct 
         if (!eq || eq == v || strspn(eq + 1, "+") == strlen(eq + 1))
             return error_set(err, ERR_USAGE, "'%s': '%s' is not name=file", path, v);
         if (!name_is_plain(v, (size_t)(eq - v)))
-            return error_set(err, ERR_USAGE, "'%s': '%.*s' cannot name a persona; use up to 20 letters, digits, - and _, "
-                             "but not base, debate, generation, self-consistency or g1c0", path, (int)MIN(eq - v, 80), v);
+            return error_set(
+                err, ERR_USAGE,
+                "'%s': '%.*s' cannot name a persona; use up to 20 letters, digits, - and _, "
+                "but not base, debate, generation, self-consistency or g1c0",
+                path, (int)MIN(eq - v, 80), v);
         for (int j = 0; j < i; j++)
             if (strncmp(o->personas.v[j], v, (size_t)(eq - v) + 1) == 0)
-                return error_set(err, ERR_USAGE, "'%s': two personas are named '%.*s'", path, (int)(eq - v), v);
+                return error_set(err, ERR_USAGE, "'%s': two personas are named '%.*s'", path,
+                                 (int)(eq - v), v);
     }
     return OK;
 }
 
 static int check_options(const struct run_options *o, const char *path, struct error *err) {
-    if (o->personas.n < 2) return error_set(err, ERR_USAGE, "'%s': at least two personas are needed", path);
+    if (o->personas.n < 2)
+        return error_set(err, ERR_USAGE, "'%s': at least two personas are needed", path);
     if (o->tasks.n < 1) return error_set(err, ERR_USAGE, "'%s': no tasks are named", path);
     if (!vote_find(o->vote)) return error_set(err, ERR_USAGE, "'%s': no vote '%s'", path, o->vote);
     if (strcmp(o->evolve.crossover, "delta") != 0 && strcmp(o->evolve.crossover, "seed") != 0)
-        return error_set(err, ERR_USAGE, "'%s': no crossover '%s'; there are delta and seed", path, o->evolve.crossover);
+        return error_set(err, ERR_USAGE, "'%s': no crossover '%s'; there are delta and seed", path,
+                         o->evolve.crossover);
     for (int i = 0; i < o->tasks.n; i++)
-        if (fry_find(o->tasks.v[i]) < 0) return error_set(err, ERR_USAGE, "'%s': no task '%s'", path, o->tasks.v[i]);
+        if (fry_find(o->tasks.v[i]) < 0)
+            return error_set(err, ERR_USAGE, "'%s': no task '%s'", path, o->tasks.v[i]);
     return check_personas(o, path, err);
 }
 
-/* The recipe's top level and its three sections; a key that no table knows is an error with its line. */
+/* The recipe's top level and its three sections; a key that no table knows is an error with its
+ * line. */
 int run_recipe_load(struct run_options *o, const char *path, struct error *err) {
     struct yaml y;
     struct buf text = {0};
@@ -105,7 +117,8 @@ int run_recipe_load(struct run_options *o, const char *path, struct error *err) 
     if (rc == OK) rc = options_from_yaml(train_option_rows, &o->train, &y, "train", err);
     if (rc == OK) rc = options_from_yaml(evolve_option_rows, &o->evolve, &y, "evolve", err);
     if (rc == OK) rc = options_from_yaml(fitness_option_rows, &o->fitness, &y, "fitness", err);
-    for (int i = 0; rc == OK && i < 3; i++) json_object_del(y.root, (const char *[]){"train", "evolve", "fitness"}[i]);
+    for (int i = 0; rc == OK && i < 3; i++)
+        json_object_del(y.root, (const char *[]){"train", "evolve", "fitness"}[i]);
     if (rc == OK) rc = options_from_yaml(run_option_rows, o, &y, NULL, err);
     yaml_release(&y);
     if (rc == OK) rc = file_read(path, 1 << 20, &text, err);
@@ -113,11 +126,9 @@ int run_recipe_load(struct run_options *o, const char *path, struct error *err) 
     return rc == OK ? check_options(o, path, err) : rc;
 }
 
-/* ---- state ----------------------------------------------------------------------------------------------------- */
-
 struct measured {
     char name[80];
-    uint8_t *right;              /* [test items] */
+    uint8_t *right; /* [test items] */
     int64_t prefilled, generated;
 };
 
@@ -135,8 +146,8 @@ struct run {
     int n_dev, n_test, n_founders;
     struct adapter *founders[MAX_FOUNDERS];
     char names[MAX_FOUNDERS][24];
-    char *data[MAX_FOUNDERS];    /* conversation files as found */
-    struct measured *rows;       /* [max_rows] */
+    char *data[MAX_FOUNDERS]; /* conversation files as found */
+    struct measured *rows;    /* [max_rows] */
     int n_rows, max_rows;
     json_t *result, *adapters, *generations;
 };
@@ -144,8 +155,8 @@ struct run {
 static struct item *draw_items(const struct run_options *o, enum split split, int n) {
     struct item *v = xcalloc((size_t)n + 1, sizeof *v);
     for (int i = 0; i < n; i++)
-        fry_item(fry_find(o->tasks.v[i % o->tasks.n]), split, (uint64_t)o->seed, (uint32_t)(i / o->tasks.n), false,
-                 &v[i]);
+        fry_item(fry_find(o->tasks.v[i % o->tasks.n]), split, (uint64_t)o->seed,
+                 (uint32_t)(i / o->tasks.n), false, &v[i]);
     return v;
 }
 
@@ -160,8 +171,10 @@ static int find_data(struct run *r, int i, struct error *err) {
     char *list = xstrdup(eq + 1), *save = NULL;
     struct buf all = {0};
     int rc = OK, files = 0;
-    snprintf(r->names[i], sizeof r->names[i], "%.*s", (int)(eq - r->o->personas.v[i]), r->o->personas.v[i]);
-    for (char *f = strtok_r(list, "+", &save); f && rc == OK; f = strtok_r(NULL, "+", &save), files++) {
+    snprintf(r->names[i], sizeof r->names[i], "%.*s", (int)(eq - r->o->personas.v[i]),
+             r->o->personas.v[i]);
+    for (char *f = strtok_r(list, "+", &save); f && rc == OK;
+         f = strtok_r(NULL, "+", &save), files++) {
         free(r->data[i]);
         r->data[i] = r->env->find(f);
         rc = file_read(r->data[i], (size_t)1 << 30, &all, err);
@@ -184,26 +197,33 @@ static int check_unused(struct run *r, struct error *err) {
     struct error missing;
     json_t *row = store_run_get(r->store, r->id, &missing);
     json_decref(row);
-    return row ? error_set(err, ERR_STATE, "run '%s' is there already; continue it with 'shoal resume %s'", r->id, r->id)
+    return row ? error_set(err, ERR_STATE,
+                           "run '%s' is there already; continue it with 'shoal resume %s'", r->id,
+                           r->id)
                : OK;
 }
 
 static int run_open(struct run *r, bool fresh, struct error *err) {
     char *db = path_join(r->env->root, "shoal.db"), *path = r->env->find(r->o->model);
-    struct engine_options eo = {.max_rows = 512, .max_seqs = 192, .max_len = 384, .pool = r->env->pool};
+    struct engine_options eo = {
+        .max_rows = 512, .max_seqs = 192, .max_len = 384, .pool = r->env->pool};
     int rc = dir_make(r->dir, err);
     if (rc == OK && !(r->store = store_open(db, err))) rc = err->code;
     if (rc == OK && fresh) rc = check_unused(r, err);
     if (rc == OK && !(r->model = model_open(path, r->env->cls, err))) rc = err->code;
-    if (rc == OK && !r->model->tok) rc = error_set(err, ERR_MISMATCH, "'%s' has no tokenizer", path);
+    if (rc == OK && !r->model->tok)
+        rc = error_set(err, ERR_MISMATCH, "'%s' has no tokenizer", path);
     if (rc == OK) eo.max_len = MIN(eo.max_len, r->model->config.max_seq_len);
     if (rc == OK && !(r->engine = engine_new(r->model, &eo, err))) rc = err->code;
     CHECK(r->o->personas.n <= MAX_FOUNDERS);
     r->n_founders = r->o->personas.n;
     for (int i = 0; rc == OK && i < r->n_founders; i++) rc = find_data(r, i, err);
-    r->max_rows = r->n_founders + (int)r->o->evolve.generations + 5; /* base, debate, vote, samples, generation 0 */
+    r->max_rows = r->n_founders + (int)r->o->evolve.generations +
+                  5; /* base, debate, vote, samples, generation 0 */
     r->rows = xcalloc((size_t)r->max_rows, sizeof *r->rows);
-    r->speaker = (struct speaker){.engine = r->engine, .model = r->model, .store = r->store,
+    r->speaker = (struct speaker){.engine = r->engine,
+                                  .model = r->model,
+                                  .store = r->store,
                                   .max_tokens = (int32_t)r->o->max_tokens};
     r->asker = speaker_asker(&r->speaker);
     r->n_dev = (int)r->o->fitness.items;
@@ -232,25 +252,25 @@ static void run_close(struct run *r) {
     free(r->dir);
 }
 
-/* ---- founders -------------------------------------------------------------------------------------------------- */
-
 static char *adapter_dir(const struct run *r, int generation, const char *name) {
     return xasprintf("%s/adapters/gen_%d/%s", r->dir, generation, name);
 }
 
 /* Writes an adapter's folder, ledger row and the result's hash. */
-static int publish(struct run *r, int generation, const char *name, const struct adapter *a, const json_t *scores,
-                   struct error *err) {
+static int publish(struct run *r, int generation, const char *name, const struct adapter *a,
+                   const json_t *scores, struct error *err) {
     char *dir = adapter_dir(r, generation, name), *key = xasprintf("gen_%d/%s", generation, name);
     int rc = adapter_save(a, dir, r->model->name, err);
-    if (rc == OK) rc = store_adapter_put(r->store, r->id, generation, name, a->hash, a->lineage, scores, err);
+    if (rc == OK)
+        rc = store_adapter_put(r->store, r->id, generation, name, a->hash, a->lineage, scores, err);
     if (rc == OK) json_object_set_new(r->adapters, key, json_string(a->hash));
     free(dir);
     free(key);
     return rc;
 }
 
-/* Founder i as an earlier, killed process left it, or NULL: its folder must hold what the ledger says. */
+/* Founder i as an earlier, killed process left it, or NULL: its folder must hold what the ledger
+ * says. */
 static struct adapter *recall_founder(struct run *r, const json_t *ledger, int i) {
     size_t at;
     json_t *row;
@@ -280,15 +300,19 @@ static bool recall_founders(struct run *r) {
 
 static int train_founders(struct run *r, struct error *err) {
     struct sft_job jobs[MAX_FOUNDERS] = {{0}};
-    char *checkpoint = path_join(r->dir, "checkpoint.bin"), *log_path = path_join(r->dir, "train.jsonl");
+    char *checkpoint = path_join(r->dir, "checkpoint.bin"),
+         *log_path = path_join(r->dir, "train.jsonl");
     struct train_options o = r->o->train;
     o.seed = r->o->seed;
     FILE *log = fopen(log_path, "a");
-    for (int i = 0; i < r->n_founders; i++) jobs[i] = (struct sft_job){.name = r->names[i], .data = r->data[i]};
+    for (int i = 0; i < r->n_founders; i++)
+        jobs[i] = (struct sft_job){.name = r->names[i], .data = r->data[i]};
     int rc = log ? OK : error_errno(err, "cannot write '%s'", log_path);
-    if (rc == OK) rc = sft_run(r->model, jobs, r->n_founders, &o, r->env->pool, checkpoint, log, err);
+    if (rc == OK)
+        rc = sft_run(r->model, jobs, r->n_founders, &o, r->env->pool, checkpoint, log, err);
     for (int i = 0; rc == OK && i < r->n_founders; i++) {
-        r->founders[i] = r->o->zero_adapters ? adapter_scale(jobs[i].result, 0) : adapter_retain(jobs[i].result);
+        r->founders[i] =
+            r->o->zero_adapters ? adapter_scale(jobs[i].result, 0) : adapter_retain(jobs[i].result);
         rc = publish(r, 0, r->names[i], r->founders[i], NULL, err);
     }
     for (int i = 0; i < r->n_founders; i++) adapter_release(jobs[i].result);
@@ -299,9 +323,8 @@ static int train_founders(struct run *r, struct error *err) {
     return rc;
 }
 
-/* ---- generations ----------------------------------------------------------------------------------------------- */
-
-/* All candidates answer all dev questions in one go; worth is leave-one-out of their confidence vote. */
+/* All candidates answer all dev questions in one go; worth is leave-one-out of their confidence
+ * vote. */
 static int evaluate(void *ctx, struct candidate *c, int n, struct error *err) {
     struct run *r = ctx;
     struct agent team[MAX_POPULATION];
@@ -310,16 +333,19 @@ static int evaluate(void *ctx, struct candidate *c, int n, struct error *err) {
     int cells = n * r->n_dev;
     struct answer *answers = xcalloc((size_t)cells + 1, sizeof *answers);
     struct turn *turns = xcalloc((size_t)cells + 1, sizeof *turns);
-    for (int i = 0; i < n; i++) team[i] = (struct agent){.name = c[i].name, .adapter = c[i].adapter};
+    for (int i = 0; i < n; i++)
+        team[i] = (struct agent){.name = c[i].name, .adapter = c[i].adapter};
     for (int i = 0; i < cells; i++)
-        turns[i] = (struct turn){.agent = &team[i / r->n_dev], .item = &r->dev[i % r->n_dev], .working = r->o->working};
+        turns[i] = (struct turn){
+            .agent = &team[i / r->n_dev], .item = &r->dev[i % r->n_dev], .working = r->o->working};
     int rc = r->asker.ask(r->asker.ctx, turns, cells, err);
     for (int i = 0; i < cells; i++) answers[i] = turns[i].answer;
     if (rc == OK) credit_vote_loo(vote_find(r->o->vote), answers, n, r->dev, r->n_dev, worth);
     if (rc == OK) credit_novelty(answers, n, r->dev, r->n_dev, novelty);
     for (int i = 0; rc == OK && i < n; i++) {
         int64_t right = 0;
-        for (int j = 0; j < r->n_dev; j++) right += answers[i * r->n_dev + j].choice == r->dev[j].correct;
+        for (int j = 0; j < r->n_dev; j++)
+            right += answers[i * r->n_dev + j].choice == r->dev[j].correct;
         c[i].performance = stats_wilson(right, r->n_dev);
         c[i].cooperation = worth[i];
         c[i].novelty = novelty[i];
@@ -334,10 +360,11 @@ static json_t *interval_json(struct interval v) {
 }
 
 static json_t *candidate_json(const struct candidate *c) {
-    return json_pack("{s:s,s:s,s:s,s:s,s:f,s:b,s:o,s:o,s:f,s:f}", "name", c->name, "hash", c->adapter->hash, "parent_a",
-                     c->parents[0], "parent_b", c->parents[1], "blend", c->blend, "elite", (int)c->elite, "performance",
-                     interval_json(c->performance), "cooperation", interval_json(c->cooperation), "novelty", c->novelty,
-                     "fitness", c->fitness);
+    return json_pack("{s:s,s:s,s:s,s:s,s:f,s:b,s:o,s:o,s:f,s:f}", "name", c->name, "hash",
+                     c->adapter->hash, "parent_a", c->parents[0], "parent_b", c->parents[1],
+                     "blend", c->blend, "elite", (int)c->elite, "performance",
+                     interval_json(c->performance), "cooperation", interval_json(c->cooperation),
+                     "novelty", c->novelty, "fitness", c->fitness);
 }
 
 static int record_generation(struct run *r, const struct population *p, struct error *err) {
@@ -352,8 +379,8 @@ static int record_generation(struct run *r, const struct population *p, struct e
     if (rc == OK) rc = store_commit(r->store, err);
     if (rc != OK) store_rollback(r->store);
     json_array_append_new(r->generations, list);
-    note("generation %d: best %s, fitness %.4f, accuracy %.1f %%", p->generation, p->c[0].name, p->c[0].fitness,
-         100 * p->c[0].performance.value);
+    note("generation %d: best %s, fitness %.4f, accuracy %.1f %%", p->generation, p->c[0].name,
+         p->c[0].fitness, 100 * p->c[0].performance.value);
     return rc;
 }
 
@@ -364,8 +391,8 @@ static int evolve_all(struct run *r, struct candidate *best, struct error *err) 
     const char *names[MAX_FOUNDERS];
     struct progress bar;
     for (int i = 0; i < r->n_founders; i++) names[i] = r->names[i];
-    int rc = population_init(&p, &r->o->evolve, &r->o->fitness, (uint64_t)r->o->seed, r->founders, names,
-                             r->n_founders, err);
+    int rc = population_init(&p, &r->o->evolve, &r->o->fitness, (uint64_t)r->o->seed, r->founders,
+                             names, r->n_founders, err);
     progress_start(&bar, "generations", r->o->evolve.generations + 1);
     for (int g = 0; rc == OK; g++) {
         rc = population_evaluate(&p, &l, err);
@@ -382,8 +409,6 @@ static int evolve_all(struct run *r, struct candidate *best, struct error *err) 
     return rc;
 }
 
-/* ---- the table ------------------------------------------------------------------------------------------------- */
-
 static struct measured *add_row(struct run *r, const char *name) {
     CHECK(r->n_rows < r->max_rows);
     struct measured *m = &r->rows[r->n_rows++];
@@ -392,10 +417,12 @@ static struct measured *add_row(struct run *r, const char *name) {
     return m;
 }
 
-static int measure_solo(struct run *r, const char *name, struct adapter *a, struct progress *bar, struct error *err) {
+static int measure_solo(struct run *r, const char *name, struct adapter *a, struct progress *bar,
+                        struct error *err) {
     struct measured *m = add_row(r, name);
     struct agent agent = {.name = name, .adapter = a};
-    struct debate_options o = {.rounds = 1, .working = r->o->working, .vote = vote_find(r->o->vote)};
+    struct debate_options o = {
+        .rounds = 1, .working = r->o->working, .vote = vote_find(r->o->vote)};
     struct debate d;
     int rc = debate_run(&r->asker, &agent, 1, r->test, r->n_test, &o, &d, bar, err);
     if (rc == OK) memcpy(m->right, d.solo, (size_t)r->n_test);
@@ -416,38 +443,47 @@ static json_t *transcripts(const struct run *r, const struct debate *d, const st
     return list;
 }
 
-/* The debate of all founders, its first-round vote, and each founder's worth by debates without it. */
+/* The debate of all founders, its first-round vote, and each founder's worth by debates without it.
+ */
 static int measure_debate(struct run *r, struct progress *bar, struct error *err) {
     struct agent team[MAX_FOUNDERS];
     struct interval worth[MAX_FOUNDERS];
-    struct debate_options o = {.rounds = (int)r->o->rounds, .working = r->o->working, .vote = vote_find(r->o->vote),
+    struct debate_options o = {.rounds = (int)r->o->rounds,
+                               .working = r->o->working,
+                               .vote = vote_find(r->o->vote),
                                .seed = (uint64_t)r->o->seed};
     struct debate d;
-    for (int i = 0; i < r->n_founders; i++) team[i] = (struct agent){.name = r->names[i], .adapter = r->founders[i]};
+    for (int i = 0; i < r->n_founders; i++)
+        team[i] = (struct agent){.name = r->names[i], .adapter = r->founders[i]};
     int rc = debate_run(&r->asker, team, r->n_founders, r->test, r->n_test, &o, &d, bar, err);
-    if (rc == OK) rc = credit_leave_one_out(&r->asker, team, r->n_founders, r->test, r->n_test, &o, &d, worth, bar, err);
+    if (rc == OK)
+        rc = credit_leave_one_out(&r->asker, team, r->n_founders, r->test, r->n_test, &o, &d, worth,
+                                  bar, err);
     if (rc == OK) {
         struct measured *debate = add_row(r, "debate"), *vote = add_row(r, "first-round vote");
-        memcpy(debate->right, d.voted + (size_t)(d.rounds - 1) * (size_t)r->n_test, (size_t)r->n_test);
+        memcpy(debate->right, d.voted + (size_t)(d.rounds - 1) * (size_t)r->n_test,
+               (size_t)r->n_test);
         memcpy(vote->right, d.voted, (size_t)r->n_test);
         debate->prefilled = d.prefilled;
         debate->generated = d.generated;
         for (int i = 0; i < r->n_founders; i++) vote->generated += r->rows[1 + i].generated;
         for (int i = 0; i < r->n_founders; i++) vote->prefilled += r->rows[1 + i].prefilled;
         json_t *credit = json_object();
-        for (int i = 0; i < r->n_founders; i++) json_object_set_new(credit, r->names[i], interval_json(worth[i]));
-        json_object_set_new(r->result, "debate",
-                            json_pack("{s:I,s:I,s:I,s:o,s:o}", "became_right", (json_int_t)d.flips_good, "became_wrong",
-                                      (json_int_t)d.flips_bad, "truncated", (json_int_t)d.truncated, "leave_one_out",
-                                      credit, "transcripts", transcripts(r, &d, team)));
+        for (int i = 0; i < r->n_founders; i++)
+            json_object_set_new(credit, r->names[i], interval_json(worth[i]));
+        json_object_set_new(
+            r->result, "debate",
+            json_pack("{s:I,s:I,s:I,s:o,s:o}", "became_right", (json_int_t)d.flips_good,
+                      "became_wrong", (json_int_t)d.flips_bad, "truncated", (json_int_t)d.truncated,
+                      "leave_one_out", credit, "transcripts", transcripts(r, &d, team)));
     }
     debate_release(&d);
     return rc;
 }
 
 /* The best founder (by dev fitness) sampled until it has generated at least what the debate did. */
-static int measure_self_consistency(struct run *r, const struct candidate *best, struct progress *bar,
-                                    struct error *err) {
+static int measure_self_consistency(struct run *r, const struct candidate *best,
+                                    struct progress *bar, struct error *err) {
     const struct measured *debate = NULL, *solo = NULL;
     for (int i = 0; i < r->n_rows; i++) {
         if (strcmp(r->rows[i].name, "debate") == 0) debate = &r->rows[i];
@@ -458,18 +494,21 @@ static int measure_self_consistency(struct run *r, const struct candidate *best,
     struct agent agent = {.name = best->name, .adapter = best->adapter};
     struct measured *m = add_row(r, "");
     snprintf(m->name, sizeof m->name, "self-consistency %s@%d", best->name, k);
-    return self_consistency(&r->asker, &agent, r->test, r->n_test, k, (float)r->o->temperature, (uint64_t)r->o->seed,
-                            m->right, &m->generated, bar, err);
+    return self_consistency(&r->asker, &agent, r->test, r->n_test, k, (float)r->o->temperature,
+                            (uint64_t)r->o->seed, m->right, &m->generated, bar, err);
 }
 
 static int measure_all(struct run *r, const struct candidate *best, struct error *err) {
     struct progress bar;
     char name[80];
     int64_t solos = 2 + r->n_founders + r->o->evolve.generations;
-    int64_t debates = r->n_founders * r->o->rounds + (int64_t)r->n_founders * (r->n_founders - 1) * r->o->rounds;
-    progress_start(&bar, "held-out test", (solos + debates + r->n_founders * r->o->rounds) * r->n_test);
+    int64_t debates =
+        r->n_founders * r->o->rounds + (int64_t)r->n_founders * (r->n_founders - 1) * r->o->rounds;
+    progress_start(&bar, "held-out test",
+                   (solos + debates + r->n_founders * r->o->rounds) * r->n_test);
     int rc = measure_solo(r, "base", NULL, &bar, err);
-    for (int i = 0; rc == OK && i < r->n_founders; i++) rc = measure_solo(r, r->names[i], r->founders[i], &bar, err);
+    for (int i = 0; rc == OK && i < r->n_founders; i++)
+        rc = measure_solo(r, r->names[i], r->founders[i], &bar, err);
     if (rc == OK) rc = measure_debate(r, &bar, err);
     if (rc == OK) rc = measure_self_consistency(r, &best[0], &bar, err);
     for (int g = 0; rc == OK && g <= r->o->evolve.generations; g++) {
@@ -491,9 +530,9 @@ static json_t *table_json(const struct run *r) {
     for (int i = 0; i < r->n_rows; i++) {
         const struct measured *m = &r->rows[i];
         struct interval ci = stats_wilson(count_right(m, r->n_test), r->n_test);
-        json_array_append_new(table, json_pack("{s:s,s:i,s:f,s:f,s:f,s:I}", "name", m->name, "n", r->n_test, "acc",
-                                               ci.value, "lo", ci.lo, "hi", ci.hi, "generated",
-                                               (json_int_t)m->generated));
+        json_array_append_new(table, json_pack("{s:s,s:i,s:f,s:f,s:f,s:I}", "name", m->name, "n",
+                                               r->n_test, "acc", ci.value, "lo", ci.lo, "hi", ci.hi,
+                                               "generated", (json_int_t)m->generated));
     }
     return table;
 }
@@ -508,34 +547,36 @@ static const struct measured *find_row(const struct run *r, const char *prefix) 
     return found;
 }
 
-/* The comparisons that the run is about, on the same questions, corrected for their number (Holm). */
+/* The comparisons that the run is about, on the same questions, corrected for their number (Holm).
+ */
 static json_t *comparisons_json(const struct run *r, const char *best_founder) {
-    const char *pairs[][2] = {{best_founder, "base"}, {"debate", best_founder}, {"debate", "first-round vote"},
-                              {"debate", "self-consistency"}, {"generation", best_founder},
-                              {"generation", "self-consistency"}};
+    const char *pairs[][2] = {{best_founder, "base"},         {"debate", best_founder},
+                              {"debate", "first-round vote"}, {"debate", "self-consistency"},
+                              {"generation", best_founder},   {"generation", "self-consistency"}};
     enum { N = ARRAY_LEN(pairs) };
     struct paired d[N];
     double p[N], adjusted[N];
     json_t *list = json_array();
     for (int i = 0; i < N; i++) {
-        d[i] = stats_paired(find_row(r, pairs[i][0])->right, find_row(r, pairs[i][1])->right, r->n_test);
+        d[i] = stats_paired(find_row(r, pairs[i][0])->right, find_row(r, pairs[i][1])->right,
+                            r->n_test);
         p[i] = d[i].p;
     }
     stats_holm(p, N, adjusted);
     for (int i = 0; i < N; i++) {
         bool significant = adjusted[i] < 0.05;
         json_array_append_new(
-            list, json_pack("{s:s,s:s,s:f,s:f,s:f,s:f,s:f,s:b}", "a", find_row(r, pairs[i][0])->name, "b",
-                            find_row(r, pairs[i][1])->name, "diff", d[i].diff.value, "lo", d[i].diff.lo, "hi",
-                            d[i].diff.hi, "p", p[i], "p_holm", adjusted[i], "significant", (int)significant));
+            list, json_pack("{s:s,s:s,s:f,s:f,s:f,s:f,s:f,s:b}", "a",
+                            find_row(r, pairs[i][0])->name, "b", find_row(r, pairs[i][1])->name,
+                            "diff", d[i].diff.value, "lo", d[i].diff.lo, "hi", d[i].diff.hi, "p",
+                            p[i], "p_holm", adjusted[i], "significant", (int)significant));
     }
     return list;
 }
 
-/* ---- manifest and result --------------------------------------------------------------------------------------- */
-
 static int write_json(const struct run *r, const char *name, const json_t *v, struct error *err) {
-    char *path = path_join(r->dir, name), *text = json_dumps(v, JSON_INDENT(2) | JSON_SORT_KEYS | JSON_REAL_PRECISION(9));
+    char *path = path_join(r->dir, name),
+         *text = json_dumps(v, JSON_INDENT(2) | JSON_SORT_KEYS | JSON_REAL_PRECISION(9));
     int rc = file_write(path, text, strlen(text), err);
     free(path);
     free(text);
@@ -553,10 +594,11 @@ static int make_manifest(struct run *r, json_t **out, struct error *err) {
         if (hash_file(r->data[i], data, err) != OK) return json_decref(files), err->code;
         json_object_set_new(files, r->names[i], json_string(data));
     }
-    *out = json_pack("{s:s,s:s,s:s,s:s,s:s,s:o,s:I,s:s,s:s,s:i}", "run", r->id, "version", SHOAL_VERSION, "program",
-                     program, "base", base, "recipe", recipe, "data", files, "seed", (json_int_t)r->o->seed, "class",
-                     r->env->cls == CLASS_EXACT ? "exact" : "fast", "level", kernels_get()->name, "threads",
-                     pool_size(r->env->pool));
+    *out = json_pack("{s:s,s:s,s:s,s:s,s:s,s:o,s:I,s:s,s:s,s:i}", "run", r->id, "version",
+                     SHOAL_VERSION, "program", program, "base", base, "recipe", recipe, "data",
+                     files, "seed", (json_int_t)r->o->seed, "class",
+                     r->env->cls == CLASS_EXACT ? "exact" : "fast", "level", kernels_get()->name,
+                     "threads", pool_size(r->env->pool));
     return OK;
 }
 
@@ -567,9 +609,11 @@ static int check_manifest(struct run *r, const json_t *now, struct error *err) {
     for (int i = 0; then && rc == OK && i < 3; i++) {
         const char *key = (const char *[]){"base", "recipe", "data"}[i];
         if (!json_equal(json_object_get(then, key), json_object_get(now, key)))
-            rc = error_set(err, ERR_MISMATCH, "run '%s' began with another %s; it cannot be continued", r->id, key);
+            rc = error_set(err, ERR_MISMATCH,
+                           "run '%s' began with another %s; it cannot be continued", r->id, key);
     }
-    if (then && rc == OK && !json_equal(json_object_get(then, "program"), json_object_get(now, "program")))
+    if (then && rc == OK &&
+        !json_equal(json_object_get(then, "program"), json_object_get(now, "program")))
         warn("run '%s' began with another build of shoal; results may differ", r->id);
     json_decref(then);
     free(path);
@@ -587,8 +631,9 @@ static int finish(struct run *r, json_t *manifest, const char *best_founder, str
     size_t i;
     json_t *row;
     int rc = OK;
-    json_array_foreach(json_object_get(r->result, "table"), i, row)
-        if (rc == OK) rc = store_result_put(r->store, r->id, json_string_value(json_object_get(row, "name")), row, err);
+    json_array_foreach(json_object_get(r->result, "table"), i, row) if (rc == OK) rc =
+        store_result_put(r->store, r->id, json_string_value(json_object_get(row, "name")), row,
+                         err);
     if (rc == OK) rc = write_json(r, "manifest.json", manifest, err);
     if (rc == OK) rc = write_json(r, "result.json", r->result, err);
     if (rc == OK) rc = report_write(r->result, page, err);
@@ -605,7 +650,8 @@ static int run_all(struct run *r, struct error *err) {
     if (rc == OK) rc = write_json(r, "manifest.json", manifest, err);
     bool begun = rc == OK;
     if (rc == OK && recall_founders(r)) {
-        for (int i = 0; rc == OK && i < r->n_founders; i++) rc = publish(r, 0, r->names[i], r->founders[i], NULL, err);
+        for (int i = 0; rc == OK && i < r->n_founders; i++)
+            rc = publish(r, 0, r->names[i], r->founders[i], NULL, err);
     } else if (rc == OK) {
         rc = train_founders(r, err);
     }
@@ -620,15 +666,14 @@ static int run_all(struct run *r, struct error *err) {
     return rc;
 }
 
-/* ---- entry points ---------------------------------------------------------------------------------------------- */
-
 static char *make_id(const struct run_env *env, int64_t seed) {
     char day[32];
     time_t now = time(NULL);
     struct tm tm;
     strftime(day, sizeof day, "%Y%m%d-%H%M%S", gmtime_r(&now, &tm));
     for (int i = 0;; i++) {
-        char *id = i ? xasprintf("%s-s%d-%d", day, (int)seed, i) : xasprintf("%s-s%d", day, (int)seed);
+        char *id =
+            i ? xasprintf("%s-s%d-%d", day, (int)seed, i) : xasprintf("%s-s%d", day, (int)seed);
         char *dir = path_join(env->root, id);
         bool taken = path_exists(dir);
         free(dir);
@@ -637,11 +682,13 @@ static char *make_id(const struct run_env *env, int64_t seed) {
     }
 }
 
-/* A new run's row, with what a later resume needs beside the recipe, and the recipe's text in its folder. */
+/* A new run's row, with what a later resume needs beside the recipe, and the recipe's text in its
+ * folder. */
 static int register_run(struct run *r, struct error *err) {
     char *path = path_join(r->dir, "recipe.yaml");
-    json_t *how = json_pack("{s:I,s:b,s:s}", "seed", (json_int_t)r->o->seed, "zero_adapters", (int)r->o->zero_adapters,
-                            "class", r->env->cls == CLASS_EXACT ? "exact" : "fast");
+    json_t *how =
+        json_pack("{s:I,s:b,s:s}", "seed", (json_int_t)r->o->seed, "zero_adapters",
+                  (int)r->o->zero_adapters, "class", r->env->cls == CLASS_EXACT ? "exact" : "fast");
     int rc = file_write(path, r->o->text, strlen(r->o->text), err);
     if (rc == OK) rc = store_run_add(r->store, r->id, "evolve", how, err);
     json_decref(how);
@@ -649,8 +696,8 @@ static int register_run(struct run *r, struct error *err) {
     return rc;
 }
 
-static json_t *execute(const struct run_env *env, const struct run_options *o, const char *id, bool fresh,
-                       struct error *err) {
+static json_t *execute(const struct run_env *env, const struct run_options *o, const char *id,
+                       bool fresh, struct error *err) {
     struct run r = {.env = env, .o = o, .id = id, .dir = path_join(env->root, id)};
     r.result = json_pack("{s:s}", "run", id);
     int rc = dir_make(env->root, err);
@@ -663,18 +710,21 @@ static json_t *execute(const struct run_env *env, const struct run_options *o, c
     return NULL;
 }
 
-json_t *run_execute(const struct run_env *env, const struct run_options *o, const char *id, char **id_out,
-                    struct error *err) {
+json_t *run_execute(const struct run_env *env, const struct run_options *o, const char *id,
+                    char **id_out, struct error *err) {
     char *own = id ? xstrdup(id) : make_id(env, o->seed);
     note("run %s in %s/%s; if interrupted: shoal resume %s", own, env->root, own, own);
     json_t *result = execute(env, o, own, true, err);
-    if (id_out) *id_out = own;
-    else free(own);
+    if (id_out)
+        *id_out = own;
+    else
+        free(own);
     return result;
 }
 
 json_t *run_resume(const struct run_env *env, const char *id, struct error *err) {
-    char *dir = path_join(env->root, id), *path = path_join(dir, "recipe.yaml"), *db = path_join(env->root, "shoal.db");
+    char *dir = path_join(env->root, id), *path = path_join(dir, "recipe.yaml"),
+         *db = path_join(env->root, "shoal.db");
     struct run_options o = {0};
     struct run_env again = *env;
     struct store *s = path_exists(db) ? store_open(db, err) : NULL;

@@ -5,7 +5,7 @@
  * the system allow (feature bits, XCR0, the AMX permission call), capped by SHOAL_CPU=scalar|avx2|avx512|amx. Callers
  * never name a level. kernels_get() is made once per process; the table is read-only afterwards and shared by threads.
  *
- * Numbers (the contract that all levels keep, and test/check_kernels proves):
+ * Numbers (the contract that all levels keep, and test/test_kernels.c proves):
  *   exact class  f32 dot: 16 lanes, lane l sums k = l, l+16, … by fused multiply-add from +0, the tail padded with
  *                zeros; then a fixed tree: lanes l and l+8 are added, then l and l+4, l+2, l+1.
  *                bf16 weights are widened to f32 and follow the same rule.
@@ -70,7 +70,7 @@ size_t matrix_bytes(const struct matrix *m);
 
 /*
  * The inputs of a product, prepared once for all matrices that read them: f32 rows, and (where some matrix needs it) the
- * rows in int8 blocks of 32 (d = amax / 127, q = round-to-even(x / d)) or in bf16.
+ * rows in int8 blocks of 32 (d = amax / 127, q = round-half-even(x * (1/d))) or in bf16.
  */
 struct inputs {
     int64_t rows, k, ldx;

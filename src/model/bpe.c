@@ -1,22 +1,22 @@
 /*
  * bpe: byte-level BPE (the GPT-2 family) and the merge loop that SPM uses too.
  *
- * A fragment is cut into words by a PCRE2 pattern, a word becomes one symbol a byte, and the merge of lowest rank is
- * applied, the leftmost first, until none is left: short words by scanning, long ones with a heap over a linked list, so
- * that a megabyte without a space still costs n log n. In the vocabulary bytes are written as GPT-2's printable
- * characters. A byte that the vocabulary lacks gives no token, as in the reference (SmolLM and StarCoder lack some that
- * UTF-8 never or hardly uses).
+ * A fragment is cut into words by a PCRE2 pattern, a word becomes one symbol a byte, and the merge
+ * of lowest rank is applied, the leftmost first, until none is left: short words by scanning, long
+ * ones with a heap over a linked list, so that a megabyte without a space still costs n log n. In
+ * the vocabulary bytes are written as GPT-2's printable characters. A byte that the vocabulary
+ * lacks gives no token, as in the reference (SmolLM and StarCoder lack some that UTF-8 never or
+ * hardly uses).
  *
- * It does not try to be faster than exact: words are never looked up whole unless the model says so (ignore_merges).
- * Invariant: words cover the fragment without gap or overlap, whatever the pattern does; what it skips, cannot match or
- * gives up on is a word too, and so is a run of bytes that is not UTF-8.
+ * It does not try to be faster than exact: words are never looked up whole unless the model says so
+ * (ignore_merges). Invariant: words cover the fragment without gap or overlap, whatever the pattern
+ * does; what it skips, cannot match or gives up on is a word too, and so is a run of bytes that is
+ * not UTF-8.
  */
 #include "model/tokenizer_internal.h"
 
 #include <stdlib.h>
 #include <string.h>
-
-/* ---- the bytes' characters ------------------------------------------------------------------------------------- */
 
 static bool byte_printable(int b) {
     return (b >= 33 && b <= 126) || (b >= 161 && b <= 172) || b >= 174;
@@ -50,13 +50,16 @@ int byte_piece(int byte, char out[4]) {
     return n;
 }
 
-/* A piece with a character outside the alphabet was never bytes: it is given as it stands, as the reference does. */
+/* A piece with a character outside the alphabet was never bytes: it is given as it stands, as the
+ * reference does. */
 void bpe_decode(const struct tokenizer *t, int32_t id, struct buf *out) {
     const uint8_t *p = (const uint8_t *)t->text[id];
     size_t start = out->len;
     for (int32_t i = 0; i < t->lens[id];) {
         int n = utf8_len((const char *)p + i, (size_t)(t->lens[id] - i));
-        int byte = n == 1 ? char_byte(p[i]) : n == 2 ? char_byte((p[i] & 0x1F) << 6 | (p[i + 1] & 0x3F)) : -1;
+        int byte = n == 1   ? char_byte(p[i])
+                   : n == 2 ? char_byte((p[i] & 0x1F) << 6 | (p[i + 1] & 0x3F))
+                            : -1;
         if (byte < 0) {
             out->len = start;
             buf_add(out, t->text[id], (size_t)t->lens[id]);
@@ -68,25 +71,24 @@ void bpe_decode(const struct tokenizer *t, int32_t id, struct buf *out) {
     }
 }
 
-/* ---- pre-tokenizer patterns ------------------------------------------------------------------------------------ */
-
 #define CONTRACTIONS "'s|'t|'re|'ve|'m|'ll|'d"
 #define WORDS_GPT2 CONTRACTIONS "| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+"
-/* The reference isolates digits first and runs GPT-2's pattern on what is between; this is the same in one pattern, where
- * white space before a digit counts as white space before an end. */
-#define WORDS_DIGITS                                                                                                   \
+/* The reference isolates digits first and runs GPT-2's pattern on what is between; this is the same
+ * in one pattern, where white space before a digit counts as white space before an end. */
+#define WORDS_DIGITS                                                                               \
     CONTRACTIONS "|\\p{N}| ?\\p{L}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?![^\\s\\p{N}])|\\s+"
-#define WORDS_LLAMA3(digits)                                                                                           \
-    "(?i:" CONTRACTIONS ")|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|" digits                                                      \
+#define WORDS_LLAMA3(digits)                                                                       \
+    "(?i:" CONTRACTIONS ")|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|" digits                                  \
     "| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
 #define UPPER "[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]"
 #define LOWER "[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]"
-#define WORDS_CASED(end, digits)                                                                                       \
-    "[^\\r\\n\\p{L}\\p{N}]?" UPPER "*" LOWER "+" end "|[^\\r\\n\\p{L}\\p{N}]?" UPPER "+" LOWER "*" end "|" digits      \
-    "| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
+#define WORDS_CASED(end, digits)                                                                   \
+    "[^\\r\\n\\p{L}\\p{N}]?" UPPER "*" LOWER "+" end "|[^\\r\\n\\p{L}\\p{N}]?" UPPER "+" LOWER     \
+    "*" end "|" digits "| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
 
 struct pre_row {
-    const char *name;      /* GGUF's tokenizer.ggml.pre; the first of equal rows names a pattern read from elsewhere */
+    const char *name; /* GGUF's tokenizer.ggml.pre; the first of equal rows names a pattern read
+                         from elsewhere */
     const char *pattern;
     bool ignore_merges;
 };
@@ -134,10 +136,13 @@ const char *pre_name(const char *pattern, bool ignore_merges) {
     return pattern;
 }
 
-/* Unicode's White_Space. PCRE2's own \s counts U+180E as well, which Unicode dropped and the references do not have. */
-#define SPACES "\\t-\\r \\x{85}\\x{A0}\\x{1680}\\x{2000}-\\x{200A}\\x{2028}\\x{2029}\\x{202F}\\x{205F}\\x{3000}"
+/* Unicode's White_Space. PCRE2's own \s counts U+180E as well, which Unicode dropped and the
+ * references do not have. */
+#define SPACES                                                                                     \
+    "\\t-\\r "                                                                                     \
+    "\\x{85}\\x{A0}\\x{1680}\\x{2000}-\\x{200A}\\x{2028}\\x{2029}\\x{202F}\\x{205F}\\x{3000}"
 
-/* Writes \s and \S out as classes, so that the pattern means the same under every version of PCRE2. */
+/* Writes \s and \S out as classes, so that a pattern means the same under every PCRE2. */
 static void pattern_expand(const char *p, struct buf *out) {
     bool in_class = false;
     for (; *p; p++) {
@@ -167,31 +172,39 @@ static int pattern_compile(struct tokenizer *t, const char *pattern, struct erro
     pattern_expand(pattern, &b);
     int code;
     PCRE2_SIZE at;
-    t->code = pcre2_compile((PCRE2_SPTR)b.data, b.len, PCRE2_UTF | PCRE2_UCP | PCRE2_NEVER_BACKSLASH_C, &code, &at, NULL);
+    t->code = pcre2_compile((PCRE2_SPTR)b.data, b.len,
+                            PCRE2_UTF | PCRE2_UCP | PCRE2_NEVER_BACKSLASH_C, &code, &at, NULL);
     buf_release(&b);
     if (t->code) {
-        pcre2_jit_compile(t->code, PCRE2_JIT_COMPLETE); /* where it is not allowed, matching is interpreted */
+        pcre2_jit_compile(
+            t->code, PCRE2_JIT_COMPLETE); /* where it is not allowed, matching is interpreted */
         return OK;
     }
     PCRE2_UCHAR text[160];
     pcre2_get_error_message(code, text, sizeof(text));
-    return error_set(err, ERR_FORMAT, "the pre-tokenizer pattern '%.200s' does not compile: %s", pattern, (char *)text);
+    return error_set(err, ERR_FORMAT, "the pre-tokenizer pattern '%.200s' does not compile: %s",
+                     pattern, (char *)text);
 }
 
 /*
- * GGUF files from before the name existed, or written by a converter that did not know the model, say nothing or
- * "default". What they should have said cannot be known; GPT-2's pattern is what they ran with when they were made.
+ * GGUF files from before the name existed, or written by a converter that did not know the model,
+ * say nothing or "default". What they should have said cannot be known; GPT-2's pattern is what
+ * they ran with when they were made.
  */
 static int pre_prepare(struct tokenizer *t, struct error *err) {
     const char *pre = t->spec.pre;
     if (!*pre || strcmp(pre, "default") == 0) {
-        warn("the tokenizer does not name its pre-tokenizer: taking 'gpt-2', and token boundaries may be wrong");
+        warn("the tokenizer does not name its pre-tokenizer: taking 'gpt-2', and token boundaries "
+             "may be wrong");
         t->spec.pre = pre = "gpt-2";
     }
     const char *pattern = pre_pattern(pre);
     if (!pattern)
-        return error_set(err, ERR_FORMAT, "unknown pre-tokenizer '%.80s' (known are gpt-2, llama-bpe, qwen2, smollm, "
-                         "starcoder and others like them)", pre);
+        return error_set(
+            err, ERR_FORMAT,
+            "unknown pre-tokenizer '%.80s' (known are gpt-2, llama-bpe, qwen2, smollm, "
+            "starcoder and others like them)",
+            pre);
     const struct pre_row *row = pre_find(pre);
     if (row && row->ignore_merges) t->spec.ignore_merges = true;
     return pattern_compile(t, pattern, err);
@@ -206,35 +219,41 @@ int bpe_prepare(struct tokenizer *t, struct error *err) {
         t->byte_ids[b] = symbol_find(t, piece, (size_t)n);
         known += t->byte_ids[b] >= 0;
     }
-    if (known == 0) return error_set(err, ERR_FORMAT, "the vocabulary holds no byte: it is not a byte-level one");
+    if (known == 0)
+        return error_set(err, ERR_FORMAT,
+                         "the vocabulary holds no byte: it is not a byte-level one");
     return pairs_from_merges(t, err);
 }
 
-/* ---- splitting ------------------------------------------------------------------------------------------------- */
-
-/* The next match at or after `pos`; false when there is none or the pattern exhausts PCRE2's limits. */
-static bool word_match(const struct tokenizer *t, pcre2_match_data *md, const char *p, size_t n, size_t pos) {
+/* The next match at or after `pos`; false when there is none or the pattern exhausts PCRE2's
+ * limits. */
+static bool word_match(const struct tokenizer *t, pcre2_match_data *md, const char *p, size_t n,
+                       size_t pos) {
     int rc = pcre2_match(t->code, (PCRE2_SPTR)p, n, pos, PCRE2_NO_UTF_CHECK, md, NULL);
     if (rc == PCRE2_ERROR_JIT_STACKLIMIT)
-        rc = pcre2_match(t->code, (PCRE2_SPTR)p, n, pos, PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT, md, NULL);
+        rc = pcre2_match(t->code, (PCRE2_SPTR)p, n, pos, PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT, md,
+                         NULL);
     return rc >= 0;
 }
 
-static void split_valid(const struct tokenizer *t, pcre2_match_data *md, const char *p, size_t n, word_fn fn, void *ctx) {
+static void split_valid(const struct tokenizer *t, pcre2_match_data *md, const char *p, size_t n,
+                        word_fn fn, void *ctx) {
     const PCRE2_SIZE *range = pcre2_get_ovector_pointer(md);
     size_t pos = 0;
     while (pos < n && word_match(t, md, p, n, pos)) {
         size_t begin = range[0], end = range[1];
         if (begin < pos || end < begin) break; /* \K may do that */
         if (begin > pos) fn(ctx, p + pos, begin - pos);
-        if (end == begin && begin < n) end += (size_t)utf8_len(p + begin, n - begin); /* an empty match must advance */
+        if (end == begin && begin < n)
+            end += (size_t)utf8_len(p + begin, n - begin); /* an empty match must advance */
         if (end > begin) fn(ctx, p + begin, end - begin);
         pos = end;
     }
     if (pos < n) fn(ctx, p + pos, n - pos);
 }
 
-void bpe_split(const struct tokenizer *t, pcre2_match_data *match, const char *text, size_t len, word_fn fn, void *ctx) {
+void bpe_split(const struct tokenizer *t, pcre2_match_data *match, const char *text, size_t len,
+               word_fn fn, void *ctx) {
     for (size_t i = 0; i < len;) {
         size_t begin = i;
         for (int n; i < len && (n = utf8_len(text + i, len - i)) > 0; i += (size_t)n) {}
@@ -245,11 +264,10 @@ void bpe_split(const struct tokenizer *t, pcre2_match_data *match, const char *t
     }
 }
 
-/* ---- merging --------------------------------------------------------------------------------------------------- */
-
 enum { SHORT_WORD = 48 };
 
-/* Order by rank, then by place. An entry is stale when the two symbols at its place are no longer those it was made of. */
+/* Order by rank, then by place. An entry is stale when the two symbols at its place are no longer
+ * those it was made of. */
 struct merge_entry {
     uint64_t key; /* rank << 32 | left */
     int32_t left_id, right_id;
@@ -272,7 +290,8 @@ static void encoder_reserve_long(struct encoder *e) {
     free(e->heap);
     e->prev = xmalloc(sizeof(*e->prev) * (size_t)e->n);
     e->next = xmalloc(sizeof(*e->next) * (size_t)e->n);
-    e->heap = xmalloc(sizeof(*e->heap) * (size_t)e->n * 3); /* n - 1 at first, two for every merge */
+    e->heap =
+        xmalloc(sizeof(*e->heap) * (size_t)e->n * 3); /* n - 1 at first, two for every merge */
 }
 
 static void merge_short(struct encoder *e) {
@@ -319,10 +338,13 @@ static void merge_offer(struct encoder *e, size_t *heap_n, int32_t left) {
     if (left < 0 || e->next[left] < 0) return;
     int32_t a = e->id[left], b = e->id[e->next[left]];
     const struct pair_slot *s = pairs_find(&e->t->pairs, a, b);
-    if (s) heap_push(e->heap, heap_n, (struct merge_entry){(uint64_t)s->rank << 32 | (uint32_t)left, a, b});
+    if (s)
+        heap_push(e->heap, heap_n,
+                  (struct merge_entry){(uint64_t)s->rank << 32 | (uint32_t)left, a, b});
 }
 
-/* The symbol at `left` takes in its right neighbour, which leaves the list with an id that matches nothing. */
+/* The symbol at `left` takes in its right neighbour, which leaves the list with an id that matches
+ * nothing. */
 static void merge_apply(struct encoder *e, int32_t left, int32_t id) {
     int32_t right = e->next[left];
     e->id[left] = id;
@@ -342,7 +364,8 @@ static void merge_long(struct encoder *e) {
     while (heap_n > 0) {
         struct merge_entry m = heap_pop(e->heap, &heap_n);
         int32_t left = (int32_t)(uint32_t)m.key;
-        if (e->id[left] != m.left_id || e->next[left] < 0 || e->id[e->next[left]] != m.right_id) continue;
+        if (e->id[left] != m.left_id || e->next[left] < 0 || e->id[e->next[left]] != m.right_id)
+            continue;
         merge_apply(e, left, pairs_find(&e->t->pairs, m.left_id, m.right_id)->id);
         merge_offer(e, &heap_n, e->prev[left]);
         merge_offer(e, &heap_n, left);
@@ -362,9 +385,8 @@ void encoder_merge(struct encoder *e) {
         merge_short(e);
 }
 
-/* ---- encoding -------------------------------------------------------------------------------------------------- */
-
-/* Direct-mapped: where a word's ids already stand in this call's output. Words are borrowed from the fragment's text. */
+/* Direct-mapped: where a word's ids already stand in this call's output. Words are borrowed from
+ * the fragment's text. */
 enum { CACHE_SLOTS = 4096, CACHED_LEN = 32, CACHE_FROM = 4096 };
 struct cached_word {
     const char *p;

@@ -1,11 +1,13 @@
 /*
  * chat: messages as ChatML tokens, with the mask of the assistant's own words.
  *
- * The turn's header, its content and its end are encoded one by one: that is what generation sees (the prompt ends after
- * the header), so training sees the same tokens, and a conversation's tokens are a prefix of its continuation's. What a
- * message says is never read as a special token. Other templates are not rendered.
+ * The turn's header, its content and its end are encoded one by one: that is what generation sees
+ * (the prompt ends after the header), so training sees the same tokens, and a conversation's tokens
+ * are a prefix of its continuation's. What a message says is never read as a special token. Other
+ * templates are not rendered.
  *
- * Invariant: with a mask, every token added gets one byte, 1 exactly for the content and the end of assistant turns.
+ * Invariant: with a mask, every token added gets one byte, 1 exactly for the content and the end of
+ * assistant turns.
  */
 #include "model/tokenizer_internal.h"
 
@@ -63,10 +65,13 @@ static void chat_turn(struct chat *c, const struct message *m) {
 }
 
 /* A model that begins its texts with a token gets it when the conversation begins `out`. */
-void chat_encode(const struct tokenizer *t, const struct message *msgs, int n, bool generation_prompt,
-                 struct ids *out, struct buf *mask) {
-    struct chat c = {.t = t, .out = out, .mask = mask,
-                     .begin = special_find(t, "<|im_start|>"), .end = special_find(t, "<|im_end|>")};
+void chat_encode(const struct tokenizer *t, const struct message *msgs, int n,
+                 bool generation_prompt, struct ids *out, struct buf *mask) {
+    struct chat c = {.t = t,
+                     .out = out,
+                     .mask = mask,
+                     .begin = special_find(t, "<|im_start|>"),
+                     .end = special_find(t, "<|im_end|>")};
     if (c.begin < 0 || c.end < 0) c.begin = c.end = -1;
     int from = out->n;
     if (from == 0 && tok_add_bos(t)) ids_add(out, tok_bos(t));

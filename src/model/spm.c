@@ -1,14 +1,17 @@
 /*
  * spm: SentencePiece's BPE with byte fallback (Llama 2, Phi-3, TinyStories).
  *
- * Spaces become ▁, one more stands before a text and after every special token (but see prefix_prepare), and characters merge by the score of
- * what they make, the leftmost first, across spaces and without any pattern. Characters that no piece covers become byte
- * tokens, or one unknown token for a run of them when there are none. A vocabulary read from a tokenizer.json whose merge
- * list is not what scores would say keeps that list, and ranks come from it.
+ * Spaces become ▁, one more stands before a text and after every special token (but see
+ * prefix_prepare), and characters merge by the score of what they make, the leftmost first, across
+ * spaces and without any pattern. Characters that no piece covers become byte tokens, or one
+ * unknown token for a run of them when there are none. A vocabulary read from a tokenizer.json
+ * whose merge list is not what scores would say keeps that list, and ranks come from it.
  *
- * It does no Unicode normalisation, and pieces marked unused are never made (SentencePiece would make and split them).
+ * It does no Unicode normalisation, and pieces marked unused are never made (SentencePiece would
+ * make and split them).
  *
- * Invariant: the pair table holds every way to cut a normal piece into two symbols, so merging compares integers only.
+ * Invariant: the pair table holds every way to cut a normal piece into two symbols, so merging
+ * compares integers only.
  */
 #include "model/tokenizer_internal.h"
 
@@ -47,14 +50,14 @@ static size_t word_len(const char *p, size_t left) {
     return left;
 }
 
-/* ---- making the table ------------------------------------------------------------------------------------------ */
-
 /* "<0x0A>" → 10, else -1. */
 static int piece_byte(const char *p, int32_t len) {
     if (len != 6 || memcmp(p, "<0x", 3) != 0 || p[5] != '>') return -1;
     int value = 0;
     for (int i = 3; i < 5; i++) {
-        int c = p[i], digit = c >= '0' && c <= '9' ? c - '0' : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
+        int c = p[i], digit = c >= '0' && c <= '9'   ? c - '0'
+                              : c >= 'A' && c <= 'F' ? c - 'A' + 10
+                                                     : -1;
         if (digit < 0) return -1;
         value = value * 16 + digit;
     }
@@ -67,7 +70,8 @@ static int bytes_prepare(struct tokenizer *t, struct error *err) {
         if (t->spec.types[id] != PIECE_BYTE) continue;
         int b = piece_byte(t->text[id], t->lens[id]);
         if (b < 0)
-            return error_set(err, ERR_FORMAT, "byte token %d is '%.20s' and not like '<0x0A>'", id, t->text[id]);
+            return error_set(err, ERR_FORMAT, "byte token %d is '%.20s' and not like '<0x0A>'", id,
+                             t->text[id]);
         t->byte_ids[b] = id;
     }
     return OK;
@@ -78,10 +82,12 @@ struct strays {
     struct ids piece, at;
 };
 
-static int piece_scan(const struct tokenizer *t, int32_t id, struct strays *s, int64_t *cuts, struct error *err) {
+static int piece_scan(const struct tokenizer *t, int32_t id, struct strays *s, int64_t *cuts,
+                      struct error *err) {
     size_t len = (size_t)t->lens[id];
     if (len > PIECE_LIMIT)
-        return error_set(err, ERR_FORMAT, "token %d is %zu bytes long, above the limit of %d", id, len, PIECE_LIMIT);
+        return error_set(err, ERR_FORMAT, "token %d is %zu bytes long, above the limit of %d", id,
+                         len, PIECE_LIMIT);
     for (size_t i = 0, n; i < len; i += n) {
         n = char_len(t->text[id] + i, len - i);
         *cuts += i > 0;
@@ -92,7 +98,8 @@ static int piece_scan(const struct tokenizer *t, int32_t id, struct strays *s, i
     return OK;
 }
 
-/* Repeats get symbols that are never found, which costs little: vocabularies have few strays or none. */
+/* Repeats get symbols that are never found, which costs little: vocabularies have few strays or
+ * none. */
 static void strays_add(struct tokenizer *t, const struct strays *s) {
     size_t n = (size_t)t->spec.n, all = n + (size_t)s->piece.n;
     const char **text = arena_alloc(&t->arena, sizeof(*text) * all);
@@ -127,7 +134,7 @@ static int score_order(const void *a, const void *b) {
     return (x < y) - (x > y);
 }
 
-/* Equal scores get equal ranks, so that the leftmost of equal merges comes first. malloc'ed, [n]. */
+/* Equal scores get equal ranks, so the leftmost of equal merges comes first. malloc'ed, [n]. */
 static int32_t *score_ranks(const struct tok_spec *s) {
     size_t n = (size_t)s->n;
     float *sorted = xmalloc(sizeof(*sorted) * n);
@@ -166,8 +173,8 @@ static void pairs_from_scores(struct tokenizer *t, int64_t cuts) {
 }
 
 /*
- * Whether ▁ only ever begins a piece (or is in the run that does), as in models trained on words. Then a text falls into
- * words that cannot merge with each other, which are short, and repeat.
+ * Whether ▁ only ever begins a piece (or is in the run that does), as in models trained on words.
+ * Then a text falls into words that cannot merge with each other, which are short, and repeat.
  */
 static bool pieces_are_words(const struct tokenizer *t) {
     for (int32_t id = 0; id < t->spec.n; id++) {
@@ -177,8 +184,8 @@ static bool pieces_are_words(const struct tokenizer *t) {
     return true;
 }
 
-/* Hugging Face's newer files put the space elsewhere than SentencePiece does; their names for it come as `pre`, which
- * says nothing else for this kind. */
+/* Hugging Face's newer files put the space elsewhere than SentencePiece does; their names for it
+ * come as `pre`, which says nothing else for this kind. */
 static void prefix_prepare(struct tokenizer *t) {
     t->prefix_once = strcmp(t->spec.pre, PREFIX_FIRST) == 0;
     t->prefix_joins = t->prefix_once || strcmp(t->spec.pre, PREFIX_ALWAYS) == 0;
@@ -199,9 +206,7 @@ int spm_prepare(struct tokenizer *t, struct error *err) {
     return OK;
 }
 
-/* ---- text ------------------------------------------------------------------------------------------------------ */
-
-/* Bytes if the vocabulary has all of them, else unknown; a run of unknown characters is one token. */
+/* Bytes if the vocabulary has all of them, else unknown, one token for a run of characters. */
 static void char_fallback(struct encoder *e, const char *p, size_t n) {
     const struct tokenizer *t = e->t;
     bool bytes = true;
@@ -209,7 +214,8 @@ static void char_fallback(struct encoder *e, const char *p, size_t n) {
     for (size_t i = 0; i < n && bytes; i++) ids_add(e->out, t->byte_ids[(uint8_t)p[i]]);
     if (bytes || t->spec.unk < 0) return;
     e->unknown = true;
-    if (e->out->n == e->begin || e->out->v[e->out->n - 1] != t->spec.unk) ids_add(e->out, t->spec.unk);
+    if (e->out->n == e->begin || e->out->v[e->out->n - 1] != t->spec.unk)
+        ids_add(e->out, t->spec.unk);
 }
 
 static bool begins_with_space(const char *p, size_t n) {
@@ -219,7 +225,8 @@ static bool begins_with_space(const char *p, size_t n) {
 static void text_escape(struct encoder *e, const char *text, size_t len, bool first) {
     struct buf *b = &e->text;
     b->len = 0;
-    if (first && e->t->spec.add_space_prefix && !(e->t->prefix_joins && begins_with_space(text, len)))
+    if (first && e->t->spec.add_space_prefix &&
+        !(e->t->prefix_joins && begins_with_space(text, len)))
         buf_puts(b, SPACE_MARK);
     for (size_t i = 0, n; i < len; i += n) {
         const char *space = memchr(text + i, ' ', len - i);
@@ -238,7 +245,8 @@ static void part_encode(struct encoder *e, const char *p, size_t len) {
     for (size_t i = 0, n; i < len; i += n) {
         n = char_len(p + i, len - i);
         e->at[e->n] = (int32_t)i;
-        e->id[e->n++] = (uint8_t)p[i] < 128 ? e->t->ascii[(uint8_t)p[i]] : symbol_mergeable(e->t, p + i, n);
+        e->id[e->n++] =
+            (uint8_t)p[i] < 128 ? e->t->ascii[(uint8_t)p[i]] : symbol_mergeable(e->t, p + i, n);
     }
     encoder_merge(e);
     for (int32_t i = 0; i < e->n; i++) {
@@ -276,8 +284,6 @@ void spm_decode(const struct tokenizer *t, int32_t id, struct buf *out) {
         i += mark ? 3 : 1;
     }
 }
-
-/* ---- scores as merges ------------------------------------------------------------------------------------------ */
 
 static int merge_order(const void *a, const void *b) {
     const struct spm_merge *x = a, *y = b;

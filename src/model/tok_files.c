@@ -1,14 +1,15 @@
 /*
- * tok_files: tokenizers from and to files — Hugging Face's tokenizer.json, SentencePiece's tokenizer.model, llama2.c's
- * tokenizer .bin — and the byte tokenizer of models that have no file. (GGUF's own is in gguf.c.)
+ * tok_files: tokenizers from and to files — Hugging Face's tokenizer.json, SentencePiece's
+ * tokenizer.model, llama2.c's tokenizer .bin — and the byte tokenizer of models that have no file.
+ * (GGUF's own is in gguf.c.)
  *
- * A reader turns its file into a struct tok_spec, or says what in it is not supported: normalizers and pre-tokenizers
- * that would cut text otherwise are refused and never skipped over. Only two things are passed over aloud: Unicode
- * normalisation (text is taken as it is, as llama.cpp does) and spaces that added tokens would swallow. What
- * tokenizer_config.json says is hf.c's business.
+ * A reader turns its file into a struct tok_spec, or says what in it is not supported: normalizers
+ * and pre-tokenizers that would cut text otherwise are refused and never skipped over. Only two
+ * things are passed over aloud: Unicode normalisation (text is taken as it is, as llama.cpp does)
+ * and spaces that added tokens would swallow. What tokenizer_config.json says is hf.c's business.
  *
- * Invariant: what tok_write_json writes, tok_from_json reads as a tokenizer with the same ids for every text, and writing
- * that gives the same bytes again.
+ * Invariant: what tok_write_json writes, tok_from_json reads as a tokenizer with the same ids for
+ * every text, and writing that gives the same bytes again.
  */
 #include "model/tokenizer_internal.h"
 
@@ -18,10 +19,9 @@
 
 enum {
     VOCAB_LIMIT = 1 << 24,
-    FILE_LIMIT = 1 << 28, /* of files that are not JSON: even with ▁ for every space, places stay within int32 */
+    FILE_LIMIT = 1 << 28, /* of files that are not JSON: even with ▁ for every space, places stay
+                             within int32 */
 };
-
-/* ---- reading tokenizer.json: vocabulary ------------------------------------------------------------------------ */
 
 struct reader {
     struct arena arena;
@@ -50,14 +50,17 @@ static bool flag(const json_t *v, const char *key, bool missing) {
 
 static int reader_id(const json_t *v, const char *piece, int32_t *id, struct error *err) {
     json_int_t value = json_is_integer(v) ? json_integer_value(v) : -1;
-    if (value < 0 || value >= VOCAB_LIMIT) return error_set(err, ERR_FORMAT, "token '%.80s' has no valid id", piece);
+    if (value < 0 || value >= VOCAB_LIMIT)
+        return error_set(err, ERR_FORMAT, "token '%.80s' has no valid id", piece);
     *id = (int32_t)value;
     return OK;
 }
 
-/* The vocabulary's size: the highest id of model.vocab and added_tokens. Holes are filled, so they may not be many. */
+/* The vocabulary's size: the highest id of model.vocab and added_tokens. Holes are filled, so they
+ * may not be many. */
 static int reader_count(struct reader *r, struct error *err) {
-    json_t *vocab = json_object_get(r->model, "vocab"), *added = json_object_get(r->root, "added_tokens"), *v;
+    json_t *vocab = json_object_get(r->model, "vocab"), *v;
+    json_t *added = json_object_get(r->root, "added_tokens");
     const char *piece;
     int32_t id = -1, max = -1;
     size_t i;
@@ -74,15 +77,18 @@ static int reader_count(struct reader *r, struct error *err) {
     }
     size_t n = json_object_size(vocab) + json_array_size(added);
     if (max < 0 || (size_t)max > 2 * n + 4096)
-        return error_set(err, ERR_FORMAT, "the highest token id is %d, but there are %zu tokens", max, n);
+        return error_set(err, ERR_FORMAT, "the highest token id is %d, but there are %zu tokens",
+                         max, n);
     r->spec.n = max + 1;
     return OK;
 }
 
-static int reader_put(struct reader *r, int32_t id, const char *piece, size_t len, uint8_t type, struct error *err) {
+static int reader_put(struct reader *r, int32_t id, const char *piece, size_t len, uint8_t type,
+                      struct error *err) {
     if (len > INT32_MAX) return error_set(err, ERR_FORMAT, "token %d is too long", id);
     if (r->pieces[id] && ((size_t)r->lens[id] != len || memcmp(r->pieces[id], piece, len) != 0))
-        return error_set(err, ERR_FORMAT, "tokens '%.80s' and '%.80s' have the same id %d", r->pieces[id], piece, id);
+        return error_set(err, ERR_FORMAT, "tokens '%.80s' and '%.80s' have the same id %d",
+                         r->pieces[id], piece, id);
     r->pieces[id] = piece;
     r->lens[id] = (int32_t)len;
     r->types[id] = type;
@@ -92,9 +98,10 @@ static int reader_put(struct reader *r, int32_t id, const char *piece, size_t le
 static int reader_vocab(struct reader *r, struct error *err) {
     json_t *v;
     const char *piece;
-    json_object_foreach(json_object_get(r->model, "vocab"), piece, v)
-        if (reader_put(r, (int32_t)json_integer_value(v), piece, strlen(piece), PIECE_NORMAL, err) != OK)
-            return err->code;
+    json_object_foreach(json_object_get(r->model, "vocab"), piece, v) {
+        int32_t id = (int32_t)json_integer_value(v);
+        if (reader_put(r, id, piece, strlen(piece), PIECE_NORMAL, err) != OK) return err->code;
+    }
     return OK;
 }
 
@@ -106,9 +113,12 @@ static int reader_added(struct reader *r, struct error *err) {
         uint8_t type = flag(v, "special", false) ? PIECE_CONTROL : PIECE_USER;
         int32_t id = (int32_t)json_integer_value(json_object_get(v, "id"));
         if (reader_put(r, id, piece, strlen(piece), type, err) != OK) return err->code;
-        stripping += flag(v, "lstrip", false) || flag(v, "rstrip", false) || flag(v, "single_word", false);
+        stripping +=
+            flag(v, "lstrip", false) || flag(v, "rstrip", false) || flag(v, "single_word", false);
     }
-    if (stripping > 0) warn("%zu added tokens would swallow spaces or match whole words only: they do neither", stripping);
+    if (stripping > 0)
+        warn("%zu added tokens would swallow spaces or match whole words only: they do neither",
+             stripping);
     return OK;
 }
 
@@ -126,10 +136,13 @@ static void reader_holes(struct reader *r) {
 static int reader_merge(struct reader *r, int32_t rank, const json_t *v, struct error *err) {
     r->merges[rank] = json_string_value(v);
     if (r->merges[rank]) return OK;
-    const char *a = json_string_value(json_array_get(v, 0)), *b = json_string_value(json_array_get(v, 1));
-    if (!a || !b || json_array_size(v) != 2) return error_set(err, ERR_FORMAT, "merge %d is not a pair", rank);
+    const char *a = json_string_value(json_array_get(v, 0));
+    const char *b = json_string_value(json_array_get(v, 1));
+    if (!a || !b || json_array_size(v) != 2)
+        return error_set(err, ERR_FORMAT, "merge %d is not a pair", rank);
     if (strchr(a, ' ') || strchr(b, ' '))
-        return error_set(err, ERR_FORMAT, "merge %d has a space inside a piece, which is not supported", rank);
+        return error_set(err, ERR_FORMAT,
+                         "merge %d has a space inside a piece, which is not supported", rank);
     size_t size = strlen(a) + strlen(b) + 2;
     char *text = arena_alloc(&r->arena, size);
     snprintf(text, size, "%s %s", a, b);
@@ -161,29 +174,32 @@ static int reader_unk(struct reader *r, struct error *err) {
     const char *unk = json_string_value(json_object_get(r->model, "unk_token"));
     if (!unk) return OK;
     r->spec.unk = reader_find(r, unk);
-    if (r->spec.unk < 0) return error_set(err, ERR_FORMAT, "the unknown token '%.80s' is not in the vocabulary", unk);
+    if (r->spec.unk < 0)
+        return error_set(err, ERR_FORMAT, "the unknown token '%.80s' is not in the vocabulary",
+                         unk);
     if (r->spec.kind == TOK_SPM) r->types[r->spec.unk] = PIECE_UNKNOWN;
     return OK;
 }
 
-/* ---- reading tokenizer.json: how text is cut ------------------------------------------------------------------- */
-
 /* A Sequence's members under `list`, or the thing itself; fn sees each. */
 typedef int (*part_fn)(struct reader *r, const json_t *part, struct error *err);
-static int parts_each(struct reader *r, const json_t *v, const char *list, part_fn fn, struct error *err) {
+static int parts_each(struct reader *r, const json_t *v, const char *list, part_fn fn,
+                      struct error *err) {
     size_t i;
     json_t *part;
     if (!v || json_is_null(v)) return OK;
     if (strcmp(type_of(v), "Sequence") != 0) return fn(r, v, err);
-    json_array_foreach(json_object_get(v, list), i, part)
+    json_array_foreach(json_object_get(v, list), i, part) {
         if (fn(r, part, err) != OK) return err->code;
+    }
     return OK;
 }
 
 static int bpe_normalizer(struct reader *r, const json_t *part, struct error *err) {
     (void)r;
     if (strcmp(type_of(part), "NFC") != 0)
-        return error_set(err, ERR_FORMAT, "normalizer '%s' is not supported for byte-level BPE", type_of(part));
+        return error_set(err, ERR_FORMAT, "normalizer '%s' is not supported for byte-level BPE",
+                         type_of(part));
     note("the tokenizer asks for Unicode normalisation (NFC): text is taken as it is");
     return OK;
 }
@@ -196,19 +212,26 @@ static int spm_normalizer(struct reader *r, const json_t *part, struct error *er
     if (strcmp(type_of(part), "Replace") == 0 && text_is(part, "content", SPACE_MARK) &&
         text_is(json_object_get(part, "pattern"), "String", " "))
         return OK;
-    return error_set(err, ERR_FORMAT, "normalizer '%s' is not supported for sentencepiece BPE as it is used here",
+    return error_set(err, ERR_FORMAT,
+                     "normalizer '%s' is not supported for sentencepiece BPE as it is used here",
                      type_of(part));
 }
 
 /* Pieces that end at a space never arise, because by then spaces are ▁. */
 static int spm_pre_tokenizer(struct reader *r, const json_t *part, struct error *err) {
-    if (strcmp(type_of(part), "Split") == 0 && text_is(json_object_get(part, "pattern"), "String", " ")) return OK;
+    if (strcmp(type_of(part), "Split") == 0 &&
+        text_is(json_object_get(part, "pattern"), "String", " "))
+        return OK;
     if (strcmp(type_of(part), "Metaspace") != 0 || !text_is(part, "replacement", SPACE_MARK))
-        return error_set(err, ERR_FORMAT, "pre-tokenizer '%s' is not supported for sentencepiece BPE", type_of(part));
+        return error_set(err, ERR_FORMAT,
+                         "pre-tokenizer '%s' is not supported for sentencepiece BPE",
+                         type_of(part));
     if (flag(part, "split", true))
-        return error_set(err, ERR_FORMAT, "pre-tokenizer 'Metaspace' that splits at spaces is not supported");
+        return error_set(err, ERR_FORMAT,
+                         "pre-tokenizer 'Metaspace' that splits at spaces is not supported");
     bool scheme = json_object_get(part, "prepend_scheme"); /* older files have a flag instead */
-    r->spec.add_space_prefix = scheme ? !text_is(part, "prepend_scheme", "never") : flag(part, "add_prefix_space", true);
+    r->spec.add_space_prefix =
+        scheme ? !text_is(part, "prepend_scheme", "never") : flag(part, "add_prefix_space", true);
     r->spec.pre = text_is(part, "prepend_scheme", "first") ? PREFIX_FIRST : PREFIX_ALWAYS;
     return OK;
 }
@@ -224,13 +247,15 @@ static int bpe_pre_tokenizer(struct reader *r, const json_t *v, struct error *er
     bool sequence = strcmp(type_of(v), "Sequence") == 0;
     const json_t *last = sequence ? json_array_get(list, json_array_size(list) - 1) : v;
     const json_t *before = sequence && json_array_size(list) == 2 ? json_array_get(list, 0) : NULL;
-    bool regex = flag(last, "use_regex", true), alone = !before && (!sequence || json_array_size(list) == 1);
-    const char *pattern = json_string_value(json_object_get(json_object_get(before, "pattern"), "Regex"));
+    bool regex = flag(last, "use_regex", true),
+         alone = !before && (!sequence || json_array_size(list) == 1);
+    const char *pattern =
+        json_string_value(json_object_get(json_object_get(before, "pattern"), "Regex"));
     r->spec.add_space_prefix = flag(last, "add_prefix_space", true) && regex;
     if (strcmp(type_of(last), "ByteLevel") == 0) {
         if (alone && regex) r->spec.pre = "gpt-2";
-        if (regex && strcmp(type_of(before), "Digits") == 0 && flag(before, "individual_digits", false) &&
-            !r->spec.add_space_prefix)
+        if (regex && strcmp(type_of(before), "Digits") == 0 &&
+            flag(before, "individual_digits", false) && !r->spec.add_space_prefix)
             r->spec.pre = "smollm";
         if (!regex && strcmp(type_of(before), "Split") == 0 && pattern && split_keeps_all(before) &&
             !flag(last, "add_prefix_space", true))
@@ -250,7 +275,8 @@ static int part_byte_level(struct reader *r, const json_t *part, struct error *e
 }
 
 static int reader_cutting(struct reader *r, struct error *err) {
-    const json_t *pre = json_object_get(r->root, "pre_tokenizer"), *norm = json_object_get(r->root, "normalizer");
+    const json_t *pre = json_object_get(r->root, "pre_tokenizer"),
+                 *norm = json_object_get(r->root, "normalizer");
     r->spec.kind = TOK_SPM;
     parts_each(r, pre, "pretokenizers", part_byte_level, err);
     if (r->spec.kind == TOK_BPE) {
@@ -258,15 +284,15 @@ static int reader_cutting(struct reader *r, struct error *err) {
         return bpe_pre_tokenizer(r, pre, err);
     }
     if (!flag(r->model, "byte_fallback", false))
-        return error_set(err, ERR_FORMAT, "neither a byte-level BPE nor one with byte fallback (pre-tokenizer '%s')",
+        return error_set(err, ERR_FORMAT,
+                         "neither a byte-level BPE nor one with byte fallback (pre-tokenizer '%s')",
                          type_of(pre));
     if (parts_each(r, norm, "normalizers", spm_normalizer, err) != OK) return err->code;
     return parts_each(r, pre, "pretokenizers", spm_pre_tokenizer, err);
 }
 
-/* ---- reading tokenizer.json: roles ----------------------------------------------------------------------------- */
-
-/* In a template a special token is a label; the label's entry says which token it is. -1 when there is none. */
+/* In a template a special token is a label; the label's entry says which token it is. -1 when there
+ * is none. */
 static int32_t label_id(const struct reader *r, const json_t *template, const char *label) {
     const json_t *entry = json_object_get(json_object_get(template, "special_tokens"), label);
     const json_t *id = json_array_get(json_object_get(entry, "ids"), 0);
@@ -287,13 +313,15 @@ static int post_processor(struct reader *r, const json_t *part, struct error *er
     r->spec.eos = label_id(r, part, "eos");
     if (r->spec.unk < 0) r->spec.unk = label_id(r, part, "unk");
     if (label && r->spec.bos < 0)
-        return error_set(err, ERR_FORMAT, "the post-processor's token '%.80s' is not in the vocabulary", label);
+        return error_set(err, ERR_FORMAT,
+                         "the post-processor's token '%.80s' is not in the vocabulary", label);
     return OK;
 }
 
 static int reader_model(struct reader *r, struct error *err) {
     const char *type = json_string_value(json_object_get(r->model, "type"));
-    if (!json_is_object(r->model)) return error_set(err, ERR_FORMAT, "there is no 'model' object: no tokenizer");
+    if (!json_is_object(r->model))
+        return error_set(err, ERR_FORMAT, "there is no 'model' object: no tokenizer");
     if (type && strcmp(type, "Unigram") == 0)
         return error_set(err, ERR_FORMAT, "it is a unigram model, which is not supported yet");
     if (type && strcmp(type, "BPE") != 0)
@@ -322,14 +350,15 @@ static int reader_run(struct reader *r, struct error *err) {
     reader_arrays(r);
     if (reader_vocab(r, err) != OK || reader_added(r, err) != OK) return err->code;
     reader_holes(r);
-    if (reader_merges(r, err) != OK || reader_cutting(r, err) != OK || reader_unk(r, err) != OK) return err->code;
-    return parts_each(r, json_object_get(r->root, "post_processor"), "processors", post_processor, err);
+    if (reader_merges(r, err) != OK || reader_cutting(r, err) != OK || reader_unk(r, err) != OK)
+        return err->code;
+    return parts_each(r, json_object_get(r->root, "post_processor"), "processors", post_processor,
+                      err);
 }
 
-/* ---- merges and scores ----------------------------------------------------------------------------------------- */
-
 static bool is_byte_name(const char *p, int32_t len) {
-    return len == 6 && memcmp(p, "<0x", 3) == 0 && strspn(p + 3, "0123456789ABCDEF") == 2 && p[5] == '>';
+    return len == 6 && memcmp(p, "<0x", 3) == 0 && strspn(p + 3, "0123456789ABCDEF") == 2 &&
+           p[5] == '>';
 }
 
 /* A piece scores by the first merge that makes it. */
@@ -347,19 +376,22 @@ static bool merges_equal(const struct tokenizer *a, const struct tokenizer *b) {
     int32_t n, m;
     struct spm_merge *x = spm_merges(a, &n), *y = spm_merges(b, &m);
     bool same = n == m;
-    for (int32_t i = 0; same && i < n; i++) same = x[i].left == y[i].left && x[i].right == y[i].right;
+    for (int32_t i = 0; same && i < n; i++)
+        same = x[i].left == y[i].left && x[i].right == y[i].right;
     free(x);
     free(y);
     return same;
 }
 
 /*
- * A SentencePiece model that was turned into a merge list lists every way to make every piece, in the order of scores:
- * then it is read back as scores, and behaves as its original did. Any other list is obeyed as it stands.
+ * A SentencePiece model that was turned into a merge list lists every way to make every piece, in
+ * the order of scores: then it is read back as scores, and behaves as its original did. Any other
+ * list is obeyed as it stands.
  */
 static struct tokenizer *reader_spm(struct reader *r, struct error *err) {
     for (int32_t id = 0; id < r->spec.n; id++)
-        if (r->types[id] == PIECE_NORMAL && is_byte_name(r->pieces[id], r->lens[id])) r->types[id] = PIECE_BYTE;
+        if (r->types[id] == PIECE_NORMAL && is_byte_name(r->pieces[id], r->lens[id]))
+            r->types[id] = PIECE_BYTE;
     float *zero = arena_alloc(&r->arena, sizeof(*zero) * (size_t)r->spec.n);
     r->spec.scores = zero;
     struct tokenizer *listed = tok_new(&r->spec, err);
@@ -381,21 +413,22 @@ struct tokenizer *tok_from_json(const char *path, struct error *err) {
     json_t *root = json_file(path, err);
     if (!root) return NULL;
     struct reader r = {.root = root, .model = json_object_get(root, "model")};
-    if (reader_run(&r, err) == OK) t = r.spec.kind == TOK_BPE ? tok_new(&r.spec, err) : reader_spm(&r, err);
+    if (reader_run(&r, err) == OK)
+        t = r.spec.kind == TOK_BPE ? tok_new(&r.spec, err) : reader_spm(&r, err);
     if (!t) error_wrap(err, "'%s'", path);
     arena_release(&r.arena);
     json_decref(root);
     return t;
 }
 
-/* ---- writing tokenizer.json ------------------------------------------------------------------------------------ */
-
 static int piece_check(const struct tok_spec *s, int32_t id, struct error *err) {
     const char *p = s->pieces[id];
     size_t len = (size_t)s->lens[id];
     bool good = memchr(p, 0, len) == NULL;
-    for (size_t i = 0, n; good && i < len; i += n) good = (n = (size_t)utf8_len(p + i, len - i)) > 0;
-    return good ? OK : error_set(err, ERR_MISMATCH, "token %d is not UTF-8 text, which JSON needs", id);
+    for (size_t i = 0, n; good && i < len; i += n)
+        good = (n = (size_t)utf8_len(p + i, len - i)) > 0;
+    return good ? OK
+                : error_set(err, ERR_MISMATCH, "token %d is not UTF-8 text, which JSON needs", id);
 }
 
 static json_t *vocab_json(const struct tok_spec *s, struct error *err) {
@@ -416,21 +449,29 @@ static json_t *vocab_json(const struct tok_spec *s, struct error *err) {
 static json_t *added_json(const struct tok_spec *s) {
     json_t *added = json_array();
     for (int32_t id = 0; id < s->n; id++) {
-        if (s->types[id] != PIECE_UNKNOWN && s->types[id] != PIECE_CONTROL && s->types[id] != PIECE_USER) continue;
-        json_array_append_new(added, json_pack("{s:i,s:s,s:b,s:b,s:b,s:b,s:b}", "id", (int)id, "content", s->pieces[id],
-                                               "single_word", 0, "lstrip", 0, "rstrip", 0, "normalized", 0, "special",
-                                               s->types[id] != PIECE_USER));
+        if (s->types[id] != PIECE_UNKNOWN && s->types[id] != PIECE_CONTROL &&
+            s->types[id] != PIECE_USER)
+            continue;
+        json_array_append_new(added,
+                              json_pack("{s:i,s:s,s:b,s:b,s:b,s:b,s:b}", "id", (int)id, "content",
+                                        s->pieces[id], "single_word", 0, "lstrip", 0, "rstrip", 0,
+                                        "normalized", 0, "special", s->types[id] != PIECE_USER));
     }
     return added;
 }
 
-static int merge_append(json_t *list, const struct tok_spec *s, const struct spm_merge *m, struct error *err) {
+static int merge_append(json_t *list, const struct tok_spec *s, const struct spm_merge *m,
+                        struct error *err) {
     if (m->left >= s->n || m->right >= s->n)
-        return error_set(err, ERR_MISMATCH, "token %d ('%.80s') has a character that is no token: tokenizer.json cannot "
-                         "say how it is made", m->id, s->pieces[m->id]);
+        return error_set(
+            err, ERR_MISMATCH,
+            "token %d ('%.80s') has a character that is no token: tokenizer.json cannot "
+            "say how it is made",
+            m->id, s->pieces[m->id]);
     const char *a = s->pieces[m->left], *b = s->pieces[m->right];
     if (strchr(a, ' ') || strchr(b, ' '))
-        return error_set(err, ERR_MISMATCH, "token %d ('%.80s') holds a space", m->id, s->pieces[m->id]);
+        return error_set(err, ERR_MISMATCH, "token %d ('%.80s') holds a space", m->id,
+                         s->pieces[m->id]);
     char *text = xasprintf("%s %s", a, b);
     json_array_append_new(list, json_string(text));
     free(text);
@@ -448,7 +489,8 @@ static json_t *merges_from_scores(const struct tokenizer *t, struct error *err) 
         ties += i > 0 && v[i].rank == v[i - 1].rank && v[i].id != v[i - 1].id;
     }
     free(v);
-    if (rc == OK && ties > 0) note("%d pieces share a score with another: tokenizer.json orders them by id", ties);
+    if (rc == OK && ties > 0)
+        note("%d pieces share a score with another: tokenizer.json orders them by id", ties);
     if (rc == OK) return list;
     json_decref(list);
     return NULL;
@@ -457,7 +499,8 @@ static json_t *merges_from_scores(const struct tokenizer *t, struct error *err) 
 static json_t *merges_json(const struct tokenizer *t, struct error *err) {
     if (t->spec.kind == TOK_SPM && t->spec.n_merges == 0) return merges_from_scores(t, err);
     json_t *list = json_array();
-    for (int32_t i = 0; i < t->spec.n_merges; i++) json_array_append_new(list, json_string(t->spec.merges[i]));
+    for (int32_t i = 0; i < t->spec.n_merges; i++)
+        json_array_append_new(list, json_string(t->spec.merges[i]));
     return list;
 }
 
@@ -469,9 +512,10 @@ static json_t *model_json(const struct tokenizer *t, struct error *err) {
         json_decref(vocab);
         return NULL;
     }
-    json_t *m = json_pack("{s:s,s:n,s:s?,s:n,s:n,s:b,s:b}", "type", "BPE", "dropout", "unk_token",
-                          spm && s->unk >= 0 ? s->pieces[s->unk] : NULL, "continuing_subword_prefix",
-                          "end_of_word_suffix", "fuse_unk", (int)spm, "byte_fallback", (int)spm);
+    json_t *m =
+        json_pack("{s:s,s:n,s:s?,s:n,s:n,s:b,s:b}", "type", "BPE", "dropout", "unk_token",
+                  spm && s->unk >= 0 ? s->pieces[s->unk] : NULL, "continuing_subword_prefix",
+                  "end_of_word_suffix", "fuse_unk", (int)spm, "byte_fallback", (int)spm);
     if (s->ignore_merges) json_object_set_new(m, "ignore_merges", json_true());
     json_object_set_new(m, "vocab", vocab);
     json_object_set_new(m, "merges", merges);
@@ -479,48 +523,56 @@ static json_t *model_json(const struct tokenizer *t, struct error *err) {
 }
 
 static json_t *replace_json(const char *from, const char *to) {
-    return json_pack("{s:s,s:{s:s},s:s}", "type", "Replace", "pattern", "String", from, "content", to);
+    return json_pack("{s:s,s:{s:s},s:s}", "type", "Replace", "pattern", "String", from, "content",
+                     to);
 }
 
 /* Where the space goes before every text it is a normalizer's, else a pre-tokenizer's. */
 static json_t *prefix_json(const struct tokenizer *t) {
     if (!t->prefix_joins) return json_pack("{s:s,s:s}", "type", "Prepend", "prepend", SPACE_MARK);
-    return json_pack("{s:s,s:s,s:s,s:b}", "type", "Metaspace", "replacement", SPACE_MARK, "prepend_scheme",
-                     t->prefix_once ? "first" : "always", "split", 0);
+    return json_pack("{s:s,s:s,s:s,s:b}", "type", "Metaspace", "replacement", SPACE_MARK,
+                     "prepend_scheme", t->prefix_once ? "first" : "always", "split", 0);
 }
 
 static void cutting_spm(json_t *root, const struct tokenizer *t) {
     json_t *normalizers = json_array(), *pre = json_null();
-    json_t *decoders = json_pack("[o,{s:s},{s:s}]", replace_json(SPACE_MARK, " "), "type", "ByteFallback", "type", "Fuse");
+    json_t *decoders = json_pack("[o,{s:s},{s:s}]", replace_json(SPACE_MARK, " "), "type",
+                                 "ByteFallback", "type", "Fuse");
     if (t->spec.add_space_prefix) {
         if (t->prefix_joins)
             pre = prefix_json(t);
         else
             json_array_append_new(normalizers, prefix_json(t));
-        json_array_append_new(decoders,
-                              json_pack("{s:s,s:s,s:i,s:i}", "type", "Strip", "content", " ", "start", 1, "stop", 0));
+        json_array_append_new(decoders, json_pack("{s:s,s:s,s:i,s:i}", "type", "Strip", "content",
+                                                  " ", "start", 1, "stop", 0));
     }
     json_array_append_new(normalizers, replace_json(" ", SPACE_MARK));
-    json_object_set_new(root, "normalizer", json_pack("{s:s,s:o}", "type", "Sequence", "normalizers", normalizers));
+    json_object_set_new(root, "normalizer",
+                        json_pack("{s:s,s:o}", "type", "Sequence", "normalizers", normalizers));
     json_object_set_new(root, "pre_tokenizer", pre);
-    json_object_set_new(root, "decoder", json_pack("{s:s,s:o}", "type", "Sequence", "decoders", decoders));
+    json_object_set_new(root, "decoder",
+                        json_pack("{s:s,s:o}", "type", "Sequence", "decoders", decoders));
 }
 
 static json_t *byte_level_json(bool prefix, bool regex) {
-    return json_pack("{s:s,s:b,s:b,s:b}", "type", "ByteLevel", "add_prefix_space", (int)prefix, "trim_offsets", 1,
-                     "use_regex", (int)regex);
+    return json_pack("{s:s,s:b,s:b,s:b}", "type", "ByteLevel", "add_prefix_space", (int)prefix,
+                     "trim_offsets", 1, "use_regex", (int)regex);
 }
 
-/* A prefix space before the text and a Split exclude each other: ByteLevel would put it before every piece. */
+/* A prefix space before the text and a Split exclude each other: ByteLevel would put it before
+ * every piece. */
 static int cutting_bpe(json_t *root, const struct tok_spec *s, struct error *err) {
     const char *pattern = pre_pattern(s->pre);
     bool gpt2 = strcmp(pattern, pre_pattern("gpt-2")) == 0;
     if (s->add_space_prefix && !gpt2)
-        return error_set(err, ERR_MISMATCH, "tokenizer.json has no prefix space with the pre-tokenizer '%.80s'", s->pre);
+        return error_set(err, ERR_MISMATCH,
+                         "tokenizer.json has no prefix space with the pre-tokenizer '%.80s'",
+                         s->pre);
     json_t *pre = byte_level_json(s->add_space_prefix, s->add_space_prefix);
     if (!s->add_space_prefix)
-        pre = json_pack("{s:s,s:[{s:s,s:{s:s},s:s,s:b},o]}", "type", "Sequence", "pretokenizers", "type", "Split",
-                        "pattern", "Regex", pattern, "behavior", "Isolated", "invert", 0, pre);
+        pre = json_pack("{s:s,s:[{s:s,s:{s:s},s:s,s:b},o]}", "type", "Sequence", "pretokenizers",
+                        "type", "Split", "pattern", "Regex", pattern, "behavior", "Isolated",
+                        "invert", 0, pre);
     json_object_set_new(root, "normalizer", json_null());
     json_object_set_new(root, "pre_tokenizer", pre);
     json_object_set_new(root, "decoder", byte_level_json(false, false));
@@ -529,15 +581,17 @@ static int cutting_bpe(json_t *root, const struct tok_spec *s, struct error *err
 
 static void label_add(json_t *labels, const char *label, const struct tok_spec *s, int32_t id) {
     if (id >= 0)
-        json_object_set_new(labels, label,
-                            json_pack("{s:s,s:[i],s:[s]}", "id", label, "ids", (int)id, "tokens", s->pieces[id]));
+        json_object_set_new(
+            labels, label,
+            json_pack("{s:s,s:[i],s:[s]}", "id", label, "ids", (int)id, "tokens", s->pieces[id]));
 }
 
 static json_t *template_part(const char *kind, const char *id, int type_id) {
     return json_pack("{s:{s:s,s:i}}", kind, "id", id, "type_id", type_id);
 }
 
-/* The template says whether a BOS is added; its table of labels also keeps the roles that it does not place. */
+/* The template says whether a BOS is added; its table of labels also keeps the roles that it does
+ * not place. */
 static json_t *roles_json(const struct tok_spec *s) {
     json_t *labels = json_object(), *single = json_array(), *pair = json_array();
     label_add(labels, "bos", s, s->bos);
@@ -550,16 +604,16 @@ static json_t *roles_json(const struct tok_spec *s) {
     json_array_append_new(single, template_part("Sequence", "A", 0));
     json_array_append_new(pair, template_part("Sequence", "A", 0));
     json_array_append_new(pair, template_part("Sequence", "B", 1));
-    return json_pack("{s:s,s:o,s:o,s:o}", "type", "TemplateProcessing", "single", single, "pair", pair,
-                     "special_tokens", labels);
+    return json_pack("{s:s,s:o,s:o,s:o}", "type", "TemplateProcessing", "single", single, "pair",
+                     pair, "special_tokens", labels);
 }
 
 int tok_write_json(const struct tokenizer *t, const char *path, struct error *err) {
     const struct tok_spec *s = &t->spec;
     json_t *model = model_json(t, err);
     if (!model) return error_wrap(err, "'%s'", path);
-    json_t *root = json_pack("{s:s,s:n,s:n,s:o}", "version", "1.0", "truncation", "padding", "added_tokens",
-                             added_json(s));
+    json_t *root = json_pack("{s:s,s:n,s:n,s:o}", "version", "1.0", "truncation", "padding",
+                             "added_tokens", added_json(s));
     int rc = OK;
     if (s->kind == TOK_SPM)
         cutting_spm(root, t);
@@ -579,8 +633,6 @@ int tok_write_json(const struct tokenizer *t, const char *path, struct error *er
     return rc;
 }
 
-/* ---- vocabularies of counted entries --------------------------------------------------------------------------- */
-
 /* A spec that grows piece by piece. */
 struct growing {
     struct buf text;
@@ -596,7 +648,8 @@ static void growing_add(struct growing *g, const char *p, size_t len, float scor
     buf_add(&g->types, &type, 1);
 }
 
-static struct tokenizer *growing_tokenizer(const struct growing *g, struct tok_spec *spec, struct error *err) {
+static struct tokenizer *growing_tokenizer(const struct growing *g, struct tok_spec *spec,
+                                           struct error *err) {
     const char **pieces = xmalloc(sizeof(*pieces) * (size_t)(g->begin.n + 1));
     for (int i = 0; i < g->begin.n; i++) pieces[i] = g->text.data + g->begin.v[i];
     spec->n = g->begin.n;
@@ -617,7 +670,8 @@ static void growing_release(struct growing *g) {
     ids_release(&g->lens);
 }
 
-static void replace_all(struct buf *out, const char *p, size_t len, const char *from, const char *to) {
+static void replace_all(struct buf *out, const char *p, size_t len, const char *from,
+                        const char *to) {
     size_t from_len = strlen(from);
     out->len = 0;
     buf_add(out, "", 0);
@@ -628,9 +682,8 @@ static void replace_all(struct buf *out, const char *p, size_t len, const char *
     }
 }
 
-/* ---- SentencePiece's tokenizer.model ---------------------------------------------------------------------------- */
-
-/* Protocol buffers: a message is (field number, wire type, value) over and over. A field is borrowed from the file. */
+/* Protocol buffers: a message is (field number, wire type, value) over and over. A field is
+ * borrowed from the file. */
 struct field {
     uint64_t number;
     int wire;            /* 0 varint, 1 eight bytes, 2 counted bytes, 5 four bytes */
@@ -660,13 +713,23 @@ static int field_next(struct message_view *m, struct field *f, struct error *err
     *f = (struct field){.number = key >> 3, .wire = (int)(key & 7)};
     bool good = true;
     switch (f->wire) {
-    case 0: good = varint_read(m, &f->value); break;
-    case 1: size = 8; break;
-    case 2: good = varint_read(m, &size); break;
-    case 5: size = 4; break;
-    default: return error_set(err, ERR_FORMAT, "it has a field of the unknown wire type %d", f->wire);
+    case 0:
+        good = varint_read(m, &f->value);
+        break;
+    case 1:
+        size = 8;
+        break;
+    case 2:
+        good = varint_read(m, &size);
+        break;
+    case 5:
+        size = 4;
+        break;
+    default:
+        return error_set(err, ERR_FORMAT, "it has a field of the unknown wire type %d", f->wire);
     }
-    if (!good || size > (size_t)(m->end - m->p)) return error_set(err, ERR_FORMAT, "it ends inside a field");
+    if (!good || size > (size_t)(m->end - m->p))
+        return error_set(err, ERR_FORMAT, "it ends inside a field");
     f->data = m->p;
     f->size = (size_t)size;
     m->p += size;
@@ -702,8 +765,10 @@ static int sp_piece(struct sp_model *m, const struct field *outer, struct error 
     }
     if (rc < 0) return rc;
     if (type < PIECE_NORMAL || type > PIECE_BYTE)
-        return error_set(err, ERR_FORMAT, "piece %d has the unknown type %d", m->pieces.begin.n, (int)type);
-    if (m->pieces.begin.n >= VOCAB_LIMIT) return error_set(err, ERR_FORMAT, "it has too many pieces");
+        return error_set(err, ERR_FORMAT, "piece %d has the unknown type %d", m->pieces.begin.n,
+                         (int)type);
+    if (m->pieces.begin.n >= VOCAB_LIMIT)
+        return error_set(err, ERR_FORMAT, "it has too many pieces");
     const char *p = text.data ? (const char *)text.data : "";
     if (type == PIECE_USER) { /* these are matched in the text as it was written */
         replace_all(&m->scratch, p, text.size, SPACE_MARK, " ");
@@ -728,7 +793,8 @@ static int sp_trainer(struct sp_model *m, const struct field *outer, struct erro
     return rc;
 }
 
-/* Fields 2: a compiled table of character replacements; 3: a space before the text; 4: runs of spaces become one. */
+/* Fields 2: a compiled table of character replacements; 3: a space before the text; 4: runs of
+ * spaces become one. */
 static int sp_normalizer(struct sp_model *m, const struct field *outer, struct error *err) {
     struct message_view v = field_message(outer);
     struct field f;
@@ -747,7 +813,8 @@ static int sp_read(struct sp_model *m, const struct mapping *file, struct error 
     struct message_view v = {file->data, file->data + file->size};
     struct field f;
     int rc;
-    if (file->size > FILE_LIMIT) return error_set(err, ERR_FORMAT, "it is too large for a tokenizer");
+    if (file->size > FILE_LIMIT)
+        return error_set(err, ERR_FORMAT, "it is too large for a tokenizer");
     while ((rc = field_next(&v, &f, err)) > 0) {
         if (f.wire != 2) continue;
         if (f.number == 1) rc = sp_piece(m, &f, err);
@@ -756,18 +823,23 @@ static int sp_read(struct sp_model *m, const struct mapping *file, struct error 
         if (rc < 0) return rc;
     }
     if (rc < 0) return rc;
-    if (m->pieces.begin.n == 0) return error_set(err, ERR_FORMAT, "it holds no pieces: no sentencepiece model");
-    if (m->model_type == 1) return error_set(err, ERR_FORMAT, "it is a unigram model, which is not supported yet");
+    if (m->pieces.begin.n == 0)
+        return error_set(err, ERR_FORMAT, "it holds no pieces: no sentencepiece model");
+    if (m->model_type == 1)
+        return error_set(err, ERR_FORMAT, "it is a unigram model, which is not supported yet");
     if (m->model_type != 2)
-        return error_set(err, ERR_FORMAT, "sentencepiece model type %d is not supported (BPE is)", m->model_type);
+        return error_set(err, ERR_FORMAT, "sentencepiece model type %d is not supported (BPE is)",
+                         m->model_type);
     return OK;
 }
 
 struct tokenizer *tok_from_sentencepiece(const char *path, struct error *err) {
     struct mapping file;
     if (map_open(&file, path, err) != OK) return NULL;
-    struct sp_model m = {.model_type = 1, .normalizes = true,
-                         .spec = {.kind = TOK_SPM, .unk = 0, .bos = 1, .eos = 2, .add_space_prefix = true}};
+    struct sp_model m = {
+        .model_type = 1,
+        .normalizes = true,
+        .spec = {.kind = TOK_SPM, .unk = 0, .bos = 1, .eos = 2, .add_space_prefix = true}};
     struct tokenizer *t = NULL;
     if (sp_read(&m, &file, err) == OK) {
         m.spec.add_bos = m.spec.bos >= 0;
@@ -781,17 +853,17 @@ struct tokenizer *tok_from_sentencepiece(const char *path, struct error *err) {
     return t;
 }
 
-/* ---- llama2.c's tokenizer .bin ---------------------------------------------------------------------------------- */
-
 /*
- * int32 longest piece, then `vocab` times: float score, int32 length, bytes. Little-endian, without counts or types:
- * pieces have spaces for ▁, and the specials are wrapped in newlines.
+ * int32 longest piece, then `vocab` times: float score, int32 length, bytes. Little-endian, without
+ * counts or types: pieces have spaces for ▁, and the specials are wrapped in newlines.
  */
-static void llama2c_piece(struct growing *g, struct buf *scratch, const char *p, size_t len, float score) {
+static void llama2c_piece(struct growing *g, struct buf *scratch, const char *p, size_t len,
+                          float score) {
     static const char *const specials[] = {"<unk>", "\n<s>\n", "\n</s>\n"};
     for (int32_t i = 0; i < 3; i++)
         if (len == strlen(specials[i]) && memcmp(p, specials[i], len) == 0) {
-            growing_add(g, specials[i] + (i > 0), len - (i > 0 ? 2 : 0), score, i == 0 ? PIECE_UNKNOWN : PIECE_CONTROL);
+            growing_add(g, specials[i] + (i > 0), len - (i > 0 ? 2 : 0), score,
+                        i == 0 ? PIECE_UNKNOWN : PIECE_CONTROL);
             return;
         }
     bool byte = is_byte_name(p, (int32_t)MIN(len, 7u));
@@ -799,11 +871,12 @@ static void llama2c_piece(struct growing *g, struct buf *scratch, const char *p,
     growing_add(g, scratch->data, scratch->len, score, byte ? PIECE_BYTE : PIECE_NORMAL);
 }
 
-static int llama2c_read(struct growing *g, struct buf *scratch, const struct mapping *file, int32_t vocab,
-                        struct error *err) {
+static int llama2c_read(struct growing *g, struct buf *scratch, const struct mapping *file,
+                        int32_t vocab, struct error *err) {
     size_t at = 4;
     int32_t longest = 0;
-    if (file->size > FILE_LIMIT) return error_set(err, ERR_FORMAT, "it is too large for a tokenizer");
+    if (file->size > FILE_LIMIT)
+        return error_set(err, ERR_FORMAT, "it is too large for a tokenizer");
     if (file->size >= 4) memcpy(&longest, file->data, 4);
     for (int32_t i = 0; i < vocab; i++) {
         float score;
@@ -829,10 +902,13 @@ struct tokenizer *tok_from_llama2c(const char *path, int32_t vocab, struct error
     struct buf scratch = {0};
     struct tokenizer *t = NULL;
     if (map_open(&file, path, err) != OK) return NULL;
-    struct tok_spec spec = {.kind = TOK_SPM, .unk = 0, .bos = 1, .eos = 2, .add_bos = true, .add_space_prefix = true};
+    struct tok_spec spec = {
+        .kind = TOK_SPM, .unk = 0, .bos = 1, .eos = 2, .add_bos = true, .add_space_prefix = true};
     int rc = llama2c_read(&g, &scratch, &file, vocab, err);
-    if (rc == OK && (vocab < 3 || g.types.data[1] != PIECE_CONTROL || g.types.data[2] != PIECE_CONTROL))
-        rc = error_set(err, ERR_FORMAT, "tokens 1 and 2 are not '<s>' and '</s>': no llama2.c tokenizer");
+    if (rc == OK &&
+        (vocab < 3 || g.types.data[1] != PIECE_CONTROL || g.types.data[2] != PIECE_CONTROL))
+        rc = error_set(err, ERR_FORMAT,
+                       "tokens 1 and 2 are not '<s>' and '</s>': no llama2.c tokenizer");
     if (rc == OK) t = growing_tokenizer(&g, &spec, err);
     if (!t) error_wrap(err, "'%s'", path);
     growing_release(&g);
@@ -840,8 +916,6 @@ struct tokenizer *tok_from_llama2c(const char *path, int32_t vocab, struct error
     map_close(&file);
     return t;
 }
-
-/* ---- without a file --------------------------------------------------------------------------------------------- */
 
 /* NULL when `vocab` has no room for three specials and 256 bytes. */
 struct tokenizer *tok_byte_fallback(int32_t vocab) {

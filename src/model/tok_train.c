@@ -1,15 +1,17 @@
 /*
  * tok_train: byte-level BPE vocabularies from text.
  *
- * The text is cut into words as the tokenizer itself will cut it, equal words are counted once, and the most frequent
- * pair of neighbours becomes a token until the vocabulary is full. Of equally frequent pairs the one with the greatest
- * (left, right) bytes wins, which makes the result a function of the text alone. Specials are cut out of the text and
- * take no part. It does not shuffle, sample or prune.
+ * The text is cut into words as the tokenizer itself will cut it, equal words are counted once, and
+ * the most frequent pair of neighbours becomes a token until the vocabulary is full. Of equally
+ * frequent pairs the one with the greatest (left, right) bytes wins, which makes the result a
+ * function of the text alone. Specials are cut out of the text and take no part. It does not
+ * shuffle, sample or prune.
  *
- * Counts are kept, not recomputed: a merge visits the words that hold its pair and changes the counts beside it. The
- * queue may lag behind the counts:
+ * Counts are kept, not recomputed: a merge visits the words that hold its pair and changes the
+ * counts beside it. The queue may lag behind the counts:
  *   1. every pair with a count above 0 has a queue entry whose count is at least as large;
- *   2. an entry whose count is not the pair's own is put back with the right one, or dropped, never used.
+ *   2. an entry whose count is not the pair's own is put back with the right one, or dropped, never
+ * used.
  */
 #include "model/tokenizer_internal.h"
 
@@ -17,16 +19,16 @@
 #include <string.h>
 
 struct word {
-    uint32_t at;       /* its symbols in trainer.symbols */
-    int32_t n;         /* how many are left */
+    uint32_t at; /* its symbols in trainer.symbols */
+    int32_t n;   /* how many are left */
     int64_t count;
-    const char *text;  /* its bytes, borrowed; text_len 0: empty slot of the word table */
+    const char *text; /* its bytes, borrowed; text_len 0: empty slot of the word table */
     uint32_t text_len;
 };
 struct pair {
     int32_t left, right;
     int64_t count;
-    struct ids words;  /* where it has stood, with repeats and leftovers */
+    struct ids words; /* where it has stood, with repeats and leftovers */
 };
 struct queued {
     int64_t count;
@@ -39,29 +41,28 @@ struct token_bytes {
 
 struct trainer_state {
     struct arena arena;
-    struct tokenizer *cutter;      /* specials and bytes only */
+    struct tokenizer *cutter; /* specials and bytes only */
     pcre2_match_data *match;
-    struct word *words;            /* hash table while counting, then the first n_words */
+    struct word *words; /* hash table while counting, then the first n_words */
     size_t n_words, words_cap;
     struct ids symbols;
     struct pair *pairs;
     int32_t n_pairs, pairs_cap;
-    int32_t *pair_index;           /* open addressing: pair + 1 */
+    int32_t *pair_index; /* open addressing: pair + 1 */
     uint64_t pair_mask;
     struct queued *queue;
     size_t n_queue, queue_cap;
-    struct token_bytes *tokens;    /* [n_tokens] raw bytes; specials are empty */
-    int32_t *token_index;          /* open addressing by bytes: token + 1 */
+    struct token_bytes *tokens; /* [n_tokens] raw bytes; specials are empty */
+    int32_t *token_index;       /* open addressing by bytes: token + 1 */
     uint64_t token_mask;
     int32_t n_tokens, vocab;
-    struct buf merges;             /* int32 left, right, made */
+    struct buf merges; /* int32 left, right, made */
 };
-
-/* ---- words ----------------------------------------------------------------------------------------------------- */
 
 static struct word *word_slot(struct word *table, size_t cap, const char *p, size_t n) {
     size_t i = hash_u64(p, n) & (cap - 1);
-    while (table[i].text_len && (table[i].text_len != n || memcmp(table[i].text, p, n) != 0)) i = (i + 1) & (cap - 1);
+    while (table[i].text_len && (table[i].text_len != n || memcmp(table[i].text, p, n) != 0))
+        i = (i + 1) & (cap - 1);
     return &table[i];
 }
 
@@ -69,7 +70,8 @@ static void words_grow(struct trainer_state *s) {
     size_t cap = s->words_cap * 2;
     struct word *table = xcalloc(cap, sizeof(*table));
     for (size_t i = 0; i < s->words_cap; i++)
-        if (s->words[i].text_len) *word_slot(table, cap, s->words[i].text, s->words[i].text_len) = s->words[i];
+        if (s->words[i].text_len)
+            *word_slot(table, cap, s->words[i].text, s->words[i].text_len) = s->words[i];
     free(s->words);
     s->words = table;
     s->words_cap = cap;
@@ -107,11 +109,10 @@ static void words_prepare(struct trainer_state *s) {
         struct word *w = &s->words[i];
         w->at = (uint32_t)s->symbols.n;
         w->n = (int32_t)w->text_len;
-        for (uint32_t k = 0; k < w->text_len; k++) ids_add(&s->symbols, s->cutter->byte_ids[(uint8_t)w->text[k]]);
+        for (uint32_t k = 0; k < w->text_len; k++)
+            ids_add(&s->symbols, s->cutter->byte_ids[(uint8_t)w->text[k]]);
     }
 }
-
-/* ---- pairs ----------------------------------------------------------------------------------------------------- */
 
 static int32_t *pair_slot(const struct trainer_state *s, int32_t left, int32_t right) {
     uint64_t key = ((uint64_t)(uint32_t)left << 32 | (uint32_t)right) * 0x9E3779B97F4A7C15u;
@@ -129,7 +130,8 @@ static void pairs_grow(struct trainer_state *s) {
     free(s->pair_index);
     s->pair_index = xcalloc((size_t)s->pairs_cap * 2, sizeof(*s->pair_index));
     s->pair_mask = (uint64_t)s->pairs_cap * 2 - 1;
-    for (int32_t i = 0; i < s->n_pairs; i++) *pair_slot(s, s->pairs[i].left, s->pairs[i].right) = i + 1;
+    for (int32_t i = 0; i < s->n_pairs; i++)
+        *pair_slot(s, s->pairs[i].left, s->pairs[i].right) = i + 1;
 }
 
 static int32_t pair_get(struct trainer_state *s, int32_t left, int32_t right) {
@@ -160,7 +162,8 @@ static void queue_push(struct trainer_state *s, struct queued x) {
         s->queue = xrealloc(s->queue, sizeof(*s->queue) * s->queue_cap);
     }
     size_t i = s->n_queue++;
-    for (; i > 0 && queued_before(s, x, s->queue[(i - 1) / 2]); i = (i - 1) / 2) s->queue[i] = s->queue[(i - 1) / 2];
+    for (; i > 0 && queued_before(s, x, s->queue[(i - 1) / 2]); i = (i - 1) / 2)
+        s->queue[i] = s->queue[(i - 1) / 2];
     s->queue[i] = x;
 }
 
@@ -168,7 +171,8 @@ static struct queued queue_pop(struct trainer_state *s) {
     struct queued top = s->queue[0], last = s->queue[--s->n_queue];
     size_t i = 0;
     for (size_t child = 1; child < s->n_queue; child = 2 * i + 1) {
-        if (child + 1 < s->n_queue && queued_before(s, s->queue[child + 1], s->queue[child])) child++;
+        if (child + 1 < s->n_queue && queued_before(s, s->queue[child + 1], s->queue[child]))
+            child++;
         if (!queued_before(s, s->queue[child], last)) break;
         s->queue[i] = s->queue[child];
         i = child;
@@ -196,17 +200,16 @@ static void pairs_count(struct trainer_state *s) {
             int32_t at = pair_get(s, v[k], v[k + 1]); /* may move s->pairs */
             struct pair *p = &s->pairs[at];
             p->count += w->count;
-            if (p->words.n == 0 || p->words.v[p->words.n - 1] != (int32_t)i) ids_add(&p->words, (int32_t)i);
+            if (p->words.n == 0 || p->words.v[p->words.n - 1] != (int32_t)i)
+                ids_add(&p->words, (int32_t)i);
         }
     }
     for (int32_t i = 0; i < s->n_pairs; i++) queue_push(s, (struct queued){s->pairs[i].count, i});
 }
 
-/* ---- merging --------------------------------------------------------------------------------------------------- */
-
 /* What a merge added counts to, queued once when it is through. */
-static void pair_change(struct trainer_state *s, int32_t left, int32_t right, int64_t by, int32_t word,
-                        struct ids *grown) {
+static void pair_change(struct trainer_state *s, int32_t left, int32_t right, int64_t by,
+                        int32_t word, struct ids *grown) {
     int32_t i = pair_get(s, left, right);
     struct pair *p = &s->pairs[i];
     p->count += by;
@@ -215,8 +218,8 @@ static void pair_change(struct trainer_state *s, int32_t left, int32_t right, in
     ids_add(grown, i);
 }
 
-static void word_merge(struct trainer_state *s, int32_t word, int32_t left, int32_t right, int32_t made,
-                       struct ids *grown) {
+static void word_merge(struct trainer_state *s, int32_t word, int32_t left, int32_t right,
+                       int32_t made, struct ids *grown) {
     struct word *w = &s->words[word];
     int32_t *v = s->symbols.v + w->at, n = 0;
     for (int32_t i = 0; i < w->n; i++) {
@@ -238,7 +241,8 @@ static void word_merge(struct trainer_state *s, int32_t word, int32_t left, int3
     w->n = n;
 }
 
-/* Two ways to make one token share it: the vocabulary holds every string once. (No merge makes a single byte.) */
+/* Two ways to make one token share it: the vocabulary holds every string once. (No merge makes a
+ * single byte.) */
 static int32_t token_make(struct trainer_state *s, struct token_bytes a, struct token_bytes b) {
     struct token_bytes t = {.len = a.len + b.len};
     char *p = arena_alloc(&s->arena, (size_t)t.len);
@@ -263,12 +267,11 @@ static void pair_merge(struct trainer_state *s, int32_t pair) {
     for (int i = 0; i < words.n; i++) word_merge(s, words.v[i], left, right, made, &grown);
     s->pairs[pair].count = 0;
     for (int i = 0; i < grown.n; i++)
-        if (s->pairs[grown.v[i]].count > 0) queue_push(s, (struct queued){s->pairs[grown.v[i]].count, grown.v[i]});
+        if (s->pairs[grown.v[i]].count > 0)
+            queue_push(s, (struct queued){s->pairs[grown.v[i]].count, grown.v[i]});
     ids_release(&words);
     ids_release(&grown);
 }
-
-/* ---- the tokenizer that comes of it ---------------------------------------------------------------------------- */
 
 static void piece_write(struct buf *out, struct token_bytes t) {
     for (int32_t i = 0; i < t.len; i++) {
@@ -278,7 +281,8 @@ static void piece_write(struct buf *out, struct token_bytes t) {
     }
 }
 
-static const char *piece_text(struct trainer_state *s, struct token_bytes a, const struct token_bytes *b) {
+static const char *piece_text(struct trainer_state *s, struct token_bytes a,
+                              const struct token_bytes *b) {
     struct buf out = {0};
     piece_write(&out, a);
     if (b) {
@@ -290,13 +294,21 @@ static const char *piece_text(struct trainer_state *s, struct token_bytes a, con
     return text;
 }
 
-/* Specials, then the bytes in GPT-2's order. A model of chats ends at <|im_end|>, any other at its first special. */
-static void spec_begin(struct trainer_state *s, struct tok_spec *spec, const char *pre, const char **specials, int n) {
+/* Specials, then the bytes in GPT-2's order. A model of chats ends at <|im_end|>, any other at its
+ * first special. */
+static void spec_begin(struct trainer_state *s, struct tok_spec *spec, const char *pre,
+                       const char **specials, int n) {
     const char **pieces = arena_alloc(&s->arena, sizeof(*pieces) * (size_t)s->vocab);
     int32_t *lens = arena_alloc(&s->arena, sizeof(*lens) * (size_t)s->vocab);
     uint8_t *types = arena_alloc(&s->arena, (size_t)s->vocab);
-    *spec = (struct tok_spec){.kind = TOK_BPE, .pieces = pieces, .lens = lens, .types = types,
-                              .pre = pre ? pre : "gpt-2", .bos = n > 0 ? 0 : -1, .eos = n > 0 ? 0 : -1, .unk = -1};
+    *spec = (struct tok_spec){.kind = TOK_BPE,
+                              .pieces = pieces,
+                              .lens = lens,
+                              .types = types,
+                              .pre = pre ? pre : "gpt-2",
+                              .bos = n > 0 ? 0 : -1,
+                              .eos = n > 0 ? 0 : -1,
+                              .unk = -1};
     s->tokens = arena_alloc(&s->arena, sizeof(*s->tokens) * (size_t)s->vocab);
     for (int i = 0; i < n; i++) {
         if (strcmp(specials[i], "<|im_end|>") == 0) spec->eos = i;
@@ -317,7 +329,8 @@ static void spec_begin(struct trainer_state *s, struct tok_spec *spec, const cha
     }
 }
 
-static struct tokenizer *spec_finish(struct trainer_state *s, struct tok_spec *spec, struct error *err) {
+static struct tokenizer *spec_finish(struct trainer_state *s, struct tok_spec *spec,
+                                     struct error *err) {
     const char **pieces = (const char **)(uintptr_t)spec->pieces;
     int32_t *lens = (int32_t *)(uintptr_t)spec->lens;
     uint8_t *types = (uint8_t *)(uintptr_t)spec->types;
@@ -351,8 +364,11 @@ static void trainer_release(struct trainer_state *s) {
 
 static int train_check(size_t len, int32_t vocab, const char **specials, int n, struct error *err) {
     if (vocab < 256 + n || vocab > 1 << 20)
-        return error_set(err, ERR_USAGE, "a vocabulary of %d is not possible: at least %d (256 bytes and %d specials), "
-                         "at most %d", vocab, 256 + n, n, 1 << 20);
+        return error_set(
+            err, ERR_USAGE,
+            "a vocabulary of %d is not possible: at least %d (256 bytes and %d specials), "
+            "at most %d",
+            vocab, 256 + n, n, 1 << 20);
     if (len > INT32_MAX / 4) return error_set(err, ERR_USAGE, "the training text is above 512 MB");
     for (int i = 0; i < n; i++) {
         if (!*specials[i]) return error_set(err, ERR_USAGE, "special token %d is empty", i);
@@ -368,7 +384,8 @@ static int train_run(struct trainer_state *s, const char *text, size_t len, stru
     CHECK(s->match);
     s->words_cap = 1024;
     s->words = xcalloc(s->words_cap, sizeof(*s->words));
-    for (s->token_mask = 1023; s->token_mask < (uint64_t)s->vocab * 2;) s->token_mask = s->token_mask * 2 + 1;
+    for (s->token_mask = 1023; s->token_mask < (uint64_t)s->vocab * 2;)
+        s->token_mask = s->token_mask * 2 + 1;
     s->token_index = arena_alloc(&s->arena, sizeof(*s->token_index) * (s->token_mask + 1));
     text_fragments(s->cutter, text, len, true, fragment_count, s);
     words_prepare(s);
@@ -376,16 +393,19 @@ static int train_run(struct trainer_state *s, const char *text, size_t len, stru
     while (s->n_tokens < s->vocab) {
         int32_t best = pair_best(s);
         if (best < 0)
-            return error_set(err, ERR_USAGE, "the text yields %d tokens and not %d: give more text or a smaller "
-                             "vocabulary", s->n_tokens, s->vocab);
+            return error_set(err, ERR_USAGE,
+                             "the text yields %d tokens and not %d: give more text or a smaller "
+                             "vocabulary",
+                             s->n_tokens, s->vocab);
         pair_merge(s, best);
     }
     return OK;
 }
 
 /* One thread is enough (a few MB a second, once in a model's life); `pool` may be NULL. */
-struct tokenizer *tok_train_bpe(const char *text, size_t len, int32_t vocab, const char *pre, const char **specials,
-                                int n_specials, struct pool *pool, struct error *err) {
+struct tokenizer *tok_train_bpe(const char *text, size_t len, int32_t vocab, const char *pre,
+                                const char **specials, int n_specials, struct pool *pool,
+                                struct error *err) {
     (void)pool;
     if (train_check(len, vocab, specials, n_specials, err) != OK) return NULL;
     struct trainer_state s = {.vocab = vocab};

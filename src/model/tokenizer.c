@@ -1,12 +1,14 @@
 /*
- * tokenizer: what both kinds of tokenizer share — the vocabulary and its index, the pair table, tokens that are found in
- * text whole, and the outer loops of encoding and decoding.
+ * tokenizer: what both kinds of tokenizer share — the vocabulary and its index, the pair table,
+ * tokens that are found in text whole, and the outer loops of encoding and decoding.
  *
- * It knows nothing of patterns, bytes and scores (bpe.c, spm.c) nor of files (tok_files.c). Two deliberate limits: added
- * tokens do not swallow spaces around them, and text is taken as it is, without Unicode normalisation.
+ * It knows nothing of patterns, bytes and scores (bpe.c, spm.c) nor of files (tok_files.c). Two
+ * deliberate limits: added tokens do not swallow spaces around them, and text is taken as it is,
+ * without Unicode normalisation.
  *
- * Invariant: after tok_new nothing of a tokenizer changes, and every call keeps its scratch to itself, so any number of
- * threads may use one. Control and unknown tokens come out of text only when the caller passed TOK_SPECIAL.
+ * Invariant: after tok_new nothing of a tokenizer changes, and every call keeps its scratch to
+ * itself, so any number of threads may use one. Control and unknown tokens come out of text only
+ * when the caller passed TOK_SPECIAL.
  */
 #include "model/tokenizer_internal.h"
 
@@ -41,8 +43,6 @@ int utf8_len(const char *p, size_t left) {
     return n;
 }
 
-/* ---- index and pairs ------------------------------------------------------------------------------------------- */
-
 static uint64_t slots_for(int64_t n) {
     uint64_t size = 16;
     while (size < (uint64_t)n * 2) size *= 2;
@@ -59,7 +59,8 @@ static int32_t *index_slot(const struct tokenizer *t, const char *p, size_t n) {
     return &t->index[i];
 }
 
-/* Of equal pieces the lowest id is the one that is found. SPM calls it again once its extra symbols are known. */
+/* Of equal pieces the lowest id is the one that is found. SPM calls it again once its extra symbols
+ * are known. */
 void index_build(struct tokenizer *t) {
     uint64_t size = slots_for(t->n_symbols);
     t->index = arena_alloc(&t->arena, sizeof(*t->index) * size);
@@ -110,7 +111,8 @@ const struct pair_slot *pairs_find(const struct pair_table *p, int32_t left, int
 static int merge_add(struct tokenizer *t, int32_t rank, struct buf *joined, struct error *err) {
     const char *m = t->spec.merges[rank];
     const char *space = *m ? strchr(m + 1, ' ') : NULL; /* a piece may be a space itself */
-    if (!space || !space[1]) return error_set(err, ERR_FORMAT, "merge %d is not a pair: '%.80s'", rank, m);
+    if (!space || !space[1])
+        return error_set(err, ERR_FORMAT, "merge %d is not a pair: '%.80s'", rank, m);
     size_t left_len = (size_t)(space - m), right_len = strlen(space + 1);
     joined->len = 0;
     buf_add(joined, m, left_len);
@@ -119,7 +121,9 @@ static int merge_add(struct tokenizer *t, int32_t rank, struct buf *joined, stru
     int32_t id = symbol_find(t, joined->data, joined->len);
     if (left < 0 || right < 0 || id < 0)
         return error_set(err, ERR_FORMAT, "merge %d ('%.80s') has no token for '%.80s'", rank, m,
-                         left < 0 ? m : right < 0 ? space + 1 : joined->data);
+                         left < 0    ? m
+                         : right < 0 ? space + 1
+                                     : joined->data);
     pairs_add(&t->pairs, left, right, rank, id);
     return OK;
 }
@@ -133,16 +137,17 @@ int pairs_from_merges(struct tokenizer *t, struct error *err) {
     return rc;
 }
 
-/* ---- making one ------------------------------------------------------------------------------------------------ */
-
-static int spec_check_id(const struct tok_spec *s, const char *what, int32_t id, struct error *err) {
+static int spec_check_id(const struct tok_spec *s, const char *what, int32_t id,
+                         struct error *err) {
     if (id >= -1 && id < s->n) return OK;
-    return error_set(err, ERR_FORMAT, "the %s token is %d, but the vocabulary has %d tokens", what, id, s->n);
+    return error_set(err, ERR_FORMAT, "the %s token is %d, but the vocabulary has %d tokens", what,
+                     id, s->n);
 }
 
 static int spec_check(const struct tok_spec *s, struct error *err) {
     if (s->n <= 0) return error_set(err, ERR_FORMAT, "the vocabulary is empty");
-    if (s->kind == TOK_SPM && !s->scores) return error_set(err, ERR_FORMAT, "a sentencepiece vocabulary needs scores");
+    if (s->kind == TOK_SPM && !s->scores)
+        return error_set(err, ERR_FORMAT, "a sentencepiece vocabulary needs scores");
     if (spec_check_id(s, "bos", s->bos, err) || spec_check_id(s, "eos", s->eos, err) ||
         spec_check_id(s, "unk", s->unk, err))
         return err->code;
@@ -156,7 +161,8 @@ static int spec_check(const struct tok_spec *s, struct error *err) {
     return OK;
 }
 
-/* One block for all pieces, each with a NUL after it, so that a vocabulary costs its bytes and not 64 a piece. */
+/* One block for all pieces, each with a NUL after it, so that a vocabulary costs its bytes and not
+ * 64 a piece. */
 static void spec_copy_pieces(struct tokenizer *t, const struct tok_spec *s) {
     size_t total = 0, n = (size_t)s->n;
     for (size_t i = 0; i < n; i++) total += (size_t)s->lens[i] + 1;
@@ -186,10 +192,12 @@ static void spec_copy_merges(struct tokenizer *t, const struct tok_spec *s) {
     t->spec.merges = merges;
 }
 
-/* ChatML's marks are control tokens even where a file calls them ordinary added ones: a message must not forge a turn. */
+/* ChatML's marks are control tokens even where a file calls them ordinary added ones: a message
+ * must not forge a turn. */
 static uint8_t piece_type(const struct tokenizer *t, const struct tok_spec *s, int32_t id) {
     uint8_t type = s->types ? s->types[id] : PIECE_NORMAL;
-    bool mark = type == PIECE_USER && (strcmp(t->text[id], "<|im_start|>") == 0 || strcmp(t->text[id], "<|im_end|>") == 0);
+    bool mark = type == PIECE_USER && (strcmp(t->text[id], "<|im_start|>") == 0 ||
+                                       strcmp(t->text[id], "<|im_end|>") == 0);
     return mark ? PIECE_CONTROL : type;
 }
 
@@ -210,7 +218,8 @@ static void spec_copy(struct tokenizer *t, const struct tok_spec *s) {
 
 static bool is_matched(const struct tokenizer *t, int32_t id) {
     uint8_t type = t->spec.types[id];
-    return t->lens[id] > 0 && (type == PIECE_UNKNOWN || type == PIECE_CONTROL || type == PIECE_USER);
+    return t->lens[id] > 0 &&
+           (type == PIECE_UNKNOWN || type == PIECE_CONTROL || type == PIECE_USER);
 }
 
 struct match_key {
@@ -229,14 +238,16 @@ static void matcher_build(struct tokenizer *t) {
     struct match_key *keys = xmalloc(sizeof(*keys) * (size_t)t->spec.n);
     int32_t n = 0;
     for (int32_t id = 0; id < t->spec.n; id++)
-        if (is_matched(t, id)) keys[n++] = (struct match_key){(uint8_t)t->text[id][0], t->lens[id], id};
+        if (is_matched(t, id))
+            keys[n++] = (struct match_key){(uint8_t)t->text[id][0], t->lens[id], id};
     qsort(keys, (size_t)n, sizeof(*keys), match_key_order);
     t->matched = arena_alloc(&t->arena, sizeof(*t->matched) * (size_t)(n + 1));
     for (int32_t i = 0; i < n; i++) {
         t->matched[i] = keys[i].id;
         t->matched_begin[keys[i].first + 1] = i + 1;
     }
-    for (int c = 1; c <= 256; c++) t->matched_begin[c] = MAX(t->matched_begin[c], t->matched_begin[c - 1]);
+    for (int c = 1; c <= 256; c++)
+        t->matched_begin[c] = MAX(t->matched_begin[c], t->matched_begin[c - 1]);
     free(keys);
 }
 
@@ -260,8 +271,6 @@ void tok_free(struct tokenizer *t) {
     arena_release(&t->arena);
     free(t);
 }
-
-/* ---- asking ---------------------------------------------------------------------------------------------------- */
 
 int32_t tok_vocab_size(const struct tokenizer *t) {
     return t->spec.n;
@@ -299,19 +308,19 @@ const struct tok_spec *tok_spec_of(const struct tokenizer *t) {
     return &t->spec;
 }
 
-/* ---- encoding -------------------------------------------------------------------------------------------------- */
-
 static int32_t match_at(const struct tokenizer *t, const char *p, size_t left, bool control) {
     int first = (uint8_t)*p;
     for (int32_t i = t->matched_begin[first]; i < t->matched_begin[first + 1]; i++) {
         int32_t id = t->matched[i];
         if (!control && t->spec.types[id] != PIECE_USER) continue;
-        if ((size_t)t->lens[id] <= left && memcmp(t->text[id], p, (size_t)t->lens[id]) == 0) return id;
+        if ((size_t)t->lens[id] <= left && memcmp(t->text[id], p, (size_t)t->lens[id]) == 0)
+            return id;
     }
     return -1;
 }
 
-void text_fragments(const struct tokenizer *t, const char *text, size_t len, bool control, fragment_fn fn, void *ctx) {
+void text_fragments(const struct tokenizer *t, const char *text, size_t len, bool control,
+                    fragment_fn fn, void *ctx) {
     size_t begin = 0, i = 0;
     while (i < len) {
         int32_t id = match_at(t, text + i, len - i, control);
@@ -326,7 +335,8 @@ void text_fragments(const struct tokenizer *t, const char *text, size_t len, boo
     if (len > begin) fn(ctx, -1, text + begin, len - begin);
 }
 
-/* `first`: the fragment begins a text or follows a special token, where some tokenizers put a space. */
+/* `first`: the fragment begins a text or follows a special token, where some tokenizers put a
+ * space. */
 struct fragment_state {
     struct encoder *e;
     bool first;
@@ -354,7 +364,8 @@ static void encoder_release(struct encoder *e) {
     pcre2_match_data_free(e->match);
 }
 
-void tok_encode(const struct tokenizer *t, const char *text, size_t len, int flags, struct ids *out) {
+void tok_encode(const struct tokenizer *t, const char *text, size_t len, int flags,
+                struct ids *out) {
     CHECK(len <= INT32_MAX / 4); /* positions are int32, and ▁ takes three bytes */
     struct encoder e = {.t = t, .out = out};
     struct fragment_state s = {&e, !(flags & TOK_CONTINUE)};
@@ -362,8 +373,6 @@ void tok_encode(const struct tokenizer *t, const char *text, size_t len, int fla
     text_fragments(t, text, len, flags & TOK_SPECIAL, fragment_encode, &s);
     encoder_release(&e);
 }
-
-/* ---- decoding -------------------------------------------------------------------------------------------------- */
 
 /* A model's head may be wider than the vocabulary: ids beyond it are no text. */
 void tok_decode(const struct tokenizer *t, int32_t id, bool specials, struct buf *out) {
@@ -379,8 +388,10 @@ void tok_decode(const struct tokenizer *t, int32_t id, bool specials, struct buf
     }
 }
 
-/* Takes back the space that encoding put at the beginning and after every token that was matched whole. */
-void tok_decode_all(const struct tokenizer *t, const int32_t *ids, int n, bool specials, struct buf *out) {
+/* Takes back the space that encoding put at the beginning and after every token that was matched
+ * whole. */
+void tok_decode_all(const struct tokenizer *t, const int32_t *ids, int n, bool specials,
+                    struct buf *out) {
     bool prefixed = t->spec.kind == TOK_SPM && t->spec.add_space_prefix, first = prefixed;
     for (int i = 0; i < n; i++) {
         if (ids[i] < 0 || ids[i] >= t->spec.n) continue;
@@ -390,7 +401,8 @@ void tok_decode_all(const struct tokenizer *t, const int32_t *ids, int n, bool s
             first = prefixed && (!t->prefix_once || (first && ids[i] == t->spec.bos));
         } else if (out->len > before) {
             if (first && out->data[before] == ' ') {
-                memmove(out->data + before, out->data + before + 1, out->len - before); /* with the NUL */
+                memmove(out->data + before, out->data + before + 1,
+                        out->len - before); /* with the NUL */
                 out->len--;
             }
             first = false;

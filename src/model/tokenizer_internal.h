@@ -1,12 +1,14 @@
 /*
  * tokenizer_internal: what the tokenizer's source files share. Private to this folder.
  *
- * Both kinds are one machine: a fragment of text becomes symbols (ids), and the neighbouring pair of lowest rank is
- * merged, the leftmost first, until no pair of the table is left. They differ in what comes before (a PCRE2 pattern and
- * bytes, or ▁ for spaces and characters) and in where ranks come from (the merge list, or the pieces' scores).
+ * Both kinds are one machine: a fragment of text becomes symbols (ids), and the neighbouring pair
+ * of lowest rank is merged, the leftmost first, until no pair of the table is left. They differ in
+ * what comes before (a PCRE2 pattern and bytes, or ▁ for spaces and characters) and in where ranks
+ * come from (the merge list, or the pieces' scores).
  *
- * A symbol below spec.n is a token. SPM adds symbols from spec.n to n_symbols - 1 for characters that occur inside
- * pieces without being one: they can merge, and fall back to bytes when they do not.
+ * A symbol below spec.n is a token. SPM adds symbols from spec.n to n_symbols - 1 for characters
+ * that occur inside pieces without being one: they can merge, and fall back to bytes when they do
+ * not.
  */
 #ifndef SHOAL_TOKENIZER_INTERNAL_H
 #define SHOAL_TOKENIZER_INTERNAL_H
@@ -16,37 +18,44 @@
 
 #include <pcre2.h>
 
-enum piece_type { PIECE_NORMAL = 1, PIECE_UNKNOWN, PIECE_CONTROL, PIECE_USER, PIECE_UNUSED, PIECE_BYTE };
+enum piece_type {
+    PIECE_NORMAL = 1,
+    PIECE_UNKNOWN,
+    PIECE_CONTROL,
+    PIECE_USER,
+    PIECE_UNUSED,
+    PIECE_BYTE
+};
 
 #define SPACE_MARK "\xE2\x96\x81" /* ▁, SentencePiece's space */
 
 struct pair_slot {
-    uint64_t key;      /* left << 32 | right; UINT64_MAX: empty */
+    uint64_t key; /* left << 32 | right; UINT64_MAX: empty */
     int32_t rank, id;
 };
 struct pair_table {
     struct pair_slot *slots;
-    uint64_t mask;     /* slots - 1; at most half of them are used */
+    uint64_t mask; /* slots - 1; at most half of them are used */
     int32_t n;
 };
 
 struct tokenizer {
-    struct tok_spec spec;        /* owned copies */
+    struct tok_spec spec; /* owned copies */
     struct arena arena;
-    int32_t n_symbols;           /* [n, n_symbols): SPM's characters without a piece */
-    const char **text;           /* [n_symbols]; spec.pieces is its beginning */
+    int32_t n_symbols; /* [n, n_symbols): SPM's characters without a piece */
+    const char **text; /* [n_symbols]; spec.pieces is its beginning */
     int32_t *lens;
-    int32_t *index;              /* open addressing: symbol + 1 by hash of its text */
+    int32_t *index; /* open addressing: symbol + 1 by hash of its text */
     uint64_t index_mask;
     struct pair_table pairs;
-    int32_t byte_ids[256];       /* -1: the vocabulary lacks this byte */
-    int32_t *matched;            /* tokens found in text whole, by first byte, the longest first */
+    int32_t byte_ids[256]; /* -1: the vocabulary lacks this byte */
+    int32_t *matched;      /* tokens found in text whole, by first byte, the longest first */
     int32_t matched_begin[257];
-    pcre2_code *code;            /* BPE's pre-tokenizer */
-    int32_t ascii[128];          /* SPM: symbol of each one-byte character, or -1 */
-    bool prefix_once;            /* SPM: a space before a text only, not after special tokens too */
-    bool prefix_joins;           /* SPM: and none before a space */
-    bool words;                  /* SPM: no piece goes on over a ▁ behind another character */
+    pcre2_code *code;   /* BPE's pre-tokenizer */
+    int32_t ascii[128]; /* SPM: symbol of each one-byte character, or -1 */
+    bool prefix_once;   /* SPM: a space before a text only, not after special tokens too */
+    bool prefix_joins;  /* SPM: and none before a space */
+    bool words;         /* SPM: no piece goes on over a ▁ behind another character */
 };
 
 /* Scratch of one encode call; nothing of it outlives the call. */
@@ -55,52 +64,61 @@ struct merge_entry;
 struct encoder {
     const struct tokenizer *t;
     struct ids *out;
-    int begin;                   /* SPM: where this fragment's ids begin in `out` */
-    int32_t *id, *at;            /* symbols and where they begin; [cap], n used */
-    int32_t *prev, *next;        /* links of a long merge, [cap] */
-    struct merge_entry *heap;    /* [3 cap] */
+    int begin;                /* SPM: where this fragment's ids begin in `out` */
+    int32_t *id, *at;         /* symbols and where they begin; [cap], n used */
+    int32_t *prev, *next;     /* links of a long merge, [cap] */
+    struct merge_entry *heap; /* [3 cap] */
     int32_t n, cap, long_cap;
-    struct buf text;             /* the fragment as rewritten */
+    struct buf text; /* the fragment as rewritten */
     pcre2_match_data *match;
-    struct cached_word *cache;   /* words of this fragment already encoded */
+    struct cached_word *cache; /* words of this fragment already encoded */
     bool caching;
-    bool unknown;                /* the word's ids depend on what stands before it: not for the cache */
+    bool unknown; /* the word's ids depend on what stands before it: not for the cache */
 };
 
 /* tokenizer.c */
-#define TOK_CONTINUE 0x100 /* internal flag: the text follows other text, so no space is put before it */
-int utf8_len(const char *p, size_t left);     /* 1..4 bytes of a valid character, 0 when invalid */
-int32_t symbol_find(const struct tokenizer *t, const char *p, size_t n); /* lowest id with this text, or -1 */
+/* An internal flag of tok_encode: the text goes on from other text, so no space comes before it. */
+#define TOK_CONTINUE 0x100
+int utf8_len(const char *p, size_t left); /* 1..4 bytes of a valid character, 0 when invalid */
+/* The lowest id with this text, or -1. */
+int32_t symbol_find(const struct tokenizer *t, const char *p, size_t n);
 void index_build(struct tokenizer *t);
 void pairs_init(struct pair_table *p, struct arena *a, int64_t max_pairs);
-void pairs_add(struct pair_table *p, int32_t left, int32_t right, int32_t rank, int32_t id); /* the first one stays */
+/* Of equal pairs the first one stays. */
+void pairs_add(struct pair_table *p, int32_t left, int32_t right, int32_t rank, int32_t id);
 const struct pair_slot *pairs_find(const struct pair_table *p, int32_t left, int32_t right);
 /* Fills the table from spec.merges; OK or ERR_FORMAT. */
 int pairs_from_merges(struct tokenizer *t, struct error *err);
-/* Text's pieces by the tokenizer's own special tokens and fragments; fn gets id -1 for plain text. */
+/* Cuts out the tokens that are matched whole; fn gets their id, or -1 for the text between. */
 typedef void (*fragment_fn)(void *ctx, int32_t id, const char *p, size_t n);
-void text_fragments(const struct tokenizer *t, const char *text, size_t len, bool control, fragment_fn fn, void *ctx);
+void text_fragments(const struct tokenizer *t, const char *text, size_t len, bool control,
+                    fragment_fn fn, void *ctx);
 
 /* bpe.c */
 int bpe_prepare(struct tokenizer *t, struct error *err);
+/* Splits as the pre-tokenizer says; words cover the text. */
 typedef void (*word_fn)(void *ctx, const char *p, size_t n);
-/* Splits as the pre-tokenizer says; words cover the text. `match` comes from bpe_match_data. */
-void bpe_split(const struct tokenizer *t, pcre2_match_data *match, const char *text, size_t len, word_fn fn, void *ctx);
+void bpe_split(const struct tokenizer *t, pcre2_match_data *match, const char *text, size_t len,
+               word_fn fn, void *ctx);
 void bpe_encode(struct encoder *e, const char *text, size_t len, bool first);
 void bpe_decode(const struct tokenizer *t, int32_t id, struct buf *out);
+/* Room for n symbols; then the caller fills id, at and n, and they are merged in place. */
 void encoder_reserve(struct encoder *e, int32_t n);
-void encoder_merge(struct encoder *e);         /* merges e->id[0..n) in place, lowest rank first */
-void encoder_cache(struct encoder *e, size_t len); /* at the start of each fragment of that length */
+void encoder_merge(struct encoder *e);
+/* Called at the start of each fragment, with its length. */
+void encoder_cache(struct encoder *e, size_t len);
 /* Adds the word's ids: as before if the cache has it, else by `encode`. */
 typedef void (*encode_fn)(struct encoder *e, const char *p, size_t n);
 void encoder_word(struct encoder *e, const char *p, size_t n, encode_fn encode);
-int byte_in_order(int i);                      /* GPT-2's order of the 256 bytes: printable ones first */
-int byte_piece(int byte, char out[4]);         /* GPT-2's printable character for a byte; its length */
-const char *pre_pattern(const char *pre);      /* NULL when neither a known name nor a pattern */
-const char *pre_name(const char *pattern, bool ignore_merges); /* the name of a known pattern, else itself */
+/* GPT-2's order of the bytes, printable ones first, and its character for a byte (the length). */
+int byte_in_order(int i);
+int byte_piece(int byte, char out[4]);
+/* The pattern of a known name, `pre` itself when it is a pattern, else NULL; and the way back. */
+const char *pre_pattern(const char *pre);
+const char *pre_name(const char *pattern, bool ignore_merges);
 
 /* spm.c */
-#define PREFIX_FIRST "metaspace-first"   /* values of spec.pre */
+#define PREFIX_FIRST "metaspace-first" /* values of spec.pre */
 #define PREFIX_ALWAYS "metaspace-always"
 int spm_prepare(struct tokenizer *t, struct error *err);
 void spm_encode(struct encoder *e, const char *text, size_t len, bool first);

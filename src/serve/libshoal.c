@@ -1,6 +1,7 @@
 /*
- * The public library, include/shoal.h: chat requests in, texts or choices out, over one engine. It only translates; every
- * decision is the engine's. Its structs are opaque wrappers, so that the inside may change.
+ * The public library, include/shoal.h: chat requests in, texts or choices out, over one engine. It
+ * only translates; every decision is the engine's. Its structs are opaque wrappers, so that the
+ * inside may change.
  */
 #define _GNU_SOURCE
 #include "shoal.h"
@@ -41,8 +42,10 @@ struct shoal *shoal_open(const char *model, int threads, int exact, struct shoal
     s->pool = pool_new(threads);
     s->model = model_open(model, exact ? CLASS_EXACT : kernels_default_class(), &inner);
     struct engine_options o = {.pool = s->pool};
-    if (s->model && !s->model->tok) error_set(&inner, ERR_MISMATCH, "'%s' has no tokenizer", model);
-    else if (s->model) s->engine = engine_new(s->model, &o, &inner);
+    if (s->model && !s->model->tok)
+        error_set(&inner, ERR_MISMATCH, "'%s' has no tokenizer", model);
+    else if (s->model)
+        s->engine = engine_new(s->model, &o, &inner);
     if (s->engine) return s;
     give(err, &inner);
     shoal_close(s);
@@ -57,7 +60,8 @@ void shoal_close(struct shoal *s) {
     free(s);
 }
 
-struct shoal_adapter *shoal_adapter_load(struct shoal *s, const char *dir, struct shoal_error *err) {
+struct shoal_adapter *shoal_adapter_load(struct shoal *s, const char *dir,
+                                         struct shoal_error *err) {
     struct error inner = {0};
     struct adapter *a = adapter_load(dir, &s->model->config, &inner);
     if (!a) give(err, &inner);
@@ -79,14 +83,15 @@ struct translated {
     int32_t stop[2];
 };
 
-static int translate(const struct shoal *s, const struct shoal_request *r, struct translated *t, struct request *out,
-                     struct error *err) {
+static int translate(const struct shoal *s, const struct shoal_request *r, struct translated *t,
+                     struct request *out, struct error *err) {
     const struct tokenizer *tok = s->model->tok;
     struct message msgs[2] = {{"system", r->system}, {"user", r->user}};
     int n_stop = 0, n_choices = r->choices ? r->n_choices : 0;
     if (!r->user) return error_set(err, ERR_USAGE, "a request has no user message");
     if (n_choices < 0 || n_choices > MAX_PUBLIC_CHOICES)
-        return error_set(err, ERR_USAGE, "%d choices; 1 to %d are possible", n_choices, MAX_PUBLIC_CHOICES);
+        return error_set(err, ERR_USAGE, "%d choices; 1 to %d are possible", n_choices,
+                         MAX_PUBLIC_CHOICES);
     chat_encode(tok, msgs + !r->system, 1 + !!r->system, true, &t->prompt, NULL);
     int32_t end = tok_find(tok, "<|im_end|>");
     if (end < 0) end = tok_eos(tok);
@@ -96,10 +101,16 @@ static int translate(const struct shoal *s, const struct shoal_request *r, struc
         if (end >= 0) ids_add(&t->choices[i], end);
         t->seq[i] = (struct token_seq){t->choices[i].v, t->choices[i].n};
     }
-    *out = (struct request){.prompt = t->prompt.v, .n_prompt = t->prompt.n, .adapter = inside(r->adapter),
-                            .sampling = {.temperature = r->temperature, .top_p = 1, .seed = r->seed},
-                            .max_tokens = n_choices ? 0 : r->max_tokens, .stop = t->stop, .n_stop = n_stop,
-                            .choices = t->seq, .n_choices = n_choices};
+    *out =
+        (struct request){.prompt = t->prompt.v,
+                         .n_prompt = t->prompt.n,
+                         .adapter = inside(r->adapter),
+                         .sampling = {.temperature = r->temperature, .top_p = 1, .seed = r->seed},
+                         .max_tokens = n_choices ? 0 : r->max_tokens,
+                         .stop = t->stop,
+                         .n_stop = n_stop,
+                         .choices = t->seq,
+                         .n_choices = n_choices};
     return OK;
 }
 
@@ -120,7 +131,8 @@ int shoal_run(struct shoal *s, struct shoal_request *requests, int n, struct sho
     struct translated *t = xcalloc((size_t)MAX(n, 1), sizeof *t);
     struct request *reqs = xcalloc((size_t)MAX(n, 1), sizeof *reqs);
     int rc = OK;
-    for (int i = 0; rc == OK && i < n; i++) rc = translate(s, &requests[i], &t[i], &reqs[i], &inner);
+    for (int i = 0; rc == OK && i < n; i++)
+        rc = translate(s, &requests[i], &t[i], &reqs[i], &inner);
     if (rc == OK) rc = engine_run(s->engine, reqs, n, NULL, &inner);
     for (int i = 0; i < n; i++) {
         if (rc == OK) hand_over(s, &reqs[i], &requests[i]);

@@ -1,7 +1,9 @@
 /*
- * The store on SQLite. Every statement is prepared once, at its first use, and kept; values are bound, never pasted.
+ * The store on SQLite. Every statement is prepared once, at its first use, and kept; values are
+ * bound, never pasted.
  *
- * Invariant: the schema only grows; `user_version` says which this is, and a newer one is refused rather than guessed at.
+ * Invariant: the schema only grows; `user_version` says which this is, and a newer one is refused
+ * rather than guessed at.
  */
 #define _GNU_SOURCE
 #include "store/store.h"
@@ -15,16 +17,34 @@
 static const char schema[] =
     "CREATE TABLE IF NOT EXISTS runs(id TEXT PRIMARY KEY, kind TEXT NOT NULL, recipe TEXT NOT NULL,"
     "  status TEXT NOT NULL, created TEXT NOT NULL) STRICT;"
-    "CREATE TABLE IF NOT EXISTS events(seq INTEGER PRIMARY KEY, run TEXT NOT NULL, at TEXT NOT NULL,"
+    "CREATE TABLE IF NOT EXISTS events(seq INTEGER PRIMARY KEY, run TEXT NOT NULL, at TEXT NOT "
+    "NULL,"
     "  kind TEXT NOT NULL, detail TEXT NOT NULL) STRICT;"
-    "CREATE TABLE IF NOT EXISTS calls(key BLOB PRIMARY KEY, choice INTEGER NOT NULL, prob BLOB NOT NULL,"
-    "  prefilled INTEGER NOT NULL, generated INTEGER NOT NULL, finish INTEGER NOT NULL, text TEXT) STRICT, WITHOUT ROWID;"
-    "CREATE TABLE IF NOT EXISTS adapters(seq INTEGER PRIMARY KEY, run TEXT NOT NULL, generation INTEGER NOT NULL,"
-    "  name TEXT NOT NULL, hash TEXT NOT NULL, lineage TEXT, scores TEXT, UNIQUE(run, generation, name)) STRICT;"
-    "CREATE TABLE IF NOT EXISTS results(seq INTEGER PRIMARY KEY, run TEXT NOT NULL, name TEXT NOT NULL,"
+    "CREATE TABLE IF NOT EXISTS calls(key BLOB PRIMARY KEY, choice INTEGER NOT NULL, prob BLOB NOT "
+    "NULL,"
+    "  prefilled INTEGER NOT NULL, generated INTEGER NOT NULL, finish INTEGER NOT NULL, text TEXT) "
+    "STRICT, WITHOUT ROWID;"
+    "CREATE TABLE IF NOT EXISTS adapters(seq INTEGER PRIMARY KEY, run TEXT NOT NULL, generation "
+    "INTEGER NOT NULL,"
+    "  name TEXT NOT NULL, hash TEXT NOT NULL, lineage TEXT, scores TEXT, UNIQUE(run, generation, "
+    "name)) STRICT;"
+    "CREATE TABLE IF NOT EXISTS results(seq INTEGER PRIMARY KEY, run TEXT NOT NULL, name TEXT NOT "
+    "NULL,"
     "  row TEXT NOT NULL, UNIQUE(run, name)) STRICT;";
 
-enum statement { RUN_ADD, RUN_STATUS, RUN_GET, RUN_LIST, EVENT, CALL_PUT, CALL_GET, ADAPTER_PUT, ADAPTER_LIST, RESULT_PUT, N_STATEMENTS };
+enum statement {
+    RUN_ADD,
+    RUN_STATUS,
+    RUN_GET,
+    RUN_LIST,
+    EVENT,
+    CALL_PUT,
+    CALL_GET,
+    ADAPTER_PUT,
+    ADAPTER_LIST,
+    RESULT_PUT,
+    N_STATEMENTS
+};
 static const char *const sql[N_STATEMENTS] = {
     [RUN_ADD] = "INSERT INTO runs VALUES(?1, ?2, ?3, 'running', ?4)",
     [RUN_STATUS] = "UPDATE runs SET status = ?2 WHERE id = ?1",
@@ -32,11 +52,15 @@ static const char *const sql[N_STATEMENTS] = {
     [RUN_LIST] = "SELECT id, kind, status, created FROM runs ORDER BY created DESC, rowid DESC",
     [EVENT] = "INSERT INTO events(run, at, kind, detail) VALUES(?1, ?2, ?3, ?4)",
     [CALL_PUT] = "INSERT OR IGNORE INTO calls VALUES(?1, ?2, ?3, ?4, ?5, ?6, ?7)",
-    [CALL_GET] = "SELECT choice, prob, prefilled, generated, finish, text FROM calls WHERE key = ?1",
-    [ADAPTER_PUT] = "INSERT INTO adapters(run, generation, name, hash, lineage, scores) VALUES(?1, ?2, ?3, ?4, ?5, ?6)"
+    [CALL_GET] =
+        "SELECT choice, prob, prefilled, generated, finish, text FROM calls WHERE key = ?1",
+    [ADAPTER_PUT] = "INSERT INTO adapters(run, generation, name, hash, lineage, scores) VALUES(?1, "
+                    "?2, ?3, ?4, ?5, ?6)"
                     " ON CONFLICT DO UPDATE SET hash = ?4, lineage = ?5, scores = ?6",
-    [ADAPTER_LIST] = "SELECT generation, name, hash, lineage, scores FROM adapters WHERE run = ?1 ORDER BY seq",
-    [RESULT_PUT] = "INSERT INTO results(run, name, row) VALUES(?1, ?2, ?3) ON CONFLICT DO UPDATE SET row = ?3",
+    [ADAPTER_LIST] =
+        "SELECT generation, name, hash, lineage, scores FROM adapters WHERE run = ?1 ORDER BY seq",
+    [RESULT_PUT] =
+        "INSERT INTO results(run, name, row) VALUES(?1, ?2, ?3) ON CONFLICT DO UPDATE SET row = ?3",
 };
 
 struct store {
@@ -55,14 +79,16 @@ static int exec(struct store *s, const char *text, struct error *err) {
 
 static int check_version(struct store *s, struct error *err) {
     sqlite3_stmt *q = NULL;
-    if (sqlite3_prepare_v2(s->db, "PRAGMA user_version", -1, &q, NULL) != SQLITE_OK || sqlite3_step(q) != SQLITE_ROW) {
+    if (sqlite3_prepare_v2(s->db, "PRAGMA user_version", -1, &q, NULL) != SQLITE_OK ||
+        sqlite3_step(q) != SQLITE_ROW) {
         sqlite3_finalize(q);
         return fail(s, err, "read");
     }
     int version = sqlite3_column_int(q, 0);
     sqlite3_finalize(q);
     if (version > SCHEMA_VERSION)
-        return error_set(err, ERR_MISMATCH, "'%s' was made by a newer shoal (schema %d, this one knows %d)", s->path,
+        return error_set(err, ERR_MISMATCH,
+                         "'%s' was made by a newer shoal (schema %d, this one knows %d)", s->path,
                          version, SCHEMA_VERSION);
     return OK;
 }
@@ -105,7 +131,8 @@ void store_rollback(struct store *s) {
 /* A prepared statement, reset and ready to be bound; NULL sets err. */
 static sqlite3_stmt *statement(struct store *s, enum statement which, struct error *err) {
     sqlite3_stmt **q = &s->stmts[which];
-    if (!*q && sqlite3_prepare_v3(s->db, sql[which], -1, SQLITE_PREPARE_PERSISTENT, q, NULL) != SQLITE_OK) {
+    if (!*q && sqlite3_prepare_v3(s->db, sql[which], -1, SQLITE_PREPARE_PERSISTENT, q, NULL) !=
+                   SQLITE_OK) {
         fail(s, err, "read");
         return NULL;
     }
@@ -131,9 +158,8 @@ static int finish(struct store *s, sqlite3_stmt *q, struct error *err) {
     return rc;
 }
 
-/* ---- runs and events ------------------------------------------------------------------------------------------- */
-
-int store_run_add(struct store *s, const char *id, const char *kind, const json_t *recipe, struct error *err) {
+int store_run_add(struct store *s, const char *id, const char *kind, const json_t *recipe,
+                  struct error *err) {
     char now[32];
     sqlite3_stmt *q = statement(s, RUN_ADD, err);
     if (!q) return err->code;
@@ -150,7 +176,8 @@ int store_run_status(struct store *s, const char *id, const char *status, struct
     bind_text(q, 1, id);
     bind_text(q, 2, status);
     int rc = finish(s, q, err);
-    if (rc == OK && sqlite3_changes(s->db) == 0) rc = error_set(err, ERR_MISSING, "no run '%s' in '%s'", id, s->path);
+    if (rc == OK && sqlite3_changes(s->db) == 0)
+        rc = error_set(err, ERR_MISSING, "no run '%s' in '%s'", id, s->path);
     return rc;
 }
 
@@ -171,9 +198,10 @@ json_t *store_run_get(struct store *s, const char *id, struct error *err) {
     if (!q) return NULL;
     bind_text(q, 1, id);
     if (sqlite3_step(q) == SQLITE_ROW)
-        v = json_pack("{s:o,s:o,s:o,s:o}", "kind", column_text(q, 0), "recipe", column_json(q, 1), "status",
-                      column_text(q, 2), "created", column_text(q, 3));
-    else error_set(err, ERR_MISSING, "no run '%s' in '%s'", id, s->path);
+        v = json_pack("{s:o,s:o,s:o,s:o}", "kind", column_text(q, 0), "recipe", column_json(q, 1),
+                      "status", column_text(q, 2), "created", column_text(q, 3));
+    else
+        error_set(err, ERR_MISSING, "no run '%s' in '%s'", id, s->path);
     sqlite3_reset(q);
     return v;
 }
@@ -183,13 +211,15 @@ json_t *store_run_list(struct store *s, struct error *err) {
     if (!q) return NULL;
     json_t *list = json_array();
     while (sqlite3_step(q) == SQLITE_ROW)
-        json_array_append_new(list, json_pack("{s:o,s:o,s:o,s:o}", "id", column_text(q, 0), "kind", column_text(q, 1),
-                                              "status", column_text(q, 2), "created", column_text(q, 3)));
+        json_array_append_new(list, json_pack("{s:o,s:o,s:o,s:o}", "id", column_text(q, 0), "kind",
+                                              column_text(q, 1), "status", column_text(q, 2),
+                                              "created", column_text(q, 3)));
     sqlite3_reset(q);
     return list;
 }
 
-int store_event(struct store *s, const char *run, const char *kind, const json_t *detail, struct error *err) {
+int store_event(struct store *s, const char *run, const char *kind, const json_t *detail,
+                struct error *err) {
     char now[32];
     sqlite3_stmt *q = statement(s, EVENT, err);
     if (!q) return err->code;
@@ -200,15 +230,14 @@ int store_event(struct store *s, const char *run, const char *kind, const json_t
     return finish(s, q, err);
 }
 
-/* ---- calls ----------------------------------------------------------------------------------------------------- */
-
 static int hex_digit(char c) {
     return c <= '9' ? c - '0' : c - 'a' + 10;
 }
 
 static void bind_key(sqlite3_stmt *q, const char *hex) {
     uint8_t raw[32];
-    for (int i = 0; i < 32; i++) raw[i] = (uint8_t)(hex_digit(hex[2 * i]) << 4 | hex_digit(hex[2 * i + 1]));
+    for (int i = 0; i < 32; i++)
+        raw[i] = (uint8_t)(hex_digit(hex[2 * i]) << 4 | hex_digit(hex[2 * i + 1]));
     sqlite3_bind_blob(q, 1, raw, sizeof raw, SQLITE_TRANSIENT);
 }
 
@@ -234,21 +263,24 @@ bool store_call_get(struct store *s, const char *key, struct stored_call *out) {
     if (found) {
         size_t bytes = (size_t)sqlite3_column_bytes(q, 1);
         const char *text = (const char *)sqlite3_column_text(q, 5);
-        *out = (struct stored_call){.choice = sqlite3_column_int(q, 0), .n_prefilled = sqlite3_column_int(q, 2),
-                                    .n_generated = sqlite3_column_int(q, 3), .finish = (uint8_t)sqlite3_column_int(q, 4),
+        *out = (struct stored_call){.choice = sqlite3_column_int(q, 0),
+                                    .n_prefilled = sqlite3_column_int(q, 2),
+                                    .n_generated = sqlite3_column_int(q, 3),
+                                    .finish = (uint8_t)sqlite3_column_int(q, 4),
                                     .text = text ? xstrdup(text) : NULL};
         memcpy(out->key, key, HASH_LEN);
         out->n_choices = (int32_t)MIN(bytes / sizeof *out->prob, ARRAY_LEN(out->prob));
-        if (out->n_choices) memcpy(out->prob, sqlite3_column_blob(q, 1), (size_t)out->n_choices * sizeof *out->prob);
+        if (out->n_choices)
+            memcpy(out->prob, sqlite3_column_blob(q, 1),
+                   (size_t)out->n_choices * sizeof *out->prob);
     }
     sqlite3_reset(q);
     return found;
 }
 
-/* ---- adapters and results -------------------------------------------------------------------------------------- */
-
-int store_adapter_put(struct store *s, const char *run, int generation, const char *name, const char *hash,
-                      const json_t *lineage, const json_t *scores, struct error *err) {
+int store_adapter_put(struct store *s, const char *run, int generation, const char *name,
+                      const char *hash, const json_t *lineage, const json_t *scores,
+                      struct error *err) {
     sqlite3_stmt *q = statement(s, ADAPTER_PUT, err);
     if (!q) return err->code;
     bind_text(q, 1, run);
@@ -266,14 +298,16 @@ json_t *store_adapter_list(struct store *s, const char *run, struct error *err) 
     bind_text(q, 1, run);
     json_t *list = json_array();
     while (sqlite3_step(q) == SQLITE_ROW)
-        json_array_append_new(list, json_pack("{s:i,s:o,s:o,s:o,s:o}", "generation", sqlite3_column_int(q, 0), "name",
-                                              column_text(q, 1), "hash", column_text(q, 2), "lineage",
+        json_array_append_new(list, json_pack("{s:i,s:o,s:o,s:o,s:o}", "generation",
+                                              sqlite3_column_int(q, 0), "name", column_text(q, 1),
+                                              "hash", column_text(q, 2), "lineage",
                                               column_json(q, 3), "scores", column_json(q, 4)));
     sqlite3_reset(q);
     return list;
 }
 
-int store_result_put(struct store *s, const char *run, const char *name, const json_t *row, struct error *err) {
+int store_result_put(struct store *s, const char *run, const char *name, const json_t *row,
+                     struct error *err) {
     sqlite3_stmt *q = statement(s, RESULT_PUT, err);
     if (!q) return err->code;
     bind_text(q, 1, run);

@@ -1,9 +1,10 @@
 /*
- * Debate and self-consistency over an asker. A round is one batch: every agent's turn on every item. From the second
- * round on, a turn holds the agent's own last answer and the others' last answers, shuffled per item and unnamed.
+ * Debate and self-consistency over an asker. A round is one batch: every agent's turn on every
+ * item. From the second round on, a turn holds the agent's own last answer and the others' last
+ * answers, shuffled per item and unnamed.
  *
- * Invariant: rounds are bounded by the options, and an agent's first answer does not depend on the team, so teams that
- * share agents share those calls through the store.
+ * Invariant: rounds are bounded by the options, and an agent's first answer does not depend on the
+ * team, so teams that share agents share those calls through the store.
  */
 #define _GNU_SOURCE
 #include "swarm/swarm.h"
@@ -12,12 +13,14 @@
 #include <string.h>
 
 static struct answer *at(const struct debate *d, int round, int agent, int item) {
-    return &d->answers[((size_t)round * (size_t)d->n_agents + (size_t)agent) * (size_t)d->n_items + (size_t)item];
+    return &d->answers[((size_t)round * (size_t)d->n_agents + (size_t)agent) * (size_t)d->n_items +
+                       (size_t)item];
 }
 
-/* What agent `me` hears of the others before round r: their last answers in an order drawn from (seed, item). */
-static void hear(const struct debate *d, const struct item *items, const struct debate_options *o, int r, int me,
-                 int item, struct turn *t) {
+/* What agent `me` hears of the others before round r: their last answers in an order drawn from
+ * (seed, item). */
+static void hear(const struct debate *d, const struct item *items, const struct debate_options *o,
+                 int r, int me, int item, struct turn *t) {
     uint32_t order[17];
     int n = 0;
     for (int a = 0; a < d->n_agents; a++)
@@ -25,7 +28,8 @@ static void hear(const struct debate *d, const struct item *items, const struct 
     struct rng rng = rng_make(o->seed, RNG_SHUFFLE, (uint32_t)item, (uint32_t)r);
     rng_shuffle(&rng, order, (size_t)n);
     t->own = items[item].choices[at(d, r - 1, me, item)->choice];
-    for (int i = 0; i < n; i++) t->others[i] = items[item].choices[at(d, r - 1, (int)order[i], item)->choice];
+    for (int i = 0; i < n; i++)
+        t->others[i] = items[item].choices[at(d, r - 1, (int)order[i], item)->choice];
     t->n_others = n;
 }
 
@@ -35,7 +39,8 @@ static int run_round(const struct asker *a, const struct agent *team, const stru
     struct turn *turns = xcalloc((size_t)MAX(n, 1), sizeof *turns);
     for (int i = 0; i < n; i++) {
         int agent = i / d->n_items, item = i % d->n_items;
-        turns[i] = (struct turn){.agent = &team[agent], .item = &items[item], .working = o->working};
+        turns[i] =
+            (struct turn){.agent = &team[agent], .item = &items[item], .working = o->working};
         if (r > 0) hear(d, items, o, r, agent, item, &turns[i]);
     }
     int rc = a->ask(a->ctx, turns, n, err);
@@ -64,8 +69,9 @@ static void count_votes(const struct item *items, const struct vote *v, int r, s
     }
 }
 
-int debate_run(const struct asker *a, const struct agent *team, int n_agents, const struct item *items, int n_items,
-               const struct debate_options *o, struct debate *out, struct progress *p, struct error *err) {
+int debate_run(const struct asker *a, const struct agent *team, int n_agents,
+               const struct item *items, int n_items, const struct debate_options *o,
+               struct debate *out, struct progress *p, struct error *err) {
     *out = (struct debate){.n_agents = n_agents, .n_items = n_items, .rounds = o->rounds};
     if (n_agents < 1 || n_agents > 17)
         return error_set(err, ERR_USAGE, "a debate needs 1 to 17 agents, not %d", n_agents);
@@ -90,8 +96,8 @@ void debate_release(struct debate *d) {
     *d = (struct debate){0};
 }
 
-void debate_transcript(const struct debate *d, const struct agent *team, const struct item *it, int item,
-                       const struct vote *v, struct buf *out) {
+void debate_transcript(const struct debate *d, const struct agent *team, const struct item *it,
+                       int item, const struct vote *v, struct buf *out) {
     struct answer last[17];
     buf_printf(out, "%s\n", it->question);
     for (int r = 0; r < d->rounds; r++) {
@@ -105,14 +111,17 @@ void debate_transcript(const struct debate *d, const struct agent *team, const s
     }
 }
 
-int self_consistency(const struct asker *a, const struct agent *agent, const struct item *items, int n_items, int k,
-                     float temperature, uint64_t seed, uint8_t *right, int64_t *generated, struct progress *p,
-                     struct error *err) {
+int self_consistency(const struct asker *a, const struct agent *agent, const struct item *items,
+                     int n_items, int k, float temperature, uint64_t seed, uint8_t *right,
+                     int64_t *generated, struct progress *p, struct error *err) {
     int n = n_items * k;
     struct turn *turns = xcalloc((size_t)MAX(n, 1), sizeof *turns);
     struct answer *votes = xcalloc((size_t)MAX(k, 1), sizeof *votes);
     for (int i = 0; i < n; i++)
-        turns[i] = (struct turn){.agent = agent, .item = &items[i / k], .working = true, .temperature = temperature,
+        turns[i] = (struct turn){.agent = agent,
+                                 .item = &items[i / k],
+                                 .working = true,
+                                 .temperature = temperature,
                                  .seed = seed * 0x9E3779B97F4A7C15u + (uint64_t)i};
     int rc = a->ask(a->ctx, turns, n, err);
     for (int i = 0; rc == OK && i < n_items; i++) {
@@ -128,9 +137,10 @@ int self_consistency(const struct asker *a, const struct agent *agent, const str
     return rc;
 }
 
-int credit_leave_one_out(const struct asker *a, const struct agent *team, int n_agents, const struct item *items,
-                         int n_items, const struct debate_options *o, const struct debate *full,
-                         struct interval *value, struct progress *p, struct error *err) {
+int credit_leave_one_out(const struct asker *a, const struct agent *team, int n_agents,
+                         const struct item *items, int n_items, const struct debate_options *o,
+                         const struct debate *full, struct interval *value, struct progress *p,
+                         struct error *err) {
     const uint8_t *with = full->voted + (size_t)(full->rounds - 1) * (size_t)n_items;
     struct agent rest[17];
     for (int i = 0; i < n_agents; i++) {
@@ -141,7 +151,9 @@ int credit_leave_one_out(const struct asker *a, const struct agent *team, int n_
         if (n == 0) return error_set(err, ERR_USAGE, "leave-one-out needs at least two agents");
         int rc = debate_run(a, rest, n, items, n_items, o, &d, p, err);
         if (rc == OK)
-            value[i] = stats_paired(with, d.voted + (size_t)(d.rounds - 1) * (size_t)n_items, n_items).diff;
+            value[i] =
+                stats_paired(with, d.voted + (size_t)(d.rounds - 1) * (size_t)n_items, n_items)
+                    .diff;
         debate_release(&d);
         if (rc != OK) return rc;
     }

@@ -1,6 +1,7 @@
 /*
- * The asker on an engine: turns become requests, requests get their identity, what the store knows is not computed
- * again, the rest runs in one heterogeneous batch and is written down in one transaction.
+ * The asker on an engine: turns become requests, requests get their identity, what the store knows
+ * is not computed again, the rest runs in one heterogeneous batch and is written down in one
+ * transaction.
  */
 #define _GNU_SOURCE
 #include "swarm/swarm.h"
@@ -36,7 +37,8 @@ static void prepare(struct speaker *s, const struct turn *t, const char *model, 
     asked_init(&p->asked, s->model->tok, msgs, n, t->item, t->working);
     asked_request(&p->asked, t->agent->adapter, s->max_tokens, &p->req);
     p->req.sampling.temperature = t->temperature;
-    p->req.sampling.seed = t->temperature > 0 ? t->seed : 0; /* greedy calls are the same call whatever the seed */
+    p->req.sampling.seed =
+        t->temperature > 0 ? t->seed : 0; /* greedy calls are the same call whatever the seed */
     request_key(&p->req, model, s->model->cls, p->key);
     free(own[0]);
     free(own[1]);
@@ -50,9 +52,12 @@ static void recall(const struct stored_call *c, struct turn *t) {
     t->truncated = c->finish;
 }
 
-static int keep(struct speaker *s, const struct pending *p, const struct turn *t, struct error *err) {
-    struct stored_call c = {.choice = t->answer.choice, .n_choices = p->req.n_choices,
-                            .n_prefilled = t->n_prefilled, .n_generated = t->n_generated,
+static int keep(struct speaker *s, const struct pending *p, const struct turn *t,
+                struct error *err) {
+    struct stored_call c = {.choice = t->answer.choice,
+                            .n_choices = p->req.n_choices,
+                            .n_prefilled = t->n_prefilled,
+                            .n_generated = t->n_generated,
                             .finish = t->truncated};
     struct buf text = {0};
     memcpy(c.key, p->key, HASH_LEN);
@@ -73,7 +78,8 @@ static void learn(const struct request *r, struct turn *t) {
 }
 
 /* Runs what the store did not know, as one array of requests. */
-static int compute(struct speaker *s, struct pending *p, struct turn *turns, int n, struct error *err) {
+static int compute(struct speaker *s, struct pending *p, struct turn *turns, int n,
+                   struct error *err) {
     struct request *reqs = xcalloc((size_t)MAX(n, 1), sizeof *reqs);
     int m = 0, rc = OK;
     for (int i = 0; i < n; i++)
@@ -89,7 +95,8 @@ static int compute(struct speaker *s, struct pending *p, struct turn *turns, int
     return rc;
 }
 
-static int keep_all(struct speaker *s, const struct pending *p, const struct turn *turns, int n, struct error *err) {
+static int keep_all(struct speaker *s, const struct pending *p, const struct turn *turns, int n,
+                    struct error *err) {
     int rc = store_begin(s->store, err);
     for (int i = 0; rc == OK && i < n; i++)
         if (!p[i].known) rc = keep(s, &p[i], &turns[i], err);
@@ -98,7 +105,8 @@ static int keep_all(struct speaker *s, const struct pending *p, const struct tur
     return rc;
 }
 
-static int ask_chunk(struct speaker *s, struct turn *turns, int n, const char *model, struct error *err) {
+static int ask_chunk(struct speaker *s, struct turn *turns, int n, const char *model,
+                     struct error *err) {
     struct pending *p = xcalloc((size_t)n, sizeof *p);
     struct stored_call c;
     for (int i = 0; i < n; i++) {
@@ -123,7 +131,8 @@ static int ask(void *ctx, struct turn *turns, int n, struct error *err) {
     struct speaker *s = ctx;
     const char *model = model_hash(s->model, err);
     int rc = model ? OK : err->code;
-    for (int i = 0; rc == OK && i < n; i += 4096) rc = ask_chunk(s, turns + i, MIN(4096, n - i), model, err);
+    for (int i = 0; rc == OK && i < n; i += 4096)
+        rc = ask_chunk(s, turns + i, MIN(4096, n - i), model, err);
     return rc;
 }
 

@@ -1,6 +1,7 @@
 /*
- * Votes and credit: pure functions of answers. Each vote fills a score for every choice; vote_decide breaks ties the same
- * way for all. Credit compares the vote with and without each agent on the same items, so its intervals are paired.
+ * Votes and credit: pure functions of answers. Each vote fills a score for every choice;
+ * vote_decide breaks ties the same way for all. Credit compares the vote with and without each
+ * agent on the same items, so its intervals are paired.
  */
 #include "swarm/swarm.h"
 
@@ -33,7 +34,8 @@ static void borda(const struct answer *a, int n, int n_choices, double *out) {
 }
 
 const struct vote vote_table[] = {
-    {"majority", majority}, {"confidence", confidence}, {"logprob", logprob}, {"borda", borda}, {NULL, NULL},
+    {"majority", majority}, {"confidence", confidence}, {"logprob", logprob}, {"borda", borda},
+    {NULL, NULL},
 };
 
 const struct vote *vote_find(const char *name) {
@@ -53,11 +55,9 @@ int vote_decide(const struct vote *v, const struct answer *answers, int n, int n
     return best;
 }
 
-/* ---- credit ---------------------------------------------------------------------------------------------------- */
-
 /* Whether the vote of all agents but `without` (-1: of all) is right on item i. */
-static bool vote_right(const struct vote *v, const struct answer *answers, int n_agents, const struct item *items,
-                       int n_items, int i, int without) {
+static bool vote_right(const struct vote *v, const struct answer *answers, int n_agents,
+                       const struct item *items, int n_items, int i, int without) {
     struct answer team[64];
     int n = 0;
     for (int a = 0; a < n_agents; a++)
@@ -65,13 +65,15 @@ static bool vote_right(const struct vote *v, const struct answer *answers, int n
     return n > 0 && vote_decide(v, team, n, items[i].n_choices) == items[i].correct;
 }
 
-void credit_vote_loo(const struct vote *v, const struct answer *answers, int n_agents, const struct item *items,
-                     int n_items, struct interval *value) {
+void credit_vote_loo(const struct vote *v, const struct answer *answers, int n_agents,
+                     const struct item *items, int n_items, struct interval *value) {
     CHECK(n_agents <= 64);
     uint8_t *with = xmalloc((size_t)n_items), *without = xmalloc((size_t)n_items);
-    for (int i = 0; i < n_items; i++) with[i] = vote_right(v, answers, n_agents, items, n_items, i, -1);
+    for (int i = 0; i < n_items; i++)
+        with[i] = vote_right(v, answers, n_agents, items, n_items, i, -1);
     for (int a = 0; a < n_agents; a++) {
-        for (int i = 0; i < n_items; i++) without[i] = vote_right(v, answers, n_agents, items, n_items, i, a);
+        for (int i = 0; i < n_items; i++)
+            without[i] = vote_right(v, answers, n_agents, items, n_items, i, a);
         value[a] = stats_paired(with, without, n_items).diff;
     }
     free(with);
@@ -88,13 +90,15 @@ static double jensen_shannon(const float *p, const float *q, int n) {
     return fmax(0, sum / log2);
 }
 
-void credit_novelty(const struct answer *answers, int n_agents, const struct item *items, int n_items, double *value) {
+void credit_novelty(const struct answer *answers, int n_agents, const struct item *items,
+                    int n_items, double *value) {
     for (int a = 0; a < n_agents; a++) {
         double sum = 0;
         for (int b = 0; b < n_agents; b++)
             for (int i = 0; b != a && i < n_items; i++)
                 sum += jensen_shannon(answers[(size_t)a * (size_t)n_items + (size_t)i].prob,
-                                      answers[(size_t)b * (size_t)n_items + (size_t)i].prob, items[i].n_choices);
+                                      answers[(size_t)b * (size_t)n_items + (size_t)i].prob,
+                                      items[i].n_choices);
         value[a] = n_agents > 1 ? sum / ((double)(n_agents - 1) * (double)MAX(n_items, 1)) : 0;
     }
 }

@@ -79,8 +79,6 @@ int trainer_save(const struct trainer *t, const char *path, const json_t *extra,
     return rc;
 }
 
-/* ---- loading --------------------------------------------------------------------------------- */
-
 static size_t state_bytes(const struct trainer *t) {
     size_t n = 0;
     for (int i = 0; i < t->n_tensors; i++) n += 3 * (size_t)t->tensors[i].n * sizeof(float);

@@ -56,8 +56,6 @@ static int sample_keep(struct loading *l, struct ids *ids, struct buf *mask, int
     return OK;
 }
 
-/* ---- {messages} ------------------------------------------------------------------------------ */
-
 static bool role_known(const char *role) {
     return !strcmp(role, "system") || !strcmp(role, "user") || !strcmp(role, "assistant");
 }
@@ -106,8 +104,6 @@ static int messages_take(struct loading *l, const json_t *list, int line, struct
     free(msgs);
     return rc;
 }
-
-/* ---- {prompt, completion} and {text} --------------------------------------------------------- */
 
 /* Encodes prompt and completion as the one text that the model will see; the prompt's part of it is
  * what the prompt alone would give, so a token across the seam is learned. `prompt` may be NULL.

@@ -14,8 +14,6 @@
 #include <math.h>
 #include <string.h>
 
-/* ---- rows in parallel ------------------------------------------------------------------------ */
-
 struct rows_job {
     struct trainer *t;
     float *y, *z;
@@ -135,8 +133,6 @@ static void rope_rows(struct trainer *t, float *y, int64_t width, const float *s
     pool_run(t->pool, rope_items, &j, t->rows, 8);
 }
 
-/* ---- dropout --------------------------------------------------------------------------------- */
-
 /* In 1/65536ths, so that the factor makes the kept values unbiased exactly. */
 static uint32_t dropout_threshold(const struct trainer *t) {
     return MIN((uint32_t)(t->dropout * 65536.0f + 0.5f), 65535u);
@@ -208,8 +204,6 @@ static const float *lora_inputs(struct trainer *t, int l, int p, const float *x)
     pool_run(t->pool, drop_items, &j, t->rows, 8);
     return t->drop;
 }
-
-/* ---- adapters -------------------------------------------------------------------------------- */
 
 /* The next run of samples that share an adapter, from span `s`: its rows, and in the result where
  * the following begins. */
@@ -334,8 +328,6 @@ static void lora_backward(struct trainer *t, int l, int p, float *dx, const floa
     if (dx) lora_inputs_backward(t, l, p, dx);
 }
 
-/* ---- projections ----------------------------------------------------------------------------- */
-
 const float *weight_transposed(struct trainer *t, const struct weight *w, float *scratch) {
     if (w->wt) return w->wt;
     transpose(scratch, w->n, w->w, w->k, w->n, w->k, t->pool);
@@ -368,8 +360,6 @@ static void linear_backward(struct trainer *t, int l, int p, float *dx, const fl
     transpose(t->ty, t->ldt, dy, w->n, t->rows, w->n, t->pool);
     gemm(w->g, w->k, t->ty, t->ldt, w->n, t->tx, t->ldt, t->rows, w->k, true, t->pool);
 }
-
-/* ---- the layer ------------------------------------------------------------------------------- */
 
 static void heads_norm_forward(struct trainer *t, const struct layer_params *lp,
                                struct activations *a) {

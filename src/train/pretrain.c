@@ -1,10 +1,11 @@
 /*
- * `shoal pretrain RECIPE`: makes a small base from nothing — its tokenizer, then its weights — on the task families of
- * eval/fry.c, common variants of the train split only.
+ * `shoal pretrain RECIPE`: makes a small base from nothing — its tokenizer, then its weights — on
+ * the task families of eval/fry.c, common variants of the train split only.
  *
- * A recipe is one YAML mapping (pretrain_option_rows). Every sample is a pure function of (seed, update, place), so the
- * stream has no state: a checkpoint holds the trainer and the number of updates done, and a resumed run ends with the
- * bits of an uninterrupted one. Nothing here knows a network or a corpus.
+ * A recipe is one YAML mapping (pretrain_option_rows). Every sample is a pure function of (seed,
+ * update, place), so the stream has no state: a checkpoint holds the trainer and the number of
+ * updates done, and a resumed run ends with the bits of an uninterrupted one. Nothing here knows a
+ * network or a corpus.
  */
 #define _GNU_SOURCE
 #include "train/pretrain.h"
@@ -19,25 +20,33 @@
 
 const struct option_row pretrain_option_rows[] = {
     ROW("shape", OPT_STRING, shape, "fry", 0, 0, "NAME", "model shape, as in 'shoal model new'"),
-    ROW("vocab", OPT_INT, vocab, "768", 300, 65536, "N", "tokens in the tokenizer that is trained first"),
+    ROW("vocab", OPT_INT, vocab, "768", 300, 65536, "N",
+        "tokens in the tokenizer that is trained first"),
     ROW("tokenizer-items", OPT_INT, tokenizer_items, "2000", 100, 1e6, "N",
         "items of each family that the tokenizer sees"),
-    ROW("mix", OPT_LIST, mix, NULL, 0, 0, "FAMILY=WEIGHT", "families and their share of the samples"),
+    ROW("mix", OPT_LIST, mix, NULL, 0, 0, "FAMILY=WEIGHT",
+        "families and their share of the samples"),
     ROW("steps", OPT_INT, steps, "6000", 1, 1e9, "N", "updates"),
     ROW("rows", OPT_INT, rows, "2048", 64, 1e6, "N", "tokens an update, about"),
     ROW("lr", OPT_FLOAT, lr, "0.003", 0, 1, "RATE", "highest learning rate"),
-    ROW("min-lr-ratio", OPT_FLOAT, min_lr_ratio, "0.05", 0, 1, "X", "last learning rate over the highest"),
+    ROW("min-lr-ratio", OPT_FLOAT, min_lr_ratio, "0.05", 0, 1, "X",
+        "last learning rate over the highest"),
     ROW("warmup", OPT_INT, warmup, "100", 0, 1e9, "N", "updates of linear warm-up"),
     ROW("beta2", OPT_FLOAT, beta2, "0.98", 0, 0.9999999, "X", "AdamW's second decay"),
     ROW("weight-decay", OPT_FLOAT, weight_decay, "0.05", 0, 1, "X", "decoupled, on matrices"),
     ROW("max-grad-norm", OPT_FLOAT, max_grad_norm, "1.0", 0, 1e9, "X", "clip the gradient's norm"),
-    ROW("working", OPT_FLOAT, working, "0.2", 0, 1, "X", "share of samples that show their working"),
-    ROW("debate", OPT_FLOAT, debate, "0.12", 0, 1, "X", "share that answer again after hearing others"),
-    ROW("drill", OPT_FLOAT, drill, "0.2", 0, 1, "X", "share that only repeats 6 to 14 letters and numbers"),
+    ROW("working", OPT_FLOAT, working, "0.2", 0, 1, "X",
+        "share of samples that show their working"),
+    ROW("debate", OPT_FLOAT, debate, "0.12", 0, 1, "X",
+        "share that answer again after hearing others"),
+    ROW("drill", OPT_FLOAT, drill, "0.2", 0, 1, "X",
+        "share that only repeats 6 to 14 letters and numbers"),
     ROW("system", OPT_FLOAT, system, "0.3", 0, 1, "X", "share with a persona's system prompt"),
     ROW("seed", OPT_INT, seed, "1", 0, 9e15, "N", "of weights and samples"),
-    ROW("eval-every", OPT_INT, eval_every, "500", 0, 1e9, "N", "updates between accuracy lines; 0: never"),
-    ROW("eval-items", OPT_INT, eval_items, "200", 1, 1e6, "N", "dev items a family for those lines"),
+    ROW("eval-every", OPT_INT, eval_every, "500", 0, 1e9, "N",
+        "updates between accuracy lines; 0: never"),
+    ROW("eval-items", OPT_INT, eval_items, "200", 1, 1e6, "N",
+        "dev items a family for those lines"),
     ROW("save-every", OPT_INT, save_every, "500", 1, 1e9, "N", "updates between checkpoints"),
     {0},
 };
@@ -45,7 +54,7 @@ const struct option_row pretrain_option_rows[] = {
 
 struct pretrain {
     struct pretrain_options o;
-    double share[32];            /* cumulative, by family */
+    double share[32]; /* cumulative, by family */
     struct model *model;
     struct trainer *trainer;
     struct pool *pool;
@@ -66,7 +75,8 @@ static int parse_mix(struct pretrain *p, struct error *err) {
         double w = eq ? strtod(eq + 1, &end) : 1;
         free(name);
         if (family < 0) return error_set(err, ERR_USAGE, "mix: no task family in '%s'", entry);
-        if ((eq && *end) || !(w >= 0)) return error_set(err, ERR_USAGE, "mix: bad weight in '%s'", entry);
+        if ((eq && *end) || !(w >= 0))
+            return error_set(err, ERR_USAGE, "mix: bad weight in '%s'", entry);
         weight[family] = w;
     }
     for (int i = 0; i < fry_count(); i++) total += weight[i];
@@ -75,8 +85,6 @@ static int parse_mix(struct pretrain *p, struct error *err) {
     for (int i = 0; i < fry_count(); i++) p->share[i] = (sum += weight[i]) / total;
     return OK;
 }
-
-/* ---- samples --------------------------------------------------------------------------------------------------- */
 
 static int draw_family(const struct pretrain *p, struct rng *r) {
     double u = rng_uniform(r);
@@ -94,24 +102,27 @@ static const char *drawn_answer(struct rng *r, const struct item *it, float p) {
 
 struct words {
     struct message msgs[6];
-    char *own[3];   /* strings made here */
+    char *own[3]; /* strings made here */
     int n;
 };
 
 /* The conversation of one sample; only its last turn is to be learned. */
-static struct words sample_words(const struct pretrain_options *o, struct rng *r, const struct item *it) {
+static struct words sample_words(const struct pretrain_options *o, struct rng *r,
+                                 const struct item *it) {
     struct words w = {0};
     if (rng_uniform(r) < o->system)
         w.msgs[w.n++] = (struct message){"system", fry_personas[rng_below(r, 3)].system};
     w.msgs[w.n++] = (struct message){"user", it->question};
     if (rng_uniform(r) < o->debate) {
         w.own[0] = xasprintf(ANSWER_PREFIX " %s", drawn_answer(r, it, 0.6f));
-        w.own[1] = fry_debate_turn((const char *[]){drawn_answer(r, it, 0.6f), drawn_answer(r, it, 0.6f)}, 2);
+        w.own[1] = fry_debate_turn(
+            (const char *[]){drawn_answer(r, it, 0.6f), drawn_answer(r, it, 0.6f)}, 2);
         w.msgs[w.n++] = (struct message){"assistant", w.own[0]};
         w.msgs[w.n++] = (struct message){"user", w.own[1]};
     }
     bool working = *it->work && rng_uniform(r) < o->working;
-    w.own[2] = working ? xasprintf(WORK_PREFIX " %s\n" ANSWER_PREFIX " %s", it->work, it->choices[it->correct])
+    w.own[2] = working ? xasprintf(WORK_PREFIX " %s\n" ANSWER_PREFIX " %s", it->work,
+                                   it->choices[it->correct])
                        : xasprintf(ANSWER_PREFIX " %s", it->choices[it->correct]);
     w.msgs[w.n++] = (struct message){"assistant", w.own[2]};
     return w;
@@ -121,29 +132,38 @@ static void words_release(struct words *w) {
     for (int i = 0; i < 3; i++) free(w->own[i]);
 }
 
-/* Repeating something longer than any task asks: dense practice in looking back, which every family needs first. */
+/* Repeating something longer than any task asks: dense practice in looking back, which every family
+ * needs first. */
 static void drill_item(struct rng *r, struct item *out) {
     struct buf text = {0};
     for (int i = 0, n = 6 + (int)rng_below(r, 9); i < n; i++) {
         if (i) buf_puts(&text, " ");
-        if (rng_below(r, 3)) buf_printf(&text, "%c", 'a' + (char)rng_below(r, 26));
-        else buf_printf(&text, "%u", rng_below(r, rng_below(r, 2) ? 100 : 10000));
+        if (rng_below(r, 3))
+            buf_printf(&text, "%c", 'a' + (char)rng_below(r, 26));
+        else
+            buf_printf(&text, "%u", rng_below(r, rng_below(r, 2) ? 100 : 10000));
     }
-    *out = (struct item){.question = xasprintf("repeat: %s", text.data), .work = xstrdup(""), .key = xstrdup(""),
-                         .n_choices = 2, .choices = {text.data, xstrdup("?")}};
+    *out = (struct item){.question = xasprintf("repeat: %s", text.data),
+                         .work = xstrdup(""),
+                         .key = xstrdup(""),
+                         .n_choices = 2,
+                         .choices = {text.data, xstrdup("?")}};
 }
 
 static struct sample make_sample(const struct pretrain *p, uint32_t update, uint32_t place) {
     struct rng r = rng_make((uint64_t)p->o.seed, RNG_DATA, update, place);
     struct item it;
-    if (rng_uniform(&r) < p->o.drill) drill_item(&r, &it);
-    else fry_item(draw_family(p, &r), SPLIT_TRAIN, (uint64_t)p->o.seed, rng_u32(&r), true, &it);
+    if (rng_uniform(&r) < p->o.drill)
+        drill_item(&r, &it);
+    else
+        fry_item(draw_family(p, &r), SPLIT_TRAIN, (uint64_t)p->o.seed, rng_u32(&r), true, &it);
     struct words w = sample_words(&p->o, &r, &it);
     struct ids ids = {0};
     struct buf mask = {0};
     chat_encode(p->model->tok, w.msgs, w.n, false, &ids, &mask);
     int last = ids.n;
-    while (last > 0 && !mask.data[last - 1]) last--; /* the newline after the last turn is not a target */
+    while (last > 0 && !mask.data[last - 1])
+        last--; /* the newline after the last turn is not a target */
     int first = last;
     while (first > 0 && mask.data[first - 1]) first--;
     memset(mask.data, 0, (size_t)first);
@@ -152,7 +172,8 @@ static struct sample make_sample(const struct pretrain *p, uint32_t update, uint
     return (struct sample){.tokens = ids.v, .mask = (uint8_t *)mask.data, .n = last};
 }
 
-static int train_update(struct pretrain *p, uint32_t update, struct update_stats *st, struct error *err) {
+static int train_update(struct pretrain *p, uint32_t update, struct update_stats *st,
+                        struct error *err) {
     struct sample v[4096];
     int n = 0, rows = 0;
     while (n < (int)ARRAY_LEN(v) && rows < p->o.rows) {
@@ -161,11 +182,10 @@ static int train_update(struct pretrain *p, uint32_t update, struct update_stats
     }
     int rc = trainer_accumulate(p->trainer, v, n, err);
     for (int i = 0; i < n; i++) sample_release(&v[i]);
-    float lr = schedule_lr(SCHEDULE_COSINE, p->o.lr, p->o.min_lr_ratio, update, p->o.warmup, p->o.steps);
+    float lr =
+        schedule_lr(SCHEDULE_COSINE, p->o.lr, p->o.min_lr_ratio, update, p->o.warmup, p->o.steps);
     return rc == OK ? trainer_update(p->trainer, lr, st, err) : rc;
 }
-
-/* ---- tokenizer ------------------------------------------------------------------------------------------------- */
 
 static struct tokenizer *train_tokenizer(const struct pretrain *p, struct error *err) {
     static const char *specials[] = {"<|endoftext|>", "<|im_start|>", "<|im_end|>"};
@@ -177,17 +197,17 @@ static struct tokenizer *train_tokenizer(const struct pretrain *p, struct error 
             fry_item(f, SPLIT_TRAIN, (uint64_t)p->o.seed, i, false, &it);
             struct words w = sample_words(&p->o, &r, &it);
             for (int k = 0; k < w.n; k++)
-                buf_printf(&text, "<|im_start|>%s\n%s<|im_end|>\n", w.msgs[k].role, w.msgs[k].content);
+                buf_printf(&text, "<|im_start|>%s\n%s<|im_end|>\n", w.msgs[k].role,
+                           w.msgs[k].content);
             words_release(&w);
             item_release(&it);
         }
     note("training a tokenizer of %d tokens on %zu bytes", (int)p->o.vocab, text.len);
-    struct tokenizer *t = tok_train_bpe(text.data, text.len, (int32_t)p->o.vocab, "smollm", specials, 3, p->pool, err);
+    struct tokenizer *t = tok_train_bpe(text.data, text.len, (int32_t)p->o.vocab, "smollm",
+                                        specials, 3, p->pool, err);
     buf_release(&text);
     return t;
 }
-
-/* ---- accuracy on the way --------------------------------------------------------------------------------------- */
 
 static int log_accuracy(struct pretrain *p, int64_t update, struct error *err) {
     struct engine_options eo = {.max_rows = 512, .max_seqs = 256, .max_len = 256, .pool = p->pool};
@@ -197,8 +217,8 @@ static int log_accuracy(struct pretrain *p, int64_t update, struct error *err) {
     int rc = e ? OK : err->code;
     for (int f = 0; rc == OK && f < fry_count(); f++) {
         struct score s = {0};
-        rc = task_run(e, p->model->tok, f, SPLIT_DEV, (uint64_t)p->o.seed, (int32_t)p->o.eval_items, NULL, false,
-                      NULL, &s, NULL, err);
+        rc = task_run(e, p->model->tok, f, SPLIT_DEV, (uint64_t)p->o.seed, (int32_t)p->o.eval_items,
+                      NULL, false, NULL, &s, NULL, err);
         double acc = (double)s.correct / (double)MAX(s.n, 1);
         json_object_set_new(line, fry_families[f].name, json_real(acc));
         buf_printf(&text, " %s %.0f%%", fry_families[f].name, 100 * acc);
@@ -219,7 +239,8 @@ static int log_accuracy(struct pretrain *p, int64_t update, struct error *err) {
 static double cpu_seconds(void) {
     struct rusage u;
     getrusage(RUSAGE_SELF, &u);
-    return (double)(u.ru_utime.tv_sec + u.ru_stime.tv_sec) + 1e-6 * (double)(u.ru_utime.tv_usec + u.ru_stime.tv_usec);
+    return (double)(u.ru_utime.tv_sec + u.ru_stime.tv_sec) +
+           1e-6 * (double)(u.ru_utime.tv_usec + u.ru_stime.tv_usec);
 }
 
 static int train_all(struct pretrain *p, struct error *err) {
@@ -229,28 +250,32 @@ static int train_all(struct pretrain *p, struct error *err) {
     char detail[96];
     progress_start(&bar, "pretrain", p->o.steps);
     for (int64_t u = first; u < p->o.steps; u++) {
-        if (train_update(p, (uint32_t)u, &st, err) != OK) return error_wrap(err, "update %d", (int)u + 1);
+        if (train_update(p, (uint32_t)u, &st, err) != OK)
+            return error_wrap(err, "update %d", (int)u + 1);
         tokens += st.tokens;
         double seconds = clock_now() - p->started;
         if (u % 10 == 9 || u + 1 == p->o.steps) {
-            fprintf(p->log, "{\"update\":%d,\"loss\":%.5f,\"grad_norm\":%.4f,\"tokens_per_s\":%.0f,"
-                            "\"seconds\":%.1f,\"cpu_seconds\":%.1f}\n",
-                    (int)u + 1, st.loss, st.grad_norm, (double)tokens / seconds, seconds, cpu_seconds());
+            fprintf(p->log,
+                    "{\"update\":%d,\"loss\":%.5f,\"grad_norm\":%.4f,\"tokens_per_s\":%.0f,"
+                    "\"seconds\":%.1f,\"cpu_seconds\":%.1f}\n",
+                    (int)u + 1, st.loss, st.grad_norm, (double)tokens / seconds, seconds,
+                    cpu_seconds());
             fflush(p->log);
         }
-        snprintf(detail, sizeof detail, "loss %.4f, %.0f tokens/s", st.loss, (double)tokens / seconds);
+        snprintf(detail, sizeof detail, "loss %.4f, %.0f tokens/s", st.loss,
+                 (double)tokens / seconds);
         progress_update(&bar, u + 1, detail);
         bool last = u + 1 == p->o.steps;
-        if (p->o.eval_every && ((u + 1) % p->o.eval_every == 0 || last) && log_accuracy(p, u + 1, err) != OK)
+        if (p->o.eval_every && ((u + 1) % p->o.eval_every == 0 || last) &&
+            log_accuracy(p, u + 1, err) != OK)
             return err->code;
-        if ((u + 1) % p->o.save_every == 0 && !last && trainer_save(p->trainer, p->checkpoint, NULL, err) != OK)
+        if ((u + 1) % p->o.save_every == 0 && !last &&
+            trainer_save(p->trainer, p->checkpoint, NULL, err) != OK)
             return err->code;
     }
     progress_finish(&bar, detail);
     return OK;
 }
-
-/* ---- the command's work ---------------------------------------------------------------------------------------- */
 
 static int pretrain_open(struct pretrain *p, struct error *err) {
     struct model_config c;
@@ -277,7 +302,8 @@ static int pretrain_open(struct pretrain *p, struct error *err) {
     return trainer_load(p->trainer, p->checkpoint, NULL, err);
 }
 
-int pretrain_run(const struct pretrain_options *o, const char *dir, struct pool *pool, struct error *err) {
+int pretrain_run(const struct pretrain_options *o, const char *dir, struct pool *pool,
+                 struct error *err) {
     struct pretrain p = {.o = *o, .pool = pool, .dir = dir, .started = clock_now()};
     p.checkpoint = path_join(dir, "checkpoint.bin");
     char *log = path_join(dir, "log.jsonl");

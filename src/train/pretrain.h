@@ -11,7 +11,9 @@ struct pretrain_options {
     struct strings mix;
 };
 extern const struct option_row pretrain_option_rows[];
-/* Writes the finished model as a Hugging Face directory, with log.jsonl; continues from DIR/checkpoint.bin if there. */
-int pretrain_run(const struct pretrain_options *o, const char *dir, struct pool *pool, struct error *err);
+/* Writes the finished model as a Hugging Face directory, with log.jsonl; continues from
+ * DIR/checkpoint.bin if there. */
+int pretrain_run(const struct pretrain_options *o, const char *dir, struct pool *pool,
+                 struct error *err);
 
 #endif

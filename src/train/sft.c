@@ -53,8 +53,6 @@ static int schedule_parse(const char *name, enum schedule *out, struct error *er
                      name ? name : "");
 }
 
-/* ---- samples --------------------------------------------------------------------------------- */
-
 static void feed_shuffle(struct feed *f, int64_t seed, int64_t epoch) {
     struct rng r = rng_make((uint64_t)seed, RNG_SHUFFLE, 0, (uint32_t)epoch);
     for (int i = 0; i < f->data.n; i++) f->order[i] = (uint32_t)i;
@@ -82,8 +80,6 @@ static int batch_add(struct run *r, int job, const struct sample *s, struct erro
     r->rows += s->n;
     return rc;
 }
-
-/* ---- one update ------------------------------------------------------------------------------ */
 
 static void update_log(const struct run *r, int64_t step, float lr, const struct update_stats *st) {
     double seconds = clock_now() - r->started;
@@ -121,8 +117,6 @@ static int update_run(struct run *r, int64_t step, struct update_stats *st, stru
     update_log(r, step + 1, lr, st);
     return OK;
 }
-
-/* ---- checkpoints ----------------------------------------------------------------------------- */
 
 static json_t *identity_make(const struct run *r) {
     const struct train_options *o = r->o;
@@ -167,8 +161,6 @@ static int run_continue(struct run *r, struct error *err) {
     json_decref(extra);
     return rc;
 }
-
-/* ---- the run --------------------------------------------------------------------------------- */
 
 static int run_load_data(struct run *r, const struct model *m, struct error *err) {
     int64_t limit = m->config.max_seq_len;

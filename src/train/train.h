@@ -1,11 +1,13 @@
 /*
- * train: the backward pass and what stands on it — LoRA fine-tuning of many adapters in one base pass, and
- * full-parameter pretraining.
+ * train: the backward pass and what stands on it — LoRA fine-tuning of many adapters in one base
+ * pass, and full-parameter pretraining.
  *
- * A trainer is a step function over explicit state: trainer_accumulate adds the gradients of a packed batch (samples lie
- * end to end, attention is block-diagonal), trainer_update applies AdamW. State can be saved and loaded at every update,
- * to the same bits; results do not depend on threads. Every adapter's gradient is the mean over its own target tokens, so
- * training three together gives the bits of training each alone on its own samples. All arithmetic is f32, exact class.
+ * A trainer is a step function over explicit state: trainer_accumulate adds the gradients of a
+ * packed batch (samples lie end to end, attention is block-diagonal), trainer_update applies AdamW.
+ * State can be saved and loaded at every update, to the same bits; results do not depend on
+ * threads. Every adapter's gradient is the mean over its own target tokens, so training three
+ * together gives the bits of training each alone on its own samples. All arithmetic is f32, exact
+ * class.
  */
 #ifndef SHOAL_TRAIN_H
 #define SHOAL_TRAIN_H
@@ -15,9 +17,9 @@
 
 struct sample {
     int32_t *tokens;
-    uint8_t *mask;      /* 1: this token is a target (predicted from those before it) */
+    uint8_t *mask; /* 1: this token is a target (predicted from those before it) */
     int32_t n;
-    int32_t adapter;    /* index into the trainer's adapters; ignored in full training */
+    int32_t adapter; /* index into the trainer's adapters; ignored in full training */
 };
 void sample_release(struct sample *s);
 
@@ -36,42 +38,48 @@ struct train_options {   /* filled from option rows; names as in PEFT/TRL */
     double warmup_ratio; /* 0.03 */
     double min_lr_ratio; /* 0 */
     double beta1, beta2, eps, weight_decay, max_grad_norm; /* 0.9 0.999 1e-8 0 1.0 */
-    int64_t max_length;  /* 0: the model's; longer samples are cut, counted and said */
-    int64_t seed;        /* 0 */
-    int64_t save_steps;  /* 200 */
+    int64_t max_length; /* 0: the model's; longer samples are cut, counted and said */
+    int64_t seed;       /* 0 */
+    int64_t save_steps; /* 200 */
 };
 extern const struct option_row train_option_rows[];
-float schedule_lr(enum schedule s, double lr, double min_ratio, int64_t step, int64_t warmup, int64_t total);
+float schedule_lr(enum schedule s, double lr, double min_ratio, int64_t step, int64_t warmup,
+                  int64_t total);
 
 struct trainer;
-/* LoRA: the adapters' copies are trained, the base is frozen (f32 copies of its weights are made for the two passes). */
+/* LoRA: the adapters' copies are trained, the base is frozen (f32 copies of its weights are made
+ * for the two passes). */
 struct trainer *trainer_new_lora(const struct model *m, struct adapter *const *adapters, int n,
-                                 const struct train_options *o, struct pool *pool, struct error *err);
+                                 const struct train_options *o, struct pool *pool,
+                                 struct error *err);
 /* Full: trains the weights of a model made by model_new, in place. */
-struct trainer *trainer_new_full(struct model *m, const struct train_options *o, struct pool *pool, struct error *err);
+struct trainer *trainer_new_full(struct model *m, const struct train_options *o, struct pool *pool,
+                                 struct error *err);
 void trainer_free(struct trainer *t);
-/* Forward and backward of one micro-batch; losses and target counts add up until the update. Returns ERR_NUMERIC with
- * the layer's name when a NaN or Inf appears. */
+/* Forward and backward of one micro-batch; losses and target counts add up until the update.
+ * Returns ERR_NUMERIC with the layer's name when a NaN or Inf appears. */
 int trainer_accumulate(struct trainer *t, const struct sample *samples, int n, struct error *err);
 struct update_stats {
-    double loss;         /* mean over all targets since the last update */
-    double grad_norm;    /* before clipping; the largest over adapters */
+    double loss;      /* mean over all targets since the last update */
+    double grad_norm; /* before clipping; the largest over adapters */
     int64_t tokens, targets;
 };
 /* Clips (per adapter), AdamW at learning rate `lr`, clears gradients. */
 int trainer_update(struct trainer *t, float lr, struct update_stats *out, struct error *err);
 int64_t trainer_updates(const struct trainer *t);
 double trainer_adapter_loss(const struct trainer *t, int i); /* of the last update */
-/* Forward only: summed negative log-likelihood of the targets, and their count. For held-out loss and tests. */
-int trainer_loss(struct trainer *t, const struct sample *samples, int n, double *nll, int64_t *targets,
-                 struct error *err);
+/* Forward only: summed negative log-likelihood of the targets, and their count. For held-out loss
+ * and tests. */
+int trainer_loss(struct trainer *t, const struct sample *samples, int n, double *nll,
+                 int64_t *targets, struct error *err);
 struct adapter *trainer_adapter(const struct trainer *t, int i, json_t *lineage); /* a snapshot */
-/* Parameters and their gradients as flat views, for tests and optimizers: tensor i of trainer_n_tensors. */
+/* Parameters and their gradients as flat views, for tests and optimizers: tensor i of
+ * trainer_n_tensors. */
 struct train_tensor {
     const char *name;
     float *w, *g;
     int64_t n;
-    bool decay;          /* matrices yes, norms and embeddings no */
+    bool decay; /* matrices yes, norms and embeddings no */
 };
 int trainer_n_tensors(const struct trainer *t);
 struct train_tensor *trainer_tensor(struct trainer *t, int i);
@@ -79,31 +87,32 @@ struct train_tensor *trainer_tensor(struct trainer *t, int i);
 int trainer_save(const struct trainer *t, const char *path, const json_t *extra, struct error *err);
 int trainer_load(struct trainer *t, const char *path, json_t **extra, struct error *err);
 
-/* ---- data ------------------------------------------------------------------------------------------------------ */
+/* data */
 
 struct dataset {
     struct sample *v;
     int n;
-    int64_t tokens, targets, cut;   /* cut: samples shortened to max_length */
-    char hash[HASH_LEN];            /* of the file */
+    int64_t tokens, targets, cut; /* cut: samples shortened to max_length */
+    char hash[HASH_LEN];          /* of the file */
 };
-/* {messages}, {prompt, completion} or {text}; lines, concatenated objects or an array. Errors name file, line, field.
- * Targets are the assistant's own words only (all of it for {text}). */
-int dataset_load(struct dataset *d, const char *path, const struct tokenizer *tok, int32_t max_length,
-                 struct error *err);
+/* {messages}, {prompt, completion} or {text}; lines, concatenated objects or an array. Errors name
+ * file, line, field. Targets are the assistant's own words only (all of it for {text}). */
+int dataset_load(struct dataset *d, const char *path, const struct tokenizer *tok,
+                 int32_t max_length, struct error *err);
 void dataset_release(struct dataset *d);
 
-/* ---- runs ------------------------------------------------------------------------------------------------------ */
+/* runs */
 
-/* Fine-tunes n adapters together, one dataset each, from the same options; checkpoints to `checkpoint` (a file path; may
- * be NULL) every save_steps and continues from it when it exists. `log` (may be NULL) receives a JSON line an update. */
+/* Fine-tunes n adapters together, one dataset each, from the same options; checkpoints to
+ * `checkpoint` (a file path; may be NULL) every save_steps and continues from it when it exists.
+ * `log` (may be NULL) receives a JSON line an update. */
 struct sft_job {
     const char *name, *data;
-    struct adapter *start;     /* NULL: a fresh one, seeded by hash of name and the seed */
-    struct adapter *result;    /* set on success; the caller releases */
+    struct adapter *start;  /* NULL: a fresh one, seeded by hash of name and the seed */
+    struct adapter *result; /* set on success; the caller releases */
     double first_loss, last_loss;
 };
-int sft_run(const struct model *m, struct sft_job *jobs, int n, const struct train_options *o, struct pool *pool,
-            const char *checkpoint, FILE *log, struct error *err);
+int sft_run(const struct model *m, struct sft_job *jobs, int n, const struct train_options *o,
+            struct pool *pool, const char *checkpoint, FILE *log, struct error *err);
 
 #endif

@@ -16,8 +16,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- parameters ------------------------------------------------------------------------------ */
-
 /* Adds a trained tensor and returns its gradient array. */
 static float *tensor_add(struct trainer *t, float *w, int64_t n, bool decay, const char *fmt, ...)
     __attribute__((format(printf, 5, 6)));
@@ -136,8 +134,6 @@ static void lora_params(struct trainer *t) {
     for (int i = 0; i < t->n_adapters; i++) adapter_add(t, i);
 }
 
-/* ---- identity -------------------------------------------------------------------------------- */
-
 /* The frozen base by a sample of its weights: enough to tell two models of one shape apart without
  * reading them whole. */
 static void base_fingerprint(const struct trainer *t, struct hasher *h) {
@@ -173,8 +169,6 @@ static void fingerprint_make(struct trainer *t) {
     hasher_final(&h, t->fingerprint);
     buf_release(&b);
 }
-
-/* ---- making ---------------------------------------------------------------------------------- */
 
 static struct trainer *trainer_alloc(const struct model *m, int n_groups,
                                      const struct train_options *o, struct pool *pool) {
@@ -307,8 +301,6 @@ struct adapter *trainer_adapter(const struct trainer *t, int i, json_t *lineage)
     return adapter_from_data(&t->c, &t->adapters[i]->config, t->data[i], lineage);
 }
 
-/* ---- memory of a batch ----------------------------------------------------------------------- */
-
 static float *floats(struct trainer *t, int64_t n) {
     return arena_alloc(&t->act, (size_t)n * sizeof(float));
 }
@@ -421,8 +413,6 @@ static void batch_reserve(struct trainer *t) {
         t->att_scratch[i] = arena_alloc(&t->act, attention_scratch(&t->c, t->cap_len));
 }
 
-/* ---- packing --------------------------------------------------------------------------------- */
-
 /* Rows that matter: the last target at token i needs rows 0..i-1. */
 static int32_t sample_rows(const struct sample *s) {
     for (int32_t i = s->n - 1; i > 0; i--)
@@ -492,8 +482,6 @@ static int batch_pack(struct trainer *t, const struct sample *samples, int n, st
     }
     return OK;
 }
-
-/* ---- passes ---------------------------------------------------------------------------------- */
 
 bool all_finite(const float *x, int64_t n) {
     uint32_t bad = 0;

@@ -1,12 +1,14 @@
 /*
- * test_emulated: avx512.c and amx.c, this very source, on instructions emulated in plain C (test/emulate).
+ * test_emulated: avx512.c and amx.c, this very source, on instructions emulated in plain C
+ * (test/emulate).
  *
- * It proves that every slot of the AVX-512 level and the int8 slots of the AMX level give the bits of scalar.c, and that
- * the AMX bf16 product is near the true sum and blind to neighbours. It says nothing about speed, and it executes no
- * instruction that this machine may lack. On a machine that has them, test_kernels compares the compiled levels too.
+ * It proves that every slot of the AVX-512 level and the int8 slots of the AMX level give the bits
+ * of scalar.c, and that the AMX bf16 product is near the true sum and blind to neighbours. It says
+ * nothing about speed, and it executes no instruction that this machine may lack. On a machine that
+ * has them, test_kernels compares the compiled levels too.
  *
- * Invariant: outputs lie in a frame of guard values, inputs in blocks of exactly their size, so that a write outside is
- * seen here and a read outside by the address sanitizer.
+ * Invariant: outputs lie in a frame of guard values, inputs in blocks of exactly their size, so
+ * that a write outside is seen here and a read outside by the address sanitizer.
  */
 #include <math.h>
 #include <setjmp.h>
@@ -31,15 +33,18 @@ static struct kernels wide, tiles;
 
 #define GUARD 0x1.234p+99f
 
-/* ---- numbers ----------------------------------------------------------------------------------------------------- */
+/* ---- numbers
+ * -----------------------------------------------------------------------------------------------------
+ */
 
 enum flavour { PLAIN, TINY, NASTY, FLAVOURS };
 
-/* PLAIN: normal. TINY: products underflow, so that lanes meet -0 and denormals. NASTY: one in four is special. */
+/* PLAIN: normal. TINY: products underflow, so that lanes meet -0 and denormals. NASTY: one in four
+ * is special. */
 static float number(struct rng *r, enum flavour flavour) {
     static const float special[] = {
-        0.0f, -0.0f, INFINITY, -INFINITY, NAN, 0x1p-149f, -0x1p-149f, 0x1.8p-127f, FLT_MIN, FLT_MAX, -FLT_MAX, 1.0f,
-        -127.5f, 88.8f, -104.1f, 0x1p-75f, -0x1p-75f,
+        0.0f,    -0.0f,    INFINITY, -INFINITY, NAN,   0x1p-149f, -0x1p-149f, 0x1.8p-127f, FLT_MIN,
+        FLT_MAX, -FLT_MAX, 1.0f,     -127.5f,   88.8f, -104.1f,   0x1p-75f,   -0x1p-75f,
     };
     const float f = rng_normal(r);
     if (flavour == TINY) return f * 0x1p-74f;
@@ -67,8 +72,8 @@ static bool same(float a, float b) {
 static void assert_same(const float *got, const float *want, int64_t n, const char *what) {
     for (int64_t i = 0; i < n; i++) {
         if (!same(got[i], want[i])) {
-            fail_msg("%s: value %lld of %lld is %a, scalar says %a", what, (long long)i, (long long)n, (double)got[i],
-                     (double)want[i]);
+            fail_msg("%s: value %lld of %lld is %a, scalar says %a", what, (long long)i,
+                     (long long)n, (double)got[i], (double)want[i]);
         }
     }
 }
@@ -80,11 +85,14 @@ static void outputs_make(struct rng *r, float **got, float **want, int64_t n, bo
     *got = copy_of(*want, n);
 }
 
-/* ---- products of rows -------------------------------------------------------------------------------------------- */
+/* ---- products of rows
+ * -------------------------------------------------------------------------------------------- */
 
-static void rows_case(struct rng *r, int64_t rows, int64_t k, int64_t n0, int64_t n1, bool add, enum flavour flavour) {
+static void rows_case(struct rng *r, int64_t rows, int64_t k, int64_t n0, int64_t n1, bool add,
+                      enum flavour flavour) {
     const int64_t n = n1 + 2, ldx = k + 3, ldw = k + 1, ldy = n + 1, size = (rows - 1) * ldy + n;
-    float *x = numbers(r, (rows - 1) * ldx + k, flavour), *w = numbers(r, (n1 - 1) * ldw + k, flavour), *got, *want;
+    float *x = numbers(r, (rows - 1) * ldx + k, flavour),
+          *w = numbers(r, (n1 - 1) * ldw + k, flavour), *got, *want;
     uint16_t *half = xmalloc((size_t)((n1 - 1) * ldw + k) * sizeof *half);
     for (int64_t i = 0; i < (n1 - 1) * ldw + k; i++) half[i] = f32_to_bf16(w[i]);
     outputs_make(r, &got, &want, size, add);
@@ -99,20 +107,22 @@ static void rows_case(struct rng *r, int64_t rows, int64_t k, int64_t n0, int64_
 
 static void test_rows(void **state) {
     (void)state;
-    static const int64_t rows[] = { 1, 2, 3, 5, 49, 52 }, ks[] = { 1, 15, 16, 17, 40, 64 };
-    static const int64_t spans[][2] = { { 0, 1 }, { 0, 8 }, { 3, 18 }, { 5, 12 }, { 1, 27 } };
+    static const int64_t rows[] = {1, 2, 3, 5, 49, 52}, ks[] = {1, 15, 16, 17, 40, 64};
+    static const int64_t spans[][2] = {{0, 1}, {0, 8}, {3, 18}, {5, 12}, {1, 27}};
     struct rng r = rng_make(1, RNG_TEST, 0, 0);
     int turn = 0;
     for (size_t a = 0; a < ARRAY_LEN(rows); a++) {
         for (size_t b = 0; b < ARRAY_LEN(ks); b++) {
             for (size_t c = 0; c < ARRAY_LEN(spans); c++, turn++) {
-                rows_case(&r, rows[a], ks[b], spans[c][0], spans[c][1], turn % 2, (enum flavour)(turn % FLAVOURS));
+                rows_case(&r, rows[a], ks[b], spans[c][0], spans[c][1], turn % 2,
+                          (enum flavour)(turn % FLAVOURS));
             }
         }
     }
 }
 
-/* ---- products of packed panels ----------------------------------------------------------------------------------- */
+/* ---- products of packed panels
+ * ----------------------------------------------------------------------------------- */
 
 struct packed_case {
     int64_t n, k, rows;
@@ -123,23 +133,27 @@ struct packed_case {
 };
 
 static int8_t quant(struct rng *r) {
-    return rng_below(r, 8) == 0 ? (int8_t)(rng_below(r, 2) ? 127 : -127) : (int8_t)((int)rng_below(r, 255) - 127);
+    return rng_below(r, 8) == 0 ? (int8_t)(rng_below(r, 2) ? 127 : -127)
+                                : (int8_t)((int)rng_below(r, 255) - 127);
 }
 
 /* Random blocks, all 256 byte values included. */
-static void packed_make(struct packed_case *c, struct rng *r, enum tensor_type type, int64_t n, int64_t k,
-                        int64_t rows, enum flavour flavour) {
+static void packed_make(struct packed_case *c, struct rng *r, enum tensor_type type, int64_t n,
+                        int64_t k, int64_t rows, enum flavour flavour) {
     struct error err;
-    const size_t block = type == TENSOR_Q4_0 ? sizeof(struct block_q4_0) : sizeof(struct block_q8_0);
+    const size_t block =
+        type == TENSOR_Q4_0 ? sizeof(struct block_q4_0) : sizeof(struct block_q8_0);
     const size_t bytes = tensor_row_bytes(type, k) * (size_t)n;
-    *c = (struct packed_case){ .n = n, .k = k, .rows = rows, .file = xmalloc(bytes) };
-    for (size_t i = 0; i < bytes; i++) c->file[i] = rng_below(r, 9) ? (uint8_t)rng_below(r, 256) : 0x80;
+    *c = (struct packed_case){.n = n, .k = k, .rows = rows, .file = xmalloc(bytes)};
+    for (size_t i = 0; i < bytes; i++)
+        c->file[i] = rng_below(r, 9) ? (uint8_t)rng_below(r, 256) : 0x80;
     for (size_t i = 0; i < bytes; i += block) {
         const uint16_t d = f32_to_f16(rng_normal(r));
         memcpy(c->file + i, &d, sizeof d);
     }
-    assert_int_equal(matrix_init(&c->w, type, n, k, c->file, NULL, CLASS_FAST, &c->arena, &err), OK);
-    c->in = (struct inputs){ .rows = rows, .k = k, .ldx = k };
+    assert_int_equal(matrix_init(&c->w, type, n, k, c->file, NULL, CLASS_FAST, &c->arena, &err),
+                     OK);
+    c->in = (struct inputs){.rows = rows, .k = k, .ldx = k};
     c->in.q = xmalloc((size_t)(rows * k));
     for (int64_t i = 0; i < rows * k; i++) c->in.q[i] = quant(r);
     c->in.d = numbers(r, rows * (k / 32), flavour);
@@ -155,7 +169,8 @@ static void packed_release(struct packed_case *c) {
     free(c->file), free(c->in.q), free(c->in.d), free(c->in.bf16);
 }
 
-static void packed_compare(struct rng *r, const struct packed_case *c, bool q4, int64_t n0, int64_t n1, bool add) {
+static void packed_compare(struct rng *r, const struct packed_case *c, bool q4, int64_t n0,
+                           int64_t n1, bool add) {
     const int64_t ldy = c->n + 1, size = (c->rows - 1) * ldy + c->n;
     float *got, *want, *before;
     outputs_make(r, &got, &want, size, add);
@@ -174,39 +189,43 @@ static void test_packed(void **state) {
     static const struct {
         int64_t rows, k, n, n0, n1;
     } cases[] = {
-        { 1, 32, 16, 0, 16 },    { 2, 96, 40, 0, 40 },     { 3, 64, 33, 16, 33 },   { 4, 64, 48, 16, 32 },
-        { 5, 32, 16, 0, 16 },    { 7, 160, 32, 0, 32 },    { 8, 32, 20, 0, 20 },    { 15, 96, 24, 0, 24 },
-        { 16, 64, 17, 0, 17 },   { 20, 64, 160, 0, 160 },  { 31, 32, 16, 0, 16 },   { 33, 64, 32, 0, 32 },
-        { 70, 64, 32, 0, 32 },   { 17, 32, 272, 32, 272 }, { 6, 2080, 16, 0, 16 },  { 37, 1056, 16, 0, 16 },
-        { 3, 8256, 24, 0, 24 },  { 34, 8256, 40, 0, 40 },  { 131, 32, 16, 0, 16 },  { 1, 64, 1, 0, 1 },
+        {1, 32, 16, 0, 16},   {2, 96, 40, 0, 40},     {3, 64, 33, 16, 33},  {4, 64, 48, 16, 32},
+        {5, 32, 16, 0, 16},   {7, 160, 32, 0, 32},    {8, 32, 20, 0, 20},   {15, 96, 24, 0, 24},
+        {16, 64, 17, 0, 17},  {20, 64, 160, 0, 160},  {31, 32, 16, 0, 16},  {33, 64, 32, 0, 32},
+        {70, 64, 32, 0, 32},  {17, 32, 272, 32, 272}, {6, 2080, 16, 0, 16}, {37, 1056, 16, 0, 16},
+        {3, 8256, 24, 0, 24}, {34, 8256, 40, 0, 40},  {131, 32, 16, 0, 16}, {1, 64, 1, 0, 1},
     };
     struct rng r = rng_make(2, RNG_TEST, 0, 0);
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
         for (int q4 = 0; q4 < 2; q4++) {
             struct packed_case c;
-            packed_make(&c, &r, q4 ? TENSOR_Q4_0 : TENSOR_Q8_0, cases[i].n, cases[i].k, cases[i].rows,
-                        (enum flavour)(i % FLAVOURS));
+            packed_make(&c, &r, q4 ? TENSOR_Q4_0 : TENSOR_Q8_0, cases[i].n, cases[i].k,
+                        cases[i].rows, (enum flavour)(i % FLAVOURS));
             packed_compare(&r, &c, q4, cases[i].n0, cases[i].n1, (i + (size_t)q4) % 2);
             packed_release(&c);
         }
     }
 }
 
-/* ---- bf16 tiles -------------------------------------------------------------------------------------------------- */
+/* ---- bf16 tiles
+ * --------------------------------------------------------------------------------------------------
+ */
 
 static void bf16_make(struct packed_case *c, struct rng *r, int64_t n, int64_t k, int64_t rows) {
     struct error err;
     const int64_t kp = (k + 31) / 32 * 32;
-    *c = (struct packed_case){ .n = n, .k = k, .rows = rows, .file = xmalloc((size_t)(n * k) * 2) };
+    *c = (struct packed_case){.n = n, .k = k, .rows = rows, .file = xmalloc((size_t)(n * k) * 2)};
     for (int64_t i = 0; i < n * k; i++) {
         const uint16_t half = f32_to_bf16(number(r, PLAIN));
         memcpy(c->file + 2 * i, &half, sizeof half);
     }
-    assert_int_equal(matrix_init(&c->w, TENSOR_BF16, n, k, c->file, NULL, CLASS_FAST, &c->arena, &err), OK);
+    assert_int_equal(
+        matrix_init(&c->w, TENSOR_BF16, n, k, c->file, NULL, CLASS_FAST, &c->arena, &err), OK);
     assert_true(c->w.packed);
-    c->in = (struct inputs){ .rows = rows, .k = k, .ldx = k };
+    c->in = (struct inputs){.rows = rows, .k = k, .ldx = k};
     c->in.bf16 = xcalloc((size_t)(rows * kp), sizeof *c->in.bf16);
-    for (int64_t i = 0; i < rows * kp; i++) c->in.bf16[i] = i % kp < k ? f32_to_bf16(number(r, PLAIN)) : 0;
+    for (int64_t i = 0; i < rows * kp; i++)
+        c->in.bf16[i] = i % kp < k ? f32_to_bf16(number(r, PLAIN)) : 0;
 }
 
 /* Σ x w in double and Σ |x w|, the measure of what rounding may cost. */
@@ -224,7 +243,8 @@ static double bf16_truth(const struct packed_case *c, int64_t m, int64_t n, doub
     return sum;
 }
 
-static void bf16_check(struct rng *r, const struct packed_case *c, int64_t n0, int64_t n1, bool add) {
+static void bf16_check(struct rng *r, const struct packed_case *c, int64_t n0, int64_t n1,
+                       bool add) {
     const int64_t ldy = c->n + 2, size = (c->rows - 1) * ldy + c->n;
     float *got, *before;
     outputs_make(r, &got, &before, size, add);
@@ -244,7 +264,8 @@ static void bf16_check(struct rng *r, const struct packed_case *c, int64_t n0, i
 /* Each row alone, each panel alone: the same bits as all at once. */
 static void bf16_blind(const struct packed_case *c) {
     const int64_t n = c->n, kp = (c->k + 31) / 32 * 32;
-    float *all = xcalloc((size_t)(c->rows * n), sizeof *all), *one = xcalloc((size_t)n, sizeof *one);
+    float *all = xcalloc((size_t)(c->rows * n), sizeof *all),
+          *one = xcalloc((size_t)n, sizeof *one);
     tiles.gemm_bf16_fast(all, n, &c->in, &c->w, 0, n, false);
     for (int64_t m = 0; m < c->rows; m++) {
         struct inputs row = c->in;
@@ -263,9 +284,9 @@ static void test_bf16_fast(void **state) {
     static const struct {
         int64_t rows, k, n, n0, n1;
     } cases[] = {
-        { 1, 32, 16, 0, 16 },   { 2, 33, 32, 0, 32 },   { 15, 64, 40, 0, 40 }, { 16, 20, 48, 16, 48 },
-        { 17, 96, 33, 0, 33 },  { 31, 64, 16, 0, 16 },  { 32, 65, 32, 0, 32 }, { 33, 32, 160, 0, 160 },
-        { 70, 100, 48, 0, 48 }, { 20, 96, 272, 0, 272 }, { 52, 32, 64, 0, 64 },
+        {1, 32, 16, 0, 16},   {2, 33, 32, 0, 32},    {15, 64, 40, 0, 40}, {16, 20, 48, 16, 48},
+        {17, 96, 33, 0, 33},  {31, 64, 16, 0, 16},   {32, 65, 32, 0, 32}, {33, 32, 160, 0, 160},
+        {70, 100, 48, 0, 48}, {20, 96, 272, 0, 272}, {52, 32, 64, 0, 64},
     };
     struct rng r = rng_make(3, RNG_TEST, 0, 0);
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
@@ -292,7 +313,9 @@ static void test_shapes_kept(void **state) {
     packed_release(&c);
 }
 
-/* ---- vectors ----------------------------------------------------------------------------------------------------- */
+/* ---- vectors
+ * -----------------------------------------------------------------------------------------------------
+ */
 
 static void reductions_case(const float *a, const float *b, int64_t n) {
     assert_true(same(wide.dot(a, b, n), scalar->dot(a, b, n)));
@@ -300,24 +323,25 @@ static void reductions_case(const float *a, const float *b, int64_t n) {
     assert_true(same(wide.max(a, n), scalar->max(a, n)));
 }
 
-/* Runs `call` on table t with output y, for both tables, and compares n + 1 values: the last is the guard. */
-#define BOTH(what, call)                                                                                               \
-    do {                                                                                                               \
-        float *got_ = copy_of(a, n + 1), *want_ = copy_of(a, n + 1), *y;                                               \
-        got_[n] = want_[n] = GUARD;                                                                                    \
-        const struct kernels *t = scalar;                                                                              \
-        y = want_;                                                                                                     \
-        call;                                                                                                          \
-        t = &wide;                                                                                                     \
-        y = got_;                                                                                                      \
-        call;                                                                                                          \
-        assert_same(got_, want_, n + 1, what);                                                                         \
-        free(got_), free(want_);                                                                                       \
+/* Runs `call` on table t with output y, for both tables, and compares n + 1 values: the last is the
+ * guard. */
+#define BOTH(what, call)                                                                           \
+    do {                                                                                           \
+        float *got_ = copy_of(a, n + 1), *want_ = copy_of(a, n + 1), *y;                           \
+        got_[n] = want_[n] = GUARD;                                                                \
+        const struct kernels *t = scalar;                                                          \
+        y = want_;                                                                                 \
+        call;                                                                                      \
+        t = &wide;                                                                                 \
+        y = got_;                                                                                  \
+        call;                                                                                      \
+        assert_same(got_, want_, n + 1, what);                                                     \
+        free(got_), free(want_);                                                                   \
     } while (0)
 
 /* a has n + 1 values, b and c have n. */
 static void vectors_case(const float *a, const float *b, const float *c, int64_t n) {
-    float sums[2] = { 0, 0 };
+    float sums[2] = {0, 0};
     BOTH("axpy", t->axpy(y, -1.7f, b, n));
     BOTH("scale", t->scale(y, 0.3f, n));
     BOTH("rmsnorm", t->rmsnorm(y, b, c, 1e-5f, n));
@@ -337,7 +361,8 @@ static void test_vectors(void **state) {
     for (int turn = 0; turn < 3 * 100; turn++) {
         const enum flavour flavour = (enum flavour)(turn % FLAVOURS);
         const int64_t n = turn / 3 < 70 ? turn / 3 : 3 * (turn / 3) - 111;
-        float *a = numbers(&r, n + 1, flavour), *b = numbers(&r, n, flavour), *c = numbers(&r, n, flavour);
+        float *a = numbers(&r, n + 1, flavour), *b = numbers(&r, n, flavour),
+              *c = numbers(&r, n, flavour);
         reductions_case(a, b, n);
         vectors_case(a, b, c, n);
         free(a), free(b), free(c);
@@ -361,7 +386,8 @@ static void test_exp_everywhere(void **state) {
 
 static void attend_case(struct rng *r, int64_t n, int64_t d, enum flavour flavour) {
     const int64_t stride = d + 5, size = (n - 1) * stride + d;
-    float *q = numbers(r, d, flavour), *k = numbers(r, size, flavour), *v = numbers(r, size, flavour);
+    float *q = numbers(r, d, flavour), *k = numbers(r, size, flavour),
+          *v = numbers(r, size, flavour);
     float *scores[2], *out[2];
     for (int i = 0; i < 2; i++) {
         scores[i] = numbers(r, n, PLAIN);
@@ -376,7 +402,8 @@ static void attend_case(struct rng *r, int64_t n, int64_t d, enum flavour flavou
 
 static void test_attend(void **state) {
     (void)state;
-    static const int64_t widths[] = { 1, 8, 16, 33, 64, 80, 128, 150 }, lengths[] = { 1, 2, 7, 8, 17, 61 };
+    static const int64_t widths[] = {1, 8, 16, 33, 64, 80, 128, 150},
+                         lengths[] = {1, 2, 7, 8, 17, 61};
     struct rng r = rng_make(6, RNG_TEST, 0, 0);
     for (size_t i = 0; i < ARRAY_LEN(widths); i++) {
         for (size_t j = 0; j < ARRAY_LEN(lengths); j++) {
@@ -393,7 +420,8 @@ static void adamw_case(struct rng *r, int64_t n, enum flavour flavour) {
     }
     for (int i = 0; i < 2; i++) {
         (i ? &wide : scalar)
-            ->adamw(state[i][0], g, state[i][1], state[i][2], n, 1e-3f, 0.9f, 0.999f, 1e-8f, 0.01f, 0.19f, 0.002f);
+            ->adamw(state[i][0], g, state[i][1], state[i][2], n, 1e-3f, 0.9f, 0.999f, 1e-8f, 0.01f,
+                    0.19f, 0.002f);
     }
     for (int i = 0; i < 3; i++) {
         assert_same(state[1][i], state[0][i], n + 1, "adamw");
@@ -422,10 +450,10 @@ static int tables_fill(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_rows),         cmocka_unit_test(test_packed),
-        cmocka_unit_test(test_bf16_fast),    cmocka_unit_test(test_shapes_kept),
-        cmocka_unit_test(test_vectors),      cmocka_unit_test(test_exp_everywhere),
-        cmocka_unit_test(test_attend),       cmocka_unit_test(test_adamw),
+        cmocka_unit_test(test_rows),      cmocka_unit_test(test_packed),
+        cmocka_unit_test(test_bf16_fast), cmocka_unit_test(test_shapes_kept),
+        cmocka_unit_test(test_vectors),   cmocka_unit_test(test_exp_everywhere),
+        cmocka_unit_test(test_attend),    cmocka_unit_test(test_adamw),
     };
     return cmocka_run_group_tests_name("emulated", tests, tables_fill, NULL);
 }

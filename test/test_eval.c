@@ -1,9 +1,10 @@
 /*
  * test_eval: the task families are what they claim, and the statistics have their textbook values.
  *
- * Right answers are worked out again here from the question's words alone, by other code than made them. Statistics meet
- * published tables, hand-computed ones, and simulation with Shoal's own rng; simulations use fixed seeds, so their figures
- * never change and the tolerances only say how good they must be.
+ * Right answers are worked out again here from the question's words alone, by other code than made
+ * them. Statistics meet published tables, hand-computed ones, and simulation with Shoal's own rng;
+ * simulations use fixed seeds, so their figures never change and the tolerances only say how good
+ * they must be.
  */
 #define _GNU_SOURCE
 #include "eval/eval.h"
@@ -30,9 +31,8 @@ static void close_to(double got, double want, double tolerance) {
     if (!(fabs(got - want) <= tolerance)) fail_msg("%.9g is not %.9g ± %.1g", got, want, tolerance);
 }
 
-/* ---- 100,000 draws --------------------------------------------------------------------------------------------- */
-
-/* Which split a text was seen in, by the hash of the text: an open table, twice as large as what goes in. */
+/* Which split a text was seen in, by the hash of the text: an open table, twice as large as what
+ * goes in. */
 enum { DRAWS = 100000, SLOTS = 1 << 18 };
 struct seen {
     uint64_t hash[SLOTS];
@@ -43,7 +43,8 @@ static void seen_check(struct seen *s, const char *text, enum split split) {
     uint64_t h = hash_u64(text, strlen(text)) | 1;
     size_t at = h % SLOTS;
     while (s->hash[at] && s->hash[at] != h) at = (at + 1) % SLOTS;
-    if (s->hash[at] && s->split[at] != split) fail_msg("'%s' is in splits %d and %d", text, s->split[at], split);
+    if (s->hash[at] && s->split[at] != split)
+        fail_msg("'%s' is in splits %d and %d", text, s->split[at], split);
     s->hash[at] = h;
     s->split[at] = (uint8_t)split;
 }
@@ -83,7 +84,8 @@ static void item_draw(struct draw d, struct item *it) {
     fry_item(d.family, d.split, d.seed, d.index, false, it);
 }
 
-/* Neither a key nor a question, whatever its language, seed and family, is ever found in two splits. */
+/* Neither a key nor a question, whatever its language, seed and family, is ever found in two
+ * splits. */
 static void test_splits_are_disjoint(void **state) {
     (void)state;
     struct seen *keys = xcalloc(1, sizeof *keys), *questions = xcalloc(1, sizeof *questions);
@@ -122,7 +124,10 @@ static void test_items_are_functions(void **state) {
 }
 
 static int lang_index(const char *lang) {
-    return strcmp(lang, "en") == 0 ? 0 : strcmp(lang, "ja") == 0 ? 1 : strcmp(lang, "zh") == 0 ? 2 : -1;
+    return strcmp(lang, "en") == 0   ? 0
+           : strcmp(lang, "ja") == 0 ? 1
+           : strcmp(lang, "zh") == 0 ? 2
+                                     : -1;
 }
 
 /* Shares of rare variants, languages and places of the right answer, family by family. */
@@ -173,14 +178,15 @@ static void test_find(void **state) {
     assert_int_equal(fry_find("nonsense"), -1);
 }
 
-/* ---- right answers, worked out again --------------------------------------------------------------------------- */
-
-/* The whole numbers of a text, in order. A '-' that touches a digit is never a sign here: no question has negative ones. */
+/* The whole numbers of a text, in order. A '-' that touches a digit is never a sign here: no
+ * question has negative ones. */
 static int numbers_of(const char *text, int *v, int most) {
     int n = 0;
     while (*text && n < most) {
-        if (isdigit((unsigned char)*text)) v[n++] = (int)strtol(text, (char **)(uintptr_t)&text, 10);
-        else text++;
+        if (isdigit((unsigned char)*text))
+            v[n++] = (int)strtol(text, (char **)(uintptr_t)&text, 10);
+        else
+            text++;
     }
     return n;
 }
@@ -249,8 +255,9 @@ static void solve_route(const struct item *it, char *out) {
     sprintf(out, "%d,%d", at[0], at[1]);
 }
 
-/* English: "all a are b. no b is c. is each a c?" in either order; a chain forward says yes or, through "no", no; the
- * house's answer to a chain that runs backward is no, and to none at all unknown. */
+/* English: "all a are b. no b is c. is each a c?" in either order; a chain forward says yes or,
+ * through "no", no; the house's answer to a chain that runs backward is no, and to none at all
+ * unknown. */
 static void solve_syllogism(const struct item *it, char *out) {
     char p[2][3][8], q[2][8];
     const char *text = it->question;
@@ -274,11 +281,15 @@ static void solve_syllogism(const struct item *it, char *out) {
 /* By the words that only that persona uses. */
 static void solve_voice(const struct item *it, char *out) {
     static const char *const marks[][2] = {
-        {"i doubt", "critic"},      {"i test", "critic"},          {"the flaw", "critic"},    {"not shown", "critic"},
-        {"I check", "critic"},      {" true", "critic"},           {" today", "practitioner"}, {"in practice", "practitioner"},
-        {"us build", "practitioner"}, {"be cheap", "practitioner"}, {"by hand", "practitioner"}, {"do we ship", "practitioner"},
-        {"what if", "explorer"},    {"i wonder", "explorer"},      {"look beyond", "explorer"}, {"new way", "explorer"},
-        {"i mix", "explorer"},      {"imagine", "explorer"},
+        {"i doubt", "critic"},        {"i test", "critic"},
+        {"the flaw", "critic"},       {"not shown", "critic"},
+        {"I check", "critic"},        {" true", "critic"},
+        {" today", "practitioner"},   {"in practice", "practitioner"},
+        {"us build", "practitioner"}, {"be cheap", "practitioner"},
+        {"by hand", "practitioner"},  {"do we ship", "practitioner"},
+        {"what if", "explorer"},      {"i wonder", "explorer"},
+        {"look beyond", "explorer"},  {"new way", "explorer"},
+        {"i mix", "explorer"},        {"imagine", "explorer"},
     };
     *out = 0;
     for (size_t i = 0; i < ARRAY_LEN(marks); i++) {
@@ -295,11 +306,16 @@ static void solve(const char *family, const struct item *it, char *out) {
             solve_letters(family, it, out);
             return;
         }
-    if (strcmp(family, "route") == 0) solve_route(it, out);
-    else if (strcmp(family, "sequence") == 0) solve_sequence(it, out);
-    else if (strcmp(family, "voice") == 0) solve_voice(it, out);
-    else if (strcmp(family, "syllogism") == 0) solve_syllogism(it, out);
-    else solve_numbers(family, it, out);
+    if (strcmp(family, "route") == 0)
+        solve_route(it, out);
+    else if (strcmp(family, "sequence") == 0)
+        solve_sequence(it, out);
+    else if (strcmp(family, "voice") == 0)
+        solve_voice(it, out);
+    else if (strcmp(family, "syllogism") == 0)
+        solve_syllogism(it, out);
+    else
+        solve_numbers(family, it, out);
 }
 
 /* In all three languages, but for the syllogisms, whose words are parsed in English only. */
@@ -314,13 +330,12 @@ static void test_right_answers_are_right(void **state) {
         if (strcmp(family, "syllogism") != 0 || strcmp(it.lang, "en") == 0) {
             solve(family, &it, want);
             if (strcmp(it.choices[it.correct], want) != 0)
-                fail_msg("%s: '%s' has '%s', not '%s'", family, it.question, it.choices[it.correct], want);
+                fail_msg("%s: '%s' has '%s', not '%s'", family, it.question, it.choices[it.correct],
+                         want);
         }
         item_release(&it);
     }
 }
-
-/* ---- personas -------------------------------------------------------------------------------------------------- */
 
 struct lines {
     struct seen *test;
@@ -346,7 +361,8 @@ static int line_check(void *ctx, const json_t *v, int line, struct error *e) {
     return 0;
 }
 
-/* A persona's conversations hold no question of the test split, and are the same when written again. */
+/* A persona's conversations hold no question of the test split, and are the same when written
+ * again. */
 static void test_personas(void **state) {
     (void)state;
     char path[64], first[HASH_LEN], again[HASH_LEN];
@@ -378,14 +394,13 @@ static void test_personas(void **state) {
 
 static void test_debate_turn(void **state) {
     (void)state;
-    char *one = fry_debate_turn((const char *[]){"12"}, 1), *three = fry_debate_turn((const char *[]){"1", "2", "x y"}, 3);
+    char *one = fry_debate_turn((const char *[]){"12"}, 1),
+         *three = fry_debate_turn((const char *[]){"1", "2", "x y"}, 3);
     assert_string_equal(one, "others say 12. answer again.");
     assert_string_equal(three, "others say 1 and 2 and x y. answer again.");
     free(one);
     free(three);
 }
-
-/* ---- asking ---------------------------------------------------------------------------------------------------- */
 
 static void ids_say(const struct tokenizer *tok, const struct ids *ids, const char *want) {
     struct buf b = {0};
@@ -398,7 +413,8 @@ static void ids_say(const struct tokenizer *tok, const struct ids *ids, const ch
 static void test_asked(void **state) {
     (void)state;
     struct tokenizer *tok = tok_byte_fallback(300);
-    struct item it = {.choices = {(char *)(uintptr_t)"7", (char *)(uintptr_t)"a b"}, .n_choices = 2};
+    struct item it = {.choices = {(char *)(uintptr_t) "7", (char *)(uintptr_t) "a b"},
+                      .n_choices = 2};
     struct message chat[] = {{"user", "hm?"}};
     for (int working = 0; working < 2; working++) {
         struct asked a;
@@ -409,8 +425,10 @@ static void test_asked(void **state) {
         const char *tail = working ? "assistant\nwork:" : "assistant\nanswer:";
         assert_string_equal(prompt.data + prompt.len - strlen(tail), tail);
         assert_non_null(strstr(prompt.data, "hm?"));
-        if (working) ids_say(tok, &a.suffix, "\nanswer:");
-        else assert_int_equal(a.suffix.n, 0);
+        if (working)
+            ids_say(tok, &a.suffix, "\nanswer:");
+        else
+            assert_int_equal(a.suffix.n, 0);
         asked_request(&a, NULL, 9, &r);
         assert_int_equal(r.max_tokens, working ? 9 : 0);
         assert_int_equal(r.n_choices, 2);
@@ -425,16 +443,14 @@ static void test_asked(void **state) {
     tok_free(tok);
 }
 
-/* ---- statistics: known values ---------------------------------------------------------------------------------- */
-
 /* Newcombe 1998, table I, method 3; and the ends. */
 static void test_wilson(void **state) {
     (void)state;
     static const struct {
         int64_t k, n;
         double lo, hi;
-    } known[] = {{81, 263, 0.2553, 0.3662}, {15, 148, 0.0624, 0.1605}, {0, 20, 0, 0.1611}, {1, 29, 0.0061, 0.1718},
-                 {5, 10, 0.2366, 0.7634},   {10, 10, 0.7225, 1}};
+    } known[] = {{81, 263, 0.2553, 0.3662}, {15, 148, 0.0624, 0.1605}, {0, 20, 0, 0.1611},
+                 {1, 29, 0.0061, 0.1718},   {5, 10, 0.2366, 0.7634},   {10, 10, 0.7225, 1}};
     for (size_t i = 0; i < ARRAY_LEN(known); i++) {
         struct interval v = stats_wilson(known[i].k, known[i].n);
         close_to(v.value, (double)known[i].k / (double)known[i].n, 1e-15);
@@ -475,7 +491,8 @@ static void test_mcnemar(void **state) {
     close_to(paired_make(60, 40, 400).p, 0.05688793, 1e-7);
 }
 
-/* n = 10 with six pairs only in the first: variance of the differences (6 - 10·0.6²)/9, so ± 1.96·sqrt(0.2667/10). */
+/* n = 10 with six pairs only in the first: variance of the differences (6 - 10·0.6²)/9, so
+ * ± 1.96·sqrt(0.2667/10). */
 static void test_paired_interval(void **state) {
     (void)state;
     struct paired d = paired_make(6, 0, 10);
@@ -504,13 +521,15 @@ static void test_holm(void **state) {
     stats_holm(p, 0, got);
 }
 
-/* The t quantiles of the printed tables come back out of the interval's half width over its standard error. */
+/* The t quantiles of the printed tables come back out of the interval's half width over its
+ * standard error. */
 static void test_mean(void **state) {
     (void)state;
     static const struct {
         int dof;
         double t;
-    } known[] = {{1, 12.7062}, {2, 4.3027}, {3, 3.1824}, {4, 2.7764}, {5, 2.5706}, {10, 2.2281}, {30, 2.0423}, {1000, 1.9623}};
+    } known[] = {{1, 12.7062}, {2, 4.3027},  {3, 3.1824},  {4, 2.7764},
+                 {5, 2.5706},  {10, 2.2281}, {30, 2.0423}, {1000, 1.9623}};
     double v[1001];
     for (size_t i = 0; i < ARRAY_LEN(known); i++) {
         int n = known[i].dof + 1;
@@ -526,8 +545,6 @@ static void test_mean(void **state) {
     struct interval one = stats_mean(v, 1);
     assert_true(one.value == v[0] && one.lo == v[0] && one.hi == v[0]);
 }
-
-/* ---- statistics: simulated ------------------------------------------------------------------------------------- */
 
 enum { SIMS = 3000 };
 
@@ -560,7 +577,8 @@ static void test_mean_covers(void **state) {
     close_to((double)covered / SIMS, 0.95, 0.012);
 }
 
-/* n pairs of which a share `discordant` differ, in favour of the first so much that the true difference is `diff`. */
+/* n pairs of which a share `discordant` differ, in favour of the first so much that the true
+ * difference is `diff`. */
 static struct paired paired_draw(uint32_t sim, int n, double discordant, double diff) {
     struct rng r = rng_make(3, RNG_TEST, (uint32_t)(1000 * diff), sim);
     uint8_t a[512], b[512];
@@ -573,7 +591,8 @@ static struct paired paired_draw(uint32_t sim, int n, double discordant, double 
     return stats_paired(a, b, n);
 }
 
-/* At the difference called detectable, the test finds it four times out of five; at none, at most one time in twenty. */
+/* At the difference called detectable, the test finds it four times out of five; at none, at most
+ * one time in twenty. */
 static void test_detectable(void **state) {
     (void)state;
     double diff = stats_detectable(400, 0.3);

@@ -1,8 +1,10 @@
 /*
- * test_store: what is put comes back, puts repeat without harm, and a file survives kill -9 and strangers.
+ * test_store: what is put comes back, puts repeat without harm, and a file survives kill -9 and
+ * strangers.
  *
- * Events have no reader in the program, so the test looks at them through SQLite itself. Kills happen in forked children
- * that do nothing but write; what must hold afterwards is that committed groups are whole and uncommitted ones absent.
+ * Events have no reader in the program, so the test looks at them through SQLite itself. Kills
+ * happen in forked children that do nothing but write; what must hold afterwards is that committed
+ * groups are whole and uncommitted ones absent.
  */
 #define _GNU_SOURCE
 #include "store/store.h"
@@ -69,13 +71,12 @@ static void file_is_sound(void) {
 
 /* Call number i; every field differs from its neighbours'. */
 static struct stored_call call_make(int i) {
-    struct stored_call c = {.choice = i % 4, .n_choices = 4, .n_prefilled = i, .n_generated = 2 * i, .finish = i & 1};
+    struct stored_call c = {
+        .choice = i % 4, .n_choices = 4, .n_prefilled = i, .n_generated = 2 * i, .finish = i & 1};
     for (int k = 0; k < 4; k++) c.prob[k] = 1.0f / (float)(i + k + 1);
     hash_bytes(&i, sizeof i, c.key);
     return c;
 }
-
-/* ---- round trips ----------------------------------------------------------------------------------------------- */
 
 static void test_calls(void **state) {
     (void)state;
@@ -99,8 +100,10 @@ static void test_calls(void **state) {
         assert_int_equal(got.n_prefilled, c.n_prefilled);
         assert_int_equal(got.n_generated, c.n_generated);
         assert_int_equal(got.finish, c.finish);
-        if (i % 3) assert_string_equal(got.text, "work: 1 < 2\n雪");
-        else assert_null(got.text);
+        if (i % 3)
+            assert_string_equal(got.text, "work: 1 < 2\n雪");
+        else
+            assert_null(got.text);
         free(got.text);
     }
     store_close(s);
@@ -117,7 +120,8 @@ static void test_call_without_choices(void **state) {
     store_close(s);
 }
 
-/* The first put of a key stands: a call is a function of its key, so a second value could only be wrong. */
+/* The first put of a key stands: a call is a function of its key, so a second value could only be
+ * wrong. */
 static void test_call_again_is_ignored(void **state) {
     (void)state;
     struct store *s = opened();
@@ -177,7 +181,8 @@ static void test_unknown_and_double_runs(void **state) {
 static void test_adapters(void **state) {
     (void)state;
     struct store *s = opened();
-    json_t *lineage = json_pack("{s:s}", "operator", "sft"), *scores = json_pack("{s:f}", "fitness", 0.25);
+    json_t *lineage = json_pack("{s:s}", "operator", "sft"),
+           *scores = json_pack("{s:f}", "fitness", 0.25);
     assert_int_equal(store_adapter_put(s, "r", 0, "a", "hash-1", lineage, NULL, &err), OK);
     assert_int_equal(store_adapter_put(s, "r", 1, "a", "hash-2", NULL, NULL, &err), OK);
     assert_int_equal(store_adapter_put(s, "other", 0, "a", "hash-3", NULL, NULL, &err), OK);
@@ -201,7 +206,8 @@ static void test_adapters(void **state) {
 static void test_results_and_events(void **state) {
     (void)state;
     struct store *s = opened();
-    json_t *row = json_pack("{s:s,s:i}", "name", "base", "n", 3), *better = json_pack("{s:s,s:i}", "name", "base", "n", 4);
+    json_t *row = json_pack("{s:s,s:i}", "name", "base", "n", 3),
+           *better = json_pack("{s:s,s:i}", "name", "base", "n", 4);
     assert_int_equal(store_result_put(s, "r", "base", row, &err), OK);
     assert_int_equal(store_result_put(s, "r", "base", better, &err), OK);
     assert_int_equal(store_event(s, "r", "generation", row, &err), OK);
@@ -211,7 +217,9 @@ static void test_results_and_events(void **state) {
     store_close(s);
     assert_int_equal(query_int("SELECT count(*) FROM results"), 1);
     assert_int_equal(query_int("SELECT row ->> 'n' FROM results"), 4);
-    assert_int_equal(query_int("SELECT count(*) FROM events WHERE kind = 'generation' AND detail ->> 'n' = 3"), 2);
+    assert_int_equal(
+        query_int("SELECT count(*) FROM events WHERE kind = 'generation' AND detail ->> 'n' = 3"),
+        2);
 }
 
 static void test_rollback(void **state) {
@@ -229,8 +237,6 @@ static void test_rollback(void **state) {
     assert_true(store_call_get(s, kept.key, &got));
     store_close(s);
 }
-
-/* ---- strangers ------------------------------------------------------------------------------------------------- */
 
 static void test_newer_schema_is_refused(void **state) {
     (void)state;
@@ -259,7 +265,8 @@ static void test_other_files_are_refused(void **state) {
     assert_non_null(strstr(err.text, "cannot open '"));
 }
 
-/* A directory that may not be written to. Root may write everywhere, so a child gives its rights up first. */
+/* A directory that may not be written to. Root may write everywhere, so a child gives its rights up
+ * first. */
 static void test_read_only_directory(void **state) {
     (void)state;
     int to[2];
@@ -289,11 +296,10 @@ static void test_read_only_directory(void **state) {
     assert_non_null(strstr(text, "unable to open database file"));
 }
 
-/* ---- kill -9 --------------------------------------------------------------------------------------------------- */
-
 enum { GROUP = 10 };
 
-/* Commits groups 0 .. whole-1 of calls, then leaves a transaction open with `open` more, says so, and waits. */
+/* Commits groups 0 .. whole-1 of calls, then leaves a transaction open with `open` more, says so,
+ * and waits. */
 static void child_write(int whole, int open, int say) {
     struct store *s = store_open(path, &err);
     bool ok = s != NULL;
@@ -339,7 +345,8 @@ static void kill_in_transaction(int whole, int open) {
     file_is_sound();
 }
 
-/* The last one is larger than SQLite's page cache, so that uncommitted pages have reached the file. */
+/* The last one is larger than SQLite's page cache, so that uncommitted pages have reached the file.
+ */
 static void test_kill_in_transaction(void **state) {
     static const int open[] = {0, 1, 200, 3000};
     for (size_t i = 0; i < ARRAY_LEN(open); i++) {
@@ -381,8 +388,6 @@ static void test_kill_while_writing(void **state) {
     }
 }
 
-/* ---- sharing --------------------------------------------------------------------------------------------------- */
-
 static void test_two_processes(void **state) {
     (void)state;
     enum { EACH = 60 };
@@ -394,8 +399,10 @@ static void test_two_processes(void **state) {
         struct store *s = store_open(path, &err);
         bool ok = s != NULL;
         for (int i = 0; ok && i < EACH; i++) {
-            struct stored_call c = call_make(i + k * EACH / 2); /* half of them are the other's too */
-            ok = store_begin(s, &err) == OK && store_call_put(s, &c, &err) == OK && store_commit(s, &err) == OK;
+            struct stored_call c =
+                call_make(i + k * EACH / 2); /* half of them are the other's too */
+            ok = store_begin(s, &err) == OK && store_call_put(s, &c, &err) == OK &&
+                 store_commit(s, &err) == OK;
         }
         _exit(!ok);
     }

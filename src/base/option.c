@@ -462,7 +462,7 @@ static int recipe_apply(const struct recipe *r, const json_t *map, const char *p
     const char *key;
     json_t *v;
     int rc = OK;
-    json_object_foreach((json_t *)(uintptr_t)map, key, v) {
+    json_object_foreach ((json_t *)(uintptr_t)map, key, v) {
         char *child = *path ? xasprintf("%s.%s", path, key) : xstrdup(key);
         char *full = *name ? xasprintf("%s_%s", name, key) : xstrdup(key);
         rc = key_apply(r, child, full, v);

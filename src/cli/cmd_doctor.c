@@ -68,17 +68,17 @@ static void print(const json_t *v) {
     json_t *item;
     printf("shoal %s\nlevel      %s (has:", SHOAL_VERSION,
            json_string_value(json_object_get(v, "level")));
-    json_array_foreach(json_object_get(v, "levels"), i, item)
+    json_array_foreach (json_object_get(v, "levels"), i, item)
         printf(" %s", json_string_value(item));
     printf(")\nclass      %s\nthreads    %d\nmemory     %.1f GB, %.1f GB free\nlibraries ",
            json_string_value(json_object_get(v, "class")),
            (int)json_integer_value(json_object_get(v, "threads")),
            1e-9 * (double)json_integer_value(json_object_get(v, "memory_bytes")),
            1e-9 * (double)json_integer_value(json_object_get(v, "free_bytes")));
-    json_object_foreach(json_object_get(v, "libraries"), name, item)
+    json_object_foreach (json_object_get(v, "libraries"), name, item)
         printf(" %s %s", name, json_string_value(item));
     printf("\n");
-    json_array_foreach(json_object_get(v, "missing"), i, item)
+    json_array_foreach (json_object_get(v, "missing"), i, item)
         printf("missing    %s\n", json_string_value(item));
     if (json_array_size(json_object_get(v, "missing")) == 0) printf("missing    nothing\n");
 }

@@ -75,7 +75,7 @@ static void results_table(struct buf *b, const json_t *table) {
     buf_puts(b, "<h2>Held-out questions</h2><table><tr><th>who<th class=n>n<th "
                 "class=n>accuracy<th>95 % interval<th>"
                 "<th class=n>tokens generated</tr>\n");
-    json_array_foreach(table, i, row) {
+    json_array_foreach (table, i, row) {
         double v = number_of(row, "acc"), lo = number_of(row, "lo"), hi = number_of(row, "hi");
         buf_puts(b, "<tr><td>");
         escape(b, text_of(row, "name"));
@@ -95,7 +95,7 @@ static void comparisons_table(struct buf *b, const json_t *list) {
                 "number of comparisons (Holm).</p><table><tr><th>comparison<th "
                 "class=n>points<th>95 % interval<th class=n>"
                 "p<th>verdict</tr>\n");
-    json_array_foreach(list, i, row) {
+    json_array_foreach (list, i, row) {
         bool sure = json_is_true(json_object_get(row, "significant"));
         buf_puts(b, "<tr><td>");
         escape(b, text_of(row, "a"));
@@ -126,11 +126,12 @@ static void fitness_range(const json_t *generations, double *lo, double *hi) {
     size_t g, i;
     json_t *list, *c;
     *lo = 1, *hi = 0;
-    json_array_foreach(generations, g, list) json_array_foreach(list, i, c) {
-        double v = number_of(c, "fitness");
-        *lo = fmin(*lo, v);
-        *hi = fmax(*hi, v);
-    }
+    json_array_foreach (generations, g, list)
+        json_array_foreach (list, i, c) {
+            double v = number_of(c, "fitness");
+            *lo = fmin(*lo, v);
+            *hi = fmax(*hi, v);
+        }
     double pad = fmax(0.01, (*hi - *lo) * 0.1);
     *lo -= pad;
     *hi += pad;
@@ -163,9 +164,9 @@ static void fitness_plot(struct buf *b, const json_t *generations) {
                "generation\">",
                WIDE, TALL);
     fitness_axes(b, n, lo, hi);
-    json_array_foreach(generations, g, list) {
+    json_array_foreach (generations, g, list) {
         double x = plot_x(g, n);
-        json_array_foreach(list, i, c) {
+        json_array_foreach (list, i, c) {
             double y = plot_y(number_of(c, "fitness"), lo, hi);
             buf_printf(
                 b,
@@ -189,7 +190,7 @@ static bool tree_place(const json_t *generations, size_t g, const char *name, do
                        double *y) {
     size_t i;
     json_t *c;
-    json_array_foreach(json_array_get(generations, g), i, c) {
+    json_array_foreach (json_array_get(generations, g), i, c) {
         if (strcmp(text_of(c, "name"), name) != 0) continue;
         *x = 70 + 190.0 * (double)g;
         *y = 30 + 44.0 * (double)i;
@@ -213,27 +214,29 @@ static void family_tree(struct buf *b, const json_t *generations) {
     size_t n = json_array_size(generations), g, i, most = 1;
     json_t *list, *c;
     double x, y;
-    json_array_foreach(generations, g, list) most = MAX(most, json_array_size(list));
+    json_array_foreach (generations, g, list) most = MAX(most, json_array_size(list));
     buf_printf(
         b,
         "<h2>Family tree</h2><svg viewBox=\"0 0 %zu %zu\" role=\"img\" aria-label=\"family tree\">",
         190 * n + 20, 44 * most + 30);
-    json_array_foreach(generations, g, list) json_array_foreach(list, i, c) {
-        const char *name = text_of(c, "name");
-        bool elite = json_is_true(json_object_get(c, "elite"));
-        if (!tree_place(generations, g, name, &x, &y)) continue;
-        tree_edge(b, generations, g, elite ? name : text_of(c, "parent_a"), x, y);
-        if (!elite) tree_edge(b, generations, g, text_of(c, "parent_b"), x, y);
-        buf_printf(b,
-                   "<rect x=\"%.0f\" y=\"%.0f\" width=\"90\" height=\"34\" rx=\"6\" "
-                   "fill=\"var(--paper)\" stroke=\"var(%s)\" "
-                   "stroke-width=\"%d\"/><text x=\"%.0f\" y=\"%.0f\" text-anchor=\"middle\">",
-                   x - 45, y - 17, i == 0 ? "--b" : "--line", i == 0 ? 2 : 1, x, y - 2);
-        escape(b, name);
-        buf_printf(
-            b, "</text><text x=\"%.0f\" y=\"%.0f\" text-anchor=\"middle\" class=soft>%.3f%s</text>",
-            x, y + 12, number_of(c, "fitness"), elite ? " kept" : "");
-    }
+    json_array_foreach (generations, g, list)
+        json_array_foreach (list, i, c) {
+            const char *name = text_of(c, "name");
+            bool elite = json_is_true(json_object_get(c, "elite"));
+            if (!tree_place(generations, g, name, &x, &y)) continue;
+            tree_edge(b, generations, g, elite ? name : text_of(c, "parent_a"), x, y);
+            if (!elite) tree_edge(b, generations, g, text_of(c, "parent_b"), x, y);
+            buf_printf(b,
+                       "<rect x=\"%.0f\" y=\"%.0f\" width=\"90\" height=\"34\" rx=\"6\" "
+                       "fill=\"var(--paper)\" stroke=\"var(%s)\" "
+                       "stroke-width=\"%d\"/><text x=\"%.0f\" y=\"%.0f\" text-anchor=\"middle\">",
+                       x - 45, y - 17, i == 0 ? "--b" : "--line", i == 0 ? 2 : 1, x, y - 2);
+            escape(b, name);
+            buf_printf(b,
+                       "</text><text x=\"%.0f\" y=\"%.0f\" text-anchor=\"middle\" "
+                       "class=soft>%.3f%s</text>",
+                       x, y + 12, number_of(c, "fitness"), elite ? " kept" : "");
+        }
     buf_puts(b, "</svg>\n<p class=soft>Columns are generations, the fittest on top (red). Numbers "
                 "are fitness.</p>\n");
 }
@@ -248,14 +251,14 @@ static void debate_section(struct buf *b, const json_t *debate) {
                "Worth of each agent by "
                "leave-one-out (points, 95 %% interval):",
                number_of(debate, "became_right"), number_of(debate, "became_wrong"));
-    json_object_foreach(json_object_get(debate, "leave_one_out"), name, v) {
+    json_object_foreach (json_object_get(debate, "leave_one_out"), name, v) {
         buf_puts(b, " ");
         escape(b, name);
         buf_printf(b, " %+.1f (%+.1f – %+.1f)", 100 * number_of(v, "value"),
                    100 * number_of(v, "lo"), 100 * number_of(v, "hi"));
     }
     buf_puts(b, ".</p>\n");
-    json_array_foreach(json_object_get(debate, "transcripts"), i, v) {
+    json_array_foreach (json_object_get(debate, "transcripts"), i, v) {
         buf_puts(b, "<pre>");
         escape(b, json_string_value(v));
         buf_puts(b, "</pre>\n");
@@ -290,11 +293,12 @@ void run_print(const json_t *result, FILE *f) {
     size_t i;
     json_t *row;
     fprintf(f, "\n%-34s %6s %9s   %s\n", "held-out questions", "n", "accuracy", "95 % interval");
-    json_array_foreach(json_object_get(result, "table"), i, row) fprintf(
-        f, "%-34s %6d %7.1f %%   %5.1f – %5.1f\n", text_of(row, "name"), (int)number_of(row, "n"),
-        100 * number_of(row, "acc"), 100 * number_of(row, "lo"), 100 * number_of(row, "hi"));
+    json_array_foreach (json_object_get(result, "table"), i, row)
+        fprintf(f, "%-34s %6d %7.1f %%   %5.1f – %5.1f\n", text_of(row, "name"),
+                (int)number_of(row, "n"), 100 * number_of(row, "acc"), 100 * number_of(row, "lo"),
+                100 * number_of(row, "hi"));
     fprintf(f, "\non the same questions, points gained (McNemar, Holm-corrected):\n");
-    json_array_foreach(json_object_get(result, "comparisons"), i, row) {
+    json_array_foreach (json_object_get(result, "comparisons"), i, row) {
         bool sure = json_is_true(json_object_get(row, "significant"));
         fprintf(f, "  %s against %s: %+.1f (%+.1f – %+.1f), p = %.2g: %s\n", text_of(row, "a"),
                 text_of(row, "b"), 100 * number_of(row, "diff"), 100 * number_of(row, "lo"),

@@ -1,14 +1,16 @@
 /*
- * amx: products of packed matrices in tile registers, for processors with AMX (tile, int8, bf16) and AVX-512.
+ * amx: products of packed matrices in tile registers, for processors with AMX (tile, int8, bf16)
+ * and AVX-512.
  *
- * A tile step multiplies up to 16 rows by one panel of 16 outputs. Int8 belongs to the exact class: one step covers one
- * block of 32 weights, its integers leave the tile at once and the scales are folded in block order by AVX-512, so the
- * bits are scalar.c's. bf16 is the fast class's own product: whole dot products stay in the tiles. Nothing but these
- * products is done here; the remaining slots are those of the AVX-512 level.
+ * A tile step multiplies up to 16 rows by one panel of 16 outputs. Int8 belongs to the exact class:
+ * one step covers one block of 32 weights, its integers leave the tile at once and the scales are
+ * folded in block order by AVX-512, so the bits are scalar.c's. bf16 is the fast class's own
+ * product: whole dot products stay in the tiles. Nothing but these products is done here; the
+ * remaining slots are those of the AVX-512 level.
  *
- * Invariants: a row's bits depend on that row and the weights only, because tile rows are independent and every row
- * walks K in the same order. A thread's tile configuration is the one that `configured` names; nobody else in the
- * process uses tiles.
+ * Invariants: a row's bits depend on that row and the weights only, because tile rows are
+ * independent and every row walks K in the same order. A thread's tile configuration is the one
+ * that `configured` names; nobody else in the process uses tiles.
  */
 #include <immintrin.h>
 #include <string.h>
@@ -22,14 +24,16 @@
 enum {
     XFEATURE_TILE_DATA = 18,
     REQUEST_PERMISSION = 0x1023, /* ARCH_REQ_XCOMP_PERM */
-    GROUP = 8,                   /* panels done with one shape of tiles before the next: they stay in L2 */
+    GROUP = 8, /* panels done with one shape of tiles before the next: they stay in L2 */
 };
 
 bool amx_request(void) {
     return syscall(SYS_arch_prctl, REQUEST_PERMISSION, XFEATURE_TILE_DATA) == 0;
 }
 
-/* ---- tile shapes ------------------------------------------------------------------------------------------------- */
+/* ---- tile shapes
+ * -------------------------------------------------------------------------------------------------
+ */
 
 /* The operand of ldtilecfg, palette 1: eight tiles of up to 16 rows of up to 64 bytes. */
 struct tile_shapes {
@@ -54,14 +58,18 @@ static void shapes_load(const struct tile_shapes *s, uint32_t name) {
     configured = name;
 }
 
-/* gcc 12 does not tell the compiler that a tile load reads memory: scratch must be written before this point. */
-INLINE void scratch_publish(const void *p) { __asm__ volatile("" : : "r"(p) : "memory"); }
+/* gcc 12 does not tell the compiler that a tile load reads memory: scratch must be written before
+ * this point. */
+INLINE void scratch_publish(const void *p) {
+    __asm__ volatile("" : : "r"(p) : "memory");
+}
 
-/* Tiles 0 and 1 int32 sums, 2 and 3 activations, 4 and 5 weights: two blocks are in flight at a time. */
+/* Tiles 0 and 1 int32 sums, 2 and 3 activations, 4 and 5 weights: two blocks are in flight at a
+ * time. */
 static void shapes_int8(int rows) {
     const uint32_t name = 0x100u | (uint32_t)rows;
     if (configured == name) return;
-    struct tile_shapes s = { .palette = 1 };
+    struct tile_shapes s = {.palette = 1};
     for (int i = 0; i < 2; i++) {
         tile_shape(&s, i, rows, 64);
         tile_shape(&s, 2 + i, rows, 32);
@@ -70,11 +78,12 @@ static void shapes_int8(int rows) {
     shapes_load(&s, name);
 }
 
-/* Tiles 0 … 3 sums [upper, lower rows] × [left, right panel], 4 and 5 activations, 6 and 7 weights. */
+/* Tiles 0 … 3 sums [upper, lower rows] × [left, right panel], 4 and 5 activations, 6 and 7 weights.
+ */
 static void shapes_bf16(int upper, int lower) {
     const uint32_t name = 0x10000u | (uint32_t)(upper << 8) | (uint32_t)lower;
     if (configured == name) return;
-    struct tile_shapes s = { .palette = 1 };
+    struct tile_shapes s = {.palette = 1};
     for (int i = 0; i < 2; i++) {
         tile_shape(&s, i, upper, 64);
         tile_shape(&s, 2 + i, lower, 64);
@@ -85,10 +94,12 @@ static void shapes_bf16(int upper, int lower) {
     shapes_load(&s, name);
 }
 
-/* ---- writing results --------------------------------------------------------------------------------------------- */
+/* ---- writing results
+ * --------------------------------------------------------------------------------------------- */
 
 /* y[r] (+)= sums[r] for `rows` rows of one panel, of which `left` outputs exist. */
-static void sums_store(float *y, int64_t ldy, const float (*sums)[PANEL], int64_t rows, int64_t left, bool add) {
+static void sums_store(float *y, int64_t ldy, const float (*sums)[PANEL], int64_t rows,
+                       int64_t left, bool add) {
     const __mmask16 mask = left >= PANEL ? 0xFFFF : (__mmask16)((1u << left) - 1);
     for (int64_t r = 0; r < rows; r++) {
         __m512 v = _mm512_loadu_ps(sums[r]);
@@ -97,7 +108,9 @@ static void sums_store(float *y, int64_t ldy, const float (*sums)[PANEL], int64_
     }
 }
 
-/* ---- int8 -------------------------------------------------------------------------------------------------------- */
+/* ---- int8
+ * --------------------------------------------------------------------------------------------------------
+ */
 
 enum {
     Q_SUPER = 64, /* rows that meet one unpacked panel */
@@ -114,7 +127,8 @@ struct int8_product {
     bool add;
 };
 
-/* Blocks of one q4 panel as q8 tiles: quads 0 … 3 are the low nibbles, 4 … 7 the high ones, each minus 8. */
+/* Blocks of one q4 panel as q8 tiles: quads 0 … 3 are the low nibbles, 4 … 7 the high ones, each
+ * minus 8. */
 static void nibbles_unpack(int8_t *out, const uint8_t *w, int64_t blocks) {
     const __m512i nibble = _mm512_set1_epi8(15), eight = _mm512_set1_epi8(8);
     for (int64_t b = 0; b < blocks; b++) {
@@ -128,9 +142,10 @@ static void nibbles_unpack(int8_t *out, const uint8_t *w, int64_t blocks) {
     }
 }
 
-/* acc[r] = fma(dot of row r, dw * dx of row r, acc[r]) for one block; dx has a stride of `nb` between rows. */
-INLINE void block_fold(__m512 *acc, const int32_t (*dots)[PANEL], const float *dw, const float *dx, int64_t nb,
-                       int rows) {
+/* acc[r] = fma(dot of row r, dw * dx of row r, acc[r]) for one block; dx has a stride of `nb`
+ * between rows. */
+INLINE void block_fold(__m512 *acc, const int32_t (*dots)[PANEL], const float *dw, const float *dx,
+                       int64_t nb, int rows) {
     const __m512 scale = _mm512_loadu_ps(dw);
 #pragma GCC unroll 16
     for (int r = 0; r < rows; r++) {
@@ -140,20 +155,21 @@ INLINE void block_fold(__m512 *acc, const int32_t (*dots)[PANEL], const float *d
 }
 
 /* The integer dots of one block of `rows` rows and one panel, in tiles `sum`, `a` and `b`. */
-#define BLOCK_DOTS(sum, a, b, dots, x, k, w)                                                                           \
-    do {                                                                                                               \
-        _tile_zero(sum);                                                                                               \
-        _tile_loadd(a, x, k);                                                                                          \
-        _tile_loadd(b, w, 64);                                                                                         \
-        _tile_dpbssd(sum, a, b);                                                                                       \
-        _tile_stored(sum, dots, 64);                                                                                   \
+#define BLOCK_DOTS(sum, a, b, dots, x, k, w)                                                       \
+    do {                                                                                           \
+        _tile_zero(sum);                                                                           \
+        _tile_loadd(a, x, k);                                                                      \
+        _tile_loadd(b, w, 64);                                                                     \
+        _tile_dpbssd(sum, a, b);                                                                   \
+        _tile_stored(sum, dots, 64);                                                               \
     } while (0)
 
-/* Continues `part` (rows × 16 sums) over `count` blocks; `rows` is a constant where this is inlined. x, w, dw and dx
- * point at the first block. */
-INLINE void blocks_run(float (*part)[PANEL], const int8_t *x, int64_t k, const int8_t *w, const float *dw,
-                       const float *dx, int64_t nb, int64_t count, int rows) {
-    int32_t even[16][PANEL] __attribute__((aligned(64))), odd[16][PANEL] __attribute__((aligned(64)));
+/* Continues `part` (rows × 16 sums) over `count` blocks; `rows` is a constant where this is
+ * inlined. x, w, dw and dx point at the first block. */
+INLINE void blocks_run(float (*part)[PANEL], const int8_t *x, int64_t k, const int8_t *w,
+                       const float *dw, const float *dx, int64_t nb, int64_t count, int rows) {
+    int32_t even[16][PANEL] __attribute__((aligned(64))),
+        odd[16][PANEL] __attribute__((aligned(64)));
     __m512 acc[16];
 #pragma GCC unroll 16
     for (int r = 0; r < rows; r++) acc[r] = _mm512_loadu_ps(part[r]);
@@ -173,9 +189,11 @@ INLINE void blocks_run(float (*part)[PANEL], const int8_t *x, int64_t k, const i
 }
 
 /* Rows m0 … m0 + rows (at most Q_SUPER, a multiple of `tile`) of one panel. */
-INLINE void panel_run(const struct int8_product *p, int64_t panel, int64_t m0, int64_t rows, int tile, bool q4) {
+INLINE void panel_run(const struct int8_product *p, int64_t panel, int64_t m0, int64_t rows,
+                      int tile, bool q4) {
     const int64_t nb = p->blocks, k = p->in->k, chunk = q4 ? Q_CHUNK : nb;
-    const uint8_t *packed = (const uint8_t *)p->w->data + panel * nb * (q4 ? BLOCK_BYTES / 2 : BLOCK_BYTES);
+    const uint8_t *packed =
+        (const uint8_t *)p->w->data + panel * nb * (q4 ? BLOCK_BYTES / 2 : BLOCK_BYTES);
     const float *dw = p->w->scales + panel * nb * PANEL;
     int8_t unpacked[Q_CHUNK * BLOCK_BYTES] __attribute__((aligned(64)));
     float part[Q_SUPER][PANEL] __attribute__((aligned(64)));
@@ -189,31 +207,33 @@ INLINE void panel_run(const struct int8_product *p, int64_t panel, int64_t m0, i
             w = unpacked;
         }
         for (int64_t m = 0; m < rows; m += tile) {
-            blocks_run(part + m, p->in->q + (m0 + m) * k + b * QK, k, w, dw + b * PANEL, p->in->d + (m0 + m) * nb + b,
-                       nb, count, tile);
+            blocks_run(part + m, p->in->q + (m0 + m) * k + b * QK, k, w, dw + b * PANEL,
+                       p->in->d + (m0 + m) * nb + b, nb, count, tile);
         }
     }
-    sums_store(p->y + m0 * p->ldy + panel * PANEL, p->ldy, (const float(*)[PANEL])part, rows, p->n1 - panel * PANEL,
-               p->add);
+    sums_store(p->y + m0 * p->ldy + panel * PANEL, p->ldy, (const float(*)[PANEL])part, rows,
+               p->n1 - panel * PANEL, p->add);
 }
 
 /* Panels p0 … p1, rows m0 … m1 (whole tiles). */
-INLINE void panels_tiled(const struct int8_product *p, int64_t p0, int64_t p1, int64_t m0, int64_t m1, int tile,
-                         bool q4) {
+INLINE void panels_tiled(const struct int8_product *p, int64_t p0, int64_t p1, int64_t m0,
+                         int64_t m1, int tile, bool q4) {
     if (m0 == m1) return;
     shapes_int8(tile);
     for (int64_t panel = p0; panel < p1; panel++) {
-        for (int64_t m = m0; m < m1; m += Q_SUPER) panel_run(p, panel, m, MIN(m1 - m, Q_SUPER), tile, q4);
+        for (int64_t m = m0; m < m1; m += Q_SUPER)
+            panel_run(p, panel, m, MIN(m1 - m, Q_SUPER), tile, q4);
     }
 }
 
-typedef void (*packed_fn)(float *y, int64_t ldy, const struct inputs *in, const struct matrix *w, int64_t n0,
-                          int64_t n1, bool add);
+typedef void (*packed_fn)(float *y, int64_t ldy, const struct inputs *in, const struct matrix *w,
+                          int64_t n0, int64_t n1, bool add);
 
 /* The rows that do not fill the smallest tile go to `narrow`, which gives the same bits. */
-INLINE void int8_mul(float *y, int64_t ldy, const struct inputs *in, const struct matrix *w, int64_t n0, int64_t n1,
-                     bool add, bool q4, packed_fn narrow) {
-    const struct int8_product p = { .y = y, .ldy = ldy, .in = in, .w = w, .blocks = in->k / QK, .n1 = n1, .add = add };
+INLINE void int8_mul(float *y, int64_t ldy, const struct inputs *in, const struct matrix *w,
+                     int64_t n0, int64_t n1, bool add, bool q4, packed_fn narrow) {
+    const struct int8_product p = {
+        .y = y, .ldy = ldy, .in = in, .w = w, .blocks = in->k / QK, .n1 = n1, .add = add};
     const int64_t m16 = in->rows / 16 * 16, m8 = m16 + (in->rows & 8), m4 = m8 + (in->rows & 4);
     const int64_t end = (n1 + PANEL - 1) / PANEL;
     for (int64_t p0 = n0 / PANEL; m4 > 0 && p0 < end; p0 += GROUP) {
@@ -233,17 +253,19 @@ INLINE void int8_mul(float *y, int64_t ldy, const struct inputs *in, const struc
 /* Set once, when the table is filled. */
 static packed_fn narrow_q8, narrow_q4;
 
-static void amx_gemm_q8(float *y, int64_t ldy, const struct inputs *in, const struct matrix *w, int64_t n0, int64_t n1,
-                        bool add) {
+static void amx_gemm_q8(float *y, int64_t ldy, const struct inputs *in, const struct matrix *w,
+                        int64_t n0, int64_t n1, bool add) {
     int8_mul(y, ldy, in, w, n0, n1, add, false, narrow_q8);
 }
 
-static void amx_gemm_q4(float *y, int64_t ldy, const struct inputs *in, const struct matrix *w, int64_t n0, int64_t n1,
-                        bool add) {
+static void amx_gemm_q4(float *y, int64_t ldy, const struct inputs *in, const struct matrix *w,
+                        int64_t n0, int64_t n1, bool add) {
     int8_mul(y, ldy, in, w, n0, n1, add, true, narrow_q4);
 }
 
-/* ---- bf16 -------------------------------------------------------------------------------------------------------- */
+/* ---- bf16
+ * --------------------------------------------------------------------------------------------------------
+ */
 
 struct bf16_product {
     float *y;
@@ -255,21 +277,23 @@ struct bf16_product {
 };
 
 /* One sum tile to y: straight when nothing is added and all 16 outputs exist. */
-#define SUMS_PUT(tile, p, m, rows, panel)                                                                              \
-    do {                                                                                                               \
-        float *dst_ = (p)->y + (m) * (p)->ldy + (panel) * PANEL;                                                       \
-        if (!(p)->add && (p)->n1 - (panel) * PANEL >= PANEL) {                                                         \
-            _tile_stored(tile, dst_, (p)->ldy * (int64_t)sizeof(float));                                               \
-        } else {                                                                                                       \
-            float sums_[16][PANEL] __attribute__((aligned(64)));                                                       \
-            _tile_stored(tile, sums_, 64);                                                                             \
-            sums_store(dst_, (p)->ldy, (const float(*)[PANEL])sums_, rows, (p)->n1 - (panel) * PANEL, (p)->add);       \
-        }                                                                                                              \
+#define SUMS_PUT(tile, p, m, rows, panel)                                                          \
+    do {                                                                                           \
+        float *dst_ = (p)->y + (m) * (p)->ldy + (panel)*PANEL;                                     \
+        if (!(p)->add && (p)->n1 - (panel)*PANEL >= PANEL) {                                       \
+            _tile_stored(tile, dst_, (p)->ldy *(int64_t)sizeof(float));                            \
+        } else {                                                                                   \
+            float sums_[16][PANEL] __attribute__((aligned(64)));                                   \
+            _tile_stored(tile, sums_, 64);                                                         \
+            sums_store(dst_, (p)->ldy, (const float(*)[PANEL])sums_, rows,                         \
+                       (p)->n1 - (panel)*PANEL, (p)->add);                                         \
+        }                                                                                          \
     } while (0)
 
-/* Rows m … m + upper + lower by one or two panels; lower is 0 where `tall` is false. 2 × 2 tiles use each load twice. */
-INLINE void tiles_mul(const struct bf16_product *p, int64_t panel, int64_t m, int upper, int lower, bool tall,
-                      bool wide) {
+/* Rows m … m + upper + lower by one or two panels; lower is 0 where `tall` is false. 2 × 2 tiles
+ * use each load twice. */
+INLINE void tiles_mul(const struct bf16_product *p, int64_t panel, int64_t m, int upper, int lower,
+                      bool tall, bool wide) {
     const int64_t stride = p->kp * 2, panel_bytes = p->kp * PANEL * 2;
     const uint16_t *x = p->in->bf16 + m * p->kp, *below = x + upper * p->kp;
     const char *w = (const char *)p->w->data + panel * panel_bytes;
@@ -294,25 +318,35 @@ INLINE void tiles_mul(const struct bf16_product *p, int64_t panel, int64_t m, in
 }
 
 /* Panels p0 … p1 by rows m0 … m1 in steps of upper + lower rows. */
-static void panels_bf16(const struct bf16_product *p, int64_t p0, int64_t p1, int64_t m0, int64_t m1, int upper,
-                        int lower) {
+static void panels_bf16(const struct bf16_product *p, int64_t p0, int64_t p1, int64_t m0,
+                        int64_t m1, int upper, int lower) {
     if (m0 == m1) return;
     shapes_bf16(upper, lower > 0 ? lower : upper);
     for (int64_t panel = p0; panel < p1; panel += 2) {
         const bool wide = panel + 1 < p1;
         for (int64_t m = m0; m < m1; m += upper + lower) {
-            if (lower > 0 && wide) tiles_mul(p, panel, m, upper, lower, true, true);
-            else if (lower > 0) tiles_mul(p, panel, m, upper, lower, true, false);
-            else if (wide) tiles_mul(p, panel, m, upper, 0, false, true);
-            else tiles_mul(p, panel, m, upper, 0, false, false);
+            if (lower > 0 && wide)
+                tiles_mul(p, panel, m, upper, lower, true, true);
+            else if (lower > 0)
+                tiles_mul(p, panel, m, upper, lower, true, false);
+            else if (wide)
+                tiles_mul(p, panel, m, upper, 0, false, true);
+            else
+                tiles_mul(p, panel, m, upper, 0, false, false);
         }
     }
 }
 
-static void amx_gemm_bf16_fast(float *y, int64_t ldy, const struct inputs *in, const struct matrix *w, int64_t n0,
-                               int64_t n1, bool add) {
+static void amx_gemm_bf16_fast(float *y, int64_t ldy, const struct inputs *in,
+                               const struct matrix *w, int64_t n0, int64_t n1, bool add) {
     const struct bf16_product p = {
-        .y = y, .ldy = ldy, .in = in, .w = w, .kp = (in->k + 31) / 32 * 32, .n1 = n1, .add = add,
+        .y = y,
+        .ldy = ldy,
+        .in = in,
+        .w = w,
+        .kp = (in->k + 31) / 32 * 32,
+        .n1 = n1,
+        .add = add,
     };
     const int64_t whole = in->rows / 32 * 32, end = (n1 + PANEL - 1) / PANEL;
     const int left = (int)(in->rows - whole), upper = MIN(left, 16), lower = left - upper;

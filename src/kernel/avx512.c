@@ -1,12 +1,15 @@
 /*
- * avx512: the kernels where 512-bit registers pay, for processors with AVX-512 F, BW, VL, DQ and VNNI.
+ * avx512: the kernels where 512-bit registers pay, for processors with AVX-512 F, BW, VL, DQ and
+ * VNNI.
  *
- * One zmm register is the 16 lanes of the exact class's dot product, so each output owns one accumulator and the fixed
- * tree is done for eight outputs at once. In packed products the lanes are the panel's 16 outputs instead, and nothing
- * is reduced across lanes. Slots that gain nothing here keep what the AVX2 level put into the table.
+ * One zmm register is the 16 lanes of the exact class's dot product, so each output owns one
+ * accumulator and the fixed tree is done for eight outputs at once. In packed products the lanes
+ * are the panel's 16 outputs instead, and nothing is reduced across lanes. Slots that gain nothing
+ * here keep what the AVX2 level put into the table.
  *
- * Invariant: every slot gives the bits of scalar.c. It never looks at the processor, never allocates, and no result
- * depends on how rows or outputs were grouped. test/test_emulated.c runs this very source on emulated instructions.
+ * Invariant: every slot gives the bits of scalar.c. It never looks at the processor, never
+ * allocates, and no result depends on how rows or outputs were grouped. test/test_emulated.c runs
+ * this very source on emulated instructions.
  */
 #include <immintrin.h>
 #include <math.h>
@@ -21,19 +24,22 @@ INLINE __mmask16 lanes_mask(int64_t left) {
     return left >= 16 ? 0xFFFF : (__mmask16)((1u << left) - 1);
 }
 
-/* ---- f32 and bf16 rows ----------------------------------------------------------------------------------------- */
+/* ---- f32 and bf16 rows
+ * ----------------------------------------------------------------------------------------- */
 
 enum {
-    TILE_ROWS = 3,  /* 3 × 8 accumulators, 3 inputs and 1 weight fill 28 of the 32 registers */
+    TILE_ROWS = 3, /* 3 × 8 accumulators, 3 inputs and 1 weight fill 28 of the 32 registers */
     TILE_COLS = 8,
     ROW_BLOCK = 48, /* rows that meet 8 weights while these sit in L1 */
 };
 
-/* 16 weights at w[i…] as f32; lanes outside `mask` are +0 and are not read. `whole` promises a full mask. */
+/* 16 weights at w[i…] as f32; lanes outside `mask` are +0 and are not read. `whole` promises a full
+ * mask. */
 INLINE __m512 weights_load(const void *w, int64_t i, __mmask16 mask, bool whole, bool bf16) {
     if (bf16) {
         const uint16_t *h = (const uint16_t *)w + i;
-        __m256i half = whole ? _mm256_loadu_si256((const __m256i *)(const void *)h) : _mm256_maskz_loadu_epi16(mask, h);
+        __m256i half = whole ? _mm256_loadu_si256((const __m256i *)(const void *)h)
+                             : _mm256_maskz_loadu_epi16(mask, h);
         return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
     }
     const float *f = (const float *)w + i;
@@ -41,12 +47,14 @@ INLINE __m512 weights_load(const void *w, int64_t i, __mmask16 mask, bool whole,
 }
 
 /* acc[r][c] += x[r][i…] * w[c][i…], lane by lane. */
-INLINE void tile_step(__m512 acc[TILE_ROWS][TILE_COLS], const float *x, int64_t ldx, const void *w, int64_t ldw,
-                      int64_t i, __mmask16 mask, bool whole, int rows, int cols, bool bf16) {
+INLINE void tile_step(__m512 acc[TILE_ROWS][TILE_COLS], const float *x, int64_t ldx, const void *w,
+                      int64_t ldw, int64_t i, __mmask16 mask, bool whole, int rows, int cols,
+                      bool bf16) {
     __m512 xs[TILE_ROWS];
 #pragma GCC unroll 3
     for (int r = 0; r < rows; r++) {
-        xs[r] = whole ? _mm512_loadu_ps(x + r * ldx + i) : _mm512_maskz_loadu_ps(mask, x + r * ldx + i);
+        xs[r] =
+            whole ? _mm512_loadu_ps(x + r * ldx + i) : _mm512_maskz_loadu_ps(mask, x + r * ldx + i);
     }
 #pragma GCC unroll 8
     for (int c = 0; c < cols; c++) {
@@ -71,7 +79,8 @@ INLINE __m256 lanes_sum8(const __m512 *v) {
     __m512 lo = fold_4(fold_8(v[0], v[1]), fold_8(v[2], v[3]));
     __m512 hi = fold_4(fold_8(v[4], v[5]), fold_8(v[6], v[7]));
     __m512 two = _mm512_add_ps(_mm512_shuffle_ps(lo, hi, 0x44), _mm512_shuffle_ps(lo, hi, 0xEE));
-    __m512 one = _mm512_add_ps(_mm512_shuffle_ps(two, two, 0x88), _mm512_shuffle_ps(two, two, 0xDD));
+    __m512 one =
+        _mm512_add_ps(_mm512_shuffle_ps(two, two, 0x88), _mm512_shuffle_ps(two, two, 0xDD));
     const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 0, 0, 0, 0, 0, 0, 0, 0);
     return _mm512_castps512_ps256(_mm512_permutexvar_ps(order, one));
 }
@@ -84,8 +93,8 @@ INLINE float lanes_sum(__m512 v) {
 }
 
 /* y[r][c] (+)= x[r]·w[c] for rows × cols outputs; both are constants where this is inlined. */
-INLINE void tile_mul(float *y, int64_t ldy, const float *x, int64_t ldx, const void *w, int64_t ldw, int64_t k,
-                     int rows, int cols, bool bf16, bool add) {
+INLINE void tile_mul(float *y, int64_t ldy, const float *x, int64_t ldx, const void *w, int64_t ldw,
+                     int64_t k, int rows, int cols, bool bf16, bool add) {
     __m512 acc[TILE_ROWS][TILE_COLS];
 #pragma GCC unroll 3
     for (int r = 0; r < TILE_ROWS; r++) {
@@ -106,29 +115,34 @@ INLINE void tile_mul(float *y, int64_t ldy, const float *x, int64_t ldx, const v
 }
 
 /* One function for each shape of tile: y[r][c] (+)= x[r]·w[c]. */
-typedef void (*tile_fn)(float *y, int64_t ldy, const float *x, int64_t ldx, const void *w, int64_t ldw, int64_t k,
-                        bool add);
-#define TILE(name, rows, cols, bf16)                                                                                   \
-    static __attribute__((noinline)) void name(float *y, int64_t ldy, const float *x, int64_t ldx, const void *w,      \
-                                               int64_t ldw, int64_t k, bool add) {                                     \
-        tile_mul(y, ldy, x, ldx, w, ldw, k, rows, cols, bf16, add);                                                    \
+typedef void (*tile_fn)(float *y, int64_t ldy, const float *x, int64_t ldx, const void *w,
+                        int64_t ldw, int64_t k, bool add);
+#define TILE(name, rows, cols, bf16)                                                               \
+    static __attribute__((noinline)) void name(float *y, int64_t ldy, const float *x, int64_t ldx, \
+                                               const void *w, int64_t ldw, int64_t k, bool add) {  \
+        tile_mul(y, ldy, x, ldx, w, ldw, k, rows, cols, bf16, add);                                \
     }
-TILE(f32_1x1, 1, 1, false) TILE(f32_1x4, 1, 4, false) TILE(f32_1x8, 1, 8, false)
-TILE(f32_2x1, 2, 1, false) TILE(f32_2x4, 2, 4, false) TILE(f32_2x8, 2, 8, false)
-TILE(f32_3x1, 3, 1, false) TILE(f32_3x4, 3, 4, false) TILE(f32_3x8, 3, 8, false)
-TILE(bf16_1x1, 1, 1, true) TILE(bf16_1x4, 1, 4, true) TILE(bf16_1x8, 1, 8, true)
-TILE(bf16_2x1, 2, 1, true) TILE(bf16_2x4, 2, 4, true) TILE(bf16_2x8, 2, 8, true)
-TILE(bf16_3x1, 3, 1, true) TILE(bf16_3x4, 3, 4, true) TILE(bf16_3x8, 3, 8, true)
+TILE(f32_1x1, 1, 1, false)
+TILE(f32_1x4, 1, 4, false) TILE(f32_1x8, 1, 8, false) TILE(f32_2x1, 2, 1, false)
+    TILE(f32_2x4, 2, 4, false) TILE(f32_2x8, 2, 8, false) TILE(f32_3x1, 3, 1, false)
+        TILE(f32_3x4, 3, 4, false) TILE(f32_3x8, 3, 8, false) TILE(bf16_1x1, 1, 1, true)
+            TILE(bf16_1x4, 1, 4, true) TILE(bf16_1x8, 1, 8, true) TILE(bf16_2x1, 2, 1, true)
+                TILE(bf16_2x4, 2, 4, true) TILE(bf16_2x8, 2, 8, true) TILE(bf16_3x1, 3, 1, true)
+                    TILE(bf16_3x4, 3, 4, true) TILE(bf16_3x8, 3, 8, true)
 
-/* [bf16][rows - 1][1, 4 or 8 outputs] */
-static const tile_fn tile_fns[2][TILE_ROWS][3] = {
-    { { f32_1x1, f32_1x4, f32_1x8 }, { f32_2x1, f32_2x4, f32_2x8 }, { f32_3x1, f32_3x4, f32_3x8 } },
-    { { bf16_1x1, bf16_1x4, bf16_1x8 }, { bf16_2x1, bf16_2x4, bf16_2x8 }, { bf16_3x1, bf16_3x4, bf16_3x8 } },
+    /* [bf16][rows - 1][1, 4 or 8 outputs] */
+    static const tile_fn tile_fns[2][TILE_ROWS][3] = {
+        {{f32_1x1, f32_1x4, f32_1x8}, {f32_2x1, f32_2x4, f32_2x8}, {f32_3x1, f32_3x4, f32_3x8}},
+        {{bf16_1x1, bf16_1x4, bf16_1x8},
+         {bf16_2x1, bf16_2x4, bf16_2x8},
+         {bf16_3x1, bf16_3x4, bf16_3x8}},
 };
 
-/* Rows in blocks, and in each block 8 outputs at a time, which leaves 4 and single ones at the end. */
-static void rows_mul(float *y, int64_t ldy, const float *x, int64_t ldx, int64_t rows, const void *w, int64_t ldw,
-                     int64_t k, int64_t n0, int64_t n1, bool bf16, bool add) {
+/* Rows in blocks, and in each block 8 outputs at a time, which leaves 4 and single ones at the end.
+ */
+static void rows_mul(float *y, int64_t ldy, const float *x, int64_t ldx, int64_t rows,
+                     const void *w, int64_t ldw, int64_t k, int64_t n0, int64_t n1, bool bf16,
+                     bool add) {
     const size_t size = bf16 ? sizeof(uint16_t) : sizeof(float);
     for (int64_t begin = 0; begin < rows; begin += ROW_BLOCK) {
         const int64_t end = MIN(rows, begin + ROW_BLOCK);
@@ -144,27 +158,31 @@ static void rows_mul(float *y, int64_t ldy, const float *x, int64_t ldx, int64_t
     }
 }
 
-static void avx512_gemm_f32(float *y, int64_t ldy, const float *x, int64_t ldx, int64_t rows, const float *w,
-                            int64_t ldw, int64_t k, int64_t n0, int64_t n1, bool add) {
+static void avx512_gemm_f32(float *y, int64_t ldy, const float *x, int64_t ldx, int64_t rows,
+                            const float *w, int64_t ldw, int64_t k, int64_t n0, int64_t n1,
+                            bool add) {
     rows_mul(y, ldy, x, ldx, rows, w, ldw, k, n0, n1, false, add);
 }
 
-static void avx512_gemm_bf16(float *y, int64_t ldy, const float *x, int64_t ldx, int64_t rows, const uint16_t *w,
-                             int64_t ldw, int64_t k, int64_t n0, int64_t n1, bool add) {
+static void avx512_gemm_bf16(float *y, int64_t ldy, const float *x, int64_t ldx, int64_t rows,
+                             const uint16_t *w, int64_t ldw, int64_t k, int64_t n0, int64_t n1,
+                             bool add) {
     rows_mul(y, ldy, x, ldx, rows, w, ldw, k, n0, n1, true, add);
 }
 
-/* ---- packed int8 and int4 panels ------------------------------------------------------------------------------- */
+/* ---- packed int8 and int4 panels
+ * ------------------------------------------------------------------------------- */
 
 /*
- * VNNI multiplies unsigned by signed bytes. Weights become unsigned by an offset (q8: w + 128, that is w ^ 0x80; q4: the
- * nibble itself is w + 8), so a block's dot is Σ (w + offset) x - offset Σ x, exact in 32 bits. The second term starts
- * the integer accumulator and is computed once for all panels.
+ * VNNI multiplies unsigned by signed bytes. Weights become unsigned by an offset (q8: w + 128, that
+ * is w ^ 0x80; q4: the nibble itself is w + 8), so a block's dot is Σ (w + offset) x - offset Σ x,
+ * exact in 32 bits. The second term starts the integer accumulator and is computed once for all
+ * panels.
  */
 enum {
-    Q_ROWS = 4,         /* 4 rows × 2 panels: 8 integer and 8 float accumulators */
+    Q_ROWS = 4, /* 4 rows × 2 panels: 8 integer and 8 float accumulators */
     Q_PANELS = 2,
-    Q_ROW_BLOCK = 32,   /* rows and blocks whose corrections are kept on the stack (32 KiB) */
+    Q_ROW_BLOCK = 32, /* rows and blocks whose corrections are kept on the stack (32 KiB) */
     Q_BLOCKS = 256,
 };
 
@@ -178,8 +196,8 @@ struct q_product {
 };
 
 /* start[m][b] = -offset · Σ x over block b0 + b, for rows m0… */
-static void starts_fill(int32_t start[Q_ROW_BLOCK][Q_BLOCKS], const struct q_product *p, int64_t m0, int64_t rows,
-                        int64_t b0, int64_t b1, int32_t offset) {
+static void starts_fill(int32_t start[Q_ROW_BLOCK][Q_BLOCKS], const struct q_product *p, int64_t m0,
+                        int64_t rows, int64_t b0, int64_t b1, int32_t offset) {
     for (int64_t m = 0; m < rows; m++) {
         const int8_t *q = p->in->q + (m0 + m) * p->in->k;
         for (int64_t b = b0; b < b1; b++) {
@@ -211,9 +229,10 @@ INLINE __m512i quad_spread(const int8_t *x) {
     return _mm512_set1_epi32(four);
 }
 
-/* dots[r][j] += block dot of row r and panel j; x is [rows][K], `stride` the bytes between panels. */
-INLINE void block_dots(__m512i dots[Q_ROWS][Q_PANELS], const uint8_t *w, int64_t stride, const int8_t *x, int64_t k,
-                       int rows, int panels, bool q4) {
+/* dots[r][j] += block dot of row r and panel j; x is [rows][K], `stride` the bytes between panels.
+ */
+INLINE void block_dots(__m512i dots[Q_ROWS][Q_PANELS], const uint8_t *w, int64_t stride,
+                       const int8_t *x, int64_t k, int rows, int panels, bool q4) {
 #pragma GCC unroll 4
     for (int p = 0; p < 4; p++) {
         __m512i lo[Q_PANELS], hi[Q_PANELS];
@@ -221,18 +240,21 @@ INLINE void block_dots(__m512i dots[Q_ROWS][Q_PANELS], const uint8_t *w, int64_t
         for (int j = 0; j < panels; j++) quads_load(w + j * stride, p, q4, &lo[j], &hi[j]);
 #pragma GCC unroll 4
         for (int r = 0; r < rows; r++) {
-            const __m512i a = quad_spread(x + r * k + 4 * p), b = quad_spread(x + r * k + 16 + 4 * p);
+            const __m512i a = quad_spread(x + r * k + 4 * p),
+                          b = quad_spread(x + r * k + 16 + 4 * p);
 #pragma GCC unroll 2
             for (int j = 0; j < panels; j++) {
-                dots[r][j] = _mm512_dpbusd_epi32(_mm512_dpbusd_epi32(dots[r][j], lo[j], a), hi[j], b);
+                dots[r][j] =
+                    _mm512_dpbusd_epi32(_mm512_dpbusd_epi32(dots[r][j], lo[j], a), hi[j], b);
             }
         }
     }
 }
 
 /* part[r][j] continues the sums of row m + r and panel `panel` + j over blocks b0…b1. */
-INLINE void panels_run(float part[Q_ROWS][Q_PANELS][16], const struct q_product *p, int64_t panel, int64_t m,
-                       const int32_t (*start)[Q_BLOCKS], int64_t b0, int64_t b1, int rows, int panels, bool q4) {
+INLINE void panels_run(float part[Q_ROWS][Q_PANELS][16], const struct q_product *p, int64_t panel,
+                       int64_t m, const int32_t (*start)[Q_BLOCKS], int64_t b0, int64_t b1,
+                       int rows, int panels, bool q4) {
     const int64_t nb = p->blocks, stride = nb * (q4 ? 256 : 512), k = p->in->k;
     const uint8_t *w = (const uint8_t *)p->w->data + panel * stride;
     const float *dw = p->w->scales + panel * nb * 16, *dx = p->in->d + m * nb;
@@ -265,26 +287,29 @@ INLINE void panels_run(float part[Q_ROWS][Q_PANELS][16], const struct q_product 
 }
 
 /* One function for each number of rows and panels; arguments as above. */
-typedef void (*panels_fn)(float part[Q_ROWS][Q_PANELS][16], const struct q_product *p, int64_t panel, int64_t m,
-                          const int32_t (*start)[Q_BLOCKS], int64_t b0, int64_t b1);
-#define PANELS(name, rows, panels, q4)                                                                                 \
-    static __attribute__((noinline)) void name(float part[Q_ROWS][Q_PANELS][16], const struct q_product *p,            \
-                                               int64_t panel, int64_t m, const int32_t (*start)[Q_BLOCKS],             \
-                                               int64_t b0, int64_t b1) {                                               \
-        panels_run(part, p, panel, m, start, b0, b1, rows, panels, q4);                                                \
+typedef void (*panels_fn)(float part[Q_ROWS][Q_PANELS][16], const struct q_product *p,
+                          int64_t panel, int64_t m, const int32_t (*start)[Q_BLOCKS], int64_t b0,
+                          int64_t b1);
+#define PANELS(name, rows, panels, q4)                                                             \
+    static __attribute__((noinline)) void name(                                                    \
+        float part[Q_ROWS][Q_PANELS][16], const struct q_product *p, int64_t panel, int64_t m,     \
+        const int32_t(*start)[Q_BLOCKS], int64_t b0, int64_t b1) {                                 \
+        panels_run(part, p, panel, m, start, b0, b1, rows, panels, q4);                            \
     }
-PANELS(q8_1x1, 1, 1, false) PANELS(q8_1x2, 1, 2, false) PANELS(q4_1x1, 1, 1, true) PANELS(q4_1x2, 1, 2, true)
-PANELS(q8_2x1, 2, 1, false) PANELS(q8_2x2, 2, 2, false) PANELS(q4_2x1, 2, 1, true) PANELS(q4_2x2, 2, 2, true)
-PANELS(q8_4x1, 4, 1, false) PANELS(q8_4x2, 4, 2, false) PANELS(q4_4x1, 4, 1, true) PANELS(q4_4x2, 4, 2, true)
+PANELS(q8_1x1, 1, 1, false)
+PANELS(q8_1x2, 1, 2, false) PANELS(q4_1x1, 1, 1, true) PANELS(q4_1x2, 1, 2, true)
+    PANELS(q8_2x1, 2, 1, false) PANELS(q8_2x2, 2, 2, false) PANELS(q4_2x1, 2, 1, true)
+        PANELS(q4_2x2, 2, 2, true) PANELS(q8_4x1, 4, 1, false) PANELS(q8_4x2, 4, 2, false)
+            PANELS(q4_4x1, 4, 1, true) PANELS(q4_4x2, 4, 2, true)
 
-/* [q4][1, 2 or 4 rows][panels - 1] */
-static const panels_fn panels_fns[2][3][Q_PANELS] = {
-    { { q8_1x1, q8_1x2 }, { q8_2x1, q8_2x2 }, { q8_4x1, q8_4x2 } },
-    { { q4_1x1, q4_1x2 }, { q4_2x1, q4_2x2 }, { q4_4x1, q4_4x2 } },
+    /* [q4][1, 2 or 4 rows][panels - 1] */
+    static const panels_fn panels_fns[2][3][Q_PANELS] = {
+        {{q8_1x1, q8_1x2}, {q8_2x1, q8_2x2}, {q8_4x1, q8_4x2}},
+        {{q4_1x1, q4_1x2}, {q4_2x1, q4_2x2}, {q4_4x1, q4_4x2}},
 };
 
-static void part_store(const struct q_product *p, float part[Q_ROWS][Q_PANELS][16], int64_t panel, int64_t m,
-                       int64_t n1, int rows, int panels) {
+static void part_store(const struct q_product *p, float part[Q_ROWS][Q_PANELS][16], int64_t panel,
+                       int64_t m, int64_t n1, int rows, int panels) {
     for (int j = 0; j < panels; j++) {
         const int64_t n = (panel + j) * 16;
         const __mmask16 mask = lanes_mask(n1 - n);
@@ -298,7 +323,8 @@ static void part_store(const struct q_product *p, float part[Q_ROWS][Q_PANELS][1
 }
 
 /* Rows m0 … m0 + rows (at most Q_ROW_BLOCK) against all panels. */
-static void q_rows_mul(const struct q_product *p, int64_t m0, int64_t rows, int64_t n0, int64_t n1, bool q4) {
+static void q_rows_mul(const struct q_product *p, int64_t m0, int64_t rows, int64_t n0, int64_t n1,
+                       bool q4) {
     int32_t start[Q_ROW_BLOCK][Q_BLOCKS];
     const int64_t end = (n1 + 15) / 16;
     int64_t filled = -1; /* the first block that `start` describes */
@@ -320,33 +346,38 @@ static void q_rows_mul(const struct q_product *p, int64_t m0, int64_t rows, int6
     }
 }
 
-static void q_mul(float *y, int64_t ldy, const struct inputs *in, const struct matrix *w, int64_t n0, int64_t n1,
-                  bool add, bool q4) {
-    const struct q_product p = { .y = y, .ldy = ldy, .in = in, .w = w, .blocks = in->k / 32, .add = add };
+static void q_mul(float *y, int64_t ldy, const struct inputs *in, const struct matrix *w,
+                  int64_t n0, int64_t n1, bool add, bool q4) {
+    const struct q_product p = {
+        .y = y, .ldy = ldy, .in = in, .w = w, .blocks = in->k / 32, .add = add};
     for (int64_t m = 0; m < in->rows; m += Q_ROW_BLOCK) {
         q_rows_mul(&p, m, MIN(in->rows - m, Q_ROW_BLOCK), n0, n1, q4);
     }
 }
 
-static void avx512_gemm_q8(float *y, int64_t ldy, const struct inputs *in, const struct matrix *w, int64_t n0,
-                           int64_t n1, bool add) {
+static void avx512_gemm_q8(float *y, int64_t ldy, const struct inputs *in, const struct matrix *w,
+                           int64_t n0, int64_t n1, bool add) {
     q_mul(y, ldy, in, w, n0, n1, add, false);
 }
 
-static void avx512_gemm_q4(float *y, int64_t ldy, const struct inputs *in, const struct matrix *w, int64_t n0,
-                           int64_t n1, bool add) {
+static void avx512_gemm_q4(float *y, int64_t ldy, const struct inputs *in, const struct matrix *w,
+                           int64_t n0, int64_t n1, bool add) {
     q_mul(y, ldy, in, w, n0, n1, add, true);
 }
 
-/* ---- rows of f32 ------------------------------------------------------------------------------------------------- */
+/* ---- rows of f32
+ * -------------------------------------------------------------------------------------------------
+ */
 
 static float avx512_dot(const float *a, const float *b, int64_t n) {
     __m512 acc = _mm512_setzero_ps();
     int64_t i = 0;
-    for (; i + 16 <= n; i += 16) acc = _mm512_fmadd_ps(_mm512_loadu_ps(a + i), _mm512_loadu_ps(b + i), acc);
+    for (; i + 16 <= n; i += 16)
+        acc = _mm512_fmadd_ps(_mm512_loadu_ps(a + i), _mm512_loadu_ps(b + i), acc);
     if (i < n) {
         const __mmask16 mask = lanes_mask(n - i);
-        acc = _mm512_fmadd_ps(_mm512_maskz_loadu_ps(mask, a + i), _mm512_maskz_loadu_ps(mask, b + i), acc);
+        acc = _mm512_fmadd_ps(_mm512_maskz_loadu_ps(mask, a + i),
+                              _mm512_maskz_loadu_ps(mask, b + i), acc);
     }
     return lanes_sum(acc);
 }
@@ -363,7 +394,8 @@ static float avx512_max(const float *a, int64_t n) {
     const __m512 low = _mm512_set1_ps(-INFINITY);
     __m512 acc = low;
     for (int64_t i = 0; i < n; i += 16) {
-        acc = _mm512_max_ps(_mm512_mask_loadu_ps(low, lanes_mask(n - i), a + i), acc); /* NaN leaves acc */
+        acc = _mm512_max_ps(_mm512_mask_loadu_ps(low, lanes_mask(n - i), a + i),
+                            acc); /* NaN leaves acc */
     }
     float lanes[16], best = -INFINITY;
     _mm512_storeu_ps(lanes, acc);
@@ -375,7 +407,8 @@ static void avx512_axpy(float *y, float a, const float *x, int64_t n) {
     const __m512 as = _mm512_set1_ps(a);
     for (int64_t i = 0; i < n; i += 16) {
         const __mmask16 mask = lanes_mask(n - i);
-        const __m512 xs = _mm512_maskz_loadu_ps(mask, x + i), ys = _mm512_maskz_loadu_ps(mask, y + i);
+        const __m512 xs = _mm512_maskz_loadu_ps(mask, x + i),
+                     ys = _mm512_maskz_loadu_ps(mask, y + i);
         _mm512_mask_storeu_ps(y + i, mask, _mm512_fmadd_ps(as, xs, ys));
     }
 }
@@ -392,7 +425,8 @@ static void avx512_rmsnorm(float *y, const float *x, const float *g, float eps, 
     const __m512 r = _mm512_set1_ps(1.0f / sqrtf(avx512_dot(x, x, n) / (float)n + eps));
     for (int64_t i = 0; i < n; i += 16) {
         const __mmask16 mask = lanes_mask(n - i);
-        const __m512 xs = _mm512_maskz_loadu_ps(mask, x + i), gs = _mm512_maskz_loadu_ps(mask, g + i);
+        const __m512 xs = _mm512_maskz_loadu_ps(mask, x + i),
+                     gs = _mm512_maskz_loadu_ps(mask, g + i);
         _mm512_mask_storeu_ps(y + i, mask, _mm512_mul_ps(_mm512_mul_ps(xs, r), gs));
     }
 }
@@ -400,8 +434,10 @@ static void avx512_rmsnorm(float *y, const float *x, const float *g, float eps, 
 static void avx512_rope(float *x, const float *cosine, const float *sine, int64_t half) {
     for (int64_t i = 0; i < half; i += 16) {
         const __mmask16 mask = lanes_mask(half - i);
-        const __m512 a = _mm512_maskz_loadu_ps(mask, x + i), b = _mm512_maskz_loadu_ps(mask, x + half + i);
-        const __m512 c = _mm512_maskz_loadu_ps(mask, cosine + i), s = _mm512_maskz_loadu_ps(mask, sine + i);
+        const __m512 a = _mm512_maskz_loadu_ps(mask, x + i),
+                     b = _mm512_maskz_loadu_ps(mask, x + half + i);
+        const __m512 c = _mm512_maskz_loadu_ps(mask, cosine + i),
+                     s = _mm512_maskz_loadu_ps(mask, sine + i);
         _mm512_mask_storeu_ps(x + i, mask, _mm512_fmsub_ps(a, c, _mm512_mul_ps(b, s)));
         _mm512_mask_storeu_ps(x + half + i, mask, _mm512_fmadd_ps(b, c, _mm512_mul_ps(a, s)));
     }
@@ -416,7 +452,8 @@ INLINE __m512 power_of_2(__m512i n) {
 INLINE __m512 lanes_exp(__m512 x) {
     const __m512 magic = _mm512_set1_ps(EXP_MAGIC), one = _mm512_set1_ps(1.0f);
     x = _mm512_max_ps(_mm512_set1_ps(EXP_LO), _mm512_min_ps(_mm512_set1_ps(EXP_HI), x));
-    const __m512 t = _mm512_fmadd_ps(x, _mm512_set1_ps(EXP_LOG2E), magic), z = _mm512_sub_ps(t, magic);
+    const __m512 t = _mm512_fmadd_ps(x, _mm512_set1_ps(EXP_LOG2E), magic),
+                 z = _mm512_sub_ps(t, magic);
     const __m512i n = _mm512_sub_epi32(_mm512_castps_si512(t), _mm512_castps_si512(magic));
     __m512 r = _mm512_fmadd_ps(z, _mm512_set1_ps(-EXP_LN2_HI), x);
     r = _mm512_fmadd_ps(z, _mm512_set1_ps(-EXP_LN2_LO), r);
@@ -441,7 +478,8 @@ static void avx512_silu_mul(float *y, const float *gate, const float *up, int64_
     const __m512 one = _mm512_set1_ps(1.0f), sign = _mm512_set1_ps(-0.0f);
     for (int64_t i = 0; i < n; i += 16) {
         const __mmask16 mask = lanes_mask(n - i);
-        const __m512 g = _mm512_maskz_loadu_ps(mask, gate + i), u = _mm512_maskz_loadu_ps(mask, up + i);
+        const __m512 g = _mm512_maskz_loadu_ps(mask, gate + i),
+                     u = _mm512_maskz_loadu_ps(mask, up + i);
         const __m512 below = _mm512_add_ps(one, lanes_exp(_mm512_xor_ps(g, sign)));
         _mm512_mask_storeu_ps(y + i, mask, _mm512_mul_ps(_mm512_div_ps(g, below), u));
     }
@@ -459,9 +497,10 @@ static float avx512_softmax(float *x, int64_t n) {
     return lanes_sum(acc);
 }
 
-/* out[0 … 16 * vectors) = (Σ_j weights[j] v_j) * inverse; the last vector has the lanes of `tail`. */
-INLINE void values_mix(float *out, const float *weights, const float *v, int64_t stride, int64_t n, __m512 inverse,
-                       int vectors, __mmask16 tail) {
+/* out[0 … 16 * vectors) = (Σ_j weights[j] v_j) * inverse; the last vector has the lanes of `tail`.
+ */
+INLINE void values_mix(float *out, const float *weights, const float *v, int64_t stride, int64_t n,
+                       __m512 inverse, int vectors, __mmask16 tail) {
     __m512 acc[4];
 #pragma GCC unroll 4
     for (int c = 0; c < vectors; c++) acc[c] = _mm512_setzero_ps();
@@ -470,7 +509,8 @@ INLINE void values_mix(float *out, const float *weights, const float *v, int64_t
 #pragma GCC unroll 4
         for (int c = 0; c < vectors; c++) {
             const __mmask16 mask = c == vectors - 1 ? tail : 0xFFFF;
-            acc[c] = _mm512_fmadd_ps(weight, _mm512_maskz_loadu_ps(mask, v + j * stride + 16 * c), acc[c]);
+            acc[c] = _mm512_fmadd_ps(weight, _mm512_maskz_loadu_ps(mask, v + j * stride + 16 * c),
+                                     acc[c]);
         }
     }
 #pragma GCC unroll 4
@@ -480,24 +520,29 @@ INLINE void values_mix(float *out, const float *weights, const float *v, int64_t
     }
 }
 
-static void avx512_attend(float *out, const float *q, const float *k, const float *v, int64_t stride, int64_t n,
-                          int64_t d, float scale, float *scores) {
+static void avx512_attend(float *out, const float *q, const float *k, const float *v,
+                          int64_t stride, int64_t n, int64_t d, float scale, float *scores) {
     avx512_gemm_f32(scores, n, q, d, 1, k, stride, d, 0, n, false);
     avx512_scale(scores, scale, n);
     const __m512 inverse = _mm512_set1_ps(1.0f / avx512_softmax(scores, n));
     int64_t c = 0;
     for (; c + 64 <= d; c += 64) values_mix(out + c, scores, v + c, stride, n, inverse, 4, 0xFFFF);
-    for (; c < d; c += 16) values_mix(out + c, scores, v + c, stride, n, inverse, 1, lanes_mask(d - c));
+    for (; c < d; c += 16)
+        values_mix(out + c, scores, v + c, stride, n, inverse, 1, lanes_mask(d - c));
 }
 
-static void avx512_adamw(float *w, const float *g, float *m, float *v, int64_t n, float lr, float beta1, float beta2,
-                         float eps, float decay, float bc1, float bc2) {
-    const __m512 b1 = _mm512_set1_ps(beta1), c1 = _mm512_set1_ps(1.0f - beta1), k1 = _mm512_set1_ps(bc1);
-    const __m512 b2 = _mm512_set1_ps(beta2), c2 = _mm512_set1_ps(1.0f - beta2), k2 = _mm512_set1_ps(bc2);
-    const __m512 step = _mm512_set1_ps(-lr), keep = _mm512_set1_ps(1.0f - lr * decay), tiny = _mm512_set1_ps(eps);
+static void avx512_adamw(float *w, const float *g, float *m, float *v, int64_t n, float lr,
+                         float beta1, float beta2, float eps, float decay, float bc1, float bc2) {
+    const __m512 b1 = _mm512_set1_ps(beta1), c1 = _mm512_set1_ps(1.0f - beta1),
+                 k1 = _mm512_set1_ps(bc1);
+    const __m512 b2 = _mm512_set1_ps(beta2), c2 = _mm512_set1_ps(1.0f - beta2),
+                 k2 = _mm512_set1_ps(bc2);
+    const __m512 step = _mm512_set1_ps(-lr), keep = _mm512_set1_ps(1.0f - lr * decay),
+                 tiny = _mm512_set1_ps(eps);
     for (int64_t i = 0; i < n; i += 16) {
         const __mmask16 mask = lanes_mask(n - i);
-        const __m512 gs = _mm512_maskz_loadu_ps(mask, g + i), ws = _mm512_maskz_loadu_ps(mask, w + i);
+        const __m512 gs = _mm512_maskz_loadu_ps(mask, g + i),
+                     ws = _mm512_maskz_loadu_ps(mask, w + i);
         __m512 ms = _mm512_maskz_loadu_ps(mask, m + i), vs = _mm512_maskz_loadu_ps(mask, v + i);
         ms = _mm512_fmadd_ps(b1, ms, _mm512_mul_ps(c1, gs));
         vs = _mm512_fmadd_ps(b2, vs, _mm512_mul_ps(c2, _mm512_mul_ps(gs, gs)));

@@ -36,6 +36,10 @@ static void hear(const struct debate *d, const struct item *items, const struct 
 static int run_round(const struct asker *a, const struct agent *team, const struct item *items,
                      const struct debate_options *o, int r, struct debate *d, struct error *err) {
     int n = d->n_agents * d->n_items;
+    if (r > 0 && d->n_agents == 1) { /* nobody to hear: the first answer stands */
+        memcpy(at(d, r, 0, 0), at(d, r - 1, 0, 0), (size_t)n * sizeof *d->answers);
+        return OK;
+    }
     struct turn *turns = xcalloc((size_t)MAX(n, 1), sizeof *turns);
     for (int i = 0; i < n; i++) {
         int agent = i / d->n_items, item = i % d->n_items;

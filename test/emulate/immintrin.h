@@ -1,11 +1,12 @@
 /*
  * emulate/immintrin: the AVX-512 instructions that src/kernel uses, in plain C.
  *
- * It stands before the compiler's own <immintrin.h> in the include path of test_emulated.c, so that avx512.c and amx.c,
- * unchanged, run on machines that lack those instructions. Each function is the operation of Intel's manual (Software
- * Developer's Manual, volume 2) on the sixteen lanes: IEEE arithmetic rounded to nearest even, fused multiply-add as
- * fmaf, min and max with their second operand for NaN and for equal zeros. Masked loads and stores touch only the
- * memory of their set lanes, which the address sanitizer then checks. Only what is used exists: a new intrinsic in a
+ * It stands before the compiler's own <immintrin.h> in the include path of test_emulated.c, so that
+ * avx512.c and amx.c, unchanged, run on machines that lack those instructions. Each function is the
+ * operation of Intel's manual (Software Developer's Manual, volume 2) on the sixteen lanes: IEEE
+ * arithmetic rounded to nearest even, fused multiply-add as fmaf, min and max with their second
+ * operand for NaN and for equal zeros. Masked loads and stores touch only the memory of their set
+ * lanes, which the address sanitizer then checks. Only what is used exists: a new intrinsic in a
  * kernel is a compile error here until its meaning is written down. It says nothing about speed.
  */
 #ifndef SHOAL_TEST_EMULATE_IMMINTRIN_H
@@ -18,9 +19,15 @@
 typedef uint8_t __mmask8;
 typedef uint16_t __mmask16;
 
-typedef struct { float f[8]; } __m256;
-typedef struct { uint16_t h[16]; } __m256i;
-typedef struct { float f[16]; } __m512;
+typedef struct {
+    float f[8];
+} __m256;
+typedef struct {
+    uint16_t h[16];
+} __m256i;
+typedef struct {
+    float f[16];
+} __m512;
 typedef union {
     int32_t i[16];
     uint32_t u[16];
@@ -28,125 +35,144 @@ typedef union {
     uint8_t b[64];
 } __m512i;
 
+/* Not inlined: the kernels are unrolled for registers, and would take a minute to compile with
+ * every operation spelled out sixteen times. */
+#define EMULATED static __attribute__((noinline, unused))
 #define EACH_LANE for (int l = 0; l < 16; l++)
 
-/* ---- moves ------------------------------------------------------------------------------------------------------- */
+/* ---- moves
+ * -------------------------------------------------------------------------------------------------------
+ */
 
-static inline __m512 _mm512_set1_ps(float a) {
+EMULATED __m512 _mm512_set1_ps(float a) {
     __m512 r;
     EACH_LANE r.f[l] = a;
     return r;
 }
 
-static inline __m512 _mm512_setzero_ps(void) { return _mm512_set1_ps(0.0f); }
+EMULATED __m512 _mm512_setzero_ps(void) {
+    return _mm512_set1_ps(0.0f);
+}
 
-static inline __m512i _mm512_set1_epi32(int32_t a) {
+EMULATED __m512i _mm512_set1_epi32(int32_t a) {
     __m512i r;
     EACH_LANE r.i[l] = a;
     return r;
 }
 
-static inline __m512i _mm512_set1_epi8(char a) {
+EMULATED __m512i _mm512_set1_epi8(char a) {
     __m512i r;
     memset(r.b, a, sizeof r.b);
     return r;
 }
 
-#define _mm512_setr_epi32(...) ((__m512i){ .i = { __VA_ARGS__ } })
+#define _mm512_setr_epi32(...) ((__m512i){.i = {__VA_ARGS__}})
 
-static inline __m512 _mm512_loadu_ps(const void *p) {
+EMULATED __m512 _mm512_loadu_ps(const void *p) {
     __m512 r;
     memcpy(&r, p, sizeof r);
     return r;
 }
 
-static inline __m512i _mm512_loadu_si512(const void *p) {
+EMULATED __m512i _mm512_loadu_si512(const void *p) {
     __m512i r;
     memcpy(&r, p, sizeof r);
     return r;
 }
 
-static inline void _mm512_storeu_ps(void *p, __m512 a) { memcpy(p, &a, sizeof a); }
-static inline void _mm512_storeu_si512(void *p, __m512i a) { memcpy(p, &a, sizeof a); }
+EMULATED void _mm512_storeu_ps(void *p, __m512 a) {
+    memcpy(p, &a, sizeof a);
+}
+EMULATED void _mm512_storeu_si512(void *p, __m512i a) {
+    memcpy(p, &a, sizeof a);
+}
 
-static inline __m512 _mm512_mask_loadu_ps(__m512 src, __mmask16 k, const void *p) {
+EMULATED __m512 _mm512_mask_loadu_ps(__m512 src, __mmask16 k, const void *p) {
     EACH_LANE if (k >> l & 1) memcpy(&src.f[l], (const float *)p + l, sizeof(float));
     return src;
 }
 
-static inline __m512 _mm512_maskz_loadu_ps(__mmask16 k, const void *p) {
+EMULATED __m512 _mm512_maskz_loadu_ps(__mmask16 k, const void *p) {
     return _mm512_mask_loadu_ps(_mm512_setzero_ps(), k, p);
 }
 
-static inline void _mm512_mask_storeu_ps(void *p, __mmask16 k, __m512 a) {
+EMULATED void _mm512_mask_storeu_ps(void *p, __mmask16 k, __m512 a) {
     EACH_LANE if (k >> l & 1) memcpy((float *)p + l, &a.f[l], sizeof(float));
 }
 
-static inline __m256i _mm256_loadu_si256(const __m256i *p) {
+EMULATED __m256i _mm256_loadu_si256(const __m256i *p) {
     __m256i r;
     memcpy(&r, p, sizeof r);
     return r;
 }
 
-static inline __m256i _mm256_maskz_loadu_epi16(__mmask16 k, const void *p) {
-    __m256i r = { { 0 } };
+EMULATED __m256i _mm256_maskz_loadu_epi16(__mmask16 k, const void *p) {
+    __m256i r = {{0}};
     EACH_LANE if (k >> l & 1) memcpy(&r.h[l], (const uint16_t *)p + l, sizeof(uint16_t));
     return r;
 }
 
-static inline __m256 _mm256_maskz_loadu_ps(__mmask8 k, const void *p) {
-    __m256 r = { { 0 } };
+EMULATED __m256 _mm256_maskz_loadu_ps(__mmask8 k, const void *p) {
+    __m256 r = {{0}};
     for (int l = 0; l < 8; l++) {
         if (k >> l & 1) memcpy(&r.f[l], (const float *)p + l, sizeof(float));
     }
     return r;
 }
 
-static inline void _mm256_mask_storeu_ps(void *p, __mmask8 k, __m256 a) {
+EMULATED void _mm256_mask_storeu_ps(void *p, __mmask8 k, __m256 a) {
     for (int l = 0; l < 8; l++) {
         if (k >> l & 1) memcpy((float *)p + l, &a.f[l], sizeof(float));
     }
 }
 
-/* ---- reinterpretation and shuffles ------------------------------------------------------------------------------- */
+/* ---- reinterpretation and shuffles
+ * ------------------------------------------------------------------------------- */
 
-static inline __m512 _mm512_castsi512_ps(__m512i a) { return _mm512_loadu_ps(&a); }
-static inline __m512i _mm512_castps_si512(__m512 a) { return _mm512_loadu_si512(&a); }
-static inline float _mm512_cvtss_f32(__m512 a) { return a.f[0]; }
+EMULATED __m512 _mm512_castsi512_ps(__m512i a) {
+    return _mm512_loadu_ps(&a);
+}
+EMULATED __m512i _mm512_castps_si512(__m512 a) {
+    return _mm512_loadu_si512(&a);
+}
+EMULATED float _mm512_cvtss_f32(__m512 a) {
+    return a.f[0];
+}
 
-static inline __m256 _mm512_castps512_ps256(__m512 a) {
+EMULATED __m256 _mm512_castps512_ps256(__m512 a) {
     __m256 r;
     memcpy(&r, &a, sizeof r);
     return r;
 }
 
 /* In every 128-bit part: two elements of a, then two of b. */
-static inline __m512 _mm512_shuffle_ps(__m512 a, __m512 b, int imm) {
+EMULATED __m512 _mm512_shuffle_ps(__m512 a, __m512 b, int imm) {
     __m512 r;
     EACH_LANE r.f[l] = (l & 2 ? b : a).f[(l & ~3) + (imm >> 2 * (l & 3) & 3)];
     return r;
 }
 
 /* Two 128-bit parts of a, then two of b. */
-static inline __m512 _mm512_shuffle_f32x4(__m512 a, __m512 b, int imm) {
+EMULATED __m512 _mm512_shuffle_f32x4(__m512 a, __m512 b, int imm) {
     __m512 r;
     EACH_LANE r.f[l] = (l & 8 ? b : a).f[4 * (imm >> 2 * (l >> 2) & 3) + (l & 3)];
     return r;
 }
 
-static inline __m512 _mm512_permutexvar_ps(__m512i index, __m512 a) {
+EMULATED __m512 _mm512_permutexvar_ps(__m512i index, __m512 a) {
     __m512 r;
     EACH_LANE r.f[l] = a.f[index.u[l] & 15];
     return r;
 }
 
-/* ---- arithmetic in f32 ------------------------------------------------------------------------------------------- */
+/* ---- arithmetic in f32
+ * ------------------------------------------------------------------------------------------- */
 
-#define EMULATE_PS(name, expression)                                                                                   \
-    static inline __m512 name(__m512 a, __m512 b) {                                                                    \
-        __m512 r;                                                                                                      \
-        EACH_LANE r.f[l] = (expression);                                                                               \
-        return r;                                                                                                      \
+#define EMULATE_PS(name, expression)                                                               \
+    EMULATED __m512 name(__m512 a, __m512 b) {                                                     \
+        __m512 r;                                                                                  \
+        EACH_LANE r.f[l] = (expression);                                                           \
+        return r;                                                                                  \
     }
 EMULATE_PS(_mm512_add_ps, a.f[l] + b.f[l])
 EMULATE_PS(_mm512_sub_ps, a.f[l] - b.f[l])
@@ -155,45 +181,47 @@ EMULATE_PS(_mm512_div_ps, a.f[l] / b.f[l])
 EMULATE_PS(_mm512_min_ps, a.f[l] < b.f[l] ? a.f[l] : b.f[l])
 EMULATE_PS(_mm512_max_ps, a.f[l] > b.f[l] ? a.f[l] : b.f[l])
 
-static inline __m512 _mm512_fmadd_ps(__m512 a, __m512 b, __m512 c) {
+EMULATED __m512 _mm512_fmadd_ps(__m512 a, __m512 b, __m512 c) {
     EACH_LANE c.f[l] = fmaf(a.f[l], b.f[l], c.f[l]);
     return c;
 }
 
-static inline __m512 _mm512_fmsub_ps(__m512 a, __m512 b, __m512 c) {
+EMULATED __m512 _mm512_fmsub_ps(__m512 a, __m512 b, __m512 c) {
     EACH_LANE c.f[l] = fmaf(a.f[l], b.f[l], -c.f[l]);
     return c;
 }
 
-static inline __m512 _mm512_sqrt_ps(__m512 a) {
+EMULATED __m512 _mm512_sqrt_ps(__m512 a) {
     EACH_LANE a.f[l] = sqrtf(a.f[l]);
     return a;
 }
 
-static inline __m512 _mm512_mask_add_ps(__m512 src, __mmask16 k, __m512 a, __m512 b) {
+EMULATED __m512 _mm512_mask_add_ps(__m512 src, __mmask16 k, __m512 a, __m512 b) {
     EACH_LANE if (k >> l & 1) src.f[l] = a.f[l] + b.f[l];
     return src;
 }
 
-static inline __m256 _mm256_add_ps(__m256 a, __m256 b) {
+EMULATED __m256 _mm256_add_ps(__m256 a, __m256 b) {
     for (int l = 0; l < 8; l++) a.f[l] += b.f[l];
     return a;
 }
 
 /* Every int32 is rounded to nearest even, as the conversion in C does. */
-static inline __m512 _mm512_cvtepi32_ps(__m512i a) {
+EMULATED __m512 _mm512_cvtepi32_ps(__m512i a) {
     __m512 r;
     EACH_LANE r.f[l] = (float)a.i[l];
     return r;
 }
 
-/* ---- integers ---------------------------------------------------------------------------------------------------- */
+/* ---- integers
+ * ----------------------------------------------------------------------------------------------------
+ */
 
-#define EMULATE_INT(name, lanes, field, expression)                                                                    \
-    static inline __m512i name(__m512i a, __m512i b) {                                                                 \
-        __m512i r;                                                                                                     \
-        for (int l = 0; l < (lanes); l++) r.field[l] = (expression);                                                   \
-        return r;                                                                                                      \
+#define EMULATE_INT(name, lanes, field, expression)                                                \
+    EMULATED __m512i name(__m512i a, __m512i b) {                                                  \
+        __m512i r;                                                                                 \
+        for (int l = 0; l < (lanes); l++) r.field[l] = (expression);                               \
+        return r;                                                                                  \
     }
 EMULATE_INT(_mm512_add_epi32, 16, u, a.u[l] + b.u[l])
 EMULATE_INT(_mm512_sub_epi32, 16, u, a.u[l] - b.u[l])
@@ -201,33 +229,33 @@ EMULATE_INT(_mm512_sub_epi8, 64, b, (uint8_t)(a.b[l] - b.b[l]))
 EMULATE_INT(_mm512_and_si512, 16, u, a.u[l] & b.u[l])
 EMULATE_INT(_mm512_xor_si512, 16, u, a.u[l] ^ b.u[l])
 
-static inline __m512 _mm512_xor_ps(__m512 a, __m512 b) {
+EMULATED __m512 _mm512_xor_ps(__m512 a, __m512 b) {
     return _mm512_castsi512_ps(_mm512_xor_si512(_mm512_castps_si512(a), _mm512_castps_si512(b)));
 }
 
-static inline __m512i _mm512_slli_epi32(__m512i a, unsigned n) {
+EMULATED __m512i _mm512_slli_epi32(__m512i a, unsigned n) {
     EACH_LANE a.u[l] = n > 31 ? 0 : a.u[l] << n;
     return a;
 }
 
-static inline __m512i _mm512_srai_epi32(__m512i a, unsigned n) {
+EMULATED __m512i _mm512_srai_epi32(__m512i a, unsigned n) {
     EACH_LANE a.i[l] >>= n > 31 ? 31 : n;
     return a;
 }
 
-static inline __m512i _mm512_srli_epi16(__m512i a, unsigned n) {
+EMULATED __m512i _mm512_srli_epi16(__m512i a, unsigned n) {
     for (int l = 0; l < 32; l++) a.h[l] = n > 15 ? 0 : (uint16_t)(a.h[l] >> n);
     return a;
 }
 
-static inline __m512i _mm512_cvtepu16_epi32(__m256i a) {
+EMULATED __m512i _mm512_cvtepu16_epi32(__m256i a) {
     __m512i r;
     EACH_LANE r.u[l] = a.h[l];
     return r;
 }
 
 /* VPDPBUSD: four unsigned bytes of a by four signed bytes of b, added to src without saturation. */
-static inline __m512i _mm512_dpbusd_epi32(__m512i src, __m512i a, __m512i b) {
+EMULATED __m512i _mm512_dpbusd_epi32(__m512i src, __m512i a, __m512i b) {
     for (int j = 0; j < 64; j++) src.u[j / 4] += (uint32_t)((int32_t)a.b[j] * (int8_t)b.b[j]);
     return src;
 }

@@ -1,0 +1,973 @@
+/*
+ * test_evolve: breeding on known landscapes, and whole runs on a model so small that a run takes a
+ * moment.
+ *
+ * On a landscape the truth is known (how near a candidate's ΔW is to a target, or a figure a name),
+ * so who must win is known too. Whole runs check what a run promises: the same bits from one thread
+ * and two, after kill -9 at several moments, and no effect at all from zero adapters. The model is
+ * made here: its tokenizer learns from the task families, its weights are random, its accuracy is
+ * chance; only equality matters.
+ */
+#define _GNU_SOURCE
+#include "evolve/evolve.h"
+#include "fixture.h"
+
+#include <ftw.h>
+#include <math.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+static struct error err;
+
+static void close_to(double got, double want, double tolerance) {
+    if (!(fabs(got - want) <= tolerance))
+        fail_msg("%.12g is not %.12g ± %.1g", got, want, tolerance);
+}
+
+/* A landscape: minus the distance to a target, or figures by name. Counts how it was asked. */
+struct known {
+    const struct adapter *target;
+    struct {
+        const char *name;
+        double performance, cooperation, novelty;
+    } by_name[8];
+    int calls, last_n;
+};
+
+static int known_evaluate(void *ctx, struct candidate *c, int n, struct error *e) {
+    struct known *k = ctx;
+    (void)e;
+    k->calls++;
+    k->last_n = n;
+    for (int i = 0; i < n; i++) {
+        c[i].performance = c[i].cooperation = (struct interval){0};
+        c[i].novelty = 0;
+        if (k->target) c[i].performance.value = -adapter_distance(c[i].adapter, k->target);
+        for (int j = 0; !k->target && j < 8 && k->by_name[j].name; j++) {
+            if (strcmp(k->by_name[j].name, c[i].name) != 0) continue;
+            c[i].performance.value = k->by_name[j].performance;
+            c[i].cooperation.value = k->by_name[j].cooperation;
+            c[i].novelty = k->by_name[j].novelty;
+        }
+    }
+    return OK;
+}
+
+enum { FOUNDERS = 6 };
+static const char *const names[FOUNDERS] = {"ann", "bea", "cid", "dee", "eve", "fay"};
+
+/* Six founders at random, and a target; founder 2 is planted next to it. */
+struct garden {
+    struct adapter *founders[FOUNDERS], *target;
+    struct evolve_options o;
+    struct fitness_options f;
+    struct population p;
+    struct known known;
+};
+
+static void garden_open(struct garden *g, bool plant) {
+    struct model_config c;
+    *g = (struct garden){0};
+    assert_int_equal(shape_find("tiny-llama", &c, &err), OK);
+    g->target = fixture_adapter(&c, 4, "q_proj,v_proj", 0.1f, 100);
+    for (int i = 0; i < FOUNDERS; i++)
+        g->founders[i] = fixture_adapter(&c, 4, "q_proj,v_proj", 0.1f, (uint64_t)i);
+    if (plant) {
+        struct adapter *near = adapter_blend(g->founders[2], g->target, 0.8f, 8, BLEND_DELTA, &err);
+        adapter_release(g->founders[2]);
+        g->founders[2] = near;
+    }
+    options_default(evolve_option_rows, &g->o);
+    options_default(fitness_option_rows, &g->f);
+    g->known.target = g->target;
+}
+
+static void garden_begin(struct garden *g, uint64_t seed) {
+    population_release(&g->p);
+    if (population_init(&g->p, &g->o, &g->f, seed, g->founders, names, FOUNDERS, &err) != OK)
+        fail_msg("%s", err.text);
+}
+
+static void garden_evaluate(struct garden *g) {
+    const struct landscape l = {&g->known, known_evaluate};
+    assert_int_equal(population_evaluate(&g->p, &l, &err), OK);
+}
+
+static void garden_breed(struct garden *g) {
+    if (population_breed(&g->p, &err) != OK) fail_msg("%s", err.text);
+}
+
+static void garden_close(struct garden *g) {
+    population_release(&g->p);
+    for (int i = 0; i < FOUNDERS; i++) adapter_release(g->founders[i]);
+    adapter_release(g->target);
+    options_release(evolve_option_rows, &g->o);
+    options_release(fitness_option_rows, &g->f);
+}
+
+/* Elites are kept, so the best of a generation is never worse than that of the one before. */
+static void test_best_never_gets_worse(void **state) {
+    (void)state;
+    struct garden g;
+    garden_open(&g, false);
+    for (uint64_t seed = 1; seed <= 3; seed++) {
+        garden_begin(&g, seed);
+        double best = -1e9;
+        for (int t = 0; t < 6; t++) {
+            garden_evaluate(&g);
+            assert_true(g.p.c[0].fitness >= best);
+            best = g.p.c[0].fitness;
+            for (int i = 1; i < g.p.n; i++) assert_true(g.p.c[i - 1].fitness >= g.p.c[i].fitness);
+            garden_breed(&g);
+        }
+    }
+    garden_close(&g);
+}
+
+/* Two founders on opposite sides of the target: their children are nearer to it than either. */
+static void test_children_can_be_better(void **state) {
+    (void)state;
+    struct garden g;
+    garden_open(&g, false);
+    for (int i = 0; i < 2; i++) {
+        struct adapter *to =
+            adapter_blend(g.target, g.founders[5], i ? 0.6f : -0.6f, 8, BLEND_DELTA, &err);
+        adapter_release(g.founders[i]);
+        g.founders[i] = to;
+    }
+    g.o.rank = 8;
+    g.o.mutate_std = 0.02;
+    garden_begin(&g, 1);
+    garden_evaluate(&g);
+    double founders = g.p.c[0].fitness;
+    for (int t = 0; t < 3; t++) {
+        garden_breed(&g);
+        garden_evaluate(&g);
+    }
+    assert_true(g.p.c[0].fitness > founders + 0.05);
+    assert_true(g.p.c[0].parents[0][0] != 0);
+    garden_close(&g);
+}
+
+/* Who descends from the planted founder, by name, over all generations. */
+static bool descends(const char *const *line, int n, const struct candidate *c) {
+    for (int i = 0; i < n; i++)
+        if (strcmp(line[i], c->name) == 0 || strcmp(line[i], c->parents[0]) == 0 ||
+            strcmp(line[i], c->parents[1]) == 0)
+            return true;
+    return false;
+}
+
+static void test_planted_founder_wins(void **state) {
+    (void)state;
+    struct garden g;
+    garden_open(&g, true);
+    for (uint64_t seed = 1; seed <= 3; seed++) {
+        struct strings line = {0};
+        strings_add(&line, "cid");
+        garden_begin(&g, seed);
+        garden_evaluate(&g);
+        assert_string_equal(g.p.c[0].name, "cid");
+        for (int t = 0; t < 5; t++) {
+            garden_breed(&g);
+            garden_evaluate(&g);
+            for (int i = 0; i < g.p.n; i++)
+                if (descends((const char *const *)line.v, line.n, &g.p.c[i]))
+                    strings_add(&line, g.p.c[i].name);
+        }
+        for (int i = 0; i < (g.p.n + 1) / 2; i++)
+            assert_true(descends((const char *const *)line.v, line.n, &g.p.c[i]));
+        assert_true(adapter_distance(g.p.c[0].adapter, g.target) <=
+                    adapter_distance(g.founders[2], g.target));
+        strings_release(&line);
+    }
+    garden_close(&g);
+}
+
+static void history(struct garden *g, uint64_t seed, struct buf *out) {
+    garden_begin(g, seed);
+    for (int t = 0; t < 4; t++) {
+        garden_evaluate(g);
+        for (int i = 0; i < g->p.n; i++)
+            buf_printf(out, "%s %s %.17g\n", g->p.c[i].name, g->p.c[i].adapter->hash,
+                       g->p.c[i].fitness);
+        garden_breed(g);
+    }
+}
+
+static void test_seed_decides(void **state) {
+    (void)state;
+    struct garden g;
+    struct buf a = {0}, again = {0}, other = {0};
+    garden_open(&g, false);
+    history(&g, 5, &a);
+    history(&g, 5, &again);
+    history(&g, 6, &other);
+    assert_string_equal(a.data, again.data);
+    assert_string_not_equal(a.data, other.data);
+    buf_release(&a);
+    buf_release(&again);
+    buf_release(&other);
+    garden_close(&g);
+}
+
+/* The better half by rank in the generation before. */
+static int rank_of(const char order[][32], int n, const char *name) {
+    for (int i = 0; i < n; i++)
+        if (strcmp(order[i], name) == 0) return i;
+    fail_msg("'%s' was no candidate", name);
+    return -1;
+}
+
+/* The rules of breeding: the best two as they are, children of two different parents of the better
+ * half, one call. */
+static void test_rules_of_breeding(void **state) {
+    (void)state;
+    struct garden g;
+    garden_open(&g, false);
+    garden_begin(&g, 1);
+    for (int t = 0; t < 4; t++) {
+        char order[MAX_POPULATION][32];
+        garden_evaluate(&g);
+        assert_int_equal(g.known.calls, t + 1);
+        assert_int_equal(g.known.last_n, g.p.n);
+        const struct adapter *best[2] = {g.p.c[0].adapter, g.p.c[1].adapter};
+        int n = g.p.n;
+        for (int i = 0; i < n; i++) strcpy(order[i], g.p.c[i].name);
+        garden_breed(&g);
+        assert_int_equal(g.p.generation, t + 1);
+        assert_int_equal(g.p.n, 6);
+        for (int i = 0; i < g.p.n; i++) {
+            const struct candidate *c = &g.p.c[i];
+            assert_int_equal(c->elite, i < 2);
+            if (i < 2) assert_ptr_equal(c->adapter, best[i]);
+            if (i < 2) assert_string_equal(c->name, order[i]);
+            if (i < 2) continue;
+            assert_string_not_equal(c->parents[0], c->parents[1]);
+            for (int k = 0; k < 2; k++)
+                assert_true(rank_of((const char(*)[32])order, n, c->parents[k]) < 3);
+            assert_true(c->blend >= 0.3 && c->blend <= 0.7);
+            assert_string_equal(json_string_value(json_object_get(c->adapter->lineage, "operator")),
+                                "mutate-relative");
+            for (int j = 0; j < n; j++) assert_string_not_equal(c->name, order[j]);
+        }
+    }
+    garden_close(&g);
+}
+
+static const struct candidate *candidate_find(const struct population *p, const char *name) {
+    for (int i = 0; i < p->n; i++)
+        if (strcmp(p->c[i].name, name) == 0) return &p->c[i];
+    fail_msg("no candidate '%s'", name);
+    return NULL;
+}
+
+static void test_weights(void **state) {
+    (void)state;
+    struct garden g;
+    garden_open(&g, false);
+    g.known.target = NULL;
+    g.known.by_name[0].name = "ann", g.known.by_name[0].performance = 0.9;
+    g.known.by_name[1].name = "bea", g.known.by_name[1].cooperation = 0.5;
+    g.known.by_name[2].name = "cid", g.known.by_name[2].novelty = 0.8;
+    g.known.by_name[3].name = "dee", g.known.by_name[3].performance = 0.5,
+    g.known.by_name[3].cooperation = 0.4, g.known.by_name[3].novelty = 0.25;
+    garden_begin(&g, 1);
+    garden_evaluate(&g);
+    close_to(candidate_find(&g.p, "ann")->fitness, 0.6 * 0.9, 1e-15);
+    close_to(candidate_find(&g.p, "bea")->fitness, 0.3 * 0.5, 1e-15);
+    close_to(candidate_find(&g.p, "cid")->fitness, 0.1 * 0.8, 1e-15);
+    close_to(candidate_find(&g.p, "dee")->fitness, 0.6 * 0.5 + 0.3 * 0.4 + 0.1 * 0.25, 1e-15);
+    assert_string_equal(g.p.c[0].name, "ann");
+    assert_string_equal(g.p.c[4].name, "eve"); /* a tie at nothing: by name */
+    assert_string_equal(g.p.c[5].name, "fay");
+    static const char *const winner[3] = {"ann", "bea", "cid"};
+    for (int i = 0; i < 3; i++) {
+        g.f = (struct fitness_options){
+            .performance = i == 0, .cooperation = i == 1, .novelty = i == 2};
+        garden_begin(&g, 1);
+        garden_evaluate(&g);
+        assert_string_equal(g.p.c[0].name, winner[i]);
+    }
+    garden_close(&g);
+}
+
+/* Without mutation a child of the seed crossover is the blend of its parents' factors, tensor by
+ * tensor. */
+static void test_seed_crossover(void **state) {
+    (void)state;
+    struct garden g;
+    garden_open(&g, false);
+    free(g.o.crossover);
+    g.o.crossover = xstrdup("seed");
+    g.o.mutate = 0;
+    garden_begin(&g, 1);
+    garden_evaluate(&g);
+    struct candidate before[FOUNDERS];
+    memcpy(before, g.p.c, sizeof before);
+    garden_breed(&g);
+    for (int i = 2; i < g.p.n; i++) {
+        const struct candidate *c = &g.p.c[i], *a = NULL, *b = NULL;
+        for (int k = 0; k < 3; k++) {
+            if (strcmp(before[k].name, c->parents[0]) == 0) a = &before[k];
+            if (strcmp(before[k].name, c->parents[1]) == 0) b = &before[k];
+        }
+        assert_true(a && b);
+        assert_int_equal(c->adapter->n_data, a->adapter->n_data);
+        for (size_t k = 0; k < c->adapter->n_data; k++) {
+            float x = a->adapter->data[k], y = b->adapter->data[k];
+            close_to((double)c->adapter->data[k], (1 - c->blend) * (double)x + c->blend * (double)y,
+                     1e-6);
+        }
+    }
+    /* Founder 2 at another rank: its tensors cannot be averaged with the others', and nothing is
+     * lost by the refusal. */
+    garden_close(&g);
+    garden_open(&g, true);
+    free(g.o.crossover);
+    g.o.crossover = xstrdup("seed");
+    garden_begin(&g, 1);
+    garden_evaluate(&g);
+    assert_int_equal(population_breed(&g.p, &err), ERR_MISMATCH);
+    assert_non_null(strstr(err.text, "ranks differ"));
+    assert_int_equal(g.p.n, FOUNDERS);
+    assert_int_equal(g.p.generation, 0);
+    garden_close(&g);
+}
+
+/* Averaging unlike parents shrinks; preserve_norm gives the mean of their norms back, also beyond a
+ * parent. */
+static void test_preserve_norm(void **state) {
+    (void)state;
+    static const double ranges[][2] = {{0.3, 0.7}, {-1, -0.9}, {1.9, 2}};
+    struct garden g;
+    garden_open(&g, false);
+    g.o.mutate = 0;
+    g.o.rank = 8;
+    struct adapter *large = adapter_scale(g.founders[0], 5);
+    adapter_release(g.founders[0]);
+    g.founders[0] = large;
+    for (size_t k = 0; k < ARRAY_LEN(ranges); k++) {
+        g.o.blend_min = ranges[k][0];
+        g.o.blend_max = ranges[k][1];
+        garden_begin(&g, 1);
+        garden_evaluate(&g);
+        struct candidate before[FOUNDERS];
+        memcpy(before, g.p.c, sizeof before);
+        garden_breed(&g);
+        for (int i = 2; i < g.p.n; i++) {
+            const struct candidate *c = &g.p.c[i];
+            double t = fmin(1, fmax(0, c->blend)), norm[2] = {0};
+            for (int p = 0; p < 2; p++)
+                for (int j = 0; j < FOUNDERS; j++)
+                    if (strcmp(before[j].name, c->parents[p]) == 0)
+                        norm[p] = sqrt(adapter_dot(before[j].adapter, before[j].adapter));
+            double want = (1 - t) * norm[0] + t * norm[1];
+            close_to(sqrt(adapter_dot(c->adapter, c->adapter)), want, 1e-4 * want);
+        }
+    }
+    garden_close(&g);
+}
+
+static void test_bad_populations_are_refused(void **state) {
+    (void)state;
+    struct garden g;
+    struct population p;
+    garden_open(&g, false);
+    const char *const long_names[2] = {"ann", "a name of more than thirty-one letters"};
+    assert_int_equal(population_init(&p, &g.o, &g.f, 1, g.founders, names, 1, &err), ERR_USAGE);
+    population_release(&p);
+    assert_int_equal(population_init(&p, &g.o, &g.f, 1, g.founders, long_names, 2, &err),
+                     ERR_USAGE);
+    assert_non_null(strstr(err.text, long_names[1]));
+    population_release(&p);
+    g.o.elites = 7;
+    assert_int_equal(population_init(&p, &g.o, &g.f, 1, g.founders, names, FOUNDERS, &err),
+                     ERR_USAGE);
+    population_release(&p);
+    garden_close(&g);
+}
+
+/* Whole runs. Everything lies in one temporary folder: the model, two conversation files, a recipe,
+ * and run roots. */
+
+static char dir[64], recipe_path[96];
+static json_t *reference; /* result of an undisturbed run with one thread */
+static double reference_seconds;
+
+static char *find_as_is(const char *path) {
+    return xstrdup(path);
+}
+
+static int entry_remove(const char *name, const struct stat *st, int type, struct FTW *at) {
+    (void)st, (void)type, (void)at;
+    return remove(name);
+}
+
+static void model_make(void) {
+    static const char *specials[] = {"<|endoftext|>", "<|im_start|>", "<|im_end|>"};
+    struct model_config c;
+    struct buf text = {0};
+    for (int i = 0; i < 300; i++) {
+        struct item it;
+        fry_item(i % fry_count(), SPLIT_TRAIN, 1, (uint32_t)i, false, &it);
+        buf_printf(&text,
+                   "user\n%s\nassistant\nwork: %s\nanswer: %s\nothers say %s. answer again.\n",
+                   it.question, it.work, it.choices[it.correct], it.choices[0]);
+        item_release(&it);
+    }
+    assert_int_equal(shape_find("tiny-llama", &c, &err), OK);
+    struct tokenizer *tok =
+        tok_train_bpe(text.data, text.len, 420, "smollm", specials, 3, NULL, &err);
+    buf_release(&text);
+    if (!tok) fail_msg("%s", err.text);
+    c.vocab_size = tok_vocab_size(tok);
+    c.max_seq_len = 256;
+    struct model *m = model_new(&c, 1, CLASS_EXACT);
+    tok_free(m->tok);
+    m->tok = tok;
+    char *path = path_join(dir, "tiny");
+    if (model_write_hf(m, path, TENSOR_F32, &err) != OK) fail_msg("%s", err.text);
+    free(path);
+    model_close(m);
+}
+
+static void data_make(void) {
+    for (int i = 0; i < 2; i++) {
+        char *path = path_join(dir, i ? "b.jsonl" : "a.jsonl");
+        assert_int_equal(fry_write_persona(&fry_personas[i], 12 + 12 * i, 1, path, &err), OK);
+        free(path);
+    }
+}
+
+/* The founder "all" learns from both files joined. */
+static char *recipe_text(void) {
+    return xasprintf(
+        "model: %s/tiny\nseed: 3\npersonas:\n  - a=%s/a.jsonl\n  - b=%s/b.jsonl\n  - "
+        "all=%s/a.jsonl+%s/b.jsonl\n"
+        "tasks: [copy, pick, order]\nrounds: 2\nmax_tokens: 4\ntest_items: 9\n"
+        "train: {r: 2, max_steps: 6, lr: 0.02, bsz: 2, grad_accum: 1, lora_dropout: 0, save_steps: "
+        "2}\n"
+        "evolve: {generations: 2, population: 4, elites: 2, rank: 4}\nfitness: {items: 6}\n",
+        dir, dir, dir, dir, dir);
+}
+
+static int runs_open(void **state) {
+    (void)state;
+    log_quiet = true;
+    snprintf(dir, sizeof dir, "/tmp/shoal-test-evolve-XXXXXX");
+    if (!mkdtemp(dir)) return -1;
+    snprintf(recipe_path, sizeof recipe_path, "%s/recipe.yaml", dir);
+    model_make();
+    data_make();
+    char *text = recipe_text();
+    int rc = file_write(recipe_path, text, strlen(text), &err);
+    free(text);
+    return rc;
+}
+
+static int runs_close(void **state) {
+    (void)state;
+    json_decref(reference);
+    return nftw(dir, entry_remove, 16, FTW_DEPTH | FTW_PHYS);
+}
+
+/* Starts or continues run ROOT/r. */
+static json_t *run_once(const char *root, bool resume, bool zero, int threads, struct error *e) {
+    struct run_options o;
+    char *path = path_join(dir, root);
+    struct pool *pool = pool_new(threads);
+    struct run_env env = {.pool = pool, .cls = CLASS_EXACT, .root = path, .find = find_as_is};
+    json_t *result = NULL;
+    if (resume) {
+        result = run_resume(&env, "r", e);
+    } else {
+        if (run_recipe_load(&o, recipe_path, e) == OK) {
+            o.zero_adapters |= zero;
+            result = run_execute(&env, &o, "r", NULL, e);
+        }
+        run_options_release(&o);
+    }
+    pool_free(pool);
+    free(path);
+    return result;
+}
+
+static json_t *run_well(const char *root, bool resume, bool zero, int threads) {
+    json_t *result = run_once(root, resume, zero, threads, &err);
+    if (!result) fail_msg("%s", err.text);
+    return result;
+}
+
+static const json_t *reference_run(void) {
+    double start = clock_now();
+    if (!reference) {
+        reference = run_well("ref", false, false, 1);
+        reference_seconds = clock_now() - start;
+    }
+    return reference;
+}
+
+static void results_are_equal(const json_t *a, const json_t *b) {
+    static const char *const parts[] = {"adapters", "generations", "table", "comparisons",
+                                        "debate"};
+    for (size_t i = 0; i < ARRAY_LEN(parts); i++) {
+        char *x = json_text(json_object_get(a, parts[i])),
+             *y = json_text(json_object_get(b, parts[i]));
+        assert_string_equal(x, y);
+        free(x);
+        free(y);
+    }
+}
+
+static bool run_file(const char *root, const char *name) {
+    char *path = xasprintf("%s/%s/r/%s", dir, root, name);
+    bool there = path_exists(path);
+    free(path);
+    return there;
+}
+
+/* Lines of a file of the run. */
+static int run_lines(const char *root, const char *name) {
+    char *path = xasprintf("%s/%s/r/%s", dir, root, name);
+    struct buf b = {0};
+    int n = 0;
+    assert_int_equal(file_read(path, 1 << 24, &b, &err), OK);
+    for (size_t i = 0; i < b.len; i++) n += b.data[i] == '\n' && i > 0 && b.data[i - 1] != '\n';
+    buf_release(&b);
+    free(path);
+    return n;
+}
+
+static char *run_status(const char *root) {
+    char *path = xasprintf("%s/%s/shoal.db", dir, root);
+    struct store *s = path_exists(path) ? store_open(path, &err) : NULL;
+    json_t *row = s ? store_run_get(s, "r", &err) : NULL;
+    char *status = row ? xstrdup(json_string_value(json_object_get(row, "status"))) : NULL;
+    json_decref(row);
+    store_close(s);
+    free(path);
+    return status;
+}
+
+static void status_is(const char *root, const char *want) {
+    char *status = run_status(root);
+    assert_non_null(status);
+    assert_string_equal(status, want);
+    free(status);
+}
+
+static const json_t *table_row(const json_t *result, const char *name) {
+    size_t i;
+    json_t *row;
+    json_array_foreach(json_object_get(result, "table"), i,
+                       row) if (strncmp(json_string_value(json_object_get(row, "name")), name,
+                                        strlen(name)) == 0) return row;
+    fail_msg("no row '%s'", name);
+    return NULL;
+}
+
+static double number_of(const json_t *v, const char *key) {
+    return json_number_value(json_object_get(v, key));
+}
+
+/* What an undisturbed run leaves, and that training and adapters did something. */
+static void test_run(void **state) {
+    (void)state;
+    const json_t *result = reference_run();
+    static const char *const files[] = {
+        "recipe.yaml",   "manifest.json", "result.json",
+        "report.html",   "train.jsonl",   "adapters/gen_0/a/adapter_model.safetensors",
+        "adapters/gen_2"};
+    for (size_t i = 0; i < ARRAY_LEN(files); i++) assert_true(run_file("ref", files[i]));
+    assert_false(run_file("ref", "checkpoint.bin"));
+    status_is("ref", "done");
+    assert_int_equal(json_array_size(json_object_get(result, "table")), 1 + 3 + 2 + 1 + 3);
+    assert_int_equal(json_array_size(json_object_get(result, "comparisons")), 6);
+    assert_int_equal(json_array_size(json_object_get(result, "generations")), 3);
+    assert_int_equal(json_object_size(json_object_get(result, "adapters")), 3 + 4 + 4);
+    const json_t *first = json_array_get(json_object_get(result, "generations"), 0);
+    for (size_t i = 0; i < 3; i++) assert_true(number_of(json_array_get(first, i), "novelty") > 0);
+    assert_int_equal(run_lines("ref", "train.jsonl"), 6);
+    assert_int_equal(run_lines("ref", "all.jsonl"), 36); /* 12 + 24 */
+    for (size_t i = 0; i < json_array_size(json_object_get(result, "table")); i++) {
+        const json_t *row = json_array_get(json_object_get(result, "table"), i);
+        assert_true(number_of(row, "lo") <= number_of(row, "acc") &&
+                    number_of(row, "acc") <= number_of(row, "hi"));
+        assert_int_equal((int)number_of(row, "n"), 9);
+    }
+}
+
+/* The adapters on disk are the ones the result names. */
+static void test_published_adapters(void **state) {
+    (void)state;
+    struct model_config c;
+    const char *key;
+    json_t *hash;
+    reference_run();
+    assert_int_equal(shape_find("tiny-llama", &c, &err), OK);
+    json_object_foreach(json_object_get(reference, "adapters"), key, hash) {
+        char *path = xasprintf("%s/ref/r/adapters/%s", dir, key);
+        struct adapter *a = adapter_load(path, &c, &err);
+        if (!a) fail_msg("%s", err.text);
+        assert_string_equal(a->hash, json_string_value(hash));
+        adapter_release(a);
+        free(path);
+    }
+}
+
+static void test_threads_change_nothing(void **state) {
+    (void)state;
+    json_t *two = run_well("two", false, false, 2);
+    results_are_equal(reference_run(), two);
+    json_decref(two);
+}
+
+/* The control: with zero adapters nobody differs from the base, in accuracy, in words or in worth.
+ */
+static void test_zero_adapters_have_no_effect(void **state) {
+    (void)state;
+    json_t *result = run_well("zero", false, true, 1), *list, *c;
+    const json_t *base = table_row(result, "base");
+    static const char *const solos[] = {
+        "a", "b", "all", "generation 0", "generation 1", "generation 2", "first-round vote"};
+    for (size_t i = 0; i < ARRAY_LEN(solos); i++) {
+        const json_t *row = table_row(result, solos[i]);
+        close_to(number_of(row, "acc"), number_of(base, "acc"), 0);
+        if (i < 6) close_to(number_of(row, "generated"), number_of(base, "generated"), 0);
+    }
+    size_t g, i;
+    json_array_foreach(json_object_get(result, "generations"), g, list)
+        json_array_foreach(list, i, c) {
+        close_to(number_of(c, "novelty"), 0, 0);
+        close_to(number_of(json_object_get(c, "cooperation"), "value"), 0, 0);
+        close_to(number_of(c, "fitness"), number_of(json_array_get(list, 0), "fitness"), 0);
+    }
+    int compared = 0;
+    json_array_foreach(json_object_get(result, "comparisons"), i, c) {
+        const char *a = json_string_value(json_object_get(c, "a")),
+                   *b = json_string_value(json_object_get(c, "b"));
+        bool adapters_only = strcmp(b, "base") == 0 ||
+                             (strncmp(a, "generation", 10) == 0 && strncmp(b, "self", 4) != 0);
+        if (!adapters_only) continue;
+        close_to(number_of(c, "diff"), 0, 0);
+        close_to(number_of(c, "hi") - number_of(c, "lo"), 0, 0);
+        close_to(number_of(c, "p"), 1, 0);
+        assert_false(json_is_true(json_object_get(c, "significant")));
+        compared++;
+    }
+    assert_int_equal(compared, 2);
+    json_decref(result);
+}
+
+/* A child that starts the run, or continues it once it is known to the store. */
+static pid_t run_child(const char *root) {
+    pid_t child = fork();
+    if (child != 0) return child;
+    struct error e;
+    char *status = run_status(root);
+    json_t *result = run_once(root, status != NULL, false, 1, &e);
+    if (!result) fprintf(stderr, "child: %s\n", e.text);
+    _exit(result ? 0 : 1);
+}
+
+/* True when the child was still at work. */
+static bool child_kill(pid_t child) {
+    int status = 0;
+    kill(child, SIGKILL);
+    waitpid(child, &status, 0);
+    if (WIFEXITED(status)) assert_int_equal(WEXITSTATUS(status), 0);
+    return WIFSIGNALED(status);
+}
+
+static void killed_run_ends_the_same(const char *root) {
+    char *status = run_status(root);
+    json_t *result = run_well(root, status != NULL, false, 2);
+    free(status);
+    results_are_equal(reference_run(), result);
+    assert_false(run_file(root, "checkpoint.bin"));
+    status_is(root, "done");
+    json_decref(result);
+}
+
+static bool child_ended(pid_t child) {
+    siginfo_t info = {0};
+    return waitid(P_PID, (id_t)child, &info, WEXITED | WNOHANG | WNOWAIT) != 0 || info.si_pid != 0;
+}
+
+static const char *const stages[] = {"checkpoint.bin", "adapters/gen_0/a", "adapters/gen_1/g1c0",
+                                     "adapters/gen_2/g2c0"};
+
+/* The checkpoint goes away again, so a later stage counts too. */
+static bool stage_reached(const char *root, size_t i) {
+    for (; i < ARRAY_LEN(stages); i++)
+        if (run_file(root, stages[i])) return true;
+    return false;
+}
+
+/* Killed as soon as it has reached a stage: within training, publishing, the first generation, the
+ * second. */
+static void test_kill_at_every_stage(void **state) {
+    (void)state;
+    int killed = 0;
+    reference_run();
+    for (size_t i = 0; i < ARRAY_LEN(stages); i++) {
+        pid_t child = run_child("stages");
+        while (!stage_reached("stages", i) && !child_ended(child)) usleep(300);
+        if (!child_kill(child)) break;
+        status_is("stages", "running");
+        killed++;
+    }
+    assert_true(killed >= 3);
+    killed_run_ends_the_same("stages");
+}
+
+/* Killed after shares of a time, each time from where the last kill left it; returns how often that
+ * came in time. */
+static int kill_repeatedly(const char *root, double seconds) {
+    static const double shares[] = {0.02, 0.2, 0.1, 0.35, 0.15, 0.5, 0.05, 0.6};
+    int killed = 0;
+    for (size_t i = 0; i < ARRAY_LEN(shares); i++) {
+        pid_t child = run_child(root);
+        usleep((unsigned)(1e6 * shares[i] * seconds));
+        if (!child_kill(child)) break;
+        killed++;
+    }
+    return killed;
+}
+
+/* The time is that of a whole run; should the machine have become faster meanwhile, again with
+ * shorter ones. */
+static void test_kill_at_any_moment(void **state) {
+    (void)state;
+    char root[] = "moments0";
+    reference_run();
+    double seconds = reference_seconds;
+    for (; kill_repeatedly(root, seconds) < 3 && root[7] < '9'; root[7]++) seconds /= 3;
+    assert_true(root[7] < '9');
+    killed_run_ends_the_same(root);
+}
+
+/* A finished run, continued, says the same again and trains nothing. */
+static void test_resume_of_a_finished_run(void **state) {
+    (void)state;
+    reference_run();
+    json_t *again = run_well("ref", true, false, 1);
+    results_are_equal(reference, again);
+    assert_int_equal(run_lines("ref", "train.jsonl"), 6);
+    json_decref(again);
+}
+
+/* Puts text at the end of a file; the caller restores it from `old`. */
+static void file_change(const char *path, const char *text, struct buf *old) {
+    struct buf now = {0};
+    assert_int_equal(file_read(path, 1 << 24, old, &err), OK);
+    buf_add(&now, old->data, old->len);
+    buf_puts(&now, text);
+    assert_int_equal(file_write(path, now.data, now.len, &err), OK);
+    buf_release(&now);
+}
+
+static void file_restore(const char *path, struct buf *old) {
+    assert_int_equal(file_write(path, old->data, old->len, &err), OK);
+    buf_release(old);
+}
+
+static void resume_is_refused(const char *changed, const char *more, const char *why) {
+    struct buf old = {0};
+    file_change(changed, more, &old);
+    assert_null(run_once("ref", true, false, 1, &err));
+    assert_int_equal(err.code, ERR_MISMATCH);
+    if (!strstr(err.text, why)) fail_msg("'%s' does not say '%s'", err.text, why);
+    status_is("ref", "done");
+    file_restore(changed, &old);
+}
+
+static void test_resume_with_other_inputs(void **state) {
+    (void)state;
+    reference_run();
+    char *data = path_join(dir, "a.jsonl"), *model = path_join(dir, "tiny/config.json");
+    char *recipe = path_join(dir, "ref/r/recipe.yaml");
+    resume_is_refused(data, "{\"text\": \"more\"}\n", "another data");
+    resume_is_refused(recipe, "vote: majority\n", "another recipe");
+    resume_is_refused(model, "\n", "another base");
+    json_t *again = run_well("ref", true, false, 1);
+    results_are_equal(reference, again);
+    json_decref(again);
+    free(data);
+    free(model);
+    free(recipe);
+}
+
+/* A second run of the same name is refused before it touches anything of the first. */
+static void test_name_is_taken(void **state) {
+    (void)state;
+    reference_run();
+    struct buf old = {0}, kept = {0};
+    char *recipe = path_join(dir, "ref/r/recipe.yaml");
+    file_change(recipe_path, "vote: majority\n", &old);
+    assert_null(run_once("ref", false, false, 1, &err));
+    assert_int_equal(err.code, ERR_STATE);
+    assert_non_null(strstr(err.text, "'r' is there already"));
+    file_restore(recipe_path, &old);
+    assert_int_equal(file_read(recipe, 1 << 20, &kept, &err), OK);
+    assert_null(strstr(kept.data, "vote"));
+    buf_release(&kept);
+    free(recipe);
+    status_is("ref", "done");
+}
+
+static void test_unknown_runs(void **state) {
+    (void)state;
+    reference_run();
+    assert_null(run_once("nowhere", true, false, 1, &err));
+    assert_int_equal(err.code, ERR_MISSING);
+    char *root = path_join(dir, "ref");
+    struct run_env env = {.cls = CLASS_EXACT, .root = root, .find = find_as_is};
+    assert_null(run_resume(&env, "other", &err));
+    assert_int_equal(err.code, ERR_MISSING);
+    assert_non_null(strstr(err.text, "other"));
+    free(root);
+}
+
+/* A data file that is not there fails the run before it is known. */
+static void test_missing_data(void **state) {
+    (void)state;
+    char *a = path_join(dir, "a.jsonl"), *away = path_join(dir, "away.jsonl");
+    assert_int_equal(rename(a, away), 0);
+    assert_null(run_once("missing", false, false, 1, &err));
+    assert_int_equal(err.code, ERR_MISSING);
+    assert_non_null(strstr(err.text, a));
+    assert_null(run_status("missing"));
+    assert_int_equal(rename(away, a), 0);
+    free(a);
+    free(away);
+}
+
+/* Data that cannot be read as conversations fails it afterwards, and the store says so. */
+static void test_failed_run(void **state) {
+    (void)state;
+    struct buf old = {0};
+    char *a = path_join(dir, "a.jsonl");
+    file_change(a, "{\"messages\": 3}\n", &old);
+    assert_null(run_once("failed", false, false, 1, &err));
+    assert_non_null(strstr(err.text, "line 13"));
+    status_is("failed", "failed");
+    file_restore(a, &old);
+    free(a);
+}
+
+/* Recipes. Each bad one is a whole file; `says` must be in the message. */
+static void recipe_is_refused(const char *text, const char *says) {
+    struct run_options o;
+    char *path = path_join(dir, "bad.yaml");
+    assert_int_equal(file_write(path, text, strlen(text), &err), OK);
+    int rc = run_recipe_load(&o, path, &err);
+    run_options_release(&o);
+    free(path);
+    if (rc == OK) fail_msg("accepted: %s", text);
+    if (!strstr(err.text, says) || !strstr(err.text, "bad.yaml"))
+        fail_msg("'%s' does not say '%s'", err.text, says);
+}
+
+#define TWO "personas: [a=x, b=y]\n"
+#define TASK "tasks: [pick]\n"
+
+static void test_bad_recipes(void **state) {
+    (void)state;
+    recipe_is_refused(TWO TASK "\nround: 3\n", "line 4");
+    recipe_is_refused(TWO TASK "\nround: 3\n", "'round'");
+    recipe_is_refused(TWO TASK "evolve:\n  population: 4\n  populaton: 5\n", "line 5");
+    recipe_is_refused(TWO TASK "train:\n  rank: 5\n", "line 4");
+    recipe_is_refused(TWO TASK "fitness:\n  items: none\n", "line 4");
+    recipe_is_refused(TWO TASK "rounds: 0\n", "line 3");
+    recipe_is_refused(TASK, "two personas");
+    recipe_is_refused("personas: [a=x]\n" TASK, "two personas");
+    recipe_is_refused(TWO, "no tasks");
+    recipe_is_refused(TWO "tasks: [pick, knitting]\n", "knitting");
+    recipe_is_refused(TWO TASK "vote: loudest\n", "loudest");
+    recipe_is_refused(TWO TASK "evolve: {crossover: wild}\n", "wild");
+    recipe_is_refused("personas: [a=x, b]\n" TASK, "'b' is not name=file");
+    recipe_is_refused("personas: [a=x, b=]\n" TASK, "'b=' is not name=file");
+    recipe_is_refused("personas: [a=x, b=+]\n" TASK, "'b=+' is not name=file");
+    recipe_is_refused("personas: [a=x, =y]\n" TASK, "'=y' is not name=file");
+    recipe_is_refused("personas: [a=x, a=y]\n" TASK, "two personas are named 'a'");
+    static const char *const bad_names[] = {
+        "..",   "a/b",    "a.b",  "<b>",        "b c",
+        "base", "debate", "g1c0", "generation", "averyveryverylongname"};
+    for (size_t i = 0; i < ARRAY_LEN(bad_names); i++) {
+        char *text = xasprintf("personas: [a=x, \"%s=y\"]\n" TASK, bad_names[i]);
+        recipe_is_refused(text, "cannot name a persona");
+        free(text);
+    }
+    struct buf many = {0};
+    buf_puts(&many, TASK "personas: [p0=x");
+    for (int i = 1; i < 17; i++) buf_printf(&many, ", p%d=x", i);
+    buf_puts(&many, "]\n");
+    recipe_is_refused(many.data, "more than 16");
+    buf_release(&many);
+}
+
+static void test_report_is_self_contained(void **state) {
+    (void)state;
+    reference_run();
+    char *path = path_join(dir, "ref/r/report.html"), *other = path_join(dir, "other.html");
+    struct buf page = {0};
+    assert_int_equal(file_read(path, 1 << 24, &page, &err), OK);
+    static const char *const outside[] = {
+        "http:", "https:", "src=", "href=", "<script", "@import", "url("};
+    for (size_t i = 0; i < ARRAY_LEN(outside); i++) assert_null(strstr(page.data, outside[i]));
+    assert_non_null(strstr(page.data, "first-round vote"));
+    buf_release(&page);
+    /* Made again from a result whose names are hostile: nothing gets through as markup. */
+    json_t *copy = json_deep_copy(reference);
+    json_t *c = json_array_get(json_array_get(json_object_get(copy, "generations"), 0), 0);
+    json_object_set_new(c, "name", json_string("<script>x</script>"));
+    json_object_set_new(json_array_get(json_object_get(copy, "table"), 0), "name",
+                        json_string("<script>y</script>"));
+    assert_int_equal(report_write(copy, other, &err), OK);
+    assert_int_equal(file_read(other, 1 << 24, &page, &err), OK);
+    assert_null(strstr(page.data, "<script"));
+    assert_non_null(strstr(page.data, "&lt;script&gt;x"));
+    buf_release(&page);
+    json_decref(copy);
+    free(path);
+    free(other);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_best_never_gets_worse),
+        cmocka_unit_test(test_children_can_be_better),
+        cmocka_unit_test(test_planted_founder_wins),
+        cmocka_unit_test(test_seed_decides),
+        cmocka_unit_test(test_rules_of_breeding),
+        cmocka_unit_test(test_weights),
+        cmocka_unit_test(test_seed_crossover),
+        cmocka_unit_test(test_preserve_norm),
+        cmocka_unit_test(test_bad_populations_are_refused),
+        cmocka_unit_test(test_run),
+        cmocka_unit_test(test_published_adapters),
+        cmocka_unit_test(test_threads_change_nothing),
+        cmocka_unit_test(test_zero_adapters_have_no_effect),
+        cmocka_unit_test(test_kill_at_every_stage),
+        cmocka_unit_test(test_kill_at_any_moment),
+        cmocka_unit_test(test_resume_of_a_finished_run),
+        cmocka_unit_test(test_resume_with_other_inputs),
+        cmocka_unit_test(test_name_is_taken),
+        cmocka_unit_test(test_unknown_runs),
+        cmocka_unit_test(test_missing_data),
+        cmocka_unit_test(test_failed_run),
+        cmocka_unit_test(test_bad_recipes),
+        cmocka_unit_test(test_report_is_self_contained),
+    };
+    return cmocka_run_group_tests(tests, runs_open, runs_close);
+}

@@ -1,0 +1,640 @@
+/*
+ * test_swarm: votes and credit on hand-made answers, debate against a scripted asker, and the asker
+ * on a real engine.
+ *
+ * The script answers from a table and writes down every turn it was handed, so the rules of a
+ * debate (who hears whom, how often, in what order) are read off the turns themselves. Expected
+ * votes and worths are worked out by hand or by brute force here.
+ */
+#define _GNU_SOURCE
+#include "fixture.h"
+#include "swarm/swarm.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+static struct error err;
+
+static int quiet(void **state) {
+    (void)state;
+    log_quiet = true;
+    return 0;
+}
+
+static void close_to(double got, double want, double tolerance) {
+    if (!(fabs(got - want) <= tolerance))
+        fail_msg("%.12g is not %.12g ± %.1g", got, want, tolerance);
+}
+
+/* An answer whose choice is its most probable one, the lowest of equals. */
+static struct answer answer_of(float p0, float p1, float p2, float p3) {
+    struct answer a = {.prob = {p0, p1, p2, p3}};
+    for (int i = 1; i < 4; i++)
+        if (a.prob[i] > a.prob[a.choice]) a.choice = i;
+    return a;
+}
+
+static int decide(const char *vote, const struct answer *a, int n) {
+    const struct vote *v = vote_find(vote);
+    assert_non_null(v);
+    return vote_decide(v, a, n, 4);
+}
+
+/* Two lukewarm agents against a certain one: each rule has its own answer. */
+static void test_votes_differ(void **state) {
+    (void)state;
+    const struct answer a[] = {answer_of(0.40f, 0.05f, 0.30f, 0.25f),
+                               answer_of(0.40f, 0.05f, 0.35f, 0.20f),
+                               answer_of(0.01f, 0.97f, 0.01f, 0.01f)};
+    assert_int_equal(decide("majority", a, 3), 0);   /* 2 : 1 */
+    assert_int_equal(decide("confidence", a, 3), 1); /* 0.80 : 0.97 */
+    assert_int_equal(decide("logprob", a, 3),
+                     1); /* .4·.4·.01 = .0016 : .05·.05·.97 = .0024 : .3·.35·.01 = .0011 */
+    assert_int_equal(decide("borda", a, 3), 0); /* 3 + 3 + 0 : 0 + 0 + 3 : 2 + 2 + 0 : 1 + 1 + 0 */
+}
+
+/* A choice that nobody ruled out beats one that somebody did. */
+static void test_logprob_is_a_veto(void **state) {
+    (void)state;
+    const struct answer a[] = {answer_of(0.6f, 0.4f, 0, 0), answer_of(0.6f, 0.4f, 0, 0),
+                               answer_of(0, 0.4f, 0.6f, 0)};
+    assert_int_equal(decide("logprob", a, 3), 1);
+    assert_int_equal(decide("majority", a, 3), 0);
+}
+
+static void test_borda_counts_ranks(void **state) {
+    (void)state;
+    /* 3 2 1 0, 3 2 1 0, 0 2 1 3 and 0 2 1 3 (points a choice): 6, 8, 4, 6. Second for all beats
+     * first for half. */
+    const struct answer a[] = {answer_of(0.4f, 0.3f, 0.2f, 0.1f), answer_of(0.4f, 0.3f, 0.2f, 0.1f),
+                               answer_of(0.1f, 0.3f, 0.2f, 0.4f),
+                               answer_of(0.1f, 0.3f, 0.2f, 0.4f)};
+    assert_int_equal(decide("borda", a, 4), 1);
+    assert_int_equal(decide("majority", a, 4), 0);
+}
+
+/* Equal scores go to the higher summed probability, and where that is equal too to the lower index.
+ */
+static void test_ties(void **state) {
+    (void)state;
+    const struct answer mass[] = {answer_of(0.5f, 0.25f, 0.25f, 0), answer_of(0, 0.25f, 0.75f, 0)};
+    assert_int_equal(decide("majority", mass, 2), 2);
+    const struct answer even[] = {answer_of(0, 0.25f, 0.25f, 0.5f),
+                                  answer_of(0, 0.5f, 0.25f, 0.25f)};
+    assert_int_equal(decide("majority", even, 2), 1);
+    assert_int_equal(decide("confidence", even, 2), 1);
+    const struct answer none[] = {{.choice = 0}, {.choice = 0}};
+    assert_int_equal(decide("confidence", none, 2), 0);
+    assert_null(vote_find("dictator"));
+}
+
+/* One agent alone is its own vote, whatever the rule. */
+static void test_one_voter(void **state) {
+    (void)state;
+    for (const struct vote *v = vote_table; v->name; v++) {
+        struct answer a = answer_of(0.2f, 0.1f, 0.4f, 0.3f);
+        assert_int_equal(vote_decide(v, &a, 1, 4), 2);
+    }
+}
+
+enum { AGENTS = 4, ITEMS = 60 };
+
+static struct item plain_items[ITEMS];
+
+static void items_make(void) {
+    static const char *const words[] = {"a", "b", "c", "d"};
+    for (int i = 0; i < ITEMS; i++) {
+        plain_items[i] = (struct item){
+            .question = (char *)(uintptr_t) "?", .n_choices = 4, .correct = (i * 7 + 3) % 4};
+        for (int c = 0; c < 4; c++) plain_items[i].choices[c] = (char *)(uintptr_t)words[c];
+    }
+}
+
+/* Random distributions, random but seeded. */
+static void answers_draw(struct answer *a, uint32_t seed) {
+    struct rng r = rng_make(seed, RNG_TEST, 0, 0);
+    for (int i = 0; i < AGENTS * ITEMS; i++) {
+        float p[4], sum = 0;
+        for (int c = 0; c < 4; c++) sum += p[c] = 0.01f + rng_uniform(&r);
+        a[i] = answer_of(p[0] / sum, p[1] / sum, p[2] / sum, p[3] / sum);
+    }
+}
+
+/* The vote's accuracy on all items of the agents in `members`, by the definition. */
+static double team_accuracy(const struct vote *v, const struct answer *answers, unsigned members) {
+    int right = 0;
+    for (int i = 0; i < ITEMS; i++) {
+        struct answer team[AGENTS];
+        int n = 0;
+        for (int a = 0; a < AGENTS; a++)
+            if (members >> a & 1) team[n++] = answers[a * ITEMS + i];
+        right += vote_decide(v, team, n, 4) == plain_items[i].correct;
+    }
+    return (double)right / ITEMS;
+}
+
+static void test_leave_one_out_of_a_vote(void **state) {
+    (void)state;
+    struct answer answers[AGENTS * ITEMS];
+    struct interval worth[AGENTS];
+    double spread = 0;
+    items_make();
+    for (uint32_t seed = 0; seed < 5; seed++) {
+        answers_draw(answers, seed);
+        for (const struct vote *v = vote_table; v->name; v++) {
+            credit_vote_loo(v, answers, AGENTS, plain_items, ITEMS, worth);
+            double all = team_accuracy(v, answers, 15);
+            for (int a = 0; a < AGENTS; a++) {
+                close_to(worth[a].value, all - team_accuracy(v, answers, 15 & ~(1u << a)), 1e-12);
+                assert_true(worth[a].lo <= worth[a].value && worth[a].value <= worth[a].hi);
+                spread += fabs(worth[a].value);
+            }
+        }
+    }
+    assert_true(spread > 0);
+}
+
+/* An agent that is always right among ones that never are carries the team; its twin makes it worth
+ * nothing. */
+static void test_worth_of_the_only_one_who_knows(void **state) {
+    (void)state;
+    struct answer answers[AGENTS * ITEMS];
+    struct interval worth[AGENTS];
+    items_make();
+    for (int i = 0; i < AGENTS * ITEMS; i++) {
+        bool knows = i / ITEMS == 1;
+        struct answer a = {.choice = (plain_items[i % ITEMS].correct + !knows) % 4};
+        a.prob[a.choice] = knows ? 1 : 0.3f;
+        answers[i] = a;
+    }
+    credit_vote_loo(vote_find("confidence"), answers, AGENTS, plain_items, ITEMS, worth);
+    close_to(worth[0].value, 0, 0);
+    close_to(worth[1].value, 1, 0);
+    memcpy(answers, answers + ITEMS, ITEMS * sizeof *answers);
+    credit_vote_loo(vote_find("confidence"), answers, AGENTS, plain_items, ITEMS, worth);
+    close_to(worth[1].value, 0, 0);
+}
+
+static void test_novelty(void **state) {
+    (void)state;
+    struct answer answers[3 * ITEMS];
+    double novelty[3];
+    items_make();
+    for (int i = 0; i < 3 * ITEMS; i++) answers[i] = answer_of(0.1f, 0.2f, 0.3f, 0.4f);
+    credit_novelty(answers, 3, plain_items, ITEMS, novelty);
+    for (int a = 0; a < 3; a++) close_to(novelty[a], 0, 1e-12);
+    for (int i = 0; i < 3 * ITEMS; i++)
+        answers[i] = i / ITEMS == 0   ? answer_of(1, 0, 0, 0)
+                     : i / ITEMS == 1 ? answer_of(0, 0.5f, 0.5f, 0)
+                                      : answer_of(0, 0, 0, 1);
+    credit_novelty(answers, 3, plain_items, ITEMS, novelty);
+    for (int a = 0; a < 3; a++) close_to(novelty[a], 1, 1e-12);
+    /* (1, 0) and (½, ½): ½·log2(4/3) + ½·(½·log2(2/3) + ½·log2 2) = 0.3112781… */
+    for (int i = 0; i < 2 * ITEMS; i++)
+        answers[i] = i < ITEMS ? answer_of(1, 0, 0, 0) : answer_of(0.5f, 0.5f, 0, 0);
+    credit_novelty(answers, 2, plain_items, ITEMS, novelty);
+    close_to(novelty[0], 0.311278124459133, 1e-12);
+    close_to(novelty[1], novelty[0], 1e-12);
+    credit_novelty(answers, 1, plain_items, ITEMS, novelty);
+    close_to(novelty[0], 0, 0);
+}
+
+/* Agents "0" … "9" answer (own number + item) mod 4 in the first round. Later, with `follow`, agent
+ * 0 takes over the last thing it heard; the others stay. Every turn is kept, with its words: they
+ * live in the items. */
+struct script {
+    struct turn turns[4096];
+    int n, calls, fail_at;
+    bool follow;
+};
+
+static int word_index(const struct item *it, const char *word) {
+    for (int c = 0; c < it->n_choices; c++)
+        if (strcmp(it->choices[c], word) == 0) return c;
+    fail_msg("'%s' is no choice", word);
+    return -1;
+}
+
+static int script_ask(void *ctx, struct turn *turns, int n, struct error *e) {
+    struct script *s = ctx;
+    s->calls++;
+    if (s->calls == s->fail_at) return error_set(e, ERR_STATE, "the script ends here");
+    for (int i = 0; i < n; i++) {
+        struct turn *t = &turns[i];
+        int who = t->agent->name[0] - '0', item = (int)(t->item - plain_items);
+        int choice = t->own ? word_index(t->item, t->own) : (who + item) % 4;
+        if (s->follow && who == 0 && t->n_others > 0)
+            choice = word_index(t->item, t->others[t->n_others - 1]);
+        t->answer = (struct answer){.choice = choice};
+        for (int c = 0; c < 4; c++) t->answer.prob[c] = c == choice ? 0.7f : 0.1f;
+        t->n_prefilled = 10;
+        t->n_generated = 3;
+        t->truncated = who == 2;
+        assert_true(s->n < (int)ARRAY_LEN(s->turns));
+        s->turns[s->n++] = *t;
+    }
+    return OK;
+}
+
+static struct script script;
+static const struct agent team[] = {{.name = "0"}, {.name = "1"}, {.name = "2"}, {.name = "3"}};
+
+static struct asker script_begin(bool follow) {
+    memset(&script, 0, sizeof script);
+    script.follow = follow;
+    items_make();
+    return (struct asker){&script, script_ask};
+}
+
+static struct debate_options options_make(int rounds, uint64_t seed) {
+    return (struct debate_options){.rounds = rounds, .vote = vote_find("majority"), .seed = seed};
+}
+
+static struct debate debate_of(const struct asker *a, int n_agents, int n_items, int rounds,
+                               uint64_t seed) {
+    struct debate d;
+    struct debate_options o = options_make(rounds, seed);
+    if (debate_run(a, team, n_agents, plain_items, n_items, &o, &d, NULL, &err) != OK)
+        fail_msg("%s", err.text);
+    return d;
+}
+
+/* What agent `me` is told from the second round on: its own last answer, and everybody else's, no
+ * more and no less. */
+static void turn_check(const struct debate *d, const struct turn *t, int round, int me, int item) {
+    const struct answer *last =
+        d->answers + (size_t)(round - 1) * (size_t)(d->n_agents * d->n_items);
+    int heard[4] = {0}, said[4] = {0};
+    assert_string_equal(t->own, plain_items[item].choices[last[me * d->n_items + item].choice]);
+    assert_int_equal(t->n_others, d->n_agents - 1);
+    for (int i = 0; i < t->n_others; i++) heard[word_index(t->item, t->others[i])]++;
+    for (int a = 0; a < d->n_agents; a++)
+        if (a != me) said[last[a * d->n_items + item].choice]++;
+    assert_memory_equal(heard, said, sizeof heard);
+}
+
+static void test_rounds(void **state) {
+    (void)state;
+    struct asker a = script_begin(false);
+    struct debate d = debate_of(&a, 4, 12, 3, 9);
+    assert_int_equal(script.calls, 3); /* a whole round is one batch */
+    assert_int_equal(script.n, 3 * 4 * 12);
+    for (int i = 0; i < script.n; i++) {
+        int round = i / 48, me = i % 48 / 12, item = i % 12;
+        const struct turn *t = &script.turns[i];
+        assert_ptr_equal(t->agent, &team[me]);
+        assert_ptr_equal(t->item, &plain_items[item]);
+        assert_true(t->temperature == 0);
+        if (round == 0)
+            assert_true(t->own == NULL && t->n_others == 0);
+        else
+            turn_check(&d, t, round, me, item);
+    }
+    assert_int_equal(d.prefilled, script.n * 10);
+    assert_int_equal(d.generated, script.n * 3);
+    assert_int_equal(d.truncated, script.n / 4);
+    assert_int_equal(d.flips_good, 0);
+    assert_int_equal(d.flips_bad, 0);
+    debate_release(&d);
+}
+
+/* The order of the others changes from item to item and with the seed, but not from run to run. */
+static void test_order_of_the_others(void **state) {
+    (void)state;
+    struct asker a = script_begin(false);
+    struct debate d = debate_of(&a, 4, 40, 2, 1);
+    debate_release(&d);
+    d = debate_of(&a, 4, 40, 2, 1);
+    debate_release(&d);
+    d = debate_of(&a, 4, 40, 2, 2);
+    debate_release(&d);
+    int one_run = script.n / 3, other_seed = 0, first_is[4] = {0};
+    for (int i = one_run / 2; i < one_run; i++) {
+        const struct turn *x = &script.turns[i], *y = &script.turns[one_run + i],
+                          *z = &script.turns[2 * one_run + i];
+        for (int k = 0; k < 3; k++) {
+            assert_string_equal(x->others[k], y->others[k]);
+            other_seed += strcmp(x->others[k], z->others[k]) != 0;
+        }
+        /* Which agent is heard first; in the first round all four say different words. */
+        int item = (int)(x->item - plain_items);
+        first_is[(word_index(x->item, x->others[0]) - item % 4 + 4) % 4]++;
+    }
+    assert_true(other_seed > 100);
+    for (int k = 0; k < 4; k++) assert_true(first_is[k] > 20);
+}
+
+/* Agent 0 takes over what it hears: what it gains and loses is counted, and its votes move. */
+static void test_flips(void **state) {
+    (void)state;
+    struct asker a = script_begin(true);
+    struct debate d = debate_of(&a, 4, ITEMS, 4, 3);
+    int64_t good = 0, bad = 0;
+    size_t cells = 4 * ITEMS;
+    for (size_t i = cells; i < 4 * cells; i++) {
+        int correct = plain_items[i % ITEMS].correct;
+        bool now = d.answers[i].choice == correct, before = d.answers[i - cells].choice == correct;
+        good += now && !before;
+        bad += before && !now;
+    }
+    assert_true(good > 0 && bad > 0);
+    assert_int_equal(d.flips_good, good);
+    assert_int_equal(d.flips_bad, bad);
+    for (int r = 0; r < 4; r++)
+        for (int i = 0; i < ITEMS; i++) {
+            struct answer said[4];
+            for (int k = 0; k < 4; k++)
+                said[k] = d.answers[(size_t)r * cells + (size_t)(k * ITEMS + i)];
+            bool right = vote_decide(vote_find("majority"), said, 4, 4) == plain_items[i].correct;
+            assert_int_equal(d.voted[r * ITEMS + i], right);
+            assert_int_equal(d.solo[i], d.answers[i].choice == plain_items[i].correct);
+        }
+    debate_release(&d);
+}
+
+/* Who else is there changes nothing in the first round: the turns of agent 1 alone and in a team of
+ * four are the same. */
+static void test_first_round_ignores_the_team(void **state) {
+    (void)state;
+    struct asker a = script_begin(true);
+    struct debate d = debate_of(&a, 4, 20, 2, 1), alone;
+    struct debate_options o = options_make(1, 77);
+    int from = script.n;
+    assert_int_equal(debate_run(&a, &team[1], 1, plain_items, 20, &o, &alone, NULL, &err), OK);
+    for (int i = 0; i < 20; i++) {
+        const struct turn *x = &script.turns[20 + i], *y = &script.turns[from + i];
+        assert_memory_equal(&x->answer, &y->answer, sizeof x->answer);
+        assert_ptr_equal(x->agent, y->agent);
+        assert_ptr_equal(x->item, y->item);
+        assert_true(!x->own && !y->own && x->n_others == 0 && y->n_others == 0 &&
+                    x->seed == y->seed);
+    }
+    debate_release(&d);
+    debate_release(&alone);
+}
+
+static void test_bad_debates_are_refused(void **state) {
+    (void)state;
+    struct asker a = script_begin(false);
+    struct debate d;
+    struct debate_options o = options_make(0, 1);
+    assert_int_equal(debate_run(&a, team, 4, plain_items, 3, &o, &d, NULL, &err), ERR_USAGE);
+    debate_release(&d);
+    o.rounds = 1;
+    assert_int_equal(debate_run(&a, team, 0, plain_items, 3, &o, &d, NULL, &err), ERR_USAGE);
+    assert_int_equal(debate_run(&a, team, 18, plain_items, 3, &o, &d, NULL, &err), ERR_USAGE);
+    assert_int_equal(script.calls, 0);
+    /* The asker's error comes through, and what was made until then is released. */
+    script.fail_at = 2;
+    o.rounds = 3;
+    assert_int_equal(debate_run(&a, team, 4, plain_items, 3, &o, &d, NULL, &err), ERR_STATE);
+    assert_string_equal(err.text, "the script ends here");
+    debate_release(&d);
+}
+
+static void test_transcript(void **state) {
+    (void)state;
+    struct asker a = script_begin(false);
+    struct debate d = debate_of(&a, 2, 3, 2, 1);
+    struct buf b = {0};
+    debate_transcript(&d, team, &plain_items[1], 1, vote_find("majority"), &b);
+    assert_string_equal(b.data, "?\n[0][R0] b (0.70)\n[1][R0] c (0.70)\nvote after round 0: b\n"
+                                "[0][R1] b (0.70)\n[1][R1] c (0.70)\nvote after round 1: b\n");
+    buf_release(&b);
+    debate_release(&d);
+}
+
+/* Against debates run here without each agent. Agent 0 follows the last one it hears, so a debate
+ * is more than a vote. */
+static void test_leave_one_out_of_a_debate(void **state) {
+    (void)state;
+    enum { N = 40 };
+    struct asker a = script_begin(true);
+    struct debate_options o = options_make(2, 5);
+    struct debate full = debate_of(&a, 4, N, 2, 5);
+    struct interval worth[4];
+    assert_int_equal(
+        credit_leave_one_out(&a, team, 4, plain_items, N, &o, &full, worth, NULL, &err), OK);
+    bool some = false;
+    for (int out = 0; out < 4; out++) {
+        struct agent rest[3];
+        struct debate d;
+        int n = 0, with = 0, without = 0;
+        for (int i = 0; i < 4; i++)
+            if (i != out) rest[n++] = team[i];
+        script.n = 0;
+        assert_int_equal(debate_run(&a, rest, 3, plain_items, N, &o, &d, NULL, &err), OK);
+        for (int i = 0; i < N; i++) {
+            with += full.voted[N + i];
+            without += d.voted[N + i];
+        }
+        close_to(worth[out].value, (double)(with - without) / N, 1e-12);
+        some |= with != without;
+        debate_release(&d);
+    }
+    assert_true(some);
+    struct debate one = debate_of(&a, 1, N, 2, 5);
+    assert_int_equal(credit_leave_one_out(&a, team, 1, plain_items, N, &o, &one, worth, NULL, &err),
+                     ERR_USAGE);
+    debate_release(&one);
+    debate_release(&full);
+}
+
+/* k samples an item, each with its own seed and warm, and their majority. */
+static void test_self_consistency(void **state) {
+    (void)state;
+    enum { N = 20, K = 5 };
+    struct asker a = script_begin(false);
+    uint8_t right[N];
+    int64_t generated = 0;
+    assert_int_equal(
+        self_consistency(&a, &team[1], plain_items, N, K, 0.7f, 4, right, &generated, NULL, &err),
+        OK);
+    assert_int_equal(script.n, N * K);
+    assert_int_equal(generated, N * K * 3);
+    for (int i = 0; i < N * K; i++) {
+        const struct turn *t = &script.turns[i];
+        assert_true(t->working && t->temperature == 0.7f && !t->own);
+        for (int j = 0; j < i; j++) assert_true(t->seed != script.turns[j].seed);
+    }
+    for (int i = 0; i < N; i++) assert_int_equal(right[i], (1 + i) % 4 == plain_items[i].correct);
+    uint64_t first = script.turns[0].seed;
+    assert_int_equal(
+        self_consistency(&a, &team[1], plain_items, 1, 1, 0.7f, 5, right, &generated, NULL, &err),
+        OK);
+    assert_true(script.turns[script.n - 1].seed != first);
+}
+
+/* The asker on an engine. A small random model with byte tokens answers; what it says is noise, but
+ * exact noise. */
+
+struct stage {
+    struct model *model;
+    struct engine *engine;
+    struct adapter *adapter;
+    struct speaker speaker;
+    struct item items[6];
+    struct agent agents[2];
+    char path[64];
+};
+
+static void stage_open(struct stage *s, bool stored) {
+    *s = (struct stage){0};
+    snprintf(s->path, sizeof s->path, "/tmp/shoal-test-swarm-%d.db", (int)getpid());
+    struct model_config c;
+    assert_int_equal(shape_find("tiny-llama", &c, &err), OK);
+    c.max_seq_len = 512;
+    s->model = model_new(&c, 3, CLASS_EXACT);
+    if (!s->model->tok) s->model->tok = tok_byte_fallback(c.vocab_size);
+    s->adapter = fixture_adapter(&c, 4, "all-linear", 0.3f, 8);
+    struct engine_options eo = {.max_rows = 128, .max_seqs = 16, .max_len = 512};
+    s->engine = engine_new(s->model, &eo, &err);
+    assert_non_null(s->engine);
+    s->speaker = (struct speaker){.engine = s->engine, .model = s->model, .max_tokens = 3};
+    s->speaker.store = stored ? store_open(s->path, &err) : NULL;
+    for (int i = 0; i < 6; i++)
+        fry_item(i % fry_count(), SPLIT_DEV, 2, (uint32_t)i, false, &s->items[i]);
+    s->agents[0] = (struct agent){.name = "base"};
+    s->agents[1] = (struct agent){.name = "other", .system = "be bold", .adapter = s->adapter};
+}
+
+static void stage_close(struct stage *s) {
+    char side[80];
+    for (int i = 0; i < 6; i++) item_release(&s->items[i]);
+    store_close(s->speaker.store);
+    engine_free(s->engine);
+    adapter_release(s->adapter);
+    model_close(s->model);
+    for (int i = 0; i < 3; i++) {
+        snprintf(side, sizeof side, "%s%s", s->path, (const char *[]){"", "-wal", "-shm"}[i]);
+        unlink(side);
+    }
+}
+
+static struct debate stage_debate(struct stage *s, int n_agents) {
+    struct asker a = speaker_asker(&s->speaker);
+    struct debate_options o = {
+        .rounds = 2, .working = true, .vote = vote_find("confidence"), .seed = 6};
+    struct debate d;
+    if (debate_run(&a, s->agents, n_agents, s->items, 6, &o, &d, NULL, &err) != OK)
+        fail_msg("%s", err.text);
+    return d;
+}
+
+/* What the store knows is not computed again and comes back to the bit; without a store it is
+ * computed to the same. */
+static void test_calls_are_kept(void **state) {
+    (void)state;
+    struct stage s;
+    stage_open(&s, true);
+    struct debate first = stage_debate(&s, 2);
+    assert_int_equal(s.speaker.asked, 24);
+    assert_int_equal(s.speaker.computed, 24);
+    struct debate again = stage_debate(&s, 2);
+    assert_int_equal(s.speaker.asked, 48);
+    assert_int_equal(s.speaker.computed, 24);
+    size_t bytes = 24 * sizeof *first.answers;
+    assert_memory_equal(first.answers, again.answers, bytes);
+    assert_true(first.prefilled == again.prefilled && first.generated == again.generated &&
+                first.truncated == again.truncated);
+    assert_true(first.prefilled > 0 && first.generated > 0);
+    stage_close(&s);
+    stage_open(&s, false);
+    struct debate apart = stage_debate(&s, 2);
+    assert_memory_equal(first.answers, apart.answers, bytes);
+    debate_release(&first);
+    debate_release(&again);
+    debate_release(&apart);
+    stage_close(&s);
+}
+
+/* Teams that share an agent share its first answers; and an agent that has nobody to hear stays
+ * with them. */
+static void test_teams_share_first_answers(void **state) {
+    (void)state;
+    struct stage s;
+    stage_open(&s, true);
+    struct debate both = stage_debate(&s, 2);
+    int64_t before = s.speaker.computed;
+    struct debate one = stage_debate(&s, 1);
+    assert_int_equal(s.speaker.computed, before);
+    assert_memory_equal(one.answers, both.answers, 6 * sizeof *one.answers);
+    assert_memory_equal(one.answers, one.answers + 6, 6 * sizeof *one.answers);
+    assert_int_equal(one.flips_good + one.flips_bad, 0);
+    debate_release(&both);
+    debate_release(&one);
+    stage_close(&s);
+}
+
+/* Adapters matter, and each part of the question: another adapter, another call. A zero adapter
+ * answers as the base does. */
+static void test_adapters_matter(void **state) {
+    (void)state;
+    struct stage s;
+    stage_open(&s, true);
+    struct adapter *zero = adapter_scale(s.adapter, 0);
+    s.agents[1] = (struct agent){.name = "zero", .adapter = zero};
+    struct debate d = stage_debate(&s, 2);
+    assert_memory_equal(d.answers, d.answers + 6, 6 * sizeof *d.answers);
+    s.agents[1].adapter = s.adapter;
+    struct debate with = stage_debate(&s, 2);
+    int differ = 0;
+    for (int i = 0; i < 6; i++)
+        differ += memcmp(&with.answers[i], &with.answers[6 + i], sizeof *with.answers) != 0;
+    assert_int_equal(differ, 6);
+    debate_release(&d);
+    debate_release(&with);
+    adapter_release(zero);
+    stage_close(&s);
+}
+
+/* Samples with seeds of their own are calls of their own; greedy ones are the same call whatever
+ * the seed. */
+static void test_seeds_of_samples(void **state) {
+    (void)state;
+    struct stage s;
+    stage_open(&s, true);
+    struct asker a = speaker_asker(&s.speaker);
+    struct turn turns[4] = {{0}};
+    for (int i = 0; i < 4; i++)
+        turns[i] = (struct turn){.agent = &s.agents[0],
+                                 .item = &s.items[0],
+                                 .working = true,
+                                 .seed = 1 + (uint64_t)(i % 2),
+                                 .temperature = i < 2 ? 2.0f : 0.0f};
+    for (int i = 0; i < 4; i++) assert_int_equal(a.ask(a.ctx, &turns[i], 1, &err), OK);
+    assert_int_equal(s.speaker.computed, 3);
+    stage_close(&s);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_votes_differ),
+        cmocka_unit_test(test_logprob_is_a_veto),
+        cmocka_unit_test(test_borda_counts_ranks),
+        cmocka_unit_test(test_ties),
+        cmocka_unit_test(test_one_voter),
+        cmocka_unit_test(test_leave_one_out_of_a_vote),
+        cmocka_unit_test(test_worth_of_the_only_one_who_knows),
+        cmocka_unit_test(test_novelty),
+        cmocka_unit_test(test_rounds),
+        cmocka_unit_test(test_order_of_the_others),
+        cmocka_unit_test(test_flips),
+        cmocka_unit_test(test_first_round_ignores_the_team),
+        cmocka_unit_test(test_bad_debates_are_refused),
+        cmocka_unit_test(test_transcript),
+        cmocka_unit_test(test_leave_one_out_of_a_debate),
+        cmocka_unit_test(test_self_consistency),
+        cmocka_unit_test(test_calls_are_kept),
+        cmocka_unit_test(test_teams_share_first_answers),
+        cmocka_unit_test(test_adapters_matter),
+        cmocka_unit_test(test_seeds_of_samples),
+    };
+    return cmocka_run_group_tests(tests, quiet, NULL);
+}

@@ -35,7 +35,7 @@ OBJ   := $(SRC:%.c=$(O)/%.o)
 TESTS := $(patsubst test/%.c,%,$(wildcard test/test_*.c))
 
 # Kernels for instructions that this machine may lack are tested as their own source on emulated ones.
-FLAGS_test_emulated.c := -Itest/emulate
+FLAGS_test_emulated.c := -Itest/emulate -fno-var-tracking-assignments
 
 .PHONY: all deps demo test tests clean
 all: $(O)/shoal $(O)/choose

@@ -33,9 +33,7 @@ static struct kernels wide, tiles;
 
 #define GUARD 0x1.234p+99f
 
-/* ---- numbers
- * -----------------------------------------------------------------------------------------------------
- */
+/* ---- numbers --------------------------------------------------------------------------------- */
 
 enum flavour { PLAIN, TINY, NASTY, FLAVOURS };
 
@@ -85,8 +83,7 @@ static void outputs_make(struct rng *r, float **got, float **want, int64_t n, bo
     *got = copy_of(*want, n);
 }
 
-/* ---- products of rows
- * -------------------------------------------------------------------------------------------- */
+/* ---- products of rows ------------------------------------------------------------------------ */
 
 static void rows_case(struct rng *r, int64_t rows, int64_t k, int64_t n0, int64_t n1, bool add,
                       enum flavour flavour) {
@@ -121,8 +118,7 @@ static void test_rows(void **state) {
     }
 }
 
-/* ---- products of packed panels
- * ----------------------------------------------------------------------------------- */
+/* ---- products of packed panels --------------------------------------------------------------- */
 
 struct packed_case {
     int64_t n, k, rows;
@@ -207,9 +203,7 @@ static void test_packed(void **state) {
     }
 }
 
-/* ---- bf16 tiles
- * --------------------------------------------------------------------------------------------------
- */
+/* ---- bf16 tiles ------------------------------------------------------------------------------ */
 
 static void bf16_make(struct packed_case *c, struct rng *r, int64_t n, int64_t k, int64_t rows) {
     struct error err;
@@ -313,9 +307,7 @@ static void test_shapes_kept(void **state) {
     packed_release(&c);
 }
 
-/* ---- vectors
- * -----------------------------------------------------------------------------------------------------
- */
+/* ---- vectors --------------------------------------------------------------------------------- */
 
 static void reductions_case(const float *a, const float *b, int64_t n) {
     assert_true(same(wide.dot(a, b, n), scalar->dot(a, b, n)));
@@ -366,6 +358,24 @@ static void test_vectors(void **state) {
         reductions_case(a, b, n);
         vectors_case(a, b, c, n);
         free(a), free(b), free(c);
+    }
+}
+
+/* Where order could show: both zeros and NaN among numbers, with nothing infinite to hide them. */
+static void test_max(void **state) {
+    (void)state;
+    static const float few[] = {-0.0f, 0.0f, NAN, -1.0f, -2.5f};
+    struct rng r = rng_make(8, RNG_TEST, 0, 0);
+    for (int turn = 0; turn < 600; turn++) {
+        const int64_t n = 1 + turn % 60;
+        const uint32_t kinds = turn % 3 == 0 ? 1 : 5;
+        float *a = xmalloc((size_t)n * sizeof *a);
+        for (int64_t i = 0; i < n; i++) {
+            a[i] = turn % 3 == 2 ? -fabsf(rng_normal(&r)) : few[rng_below(&r, kinds)];
+            if (rng_below(&r, 4) == 0) a[i] = NAN;
+        }
+        assert_true(same(wide.max(a, n), scalar->max(a, n)));
+        free(a);
     }
 }
 
@@ -450,10 +460,11 @@ static int tables_fill(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_rows),      cmocka_unit_test(test_packed),
-        cmocka_unit_test(test_bf16_fast), cmocka_unit_test(test_shapes_kept),
-        cmocka_unit_test(test_vectors),   cmocka_unit_test(test_exp_everywhere),
-        cmocka_unit_test(test_attend),    cmocka_unit_test(test_adamw),
+        cmocka_unit_test(test_rows),           cmocka_unit_test(test_packed),
+        cmocka_unit_test(test_bf16_fast),      cmocka_unit_test(test_shapes_kept),
+        cmocka_unit_test(test_vectors),        cmocka_unit_test(test_max),
+        cmocka_unit_test(test_exp_everywhere), cmocka_unit_test(test_attend),
+        cmocka_unit_test(test_adamw),
     };
     return cmocka_run_group_tests_name("emulated", tests, tables_fill, NULL);
 }

@@ -175,7 +175,7 @@ static struct tokenizer *trained_small(const char *pre) {
                  "go, they've gone\n");
     struct error err;
     struct tokenizer *t = tok_train_bpe(text.data, text.len, 340, pre,
-                                        (const char **)(uintptr_t)chatml, 3, NULL, &err);
+                                        (const char **)(uintptr_t)chatml, 3, &err);
     buf_release(&text);
     return made(t, &err);
 }
@@ -712,7 +712,7 @@ static void test_train_is_the_reference(void **state) {
     char *vocab_path = shared_path("bpe-training/train-bpe-reference-vocab.json");
     struct error err;
     struct tokenizer *t = made(tok_train_bpe(corpus.data, corpus.len, 500, "gpt-2",
-                                             (const char **)(uintptr_t)chatml, 1, NULL, &err),
+                                             (const char **)(uintptr_t)chatml, 1, &err),
                                &err);
     const struct tok_spec *s = tok_spec_of(t);
     int32_t n;
@@ -790,7 +790,7 @@ static void test_train_is_the_naive_one(void **state) {
         naive_train(words, 16, 3, &want);
         struct error err;
         struct tokenizer *t = made(tok_train_bpe(joined.data, joined.len, 260, "gpt-2",
-                                                 (const char **)(uintptr_t)chatml, 1, NULL, &err),
+                                                 (const char **)(uintptr_t)chatml, 1, &err),
                                    &err);
         for (int32_t i = 0; i < tok_spec_of(t)->n_merges; i++)
             buf_printf(&got, "%s\n", tok_spec_of(t)->merges[i]);
@@ -806,14 +806,14 @@ static void test_train_limits(void **state) {
     (void)state;
     struct error err;
     const char **specials = (const char **)(uintptr_t)chatml;
-    assert_null(tok_train_bpe("ab ab", 5, 1000, "gpt-2", specials, 3, NULL, &err));
+    assert_null(tok_train_bpe("ab ab", 5, 1000, "gpt-2", specials, 3, &err));
     assert_non_null(strstr(err.text, "more text"));
-    assert_null(tok_train_bpe("ab", 2, 258, "gpt-2", specials, 3, NULL, &err));
-    assert_null(tok_train_bpe("ab", 2, 300, "what", specials, 3, NULL, &err));
+    assert_null(tok_train_bpe("ab", 2, 258, "gpt-2", specials, 3, &err));
+    assert_null(tok_train_bpe("ab", 2, 300, "what", specials, 3, &err));
     const char *twice[] = {"<a>", "<a>"};
-    assert_null(tok_train_bpe("ab", 2, 300, "gpt-2", twice, 2, NULL, &err));
+    assert_null(tok_train_bpe("ab", 2, 300, "gpt-2", twice, 2, &err));
     assert_non_null(strstr(err.text, "twice"));
-    struct tokenizer *t = made(tok_train_bpe("", 0, 259, NULL, specials, 3, NULL, &err), &err);
+    struct tokenizer *t = made(tok_train_bpe("", 0, 259, NULL, specials, 3, &err), &err);
     assert_int_equal(tok_eos(t), 2);
     ASSERT_ENCODES(t, "!", 0, 3);
     tok_free(t);

@@ -15,7 +15,7 @@
 struct sampling {
     float temperature;   /* 0: greedy (lowest id wins ties) */
     int32_t top_k;       /* 0: off */
-    float top_p;         /* 1: off */
+    float top_p;         /* 1: off; must be set when temperature > 0 */
     float min_p;         /* 0: off */
     uint64_t seed;       /* token i is drawn with rng (seed, RNG_SAMPLE, 0, i) */
 };
@@ -29,7 +29,8 @@ enum finish { FINISH_NONE, FINISH_STOP, FINISH_LENGTH, FINISH_CHOICE };
  * One call. Inputs are borrowed until it is done. Phases: (1) the prompt is read; (2) if max_tokens > 0, tokens are
  * generated until one of `stop` (kept out of the output) or the limit; (3) if there are choices, `suffix` is appended and
  * exactly one of them is decoded: choice_logprob[i] is the exact log-probability of choice i's whole token sequence there,
- * choice_prob the same normalised over the choices, choice the most probable (lowest index wins ties).
+ * choice_prob the same normalised over the choices, choice the most probable (lowest index wins ties). Without choices
+ * the suffix is not used. Result fields are zero (or released) before a request is submitted.
  */
 struct request {
     const int32_t *prompt;
@@ -50,9 +51,10 @@ struct request {
     int32_t n_out;
     float *choice_logprob, *choice_prob; /* [n_choices] */
     int32_t choice;
-    enum finish finish;
-    int32_t n_prefilled;             /* tokens read in: prompt, suffix, choices */
-    int32_t n_generated;
+    enum finish finish;              /* FINISH_CHOICE whenever there are choices */
+    int32_t n_prefilled;             /* tokens read in: prompt, suffix, distinct prefixes of choices;
+                                        the same whatever was shared with other requests */
+    int32_t n_generated;             /* the stop token included */
     bool done;
 
     struct request_state *state;     /* the engine's */
@@ -78,13 +80,13 @@ int engine_step(struct engine *e);
 /* Submits all (waiting ones queue) and steps until done. `p` (may be NULL) is updated with finished requests. */
 int engine_run(struct engine *e, struct request *reqs, int n, struct progress *p, struct error *err);
 struct engine_stats {
-    uint64_t steps, rows, weight_passes, prefilled, generated, finished;
+    uint64_t steps, rows, weight_passes, prefilled /* rows really run */, generated, finished;
     int max_adapters_in_a_step;
 };
 struct engine_stats engine_stats(const struct engine *e);
 size_t engine_bytes(const struct model_config *c, const struct engine_options *o);
 
-/* The sampler by itself: logits are overwritten. Temperature, then top-k, then top-p, then min-p on the softmax;
+/* The sampler by itself; `scratch` holds 2n floats, the logits stay. Temperature, then top-k, then top-p, then min-p on the softmax;
  * returns the id and its log-probability under the untempered softmax. */
 int32_t sample_token(float *logits, int32_t n, const struct sampling *s, int32_t index, float *logprob, float *scratch);
 

@@ -31,9 +31,7 @@ bool amx_request(void) {
     return syscall(SYS_arch_prctl, REQUEST_PERMISSION, XFEATURE_TILE_DATA) == 0;
 }
 
-/* ---- tile shapes
- * -------------------------------------------------------------------------------------------------
- */
+/* ---- tile shapes ----------------------------------------------------------------------------- */
 
 /* The operand of ldtilecfg, palette 1: eight tiles of up to 16 rows of up to 64 bytes. */
 struct tile_shapes {
@@ -94,8 +92,7 @@ static void shapes_bf16(int upper, int lower) {
     shapes_load(&s, name);
 }
 
-/* ---- writing results
- * --------------------------------------------------------------------------------------------- */
+/* ---- writing results ------------------------------------------------------------------------- */
 
 /* y[r] (+)= sums[r] for `rows` rows of one panel, of which `left` outputs exist. */
 static void sums_store(float *y, int64_t ldy, const float (*sums)[PANEL], int64_t rows,
@@ -108,9 +105,7 @@ static void sums_store(float *y, int64_t ldy, const float (*sums)[PANEL], int64_
     }
 }
 
-/* ---- int8
- * --------------------------------------------------------------------------------------------------------
- */
+/* ---- int8 ------------------------------------------------------------------------------------ */
 
 enum {
     Q_SUPER = 64, /* rows that meet one unpacked panel */
@@ -263,9 +258,7 @@ static void amx_gemm_q4(float *y, int64_t ldy, const struct inputs *in, const st
     int8_mul(y, ldy, in, w, n0, n1, add, true, narrow_q4);
 }
 
-/* ---- bf16
- * --------------------------------------------------------------------------------------------------------
- */
+/* ---- bf16 ------------------------------------------------------------------------------------ */
 
 struct bf16_product {
     float *y;

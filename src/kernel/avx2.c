@@ -581,6 +581,38 @@ static void adamw_row(float *w, const float *g, float *m, float *v, int64_t n, f
     }
 }
 
+/* Eight rows of eight: pairs of rows are woven, then pairs of pairs, then the halves are exchanged.
+ */
+static void transpose_8x8(float *dst, int64_t ld_dst, const float *src, int64_t ld_src) {
+    __m256 a[8], b[8];
+    for (int i = 0; i < 8; i++) a[i] = _mm256_loadu_ps(src + i * ld_src);
+    for (int i = 0; i < 8; i += 2) {
+        b[i] = _mm256_unpacklo_ps(a[i], a[i + 1]);
+        b[i + 1] = _mm256_unpackhi_ps(a[i], a[i + 1]);
+    }
+    for (int i = 0; i < 8; i += 4) {
+        a[i] = _mm256_shuffle_ps(b[i], b[i + 2], 0x44);
+        a[i + 1] = _mm256_shuffle_ps(b[i], b[i + 2], 0xee);
+        a[i + 2] = _mm256_shuffle_ps(b[i + 1], b[i + 3], 0x44);
+        a[i + 3] = _mm256_shuffle_ps(b[i + 1], b[i + 3], 0xee);
+    }
+    for (int i = 0; i < 4; i++) {
+        _mm256_storeu_ps(dst + i * ld_dst, _mm256_permute2f128_ps(a[i], a[i + 4], 0x20));
+        _mm256_storeu_ps(dst + (i + 4) * ld_dst, _mm256_permute2f128_ps(a[i], a[i + 4], 0x31));
+    }
+}
+
+static void transpose_blocks(float *dst, int64_t ld_dst, const float *src, int64_t ld_src,
+                             int64_t rows, int64_t cols) {
+    int64_t whole_rows = rows / 8 * 8, whole_cols = cols / 8 * 8;
+    for (int64_t c = 0; c < whole_cols; c += 8)
+        for (int64_t r = 0; r < whole_rows; r += 8)
+            transpose_8x8(dst + c * ld_dst + r, ld_dst, src + r * ld_src + c, ld_src);
+    for (int64_t c = 0; c < cols; c++)
+        for (int64_t r = c < whole_cols ? whole_rows : 0; r < rows; r++)
+            dst[c * ld_dst + r] = src[r * ld_src + c];
+}
+
 void kernels_fill_avx2(struct kernels *k) {
     k->gemm_f32 = gemm_f32;
     k->gemm_bf16 = gemm_bf16;
@@ -588,6 +620,7 @@ void kernels_fill_avx2(struct kernels *k) {
     k->gemm_q4 = gemm_q4;
     k->quantize_row = quantize_row;
     k->to_bf16_row = to_bf16_row;
+    k->transpose = transpose_blocks;
     k->dot = dot_row;
     k->sum = sum_row;
     k->max = max_row;

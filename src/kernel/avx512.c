@@ -24,8 +24,7 @@ INLINE __mmask16 lanes_mask(int64_t left) {
     return left >= 16 ? 0xFFFF : (__mmask16)((1u << left) - 1);
 }
 
-/* ---- f32 and bf16 rows
- * ----------------------------------------------------------------------------------------- */
+/* ---- f32 and bf16 rows ----------------------------------------------------------------------- */
 
 enum {
     TILE_ROWS = 3, /* 3 × 8 accumulators, 3 inputs and 1 weight fill 28 of the 32 registers */
@@ -114,7 +113,8 @@ INLINE void tile_mul(float *y, int64_t ldy, const float *x, int64_t ldx, const v
     }
 }
 
-/* One function for each shape of tile: y[r][c] (+)= x[r]·w[c]. */
+/* One function for each shape of tile: y[r][c] (+)= x[r]·w[c]. Apart, not inlined into one, because
+ * a compiler's time grows faster than a function. */
 typedef void (*tile_fn)(float *y, int64_t ldy, const float *x, int64_t ldx, const void *w,
                         int64_t ldw, int64_t k, bool add);
 #define TILE(name, rows, cols, bf16)                                                               \
@@ -122,24 +122,27 @@ typedef void (*tile_fn)(float *y, int64_t ldy, const float *x, int64_t ldx, cons
                                                const void *w, int64_t ldw, int64_t k, bool add) {  \
         tile_mul(y, ldy, x, ldx, w, ldw, k, rows, cols, bf16, add);                                \
     }
-TILE(f32_1x1, 1, 1, false)
-TILE(f32_1x4, 1, 4, false) TILE(f32_1x8, 1, 8, false) TILE(f32_2x1, 2, 1, false)
-    TILE(f32_2x4, 2, 4, false) TILE(f32_2x8, 2, 8, false) TILE(f32_3x1, 3, 1, false)
-        TILE(f32_3x4, 3, 4, false) TILE(f32_3x8, 3, 8, false) TILE(bf16_1x1, 1, 1, true)
-            TILE(bf16_1x4, 1, 4, true) TILE(bf16_1x8, 1, 8, true) TILE(bf16_2x1, 2, 1, true)
-                TILE(bf16_2x4, 2, 4, true) TILE(bf16_2x8, 2, 8, true) TILE(bf16_3x1, 3, 1, true)
-                    TILE(bf16_3x4, 3, 4, true) TILE(bf16_3x8, 3, 8, true)
+#define TILES(kind, rows, bf16)                                                                    \
+    TILE(kind##_##rows##x1, rows, 1, bf16)                                                         \
+    TILE(kind##_##rows##x4, rows, 4, bf16)                                                         \
+    TILE(kind##_##rows##x8, rows, 8, bf16)
 
-    /* [bf16][rows - 1][1, 4 or 8 outputs] */
-    static const tile_fn tile_fns[2][TILE_ROWS][3] = {
-        {{f32_1x1, f32_1x4, f32_1x8}, {f32_2x1, f32_2x4, f32_2x8}, {f32_3x1, f32_3x4, f32_3x8}},
-        {{bf16_1x1, bf16_1x4, bf16_1x8},
-         {bf16_2x1, bf16_2x4, bf16_2x8},
-         {bf16_3x1, bf16_3x4, bf16_3x8}},
+TILES(f32, 1, false)
+TILES(f32, 2, false)
+TILES(f32, 3, false)
+TILES(bf16, 1, true)
+TILES(bf16, 2, true)
+TILES(bf16, 3, true)
+
+/* [bf16][rows - 1][1, 4 or 8 outputs] */
+static const tile_fn tile_fns[2][TILE_ROWS][3] = {
+    {{f32_1x1, f32_1x4, f32_1x8}, {f32_2x1, f32_2x4, f32_2x8}, {f32_3x1, f32_3x4, f32_3x8}},
+    {{bf16_1x1, bf16_1x4, bf16_1x8},
+     {bf16_2x1, bf16_2x4, bf16_2x8},
+     {bf16_3x1, bf16_3x4, bf16_3x8}},
 };
 
-/* Rows in blocks, and in each block 8 outputs at a time, which leaves 4 and single ones at the end.
- */
+/* Rows in blocks, in each block 8 outputs at a time; what is left at the end goes by 4 and by 1. */
 static void rows_mul(float *y, int64_t ldy, const float *x, int64_t ldx, int64_t rows,
                      const void *w, int64_t ldw, int64_t k, int64_t n0, int64_t n1, bool bf16,
                      bool add) {
@@ -170,8 +173,7 @@ static void avx512_gemm_bf16(float *y, int64_t ldy, const float *x, int64_t ldx,
     rows_mul(y, ldy, x, ldx, rows, w, ldw, k, n0, n1, true, add);
 }
 
-/* ---- packed int8 and int4 panels
- * ------------------------------------------------------------------------------- */
+/* ---- packed int8 and int4 panels ------------------------------------------------------------- */
 
 /*
  * VNNI multiplies unsigned by signed bytes. Weights become unsigned by an offset (q8: w + 128, that
@@ -296,16 +298,21 @@ typedef void (*panels_fn)(float part[Q_ROWS][Q_PANELS][16], const struct q_produ
         const int32_t(*start)[Q_BLOCKS], int64_t b0, int64_t b1) {                                 \
         panels_run(part, p, panel, m, start, b0, b1, rows, panels, q4);                            \
     }
-PANELS(q8_1x1, 1, 1, false)
-PANELS(q8_1x2, 1, 2, false) PANELS(q4_1x1, 1, 1, true) PANELS(q4_1x2, 1, 2, true)
-    PANELS(q8_2x1, 2, 1, false) PANELS(q8_2x2, 2, 2, false) PANELS(q4_2x1, 2, 1, true)
-        PANELS(q4_2x2, 2, 2, true) PANELS(q8_4x1, 4, 1, false) PANELS(q8_4x2, 4, 2, false)
-            PANELS(q4_4x1, 4, 1, true) PANELS(q4_4x2, 4, 2, true)
+#define PANEL_PAIR(kind, rows, q4)                                                                 \
+    PANELS(kind##_##rows##x1, rows, 1, q4)                                                         \
+    PANELS(kind##_##rows##x2, rows, 2, q4)
 
-    /* [q4][1, 2 or 4 rows][panels - 1] */
-    static const panels_fn panels_fns[2][3][Q_PANELS] = {
-        {{q8_1x1, q8_1x2}, {q8_2x1, q8_2x2}, {q8_4x1, q8_4x2}},
-        {{q4_1x1, q4_1x2}, {q4_2x1, q4_2x2}, {q4_4x1, q4_4x2}},
+PANEL_PAIR(q8, 1, false)
+PANEL_PAIR(q8, 2, false)
+PANEL_PAIR(q8, 4, false)
+PANEL_PAIR(q4, 1, true)
+PANEL_PAIR(q4, 2, true)
+PANEL_PAIR(q4, 4, true)
+
+/* [q4][1, 2 or 4 rows][panels - 1] */
+static const panels_fn panels_fns[2][3][Q_PANELS] = {
+    {{q8_1x1, q8_1x2}, {q8_2x1, q8_2x2}, {q8_4x1, q8_4x2}},
+    {{q4_1x1, q4_1x2}, {q4_2x1, q4_2x2}, {q4_4x1, q4_4x2}},
 };
 
 static void part_store(const struct q_product *p, float part[Q_ROWS][Q_PANELS][16], int64_t panel,
@@ -365,9 +372,7 @@ static void avx512_gemm_q4(float *y, int64_t ldy, const struct inputs *in, const
     q_mul(y, ldy, in, w, n0, n1, add, true);
 }
 
-/* ---- rows of f32
- * -------------------------------------------------------------------------------------------------
- */
+/* ---- rows of f32 ----------------------------------------------------------------------------- */
 
 static float avx512_dot(const float *a, const float *b, int64_t n) {
     __m512 acc = _mm512_setzero_ps();

@@ -8,23 +8,32 @@
  * Invariant: each slot computes the same IEEE operations in the same order at every level. The
  * vector levels do lanes at once what scalar.c does one by one; fma(a, b, c) below is always the
  * fused operation and a * b + c never is. The summation order of dot, sum and the q types is in
- * kernel.h. Elementwise formulas:
- *
- *   exp      x' = EXP_HI < x ? EXP_HI : x, then EXP_LO > x' ? EXP_LO : x' (the constant first, so
- * NaN passes); t = fma(x', LOG2E, EXP_MAGIC), n = bits(t) - bits(EXP_MAGIC) as int32, z = t -
- * EXP_MAGIC; r = fma(z, -LN2_LO, fma(z, -LN2_HI, x')); p = C6, then p = fma(p, r, C5) … C2, 1, 1;
- *            y = (p * 2^(n >> 1)) * 2^(n - (n >> 1)); y = FLT_MAX < y ? FLT_MAX : y.
- *   silu_mul y = (g / (1 + exp(-g))) * up
- *   rope     a' = fma(a, cos, -(b * sin)), b' = fma(b, cos, a * sin)   with a = x[i], b = x[i +
- * half] rmsnorm  r = 1 / sqrt(dot(x, x) / (float)n + eps), y = (x * r) * g max      lane = x > lane
- * ? x : lane from -inf, at the end + 0.0f (so that -0 and +0 cannot differ) softmax  y = exp(x -
- * max) attend   scores[j] = dot(q, k_j) * scale; s = softmax(scores); acc = fma(scores[j], v_j,
- * acc) from +0 in order j; out = acc * (1 / s) adamw    m = fma(beta1, m, (1 - beta1) * g); v =
- * fma(beta2, v, (1 - beta2) * (g * g)); w = fma(-lr, (m / bc1) / (sqrt(v / bc2) + eps), w * (1 - lr
- * * decay)) quantize amax over the block's |x| (NaN ignored, capped at FLT_MAX); d = amax / 127;
- * when d < FLT_MIN the block is d = 0 and zeros; else u = x * (1 / d), u = u < -127 ? -127 : u >
- * 127 ? 127 : u, q = round half even, NaN becomes 0. No input is undefined behaviour.
+ * kernel.h.
  */
+// clang-format off
+/*
+ * The elementwise formulas:
+ *
+ *   exp       x' = EXP_HI < x ? EXP_HI : x, then EXP_LO > x' ? EXP_LO : x' (the constant first, so NaN passes);
+ *             t = fma(x', LOG2E, EXP_MAGIC), n = bits(t) - bits(EXP_MAGIC) as int32, z = t - EXP_MAGIC;
+ *             r = fma(z, -LN2_LO, fma(z, -LN2_HI, x'));
+ *             p = C6, then p = fma(p, r, C5) … C2, 1, 1;
+ *             y = (p * 2^(n >> 1)) * 2^(n - (n >> 1)); y = FLT_MAX < y ? FLT_MAX : y
+ *   silu_mul  y = (g / (1 + exp(-g))) * up
+ *   rope      a' = fma(a, cos, -(b * sin)), b' = fma(b, cos, a * sin) with a = x[i], b = x[i + half]
+ *   rmsnorm   r = 1 / sqrt(dot(x, x) / (float)n + eps), y = (x * r) * g
+ *   max       lane = x > lane ? x : lane from -inf, at the end + 0.0f (so that -0 and +0 cannot differ)
+ *   softmax   y = exp(x - max)
+ *   attend    scores[j] = dot(q, k_j) * scale; s = softmax(scores);
+ *             acc = fma(scores[j], v_j, acc) from +0 in order j; out = acc * (1 / s)
+ *   adamw     m = fma(beta1, m, (1 - beta1) * g); v = fma(beta2, v, (1 - beta2) * (g * g));
+ *             w = fma(-lr, (m / bc1) / (sqrt(v / bc2) + eps), w * (1 - lr * decay))
+ *   quantize  amax over the block's |x| (NaN ignored, capped at FLT_MAX); d = amax / 127;
+ *             when d < FLT_MIN the block is d = 0 and zeros; else u = x * (1 / d),
+ *             u = u < -127 ? -127 : u > 127 ? 127 : u, q = round half even, NaN becomes 0.
+ *             No input is undefined behaviour.
+ */
+// clang-format on
 #ifndef SHOAL_KERNEL_INTERNAL_H
 #define SHOAL_KERNEL_INTERNAL_H
 

@@ -514,27 +514,25 @@ struct product {
     bool add;
 };
 
-static void matrix_range(const struct product *p, const struct inputs *in, float *y, int64_t n0,
-                         int64_t n1) {
-    const struct matrix *w = p->w;
+void matrix_mul_range(float *y, int64_t ldy, const struct inputs *in, const struct matrix *w,
+                      int64_t n0, int64_t n1, bool add) {
+    const struct kernels *k = kernels_get();
     if (w->type == TENSOR_Q8_0)
-        p->kern->gemm_q8(y, p->ldy, in, w, n0, n1, p->add);
+        k->gemm_q8(y, ldy, in, w, n0, n1, add);
     else if (w->type == TENSOR_Q4_0)
-        p->kern->gemm_q4(y, p->ldy, in, w, n0, n1, p->add);
+        k->gemm_q4(y, ldy, in, w, n0, n1, add);
     else if (w->packed)
-        p->kern->gemm_bf16_fast(y, p->ldy, in, w, n0, n1, p->add);
+        k->gemm_bf16_fast(y, ldy, in, w, n0, n1, add);
     else if (w->type == TENSOR_BF16)
-        p->kern->gemm_bf16(y, p->ldy, in->x, in->ldx, in->rows, w->data, w->k, w->k, n0, n1,
-                           p->add);
+        k->gemm_bf16(y, ldy, in->x, in->ldx, in->rows, w->data, w->k, w->k, n0, n1, add);
     else
-        p->kern->gemm_f32(y, p->ldy, in->x, in->ldx, in->rows, w->data, w->k, w->k, n0, n1, p->add);
+        k->gemm_f32(y, ldy, in->x, in->ldx, in->rows, w->data, w->k, w->k, n0, n1, add);
 }
 
-/* Ranges are in panels of outputs, so that one range owns whole panels. */
 static void matrix_by_outputs(void *ctx, int64_t begin, int64_t end, int thread) {
     const struct product *p = ctx;
     (void)thread;
-    matrix_range(p, p->in, p->y, begin * PANEL, MIN(end * PANEL, p->n));
+    matrix_mul_range(p->y, p->ldy, p->in, p->w, begin * PANEL, MIN(end * PANEL, p->n), p->add);
 }
 
 static void matrix_by_rows(void *ctx, int64_t begin, int64_t end, int thread) {
@@ -546,7 +544,7 @@ static void matrix_by_rows(void *ctx, int64_t begin, int64_t end, int thread) {
     if (part.q) part.q += begin * part.k;
     if (part.d) part.d += begin * (part.k / QK);
     if (part.bf16) part.bf16 += begin * ((part.k + 31) / 32 * 32);
-    matrix_range(p, &part, p->y + begin * p->ldy, 0, p->n);
+    matrix_mul_range(p->y + begin * p->ldy, p->ldy, &part, p->w, 0, p->n, p->add);
 }
 
 void matrix_mul(float *y, int64_t ldy, const struct inputs *in, const struct matrix *w, bool add,
@@ -606,16 +604,11 @@ struct transposition {
     int64_t ld_dst, ld_src, rows;
 };
 
-/* Columns begin..end of src, in tiles that touch few cache lines at a time. */
 static void transpose_range(void *ctx, int64_t begin, int64_t end, int thread) {
     const struct transposition *t = ctx;
-    const int64_t tile = 16;
     (void)thread;
-    for (int64_t r0 = 0; r0 < t->rows; r0 += tile)
-        for (int64_t c0 = begin; c0 < end; c0 += tile)
-            for (int64_t c = c0; c < MIN(c0 + tile, end); c++)
-                for (int64_t r = r0; r < MIN(r0 + tile, t->rows); r++)
-                    t->dst[c * t->ld_dst + r] = t->src[r * t->ld_src + c];
+    kernels_get()->transpose(t->dst + begin * t->ld_dst, t->ld_dst, t->src + begin, t->ld_src,
+                             t->rows, end - begin);
 }
 
 void transpose(float *dst, int64_t ld_dst, const float *src, int64_t ld_src, int64_t rows,

@@ -115,6 +115,8 @@ struct kernels {
      * order. K and V rows are `stride` floats apart; `scores` is scratch of n floats. */
     void (*attend)(float *out, const float *q, const float *k, const float *v, int64_t stride, int64_t n, int64_t d,
                    float scale, float *scores);
+    /* dst[c][r] = src[r][c]: moves bits, computes nothing. */
+    void (*transpose)(float *dst, int64_t ld_dst, const float *src, int64_t ld_src, int64_t rows, int64_t cols);
     /* AdamW on n values: m, v, w updated in place; bc1/bc2 are the bias corrections 1-β^t. Elementwise. */
     void (*adamw)(float *w, const float *g, float *m, float *v, int64_t n, float lr, float beta1, float beta2,
                   float eps, float decay, float bc1, float bc2);
@@ -137,6 +139,9 @@ void inputs_prepare(struct inputs *in, const float *x, int64_t ldx, int64_t rows
                     void *scratch, struct pool *pool);
 /* y[rows][ldy] (+)= x wᵀ, over the pool, static ranges of outputs. `in` must hold what w->type/packed needs. */
 void matrix_mul(float *y, int64_t ldy, const struct inputs *in, const struct matrix *w, bool add, struct pool *pool);
+/* Outputs [n0, n1) of the same, in the calling thread; n0 is a multiple of 16. */
+void matrix_mul_range(float *y, int64_t ldy, const struct inputs *in, const struct matrix *w, int64_t n0, int64_t n1,
+                      bool add);
 /* Plain f32: y[m][n] (+)= Σ_k x[m][k] w[n][k]. */
 void gemm(float *y, int64_t ldy, const float *x, int64_t ldx, int64_t rows, const float *w, int64_t ldw, int64_t k,
           int64_t n, bool add, struct pool *pool);

@@ -241,6 +241,17 @@ static void adamw_row(float *w, const float *g, float *m, float *v, int64_t n, f
     }
 }
 
+/* In tiles that touch few cache lines at a time. */
+static void transpose_tiles(float *dst, int64_t ld_dst, const float *src, int64_t ld_src,
+                            int64_t rows, int64_t cols) {
+    const int64_t tile = 16;
+    for (int64_t r0 = 0; r0 < rows; r0 += tile)
+        for (int64_t c0 = 0; c0 < cols; c0 += tile)
+            for (int64_t c = c0; c < MIN(c0 + tile, cols); c++)
+                for (int64_t r = r0; r < MIN(r0 + tile, rows); r++)
+                    dst[c * ld_dst + r] = src[r * ld_src + c];
+}
+
 void kernels_fill_scalar(struct kernels *k) {
     *k = (struct kernels){
         .gemm_f32 = gemm_f32,
@@ -249,6 +260,7 @@ void kernels_fill_scalar(struct kernels *k) {
         .gemm_q4 = gemm_packed,
         .quantize_row = quantize_row,
         .to_bf16_row = to_bf16_row,
+        .transpose = transpose_tiles,
         .dot = dot_row,
         .sum = sum_row,
         .max = max_row,

@@ -179,34 +179,9 @@ static struct pool *pool_for(const struct forward *f, int64_t cost) {
     return cost >= MIN_PARALLEL ? f->o.pool : NULL;
 }
 
-static void base_range(const struct kernels *k, const struct job *j, int64_t n0, int64_t n1) {
-    const struct matrix *w = j->w;
-    const struct inputs *in = j->in;
-    switch (w->type) {
-    case TENSOR_F32:
-        k->gemm_f32(j->y, j->ldy, in->x, in->ldx, in->rows, w->data, w->k, w->k, n0, n1, j->add);
-        return;
-    case TENSOR_BF16:
-        if (w->packed)
-            k->gemm_bf16_fast(j->y, j->ldy, in, w, n0, n1, j->add);
-        else
-            k->gemm_bf16(j->y, j->ldy, in->x, in->ldx, in->rows, w->data, w->k, w->k, n0, n1,
-                         j->add);
-        return;
-    case TENSOR_Q8_0:
-        k->gemm_q8(j->y, j->ldy, in, w, n0, n1, j->add);
-        return;
-    case TENSOR_Q4_0:
-        k->gemm_q4(j->y, j->ldy, in, w, n0, n1, j->add);
-        return;
-    default:
-        CHECK(!"a weight type that matrix_init makes");
-    }
-}
-
 static void job_range(const struct kernels *k, const struct job *j, int64_t n0, int64_t n1) {
     if (j->kind == JOB_BASE) {
-        base_range(k, j, n0, n1);
+        matrix_mul_range(j->y, j->ldy, j->in, j->w, n0, n1, j->add);
         return;
     }
     k->gemm_f32(j->y, j->ldy, j->x, j->ldx, j->rows, j->f, j->ldf, j->k, n0, n1, j->add);

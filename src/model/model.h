@@ -64,7 +64,9 @@ struct model {
 
 struct model *model_open(const char *path, enum numeric_class cls, struct error *err);
 void model_close(struct model *m);
-/* SHA-256 over the weight files' bytes and config, computed on first use. */
+/* SHA-256, computed on first use and kept (call it once before threads share the model): of a single file's bytes, of
+ * config.json and the shards of a directory, of config and rows of a model in memory. Who changes weights in place clears
+ * m->hash[0]. */
 const char *model_hash(struct model *m, struct error *err);
 /* `type`: what dense weights are written as; norms stay f32. Both are canonical: same content, same bytes. */
 int model_write_gguf(const struct model *m, const char *path, enum tensor_type type, struct error *err);
@@ -136,7 +138,8 @@ struct tok_spec {
     const char **pieces;       /* [n], may hold any bytes: lengths beside */
     const int32_t *lens;
     const float *scores;       /* SPM: [n] */
-    const uint8_t *types;      /* [n] GGUF's: 1 normal, 2 unknown, 3 control, 4 user-defined, 6 byte */
+    const uint8_t *types;      /* [n] GGUF's: 1 normal, 2 unknown, 3 control, 4 user-defined, 5 unused,
+                                  6 byte */
     const char **merges;       /* BPE: "a b" pairs in rank order */
     int32_t n_merges;
     const char *pre;           /* GGUF's tokenizer.ggml.pre ("gpt-2", "qwen2", "llama-bpe", "smollm", …) or, when it
@@ -148,14 +151,14 @@ struct tokenizer *tok_new(const struct tok_spec *spec, struct error *err);
 struct tokenizer *tok_from_json(const char *path, struct error *err);             /* tokenizer.json: BPE kinds */
 struct tokenizer *tok_from_sentencepiece(const char *path, struct error *err);    /* tokenizer.model, BPE only */
 struct tokenizer *tok_from_llama2c(const char *path, int32_t vocab, struct error *err);
-/* Byte tokens, three specials, and filler pieces up to `vocab`: for models with random weights. */
+/* Byte tokens, three specials, and filler pieces up to `vocab` (NULL below 259): for models with random weights. */
 struct tokenizer *tok_byte_fallback(int32_t vocab);
 const struct tok_spec *tok_spec_of(const struct tokenizer *t); /* for the writers */
 int tok_write_json(const struct tokenizer *t, const char *path, struct error *err);
 /* Byte-level BPE training: counts pre-tokens of `texts`, merges the most frequent pair (ties: the pair whose two pieces
  * are lexicographically greatest, as GPT-2-style trainers do) until `vocab`. Specials get the first ids. */
 struct tokenizer *tok_train_bpe(const char *text, size_t len, int32_t vocab, const char *pre, const char **specials,
-                                int n_specials, struct pool *pool, struct error *err);
+                                int n_specials, struct error *err);
 
 /* ---- chat ------------------------------------------------------------------------------------------------------ */
 

@@ -402,11 +402,9 @@ static int train_run(struct trainer_state *s, const char *text, size_t len, stru
     return OK;
 }
 
-/* One thread is enough (a few MB a second, once in a model's life); `pool` may be NULL. */
+/* One thread is enough: a few MB a second, once in a model's life. */
 struct tokenizer *tok_train_bpe(const char *text, size_t len, int32_t vocab, const char *pre,
-                                const char **specials, int n_specials, struct pool *pool,
-                                struct error *err) {
-    (void)pool;
+                                const char **specials, int n_specials, struct error *err) {
     if (train_check(len, vocab, specials, n_specials, err) != OK) return NULL;
     struct trainer_state s = {.vocab = vocab};
     struct tok_spec spec;

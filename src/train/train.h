@@ -92,7 +92,7 @@ int trainer_load(struct trainer *t, const char *path, json_t **extra, struct err
 struct dataset {
     struct sample *v;
     int n;
-    int64_t tokens, targets, cut; /* cut: samples shortened to max_length */
+        int64_t tokens, targets, cut; /* cut: samples shortened to max_length, or dropped where no target was left */
     char hash[HASH_LEN];          /* of the file */
 };
 /* {messages}, {prompt, completion} or {text}; lines, concatenated objects or an array. Errors name

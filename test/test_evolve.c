@@ -235,13 +235,14 @@ static void test_rules_of_breeding(void **state) {
     garden_open(&g, false);
     garden_begin(&g, 1);
     for (int t = 0; t < 4; t++) {
-        char order[MAX_POPULATION][32];
+        char order[MAX_POPULATION][32], hash[MAX_POPULATION][HASH_LEN];
         garden_evaluate(&g);
         assert_int_equal(g.known.calls, t + 1);
         assert_int_equal(g.known.last_n, g.p.n);
         const struct adapter *best[2] = {g.p.c[0].adapter, g.p.c[1].adapter};
         int n = g.p.n;
         for (int i = 0; i < n; i++) strcpy(order[i], g.p.c[i].name);
+        for (int i = 0; i < n; i++) strcpy(hash[i], g.p.c[i].adapter->hash);
         garden_breed(&g);
         assert_int_equal(g.p.generation, t + 1);
         assert_int_equal(g.p.n, 6);
@@ -255,8 +256,13 @@ static void test_rules_of_breeding(void **state) {
             for (int k = 0; k < 2; k++)
                 assert_true(rank_of((const char(*)[32])order, n, c->parents[k]) < 3);
             assert_true(c->blend >= 0.3 && c->blend <= 0.7);
-            assert_string_equal(json_string_value(json_object_get(c->adapter->lineage, "operator")),
-                                "mutate-relative");
+            const json_t *lineage = c->adapter->lineage;
+            const char *parents = json_string_value(json_object_get(lineage, "parents"));
+            for (int k = 0; k < 2; k++)
+                assert_memory_equal(parents + k * HASH_LEN,
+                                    hash[rank_of((const char(*)[32])order, n, c->parents[k])],
+                                    HASH_LEN - 1);
+            assert_string_equal(json_string_value(json_object_get(lineage, "operator")), "delta");
             for (int j = 0; j < n; j++) assert_string_not_equal(c->name, order[j]);
         }
     }
@@ -595,6 +601,11 @@ static void test_run(void **state) {
     assert_int_equal(json_object_size(json_object_get(result, "adapters")), 3 + 4 + 4);
     const json_t *first = json_array_get(json_object_get(result, "generations"), 0);
     for (size_t i = 0; i < 3; i++) assert_true(number_of(json_array_get(first, i), "novelty") > 0);
+    /* The best founder is compared under its own name, not under another's that begins alike. */
+    const json_t *compared = json_array_get(json_object_get(result, "comparisons"), 0);
+    const char *best = json_string_value(json_object_get(json_array_get(first, 0), "name"));
+    assert_string_equal(json_string_value(json_object_get(compared, "a")), best);
+    assert_string_equal(json_string_value(json_object_get(compared, "b")), "base");
     assert_int_equal(run_lines("ref", "train.jsonl"), 6);
     assert_int_equal(run_lines("ref", "all.jsonl"), 36); /* 12 + 24 */
     for (size_t i = 0; i < json_array_size(json_object_get(result, "table")); i++) {

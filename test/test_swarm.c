@@ -452,10 +452,10 @@ static void test_self_consistency(void **state) {
     enum { N = 20, K = 5 };
     struct asker a = script_begin(false);
     uint8_t right[N];
-    int64_t generated = 0;
-    assert_int_equal(
-        self_consistency(&a, &team[1], plain_items, N, K, 0.7f, 4, right, &generated, NULL, &err),
-        OK);
+    int64_t prefilled = 0, generated = 0;
+    assert_int_equal(self_consistency(&a, &team[1], plain_items, N, K, 0.7f, 4, right, &prefilled,
+                                      &generated, NULL, &err),
+                     OK);
     assert_int_equal(script.n, N * K);
     assert_int_equal(generated, N * K * 3);
     for (int i = 0; i < N * K; i++) {
@@ -465,9 +465,9 @@ static void test_self_consistency(void **state) {
     }
     for (int i = 0; i < N; i++) assert_int_equal(right[i], (1 + i) % 4 == plain_items[i].correct);
     uint64_t first = script.turns[0].seed;
-    assert_int_equal(
-        self_consistency(&a, &team[1], plain_items, 1, 1, 0.7f, 5, right, &generated, NULL, &err),
-        OK);
+    assert_int_equal(self_consistency(&a, &team[1], plain_items, 1, 1, 0.7f, 5, right, &prefilled,
+                                      &generated, NULL, &err),
+                     OK);
     assert_true(script.turns[script.n - 1].seed != first);
 }
 

@@ -22,6 +22,7 @@ struct item {
     const char *lang; /* "en", "ja", "zh" */
     bool rare;        /* a variant that pretraining does not show */
     char *key;        /* canonical content */
+    char *twin;       /* key of the same question in another family, or NULL */
 };
 void item_release(struct item *it);
 

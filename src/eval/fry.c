@@ -9,7 +9,8 @@
  *
  * Invariant: everything that makes a question the same question goes into `key`, and only that. The
  * key's hash decides the split, so a question of the test split can never be drawn for training or
- * for fitness.
+ * for fitness. Two pairs of families ask the same thing in other words (sort and order, compare and
+ * pick): there the measured splits demand that the `twin` key lies in them too.
  */
 #define _GNU_SOURCE
 #include "eval/eval.h"
@@ -132,6 +133,7 @@ static void make_sort(struct rng *r, bool rare, struct item *it) {
     it->lang = lang_names[lang];
     it->question = xasprintf(asks[lang], text);
     it->key = xasprintf("sort %s", v);
+    it->twin = xasprintf("order 0 %s", v);
     qsort(v, (size_t)n, 1, letter_up);
     it->work = xstrdup("from a to z");
     add_spaced(it, v, n);
@@ -140,13 +142,14 @@ static void make_sort(struct rng *r, bool rare, struct item *it) {
 
 /* The larger (or smaller) of two different numbers of three digits. */
 static void compare_two(struct rng *r, struct item *it, const char *const asks[], const char *name,
-                        bool smaller) {
+                        const char *twin, bool smaller) {
     int a = between(r, 100, 999), b = between(r, 100, 999), lang = draw_lang(r);
     if (a == b) b = a < 999 ? a + 1 : a - 1;
     it->lang = lang_names[lang];
     it->question = xasprintf(asks[lang], a, b);
     it->work = xasprintf("%d < %d", MIN(a, b), MAX(a, b));
     it->key = xasprintf("%s %d %d %d", name, smaller, a, b);
+    it->twin = smaller ? NULL : xasprintf("%s 0 %d %d", twin, a, b);
     add_number(it, smaller ? MIN(a, b) : MAX(a, b));
     add_number(it, smaller ? MAX(a, b) : MIN(a, b));
 }
@@ -155,7 +158,7 @@ static void make_compare(struct rng *r, bool rare, struct item *it) {
     (void)rare;
     static const char *const asks[] = {"which is larger: %d or %d?", "%dと%d、大きいのは？",
                                        "%d和%d哪个大？"};
-    compare_two(r, it, asks, "compare", false);
+    compare_two(r, it, asks, "compare", "pick", false);
 }
 
 static void add_near(struct rng *r, struct item *it, int right) {
@@ -241,7 +244,7 @@ static void make_pick(struct rng *r, bool rare, struct item *it) {
                                          "从%d和%d中选大"};
     static const char *const smaller[] = {"pick the smaller of %d and %d", "%dと%dから小を選んで",
                                           "从%d和%d中选小"};
-    compare_two(r, it, rare ? smaller : larger, "pick", rare);
+    compare_two(r, it, rare ? smaller : larger, "pick", "compare", rare);
 }
 
 /* Common: ascending order. Rare: descending. */
@@ -255,6 +258,7 @@ static void make_order(struct rng *r, bool rare, struct item *it) {
     it->lang = lang_names[lang];
     it->question = xasprintf((rare ? down : up)[lang], text);
     it->key = xasprintf("order %d %s", rare, v);
+    it->twin = rare ? NULL : xasprintf("sort %s", v);
     qsort(v, (size_t)n, 1, letter_up);
     for (int i = 0; i < n; i++) back[i] = v[n - 1 - i];
     back[n] = 0;
@@ -301,9 +305,10 @@ static void make_route(struct rng *r, bool rare, struct item *it) {
 }
 
 /*
- * Two premises about three kinds, then a question. Common: all A are B, all B are C; are all A C
- * (yes), all C A (no)? Rare: no B are C; all A are B: is any A a C? (no, but the same words with
- * "all" say yes), or no shared kind (unknown).
+ * Two premises about three kinds, then a question. In this little world "all A are B" is strict:
+ * kinds are never empty and never the same, so that B holds more than A. Common: all A are B, all B
+ * are C; is each A C (yes), is each C A (no, C holds more)? Rare: no B are C, all A are B, is each
+ * A C (no, but the same words with "all" say yes); or the premises share no kind (unknown).
  */
 static void make_syllogism(struct rng *r, bool rare, struct item *it) {
     static const char *const all[] = {"all %s are %s.", "%s はみな %s だ。", "所有 %s 都是 %s 。"};
@@ -361,6 +366,7 @@ void item_release(struct item *it) {
     free(it->question);
     free(it->work);
     free(it->key);
+    free(it->twin);
     *it = (struct item){0};
 }
 
@@ -368,6 +374,12 @@ void item_release(struct item *it) {
 enum split fry_split_of(const char *key) {
     uint64_t h = hash_u64(key, strlen(key)) % 8;
     return h == 0 ? SPLIT_TEST : h == 1 ? SPLIT_DEV : SPLIT_TRAIN;
+}
+
+/* Training takes what its own key allows. What is measured must be unseen in both its families. */
+static bool in_split(const struct item *it, enum split split) {
+    return fry_split_of(it->key) == split &&
+           (split == SPLIT_TRAIN || !it->twin || fry_split_of(it->twin) == split);
 }
 
 void fry_item(int family, enum split split, uint64_t seed, uint32_t index, bool pretrain,
@@ -378,7 +390,7 @@ void fry_item(int family, enum split split, uint64_t seed, uint32_t index, bool 
     for (;;) {
         *out = (struct item){.rare = rare};
         f->make(&r, rare, out);
-        if (fry_split_of(out->key) == split) break;
+        if (in_split(out, split)) break;
         item_release(out);
     }
     shuffle_choices(&r, out);

@@ -104,6 +104,23 @@ static struct adapter *preserve_norm(struct adapter *child, const struct adapter
     return scaled;
 }
 
+/* The child under its parents' own hashes: the blend between them is nowhere kept. */
+static struct adapter *with_lineage(struct adapter *child, const struct candidate *a,
+                                    const struct candidate *b, const struct evolve_options *o,
+                                    double t, uint64_t seed) {
+    char *parents = xasprintf("%s %s", a->adapter->hash, b->adapter->hash);
+    char *how = xasprintf("blend %.9g, mutate %.9g × %.9g, seed %llu", t, o->mutate, o->mutate_std,
+                          (unsigned long long)seed);
+    json_t *lineage =
+        json_pack("{s:s,s:s,s:s}", "parents", parents, "operator", o->crossover, "settings", how);
+    struct adapter *named = adapter_from_data(&child->shape, &child->config, child->data, lineage);
+    json_decref(lineage);
+    adapter_release(child);
+    free(parents);
+    free(how);
+    return named;
+}
+
 /* Two distinct parents of the better half, a blend, a mutation. */
 static int make_child(const struct population *p, int generation, int k, struct candidate *out,
                       struct error *err) {
@@ -118,10 +135,11 @@ static int make_child(const struct population *p, int generation, int k, struct 
                       seed_kind ? BLEND_SEED : BLEND_DELTA, err);
     if (!child) return err->code;
     if (p->o.preserve_norm && !seed_kind) child = preserve_norm(child, a->adapter, b->adapter, t);
+    uint64_t seed = rng_u64(&r);
     struct adapter *mutant =
-        adapter_mutate(child, (float)p->o.mutate, (float)p->o.mutate_std, seed_kind, rng_u64(&r));
+        adapter_mutate(child, (float)p->o.mutate, (float)p->o.mutate_std, seed_kind, seed);
     adapter_release(child);
-    *out = (struct candidate){.adapter = mutant, .blend = t};
+    *out = (struct candidate){.adapter = with_lineage(mutant, a, b, &p->o, t, seed), .blend = t};
     snprintf(out->name, sizeof out->name, "g%dc%d", generation, k);
     strcpy(out->parents[0], a->name);
     strcpy(out->parents[1], b->name);

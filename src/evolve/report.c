@@ -74,7 +74,7 @@ static void results_table(struct buf *b, const json_t *table) {
     json_t *row;
     buf_puts(b, "<h2>Held-out questions</h2><table><tr><th>who<th class=n>n<th "
                 "class=n>accuracy<th>95 % interval<th>"
-                "<th class=n>tokens generated</tr>\n");
+                "<th class=n>tokens read<th class=n>written</tr>\n");
     json_array_foreach (table, i, row) {
         double v = number_of(row, "acc"), lo = number_of(row, "lo"), hi = number_of(row, "hi");
         buf_puts(b, "<tr><td>");
@@ -82,7 +82,8 @@ static void results_table(struct buf *b, const json_t *table) {
         buf_printf(b, "<td class=n>%d<td class=n>%.1f %%<td>%.1f – %.1f<td>",
                    (int)number_of(row, "n"), 100 * v, 100 * lo, 100 * hi);
         interval_bar(b, v, lo, hi);
-        buf_printf(b, "<td class=n>%.0f</tr>\n", number_of(row, "generated"));
+        buf_printf(b, "<td class=n>%.0f<td class=n>%.0f</tr>\n", number_of(row, "prefilled"),
+                   number_of(row, "generated"));
     }
     buf_puts(b, "</table>\n");
 }
@@ -292,11 +293,13 @@ int report_write(const json_t *result, const char *path, struct error *err) {
 void run_print(const json_t *result, FILE *f) {
     size_t i;
     json_t *row;
-    fprintf(f, "\n%-34s %6s %9s   %s\n", "held-out questions", "n", "accuracy", "95 % interval");
+    fprintf(f, "\n%-34s %6s %9s   %-13s %11s %8s\n", "held-out questions", "n", "accuracy",
+            "95 % interval", "tokens read", "written");
     json_array_foreach (json_object_get(result, "table"), i, row)
-        fprintf(f, "%-34s %6d %7.1f %%   %5.1f – %5.1f\n", text_of(row, "name"),
+        fprintf(f, "%-34s %6d %7.1f %%   %5.1f – %-5.1f %11.0f %8.0f\n", text_of(row, "name"),
                 (int)number_of(row, "n"), 100 * number_of(row, "acc"), 100 * number_of(row, "lo"),
-                100 * number_of(row, "hi"));
+                100 * number_of(row, "hi"), number_of(row, "prefilled"),
+                number_of(row, "generated"));
     fprintf(f, "\non the same questions, points gained (McNemar, Holm-corrected):\n");
     json_array_foreach (json_object_get(result, "comparisons"), i, row) {
         bool sure = json_is_true(json_object_get(row, "significant"));

@@ -114,6 +114,9 @@ int run_recipe_load(struct run_options *o, const char *path, struct error *err) 
     run_options_default(o);
     int rc = yaml_load(&y, path, err);
     if (rc != OK) return rc;
+    if (yaml_line(&y, "train.seed"))
+        rc = error_set(err, ERR_USAGE, "'%s', line %d: a run has one seed; set 'seed' at the top",
+                       path, yaml_line(&y, "train.seed"));
     if (rc == OK) rc = options_from_yaml(train_option_rows, &o->train, &y, "train", err);
     if (rc == OK) rc = options_from_yaml(evolve_option_rows, &o->evolve, &y, "evolve", err);
     if (rc == OK) rc = options_from_yaml(fitness_option_rows, &o->fitness, &y, "fitness", err);
@@ -495,7 +498,7 @@ static int measure_self_consistency(struct run *r, const struct candidate *best,
     struct measured *m = add_row(r, "");
     snprintf(m->name, sizeof m->name, "self-consistency %s@%d", best->name, k);
     return self_consistency(&r->asker, &agent, r->test, r->n_test, k, (float)r->o->temperature,
-                            (uint64_t)r->o->seed, m->right, &m->generated, bar, err);
+                            (uint64_t)r->o->seed, m->right, &m->prefilled, &m->generated, bar, err);
 }
 
 static int measure_all(struct run *r, const struct candidate *best, struct error *err) {
@@ -530,8 +533,9 @@ static json_t *table_json(const struct run *r) {
     for (int i = 0; i < r->n_rows; i++) {
         const struct measured *m = &r->rows[i];
         struct interval ci = stats_wilson(count_right(m, r->n_test), r->n_test);
-        json_array_append_new(table, json_pack("{s:s,s:i,s:f,s:f,s:f,s:I}", "name", m->name, "n",
-                                               r->n_test, "acc", ci.value, "lo", ci.lo, "hi", ci.hi,
+        json_array_append_new(table, json_pack("{s:s,s:i,s:f,s:f,s:f,s:I,s:I}", "name", m->name,
+                                               "n", r->n_test, "acc", ci.value, "lo", ci.lo, "hi",
+                                               ci.hi, "prefilled", (json_int_t)m->prefilled,
                                                "generated", (json_int_t)m->generated));
     }
     return table;

@@ -117,7 +117,8 @@ void debate_transcript(const struct debate *d, const struct agent *team, const s
 
 int self_consistency(const struct asker *a, const struct agent *agent, const struct item *items,
                      int n_items, int k, float temperature, uint64_t seed, uint8_t *right,
-                     int64_t *generated, struct progress *p, struct error *err) {
+                     int64_t *prefilled, int64_t *generated, struct progress *p,
+                     struct error *err) {
     int n = n_items * k;
     struct turn *turns = xcalloc((size_t)MAX(n, 1), sizeof *turns);
     struct answer *votes = xcalloc((size_t)MAX(k, 1), sizeof *votes);
@@ -131,6 +132,7 @@ int self_consistency(const struct asker *a, const struct agent *agent, const str
     for (int i = 0; rc == OK && i < n_items; i++) {
         for (int j = 0; j < k; j++) {
             votes[j] = turns[i * k + j].answer;
+            *prefilled += turns[i * k + j].n_prefilled;
             *generated += turns[i * k + j].n_generated;
         }
         right[i] = vote_decide(&vote_table[0], votes, k, items[i].n_choices) == items[i].correct;

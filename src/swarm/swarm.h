@@ -91,7 +91,7 @@ void debate_transcript(const struct debate *d, const struct agent *team, const s
 /* k sampled workings of one agent per item, majority vote (Wang et al. 2023). right: [n_items]. */
 int self_consistency(const struct asker *a, const struct agent *agent, const struct item *items,
                      int n_items, int k, float temperature, uint64_t seed, uint8_t *right,
-                     int64_t *generated, struct progress *p, struct error *err);
+                     int64_t *prefilled, int64_t *generated, struct progress *p, struct error *err);
 
 /* True leave-one-out by debates of the team and of the team without each agent: value[i] = mean
  * over items of (team right) - (team without i right), paired, with its interval. `full` is the

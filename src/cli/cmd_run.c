@@ -155,7 +155,7 @@ const struct command cmd_run = {
     .args = "MODEL",
     .summary = "generate text, or choose with exact probabilities",
     .about = "  shoal run models/fry --chat 'sort: k b x' --temp 0\n"
-             "  shoal run models/fry --chat '12、7、30で一番大きいのは？' --temp 0\n"
+             "  shoal run models/fry --chat '412と907、大きいのは？' --temp 0\n"
              "  shoal run model.gguf -p 'Once upon a time' -n 100 --adapter "
              "runs/ID/adapters/gen_0/critic\n"
              "  shoal run models/fry -p 'yes or' --choices ' no' ' yes'",

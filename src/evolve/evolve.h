@@ -19,6 +19,7 @@ struct evolve_options {
     int64_t generations, population, elites, rank;
     double blend_min, blend_max; /* share of the second parent */
     double mutate, mutate_std;   /* probability a tensor, and size relative to its deviation */
+    double gain_max;             /* a child's ΔW is drawn up to so many times larger */
     bool preserve_norm; /* a child's ‖ΔW‖ is the parents' mean, not what averaging unlike parents
                            leaves */
     char *crossover;    /* "delta" or "seed" */

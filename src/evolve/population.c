@@ -27,6 +27,8 @@ const struct option_row evolve_option_rows[] = {
         "probability that a tensor mutates"),
     ROW(evolve_options, "mutate-std", OPT_FLOAT, mutate_std, "0.1", 0, 10, "S",
         "noise over the tensor's own deviation"),
+    ROW(evolve_options, "gain-max", OPT_FLOAT, gain_max, "1", 1, 10, "X",
+        "a child's ΔW times 1 to X, drawn evenly: above 1 it extrapolates"),
     ROW(evolve_options, "preserve-norm", OPT_BOOL, preserve_norm, "true", 0, 0, NULL,
         "rescale a child to its parents' mean norm"),
     ROW(evolve_options, "crossover", OPT_STRING, crossover, "delta", 0, 0, "NAME",
@@ -93,24 +95,27 @@ int population_evaluate(struct population *p, const struct landscape *l, struct 
 
 /* Beyond a parent (t outside 0..1) that parent's own norm is kept: a negative one would turn the
  * child round. */
+static struct adapter *replaced(struct adapter *old, struct adapter *new) {
+    adapter_release(old);
+    return new;
+}
+
 static struct adapter *preserve_norm(struct adapter *child, const struct adapter *a,
                                      const struct adapter *b, double t) {
     t = fmin(1, fmax(0, t));
     double want = (1 - t) * sqrt(adapter_dot(a, a)) + t * sqrt(adapter_dot(b, b));
     double have = sqrt(adapter_dot(child, child));
     if (!(have > 0)) return child;
-    struct adapter *scaled = adapter_scale(child, (float)(want / have));
-    adapter_release(child);
-    return scaled;
+    return replaced(child, adapter_scale(child, (float)(want / have)));
 }
 
 /* The child under its parents' own hashes: the blend between them is nowhere kept. */
 static struct adapter *with_lineage(struct adapter *child, const struct candidate *a,
                                     const struct candidate *b, const struct evolve_options *o,
-                                    double t, uint64_t seed) {
+                                    double t, float gain, uint64_t seed) {
     char *parents = xasprintf("%s %s", a->adapter->hash, b->adapter->hash);
-    char *how = xasprintf("blend %.9g, mutate %.9g × %.9g, seed %llu", t, o->mutate, o->mutate_std,
-                          (unsigned long long)seed);
+    char *how = xasprintf("blend %.9g, gain %.9g, mutate %.9g × %.9g, seed %llu", t, (double)gain,
+                          o->mutate, o->mutate_std, (unsigned long long)seed);
     json_t *lineage =
         json_pack("{s:s,s:s,s:s}", "parents", parents, "operator", o->crossover, "settings", how);
     struct adapter *named = adapter_from_data(&child->shape, &child->config, child->data, lineage);
@@ -121,11 +126,12 @@ static struct adapter *with_lineage(struct adapter *child, const struct candidat
     return named;
 }
 
-/* Two distinct parents of the better half, a blend, a mutation. */
+/* Two distinct parents of the better half (of three at least, so that few founders all count), a
+ * blend, a mutation. */
 static int make_child(const struct population *p, int generation, int k, struct candidate *out,
                       struct error *err) {
     struct rng r = rng_make(p->seed, RNG_SELECT, (uint32_t)generation, (uint32_t)k);
-    uint32_t half = (uint32_t)MAX(2, (p->n + 1) / 2);
+    uint32_t half = (uint32_t)MIN(p->n, MAX(3, (p->n + 1) / 2));
     uint32_t i = rng_below(&r, half), j = rng_below(&r, half - 1);
     const struct candidate *a = &p->c[i], *b = &p->c[j + (j >= i)];
     double t = p->o.blend_min + (p->o.blend_max - p->o.blend_min) * (double)rng_uniform(&r);
@@ -136,10 +142,13 @@ static int make_child(const struct population *p, int generation, int k, struct 
     if (!child) return err->code;
     if (p->o.preserve_norm && !seed_kind) child = preserve_norm(child, a->adapter, b->adapter, t);
     uint64_t seed = rng_u64(&r);
+    float gain = 1 + (float)(p->o.gain_max - 1) * rng_uniform(&r);
+    if (gain != 1 && !seed_kind) child = replaced(child, adapter_scale(child, gain));
     struct adapter *mutant =
         adapter_mutate(child, (float)p->o.mutate, (float)p->o.mutate_std, seed_kind, seed);
     adapter_release(child);
-    *out = (struct candidate){.adapter = with_lineage(mutant, a, b, &p->o, t, seed), .blend = t};
+    *out =
+        (struct candidate){.adapter = with_lineage(mutant, a, b, &p->o, t, gain, seed), .blend = t};
     snprintf(out->name, sizeof out->name, "g%dc%d", generation, k);
     strcpy(out->parents[0], a->name);
     strcpy(out->parents[1], b->name);

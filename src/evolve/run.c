@@ -301,16 +301,28 @@ static bool recall_founders(struct run *r) {
     return false;
 }
 
+/* Founders begin as one adapter: apart from birth, their ΔW would have nothing in common to blend.
+ */
+static int founders_start(const struct run *r, const struct train_options *o,
+                          struct adapter **start, struct error *err) {
+    struct adapter_config c;
+    if (train_adapter_config(o, &c, err) != OK) return err->code;
+    *start = adapter_new(&r->model->config, &c, (uint64_t)o->seed);
+    return OK;
+}
+
 static int train_founders(struct run *r, struct error *err) {
+    struct adapter *start = NULL;
     struct sft_job jobs[MAX_FOUNDERS] = {{0}};
     char *checkpoint = path_join(r->dir, "checkpoint.bin"),
          *log_path = path_join(r->dir, "train.jsonl");
     struct train_options o = r->o->train;
     o.seed = r->o->seed;
     FILE *log = fopen(log_path, "a");
+    int rc = founders_start(r, &o, &start, err);
     for (int i = 0; i < r->n_founders; i++)
-        jobs[i] = (struct sft_job){.name = r->names[i], .data = r->data[i]};
-    int rc = log ? OK : error_errno(err, "cannot write '%s'", log_path);
+        jobs[i] = (struct sft_job){.name = r->names[i], .data = r->data[i], .start = start};
+    if (rc == OK && !log) rc = error_errno(err, "cannot write '%s'", log_path);
     if (rc == OK)
         rc = sft_run(r->model, jobs, r->n_founders, &o, r->env->pool, checkpoint, log, err);
     for (int i = 0; rc == OK && i < r->n_founders; i++) {
@@ -319,6 +331,7 @@ static int train_founders(struct run *r, struct error *err) {
         rc = publish(r, 0, r->names[i], r->founders[i], NULL, err);
     }
     for (int i = 0; i < r->n_founders; i++) adapter_release(jobs[i].result);
+    adapter_release(start);
     if (log) fclose(log);
     if (rc == OK) unlink(checkpoint);
     free(checkpoint);

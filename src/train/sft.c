@@ -193,11 +193,17 @@ static int64_t steps_count(const struct run *r) {
     return most;
 }
 
+int train_adapter_config(const struct train_options *o, struct adapter_config *out,
+                         struct error *err) {
+    *out = (struct adapter_config){.r = (int32_t)o->r, .dropout = (float)o->lora_dropout};
+    out->alpha = (float)(o->lora_alpha > 0 ? o->lora_alpha : 2.0 * (double)o->r);
+    return adapter_targets_parse(o->target ? o->target : "all-linear", out->target, err);
+}
+
 /* Given ones are retained; fresh ones differ by name. */
 static int run_make_adapters(struct run *r, const struct model *m, struct error *err) {
-    struct adapter_config c = {.r = (int32_t)r->o->r, .dropout = (float)r->o->lora_dropout};
-    c.alpha = (float)(r->o->lora_alpha > 0 ? r->o->lora_alpha : 2.0 * (double)r->o->r);
-    int rc = adapter_targets_parse(r->o->target ? r->o->target : "all-linear", c.target, err);
+    struct adapter_config c;
+    int rc = train_adapter_config(r->o, &c, err);
     for (int j = 0; !rc && j < r->n; j++) {
         char *key = xasprintf("%s %lld", r->jobs[j].name, (long long)r->o->seed);
         r->starts[j] = r->jobs[j].start ? adapter_retain(r->jobs[j].start)

@@ -43,6 +43,9 @@ struct train_options {   /* filled from option rows; names as in PEFT/TRL */
     int64_t save_steps; /* 200 */
 };
 extern const struct option_row train_option_rows[];
+/* Rank, alpha, dropout and targets of a fresh adapter. */
+int train_adapter_config(const struct train_options *o, struct adapter_config *out,
+                         struct error *err);
 float schedule_lr(enum schedule s, double lr, double min_ratio, int64_t step, int64_t warmup,
                   int64_t total);
 

@@ -17,12 +17,19 @@ struct common {
     int64_t threads; /* 0: all */
 };
 
+/* A section of the recipe that a command reads, for its help; "" is the top level. */
+struct recipe_section {
+    const char *name;
+    const struct option_row *rows;
+};
+
 struct command {
-    const char *name, *args, *summary; /* "eval", "MODEL", one line */
-    const char *about;                 /* a paragraph with examples, shown by --help */
-    const struct option_row *rows;     /* its own options; common ones are added */
-    size_t size;                       /* of the struct that rows fill */
-    int min_args, max_args;            /* positional; -1: any */
+    const char *name, *args, *summary;   /* "eval", "MODEL", one line */
+    const char *about;                   /* a paragraph with examples, shown by --help */
+    const struct option_row *rows;       /* its own options; common ones are added */
+    const struct recipe_section *recipe; /* ends with a NULL name; may be NULL */
+    size_t size;                         /* of the struct that rows fill */
+    int min_args, max_args;              /* positional; -1: any */
     int (*run)(const struct common *c, const void *options, const struct strings *args,
                struct error *err);
 };

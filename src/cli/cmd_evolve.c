@@ -28,6 +28,12 @@ static const struct option_row rows[] = {
 };
 static const struct option_row resume_rows[] = {ROOT_ROW, {0}};
 
+static const struct recipe_section sections[] = {{"", run_option_rows},
+                                                 {"train", train_option_rows},
+                                                 {"evolve", evolve_option_rows},
+                                                 {"fitness", fitness_option_rows},
+                                                 {0}};
+
 static void print_result(const struct common *c, const struct options *o, json_t *result) {
     const char *id = json_string_value(json_object_get(result, "run"));
     if (!c->json) {
@@ -121,6 +127,7 @@ const struct command cmd_evolve = {
         "Everything a run does is\n"
         "kept in runs/shoal.db and runs/ID; a killed run is continued with 'shoal resume ID'.\n\n"
         "  shoal evolve examples/demo.yaml --seed 7",
+    .recipe = sections,
     .rows = rows,
     .size = sizeof(struct options),
     .min_args = 1,

@@ -35,6 +35,8 @@ static int run(const struct common *c, const void *options, const struct strings
     return rc;
 }
 
+static const struct recipe_section sections[] = {{"", pretrain_option_rows}, {0}};
+
 const struct command cmd_pretrain = {
     .name = "pretrain",
     .args = "RECIPE",
@@ -44,6 +46,7 @@ const struct command cmd_pretrain = {
              "as a Hugging Face directory with log.jsonl. Interrupted runs continue from their "
              "checkpoint.\n\n"
              "  shoal pretrain models/fry/recipe.yaml --out /tmp/fry",
+    .recipe = sections,
     .rows = rows,
     .size = sizeof(struct options),
     .min_args = 1,

@@ -70,6 +70,11 @@ static void usage(FILE *f) {
 static void help(const struct command *c) {
     printf("usage: shoal %s %s [options]\n\n%s\n\noptions:\n", c->name, c->args, c->about);
     if (c->rows) options_help(c->rows, stdout);
+    for (const struct recipe_section *r = c->recipe; r && r->name; r++) {
+        printf("\nkeys of the recipe%s%s (name: value; '_' and '-' are the same):\n",
+               *r->name ? ", section " : "", r->name);
+        options_help(r->rows, stdout);
+    }
     printf("\nfor every command:\n");
     options_help(common_rows, stdout);
 }

@@ -509,6 +509,7 @@ static int measure_self_consistency(struct run *r, const struct candidate *best,
     int k = MAX(1, MIN(64, (int)ceil((double)debate->generated / one)));
     struct agent agent = {.name = best->name, .adapter = best->adapter};
     struct measured *m = add_row(r, "");
+    bar->total += (int64_t)(k - r->n_founders * (int)r->o->rounds) * r->n_test;
     snprintf(m->name, sizeof m->name, "self-consistency %s@%d", best->name, k);
     return self_consistency(&r->asker, &agent, r->test, r->n_test, k, (float)r->o->temperature,
                             (uint64_t)r->o->seed, m->right, &m->prefilled, &m->generated, bar, err);

@@ -21,8 +21,6 @@
 
 #include <cmocka.h>
 
-/* ---- shapes, adapters, directories ----------------------------------------------------------- */
-
 static struct model_config shape_make(int layers, int d, int heads, int kv, int head_dim, int ff) {
     return (struct model_config){.arch = arch_find("llama"),
                                  .n_layers = layers,
@@ -138,8 +136,6 @@ static void save_ok(const struct adapter *a, const char *dir) {
     assert_int_equal(rc, OK);
 }
 
-/* ---- dense oracle ---------------------------------------------------------------------------- */
-
 static size_t module_size(const struct model_config *s, int i) {
     return (size_t)proj_in(s, i % N_PROJ) * (size_t)proj_out(s, i % N_PROJ);
 }
@@ -188,8 +184,6 @@ static struct adapter *blend_ok(const struct adapter *a, const struct adapter *b
     assert_non_null(c);
     return c;
 }
-
-/* ---- linear algebra -------------------------------------------------------------------------- */
 
 enum fill {
     FILL_RANDOM,
@@ -318,8 +312,6 @@ static void test_svd_known(void **state) {
     assert_true(s[0] == 1 && fabs(s[1] - 1e-30) < 1e-44);
 }
 
-/* ---- values ---------------------------------------------------------------------------------- */
-
 static void test_targets(void **state) {
     (void)state;
     bool t[N_PROJ];
@@ -440,8 +432,6 @@ static void test_refs(void **state) {
     assert_int_equal(a->refs, 1);
     adapter_release(a);
 }
-
-/* ---- blend ----------------------------------------------------------------------------------- */
 
 static void test_blend_exact(void **state) {
     (void)state;
@@ -627,8 +617,6 @@ static void test_blend_repeats(void **state) {
     adapter_release(y);
 }
 
-/* ---- scale, measures, mutation --------------------------------------------------------------- */
-
 static double dense_dot(const struct adapter *a, const struct adapter *b) {
     double sum = 0;
     for (int i = 0; i < a->shape.n_layers * N_PROJ; i++) {
@@ -751,8 +739,6 @@ static void test_mutate_streams(void **state) {
     struct adapter *all[] = {a, b, x, y, z, w, v};
     for (size_t i = 0; i < ARRAY_LEN(all); i++) adapter_release(all[i]);
 }
-
-/* ---- PEFT directories ------------------------------------------------------------------------ */
 
 static const char golden_config[] = "{\n"
                                     "  \"alpha_pattern\": {},\n"

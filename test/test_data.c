@@ -203,8 +203,6 @@ static void test_refused(void **state) {
     assert_int_equal(dataset_load(&d, "/nonexistent/x.jsonl", tok, 0, &err), ERR_MISSING);
 }
 
-/* ---- whole runs ------------------------------------------------------------------------------ */
-
 static struct train_options options(void) {
     struct train_options o;
     options_default(train_option_rows, &o);

@@ -33,8 +33,6 @@ static struct kernels wide, tiles;
 
 #define GUARD 0x1.234p+99f
 
-/* ---- numbers --------------------------------------------------------------------------------- */
-
 enum flavour { PLAIN, TINY, NASTY, FLAVOURS };
 
 /* PLAIN: normal. TINY: products underflow, so that lanes meet -0 and denormals. NASTY: one in four
@@ -83,8 +81,6 @@ static void outputs_make(struct rng *r, float **got, float **want, int64_t n, bo
     *got = copy_of(*want, n);
 }
 
-/* ---- products of rows ------------------------------------------------------------------------ */
-
 static void rows_case(struct rng *r, int64_t rows, int64_t k, int64_t n0, int64_t n1, bool add,
                       enum flavour flavour) {
     const int64_t n = n1 + 2, ldx = k + 3, ldw = k + 1, ldy = n + 1, size = (rows - 1) * ldy + n;
@@ -117,8 +113,6 @@ static void test_rows(void **state) {
         }
     }
 }
-
-/* ---- products of packed panels --------------------------------------------------------------- */
 
 struct packed_case {
     int64_t n, k, rows;
@@ -202,8 +196,6 @@ static void test_packed(void **state) {
         }
     }
 }
-
-/* ---- bf16 tiles ------------------------------------------------------------------------------ */
 
 static void bf16_make(struct packed_case *c, struct rng *r, int64_t n, int64_t k, int64_t rows) {
     struct error err;
@@ -306,8 +298,6 @@ static void test_shapes_kept(void **state) {
     assert_int_equal(emulated_loads, loads);
     packed_release(&c);
 }
-
-/* ---- vectors --------------------------------------------------------------------------------- */
 
 static void reductions_case(const float *a, const float *b, int64_t n) {
     assert_true(same(wide.dot(a, b, n), scalar->dot(a, b, n)));

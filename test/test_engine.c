@@ -19,8 +19,6 @@
 
 enum { N_REQUESTS = 36, N_ADAPTERS = 5, LEN = 64, VOCAB = 300 };
 
-/* ---- random requests ------------------------------------------------------------------------- */
-
 /* A request with the memory that it borrows. */
 struct drawn {
     struct request r;
@@ -133,8 +131,6 @@ static void world_close(struct world *w) {
     model_close(w->m);
 }
 
-/* ---- one result per request ------------------------------------------------------------------ */
-
 /* Runs all in a random order, submitting `burst` at a time between steps, and compares with what
  * each gave alone. */
 static void together(const struct world *w, int max_rows, int max_seqs, int threads, int burst,
@@ -195,8 +191,6 @@ static void results_invariant_q8(void **state) {
     results_invariant("tiny-qwen3", TENSOR_Q4_0, 4);
 }
 
-/* ---- the same at every processor level ------------------------------------------------------- */
-
 /* Hash over all results of a world, in the exact class. */
 static void results_hash(enum tensor_type type, char out[HASH_LEN]) {
     struct world w;
@@ -249,8 +243,6 @@ static void levels_agree(void **state) {
         assert_string_equal(got, want);
     }
 }
-
-/* ---- choices --------------------------------------------------------------------------------- */
 
 /* Log-probability of `tail` after `head` by one forward pass over both. */
 static double sequence_logprob(const struct model *m, const struct adapter *a, const int32_t *head,
@@ -387,8 +379,6 @@ static void choices_follow_generation(void **state) {
     engine_free(e);
     model_close(m);
 }
-
-/* ---- generation ------------------------------------------------------------------------------ */
 
 static void stops_and_limits(void **state) {
     (void)state;
@@ -534,8 +524,6 @@ static void prefixes_are_shared(void **state) {
     adapter_release(a);
     model_close(m);
 }
-
-/* ---- the sampler ----------------------------------------------------------------------------- */
 
 struct weighted {
     float w;
@@ -688,8 +676,6 @@ static void sampler_edges(void **state) {
     free(scratch);
 }
 
-/* ---- refusals and identity ------------------------------------------------------------------- */
-
 static void refused(struct engine *e, struct request r, const char *part) {
     struct error err = {0};
     assert_int_equal(engine_submit(e, &r, &err), ERR_USAGE);
@@ -841,8 +827,6 @@ static void keys_tell_calls_apart(void **state) {
     adapter_release(a);
     model_close(m);
 }
-
-/* ---- a real model ---------------------------------------------------------------------------- */
 
 static void stories_in_company(void **state) {
     (void)state;

@@ -18,8 +18,6 @@
 
 enum { N_TOKENS = 24 };
 
-/* ---- the naive twin -------------------------------------------------------------------------- */
-
 struct naive {
     const struct model *m;
     const struct lora *loras;
@@ -140,8 +138,6 @@ static void naive_run(const struct model *m, const struct lora *loras, const int
     free(t.v);
 }
 
-/* ---- helpers --------------------------------------------------------------------------------- */
-
 static void tokens_fill(int32_t *v, int n, int32_t vocab, uint32_t id) {
     struct rng rng = rng_make(3, RNG_TEST, id, 0);
     for (int i = 0; i < n; i++) v[i] = (int32_t)rng_below(&rng, (uint32_t)vocab);
@@ -189,8 +185,6 @@ static void close_to_naive(const struct model *m, const struct adapter *a) {
     free(got);
     free(want);
 }
-
-/* ---- tests ----------------------------------------------------------------------------------- */
 
 static void naive_agrees(void **state) {
     (void)state;
@@ -424,8 +418,6 @@ static void hidden_is_final_norm(void **state) {
     free(logits);
     free(row);
 }
-
-/* ---- a real model ---------------------------------------------------------------------------- */
 
 static const int32_t story[] = {
     403, 407, 261, 378, 432, 383, 286, 261, 376, 298, 315, 421, 395, 317, 426,

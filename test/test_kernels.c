@@ -120,8 +120,6 @@ static void each_size(size_check check) {
     }
 }
 
-/* ---- slots on one vector ---- */
-
 static void check_reductions(const struct kernels *k, int64_t n, int nasty) {
     struct floats a = filled(n, nasty), b = filled(n, nasty);
     same_one(ref->dot(a.v, b.v, n), k->dot(a.v, b.v, n), "dot", k, n);
@@ -280,8 +278,6 @@ static void test_attend(void **state) {
         }
     }
 }
-
-/* ---- products ---- */
 
 static void bf16_from(uint16_t *out, const float *x, int64_t n) {
     for (int64_t i = 0; i < n; i++) out[i] = f32_to_bf16(x[i]);
@@ -558,8 +554,6 @@ static void test_transpose(void **state) {
     floats_free(b);
 }
 
-/* ---- scalar against plain double ---- */
-
 static void near(double got, double want, double tolerance, const char *what) {
     if (!(fabs(got - want) <= tolerance)) fail_msg("%s is %.9g, expected %.9g", what, got, want);
 }
@@ -695,8 +689,6 @@ static void test_scalar_quantize(void **state) {
     ref->quantize_row(x, 32, q, &d);
     assert_true(d == 0 && q[0] == 0);
 }
-
-/* ---- conversions ---- */
 
 static void test_f16(void **state) {
     (void)state;
@@ -851,8 +843,6 @@ static void test_type_names(void **state) {
     assert_int_equal(tensor_row_bytes(TENSOR_Q8_0, 64), 68);
 }
 
-/* ---- levels ---- */
-
 /* What a fresh process does under SHOAL_CPU: its level, or 100 + its exit status. Runs before
  * anything chose a level. */
 static int level_under(const char *wish) {
@@ -878,8 +868,6 @@ static void test_levels(void **state) {
     }
     assert_int_equal(level_under("sse9"), 102);
 }
-
-/* ---- benchmark ---- */
 
 static const int64_t shapes[][3] = {{512, 192, 192},  {512, 192, 512},  {512, 512, 192},
                                     {512, 192, 1024}, {256, 576, 1536}, {64, 192, 512},

@@ -27,8 +27,6 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-/* ---- a directory for the files --------------------------------------------------------------- */
-
 static char tmp_dir[64];
 static struct arena tmp_paths;
 
@@ -101,8 +99,6 @@ static char *shared_path(const char *name) {
     free(path);
     return NULL;
 }
-
-/* ---- small models ---------------------------------------------------------------------------- */
 
 static struct model_config config_named(const char *name) {
     struct model_config c;
@@ -229,8 +225,6 @@ static void assert_refused(const char *path, const char *parts) {
     free(list);
 }
 
-/* ---- shapes, names, new models --------------------------------------------------------------- */
-
 static void test_shapes(void **state) {
     (void)state;
     static const struct {
@@ -325,8 +319,6 @@ static void test_model_new(void **state) {
     model_close(b);
     model_close(other);
 }
-
-/* ---- GGUF round trips ------------------------------------------------------------------------ */
 
 static const enum tensor_type all_types[] = {TENSOR_F32, TENSOR_F16, TENSOR_BF16, TENSOR_Q8_0,
                                              TENSOR_Q4_0};
@@ -492,8 +484,6 @@ static void test_gguf_foreign_blocks(void **state) {
     }
     model_close(m);
 }
-
-/* ---- Hugging Face directories ---------------------------------------------------------------- */
 
 static void test_hf_round_trips(void **state) {
     (void)state;
@@ -711,8 +701,6 @@ static void test_hf_tokenizer_config(void **state) {
     model_close(m);
 }
 
-/* ---- strictness ------------------------------------------------------------------------------ */
-
 /* Every offender is named: one missing, one unknown, one of the wrong shape. */
 static void test_offenders(void **state) {
     (void)state;
@@ -777,8 +765,6 @@ static void test_harmless_extras(void **state) {
     free(path);
     model_close(m);
 }
-
-/* ---- files that lie -------------------------------------------------------------------------- */
 
 static void put(struct buf *b, const void *p, size_t n) {
     buf_add(b, p, n);
@@ -1118,8 +1104,6 @@ static void test_not_models(void **state) {
     model_close(m);
 }
 
-/* ---- writes that fail ------------------------------------------------------------------------ */
-
 static void file_limit_set(rlim_t limit) {
     struct rlimit r;
     getrlimit(RLIMIT_FSIZE, &r);
@@ -1158,8 +1142,6 @@ static void test_failed_writes(void **state) {
     buf_release(&whole);
     model_close(m);
 }
-
-/* ---- llama2.c -------------------------------------------------------------------------------- */
 
 static void put_weights(struct buf *b, const struct model *m, const char *hf_suffix) {
     for (int32_t i = 0; i < weight_count(&m->config); i++) {
@@ -1277,8 +1259,6 @@ static void test_llama2c(void **state) {
     }
     buf_release(&file);
 }
-
-/* ---- files from elsewhere -------------------------------------------------------------------- */
 
 static void test_real_gguf(void **state) {
     (void)state;

@@ -18,8 +18,6 @@
 
 #include <cmocka.h>
 
-/* ---- the reference --------------------------------------------------------------------------- */
-
 #define MAX_LAYERS 4
 #define MAX_LEN 160
 
@@ -173,8 +171,6 @@ static double ref_loss(const struct ref *r, const struct sample *samples, int n,
     return nll;
 }
 
-/* ---- material -------------------------------------------------------------------------------- */
-
 static struct error err;
 
 static struct model_config shape(const char *name, bool small) {
@@ -258,8 +254,6 @@ static void adapters_stir(struct trainer *t) {
     }
 }
 
-/* ---- gradients against central differences --------------------------------------------------- */
-
 static double *ref_full_tensor(struct ref *r, const char *name) {
     int l;
     if (!strcmp(name, "model.embed_tokens.weight")) return r->embed;
@@ -335,8 +329,6 @@ static void test_full_gradients(void **state) {
     full_gradients("tiny-qwen3", false, pool);
     pool_free(pool);
 }
-
-/* ---- adapters' gradients --------------------------------------------------------------------- */
 
 /* Two adapters of different rank and targets; the reference wears one of them at a time. */
 static struct trainer *lora_trainer(const struct model *m, const struct train_options *o,
@@ -450,8 +442,6 @@ static void test_long_sample(void **state) {
     options_release(train_option_rows, &o);
 }
 
-/* ---- equal bits ------------------------------------------------------------------------------ */
-
 /* The trainer's parameters after some updates, as one hash. */
 static void params_hash(struct trainer *t, char out[HASH_LEN]) {
     struct hasher h;
@@ -547,8 +537,6 @@ static void test_together_equals_alone(void **state) {
     pool_free(pool);
 }
 
-/* ---- dropout --------------------------------------------------------------------------------- */
-
 /* Mean training loss (with dropout) of adapters moved by `step` along their gradient's direction.
  */
 static double dropped_loss(const struct model *m, const struct train_options *o,
@@ -596,8 +584,6 @@ static void test_dropout(void **state) {
     model_close(m);
     options_release(train_option_rows, &o);
 }
-
-/* ---- checkpoints ----------------------------------------------------------------------------- */
 
 static char *temporary(const char *name) {
     return xasprintf("/tmp/shoal-test-train-%d-%s", (int)getpid(), name);
@@ -701,8 +687,6 @@ static void test_bad_checkpoints(void **state) {
     free(path);
     options_release(train_option_rows, &o);
 }
-
-/* ---- learning, schedules, refusals ----------------------------------------------------------- */
 
 static double overfit(struct trainer *t, float lr, int updates) {
     struct sample *s = samples_make(8, 300, 1, 500);

@@ -114,8 +114,6 @@ struct engine {
     int32_t n_feeds, n_groups, n_rows, n_out;
 };
 
-/* ---- making and freeing ---------------------------------------------------------------------- */
-
 static void *slab_take(uint8_t *base, size_t *used, size_t n, size_t size) {
     size_t at = *used;
     *used = at + ((n * size + 63) & ~(size_t)63);
@@ -224,8 +222,6 @@ struct engine_stats engine_stats(const struct engine *e) {
     s.weight_passes = forward_stats(e->f)->weight_passes;
     return s;
 }
-
-/* ---- requests -------------------------------------------------------------------------------- */
 
 void request_release(struct request *r) {
     CHECK(!r->state); // still in an engine
@@ -403,8 +399,6 @@ int engine_submit(struct engine *e, struct request *r, struct error *err) {
     return OK;
 }
 
-/* ---- admission and shared prefixes ----------------------------------------------------------- */
-
 static const char *request_adapter_key(const struct request *r) {
     return r->adapter ? r->adapter->hash : "-";
 }
@@ -501,8 +495,6 @@ static void leaders_follow(struct engine *e) {
     }
 }
 
-/* ---- planning a step ------------------------------------------------------------------------- */
-
 static int32_t token_at(const struct request *r, int32_t pos) {
     const struct request_state *s = r->state;
     if (pos < r->n_prompt) return r->prompt[pos];
@@ -598,8 +590,6 @@ static void step_run(struct engine *e) {
     e->stats.max_adapters_in_a_step = MAX(e->stats.max_adapters_in_a_step, adapters);
 }
 
-/* ---- reading a step's logits ----------------------------------------------------------------- */
-
 static void outs_read(void *ctx, int64_t begin, int64_t end, int thread) {
     struct engine *e = ctx;
     float *scratch = e->scratch + (int64_t)thread * 2 * e->vocab;
@@ -638,8 +628,6 @@ static void choices_finish(const struct engine *e, struct request *r) {
     }
     r->finish = FINISH_CHOICE;
 }
-
-/* ---- moving on ------------------------------------------------------------------------------- */
 
 /* Goes to the next choice that has something to read. A choice's last token never is: nothing
  * follows it. */

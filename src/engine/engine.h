@@ -1,11 +1,12 @@
 /*
  * engine: one running batch in which every row names its own adapter.
  *
- * Requests are submitted in any number; each engine_step takes rows from as many as fit — one row of each that decodes,
- * chunks of prompts of those that start — sorts them by adapter and runs the base once for all. A request's result is a
- * function of model, adapter content, prompt, sampling settings and seed only: not of neighbours, threads, order, chunking.
- * Exactly one thread drives an engine. Memory is computed from the options and allocated when it is made; a step
- * allocates nothing but the requests' own outputs.
+ * Requests are submitted in any number; each engine_step takes rows from as many as fit — one row
+ * of each that decodes, chunks of prompts of those that start — sorts them by adapter and runs the
+ * base once for all. A request's result is a function of model, adapter content, prompt, sampling
+ * settings and seed only: not of neighbours, threads, order, chunking. Exactly one thread drives an
+ * engine. Memory is computed from the options and allocated when it is made; a step allocates
+ * nothing but the requests' own outputs.
  */
 #ifndef SHOAL_ENGINE_H
 #define SHOAL_ENGINE_H
@@ -13,11 +14,11 @@
 #include "adapter/adapter.h"
 
 struct sampling {
-    float temperature;   /* 0: greedy (lowest id wins ties) */
-    int32_t top_k;       /* 0: off */
-    float top_p;         /* 1: off; must be set when temperature > 0 */
-    float min_p;         /* 0: off */
-    uint64_t seed;       /* token i is drawn with rng (seed, RNG_SAMPLE, 0, i) */
+    float temperature; /* 0: greedy (lowest id wins ties) */
+    int32_t top_k;     /* 0: off */
+    float top_p;       /* 1: off; must be set when temperature > 0 */
+    float min_p;       /* 0: off */
+    uint64_t seed;     /* token i is drawn with rng (seed, RNG_SAMPLE, 0, i) */
 };
 struct token_seq {
     const int32_t *v;
@@ -26,16 +27,17 @@ struct token_seq {
 enum finish { FINISH_NONE, FINISH_STOP, FINISH_LENGTH, FINISH_CHOICE };
 
 /*
- * One call. Inputs are borrowed until it is done. Phases: (1) the prompt is read; (2) if max_tokens > 0, tokens are
- * generated until one of `stop` (kept out of the output) or the limit; (3) if there are choices, `suffix` is appended and
- * exactly one of them is decoded: choice_logprob[i] is the exact log-probability of choice i's whole token sequence there,
- * choice_prob the same normalised over the choices, choice the most probable (lowest index wins ties). Without choices
- * the suffix is not used. Result fields are zero (or released) before a request is submitted.
+ * One call. Inputs are borrowed until it is done. Phases: (1) the prompt is read; (2) if max_tokens
+ * > 0, tokens are generated until one of `stop` (kept out of the output) or the limit; (3) if there
+ * are choices, `suffix` is appended and exactly one of them is decoded: choice_logprob[i] is the
+ * exact log-probability of choice i's whole token sequence there, choice_prob the same normalised
+ * over the choices, choice the most probable (lowest index wins ties). Without choices the suffix
+ * is not used. Result fields are zero (or released) before a request is submitted.
  */
 struct request {
     const int32_t *prompt;
     int32_t n_prompt;
-    struct adapter *adapter;         /* NULL: the bare base */
+    struct adapter *adapter; /* NULL: the bare base */
     struct sampling sampling;
     int32_t max_tokens;
     const int32_t *stop;
@@ -43,42 +45,46 @@ struct request {
     struct token_seq suffix;
     const struct token_seq *choices;
     int32_t n_choices;
-    void *user;                      /* the caller's own */
+    void *user; /* the caller's own */
 
     /* results; arrays are the request's own: request_release frees them */
-    int32_t *out;                    /* [n_out] generated ids */
-    float *out_logprob;              /* [n_out] under the untempered distribution */
+    int32_t *out;       /* [n_out] generated ids */
+    float *out_logprob; /* [n_out] under the untempered distribution */
     int32_t n_out;
     float *choice_logprob, *choice_prob; /* [n_choices] */
     int32_t choice;
-    enum finish finish;              /* FINISH_CHOICE whenever there are choices */
-    int32_t n_prefilled;             /* tokens read in: prompt, suffix, distinct prefixes of choices;
-                                        the same whatever was shared with other requests */
-    int32_t n_generated;             /* the stop token included */
+    enum finish finish;  /* FINISH_CHOICE whenever there are choices */
+    int32_t n_prefilled; /* tokens read in: prompt, suffix, distinct prefixes of choices;
+                            the same whatever was shared with other requests */
+    int32_t n_generated; /* the stop token included */
     bool done;
 
-    struct request_state *state;     /* the engine's */
+    struct request_state *state; /* the engine's */
 };
 void request_release(struct request *r);
-/* Identity of a call: SHA-256 over model hash, adapter hash, numeric class and every input above. */
-void request_key(const struct request *r, const char *model_hash, enum numeric_class cls, char out[HASH_LEN]);
+/* Identity of a call: SHA-256 over model hash, adapter hash, numeric class and every input above.
+ */
+void request_key(const struct request *r, const char *model_hash, enum numeric_class cls,
+                 char out[HASH_LEN]);
 
 struct engine_options {
-    int32_t max_rows;    /* rows a step; 0: 256 */
-    int32_t max_seqs;    /* sequences at once; 0: 64 */
-    int32_t max_len;     /* tokens a sequence; 0: the model's max_seq_len, at most 4096 */
+    int32_t max_rows; /* rows a step; 0: 256 */
+    int32_t max_seqs; /* sequences at once; 0: 64 */
+    int32_t max_len;  /* tokens a sequence; 0: the model's max_seq_len, at most 4096 */
     struct pool *pool;
 };
 struct engine;
 struct engine *engine_new(const struct model *m, const struct engine_options *o, struct error *err);
 void engine_free(struct engine *e);
-/* Refuses (ERR_USAGE) a request that cannot fit: prompt + max_tokens + suffix + longest choice > max_len, empty prompt,
- * token out of range, an adapter of another shape. */
+/* Refuses (ERR_USAGE) a request that cannot fit: prompt + max_tokens + suffix + longest choice >
+ * max_len, empty prompt, token out of range, an adapter of another shape. */
 int engine_submit(struct engine *e, struct request *r, struct error *err);
 /* One step; returns the number of unfinished requests. Finished ones have `done` set. */
 int engine_step(struct engine *e);
-/* Submits all (waiting ones queue) and steps until done. `p` (may be NULL) is updated with finished requests. */
-int engine_run(struct engine *e, struct request *reqs, int n, struct progress *p, struct error *err);
+/* Submits all (waiting ones queue) and steps until done. `p` (may be NULL) is updated with finished
+ * requests. */
+int engine_run(struct engine *e, struct request *reqs, int n, struct progress *p,
+               struct error *err);
 struct engine_stats {
     uint64_t steps, rows, weight_passes, prefilled /* rows really run */, generated, finished;
     int max_adapters_in_a_step;
@@ -86,8 +92,10 @@ struct engine_stats {
 struct engine_stats engine_stats(const struct engine *e);
 size_t engine_bytes(const struct model_config *c, const struct engine_options *o);
 
-/* The sampler by itself; `scratch` holds 2n floats, the logits stay. Temperature, then top-k, then top-p, then min-p on the softmax;
- * returns the id and its log-probability under the untempered softmax. */
-int32_t sample_token(float *logits, int32_t n, const struct sampling *s, int32_t index, float *logprob, float *scratch);
+/* The sampler by itself; `scratch` holds 2n floats, the logits stay. Temperature, then top-k, then
+ * top-p, then min-p on the softmax; returns the id and its log-probability under the untempered
+ * softmax. */
+int32_t sample_token(float *logits, int32_t n, const struct sampling *s, int32_t index,
+                     float *logprob, float *scratch);
 
 #endif

@@ -31,8 +31,6 @@ bool amx_request(void) {
     return syscall(SYS_arch_prctl, REQUEST_PERMISSION, XFEATURE_TILE_DATA) == 0;
 }
 
-/* ---- tile shapes ----------------------------------------------------------------------------- */
-
 /* The operand of ldtilecfg, palette 1: eight tiles of up to 16 rows of up to 64 bytes. */
 struct tile_shapes {
     uint8_t palette, start_row, reserved[14];
@@ -92,8 +90,6 @@ static void shapes_bf16(int upper, int lower) {
     shapes_load(&s, name);
 }
 
-/* ---- writing results ------------------------------------------------------------------------- */
-
 /* y[r] (+)= sums[r] for `rows` rows of one panel, of which `left` outputs exist. */
 static void sums_store(float *y, int64_t ldy, const float (*sums)[PANEL], int64_t rows,
                        int64_t left, bool add) {
@@ -104,8 +100,6 @@ static void sums_store(float *y, int64_t ldy, const float (*sums)[PANEL], int64_
         _mm512_mask_storeu_ps(y + r * ldy, mask, v);
     }
 }
-
-/* ---- int8 ------------------------------------------------------------------------------------ */
 
 enum {
     Q_SUPER = 64, /* rows that meet one unpacked panel */
@@ -257,8 +251,6 @@ static void amx_gemm_q4(float *y, int64_t ldy, const struct inputs *in, const st
                         int64_t n0, int64_t n1, bool add) {
     int8_mul(y, ldy, in, w, n0, n1, add, true, narrow_q4);
 }
-
-/* ---- bf16 ------------------------------------------------------------------------------------ */
 
 struct bf16_product {
     float *y;

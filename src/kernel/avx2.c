@@ -19,8 +19,6 @@
 #define INLINE static inline __attribute__((always_inline))
 #define UNROLL _Pragma("GCC unroll 16")
 
-/* ---- masked tails ---- */
-
 static const int32_t mask_table[16] = {-1, -1, -1, -1, -1, -1, -1, -1};
 
 /* The first n of 8 lanes; n below 0 is none, above 8 all. */
@@ -49,8 +47,6 @@ INLINE void store_some(float *p, __m256 v, int64_t n) {
         tail_store(p, v, n);
 }
 
-/* ---- the fixed tree ---- */
-
 /* a and b hold lane l + lane l+8 of two dots; the result has their l + l+4 in its lower and upper
  * half. */
 INLINE __m256 tree_halves(__m256 a, __m256 b) {
@@ -69,8 +65,6 @@ INLINE float tree_one(__m256 v) {
     h = _mm_add_ps(h, _mm_movehl_ps(h, h));
     return _mm_cvtss_f32(_mm_add_ss(h, _mm_movehdup_ps(h)));
 }
-
-/* ---- f32 and bf16 products ---- */
 
 /* Eight weights from index i of a row; bf16 is the upper half of an f32. */
 INLINE __m256 weights_load(const void *w, int64_t i, bool bf16) {
@@ -209,8 +203,6 @@ static void gemm_bf16(float *y, int64_t ldy, const float *x, int64_t ldx, int64_
                       const uint16_t *w, int64_t ldw, int64_t k, int64_t n0, int64_t n1, bool add) {
     gemm_blocked(y, ldy, x, ldx, rows, w, ldw, k, n0, n1, add, true);
 }
-
-/* ---- products of packed q8_0 and q4_0 ---- */
 
 #define SUM_BLOCKS 512     /* blocks of K whose activation sums are held at once */
 #define PANEL_BYTES 262144 /* of weights in one block of panels: half the second-level cache */
@@ -362,8 +354,6 @@ static void gemm_q4(float *y, int64_t ldy, const struct inputs *in, const struct
     gemm_packed(y, ldy, in, w, n0, n1, add, true);
 }
 
-/* ---- conversions of activations ---- */
-
 INLINE float block_amax(const __m256 v[4]) {
     __m256 sign = _mm256_set1_ps(-0.0f), m = _mm256_setzero_ps();
     UNROLL for (int i = 0; i < 4; i++) m = _mm256_max_ps(_mm256_andnot_ps(sign, v[i]), m);
@@ -417,8 +407,6 @@ static void to_bf16_row(const float *x, int64_t k, uint16_t *out) {
     }
     for (; i < k; i++) out[i] = f32_to_bf16(x[i]);
 }
-
-/* ---- vectors ---- */
 
 static float dot_row(const float *a, const float *b, int64_t n) {
     float s;

@@ -24,8 +24,6 @@ INLINE __mmask16 lanes_mask(int64_t left) {
     return left >= 16 ? 0xFFFF : (__mmask16)((1u << left) - 1);
 }
 
-/* ---- f32 and bf16 rows ----------------------------------------------------------------------- */
-
 enum {
     TILE_ROWS = 3, /* 3 × 8 accumulators, 3 inputs and 1 weight fill 28 of the 32 registers */
     TILE_COLS = 8,
@@ -172,8 +170,6 @@ static void avx512_gemm_bf16(float *y, int64_t ldy, const float *x, int64_t ldx,
                              bool add) {
     rows_mul(y, ldy, x, ldx, rows, w, ldw, k, n0, n1, true, add);
 }
-
-/* ---- packed int8 and int4 panels ------------------------------------------------------------- */
 
 /*
  * VNNI multiplies unsigned by signed bytes. Weights become unsigned by an offset (q8: w + 128, that
@@ -371,8 +367,6 @@ static void avx512_gemm_q4(float *y, int64_t ldy, const struct inputs *in, const
                            int64_t n0, int64_t n1, bool add) {
     q_mul(y, ldy, in, w, n0, n1, add, true);
 }
-
-/* ---- rows of f32 ----------------------------------------------------------------------------- */
 
 static float avx512_dot(const float *a, const float *b, int64_t n) {
     __m512 acc = _mm512_setzero_ps();

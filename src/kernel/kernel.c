@@ -22,8 +22,6 @@
 #include <cpuid.h>
 #endif
 
-/* ---- levels ---- */
-
 static const char *const level_names[CPU_LEVELS] = {"scalar", "avx2", "avx512", "amx"};
 
 const char *cpu_level_name(enum cpu_level level) {
@@ -130,8 +128,6 @@ const struct kernels *kernels_get(void) {
 enum numeric_class kernels_default_class(void) {
     return kernels_get()->gemm_bf16_fast ? CLASS_FAST : CLASS_EXACT;
 }
-
-/* ---- tensor types ---- */
 
 static const struct type_row {
     enum tensor_type type;
@@ -300,8 +296,6 @@ void tensor_from_f32(enum tensor_type t, const float *src, void *dst, int64_t n)
     }
 }
 
-/* ---- weights ---- */
-
 static int64_t panel_count(int64_t n) {
     return (n + PANEL - 1) / PANEL;
 }
@@ -443,8 +437,6 @@ size_t matrix_bytes(const struct matrix *m) {
     return rows * (m->type == TENSOR_Q4_0 ? k / 2 : k) + rows * (k / QK) * sizeof(float);
 }
 
-/* ---- inputs ---- */
-
 static size_t align_64(size_t n) {
     return (n + 63) & ~(size_t)63;
 }
@@ -494,8 +486,6 @@ void inputs_prepare(struct inputs *in, const float *x, int64_t ldx, int64_t rows
     if (bf16) in->bf16 = (uint16_t *)(void *)(base + at[2]);
     pool_run(rows * k < 8192 ? NULL : pool, inputs_range, in, rows, 1);
 }
-
-/* ---- products over a pool ---- */
 
 #define SERIAL_OPS 65536 /* multiply-adds below which waking threads costs more than it saves */
 

@@ -131,7 +131,7 @@ enum numeric_class kernels_default_class(void); /* fast where AMX is, else exact
 const char *cpu_level_name(enum cpu_level level);
 bool cpu_has(enum cpu_level level);
 
-/* ---- products over a pool -------------------------------------------------------------------------------------- */
+/* products over a pool */
 
 /* Prepares what `need` (a bit set of 1 << tensor_type of packed matrices) asks for; scratch comes from the caller. */
 size_t inputs_scratch(int64_t max_rows, int64_t max_k);

@@ -52,8 +52,6 @@ static void output_put(float *y, float v, bool add) {
     *y = add ? *y + v : v;
 }
 
-/* ---- products ---- */
-
 static void gemm_f32(float *y, int64_t ldy, const float *x, int64_t ldx, int64_t rows,
                      const float *w, int64_t ldw, int64_t k, int64_t n0, int64_t n1, bool add) {
     for (int64_t n = n0; n < n1; n++)
@@ -112,8 +110,6 @@ static void gemm_packed(float *y, int64_t ldy, const struct inputs *in, const st
             output_put(&y[m * ldy + n], dot_packed(in, m, w, n), add);
 }
 
-/* ---- conversions of activations ---- */
-
 static int8_t value_quantize(float x, float inverse) {
     float u = x * inverse;
     if (u != u) return 0;
@@ -141,8 +137,6 @@ static void quantize_row(const float *x, int64_t k, int8_t *q, float *d) {
 static void to_bf16_row(const float *x, int64_t k, uint16_t *out) {
     for (int64_t i = 0; i < k; i++) out[i] = f32_to_bf16(x[i]);
 }
-
-/* ---- vectors ---- */
 
 static float sum_row(const float *a, int64_t n) {
     float lane[LANES] = {0};

@@ -72,8 +72,6 @@ int32_t proj_out(const struct model_config *c, enum proj p) {
     }
 }
 
-/* ---- the canonical list of weights ----------------------------------------------------------- */
-
 /* Names carry one %d for the layer where there is one. */
 struct part {
     const char *hf, *gguf;
@@ -197,8 +195,6 @@ int64_t model_param_count(const struct model_config *c) {
     }
     return total;
 }
-
-/* ---- shapes ---------------------------------------------------------------------------------- */
 
 static int size_check(const char *what, int32_t value, int32_t max, struct error *err) {
     if (value >= 1 && value <= max) return OK;
@@ -333,8 +329,6 @@ int shape_find(const char *name, struct model_config *out, struct error *err) {
     buf_release(&known);
     return rc;
 }
-
-/* ---- rotary positions ------------------------------------------------------------------------ */
 
 int32_t *rope_rows_from_interleaved(int32_t heads, int32_t head_dim) {
     int32_t half = head_dim / 2,

@@ -72,8 +72,6 @@ struct forward {
     int parts;    /* the line is cut into */
 };
 
-/* ---- memory ---------------------------------------------------------------------------------- */
-
 static void *slab_take(uint8_t *base, size_t *used, size_t size) {
     size_t at = *used;
     *used = at + ((size + 63) & ~(size_t)63);
@@ -149,8 +147,6 @@ const float *forward_hidden(const struct forward *f) {
     return f->hidden;
 }
 
-/* ---- the cache ------------------------------------------------------------------------------- */
-
 /* First float of one head's positions in `cache`: [slot_len, E] from there. */
 static size_t cache_at(const struct forward *f, int32_t slot, int32_t layer, int32_t kv_head) {
     const struct model_config *c = &f->m->config;
@@ -172,8 +168,6 @@ void forward_copy(struct forward *f, int32_t from, int32_t to, int32_t n) {
             memcpy(f->cache_v + b, f->cache_v + a, size);
         }
 }
-
-/* ---- products -------------------------------------------------------------------------------- */
 
 static struct pool *pool_for(const struct forward *f, int64_t cost) {
     return cost >= MIN_PARALLEL ? f->o.pool : NULL;
@@ -323,8 +317,6 @@ static struct inputs inputs_for(struct forward *f, const float *x, int64_t rows,
     return in;
 }
 
-/* ---- rows ------------------------------------------------------------------------------------ */
-
 struct norm_job {
     const struct forward *f;
     const float *x, *g;
@@ -394,8 +386,6 @@ static void store_rows(void *ctx, int64_t begin, int64_t end, int thread) {
     }
 }
 
-/* ---- attention ------------------------------------------------------------------------------- */
-
 /* Items are (head, row) with rows inside, so that neighbours read the same keys; an item costs the
  * positions it sees. */
 static void attend_item(const struct forward *f, int32_t head, int32_t i, float *scores) {
@@ -436,8 +426,6 @@ static void attend_run(struct forward *f) {
     f->parts = pool_size(pool);
     pool_run(pool, attend_part, f, f->parts, 1);
 }
-
-/* ---- the pass -------------------------------------------------------------------------------- */
 
 static void layer_run(struct forward *f) {
     const struct model_config *c = &f->m->config;

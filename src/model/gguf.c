@@ -60,8 +60,6 @@ struct gguf {
     int n_tensors;
 };
 
-/* ---- reading the container ------------------------------------------------------------------- */
-
 /* Reads past the end give zeros and set `bad`, so that a run of reads needs one check. */
 struct cursor {
     const uint8_t *data;
@@ -328,8 +326,6 @@ static int gguf_open(struct gguf *g, const char *path, struct error *err) {
     return rc;
 }
 
-/* ---- metadata values ------------------------------------------------------------------------- */
-
 static bool kv_integer(const struct kv *kv, int64_t *out) {
     uint64_t bits = 0;
     if (kv->type >= KV_TYPES || kv->type == KV_F32 || kv->type == KV_F64 || kv->type == KV_STRING ||
@@ -424,8 +420,6 @@ static int float_get(const struct gguf *g, const char *arch, const char *suffix,
     *out = (float)value;
     return OK;
 }
-
-/* ---- configuration --------------------------------------------------------------------------- */
 
 /* What would change the arithmetic and is not implemented must be absent or neutral. */
 static int extras_refuse(const struct gguf *g, const char *arch, struct error *err) {
@@ -532,8 +526,6 @@ static int config_read(const struct gguf *g, struct model_config *c, struct erro
     c->tied = !tensors_find(g->tensors, g->n_tensors, "output.weight");
     return rc;
 }
-
-/* ---- tokenizer ------------------------------------------------------------------------------- */
 
 /* Pre-tokenizers that llama.cpp runs with whole-piece look-up before merging, and with BOS unless
  * told otherwise. */
@@ -701,8 +693,6 @@ struct tokenizer *gguf_tokenizer_open(const char *path, struct error *err) {
     return tok;
 }
 
-/* ---- opening a model ------------------------------------------------------------------------- */
-
 /* rope_freqs.weight divides the rotary frequencies: all ones is none at all, anything else is a
  * scaling. */
 static int rope_freqs_drop(struct gguf *g, struct error *err) {
@@ -743,8 +733,6 @@ struct model *gguf_model_open(const char *path, enum numeric_class cls, struct e
     model_close(m);
     return NULL;
 }
-
-/* ---- writing --------------------------------------------------------------------------------- */
 
 struct kv_out {
     struct buf text;

@@ -17,8 +17,6 @@
 
 enum { SMALL_FILE = 64 << 20 };
 
-/* ---- config.json ----------------------------------------------------------------------------- */
-
 /* Missing and null are the same in these files. */
 static const json_t *field(const json_t *root, const char *key) {
     const json_t *v = json_object_get(root, key);
@@ -158,8 +156,6 @@ static json_t *config_open(struct model *m, const char *dir, struct error *err) 
     free(path);
     return root;
 }
-
-/* ---- weights --------------------------------------------------------------------------------- */
 
 /* The files of a model and their tensors together, sorted by name (shallow copies: names stay with
  * the files). */
@@ -314,8 +310,6 @@ static int weights_read(struct model *m, const char *dir, struct error *err) {
     return rc;
 }
 
-/* ---- tokenizer ------------------------------------------------------------------------------- */
-
 /* tokenizer.json, else tokenizer.model; where the first is of a kind that is not read, the second
  * may still do. *out stays NULL when there is neither. */
 static int tokenizer_files_read(const char *dir, struct tokenizer **out, struct error *err) {
@@ -434,8 +428,6 @@ struct model *hf_model_open(const char *dir, enum numeric_class cls, struct erro
     model_close(m);
     return NULL;
 }
-
-/* ---- writing --------------------------------------------------------------------------------- */
 
 /* The shortest decimal that reads back as the same float: 1e-5, not 9.99999975e-06. */
 static json_t *float_json(float value) {

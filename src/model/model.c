@@ -17,8 +17,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- lists of offenders ---------------------------------------------------------------------- */
-
 void offender_add(struct offenders *o, const char *fmt, ...) {
     if (o->n++ >= OFFENDERS_SHOWN) return;
     char line[256];
@@ -40,8 +38,6 @@ int offenders_report(struct offenders *o, int code, struct error *err) {
     buf_release(&o->text);
     return rc;
 }
-
-/* ---- tensors by name ------------------------------------------------------------------------- */
 
 static int tensor_compare(const void *a, const void *b) {
     return strcmp(((const struct tensor_info *)a)->name, ((const struct tensor_info *)b)->name);
@@ -71,8 +67,6 @@ const char *tensor_shape_text(const int64_t *dims, int n_dims, char out[96]) {
     snprintf(out + at, 96 - at, "]");
     return out;
 }
-
-/* ---- opening --------------------------------------------------------------------------------- */
 
 /* The last component of the path without a known ending. */
 static char *model_name(struct arena *arena, const char *path) {
@@ -148,8 +142,6 @@ struct model *model_open(const char *path, enum numeric_class cls, struct error 
     map_close(&map);
     return gguf ? gguf_model_open(path, cls, err) : NULL;
 }
-
-/* ---- binding tensors to the canonical list --------------------------------------------------- */
 
 static bool type_is_float(enum tensor_type t) {
     return t == TENSOR_F32 || t == TENSOR_F16 || t == TENSOR_BF16;
@@ -251,8 +243,6 @@ int model_bind(struct model *m, const struct tensor_info *t, int n, enum naming 
     return rc;
 }
 
-/* ---- making ---------------------------------------------------------------------------------- */
-
 /*
  * n values with mean 0 and the given standard deviation: the sum of four 16-bit uniforms
  * (Irwin–Hall of order 4, a bell that ends at ±3.46 standard deviations). Box–Muller in double
@@ -301,8 +291,6 @@ struct model *model_new(const struct model_config *c, uint64_t seed, enum numeri
     return m;
 }
 
-/* ---- rows out of a model --------------------------------------------------------------------- */
-
 /* Row i of a packed q8_0 or q4_0 matrix as the file's blocks, the inverse of the packing that
  * kernel.h describes. */
 static void matrix_row_blocks(const struct matrix *m, int64_t i, uint8_t *out) {
@@ -335,8 +323,6 @@ void weight_row(const struct model *m, const struct weight *w, int64_t i, enum t
         tensor_from_f32(type, scratch, out, w->k);
     }
 }
-
-/* ---- identity -------------------------------------------------------------------------------- */
 
 static void config_hash(struct hasher *h, const struct model_config *c) {
     char text[256];

@@ -1,26 +1,30 @@
 /*
- * model: a frozen base — its files, its tokenizer, its shape — and the forward pass over a batch of rows.
+ * model: a frozen base — its files, its tokenizer, its shape — and the forward pass over a batch of
+ * rows.
  *
- * A `struct model` is opened once, never written again and shared by all threads. It is opened in place from a GGUF v3
- * file or a Hugging Face directory; f32 (and exact-class bf16) weights stay memory-mapped, the rest is packed for the
- * kernels. In memory there is one convention, Hugging Face's: rotary pairs are (i, i + head_dim/2); GGUF llama files, whose
- * q and k rows are permuted, are un-permuted when opened and permuted when written.
+ * A `struct model` is opened once, never written again and shared by all threads. It is opened in
+ * place from a GGUF v3 file or a Hugging Face directory; f32 (and exact-class bf16) weights stay
+ * memory-mapped, the rest is packed for the kernels. In memory there is one convention, Hugging
+ * Face's: rotary pairs are (i, i + head_dim/2); GGUF llama files, whose q and k rows are permuted,
+ * are un-permuted when opened and permuted when written.
  *
- * Letters: B rows, T tokens, D d_model, H n_heads, K n_kv_heads, E head_dim, F d_ff, V vocab_size, R rank, L n_layers.
+ * Letters: B rows, T tokens, D d_model, H n_heads, K n_kv_heads, E head_dim, F d_ff, V vocab_size,
+ * R rank, L n_layers.
  */
 #ifndef SHOAL_MODEL_H
 #define SHOAL_MODEL_H
 
 #include "kernel/kernel.h"
 
-/* ---- shape ----------------------------------------------------------------------------------------------------- */
+/* shape */
 
-/* An architecture is one row of the table in arch.c: its names in both formats and what is truly its own. */
+/* An architecture is one row of the table in arch.c: its names in both formats and what is truly
+ * its own. */
 struct arch {
-    const char *name;          /* "llama", "qwen3": GGUF general.architecture and HF model_type */
-    const char *hf_class;      /* "LlamaForCausalLM" */
-    bool qk_norm;              /* RMS norm of each q and k head before RoPE */
-    bool gguf_permuted;        /* q/k rows permuted in GGUF relative to Hugging Face */
+    const char *name;     /* "llama", "qwen3": GGUF general.architecture and HF model_type */
+    const char *hf_class; /* "LlamaForCausalLM" */
+    bool qk_norm;         /* RMS norm of each q and k head before RoPE */
+    bool gguf_permuted;   /* q/k rows permuted in GGUF relative to Hugging Face */
 };
 const struct arch *arch_find(const char *name); /* NULL when unknown */
 
@@ -28,96 +32,103 @@ struct model_config {
     const struct arch *arch;
     int32_t n_layers, d_model, n_heads, n_kv_heads, head_dim, d_ff, vocab_size, max_seq_len;
     float rope_theta, rms_norm_eps;
-    bool tied;                 /* the head is the embedding */
+    bool tied; /* the head is the embedding */
 };
 
 /* The seven linear maps of a layer that adapters may change, in this order everywhere. */
 enum proj { PROJ_Q, PROJ_K, PROJ_V, PROJ_O, PROJ_GATE, PROJ_UP, PROJ_DOWN, N_PROJ };
-extern const char *const proj_names[N_PROJ];     /* "q_proj" … */
-extern const char *const proj_hf_paths[N_PROJ];  /* "self_attn.q_proj" … */
+extern const char *const proj_names[N_PROJ];    /* "q_proj" … */
+extern const char *const proj_hf_paths[N_PROJ]; /* "self_attn.q_proj" … */
 int32_t proj_in(const struct model_config *c, enum proj p);
 int32_t proj_out(const struct model_config *c, enum proj p);
 
 struct layer {
     struct matrix proj[N_PROJ];
-    const float *attn_norm, *ffn_norm;  /* [D] */
-    const float *q_norm, *k_norm;       /* [E], or NULL */
+    const float *attn_norm, *ffn_norm; /* [D] */
+    const float *q_norm, *k_norm;      /* [E], or NULL */
 };
 
 struct model {
-    char *name;                 /* file's or folder's name without its ending: "fry" */
+    char *name; /* file's or folder's name without its ending: "fry" */
     char *path;
     struct model_config config;
-    struct layer *layers;       /* [L] */
-    struct matrix embed;        /* [V, D] */
-    struct matrix head;         /* [V, D]; the same as embed when tied */
-    const float *final_norm;    /* [D] */
-    enum tensor_type type;      /* of most weights */
+    struct layer *layers;    /* [L] */
+    struct matrix embed;     /* [V, D] */
+    struct matrix head;      /* [V, D]; the same as embed when tied */
+    const float *final_norm; /* [D] */
+    enum tensor_type type;   /* of most weights */
     enum numeric_class cls;
-    struct tokenizer *tok;      /* NULL when the files hold none */
-    char *chat_template;        /* Jinja text from the files, or NULL; rendered as ChatML here */
-    struct arena arena;         /* packed weights and everything small */
+    struct tokenizer *tok; /* NULL when the files hold none */
+    char *chat_template;   /* Jinja text from the files, or NULL; rendered as ChatML here */
+    struct arena arena;    /* packed weights and everything small */
     struct mapping *maps;
     int n_maps;
-    char hash[HASH_LEN];        /* filled by model_hash */
+    char hash[HASH_LEN]; /* filled by model_hash */
 };
 
 struct model *model_open(const char *path, enum numeric_class cls, struct error *err);
 void model_close(struct model *m);
-/* SHA-256, computed on first use and kept (call it once before threads share the model): of a single file's bytes, of
- * config.json and the shards of a directory, of config and rows of a model in memory. Who changes weights in place clears
- * m->hash[0]. */
+/* SHA-256, computed on first use and kept (call it once before threads share the model): of a
+ * single file's bytes, of config.json and the shards of a directory, of config and rows of a model
+ * in memory. Who changes weights in place clears m->hash[0]. */
 const char *model_hash(struct model *m, struct error *err);
-/* `type`: what dense weights are written as; norms stay f32. Both are canonical: same content, same bytes. */
-int model_write_gguf(const struct model *m, const char *path, enum tensor_type type, struct error *err);
-int model_write_hf(const struct model *m, const char *dir, enum tensor_type type, struct error *err);
-/* A model in memory with every weight f32 and writable (pretraining, tests, `model new`): norms 1, matrices
- * N(0, 0.02²) with o and down scaled by 1/sqrt(2L), from the seed. */
+/* `type`: what dense weights are written as; norms stay f32. Both are canonical: same content, same
+ * bytes. */
+int model_write_gguf(const struct model *m, const char *path, enum tensor_type type,
+                     struct error *err);
+int model_write_hf(const struct model *m, const char *dir, enum tensor_type type,
+                   struct error *err);
+/* A model in memory with every weight f32 and writable (pretraining, tests, `model new`): norms 1,
+ * matrices N(0, 0.02²) with o and down scaled by 1/sqrt(2L), from the seed. */
 struct model *model_new(const struct model_config *c, uint64_t seed, enum numeric_class cls);
-/* The shapes `model new` and `bench` know: smollm-135m, qwen3-0.6b, stories15m, fry, and tiny ones for tests. */
+/* The shapes `model new` and `bench` know: smollm-135m, qwen3-0.6b, stories15m, fry, and tiny ones
+ * for tests. */
 int shape_find(const char *name, struct model_config *out, struct error *err);
 /* llama2.c: legacy .bin (v0) with its tokenizer .bin, as a model in memory. */
-struct model *llama2c_open(const char *bin, const char *tokenizer, enum numeric_class cls, struct error *err);
+struct model *llama2c_open(const char *bin, const char *tokenizer, enum numeric_class cls,
+                           struct error *err);
 int64_t model_param_count(const struct model_config *c);
 
-/* ---- safetensors and GGUF, shared with adapters ---------------------------------------------------------------- */
+/* safetensors and GGUF, shared with adapters */
 
 struct tensor_info {
     char *name;
     enum tensor_type type;
     int n_dims;
-    int64_t dims[4];       /* row-major, outermost first, in both formats (GGUF's order is reversed on reading) */
+    int64_t dims[4]; /* row-major, outermost first, in both formats (GGUF's order is reversed on
+                        reading) */
     const void *data;
-    size_t size;           /* bytes */
+    size_t size; /* bytes */
 };
 struct safetensors {
     struct mapping map;
     struct tensor_info *tensors;
     int n_tensors;
-    json_t *metadata;      /* string → string, or NULL */
+    json_t *metadata; /* string → string, or NULL */
 };
 int safetensors_open(struct safetensors *st, const char *path, struct error *err);
 const struct tensor_info *safetensors_find(const struct safetensors *st, const char *name);
 void safetensors_close(struct safetensors *st);
 /* Canonical: tensors in the given order, metadata keys sorted, header padded with spaces to 8. */
-int safetensors_write(const char *path, const struct tensor_info *tensors, int n, const json_t *metadata,
-                      struct error *err);
+int safetensors_write(const char *path, const struct tensor_info *tensors, int n,
+                      const json_t *metadata, struct error *err);
 
-/* ---- tokenizer ------------------------------------------------------------------------------------------------- */
+/* tokenizer */
 
 enum tokenizer_kind { TOK_BPE, TOK_SPM };
-/* Byte-level BPE (GPT-2 family; the pre-tokenizer is a PCRE2 pattern) and SentencePiece BPE with byte fallback.
- * Immutable after opening; encode and decode may be called from any thread. */
+/* Byte-level BPE (GPT-2 family; the pre-tokenizer is a PCRE2 pattern) and SentencePiece BPE with
+ * byte fallback. Immutable after opening; encode and decode may be called from any thread. */
 struct tokenizer;
 int32_t tok_vocab_size(const struct tokenizer *t);
-int32_t tok_bos(const struct tokenizer *t);  /* -1 when there is none */
+int32_t tok_bos(const struct tokenizer *t); /* -1 when there is none */
 int32_t tok_eos(const struct tokenizer *t);
 bool tok_add_bos(const struct tokenizer *t);
 bool tok_is_special(const struct tokenizer *t, int32_t id);
-const char *tok_piece(const struct tokenizer *t, int32_t id, int *len); /* as stored in the vocabulary */
-int32_t tok_find(const struct tokenizer *t, const char *piece);         /* id of a stored piece, or -1 */
-#define TOK_BOS 1      /* add what the model adds before a text */
-#define TOK_SPECIAL 2  /* the text of special tokens becomes their id */
+const char *tok_piece(const struct tokenizer *t, int32_t id,
+                      int *len);                                /* as stored in the vocabulary */
+int32_t tok_find(const struct tokenizer *t, const char *piece); /* id of a stored piece, or -1 */
+#define TOK_BOS 1     /* add what the model adds before a text */
+#define TOK_SPECIAL 2 /* the text of special tokens becomes their id */
 struct ids {
     int32_t *v;
     int n, cap;
@@ -125,73 +136,80 @@ struct ids {
 void ids_add(struct ids *s, int32_t id);
 void ids_release(struct ids *s);
 /* Appends to `out`. Any bytes are accepted; invalid UTF-8 goes through byte tokens. */
-void tok_encode(const struct tokenizer *t, const char *text, size_t len, int flags, struct ids *out);
+void tok_encode(const struct tokenizer *t, const char *text, size_t len, int flags,
+                struct ids *out);
 /* Appends the bytes of one token; special tokens give nothing unless `specials`. */
 void tok_decode(const struct tokenizer *t, int32_t id, bool specials, struct buf *out);
-void tok_decode_all(const struct tokenizer *t, const int32_t *ids, int n, bool specials, struct buf *out);
+void tok_decode_all(const struct tokenizer *t, const int32_t *ids, int n, bool specials,
+                    struct buf *out);
 void tok_free(struct tokenizer *t);
 
 /* What the file readers fill in to make one (strings are copied). */
 struct tok_spec {
     enum tokenizer_kind kind;
     int32_t n;
-    const char **pieces;       /* [n], may hold any bytes: lengths beside */
+    const char **pieces; /* [n], may hold any bytes: lengths beside */
     const int32_t *lens;
-    const float *scores;       /* SPM: [n] */
-    const uint8_t *types;      /* [n] GGUF's: 1 normal, 2 unknown, 3 control, 4 user-defined, 5 unused,
-                                  6 byte */
-    const char **merges;       /* BPE: "a b" pairs in rank order */
+    const float *scores;  /* SPM: [n] */
+    const uint8_t *types; /* [n] GGUF's: 1 normal, 2 unknown, 3 control, 4 user-defined, 5 unused,
+                             6 byte */
+    const char **merges;  /* BPE: "a b" pairs in rank order */
     int32_t n_merges;
-    const char *pre;           /* GGUF's tokenizer.ggml.pre ("gpt-2", "qwen2", "llama-bpe", "smollm", …) or, when it
-                                  contains '\\' or '[', a PCRE2 pattern itself */
-    int32_t bos, eos, unk;     /* -1: none */
+    const char *pre; /* GGUF's tokenizer.ggml.pre ("gpt-2", "qwen2", "llama-bpe", "smollm", …) or,
+                        when it contains '\\' or '[', a PCRE2 pattern itself */
+    int32_t bos, eos, unk; /* -1: none */
     bool add_bos, add_space_prefix, ignore_merges;
 };
 struct tokenizer *tok_new(const struct tok_spec *spec, struct error *err);
-struct tokenizer *tok_from_json(const char *path, struct error *err);             /* tokenizer.json: BPE kinds */
-struct tokenizer *tok_from_sentencepiece(const char *path, struct error *err);    /* tokenizer.model, BPE only */
+struct tokenizer *tok_from_json(const char *path,
+                                struct error *err); /* tokenizer.json: BPE kinds */
+struct tokenizer *tok_from_sentencepiece(const char *path,
+                                         struct error *err); /* tokenizer.model, BPE only */
 struct tokenizer *tok_from_llama2c(const char *path, int32_t vocab, struct error *err);
-/* Byte tokens, three specials, and filler pieces up to `vocab` (NULL below 259): for models with random weights. */
+/* Byte tokens, three specials, and filler pieces up to `vocab` (NULL below 259): for models with
+ * random weights. */
 struct tokenizer *tok_byte_fallback(int32_t vocab);
 const struct tok_spec *tok_spec_of(const struct tokenizer *t); /* for the writers */
 int tok_write_json(const struct tokenizer *t, const char *path, struct error *err);
-/* Byte-level BPE training: counts pre-tokens of `texts`, merges the most frequent pair (ties: the pair whose two pieces
- * are lexicographically greatest, as GPT-2-style trainers do) until `vocab`. Specials get the first ids. */
-struct tokenizer *tok_train_bpe(const char *text, size_t len, int32_t vocab, const char *pre, const char **specials,
-                                int n_specials, struct error *err);
+/* Byte-level BPE training: counts pre-tokens of `texts`, merges the most frequent pair (ties: the
+ * pair whose two pieces are lexicographically greatest, as GPT-2-style trainers do) until `vocab`.
+ * Specials get the first ids. */
+struct tokenizer *tok_train_bpe(const char *text, size_t len, int32_t vocab, const char *pre,
+                                const char **specials, int n_specials, struct error *err);
 
-/* ---- chat ------------------------------------------------------------------------------------------------------ */
+/* chat */
 
 struct message {
     const char *role, *content;
 };
-/* ChatML: <|im_start|>role\ncontent<|im_end|>\n … and, to generate, <|im_start|>assistant\n. Appends ids; `mask` (may be
- * NULL) gets one byte a token: 1 where the assistant's own words are, <|im_end|> included. A tokenizer without the two
- * special tokens gets them as plain text. */
-void chat_encode(const struct tokenizer *t, const struct message *msgs, int n, bool generation_prompt,
-                 struct ids *out, struct buf *mask);
+/* ChatML: <|im_start|>role\ncontent<|im_end|>\n … and, to generate, <|im_start|>assistant\n.
+ * Appends ids; `mask` (may be NULL) gets one byte a token: 1 where the assistant's own words are,
+ * <|im_end|> included. A tokenizer without the two special tokens gets them as plain text. */
+void chat_encode(const struct tokenizer *t, const struct message *msgs, int n,
+                 bool generation_prompt, struct ids *out, struct buf *mask);
 
-/* ---- forward pass ---------------------------------------------------------------------------------------------- */
+/* forward pass */
 
 /* One adapter's low-rank map of one projection: y += scale · B (A x). */
 struct lora {
-    const float *a;   /* [R, in] */
-    const float *b;   /* [out, R] */
-    int32_t r;        /* 0: none here */
+    const float *a; /* [R, in] */
+    const float *b; /* [out, R] */
+    int32_t r;      /* 0: none here */
     float scale;
 };
 struct row {
     int32_t token;
-    int32_t pos;   /* position in its sequence: it sees positions 0..pos of its slot */
-    int32_t slot;  /* which KV sequence */
+    int32_t pos;  /* position in its sequence: it sees positions 0..pos of its slot */
+    int32_t slot; /* which KV sequence */
 };
-/* Rows [begin, end) share `loras` ([L][N_PROJ]; NULL: the bare base). Rows are sorted so that segments do not overlap. */
+/* Rows [begin, end) share `loras` ([L][N_PROJ]; NULL: the bare base). Rows are sorted so that
+ * segments do not overlap. */
 struct segment {
     int32_t begin, end;
     const struct lora *loras;
 };
 struct forward_options {
-    int32_t max_rows;     /* per call */
+    int32_t max_rows; /* per call */
     int32_t n_slots, slot_len;
     struct pool *pool;
 };
@@ -199,19 +217,22 @@ struct forward_stats {
     uint64_t steps, rows, weight_passes; /* weight_passes: times a base matrix was read through */
     double kernel_seconds;
 };
-struct forward;   /* KV cache and scratch; allocated once, driven by one thread */
+struct forward; /* KV cache and scratch; allocated once, driven by one thread */
 struct forward *forward_new(const struct model *m, const struct forward_options *o);
 void forward_free(struct forward *f);
 size_t forward_bytes(const struct model_config *c, const struct forward_options *o);
-/* Runs all rows through the model, appending to the KV cache; rows of one slot must be contiguous and ascending in pos.
- * logits: [n_out][V] for rows out_rows[0..n_out). The bits of a row depend on its own tokens and adapter only. */
-void forward_run(struct forward *f, const struct row *rows, int32_t n_rows, const struct segment *segs, int32_t n_segs,
-                 const int32_t *out_rows, int32_t n_out, float *logits);
+/* Runs all rows through the model, appending to the KV cache; rows of one slot must be contiguous
+ * and ascending in pos. logits: [n_out][V] for rows out_rows[0..n_out). The bits of a row depend on
+ * its own tokens and adapter only. */
+void forward_run(struct forward *f, const struct row *rows, int32_t n_rows,
+                 const struct segment *segs, int32_t n_segs, const int32_t *out_rows, int32_t n_out,
+                 float *logits);
 /* Makes the first n positions of slot `to` those of `from` (copies). */
 void forward_copy(struct forward *f, int32_t from, int32_t to, int32_t n);
 const struct forward_stats *forward_stats(const struct forward *f);
 /* Final-norm hidden states of the last call's out_rows, [n_out][D]. */
 const float *forward_hidden(const struct forward *f);
-void rope_table(const struct model_config *c, int32_t n_pos, float *cos, float *sin); /* each [n_pos][E/2] */
+void rope_table(const struct model_config *c, int32_t n_pos, float *cos,
+                float *sin); /* each [n_pos][E/2] */
 
 #endif

@@ -31,8 +31,6 @@ static int dtype_find(const char *name) {
     return -1;
 }
 
-/* ---- reading --------------------------------------------------------------------------------- */
-
 static int tensor_dtype(struct tensor_info *t, const json_t *spec, size_t *size,
                         struct error *err) {
     const char *dtype = json_string_value(json_object_get(spec, "dtype"));
@@ -190,8 +188,6 @@ void safetensors_close(struct safetensors *st) {
     map_close(&st->map);
     *st = (struct safetensors){0};
 }
-
-/* ---- writing --------------------------------------------------------------------------------- */
 
 static void json_string_add(struct buf *out, const char *text) {
     json_t *value = json_string(text);

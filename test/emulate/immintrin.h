@@ -40,7 +40,7 @@ typedef union {
 #define EMULATED static __attribute__((noinline, unused))
 #define EACH_LANE for (int l = 0; l < 16; l++)
 
-/* ---- moves ----------------------------------------------------------------------------------- */
+/* moves */
 
 EMULATED __m512 _mm512_set1_ps(float a) {
     __m512 r;
@@ -124,7 +124,7 @@ EMULATED void _mm256_mask_storeu_ps(void *p, __mmask8 k, __m256 a) {
     }
 }
 
-/* ---- reinterpretation and shuffles ----------------------------------------------------------- */
+/* reinterpretation and shuffles */
 
 EMULATED __m512 _mm512_castsi512_ps(__m512i a) {
     return _mm512_loadu_ps(&a);
@@ -162,7 +162,7 @@ EMULATED __m512 _mm512_permutexvar_ps(__m512i index, __m512 a) {
     return r;
 }
 
-/* ---- arithmetic in f32 ----------------------------------------------------------------------- */
+/* arithmetic in f32 */
 
 #define EMULATE_PS(name, expression)                                                               \
     EMULATED __m512 name(__m512 a, __m512 b) {                                                     \
@@ -209,7 +209,7 @@ EMULATED __m512 _mm512_cvtepi32_ps(__m512i a) {
     return r;
 }
 
-/* ---- integers -------------------------------------------------------------------------------- */
+/* integers */
 
 #define EMULATE_INT(name, lanes, field, expression)                                                \
     EMULATED __m512i name(__m512i a, __m512i b) {                                                  \

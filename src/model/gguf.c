@@ -421,7 +421,7 @@ static int float_get(const struct gguf *g, const char *arch, const char *suffix,
     return OK;
 }
 
-/* What would change the arithmetic and is not implemented must be absent or neutral. */
+/* What would change the arithmetic in ways Shoal cannot follow must be absent or neutral. */
 static int extras_refuse(const struct gguf *g, const char *arch, struct error *err) {
     static const struct {
         const char *suffix;

@@ -81,7 +81,7 @@ static int layer_types_check(const json_t *root, struct error *err) {
     return OK;
 }
 
-/* What would change the arithmetic and is not implemented. */
+/* What would change the arithmetic in ways Shoal cannot follow: refused by name. */
 static int extras_refuse(const json_t *root, struct error *err) {
     static const char *const flags[] = {"attention_bias", "mlp_bias", "qkv_bias",
                                         "use_sliding_window"};

@@ -245,7 +245,7 @@ static void levels_agree(void **state) {
 }
 
 /* Log-probability of `tail` after `head` by one forward pass over both. */
-static double sequence_logprob(const struct model *m, const struct adapter *a, const int32_t *head,
+static double sequence_logprob(const struct model *m, struct adapter *a, const int32_t *head,
                                int32_t n_head, const struct token_seq *tail) {
     struct forward_options o = {.max_rows = LEN, .n_slots = 1, .slot_len = LEN};
     struct forward *f = forward_new(m, &o);
@@ -256,7 +256,8 @@ static double sequence_logprob(const struct model *m, const struct adapter *a, c
         rows[i] = (struct row){.token = i < n_head ? head[i] : tail->v[i - n_head], .pos = i};
         out[i] = i;
     }
-    struct segment seg = {.begin = 0, .end = n, .loras = a ? a->loras : NULL};
+    struct lora_part part = fixture_part(a);
+    struct segment seg = {.begin = 0, .end = n, .parts = &part, .n_parts = a != NULL};
     forward_run(f, rows, n, &seg, 1, out, n, logits);
     double sum = 0;
     for (int32_t i = 0; i < tail->n; i++) {
@@ -428,7 +429,8 @@ static void generation_is_sampled_forward(void **state) {
     run_one(e, &r);
     struct forward_options o = {.max_rows = 1, .n_slots = 1, .slot_len = LEN};
     struct forward *f = forward_new(m, &o);
-    struct segment seg = {.begin = 0, .end = 1, .loras = a->loras};
+    struct lora_part part = fixture_part(a);
+    struct segment seg = {.begin = 0, .end = 1, .parts = &part, .n_parts = 1};
     float *logits = xcalloc(VOCAB, sizeof *logits), *scratch = xcalloc(2 * VOCAB, sizeof *scratch);
     for (int32_t pos = 0; pos < 22; pos++) {
         float logprob;

@@ -149,7 +149,7 @@ static struct forward *forward_make(const struct model *m, struct pool *pool) {
 }
 
 /* One sequence into `slot` from position `from`, `chunk` rows a call, all logits kept: [n][V]. */
-static void sequence_run(struct forward *f, const struct model *m, const struct lora *loras,
+static void sequence_run(struct forward *f, const struct model *m, struct adapter *a,
                          const int32_t *tokens, int from, int n, int slot, int chunk,
                          float *logits) {
     struct row rows[64];
@@ -160,20 +160,21 @@ static void sequence_run(struct forward *f, const struct model *m, const struct 
             rows[i] = (struct row){.token = tokens[at + i], .pos = at + i, .slot = slot};
             out[i] = i;
         }
-        struct segment seg = {.begin = 0, .end = count, .loras = loras};
+        struct lora_part part = fixture_part(a);
+        struct segment seg = {.begin = 0, .end = count, .parts = &part, .n_parts = a != NULL};
         forward_run(f, rows, count, &seg, 1, out, count,
                     logits + (int64_t)at * m->config.vocab_size);
     }
 }
 
-static void close_to_naive(const struct model *m, const struct adapter *a) {
+static void close_to_naive(const struct model *m, struct adapter *a) {
     int32_t tokens[N_TOKENS], vocab = m->config.vocab_size;
     float *got = xcalloc((size_t)(N_TOKENS * vocab), sizeof *got);
     double *want = xcalloc((size_t)(N_TOKENS * vocab), sizeof *want), worst = 0, top = 0;
     const struct lora *loras = a ? a->loras : NULL;
     struct forward *f = forward_make(m, NULL);
     tokens_fill(tokens, N_TOKENS, vocab, 0);
-    sequence_run(f, m, loras, tokens, 0, N_TOKENS, 1, 7, got);
+    sequence_run(f, m, a, tokens, 0, N_TOKENS, 1, 7, got);
     naive_run(m, loras, tokens, N_TOKENS, want);
     for (int i = 0; i < N_TOKENS * vocab; i++) {
         worst = fmax(worst, fabs((double)got[i] - want[i]));
@@ -248,11 +249,13 @@ static void mixed_run(struct forward *f, const struct model *m, struct adapter *
     while (left > 0) {
         struct row rows[64];
         struct segment segs[N_SEQS];
+        struct lora_part parts[N_SEQS];
         int32_t out[64], n = 0, n_segs = 0;
         for (int s = 0; s < N_SEQS; s++) {
             int drawn = (int)rng_below(&rng, 10), count = MIN(drawn, N_TOKENS - at[s]);
             if (count == 0) continue;
-            segs[n_segs++] = (struct segment){n, n + count, by_seq[s] ? by_seq[s]->loras : NULL};
+            parts[s] = fixture_part(by_seq[s]);
+            segs[n_segs++] = (struct segment){n, n + count, &parts[s], by_seq[s] != NULL};
             for (int i = 0; i < count; i++, n++) {
                 rows[n] = (struct row){.token = tokens[s][at[s] + i], .pos = at[s] + i, .slot = s};
                 out[n] = n;
@@ -284,8 +287,7 @@ static void invariance_check(const struct model *m) {
     float *got = xcalloc((size_t)(N_SEQS * per_seq), sizeof *got);
     struct forward *alone = forward_make(m, NULL);
     for (int s = 0; s < N_SEQS; s++)
-        sequence_run(alone, m, by_seq[s] ? by_seq[s]->loras : NULL, tokens[s], 0, N_TOKENS, 0, 1,
-                     want + s * per_seq);
+        sequence_run(alone, m, by_seq[s], tokens[s], 0, N_TOKENS, 0, 1, want + s * per_seq);
     forward_free(alone);
     for (int threads = 1; threads <= 3; threads++) {
         struct pool *pool = pool_new(threads);
@@ -337,12 +339,14 @@ static void base_read_once(void **state) {
     struct adapter *a[20];
     struct row rows[20];
     struct segment segs[20];
+    struct lora_part parts[20];
     int32_t out[20];
     float *logits = xcalloc(20 * 300, sizeof *logits);
     for (int i = 0; i < 20; i++) {
         a[i] = fixture_adapter(&m->config, 8, "all-linear", 0.1f, (uint64_t)i);
         rows[i] = (struct row){.token = i, .pos = 0, .slot = i};
-        segs[i] = (struct segment){i, i + 1, a[i]->loras};
+        parts[i] = fixture_part(a[i]);
+        segs[i] = (struct segment){i, i + 1, &parts[i], 1};
         out[i] = i;
     }
     uint64_t per_step = 7 * (uint64_t)m->config.n_layers + 1;
@@ -371,9 +375,9 @@ static void adapters_matter(void **state) {
     tokens_fill(tokens, N_TOKENS, m->config.vocab_size, 9);
     struct forward *f = forward_make(m, NULL);
     sequence_run(f, m, NULL, tokens, 0, N_TOKENS, 0, 5, base);
-    sequence_run(f, m, zero->loras, tokens, 0, N_TOKENS, 1, 5, with);
+    sequence_run(f, m, zero, tokens, 0, N_TOKENS, 1, 5, with);
     for (size_t i = 0; i < n; i++) assert_true(base[i] == with[i]); // -0 and +0 are equal here
-    sequence_run(f, m, real->loras, tokens, 0, N_TOKENS, 1, 5, with);
+    sequence_run(f, m, real, tokens, 0, N_TOKENS, 1, 5, with);
     assert_memory_not_equal(base, with, n * sizeof *base);
     forward_free(f);
     adapter_release(zero);
@@ -393,7 +397,7 @@ static void copies_continue(void **state) {
     tokens_fill(tokens, N_TOKENS, (int32_t)vocab, 2);
     struct forward *f = forward_make(m, NULL);
     sequence_run(f, m, NULL, tokens, 0, N_TOKENS, 3, 24, want);
-    forward_copy(f, 3, 7, 10);
+    kv_share(forward_kv(f), 3, 7, 10);
     sequence_run(f, m, NULL, tokens, 10, N_TOKENS, 7, 4, got);
     assert_memory_equal(got + 10 * vocab, want + 10 * vocab, (size_t)(14 * vocab) * sizeof *got);
     forward_free(f);

@@ -259,49 +259,82 @@ static void test_exp_range(void **state) {
     }
 }
 
-static void test_attend(void **state) {
-    (void)state;
-    static const int64_t ds[] = {1, 7, 8, 16, 31, 32, 64, 100, 128}, ns[] = {1, 2, 5, 17, 64, 130};
-    for (int l = CPU_AVX2; l < CPU_LEVELS; l++) {
-        const struct kernels *k = kernels_level((enum cpu_level)l);
-        for (size_t i = 0; k && i < ARRAY_LEN(ds) * ARRAY_LEN(ns); i++) {
-            int64_t d = ds[i % ARRAY_LEN(ds)], n = ns[i / ARRAY_LEN(ds)], stride = d + 3;
-            struct floats q = filled(d, 0), kv = filled(2 * n * stride, i % 5 == 4),
-                          s = floats_new(n), s2 = floats_new(n);
-            struct floats out = floats_new(d), out2 = floats_new(d);
-            const float *v = kv.v + n * stride;
-            ref->attend(out.v, q.v, kv.v, v, stride, n, d, 0.3f, s.v);
-            k->attend(out2.v, q.v, kv.v, v, stride, n, d, 0.3f, s2.v);
-            same_all(out.v, out2.v, d, "attend", k, n * 1000 + d);
-            struct floats all[] = {q, kv, s, s2, out, out2};
-            for (size_t j = 0; j < ARRAY_LEN(all); j++) floats_free(all[j]);
-        }
+/* n floats as elements of every kind. */
+struct elems {
+    void *v[N_ELEM];
+};
+
+static struct elems elems_of(const float *x, int64_t n) {
+    struct elems r;
+    for (int e = 0; e < N_ELEM; e++) {
+        r.v[e] = malloc((size_t)n * elem_size((enum elem)e));
+        elem_from_f32((enum elem)e, x, r.v[e], n);
     }
+    return r;
 }
 
-static void bf16_from(uint16_t *out, const float *x, int64_t n) {
-    for (int64_t i = 0; i < n; i++) out[i] = f32_to_bf16(x[i]);
+static void elems_free(struct elems e) {
+    for (int i = 0; i < N_ELEM; i++) free(e.v[i]);
 }
 
 static void check_gemm(const struct kernels *k, int64_t rows, int64_t n, int64_t width, int nasty) {
     int64_t ldx = width + 3, ldw = width + 1, ldy = n + 2;
     struct floats x = filled(rows * ldx, nasty), w = filled(n * ldw, nasty),
                   y = filled(rows * ldy, 0), z = copied(y);
-    uint16_t *h = malloc((size_t)(n * ldw) * sizeof *h);
-    bf16_from(h, w.v, n * ldw);
+    struct elems h = elems_of(w.v, n * ldw);
     for (int add = 0; add < 2; add++) {
         ref->gemm_f32(y.v, ldy, x.v, ldx, rows, w.v, ldw, width, 0, n, add);
         k->gemm_f32(z.v, ldy, x.v, ldx, rows, w.v, ldw, width, 0, n, add);
         same_all(y.v, z.v, rows * ldy, "gemm_f32", k, width);
-        ref->gemm_bf16(y.v, ldy, x.v, ldx, rows, h, ldw, width, 0, n, add);
-        k->gemm_bf16(z.v, ldy, x.v, ldx, rows, h, ldw, width, 0, n, add);
+        ref->gemm_bf16(y.v, ldy, x.v, ldx, rows, h.v[ELEM_BF16], ldw, width, 0, n, add);
+        k->gemm_bf16(z.v, ldy, x.v, ldx, rows, h.v[ELEM_BF16], ldw, width, 0, n, add);
         same_all(y.v, z.v, rows * ldy, "gemm_bf16", k, width);
+        ref->gemm_f16(y.v, ldy, x.v, ldx, rows, h.v[ELEM_F16], ldw, width, 0, n, add);
+        k->gemm_f16(z.v, ldy, x.v, ldx, rows, h.v[ELEM_F16], ldw, width, 0, n, add);
+        same_all(y.v, z.v, rows * ldy, "gemm_f16", k, width);
+        ref->gemm_i8(y.v, ldy, x.v, ldx, rows, h.v[ELEM_I8], ldw, width, 0, n, add);
+        k->gemm_i8(z.v, ldy, x.v, ldx, rows, h.v[ELEM_I8], ldw, width, 0, n, add);
+        same_all(y.v, z.v, rows * ldy, "gemm_i8", k, width);
     }
-    free(h);
+    elems_free(h);
     floats_free(x);
     floats_free(w);
     floats_free(y);
     floats_free(z);
+}
+
+static void check_mix(const struct kernels *k, int64_t rows, int64_t n, int64_t width, int nasty) {
+    int64_t ldt = width + 3, ldv = n + 1, ldy = n + 2;
+    struct floats t = filled(rows * ldt, nasty), v = filled(width * ldv, nasty),
+                  y = filled(rows * ldy, 0), z = copied(y);
+    struct elems h = elems_of(v.v, width * ldv);
+    ref->mix_f32(y.v, ldy, t.v, ldt, rows, v.v, ldv, width, n);
+    k->mix_f32(z.v, ldy, t.v, ldt, rows, v.v, ldv, width, n);
+    same_all(y.v, z.v, rows * ldy, "mix_f32", k, width);
+    ref->mix_bf16(y.v, ldy, t.v, ldt, rows, h.v[ELEM_BF16], ldv, width, n);
+    k->mix_bf16(z.v, ldy, t.v, ldt, rows, h.v[ELEM_BF16], ldv, width, n);
+    same_all(y.v, z.v, rows * ldy, "mix_bf16", k, width);
+    ref->mix_f16(y.v, ldy, t.v, ldt, rows, h.v[ELEM_F16], ldv, width, n);
+    k->mix_f16(z.v, ldy, t.v, ldt, rows, h.v[ELEM_F16], ldv, width, n);
+    same_all(y.v, z.v, rows * ldy, "mix_f16", k, width);
+    ref->mix_i8(y.v, ldy, t.v, ldt, rows, h.v[ELEM_I8], ldv, width, n);
+    k->mix_i8(z.v, ldy, t.v, ldt, rows, h.v[ELEM_I8], ldv, width, n);
+    same_all(y.v, z.v, rows * ldy, "mix_i8", k, width);
+    elems_free(h);
+    struct floats all[] = {t, v, y, z};
+    for (size_t j = 0; j < ARRAY_LEN(all); j++) floats_free(all[j]);
+}
+
+static void test_mix(void **state) {
+    (void)state;
+    static const int64_t ns[] = {1, 7, 8, 16, 31, 64, 100, 130}, ks[] = {1, 2, 5, 8, 33},
+                         ms[] = {1, 2, 4, 7};
+    for (int l = CPU_AVX2; l < CPU_LEVELS; l++) {
+        const struct kernels *k = kernels_level((enum cpu_level)l);
+        for (size_t i = 0; k && i < ARRAY_LEN(ns) * ARRAY_LEN(ks) * ARRAY_LEN(ms); i++)
+            check_mix(k, ms[i % 4], ns[i / 4 % ARRAY_LEN(ns)], ks[i / 4 / ARRAY_LEN(ns)],
+                      i % 5 == 4);
+    }
 }
 
 static void test_gemm(void **state) {
@@ -634,25 +667,31 @@ static void test_scalar_rope(void **state) {
     floats_free(s);
 }
 
-static void test_scalar_attend(void **state) {
+/* Values weighted and summed in double, from rows of every element. */
+static void test_scalar_mix(void **state) {
     (void)state;
-    enum { N = 37, D = 24, STRIDE = 30 };
-    struct floats q = filled(D, 0), k = filled(N * STRIDE, 0), v = filled(N * STRIDE, 0),
-                  s = floats_new(N), out = floats_new(D);
-    double p[N], most = -1e30, total = 0;
-    ref->attend(out.v, q.v, k.v, v.v, STRIDE, N, D, 0.2f, s.v);
-    for (int j = 0; j < N; j++) {
-        p[j] = 0;
-        for (int d = 0; d < D; d++) p[j] += (double)q.v[d] * (double)k.v[j * STRIDE + d] * 0.2;
-        most = MAX(most, p[j]);
+    enum { M = 3, N = 24, K = 37 };
+    struct floats t = filled(M * K, 0), v = filled(K * N, 0), y0 = filled(M * N, 0);
+    struct elems h = elems_of(v.v, K * N);
+    float d = elem_from_f32(ELEM_I8, v.v, h.v[ELEM_I8], K * N);
+    for (int e = 0; e < N_ELEM; e++) {
+        struct floats y = copied(y0);
+        rows_mix((enum elem)e, y.v, N, t.v, K, M, h.v[e], N, K, N);
+        for (int i = 0; i < M * N; i++) {
+            double want = (double)y0.v[i], off = e == ELEM_F32 ? 1e-4 : e == ELEM_F16 ? 5e-2 : 2e-1;
+            for (int j = 0; j < K; j++)
+                want += (double)t.v[i / N * K + j] *
+                        (e == ELEM_I8 ? (double)((int8_t *)h.v[e])[j * N + i % N]
+                                      : (double)v.v[j * N + i % N]);
+            near((double)y.v[i], want, off, "mix");
+        }
+        floats_free(y);
     }
-    for (int j = 0; j < N; j++) total += p[j] = math_exp(p[j] - most);
-    for (int d = 0; d < D; d++) {
-        double want = 0;
-        for (int j = 0; j < N; j++) want += p[j] / total * (double)v.v[j * STRIDE + d];
-        near((double)out.v[d], want, 1e-5, "attend");
-    }
-    struct floats all[] = {q, k, v, s, out};
+    for (int i = 0; i < K * N; i++)
+        near((double)((int8_t *)h.v[ELEM_I8])[i] * (double)d, (double)v.v[i], (double)d * 0.501,
+             "i8");
+    elems_free(h);
+    struct floats all[] = {t, v, y0};
     for (size_t i = 0; i < ARRAY_LEN(all); i++) floats_free(all[i]);
 }
 
@@ -937,7 +976,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_scalar_exp),
         cmocka_unit_test(test_scalar_silu),
         cmocka_unit_test(test_scalar_rope),
-        cmocka_unit_test(test_scalar_attend),
+        cmocka_unit_test(test_scalar_mix),
         cmocka_unit_test(test_scalar_adamw),
         cmocka_unit_test(test_scalar_quantize),
         cmocka_unit_test(test_reductions),
@@ -947,7 +986,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_exp_range),
         cmocka_unit_test(test_adamw),
         cmocka_unit_test(test_rows_down),
-        cmocka_unit_test(test_attend),
+        cmocka_unit_test(test_mix),
         cmocka_unit_test(test_gemm),
         cmocka_unit_test(test_packed),
         cmocka_unit_test(test_invariance),

@@ -225,7 +225,7 @@ static void lineage_check(const json_t *lineage) {
     const char *key;
     json_t *value;
     CHECK(!lineage || json_is_object(lineage));
-    json_object_foreach((json_t *)lineage, key, value) {
+    json_object_foreach ((json_t *)lineage, key, value) {
         CHECK(json_is_string(value));
     }
 }
@@ -240,6 +240,17 @@ struct adapter *adapter_from_data(const struct model_config *shape, const struct
     return a;
 }
 
+const struct lora_pack *adapter_pack(struct adapter *a, enum elem elem) {
+    struct lora_pack *p = __atomic_load_n(&a->packs[elem], __ATOMIC_ACQUIRE), *none = NULL;
+    if (p) return p;
+    p = lora_pack_new(&a->shape, a->loras, elem);
+    if (__atomic_compare_exchange_n(&a->packs[elem], &none, p, false, __ATOMIC_ACQ_REL,
+                                    __ATOMIC_ACQUIRE))
+        return p;
+    lora_pack_free(p); // another thread was first: the same content
+    return none;
+}
+
 struct adapter *adapter_retain(struct adapter *a) {
     __atomic_add_fetch(&a->refs, 1, __ATOMIC_RELAXED);
     return a;
@@ -248,6 +259,7 @@ struct adapter *adapter_retain(struct adapter *a) {
 void adapter_release(struct adapter *a) {
     if (!a || __atomic_sub_fetch(&a->refs, 1, __ATOMIC_ACQ_REL) > 0) return;
     free((void *)a->config.modules);
+    for (int e = 0; e < N_ELEM; e++) lora_pack_free(a->packs[e]);
     free(a->loras);
     free(a->data);
     json_decref(a->lineage);

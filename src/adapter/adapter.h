@@ -39,7 +39,8 @@ struct adapter {
         *loras;    /* [L][N_PROJ]; r = 0 where not targeted. What the engine's segments point at. */
     float *data;   /* all A and B, in layer, projection, A-then-B order */
     size_t n_data; /* floats */
-    json_t *lineage; /* object of strings (parents, operator, seed …) or NULL */
+    struct lora_pack *packs[N_ELEM]; /* made when first asked for; see adapter_pack */
+    json_t *lineage;                 /* object of strings (parents, operator, seed …) or NULL */
 };
 
 /* "q_proj,v_proj" or "all-linear" → targets. */
@@ -55,6 +56,9 @@ size_t adapter_floats(const struct model_config *shape, const struct adapter_con
 struct adapter_module adapter_module_at(const struct adapter_config *c, int32_t layer, enum proj p);
 bool adapter_fits(const struct adapter *a,
                   const struct model_config *shape); /* layers and projections of equal size */
+/* What the forward pass reads, in the wanted element; made once, good while the adapter lives. Any
+ * thread. */
+const struct lora_pack *adapter_pack(struct adapter *a, enum elem elem);
 struct adapter *adapter_retain(struct adapter *a);
 void adapter_release(struct adapter *a); /* NULL is fine */
 

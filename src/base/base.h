@@ -151,6 +151,7 @@ enum rng_purpose {
     RNG_SHUFFLE,
     RNG_TASK,
     RNG_TEST,
+    RNG_NOISE,
 };
 struct rng {
     uint32_t key[2], ctr[4], out[4];

@@ -13,7 +13,7 @@
 #include <unistd.h>
 
 struct options {
-    char *shape, *quant, *what;
+    char *shape, *quant, *what, *lora, *kv;
     int64_t reps, tokens, rank;
 };
 static const struct option_row rows[] = {
@@ -21,6 +21,10 @@ static const struct option_row rows[] = {
      "as in 'shoal model new'"},
     {"quant", OPT_STRING, offsetof(struct options, quant), "q8_0", 0, 0, "TYPE",
      "f32, bf16, q8_0 or q4_0"},
+    {"adapters", OPT_STRING, offsetof(struct options, lora), "f32", 0, 0, "ELEM",
+     "adapters are held as: f32, bf16, f16 or i8"},
+    {"kv", OPT_STRING, offsetof(struct options, kv), "f32", 0, 0, "ELEM",
+     "the KV cache is held as: f32, bf16, f16 or i8"},
     {"what", OPT_STRING, offsetof(struct options, what), "peak,prefill,decode", 0, 0, "LIST",
      "peak, prefill, decode"},
     {"reps", OPT_INT, offsetof(struct options, reps), "5", 1, 1000, "N",
@@ -41,6 +45,7 @@ struct bench {
     struct model *m;
     struct forward *f;
     struct adapter *adapters[MAX_BATCH];
+    struct lora_part parts[MAX_BATCH];
     float *logits;
     double peak; /* operations a second */
 };
@@ -120,10 +125,10 @@ static void bench_peak(struct bench *b, enum tensor_type type) {
 /* n rows as one segment a distinct adapter: 0 none, 1 one for all, else one a row. */
 static int segments(const struct bench *b, struct segment *segs, int n, int adapters) {
     if (adapters > 1) {
-        for (int i = 0; i < n; i++) segs[i] = (struct segment){i, i + 1, b->adapters[i]->loras};
+        for (int i = 0; i < n; i++) segs[i] = (struct segment){i, i + 1, &b->parts[i], 1};
         return n;
     }
-    segs[0] = (struct segment){0, n, adapters ? b->adapters[0]->loras : NULL};
+    segs[0] = (struct segment){0, n, b->parts, adapters};
     return 1;
 }
 
@@ -146,6 +151,7 @@ static double decode_seconds(struct bench *b, int batch, int adapters) {
     struct segment segs[MAX_BATCH];
     int32_t out[MAX_BATCH];
     int n_segs = segments(b, segs, batch, adapters);
+    for (int i = 0; i < batch; i++) kv_reserve(forward_kv(b->f), i, 0, DECODE_FROM + DECODE_STEPS);
     double start = clock_now();
     for (int t = 0; t < DECODE_STEPS; t++) {
         for (int i = 0; i < batch; i++) {
@@ -208,7 +214,12 @@ static int run(const struct common *c, const void *options, const struct strings
                struct error *err) {
     struct bench b = {.c = c, .o = options, .pool = pool_new((int)c->threads)};
     enum tensor_type type;
+    enum elem elem, kv;
     (void)args;
+    if (elem_parse(b.o->lora, &elem, err) != OK || elem_parse(b.o->kv, &kv, err) != OK) {
+        pool_free(b.pool);
+        return err->code;
+    }
     b.m = bench_model(c, b.o, &type, err);
     if (b.m) {
         struct adapter_config ac = {.r = (int32_t)b.o->rank, .alpha = 2 * (float)b.o->rank};
@@ -217,12 +228,15 @@ static int run(const struct common *c, const void *options, const struct strings
                                      .n_slots = MAX_BATCH,
                                      .slot_len =
                                          (int32_t)MAX(b.o->tokens, DECODE_FROM + DECODE_STEPS),
+                                     .kv_elem = kv,
                                      .pool = b.pool};
         fo.slot_len = MIN(fo.slot_len, b.m->config.max_seq_len);
         b.f = forward_new(b.m, &fo);
         b.logits = xcalloc((size_t)MAX_BATCH * (size_t)b.m->config.vocab_size, sizeof *b.logits);
-        for (int i = 0; i < MAX_BATCH; i++)
+        for (int i = 0; i < MAX_BATCH; i++) {
             b.adapters[i] = adapter_new(&b.m->config, &ac, (uint64_t)i);
+            b.parts[i] = (struct lora_part){.pack = adapter_pack(b.adapters[i], elem), .weight = 1};
+        }
         bench_all(&b, type);
     }
     for (int i = 0; i < MAX_BATCH; i++) adapter_release(b.adapters[i]);

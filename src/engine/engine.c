@@ -16,18 +16,21 @@
  * shared by all choices that go through it, and moving to the next choice keeps the part of the
  * path that both have.
  *
- * A slot keeps its tokens after its request is done. A new request takes over, copies, or waits for
- * the longest prefix that some slot holds (or will hold) under the same adapter content; such
- * positions have the same bits by construction.
+ * A slot keeps its tokens after its request is done. A new request takes over, shares the pages of,
+ * or waits for the longest prefix that some slot holds (or will hold) under the same adapter
+ * content; such positions have the same bits by construction. There are more slots than requests at
+ * once: the rest are finished sequences, whose pages are taken when pages run out, oldest first.
  *
  * Invariants: kv <= end while rows are planned; active[] is ordered by admission, so whoever is
- * waited for stands earlier and the first always progresses; nothing about a request's result
- * depends on which step did it.
+ * waited for stands earlier and the first always progresses; the pages that active requests may
+ * come to need are never more than there are; nothing about a request's result depends on which
+ * step did it.
  *
  * Not here: threads of its own, clocks, text. What is decoded and why is the caller's.
  */
 #include "engine/internal.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -58,11 +61,15 @@ struct request_state {
     struct request *
         leader; /* its slot will hold the first `share` tokens of ours; NULL: nothing to wait for */
     int32_t share;
+    int32_t pages;           /* it may come to need */
+    char key[HASH_LEN];      /* of the adapters' content, "-" without any */
+    struct lora_part *parts; /* [n_parts] what its rows run under */
+    int32_t n_parts;
 };
 
 struct slot {
     struct request *owner; /* NULL: free, but its tokens may serve again */
-    char key[HASH_LEN];    /* adapter hash or "-" */
+    char key[HASH_LEN];    /* of the request that filled it */
     int32_t *tokens;       /* [max_len] */
     int32_t n;             /* positions in the cache */
     uint64_t used;         /* step of the last use */
@@ -75,8 +82,9 @@ struct feed {
     int32_t next;               /* feed of the same adapter, or -1 */
 };
 
+/* Requests under the same adapters. */
 struct group {
-    const struct adapter *adapter;
+    const struct request_state *state; /* of the first one */
     int32_t first, last;
 };
 
@@ -94,7 +102,8 @@ struct engine {
     struct engine_options o;
     struct forward *f;
     struct engine_stats stats;
-    int32_t max_out, vocab, n_active, n_waiting;
+    int32_t max_out, vocab, n_active, n_waiting, n_slots;
+    int32_t n_pages, promised;   /* pages there are, and that active requests may need */
     struct request *head, *tail; /* waiting */
     void *slab;
 
@@ -104,8 +113,8 @@ struct engine {
     struct segment *segs;    /* [max_seqs] */
     int32_t *out_rows;       /* [max_out] */
     struct out *outs;        /* [max_out] */
-    struct slot *slots;      /* [max_seqs] */
-    int32_t *tokens;         /* [max_seqs, max_len] */
+    struct slot *slots;      /* [n_slots] */
+    int32_t *tokens;         /* [n_slots, max_len] */
     struct request **active; /* [max_seqs] */
     struct feed *feeds;      /* [max_seqs] */
     struct group *groups;    /* [max_seqs] */
@@ -124,6 +133,7 @@ static void *slab_take(uint8_t *base, size_t *used, size_t n, size_t size) {
 static size_t slab_lay(struct engine *e, const struct engine_options *o, size_t vocab,
                        uint8_t *base) {
     size_t used = 0, rows = (size_t)o->max_rows, seqs = (size_t)o->max_seqs;
+    size_t slots = seqs + (size_t)o->max_cached;
     e->max_out = MIN(o->max_rows, MAX(o->max_seqs, OUT_MIN));
     size_t outs = (size_t)e->max_out;
     e->logits = slab_take(base, &used, outs * vocab, sizeof(float));
@@ -132,8 +142,8 @@ static size_t slab_lay(struct engine *e, const struct engine_options *o, size_t 
     e->segs = slab_take(base, &used, seqs, sizeof *e->segs);
     e->out_rows = slab_take(base, &used, outs, sizeof *e->out_rows);
     e->outs = slab_take(base, &used, outs, sizeof *e->outs);
-    e->slots = slab_take(base, &used, seqs, sizeof *e->slots);
-    e->tokens = slab_take(base, &used, seqs * (size_t)o->max_len, sizeof *e->tokens);
+    e->slots = slab_take(base, &used, slots, sizeof *e->slots);
+    e->tokens = slab_take(base, &used, slots * (size_t)o->max_len, sizeof *e->tokens);
     e->active = slab_take(base, &used, seqs, sizeof(struct request *));
     e->feeds = slab_take(base, &used, seqs, sizeof *e->feeds);
     e->groups = slab_take(base, &used, seqs, sizeof *e->groups);
@@ -146,12 +156,19 @@ static struct engine_options options_resolve(const struct model_config *c,
     if (r.max_rows == 0) r.max_rows = DEFAULT_ROWS;
     if (r.max_seqs == 0) r.max_seqs = DEFAULT_SEQS;
     if (r.max_len == 0) r.max_len = MIN(c->max_seq_len, DEFAULT_LEN);
+    if (r.max_cached == 0) r.max_cached = r.max_seqs;
+    if (r.n_pages == 0) r.n_pages = r.max_seqs * kv_pages_for(r.max_len);
     return r;
 }
 
 static struct forward_options forward_options_of(const struct engine_options *o) {
-    return (struct forward_options){
-        .max_rows = o->max_rows, .n_slots = o->max_seqs, .slot_len = o->max_len, .pool = o->pool};
+    return (struct forward_options){.max_rows = o->max_rows,
+                                    .n_slots = o->max_seqs + o->max_cached,
+                                    .slot_len = o->max_len,
+                                    .n_pages = o->n_pages,
+                                    .kv_elem = o->kv_elem,
+                                    .max_parts = MIN(o->max_rows, o->max_seqs) * ENGINE_MIX_MAX,
+                                    .pool = o->pool};
 }
 
 size_t engine_bytes(const struct model_config *c, const struct engine_options *o) {
@@ -170,6 +187,10 @@ static int options_check(const struct model_config *c, const struct engine_optio
     if (o->max_len < 1 || o->max_len > c->max_seq_len)
         return error_set(err, ERR_USAGE, "max_len '%d' is not in 1..%d, the model's length",
                          o->max_len, c->max_seq_len);
+    if (o->max_cached < 0 || o->max_cached > 1 << 16)
+        return error_set(err, ERR_USAGE, "max_cached '%d' is not in 0..65536", o->max_cached);
+    if (o->n_pages < 1)
+        return error_set(err, ERR_USAGE, "'%d' pages of KV cache; there must be one", o->n_pages);
     size_t need = engine_bytes(c, o);
     size_t have = (size_t)sysconf(_SC_PHYS_PAGES) * (size_t)sysconf(_SC_PAGESIZE);
     if (need > have)
@@ -193,7 +214,9 @@ struct engine *engine_new(const struct model *m, const struct engine_options *o,
     e->vocab = m->config.vocab_size;
     e->slab = xcalloc(1, slab_lay(e, &r, (size_t)e->vocab, NULL) + 64);
     slab_lay(e, &r, (size_t)e->vocab, (uint8_t *)(((uintptr_t)e->slab + 63) & ~(uintptr_t)63));
-    for (int32_t i = 0; i < r.max_seqs; i++)
+    e->n_slots = r.max_seqs + r.max_cached;
+    e->n_pages = r.n_pages;
+    for (int32_t i = 0; i < e->n_slots; i++)
         e->slots[i].tokens = e->tokens + (int64_t)i * r.max_len;
     e->f = forward_new(m, &fo);
     return e;
@@ -201,6 +224,7 @@ struct engine *engine_new(const struct model *m, const struct engine_options *o,
 
 static void state_free(struct request *r) {
     free(r->state->sorted);
+    free(r->state->parts);
     free(r->state);
     r->state = NULL;
 }
@@ -257,14 +281,31 @@ static void key_tokens(struct hasher *h, const int32_t *v, int32_t n) {
     for (int32_t i = 0; i < n; i++) key_u64(h, (uint64_t)v[i]);
 }
 
+/* What a request's rows run under, and so what its KV depends on beside the tokens. */
+static void adapters_key(const struct request *r, char out[HASH_LEN]) {
+    strcpy(out, r->adapter ? r->adapter->hash : "-");
+    if (r->n_mix == 0) return;
+    struct hasher h;
+    hasher_init(&h);
+    for (int32_t i = 0; i < r->n_mix; i++) {
+        key_text(&h, r->mix[i].adapter ? r->mix[i].adapter->hash : "noise");
+        key_u64(&h, r->mix[i].noise.seed);
+        key_u64(&h, r->mix[i].noise.member);
+        key_float(&h, r->mix[i].weight);
+    }
+    hasher_final(&h, out);
+}
+
 /* Every field has a length or a fixed width, so no two calls give the same bytes. */
 void request_key(const struct request *r, const char *model_hash, enum numeric_class cls,
                  char out[HASH_LEN]) {
     struct hasher h;
     hasher_init(&h);
-    key_text(&h, "shoal call 1");
+    key_text(&h, "shoal call 2");
     key_text(&h, model_hash);
-    key_text(&h, r->adapter ? r->adapter->hash : "-");
+    char adapters[HASH_LEN];
+    adapters_key(r, adapters);
+    key_text(&h, adapters);
     key_u64(&h, (uint64_t)cls);
     key_float(&h, r->sampling.temperature);
     key_u64(&h, (uint64_t)r->sampling.top_k);
@@ -316,6 +357,30 @@ static int adapter_check(const struct adapter *a, const struct model_config *c, 
         a->hash, a->shape.n_layers, a->shape.d_model, c->n_layers, c->d_model);
 }
 
+static int adapters_check(const struct request *r, const struct model_config *c,
+                          struct error *err) {
+    if (r->adapter && r->n_mix)
+        return error_set(err, ERR_USAGE, "a request has an adapter or a mix of them, not both");
+    if (r->n_mix < 0 || r->n_mix > ENGINE_MIX_MAX)
+        return error_set(err, ERR_USAGE, "a mix of '%d' adapters is not in 0..%d", r->n_mix,
+                         ENGINE_MIX_MAX);
+    if (r->adapter && adapter_check(r->adapter, c, err) != OK) return err->code;
+    for (int32_t i = 0; i < r->n_mix; i++) {
+        const struct mix_term *t = &r->mix[i];
+        if (!isfinite(t->weight))
+            return error_set(err, ERR_USAGE, "weight '%g' of a mix is not a number",
+                             (double)t->weight);
+        if (t->adapter && adapter_check(t->adapter, c, err) != OK) return err->code;
+    }
+    return OK;
+}
+
+static int32_t request_tokens(const struct request *r) {
+    int32_t longest = 0;
+    for (int32_t i = 0; i < r->n_choices; i++) longest = MAX(longest, r->choices[i].n);
+    return r->n_prompt + r->max_tokens + r->suffix.n + longest;
+}
+
 static int request_check(const struct engine *e, const struct request *r, struct error *err) {
     int64_t longest = 0;
     if (r->n_prompt < 1) return error_set(err, ERR_USAGE, "the prompt is empty");
@@ -341,7 +406,13 @@ static int request_check(const struct engine *e, const struct request *r, struct
                          "fit the engine's %d",
                          (long long)total, r->n_prompt, r->max_tokens, r->suffix.n,
                          (long long)longest, e->o.max_len);
-    return r->adapter ? adapter_check(r->adapter, &e->m->config, err) : OK;
+    if (kv_pages_for((int32_t)total) > e->n_pages)
+        return error_set(
+            err, ERR_MEMORY,
+            "a request of '%lld' tokens needs %d pages of KV cache and the engine has %d; "
+            "raise the memory limit or shorten it",
+            (long long)total, kv_pages_for((int32_t)total), e->n_pages);
+    return adapters_check(r, &e->m->config, err);
 }
 
 static int choice_order(const void *pa, const void *pb) {
@@ -369,9 +440,26 @@ static struct sorted_choice *choices_sort(const struct request *r) {
     return s;
 }
 
+static void state_adapters(const struct engine *e, const struct request *r) {
+    struct request_state *s = r->state;
+    adapters_key(r, s->key);
+    s->n_parts = r->adapter ? 1 : r->n_mix;
+    s->parts = xcalloc((size_t)MAX(s->n_parts, 1), sizeof *s->parts);
+    for (int32_t i = 0; i < s->n_parts; i++) {
+        struct mix_term t =
+            r->adapter ? (struct mix_term){.adapter = r->adapter, .weight = 1} : r->mix[i];
+        s->parts[i] =
+            (struct lora_part){.pack = t.adapter ? adapter_pack(t.adapter, e->o.lora_elem) : NULL,
+                               .noise = t.noise,
+                               .weight = t.weight};
+    }
+}
+
 static void request_enqueue(struct engine *e, struct request *r) {
     CHECK(!r->state && !r->out && !r->choice_logprob); // zeroed, or released after an earlier use
     r->state = xcalloc(1, sizeof *r->state);
+    r->state->pages = kv_pages_for(request_tokens(r));
+    state_adapters(e, r);
     r->n_out = r->n_prefilled = r->n_generated = 0;
     r->choice = -1;
     r->finish = FINISH_NONE;
@@ -399,18 +487,13 @@ int engine_submit(struct engine *e, struct request *r, struct error *err) {
     return OK;
 }
 
-static const char *request_adapter_key(const struct request *r) {
-    return r->adapter ? r->adapter->hash : "-";
-}
-
 /* Tokens of `r`'s prompt that slot `s` holds, or will hold when its owner has read its own prompt.
  * The last prompt token is always read anew: its logits are needed. */
 static int32_t slot_overlap(const struct slot *s, const struct request *r) {
     bool reading = s->owner && s->owner->state->phase == PHASE_PROMPT;
     const int32_t *v = reading ? s->owner->prompt : s->tokens;
     int32_t n = reading ? s->owner->n_prompt : s->n;
-    if (n < PREFIX_MIN || r->n_prompt <= PREFIX_MIN || strcmp(s->key, request_adapter_key(r)) != 0)
-        return 0;
+    if (n < PREFIX_MIN || r->n_prompt <= PREFIX_MIN || strcmp(s->key, r->state->key) != 0) return 0;
     int32_t shared = MIN(common_prefix(v, n, r->prompt, r->n_prompt), r->n_prompt - 1);
     return shared >= PREFIX_MIN ? shared : 0;
 }
@@ -419,7 +502,7 @@ static int32_t slot_overlap(const struct slot *s, const struct request *r) {
 static int32_t slot_best(const struct engine *e, const struct request *r, int32_t *overlap) {
     int32_t best = -1;
     *overlap = 0;
-    for (int32_t i = 0; i < e->o.max_seqs; i++) {
+    for (int32_t i = 0; i < e->n_slots; i++) {
         int32_t n = slot_overlap(&e->slots[i], r);
         if (n > *overlap ||
             (n > 0 && n == *overlap && e->slots[best].owner && !e->slots[i].owner)) {
@@ -430,12 +513,12 @@ static int32_t slot_best(const struct engine *e, const struct request *r, int32_
     return best;
 }
 
-/* The free slot whose content was used longest ago; empty ones first. */
-static int32_t slot_oldest(const struct engine *e) {
+/* The free slot whose content was used longest ago; empty ones first, or not at all. */
+static int32_t slot_oldest(const struct engine *e, bool filled) {
     int32_t best = -1;
-    for (int32_t i = 0; i < e->o.max_seqs; i++) {
+    for (int32_t i = 0; i < e->n_slots; i++) {
         const struct slot *s = &e->slots[i];
-        if (s->owner) continue;
+        if (s->owner || (filled && s->n == 0)) continue;
         if (best < 0 ||
             (s->n == 0 ? 0 : s->used) < (e->slots[best].n == 0 ? 0 : e->slots[best].used))
             best = i;
@@ -443,9 +526,9 @@ static int32_t slot_oldest(const struct engine *e) {
     return best;
 }
 
-static void prefix_copy(struct engine *e, int32_t from, int32_t to, int32_t n) {
+static void prefix_share(struct engine *e, int32_t from, int32_t to, int32_t n) {
     struct slot *a = &e->slots[from], *b = &e->slots[to];
-    forward_copy(e->f, from, to, n);
+    kv_share(forward_kv(e->f), from, to, n);
     memcpy(b->tokens, a->tokens, (size_t)n * sizeof *a->tokens);
     b->n = n;
 }
@@ -454,19 +537,21 @@ static void request_admit(struct engine *e, struct request *r) {
     struct request_state *s = r->state;
     int32_t overlap, best = slot_best(e, r, &overlap);
     bool take_over = best >= 0 && !e->slots[best].owner;
-    s->slot = take_over ? best : slot_oldest(e);
+    s->slot = take_over ? best : slot_oldest(e, false);
     struct slot *slot = &e->slots[s->slot];
     slot->n = take_over ? overlap : 0;
+    kv_trim(forward_kv(e->f), s->slot, slot->n);
+    e->promised += s->pages;
     if (best >= 0 && !take_over) {
         if (e->slots[best].n >= overlap) {
-            prefix_copy(e, best, s->slot, overlap);
+            prefix_share(e, best, s->slot, overlap);
         } else {
             s->leader = e->slots[best].owner;
             s->share = overlap;
         }
     }
     slot->owner = r;
-    strcpy(slot->key, request_adapter_key(r));
+    strcpy(slot->key, s->key);
     s->kv = slot->n;
     s->end = r->n_prompt;
     s->phase = PHASE_PROMPT;
@@ -474,7 +559,8 @@ static void request_admit(struct engine *e, struct request *r) {
 }
 
 static void waiting_admit(struct engine *e) {
-    while (e->head && e->n_active < e->o.max_seqs) {
+    while (e->head && e->n_active < e->o.max_seqs &&
+           e->promised + e->head->state->pages <= e->n_pages) {
         struct request *r = e->head;
         e->head = r->state->next;
         if (!e->head) e->tail = NULL;
@@ -483,13 +569,13 @@ static void waiting_admit(struct engine *e) {
     }
 }
 
-/* Followers copy as soon as their leader has read what they share: before it may finish and lose
+/* Followers share as soon as their leader has read what they share: before it may finish and lose
  * its slot. */
 static void leaders_follow(struct engine *e) {
     for (int32_t i = 0; i < e->n_active; i++) {
         struct request_state *s = e->active[i]->state;
         if (!s->leader || s->leader->state->kv < s->share) continue;
-        prefix_copy(e, s->leader->state->slot, s->slot, s->share);
+        prefix_share(e, s->leader->state->slot, s->slot, s->share);
         s->kv = s->share;
         s->leader = NULL;
     }
@@ -544,11 +630,11 @@ static void step_plan(struct engine *e) {
 static void feeds_group(struct engine *e) {
     e->n_groups = 0;
     for (int32_t i = 0; i < e->n_feeds; i++) {
-        const struct adapter *a = e->feeds[i].r->adapter;
+        const struct request_state *s = e->feeds[i].r->state;
         int32_t g = 0;
-        while (g < e->n_groups && e->groups[g].adapter != a) g++;
+        while (g < e->n_groups && strcmp(e->groups[g].state->key, s->key) != 0) g++;
         if (g == e->n_groups)
-            e->groups[e->n_groups++] = (struct group){.adapter = a, .first = i, .last = i};
+            e->groups[e->n_groups++] = (struct group){.state = s, .first = i, .last = i};
         else
             e->feeds[e->groups[g].last].next = i;
         e->groups[g].last = i;
@@ -570,19 +656,33 @@ static void feed_rows(struct engine *e, struct feed *d) {
     }
 }
 
-/* Lays the planned rows out, one segment an adapter, and runs them. */
+/* Pages for the positions that a feed reads; finished sequences give theirs when there is no other.
+ */
+static void feed_reserve(struct engine *e, const struct feed *d) {
+    const struct request_state *s = d->r->state;
+    struct kv *kv = forward_kv(e->f);
+    while (!kv_reserve(kv, s->slot, s->kv, s->kv + d->n_rows)) {
+        int32_t oldest = slot_oldest(e, true);
+        CHECK(oldest >= 0); // what active requests may need was promised to them
+        kv_trim(kv, oldest, 0);
+        e->slots[oldest].n = 0;
+    }
+}
+
+/* Lays the planned rows out, one segment for those under the same adapters, and runs them. */
 static void step_run(struct engine *e) {
     int32_t adapters = 0;
+    for (int32_t i = 0; i < e->n_feeds; i++) feed_reserve(e, &e->feeds[i]);
     feeds_group(e);
     e->n_rows = e->n_out = 0;
     for (int32_t g = 0; g < e->n_groups; g++) {
-        const struct adapter *a = e->groups[g].adapter;
+        const struct request_state *s = e->groups[g].state;
         int32_t begin = e->n_rows;
         for (int32_t i = e->groups[g].first; i >= 0; i = e->feeds[i].next)
             feed_rows(e, &e->feeds[i]);
-        e->segs[g] =
-            (struct segment){.begin = begin, .end = e->n_rows, .loras = a ? a->loras : NULL};
-        adapters += a != NULL;
+        e->segs[g] = (struct segment){
+            .begin = begin, .end = e->n_rows, .parts = s->parts, .n_parts = s->n_parts};
+        adapters += s->n_parts > 0;
     }
     forward_run(e->f, e->rows, e->n_rows, e->segs, e->n_groups, e->out_rows, e->n_out, e->logits);
     e->stats.steps++;
@@ -734,6 +834,7 @@ static void feed_store(struct engine *e, const struct feed *d) {
 
 static void request_finish(struct engine *e, struct request *r) {
     e->slots[r->state->slot].owner = NULL;
+    e->promised -= r->state->pages;
     e->stats.finished++;
     state_free(r);
 }

@@ -20,6 +20,13 @@ struct sampling {
     float min_p;       /* 0: off */
     uint64_t seed;     /* token i is drawn with rng (seed, RNG_SAMPLE, 0, i) */
 };
+/* One term of a request's adapter mix: weight · adapter, or of a perturbation when adapter is NULL.
+ */
+struct mix_term {
+    struct adapter *adapter;
+    struct lora_noise noise;
+    float weight;
+};
 struct token_seq {
     const int32_t *v;
     int32_t n;
@@ -37,7 +44,9 @@ enum finish { FINISH_NONE, FINISH_STOP, FINISH_LENGTH, FINISH_CHOICE };
 struct request {
     const int32_t *prompt;
     int32_t n_prompt;
-    struct adapter *adapter; /* NULL: the bare base */
+    struct adapter *adapter;    /* NULL: the bare base, or the mix */
+    const struct mix_term *mix; /* exact sum of low-rank terms, nothing merged; or NULL */
+    int32_t n_mix;              /* at most ENGINE_MIX_MAX */
     struct sampling sampling;
     int32_t max_tokens;
     const int32_t *stop;
@@ -67,10 +76,15 @@ void request_release(struct request *r);
 void request_key(const struct request *r, const char *model_hash, enum numeric_class cls,
                  char out[HASH_LEN]);
 
+#define ENGINE_MIX_MAX 16
 struct engine_options {
-    int32_t max_rows; /* rows a step; 0: 256 */
-    int32_t max_seqs; /* sequences at once; 0: 64 */
-    int32_t max_len;  /* tokens a sequence; 0: the model's max_seq_len, at most 4096 */
+    int32_t max_rows;    /* rows a step; 0: 256 */
+    int32_t max_seqs;    /* sequences at once; 0: 64 */
+    int32_t max_len;     /* tokens a sequence; 0: the model's max_seq_len, at most 4096 */
+    int32_t max_cached;  /* finished sequences that stay for their prefixes; 0: as max_seqs */
+    int32_t n_pages;     /* of the KV cache; 0: max_seqs whole sequences */
+    enum elem kv_elem;   /* of the KV cache; f32 unless asked */
+    enum elem lora_elem; /* adapters are held as; f32 unless asked */
     struct pool *pool;
 };
 struct engine;

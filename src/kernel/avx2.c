@@ -66,35 +66,43 @@ INLINE float tree_one(__m256 v) {
     return _mm_cvtss_f32(_mm_add_ss(h, _mm_movehdup_ps(h)));
 }
 
-/* Eight weights from index i of a row; bf16 is the upper half of an f32. */
-INLINE __m256 weights_load(const void *w, int64_t i, bool bf16) {
-    if (!bf16) return _mm256_loadu_ps((const float *)w + i);
+/* Eight elements from index i of a row, widened; bf16 is the upper half of an f32. */
+INLINE __m256 weights_load(const void *w, int64_t i, enum elem e) {
+    if (e == ELEM_F32) return _mm256_loadu_ps((const float *)w + i);
+    if (e == ELEM_I8) {
+        __m128i b = _mm_loadl_epi64((const __m128i *)((const int8_t *)w + i));
+        return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(b));
+    }
     __m128i h = _mm_loadu_si128((const __m128i *)((const uint16_t *)w + i));
+    if (e == ELEM_F16) return _mm256_cvtph_ps(h);
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16));
 }
 
 /* The first n (below 8 or negative: fewer) of them, zeros after. */
-INLINE __m256 weights_tail(const void *w, int64_t i, int64_t n, bool bf16) {
-    if (!bf16) return tail_load((const float *)w + i, n);
+INLINE __m256 weights_tail(const void *w, int64_t i, int64_t n, enum elem e) {
+    if (e == ELEM_F32) return tail_load((const float *)w + i, n);
     uint16_t h[8] = {0};
-    for (int l = 0; l < 8 && l < n; l++) h[l] = ((const uint16_t *)w)[i + l];
-    return weights_load(h, 0, true);
+    if (e == ELEM_I8)
+        for (int l = 0; l < 8 && l < n; l++) ((int8_t *)h)[l] = ((const int8_t *)w)[i + l];
+    else
+        for (int l = 0; l < 8 && l < n; l++) h[l] = ((const uint16_t *)w)[i + l];
+    return weights_load(h, 0, e);
 }
 
-INLINE const void *weights_row(const void *w, int64_t row, int64_t ldw, bool bf16) {
-    return bf16 ? (const void *)((const uint16_t *)w + row * ldw)
-                : (const void *)((const float *)w + row * ldw);
+INLINE const void *weights_row(const void *w, int64_t row, int64_t ldw, enum elem e) {
+    const int64_t size = e == ELEM_F32 ? 4 : e == ELEM_I8 ? 1 : 2;
+    return (const char *)w + row * ldw * size;
 }
 
 /* One step of 16 for R rows and C outputs: acc[(r * C + c)] is lanes 0..7, acc[R * C + …]
  * lanes 8..15. */
 INLINE void block_step(__m256 *acc, const float *x, int64_t ldx, const void *const *w, int64_t i,
-                       int64_t left, int R, int C, bool bf16, bool tail) {
+                       int64_t left, int R, int C, enum elem e, bool tail) {
     UNROLL for (int half = 0; half < 2; half++) {
         int64_t at = i + 8 * half, n = left - 8 * half;
         __m256 wv[4], xv;
         UNROLL for (int c = 0; c < C; c++) {
-            wv[c] = tail ? weights_tail(w[c], at, n, bf16) : weights_load(w[c], at, bf16);
+            wv[c] = tail ? weights_tail(w[c], at, n, e) : weights_load(w[c], at, e);
             if (R > 1) __asm__("" : "+x"(wv[c])); // or the compiler loads it again for each row
         }
         UNROLL for (int r = 0; r < R; r++) {
@@ -109,14 +117,14 @@ INLINE void block_step(__m256 *acc, const float *x, int64_t ldx, const void *con
 
 /* y[0..R)[0..C) from R rows of x and C rows of w; (R, C) is (2, 3), (1, 4), (2, 1) or (1, 1). */
 INLINE void block_dots(__m256 *v, const float *x, int64_t ldx, const void *w, int64_t ldw,
-                       int64_t k, int R, int C, bool bf16) {
+                       int64_t k, int R, int C, enum elem e) {
     __m256 acc[12];
     const void *rows[4];
-    UNROLL for (int c = 0; c < C; c++) rows[c] = weights_row(w, c, ldw, bf16);
+    UNROLL for (int c = 0; c < C; c++) rows[c] = weights_row(w, c, ldw, e);
     UNROLL for (int o = 0; o < 2 * R * C; o++) acc[o] = _mm256_setzero_ps();
     int64_t i = 0;
-    for (; i + 16 <= k; i += 16) block_step(acc, x, ldx, rows, i, 16, R, C, bf16, false);
-    if (i < k) block_step(acc, x, ldx, rows, i, k - i, R, C, bf16, true);
+    for (; i + 16 <= k; i += 16) block_step(acc, x, ldx, rows, i, 16, R, C, e, false);
+    if (i < k) block_step(acc, x, ldx, rows, i, k - i, R, C, e, true);
     UNROLL for (int o = 0; o < R * C; o++) v[o] = _mm256_add_ps(acc[o], acc[R * C + o]);
 }
 
@@ -131,9 +139,9 @@ INLINE void three_put(float *y, __m128 v, bool add) {
 }
 
 INLINE void block_2x3(float *y, int64_t ldy, const float *x, int64_t ldx, const void *w,
-                      int64_t ldw, int64_t k, bool add, bool bf16) {
+                      int64_t ldw, int64_t k, bool add, enum elem e) {
     __m256 v[6];
-    block_dots(v, x, ldx, w, ldw, k, 2, 3, bf16);
+    block_dots(v, x, ldx, w, ldw, k, 2, 3, e);
     __m256 c = tree_halves(v[2], v[5]);
     __m256 t = tree_finish(tree_halves(v[0], v[3]), tree_halves(v[1], v[4]), c, c);
     three_put(y, _mm256_castps256_ps128(t), add);
@@ -141,43 +149,42 @@ INLINE void block_2x3(float *y, int64_t ldy, const float *x, int64_t ldx, const 
 }
 
 INLINE void block_1x4(float *y, const float *x, const void *w, int64_t ldw, int64_t k, bool add,
-                      bool bf16) {
+                      enum elem e) {
     __m256 v[4];
-    block_dots(v, x, 0, w, ldw, k, 1, 4, bf16);
+    block_dots(v, x, 0, w, ldw, k, 1, 4, e);
     __m256 ac = tree_halves(v[0], v[2]), bd = tree_halves(v[1], v[3]);
     __m256 t = tree_finish(ac, bd, ac, bd); // [a b a b | c d c d]
     __m128 s = _mm_movelh_ps(_mm256_castps256_ps128(t), _mm256_extractf128_ps(t, 1));
     _mm_storeu_ps(y, add ? _mm_add_ps(_mm_loadu_ps(y), s) : s);
 }
 
-INLINE void block_1x1(float *y, const float *x, const void *w, int64_t k, bool add, bool bf16) {
+INLINE void block_1x1(float *y, const float *x, const void *w, int64_t k, bool add, enum elem e) {
     __m256 v[1];
-    block_dots(v, x, 0, w, 0, k, 1, 1, bf16);
+    block_dots(v, x, 0, w, 0, k, 1, 1, e);
     float s = tree_one(v[0]);
     *y = add ? *y + s : s;
 }
 
 /* One row against outputs n0..n1. */
 INLINE void row_dots(float *y, const float *x, const void *w, int64_t ldw, int64_t k, int64_t n0,
-                     int64_t n1, bool add, bool bf16) {
+                     int64_t n1, bool add, enum elem e) {
     int64_t n = n0;
-    for (; n + 4 <= n1; n += 4)
-        block_1x4(y + n, x, weights_row(w, n, ldw, bf16), ldw, k, add, bf16);
-    for (; n < n1; n++) block_1x1(y + n, x, weights_row(w, n, ldw, bf16), k, add, bf16);
+    for (; n + 4 <= n1; n += 4) block_1x4(y + n, x, weights_row(w, n, ldw, e), ldw, k, add, e);
+    for (; n < n1; n++) block_1x1(y + n, x, weights_row(w, n, ldw, e), k, add, e);
 }
 
 /* Rows m0..m1 (few enough for the first-level cache) against outputs n0..n1. */
 INLINE void tile_dots(float *y, int64_t ldy, const float *x, int64_t ldx, int64_t m0, int64_t m1,
                       const void *w, int64_t ldw, int64_t k, int64_t n0, int64_t n1, bool add,
-                      bool bf16) {
+                      enum elem e) {
     int64_t n = n0, even = m0 + (m1 - m0) / 2 * 2;
     for (; n + 3 <= n1; n += 3)
         for (int64_t m = m0; m < even; m += 2)
-            block_2x3(y + m * ldy + n, ldy, x + m * ldx, ldx, weights_row(w, n, ldw, bf16), ldw, k,
-                      add, bf16);
+            block_2x3(y + m * ldy + n, ldy, x + m * ldx, ldx, weights_row(w, n, ldw, e), ldw, k,
+                      add, e);
     for (int64_t m = m0; m < even && n < n1; m++)
-        row_dots(y + m * ldy, x + m * ldx, w, ldw, k, n, n1, add, bf16);
-    if (even < m1) row_dots(y + even * ldy, x + even * ldx, w, ldw, k, n0, n1, add, bf16);
+        row_dots(y + m * ldy, x + m * ldx, w, ldw, k, n, n1, add, e);
+    if (even < m1) row_dots(y + even * ldy, x + even * ldx, w, ldw, k, n0, n1, add, e);
 }
 
 #define L1_FLOATS 3072  /* of x in one tile of rows */
@@ -185,24 +192,80 @@ INLINE void tile_dots(float *y, int64_t ldy, const float *x, int64_t ldx, int64_
 
 INLINE void gemm_blocked(float *y, int64_t ldy, const float *x, int64_t ldx, int64_t rows,
                          const void *w, int64_t ldw, int64_t k, int64_t n0, int64_t n1, bool add,
-                         bool bf16) {
+                         enum elem e) {
     int64_t width = MAX(k, 1), step_m = MAX(L1_FLOATS / width / 2 * 2, 8),
             step_n = MAX(L2_FLOATS / width / 12 * 12, 12);
     for (int64_t n = n0; n < n1; n += step_n)
         for (int64_t m = 0; m < rows; m += step_m)
             tile_dots(y, ldy, x, ldx, m, MIN(m + step_m, rows), w, ldw, k, n, MIN(n + step_n, n1),
-                      add, bf16);
+                      add, e);
 }
 
 static void gemm_f32(float *y, int64_t ldy, const float *x, int64_t ldx, int64_t rows,
                      const float *w, int64_t ldw, int64_t k, int64_t n0, int64_t n1, bool add) {
-    gemm_blocked(y, ldy, x, ldx, rows, w, ldw, k, n0, n1, add, false);
+    gemm_blocked(y, ldy, x, ldx, rows, w, ldw, k, n0, n1, add, ELEM_F32);
 }
 
 static void gemm_bf16(float *y, int64_t ldy, const float *x, int64_t ldx, int64_t rows,
                       const uint16_t *w, int64_t ldw, int64_t k, int64_t n0, int64_t n1, bool add) {
-    gemm_blocked(y, ldy, x, ldx, rows, w, ldw, k, n0, n1, add, true);
+    gemm_blocked(y, ldy, x, ldx, rows, w, ldw, k, n0, n1, add, ELEM_BF16);
 }
+
+static void gemm_f16(float *y, int64_t ldy, const float *x, int64_t ldx, int64_t rows,
+                     const uint16_t *w, int64_t ldw, int64_t k, int64_t n0, int64_t n1, bool add) {
+    gemm_blocked(y, ldy, x, ldx, rows, w, ldw, k, n0, n1, add, ELEM_F16);
+}
+
+static void gemm_i8(float *y, int64_t ldy, const float *x, int64_t ldx, int64_t rows,
+                    const int8_t *w, int64_t ldw, int64_t k, int64_t n0, int64_t n1, bool add) {
+    gemm_blocked(y, ldy, x, ldx, rows, w, ldw, k, n0, n1, add, ELEM_I8);
+}
+
+/* R rows of C vectors (C == 1: n <= 8 of its lanes) over all of k. */
+INLINE void mix_block(float *y, int64_t ldy, const float *t, int64_t ldt, const void *v,
+                      int64_t ldv, int64_t k, int64_t n, int R, int C, enum elem e) {
+    __m256 acc[8];
+    bool part = C == 1 && n < 8;
+    UNROLL for (int r = 0; r < R; r++) UNROLL for (int c = 0; c < C; c++) acc[r * C + c] =
+        part ? tail_load(y + r * ldy, n) : _mm256_loadu_ps(y + r * ldy + 8 * c);
+    for (int64_t j = 0; j < k; j++) {
+        const void *row = weights_row(v, j, ldv, e);
+        UNROLL for (int c = 0; c < C; c++) {
+            __m256 x = part ? weights_tail(row, 0, n, e) : weights_load(row, 8 * c, e);
+            UNROLL for (int r = 0; r < R; r++) acc[r * C + c] =
+                _mm256_fmadd_ps(_mm256_broadcast_ss(t + r * ldt + j), x, acc[r * C + c]);
+        }
+    }
+    UNROLL for (int r = 0; r < R; r++) UNROLL for (int c = 0; c < C; c++)
+        store_some(y + r * ldy + 8 * c, acc[r * C + c], part ? n : 8);
+}
+
+/* R rows against all n columns: 8 accumulators at a time. */
+INLINE void mix_rows(float *y, int64_t ldy, const float *t, int64_t ldt, const void *v, int64_t ldv,
+                     int64_t k, int64_t n, int R, enum elem e) {
+    int64_t c = 0;
+    for (; c + 64 / R <= n; c += 64 / R)
+        mix_block(y + c, ldy, t, ldt, weights_row(v, 1, c, e), ldv, k, 0, R, 8 / R, e);
+    for (; c < n; c += 8)
+        mix_block(y + c, ldy, t, ldt, weights_row(v, 1, c, e), ldv, k, MIN(n - c, 8), R, 1, e);
+}
+
+INLINE void mix(float *y, int64_t ldy, const float *t, int64_t ldt, int64_t rows, const void *v,
+                int64_t ldv, int64_t k, int64_t n, enum elem e) {
+    int64_t m = 0;
+    for (; m + 4 <= rows; m += 4) mix_rows(y + m * ldy, ldy, t + m * ldt, ldt, v, ldv, k, n, 4, e);
+    for (; m < rows; m++) mix_rows(y + m * ldy, ldy, t + m * ldt, ldt, v, ldv, k, n, 1, e);
+}
+
+#define MIX(name, type, e)                                                                         \
+    static void name(float *y, int64_t ldy, const float *t, int64_t ldt, int64_t rows,             \
+                     const type *v, int64_t ldv, int64_t k, int64_t n) {                           \
+        mix(y, ldy, t, ldt, rows, v, ldv, k, n, e);                                                \
+    }
+MIX(mix_f32, float, ELEM_F32)
+MIX(mix_bf16, uint16_t, ELEM_BF16)
+MIX(mix_f16, uint16_t, ELEM_F16)
+MIX(mix_i8, int8_t, ELEM_I8)
 
 #define SUM_BLOCKS 512     /* blocks of K whose activation sums are held at once */
 #define PANEL_BYTES 262144 /* of weights in one block of panels: half the second-level cache */
@@ -410,7 +473,7 @@ static void to_bf16_row(const float *x, int64_t k, uint16_t *out) {
 
 static float dot_row(const float *a, const float *b, int64_t n) {
     float s;
-    block_1x1(&s, a, b, n, false, false);
+    block_1x1(&s, a, b, n, false, ELEM_F32);
     return s;
 }
 
@@ -520,34 +583,6 @@ static float softmax_row(float *x, int64_t n) {
     return sum_row(x, n);
 }
 
-/* out[0..n) = by * Σ_j p[j] v[j][0..n), C vectors wide; n is 8 * C or (C == 1) less. */
-INLINE void values_mix(float *out, const float *p, const float *v, int64_t stride, int64_t count,
-                       int64_t n, int C, __m256 by) {
-    __m256 acc[8];
-    UNROLL for (int c = 0; c < C; c++) acc[c] = _mm256_setzero_ps();
-    for (int64_t j = 0; j < count; j++) {
-        __m256 pj = _mm256_broadcast_ss(p + j);
-        const float *row = v + j * stride;
-        UNROLL for (int c = 0; c < C; c++) {
-            __m256 x = C == 1 ? load_some(row, n) : _mm256_loadu_ps(row + 8 * c);
-            acc[c] = _mm256_fmadd_ps(pj, x, acc[c]);
-        }
-    }
-    UNROLL for (int c = 0; c < C; c++)
-        store_some(out + 8 * c, _mm256_mul_ps(acc[c], by), n - 8 * c);
-}
-
-static void attend_row(float *out, const float *q, const float *k, const float *v, int64_t stride,
-                       int64_t n, int64_t d, float scale, float *scores) {
-    row_dots(scores, q, k, stride, d, 0, n, false, false);
-    scale_row(scores, scale, n);
-    __m256 by = _mm256_set1_ps(1.0f / softmax_row(scores, n));
-    int64_t i = 0;
-    for (; i + 64 <= d; i += 64) values_mix(out + i, scores, v + i, stride, n, 64, 8, by);
-    for (; i + 32 <= d; i += 32) values_mix(out + i, scores, v + i, stride, n, 32, 4, by);
-    for (; i < d; i += 8) values_mix(out + i, scores, v + i, stride, n, d - i, 1, by);
-}
-
 static void adamw_row(float *w, const float *g, float *m, float *v, int64_t n, float lr,
                       float beta1, float beta2, float eps, float decay, float bc1, float bc2) {
     __m256 keep = _mm256_set1_ps(1.0f - lr * decay), b1 = _mm256_set1_ps(beta1),
@@ -604,6 +639,12 @@ static void transpose_blocks(float *dst, int64_t ld_dst, const float *src, int64
 void kernels_fill_avx2(struct kernels *k) {
     k->gemm_f32 = gemm_f32;
     k->gemm_bf16 = gemm_bf16;
+    k->gemm_f16 = gemm_f16;
+    k->gemm_i8 = gemm_i8;
+    k->mix_f32 = mix_f32;
+    k->mix_bf16 = mix_bf16;
+    k->mix_f16 = mix_f16;
+    k->mix_i8 = mix_i8;
     k->gemm_q8 = gemm_q8;
     k->gemm_q4 = gemm_q4;
     k->quantize_row = quantize_row;
@@ -619,6 +660,5 @@ void kernels_fill_avx2(struct kernels *k) {
     k->silu_mul = silu_mul_row;
     k->exp = exp_row;
     k->softmax = softmax_row;
-    k->attend = attend_row;
     k->adamw = adamw_row;
 }

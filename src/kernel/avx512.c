@@ -496,38 +496,66 @@ static float avx512_softmax(float *x, int64_t n) {
     return lanes_sum(acc);
 }
 
-/* out[0 … 16 * vectors) = (Σ_j weights[j] v_j) * inverse; the last vector has the lanes of `tail`.
- */
-INLINE void values_mix(float *out, const float *weights, const float *v, int64_t stride, int64_t n,
-                       __m512 inverse, int vectors, __mmask16 tail) {
-    __m512 acc[4];
+/* Rows × vectors accumulators of y over all of k; the last vector has the lanes of `tail`. */
+INLINE void mix_block(float *y, int64_t ldy, const float *t, int64_t ldt, const void *v,
+                      int64_t ldv, int64_t k, int rows, int vectors, __mmask16 tail, bool bf16) {
+    const __mmask16 full = 0xFFFF;
+    __m512 acc[4][4];
 #pragma GCC unroll 4
-    for (int c = 0; c < vectors; c++) acc[c] = _mm512_setzero_ps();
-    for (int64_t j = 0; j < n; j++) {
-        const __m512 weight = _mm512_set1_ps(weights[j]);
+    for (int r = 0; r < rows; r++) {
 #pragma GCC unroll 4
         for (int c = 0; c < vectors; c++) {
-            const __mmask16 mask = c == vectors - 1 ? tail : 0xFFFF;
-            acc[c] = _mm512_fmadd_ps(weight, _mm512_maskz_loadu_ps(mask, v + j * stride + 16 * c),
-                                     acc[c]);
+            acc[r][c] = _mm512_maskz_loadu_ps(c == vectors - 1 ? tail : full, y + r * ldy + 16 * c);
+        }
+    }
+    for (int64_t j = 0; j < k; j++) {
+#pragma GCC unroll 4
+        for (int c = 0; c < vectors; c++) {
+            const __mmask16 mask = c == vectors - 1 ? tail : full;
+            const __m512 x = weights_load(v, j * ldv + 16 * c, mask, false, bf16);
+#pragma GCC unroll 4
+            for (int r = 0; r < rows; r++)
+                acc[r][c] = _mm512_fmadd_ps(_mm512_set1_ps(t[r * ldt + j]), x, acc[r][c]);
         }
     }
 #pragma GCC unroll 4
-    for (int c = 0; c < vectors; c++) {
-        const __mmask16 mask = c == vectors - 1 ? tail : 0xFFFF;
-        _mm512_mask_storeu_ps(out + 16 * c, mask, _mm512_mul_ps(acc[c], inverse));
+    for (int r = 0; r < rows; r++) {
+#pragma GCC unroll 4
+        for (int c = 0; c < vectors; c++) {
+            _mm512_mask_storeu_ps(y + r * ldy + 16 * c, c == vectors - 1 ? tail : full, acc[r][c]);
+        }
     }
 }
 
-static void avx512_attend(float *out, const float *q, const float *k, const float *v,
-                          int64_t stride, int64_t n, int64_t d, float scale, float *scores) {
-    avx512_gemm_f32(scores, n, q, d, 1, k, stride, d, 0, n, false);
-    avx512_scale(scores, scale, n);
-    const __m512 inverse = _mm512_set1_ps(1.0f / avx512_softmax(scores, n));
+/* Four rows or one against all n columns. */
+INLINE void mix_rows(float *y, int64_t ldy, const float *t, int64_t ldt, const void *v, int64_t ldv,
+                     int64_t k, int64_t n, int rows, bool bf16) {
+    const size_t size = bf16 ? sizeof(uint16_t) : sizeof(float);
     int64_t c = 0;
-    for (; c + 64 <= d; c += 64) values_mix(out + c, scores, v + c, stride, n, inverse, 4, 0xFFFF);
-    for (; c < d; c += 16)
-        values_mix(out + c, scores, v + c, stride, n, inverse, 1, lanes_mask(d - c));
+    for (; c + 64 <= n; c += 64)
+        mix_block(y + c, ldy, t, ldt, (const char *)v + (size_t)c * size, ldv, k, rows, 4, 0xFFFF,
+                  bf16);
+    for (; c < n; c += 16)
+        mix_block(y + c, ldy, t, ldt, (const char *)v + (size_t)c * size, ldv, k, rows, 1,
+                  lanes_mask(n - c), bf16);
+}
+
+INLINE void mix(float *y, int64_t ldy, const float *t, int64_t ldt, int64_t rows, const void *v,
+                int64_t ldv, int64_t k, int64_t n, bool bf16) {
+    int64_t m = 0;
+    for (; m + 4 <= rows; m += 4)
+        mix_rows(y + m * ldy, ldy, t + m * ldt, ldt, v, ldv, k, n, 4, bf16);
+    for (; m < rows; m++) mix_rows(y + m * ldy, ldy, t + m * ldt, ldt, v, ldv, k, n, 1, bf16);
+}
+
+static void avx512_mix_f32(float *y, int64_t ldy, const float *t, int64_t ldt, int64_t rows,
+                           const float *v, int64_t ldv, int64_t k, int64_t n) {
+    mix(y, ldy, t, ldt, rows, v, ldv, k, n, false);
+}
+
+static void avx512_mix_bf16(float *y, int64_t ldy, const float *t, int64_t ldt, int64_t rows,
+                            const uint16_t *v, int64_t ldv, int64_t k, int64_t n) {
+    mix(y, ldy, t, ldt, rows, v, ldv, k, n, true);
 }
 
 static void avx512_adamw(float *w, const float *g, float *m, float *v, int64_t n, float lr,
@@ -568,6 +596,7 @@ void kernels_fill_avx512(struct kernels *k) {
     k->silu_mul = avx512_silu_mul;
     k->exp = avx512_exp;
     k->softmax = avx512_softmax;
-    k->attend = avx512_attend;
+    k->mix_f32 = avx512_mix_f32;
+    k->mix_bf16 = avx512_mix_bf16;
     k->adamw = avx512_adamw;
 }

@@ -24,8 +24,6 @@
  *   rmsnorm   r = 1 / sqrt(dot(x, x) / (float)n + eps), y = (x * r) * g
  *   max       lane = x > lane ? x : lane from -inf, at the end + 0.0f (so that -0 and +0 cannot differ)
  *   softmax   y = exp(x - max)
- *   attend    scores[j] = dot(q, k_j) * scale; s = softmax(scores);
- *             acc = fma(scores[j], v_j, acc) from +0 in order j; out = acc * (1 / s)
  *   adamw     m = fma(beta1, m, (1 - beta1) * g); v = fma(beta2, v, (1 - beta2) * (g * g));
  *             w = fma(-lr, (m / bc1) / (sqrt(v / bc2) + eps), w * (1 - lr * decay))
  *   quantize  amax over the block's |x| (NaN ignored, capped at FLT_MAX); d = amax / 127;

@@ -450,6 +450,76 @@ static void inputs_layout(int64_t rows, int64_t k, size_t at[4]) {
     at[3] = at[2] + align_64(r * kp * sizeof(uint16_t));
 }
 
+size_t elem_size(enum elem e) {
+    return e == ELEM_F32 ? 4 : e == ELEM_I8 ? 1 : 2;
+}
+
+int elem_parse(const char *name, enum elem *out, struct error *err) {
+    static const char *const names[N_ELEM] = {"f32", "bf16", "f16", "i8"};
+    for (int e = 0; e < N_ELEM; e++)
+        if (strcmp(name, names[e]) == 0) {
+            *out = (enum elem)e;
+            return OK;
+        }
+    return error_set(err, ERR_USAGE, "no element '%s'; there are f32, bf16, f16 and i8", name);
+}
+
+float elem_from_f32(enum elem e, const float *src, void *dst, int64_t n) {
+    if (e == ELEM_F32) memcpy(dst, src, (size_t)n * sizeof *src);
+    if (e == ELEM_BF16)
+        for (int64_t i = 0; i < n; i++) ((uint16_t *)dst)[i] = f32_to_bf16(src[i]);
+    if (e == ELEM_F16)
+        for (int64_t i = 0; i < n; i++) ((uint16_t *)dst)[i] = f32_to_f16(src[i]);
+    if (e != ELEM_I8) return 1.0f;
+    float amax = 0;
+    for (int64_t i = 0; i < n; i++) amax = MAX(amax, fabsf(src[i])); // NaN is ignored
+    float d = MIN(amax, FLT_MAX) / 127.0f, inverse = d < FLT_MIN ? 0.0f : 1.0f / d;
+    for (int64_t i = 0; i < n; i++) {
+        float u = src[i] * inverse;
+        ((int8_t *)dst)[i] = u >= -127.0f && u <= 127.0f ? (int8_t)lrintf(u)
+                             : u > 0                     ? 127
+                             : u < 0                     ? -127
+                                                         : 0;
+    }
+    return d < FLT_MIN ? 0.0f : d;
+}
+
+void rows_dots(enum elem e, float *y, int64_t ldy, const float *x, int64_t ldx, int64_t rows,
+               const void *w, int64_t ldw, int64_t k, int64_t n0, int64_t n1, bool add) {
+    const struct kernels *kern = kernels_get();
+    switch (e) {
+    case ELEM_F32:
+        kern->gemm_f32(y, ldy, x, ldx, rows, w, ldw, k, n0, n1, add);
+        return;
+    case ELEM_BF16:
+        kern->gemm_bf16(y, ldy, x, ldx, rows, w, ldw, k, n0, n1, add);
+        return;
+    case ELEM_F16:
+        kern->gemm_f16(y, ldy, x, ldx, rows, w, ldw, k, n0, n1, add);
+        return;
+    default:
+        kern->gemm_i8(y, ldy, x, ldx, rows, w, ldw, k, n0, n1, add);
+    }
+}
+
+void rows_mix(enum elem e, float *y, int64_t ldy, const float *t, int64_t ldt, int64_t rows,
+              const void *v, int64_t ldv, int64_t k, int64_t n) {
+    const struct kernels *kern = kernels_get();
+    switch (e) {
+    case ELEM_F32:
+        kern->mix_f32(y, ldy, t, ldt, rows, v, ldv, k, n);
+        return;
+    case ELEM_BF16:
+        kern->mix_bf16(y, ldy, t, ldt, rows, v, ldv, k, n);
+        return;
+    case ELEM_F16:
+        kern->mix_f16(y, ldy, t, ldt, rows, v, ldv, k, n);
+        return;
+    default:
+        kern->mix_i8(y, ldy, t, ldt, rows, v, ldv, k, n);
+    }
+}
+
 size_t inputs_scratch(int64_t max_rows, int64_t max_k) {
     size_t at[4];
     inputs_layout(max_rows, max_k, at);

@@ -89,6 +89,21 @@ struct kernels {
                      int64_t k, int64_t n0, int64_t n1, bool add);
     void (*gemm_bf16)(float *y, int64_t ldy, const float *x, int64_t ldx, int64_t rows, const uint16_t *w, int64_t ldw,
                       int64_t k, int64_t n0, int64_t n1, bool add);
+    /* The same rule for rows of f16 and of int8 (no scale: the caller's), widened to f32: KV pages and adapters. */
+    void (*gemm_f16)(float *y, int64_t ldy, const float *x, int64_t ldx, int64_t rows, const uint16_t *w, int64_t ldw,
+                     int64_t k, int64_t n0, int64_t n1, bool add);
+    void (*gemm_i8)(float *y, int64_t ldy, const float *x, int64_t ldx, int64_t rows, const int8_t *w, int64_t ldw,
+                    int64_t k, int64_t n0, int64_t n1, bool add);
+    /* Weighted sums of rows: y[m][c] = fma(t[m][j], v[j][c], y[m][c]) for j = 0, 1, … k-1 in order, c in [0, n). What
+     * attention does with values and the second half of a low-rank product with Bᵀ. */
+    void (*mix_f32)(float *y, int64_t ldy, const float *t, int64_t ldt, int64_t rows, const float *v, int64_t ldv,
+                    int64_t k, int64_t n);
+    void (*mix_bf16)(float *y, int64_t ldy, const float *t, int64_t ldt, int64_t rows, const uint16_t *v, int64_t ldv,
+                     int64_t k, int64_t n);
+    void (*mix_f16)(float *y, int64_t ldy, const float *t, int64_t ldt, int64_t rows, const uint16_t *v, int64_t ldv,
+                    int64_t k, int64_t n);
+    void (*mix_i8)(float *y, int64_t ldy, const float *t, int64_t ldt, int64_t rows, const int8_t *v, int64_t ldv,
+                   int64_t k, int64_t n);
     /* Packed kinds: n0 and n1 are multiples of 16 (or n1 == n). */
     void (*gemm_q8)(float *y, int64_t ldy, const struct inputs *in, const struct matrix *w, int64_t n0, int64_t n1,
                     bool add);
@@ -111,10 +126,6 @@ struct kernels {
     void (*exp)(float *y, const float *x, int64_t n);                     /* clamps to [0, FLT_MAX]; exp(-inf) = 0 */
     /* y = exp(x - max) in place, returns the sum by the `sum` rule (the caller divides). */
     float (*softmax)(float *x, int64_t n);
-    /* Single-head attention of one query over n cached positions: out[D] = softmax(q·K / sqrt-scaled) V, positions in
-     * order. K and V rows are `stride` floats apart; `scores` is scratch of n floats. */
-    void (*attend)(float *out, const float *q, const float *k, const float *v, int64_t stride, int64_t n, int64_t d,
-                   float scale, float *scores);
     /* dst[c][r] = src[r][c]: moves bits, computes nothing. */
     void (*transpose)(float *dst, int64_t ld_dst, const float *src, int64_t ld_src, int64_t rows, int64_t cols);
     /* AdamW on n values: m, v, w updated in place; bc1/bc2 are the bias corrections 1-β^t. Elementwise. */
@@ -130,6 +141,18 @@ const struct kernels *kernels_level(enum cpu_level level);
 enum numeric_class kernels_default_class(void); /* fast where AMX is, else exact */
 const char *cpu_level_name(enum cpu_level level);
 bool cpu_has(enum cpu_level level);
+
+/* What rows of small numbers are stored as where no blocks are wanted: KV pages, adapters. */
+enum elem { ELEM_F32, ELEM_BF16, ELEM_F16, ELEM_I8, N_ELEM };
+size_t elem_size(enum elem e);
+int elem_parse(const char *name, enum elem *out, struct error *err); /* "f32", "bf16", "f16", "i8" */
+/* n values; i8 is value / d rounded half to even, with d = amax / 127 returned (0 for a row of zeros); else returns 1. */
+float elem_from_f32(enum elem e, const float *src, void *dst, int64_t n);
+/* The gemm_* and mix_* slots by element. */
+void rows_dots(enum elem e, float *y, int64_t ldy, const float *x, int64_t ldx, int64_t rows, const void *w,
+               int64_t ldw, int64_t k, int64_t n0, int64_t n1, bool add);
+void rows_mix(enum elem e, float *y, int64_t ldy, const float *t, int64_t ldt, int64_t rows, const void *v,
+              int64_t ldv, int64_t k, int64_t n);
 
 /* products over a pool */
 

@@ -36,14 +36,25 @@ static float dot_row(const float *a, const float *b, int64_t n) {
     return lanes_total(lane);
 }
 
-static float dot_bf16(const float *a, const uint16_t *b, int64_t n) {
+/* Element i of a row as f32. */
+static float elem_at(const void *w, int64_t i, enum elem e) {
+    switch (e) {
+    case ELEM_F32:
+        return ((const float *)w)[i];
+    case ELEM_BF16:
+        return bf16_to_f32(((const uint16_t *)w)[i]);
+    case ELEM_F16:
+        return f16_to_f32(((const uint16_t *)w)[i]);
+    default:
+        return (float)((const int8_t *)w)[i];
+    }
+}
+
+static float dot_elems(const float *a, const void *b, int64_t at, int64_t n, enum elem e) {
     float lane[LANES] = {0};
-    int64_t i = 0;
-    for (; i + LANES <= n; i += LANES)
-        for (int l = 0; l < LANES; l++) lane[l] = fmaf(a[i + l], bf16_to_f32(b[i + l]), lane[l]);
-    if (i < n)
+    for (int64_t i = 0; i < n; i += LANES)
         for (int l = 0; l < LANES; l++)
-            lane[l] = i + l < n ? fmaf(a[i + l], bf16_to_f32(b[i + l]), lane[l])
+            lane[l] = i + l < n ? fmaf(a[i + l], elem_at(b, at + i + l, e), lane[l])
                                 : fmaf(0.0f, 0.0f, lane[l]);
     return lanes_total(lane);
 }
@@ -59,12 +70,30 @@ static void gemm_f32(float *y, int64_t ldy, const float *x, int64_t ldx, int64_t
             output_put(&y[m * ldy + n], dot_row(x + m * ldx, w + n * ldw, k), add);
 }
 
-static void gemm_bf16(float *y, int64_t ldy, const float *x, int64_t ldx, int64_t rows,
-                      const uint16_t *w, int64_t ldw, int64_t k, int64_t n0, int64_t n1, bool add) {
-    for (int64_t n = n0; n < n1; n++)
-        for (int64_t m = 0; m < rows; m++)
-            output_put(&y[m * ldy + n], dot_bf16(x + m * ldx, w + n * ldw, k), add);
-}
+#define GEMM_ELEMS(name, type, e)                                                                  \
+    static void name(float *y, int64_t ldy, const float *x, int64_t ldx, int64_t rows,             \
+                     const type *w, int64_t ldw, int64_t k, int64_t n0, int64_t n1, bool add) {    \
+        for (int64_t n = n0; n < n1; n++)                                                          \
+            for (int64_t m = 0; m < rows; m++)                                                     \
+                output_put(&y[m * ldy + n], dot_elems(x + m * ldx, w, n * ldw, k, e), add);        \
+    }
+GEMM_ELEMS(gemm_bf16, uint16_t, ELEM_BF16)
+GEMM_ELEMS(gemm_f16, uint16_t, ELEM_F16)
+GEMM_ELEMS(gemm_i8, int8_t, ELEM_I8)
+
+#define MIX_ELEMS(name, type, e)                                                                   \
+    static void name(float *y, int64_t ldy, const float *t, int64_t ldt, int64_t rows,             \
+                     const type *v, int64_t ldv, int64_t k, int64_t n) {                           \
+        for (int64_t m = 0; m < rows; m++)                                                         \
+            for (int64_t j = 0; j < k; j++)                                                        \
+                for (int64_t c = 0; c < n; c++)                                                    \
+                    y[m * ldy + c] =                                                               \
+                        fmaf(t[m * ldt + j], elem_at(v, j * ldv + c, e), y[m * ldy + c]);          \
+    }
+MIX_ELEMS(mix_f32, float, ELEM_F32)
+MIX_ELEMS(mix_bf16, uint16_t, ELEM_BF16)
+MIX_ELEMS(mix_f16, uint16_t, ELEM_F16)
+MIX_ELEMS(mix_i8, int8_t, ELEM_I8)
 
 /* Integer dot of one block: x is the row's 32 values, w the block's panel bytes, n the output
  * inside the panel. */
@@ -216,15 +245,6 @@ static float softmax_row(float *x, int64_t n) {
     return sum_row(x, n);
 }
 
-static void attend_row(float *out, const float *q, const float *k, const float *v, int64_t stride,
-                       int64_t n, int64_t d, float scale, float *scores) {
-    for (int64_t j = 0; j < n; j++) scores[j] = dot_row(q, k + j * stride, d) * scale;
-    float total = softmax_row(scores, n);
-    memset(out, 0, (size_t)d * sizeof *out);
-    for (int64_t j = 0; j < n; j++) axpy_row(out, scores[j], v + j * stride, d);
-    scale_row(out, 1.0f / total, d);
-}
-
 static void adamw_row(float *w, const float *g, float *m, float *v, int64_t n, float lr,
                       float beta1, float beta2, float eps, float decay, float bc1, float bc2) {
     float keep = 1.0f - lr * decay, rest1 = 1.0f - beta1, rest2 = 1.0f - beta2;
@@ -250,6 +270,12 @@ void kernels_fill_scalar(struct kernels *k) {
     *k = (struct kernels){
         .gemm_f32 = gemm_f32,
         .gemm_bf16 = gemm_bf16,
+        .gemm_f16 = gemm_f16,
+        .gemm_i8 = gemm_i8,
+        .mix_f32 = mix_f32,
+        .mix_bf16 = mix_bf16,
+        .mix_f16 = mix_f16,
+        .mix_i8 = mix_i8,
         .gemm_q8 = gemm_packed,
         .gemm_q4 = gemm_packed,
         .quantize_row = quantize_row,
@@ -265,7 +291,6 @@ void kernels_fill_scalar(struct kernels *k) {
         .silu_mul = silu_mul_row,
         .exp = exp_row,
         .softmax = softmax_row,
-        .attend = attend_row,
         .adamw = adamw_row,
     };
 }

@@ -1,19 +1,21 @@
 /*
- * The forward pass: rows of tokens, each in its own sequence and under its own adapter, through one
- * frozen base.
+ * The forward pass: rows of tokens, each in its own sequence and under its own adapters, through
+ * one frozen base.
  *
  * Per layer the base is read once for all rows; adapters add their low-rank parts segment by
  * segment. Products that read the same input (q, k, v; gate, up) are one parallel region, in which
- * the first halves of the low-rank parts, t = scale · x Aᵀ, run beside the base; a second region
- * adds t Bᵀ. Work lies on a line of costs that is cut into equal parts, so twenty short segments
+ * the first halves of the low-rank parts, t = gain · A x, run beside the base; a second region adds
+ * Σ_r t_r b_r. Work lies on a line of costs that is cut into equal parts, so twenty short segments
  * spread over threads as well as one long one. The residual stream is the output that o and down
- * accumulate into.
+ * accumulate into. Attention goes block by block of rows (one row's heads that share keys, or up to
+ * MAX_QUERIES rows of a sequence) and page by page of the cache.
  *
- * Invariant: a row's bits depend on its own tokens and adapter only. Every number is made by one
- * kernel call whose arithmetic does not know how many rows or outputs lie beside it, so cuts and
- * chunks may fall anywhere.
+ * Invariant: a row's bits depend on its own tokens and adapters only. Every number is made by
+ * kernel calls whose arithmetic does not know how many rows, outputs or pages lie beside it, so
+ * cuts and chunks may fall anywhere.
  *
- * Not here: scheduling, sampling, gradients (train has its own pass, which keeps activations).
+ * Not here: the cache's pages (kv.c), scheduling, sampling, gradients (train has its own pass,
+ * which keeps activations).
  */
 #include "model/model.h"
 
@@ -26,6 +28,7 @@ enum {
     CUT = 16,         /* outputs: panels of packed weights, cache lines of f32 results */
     MIN_PARALLEL = 1 << 15, /* multiply-adds below which waking threads costs more than it gives */
     MAX_FUSED = 3,
+    MAX_QUERIES = 8, /* that read the same keys at once: rows of a sequence, or heads of a row */
 };
 
 enum job_kind { JOB_BASE, JOB_LOW_A, JOB_LOW_B };
@@ -33,13 +36,22 @@ enum job_kind { JOB_BASE, JOB_LOW_A, JOB_LOW_B };
 /* One product y[rows][n] of which any range of outputs can be made alone. */
 struct job {
     enum job_kind kind;
-    const struct matrix *w;  /* JOB_BASE */
-    const struct inputs *in; /* JOB_BASE */
-    const float *x, *f;      /* low-rank: x [rows][ldx] times f [n][ldf], both k wide */
-    float *y;
-    int64_t ldx, ldf, ldy, rows, k, n;
-    float scale; /* JOB_LOW_A: t = scale · x Aᵀ */
+    const struct matrix *w;       /* JOB_BASE */
+    const struct inputs *in;      /* JOB_BASE */
+    const float *x;               /* JOB_LOW_A: [rows][ldx] */
+    const struct segment *seg;    /* low-rank jobs */
+    const struct lora_part *part; /* JOB_LOW_A */
+    enum proj proj;
+    float *y, *t; /* t [rows][RANK_CHUNK]: what A makes and B reads */
+    int64_t ldx, ldy, rows, k, n;
+    int64_t r0, at; /* JOB_LOW_A: ranks from r0 of the part go to t[at…]; JOB_LOW_B: the round's
+                       first rank */
     bool add;
+};
+
+/* Rows that attend together: consecutive ones of a sequence. */
+struct block {
+    int32_t begin, end;
 };
 
 struct forward {
@@ -49,24 +61,26 @@ struct forward {
     struct forward_stats stats;
     void *slab;
 
-    float *x;                 /* [B, D] residual stream */
-    float *h;                 /* [B, D] after a norm */
-    float *q, *att;           /* [B, H·E] */
-    float *k, *v;             /* [B, K·E] before they enter the cache */
-    float *gate, *up;         /* [B, F] */
-    float *hidden;            /* [B, D] of out_rows */
-    float *low;               /* [MAX_FUSED][B, RANK_CHUNK] */
-    float *scores;            /* [threads, slot_len] */
-    float *cos, *sin;         /* [slot_len, E/2] */
-    float *cache_k, *cache_v; /* [slots, L, K, slot_len, E] */
-    int64_t *attend_cost;     /* [B + 1] positions seen by the rows before row i */
-    struct job *jobs;         /* [MAX_FUSED · (1 + B)] */
+    float *x;             /* [B, D] residual stream */
+    float *h;             /* [B, D] after a norm */
+    float *q, *att;       /* [B, H·E] */
+    float *k, *v;         /* [B, K·E] before they enter the cache */
+    float *gate, *up;     /* [B, F] */
+    float *hidden;        /* [B, D] of out_rows */
+    float *low;           /* [MAX_FUSED][B, RANK_CHUNK] */
+    float *scores;        /* [threads][MAX_QUERIES][slot_len] */
+    float *cos, *sin;     /* [slot_len, E/2] */
+    float *signs;         /* [threads][widest matrix]: a factor of a perturbation */
+    struct block *blocks; /* [B] */
+    int64_t *attend_cost; /* [B + 1] of the blocks before block i */
+    struct job *jobs;     /* [MAX_FUSED · (1 + max_parts)] */
     void *in_scratch;
+    struct kv *kv;
 
     /* the call in progress */
     const struct row *rows;
     const struct segment *segs;
-    int32_t n_rows, n_segs, layer;
+    int32_t n_rows, n_segs, n_blocks, layer;
     int n_jobs;
     int64_t cost; /* of all jobs on the line */
     int parts;    /* the line is cut into */
@@ -78,9 +92,15 @@ static void *slab_take(uint8_t *base, size_t *used, size_t size) {
     return base ? base + at : NULL;
 }
 
-static size_t cache_floats(const struct model_config *c, const struct forward_options *o) {
-    return (size_t)o->n_slots * (size_t)c->n_layers * (size_t)c->n_kv_heads * (size_t)o->slot_len *
-           (size_t)c->head_dim;
+static struct forward_options options_of(const struct forward_options *o) {
+    struct forward_options r = *o;
+    if (r.max_parts == 0) r.max_parts = r.max_rows + 15;
+    return r;
+}
+
+static struct kv_options kv_options_of(const struct forward_options *o) {
+    return (struct kv_options){
+        .n_slots = o->n_slots, .slot_len = o->slot_len, .n_pages = o->n_pages, .elem = o->kv_elem};
 }
 
 /* Lays every array into `base` (NULL: only counts) and returns the bytes: the one place that knows
@@ -91,7 +111,8 @@ static size_t slab_lay(struct forward *f, const struct model_config *c,
     size_t q = (size_t)c->n_heads * (size_t)c->head_dim,
            kv = (size_t)c->n_kv_heads * (size_t)c->head_dim;
     size_t d = (size_t)c->d_model, ff = (size_t)c->d_ff, len = (size_t)o->slot_len;
-    size_t rope = len * (size_t)c->head_dim / 2;
+    size_t rope = len * (size_t)c->head_dim / 2, widest = MAX(MAX(d, q), ff),
+           threads = (size_t)pool_size(o->pool);
     f->x = slab_take(base, &used, rows * d * fl);
     f->h = slab_take(base, &used, rows * d * fl);
     f->q = slab_take(base, &used, rows * q * fl);
@@ -102,21 +123,22 @@ static size_t slab_lay(struct forward *f, const struct model_config *c,
     f->up = slab_take(base, &used, rows * ff * fl);
     f->hidden = slab_take(base, &used, rows * d * fl);
     f->low = slab_take(base, &used, MAX_FUSED * rows * RANK_CHUNK * fl);
-    f->scores = slab_take(base, &used, (size_t)pool_size(o->pool) * len * fl);
+    f->scores = slab_take(base, &used, threads * MAX_QUERIES * len * fl);
     f->cos = slab_take(base, &used, rope * fl);
     f->sin = slab_take(base, &used, rope * fl);
-    f->cache_k = slab_take(base, &used, cache_floats(c, o) * fl);
-    f->cache_v = slab_take(base, &used, cache_floats(c, o) * fl);
+    f->signs = slab_take(base, &used, threads * widest * fl);
+    f->blocks = slab_take(base, &used, rows * sizeof *f->blocks);
     f->attend_cost = slab_take(base, &used, (rows + 1) * sizeof(int64_t));
-    f->jobs = slab_take(base, &used, MAX_FUSED * (1 + rows) * sizeof(struct job));
-    f->in_scratch =
-        slab_take(base, &used, inputs_scratch(o->max_rows, (int64_t)MAX(MAX(d, q), ff)));
+    f->jobs = slab_take(base, &used, MAX_FUSED * (1 + (size_t)o->max_parts) * sizeof(struct job));
+    f->in_scratch = slab_take(base, &used, inputs_scratch(o->max_rows, (int64_t)widest));
     return used;
 }
 
 size_t forward_bytes(const struct model_config *c, const struct forward_options *o) {
     struct forward f;
-    return sizeof f + 64 + slab_lay(&f, c, o, NULL);
+    struct forward_options r = options_of(o);
+    struct kv_options ko = kv_options_of(&r);
+    return sizeof f + 64 + slab_lay(&f, c, &r, NULL) + kv_bytes(c, &ko);
 }
 
 struct forward *forward_new(const struct model *m, const struct forward_options *o) {
@@ -124,19 +146,25 @@ struct forward *forward_new(const struct model *m, const struct forward_options 
     CHECK(m->config.n_heads % m->config.n_kv_heads == 0 && m->config.head_dim % 2 == 0);
     struct forward *f = xcalloc(1, sizeof *f);
     f->m = m;
-    f->o = *o;
+    f->o = options_of(o);
     f->kern = kernels_get();
-    f->slab = xcalloc(1, slab_lay(f, &m->config, o, NULL) +
-                             64); // pages of the cache are touched when used
-    slab_lay(f, &m->config, o, (uint8_t *)(((uintptr_t)f->slab + 63) & ~(uintptr_t)63));
+    f->slab = xcalloc(1, slab_lay(f, &m->config, &f->o, NULL) + 64);
+    slab_lay(f, &m->config, &f->o, (uint8_t *)(((uintptr_t)f->slab + 63) & ~(uintptr_t)63));
+    struct kv_options ko = kv_options_of(&f->o);
+    f->kv = kv_new(&m->config, &ko);
     rope_table(&m->config, o->slot_len, f->cos, f->sin);
     return f;
 }
 
 void forward_free(struct forward *f) {
     if (!f) return;
+    kv_free(f->kv);
     free(f->slab);
     free(f);
+}
+
+struct kv *forward_kv(const struct forward *f) {
+    return f->kv;
 }
 
 const struct forward_stats *forward_stats(const struct forward *f) {
@@ -147,40 +175,75 @@ const float *forward_hidden(const struct forward *f) {
     return f->hidden;
 }
 
-/* First float of one head's positions in `cache`: [slot_len, E] from there. */
-static size_t cache_at(const struct forward *f, int32_t slot, int32_t layer, int32_t kv_head) {
-    const struct model_config *c = &f->m->config;
-    size_t head = ((size_t)slot * (size_t)c->n_layers + (size_t)layer) * (size_t)c->n_kv_heads +
-                  (size_t)kv_head;
-    return head * (size_t)f->o.slot_len * (size_t)c->head_dim;
-}
-
-void forward_copy(struct forward *f, int32_t from, int32_t to, int32_t n) {
-    const struct model_config *c = &f->m->config;
-    CHECK(from >= 0 && from < f->o.n_slots && to >= 0 && to < f->o.n_slots && n >= 0 &&
-          n <= f->o.slot_len);
-    if (from == to) return;
-    size_t size = (size_t)n * (size_t)c->head_dim * sizeof(float);
-    for (int32_t l = 0; l < c->n_layers; l++)
-        for (int32_t g = 0; g < c->n_kv_heads; g++) {
-            size_t a = cache_at(f, from, l, g), b = cache_at(f, to, l, g);
-            memcpy(f->cache_k + b, f->cache_k + a, size);
-            memcpy(f->cache_v + b, f->cache_v + a, size);
-        }
-}
-
 static struct pool *pool_for(const struct forward *f, int64_t cost) {
     return cost >= MIN_PARALLEL ? f->o.pool : NULL;
 }
 
-static void job_range(const struct kernels *k, const struct job *j, int64_t n0, int64_t n1) {
-    if (j->kind == JOB_BASE) {
-        matrix_mul_range(j->y, j->ldy, j->in, j->w, n0, n1, j->add);
+static int64_t part_rank(const struct lora_part *p, int32_t layer, enum proj proj) {
+    return p->pack ? p->pack->maps[layer * N_PROJ + proj].r : 1;
+}
+
+static float *signs_of(const struct forward *f, int thread) {
+    const struct model_config *c = &f->m->config;
+    return f->signs + (int64_t)thread * MAX(MAX(c->d_model, c->n_heads * c->head_dim), c->d_ff);
+}
+
+/* t = weight · gain · A x for ranks [n0, n1) of the job. */
+static void low_a_range(const struct forward *f, const struct job *j, int64_t n0, int64_t n1,
+                        int thread) {
+    const struct lora_part *p = j->part;
+    float *t = j->t + j->at;
+    if (!p->pack) {
+        float *v = signs_of(f, thread);
+        noise_signs(&p->noise, f->layer, j->proj, false, 0, j->k, v);
+        rows_dots(ELEM_F32, t, RANK_CHUNK, j->x, j->ldx, j->rows, v, j->k, j->k, 0, 1, false);
+        for (int64_t i = 0; i < j->rows; i++) t[i * RANK_CHUNK] *= p->weight;
         return;
     }
-    k->gemm_f32(j->y, j->ldy, j->x, j->ldx, j->rows, j->f, j->ldf, j->k, n0, n1, j->add);
-    if (j->kind == JOB_LOW_A)
-        for (int64_t i = 0; i < j->rows; i++) k->scale(j->y + i * j->ldy + n0, j->scale, n1 - n0);
+    const struct lora_map *m = &p->pack->maps[f->layer * N_PROJ + j->proj];
+    const char *a = (const char *)m->a + j->r0 * j->k * (int64_t)elem_size(p->pack->elem);
+    rows_dots(p->pack->elem, t, RANK_CHUNK, j->x, j->ldx, j->rows, a, j->k, j->k, n0, n1, false);
+    for (int64_t r = n0; r < n1; r++) {
+        float by = m->gain[j->r0 + r] * p->weight;
+        for (int64_t i = 0; i < j->rows; i++) t[i * RANK_CHUNK + r] *= by;
+    }
+}
+
+/* y += Σ_r t_r b_r over the parts' ranks of this round, in their order, for outputs [n0, n1). */
+static void low_b_range(const struct forward *f, const struct job *j, int64_t n0, int64_t n1,
+                        int thread) {
+    int64_t at = -j->r0, width = n1 - n0; // where a part's ranks begin in t
+    float *y = j->y + n0;
+    for (int32_t i = 0; i < j->seg->n_parts && at < RANK_CHUNK; i++) {
+        const struct lora_part *p = &j->seg->parts[i];
+        int64_t r = part_rank(p, f->layer, j->proj), lo = MAX(-at, 0), hi = MIN(r, RANK_CHUNK - at);
+        if (lo < hi && !p->pack) {
+            float *u = signs_of(f, thread);
+            noise_signs(&p->noise, f->layer, j->proj, true, n0, width, u);
+            rows_mix(ELEM_F32, y, j->ldy, j->t + at, RANK_CHUNK, j->rows, u, width, 1, width);
+        } else if (lo < hi) {
+            const struct lora_map *m = &p->pack->maps[f->layer * N_PROJ + j->proj];
+            int64_t es = (int64_t)elem_size(p->pack->elem);
+            rows_mix(p->pack->elem, y, j->ldy, j->t + at + lo, RANK_CHUNK, j->rows,
+                     (const char *)m->bt + (lo * j->n + n0) * es, j->n, hi - lo, width);
+        }
+        at += r;
+    }
+}
+
+static void job_range(const struct forward *f, const struct job *j, int64_t n0, int64_t n1,
+                      int thread) {
+    switch (j->kind) {
+    case JOB_BASE:
+        matrix_mul_range(j->y, j->ldy, j->in, j->w, n0, n1, j->add);
+        return;
+    case JOB_LOW_A:
+        low_a_range(f, j, n0, n1, thread);
+        return;
+    case JOB_LOW_B:
+        low_b_range(f, j, n0, n1, thread);
+        return;
+    }
 }
 
 /* Which output of a job that begins at `start` on the line lies at `pos`: the same answer for both
@@ -194,18 +257,17 @@ static int64_t job_cut(const struct job *j, int64_t start, int64_t pos) {
 
 static void jobs_part(void *ctx, int64_t begin, int64_t end, int thread) {
     const struct forward *f = ctx;
-    (void)thread;
     int64_t lo = f->cost * begin / f->parts, hi = f->cost * end / f->parts, start = 0;
     for (int i = 0; i < f->n_jobs; i++) {
         const struct job *j = &f->jobs[i];
         int64_t n0 = job_cut(j, start, lo), n1 = job_cut(j, start, hi);
-        if (n0 < n1) job_range(f->kern, j, n0, n1);
+        if (n0 < n1) job_range(f, j, n0, n1, thread);
         start += j->n * j->rows * j->k;
     }
 }
 
 static void job_add(struct forward *f, struct job j) {
-    CHECK(f->n_jobs < MAX_FUSED * (1 + f->o.max_rows));
+    CHECK(f->n_jobs < MAX_FUSED * (1 + f->o.max_parts));
     f->jobs[f->n_jobs++] = j;
     f->cost += j.n * j.rows * j.k;
 }
@@ -236,47 +298,44 @@ static void jobs_run(struct forward *f) {
     f->stats.kernel_seconds += clock_now() - t0;
 }
 
-/* One half of the low-rank parts of projection `p` for ranks [r0, r0 + RANK_CHUNK): A reads the
- * input into `low`, B adds from there to y. Returns how many segments have such ranks. */
+/* Ranks [r0, r0 + RANK_CHUNK) of all parts of every segment, counted through: the jobs of A, one a
+ * part, or of B, one a segment. Returns how many jobs that makes. */
 static int low_jobs(struct forward *f, enum job_kind kind, enum proj p, const struct inputs *in,
                     float *y, float *low, int64_t r0) {
-    int n = 0;
+    int n_jobs = f->n_jobs;
     int64_t out = proj_out(&f->m->config, p);
     for (int32_t s = 0; s < f->n_segs; s++) {
         const struct segment *g = &f->segs[s];
-        const struct lora *lo = g->loras ? &g->loras[f->layer * N_PROJ + p] : NULL;
-        if (!lo || lo->r <= r0) continue;
-        int64_t r = MIN(lo->r - r0, RANK_CHUNK), ld = (r + CUT - 1) / CUT * CUT,
-                rows = g->end - g->begin;
-        float *t =
-            low + (int64_t)g->begin * RANK_CHUNK; // its own rows' place, packed to its own rank
-        if (kind == JOB_LOW_A)
-            job_add(f, (struct job){.kind = kind,
-                                    .x = in->x + g->begin * in->ldx,
-                                    .ldx = in->ldx,
-                                    .f = lo->a + r0 * in->k,
-                                    .ldf = in->k,
-                                    .k = in->k,
-                                    .y = t,
-                                    .ldy = ld,
-                                    .rows = rows,
-                                    .n = r,
-                                    .scale = lo->scale});
-        else
-            job_add(f, (struct job){.kind = kind,
-                                    .x = t,
-                                    .ldx = ld,
-                                    .f = lo->b + r0,
-                                    .ldf = lo->r,
-                                    .k = r,
-                                    .y = y + g->begin * out,
-                                    .ldy = out,
-                                    .rows = rows,
-                                    .n = out,
-                                    .add = true});
-        n++;
+        struct job j = {.kind = kind,
+                        .seg = g,
+                        .proj = p,
+                        .t = low + (int64_t)g->begin * RANK_CHUNK,
+                        .rows = g->end - g->begin};
+        int64_t at = -r0;
+        for (int32_t i = 0; i < g->n_parts; i++) {
+            int64_t r = part_rank(&g->parts[i], f->layer, p), lo = MAX(-at, 0),
+                    hi = MIN(r, RANK_CHUNK - at);
+            if (kind == JOB_LOW_A && lo < hi) {
+                j.part = &g->parts[i];
+                j.x = in->x + g->begin * in->ldx;
+                j.ldx = in->ldx;
+                j.k = in->k;
+                j.n = hi - lo;
+                j.r0 = lo;
+                j.at = at + lo;
+                job_add(f, j);
+            }
+            at += r;
+        }
+        if (kind == JOB_LOW_B && at > 0) {
+            j.y = y + g->begin * out;
+            j.ldy = j.n = out;
+            j.k = MIN(at, RANK_CHUNK);
+            j.r0 = r0;
+            job_add(f, j);
+        }
     }
-    return n;
+    return f->n_jobs - n_jobs;
 }
 
 struct product {
@@ -285,7 +344,7 @@ struct product {
     bool add; /* into y, which holds the residual stream */
 };
 
-/* y (+)= x Wᵀ + scale · (x Aᵀ) Bᵀ for products that share one input. */
+/* y (+)= x Wᵀ + Σ parts (t Bᵀ) for products that share one input. */
 static void products_run(struct forward *f, const struct inputs *in, const struct product *v,
                          int n) {
     const struct layer *layer = &f->m->layers[f->layer];
@@ -356,8 +415,16 @@ static void silu_rows(void *ctx, int64_t begin, int64_t end, int thread) {
         f->kern->silu_mul(f->gate + i * n, f->gate + i * n, f->up + i * n, n);
 }
 
-/* Head norms and rotary embedding of q in place, of k on its way into the cache; v follows as it
- * is. */
+static void row_put(const struct forward *f, const struct row *r, int32_t head, bool values,
+                    const float *x) {
+    int64_t e = f->m->config.head_dim, at = r->pos % KV_PAGE;
+    struct kv_rows to = kv_at(f->kv, r->slot, r->pos / KV_PAGE, f->layer, head, values);
+    float d =
+        elem_from_f32(f->o.kv_elem, x, (char *)to.v + at * e * (int64_t)elem_size(f->o.kv_elem), e);
+    if (f->o.kv_elem == ELEM_I8) to.d[at] = d;
+}
+
+/* Head norms and rotary embedding of q and k in place; k and v go into the cache. */
 static void store_rows(void *ctx, int64_t begin, int64_t end, int thread) {
     const struct forward *f = ctx;
     const struct model_config *c = &f->m->config;
@@ -374,33 +441,118 @@ static void store_rows(void *ctx, int64_t begin, int64_t end, int thread) {
             kern->rope(q, cs, sn, half);
         }
         for (int32_t g = 0; g < c->n_kv_heads; g++) {
-            size_t at = cache_at(f, f->rows[i].slot, f->layer, g) + (size_t)(pos * e);
-            const float *k = f->k + (i * c->n_kv_heads + g) * e;
-            if (l->k_norm)
-                kern->rmsnorm(f->cache_k + at, k, l->k_norm, c->rms_norm_eps, e);
-            else
-                memcpy(f->cache_k + at, k, (size_t)e * sizeof *k);
-            kern->rope(f->cache_k + at, cs, sn, half);
-            memcpy(f->cache_v + at, f->v + (i * c->n_kv_heads + g) * e, (size_t)e * sizeof *k);
+            float *k = f->k + (i * c->n_kv_heads + g) * e;
+            if (l->k_norm) kern->rmsnorm(k, k, l->k_norm, c->rms_norm_eps, e);
+            kern->rope(k, cs, sn, half);
+            row_put(f, &f->rows[i], g, false, k);
+            row_put(f, &f->rows[i], g, true, f->v + (i * c->n_kv_heads + g) * e);
         }
     }
 }
 
-/* Items are (head, row) with rows inside, so that neighbours read the same keys; an item costs the
- * positions it sees. */
-static void attend_item(const struct forward *f, int32_t head, int32_t i, float *scores) {
-    const struct model_config *c = &f->m->config;
-    int64_t e = c->head_dim, at = ((int64_t)i * c->n_heads + head) * e;
-    const struct row *r = &f->rows[i];
-    size_t kv = cache_at(f, r->slot, f->layer, head / (c->n_heads / c->n_kv_heads));
-    f->kern->attend(f->att + at, f->q + at, f->cache_k + kv, f->cache_v + kv, e, r->pos + 1, e,
-                    1.0f / sqrtf((float)e), scores);
+/* Queries that read the same keys: n of them, `ld` floats apart, in q and in att. Query i sees
+ * sees[i · step] positions. */
+struct queries {
+    const float *q;
+    float *att;
+    int64_t n, ld;
+    const struct row *rows;
+    int32_t step; /* 0: all of one row */
+    int32_t slot, head;
+};
+
+static int32_t query_sees(const struct queries *v, int64_t i) {
+    return v->rows[i * v->step].pos + 1;
 }
 
-/* First item that begins at or after `pos` on the line of attention costs. */
+/* scores[i][j] = q_i · k_j, for all positions that any query sees. */
+static void scores_make(const struct forward *f, const struct queries *v, float *scores) {
+    int32_t most = query_sees(v, v->n - 1);
+    int64_t e = f->m->config.head_dim, ld = f->o.slot_len;
+    for (int32_t page = 0; page * KV_PAGE < most; page++) {
+        struct kv_rows k = kv_at(f->kv, v->slot, page, f->layer, v->head, false);
+        rows_dots(f->o.kv_elem, scores + page * KV_PAGE, ld, v->q, v->ld, v->n, k.v, e, e, 0,
+                  MIN(most - page * KV_PAGE, KV_PAGE), false);
+    }
+}
+
+/* Scales of int8 rows times what belongs to them. */
+static void scores_gain(const struct forward *f, const struct queries *v, float *scores, int32_t n,
+                        bool values) {
+    if (f->o.kv_elem != ELEM_I8) return;
+    for (int32_t page = 0; page * KV_PAGE < n; page++) {
+        struct kv_rows r = kv_at(f->kv, v->slot, page, f->layer, v->head, values);
+        int32_t left = MIN(n - page * KV_PAGE, KV_PAGE);
+        for (int32_t j = 0; j < left; j++) scores[page * KV_PAGE + j] *= r.d[j];
+    }
+}
+
+/* att_i = Σ_j p_ij v_j, positions in order: what all queries see together, then each its rest. */
+static void values_mix(const struct forward *f, const struct queries *v, const float *p) {
+    int32_t common = query_sees(v, 0), most = query_sees(v, v->n - 1);
+    int64_t e = f->m->config.head_dim, ld = f->o.slot_len;
+    int64_t es = (int64_t)elem_size(f->o.kv_elem);
+    for (int32_t page = 0; page * KV_PAGE < most; page++) {
+        int32_t from = page * KV_PAGE, all = MIN(MAX(common - from, 0), KV_PAGE);
+        struct kv_rows r = kv_at(f->kv, v->slot, page, f->layer, v->head, true);
+        if (all > 0) rows_mix(f->o.kv_elem, v->att, v->ld, p + from, ld, v->n, r.v, e, all, e);
+        for (int64_t i = 0; i < v->n && all < KV_PAGE; i++) {
+            int32_t rest = MIN(query_sees(v, i) - from, KV_PAGE) - all;
+            if (rest > 0)
+                rows_mix(f->o.kv_elem, v->att + i * v->ld, v->ld, p + i * ld + from + all, ld, 1,
+                         (const char *)r.v + all * e * es, e, rest, e);
+        }
+    }
+}
+
+static void queries_run(const struct forward *f, const struct queries *v, float *scores) {
+    int64_t e = f->m->config.head_dim, ld = f->o.slot_len;
+    float scale = 1.0f / sqrtf((float)e);
+    scores_make(f, v, scores);
+    float by[MAX_QUERIES];
+    for (int64_t i = 0; i < v->n; i++) {
+        int32_t n = query_sees(v, i);
+        float *s = scores + i * ld;
+        scores_gain(f, v, s, n, false);
+        f->kern->scale(s, scale, n);
+        by[i] = 1.0f / f->kern->softmax(s, n);
+        scores_gain(f, v, s, n, true);
+        memset(v->att + i * v->ld, 0, (size_t)e * sizeof *v->att);
+    }
+    values_mix(f, v, scores);
+    for (int64_t i = 0; i < v->n; i++) f->kern->scale(v->att + i * v->ld, by[i], e);
+}
+
+/* One kv head of one block: a single row's heads together, or the rows of each head in turn. */
+static void attend_item(const struct forward *f, int32_t head, const struct block *b,
+                        float *scores) {
+    const struct model_config *c = &f->m->config;
+    int64_t e = c->head_dim, group = c->n_heads / c->n_kv_heads,
+            at = ((int64_t)b->begin * c->n_heads + head * group) * e;
+    struct queries v = {.q = f->q + at,
+                        .att = f->att + at,
+                        .n = group,
+                        .ld = e,
+                        .rows = &f->rows[b->begin],
+                        .slot = f->rows[b->begin].slot,
+                        .head = head};
+    if (b->end - b->begin == 1) {
+        for (int64_t left = group; left > 0; left -= v.n, v.q += v.n * e, v.att += v.n * e) {
+            v.n = MIN(left, MAX_QUERIES);
+            queries_run(f, &v, scores);
+        }
+        return;
+    }
+    v.n = b->end - b->begin;
+    v.ld = c->n_heads * e;
+    v.step = 1;
+    for (int64_t h = 0; h < group; h++, v.q += e, v.att += e) queries_run(f, &v, scores);
+}
+
+/* First item (head-major) that begins at or after `pos` on the line of attention costs. */
 static int64_t attend_cut(const struct forward *f, int64_t pos) {
-    int64_t per_head = f->attend_cost[f->n_rows], head = pos / per_head, rest = pos % per_head;
-    int64_t lo = 0, hi = f->n_rows;
+    int64_t per_head = f->attend_cost[f->n_blocks], head = pos / per_head, rest = pos % per_head;
+    int64_t lo = 0, hi = f->n_blocks;
     while (lo < hi) {
         int64_t mid = (lo + hi) / 2;
         if (f->attend_cost[mid] < rest)
@@ -408,23 +560,42 @@ static int64_t attend_cut(const struct forward *f, int64_t pos) {
         else
             hi = mid;
     }
-    return head * f->n_rows + lo;
+    return head * f->n_blocks + lo;
 }
 
 static void attend_part(void *ctx, int64_t begin, int64_t end, int thread) {
     const struct forward *f = ctx;
-    int64_t total = f->attend_cost[f->n_rows] * f->m->config.n_heads;
+    const struct model_config *c = &f->m->config;
+    int64_t total = f->attend_cost[f->n_blocks] * c->n_kv_heads;
     int64_t to = attend_cut(f, total * end / f->parts);
-    float *scores = f->scores + (int64_t)thread * f->o.slot_len;
+    float *scores = f->scores + thread * MAX_QUERIES * f->o.slot_len;
     for (int64_t i = attend_cut(f, total * begin / f->parts); i < to; i++)
-        attend_item(f, (int32_t)(i / f->n_rows), (int32_t)(i % f->n_rows), scores);
+        attend_item(f, (int32_t)(i / f->n_blocks), &f->blocks[i % f->n_blocks], scores);
 }
 
 static void attend_run(struct forward *f) {
     const struct model_config *c = &f->m->config;
-    struct pool *pool = pool_for(f, 2 * f->attend_cost[f->n_rows] * c->n_heads * c->head_dim);
+    double t0 = clock_now();
+    struct pool *pool = pool_for(f, 2 * f->attend_cost[f->n_blocks] * c->n_heads * c->head_dim);
     f->parts = pool_size(pool);
     pool_run(pool, attend_part, f, f->parts, 1);
+    f->stats.kernel_seconds += clock_now() - t0;
+}
+
+/* Cuts the rows into blocks that attend together and lays their costs on a line. */
+static void blocks_make(struct forward *f) {
+    f->n_blocks = 0;
+    f->attend_cost[0] = 0;
+    for (int32_t i = 0; i < f->n_rows;) {
+        struct block *b = &f->blocks[f->n_blocks++];
+        *b = (struct block){i, i};
+        int64_t sees = 0;
+        do sees += f->rows[b->end++].pos + 1;
+        while (b->end < f->n_rows && b->end - i < MAX_QUERIES &&
+               f->rows[b->end].slot == f->rows[i].slot);
+        f->attend_cost[f->n_blocks] = f->attend_cost[f->n_blocks - 1] + sees;
+        i = b->end;
+    }
 }
 
 static void layer_run(struct forward *f) {
@@ -459,7 +630,8 @@ static void call_check(const struct forward *f, const int32_t *out_rows, int32_t
         CHECK(r->pos >= 0 && r->pos < f->o.slot_len && r->slot >= 0 && r->slot < f->o.n_slots);
         CHECK(i == 0 || r[-1].slot != r->slot || r[-1].pos < r->pos);
     }
-    for (int32_t i = 0, end = 0; i < f->n_segs; i++) {
+    for (int32_t i = 0, end = 0, parts = 0; i < f->n_segs; i++) {
+        CHECK((parts += f->segs[i].n_parts) <= f->o.max_parts);
         CHECK(f->segs[i].begin >= end && f->segs[i].end > f->segs[i].begin &&
               f->segs[i].end <= f->n_rows);
         end = f->segs[i].end;
@@ -476,9 +648,9 @@ void forward_run(struct forward *f, const struct row *rows, int32_t n_rows,
     f->segs = segs;
     f->n_segs = n_segs;
     call_check(f, out_rows, n_out);
-    f->attend_cost[0] = 0;
     for (int32_t i = 0; i < n_rows; i++)
-        f->attend_cost[i + 1] = f->attend_cost[i] + rows[i].pos + 1;
+        CHECK(kv_reserve(f->kv, rows[i].slot, rows[i].pos, rows[i].pos + 1));
+    blocks_make(f);
 
     pool_run(pool_for(f, 4 * (int64_t)n_rows * c->d_model), embed_rows, f, n_rows, 1);
     for (f->layer = 0; f->layer < c->n_layers; f->layer++) layer_run(f);

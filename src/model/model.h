@@ -197,38 +197,116 @@ struct lora {
     int32_t r;      /* 0: none here */
     float scale;
 };
+/* The same as the forward pass reads it: B transposed, both in f32, bf16, f16 or int8 (each row of
+ * A and of Bᵀ with its own scale). Immutable. */
+struct lora_map {
+    const void *a;     /* [R, in] */
+    const void *bt;    /* [R, out] */
+    const float *gain; /* [R] what t = A x is multiplied by: scale, times both int8 scales */
+    int32_t r;
+};
+struct lora_pack {
+    enum elem elem;
+    struct lora_map *maps; /* [L][N_PROJ] */
+    size_t bytes;          /* all of it */
+    void *data;
+};
+struct lora_pack *lora_pack_new(const struct model_config *c, const struct lora *loras,
+                                enum elem elem);
+void lora_pack_free(struct lora_pack *p); /* NULL is fine */
+
+/*
+ * A rank-1 perturbation that is stored nowhere: ΔW = u vᵀ for every projection, the entries of u
+ * [out] and v [in] are ±1 from a counter, rng (seed, RNG_NOISE, member, layer · N_PROJ +
+ * projection): bits of v, then of u.
+ */
+struct lora_noise {
+    uint64_t seed;
+    uint32_t member;
+};
+/* The signs [begin, begin + n) of one factor; begin is a multiple of 16. */
+void noise_signs(const struct lora_noise *z, int32_t layer, enum proj p, bool u, int64_t begin,
+                 int64_t n, float *out);
+
+/* One term of a segment's sum of low-rank maps: weight · (pack, or noise when pack is NULL). */
+struct lora_part {
+    const struct lora_pack *pack;
+    struct lora_noise noise;
+    float weight;
+};
 struct row {
     int32_t token;
     int32_t pos;  /* position in its sequence: it sees positions 0..pos of its slot */
     int32_t slot; /* which KV sequence */
 };
-/* Rows [begin, end) share `loras` ([L][N_PROJ]; NULL: the bare base). Rows are sorted so that
- * segments do not overlap. */
+/* Rows [begin, end) run under the base plus the sum of the parts, added in their order. Rows are
+ * sorted so that segments do not overlap. */
 struct segment {
     int32_t begin, end;
-    const struct lora *loras;
+    const struct lora_part *parts;
+    int32_t n_parts;
 };
+
+/*
+ * KV cache: pages of KV_PAGE positions, all layers and heads of a position together, counted by
+ * reference. A slot is a sequence: a table of pages. Sequences share pages; who writes into a
+ * shared one gets its own copy first. Keys and values are f32, bf16, f16 or int8 (each head's row
+ * with its own scale).
+ */
+#define KV_PAGE 32
+struct kv;
+struct kv_options {
+    int32_t n_slots, slot_len; /* positions a slot may have */
+    int32_t n_pages;           /* 0: as many as all slots can need */
+    enum elem elem;
+};
+struct kv *kv_new(const struct model_config *c, const struct kv_options *o);
+void kv_free(struct kv *kv);
+size_t kv_bytes(const struct model_config *c, const struct kv_options *o);
+int32_t kv_pages_for(int32_t positions);
+int32_t kv_pages_free(const struct kv *kv);
+/* Makes positions [from, to) of a slot writable, [0, from) being kept. False, and nothing changed
+ * that a reader could see, when pages run out. */
+bool kv_reserve(struct kv *kv, int32_t slot, int32_t from, int32_t to);
+void kv_trim(struct kv *kv, int32_t slot, int32_t n); /* gives pages beyond n positions back */
+/* The first n positions of `to` become those of `from`: pages are shared, nothing is copied. */
+void kv_share(struct kv *kv, int32_t from, int32_t to, int32_t n);
+/* What a slot's first n positions hold, as bytes of a fixed order, and back into an empty slot. */
+size_t kv_position_bytes(const struct kv *kv);
+void kv_save(const struct kv *kv, int32_t slot, int32_t n, void *out);
+bool kv_load(struct kv *kv, int32_t slot, int32_t n, const void *in);
+/* Rows of one head's keys or values in one page, [KV_PAGE, E], and the scales of int8 rows
+ * [KV_PAGE]. */
+struct kv_rows {
+    void *v;
+    float *d;
+};
+struct kv_rows kv_at(const struct kv *kv, int32_t slot, int32_t page, int32_t layer, int32_t head,
+                     bool values);
+
 struct forward_options {
     int32_t max_rows; /* per call */
     int32_t n_slots, slot_len;
+    int32_t n_pages;   /* of the KV cache; 0: as many as all slots can need */
+    enum elem kv_elem; /* ELEM_F32 unless asked */
+    int32_t max_parts; /* of all segments of a call; 0: max_rows + 15 */
     struct pool *pool;
 };
 struct forward_stats {
     uint64_t steps, rows, weight_passes; /* weight_passes: times a base matrix was read through */
-    double kernel_seconds;
+    double kernel_seconds;               /* in products and attention */
 };
 struct forward; /* KV cache and scratch; allocated once, driven by one thread */
 struct forward *forward_new(const struct model *m, const struct forward_options *o);
 void forward_free(struct forward *f);
 size_t forward_bytes(const struct model_config *c, const struct forward_options *o);
-/* Runs all rows through the model, appending to the KV cache; rows of one slot must be contiguous
- * and ascending in pos. logits: [n_out][V] for rows out_rows[0..n_out). The bits of a row depend on
- * its own tokens and adapter only. */
+struct kv *forward_kv(const struct forward *f);
+/* Runs all rows through the model, appending to the KV cache, whose pages for them must be free or
+ * reserved; rows of one slot must be contiguous and ascending in pos. logits: [n_out][V] for rows
+ * out_rows[0..n_out). The bits of a row depend on its own tokens and adapters only. */
 void forward_run(struct forward *f, const struct row *rows, int32_t n_rows,
                  const struct segment *segs, int32_t n_segs, const int32_t *out_rows, int32_t n_out,
                  float *logits);
-/* Makes the first n positions of slot `to` those of `from` (copies). */
-void forward_copy(struct forward *f, int32_t from, int32_t to, int32_t n);
 const struct forward_stats *forward_stats(const struct forward *f);
 /* Final-norm hidden states of the last call's out_rows, [n_out][D]. */
 const float *forward_hidden(const struct forward *f);

@@ -1,0 +1,205 @@
+/*
+ * The KV cache: what attention has seen, in pages that sequences share.
+ *
+ * A page holds KV_PAGE positions of every layer and head, so that one table a sequence serves the
+ * whole pass:
+ *
+ *     page: [L][K heads][keys, values] of  rows [KV_PAGE][E] elements | scales [KV_PAGE] f32 (int8
+ * only)
+ *
+ * Invariants: a page's count is the number of tables that name it; a page that is written has count
+ * 1 (kv_reserve copies a shared one first), so what a sequence has read never changes under it;
+ * free pages form a list through `next`. Memory for pages is taken from the system when they are
+ * first touched.
+ *
+ * Not here: which tokens a page holds and who may share it (the engine knows), the numbers
+ * (forward.c).
+ */
+#include "model/model.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+struct kv {
+    struct kv_options o;
+    int32_t n_layers, n_heads, head_dim, table_len, n_free, first_free;
+    size_t plane, page; /* bytes of one head's keys or values in a page; of a page */
+    uint8_t *data;      /* [n_pages][page] */
+    int32_t *count;     /* [n_pages] */
+    int32_t *next;      /* [n_pages] list of free pages */
+    int32_t *tables;    /* [n_slots][table_len] page numbers */
+    int32_t *lens;      /* [n_slots] pages in use */
+};
+
+static size_t round_up(size_t n) {
+    return (n + 63) & ~(size_t)63;
+}
+
+int32_t kv_pages_for(int32_t positions) {
+    return (positions + KV_PAGE - 1) / KV_PAGE;
+}
+
+static struct kv kv_shape(const struct model_config *c, const struct kv_options *o) {
+    struct kv kv = {.o = *o,
+                    .n_layers = c->n_layers,
+                    .n_heads = c->n_kv_heads,
+                    .head_dim = c->head_dim,
+                    .table_len = kv_pages_for(o->slot_len)};
+    if (kv.o.n_pages == 0) kv.o.n_pages = o->n_slots * kv.table_len;
+    size_t scales = o->elem == ELEM_I8 ? KV_PAGE * sizeof(float) : 0;
+    kv.plane = round_up((size_t)(KV_PAGE * c->head_dim) * elem_size(o->elem) + scales);
+    kv.page = kv.plane * 2 * (size_t)c->n_kv_heads * (size_t)c->n_layers;
+    return kv;
+}
+
+static size_t tables_size(const struct kv *kv) {
+    return ((size_t)kv->o.n_slots * (size_t)(kv->table_len + 1) + 2 * (size_t)kv->o.n_pages) *
+           sizeof(int32_t);
+}
+
+size_t kv_bytes(const struct model_config *c, const struct kv_options *o) {
+    struct kv kv = kv_shape(c, o);
+    return sizeof kv + tables_size(&kv) + (size_t)kv.o.n_pages * kv.page + 64;
+}
+
+struct kv *kv_new(const struct model_config *c, const struct kv_options *o) {
+    CHECK(o->n_slots > 0 && o->slot_len > 0 && o->n_pages >= 0);
+    struct kv *kv = xcalloc(1, sizeof *kv);
+    *kv = kv_shape(c, o);
+    kv->data = xcalloc((size_t)kv->o.n_pages * kv->page + 64, 1);
+    kv->tables = xcalloc(tables_size(kv), 1);
+    kv->lens = kv->tables + (int64_t)o->n_slots * kv->table_len;
+    kv->count = kv->lens + o->n_slots;
+    kv->next = kv->count + kv->o.n_pages;
+    kv->n_free = kv->o.n_pages;
+    for (int32_t i = 0; i < kv->o.n_pages; i++) kv->next[i] = i + 1;
+    return kv;
+}
+
+void kv_free(struct kv *kv) {
+    if (!kv) return;
+    free(kv->data);
+    free(kv->tables);
+    free(kv);
+}
+
+int32_t kv_pages_free(const struct kv *kv) {
+    return kv->n_free;
+}
+
+static int32_t *table_of(const struct kv *kv, int32_t slot) {
+    CHECK(slot >= 0 && slot < kv->o.n_slots);
+    return kv->tables + (int64_t)slot * kv->table_len;
+}
+
+static uint8_t *page_at(const struct kv *kv, int32_t page) {
+    return (uint8_t *)(((uintptr_t)kv->data + 63) & ~(uintptr_t)63) + (size_t)page * kv->page;
+}
+
+static int32_t page_take(struct kv *kv) {
+    int32_t page = kv->first_free;
+    kv->first_free = kv->next[page];
+    kv->n_free--;
+    kv->count[page] = 1;
+    return page;
+}
+
+static void page_drop(struct kv *kv, int32_t page) {
+    if (--kv->count[page] > 0) return;
+    kv->next[page] = kv->first_free;
+    kv->first_free = page;
+    kv->n_free++;
+}
+
+void kv_trim(struct kv *kv, int32_t slot, int32_t n) {
+    int32_t *table = table_of(kv, slot), keep = kv_pages_for(n);
+    while (kv->lens[slot] > keep) page_drop(kv, table[--kv->lens[slot]]);
+}
+
+/* A shared page that is about to be written becomes the slot's own. */
+static bool page_own(struct kv *kv, int32_t *page) {
+    if (kv->count[*page] == 1) return true;
+    if (kv->n_free == 0) return false;
+    int32_t own = page_take(kv);
+    memcpy(page_at(kv, own), page_at(kv, *page), kv->page);
+    page_drop(kv, *page);
+    *page = own;
+    return true;
+}
+
+bool kv_reserve(struct kv *kv, int32_t slot, int32_t from, int32_t to) {
+    int32_t *table = table_of(kv, slot), *len = &kv->lens[slot];
+    CHECK(from >= 0 && to <= kv->o.slot_len && kv_pages_for(from) <= *len);
+    for (int32_t i = from / KV_PAGE; i < kv_pages_for(to); i++) {
+        if (i < *len) {
+            if (!page_own(kv, &table[i])) return false;
+        } else {
+            if (kv->n_free == 0) return false;
+            table[(*len)++] = page_take(kv);
+        }
+    }
+    return true;
+}
+
+void kv_share(struct kv *kv, int32_t from, int32_t to, int32_t n) {
+    int32_t *a = table_of(kv, from), *b = table_of(kv, to), pages = kv_pages_for(n);
+    CHECK(pages <= kv->lens[from]);
+    if (from == to) return;
+    kv_trim(kv, to, 0);
+    for (int32_t i = 0; i < pages; i++) {
+        b[i] = a[i];
+        kv->count[a[i]]++;
+    }
+    kv->lens[to] = pages;
+}
+
+struct kv_rows kv_at(const struct kv *kv, int32_t slot, int32_t page, int32_t layer, int32_t head,
+                     bool values) {
+    const int32_t *table = kv->tables + (int64_t)slot * kv->table_len;
+    size_t plane = ((size_t)layer * (size_t)kv->n_heads + (size_t)head) * 2 + values;
+    uint8_t *at = page_at(kv, table[page]) + plane * kv->plane;
+    size_t rows = (size_t)(KV_PAGE * kv->head_dim) * elem_size(kv->o.elem);
+    return (struct kv_rows){.v = at, .d = (float *)(void *)(at + rows)};
+}
+
+/* Bytes of one row, its scale included. */
+static size_t row_bytes(const struct kv *kv, size_t *scale) {
+    *scale = kv->o.elem == ELEM_I8 ? sizeof(float) : 0;
+    return (size_t)kv->head_dim * elem_size(kv->o.elem);
+}
+
+size_t kv_position_bytes(const struct kv *kv) {
+    size_t scale, row = row_bytes(kv, &scale);
+    return (row + scale) * 2 * (size_t)kv->n_heads * (size_t)kv->n_layers;
+}
+
+/* Walks positions, layers, heads, keys then values: copies rows and scales out of the pages, or in.
+ */
+static void slot_copy(const struct kv *kv, int32_t slot, int32_t n, uint8_t *bytes, bool out) {
+    size_t scale, row = row_bytes(kv, &scale);
+    int32_t planes = kv->n_layers * kv->n_heads * 2;
+    for (int32_t pos = 0; pos < n; pos++)
+        for (int32_t i = 0; i < planes; i++) {
+            struct kv_rows r = kv_at(kv, slot, pos / KV_PAGE, i / 2 / kv->n_heads,
+                                     i / 2 % kv->n_heads, i % 2 == 1);
+            uint8_t *v = (uint8_t *)r.v + (size_t)(pos % KV_PAGE) * row;
+            memcpy(out ? bytes : v, out ? v : bytes, row);
+            bytes += row;
+            if (scale == 0) continue;
+            memcpy(out ? (void *)bytes : (void *)(r.d + pos % KV_PAGE),
+                   out ? (void *)(r.d + pos % KV_PAGE) : (void *)bytes, scale);
+            bytes += scale;
+        }
+}
+
+void kv_save(const struct kv *kv, int32_t slot, int32_t n, void *out) {
+    CHECK(kv_pages_for(n) <= kv->lens[slot]);
+    slot_copy(kv, slot, n, out, true);
+}
+
+bool kv_load(struct kv *kv, int32_t slot, int32_t n, const void *in) {
+    kv_trim(kv, slot, 0);
+    if (!kv_reserve(kv, slot, 0, n)) return false;
+    slot_copy(kv, slot, n, (uint8_t *)(uintptr_t)in, false);
+    return true;
+}

@@ -1,0 +1,92 @@
+/*
+ * Low-rank maps as the forward pass reads them: packs of an adapter's factors, and perturbations
+ * made from a counter.
+ *
+ * A pack keeps A by rows, so that t = A x is a dot a row, and B by columns, so that y += Σ_r t_r
+ * b_r runs along the outputs. In int8 every row has one scale, which the gain of its rank takes
+ * over.
+ *
+ * Invariant: a pack is a function of the factors and the element; f32 packs give the factors
+ * themselves.
+ */
+#include "model/model.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static size_t round_up(size_t n) {
+    return (n + 63) & ~(size_t)63;
+}
+
+/* Takes `size` bytes of the slab at *used; NULL base: only counts. */
+static void *take(uint8_t *base, size_t *used, size_t size) {
+    size_t at = *used;
+    *used = at + round_up(size);
+    return base ? base + at : NULL;
+}
+
+static size_t pack_lay(struct lora_pack *p, const struct model_config *c, const struct lora *loras,
+                       uint8_t *base) {
+    size_t used = 0, es = elem_size(p->elem);
+    for (int32_t i = 0; i < c->n_layers * N_PROJ; i++) {
+        size_t r = (size_t)loras[i].r, in = (size_t)proj_in(c, (enum proj)(i % N_PROJ)),
+               out = (size_t)proj_out(c, (enum proj)(i % N_PROJ));
+        p->maps[i] = (struct lora_map){.a = take(base, &used, r * in * es),
+                                       .bt = take(base, &used, r * out * es),
+                                       .gain = take(base, &used, r * sizeof(float)),
+                                       .r = loras[i].r};
+    }
+    return used;
+}
+
+/* The factors hold what the pack's pointers, const for everybody else, now receive. */
+static void map_fill(const struct lora_map *m, const struct lora *lo, enum elem e, int64_t in,
+                     int64_t out, float *column) {
+    int64_t es = (int64_t)elem_size(e);
+    for (int32_t r = 0; r < lo->r; r++) {
+        for (int64_t n = 0; n < out; n++) column[n] = lo->b[n * lo->r + r];
+        float da = elem_from_f32(e, lo->a + r * in, (char *)(uintptr_t)m->a + r * in * es, in);
+        float db = elem_from_f32(e, column, (char *)(uintptr_t)m->bt + r * out * es, out);
+        ((float *)(uintptr_t)m->gain)[r] = lo->scale * da * db;
+    }
+}
+
+struct lora_pack *lora_pack_new(const struct model_config *c, const struct lora *loras,
+                                enum elem elem) {
+    struct lora_pack *p = xcalloc(1, sizeof *p);
+    size_t n = (size_t)c->n_layers * N_PROJ;
+    p->elem = elem;
+    p->maps = xcalloc(n, sizeof *p->maps);
+    size_t size = pack_lay(p, c, loras, NULL);
+    p->data = xcalloc(size + 64, 1);
+    p->bytes = sizeof *p + n * sizeof *p->maps + size + 64;
+    pack_lay(p, c, loras, (uint8_t *)round_up((uintptr_t)p->data));
+    float *column =
+        xcalloc((size_t)MAX(MAX(c->d_ff, c->d_model), c->n_heads * c->head_dim), sizeof *column);
+    for (size_t i = 0; i < n; i++) {
+        enum proj proj = (enum proj)(i % N_PROJ);
+        map_fill(&p->maps[i], &loras[i], elem, proj_in(c, proj), proj_out(c, proj), column);
+    }
+    free(column);
+    return p;
+}
+
+void lora_pack_free(struct lora_pack *p) {
+    if (!p) return;
+    free(p->maps);
+    free(p->data);
+    free(p);
+}
+
+void noise_signs(const struct lora_noise *z, int32_t layer, enum proj p, bool u, int64_t begin,
+                 int64_t n, float *out) {
+    struct rng rng =
+        rng_make(z->seed, RNG_NOISE, z->member, 2 * ((uint32_t)layer * N_PROJ + (uint32_t)p) + u);
+    int64_t i = begin / 128 * 128;
+    rng.ctr[0] = (uint32_t)(begin / 128);
+    for (; i < begin + n; i += 32) {
+        uint32_t word = rng_u32(&rng);
+        int64_t lo = MAX(begin - i, 0), hi = MIN(begin + n - i, 32);
+        for (int64_t b = lo; b < hi; b++) out[i + b - begin] = word >> b & 1 ? -1.0f : 1.0f;
+    }
+}

@@ -431,14 +431,15 @@ static void generation_is_sampled_forward(void **state) {
     struct forward *f = forward_new(m, &o);
     struct lora_part part = fixture_part(a);
     struct segment seg = {.begin = 0, .end = 1, .parts = &part, .n_parts = 1};
-    float *logits = xcalloc(VOCAB, sizeof *logits), *scratch = xcalloc(2 * VOCAB, sizeof *scratch);
+    float *logits = xcalloc(VOCAB, sizeof *logits), *scratch = xcalloc(3 * VOCAB, sizeof *scratch);
     for (int32_t pos = 0; pos < 22; pos++) {
         float logprob;
         int32_t i = pos - 2;
         struct row row = {.token = pos < 3 ? prompt[pos] : r.out[pos - 3], .pos = pos};
         forward_run(f, &row, 1, &seg, 1, (int32_t[]){0}, 1, logits);
         if (i < 0) continue;
-        assert_int_equal(sample_token(logits, VOCAB, &r.sampling, i, &logprob, scratch), r.out[i]);
+        assert_int_equal(sample_token(logits, VOCAB, &r.sampling, NULL, i, &logprob, scratch),
+                         r.out[i]);
         assert_true(logprob == r.out_logprob[i]);
     }
     request_release(&r);
@@ -575,7 +576,7 @@ static void sampler_equals_naive(void **state) {
     (void)state;
     enum { MOST = 700 };
     struct rng rng = rng_make(41, RNG_TEST, 0, 0);
-    float *logits = xcalloc(MOST, sizeof *logits), *scratch = xcalloc(2 * MOST, sizeof *scratch),
+    float *logits = xcalloc(MOST, sizeof *logits), *scratch = xcalloc(3 * MOST, sizeof *scratch),
           logprob;
     struct weighted *v = xcalloc(MOST, sizeof *v);
     for (int round = 0; round < 600; round++) {
@@ -592,7 +593,7 @@ static void sampler_equals_naive(void **state) {
         assert_true(kept >= 1);
         for (int32_t index = 0; index < 5; index++) {
             struct rng u = rng_make(s.seed, RNG_SAMPLE, 0, (uint32_t)index);
-            int32_t id = sample_token(logits, n, &s, index, &logprob, scratch);
+            int32_t id = sample_token(logits, n, &s, NULL, index, &logprob, scratch);
             assert_int_equal(id, naive_draw(v, kept, rng_uniform(&u)));
             double z = 0;
             for (int32_t i = 0; i < n; i++) z += exp((double)logits[i]);
@@ -609,7 +610,7 @@ static void sampler_distribution(void **state) {
     (void)state;
     enum { N = 8, DRAWS = 20000 };
     static const double weights[N] = {40, 20, 12, 9, 8, 6, 3, 2};
-    float logits[N], logprob, *scratch = xcalloc(2 * N, sizeof *scratch);
+    float logits[N], logprob, *scratch = xcalloc(3 * N, sizeof *scratch);
     int count[N] = {0};
     double chi2 = 0;
     for (int temperature = 1; temperature <= 2; temperature++) {
@@ -618,7 +619,7 @@ static void sampler_distribution(void **state) {
         chi2 = 0;
         for (int i = 0; i < DRAWS; i++) {
             for (int j = 0; j < N; j++) logits[j] = (float)log(weights[j]) * (float)temperature;
-            count[sample_token(logits, N, &s, i, &logprob, scratch)]++;
+            count[sample_token(logits, N, &s, NULL, i, &logprob, scratch)]++;
         }
         for (int j = 0; j < N; j++) {
             double want = DRAWS * weights[j] / 100;
@@ -643,14 +644,14 @@ static void sampler_filters(void **state) {
         {2, 0.55f, 0, "2"}, {2, 0.59f, 0, "02"}, {3, 0.95f, 0.6f, "02"}, {3, 1, 0.2f, "023"},
     };
     static const double probs[4] = {0.3, 0.1, 0.4, 0.2};
-    float logits[4], logprob, *scratch = xcalloc(8, sizeof *scratch);
+    float logits[4], logprob, *scratch = xcalloc(12, sizeof *scratch);
     for (size_t c = 0; c < ARRAY_LEN(cases); c++) {
         bool seen[4] = {0};
         char kept[8] = "";
         struct sampling s = {1, cases[c].top_k, cases[c].top_p, cases[c].min_p, 7};
         for (int i = 0; i < 400; i++) {
             for (int j = 0; j < 4; j++) logits[j] = (float)log(probs[j]);
-            seen[sample_token(logits, 4, &s, i, &logprob, scratch)] = true;
+            seen[sample_token(logits, 4, &s, NULL, i, &logprob, scratch)] = true;
         }
         for (int j = 0; j < 4; j++)
             if (seen[j]) strcat(kept, (char[]){(char)('0' + j), 0});
@@ -666,15 +667,15 @@ static void sampler_edges(void **state) {
                     cold = {.temperature = 1e-30f, .top_p = 1};
     float tie[4] = {1, 3, 3, 2}, nan[4] = {NAN, NAN, NAN, NAN}, some[4] = {NAN, 1, -INFINITY, NAN},
           one[1] = {5};
-    assert_int_equal(sample_token(tie, 4, &greedy, 0, &logprob, scratch), 1);
-    assert_int_equal(sample_token(some, 4, &greedy, 0, &logprob, scratch), 1);
-    assert_int_equal(sample_token(some, 4, &cold, 0, &logprob, scratch), 1);
-    assert_int_equal(sample_token(nan, 4, &greedy, 0, &logprob, scratch), 0);
-    assert_in_range(sample_token(nan, 4, &hot, 0, &logprob, scratch), 0, 3);
-    assert_int_equal(sample_token(one, 1, &hot, 3, &logprob, scratch), 0);
+    assert_int_equal(sample_token(tie, 4, &greedy, NULL, 0, &logprob, scratch), 1);
+    assert_int_equal(sample_token(some, 4, &greedy, NULL, 0, &logprob, scratch), 1);
+    assert_int_equal(sample_token(some, 4, &cold, NULL, 0, &logprob, scratch), 1);
+    assert_int_equal(sample_token(nan, 4, &greedy, NULL, 0, &logprob, scratch), 0);
+    assert_in_range(sample_token(nan, 4, &hot, NULL, 0, &logprob, scratch), 0, 3);
+    assert_int_equal(sample_token(one, 1, &hot, NULL, 3, &logprob, scratch), 0);
     assert_true(logprob == 0.0f);
     for (int i = 0; i < 50; i++)
-        assert_in_range(sample_token(tie, 4, &cold, i, &logprob, scratch), 1, 2);
+        assert_in_range(sample_token(tie, 4, &cold, NULL, i, &logprob, scratch), 1, 2);
     free(scratch);
 }
 

@@ -28,6 +28,7 @@
  *
  * Not here: threads of its own, clocks, text. What is decoded and why is the caller's.
  */
+#define _GNU_SOURCE
 #include "engine/internal.h"
 
 #include <math.h>
@@ -41,6 +42,8 @@ enum {
     DEFAULT_ROWS = 256,
     DEFAULT_SEQS = 64,
     DEFAULT_LEN = 4096,
+    LOOP_PERIOD = 64, /* longest cycle that counts as a loop */
+    LOOP_REPEATS = 4,
 };
 
 enum phase { PHASE_PROMPT, PHASE_GENERATE, PHASE_SUFFIX, PHASE_CHOICES };
@@ -65,62 +68,7 @@ struct request_state {
     char key[HASH_LEN];      /* of the adapters' content, "-" without any */
     struct lora_part *parts; /* [n_parts] what its rows run under */
     int32_t n_parts;
-};
-
-struct slot {
-    struct request *owner; /* NULL: free, but its tokens may serve again */
-    char key[HASH_LEN];    /* of the request that filled it */
-    int32_t *tokens;       /* [max_len] */
-    int32_t n;             /* positions in the cache */
-    uint64_t used;         /* step of the last use */
-};
-
-/* What one request contributes to a step. */
-struct feed {
-    struct request *r;
-    int32_t n_rows, out, n_out; /* outs [out, out + n_out) */
-    int32_t next;               /* feed of the same adapter, or -1 */
-};
-
-/* Requests under the same adapters. */
-struct group {
-    const struct request_state *state; /* of the first one */
-    int32_t first, last;
-};
-
-/* One row of logits and what was read from it. */
-struct out {
-    const struct request *r;
-    bool draw; /* a token is drawn; else only the normaliser is made */
-    int32_t token;
-    float logprob; /* of the token, or log Σ exp(logits) */
-};
-
-struct engine {
-    const struct model *m;
-    const struct kernels *kern;
-    struct engine_options o;
-    struct forward *f;
-    struct engine_stats stats;
-    int32_t max_out, vocab, n_active, n_waiting, n_slots;
-    int32_t n_pages, promised;   /* pages there are, and that active requests may need */
-    struct request *head, *tail; /* waiting */
-    void *slab;
-
-    float *logits;           /* [max_out, V] */
-    float *scratch;          /* [threads, 2, V] */
-    struct row *rows;        /* [max_rows] */
-    struct segment *segs;    /* [max_seqs] */
-    int32_t *out_rows;       /* [max_out] */
-    struct out *outs;        /* [max_out] */
-    struct slot *slots;      /* [n_slots] */
-    int32_t *tokens;         /* [n_slots, max_len] */
-    struct request **active; /* [max_seqs] */
-    struct feed *feeds;      /* [max_seqs] */
-    struct group *groups;    /* [max_seqs] */
-
-    /* the step in progress */
-    int32_t n_feeds, n_groups, n_rows, n_out;
+    int32_t cycle[LOOP_PERIOD + 1]; /* [p]: how many last tokens equal the one p before them */
 };
 
 static void *slab_take(uint8_t *base, size_t *used, size_t n, size_t size) {
@@ -137,10 +85,11 @@ static size_t slab_lay(struct engine *e, const struct engine_options *o, size_t 
     e->max_out = MIN(o->max_rows, MAX(o->max_seqs, OUT_MIN));
     size_t outs = (size_t)e->max_out;
     e->logits = slab_take(base, &used, outs * vocab, sizeof(float));
-    e->scratch = slab_take(base, &used, (size_t)pool_size(o->pool) * 2 * vocab, sizeof(float));
+    e->scratch =
+        slab_take(base, &used, (size_t)pool_size(o->pool) * SAMPLE_SCRATCH * vocab, sizeof(float));
     e->rows = slab_take(base, &used, rows, sizeof *e->rows);
     e->segs = slab_take(base, &used, seqs, sizeof *e->segs);
-    e->out_rows = slab_take(base, &used, outs, sizeof *e->out_rows);
+    e->out_rows = slab_take(base, &used, rows, sizeof *e->out_rows);
     e->outs = slab_take(base, &used, outs, sizeof *e->outs);
     e->slots = slab_take(base, &used, slots, sizeof *e->slots);
     e->tokens = slab_take(base, &used, slots * (size_t)o->max_len, sizeof *e->tokens);
@@ -253,8 +202,15 @@ void request_release(struct request *r) {
     free(r->out_logprob);
     free(r->choice_logprob);
     free(r->choice_prob);
-    r->out = NULL;
+    free(r->top_ids);
+    free(r->top_logprob);
+    free(r->prompt_logprob);
+    free(r->prompt_top_ids);
+    free(r->prompt_top_logprob);
+    buf_release(&r->text);
+    r->out = r->top_ids = r->prompt_top_ids = NULL;
     r->out_logprob = r->choice_logprob = r->choice_prob = NULL;
+    r->top_logprob = r->prompt_logprob = r->prompt_top_logprob = NULL;
     r->n_out = 0;
     r->done = false;
 }
@@ -312,6 +268,20 @@ void request_key(const struct request *r, const char *model_hash, enum numeric_c
     key_float(&h, r->sampling.top_p);
     key_float(&h, r->sampling.min_p);
     key_u64(&h, r->sampling.seed);
+    key_float(&h, r->sampling.typical_p);
+    key_float(&h, r->sampling.repetition_penalty);
+    key_float(&h, r->sampling.presence_penalty);
+    key_float(&h, r->sampling.frequency_penalty);
+    key_u64(&h, (uint64_t)r->sampling.n_bias);
+    for (int32_t i = 0; i < r->sampling.n_bias; i++) {
+        key_u64(&h, (uint64_t)r->sampling.bias[i].token);
+        key_float(&h, r->sampling.bias[i].bias);
+    }
+    key_u64(&h, (uint64_t)r->loop_tokens);
+    key_u64(&h, (uint64_t)r->n_top);
+    key_u64(&h, r->prompt_logprobs);
+    key_u64(&h, (uint64_t)r->n_stop_texts);
+    for (int32_t i = 0; i < r->n_stop_texts; i++) key_text(&h, r->stop_texts[i]);
     key_u64(&h, (uint64_t)r->max_tokens);
     key_tokens(&h, r->prompt, r->n_prompt);
     key_tokens(&h, r->stop, r->n_stop);
@@ -321,8 +291,7 @@ void request_key(const struct request *r, const char *model_hash, enum numeric_c
     hasher_final(&h, out);
 }
 
-static int tokens_check(const char *what, const int32_t *v, int32_t n, int32_t vocab,
-                        struct error *err) {
+int tokens_check(const char *what, const int32_t *v, int32_t n, int32_t vocab, struct error *err) {
     if (n < 0) return error_set(err, ERR_USAGE, "%s has '%d' tokens", what, n);
     for (int32_t i = 0; i < n; i++)
         if (v[i] < 0 || v[i] >= vocab)
@@ -332,23 +301,37 @@ static int tokens_check(const char *what, const int32_t *v, int32_t n, int32_t v
     return OK;
 }
 
-static int sampling_check(const struct sampling *s, struct error *err) {
-    if (!(s->temperature >= 0.0f && s->temperature <= 1e6f))
-        return error_set(err, ERR_USAGE, "temperature '%g' is not in 0..1e6",
-                         (double)s->temperature);
+static int range_check(const char *name, float v, float lo, float hi, const char *off,
+                       struct error *err) {
+    if (v >= lo && v <= hi) return OK;
+    return error_set(err, ERR_USAGE, "%s '%g' is not in %g..%g%s", name, (double)v, (double)lo,
+                     (double)hi, off);
+}
+
+static int sampling_check(const struct sampling *s, int32_t vocab, struct error *err) {
+    if (range_check("temperature", s->temperature, 0, 1e6f, "", err) != OK ||
+        range_check("repetition_penalty", s->repetition_penalty, 0, 1e3f, "; 1 turns it off",
+                    err) != OK ||
+        range_check("presence_penalty", s->presence_penalty, -1e3f, 1e3f, "", err) != OK ||
+        range_check("frequency_penalty", s->frequency_penalty, -1e3f, 1e3f, "", err) != OK)
+        return err->code;
+    for (int32_t i = 0; i < s->n_bias; i++) {
+        if (tokens_check("logit_bias", &s->bias[i].token, 1, vocab, err) != OK) return err->code;
+        if (isnan(s->bias[i].bias))
+            return error_set(err, ERR_USAGE, "the logit_bias of token '%d' is not a number",
+                             s->bias[i].token);
+    }
     if (s->temperature == 0.0f) return OK; // greedy: no filter matters
     if (s->top_k < 0)
         return error_set(err, ERR_USAGE, "top_k '%d' is negative; 0 turns it off", s->top_k);
     if (!(s->top_p > 0.0f && s->top_p <= 1.0f))
         return error_set(err, ERR_USAGE, "top_p '%g' is not in (0, 1]; 1 turns it off",
                          (double)s->top_p);
-    if (!(s->min_p >= 0.0f && s->min_p <= 1.0f))
-        return error_set(err, ERR_USAGE, "min_p '%g' is not in [0, 1]; 0 turns it off",
-                         (double)s->min_p);
-    return OK;
+    if (range_check("min_p", s->min_p, 0, 1, "; 0 turns it off", err) != OK) return err->code;
+    return range_check("typical_p", s->typical_p, 0, 1, "; 1 turns it off", err);
 }
 
-static int adapter_check(const struct adapter *a, const struct model_config *c, struct error *err) {
+int adapter_check(const struct adapter *a, const struct model_config *c, struct error *err) {
     if (adapter_fits(a, c)) return OK;
     return error_set(
         err, ERR_USAGE,
@@ -390,8 +373,18 @@ static int request_check(const struct engine *e, const struct request *r, struct
     if (tokens_check("the prompt", r->prompt, r->n_prompt, e->vocab, err) != OK ||
         tokens_check("the list of stop tokens", r->stop, r->n_stop, e->vocab, err) != OK ||
         tokens_check("the suffix", r->suffix.v, r->suffix.n, e->vocab, err) != OK ||
-        sampling_check(&r->sampling, err) != OK)
+        sampling_check(&r->sampling, e->vocab, err) != OK)
         return err->code;
+    if (r->n_top < 0 || r->n_top > MIN(ENGINE_TOP_MAX, e->vocab))
+        return error_set(err, ERR_USAGE, "top logprobs '%d' is not in 0..%d", r->n_top,
+                         MIN(ENGINE_TOP_MAX, e->vocab));
+    if (r->loop_tokens < 0)
+        return error_set(err, ERR_USAGE, "loop_tokens '%d' is negative; 0 turns it off",
+                         r->loop_tokens);
+    if (r->n_stop_texts > 0 && !e->m->tok)
+        return error_set(err, ERR_USAGE, "stop texts need a model with a tokenizer");
+    for (int32_t i = 0; i < r->n_stop_texts; i++)
+        if (!*r->stop_texts[i]) return error_set(err, ERR_USAGE, "stop text %d is empty", i);
     for (int32_t i = 0; i < r->n_choices; i++) {
         const struct token_seq *c = &r->choices[i];
         if (c->n < 1) return error_set(err, ERR_USAGE, "choice '%d' is empty", i);
@@ -455,6 +448,12 @@ static void state_adapters(const struct engine *e, const struct request *r) {
     }
 }
 
+static void tops_alloc(int32_t **ids, float **logprobs, int32_t n, int32_t n_top) {
+    if (n_top == 0) return;
+    *ids = xcalloc((size_t)n * (size_t)n_top, sizeof **ids);
+    *logprobs = xcalloc((size_t)n * (size_t)n_top, sizeof **logprobs);
+}
+
 static void request_enqueue(struct engine *e, struct request *r) {
     CHECK(!r->state && !r->out && !r->choice_logprob); // zeroed, or released after an earlier use
     r->state = xcalloc(1, sizeof *r->state);
@@ -467,6 +466,11 @@ static void request_enqueue(struct engine *e, struct request *r) {
     if (r->max_tokens > 0) {
         r->out = xcalloc((size_t)r->max_tokens, sizeof *r->out);
         r->out_logprob = xcalloc((size_t)r->max_tokens, sizeof *r->out_logprob);
+        tops_alloc(&r->top_ids, &r->top_logprob, r->max_tokens, r->n_top);
+    }
+    if (r->prompt_logprobs) {
+        r->prompt_logprob = xcalloc((size_t)r->n_prompt, sizeof *r->prompt_logprob);
+        tops_alloc(&r->prompt_top_ids, &r->prompt_top_logprob, r->n_prompt, r->n_top);
     }
     if (r->n_choices > 0) {
         r->state->sorted = choices_sort(r);
@@ -493,7 +497,9 @@ static int32_t slot_overlap(const struct slot *s, const struct request *r) {
     bool reading = s->owner && s->owner->state->phase == PHASE_PROMPT;
     const int32_t *v = reading ? s->owner->prompt : s->tokens;
     int32_t n = reading ? s->owner->n_prompt : s->n;
-    if (n < PREFIX_MIN || r->n_prompt <= PREFIX_MIN || strcmp(s->key, r->state->key) != 0) return 0;
+    if (n < PREFIX_MIN || r->n_prompt <= PREFIX_MIN || r->prompt_logprobs ||
+        strcmp(s->key, r->state->key) != 0)
+        return 0;
     int32_t shared = MIN(common_prefix(v, n, r->prompt, r->n_prompt), r->n_prompt - 1);
     return shared >= PREFIX_MIN ? shared : 0;
 }
@@ -513,8 +519,7 @@ static int32_t slot_best(const struct engine *e, const struct request *r, int32_
     return best;
 }
 
-/* The free slot whose content was used longest ago; empty ones first, or not at all. */
-static int32_t slot_oldest(const struct engine *e, bool filled) {
+int32_t slot_oldest(const struct engine *e, bool filled) {
     int32_t best = -1;
     for (int32_t i = 0; i < e->n_slots; i++) {
         const struct slot *s = &e->slots[i];
@@ -601,7 +606,7 @@ static bool wants_logits(const struct request *r) {
 static void feed_add(struct engine *e, struct request *r, int32_t budget) {
     struct request_state *s = r->state;
     int32_t n = MIN(s->end - s->kv, budget), room = e->max_out - e->n_out, n_out = 0;
-    if (s->phase == PHASE_CHOICES) {
+    if (s->phase == PHASE_CHOICES || (s->phase == PHASE_PROMPT && r->prompt_logprobs)) {
         n = n_out = MIN(n, room);
     } else if (n == s->end - s->kv && wants_logits(r)) {
         if (room > 0)
@@ -641,38 +646,43 @@ static void feeds_group(struct engine *e) {
     }
 }
 
+static enum out_kind out_kind(const struct request *r, int32_t pos) {
+    if (r->state->phase == PHASE_PROMPT && pos + 1 < r->n_prompt) return OUT_PROMPT;
+    return r->state->phase <= PHASE_GENERATE && r->max_tokens > 0 ? OUT_DRAW : OUT_SCORE;
+}
+
 static void feed_rows(struct engine *e, struct feed *d) {
-    const struct request *r = d->r;
+    struct request *r = d->r;
     const struct request_state *s = r->state;
     d->out = e->n_out;
     for (int32_t i = 0; i < d->n_rows; i++) {
         int32_t pos = s->kv + i;
         if (i >= d->n_rows - d->n_out) {
-            e->outs[e->n_out] =
-                (struct out){.r = r, .draw = s->phase <= PHASE_GENERATE && r->max_tokens > 0};
+            e->outs[e->n_out] = (struct out){.r = r, .kind = out_kind(r, pos), .pos = pos};
             e->out_rows[e->n_out++] = e->n_rows;
         }
         e->rows[e->n_rows++] = (struct row){.token = token_at(r, pos), .pos = pos, .slot = s->slot};
     }
 }
 
-/* Pages for the positions that a feed reads; finished sequences give theirs when there is no other.
- */
-static void feed_reserve(struct engine *e, const struct feed *d) {
-    const struct request_state *s = d->r->state;
+bool slot_reserve(struct engine *e, int32_t slot, int32_t from, int32_t to) {
     struct kv *kv = forward_kv(e->f);
-    while (!kv_reserve(kv, s->slot, s->kv, s->kv + d->n_rows)) {
+    while (!kv_reserve(kv, slot, from, to)) {
         int32_t oldest = slot_oldest(e, true);
-        CHECK(oldest >= 0); // what active requests may need was promised to them
+        if (oldest < 0) return false;
         kv_trim(kv, oldest, 0);
         e->slots[oldest].n = 0;
     }
+    return true;
 }
 
 /* Lays the planned rows out, one segment for those under the same adapters, and runs them. */
 static void step_run(struct engine *e) {
     int32_t adapters = 0;
-    for (int32_t i = 0; i < e->n_feeds; i++) feed_reserve(e, &e->feeds[i]);
+    for (int32_t i = 0; i < e->n_feeds; i++) {
+        const struct request_state *s = e->feeds[i].r->state; // its pages were promised to it
+        CHECK(slot_reserve(e, s->slot, s->kv, s->kv + e->feeds[i].n_rows));
+    }
     feeds_group(e);
     e->n_rows = e->n_out = 0;
     for (int32_t g = 0; g < e->n_groups; g++) {
@@ -690,18 +700,39 @@ static void step_run(struct engine *e) {
     e->stats.max_adapters_in_a_step = MAX(e->stats.max_adapters_in_a_step, adapters);
 }
 
+/* The tokens that could have stood at position `at`, most probable first. */
+static void out_top(const struct out *o, const float *logits, int32_t vocab, float lse,
+                    int32_t *ids, float *logprobs, int32_t at, float *scratch) {
+    int64_t n = o->r->n_top;
+    if (n > 0) sample_top(logits, vocab, lse, (int32_t)n, ids + at * n, logprobs + at * n, scratch);
+}
+
+static void out_read(const struct engine *e, struct out *o, const float *logits, float *scratch) {
+    struct request *r = o->r;
+    float lse = 0;
+    if (o->kind != OUT_DRAW || r->n_top > 0) lse = log_sum_exp(logits, e->vocab, scratch);
+    switch (o->kind) {
+    case OUT_SCORE:
+        o->logprob = lse;
+        return;
+    case OUT_PROMPT:
+        r->prompt_logprob[o->pos + 1] = logits[r->prompt[o->pos + 1]] - lse;
+        out_top(o, logits, e->vocab, lse, r->prompt_top_ids, r->prompt_top_logprob, o->pos + 1,
+                scratch);
+        return;
+    case OUT_DRAW:
+        break;
+    }
+    struct history h = {{r->prompt, r->n_prompt}, {r->out, r->n_out}};
+    out_top(o, logits, e->vocab, lse, r->top_ids, r->top_logprob, r->n_out, scratch);
+    o->token = sample_token(logits, e->vocab, &r->sampling, &h, r->n_out, &o->logprob, scratch);
+}
+
 static void outs_read(void *ctx, int64_t begin, int64_t end, int thread) {
     struct engine *e = ctx;
-    float *scratch = e->scratch + (int64_t)thread * 2 * e->vocab;
-    for (int64_t i = begin; i < end; i++) {
-        struct out *o = &e->outs[i];
-        float *logits = e->logits + i * e->vocab;
-        if (o->draw)
-            o->token =
-                sample_token(logits, e->vocab, &o->r->sampling, o->r->n_out, &o->logprob, scratch);
-        else
-            o->logprob = log_sum_exp(logits, e->vocab, scratch);
-    }
+    float *scratch = e->scratch + (int64_t)thread * SAMPLE_SCRATCH * e->vocab;
+    for (int64_t i = begin; i < end; i++)
+        out_read(e, &e->outs[i], e->logits + i * e->vocab, scratch);
 }
 
 /* The context is followed by `depth` tokens of the current choice: adds the next token's
@@ -774,6 +805,34 @@ static bool is_stop(const struct request *r, int32_t token) {
     return false;
 }
 
+/* Do the last tokens repeat one cycle? */
+static bool loop_found(struct request *r) {
+    int32_t *cycle = r->state->cycle, last = r->n_out - 1;
+    bool found = false;
+    for (int32_t p = 1; p <= MIN(LOOP_PERIOD, last); p++) {
+        cycle[p] = r->out[last] == r->out[last - p] ? cycle[p] + 1 : 0;
+        int32_t span = cycle[p] + p;
+        found |= span >= r->loop_tokens && span >= LOOP_REPEATS * p;
+    }
+    return found && r->loop_tokens > 0;
+}
+
+/* Appends the last token's bytes; cuts the text where a stop text begins. */
+static bool stop_text_found(const struct engine *e, struct request *r) {
+    if (r->n_stop_texts == 0) return false;
+    size_t before = r->text.len, first = SIZE_MAX;
+    tok_decode(e->m->tok, r->out[r->n_out - 1], false, &r->text);
+    for (int32_t i = 0; i < r->n_stop_texts; i++) {
+        size_t n = strlen(r->stop_texts[i]), from = before >= n ? before - n + 1 : 0;
+        if (from >= r->text.len) continue;
+        const char *at = memmem(r->text.data + from, r->text.len - from, r->stop_texts[i], n);
+        if (at) first = MIN(first, (size_t)(at - (const char *)r->text.data));
+    }
+    if (first == SIZE_MAX) return false;
+    r->text.len = first;
+    return true;
+}
+
 static void token_take(struct engine *e, struct request *r, const struct out *o) {
     r->n_generated++;
     e->stats.generated++;
@@ -785,7 +844,13 @@ static void token_take(struct engine *e, struct request *r, const struct out *o)
     r->out[r->n_out++] = o->token;
     r->state->phase = PHASE_GENERATE;
     r->state->end = r->n_prompt + r->n_out;
-    if (r->n_out == r->max_tokens) generation_end(r, FINISH_LENGTH);
+    bool loop = loop_found(r);
+    if (stop_text_found(e, r))
+        generation_end(r, FINISH_STOP);
+    else if (loop)
+        generation_end(r, FINISH_LOOP);
+    else if (r->n_out == r->max_tokens)
+        generation_end(r, FINISH_LENGTH);
 }
 
 /* The phase's last row has been run. */

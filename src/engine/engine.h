@@ -13,12 +13,29 @@
 
 #include "adapter/adapter.h"
 
+struct token_bias {
+    int32_t token;
+    float bias;
+};
+/*
+ * How one token is drawn. In this order: bias, penalties, temperature, top-k, typical, top-p,
+ * min-p, each on what the one before it left, renormalised. Temperature 0 is greedy: the lowest id
+ * of the largest logit.
+ */
 struct sampling {
     float temperature; /* 0: greedy (lowest id wins ties) */
     int32_t top_k;     /* 0: off */
     float top_p;       /* 1: off; must be set when temperature > 0 */
     float min_p;       /* 0: off */
     uint64_t seed;     /* token i is drawn with rng (seed, RNG_SAMPLE, 0, i) */
+    float typical_p;   /* locally typical sampling (Meister et al. 2022); 0 or 1: off */
+    /* Of tokens in the prompt or the output, positive logits are divided by it and negative
+     * multiplied (Keskar et al. 2019); 0 or 1: off. */
+    float repetition_penalty;
+    float presence_penalty,
+        frequency_penalty;         /* subtracted for tokens of the output: once, and by count */
+    const struct token_bias *bias; /* added to logits */
+    int32_t n_bias;
 };
 /* One term of a request's adapter mix: weight · adapter, or of a perturbation when adapter is NULL.
  */
@@ -31,7 +48,7 @@ struct token_seq {
     const int32_t *v;
     int32_t n;
 };
-enum finish { FINISH_NONE, FINISH_STOP, FINISH_LENGTH, FINISH_CHOICE };
+enum finish { FINISH_NONE, FINISH_STOP, FINISH_LENGTH, FINISH_CHOICE, FINISH_LOOP };
 
 /*
  * One call. Inputs are borrowed until it is done. Phases: (1) the prompt is read; (2) if max_tokens
@@ -51,6 +68,13 @@ struct request {
     int32_t max_tokens;
     const int32_t *stop;
     int32_t n_stop;
+    const char *const
+        *stop_texts; /* generation also ends where the text first contains one of them */
+    int32_t n_stop_texts;
+    int32_t
+        loop_tokens; /* ends when so many last tokens repeat one cycle four times or more; 0: off */
+    int32_t n_top;   /* most probable tokens reported at each position, at most ENGINE_TOP_MAX */
+    bool prompt_logprobs; /* report the prompt's tokens as well; its prefix is then read anew */
     struct token_seq suffix;
     const struct token_seq *choices;
     int32_t n_choices;
@@ -60,6 +84,12 @@ struct request {
     int32_t *out;       /* [n_out] generated ids */
     float *out_logprob; /* [n_out] under the untempered distribution */
     int32_t n_out;
+    int32_t *top_ids;        /* [n_out][n_top], most probable first (lowest id wins ties) */
+    float *top_logprob;      /* [n_out][n_top] */
+    float *prompt_logprob;   /* [n_prompt]; 0 at position 0, which nothing precedes */
+    int32_t *prompt_top_ids; /* [n_prompt][n_top], from position 1 on */
+    float *prompt_top_logprob;
+    struct buf text; /* with stop_texts: what was generated, cut before the stop */
     float *choice_logprob, *choice_prob; /* [n_choices] */
     int32_t choice;
     enum finish finish;  /* FINISH_CHOICE whenever there are choices */
@@ -77,6 +107,7 @@ void request_key(const struct request *r, const char *model_hash, enum numeric_c
                  char out[HASH_LEN]);
 
 #define ENGINE_MIX_MAX 16
+#define ENGINE_TOP_MAX 20
 struct engine_options {
     int32_t max_rows;    /* rows a step; 0: 256 */
     int32_t max_seqs;    /* sequences at once; 0: 64 */
@@ -106,10 +137,37 @@ struct engine_stats {
 struct engine_stats engine_stats(const struct engine *e);
 size_t engine_bytes(const struct model_config *c, const struct engine_options *o);
 
-/* The sampler by itself; `scratch` holds 2n floats, the logits stay. Temperature, then top-k, then
- * top-p, then min-p on the softmax; returns the id and its log-probability under the untempered
- * softmax. */
-int32_t sample_token(float *logits, int32_t n, const struct sampling *s, int32_t index,
-                     float *logprob, float *scratch);
+/*
+ * Text embeddings: the mean over a text's tokens of the hidden state after the final norm, [n][D].
+ * `adapter` as in a request. Runs at once, in as many steps as needed; sequences in flight are not
+ * touched. ERR_USAGE as engine_submit.
+ */
+int engine_embed(struct engine *e, const struct token_seq *texts, int32_t n,
+                 struct adapter *adapter, float *out, struct error *err);
+
+/*
+ * Sessions: the cached state of one sequence as a file, so that a restart need not read the prompt
+ * again. It is keyed by tokens, model, adapters and numeric class; a request that begins with those
+ * tokens then reuses it, any other simply does not. Saving finds the longest cached prefix of
+ * `tokens` under the adapter (0 tokens: ERR_USAGE).
+ */
+int engine_session_save(struct engine *e, struct token_seq tokens, struct adapter *adapter,
+                        const char *model_hash, const char *path, struct error *err);
+int engine_session_load(struct engine *e, const char *model_hash, const char *path,
+                        int32_t *n_tokens, struct error *err);
+
+/* What was generated before a token is drawn: penalties look at it. */
+struct history {
+    struct token_seq prompt, out;
+};
+/* The sampler by itself; `scratch` holds SAMPLE_SCRATCH · n floats, the logits stay. Returns the id
+ * and its log-probability under the softmax of the logits as they are. `history` may be NULL
+ * without penalties. */
+#define SAMPLE_SCRATCH 3
+int32_t sample_token(const float *logits, int32_t n, const struct sampling *s,
+                     const struct history *history, int32_t index, float *logprob, float *scratch);
+/* The k most probable tokens and their log-probabilities; `lse` is log Σ exp(logits). */
+void sample_top(const float *logits, int32_t n, float lse, int32_t k, int32_t *ids, float *logprobs,
+                float *scratch);
 
 #endif

@@ -1,6 +1,7 @@
 /*
- * What the engine's files share: the one normaliser that sampled, generated and chosen tokens'
- * log-probabilities are taken under. A token's log-probability is logit - log_sum_exp, in float.
+ * What the engine's files share: its state, its slots, and the one normaliser that sampled,
+ * generated and chosen tokens' log-probabilities are taken under. A token's log-probability is
+ * logit - log_sum_exp, in float.
  */
 #ifndef SHOAL_ENGINE_INTERNAL_H
 #define SHOAL_ENGINE_INTERNAL_H
@@ -9,5 +10,73 @@
 
 /* max + log Σ exp(x - max), the sum by the kernel's rule. `scratch` [n]. */
 float log_sum_exp(const float *x, int32_t n, float *scratch);
+
+struct slot {
+    struct request *owner; /* NULL: free, but its tokens may serve again */
+    char key[HASH_LEN];    /* of the request that filled it */
+    int32_t *tokens;       /* [max_len] */
+    int32_t n;             /* positions in the cache */
+    uint64_t used;         /* step of the last use */
+};
+
+/* What one request contributes to a step. */
+struct feed {
+    struct request *r;
+    int32_t n_rows, out, n_out; /* outs [out, out + n_out) */
+    int32_t next;               /* feed of the same adapter, or -1 */
+};
+
+/* Requests under the same adapters. */
+struct group {
+    const struct request_state *state; /* of the first one */
+    int32_t first, last;
+};
+
+/* One row of logits and what is read from it: the normaliser only, a drawn token, or how probable
+ * the prompt's next token was. */
+enum out_kind { OUT_SCORE, OUT_DRAW, OUT_PROMPT };
+struct out {
+    struct request *r;
+    enum out_kind kind;
+    int32_t pos; /* OUT_PROMPT: of the row */
+    int32_t token;
+    float logprob; /* of the token, or log Σ exp(logits) */
+};
+
+struct engine {
+    const struct model *m;
+    const struct kernels *kern;
+    struct engine_options o;
+    struct forward *f;
+    struct engine_stats stats;
+    int32_t max_out, vocab, n_active, n_waiting, n_slots;
+    int32_t n_pages, promised;   /* pages there are, and that active requests may need */
+    struct request *head, *tail; /* waiting */
+    void *slab;
+
+    float *logits;           /* [max_out, V] */
+    float *scratch;          /* [threads, SAMPLE_SCRATCH, V] */
+    struct row *rows;        /* [max_rows] */
+    struct segment *segs;    /* [max_seqs] */
+    int32_t *out_rows;       /* [max_rows] */
+    struct out *outs;        /* [max_out] */
+    struct slot *slots;      /* [n_slots] */
+    int32_t *tokens;         /* [n_slots, max_len] */
+    struct request **active; /* [max_seqs] */
+    struct feed *feeds;      /* [max_seqs] */
+    struct group *groups;    /* [max_seqs] */
+
+    /* the step in progress */
+    int32_t n_feeds, n_groups, n_rows, n_out;
+};
+
+/* The free slot whose content was used longest ago, empty ones first (`filled`: not at all), or -1.
+ */
+int32_t slot_oldest(const struct engine *e, bool filled);
+/* Makes positions [from, to) of a slot writable; finished sequences give their pages when there are
+ * no others. False: there are none. */
+bool slot_reserve(struct engine *e, int32_t slot, int32_t from, int32_t to);
+int tokens_check(const char *what, const int32_t *v, int32_t n, int32_t vocab, struct error *err);
+int adapter_check(const struct adapter *a, const struct model_config *c, struct error *err);
 
 #endif

@@ -1,14 +1,15 @@
 /*
  * The sampler: one token from one row of logits.
  *
- * A filter keeps a prefix of the candidates ordered by probability (descending) and id (ascending);
- * a heap gives only as much of that order as the filter needs. Without top-k and top-p nothing is
- * ordered and candidates are walked by id. Every filter works on the probabilities that the one
- * before it left, renormalised. Sums run in double over a fixed order, exponentials come from the
- * kernel table, the one uniform number from (seed, RNG_SAMPLE, 0, index).
+ * A filter keeps a prefix of the candidates ordered by a key (probability, or how typical)
+ * descending and id ascending; a heap gives only as much of that order as the filter needs. Without
+ * such filters nothing is ordered and candidates are walked by id. Every filter works on the
+ * probabilities that the one before it left, renormalised. Sums run in double over a fixed order,
+ * exponentials come from the kernel table, the one uniform number from (seed, RNG_SAMPLE, 0,
+ * index).
  *
- * Not here: penalties, biases, grammars. Invariant: the draw depends on the logits, the settings
- * and the index only, and gives a token even for logits that are all NaN.
+ * Invariant: the draw depends on the logits, the settings, the history and the index only, and
+ * gives a token even for logits that are all NaN.
  */
 #include "engine/internal.h"
 
@@ -17,7 +18,8 @@
 
 /* Candidates: ids in v[0..n); the ordered prefix that a filter takes moves to the front. */
 struct candidates {
-    const float *w; /* [V] unnormalised probabilities, the largest is 1 */
+    const float *w;   /* [V] unnormalised probabilities, the largest is 1 */
+    const float *key; /* [V] what is best */
     int32_t *v;
     int32_t n;
 };
@@ -37,7 +39,7 @@ float log_sum_exp(const float *x, int32_t n, float *scratch) {
 }
 
 static bool before(const struct candidates *c, int32_t a, int32_t b) {
-    return c->w[a] > c->w[b] || (c->w[a] == c->w[b] && a < b);
+    return c->key[a] > c->key[b] || (c->key[a] == c->key[b] && a < b);
 }
 
 static void heap_sink(struct candidates *c, int32_t i, int32_t n) {
@@ -95,11 +97,35 @@ static void keep_above(struct candidates *c, float least) {
     c->n = n;
 }
 
-static void candidates_filter(struct candidates *c, const struct sampling *s) {
+/* Keeps those whose surprise -log p is nearest to the entropy, until they hold `mass` of the whole.
+ */
+static void keep_typical(struct candidates *c, double mass, float *key) {
+    const float *w = c->w;
+    double sum = candidates_sum(c), log_sum = math_log(sum), entropy = 0;
+    for (int32_t i = 0; i < c->n; i++) {
+        double p = (double)w[c->v[i]];
+        if (p > 0) entropy += p / sum * (log_sum - math_log(p));
+    }
+    for (int32_t i = 0; i < c->n; i++) {
+        double p = (double)w[c->v[i]];
+        key[c->v[i]] = p > 0 ? (float)-fabs(log_sum - math_log(p) - entropy) : -INFINITY;
+    }
+    c->key = key;
+    take_best(c, c->n, mass * sum);
+    c->key = w;
+}
+
+/* `key` [V] is scratch. */
+static void candidates_filter(struct candidates *c, const struct sampling *s, float *key) {
     double top_p = (double)s->top_p;
-    if (s->top_k > 0 && s->top_k < c->n) {
-        take_best(c, s->top_k, INFINITY);
-        if (s->top_p < 1.0f) cut_prefix(c, top_p * candidates_sum(c));
+    bool ordered = s->top_k > 0 && s->top_k < c->n;
+    if (ordered) take_best(c, s->top_k, INFINITY);
+    if (s->typical_p > 0.0f && s->typical_p < 1.0f) {
+        keep_typical(c, (double)s->typical_p, key);
+        ordered = false;
+    }
+    if (s->top_p < 1.0f && ordered) {
+        cut_prefix(c, top_p * candidates_sum(c));
     } else if (s->top_p < 1.0f) {
         double sum = candidates_sum(c);
         // what lies below (1 - p) / n of the whole sums up to less than 1 - p: never in the nucleus
@@ -130,23 +156,71 @@ static void temper(const struct kernels *k, float *w, const float *logits, int32
         if (!(w[i] >= 0.0f)) w[i] = 0.0f;
 }
 
-/* `scratch`: 2n floats from the heap; the second half holds ids. The logits are left as they were.
- */
-int32_t sample_token(float *logits, int32_t n, const struct sampling *s, int32_t index,
-                     float *logprob, float *scratch) {
+static bool sampling_adjusts(const struct sampling *s) {
+    return s->n_bias > 0 || s->presence_penalty != 0.0f || s->frequency_penalty != 0.0f ||
+           (s->repetition_penalty != 0.0f && s->repetition_penalty != 1.0f);
+}
+
+static void repetition_apply(float *x, float by, struct token_seq seen, int32_t *mark) {
+    for (int32_t i = 0; i < seen.n; i++) {
+        float *l = &x[seen.v[i]];
+        if (mark[seen.v[i]] & 1) continue;
+        mark[seen.v[i]] |= 1;
+        *l = *l > 0.0f ? *l / by : *l * by;
+    }
+}
+
+/* x: a copy of the logits. `mark` [V]: bit 0, in prompt or output; bit 1, in the output. */
+static void logits_adjust(float *x, int32_t n, const struct sampling *s, const struct history *h,
+                          int32_t *mark) {
+    for (int32_t i = 0; i < s->n_bias; i++) x[s->bias[i].token] += s->bias[i].bias;
+    if (!h) return;
+    memset(mark, 0, (size_t)n * sizeof *mark);
+    if (s->repetition_penalty != 0.0f && s->repetition_penalty != 1.0f) {
+        repetition_apply(x, s->repetition_penalty, h->prompt, mark);
+        repetition_apply(x, s->repetition_penalty, h->out, mark);
+    }
+    for (int32_t i = 0; i < h->out.n; i++) {
+        int32_t id = h->out.v[i];
+        x[id] -= s->frequency_penalty;
+        if (!(mark[id] & 2)) x[id] -= s->presence_penalty;
+        mark[id] |= 2;
+    }
+}
+
+/* Thirds of the scratch: weights, ids, keys. */
+int32_t sample_token(const float *logits, int32_t n, const struct sampling *s,
+                     const struct history *history, int32_t index, float *logprob, float *scratch) {
     const struct kernels *k = kernels_get();
-    float lse = log_sum_exp(logits, n, scratch);
-    int32_t id;
+    float lse = log_sum_exp(logits, n, scratch), *key = scratch + 2 * (int64_t)n;
+    int32_t id, *ids = (int32_t *)(void *)(scratch + n);
+    const float *x = logits;
+    if (sampling_adjusts(s)) {
+        memcpy(scratch, logits, (size_t)n * sizeof *logits);
+        logits_adjust(scratch, n, s, history, ids);
+        x = scratch;
+    }
     if (s->temperature == 0.0f) {
-        id = argmax(k, logits, n);
+        id = argmax(k, x, n);
     } else {
-        struct candidates c = {.w = scratch, .v = (int32_t *)(void *)(scratch + n), .n = n};
+        struct candidates c = {.w = scratch, .key = scratch, .v = ids, .n = n};
         struct rng rng = rng_make(s->seed, RNG_SAMPLE, 0, (uint32_t)index);
-        temper(k, scratch, logits, n, s->temperature);
+        temper(k, scratch, x, n, s->temperature);
         for (int32_t i = 0; i < n; i++) c.v[i] = i;
-        candidates_filter(&c, s);
+        candidates_filter(&c, s, key);
         id = candidates_draw(&c, rng_uniform(&rng));
     }
     *logprob = logits[id] - lse;
     return id;
+}
+
+void sample_top(const float *logits, int32_t n, float lse, int32_t k, int32_t *ids, float *logprobs,
+                float *scratch) {
+    struct candidates c = {.w = logits, .key = logits, .v = (int32_t *)(void *)scratch, .n = n};
+    for (int32_t i = 0; i < n; i++) c.v[i] = i;
+    take_best(&c, k, INFINITY);
+    for (int32_t i = 0; i < k; i++) {
+        ids[i] = c.v[i];
+        logprobs[i] = logits[c.v[i]] - lse;
+    }
 }

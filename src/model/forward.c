@@ -656,6 +656,8 @@ void forward_run(struct forward *f, const struct row *rows, int32_t n_rows,
     for (f->layer = 0; f->layer < c->n_layers; f->layer++) layer_run(f);
     if (n_out > 0) {
         rows_norm(f, f->hidden, f->x, out_rows, n_out, f->m->final_norm);
+    }
+    if (n_out > 0 && logits) {
         struct inputs in = inputs_for(f, f->hidden, n_out, &f->m->head, 1);
         base_job(f, &f->m->head, &in, logits, false);
         jobs_run(f);

@@ -1,0 +1,152 @@
+/*
+ * Sessions: what the engine has cached of a sequence, kept in a file.
+ *
+ * The file holds the cached keys and values of one sequence and everything they depend on:
+ *
+ *     "SHOALKV1" | u32 header length | JSON header | tokens i32 [n] | KV bytes (kv_save) | SHA-256
+ * of all before
+ *
+ * Invariant: a session is used for exactly the calls that would have computed the same bits; any
+ * difference in model, adapters, class or element makes loading fail with its name, and a damaged
+ * file is refused whole.
+ */
+#include "engine/internal.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static const char magic[8] = "SHOALKV1";
+enum { DIGEST = HASH_LEN - 1 };
+#define SESSION_LIMIT ((size_t)4 << 30)
+
+static json_t *session_header(const struct engine *e, const char *model_hash, const char *key,
+                              int32_t n) {
+    return json_pack("{s:s,s:s,s:i,s:i,s:i,s:i}", "model", model_hash, "adapter", key, "class",
+                     (int)e->m->cls, "elem", (int)e->o.kv_elem, "tokens", (int)n, "position_bytes",
+                     (int)kv_position_bytes(forward_kv(e->f)));
+}
+
+/* The slot that holds the longest prefix of `tokens` under `key`, and its length; -1: none. */
+static int32_t slot_find(const struct engine *e, struct token_seq tokens, const char *key,
+                         int32_t *n) {
+    int32_t best = -1;
+    *n = 0;
+    for (int32_t i = 0; i < e->n_slots; i++) {
+        const struct slot *s = &e->slots[i];
+        int32_t same = 0;
+        if (s->n == 0 || strcmp(s->key, key) != 0) continue;
+        while (same < MIN(s->n, tokens.n) && s->tokens[same] == tokens.v[same]) same++;
+        if (same > *n) {
+            *n = same;
+            best = i;
+        }
+    }
+    return best;
+}
+
+static int slot_fill(struct engine *e, const void *tokens, int32_t n, const char *key,
+                     const void *kv, struct error *err) {
+    int32_t slot = slot_oldest(e, false);
+    if (slot < 0)
+        return error_set(err, ERR_STATE, "every slot is busy; load sessions before requests");
+    struct slot *s = &e->slots[slot];
+    s->n = 0;
+    kv_trim(forward_kv(e->f), slot, 0);
+    if (!slot_reserve(e, slot, 0, n))
+        return error_set(err, ERR_MEMORY, "no room for the %d tokens of the session", n);
+    kv_load(forward_kv(e->f), slot, n, kv);
+    memcpy(s->tokens, tokens, (size_t)n * sizeof *s->tokens);
+    if (tokens_check("the session", s->tokens, n, e->vocab, err) != OK) return err->code;
+    s->n = n;
+    s->used = e->stats.steps;
+    strcpy(s->key, key);
+    return OK;
+}
+
+int engine_session_save(struct engine *e, struct token_seq tokens, struct adapter *adapter,
+                        const char *model_hash, const char *path, struct error *err) {
+    const char *key = adapter ? adapter->hash : "-";
+    int32_t n, slot = slot_find(e, tokens, key, &n);
+    if (slot < 0)
+        return error_set(err, ERR_USAGE, "no part of these %d tokens is cached; run them first",
+                         tokens.n);
+    struct kv *kv = forward_kv(e->f);
+    json_t *header = session_header(e, model_hash, key, n);
+    char *text = json_dumps(header, JSON_COMPACT | JSON_SORT_KEYS), digest[HASH_LEN];
+    uint32_t len = (uint32_t)strlen(text);
+    size_t size = kv_position_bytes(kv) * (size_t)n;
+    struct buf out = {0};
+    void *bytes = xcalloc(size, 1);
+    kv_save(kv, slot, n, bytes);
+    buf_add(&out, magic, sizeof magic);
+    buf_add(&out, &len, sizeof len);
+    buf_add(&out, text, len);
+    buf_add(&out, tokens.v, (size_t)n * sizeof *tokens.v);
+    buf_add(&out, bytes, size);
+    hash_bytes(out.data, out.len, digest);
+    buf_add(&out, digest, DIGEST);
+    int rc = file_write(path, out.data, out.len, err);
+    buf_release(&out);
+    free(bytes);
+    free(text);
+    json_decref(header);
+    return rc;
+}
+
+/* The header's fields against this engine's; the number of tokens in *n. */
+static int header_check(const struct engine *e, const json_t *h, const char *model_hash,
+                        const char *path, const char **key, int32_t *n, struct error *err) {
+    const char *model = json_string_value(json_object_get(h, "model"));
+    *key = json_string_value(json_object_get(h, "adapter"));
+    json_int_t tokens = json_integer_value(json_object_get(h, "tokens"));
+    if (!model || !*key || strlen(*key) >= HASH_LEN || tokens < 1 || tokens > INT32_MAX)
+        return error_set(err, ERR_FORMAT, "session '%s' has a damaged header", path);
+    if (strcmp(model, model_hash) != 0)
+        return error_set(err, ERR_MISMATCH,
+                         "session '%s' belongs to the model '%.12s', not '%.12s'", path, model,
+                         model_hash);
+    json_t *mine = session_header(e, model_hash, *key, (int32_t)tokens);
+    bool same = json_equal(mine, h);
+    json_decref(mine);
+    if (!same)
+        return error_set(err, ERR_MISMATCH,
+                         "session '%s' was made with another numeric class or KV element", path);
+    if (tokens > e->o.max_len)
+        return error_set(err, ERR_MEMORY, "session '%s' has %d tokens; the engine holds %d", path,
+                         (int)tokens, e->o.max_len);
+    *n = (int32_t)tokens;
+    return OK;
+}
+
+static int session_parse(struct engine *e, const struct buf *f, const char *model_hash,
+                         const char *path, int32_t *n_tokens, struct error *err) {
+    uint32_t len;
+    const char *key, *p = f->data + sizeof magic + sizeof len;
+    char digest[HASH_LEN];
+    if (f->len < sizeof magic + sizeof len + DIGEST || memcmp(f->data, magic, sizeof magic) != 0)
+        return error_set(err, ERR_FORMAT, "'%s' is not a session file", path);
+    hash_bytes(f->data, f->len - DIGEST, digest);
+    memcpy(&len, f->data + sizeof magic, sizeof len);
+    size_t rest = f->len - sizeof magic - sizeof len - DIGEST;
+    if (memcmp(digest, f->data + f->len - DIGEST, DIGEST) != 0 || len > rest)
+        return error_set(err, ERR_FORMAT, "session '%s' is damaged", path);
+    json_t *h = json_loadb(p, len, JSON_REJECT_DUPLICATES, NULL);
+    int rc = header_check(e, h, model_hash, path, &key, n_tokens, err);
+    size_t kv = kv_position_bytes(forward_kv(e->f));
+    if (rc == OK && rest - len != (size_t)*n_tokens * (sizeof(int32_t) + kv))
+        rc = error_set(err, ERR_FORMAT, "session '%s' is cut short", path);
+    if (rc == OK)
+        rc = slot_fill(e, p + len, *n_tokens, key, p + len + (size_t)*n_tokens * sizeof(int32_t),
+                       err);
+    json_decref(h);
+    return rc;
+}
+
+int engine_session_load(struct engine *e, const char *model_hash, const char *path,
+                        int32_t *n_tokens, struct error *err) {
+    struct buf f = {0};
+    int rc = file_read(path, SESSION_LIMIT, &f, err);
+    if (rc == OK) rc = session_parse(e, &f, model_hash, path, n_tokens, err);
+    buf_release(&f);
+    return rc;
+}

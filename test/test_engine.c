@@ -5,6 +5,7 @@
  * each full sequence, the sampler with a naive twin and with exact probabilities, and all processor
  * levels with each other.
  */
+#define _GNU_SOURCE
 #include "engine/engine.h"
 #include "fixture.h"
 
@@ -24,6 +25,8 @@ struct drawn {
     struct request r;
     int32_t prompt[LEN], stop[8], suffix[4], words[8][6];
     struct token_seq choices[8];
+    struct mix_term mix[3];
+    struct token_bias bias[4];
 };
 
 static int32_t below(struct rng *rng, uint32_t n) {
@@ -51,6 +54,31 @@ static void draw_sampling(struct drawn *d, struct rng *rng) {
     d->r.n_stop = below(rng, 2) * below(rng, 9);
     for (int32_t i = 0; i < d->r.n_stop; i++) d->stop[i] = below(rng, VOCAB);
     d->r.stop = d->stop;
+    if (rng_below(rng, 3) > 0) return;
+    d->r.sampling.typical_p = rng_below(rng, 2) ? 0 : 0.3f;
+    d->r.sampling.repetition_penalty = rng_below(rng, 2) ? 0 : 1.3f;
+    d->r.sampling.presence_penalty = rng_below(rng, 2) ? 0 : 0.5f;
+    d->r.sampling.frequency_penalty = rng_below(rng, 2) ? 0 : 0.2f;
+    d->r.sampling.n_bias = below(rng, 5);
+    for (int32_t i = 0; i < d->r.sampling.n_bias; i++)
+        d->bias[i] = (struct token_bias){below(rng, VOCAB), rng_normal(rng)};
+    d->r.sampling.bias = d->bias;
+    d->r.n_top = below(rng, 4);
+    d->r.prompt_logprobs = rng_below(rng, 2);
+    d->r.loop_tokens = below(rng, 2) * 4;
+}
+
+/* One adapter, none, or a sum of adapters and a perturbation. */
+static void draw_adapters(struct drawn *d, struct adapter *const *adapters, struct rng *rng) {
+    int32_t a = below(rng, N_ADAPTERS + 3);
+    if (a < N_ADAPTERS) d->r.adapter = adapters[a];
+    if (a <= N_ADAPTERS) return;
+    d->r.n_mix = 1 + below(rng, 3);
+    for (int32_t i = 0; i < d->r.n_mix; i++)
+        d->mix[i] = (struct mix_term){.adapter = i == 1 ? NULL : adapters[below(rng, N_ADAPTERS)],
+                                      .noise = {7, (uint32_t)below(rng, 2)},
+                                      .weight = i == 1 ? 0.01f : 0.5f + (float)below(rng, 2)};
+    d->r.mix = d->mix;
 }
 
 /* Few different tokens, so that choices share prefixes, contain each other and repeat. */
@@ -72,15 +100,25 @@ static void requests_draw(struct drawn *d, int n, struct adapter *const *adapter
         draw_prompt(&d[i], &rng);
         draw_sampling(&d[i], &rng);
         draw_choices(&d[i], &rng);
-        int32_t a = below(&rng, N_ADAPTERS + 1);
-        d[i].r.adapter = a < N_ADAPTERS ? adapters[a] : NULL;
+        draw_adapters(&d[i], adapters, &rng);
     }
 }
+
+/* What the engines of one comparison have in common, and how many pages the next one gets. */
+static struct {
+    enum elem kv, lora;
+    int32_t n_pages;
+} held;
 
 static struct engine *engine_make(const struct model *m, int max_rows, int max_seqs,
                                   struct pool *pool) {
     struct error err;
-    struct engine_options o = {.max_rows = max_rows, .max_seqs = max_seqs, .pool = pool};
+    struct engine_options o = {.max_rows = max_rows,
+                               .max_seqs = max_seqs,
+                               .n_pages = held.n_pages,
+                               .kv_elem = held.kv,
+                               .lora_elem = held.lora,
+                               .pool = pool};
     struct engine *e = engine_new(m, &o, &err);
     if (!e) fail_msg("%s", err.text);
     return e;
@@ -107,6 +145,17 @@ static void same_result(const struct request *a, const struct request *b) {
     assert_int_equal(a->n_prefilled, b->n_prefilled);
     if (n) assert_memory_equal(a->out, b->out, n * sizeof *a->out);
     if (n) assert_memory_equal(a->out_logprob, b->out_logprob, n * sizeof(float));
+    if (a->n_top) {
+        size_t t = (size_t)a->n_top;
+        if (n) assert_memory_equal(a->top_ids, b->top_ids, n * t * sizeof(int32_t));
+        if (n) assert_memory_equal(a->top_logprob, b->top_logprob, n * t * sizeof(float));
+    }
+    if (a->prompt_logprobs) {
+        size_t p = (size_t)a->n_prompt, t = p * (size_t)a->n_top;
+        assert_memory_equal(a->prompt_logprob, b->prompt_logprob, p * sizeof(float));
+        if (t) assert_memory_equal(a->prompt_top_ids, b->prompt_top_ids, t * sizeof(int32_t));
+        if (t) assert_memory_equal(a->prompt_top_logprob, b->prompt_top_logprob, t * sizeof(float));
+    }
     if (c) assert_memory_equal(a->choice_logprob, b->choice_logprob, c * sizeof(float));
     if (c) assert_memory_equal(a->choice_prob, b->choice_prob, c * sizeof(float));
 }
@@ -147,8 +196,9 @@ static void together(const struct world *w, int max_rows, int max_seqs, int thre
         struct request *r = &got[order[i]];
         *r = w->d[order[i]].r;
         r->state = NULL;
-        r->out = NULL;
+        r->out = r->top_ids = r->prompt_top_ids = NULL;
         r->out_logprob = r->choice_logprob = r->choice_prob = NULL;
+        r->top_logprob = r->prompt_logprob = r->prompt_top_logprob = NULL;
         if (engine_submit(e, r, &err) != OK) fail_msg("%s", err.text);
         if (i % burst == burst - 1) engine_step(e);
     }
@@ -171,8 +221,12 @@ static void results_invariant(const char *shape, enum tensor_type type, uint32_t
         engine_free(e);
     }
     together(&w, 256, 64, 1, N_REQUESTS, 0);
+    held.n_pages =
+        9; // far fewer than the sequences could use: requests wait, finished ones give way
     together(&w, 7, 64, 2, N_REQUESTS, 1);
+    held.n_pages = 2; // one request at a time
     together(&w, 64, 5, 3, N_REQUESTS, 2);
+    held.n_pages = 0;
     together(&w, 64, 64, 2, 3, 3);
     together(&w, 7, 2, 1, 1, 4);
     together(&w, 1, 3, 3, 2, 5);
@@ -189,6 +243,16 @@ static void results_invariant_q8(void **state) {
     (void)state;
     results_invariant("tiny-llama", TENSOR_Q8_0, 3);
     results_invariant("tiny-qwen3", TENSOR_Q4_0, 4);
+}
+
+/* The same with keys, values and adapters in small numbers. */
+static void results_invariant_small(void **state) {
+    (void)state;
+    held.kv = ELEM_I8, held.lora = ELEM_I8;
+    results_invariant("tiny-llama", TENSOR_Q8_0, 5);
+    held.kv = ELEM_F16, held.lora = ELEM_BF16;
+    results_invariant("tiny-qwen3", TENSOR_F32, 6);
+    held.kv = ELEM_F32, held.lora = ELEM_F32;
 }
 
 /* Hash over all results of a world, in the exact class. */
@@ -215,6 +279,7 @@ static int hashes_print(void) {
     static const enum tensor_type types[] = {TENSOR_F32, TENSOR_Q8_0, TENSOR_Q4_0, TENSOR_BF16};
     for (size_t i = 0; i < ARRAY_LEN(types); i++) {
         char hash[HASH_LEN];
+        held.kv = held.lora = (enum elem)i;
         results_hash(types[i], hash);
         printf("%s %s\n", tensor_type_name(types[i]), hash);
     }
@@ -245,7 +310,7 @@ static void levels_agree(void **state) {
 }
 
 /* Log-probability of `tail` after `head` by one forward pass over both. */
-static double sequence_logprob(const struct model *m, struct adapter *a, const int32_t *head,
+static double sequence_logprob(const struct model *m, const struct request *r, const int32_t *head,
                                int32_t n_head, const struct token_seq *tail) {
     struct forward_options o = {.max_rows = LEN, .n_slots = 1, .slot_len = LEN};
     struct forward *f = forward_new(m, &o);
@@ -256,8 +321,14 @@ static double sequence_logprob(const struct model *m, struct adapter *a, const i
         rows[i] = (struct row){.token = i < n_head ? head[i] : tail->v[i - n_head], .pos = i};
         out[i] = i;
     }
-    struct lora_part part = fixture_part(a);
-    struct segment seg = {.begin = 0, .end = n, .parts = &part, .n_parts = a != NULL};
+    struct lora_part parts[4] = {fixture_part(r->adapter)};
+    for (int32_t i = 0; i < r->n_mix; i++) {
+        parts[i] = fixture_part(r->mix[i].adapter);
+        parts[i].noise = r->mix[i].noise;
+        parts[i].weight = r->mix[i].weight;
+    }
+    struct segment seg = {
+        .begin = 0, .end = n, .parts = parts, .n_parts = r->adapter ? 1 : r->n_mix};
     forward_run(f, rows, n, &seg, 1, out, n, logits);
     double sum = 0;
     for (int32_t i = 0; i < tail->n; i++) {
@@ -278,7 +349,7 @@ static void choices_check(const struct model *m, const struct request *r) {
     for (int32_t i = 0; i < r->n_out; i++) head[n++] = r->out[i];
     for (int32_t i = 0; i < r->suffix.n; i++) head[n++] = r->suffix.v[i];
     for (int32_t i = 0; i < r->n_choices; i++) {
-        want[i] = sequence_logprob(m, r->adapter, head, n, &r->choices[i]);
+        want[i] = sequence_logprob(m, r, head, n, &r->choices[i]);
         norm += exp(want[i]);
     }
     for (int32_t i = 0; i < r->n_choices; i++) {
@@ -322,6 +393,9 @@ static void choices_alone_are_equal(void **state) {
             struct request one = {.prompt = r->prompt,
                                   .n_prompt = r->n_prompt,
                                   .adapter = r->adapter,
+                                  .mix = r->mix,
+                                  .n_mix = r->n_mix,
+                                  .loop_tokens = r->loop_tokens,
                                   .sampling = r->sampling,
                                   .max_tokens = r->max_tokens,
                                   .stop = r->stop,
@@ -648,7 +722,11 @@ static void sampler_filters(void **state) {
     for (size_t c = 0; c < ARRAY_LEN(cases); c++) {
         bool seen[4] = {0};
         char kept[8] = "";
-        struct sampling s = {1, cases[c].top_k, cases[c].top_p, cases[c].min_p, 7};
+        struct sampling s = {.temperature = 1,
+                             .top_k = cases[c].top_k,
+                             .top_p = cases[c].top_p,
+                             .min_p = cases[c].min_p,
+                             .seed = 7};
         for (int i = 0; i < 400; i++) {
             for (int j = 0; j < 4; j++) logits[j] = (float)log(probs[j]);
             seen[sample_token(logits, 4, &s, NULL, i, &logprob, scratch)] = true;
@@ -716,8 +794,10 @@ static void wrong_requests_refused(void **state) {
     r.sampling.temperature = -1, refused(e, r, "temperature"), r = base;
     r.sampling.temperature = NAN, refused(e, r, "temperature"), r = base;
     r.sampling.temperature = 1, refused(e, r, "top_p"), r = base;
-    r.sampling = (struct sampling){1, -1, 1, 0, 0}, refused(e, r, "top_k"), r = base;
-    r.sampling = (struct sampling){1, 0, 1, 2, 0}, refused(e, r, "min_p"), r = base;
+    r.sampling = (struct sampling){.temperature = 1, .top_k = -1, .top_p = 1},
+    refused(e, r, "top_k"), r = base;
+    r.sampling = (struct sampling){.temperature = 1, .top_p = 1, .min_p = 2},
+    refused(e, r, "min_p"), r = base;
     r.adapter = a, refused(e, r, "another shape"), r = base;
     assert_int_equal(engine_step(e), 0);
     r.max_tokens = LEN - 3; // exactly full
@@ -860,11 +940,256 @@ static void stories_in_company(void **state) {
     free(tok);
 }
 
+/* Scored tokens of a prompt are the generated ones' log-probabilities, bit for bit. */
+static void prompt_logprobs_equal_generated(void **state) {
+    (void)state;
+    struct world w;
+    world_open(&w, "tiny-qwen3", TENSOR_Q8_0, 11);
+    struct engine *e = engine_make(w.m, 7, 4, NULL);
+    int32_t prompt[3] = {5, 9, 200}, whole[23];
+    struct request r = {.prompt = prompt,
+                        .n_prompt = 3,
+                        .adapter = w.a[1],
+                        .max_tokens = 20,
+                        .n_top = 5,
+                        .sampling = {.temperature = 1, .top_p = 1, .seed = 3}};
+    run_one(e, &r);
+    memcpy(whole, prompt, sizeof prompt);
+    memcpy(whole + 3, r.out, 20 * sizeof *whole);
+    struct request s = {
+        .prompt = whole, .n_prompt = 23, .adapter = w.a[1], .prompt_logprobs = true, .n_top = 5};
+    run_one(e, &s);
+    assert_memory_equal(s.prompt_logprob + 3, r.out_logprob, 20 * sizeof(float));
+    assert_memory_equal(s.prompt_top_ids + 15, r.top_ids, 100 * sizeof(int32_t));
+    assert_memory_equal(s.prompt_top_logprob + 15, r.top_logprob, 100 * sizeof(float));
+    for (int i = 0; i < 20; i++) {
+        assert_true(r.out_logprob[i] <= r.top_logprob[i * 5]);
+        for (int j = 1; j < 5; j++)
+            assert_true(r.top_logprob[i * 5 + j] <= r.top_logprob[i * 5 + j - 1]);
+    }
+    request_release(&r);
+    request_release(&s);
+    engine_free(e);
+    world_close(&w);
+}
+
+static void sampling_options_act(void **state) {
+    (void)state;
+    enum { N = 6 };
+    const float logits[N] = {3, 2.9f, 2, -1, 0, 2.5f};
+    int32_t said[] = {0, 0, 1}, asked[] = {5, 3};
+    struct history h = {{asked, 2}, {said, 3}};
+    float scratch[SAMPLE_SCRATCH * N], lp;
+    struct sampling s = {0};
+    assert_int_equal(sample_token(logits, N, &s, &h, 0, &lp, scratch), 0);
+    s.repetition_penalty = 1.3f; // 0: 2.3, 1: 2.2, 5: 1.9, and 2 stays
+    assert_int_equal(sample_token(logits, N, &s, &h, 0, &lp, scratch), 0);
+    s.repetition_penalty = 1.6f; // 0: 1.9, below 2
+    assert_int_equal(sample_token(logits, N, &s, &h, 0, &lp, scratch), 2);
+    s.repetition_penalty = 1, s.presence_penalty = 0.6f; // 0: 2.4, 1: 2.3, 5 stays: only asked
+    assert_int_equal(sample_token(logits, N, &s, &h, 0, &lp, scratch), 5);
+    s.presence_penalty = 0, s.frequency_penalty = 0.06f; // 0: 2.88, 1: 2.84
+    assert_int_equal(sample_token(logits, N, &s, &h, 0, &lp, scratch), 0);
+    s.frequency_penalty = 0.11f; // 0: 2.78, 1: 2.79
+    assert_int_equal(sample_token(logits, N, &s, &h, 0, &lp, scratch), 1);
+    struct token_bias bias[] = {{4, 100}, {0, -100}};
+    s.bias = bias, s.n_bias = 2;
+    assert_int_equal(sample_token(logits, N, &s, &h, 0, &lp, scratch), 4);
+    double z = 0; // the log-probability is of the logits as they are
+    for (int i = 0; i < N; i++) z += exp((double)logits[i]);
+    assert_true(fabs((double)lp + log(z)) < 1e-6);
+}
+
+/* Typical sampling against a twin that sorts all surprises in double. */
+static void typical_equals_naive(void **state) {
+    (void)state;
+    enum { N = 50 };
+    float logits[N], scratch[SAMPLE_SCRATCH * N], lp;
+    struct rng rng = rng_make(47, RNG_TEST, 0, 0);
+    for (int round = 0; round < 200; round++) {
+        double p[N], sum = 0, entropy = 0, far[N], mass = 0;
+        bool kept[N] = {false};
+        for (int i = 0; i < N; i++) sum += p[i] = exp((double)(logits[i] = 2 * rng_normal(&rng)));
+        for (int i = 0; i < N; i++) entropy -= p[i] / sum * log(p[i] / sum);
+        for (int i = 0; i < N; i++) far[i] = fabs(-log(p[i] / sum) - entropy);
+        for (int n = 0; n < N && mass < 0.4; n++) {
+            int best = -1;
+            for (int i = 0; i < N; i++)
+                if (!kept[i] && (best < 0 || far[i] < far[best])) best = i;
+            kept[best] = true;
+            mass += p[best] / sum;
+        }
+        struct sampling s = {
+            .temperature = 1, .top_p = 1, .typical_p = 0.4f, .seed = (uint64_t)round};
+        for (int i = 0; i < 20; i++)
+            assert_true(kept[sample_token(logits, N, &s, NULL, i, &lp, scratch)]);
+    }
+}
+
+/* A bias that forces one token makes a loop; texts end at the first stop text. */
+static void loops_and_stop_texts(void **state) {
+    (void)state;
+    struct model *m = fixture_model("tiny-llama", false, TENSOR_F32, CLASS_EXACT);
+    struct engine *e = engine_make(m, 16, 2, NULL);
+    struct buf said = {0};
+    int32_t prompt[] = {10, 20};
+    struct token_bias bias = {77, 1000};
+    struct request r = {.prompt = prompt,
+                        .n_prompt = 2,
+                        .max_tokens = 40,
+                        .loop_tokens = 12,
+                        .sampling = {.bias = &bias, .n_bias = 1}};
+    run_one(e, &r);
+    assert_int_equal(r.finish, FINISH_LOOP);
+    assert_int_equal(r.n_out, 12);
+    request_release(&r);
+    r.loop_tokens = 0;
+    run_one(e, &r);
+    assert_int_equal(r.finish, FINISH_LENGTH);
+    request_release(&r);
+    r.sampling = (struct sampling){.temperature = 1.5f, .top_p = 1, .seed = 5};
+    run_one(e, &r);
+    tok_decode_all(m->tok, r.out, r.n_out, false, &said);
+    request_release(&r);
+    assert_true(said.len > 12);
+    char *stop = strndup(said.data + 9, 3);
+    const char *stops[] = {"\xff\xfe never", stop}, *at = memmem(said.data, said.len, stop, 3);
+    r.stop_texts = stops, r.n_stop_texts = 2;
+    run_one(e, &r);
+    assert_int_equal(r.finish, FINISH_STOP);
+    assert_int_equal(r.text.len, at - said.data);
+    assert_memory_equal(r.text.data, said.data, r.text.len);
+    request_release(&r);
+    free(stop);
+    buf_release(&said);
+    engine_free(e);
+    model_close(m);
+}
+
+static void embeddings_are_means(void **state) {
+    (void)state;
+    struct world w;
+    struct error err;
+    world_open(&w, "tiny-llama", TENSOR_F32, 12);
+    struct engine *few = engine_make(w.m, 3, 2, NULL), *many = engine_make(w.m, 64, 2, NULL);
+    int32_t d = w.m->config.d_model, ids[20];
+    for (int i = 0; i < 20; i++) ids[i] = 13 * i % VOCAB;
+    struct token_seq texts[2] = {{ids, 20}, {ids + 4, 5}};
+    float *a = xcalloc((size_t)(2 * d), sizeof *a), *b = xcalloc((size_t)(2 * d), sizeof *b);
+    assert_int_equal(engine_embed(few, texts, 2, w.a[1], a, &err), OK);
+    assert_int_equal(engine_embed(many, texts, 2, w.a[1], b, &err), OK);
+    assert_memory_equal(a, b, (size_t)(2 * d) * sizeof *a);
+    struct forward_options o = {.max_rows = 5, .n_slots = 1, .slot_len = 8};
+    struct forward *f = forward_new(w.m, &o);
+    struct row rows[5];
+    struct lora_part part = fixture_part(w.a[1]);
+    struct segment seg = {0, 5, &part, 1};
+    int32_t out[5];
+    for (int i = 0; i < 5; i++) rows[i] = (struct row){ids[4 + i], i, 0}, out[i] = i;
+    forward_run(f, rows, 5, &seg, 1, out, 5, NULL);
+    for (int j = 0; j < d; j++) {
+        double sum = 0;
+        for (int i = 0; i < 5; i++) sum += (double)forward_hidden(f)[i * d + j];
+        assert_true(fabs(sum / 5 - (double)a[d + j]) < 1e-5);
+    }
+    texts[0].n = 0;
+    assert_int_equal(engine_embed(few, texts, 2, NULL, a, &err), ERR_USAGE);
+    forward_free(f);
+    engine_free(few);
+    engine_free(many);
+    free(a);
+    free(b);
+    world_close(&w);
+}
+
+/* A saved session spares the prompt in another engine and changes no bit; damage and mix-ups are
+ * refused. */
+static void sessions_resume(void **state) {
+    (void)state;
+    struct world w;
+    struct error err;
+    world_open(&w, "tiny-llama", TENSOR_Q8_0, 13);
+    held.kv = ELEM_I8;
+    struct engine *a = engine_make(w.m, 64, 2, NULL), *b = engine_make(w.m, 64, 2, NULL);
+    const char *path = "/tmp/shoal-test-session", *hash = model_hash(w.m, &err);
+    int32_t prompt[40], n = 0;
+    for (int i = 0; i < 40; i++) prompt[i] = 17 * i % VOCAB;
+    struct token_seq all = {prompt, 40};
+    struct request r = {.prompt = prompt, .n_prompt = 40, .adapter = w.a[0], .max_tokens = 8},
+                   s = r;
+    assert_int_equal(engine_session_save(a, all, w.a[0], hash, path, &err), ERR_USAGE);
+    run_one(a, &r);
+    assert_int_equal(engine_session_save(a, all, w.a[1], hash, path, &err), ERR_USAGE);
+    assert_int_equal(engine_session_save(a, all, w.a[0], hash, path, &err), OK);
+    assert_int_equal(engine_session_load(b, hash, path, &n, &err), OK);
+    assert_int_equal(n, 40);
+    run_one(b, &s);
+    same_result(&r, &s);
+    assert_int_equal(engine_stats(b).prefilled, 1);
+    assert_int_equal(engine_session_load(b, "other", path, &n, &err), ERR_MISMATCH);
+    held.kv = ELEM_F32;
+    struct engine *c = engine_make(w.m, 64, 2, NULL);
+    assert_int_equal(engine_session_load(c, hash, path, &n, &err), ERR_MISMATCH);
+    struct buf f = {0};
+    assert_int_equal(file_read(path, 1 << 24, &f, &err), OK);
+    for (size_t i = 0; i < f.len; i += f.len / 23) {
+        f.data[i] ^= 4;
+        assert_int_equal(file_write(path, f.data, f.len, &err), OK);
+        assert_int_not_equal(engine_session_load(b, hash, path, &n, &err), OK);
+        f.data[i] ^= 4;
+        assert_int_equal(file_write(path, f.data, i, &err), OK);
+        assert_int_equal(engine_session_load(b, hash, path, &n, &err), ERR_FORMAT);
+    }
+    unlink(path);
+    buf_release(&f);
+    request_release(&r);
+    request_release(&s);
+    engine_free(a);
+    engine_free(b);
+    engine_free(c);
+    world_close(&w);
+}
+
+/* A mix is the sum of its low-rank maps: two halves of one adapter are the adapter, up to rounding.
+ */
+static void mixes_add_up(void **state) {
+    (void)state;
+    struct world w;
+    world_open(&w, "tiny-llama", TENSOR_F32, 14);
+    struct engine *e = engine_make(w.m, 64, 4, NULL);
+    int32_t prompt[] = {1, 2, 3, 4, 5}, word[] = {9};
+    struct token_seq choice = {word, 1};
+    struct mix_term halves[] = {{w.a[3], {0, 0}, 0.5f}, {w.a[3], {0, 0}, 0.5f}},
+                    one = {w.a[3], {0, 0}, 1}, noise = {NULL, {3, 1}, 0.02f};
+    struct request r[4] = {{.adapter = w.a[3]},
+                           {.mix = halves, .n_mix = 2},
+                           {.mix = &one, .n_mix = 1},
+                           {.mix = &noise, .n_mix = 1}};
+    for (int i = 0; i < 4; i++) {
+        r[i].prompt = prompt, r[i].n_prompt = 5, r[i].choices = &choice, r[i].n_choices = 1;
+        run_one(e, &r[i]);
+    }
+    assert_true(fabsf(r[0].choice_logprob[0] - r[1].choice_logprob[0]) < 1e-4f);
+    assert_true(r[0].choice_logprob[0] == r[2].choice_logprob[0]);
+    assert_true(r[0].choice_logprob[0] != r[3].choice_logprob[0]);
+    for (int i = 0; i < 4; i++) request_release(&r[i]);
+    engine_free(e);
+    world_close(&w);
+}
+
 int main(int argc, char **argv) {
     if (argc == 2 && strcmp(argv[1], "hashes") == 0) return hashes_print();
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(results_invariant_f32),
         cmocka_unit_test(results_invariant_q8),
+        cmocka_unit_test(results_invariant_small),
+        cmocka_unit_test(prompt_logprobs_equal_generated),
+        cmocka_unit_test(sampling_options_act),
+        cmocka_unit_test(typical_equals_naive),
+        cmocka_unit_test(loops_and_stop_texts),
+        cmocka_unit_test(embeddings_are_means),
+        cmocka_unit_test(sessions_resume),
+        cmocka_unit_test(mixes_add_up),
         cmocka_unit_test(levels_agree),
         cmocka_unit_test(choices_are_exact),
         cmocka_unit_test(choices_alone_are_equal),

@@ -106,7 +106,8 @@ static struct engine_options options_resolve(const struct model_config *c,
     if (r.max_seqs == 0) r.max_seqs = DEFAULT_SEQS;
     if (r.max_len == 0) r.max_len = MIN(c->max_seq_len, DEFAULT_LEN);
     if (r.max_cached == 0) r.max_cached = r.max_seqs;
-    if (r.n_pages == 0) r.n_pages = r.max_seqs * kv_pages_for(r.max_len);
+    if (r.n_pages == 0)
+        r.n_pages = (int32_t)MIN((int64_t)r.max_seqs * kv_pages_for(r.max_len), INT32_MAX);
     return r;
 }
 

@@ -158,14 +158,14 @@ static enum MHD_Result answer_listing(struct hub_state *h, struct MHD_Connection
     return answer_text(c, 200, *h->listing ? h->listing : text);
 }
 
-/* Small files are given here; for large ones the client is sent to the second host. */
-static enum MHD_Result answer_file(struct hub_state *h, struct MHD_Connection *c,
-                                   const char *path) {
+/* Small files are given by this host under a second address, large ones by the second host. */
+static enum MHD_Result answer_file(struct hub_state *h, struct MHD_Connection *c, const char *path,
+                                   bool cached) {
     const struct served_file *f = file_of(h, path);
     if (!f) return answer_text(c, 404, "no such file");
     struct MHD_Response *r;
     char text[160];
-    if (!*f->sha256) {
+    if (cached) {
         r = MHD_create_response_from_buffer(f->size, (void *)(uintptr_t)f->data,
                                             MHD_RESPMEM_MUST_COPY);
         snprintf(text, sizeof text, "\"%s\"", f->blob);
@@ -173,9 +173,12 @@ static enum MHD_Result answer_file(struct hub_state *h, struct MHD_Connection *c
         return answer(c, 200, r);
     }
     r = MHD_create_response_from_buffer(0, NULL, MHD_RESPMEM_PERSISTENT);
-    snprintf(text, sizeof text, "http://127.0.0.1:%u/%s?signature=x", h->cdn_port, f->path);
+    if (*f->sha256)
+        snprintf(text, sizeof text, "http://127.0.0.1:%u/%s?signature=x", h->cdn_port, f->path);
+    else
+        snprintf(text, sizeof text, "/cached/%d", (int)(f - h->files));
     MHD_add_response_header(r, "Location", text);
-    snprintf(text, sizeof text, "\"%s\"", f->sha256);
+    snprintf(text, sizeof text, "\"%s\"", *f->sha256 ? f->sha256 : f->blob);
     MHD_add_response_header(r, "X-Linked-ETag", text);
     MHD_add_response_header(r, "X-Repo-Commit", h->commit);
     return answer(c, 302, r);
@@ -198,7 +201,9 @@ static enum MHD_Result on_hub(void *ctx, struct MHD_Connection *c, const char *u
         h->n_listings++;
         return blobs ? answer_listing(h, c) : answer_text(c, 400, "no blobs");
     }
-    return strncmp(url, resolve, (size_t)n) == 0 ? answer_file(h, c, url + n)
+    if (strncmp(url, "/cached/", 8) == 0 && atoi(url + 8) < h->n_files)
+        return answer_file(h, c, h->files[atoi(url + 8)].path, true);
+    return strncmp(url, resolve, (size_t)n) == 0 ? answer_file(h, c, url + n, false)
                                                  : answer_text(c, 404, "no such page");
 }
 

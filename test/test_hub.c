@@ -7,8 +7,8 @@
  */
 /* levels: once */
 #define _GNU_SOURCE
+#include "fixture.h"
 #include "hub_server.h"
-#include "model/model.h"
 #include "store/hub_internal.h"
 
 #include <errno.h>
@@ -282,6 +282,7 @@ static void choice_of_files(void **state) {
         {"README.md data.csv", "", "!no model and no adapter"},
         {"config.json model.safetensors", "*.gguf", "!has no file '*.gguf'"},
         {"a/b/c.gguf d.gguf", "a/*", "a/b/c.gguf"},
+        {"x x.partial x.partial.etag .hub.json .hub.lock", "*", "x"},
     };
     for (size_t i = 0; i < ARRAY_LEN(table); i++) {
         char *chosen = choose(table[i].files, table[i].include);
@@ -333,32 +334,36 @@ static void pulls_and_records(void **state) {
     json_decref(again);
 }
 
+/* The directory's files as a repository. */
+static void serve_dir(const char *path) {
+    static const char *const names[] = {"config.json",         "model.safetensors",
+                                        "tokenizer.json",      "tokenizer_config.json",
+                                        "adapter_config.json", "adapter_model.safetensors"};
+    hub->n_files = 0;
+    for (size_t i = 0; i < ARRAY_LEN(names); i++) {
+        struct buf b = {0};
+        char *full = path_join(path, names[i]);
+        if (path_exists(full)) {
+            assert_int_equal(file_read(full, SERVED_MAX, &b, &err), OK);
+            serve_file(names[i], b.data, b.len, strstr(names[i], ".safetensors") != NULL);
+        }
+        buf_release(&b);
+        free(full);
+    }
+}
+
 /* A model's own directory, through the hub, is the same model. */
 static void a_pulled_model_opens(void **state) {
     (void)state;
-    struct model_config c;
     char made[96], hash[HASH_LEN];
-    snprintf(made, sizeof made, "%s/made", dir);
-    assert_int_equal(shape_find("tiny-llama", &c, &err), OK);
-    struct model *m = model_new(&c, 7, CLASS_EXACT);
+    snprintf(made, sizeof made, "%s/model", dir);
+    struct model *m = fixture_model("tiny-llama", true, TENSOR_F32, CLASS_EXACT);
     assert_int_equal(model_write_hf(m, made, TENSOR_BF16, &err), OK);
     model_close(m);
     if (!(m = model_open(made, CLASS_EXACT, &err))) fail_msg("%s", err.text);
     memcpy(hash, model_hash(m, &err), HASH_LEN);
     model_close(m);
-    static const char *const names[] = {"config.json", "model.safetensors", "tokenizer.json",
-                                        "tokenizer_config.json"};
-    hub->n_files = 0;
-    for (size_t i = 0; i < ARRAY_LEN(names); i++) {
-        struct buf b = {0};
-        char *path = path_join(made, names[i]);
-        if (path_exists(path)) {
-            assert_int_equal(file_read(path, SERVED_MAX, &b, &err), OK);
-            serve_file(names[i], b.data, b.len, i == 1);
-        }
-        buf_release(&b);
-        free(path);
-    }
+    serve_dir(made);
     assert_null(model_open(NAME, CLASS_EXACT, &err));
     assert_says("run 'shoal pull " NAME "'");
     assert_pulls();
@@ -366,6 +371,24 @@ static void a_pulled_model_opens(void **state) {
     assert_string_equal(model_hash(m, &err), hash);
     assert_string_equal(m->name, "fry");
     model_close(m);
+}
+
+static void a_pulled_adapter_loads(void **state) {
+    (void)state;
+    char made[96];
+    struct model_config c;
+    snprintf(made, sizeof made, "%s/adapter", dir);
+    assert_int_equal(shape_find("tiny-llama", &c, &err), OK);
+    struct adapter *a = fixture_adapter(&c, 4, "all-linear", 0.1f, 3), *b;
+    assert_int_equal(adapter_save(a, made, "school/base", &err), OK);
+    serve_dir(made);
+    assert_null(adapter_load(NAME, &c, &err));
+    assert_says("run 'shoal pull " NAME "'");
+    assert_pulls();
+    if (!(b = adapter_load(NAME, &c, &err))) fail_msg("%s", err.text);
+    assert_string_equal(a->hash, b->hash);
+    adapter_release(a);
+    adapter_release(b);
 }
 
 static void files_by_name(void **state) {
@@ -423,6 +446,9 @@ static void servers_without_ranges(void **state) {
     hub->no_ranges = true;
     assert_pulls();
     assert_whole();
+    dir_remove(cache);
+    hub->n_drops = 1000; // never further than this: no reason to go on for ever
+    assert_fails(NAME, &quick, "gave up after 6 tries");
 }
 
 /* A pull in a child that is killed when `after` bytes of the weights are there. */
@@ -737,6 +763,7 @@ int main(void) {
         TEST(git_hash_is_gits),
         TEST(pulls_and_records),
         TEST(a_pulled_model_opens),
+        TEST(a_pulled_adapter_loads),
         TEST(files_by_name),
         TEST(dropped_connections),
         TEST(a_silent_server),

@@ -196,6 +196,12 @@ static bool is_pickle(const char *path) {
     return matches_any(path, pickle_files, ARRAY_LEN(pickle_files), FNM_CASEFOLD);
 }
 
+/* Names that a pull uses itself. */
+static bool is_reserved(const char *path) {
+    static const char *const names[] = {"*.partial", "*.partial.etag", RECORD_NAME, LOCK_NAME};
+    return matches_any(path, names, ARRAY_LEN(names), 0);
+}
+
 static bool is_gguf(const char *path) {
     return fnmatch("*.gguf", path, FNM_CASEFOLD) == 0;
 }
@@ -266,8 +272,8 @@ static int select_named(struct hub_repo *r, const struct hub_name *name,
         struct hub_file *f = &r->files[i];
         bool asked = strcmp(f->path, name->file) == 0 ||
                      matches_any(f->path, (const char *const *)include->v, (size_t)include->n, 0);
-        f->wanted = asked && !is_pickle(f->path);
-        if (asked && !f->wanted) pickle = f->path;
+        f->wanted = asked && !is_pickle(f->path) && !is_reserved(f->path);
+        if (asked && is_pickle(f->path)) pickle = f->path;
         n += f->wanted;
     }
     if (pickle && n == 0)
@@ -440,7 +446,7 @@ static char *parent_of(const char *path) {
 
 static int pull_load(struct pull *p) {
     int rc = OK;
-    progress_start(&p->bar, "pull, MB", (p->need + 999999) / 1000000);
+    progress_start(&p->bar, "pull, MB", p->need / 1000000);
     for (int i = 0; i < p->repo.n && rc == OK; i++) {
         const struct hub_file *f = &p->repo.files[i];
         if (!f->wanted || f->present) continue;

@@ -11,8 +11,8 @@
  *   2. A partial file's bytes are a prefix of the wanted content as far as the server told the
  *      truth; PARTIAL.etag holds the wanted hash and the server's tag for those bytes, and is
  *      written before the first of them. The hash of the whole decides.
- *   3. Every try either moves the partial file or is counted; MAX_TRIES of the latter in a row end
- *      the request.
+ *   3. A try that brings the partial file no further than it ever was is counted; MAX_TRIES of them
+ *      in a row end the request.
  */
 #define _GNU_SOURCE
 #include "store/hub_internal.h"
@@ -413,13 +413,11 @@ static int status_error(struct request *r, long status) {
     return rc == OK ? AGAIN : rc;
 }
 
-/* OK, AGAIN or an error; in the latter two r->err says why. */
-static int request_try(struct request *r) {
+/* One exchange, redirects included; *status is the last response's, 0 without one. */
+static CURLcode request_send(struct request *r, long *status) {
     struct hub_client *c = r->client;
     struct curl_slist *headers = request_headers(r);
-    r->started = false;
-    r->rc = OK;
-    r->text.len = 0;
+    curl_off_t connected = 0;
     c->message[0] = '\0';
     curl_easy_setopt(c->curl, CURLOPT_URL, r->url);
     curl_easy_setopt(c->curl, CURLOPT_HTTPHEADER, headers);
@@ -428,13 +426,21 @@ static int request_try(struct request *r) {
     curl_easy_setopt(c->curl, CURLOPT_WRITEFUNCTION, on_body);
     curl_easy_setopt(c->curl, CURLOPT_WRITEDATA, r);
     CURLcode code = curl_easy_perform(c->curl);
-    long status = 0;
-    curl_off_t connected = 0;
-    curl_easy_getinfo(c->curl, CURLINFO_RESPONSE_CODE, &status);
+    curl_easy_getinfo(c->curl, CURLINFO_RESPONSE_CODE, status);
     curl_easy_getinfo(c->curl, CURLINFO_CONNECT_TIME_T, &connected);
-    c->reached = c->reached || connected > 0 || status > 0;
+    c->reached = c->reached || connected > 0 || *status > 0;
     curl_easy_setopt(c->curl, CURLOPT_HTTPHEADER, NULL);
     curl_slist_free_all(headers);
+    return code;
+}
+
+/* OK, AGAIN or an error; in the latter two r->err says why. */
+static int request_try(struct request *r) {
+    long status = 0;
+    r->started = false;
+    r->rc = OK;
+    r->text.len = 0;
+    CURLcode code = request_send(r, &status);
     if (r->rc == AGAIN) error_set(r->err, ERR_FORMAT, "'%s' came in a wrong range", r->file);
     if (r->rc != OK) return r->rc;
     if (code != CURLE_OK) return curl_error(r, code);
@@ -467,12 +473,14 @@ static int request_wait(struct request *r, int tries) {
 }
 
 static int request_run(struct request *r) {
+    int64_t furthest = r->part ? r->part->pos : 0;
     for (int tries = 0;; tries++) {
-        int64_t before = r->part ? r->part->pos : 0;
         int rc = request_try(r);
         if (rc != AGAIN) return rc;
-        if (r->part && r->part->pos > before) tries = 0;
-        if (tries + 1 == MAX_TRIES) return error_wrap(r->err, "gave up after %d tries", MAX_TRIES);
+        if (r->part && r->part->pos > furthest) furthest = r->part->pos, tries = 0;
+        if (tries + 1 == MAX_TRIES)
+            return error_wrap(r->err, "gave up after %d tries (run it again to continue)",
+                              MAX_TRIES);
         if (request_wait(r, tries) != OK) return r->err->code;
     }
 }

@@ -67,8 +67,9 @@ int store_result_put(struct store *s, const char *run, const char *name, const j
  * "main" when none is named. It is pulled into a folder of its own, $SHOAL_CACHE (else
  * $XDG_CACHE_HOME/shoal, else ~/.cache/shoal) /hub/OWNER/REPO[@REV], which holds the repository's
  * files as they are and the record .hub.json: repository, revision, commit, and each file's size
- * and hash. HF_ENDPOINT names another hub, HF_TOKEN (else the token file of the hub's own client)
- * is sent to that hub and to no other host.
+ * and hash (64 digits: SHA-256 of the content; 40: git's blob SHA-1). HF_ENDPOINT names another
+ * hub, HF_TOKEN (else the token file of the hub's own client) is sent to that hub and to no other
+ * host.
  */
 struct hub_options {
     char *to;               /* the folder; NULL: the one in the cache */

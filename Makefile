@@ -2,7 +2,7 @@
 # BUILD=asan: the same under address and undefined-behaviour sanitizers, in build/asan. V=1: show commands.
 CC      ?= gcc
 BUILD   ?= release
-PKGS    := jansson yaml-0.1 libpcre2-8 sqlite3 libsodium
+PKGS    := jansson yaml-0.1 libpcre2-8 sqlite3 libsodium libcurl
 VERSION := 0.1.0
 
 ifeq ($(BUILD),release)
@@ -36,6 +36,8 @@ TESTS := $(patsubst test/%.c,%,$(wildcard test/test_*.c))
 
 # Kernels for instructions that this machine may lack are tested as their own source on emulated ones.
 FLAGS_test_emulated.c := -Itest/emulate -fno-var-tracking-assignments
+# The hub that test_hub pulls from.
+LIBS_test_hub.c := $(shell pkg-config --libs libmicrohttpd 2>/dev/null)
 
 .PHONY: all deps demo test tests clean
 all: $(O)/shoal $(O)/choose
@@ -70,7 +72,7 @@ $(O)/%.o: %.c Makefile
 $(O)/test_%: test/test_%.c $(O)/libshoal.a Makefile
 	$(call say,TEST  $@)
 	$(Q)mkdir -p $(@D)
-	$(Q)$(CC) $(CFLAGS_ALL) $(FLAGS_$(<F)) -MMD -MP -MF $@.d -o $@ $< $(O)/libshoal.a -lcmocka $(LIBS)
+	$(Q)$(CC) $(CFLAGS_ALL) $(FLAGS_$(<F)) -MMD -MP -MF $@.d -o $@ $< $(O)/libshoal.a -lcmocka $(LIBS_$(<F)) $(LIBS)
 
 tests: $(TESTS:%=$(O)/%)
 

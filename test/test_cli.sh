@@ -23,7 +23,7 @@ same() { if [ -s "$2" ] && cmp -s "$2" "$3"; then ok "$1"; else bad "$1" "'$2' a
 absent() { if [ -e "$2" ]; then bad "$1" "'$2' was left behind"; else ok "$1"; fi; }
 
 # ---- the command line
-for c in demo run train pretrain debate evolve eval resume convert adapter model bench doctor; do
+for c in demo run train pretrain debate evolve eval resume convert adapter model bench doctor pull; do
     if "$shoal" $c --help 2>/dev/null | grep -q "^usage: shoal $c"; then ok "$c --help"; else bad "$c --help" "no usage"; fi
     says "$c refuses an unknown flag" 2 "unknown flag '--nonsense'" "$shoal" $c --nonsense
 done
@@ -57,6 +57,10 @@ cp -r "$tmp/hf" "$tmp/lie"
 printf '\377\377\377\377\377\377\377\177' | dd of="$tmp/lie/model.safetensors" bs=1 conv=notrunc 2>/dev/null
 says "a lying safetensors header" 1 "model.safetensors" "$shoal" model info "$tmp/lie"
 says "a missing model" 1 "nowhere" "$shoal" model info "$tmp/nowhere"
+SHOAL_CACHE="$tmp/cache" says "a model that is not pulled" 1 "run 'shoal pull hf:a/b@v1'" "$shoal" run hf:a/b@v1 -p x
+says "no name of a repository" 2 "expected hf:OWNER/REPO" "$shoal" pull somewhere
+HF_ENDPOINT=http://127.0.0.1:1 says "no hub there" 1 "is this machine online" "$shoal" pull hf:a/b --to "$tmp/pulled"
+absent "and no folder for it" "$tmp/pulled"
 mkdir "$tmp/full"
 says "a full disk" 1 "full/m.gguf" sh -c "ulimit -f 8; exec '$shoal' convert '$tmp/a.gguf' -o '$tmp/full/m.gguf'"
 if [ -z "$(ls -A "$tmp/full")" ]; then ok "a full disk leaves nothing"; else bad "a full disk leaves nothing" "$(ls "$tmp/full")"; fi

@@ -15,6 +15,7 @@
  */
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include "adapter/adapter.h"
+#include "store/store.h"
 
 #include <float.h>
 #include <math.h>
@@ -572,6 +573,12 @@ static int paths_check(const char *dir, const char *config, const char *tensors,
 
 struct adapter *adapter_load(const char *dir, const struct model_config *shape, struct error *err) {
     struct adapter *a = NULL;
+    if (hub_is_name(dir)) {
+        char *pulled = hub_find(dir, err);
+        a = pulled ? adapter_load(pulled, shape, err) : NULL;
+        free(pulled);
+        return a;
+    }
     struct adapter_config config = {0};
     struct loading ld = {.dir = dir, .shape = shape, .config = &config};
     struct adapter_module *modules = xcalloc((size_t)shape->n_layers * N_PROJ, sizeof *modules);

@@ -11,6 +11,7 @@
  * model_close.
  */
 #include "model/model_files.h"
+#include "store/store.h"
 
 #include <math.h>
 #include <stdarg.h>
@@ -134,6 +135,12 @@ static int model_refuse(const char *path, const struct mapping *map, struct erro
 }
 
 struct model *model_open(const char *path, enum numeric_class cls, struct error *err) {
+    if (hub_is_name(path)) {
+        char *pulled = hub_find(path, err);
+        struct model *m = pulled ? model_open(pulled, cls, err) : NULL;
+        free(pulled);
+        return m;
+    }
     if (path_is_dir(path)) return hf_model_open(path, cls, err);
     struct mapping map;
     if (map_open(&map, path, err) != OK) return NULL;

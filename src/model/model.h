@@ -66,6 +66,7 @@ struct model {
     char hash[HASH_LEN]; /* filled by model_hash */
 };
 
+/* `path`: a GGUF file, a Hugging Face directory, or the hf: name of a pulled one (store.h). */
 struct model *model_open(const char *path, enum numeric_class cls, struct error *err);
 void model_close(struct model *m);
 /* SHA-256, computed on first use and kept (call it once before threads share the model): of a

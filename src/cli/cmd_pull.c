@@ -1,0 +1,89 @@
+/* shoal pull: models and adapters from a hub, and what is here of them. */
+#include "cli/cli.h"
+#include "store/store.h"
+
+#include <string.h>
+
+static int64_t files_size(const json_t *record, int *n) {
+    const json_t *v;
+    size_t i;
+    int64_t size = 0;
+    json_array_foreach (json_object_get(record, "files"), i, v) {
+        size += json_integer_value(json_object_get(v, "size"));
+    }
+    *n = (int)i;
+    return size;
+}
+
+static const char *text_of(const json_t *record, const char *key) {
+    const char *text = json_string_value(json_object_get(record, key));
+    return text ? text : "?";
+}
+
+static int list_pulled(const struct common *c, struct error *err) {
+    json_t *all = hub_list(err), *v;
+    size_t i;
+    if (!all) return err->code;
+    json_array_foreach (all, i, v) {
+        int n;
+        double mb = 1e-6 * (double)files_size(v, &n);
+        bool complete = json_is_true(json_object_get(v, "complete"));
+        if (c->json)
+            cli_print(json_incref(v));
+        else
+            printf("hf:%s@%s  %.12s  %d files, %.1f MB  %s%s\n", text_of(v, "repo"),
+                   text_of(v, "revision"), text_of(v, "commit"), n, mb, text_of(v, "path"),
+                   complete ? "" : "  (not complete)");
+    }
+    json_decref(all);
+    return OK;
+}
+
+static int run_pull(const struct common *c, const void *options, const struct strings *args,
+                    struct error *err) {
+    if (strcmp(args->v[0], "list") == 0) return list_pulled(c, err);
+    json_t *record = hub_pull(args->v[0], options, err);
+    if (!record) return err->code;
+    int n;
+    double mb = 1e-6 * (double)files_size(record, &n);
+    note("hf:%s at %.12s: %d files, %.1f MB, of which %.1f MB were loaded now",
+         text_of(record, "repo"), text_of(record, "commit"), n, mb,
+         1e-6 * (double)json_integer_value(json_object_get(record, "loaded")));
+    if (c->json) {
+        cli_print(record);
+        return OK;
+    }
+    puts(text_of(record, "path"));
+    json_decref(record);
+    return OK;
+}
+
+static const struct option_row pull_rows[] = {
+    {"include", OPT_LIST, offsetof(struct hub_options, include), NULL, 0, 0, "GLOB",
+     "load these files instead of the usual ones; '*' matches '/' too"},
+    {"to", OPT_STRING, offsetof(struct hub_options, to), NULL, 0, 0, "DIR",
+     "into this folder, not the cache"},
+    {0},
+};
+
+const struct command cmd_pull = {
+    .name = "pull",
+    .args = "hf:OWNER/REPO[/FILE][@REVISION]|list",
+    .summary = "load a model or adapter from a hub, or list what is here",
+    .about =
+        "  shoal pull hf:HuggingFaceTB/SmolLM2-135M-Instruct\n"
+        "  shoal run hf:HuggingFaceTB/SmolLM2-135M-Instruct -p 'Hello'\n"
+        "  shoal pull hf:OWNER/REPO-GGUF/model-q8_0.gguf\n"
+        "  shoal pull hf:OWNER/REPO@v1.0 --include '*.json' '*.safetensors' --to models/it\n"
+        "  shoal pull list\n\n"
+        "Loads the configuration, the tokenizer and safetensors weights, never a pickle. What is\n"
+        "interrupted continues when it is run again; run on a whole model it checks every hash.\n"
+        "The folder is printed; other commands take hf:OWNER/REPO for it.\n\n"
+        "HF_TOKEN (or the token file of the hub's own client) opens gated and private models,\n"
+        "HF_ENDPOINT names another hub, SHOAL_CACHE another place than ~/.cache/shoal.",
+    .rows = pull_rows,
+    .size = sizeof(struct hub_options),
+    .min_args = 1,
+    .max_args = 1,
+    .run = run_pull,
+};

@@ -1,0 +1,789 @@
+/*
+ * test_hub: pulling from a hub: the right files, whole, verified and in place, whatever the line,
+ * the server or a kill does meanwhile; and the token to nobody else.
+ *
+ * The hub is a process of its own (hub_server.h). The hashes it gives come from sha256sum and git,
+ * not from the program. Kills and full disks happen in forked children.
+ */
+/* levels: once */
+#define _GNU_SOURCE
+#include "fixture.h"
+#include "hub_server.h"
+#include "store/hub_internal.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <ftw.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+
+#include <cmocka.h>
+
+#define NAME "hf:school/fry"
+#define COMMIT_A "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"
+#define COMMIT_B "bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb"
+
+static struct error err;
+static struct hub_state *hub;
+static pid_t server;
+static char dir[64], cache[96], folder[128], endpoint[64], cert[2048], key[4096];
+static const struct hub_options quick = {.backoff = 0.01, .stall = 1};
+
+/* The output of a shell command without its newline. */
+static void command_read(char *out, size_t size, const char *fmt, ...) {
+    va_list ap;
+    va_start(ap, fmt);
+    char *line = NULL;
+    assert_true(vasprintf(&line, fmt, ap) > 0);
+    va_end(ap);
+    FILE *f = popen(line, "r");
+    assert_non_null(f);
+    size_t n = fread(out, 1, size - 1, f);
+    while (n > 0 && out[n - 1] == '\n') n--;
+    out[n] = '\0';
+    pclose(f);
+    free(line);
+}
+
+static void key_make(void) {
+    command_read(key, sizeof key,
+                 "openssl genpkey -algorithm EC -pkeyopt ec_paramgen_curve:P-256"
+                 " 2>/dev/null | tee %s/key",
+                 dir);
+    command_read(cert, sizeof cert, "openssl req -x509 -key %s/key -subj /CN=127.0.0.1 2>/dev/null",
+                 dir);
+}
+
+static int entry_remove(const char *name, const struct stat *st, int type, struct FTW *at) {
+    (void)st, (void)type, (void)at;
+    return remove(name);
+}
+
+static int dir_remove(const char *path) {
+    return path_exists(path) ? nftw(path, entry_remove, 8, FTW_DEPTH | FTW_PHYS) : 0;
+}
+
+static int start(void **state) {
+    (void)state;
+    log_quiet = true;
+    snprintf(dir, sizeof dir, "/tmp/shoal-test-hub-XXXXXX");
+    if (!mkdtemp(dir)) return -1;
+    key_make();
+    hub = hub_start(cert, key, &server);
+    if (!hub) return -1;
+    snprintf(cache, sizeof cache, "%s/cache", dir);
+    snprintf(folder, sizeof folder, "%s/hub/school/fry", cache);
+    snprintf(endpoint, sizeof endpoint, "http://127.0.0.1:%u/", hub->hub_port);
+    setenv("SHOAL_CACHE", cache, 1);
+    setenv("HF_HOME", dir, 1); // no token of who runs the test
+    static const char *const unwanted[] = {"HF_TOKEN",    "HF_TOKEN_PATH", "http_proxy",
+                                           "https_proxy", "HTTPS_PROXY",   "all_proxy",
+                                           "ALL_PROXY",   "no_proxy",      "NO_PROXY"};
+    for (size_t i = 0; i < ARRAY_LEN(unwanted); i++) unsetenv(unwanted[i]);
+    return 0;
+}
+
+static int stop(void **state) {
+    (void)state;
+    kill(server, SIGKILL);
+    waitpid(server, NULL, 0);
+    return dir_remove(dir);
+}
+
+static void serve_file(const char *path, const void *data, size_t size, bool large) {
+    struct served_file *f = &hub->files[hub->n_files++];
+    char temp[96];
+    CHECK(hub->n_files <= SERVED_FILES && size <= SERVED_MAX);
+    snprintf(temp, sizeof temp, "%s/served", dir);
+    assert_int_equal(file_write(temp, data, size, &err), OK);
+    *f = (struct served_file){.size = size};
+    snprintf(f->path, sizeof f->path, "%s", path);
+    memcpy(f->data, data, size);
+    command_read(f->blob, sizeof f->blob, "git hash-object --no-filters %s", temp);
+    if (large) command_read(f->sha256, sizeof f->sha256, "sha256sum <%s | cut -c 1-64", temp);
+}
+
+static void serve_noise(const char *path, size_t size, uint32_t seed) {
+    struct rng rng = rng_make(seed, RNG_TEST, 0, 0);
+    uint8_t *data = xmalloc(size);
+    for (size_t i = 0; i < size; i++) data[i] = (uint8_t)rng_u32(&rng);
+    serve_file(path, data, size, true);
+    free(data);
+}
+
+/* A repository with a configuration, weights and what must not be loaded. */
+static int set_up(void **state) {
+    (void)state;
+    err = (struct error){0};
+    setenv("HF_ENDPOINT", endpoint, 1);
+    unsetenv("HF_TOKEN");
+    size_t faults = offsetof(struct hub_state, commit), end = offsetof(struct hub_state, cert);
+    memset((char *)hub + faults, 0, end - faults);
+    memcpy(hub->commit, COMMIT_A, sizeof hub->commit);
+    hub->n_files = 0;
+    serve_file("config.json", "{\"model_type\": \"llama\"}\n", 24, false);
+    serve_noise("model.safetensors", 300000, 1);
+    serve_file("pytorch_model.bin", "\x80\x02", 2, true);
+    serve_file("日本語/語彙 1.txt", "猫と犬\n", 10, false);
+    return dir_remove(cache);
+}
+
+static void assert_says(const char *text) {
+    if (!strstr(err.text, text)) fail_msg("no '%s' in '%s'", text, err.text);
+}
+
+static void assert_pulls(void) {
+    json_t *record = hub_pull(NAME, &quick, &err);
+    if (!record) fail_msg("%s", err.text);
+    assert_string_equal(json_string_value(json_object_get(record, "path")), folder);
+    json_decref(record);
+}
+
+static void assert_fails(const char *name, const struct hub_options *o, const char *text) {
+    json_t *record = hub_pull(name, o, &err);
+    if (record) fail_msg("pulled, but '%s' was expected", text);
+    assert_says(text);
+}
+
+/* The file in the folder is what the hub serves, and nothing of its download is left. */
+static void assert_holds(const char *path) {
+    const struct served_file *f = file_of(hub, path);
+    char *full = path_join(folder, path), *partial = xasprintf("%s.partial", full),
+         *etag = xasprintf("%s.partial.etag", full);
+    struct buf b = {0};
+    assert_int_equal(file_read(full, SERVED_MAX, &b, &err), OK);
+    assert_int_equal(b.len, f->size);
+    assert_memory_equal(b.data, f->data, f->size);
+    assert_false(path_exists(partial) || path_exists(etag));
+    buf_release(&b);
+    free(full);
+    free(partial);
+    free(etag);
+}
+
+static void assert_absent(const char *path) {
+    char *full = path_join(folder, path);
+    if (path_exists(full)) fail_msg("'%s' is there", full);
+    free(full);
+}
+
+static void assert_whole(void) {
+    assert_holds("config.json");
+    assert_holds("model.safetensors");
+    char *found = hub_find(NAME, &err);
+    if (!found) fail_msg("%s", err.text);
+    assert_string_equal(found, folder);
+    free(found);
+}
+
+static off_t size_of(const char *path) {
+    struct stat st;
+    char *full = path_join(folder, path);
+    off_t size = stat(full, &st) == 0 ? st.st_size : -1;
+    free(full);
+    return size;
+}
+
+static void names_parse(void **state) {
+    (void)state;
+    static const char *const table[][4] = {
+        /* name, repository (NULL: refused), file, revision */
+        {"hf:a/b", "a/b", "", "main"},
+        {"hf:Qwen/Qwen3-0.6B@v1.0", "Qwen/Qwen3-0.6B", "", "v1.0"},
+        {"hf:a/b@refs/pr/3", "a/b", "", "refs/pr/3"},
+        {"hf:a/b/q8/c.gguf", "a/b", "q8/c.gguf", "main"},
+        {"hf:a/b/模型.gguf@main", "a/b", "模型.gguf", "main"},
+        {"hf:gpt2", NULL, NULL, NULL},
+        {"hf:", NULL, NULL, NULL},
+        {"hf:/b", NULL, NULL, NULL},
+        {"hf:a/", NULL, NULL, NULL},
+        {"hf:a/b/", NULL, NULL, NULL},
+        {"hf:a/b@", NULL, NULL, NULL},
+        {"hf:../b", NULL, NULL, NULL},
+        {"hf:a/..", NULL, NULL, NULL},
+        {"hf:a/b/../c", NULL, NULL, NULL},
+        {"hf:a/b@../../c", NULL, NULL, NULL},
+        {"hf:a/b?x=1", NULL, NULL, NULL},
+        {"hf:a b/c", NULL, NULL, NULL},
+        {"hf:猫/犬", NULL, NULL, NULL},
+        {"hf:a/b@x\r\ny", NULL, NULL, NULL},
+        {"a/b", NULL, NULL, NULL},
+    };
+    for (size_t i = 0; i < ARRAY_LEN(table); i++) {
+        struct hub_name n;
+        int rc = hub_name_parse(table[i][0], &n, &err);
+        if ((rc == OK) != (table[i][1] != NULL)) fail_msg("'%s': %s", table[i][0], err.text);
+        if (rc != OK) continue;
+        assert_string_equal(n.repo, table[i][1]);
+        assert_string_equal(n.file, table[i][2]);
+        assert_string_equal(n.rev, table[i][3]);
+    }
+}
+
+static void paths_stay_inside(void **state) {
+    (void)state;
+    static const char *const good[] = {"a", "a/b.c", "..a", "a..", "...", "猫/犬 1"};
+    static const char *const bad[] = {"",     "/a",     "a/",    "a//b", ".",    "..",  "../a",
+                                      "a/..", "a/../b", "a/./b", "a\\b", "a\nb", "\x7f"};
+    for (size_t i = 0; i < ARRAY_LEN(good); i++) assert_true(hub_path_safe(good[i]));
+    for (size_t i = 0; i < ARRAY_LEN(bad); i++)
+        if (hub_path_safe(bad[i])) fail_msg("'%s' is taken for safe", bad[i]);
+}
+
+/* Files as words; the chosen ones come back as words. */
+static char *choose(const char *files, const char *include) {
+    struct hub_repo r = {.files = xcalloc(32, sizeof *r.files)};
+    struct hub_name name = {.repo = "a/b", .rev = "main"};
+    struct strings globs = {0};
+    struct buf out = {0};
+    char *words = xstrdup(files), *rest = words, *word;
+    while ((word = strsep(&rest, " "))) r.files[r.n++].path = word;
+    if (*include) strings_add(&globs, include);
+    if (hub_repo_select(&r, &name, &globs, &err) != OK) {
+        buf_puts(&out, err.text);
+    } else {
+        for (int i = 0; i < r.n; i++)
+            if (r.files[i].wanted) buf_printf(&out, "%s%s", out.len ? " " : "", r.files[i].path);
+    }
+    strings_release(&globs);
+    hub_repo_release(&r);
+    free(words);
+    return out.data;
+}
+
+static void choice_of_files(void **state) {
+    (void)state;
+    static const struct {
+        const char *files, *include, *chosen; /* "!words": refused with them */
+    } table[] = {
+        {"config.json README.md model.safetensors pytorch_model.bin tf_model.h5", "",
+         "config.json model.safetensors"},
+        {"config.json model-1-of-2.safetensors model-2-of-2.safetensors "
+         "model.safetensors.index.json",
+         "",
+         "config.json model-1-of-2.safetensors model-2-of-2.safetensors "
+         "model.safetensors.index.json"},
+        {"config.json model.safetensors model-1-of-1.safetensors model.safetensors.index.json", "",
+         "config.json model.safetensors"},
+        {"model.safetensors model.fp16.safetensors consolidated.safetensors onnx/config.json", "",
+         "model.safetensors"},
+        {"tokenizer.model vocab.json merges.txt chat_template.jinja model.safetensors", "",
+         "tokenizer.model vocab.json merges.txt chat_template.jinja model.safetensors"},
+        {"adapter_config.json adapter_model.safetensors adapter_model.bin optimizer.pt", "",
+         "adapter_config.json adapter_model.safetensors"},
+        {"README.md only.gguf", "", "only.gguf"},
+        {"config.json a-q4.gguf a-q8.gguf", "", "!name one: hf:a/b/FILE"},
+        {"config.json a-q4.gguf a-q8.gguf", "*q8*", "a-q8.gguf"},
+        {"config.json pytorch_model.bin", "", "!only as pickles"},
+        {"config.json pytorch_model.bin", "*.bin", "!is a pickle"},
+        {"config.json MODEL.PT", "*.PT", "!is a pickle"},
+        {"README.md data.csv", "", "!no model and no adapter"},
+        {"config.json model.safetensors", "*.gguf", "!has no file '*.gguf'"},
+        {"a/b/c.gguf d.gguf", "a/*", "a/b/c.gguf"},
+        {"x x.partial x.partial.etag .hub.json .hub.lock", "*", "x"},
+    };
+    for (size_t i = 0; i < ARRAY_LEN(table); i++) {
+        char *chosen = choose(table[i].files, table[i].include);
+        bool refused = table[i].chosen[0] == '!';
+        if (refused ? !strstr(chosen, table[i].chosen + 1) : strcmp(chosen, table[i].chosen) != 0)
+            fail_msg("of '%s': '%s'", table[i].files, chosen);
+        free(chosen);
+    }
+}
+
+static void git_hash_is_gits(void **state) {
+    (void)state;
+    static const int sizes[] = {0,  1,  44, 45, 46,  47,  54,   55,
+                                56, 63, 64, 65, 119, 120, 1000, 70001};
+    char text[100000], path[96];
+    for (size_t i = 0; i < sizeof text; i++) text[i] = (char)(i * 7);
+    snprintf(path, sizeof path, "%s/blob", dir);
+    for (size_t i = 0; i < ARRAY_LEN(sizes); i++) {
+        struct hub_file f = {.path = "x", .size = sizes[i]};
+        struct hub_digest d;
+        assert_int_equal(file_write(path, text, (size_t)sizes[i], &err), OK);
+        command_read(f.hash, sizeof f.hash, "git hash-object --no-filters %s", path);
+        hub_digest_init(&d, &f);
+        for (int at = 0; at < sizes[i]; at += 13) // pieces that no block boundary fits
+            hub_digest_add(&d, text + at, (size_t)MIN(13, sizes[i] - at));
+        if (!hub_digest_matches(&d, &f)) fail_msg("%d bytes", sizes[i]);
+    }
+}
+
+static void pulls_and_records(void **state) {
+    (void)state;
+    json_t *record = hub_pull(NAME, &quick, &err), *again;
+    if (!record) fail_msg("%s", err.text);
+    assert_whole();
+    assert_absent("pytorch_model.bin");
+    assert_string_equal(json_string_value(json_object_get(record, "commit")), COMMIT_A);
+    assert_int_equal(json_integer_value(json_object_get(record, "loaded")), 300024);
+    assert_int_equal(json_array_size(json_object_get(record, "files")), 2);
+    int before = hub->n_cdn;
+    again = hub_pull(NAME, &quick, &err);
+    assert_int_equal(json_integer_value(json_object_get(again, "loaded")), 0);
+    assert_int_equal(hub->n_cdn, before);
+    json_t *list = hub_list(&err);
+    assert_int_equal(json_array_size(list), 1);
+    assert_string_equal(json_string_value(json_object_get(json_array_get(list, 0), "path")),
+                        folder);
+    json_decref(list);
+    json_decref(record);
+    json_decref(again);
+}
+
+/* The directory's files as a repository. */
+static void serve_dir(const char *path) {
+    static const char *const names[] = {"config.json",         "model.safetensors",
+                                        "tokenizer.json",      "tokenizer_config.json",
+                                        "adapter_config.json", "adapter_model.safetensors"};
+    hub->n_files = 0;
+    for (size_t i = 0; i < ARRAY_LEN(names); i++) {
+        struct buf b = {0};
+        char *full = path_join(path, names[i]);
+        if (path_exists(full)) {
+            assert_int_equal(file_read(full, SERVED_MAX, &b, &err), OK);
+            serve_file(names[i], b.data, b.len, strstr(names[i], ".safetensors") != NULL);
+        }
+        buf_release(&b);
+        free(full);
+    }
+}
+
+/* A model's own directory, through the hub, is the same model. */
+static void a_pulled_model_opens(void **state) {
+    (void)state;
+    char made[96], hash[HASH_LEN];
+    snprintf(made, sizeof made, "%s/model", dir);
+    struct model *m = fixture_model("tiny-llama", true, TENSOR_F32, CLASS_EXACT);
+    assert_int_equal(model_write_hf(m, made, TENSOR_BF16, &err), OK);
+    model_close(m);
+    if (!(m = model_open(made, CLASS_EXACT, &err))) fail_msg("%s", err.text);
+    memcpy(hash, model_hash(m, &err), HASH_LEN);
+    model_close(m);
+    serve_dir(made);
+    assert_null(model_open(NAME, CLASS_EXACT, &err));
+    assert_says("run 'shoal pull " NAME "'");
+    assert_pulls();
+    if (!(m = model_open(NAME, CLASS_EXACT, &err))) fail_msg("%s", err.text);
+    assert_string_equal(model_hash(m, &err), hash);
+    assert_string_equal(m->name, "fry");
+    model_close(m);
+}
+
+static void a_pulled_adapter_loads(void **state) {
+    (void)state;
+    char made[96];
+    struct model_config c;
+    snprintf(made, sizeof made, "%s/adapter", dir);
+    assert_int_equal(shape_find("tiny-llama", &c, &err), OK);
+    struct adapter *a = fixture_adapter(&c, 4, "all-linear", 0.1f, 3), *b;
+    assert_int_equal(adapter_save(a, made, "school/base", &err), OK);
+    serve_dir(made);
+    assert_null(adapter_load(NAME, &c, &err));
+    assert_says("run 'shoal pull " NAME "'");
+    assert_pulls();
+    if (!(b = adapter_load(NAME, &c, &err))) fail_msg("%s", err.text);
+    assert_string_equal(a->hash, b->hash);
+    adapter_release(a);
+    adapter_release(b);
+}
+
+static void files_by_name(void **state) {
+    (void)state;
+    struct hub_options o = quick;
+    serve_noise("a-q4.gguf", 5000, 2);
+    serve_noise("a-q8.gguf", 6000, 3);
+    strings_add(&o.include, "日本語/*");
+    json_t *record = hub_pull(NAME "/a-q8.gguf@main", &o, &err);
+    if (!record) fail_msg("%s", err.text);
+    json_decref(record);
+    assert_holds("a-q8.gguf");
+    assert_holds("日本語/語彙 1.txt");
+    assert_absent("config.json");
+    char *found = hub_find(NAME, &err), *wanted = path_join(folder, "a-q8.gguf");
+    assert_string_equal(found, wanted);
+    free(found);
+    assert_null(hub_find(NAME "/a-q4.gguf", &err));
+    assert_says("run 'shoal pull " NAME "/a-q4.gguf'");
+    record = hub_pull(NAME "/a-q4.gguf", &quick, &err);
+    assert_int_equal(json_array_size(json_object_get(record, "files")), 3);
+    json_decref(record);
+    assert_null(hub_find(NAME, &err));
+    assert_says("name one");
+    found = hub_find(NAME "/a-q8.gguf", &err);
+    assert_string_equal(found, wanted);
+    free(found);
+    free(wanted);
+    strings_release(&o.include);
+}
+
+static void dropped_connections(void **state) {
+    (void)state;
+    hub->n_drops = 3;
+    hub->drop_after = 80000;
+    assert_pulls();
+    assert_whole();
+    assert_int_equal(hub->n_partial, 3);
+    assert_int_equal(hub->n_if_range, 3);
+    assert_true(hub->cdn_bytes < 300000 + 4 * 4096 * 8); /* nothing much was sent twice */
+}
+
+static void a_silent_server(void **state) {
+    (void)state;
+    hub->n_stalls = 1;
+    assert_pulls();
+    assert_whole();
+    assert_int_equal(hub->n_partial, 1);
+}
+
+static void servers_without_ranges(void **state) {
+    (void)state;
+    hub->n_drops = 1;
+    hub->drop_after = 100000;
+    hub->no_ranges = true;
+    assert_pulls();
+    assert_whole();
+    dir_remove(cache);
+    hub->n_drops = 1000; // never further than this: no reason to go on for ever
+    assert_fails(NAME, &quick, "gave up after 6 tries");
+}
+
+/* A pull in a child that is killed when `after` bytes of the weights are there. */
+static void pull_killed(off_t after) {
+    pid_t child = fork();
+    if (child == 0) {
+        hub_pull(NAME, &quick, &err);
+        _exit(0);
+    }
+    int status = 0;
+    while (size_of("model.safetensors.partial") < after && waitpid(child, &status, WNOHANG) == 0)
+        usleep(200);
+    kill(child, SIGKILL);
+    waitpid(child, &status, 0);
+    usleep(50000); // the server notices, and counts no more bytes of it
+}
+
+static void killed_at_any_moment(void **state) {
+    (void)state;
+    hub->slow_us = 300;
+    for (int i = 0; i < 12; i++) {
+        off_t before = size_of("model.safetensors.partial");
+        pull_killed(22000 * i);
+        assert_absent("model.safetensors");
+        assert_null(hub_find(NAME, &err));
+        assert_true(size_of("model.safetensors.partial") >= before);
+    }
+    hub->cdn_bytes = 0;
+    assert_pulls();
+    assert_whole();
+    assert_true(hub->cdn_bytes <= 300000 - 22000 * 11);
+    assert_true(hub->n_if_range > 0);
+}
+
+/* The second host has other bytes under the name now: the tag says so and all comes again. */
+static void changed_meanwhile(void **state) {
+    (void)state;
+    hub->slow_us = 300;
+    pull_killed(100000);
+    hub->etag = 2;
+    hub->cdn_bytes = 0;
+    assert_pulls();
+    assert_whole();
+    assert_int_equal(hub->cdn_bytes, 300000);
+}
+
+static void damaged_partial(void **state) {
+    (void)state;
+    hub->slow_us = 300;
+    pull_killed(100000);
+    char *path = path_join(folder, "model.safetensors.partial");
+    int fd = open(path, O_WRONLY);
+    assert_int_equal(pwrite(fd, "damage", 6, 5000), 6);
+    close(fd);
+    free(path);
+    assert_pulls();
+    assert_whole();
+}
+
+static void wrong_bytes(void **state) {
+    (void)state;
+    hub->corrupt = true;
+    assert_fails(NAME, &quick, "'model.safetensors' arrived damaged");
+    assert_absent("model.safetensors");
+    assert_absent("config.json"); /* nothing is put in place before all of it is right */
+    hub->corrupt = false;
+    hub->longer = true;
+    assert_fails(NAME, &quick, "longer than the 300000 bytes");
+    hub->longer = false;
+    assert_pulls();
+    assert_whole();
+}
+
+static void passing_failures(void **state) {
+    (void)state;
+    static const int codes[] = {429, 500, 502, 503, 504};
+    for (size_t i = 0; i < ARRAY_LEN(codes); i++) {
+        hub->fail_status = codes[i];
+        hub->n_hub_fails = 2;
+        hub->n_cdn_fails = 2;
+        dir_remove(cache);
+        assert_pulls();
+        assert_whole();
+    }
+    hub->fail_status = 429;
+    hub->retry_after = 1;
+    hub->n_hub_fails = 1;
+    double before = clock_now();
+    assert_pulls();
+    assert_true(clock_now() - before >= 0.99);
+    hub->retry_after = 7000;
+    hub->n_hub_fails = 1;
+    assert_fails(NAME, &quick, "asks to wait 7000 s");
+    hub->retry_after = 0;
+    hub->fail_status = 503;
+    hub->n_hub_fails = 1000;
+    assert_fails(NAME, &quick, "gave up after 6 tries");
+    assert_int_equal(hub->n_hub_fails, 1000 - 6);
+}
+
+static void refusals(void **state) {
+    (void)state;
+    static const struct {
+        int status;
+        const char *code, *token, *text;
+    } table[] = {
+        {401, "RepoNotFound", NULL, "does not exist or is private"},
+        {401, "", "t", "does not accept the token"},
+        {401, "GatedRepo", NULL, "is gated: accept its terms"},
+        {403, "GatedRepo", "t", "is gated: accept its terms"},
+        {403, "", "t", "this token (403)"},
+        {404, "RevisionNotFound", NULL, "'school/fry' has no revision 'v9'"},
+        {404, "RepoNotFound", NULL, "no model 'school/fry'"},
+        {400, "", NULL, "answered 400"},
+    };
+    for (size_t i = 0; i < ARRAY_LEN(table); i++) {
+        hub->n_hub_fails = 1;
+        hub->fail_status = table[i].status;
+        snprintf(hub->fail_code, sizeof hub->fail_code, "%s", table[i].code);
+        table[i].token ? setenv("HF_TOKEN", table[i].token, 1) : unsetenv("HF_TOKEN");
+        assert_fails(NAME "@v9", &quick, table[i].text);
+        assert_int_equal(hub->n_hub_fails, 0);
+    }
+    assert_false(path_exists(cache));
+}
+
+static void the_token_stays(void **state) {
+    (void)state;
+    char path[96];
+    snprintf(hub->token, sizeof hub->token, "hf_secretsecret");
+    assert_fails(NAME, &quick, "set HF_TOKEN");
+    setenv("HF_TOKEN", "hf_other", 1);
+    assert_fails(NAME, &quick, "does not accept the token");
+    assert_null(strstr(err.text, "hf_other"));
+    setenv("HF_TOKEN", "hf_x\r\nX-Evil: 1", 1);
+    assert_fails(NAME, &quick, "the token in HF_TOKEN is no token");
+    assert_null(strstr(err.text, "hf_x"));
+    unsetenv("HF_TOKEN");
+    snprintf(path, sizeof path, "%s/token", dir); // HF_HOME/token
+    assert_int_equal(file_write(path, "hf_secretsecret\n", 16, &err), OK);
+    assert_pulls();
+    unlink(path);
+    assert_whole();
+    assert_true(hub->n_cdn > 0 && hub->n_tokens_hub > 0);
+    assert_int_equal(hub->n_tokens_cdn, 0);
+}
+
+static void hostile_listings(void **state) {
+    (void)state;
+#define FILES(f) "{\"sha\":\"" COMMIT_A "\",\"siblings\":[" f "]}"
+#define BLOB "\"blobId\":\"" COMMIT_A "\""
+    static const char *const table[][2] = {
+        {"", "'config.json' arrived damaged"}, /* the control: only the corrupt flag is wrong */
+        {"no JSON", "the hub's listing"},
+        {"[]", "no listing of a repository"},
+        {"{\"sha\":\"../../x\",\"siblings\":[]}", "no listing of a repository"},
+        {"{\"sha\":\"" COMMIT_A "\",\"siblings\":7}", "no listing of a repository"},
+        {FILES(""), "no model and no adapter"},
+        {FILES("7"), "a file without a name"},
+        {FILES("{\"rfilename\":\"../../.bashrc\",\"size\":1," BLOB "}"), "'../../.bashrc'"},
+        {FILES("{\"rfilename\":\"/etc/passwd\",\"size\":1," BLOB "}"), "'/etc/passwd'"},
+        {FILES("{\"rfilename\":\"config.json\",\"size\":1}"), "no usable size and hash"},
+        {FILES("{\"rfilename\":\"config.json\",\"size\":-1," BLOB "}"), "no usable size and hash"},
+        {FILES("{\"rfilename\":\"config.json\",\"size\":\"1\"," BLOB "}"), "no usable size"},
+        {FILES("{\"rfilename\":\"config.json\"," BLOB "}"), "no usable size"},
+        {FILES("{\"rfilename\":\"config.json\",\"size\":9007199254740993," BLOB "}"), "no usable"},
+        {FILES("{\"rfilename\":\"config.json\",\"size\":1,\"blobId\":\"zz\"}"), "no usable"},
+        {FILES("{\"rfilename\":\"model.safetensors\",\"size\":1000000000000000," BLOB "}"),
+         "has room for"},
+    };
+    hub->files[0].data[0] ^= 1;
+    for (size_t i = 0; i < ARRAY_LEN(table); i++) {
+        snprintf(hub->listing, sizeof hub->listing, "%s", table[i][0]);
+        assert_fails(NAME, &quick, table[i][1]);
+    }
+}
+
+static void two_at_once(void **state) {
+    (void)state;
+    pid_t child[3];
+    hub->slow_us = 200;
+    for (int i = 0; i < 3; i++) {
+        child[i] = fork();
+        if (child[i] == 0) _exit(hub_pull(NAME, &quick, &err) ? 0 : 1);
+    }
+    for (int i = 0; i < 3; i++) {
+        int status;
+        waitpid(child[i], &status, 0);
+        assert_int_equal(status, 0);
+    }
+    assert_whole();
+    assert_int_equal(hub->n_cdn, 1); /* who waited found it done */
+}
+
+static void a_new_commit(void **state) {
+    (void)state;
+    char *mine = path_join(folder, "mine.txt");
+    serve_file("tokenizer.json", "{}", 2, false);
+    assert_pulls();
+    assert_int_equal(file_write(mine, "me", 2, &err), OK);
+    memcpy(hub->commit, COMMIT_B, sizeof hub->commit);
+    hub->n_files = 1;
+    serve_noise("model.safetensors", 200000, 9);
+    hub->slow_us = 300;
+    pull_killed(100000);
+    assert_int_equal(size_of("model.safetensors"), 300000); /* the old commit stands, whole */
+    assert_int_equal(size_of("tokenizer.json"), 2);
+    assert_pulls();
+    assert_whole();
+    assert_absent("tokenizer.json");
+    assert_true(path_exists(mine));
+    free(mine);
+}
+
+/* Dies between the renames and the last record. */
+static void killed_while_publishing(void **state) {
+    (void)state;
+    assert_pulls();
+    char *record = path_join(folder, ".hub.json"),
+         *weights = path_join(folder, "model.safetensors");
+    json_t *v = json_file(record, &err);
+    json_object_set_new(v, "complete", json_false());
+    assert_int_equal(json_dump_file(v, record, 0), 0);
+    assert_int_equal(unlink(weights), 0);
+    assert_null(hub_find(NAME, &err));
+    assert_says("is not here in whole");
+    assert_pulls();
+    assert_whole();
+    json_decref(v);
+    free(record);
+    free(weights);
+}
+
+static void folders_of_others(void **state) {
+    (void)state;
+    char other[96], file[128];
+    struct hub_options o = quick;
+    snprintf(other, sizeof other, "%s/other", dir);
+    snprintf(file, sizeof file, "%s/config.json", other);
+    o.to = other;
+    assert_int_equal(dir_make(other, &err), OK);
+    assert_int_equal(file_write(file, "precious", 8, &err), OK);
+    assert_fails(NAME, &o, "comes from elsewhere");
+    unlink(file);
+    json_decref(hub_pull(NAME, &o, &err));
+    assert_true(path_exists(file));
+    snprintf(file, sizeof file, "%s/.hub.json", other);
+    assert_int_equal(file_write(file, "{\"repo\":\"a/b\"}", 14, &err), OK);
+    assert_fails(NAME, &o, "holds another repository");
+}
+
+static void a_full_disk(void **state) {
+    (void)state;
+    pid_t child = fork();
+    if (child == 0) {
+        struct rlimit limit = {100000, 100000};
+        signal(SIGXFSZ, SIG_IGN);
+        setrlimit(RLIMIT_FSIZE, &limit);
+        bool told = !hub_pull(NAME, &quick, &err) && strstr(err.text, "make room and run it again");
+        _exit(told ? 0 : 1);
+    }
+    int status;
+    waitpid(child, &status, 0);
+    assert_int_equal(status, 0);
+    assert_int_equal(size_of("model.safetensors.partial"), 100000);
+    assert_pulls();
+    assert_whole();
+    assert_int_equal(hub->n_partial, 1);
+}
+
+static void nobody_there(void **state) {
+    (void)state;
+    double before = clock_now();
+    setenv("HF_ENDPOINT", "http://127.0.0.1:1", 1);
+    assert_fails(NAME, &(struct hub_options){0}, "is this machine online");
+    assert_true(clock_now() - before < 0.9); /* no retries of what was never reached */
+    static const char *const bad[] = {"ftp://x", "huggingface.co", "https://me:secret@x",
+                                      "https://x?y"};
+    for (size_t i = 0; i < ARRAY_LEN(bad); i++) {
+        setenv("HF_ENDPOINT", bad[i], 1);
+        assert_fails(NAME, &quick, "HF_ENDPOINT is no address of a hub");
+        assert_null(strstr(err.text, "secret"));
+    }
+}
+
+/* Nobody vouches for the server's certificate: nothing is sent to it. */
+static void a_certificate_of_nobody(void **state) {
+    (void)state;
+    char url[64];
+    if (!hub->tls_port) fail_msg("no TLS server; is openssl installed?");
+    snprintf(url, sizeof url, "https://127.0.0.1:%u", hub->tls_port);
+    setenv("HF_ENDPOINT", url, 1);
+    setenv("HF_TOKEN", "hf_secret", 1);
+    assert_fails(NAME, &quick, "certificate");
+    assert_int_equal(hub->n_tokens_hub + hub->n_listings, 0);
+}
+
+static void through_a_proxy(void **state) {
+    (void)state;
+    setenv("http_proxy", endpoint, 1);
+    setenv("HF_ENDPOINT", "http://hub.invalid", 1);
+    assert_fails(NAME, &quick, "no model"); // the proxy's answer: it serves no other host
+    unsetenv("http_proxy");
+}
+
+#define TEST(f) cmocka_unit_test_setup(f, set_up)
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        TEST(names_parse),
+        TEST(paths_stay_inside),
+        TEST(choice_of_files),
+        TEST(git_hash_is_gits),
+        TEST(pulls_and_records),
+        TEST(a_pulled_model_opens),
+        TEST(a_pulled_adapter_loads),
+        TEST(files_by_name),
+        TEST(dropped_connections),
+        TEST(a_silent_server),
+        TEST(servers_without_ranges),
+        TEST(killed_at_any_moment),
+        TEST(changed_meanwhile),
+        TEST(damaged_partial),
+        TEST(wrong_bytes),
+        TEST(passing_failures),
+        TEST(refusals),
+        TEST(the_token_stays),
+        TEST(hostile_listings),
+        TEST(two_at_once),
+        TEST(a_new_commit),
+        TEST(killed_while_publishing),
+        TEST(folders_of_others),
+        TEST(a_full_disk),
+        TEST(nobody_there),
+        TEST(a_certificate_of_nobody),
+        TEST(through_a_proxy),
+    };
+    return cmocka_run_group_tests(tests, start, stop);
+}

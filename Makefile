@@ -2,7 +2,7 @@
 # BUILD=asan: the same under address and undefined-behaviour sanitizers, in build/asan. V=1: show commands.
 CC      ?= gcc
 BUILD   ?= release
-PKGS    := jansson yaml-0.1 libpcre2-8 sqlite3 libsodium libcurl
+PKGS    := jansson yaml-0.1 libpcre2-8 sqlite3 libsodium
 VERSION := 0.1.0
 
 ifeq ($(BUILD),release)
@@ -23,7 +23,7 @@ WARN   := -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wpoin
 CFLAGS ?=
 CFLAGS_ALL = -std=gnu11 -g $(OPT) $(WARN) -ffp-contract=off -fno-math-errno -fvisibility=hidden -pthread -Iinclude -Isrc \
              -DSHOAL_VERSION='"$(VERSION)"' $(shell pkg-config --cflags $(PKGS) 2>/dev/null) $(CFLAGS)
-LIBS    = $(shell pkg-config --libs $(PKGS)) -lm -pthread
+LIBS    = $(shell pkg-config --libs $(PKGS)) -lm -pthread -ldl
 
 # Instruction sets belong to files, never to the program: kernels are chosen at run time.
 ISA_avx2   := -mavx2 -mfma -mf16c

@@ -243,12 +243,21 @@ struct adapter *adapter_from_data(const struct model_config *shape, const struct
 const struct lora_pack *adapter_pack(struct adapter *a, enum elem elem) {
     struct lora_pack *p = __atomic_load_n(&a->packs[elem], __ATOMIC_ACQUIRE), *none = NULL;
     if (p) return p;
+    CHECK(a->data); // adapter_keep_pack let it go
     p = lora_pack_new(&a->shape, a->loras, elem);
     if (__atomic_compare_exchange_n(&a->packs[elem], &none, p, false, __ATOMIC_ACQ_REL,
                                     __ATOMIC_ACQUIRE))
         return p;
     lora_pack_free(p); // another thread was first: the same content
     return none;
+}
+
+const struct lora_pack *adapter_keep_pack(struct adapter *a, enum elem elem) {
+    const struct lora_pack *p = adapter_pack(a, elem);
+    free(a->data);
+    a->data = NULL;
+    for (int32_t i = 0; i < a->shape.n_layers * N_PROJ; i++) a->loras[i].a = a->loras[i].b = NULL;
+    return p;
 }
 
 struct adapter *adapter_retain(struct adapter *a) {

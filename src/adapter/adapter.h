@@ -59,6 +59,9 @@ bool adapter_fits(const struct adapter *a,
 /* What the forward pass reads, in the wanted element; made once, good while the adapter lives. Any
  * thread. */
 const struct lora_pack *adapter_pack(struct adapter *a, enum elem elem);
+/* The same, and lets go of the factors themselves: for an adapter that is only served. Algebra,
+ * saving and other elements are then a broken contract. The caller is the only owner yet. */
+const struct lora_pack *adapter_keep_pack(struct adapter *a, enum elem elem);
 struct adapter *adapter_retain(struct adapter *a);
 void adapter_release(struct adapter *a); /* NULL is fine */
 

@@ -82,7 +82,7 @@ static size_t slab_lay(struct engine *e, const struct engine_options *o, size_t 
                        uint8_t *base) {
     size_t used = 0, rows = (size_t)o->max_rows, seqs = (size_t)o->max_seqs;
     size_t slots = seqs + (size_t)o->max_cached;
-    e->max_out = MIN(o->max_rows, MAX(o->max_seqs, OUT_MIN));
+    e->max_out = o->max_out;
     size_t outs = (size_t)e->max_out;
     e->logits = slab_take(base, &used, outs * vocab, sizeof(float));
     e->scratch =
@@ -105,6 +105,8 @@ static struct engine_options options_resolve(const struct model_config *c,
     if (r.max_rows == 0) r.max_rows = DEFAULT_ROWS;
     if (r.max_seqs == 0) r.max_seqs = DEFAULT_SEQS;
     if (r.max_len == 0) r.max_len = MIN(c->max_seq_len, DEFAULT_LEN);
+    if (r.max_out == 0) r.max_out = MAX(r.max_seqs, OUT_MIN);
+    r.max_out = MIN(r.max_out, r.max_rows);
     if (r.max_cached == 0) r.max_cached = r.max_seqs;
     if (r.n_pages == 0)
         r.n_pages = (int32_t)MIN((int64_t)r.max_seqs * kv_pages_for(r.max_len), INT32_MAX);
@@ -139,6 +141,7 @@ static int options_check(const struct model_config *c, const struct engine_optio
                          o->max_len, c->max_seq_len);
     if (o->max_cached < 0 || o->max_cached > 1 << 16)
         return error_set(err, ERR_USAGE, "max_cached '%d' is not in 0..65536", o->max_cached);
+    if (o->max_out < 1) return error_set(err, ERR_USAGE, "max_out '%d' is below 1", o->max_out);
     if (o->n_pages < 1)
         return error_set(err, ERR_USAGE, "'%d' pages of KV cache; there must be one", o->n_pages);
     size_t need = engine_bytes(c, o);

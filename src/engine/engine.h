@@ -113,6 +113,7 @@ struct engine_options {
     int32_t max_seqs;    /* sequences at once; 0: 64 */
     int32_t max_len;     /* tokens a sequence; 0: the model's max_seq_len, at most 4096 */
     int32_t max_cached;  /* finished sequences that stay for their prefixes; 0: as max_seqs */
+    int32_t max_out;     /* rows with logits a step; 0: max_seqs, at least 16 */
     int32_t n_pages;     /* of the KV cache; 0: max_seqs whole sequences */
     enum elem kv_elem;   /* of the KV cache; f32 unless asked */
     enum elem lora_elem; /* adapters are held as; f32 unless asked */

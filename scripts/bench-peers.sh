@@ -1,0 +1,34 @@
+#!/bin/sh
+# bench-peers: makes random weights and twenty adapters, then measures Shoal beside llama.cpp.
+#
+# The peer is the npm package node-llama-cpp (prebuilt binaries, no scripts run), installed under
+# build/peers or found in PEERS. Without npm, or where it cannot be had, this says so and ends well.
+# ROUNDS (5), QUANTS ("q8_0 q4_0 bf16") and SHAPE (smollm-135m) may be set.
+set -eu
+cd "$(dirname "$0")/.."
+shoal="$PWD/build/shoal" dir="$PWD/build/peers" peers="${PEERS:-$PWD/build/peers}"
+mkdir -p "$dir"
+if [ ! -d "$peers/node_modules/node-llama-cpp" ]; then
+    command -v npm >/dev/null || { echo "skip bench-peers: no npm to install the peer with"; exit 0; }
+    (cd "$peers" && npm install --silent --no-fund --no-audit --ignore-scripts node-llama-cpp@3) ||
+        { echo "skip bench-peers: node-llama-cpp cannot be installed here"; exit 0; }
+fi
+[ -f "$peers/package.json" ] || echo '{"private":true}' >"$peers/package.json"
+shape="${SHAPE:-smollm-135m}"
+for quant in ${QUANTS:-q8_0 q4_0 bf16}; do
+    model="$dir/$shape-$quant.gguf"
+    [ -f "$model" ] || "$shoal" model new --quiet --shape "$shape" --quant "$quant" --seed 1 "$model"
+    i=1
+    adapters=
+    while [ $i -le 20 ]; do
+        adapter="$dir/$shape-$i.gguf"
+        if [ ! -f "$adapter" ]; then
+            "$shoal" adapter new --quiet --model "$model" --rank 8 --seed $i "$dir/adapter-$i" &&
+                "$shoal" adapter convert --quiet --model "$model" "$dir/adapter-$i" "$adapter"
+            rm -rf "$dir/adapter-$i"
+        fi
+        adapters="$adapters $adapter"
+        i=$((i + 1))
+    done
+    PEERS="$peers" node bench/peers.mjs "$shoal" "${ROUNDS:-5}" "$model" $adapters
+done

@@ -252,7 +252,8 @@ static void mixed_run(struct forward *f, const struct model *m, struct adapter *
         for (int s = 0; s < N_SEQS; s++) {
             int drawn = (int)rng_below(&rng, 10), count = MIN(drawn, N_TOKENS - at[s]);
             if (count == 0) continue;
-            segs[n_segs++] = (struct segment){n, n + count, by_seq[s] ? by_seq[s]->loras : NULL};
+            segs[n_segs++] = (struct segment){
+                .begin = n, .end = n + count, .loras = by_seq[s] ? by_seq[s]->loras : NULL};
             for (int i = 0; i < count; i++, n++) {
                 rows[n] = (struct row){.token = tokens[s][at[s] + i], .pos = at[s] + i, .slot = s};
                 out[n] = n;
@@ -342,7 +343,7 @@ static void base_read_once(void **state) {
     for (int i = 0; i < 20; i++) {
         a[i] = fixture_adapter(&m->config, 8, "all-linear", 0.1f, (uint64_t)i);
         rows[i] = (struct row){.token = i, .pos = 0, .slot = i};
-        segs[i] = (struct segment){i, i + 1, a[i]->loras};
+        segs[i] = (struct segment){.begin = i, .end = i + 1, .loras = a[i]->loras};
         out[i] = i;
     }
     uint64_t per_step = 7 * (uint64_t)m->config.n_layers + 1;

@@ -120,10 +120,12 @@ static void bench_peak(struct bench *b, enum tensor_type type) {
 /* n rows as one segment a distinct adapter: 0 none, 1 one for all, else one a row. */
 static int segments(const struct bench *b, struct segment *segs, int n, int adapters) {
     if (adapters > 1) {
-        for (int i = 0; i < n; i++) segs[i] = (struct segment){i, i + 1, b->adapters[i]->loras};
+        for (int i = 0; i < n; i++)
+            segs[i] = (struct segment){.begin = i, .end = i + 1, .loras = b->adapters[i]->loras};
         return n;
     }
-    segs[0] = (struct segment){0, n, adapters ? b->adapters[0]->loras : NULL};
+    segs[0] =
+        (struct segment){.begin = 0, .end = n, .loras = adapters ? b->adapters[0]->loras : NULL};
     return 1;
 }
 

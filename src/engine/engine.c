@@ -308,6 +308,9 @@ static int sampling_check(const struct sampling *s, struct error *err) {
 }
 
 static int adapter_check(const struct adapter *a, const struct model_config *c, struct error *err) {
+    if (!adapter_is_ready(a))
+        return error_set(err, ERR_USAGE, "adapter '%.12s' is DoRA and not bound to its base",
+                         a->hash);
     if (adapter_fits(a, c)) return OK;
     return error_set(
         err, ERR_USAGE,
@@ -581,7 +584,10 @@ static void step_run(struct engine *e) {
         for (int32_t i = e->groups[g].first; i >= 0; i = e->feeds[i].next)
             feed_rows(e, &e->feeds[i]);
         e->segs[g] =
-            (struct segment){.begin = begin, .end = e->n_rows, .loras = a ? a->loras : NULL};
+            (struct segment){.begin = begin,
+                             .end = e->n_rows,
+                             .loras = a ? a->loras : NULL,
+                             .overlay = a ? a->overlay : NULL};
         adapters += a != NULL;
     }
     forward_run(e->f, e->rows, e->n_rows, e->segs, e->n_groups, e->out_rows, e->n_out, e->logits);

@@ -113,6 +113,13 @@ void safetensors_close(struct safetensors *st);
 int safetensors_write(const char *path, const struct tensor_info *tensors, int n,
                       const json_t *metadata, struct error *err);
 
+/* The same for a GGUF file that is no model, such as an adapter: `metadata` holds its scalars
+ * (strings, whole numbers, reals; arrays are left out). Close it with safetensors_close. */
+int gguf_tensors_open(struct safetensors *st, const char *path, struct error *err);
+/* Canonical: keys sorted, whole numbers as u32, reals as f32, tensors in the given order. */
+int gguf_tensors_write(const char *path, const json_t *metadata, const struct tensor_info *tensors,
+                       int n, struct error *err);
+
 /* tokenizer */
 
 enum tokenizer_kind { TOK_BPE, TOK_SPM };
@@ -196,6 +203,19 @@ struct lora {
     const float *b; /* [out, R] */
     int32_t r;      /* 0: none here */
     float scale;
+    const float *mult; /* [out] or NULL. DoRA: y = mult ⊙ (W x + scale · B (A x)), W x included */
+};
+/* An adapter's own version of a [V, D] table, the embedding or the head: a row is one of `rows`,
+ * else of `full`, else the base's, and then the low-rank part is added. */
+struct table {
+    const float *full; /* [V, D] or NULL */
+    const int32_t *ids; /* [n] ascending */
+    const float *rows;  /* [n, D] */
+    int32_t n;
+    struct lora lora; /* head: a [R, D], b [V, R], as a projection. Embedding: a [R, V], b [D, R] */
+};
+struct overlay {
+    struct table embed, head;
 };
 struct row {
     int32_t token;
@@ -207,6 +227,7 @@ struct row {
 struct segment {
     int32_t begin, end;
     const struct lora *loras;
+    const struct overlay *overlay; /* or NULL: the base's embedding and head */
 };
 struct forward_options {
     int32_t max_rows; /* per call */

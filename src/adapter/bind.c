@@ -1,0 +1,120 @@
+/*
+ * bind: an adapter meets its base: DoRA's multipliers, and the checks that need the model itself.
+ *
+ * DoRA replaces W by m ⊙ (W + scale · B A) / ‖W + scale · B A‖, with norms of rows. Everything but
+ * m ⊙ 1/‖·‖ is plain LoRA, and that factor is constant once base and adapter are known. So it is
+ * made here, in double, and the forward pass multiplies finished outputs by it.
+ */
+#include "adapter/internal.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ‖row + scale · b A‖ of one output; `sum` holds k doubles. */
+static double row_norm(const float *row, const struct lora *lo, const float *b, int64_t k,
+                       double *sum) {
+    double square = 0;
+    for (int64_t j = 0; j < k; j++) sum[j] = (double)row[j];
+    for (int32_t r = 0; r < lo->r; r++) {
+        double w = (double)lo->scale * (double)b[r];
+        const float *a = lo->a + r * k;
+        for (int64_t j = 0; j < k; j++) sum[j] += w * (double)a[j];
+    }
+    for (int64_t j = 0; j < k; j++) square += sum[j] * sum[j];
+    return sqrt(square);
+}
+
+/* `full` (may be NULL) stands for w, row by row. */
+static int module_bind(const struct matrix *w, const float *full, const struct lora *lo,
+                       const float *magnitude, float *mult, int32_t module, struct error *err) {
+    float *row = xmalloc((size_t)w->k * sizeof *row);
+    double *sum = xmalloc((size_t)w->k * sizeof *sum);
+    char name[NAME_MAX_LEN];
+    int rc = OK;
+    for (int64_t n = 0; n < w->n && rc == OK; n++) {
+        if (full)
+            memcpy(row, full + n * w->k, (size_t)w->k * sizeof *row);
+        else
+            matrix_row(w, n, row);
+        double norm = row_norm(row, lo, lo->b + n * lo->r, w->k, sum);
+        mult[n] = (float)((double)magnitude[n] / norm);
+        module_name(name, module);
+        if (!isfinite(mult[n]))
+            rc = error_set(err, ERR_NUMERIC, "DoRA on '%s': output %lld has the norm %g", name,
+                           (long long)n, norm);
+    }
+    free(row);
+    free(sum);
+    return rc;
+}
+
+bool adapter_is_ready(const struct adapter *a) {
+    return !a->config.dora || a->mult;
+}
+
+static size_t mult_floats(const struct adapter *a) {
+    size_t n = a->config.head.lora.r > 0 ? (size_t)a->shape.vocab_size : 0;
+    for (int32_t i = 0; i < a->shape.n_layers * N_PROJ; i++)
+        if (a->loras[i].r > 0) n += (size_t)proj_out(&a->shape, i % N_PROJ);
+    return n;
+}
+
+int adapter_bind(struct adapter *a, const struct model *m, struct error *err) {
+    CHECK(adapter_fits(a, &m->config));
+    if (adapter_is_ready(a)) return OK;
+    int32_t n = a->shape.n_layers * N_PROJ;
+    float *mult = xmalloc((mult_floats(a) + 1) * sizeof *mult), *at = mult;
+    int rc = OK;
+    for (int32_t i = 0; i < n && rc == OK; i++) {
+        const struct matrix *w = &m->layers[i / N_PROJ].proj[i % N_PROJ];
+        if (a->loras[i].r == 0) continue;
+        rc = module_bind(w, NULL, &a->loras[i], a->magnitude[i], at, i, err);
+        a->loras[i].mult = at;
+        at += w->n;
+    }
+    struct table *head = a->overlay ? &a->overlay->head : NULL;
+    if (rc == OK && head && head->lora.r > 0) {
+        rc = module_bind(&m->head, head->full, &head->lora, a->magnitude[n], at, MODULE_HEAD, err);
+        head->lora.mult = at;
+    }
+    if (rc == OK) {
+        a->mult = mult;
+        return OK;
+    }
+    for (int32_t i = 0; i < n; i++) a->loras[i].mult = NULL;
+    if (head) head->lora.mult = NULL;
+    free(mult);
+    return rc;
+}
+
+static bool is_gguf(const char *path) {
+    char magic[4] = "";
+    FILE *f = path_is_dir(path) ? NULL : fopen(path, "rb");
+    bool yes = f && fread(magic, 1, sizeof magic, f) == sizeof magic && !memcmp(magic, "GGUF", 4);
+    if (f) fclose(f);
+    return yes;
+}
+
+/* A base that was converted or quantised has another hash and still fits, so this is no refusal. */
+static void base_compare(const struct adapter *a, const char *path, struct model *m) {
+    const char *made = json_string_value(json_object_get(a->lineage, ADAPTER_BASE_HASH));
+    struct error err;
+    const char *have = made ? model_hash(m, &err) : NULL;
+    if (have && strcmp(made, have) != 0)
+        warn("adapter '%s' was trained on a base with sha-256 %.12s…, but '%s' is %.12s…", path,
+             made, m->name, have);
+}
+
+struct adapter *adapter_open(const char *path, struct model *m, struct error *err) {
+    struct adapter *a = is_gguf(path) ? adapter_load_gguf(path, &m->config, err)
+                                      : peft_load(path, &m->config, m, err);
+    if (!a) return NULL;
+    if (adapter_bind(a, m, err) != OK) {
+        error_wrap(err, "adapter '%s'", path);
+        adapter_release(a);
+        return NULL;
+    }
+    base_compare(a, path, m);
+    return a;
+}

@@ -186,7 +186,7 @@ static const char *gguf_refusal(const struct adapter *a) {
     if (a->config.dora) return "use_dora";
     if (a->config.embed.full || a->config.head.full) return "modules_to_save";
     if (a->config.embed.n_ids || a->config.head.n_ids) return "trainable_token_indices";
-    return a->shape.tied && a->config.head.lora.r ? "tied base" : NULL;
+    return a->shape.tied && a->overlay ? "tied embedding or head" : NULL;
 }
 
 /* PEFT → GGUF → PEFT gives the same bytes; what GGUF cannot hold is refused by its name. */

@@ -100,7 +100,8 @@ int adapter_save(const struct adapter *a, const char *dir, const char *base, str
  * GGUF LoRA, llama.cpp's form: one alpha for the whole file, scale alpha / rank, q and k rows
  * permuted where the architecture's are. What only PEFT's config can say is kept under shoal.*
  * keys, so that PEFT → GGUF → PEFT gives the same bytes. Refused by name: DoRA, tables and rows of
- * its own, a head under a tied base, and several alphas, unless `fold` allows to scale B for them.
+ * its own, embedding or head under a tied base (llama.cpp has one tensor for both), and several
+ * alphas, unless `fold` allows to scale B for them.
  */
 struct adapter *adapter_load_gguf(const char *path, const struct model_config *shape,
                                   struct error *err);

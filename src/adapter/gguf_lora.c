@@ -78,7 +78,7 @@ static int save_check(const struct adapter *a, struct error *err) {
         c->dora                               ? "DoRA's magnitudes (use_dora)"
         : c->embed.full || c->head.full       ? "a whole embedding or head (modules_to_save)"
         : c->embed.n_ids || c->head.n_ids     ? "trained token rows (trainable_token_indices)"
-        : c->head.lora.r > 0 && a->shape.tied ? "a low-rank part of the head under a tied base"
+        : a->overlay && a->shape.tied         ? "low-rank parts of a tied embedding or head"
                                               : NULL;
     if (!what) return OK;
     return error_set(err, ERR_MISMATCH,

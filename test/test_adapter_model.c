@@ -7,6 +7,7 @@
  * batch; and hostile GGUF files are refused.
  */
 #define _GNU_SOURCE
+#include "engine/engine.h"
 #include "fixture.h"
 
 #include <dirent.h>
@@ -226,6 +227,68 @@ static void gguf_and_back(void **state) {
     assert_true(converted >= 4 && folded >= 2);
     free(one);
     free(two);
+    free(file);
+}
+
+static struct safetensors gguf_ok(const char *path) {
+    struct safetensors st;
+    struct error err;
+    if (gguf_tensors_open(&st, path, &err)) fail_msg("%s", err.text);
+    return st;
+}
+
+/* Entry [i][j] of what llama.cpp adds to the tensor `name`, read from the adapter's file alone. */
+static double file_delta(const struct safetensors *lora, const char *name, int64_t i, int64_t j) {
+    char *an = xasprintf("%s.lora_a", name), *bn = xasprintf("%s.lora_b", name);
+    const struct tensor_info *a = safetensors_find(lora, an), *b = safetensors_find(lora, bn);
+    bool embed = strcmp(name, "token_embd.weight") == 0;
+    double alpha = json_number_value(json_object_get(lora->metadata, "adapter.lora.alpha")),
+           sum = 0;
+    int64_t rank = a ? b->dims[1] : 0, in = a ? a->dims[1] : 0;
+    for (int64_t r = 0; r < rank; r++) {
+        const float *x = a->data, *y = b->data;
+        sum += embed ? x[i * rank + r] * y[j * rank + r] : x[r * in + j] * y[i * rank + r];
+    }
+    free(an);
+    free(bn);
+    return rank ? sum * alpha / (double)rank : 0;
+}
+
+/* In GGUF's own terms, permuted rows and all: merged = base + the file's product, every matrix. */
+static void gguf_orientation(void **state) {
+    (void)state;
+    char *base = path_join(work, "o-base.gguf"), *merged = path_join(work, "o-merged.gguf"),
+         *file = path_join(work, "o-lora.gguf");
+    int checked = 0;
+    for (int i = 0; i < n_golden; i++) {
+        struct error err;
+        struct model *m = base_open(golden[i].base);
+        struct adapter *a = case_open(&golden[i], m);
+        if (adapter_save_gguf(a, file, "x", true, &err) == OK) {
+            struct model *sum = adapter_merge(m, a);
+            assert_int_equal(model_write_gguf(m, base, TENSOR_F32, &err), OK);
+            assert_int_equal(model_write_gguf(sum, merged, TENSOR_F32, &err), OK);
+            adapter_merged_close(sum);
+            struct safetensors x = gguf_ok(base), y = gguf_ok(merged), lora = gguf_ok(file);
+            assert_int_equal(x.n_tensors, y.n_tensors);
+            for (int t = 0; t < x.n_tensors; t++) {
+                const float *w = x.tensors[t].data, *v = y.tensors[t].data;
+                int64_t k = x.tensors[t].dims[1];
+                for (int64_t n = 0; x.tensors[t].n_dims == 2 && n < x.tensors[t].dims[0] * k; n++)
+                    assert_true(fabs((double)v[n] - (double)w[n] -
+                                     file_delta(&lora, x.tensors[t].name, n / k, n % k)) < 1e-6);
+            }
+            safetensors_close(&x);
+            safetensors_close(&y);
+            safetensors_close(&lora);
+            checked++;
+        }
+        adapter_release(a);
+        model_close(m);
+    }
+    assert_true(checked >= 6);
+    free(base);
+    free(merged);
     free(file);
 }
 
@@ -454,6 +517,45 @@ static void kinds_invariant(void **state) {
     }
 }
 
+/* The engine, with all cases of one base at once, chooses what the forward pass alone does. */
+static void engine_agrees(void **state) {
+    (void)state;
+    static const char *const bases[] = {"base", "tied"};
+    for (int b = 0; b < 2; b++) {
+        struct model *m = base_open(bases[b]);
+        struct engine_options o = {.max_rows = 16, .max_seqs = 8, .max_len = 32};
+        struct error err;
+        struct engine *e = engine_new(m, &o, &err);
+        struct request reqs[MAX_CASES] = {{0}};
+        int n = 0;
+        for (int i = 0; i < n_golden; i++)
+            if (strcmp(golden[i].base, bases[b]) == 0)
+                reqs[n++] = (struct request){.prompt = golden[i].tokens,
+                                             .n_prompt = golden[i].n,
+                                             .adapter = case_open(&golden[i], m),
+                                             .max_tokens = 4};
+        if (engine_run(e, reqs, n, NULL, &err)) fail_msg("%s", err.text);
+        for (int i = 0; i < n; i++) {
+            int32_t tokens[MAX_TOKENS + 4], len = reqs[i].n_prompt, vocab = m->config.vocab_size;
+            memcpy(tokens, reqs[i].prompt, (size_t)len * sizeof *tokens);
+            assert_int_equal(reqs[i].n_out, 4);
+            for (int k = 0; k < 4; k++, len++) {
+                float *logits = logits_run(m, reqs[i].adapter, tokens, len),
+                      *last = logits + (len - 1) * vocab;
+                tokens[len] = 0;
+                for (int32_t t = 1; t < vocab; t++)
+                    if (last[t] > last[tokens[len]]) tokens[len] = t;
+                assert_int_equal(reqs[i].out[k], tokens[len]);
+                free(logits);
+            }
+            adapter_release(reqs[i].adapter);
+            request_release(&reqs[i]);
+        }
+        engine_free(e);
+        model_close(m);
+    }
+}
+
 /* Unbound DoRA, and a table of another vocabulary, do not fit a request. */
 static void bound_first(void **state) {
     (void)state;
@@ -462,6 +564,12 @@ static void bound_first(void **state) {
     struct adapter *a = adapter_load(GOLDEN "/dora", &m->config, &err);
     assert_non_null(a);
     assert_false(adapter_is_ready(a));
+    struct engine_options o = {.max_rows = 4, .max_seqs = 1, .max_len = 8};
+    struct engine *e = engine_new(m, &o, &err);
+    struct request r = {.prompt = (int32_t[]){1}, .n_prompt = 1, .max_tokens = 1, .adapter = a};
+    assert_int_equal(engine_submit(e, &r, &err), ERR_USAGE);
+    assert_non_null(strstr(err.text, "is DoRA and not bound to its base"));
+    engine_free(e);
     assert_int_equal(adapter_bind(a, m, &err), OK);
     assert_true(adapter_is_ready(a));
     adapter_release(a);
@@ -602,6 +710,12 @@ static const struct wrong {
     {"tables_tied", "\"r\": 3", "\"ensure_weight_tying\": true, \"r\": 3", "'ensure_weight_tying'"},
     {"dora", "\"use_dora\": true", "\"use_dora\": false", "lora_magnitude_vector' belongs to no"},
     {"dora", "\"use_dora\": true", "\"use_dora\": 1", "'use_dora' is neither true nor false"},
+    {"plain", "\"r\": 2", "\"r\": 2, \"r\": 3", "duplicate object key"},
+    {"plain", "\"bias\": \"none\"", "\"bias\": \"lora_only\"", "'bias' is set"},
+    {"plain", "\"bias\"", "\"fan_in_fan_out\": true, \"bias\"", "'fan_in_fan_out' is set"},
+    {"plain", "\"bias\"", "\"lora_bias\": true, \"bias\"", "'lora_bias' is set"},
+    {"plain", "\"bias\"", "\"target_parameters\": [\"x\"], \"bias\"", "'target_parameters'"},
+    {"plain", "\"bias\"", "\"init_lora_weights\": \"olora\", \"bias\"", "changes the base as well"},
     {"tables", "\"lm_head\"]", "\"lm_head\"], \"layers_to_transform\": [0, 1]",
      "'base_model.model.lm_head.lora_A.weight' is not among the targets"},
 };
@@ -681,9 +795,10 @@ static void nan_refused(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(golden_agrees),   cmocka_unit_test(saved_again),
-        cmocka_unit_test(gguf_and_back),   cmocka_unit_test(gguf_foreign),
-        cmocka_unit_test(merged_agrees),   cmocka_unit_test(stacked_agrees),
-        cmocka_unit_test(plain_only),      cmocka_unit_test(kinds_invariant),
+        cmocka_unit_test(gguf_and_back),   cmocka_unit_test(gguf_orientation),
+        cmocka_unit_test(gguf_foreign),    cmocka_unit_test(merged_agrees),
+        cmocka_unit_test(stacked_agrees),  cmocka_unit_test(plain_only),
+        cmocka_unit_test(kinds_invariant), cmocka_unit_test(engine_agrees),
         cmocka_unit_test(bound_first),     cmocka_unit_test(zero_norm_refused),
         cmocka_unit_test(gguf_damaged),    cmocka_unit_test(gguf_refused),
         cmocka_unit_test(configs_refused), cmocka_unit_test(nan_refused),

@@ -50,7 +50,7 @@ struct adapter {
     struct adapter_config config;
     struct model_config shape;
     struct lora
-        *loras;    /* [L][N_PROJ]; r = 0 where not targeted. What the engine's segments point at. */
+        *loras; /* [L][N_PROJ]; r = 0 where not targeted. What the engine's segments point at. */
     /* All A and B, in layer, projection, A-then-B order; then, where the config has them, the
      * magnitudes in the same order; then of the embedding and of the head: A, B, magnitude, the
      * whole table, rows. */
@@ -59,8 +59,8 @@ struct adapter {
     const float **magnitude; /* DoRA: [L·N_PROJ + 1], each [out] or NULL, the head's last */
     struct overlay *overlay; /* NULL: embedding and head are the base's */
     float *mult;             /* DoRA: what adapter_bind made; loras point into it */
-    char *base;      /* base_model_name_or_path of the file it came from, or NULL */
-    json_t *lineage; /* object of strings (parents, operator, seed …) or NULL */
+    char *base;              /* base_model_name_or_path of the file it came from, or NULL */
+    json_t *lineage;         /* object of strings (parents, operator, seed …) or NULL */
 };
 
 /* "q_proj,v_proj" or "all-linear" → targets. */

@@ -11,17 +11,29 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ‖row + scale · b A‖ of one output; `sum` holds k doubles. */
+/* Σ of the squares of n entries from column j of row + Σ_r w[r] · A[r]. n is a constant where it
+ * matters, so that the compiler keeps the entries in registers. */
+static inline __attribute__((always_inline)) double columns_square(const float *row,
+                                                                   const double *w,
+                                                                   const struct lora *lo, int64_t k,
+                                                                   int64_t j, int n) {
+    double sum[8], square = 0;
+    const float *a = lo->a + j;
+    for (int t = 0; t < n; t++) sum[t] = (double)row[j + t];
+    for (int32_t r = 0; r < lo->r; r++, a += k)
+        for (int t = 0; t < n; t++) sum[t] += w[r] * (double)a[t];
+    for (int t = 0; t < n; t++) square += sum[t] * sum[t];
+    return square;
+}
+
+/* ‖row + scale · b A‖ of one output; `w` holds R doubles. */
 static double row_norm(const float *row, const struct lora *lo, const float *b, int64_t k,
-                       double *sum) {
+                       double *w) {
     double square = 0;
-    for (int64_t j = 0; j < k; j++) sum[j] = (double)row[j];
-    for (int32_t r = 0; r < lo->r; r++) {
-        double w = (double)lo->scale * (double)b[r];
-        const float *a = lo->a + r * k;
-        for (int64_t j = 0; j < k; j++) sum[j] += w * (double)a[j];
-    }
-    for (int64_t j = 0; j < k; j++) square += sum[j] * sum[j];
+    int64_t j = 0;
+    for (int32_t r = 0; r < lo->r; r++) w[r] = (double)lo->scale * (double)b[r];
+    for (; j + 8 <= k; j += 8) square += columns_square(row, w, lo, k, j, 8);
+    if (j < k) square += columns_square(row, w, lo, k, j, (int)(k - j));
     return sqrt(square);
 }
 
@@ -29,7 +41,7 @@ static double row_norm(const float *row, const struct lora *lo, const float *b, 
 static int module_bind(const struct matrix *w, const float *full, const struct lora *lo,
                        const float *magnitude, float *mult, int32_t module, struct error *err) {
     float *row = xmalloc((size_t)w->k * sizeof *row);
-    double *sum = xmalloc((size_t)w->k * sizeof *sum);
+    double *scratch = xmalloc((size_t)lo->r * sizeof *scratch);
     char name[NAME_MAX_LEN];
     int rc = OK;
     for (int64_t n = 0; n < w->n && rc == OK; n++) {
@@ -37,7 +49,7 @@ static int module_bind(const struct matrix *w, const float *full, const struct l
             memcpy(row, full + n * w->k, (size_t)w->k * sizeof *row);
         else
             matrix_row(w, n, row);
-        double norm = row_norm(row, lo, lo->b + n * lo->r, w->k, sum);
+        double norm = row_norm(row, lo, lo->b + n * lo->r, w->k, scratch);
         mult[n] = (float)((double)magnitude[n] / norm);
         module_name(name, module);
         if (!isfinite(mult[n]))
@@ -45,7 +57,7 @@ static int module_bind(const struct matrix *w, const float *full, const struct l
                            (long long)n, norm);
     }
     free(row);
-    free(sum);
+    free(scratch);
     return rc;
 }
 

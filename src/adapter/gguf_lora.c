@@ -75,11 +75,11 @@ static float alpha_common(const struct model_config *shape, const struct adapter
 static int save_check(const struct adapter *a, struct error *err) {
     const struct adapter_config *c = &a->config;
     const char *what =
-        c->dora                               ? "DoRA's magnitudes (use_dora)"
-        : c->embed.full || c->head.full       ? "a whole embedding or head (modules_to_save)"
-        : c->embed.n_ids || c->head.n_ids     ? "trained token rows (trainable_token_indices)"
-        : a->overlay && a->shape.tied         ? "low-rank parts of a tied embedding or head"
-                                              : NULL;
+        c->dora                           ? "DoRA's magnitudes (use_dora)"
+        : c->embed.full || c->head.full   ? "a whole embedding or head (modules_to_save)"
+        : c->embed.n_ids || c->head.n_ids ? "trained token rows (trainable_token_indices)"
+        : a->overlay && a->shape.tied     ? "low-rank parts of a tied embedding or head"
+                                          : NULL;
     if (!what) return OK;
     return error_set(err, ERR_MISMATCH,
                      "adapter '%.12s' has %s, which GGUF adapters cannot hold (merge it into its "

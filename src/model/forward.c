@@ -7,7 +7,9 @@
  * the first halves of the low-rank parts, t = scale · x Aᵀ, run beside the base; a second region
  * adds t Bᵀ. Work lies on a line of costs that is cut into equal parts, so twenty short segments
  * spread over threads as well as one long one. The residual stream is the output that o and down
- * accumulate into.
+ * accumulate into. What else an adapter may have comes in where it applies: DoRA's multipliers
+ * after a product, embedding rows of its own when tokens are looked up, a head of its own over its
+ * outputs.
  *
  * Invariant: a row's bits depend on its own tokens and adapter only. Every number is made by one
  * kernel call whose arithmetic does not know how many rows or outputs lie beside it, so cuts and
@@ -523,6 +525,15 @@ static void head_own(struct forward *f, const struct table *t, int64_t at, int64
     if (lo->mult) pool_run(pool_for(f, rows * vocab), head_mult, &j, rows, 1);
 }
 
+/* False when every output has a whole head of its own. */
+static bool base_head_needed(const struct forward *f, const int32_t *out_rows, int32_t n_out) {
+    for (int32_t i = 0; i < n_out; i++) {
+        const struct segment *g = segment_of(f, out_rows[i]);
+        if (!g || !g->overlay || !g->overlay->head.full) return true;
+    }
+    return false;
+}
+
 /* Neighbouring outputs of one segment are one product. */
 static void heads_run(struct forward *f, const int32_t *out_rows, int32_t n_out, float *logits) {
     for (int32_t at = 0, end; at < n_out; at = end) {
@@ -669,7 +680,7 @@ void forward_run(struct forward *f, const struct row *rows, int32_t n_rows,
     if (n_out > 0) {
         rows_norm(f, f->hidden, f->x, out_rows, n_out, f->m->final_norm);
         struct inputs in = inputs_for(f, f->hidden, n_out, &f->m->head, 1);
-        base_job(f, &f->m->head, &in, logits, false);
+        if (base_head_needed(f, out_rows, n_out)) base_job(f, &f->m->head, &in, logits, false);
         jobs_run(f);
         heads_run(f, out_rows, n_out, logits);
     }

@@ -292,6 +292,25 @@ static void gguf_orientation(void **state) {
     free(file);
 }
 
+/* All tensors as f16, which llama.cpp's converter also writes. */
+static void gguf_narrow(const char *from, const char *to) {
+    struct safetensors st = gguf_ok(from);
+    struct error err;
+    void *narrow[64];
+    assert_true(st.n_tensors <= 64);
+    for (int i = 0; i < st.n_tensors; i++) {
+        struct tensor_info *t = &st.tensors[i];
+        int64_t n = (int64_t)(t->size / sizeof(float));
+        tensor_from_f32(TENSOR_F16, t->data, narrow[i] = xmalloc((size_t)n * 2), n);
+        t->type = TENSOR_F16;
+        t->data = narrow[i];
+        t->size = (size_t)n * 2;
+    }
+    assert_int_equal(gguf_tensors_write(to, st.metadata, st.tensors, st.n_tensors, &err), OK);
+    for (int i = 0; i < st.n_tensors; i++) free(narrow[i]);
+    safetensors_close(&st);
+}
+
 /* The same with lineage in another script, and read without PEFT's config, as from llama.cpp's own
  * converter. */
 static void gguf_foreign(void **state) {
@@ -318,6 +337,11 @@ static void gguf_foreign(void **state) {
     assert_string_equal(a->hash, c->hash);
     assert_null(c->lineage);
     assert_golden(g, m, c, "without shoal.config");
+    gguf_narrow(file, bare);
+    struct adapter *narrow = open_ok(bare, m);
+    for (size_t i = 0; i < a->n_data; i++)
+        assert_true(narrow->data[i] == f16_to_f32(f32_to_f16(a->data[i])));
+    adapter_release(narrow);
     adapter_release(a);
     adapter_release(b);
     adapter_release(c);
@@ -760,6 +784,51 @@ static void configs_refused(void **state) {
     free(dir);
 }
 
+/* The case's tensors under the names that PEFT gives them inside, adapter's name included. */
+static void inner_names(void **state) {
+    (void)state;
+    static const struct {
+        const char *ending, *inner;
+    } names[] = {
+        {"lora_A.weight", "lora_A.default.weight"},
+        {"lora_B.weight", "lora_B.default.weight"},
+        {"lora_magnitude_vector", "lora_magnitude_vector.default.weight"},
+        {"lora_embedding_A", "lora_embedding_A.default"},
+        {"lora_embedding_B", "lora_embedding_B.default"},
+        {"trainable_tokens_delta", "trainable_tokens_delta.default"},
+    };
+    char *dir = path_join(work, "inner"), *path = path_join(dir, "adapter_model.safetensors");
+    for (int i = 0; i < n_golden; i++) {
+        struct wrong same = {golden[i].name, "LORA", "LORA", NULL};
+        struct model *m = base_open(golden[i].base);
+        struct adapter *a = case_open(&golden[i], m);
+        struct safetensors st;
+        struct error err;
+        char *from = xasprintf(GOLDEN "/%s/adapter_model.safetensors", golden[i].name);
+        wrong_write(&same, dir);
+        assert_int_equal(safetensors_open(&st, from, &err), OK);
+        for (int t = 0; t < st.n_tensors; t++)
+            for (size_t k = 0; k < ARRAY_LEN(names); k++) {
+                char *name = st.tensors[t].name;
+                size_t len = strlen(name), n = strlen(names[k].ending);
+                if (len < n || strcmp(name + len - n, names[k].ending) != 0) continue;
+                st.tensors[t].name = xasprintf("%.*s%s", (int)(len - n), name, names[k].inner);
+                free(name);
+                break;
+            }
+        assert_int_equal(safetensors_write(path, st.tensors, st.n_tensors, NULL, &err), OK);
+        struct adapter *b = open_ok(dir, m);
+        assert_string_equal(a->hash, b->hash);
+        safetensors_close(&st);
+        adapter_release(a);
+        adapter_release(b);
+        model_close(m);
+        free(from);
+    }
+    free(dir);
+    free(path);
+}
+
 /* Every kind of tensor with a NaN in its last value is refused by its name. */
 static void nan_refused(void **state) {
     (void)state;
@@ -801,7 +870,8 @@ int main(void) {
         cmocka_unit_test(kinds_invariant), cmocka_unit_test(engine_agrees),
         cmocka_unit_test(bound_first),     cmocka_unit_test(zero_norm_refused),
         cmocka_unit_test(gguf_damaged),    cmocka_unit_test(gguf_refused),
-        cmocka_unit_test(configs_refused), cmocka_unit_test(nan_refused),
+        cmocka_unit_test(configs_refused), cmocka_unit_test(inner_names),
+        cmocka_unit_test(nan_refused),
     };
     return cmocka_run_group_tests(tests, golden_setup, golden_teardown);
 }

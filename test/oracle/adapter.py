@@ -110,6 +110,9 @@ CASES = {
                         "alpha_pattern": {"lm_head": 6}, "rank_pattern": {"embed_tokens": 2}}),
     "tables_tied": ("tied", {"r": 3, "lora_alpha": 4, "target_modules": ["embed_tokens", "lm_head"]}),
     "resized_tied": ("tied", {"r": 2, "lora_alpha": 4, "target_modules": ["q_proj"]}),
+    "saved_tying": ("tied", {"r": 2, "lora_alpha": 4, "target_modules": ["q_proj"], "modules_to_save": ["embed_tokens"],
+                             "ensure_weight_tying": True}),
+    "saved_untying": ("tied", {"r": 2, "lora_alpha": 4, "target_modules": ["q_proj"], "modules_to_save": ["embed_tokens"]}),
 }
 
 
@@ -197,6 +200,8 @@ class Net:
         saved = self.c.get("modules_to_save", [])
         if "embed_tokens" in saved:
             self.embed = self.a["model.embed_tokens.weight"]
+            if self.tied and self.c.get("ensure_weight_tying"):
+                self.head = self.embed
         elif "model.embed_tokens.weight" in self.a:
             self.embed = self.a["model.embed_tokens.weight"]
             if self.tied:

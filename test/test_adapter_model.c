@@ -607,6 +607,44 @@ static void bound_first(void **state) {
     model_close(m);
 }
 
+/* A whole table that differs from the base's in three rows is served as these rows: the bits of the
+ * adapter that has just them. */
+static void whole_tables_thinned(void **state) {
+    (void)state;
+    static const int32_t ids[] = {3, 250, 299};
+    struct model *m = fixture_model("tiny-llama", false, TENSOR_Q8_0, CLASS_EXACT);
+    int64_t d = m->config.d_model, vocab = m->config.vocab_size;
+    int32_t tokens[] = {3, 7, 250, 299, 1};
+    struct adapter_config whole = {.r = 1, .alpha = 1, .embed.full = true, .head.full = true};
+    struct adapter_config few = {.r = 1, .alpha = 1, .embed = {.n_ids = 3, .ids = ids}};
+    few.head = few.embed;
+    float *all = xcalloc((size_t)(2 * vocab * d), sizeof *all),
+          *rows = xcalloc(6 * 32, sizeof *rows);
+    struct rng rng = rng_make(4, RNG_TEST, 0, 0);
+    for (int t = 0; t < 2; t++) {
+        for (int64_t i = 0; i < vocab; i++)
+            matrix_row(t ? &m->head : &m->embed, i, all + (t * vocab + i) * d);
+        for (int k = 0; k < 3; k++)
+            for (int64_t j = 0; j < d; j++)
+                rows[(t * 3 + k) * d + j] = all[(t * vocab + ids[k]) * d + j] = rng_normal(&rng);
+    }
+    struct adapter *a = adapter_from_data(&m->config, &whole, all, NULL);
+    struct adapter *b = adapter_from_data(&m->config, &few, rows, NULL);
+    struct error err;
+    assert_int_equal(adapter_bind(a, m, &err), OK);
+    assert_int_equal(adapter_bind(b, m, &err), OK);
+    assert_true(!a->overlay->head.full && a->overlay->head.n == 3 && a->overlay->embed.n == 3);
+    float *x = logits_run(m, a, tokens, 5), *y = logits_run(m, b, tokens, 5),
+          *base = logits_run(m, NULL, tokens, 5);
+    assert_memory_equal(x, y, (size_t)(5 * vocab) * sizeof *x);
+    assert_memory_not_equal(x, base, (size_t)(5 * vocab) * sizeof *x);
+    float *free_me[] = {all, rows, x, y, base};
+    for (int i = 0; i < 5; i++) free(free_me[i]);
+    adapter_release(a);
+    adapter_release(b);
+    model_close(m);
+}
+
 /* A magnitude over a row of norm 0 has no value. */
 static void zero_norm_refused(void **state) {
     (void)state;
@@ -671,6 +709,7 @@ static const struct refused {
     {"adapter.type", NULL, NULL, NULL, "'adapter.type' is 'missing'"},
     {"adapter.lora.alpha", NULL, NULL, NULL, "'adapter.lora.alpha' is missing or no number"},
     {"adapter.lora.alpha", "7.5", NULL, NULL, "'adapter.lora.alpha' disagree"},
+    {"adapter.alora.invocation_tokens", "3", NULL, NULL, "activated LoRA is not supported"},
     {"shoal.config", "3", NULL, NULL, "'shoal.config' is no text"},
     {"shoal.config", "\"{\"", NULL, NULL, "shoal.config"},
     {"shoal.config", "\"{}\"", NULL, NULL, "'peft_type' is missing"},
@@ -863,15 +902,15 @@ static void nan_refused(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(golden_agrees),   cmocka_unit_test(saved_again),
-        cmocka_unit_test(gguf_and_back),   cmocka_unit_test(gguf_orientation),
-        cmocka_unit_test(gguf_foreign),    cmocka_unit_test(merged_agrees),
-        cmocka_unit_test(stacked_agrees),  cmocka_unit_test(plain_only),
-        cmocka_unit_test(kinds_invariant), cmocka_unit_test(engine_agrees),
-        cmocka_unit_test(bound_first),     cmocka_unit_test(zero_norm_refused),
-        cmocka_unit_test(gguf_damaged),    cmocka_unit_test(gguf_refused),
-        cmocka_unit_test(configs_refused), cmocka_unit_test(inner_names),
-        cmocka_unit_test(nan_refused),
+        cmocka_unit_test(golden_agrees),     cmocka_unit_test(saved_again),
+        cmocka_unit_test(gguf_and_back),     cmocka_unit_test(gguf_orientation),
+        cmocka_unit_test(gguf_foreign),      cmocka_unit_test(merged_agrees),
+        cmocka_unit_test(stacked_agrees),    cmocka_unit_test(plain_only),
+        cmocka_unit_test(kinds_invariant),   cmocka_unit_test(engine_agrees),
+        cmocka_unit_test(bound_first),       cmocka_unit_test(whole_tables_thinned),
+        cmocka_unit_test(zero_norm_refused), cmocka_unit_test(gguf_damaged),
+        cmocka_unit_test(gguf_refused),      cmocka_unit_test(configs_refused),
+        cmocka_unit_test(inner_names),       cmocka_unit_test(nan_refused),
     };
     return cmocka_run_group_tests(tests, golden_setup, golden_teardown);
 }

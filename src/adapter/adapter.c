@@ -361,7 +361,7 @@ void adapter_release(struct adapter *a) {
     free((void *)a->config.head.ids);
     free(a->magnitude);
     free(a->overlay);
-    free(a->mult);
+    arena_release(&a->bound);
     free(a->loras);
     free(a->data);
     json_decref(a->lineage);

@@ -58,7 +58,7 @@ struct adapter {
     size_t n_data;           /* floats */
     const float **magnitude; /* DoRA: [L·N_PROJ + 1], each [out] or NULL, the head's last */
     struct overlay *overlay; /* NULL: embedding and head are the base's */
-    float *mult;             /* DoRA: what adapter_bind made; loras point into it */
+    struct arena bound;      /* what adapter_bind made; loras and overlay point into it */
     char *base;              /* base_model_name_or_path of the file it came from, or NULL */
     json_t *lineage;         /* object of strings (parents, operator, seed …) or NULL */
 };
@@ -80,8 +80,9 @@ bool adapter_fits(const struct adapter *a, const struct model_config *shape);
 int adapter_require_plain(const struct adapter *a, const char *what, struct error *err);
 /* False for DoRA before adapter_bind: it must not be run. */
 bool adapter_is_ready(const struct adapter *a);
-/* DoRA's multipliers m / ‖W + scale · B A‖ (norms of rows, in double), once; nothing to do for the
- * rest. ERR_NUMERIC where a norm is 0. */
+/* Once, before the adapter is shared: DoRA's multipliers m / ‖W + scale · B A‖ (norms of rows, in
+ * double; ERR_NUMERIC where one is 0); whole tables that differ from the base's in few rows are
+ * served as those rows, so that they batch. */
 int adapter_bind(struct adapter *a, const struct model *m, struct error *err);
 struct adapter *adapter_retain(struct adapter *a);
 void adapter_release(struct adapter *a); /* NULL is fine */

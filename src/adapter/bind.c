@@ -1,5 +1,6 @@
 /*
- * bind: an adapter meets its base: DoRA's multipliers, and the checks that need the model itself.
+ * bind: an adapter meets its base: DoRA's multipliers, whole tables thinned to the rows that
+ * differ, and the checks that need the model itself.
  *
  * DoRA replaces W by m ⊙ (W + scale · B A) / ‖W + scale · B A‖, with norms of rows. Everything but
  * m ⊙ 1/‖·‖ is plain LoRA, and that factor is constant once base and adapter are known. So it is
@@ -62,42 +63,63 @@ static int module_bind(const struct matrix *w, const float *full, const struct l
 }
 
 bool adapter_is_ready(const struct adapter *a) {
-    return !a->config.dora || a->mult;
+    return !a->config.dora || a->bound.head;
 }
 
-static size_t mult_floats(const struct adapter *a) {
-    size_t n = a->config.head.lora.r > 0 ? (size_t)a->shape.vocab_size : 0;
-    for (int32_t i = 0; i < a->shape.n_layers * N_PROJ; i++)
-        if (a->loras[i].r > 0) n += (size_t)proj_out(&a->shape, i % N_PROJ);
-    return n;
-}
-
-int adapter_bind(struct adapter *a, const struct model *m, struct error *err) {
-    CHECK(adapter_fits(a, &m->config));
-    if (adapter_is_ready(a)) return OK;
+static int dora_bind(struct adapter *a, const struct model *m, struct error *err) {
     int32_t n = a->shape.n_layers * N_PROJ;
-    float *mult = xmalloc((mult_floats(a) + 1) * sizeof *mult), *at = mult;
     int rc = OK;
     for (int32_t i = 0; i < n && rc == OK; i++) {
         const struct matrix *w = &m->layers[i / N_PROJ].proj[i % N_PROJ];
         if (a->loras[i].r == 0) continue;
-        rc = module_bind(w, NULL, &a->loras[i], a->magnitude[i], at, i, err);
-        a->loras[i].mult = at;
-        at += w->n;
+        float *mult = arena_alloc(&a->bound, sizeof *mult * (size_t)w->n);
+        rc = module_bind(w, NULL, &a->loras[i], a->magnitude[i], mult, i, err);
+        a->loras[i].mult = mult;
     }
     struct table *head = a->overlay ? &a->overlay->head : NULL;
     if (rc == OK && head && head->lora.r > 0) {
-        rc = module_bind(&m->head, head->full, &head->lora, a->magnitude[n], at, MODULE_HEAD, err);
-        head->lora.mult = at;
+        float *mult = arena_alloc(&a->bound, sizeof *mult * (size_t)m->head.n);
+        rc =
+            module_bind(&m->head, head->full, &head->lora, a->magnitude[n], mult, MODULE_HEAD, err);
+        head->lora.mult = mult;
     }
-    if (rc == OK) {
-        a->mult = mult;
-        return OK;
-    }
+    if (rc == OK) return OK;
     for (int32_t i = 0; i < n; i++) a->loras[i].mult = NULL;
     if (head) head->lora.mult = NULL;
-    free(mult);
+    arena_release(&a->bound);
     return rc;
+}
+
+/* A whole table of which at least three rows in four are the base's, to the bit, becomes the rest:
+ * the base's product is made for all rows of a batch anyhow, a table of its own is not. */
+static void table_thin(struct table *t, const struct matrix *base, struct arena *arena) {
+    const float *full = t->full;
+    if (!full) return;
+    size_t size = (size_t)base->k * sizeof *full;
+    float *row = xmalloc(size), *rows;
+    int32_t *ids = xmalloc((size_t)base->n * sizeof *ids), n = 0;
+    for (int32_t i = 0; i < base->n; i++) {
+        matrix_row(base, i, row);
+        if (memcmp(row, full + i * base->k, size) != 0) ids[n++] = i;
+    }
+    if (n <= base->n / 4) t->full = NULL;
+    if (!t->full && n > 0) {
+        t->n = n;
+        t->ids = memcpy(arena_alloc(arena, (size_t)n * sizeof *ids), ids, (size_t)n * sizeof *ids);
+        t->rows = rows = arena_alloc(arena, size * (size_t)n);
+        for (int32_t i = 0; i < n; i++) memcpy(rows + i * base->k, full + ids[i] * base->k, size);
+    }
+    free(row);
+    free(ids);
+}
+
+int adapter_bind(struct adapter *a, const struct model *m, struct error *err) {
+    CHECK(adapter_fits(a, &m->config) && !a->bound.head);
+    if (a->config.dora && dora_bind(a, m, err) != OK) return err->code;
+    if (!a->overlay) return OK;
+    table_thin(&a->overlay->embed, &m->embed, &a->bound);
+    table_thin(&a->overlay->head, &m->head, &a->bound);
+    return OK;
 }
 
 static bool is_gguf(const char *path) {

@@ -301,6 +301,9 @@ static int header_read(struct reading *rd, struct error *err) {
         key_require(rd, "adapter.type", "lora", err) ||
         key_require(rd, "general.architecture", rd->shape->arch->name, err))
         return err->code;
+    if (json_object_get(rd->in.metadata, "adapter.alora.invocation_tokens"))
+        return error_set(err, ERR_MISMATCH, "adapter '%s': activated LoRA is not supported",
+                         rd->path);
     rd->alpha = (float)json_number_value(alpha);
     if (!json_is_number(alpha) || !isfinite(rd->alpha))
         return error_set(err, ERR_FORMAT,

@@ -970,14 +970,14 @@ int model_write_gguf(const struct model *m, const char *path, enum tensor_type t
     return rc;
 }
 
-/* One scalar as JSON, NULL for arrays and for text that is not UTF-8. */
+/* One scalar as JSON, null for an array; NULL for text that is not UTF-8. */
 static json_t *kv_json(const struct kv *kv) {
     int64_t whole;
     double real;
     if (kv->type == KV_STRING) return json_stringn((const char *)kv->data, (size_t)kv->n);
     if (kv->type == KV_BOOL) return json_boolean(*kv->data);
     if (kv_integer(kv, &whole)) return json_integer(whole);
-    return kv->type != KV_ARRAY && kv_number(kv, &real) ? json_real(real) : NULL;
+    return kv->type != KV_ARRAY && kv_number(kv, &real) ? json_real(real) : json_null();
 }
 
 int gguf_tensors_open(struct safetensors *st, const char *path, struct error *err) {
@@ -987,8 +987,7 @@ int gguf_tensors_open(struct safetensors *st, const char *path, struct error *er
     st->metadata = json_object();
     for (uint64_t i = 0; i < g.n_kv; i++) {
         json_t *value = kv_json(&g.kv[i]);
-        if (value)
-            json_object_setn_new(st->metadata, g.kv[i].key, (size_t)g.kv[i].key_len, value);
+        if (value) json_object_setn_new(st->metadata, g.kv[i].key, (size_t)g.kv[i].key_len, value);
     }
     st->map = g.map;
     st->tensors = g.tensors;
@@ -999,6 +998,7 @@ int gguf_tensors_open(struct safetensors *st, const char *path, struct error *er
 
 static void kv_put_json(struct kv_out *o, const char *key, const json_t *value) {
     float real = (float)json_real_value(value);
+    CHECK(json_is_string(value) || json_is_number(value));
     if (json_is_string(value))
         kv_put_text(o, key, json_string_value(value));
     else if (json_is_integer(value))
@@ -1030,7 +1030,7 @@ static void tensors_header_build(struct buf *b, const json_t *metadata, const st
     struct strings keys = {0};
     const char *key;
     json_t *value;
-    json_object_foreach((json_t *)(uintptr_t)metadata, key, value) strings_add(&keys, key);
+    json_object_foreach ((json_t *)(uintptr_t)metadata, key, value) strings_add(&keys, key);
     if (keys.n > 1) qsort(keys.v, (size_t)keys.n, sizeof(*keys.v), text_compare);
     for (int i = 0; i < keys.n; i++)
         kv_put_json(&o, keys.v[i], json_object_get(metadata, keys.v[i]));

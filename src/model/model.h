@@ -114,7 +114,7 @@ int safetensors_write(const char *path, const struct tensor_info *tensors, int n
                       const json_t *metadata, struct error *err);
 
 /* The same for a GGUF file that is no model, such as an adapter: `metadata` holds its scalars
- * (strings, whole numbers, reals; arrays are left out). Close it with safetensors_close. */
+ * (strings, whole numbers, reals; an array is null). Close it with safetensors_close. */
 int gguf_tensors_open(struct safetensors *st, const char *path, struct error *err);
 /* Canonical: keys sorted, whole numbers as u32, reals as f32, tensors in the given order. */
 int gguf_tensors_write(const char *path, const json_t *metadata, const struct tensor_info *tensors,

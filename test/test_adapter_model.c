@@ -435,7 +435,7 @@ static void plain_only(void **state) {
 static struct adapter *kind_make(const struct model *m, int kind) {
     static const int32_t ids[] = {0, 3, 17, 18, 200};
     const struct model_config *s = &m->config;
-    struct adapter_config c = {.r = 2 + 3 * kind, .alpha = 4, .rslora = kind % 2};
+    struct adapter_config c = {.r = kind == 1 ? 270 : 2 + 3 * kind, .alpha = 4, .rslora = kind % 2};
     struct error err;
     assert_int_equal(
         adapter_targets_parse(kind == 2 ? "v_proj,down_proj" : "all-linear", c.target, &err), OK);

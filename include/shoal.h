@@ -36,7 +36,7 @@ SHOAL_API struct shoal *shoal_open(const char *model, int threads, int exact,
                                    struct shoal_error *err);
 SHOAL_API void shoal_close(struct shoal *s);
 
-/* A PEFT directory made for this model. */
+/* A PEFT directory or a GGUF LoRA file made for this model. */
 SHOAL_API struct shoal_adapter *shoal_adapter_load(struct shoal *s, const char *dir,
                                                    struct shoal_error *err);
 SHOAL_API void shoal_adapter_free(struct shoal_adapter *a);

@@ -85,9 +85,4 @@ static inline char *fixture_shared(const char *path) {
     return NULL;
 }
 
-/* The whole of one adapter as a segment's only part. */
-static inline struct lora_part fixture_part(struct adapter *a) {
-    return (struct lora_part){.pack = a ? adapter_pack(a, ELEM_F32) : NULL, .weight = 1};
-}
-
 #endif

@@ -1035,7 +1035,7 @@ static const struct refused {
     {"{\"peft_type\":\"LORA\",\"r\":2,\"target_modules\":[\"q_proj\",\"c_attn\"]}",
      "target module 'c_attn'"},
     {"{\"peft_type\":\"LORA\",\"r\":2,\"use_dora\":true,\"target_modules\":[\"q_proj\"]}",
-     "'use_dora' is set"},
+     "q_proj.lora_magnitude_vector' is missing"},
     {"{\"peft_type\":\"LORA\",\"r\":2,\"bias\":\"all\",\"target_modules\":[\"q_proj\"]}",
      "'bias' is set"},
     {"{\"peft_type\":\"LORA\",\"r\":2,\"lora_bias\":true,\"target_modules\":[\"q_proj\"]}",
@@ -1044,7 +1044,7 @@ static const struct refused {
      "'fan_in_fan_out'"},
     {"{\"peft_type\":\"LORA\",\"r\":2,\"modules_to_save\":[\"lm_head\"],\"target_modules\":[\"q_"
      "proj\"]}",
-     "'modules_to_save' is set"},
+     "'base_model.model.lm_head.weight' is missing"},
     {"{\"peft_type\":\"LORA\",\"r\":2,\"init_lora_weights\":\"pissa_niter_4\",\"target_modules\":["
      "\"q_proj\"]}",
      "'init_lora_weights' is 'pissa_niter_4'"},

@@ -82,6 +82,20 @@ if [ -e models/fry/config.json ]; then
     "$shoal" train models/fry --data "$tmp/few.jsonl" --out "$tmp/t1" --r 4 --threads 1 --quiet >/dev/null 2>"$tmp/err" &&
         "$shoal" train models/fry --data "$tmp/few.jsonl" --out "$tmp/t2" --r 4 --threads 2 --quiet >/dev/null 2>"$tmp/err"
     same "training gives the same adapter with 1 and 2 threads" "$tmp/t1/adapter_model.safetensors" "$tmp/t2/adapter_model.safetensors"
+    "$shoal" adapter convert "$tmp/t1" "$tmp/t1.gguf" >/dev/null 2>"$tmp/err" && "$shoal" adapter convert "$tmp/t1.gguf" "$tmp/t3" >/dev/null 2>>"$tmp/err"
+    same "PEFT to GGUF and back" "$tmp/t1/adapter_model.safetensors" "$tmp/t3/adapter_model.safetensors"
+    same "PEFT's config to GGUF and back" "$tmp/t1/adapter_config.json" "$tmp/t3/adapter_config.json"
+    "$shoal" run models/fry --chat 'sort: k b x' --temp 0 -n 12 --ids --exact --adapter "$tmp/t1" >"$tmp/ids_peft" 2>/dev/null
+    "$shoal" run models/fry --chat 'sort: k b x' --temp 0 -n 12 --ids --exact --adapter "$tmp/t1.gguf" >"$tmp/ids_lora" 2>/dev/null
+    same "the GGUF adapter generates alike" "$tmp/ids_peft" "$tmp/ids_lora"
+    if "$shoal" adapter inspect "$tmp/t1" 2>/dev/null | grep -q "effect on the base: KL mean"; then ok "adapter inspect"; else bad "adapter inspect" "no effect shown"; fi
+    "$shoal" adapter merge models/fry "$tmp/t1" "$tmp/t2" --weights 0.5 0.5 --out "$tmp/merged.gguf" --type f32 --exact --json >"$tmp/out" 2>"$tmp/err"
+    if grep -q '"merged_vs_adapter":{[^}]*"same_top":1' "$tmp/out"; then ok "adapter merge"; else bad "adapter merge" "$(cat "$tmp/out" "$tmp/err")"; fi
+    "$shoal" run "$tmp/merged.gguf" --chat 'sort: k b x' --temp 0 -n 12 --ids --exact >"$tmp/ids_merged" 2>/dev/null
+    same "the merged model generates alike" "$tmp/ids_peft" "$tmp/ids_merged"
+    "$shoal" convert models/fry -o "$tmp/fry.gguf" 2>/dev/null
+    says "an adapter trained on other bytes of the base" 0 "was trained on a base with sha-256" "$shoal" run "$tmp/fry.gguf" -p x -n 1 --adapter "$tmp/t1"
+    says "weights and adapters that do not match" 2 "1 weights for 2 adapters" "$shoal" adapter merge models/fry "$tmp/t1" "$tmp/t2" --weights 1 --out "$tmp/no.gguf"
     says "an adapter for another model" 1 "adapter" "$shoal" run "$tmp/a.gguf" -p x --adapter "$tmp/t1"
     says "debate with no rounds" 0 "" "$shoal" debate models/fry --agents base base base --topic t --choices a b --rounds 0
 else

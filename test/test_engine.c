@@ -321,14 +321,14 @@ static double sequence_logprob(const struct model *m, const struct request *r, c
         rows[i] = (struct row){.token = i < n_head ? head[i] : tail->v[i - n_head], .pos = i};
         out[i] = i;
     }
-    struct lora_part parts[4] = {fixture_part(r->adapter)};
+    struct lora_part parts[4];
+    struct segment seg = adapter_segment(r->adapter, 0, n, &parts[0]);
     for (int32_t i = 0; i < r->n_mix; i++) {
-        parts[i] = fixture_part(r->mix[i].adapter);
+        adapter_segment(r->mix[i].adapter, 0, n, &parts[i]);
         parts[i].noise = r->mix[i].noise;
         parts[i].weight = r->mix[i].weight;
     }
-    struct segment seg = {
-        .begin = 0, .end = n, .parts = parts, .n_parts = r->adapter ? 1 : r->n_mix};
+    seg.n_parts = r->adapter ? 1 : r->n_mix;
     forward_run(f, rows, n, &seg, 1, out, n, logits);
     double sum = 0;
     for (int32_t i = 0; i < tail->n; i++) {
@@ -503,8 +503,8 @@ static void generation_is_sampled_forward(void **state) {
     run_one(e, &r);
     struct forward_options o = {.max_rows = 1, .n_slots = 1, .slot_len = LEN};
     struct forward *f = forward_new(m, &o);
-    struct lora_part part = fixture_part(a);
-    struct segment seg = {.begin = 0, .end = 1, .parts = &part, .n_parts = 1};
+    struct lora_part part;
+    struct segment seg = adapter_segment(a, 0, 1, &part);
     float *logits = xcalloc(VOCAB, sizeof *logits), *scratch = xcalloc(3 * VOCAB, sizeof *scratch);
     for (int32_t pos = 0; pos < 22; pos++) {
         float logprob;
@@ -1082,8 +1082,8 @@ static void embeddings_are_means(void **state) {
     struct forward_options o = {.max_rows = 5, .n_slots = 1, .slot_len = 8};
     struct forward *f = forward_new(w.m, &o);
     struct row rows[5];
-    struct lora_part part = fixture_part(w.a[1]);
-    struct segment seg = {0, 5, &part, 1};
+    struct lora_part part;
+    struct segment seg = adapter_segment(w.a[1], 0, 5, &part);
     int32_t out[5];
     for (int i = 0; i < 5; i++) rows[i] = (struct row){ids[4 + i], i, 0}, out[i] = i;
     forward_run(f, rows, 5, &seg, 1, out, 5, NULL);

@@ -160,8 +160,8 @@ static void sequence_run(struct forward *f, const struct model *m, struct adapte
             rows[i] = (struct row){.token = tokens[at + i], .pos = at + i, .slot = slot};
             out[i] = i;
         }
-        struct lora_part part = fixture_part(a);
-        struct segment seg = {.begin = 0, .end = count, .parts = &part, .n_parts = a != NULL};
+        struct lora_part part;
+        struct segment seg = adapter_segment(a, 0, count, &part);
         forward_run(f, rows, count, &seg, 1, out, count,
                     logits + (int64_t)at * m->config.vocab_size);
     }
@@ -254,8 +254,7 @@ static void mixed_run(struct forward *f, const struct model *m, struct adapter *
         for (int s = 0; s < N_SEQS; s++) {
             int drawn = (int)rng_below(&rng, 10), count = MIN(drawn, N_TOKENS - at[s]);
             if (count == 0) continue;
-            parts[s] = fixture_part(by_seq[s]);
-            segs[n_segs++] = (struct segment){n, n + count, &parts[s], by_seq[s] != NULL};
+            segs[n_segs++] = adapter_segment(by_seq[s], n, n + count, &parts[s]);
             for (int i = 0; i < count; i++, n++) {
                 rows[n] = (struct row){.token = tokens[s][at[s] + i], .pos = at[s] + i, .slot = s};
                 out[n] = n;
@@ -345,8 +344,7 @@ static void base_read_once(void **state) {
     for (int i = 0; i < 20; i++) {
         a[i] = fixture_adapter(&m->config, 8, "all-linear", 0.1f, (uint64_t)i);
         rows[i] = (struct row){.token = i, .pos = 0, .slot = i};
-        parts[i] = fixture_part(a[i]);
-        segs[i] = (struct segment){i, i + 1, &parts[i], 1};
+        segs[i] = adapter_segment(a[i], i, i + 1, &parts[i]);
         out[i] = i;
     }
     uint64_t per_step = 7 * (uint64_t)m->config.n_layers + 1;

@@ -2,8 +2,10 @@
  * adapter: the value itself — layout, construction, identity, reference count.
  *
  * One block of floats holds every A [R, in] and B [out, R], layer by layer, projection by
- * projection, A before B; `loras` points into it and is what the engine reads. Nothing here knows
- * files or algebra, and nothing writes to an adapter after its maker has returned it.
+ * projection, A before B, then DoRA's magnitudes and what the adapter has of embedding and head;
+ * `loras` and `overlay` point into it and are what the engine reads. Nothing here knows files or
+ * algebra, and nothing but adapter_bind (bind.c) writes to an adapter after its maker has returned
+ * it.
  *
  * Invariants: config, loras and data describe the same modules; config is normalised (`modules` is
  * NULL whenever one (r, alpha) for whole projections says the same), so that equal content has one
@@ -61,11 +63,29 @@ static size_t module_floats(const struct model_config *shape, enum proj p, int32
     return ((size_t)proj_in(shape, p) + (size_t)proj_out(shape, p)) * (size_t)r;
 }
 
+static size_t table_floats(const struct model_config *shape, const struct adapter_table *t) {
+    size_t d = (size_t)shape->d_model, v = (size_t)shape->vocab_size;
+    return (v + d) * (size_t)t->lora.r + (t->full ? v * d : 0) + (size_t)t->n_ids * d;
+}
+
 size_t adapter_floats(const struct model_config *shape, const struct adapter_config *c) {
-    size_t n = 0;
+    size_t n = table_floats(shape, &c->embed) + table_floats(shape, &c->head);
+    if (c->dora && c->head.lora.r > 0) n += (size_t)shape->vocab_size;
     for (int32_t l = 0; l < shape->n_layers; l++)
-        for (int p = 0; p < N_PROJ; p++) n += module_floats(shape, p, adapter_module_at(c, l, p).r);
+        for (int p = 0; p < N_PROJ; p++) {
+            int32_t r = adapter_module_at(c, l, p).r;
+            n += module_floats(shape, p, r);
+            if (c->dora && r > 0) n += (size_t)proj_out(shape, p);
+        }
     return n;
+}
+
+static bool table_is_used(const struct adapter_table *t) {
+    return t->lora.r > 0 || t->full || t->n_ids > 0;
+}
+
+static bool tables_are_used(const struct adapter_config *c) {
+    return table_is_used(&c->embed) || table_is_used(&c->head);
 }
 
 bool adapter_fits(const struct adapter *a, const struct model_config *shape) {
@@ -73,7 +93,21 @@ bool adapter_fits(const struct adapter *a, const struct model_config *shape) {
     for (int p = 0; p < N_PROJ; p++)
         same = same && proj_in(&a->shape, p) == proj_in(shape, p) &&
                proj_out(&a->shape, p) == proj_out(shape, p);
-    return same;
+    return same && (!tables_are_used(&a->config) ||
+                    (a->shape.vocab_size == shape->vocab_size && a->shape.tied == shape->tied));
+}
+
+int adapter_require_plain(const struct adapter *a, const char *what, struct error *err) {
+    const struct adapter_config *c = &a->config;
+    const char *why = c->dora ? "DoRA (use_dora)"
+                      : c->embed.full || c->head.full || c->embed.n_ids || c->head.n_ids
+                          ? "an embedding or head of its own (modules_to_save, "
+                            "trainable_token_indices)"
+                      : tables_are_used(c) ? "low-rank parts of the embedding or head"
+                                           : NULL;
+    if (!why) return OK;
+    return error_set(err, ERR_MISMATCH, "adapter '%.12s' has %s: %s is for plain LoRA only",
+                     a->hash, why, what);
 }
 
 static bool module_same(struct adapter_module a, struct adapter_module b) {
@@ -103,11 +137,19 @@ static bool modules_uniform(const struct adapter_module *modules, int32_t n,
     return true;
 }
 
+static int32_t *ids_copy(const struct adapter_table *t) {
+    if (t->n_ids == 0) return NULL;
+    size_t size = (size_t)t->n_ids * sizeof *t->ids;
+    return memcpy(xmalloc(size), t->ids, size);
+}
+
 /* The one form that equal configurations share; `modules`, where needed, is an owned copy. */
 static struct adapter_config config_normalise(const struct model_config *shape,
                                               const struct adapter_config *from) {
     struct adapter_config c = *from;
     int32_t n = shape->n_layers * N_PROJ;
+    c.embed.ids = ids_copy(&from->embed);
+    c.head.ids = ids_copy(&from->head);
     if (!from->modules) return c;
     struct adapter_module *own = xcalloc((size_t)n, sizeof *own);
     memset(c.target, 0, sizeof c.target);
@@ -117,12 +159,20 @@ static struct adapter_config config_normalise(const struct model_config *shape,
         c.target[i % N_PROJ] = true;
     }
     struct adapter_module top = modules_commonest(own, n);
+    if (top.r == 0) top = c.embed.lora.r ? c.embed.lora : c.head.lora;
+    if (top.r == 0) top = (struct adapter_module){c.r, c.alpha}; // only whole tables or rows
     c.r = top.r;
     c.alpha = top.alpha;
     bool uniform = modules_uniform(own, n, top);
     c.modules = uniform ? NULL : own;
     if (uniform) free(own);
     return c;
+}
+
+static void table_check(const struct model_config *shape, const struct adapter_table *t) {
+    CHECK(t->lora.r >= 0 && t->lora.r <= ADAPTER_RANK_MAX && isfinite(t->lora.alpha));
+    for (int32_t i = 0; i < t->n_ids; i++)
+        CHECK(t->ids[i] >= (i ? t->ids[i - 1] + 1 : 0) && t->ids[i] < shape->vocab_size);
 }
 
 static void config_check(const struct model_config *shape, const struct adapter_config *c) {
@@ -134,10 +184,49 @@ static void config_check(const struct model_config *shape, const struct adapter_
             CHECK(m.r >= 0 && m.r <= ADAPTER_RANK_MAX && isfinite(m.alpha));
         }
     }
+    table_check(shape, &c->embed);
+    table_check(shape, &c->head);
+    CHECK(!c->dora || c->embed.lora.r == 0);
 }
 
 static float module_scale(struct adapter_module m, bool rslora) {
     return (float)((double)m.alpha / (rslora ? sqrt(m.r) : (double)m.r));
+}
+
+/* Lays one of the two tables at *at and moves it on. */
+static struct table table_lay(const struct adapter *a, const struct adapter_table *t, bool head,
+                              const float **at) {
+    size_t d = (size_t)a->shape.d_model, v = (size_t)a->shape.vocab_size;
+    size_t in = head ? d : v, out = head ? v : d, r = (size_t)t->lora.r;
+    struct table table = {.n = t->n_ids, .ids = t->ids};
+    if (r > 0)
+        table.lora = (struct lora){.a = *at,
+                                   .b = *at + r * in,
+                                   .r = t->lora.r,
+                                   .scale = module_scale(t->lora, a->config.rslora)};
+    *at += r * (in + out);
+    if (head && r > 0 && a->config.dora) {
+        a->magnitude[a->shape.n_layers * N_PROJ] = *at;
+        *at += v;
+    }
+    table.full = t->full ? *at : NULL;
+    *at += t->full ? v * d : 0;
+    table.rows = t->n_ids ? *at : NULL;
+    *at += (size_t)t->n_ids * d;
+    return table;
+}
+
+/* Where embedding and head are one, PEFT's trained rows of the embedding are the head's as well. */
+static void tables_lay(struct adapter *a, const float *at) {
+    if (!tables_are_used(&a->config)) return;
+    struct overlay *o = a->overlay = xcalloc(1, sizeof *o);
+    o->embed = table_lay(a, &a->config.embed, false, &at);
+    o->head = table_lay(a, &a->config.head, true, &at);
+    if (a->shape.tied && o->head.n == 0 && !o->head.full) {
+        o->head.n = o->embed.n;
+        o->head.ids = o->embed.ids;
+        o->head.rows = o->embed.rows;
+    }
 }
 
 /* Points every lora at its place in a->data. */
@@ -153,12 +242,28 @@ static void loras_lay(struct adapter *a) {
             at += module_floats(&a->shape, p, m.r);
         }
     }
+    int32_t n = a->shape.n_layers * N_PROJ;
+    if (a->config.dora) a->magnitude = xcalloc((size_t)n + 1, sizeof *a->magnitude);
+    for (int32_t i = 0; a->config.dora && i < n; i++) {
+        if (a->loras[i].r == 0) continue;
+        a->magnitude[i] = at;
+        at += proj_out(&a->shape, i % N_PROJ);
+    }
+    tables_lay(a, at);
 }
 
 static uint32_t float_bits(float f) {
     uint32_t u;
     memcpy(&u, &f, sizeof u);
     return u;
+}
+
+static void table_describe(struct buf *b, const char *name, const struct adapter_table *t) {
+    if (!table_is_used(t)) return;
+    buf_printf(b, "%s r %d alpha %08x full %d ids", name, (int)t->lora.r, float_bits(t->lora.alpha),
+               t->full);
+    for (int32_t i = 0; i < t->n_ids; i++) buf_printf(b, " %d", (int)t->ids[i]);
+    buf_puts(b, "\n");
 }
 
 /*
@@ -180,6 +285,9 @@ static void adapter_seal(struct adapter *a) {
         if (c->modules[i].r > 0)
             buf_printf(&b, "%d %d %08x\n", (int)i, (int)c->modules[i].r,
                        float_bits(c->modules[i].alpha));
+    if (c->dora) buf_puts(&b, "dora\n");
+    table_describe(&b, "embed", &c->embed);
+    table_describe(&b, "head", &c->head);
     struct hasher h;
     hasher_init(&h);
     hasher_add(&h, b.data, b.len);
@@ -206,6 +314,7 @@ static struct adapter *adapter_blank(const struct model_config *shape,
 
 struct adapter *adapter_new(const struct model_config *shape, const struct adapter_config *c,
                             uint64_t seed) {
+    CHECK(!c->dora && !tables_are_used(c)); // these start from a base's weights
     struct adapter *a = adapter_blank(shape, c);
     for (int32_t i = 0; i < shape->n_layers * N_PROJ; i++) {
         const struct lora *lo = &a->loras[i];
@@ -240,19 +349,31 @@ struct adapter *adapter_from_data(const struct model_config *shape, const struct
     return a;
 }
 
-const struct lora_pack *adapter_pack(struct adapter *a, enum elem elem) {
-    struct lora_pack *p = __atomic_load_n(&a->packs[elem], __ATOMIC_ACQUIRE), *none = NULL;
+const struct lora_pack *adapter_pack(const struct adapter *a, enum elem elem) {
+    struct lora_pack **at = (struct lora_pack **)(uintptr_t)&a->packs[elem]; // a cache: no content
+    struct lora_pack *p = __atomic_load_n(at, __ATOMIC_ACQUIRE), *none = NULL;
     if (p) return p;
-    CHECK(a->data); // adapter_keep_pack let it go
+    CHECK(a->data &&
+          adapter_is_ready(a)); // adapter_keep_pack let it go, or adapter_bind is missing
     p = lora_pack_new(&a->shape, a->loras, elem);
-    if (__atomic_compare_exchange_n(&a->packs[elem], &none, p, false, __ATOMIC_ACQ_REL,
-                                    __ATOMIC_ACQUIRE))
+    if (__atomic_compare_exchange_n(at, &none, p, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
         return p;
     lora_pack_free(p); // another thread was first: the same content
     return none;
 }
 
+struct segment adapter_segment(const struct adapter *a, int32_t begin, int32_t end,
+                               struct lora_part *part) {
+    *part = (struct lora_part){.pack = a ? adapter_pack(a, ELEM_F32) : NULL, .weight = 1};
+    return (struct segment){.begin = begin,
+                            .end = end,
+                            .parts = part,
+                            .n_parts = a != NULL,
+                            .overlay = a ? a->overlay : NULL};
+}
+
 const struct lora_pack *adapter_keep_pack(struct adapter *a, enum elem elem) {
+    CHECK(!a->overlay && !a->magnitude);
     const struct lora_pack *p = adapter_pack(a, elem);
     free(a->data);
     a->data = NULL;
@@ -269,8 +390,14 @@ void adapter_release(struct adapter *a) {
     if (!a || __atomic_sub_fetch(&a->refs, 1, __ATOMIC_ACQ_REL) > 0) return;
     free((void *)a->config.modules);
     for (int e = 0; e < N_ELEM; e++) lora_pack_free(a->packs[e]);
+    free((void *)a->config.embed.ids);
+    free((void *)a->config.head.ids);
+    free(a->magnitude);
+    free(a->overlay);
+    arena_release(&a->bound);
     free(a->loras);
     free(a->data);
     json_decref(a->lineage);
+    free(a->base);
     free(a);
 }

@@ -1,10 +1,15 @@
 /*
  * adapter: LoRA adapters as immutable, reference-counted values named by the hash of their content,
- * their PEFT files, and algebra on ΔW = scale · B A that never forms the full matrix.
+ * their PEFT and GGUF files, algebra on ΔW = scale · B A that never forms the full matrix, and
+ * merging into a base.
  *
  * An adapter belongs to a model shape, not to a model object. Once made it is never changed; every
- * operator returns a new one. Retain/release are atomic; everything else here is pure and may run
- * in any thread.
+ * operator returns a new one. The one exception is DoRA, whose multipliers depend on the base's
+ * weights: adapter_bind makes them, before the adapter is shared. Retain/release are atomic;
+ * everything else here is pure and may run in any thread.
+ *
+ * An adapter is *plain* when it is low-rank parts of layers and nothing else. Algebra and training
+ * take plain ones only.
  */
 #ifndef SHOAL_ADAPTER_H
 #define SHOAL_ADAPTER_H
@@ -19,11 +24,20 @@ struct adapter_module {
     int32_t r;
     float alpha;
 };
+/* What an adapter changes in the embedding or the head, both [V, D]. */
+struct adapter_table {
+    struct adapter_module lora;
+    bool full;          /* a whole table of its own (PEFT's modules_to_save) */
+    int32_t n_ids;      /* rows of its own (PEFT's trainable_token_indices) … */
+    const int32_t *ids; /* … in ascending order; borrowed like `modules` */
+};
 struct adapter_config {
     int32_t r;
     float alpha, dropout;
     bool target[N_PROJ];
     bool rslora; /* scale = alpha / sqrt(r) instead of alpha / r */
+    bool dora;   /* every low-rank part but the embedding's has a magnitude per output */
+    struct adapter_table embed, head;
     /* NULL: every target has (r, alpha) in every layer. Else [L][N_PROJ], and it decides instead of
      * `target`: mixed ranks, some layers only. Borrowed: a config copied out of an adapter is good
      * while that adapter lives. */
@@ -35,11 +49,17 @@ struct adapter {
     char hash[HASH_LEN]; /* of config and tensors, not of lineage */
     struct adapter_config config;
     struct model_config shape;
-    struct lora
-        *loras;    /* [L][N_PROJ]; r = 0 where not targeted. What the engine's segments point at. */
-    float *data;   /* all A and B, in layer, projection, A-then-B order */
-    size_t n_data; /* floats */
+    struct lora *loras; /* [L][N_PROJ]; r = 0 where not targeted; packs are what runs */
+    /* All A and B, in layer, projection, A-then-B order; then, where the config has them, the
+     * magnitudes in the same order; then of the embedding and of the head: A, B, magnitude, the
+     * whole table, rows. */
+    float *data;
+    size_t n_data;           /* floats */
+    const float **magnitude; /* DoRA: [L·N_PROJ + 1], each [out] or NULL, the head's last */
+    struct overlay *overlay; /* NULL: embedding and head are the base's */
+    struct arena bound;      /* what adapter_bind made; loras and overlay point into it */
     struct lora_pack *packs[N_ELEM]; /* made when first asked for; see adapter_pack */
+    char *base;                      /* base_model_name_or_path of the file it came from, or NULL */
     json_t *lineage;                 /* object of strings (parents, operator, seed …) or NULL */
 };
 
@@ -54,13 +74,26 @@ struct adapter *adapter_from_data(const struct model_config *shape, const struct
                                   const float *data, json_t *lineage);
 size_t adapter_floats(const struct model_config *shape, const struct adapter_config *c);
 struct adapter_module adapter_module_at(const struct adapter_config *c, int32_t layer, enum proj p);
-bool adapter_fits(const struct adapter *a,
-                  const struct model_config *shape); /* layers and projections of equal size */
+/* Layers and projections of equal size; with tables of its own also the vocabulary. */
+bool adapter_fits(const struct adapter *a, const struct model_config *shape);
+/* OK, or ERR_MISMATCH saying why `what` ("blending") cannot be done with more than plain LoRA. */
+int adapter_require_plain(const struct adapter *a, const char *what, struct error *err);
+/* False for DoRA before adapter_bind: it must not be run. */
+bool adapter_is_ready(const struct adapter *a);
+/* Once, before the adapter is shared: DoRA's multipliers m / ‖W + scale · B A‖ (norms of rows, in
+ * double; ERR_NUMERIC where one is 0); whole tables that differ from the base's in few rows are
+ * served as those rows, so that they batch. */
+int adapter_bind(struct adapter *a, const struct model *m, struct error *err);
 /* What the forward pass reads, in the wanted element; made once, good while the adapter lives. Any
- * thread. */
-const struct lora_pack *adapter_pack(struct adapter *a, enum elem elem);
-/* The same, and lets go of the factors themselves: for an adapter that is only served. Algebra,
- * saving and other elements are then a broken contract. The caller is the only owner yet. */
+ * thread. The adapter is ready. */
+const struct lora_pack *adapter_pack(const struct adapter *a, enum elem elem);
+/* Rows [begin, end) under this adapter alone, in f32 (NULL: the bare base); `part` is the segment's
+ * memory. */
+struct segment adapter_segment(const struct adapter *a, int32_t begin, int32_t end,
+                               struct lora_part *part);
+/* The same, and lets go of the factors themselves: for a plain adapter that is only served.
+ * Algebra, saving and other elements are then a broken contract. The caller is the only owner yet.
+ */
 const struct lora_pack *adapter_keep_pack(struct adapter *a, enum elem elem);
 struct adapter *adapter_retain(struct adapter *a);
 void adapter_release(struct adapter *a); /* NULL is fine */
@@ -75,6 +108,47 @@ void adapter_release(struct adapter *a); /* NULL is fine */
 struct adapter *adapter_load(const char *dir, const struct model_config *shape, struct error *err);
 int adapter_save(const struct adapter *a, const char *dir, const char *base, struct error *err);
 
+/*
+ * GGUF LoRA, llama.cpp's form: one alpha for the whole file, scale alpha / rank, q and k rows
+ * permuted where the architecture's are. What only PEFT's config can say is kept under shoal.*
+ * keys, so that PEFT → GGUF → PEFT gives the same bytes. Refused by name: DoRA, tables and rows of
+ * its own, embedding or head under a tied base (llama.cpp has one tensor for both), and several
+ * alphas, unless `fold` allows to scale B for them.
+ */
+struct adapter *adapter_load_gguf(const char *path, const struct model_config *shape,
+                                  struct error *err);
+int adapter_save_gguf(const struct adapter *a, const char *path, const char *base, bool fold,
+                      struct error *err);
+
+/* Loads either form for this model and binds it: what commands use. Copies of the model's own
+ * embedding or head in the file, which PEFT adds unasked, are dropped. Warns when the file names
+ * the hash of another base. */
+struct adapter *adapter_open(const char *path, struct model *m, struct error *err);
+/* The lineage key that holds the SHA-256 of the base an adapter was trained on. */
+#define ADAPTER_BASE_HASH "base_sha256"
+
+/* merging and measuring */
+
+/* Σ weights[i] · ΔW_i as one adapter of the added ranks (exact, PEFT's "cat"); plain ones only. */
+struct adapter *adapter_stack(struct adapter *const *list, const float *weights, int n,
+                              struct error *err);
+/* The base with the adapter inside: touched matrices in f32, the rest shared with `m`, which must
+ * outlive it. Close it with adapter_merged_close. */
+struct model *adapter_merge(const struct model *m, const struct adapter *a);
+void adapter_merged_close(struct model *merged);
+
+/* How far two runs over a fixed set of prompts (several languages) lie apart: the KL divergence of
+ * the second's next-token distribution from the first's, in nats, over all positions. */
+struct divergence {
+    double mean, max;
+    double same_top; /* share of positions with the same most probable token */
+    int32_t positions;
+};
+/* Adapters may be NULL and must be ready; the models have one vocabulary. */
+struct divergence adapter_divergence(const struct model *m, const struct adapter *a,
+                                     const struct model *m2, const struct adapter *a2,
+                                     struct pool *pool);
+
 /* algebra */
 
 enum blend_kind { BLEND_DELTA, BLEND_SEED };
@@ -88,6 +162,7 @@ struct adapter *adapter_blend(const struct adapter *a, const struct adapter *b, 
  * standard deviation, or std itself when `absolute` (the predecessor's rule). */
 struct adapter *adapter_mutate(const struct adapter *a, float p, float std, bool absolute,
                                uint64_t seed);
+/* Mutation, scaling and blending are for plain adapters. */
 struct adapter *adapter_scale(const struct adapter *a,
                               float s); /* ΔW × s; 0 gives a zero adapter */
 /* Inner product <ΔW_a, ΔW_b> summed over layers; norm² is adapter_dot(a, a). In double, through the

@@ -233,6 +233,8 @@ static struct adapter *blend_seed(const struct adapter *a, const struct adapter 
 
 struct adapter *adapter_blend(const struct adapter *a, const struct adapter *b, float t, int32_t r,
                               enum blend_kind kind, struct error *err) {
+    if (adapter_require_plain(a, "blending", err) || adapter_require_plain(b, "blending", err))
+        return NULL;
     if (!adapter_fits(a, &b->shape)) {
         error_set(err, ERR_MISMATCH, "the parents belong to models of different shapes");
         return NULL;
@@ -288,7 +290,7 @@ static float *data_copy(const struct adapter *a) {
 
 struct adapter *adapter_mutate(const struct adapter *a, float p, float std, bool absolute,
                                uint64_t seed) {
-    CHECK(isfinite(p) && isfinite(std) && std >= 0);
+    CHECK(isfinite(p) && isfinite(std) && std >= 0 && !a->magnitude && !a->overlay);
     float *data = data_copy(a);
     for (int32_t i = 0; i < module_count(a); i++) {
         const struct lora *lo = lora_at(a, i);
@@ -312,7 +314,7 @@ struct adapter *adapter_mutate(const struct adapter *a, float p, float std, bool
 /* B carries the factor, and alpha stays what training set it to: a zero adapter can be trained on
  * like a fresh one. */
 struct adapter *adapter_scale(const struct adapter *a, float s) {
-    CHECK(isfinite(s));
+    CHECK(isfinite(s) && !a->magnitude && !a->overlay);
     float *data = data_copy(a);
     for (int32_t i = 0; i < module_count(a); i++) {
         const struct lora *lo = lora_at(a, i);

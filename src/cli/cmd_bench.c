@@ -125,10 +125,10 @@ static void bench_peak(struct bench *b, enum tensor_type type) {
 /* n rows as one segment a distinct adapter: 0 none, 1 one for all, else one a row. */
 static int segments(const struct bench *b, struct segment *segs, int n, int adapters) {
     if (adapters > 1) {
-        for (int i = 0; i < n; i++) segs[i] = (struct segment){i, i + 1, &b->parts[i], 1};
+        for (int i = 0; i < n; i++) segs[i] = (struct segment){i, i + 1, &b->parts[i], 1, NULL};
         return n;
     }
-    segs[0] = (struct segment){0, n, b->parts, adapters};
+    segs[0] = (struct segment){0, n, b->parts, adapters, NULL};
     return 1;
 }
 

@@ -38,14 +38,14 @@ struct team {
     int n;
 };
 
-static int team_load(struct team *t, const struct options *o, const struct model *m,
+static int team_load(struct team *t, const struct options *o, struct model *m,
                      struct error *err) {
     if (o->agents.n < 1 || o->agents.n > 16)
         return error_set(err, ERR_USAGE, "--agents wants 1 to 16 adapters");
     for (; t->n < o->agents.n; t->n++) {
         const char *dir = o->agents.v[t->n], *slash = strrchr(dir, '/');
         bool base = strcmp(dir, "base") == 0;
-        if (!base && !(t->adapters[t->n] = adapter_load(dir, &m->config, err))) return err->code;
+        if (!base && !(t->adapters[t->n] = adapter_open(dir, m, err))) return err->code;
         t->v[t->n] = (struct agent){.name = slash && slash[1] ? slash + 1 : dir,
                                     .adapter = t->adapters[t->n]};
     }

@@ -74,7 +74,7 @@ static int eval_all(const struct common *c, const struct options *o, struct mode
     if (!c->json)
         printf("%-14s %-16s %7s %9s   %s\n", "task", "adapter", "n", "accuracy", "95 % interval");
     for (int a = -1; a < o->adapters.n; a++) {
-        struct adapter *ad = a < 0 ? NULL : adapter_load(o->adapters.v[a], &m->config, err);
+        struct adapter *ad = a < 0 ? NULL : adapter_open(o->adapters.v[a], m, err);
         if (a >= 0 && !ad) return err->code;
         for (int f = 0; f < fry_count(); f++) {
             if (!pick[f]) continue;

@@ -141,7 +141,7 @@ static int run(const struct common *c, const void *options, const struct strings
     char *path = cli_find(args->v[0]);
     struct pool *pool = pool_new((int)c->threads);
     struct model *m = model_open(path, cli_class(c), err);
-    struct adapter *a = m && o->adapter ? adapter_load(o->adapter, &m->config, err) : NULL;
+    struct adapter *a = m && o->adapter ? adapter_open(o->adapter, m, err) : NULL;
     int rc = m && (a || !o->adapter) ? generate(c, o, m, a, pool, err) : err->code;
     adapter_release(a);
     model_close(m);

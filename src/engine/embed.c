@@ -16,7 +16,8 @@ static void text_embed(struct engine *e, int32_t slot, const struct token_seq *t
     memset(out, 0, (size_t)d * sizeof *out);
     for (int32_t at = 0, n; at < t->n; at += n) {
         n = MIN(t->n - at, e->o.max_rows);
-        struct segment seg = {0, n, under->parts, under->n_parts};
+        struct segment seg = *under;
+        seg.begin = 0, seg.end = n;
         for (int32_t i = 0; i < n; i++) {
             e->rows[i] = (struct row){.token = t->v[at + i], .pos = at + i, .slot = slot};
             e->out_rows[i] = i;
@@ -44,7 +45,8 @@ int engine_embed(struct engine *e, const struct token_seq *texts, int32_t n,
     if (texts_check(e, texts, n, adapter, err) != OK) return err->code;
     struct lora_part part = {.pack = adapter ? adapter_pack(adapter, e->o.lora_elem) : NULL,
                              .weight = 1};
-    struct segment under = {.parts = &part, .n_parts = adapter != NULL};
+    struct segment under = {
+        .parts = &part, .n_parts = adapter != NULL, .overlay = adapter ? adapter->overlay : NULL};
     int32_t slot = slot_oldest(e, false), rc = OK;
     if (slot < 0) return error_set(err, ERR_STATE, "every slot of the engine is busy");
     e->slots[slot].n = 0;

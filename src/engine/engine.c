@@ -68,6 +68,7 @@ struct request_state {
     char key[HASH_LEN];      /* of the adapters' content, "-" without any */
     struct lora_part *parts; /* [n_parts] what its rows run under */
     int32_t n_parts;
+    const struct overlay *overlay;  /* of the one adapter, or NULL */
     int32_t cycle[LOOP_PERIOD + 1]; /* [p]: how many last tokens equal the one p before them */
 };
 
@@ -336,6 +337,9 @@ static int sampling_check(const struct sampling *s, int32_t vocab, struct error 
 }
 
 int adapter_check(const struct adapter *a, const struct model_config *c, struct error *err) {
+    if (!adapter_is_ready(a))
+        return error_set(err, ERR_USAGE, "adapter '%.12s' is DoRA and not bound to its base",
+                         a->hash);
     if (adapter_fits(a, c)) return OK;
     return error_set(
         err, ERR_USAGE,
@@ -357,7 +361,9 @@ static int adapters_check(const struct request *r, const struct model_config *c,
         if (!isfinite(t->weight))
             return error_set(err, ERR_USAGE, "weight '%g' of a mix is not a number",
                              (double)t->weight);
-        if (t->adapter && adapter_check(t->adapter, c, err) != OK) return err->code;
+        if (t->adapter && (adapter_check(t->adapter, c, err) != OK ||
+                           adapter_require_plain(t->adapter, "mixing", err) != OK))
+            return err->code;
     }
     return OK;
 }
@@ -441,6 +447,7 @@ static void state_adapters(const struct engine *e, const struct request *r) {
     struct request_state *s = r->state;
     adapters_key(r, s->key);
     s->n_parts = r->adapter ? 1 : r->n_mix;
+    s->overlay = r->adapter ? r->adapter->overlay : NULL;
     s->parts = xcalloc((size_t)MAX(s->n_parts, 1), sizeof *s->parts);
     for (int32_t i = 0; i < s->n_parts; i++) {
         struct mix_term t =
@@ -694,8 +701,11 @@ static void step_run(struct engine *e) {
         int32_t begin = e->n_rows;
         for (int32_t i = e->groups[g].first; i >= 0; i = e->feeds[i].next)
             feed_rows(e, &e->feeds[i]);
-        e->segs[g] = (struct segment){
-            .begin = begin, .end = e->n_rows, .parts = s->parts, .n_parts = s->n_parts};
+        e->segs[g] = (struct segment){.begin = begin,
+                                      .end = e->n_rows,
+                                      .parts = s->parts,
+                                      .n_parts = s->n_parts,
+                                      .overlay = s->overlay};
         adapters += s->n_parts > 0;
     }
     forward_run(e->f, e->rows, e->n_rows, e->segs, e->n_groups, e->out_rows, e->n_out, e->logits);

@@ -8,7 +8,9 @@
  * Σ_r t_r b_r. Work lies on a line of costs that is cut into equal parts, so twenty short segments
  * spread over threads as well as one long one. The residual stream is the output that o and down
  * accumulate into. Attention goes block by block of rows (one row's heads that share keys, or up to
- * MAX_QUERIES rows of a sequence) and page by page of the cache.
+ * MAX_QUERIES rows of a sequence) and page by page of the cache. What else an adapter may have
+ * comes in where it applies: DoRA's multipliers after a product, embedding rows of its own when
+ * tokens are looked up, a head of its own over its outputs.
  *
  * Invariant: a row's bits depend on its own tokens and adapters only. Every number is made by
  * kernel calls whose arithmetic does not know how many rows, outputs or pages lie beside it, so
@@ -298,10 +300,16 @@ static void jobs_run(struct forward *f) {
     f->stats.kernel_seconds += clock_now() - t0;
 }
 
+/* DoRA's multipliers of a segment's one adapter, or NULL. */
+static const float *dora_mult(const struct forward *f, const struct segment *g, enum proj p) {
+    if (!g || g->n_parts != 1 || !g->parts[0].pack) return NULL;
+    return g->parts[0].pack->maps[f->layer * N_PROJ + (int)p].mult;
+}
+
 /* Ranks [r0, r0 + RANK_CHUNK) of all parts of every segment, counted through: the jobs of A, one a
  * part, or of B, one a segment. Returns how many jobs that makes. */
 static int low_jobs(struct forward *f, enum job_kind kind, enum proj p, const struct inputs *in,
-                    float *y, float *low, int64_t r0) {
+                    float *y, float *aside, float *low, int64_t r0) {
     int n_jobs = f->n_jobs;
     int64_t out = proj_out(&f->m->config, p);
     for (int32_t s = 0; s < f->n_segs; s++) {
@@ -328,7 +336,7 @@ static int low_jobs(struct forward *f, enum job_kind kind, enum proj p, const st
             at += r;
         }
         if (kind == JOB_LOW_B && at > 0) {
-            j.y = y + g->begin * out;
+            j.y = (aside && dora_mult(f, g, p) ? aside : y) + g->begin * out;
             j.ldy = j.n = out;
             j.k = MIN(at, RANK_CHUNK);
             j.r0 = r0;
@@ -344,22 +352,92 @@ struct product {
     bool add; /* into y, which holds the residual stream */
 };
 
+/* The segment that row i lies in, or NULL. */
+static const struct segment *segment_of(const struct forward *f, int64_t i) {
+    int32_t lo = 0, hi = f->n_segs;
+    while (lo < hi) {
+        int32_t mid = (lo + hi) / 2;
+        if (f->segs[mid].end <= i)
+            lo = mid + 1;
+        else
+            hi = mid;
+    }
+    return lo < f->n_segs && f->segs[lo].begin <= i ? &f->segs[lo] : NULL;
+}
+
+/*
+ * DoRA scales a finished product, base part included. Where the product is added to the residual
+ * stream it must first be whole, so it is made aside, in f->h, which nobody needs by then; rows
+ * without DoRA get theirs added from there by the same single addition as always, so that their
+ * bits do not tell who their neighbours are.
+ */
+struct dora_job {
+    const struct forward *f;
+    const struct product *v;
+    const float *aside; /* [B, out] or NULL */
+    int64_t out;
+};
+
+static bool dora_any(const struct forward *f, enum proj p) {
+    for (int32_t s = 0; s < f->n_segs; s++)
+        if (dora_mult(f, &f->segs[s], p)) return true;
+    return false;
+}
+
+static float *dora_aside(const struct forward *f, const struct product *v, int n) {
+    if (!v->add || !dora_any(f, v->p)) return NULL;
+    CHECK(n == 1 && proj_out(&f->m->config, v->p) == f->m->config.d_model);
+    return f->h;
+}
+
+static void plain_add_rows(void *ctx, int64_t begin, int64_t end, int thread) {
+    const struct dora_job *j = ctx;
+    (void)thread;
+    for (int64_t i = begin; i < end; i++) {
+        if (dora_mult(j->f, segment_of(j->f, i), j->v->p)) continue;
+        float *y = j->v->y + i * j->out;
+        for (int64_t n = 0; n < j->out; n++) y[n] += j->aside[i * j->out + n];
+    }
+}
+
+static void dora_rows(void *ctx, int64_t begin, int64_t end, int thread) {
+    const struct dora_job *j = ctx;
+    (void)thread;
+    for (int64_t i = begin; i < end; i++) {
+        const float *mult = dora_mult(j->f, segment_of(j->f, i), j->v->p);
+        float *y = j->v->y + i * j->out;
+        for (int64_t n = 0; mult && n < j->out; n++)
+            y[n] = j->aside ? y[n] + mult[n] * j->aside[i * j->out + n] : mult[n] * y[n];
+    }
+}
+
+static void dora_run(const struct forward *f, const struct product *v, const float *aside,
+                     pool_fn fn) {
+    struct dora_job j = {.f = f, .v = v, .aside = aside, .out = proj_out(&f->m->config, v->p)};
+    pool_run(pool_for(f, 4 * f->n_rows * j.out), fn, &j, f->n_rows, 1);
+}
+
 /* y (+)= x Wᵀ + Σ parts (t Bᵀ) for products that share one input. */
 static void products_run(struct forward *f, const struct inputs *in, const struct product *v,
                          int n) {
     const struct layer *layer = &f->m->layers[f->layer];
     int64_t low = (int64_t)f->o.max_rows * RANK_CHUNK;
-    for (int i = 0; i < n; i++) base_job(f, &layer->proj[v[i].p], in, v[i].y, v[i].add);
+    float *aside = dora_aside(f, v, n);
+    for (int i = 0; i < n; i++)
+        base_job(f, &layer->proj[v[i].p], in, aside ? aside : v[i].y, v[i].add && !aside);
     for (int64_t r0 = 0;; r0 += RANK_CHUNK) {
         int found = 0;
         for (int i = 0; i < n; i++)
-            found += low_jobs(f, JOB_LOW_A, v[i].p, in, v[i].y, f->low + i * low, r0);
+            found += low_jobs(f, JOB_LOW_A, v[i].p, in, v[i].y, aside, f->low + i * low, r0);
         jobs_run(f);
-        if (!found) return;
+        if (aside && r0 == 0) dora_run(f, &v[0], aside, plain_add_rows);
+        if (!found) break;
         for (int i = 0; i < n; i++)
-            low_jobs(f, JOB_LOW_B, v[i].p, in, v[i].y, f->low + i * low, r0);
+            low_jobs(f, JOB_LOW_B, v[i].p, in, v[i].y, aside, f->low + i * low, r0);
         jobs_run(f);
     }
+    for (int i = 0; i < n; i++)
+        if (dora_any(f, v[i].p)) dora_run(f, &v[i], aside, dora_rows);
 }
 
 /* Rows of x as all of the n matrices want them. */
@@ -400,11 +478,109 @@ static void rows_norm(struct forward *f, float *y, const float *x, const int32_t
     pool_run(pool_for(f, 4 * rows * f->m->config.d_model), norm_rows, &j, rows, 1);
 }
 
+/* The adapter's own row `id`, or NULL: the base's. */
+static const float *table_row(const struct table *t, int32_t id, int64_t d) {
+    int32_t lo = 0, hi = t->n;
+    while (lo < hi) {
+        int32_t mid = (lo + hi) / 2;
+        if (t->ids[mid] < id)
+            lo = mid + 1;
+        else
+            hi = mid;
+    }
+    if (lo < t->n && t->ids[lo] == id) return t->rows + lo * d;
+    return t->full ? t->full + id * d : NULL;
+}
+
+/* x += B (scale · A[:, token]), in rounds of ranks like every low-rank part. */
+static void embed_low(const struct forward *f, const struct lora *lo, int32_t token, float *x) {
+    float t[RANK_CHUNK];
+    int64_t vocab = f->m->config.vocab_size;
+    for (int64_t r0 = 0; r0 < lo->r; r0 += RANK_CHUNK) {
+        int64_t r = MIN(lo->r - r0, RANK_CHUNK);
+        for (int64_t k = 0; k < r; k++) t[k] = lo->scale * lo->a[(r0 + k) * vocab + token];
+        for (int64_t n = 0; n < f->m->config.d_model; n++)
+            x[n] += f->kern->dot(t, lo->b + n * lo->r + r0, r);
+    }
+}
+
 static void embed_rows(void *ctx, int64_t begin, int64_t end, int thread) {
     const struct forward *f = ctx;
+    int64_t d = f->m->config.d_model;
+    (void)thread;
+    for (int64_t i = begin; i < end; i++) {
+        int32_t token = f->rows[i].token;
+        const struct segment *g = segment_of(f, i);
+        const struct table *own = g && g->overlay ? &g->overlay->embed : NULL;
+        const float *row = own ? table_row(own, token, d) : NULL;
+        if (row)
+            memcpy(f->x + i * d, row, (size_t)d * sizeof *row);
+        else
+            matrix_row(&f->m->embed, token, f->x + i * d);
+        if (own) embed_low(f, &own->lora, token, f->x + i * d);
+    }
+}
+
+/* Outputs [at, at + rows) of one segment under its adapter's own head. */
+struct head_job {
+    const struct forward *f;
+    const struct table *t;
+    const float *hidden; /* [rows, D] */
+    float *logits;       /* [rows, V] */
+};
+
+/* A few rows of the head replaced: their logits are made again. */
+static void head_ids(void *ctx, int64_t begin, int64_t end, int thread) {
+    const struct head_job *j = ctx;
+    int64_t d = j->f->m->config.d_model, vocab = j->f->m->config.vocab_size;
     (void)thread;
     for (int64_t i = begin; i < end; i++)
-        matrix_row(&f->m->embed, f->rows[i].token, f->x + i * f->m->config.d_model);
+        for (int32_t k = 0; k < j->t->n; k++)
+            j->logits[i * vocab + j->t->ids[k]] =
+                j->f->kern->dot(j->hidden + i * d, j->t->rows + k * d, d);
+}
+
+static void head_mult(void *ctx, int64_t begin, int64_t end, int thread) {
+    const struct head_job *j = ctx;
+    int64_t vocab = j->f->m->config.vocab_size;
+    (void)thread;
+    for (int64_t i = begin; i < end; i++)
+        for (int64_t n = 0; n < vocab; n++) j->logits[i * vocab + n] *= j->t->lora.mult[n];
+}
+
+static void head_own(struct forward *f, const struct table *t, int64_t at, int64_t rows,
+                     float *logits) {
+    int64_t d = f->m->config.d_model, vocab = f->m->config.vocab_size;
+    const struct lora *lo = &t->lora;
+    struct head_job j = {f, t, f->hidden + at * d, logits + at * vocab};
+    if (t->full) gemm(j.logits, vocab, j.hidden, d, rows, t->full, d, d, vocab, false, f->o.pool);
+    pool_run(pool_for(f, rows * t->n * d), head_ids, &j, rows, 1);
+    for (int64_t r0 = 0; r0 < lo->r; r0 += RANK_CHUNK) {
+        int64_t r = MIN(lo->r - r0, RANK_CHUNK);
+        gemm(f->low, RANK_CHUNK, j.hidden, d, rows, lo->a + r0 * d, d, d, r, false, f->o.pool);
+        for (int64_t i = 0; i < rows; i++) f->kern->scale(f->low + i * RANK_CHUNK, lo->scale, r);
+        gemm(j.logits, vocab, f->low, RANK_CHUNK, rows, lo->b + r0, lo->r, r, vocab, true,
+             f->o.pool);
+    }
+    if (lo->mult) pool_run(pool_for(f, rows * vocab), head_mult, &j, rows, 1);
+}
+
+/* False when every output has a whole head of its own. */
+static bool base_head_needed(const struct forward *f, const int32_t *out_rows, int32_t n_out) {
+    for (int32_t i = 0; i < n_out; i++) {
+        const struct segment *g = segment_of(f, out_rows[i]);
+        if (!g || !g->overlay || !g->overlay->head.full) return true;
+    }
+    return false;
+}
+
+/* Neighbouring outputs of one segment are one product. */
+static void heads_run(struct forward *f, const int32_t *out_rows, int32_t n_out, float *logits) {
+    for (int32_t at = 0, end; at < n_out; at = end) {
+        const struct segment *g = segment_of(f, out_rows[at]);
+        for (end = at + 1; end < n_out && segment_of(f, out_rows[end]) == g;) end++;
+        if (g && g->overlay) head_own(f, &g->overlay->head, at, end - at, logits);
+    }
 }
 
 static void silu_rows(void *ctx, int64_t begin, int64_t end, int thread) {
@@ -659,8 +835,9 @@ void forward_run(struct forward *f, const struct row *rows, int32_t n_rows,
     }
     if (n_out > 0 && logits) {
         struct inputs in = inputs_for(f, f->hidden, n_out, &f->m->head, 1);
-        base_job(f, &f->m->head, &in, logits, false);
+        if (base_head_needed(f, out_rows, n_out)) base_job(f, &f->m->head, &in, logits, false);
         jobs_run(f);
+        heads_run(f, out_rows, n_out, logits);
     }
     f->stats.steps++;
     f->stats.rows += (uint64_t)n_rows;

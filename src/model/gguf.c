@@ -969,3 +969,97 @@ int model_write_gguf(const struct model *m, const char *path, enum tensor_type t
     buf_release(&header);
     return rc;
 }
+
+/* One scalar as JSON, null for an array; NULL for text that is not UTF-8. */
+static json_t *kv_json(const struct kv *kv) {
+    int64_t whole;
+    double real;
+    if (kv->type == KV_STRING) return json_stringn((const char *)kv->data, (size_t)kv->n);
+    if (kv->type == KV_BOOL) return json_boolean(*kv->data);
+    if (kv_integer(kv, &whole)) return json_integer(whole);
+    return kv->type != KV_ARRAY && kv_number(kv, &real) ? json_real(real) : json_null();
+}
+
+int gguf_tensors_open(struct safetensors *st, const char *path, struct error *err) {
+    struct gguf g;
+    *st = (struct safetensors){0};
+    if (gguf_open(&g, path, err) != OK) return error_wrap(err, "'%s'", path);
+    st->metadata = json_object();
+    for (uint64_t i = 0; i < g.n_kv; i++) {
+        json_t *value = kv_json(&g.kv[i]);
+        if (value) json_object_setn_new(st->metadata, g.kv[i].key, (size_t)g.kv[i].key_len, value);
+    }
+    st->map = g.map;
+    st->tensors = g.tensors;
+    st->n_tensors = g.n_tensors;
+    free(g.kv);
+    return OK;
+}
+
+static void kv_put_json(struct kv_out *o, const char *key, const json_t *value) {
+    float real = (float)json_real_value(value);
+    CHECK(json_is_string(value) || json_is_number(value));
+    if (json_is_string(value))
+        kv_put_text(o, key, json_string_value(value));
+    else if (json_is_integer(value))
+        kv_put_u32(o, key, (uint32_t)json_integer_value(value));
+    else
+        kv_put(o, key, KV_F32, &real);
+}
+
+static void tensors_table_put(struct buf *b, const struct tensor_info *t, int n) {
+    uint64_t offset = 0;
+    for (int i = 0; i < n; i++) {
+        uint32_t n_dims = (uint32_t)t[i].n_dims, type = t[i].type;
+        string_put(b, t[i].name, strlen(t[i].name));
+        buf_add(b, &n_dims, sizeof(n_dims));
+        for (int d = t[i].n_dims - 1; d >= 0; d--) buf_add(b, &t[i].dims[d], sizeof(int64_t));
+        buf_add(b, &type, sizeof(type));
+        buf_add(b, &offset, sizeof(offset));
+        offset = align_up(offset + t[i].size, 32);
+    }
+}
+
+static int text_compare(const void *a, const void *b) {
+    return strcmp(*(char *const *)a, *(char *const *)b);
+}
+
+static void tensors_header_build(struct buf *b, const json_t *metadata, const struct tensor_info *t,
+                                 int n) {
+    struct kv_out o = {0};
+    struct strings keys = {0};
+    const char *key;
+    json_t *value;
+    json_object_foreach ((json_t *)(uintptr_t)metadata, key, value) strings_add(&keys, key);
+    if (keys.n > 1) qsort(keys.v, (size_t)keys.n, sizeof(*keys.v), text_compare);
+    for (int i = 0; i < keys.n; i++)
+        kv_put_json(&o, keys.v[i], json_object_get(metadata, keys.v[i]));
+    strings_release(&keys);
+    uint32_t version = 3;
+    uint64_t n_tensors = (uint64_t)n;
+    buf_puts(b, "GGUF");
+    buf_add(b, &version, sizeof(version));
+    buf_add(b, &n_tensors, sizeof(n_tensors));
+    buf_add(b, &o.n, sizeof(o.n));
+    buf_add(b, o.text.data, o.text.len);
+    tensors_table_put(b, t, n);
+    buf_release(&o.text);
+}
+
+int gguf_tensors_write(const char *path, const json_t *metadata, const struct tensor_info *tensors,
+                       int n, struct error *err) {
+    struct buf header = {0};
+    struct writer w;
+    tensors_header_build(&header, metadata, tensors, n);
+    int rc = writer_open(&w, path, err);
+    if (rc == OK) rc = writer_put(&w, header.data, header.len, err);
+    if (rc == OK) rc = padding_put(&w, err);
+    for (int i = 0; rc == OK && i < n; i++) {
+        rc = writer_put(&w, tensors[i].data, tensors[i].size, err);
+        if (rc == OK) rc = padding_put(&w, err);
+    }
+    if (rc == OK) rc = writer_commit(&w, err);
+    writer_abort(&w);
+    buf_release(&header);
+    return rc;
+}

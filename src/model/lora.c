@@ -31,10 +31,12 @@ static size_t pack_lay(struct lora_pack *p, const struct model_config *c, const 
     for (int32_t i = 0; i < c->n_layers * N_PROJ; i++) {
         size_t r = (size_t)loras[i].r, in = (size_t)proj_in(c, (enum proj)(i % N_PROJ)),
                out = (size_t)proj_out(c, (enum proj)(i % N_PROJ));
-        p->maps[i] = (struct lora_map){.a = take(base, &used, r * in * es),
-                                       .bt = take(base, &used, r * out * es),
-                                       .gain = take(base, &used, r * sizeof(float)),
-                                       .r = loras[i].r};
+        p->maps[i] =
+            (struct lora_map){.a = take(base, &used, r * in * es),
+                              .bt = take(base, &used, r * out * es),
+                              .gain = take(base, &used, r * sizeof(float)),
+                              .mult = loras[i].mult ? take(base, &used, out * sizeof(float)) : NULL,
+                              .r = loras[i].r};
     }
     return used;
 }
@@ -43,6 +45,7 @@ static size_t pack_lay(struct lora_pack *p, const struct model_config *c, const 
 static void map_fill(const struct lora_map *m, const struct lora *lo, enum elem e, int64_t in,
                      int64_t out, float *column) {
     int64_t es = (int64_t)elem_size(e);
+    if (lo->mult) memcpy((float *)(uintptr_t)m->mult, lo->mult, (size_t)out * sizeof *lo->mult);
     for (int32_t r = 0; r < lo->r; r++) {
         for (int64_t n = 0; n < out; n++) column[n] = lo->b[n * lo->r + r];
         float da = elem_from_f32(e, lo->a + r * in, (char *)(uintptr_t)m->a + r * in * es, in);

@@ -114,6 +114,13 @@ void safetensors_close(struct safetensors *st);
 int safetensors_write(const char *path, const struct tensor_info *tensors, int n,
                       const json_t *metadata, struct error *err);
 
+/* The same for a GGUF file that is no model, such as an adapter: `metadata` holds its scalars
+ * (strings, whole numbers, reals; an array is null). Close it with safetensors_close. */
+int gguf_tensors_open(struct safetensors *st, const char *path, struct error *err);
+/* Canonical: keys sorted, whole numbers as u32, reals as f32, tensors in the given order. */
+int gguf_tensors_write(const char *path, const json_t *metadata, const struct tensor_info *tensors,
+                       int n, struct error *err);
+
 /* tokenizer */
 
 enum tokenizer_kind { TOK_BPE, TOK_SPM };
@@ -197,6 +204,19 @@ struct lora {
     const float *b; /* [out, R] */
     int32_t r;      /* 0: none here */
     float scale;
+    const float *mult; /* [out] or NULL. DoRA: y = mult ⊙ (W x + scale · B (A x)), W x included */
+};
+/* An adapter's own version of a [V, D] table, the embedding or the head: a row is one of `rows`,
+ * else of `full`, else the base's, and then the low-rank part is added. */
+struct table {
+    const float *full;  /* [V, D] or NULL */
+    const int32_t *ids; /* [n] ascending */
+    const float *rows;  /* [n, D] */
+    int32_t n;
+    struct lora lora; /* head: a [R, D], b [V, R], as a projection. Embedding: a [R, V], b [D, R] */
+};
+struct overlay {
+    struct table embed, head;
 };
 /* The same as the forward pass reads it: B transposed, both in f32, bf16, f16 or int8 (each row of
  * A and of Bᵀ with its own scale). Immutable. */
@@ -204,6 +224,7 @@ struct lora_map {
     const void *a;     /* [R, in] */
     const void *bt;    /* [R, out] */
     const float *gain; /* [R] what t = A x is multiplied by: scale, times both int8 scales */
+    const float *mult; /* [out] or NULL: DoRA, as in struct lora */
     int32_t r;
 };
 struct lora_pack {
@@ -229,7 +250,8 @@ struct lora_noise {
 void noise_signs(const struct lora_noise *z, int32_t layer, enum proj p, bool u, int64_t begin,
                  int64_t n, float *out);
 
-/* One term of a segment's sum of low-rank maps: weight · (pack, or noise when pack is NULL). */
+/* One term of a segment's sum of low-rank maps: weight · (pack, or noise when pack is NULL). A pack
+ * with DoRA stands alone, with weight 1. */
 struct lora_part {
     const struct lora_pack *pack;
     struct lora_noise noise;
@@ -246,6 +268,7 @@ struct segment {
     int32_t begin, end;
     const struct lora_part *parts;
     int32_t n_parts;
+    const struct overlay *overlay; /* or NULL: the base's embedding and head */
 };
 
 /*

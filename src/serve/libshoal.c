@@ -63,7 +63,7 @@ void shoal_close(struct shoal *s) {
 struct shoal_adapter *shoal_adapter_load(struct shoal *s, const char *dir,
                                          struct shoal_error *err) {
     struct error inner = {0};
-    struct adapter *a = adapter_load(dir, &s->model->config, &inner);
+    struct adapter *a = adapter_open(dir, s->model, &inner);
     if (!a) give(err, &inner);
     return (struct shoal_adapter *)a;
 }

@@ -230,10 +230,11 @@ static int run_train(struct run *r, struct error *err) {
     return rc;
 }
 
-static void run_results(struct run *r) {
+static void run_results(struct run *r, const struct model *m) {
     for (int j = 0; j < r->n; j++) {
         json_t *lineage = json_pack("{s:s,s:s,s:s}", "operator", "sft", "data",
                                     r->feeds[j].data.hash, "start", r->starts[j]->hash);
+        if (m->hash[0]) json_object_set_new(lineage, ADAPTER_BASE_HASH, json_string(m->hash));
         r->jobs[j].result = trainer_adapter(r->trainer, j, lineage);
         json_decref(lineage);
     }
@@ -276,7 +277,7 @@ int sft_run(const struct model *m, struct sft_job *jobs, int n, const struct tra
     for (int j = 0; j < n; j++) jobs[j].result = NULL;
     int rc = run_open(&r, m, pool, err);
     if (!rc) rc = run_train(&r, err);
-    if (!rc) run_results(&r);
+    if (!rc) run_results(&r, m);
     run_release(&r);
     return rc;
 }

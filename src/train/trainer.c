@@ -237,6 +237,8 @@ struct trainer *trainer_new_lora(const struct model *m, struct adapter *const *a
                                  struct error *err) {
     CHECK(n > 0);
     for (int i = 0; i < n; i++)
+        if (adapter_require_plain(adapters[i], "training", err)) return NULL;
+    for (int i = 0; i < n; i++)
         if (!shape_equal(&adapters[i]->shape, &m->config)) {
             error_set(err, ERR_MISMATCH, "adapter %d was made for another shape than model '%s'", i,
                       m->name);

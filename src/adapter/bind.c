@@ -1,0 +1,154 @@
+/*
+ * bind: an adapter meets its base: DoRA's multipliers, whole tables thinned to the rows that
+ * differ, and the checks that need the model itself.
+ *
+ * DoRA replaces W by m ⊙ (W + scale · B A) / ‖W + scale · B A‖, with norms of rows. Everything but
+ * m ⊙ 1/‖·‖ is plain LoRA, and that factor is constant once base and adapter are known. So it is
+ * made here, in double, and the forward pass multiplies finished outputs by it.
+ */
+#include "adapter/internal.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Σ of the squares of n entries from column j of row + Σ_r w[r] · A[r]. n is a constant where it
+ * matters, so that the compiler keeps the entries in registers. */
+static inline __attribute__((always_inline)) double columns_square(const float *row,
+                                                                   const double *w,
+                                                                   const struct lora *lo, int64_t k,
+                                                                   int64_t j, int n) {
+    double sum[8], square = 0;
+    const float *a = lo->a + j;
+    for (int t = 0; t < n; t++) sum[t] = (double)row[j + t];
+    for (int32_t r = 0; r < lo->r; r++, a += k)
+        for (int t = 0; t < n; t++) sum[t] += w[r] * (double)a[t];
+    for (int t = 0; t < n; t++) square += sum[t] * sum[t];
+    return square;
+}
+
+/* ‖row + scale · b A‖ of one output; `w` holds R doubles. */
+static double row_norm(const float *row, const struct lora *lo, const float *b, int64_t k,
+                       double *w) {
+    double square = 0;
+    int64_t j = 0;
+    for (int32_t r = 0; r < lo->r; r++) w[r] = (double)lo->scale * (double)b[r];
+    for (; j + 8 <= k; j += 8) square += columns_square(row, w, lo, k, j, 8);
+    if (j < k) square += columns_square(row, w, lo, k, j, (int)(k - j));
+    return sqrt(square);
+}
+
+/* `full` (may be NULL) stands for w, row by row. */
+static int module_bind(const struct matrix *w, const float *full, const struct lora *lo,
+                       const float *magnitude, float *mult, int32_t module, struct error *err) {
+    float *row = xmalloc((size_t)w->k * sizeof *row);
+    double *scratch = xmalloc((size_t)lo->r * sizeof *scratch);
+    char name[NAME_MAX_LEN];
+    int rc = OK;
+    for (int64_t n = 0; n < w->n && rc == OK; n++) {
+        if (full)
+            memcpy(row, full + n * w->k, (size_t)w->k * sizeof *row);
+        else
+            matrix_row(w, n, row);
+        double norm = row_norm(row, lo, lo->b + n * lo->r, w->k, scratch);
+        mult[n] = (float)((double)magnitude[n] / norm);
+        module_name(name, module);
+        if (!isfinite(mult[n]))
+            rc = error_set(err, ERR_NUMERIC, "DoRA on '%s': output %lld has the norm %g", name,
+                           (long long)n, norm);
+    }
+    free(row);
+    free(scratch);
+    return rc;
+}
+
+bool adapter_is_ready(const struct adapter *a) {
+    return !a->config.dora || a->bound.head;
+}
+
+static int dora_bind(struct adapter *a, const struct model *m, struct error *err) {
+    int32_t n = a->shape.n_layers * N_PROJ;
+    int rc = OK;
+    for (int32_t i = 0; i < n && rc == OK; i++) {
+        const struct matrix *w = &m->layers[i / N_PROJ].proj[i % N_PROJ];
+        if (a->loras[i].r == 0) continue;
+        float *mult = arena_alloc(&a->bound, sizeof *mult * (size_t)w->n);
+        rc = module_bind(w, NULL, &a->loras[i], a->magnitude[i], mult, i, err);
+        a->loras[i].mult = mult;
+    }
+    struct table *head = a->overlay ? &a->overlay->head : NULL;
+    if (rc == OK && head && head->lora.r > 0) {
+        float *mult = arena_alloc(&a->bound, sizeof *mult * (size_t)m->head.n);
+        rc =
+            module_bind(&m->head, head->full, &head->lora, a->magnitude[n], mult, MODULE_HEAD, err);
+        head->lora.mult = mult;
+    }
+    if (rc == OK) return OK;
+    for (int32_t i = 0; i < n; i++) a->loras[i].mult = NULL;
+    if (head) head->lora.mult = NULL;
+    arena_release(&a->bound);
+    return rc;
+}
+
+/* A whole table of which at least three rows in four are the base's, to the bit, becomes the rest:
+ * the base's product is made for all rows of a batch anyhow, a table of its own is not. */
+static void table_thin(struct table *t, const struct matrix *base, struct arena *arena) {
+    const float *full = t->full;
+    if (!full) return;
+    size_t size = (size_t)base->k * sizeof *full;
+    float *row = xmalloc(size), *rows;
+    int32_t *ids = xmalloc((size_t)base->n * sizeof *ids), n = 0;
+    for (int32_t i = 0; i < base->n; i++) {
+        matrix_row(base, i, row);
+        if (memcmp(row, full + i * base->k, size) != 0) ids[n++] = i;
+    }
+    if (n <= base->n / 4) t->full = NULL;
+    if (!t->full && n > 0) {
+        t->n = n;
+        t->ids = memcpy(arena_alloc(arena, (size_t)n * sizeof *ids), ids, (size_t)n * sizeof *ids);
+        t->rows = rows = arena_alloc(arena, size * (size_t)n);
+        for (int32_t i = 0; i < n; i++) memcpy(rows + i * base->k, full + ids[i] * base->k, size);
+    }
+    free(row);
+    free(ids);
+}
+
+int adapter_bind(struct adapter *a, const struct model *m, struct error *err) {
+    CHECK(adapter_fits(a, &m->config) && !a->bound.head);
+    if (a->config.dora && dora_bind(a, m, err) != OK) return err->code;
+    if (!a->overlay) return OK;
+    table_thin(&a->overlay->embed, &m->embed, &a->bound);
+    table_thin(&a->overlay->head, &m->head, &a->bound);
+    return OK;
+}
+
+static bool is_gguf(const char *path) {
+    char magic[4] = "";
+    FILE *f = path_is_dir(path) ? NULL : fopen(path, "rb");
+    bool yes = f && fread(magic, 1, sizeof magic, f) == sizeof magic && !memcmp(magic, "GGUF", 4);
+    if (f) fclose(f);
+    return yes;
+}
+
+/* A base that was converted or quantised has another hash and still fits, so this is no refusal. */
+static void base_compare(const struct adapter *a, const char *path, struct model *m) {
+    const char *made = json_string_value(json_object_get(a->lineage, ADAPTER_BASE_HASH));
+    struct error err;
+    const char *have = made ? model_hash(m, &err) : NULL;
+    if (have && strcmp(made, have) != 0)
+        warn("adapter '%s' was trained on a base with sha-256 %.12s…, but '%s' is %.12s…", path,
+             made, m->name, have);
+}
+
+struct adapter *adapter_open(const char *path, struct model *m, struct error *err) {
+    struct adapter *a = is_gguf(path) ? adapter_load_gguf(path, &m->config, err)
+                                      : peft_load(path, &m->config, m, err);
+    if (!a) return NULL;
+    if (adapter_bind(a, m, err) != OK) {
+        error_wrap(err, "adapter '%s'", path);
+        adapter_release(a);
+        return NULL;
+    }
+    base_compare(a, path, m);
+    return a;
+}

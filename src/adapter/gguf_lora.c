@@ -1,0 +1,358 @@
+/*
+ * gguf_lora: adapters in llama.cpp's form.
+ *
+ *     general.type "adapter" | general.architecture | adapter.type "lora" | adapter.lora.alpha
+ *     blk.N.attn_q.weight.lora_a [R, in]      blk.N.attn_q.weight.lora_b [out, R]
+ *     token_embd.weight.lora_a   [V, R] (!)   token_embd.weight.lora_b   [D, R]
+ *
+ * The scale is alpha / R, one alpha for the file. A table of names and turns, to and from PEFT's;
+ * matching, checking and making the adapter are peft.c's. PEFT's own config travels along as
+ * shoal.config and the lineage as shoal.lineage.*, which other programs pass over; a file without
+ * them gets the config that its tensors imply.
+ */
+#include "adapter/internal.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define KEY_CONFIG "shoal.config"
+#define KEY_LINEAGE "shoal.lineage."
+
+static const char *const proj_gguf_names[N_PROJ] = {"attn_q",   "attn_k", "attn_v",  "attn_output",
+                                                    "ffn_gate", "ffn_up", "ffn_down"};
+
+/* The base tensor's name in GGUF. */
+static void gguf_name(char out[NAME_MAX_LEN], int32_t module) {
+    if (module == MODULE_EMBED)
+        snprintf(out, NAME_MAX_LEN, "token_embd.weight");
+    else if (module == MODULE_HEAD)
+        snprintf(out, NAME_MAX_LEN, "output.weight");
+    else
+        snprintf(out, NAME_MAX_LEN, "blk.%d.%s.weight", (int)(module / N_PROJ),
+                 proj_gguf_names[module % N_PROJ]);
+}
+
+/* Heads of the rotary rows that lie interleaved in GGUF, or 0. */
+static int32_t permuted_heads(const struct model_config *shape, int32_t module) {
+    if (module < 0 || !shape->arch->gguf_permuted) return 0;
+    if (module % N_PROJ == PROJ_Q) return shape->n_heads;
+    return module % N_PROJ == PROJ_K ? shape->n_kv_heads : 0;
+}
+
+/* Row h·E + a·E/2 + j here is row h·E + 2j + a there. */
+static void rows_permute(const float *from, float *to, int32_t heads, int64_t e, int64_t k,
+                         bool interleave) {
+    for (int64_t i = 0; i < heads * e; i++) {
+        int64_t h = i / e * e, pos = i % e, there = h + 2 * (pos % (e / 2)) + pos / (e / 2);
+        memcpy(to + (interleave ? there : i) * k, from + (interleave ? i : there) * k,
+               (size_t)k * sizeof *to);
+    }
+}
+
+/* What adapter.lora.alpha must be for this module's scale. */
+static float alpha_stated(struct adapter_module m, bool rslora) {
+    return rslora ? (float)((double)m.alpha * sqrt(m.r)) : m.alpha;
+}
+
+static bool alpha_same(struct adapter_module m, bool rslora, float *alpha) {
+    if (m.r == 0) return true;
+    if (isnan(*alpha)) *alpha = alpha_stated(m, rslora);
+    return alpha_stated(m, rslora) == *alpha;
+}
+
+/* The one alpha that says every module's scale, or NaN. llama.cpp takes 0 for "none given". */
+static float alpha_common(const struct model_config *shape, const struct adapter_config *c) {
+    float alpha = NAN;
+    bool same = true;
+    for (int32_t i = 0; i < shape->n_layers * N_PROJ; i++)
+        same = same && alpha_same(adapter_module_at(c, i / N_PROJ, i % N_PROJ), c->rslora, &alpha);
+    same = same && alpha_same(c->embed.lora, c->rslora, &alpha) &&
+           alpha_same(c->head.lora, c->rslora, &alpha);
+    return same && alpha != 0 ? alpha : NAN;
+}
+
+static int save_check(const struct adapter *a, struct error *err) {
+    const struct adapter_config *c = &a->config;
+    const char *what =
+        c->dora                           ? "DoRA's magnitudes (use_dora)"
+        : c->embed.full || c->head.full   ? "a whole embedding or head (modules_to_save)"
+        : c->embed.n_ids || c->head.n_ids ? "trained token rows (trainable_token_indices)"
+        : a->overlay && a->shape.tied     ? "low-rank parts of a tied embedding or head"
+                                          : NULL;
+    if (!what) return OK;
+    return error_set(err, ERR_MISMATCH,
+                     "adapter '%.12s' has %s, which GGUF adapters cannot hold (merge it into its "
+                     "base instead)",
+                     a->hash, what);
+}
+
+static void b_fold(const struct adapter *a, const struct lora *lo, int64_t out, float alpha,
+                   float *data) {
+    if (lo->r == 0) return;
+    float *b = data + (lo->b - a->data);
+    double w = (double)lo->scale * lo->r / (double)alpha;
+    for (int64_t i = 0; i < out * lo->r; i++) b[i] = (float)(w * (double)b[i]);
+}
+
+/* The same map under one alpha, B taking the differences. */
+static struct adapter *scales_fold(const struct adapter *a) {
+    const struct model_config *s = &a->shape;
+    int32_t n = s->n_layers * N_PROJ;
+    struct adapter_config c = a->config;
+    struct adapter_module *modules = xcalloc((size_t)n, sizeof *modules);
+    float *data = xmalloc(a->n_data * sizeof *data), alpha = c.alpha != 0 ? c.alpha : 1;
+    memcpy(data, a->data, a->n_data * sizeof *data);
+    for (int32_t i = 0; i < n; i++) {
+        modules[i] = (struct adapter_module){a->loras[i].r, alpha};
+        b_fold(a, &a->loras[i], proj_out(s, i % N_PROJ), alpha, data);
+    }
+    if (a->overlay) b_fold(a, &a->overlay->embed.lora, s->d_model, alpha, data);
+    if (a->overlay) b_fold(a, &a->overlay->head.lora, s->vocab_size, alpha, data);
+    c.embed.lora.alpha = c.head.lora.alpha = c.alpha = alpha;
+    c.rslora = false;
+    c.modules = modules;
+    struct adapter *folded = adapter_from_data(s, &c, data, a->lineage);
+    free(data);
+    free(modules);
+    return folded;
+}
+
+/* One tensor as GGUF has it; what must be turned is turned into the arena. */
+static struct tensor_info tensor_out(const struct model_config *shape,
+                                     const struct adapter_tensor *t, const float *data,
+                                     struct arena *arena) {
+    char base[NAME_MAX_LEN], *name = arena_alloc(arena, NAME_MAX_LEN);
+    size_t size = adapter_tensor_floats(t) * sizeof *data;
+    int32_t heads = t->part == PART_B ? permuted_heads(shape, t->module) : 0;
+    bool turn = t->module == MODULE_EMBED && t->part == PART_A;
+    gguf_name(base, t->module);
+    snprintf(name, NAME_MAX_LEN, "%.120s.lora_%c", base, t->part == PART_A ? 'a' : 'b');
+    struct tensor_info out = {.name = name,
+                              .type = TENSOR_F32,
+                              .n_dims = 2,
+                              .dims = {turn ? t->cols : t->rows, turn ? t->rows : t->cols},
+                              .data = data,
+                              .size = size};
+    if (!heads && !turn) return out;
+    float *own = arena_alloc(arena, size);
+    if (turn)
+        transpose(own, t->rows, data, t->cols, t->rows, t->cols, NULL);
+    else
+        rows_permute(data, own, heads, shape->head_dim, t->cols, true);
+    out.data = own;
+    return out;
+}
+
+static json_t *metadata_make(const struct adapter *a, const char *config, float alpha) {
+    json_t *o = json_pack("{s:s, s:s, s:s, s:f, s:s}", "general.type", "adapter",
+                          "general.architecture", a->shape.arch->name, "adapter.type", "lora",
+                          "adapter.lora.alpha", (double)alpha, KEY_CONFIG, config);
+    const char *key;
+    json_t *value;
+    CHECK(o);
+    json_object_foreach (a->lineage, key, value) {
+        char *name = xasprintf(KEY_LINEAGE "%s", key);
+        json_object_set(o, name, value);
+        free(name);
+    }
+    return o;
+}
+
+static int gguf_save(const struct adapter *a, const char *path, const char *base, float alpha,
+                     struct error *err) {
+    char *config = peft_config_text(a, base);
+    if (!config) return error_set(err, ERR_USAGE, "the base's name is not UTF-8");
+    struct arena arena = {0};
+    int n;
+    struct adapter_tensor *list = adapter_tensors(&a->shape, &a->config, &n);
+    struct tensor_info *infos = arena_alloc(&arena, (size_t)n * sizeof *infos);
+    json_t *metadata = metadata_make(a, config, alpha);
+    const float *at = a->data;
+    for (int i = 0; i < n; i++) {
+        infos[i] = tensor_out(&a->shape, &list[i], at, &arena);
+        at += adapter_tensor_floats(&list[i]);
+    }
+    int rc = gguf_tensors_write(path, metadata, infos, n, err);
+    json_decref(metadata);
+    free(list);
+    free(config);
+    arena_release(&arena);
+    return rc;
+}
+
+int adapter_save_gguf(const struct adapter *a, const char *path, const char *base, bool fold,
+                      struct error *err) {
+    float alpha = alpha_common(&a->shape, &a->config);
+    if (save_check(a, err)) return err->code;
+    if (!isnan(alpha)) return gguf_save(a, path, base, alpha, err);
+    if (!fold)
+        return error_set(err, ERR_MISMATCH,
+                         "adapter '%.12s' has scales that one alpha cannot say, and GGUF has no "
+                         "other (fold them into B with --fold)",
+                         a->hash);
+    struct adapter *folded = scales_fold(a);
+    int rc = gguf_save(folded, path, base, folded->config.alpha, err);
+    adapter_release(folded);
+    return rc;
+}
+
+/* The module that a tensor's name means, and which part; false for what is neither. */
+static bool name_parse(const char *name, const struct model_config *shape, int32_t *module,
+                       enum tensor_part *part) {
+    size_t len = strlen(name);
+    if (len < 8 || strncmp(name + len - 7, ".lora_", 6) != 0) return false;
+    if (name[len - 1] != 'a' && name[len - 1] != 'b') return false;
+    *part = name[len - 1] == 'a' ? PART_A : PART_B;
+    for (*module = MODULE_HEAD; *module < shape->n_layers * N_PROJ; ++*module) {
+        char base[NAME_MAX_LEN];
+        gguf_name(base, *module);
+        if (strlen(base) == len - 7 && memcmp(base, name, len - 7) == 0) return true;
+    }
+    return false;
+}
+
+struct reading {
+    const char *path;
+    const struct model_config *shape;
+    struct safetensors in, out; /* as the file has it; as PEFT would */
+    struct peft_config config;
+    struct misfits bad;
+    struct arena arena;
+    float alpha;
+};
+
+/* A tensor as f32 matrix under PEFT's name. Shapes are left to the common checks, except where they
+ * decide how to turn it. */
+static void tensor_in(struct reading *rd, const struct tensor_info *t, int32_t module,
+                      enum tensor_part part) {
+    static const char *const endings[2][2] = {{"lora_A.weight", "lora_B.weight"},
+                                              {"lora_embedding_A", "lora_embedding_B"}};
+    struct tensor_info *out = &rd->out.tensors[rd->out.n_tensors++];
+    int64_t rows = t->n_dims == 2 ? t->dims[0] : 1, k = t->dims[t->n_dims - 1];
+    char name[NAME_MAX_LEN];
+    float *data = arena_alloc(&rd->arena, sizeof *data * (size_t)(rows * k)), *own = data;
+    bool turn = module == MODULE_EMBED && part == PART_A;
+    int32_t heads = part == PART_B ? permuted_heads(rd->shape, module) : 0;
+    for (int64_t i = 0; i < rows; i++)
+        tensor_to_f32(t->type, (const uint8_t *)t->data + (size_t)i * tensor_row_bytes(t->type, k),
+                      data + i * k, k);
+    if (turn || (heads && rows == (int64_t)heads * rd->shape->head_dim))
+        own = arena_alloc(&rd->arena, sizeof *own * (size_t)(rows * k));
+    if (turn)
+        transpose(own, rows, data, k, rows, k, NULL);
+    else if (own != data)
+        rows_permute(data, own, heads, rd->shape->head_dim, k, false);
+    module_name(name, module);
+    *out = (struct tensor_info){
+        .name = xasprintf("base_model.model.%s.%s", name, endings[module == MODULE_EMBED][part]),
+        .type = TENSOR_F32,
+        .n_dims = 2,
+        .dims = {turn ? k : rows, turn ? rows : k},
+        .data = own,
+        .size = sizeof *own * (size_t)(rows * k)};
+}
+
+/* The rank that a tensor has, into what will be the config when the file brings none. */
+static void rank_note(struct reading *rd, struct adapter_module *modules, int32_t module,
+                      const struct tensor_info *a) {
+    struct adapter_config *c = &rd->config.c;
+    struct adapter_module *m = module == MODULE_EMBED  ? &c->embed.lora
+                               : module == MODULE_HEAD ? &c->head.lora
+                                                       : &modules[module];
+    if (a->dims[0] < 1 || a->dims[0] > ADAPTER_RANK_MAX)
+        misfit_add(&rd->bad, "'%.160s' has rank %lld, not 1 to %d", a->name, (long long)a->dims[0],
+                   ADAPTER_RANK_MAX);
+    else
+        *m = (struct adapter_module){(int32_t)a->dims[0],
+                                     rd->alpha != 0 ? rd->alpha : (float)a->dims[0]};
+}
+
+static void tensors_in(struct reading *rd) {
+    struct adapter_module *modules =
+        arena_alloc(&rd->arena, (size_t)rd->shape->n_layers * N_PROJ * sizeof *modules);
+    rd->config.c = (struct adapter_config){.r = 8, .alpha = 8, .modules = modules};
+    rd->out.tensors = xcalloc((size_t)rd->in.n_tensors + 1, sizeof *rd->out.tensors);
+    for (int i = 0; i < rd->in.n_tensors; i++) {
+        const struct tensor_info *t = &rd->in.tensors[i];
+        int32_t module;
+        enum tensor_part part;
+        if (!name_parse(t->name, rd->shape, &module, &part) || t->n_dims > 2) {
+            misfit_add(&rd->bad, "'%.160s' belongs to no projection of it", t->name);
+            continue;
+        }
+        tensor_in(rd, t, module, part);
+        if (part == PART_A) rank_note(rd, modules, module, &rd->out.tensors[rd->out.n_tensors - 1]);
+    }
+    qsort(rd->out.tensors, (size_t)rd->out.n_tensors, sizeof *rd->out.tensors, tensor_info_compare);
+}
+
+static int key_require(const struct reading *rd, const char *key, const char *want,
+                       struct error *err) {
+    const char *have = json_string_value(json_object_get(rd->in.metadata, key));
+    if (have && strcmp(have, want) == 0) return OK;
+    return error_set(err, ERR_MISMATCH, "adapter '%s': '%s' is '%.40s', expected '%s'", rd->path,
+                     key, have ? have : "missing", want);
+}
+
+static int header_read(struct reading *rd, struct error *err) {
+    const json_t *alpha = json_object_get(rd->in.metadata, "adapter.lora.alpha");
+    if (key_require(rd, "general.type", "adapter", err) ||
+        key_require(rd, "adapter.type", "lora", err) ||
+        key_require(rd, "general.architecture", rd->shape->arch->name, err))
+        return err->code;
+    if (json_object_get(rd->in.metadata, "adapter.alora.invocation_tokens"))
+        return error_set(err, ERR_MISMATCH, "adapter '%s': activated LoRA is not supported",
+                         rd->path);
+    rd->alpha = (float)json_number_value(alpha);
+    if (!json_is_number(alpha) || !isfinite(rd->alpha))
+        return error_set(err, ERR_FORMAT,
+                         "adapter '%s': metadata 'adapter.lora.alpha' is missing or no number",
+                         rd->path);
+    return OK;
+}
+
+/* PEFT's config where the file brings it; its scales must be those that the file states. */
+static int config_in(struct reading *rd, struct error *err) {
+    const json_t *text = json_object_get(rd->in.metadata, KEY_CONFIG);
+    if (!text) return OK;
+    if (!json_is_string(text))
+        return error_set(err, ERR_FORMAT, "adapter '%s': metadata '" KEY_CONFIG "' is no text",
+                         rd->path);
+    json_t *root = json_parse(json_string_value(text), json_string_length(text), KEY_CONFIG, err);
+    rd->config.c = (struct adapter_config){0};
+    int rc = root ? peft_config_read(root, rd->shape, &rd->config, &rd->bad, err) : err->code;
+    json_decref(root);
+    if (rc == OK && alpha_common(rd->shape, &rd->config.c) != rd->alpha)
+        rc = error_set(err, ERR_MISMATCH, "'" KEY_CONFIG "' and 'adapter.lora.alpha' disagree");
+    return rc == OK ? OK : error_wrap(err, "adapter '%s'", rd->path);
+}
+
+static json_t *lineage_in(const json_t *metadata) {
+    json_t *out = json_object(), *value;
+    const char *key;
+    json_object_foreach ((json_t *)(uintptr_t)metadata, key, value) {
+        if (strncmp(key, KEY_LINEAGE, strlen(KEY_LINEAGE)) == 0 && json_is_string(value))
+            json_object_set(out, key + strlen(KEY_LINEAGE), value);
+    }
+    return out;
+}
+
+struct adapter *adapter_load_gguf(const char *path, const struct model_config *shape,
+                                  struct error *err) {
+    struct reading rd = {.path = path, .shape = shape};
+    struct adapter *a = NULL;
+    if (gguf_tensors_open(&rd.in, path, err)) return NULL;
+    if (header_read(&rd, err)) goto out;
+    tensors_in(&rd);
+    rd.out.metadata = lineage_in(rd.in.metadata);
+    if (config_in(&rd, err)) goto out;
+    a = adapter_from_tensors(path, shape, &rd.config, &rd.out, NULL, &rd.bad, err);
+out:
+    safetensors_close(&rd.in);
+    safetensors_close(&rd.out);
+    peft_config_release(&rd.config);
+    buf_release(&rd.bad.text);
+    arena_release(&rd.arena);
+    return a;
+}

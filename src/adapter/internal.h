@@ -1,0 +1,67 @@
+/*
+ * internal: what the adapter's file formats share. Private to this folder.
+ *
+ * An adapter's file is a list of named tensors in the order of its data (adapter_tensors), and a
+ * config. Every reader fills the list from its file and then makes the adapter from the floats;
+ * every writer walks it. PEFT's names are the common tongue: the GGUF side translates.
+ */
+#ifndef SHOAL_ADAPTER_INTERNAL_H
+#define SHOAL_ADAPTER_INTERNAL_H
+
+#include "adapter/adapter.h"
+
+#define NAME_MAX_LEN 160
+#define CONFIG_NAME "adapter_config.json"
+
+enum tensor_part { PART_A, PART_B, PART_MAGNITUDE, PART_FULL, PART_ROWS };
+struct adapter_tensor {
+    char name[NAME_MAX_LEN]; /* PEFT's */
+    int32_t module;          /* layer * N_PROJ + projection, or MODULE_EMBED, MODULE_HEAD */
+    enum tensor_part part;
+    int64_t rows, cols; /* cols 0: a vector [rows] */
+};
+enum { MODULE_EMBED = -1, MODULE_HEAD = -2 };
+/* malloc'ed; *n of them. */
+struct adapter_tensor *adapter_tensors(const struct model_config *shape,
+                                       const struct adapter_config *c, int *n);
+size_t adapter_tensor_floats(const struct adapter_tensor *t);
+/* "model.layers.3.mlp.up_proj", "model.embed_tokens", "lm_head". */
+void module_name(char out[NAME_MAX_LEN], int32_t module);
+
+/* By name, for qsort. */
+int tensor_info_compare(const void *a, const void *b);
+
+/* A list for one message: as many as fit are shown, all are counted. */
+struct misfits {
+    struct buf text;
+    int n, hidden;
+};
+void misfit_add(struct misfits *o, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+/* OK when there are none. */
+int misfits_report(struct misfits *o, const char *path, struct error *err);
+
+/* A parsed adapter_config.json with what its `c` borrows. */
+struct peft_config {
+    struct adapter_config c;
+    struct arena arena;
+    const int32_t *order[2]; /* embedding, head: which row of the file is ids[i]'s */
+    const char *base;        /* base_model_name_or_path, or NULL */
+    bool tie;                /* ensure_weight_tying: on a tied base, tables are changed together */
+};
+int peft_config_read(const json_t *root, const struct model_config *shape, struct peft_config *out,
+                     struct misfits *bad, struct error *err);
+void peft_config_release(struct peft_config *p);
+/* The bytes of adapter_config.json, malloc'ed; NULL when `base` is not UTF-8. */
+char *peft_config_text(const struct adapter *a, const char *base);
+
+/* The adapter that `config` and the tensors (sorted by name, PEFT's names) describe. `m` (may be
+ * NULL): its own embedding and head are recognised and dropped. Metadata become the lineage. */
+struct adapter *adapter_from_tensors(const char *path, const struct model_config *shape,
+                                     struct peft_config *config, const struct safetensors *st,
+                                     const struct model *m, struct misfits *bad, struct error *err);
+/* The lineage as metadata: string → string, PEFT's own entries left out; NULL when empty. */
+json_t *lineage_read(const json_t *metadata);
+struct adapter *peft_load(const char *dir, const struct model_config *shape, const struct model *m,
+                          struct error *err);
+
+#endif

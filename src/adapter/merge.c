@@ -1,0 +1,161 @@
+/*
+ * merge: adapters put inside their base, and several plain adapters as one.
+ *
+ * Every entry of a merged matrix is made in double and rounded to f32 once; quantising is the
+ * writer's business. Matrices that no adapter touches are the base's own, so a merged model costs
+ * the memory of what changed. It may not be written in place over the file that the base is mapped
+ * from, which writing to a temporary name already prevents.
+ */
+#include "adapter/internal.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static struct adapter_module stacked_module(struct adapter *const *list, int n, int32_t i) {
+    struct adapter_module m = {0, 0};
+    for (int k = 0; k < n; k++) m.r += list[k]->loras[i].r;
+    m.alpha = (float)m.r; /* scale 1: B takes the weights */
+    return m;
+}
+
+/* A of all, one below the other; B of all side by side, each times weight · scale. */
+static float *stacked_put(float *at, struct adapter *const *list, const float *weights, int n,
+                          int32_t i, int32_t r) {
+    int64_t in = proj_in(&list[0]->shape, i % N_PROJ), out = proj_out(&list[0]->shape, i % N_PROJ);
+    float *b = at + r * in;
+    int32_t c = 0;
+    for (int k = 0; k < n; k++) {
+        const struct lora *lo = &list[k]->loras[i];
+        double w = (double)weights[k] * (double)lo->scale;
+        if (lo->r > 0) memcpy(at + c * in, lo->a, (size_t)(lo->r * in) * sizeof *at);
+        for (int64_t o = 0; o < out; o++)
+            for (int32_t j = 0; j < lo->r; j++)
+                b[o * r + c + j] = (float)(w * (double)lo->b[o * lo->r + j]);
+        c += lo->r;
+    }
+    return b + r * out;
+}
+
+static int stack_check(struct adapter *const *list, int n, struct error *err) {
+    for (int k = 0; k < n; k++) {
+        if (adapter_require_plain(list[k], "a weighted sum", err)) return err->code;
+        if (!adapter_fits(list[k], &list[0]->shape))
+            return error_set(err, ERR_MISMATCH, "adapters '%.12s' and '%.12s' differ in shape",
+                             list[0]->hash, list[k]->hash);
+    }
+    return OK;
+}
+
+struct adapter *adapter_stack(struct adapter *const *list, const float *weights, int n,
+                              struct error *err) {
+    CHECK(n > 0);
+    if (stack_check(list, n, err)) return NULL;
+    const struct model_config *shape = &list[0]->shape;
+    int32_t n_modules = shape->n_layers * N_PROJ;
+    struct adapter_module *modules = xcalloc((size_t)n_modules, sizeof *modules);
+    struct adapter_config c = {.r = 1, .alpha = 1, .modules = modules};
+    struct adapter *a = NULL;
+    for (int32_t i = 0; i < n_modules; i++) {
+        modules[i] = stacked_module(list, n, i);
+        if (modules[i].r > ADAPTER_RANK_MAX) {
+            error_set(err, ERR_MEMORY, "the ranks add up to %d, more than %d", (int)modules[i].r,
+                      ADAPTER_RANK_MAX);
+            goto out;
+        }
+    }
+    float *data = xmalloc(adapter_floats(shape, &c) * sizeof *data), *at = data;
+    for (int32_t i = 0; i < n_modules; i++)
+        if (modules[i].r > 0) at = stacked_put(at, list, weights, n, i, modules[i].r);
+    a = adapter_from_data(shape, &c, data, NULL);
+    free(data);
+out:
+    free(modules);
+    return a;
+}
+
+/* Row n of W, or of what stands for it, plus its low-rank part, times its multiplier. */
+static void row_merge(const float *row, const struct lora *lo, int64_t n, int64_t k, double *sum,
+                      float *out) {
+    double mult = lo->mult ? (double)lo->mult[n] : 1;
+    for (int64_t j = 0; j < k; j++) sum[j] = (double)row[j];
+    for (int32_t r = 0; r < lo->r; r++) {
+        double w = (double)lo->scale * (double)lo->b[n * lo->r + r];
+        for (int64_t j = 0; j < k; j++) sum[j] += w * (double)lo->a[r * k + j];
+    }
+    for (int64_t j = 0; j < k; j++) out[j] = (float)(mult * sum[j]);
+}
+
+static const float *own_row(const struct table *t, int64_t id, int64_t d) {
+    for (int32_t i = 0; i < t->n; i++)
+        if (t->ids[i] == id) return t->rows + i * d;
+    return t->full ? t->full + id * d : NULL;
+}
+
+/* A new f32 matrix in the arena. `t` may be NULL; `embedding`: its A is [R, V], B [D, R], so the
+ * parts change places. */
+static void matrix_merge(struct matrix *w, const struct lora *lo, const struct table *t,
+                         bool embedding, struct arena *arena) {
+    int64_t n = w->n, k = w->k;
+    float *data = arena_alloc(arena, sizeof *data * (size_t)(n * k));
+    float *base = xmalloc(sizeof *base * (size_t)k);
+    double *sum = xmalloc(sizeof *sum * (size_t)k);
+    float *a = NULL, *b = NULL;
+    struct lora turned = *lo;
+    if (embedding && lo->r > 0) {
+        turned.b = b = xmalloc(sizeof *b * (size_t)(n * lo->r));
+        turned.a = a = xmalloc(sizeof *a * (size_t)(k * lo->r));
+        transpose(b, lo->r, lo->a, n, lo->r, n, NULL);
+        transpose(a, k, lo->b, lo->r, k, lo->r, NULL);
+    }
+    for (int64_t i = 0; i < n; i++) {
+        const float *row = t ? own_row(t, i, k) : NULL;
+        if (!row) matrix_row(w, i, base);
+        row_merge(row ? row : base, &turned, i, k, sum, data + i * k);
+    }
+    free(base);
+    free(sum);
+    free(a);
+    free(b);
+    *w = (struct matrix){.type = TENSOR_F32, .n = n, .k = k, .data = data};
+}
+
+static bool table_is_set(const struct table *t) {
+    return t->full || t->n > 0 || t->lora.r > 0;
+}
+
+/* Tied tables stay tied only where both get the same rows and nothing else. */
+static void tables_merge(struct model *m, const struct overlay *o) {
+    bool same = !o->embed.full && !o->head.full && !o->embed.lora.r && !o->head.lora.r &&
+                o->embed.rows == o->head.rows;
+    if (table_is_set(&o->embed))
+        matrix_merge(&m->embed, &o->embed.lora, &o->embed, true, &m->arena);
+    if (m->config.tied && same) {
+        m->head = m->embed;
+        return;
+    }
+    m->config.tied = false;
+    if (table_is_set(&o->head)) matrix_merge(&m->head, &o->head.lora, &o->head, false, &m->arena);
+}
+
+struct model *adapter_merge(const struct model *m, const struct adapter *a) {
+    CHECK(adapter_fits(a, &m->config) && adapter_is_ready(a));
+    struct model *out = xmalloc(sizeof *out);
+    size_t size = sizeof *out->layers * (size_t)m->config.n_layers;
+    *out = *m;
+    out->arena = (struct arena){0};
+    out->hash[0] = 0;
+    out->layers = memcpy(arena_alloc(&out->arena, size), m->layers, size);
+    for (int32_t i = 0; i < m->config.n_layers * N_PROJ; i++)
+        if (a->loras[i].r > 0)
+            matrix_merge(&out->layers[i / N_PROJ].proj[i % N_PROJ], &a->loras[i], NULL, false,
+                         &out->arena);
+    if (a->overlay) tables_merge(out, a->overlay);
+    out->type = TENSOR_F32;
+    return out;
+}
+
+void adapter_merged_close(struct model *merged) {
+    if (!merged) return;
+    arena_release(&merged->arena);
+    free(merged);
+}

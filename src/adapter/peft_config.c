@@ -1,0 +1,693 @@
+/*
+ * peft_config: adapter_config.json, read and written.
+ *
+ * The file comes from anywhere, so every pattern in it is compiled by PCRE2 under a step limit and
+ * every number is checked. Keys that would change the arithmetic in a way that Shoal does not
+ * compute are refused by name; other unknown keys are tolerated, since PEFT itself adds some in
+ * every release. Modules are chosen as PEFT chooses them: a list names ends of module names, a
+ * string is a pattern for whole names, "all-linear" is every projection of the layers.
+ *
+ * Writing is canonical: keys sorted, mixed ranks and chosen layers expressed in one way only.
+ */
+#define PCRE2_CODE_UNIT_WIDTH 8
+#include "adapter/internal.h"
+
+#include <float.h>
+#include <math.h>
+#include <pcre2.h>
+#include <stdlib.h>
+#include <string.h>
+
+void module_name(char out[NAME_MAX_LEN], int32_t module) {
+    if (module == MODULE_EMBED)
+        snprintf(out, NAME_MAX_LEN, "model.embed_tokens");
+    else if (module == MODULE_HEAD)
+        snprintf(out, NAME_MAX_LEN, "lm_head");
+    else
+        snprintf(out, NAME_MAX_LEN, "model.layers.%d.%s", (int)(module / N_PROJ),
+                 proj_hf_paths[module % N_PROJ]);
+}
+
+/* Compiles a config's pattern; errors name the key. NULL on failure. */
+static pcre2_code *pattern_compile(const char *pattern, uint32_t options, const char *key,
+                                   struct error *err) {
+    int code;
+    PCRE2_SIZE at;
+    pcre2_code *re =
+        pcre2_compile((PCRE2_SPTR)pattern, PCRE2_ZERO_TERMINATED, options, &code, &at, NULL);
+    if (re) return re;
+    PCRE2_UCHAR why[120];
+    pcre2_get_error_message(code, why, sizeof why);
+    error_set(err, ERR_FORMAT, "'%s' is not a valid pattern: '%.200s' (%s at offset %zu)", key,
+              pattern, (char *)why, (size_t)at);
+    return NULL;
+}
+
+/* 1 or 0; negative when the pattern runs away on a name. */
+static int pattern_match(const pcre2_code *re, const char *name, const char *key,
+                         struct error *err) {
+    pcre2_match_data *md = pcre2_match_data_create_from_pattern(re, NULL);
+    pcre2_match_context *mc = pcre2_match_context_create(NULL);
+    CHECK(md && mc);
+    pcre2_set_match_limit(mc, 100000);
+    int rc = pcre2_match(re, (PCRE2_SPTR)name, PCRE2_ZERO_TERMINATED, 0, 0, md, mc);
+    pcre2_match_context_free(mc);
+    pcre2_match_data_free(md);
+    if (rc >= 0) return 1;
+    if (rc == PCRE2_ERROR_NOMATCH) return 0;
+    return error_set(err, ERR_FORMAT, "the pattern in '%s' needs too many steps to match '%s'", key,
+                     name);
+}
+
+/* target_modules or exclude_modules: a list of suffixes, a pattern for the whole name, or all. */
+struct selector {
+    const char *key;
+    const json_t *list;
+    pcre2_code *re;
+    bool all;
+};
+
+static int selector_init(struct selector *s, const json_t *root, const char *key,
+                         struct error *err) {
+    const json_t *v = json_object_get(root, key);
+    size_t i;
+    json_t *item;
+    *s = (struct selector){.key = key};
+    if (!v || json_is_null(v)) return OK;
+    if (json_is_string(v)) {
+        s->all = strcmp(json_string_value(v), "all-linear") == 0;
+        if (!s->all)
+            s->re =
+                pattern_compile(json_string_value(v), PCRE2_ANCHORED | PCRE2_ENDANCHORED, key, err);
+        return s->all || s->re ? OK : err->code;
+    }
+    if (!json_is_array(v))
+        return error_set(err, ERR_FORMAT, "'%s' is neither a list nor a string", key);
+    json_array_foreach (v, i, item) {
+        if (!json_is_string(item))
+            return error_set(err, ERR_FORMAT, "'%s' holds something that is no string", key);
+    }
+    s->list = v;
+    return OK;
+}
+
+static void selector_release(struct selector *s) {
+    pcre2_code_free(s->re);
+}
+
+static bool selector_is_set(const struct selector *s) {
+    return s->all || s->re || json_array_size(s->list) > 0;
+}
+
+/* The whole name, or its end after a dot. */
+static bool suffix_match(const char *name, const char *suffix) {
+    size_t n = strlen(name), k = strlen(suffix);
+    if (k > n || strcmp(name + n - k, suffix) != 0) return false;
+    return k == n || name[n - k - 1] == '.';
+}
+
+static int selector_match(const struct selector *s, const char *name, struct error *err) {
+    size_t i;
+    json_t *item;
+    if (s->all) return 1;
+    if (s->re) return pattern_match(s->re, name, s->key, err);
+    json_array_foreach (s->list, i, item) {
+        if (suffix_match(name, json_string_value(item))) return 1;
+    }
+    return 0;
+}
+
+/* rank_pattern or alpha_pattern: the first key that matches a module's name, whole or from a dot to
+ * its end, gives its value. */
+struct rule {
+    pcre2_code *re;
+    double value;
+};
+struct rules {
+    const char *key;
+    struct rule *v;
+    int n;
+};
+
+static int rules_init(struct rules *r, const json_t *root, const char *key, struct error *err) {
+    json_t *table = json_object_get(root, key), *value;
+    const char *pattern;
+    *r = (struct rules){.key = key};
+    if (!table || json_is_null(table)) return OK;
+    if (!json_is_object(table)) return error_set(err, ERR_FORMAT, "'%s' is not an object", key);
+    r->v = xcalloc(json_object_size(table) + 1, sizeof *r->v);
+    json_object_foreach (table, pattern, value) {
+        if (!json_is_number(value))
+            return error_set(err, ERR_FORMAT, "'%.80s' in '%s' is not a number", pattern, key);
+        char *whole = xasprintf("(.*\\.)?(%s)$", pattern); /* PEFT's own form */
+        r->v[r->n].value = json_number_value(value);
+        r->v[r->n].re = pattern_compile(whole, PCRE2_ANCHORED, key, err);
+        free(whole);
+        if (!r->v[r->n].re) return err->code;
+        r->n++;
+    }
+    return OK;
+}
+
+static void rules_release(struct rules *r) {
+    for (int i = 0; i < r->n; i++) pcre2_code_free(r->v[i].re);
+    free(r->v);
+}
+
+static int rules_apply(const struct rules *r, const char *name, double *value, struct error *err) {
+    for (int i = 0; i < r->n; i++) {
+        int hit = pattern_match(r->v[i].re, name, r->key, err);
+        if (hit < 0) return hit;
+        if (hit == 0) continue;
+        *value = r->v[i].value;
+        break;
+    }
+    return OK;
+}
+
+/* Keys that change what the adapter computes, unless they hold false, null, "none" or nothing. */
+static const struct refusal {
+    const char *key, *why;
+} refusals[] = {
+    {"use_qalora", "QA-LoRA is not supported"},
+    {"use_bdlora", "block-diagonal LoRA is not supported"},
+    {"lora_bias", "biases on lora_B are not supported"},
+    {"bias", "only \"none\" is supported"},
+    {"fan_in_fan_out", "it stands for transposed (GPT-2 style) weights"},
+    {"target_parameters", "only whole linear modules can be targets"},
+    {"layer_replication", "the base's layers are used as they are"},
+    {"alora_invocation_tokens", "activated LoRA is not supported"},
+    {"arrow_config", "Arrow routing is not supported"},
+};
+
+static bool value_is_off(const json_t *v) {
+    if (json_is_string(v))
+        return json_string_length(v) == 0 || strcmp(json_string_value(v), "none") == 0;
+    if (json_is_array(v)) return json_array_size(v) == 0;
+    if (json_is_object(v)) return json_object_size(v) == 0;
+    if (json_is_number(v)) return json_number_value(v) == 0;
+    return !v || json_is_null(v) || json_is_false(v);
+}
+
+/* These initialisations also rewrite the base's weights, so the file alone does not say what the
+ * model computes. */
+static bool init_changes_base(const json_t *v) {
+    static const char *const names[] = {"pissa", "olora", "corda", "loftq", "lora_ga"};
+    const char *text = json_string_value(v);
+    for (size_t i = 0; text && i < ARRAY_LEN(names); i++)
+        if (strncmp(text, names[i], strlen(names[i])) == 0) return true;
+    return false;
+}
+
+static int config_refuse(const json_t *root, struct error *err) {
+    const json_t *type = json_object_get(root, "peft_type");
+    if (!json_is_string(type)) return error_set(err, ERR_FORMAT, "'peft_type' is missing");
+    if (strcmp(json_string_value(type), "LORA") != 0)
+        return error_set(err, ERR_MISMATCH, "'peft_type' is '%.40s'; only 'LORA' is supported",
+                         json_string_value(type));
+    for (size_t i = 0; i < ARRAY_LEN(refusals); i++)
+        if (!value_is_off(json_object_get(root, refusals[i].key)))
+            return error_set(err, ERR_MISMATCH, "'%s' is set: %s", refusals[i].key,
+                             refusals[i].why);
+    const json_t *init = json_object_get(root, "init_lora_weights");
+    if (init_changes_base(init))
+        return error_set(err, ERR_MISMATCH,
+                         "'init_lora_weights' is '%.40s', which changes the base as well (convert "
+                         "with PEFT's save_pretrained, path_initial_model_for_weight_conversion)",
+                         json_string_value(init));
+    return OK;
+}
+
+static int number_read(const json_t *root, const char *key, double fallback, double *out,
+                       struct error *err) {
+    const json_t *v = json_object_get(root, key);
+    *out = fallback;
+    if (!v || json_is_null(v)) return OK;
+    if (!json_is_number(v)) return error_set(err, ERR_FORMAT, "'%s' is not a number", key);
+    *out = json_number_value(v);
+    return OK;
+}
+
+static int rank_check(const char *key, double r, struct error *err) {
+    if (r >= 1 && r <= ADAPTER_RANK_MAX && r == floor(r)) return OK;
+    return error_set(err, ERR_FORMAT, "'%s' holds the rank %g, not a whole number from 1 to %d",
+                     key, r, ADAPTER_RANK_MAX);
+}
+
+static int alpha_check(const char *key, double alpha, struct error *err) {
+    if (fabs(alpha) <= FLT_MAX) return OK;
+    return error_set(err, ERR_FORMAT, "'%s' holds %g, which is out of range", key, alpha);
+}
+
+static int flag_read(const json_t *root, const char *key, bool *out, struct error *err) {
+    const json_t *v = json_object_get(root, key);
+    if (v && !json_is_boolean(v) && !json_is_null(v))
+        return error_set(err, ERR_FORMAT, "'%s' is neither true nor false", key);
+    *out = json_is_true(v);
+    return OK;
+}
+
+/* r, lora_alpha, lora_dropout, use_rslora, use_dora. */
+static int scalars_read(const json_t *root, struct adapter_config *c, struct error *err) {
+    double r, alpha, dropout;
+    if (number_read(root, "r", 8, &r, err) || rank_check("r", r, err)) return err->code;
+    if (number_read(root, "lora_alpha", 8, &alpha, err) || alpha_check("lora_alpha", alpha, err))
+        return err->code;
+    if (number_read(root, "lora_dropout", 0, &dropout, err)) return err->code;
+    if (!(dropout >= 0 && dropout <= 1))
+        return error_set(err, ERR_FORMAT, "'lora_dropout' is %g, outside 0 to 1", dropout);
+    c->r = (int32_t)r;
+    c->alpha = (float)alpha;
+    c->dropout = (float)dropout;
+    if (flag_read(root, "use_rslora", &c->rslora, err)) return err->code;
+    return flag_read(root, "use_dora", &c->dora, err);
+}
+
+static int layer_mark(const json_t *v, int32_t n_layers, bool *on, struct error *err) {
+    if (!json_is_integer(v))
+        return error_set(err, ERR_FORMAT, "'layers_to_transform' holds something but integers");
+    json_int_t i = json_integer_value(v);
+    if (i < 0 || i >= n_layers)
+        return error_set(err, ERR_MISMATCH,
+                         "'layers_to_transform' names layer %lld of a model with %d layers",
+                         (long long)i, (int)n_layers);
+    on[i] = true;
+    return OK;
+}
+
+static bool layers_are_all(const json_t *v) {
+    return !v || json_is_null(v) || (json_is_array(v) && json_array_size(v) == 0);
+}
+
+/* True when "layers", the usual place of layer numbers, is the pattern or among the patterns. */
+static bool layers_pattern_known(const json_t *pattern) {
+    size_t i;
+    json_t *item;
+    json_array_foreach (pattern, i, item) {
+        if (json_is_string(item) && strcmp(json_string_value(item), "layers") == 0) return true;
+    }
+    return value_is_off(pattern) ||
+           (json_is_string(pattern) && strcmp(json_string_value(pattern), "layers") == 0);
+}
+
+/* on[L]: where list targets apply. Only the usual place of layer numbers ("layers.N") is known. */
+static int layers_read(const json_t *root, int32_t n_layers, bool *on, struct error *err) {
+    const json_t *v = json_object_get(root, "layers_to_transform"),
+                 *pattern = json_object_get(root, "layers_pattern");
+    size_t i;
+    json_t *item;
+    bool every = layers_are_all(v);
+    for (int32_t l = 0; l < n_layers; l++) on[l] = every;
+    if (every) return OK;
+    if (json_is_string(json_object_get(root, "target_modules")))
+        return error_set(err, ERR_FORMAT,
+                         "'layers_to_transform' needs 'target_modules' to be a list");
+    if (!layers_pattern_known(pattern))
+        return error_set(err, ERR_MISMATCH,
+                         "'layers_pattern' is set: only \"layers\" is supported");
+    if (!json_is_array(v)) return layer_mark(v, n_layers, on, err);
+    json_array_foreach (v, i, item) {
+        if (layer_mark(item, n_layers, on, err)) return err->code;
+    }
+    return OK;
+}
+
+/* Everything that decides whether a module is adapted, and how. */
+struct plan {
+    struct selector target, exclude;
+    struct rules ranks, alphas;
+    bool *layers;    /* [L] */
+    bool all_layers; /* else modules outside the layers are no targets */
+    bool needed;     /* no whole table or rows make up for an empty list of targets */
+};
+
+static int plan_init(struct plan *pl, const json_t *root, int32_t n_layers, struct error *err) {
+    pl->layers = xcalloc((size_t)n_layers, sizeof *pl->layers);
+    if (selector_init(&pl->target, root, "target_modules", err)) return err->code;
+    pl->all_layers = layers_are_all(json_object_get(root, "layers_to_transform"));
+    if (!selector_is_set(&pl->target) && pl->needed)
+        return error_set(err, ERR_FORMAT, "'target_modules' is missing or empty");
+    if (selector_init(&pl->exclude, root, "exclude_modules", err)) return err->code;
+    if (rules_init(&pl->ranks, root, "rank_pattern", err)) return err->code;
+    if (rules_init(&pl->alphas, root, "alpha_pattern", err)) return err->code;
+    return layers_read(root, n_layers, pl->layers, err);
+}
+
+static void plan_release(struct plan *pl) {
+    selector_release(&pl->target);
+    selector_release(&pl->exclude);
+    rules_release(&pl->ranks);
+    rules_release(&pl->alphas);
+    free(pl->layers);
+}
+
+/* The tables are no linear maps of a layer: neither "all-linear" nor a choice of layers takes
+ * them. */
+static bool plan_reaches(const struct plan *pl, int32_t module) {
+    return module >= 0 ? pl->layers[module / N_PROJ] : pl->all_layers && !pl->target.all;
+}
+
+/* Fills one module of the config; r stays 0 where it is not adapted. */
+static int plan_module(const struct plan *pl, const struct adapter_config *c, int32_t module,
+                       struct adapter_module *out, struct error *err) {
+    char name[NAME_MAX_LEN];
+    double r = c->r, alpha = c->alpha;
+    module_name(name, module);
+    int in = selector_match(&pl->target, name, err);
+    int ex = in > 0 ? selector_match(&pl->exclude, name, err) : 0;
+    if (in < 0 || ex < 0) return err->code;
+    if (!in || ex || !plan_reaches(pl, module)) return OK;
+    if (rules_apply(&pl->ranks, name, &r, err) || rank_check("rank_pattern", r, err))
+        return err->code;
+    if (rules_apply(&pl->alphas, name, &alpha, err) || alpha_check("alpha_pattern", alpha, err))
+        return err->code;
+    *out = (struct adapter_module){(int32_t)r, (float)alpha};
+    return OK;
+}
+
+/* Listed targets that name nothing in this shape, as an adapter for another architecture has. */
+static void targets_check(const struct selector *s, int32_t n_layers, struct misfits *bad) {
+    size_t i;
+    json_t *item;
+    json_array_foreach (s->list, i, item) {
+        bool hit = false;
+        for (int32_t m = MODULE_HEAD; m < n_layers * N_PROJ && !hit; m++) {
+            char name[NAME_MAX_LEN];
+            module_name(name, m);
+            hit = suffix_match(name, json_string_value(item));
+        }
+        if (!hit)
+            misfit_add(bad, "target module '%.80s' is no projection of it",
+                       json_string_value(item));
+    }
+}
+
+/* The table that a module's name means, or NULL. */
+static struct adapter_table *table_named(struct adapter_config *c, const char *name) {
+    if (suffix_match("model.embed_tokens", name)) return &c->embed;
+    return suffix_match("lm_head", name) ? &c->head : NULL;
+}
+
+static int saved_read(const json_t *root, struct adapter_config *c, struct error *err) {
+    const json_t *v = json_object_get(root, "modules_to_save");
+    size_t i;
+    json_t *item;
+    if (value_is_off(v)) return OK;
+    if (!json_is_array(v)) return error_set(err, ERR_FORMAT, "'modules_to_save' is not a list");
+    json_array_foreach (v, i, item) {
+        const char *name = json_string_value(item);
+        struct adapter_table *t = name ? table_named(c, name) : NULL;
+        if (!t)
+            return error_set(err, ERR_MISMATCH,
+                             "'modules_to_save' is set: '%.80s' in it is neither embed_tokens nor "
+                             "lm_head, and only they can be replaced",
+                             name ? name : "?");
+        t->full = true;
+    }
+    return OK;
+}
+
+struct token {
+    int32_t id, at;
+};
+
+static int token_compare(const void *a, const void *b) {
+    const struct token *x = a, *y = b;
+    return x->id < y->id ? -1 : x->id > y->id;
+}
+
+/* One list of token ids; PEFT's order is the file's rows' order. */
+static int tokens_list(const json_t *list, int32_t vocab, struct adapter_table *t,
+                       const int32_t **order, struct arena *arena, struct error *err) {
+    size_t i, n = json_array_size(list);
+    json_t *item;
+    struct token *v = arena_alloc(arena, (n + 1) * sizeof *v);
+    int32_t *ids = arena_alloc(arena, (n + 1) * sizeof *ids),
+            *rows = arena_alloc(arena, (n + 1) * sizeof *rows);
+    if (!json_is_array(list))
+        return error_set(err, ERR_FORMAT, "'trainable_token_indices' is no list of numbers");
+    json_array_foreach (list, i, item) {
+        json_int_t id = json_integer_value(item);
+        if (!json_is_integer(item) || id < 0 || id >= vocab)
+            return error_set(err, ERR_MISMATCH,
+                             "'trainable_token_indices' holds something but ids from 0 to %d",
+                             (int)vocab - 1);
+        v[i] = (struct token){(int32_t)id, (int32_t)i};
+    }
+    if (n > 1) qsort(v, n, sizeof *v, token_compare);
+    for (i = 0; i < n; i++) {
+        if (i > 0 && v[i].id == v[i - 1].id)
+            return error_set(err, ERR_FORMAT, "'trainable_token_indices' names token %d twice",
+                             (int)v[i].id);
+        ids[i] = v[i].id;
+        rows[i] = v[i].at;
+    }
+    t->n_ids = (int32_t)n;
+    t->ids = ids;
+    *order = rows;
+    return OK;
+}
+
+static int tokens_read(const json_t *root, const struct model_config *shape, struct peft_config *p,
+                       struct error *err) {
+    json_t *v = json_object_get(root, "trainable_token_indices"), *list;
+    const char *name;
+    if (value_is_off(v)) return OK;
+    if (!json_is_object(v))
+        return tokens_list(v, shape->vocab_size, &p->c.embed, &p->order[0], &p->arena, err);
+    json_object_foreach (v, name, list) {
+        struct adapter_table *t = table_named(&p->c, name);
+        if (!t || t->n_ids)
+            return error_set(err, ERR_MISMATCH,
+                             "'trainable_token_indices' names '%.80s'; embed_tokens and lm_head, "
+                             "each once, can have such rows",
+                             name);
+        int rc =
+            tokens_list(list, shape->vocab_size, t, &p->order[t == &p->c.head], &p->arena, err);
+        if (rc) return rc;
+    }
+    return OK;
+}
+
+/* Combinations that PEFT does not define or that are not computed here. */
+static int tables_check(const struct peft_config *p, const struct model_config *shape,
+                        struct error *err) {
+    const struct adapter_table *tables[] = {&p->c.embed, &p->c.head};
+    for (int i = 0; i < 2; i++) {
+        const char *name = i ? "lm_head" : "embed_tokens";
+        const struct adapter_table *t = tables[i];
+        if ((t->lora.r > 0) + t->full + (t->n_ids > 0) > 1)
+            return error_set(err, ERR_MISMATCH,
+                             "'%s' is in more than one of target_modules, modules_to_save and "
+                             "trainable_token_indices",
+                             name);
+    }
+    if (p->c.dora && p->c.embed.lora.r > 0)
+        return error_set(err, ERR_MISMATCH,
+                         "'use_dora' is set: on 'embed_tokens', an embedding, it is not supported");
+    if (p->tie && shape->tied && (p->c.embed.lora.r > 0 || p->c.head.lora.r > 0))
+        return error_set(err, ERR_MISMATCH,
+                         "'ensure_weight_tying' is set: low-rank parts shared by embedding and "
+                         "head are not supported");
+    return OK;
+}
+
+static int plan_run(const struct plan *plan, struct peft_config *p, int32_t n_layers,
+                    struct misfits *bad, struct error *err) {
+    struct adapter_config *c = &p->c;
+    struct adapter_module *modules =
+        arena_alloc(&p->arena, (size_t)n_layers * N_PROJ * sizeof *modules);
+    int n = 0;
+    for (int32_t i = 0; i < n_layers * N_PROJ; i++) {
+        if (plan_module(plan, c, i, &modules[i], err)) return err->code;
+        n += modules[i].r > 0;
+    }
+    c->modules = modules;
+    if (plan_module(plan, c, MODULE_EMBED, &c->embed.lora, err)) return err->code;
+    if (plan_module(plan, c, MODULE_HEAD, &c->head.lora, err)) return err->code;
+    targets_check(&plan->target, n_layers, bad);
+    if (n + c->embed.lora.r + c->head.lora.r == 0 && plan->needed && bad->n == 0)
+        misfit_add(bad, "'target_modules' selects no projection of it");
+    return OK;
+}
+
+int peft_config_read(const json_t *root, const struct model_config *shape, struct peft_config *out,
+                     struct misfits *bad, struct error *err) {
+    struct adapter_config *c = &out->c;
+    struct plan plan = {0};
+    if (!json_is_object(root)) return error_set(err, ERR_FORMAT, "not a JSON object");
+    if (config_refuse(root, err) || scalars_read(root, c, err)) return err->code;
+    if (saved_read(root, c, err) || tokens_read(root, shape, out, err)) return err->code;
+    if (flag_read(root, "ensure_weight_tying", &out->tie, err)) return err->code;
+    const char *base = json_string_value(json_object_get(root, "base_model_name_or_path"));
+    out->base = base ? arena_strdup(&out->arena, base) : NULL;
+    plan.needed = !c->embed.full && !c->head.full && !c->embed.n_ids && !c->head.n_ids;
+    int rc = plan_init(&plan, root, shape->n_layers, err);
+    if (rc == OK) rc = plan_run(&plan, out, shape->n_layers, bad, err);
+    if (rc == OK) rc = tables_check(out, shape, err);
+    plan_release(&plan);
+    return rc;
+}
+
+void peft_config_release(struct peft_config *p) {
+    arena_release(&p->arena);
+}
+
+/* The shortest decimal that reads back as the same float32. */
+static json_t *real_json(float f) {
+    char text[32];
+    for (int digits = 1; digits <= 9; digits++) {
+        snprintf(text, sizeof text, "%.*g", digits, (double)f);
+        if (strtof(text, NULL) == f) break;
+    }
+    return json_real(strtod(text, NULL));
+}
+
+static json_t *number_json(float f) {
+    bool whole = f == truncf(f) && fabsf(f) < 1e9f && !(f == 0 && signbit(f));
+    return whole ? json_integer((json_int_t)f) : real_json(f);
+}
+
+/* True when projection p has one (r, alpha) wherever it is adapted. */
+static bool column_is_even(const struct adapter *a, int p) {
+    struct adapter_module first = {0, 0};
+    for (int32_t l = 0; l < a->shape.n_layers; l++) {
+        struct adapter_module m = adapter_module_at(&a->config, l, p);
+        if (m.r == 0) continue;
+        if (first.r == 0) first = m;
+        if (m.r != first.r || m.alpha != first.alpha) return false;
+    }
+    return true;
+}
+
+static void pattern_table(const struct adapter *a, bool alpha, const char *name,
+                          struct adapter_module m, json_t *out) {
+    bool same = alpha ? m.alpha == a->config.alpha : m.r == a->config.r;
+    if (m.r > 0 && !same)
+        json_object_set_new(out, name, alpha ? number_json(m.alpha) : json_integer(m.r));
+}
+
+/* rank_pattern or alpha_pattern: what differs from the config's top; "q_proj" alone where that says
+ * it for all layers. */
+static json_t *pattern_json(const struct adapter *a, bool alpha) {
+    json_t *out = json_object();
+    for (int32_t i = 0; i < a->shape.n_layers * N_PROJ; i++) {
+        struct adapter_module m = adapter_module_at(&a->config, i / N_PROJ, i % N_PROJ);
+        bool same = alpha ? m.alpha == a->config.alpha : m.r == a->config.r;
+        char name[NAME_MAX_LEN];
+        if (m.r == 0 || same) continue;
+        module_name(name, i);
+        json_object_set_new(out, column_is_even(a, i % N_PROJ) ? proj_names[i % N_PROJ] : name,
+                            alpha ? number_json(m.alpha) : json_integer(m.r));
+    }
+    pattern_table(a, alpha, "embed_tokens", a->config.embed.lora, out);
+    pattern_table(a, alpha, "lm_head", a->config.head.lora, out);
+    return out;
+}
+
+static bool layer_adapted(const struct adapter *a, int32_t l) {
+    for (int p = 0; p < N_PROJ; p++)
+        if (adapter_module_at(&a->config, l, p).r > 0) return true;
+    return false;
+}
+
+/* True when targets by their short names, in the layers chosen, say all: the adapted modules are
+ * exactly (some layers) × (the targets), and no table is a target beside a choice of layers, which
+ * would exclude it. */
+static bool short_names(const struct adapter *a) {
+    int32_t n = 0;
+    for (int32_t l = 0; l < a->shape.n_layers; l++) {
+        n += layer_adapted(a, l);
+        for (int p = 0; p < N_PROJ; p++)
+            if ((adapter_module_at(&a->config, l, p).r > 0) !=
+                (a->config.target[p] && layer_adapted(a, l)))
+                return false;
+    }
+    return n == a->shape.n_layers || a->config.embed.lora.r + a->config.head.lora.r == 0;
+}
+
+static json_t *layers_json(const struct adapter *a) {
+    json_t *out = json_array();
+    for (int32_t l = 0; l < a->shape.n_layers; l++)
+        if (layer_adapted(a, l)) json_array_append_new(out, json_integer(l));
+    size_t n = json_array_size(out);
+    if (short_names(a) && n > 0 && n < (size_t)a->shape.n_layers) return out;
+    json_decref(out);
+    return json_null();
+}
+
+static int text_compare(const void *a, const void *b) {
+    return strcmp(*(char *const *)a, *(char *const *)b);
+}
+
+/* Short names, or every module by its full name where the layers differ in their targets. Sorted,
+ * because PEFT holds a set. */
+static json_t *targets_json(const struct adapter *a) {
+    struct strings names = {0};
+    char full[NAME_MAX_LEN];
+    bool even = short_names(a);
+    for (int p = 0; p < N_PROJ && even; p++)
+        if (a->config.target[p]) strings_add(&names, proj_names[p]);
+    for (int32_t i = 0; i < a->shape.n_layers * N_PROJ && !even; i++) {
+        if (adapter_module_at(&a->config, i / N_PROJ, i % N_PROJ).r == 0) continue;
+        module_name(full, i);
+        strings_add(&names, full);
+    }
+    if (a->config.embed.lora.r) strings_add(&names, "embed_tokens");
+    if (a->config.head.lora.r) strings_add(&names, "lm_head");
+    if (names.n > 1) qsort(names.v, (size_t)names.n, sizeof *names.v, text_compare);
+    json_t *out = json_array();
+    for (int i = 0; i < names.n; i++) json_array_append_new(out, json_string(names.v[i]));
+    strings_release(&names);
+    return out;
+}
+
+/* Tables without low-rank parts; those beside one are told from the file alone. */
+static json_t *saved_json(const struct adapter *a) {
+    const struct adapter_config *c = &a->config;
+    bool embed = c->embed.full && !c->embed.lora.r, head = c->head.full && !c->head.lora.r;
+    if (!embed && !head) return json_null();
+    json_t *out = json_array();
+    if (embed) json_array_append_new(out, json_string("embed_tokens"));
+    if (head) json_array_append_new(out, json_string("lm_head"));
+    return out;
+}
+
+static void tokens_json(const char *name, const struct adapter_table *t, json_t *out) {
+    if (t->n_ids == 0) return;
+    json_t *list = json_array();
+    for (int32_t i = 0; i < t->n_ids; i++) json_array_append_new(list, json_integer(t->ids[i]));
+    json_object_set_new(out, name, list);
+}
+
+/* The key is as new as PEFT 0.15, so a config without such rows does not have it. */
+static void tokens_add(const struct adapter *a, json_t *root) {
+    json_t *out = json_object();
+    tokens_json("embed_tokens", &a->config.embed, out);
+    tokens_json("lm_head", &a->config.head, out);
+    if (json_object_size(out) > 0) json_object_set(root, "trainable_token_indices", out);
+    json_decref(out);
+}
+
+char *peft_config_text(const struct adapter *a, const char *base) {
+    const struct adapter_config *c = &a->config;
+    json_t *name = base ? json_string(base) : json_null();
+    if (!name) return NULL;
+    json_t *o = json_pack(
+        "{s:o, s:n, s:o, s:s, s:n, s:b, s:b, s:b, s:n, s:o, s:o, s:o, s:o, s:s, s:i, "
+        "s:o, s:n, s:o, s:s, s:b, s:b}",
+        "alpha_pattern", pattern_json(a, true), "auto_mapping", "base_model_name_or_path", name,
+        "bias", "none", "exclude_modules", "fan_in_fan_out", 0, "inference_mode", 1,
+        "init_lora_weights", 1, "layers_pattern", "layers_to_transform", layers_json(a),
+        "lora_alpha", number_json(c->alpha), "lora_dropout", real_json(c->dropout),
+        "modules_to_save", saved_json(a), "peft_type", "LORA", "r", (int)c->r, "rank_pattern",
+        pattern_json(a, false), "revision", "target_modules", targets_json(a), "task_type",
+        "CAUSAL_LM", "use_dora", (int)c->dora, "use_rslora", (int)c->rslora);
+    CHECK(o);
+    tokens_add(a, o);
+    char *text =
+        json_dumps(o, JSON_INDENT(2) | JSON_SORT_KEYS | JSON_ENSURE_ASCII | JSON_REAL_PRECISION(9));
+    CHECK(text);
+    json_decref(o);
+    return text;
+}

@@ -1,0 +1,306 @@
+/* shoal adapter: looks at adapters, blends and mutates them, converts them between PEFT and GGUF,
+ * merges them into their base. */
+#define _GNU_SOURCE
+#include "adapter/adapter.h"
+#include "cli/cli.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct options {
+    char *model;
+    struct strings parents, weights;
+    char *child, *compat, *out, *type;
+    double alpha, mut, mut_std;
+    int64_t rank, seed;
+    bool fold;
+};
+#define ROW(name, type, field, fallback, min, max, metavar, help)                                  \
+    { name, type, offsetof(struct options, field), fallback, min, max, metavar, help }
+static const struct option_row adapter_rows[] = {
+    ROW("model", OPT_STRING, model, "models/fry", 0, 0, "MODEL",
+        "the base that the adapters belong to"),
+    ROW("parents", OPT_LIST, parents, NULL, 0, 0, "A B", "blend: two adapters"),
+    ROW("child", OPT_STRING, child, NULL, 0, 0, "DIR", "blend: where the child goes"),
+    ROW("alpha", OPT_FLOAT, alpha, "0.5", -4, 4, "T", "blend: share of the second parent"),
+    ROW("mut", OPT_FLOAT, mut, "0.05", 0, 1, "P", "blend: probability that a tensor mutates"),
+    ROW("mut-std", OPT_FLOAT, mut_std, "0.01", 0, 100, "S",
+        "blend: noise, relative to the tensor's own deviation"),
+    ROW("rank", OPT_INT, rank, "0", 0, 1024, "R",
+        "blend: rank of the child; 0: the larger parent's"),
+    ROW("seed", OPT_INT, seed, "0", 0, 9e15, "N", "blend: of the mutation"),
+    ROW("compat", OPT_STRING, compat, NULL, 0, 0, "seed",
+        "blend A and B apart and mutate absolutely, as the predecessor"),
+    ROW("fold", OPT_BOOL, fold, NULL, 0, 0, NULL,
+        "convert to GGUF: put scales that one alpha cannot say into B"),
+    ROW("weights", OPT_LIST, weights, NULL, 0, 0, "W", "merge: one for each adapter; default 1"),
+    ROW("out", OPT_STRING, out, NULL, 0, 0, "OUT", "merge: file ending in .gguf, or a directory"),
+    ROW("type", OPT_STRING, type, NULL, 0, 0, "TYPE",
+        "merge: f32, f16, bf16, q8_0, q4_0; default: the model's when it is a float, else f32"),
+    {0},
+};
+#undef ROW
+
+static bool ends_gguf(const char *path) {
+    size_t n = strlen(path);
+    return n > 5 && strcmp(path + n - 5, ".gguf") == 0;
+}
+
+static int adapter_info(const struct common *c, struct model *m, const struct strings *args,
+                        struct error *err) {
+    if (args->n < 2) return error_set(err, ERR_USAGE, "name at least one adapter");
+    for (int i = 1; i < args->n; i++) {
+        struct adapter *a = adapter_open(args->v[i], m, err);
+        if (!a) return err->code;
+        double norm = sqrt(adapter_dot(a, a));
+        if (c->json)
+            cli_print(json_pack("{s:s,s:s,s:i,s:f,s:f,s:I}", "adapter", args->v[i], "hash", a->hash,
+                                "rank", a->config.r, "alpha", (double)a->config.alpha, "norm", norm,
+                                "parameters", (json_int_t)a->n_data));
+        else
+            printf("%s: rank %d, alpha %g, %zu parameters, |ΔW| = %.4g\n  sha-256 %s\n", args->v[i],
+                   a->config.r, (double)a->config.alpha, a->n_data, norm, a->hash);
+        adapter_release(a);
+    }
+    return OK;
+}
+
+static json_t *table_json(const struct adapter_table *t) {
+    return json_pack("{s:i, s:f, s:b, s:i}", "rank", t->lora.r, "alpha", (double)t->lora.alpha,
+                     "whole", (int)t->full, "rows", t->n_ids);
+}
+
+/* One entry a projection: in how many layers, and the ranks there. */
+static json_t *modules_json(const struct adapter *a) {
+    json_t *out = json_object();
+    for (int p = 0; p < N_PROJ; p++) {
+        int32_t layers = 0, low = ADAPTER_RANK_MAX, high = 0;
+        for (int32_t l = 0; l < a->shape.n_layers; l++) {
+            int32_t r = a->loras[l * N_PROJ + p].r;
+            if (r == 0) continue;
+            layers++;
+            low = MIN(low, r);
+            high = MAX(high, r);
+        }
+        if (layers)
+            json_object_set_new(
+                out, proj_names[p],
+                json_pack("{s:i, s:i, s:i}", "layers", layers, "rank_min", low, "rank_max", high));
+    }
+    return out;
+}
+
+static json_t *divergence_json(struct divergence d) {
+    return json_pack("{s:f, s:f, s:f, s:i}", "kl_mean", d.mean, "kl_max", d.max, "same_top",
+                     d.same_top, "positions", d.positions);
+}
+
+static void print_divergence(const char *what, struct divergence d) {
+    printf("  %s: KL mean %.3g, max %.3g nats; same first token at %.1f %% of %d positions\n", what,
+           d.mean, d.max, 100 * d.same_top, d.positions);
+}
+
+static void print_table(const char *name, const struct adapter_table *t) {
+    if (t->full) printf("  %s: a whole table of its own\n", name);
+    if (t->n_ids) printf("  %s: %d rows of its own\n", name, t->n_ids);
+    if (t->lora.r) printf("  %s: rank %d, alpha %g\n", name, t->lora.r, (double)t->lora.alpha);
+}
+
+static void print_inspection(const char *path, const struct adapter *a, struct divergence d) {
+    const struct adapter_config *k = &a->config;
+    const char *key;
+    json_t *modules = modules_json(a), *value;
+    printf("%s: %s%s, rank %d, alpha %g, %zu parameters\n", path, k->dora ? "DoRA" : "LoRA",
+           k->rslora ? " (rank-stabilised)" : "", k->r, (double)k->alpha, a->n_data);
+    json_object_foreach (modules, key, value) {
+        int layers, low, high;
+        json_unpack(value, "{s:i, s:i, s:i}", "layers", &layers, "rank_min", &low, "rank_max",
+                    &high);
+        printf("  %s: %d of %d layers, rank %d", key, layers, a->shape.n_layers, low);
+        printf(high > low ? " to %d\n" : "\n", high);
+    }
+    print_table("embed_tokens", &k->embed);
+    print_table("lm_head", &k->head);
+    if (a->base) printf("  base: %s\n", a->base);
+    json_object_foreach (a->lineage, key, value)
+        printf("  %s: %s\n", key, json_string_value(value));
+    print_divergence("effect on the base", d);
+    printf("  sha-256 %s\n", a->hash);
+    json_decref(modules);
+}
+
+static int adapter_inspect(const struct common *c, struct model *m, const struct strings *args,
+                           struct pool *pool, struct error *err) {
+    if (args->n < 2) return error_set(err, ERR_USAGE, "name at least one adapter");
+    for (int i = 1; i < args->n; i++) {
+        struct adapter *a = adapter_open(args->v[i], m, err);
+        if (!a) return err->code;
+        struct divergence d = adapter_divergence(m, NULL, m, a, pool);
+        if (c->json)
+            cli_print(json_pack(
+                "{s:s,s:s,s:i,s:f,s:b,s:b,s:I,s:o,s:o,s:o,s:s?,s:O?,s:o}", "adapter", args->v[i],
+                "hash", a->hash, "rank", a->config.r, "alpha", (double)a->config.alpha, "dora",
+                (int)a->config.dora, "rslora", (int)a->config.rslora, "parameters",
+                (json_int_t)a->n_data, "modules", modules_json(a), "embed_tokens",
+                table_json(&a->config.embed), "lm_head", table_json(&a->config.head), "base",
+                a->base, "lineage", a->lineage, "effect", divergence_json(d)));
+        else
+            print_inspection(args->v[i], a, d);
+        if (d.max == 0) warn("adapter '%s' changes nothing on the probe's prompts", args->v[i]);
+        adapter_release(a);
+    }
+    return OK;
+}
+
+static int adapter_convert(const struct common *c, const struct options *o, struct model *m,
+                           const struct strings *args, struct error *err) {
+    if (args->n != 3) return error_set(err, ERR_USAGE, "convert wants IN and OUT");
+    struct adapter *a = adapter_open(args->v[1], m, err);
+    if (!a) return err->code;
+    const char *base = a->base ? a->base : m->name, *out = args->v[2];
+    int rc = ends_gguf(out) ? adapter_save_gguf(a, out, base, o->fold, err)
+                            : adapter_save(a, out, base, err);
+    if (rc == OK && c->json)
+        cli_print(json_pack("{s:s,s:s}", "out", out, "from_hash", a->hash));
+    else if (rc == OK)
+        printf("%s: from sha-256 %s\n", out, a->hash);
+    adapter_release(a);
+    return rc;
+}
+
+static int adapter_blend_files(const struct common *c, const struct options *o, struct model *m,
+                               struct error *err) {
+    bool seed = o->compat && strcmp(o->compat, "seed") == 0;
+    if (o->parents.n != 2)
+        return error_set(err, ERR_USAGE, "--parents wants two adapter directories");
+    if (!o->child) return error_set(err, ERR_USAGE, "--child is missing");
+    if (o->compat && !seed) return error_set(err, ERR_USAGE, "--compat knows only 'seed'");
+    struct adapter *a = adapter_open(o->parents.v[0], m, err);
+    struct adapter *b = a ? adapter_open(o->parents.v[1], m, err) : NULL;
+    struct adapter *mid = b ? adapter_blend(a, b, (float)o->alpha, (int32_t)o->rank,
+                                            seed ? BLEND_SEED : BLEND_DELTA, err)
+                            : NULL;
+    struct adapter *child =
+        mid ? adapter_mutate(mid, (float)o->mut, (float)o->mut_std, seed, (uint64_t)o->seed) : NULL;
+    int rc = child ? adapter_save(child, o->child, m->name, err) : err->code;
+    if (rc == OK && c->json)
+        cli_print(json_pack("{s:s,s:s,s:i}", "child", o->child, "hash", child->hash, "rank",
+                            child->config.r));
+    else if (rc == OK)
+        printf("%s: rank %d, sha-256 %s\n", o->child, child->config.r, child->hash);
+    adapter_release(a);
+    adapter_release(b);
+    adapter_release(mid);
+    adapter_release(child);
+    return rc;
+}
+
+/* The adapters to merge as one: a single one of weight 1 as it is, else their weighted sum. */
+static struct adapter *sum_open(const struct options *o, struct model *m,
+                                const struct strings *args, struct error *err) {
+    int n = args->n - 2;
+    struct adapter *list[64] = {0}, *sum = NULL;
+    float weights[64] = {0};
+    if (n > (int)ARRAY_LEN(list) || (o->weights.n > 0 && o->weights.n != n)) {
+        error_set(err, ERR_USAGE, "%d weights for %d adapters (at most 64)", o->weights.n, n);
+        return NULL;
+    }
+    for (int i = 0; i < n; i++) {
+        char *end = NULL;
+        weights[i] = o->weights.n ? strtof(o->weights.v[i], &end) : 1;
+        if ((end && (*end || end == o->weights.v[i])) || !isfinite(weights[i])) {
+            error_set(err, ERR_USAGE, "weight '%s' is not a number", o->weights.v[i]);
+            goto out;
+        }
+        if (!(list[i] = adapter_open(args->v[i + 2], m, err))) goto out;
+    }
+    sum =
+        n == 1 && weights[0] == 1 ? adapter_retain(list[0]) : adapter_stack(list, weights, n, err);
+out:
+    for (int i = 0; i < n; i++) adapter_release(list[i]);
+    return sum;
+}
+
+static int merge_report(const struct common *c, const char *out, enum tensor_type type,
+                        const struct model *m, const struct adapter *a, struct pool *pool,
+                        struct error *err) {
+    struct model *written = model_open(out, cli_class(c), err);
+    if (!written) return err->code;
+    struct divergence loss = adapter_divergence(m, a, written, NULL, pool);
+    struct divergence effect = adapter_divergence(m, NULL, m, a, pool);
+    if (c->json) {
+        cli_print(json_pack("{s:s,s:s,s:o,s:o}", "out", out, "type", tensor_type_name(type),
+                            "merged_vs_adapter", divergence_json(loss), "adapter_vs_base",
+                            divergence_json(effect)));
+    } else {
+        printf("%s: merged, %s\n", out, tensor_type_name(type));
+        print_divergence("merged against base with adapter", loss);
+        print_divergence("adapter against base           ", effect);
+    }
+    model_close(written);
+    return OK;
+}
+
+static int adapter_merge_files(const struct common *c, const struct options *o, struct model *m,
+                               const struct strings *args, struct pool *pool, struct error *err) {
+    bool is_float = m->type == TENSOR_BF16 || m->type == TENSOR_F16;
+    enum tensor_type type = is_float ? m->type : TENSOR_F32;
+    if (args->n < 3) return error_set(err, ERR_USAGE, "merge wants MODEL and at least one ADAPTER");
+    if (!o->out) return error_set(err, ERR_USAGE, "--out is missing");
+    if (o->type && tensor_type_parse(o->type, &type) != OK)
+        return error_set(err, ERR_USAGE, "no weight type '%s'", o->type);
+    struct adapter *a = sum_open(o, m, args, err);
+    if (!a) return err->code;
+    struct model *merged = adapter_merge(m, a);
+    int rc = ends_gguf(o->out) ? model_write_gguf(merged, o->out, type, err)
+                               : model_write_hf(merged, o->out, type, err);
+    adapter_merged_close(merged);
+    if (rc == OK) rc = merge_report(c, o->out, type, m, a, pool, err);
+    adapter_release(a);
+    return rc;
+}
+
+static int verb_run(const struct common *c, const struct options *o, struct model *m,
+                    const struct strings *args, struct pool *pool, struct error *err) {
+    const char *verb = args->v[0];
+    if (strcmp(verb, "info") == 0) return adapter_info(c, m, args, err);
+    if (strcmp(verb, "inspect") == 0) return adapter_inspect(c, m, args, pool, err);
+    if (strcmp(verb, "blend") == 0) return adapter_blend_files(c, o, m, err);
+    if (strcmp(verb, "convert") == 0) return adapter_convert(c, o, m, args, err);
+    if (strcmp(verb, "merge") == 0) return adapter_merge_files(c, o, m, args, pool, err);
+    return error_set(err, ERR_USAGE, "no '%s'; there are info, inspect, blend, convert and merge",
+                     verb);
+}
+
+static int run_adapter(const struct common *c, const void *options, const struct strings *args,
+                       struct error *err) {
+    const struct options *o = options;
+    bool merge = strcmp(args->v[0], "merge") == 0 && args->n > 1;
+    char *path = cli_find(merge ? args->v[1] : o->model);
+    struct pool *pool = pool_new((int)c->threads);
+    struct model *m = model_open(path, cli_class(c), err);
+    int rc = m ? verb_run(c, o, m, args, pool, err) : err->code;
+    model_close(m);
+    pool_free(pool);
+    free(path);
+    return rc;
+}
+
+const struct command cmd_adapter = {
+    .name = "adapter",
+    .args = "info|inspect|blend|convert|merge …",
+    .summary = "describe adapters, blend, convert and merge them",
+    .about = "An adapter is a PEFT directory or a GGUF LoRA file. inspect also shows its effect on "
+             "the base's next tokens; merge\n"
+             "shows the same for what merging lost.\n\n"
+             "  shoal adapter inspect runs/ID/adapters/gen_0/critic\n"
+             "  shoal adapter blend --parents A B --child C --alpha 0.5 --mut 0.05 --mut-std 0.01\n"
+             "  shoal adapter convert --model base.gguf peft-directory lora.gguf\n"
+             "  shoal adapter merge models/fry A B --weights 0.7 0.3 --out merged.gguf --type q8_0",
+    .rows = adapter_rows,
+    .size = sizeof(struct options),
+    .min_args = 1,
+    .max_args = -1,
+    .run = run_adapter,
+};

@@ -1,0 +1,913 @@
+/*
+ * test_adapter_model: adapters of every kind run on a model.
+ *
+ * The oracle is test/oracle/adapter.py, PEFT's formulas in double (test/golden/adapter): logits of
+ * adapters as served, as saved and loaded again in both forms, and as merged. Beside it: the bits
+ * of a row do not depend on neighbours, threads or chunks, whatever kinds of adapters share the
+ * batch; and hostile GGUF files are refused.
+ */
+#define _GNU_SOURCE
+#include "engine/engine.h"
+#include "fixture.h"
+
+#include <dirent.h>
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <unistd.h>
+
+// last: it needs four of the above
+#include <cmocka.h>
+
+#define GOLDEN "test/golden/adapter"
+enum { MAX_TOKENS = 16, MAX_CASES = 32 };
+
+struct golden {
+    char name[64], base[64];
+    int n;
+    int32_t tokens[MAX_TOKENS];
+    double *logits; /* [n][V] */
+};
+static struct golden golden[MAX_CASES];
+static int n_golden;
+static char *work; /* temporary folder */
+
+static struct model *base_open(const char *name) {
+    struct error err = {0};
+    char *path = xasprintf(GOLDEN "/%s", name);
+    struct model *m = model_open(path, CLASS_EXACT, &err);
+    if (!m) fail_msg("%s", err.text);
+    free(path);
+    return m;
+}
+
+static struct adapter *open_ok(const char *path, struct model *m) {
+    struct error err = {0};
+    struct adapter *a = adapter_open(path, m, &err);
+    if (!a) fail_msg("%s", err.text);
+    return a;
+}
+
+static struct adapter *case_open(const struct golden *g, struct model *m) {
+    char *path = xasprintf(GOLDEN "/%s", g->name);
+    struct adapter *a = open_ok(path, m);
+    free(path);
+    return a;
+}
+
+static int golden_setup(void **state) {
+    (void)state;
+    FILE *f = fopen(GOLDEN "/expected.txt", "r");
+    assert_non_null(f);
+    assert_true(fscanf(f, "#%*[^\n]\n") >= 0);
+    while (n_golden < MAX_CASES) {
+        struct golden *g = &golden[n_golden];
+        if (fscanf(f, "%63s %63s %d", g->name, g->base, &g->n) != 3) break;
+        assert_true(g->n > 0 && g->n <= MAX_TOKENS);
+        for (int i = 0; i < g->n; i++) assert_int_equal(fscanf(f, "%d", &g->tokens[i]), 1);
+        struct model *m = base_open(g->base);
+        int values = g->n * m->config.vocab_size;
+        g->logits = xcalloc((size_t)values, sizeof *g->logits);
+        for (int i = 0; i < values; i++) assert_int_equal(fscanf(f, "%lf", &g->logits[i]), 1);
+        model_close(m);
+        n_golden++;
+    }
+    fclose(f);
+    assert_true(n_golden >= 16);
+    const char *tmp = getenv("TMPDIR");
+    work = xasprintf("%s/shoal-adapter-model-XXXXXX", tmp ? tmp : "/tmp");
+    assert_non_null(mkdtemp(work));
+    return 0;
+}
+
+static int golden_teardown(void **state) {
+    (void)state;
+    for (int i = 0; i < n_golden; i++) free(golden[i].logits);
+    char *command = xasprintf("rm -r '%s'", work);
+    int rc = system(command);
+    free(command);
+    free(work);
+    return rc;
+}
+
+/* [n][V], a few rows a call. */
+static float *logits_run(const struct model *m, const struct adapter *a, const int32_t *tokens,
+                         int n) {
+    struct forward_options o = {.max_rows = 3, .n_slots = 1, .slot_len = 32};
+    struct forward *f = forward_new(m, &o);
+    float *logits = xcalloc((size_t)(n * m->config.vocab_size), sizeof *logits);
+    for (int at = 0; at < n; at += 3) {
+        int count = MIN(3, n - at);
+        struct row rows[3];
+        for (int i = 0; i < count; i++)
+            rows[i] = (struct row){.token = tokens[at + i], .pos = at + i};
+        struct lora_part part;
+        struct segment seg = adapter_segment(a, 0, count, &part);
+        forward_run(f, rows, count, &seg, 1, (int32_t[]){0, 1, 2}, count,
+                    logits + at * m->config.vocab_size);
+    }
+    forward_free(f);
+    return logits;
+}
+
+static void assert_golden(const struct golden *g, const struct model *m, const struct adapter *a,
+                          const char *how) {
+    float *got = logits_run(m, a, g->tokens, g->n);
+    double worst = 0, top = 0;
+    for (int i = 0; i < g->n * m->config.vocab_size; i++) {
+        worst = fmax(worst, fabs((double)got[i] - g->logits[i]));
+        top = fmax(top, fabs(g->logits[i]));
+    }
+    if (!(worst < 1e-5 * top)) fail_msg("%s, %s: off by %g of %g", g->name, how, worst, top);
+    free(got);
+}
+
+static void golden_agrees(void **state) {
+    (void)state;
+    for (int i = 0; i < n_golden; i++) {
+        struct model *m = base_open(golden[i].base);
+        struct adapter *a = case_open(&golden[i], m);
+        assert_golden(&golden[i], m, a, "served");
+        adapter_release(a);
+        model_close(m);
+    }
+}
+
+static struct buf text_read(const char *dir, const char *name) {
+    struct buf b = {0};
+    struct error err;
+    char *path = path_join(dir, name);
+    if (file_read(path, 1 << 24, &b, &err)) fail_msg("%s", err.text);
+    free(path);
+    return b;
+}
+
+static void assert_same_file(const char *a, const char *b, const char *name) {
+    struct buf x = text_read(a, name), y = text_read(b, name);
+    assert_int_equal(x.len, y.len);
+    assert_memory_equal(x.data, y.data, x.len);
+    buf_release(&x);
+    buf_release(&y);
+}
+
+static void save_ok(const struct adapter *a, const char *dir, const char *base) {
+    struct error err = {0};
+    if (adapter_save(a, dir, base, &err)) fail_msg("%s", err.text);
+}
+
+/* Saved, loaded, saved: the same adapter, the same bytes. */
+static void saved_again(void **state) {
+    (void)state;
+    char *one = path_join(work, "one"), *two = path_join(work, "two");
+    for (int i = 0; i < n_golden; i++) {
+        struct model *m = base_open(golden[i].base);
+        struct adapter *a = case_open(&golden[i], m);
+        assert_string_equal(a->base, golden[i].base);
+        save_ok(a, one, a->base);
+        struct adapter *b = open_ok(one, m);
+        save_ok(b, two, b->base);
+        assert_string_equal(a->hash, b->hash);
+        assert_same_file(one, two, "adapter_config.json");
+        assert_same_file(one, two, "adapter_model.safetensors");
+        assert_golden(&golden[i], m, b, "saved and loaded");
+        adapter_release(a);
+        adapter_release(b);
+        model_close(m);
+    }
+    free(one);
+    free(two);
+}
+
+/* Why a case cannot become a GGUF adapter, or NULL. */
+static const char *gguf_refusal(const struct adapter *a) {
+    if (a->config.dora) return "use_dora";
+    if (a->config.embed.full || a->config.head.full) return "modules_to_save";
+    if (a->config.embed.n_ids || a->config.head.n_ids) return "trainable_token_indices";
+    return a->shape.tied && a->overlay ? "tied embedding or head" : NULL;
+}
+
+/* PEFT → GGUF → PEFT gives the same bytes; what GGUF cannot hold is refused by its name. */
+static void gguf_and_back(void **state) {
+    (void)state;
+    char *one = path_join(work, "peft1"), *two = path_join(work, "peft2");
+    char *file = path_join(work, "lora.gguf");
+    int converted = 0, folded = 0;
+    for (int i = 0; i < n_golden; i++) {
+        struct error err = {0};
+        struct model *m = base_open(golden[i].base);
+        struct adapter *a = case_open(&golden[i], m), *b = NULL;
+        const char *why = gguf_refusal(a);
+        int rc = adapter_save_gguf(a, file, a->base, false, &err);
+        if (why) {
+            assert_int_equal(rc, ERR_MISMATCH);
+            assert_non_null(strstr(err.text, why));
+        } else if (rc != OK) { // several alphas: only into B
+            assert_non_null(strstr(err.text, "--fold"));
+            assert_int_equal(adapter_save_gguf(a, file, a->base, true, &err), OK);
+            b = open_ok(file, m);
+            assert_golden(&golden[i], m, b, "folded");
+            folded++;
+        } else {
+            save_ok(a, one, a->base);
+            b = open_ok(file, m);
+            save_ok(b, two, b->base);
+            assert_string_equal(a->hash, b->hash);
+            assert_same_file(one, two, "adapter_config.json");
+            assert_same_file(one, two, "adapter_model.safetensors");
+            converted++;
+        }
+        adapter_release(a);
+        adapter_release(b);
+        model_close(m);
+    }
+    assert_true(converted >= 4 && folded >= 2);
+    free(one);
+    free(two);
+    free(file);
+}
+
+static struct safetensors gguf_ok(const char *path) {
+    struct safetensors st;
+    struct error err;
+    if (gguf_tensors_open(&st, path, &err)) fail_msg("%s", err.text);
+    return st;
+}
+
+/* Entry [i][j] of what llama.cpp adds to the tensor `name`, read from the adapter's file alone. */
+static double file_delta(const struct safetensors *lora, const char *name, int64_t i, int64_t j) {
+    char *an = xasprintf("%s.lora_a", name), *bn = xasprintf("%s.lora_b", name);
+    const struct tensor_info *a = safetensors_find(lora, an), *b = safetensors_find(lora, bn);
+    bool embed = strcmp(name, "token_embd.weight") == 0;
+    double alpha = json_number_value(json_object_get(lora->metadata, "adapter.lora.alpha")),
+           sum = 0;
+    int64_t rank = a ? b->dims[1] : 0, in = a ? a->dims[1] : 0;
+    for (int64_t r = 0; r < rank; r++) {
+        const float *x = a->data, *y = b->data;
+        sum += embed ? x[i * rank + r] * y[j * rank + r] : x[r * in + j] * y[i * rank + r];
+    }
+    free(an);
+    free(bn);
+    return rank ? sum * alpha / (double)rank : 0;
+}
+
+/* In GGUF's own terms, permuted rows and all: merged = base + the file's product, every matrix. */
+static void gguf_orientation(void **state) {
+    (void)state;
+    char *base = path_join(work, "o-base.gguf"), *merged = path_join(work, "o-merged.gguf"),
+         *file = path_join(work, "o-lora.gguf");
+    int checked = 0;
+    for (int i = 0; i < n_golden; i++) {
+        struct error err;
+        struct model *m = base_open(golden[i].base);
+        struct adapter *a = case_open(&golden[i], m);
+        if (adapter_save_gguf(a, file, "x", true, &err) == OK) {
+            struct model *sum = adapter_merge(m, a);
+            assert_int_equal(model_write_gguf(m, base, TENSOR_F32, &err), OK);
+            assert_int_equal(model_write_gguf(sum, merged, TENSOR_F32, &err), OK);
+            adapter_merged_close(sum);
+            struct safetensors x = gguf_ok(base), y = gguf_ok(merged), lora = gguf_ok(file);
+            assert_int_equal(x.n_tensors, y.n_tensors);
+            for (int t = 0; t < x.n_tensors; t++) {
+                const float *w = x.tensors[t].data, *v = y.tensors[t].data;
+                int64_t k = x.tensors[t].dims[1];
+                for (int64_t n = 0; x.tensors[t].n_dims == 2 && n < x.tensors[t].dims[0] * k; n++)
+                    assert_true(fabs((double)v[n] - (double)w[n] -
+                                     file_delta(&lora, x.tensors[t].name, n / k, n % k)) < 1e-6);
+            }
+            safetensors_close(&x);
+            safetensors_close(&y);
+            safetensors_close(&lora);
+            checked++;
+        }
+        adapter_release(a);
+        model_close(m);
+    }
+    assert_true(checked >= 6);
+    free(base);
+    free(merged);
+    free(file);
+}
+
+/* All tensors as f16, which llama.cpp's converter also writes. */
+static void gguf_narrow(const char *from, const char *to) {
+    struct safetensors st = gguf_ok(from);
+    struct error err;
+    void *narrow[64];
+    assert_true(st.n_tensors <= 64);
+    for (int i = 0; i < st.n_tensors; i++) {
+        struct tensor_info *t = &st.tensors[i];
+        int64_t n = (int64_t)(t->size / sizeof(float));
+        tensor_from_f32(TENSOR_F16, t->data, narrow[i] = xmalloc((size_t)n * 2), n);
+        t->type = TENSOR_F16;
+        t->data = narrow[i];
+        t->size = (size_t)n * 2;
+    }
+    assert_int_equal(gguf_tensors_write(to, st.metadata, st.tensors, st.n_tensors, &err), OK);
+    for (int i = 0; i < st.n_tensors; i++) free(narrow[i]);
+    safetensors_close(&st);
+}
+
+/* The same with lineage in another script, and read without PEFT's config, as from llama.cpp's own
+ * converter. */
+static void gguf_foreign(void **state) {
+    (void)state;
+    struct model *m = base_open("base");
+    struct golden *g = &golden[0];
+    struct adapter *a = case_open(g, m);
+    struct error err = {0};
+    char *file = path_join(work, "foreign.gguf"), *bare = path_join(work, "bare.gguf");
+    a->lineage = json_pack("{s:s}", "由来", "手で作った、来自手工");
+    assert_int_equal(adapter_save_gguf(a, file, "基底", false, &err), OK);
+    struct adapter *b = open_ok(file, m);
+    assert_string_equal(json_string_value(json_object_get(b->lineage, "由来")),
+                        "手で作った、来自手工");
+    assert_string_equal(b->base, "基底");
+    struct safetensors st;
+    assert_int_equal(gguf_tensors_open(&st, file, &err), OK);
+    assert_string_equal(json_string_value(json_object_get(st.metadata, "general.type")), "adapter");
+    json_object_del(st.metadata, "shoal.config");
+    json_object_del(st.metadata, "shoal.lineage.由来");
+    assert_int_equal(gguf_tensors_write(bare, st.metadata, st.tensors, st.n_tensors, &err), OK);
+    safetensors_close(&st);
+    struct adapter *c = open_ok(bare, m);
+    assert_string_equal(a->hash, c->hash);
+    assert_null(c->lineage);
+    assert_golden(g, m, c, "without shoal.config");
+    gguf_narrow(file, bare);
+    struct adapter *narrow = open_ok(bare, m);
+    for (size_t i = 0; i < a->n_data; i++)
+        assert_true(narrow->data[i] == f16_to_f32(f32_to_f16(a->data[i])));
+    adapter_release(narrow);
+    adapter_release(a);
+    adapter_release(b);
+    adapter_release(c);
+    model_close(m);
+    free(file);
+    free(bare);
+}
+
+static void merged_agrees(void **state) {
+    (void)state;
+    struct error err = {0};
+    char *hf = path_join(work, "merged"), *gguf = path_join(work, "merged.gguf");
+    for (int i = 0; i < n_golden; i++) {
+        struct model *m = base_open(golden[i].base), *back;
+        struct adapter *a = case_open(&golden[i], m);
+        struct model *merged = adapter_merge(m, a);
+        assert_golden(&golden[i], merged, NULL, "merged");
+        assert_int_equal(model_write_hf(merged, hf, TENSOR_F32, &err), OK);
+        assert_int_equal(model_write_gguf(merged, gguf, TENSOR_F32, &err), OK);
+        adapter_merged_close(merged);
+        for (int k = 0; k < 2; k++) {
+            if (!(back = model_open(k ? gguf : hf, CLASS_EXACT, &err))) fail_msg("%s", err.text);
+            assert_golden(&golden[i], back, NULL, "merged and written");
+            struct divergence d = adapter_divergence(m, a, back, NULL, NULL);
+            assert_true(d.positions > 0 && d.mean < 1e-9 && d.max < 1e-8 && d.same_top == 1);
+            model_close(back);
+        }
+        struct divergence effect = adapter_divergence(m, NULL, m, a, NULL);
+        assert_true(effect.mean > 1e-3 && effect.max > effect.mean);
+        adapter_release(a);
+        model_close(m);
+    }
+    free(hf);
+    free(gguf);
+}
+
+/* The sum of two adapters at weights is what the two give when added by hand. */
+static void stacked_agrees(void **state) {
+    (void)state;
+    struct error err;
+    struct model *m = fixture_model("tiny-qwen3", true, TENSOR_F32, CLASS_EXACT);
+    struct adapter *list[2] = {fixture_adapter(&m->config, 3, "q_proj,v_proj", 0.2f, 1),
+                               fixture_adapter(&m->config, 5, "v_proj,down_proj", 0.2f, 2)};
+    float weights[2] = {0.75f, -0.5f};
+    struct adapter *sum = adapter_stack(list, weights, 2, &err);
+    assert_non_null(sum);
+    for (int32_t i = 0; i < m->config.n_layers * N_PROJ; i++) {
+        int64_t in = proj_in(&m->config, i % N_PROJ), out = proj_out(&m->config, i % N_PROJ);
+        assert_int_equal(sum->loras[i].r, list[0]->loras[i].r + list[1]->loras[i].r);
+        for (int64_t at = 0; at < in * out; at++) {
+            double want = 0, got = 0;
+            for (int k = 0; k < 3; k++) {
+                const struct lora *lo = k < 2 ? &list[k]->loras[i] : &sum->loras[i];
+                double w = 0;
+                for (int32_t r = 0; r < lo->r; r++)
+                    w += (double)lo->scale * lo->b[at / in * lo->r + r] * lo->a[r * in + at % in];
+                *(k < 2 ? &want : &got) += k < 2 ? weights[k] * w : w;
+            }
+            assert_true(fabs(want - got) < 1e-6);
+        }
+    }
+    for (int i = 0; i < 2; i++) adapter_release(list[i]);
+    adapter_release(sum);
+    model_close(m);
+}
+
+/* Where only plain LoRA will do, the reason is named. */
+static void plain_only(void **state) {
+    (void)state;
+    struct error err = {0};
+    for (int i = 0; i < n_golden; i++) {
+        struct model *m = base_open(golden[i].base);
+        struct adapter *a = case_open(&golden[i], m), *list[2] = {a, a};
+        bool plain = !a->config.dora && !a->overlay;
+        assert_int_equal(adapter_require_plain(a, "testing", &err) == OK, plain);
+        struct adapter *sum = adapter_stack(list, (float[]){1, 1}, 2, &err);
+        struct adapter *child = adapter_blend(a, a, 0.5f, 0, BLEND_DELTA, &err);
+        assert_true(!sum == !plain && !child == !plain);
+        if (!plain) assert_non_null(strstr(err.text, "blending is for plain LoRA only"));
+        adapter_release(sum);
+        adapter_release(child);
+        adapter_release(a);
+        model_close(m);
+    }
+}
+
+/*
+ * Adapters of every kind in one batch. The kinds are made from the model's shape with random
+ * numbers; magnitudes near the norms that they are divided by.
+ */
+static struct adapter *kind_make(const struct model *m, int kind) {
+    static const int32_t ids[] = {0, 3, 17, 18, 200};
+    const struct model_config *s = &m->config;
+    struct adapter_config c = {.r = kind == 1 ? 270 : 2 + 3 * kind, .alpha = 4, .rslora = kind % 2};
+    struct error err;
+    assert_int_equal(
+        adapter_targets_parse(kind == 2 ? "v_proj,down_proj" : "all-linear", c.target, &err), OK);
+    c.dora = kind == 1 || kind == 2;
+    if (kind == 2) c.head.lora = (struct adapter_module){5, 4};
+    if (kind == 3) c.embed.lora = (struct adapter_module){300, 40}, c.head.full = true;
+    if (kind == 4 || kind == 2) c.embed.n_ids = ARRAY_LEN(ids), c.embed.ids = ids;
+    if (kind == 4) c.head.n_ids = 3, c.head.ids = ids + 2;
+    size_t n = adapter_floats(s, &c);
+    float *data = xcalloc(n, sizeof *data);
+    struct rng rng = rng_make(31, RNG_TEST, (uint32_t)kind, 0);
+    for (size_t i = 0; i < n; i++) data[i] = 0.2f * rng_normal(&rng) + (c.dora ? 0.3f : 0);
+    struct adapter *a = adapter_from_data(s, &c, data, NULL);
+    if (adapter_bind(a, m, &err)) fail_msg("%s", err.text);
+    free(data);
+    return a;
+}
+
+enum { N_KINDS = 5, N_SEQS = 7, N_TOKENS = 20 };
+
+/* All sequences, in random chunks of at most `chunk` rows, one segment each, outputs in a random
+ * subset of order; logits [N_SEQS][N_TOKENS][V]. */
+static void batch_run(struct forward *f, const struct model *m, struct adapter *const *by_seq,
+                      int first, int last, uint32_t id, float *logits) {
+    int at[N_SEQS] = {0}, left = (last - first) * N_TOKENS;
+    int64_t vocab = m->config.vocab_size;
+    float *buf = xcalloc((size_t)(64 * vocab), sizeof *buf);
+    struct rng rng = rng_make(77, RNG_TEST, id, 0);
+    while (left > 0) {
+        struct row rows[64];
+        struct segment segs[N_SEQS];
+        struct lora_part parts[N_SEQS];
+        int32_t out[64], n = 0, n_segs = 0;
+        for (int s = first; s < last; s++) {
+            int drawn = (int)rng_below(&rng, 9), count = MIN(drawn, N_TOKENS - at[s]);
+            if (count == 0) continue;
+            segs[n_segs++] = adapter_segment(by_seq[s], n, n + count, &parts[s]);
+            for (int i = 0; i < count; i++, n++) {
+                int32_t token = (s * 31 + (at[s] + i) * 7) % 23 * 9;
+                rows[n] = (struct row){.token = token, .pos = at[s] + i, .slot = s};
+                out[n] = n;
+            }
+            at[s] += count;
+        }
+        if (n == 0) continue;
+        for (int i = 0; i < n / 2; i++) { // outputs need not be in order
+            int32_t x = out[i], *y = &out[n - 1 - i];
+            out[i] = id % 2 ? *y : x;
+            *y = id % 2 ? x : *y;
+        }
+        forward_run(f, rows, n, segs, n_segs, out, n, buf);
+        for (int i = 0; i < n; i++) {
+            const struct row *r = &rows[out[i]];
+            memcpy(logits + (r->slot * N_TOKENS + r->pos) * vocab, buf + i * vocab,
+                   (size_t)vocab * sizeof *buf);
+        }
+        left -= n;
+    }
+    free(buf);
+}
+
+static void kinds_check(const struct model *m) {
+    struct adapter *kinds[N_KINDS], *by_seq[N_SEQS];
+    size_t all = (size_t)N_SEQS * N_TOKENS * (size_t)m->config.vocab_size;
+    float *want = xcalloc(all, sizeof *want), *got = xcalloc(all, sizeof *got);
+    for (int k = 0; k < N_KINDS; k++) kinds[k] = kind_make(m, k);
+    for (int s = 0; s < N_SEQS; s++) by_seq[s] = s < 6 ? kinds[s % N_KINDS] : NULL;
+    struct forward_options o = {.max_rows = 64, .n_slots = N_SEQS, .slot_len = 32};
+    struct forward *alone = forward_new(m, &o);
+    for (int s = 0; s < N_SEQS; s++) batch_run(alone, m, by_seq, s, s + 1, 9, want);
+    forward_free(alone);
+    for (uint32_t i = 0; i < all; i++) assert_true(isfinite(want[i]));
+    for (int threads = 1; threads <= 3; threads++) {
+        o.pool = pool_new(threads);
+        struct forward *f = forward_new(m, &o);
+        for (uint32_t id = 0; id < 2; id++) {
+            batch_run(f, m, by_seq, 0, N_SEQS, id, got);
+            assert_memory_equal(got, want, all * sizeof *got);
+        }
+        forward_free(f);
+        pool_free(o.pool);
+    }
+    for (int k = 0; k < N_KINDS; k++) adapter_release(kinds[k]);
+    free(want);
+    free(got);
+}
+
+static void kinds_invariant(void **state) {
+    (void)state;
+    static const struct {
+        const char *shape;
+        enum tensor_type type;
+        enum numeric_class cls;
+    } cases[] = {
+        {"tiny-llama", TENSOR_F32, CLASS_EXACT},  {"tiny-qwen3", TENSOR_F32, CLASS_EXACT},
+        {"tiny-qwen3", TENSOR_Q8_0, CLASS_EXACT}, {"tiny-llama", TENSOR_Q4_0, CLASS_EXACT},
+        {"tiny-llama", TENSOR_BF16, CLASS_FAST},  {"fry", TENSOR_Q8_0, CLASS_EXACT},
+    };
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        if (cases[i].cls == CLASS_FAST && kernels_default_class() != CLASS_FAST) continue;
+        struct model *m = fixture_model(cases[i].shape, i % 2, cases[i].type, cases[i].cls);
+        kinds_check(m);
+        model_close(m);
+    }
+}
+
+/* The engine, with all cases of one base at once, chooses what the forward pass alone does. */
+static void engine_agrees(void **state) {
+    (void)state;
+    static const char *const bases[] = {"base", "tied"};
+    for (int b = 0; b < 2; b++) {
+        struct model *m = base_open(bases[b]);
+        struct engine_options o = {.max_rows = 16, .max_seqs = 8, .max_len = 32};
+        struct error err;
+        struct engine *e = engine_new(m, &o, &err);
+        struct request reqs[MAX_CASES] = {{0}};
+        int n = 0;
+        for (int i = 0; i < n_golden; i++)
+            if (strcmp(golden[i].base, bases[b]) == 0)
+                reqs[n++] = (struct request){.prompt = golden[i].tokens,
+                                             .n_prompt = golden[i].n,
+                                             .adapter = case_open(&golden[i], m),
+                                             .max_tokens = 4};
+        if (engine_run(e, reqs, n, NULL, &err)) fail_msg("%s", err.text);
+        for (int i = 0; i < n; i++) {
+            int32_t tokens[MAX_TOKENS + 4], len = reqs[i].n_prompt, vocab = m->config.vocab_size;
+            memcpy(tokens, reqs[i].prompt, (size_t)len * sizeof *tokens);
+            assert_int_equal(reqs[i].n_out, 4);
+            for (int k = 0; k < 4; k++, len++) {
+                float *logits = logits_run(m, reqs[i].adapter, tokens, len),
+                      *last = logits + (len - 1) * vocab;
+                tokens[len] = 0;
+                for (int32_t t = 1; t < vocab; t++)
+                    if (last[t] > last[tokens[len]]) tokens[len] = t;
+                assert_int_equal(reqs[i].out[k], tokens[len]);
+                free(logits);
+            }
+            adapter_release(reqs[i].adapter);
+            request_release(&reqs[i]);
+        }
+        engine_free(e);
+        model_close(m);
+    }
+}
+
+/* Unbound DoRA, and a table of another vocabulary, do not fit a request. */
+static void bound_first(void **state) {
+    (void)state;
+    struct model *m = base_open("base");
+    struct error err;
+    struct adapter *a = adapter_load(GOLDEN "/dora", &m->config, &err);
+    assert_non_null(a);
+    assert_false(adapter_is_ready(a));
+    struct engine_options o = {.max_rows = 4, .max_seqs = 1, .max_len = 8};
+    struct engine *e = engine_new(m, &o, &err);
+    struct request r = {.prompt = (int32_t[]){1}, .n_prompt = 1, .max_tokens = 1, .adapter = a};
+    assert_int_equal(engine_submit(e, &r, &err), ERR_USAGE);
+    assert_non_null(strstr(err.text, "is DoRA and not bound to its base"));
+    engine_free(e);
+    assert_int_equal(adapter_bind(a, m, &err), OK);
+    assert_true(adapter_is_ready(a));
+    adapter_release(a);
+    a = adapter_load(GOLDEN "/saved", &m->config, &err);
+    struct model_config other = m->config;
+    other.vocab_size++;
+    assert_true(adapter_fits(a, &m->config) && !adapter_fits(a, &other));
+    adapter_release(a);
+    assert_null(adapter_load(GOLDEN "/saved_tied", &other, &err));
+    assert_non_null(strstr(err.text, "'base_model.model.lm_head.weight' is [24, 8], expected [25"));
+    model_close(m);
+}
+
+/* A whole table that differs from the base's in three rows is served as these rows: the bits of the
+ * adapter that has just them. */
+static void whole_tables_thinned(void **state) {
+    (void)state;
+    static const int32_t ids[] = {3, 250, 299};
+    struct model *m = fixture_model("tiny-llama", false, TENSOR_Q8_0, CLASS_EXACT);
+    int64_t d = m->config.d_model, vocab = m->config.vocab_size;
+    int32_t tokens[] = {3, 7, 250, 299, 1};
+    struct adapter_config whole = {.r = 1, .alpha = 1, .embed.full = true, .head.full = true};
+    struct adapter_config few = {.r = 1, .alpha = 1, .embed = {.n_ids = 3, .ids = ids}};
+    few.head = few.embed;
+    float *all = xcalloc((size_t)(2 * vocab * d), sizeof *all),
+          *rows = xcalloc(6 * 32, sizeof *rows);
+    struct rng rng = rng_make(4, RNG_TEST, 0, 0);
+    for (int t = 0; t < 2; t++) {
+        for (int64_t i = 0; i < vocab; i++)
+            matrix_row(t ? &m->head : &m->embed, i, all + (t * vocab + i) * d);
+        for (int k = 0; k < 3; k++)
+            for (int64_t j = 0; j < d; j++)
+                rows[(t * 3 + k) * d + j] = all[(t * vocab + ids[k]) * d + j] = rng_normal(&rng);
+    }
+    struct adapter *a = adapter_from_data(&m->config, &whole, all, NULL);
+    struct adapter *b = adapter_from_data(&m->config, &few, rows, NULL);
+    struct error err;
+    assert_int_equal(adapter_bind(a, m, &err), OK);
+    assert_int_equal(adapter_bind(b, m, &err), OK);
+    assert_true(!a->overlay->head.full && a->overlay->head.n == 3 && a->overlay->embed.n == 3);
+    float *x = logits_run(m, a, tokens, 5), *y = logits_run(m, b, tokens, 5),
+          *base = logits_run(m, NULL, tokens, 5);
+    assert_memory_equal(x, y, (size_t)(5 * vocab) * sizeof *x);
+    assert_memory_not_equal(x, base, (size_t)(5 * vocab) * sizeof *x);
+    float *free_me[] = {all, rows, x, y, base};
+    for (int i = 0; i < 5; i++) free(free_me[i]);
+    adapter_release(a);
+    adapter_release(b);
+    model_close(m);
+}
+
+/* A magnitude over a row of norm 0 has no value. */
+static void zero_norm_refused(void **state) {
+    (void)state;
+    struct model *m = fixture_model("tiny-llama", false, TENSOR_F32, CLASS_EXACT);
+    struct adapter_config c = {.r = 1, .alpha = 1, .dora = true};
+    struct error err;
+    c.target[PROJ_V] = true;
+    float *row = (float *)(uintptr_t)m->layers[1].proj[PROJ_V].data + 3 * m->config.d_model;
+    memset(row, 0, (size_t)m->config.d_model * sizeof *row);
+    float *data = xcalloc(adapter_floats(&m->config, &c), sizeof *data);
+    struct adapter *a = adapter_from_data(&m->config, &c, data, NULL);
+    assert_int_equal(adapter_bind(a, m, &err), ERR_NUMERIC);
+    assert_non_null(strstr(err.text, "'model.layers.1.self_attn.v_proj': output 3"));
+    assert_false(adapter_is_ready(a));
+    free(data);
+    adapter_release(a);
+    model_close(m);
+}
+
+static void file_put(const char *path, const void *data, size_t n) {
+    FILE *f = fopen(path, "wb");
+    assert_true(f && fwrite(data, 1, n, f) == n && fclose(f) == 0);
+}
+
+/* Cut at any length a GGUF adapter is refused; with any byte of its header changed it is refused or
+ * is still a whole adapter. */
+static void gguf_damaged(void **state) {
+    (void)state;
+    struct model *m = base_open("base");
+    struct adapter *a = case_open(&golden[0], m);
+    struct error err;
+    char *file = path_join(work, "damaged.gguf");
+    assert_int_equal(adapter_save_gguf(a, file, a->base, false, &err), OK);
+    struct buf b = text_read(work, "damaged.gguf");
+    for (size_t n = 0; n + 32 < b.len;
+         n += n < 400 ? 1 : 11) { // the last tensor may end in padding
+        file_put(file, b.data, n);
+        err = (struct error){0};
+        assert_null(adapter_load_gguf(file, &m->config, &err));
+        assert_true(err.code < 0 && err.text[0]);
+    }
+    for (size_t i = 0; i < b.len && i < 2400; i++) {
+        char old = b.data[i];
+        b.data[i] = (char)(old ^ (1 << (i % 8)));
+        file_put(file, b.data, b.len);
+        adapter_release(adapter_load_gguf(file, &m->config, &err));
+        b.data[i] = old;
+    }
+    buf_release(&b);
+    adapter_release(a);
+    model_close(m);
+    free(file);
+}
+
+/* Small changes of a good GGUF adapter, and words of the refusals. `tensor` is renamed or, without
+ * a new name, dropped; `key` gets `value`, or is dropped. */
+static const struct refused {
+    const char *key, *value, *tensor, *renamed, *words;
+} refused[] = {
+    {"general.type", "\"model\"", NULL, NULL, "'general.type' is 'model', expected 'adapter'"},
+    {"general.architecture", "\"qwen3\"", NULL, NULL, "'general.architecture' is 'qwen3'"},
+    {"adapter.type", NULL, NULL, NULL, "'adapter.type' is 'missing'"},
+    {"adapter.lora.alpha", NULL, NULL, NULL, "'adapter.lora.alpha' is missing or no number"},
+    {"adapter.lora.alpha", "7.5", NULL, NULL, "'adapter.lora.alpha' disagree"},
+    {"adapter.alora.invocation_tokens", "3", NULL, NULL, "activated LoRA is not supported"},
+    {"shoal.config", "3", NULL, NULL, "'shoal.config' is no text"},
+    {"shoal.config", "\"{\"", NULL, NULL, "shoal.config"},
+    {"shoal.config", "\"{}\"", NULL, NULL, "'peft_type' is missing"},
+    {NULL, NULL, "blk.1.attn_q.weight.lora_b", NULL,
+     "layers.1.self_attn.q_proj.lora_B.weight' is missing"},
+    {NULL, NULL, "blk.1.attn_q.weight.lora_b", "blk.2.attn_q.weight.lora_b",
+     "'blk.2.attn_q.weight.lora_b' belongs to no projection"},
+    {NULL, NULL, "blk.0.attn_v.weight.lora_a", "blk.0.attn_k.weight.lora_a",
+     "layers.0.self_attn.k_proj.lora_A.weight' is not among the targets"},
+};
+
+static void gguf_refused(void **state) {
+    (void)state;
+    struct model *m = base_open("base");
+    struct adapter *a = case_open(&golden[0], m);
+    char *good = path_join(work, "good.gguf"), *bad = path_join(work, "bad.gguf");
+    struct error err;
+    assert_int_equal(adapter_save_gguf(a, good, a->base, false, &err), OK);
+    for (size_t i = 0; i < ARRAY_LEN(refused); i++) {
+        const struct refused *r = &refused[i];
+        struct safetensors st;
+        assert_int_equal(gguf_tensors_open(&st, good, &err), OK);
+        if (r->key && r->value)
+            json_object_set_new(st.metadata, r->key, json_loads(r->value, JSON_DECODE_ANY, NULL));
+        else if (r->key)
+            json_object_del(st.metadata, r->key);
+        struct tensor_info *list = xcalloc((size_t)st.n_tensors, sizeof *list);
+        int n = 0;
+        for (int t = 0; t < st.n_tensors; t++) {
+            bool hit = r->tensor && strcmp(st.tensors[t].name, r->tensor) == 0;
+            if (hit && !r->renamed) continue;
+            list[n] = st.tensors[t];
+            if (hit) list[n].name = (char *)(uintptr_t)r->renamed;
+            n++;
+        }
+        assert_int_equal(gguf_tensors_write(bad, st.metadata, list, n, &err), OK);
+        err = (struct error){0};
+        assert_null(adapter_load_gguf(bad, &m->config, &err));
+        if (!strstr(err.text, r->words)) fail_msg("wanted \"%s\", got \"%s\"", r->words, err.text);
+        safetensors_close(&st);
+        free(list);
+    }
+    adapter_release(a);
+    model_close(m);
+    free(good);
+    free(bad);
+}
+
+/* PEFT configs of the golden cases with one thing wrong. */
+static const struct wrong {
+    const char *from, *old, *new, *words;
+} wrongs[] = {
+    {"tokens", "[23, 5, 7]", "[23, 5, 24]", "holds something but ids from 0 to 23"},
+    {"tokens", "[23, 5, 7]", "[5, 23, 5]", "names token 5 twice"},
+    {"tokens", "[23, 5, 7]", "[5, 7]", "trainable_tokens_delta' is [3, 8], expected [2, 8]"},
+    {"tokens", "[23, 5, 7]", "{\"q_proj\": [1]}", "names 'q_proj'; embed_tokens and lm_head"},
+    {"tokens", "[23, 5, 7]", "7", "'trainable_token_indices' is no list of numbers"},
+    {"saved", "\"embed_tokens\"", "\"norm\"", "'modules_to_save' is set: 'norm' in it"},
+    {"saved", "\"q_proj\"", "\"lm_head\"", "'lm_head' is in more than one of target_modules"},
+    {"tables", "\"r\": 3", "\"use_dora\": true, \"r\": 3", "on 'embed_tokens', an embedding"},
+    {"tables_tied", "\"r\": 3", "\"ensure_weight_tying\": true, \"r\": 3", "'ensure_weight_tying'"},
+    {"dora", "\"use_dora\": true", "\"use_dora\": false", "lora_magnitude_vector' belongs to no"},
+    {"dora", "\"use_dora\": true", "\"use_dora\": 1", "'use_dora' is neither true nor false"},
+    {"plain", "\"r\": 2", "\"r\": 2, \"r\": 3", "duplicate object key"},
+    {"plain", "\"bias\": \"none\"", "\"bias\": \"lora_only\"", "'bias' is set"},
+    {"plain", "\"bias\"", "\"fan_in_fan_out\": true, \"bias\"", "'fan_in_fan_out' is set"},
+    {"plain", "\"bias\"", "\"lora_bias\": true, \"bias\"", "'lora_bias' is set"},
+    {"plain", "\"bias\"", "\"target_parameters\": [\"x\"], \"bias\"", "'target_parameters'"},
+    {"plain", "\"bias\"", "\"init_lora_weights\": \"olora\", \"bias\"", "changes the base as well"},
+    {"tables", "\"lm_head\"]", "\"lm_head\"], \"layers_to_transform\": [0, 1]",
+     "'base_model.model.lm_head.lora_A.weight' is not among the targets"},
+};
+
+/* `old` → `new` in a copy of the case's config, tensors as they are. */
+static void wrong_write(const struct wrong *w, const char *dir) {
+    char *from = xasprintf(GOLDEN "/%s", w->from), *to;
+    struct error err;
+    struct buf config = text_read(from, "adapter_config.json"),
+               tensors = text_read(from, "adapter_model.safetensors"), out = {0};
+    json_t *root = json_parse(config.data, config.len, w->from, &err); // one line, spaces as above
+    char *line = json_dumps(root, JSON_SORT_KEYS);
+    const char *at = strstr(line, w->old);
+    if (!at) fail_msg("no %s in %s", w->old, line);
+    buf_add(&out, line, (size_t)(at - line));
+    buf_printf(&out, "%s%s", w->new, at + strlen(w->old));
+    assert_int_equal(dir_make(dir, &err), OK);
+    file_put(to = path_join(dir, "adapter_config.json"), out.data, out.len);
+    free(to);
+    file_put(to = path_join(dir, "adapter_model.safetensors"), tensors.data, tensors.len);
+    free(to);
+    free(from);
+    free(line);
+    json_decref(root);
+    buf_release(&config);
+    buf_release(&tensors);
+    buf_release(&out);
+}
+
+static void configs_refused(void **state) {
+    (void)state;
+    char *dir = path_join(work, "wrong");
+    for (size_t i = 0; i < ARRAY_LEN(wrongs); i++) {
+        struct model *m = base_open(strstr(wrongs[i].from, "tied") ? "tied" : "base");
+        struct error err = {0};
+        wrong_write(&wrongs[i], dir);
+        assert_null(adapter_open(dir, m, &err));
+        if (!strstr(err.text, wrongs[i].words))
+            fail_msg("wanted \"%s\", got \"%s\"", wrongs[i].words, err.text);
+        model_close(m);
+    }
+    free(dir);
+}
+
+/* The case's tensors under the names that PEFT gives them inside, adapter's name included. */
+static void inner_names(void **state) {
+    (void)state;
+    static const struct {
+        const char *ending, *inner;
+    } names[] = {
+        {"lora_A.weight", "lora_A.default.weight"},
+        {"lora_B.weight", "lora_B.default.weight"},
+        {"lora_magnitude_vector", "lora_magnitude_vector.default.weight"},
+        {"lora_embedding_A", "lora_embedding_A.default"},
+        {"lora_embedding_B", "lora_embedding_B.default"},
+        {"trainable_tokens_delta", "trainable_tokens_delta.default"},
+    };
+    char *dir = path_join(work, "inner"), *path = path_join(dir, "adapter_model.safetensors");
+    for (int i = 0; i < n_golden; i++) {
+        struct wrong same = {golden[i].name, "LORA", "LORA", NULL};
+        struct model *m = base_open(golden[i].base);
+        struct adapter *a = case_open(&golden[i], m);
+        struct safetensors st;
+        struct error err;
+        char *from = xasprintf(GOLDEN "/%s/adapter_model.safetensors", golden[i].name);
+        wrong_write(&same, dir);
+        assert_int_equal(safetensors_open(&st, from, &err), OK);
+        for (int t = 0; t < st.n_tensors; t++)
+            for (size_t k = 0; k < ARRAY_LEN(names); k++) {
+                char *name = st.tensors[t].name;
+                size_t len = strlen(name), n = strlen(names[k].ending);
+                if (len < n || strcmp(name + len - n, names[k].ending) != 0) continue;
+                st.tensors[t].name = xasprintf("%.*s%s", (int)(len - n), name, names[k].inner);
+                free(name);
+                break;
+            }
+        assert_int_equal(safetensors_write(path, st.tensors, st.n_tensors, NULL, &err), OK);
+        struct adapter *b = open_ok(dir, m);
+        assert_string_equal(a->hash, b->hash);
+        safetensors_close(&st);
+        adapter_release(a);
+        adapter_release(b);
+        model_close(m);
+        free(from);
+    }
+    free(dir);
+    free(path);
+}
+
+/* Every kind of tensor with a NaN in its last value is refused by its name. */
+static void nan_refused(void **state) {
+    (void)state;
+    static const char *const kinds[] = {"plain", "dora", "saved", "tokens", "tables"};
+    char *dir = path_join(work, "nan"), *path = path_join(dir, "adapter_model.safetensors");
+    for (size_t k = 0; k < ARRAY_LEN(kinds); k++) {
+        struct wrong same = {kinds[k], "LORA", "LORA", NULL};
+        struct model *m = base_open("base");
+        struct safetensors st;
+        struct error err;
+        wrong_write(&same, dir);
+        struct buf b = text_read(dir, "adapter_model.safetensors");
+        assert_int_equal(safetensors_open(&st, path, &err), OK);
+        for (int i = 0; i < st.n_tensors; i++) {
+            const struct tensor_info *t = &st.tensors[i];
+            char *at = b.data + ((const uint8_t *)t->data - st.map.data) + t->size - 4, old[4];
+            memcpy(old, at, 4);
+            memcpy(at, &(float){NAN}, 4);
+            file_put(path, b.data, b.len);
+            memcpy(at, old, 4);
+            assert_null(adapter_open(dir, m, &err));
+            assert_int_equal(err.code, ERR_NUMERIC);
+            assert_non_null(strstr(err.text, t->name));
+        }
+        safetensors_close(&st);
+        buf_release(&b);
+        model_close(m);
+    }
+    free(dir);
+    free(path);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(golden_agrees),     cmocka_unit_test(saved_again),
+        cmocka_unit_test(gguf_and_back),     cmocka_unit_test(gguf_orientation),
+        cmocka_unit_test(gguf_foreign),      cmocka_unit_test(merged_agrees),
+        cmocka_unit_test(stacked_agrees),    cmocka_unit_test(plain_only),
+        cmocka_unit_test(kinds_invariant),   cmocka_unit_test(engine_agrees),
+        cmocka_unit_test(bound_first),       cmocka_unit_test(whole_tables_thinned),
+        cmocka_unit_test(zero_norm_refused), cmocka_unit_test(gguf_damaged),
+        cmocka_unit_test(gguf_refused),      cmocka_unit_test(configs_refused),
+        cmocka_unit_test(inner_names),       cmocka_unit_test(nan_refused),
+    };
+    return cmocka_run_group_tests(tests, golden_setup, golden_teardown);
+}

@@ -1,5 +1,6 @@
 # make demo | make test: each installs what is missing, builds, runs. make: builds build/shoal.
 # BUILD=asan: the same under address and undefined-behaviour sanitizers, in build/asan. V=1: show commands.
+# make fuzz: every parser under libFuzzer for FUZZ_SECONDS (60) each, from the inputs in test/fuzz/corpus.
 CC      ?= gcc
 BUILD   ?= release
 PKGS    := jansson yaml-0.1 libpcre2-8 sqlite3 libsodium
@@ -11,8 +12,12 @@ OPT := -O2
 else ifeq ($(BUILD),asan)
 O := build/asan
 OPT := -O1 -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer
+else ifeq ($(BUILD),fuzz)
+O := build/fuzz
+CC := clang
+OPT := -O1 -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer
 else
-$(error BUILD must be release or asan)
+$(error BUILD must be release, asan or fuzz)
 endif
 ifeq ($(V),)
 Q := @
@@ -37,7 +42,7 @@ TESTS := $(patsubst test/%.c,%,$(wildcard test/test_*.c))
 # Kernels for instructions that this machine may lack are tested as their own source on emulated ones.
 FLAGS_test_emulated.c := -Itest/emulate -fno-var-tracking-assignments
 
-.PHONY: all deps demo test tests clean
+.PHONY: all deps demo test tests fuzz clean
 all: $(O)/shoal $(O)/choose
 
 deps:
@@ -49,6 +54,9 @@ demo: deps
 
 test: deps
 	$(Q)sh test/run.sh
+
+fuzz: deps
+	$(Q)sh test/fuzz/run.sh
 
 $(O)/shoal: $(O)/src/cli/main.o $(O)/libshoal.a
 	$(call say,LD    $@)
@@ -71,6 +79,11 @@ $(O)/test_%: test/test_%.c $(O)/libshoal.a Makefile
 	$(call say,TEST  $@)
 	$(Q)mkdir -p $(@D)
 	$(Q)$(CC) $(CFLAGS_ALL) $(FLAGS_$(<F)) -MMD -MP -MF $@.d -o $@ $< $(O)/libshoal.a -lcmocka $(LIBS)
+
+FLAGS_fuzzer.c := -fsanitize=fuzzer
+$(O)/fuzzer $(O)/seeds: $(O)/%: test/fuzz/%.c test/fuzz/targets.c $(O)/libshoal.a Makefile
+	$(call say,FUZZ  $@)
+	$(Q)$(CC) $(CFLAGS_ALL) $(FLAGS_$(<F)) -o $@ $< $(O)/libshoal.a $(LIBS)
 
 tests: $(TESTS:%=$(O)/%)
 

@@ -757,7 +757,13 @@ json_t *run_resume(const struct run_env *env, const char *id, struct error *err)
         o.zero_adapters = json_is_true(json_object_get(how, "zero_adapters"));
         const char *cls = json_string_value(json_object_get(how, "class"));
         again.cls = cls && strcmp(cls, "fast") == 0 ? CLASS_FAST : CLASS_EXACT;
-        result = execute(&again, &o, id, false, err);
+        if (again.cls == CLASS_FAST && kernels_default_class() != CLASS_FAST)
+            error_set(err, ERR_MISMATCH,
+                      "run '%s' was made in the fast class, which needs AMX: this machine cannot "
+                      "give the same bits",
+                      id);
+        else
+            result = execute(&again, &o, id, false, err);
     }
     if (row) run_options_release(&o);
     json_decref(row);

@@ -94,8 +94,9 @@ static int read_add(void *ctx, const void *p, size_t n) {
     if (n > s->limit - (s->out->len - s->start))
         return error_set(s->err, ERR_MEMORY, "'%s' is larger than the limit of %zu bytes", s->path,
                          s->limit);
-    buf_add(s->out, p, n);
-    return OK;
+    int rc = buf_reserve(s->out, n, s->err);
+    if (rc == OK) buf_add(s->out, p, n);
+    return rc;
 }
 
 int file_read(const char *path, size_t limit, struct buf *out, struct error *err) {

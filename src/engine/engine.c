@@ -191,12 +191,23 @@ struct engine *engine_new(const struct model *m, const struct engine_options *o,
     e->o = r;
     e->kern = kernels_get();
     e->vocab = m->config.vocab_size;
-    e->slab = xcalloc(1, slab_lay(e, &r, (size_t)e->vocab, NULL) + 64);
+    e->slab = try_calloc(1, slab_lay(e, &r, (size_t)e->vocab, NULL) + 64, err);
+    if (!e->slab) {
+        engine_free(e);
+        return NULL;
+    }
     slab_lay(e, &r, (size_t)e->vocab, (uint8_t *)(((uintptr_t)e->slab + 63) & ~(uintptr_t)63));
     for (int32_t i = 0; i < r.max_seqs; i++)
         e->slots[i].tokens = e->tokens + (int64_t)i * r.max_len;
     e->f = forward_new(m, &fo);
-    return e;
+    if (e->f) return e;
+    error_set(
+        err, ERR_MEMORY,
+        "out of memory: the caches of %d sequences of %d tokens need %zu bytes; lower max_seqs "
+        "or max_len",
+        r.max_seqs, r.max_len, forward_bytes(&m->config, &fo));
+    engine_free(e);
+    return NULL;
 }
 
 static void state_free(struct request *r) {

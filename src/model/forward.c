@@ -126,8 +126,12 @@ struct forward *forward_new(const struct model *m, const struct forward_options 
     f->m = m;
     f->o = *o;
     f->kern = kernels_get();
-    f->slab = xcalloc(1, slab_lay(f, &m->config, o, NULL) +
-                             64); // pages of the cache are touched when used
+    f->slab = calloc(1, slab_lay(f, &m->config, o, NULL) +
+                            64); // pages of the cache are touched when used
+    if (!f->slab) {
+        free(f);
+        return NULL;
+    }
     slab_lay(f, &m->config, o, (uint8_t *)(((uintptr_t)f->slab + 63) & ~(uintptr_t)63));
     rope_table(&m->config, o->slot_len, f->cos, f->sin);
     return f;

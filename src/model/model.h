@@ -218,6 +218,7 @@ struct forward_stats {
     double kernel_seconds;
 };
 struct forward; /* KV cache and scratch; allocated once, driven by one thread */
+/* NULL when forward_bytes are not to be had. */
 struct forward *forward_new(const struct model *m, const struct forward_options *o);
 void forward_free(struct forward *f);
 size_t forward_bytes(const struct model_config *c, const struct forward_options *o);

@@ -24,6 +24,8 @@ Q := @
 say = @echo "  $(1)"
 endif
 
+comma := ,
+
 WARN   := -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wpointer-arith -Wvla -Werror
 CFLAGS ?=
 CFLAGS_ALL = -std=gnu11 -g $(OPT) $(WARN) -ffp-contract=off -fno-math-errno -fvisibility=hidden -pthread -Iinclude -Isrc \
@@ -41,6 +43,10 @@ TESTS := $(patsubst test/%.c,%,$(wildcard test/test_*.c))
 
 # Kernels for instructions that this machine may lack are tested as their own source on emulated ones.
 FLAGS_test_emulated.c := -Itest/emulate -fno-var-tracking-assignments
+
+# Faults come in between Shoal and the C library: test/test_faults.c.
+FLAGS_test_faults.c := $(addprefix -Wl$(comma)--wrap=,malloc calloc realloc free strndup realpath vasprintf exit \
+                       open fstat read mmap fdopen fwrite fflush fsync fclose rename)
 
 .PHONY: all deps demo test tests fuzz clean
 all: $(O)/shoal $(O)/choose

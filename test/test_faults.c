@@ -288,6 +288,8 @@ static struct model *small; /* tiny-llama with its adapter and trainer */
 static struct adapter *small_adapter;
 static struct trainer *trainer;
 static struct model_config wide; /* of the large adapter */
+static struct model *wide_model;
+static struct adapter *wide_adapter;
 static struct tokenizer *bytes;
 
 static int model_at(const char *name, struct error *err) {
@@ -350,6 +352,22 @@ static int new_engine(struct error *err) {
     struct engine *e = engine_new(small, &o, err);
     int rc = e ? OK : err->code;
     engine_free(e);
+    return rc;
+}
+
+/* A base in f32 for both passes, and a batch. */
+static int train(struct error *err) {
+    struct train_options o;
+    int32_t tokens[64] = {0};
+    uint8_t mask[64] = {[63] = 1};
+    struct sample s = {.tokens = tokens, .mask = mask, .n = 64};
+    int64_t targets;
+    double nll;
+    options_default(train_option_rows, &o);
+    struct trainer *t = trainer_new_lora(wide_model, &wide_adapter, 1, &o, NULL, err);
+    int rc = t ? trainer_loss(t, &s, 1, &nll, &targets, err) : err->code;
+    trainer_free(t);
+    options_release(train_option_rows, &o);
     return rc;
 }
 
@@ -427,6 +445,7 @@ static const struct path {
     {"adapter", load_adapter, 1, 0},
     {"engine", new_engine, 2, SWEPT},
     {"JSON", load_json, 2, 0},
+    {"training", train, 2, 0},
     {"small GGUF model", open_small_gguf, 0, SWEPT},
     {"small HF model", open_small_hf, 0, SWEPT},
     {"small adapter", load_small_adapter, 0, SWEPT},
@@ -755,9 +774,9 @@ static void adapters_make(void) {
     struct error err;
     char *path = path_in("wide-adapter"), *other = path_in("small-adapter");
     must(shape_find("fry", &wide, &err), &err);
-    struct adapter *a = fixture_adapter(&wide, 32, "all-linear", 0.1f, 1);
-    must(adapter_save(a, path, "base", &err), &err);
-    adapter_release(a);
+    wide_model = model_new(&wide, 1, CLASS_EXACT);
+    wide_adapter = fixture_adapter(&wide, 32, "all-linear", 0.1f, 1);
+    must(adapter_save(wide_adapter, path, "base", &err), &err);
     small_adapter = fixture_adapter(&small->config, 2, "q_proj,v_proj", 0.1f, 1);
     must(adapter_save(small_adapter, other, "base", &err), &err);
     free(path);
@@ -822,7 +841,9 @@ static int group_teardown(void **state) {
     (void)state;
     trainer_free(trainer);
     adapter_release(small_adapter);
+    adapter_release(wide_adapter);
     model_close(small);
+    model_close(wide_model);
     tok_free(bytes);
     return nftw(root, entry_remove, 16, FTW_DEPTH | FTW_PHYS);
 }

@@ -5,8 +5,8 @@
 # processors). A search starts from test/fuzz/corpus/TARGET and keeps what it finds in
 # build/fuzz/found/TARGET, never in the committed corpus; FUZZ_KEEP=1 merges what covers new code
 # into that. A finding is printed with the input's path and the command that shows it again, and
-# fails the run. Without clang or its fuzzer runtime it says so and succeeds: "make test" runs every
-# committed input without either.
+# fails the run. clang and its fuzzer runtime are installed when they can be; without them it says so
+# and succeeds: "make test" runs every committed input without either.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 
@@ -19,6 +19,7 @@ mkdir -p $out/found $out/log
 # take ten seconds or 512 MB is a finding as much as a crash.
 limits="-max_len=8192 -timeout=10 -rss_limit_mb=2048 -malloc_limit_mb=512"
 
+sh scripts/setup.sh clang libclang-rt-dev || true # the probe below decides
 if ! echo 'int LLVMFuzzerTestOneInput(const char *p, unsigned long n) { return (void)p, (void)n, 0; }' |
     clang -x c -fsanitize=fuzzer,address,undefined -o $out/probe - 2>$out/log/probe; then
     echo "skip fuzz: clang with libFuzzer is not here: $(head -n 1 $out/log/probe)"

@@ -225,7 +225,7 @@ static void lineage_check(const json_t *lineage) {
     const char *key;
     json_t *value;
     CHECK(!lineage || json_is_object(lineage));
-    json_object_foreach ((json_t *)lineage, key, value) {
+    json_object_foreach((json_t *)lineage, key, value) {
         CHECK(json_is_string(value));
     }
 }

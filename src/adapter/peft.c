@@ -125,7 +125,7 @@ static int selector_init(struct selector *s, const json_t *root, const char *key
     }
     if (!json_is_array(v))
         return error_set(err, ERR_FORMAT, "'%s' is neither a list nor a string", key);
-    json_array_foreach (v, i, item) {
+    json_array_foreach(v, i, item) {
         if (!json_is_string(item))
             return error_set(err, ERR_FORMAT, "'%s' holds something that is no string", key);
     }
@@ -153,7 +153,7 @@ static int selector_match(const struct selector *s, const char *name, struct err
     json_t *item;
     if (s->all) return 1;
     if (s->re) return pattern_match(s->re, name, s->key, err);
-    json_array_foreach (s->list, i, item) {
+    json_array_foreach(s->list, i, item) {
         if (suffix_match(name, json_string_value(item))) return 1;
     }
     return 0;
@@ -178,7 +178,7 @@ static int rules_init(struct rules *r, const json_t *root, const char *key, stru
     if (!table || json_is_null(table)) return OK;
     if (!json_is_object(table)) return error_set(err, ERR_FORMAT, "'%s' is not an object", key);
     r->v = xcalloc(json_object_size(table) + 1, sizeof *r->v);
-    json_object_foreach (table, pattern, value) {
+    json_object_foreach(table, pattern, value) {
         if (!json_is_number(value))
             return error_set(err, ERR_FORMAT, "'%.80s' in '%s' is not a number", pattern, key);
         char *whole = xasprintf("(.*\\.)?(%s)$", pattern); /* PEFT's own form */
@@ -334,7 +334,7 @@ static int layers_read(const json_t *root, int32_t n_layers, bool *on, struct er
         return error_set(err, ERR_MISMATCH,
                          "'layers_pattern' is set: only \"layers\" is supported");
     if (!json_is_array(v)) return layer_mark(v, n_layers, on, err);
-    json_array_foreach (v, i, item) {
+    json_array_foreach(v, i, item) {
         if (layer_mark(item, n_layers, on, err)) return err->code;
     }
     return OK;
@@ -388,7 +388,7 @@ static int plan_module(const struct plan *pl, const struct adapter_config *c, in
 static void targets_check(const struct selector *s, int32_t n_layers, struct offenders *bad) {
     size_t i;
     json_t *item;
-    json_array_foreach (s->list, i, item) {
+    json_array_foreach(s->list, i, item) {
         bool hit = false;
         for (int32_t m = 0; m < n_layers * N_PROJ && !hit; m++) {
             char name[NAME_MAX_LEN];

@@ -278,7 +278,7 @@ static struct adapter *recall_founder(struct run *r, const json_t *ledger, int i
     size_t at;
     json_t *row;
     struct error ignored;
-    json_array_foreach (ledger, at, row) {
+    json_array_foreach(ledger, at, row) {
         if (json_integer_value(json_object_get(row, "generation")) != 0) continue;
         if (strcmp(json_string_value(json_object_get(row, "name")), r->names[i]) != 0) continue;
         char *dir = adapter_dir(r, 0, r->names[i]);
@@ -649,7 +649,7 @@ static int finish(struct run *r, json_t *manifest, const char *best_founder, str
     size_t i;
     json_t *row;
     int rc = OK;
-    json_array_foreach (json_object_get(r->result, "table"), i, row)
+    json_array_foreach(json_object_get(r->result, "table"), i, row)
         if (rc == OK)
             rc = store_result_put(r->store, r->id, json_string_value(json_object_get(row, "name")),
                                   row, err);

@@ -65,11 +65,11 @@ static int reader_count(struct reader *r, struct error *err) {
     int32_t id = -1, max = -1;
     size_t i;
     if (!json_is_object(vocab)) return error_set(err, ERR_FORMAT, "'model.vocab' is not an object");
-    json_object_foreach (vocab, piece, v) {
+    json_object_foreach(vocab, piece, v) {
         if (reader_id(v, piece, &id, err) != OK) return err->code;
         max = MAX(max, id);
     }
-    json_array_foreach (added, i, v) {
+    json_array_foreach(added, i, v) {
         piece = json_string_value(json_object_get(v, "content"));
         if (!piece) return error_set(err, ERR_FORMAT, "added token %zu has no 'content'", i);
         if (reader_id(json_object_get(v, "id"), piece, &id, err) != OK) return err->code;
@@ -98,7 +98,7 @@ static int reader_put(struct reader *r, int32_t id, const char *piece, size_t le
 static int reader_vocab(struct reader *r, struct error *err) {
     json_t *v;
     const char *piece;
-    json_object_foreach (json_object_get(r->model, "vocab"), piece, v) {
+    json_object_foreach(json_object_get(r->model, "vocab"), piece, v) {
         int32_t id = (int32_t)json_integer_value(v);
         if (reader_put(r, id, piece, strlen(piece), PIECE_NORMAL, err) != OK) return err->code;
     }
@@ -108,7 +108,7 @@ static int reader_vocab(struct reader *r, struct error *err) {
 static int reader_added(struct reader *r, struct error *err) {
     size_t i, stripping = 0;
     json_t *v;
-    json_array_foreach (json_object_get(r->root, "added_tokens"), i, v) {
+    json_array_foreach(json_object_get(r->root, "added_tokens"), i, v) {
         const char *piece = json_string_value(json_object_get(v, "content"));
         uint8_t type = flag(v, "special", false) ? PIECE_CONTROL : PIECE_USER;
         int32_t id = (int32_t)json_integer_value(json_object_get(v, "id"));
@@ -190,7 +190,7 @@ static int parts_each(struct reader *r, const json_t *v, const char *list, part_
     json_t *part;
     if (!v || json_is_null(v)) return OK;
     if (strcmp(type_of(v), "Sequence") != 0) return fn(r, v, err);
-    json_array_foreach (json_object_get(v, list), i, part) {
+    json_array_foreach(json_object_get(v, list), i, part) {
         if (fn(r, part, err) != OK) return err->code;
     }
     return OK;

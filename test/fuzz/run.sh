@@ -38,7 +38,7 @@ count=$(echo $targets | wc -w)
 echo "== fuzz: $count targets, $seconds s each, $jobs at a time: about" \
     "$(((count + jobs - 1) / jobs * seconds)) s in all"
 
-# one TARGET: searches; on a finding the line "FINDING ..." goes to the log's end.
+# one TARGET: searches; fails on a finding, whose path is then in the log.
 one() {
     found=$out/found/$1 corpus=test/fuzz/corpus/$1
     mkdir -p "$found" "$corpus"

@@ -1,9 +1,9 @@
 /*
  * seeds: good files of every binary format, as small as they come, for the fuzzer to start from.
  *
- * seeds DIR writes DIR/TARGET/seed-* with Shoal's own writers where there is one. The text formats
- * have no row here: their first inputs were written by hand. Run it again when a format has grown,
- * fuzz, and keep what "make fuzz" calls worth keeping.
+ * "make build/seeds; build/seeds test/fuzz/corpus" writes TARGET/seed-* with Shoal's own writers
+ * where there is one. The text formats have no row here: their first inputs were written by hand.
+ * When a format has grown, run it again, and then "FUZZ_KEEP=1 make fuzz".
  */
 #define _GNU_SOURCE
 #include "targets.c"

@@ -49,6 +49,9 @@ one() {
 }
 
 pids= failed=0
+FUZZ_DIR=$(mktemp -d -p /dev/shm 2>/dev/null || mktemp -d) || exit 1
+export FUZZ_DIR
+trap 'rm -rf "$FUZZ_DIR"' EXIT
 trap 'kill $pids 2>/dev/null; exit 130' INT TERM
 
 # wait_one TARGET PID: the verdict of a search.

@@ -38,21 +38,25 @@ struct part {
     size_t size;
 };
 
-static char fuzz_dir[64];
+static char fuzz_dir[256];
 
 static void dir_clean(void) {
-    char command[96];
+    char command[300];
     snprintf(command, sizeof command, "rm -rf '%s'", fuzz_dir);
     if (system(command) != 0) fprintf(stderr, "cannot remove '%s'\n", fuzz_dir);
 }
 
 /* fuzz_dir/NAME; good until the second next call. */
 static const char *fuzz_path(const char *name) {
-    static char paths[4][128];
+    static char paths[4][400];
     static int turn;
     if (!fuzz_dir[0]) {
+        const char *given = getenv("FUZZ_DIR"); /* of who cleans up after a crash */
         bool memory = access("/dev/shm", W_OK | X_OK) == 0;
-        snprintf(fuzz_dir, sizeof fuzz_dir, "%s/shoal-fuzz-XXXXXX", memory ? "/dev/shm" : "/tmp");
+        snprintf(fuzz_dir, sizeof fuzz_dir, "%s/shoal-fuzz-XXXXXX",
+                 given    ? given
+                 : memory ? "/dev/shm"
+                          : "/tmp");
         MUST(mkdtemp(fuzz_dir) != NULL);
         atexit(dir_clean);
     }
@@ -96,7 +100,7 @@ static const char *parts_put(const char *dir, const char *const *names, int max,
                              const uint8_t *data, size_t size) {
     struct part parts[8];
     struct error err;
-    char name[64];
+    char name[96];
     int n = parts_cut(data, size, parts, max);
     MUST(dir_make(fuzz_path(dir), &err) == OK);
     for (int i = 0; i < max; i++) {

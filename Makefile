@@ -1,5 +1,6 @@
 # make demo | make test: each installs what is missing, builds, runs. make: builds build/shoal.
 # BUILD=asan: the same under address and undefined-behaviour sanitizers, in build/asan. V=1: show commands.
+# make fuzz: every parser under libFuzzer for FUZZ_SECONDS (60) each, from the inputs in test/fuzz/corpus.
 CC      ?= gcc
 BUILD   ?= release
 PKGS    := jansson yaml-0.1 libpcre2-8 sqlite3 libsodium
@@ -11,15 +12,24 @@ OPT := -O2
 else ifeq ($(BUILD),asan)
 O := build/asan
 OPT := -O1 -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer
+else ifeq ($(BUILD),fuzz)
+O := build/fuzz
+CC := clang
+# Minutes less to build; the kernels have their own tests under the sanitizers.
+KERNEL_OPT := -O1 -fno-sanitize=undefined
+OPT := -O1 -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer
 else
-$(error BUILD must be release or asan)
+$(error BUILD must be release, asan or fuzz)
 endif
 ifeq ($(V),)
 Q := @
 say = @echo "  $(1)"
 endif
 
+comma := ,
+
 WARN   := -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wpointer-arith -Wvla -Werror
+KERNEL_OPT ?= -O3
 CFLAGS ?=
 CFLAGS_ALL = -std=gnu11 -g $(OPT) $(WARN) -ffp-contract=off -fno-math-errno -fvisibility=hidden -pthread -Iinclude -Isrc \
              -DSHOAL_VERSION='"$(VERSION)"' $(shell pkg-config --cflags $(PKGS) 2>/dev/null) $(CFLAGS)
@@ -39,7 +49,11 @@ FLAGS_test_emulated.c := -Itest/emulate -fno-var-tracking-assignments
 # The hub that test_hub pulls from.
 LIBS_test_hub.c := $(shell pkg-config --libs libmicrohttpd 2>/dev/null)
 
-.PHONY: all deps demo test tests clean
+# Faults come in between Shoal and the C library: test/test_faults.c.
+FLAGS_test_faults.c := $(addprefix -Wl$(comma)--wrap=,malloc calloc realloc free strndup realpath vasprintf exit \
+                       open fstat read mmap fdopen fwrite fflush fsync fclose rename)
+
+.PHONY: all deps demo test tests fuzz clean
 all: $(O)/shoal $(O)/choose
 
 deps:
@@ -51,6 +65,9 @@ demo: deps
 
 test: deps
 	$(Q)sh test/run.sh
+
+fuzz: deps
+	$(Q)sh test/fuzz/run.sh
 
 $(O)/shoal: $(O)/src/cli/main.o $(O)/libshoal.a
 	$(call say,LD    $@)
@@ -67,12 +84,17 @@ $(O)/libshoal.a: $(OBJ)
 $(O)/%.o: %.c Makefile
 	$(call say,CC    $<)
 	$(Q)mkdir -p $(@D)
-	$(Q)$(CC) $(CFLAGS_ALL) $(if $(filter src/kernel/%,$<),-O3 $(ISA_$(basename $(notdir $<)))) -MMD -MP -c -o $@ $<
+	$(Q)$(CC) $(CFLAGS_ALL) $(if $(filter src/kernel/%,$<),$(KERNEL_OPT) $(ISA_$(basename $(notdir $<)))) -MMD -MP -c -o $@ $<
 
 $(O)/test_%: test/test_%.c $(O)/libshoal.a Makefile
 	$(call say,TEST  $@)
 	$(Q)mkdir -p $(@D)
 	$(Q)$(CC) $(CFLAGS_ALL) $(FLAGS_$(<F)) -MMD -MP -MF $@.d -o $@ $< $(O)/libshoal.a -lcmocka $(LIBS_$(<F)) $(LIBS)
+
+FLAGS_fuzzer.c := -fsanitize=fuzzer
+$(O)/fuzzer $(O)/seeds: $(O)/%: test/fuzz/%.c test/fuzz/targets.c $(O)/libshoal.a Makefile
+	$(call say,FUZZ  $@)
+	$(Q)$(CC) $(CFLAGS_ALL) $(FLAGS_$(<F)) -o $@ $< $(O)/libshoal.a $(LIBS)
 
 tests: $(TESTS:%=$(O)/%)
 

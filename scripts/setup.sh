@@ -3,11 +3,11 @@
 #
 # Nothing missing: silent, at once. Something missing: says what, and installs it as root or through
 # "sudo -n", asking nothing. Where it may not install, it prints the one line that would, and fails.
-# It never removes anything.
+# It never removes anything. Arguments are further packages to see to: setup.sh clang.
 set -u
 
 packages="build-essential pkg-config git ca-certificates libjansson-dev libyaml-dev libpcre2-dev
-libsqlite3-dev libsodium-dev libcurl4-openssl-dev libcmocka-dev libmicrohttpd-dev"
+libsqlite3-dev libsodium-dev libcurl4-openssl-dev libcmocka-dev libmicrohttpd-dev $*"
 
 if ! command -v dpkg-query >/dev/null 2>&1; then
     echo "setup: no dpkg here; the build needs the counterparts of these Debian packages:" >&2

@@ -849,6 +849,32 @@ static void test_unknown_runs(void **state) {
     free(root);
 }
 
+/* Bits of the fast class exist only where AMX does. */
+static void test_resume_without_amx(void **state) {
+    (void)state;
+    if (kernels_default_class() == CLASS_FAST) skip();
+    char *root = path_join(dir, "amx"), *own = path_join(root, "f"),
+         *db = path_join(root, "shoal.db");
+    char *recipe = path_join(own, "recipe.yaml"), *text = recipe_text();
+    assert_int_equal(dir_make(own, &err), OK);
+    assert_int_equal(file_write(recipe, text, strlen(text), &err), OK);
+    struct store *s = store_open(db, &err);
+    assert_non_null(s);
+    json_t *how = json_pack("{s:s}", "class", "fast");
+    assert_int_equal(store_run_add(s, "f", "evolve", how, &err), OK);
+    store_close(s);
+    struct run_env env = {.cls = CLASS_EXACT, .root = root, .find = find_as_is};
+    assert_null(run_resume(&env, "f", &err));
+    assert_int_equal(err.code, ERR_MISMATCH);
+    assert_non_null(strstr(err.text, "AMX"));
+    json_decref(how);
+    free(text);
+    free(recipe);
+    free(db);
+    free(own);
+    free(root);
+}
+
 /* A data file that is not there fails the run before it is known. */
 static void test_missing_data(void **state) {
     (void)state;
@@ -973,6 +999,7 @@ int main(void) {
         cmocka_unit_test(test_kill_at_any_moment),
         cmocka_unit_test(test_resume_of_a_finished_run),
         cmocka_unit_test(test_resume_with_other_inputs),
+        cmocka_unit_test(test_resume_without_amx),
         cmocka_unit_test(test_name_is_taken),
         cmocka_unit_test(test_unknown_runs),
         cmocka_unit_test(test_missing_data),

@@ -296,9 +296,9 @@ static void adapter_seal(struct adapter *a) {
     buf_release(&b);
 }
 
-/* Laid out, tensors not yet filled, hash not yet made. */
+/* Laid out over `data` (taken over; NULL: zeros), hash not yet made. */
 static struct adapter *adapter_blank(const struct model_config *shape,
-                                     const struct adapter_config *c) {
+                                     const struct adapter_config *c, float *data) {
     config_check(shape, c);
     struct adapter *a = xcalloc(1, sizeof *a);
     a->refs = 1;
@@ -307,7 +307,7 @@ static struct adapter *adapter_blank(const struct model_config *shape,
     a->n_data = adapter_floats(shape, &a->config);
     CHECK(a->n_data > 0);
     a->loras = xcalloc((size_t)shape->n_layers * N_PROJ, sizeof *a->loras);
-    a->data = xcalloc(a->n_data, sizeof *a->data);
+    a->data = data ? data : xcalloc(a->n_data, sizeof *a->data);
     loras_lay(a);
     return a;
 }
@@ -315,7 +315,7 @@ static struct adapter *adapter_blank(const struct model_config *shape,
 struct adapter *adapter_new(const struct model_config *shape, const struct adapter_config *c,
                             uint64_t seed) {
     CHECK(!c->dora && !tables_are_used(c)); // these start from a base's weights
-    struct adapter *a = adapter_blank(shape, c);
+    struct adapter *a = adapter_blank(shape, c, NULL);
     for (int32_t i = 0; i < shape->n_layers * N_PROJ; i++) {
         const struct lora *lo = &a->loras[i];
         if (lo->r == 0) continue;
@@ -341,9 +341,14 @@ static void lineage_check(const json_t *lineage) {
 
 struct adapter *adapter_from_data(const struct model_config *shape, const struct adapter_config *c,
                                   const float *data, json_t *lineage) {
+    size_t bytes = adapter_floats(shape, c) * sizeof *data;
+    return adapter_take(shape, c, memcpy(xmalloc(bytes), data, bytes), lineage);
+}
+
+struct adapter *adapter_take(const struct model_config *shape, const struct adapter_config *c,
+                             float *data, json_t *lineage) {
     lineage_check(lineage);
-    struct adapter *a = adapter_blank(shape, c);
-    memcpy(a->data, data, a->n_data * sizeof *data);
+    struct adapter *a = adapter_blank(shape, c, data);
     a->lineage = lineage ? json_incref(lineage) : NULL;
     adapter_seal(a);
     return a;

@@ -72,6 +72,9 @@ struct adapter *adapter_new(const struct model_config *shape, const struct adapt
  * (incref'ed). */
 struct adapter *adapter_from_data(const struct model_config *shape, const struct adapter_config *c,
                                   const float *data, json_t *lineage);
+/* The same, but `data` is malloc'ed and becomes the adapter's own. */
+struct adapter *adapter_take(const struct model_config *shape, const struct adapter_config *c,
+                             float *data, json_t *lineage);
 size_t adapter_floats(const struct model_config *shape, const struct adapter_config *c);
 struct adapter_module adapter_module_at(const struct adapter_config *c, int32_t layer, enum proj p);
 /* Layers and projections of equal size; with tables of its own also the vocabulary. */

@@ -325,13 +325,15 @@ struct adapter *adapter_from_tensors(const char *path, const struct model_config
     float *data = NULL;
     json_t *lineage = lineage_read(st->metadata);
     if (tensors_match(&ld, err)) goto out;
-    data = xmalloc((adapter_floats(shape, &config->c) + 1) * sizeof *data);
-    if (tensors_read(&ld, data, err)) goto out;
-    if (ld.n == 0)
+    data = try_calloc(adapter_floats(shape, &config->c) + 1, sizeof *data, err);
+    if (!data || tensors_read(&ld, data, err)) goto out;
+    if (ld.n == 0) {
         error_set(err, ERR_MISMATCH, "adapter '%s' changes nothing", path);
-    else
-        a = adapter_from_data(shape, &config->c, data, lineage);
-    if (a && config->base) a->base = xstrdup(config->base);
+        goto out;
+    }
+    a = adapter_take(shape, &config->c, data, lineage);
+    data = NULL;
+    if (config->base) a->base = xstrdup(config->base);
 out:
     json_decref(lineage);
     free(data);

@@ -94,6 +94,7 @@ struct divergence adapter_divergence(const struct model *m, const struct adapter
         .max_rows = MAX_TOKENS, .n_slots = 1, .slot_len = MAX_TOKENS, .pool = pool};
     struct forward *f = forward_new(m, &o), *f2 = forward_new(m2, &o);
     struct divergence d = {0};
+    CHECK(f && f2); // a few rows of one short sequence
     float *p = xmalloc(sizeof *p * MAX_TOKENS * (size_t)vocab * 2), *q = p + MAX_TOKENS * vocab;
     int n = m->tok ? (int)ARRAY_LEN(prompts) : RANDOM_PROMPTS;
     for (int i = 0; i < n; i++) {

@@ -58,8 +58,11 @@ _Noreturn void check_failed(const char *file, int line, const char *what);
 
 /* memory */
 
-/* Never return NULL: out of memory is a message and exit 1, because plans are checked before they
- * are allocated. */
+/* For what a file, a model or an option decides the size of: NULL and ERR_MEMORY, with the bytes
+ * that were wanted, when the system refuses. With err = NULL they are the functions below. */
+void *try_calloc(size_t n, size_t size, struct error *err);
+void *try_realloc(void *p, size_t size, struct error *err); /* on failure `p` stays as it is */
+/* For what is small: never return NULL. Out of memory is a message and exit 1. */
 void *xmalloc(size_t size);
 void *xcalloc(size_t n, size_t size);
 void *xrealloc(void *p, size_t size);
@@ -71,7 +74,10 @@ struct arena {
     struct arena_block *head;
     size_t used;
 };
-void *arena_alloc(struct arena *a, size_t size);
+void *arena_try(struct arena *a, size_t size, struct error *err);
+void *arena_alloc(struct arena *a, size_t size); /* never NULL */
+/* The next allocations of `size` bytes in all, each rounded up to 64, cannot fail. */
+int arena_reserve(struct arena *a, size_t size, struct error *err);
 char *arena_strdup(struct arena *a, const char *s);
 void arena_release(struct arena *a);
 
@@ -81,6 +87,8 @@ struct buf {
     char *data;
     size_t len, cap;
 };
+/* Room for n more bytes, so that adding them cannot fail; err as for try_realloc. */
+int buf_reserve(struct buf *b, size_t n, struct error *err);
 void buf_add(struct buf *b, const void *p, size_t n);
 void buf_puts(struct buf *b, const char *s);
 void buf_printf(struct buf *b, const char *fmt, ...) __attribute__((format(printf, 2, 3)));

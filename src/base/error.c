@@ -2,8 +2,9 @@
  * error: error messages, checked memory, arenas and growing byte strings.
  *
  * It does not log and does not localise: a message is made here and shown by whoever catches it.
- * Allocation failure is not an error code: sizes that come from outside are planned and refused
- * before they are allocated, so running out of memory here is the end of the process.
+ * Memory comes in two kinds. What a file, a model or an option decides the size of is asked for
+ * with the try_ functions, which refuse with an error; what is small by construction ends the
+ * process when it is not to be had, because no caller could go on without it.
  *
  * Invariant: err->text is always NUL-terminated UTF-8 (as far as its inputs were), never cut inside
  * a character, and may itself be an argument of the call that replaces it.
@@ -29,9 +30,14 @@ static void error_store(struct error *err, const char *text) {
     memcpy(err->text + cut, "...", 4);
 }
 
+static _Noreturn void memory_exhausted(size_t size) {
+    fprintf(stderr, "shoal: out of memory: cannot allocate %zu bytes\n", size);
+    exit(1);
+}
+
 static char *text_format(const char *fmt, va_list ap) {
     char *text = NULL;
-    CHECK(vasprintf(&text, fmt, ap) >= 0);
+    if (vasprintf(&text, fmt, ap) < 0) memory_exhausted(strlen(fmt));
     return text;
 }
 
@@ -84,9 +90,25 @@ _Noreturn void check_failed(const char *file, int line, const char *what) {
     abort();
 }
 
-static _Noreturn void memory_exhausted(size_t size) {
-    fprintf(stderr, "shoal: out of memory: cannot allocate %zu bytes\n", size);
-    exit(1);
+/* NULL as an error; without `err` the end of the process. */
+static void *memory_refuse(size_t size, struct error *err) {
+    if (!err) memory_exhausted(size);
+    error_set(err, ERR_MEMORY, "out of memory: cannot allocate %zu bytes", size);
+    return NULL;
+}
+
+static size_t size_product(size_t n, size_t size) {
+    return n > 0 && size > SIZE_MAX / n ? SIZE_MAX : n * size;
+}
+
+void *try_calloc(size_t n, size_t size, struct error *err) {
+    void *p = calloc(n ? n : 1, size ? size : 1);
+    return p ? p : memory_refuse(size_product(n, size), err);
+}
+
+void *try_realloc(void *p, size_t size, struct error *err) {
+    void *q = realloc(p, size ? size : 1);
+    return q ? q : memory_refuse(size, err);
 }
 
 void *xmalloc(size_t size) {
@@ -96,15 +118,11 @@ void *xmalloc(size_t size) {
 }
 
 void *xcalloc(size_t n, size_t size) {
-    void *p = calloc(n ? n : 1, size ? size : 1);
-    if (!p) memory_exhausted(n > 0 && size > SIZE_MAX / n ? SIZE_MAX : n * size);
-    return p;
+    return try_calloc(n, size, NULL);
 }
 
 void *xrealloc(void *p, size_t size) {
-    void *q = realloc(p, size ? size : 1);
-    if (!q) memory_exhausted(size);
-    return q;
+    return try_realloc(p, size, NULL);
 }
 
 char *xstrdup(const char *s) {
@@ -131,22 +149,24 @@ struct arena_block {
 enum { ARENA_ALIGN = 64, ARENA_BLOCK = 256 * 1024 };
 
 /* calloc, because large zeroed blocks come from the system as untouched pages and cost nothing
- * until used. */
-static struct arena_block *arena_block_new(size_t size) {
+ * until used. NULL when there is no memory and `err` says so. */
+static struct arena_block *arena_block_new(size_t size, struct error *err) {
     CHECK(size <= SIZE_MAX - sizeof(struct arena_block) - ARENA_ALIGN);
-    struct arena_block *b = xcalloc(1, sizeof(*b) + ARENA_ALIGN + size);
+    struct arena_block *b = try_calloc(1, sizeof(*b) + ARENA_ALIGN + size, err);
+    if (!b) return NULL;
     uintptr_t start = (uintptr_t)(b + 1);
     b->base = (uint8_t *)(b + 1) + ((ARENA_ALIGN - start % ARENA_ALIGN) % ARENA_ALIGN);
     b->size = size;
     return b;
 }
 
-void *arena_alloc(struct arena *a, size_t size) {
+void *arena_try(struct arena *a, size_t size, struct error *err) {
     CHECK(size <= SIZE_MAX - ARENA_ALIGN);
     size = (MAX(size, 1) + ARENA_ALIGN - 1) / ARENA_ALIGN * ARENA_ALIGN;
     struct arena_block *b = a->head;
     if (!b || size > b->size - b->used) {
-        struct arena_block *fresh = arena_block_new(MAX(size, (size_t)ARENA_BLOCK));
+        struct arena_block *fresh = arena_block_new(MAX(size, (size_t)ARENA_BLOCK), err);
+        if (!fresh) return NULL;
         /* A block that a single large request fills goes behind the head, whose free end stays in
          * use. */
         if (b && size >= ARENA_BLOCK) {
@@ -164,6 +184,19 @@ void *arena_alloc(struct arena *a, size_t size) {
     return p;
 }
 
+void *arena_alloc(struct arena *a, size_t size) {
+    return arena_try(a, size, NULL);
+}
+
+int arena_reserve(struct arena *a, size_t size, struct error *err) {
+    if (a->head && size <= a->head->size - a->head->used) return OK;
+    struct arena_block *b = arena_block_new(MAX(size, (size_t)ARENA_BLOCK), err);
+    if (!b) return err->code;
+    b->next = a->head;
+    a->head = b;
+    return OK;
+}
+
 char *arena_strdup(struct arena *a, const char *s) {
     size_t size = strlen(s) + 1;
     return memcpy(arena_alloc(a, size), s, size);
@@ -178,17 +211,20 @@ void arena_release(struct arena *a) {
 }
 
 /* Room for n more bytes and the NUL. Doubling keeps the total copying linear. */
-static void buf_reserve(struct buf *b, size_t n) {
+int buf_reserve(struct buf *b, size_t n, struct error *err) {
     CHECK(n < SIZE_MAX / 2 - b->len);
     size_t need = b->len + n + 1;
-    if (need <= b->cap) return;
-    size_t cap = MAX(b->cap * 2, (size_t)64);
-    b->cap = MAX(cap, need);
-    b->data = xrealloc(b->data, b->cap);
+    if (need <= b->cap) return OK;
+    size_t cap = MAX(MAX(b->cap * 2, (size_t)64), need);
+    char *data = try_realloc(b->data, cap, err);
+    if (!data) return err->code;
+    b->data = data;
+    b->cap = cap;
+    return OK;
 }
 
 void buf_add(struct buf *b, const void *p, size_t n) {
-    buf_reserve(b, n);
+    buf_reserve(b, n, NULL);
     if (n) memcpy(b->data + b->len, p, n);
     b->len += n;
     b->data[b->len] = '\0';
@@ -204,7 +240,7 @@ void buf_printf(struct buf *b, const char *fmt, ...) {
     va_copy(again, ap);
     int n = vsnprintf(NULL, 0, fmt, ap);
     CHECK(n >= 0);
-    buf_reserve(b, (size_t)n);
+    buf_reserve(b, (size_t)n, NULL);
     vsnprintf(b->data + b->len, (size_t)n + 1, fmt, again);
     b->len += (size_t)n;
     va_end(again);

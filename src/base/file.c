@@ -44,10 +44,10 @@ int map_open(struct mapping *m, const char *path, struct error *err) {
     int fd = file_open(path, &st, err);
     if (fd < 0) return fd;
     int rc = OK;
-    void *p = NULL;
+    const void *p = ""; /* an empty file has nothing to map, is valid, and has an address */
     if (!S_ISREG(st.st_mode)) {
         rc = error_set(err, ERR_IO, "cannot map '%s': it is not a regular file", path);
-    } else if (st.st_size > 0) { /* an empty file has nothing to map and is valid */
+    } else if (st.st_size > 0) {
         p = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
         if (p == MAP_FAILED) rc = error_errno(err, "cannot map '%s'", path);
     }
@@ -94,8 +94,9 @@ static int read_add(void *ctx, const void *p, size_t n) {
     if (n > s->limit - (s->out->len - s->start))
         return error_set(s->err, ERR_MEMORY, "'%s' is larger than the limit of %zu bytes", s->path,
                          s->limit);
-    buf_add(s->out, p, n);
-    return OK;
+    int rc = buf_reserve(s->out, n, s->err);
+    if (rc == OK) buf_add(s->out, p, n);
+    return rc;
 }
 
 int file_read(const char *path, size_t limit, struct buf *out, struct error *err) {

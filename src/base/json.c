@@ -2,9 +2,9 @@
  * json: strict reading with places in the messages, canonical writing, and walking files of many
  * values.
  *
- * jansson parses; this file adds the source's name, line and column, accepts a byte-order mark, and
- * finds where one value ends and the next begins. It never repairs: a duplicate key, a trailing
- * comma or a stray byte is an error.
+ * jansson parses, with memory from here; this file adds the source's name, line and column, accepts
+ * a byte-order mark, and finds where one value ends and the next begins. It never repairs: a
+ * duplicate key, a trailing comma or a stray byte is an error.
  *
  * Invariant of a cursor: `line` and `column` (in characters, from 1) are those of text[pos].
  */
@@ -49,15 +49,49 @@ static int cursor_peek(struct cursor *c) {
     return c->pos < c->len ? (unsigned char)c->text[c->pos] : -1;
 }
 
+/*
+ * jansson gets its memory here. A document too large for the machine is an error, so while one is
+ * parsed a refusal is passed on, and remembered, because the parser drops characters over it
+ * without a word. Elsewhere jansson's values are small and their makers do not look.
+ */
+static _Thread_local bool parsing, refused;
+
+static void *json_memory(size_t size) {
+    if (!parsing) return xmalloc(size);
+    void *p = malloc(size);
+    refused = refused || !p;
+    return p;
+}
+
+__attribute__((constructor)) static void json_memory_set(void) {
+    json_set_alloc_funcs(json_memory, free);
+}
+
+static json_t *text_load(const char *text, size_t len, json_error_t *je) {
+    parsing = true;
+    refused = false;
+    json_t *v = json_loadb(text, len,
+                           JSON_REJECT_DUPLICATES | JSON_DECODE_ANY | JSON_DISABLE_EOF_CHECK, je);
+    parsing = false;
+    if (!refused) return v;
+    json_decref(v);
+    return NULL;
+}
+
 /* Parses the value at the cursor and moves behind it. */
 static json_t *cursor_value(struct cursor *c, struct error *err) {
     json_error_t je;
-    size_t flags = JSON_REJECT_DUPLICATES | JSON_DECODE_ANY | JSON_DISABLE_EOF_CHECK;
     size_t len = MIN(c->len - c->pos, (size_t)INT32_MAX); /* jansson counts positions in an int */
-    json_t *v = json_loadb(c->text + c->pos, len, flags, &je);
+    json_t *v = text_load(c->text + c->pos, len, &je);
     if (v) {
         cursor_advance(c, (size_t)je.position);
         return v;
+    }
+    if (refused) {
+        error_set(err, ERR_MEMORY,
+                  "out of memory: cannot hold the values of '%s', %zu bytes of JSON", c->what,
+                  c->len);
+        return NULL;
     }
     int line = c->line + MAX(je.line, 1) - 1;
     int column = MAX(je.column, 1) + (line == c->line ? c->column - 1 : 0);

@@ -221,9 +221,9 @@ static int run(const struct common *c, const void *options, const struct strings
         return err->code;
     }
     b.m = bench_model(c, b.o, &type, err);
+    struct adapter_config ac = {.r = (int32_t)b.o->rank, .alpha = 2 * (float)b.o->rank};
+    for (int p = 0; p < N_PROJ; p++) ac.target[p] = true;
     if (b.m) {
-        struct adapter_config ac = {.r = (int32_t)b.o->rank, .alpha = 2 * (float)b.o->rank};
-        for (int p = 0; p < N_PROJ; p++) ac.target[p] = true;
         struct forward_options fo = {.max_rows = (int32_t)MAX(b.o->tokens, MAX_BATCH),
                                      .n_slots = MAX_BATCH,
                                      .slot_len =
@@ -232,6 +232,11 @@ static int run(const struct common *c, const void *options, const struct strings
                                      .pool = b.pool};
         fo.slot_len = MIN(fo.slot_len, b.m->config.max_seq_len);
         b.f = forward_new(b.m, &fo);
+        if (!b.f)
+            error_set(err, ERR_MEMORY, "out of memory: the caches need %zu bytes; lower --tokens",
+                      forward_bytes(&b.m->config, &fo));
+    }
+    if (b.f) {
         b.logits = xcalloc((size_t)MAX_BATCH * (size_t)b.m->config.vocab_size, sizeof *b.logits);
         for (int i = 0; i < MAX_BATCH; i++) {
             b.adapters[i] = adapter_new(&b.m->config, &ac, (uint64_t)i);
@@ -242,7 +247,7 @@ static int run(const struct common *c, const void *options, const struct strings
     for (int i = 0; i < MAX_BATCH; i++) adapter_release(b.adapters[i]);
     forward_free(b.f);
     free(b.logits);
-    int rc = b.m ? OK : err->code;
+    int rc = b.f ? OK : err->code;
     model_close(b.m);
     pool_free(b.pool);
     return rc;

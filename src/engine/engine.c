@@ -166,14 +166,25 @@ struct engine *engine_new(const struct model *m, const struct engine_options *o,
     e->o = r;
     e->kern = kernels_get();
     e->vocab = m->config.vocab_size;
-    e->slab = xcalloc(1, slab_lay(e, &r, (size_t)e->vocab, NULL) + 64);
+    e->slab = try_calloc(1, slab_lay(e, &r, (size_t)e->vocab, NULL) + 64, err);
+    if (!e->slab) {
+        engine_free(e);
+        return NULL;
+    }
     slab_lay(e, &r, (size_t)e->vocab, (uint8_t *)(((uintptr_t)e->slab + 63) & ~(uintptr_t)63));
     e->n_slots = r.max_seqs + r.max_cached;
     e->n_pages = r.n_pages;
     for (int32_t i = 0; i < e->n_slots; i++)
         e->slots[i].tokens = e->tokens + (int64_t)i * r.max_len;
     e->f = forward_new(m, &fo);
-    return e;
+    if (e->f) return e;
+    error_set(
+        err, ERR_MEMORY,
+        "out of memory: the caches of %d sequences of %d tokens need %zu bytes; lower max_seqs "
+        "or max_len",
+        r.max_seqs, r.max_len, forward_bytes(&m->config, &fo));
+    engine_free(e);
+    return NULL;
 }
 
 static void state_free(struct request *r) {

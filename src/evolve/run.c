@@ -278,7 +278,7 @@ static struct adapter *recall_founder(struct run *r, const json_t *ledger, int i
     size_t at;
     json_t *row;
     struct error ignored;
-    json_array_foreach (ledger, at, row) {
+    json_array_foreach(ledger, at, row) {
         if (json_integer_value(json_object_get(row, "generation")) != 0) continue;
         if (strcmp(json_string_value(json_object_get(row, "name")), r->names[i]) != 0) continue;
         char *dir = adapter_dir(r, 0, r->names[i]);
@@ -649,7 +649,7 @@ static int finish(struct run *r, json_t *manifest, const char *best_founder, str
     size_t i;
     json_t *row;
     int rc = OK;
-    json_array_foreach (json_object_get(r->result, "table"), i, row)
+    json_array_foreach(json_object_get(r->result, "table"), i, row)
         if (rc == OK)
             rc = store_result_put(r->store, r->id, json_string_value(json_object_get(row, "name")),
                                   row, err);
@@ -757,7 +757,13 @@ json_t *run_resume(const struct run_env *env, const char *id, struct error *err)
         o.zero_adapters = json_is_true(json_object_get(how, "zero_adapters"));
         const char *cls = json_string_value(json_object_get(how, "class"));
         again.cls = cls && strcmp(cls, "fast") == 0 ? CLASS_FAST : CLASS_EXACT;
-        result = execute(&again, &o, id, false, err);
+        if (again.cls == CLASS_FAST && kernels_default_class() != CLASS_FAST)
+            error_set(err, ERR_MISMATCH,
+                      "run '%s' was made in the fast class, which needs AMX: this machine cannot "
+                      "give the same bits",
+                      id);
+        else
+            result = execute(&again, &o, id, false, err);
     }
     if (row) run_options_release(&o);
     json_decref(row);

@@ -315,8 +315,9 @@ static int rows_pack_q(struct matrix *m, const void *rows, const int32_t *order,
     int payload = m->type == TENSOR_Q4_0 ? QK / 2 : QK;
     size_t row_bytes = tensor_row_bytes(m->type, m->k),
            file_block = sizeof(uint16_t) + (size_t)payload;
-    uint8_t *data = arena_alloc(arena, (size_t)(panels * blocks * PANEL * payload));
-    float *scales = arena_alloc(arena, (size_t)(panels * blocks * PANEL) * sizeof *scales);
+    uint8_t *data = arena_try(arena, (size_t)(panels * blocks * PANEL * payload), err);
+    float *scales = arena_try(arena, (size_t)(panels * blocks * PANEL) * sizeof *scales, err);
+    if (!data || !scales) return err->code;
     for (int64_t i = 0; i < m->n; i++) {
         const uint8_t *src = (const uint8_t *)rows + (size_t)row_source(order, i) * row_bytes;
         int lane = (int)(i % PANEL);
@@ -339,10 +340,11 @@ static int rows_pack_q(struct matrix *m, const void *rows, const int32_t *order,
     return OK;
 }
 
-static void rows_pack_bf16(struct matrix *m, const uint8_t *rows, const int32_t *order,
-                           struct arena *arena) {
+static int rows_pack_bf16(struct matrix *m, const uint8_t *rows, const int32_t *order,
+                          struct arena *arena, struct error *err) {
     int64_t kp = (m->k + 31) / 32 * 32;
-    uint16_t *data = arena_alloc(arena, (size_t)(panel_count(m->n) * PANEL * kp) * sizeof *data);
+    uint16_t *data = arena_try(arena, (size_t)(panel_count(m->n) * PANEL * kp) * sizeof *data, err);
+    if (!data) return err->code;
     for (int64_t i = 0; i < m->n; i++) {
         uint16_t *panel = data + i / PANEL * PANEL * kp;
         const uint8_t *src = rows + (size_t)row_source(order, i) * (size_t)m->k * 2;
@@ -351,18 +353,20 @@ static void rows_pack_bf16(struct matrix *m, const uint8_t *rows, const int32_t 
     }
     m->data = data;
     m->packed = true;
+    return OK;
 }
 
 /* Rows that stay rows: in place when they can, else copied (reordered, misaligned, or f16 widened).
  */
-static void rows_keep(struct matrix *m, const uint8_t *rows, const int32_t *order,
-                      struct arena *arena) {
+static int rows_keep(struct matrix *m, const uint8_t *rows, const int32_t *order,
+                     struct arena *arena, struct error *err) {
     size_t src_bytes = tensor_row_bytes(m->type, m->k), item = m->type == TENSOR_F32 ? 4 : 2;
     bool widen = m->type == TENSOR_F16;
     m->data = rows;
-    if (!widen && !order && (uintptr_t)rows % item == 0) return;
+    if (!widen && !order && (uintptr_t)rows % item == 0) return OK;
     size_t dst_bytes = widen ? (size_t)m->k * sizeof(float) : src_bytes;
-    uint8_t *dst = arena_alloc(arena, (size_t)m->n * dst_bytes);
+    uint8_t *dst = arena_try(arena, (size_t)m->n * dst_bytes, err);
+    if (!dst) return err->code;
     for (int64_t i = 0; i < m->n; i++) {
         const uint8_t *src = rows + (size_t)row_source(order, i) * src_bytes;
         uint8_t *to = dst + (size_t)i * dst_bytes;
@@ -373,6 +377,7 @@ static void rows_keep(struct matrix *m, const uint8_t *rows, const int32_t *orde
     }
     m->data = dst;
     if (widen) m->type = TENSOR_F32;
+    return OK;
 }
 
 int matrix_init(struct matrix *m, enum tensor_type type, int64_t n, int64_t k, const void *rows,
@@ -390,10 +395,8 @@ int matrix_init(struct matrix *m, enum tensor_type type, int64_t n, int64_t k, c
     for (int64_t i = 0; row_order && i < n; i++) CHECK(row_order[i] >= 0 && row_order[i] < n);
     if (row->block == QK) return rows_pack_q(m, rows, row_order, arena, err);
     if (type == TENSOR_BF16 && cls == CLASS_FAST)
-        rows_pack_bf16(m, rows, row_order, arena);
-    else
-        rows_keep(m, rows, row_order, arena);
-    return OK;
+        return rows_pack_bf16(m, rows, row_order, arena, err);
+    return rows_keep(m, rows, row_order, arena, err);
 }
 
 static void packed_row_q(const struct matrix *m, int64_t i, float *out) {

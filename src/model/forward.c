@@ -150,10 +150,14 @@ struct forward *forward_new(const struct model *m, const struct forward_options 
     f->m = m;
     f->o = options_of(o);
     f->kern = kernels_get();
-    f->slab = xcalloc(1, slab_lay(f, &m->config, &f->o, NULL) + 64);
-    slab_lay(f, &m->config, &f->o, (uint8_t *)(((uintptr_t)f->slab + 63) & ~(uintptr_t)63));
     struct kv_options ko = kv_options_of(&f->o);
     f->kv = kv_new(&m->config, &ko);
+    f->slab = calloc(1, slab_lay(f, &m->config, &f->o, NULL) + 64);
+    if (!f->kv || !f->slab) {
+        forward_free(f);
+        return NULL;
+    }
+    slab_lay(f, &m->config, &f->o, (uint8_t *)(((uintptr_t)f->slab + 63) & ~(uintptr_t)63));
     rope_table(&m->config, o->slot_len, f->cos, f->sin);
     return f;
 }

@@ -141,7 +141,8 @@ static int metadata_read(struct gguf *g, struct cursor *c, struct error *err) {
     if (g->n_kv > cursor_left(c) / 14)
         return error_set(err, ERR_FORMAT, "%llu metadata entries do not fit the file",
                          (unsigned long long)g->n_kv);
-    g->kv = xcalloc((size_t)g->n_kv, sizeof(*g->kv));
+    g->kv = try_calloc((size_t)g->n_kv, sizeof(*g->kv), err);
+    if (!g->kv) return err->code;
     for (uint64_t i = 0; i < g->n_kv; i++) {
         int rc = kv_read(c, &g->kv[i], err);
         if (rc != OK) return rc;
@@ -258,8 +259,9 @@ static int tensors_read(struct gguf *g, struct cursor *c, uint64_t n_tensors, st
     if (n_tensors > cursor_left(c) / 33 || n_tensors > INT32_MAX)
         return error_set(err, ERR_FORMAT, "%llu tensors do not fit the file",
                          (unsigned long long)n_tensors);
-    g->tensors = xcalloc((size_t)n_tensors, sizeof(*g->tensors));
-    uint64_t *offsets = xcalloc((size_t)n_tensors, sizeof(*offsets));
+    g->tensors = try_calloc((size_t)n_tensors, sizeof(*g->tensors), err);
+    uint64_t *offsets = g->tensors ? try_calloc((size_t)n_tensors, sizeof(*offsets), err) : NULL;
+    if (!offsets) return err->code;
     struct offenders unsupported = {0};
     int rc = OK;
     while (rc == OK && (uint64_t)g->n_tensors < n_tensors) {
@@ -569,7 +571,8 @@ static int strings_copy(const struct kv *kv, const char **list, int32_t *lens, s
                              (int)kv->key_len, kv->key, (unsigned long long)len);
         total += len + 1;
     }
-    char *text = arena_alloc(arena, (size_t)total);
+    char *text = arena_try(arena, (size_t)total, err);
+    if (!text) return err->code;
     c.pos = 0;
     for (uint64_t i = 0; i < kv->n; i++) {
         const uint8_t *bytes = cursor_string(&c, &len);
@@ -594,6 +597,8 @@ static int pieces_read(const struct gguf *g, int32_t vocab, struct tok_spec *spe
     if (rc == OK) rc = array_get(g, "tokenizer.ggml.token_type", KV_I32, tokens->n, &types, err);
     if (rc != OK) return rc;
     spec->n = (int32_t)tokens->n;
+    rc = arena_reserve(arena, tokens->n * (sizeof(char *) + 4 + 4 + 1) + 4 * 64, err);
+    if (rc != OK) return rc;
     int32_t *lens = arena_alloc(arena, sizeof(*lens) * (size_t)spec->n);
     float *score = arena_alloc(arena, sizeof(*score) * (size_t)spec->n);
     uint8_t *type = arena_alloc(arena, (size_t)spec->n);
@@ -621,6 +626,8 @@ static int merges_read(const struct gguf *g, struct tok_spec *spec, struct arena
     if (rc != OK) return rc;
     if (!merges) return error_set(err, ERR_FORMAT, "metadata 'tokenizer.ggml.merges' is missing");
     spec->n_merges = (int32_t)merges->n;
+    rc = arena_reserve(arena, merges->n * (sizeof(char *) + 4) + 2 * 64, err);
+    if (rc != OK) return rc;
     int32_t *lens = arena_alloc(arena, sizeof(*lens) * (size_t)merges->n);
     spec->merges = arena_alloc(arena, sizeof(*spec->merges) * (size_t)merges->n);
     rc = strings_copy(merges, spec->merges, lens, arena, err);

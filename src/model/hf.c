@@ -232,7 +232,8 @@ static int index_read(struct shards *s, const char *dir, const char *path, struc
 
 static int shards_merge(struct shards *s, struct error *err) {
     for (int i = 0; i < s->n; i++) s->n_tensors += s->files[i].n_tensors;
-    s->tensors = xcalloc((size_t)s->n_tensors, sizeof(*s->tensors));
+    s->tensors = try_calloc((size_t)s->n_tensors, sizeof(*s->tensors), err);
+    if (!s->tensors) return err->code;
     int at = 0;
     for (int i = 0; i < s->n; i++) {
         if (s->files[i].n_tensors)

@@ -66,8 +66,12 @@ struct kv *kv_new(const struct model_config *c, const struct kv_options *o) {
     CHECK(o->n_slots > 0 && o->slot_len > 0 && o->n_pages >= 0);
     struct kv *kv = xcalloc(1, sizeof *kv);
     *kv = kv_shape(c, o);
-    kv->data = xcalloc((size_t)kv->o.n_pages * kv->page + 64, 1);
-    kv->tables = xcalloc(tables_size(kv), 1);
+    kv->data = calloc((size_t)kv->o.n_pages * kv->page + 64, 1);
+    kv->tables = calloc(tables_size(kv), 1);
+    if (!kv->data || !kv->tables) {
+        kv_free(kv);
+        return NULL;
+    }
     kv->lens = kv->tables + (int64_t)o->n_slots * kv->table_len;
     kv->count = kv->lens + o->n_slots;
     kv->next = kv->count + kv->o.n_pages;

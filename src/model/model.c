@@ -175,7 +175,8 @@ static void weight_check(const struct weight *w, const struct tensor_info *t, st
 static int tensors_match(const struct model_config *c, const struct tensor_info *t, int n,
                          enum naming naming, const struct tensor_info **found, struct error *err) {
     struct offenders offenders = {0};
-    bool *used = xcalloc((size_t)n, sizeof(*used));
+    bool *used = try_calloc((size_t)n, sizeof(*used), err);
+    if (!used) return err->code;
     for (int32_t i = 0; i < weight_count(c); i++) {
         struct weight w;
         weight_at(c, i, naming, &w);
@@ -191,17 +192,20 @@ static int tensors_match(const struct model_config *c, const struct tensor_info 
 
 /* The tensor's bytes where its numbers may be read: safetensors promises no alignment, so some must
  * be moved. */
-static const void *tensor_aligned(struct model *m, const struct tensor_info *t) {
+static const void *tensor_aligned(struct model *m, const struct tensor_info *t, struct error *err) {
     size_t align = t->type == TENSOR_F32 ? 4 : 2;
     if ((uintptr_t)t->data % align == 0) return t->data;
-    return memcpy(arena_alloc(&m->arena, t->size), t->data, t->size);
+    void *copy = arena_try(&m->arena, t->size, err);
+    return copy ? memcpy(copy, t->data, t->size) : NULL;
 }
 
 static int weight_bind(struct model *m, const struct weight *w, const struct tensor_info *t,
                        bool interleaved, struct error *err) {
-    const void *data = tensor_aligned(m, t);
+    const void *data = tensor_aligned(m, t, err);
+    if (!data) return error_wrap(err, "'%s'", w->name);
     if (w->norm) {
-        float *norm = arena_alloc(&m->arena, sizeof(float) * (size_t)w->k);
+        float *norm = arena_try(&m->arena, sizeof(float) * (size_t)w->k, err);
+        if (!norm) return err->code;
         tensor_to_f32(t->type, data, norm, w->k);
         *weight_norm(m, w) = norm;
         return OK;

@@ -284,7 +284,7 @@ struct kv_options {
     int32_t n_pages;           /* 0: as many as all slots can need */
     enum elem elem;
 };
-struct kv *kv_new(const struct model_config *c, const struct kv_options *o);
+struct kv *kv_new(const struct model_config *c, const struct kv_options *o); /* NULL: no memory */
 void kv_free(struct kv *kv);
 size_t kv_bytes(const struct model_config *c, const struct kv_options *o);
 int32_t kv_pages_for(int32_t positions);
@@ -321,6 +321,7 @@ struct forward_stats {
     double kernel_seconds;               /* in products and attention */
 };
 struct forward; /* KV cache and scratch; allocated once, driven by one thread */
+/* NULL when forward_bytes are not to be had. */
 struct forward *forward_new(const struct model *m, const struct forward_options *o);
 void forward_free(struct forward *f);
 size_t forward_bytes(const struct model_config *c, const struct forward_options *o);

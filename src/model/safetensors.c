@@ -136,7 +136,8 @@ static int header_read(struct safetensors *st, json_t *header, const uint8_t *da
                        size_t available, struct error *err) {
     if (!json_is_object(header))
         return error_set(err, ERR_FORMAT, "the header is not a JSON object");
-    st->tensors = xcalloc(json_object_size(header), sizeof(*st->tensors));
+    st->tensors = try_calloc(json_object_size(header), sizeof(*st->tensors), err);
+    if (!st->tensors) return err->code;
     const char *name;
     json_t *spec;
     int rc = OK;

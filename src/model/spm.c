@@ -100,8 +100,10 @@ static int piece_scan(const struct tokenizer *t, int32_t id, struct strays *s, i
 
 /* Repeats get symbols that are never found, which costs little: vocabularies have few strays or
  * none. */
-static void strays_add(struct tokenizer *t, const struct strays *s) {
+static int strays_add(struct tokenizer *t, const struct strays *s, struct error *err) {
     size_t n = (size_t)t->spec.n, all = n + (size_t)s->piece.n;
+    size_t each = sizeof(*t->text) + sizeof(*t->lens) + 4 * sizeof(*t->index); /* its slots */
+    if (arena_reserve(&t->arena, all * each + 4 * 64, err) != OK) return err->code;
     const char **text = arena_alloc(&t->arena, sizeof(*text) * all);
     int32_t *lens = arena_alloc(&t->arena, sizeof(*lens) * all);
     memcpy(text, t->text, sizeof(*text) * n);
@@ -114,16 +116,23 @@ static void strays_add(struct tokenizer *t, const struct strays *s) {
     t->text = text;
     t->lens = lens;
     index_build(t);
+    return OK;
 }
 
 /* Gives symbols to strays; `cuts` is the number of ways to cut a piece in two. */
 static int chars_prepare(struct tokenizer *t, int64_t *cuts, struct error *err) {
     struct strays s = {0};
-    int rc = OK;
+    size_t text = 0; /* a stray is at least one byte of it */
     *cuts = 0;
+    for (int32_t id = 0; id < t->spec.n; id++) text += (size_t)t->lens[id];
+    text = MIN(text, (size_t)INT32_MAX);
+    s.piece.v = try_calloc(text, sizeof(int32_t), err);
+    s.at.v = s.piece.v ? try_calloc(text, sizeof(int32_t), err) : NULL;
+    s.piece.cap = s.at.cap = (int)text;
+    int rc = s.at.v ? OK : err->code;
     for (int32_t id = 0; id < t->spec.n && rc == OK; id++)
         if (mergeable(t, id)) rc = piece_scan(t, id, &s, cuts, err);
-    if (rc == OK && s.piece.n > 0) strays_add(t, &s);
+    if (rc == OK && s.piece.n > 0) rc = strays_add(t, &s, err);
     ids_release(&s.piece);
     ids_release(&s.at);
     return rc;
@@ -135,10 +144,14 @@ static int score_order(const void *a, const void *b) {
 }
 
 /* Equal scores get equal ranks, so the leftmost of equal merges comes first. malloc'ed, [n]. */
-static int32_t *score_ranks(const struct tok_spec *s) {
+static int32_t *score_ranks(const struct tok_spec *s, struct error *err) {
     size_t n = (size_t)s->n;
-    float *sorted = xmalloc(sizeof(*sorted) * n);
-    int32_t *ranks = xmalloc(sizeof(*ranks) * n);
+    float *sorted = try_calloc(n, sizeof(*sorted), err);
+    int32_t *ranks = sorted ? try_calloc(n, sizeof(*ranks), err) : NULL;
+    if (!ranks) {
+        free(sorted);
+        return NULL;
+    }
     memcpy(sorted, s->scores, sizeof(*sorted) * n);
     qsort(sorted, n, sizeof(*sorted), score_order);
     for (size_t i = 0; i < n; i++) {
@@ -156,8 +169,9 @@ static int32_t *score_ranks(const struct tok_spec *s) {
     return ranks;
 }
 
-static void pairs_from_scores(struct tokenizer *t, int64_t cuts) {
-    int32_t *ranks = score_ranks(&t->spec);
+static int pairs_from_scores(struct tokenizer *t, int64_t cuts, struct error *err) {
+    int32_t *ranks = score_ranks(&t->spec, err);
+    if (!ranks) return err->code;
     pairs_init(&t->pairs, &t->arena, cuts);
     for (int32_t id = 0; id < t->spec.n; id++) {
         if (!mergeable(t, id)) continue;
@@ -170,6 +184,7 @@ static void pairs_from_scores(struct tokenizer *t, int64_t cuts) {
         }
     }
     free(ranks);
+    return OK;
 }
 
 /*
@@ -198,7 +213,7 @@ int spm_prepare(struct tokenizer *t, struct error *err) {
         if (pairs_from_merges(t, err) != OK) return err->code;
     } else {
         if (chars_prepare(t, &cuts, err) != OK) return err->code;
-        pairs_from_scores(t, cuts);
+        if (pairs_from_scores(t, cuts, err) != OK) return err->code;
     }
     t->words = pieces_are_words(t);
     prefix_prepare(t);

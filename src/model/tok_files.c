@@ -155,6 +155,7 @@ static int reader_merges(struct reader *r, struct error *err) {
     size_t n = json_array_size(merges);
     if (!json_is_array(merges)) return error_set(err, ERR_FORMAT, "'model.merges' is not an array");
     if (n > VOCAB_LIMIT) return error_set(err, ERR_FORMAT, "there are too many merges: %zu", n);
+    if (arena_reserve(&r->arena, sizeof(*r->merges) * (n + 1) + 64, err) != OK) return err->code;
     r->merges = arena_alloc(&r->arena, sizeof(*r->merges) * (n + 1));
     for (size_t i = 0; i < n; i++)
         if (reader_merge(r, (int32_t)i, json_array_get(merges, i), err) != OK) return err->code;
@@ -337,17 +338,21 @@ static int reader_model(struct reader *r, struct error *err) {
     return OK;
 }
 
-static void reader_arrays(struct reader *r) {
+static int reader_arrays(struct reader *r, struct error *err) {
     size_t n = (size_t)r->spec.n;
+    int rc =
+        arena_reserve(&r->arena, n * (sizeof(*r->pieces) + sizeof(*r->lens) + 1) + 3 * 64, err);
+    if (rc != OK) return rc;
     r->spec.pieces = r->pieces = arena_alloc(&r->arena, sizeof(*r->pieces) * n);
     r->spec.lens = r->lens = arena_alloc(&r->arena, sizeof(*r->lens) * n);
     r->spec.types = r->types = arena_alloc(&r->arena, n);
+    return OK;
 }
 
 static int reader_run(struct reader *r, struct error *err) {
     r->spec.bos = r->spec.eos = r->spec.unk = -1;
-    if (reader_model(r, err) != OK || reader_count(r, err) != OK) return err->code;
-    reader_arrays(r);
+    if (reader_model(r, err) != OK || reader_count(r, err) != OK || reader_arrays(r, err) != OK)
+        return err->code;
     if (reader_vocab(r, err) != OK || reader_added(r, err) != OK) return err->code;
     reader_holes(r);
     if (reader_merges(r, err) != OK || reader_cutting(r, err) != OK || reader_unk(r, err) != OK)
@@ -392,6 +397,8 @@ static struct tokenizer *reader_spm(struct reader *r, struct error *err) {
     for (int32_t id = 0; id < r->spec.n; id++)
         if (r->types[id] == PIECE_NORMAL && is_byte_name(r->pieces[id], r->lens[id]))
             r->types[id] = PIECE_BYTE;
+    if (arena_reserve(&r->arena, 2 * (sizeof(float) * (size_t)r->spec.n + 64), err) != OK)
+        return NULL; /* for the scores of both readings */
     float *zero = arena_alloc(&r->arena, sizeof(*zero) * (size_t)r->spec.n);
     r->spec.scores = zero;
     struct tokenizer *listed = tok_new(&r->spec, err);
@@ -640,6 +647,20 @@ struct growing {
     struct buf scores, types; /* float, uint8_t */
 };
 
+/* Room for n pieces of so many bytes in all. */
+static int growing_reserve(struct growing *g, size_t n, size_t bytes, struct error *err) {
+    n = MIN(n, (size_t)VOCAB_LIMIT + 1);
+    if (buf_reserve(&g->text, bytes, err) != OK ||
+        buf_reserve(&g->scores, n * sizeof(float), err) != OK ||
+        buf_reserve(&g->types, n, err) != OK)
+        return err->code;
+    g->begin.v = try_calloc(n, sizeof(int32_t), err);
+    g->lens.v = g->begin.v ? try_calloc(n, sizeof(int32_t), err) : NULL;
+    if (!g->lens.v) return err->code;
+    g->begin.cap = g->lens.cap = (int)n;
+    return OK;
+}
+
 static void growing_add(struct growing *g, const char *p, size_t len, float score, uint8_t type) {
     ids_add(&g->begin, (int32_t)g->text.len);
     ids_add(&g->lens, (int32_t)len);
@@ -650,7 +671,8 @@ static void growing_add(struct growing *g, const char *p, size_t len, float scor
 
 static struct tokenizer *growing_tokenizer(const struct growing *g, struct tok_spec *spec,
                                            struct error *err) {
-    const char **pieces = xmalloc(sizeof(*pieces) * (size_t)(g->begin.n + 1));
+    const char **pieces = try_calloc((size_t)g->begin.n + 1, sizeof(*pieces), err);
+    if (!pieces) return NULL;
     for (int i = 0; i < g->begin.n; i++) pieces[i] = g->text.data + g->begin.v[i];
     spec->n = g->begin.n;
     spec->pieces = pieces;
@@ -815,6 +837,7 @@ static int sp_read(struct sp_model *m, const struct mapping *file, struct error 
     int rc;
     if (file->size > FILE_LIMIT)
         return error_set(err, ERR_FORMAT, "it is too large for a tokenizer");
+    if (growing_reserve(&m->pieces, file->size / 2 + 1, file->size, err) != OK) return err->code;
     while ((rc = field_next(&v, &f, err)) > 0) {
         if (f.wire != 2) continue;
         if (f.number == 1) rc = sp_piece(m, &f, err);
@@ -877,6 +900,8 @@ static int llama2c_read(struct growing *g, struct buf *scratch, const struct map
     int32_t longest = 0;
     if (file->size > FILE_LIMIT)
         return error_set(err, ERR_FORMAT, "it is too large for a tokenizer");
+    if (growing_reserve(g, file->size / 8 + 1, 3 * file->size, err) != OK)
+        return err->code; /* a space becomes three bytes */
     if (file->size >= 4) memcpy(&longest, file->data, 4);
     for (int32_t i = 0; i < vocab; i++) {
         float score;

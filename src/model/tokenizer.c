@@ -234,8 +234,9 @@ static int match_key_order(const void *a, const void *b) {
     return (x->id > y->id) - (x->id < y->id);
 }
 
-static void matcher_build(struct tokenizer *t) {
-    struct match_key *keys = xmalloc(sizeof(*keys) * (size_t)t->spec.n);
+static int matcher_build(struct tokenizer *t, struct error *err) {
+    struct match_key *keys = try_calloc((size_t)t->spec.n, sizeof(*keys), err);
+    if (!keys) return err->code;
     int32_t n = 0;
     for (int32_t id = 0; id < t->spec.n; id++)
         if (is_matched(t, id))
@@ -249,15 +250,35 @@ static void matcher_build(struct tokenizer *t) {
     for (int c = 1; c <= 256; c++)
         t->matched_begin[c] = MAX(t->matched_begin[c], t->matched_begin[c - 1]);
     free(keys);
+    return OK;
+}
+
+/*
+ * What the tables of a tokenizer take from its arena, so that no memory is an error here and not
+ * the end of the process: pieces and merges with their texts, index, and pairs, of which a
+ * sentencepiece vocabulary has as many as its pieces have places to be cut.
+ */
+static size_t spec_bytes(const struct tok_spec *s) {
+    size_t n = (size_t)s->n, text = n, merges = (size_t)s->n_merges, slack = 32 * 64;
+    for (size_t i = 0; i < n; i++) text += (size_t)s->lens[i];
+    int64_t pairs = s->n_merges > 0 || s->kind == TOK_BPE ? s->n_merges : (int64_t)text - s->n;
+    size_t tables = slots_for(s->n) * sizeof(int32_t) +
+                    slots_for(pairs) * sizeof(struct pair_slot) +
+                    n * (sizeof(char *) + 3 * sizeof(int32_t) + 1);
+    for (size_t i = 0; i < merges; i++) text += strlen(s->merges[i]) + 1 + sizeof(char *);
+    return tables + text + slack;
 }
 
 struct tokenizer *tok_new(const struct tok_spec *spec, struct error *err) {
     if (spec_check(spec, err) != OK) return NULL;
     struct tokenizer *t = xcalloc(1, sizeof(*t));
-    spec_copy(t, spec);
-    index_build(t);
-    matcher_build(t);
-    int rc = spec->kind == TOK_BPE ? bpe_prepare(t, err) : spm_prepare(t, err);
+    int rc = arena_reserve(&t->arena, spec_bytes(spec), err);
+    if (rc == OK) {
+        spec_copy(t, spec);
+        index_build(t);
+        rc = matcher_build(t, err);
+    }
+    if (rc == OK) rc = spec->kind == TOK_BPE ? bpe_prepare(t, err) : spm_prepare(t, err);
     t->spec.pieces = t->text;
     t->spec.lens = t->lens;
     if (rc == OK) return t;

@@ -141,14 +141,17 @@ static sqlite3_stmt *statement(struct store *s, enum statement which, struct err
     return *q;
 }
 
+/* SQLite is given copies of ours to free: its own could fail, and leave a NULL in the row. */
 static void bind_text(sqlite3_stmt *q, int at, const char *text) {
-    sqlite3_bind_text(q, at, text, -1, SQLITE_TRANSIENT);
+    sqlite3_bind_text(q, at, text ? xstrdup(text) : NULL, -1, free);
 }
 
 static void bind_json(sqlite3_stmt *q, int at, const json_t *v) {
-    char *text = v ? json_text(v) : NULL;
-    sqlite3_bind_text(q, at, text, -1, SQLITE_TRANSIENT);
-    free(text);
+    sqlite3_bind_text(q, at, v ? json_text(v) : NULL, -1, free);
+}
+
+static void bind_blob(sqlite3_stmt *q, int at, const void *p, size_t size) {
+    sqlite3_bind_blob(q, at, memcpy(xmalloc(size), p, size), (int)size, free);
 }
 
 /* Runs a statement that returns no rows. */
@@ -197,25 +200,40 @@ json_t *store_run_get(struct store *s, const char *id, struct error *err) {
     json_t *v = NULL;
     if (!q) return NULL;
     bind_text(q, 1, id);
-    if (sqlite3_step(q) == SQLITE_ROW)
+    int rc = sqlite3_step(q);
+    if (rc == SQLITE_ROW)
         v = json_pack("{s:o,s:o,s:o,s:o}", "kind", column_text(q, 0), "recipe", column_json(q, 1),
                       "status", column_text(q, 2), "created", column_text(q, 3));
-    else
+    else if (rc == SQLITE_DONE)
         error_set(err, ERR_MISSING, "no run '%s' in '%s'", id, s->path);
+    else
+        fail(s, err, "read");
     sqlite3_reset(q);
     return v;
+}
+
+/* The list, if the last step says that it is whole. */
+static json_t *list_finish(struct store *s, sqlite3_stmt *q, int rc, json_t *list,
+                           struct error *err) {
+    if (rc != SQLITE_DONE) {
+        fail(s, err, "read");
+        json_decref(list);
+        list = NULL;
+    }
+    sqlite3_reset(q);
+    return list;
 }
 
 json_t *store_run_list(struct store *s, struct error *err) {
     sqlite3_stmt *q = statement(s, RUN_LIST, err);
     if (!q) return NULL;
     json_t *list = json_array();
-    while (sqlite3_step(q) == SQLITE_ROW)
+    int rc;
+    while ((rc = sqlite3_step(q)) == SQLITE_ROW)
         json_array_append_new(list, json_pack("{s:o,s:o,s:o,s:o}", "id", column_text(q, 0), "kind",
                                               column_text(q, 1), "status", column_text(q, 2),
                                               "created", column_text(q, 3)));
-    sqlite3_reset(q);
-    return list;
+    return list_finish(s, q, rc, list, err);
 }
 
 int store_event(struct store *s, const char *run, const char *kind, const json_t *detail,
@@ -238,7 +256,7 @@ static void bind_key(sqlite3_stmt *q, const char *hex) {
     uint8_t raw[32];
     for (int i = 0; i < 32; i++)
         raw[i] = (uint8_t)(hex_digit(hex[2 * i]) << 4 | hex_digit(hex[2 * i + 1]));
-    sqlite3_bind_blob(q, 1, raw, sizeof raw, SQLITE_TRANSIENT);
+    bind_blob(q, 1, raw, sizeof raw);
 }
 
 int store_call_put(struct store *s, const struct stored_call *c, struct error *err) {
@@ -246,7 +264,7 @@ int store_call_put(struct store *s, const struct stored_call *c, struct error *e
     if (!q) return err->code;
     bind_key(q, c->key);
     sqlite3_bind_int(q, 2, c->choice);
-    sqlite3_bind_blob(q, 3, c->prob, (int)sizeof *c->prob * c->n_choices, SQLITE_TRANSIENT);
+    bind_blob(q, 3, c->prob, sizeof *c->prob * (size_t)c->n_choices);
     sqlite3_bind_int(q, 4, c->n_prefilled);
     sqlite3_bind_int(q, 5, c->n_generated);
     sqlite3_bind_int(q, 6, c->finish);
@@ -297,13 +315,13 @@ json_t *store_adapter_list(struct store *s, const char *run, struct error *err) 
     if (!q) return NULL;
     bind_text(q, 1, run);
     json_t *list = json_array();
-    while (sqlite3_step(q) == SQLITE_ROW)
+    int rc;
+    while ((rc = sqlite3_step(q)) == SQLITE_ROW)
         json_array_append_new(list, json_pack("{s:i,s:o,s:o,s:o,s:o}", "generation",
                                               sqlite3_column_int(q, 0), "name", column_text(q, 1),
                                               "hash", column_text(q, 2), "lineage",
                                               column_json(q, 3), "scores", column_json(q, 4)));
-    sqlite3_reset(q);
-    return list;
+    return list_finish(s, q, rc, list, err);
 }
 
 int store_result_put(struct store *s, const char *run, const char *name, const json_t *row,

@@ -47,8 +47,14 @@ static int sample_keep(struct loading *l, struct ids *ids, struct buf *mask, int
         return error_set(err, ERR_FORMAT, "'%s' line %d: the sample is empty", l->path, line);
     }
     if (d->n == l->cap) {
-        l->cap = l->cap ? 2 * l->cap : 64;
-        d->v = xrealloc(d->v, (size_t)l->cap * sizeof *d->v);
+        int cap = l->cap ? 2 * l->cap : 64;
+        struct sample *v = try_realloc(d->v, (size_t)cap * sizeof *d->v, err);
+        if (!v) {
+            sample_release(&s);
+            return err->code;
+        }
+        d->v = v;
+        l->cap = cap;
     }
     d->v[d->n++] = s;
     d->tokens += s.n;

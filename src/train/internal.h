@@ -98,6 +98,8 @@ struct trainer {
 
     /* one batch; arrays live in `act` and grow with the largest batch seen */
     struct arena act;
+    bool measuring;                      /* the layout is only counted, into act_bytes */
+    size_t act_bytes;
     int64_t cap_rows, cap_len;           /* what `act` was laid out for */
     int64_t rows, targets, longest, ldt; /* ldt: row stride of the [·][M] transposes */
     bool dropping;                       /* dropout applies in this pass */

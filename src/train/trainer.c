@@ -126,6 +126,17 @@ static void adapter_add(struct trainer *t, int i) {
     g->n_tensors = t->n_tensors - g->first;
 }
 
+/* At most what the arena must hold: the base in f32 twice (as it is and transposed), and for every
+ * adapter its floats, their gradients and two moments, in tensors with names. */
+static size_t lora_bytes(const struct trainer *t) {
+    int64_t base = model_param_count(&t->c) + (int64_t)t->c.vocab_size * t->c.d_model;
+    size_t bytes = (size_t)base * 2 * sizeof(float);
+    size_t tensors = (size_t)t->c.n_layers * N_PROJ * 2;
+    for (int i = 0; i < t->n_adapters; i++)
+        bytes += t->adapters[i]->n_data * 4 * sizeof(float) + tensors * (256 + 4 * 64);
+    return bytes + tensors * 64;
+}
+
 static void lora_params(struct trainer *t) {
     for (int l = 0; l < t->c.n_layers; l++)
         for (int p = 0; p < N_PROJ; p++)
@@ -221,6 +232,12 @@ struct trainer *trainer_new_full(struct model *m, const struct train_options *o,
     }
     struct trainer *t = trainer_alloc(m, 1, o, pool);
     t->full = true;
+    size_t tensors = (size_t)t->c.n_layers * 11 + 3; /* their gradients, two moments and names */
+    size_t bytes = (size_t)model_param_count(&t->c) * 3 * sizeof(float) + tensors * (256 + 3 * 64);
+    if (arena_reserve(&t->arena, bytes, err) != OK) {
+        trainer_free(t);
+        return NULL;
+    }
     full_params(t);
     norms_view(t);
     fingerprint_make(t);
@@ -256,6 +273,10 @@ struct trainer *trainer_new_lora(const struct model *m, struct adapter *const *a
     t->data = xcalloc((size_t)n, sizeof *t->data);
     t->loras = xcalloc((size_t)n * (size_t)t->c.n_layers * N_PROJ, sizeof *t->loras);
     for (int i = 0; i < n; i++) t->adapters[i] = adapter_retain(adapters[i]);
+    if (arena_reserve(&t->arena, lora_bytes(t), err) != OK) {
+        trainer_free(t);
+        return NULL;
+    }
     lora_params(t);
     norms_view(t);
     fingerprint_make(t);
@@ -303,8 +324,14 @@ struct adapter *trainer_adapter(const struct trainer *t, int i, json_t *lineage)
     return adapter_from_data(&t->c, &t->adapters[i]->config, t->data[i], lineage);
 }
 
+static void *act_take(struct trainer *t, size_t bytes) {
+    if (!t->measuring) return arena_alloc(&t->act, bytes);
+    t->act_bytes += (MAX(bytes, 1) + 63) / 64 * 64;
+    return NULL;
+}
+
 static float *floats(struct trainer *t, int64_t n) {
-    return arena_alloc(&t->act, (size_t)n * sizeof(float));
+    return act_take(t, (size_t)n * sizeof(float));
 }
 
 static bool projection_adapted(const struct trainer *t, int l, int p) {
@@ -335,7 +362,7 @@ static void activations_alloc(struct trainer *t, int l) {
         if (!projection_adapted(t, l, p)) continue;
         a->h[p] = floats(t, m * t->max_r);
         if (t->dropout > 0)
-            a->keep[p] = arena_alloc(&t->act, (size_t)(m * ((t->layers[l].proj[p].k + 7) / 8)));
+            a->keep[p] = act_take(t, (size_t)(m * ((t->layers[l].proj[p].k + 7) / 8)));
     }
 }
 
@@ -381,17 +408,15 @@ static void rope_alloc(struct trainer *t) {
     t->rope_cos = floats(t, n);
     t->rope_sin = floats(t, n);
     t->rope_neg = floats(t, n);
+}
+
+static void rope_fill(struct trainer *t) {
+    int64_t n = t->cap_len * (t->c.head_dim / 2);
     rope_table(&t->c, (int32_t)t->cap_len, t->rope_cos, t->rope_sin);
     for (int64_t i = 0; i < n; i++) t->rope_neg[i] = -t->rope_sin[i];
 }
 
-/* Everything is laid out again when a batch is larger than all before it. */
-static void batch_reserve(struct trainer *t) {
-    if (t->rows <= t->cap_rows && t->longest <= t->cap_len && t->cap_rows > 0) return;
-    t->cap_rows = MAX(t->cap_rows, (t->rows / 128 + 1) * 128);
-    t->cap_len = MAX(t->cap_len, (t->longest / 64 + 1) * 64);
-    arena_release(&t->act);
-    t->act = (struct arena){0};
+static void batch_lay(struct trainer *t) {
     int64_t wide = 0, weight = 0;
     for (int p = 0; p < N_PROJ; p++) {
         const struct weight *w = &t->layers[0].proj[p];
@@ -404,15 +429,35 @@ static void batch_reserve(struct trainer *t) {
     gradients_alloc(t, wide, weight);
     head_alloc(t);
     rope_alloc(t);
-    t->spans = arena_alloc(&t->act, (size_t)t->cap_rows * sizeof *t->spans);
-    t->tokens_in = arena_alloc(&t->act, (size_t)t->cap_rows * sizeof *t->tokens_in);
-    t->pos = arena_alloc(&t->act, (size_t)t->cap_rows * sizeof *t->pos);
-    t->target_row = arena_alloc(&t->act, (size_t)t->cap_rows * sizeof *t->target_row);
-    t->target_token = arena_alloc(&t->act, (size_t)t->cap_rows * sizeof *t->target_token);
-    t->target_group = arena_alloc(&t->act, (size_t)t->cap_rows * sizeof *t->target_group);
-    t->target_nll = arena_alloc(&t->act, (size_t)t->cap_rows * sizeof *t->target_nll);
+    t->spans = act_take(t, (size_t)t->cap_rows * sizeof *t->spans);
+    t->tokens_in = act_take(t, (size_t)t->cap_rows * sizeof *t->tokens_in);
+    t->pos = act_take(t, (size_t)t->cap_rows * sizeof *t->pos);
+    t->target_row = act_take(t, (size_t)t->cap_rows * sizeof *t->target_row);
+    t->target_token = act_take(t, (size_t)t->cap_rows * sizeof *t->target_token);
+    t->target_group = act_take(t, (size_t)t->cap_rows * sizeof *t->target_group);
+    t->target_nll = act_take(t, (size_t)t->cap_rows * sizeof *t->target_nll);
     for (int i = 0; i < pool_size(t->pool); i++)
-        t->att_scratch[i] = arena_alloc(&t->act, attention_scratch(&t->c, t->cap_len));
+        t->att_scratch[i] = act_take(t, attention_scratch(&t->c, t->cap_len));
+}
+
+/* Everything is laid out again when a batch is larger than all before it: counted, asked for at
+ * once, so that a batch too large for the machine is an error, and then placed. */
+static int batch_reserve(struct trainer *t, struct error *err) {
+    if (t->rows <= t->cap_rows && t->longest <= t->cap_len && t->cap_rows > 0) return OK;
+    t->cap_rows = MAX(t->cap_rows, (t->rows / 128 + 1) * 128);
+    t->cap_len = MAX(t->cap_len, (t->longest / 64 + 1) * 64);
+    arena_release(&t->act);
+    t->act_bytes = 0;
+    t->measuring = true;
+    batch_lay(t);
+    t->measuring = false;
+    if (arena_reserve(&t->act, t->act_bytes, err) != OK) {
+        t->cap_rows = t->cap_len = 0;
+        return error_wrap(err, "a batch of %lld tokens", (long long)t->rows);
+    }
+    batch_lay(t);
+    rope_fill(t);
+    return OK;
 }
 
 /* Rows that matter: the last target at token i needs rows 0..i-1. */
@@ -473,8 +518,8 @@ static void sample_pack(struct trainer *t, const struct sample *s, int32_t adapt
 /* Samples of one adapter lie together, in the order given. */
 static int batch_pack(struct trainer *t, const struct sample *samples, int n, struct error *err) {
     int rc = batch_measure(t, samples, n, err);
+    if (!rc) rc = batch_reserve(t, err);
     if (rc) return rc;
-    batch_reserve(t);
     t->n_spans = 0;
     t->targets = 0;
     for (int g = 0; g < t->n_groups; g++) {

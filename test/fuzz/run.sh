@@ -1,0 +1,93 @@
+#!/bin/sh
+# run: builds the parsers for libFuzzer and searches each for FUZZ_SECONDS (60); "make fuzz" is this.
+#
+# FUZZ_TARGETS="gguf json" limits it to those; FUZZ_JOBS is how many run at once (as many as there are
+# processors). A search starts from test/fuzz/corpus/TARGET and keeps what it finds in
+# build/fuzz/found/TARGET, never in the committed corpus; FUZZ_KEEP=1 merges what covers new code
+# into that. A finding is printed with the input's path and the command that shows it again, and
+# fails the run. clang and its fuzzer runtime are installed when they can be; without them it says so
+# and succeeds: "make test" runs every committed input without either.
+set -u
+cd "$(dirname "$0")/../.." || exit 1
+
+seconds=${FUZZ_SECONDS:-60}
+jobs=${FUZZ_JOBS:-$(nproc)}
+out=build/fuzz
+mkdir -p $out/found $out/log
+
+# Inputs stay small, because every parser's decisions fit in a few kilobytes; one that makes a parser
+# take ten seconds or 512 MB is a finding as much as a crash.
+limits="-max_len=8192 -timeout=10 -rss_limit_mb=2048 -malloc_limit_mb=512"
+
+sh scripts/setup.sh clang libclang-rt-dev || true # the probe below decides
+if ! echo 'int LLVMFuzzerTestOneInput(const char *p, unsigned long n) { return (void)p, (void)n, 0; }' |
+    clang -x c -fsanitize=fuzzer,address,undefined -o $out/probe - 2>$out/log/probe; then
+    echo "skip fuzz: clang with libFuzzer is not here: $(head -n 1 $out/log/probe)"
+    exit 0
+fi
+rm -f $out/probe
+
+echo "== build: fuzz"
+if ! make -j"$jobs" --no-print-directory BUILD=fuzz $out/fuzzer >$out/log/build 2>&1; then
+    cat $out/log/build
+    exit 1
+fi
+
+targets=${FUZZ_TARGETS:-$(FUZZ_TARGET=list $out/fuzzer)}
+count=$(echo $targets | wc -w)
+echo "== fuzz: $count targets, $seconds s each, $jobs at a time: about" \
+    "$(((count + jobs - 1) / jobs * seconds)) s in all"
+
+# one TARGET: searches; fails on a finding, whose path is then in the log.
+one() {
+    found=$out/found/$1 corpus=test/fuzz/corpus/$1
+    mkdir -p "$found" "$corpus"
+    dict=test/fuzz/dict/$1.dict
+    [ -f "$dict" ] && dict="-dict=$dict" || dict=
+    FUZZ_TARGET=$1 $out/fuzzer $limits $dict -max_total_time="$seconds" -print_final_stats=1 \
+        -close_fd_mask=3 -artifact_prefix="$found/FINDING-" "$found" "$corpus" >"$out/log/$1" 2>&1
+}
+
+pids= failed=0
+FUZZ_DIR=$(mktemp -d -p /dev/shm 2>/dev/null || mktemp -d) || exit 1
+export FUZZ_DIR
+trap 'rm -rf "$FUZZ_DIR"' EXIT
+trap 'kill $pids 2>/dev/null; exit 130' INT TERM
+
+# wait_one TARGET PID: the verdict of a search.
+wait_one() {
+    if wait "$2"; then
+        runs=$(sed -n 's/^stat::number_of_executed_units: *//p' "$out/log/$1")
+        cover=$(sed -n 's/.*cov: \([0-9]*\).*corp: \([0-9]*\).*/\1 edges, \2 inputs/p' "$out/log/$1" | tail -n 1)
+        printf '  ok   %-16s %9s runs, %s\n' "$1" "$runs" "$cover"
+        return
+    fi
+    failed=$((failed + 1))
+    input=$(sed -n "s/.*Test unit written to //p" "$out/log/$1" | tail -n 1)
+    printf '  FAIL %-16s %s\n' "$1" "${input:-no input was written}"
+    grep -E '^SUMMARY|ERROR: |broken contract|runtime error' "$out/log/$1" | head -n 5 | sed 's/^/       | /'
+    echo "       again: FUZZ_TARGET=$1 $out/fuzzer $limits $input"
+}
+
+# `jobs` at a time, in groups: every search takes the same time.
+group= size=0
+for target in $targets; do
+    one "$target" &
+    pids="$pids $!" group="$group $target:$!" size=$((size + 1))
+    [ "$size" -lt "$jobs" ] && continue
+    for pair in $group; do wait_one "${pair%:*}" "${pair#*:}"; done
+    group= size=0 pids=
+done
+for pair in $group; do wait_one "${pair%:*}" "${pair#*:}"; done
+
+if [ -n "${FUZZ_KEEP:-}" ]; then
+    for target in $targets; do
+        # The fewest inputs that reach every edge; how often they do is not worth a file.
+        FUZZ_TARGET=$target $out/fuzzer -set_cover_merge=1 -use_counters=0 -max_len=4096 -close_fd_mask=3 \
+            "test/fuzz/corpus/$target" "$out/found/$target" >>"$out/log/$target" 2>&1
+    done
+    echo "kept: $(find test/fuzz/corpus -type f | wc -l) inputs in test/fuzz/corpus"
+fi
+
+echo "Fuzz: $((count - failed)) clean, $failed with findings"
+[ "$failed" = 0 ]

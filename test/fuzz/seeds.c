@@ -1,0 +1,206 @@
+/*
+ * seeds: good files of every binary format, as small as they come, for the fuzzer to start from.
+ *
+ * "make build/seeds; build/seeds test/fuzz/corpus" writes TARGET/seed-* with Shoal's own writers
+ * where there is one. The text formats have no row here: their first inputs were written by hand.
+ * When a format has grown, run it again, and then "FUZZ_KEEP=1 make fuzz".
+ */
+#define _GNU_SOURCE
+#include "targets.c"
+
+static const char *root;
+
+/* A new file of a target; the caller writes it. */
+static char *seed_path(const char *target, const char *name) {
+    struct error err;
+    char *dir = path_join(root, target), *file = xasprintf("%s/seed-%s", dir, name);
+    MUST(fuzz_target_find(target) && dir_make(dir, &err) == OK);
+    free(dir);
+    return file;
+}
+
+static void seed_put(const char *target, const char *name, const struct buf *b) {
+    struct error err;
+    char *path = seed_path(target, name);
+    MUST(file_write(path, b->data, b->len, &err) == OK);
+    free(path);
+}
+
+static void add_file(struct buf *b, const char *path) {
+    struct error err;
+    MUST(file_read(path, 1 << 20, b, &err) == OK);
+}
+
+static void add_mark(struct buf *b) {
+    buf_puts(b, "\n====\n");
+}
+
+static void add_u32(struct buf *b, uint32_t v) {
+    buf_add(b, &v, sizeof v);
+}
+
+/* A SentencePiece-style vocabulary of a few pieces, Japanese ones among them. */
+static const char *pieces[] = {"<unk>", "<s>", "</s>", "▁",  "a",    "b",
+                               "ab",    "▁ab", "日",   "本", "日本", "<0x0A>"};
+static const uint8_t types[] = {2, 3, 3, 1, 1, 1, 1, 1, 1, 1, 1, 6};
+
+static struct tokenizer *tokenizer_spm(void) {
+    int32_t lens[ARRAY_LEN(pieces)];
+    float scores[ARRAY_LEN(pieces)];
+    struct error err;
+    for (size_t i = 0; i < ARRAY_LEN(pieces); i++)
+        lens[i] = (int32_t)strlen(pieces[i]), scores[i] = -(float)i;
+    struct tok_spec spec = {.kind = TOK_SPM,
+                            .n = ARRAY_LEN(pieces),
+                            .pieces = pieces,
+                            .lens = lens,
+                            .scores = scores,
+                            .types = types,
+                            .unk = 0,
+                            .bos = 1,
+                            .eos = 2,
+                            .add_bos = true,
+                            .add_space_prefix = true};
+    struct tokenizer *t = tok_new(&spec, &err);
+    if (!t) check_failed(__FILE__, __LINE__, err.text);
+    return t;
+}
+
+static struct model *model_small(const char *arch, bool tied, int32_t width,
+                                 struct tokenizer *tok) {
+    struct model_config c = shape_small();
+    c.arch = arch_find(arch);
+    c.n_layers = 1;
+    c.d_model = c.d_ff = width;
+    c.head_dim = width / 2;
+    c.tied = tied;
+    c.vocab_size = tok ? tok_vocab_size(tok) : 4;
+    struct model *m = model_new(&c, 1, CLASS_EXACT);
+    tok_free(m->tok);
+    m->tok = tok;
+    return m;
+}
+
+static void seed_gguf(const char *name, struct model *m, enum tensor_type type) {
+    struct error err;
+    char *path = seed_path("gguf", name), *tok = m->tok ? seed_path("gguf_tokenizer", name) : NULL;
+    MUST(model_write_gguf(m, path, type, &err) == OK);
+    if (tok) MUST(model_write_gguf(m, tok, type, &err) == OK);
+    free(path);
+    free(tok);
+    model_close(m);
+}
+
+static void seeds_gguf(void) {
+    seed_gguf("llama-f32", model_small("llama", true, 4, NULL), TENSOR_F32);
+    seed_gguf("llama-spm", model_small("llama", false, 4, tokenizer_spm()), TENSOR_F16);
+    seed_gguf("qwen3-bf16", model_small("qwen3", true, 8, NULL), TENSOR_BF16);
+    seed_gguf("llama-q8", model_small("llama", true, 32, NULL), TENSOR_Q8_0);
+    seed_gguf("llama-q4", model_small("llama", true, 32, NULL), TENSOR_Q4_0);
+    seed_gguf("bytes", model_small("qwen3", true, 4, tok_byte_fallback(259)), TENSOR_F16);
+}
+
+static void seeds_hf(void) {
+    static const char *const arch[] = {"llama", "qwen3"};
+    static const char *const parts[] = {"config.json", NULL, "tokenizer.json",
+                                        "tokenizer_config.json", "model.safetensors"};
+    for (int i = 0; i < 2; i++) {
+        struct model *m = model_small(arch[i], i, 4, i ? NULL : tokenizer_spm());
+        struct error err;
+        struct buf b = {0};
+        MUST(model_write_hf(m, fuzz_path("seed"), i ? TENSOR_F32 : TENSOR_BF16, &err) == OK);
+        for (size_t p = 0; p < ARRAY_LEN(parts); p++) {
+            char *path = parts[p] ? path_join(fuzz_path("seed"), parts[p]) : NULL;
+            if (p) add_mark(&b);
+            if (path && path_exists(path)) add_file(&b, path);
+            free(path);
+        }
+        seed_put("hf", arch[i], &b);
+        char *weights = path_join(fuzz_path("seed"), "model.safetensors"),
+             *tok = path_join(fuzz_path("seed"), "tokenizer.json");
+        b.len = 0;
+        add_file(&b, weights);
+        seed_put("safetensors", arch[i], &b);
+        b.len = 0;
+        if (m->tok) add_file(&b, tok), seed_put("tokenizer_json", arch[i], &b);
+        unlink(tok);
+        free(weights);
+        free(tok);
+        buf_release(&b);
+        model_close(m);
+    }
+}
+
+static void seed_sentencepiece(void) {
+    static const char trainer[] = {0x12, 2, 0x18, 2}, normalizer[] = {0x1A, 4, 0x18, 1, 0x20, 0};
+    struct buf b = {0};
+    for (size_t i = 0; i < ARRAY_LEN(pieces); i++) {
+        uint8_t len = (uint8_t)strlen(pieces[i]);
+        float score = -(float)i;
+        buf_add(&b, (uint8_t[]){0x0A, (uint8_t)(len + 9), 0x0A, len}, 4);
+        buf_add(&b, pieces[i], len);
+        buf_add(&b, "\x15", 1);
+        buf_add(&b, &score, 4);
+        buf_add(&b, (uint8_t[]){0x18, types[i]}, 2);
+    }
+    buf_add(&b, trainer, sizeof trainer);
+    buf_add(&b, normalizer, sizeof normalizer);
+    seed_put("sentencepiece", "bpe", &b);
+    buf_release(&b);
+}
+
+/* Tokenizer, then weights of any value: llama2.c's file is its header and as many floats as that
+ * says. */
+static void seed_llama2c(void) {
+    static const char *const names[] = {"<unk>", "\n<s>\n", "\n</s>\n", "<0x0A>"};
+    static const int32_t header[] = {4, 4, 1, 2, 1, 4, 8};
+    struct model_config c = shape_small();
+    struct buf b = {0};
+    c.n_layers = 1;
+    add_u32(&b, 8);
+    for (size_t i = 0; i < ARRAY_LEN(names); i++) {
+        add_u32(&b, 0);
+        add_u32(&b, (uint32_t)strlen(names[i]));
+        buf_puts(&b, names[i]);
+    }
+    add_mark(&b);
+    buf_add(&b, header, sizeof header);
+    for (int64_t i = 0; i < model_param_count(&c) + (int64_t)c.max_seq_len * c.head_dim; i++) {
+        float x = 0.25f * (float)(i % 7 - 3);
+        buf_add(&b, &x, sizeof x);
+    }
+    seed_put("llama2c", "tied", &b);
+    buf_release(&b);
+}
+
+static void seeds_adapter(void) {
+    struct error err;
+    struct model_config shape = shape_small();
+    struct adapter_config c = {.r = 2, .alpha = 4, .target = {[PROJ_Q] = true, [PROJ_DOWN] = true}};
+    struct adapter *a = adapter_new(&shape, &c, 3);
+    struct buf b = {0};
+    MUST(adapter_save(a, fuzz_path("seed"), "base", &err) == OK);
+    add_file(&b, fuzz_path("seed/adapter_config.json"));
+    add_mark(&b);
+    add_file(&b, fuzz_path("seed/adapter_model.safetensors"));
+    seed_put("peft", "two", &b);
+    b.len = 0;
+    struct trainer *t = trainer_small();
+    MUST(trainer_save(t, fuzz_path("checkpoint"), NULL, &err) == OK);
+    add_file(&b, fuzz_path("checkpoint"));
+    b.len -= HASH_LEN - 1;
+    seed_put("checkpoint", "new", &b);
+    buf_release(&b);
+    adapter_release(a);
+}
+
+int main(int argc, char **argv) {
+    if (argc != 2) return fprintf(stderr, "usage: seeds DIR\n"), 2;
+    root = argv[1];
+    seeds_gguf();
+    seeds_hf();
+    seed_sentencepiece();
+    seed_llama2c();
+    seeds_adapter();
+    return 0;
+}

@@ -1,0 +1,858 @@
+/*
+ * Faults on every open, load and save path: the n-th allocation, and the n-th call of the file
+ * system, fails, for every n until nothing fails any more.
+ *
+ * The linker puts this file's functions between Shoal and the C library (--wrap in the Makefile),
+ * so the program itself carries no hook. What must hold:
+ *
+ * 1. Memory whose size comes from a file, a model or an option: the call returns ERR_MEMORY, its
+ *    message says how much was wanted, and nothing stays allocated, open or mapped.
+ * 2. Any other memory: the same, or the process ends with exit code 1 and a message; it never
+ *    crashes, and never goes on with less than it read.
+ * 3. Files: the call returns an error with the system's words; a short or interrupted read changes
+ *    nothing. A save that fails leaves the old file whole and no temporary behind.
+ */
+/* levels: once */
+#define _GNU_SOURCE
+#include "evolve/evolve.h"
+#include "fixture.h"
+#include "store/store.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <ftw.h>
+#include <setjmp.h>
+#include <sqlite3.h>
+#include <stdarg.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+/* Above every allocation of fixed size (an arena's block, a file's chunk); `large` ones depend on
+ * data. */
+enum { LARGE = 512 << 10 };
+
+/* What is to fail, and what was seen. */
+static struct {
+    size_t threshold; /* of allocations that count; 0: all */
+    long memory;      /* the n-th of them fails; 0: none */
+    long io;          /* the n-th call of the file system fails; 0: none */
+    int why;          /* its errno */
+    bool trickle;     /* every read is interrupted first, and then gives few bytes */
+    long memory_seen, io_seen;
+    bool fired, child;
+} fault;
+static long live; /* blocks that Shoal has allocated and not freed */
+
+static bool memory_fails(size_t size) {
+    if (size < fault.threshold || ++fault.memory_seen != fault.memory) return false;
+    fault.fired = true;
+    return true;
+}
+
+static bool io_fails(void) {
+    if (++fault.io_seen != fault.io) return false;
+    fault.fired = true;
+    errno = fault.why;
+    return true;
+}
+
+void *__real_malloc(size_t size);
+void *__real_calloc(size_t n, size_t size);
+void *__real_realloc(void *p, size_t size);
+void __real_free(void *p);
+char *__real_strndup(const char *s, size_t n);
+char *__real_realpath(const char *path, char *out);
+int __real_vasprintf(char **out, const char *fmt, va_list ap);
+_Noreturn void __real_exit(int code);
+int __real_fstat(int fd, struct stat *st);
+ssize_t __real_read(int fd, void *p, size_t n);
+void *__real_mmap(void *at, size_t n, int prot, int flags, int fd, off_t offset);
+int __real_open(const char *path, int flags, ...);
+FILE *__real_fdopen(int fd, const char *mode);
+size_t __real_fwrite(const void *p, size_t size, size_t n, FILE *f);
+int __real_fflush(FILE *f);
+int __real_fsync(int fd);
+int __real_fclose(FILE *f);
+int __real_rename(const char *from, const char *to);
+
+void *__wrap_malloc(size_t size);
+void *__wrap_calloc(size_t n, size_t size);
+void *__wrap_realloc(void *p, size_t size);
+void __wrap_free(void *p);
+char *__wrap_strndup(const char *s, size_t n);
+char *__wrap_realpath(const char *path, char *out);
+int __wrap_vasprintf(char **out, const char *fmt, va_list ap);
+_Noreturn void __wrap_exit(int code);
+int __wrap_fstat(int fd, struct stat *st);
+ssize_t __wrap_read(int fd, void *p, size_t n);
+void *__wrap_mmap(void *at, size_t n, int prot, int flags, int fd, off_t offset);
+int __wrap_open(const char *path, int flags, ...);
+FILE *__wrap_fdopen(int fd, const char *mode);
+size_t __wrap_fwrite(const void *p, size_t size, size_t n, FILE *f);
+int __wrap_fflush(FILE *f);
+int __wrap_fsync(int fd);
+int __wrap_fclose(FILE *f);
+int __wrap_rename(const char *from, const char *to);
+
+static void *counted(void *p) {
+    if (p) __atomic_add_fetch(&live, 1, __ATOMIC_RELAXED);
+    return p;
+}
+
+void *__wrap_malloc(size_t size) {
+    return memory_fails(size) ? NULL : counted(__real_malloc(size));
+}
+
+void *__wrap_calloc(size_t n, size_t size) {
+    return memory_fails(n * size) ? NULL : counted(__real_calloc(n, size));
+}
+
+void *__wrap_realloc(void *p, size_t size) {
+    if (memory_fails(size)) return NULL;
+    return p ? __real_realloc(p, size) : counted(__real_realloc(p, size));
+}
+
+void __wrap_free(void *p) {
+    if (p) __atomic_sub_fetch(&live, 1, __ATOMIC_RELAXED);
+    __real_free(p);
+}
+
+/* These allocate inside the C library what Shoal frees. */
+char *__wrap_strndup(const char *s, size_t n) {
+    return counted(__real_strndup(s, n));
+}
+
+char *__wrap_realpath(const char *path, char *out) {
+    return out ? __real_realpath(path, out) : counted(__real_realpath(path, NULL));
+}
+
+int __wrap_vasprintf(char **out, const char *fmt, va_list ap) {
+    int n = __real_vasprintf(out, fmt, ap);
+    if (n >= 0) counted(*out);
+    return n;
+}
+
+/* In a child, what is still allocated is not a leak: the process could not go on. */
+_Noreturn void __wrap_exit(int code) {
+    if (fault.child) _exit(code);
+    __real_exit(code);
+}
+
+int __wrap_open(const char *path, int flags, ...) {
+    va_list ap;
+    va_start(ap, flags);
+    mode_t mode = flags & O_CREAT ? va_arg(ap, mode_t) : 0;
+    va_end(ap);
+    return io_fails() ? -1 : __real_open(path, flags, mode);
+}
+
+int __wrap_fstat(int fd, struct stat *st) {
+    return io_fails() ? -1 : __real_fstat(fd, st);
+}
+
+ssize_t __wrap_read(int fd, void *p, size_t n) {
+    static unsigned turn;
+    if (io_fails()) return -1;
+    if (!fault.trickle) return __real_read(fd, p, n);
+    if (turn++ % 2 == 0) {
+        errno = EINTR;
+        return -1;
+    }
+    return __real_read(fd, p, MIN(n, (size_t)997));
+}
+
+void *__wrap_mmap(void *at, size_t n, int prot, int flags, int fd, off_t offset) {
+    return io_fails() ? MAP_FAILED : __real_mmap(at, n, prot, flags, fd, offset);
+}
+
+FILE *__wrap_fdopen(int fd, const char *mode) {
+    return io_fails() ? NULL : __real_fdopen(fd, mode);
+}
+
+/* A full disk takes the first half. */
+size_t __wrap_fwrite(const void *p, size_t size, size_t n, FILE *f) {
+    if (f == stderr || f == stdout || !io_fails()) return __real_fwrite(p, size, n, f);
+    size_t half = __real_fwrite(p, size, n / 2, f);
+    errno = fault.why;
+    return half;
+}
+
+int __wrap_fflush(FILE *f) {
+    if (f == stderr || f == stdout || !io_fails()) return __real_fflush(f);
+    return EOF;
+}
+
+int __wrap_fsync(int fd) {
+    return io_fails() ? -1 : __real_fsync(fd);
+}
+
+int __wrap_fclose(FILE *f) {
+    bool fails = io_fails();
+    int rc = __real_fclose(f);
+    errno = fails ? fault.why : errno;
+    return fails ? EOF : rc;
+}
+
+int __wrap_rename(const char *from, const char *to) {
+    return io_fails() ? -1 : __real_rename(from, to);
+}
+
+/* SQLite has doors of its own for both. */
+static sqlite3_mem_methods sqlite_memory;
+static void *sqlite_malloc(int n) {
+    return memory_fails((size_t)n) ? NULL : sqlite_memory.xMalloc(n);
+}
+static void *sqlite_realloc(void *p, int n) {
+    return memory_fails((size_t)n) ? NULL : sqlite_memory.xRealloc(p, n);
+}
+static int (*sqlite_open_real)(const char *, int, int);
+static ssize_t (*sqlite_pread_real)(int, void *, size_t, off_t);
+static ssize_t (*sqlite_pwrite_real)(int, const void *, size_t, off_t);
+static int sqlite_open_(const char *path, int flags, int mode) {
+    return io_fails() ? -1 : sqlite_open_real(path, flags, mode);
+}
+static ssize_t sqlite_pread(int fd, void *p, size_t n, off_t at) {
+    return io_fails() ? -1 : sqlite_pread_real(fd, p, n, at);
+}
+static ssize_t sqlite_pwrite(int fd, const void *p, size_t n, off_t at) {
+    return io_fails() ? -1 : sqlite_pwrite_real(fd, p, n, at);
+}
+
+static void sqlite_prepare(void) {
+    assert_int_equal(sqlite3_config(SQLITE_CONFIG_GETMALLOC, &sqlite_memory), SQLITE_OK);
+    sqlite3_mem_methods ours = sqlite_memory;
+    ours.xMalloc = sqlite_malloc;
+    ours.xRealloc = sqlite_realloc;
+    assert_int_equal(sqlite3_config(SQLITE_CONFIG_MALLOC, &ours), SQLITE_OK);
+    sqlite3_vfs *vfs = sqlite3_vfs_find(NULL);
+    sqlite_open_real = (int (*)(const char *, int, int))vfs->xGetSystemCall(vfs, "open");
+    sqlite_pread_real = (ssize_t(*)(int, void *, size_t, off_t))vfs->xGetSystemCall(vfs, "pread64");
+    sqlite_pwrite_real =
+        (ssize_t(*)(int, const void *, size_t, off_t))vfs->xGetSystemCall(vfs, "pwrite64");
+    assert_true(sqlite_open_real && sqlite_pread_real && sqlite_pwrite_real);
+    vfs->xSetSystemCall(vfs, "open", (sqlite3_syscall_ptr)sqlite_open_);
+    vfs->xSetSystemCall(vfs, "pread64", (sqlite3_syscall_ptr)sqlite_pread);
+    vfs->xSetSystemCall(vfs, "pwrite64", (sqlite3_syscall_ptr)sqlite_pwrite);
+}
+
+static int folder_count(const char *path, const char *part) {
+    int n = 0;
+    DIR *d = opendir(path);
+    assert_non_null(d);
+    for (struct dirent *e; (e = readdir(d));) n += strstr(e->d_name, part) != NULL;
+    closedir(d);
+    return n;
+}
+
+/* Open descriptors and file-backed mappings of the test's folder, and allocated blocks. */
+struct held {
+    int files, maps;
+    long blocks;
+    int64_t sqlite;
+};
+
+static char root[64];
+
+static struct held held_now(void) {
+    struct held h = {.files = folder_count("/proc/self/fd", ""),
+                     .blocks = live,
+                     .sqlite = sqlite3_memory_used()};
+    char line[1024];
+    FILE *f = fopen("/proc/self/maps", "r");
+    assert_non_null(f);
+    while (fgets(line, sizeof line, f)) h.maps += strstr(line, root) != NULL;
+    __real_fclose(f);
+    return h;
+}
+
+static void held_same(const struct held *before, const char *name, long n) {
+    struct held h = held_now();
+    if (h.files != before->files || h.maps != before->maps || h.blocks != before->blocks ||
+        h.sqlite != before->sqlite)
+        fail_msg("%s, fault %ld: %d files, %d maps, %ld blocks and %lld bytes of sqlite stay", name,
+                 n, h.files - before->files, h.maps - before->maps, h.blocks - before->blocks,
+                 (long long)(h.sqlite - before->sqlite));
+}
+
+/* The paths: each opens or loads, releases, and returns OK or the error. */
+static char *path_in(const char *name) {
+    return path_join(root, name);
+}
+
+static struct model *small; /* tiny-llama with its adapter and trainer */
+static struct adapter *small_adapter;
+static struct trainer *trainer;
+static struct model_config wide; /* of the large adapter */
+static struct model *wide_model;
+static struct adapter *wide_adapter;
+static struct tokenizer *bytes;
+
+static int model_at(const char *name, struct error *err) {
+    char *path = path_in(name);
+    struct model *m = model_open(path, CLASS_EXACT, err);
+    int rc = m ? OK : err->code;
+    model_close(m);
+    free(path);
+    return rc;
+}
+
+static int open_gguf(struct error *err) {
+    return model_at("large.gguf", err);
+}
+static int open_hf(struct error *err) {
+    return model_at("large", err);
+}
+static int open_small_gguf(struct error *err) {
+    return model_at("small.gguf", err);
+}
+static int open_small_hf(struct error *err) {
+    return model_at("small", err);
+}
+
+static int tokenizer_done(struct tokenizer *t, char *path, struct error *err) {
+    int rc = t ? OK : err->code;
+    tok_free(t);
+    free(path);
+    return rc;
+}
+
+static int open_tokenizer_json(struct error *err) {
+    char *path = path_in("large/tokenizer.json");
+    return tokenizer_done(tok_from_json(path, err), path, err);
+}
+
+static int open_sentencepiece(struct error *err) {
+    char *path = path_in("tokenizer.model");
+    return tokenizer_done(tok_from_sentencepiece(path, err), path, err);
+}
+
+static int adapter_at(const char *name, const struct model_config *shape, struct error *err) {
+    char *path = path_in(name);
+    struct adapter *a = adapter_load(path, shape, err);
+    int rc = a ? OK : err->code;
+    adapter_release(a);
+    free(path);
+    return rc;
+}
+
+static int load_adapter(struct error *err) {
+    return adapter_at("wide-adapter", &wide, err);
+}
+static int load_small_adapter(struct error *err) {
+    return adapter_at("small-adapter", &small->config, err);
+}
+
+static int new_engine(struct error *err) {
+    struct engine_options o = {.max_rows = 256, .max_seqs = 1024, .max_len = 64};
+    struct engine *e = engine_new(small, &o, err);
+    int rc = e ? OK : err->code;
+    engine_free(e);
+    return rc;
+}
+
+/* A base in f32 for both passes, and a batch. */
+static int train(struct error *err) {
+    struct train_options o;
+    int32_t tokens[64] = {0};
+    uint8_t mask[64] = {[63] = 1};
+    struct sample s = {.tokens = tokens, .mask = mask, .n = 64};
+    int64_t targets;
+    double nll;
+    options_default(train_option_rows, &o);
+    struct trainer *t = trainer_new_lora(wide_model, &wide_adapter, 1, &o, NULL, err);
+    int rc = t ? trainer_loss(t, &s, 1, &nll, &targets, err) : err->code;
+    trainer_free(t);
+    options_release(train_option_rows, &o);
+    return rc;
+}
+
+static int load_data(struct error *err) {
+    struct dataset d;
+    char *path = path_in("data.jsonl");
+    int rc = dataset_load(&d, path, bytes, 64, err);
+    if (rc == OK) dataset_release(&d);
+    free(path);
+    return rc;
+}
+
+static int load_checkpoint(struct error *err) {
+    json_t *extra = NULL;
+    char *path = path_in("checkpoint.bin");
+    int rc = trainer_load(trainer, path, &extra, err);
+    json_decref(extra);
+    free(path);
+    return rc;
+}
+
+static int load_recipe(struct error *err) {
+    struct run_options o;
+    char *path = path_in("recipe.yaml");
+    int rc = run_recipe_load(&o, path, err);
+    run_options_release(&o);
+    free(path);
+    return rc;
+}
+
+/* A run is written and read back: what SQLite does without, nobody may miss. */
+static int open_store(struct error *err) {
+    char *path = path_in("store.db");
+    struct store *s = store_open(path, err);
+    json_t *recipe = json_string("日本"), *back = NULL, *list = NULL;
+    static int turn;
+    char id[64];
+    snprintf(id, sizeof id, "%ld-%d", (long)getpid(), turn++);
+    int rc = s ? store_run_add(s, id, "test", recipe, err) : err->code;
+    if (rc == OK) rc = (back = store_run_get(s, id, err)) ? OK : err->code;
+    if (rc == OK) rc = (list = store_run_list(s, err)) ? OK : err->code;
+    if (rc == OK && !json_equal(json_object_get(back, "recipe"), recipe))
+        check_failed(__FILE__, __LINE__, "the store keeps what it was given");
+    store_close(s);
+    json_decref(recipe);
+    json_decref(back);
+    json_decref(list);
+    free(path);
+    return rc;
+}
+
+static int load_json(struct error *err) {
+    char *path = path_in("large.json");
+    json_t *v = json_file(path, err);
+    int rc = v ? OK : err->code;
+    json_decref(v);
+    free(path);
+    return rc;
+}
+
+/* SWEPT: small enough for every allocation and every call of the file system to fail once.
+ * SPARES: does without some of what it asks for; its result is whole all the same. */
+enum { SWEPT = 1, SPARES = 2 };
+
+static const struct path {
+    const char *name;
+    int (*run)(struct error *err);
+    int large; /* at least so many allocations depend on data */
+    int flags;
+} paths[] = {
+    {"GGUF model", open_gguf, 5, 0},
+    {"HF model", open_hf, 6, 0},
+    {"tokenizer.json", open_tokenizer_json, 4, 0},
+    {"sentencepiece", open_sentencepiece, 5, 0},
+    {"adapter", load_adapter, 1, 0},
+    {"engine", new_engine, 2, SWEPT},
+    {"JSON", load_json, 2, 0},
+    {"training", train, 2, 0},
+    {"small GGUF model", open_small_gguf, 0, SWEPT},
+    {"small HF model", open_small_hf, 0, SWEPT},
+    {"small adapter", load_small_adapter, 0, SWEPT},
+    {"training data", load_data, 0, SWEPT},
+    {"checkpoint", load_checkpoint, 0, SWEPT},
+    {"recipe", load_recipe, 0, SWEPT},
+    {"store", open_store, 0, SWEPT | SPARES},
+};
+
+static void fault_clear(void) {
+    memset(&fault, 0, sizeof fault);
+}
+
+/* Once without faults: what is made on first use is no leak. */
+static void path_warm(const struct path *p) {
+    struct error err;
+    fault_clear();
+    if (p->run(&err) != OK) fail_msg("%s: %s", p->name, err.text);
+}
+
+static void test_large_memory(void **state) {
+    (void)state;
+    for (size_t i = 0; i < ARRAY_LEN(paths); i++) {
+        const struct path *p = &paths[i];
+        path_warm(p);
+        long n = 1;
+        for (;; n++) {
+            struct error err = {0};
+            struct held before = held_now();
+            fault_clear();
+            fault.threshold = LARGE;
+            fault.memory = n;
+            int rc = p->run(&err);
+            bool fired = fault.fired;
+            fault_clear();
+            held_same(&before, p->name, n);
+            if (!fired) {
+                assert_int_equal(rc, OK);
+                break;
+            }
+            if (rc != ERR_MEMORY || !strstr(err.text, "out of memory") ||
+                !strpbrk(err.text, "123456789"))
+                fail_msg("%s, allocation %ld: %d, '%s'", p->name, n, rc, err.text);
+        }
+        if (n - 1 < p->large) fail_msg("%s: only %ld large allocations were seen", p->name, n - 1);
+    }
+}
+
+enum { CHILD_OK = 40, CHILD_ERROR, CHILD_SILENT };
+
+/* Runs the path with the n-th allocation failing; what the child printed is in `text`. */
+static int child_run(const struct path *p, long n, char *text, size_t room) {
+    int ends[2];
+    assert_int_equal(pipe(ends), 0);
+    pid_t pid = fork();
+    assert_true(pid >= 0);
+    if (pid == 0) {
+        struct error err = {0};
+        dup2(ends[1], STDERR_FILENO);
+        fault_clear();
+        fault.child = true;
+        fault.memory = n;
+        int rc = p->run(&err);
+        fault.memory = 0;
+        if (rc != OK) dprintf(STDERR_FILENO, "%s", err.text);
+        _exit(rc != OK ? CHILD_ERROR : fault.fired ? CHILD_SILENT : CHILD_OK);
+    }
+    close(ends[1]);
+    size_t len = 0;
+    for (ssize_t got; (got = __real_read(ends[0], text + len, room - 1 - len)) > 0;)
+        len += (size_t)got;
+    text[len] = '\0';
+    close(ends[0]);
+    int status;
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    if (WIFSIGNALED(status))
+        fail_msg("%s, allocation %ld: signal %d: %s", p->name, n, WTERMSIG(status), text);
+    return WEXITSTATUS(status);
+}
+
+/* A few allocations at the beginning all fail once; of many, every k-th. */
+static void test_any_memory(void **state) {
+    (void)state;
+    enum { TRIES = 40 };
+    for (size_t i = 0; i < ARRAY_LEN(paths); i++) {
+        const struct path *p = &paths[i];
+        if (!(p->flags & SWEPT)) continue;
+        path_warm(p);
+        long total = fault.memory_seen, step = MAX(total / TRIES, 1);
+        char text[4096];
+        for (long n = 1; n <= total; n += step) {
+            int code = child_run(p, n, text, sizeof text);
+            if (code == CHILD_SILENT && (p->flags & SPARES)) continue;
+            if (!(code == 1 || code == CHILD_ERROR) || !strstr(text, "out of memory"))
+                fail_msg("%s, allocation %ld of %ld: exit code %d: %s", p->name, n, total, code,
+                         text);
+        }
+    }
+}
+
+static void test_reading(void **state) {
+    (void)state;
+    for (size_t i = 0; i < ARRAY_LEN(paths); i++) {
+        const struct path *p = &paths[i];
+        if (!(p->flags & SWEPT)) continue;
+        path_warm(p);
+        bool done = false;
+        for (long n = 1; !done; n++) {
+            struct error err = {0};
+            struct held before = held_now();
+            fault_clear();
+            fault.io = n;
+            fault.why = EIO;
+            int rc = p->run(&err);
+            done = !fault.fired;
+            fault_clear();
+            held_same(&before, p->name, n);
+            bool fine = done || p->flags & SPARES;
+            if (rc == OK ? !fine : rc != ERR_IO || !err.text[0])
+                fail_msg("%s, call %ld: %d, '%s'", p->name, n, rc, err.text);
+        }
+    }
+}
+
+/* Reads that are interrupted and short give the same bytes. */
+static void test_trickle(void **state) {
+    (void)state;
+    struct error err;
+    struct buf whole = {0}, slow = {0};
+    char *path = path_in("large.json"), hash[2][HASH_LEN];
+    assert_int_equal(file_read(path, 1 << 30, &whole, &err), OK);
+    assert_int_equal(hash_file(path, hash[0], &err), OK);
+    fault.trickle = true;
+    assert_int_equal(file_read(path, 1 << 30, &slow, &err), OK);
+    assert_int_equal(hash_file(path, hash[1], &err), OK);
+    fault_clear();
+    assert_int_equal(whole.len, slow.len);
+    assert_memory_equal(whole.data, slow.data, whole.len);
+    assert_string_equal(hash[0], hash[1]);
+    buf_release(&whole);
+    buf_release(&slow);
+    free(path);
+}
+
+/* Saves, each of what was there before, so that a file is the old one or the new one whole. */
+static int save_file(const char *path, struct error *err) {
+    return file_write(path, "new content", 11, err);
+}
+static int save_gguf(const char *path, struct error *err) {
+    return model_write_gguf(small, path, TENSOR_F16, err);
+}
+static int save_checkpoint(const char *path, struct error *err) {
+    return trainer_save(trainer, path, NULL, err);
+}
+static int save_tokenizer(const char *path, struct error *err) {
+    return tok_write_json(bytes, path, err);
+}
+static int save_hf(const char *path, struct error *err) {
+    return model_write_hf(small, path, TENSOR_BF16, err);
+}
+static int save_adapter(const char *path, struct error *err) {
+    return adapter_save(small_adapter, path, "base", err);
+}
+
+static const struct save {
+    const char *name;
+    int (*run)(const char *path, struct error *err);
+    const char *files[5]; /* of a folder; none: the path itself is the file */
+} saves[] = {
+    {"file", save_file, {NULL}},
+    {"GGUF", save_gguf, {NULL}},
+    {"checkpoint", save_checkpoint, {NULL}},
+    {"tokenizer.json", save_tokenizer, {NULL}},
+    {"HF",
+     save_hf,
+     {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}},
+    {"PEFT", save_adapter, {"adapter_config.json", "adapter_model.safetensors"}},
+};
+
+static const char old_content[] = "what was there before";
+
+static char *save_path(const char *out, const struct save *s, int i) {
+    return s->files[0] ? path_join(out, s->files[i]) : xstrdup(out);
+}
+
+static int save_count(const struct save *s) {
+    int n = 0;
+    while (n < (int)ARRAY_LEN(s->files) && s->files[n]) n++;
+    return MAX(n, 1);
+}
+
+static void save_lay(const char *out, const struct save *s) {
+    struct error err;
+    if (s->files[0]) assert_int_equal(dir_make(out, &err), OK);
+    for (int i = 0; i < save_count(s); i++) {
+        char *path = save_path(out, s, i);
+        assert_int_equal(file_write(path, old_content, sizeof old_content - 1, &err), OK);
+        free(path);
+    }
+}
+
+/* fresh[i]: the hash of file i when nothing fails. Returns how many files are still the old ones.
+ */
+static int save_check(const char *out, const struct save *s, char fresh[][HASH_LEN], long n) {
+    char old_hash[HASH_LEN], hash[HASH_LEN];
+    struct error err;
+    int kept = 0;
+    hash_bytes(old_content, sizeof old_content - 1, old_hash);
+    for (int i = 0; i < save_count(s); i++) {
+        char *path = save_path(out, s, i);
+        if (hash_file(path, hash, &err) != OK) fail_msg("%s, call %ld: %s", s->name, n, err.text);
+        bool old = strcmp(hash, old_hash) == 0;
+        if (!old && strcmp(hash, fresh[i]) != 0)
+            fail_msg("%s, call %ld: '%s' is neither old nor new", s->name, n, path);
+        kept += old;
+        free(path);
+    }
+    assert_int_equal(folder_count(s->files[0] ? out : root, ".tmp-"), 0);
+    return kept;
+}
+
+static void save_sweep(const struct save *s, int why) {
+    char fresh[5][HASH_LEN], *out = path_in("saved");
+    struct error err = {0};
+    save_lay(out, s);
+    if (s->run(out, &err) != OK) fail_msg("%s: %s", s->name, err.text);
+    for (int i = 0; i < save_count(s); i++) {
+        char *path = save_path(out, s, i);
+        assert_int_equal(hash_file(path, fresh[i], &err), OK);
+        free(path);
+    }
+    bool done = false;
+    for (long n = 1; !done; n++) {
+        save_lay(out, s);
+        struct held before = held_now();
+        err = (struct error){0};
+        fault_clear();
+        fault.io = n;
+        fault.why = why;
+        int rc = s->run(out, &err);
+        done = !fault.fired;
+        fault_clear();
+        held_same(&before, s->name, n);
+        int kept = save_check(out, s, fresh, n);
+        if (done ? rc != OK || kept > 0 : rc != ERR_IO)
+            fail_msg("%s, call %ld: %d, '%s', %d files kept", s->name, n, rc, err.text, kept);
+        /* Only a directory that cannot be flushed comes after the rename. */
+        if (!done && kept == 0 && !strstr(err.text, "is written, but"))
+            fail_msg("%s, call %ld: replaced, and yet '%s'", s->name, n, err.text);
+    }
+    for (int i = 0; i < save_count(s); i++) {
+        char *path = save_path(out, s, i);
+        unlink(path);
+        free(path);
+    }
+    rmdir(out);
+    free(out);
+}
+
+static void test_saving(void **state) {
+    (void)state;
+    for (size_t i = 0; i < ARRAY_LEN(saves); i++) {
+        save_sweep(&saves[i], ENOSPC);
+        save_sweep(&saves[i], EIO);
+    }
+}
+
+/* Fixtures */
+
+static void must(int rc, const struct error *err) {
+    if (rc != OK) check_failed(__FILE__, __LINE__, err->text);
+}
+
+static void put_text(const char *name, const char *text, size_t len) {
+    struct error err;
+    char *path = path_in(name);
+    must(file_write(path, text, len, &err), &err);
+    free(path);
+}
+
+enum { MANY = 70000 };
+
+/* 70,000 pieces, so that every array over them is large: one layer, and an embedding. */
+static void large_make(void) {
+    struct error err;
+    struct model_config c = small->config;
+    c.n_layers = 1;
+    c.vocab_size = MANY;
+    c.tied = true;
+    struct model *m = model_new(&c, 3, CLASS_EXACT);
+    char *gguf = path_in("large.gguf"), *hf = path_in("large");
+    must(model_write_gguf(m, gguf, TENSOR_F16, &err), &err);
+    must(model_write_hf(m, hf, TENSOR_F16, &err), &err);
+    model_close(m);
+    free(gguf);
+    free(hf);
+}
+
+static void sentencepiece_make(void) {
+    struct buf b = {0};
+    for (int i = 0; i < MANY; i++) {
+        char piece[16];
+        float score = -(float)i;
+        uint8_t len = (uint8_t)snprintf(piece, sizeof piece, i < 3 ? "<%d>" : "漢%d", i);
+        buf_add(&b, (uint8_t[]){0x0A, (uint8_t)(len + 9), 0x0A, len}, 4);
+        buf_add(&b, piece, len);
+        buf_add(&b, "\x15", 1);
+        buf_add(&b, &score, 4);
+        buf_add(&b, (uint8_t[]){0x18, i == 0 ? 2 : i < 3 ? 3 : 1}, 2);
+    }
+    buf_add(&b, "\x12\x02\x18\x02", 4); /* the trainer's model_type: BPE */
+    put_text("tokenizer.model", b.data, b.len);
+    buf_release(&b);
+}
+
+static void json_make(void) {
+    struct buf b = {0};
+    buf_puts(&b, "[\"");
+    for (int i = 0; i < 3 * LARGE; i++) buf_add(&b, "a", 1);
+    buf_puts(&b, "\", \"日本語\"]");
+    put_text("large.json", b.data, b.len);
+    buf_release(&b);
+}
+
+static void adapters_make(void) {
+    struct error err;
+    char *path = path_in("wide-adapter"), *other = path_in("small-adapter");
+    must(shape_find("fry", &wide, &err), &err);
+    wide_model = model_new(&wide, 1, CLASS_EXACT);
+    wide_adapter = fixture_adapter(&wide, 32, "all-linear", 0.1f, 1);
+    must(adapter_save(wide_adapter, path, "base", &err), &err);
+    small_adapter = fixture_adapter(&small->config, 2, "q_proj,v_proj", 0.1f, 1);
+    must(adapter_save(small_adapter, other, "base", &err), &err);
+    free(path);
+    free(other);
+}
+
+static void trainer_make(void) {
+    struct error err;
+    struct train_options o;
+    char *path = path_in("checkpoint.bin");
+    options_default(train_option_rows, &o);
+    trainer = trainer_new_lora(small, &small_adapter, 1, &o, NULL, &err);
+    must(trainer ? OK : err.code, &err);
+    must(trainer_save(trainer, path, NULL, &err), &err);
+    options_release(train_option_rows, &o);
+    free(path);
+}
+
+static void texts_make(void) {
+    static const char data[] =
+        "{\"messages\": [{\"role\": \"user\", \"content\": \"空は?\"}, "
+        "{\"role\": \"assistant\", \"content\": \"青\"}]}\n{\"text\": \"一つの文\"}\n";
+    static const char recipe[] = "personas: [critic=a.jsonl, helper=b.jsonl]\ntasks: [copy]\n"
+                                 "train: {r: 4}\nevolve: {generations: 1}\n";
+    put_text("data.jsonl", data, sizeof data - 1);
+    put_text("recipe.yaml", recipe, sizeof recipe - 1);
+}
+
+static int group_setup(void **state) {
+    struct error err;
+    (void)state;
+    log_quiet = true;
+    /* In memory where there is such a place: thousands of files are flushed. */
+    bool memory = access("/dev/shm", W_OK | X_OK) == 0;
+    snprintf(root, sizeof root, "%s/shoal-test-faults-XXXXXX", memory ? "/dev/shm" : "/tmp");
+    if (!mkdtemp(root)) return -1;
+    sqlite_prepare();
+    small = fixture_model("tiny-llama", true, TENSOR_F32, CLASS_EXACT);
+    bytes = tok_byte_fallback(259);
+    char *gguf = path_in("small.gguf"), *hf = path_in("small");
+    must(model_write_gguf(small, gguf, TENSOR_Q8_0, &err), &err);
+    must(model_write_hf(small, hf, TENSOR_BF16, &err), &err);
+    free(gguf);
+    free(hf);
+    adapters_make();
+    trainer_make();
+    large_make();
+    sentencepiece_make();
+    json_make();
+    texts_make();
+    return 0;
+}
+
+static int entry_remove(const char *path, const struct stat *st, int flag, struct FTW *ftw) {
+    (void)st;
+    (void)flag;
+    (void)ftw;
+    return remove(path);
+}
+
+static int group_teardown(void **state) {
+    (void)state;
+    trainer_free(trainer);
+    adapter_release(small_adapter);
+    adapter_release(wide_adapter);
+    model_close(small);
+    model_close(wide_model);
+    tok_free(bytes);
+    return nftw(root, entry_remove, 16, FTW_DEPTH | FTW_PHYS);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_large_memory), cmocka_unit_test(test_any_memory),
+        cmocka_unit_test(test_reading),      cmocka_unit_test(test_trickle),
+        cmocka_unit_test(test_saving),
+    };
+    return cmocka_run_group_tests(tests, group_setup, group_teardown);
+}

@@ -10,7 +10,6 @@
 
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 struct options {
     char *shape, *quant, *what;
@@ -20,7 +19,7 @@ static const struct option_row rows[] = {
     {"shape", OPT_STRING, offsetof(struct options, shape), "smollm-135m", 0, 0, "NAME",
      "as in 'shoal model new'"},
     {"quant", OPT_STRING, offsetof(struct options, quant), "q8_0", 0, 0, "TYPE",
-     "f32, bf16, q8_0 or q4_0"},
+     "f32, bf16, q8_0, q4_0, nf4, q4_k …: any weight type"},
     {"what", OPT_STRING, offsetof(struct options, what), "peak,prefill,decode", 0, 0, "LIST",
      "peak, prefill, decode"},
     {"reps", OPT_INT, offsetof(struct options, reps), "5", 1, 1000, "N",
@@ -101,11 +100,12 @@ static void bench_peak(struct bench *b, enum tensor_type type) {
     for (int i = 0; i < ROWS * K; i++) x[i] = rng_uniform(&r) - 0.5f;
     for (int i = 0; i < N * K; i++) rows32[i] = rng_uniform(&r) - 0.5f;
     void *file = arena_alloc(&arena, tensor_row_bytes(type, K) * N);
-    tensor_from_f32(type, rows32, file, (int64_t)N * K);
+    for (int i = 0; i < N; i++)
+        tensor_from_f32(type, rows32 + i * K,
+                        (uint8_t *)file + tensor_row_bytes(type, K) * (size_t)i, K);
     CHECK(matrix_init(&w, type, N, K, file, NULL, b->m->cls, &arena, &err) == OK);
     void *scratch = arena_alloc(&arena, inputs_scratch(ROWS, K));
-    inputs_prepare(&in, x, K, ROWS, K, w.packed && type != TENSOR_BF16,
-                   w.packed && type == TENSOR_BF16, scratch, b->pool);
+    inputs_prepare(&in, x, K, ROWS, K, matrix_int8(&w), matrix_bf16(&w), scratch, b->pool);
     for (int i = 0; i < 20; i++) matrix_mul(y, N, &in, &w, false, b->pool);
     for (int64_t i = 0; i < b->o->reps; i++) {
         double start = clock_now();
@@ -175,24 +175,17 @@ static void bench_decode(struct bench *b, int batch, int adapters) {
     print(b, "decode", batch, DECODE_FROM, adapters, tps, (token_ops(&b->m->config) + head) * tps);
 }
 
-/* The shape's random model in the wanted weight type, through a temporary GGUF, so that it is what
- * a file would be. */
+/* The shape's random model in the wanted weight type. */
 static struct model *bench_model(const struct common *c, const struct options *o,
                                  enum tensor_type *type, struct error *err) {
     struct model_config config;
     if (shape_find(o->shape, &config, err) != OK) return NULL;
     if (tensor_type_parse(o->quant, type) != OK) {
-        error_set(err, ERR_USAGE, "no weight type '%s'", o->quant);
+        error_set(err, ERR_USAGE, "no weight type '%s'; there are %s", o->quant,
+                  tensor_type_list());
         return NULL;
     }
-    const char *tmp = getenv("TMPDIR");
-    char *path = xasprintf("%s/shoal-bench-%d.gguf", tmp ? tmp : "/tmp", (int)getpid());
-    struct model *random = model_new(&config, 1, CLASS_EXACT), *m = NULL;
-    if (model_write_gguf(random, path, *type, err) == OK) m = model_open(path, cli_class(c), err);
-    model_close(random);
-    unlink(path);
-    free(path);
-    return m;
+    return model_new_typed(&config, 1, *type, cli_class(c));
 }
 
 static void bench_all(struct bench *b, enum tensor_type type) {

@@ -125,7 +125,8 @@ INLINE __m512i codes_load(const struct matrix *w) {
     return _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)(const void *)codes));
 }
 
-/* Blocks of one nibble panel as int8 tiles: quads 0 … 3 are the low nibbles, 4 … 7 the high ones. */
+/* Blocks of one nibble panel as int8 tiles: quads 0 … 3 are the low nibbles, 4 … 7 the high ones.
+ */
 static void nibbles_unpack(int8_t *out, const uint8_t *w, int64_t blocks, __m512i codes) {
     const __m512i nibble = _mm512_set1_epi8(15);
     for (int64_t b = 0; b < blocks; b++) {
@@ -177,8 +178,7 @@ INLINE void block_fold(__m512 *acc, const int32_t (*dots)[PANEL], const struct i
     } while (0)
 
 /* Continues `part` (rows × 16 sums); `rows` and `l` are constants where this is inlined. */
-INLINE void blocks_run(float (*part)[PANEL], const struct int8_blocks *s, int rows,
-                       enum layout l) {
+INLINE void blocks_run(float (*part)[PANEL], const struct int8_blocks *s, int rows, enum layout l) {
     const int group = layout_group(l), bytes = group * PANEL;
     int32_t even[16][PANEL] __attribute__((aligned(64))),
         odd[16][PANEL] __attribute__((aligned(64)));

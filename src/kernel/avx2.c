@@ -245,14 +245,13 @@ INLINE void block_dots_q8(__m256i *s, const uint8_t *block, const int8_t *x, int
     const __m256i *w = (const __m256i *)block;
     UNROLL for (int o = 0; o < 2 * R; o++) s[o] = _mm256_setzero_si256();
     for (int p = 0; p < quads; p++)
-        quad_dots(s, _mm256_loadu_si256(w + 2 * p), _mm256_loadu_si256(w + 2 * p + 1), x + 4 * p,
-                  k, R);
+        quad_dots(s, _mm256_loadu_si256(w + 2 * p), _mm256_loadu_si256(w + 2 * p + 1), x + 4 * p, k,
+                  R);
 }
 
 INLINE void block_dots_nf4(__m256i *s, const uint8_t *block, const int8_t *x, int64_t k, int R) {
     const __m256i low = _mm256_set1_epi8(15);
-    const __m256i codes =
-        _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)nf4_codes));
+    const __m256i codes = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)nf4_codes));
     const __m256i *w = (const __m256i *)block;
     UNROLL for (int o = 0; o < 2 * R; o++) s[o] = _mm256_setzero_si256();
     for (int p = 0; p < 4; p++) {
@@ -266,8 +265,8 @@ INLINE void block_dots_nf4(__m256i *s, const uint8_t *block, const int8_t *x, in
     }
 }
 
-/* The same for nibbles 0..15, less zero * Σx. A 16-bit lane gathers 8 quads of at most 2 * 15 * 127:
- * below 32768. */
+/* The same for nibbles 0..15, less zero * Σx. A 16-bit lane gathers 8 quads of at most 2 * 15 *
+ * 127: below 32768. */
 INLINE void block_dots_q4(__m256i *s, const struct panel_job *j, int64_t b, int R) {
     const __m256i low = _mm256_set1_epi8(15), ones = _mm256_set1_epi16(1);
     const __m256i *w = (const __m256i *)(j->w + b * PANEL * QK / 2);
@@ -341,8 +340,8 @@ INLINE void panel_put(float *y, const float *acc, const struct matrix *w, int64_
         int64_t at = n + 8 * half, left = n1 - at;
         __m256 v = _mm256_loadu_ps(acc + 8 * half);
         if (l == LAYOUT_NF4)
-            v = _mm256_mul_ps(v, _mm256_div_ps(_mm256_loadu_ps(w->row_scales + at),
-                                               _mm256_set1_ps(NF4_UNIT)));
+            v = _mm256_mul_ps(
+                v, _mm256_div_ps(_mm256_loadu_ps(w->row_scales + at), _mm256_set1_ps(NF4_UNIT)));
         store_some(y + at, add ? _mm256_add_ps(load_some(y + at, left), v) : v, left);
     }
 }
@@ -353,8 +352,8 @@ INLINE void rows_packed(float *y, int64_t ldy, const struct inputs *in, const st
                         int64_t m, int64_t p0, int64_t p1, int64_t n1, bool add, int R,
                         enum layout l) {
     int32_t sums[4 * SUM_BLOCKS];
-    const int64_t group = layout_group(l), bytes = layout_bytes(l),
-                  stride = layout_scales(l, w->k), blocks = w->k / group;
+    const int64_t group = layout_group(l), bytes = layout_bytes(l), stride = layout_scales(l, w->k),
+                  blocks = w->k / group;
     int64_t summed = -1;
     for (int64_t p = p0; p < p1; p++) {
         float acc[4 * PANEL] = {0};

@@ -192,8 +192,7 @@ static void block_pack(struct matrix *m, int64_t at, int lane, const int8_t *q) 
     uint8_t *data = (uint8_t *)(uintptr_t)m->data, bytes[QK];
     if (m->layout == LAYOUT_Q4) {
         for (int i = 0; i < QK / 2; i++)
-            bytes[i] =
-                (uint8_t)((q[i] + m->zero) | (uint8_t)(q[i + QK / 2] + m->zero) << 4);
+            bytes[i] = (uint8_t)((q[i] + m->zero) | (uint8_t)(q[i + QK / 2] + m->zero) << 4);
         quads_put(data + at * PANEL * (QK / 2), lane, bytes, QK / 8);
     } else {
         quads_put(data + at * PANEL * QK, lane, (const uint8_t *)q, QK / 4);
@@ -324,8 +323,7 @@ static void matrix_room(struct matrix *m, struct arena *arena) {
     m->data = arena_alloc(arena, data_bytes(m));
     if (m->layout == LAYOUT_NF4) {
         m->scale_bytes = arena_alloc(arena, n);
-        m->row_scales =
-            arena_alloc(arena, sizeof(float) * (size_t)(panel_count(m->n) * PANEL));
+        m->row_scales = arena_alloc(arena, sizeof(float) * (size_t)(panel_count(m->n) * PANEL));
     } else if (n) {
         m->scales = arena_alloc(arena, n * sizeof(float));
     }

@@ -66,7 +66,8 @@ static void gemm_bf16(float *y, int64_t ldy, const float *x, int64_t ldx, int64_
             output_put(&y[m * ldy + n], dot_bf16(x + m * ldx, w + n * ldw, k), add);
 }
 
-/* Integer dot of `weights` int8 weights: w is the block's panel bytes, n the output inside the panel.
+/* Integer dot of `weights` int8 weights: w is the block's panel bytes, n the output inside the
+ * panel.
  */
 static int32_t block_q8(const int8_t *x, const int8_t *w, int weights, int n) {
     int32_t s = 0;
@@ -94,8 +95,7 @@ static void codes_fill(const struct matrix *w, int8_t codes[16]) {
 
 static float block_scale(const struct matrix *w, int64_t b, int64_t n) {
     int64_t at = n / PANEL * layout_scales(w->layout, w->k) + n % PANEL;
-    if (w->layout == LAYOUT_NF4)
-        return (float)w->scale_bytes[at + b * QK / NF4_BLOCK * PANEL];
+    if (w->layout == LAYOUT_NF4) return (float)w->scale_bytes[at + b * QK / NF4_BLOCK * PANEL];
     return w->scales[at + b * PANEL];
 }
 

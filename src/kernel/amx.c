@@ -149,7 +149,7 @@ struct int8_blocks {
     int64_t k, ndx, count;
 };
 
-INLINE __m512 scales_load(const struct int8_blocks *s, int64_t b, enum layout l) {
+INLINE __m512 tile_scales(const struct int8_blocks *s, int64_t b, enum layout l) {
     if (l != LAYOUT_NF4) return _mm512_loadu_ps(s->dw + b * PANEL);
     const void *bytes = s->dw8 + b * QK / NF4_BLOCK * PANEL;
     return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)bytes)));
@@ -158,7 +158,7 @@ INLINE __m512 scales_load(const struct int8_blocks *s, int64_t b, enum layout l)
 /* acc[r] = fma(dot of row r, dw * dx of row r, acc[r]) for block b. */
 INLINE void block_fold(__m512 *acc, const int32_t (*dots)[PANEL], const struct int8_blocks *s,
                        int64_t b, int rows, enum layout l) {
-    const __m512 scale = scales_load(s, b, l);
+    const __m512 scale = tile_scales(s, b, l);
     const float *dx = s->dx + b * layout_group(l) / QK;
 #pragma GCC unroll 16
     for (int r = 0; r < rows; r++) {

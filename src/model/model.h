@@ -87,6 +87,7 @@ struct quant {
 };
 int quant_parse(const char *name, struct quant *out, struct error *err);
 struct quant quant_pure(enum tensor_type type);
+int64_t quant_bytes(const struct quant *q, const struct model_config *c); /* of all weights */
 /* model_write_gguf for any of these, rows encoded over `pool`; `p` (may be NULL) counts weights. A
  * weight that is no number, or too large for an f16 scale, is ERR_NUMERIC. */
 int model_quantize_gguf(const struct model *m, const char *path, const struct quant *q,

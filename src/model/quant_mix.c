@@ -79,3 +79,13 @@ enum tensor_type quant_weight_type(const struct quant *q, const struct model_con
     if (w->norm) return TENSOR_F32;
     return tensor_type_fit(q->mix == QUANT_PURE ? q->type : mix_type(q, c, w), w->k);
 }
+
+int64_t quant_bytes(const struct quant *q, const struct model_config *c) {
+    int64_t total = 0;
+    for (int32_t i = 0; i < weight_count(c); i++) {
+        struct weight w;
+        weight_at(c, i, NAMING_GGUF, &w);
+        total += w.n * (int64_t)tensor_row_bytes(quant_weight_type(q, c, &w), w.k);
+    }
+    return total;
+}

@@ -538,29 +538,54 @@ static void nf4_decode(const uint8_t *src, float *dst, int64_t k) {
     }
 }
 
-/* The nearest code to v in units of 1/127; the lower of two that are equally near. NaN becomes the
- * lowest. */
-static int nf4_nearest(float v) {
-    int n = 0;
-    while (n < 15 && v > 0.5f * (float)(nf4_codes[n] + nf4_codes[n + 1])) n++;
-    return n;
+/* Codes of n weights, the nearest in units of `unit` (of two that are equally near the lower), and
+ * what they miss, squared. A code is the number of midpoints below it, counted for all weights at
+ * once. */
+static float nf4_round(const float *x, int n, float unit, uint8_t *codes) {
+    float inverse = inverse_of(unit), v[NF4_BLOCK], error = 0;
+    int32_t count[NF4_BLOCK] = {0};
+    for (int i = 0; i < n; i++) v[i] = x[i] * inverse;
+    for (int c = 0; c < 15; c++) {
+        float middle = 0.5f * (float)(nf4_codes[c] + nf4_codes[c + 1]);
+        for (int i = 0; i < n; i++) count[i] += v[i] > middle;
+    }
+    for (int i = 0; i < n; i++) {
+        float diff = (float)nf4_codes[count[i]] * unit - x[i];
+        error += diff * diff;
+        codes[i] = (uint8_t)count[i];
+    }
+    return error;
+}
+
+/* The byte that loses least: from the one that reaches the largest weight down to three quarters of
+ * it, where that weight is cut for the sake of the others. */
+static uint8_t nf4_fit(const float *x, int n, float unit, uint8_t *codes) {
+    int top = value_clip(amax_of(x, n) * inverse_of(unit) / 127.0f + 0.5f, 0, 255), best = top;
+    float least = nf4_round(x, n, (float)top * unit, codes);
+    for (int step = 1; step <= 8; step++) {
+        uint8_t tried[NF4_BLOCK];
+        int u = top - (top * step + 16) / 32;
+        float error = nf4_round(x, n, (float)u * unit, tried);
+        if (error >= least) continue;
+        least = error;
+        best = u;
+        memcpy(codes, tried, (size_t)n);
+    }
+    return (uint8_t)best;
 }
 
 static void nf4_encode(const float *x, uint8_t *dst, int64_t k) {
-    uint8_t *bytes = dst + sizeof(float), *nibbles = bytes + nf4_blocks(k);
+    uint8_t *bytes = dst + sizeof(float), *nibbles = bytes + nf4_blocks(k), codes[NF4_BLOCK];
     float scale = 0;
     for (int64_t i = 0; i < k; i++) scale = fabsf(x[i]) > scale ? fabsf(x[i]) : scale;
     memcpy(dst, &scale, sizeof scale);
-    memset(nibbles, 0, (size_t)k / 2);
-    for (int64_t i = 0; i < k; i++) {
-        if (i % NF4_BLOCK == 0) {
-            float amax = amax_of(x + i, (int)MIN(NF4_BLOCK, k - i));
-            bytes[i / NF4_BLOCK] =
-                (uint8_t)value_clip(amax * inverse_of(scale) * 255.0f + 0.5f, 0, 255);
+    for (int64_t i = 0; i < k; i += NF4_BLOCK) {
+        int n = (int)MIN(NF4_BLOCK, k - i);
+        bytes[i / NF4_BLOCK] = nf4_fit(x + i, n, scale / NF4_UNIT, codes);
+        for (int j = 0; j < n; j++) {
+            uint8_t *to = &nibbles[(i + j) / QK * (QK / 2) + j % (QK / 2)];
+            *to = (uint8_t)(j % QK < QK / 2 ? codes[j] : *to | codes[j] << 4);
         }
-        float unit = (float)bytes[i / NF4_BLOCK] * (scale / NF4_UNIT);
-        int code = nf4_nearest(x[i] * inverse_of(unit));
-        nibbles[i / QK * (QK / 2) + i % (QK / 2)] |= (uint8_t)(i % QK < QK / 2 ? code : code << 4);
     }
 }
 

@@ -127,20 +127,39 @@ static int8_t quant(struct rng *r) {
                                 : (int8_t)((int)rng_below(r, 255) - 127);
 }
 
-/* Random blocks, all 256 byte values included. */
+static void half_put(uint8_t *to, struct rng *r) {
+    const uint16_t d = f32_to_f16(rng_normal(r));
+    memcpy(to, &d, sizeof d);
+}
+
+/* Random bytes, all 256 values included, with scales and minima that are numbers. */
+static void rows_make(uint8_t *file, struct rng *r, enum tensor_type type, int64_t n, int64_t k) {
+    const size_t row = tensor_row_bytes(type, k),
+                 block = tensor_row_bytes(type, tensor_type_block(type));
+    for (size_t i = 0; i < row * (size_t)n; i++)
+        file[i] = rng_below(r, 9) ? (uint8_t)rng_below(r, 256) : 0x80;
+    for (size_t i = 0; type == TENSOR_NF4 && i < (size_t)n; i++) {
+        const float scale = rng_normal(r);
+        memcpy(file + i * row, &scale, sizeof scale);
+    }
+    for (size_t i = 0; type != TENSOR_NF4 && i < row * (size_t)n; i += block) {
+        half_put(file + i + (type == TENSOR_Q6_K ? 208 : 0), r);
+        if (type == TENSOR_Q4_1) half_put(file + i + 2, r);
+    }
+}
+
+/* How many f32 scales: of groups, or of nf4's rows. */
+static int64_t scale_count(const struct matrix *w) {
+    const int64_t rows = (w->n + 15) / 16 * 16;
+    return w->layout == LAYOUT_NF4 ? rows : rows * (w->k / layout_group(w->layout));
+}
+
 static void packed_make(struct packed_case *c, struct rng *r, enum tensor_type type, int64_t n,
                         int64_t k, int64_t rows, enum flavour flavour) {
     struct error err;
-    const size_t block =
-        type == TENSOR_Q4_0 ? sizeof(struct block_q4_0) : sizeof(struct block_q8_0);
-    const size_t bytes = tensor_row_bytes(type, k) * (size_t)n;
-    *c = (struct packed_case){.n = n, .k = k, .rows = rows, .file = xmalloc(bytes)};
-    for (size_t i = 0; i < bytes; i++)
-        c->file[i] = rng_below(r, 9) ? (uint8_t)rng_below(r, 256) : 0x80;
-    for (size_t i = 0; i < bytes; i += block) {
-        const uint16_t d = f32_to_f16(rng_normal(r));
-        memcpy(c->file + i, &d, sizeof d);
-    }
+    *c = (struct packed_case){.n = n, .k = k, .rows = rows};
+    c->file = xmalloc(tensor_row_bytes(type, k) * (size_t)n);
+    rows_make(c->file, r, type, n, k);
     assert_int_equal(matrix_init(&c->w, type, n, k, c->file, NULL, CLASS_FAST, &c->arena, &err),
                      OK);
     c->in = (struct inputs){.rows = rows, .k = k, .ldx = k};
@@ -148,8 +167,8 @@ static void packed_make(struct packed_case *c, struct rng *r, enum tensor_type t
     for (int64_t i = 0; i < rows * k; i++) c->in.q[i] = quant(r);
     c->in.d = numbers(r, rows * (k / 32), flavour);
     // No file may bring a scale like these, but the bits must agree on them too.
-    float *scales = (float *)c->w.scales;
-    for (int64_t i = 0; i < (n + 15) / 16 * 16 * (k / 32); i++) {
+    float *scales = (float *)(c->w.scales ? c->w.scales : c->w.row_scales);
+    for (int64_t i = 0; i < scale_count(&c->w); i++) {
         if (flavour != PLAIN) scales[i] = number(r, flavour);
     }
 }
@@ -159,18 +178,19 @@ static void packed_release(struct packed_case *c) {
     free(c->file), free(c->in.q), free(c->in.d), free(c->in.bf16);
 }
 
-static void packed_compare(struct rng *r, const struct packed_case *c, bool q4, int64_t n0,
-                           int64_t n1, bool add) {
+static void packed_compare(struct rng *r, const struct packed_case *c, int64_t n0, int64_t n1,
+                           bool add) {
     const int64_t ldy = c->n + 1, size = (c->rows - 1) * ldy + c->n;
+    const bool nibbles = c->w.layout >= LAYOUT_Q4;
     float *got, *want, *before;
     outputs_make(r, &got, &want, size, add);
     before = copy_of(got, size);
-    (q4 ? scalar->gemm_q4 : scalar->gemm_q8)(want, ldy, &c->in, &c->w, n0, n1, add);
-    (q4 ? wide.gemm_q4 : wide.gemm_q8)(got, ldy, &c->in, &c->w, n0, n1, add);
-    assert_same(got, want, size, q4 ? "gemm_q4, avx512" : "gemm_q8, avx512");
+    (nibbles ? scalar->gemm_q4 : scalar->gemm_q8)(want, ldy, &c->in, &c->w, n0, n1, add);
+    (nibbles ? wide.gemm_q4 : wide.gemm_q8)(got, ldy, &c->in, &c->w, n0, n1, add);
+    assert_same(got, want, size, tensor_type_name(c->w.type));
     memcpy(got, before, (size_t)size * sizeof *got);
-    (q4 ? tiles.gemm_q4 : tiles.gemm_q8)(got, ldy, &c->in, &c->w, n0, n1, add);
-    assert_same(got, want, size, q4 ? "gemm_q4, amx" : "gemm_q8, amx");
+    (nibbles ? tiles.gemm_q4 : tiles.gemm_q8)(got, ldy, &c->in, &c->w, n0, n1, add);
+    assert_same(got, want, size, tensor_type_name(c->w.type));
     free(got), free(want), free(before);
 }
 
@@ -185,13 +205,16 @@ static void test_packed(void **state) {
         {70, 64, 32, 0, 32},  {17, 32, 272, 32, 272}, {6, 2080, 16, 0, 16}, {37, 1056, 16, 0, 16},
         {3, 8256, 24, 0, 24}, {34, 8256, 40, 0, 40},  {131, 32, 16, 0, 16}, {1, 64, 1, 0, 1},
     };
+    static const enum tensor_type types[] = {TENSOR_Q8_0, TENSOR_Q4_0, TENSOR_Q4_1, TENSOR_Q6_K,
+                                             TENSOR_NF4};
     struct rng r = rng_make(2, RNG_TEST, 0, 0);
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
-        for (int q4 = 0; q4 < 2; q4++) {
+        for (size_t t = 0; t < ARRAY_LEN(types); t++) {
             struct packed_case c;
-            packed_make(&c, &r, q4 ? TENSOR_Q4_0 : TENSOR_Q8_0, cases[i].n, cases[i].k,
-                        cases[i].rows, (enum flavour)(i % FLAVOURS));
-            packed_compare(&r, &c, q4, cases[i].n0, cases[i].n1, (i + (size_t)q4) % 2);
+            const int64_t block = tensor_type_block(types[t]);
+            packed_make(&c, &r, types[t], cases[i].n, (cases[i].k + block - 1) / block * block,
+                        cases[i].rows, (enum flavour)((i + t) % FLAVOURS));
+            packed_compare(&r, &c, cases[i].n0, cases[i].n1, (i + t) % 2);
             packed_release(&c);
         }
     }

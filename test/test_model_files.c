@@ -870,8 +870,8 @@ static void test_gguf_lies_tensors(void **state) {
     }
     put_head(&b, 3, 1, 0), put_tensor(&b, "t", 16, 4, 8, 0),
         refuse_gguf(&b, 64, "not a multiple of 32");
-    put_head(&b, 3, 2, 0), put_tensor(&b, "t", 256, 1, 12, 0), put_tensor(&b, "u", 32, 1, 99, 160);
-    refuse_gguf(&b, 64, "2 offending tensors|'t' is q4_k|'u' is type 99|f32, f16, bf16");
+    put_head(&b, 3, 2, 0), put_tensor(&b, "t", 256, 1, 10, 0), put_tensor(&b, "u", 32, 1, 99, 160);
+    refuse_gguf(&b, 64, "2 offending tensors|'t' is q2_k|'u' is type 99|f32, f16, bf16");
     put_head(&b, 3, 1, 0), put_str(&b, "t"), put_u32(&b, 0),
         refuse_gguf(&b, 100, "'t' has 0 dimensions");
     put_head(&b, 3, 1, 0), put_str(&b, "t"), put_u32(&b, 5),

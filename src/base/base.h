@@ -102,6 +102,9 @@ struct mapping {
 };
 int map_open(struct mapping *m, const char *path, struct error *err);
 void map_close(struct mapping *m);
+/* Lets the pages inside these bytes of a mapping leave memory; they are read from the file again
+ * when touched. */
+void map_drop(const void *p, size_t size);
 
 /* Whole file into `out` (appended). Refuses files above `limit` bytes. */
 int file_read(const char *path, size_t limit, struct buf *out, struct error *err);

@@ -61,6 +61,14 @@ void map_close(struct mapping *m) {
     *m = (struct mapping){0};
 }
 
+void map_drop(const void *p, size_t size) {
+    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), begin = (uintptr_t)p + page - 1,
+              end = (uintptr_t)p + size;
+    begin -= begin % page;
+    end -= end % page;
+    if (begin < end) madvise((void *)begin, end - begin, MADV_DONTNEED); // advice: may fail
+}
+
 /* Calls add(ctx, bytes, n) for the whole file, which may be a pipe; a negative return of add stops
  * it. */
 static int file_stream(const char *path, int (*add)(void *ctx, const void *p, size_t n), void *ctx,

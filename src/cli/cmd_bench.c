@@ -1,42 +1,62 @@
 /*
- * shoal bench: tokens a second on a known shape with random weights, medians of several
- * repetitions, one JSON object a line. `peak` lines come first: the best this class of product
- * reaches here on operands that stay in the caches, in the same run; `peak_share` of the other
- * lines is relative to it.
+ * shoal bench: tokens a second on a known shape with random weights, or on a model.
+ *
+ * Everything that is compared runs in turn, repetition by repetition, so that a busy machine slows
+ * all of it alike: read the ratios. What is printed are medians; `ratio` is the median of the
+ * repetitions' own ratios to the group's first line. `peak` is the best this class of product
+ * reaches here on operands that stay in the caches, `bandwidth` how fast this machine reads a
+ * buffer as large as the weights, both in the same run.
  */
 #define _GNU_SOURCE
 #include "adapter/adapter.h"
 #include "cli/cli.h"
+#include "engine/engine.h"
 
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 struct options {
-    char *shape, *quant, *what, *lora, *kv;
-    int64_t reps, tokens, rank;
+    char *model, *shape, *quant, *what, *lora, *kv, *history, *targets;
+    int64_t reps, tokens, rank, members;
 };
 static const struct option_row rows[] = {
+    {"model", OPT_STRING, offsetof(struct options, model), "", 0, 0, "PATH",
+     "a model instead of a shape"},
     {"shape", OPT_STRING, offsetof(struct options, shape), "smollm-135m", 0, 0, "NAME",
      "as in 'shoal model new'"},
     {"quant", OPT_STRING, offsetof(struct options, quant), "q8_0", 0, 0, "TYPE",
-     "f32, bf16, q8_0 or q4_0"},
-    {"adapters", OPT_STRING, offsetof(struct options, lora), "f32", 0, 0, "ELEM",
-     "adapters are held as: f32, bf16, f16 or i8"},
+     "weight type of the shape: bf16, q8_0, q4_0, nf4 …"},
+    {"lora", OPT_STRING, offsetof(struct options, lora), "i8", 0, 0, "ELEM",
+     "adapters are held as f32, bf16, f16 or i8"},
     {"kv", OPT_STRING, offsetof(struct options, kv), "f32", 0, 0, "ELEM",
-     "the KV cache is held as: f32, bf16, f16 or i8"},
-    {"what", OPT_STRING, offsetof(struct options, what), "peak,prefill,decode", 0, 0, "LIST",
-     "peak, prefill, decode"},
+     "the KV cache is held as f32, bf16, f16 or i8"},
+    {"what", OPT_STRING, offsetof(struct options, what), "peak,bandwidth,prefill,decode,serve", 0,
+     0, "LIST", "peak, bandwidth, prefill, decode, serve, noise, memory"},
     {"reps", OPT_INT, offsetof(struct options, reps), "5", 1, 1000, "N",
      "repetitions; medians are printed"},
     {"tokens", OPT_INT, offsetof(struct options, tokens), "512", 1, 8192, "N",
      "prompt length of prefill"},
-    {"rank", OPT_INT, offsetof(struct options, rank), "8", 1, 256, "R",
-     "of the adapters, on all seven projections"},
+    {"rank", OPT_INT, offsetof(struct options, rank), "8", 1, 256, "R", "of the adapters"},
+    {"targets", OPT_STRING, offsetof(struct options, targets), "all-linear", 0, 0, "LIST",
+     "what the adapters change"},
+    {"members", OPT_INT, offsetof(struct options, members), "64", 1, 65536, "N",
+     "perturbations of noise"},
+    {"history", OPT_STRING, offsetof(struct options, history), "", 0, 0, "FILE",
+     "append the results to this CSV file"},
     {0},
 };
 
-enum { MAX_BATCH = 20, DECODE_FROM = 64, DECODE_STEPS = 16 };
+enum {
+    MAX_BATCH = 20,
+    DECODE_FROM = 64,
+    DECODE_STEPS = 16,
+    SERVE_TOKENS = 64, /* in and out */
+    NOISE_TOKENS = 64,
+    NOISE_SEQS = 8, /* members in one step */
+    MAX_REPS = 1000,
+};
 
 struct bench {
     const struct common *c;
@@ -44,10 +64,20 @@ struct bench {
     struct pool *pool;
     struct model *m;
     struct forward *f;
+    enum elem lora, kv;
     struct adapter *adapters[MAX_BATCH];
-    struct lora_part parts[MAX_BATCH];
+    struct lora_part parts[MAX_BATCH], noise[NOISE_SEQS];
     float *logits;
-    double peak; /* operations a second */
+    FILE *history;
+    double peak, bandwidth; /* operations and bytes a second */
+};
+
+/* One line of a group: how long it takes, and what for. */
+struct variant {
+    const char *what;
+    int batch, tokens, adapters;
+    double units; /* tokens that count */
+    double (*seconds)(struct bench *b, const struct variant *v);
 };
 
 static int by_value(const void *a, const void *b) {
@@ -75,20 +105,70 @@ static double token_ops(const struct model_config *c) {
     return 2 * (n * c->n_layers);
 }
 
-static void print(const struct bench *b, const char *what, int batch, int tokens, int adapters,
-                  double tps, double ops) {
-    double share = b->peak > 0 ? ops / b->peak : 0;
-    if (b->c->json)
+/* Bytes of weights that one token's pass reads. */
+static double weight_bytes(const struct model *m) {
+    double n = (double)matrix_bytes(&m->head);
+    for (int32_t l = 0; l < m->config.n_layers; l++)
+        for (int p = 0; p < N_PROJ; p++) n += (double)matrix_bytes(&m->layers[l].proj[p]);
+    return n;
+}
+
+static const char *shape_name(const struct bench *b) {
+    return *b->o->model ? b->m->name : b->o->shape;
+}
+
+static void history_put(const struct bench *b, const struct variant *v, double tps, double ratio) {
+    char day[32];
+    time_t now = time(NULL);
+    strftime(day, sizeof day, "%Y-%m-%dT%H:%M:%SZ", gmtime(&now));
+    fprintf(b->history, "%s,%s,%s,%s,%d,%s,%s,%s,%s,%d,%d,%d,%.1f,%.3f\n", day, SHOAL_VERSION,
+            kernels_get()->name, b->m->cls == CLASS_EXACT ? "exact" : "fast", pool_size(b->pool),
+            shape_name(b), tensor_type_name(b->m->type), b->o->lora, v->what, v->batch, v->tokens,
+            v->adapters, tps, ratio);
+}
+
+static void print(const struct bench *b, const struct variant *v, double tps, double ratio,
+                  double ops, double bytes) {
+    double peak = b->peak > 0 ? ops / b->peak : 0,
+           band = b->bandwidth > 0 ? bytes / b->bandwidth : 0;
+    if (b->history) history_put(b, v, tps, ratio);
+    if (b->c->json) {
         cli_print(json_pack(
-            "{s:s,s:s,s:s,s:s,s:i,s:i,s:i,s:i,s:i,s:f,s:s,s:f,s:f}", "what", what, "shape",
-            b->o->shape, "quant", b->o->quant, "level", kernels_get()->name, "threads",
-            pool_size(b->pool), "batch", batch, "tokens", tokens, "adapters", adapters, "rank",
-            adapters ? (int)b->o->rank : 0, "tps", tps, "class",
-            b->m->cls == CLASS_EXACT ? "exact" : "fast", "peak_share", share, "gops", 1e-9 * ops));
-    else
-        printf("%-8s batch %3d  tokens %4d  adapters %2d  %9.1f tokens/s  %7.1f Gop/s  %5.1f %% of "
-               "peak\n",
-               what, batch, tokens, adapters, tps, 1e-9 * ops, 100 * share);
+            "{s:s,s:s,s:s,s:s,s:s,s:s,s:s,s:i,s:i,s:i,s:i,s:i,s:f,s:f,s:f,s:f,s:f}", "what",
+            v->what, "shape", shape_name(b), "quant", tensor_type_name(b->m->type), "lora",
+            b->o->lora, "kv", b->o->kv, "level", kernels_get()->name, "class",
+            b->m->cls == CLASS_EXACT ? "exact" : "fast", "threads", pool_size(b->pool), "batch",
+            v->batch, "tokens", v->tokens, "adapters", v->adapters, "rank",
+            v->adapters ? (int)b->o->rank : 0, "tps", tps, "ratio", ratio, "gops", 1e-9 * ops,
+            "peak_share", peak, "bandwidth_share", band));
+        return;
+    }
+    printf("%-9s batch %3d  tokens %4d  adapters %4d  %9.1f tokens/s  x %.3f  %7.1f Gop/s", v->what,
+           v->batch, v->tokens, v->adapters, tps, ratio, 1e-9 * ops);
+    if (peak > 0) printf("  %5.1f %% of peak", 100 * peak);
+    if (band > 0 && v->batch == 1) printf("  %5.1f %% of bandwidth", 100 * band);
+    printf("\n");
+    fflush(stdout);
+}
+
+/* All variants in turn, o->reps times, after one round to warm up. `passes`: times the weights are
+ * read for the units of a variant, per unit. */
+static void group_run(struct bench *b, const struct variant *v, int n, double ops_a_unit) {
+    double *t = xcalloc((size_t)n * MAX_REPS, sizeof *t), ratio[MAX_REPS], seconds[MAX_REPS];
+    int64_t reps = b->o->reps;
+    for (int i = 0; i < n; i++) v[i].seconds(b, &v[i]);
+    for (int64_t r = 0; r < reps; r++)
+        for (int i = 0; i < n; i++) t[i * MAX_REPS + r] = v[i].seconds(b, &v[i]);
+    for (int i = 0; i < n; i++) {
+        for (int64_t r = 0; r < reps; r++) {
+            seconds[r] = t[i * MAX_REPS + r];
+            ratio[r] = t[r] / v[0].units / (seconds[r] / v[i].units);
+        }
+        double tps = v[i].units / median(seconds, reps);
+        print(b, &v[i], tps, median(ratio, reps), ops_a_unit * tps,
+              tps / v[i].batch * weight_bytes(b->m));
+    }
+    free(t);
 }
 
 /* 256 rows against 512 × 512 weights: everything stays in the second-level cache. */
@@ -98,7 +178,7 @@ static void bench_peak(struct bench *b, enum tensor_type type) {
     struct error err;
     struct matrix w;
     struct inputs in;
-    double t[1000];
+    double t[MAX_REPS];
     float *x = arena_alloc(&arena, sizeof *x * ROWS * K),
           *y = arena_alloc(&arena, sizeof *y * ROWS * N);
     float *rows32 = arena_alloc(&arena, sizeof *rows32 * N * K);
@@ -106,11 +186,12 @@ static void bench_peak(struct bench *b, enum tensor_type type) {
     for (int i = 0; i < ROWS * K; i++) x[i] = rng_uniform(&r) - 0.5f;
     for (int i = 0; i < N * K; i++) rows32[i] = rng_uniform(&r) - 0.5f;
     void *file = arena_alloc(&arena, tensor_row_bytes(type, K) * N);
-    tensor_from_f32(type, rows32, file, (int64_t)N * K);
+    for (int i = 0; i < N; i++)
+        tensor_from_f32(type, rows32 + i * K,
+                        (uint8_t *)file + tensor_row_bytes(type, K) * (size_t)i, K);
     CHECK(matrix_init(&w, type, N, K, file, NULL, b->m->cls, &arena, &err) == OK);
     void *scratch = arena_alloc(&arena, inputs_scratch(ROWS, K));
-    inputs_prepare(&in, x, K, ROWS, K, w.packed && type != TENSOR_BF16,
-                   w.packed && type == TENSOR_BF16, scratch, b->pool);
+    inputs_prepare(&in, x, K, ROWS, K, matrix_int8(&w), matrix_bf16(&w), scratch, b->pool);
     for (int i = 0; i < 20; i++) matrix_mul(y, N, &in, &w, false, b->pool);
     for (int64_t i = 0; i < b->o->reps; i++) {
         double start = clock_now();
@@ -118,8 +199,42 @@ static void bench_peak(struct bench *b, enum tensor_type type) {
         t[i] = (clock_now() - start) / 20;
     }
     b->peak = 2.0 * ROWS * K * N / median(t, b->o->reps);
-    if (wanted(b->o, "peak")) print(b, "peak", ROWS, 0, 0, 0, b->peak);
+    struct variant v = {.what = "peak", .batch = ROWS};
+    if (wanted(b->o, "peak")) print(b, &v, 0, 1, b->peak, 0);
     arena_release(&arena);
+}
+
+struct read_job {
+    const float *data;
+    int64_t n;
+    float sum[64];
+};
+
+static void read_part(void *ctx, int64_t begin, int64_t end, int thread) {
+    struct read_job *j = ctx;
+    for (int64_t i = begin; i < end; i++)
+        j->sum[thread % 64] += kernels_get()->sum(j->data + i * 4096, MIN(4096, j->n - i * 4096));
+}
+
+static void bench_bandwidth(struct bench *b) {
+    struct read_job j = {.n = (int64_t)(weight_bytes(b->m) / sizeof(float))};
+    double t[MAX_REPS];
+    float *data = xcalloc((size_t)j.n, sizeof *data);
+    for (int64_t i = 0; i < j.n; i += 1024) data[i] = 1;
+    j.data = data;
+    for (int64_t i = -1; i < b->o->reps; i++) {
+        double start = clock_now();
+        pool_run(b->pool, read_part, &j, (j.n + 4095) / 4096, 1);
+        if (i >= 0) t[i] = clock_now() - start;
+    }
+    b->bandwidth = (double)j.n * sizeof *data / median(t, b->o->reps);
+    free(data);
+    if (b->c->json)
+        cli_print(json_pack("{s:s,s:f,s:f}", "what", "bandwidth", "bytes_per_second", b->bandwidth,
+                            "buffer", (double)j.n * sizeof *data));
+    else
+        printf("bandwidth %.1f GB/s over %.0f MB\n", 1e-9 * b->bandwidth,
+               1e-6 * (double)j.n * sizeof *data);
 }
 
 /* n rows as one segment a distinct adapter: 0 none, 1 one for all, else one a row. */
@@ -132,122 +247,266 @@ static int segments(const struct bench *b, struct segment *segs, int n, int adap
     return 1;
 }
 
-static double prefill_seconds(struct bench *b, int tokens, int adapters) {
-    struct row *rows_ = xcalloc((size_t)tokens, sizeof *rows_);
+static int32_t some_token(const struct bench *b, int i) {
+    return (int32_t)(((int64_t)i * 7919 + 3) % b->m->config.vocab_size);
+}
+
+static double prefill_seconds(struct bench *b, const struct variant *v) {
+    struct row *r = xcalloc((size_t)v->tokens, sizeof *r);
     struct segment segs[MAX_BATCH];
-    int32_t last = tokens - 1;
-    for (int i = 0; i < tokens; i++)
-        rows_[i] = (struct row){(i * 7919 + 3) % b->m->config.vocab_size, i, 0};
-    int n_segs = segments(b, segs, tokens, adapters);
+    int32_t last = v->tokens - 1;
+    for (int i = 0; i < v->tokens; i++) r[i] = (struct row){some_token(b, i), i, 0};
+    int n_segs = segments(b, segs, v->tokens, v->adapters);
     double start = clock_now();
-    forward_run(b->f, rows_, tokens, segs, n_segs, &last, 1, b->logits);
+    forward_run(b->f, r, v->tokens, segs, n_segs, &last, 1, b->logits);
     double seconds = clock_now() - start;
-    free(rows_);
+    free(r);
     return seconds;
 }
 
-static double decode_seconds(struct bench *b, int batch, int adapters) {
+static double decode_seconds(struct bench *b, const struct variant *v) {
     struct row step[MAX_BATCH];
     struct segment segs[MAX_BATCH];
     int32_t out[MAX_BATCH];
-    int n_segs = segments(b, segs, batch, adapters);
-    for (int i = 0; i < batch; i++) kv_reserve(forward_kv(b->f), i, 0, DECODE_FROM + DECODE_STEPS);
+    int n_segs = segments(b, segs, v->batch, v->adapters);
+    for (int i = 0; i < v->batch; i++)
+        kv_reserve(forward_kv(b->f), i, 0, DECODE_FROM + DECODE_STEPS);
     double start = clock_now();
     for (int t = 0; t < DECODE_STEPS; t++) {
-        for (int i = 0; i < batch; i++) {
-            step[i] =
-                (struct row){(t * 31 + i * 7919 + 3) % b->m->config.vocab_size, DECODE_FROM + t, i};
+        for (int i = 0; i < v->batch; i++) {
+            step[i] = (struct row){some_token(b, t * 31 + i), DECODE_FROM + t, i};
             out[i] = i;
         }
-        forward_run(b->f, step, batch, segs, n_segs, out, batch, b->logits);
+        forward_run(b->f, step, v->batch, segs, n_segs, out, v->batch, b->logits);
     }
     return clock_now() - start;
 }
 
-static void bench_prefill(struct bench *b, int adapters) {
-    double t[1000];
+/* Requests of different prompts through an engine, all at once: what a server does. */
+static double serve_seconds(struct bench *b, const struct variant *v) {
+    struct error err;
+    struct engine_options eo = {.max_rows = 256,
+                                .max_seqs = v->batch,
+                                .max_len = 2 * SERVE_TOKENS,
+                                .lora_elem = b->lora,
+                                .kv_elem = b->kv,
+                                .pool = b->pool};
+    struct engine *e = engine_new(b->m, &eo, &err);
+    struct request r[MAX_BATCH] = {0};
+    int32_t prompts[MAX_BATCH][SERVE_TOKENS];
+    CHECK(e != NULL);
+    for (int i = 0; i < v->batch; i++) {
+        for (int j = 0; j < SERVE_TOKENS; j++) prompts[i][j] = some_token(b, 1 + i * 131 + j);
+        r[i] = (struct request){
+            .prompt = prompts[i], .n_prompt = SERVE_TOKENS, .max_tokens = SERVE_TOKENS};
+        if (v->adapters) r[i].adapter = b->adapters[i % v->adapters];
+    }
+    double start = clock_now();
+    CHECK(engine_run(e, r, v->batch, NULL, &err) == OK);
+    double seconds = clock_now() - start;
+    for (int i = 0; i < v->batch; i++) request_release(&r[i]);
+    engine_free(e);
+    return seconds;
+}
+
+/* Members of NOISE_TOKENS prefilled tokens, each under its own perturbation or all under none. */
+static double noise_seconds(struct bench *b, const struct variant *v) {
+    struct row r[NOISE_SEQS * NOISE_TOKENS];
+    struct segment segs[NOISE_SEQS];
+    int32_t out[NOISE_SEQS];
+    double start = clock_now();
+    for (int m = 0; m < v->batch; m += NOISE_SEQS) {
+        int n = MIN(NOISE_SEQS, v->batch - m);
+        for (int i = 0; i < n; i++) {
+            b->noise[i] = (struct lora_part){.noise = {1, (uint32_t)(m + i)}, .weight = 1e-3f};
+            segs[i] = (struct segment){i * NOISE_TOKENS, (i + 1) * NOISE_TOKENS, &b->noise[i],
+                                       v->adapters > 0, NULL};
+            out[i] = (i + 1) * NOISE_TOKENS - 1;
+            for (int j = 0; j < NOISE_TOKENS; j++)
+                r[i * NOISE_TOKENS + j] = (struct row){some_token(b, (m + i) * 131 + j), j, i};
+        }
+        forward_run(b->f, r, n * NOISE_TOKENS, segs, n, out, n, b->logits);
+    }
+    return clock_now() - start;
+}
+
+static void bench_prefill(struct bench *b) {
     int tokens = (int)MIN(b->o->tokens, b->m->config.max_seq_len);
-    prefill_seconds(b, tokens, adapters);
-    for (int64_t i = 0; i < b->o->reps; i++) t[i] = prefill_seconds(b, tokens, adapters);
-    double s = median(t, b->o->reps);
-    print(b, "prefill", 1, tokens, adapters, tokens / s, token_ops(&b->m->config) * tokens / s);
+    struct variant v[] = {{"prefill", 1, tokens, 0, tokens, prefill_seconds},
+                          {"prefill", 1, tokens, 1, tokens, prefill_seconds}};
+    group_run(b, v, 2, token_ops(&b->m->config));
 }
 
-static void bench_decode(struct bench *b, int batch, int adapters) {
-    double t[1000], head = 2.0 * b->m->config.vocab_size * b->m->config.d_model;
-    decode_seconds(b, batch, adapters);
-    for (int64_t i = 0; i < b->o->reps; i++) t[i] = decode_seconds(b, batch, adapters);
-    double tps = batch * DECODE_STEPS / median(t, b->o->reps);
-    print(b, "decode", batch, DECODE_FROM, adapters, tps, (token_ops(&b->m->config) + head) * tps);
+static void bench_decode(struct bench *b) {
+    static const int batches[] = {1, 4, MAX_BATCH};
+    double head = 2.0 * b->m->config.vocab_size * b->m->config.d_model;
+    for (size_t i = 0; i < ARRAY_LEN(batches); i++) {
+        int n = batches[i];
+        double units = n * DECODE_STEPS;
+        struct variant v[] = {{"decode", n, DECODE_FROM, 0, units, decode_seconds},
+                              {"decode", n, DECODE_FROM, 1, units, decode_seconds},
+                              {"decode", n, DECODE_FROM, n, units, decode_seconds}};
+        struct forward_stats before = *forward_stats(b->f);
+        double start = clock_now();
+        group_run(b, v, n > 1 ? 3 : 2, token_ops(&b->m->config) + head);
+        double seconds = clock_now() - start,
+               kernels = forward_stats(b->f)->kernel_seconds - before.kernel_seconds;
+        if (!b->c->json)
+            printf("%36s%.0f %% of the time in kernels\n", "", 100 * kernels / seconds);
+    }
 }
 
-/* The shape's random model in the wanted weight type, through a temporary GGUF, so that it is what
- * a file would be. */
+static void bench_serve(struct bench *b) {
+    double units = MAX_BATCH * SERVE_TOKENS;
+    struct variant v[] = {{"serve", MAX_BATCH, SERVE_TOKENS, 0, units, serve_seconds},
+                          {"serve", MAX_BATCH, SERVE_TOKENS, 1, units, serve_seconds},
+                          {"serve", MAX_BATCH, SERVE_TOKENS, MAX_BATCH, units, serve_seconds}};
+    group_run(b, v, 3, token_ops(&b->m->config));
+}
+
+static void bench_noise(struct bench *b) {
+    int members = (int)b->o->members;
+    double units = (double)members * NOISE_TOKENS;
+    struct variant v[] = {{"noise", members, NOISE_TOKENS, 0, units, noise_seconds},
+                          {"noise", members, NOISE_TOKENS, members, units, noise_seconds}};
+    group_run(b, v, 2, token_ops(&b->m->config));
+}
+
+/* A line of /proc/self/status, in bytes. */
+static double status_bytes(const char *name) {
+    char line[256];
+    double kb = 0;
+    FILE *f = fopen("/proc/self/status", "r");
+    while (f && fgets(line, sizeof line, f))
+        if (strncmp(line, name, strlen(name)) == 0) kb = atof(line + strlen(name) + 1);
+    if (f) fclose(f);
+    return 1024 * kb;
+}
+
+static void print_memory(const struct bench *b, double engine, double adapters) {
+    double high = status_bytes("VmHWM");
+    if (b->c->json)
+        cli_print(json_pack("{s:s,s:s,s:s,s:s,s:s,s:i,s:i,s:f,s:f,s:f,s:f}", "what", "memory",
+                            "shape", shape_name(b), "quant", tensor_type_name(b->m->type), "lora",
+                            b->o->lora, "kv", b->o->kv, "agents", MAX_BATCH, "tokens", SERVE_TOKENS,
+                            "weights", weight_bytes(b->m), "adapters", adapters, "engine", engine,
+                            "VmHWM", high));
+    else
+        printf("memory    %d agents of %d tokens: weights %.1f MB, adapters %.1f MB, engine %.1f "
+               "MB; VmHWM %.0f bytes\n",
+               MAX_BATCH, SERVE_TOKENS, 1e-6 * weight_bytes(b->m), 1e-6 * adapters, 1e-6 * engine,
+               high);
+}
+
+/* Twenty agents with their own adapters, a quarter of the tokens in and the rest out, together, in
+ * as little memory as it takes; the process's high water mark says how much that was. */
+static int bench_memory(struct bench *b, const struct adapter_config *ac, struct error *err) {
+    struct engine_options eo = {.max_rows = MAX_BATCH,
+                                .max_seqs = MAX_BATCH,
+                                .max_len = SERVE_TOKENS,
+                                .max_cached = 1,
+                                .max_out = 4,
+                                .lora_elem = b->lora,
+                                .kv_elem = b->kv,
+                                .pool = b->pool};
+    struct request r[MAX_BATCH] = {0};
+    int32_t prompts[MAX_BATCH][SERVE_TOKENS / 4];
+    double adapters = 0;
+    for (int i = 0; i < MAX_BATCH; i++) {
+        b->adapters[i] = adapter_new(&b->m->config, ac, (uint64_t)i);
+        adapters += (double)adapter_keep_pack(b->adapters[i], b->lora)->bytes;
+    }
+    struct engine *e = engine_new(b->m, &eo, err);
+    if (!e) return err->code;
+    for (int i = 0; i < MAX_BATCH; i++) {
+        for (int j = 0; j < SERVE_TOKENS / 4; j++) prompts[i][j] = some_token(b, 1 + i * 131 + j);
+        r[i] = (struct request){.prompt = prompts[i],
+                                .n_prompt = SERVE_TOKENS / 4,
+                                .max_tokens = SERVE_TOKENS - SERVE_TOKENS / 4,
+                                .adapter = b->adapters[i]};
+    }
+    int rc = engine_run(e, r, MAX_BATCH, NULL, err);
+    for (int i = 0; i < MAX_BATCH; i++) request_release(&r[i]);
+    if (rc == OK) print_memory(b, (double)engine_bytes(&b->m->config, &eo), adapters);
+    engine_free(e);
+    return rc;
+}
+
+static int bench_speed(struct bench *b, const struct adapter_config *ac, struct error *err) {
+    struct forward_options fo = {.max_rows = (int32_t)MAX(b->o->tokens, NOISE_SEQS * NOISE_TOKENS),
+                                 .n_slots = MAX_BATCH,
+                                 .slot_len = (int32_t)MAX(b->o->tokens, DECODE_FROM + DECODE_STEPS),
+                                 .kv_elem = b->kv,
+                                 .pool = b->pool};
+    fo.slot_len = MIN(fo.slot_len, b->m->config.max_seq_len);
+    b->f = forward_new(b->m, &fo);
+    if (!b->f) return error_set(err, ERR_MEMORY, "no memory for '%s'", shape_name(b));
+    b->logits = xcalloc((size_t)MAX_BATCH * (size_t)b->m->config.vocab_size, sizeof *b->logits);
+    for (int i = 0; i < MAX_BATCH; i++) {
+        b->adapters[i] = adapter_new(&b->m->config, ac, (uint64_t)i);
+        b->parts[i] =
+            (struct lora_part){.pack = adapter_pack(b->adapters[i], b->lora), .weight = 1};
+    }
+    bench_peak(b, b->m->layers[0].proj[PROJ_Q].type);
+    if (wanted(b->o, "bandwidth")) bench_bandwidth(b);
+    if (wanted(b->o, "prefill")) bench_prefill(b);
+    if (wanted(b->o, "decode")) bench_decode(b);
+    if (wanted(b->o, "serve")) bench_serve(b);
+    if (wanted(b->o, "noise")) bench_noise(b);
+    forward_free(b->f);
+    free(b->logits);
+    return OK;
+}
+
+/* The model, or the shape's random one in the wanted weight type. */
 static struct model *bench_model(const struct common *c, const struct options *o,
-                                 enum tensor_type *type, struct error *err) {
+                                 struct error *err) {
     struct model_config config;
+    enum tensor_type type;
+    if (*o->model) {
+        char *path = cli_find(o->model);
+        struct model *m = model_open(path, cli_class(c), err);
+        free(path);
+        return m;
+    }
     if (shape_find(o->shape, &config, err) != OK) return NULL;
-    if (tensor_type_parse(o->quant, type) != OK) {
-        error_set(err, ERR_USAGE, "no weight type '%s'", o->quant);
+    if (tensor_type_parse(o->quant, &type) != OK) {
+        error_set(err, ERR_USAGE, "no weight type '%s'; there are %s", o->quant,
+                  tensor_type_list());
         return NULL;
     }
-    const char *tmp = getenv("TMPDIR");
-    char *path = xasprintf("%s/shoal-bench-%d.gguf", tmp ? tmp : "/tmp", (int)getpid());
-    struct model *random = model_new(&config, 1, CLASS_EXACT), *m = NULL;
-    if (model_write_gguf(random, path, *type, err) == OK) m = model_open(path, cli_class(c), err);
-    model_close(random);
-    unlink(path);
-    free(path);
-    return m;
+    return model_new_typed(&config, 1, type, cli_class(c));
 }
 
-static void bench_all(struct bench *b, enum tensor_type type) {
-    static const int batches[] = {1, 4, MAX_BATCH};
-    bench_peak(b, type);
-    for (int a = 0; wanted(b->o, "prefill") && a <= 1; a++) bench_prefill(b, a);
-    for (size_t i = 0; wanted(b->o, "decode") && i < ARRAY_LEN(batches); i++)
-        for (int a = 0; a <= batches[i]; a += a == 1 && batches[i] > 1 ? batches[i] - 1 : 1)
-            bench_decode(b, batches[i], a);
+static int history_open(struct bench *b, struct error *err) {
+    if (!*b->o->history) return OK;
+    b->history = fopen(b->o->history, "a");
+    if (!b->history) return error_errno(err, "cannot append to '%s'", b->o->history);
+    if (ftell(b->history) == 0)
+        fputs("time,version,level,class,threads,shape,quant,lora,what,batch,tokens,adapters,tps,"
+              "ratio\n",
+              b->history);
+    return OK;
 }
 
 static int run(const struct common *c, const void *options, const struct strings *args,
                struct error *err) {
-    struct bench b = {.c = c, .o = options, .pool = pool_new((int)c->threads)};
-    enum tensor_type type;
-    enum elem elem, kv;
-    (void)args;
-    if (elem_parse(b.o->lora, &elem, err) != OK || elem_parse(b.o->kv, &kv, err) != OK) {
-        pool_free(b.pool);
-        return err->code;
-    }
-    b.m = bench_model(c, b.o, &type, err);
+    struct bench b = {.c = c, .o = options};
     struct adapter_config ac = {.r = (int32_t)b.o->rank, .alpha = 2 * (float)b.o->rank};
-    for (int p = 0; p < N_PROJ; p++) ac.target[p] = true;
-    if (b.m) {
-        struct forward_options fo = {.max_rows = (int32_t)MAX(b.o->tokens, MAX_BATCH),
-                                     .n_slots = MAX_BATCH,
-                                     .slot_len =
-                                         (int32_t)MAX(b.o->tokens, DECODE_FROM + DECODE_STEPS),
-                                     .kv_elem = kv,
-                                     .pool = b.pool};
-        fo.slot_len = MIN(fo.slot_len, b.m->config.max_seq_len);
-        b.f = forward_new(b.m, &fo);
-        if (!b.f)
-            error_set(err, ERR_MEMORY, "out of memory: the caches need %zu bytes; lower --tokens",
-                      forward_bytes(&b.m->config, &fo));
-    }
-    if (b.f) {
-        b.logits = xcalloc((size_t)MAX_BATCH * (size_t)b.m->config.vocab_size, sizeof *b.logits);
-        for (int i = 0; i < MAX_BATCH; i++) {
-            b.adapters[i] = adapter_new(&b.m->config, &ac, (uint64_t)i);
-            b.parts[i] = (struct lora_part){.pack = adapter_pack(b.adapters[i], elem), .weight = 1};
-        }
-        bench_all(&b, type);
-    }
+    (void)args;
+    if (elem_parse(b.o->lora, &b.lora, err) != OK || elem_parse(b.o->kv, &b.kv, err) != OK ||
+        adapter_targets_parse(b.o->targets, ac.target, err) != OK || history_open(&b, err) != OK)
+        return err->code;
+    b.pool = pool_new((int)c->threads);
+    b.m = bench_model(c, b.o, err);
+    int rc = b.m ? OK : err->code;
+    if (b.m && wanted(b.o, "memory"))
+        rc = bench_memory(&b, &ac, err);
+    else if (b.m)
+        rc = bench_speed(&b, &ac, err);
     for (int i = 0; i < MAX_BATCH; i++) adapter_release(b.adapters[i]);
-    forward_free(b.f);
-    free(b.logits);
-    int rc = b.f ? OK : err->code;
+    if (b.history && fclose(b.history) != 0)
+        rc = error_errno(err, "cannot write '%s'", b.o->history);
     model_close(b.m);
     pool_free(b.pool);
     return rc;
@@ -257,8 +516,13 @@ const struct command cmd_bench = {
     .name = "bench",
     .args = "",
     .summary = "tokens a second on a known shape, with and without adapters",
-    .about = "  shoal bench --shape smollm-135m --quant q8_0 --json\n\n"
-             "Adapters have random A and zero B; their products cost what trained ones cost.",
+    .about =
+        "  shoal bench --shape smollm-135m --quant q8_0 --json\n"
+        "  shoal bench --what memory --quant nf4 --kv i8 --targets q_proj,v_proj\n\n"
+        "serve: 20 requests at once of 64 tokens in and 64 out, with no adapter, one for all, 20\n"
+        "different ones. noise: members of 64 prefilled tokens, each under its own rank-1\n"
+        "perturbation made from a counter. memory (alone): 20 agents in as few bytes as it takes.\n"
+        "Adapters have random A and zero B; their products cost what trained ones cost.",
     .rows = rows,
     .size = sizeof(struct options),
     .max_args = 0,

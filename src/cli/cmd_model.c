@@ -55,7 +55,8 @@ static int model_make(const struct options *o, const char *out, struct error *er
     enum tensor_type type;
     if (shape_find(o->shape, &config, err) != OK) return err->code;
     if (tensor_type_parse(o->quant, &type) != OK)
-        return error_set(err, ERR_USAGE, "no weight type '%s'", o->quant);
+        return error_set(err, ERR_USAGE, "no weight type '%s'; there are %s", o->quant,
+                         tensor_type_list());
     struct model *m = model_new(&config, (uint64_t)o->seed, CLASS_EXACT);
     m->name = arena_strdup(&m->arena, o->shape);
     int rc = write_model(m, out, type, err);
@@ -90,7 +91,8 @@ static int run_convert(const struct common *c, const void *options, const struct
     if (!o->out)
         return error_set(err, ERR_USAGE, "-o is missing: a path ending in .gguf, or a directory");
     if (o->quant && tensor_type_parse(o->quant, &type) != OK)
-        return error_set(err, ERR_USAGE, "no weight type '%s'", o->quant);
+        return error_set(err, ERR_USAGE, "no weight type '%s'; there are %s", o->quant,
+                         tensor_type_list());
     char *path = cli_find(args->v[0]);
     struct model *m = o->tokenizer ? llama2c_open(path, o->tokenizer, CLASS_EXACT, err)
                                    : model_open(path, CLASS_EXACT, err);
@@ -108,7 +110,7 @@ static const struct option_row model_rows[] = {
     {"shape", OPT_STRING, offsetof(struct options, shape), "fry", 0, 0, "NAME",
      "smollm-135m, qwen3-0.6b, stories15m, fry, tiny-llama, tiny-qwen3"},
     {"quant", OPT_STRING, offsetof(struct options, quant), "f32", 0, 0, "TYPE",
-     "f32, f16, bf16, q8_0, q4_0"},
+     "f32, f16, bf16, q8_0, q4_0, nf4, q4_k … (see 'shoal quantize')"},
     {"seed", OPT_INT, offsetof(struct options, seed), "1", 0, 9e15, "N",
      "of the weights or conversations"},
     {"n", OPT_INT, offsetof(struct options, n), "600", 1, 1e7, "N",
@@ -121,7 +123,7 @@ static const struct option_row convert_rows[] = {
     {"tokenizer", OPT_STRING, offsetof(struct options, tokenizer), NULL, 0, 0, "FILE",
      "the tokenizer of a llama2.c .bin"},
     {"quant", OPT_STRING, offsetof(struct options, quant), NULL, 0, 0, "TYPE",
-     "f32, f16, bf16, q8_0, q4_0"},
+     "f32, f16, bf16, q8_0, q4_0, nf4, q4_k … (see 'shoal quantize')"},
     {0},
 };
 

@@ -5,7 +5,7 @@
  * fry.c generates the starter model's task families. Every item has a canonical key (its content
  * without language and wording); hash(key) decides its split, so train, dev (fitness) and test are
  * disjoint by construction: no seed and no wording can carry a question across. All of it is pure
- * but task_run, which drives an engine.
+ * but task_run, which drives an engine, and models_compare, which runs two models.
  */
 #ifndef SHOAL_EVAL_H
 #define SHOAL_EVAL_H
@@ -87,6 +87,25 @@ struct score {
 int task_run(struct engine *e, const struct tokenizer *tok, int family, enum split split,
              uint64_t seed, int32_t n, struct adapter *adapter, bool working, uint8_t *right,
              struct score *out, struct progress *p, struct error *err);
+
+/* comparing models */
+
+/* Tokens that are read together; `scored` has a byte for each that is to be predicted, NULL: all
+ * but the first. */
+struct passage {
+    const int32_t *v;
+    const char *scored;
+    int32_t n;
+};
+/* m[1] against m[0] on passages that both have room for. */
+struct model_shift {
+    int64_t n; /* predictions */
+    double perplexity[2];
+    double kl_mean, kl_p99; /* KL(m[0] ‖ m[1]) a prediction, in nats */
+    double same_top;        /* share of predictions whose most probable token is the same */
+};
+struct model_shift models_compare(const struct model *const m[2], const struct passage *seqs,
+                                 int n, struct pool *pool, struct progress *p);
 
 /* statistics */
 

@@ -62,14 +62,14 @@ INLINE void scratch_publish(const void *p) {
 
 /* Tiles 0 and 1 int32 sums, 2 and 3 activations, 4 and 5 weights: two blocks are in flight at a
  * time. */
-static void shapes_int8(int rows) {
-    const uint32_t name = 0x100u | (uint32_t)rows;
+static void shapes_int8(int rows, int group) {
+    const uint32_t name = (uint32_t)group << 8 | (uint32_t)rows;
     if (configured == name) return;
     struct tile_shapes s = {.palette = 1};
     for (int i = 0; i < 2; i++) {
         tile_shape(&s, i, rows, 64);
-        tile_shape(&s, 2 + i, rows, 32);
-        tile_shape(&s, 4 + i, 8, 64);
+        tile_shape(&s, 2 + i, rows, group);
+        tile_shape(&s, 4 + i, group / 4, 64);
     }
     shapes_load(&s, name);
 }
@@ -112,33 +112,57 @@ struct int8_product {
     int64_t ldy;
     const struct inputs *in;
     const struct matrix *w;
-    int64_t blocks, n1;
+    int64_t blocks, n1; /* K / layout_group */
     bool add;
 };
 
-/* Blocks of one q4 panel as q8 tiles: quads 0 … 3 are the low nibbles, 4 … 7 the high ones, each
- * minus 8. */
-static void nibbles_unpack(int8_t *out, const uint8_t *w, int64_t blocks) {
-    const __m512i nibble = _mm512_set1_epi8(15), eight = _mm512_set1_epi8(8);
+/* What a nibble stands for, in every 16 bytes. */
+INLINE __m512i codes_load(const struct matrix *w) {
+    if (w->layout == LAYOUT_NF4)
+        return _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)(const void *)nf4_codes));
+    int8_t codes[16];
+    for (int i = 0; i < 16; i++) codes[i] = (int8_t)(i - w->zero);
+    return _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)(const void *)codes));
+}
+
+/* Blocks of one nibble panel as int8 tiles: quads 0 … 3 are the low nibbles, 4 … 7 the high ones.
+ */
+static void nibbles_unpack(int8_t *out, const uint8_t *w, int64_t blocks, __m512i codes) {
+    const __m512i nibble = _mm512_set1_epi8(15);
     for (int64_t b = 0; b < blocks; b++) {
         for (int p = 0; p < 4; p++) {
             const __m512i raw = _mm512_loadu_si512(w + b * 256 + 64 * p);
             const __m512i lo = _mm512_and_si512(raw, nibble);
             const __m512i hi = _mm512_and_si512(_mm512_srli_epi16(raw, 4), nibble);
-            _mm512_storeu_si512(out + b * BLOCK_BYTES + 64 * p, _mm512_sub_epi8(lo, eight));
-            _mm512_storeu_si512(out + b * BLOCK_BYTES + 64 * (p + 4), _mm512_sub_epi8(hi, eight));
+            int8_t *to = out + b * BLOCK_BYTES + 64 * p;
+            _mm512_storeu_si512(to, _mm512_shuffle_epi8(codes, lo));
+            _mm512_storeu_si512(to + 256, _mm512_shuffle_epi8(codes, hi));
         }
     }
 }
 
-/* acc[r] = fma(dot of row r, dw * dx of row r, acc[r]) for one block; dx has a stride of `nb`
- * between rows. */
-INLINE void block_fold(__m512 *acc, const int32_t (*dots)[PANEL], const float *dw, const float *dx,
-                       int64_t nb, int rows) {
-    const __m512 scale = _mm512_loadu_ps(dw);
+/* One range of blocks of one panel; pointers are at its first block. */
+struct int8_blocks {
+    const int8_t *x, *w;
+    const float *dx, *dw;
+    const uint8_t *dw8; /* nf4 */
+    int64_t k, ndx, count;
+};
+
+INLINE __m512 tile_scales(const struct int8_blocks *s, int64_t b, enum layout l) {
+    if (l != LAYOUT_NF4) return _mm512_loadu_ps(s->dw + b * PANEL);
+    const void *bytes = s->dw8 + b * QK / NF4_BLOCK * PANEL;
+    return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)bytes)));
+}
+
+/* acc[r] = fma(dot of row r, dw * dx of row r, acc[r]) for block b. */
+INLINE void block_fold(__m512 *acc, const int32_t (*dots)[PANEL], const struct int8_blocks *s,
+                       int64_t b, int rows, enum layout l) {
+    const __m512 scale = tile_scales(s, b, l);
+    const float *dx = s->dx + b * layout_group(l) / QK;
 #pragma GCC unroll 16
     for (int r = 0; r < rows; r++) {
-        const __m512 both = _mm512_mul_ps(scale, _mm512_set1_ps(dx[r * nb]));
+        const __m512 both = _mm512_mul_ps(scale, _mm512_set1_ps(dx[r * s->ndx]));
         acc[r] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(_mm512_loadu_si512(dots[r])), both, acc[r]);
     }
 }
@@ -153,65 +177,79 @@ INLINE void block_fold(__m512 *acc, const int32_t (*dots)[PANEL], const float *d
         _tile_stored(sum, dots, 64);                                                               \
     } while (0)
 
-/* Continues `part` (rows × 16 sums) over `count` blocks; `rows` is a constant where this is
- * inlined. x, w, dw and dx point at the first block. */
-INLINE void blocks_run(float (*part)[PANEL], const int8_t *x, int64_t k, const int8_t *w,
-                       const float *dw, const float *dx, int64_t nb, int64_t count, int rows) {
+/* Continues `part` (rows × 16 sums); `rows` and `l` are constants where this is inlined. */
+INLINE void blocks_run(float (*part)[PANEL], const struct int8_blocks *s, int rows, enum layout l) {
+    const int group = layout_group(l), bytes = group * PANEL;
     int32_t even[16][PANEL] __attribute__((aligned(64))),
         odd[16][PANEL] __attribute__((aligned(64)));
     __m512 acc[16];
 #pragma GCC unroll 16
     for (int r = 0; r < rows; r++) acc[r] = _mm512_loadu_ps(part[r]);
     int64_t b = 0;
-    for (; b + 2 <= count; b += 2) {
-        BLOCK_DOTS(0, 2, 4, even, x + b * QK, k, w + b * BLOCK_BYTES);
-        BLOCK_DOTS(1, 3, 5, odd, x + (b + 1) * QK, k, w + (b + 1) * BLOCK_BYTES);
-        block_fold(acc, even, dw + b * PANEL, dx + b, nb, rows);
-        block_fold(acc, odd, dw + (b + 1) * PANEL, dx + b + 1, nb, rows);
+    for (; b + 2 <= s->count; b += 2) {
+        BLOCK_DOTS(0, 2, 4, even, s->x + b * group, s->k, s->w + b * bytes);
+        BLOCK_DOTS(1, 3, 5, odd, s->x + (b + 1) * group, s->k, s->w + (b + 1) * bytes);
+        block_fold(acc, even, s, b, rows, l);
+        block_fold(acc, odd, s, b + 1, rows, l);
     }
-    if (b < count) {
-        BLOCK_DOTS(0, 2, 4, even, x + b * QK, k, w + b * BLOCK_BYTES);
-        block_fold(acc, even, dw + b * PANEL, dx + b, nb, rows);
+    if (b < s->count) {
+        BLOCK_DOTS(0, 2, 4, even, s->x + b * group, s->k, s->w + b * bytes);
+        block_fold(acc, even, s, b, rows, l);
     }
 #pragma GCC unroll 16
     for (int r = 0; r < rows; r++) _mm512_storeu_ps(part[r], acc[r]);
 }
 
+/* nf4: the sums of one panel times its rows' scales. */
+static void sums_scale(float (*sums)[PANEL], int64_t rows, const float *row_scales) {
+    const __m512 scale = _mm512_div_ps(_mm512_loadu_ps(row_scales), _mm512_set1_ps(NF4_UNIT));
+    for (int64_t r = 0; r < rows; r++)
+        _mm512_storeu_ps(sums[r], _mm512_mul_ps(_mm512_loadu_ps(sums[r]), scale));
+}
+
 /* Rows m0 … m0 + rows (at most Q_SUPER, a multiple of `tile`) of one panel. */
 INLINE void panel_run(const struct int8_product *p, int64_t panel, int64_t m0, int64_t rows,
-                      int tile, bool q4) {
-    const int64_t nb = p->blocks, k = p->in->k, chunk = q4 ? Q_CHUNK : nb;
-    const uint8_t *packed =
-        (const uint8_t *)p->w->data + panel * nb * (q4 ? BLOCK_BYTES / 2 : BLOCK_BYTES);
-    const float *dw = p->w->scales + panel * nb * PANEL;
+                      int tile, enum layout l) {
+    const struct matrix *w = p->w;
+    const int64_t nb = p->blocks, k = p->in->k, chunk = l >= LAYOUT_Q4 ? Q_CHUNK : nb,
+                  scales = panel * layout_scales(l, k);
+    const uint8_t *packed = (const uint8_t *)w->data + panel * nb * layout_bytes(l);
     int8_t unpacked[Q_CHUNK * BLOCK_BYTES] __attribute__((aligned(64)));
     float part[Q_SUPER][PANEL] __attribute__((aligned(64)));
     memset(part, 0, sizeof part[0] * (size_t)rows);
     for (int64_t b = 0; b < nb; b += chunk) {
-        const int64_t count = MIN(chunk, nb - b);
-        const int8_t *w = (const int8_t *)packed + b * BLOCK_BYTES;
-        if (q4) {
-            nibbles_unpack(unpacked, packed + b * (BLOCK_BYTES / 2), count);
+        struct int8_blocks s = {.w = (const int8_t *)packed + b * layout_bytes(l),
+                                .k = k,
+                                .ndx = k / QK,
+                                .count = MIN(chunk, nb - b)};
+        if (l == LAYOUT_NF4)
+            s.dw8 = w->scale_bytes + scales + b * QK / NF4_BLOCK * PANEL;
+        else
+            s.dw = w->scales + scales + b * PANEL;
+        if (l >= LAYOUT_Q4) {
+            nibbles_unpack(unpacked, (const uint8_t *)s.w, s.count, codes_load(w));
             scratch_publish(unpacked);
-            w = unpacked;
+            s.w = unpacked;
         }
         for (int64_t m = 0; m < rows; m += tile) {
-            blocks_run(part + m, p->in->q + (m0 + m) * k + b * QK, k, w, dw + b * PANEL,
-                       p->in->d + (m0 + m) * nb + b, nb, count, tile);
+            s.x = p->in->q + (m0 + m) * k + b * layout_group(l);
+            s.dx = p->in->d + (m0 + m) * s.ndx + b * layout_group(l) / QK;
+            blocks_run(part + m, &s, tile, l);
         }
     }
+    if (l == LAYOUT_NF4) sums_scale(part, rows, w->row_scales + panel * PANEL);
     sums_store(p->y + m0 * p->ldy + panel * PANEL, p->ldy, (const float(*)[PANEL])part, rows,
                p->n1 - panel * PANEL, p->add);
 }
 
 /* Panels p0 … p1, rows m0 … m1 (whole tiles). */
 INLINE void panels_tiled(const struct int8_product *p, int64_t p0, int64_t p1, int64_t m0,
-                         int64_t m1, int tile, bool q4) {
+                         int64_t m1, int tile, enum layout l) {
     if (m0 == m1) return;
-    shapes_int8(tile);
+    shapes_int8(tile, layout_group(l));
     for (int64_t panel = p0; panel < p1; panel++) {
         for (int64_t m = m0; m < m1; m += Q_SUPER)
-            panel_run(p, panel, m, MIN(m1 - m, Q_SUPER), tile, q4);
+            panel_run(p, panel, m, MIN(m1 - m, Q_SUPER), tile, l);
     }
 }
 
@@ -220,22 +258,27 @@ typedef void (*packed_fn)(float *y, int64_t ldy, const struct inputs *in, const 
 
 /* The rows that do not fill the smallest tile go to `narrow`, which gives the same bits. */
 INLINE void int8_mul(float *y, int64_t ldy, const struct inputs *in, const struct matrix *w,
-                     int64_t n0, int64_t n1, bool add, bool q4, packed_fn narrow) {
-    const struct int8_product p = {
-        .y = y, .ldy = ldy, .in = in, .w = w, .blocks = in->k / QK, .n1 = n1, .add = add};
+                     int64_t n0, int64_t n1, bool add, enum layout l, packed_fn narrow) {
+    const struct int8_product p = {.y = y,
+                                   .ldy = ldy,
+                                   .in = in,
+                                   .w = w,
+                                   .blocks = in->k / layout_group(l),
+                                   .n1 = n1,
+                                   .add = add};
     const int64_t m16 = in->rows / 16 * 16, m8 = m16 + (in->rows & 8), m4 = m8 + (in->rows & 4);
     const int64_t end = (n1 + PANEL - 1) / PANEL;
     for (int64_t p0 = n0 / PANEL; m4 > 0 && p0 < end; p0 += GROUP) {
         const int64_t p1 = MIN(end, p0 + GROUP);
-        panels_tiled(&p, p0, p1, 0, m16, 16, q4);
-        panels_tiled(&p, p0, p1, m16, m8, 8, q4);
-        panels_tiled(&p, p0, p1, m8, m4, 4, q4);
+        panels_tiled(&p, p0, p1, 0, m16, 16, l);
+        panels_tiled(&p, p0, p1, m16, m8, 8, l);
+        panels_tiled(&p, p0, p1, m8, m4, 4, l);
     }
     if (m4 == in->rows) return;
     struct inputs rest = *in;
     rest.rows = in->rows - m4;
     rest.q = in->q + m4 * in->k;
-    rest.d = in->d + m4 * p.blocks;
+    rest.d = in->d + m4 * (in->k / QK);
     narrow(y + m4 * ldy, ldy, &rest, w, n0, n1, add);
 }
 
@@ -244,12 +287,18 @@ static packed_fn narrow_q8, narrow_q4;
 
 static void amx_gemm_q8(float *y, int64_t ldy, const struct inputs *in, const struct matrix *w,
                         int64_t n0, int64_t n1, bool add) {
-    int8_mul(y, ldy, in, w, n0, n1, add, false, narrow_q8);
+    if (w->layout == LAYOUT_Q6)
+        int8_mul(y, ldy, in, w, n0, n1, add, LAYOUT_Q6, narrow_q8);
+    else
+        int8_mul(y, ldy, in, w, n0, n1, add, LAYOUT_Q8, narrow_q8);
 }
 
 static void amx_gemm_q4(float *y, int64_t ldy, const struct inputs *in, const struct matrix *w,
                         int64_t n0, int64_t n1, bool add) {
-    int8_mul(y, ldy, in, w, n0, n1, add, true, narrow_q4);
+    if (w->layout == LAYOUT_NF4)
+        int8_mul(y, ldy, in, w, n0, n1, add, LAYOUT_NF4, narrow_q4);
+    else
+        int8_mul(y, ldy, in, w, n0, n1, add, LAYOUT_Q4, narrow_q4);
 }
 
 struct bf16_product {

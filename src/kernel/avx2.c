@@ -275,9 +275,10 @@ MIX(mix_i8, int8_t, ELEM_I8)
 struct panel_job {
     const int8_t *x;     /* [R][K] */
     const float *dx;     /* [R][K/32] */
-    const int32_t *sums; /* [R][SUM_BLOCKS], 8 * Σx of a block; q4 only */
-    const uint8_t *w;    /* [blocks][PANEL * 32 or 16 bytes] */
+    const int32_t *sums; /* [R][SUM_BLOCKS], zero * Σx of a block; q4 only */
+    const uint8_t *w;    /* [blocks][layout_bytes] */
     const float *dw;     /* [blocks][PANEL] */
+    const uint8_t *dw8;  /* nf4: [blocks / 2][PANEL] */
     int64_t k, blocks;
 };
 
@@ -287,27 +288,48 @@ INLINE __m256i quad_broadcast(const int8_t *x) {
     return _mm256_set1_epi32(four);
 }
 
-/* s[2r], s[2r + 1]: the block's exact dots of row r with outputs 0..7 and 8..15. The sign of w
+/* s[2r], s[2r + 1] += the dots of one quad of every row with outputs 0..7 and 8..15. The sign of w
  * moves over to x, so that |w| can be the unsigned operand; 2 * 128 * 127 fits 16 bits. */
-INLINE void block_dots_q8(__m256i *s, const struct panel_job *j, int64_t b, int R) {
+INLINE void quad_dots(__m256i *s, __m256i w0, __m256i w1, const int8_t *x, int64_t k, int R) {
     const __m256i ones = _mm256_set1_epi16(1);
-    const __m256i *w = (const __m256i *)(j->w + b * PANEL * QK);
-    UNROLL for (int o = 0; o < 2 * R; o++) s[o] = _mm256_setzero_si256();
-    for (int p = 0; p < 8; p++) {
-        __m256i w0 = _mm256_loadu_si256(w + 2 * p), w1 = _mm256_loadu_si256(w + 2 * p + 1);
-        __m256i a0 = _mm256_abs_epi8(w0), a1 = _mm256_abs_epi8(w1);
-        UNROLL for (int r = 0; r < R; r++) {
-            __m256i x = quad_broadcast(j->x + r * j->k + b * QK + 4 * p);
-            __m256i t0 = _mm256_maddubs_epi16(a0, _mm256_sign_epi8(x, w0));
-            __m256i t1 = _mm256_maddubs_epi16(a1, _mm256_sign_epi8(x, w1));
-            s[2 * r] = _mm256_add_epi32(s[2 * r], _mm256_madd_epi16(t0, ones));
-            s[2 * r + 1] = _mm256_add_epi32(s[2 * r + 1], _mm256_madd_epi16(t1, ones));
-        }
+    __m256i a0 = _mm256_abs_epi8(w0), a1 = _mm256_abs_epi8(w1);
+    UNROLL for (int r = 0; r < R; r++) {
+        __m256i xr = quad_broadcast(x + r * k);
+        __m256i t0 = _mm256_maddubs_epi16(a0, _mm256_sign_epi8(xr, w0));
+        __m256i t1 = _mm256_maddubs_epi16(a1, _mm256_sign_epi8(xr, w1));
+        s[2 * r] = _mm256_add_epi32(s[2 * r], _mm256_madd_epi16(t0, ones));
+        s[2 * r + 1] = _mm256_add_epi32(s[2 * r + 1], _mm256_madd_epi16(t1, ones));
     }
 }
 
-/* The same for nibbles 0..15, less 8 * Σx. A 16-bit lane gathers 8 quads of at most 2 * 15 * 127:
- * below 32768. */
+/* The block's exact dots; x is the block's. */
+INLINE void block_dots_q8(__m256i *s, const uint8_t *block, const int8_t *x, int64_t k, int R,
+                          int quads) {
+    const __m256i *w = (const __m256i *)block;
+    UNROLL for (int o = 0; o < 2 * R; o++) s[o] = _mm256_setzero_si256();
+    for (int p = 0; p < quads; p++)
+        quad_dots(s, _mm256_loadu_si256(w + 2 * p), _mm256_loadu_si256(w + 2 * p + 1), x + 4 * p, k,
+                  R);
+}
+
+INLINE void block_dots_nf4(__m256i *s, const uint8_t *block, const int8_t *x, int64_t k, int R) {
+    const __m256i low = _mm256_set1_epi8(15);
+    const __m256i codes = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)nf4_codes));
+    const __m256i *w = (const __m256i *)block;
+    UNROLL for (int o = 0; o < 2 * R; o++) s[o] = _mm256_setzero_si256();
+    for (int p = 0; p < 4; p++) {
+        __m256i w0 = _mm256_loadu_si256(w + 2 * p), w1 = _mm256_loadu_si256(w + 2 * p + 1);
+        __m256i h0 = _mm256_and_si256(_mm256_srli_epi16(w0, 4), low),
+                h1 = _mm256_and_si256(_mm256_srli_epi16(w1, 4), low);
+        quad_dots(s, _mm256_shuffle_epi8(codes, _mm256_and_si256(w0, low)),
+                  _mm256_shuffle_epi8(codes, _mm256_and_si256(w1, low)), x + 4 * p, k, R);
+        quad_dots(s, _mm256_shuffle_epi8(codes, h0), _mm256_shuffle_epi8(codes, h1),
+                  x + QK / 2 + 4 * p, k, R);
+    }
+}
+
+/* The same for nibbles 0..15, less zero * Σx. A 16-bit lane gathers 8 quads of at most 2 * 15 *
+ * 127: below 32768. */
 INLINE void block_dots_q4(__m256i *s, const struct panel_job *j, int64_t b, int R) {
     const __m256i low = _mm256_set1_epi8(15), ones = _mm256_set1_epi16(1);
     const __m256i *w = (const __m256i *)(j->w + b * PANEL * QK / 2);
@@ -334,27 +356,37 @@ INLINE void block_dots_q4(__m256i *s, const struct panel_job *j, int64_t b, int 
     }
 }
 
+/* Scales of outputs 8 * half … of block b. */
+INLINE __m256 scales_load(const struct panel_job *j, int64_t b, int half, enum layout l) {
+    if (l != LAYOUT_NF4) return _mm256_loadu_ps(j->dw + b * PANEL + half * 8);
+    const uint8_t *bytes = j->dw8 + b * QK / NF4_BLOCK * PANEL + half * 8;
+    return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)bytes)));
+}
+
 /* acc[R][PANEL] = fma((float)s_b, dw_b * dx_b, acc), blocks in order. */
-INLINE void panel_dots(float *acc, const struct panel_job *j, int R, bool q4) {
+INLINE void panel_dots(float *acc, const struct panel_job *j, int R, enum layout l) {
+    const int group = layout_group(l), bytes = layout_bytes(l);
     __m256 f[8];
     UNROLL for (int o = 0; o < 2 * R; o++) f[o] = _mm256_loadu_ps(acc + 8 * o);
     for (int64_t b = 0; b < j->blocks; b++) {
         __m256i s[8];
-        if (q4)
+        if (l == LAYOUT_Q4)
             block_dots_q4(s, j, b, R);
+        else if (l == LAYOUT_NF4)
+            block_dots_nf4(s, j->w + b * bytes, j->x + b * group, j->k, R);
         else
-            block_dots_q8(s, j, b, R);
+            block_dots_q8(s, j->w + b * bytes, j->x + b * group, j->k, R, group / 4);
         UNROLL for (int o = 0; o < 2 * R; o++) {
-            __m256 dx = _mm256_broadcast_ss(j->dx + o / 2 * (j->k / QK) + b);
-            __m256 d = _mm256_mul_ps(_mm256_loadu_ps(j->dw + b * PANEL + o % 2 * 8), dx);
+            __m256 dx = _mm256_broadcast_ss(j->dx + o / 2 * (j->k / QK) + b * group / QK);
+            __m256 d = _mm256_mul_ps(scales_load(j, b, o % 2, l), dx);
             f[o] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(s[o]), d, f[o]);
         }
     }
     UNROLL for (int o = 0; o < 2 * R; o++) _mm256_storeu_ps(acc + 8 * o, f[o]);
 }
 
-static void block_sums(int32_t *sums, const int8_t *x, int64_t blocks) {
-    const __m256i bytes = _mm256_set1_epi8(8), pairs = _mm256_set1_epi16(1);
+static void block_sums(int32_t *sums, const int8_t *x, int64_t blocks, int8_t zero) {
+    const __m256i bytes = _mm256_set1_epi8(zero), pairs = _mm256_set1_epi16(1);
     for (int64_t b = 0; b < blocks; b++, x += QK) {
         __m256i t = _mm256_madd_epi16(
             _mm256_maddubs_epi16(bytes, _mm256_loadu_si256((const __m256i *)x)), pairs);
@@ -364,57 +396,77 @@ static void block_sums(int32_t *sums, const int8_t *x, int64_t blocks) {
     }
 }
 
+/* A row's sums with one panel to its outputs n … below n1. */
+INLINE void panel_put(float *y, const float *acc, const struct matrix *w, int64_t n, int64_t n1,
+                      bool add, enum layout l) {
+    for (int half = 0; half < 2 && n + 8 * half < n1; half++) {
+        int64_t at = n + 8 * half, left = n1 - at;
+        __m256 v = _mm256_loadu_ps(acc + 8 * half);
+        if (l == LAYOUT_NF4)
+            v = _mm256_mul_ps(
+                v, _mm256_div_ps(_mm256_loadu_ps(w->row_scales + at), _mm256_set1_ps(NF4_UNIT)));
+        store_some(y + at, add ? _mm256_add_ps(load_some(y + at, left), v) : v, left);
+    }
+}
+
 /* Rows m..m+R against panels p0..p1; outputs at and after n1 (a padded panel's) are computed and
  * dropped. */
 INLINE void rows_packed(float *y, int64_t ldy, const struct inputs *in, const struct matrix *w,
-                        int64_t m, int64_t p0, int64_t p1, int64_t n1, bool add, int R, bool q4) {
+                        int64_t m, int64_t p0, int64_t p1, int64_t n1, bool add, int R,
+                        enum layout l) {
     int32_t sums[4 * SUM_BLOCKS];
-    int64_t blocks = w->k / QK, bytes = q4 ? PANEL * QK / 2 : PANEL * QK, summed = -1;
+    const int64_t group = layout_group(l), bytes = layout_bytes(l), stride = layout_scales(l, w->k),
+                  blocks = w->k / group;
+    int64_t summed = -1;
     for (int64_t p = p0; p < p1; p++) {
         float acc[4 * PANEL] = {0};
         for (int64_t b = 0; b < blocks; b += SUM_BLOCKS) {
-            struct panel_job j = {.x = in->q + m * w->k + b * QK,
-                                  .dx = in->d + m * blocks + b,
+            struct panel_job j = {.x = in->q + m * w->k + b * group,
+                                  .dx = in->d + m * (w->k / QK) + b * group / QK,
                                   .sums = sums,
                                   .w = (const uint8_t *)w->data + (p * blocks + b) * bytes,
-                                  .dw = w->scales + (p * blocks + b) * PANEL,
                                   .k = w->k,
                                   .blocks = MIN(blocks - b, SUM_BLOCKS)};
-            for (int r = 0; q4 && summed != b && r < R; r++)
-                block_sums(sums + r * SUM_BLOCKS, j.x + r * w->k, j.blocks);
+            if (l == LAYOUT_NF4)
+                j.dw8 = w->scale_bytes + p * stride + b * QK / NF4_BLOCK * PANEL;
+            else
+                j.dw = w->scales + p * stride + b * PANEL;
+            for (int r = 0; l == LAYOUT_Q4 && summed != b && r < R; r++)
+                block_sums(sums + r * SUM_BLOCKS, j.x + r * w->k, j.blocks, w->zero);
             summed = b;
-            panel_dots(acc, &j, R, q4);
+            panel_dots(acc, &j, R, l);
         }
         for (int r = 0; r < R; r++)
-            for (int64_t n = p * PANEL; n < MIN((p + 1) * PANEL, n1); n += 8) {
-                float *to = y + (m + r) * ldy + n;
-                int64_t left = n1 - n;
-                __m256 v = _mm256_loadu_ps(acc + r * PANEL + n % PANEL);
-                store_some(to, add ? _mm256_add_ps(load_some(to, left), v) : v, left);
-            }
+            panel_put(y + (m + r) * ldy, acc + r * PANEL, w, p * PANEL, n1, add, l);
     }
 }
 
 INLINE void gemm_packed(float *y, int64_t ldy, const struct inputs *in, const struct matrix *w,
-                        int64_t n0, int64_t n1, bool add, bool q4) {
-    int64_t bytes = w->k * PANEL / (q4 ? 2 : 1), step = MAX(PANEL_BYTES / bytes, 1);
+                        int64_t n0, int64_t n1, bool add, enum layout l) {
+    int64_t bytes = w->k / layout_group(l) * layout_bytes(l), step = MAX(PANEL_BYTES / bytes, 1);
     int64_t end = (n1 + PANEL - 1) / PANEL;
     for (int64_t p0 = n0 / PANEL; p0 < end; p0 += step) {
         int64_t p1 = MIN(p0 + step, end), m = 0;
-        for (; m + 4 <= in->rows; m += 4) rows_packed(y, ldy, in, w, m, p0, p1, n1, add, 4, q4);
-        for (; m + 2 <= in->rows; m += 2) rows_packed(y, ldy, in, w, m, p0, p1, n1, add, 2, q4);
-        for (; m < in->rows; m++) rows_packed(y, ldy, in, w, m, p0, p1, n1, add, 1, q4);
+        for (; m + 4 <= in->rows; m += 4) rows_packed(y, ldy, in, w, m, p0, p1, n1, add, 4, l);
+        for (; m + 2 <= in->rows; m += 2) rows_packed(y, ldy, in, w, m, p0, p1, n1, add, 2, l);
+        for (; m < in->rows; m++) rows_packed(y, ldy, in, w, m, p0, p1, n1, add, 1, l);
     }
 }
 
 static void gemm_q8(float *y, int64_t ldy, const struct inputs *in, const struct matrix *w,
                     int64_t n0, int64_t n1, bool add) {
-    gemm_packed(y, ldy, in, w, n0, n1, add, false);
+    if (w->layout == LAYOUT_Q6)
+        gemm_packed(y, ldy, in, w, n0, n1, add, LAYOUT_Q6);
+    else
+        gemm_packed(y, ldy, in, w, n0, n1, add, LAYOUT_Q8);
 }
 
 static void gemm_q4(float *y, int64_t ldy, const struct inputs *in, const struct matrix *w,
                     int64_t n0, int64_t n1, bool add) {
-    gemm_packed(y, ldy, in, w, n0, n1, add, true);
+    if (w->layout == LAYOUT_NF4)
+        gemm_packed(y, ldy, in, w, n0, n1, add, LAYOUT_NF4);
+    else
+        gemm_packed(y, ldy, in, w, n0, n1, add, LAYOUT_Q4);
 }
 
 INLINE float block_amax(const __m256 v[4]) {

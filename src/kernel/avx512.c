@@ -172,10 +172,10 @@ static void avx512_gemm_bf16(float *y, int64_t ldy, const float *x, int64_t ldx,
 }
 
 /*
- * VNNI multiplies unsigned by signed bytes. Weights become unsigned by an offset (q8: w + 128, that
- * is w ^ 0x80; q4: the nibble itself is w + 8), so a block's dot is Σ (w + offset) x - offset Σ x,
- * exact in 32 bits. The second term starts the integer accumulator and is computed once for all
- * panels.
+ * VNNI multiplies unsigned by signed bytes. Weights become unsigned by an offset (int8: w + 128,
+ * that is w ^ 0x80; q4: the nibble itself is w + zero; nf4: a table of codes + 128), so a block's
+ * dot is Σ (w + offset) x - offset Σ x, exact in 32 bits. The second term starts the integer
+ * accumulator and is computed once for all panels.
  */
 enum {
     Q_ROWS = 4, /* 4 rows × 2 panels: 8 integer and 8 float accumulators */
@@ -189,34 +189,48 @@ struct q_product {
     int64_t ldy;
     const struct inputs *in;
     const struct matrix *w;
-    int64_t blocks; /* K / 32 */
+    int64_t blocks; /* K / layout_group */
     bool add;
 };
 
+static int32_t offset_of(const struct matrix *w) {
+    return w->layout == LAYOUT_Q4 ? w->zero : w->layout == LAYOUT_NF4 ? NF4_OFFSET : 128;
+}
+
 /* start[m][b] = -offset · Σ x over block b0 + b, for rows m0… */
 static void starts_fill(int32_t start[Q_ROW_BLOCK][Q_BLOCKS], const struct q_product *p, int64_t m0,
-                        int64_t rows, int64_t b0, int64_t b1, int32_t offset) {
+                        int64_t rows, int64_t b0, int64_t b1) {
+    const int group = layout_group(p->w->layout);
+    const int32_t offset = offset_of(p->w);
     for (int64_t m = 0; m < rows; m++) {
         const int8_t *q = p->in->q + (m0 + m) * p->in->k;
         for (int64_t b = b0; b < b1; b++) {
             int32_t sum = 0;
-            for (int j = 0; j < 32; j++) sum += q[b * 32 + j];
+            for (int j = 0; j < group; j++) sum += q[b * group + j];
             start[m][b - b0] = -offset * sum;
         }
     }
 }
 
-/* Quads p and p + 4 of one panel's block, as unsigned bytes. */
-INLINE void quads_load(const uint8_t *block, int p, bool q4, __m512i *lo, __m512i *hi) {
+/* Quad p of the first and of the second half of one panel's block, as unsigned bytes. */
+INLINE void quads_load(const uint8_t *block, int p, enum layout l, __m512i *lo, __m512i *hi) {
     __m512i raw = _mm512_loadu_si512(block + 64 * p);
-    if (q4) {
-        const __m512i nibble = _mm512_set1_epi8(15);
-        *lo = _mm512_and_si512(raw, nibble);
-        *hi = _mm512_and_si512(_mm512_srli_epi16(raw, 4), nibble);
-    } else {
+    if (l < LAYOUT_Q4) {
         const __m512i sign = _mm512_set1_epi8((char)0x80);
+        const int half = layout_group(l) / 8; /* quads in half a block */
         *lo = _mm512_xor_si512(raw, sign);
-        *hi = _mm512_xor_si512(_mm512_loadu_si512(block + 64 * (p + 4)), sign);
+        *hi = _mm512_xor_si512(_mm512_loadu_si512(block + 64 * (p + half)), sign);
+        return;
+    }
+    const __m512i nibble = _mm512_set1_epi8(15);
+    *lo = _mm512_and_si512(raw, nibble);
+    *hi = _mm512_and_si512(_mm512_srli_epi16(raw, 4), nibble);
+    if (l == LAYOUT_NF4) {
+        const __m512i codes = _mm512_xor_si512(
+            _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)(const void *)nf4_codes)),
+            _mm512_set1_epi8((char)NF4_OFFSET));
+        *lo = _mm512_shuffle_epi8(codes, *lo);
+        *hi = _mm512_shuffle_epi8(codes, *hi);
     }
 }
 
@@ -230,16 +244,17 @@ INLINE __m512i quad_spread(const int8_t *x) {
 /* dots[r][j] += block dot of row r and panel j; x is [rows][K], `stride` the bytes between panels.
  */
 INLINE void block_dots(__m512i dots[Q_ROWS][Q_PANELS], const uint8_t *w, int64_t stride,
-                       const int8_t *x, int64_t k, int rows, int panels, bool q4) {
+                       const int8_t *x, int64_t k, int rows, int panels, enum layout l) {
+    const int half = layout_group(l) / 2;
 #pragma GCC unroll 4
-    for (int p = 0; p < 4; p++) {
+    for (int p = 0; p < half / 4; p++) {
         __m512i lo[Q_PANELS], hi[Q_PANELS];
 #pragma GCC unroll 2
-        for (int j = 0; j < panels; j++) quads_load(w + j * stride, p, q4, &lo[j], &hi[j]);
+        for (int j = 0; j < panels; j++) quads_load(w + j * stride, p, l, &lo[j], &hi[j]);
 #pragma GCC unroll 4
         for (int r = 0; r < rows; r++) {
             const __m512i a = quad_spread(x + r * k + 4 * p),
-                          b = quad_spread(x + r * k + 16 + 4 * p);
+                          b = quad_spread(x + r * k + half + 4 * p);
 #pragma GCC unroll 2
             for (int j = 0; j < panels; j++) {
                 dots[r][j] =
@@ -249,13 +264,23 @@ INLINE void block_dots(__m512i dots[Q_ROWS][Q_PANELS], const uint8_t *w, int64_t
     }
 }
 
+/* The scales of block b of one panel. */
+INLINE __m512 scales_load(const struct q_product *p, int64_t panel, int64_t b, enum layout l) {
+    const int64_t at = panel * layout_scales(l, p->in->k);
+    if (l != LAYOUT_NF4) return _mm512_loadu_ps(p->w->scales + at + b * PANEL);
+    const uint8_t *bytes = p->w->scale_bytes + at + b * QK / NF4_BLOCK * PANEL;
+    return _mm512_cvtepi32_ps(
+        _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(const void *)bytes)));
+}
+
 /* part[r][j] continues the sums of row m + r and panel `panel` + j over blocks b0…b1. */
 INLINE void panels_run(float part[Q_ROWS][Q_PANELS][16], const struct q_product *p, int64_t panel,
                        int64_t m, const int32_t (*start)[Q_BLOCKS], int64_t b0, int64_t b1,
-                       int rows, int panels, bool q4) {
-    const int64_t nb = p->blocks, stride = nb * (q4 ? 256 : 512), k = p->in->k;
+                       int rows, int panels, enum layout l) {
+    const int group = layout_group(l), bytes = layout_bytes(l);
+    const int64_t stride = p->blocks * bytes, k = p->in->k, ndx = k / QK;
     const uint8_t *w = (const uint8_t *)p->w->data + panel * stride;
-    const float *dw = p->w->scales + panel * nb * 16, *dx = p->in->d + m * nb;
+    const float *dx = p->in->d + m * ndx;
     const int8_t *x = p->in->q + m * k;
     __m512 acc[Q_ROWS][Q_PANELS];
     for (int r = 0; r < rows; r++) {
@@ -268,13 +293,14 @@ INLINE void panels_run(float part[Q_ROWS][Q_PANELS][16], const struct q_product 
 #pragma GCC unroll 2
             for (int j = 0; j < panels; j++) dots[r][j] = _mm512_set1_epi32(start[r][b - b0]);
         }
-        block_dots(dots, w + b * (q4 ? 256 : 512), stride, x + b * 32, k, rows, panels, q4);
+        block_dots(dots, w + b * bytes, stride, x + b * group, k, rows, panels, l);
 #pragma GCC unroll 2
         for (int j = 0; j < panels; j++) {
-            const __m512 scale = _mm512_loadu_ps(dw + (j * nb + b) * 16);
+            const __m512 scale = scales_load(p, panel + j, b, l);
 #pragma GCC unroll 4
             for (int r = 0; r < rows; r++) {
-                const __m512 both = _mm512_mul_ps(scale, _mm512_set1_ps(dx[r * nb + b]));
+                const __m512 both =
+                    _mm512_mul_ps(scale, _mm512_set1_ps(dx[r * ndx + b * group / QK]));
                 acc[r][j] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dots[r][j]), both, acc[r][j]);
             }
         }
@@ -288,27 +314,31 @@ INLINE void panels_run(float part[Q_ROWS][Q_PANELS][16], const struct q_product 
 typedef void (*panels_fn)(float part[Q_ROWS][Q_PANELS][16], const struct q_product *p,
                           int64_t panel, int64_t m, const int32_t (*start)[Q_BLOCKS], int64_t b0,
                           int64_t b1);
-#define PANELS(name, rows, panels, q4)                                                             \
+#define PANELS(name, rows, panels, layout)                                                         \
     static __attribute__((noinline)) void name(                                                    \
         float part[Q_ROWS][Q_PANELS][16], const struct q_product *p, int64_t panel, int64_t m,     \
         const int32_t(*start)[Q_BLOCKS], int64_t b0, int64_t b1) {                                 \
-        panels_run(part, p, panel, m, start, b0, b1, rows, panels, q4);                            \
+        panels_run(part, p, panel, m, start, b0, b1, rows, panels, layout);                        \
     }
-#define PANEL_PAIR(kind, rows, q4)                                                                 \
-    PANELS(kind##_##rows##x1, rows, 1, q4)                                                         \
-    PANELS(kind##_##rows##x2, rows, 2, q4)
+#define PANEL_KIND(kind, layout)                                                                   \
+    PANELS(kind##_1x1, 1, 1, layout)                                                               \
+    PANELS(kind##_1x2, 1, 2, layout)                                                               \
+    PANELS(kind##_2x1, 2, 1, layout)                                                               \
+    PANELS(kind##_2x2, 2, 2, layout)                                                               \
+    PANELS(kind##_4x1, 4, 1, layout)                                                               \
+    PANELS(kind##_4x2, 4, 2, layout)
 
-PANEL_PAIR(q8, 1, false)
-PANEL_PAIR(q8, 2, false)
-PANEL_PAIR(q8, 4, false)
-PANEL_PAIR(q4, 1, true)
-PANEL_PAIR(q4, 2, true)
-PANEL_PAIR(q4, 4, true)
+PANEL_KIND(q8, LAYOUT_Q8)
+PANEL_KIND(q6, LAYOUT_Q6)
+PANEL_KIND(q4, LAYOUT_Q4)
+PANEL_KIND(nf4, LAYOUT_NF4)
 
-/* [q4][1, 2 or 4 rows][panels - 1] */
-static const panels_fn panels_fns[2][3][Q_PANELS] = {
+/* [layout - LAYOUT_Q8][1, 2 or 4 rows][panels - 1] */
+static const panels_fn panels_fns[4][3][Q_PANELS] = {
     {{q8_1x1, q8_1x2}, {q8_2x1, q8_2x2}, {q8_4x1, q8_4x2}},
+    {{q6_1x1, q6_1x2}, {q6_2x1, q6_2x2}, {q6_4x1, q6_4x2}},
     {{q4_1x1, q4_1x2}, {q4_2x1, q4_2x2}, {q4_4x1, q4_4x2}},
+    {{nf4_1x1, nf4_1x2}, {nf4_2x1, nf4_2x2}, {nf4_4x1, nf4_4x2}},
 };
 
 static void part_store(const struct q_product *p, float part[Q_ROWS][Q_PANELS][16], int64_t panel,
@@ -319,6 +349,9 @@ static void part_store(const struct q_product *p, float part[Q_ROWS][Q_PANELS][1
         for (int r = 0; r < rows; r++) {
             float *dst = p->y + (m + r) * p->ldy + n;
             __m512 sums = _mm512_loadu_ps(part[r][j]);
+            if (p->w->layout == LAYOUT_NF4)
+                sums = _mm512_mul_ps(sums, _mm512_div_ps(_mm512_loadu_ps(p->w->row_scales + n),
+                                                         _mm512_set1_ps(NF4_UNIT)));
             if (p->add) sums = _mm512_add_ps(_mm512_maskz_loadu_ps(mask, dst), sums);
             _mm512_mask_storeu_ps(dst, mask, sums);
         }
@@ -326,8 +359,8 @@ static void part_store(const struct q_product *p, float part[Q_ROWS][Q_PANELS][1
 }
 
 /* Rows m0 … m0 + rows (at most Q_ROW_BLOCK) against all panels. */
-static void q_rows_mul(const struct q_product *p, int64_t m0, int64_t rows, int64_t n0, int64_t n1,
-                       bool q4) {
+static void q_rows_mul(const struct q_product *p, int64_t m0, int64_t rows, int64_t n0,
+                       int64_t n1) {
     int32_t start[Q_ROW_BLOCK][Q_BLOCKS];
     const int64_t end = (n1 + 15) / 16;
     int64_t filled = -1; /* the first block that `start` describes */
@@ -337,11 +370,11 @@ static void q_rows_mul(const struct q_product *p, int64_t m0, int64_t rows, int6
         memset(part, 0, sizeof part[0] * (size_t)rows);
         for (int64_t b0 = 0; b0 < p->blocks; b0 += Q_BLOCKS) {
             const int64_t b1 = MIN(p->blocks, b0 + Q_BLOCKS);
-            if (filled != b0) starts_fill(start, p, m0, rows, b0, b1, q4 ? 8 : 128);
+            if (filled != b0) starts_fill(start, p, m0, rows, b0, b1);
             filled = b0;
             for (int64_t m = 0, step; m < rows; m += step) {
                 step = rows - m >= 4 ? 4 : rows - m >= 2 ? 2 : 1;
-                const panels_fn run = panels_fns[q4][step / 2][panels - 1];
+                const panels_fn run = panels_fns[p->w->layout - LAYOUT_Q8][step / 2][panels - 1];
                 run(part + m, p, panel, m0 + m, (const int32_t(*)[Q_BLOCKS])start + m, b0, b1);
             }
         }
@@ -349,23 +382,17 @@ static void q_rows_mul(const struct q_product *p, int64_t m0, int64_t rows, int6
     }
 }
 
-static void q_mul(float *y, int64_t ldy, const struct inputs *in, const struct matrix *w,
-                  int64_t n0, int64_t n1, bool add, bool q4) {
-    const struct q_product p = {
-        .y = y, .ldy = ldy, .in = in, .w = w, .blocks = in->k / 32, .add = add};
+static void avx512_gemm_q(float *y, int64_t ldy, const struct inputs *in, const struct matrix *w,
+                          int64_t n0, int64_t n1, bool add) {
+    const struct q_product p = {.y = y,
+                                .ldy = ldy,
+                                .in = in,
+                                .w = w,
+                                .blocks = in->k / layout_group(w->layout),
+                                .add = add};
     for (int64_t m = 0; m < in->rows; m += Q_ROW_BLOCK) {
-        q_rows_mul(&p, m, MIN(in->rows - m, Q_ROW_BLOCK), n0, n1, q4);
+        q_rows_mul(&p, m, MIN(in->rows - m, Q_ROW_BLOCK), n0, n1);
     }
-}
-
-static void avx512_gemm_q8(float *y, int64_t ldy, const struct inputs *in, const struct matrix *w,
-                           int64_t n0, int64_t n1, bool add) {
-    q_mul(y, ldy, in, w, n0, n1, add, false);
-}
-
-static void avx512_gemm_q4(float *y, int64_t ldy, const struct inputs *in, const struct matrix *w,
-                           int64_t n0, int64_t n1, bool add) {
-    q_mul(y, ldy, in, w, n0, n1, add, true);
 }
 
 static float avx512_dot(const float *a, const float *b, int64_t n) {
@@ -584,8 +611,8 @@ static void avx512_adamw(float *w, const float *g, float *m, float *v, int64_t n
 void kernels_fill_avx512(struct kernels *k) {
     k->gemm_f32 = avx512_gemm_f32;
     k->gemm_bf16 = avx512_gemm_bf16;
-    k->gemm_q8 = avx512_gemm_q8;
-    k->gemm_q4 = avx512_gemm_q4;
+    k->gemm_q8 = avx512_gemm_q;
+    k->gemm_q4 = avx512_gemm_q;
     k->dot = avx512_dot;
     k->sum = avx512_sum;
     k->max = avx512_max;

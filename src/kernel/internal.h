@@ -63,7 +63,43 @@ bool amx_request(void);
 #define EXP_C5 0x1.12397cp-7f
 #define EXP_C6 0x1.6a4f4ap-10f
 
+/* What one file block of a quantised type holds: value i = q[i] · scale[i / group] (+ min[i / 32]). */
+struct quants {
+    int8_t q[256];
+    float scale[16], min[8];
+};
+/* A row of the type table in quant.c. */
+struct type_row {
+    enum tensor_type type;
+    const char *name;
+    int block, bytes; /* weights in a block and its size; nf4's bytes are without the scales */
+    int group;        /* weights under one scale; 0: not quantised by blocks */
+    enum layout layout;
+    int8_t zero;
+    bool mins;
+    void (*read)(const uint8_t *block, struct quants *s);
+    void (*write)(const float *x, uint8_t *block);
+    void (*join)(const struct quants *s, uint8_t *block); /* undoes read; NULL: it cannot be undone */
+};
+const struct type_row *type_find(enum tensor_type t); /* NULL when unknown */
+
 #define QK 32    /* weights in a block of the q types */
 #define PANEL 16 /* outputs in a panel of a packed matrix */
+
+#define NF4_BLOCK 64       /* weights under one byte of scale */
+#define NF4_UNIT 32385.0f  /* 255 · 127 */
+#define NF4_OFFSET 128     /* makes every code an unsigned byte */
+
+/* Of the quantised layouts: weights under one scale, and bytes of such a block of a panel. */
+static inline int layout_group(enum layout l) {
+    return l == LAYOUT_Q6 ? 16 : QK;
+}
+static inline int layout_bytes(enum layout l) {
+    return l == LAYOUT_Q8 ? QK * PANEL : QK * PANEL / 2;
+}
+/* Scales of a panel before the next panel's. */
+static inline int64_t layout_scales(enum layout l, int64_t k) {
+    return (l == LAYOUT_NF4 ? (k + NF4_BLOCK - 1) / NF4_BLOCK : k / layout_group(l)) * PANEL;
+}
 
 #endif

@@ -129,44 +129,6 @@ enum numeric_class kernels_default_class(void) {
     return kernels_get()->gemm_bf16_fast ? CLASS_FAST : CLASS_EXACT;
 }
 
-static const struct type_row {
-    enum tensor_type type;
-    const char *name;
-    int block, bytes; /* weights in a block and its size */
-} type_rows[] = {
-    {TENSOR_F32, "f32", 1, 4},
-    {TENSOR_F16, "f16", 1, 2},
-    {TENSOR_Q4_0, "q4_0", QK, sizeof(struct block_q4_0)},
-    {TENSOR_Q8_0, "q8_0", QK, sizeof(struct block_q8_0)},
-    {TENSOR_BF16, "bf16", 1, 2},
-};
-
-static const struct type_row *type_find(enum tensor_type t) {
-    for (size_t i = 0; i < ARRAY_LEN(type_rows); i++)
-        if (type_rows[i].type == t) return &type_rows[i];
-    return NULL;
-}
-
-const char *tensor_type_name(enum tensor_type t) {
-    const struct type_row *row = type_find(t);
-    return row ? row->name : "unknown";
-}
-
-int tensor_type_parse(const char *name, enum tensor_type *out) {
-    for (size_t i = 0; i < ARRAY_LEN(type_rows); i++)
-        if (strcmp(type_rows[i].name, name) == 0) {
-            *out = type_rows[i].type;
-            return OK;
-        }
-    return ERR_USAGE;
-}
-
-size_t tensor_row_bytes(enum tensor_type t, int64_t k) {
-    const struct type_row *row = type_find(t);
-    CHECK(row && k >= 0 && k % row->block == 0);
-    return (size_t)(k / row->block) * (size_t)row->bytes;
-}
-
 static uint32_t float_bits(float f) {
     uint32_t u;
     memcpy(&u, &f, sizeof u);
@@ -212,90 +174,6 @@ uint16_t f32_to_bf16(float f) {
     return (uint16_t)((u + 0x7fff + (u >> 16 & 1)) >> 16);
 }
 
-static void q8_read(const struct block_q8_0 *b, float *dst) {
-    float d = f16_to_f32(b->d);
-    for (int i = 0; i < QK; i++) dst[i] = (float)b->q[i] * d;
-}
-
-static void q4_read(const struct block_q4_0 *b, float *dst) {
-    float d = f16_to_f32(b->d);
-    for (int i = 0; i < QK / 2; i++) {
-        dst[i] = (float)((b->q[i] & 15) - 8) * d;
-        dst[i + QK / 2] = (float)((b->q[i] >> 4) - 8) * d;
-    }
-}
-
-void tensor_to_f32(enum tensor_type t, const void *src, float *dst, int64_t n) {
-    const uint8_t *s = src; // rows in a file need not be aligned
-    size_t step = tensor_row_bytes(t, type_find(t)->block);
-    CHECK(n % type_find(t)->block == 0);
-    if (t == TENSOR_F32) {
-        memcpy(dst, src, (size_t)n * sizeof *dst);
-        return;
-    }
-    for (int64_t i = 0; i < n; i += type_find(t)->block, s += step) {
-        uint16_t h;
-        memcpy(&h, s, sizeof h);
-        if (t == TENSOR_F16)
-            dst[i] = f16_to_f32(h);
-        else if (t == TENSOR_BF16)
-            dst[i] = bf16_to_f32(h);
-        else if (t == TENSOR_Q8_0)
-            q8_read((const struct block_q8_0 *)s, dst + i);
-        else
-            q4_read((const struct block_q4_0 *)s, dst + i);
-    }
-}
-
-/* lo..hi after rounding towards zero; NaN becomes 0. */
-static int value_clip(float v, int lo, int hi) {
-    if (v != v) return 0;
-    return v <= (float)lo ? lo : v >= (float)hi ? hi : (int)v;
-}
-
-static void q8_write(const float *x, struct block_q8_0 *b) {
-    float amax = 0;
-    for (int i = 0; i < QK; i++) amax = fabsf(x[i]) > amax ? fabsf(x[i]) : amax;
-    float d = amax / 127.0f, inverse = d != 0 ? 1.0f / d : 0.0f;
-    b->d = f32_to_f16(d);
-    for (int i = 0; i < QK; i++) b->q[i] = (int8_t)value_clip(roundf(x[i] * inverse), -128, 127);
-}
-
-static void q4_write(const float *x, struct block_q4_0 *b) {
-    float amax = 0, extreme = 0; // the signed value of largest magnitude becomes -8
-    for (int i = 0; i < QK; i++)
-        if (fabsf(x[i]) > amax) {
-            amax = fabsf(x[i]);
-            extreme = x[i];
-        }
-    float d = extreme / -8.0f, inverse = d != 0 ? 1.0f / d : 0.0f;
-    b->d = f32_to_f16(d);
-    for (int i = 0; i < QK / 2; i++) {
-        int lo = value_clip(x[i] * inverse + 8.5f, 0, 15),
-            hi = value_clip(x[i + QK / 2] * inverse + 8.5f, 0, 15);
-        b->q[i] = (uint8_t)(lo | hi << 4);
-    }
-}
-
-void tensor_from_f32(enum tensor_type t, const float *src, void *dst, int64_t n) {
-    uint8_t *out = dst;
-    size_t step = tensor_row_bytes(t, type_find(t)->block);
-    CHECK(n % type_find(t)->block == 0);
-    if (t == TENSOR_F32) {
-        memcpy(dst, src, (size_t)n * sizeof *src);
-        return;
-    }
-    for (int64_t i = 0; i < n; i += type_find(t)->block, out += step) {
-        uint16_t h = t == TENSOR_F16 ? f32_to_f16(src[i]) : f32_to_bf16(src[i]);
-        if (t == TENSOR_Q8_0)
-            q8_write(src + i, (struct block_q8_0 *)out);
-        else if (t == TENSOR_Q4_0)
-            q4_write(src + i, (struct block_q4_0 *)out);
-        else
-            memcpy(out, &h, sizeof h);
-    }
-}
-
 static int64_t panel_count(int64_t n) {
     return (n + PANEL - 1) / PANEL;
 }
@@ -309,82 +187,94 @@ static void quads_put(uint8_t *block, int lane, const uint8_t *bytes, int quads)
     for (int p = 0; p < quads; p++) memcpy(block + (p * PANEL + lane) * 4, bytes + 4 * p, 4);
 }
 
-static int rows_pack_q(struct matrix *m, const void *rows, const int32_t *order,
-                       struct arena *arena, struct error *err) {
-    int64_t blocks = m->k / QK, panels = panel_count(m->n);
-    int payload = m->type == TENSOR_Q4_0 ? QK / 2 : QK;
-    size_t row_bytes = tensor_row_bytes(m->type, m->k),
-           file_block = sizeof(uint16_t) + (size_t)payload;
-    uint8_t *data = arena_try(arena, (size_t)(panels * blocks * PANEL * payload), err);
-    float *scales = arena_try(arena, (size_t)(panels * blocks * PANEL) * sizeof *scales, err);
-    if (!data || !scales) return err->code;
-    for (int64_t i = 0; i < m->n; i++) {
-        const uint8_t *src = (const uint8_t *)rows + (size_t)row_source(order, i) * row_bytes;
-        int lane = (int)(i % PANEL);
-        for (int64_t b = 0; b < blocks; b++, src += file_block) {
-            int64_t at = i / PANEL * blocks + b;
-            uint16_t h;
-            memcpy(&h, src, sizeof h);
-            float d = f16_to_f32(h);
-            if (!isfinite(d))
-                return error_set(err, ERR_NUMERIC,
-                                 "row %lld has a %s block whose scale is not a finite number",
-                                 (long long)row_source(order, i), tensor_type_name(m->type));
-            scales[at * PANEL + lane] = d;
-            quads_put(data + at * PANEL * payload, lane, src + sizeof h, payload / 4);
+/* Bytes of one output's block in `panel`: nibbles as a file has them, or the numbers themselves. */
+static void block_pack(struct matrix *m, int64_t at, int lane, const int8_t *q) {
+    uint8_t *data = (uint8_t *)(uintptr_t)m->data, bytes[QK];
+    if (m->layout == LAYOUT_Q4) {
+        for (int i = 0; i < QK / 2; i++)
+            bytes[i] = (uint8_t)((q[i] + m->zero) | (uint8_t)(q[i + QK / 2] + m->zero) << 4);
+        quads_put(data + at * PANEL * (QK / 2), lane, bytes, QK / 8);
+    } else {
+        quads_put(data + at * PANEL * QK, lane, (const uint8_t *)q, QK / 4);
+    }
+}
+
+/* The block of a file that begins at weight k of output i. */
+static int quants_put(struct matrix *m, int64_t i, int64_t k, const struct type_row *row,
+                      const struct quants *s, struct error *err) {
+    int64_t groups = m->k / row->group, panel = i / PANEL;
+    int lane = (int)(i % PANEL);
+    float *scales = (float *)(uintptr_t)m->scales, *mins = (float *)(uintptr_t)m->mins;
+    for (int g = 0; g < row->block / row->group; g++) {
+        if (!isfinite(s->scale[g]) || (row->mins && !isfinite(s->min[g])))
+            return error_set(err, ERR_NUMERIC,
+                             "row %lld has a %s block whose scale is not a finite number",
+                             (long long)i, row->name);
+        scales[(panel * groups + k / row->group + g) * PANEL + lane] = s->scale[g];
+        if (row->mins) mins[i * groups + k / QK + g] = s->min[g];
+    }
+    for (int b = 0; b < row->block / QK; b++)
+        block_pack(m, panel * (m->k / QK) + k / QK + b, lane, s->q + b * QK);
+    return OK;
+}
+
+static int nf4_put(struct matrix *m, int64_t i, const uint8_t *row, struct error *err) {
+    int64_t n64 = layout_scales(LAYOUT_NF4, m->k) / PANEL, blocks = m->k / QK, panel = i / PANEL;
+    int lane = (int)(i % PANEL);
+    uint8_t *data = (uint8_t *)(uintptr_t)m->data, *scales = (uint8_t *)(uintptr_t)m->scale_bytes;
+    float *scale = (float *)(uintptr_t)m->row_scales + i;
+    memcpy(scale, row, sizeof *scale);
+    if (!isfinite(*scale))
+        return error_set(err, ERR_NUMERIC, "row %lld has an nf4 scale that is not a finite number",
+                         (long long)i);
+    row += sizeof *scale;
+    for (int64_t b = 0; b < n64; b++) scales[(panel * n64 + b) * PANEL + lane] = row[b];
+    row += n64;
+    for (int64_t b = 0; b < blocks; b++, row += QK / 2)
+        quads_put(data + (panel * blocks + b) * PANEL * (QK / 2), lane, row, QK / 8);
+    return OK;
+}
+
+static void bf16_put(struct matrix *m, int64_t i, const uint8_t *row) {
+    int64_t kp = (m->k + 31) / 32 * 32;
+    uint16_t *panel = (uint16_t *)(uintptr_t)m->data + i / PANEL * PANEL * kp;
+    for (int64_t k = 0; k < m->k; k++)
+        memcpy(&panel[(k / 2 * PANEL + i % PANEL) * 2 + k % 2], row + 2 * k, 2);
+}
+
+/* One file row of `type`, which is m->type but for the f16 that is widened. */
+static int row_put(struct matrix *m, enum tensor_type type, int64_t i, const uint8_t *src,
+                   struct error *err) {
+    const struct type_row *row = type_find(type);
+    if (m->layout == LAYOUT_NF4) return nf4_put(m, i, src, err);
+    if (m->layout == LAYOUT_BF16) {
+        bf16_put(m, i, src);
+    } else if (m->layout == LAYOUT_ROWS) {
+        uint8_t *rows = (uint8_t *)(uintptr_t)m->data;
+        size_t bytes = tensor_row_bytes(m->type, m->k);
+        if (type == m->type)
+            memcpy(rows + (size_t)i * bytes, src, bytes);
+        else
+            tensor_to_f32(type, src, (float *)(void *)(rows + (size_t)i * bytes), m->k);
+    } else {
+        struct quants s;
+        for (int64_t k = 0; k < m->k; k += row->block, src += row->bytes) {
+            row->read(src, &s);
+            int rc = quants_put(m, i, k, row, &s, err);
+            if (rc != OK) return rc;
         }
     }
-    m->data = data;
-    m->scales = scales;
-    m->packed = true;
     return OK;
 }
 
-static int rows_pack_bf16(struct matrix *m, const uint8_t *rows, const int32_t *order,
-                          struct arena *arena, struct error *err) {
-    int64_t kp = (m->k + 31) / 32 * 32;
-    uint16_t *data = arena_try(arena, (size_t)(panel_count(m->n) * PANEL * kp) * sizeof *data, err);
-    if (!data) return err->code;
-    for (int64_t i = 0; i < m->n; i++) {
-        uint16_t *panel = data + i / PANEL * PANEL * kp;
-        const uint8_t *src = rows + (size_t)row_source(order, i) * (size_t)m->k * 2;
-        for (int64_t k = 0; k < m->k; k++)
-            memcpy(&panel[(k / 2 * PANEL + i % PANEL) * 2 + k % 2], src + 2 * k, 2);
-    }
-    m->data = data;
-    m->packed = true;
-    return OK;
+int matrix_put(struct matrix *m, int64_t i, const void *row, struct error *err) {
+    CHECK(i >= 0 && i < m->n);
+    return row_put(m, m->file_type, i, row, err);
 }
 
-/* Rows that stay rows: in place when they can, else copied (reordered, misaligned, or f16 widened).
- */
-static int rows_keep(struct matrix *m, const uint8_t *rows, const int32_t *order,
-                     struct arena *arena, struct error *err) {
-    size_t src_bytes = tensor_row_bytes(m->type, m->k), item = m->type == TENSOR_F32 ? 4 : 2;
-    bool widen = m->type == TENSOR_F16;
-    m->data = rows;
-    if (!widen && !order && (uintptr_t)rows % item == 0) return OK;
-    size_t dst_bytes = widen ? (size_t)m->k * sizeof(float) : src_bytes;
-    uint8_t *dst = arena_try(arena, (size_t)m->n * dst_bytes, err);
-    if (!dst) return err->code;
-    for (int64_t i = 0; i < m->n; i++) {
-        const uint8_t *src = rows + (size_t)row_source(order, i) * src_bytes;
-        uint8_t *to = dst + (size_t)i * dst_bytes;
-        if (widen)
-            tensor_to_f32(TENSOR_F16, src, (float *)(void *)to, m->k);
-        else
-            memcpy(to, src, src_bytes);
-    }
-    m->data = dst;
-    if (widen) m->type = TENSOR_F32;
-    return OK;
-}
-
-int matrix_init(struct matrix *m, enum tensor_type type, int64_t n, int64_t k, const void *rows,
-                const int32_t *row_order, enum numeric_class cls, struct arena *arena,
-                struct error *err) {
+/* What cannot be a matrix, before anything is computed from its sizes. */
+static int shape_check(enum tensor_type type, int64_t n, int64_t k, struct error *err) {
     const struct type_row *row = type_find(type);
-    *m = (struct matrix){.type = type, .n = n, .k = k};
     if (!row) return error_set(err, ERR_FORMAT, "tensor type %d is not supported", (int)type);
     if (n < 1 || k < 1 || n > INT32_MAX || k > INT32_MAX)
         return error_set(err, ERR_FORMAT, "a matrix of %lld x %lld is not possible", (long long)n,
@@ -392,28 +282,123 @@ int matrix_init(struct matrix *m, enum tensor_type type, int64_t n, int64_t k, c
     if (k % row->block)
         return error_set(err, ERR_FORMAT, "a %s row of %lld values is not a multiple of %d",
                          row->name, (long long)k, row->block);
+    return OK;
+}
+
+static void matrix_shape(struct matrix *m, enum tensor_type type, int64_t n, int64_t k,
+                         enum numeric_class cls) {
+    const struct type_row *row = type_find(type);
+    bool fast = type == TENSOR_BF16 && cls == CLASS_FAST;
+    *m = (struct matrix){.type = type == TENSOR_F16 ? TENSOR_F32 : type,
+                         .file_type = type,
+                         .layout = fast ? LAYOUT_BF16 : row->layout,
+                         .zero = row->zero,
+                         .n = n,
+                         .k = k};
+    m->packed = m->layout != LAYOUT_ROWS;
+}
+
+/* Bytes of rows or panels, without scales. */
+static size_t data_bytes(const struct matrix *m) {
+    size_t rows = (size_t)panel_count(m->n) * PANEL, k = (size_t)m->k;
+    switch (m->layout) {
+    case LAYOUT_ROWS:
+        return (size_t)m->n * tensor_row_bytes(m->type, m->k);
+    case LAYOUT_BF16:
+        return rows * ((k + 31) / 32 * 32) * 2;
+    case LAYOUT_Q8:
+    case LAYOUT_Q6:
+        return rows * k;
+    default:
+        return rows * k / 2;
+    }
+}
+
+static size_t scale_count(const struct matrix *m) {
+    return m->layout < LAYOUT_Q8 ? 0 : (size_t)(panel_count(m->n) * layout_scales(m->layout, m->k));
+}
+
+static int matrix_room(struct matrix *m, struct arena *arena, struct error *err) {
+    size_t n = scale_count(m), rows = (size_t)(panel_count(m->n) * PANEL);
+    bool nf4 = m->layout == LAYOUT_NF4, mins = type_find(m->type)->mins;
+    m->data = arena_try(arena, data_bytes(m), err);
+    if (m->data && nf4) m->scale_bytes = arena_try(arena, n, err);
+    if (m->scale_bytes) m->row_scales = arena_try(arena, sizeof(float) * rows, err);
+    if (m->data && n && !nf4) m->scales = arena_try(arena, n * sizeof(float), err);
+    if (m->data && mins)
+        m->mins = arena_try(arena, (size_t)m->n * (size_t)(m->k / QK) * sizeof(float), err);
+    bool all = m->data && (!nf4 || m->row_scales) && (!n || nf4 || m->scales) && (!mins || m->mins);
+    return all ? OK : err->code;
+}
+
+int matrix_alloc(struct matrix *m, enum tensor_type type, int64_t n, int64_t k,
+                 enum numeric_class cls, struct arena *arena, struct error *err) {
+    int rc = shape_check(type, n, k, err);
+    if (rc != OK) return rc;
+    matrix_shape(m, type, n, k, cls);
+    return matrix_room(m, arena, err);
+}
+
+/* A super-block's own scale is lost in the products of panels, so its file bytes stay reachable. */
+static int file_keep(struct matrix *m, const void *rows, const int32_t *order, struct arena *arena,
+                     struct error *err) {
+    if (tensor_type_block(m->type) <= QK) return OK;
+    size_t size = (size_t)m->n * sizeof *order;
+    m->file_rows = rows;
+    if (!order) return OK;
+    int32_t *copy = arena_try(arena, size, err);
+    if (!copy) return err->code;
+    m->file_order = memcpy(copy, order, size);
+    return OK;
+}
+
+int matrix_init(struct matrix *m, enum tensor_type type, int64_t n, int64_t k, const void *rows,
+                const int32_t *row_order, enum numeric_class cls, struct arena *arena,
+                struct error *err) {
+    int rc = shape_check(type, n, k, err);
+    if (rc != OK) return rc;
     for (int64_t i = 0; row_order && i < n; i++) CHECK(row_order[i] >= 0 && row_order[i] < n);
-    if (row->block == QK) return rows_pack_q(m, rows, row_order, arena, err);
-    if (type == TENSOR_BF16 && cls == CLASS_FAST)
-        return rows_pack_bf16(m, rows, row_order, arena, err);
-    return rows_keep(m, rows, row_order, arena, err);
+    matrix_shape(m, type, n, k, cls);
+    size_t bytes = tensor_row_bytes(type, k), item = type == TENSOR_F32 ? 4 : 2;
+    m->data = rows; // in place where that can be
+    if (!m->packed && m->type == type && !row_order && (uintptr_t)rows % item == 0) return OK;
+    rc = matrix_room(m, arena, err);
+    for (int64_t i = 0; rc == OK && i < n; i++)
+        rc = row_put(m, type, i, (const uint8_t *)rows + (size_t)row_source(row_order, i) * bytes,
+                     err);
+    return rc == OK ? file_keep(m, rows, row_order, arena, err) : rc;
+}
+
+/* The 32 numbers of block b of output i, the zero point taken off; of nf4 the codes' indices. */
+static void block_unpack(const struct matrix *m, int64_t i, int64_t b, int8_t q[QK]) {
+    bool nibbles = m->layout >= LAYOUT_Q4;
+    int payload = nibbles ? QK / 2 : QK, lane = (int)(i % PANEL);
+    int64_t at = i / PANEL * (m->k / QK) + b;
+    const uint8_t *block = (const uint8_t *)m->data + at * PANEL * payload;
+    for (int j = 0; j < payload; j++) {
+        uint8_t byte = block[(j / 4 * PANEL + lane) * 4 + j % 4];
+        q[j] = (int8_t)(nibbles ? (byte & 15) - m->zero : byte);
+        if (nibbles) q[j + payload] = (int8_t)((byte >> 4) - m->zero);
+    }
+}
+
+/* The scale of the 16 weights from k on, and what their numbers are multiplied with. */
+static float scale_at(const struct matrix *m, int64_t i, int64_t k) {
+    int64_t at = i / PANEL * layout_scales(m->layout, m->k) + i % PANEL;
+    if (m->layout == LAYOUT_NF4) return (float)m->scale_bytes[at + k / NF4_BLOCK * PANEL];
+    return m->scales[at + k / layout_group(m->layout) * PANEL];
 }
 
 static void packed_row_q(const struct matrix *m, int64_t i, float *out) {
-    int64_t blocks = m->k / QK;
-    int lane = (int)(i % PANEL), payload = m->type == TENSOR_Q4_0 ? QK / 2 : QK;
-    for (int64_t b = 0; b < blocks; b++, out += QK) {
-        int64_t at = i / PANEL * blocks + b;
-        const uint8_t *block = (const uint8_t *)m->data + at * PANEL * payload;
-        float d = m->scales[at * PANEL + lane];
-        for (int j = 0; j < payload; j++) {
-            uint8_t byte = block[(j / 4 * PANEL + lane) * 4 + j % 4];
-            if (payload == QK)
-                out[j] = (float)(int8_t)byte * d;
-            else {
-                out[j] = (float)((byte & 15) - 8) * d;
-                out[j + payload] = (float)((byte >> 4) - 8) * d;
-            }
+    float unit = m->layout == LAYOUT_NF4 ? m->row_scales[i] / NF4_UNIT : 1.0f;
+    for (int64_t k = 0; k < m->k; k += QK, out += QK) {
+        int8_t q[QK];
+        block_unpack(m, i, k / QK, q);
+        const float d[2] = {scale_at(m, i, k), scale_at(m, i, k + QK / 2)};
+        for (int j = 0; j < QK; j++) {
+            int v = m->layout == LAYOUT_NF4 ? nf4_codes[q[j]] : q[j];
+            out[j] = (float)v * d[j / (QK / 2)] * unit;
+            if (m->mins) out[j] += m->mins[i * (m->k / QK) + k / QK];
         }
     }
 }
@@ -423,7 +408,7 @@ void matrix_row(const struct matrix *m, int64_t i, float *out) {
     if (!m->packed) {
         size_t bytes = tensor_row_bytes(m->type, m->k);
         tensor_to_f32(m->type, (const uint8_t *)m->data + (size_t)i * bytes, out, m->k);
-    } else if (m->type == TENSOR_BF16) {
+    } else if (m->layout == LAYOUT_BF16) {
         int64_t kp = (m->k + 31) / 32 * 32;
         const uint16_t *panel = (const uint16_t *)m->data + i / PANEL * PANEL * kp;
         for (int64_t k = 0; k < m->k; k++)
@@ -433,24 +418,65 @@ void matrix_row(const struct matrix *m, int64_t i, float *out) {
     }
 }
 
+static void nf4_row_file(const struct matrix *m, int64_t i, uint8_t *out) {
+    int8_t q[QK];
+    memcpy(out, &m->row_scales[i], sizeof(float));
+    out += sizeof(float);
+    for (int64_t k = 0; k < m->k; k += NF4_BLOCK) *out++ = (uint8_t)scale_at(m, i, k);
+    for (int64_t b = 0; b < m->k / QK; b++) {
+        block_unpack(m, i, b, q);
+        for (int j = 0; j < QK / 2; j++) *out++ = (uint8_t)(q[j] | q[j + QK / 2] << 4);
+    }
+}
+
+bool matrix_row_file(const struct matrix *m, int64_t i, void *out) {
+    const struct type_row *row = type_find(m->type);
+    size_t bytes = tensor_row_bytes(m->type, m->k);
+    uint8_t *to = out;
+    CHECK(i >= 0 && i < m->n);
+    if (m->file_rows)
+        memcpy(out, m->file_rows + (size_t)row_source(m->file_order, i) * bytes, bytes);
+    else if (m->layout == LAYOUT_NF4)
+        nf4_row_file(m, i, out);
+    else if (!row->join)
+        return false;
+    else
+        for (int64_t k = 0; k < m->k; k += QK, to += row->bytes) {
+            struct quants s = {.scale[0] = scale_at(m, i, k)};
+            if (m->mins) s.min[0] = m->mins[i * (m->k / QK) + k / QK];
+            block_unpack(m, i, k / QK, s.q);
+            row->join(&s, to);
+        }
+    return true;
+}
+
+bool matrix_int8(const struct matrix *m) {
+    return m->layout >= LAYOUT_Q8;
+}
+
+bool matrix_bf16(const struct matrix *m) {
+    return m->layout == LAYOUT_BF16;
+}
+
 size_t matrix_bytes(const struct matrix *m) {
-    if (!m->packed) return (size_t)m->n * tensor_row_bytes(m->type, m->k);
-    size_t rows = (size_t)panel_count(m->n) * PANEL, k = (size_t)m->k;
-    if (m->type == TENSOR_BF16) return rows * ((k + 31) / 32 * 32) * 2;
-    return rows * (m->type == TENSOR_Q4_0 ? k / 2 : k) + rows * (k / QK) * sizeof(float);
+    size_t scale = m->layout == LAYOUT_NF4 ? 1 : sizeof(float);
+    size_t rows = m->row_scales ? (size_t)panel_count(m->n) * PANEL * sizeof(float) : 0,
+           mins = m->mins ? (size_t)m->n * (size_t)(m->k / QK) * sizeof(float) : 0;
+    return data_bytes(m) + scale_count(m) * scale + rows + mins;
 }
 
 static size_t align_64(size_t n) {
     return (n + 63) & ~(size_t)63;
 }
 
-/* Offsets of the three parts from a 64-byte boundary; the last is the end. */
-static void inputs_layout(int64_t rows, int64_t k, size_t at[4]) {
+/* Offsets of the four parts from a 64-byte boundary; the last is the end. */
+static void inputs_layout(int64_t rows, int64_t k, size_t at[5]) {
     size_t r = (size_t)rows, kp = (size_t)(k + 31) / 32 * 32;
     at[0] = 0;
     at[1] = align_64(r * kp);
     at[2] = at[1] + align_64(r * (kp / 32) * sizeof(float));
-    at[3] = at[2] + align_64(r * kp * sizeof(uint16_t));
+    at[3] = at[2] + align_64(r * (kp / 32) * sizeof(float));
+    at[4] = at[3] + align_64(r * kp * sizeof(uint16_t));
 }
 
 size_t elem_size(enum elem e) {
@@ -524,9 +550,18 @@ void rows_mix(enum elem e, float *y, int64_t ldy, const float *t, int64_t ldt, i
 }
 
 size_t inputs_scratch(int64_t max_rows, int64_t max_k) {
-    size_t at[4];
+    size_t at[5];
     inputs_layout(max_rows, max_k, at);
-    return at[3] + 64;
+    return at[4] + 64;
+}
+
+/* What minima are multiplied with: d · Σ q of each block, the sum a whole number. */
+static void sums_make(float *sum, const int8_t *q, const float *d, int64_t blocks) {
+    for (int64_t b = 0; b < blocks; b++, q += QK) {
+        int32_t s = 0;
+        for (int i = 0; i < QK; i++) s += q[i];
+        sum[b] = d[b] * (float)s;
+    }
 }
 
 static void inputs_range(void *ctx, int64_t begin, int64_t end, int thread) {
@@ -536,7 +571,11 @@ static void inputs_range(void *ctx, int64_t begin, int64_t end, int thread) {
     (void)thread;
     for (int64_t m = begin; m < end; m++) {
         const float *x = in->x + m * in->ldx;
-        if (in->q) kern->quantize_row(x, in->k, in->q + m * in->k, in->d + m * (in->k / QK));
+        if (in->q) {
+            int64_t blocks = in->k / QK;
+            kern->quantize_row(x, in->k, in->q + m * in->k, in->d + m * blocks);
+            sums_make(in->sum + m * blocks, in->q + m * in->k, in->d + m * blocks, blocks);
+        }
         if (in->bf16) {
             kern->to_bf16_row(x, in->k, in->bf16 + m * kp);
             memset(in->bf16 + m * kp + in->k, 0, (size_t)(kp - in->k) * sizeof *in->bf16);
@@ -549,14 +588,15 @@ void inputs_prepare(struct inputs *in, const float *x, int64_t ldx, int64_t rows
     *in = (struct inputs){.rows = rows, .k = k, .ldx = ldx, .x = x};
     if (!int8 && !bf16) return;
     CHECK(!int8 || k % QK == 0);
-    size_t at[4];
+    size_t at[5];
     inputs_layout(rows, k, at);
     uint8_t *base = (uint8_t *)align_64((uintptr_t)scratch);
     if (int8) {
         in->q = (int8_t *)(base + at[0]);
         in->d = (float *)(void *)(base + at[1]);
+        in->sum = (float *)(void *)(base + at[2]);
     }
-    if (bf16) in->bf16 = (uint16_t *)(void *)(base + at[2]);
+    if (bf16) in->bf16 = (uint16_t *)(void *)(base + at[3]);
     pool_run(rows * k < 8192 ? NULL : pool, inputs_range, in, rows, 1);
 }
 
@@ -580,16 +620,19 @@ struct product {
 void matrix_mul_range(float *y, int64_t ldy, const struct inputs *in, const struct matrix *w,
                       int64_t n0, int64_t n1, bool add) {
     const struct kernels *k = kernels_get();
-    if (w->type == TENSOR_Q8_0)
+    if (w->layout == LAYOUT_Q8 || w->layout == LAYOUT_Q6)
         k->gemm_q8(y, ldy, in, w, n0, n1, add);
-    else if (w->type == TENSOR_Q4_0)
+    else if (matrix_int8(w))
         k->gemm_q4(y, ldy, in, w, n0, n1, add);
-    else if (w->packed)
+    else if (matrix_bf16(w))
         k->gemm_bf16_fast(y, ldy, in, w, n0, n1, add);
     else if (w->type == TENSOR_BF16)
         k->gemm_bf16(y, ldy, in->x, in->ldx, in->rows, w->data, w->k, w->k, n0, n1, add);
     else
         k->gemm_f32(y, ldy, in->x, in->ldx, in->rows, w->data, w->k, w->k, n0, n1, add);
+    if (w->mins)
+        k->gemm_f32(y, ldy, in->sum, w->k / QK, in->rows, w->mins, w->k / QK, w->k / QK, n0, n1,
+                    true);
 }
 
 static void matrix_by_outputs(void *ctx, int64_t begin, int64_t end, int thread) {
@@ -606,6 +649,7 @@ static void matrix_by_rows(void *ctx, int64_t begin, int64_t end, int thread) {
     part.x += begin * part.ldx;
     if (part.q) part.q += begin * part.k;
     if (part.d) part.d += begin * (part.k / QK);
+    if (part.sum) part.sum += begin * (part.k / QK);
     if (part.bf16) part.bf16 += begin * ((part.k + 31) / 32 * 32);
     matrix_mul_range(p->y + begin * p->ldy, p->ldy, &part, p->w, 0, p->n, p->add);
 }
@@ -614,10 +658,8 @@ void matrix_mul(float *y, int64_t ldy, const struct inputs *in, const struct mat
                 struct pool *pool) {
     struct product p = {
         .kern = kernels_get(), .y = y, .ldy = ldy, .n = w->n, .in = in, .w = w, .add = add};
-    bool quantised = w->type == TENSOR_Q8_0 || w->type == TENSOR_Q4_0,
-         fast = w->packed && !quantised;
-    CHECK(in->k == w->k && (!quantised || (in->q && in->d)) &&
-          (!fast || (in->bf16 && p.kern->gemm_bf16_fast)));
+    CHECK(in->k == w->k && (!matrix_int8(w) || (in->q && in->d)) && (!w->mins || in->sum) &&
+          (!matrix_bf16(w) || (in->bf16 && p.kern->gemm_bf16_fast)));
     struct pool *use = pool_for(pool, in->rows, w->n, w->k);
     // Few outputs under many rows (a LoRA's A) leave threads idle unless the rows are what is
     // shared out.

@@ -9,8 +9,9 @@
  *   exact class  f32 dot: 16 lanes, lane l sums k = l, l+16, … by fused multiply-add from +0, the tail padded with
  *                zeros; then a fixed tree: lanes l and l+8 are added, then l and l+4, l+2, l+1.
  *                bf16 weights are widened to f32 and follow the same rule.
- *                q8/q4 dot: block b of 32 gives an exact integer s_b; acc = fma((float)s_b, dw_b * dx_b, acc) for
- *                b = 0, 1, … in order.
+ *                q8/q4 dot: block b of 32 (q6_k: 16) gives an exact integer s_b; acc = fma((float)s_b, dw_b * dx_b, acc)
+ *                for b = 0, 1, … in order. Types with minima then add the f32 dot of minima and activation sums. nf4: dw_b
+ *                is the block's byte, and the end is acc * (row_scale / 32385).
  *   fast class   bf16 weights meet bf16 activations in AMX tiles (gemm_bf16_fast); everything else as exact.
  *   In both, the bits of output row m depend on row m of x and on w only: not on the number of rows, not on threads.
  *   exp and friends are our own polynomials, evaluated with the same operations at every level.
@@ -23,47 +24,111 @@
 enum cpu_level { CPU_SCALAR, CPU_AVX2, CPU_AVX512, CPU_AMX, CPU_LEVELS };
 enum numeric_class { CLASS_EXACT, CLASS_FAST };
 
-/* Weight types, with GGUF's own numbers. */
-enum tensor_type { TENSOR_F32 = 0, TENSOR_F16 = 1, TENSOR_Q4_0 = 2, TENSOR_Q8_0 = 8, TENSOR_BF16 = 30 };
+/* Weight types, with GGUF's own numbers. NF4 is Shoal's (see NF4 below): its number spells "SNF4" in a file, so that other
+ * programs refuse it. */
+enum tensor_type {
+    TENSOR_F32 = 0,
+    TENSOR_F16 = 1,
+    TENSOR_Q4_0 = 2,
+    TENSOR_Q4_1 = 3,
+    TENSOR_Q5_0 = 6,
+    TENSOR_Q5_1 = 7,
+    TENSOR_Q8_0 = 8,
+    TENSOR_Q4_K = 12,
+    TENSOR_Q5_K = 13,
+    TENSOR_Q6_K = 14,
+    TENSOR_BF16 = 30,
+    TENSOR_NF4 = 0x34464E53,
+};
+bool tensor_type_known(uint32_t number);
 const char *tensor_type_name(enum tensor_type t);        /* "q8_0" */
 int tensor_type_parse(const char *name, enum tensor_type *out); /* OK or ERR_USAGE */
-size_t tensor_row_bytes(enum tensor_type t, int64_t k);  /* k must be a multiple of 32 for q types */
+const char *tensor_type_list(void);                      /* "f32, f16, …" for messages and help */
+int tensor_type_block(enum tensor_type t);               /* k must be a multiple of it: 1, 32 or 256 */
+bool tensor_type_quantised(enum tensor_type t);          /* meets int8 activations */
+size_t tensor_row_bytes(enum tensor_type t, int64_t k);
+/* The type that rows of k are written in when t is asked for: t where its blocks divide k, else what llama.cpp falls back
+ * to (q4_k q5_0, q5_k q5_1, q6_k q8_0), and f16 where 32 does not divide k either. */
+enum tensor_type tensor_type_fit(enum tensor_type t, int64_t k);
 
-/* GGUF blocks of 32 weights: f16 scale, then 32 signed bytes, or 16 bytes of two nibbles (low nibbles are the first 16;
- * value = (nibble - 8) * d). */
+/*
+ * Blocks in a file, little-endian, scales in f16 (`d`, and for minima `m` or `dmin`):
+ *   q8_0  d, 32 signed bytes                  value = q d
+ *   q4_0  d, 16 bytes of nibbles              value = (q - 8) d; low nibbles are the first 16 weights
+ *   q4_1  d, m, 16 bytes of nibbles           value = q d + m
+ *   q5_0  d, 4 bytes of fifth bits, nibbles   value = (q - 16) d; bit i belongs to weight i
+ *   q5_1  d, m, fifth bits, nibbles           value = q d + m
+ *   q4_k  d, dmin, 12 bytes of eight 6-bit scales s and minima u, 128 bytes of nibbles: 256 weights, value = q (d s) - dmin u
+ *   q5_k  the same with 32 bytes of fifth bits before the nibbles
+ *   q6_k  128 bytes of nibbles, 64 of upper bit pairs, 16 signed scales s, d: 256 weights, value = (q - 32) (d s)
+ *   nf4   a row: f32 scale (the largest magnitude of the row), a byte u for each 64 weights (the last may be 32), nibbles as
+ *         q4_0's; value = (u code) (scale / 32385), 32385 = 255 · 127. NF4: the 16 quantiles of the normal distribution of
+ *         QLoRA (Dettmers et al. 2023) times 127, rounded to whole numbers, so that a product is an integer dot; the byte
+ *         relative to the row's scale is their double quantisation. 4.125 + 32/K bits a weight.
+ */
 struct block_q8_0 { uint16_t d; int8_t q[32]; };
 struct block_q4_0 { uint16_t d; uint8_t q[16]; };
+extern const int8_t nf4_codes[16];
 
 float f16_to_f32(uint16_t h);
 uint16_t f32_to_f16(float f);   /* round to nearest even */
 float bf16_to_f32(uint16_t h);
 uint16_t f32_to_bf16(float f);  /* round to nearest even, NaN stays NaN */
-/* Whole rows: n values. Quantisation as llama.cpp's reference does it (byte-equal files). */
+/* Whole rows: n values; nf4 one row at a time. Quantisation as llama.cpp's reference does it (byte-equal files); what is
+ * not finite gives a row that matrix_init refuses, or zeros. */
 void tensor_to_f32(enum tensor_type t, const void *src, float *dst, int64_t n);
 void tensor_from_f32(enum tensor_type t, const float *src, void *dst, int64_t n);
 
+/* How a matrix lies in memory. */
+enum layout {
+    LAYOUT_ROWS, /* as in a file: f32, bf16 */
+    LAYOUT_BF16, /* panels for the fast class */
+    LAYOUT_Q8,   /* int8 panels, a scale for 32 weights */
+    LAYOUT_Q6,   /* int8 panels, a scale for 16 */
+    LAYOUT_Q4,   /* nibble panels, a scale for 32, value = nibble - zero */
+    LAYOUT_NF4,  /* nibble panels, value = nf4_codes[nibble]; a byte for 64, an f32 a row */
+};
+
 /*
  * A dense weight, N outputs × K inputs, ready to be multiplied. f32, and bf16 in the exact class, are used as they lie in
- * the file: rows of K. q8_0, q4_0, and bf16 in the fast class are packed in panels of 16 outputs (the AMX B-tile order,
- * which AVX2 and AVX-512 read as well), N padded to 16 with zeros:
- *   q8_0  data[panel][K/32 blocks][8 quads][16 outputs][4]: byte j of quad p is weight k = 32*block + 4p + j;
- *   q4_0  data[panel][K/32 blocks][4][16 outputs][4]: byte (p, n, j) is the file block's byte 4p + j of output n, so its
- *         low nibble is weight 4p + j and its high nibble weight 16 + 4p + j (value = nibble - 8);
- *   both  scales[panel][K/32 blocks][16 outputs] in f32;
- *   bf16  data[panel][Kp/2 pairs][16 outputs][2] with Kp = K rounded up to 32, zero padded.
+ * the file: rows of K. Quantised types, and bf16 in the fast class, are packed in panels of 16 outputs (the AMX B-tile
+ * order, which AVX2 and AVX-512 read as well), N padded to 16 with zeros:
+ *   int8    data[panel][K/32 blocks][8 quads][16 outputs][4]: byte j of quad p is weight k = 32*block + 4p + j;
+ *           q8_0, q5_0 (q - 16), q5_1 and q5_k (0..31 and minima), q6_k (q - 32);
+ *   nibble  data[panel][K/32 blocks][4][16 outputs][4]: byte (p, n, j) has weight 4p + j in its low nibble and weight
+ *           16 + 4p + j in its high one; q4_0 (zero = 8), q4_1 and q4_k (zero = 0 and minima), nf4;
+ *   scales  [panel][K/32, in LAYOUT_Q6 K/16][16 outputs] in f32; nf4: scale_bytes[panel][K/64 rounded up][16], row_scales;
+ *   mins    [N][K/32] in f32, what every weight of the block is raised by: the product adds Σ_b mins[n][b] · sum_b;
+ *   bf16    data[panel][Kp/2 pairs][16 outputs][2] with Kp = K rounded up to 32, zero padded.
  */
 struct matrix {
-    enum tensor_type type;
-    bool packed;
+    enum tensor_type type, file_type; /* file_type differs where f16 was widened to f32 */
+    enum layout layout;
+    bool packed; /* layout is not LAYOUT_ROWS */
+    int8_t zero; /* LAYOUT_Q4 */
     int64_t n, k;
     const void *data;    /* rows or panels; aligned to 64 when packed */
-    const float *scales; /* q types: [panel][K/32][16] */
+    const float *scales;
+    const float *mins;   /* or NULL */
+    const uint8_t *scale_bytes;
+    const float *row_scales; /* [N padded] */
+    const uint8_t *file_rows; /* q4_k, q5_k, q6_k: the rows it was made of, from which it is written again; or NULL */
+    const int32_t *file_order; /* their order, or NULL */
 };
 
 /* Makes `m` from rows in file order (`rows` must outlive m when it is used in place). Packing allocates in `arena`.
  * f16 is widened to f32. `row_order` (may be NULL) gives, for output i, the source row: used for RoPE row permutation. */
 int matrix_init(struct matrix *m, enum tensor_type type, int64_t n, int64_t k, const void *rows,
                 const int32_t *row_order, enum numeric_class cls, struct arena *arena, struct error *err);
+/* The same without rows: room for them in `arena`, then each of the n rows once, as `type` lies in a file. */
+int matrix_alloc(struct matrix *m, enum tensor_type type, int64_t n, int64_t k, enum numeric_class cls,
+                 struct arena *arena, struct error *err);
+int matrix_put(struct matrix *m, int64_t i, const void *row, struct error *err);
+/* Row i as its type lies in a file, to the byte; false when that is no longer known (f16, and q4_k, q5_k, q6_k made by
+ * matrix_put): then matrix_row and tensor_from_f32 come near. */
+bool matrix_row_file(const struct matrix *m, int64_t i, void *out);
+bool matrix_int8(const struct matrix *m); /* its products read inputs.q, .d and .sum */
+bool matrix_bf16(const struct matrix *m); /* its products read inputs.bf16 */
 /* Row i as f32 (embedding look-up, tests, training copies). */
 void matrix_row(const struct matrix *m, int64_t i, float *out);
 size_t matrix_bytes(const struct matrix *m);
@@ -77,6 +142,7 @@ struct inputs {
     const float *x;   /* [rows][ldx] */
     int8_t *q;        /* [rows][K] */
     float *d;         /* [rows][K/32] */
+    float *sum;       /* [rows][K/32]: d · Σ q of the block */
     uint16_t *bf16;   /* [rows][K rounded up to 32], zero padded */
 };
 
@@ -105,6 +171,7 @@ struct kernels {
     void (*mix_i8)(float *y, int64_t ldy, const float *t, int64_t ldt, int64_t rows, const int8_t *v, int64_t ldv,
                    int64_t k, int64_t n);
     /* Packed kinds: n0 and n1 are multiples of 16 (or n1 == n). */
+    /* int8 panels and nibble panels; minima are the caller's to add (matrix_mul does). */
     void (*gemm_q8)(float *y, int64_t ldy, const struct inputs *in, const struct matrix *w, int64_t n0, int64_t n1,
                     bool add);
     void (*gemm_q4)(float *y, int64_t ldy, const struct inputs *in, const struct matrix *w, int64_t n0, int64_t n1,

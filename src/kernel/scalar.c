@@ -95,41 +95,57 @@ MIX_ELEMS(mix_bf16, uint16_t, ELEM_BF16)
 MIX_ELEMS(mix_f16, uint16_t, ELEM_F16)
 MIX_ELEMS(mix_i8, int8_t, ELEM_I8)
 
-/* Integer dot of one block: x is the row's 32 values, w the block's panel bytes, n the output
- * inside the panel. */
-static int32_t block_q8(const int8_t *x, const int8_t *w, int n) {
+/* Integer dot of `weights` int8 weights: w is the block's panel bytes, n the output inside the
+ * panel.
+ */
+static int32_t block_q8(const int8_t *x, const int8_t *w, int weights, int n) {
     int32_t s = 0;
-    for (int p = 0; p < 8; p++)
+    for (int p = 0; p < weights / 4; p++)
         for (int j = 0; j < 4; j++) s += x[4 * p + j] * w[(p * PANEL + n) * 4 + j];
     return s;
 }
 
-static int32_t block_q4(const int8_t *x, const uint8_t *w, int n) {
+/* The same of 32 nibbles, each the index of a code. */
+static int32_t block_q4(const int8_t *x, const uint8_t *w, const int8_t codes[16], int n) {
     int32_t s = 0;
     for (int p = 0; p < 4; p++)
         for (int j = 0; j < 4; j++) {
             uint8_t byte = w[(p * PANEL + n) * 4 + j];
-            s += x[4 * p + j] * ((byte & 15) - 8) + x[16 + 4 * p + j] * ((byte >> 4) - 8);
+            s += x[4 * p + j] * codes[byte & 15] + x[16 + 4 * p + j] * codes[byte >> 4];
         }
     return s;
 }
 
+/* What a nibble stands for. */
+static void codes_fill(const struct matrix *w, int8_t codes[16]) {
+    for (int i = 0; i < 16; i++)
+        codes[i] = w->layout == LAYOUT_NF4 ? nf4_codes[i] : (int8_t)(i - w->zero);
+}
+
+static float block_scale(const struct matrix *w, int64_t b, int64_t n) {
+    int64_t at = n / PANEL * layout_scales(w->layout, w->k) + n % PANEL;
+    if (w->layout == LAYOUT_NF4) return (float)w->scale_bytes[at + b * QK / NF4_BLOCK * PANEL];
+    return w->scales[at + b * PANEL];
+}
+
 /* One output of a packed q matrix: acc = fma((float)s_b, dw_b * dx_b, acc), blocks in order. */
 static float dot_packed(const struct inputs *in, int64_t m, const struct matrix *w, int64_t n) {
-    int64_t blocks = w->k / QK, panel = n / PANEL;
-    int lane = (int)(n % PANEL), q4 = w->type == TENSOR_Q4_0;
-    int64_t bytes = q4 ? QK / 2 * PANEL : QK * PANEL;
-    const uint8_t *data = (const uint8_t *)w->data + panel * blocks * bytes;
-    const float *scale = w->scales + panel * blocks * PANEL, *d = in->d + m * blocks;
+    int group = layout_group(w->layout), bytes = layout_bytes(w->layout), lane = (int)(n % PANEL);
+    int64_t blocks = w->k / group;
+    const uint8_t *data = (const uint8_t *)w->data + n / PANEL * blocks * bytes;
+    const float *d = in->d + m * (w->k / QK);
     const int8_t *x = in->q + m * in->k;
+    int8_t codes[16];
     float acc = 0;
+    codes_fill(w, codes);
     for (int64_t b = 0; b < blocks; b++) {
         const uint8_t *block = data + b * bytes;
-        int32_t s = q4 ? block_q4(x + b * QK, block, lane)
-                       : block_q8(x + b * QK, (const int8_t *)block, lane);
-        acc = fmaf((float)s, scale[b * PANEL + lane] * d[b], acc);
+        int32_t s = w->layout < LAYOUT_Q4
+                        ? block_q8(x + b * group, (const int8_t *)block, group, lane)
+                        : block_q4(x + b * group, block, codes, lane);
+        acc = fmaf((float)s, block_scale(w, b, n) * d[b * group / QK], acc);
     }
-    return acc;
+    return w->layout == LAYOUT_NF4 ? acc * (w->row_scales[n] / NF4_UNIT) : acc;
 }
 
 static void gemm_packed(float *y, int64_t ldy, const struct inputs *in, const struct matrix *w,

@@ -450,8 +450,8 @@ static struct inputs inputs_for(struct forward *f, const float *x, int64_t rows,
     struct inputs in;
     bool int8 = false, bf16 = false;
     for (int i = 0; i < n; i++) {
-        int8 |= w[i].type == TENSOR_Q8_0 || w[i].type == TENSOR_Q4_0;
-        bf16 |= w[i].type == TENSOR_BF16 && w[i].packed;
+        int8 |= matrix_int8(&w[i]);
+        bf16 |= matrix_bf16(&w[i]);
     }
     int64_t k = w[0].k;
     inputs_prepare(&in, x, k, rows, k, int8, bf16, f->in_scratch, pool_for(f, 4 * rows * k));

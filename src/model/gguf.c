@@ -9,8 +9,8 @@
  *     tensor bytes, each padded to `alignment`
  *
  * All numbers are little-endian; a string is a u64 length and bytes. Dims are written innermost
- * first and turned round on reading. It does not read split files, big-endian files, k-quants or
- * adapters, and says so by name.
+ * first and turned round on reading. It does not read split files, big-endian files, types outside
+ * the table of kernel.h or adapters, and says so by name.
  *
  * Invariants after gguf_open: (1) every value and tensor lies inside the mapping; (2) keys and
  * tensor names are unique and both arrays sorted; (3) tensors lie end to end in file order, so none
@@ -19,6 +19,7 @@
  */
 #include "model/model_files.h"
 
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -163,16 +164,11 @@ static const struct kv *gguf_find(const struct gguf *g, const char *key) {
 /* Names of types that this house does not compute with, for the refusal. */
 static const char *ggml_type_text(uint32_t type, char out[16]) {
     static const char *const names[] = {
-        [3] = "q4_1",  [6] = "q5_0",  [7] = "q5_1",  [9] = "q8_1",  [10] = "q2_k",
-        [11] = "q3_k", [12] = "q4_k", [13] = "q5_k", [14] = "q6_k", [15] = "q8_k"};
+        [9] = "q8_1",    [10] = "q2_k",   [11] = "q3_k",  [15] = "q8_k",   [16] = "iq2_xxs",
+        [17] = "iq2_xs", [20] = "iq4_nl", [22] = "iq2_s", [23] = "iq4_xs", [39] = "mxfp4"};
     if (type < ARRAY_LEN(names) && names[type]) return names[type];
     snprintf(out, 16, "type %u", (unsigned)type);
     return out;
-}
-
-static bool type_known(uint32_t type) {
-    return type == TENSOR_F32 || type == TENSOR_F16 || type == TENSOR_Q4_0 || type == TENSOR_Q8_0 ||
-           type == TENSOR_BF16;
 }
 
 static int tensor_dims(struct tensor_info *t, struct cursor *c, int64_t *elements,
@@ -214,15 +210,16 @@ static int tensor_read(struct tensor_info *t, struct cursor *c, uint64_t *offset
     if (c->bad) return error_set(err, ERR_FORMAT, "tensor '%.96s' is cut off", t->name);
     char text[16];
     int64_t k = t->dims[t->n_dims - 1];
-    if (!type_known(type)) {
+    if (!tensor_type_known(type)) {
         offender_add(unsupported, "'%.96s' is %s", t->name, ggml_type_text(type, text));
         return OK;
     }
     t->type = (enum tensor_type)type;
-    if ((t->type == TENSOR_Q4_0 || t->type == TENSOR_Q8_0) && k % 32 != 0)
+    int block = tensor_type_block(t->type);
+    if (k % block != 0)
         return error_set(err, ERR_FORMAT,
-                         "tensor '%.96s' is %s with rows of %lld, not a multiple of 32", t->name,
-                         tensor_type_name(t->type), (long long)k);
+                         "tensor '%.96s' is %s with rows of %lld, not a multiple of %d", t->name,
+                         tensor_type_name(t->type), (long long)k, block);
     t->size = tensor_row_bytes(t->type, k) * (size_t)(elements / k);
     return OK;
 }
@@ -269,8 +266,7 @@ static int tensors_read(struct gguf *g, struct cursor *c, uint64_t n_tensors, st
         rc = tensor_read(&g->tensors[i], c, &offsets[i], &unsupported, err);
     }
     int bad = offenders_report(&unsupported, ERR_MISMATCH, err);
-    if (rc == OK && bad != OK)
-        rc = error_wrap(err, "only f32, f16, bf16, q8_0 and q4_0 can be read");
+    if (rc == OK && bad != OK) rc = error_wrap(err, "only %s can be read", tensor_type_list());
     if (rc == OK) rc = tensors_place(g, offsets, align_up(c->pos, g->alignment), err);
     free(offsets);
     if (rc != OK) return rc;
@@ -778,22 +774,7 @@ static void kv_put_array(struct kv_out *o, const char *key, uint32_t element, ui
     buf_add(&o->text, &n, sizeof(n));
 }
 
-static uint32_t file_type(enum tensor_type type) {
-    switch (type) {
-    case TENSOR_F16:
-        return 1;
-    case TENSOR_Q4_0:
-        return 2;
-    case TENSOR_Q8_0:
-        return 7;
-    case TENSOR_BF16:
-        return 32;
-    default:
-        return 0;
-    }
-}
-
-static void config_put(struct kv_out *o, const struct model *m, enum tensor_type type) {
+static void config_put(struct kv_out *o, const struct model *m, const struct quant *q) {
     const struct model_config *c = &m->config;
     const struct {
         const char *suffix;
@@ -809,7 +790,7 @@ static void config_put(struct kv_out *o, const struct model *m, enum tensor_type
     kv_put_text(o, "general.architecture", c->arch->name);
     kv_put_text(o, "general.type", "model");
     kv_put_text(o, "general.name", m->name);
-    kv_put_u32(o, "general.file_type", file_type(type));
+    kv_put_u32(o, "general.file_type", quant_file_type(q));
     kv_put_u32(o, "general.quantization_version", 2);
     for (size_t i = 0; i < ARRAY_LEN(sizes); i++) {
         snprintf(key, sizeof(key), "%s.%s", c->arch->name, sizes[i].suffix);
@@ -883,19 +864,13 @@ static void tokenizer_put(struct kv_out *o, const struct model *m) {
         kv_put_bool(o, "shoal.tokenizer.ignore_merges", s->ignore_merges);
 }
 
-/* Norms are f32; rows that do not divide into blocks are f16. */
-static enum tensor_type weight_type(const struct weight *w, enum tensor_type type) {
-    if (w->norm) return TENSOR_F32;
-    return (type == TENSOR_Q8_0 || type == TENSOR_Q4_0) && w->k % 32 != 0 ? TENSOR_F16 : type;
-}
-
-static void table_put(struct buf *b, const struct model_config *c, enum tensor_type type) {
+static void table_put(struct buf *b, const struct model_config *c, const struct quant *q) {
     uint64_t offset = 0;
     int n_fallback = 0;
     for (int32_t i = 0; i < weight_count(c); i++) {
         struct weight w;
         weight_at(c, i, NAMING_GGUF, &w);
-        uint32_t n_dims = w.norm ? 1 : 2, t = weight_type(&w, type);
+        uint32_t n_dims = w.norm ? 1 : 2, t = quant_weight_type(q, c, &w);
         uint64_t dims[2] = {(uint64_t)w.k, (uint64_t)w.n};
         string_put(b, w.name, strlen(w.name));
         buf_add(b, &n_dims, sizeof(n_dims));
@@ -903,11 +878,12 @@ static void table_put(struct buf *b, const struct model_config *c, enum tensor_t
         buf_add(b, &t, sizeof(t));
         buf_add(b, &offset, sizeof(offset));
         offset = align_up(offset + (uint64_t)w.n * tensor_row_bytes(t, w.k), 32);
-        if (!w.norm && t != type) n_fallback++;
+        if (!w.norm && w.k % tensor_type_block(q->type)) n_fallback++;
     }
     if (n_fallback)
-        note("%d tensors are written as f16: their rows are not multiples of the 32 that %s needs",
-             n_fallback, tensor_type_name(type));
+        note("%d tensors fall back to another type: their rows are not multiples of the %d that %s "
+             "needs",
+             n_fallback, tensor_type_block(q->type), tensor_type_name(q->type));
 }
 
 static int padding_put(struct writer *w, struct error *err) {
@@ -915,41 +891,93 @@ static int padding_put(struct writer *w, struct error *err) {
     return writer_put(w, zeros, (size_t)(align_up(w->pos, 32) - w->pos), err);
 }
 
-/* `scratch` and `row` hold the longest row. */
-static int weight_put(struct writer *out, const struct model *m, const struct weight *w,
-                      enum tensor_type type, float *scratch, void *row, struct error *err) {
-    bool permute = w->rope_heads > 0 && m->config.arch->gguf_permuted;
-    int32_t *order = permute ? rope_rows_to_interleaved(w->rope_heads, m->config.head_dim) : NULL;
-    enum tensor_type t = weight_type(w, type);
+enum { ROWS_AT_ONCE = 256 };
+
+/* Rows of one weight on their way into a file. */
+struct encoding {
+    const struct model *m;
+    const struct weight *w;
+    enum tensor_type type;
+    const int32_t *order; /* or NULL */
+    int64_t first;
+    size_t longest; /* floats of the longest row of any weight */
+    float *scratch; /* [threads][longest] */
+    uint8_t *out;   /* [ROWS_AT_ONCE][tensor_row_bytes] */
+    atomic_bool bad;
+};
+
+/* Scales are f16: what is larger, or no number, would be lost. Rows that were copied left older
+ * numbers in the scratch, which were good. */
+static bool row_fits(const struct encoding *e, const float *row) {
+    if (!tensor_type_quantised(e->type)) return true;
+    for (int64_t i = 0; i < e->w->k; i++)
+        if (!(row[i] >= -65504.0f && row[i] <= 65504.0f)) return false;
+    return true;
+}
+
+static void rows_encode(void *ctx, int64_t begin, int64_t end, int thread) {
+    struct encoding *e = ctx;
+    float *scratch = e->scratch + (size_t)thread * e->longest;
+    size_t bytes = tensor_row_bytes(e->type, e->w->k);
+    for (int64_t i = begin; i < end; i++) {
+        int64_t row = e->order ? e->order[e->first + i] : e->first + i;
+        weight_row(e->m, e->w, row, e->type, scratch, e->out + (size_t)i * bytes);
+        if (!row_fits(e, scratch)) atomic_store(&e->bad, true);
+    }
+}
+
+static int weight_put(struct writer *out, struct encoding *e, struct pool *pool, struct progress *p,
+                      int64_t *done, struct error *err) {
+    const struct weight *w = e->w;
+    bool permute = w->rope_heads > 0 && e->m->config.arch->gguf_permuted;
+    int32_t *order =
+        permute ? rope_rows_to_interleaved(w->rope_heads, e->m->config.head_dim) : NULL;
     int rc = OK;
-    for (int64_t i = 0; rc == OK && i < w->n; i++) {
-        weight_row(m, w, order ? order[i] : i, t, scratch, row);
-        rc = writer_put(out, row, tensor_row_bytes(t, w->k), err);
+    e->order = order;
+    for (e->first = 0; rc == OK && e->first < w->n; e->first += ROWS_AT_ONCE) {
+        int64_t n = MIN(ROWS_AT_ONCE, w->n - e->first);
+        pool_run(pool, rows_encode, e, n, 1);
+        if (atomic_load(&e->bad))
+            rc = error_set(err, ERR_NUMERIC,
+                           "'%s' holds a weight that is no number or beyond 65504, for which %s "
+                           "has no scale",
+                           w->name, tensor_type_name(e->type));
+        if (rc == OK)
+            rc = writer_put(out, e->out, (size_t)n * tensor_row_bytes(e->type, w->k), err);
+        *done += n * w->k;
+        if (p) progress_update(p, *done, w->name);
     }
     free(order);
     return rc == OK ? padding_put(out, err) : rc;
 }
 
-static int weights_put(struct writer *out, const struct model *m, enum tensor_type type,
-                       struct error *err) {
+static int weights_put(struct writer *out, const struct model *m, const struct quant *q,
+                       struct pool *pool, struct progress *p, struct error *err) {
     const struct model_config *c = &m->config;
-    size_t longest = (size_t)MAX(MAX(c->d_ff, c->d_model), MAX(proj_in(c, PROJ_O), c->head_dim));
-    float *scratch = xmalloc(sizeof(float) * longest);
-    void *row = xmalloc(sizeof(float) * longest);
+    struct encoding e = {.m = m};
+    struct weight w;
+    int64_t done = 0;
     int rc = OK;
-    for (int32_t i = 0; rc == OK && i < weight_count(c); i++) {
-        struct weight w;
+    for (int32_t i = 0; i < weight_count(c); i++) {
         weight_at(c, i, NAMING_GGUF, &w);
-        rc = weight_put(out, m, &w, type, scratch, row, err);
+        e.longest = MAX(e.longest, (size_t)w.k);
     }
-    free(row);
-    free(scratch);
+    e.scratch = xcalloc((size_t)pool_size(pool) * e.longest, sizeof(float));
+    e.out = xmalloc(ROWS_AT_ONCE * (sizeof(float) * e.longest + sizeof(float)));
+    for (int32_t i = 0; rc == OK && i < weight_count(c); i++) {
+        weight_at(c, i, NAMING_GGUF, &w);
+        e.w = &w;
+        e.type = quant_weight_type(q, c, &w);
+        rc = weight_put(out, &e, pool, p, &done, err);
+    }
+    free(e.out);
+    free(e.scratch);
     return rc;
 }
 
-static void header_build(struct buf *b, const struct model *m, enum tensor_type type) {
+static void header_build(struct buf *b, const struct model *m, const struct quant *q) {
     struct kv_out o = {0};
-    config_put(&o, m, type);
+    config_put(&o, m, q);
     tokenizer_put(&o, m);
     uint32_t version = 3;
     uint64_t n_tensors = (uint64_t)weight_count(&m->config);
@@ -958,23 +986,29 @@ static void header_build(struct buf *b, const struct model *m, enum tensor_type 
     buf_add(b, &n_tensors, sizeof(n_tensors));
     buf_add(b, &o.n, sizeof(o.n));
     buf_add(b, o.text.data, o.text.len);
-    table_put(b, &m->config, type);
+    table_put(b, &m->config, q);
     buf_release(&o.text);
 }
 
-int model_write_gguf(const struct model *m, const char *path, enum tensor_type type,
-                     struct error *err) {
+int model_quantize_gguf(const struct model *m, const char *path, const struct quant *q,
+                        struct pool *pool, struct progress *p, struct error *err) {
     struct buf header = {0};
     struct writer w;
-    header_build(&header, m, type);
+    header_build(&header, m, q);
     int rc = writer_open(&w, path, err);
     if (rc == OK) rc = writer_put(&w, header.data, header.len, err);
     if (rc == OK) rc = padding_put(&w, err);
-    if (rc == OK) rc = weights_put(&w, m, type, err);
+    if (rc == OK) rc = weights_put(&w, m, q, pool, p, err);
     if (rc == OK) rc = writer_commit(&w, err);
     writer_abort(&w);
     buf_release(&header);
     return rc;
+}
+
+int model_write_gguf(const struct model *m, const char *path, enum tensor_type type,
+                     struct error *err) {
+    const struct quant q = quant_pure(type);
+    return model_quantize_gguf(m, path, &q, NULL, NULL, err);
 }
 
 /* One scalar as JSON, null for an array; NULL for text that is not UTF-8. */

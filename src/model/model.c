@@ -190,39 +190,30 @@ static int tensors_match(const struct model_config *c, const struct tensor_info 
     return offenders_report(&offenders, ERR_MISMATCH, err);
 }
 
-/* The tensor's bytes where its numbers may be read: safetensors promises no alignment, so some must
- * be moved. */
-static const void *tensor_aligned(struct model *m, const struct tensor_info *t, struct error *err) {
-    size_t align = t->type == TENSOR_F32 ? 4 : 2;
-    if ((uintptr_t)t->data % align == 0) return t->data;
-    void *copy = arena_try(&m->arena, t->size, err);
-    return copy ? memcpy(copy, t->data, t->size) : NULL;
-}
-
 static int weight_bind(struct model *m, const struct weight *w, const struct tensor_info *t,
                        bool interleaved, struct error *err) {
-    const void *data = tensor_aligned(m, t, err);
-    if (!data) return error_wrap(err, "'%s'", w->name);
     if (w->norm) {
         float *norm = arena_try(&m->arena, sizeof(float) * (size_t)w->k, err);
         if (!norm) return err->code;
-        tensor_to_f32(t->type, data, norm, w->k);
+        tensor_to_f32(t->type, t->data, norm, w->k);
         *weight_norm(m, w) = norm;
         return OK;
     }
     int32_t *order = interleaved && w->rope_heads > 0
                          ? rope_rows_from_interleaved(w->rope_heads, m->config.head_dim)
                          : NULL;
-    int rc =
-        matrix_init(weight_matrix(m, w), t->type, w->n, w->k, data, order, m->cls, &m->arena, err);
+    struct matrix *matrix = weight_matrix(m, w);
+    int rc = matrix_init(matrix, t->type, w->n, w->k, t->data, order, m->cls, &m->arena, err);
+    if (rc == OK && matrix->data != t->data) map_drop(t->data, t->size); // never both resident
     free(order);
     return rc == OK ? OK : error_wrap(err, "'%s'", w->name);
 }
 
 /* The type that most matrix elements have; the lowest number wins a tie. */
 static enum tensor_type tensors_main_type(const struct tensor_info *t, int n) {
-    static const enum tensor_type types[] = {TENSOR_F32, TENSOR_F16, TENSOR_Q4_0, TENSOR_Q8_0,
-                                             TENSOR_BF16};
+    static const enum tensor_type types[] = {TENSOR_F32,  TENSOR_F16,  TENSOR_Q4_0, TENSOR_Q4_1,
+                                             TENSOR_Q5_0, TENSOR_Q5_1, TENSOR_Q8_0, TENSOR_Q4_K,
+                                             TENSOR_Q5_K, TENSOR_Q6_K, TENSOR_BF16, TENSOR_NF4};
     enum tensor_type best = TENSOR_F32;
     for (int64_t i = 0, best_count = 0; i < (int64_t)ARRAY_LEN(types); i++) {
         int64_t count = 0;
@@ -269,28 +260,51 @@ static void init_fill(float *w, int64_t n, float std, struct rng *rng) {
     }
 }
 
+/* One row at a time through `type`. */
+static void matrix_make(struct model *m, struct matrix *matrix, enum tensor_type type,
+                        const struct weight *w, float std, struct rng *rng) {
+    struct error err;
+    size_t size = sizeof(float) * (size_t)w->k;
+    float *row = xmalloc(size);
+    void *bytes = xmalloc(size + sizeof(float)); // no type takes more but for nf4's row scale
+    int rc = matrix_alloc(matrix, type, w->n, w->k, m->cls, &m->arena, &err);
+    for (int64_t i = 0; rc == OK && i < w->n; i++) {
+        init_fill(row, w->k, std, rng);
+        tensor_from_f32(type, row, bytes, w->k);
+        rc = matrix_put(matrix, i, bytes, &err);
+    }
+    if (rc != OK) check_failed(__FILE__, __LINE__, err.text);
+    free(row);
+    free(bytes);
+}
+
 static void weight_init(struct model *m, const struct weight *w, int32_t index, uint64_t seed) {
-    int64_t n = w->n * w->k;
-    float *data = arena_alloc(&m->arena, sizeof(float) * (size_t)n);
-    if (w->norm) {
-        for (int64_t i = 0; i < n; i++) data[i] = 1.0f;
+    struct matrix *matrix = weight_matrix(m, w);
+    if (!matrix) {
+        float *data = arena_alloc(&m->arena, sizeof(float) * (size_t)w->k);
+        for (int64_t i = 0; i < w->k; i++) data[i] = 1.0f;
         *weight_norm(m, w) = data;
         return;
     }
-    struct matrix *matrix = weight_matrix(m, w);
     bool residual = w->layer >= 0 && (matrix == &m->layers[w->layer].proj[PROJ_O] ||
                                       matrix == &m->layers[w->layer].proj[PROJ_DOWN]);
+    float std = residual ? 0.02f / sqrtf(2.0f * (float)m->config.n_layers) : 0.02f;
     struct rng rng = rng_make(seed, RNG_INIT, (uint32_t)index, 0);
-    init_fill(data, n, residual ? 0.02f / sqrtf(2.0f * (float)m->config.n_layers) : 0.02f, &rng);
-    *matrix = (struct matrix){.type = TENSOR_F32, .n = w->n, .k = w->k, .data = data};
+    const struct quant q = quant_pure(m->type);
+    matrix_make(m, matrix, quant_weight_type(&q, &m->config, w), w, std, &rng);
 }
 
 struct model *model_new(const struct model_config *c, uint64_t seed, enum numeric_class cls) {
+    return model_new_typed(c, seed, TENSOR_F32, cls);
+}
+
+struct model *model_new_typed(const struct model_config *c, uint64_t seed, enum tensor_type type,
+                              enum numeric_class cls) {
     struct error err;
     if (model_config_check(c, &err) != OK) check_failed(__FILE__, __LINE__, err.text);
     struct model *m = model_alloc(c->arch->name, cls);
     m->config = *c;
-    m->type = TENSOR_F32;
+    m->type = type;
     m->layers = arena_alloc(&m->arena, sizeof(*m->layers) * (size_t)c->n_layers);
     for (int32_t i = 0; i < weight_count(c); i++) {
         struct weight w;
@@ -302,23 +316,6 @@ struct model *model_new(const struct model_config *c, uint64_t seed, enum numeri
     return m;
 }
 
-/* Row i of a packed q8_0 or q4_0 matrix as the file's blocks, the inverse of the packing that
- * kernel.h describes. */
-static void matrix_row_blocks(const struct matrix *m, int64_t i, uint8_t *out) {
-    bool q8 = m->type == TENSOR_Q8_0;
-    int64_t n_blocks = m->k / 32, panel = i / 16, lane = i % 16;
-    int groups = q8 ? 8 : 4; /* of four bytes */
-    size_t block_size = q8 ? sizeof(struct block_q8_0) : sizeof(struct block_q4_0);
-    const uint8_t *data = m->data;
-    for (int64_t b = 0; b < n_blocks; b++, out += block_size) {
-        int64_t block = panel * n_blocks + b;
-        uint16_t d = f32_to_f16(m->scales[block * 16 + lane]);
-        memcpy(out, &d, sizeof(d));
-        for (int g = 0; g < groups; g++)
-            memcpy(out + sizeof(d) + 4 * g, data + ((block * groups + g) * 16 + lane) * 4, 4);
-    }
-}
-
 void weight_row(const struct model *m, const struct weight *w, int64_t i, enum tensor_type type,
                 float *scratch, void *out) {
     /* weight_matrix and weight_norm hand out places; nothing is written through them here. */
@@ -326,10 +323,7 @@ void weight_row(const struct model *m, const struct weight *w, int64_t i, enum t
     const struct matrix *matrix = weight_matrix(owner, w);
     if (!matrix) {
         tensor_from_f32(type, *weight_norm(owner, w), out, w->k);
-    } else if (matrix->type == type && matrix->packed &&
-               (type == TENSOR_Q8_0 || type == TENSOR_Q4_0)) {
-        matrix_row_blocks(matrix, i, out);
-    } else {
+    } else if (matrix->type != type || !matrix_row_file(matrix, i, out)) {
         matrix_row(matrix, i, scratch);
         tensor_from_f32(type, scratch, out, w->k);
     }

@@ -4,7 +4,7 @@
  *
  * A `struct model` is opened once, never written again and shared by all threads. It is opened in
  * place from a GGUF v3 file or a Hugging Face directory; f32 (and exact-class bf16) weights stay
- * memory-mapped, the rest is packed for the kernels. In memory there is one convention, Hugging
+ * memory-mapped, the rest is packed for the kernels, and its pages of the file are let go. In memory there is one convention, Hugging
  * Face's: rotary pairs are (i, i + head_dim/2); GGUF llama files, whose q and k rows are permuted,
  * are un-permuted when opened and permuted when written.
  *
@@ -79,9 +79,27 @@ int model_write_gguf(const struct model *m, const char *path, enum tensor_type t
                      struct error *err);
 int model_write_hf(const struct model *m, const char *dir, enum tensor_type type,
                    struct error *err);
+/* What matrices are written as: one type where its blocks fit (else tensor_type_fit), or one of
+ * llama.cpp's mixtures, which give the head and some layers more bits. */
+struct quant {
+    const char *name; /* "nf4", "q4_k_m" */
+    enum tensor_type type;
+    enum { QUANT_PURE, QUANT_SMALL, QUANT_MEDIUM } mix;
+};
+int quant_parse(const char *name, struct quant *out, struct error *err);
+struct quant quant_pure(enum tensor_type type);
+int64_t quant_bytes(const struct quant *q, const struct model_config *c); /* of all weights */
+/* model_write_gguf for any of these, rows encoded over `pool`; `p` (may be NULL) counts weights. A
+ * weight that is no number, or too large for an f16 scale, is ERR_NUMERIC. */
+int model_quantize_gguf(const struct model *m, const char *path, const struct quant *q,
+                        struct pool *pool, struct progress *p, struct error *err);
 /* A model in memory with every weight f32 and writable (pretraining, tests, `model new`): norms 1,
  * matrices N(0, 0.02²) with o and down scaled by 1/sqrt(2L), from the seed. */
 struct model *model_new(const struct model_config *c, uint64_t seed, enum numeric_class cls);
+/* The same weights as a file of `type` would hold them, without ever holding more than one f32 row:
+ * what model_new, model_write_gguf and model_open give, but for the file. */
+struct model *model_new_typed(const struct model_config *c, uint64_t seed, enum tensor_type type,
+                              enum numeric_class cls);
 /* The shapes `model new` and `bench` know: smollm-135m, qwen3-0.6b, stories15m, fry, and tiny ones
  * for tests. */
 int shape_find(const char *name, struct model_config *out, struct error *err);

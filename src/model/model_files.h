@@ -31,9 +31,15 @@ void weight_at(const struct model_config *c, int32_t i, enum naming naming, stru
 struct matrix *weight_matrix(struct model *m, const struct weight *w);
 const float **weight_norm(struct model *m, const struct weight *w);
 /* Row i as `type` into `out` (tensor_row_bytes). Same-type quantised rows are copied block by
- * block, so that rewriting a quantised model changes nothing. `scratch` holds k floats. */
+ * block, so that rewriting a quantised model changes nothing. `scratch` holds k floats: the row,
+ * unless it was copied. */
 void weight_row(const struct model *m, const struct weight *w, int64_t i, enum tensor_type type,
                 float *scratch, void *out);
+
+/* The type of one weight in a file, and llama.cpp's number (general.file_type) for the whole. */
+enum tensor_type quant_weight_type(const struct quant *q, const struct model_config *c,
+                                   const struct weight *w);
+uint32_t quant_file_type(const struct quant *q);
 
 /*
  * Interleaved rotary rows (GGUF's llama files, llama2.c) against Hugging Face's halves: row h*E +

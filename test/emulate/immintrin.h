@@ -20,6 +20,9 @@ typedef uint8_t __mmask8;
 typedef uint16_t __mmask16;
 
 typedef struct {
+    uint8_t b[16];
+} __m128i;
+typedef struct {
     float f[8];
 } __m256;
 typedef struct {
@@ -75,6 +78,18 @@ EMULATED __m512 _mm512_loadu_ps(const void *p) {
 EMULATED __m512i _mm512_loadu_si512(const void *p) {
     __m512i r;
     memcpy(&r, p, sizeof r);
+    return r;
+}
+
+EMULATED __m128i _mm_loadu_si128(const __m128i *p) {
+    __m128i r;
+    memcpy(&r, p, sizeof r);
+    return r;
+}
+
+EMULATED __m512i _mm512_broadcast_i32x4(__m128i a) {
+    __m512i r;
+    for (int l = 0; l < 64; l++) r.b[l] = a.b[l % 16];
     return r;
 }
 
@@ -219,7 +234,8 @@ EMULATED __m512 _mm512_cvtepi32_ps(__m512i a) {
     }
 EMULATE_INT(_mm512_add_epi32, 16, u, a.u[l] + b.u[l])
 EMULATE_INT(_mm512_sub_epi32, 16, u, a.u[l] - b.u[l])
-EMULATE_INT(_mm512_sub_epi8, 64, b, (uint8_t)(a.b[l] - b.b[l]))
+/* In every 128-bit part: byte b of it from a's, or zero where b's upper bit is set. */
+EMULATE_INT(_mm512_shuffle_epi8, 64, b, b.b[l] & 0x80 ? 0 : a.b[(l & ~15) + (b.b[l] & 15)])
 EMULATE_INT(_mm512_and_si512, 16, u, a.u[l] & b.u[l])
 EMULATE_INT(_mm512_xor_si512, 16, u, a.u[l] ^ b.u[l])
 
@@ -245,6 +261,12 @@ EMULATED __m512i _mm512_srli_epi16(__m512i a, unsigned n) {
 EMULATED __m512i _mm512_cvtepu16_epi32(__m256i a) {
     __m512i r;
     EACH_LANE r.u[l] = a.h[l];
+    return r;
+}
+
+EMULATED __m512i _mm512_cvtepu8_epi32(__m128i a) {
+    __m512i r;
+    EACH_LANE r.u[l] = a.b[l];
     return r;
 }
 

@@ -1,0 +1,213 @@
+/*
+ * shoal quantize: a model in fewer bits a weight, with what that cost.
+ *
+ * The copy is opened and both models read the same tokens: perplexity, KL divergence and agreement
+ * of the most probable token are printed beside size and bits, because a size without its price is
+ * no result. Without --text they read questions and answers of the starter model's families, in
+ * English, Japanese and Chinese, as chats, of which the answers are scored; figures on one's own
+ * text say more.
+ */
+#define _GNU_SOURCE
+#include "cli/cli.h"
+#include "eval/eval.h"
+#include "model/model.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+struct options {
+    char *type, *text;
+    int64_t tokens;
+};
+
+enum { TEXT_LIMIT = 64 << 20, WINDOW = 512, MAX_SEQS = 4096 };
+
+/* What both models read. */
+struct reading {
+    struct ids ids;
+    struct buf own;              /* chats: which tokens are the assistant's, and so scored */
+    int32_t begin[MAX_SEQS + 1]; /* passage i is ids[begin[i], begin[i + 1]) */
+    int n;
+};
+
+static void passage_close(struct reading *r) {
+    if (r->n < MAX_SEQS && r->ids.n > r->begin[r->n]) r->begin[++r->n] = r->ids.n;
+}
+
+/* One item of every family after another, each a chat of its own, until there are enough tokens. */
+static void chats_read(struct reading *r, const struct tokenizer *tok, int64_t tokens) {
+    for (int i = 0; r->ids.n < tokens && r->n < MAX_SEQS; i++) {
+        struct item it;
+        fry_item(i % fry_count(), SPLIT_TEST, 1, (uint32_t)(i / fry_count()), false, &it);
+        char *reply =
+            xasprintf(WORK_PREFIX " %s\n" ANSWER_PREFIX " %s", it.work, it.choices[it.correct]);
+        const struct message chat[] = {{"user", it.question}, {"assistant", reply}};
+        chat_encode(tok, chat, 2, false, &r->ids, &r->own);
+        passage_close(r);
+        free(reply);
+        item_release(&it);
+    }
+}
+
+/* A text in windows, each begun as the model begins a text. */
+static int text_read(struct reading *r, const struct model *m, const char *path, int64_t tokens,
+                     struct error *err) {
+    struct buf text = {0};
+    struct ids ids = {0};
+    int32_t bos = tok_add_bos(m->tok) ? tok_bos(m->tok) : -1,
+            len = MIN(WINDOW, m->config.max_seq_len);
+    int rc = file_read(path, TEXT_LIMIT, &text, err);
+    if (rc == OK && text.len) tok_encode(m->tok, text.data, text.len, 0, &ids);
+    for (int i = 0; i < MIN(ids.n, tokens); i++) {
+        if (r->ids.n - r->begin[r->n] == len) passage_close(r);
+        if (r->ids.n == r->begin[r->n] && bos >= 0) ids_add(&r->ids, bos);
+        ids_add(&r->ids, ids.v[i]);
+    }
+    passage_close(r);
+    if (rc == OK && ids.n < 2)
+        rc = error_set(err, ERR_FORMAT, "'%s' has fewer than two tokens", path);
+    ids_release(&ids);
+    buf_release(&text);
+    return rc;
+}
+
+static bool same_file(const char *a, const char *b) {
+    struct stat x, y;
+    return stat(a, &x) == 0 && stat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
+}
+
+static int copy_write(const struct model *m, const char *out, const struct quant *q,
+                      struct pool *pool, struct error *err) {
+    size_t n = strlen(out);
+    struct progress bar;
+    if (n <= 5 || strcmp(out + n - 5, ".gguf") != 0) {
+        if (q->mix == QUANT_PURE) return model_write_hf(m, out, q->type, err);
+        return error_set(err, ERR_USAGE, "'%s' does not end in .gguf, which %s needs", out,
+                         q->name);
+    }
+    progress_start(&bar, "weights", model_param_count(&m->config));
+    int rc = model_quantize_gguf(m, out, q, pool, &bar, err);
+    progress_finish(&bar, NULL);
+    return rc;
+}
+
+/* The weights alone, without tokenizer and padding. */
+static double bits_of(const struct model *m, const struct quant *q) {
+    return 8.0 * (double)quant_bytes(q, &m->config) / (double)model_param_count(&m->config);
+}
+
+static int64_t file_bytes(const struct model *m) {
+    int64_t n = 0;
+    for (int i = 0; i < m->n_maps; i++) n += (int64_t)m->maps[i].size;
+    return n;
+}
+
+static void print_result(const struct common *c, const struct model *const m[2], const char *out,
+                         const struct quant *q, const struct model_shift *d) {
+    int64_t before = file_bytes(m[0]), after = file_bytes(m[1]);
+    if (c->json) {
+        cli_print(json_pack("{s:s,s:s,s:I,s:I,s:f,s:b,s:I,s:f,s:f,s:f,s:f,s:f}", "out", out, "type",
+                            q->name, "bytes", (json_int_t)after, "original_bytes",
+                            (json_int_t)before, "bits_per_weight", bits_of(m[0], q), "requantised",
+                            (int)tensor_type_quantised(m[0]->type), "tokens", (json_int_t)d->n,
+                            "perplexity", d->perplexity[1], "original_perplexity", d->perplexity[0],
+                            "kl_mean", d->kl_mean, "kl_p99", d->kl_p99, "same_top", d->same_top));
+        return;
+    }
+    printf("%s: %s, %.1f MB (from %.1f MB), %.2f bits a weight\n", out, q->name,
+           1e-6 * (double)after, 1e-6 * (double)before, bits_of(m[0], q));
+    if (d->n == 0) return;
+    printf("  perplexity      %.4f (original %.4f) on %lld tokens\n", d->perplexity[1],
+           d->perplexity[0], (long long)d->n);
+    printf("  KL divergence   mean %.6f, 99th percentile %.6f nats\n", d->kl_mean, d->kl_p99);
+    printf("  same top token  %.2f %%\n", 100 * d->same_top);
+}
+
+/* Both models on the same tokens; without a tokenizer there are none. */
+static int copy_compare(const struct options *o, const struct model *const m[2], struct pool *pool,
+                        struct model_shift *d, struct error *err) {
+    if (!m[0]->tok) {
+        warn("'%s' holds no tokenizer: the copy is not compared", m[0]->name);
+        return OK;
+    }
+    struct reading *r = xcalloc(1, sizeof *r);
+    struct passage *passages = xcalloc(MAX_SEQS, sizeof *passages);
+    struct progress bar;
+    int rc = OK;
+    if (o->text)
+        rc = text_read(r, m[0], o->text, o->tokens, err);
+    else
+        chats_read(r, m[0]->tok, o->tokens);
+    for (int i = 0; i < r->n; i++) {
+        int32_t at = r->begin[i], n = MIN(r->begin[i + 1] - at, m[0]->config.max_seq_len);
+        passages[i] = (struct passage){r->ids.v + at, r->own.data ? r->own.data + at : NULL, n};
+    }
+    if (rc == OK) {
+        progress_start(&bar, "comparison", r->ids.n);
+        *d = models_compare(m, passages, r->n, pool, &bar);
+        progress_finish(&bar, NULL);
+    }
+    ids_release(&r->ids);
+    buf_release(&r->own);
+    free(passages);
+    free(r);
+    return rc;
+}
+
+static int run(const struct common *c, const void *options, const struct strings *args,
+               struct error *err) {
+    const struct options *o = options;
+    const char *out = args->v[1];
+    struct quant q;
+    struct model_shift d = {0};
+    if (!o->type) return error_set(err, ERR_USAGE, "--type is missing: %s", tensor_type_list());
+    if (quant_parse(o->type, &q, err) != OK) return err->code;
+    char *path = cli_find(args->v[0]);
+    struct pool *pool = pool_new((int)c->threads);
+    struct model *from = NULL, *to = NULL;
+    int rc = OK;
+    if (same_file(path, out))
+        rc = error_set(err, ERR_USAGE, "'%s' is the model itself: name another file", out);
+    if (rc == OK && !(from = model_open(path, cli_class(c), err))) rc = err->code;
+    if (rc == OK && tensor_type_quantised(from->type))
+        warn("'%s' is quantised already (%s): what that lost is not in the figures", from->name,
+             tensor_type_name(from->type));
+    if (rc == OK) rc = copy_write(from, out, &q, pool, err);
+    if (rc == OK && !(to = model_open(out, cli_class(c), err))) rc = err->code;
+    const struct model *const both[2] = {from, to};
+    if (rc == OK) rc = copy_compare(o, both, pool, &d, err);
+    if (rc == OK) print_result(c, both, out, &q, &d);
+    model_close(to);
+    model_close(from);
+    pool_free(pool);
+    free(path);
+    return rc;
+}
+
+static const struct option_row rows[] = {
+    {"type", OPT_STRING, offsetof(struct options, type), NULL, 0, 0, "TYPE",
+     "f32 f16 bf16 q8_0 q6_k q5_k q5_1 q5_0 q4_k q4_1 q4_0 nf4; q4_k_s q4_k_m q5_k_s q5_k_m"},
+    {"text", OPT_STRING, offsetof(struct options, text), NULL, 0, 0, "FILE",
+     "what both models read; without it chats in English, Japanese and Chinese"},
+    {"tokens", OPT_INT, offsetof(struct options, tokens), "4096", 2, 1e6, "N",
+     "of the text at most"},
+    {0},
+};
+
+const struct command cmd_quantize = {
+    .name = "quantize",
+    .args = "MODEL OUT",
+    .summary = "fewer bits a weight, and what they cost in perplexity and divergence",
+    .about = "  shoal quantize models/fry fry-nf4.gguf --type nf4\n"
+             "  shoal quantize model.gguf small.gguf --type q4_k_m --text notes.txt\n\n"
+             "OUT ends in .gguf, or is a directory (f32, f16, bf16). Blocks are llama.cpp's, byte\n"
+             "for byte, and so is the choice of tensors in the mixtures; nf4 is Shoal's own.\n"
+             "Rows that a type's blocks do not divide get the next type that fits: q4_k q5_0,\n"
+             "q5_k q5_1, q6_k q8_0, else f16.",
+    .rows = rows,
+    .size = sizeof(struct options),
+    .min_args = 2,
+    .max_args = 2,
+    .run = run,
+};

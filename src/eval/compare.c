@@ -1,0 +1,158 @@
+/*
+ * eval/compare: how far one model's predictions are from another's on the same tokens.
+ *
+ * For a model and its quantised copy the perplexity of both says what a text costs, and the
+ * Kullback-Leibler divergence, position by position, what quantisation changed: it is zero only
+ * where the two distributions are equal, whatever the text.
+ *
+ * Invariant: the numbers depend on models and tokens only. Positions are computed apart and summed
+ * in order, so threads cannot change a digit.
+ */
+#include "eval/eval.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { ROWS = 64 }; /* a step, of which the logits are held */
+
+/* What one position says of its next token. */
+struct position {
+    double nll[2], kl;
+    bool same_top;
+};
+
+struct comparison {
+    struct forward *f[2];
+    float *logits[2];          /* [ROWS][V] */
+    float *scratch;            /* [threads][V] */
+    int32_t next[ROWS];        /* the tokens that came, -1: not scored */
+    struct position out[ROWS]; /* of the step's rows */
+    int32_t vocab;
+};
+
+static int32_t top_of(const float *v, int32_t n) {
+    int32_t best = 0;
+    for (int32_t i = 1; i < n; i++)
+        if (v[i] > v[best]) best = i;
+    return best;
+}
+
+/* log Σ exp(x) of a row, which becomes exp(x - max). */
+static double row_normalise(float *x, int32_t n, double *total) {
+    const struct kernels *k = kernels_get();
+    double max = (double)k->max(x, n);
+    *total = (double)k->softmax(x, n);
+    return max + math_log(*total);
+}
+
+/* With weights e_i = exp(a_i - max a): KL = Σ e_i (a_i - b_i) / Σ e_i - lse(a) + lse(b). */
+static void position_compare(struct comparison *c, int64_t row, float *scratch) {
+    int32_t n = c->vocab, next = c->next[row];
+    const float *a = c->logits[0] + row * n;
+    float *b = c->logits[1] + row * n;
+    double total, shift = 0, other;
+    struct position *p = &c->out[row];
+    *p = (struct position){.same_top = top_of(a, n) == top_of(b, n)};
+    double at[2] = {(double)a[next], (double)b[next]};
+    memcpy(scratch, a, sizeof *scratch * (size_t)n);
+    double lse_a = row_normalise(scratch, n, &total);
+    for (int32_t i = 0; i < n; i++) shift += (double)scratch[i] * ((double)a[i] - (double)b[i]);
+    double lse_b = row_normalise(b, n, &other);
+    p->kl = MAX(shift / total - lse_a + lse_b, 0.0);
+    p->nll[0] = lse_a - at[0];
+    p->nll[1] = lse_b - at[1];
+}
+
+static void positions_compare(void *ctx, int64_t begin, int64_t end, int thread) {
+    struct comparison *c = ctx;
+    for (int64_t i = begin; i < end; i++)
+        if (c->next[i] >= 0) position_compare(c, i, c->scratch + (size_t)thread * (size_t)c->vocab);
+}
+
+/* Tokens [from, from + n) of a passage through both models. */
+static void rows_run(struct comparison *c, const int32_t *tokens, int32_t from, int32_t n) {
+    struct row rows[ROWS];
+    int32_t out[ROWS];
+    const struct segment bare = {.end = n};
+    for (int32_t i = 0; i < n; i++) {
+        rows[i] = (struct row){tokens[from + i], from + i, 0};
+        out[i] = i;
+    }
+    for (int i = 0; i < 2; i++) forward_run(c->f[i], rows, n, &bare, 1, out, n, c->logits[i]);
+}
+
+static int by_value(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return x < y ? -1 : x > y;
+}
+
+static struct model_shift positions_sum(const struct position *p, int64_t n) {
+    struct model_shift d = {.n = n};
+    double *kl = xcalloc((size_t)MAX(n, 1), sizeof *kl), nll[2] = {0}, same = 0;
+    for (int64_t i = 0; i < n; i++) {
+        for (int j = 0; j < 2; j++) nll[j] += p[i].nll[j];
+        d.kl_mean += p[i].kl / (double)n;
+        same += p[i].same_top;
+        kl[i] = p[i].kl;
+    }
+    qsort(kl, (size_t)n, sizeof *kl, by_value);
+    if (n > 0) {
+        for (int j = 0; j < 2; j++) d.perplexity[j] = math_exp(nll[j] / (double)n);
+        d.same_top = same / (double)n;
+        d.kl_p99 = kl[(99 * n + 99) / 100 - 1];
+    }
+    free(kl);
+    return d;
+}
+
+/* Appends what one passage scores to `out`; its last token predicts nothing that is known. */
+static int64_t passage_run(struct comparison *c, const struct passage *s, struct pool *pool,
+                           struct position *out) {
+    int64_t done = 0;
+    for (int32_t from = 0; from < s->n; from += ROWS) {
+        int32_t rows = MIN(ROWS, s->n - from);
+        for (int32_t i = 0; i < rows; i++) {
+            int32_t at = from + i + 1;
+            bool scored = at < s->n && (!s->scored || s->scored[at]);
+            c->next[i] = scored ? s->v[at] : -1;
+        }
+        rows_run(c, s->v, from, rows);
+        pool_run(pool, positions_compare, c, rows, 1);
+        for (int32_t i = 0; i < rows; i++)
+            if (c->next[i] >= 0) out[done++] = c->out[i];
+    }
+    return done;
+}
+
+struct model_shift models_compare(const struct model *const m[2], const struct passage *seqs, int n,
+                                  struct pool *pool, struct progress *p) {
+    struct comparison c = {.vocab = m[0]->config.vocab_size};
+    struct forward_options o = {.max_rows = ROWS, .n_slots = 1, .slot_len = 1, .pool = pool};
+    int64_t tokens = 0, done = 0, read = 0;
+    for (int i = 0; i < n; i++) {
+        tokens += seqs[i].n;
+        o.slot_len = MAX(o.slot_len, seqs[i].n);
+    }
+    CHECK(m[1]->config.vocab_size == c.vocab);
+    for (int i = 0; i < 2; i++) {
+        CHECK(o.slot_len <= m[i]->config.max_seq_len);
+        c.f[i] = forward_new(m[i], &o);
+        CHECK(c.f[i]); // one sequence
+        c.logits[i] = xmalloc(sizeof(float) * ROWS * (size_t)c.vocab);
+    }
+    c.scratch = xmalloc(sizeof(float) * (size_t)c.vocab * (size_t)pool_size(pool));
+    struct position *all = xcalloc((size_t)tokens + 1, sizeof *all);
+    for (int i = 0; i < n; i++) {
+        done += passage_run(&c, &seqs[i], pool, all + done);
+        read += seqs[i].n;
+        if (p) progress_update(p, read, NULL);
+    }
+    struct model_shift d = positions_sum(all, done);
+    for (int i = 0; i < 2; i++) {
+        forward_free(c.f[i]);
+        free(c.logits[i]);
+    }
+    free(c.scratch);
+    free(all);
+    return d;
+}

@@ -1,0 +1,640 @@
+/*
+ * kernel/quant: the weight types, and rows between f32 and the blocks of a file.
+ *
+ * One table names each type, its block and how kernel.c packs it; a quantised type adds two
+ * functions. `read` takes a block apart into whole numbers, scales and minima, which serve for
+ * decoding and for packing alike. `write` chooses them as llama.cpp's reference quantiser does,
+ * search included, with the same float operations in the same order, so that files agree byte for
+ * byte (test_quant holds hashes of its blocks).
+ *
+ * Not here: panels and products (kernel.c and the levels), and which tensor of a model gets which
+ * type (model/gguf.c).
+ *
+ * Invariant: any bytes decode and any floats encode without undefined behaviour. A block made of
+ * values that are not finite has a scale that is not finite, which matrix_put refuses, or
+ * meaningless numbers.
+ */
+#include <math.h>
+#include <string.h>
+
+#include "kernel/internal.h"
+
+enum { SUPER = 256, SUBS = SUPER / QK };
+
+const int8_t nf4_codes[16] = {-127, -88, -67, -50, -36, -23, -12, 0,
+                              10,   20,  31,  43,  56,  71,  92,  127};
+
+static float f16_read(const uint8_t *p) {
+    uint16_t h;
+    memcpy(&h, p, sizeof h);
+    return f16_to_f32(h);
+}
+
+static void f16_write(uint8_t *p, float f) {
+    uint16_t h = f32_to_f16(f);
+    memcpy(p, &h, sizeof h);
+}
+
+static int clip(int v, int lo, int hi) {
+    return v < lo ? lo : v > hi ? hi : v;
+}
+
+/* lo..hi after rounding towards zero; NaN becomes 0. */
+static int value_clip(float v, int lo, int hi) {
+    if (v != v) return 0;
+    return v <= (float)lo ? lo : v >= (float)hi ? hi : (int)v;
+}
+
+/* To the nearest whole number, halves to even, for |v| < 2^22; something for all others. The
+ * addition leaves the number in the low bits of the mantissa. */
+static int nearest(float v) {
+    float shifted = v + 0x1.8p+23f;
+    int32_t bits;
+    memcpy(&bits, &shifted, sizeof bits);
+    return (bits & 0x7fffff) - 0x400000;
+}
+
+static float inverse_of(float d) {
+    return d != 0 ? 1.0f / d : 0.0f;
+}
+
+static float amax_of(const float *x, int n) {
+    float amax = 0;
+    for (int i = 0; i < n; i++) amax = fabsf(x[i]) > amax ? fabsf(x[i]) : amax;
+    return amax;
+}
+
+/* The first value of the largest magnitude, with its sign. */
+static float extreme_of(const float *x, int n) {
+    float amax = 0, extreme = 0;
+    for (int i = 0; i < n; i++)
+        if (fabsf(x[i]) > amax) {
+            amax = fabsf(x[i]);
+            extreme = x[i];
+        }
+    return extreme;
+}
+
+struct range {
+    float lo, hi;
+};
+
+static struct range range_of(const float *x, int n) {
+    struct range r = {x[0], x[0]};
+    for (int i = 1; i < n; i++) {
+        r.lo = x[i] < r.lo ? x[i] : r.lo;
+        r.hi = x[i] > r.hi ? x[i] : r.hi;
+    }
+    return r;
+}
+
+/* n bytes of nibbles: low ones are the first n numbers, high ones the next n. */
+static void nibbles_read(const uint8_t *bytes, int n, int zero, int8_t *q) {
+    for (int i = 0; i < n; i++) {
+        q[i] = (int8_t)((bytes[i] & 15) - zero);
+        q[i + n] = (int8_t)((bytes[i] >> 4) - zero);
+    }
+}
+
+static void nibbles_write(const int8_t *q, int n, int zero, uint8_t *bytes) {
+    for (int i = 0; i < n; i++)
+        bytes[i] = (uint8_t)(((q[i] + zero) & 15) | ((q[i + n] + zero) & 15) << 4);
+}
+
+static void q8_0_read(const uint8_t *b, struct quants *s) {
+    s->scale[0] = f16_read(b);
+    memcpy(s->q, b + 2, QK);
+}
+
+static void q8_0_join(const struct quants *s, uint8_t *b) {
+    f16_write(b, s->scale[0]);
+    memcpy(b + 2, s->q, QK);
+}
+
+static void q8_0_write(const float *x, uint8_t *b) {
+    struct quants s = {.scale[0] = amax_of(x, QK) / 127.0f};
+    float inverse = inverse_of(s.scale[0]);
+    for (int i = 0; i < QK; i++) s.q[i] = (int8_t)value_clip(roundf(x[i] * inverse), -128, 127);
+    q8_0_join(&s, b);
+}
+
+/* The value of largest magnitude becomes -zero exactly. */
+static void signed_round(const float *x, int zero, struct quants *s) {
+    s->scale[0] = extreme_of(x, QK) / (float)-zero;
+    float inverse = inverse_of(s->scale[0]), half = (float)zero + 0.5f;
+    for (int i = 0; i < QK; i++)
+        s->q[i] = (int8_t)(value_clip(x[i] * inverse + half, 0, 2 * zero - 1) - zero);
+}
+
+/* The smallest value becomes 0, the largest `top`. */
+static void affine_spread(const float *x, int top, struct quants *s) {
+    struct range r = range_of(x, QK);
+    s->scale[0] = (r.hi - r.lo) / (float)top;
+    s->min[0] = r.lo;
+    float inverse = inverse_of(s->scale[0]);
+    for (int i = 0; i < QK; i++)
+        s->q[i] = (int8_t)value_clip((x[i] - r.lo) * inverse + 0.5f, 0, top);
+}
+
+static void q4_0_read(const uint8_t *b, struct quants *s) {
+    s->scale[0] = f16_read(b);
+    nibbles_read(b + 2, QK / 2, 8, s->q);
+}
+
+static void q4_0_join(const struct quants *s, uint8_t *b) {
+    f16_write(b, s->scale[0]);
+    nibbles_write(s->q, QK / 2, 8, b + 2);
+}
+
+static void q4_0_write(const float *x, uint8_t *b) {
+    struct quants s;
+    signed_round(x, 8, &s);
+    q4_0_join(&s, b);
+}
+
+static void q4_1_read(const uint8_t *b, struct quants *s) {
+    s->scale[0] = f16_read(b);
+    s->min[0] = f16_read(b + 2);
+    nibbles_read(b + 4, QK / 2, 0, s->q);
+}
+
+static void q4_1_join(const struct quants *s, uint8_t *b) {
+    f16_write(b, s->scale[0]);
+    f16_write(b + 2, s->min[0]);
+    nibbles_write(s->q, QK / 2, 0, b + 4);
+}
+
+static void q4_1_write(const float *x, uint8_t *b) {
+    struct quants s;
+    affine_spread(x, 15, &s);
+    q4_1_join(&s, b);
+}
+
+/* Four bytes of fifth bits, then the nibbles. */
+static void fives_read(const uint8_t *b, int zero, int8_t *q) {
+    uint32_t fifth;
+    memcpy(&fifth, b, sizeof fifth);
+    nibbles_read(b + 4, QK / 2, zero, q);
+    for (int i = 0; i < QK; i++) q[i] = (int8_t)(q[i] + (int)(fifth >> i & 1) * 16);
+}
+
+static void fives_write(const int8_t *q, int zero, uint8_t *b) {
+    uint32_t fifth = 0;
+    for (int i = 0; i < QK; i++) fifth |= (uint32_t)((q[i] + zero) >> 4 & 1) << i;
+    memcpy(b, &fifth, sizeof fifth);
+    nibbles_write(q, QK / 2, zero, b + 4);
+}
+
+static void q5_0_read(const uint8_t *b, struct quants *s) {
+    s->scale[0] = f16_read(b);
+    fives_read(b + 2, 16, s->q);
+}
+
+static void q5_0_join(const struct quants *s, uint8_t *b) {
+    f16_write(b, s->scale[0]);
+    fives_write(s->q, 16, b + 2);
+}
+
+static void q5_0_write(const float *x, uint8_t *b) {
+    struct quants s;
+    signed_round(x, 16, &s);
+    q5_0_join(&s, b);
+}
+
+static void q5_1_read(const uint8_t *b, struct quants *s) {
+    s->scale[0] = f16_read(b);
+    s->min[0] = f16_read(b + 2);
+    fives_read(b + 4, 0, s->q);
+}
+
+static void q5_1_join(const struct quants *s, uint8_t *b) {
+    f16_write(b, s->scale[0]);
+    f16_write(b + 2, s->min[0]);
+    fives_write(s->q, 0, b + 4);
+}
+
+static void q5_1_write(const float *x, uint8_t *b) {
+    struct quants s;
+    affine_spread(x, 31, &s);
+    q5_1_join(&s, b);
+}
+
+/* q4_k and q5_k: f16 d, f16 dmin, eight 6-bit scales and eight 6-bit minima in 12 bytes. Bytes 0..3
+ * and 4..7 hold the first four of each; their upper bit pairs belong to the last four, whose low
+ * nibbles are bytes 8..11. */
+static void six_bits_read(const uint8_t *p, int j, int *scale, int *min) {
+    if (j < 4) {
+        *scale = p[j] & 63;
+        *min = p[j + 4] & 63;
+    } else {
+        *scale = (p[j + 4] & 15) | p[j - 4] >> 6 << 4;
+        *min = p[j + 4] >> 4 | p[j] >> 6 << 4;
+    }
+}
+
+static void six_bits_write(uint8_t *p, int j, int scale, int min) {
+    if (j < 4) {
+        p[j] = (uint8_t)scale;
+        p[j + 4] = (uint8_t)min;
+    } else {
+        p[j + 4] = (uint8_t)((scale & 15) | (min & 15) << 4);
+        p[j - 4] |= (uint8_t)(scale >> 4 << 6);
+        p[j] |= (uint8_t)(min >> 4 << 6);
+    }
+}
+
+static void k_head_read(const uint8_t *b, struct quants *s) {
+    float d = f16_read(b), dmin = f16_read(b + 2);
+    for (int j = 0; j < SUBS; j++) {
+        int scale, min;
+        six_bits_read(b + 4, j, &scale, &min);
+        s->scale[j] = d * (float)scale;
+        s->min[j] = -(dmin * (float)min);
+    }
+}
+
+static void q4_k_read(const uint8_t *b, struct quants *s) {
+    k_head_read(b, s);
+    for (int j = 0; j < SUPER; j += 64) nibbles_read(b + 16 + j / 2, QK, 0, s->q + j);
+}
+
+static void q5_k_read(const uint8_t *b, struct quants *s) {
+    k_head_read(b, s);
+    for (int j = 0; j < SUPER; j += 64) nibbles_read(b + 48 + j / 2, QK, 0, s->q + j);
+    for (int i = 0; i < SUPER; i++)
+        s->q[i] = (int8_t)(s->q[i] + (b[16 + i % QK] >> i / QK & 1) * 16);
+}
+
+/* One try of affine_fit: the least squares of x against its own rounding. */
+struct affine {
+    float scale, min, error;
+    uint8_t q[QK];
+};
+
+static float affine_error(const struct affine *a, const float *x, const float *w) {
+    float error = 0;
+    for (int i = 0; i < QK; i++) {
+        float diff = a->scale * (float)a->q[i] + a->min - x[i];
+        error += w[i] * (diff * diff);
+    }
+    return error;
+}
+
+static void affine_round(struct affine *a, const float *x, float inverse, float lo, int top) {
+    for (int i = 0; i < QK; i++) a->q[i] = (uint8_t)clip(nearest(inverse * (x[i] - lo)), 0, top);
+}
+
+/* Scale and minimum that fit the rounded numbers best under the weights; false when there is no
+ * unique answer. */
+static bool affine_solve(struct affine *a, const float *x, const float *w, float sum_w,
+                         float sum_x) {
+    float l = 0, l2 = 0, xl = 0;
+    for (int i = 0; i < QK; i++) {
+        float q = a->q[i];
+        l += w[i] * q;
+        l2 += w[i] * q * q;
+        xl += w[i] * q * x[i];
+    }
+    float det = sum_w * l2 - l * l;
+    if (!(det > 0)) return false;
+    a->scale = (sum_w * xl - sum_x * l) / det;
+    a->min = (l2 * sum_x - l * xl) / det;
+    if (a->min > 0) {
+        a->min = 0;
+        a->scale = xl / l2;
+    }
+    return true;
+}
+
+/* x ≈ scale q + min with q in 0..top, min <= 0, weighted: `steps` + 1 roundings, their ranges from
+ * top + from upwards by `by`, each with its best scale; the smallest error wins. */
+static void affine_fit(struct affine *best, const float *x, const float *w, int top, float from,
+                       float by, int steps) {
+    struct range r = range_of(x, QK);
+    float sum_w = w[0], sum_x = sum_w * x[0];
+    for (int i = 1; i < QK; i++) {
+        sum_w += w[i];
+        sum_x += w[i] * x[i];
+    }
+    float lo = r.lo > 0 ? 0 : r.lo;
+    *best = (struct affine){.min = lo};
+    if (r.hi == lo) return;
+    float inverse = (float)top / (r.hi - lo);
+    best->scale = 1 / inverse;
+    affine_round(best, x, inverse, lo, top);
+    best->error = affine_error(best, x, w);
+    // The reference rounds every later try against the minimum found so far.
+    for (int step = 0; step <= steps; step++) {
+        struct affine a;
+        inverse = (from + by * (float)step + (float)top) / (r.hi - best->min);
+        affine_round(&a, x, inverse, best->min, top);
+        if (!affine_solve(&a, x, w, sum_w, sum_x)) continue;
+        a.error = affine_error(&a, x, w);
+        if (a.error < best->error) *best = a;
+    }
+}
+
+/* d, dmin and the twelve bytes of a super-block, and its numbers under the scales as stored. */
+static void k_write(const float *x, uint8_t *b, int top, float from, int steps, int8_t *q) {
+    struct affine fit[SUBS];
+    float top_scale = 0, top_min = 0, w[QK];
+    for (int j = 0; j < SUBS; j++) {
+        const float *xs = x + j * QK;
+        float squares = 0;
+        for (int i = 0; i < QK; i++) squares += xs[i] * xs[i];
+        float mean = sqrtf(squares / QK);
+        for (int i = 0; i < QK; i++) w[i] = mean + fabsf(xs[i]);
+        affine_fit(&fit[j], xs, w, top, from, 0.1f, steps);
+        top_scale = fit[j].scale > top_scale ? fit[j].scale : top_scale;
+        top_min = -fit[j].min > top_min ? -fit[j].min : top_min;
+    }
+    float by_scale = top_scale > 0 ? 63.0f / top_scale : 0.0f,
+          by_min = top_min > 0 ? 63.0f / top_min : 0.0f;
+    memset(b, 0, 16);
+    for (int j = 0; j < SUBS; j++) {
+        // A negative scale wraps around before it is capped, as in the reference.
+        uint8_t scale = (uint8_t)nearest(by_scale * fit[j].scale),
+                min = (uint8_t)nearest(by_min * -fit[j].min);
+        six_bits_write(b + 4, j, MIN(scale, 63), MIN(min, 63));
+    }
+    f16_write(b, top_scale / 63.0f);
+    f16_write(b + 2, top_min / 63.0f);
+    struct quants stored;
+    k_head_read(b, &stored);
+    for (int i = 0; i < SUPER; i++) {
+        float d = stored.scale[i / QK];
+        q[i] = (int8_t)fit[i / QK].q[i % QK];
+        if (d != 0) q[i] = (int8_t)clip(nearest((x[i] - stored.min[i / QK]) / d), 0, top);
+    }
+}
+
+static void q4_k_write(const float *x, uint8_t *b) {
+    int8_t q[SUPER];
+    k_write(x, b, 15, -1.0f, 20, q);
+    for (int j = 0; j < SUPER; j += 64) nibbles_write(q + j, QK, 0, b + 16 + j / 2);
+}
+
+static void q5_k_write(const float *x, uint8_t *b) {
+    int8_t q[SUPER];
+    k_write(x, b, 31, -0.5f, 15, q);
+    memset(b + 16, 0, QK);
+    for (int i = 0; i < SUPER; i++) b[16 + i % QK] |= (uint8_t)((q[i] >> 4 & 1) << i / QK);
+    for (int j = 0; j < SUPER; j += 64) nibbles_write(q + j, QK, 0, b + 48 + j / 2);
+}
+
+enum { SIX = 16 }; /* weights under one scale of q6_k */
+
+/* Halves of 128 weights: 64 bytes of nibbles, 32 of bit pairs. Weight 32 c + i of a half has its
+ * nibble in byte 32 (c % 2) + i, low for c < 2, and its pair at bits 2 c of byte i. */
+static void q6_k_read(const uint8_t *b, struct quants *s) {
+    float d = f16_read(b + 208);
+    for (int j = 0; j < SUPER / SIX; j++) s->scale[j] = d * (float)(int8_t)b[192 + j];
+    for (int i = 0; i < SUPER; i++) {
+        int half = i / 128, c = i / 32 % 4;
+        int low = b[half * 64 + c % 2 * 32 + i % 32] >> c / 2 * 4 & 15;
+        int high = b[128 + half * 32 + i % 32] >> 2 * c & 3;
+        s->q[i] = (int8_t)((low | high << 4) - 32);
+    }
+}
+
+/* x ≈ scale q with q in -32..31: nineteen roundings, each with its best scale under the weights x²;
+ * the one that explains most wins. */
+static float signed_fit(const float *x, int8_t *q) {
+    float extreme = extreme_of(x, SIX), scale = 0, best = 0;
+    memset(q, -32, SIX); // what the reference leaves where there is nothing to fit
+    if (fabsf(extreme) < 1e-15f) return 0;
+    static const int8_t order[] = {0, -9, -8, -7, -6, -5, -4, -3, -2, -1,
+                                   1, 2,  3,  4,  5,  6,  7,  8,  9};
+    for (size_t t = 0; t < ARRAY_LEN(order); t++) {
+        float inverse = -(32.0f + 0.1f * (float)order[t]) / extreme, xl = 0, l2 = 0;
+        int8_t tried[SIX];
+        for (int i = 0; i < SIX; i++) {
+            tried[i] = (int8_t)clip(nearest(inverse * x[i]), -32, 31);
+            float w = x[i] * x[i], l = tried[i];
+            xl += w * x[i] * l;
+            l2 += w * l * l;
+        }
+        if (t == 0 || (l2 > 0 && xl * xl > best * l2)) {
+            memcpy(q, tried, SIX);
+            scale = l2 != 0 ? xl / l2 : 0.0f;
+            best = scale * xl;
+        }
+    }
+    return scale;
+}
+
+static void q6_k_pack(const int8_t *q, uint8_t *b) {
+    memset(b, 0, 192);
+    for (int i = 0; i < SUPER; i++) {
+        int half = i / 128, c = i / 32 % 4, v = q[i] + 32;
+        b[half * 64 + c % 2 * 32 + i % 32] |= (uint8_t)((v & 15) << c / 2 * 4);
+        b[128 + half * 32 + i % 32] |= (uint8_t)(v >> 4 << 2 * c);
+    }
+}
+
+static void q6_k_write(const float *x, uint8_t *b) {
+    float scales[SUPER / SIX];
+    int8_t q[SUPER];
+    for (int j = 0; j < SUPER / SIX; j++) scales[j] = signed_fit(x + j * SIX, q + j * SIX);
+    float extreme = extreme_of(scales, SUPER / SIX);
+    if (fabsf(extreme) < 1e-15f) {
+        memset(b, 0, 210);
+        return;
+    }
+    float inverse = -128.0f / extreme;
+    f16_write(b + 208, 1 / inverse);
+    float d = f16_read(b + 208);
+    for (int j = 0; j < SUPER / SIX; j++)
+        b[192 + j] = (uint8_t)clip(nearest(inverse * scales[j]), -128, 127);
+    for (int i = 0; i < SUPER; i++) {
+        float step = d * (float)(int8_t)b[192 + i / SIX];
+        if (step != 0) q[i] = (int8_t)clip(nearest(x[i] / step), -32, 31);
+    }
+    q6_k_pack(q, b);
+}
+
+static const struct type_row type_rows[] = {
+    {.type = TENSOR_F32, .name = "f32", .block = 1, .bytes = 4},
+    {.type = TENSOR_F16, .name = "f16", .block = 1, .bytes = 2},
+    {.type = TENSOR_BF16, .name = "bf16", .block = 1, .bytes = 2},
+    {TENSOR_Q8_0, "q8_0", QK, 34, QK, LAYOUT_Q8, 0, false, q8_0_read, q8_0_write, q8_0_join},
+    {TENSOR_Q4_0, "q4_0", QK, 18, QK, LAYOUT_Q4, 8, false, q4_0_read, q4_0_write, q4_0_join},
+    {TENSOR_Q4_1, "q4_1", QK, 20, QK, LAYOUT_Q4, 0, true, q4_1_read, q4_1_write, q4_1_join},
+    {TENSOR_Q5_0, "q5_0", QK, 22, QK, LAYOUT_Q8, 0, false, q5_0_read, q5_0_write, q5_0_join},
+    {TENSOR_Q5_1, "q5_1", QK, 24, QK, LAYOUT_Q8, 0, true, q5_1_read, q5_1_write, q5_1_join},
+    {TENSOR_Q4_K, "q4_k", SUPER, 144, QK, LAYOUT_Q4, 0, true, q4_k_read, q4_k_write, NULL},
+    {TENSOR_Q5_K, "q5_k", SUPER, 176, QK, LAYOUT_Q8, 0, true, q5_k_read, q5_k_write, NULL},
+    {TENSOR_Q6_K, "q6_k", SUPER, 210, SIX, LAYOUT_Q6, 0, false, q6_k_read, q6_k_write, NULL},
+    {.type = TENSOR_NF4, .name = "nf4", .block = QK, .bytes = QK / 2, .layout = LAYOUT_NF4},
+};
+
+const struct type_row *type_find(enum tensor_type t) {
+    for (size_t i = 0; i < ARRAY_LEN(type_rows); i++)
+        if (type_rows[i].type == t) return &type_rows[i];
+    return NULL;
+}
+
+bool tensor_type_known(uint32_t number) {
+    return type_find((enum tensor_type)number) != NULL;
+}
+
+const char *tensor_type_name(enum tensor_type t) {
+    const struct type_row *row = type_find(t);
+    return row ? row->name : "unknown";
+}
+
+int tensor_type_parse(const char *name, enum tensor_type *out) {
+    for (size_t i = 0; i < ARRAY_LEN(type_rows); i++)
+        if (strcmp(type_rows[i].name, name) == 0) {
+            *out = type_rows[i].type;
+            return OK;
+        }
+    return ERR_USAGE;
+}
+
+const char *tensor_type_list(void) {
+    return "f32, f16, bf16, q8_0, q4_0, q4_1, q5_0, q5_1, q4_k, q5_k, q6_k or nf4";
+}
+
+int tensor_type_block(enum tensor_type t) {
+    const struct type_row *row = type_find(t);
+    CHECK(row);
+    return row->block;
+}
+
+bool tensor_type_quantised(enum tensor_type t) {
+    return tensor_type_block(t) > 1;
+}
+
+static int64_t nf4_blocks(int64_t k) {
+    return (k + NF4_BLOCK - 1) / NF4_BLOCK;
+}
+
+size_t tensor_row_bytes(enum tensor_type t, int64_t k) {
+    const struct type_row *row = type_find(t);
+    CHECK(row && k >= 0 && k % row->block == 0);
+    size_t scales = t == TENSOR_NF4 ? sizeof(float) + (size_t)nf4_blocks(k) : 0;
+    return scales + (size_t)(k / row->block) * (size_t)row->bytes;
+}
+
+enum tensor_type tensor_type_fit(enum tensor_type t, int64_t k) {
+    if (k % tensor_type_block(t) == 0) return t;
+    enum tensor_type next = t == TENSOR_Q4_K   ? TENSOR_Q5_0
+                            : t == TENSOR_Q5_K ? TENSOR_Q5_1
+                            : t == TENSOR_Q6_K ? TENSOR_Q8_0
+                                               : TENSOR_F16;
+    return tensor_type_fit(next, k);
+}
+
+static void nf4_decode(const uint8_t *src, float *dst, int64_t k) {
+    const uint8_t *bytes = src + sizeof(float), *nibbles = bytes + nf4_blocks(k);
+    float scale;
+    memcpy(&scale, src, sizeof scale);
+    float unit = scale / NF4_UNIT;
+    for (int64_t i = 0; i < k; i++) {
+        uint8_t byte = nibbles[i / QK * (QK / 2) + i % (QK / 2)];
+        int nibble = i % QK < QK / 2 ? byte & 15 : byte >> 4;
+        dst[i] = (float)(bytes[i / NF4_BLOCK] * nf4_codes[nibble]) * unit;
+    }
+}
+
+/* Codes of n weights, the nearest in units of `unit` (of two that are equally near the lower), and
+ * what they miss, squared. A code is the number of midpoints below it, counted for all weights at
+ * once. */
+static float nf4_round(const float *x, int n, float unit, uint8_t *codes) {
+    float inverse = inverse_of(unit), v[NF4_BLOCK], error = 0;
+    int32_t count[NF4_BLOCK] = {0};
+    for (int i = 0; i < n; i++) v[i] = x[i] * inverse;
+    for (int c = 0; c < 15; c++) {
+        float middle = 0.5f * (float)(nf4_codes[c] + nf4_codes[c + 1]);
+        for (int i = 0; i < n; i++) count[i] += v[i] > middle;
+    }
+    for (int i = 0; i < n; i++) {
+        float diff = (float)nf4_codes[count[i]] * unit - x[i];
+        error += diff * diff;
+        codes[i] = (uint8_t)count[i];
+    }
+    return error;
+}
+
+/* The byte that loses least: from the one that reaches the largest weight down to three quarters of
+ * it, where that weight is cut for the sake of the others. */
+static uint8_t nf4_fit(const float *x, int n, float unit, uint8_t *codes) {
+    int top = value_clip(amax_of(x, n) * inverse_of(unit) / 127.0f + 0.5f, 0, 255), best = top;
+    float least = nf4_round(x, n, (float)top * unit, codes);
+    for (int step = 1; step <= 8; step++) {
+        uint8_t tried[NF4_BLOCK];
+        int u = top - (top * step + 16) / 32;
+        float error = nf4_round(x, n, (float)u * unit, tried);
+        if (error >= least) continue;
+        least = error;
+        best = u;
+        memcpy(codes, tried, (size_t)n);
+    }
+    return (uint8_t)best;
+}
+
+static void nf4_encode(const float *x, uint8_t *dst, int64_t k) {
+    uint8_t *bytes = dst + sizeof(float), *nibbles = bytes + nf4_blocks(k), codes[NF4_BLOCK];
+    float scale = 0;
+    for (int64_t i = 0; i < k; i++) scale = fabsf(x[i]) > scale ? fabsf(x[i]) : scale;
+    memcpy(dst, &scale, sizeof scale);
+    for (int64_t i = 0; i < k; i += NF4_BLOCK) {
+        int n = (int)MIN(NF4_BLOCK, k - i);
+        bytes[i / NF4_BLOCK] = nf4_fit(x + i, n, scale / NF4_UNIT, codes);
+        for (int j = 0; j < n; j++) {
+            uint8_t *to = &nibbles[(i + j) / QK * (QK / 2) + j % (QK / 2)];
+            *to = (uint8_t)(j % QK < QK / 2 ? codes[j] : *to | codes[j] << 4);
+        }
+    }
+}
+
+static void block_decode(const struct type_row *row, const uint8_t *src, float *dst) {
+    struct quants s;
+    row->read(src, &s);
+    for (int i = 0; i < row->block; i++) {
+        dst[i] = (float)s.q[i] * s.scale[i / row->group];
+        if (row->mins) dst[i] += s.min[i / QK];
+    }
+}
+
+static float half_read(enum tensor_type t, const uint8_t *src) {
+    uint16_t h;
+    memcpy(&h, src, sizeof h);
+    return t == TENSOR_F16 ? f16_to_f32(h) : bf16_to_f32(h);
+}
+
+void tensor_to_f32(enum tensor_type t, const void *src, float *dst, int64_t n) {
+    const struct type_row *row = type_find(t);
+    const uint8_t *s = src; // rows in a file need not be aligned
+    CHECK(row && n % row->block == 0);
+    if (t == TENSOR_F32)
+        memcpy(dst, src, (size_t)n * sizeof *dst);
+    else if (t == TENSOR_NF4)
+        nf4_decode(src, dst, n);
+    else
+        for (int64_t i = 0; i < n; i += row->block, s += row->bytes) {
+            if (row->read)
+                block_decode(row, s, dst + i);
+            else
+                dst[i] = half_read(t, s);
+        }
+}
+
+void tensor_from_f32(enum tensor_type t, const float *src, void *dst, int64_t n) {
+    const struct type_row *row = type_find(t);
+    uint8_t *out = dst;
+    CHECK(row && n % row->block == 0);
+    if (t == TENSOR_F32)
+        memcpy(dst, src, (size_t)n * sizeof *src);
+    else if (t == TENSOR_NF4)
+        nf4_encode(src, dst, n);
+    else
+        for (int64_t i = 0; i < n; i += row->block, out += row->bytes) {
+            uint16_t h = t == TENSOR_F16 ? f32_to_f16(src[i]) : f32_to_bf16(src[i]);
+            if (row->write)
+                row->write(src + i, out);
+            else
+                memcpy(out, &h, sizeof h);
+        }
+}

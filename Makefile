@@ -23,7 +23,7 @@ WARN   := -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wpoin
 CFLAGS ?=
 CFLAGS_ALL = -std=gnu11 -g $(OPT) $(WARN) -ffp-contract=off -fno-math-errno -fvisibility=hidden -pthread -Iinclude -Isrc \
              -DSHOAL_VERSION='"$(VERSION)"' $(shell pkg-config --cflags $(PKGS) 2>/dev/null) $(CFLAGS)
-LIBS    = $(shell pkg-config --libs $(PKGS)) -lm -pthread
+LIBS    = $(shell pkg-config --libs $(PKGS)) -lunistring -lm -pthread
 
 # Instruction sets belong to files, never to the program: kernels are chosen at run time.
 ISA_avx2   := -mavx2 -mfma -mf16c

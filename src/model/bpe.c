@@ -167,23 +167,24 @@ static void pattern_expand(const char *p, struct buf *out) {
     }
 }
 
-static int pattern_compile(struct tokenizer *t, const char *pattern, struct error *err) {
+pcre2_code *pattern_compile(const char *pattern, uint32_t options, struct error *err) {
     struct buf b = {0};
+    buf_puts(&b, "");
     pattern_expand(pattern, &b);
     int code;
     PCRE2_SIZE at;
-    t->code = pcre2_compile((PCRE2_SPTR)b.data, b.len,
-                            PCRE2_UTF | PCRE2_UCP | PCRE2_NEVER_BACKSLASH_C, &code, &at, NULL);
+    pcre2_code *compiled =
+        pcre2_compile((PCRE2_SPTR)b.data, b.len,
+                      PCRE2_UTF | PCRE2_UCP | PCRE2_NEVER_BACKSLASH_C | options, &code, &at, NULL);
     buf_release(&b);
-    if (t->code) {
-        pcre2_jit_compile(
-            t->code, PCRE2_JIT_COMPLETE); /* where it is not allowed, matching is interpreted */
-        return OK;
+    if (compiled) { /* where JIT is not allowed, matching is interpreted */
+        pcre2_jit_compile(compiled, PCRE2_JIT_COMPLETE);
+        return compiled;
     }
     PCRE2_UCHAR text[160];
     pcre2_get_error_message(code, text, sizeof(text));
-    return error_set(err, ERR_FORMAT, "the pre-tokenizer pattern '%.200s' does not compile: %s",
-                     pattern, (char *)text);
+    error_set(err, ERR_FORMAT, "the pattern '%.200s' does not compile: %s", pattern, (char *)text);
+    return NULL;
 }
 
 /*
@@ -207,7 +208,8 @@ static int pre_prepare(struct tokenizer *t, struct error *err) {
             pre);
     const struct pre_row *row = pre_find(pre);
     if (row && row->ignore_merges) t->spec.ignore_merges = true;
-    return pattern_compile(t, pattern, err);
+    t->code = pattern_compile(pattern, 0, err);
+    return t->code ? OK : error_wrap(err, "pre-tokenizer");
 }
 
 int bpe_prepare(struct tokenizer *t, struct error *err) {

@@ -2,9 +2,9 @@
  * tokenizer: what both kinds of tokenizer share — the vocabulary and its index, the pair table,
  * tokens that are found in text whole, and the outer loops of encoding and decoding.
  *
- * It knows nothing of patterns, bytes and scores (bpe.c, spm.c) nor of files (tok_files.c). Two
- * deliberate limits: added tokens do not swallow spaces around them, and text is taken as it is,
- * without Unicode normalisation.
+ * It knows nothing of patterns, bytes and scores (bpe.c, spm.c, unigram.c), of normalisation
+ * (tok_norm.c) nor of files (tok_files.c). Two deliberate limits: added tokens do not swallow spaces
+ * around them, and all of them are found in the text as it was written, before it is normalised.
  *
  * Invariant: after tok_new nothing of a tokenizer changes, and every call keeps its scratch to
  * itself, so any number of threads may use one. Control and unknown tokens come out of text only
@@ -146,7 +146,7 @@ static int spec_check_id(const struct tok_spec *s, const char *what, int32_t id,
 
 static int spec_check(const struct tok_spec *s, struct error *err) {
     if (s->n <= 0) return error_set(err, ERR_FORMAT, "the vocabulary is empty");
-    if (s->kind == TOK_SPM && !s->scores)
+    if (s->kind != TOK_BPE && !s->scores)
         return error_set(err, ERR_FORMAT, "a sentencepiece vocabulary needs scores");
     if (spec_check_id(s, "bos", s->bos, err) || spec_check_id(s, "eos", s->eos, err) ||
         spec_check_id(s, "unk", s->unk, err))
@@ -214,6 +214,7 @@ static void spec_copy(struct tokenizer *t, const struct tok_spec *s) {
         t->spec.scores = scores;
     }
     t->spec.pre = arena_strdup(&t->arena, s->pre ? s->pre : "");
+    if (s->normalizer) t->spec.normalizer = arena_strdup(&t->arena, s->normalizer);
 }
 
 static bool is_matched(const struct tokenizer *t, int32_t id) {
@@ -258,6 +259,8 @@ struct tokenizer *tok_new(const struct tok_spec *spec, struct error *err) {
     index_build(t);
     matcher_build(t);
     int rc = spec->kind == TOK_BPE ? bpe_prepare(t, err) : spm_prepare(t, err);
+    if (rc == OK && spec->normalizer && !(t->norm = norm_new(spec->normalizer, err)))
+        rc = err->code;
     t->spec.pieces = t->text;
     t->spec.lens = t->lens;
     if (rc == OK) return t;
@@ -268,6 +271,8 @@ struct tokenizer *tok_new(const struct tok_spec *spec, struct error *err) {
 void tok_free(struct tokenizer *t) {
     if (!t) return;
     pcre2_code_free(t->code);
+    norm_free(t->norm);
+    trie_free(t->trie);
     arena_release(&t->arena);
     free(t);
 }
@@ -342,14 +347,25 @@ struct fragment_state {
     bool first;
 };
 
+static void text_encode(struct encoder *e, const char *p, size_t n, bool first) {
+    if (e->t->norm) {
+        norm_apply(e->t->norm, p, n, &e->normal, &e->scratch);
+        p = e->normal.data;
+        n = e->normal.len;
+    }
+    if (n == 0) return; /* nothing but spaces, where they are taken away */
+    if (e->t->spec.kind == TOK_BPE)
+        bpe_encode(e, p, n, first);
+    else
+        spm_encode(e, p, n, first);
+}
+
 static void fragment_encode(void *ctx, int32_t id, const char *p, size_t n) {
     struct fragment_state *s = ctx;
     if (id >= 0)
         ids_add(s->e->out, id);
-    else if (s->e->t->spec.kind == TOK_BPE)
-        bpe_encode(s->e, p, n, s->first);
     else
-        spm_encode(s->e, p, n, s->first);
+        text_encode(s->e, p, n, s->first);
     s->first = id >= 0 && !s->e->t->prefix_once;
 }
 
@@ -360,7 +376,10 @@ static void encoder_release(struct encoder *e) {
     free(e->next);
     free(e->heap);
     free(e->cache);
+    free(e->lattice);
     buf_release(&e->text);
+    buf_release(&e->normal);
+    buf_release(&e->scratch);
     pcre2_match_data_free(e->match);
 }
 
@@ -371,6 +390,7 @@ void tok_encode(const struct tokenizer *t, const char *text, size_t len, int fla
     struct fragment_state s = {&e, !(flags & TOK_CONTINUE)};
     if ((flags & TOK_BOS) && tok_add_bos(t)) ids_add(out, t->spec.bos);
     text_fragments(t, text, len, flags & TOK_SPECIAL, fragment_encode, &s);
+    if ((flags & TOK_EOS) && t->spec.add_eos && t->spec.eos >= 0) ids_add(out, t->spec.eos);
     encoder_release(&e);
 }
 
@@ -392,7 +412,7 @@ void tok_decode(const struct tokenizer *t, int32_t id, bool specials, struct buf
  * whole. */
 void tok_decode_all(const struct tokenizer *t, const int32_t *ids, int n, bool specials,
                     struct buf *out) {
-    bool prefixed = t->spec.kind == TOK_SPM && t->spec.add_space_prefix, first = prefixed;
+    bool prefixed = t->spec.kind != TOK_BPE && t->spec.add_space_prefix, first = prefixed;
     for (int i = 0; i < n; i++) {
         if (ids[i] < 0 || ids[i] >= t->spec.n) continue;
         size_t before = out->len;

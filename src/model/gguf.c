@@ -681,6 +681,8 @@ static int behaviour_read(const struct gguf *g, struct tok_spec *spec, struct ar
     if (rc == OK) rc = bool_get(g, "tokenizer.ggml.add_eos_token", &spec->add_eos, err);
     if (rc == OK) rc = bool_get(g, "tokenizer.ggml.add_space_prefix", &spec->add_space_prefix, err);
     if (rc == OK) rc = normalizer_read(g, spec, arena, err);
+    spec->user_pieces = spec->kind == TOK_UNIGRAM;
+    if (rc == OK) rc = bool_get(g, "shoal.tokenizer.user_pieces", &spec->user_pieces, err);
     if (rc == OK) rc = bool_get(g, "shoal.tokenizer.split_words", &spec->split_words, err);
     if (rc == OK) rc = bool_get(g, "shoal.tokenizer.ignore_merges", &spec->ignore_merges, err);
     return rc;
@@ -888,6 +890,8 @@ static void normalizer_put(struct kv_out *o, const struct model *m) {
         free(spaces);
         free(table);
     }
+    if (s->kind == TOK_UNIGRAM && !s->user_pieces)
+        kv_put_bool(o, "shoal.tokenizer.user_pieces", false);
     if (s->split_words) kv_put_bool(o, "shoal.tokenizer.split_words", true);
     if (s->kind != TOK_BPE && *s->pre) kv_put_text(o, "shoal.tokenizer.pre_pattern", s->pre);
     if (s->normalizer && (!said || strcmp(said, s->normalizer) != 0)) {

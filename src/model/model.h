@@ -164,6 +164,8 @@ struct tok_spec {
     int32_t bos, eos, unk;  /* -1: none */
     bool add_bos, add_eos, add_space_prefix, ignore_merges;
     bool split_words; /* SPM, UNIGRAM: every ▁ begins a word, whatever the pieces are */
+    bool user_pieces; /* UNIGRAM: user-defined pieces are preferred pieces of the text with its ▁, as
+                         in SentencePiece; else they are cut out of the text as it was written */
 };
 struct tokenizer *tok_new(const struct tok_spec *spec, struct error *err);
 struct tokenizer *tok_from_json(const char *path,

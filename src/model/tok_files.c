@@ -152,16 +152,19 @@ static int reader_vocab(struct reader *r, struct error *err) {
 }
 
 static int reader_added(struct reader *r, struct error *err) {
-    size_t i, stripping = 0;
+    size_t i, stripping = 0, users = 0, normalized = 0;
     json_t *v;
     json_array_foreach(json_object_get(r->root, "added_tokens"), i, v) {
         const char *piece = json_string_value(json_object_get(v, "content"));
         uint8_t type = flag(v, "special", false) ? PIECE_CONTROL : PIECE_USER;
         int32_t id = (int32_t)json_integer_value(json_object_get(v, "id"));
         if (reader_put(r, id, piece, strlen(piece), type, err) != OK) return err->code;
+        normalized += type == PIECE_USER && flag(v, "normalized", false);
+        users += type == PIECE_USER;
         stripping +=
             flag(v, "lstrip", false) || flag(v, "rstrip", false) || flag(v, "single_word", false);
     }
+    r->spec.user_pieces = r->spec.kind == TOK_UNIGRAM && users > 0 && normalized == users;
     if (stripping > 0)
         warn("%zu added tokens would swallow spaces or match whole words only: they do neither",
              stripping);
@@ -596,7 +599,8 @@ static json_t *added_json(const struct tok_spec *s) {
         json_array_append_new(added,
                               json_pack("{s:i,s:s,s:b,s:b,s:b,s:b,s:b}", "id", (int)id, "content",
                                         s->pieces[id], "single_word", 0, "lstrip", 0, "rstrip", 0,
-                                        "normalized", 0, "special", s->types[id] != PIECE_USER));
+                                        "normalized", s->types[id] == PIECE_USER && s->user_pieces,
+                                        "special", s->types[id] != PIECE_USER));
     }
     return added;
 }
@@ -957,7 +961,7 @@ static int sp_piece(struct sp_model *m, const struct field *outer, struct error 
     if (m->pieces.begin.n >= VOCAB_LIMIT)
         return error_set(err, ERR_FORMAT, "it has too many pieces");
     const char *p = text.data ? (const char *)text.data : "";
-    if (type == PIECE_USER) { /* these are matched in the text as it was written */
+    if (type == PIECE_USER && m->model_type == 2) { /* matched in the text as it was written */
         replace_all(&m->scratch, p, text.size, SPACE_MARK, " ");
         growing_add(&m->pieces, m->scratch.data, m->scratch.len, score, PIECE_USER);
     } else {
@@ -996,20 +1000,26 @@ static int sp_normalizer(struct sp_model *m, const struct field *outer, struct e
     return rc;
 }
 
-static int sp_read(struct sp_model *m, const struct mapping *file, struct error *err) {
+/* What its pieces mean is said behind them, so they come in a second pass. */
+static int sp_fields(struct sp_model *m, const struct mapping *file, bool pieces,
+                     struct error *err) {
     struct message_view v = {file->data, file->data + file->size};
     struct field f;
     int rc;
-    if (file->size > FILE_LIMIT)
-        return error_set(err, ERR_FORMAT, "it is too large for a tokenizer");
     while ((rc = field_next(&v, &f, err)) > 0) {
         if (f.wire != 2) continue;
-        if (f.number == 1) rc = sp_piece(m, &f, err);
-        if (f.number == 2) rc = sp_trainer(m, &f, err);
-        if (f.number == 3) rc = sp_normalizer(m, &f, err);
+        if (f.number == 1 && pieces) rc = sp_piece(m, &f, err);
+        if (f.number == 2 && !pieces) rc = sp_trainer(m, &f, err);
+        if (f.number == 3 && !pieces) rc = sp_normalizer(m, &f, err);
         if (rc < 0) return rc;
     }
-    if (rc < 0) return rc;
+    return rc;
+}
+
+static int sp_read(struct sp_model *m, const struct mapping *file, struct error *err) {
+    if (file->size > FILE_LIMIT)
+        return error_set(err, ERR_FORMAT, "it is too large for a tokenizer");
+    if (sp_fields(m, file, false, err) < 0 || sp_fields(m, file, true, err) < 0) return err->code;
     if (m->pieces.begin.n == 0)
         return error_set(err, ERR_FORMAT, "it holds no pieces: no sentencepiece model");
     if (m->model_type != 1 && m->model_type != 2)
@@ -1021,6 +1031,7 @@ static int sp_read(struct sp_model *m, const struct mapping *file, struct error 
                          m->suffix ? "'treat_whitespace_as_suffix'"
                                    : "'escape_whitespaces' that is off");
     m->spec.kind = m->model_type == 1 ? TOK_UNIGRAM : TOK_SPM;
+    m->spec.user_pieces = m->model_type == 1;
     return OK;
 }
 

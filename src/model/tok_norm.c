@@ -390,7 +390,7 @@ char *norm_from_sentencepiece(const void *charsmap, size_t len, bool one_space) 
     }
     if (one_space) {
         json_array_append_new(steps, json_pack("{s:s,s:{s:s},s:s}", "type", "Replace", "pattern",
-                                               "Regex", "\\A +| +\\z", "content", ""));
+                                               "Regex", "\\A +|[ " SPACE_MARK "]+\\z", "content", ""));
         json_array_append_new(steps, json_pack("{s:s,s:{s:s},s:s}", "type", "Replace", "pattern",
                                                "Regex", " {2,}", "content", " "));
     }

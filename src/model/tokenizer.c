@@ -220,7 +220,8 @@ static void spec_copy(struct tokenizer *t, const struct tok_spec *s) {
 static bool is_matched(const struct tokenizer *t, int32_t id) {
     uint8_t type = t->spec.types[id];
     return t->lens[id] > 0 &&
-           (type == PIECE_UNKNOWN || type == PIECE_CONTROL || type == PIECE_USER);
+           (type == PIECE_UNKNOWN || type == PIECE_CONTROL ||
+            (type == PIECE_USER && !t->spec.user_pieces));
 }
 
 struct match_key {
@@ -399,7 +400,7 @@ void tok_decode(const struct tokenizer *t, int32_t id, bool specials, struct buf
     if (id < 0 || id >= t->spec.n) return;
     if (tok_is_special(t, id)) {
         if (specials) buf_add(out, t->text[id], (size_t)t->lens[id]);
-    } else if (t->spec.types[id] == PIECE_USER) {
+    } else if (t->spec.types[id] == PIECE_USER && !t->spec.user_pieces) {
         buf_add(out, t->text[id], (size_t)t->lens[id]);
     } else if (t->spec.kind == TOK_BPE) {
         bpe_decode(t, id, out);

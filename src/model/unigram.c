@@ -4,7 +4,8 @@
  *
  * Everything around the cut — spaces as ▁, bytes for what no piece covers, decoding — is spm.c's.
  * Rules of the reference: a character that is no piece of its own may be unknown, at the lowest
- * score of a normal piece less 10; places are visited from left to right, and of equal sums the
+ * score of a normal piece less 10; a user-defined piece of n bytes scores n times the highest less
+ * 0.1, which nothing beats; places are visited from left to right, and of equal sums the
  * one found first stays, so the longest last piece wins. Sums are double, as in Hugging Face's and
  * llama.cpp's programs; SentencePiece's own sums in float, whose rounding makes its cuts of long
  * texts drift.
@@ -32,7 +33,7 @@ struct trie_node {
 struct trie {
     struct trie_node *nodes; /* [n]; 0 is the root */
     int32_t n, next;         /* next: where the search for room begins */
-    float unknown;
+    float unknown, highest;  /* a score; the highest of a normal piece, or about 0 */
 };
 
 /* What is known of a place in the text: the best way to get there. */
@@ -122,13 +123,18 @@ static int piece_order(const void *a, const void *b) {
     return x->id < y->id ? -1 : 1;
 }
 
-/* The normal pieces' ids by their bytes; malloc'ed. */
+static bool in_trie(const struct tokenizer *t, int32_t id) {
+    uint8_t type = t->spec.types[id];
+    return type == PIECE_NORMAL || (type == PIECE_USER && t->spec.user_pieces);
+}
+
+/* The ids of pieces to be found, by their bytes; malloc'ed. */
 static int32_t *pieces_sorted(const struct tokenizer *t, int32_t *n) {
     struct piece_key *keys = xmalloc(sizeof(*keys) * (size_t)t->spec.n);
     int32_t *ids = xmalloc(sizeof(*ids) * (size_t)t->spec.n);
     *n = 0;
     for (int32_t id = 0; id < t->spec.n; id++)
-        if (t->spec.types[id] == PIECE_NORMAL && t->lens[id] > 0)
+        if (in_trie(t, id) && t->lens[id] > 0)
             keys[(*n)++] = (struct piece_key){t->text[id], t->lens[id], id};
     qsort(keys, (size_t)*n, sizeof(*keys), piece_order);
     for (int32_t i = 0; i < *n; i++) ids[i] = keys[i].id;
@@ -136,28 +142,30 @@ static int32_t *pieces_sorted(const struct tokenizer *t, int32_t *n) {
     return ids;
 }
 
-static int pieces_check(const struct tokenizer *t, float *lowest, struct error *err) {
-    *lowest = 0;
+static int scores_read(const struct tokenizer *t, struct trie *trie, struct error *err) {
+    float lowest = 0;
+    trie->highest = 0;
     for (int32_t id = 0; id < t->spec.n; id++) {
         float score = t->spec.scores[id];
-        if (t->spec.types[id] != PIECE_NORMAL) continue;
+        if (!in_trie(t, id)) continue;
         if (t->lens[id] > PIECE_LIMIT)
             return error_set(err, ERR_FORMAT, "token %d is %d bytes long, above the limit of %d",
                              id, t->lens[id], PIECE_LIMIT);
         if (!(score >= -1e30f && score <= 1e30f)) /* sums stay finite */
             return error_set(err, ERR_FORMAT, "token %d has the impossible score %g", id,
                              (double)score);
-        *lowest = MIN(*lowest, score);
+        if (t->spec.types[id] != PIECE_NORMAL) continue;
+        lowest = MIN(lowest, score);
+        trie->highest = MAX(trie->highest, score);
     }
+    trie->unknown = lowest - UNKNOWN_PENALTY;
     return OK;
 }
 
 int unigram_prepare(struct tokenizer *t, struct error *err) {
-    float lowest;
     int32_t n;
-    if (pieces_check(t, &lowest, err) != OK) return err->code;
     t->trie = xcalloc(1, sizeof(*t->trie));
-    t->trie->unknown = lowest - UNKNOWN_PENALTY;
+    if (scores_read(t, t->trie, err) != OK) return err->code;
     int32_t *sorted = pieces_sorted(t, &n);
     struct build b = {t->trie, t, sorted};
     int rc = trie_grow(t->trie, 512, err);
@@ -205,11 +213,15 @@ static void lattice_give(struct encoder *e, const char *p, int32_t end) {
     for (int32_t i = 1; i <= end; i++) l[i].id = -1;
 }
 
+static double piece_score(const struct tokenizer *t, int32_t id) {
+    if (t->spec.types[id] == PIECE_NORMAL) return (double)t->spec.scores[id];
+    return (double)t->trie->highest * t->lens[id] - 0.1;
+}
+
 /* Offers every piece that begins at `at`, and unknown where no piece is its one character; returns
  * the furthest place offered. */
 static int32_t pieces_offer(struct encoder *e, const char *p, size_t left, int32_t at) {
     const struct trie *t = e->t->trie;
-    const float *scores = e->t->spec.scores;
     struct lattice *l = e->lattice + at;
     double sum = at > 0 ? l->sum : 0;
     int32_t node = 0, furthest = 0, one = (int32_t)char_len(p, left);
@@ -222,7 +234,7 @@ static int32_t pieces_offer(struct encoder *e, const char *p, size_t left, int32
         if (t->nodes[node].id < 0) continue;
         furthest = (int32_t)i + 1;
         single |= furthest == one;
-        lattice_offer(l + furthest, sum + (double)scores[t->nodes[node].id], at,
+        lattice_offer(l + furthest, sum + piece_score(e->t, t->nodes[node].id), at,
                       t->nodes[node].id);
     }
     if (!single) lattice_offer(l + one, sum + (double)t->unknown, at, UNKNOWN);

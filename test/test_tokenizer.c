@@ -1300,7 +1300,63 @@ static void test_chat_plain(void **state) {
     tok_free(t);
 }
 
-int main(void) {
+/* Text of about 4 MB: Shakespeare, or questions and short answers in Japanese. */
+static struct buf bench_text(bool japanese) {
+    struct buf b = {0};
+    struct buf raw =
+        file_text(shared_path(japanese ? "../eval/jcommonsenseqa/jcommonsenseqa-v1.3_valid-v1.3.json"
+                                       : "../text/corpus-tinyshakespeare/tiny_shakespeare.txt"));
+    struct buf plain = {0};
+    for (char *p = raw.data; japanese && (p = strstr(p, "\": \"")); p++) {
+        size_t n = strcspn(p + 4, "\"");
+        buf_add(&plain, p + 4, n);
+        buf_puts(&plain, strchr("?", p[4 + n - 1]) ? "\n" : "。");
+    }
+    while (b.len < 4 << 20)
+        buf_add(&b, japanese ? plain.data : raw.data, japanese ? plain.len : raw.len);
+    buf_release(&plain);
+    buf_release(&raw);
+    return b;
+}
+
+static void bench_one(const char *name, struct tokenizer *t, const struct buf texts[2]) {
+    printf("%-14s", name);
+    for (int i = 0; i < 2; i++) {
+        double best = 1e9;
+        int n = 0;
+        for (int round = 0; round < 5; round++) {
+            double start = clock_now();
+            struct ids ids = encoded(t, texts[i].data, texts[i].len, 0);
+            best = MIN(best, clock_now() - start);
+            n = ids.n;
+            ids_release(&ids);
+        }
+        printf("  %s %6.1f MB/s, %4.2f bytes a token", i ? "Japanese" : "English",
+               (double)texts[i].len / best / 1e6, (double)texts[i].len / n);
+    }
+    printf("\n");
+    tok_free(t);
+}
+
+/* Best of five, one thread; needs the files in ../shared. */
+static void bench_run(void) {
+    struct error err;
+    const struct buf texts[2] = {bench_text(false), bench_text(true)};
+    static const char *const names[] = {"gpt-2", "starcoder", "llama-spm"};
+    for (size_t i = 0; i < ARRAY_LEN(names); i++)
+        bench_one(names[i], gguf_tokenizer(names[i]), texts);
+    bench_one("qwen3", qwen_tokenizer(), texts);
+    char *json = shared_path("llm-jp/tokenizer.json"),
+         *model = shared_path("llm-jp/llm-jp-tokenizer-100k.ver3.1.model");
+    bench_one("llm-jp 2.2", made(tok_from_json(json, &err), &err), texts);
+    bench_one("llm-jp 3.1", made(tok_from_sentencepiece(model, &err), &err), texts);
+}
+
+int main(int argc, char **argv) {
+    if (argc > 1 && strcmp(argv[1], "--bench") == 0) {
+        bench_run();
+        return 0;
+    }
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_utf8_len),
         cmocka_unit_test(test_every_byte_and_plane),

@@ -78,6 +78,7 @@ int32_t symbol_find(const struct tokenizer *t, const char *p, size_t n) {
 void pairs_init(struct pair_table *p, struct arena *a, int64_t max_pairs) {
     uint64_t size = slots_for(max_pairs);
     p->slots = arena_alloc(a, sizeof(*p->slots) * size);
+    p->seen = arena_alloc(a, size / 2);
     p->mask = size - 1;
     p->n = 0;
     for (uint64_t i = 0; i < size; i++) p->slots[i].key = UINT64_MAX;
@@ -89,7 +90,7 @@ static uint64_t pair_place(uint64_t key) {
 }
 
 static struct pair_slot *pair_slot(const struct pair_table *p, uint64_t key) {
-    uint64_t i = pair_place(key) & p->mask;
+    uint64_t i = pair_place(key) >> 2 & p->mask;
     while (p->slots[i].key != key && p->slots[i].key != UINT64_MAX) i = (i + 1) & p->mask;
     return &p->slots[i];
 }
@@ -99,12 +100,17 @@ void pairs_add(struct pair_table *p, int32_t left, int32_t right, int32_t rank, 
     struct pair_slot *s = pair_slot(p, key);
     if (s->key == key) return;
     *s = (struct pair_slot){key, rank, id};
+    uint64_t bit = pair_place(key) & (p->mask * 4 + 3);
+    p->seen[bit / 64] |= (uint64_t)1 << bit % 64;
     p->n++;
 }
 
 const struct pair_slot *pairs_find(const struct pair_table *p, int32_t left, int32_t right) {
     if (left < 0 || right < 0) return NULL;
-    struct pair_slot *s = pair_slot(p, (uint64_t)(uint32_t)left << 32 | (uint32_t)right);
+    uint64_t key = (uint64_t)(uint32_t)left << 32 | (uint32_t)right;
+    uint64_t bit = pair_place(key) & (p->mask * 4 + 3);
+    if (!(p->seen[bit / 64] >> bit % 64 & 1)) return NULL;
+    struct pair_slot *s = pair_slot(p, key);
     return s->key == UINT64_MAX ? NULL : s;
 }
 

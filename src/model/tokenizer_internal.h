@@ -35,9 +35,14 @@ struct pair_slot {
     uint64_t key; /* left << 32 | right; UINT64_MAX: empty */
     int32_t rank, id;
 };
+struct byte_pair {
+    int32_t rank, id;
+};
 struct pair_table {
     struct pair_slot *slots;
-    uint64_t mask; /* slots - 1; at most half of them are used */
+    uint64_t mask;  /* slots - 1; at most half of them are used */
+    uint64_t *seen; /* four bits a slot, one set by each pair: most pairs that are asked for are none,
+                       and these bits stay in a near cache */
     int32_t n;
 };
 
@@ -52,6 +57,7 @@ struct tokenizer {
     int32_t *index; /* open addressing: symbol + 1 by hash of its text */
     uint64_t index_mask;
     struct pair_table pairs;
+    struct byte_pair *byte_pairs; /* BPE: [256 left][256 right]; rank INT32_MAX: none */
     int32_t byte_ids[256]; /* -1: the vocabulary lacks this byte */
     int32_t *matched;      /* tokens found in text whole, by first byte, the longest first */
     int32_t matched_begin[257];
@@ -81,8 +87,7 @@ struct encoder {
     struct buf text; /* the fragment as rewritten: with ▁, or with a space before it */
     struct buf normal, scratch; /* and before that as normalised */
     pcre2_match_data *match;
-    struct cached_word *cache; /* words of this fragment already encoded */
-    bool caching;
+    struct cached_word *cache; /* words of this call already encoded; NULL: a short text */
     bool unknown; /* the word's ids depend on what stands before it: not for the cache */
 };
 
@@ -128,7 +133,7 @@ void bpe_decode(const struct tokenizer *t, int32_t id, struct buf *out);
 /* Room for n symbols; then the caller fills id, at and n, and they are merged in place. */
 void encoder_reserve(struct encoder *e, int32_t n);
 void encoder_merge(struct encoder *e);
-/* Called at the start of each fragment, with its length. */
+/* Called at the start of each fragment, with its length: whether a cache pays. */
 void encoder_cache(struct encoder *e, size_t len);
 /* Adds the word's ids: as before if the cache has it, else by `encode`. */
 typedef void (*encode_fn)(struct encoder *e, const char *p, size_t n);

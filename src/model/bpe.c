@@ -215,7 +215,8 @@ static int pre_prepare(struct tokenizer *t, struct error *err) {
 static void byte_pairs_build(struct tokenizer *t) {
     t->byte_pairs = arena_alloc(&t->arena, sizeof(*t->byte_pairs) << 16);
     for (int i = 0; i < 1 << 16; i++) {
-        const struct pair_slot *s = pairs_find(&t->pairs, t->byte_ids[i >> 8], t->byte_ids[i & 255]);
+        const struct pair_slot *s =
+            pairs_find(&t->pairs, t->byte_ids[i >> 8], t->byte_ids[i & 255]);
         t->byte_pairs[i] =
             s ? (struct byte_pair){s->rank, s->id} : (struct byte_pair){INT32_MAX, -1};
     }
@@ -472,7 +473,8 @@ static void short_merge(struct encoder *e, const uint8_t *p, int32_t n) {
     struct link l[SHORT_WORD];
     int32_t known = 0;
     for (int32_t i = 0; i < n; i++)
-        if (t->byte_ids[p[i]] >= 0) l[known++] = (struct link){t->byte_ids[p[i]], p[i], INT32_MAX, -1};
+        if (t->byte_ids[p[i]] >= 0)
+            l[known++] = (struct link){t->byte_ids[p[i]], p[i], INT32_MAX, -1};
     for (int32_t i = 0; i + 1 < known; i++) {
         const struct byte_pair *s = &t->byte_pairs[l[i].at << 8 | l[i + 1].at];
         l[i].rank = s->rank;

@@ -75,7 +75,7 @@ static int vocab_count(struct reader *r, int32_t *max, struct error *err) {
         return OK;
     }
     if (!json_is_object(vocab)) return error_set(err, ERR_FORMAT, "'model.vocab' is not an object");
-    json_object_foreach(vocab, piece, v) {
+    json_object_foreach (vocab, piece, v) {
         if (reader_id(v, piece, &id, err) != OK) return err->code;
         *max = MAX(*max, id);
     }
@@ -91,7 +91,7 @@ static int reader_count(struct reader *r, struct error *err) {
     int32_t id = -1, max = -1;
     size_t i;
     if (vocab_count(r, &max, err) != OK) return err->code;
-    json_array_foreach(added, i, v) {
+    json_array_foreach (added, i, v) {
         piece = json_string_value(json_object_get(v, "content"));
         if (!piece) return error_set(err, ERR_FORMAT, "added token %zu has no 'content'", i);
         if (reader_id(json_object_get(v, "id"), piece, &id, err) != OK) return err->code;
@@ -126,7 +126,7 @@ static int unigram_vocab(struct reader *r, struct error *err) {
     size_t i;
     json_t *v;
     char hole[24];
-    json_array_foreach(json_object_get(r->model, "vocab"), i, v) {
+    json_array_foreach (json_object_get(r->model, "vocab"), i, v) {
         const char *piece = json_string_value(json_array_get(v, 0));
         const json_t *score = json_array_get(v, 1);
         int32_t id = (int32_t)i;
@@ -144,7 +144,7 @@ static int reader_vocab(struct reader *r, struct error *err) {
     json_t *v;
     if (r->spec.kind == TOK_UNIGRAM) return unigram_vocab(r, err);
     const char *piece;
-    json_object_foreach(json_object_get(r->model, "vocab"), piece, v) {
+    json_object_foreach (json_object_get(r->model, "vocab"), piece, v) {
         int32_t id = (int32_t)json_integer_value(v);
         if (reader_put(r, id, piece, strlen(piece), PIECE_NORMAL, err) != OK) return err->code;
     }
@@ -154,7 +154,7 @@ static int reader_vocab(struct reader *r, struct error *err) {
 static int reader_added(struct reader *r, struct error *err) {
     size_t i, stripping = 0, users = 0, normalized = 0;
     json_t *v;
-    json_array_foreach(json_object_get(r->root, "added_tokens"), i, v) {
+    json_array_foreach (json_object_get(r->root, "added_tokens"), i, v) {
         const char *piece = json_string_value(json_object_get(v, "content"));
         uint8_t type = flag(v, "special", false) ? PIECE_CONTROL : PIECE_USER;
         int32_t id = (int32_t)json_integer_value(json_object_get(v, "id"));
@@ -251,7 +251,7 @@ static int parts_each(struct reader *r, const json_t *v, const char *list, part_
     json_t *part;
     if (!v || json_is_null(v)) return OK;
     if (strcmp(type_of(v), "Sequence") != 0) return fn(r, v, err);
-    json_array_foreach(json_object_get(v, list), i, part) {
+    json_array_foreach (json_object_get(v, list), i, part) {
         if (fn(r, part, err) != OK) return err->code;
     }
     return OK;
@@ -723,8 +723,8 @@ static void cutting_spm(json_t *root, const struct tokenizer *t) {
         pre = metaspace_json(t);
     if (t->spec.add_space_prefix) {
         if (!t->prefix_joins)
-            json_array_append_new(normalizers, json_pack("{s:s,s:s}", "type", "Prepend", "prepend",
-                                                         SPACE_MARK));
+            json_array_append_new(normalizers,
+                                  json_pack("{s:s,s:s}", "type", "Prepend", "prepend", SPACE_MARK));
         json_array_append_new(decoders, json_pack("{s:s,s:s,s:i,s:i}", "type", "Strip", "content",
                                                   " ", "start", 1, "stop", 0));
     }
@@ -756,9 +756,9 @@ static int cutting_bpe(json_t *root, const struct tok_spec *s, struct error *err
                         "type", "Split", "pattern", "Regex", pattern, "behavior", "Isolated",
                         "invert", 0, pre);
     struct error ignored; /* it was read before */
-    json_t *norm = s->normalizer ? json_parse(s->normalizer, strlen(s->normalizer), "normalizer",
-                                              &ignored)
-                                 : json_null();
+    json_t *norm = s->normalizer
+                       ? json_parse(s->normalizer, strlen(s->normalizer), "normalizer", &ignored)
+                       : json_null();
     json_object_set_new(root, "normalizer", norm);
     json_object_set_new(root, "pre_tokenizer", pre);
     json_object_set_new(root, "decoder", byte_level_json(false, false));
@@ -941,6 +941,7 @@ struct sp_model {
     int32_t model_type;    /* 1 unigram (the default), 2 BPE, 3 word, 4 char */
     struct field charsmap; /* the compiled table of replacements */
     bool one_space, keeps_spaces, suffix;
+    bool seen[4]; /* by field number: settings are always written, so a file without is cut short */
 };
 
 static int sp_piece(struct sp_model *m, const struct field *outer, struct error *err) {
@@ -1008,6 +1009,7 @@ static int sp_fields(struct sp_model *m, const struct mapping *file, bool pieces
     int rc;
     while ((rc = field_next(&v, &f, err)) > 0) {
         if (f.wire != 2) continue;
+        if (f.number < ARRAY_LEN(m->seen)) m->seen[f.number] = true;
         if (f.number == 1 && pieces) rc = sp_piece(m, &f, err);
         if (f.number == 2 && !pieces) rc = sp_trainer(m, &f, err);
         if (f.number == 3 && !pieces) rc = sp_normalizer(m, &f, err);
@@ -1022,6 +1024,9 @@ static int sp_read(struct sp_model *m, const struct mapping *file, struct error 
     if (sp_fields(m, file, false, err) < 0 || sp_fields(m, file, true, err) < 0) return err->code;
     if (m->pieces.begin.n == 0)
         return error_set(err, ERR_FORMAT, "it holds no pieces: no sentencepiece model");
+    if (!m->seen[2] || !m->seen[3])
+        return error_set(err, ERR_FORMAT,
+                         "it ends before its settings: cut short, or no sentencepiece model");
     if (m->model_type != 1 && m->model_type != 2)
         return error_set(err, ERR_FORMAT,
                          "sentencepiece model type %d is not supported (1 unigram, 2 BPE are)",
@@ -1038,10 +1043,9 @@ static int sp_read(struct sp_model *m, const struct mapping *file, struct error 
 struct tokenizer *tok_from_sentencepiece(const char *path, struct error *err) {
     struct mapping file;
     if (map_open(&file, path, err) != OK) return NULL;
-    struct sp_model m = {
-        .model_type = 1,
-        .one_space = true,
-        .spec = {.unk = 0, .bos = 1, .eos = 2, .add_space_prefix = true}};
+    struct sp_model m = {.model_type = 1,
+                         .one_space = true,
+                         .spec = {.unk = 0, .bos = 1, .eos = 2, .add_space_prefix = true}};
     struct tokenizer *t = NULL;
     char *norm = NULL;
     if (sp_read(&m, &file, err) == OK) {

@@ -31,7 +31,8 @@ enum {
 struct step {
     enum step_kind kind;
     uninorm_t form;
-    uint32_t *inert; /* [INERT_END / 32] bits: this form never changes it nor joins it to the left */
+    uint32_t
+        *inert; /* [INERT_END / 32] bits: this form never changes it nor joins it to the left */
     char *from, *to; /* of replacements; `to` of a prefix */
     size_t from_len, to_len;
     pcre2_code *code;
@@ -235,6 +236,8 @@ static void step_run(const struct step *s, const char *p, size_t len, struct buf
 
 void norm_apply(const struct norm *n, const char *p, size_t len, struct buf *out,
                 struct buf *scratch) {
+    out->len = 0;
+    buf_add(out, p, n->n == 0 ? len : 0);
     for (int i = 0; i < n->n; i++) {
         struct buf from = i == 0 ? (struct buf){0} : *out;
         if (i > 0) { /* what the last step wrote is what this one reads */
@@ -343,7 +346,7 @@ static int steps_parse(struct norm *n, const json_t *v, int depth, struct error 
     json_t *part;
     if (depth > DEPTH_LIMIT) return error_set(err, ERR_FORMAT, "normalizers are nested too deeply");
     if (type && strcmp(type, "Sequence") == 0) {
-        json_array_foreach(json_object_get(v, "normalizers"), i, part) {
+        json_array_foreach (json_object_get(v, "normalizers"), i, part) {
             if (steps_parse(n, part, depth + 1, err) != OK) return err->code;
         }
         return OK;
@@ -389,8 +392,9 @@ char *norm_from_sentencepiece(const void *charsmap, size_t len, bool one_space) 
         free(text);
     }
     if (one_space) {
-        json_array_append_new(steps, json_pack("{s:s,s:{s:s},s:s}", "type", "Replace", "pattern",
-                                               "Regex", "\\A +|[ " SPACE_MARK "]+\\z", "content", ""));
+        json_array_append_new(steps,
+                              json_pack("{s:s,s:{s:s},s:s}", "type", "Replace", "pattern", "Regex",
+                                        "\\A +|[ " SPACE_MARK "]+\\z", "content", ""));
         json_array_append_new(steps, json_pack("{s:s,s:{s:s},s:s}", "type", "Replace", "pattern",
                                                "Regex", " {2,}", "content", " "));
     }

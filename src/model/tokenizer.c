@@ -3,8 +3,9 @@
  * tokens that are found in text whole, and the outer loops of encoding and decoding.
  *
  * It knows nothing of patterns, bytes and scores (bpe.c, spm.c, unigram.c), of normalisation
- * (tok_norm.c) nor of files (tok_files.c). Two deliberate limits: added tokens do not swallow spaces
- * around them, and all of them are found in the text as it was written, before it is normalised.
+ * (tok_norm.c) nor of files (tok_files.c). Two deliberate limits: added tokens do not swallow
+ * spaces around them, and all of them are found in the text as it was written, before it is
+ * normalised.
  *
  * Invariant: after tok_new nothing of a tokenizer changes, and every call keeps its scratch to
  * itself, so any number of threads may use one. Control and unknown tokens come out of text only
@@ -225,9 +226,8 @@ static void spec_copy(struct tokenizer *t, const struct tok_spec *s) {
 
 static bool is_matched(const struct tokenizer *t, int32_t id) {
     uint8_t type = t->spec.types[id];
-    return t->lens[id] > 0 &&
-           (type == PIECE_UNKNOWN || type == PIECE_CONTROL ||
-            (type == PIECE_USER && !t->spec.user_pieces));
+    return t->lens[id] > 0 && (type == PIECE_UNKNOWN || type == PIECE_CONTROL ||
+                               (type == PIECE_USER && !t->spec.user_pieces));
 }
 
 struct match_key {

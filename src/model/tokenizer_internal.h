@@ -5,8 +5,8 @@
  * BPE are one machine: the fragment of text becomes symbols (ids), and the neighbouring pair
  * of lowest rank is merged, the leftmost first, until no pair of the table is left. They differ in
  * what comes before (a PCRE2 pattern and bytes, or ▁ for spaces and characters) and in where ranks
- * come from (the merge list, or the pieces' scores). Unigram shares SPM's ▁ and bytes, and cuts by the
- * best sum of scores (unigram.c).
+ * come from (the merge list, or the pieces' scores). Unigram shares SPM's ▁ and bytes, and cuts by
+ * the best sum of scores (unigram.c).
  *
  * A symbol below spec.n is a token. SPM adds symbols from spec.n to n_symbols - 1 for characters
  * that occur inside pieces without being one: they can merge, and fall back to bytes when they do
@@ -41,8 +41,8 @@ struct byte_pair {
 struct pair_table {
     struct pair_slot *slots;
     uint64_t mask;  /* slots - 1; at most half of them are used */
-    uint64_t *seen; /* four bits a slot, one set by each pair: most pairs that are asked for are none,
-                       and these bits stay in a near cache */
+    uint64_t *seen; /* four bits a slot, one set by each pair: most pairs that are asked for are
+                       none, and these bits stay in a near cache */
     int32_t n;
 };
 
@@ -58,8 +58,8 @@ struct tokenizer {
     uint64_t index_mask;
     struct pair_table pairs;
     struct byte_pair *byte_pairs; /* BPE: [256 left][256 right]; rank INT32_MAX: none */
-    int32_t byte_ids[256]; /* -1: the vocabulary lacks this byte */
-    int32_t *matched;      /* tokens found in text whole, by first byte, the longest first */
+    int32_t byte_ids[256];        /* -1: the vocabulary lacks this byte */
+    int32_t *matched;             /* tokens found in text whole, by first byte, the longest first */
     int32_t matched_begin[257];
     struct norm *norm;  /* NULL: text is taken as it is */
     pcre2_code *code;   /* BPE's pre-tokenizer */
@@ -82,9 +82,9 @@ struct encoder {
     int32_t *prev, *next;     /* links of a long merge, [cap] */
     struct merge_entry *heap; /* [3 cap] */
     int32_t n, cap, long_cap;
-    struct lattice *lattice;  /* UNIGRAM: places of an undecided stretch, [lattice_cap] */
+    struct lattice *lattice; /* UNIGRAM: places of an undecided stretch, [lattice_cap] */
     size_t lattice_cap;
-    struct buf text; /* the fragment as rewritten: with ▁, or with a space before it */
+    struct buf text;            /* the fragment as rewritten: with ▁, or with a space before it */
     struct buf normal, scratch; /* and before that as normalised */
     pcre2_match_data *match;
     struct cached_word *cache; /* words of this call already encoded; NULL: a short text */

@@ -21,9 +21,9 @@
 #include <string.h>
 
 enum {
-    PIECE_LIMIT = 1024,     /* bytes; also the depth of the building recursion */
-    NODE_LIMIT = 1 << 28,   /* places of the double array */
-    UNKNOWN_PENALTY = 10,   /* the reference's */
+    PIECE_LIMIT = 1024,   /* bytes; also the depth of the building recursion */
+    NODE_LIMIT = 1 << 28, /* places of the double array */
+    UNKNOWN_PENALTY = 10, /* the reference's */
     FREE = -1,
 };
 

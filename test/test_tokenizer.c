@@ -1487,6 +1487,7 @@ static void assert_gguf_round_trip(struct tokenizer *t) {
     c.vocab_size = tok_vocab_size(t);
     struct model *m = model_new(&c, 1, CLASS_EXACT);
     char *path = temp_path("t.gguf");
+    tok_free(m->tok);
     m->tok = t;
     if (model_write_gguf(m, path, TENSOR_F32, &err) != OK) fail_msg("%s", err.text);
     struct tokenizer *u = made(gguf_tokenizer_open(path, &err), &err);

@@ -29,11 +29,12 @@ enum {
 
 struct trie_node {
     int32_t base, check, id; /* id of the piece that ends here, or -1 */
+    float score;
 };
 struct trie {
     struct trie_node *nodes; /* [n]; 0 is the root */
     int32_t n, next;         /* next: where the search for room begins */
-    float unknown, highest;  /* a score; the highest of a normal piece, or about 0 */
+    float unknown, highest;  /* the score of unknown, and the highest of a normal piece or 0 */
 };
 
 /* What is known of a place in the text: the best way to get there. */
@@ -54,7 +55,7 @@ static int trie_grow(struct trie *t, int64_t n, struct error *err) {
     if (n > NODE_LIMIT) return error_set(err, ERR_FORMAT, "the pieces are too many and too long");
     int64_t size = MIN(MAX(n, 2 * (int64_t)t->n), NODE_LIMIT);
     t->nodes = xrealloc(t->nodes, sizeof(*t->nodes) * (size_t)size);
-    for (int64_t i = t->n; i < size; i++) t->nodes[i] = (struct trie_node){0, FREE, -1};
+    for (int64_t i = t->n; i < size; i++) t->nodes[i] = (struct trie_node){0, FREE, -1, 0};
     t->n = (int32_t)size;
     return OK;
 }
@@ -84,6 +85,13 @@ static uint8_t byte_of(const struct build *b, int32_t i, int32_t depth) {
     return (uint8_t)b->t->text[b->sorted[i]][depth];
 }
 
+static void piece_end(const struct build *b, struct trie_node *node, int32_t id) {
+    const struct tok_spec *s = &b->t->spec;
+    bool user = s->types[id] == PIECE_USER;
+    node->id = id;
+    node->score = user ? b->trie->highest * (float)s->lens[id] - 0.1f : s->scores[id];
+}
+
 /* Gives node `at` the pieces sorted[lo..hi), which agree in their first `depth` bytes. */
 static int trie_insert(const struct build *b, int32_t at, int32_t lo, int32_t hi, int32_t depth,
                        struct error *err) {
@@ -92,7 +100,7 @@ static int trie_insert(const struct build *b, int32_t at, int32_t lo, int32_t hi
     int32_t begin[257];
     int n = 0;
     for (; lo < hi && b->t->lens[b->sorted[lo]] == depth; lo++) /* of equal pieces the lowest id */
-        if (t->nodes[at].id < 0) t->nodes[at].id = b->sorted[lo];
+        if (t->nodes[at].id < 0) piece_end(b, &t->nodes[at], b->sorted[lo]);
     for (int32_t i = lo; i < hi; i++) {
         if (n > 0 && byte_of(b, i, depth) == bytes[n - 1]) continue;
         bytes[n] = byte_of(b, i, depth);
@@ -213,11 +221,6 @@ static void lattice_give(struct encoder *e, const char *p, int32_t end) {
     for (int32_t i = 1; i <= end; i++) l[i].id = -1;
 }
 
-static double piece_score(const struct tokenizer *t, int32_t id) {
-    if (t->spec.types[id] == PIECE_NORMAL) return (double)t->spec.scores[id];
-    return (double)t->trie->highest * t->lens[id] - 0.1;
-}
-
 /* Offers every piece that begins at `at`, and unknown where no piece is its one character; returns
  * the furthest place offered. */
 static int32_t pieces_offer(struct encoder *e, const char *p, size_t left, int32_t at) {
@@ -234,8 +237,7 @@ static int32_t pieces_offer(struct encoder *e, const char *p, size_t left, int32
         if (t->nodes[node].id < 0) continue;
         furthest = (int32_t)i + 1;
         single |= furthest == one;
-        lattice_offer(l + furthest, sum + piece_score(e->t, t->nodes[node].id), at,
-                      t->nodes[node].id);
+        lattice_offer(l + furthest, sum + (double)t->nodes[node].score, at, t->nodes[node].id);
     }
     if (!single) lattice_offer(l + one, sum + (double)t->unknown, at, UNKNOWN);
     return at + MAX(furthest, one);

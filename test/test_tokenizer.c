@@ -300,6 +300,11 @@ static void naive_merge(const struct tokenizer *t, struct ids *v) {
 static void test_merge_is_the_naive_one(void **state) {
     (void)state;
     struct tokenizer *t = trained_small("gpt-2");
+    for (uint64_t i = 0; i <= t->pairs.mask; i++) { /* the filter before the table hides no pair */
+        const struct pair_slot *s = &t->pairs.slots[i];
+        if (s->key != UINT64_MAX)
+            assert_ptr_equal(pairs_find(&t->pairs, (int32_t)(s->key >> 32), (int32_t)s->key), s);
+    }
     struct rng r = rng_make(1, RNG_TEST, 0, 0);
     for (int round = 0; round < 300; round++) {
         struct buf b = {0};
@@ -912,6 +917,8 @@ static struct tokenizer *json_quoted(struct error *err, const char *rest, const 
     "['▁a',-4],['b',-3],['a▁b',-1]]"
 #define METASPACE(scheme, split)                                                                   \
     "{'type':'Metaspace','replacement':'▁','prepend_scheme':'" scheme "','split':" split "}"
+#define A16 "aaaaaaaaaaaaaaaa"
+#define A64 A16 A16 A16 A16
 #define BYTE_LEVEL "{'type':'ByteLevel','add_prefix_space':false,'use_regex':false}"
 #define BYTE_LEVEL_WORDS "{'type':'ByteLevel','add_prefix_space':false,'use_regex':true}"
 
@@ -1020,6 +1027,11 @@ static void test_json_refusals(void **state) {
     assert_json_refused(",'normalizer':{'type':'Precompiled','precompiled_charsmap':'AAAA'},"
                         "'pre_tokenizer':" METASPACE("always", "true"),
                         UNIGRAM_MODEL, "character map is damaged");
+    assert_json_refused(",'normalizer':{'type':'Sequence','normalizers':["
+                        "{'type':'Replace','pattern':{'String':'a'},'content':'" A64 "'},"
+                        "{'type':'Replace','pattern':{'String':'a'},'content':'" A64
+                        "'}]},'pre_tokenizer':" METASPACE("always", "true"),
+                        UNIGRAM_MODEL, "times longer");
     assert_json_refused(",'normalizer':{'type':'Replace','pattern':{'Regex':'('},'content':''},"
                         "'pre_tokenizer':" METASPACE("always", "true"),
                         UNIGRAM_MODEL, "does not compile");
@@ -1778,6 +1790,46 @@ static void test_broken_json(void **state) {
     tok_free(bytes);
 }
 
+/* A unigram file with everything in it, broken everywhere: refused, or it works. */
+static void test_broken_unigram_json(void **state) {
+    (void)state;
+    struct buf blob = map_blob(), file = {0};
+    char *json = norm_from_sentencepiece(blob.data + blob.len - 4, 4, true);
+    char *path = temp_path("cut.json");
+    struct error err;
+    struct norm *none = norm_new(json, &err); /* four bytes are no table */
+    assert_null(none);
+    free(json);
+    json = norm_from_sentencepiece("", 0, true);
+    struct tokenizer *t = unigram_small(false, json, true);
+    if (tok_write_json(t, path, &err) != OK) fail_msg("%s", err.text);
+    assert_int_equal(file_read(path, 1 << 20, &file, &err), OK);
+    for (size_t n = 0; n + 1 < file.len; n++) {
+        put_file(path, file.data, n);
+        assert_null(tok_from_json(path, &err));
+    }
+    struct rng r = rng_make(7, RNG_TEST, 0, 0);
+    log_quiet = true;
+    for (int i = 0; i < 1500; i++) {
+        char *byte = file.data + rng_below(&r, (uint32_t)file.len), old = *byte;
+        *byte = "\"{}[]:,09x\\-"[rng_below(&r, 12)];
+        put_file(path, file.data, file.len);
+        struct tokenizer *u = tok_from_json(path, &err);
+        struct ids ids = {0};
+        if (u) tok_encode(u, " ab  い<s>a<tool>", 19, TOK_SPECIAL, &ids);
+        ids_release(&ids);
+        tok_free(u);
+        *byte = old;
+    }
+    log_quiet = false;
+    remove(path);
+    free(path);
+    free(json);
+    tok_free(t);
+    buf_release(&file);
+    buf_release(&blob);
+}
+
 static void test_chat_marks(void **state) {
     (void)state;
     struct tokenizer *t = tok_byte_fallback(259);
@@ -1954,6 +2006,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_gguf_round_trip),
         cmocka_unit_test(test_llm_jp_round_trips),
         cmocka_unit_test(test_broken_json),
+        cmocka_unit_test(test_broken_unigram_json),
         cmocka_unit_test(test_sentencepiece),
         cmocka_unit_test(test_llama2c),
         cmocka_unit_test(test_stories),

@@ -26,6 +26,8 @@ enum step_kind { STEP_UNICODE, STEP_CHARSMAP, STEP_REPLACE, STEP_REGEX, STEP_PRE
 enum {
     INERT_END = 0x30000, /* no character beyond it changes or combines */
     DEPTH_LIMIT = 8,
+    GROWTH_LIMIT =
+        4096, /* of all steps together, times a text's length: no honest file comes near */
 };
 
 struct step {
@@ -46,6 +48,8 @@ struct step {
 struct norm {
     struct step *steps;
     int n;
+    size_t
+        growth; /* a text becomes at most this many times longer, but for what stands before it */
 };
 
 /* Unicode */
@@ -340,6 +344,30 @@ static int step_parse(struct step *s, const char *type, const json_t *v, struct 
     return error_set(err, ERR_FORMAT, "normalizer '%.80s' is not supported", type);
 }
 
+/* How many bytes can come of one. */
+static size_t step_growth(const struct step *s) {
+    size_t longest = 1;
+    switch (s->kind) {
+    case STEP_UNICODE:
+        return 18; /* Unicode's own bound, U+FDFA */
+    case STEP_CHARSMAP:
+        for (size_t i = 0, n; i < s->targets_len; i += n + 1)
+            longest = MAX(longest, n = strlen(s->targets + i));
+        return longest;
+    case STEP_REPLACE:
+        return s->to_len / s->from_len + 1;
+    default: /* a pattern may match nothing, before every character */
+        return 1 + s->to_len;
+    }
+}
+
+static int growth_check(struct norm *n, const struct step *s, struct error *err) {
+    n->growth *= MIN(step_growth(s), (size_t)GROWTH_LIMIT + 1);
+    if (n->growth <= GROWTH_LIMIT) return OK;
+    return error_set(err, ERR_FORMAT, "the normalizer could make text over %d times longer",
+                     (int)GROWTH_LIMIT);
+}
+
 static int steps_parse(struct norm *n, const json_t *v, int depth, struct error *err) {
     const char *type = text_at(v, "type");
     size_t i;
@@ -353,13 +381,16 @@ static int steps_parse(struct norm *n, const json_t *v, int depth, struct error 
     }
     n->steps = xrealloc(n->steps, sizeof(*n->steps) * (size_t)(n->n + 1));
     n->steps[n->n] = (struct step){0};
-    return step_parse(&n->steps[n->n++], type ? type : "without a type", v, err);
+    struct step *s = &n->steps[n->n++];
+    if (step_parse(s, type ? type : "without a type", v, err) != OK) return err->code;
+    return growth_check(n, s, err);
 }
 
 struct norm *norm_new(const char *json, struct error *err) {
     json_t *v = json_parse(json, strlen(json), "normalizer", err);
     if (!v) return NULL;
     struct norm *n = xcalloc(1, sizeof(*n));
+    n->growth = 1;
     int rc = steps_parse(n, v, 0, err);
     json_decref(v);
     if (rc == OK) return n;

@@ -354,17 +354,24 @@ struct fragment_state {
     bool first;
 };
 
+enum { TEXT_LIMIT = INT32_MAX / 4 }; /* positions are int32, and ▁ takes three bytes */
+
 static void text_encode(struct encoder *e, const char *p, size_t n, bool first) {
     if (e->t->norm) {
         norm_apply(e->t->norm, p, n, &e->normal, &e->scratch);
         p = e->normal.data;
         n = e->normal.len;
     }
-    if (n == 0) return; /* nothing but spaces, where they are taken away */
-    if (e->t->spec.kind == TOK_BPE)
-        bpe_encode(e, p, n, first);
-    else
-        spm_encode(e, p, n, first);
+    for (size_t part; n > 0; p += part, n -= part, first = false) {
+        part = n;
+        if (part > TEXT_LIMIT) /* only normalisation makes it so long: it is cut at a character */
+            for (part = TEXT_LIMIT; part > TEXT_LIMIT - 4 && ((uint8_t)p[part] & 0xC0) == 0x80;)
+                part--;
+        if (e->t->spec.kind == TOK_BPE)
+            bpe_encode(e, p, part, first);
+        else
+            spm_encode(e, p, part, first);
+    }
 }
 
 static void fragment_encode(void *ctx, int32_t id, const char *p, size_t n) {
@@ -392,7 +399,7 @@ static void encoder_release(struct encoder *e) {
 
 void tok_encode(const struct tokenizer *t, const char *text, size_t len, int flags,
                 struct ids *out) {
-    CHECK(len <= INT32_MAX / 4); /* positions are int32, and ▁ takes three bytes */
+    CHECK(len <= TEXT_LIMIT);
     struct encoder e = {.t = t, .out = out};
     struct fragment_state s = {&e, !(flags & TOK_CONTINUE)};
     if ((flags & TOK_BOS) && tok_add_bos(t)) ids_add(out, t->spec.bos);

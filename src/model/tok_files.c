@@ -75,7 +75,7 @@ static int vocab_count(struct reader *r, int32_t *max, struct error *err) {
         return OK;
     }
     if (!json_is_object(vocab)) return error_set(err, ERR_FORMAT, "'model.vocab' is not an object");
-    json_object_foreach (vocab, piece, v) {
+    json_object_foreach(vocab, piece, v) {
         if (reader_id(v, piece, &id, err) != OK) return err->code;
         *max = MAX(*max, id);
     }
@@ -91,7 +91,7 @@ static int reader_count(struct reader *r, struct error *err) {
     int32_t id = -1, max = -1;
     size_t i;
     if (vocab_count(r, &max, err) != OK) return err->code;
-    json_array_foreach (added, i, v) {
+    json_array_foreach(added, i, v) {
         piece = json_string_value(json_object_get(v, "content"));
         if (!piece) return error_set(err, ERR_FORMAT, "added token %zu has no 'content'", i);
         if (reader_id(json_object_get(v, "id"), piece, &id, err) != OK) return err->code;
@@ -126,7 +126,7 @@ static int unigram_vocab(struct reader *r, struct error *err) {
     size_t i;
     json_t *v;
     char hole[24];
-    json_array_foreach (json_object_get(r->model, "vocab"), i, v) {
+    json_array_foreach(json_object_get(r->model, "vocab"), i, v) {
         const char *piece = json_string_value(json_array_get(v, 0));
         const json_t *score = json_array_get(v, 1);
         int32_t id = (int32_t)i;
@@ -144,7 +144,7 @@ static int reader_vocab(struct reader *r, struct error *err) {
     json_t *v;
     if (r->spec.kind == TOK_UNIGRAM) return unigram_vocab(r, err);
     const char *piece;
-    json_object_foreach (json_object_get(r->model, "vocab"), piece, v) {
+    json_object_foreach(json_object_get(r->model, "vocab"), piece, v) {
         int32_t id = (int32_t)json_integer_value(v);
         if (reader_put(r, id, piece, strlen(piece), PIECE_NORMAL, err) != OK) return err->code;
     }
@@ -154,7 +154,7 @@ static int reader_vocab(struct reader *r, struct error *err) {
 static int reader_added(struct reader *r, struct error *err) {
     size_t i, stripping = 0, users = 0, normalized = 0;
     json_t *v;
-    json_array_foreach (json_object_get(r->root, "added_tokens"), i, v) {
+    json_array_foreach(json_object_get(r->root, "added_tokens"), i, v) {
         const char *piece = json_string_value(json_object_get(v, "content"));
         uint8_t type = flag(v, "special", false) ? PIECE_CONTROL : PIECE_USER;
         int32_t id = (int32_t)json_integer_value(json_object_get(v, "id"));
@@ -251,7 +251,7 @@ static int parts_each(struct reader *r, const json_t *v, const char *list, part_
     json_t *part;
     if (!v || json_is_null(v)) return OK;
     if (strcmp(type_of(v), "Sequence") != 0) return fn(r, v, err);
-    json_array_foreach (json_object_get(v, list), i, part) {
+    json_array_foreach(json_object_get(v, list), i, part) {
         if (fn(r, part, err) != OK) return err->code;
     }
     return OK;
@@ -309,7 +309,7 @@ static int spm_pre_tokenizer(struct reader *r, const json_t *part, struct error 
     }
     const char *scheme = metaspace_scheme(part);
     if (strcmp(type_of(part), "Metaspace") != 0 || !text_is(part, "replacement", SPACE_MARK) ||
-        (r->trims && (strcmp(scheme, "always") != 0 || !flag(part, "split", true))))
+        r->prefixes || (r->trims && (strcmp(scheme, "always") != 0 || !flag(part, "split", true))))
         return error_set(err, ERR_FORMAT,
                          "pre-tokenizer '%s' is not supported for sentencepiece models as it is "
                          "used here",

@@ -374,7 +374,7 @@ static int steps_parse(struct norm *n, const json_t *v, int depth, struct error 
     json_t *part;
     if (depth > DEPTH_LIMIT) return error_set(err, ERR_FORMAT, "normalizers are nested too deeply");
     if (type && strcmp(type, "Sequence") == 0) {
-        json_array_foreach (json_object_get(v, "normalizers"), i, part) {
+        json_array_foreach(json_object_get(v, "normalizers"), i, part) {
             if (steps_parse(n, part, depth + 1, err) != OK) return err->code;
         }
         return OK;

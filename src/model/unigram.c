@@ -23,6 +23,7 @@
 enum {
     PIECE_LIMIT = 1024,   /* bytes; also the depth of the building recursion */
     NODE_LIMIT = 1 << 28, /* places of the double array */
+    SEARCH_LIMIT = 8192,
     UNKNOWN_PENALTY = 10, /* the reference's */
     FREE = -1,
 };
@@ -69,7 +70,7 @@ static bool room_at(const struct trie *t, int64_t base, const uint8_t *bytes, in
 }
 
 /* The first base with room for all children. Where nearly all places that were looked at are taken,
- * later searches begin behind them. */
+ * or very many were, later searches begin behind them: no file can make building quadratic. */
 static int64_t base_find(struct trie *t, const uint8_t *bytes, int n) {
     int64_t begin = MAX(t->next, bytes[0] + 1), at = begin, taken = 0;
     for (;; at++) {
@@ -77,7 +78,8 @@ static int64_t base_find(struct trie *t, const uint8_t *bytes, int n) {
         taken += used;
         if (!used && room_at(t, at - bytes[0], bytes, n)) break;
     }
-    if (taken * 20 >= (at - begin + 1) * 19) t->next = (int32_t)MIN(at, NODE_LIMIT);
+    if (taken * 20 >= (at - begin + 1) * 19 || at - begin > SEARCH_LIMIT)
+        t->next = (int32_t)MIN(at, NODE_LIMIT);
     return at - bytes[0];
 }
 

@@ -33,7 +33,7 @@ KERNEL_OPT ?= -O3
 CFLAGS ?=
 CFLAGS_ALL = -std=gnu11 -g $(OPT) $(WARN) -ffp-contract=off -fno-math-errno -fvisibility=hidden -pthread -Iinclude -Isrc \
              -DSHOAL_VERSION='"$(VERSION)"' $(shell pkg-config --cflags $(PKGS) 2>/dev/null) $(CFLAGS)
-LIBS    = $(shell pkg-config --libs $(PKGS)) -lm -pthread -ldl
+LIBS    = $(shell pkg-config --libs $(PKGS)) -lunistring -lm -pthread -ldl
 
 # Instruction sets belong to files, never to the program: kernels are chosen at run time.
 ISA_avx2   := -mavx2 -mfma -mf16c

@@ -18,6 +18,8 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
+#include <uninorm.h>
 #include <unistd.h>
 
 static char *shared_path(const char *name) {
@@ -174,8 +176,8 @@ static struct tokenizer *trained_small(const char *pre) {
                  "猫がマットの上に座った。日本語の文です。我想在家里工作。<|im_start|>user\nI'll "
                  "go, they've gone\n");
     struct error err;
-    struct tokenizer *t = tok_train_bpe(text.data, text.len, 340, pre,
-                                        (const char **)(uintptr_t)chatml, 3, &err);
+    struct tokenizer *t =
+        tok_train_bpe(text.data, text.len, 340, pre, (const char **)(uintptr_t)chatml, 3, &err);
     buf_release(&text);
     return made(t, &err);
 }
@@ -298,6 +300,11 @@ static void naive_merge(const struct tokenizer *t, struct ids *v) {
 static void test_merge_is_the_naive_one(void **state) {
     (void)state;
     struct tokenizer *t = trained_small("gpt-2");
+    for (uint64_t i = 0; i <= t->pairs.mask; i++) { /* the filter before the table hides no pair */
+        const struct pair_slot *s = &t->pairs.slots[i];
+        if (s->key != UINT64_MAX)
+            assert_ptr_equal(pairs_find(&t->pairs, (int32_t)(s->key >> 32), (int32_t)s->key), s);
+    }
     struct rng r = rng_make(1, RNG_TEST, 0, 0);
     for (int round = 0; round < 300; round++) {
         struct buf b = {0};
@@ -905,6 +912,13 @@ static struct tokenizer *json_quoted(struct error *err, const char *rest, const 
     "'type':'BPE','byte_fallback':true,'unk_token':'<unk>','vocab':{'<unk>':0,'a':1,'b':2,'ab':3," \
     "'▁':4,"                                                                                     \
     "'<0x41>':5,'bb':6},'merges':[['a','b'],['b','b']]"
+#define UNIGRAM_MODEL                                                                              \
+    "'type':'Unigram','unk_id':0,'byte_fallback':false,'vocab':[['<unk>',0],['▁',-2],['a',-3],"  \
+    "['▁a',-4],['b',-3],['a▁b',-1]]"
+#define METASPACE(scheme, split)                                                                   \
+    "{'type':'Metaspace','replacement':'▁','prepend_scheme':'" scheme "','split':" split "}"
+#define A16 "aaaaaaaaaaaaaaaa"
+#define A64 A16 A16 A16 A16
 #define BYTE_LEVEL "{'type':'ByteLevel','add_prefix_space':false,'use_regex':false}"
 #define BYTE_LEVEL_WORDS "{'type':'ByteLevel','add_prefix_space':false,'use_regex':true}"
 
@@ -999,7 +1013,34 @@ static void assert_json_refused(const char *rest, const char *model, const char 
 static void test_json_refusals(void **state) {
     (void)state;
     const char *words = ",'pre_tokenizer':" BYTE_LEVEL_WORDS;
-    assert_json_refused("", "'type':'Unigram','vocab':[['a',-1]]", "unigram");
+    assert_json_refused("", "'type':'Unigram','vocab':[['a',-1]]", "spaces do not become");
+    assert_json_refused("", "'type':'Unigram','vocab':{'a':-1}", "not an array");
+    assert_json_refused("", "'type':'Unigram','vocab':[['a']]", "token 0 is not");
+    assert_json_refused("", "'type':'Unigram','vocab':[['a',1e39]]", "spaces do not become");
+    const char *space = ",'pre_tokenizer':" METASPACE("always", "true");
+    assert_json_refused(space, "'type':'Unigram','vocab':[['a',1e39]]", "impossible score");
+    assert_json_refused(space, "'type':'Unigram','unk_id':3,'vocab':[['a',0]]", "unknown token 3");
+    assert_json_refused(space, "'type':'Unigram','unk_id':-3,'vocab':[['a',0]]", "no valid id");
+    assert_json_refused(space, "'type':'Unigram','vocab':[]", "highest token id");
+    assert_json_refused(",'normalizer':{'type':'Nmt'},'pre_tokenizer':" METASPACE("always", "true"),
+                        UNIGRAM_MODEL, "normalizer 'Nmt'");
+    assert_json_refused(",'normalizer':{'type':'Precompiled','precompiled_charsmap':'AAAA'},"
+                        "'pre_tokenizer':" METASPACE("always", "true"),
+                        UNIGRAM_MODEL, "character map is damaged");
+    assert_json_refused(",'normalizer':{'type':'Sequence','normalizers':["
+                        "{'type':'Replace','pattern':{'String':'a'},'content':'" A64 "'},"
+                        "{'type':'Replace','pattern':{'String':'a'},'content':'" A64
+                        "'}]},'pre_tokenizer':" METASPACE("always", "true"),
+                        UNIGRAM_MODEL, "times longer");
+    assert_json_refused(",'normalizer':{'type':'Replace','pattern':{'Regex':'('},'content':''},"
+                        "'pre_tokenizer':" METASPACE("always", "true"),
+                        UNIGRAM_MODEL, "does not compile");
+    assert_json_refused(
+        ",'decoder':{'type':'WordPiece'},'pre_tokenizer':" METASPACE("always", "true"),
+        UNIGRAM_MODEL, "decoder 'WordPiece'");
+    assert_json_refused(",'decoder':{'type':'CTC'},'pre_tokenizer':" BYTE_LEVEL_WORDS, BPE_MODEL,
+                        "decoder 'CTC'");
+    assert_json_refused(",'pre_tokenizer':{'type':'WhitespaceSplit'}", SPM_MODEL, "spaces do not");
     assert_json_refused("", "'type':'WordPiece','vocab':{'a':0}", "WordPiece");
     assert_json_refused(words, "'type':'BPE','vocab':{'a':0},'merges':['a b']", "merge 0");
     assert_json_refused(words, "'type':'BPE','vocab':{'a':0},'merges':[['a']]", "merge 0");
@@ -1016,11 +1057,9 @@ static void test_json_refusals(void **state) {
     assert_json_refused(words, BPE_MODEL ",'unk_token':'?'", "'?'");
     assert_json_refused(",'pre_tokenizer':{'type':'Whitespace'}", BPE_MODEL, "Whitespace");
     assert_json_refused(",'pre_tokenizer':" BYTE_LEVEL, BPE_MODEL, "not supported");
-    assert_json_refused(",'pre_tokenizer':{'type':'Metaspace','replacement':'▁'}", SPM_MODEL,
-                        "splits");
     assert_json_refused(",'normalizer':{'type':'Lowercase'}", SPM_MODEL, "Lowercase");
-    assert_json_refused(",'normalizer':{'type':'NFKC'},'pre_tokenizer':" BYTE_LEVEL_WORDS,
-                        BPE_MODEL, "NFKC");
+    assert_json_refused(",'normalizer':{'type':'BertNormalizer'},'pre_tokenizer':" BYTE_LEVEL_WORDS,
+                        BPE_MODEL, "BertNormalizer");
     assert_json_refused(
         ",'post_processor':{'type':'RobertaProcessing'},'pre_tokenizer':" BYTE_LEVEL_WORDS,
         BPE_MODEL, "RobertaProcessing");
@@ -1031,17 +1070,525 @@ static void test_json_refusals(void **state) {
                         "content");
 }
 
-static void test_unigram_is_refused(void **state) {
-    (void)state;
+/* Scores are small multiples of 1/2, so that sums tie often and are exact in every order. */
+static const struct spm_entry unigram_entries[] = {
+    {"<unk>", 0, PIECE_UNKNOWN},
+    {"<s>", 0, PIECE_CONTROL},
+    {"</s>", 0, PIECE_CONTROL},
+    {"▁", -2, 1},
+    {"a", -3, 1},
+    {"b", -3, 1},
+    {"ab", -4, 1},
+    {"ba", -4, 1},
+    {"aba", -7, 1},
+    {"▁a", -4, 1},
+    {"▁▁", -3.5f, 1},
+    {"b▁a", -6, 1},
+    {"あ", -3, 1},
+    {"ああ", -5.5f, 1},
+    {"あい", -4, 1}, /* い is no piece of its own */
+    {"<tool>", 0, PIECE_USER},
+    {"[PAD16]", -1, PIECE_UNUSED},
+    {"<", -5, 1},
+    {"s>", -5, 1},
+};
+
+static struct tokenizer *unigram_small(bool bytes, const char *normalizer, bool prefix) {
+    enum { N = ARRAY_LEN(unigram_entries) };
+    const char *pieces[N + 256];
+    char names[256][8];
+    int32_t lens[N + 256], n = 0;
+    float scores[N + 256];
+    uint8_t types[N + 256];
+    for (; n < N; n++) {
+        pieces[n] = unigram_entries[n].piece;
+        scores[n] = unigram_entries[n].score;
+        types[n] = unigram_entries[n].type;
+    }
+    for (int b = 0; bytes && b < 256; b++, n++) {
+        snprintf(names[b], sizeof(names[b]), "<0x%02X>", b);
+        pieces[n] = names[b];
+        scores[n] = 0;
+        types[n] = PIECE_BYTE;
+    }
+    for (int i = 0; i < n; i++) lens[i] = (int32_t)strlen(pieces[i]);
+    struct tok_spec spec = {.kind = TOK_UNIGRAM,
+                            .n = n,
+                            .pieces = pieces,
+                            .lens = lens,
+                            .scores = scores,
+                            .types = types,
+                            .normalizer = normalizer,
+                            .unk = 0,
+                            .bos = 1,
+                            .eos = 2,
+                            .add_eos = true,
+                            .user_pieces = true,
+                            .add_space_prefix = prefix};
     struct error err;
+    return made(tok_new(&spec, &err), &err);
+}
+
+static void test_unigram_rules(void **state) {
+    (void)state;
+    struct tokenizer *t = unigram_small(false, NULL, true),
+                     *bare = unigram_small(false, NULL, false),
+                     *bytes = unigram_small(true, NULL, false);
+    ASSERT_ENCODES(bare, "ab", 0, 6);
+    ASSERT_ENCODES(bare, "aba", 0,
+                   8); /* all three cuts score -7: the one from furthest left stays */
+    ASSERT_ENCODES(t, "a", 0, 9);
+    ASSERT_ENCODES(bare, "b a", 0, 11); /* across a space */
+    ASSERT_ENCODES(bare, "あい", 0, 14);
+    ASSERT_ENCODES(bare, "い", 0, 0); /* unknown, once for a run */
+    ASSERT_ENCODES(bare, "いxyz\xFFい", 0, 0);
+    ASSERT_ENCODES(bytes, "い", 0, 19 + 0xE3, 19 + 0x81, 19 + 0x84);
+    ASSERT_ENCODES(bare, "[PAD16]", 0, 0);         /* unused: never made */
+    ASSERT_ENCODES(bare, "a<tool>b", 0, 4, 15, 5); /* beats every other way to cut it */
+    ASSERT_ENCODES(bare, "<s>", 0, 17, 18);        /* never the control token */
+    ASSERT_ENCODES(bare, "<s>a", TOK_SPECIAL | TOK_BOS | TOK_EOS, 1, 4, 2);
+    tok_free(t);
+    tok_free(bare);
+    tok_free(bytes);
+}
+
+/* The best cut by trying, at every place, every piece that ends there, with no trie, no stretches
+ * and no early decisions; places are characters. */
+static void naive_unigram(const struct tokenizer *t, const char *p, size_t n, struct ids *out) {
+    double *sum = xcalloc(n + 1, sizeof(*sum));
+    size_t *from = xcalloc(n + 1, sizeof(*from));
+    int32_t *id = xcalloc(n + 1, sizeof(*id));
+    for (size_t end = 1; end <= n; end++) {
+        sum[end] = -1e300;
+        for (size_t at = 0, one; at < end; at += one) {
+            one = char_len(p + at, n - at);
+            int32_t found = symbol_find(t, p + at, end - at);
+            bool normal = found >= 0 && t->spec.types[found] == PIECE_NORMAL;
+            bool user = found >= 0 && t->spec.types[found] == PIECE_USER;
+            if (!normal && !user && at + one != end) continue;
+            double score = normal ? (double)t->spec.scores[found] : user ? -0.1 : -7.0 - 10.0;
+            if (sum[at] + score <= sum[end]) continue;
+            sum[end] = sum[at] + score;
+            from[end] = at;
+            id[end] = normal || user ? found : t->spec.unk;
+        }
+    }
+    struct ids back = {0};
+    for (size_t at = n; at > 0; at = from[at]) ids_add(&back, id[at]);
+    for (int i = back.n - 1; i >= 0; i--)
+        if (back.v[i] != t->spec.unk || out->n == 0 || out->v[out->n - 1] != t->spec.unk)
+            ids_add(out, back.v[i]);
+    ids_release(&back);
+    free(sum);
+    free(from);
+    free(id);
+}
+
+static void test_unigram_is_the_naive_one(void **state) {
+    (void)state;
+    struct tokenizer *t = unigram_small(false, NULL, false);
+    static const char *const bits[] = {"a", "b", "▁", "あ", "い", "ab", "<tool>", "<", "s>", "x"};
+    struct rng r = rng_make(11, RNG_TEST, 0, 0);
+    for (int round = 0; round < 2000; round++) {
+        struct buf b = {0};
+        int n = 1 + (int)rng_below(&r, round < 1900 ? 20 : 150);
+        for (int i = 0; i < n; i++)
+            buf_puts(&b, bits[rng_below(&r, 2 + (uint32_t)round % (ARRAY_LEN(bits) - 1))]);
+        struct ids want = {0}, got = encoded(t, b.data, b.len, 0);
+        naive_unigram(t, b.data, b.len, &want);
+        assert_ids(&got, want.v, want.n, b.data);
+        ids_release(&want);
+        ids_release(&got);
+        buf_release(&b);
+    }
+    tok_free(t);
+}
+
+/* Where no piece goes on over a ▁, words are cut apart and remembered: with no other ids. */
+static void test_unigram_words_agree(void **state) {
+    (void)state;
+    char *path = shared_path("llm-jp/tokenizer.json");
+    struct error err;
+    struct tokenizer *t = made(tok_from_json(path, &err), &err);
+    struct tokenizer other = *t;
+    other.words = !t->words;
+    for (uint32_t seed = 0; seed < 20 && t->words; seed++) {
+        struct buf b = odd_text(seed, 9000, false);
+        assert_same_ids(t, &other, b.data, b.len, 0);
+        buf_release(&b);
+    }
+    tok_free(t);
+    free(path);
+}
+
+static void test_unigram_round_trip(void **state) {
+    (void)state;
+    struct tokenizer *toks[] = {unigram_small(true, NULL, false), unigram_small(true, NULL, true)};
+    struct buf all = {0};
+    for (uint32_t c = 1; c < 0x110000; c += c < 0x3000 ? 1 : 37)
+        if ((c < 0xD800 || c > 0xDFFF) && c != 0x2581) put_utf8(&all, c);
+    for (int b = 0; b < 256; b++) buf_add(&all, &(char){(char)b}, 1);
+    for (size_t i = 0; i < ARRAY_LEN(toks); i++) {
+        assert_round_trip(toks[i], all.data, all.len);
+        for (uint32_t seed = 0; seed < 200; seed++) {
+            struct buf b = odd_text(seed, 100, false);
+            if (strlen(b.data) == b.len && !strstr(b.data, "▁"))
+                assert_round_trip(toks[i], b.data, b.len);
+            buf_release(&b);
+        }
+        assert_json_round_trip(toks[i]);
+        tok_free(toks[i]);
+    }
+    buf_release(&all);
+}
+
+/* test/vectors/tokenizer.txt, whose vocabularies are in ../shared. */
+static void test_vector_table(void **state) {
+    const char *name = *state;
+    struct error err;
+    struct tokenizer *t = NULL;
+    if (strcmp(name, "qwen3-nfc") == 0) {
+        struct tokenizer *plain = qwen_tokenizer();
+        struct tok_spec spec = *tok_spec_of(plain);
+        spec.normalizer = "{\"type\":\"NFC\"}";
+        t = made(tok_new(&spec, &err), &err);
+        tok_free(plain);
+    } else {
+        bool json = strcmp(name, "llm-jp-2.2") == 0;
+        char *path = shared_path(json ? "llm-jp/tokenizer.json"
+                                      : "llm-jp/llm-jp-tokenizer-100k.ver3.1.model");
+        t = made(json ? tok_from_json(path, &err) : tok_from_sentencepiece(path, &err), &err);
+        free(path);
+    }
+    struct buf table = file_text(xstrdup("test/vectors/tokenizer.txt"));
+    int32_t n, seen = 0;
+    const char **lines = lines_of(&table, &n);
+    for (int32_t i = 0; i < n; i++) {
+        size_t len = strlen(name);
+        if (strncmp(lines[i], name, len) != 0 || lines[i][len] != '\t') continue;
+        const char *quoted = lines[i] + len + 1, *ids = strchr(quoted, '\t');
+        assert_non_null(ids);
+        json_t *text = json_loadb(quoted, (size_t)(ids - quoted), JSON_DECODE_ANY, NULL);
+        assert_non_null(text);
+        struct ids want = {0},
+                   got = encoded(t, json_string_value(text), json_string_length(text), 0);
+        for (char *end; *ids; ids = end) {
+            long id = strtol(ids, &end, 10);
+            if (end == ids) break;
+            ids_add(&want, (int32_t)id);
+        }
+        assert_ids(&got, want.v, want.n, json_string_value(text));
+        ids_release(&want);
+        ids_release(&got);
+        json_decref(text);
+        seen++;
+    }
+    assert_true(seen > 25);
+    free(lines);
+    buf_release(&table);
+    tok_free(t);
+}
+
+/* Normalisation */
+
+static void normalized(const char *json, const char *text, size_t len, struct buf *out) {
+    struct error err;
+    struct buf scratch = {0};
+    struct norm *n = norm_new(json, &err);
+    if (!n) fail_msg("%s", err.text);
+    norm_apply(n, text, len, out, &scratch);
+    norm_free(n);
+    buf_release(&scratch);
+}
+
+static void test_normalizers(void **state) {
+    (void)state;
+    static const struct {
+        const char *json, *text, *want;
+    } cases[] = {
+        {"{'type':'NFC'}", "e\xCC\x81 か\xE3\x82\x99 ﾊﾟ Å", "é が ﾊﾟ Å"},
+        {"{'type':'NFD'}", "é が", "e\xCC\x81 か\xE3\x82\x99"},
+        {"{'type':'NFKC'}", "ﾊﾟ①㍿ﬁ　x", "パ1株式会社fi x"},
+        {"{'type':'NFKD'}", "é①",
+         "e\xCC\x81"
+         "1"},
+        {"{'type':'NFC'}", "e\xFF\xCC\x81\xCC", "e\xFF\xCC\x81\xCC"}, /* a broken byte parts them */
+        {"{'type':'NFC'}", "\xE1\x84\x80\xE1\x85\xA1\xE1\x86\xA8", "각"},
+        {"{'type':'NFC'}", "", ""},
+        {"{'type':'Prepend','prepend':'▁'}", "a", "▁a"},
+        {"{'type':'Prepend','prepend':'▁'}", "", ""},
+        {"{'type':'Strip','strip_left':true,'strip_right':false}", " 　a b\n", "a b\n"},
+        {"{'type':'Strip','strip_left':true,'strip_right':true}", " 　 ", ""},
+        {"{'type':'Replace','pattern':{'String':'aa'},'content':'b'}", "aaaaa", "bba"},
+        {"{'type':'Replace','pattern':{'Regex':' {2,}'},'content':'▁'}", "a   b c  ", "a▁b c▁"},
+        {"{'type':'Replace','pattern':{'Regex':'^'},'content':'>'}", "a\nb\n", ">a\n>b\n"},
+        {"{'type':'Replace','pattern':{'Regex':'(?<!\\\\n)^'},'content':'>'}", "a\nb", ">a\nb"},
+        {"{'type':'Replace','pattern':{'Regex':'\\\\s+'},'content':' '}", "a　\nb\xFF  ",
+         "a b\xFF "},
+        {"{'type':'Sequence','normalizers':[{'type':'NFKC'},{'type':'Replace','pattern':{'String':"
+         "' '},'content':'_'},{'type':'Prepend','prepend':'x'}]}",
+         "　a", "x_a"},
+        {"{'type':'Sequence','normalizers':[]}", "a", "a"},
+    };
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        char *json = xstrdup(cases[i].json);
+        for (char *p = json; *p; p++)
+            if (*p == '\'') *p = '"';
+        struct buf out = {0};
+        struct error err;
+        struct norm *n = norm_new(json, &err);
+        if (!n) fail_msg("'%s': %s", json, err.text);
+        struct buf scratch = {0};
+        norm_apply(n, cases[i].text, strlen(cases[i].text), &out, &scratch);
+        assert_string_equal(out.data, cases[i].want);
+        norm_free(n);
+        free(json);
+        buf_release(&out);
+        buf_release(&scratch);
+    }
+}
+
+/* Taking text apart changes nothing: the library on the whole of it says the same. */
+static void test_stretches_are_the_whole(void **state) {
+    (void)state;
+    const struct {
+        const char *json;
+        uninorm_t form;
+    } forms[] = {{"{\"type\":\"NFC\"}", UNINORM_NFC},
+                 {"{\"type\":\"NFD\"}", UNINORM_NFD},
+                 {"{\"type\":\"NFKC\"}", UNINORM_NFKC},
+                 {"{\"type\":\"NFKD\"}", UNINORM_NFKD}};
+    struct rng r = rng_make(21, RNG_TEST, 0, 0);
+    for (size_t f = 0; f < ARRAY_LEN(forms); f++) {
+        struct buf text = {0}, got = {0};
+        for (uint32_t c = 1; c < 0x110000; c++) /* every character once, in order */
+            if (c < 0xD800 || c > 0xDFFF) put_utf8(&text, c);
+        for (int i = 0; i < 100000;
+             i++) { /* and in disorder, where marks meet all kinds of bases */
+            static const uint32_t from[] = {0x20,   0x300,  0xC0,  0x1100,
+                                            0xAC00, 0x3040, 0x900, 0x1D150};
+            uint32_t c = from[rng_below(&r, ARRAY_LEN(from))] + rng_below(&r, 0x80);
+            put_utf8(&text, c);
+        }
+        normalized(forms[f].json, text.data, text.len, &got);
+        size_t n = 0;
+        uint8_t *want = u8_normalize(forms[f].form, (uint8_t *)text.data, text.len, NULL, &n);
+        assert_non_null(want);
+        assert_int_equal(got.len, n);
+        assert_memory_equal(got.data, want, n);
+        free(want);
+        buf_release(&text);
+        buf_release(&got);
+    }
+}
+
+/* SentencePiece's table, built as plainly as can be: every node has 256 places of its own. */
+struct map_build {
+    uint32_t units[64 * 256];
+    uint32_t blocks;
+    struct buf targets;
+};
+
+static void map_add(struct map_build *m, const char *key, const char *target) {
+    uint32_t at = 0, base = 256; /* the root's children */
+    for (const char *p = key; *p; p++) {
+        at = base ^ (uint8_t)*p;
+        if (m->units[at] == 0) m->units[at] = (at ^ (++m->blocks * 256)) << 10 | (uint8_t)*p;
+        base = at ^ (m->units[at] >> 10);
+    }
+    m->units[at] |= 1u << 8;
+    m->units[base] = 1u << 31 | (uint32_t)m->targets.len;
+    buf_add(&m->targets, target, strlen(target) + 1);
+}
+
+static struct buf map_blob(void) {
+    struct map_build *m = xcalloc(1, sizeof(*m));
+    m->blocks = 1;
+    m->units[0] = 256u << 10;
+    map_add(m, "Ａ", "a");
+    map_add(m, "ｶ", "カ");
+    map_add(m, "ｶﾞ", "ガ");
+    map_add(m, "\t", " ");
+    map_add(m, "　", " ");
+    map_add(m, "㍿", "株式会社");
+    map_add(m, "\x01", "");
+    struct buf b = {0};
+    uint32_t size = (m->blocks + 1) * 256 * 4;
+    buf_add(&b, &size, 4);
+    buf_add(&b, m->units, size);
+    buf_add(&b, m->targets.data, m->targets.len);
+    buf_release(&m->targets);
+    free(m);
+    return b;
+}
+
+static void test_charsmap(void **state) {
+    (void)state;
+    struct buf blob = map_blob(), out = {0};
+    char *json = norm_from_sentencepiece(blob.data, blob.len, false);
+    const char *text = "ＡAｶﾞｶx\t　㍿\x01\xFF\xEF\xBD";
+    normalized(json, text, strlen(text), &out);
+    assert_string_equal(out.data, "aAガカx  株式会社\xFF\xEF\xBD");
+    size_t len;
+    uint8_t *bytes = norm_charsmap(json, &len);
+    assert_int_equal(len, blob.len);
+    assert_memory_equal(bytes, blob.data, len);
+    free(bytes);
+    free(json);
+    json = norm_from_sentencepiece(blob.data, blob.len, true);
+    text = "  a\t b \t";
+    out.len = 0;
+    normalized(json, text, strlen(text), &out);
+    assert_string_equal(out.data, "a b");
+    free(json);
+    struct rng r = rng_make(31, RNG_TEST, 0, 0);
+    struct error err;
+    for (int i = 0; i < 2000;
+         i++) { /* broken anywhere, or cut, it is refused or reads no further */
+        struct buf bad = {0}, room = {0};
+        size_t cut = i % 4 ? blob.len : rng_below(&r, (uint32_t)blob.len);
+        buf_add(&bad, blob.data, cut);
+        for (int k = 0; k < 50 && cut > 0; k++)
+            bad.data[rng_below(&r, (uint32_t)cut)] = (char)rng_u32(&r);
+        char *broken = norm_from_sentencepiece(bad.data ? bad.data : "", bad.len, false);
+        struct norm *n = broken ? norm_new(broken, &err) : NULL;
+        if (n) norm_apply(n, text, strlen(text), &out, &room);
+        if (n) norm_apply(n, "ＡｶﾞｶﾞｶAｶ", strlen("ＡｶﾞｶﾞｶAｶ"), &out, &room);
+        norm_free(n);
+        free(broken);
+        buf_release(&bad);
+        buf_release(&room);
+    }
+    buf_release(&blob);
+    buf_release(&out);
+}
+
+/* A megabyte of one thing takes no time that grows with its square (which would be minutes). */
+static void test_runs_are_not_quadratic(void **state) {
+    (void)state;
+    struct tokenizer *toks[] = {
+        trained_small("gpt-2"), trained_small("qwen2"), spm_small(true),
+        unigram_small(true, "{\"type\":\"NFC\"}", true),
+        unigram_small(false,
+                      "{\"type\":\"Replace\",\"pattern\":{\"Regex\":\" {2,}\"},\"content\":\" \"}",
+                      true)};
+    static const char *const runs[] = {"a",        " ",   "あ",   "ab",
+                                       "\xCC\x81", "x  ", "\xFF", "か\xE3\x82\x99"};
+    double worst = 0;
+    for (size_t i = 0; i < ARRAY_LEN(toks); i++) {
+        for (size_t k = 0; k < ARRAY_LEN(runs); k++) {
+            struct buf b = {0};
+            while (b.len < 1 << 20) buf_puts(&b, runs[k]);
+            clock_t start = clock();
+            struct ids ids = encoded(toks[i], b.data, b.len, 0);
+            worst = MAX(worst, (double)(clock() - start) / CLOCKS_PER_SEC);
+            assert_true(ids.n > 0);
+            ids_release(&ids);
+            buf_release(&b);
+        }
+        tok_free(toks[i]);
+    }
+    if (worst > 20) fail_msg("a megabyte took %.1f s of processor time", worst);
+}
+
+/* Written as GGUF with a model around it and read back. */
+static void assert_gguf_round_trip(struct tokenizer *t) {
+    struct model_config c;
+    struct error err;
+    assert_int_equal(shape_find("tiny-llama", &c, &err), OK);
+    c.vocab_size = tok_vocab_size(t);
+    struct model *m = model_new(&c, 1, CLASS_EXACT);
+    char *path = temp_path("t.gguf");
+    tok_free(m->tok);
+    m->tok = t;
+    if (model_write_gguf(m, path, TENSOR_F32, &err) != OK) fail_msg("%s", err.text);
+    struct tokenizer *u = made(gguf_tokenizer_open(path, &err), &err);
+    const struct tok_spec *x = tok_spec_of(t), *y = tok_spec_of(u);
+    assert_int_equal(x->kind, y->kind);
+    assert_string_equal(x->normalizer ? x->normalizer : "", y->normalizer ? y->normalizer : "");
+    assert_int_equal(x->add_eos, y->add_eos);
+    assert_int_equal(x->split_words, y->split_words);
+    assert_int_equal(x->user_pieces, y->user_pieces);
+    for (uint32_t seed = 0; seed < 200; seed++) {
+        struct buf b = odd_text(seed, 200, false);
+        assert_same_ids(t, u, b.data, b.len, seed % 2 ? TOK_SPECIAL | TOK_BOS | TOK_EOS : 0);
+        buf_release(&b);
+    }
+    tok_free(u);
+    model_close(m); /* and t */
+    remove(path);
+    free(path);
+}
+
+static void test_gguf_round_trip(void **state) {
+    (void)state;
+    struct buf blob = map_blob();
+    log_quiet = true;
+    for (int i = 0; i < 4; i++) {
+        char *json = norm_from_sentencepiece(i & 1 ? blob.data : "", i & 1 ? blob.len : 0, i & 2);
+        struct tokenizer *t = unigram_small(i & 1, json, i & 2);
+        assert_json_round_trip(t);
+        assert_gguf_round_trip(t);
+        free(json);
+    }
+    assert_gguf_round_trip(unigram_small(true, "{\"type\":\"NFKC\"}", true));
+    struct tokenizer *plain = trained_small("qwen2");
+    struct tok_spec spec = *tok_spec_of(plain);
+    struct error err;
+    spec.normalizer = "{\"type\":\"NFC\"}";
+    struct tokenizer *nfc = made(tok_new(&spec, &err), &err);
+    tok_free(plain);
+    assert_json_round_trip(nfc);
+    assert_gguf_round_trip(nfc);
+    log_quiet = false;
+    buf_release(&blob);
+}
+
+static void test_llm_jp_round_trips(void **state) {
+    (void)state;
     char *json = shared_path("llm-jp/tokenizer.json"),
          *model = shared_path("llm-jp/llm-jp-tokenizer-100k.ver3.1.model");
-    assert_null(tok_from_json(json, &err));
-    assert_non_null(strstr(err.text, "unigram"));
-    assert_null(tok_from_sentencepiece(model, &err));
-    assert_non_null(strstr(err.text, "unigram"));
+    struct error err;
+    struct tokenizer *t = made(tok_from_json(json, &err), &err);
+    ASSERT_ENCODES(t, "<EOD|LLM-jp>", TOK_SPECIAL, 7);
+    ASSERT_ENCODES(t, "a", TOK_EOS, 367, 7);
+    struct ids forged = encoded(t, "<EOD|LLM-jp></s|LLM-jp>", 23, 0);
+    for (int i = 0; i < forged.n; i++) assert_false(tok_is_special(t, forged.v[i]));
+    ids_release(&forged);
+    assert_json_round_trip(t);
+    assert_gguf_round_trip(t);
+    t = made(tok_from_sentencepiece(model, &err), &err);
+    assert_json_round_trip(t);
+    assert_gguf_round_trip(t);
     free(json);
     free(model);
+}
+
+static void test_unigram_json(void **state) {
+    (void)state;
+    struct error err;
+    struct tokenizer *t = made(
+        json_quoted(&err, ",'pre_tokenizer':" METASPACE("always", "false"), UNIGRAM_MODEL), &err);
+    ASSERT_ENCODES(t, "a b", 0, 1, 5);
+    assert_json_round_trip(t);
+    assert_gguf_round_trip(t);
+    t = made(json_quoted(&err, ",'pre_tokenizer':" METASPACE("first", "true"), UNIGRAM_MODEL),
+             &err);
+    ASSERT_ENCODES(t, "a b", 0, 3, 1, 4); /* words are cut before pieces are sought */
+    ASSERT_ENCODES(t, "  a", 0, 1, 3);
+    assert_json_round_trip(t);
+    assert_gguf_round_trip(t);
+    t = made(json_quoted(&err,
+                         ",'pre_tokenizer':{'type':'Sequence','pretokenizers':[{'type':"
+                         "'WhitespaceSplit'},{'type':'Metaspace','replacement':'▁',"
+                         "'add_prefix_space':true}]}",
+                         UNIGRAM_MODEL),
+             &err);
+    ASSERT_ENCODES(t, " a\n　b ", 0, 3, 1, 4);
+    struct ids none = encoded(t, " \n ", 3, 0);
+    assert_int_equal(none.n, 0);
+    assert_json_round_trip(t);
+    tok_free(t);
 }
 
 static void put_varint(struct buf *b, uint64_t v) {
@@ -1084,13 +1631,45 @@ static struct buf spm_model_file(int model_type) {
     return file;
 }
 
+/* Refused wherever it is cut, but for the last field, which may be absent; and broken anywhere it
+ * does not crash, nor does what was read. */
+static void assert_broken_model(const char *path, struct buf *file) {
+    struct error err;
+    for (size_t n = 0; n < file->len; n++) {
+        put_file(path, file->data, n);
+        struct tokenizer *t = tok_from_sentencepiece(path, &err);
+        if (t && n < file->len - 16) fail_msg("%zu bytes of %zu were read", n, file->len);
+        tok_free(t);
+    }
+    struct rng r = rng_make(5, RNG_TEST, 0, 0);
+    for (int i = 0; i < 500; i++) {
+        char *byte = file->data + rng_below(&r, (uint32_t)file->len), old = *byte;
+        *byte = (char)rng_u32(&r);
+        put_file(path, file->data, file->len);
+        struct tokenizer *t = tok_from_sentencepiece(path, &err);
+        if (t) {
+            struct ids ids = encoded(t, "ab é<tool>", 11, TOK_SPECIAL);
+            ids_release(&ids);
+        }
+        tok_free(t);
+        *byte = old;
+    }
+}
+
 static void test_sentencepiece(void **state) {
     (void)state;
     char *path = temp_path("t.model");
     struct error err;
-    struct buf file = spm_model_file(2);
+    struct buf file = spm_model_file(1);
     put_file(path, file.data, file.len);
     struct tokenizer *t = made(tok_from_sentencepiece(path, &err), &err), *want = spm_small(true);
+    ASSERT_ENCODES(t, "ab<tool>", TOK_BOS, 1, 9, 12);
+    tok_free(t);
+    assert_broken_model(path, &file);
+    buf_release(&file);
+    file = spm_model_file(2);
+    put_file(path, file.data, file.len);
+    t = made(tok_from_sentencepiece(path, &err), &err);
     for (uint32_t seed = 0; seed < 100; seed++) {
         struct buf text = odd_text(seed, 40, false);
         assert_same_ids(want, t, text.data, text.len, TOK_BOS);
@@ -1099,28 +1678,12 @@ static void test_sentencepiece(void **state) {
     ASSERT_ENCODES(t, "abc", TOK_BOS, 1, 9, 6);
     tok_free(t);
     tok_free(want);
-    for (size_t n = 0; n < file.len;
-         n++) { /* refused wherever it is cut, but for the last field, which may be absent */
-        put_file(path, file.data, n);
-        t = tok_from_sentencepiece(path, &err);
-        if (t && n < file.len - 16) fail_msg("%zu bytes of %zu were read", n, file.len);
-        tok_free(t);
-    }
-    struct rng r = rng_make(5, RNG_TEST, 0, 0);
-    log_quiet = true;
-    for (int i = 0; i < 500; i++) { /* and broken anywhere it does not crash */
-        char *byte = file.data + rng_below(&r, (uint32_t)file.len), old = *byte;
-        *byte = (char)rng_u32(&r);
-        put_file(path, file.data, file.len);
-        tok_free(tok_from_sentencepiece(path, &err));
-        *byte = old;
-    }
-    log_quiet = false;
+    assert_broken_model(path, &file);
     buf_release(&file);
-    file = spm_model_file(1);
+    file = spm_model_file(3);
     put_file(path, file.data, file.len);
     assert_null(tok_from_sentencepiece(path, &err));
-    assert_non_null(strstr(err.text, "unigram"));
+    assert_non_null(strstr(err.text, "model type 3"));
     buf_release(&file);
     remove(path);
     free(path);
@@ -1227,6 +1790,46 @@ static void test_broken_json(void **state) {
     tok_free(bytes);
 }
 
+/* A unigram file with everything in it, broken everywhere: refused, or it works. */
+static void test_broken_unigram_json(void **state) {
+    (void)state;
+    struct buf blob = map_blob(), file = {0};
+    char *json = norm_from_sentencepiece(blob.data + blob.len - 4, 4, true);
+    char *path = temp_path("cut.json");
+    struct error err;
+    struct norm *none = norm_new(json, &err); /* four bytes are no table */
+    assert_null(none);
+    free(json);
+    json = norm_from_sentencepiece("", 0, true);
+    struct tokenizer *t = unigram_small(false, json, true);
+    if (tok_write_json(t, path, &err) != OK) fail_msg("%s", err.text);
+    assert_int_equal(file_read(path, 1 << 20, &file, &err), OK);
+    for (size_t n = 0; n + 1 < file.len; n++) {
+        put_file(path, file.data, n);
+        assert_null(tok_from_json(path, &err));
+    }
+    struct rng r = rng_make(7, RNG_TEST, 0, 0);
+    log_quiet = true;
+    for (int i = 0; i < 1500; i++) {
+        char *byte = file.data + rng_below(&r, (uint32_t)file.len), old = *byte;
+        *byte = "\"{}[]:,09x\\-"[rng_below(&r, 12)];
+        put_file(path, file.data, file.len);
+        struct tokenizer *u = tok_from_json(path, &err);
+        struct ids ids = {0};
+        if (u) tok_encode(u, " ab  い<s>a<tool>", 19, TOK_SPECIAL, &ids);
+        ids_release(&ids);
+        tok_free(u);
+        *byte = old;
+    }
+    log_quiet = false;
+    remove(path);
+    free(path);
+    free(json);
+    tok_free(t);
+    buf_release(&file);
+    buf_release(&blob);
+}
+
 static void test_chat_marks(void **state) {
     (void)state;
     struct tokenizer *t = tok_byte_fallback(259);
@@ -1300,7 +1903,63 @@ static void test_chat_plain(void **state) {
     tok_free(t);
 }
 
-int main(void) {
+/* Text of about 4 MB: Shakespeare, or questions and short answers in Japanese. */
+static struct buf bench_text(bool japanese) {
+    struct buf b = {0};
+    struct buf raw = file_text(
+        shared_path(japanese ? "../eval/jcommonsenseqa/jcommonsenseqa-v1.3_valid-v1.3.json"
+                             : "../text/corpus-tinyshakespeare/tiny_shakespeare.txt"));
+    struct buf plain = {0};
+    for (char *p = raw.data; japanese && (p = strstr(p, "\": \"")); p++) {
+        size_t n = strcspn(p + 4, "\"");
+        buf_add(&plain, p + 4, n);
+        buf_puts(&plain, strchr("?", p[4 + n - 1]) ? "\n" : "。");
+    }
+    while (b.len < 4 << 20)
+        buf_add(&b, japanese ? plain.data : raw.data, japanese ? plain.len : raw.len);
+    buf_release(&plain);
+    buf_release(&raw);
+    return b;
+}
+
+static void bench_one(const char *name, struct tokenizer *t, const struct buf texts[2]) {
+    printf("%-14s", name);
+    for (int i = 0; i < 2; i++) {
+        double best = 1e9;
+        int n = 0;
+        for (int round = 0; round < 5; round++) {
+            clock_t start = clock();
+            struct ids ids = encoded(t, texts[i].data, texts[i].len, 0);
+            best = MIN(best, (double)(clock() - start) / CLOCKS_PER_SEC);
+            n = ids.n;
+            ids_release(&ids);
+        }
+        printf("  %s %6.1f MB/s, %4.2f bytes a token", i ? "Japanese" : "English",
+               (double)texts[i].len / best / 1e6, (double)texts[i].len / n);
+    }
+    printf("\n");
+    tok_free(t);
+}
+
+/* Best of five, one thread, processor time; needs the files in ../shared. */
+static void bench_run(void) {
+    struct error err;
+    const struct buf texts[2] = {bench_text(false), bench_text(true)};
+    static const char *const names[] = {"gpt-2", "starcoder", "llama-spm"};
+    for (size_t i = 0; i < ARRAY_LEN(names); i++)
+        bench_one(names[i], gguf_tokenizer(names[i]), texts);
+    bench_one("qwen3", qwen_tokenizer(), texts);
+    char *json = shared_path("llm-jp/tokenizer.json"),
+         *model = shared_path("llm-jp/llm-jp-tokenizer-100k.ver3.1.model");
+    bench_one("llm-jp 2.2", made(tok_from_json(json, &err), &err), texts);
+    bench_one("llm-jp 3.1", made(tok_from_sentencepiece(model, &err), &err), texts);
+}
+
+int main(int argc, char **argv) {
+    if (argc > 1 && strcmp(argv[1], "--bench") == 0) {
+        bench_run();
+        return 0;
+    }
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_utf8_len),
         cmocka_unit_test(test_every_byte_and_plane),
@@ -1332,8 +1991,22 @@ int main(void) {
         cmocka_unit_test(test_json_shapes),
         cmocka_unit_test(test_json_merges_are_obeyed),
         cmocka_unit_test(test_json_refusals),
-        cmocka_unit_test(test_unigram_is_refused),
+        cmocka_unit_test(test_unigram_rules),
+        cmocka_unit_test(test_unigram_is_the_naive_one),
+        cmocka_unit_test(test_unigram_words_agree),
+        cmocka_unit_test(test_unigram_round_trip),
+        cmocka_unit_test(test_unigram_json),
+        cmocka_unit_test_prestate(test_vector_table, "llm-jp-2.2"),
+        cmocka_unit_test_prestate(test_vector_table, "llm-jp-3.1"),
+        cmocka_unit_test_prestate(test_vector_table, "qwen3-nfc"),
+        cmocka_unit_test(test_normalizers),
+        cmocka_unit_test(test_stretches_are_the_whole),
+        cmocka_unit_test(test_charsmap),
+        cmocka_unit_test(test_runs_are_not_quadratic),
+        cmocka_unit_test(test_gguf_round_trip),
+        cmocka_unit_test(test_llm_jp_round_trips),
         cmocka_unit_test(test_broken_json),
+        cmocka_unit_test(test_broken_unigram_json),
         cmocka_unit_test(test_sentencepiece),
         cmocka_unit_test(test_llama2c),
         cmocka_unit_test(test_stories),

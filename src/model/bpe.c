@@ -167,23 +167,24 @@ static void pattern_expand(const char *p, struct buf *out) {
     }
 }
 
-static int pattern_compile(struct tokenizer *t, const char *pattern, struct error *err) {
+pcre2_code *pattern_compile(const char *pattern, uint32_t options, struct error *err) {
     struct buf b = {0};
+    buf_puts(&b, "");
     pattern_expand(pattern, &b);
     int code;
     PCRE2_SIZE at;
-    t->code = pcre2_compile((PCRE2_SPTR)b.data, b.len,
-                            PCRE2_UTF | PCRE2_UCP | PCRE2_NEVER_BACKSLASH_C, &code, &at, NULL);
+    pcre2_code *compiled =
+        pcre2_compile((PCRE2_SPTR)b.data, b.len,
+                      PCRE2_UTF | PCRE2_UCP | PCRE2_NEVER_BACKSLASH_C | options, &code, &at, NULL);
     buf_release(&b);
-    if (t->code) {
-        pcre2_jit_compile(
-            t->code, PCRE2_JIT_COMPLETE); /* where it is not allowed, matching is interpreted */
-        return OK;
+    if (compiled) { /* where JIT is not allowed, matching is interpreted */
+        pcre2_jit_compile(compiled, PCRE2_JIT_COMPLETE);
+        return compiled;
     }
     PCRE2_UCHAR text[160];
     pcre2_get_error_message(code, text, sizeof(text));
-    return error_set(err, ERR_FORMAT, "the pre-tokenizer pattern '%.200s' does not compile: %s",
-                     pattern, (char *)text);
+    error_set(err, ERR_FORMAT, "the pattern '%.200s' does not compile: %s", pattern, (char *)text);
+    return NULL;
 }
 
 /*
@@ -207,7 +208,18 @@ static int pre_prepare(struct tokenizer *t, struct error *err) {
             pre);
     const struct pre_row *row = pre_find(pre);
     if (row && row->ignore_merges) t->spec.ignore_merges = true;
-    return pattern_compile(t, pattern, err);
+    t->code = pattern_compile(pattern, 0, err);
+    return t->code ? OK : error_wrap(err, "pre-tokenizer");
+}
+
+static void byte_pairs_build(struct tokenizer *t) {
+    t->byte_pairs = arena_alloc(&t->arena, sizeof(*t->byte_pairs) << 16);
+    for (int i = 0; i < 1 << 16; i++) {
+        const struct pair_slot *s =
+            pairs_find(&t->pairs, t->byte_ids[i >> 8], t->byte_ids[i & 255]);
+        t->byte_pairs[i] =
+            s ? (struct byte_pair){s->rank, s->id} : (struct byte_pair){INT32_MAX, -1};
+    }
 }
 
 int bpe_prepare(struct tokenizer *t, struct error *err) {
@@ -222,15 +234,18 @@ int bpe_prepare(struct tokenizer *t, struct error *err) {
     if (known == 0)
         return error_set(err, ERR_FORMAT,
                          "the vocabulary holds no byte: it is not a byte-level one");
-    return pairs_from_merges(t, err);
+    if (pairs_from_merges(t, err) != OK) return err->code;
+    byte_pairs_build(t);
+    return OK;
 }
 
 /* The next match at or after `pos`; false when there is none or the pattern exhausts PCRE2's
- * limits. */
+ * limits. The direct way into JIT's code saves half the time of a call; where there is no such code
+ * it answers PCRE2_ERROR_JIT_BADOPTION. */
 static bool word_match(const struct tokenizer *t, pcre2_match_data *md, const char *p, size_t n,
                        size_t pos) {
-    int rc = pcre2_match(t->code, (PCRE2_SPTR)p, n, pos, PCRE2_NO_UTF_CHECK, md, NULL);
-    if (rc == PCRE2_ERROR_JIT_STACKLIMIT)
+    int rc = pcre2_jit_match(t->code, (PCRE2_SPTR)p, n, pos, PCRE2_NO_UTF_CHECK, md, NULL);
+    if (rc == PCRE2_ERROR_JIT_STACKLIMIT || rc == PCRE2_ERROR_JIT_BADOPTION)
         rc = pcre2_match(t->code, (PCRE2_SPTR)p, n, pos, PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT, md,
                          NULL);
     return rc >= 0;
@@ -252,11 +267,27 @@ static void split_valid(const struct tokenizer *t, pcre2_match_data *md, const c
     if (pos < n) fn(ctx, p + pos, n - pos);
 }
 
+/* How far it is UTF-8; eight bytes of ASCII at a time. */
+static size_t valid_len(const char *p, size_t len) {
+    size_t i = 0;
+    while (i < len) {
+        uint64_t eight;
+        if (len - i >= 8 && (memcpy(&eight, p + i, 8), !(eight & 0x8080808080808080u))) {
+            i += 8;
+            continue;
+        }
+        int n = utf8_len(p + i, len - i);
+        if (n == 0) break;
+        i += (size_t)n;
+    }
+    return i;
+}
+
 void bpe_split(const struct tokenizer *t, pcre2_match_data *match, const char *text, size_t len,
                word_fn fn, void *ctx) {
     for (size_t i = 0; i < len;) {
         size_t begin = i;
-        for (int n; i < len && (n = utf8_len(text + i, len - i)) > 0; i += (size_t)n) {}
+        i += valid_len(text + i, len - i);
         if (i > begin) split_valid(t, match, text + begin, i - begin, fn, ctx);
         begin = i;
         while (i < len && utf8_len(text + i, len - i) == 0) i++;
@@ -294,24 +325,39 @@ static void encoder_reserve_long(struct encoder *e) {
         xmalloc(sizeof(*e->heap) * (size_t)e->n * 3); /* n - 1 at first, two for every merge */
 }
 
+/* A symbol, and what it becomes with its right neighbour: `made`, at `rank`, or INT32_MAX. */
+struct link {
+    int32_t id, at, rank, made; /* at: its place, or the byte where no place is asked for */
+};
+
+static void link_pair(const struct pair_table *pairs, struct link *l, int32_t i, int32_t n) {
+    const struct pair_slot *s = i + 1 < n ? pairs_find(pairs, l[i].id, l[i + 1].id) : NULL;
+    l[i].rank = s ? s->rank : INT32_MAX;
+    l[i].made = s ? s->id : -1;
+}
+
+/* Merges the n symbols in place; returns how many are left. */
+static int32_t links_merge(const struct pair_table *pairs, struct link *l, int32_t n) {
+    for (;;) {
+        int32_t best = 0;
+        for (int32_t i = 1; i < n; i++) best = l[i].rank < l[best].rank ? i : best;
+        if (n < 2 || l[best].rank == INT32_MAX) return n;
+        l[best].id = l[best].made;
+        n--;
+        memmove(l + best + 1, l + best + 2, sizeof(*l) * (size_t)(n - best - 1));
+        if (best > 0) link_pair(pairs, l, best - 1, n);
+        link_pair(pairs, l, best, n);
+    }
+}
+
 static void merge_short(struct encoder *e) {
-    const struct pair_table *pairs = &e->t->pairs;
-    const struct pair_slot *slot[SHORT_WORD];
-    for (int32_t i = 0; i + 1 < e->n; i++) slot[i] = pairs_find(pairs, e->id[i], e->id[i + 1]);
-    while (e->n > 1) {
-        int32_t best = -1;
-        for (int32_t i = 0; i + 1 < e->n; i++)
-            if (slot[i] && (best < 0 || slot[i]->rank < slot[best]->rank)) best = i;
-        if (best < 0) return;
-        e->id[best] = slot[best]->id;
-        e->n--;
-        for (int32_t i = best + 1; i < e->n; i++) {
-            e->id[i] = e->id[i + 1];
-            e->at[i] = e->at[i + 1];
-            slot[i - 1] = slot[i];
-        }
-        if (best > 0) slot[best - 1] = pairs_find(pairs, e->id[best - 1], e->id[best]);
-        if (best + 1 < e->n) slot[best] = pairs_find(pairs, e->id[best], e->id[best + 1]);
+    struct link l[SHORT_WORD];
+    for (int32_t i = 0; i < e->n; i++) l[i] = (struct link){.id = e->id[i], .at = e->at[i]};
+    for (int32_t i = 0; i < e->n; i++) link_pair(&e->t->pairs, l, i, e->n);
+    e->n = links_merge(&e->t->pairs, l, e->n);
+    for (int32_t i = 0; i < e->n; i++) {
+        e->id[i] = l[i].id;
+        e->at[i] = l[i].at;
     }
 }
 
@@ -385,26 +431,29 @@ void encoder_merge(struct encoder *e) {
         merge_short(e);
 }
 
-/* Direct-mapped: where a word's ids already stand in this call's output. Words are borrowed from
- * the fragment's text. */
-enum { CACHE_SLOTS = 4096, CACHED_LEN = 32, CACHE_FROM = 4096 };
+/* Direct-mapped; a word and its ids are one cache line of the processor. */
+enum { CACHE_SLOTS = 8192, CACHED_LEN = 32, CACHED_IDS = 7, CACHE_FROM = 4096 };
 struct cached_word {
-    const char *p;
-    int32_t len, first, n; /* len 0: empty */
+    uint8_t len, n; /* len 0: empty */
+    uint8_t unused[2];
+    int32_t ids[CACHED_IDS];
+    uint64_t text[CACHED_LEN / 8]; /* filled up with zeros */
 };
 
-/* A cache serves one fragment; short ones repeat too few words to pay for it. */
+/* The cache serves a whole call; short texts repeat too few words to pay for it. */
 void encoder_cache(struct encoder *e, size_t len) {
-    e->caching = len >= CACHE_FROM;
-    if (e->caching && !e->cache) e->cache = xmalloc(CACHE_SLOTS * sizeof(*e->cache));
-    if (e->caching) memset(e->cache, 0, CACHE_SLOTS * sizeof(*e->cache));
+    if (!e->cache && len >= CACHE_FROM) e->cache = xcalloc(CACHE_SLOTS, sizeof(*e->cache));
 }
 
-static struct cached_word *cache_slot(const struct encoder *e, const char *p, size_t n) {
-    if (!e->caching || n > CACHED_LEN) return NULL;
+/* The word's bytes with zeros behind them, and its slot. */
+static struct cached_word *cache_slot(const struct encoder *e, const char *p, size_t n,
+                                      uint64_t text[CACHED_LEN / 8]) {
+    if (!e->cache || n > CACHED_LEN) return NULL;
     uint64_t h = n;
-    for (size_t i = 0; i < n; i++) h = (h ^ (uint8_t)p[i]) * 0x100000001B3u;
-    return &e->cache[(h ^ h >> 24) % CACHE_SLOTS];
+    memset(text, 0, CACHED_LEN);
+    memcpy(text, p, n);
+    for (size_t i = 0; i * 8 < n; i++) h = (h ^ text[i]) * 0x9E3779B97F4A7C15u, h ^= h >> 32;
+    return &e->cache[h % CACHE_SLOTS];
 }
 
 static bool whole_word(struct encoder *e, const char *p, size_t n) {
@@ -418,8 +467,29 @@ static bool whole_word(struct encoder *e, const char *p, size_t n) {
     return true;
 }
 
+/* A short word; its first pairs come from a table of their own. */
+static void short_merge(struct encoder *e, const uint8_t *p, int32_t n) {
+    const struct tokenizer *t = e->t;
+    struct link l[SHORT_WORD];
+    int32_t known = 0;
+    for (int32_t i = 0; i < n; i++)
+        if (t->byte_ids[p[i]] >= 0)
+            l[known++] = (struct link){t->byte_ids[p[i]], p[i], INT32_MAX, -1};
+    for (int32_t i = 0; i + 1 < known; i++) {
+        const struct byte_pair *s = &t->byte_pairs[l[i].at << 8 | l[i + 1].at];
+        l[i].rank = s->rank;
+        l[i].made = s->id;
+    }
+    n = links_merge(&t->pairs, l, known);
+    for (int32_t i = 0; i < n; i++) ids_add(e->out, l[i].id);
+}
+
 static void word_merge(struct encoder *e, const char *p, size_t n) {
     if (e->t->spec.ignore_merges && whole_word(e, p, n)) return;
+    if (n <= SHORT_WORD) {
+        short_merge(e, (const uint8_t *)p, (int32_t)n);
+        return;
+    }
     encoder_reserve(e, (int32_t)n);
     e->n = 0;
     for (size_t i = 0; i < n; i++) {
@@ -431,15 +501,21 @@ static void word_merge(struct encoder *e, const char *p, size_t n) {
 }
 
 void encoder_word(struct encoder *e, const char *p, size_t n, encode_fn encode) {
-    struct cached_word *c = cache_slot(e, p, n);
-    if (c && (size_t)c->len == n && memcmp(c->p, p, n) == 0) {
-        for (int32_t i = 0; i < c->n; i++) ids_add(e->out, e->out->v[c->first + i]);
+    uint64_t text[CACHED_LEN / 8];
+    struct cached_word *c = cache_slot(e, p, n, text);
+    if (c && c->len == n && memcmp(c->text, text, sizeof(text)) == 0) {
+        for (int i = 0; i < c->n; i++) ids_add(e->out, c->ids[i]);
         return;
     }
-    int32_t first = e->out->n;
+    int first = e->out->n;
     e->unknown = false;
     encode(e, p, n);
-    if (c && !e->unknown) *c = (struct cached_word){p, (int32_t)n, first, e->out->n - first};
+    int made = e->out->n - first;
+    if (!c || e->unknown || made > CACHED_IDS) return;
+    c->len = (uint8_t)n;
+    c->n = (uint8_t)made;
+    memcpy(c->ids, e->out->v + first, sizeof(*c->ids) * (size_t)made);
+    memcpy(c->text, text, sizeof(text));
 }
 
 static void word_encode(void *ctx, const char *p, size_t n) {

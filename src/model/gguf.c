@@ -18,6 +18,7 @@
  * because the number of elements is checked against the file first.
  */
 #include "model/model_files.h"
+#include "model/tokenizer_internal.h"
 
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -647,19 +648,45 @@ static int special_read(const struct gguf *g, const char *key, int32_t n, int32_
     return OK;
 }
 
+/* What llama.cpp knows of a unigram model's normalisation is a table and a flag; whatever else a
+ * tokenizer does is under a name of ours. */
+static int normalizer_read(const struct gguf *g, struct tok_spec *spec, struct arena *arena,
+                           struct error *err) {
+    const struct kv *table = gguf_find(g, "tokenizer.ggml.precompiled_charsmap");
+    bool one_space = false;
+    spec->normalizer = kv_text(gguf_find(g, "shoal.tokenizer.normalizer"), arena);
+    if (spec->kind != TOK_UNIGRAM || spec->normalizer) return OK;
+    int rc = bool_get(g, "tokenizer.ggml.remove_extra_whitespaces", &one_space, err);
+    if (rc != OK) return rc;
+    if (table && (table->type != KV_ARRAY || (table->element != KV_U8 && table->element != KV_I8)))
+        return error_set(err, ERR_FORMAT,
+                         "metadata 'tokenizer.ggml.precompiled_charsmap' is no array of bytes");
+    char *text =
+        norm_from_sentencepiece(table ? table->data : NULL, table ? table->n : 0, one_space);
+    if (text) spec->normalizer = arena_strdup(arena, text);
+    free(text);
+    return OK;
+}
+
 static int behaviour_read(const struct gguf *g, struct tok_spec *spec, struct arena *arena,
                           struct error *err) {
     const char *pattern = kv_text(gguf_find(g, "shoal.tokenizer.pre_pattern"), arena);
     const char *pre = kv_text(gguf_find(g, "tokenizer.ggml.pre"), arena);
-    if (spec->kind == TOK_BPE) spec->pre = pattern ? pattern : pre ? pre : "default";
+    spec->pre = pattern ? pattern : spec->kind != TOK_BPE ? NULL : pre ? pre : "default";
     spec->ignore_merges = pre_takes_words(spec->pre);
     spec->add_bos = spec->kind == TOK_SPM || spec->ignore_merges;
+    spec->add_eos = spec->kind == TOK_UNIGRAM;
     spec->add_space_prefix = spec->kind == TOK_SPM;
     int rc = special_read(g, "tokenizer.ggml.bos_token_id", spec->n, &spec->bos, err);
     if (rc == OK) rc = special_read(g, "tokenizer.ggml.eos_token_id", spec->n, &spec->eos, err);
     if (rc == OK) rc = special_read(g, "tokenizer.ggml.unknown_token_id", spec->n, &spec->unk, err);
     if (rc == OK) rc = bool_get(g, "tokenizer.ggml.add_bos_token", &spec->add_bos, err);
+    if (rc == OK) rc = bool_get(g, "tokenizer.ggml.add_eos_token", &spec->add_eos, err);
     if (rc == OK) rc = bool_get(g, "tokenizer.ggml.add_space_prefix", &spec->add_space_prefix, err);
+    if (rc == OK) rc = normalizer_read(g, spec, arena, err);
+    spec->user_pieces = spec->kind == TOK_UNIGRAM;
+    if (rc == OK) rc = bool_get(g, "shoal.tokenizer.user_pieces", &spec->user_pieces, err);
+    if (rc == OK) rc = bool_get(g, "shoal.tokenizer.split_words", &spec->split_words, err);
     if (rc == OK) rc = bool_get(g, "shoal.tokenizer.ignore_merges", &spec->ignore_merges, err);
     return rc;
 }
@@ -670,12 +697,15 @@ static int tokenizer_read(const struct gguf *g, int32_t vocab, struct tokenizer 
     const struct kv *model = gguf_find(g, "tokenizer.ggml.model");
     *out = NULL;
     if (!model || kv_equals(model, "none") || kv_equals(model, "no_vocab")) return OK;
-    struct tok_spec spec = {.kind = kv_equals(model, "gpt2") ? TOK_BPE : TOK_SPM};
+    struct tok_spec spec = {.kind = kv_equals(model, "gpt2") ? TOK_BPE
+                                    : kv_equals(model, "t5") ? TOK_UNIGRAM
+                                                             : TOK_SPM};
     struct arena arena = {0};
     int rc = OK;
     if (spec.kind == TOK_SPM && !kv_equals(model, "llama"))
         rc = error_set(
-            err, ERR_MISMATCH, "tokenizer kind '%.*s' is not supported (supported: gpt2, llama)",
+            err, ERR_MISMATCH,
+            "tokenizer kind '%.*s' is not supported (supported: gpt2, llama, t5)",
             model->type == KV_STRING ? (int)MIN(model->n, 32) : 0, (const char *)model->data);
     if (rc == OK) rc = pieces_read(g, vocab, &spec, &arena, err);
     if (rc == OK && spec.kind == TOK_BPE) rc = merges_read(g, &spec, &arena, err);
@@ -813,7 +843,7 @@ static void pieces_put(struct kv_out *o, const struct tok_spec *s, int32_t vocab
         else
             string_put(&o->text, pad, (uint64_t)snprintf(pad, sizeof(pad), "[PAD%d]", (int)i));
     }
-    if (s->kind == TOK_SPM) {
+    if (s->kind != TOK_BPE) {
         kv_put_array(o, "tokenizer.ggml.scores", KV_F32, (uint64_t)vocab);
         for (int32_t i = 0; i < vocab; i++) {
             float score = i < s->n && s->scores ? s->scores[i] : 0.0f;
@@ -832,13 +862,42 @@ static void special_put(struct kv_out *o, const char *key, int32_t id) {
     if (id >= 0) kv_put_u32(o, key, (uint32_t)id);
 }
 
+static void normalizer_put(struct kv_out *o, const struct model *m) {
+    const struct tok_spec *s = tok_spec_of(m->tok);
+    size_t len = 0;
+    char *said = NULL;
+    if (s->kind == TOK_UNIGRAM) {
+        uint8_t *table = s->normalizer ? norm_charsmap(s->normalizer, &len) : NULL;
+        char *spaces = norm_from_sentencepiece(table, len, true);
+        bool one_space = s->normalizer && strcmp(spaces, s->normalizer) == 0;
+        said = norm_from_sentencepiece(table, len, one_space);
+        kv_put_text(o, "tokenizer.ggml.pre", "default");
+        kv_put_bool(o, "tokenizer.ggml.remove_extra_whitespaces", one_space);
+        if (len > 0) kv_put_array(o, "tokenizer.ggml.precompiled_charsmap", KV_U8, len);
+        if (len > 0) buf_add(&o->text, table, len);
+        free(spaces);
+        free(table);
+    }
+    if (s->kind == TOK_UNIGRAM && !s->user_pieces)
+        kv_put_bool(o, "shoal.tokenizer.user_pieces", false);
+    if (s->split_words) kv_put_bool(o, "shoal.tokenizer.split_words", true);
+    if (s->kind != TOK_BPE && *s->pre) kv_put_text(o, "shoal.tokenizer.pre_pattern", s->pre);
+    if (s->normalizer && (!said || strcmp(said, s->normalizer) != 0)) {
+        kv_put_text(o, "shoal.tokenizer.normalizer", s->normalizer);
+        note("'%s': other programs will not normalise text as this tokenizer asks", m->name);
+    }
+    free(said);
+}
+
 static void tokenizer_put(struct kv_out *o, const struct model *m) {
     if (!m->tok) {
         kv_put_text(o, "tokenizer.ggml.model", "none");
         return;
     }
     const struct tok_spec *s = tok_spec_of(m->tok);
-    kv_put_text(o, "tokenizer.ggml.model", s->kind == TOK_BPE ? "gpt2" : "llama");
+    static const char *const kinds[] = {
+        [TOK_BPE] = "gpt2", [TOK_SPM] = "llama", [TOK_UNIGRAM] = "t5"};
+    kv_put_text(o, "tokenizer.ggml.model", kinds[s->kind]);
     const char *pre = s->pre && *s->pre ? s->pre : "default";
     if (s->kind == TOK_BPE)
         kv_put_text(o, "tokenizer.ggml.pre", pre_is_pattern(pre) ? "gpt-2" : pre);
@@ -852,7 +911,10 @@ static void tokenizer_put(struct kv_out *o, const struct model *m) {
     special_put(o, "tokenizer.ggml.eos_token_id", s->eos);
     special_put(o, "tokenizer.ggml.unknown_token_id", s->unk);
     kv_put_bool(o, "tokenizer.ggml.add_bos_token", s->add_bos);
+    if (s->add_eos || s->kind == TOK_UNIGRAM)
+        kv_put_bool(o, "tokenizer.ggml.add_eos_token", s->add_eos);
     kv_put_bool(o, "tokenizer.ggml.add_space_prefix", s->add_space_prefix);
+    normalizer_put(o, m);
     if (m->chat_template) kv_put_text(o, "tokenizer.chat_template", m->chat_template);
     if (s->kind == TOK_BPE && pre_is_pattern(pre)) {
         kv_put_text(o, "shoal.tokenizer.pre_pattern", pre);

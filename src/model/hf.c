@@ -363,7 +363,11 @@ static int specials_apply(struct tokenizer **tok, const json_t *const roots[3], 
     spec.eos = special_choose(*tok, roots, "eos", now->eos);
     const json_t *add_bos = field(roots[0], "add_bos_token");
     if (json_is_boolean(add_bos)) spec.add_bos = json_is_true(add_bos);
-    if (spec.bos == now->bos && spec.eos == now->eos && spec.add_bos == now->add_bos) return OK;
+    const json_t *add_eos = field(roots[0], "add_eos_token");
+    if (json_is_boolean(add_eos)) spec.add_eos = json_is_true(add_eos);
+    if (spec.bos == now->bos && spec.eos == now->eos && spec.add_bos == now->add_bos &&
+        spec.add_eos == now->add_eos)
+        return OK;
     struct tokenizer *fresh = tok_new(&spec, err);
     if (!fresh) return err->code;
     tok_free(*tok);

@@ -141,9 +141,10 @@ int gguf_tensors_write(const char *path, const json_t *metadata, const struct te
 
 /* tokenizer */
 
-enum tokenizer_kind { TOK_BPE, TOK_SPM };
-/* Byte-level BPE (GPT-2 family; the pre-tokenizer is a PCRE2 pattern) and SentencePiece BPE with
- * byte fallback. Immutable after opening; encode and decode may be called from any thread. */
+enum tokenizer_kind { TOK_BPE, TOK_SPM, TOK_UNIGRAM };
+/* Byte-level BPE (GPT-2 family; the pre-tokenizer is a PCRE2 pattern), SentencePiece BPE with byte
+ * fallback, and SentencePiece unigram with or without it. Immutable after opening; encode and
+ * decode may be called from any thread. */
 struct tokenizer;
 int32_t tok_vocab_size(const struct tokenizer *t);
 int32_t tok_bos(const struct tokenizer *t); /* -1 when there is none */
@@ -155,6 +156,7 @@ const char *tok_piece(const struct tokenizer *t, int32_t id,
 int32_t tok_find(const struct tokenizer *t, const char *piece); /* id of a stored piece, or -1 */
 #define TOK_BOS 1     /* add what the model adds before a text */
 #define TOK_SPECIAL 2 /* the text of special tokens becomes their id */
+#define TOK_EOS 4     /* add what the model adds after a text, as encoders are given it */
 struct ids {
     int32_t *v;
     int n, cap;
@@ -176,21 +178,26 @@ struct tok_spec {
     int32_t n;
     const char **pieces; /* [n], may hold any bytes: lengths beside */
     const int32_t *lens;
-    const float *scores;  /* SPM: [n] */
+    const float *scores;  /* SPM, UNIGRAM: [n] */
     const uint8_t *types; /* [n] GGUF's: 1 normal, 2 unknown, 3 control, 4 user-defined, 5 unused,
                              6 byte */
     const char **merges;  /* BPE: "a b" pairs in rank order */
     int32_t n_merges;
     const char *pre; /* GGUF's tokenizer.ggml.pre ("gpt-2", "qwen2", "llama-bpe", "smollm", …) or,
                         when it contains '\\' or '[', a PCRE2 pattern itself */
-    int32_t bos, eos, unk; /* -1: none */
-    bool add_bos, add_space_prefix, ignore_merges;
+    const char *normalizer; /* tokenizer.json's normalizer as JSON text, without what makes ▁ of
+                               spaces; NULL: none */
+    int32_t bos, eos, unk;  /* -1: none */
+    bool add_bos, add_eos, add_space_prefix, ignore_merges;
+    bool split_words; /* SPM, UNIGRAM: every ▁ begins a word, whatever the pieces are */
+    bool user_pieces; /* UNIGRAM: user-defined pieces are preferred pieces of the text with its ▁, as
+                         in SentencePiece; else they are cut out of the text as it was written */
 };
 struct tokenizer *tok_new(const struct tok_spec *spec, struct error *err);
 struct tokenizer *tok_from_json(const char *path,
-                                struct error *err); /* tokenizer.json: BPE kinds */
+                                struct error *err); /* tokenizer.json: BPE and Unigram */
 struct tokenizer *tok_from_sentencepiece(const char *path,
-                                         struct error *err); /* tokenizer.model, BPE only */
+                                         struct error *err); /* tokenizer.model: the same */
 struct tokenizer *tok_from_llama2c(const char *path, int32_t vocab, struct error *err);
 /* Byte tokens, three specials, and filler pieces up to `vocab` (NULL below 259): for models with
  * random weights. */

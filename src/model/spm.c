@@ -1,5 +1,6 @@
 /*
- * spm: SentencePiece's BPE with byte fallback (Llama 2, Phi-3, TinyStories).
+ * spm: SentencePiece's BPE with byte fallback (Llama 2, Phi-3, TinyStories), and what its unigram
+ * models (unigram.c) share with it: ▁, bytes, decoding.
  *
  * Spaces become ▁, one more stands before a text and after every special token (but see
  * prefix_prepare), and characters merge by the score of what they make, the leftmost first, across
@@ -7,8 +8,7 @@
  * unknown token for a run of them when there are none. A vocabulary read from a tokenizer.json
  * whose merge list is not what scores would say keeps that list, and ranks come from it.
  *
- * It does no Unicode normalisation, and pieces marked unused are never made (SentencePiece would
- * make and split them).
+ * Pieces marked unused are never made (SentencePiece would make and split them).
  *
  * Invariant: the pair table holds every way to cut a normal piece into two symbols, so merging
  * compares integers only.
@@ -21,8 +21,7 @@
 /* SentencePiece's own limit is far lower; it bounds the work of cutting pieces into pairs. */
 enum { PIECE_LIMIT = 1024 };
 
-/* Bytes outside UTF-8 are characters of one byte. */
-static size_t char_len(const char *p, size_t left) {
+size_t char_len(const char *p, size_t left) {
     int n = utf8_len(p, left);
     return n > 0 ? (size_t)n : 1;
 }
@@ -36,10 +35,10 @@ static int32_t symbol_mergeable(const struct tokenizer *t, const char *p, size_t
     return mergeable(t, id) ? id : -1;
 }
 
-/* Up to the next ▁ that follows something else. */
-static size_t word_len(const char *p, size_t left) {
+/* Up to the next ▁ that follows something else; `each`: up to the next. */
+static size_t word_len(const char *p, size_t left, bool each) {
     size_t i = 0;
-    while (left - i >= 3 && memcmp(p + i, SPACE_MARK, 3) == 0) i += 3;
+    while (left - i >= 3 && memcmp(p + i, SPACE_MARK, 3) == 0 && (i == 0 || !each)) i += 3;
     while (i < left) {
         const char *mark = memchr(p + i, SPACE_MARK[0], left - i);
         if (!mark) return left;
@@ -194,7 +193,7 @@ static int pairs_from_scores(struct tokenizer *t, int64_t cuts, struct error *er
 static bool pieces_are_words(const struct tokenizer *t) {
     for (int32_t id = 0; id < t->spec.n; id++) {
         size_t len = (size_t)t->lens[id];
-        if (mergeable(t, id) && len > 0 && word_len(t->text[id], len) < len) return false;
+        if (mergeable(t, id) && len > 0 && word_len(t->text[id], len, false) < len) return false;
     }
     return true;
 }
@@ -209,20 +208,21 @@ static void prefix_prepare(struct tokenizer *t) {
 int spm_prepare(struct tokenizer *t, struct error *err) {
     int64_t cuts;
     if (bytes_prepare(t, err) != OK) return err->code;
-    if (t->spec.n_merges > 0) {
+    if (t->spec.kind == TOK_UNIGRAM) {
+        if (unigram_prepare(t, err) != OK) return err->code;
+    } else if (t->spec.n_merges > 0) {
         if (pairs_from_merges(t, err) != OK) return err->code;
     } else {
         if (chars_prepare(t, &cuts, err) != OK) return err->code;
         if (pairs_from_scores(t, cuts, err) != OK) return err->code;
     }
-    t->words = pieces_are_words(t);
+    t->words = t->spec.split_words || pieces_are_words(t);
     prefix_prepare(t);
     for (int c = 0; c < 128; c++) t->ascii[c] = symbol_mergeable(t, &(char){(char)c}, 1);
     return OK;
 }
 
-/* Bytes if the vocabulary has all of them, else unknown, one token for a run of characters. */
-static void char_fallback(struct encoder *e, const char *p, size_t n) {
+void char_fallback(struct encoder *e, const char *p, size_t n) {
     const struct tokenizer *t = e->t;
     bool bytes = true;
     for (size_t i = 0; i < n; i++) bytes &= t->byte_ids[(uint8_t)p[i]] >= 0;
@@ -274,13 +274,15 @@ static void part_encode(struct encoder *e, const char *p, size_t len) {
 }
 
 void spm_encode(struct encoder *e, const char *text, size_t len, bool first) {
+    bool unigram = e->t->spec.kind == TOK_UNIGRAM;
     text_escape(e, text, len, first);
     const char *p = e->text.data, *end = p + e->text.len;
     encoder_cache(e, len);
     e->begin = e->out->n;
     while (p < end) {
-        size_t n = e->t->words ? word_len(p, (size_t)(end - p)) : (size_t)(end - p);
-        encoder_word(e, p, n, part_encode);
+        size_t left = (size_t)(end - p);
+        size_t n = e->t->words ? word_len(p, left, e->t->spec.split_words) : left;
+        encoder_word(e, p, n, unigram ? unigram_encode_part : part_encode);
         p += n;
     }
 }

@@ -3,10 +3,10 @@
  * tokenizer.model, llama2.c's tokenizer .bin — and the byte tokenizer of models that have no file.
  * (GGUF's own is in gguf.c.)
  *
- * A reader turns its file into a struct tok_spec, or says what in it is not supported: normalizers
- * and pre-tokenizers that would cut text otherwise are refused and never skipped over. Only two
- * things are passed over aloud: Unicode normalisation (text is taken as it is, as llama.cpp does)
- * and spaces that added tokens would swallow. What tokenizer_config.json says is hf.c's business.
+ * A reader turns its file into a struct tok_spec, or says what in it is not supported: normalizers,
+ * pre-tokenizers and decoders that would treat text otherwise are refused and never skipped over.
+ * Only one thing is passed over aloud: spaces that added tokens would swallow. What
+ * tokenizer_config.json says is hf.c's business.
  *
  * Invariant: what tok_write_json writes, tok_from_json reads as a tokenizer with the same ids for
  * every text, and writing that gives the same bytes again.
@@ -30,7 +30,11 @@ struct reader {
     const char **pieces; /* [n]; NULL: no piece has this id yet */
     int32_t *lens;
     uint8_t *types;
+    float *scores; /* UNIGRAM: [n] */
     const char **merges;
+    json_t *steps;        /* normalizers that are neither of the next two */
+    bool prefixes, marks; /* a ▁ is put before the text; spaces become ▁ */
+    bool trims;           /* words are cut at all white space, which is lost */
 };
 
 static const char *type_of(const json_t *v) {
@@ -48,11 +52,33 @@ static bool flag(const json_t *v, const char *key, bool missing) {
     return json_is_boolean(b) ? json_is_true(b) : missing;
 }
 
+static json_t *replace_json(const char *kind, const char *from, const char *to) {
+    return json_pack("{s:s,s:{s:s},s:s}", "type", "Replace", "pattern", kind, from, "content", to);
+}
+
 static int reader_id(const json_t *v, const char *piece, int32_t *id, struct error *err) {
     json_int_t value = json_is_integer(v) ? json_integer_value(v) : -1;
     if (value < 0 || value >= VOCAB_LIMIT)
         return error_set(err, ERR_FORMAT, "token '%.80s' has no valid id", piece);
     *id = (int32_t)value;
+    return OK;
+}
+
+static int vocab_count(struct reader *r, int32_t *max, struct error *err) {
+    json_t *vocab = json_object_get(r->model, "vocab"), *v;
+    const char *piece;
+    int32_t id = -1;
+    if (r->spec.kind == TOK_UNIGRAM) {
+        if (!json_is_array(vocab) || json_array_size(vocab) > VOCAB_LIMIT)
+            return error_set(err, ERR_FORMAT, "'model.vocab' is not an array of pieces");
+        *max = (int32_t)json_array_size(vocab) - 1;
+        return OK;
+    }
+    if (!json_is_object(vocab)) return error_set(err, ERR_FORMAT, "'model.vocab' is not an object");
+    json_object_foreach (vocab, piece, v) {
+        if (reader_id(v, piece, &id, err) != OK) return err->code;
+        *max = MAX(*max, id);
+    }
     return OK;
 }
 
@@ -64,18 +90,14 @@ static int reader_count(struct reader *r, struct error *err) {
     const char *piece;
     int32_t id = -1, max = -1;
     size_t i;
-    if (!json_is_object(vocab)) return error_set(err, ERR_FORMAT, "'model.vocab' is not an object");
-    json_object_foreach(vocab, piece, v) {
-        if (reader_id(v, piece, &id, err) != OK) return err->code;
-        max = MAX(max, id);
-    }
-    json_array_foreach(added, i, v) {
+    if (vocab_count(r, &max, err) != OK) return err->code;
+    json_array_foreach (added, i, v) {
         piece = json_string_value(json_object_get(v, "content"));
         if (!piece) return error_set(err, ERR_FORMAT, "added token %zu has no 'content'", i);
         if (reader_id(json_object_get(v, "id"), piece, &id, err) != OK) return err->code;
         max = MAX(max, id);
     }
-    size_t n = json_object_size(vocab) + json_array_size(added);
+    size_t n = json_object_size(vocab) + json_array_size(vocab) + json_array_size(added);
     if (max < 0 || (size_t)max > 2 * n + 4096)
         return error_set(err, ERR_FORMAT, "the highest token id is %d, but there are %zu tokens",
                          max, n);
@@ -95,10 +117,34 @@ static int reader_put(struct reader *r, int32_t id, const char *piece, size_t le
     return OK;
 }
 
+static int hole_name(int32_t id, char out[24]) {
+    return snprintf(out, 24, "[PAD%d]", id);
+}
+
+/* A list of [piece, score], where the place is the id. A hole that was written is one again. */
+static int unigram_vocab(struct reader *r, struct error *err) {
+    size_t i;
+    json_t *v;
+    char hole[24];
+    json_array_foreach (json_object_get(r->model, "vocab"), i, v) {
+        const char *piece = json_string_value(json_array_get(v, 0));
+        const json_t *score = json_array_get(v, 1);
+        int32_t id = (int32_t)i;
+        if (!piece || !json_is_number(score))
+            return error_set(err, ERR_FORMAT, "token %d is not a piece and its score", id);
+        hole_name(id, hole);
+        r->scores[id] = (float)json_number_value(score);
+        uint8_t type = strcmp(piece, hole) == 0 ? PIECE_UNUSED : PIECE_NORMAL;
+        if (reader_put(r, id, piece, strlen(piece), type, err) != OK) return err->code;
+    }
+    return OK;
+}
+
 static int reader_vocab(struct reader *r, struct error *err) {
     json_t *v;
+    if (r->spec.kind == TOK_UNIGRAM) return unigram_vocab(r, err);
     const char *piece;
-    json_object_foreach(json_object_get(r->model, "vocab"), piece, v) {
+    json_object_foreach (json_object_get(r->model, "vocab"), piece, v) {
         int32_t id = (int32_t)json_integer_value(v);
         if (reader_put(r, id, piece, strlen(piece), PIECE_NORMAL, err) != OK) return err->code;
     }
@@ -106,16 +152,19 @@ static int reader_vocab(struct reader *r, struct error *err) {
 }
 
 static int reader_added(struct reader *r, struct error *err) {
-    size_t i, stripping = 0;
+    size_t i, stripping = 0, users = 0, normalized = 0;
     json_t *v;
-    json_array_foreach(json_object_get(r->root, "added_tokens"), i, v) {
+    json_array_foreach (json_object_get(r->root, "added_tokens"), i, v) {
         const char *piece = json_string_value(json_object_get(v, "content"));
         uint8_t type = flag(v, "special", false) ? PIECE_CONTROL : PIECE_USER;
         int32_t id = (int32_t)json_integer_value(json_object_get(v, "id"));
         if (reader_put(r, id, piece, strlen(piece), type, err) != OK) return err->code;
+        normalized += type == PIECE_USER && flag(v, "normalized", false);
+        users += type == PIECE_USER;
         stripping +=
             flag(v, "lstrip", false) || flag(v, "rstrip", false) || flag(v, "single_word", false);
     }
+    r->spec.user_pieces = r->spec.kind == TOK_UNIGRAM && users > 0 && normalized == users;
     if (stripping > 0)
         warn("%zu added tokens would swallow spaces or match whole words only: they do neither",
              stripping);
@@ -126,7 +175,7 @@ static void reader_holes(struct reader *r) {
     for (int32_t id = 0; id < r->spec.n; id++) {
         if (r->pieces[id]) continue;
         char *name = arena_alloc(&r->arena, 24);
-        r->lens[id] = snprintf(name, 24, "[PAD%d]", id);
+        r->lens[id] = hole_name(id, name);
         r->pieces[id] = name;
         r->types[id] = PIECE_UNUSED;
     }
@@ -171,7 +220,20 @@ static int32_t reader_find(const struct reader *r, const char *piece) {
     return -1;
 }
 
+/* By id in unigram models, where it may be null. */
+static int unigram_unk(struct reader *r, struct error *err) {
+    const json_t *v = json_object_get(r->model, "unk_id");
+    if (!v || json_is_null(v)) return OK;
+    if (reader_id(v, "unk_id", &r->spec.unk, err) != OK) return err->code;
+    if (r->spec.unk >= r->spec.n)
+        return error_set(err, ERR_FORMAT, "the unknown token %d is not in the vocabulary",
+                         r->spec.unk);
+    r->types[r->spec.unk] = PIECE_UNKNOWN;
+    return OK;
+}
+
 static int reader_unk(struct reader *r, struct error *err) {
+    if (r->spec.kind == TOK_UNIGRAM) return unigram_unk(r, err);
     const char *unk = json_string_value(json_object_get(r->model, "unk_token"));
     if (!unk) return OK;
     r->spec.unk = reader_find(r, unk);
@@ -190,51 +252,94 @@ static int parts_each(struct reader *r, const json_t *v, const char *list, part_
     json_t *part;
     if (!v || json_is_null(v)) return OK;
     if (strcmp(type_of(v), "Sequence") != 0) return fn(r, v, err);
-    json_array_foreach(json_object_get(v, list), i, part) {
+    json_array_foreach (json_object_get(v, list), i, part) {
         if (fn(r, part, err) != OK) return err->code;
     }
     return OK;
 }
 
-static int bpe_normalizer(struct reader *r, const json_t *part, struct error *err) {
-    (void)r;
-    if (strcmp(type_of(part), "NFC") != 0)
-        return error_set(err, ERR_FORMAT, "normalizer '%s' is not supported for byte-level BPE",
-                         type_of(part));
-    note("the tokenizer asks for Unicode normalisation (NFC): text is taken as it is");
+/* What a step does is checked when the tokenizer is made. */
+static int any_normalizer(struct reader *r, const json_t *part, struct error *err) {
+    (void)err;
+    json_array_append(r->steps, (json_t *)(uintptr_t)part);
     return OK;
 }
 
-static int spm_normalizer(struct reader *r, const json_t *part, struct error *err) {
-    if (strcmp(type_of(part), "Prepend") == 0 && text_is(part, "prepend", SPACE_MARK)) {
-        r->spec.add_space_prefix = true;
-        return OK;
-    }
-    if (strcmp(type_of(part), "Replace") == 0 && text_is(part, "content", SPACE_MARK) &&
-        text_is(json_object_get(part, "pattern"), "String", " "))
-        return OK;
-    return error_set(err, ERR_FORMAT,
-                     "normalizer '%s' is not supported for sentencepiece BPE as it is used here",
-                     type_of(part));
+static bool replaces(const json_t *part, const char *from, const char *to) {
+    const json_t *pattern = json_object_get(part, "pattern");
+    return strcmp(type_of(part), "Replace") == 0 && text_is(part, "content", to) &&
+           (text_is(pattern, "String", from) || text_is(pattern, "Regex", from));
 }
 
-/* Pieces that end at a space never arise, because by then spaces are ▁. */
+/* llm-jp's pattern for the beginning of a text; the only line that no newline is before. */
+#define TEXT_BEGIN "(?<!\\n)^"
+
+static int spm_normalizer(struct reader *r, const json_t *part, struct error *err) {
+    bool prefix = (strcmp(type_of(part), "Prepend") == 0 && text_is(part, "prepend", SPACE_MARK)) ||
+                  replaces(part, TEXT_BEGIN, SPACE_MARK);
+    bool mark = replaces(part, " ", SPACE_MARK);
+    if (!prefix && !mark && (r->prefixes || r->marks))
+        return error_set(err, ERR_FORMAT,
+                         "normalizer '%s' is not supported behind the one that writes ▁",
+                         type_of(part));
+    if (!prefix && !mark) return any_normalizer(r, part, err);
+    r->prefixes |= prefix;
+    r->marks |= mark;
+    r->spec.add_space_prefix = r->prefixes;
+    return OK;
+}
+
+static const char *metaspace_scheme(const json_t *part) {
+    const char *scheme = json_string_value(json_object_get(part, "prepend_scheme"));
+    if (scheme) return scheme; /* older files have a flag instead */
+    return flag(part, "add_prefix_space", true) ? "always" : "never";
+}
+
+/* Pieces that end at a space never arise, because by then spaces are ▁. Words that are cut at white
+ * space and then get a ▁ each are the same as one space between words, and a ▁ for it. */
 static int spm_pre_tokenizer(struct reader *r, const json_t *part, struct error *err) {
     if (strcmp(type_of(part), "Split") == 0 &&
         text_is(json_object_get(part, "pattern"), "String", " "))
         return OK;
-    if (strcmp(type_of(part), "Metaspace") != 0 || !text_is(part, "replacement", SPACE_MARK))
+    if (strcmp(type_of(part), "WhitespaceSplit") == 0 && !r->prefixes && !r->marks) {
+        json_array_append_new(r->steps, replace_json("Regex", "\\s+", " "));
+        json_array_append_new(r->steps, json_pack("{s:s,s:b,s:b}", "type", "Strip", "strip_left", 1,
+                                                  "strip_right", 1));
+        r->trims = true;
+        return OK;
+    }
+    const char *scheme = metaspace_scheme(part);
+    if (strcmp(type_of(part), "Metaspace") != 0 || !text_is(part, "replacement", SPACE_MARK) ||
+        r->prefixes || (r->trims && (strcmp(scheme, "always") != 0 || !flag(part, "split", true))))
         return error_set(err, ERR_FORMAT,
-                         "pre-tokenizer '%s' is not supported for sentencepiece BPE",
+                         "pre-tokenizer '%s' is not supported for sentencepiece models as it is "
+                         "used here",
                          type_of(part));
-    if (flag(part, "split", true))
-        return error_set(err, ERR_FORMAT,
-                         "pre-tokenizer 'Metaspace' that splits at spaces is not supported");
-    bool scheme = json_object_get(part, "prepend_scheme"); /* older files have a flag instead */
-    r->spec.add_space_prefix =
-        scheme ? !text_is(part, "prepend_scheme", "never") : flag(part, "add_prefix_space", true);
-    r->spec.pre = text_is(part, "prepend_scheme", "first") ? PREFIX_FIRST : PREFIX_ALWAYS;
+    r->spec.add_space_prefix = strcmp(scheme, "never") != 0;
+    r->spec.pre = strcmp(scheme, "first") == 0 ? PREFIX_FIRST : PREFIX_ALWAYS;
+    r->spec.split_words = flag(part, "split", true);
+    r->marks = true;
     return OK;
+}
+
+static int bpe_decoder(struct reader *r, const json_t *part, struct error *err) {
+    (void)r;
+    if (strcmp(type_of(part), "ByteLevel") == 0) return OK;
+    return error_set(err, ERR_FORMAT, "decoder '%s' is not supported for byte-level BPE",
+                     type_of(part));
+}
+
+static int spm_decoder(struct reader *r, const json_t *part, struct error *err) {
+    (void)r;
+    const char *type = type_of(part);
+    bool strip = strcmp(type, "Strip") == 0 && text_is(part, "content", " ") &&
+                 json_integer_value(json_object_get(part, "start")) <= 1 &&
+                 json_integer_value(json_object_get(part, "stop")) == 0;
+    if (strip || strcmp(type, "ByteFallback") == 0 || strcmp(type, "Fuse") == 0 ||
+        strcmp(type, "Metaspace") == 0 || replaces(part, SPACE_MARK, " ") ||
+        replaces(part, TEXT_BEGIN " ", ""))
+        return OK;
+    return error_set(err, ERR_FORMAT, "decoder '%s' is not supported as it is used here", type);
 }
 
 static bool split_keeps_all(const json_t *split) {
@@ -275,21 +380,42 @@ static int part_byte_level(struct reader *r, const json_t *part, struct error *e
     return OK;
 }
 
+static int bpe_cutting(struct reader *r, struct error *err) {
+    const json_t *norm = json_object_get(r->root, "normalizer");
+    if (parts_each(r, norm, "normalizers", any_normalizer, err) != OK ||
+        bpe_pre_tokenizer(r, json_object_get(r->root, "pre_tokenizer"), err) != OK)
+        return err->code;
+    return parts_each(r, json_object_get(r->root, "decoder"), "decoders", bpe_decoder, err);
+}
+
+static int spm_cutting(struct reader *r, struct error *err) {
+    const json_t *norm = json_object_get(r->root, "normalizer"),
+                 *pre = json_object_get(r->root, "pre_tokenizer");
+    if (parts_each(r, norm, "normalizers", spm_normalizer, err) != OK ||
+        parts_each(r, pre, "pretokenizers", spm_pre_tokenizer, err) != OK)
+        return err->code;
+    if ((r->spec.kind == TOK_UNIGRAM && !r->marks) || (r->trims && !r->spec.split_words))
+        return error_set(err, ERR_FORMAT, "spaces do not become ▁, which is not supported here");
+    return parts_each(r, json_object_get(r->root, "decoder"), "decoders", spm_decoder, err);
+}
+
 static int reader_cutting(struct reader *r, struct error *err) {
-    const json_t *pre = json_object_get(r->root, "pre_tokenizer"),
-                 *norm = json_object_get(r->root, "normalizer");
-    r->spec.kind = TOK_SPM;
-    parts_each(r, pre, "pretokenizers", part_byte_level, err);
-    if (r->spec.kind == TOK_BPE) {
-        if (parts_each(r, norm, "normalizers", bpe_normalizer, err) != OK) return err->code;
-        return bpe_pre_tokenizer(r, pre, err);
+    const json_t *pre = json_object_get(r->root, "pre_tokenizer");
+    r->steps = json_array();
+    if (r->spec.kind != TOK_UNIGRAM) {
+        r->spec.kind = TOK_SPM;
+        parts_each(r, pre, "pretokenizers", part_byte_level, err);
     }
-    if (!flag(r->model, "byte_fallback", false))
+    if (r->spec.kind == TOK_SPM && !flag(r->model, "byte_fallback", false))
         return error_set(err, ERR_FORMAT,
                          "neither a byte-level BPE nor one with byte fallback (pre-tokenizer '%s')",
                          type_of(pre));
-    if (parts_each(r, norm, "normalizers", spm_normalizer, err) != OK) return err->code;
-    return parts_each(r, pre, "pretokenizers", spm_pre_tokenizer, err);
+    int rc = r->spec.kind == TOK_BPE ? bpe_cutting(r, err) : spm_cutting(r, err);
+    if (rc != OK || json_array_size(r->steps) == 0) return rc;
+    char *text = norm_text(r->steps);
+    r->spec.normalizer = arena_strdup(&r->arena, text);
+    free(text);
+    return OK;
 }
 
 /* In a template a special token is a label; the label's entry says which token it is. -1 when there
@@ -301,21 +427,32 @@ static int32_t label_id(const struct reader *r, const json_t *template, const ch
     return value >= 0 && value < r->spec.n ? (int32_t)value : -1;
 }
 
-/* The token before the text is the BOS. Ours also labels the roles that no template places. */
+static const char *template_label(const json_t *part) {
+    return json_string_value(json_object_get(json_object_get(part, "SpecialToken"), "id"));
+}
+
+/* The token before the text is the BOS, the one behind it the EOS. Ours also labels the roles that
+ * no template places. */
 static int post_processor(struct reader *r, const json_t *part, struct error *err) {
     if (strcmp(type_of(part), "ByteLevel") == 0) return OK; /* concerns offsets only */
     if (strcmp(type_of(part), "TemplateProcessing") != 0)
         return error_set(err, ERR_FORMAT, "post-processor '%s' is not supported", type_of(part));
     const json_t *single = json_object_get(part, "single");
-    const json_t *first = json_object_get(json_array_get(single, 0), "SpecialToken");
-    const char *label = json_string_value(json_object_get(first, "id"));
-    r->spec.bos = label_id(r, part, label ? label : "bos");
-    r->spec.add_bos = label && r->spec.bos >= 0;
-    r->spec.eos = label_id(r, part, "eos");
-    if (r->spec.unk < 0) r->spec.unk = label_id(r, part, "unk");
-    if (label && r->spec.bos < 0)
+    size_t n = json_array_size(single);
+    const char *before = template_label(json_array_get(single, 0)),
+               *after = n > 1 ? template_label(json_array_get(single, n - 1)) : NULL;
+    if (n > 1u + (before != NULL) + (after != NULL))
         return error_set(err, ERR_FORMAT,
-                         "the post-processor's token '%.80s' is not in the vocabulary", label);
+                         "a post-processor that adds several tokens on one side is not supported");
+    r->spec.bos = label_id(r, part, before ? before : "bos");
+    r->spec.eos = label_id(r, part, after ? after : "eos");
+    r->spec.add_bos = before != NULL;
+    r->spec.add_eos = after != NULL;
+    if (r->spec.unk < 0) r->spec.unk = label_id(r, part, "unk");
+    if ((before && r->spec.bos < 0) || (after && r->spec.eos < 0))
+        return error_set(err, ERR_FORMAT,
+                         "the post-processor's token '%.80s' is not in the vocabulary",
+                         before && r->spec.bos < 0 ? before : after);
     return OK;
 }
 
@@ -323,10 +460,13 @@ static int reader_model(struct reader *r, struct error *err) {
     const char *type = json_string_value(json_object_get(r->model, "type"));
     if (!json_is_object(r->model))
         return error_set(err, ERR_FORMAT, "there is no 'model' object: no tokenizer");
-    if (type && strcmp(type, "Unigram") == 0)
-        return error_set(err, ERR_FORMAT, "it is a unigram model, which is not supported yet");
+    if (type && strcmp(type, "Unigram") == 0) {
+        r->spec.kind = TOK_UNIGRAM;
+        return OK;
+    }
     if (type && strcmp(type, "BPE") != 0)
-        return error_set(err, ERR_FORMAT, "model type '%.40s' is not supported (BPE is)", type);
+        return error_set(err, ERR_FORMAT, "model type '%.40s' is not supported (BPE, Unigram are)",
+                         type);
     if (json_number_value(json_object_get(r->model, "dropout")) != 0)
         return error_set(err, ERR_FORMAT, "'dropout' in the model would make its output random");
     static const char *const affixes[] = {"continuing_subword_prefix", "end_of_word_suffix"};
@@ -340,12 +480,13 @@ static int reader_model(struct reader *r, struct error *err) {
 
 static int reader_arrays(struct reader *r, struct error *err) {
     size_t n = (size_t)r->spec.n;
-    int rc =
-        arena_reserve(&r->arena, n * (sizeof(*r->pieces) + sizeof(*r->lens) + 1) + 3 * 64, err);
+    int rc = arena_reserve(
+        &r->arena, n * (sizeof(*r->pieces) + sizeof(*r->lens) + sizeof(float) + 1) + 4 * 64, err);
     if (rc != OK) return rc;
     r->spec.pieces = r->pieces = arena_alloc(&r->arena, sizeof(*r->pieces) * n);
     r->spec.lens = r->lens = arena_alloc(&r->arena, sizeof(*r->lens) * n);
     r->spec.types = r->types = arena_alloc(&r->arena, n);
+    r->spec.scores = r->scores = arena_alloc(&r->arena, sizeof(*r->scores) * n);
     return OK;
 }
 
@@ -355,8 +496,8 @@ static int reader_run(struct reader *r, struct error *err) {
         return err->code;
     if (reader_vocab(r, err) != OK || reader_added(r, err) != OK) return err->code;
     reader_holes(r);
-    if (reader_merges(r, err) != OK || reader_cutting(r, err) != OK || reader_unk(r, err) != OK)
-        return err->code;
+    if (r->spec.kind != TOK_UNIGRAM && reader_merges(r, err) != OK) return err->code;
+    if (reader_cutting(r, err) != OK || reader_unk(r, err) != OK) return err->code;
     return parts_each(r, json_object_get(r->root, "post_processor"), "processors", post_processor,
                       err);
 }
@@ -394,13 +535,8 @@ static bool merges_equal(const struct tokenizer *a, const struct tokenizer *b) {
  * list is obeyed as it stands.
  */
 static struct tokenizer *reader_spm(struct reader *r, struct error *err) {
-    for (int32_t id = 0; id < r->spec.n; id++)
-        if (r->types[id] == PIECE_NORMAL && is_byte_name(r->pieces[id], r->lens[id]))
-            r->types[id] = PIECE_BYTE;
-    if (arena_reserve(&r->arena, 2 * (sizeof(float) * (size_t)r->spec.n + 64), err) != OK)
-        return NULL; /* for the scores of both readings */
-    float *zero = arena_alloc(&r->arena, sizeof(*zero) * (size_t)r->spec.n);
-    r->spec.scores = zero;
+    if (arena_reserve(&r->arena, sizeof(float) * (size_t)r->spec.n + 64, err) != OK)
+        return NULL; /* for the scores of the other reading */
     struct tokenizer *listed = tok_new(&r->spec, err);
     if (!listed) return NULL;
     r->spec.scores = scores_from_merges(r, listed);
@@ -415,14 +551,22 @@ static struct tokenizer *reader_spm(struct reader *r, struct error *err) {
     return tok_new(&r->spec, err);
 }
 
+static struct tokenizer *reader_make(struct reader *r, struct error *err) {
+    if (r->spec.kind == TOK_BPE) return tok_new(&r->spec, err);
+    for (int32_t id = 0; id < r->spec.n && flag(r->model, "byte_fallback", false); id++)
+        if (r->types[id] == PIECE_NORMAL && is_byte_name(r->pieces[id], r->lens[id]))
+            r->types[id] = PIECE_BYTE;
+    return r->spec.kind == TOK_SPM ? reader_spm(r, err) : tok_new(&r->spec, err);
+}
+
 struct tokenizer *tok_from_json(const char *path, struct error *err) {
     struct tokenizer *t = NULL;
     json_t *root = json_file(path, err);
     if (!root) return NULL;
     struct reader r = {.root = root, .model = json_object_get(root, "model")};
-    if (reader_run(&r, err) == OK)
-        t = r.spec.kind == TOK_BPE ? tok_new(&r.spec, err) : reader_spm(&r, err);
+    if (reader_run(&r, err) == OK) t = reader_make(&r, err);
     if (!t) error_wrap(err, "'%s'", path);
+    json_decref(r.steps);
     arena_release(&r.arena);
     json_decref(root);
     return t;
@@ -462,7 +606,8 @@ static json_t *added_json(const struct tok_spec *s) {
         json_array_append_new(added,
                               json_pack("{s:i,s:s,s:b,s:b,s:b,s:b,s:b}", "id", (int)id, "content",
                                         s->pieces[id], "single_word", 0, "lstrip", 0, "rstrip", 0,
-                                        "normalized", 0, "special", s->types[id] != PIECE_USER));
+                                        "normalized", s->types[id] == PIECE_USER && s->user_pieces,
+                                        "special", s->types[id] != PIECE_USER));
     }
     return added;
 }
@@ -511,8 +656,39 @@ static json_t *merges_json(const struct tokenizer *t, struct error *err) {
     return list;
 }
 
+static bool has_bytes(const struct tok_spec *s) {
+    for (int32_t id = 0; id < s->n; id++)
+        if (s->types[id] == PIECE_BYTE) return true;
+    return false;
+}
+
+/* tokenizer.json has no unused pieces: only the names of holes are known again. */
+static int unused_check(const struct tok_spec *s, int32_t id, struct error *err) {
+    char hole[24];
+    hole_name(id, hole);
+    if (s->types[id] != PIECE_UNUSED || strcmp(s->pieces[id], hole) == 0) return OK;
+    return error_set(err, ERR_MISMATCH,
+                     "token %d ('%.80s') is never to be used, which tokenizer.json cannot say", id,
+                     s->pieces[id]);
+}
+
+static json_t *unigram_json(const struct tok_spec *s, struct error *err) {
+    json_t *vocab = json_array();
+    for (int32_t id = 0; id < s->n; id++) {
+        if (piece_check(s, id, err) != OK || unused_check(s, id, err) != OK) {
+            json_decref(vocab);
+            return NULL;
+        }
+        json_array_append_new(vocab, json_pack("[s,f]", s->pieces[id], (double)s->scores[id]));
+    }
+    json_t *unk = s->unk >= 0 ? json_integer(s->unk) : json_null();
+    return json_pack("{s:s,s:o,s:o,s:b}", "type", "Unigram", "unk_id", unk, "vocab", vocab,
+                     "byte_fallback", (int)has_bytes(s));
+}
+
 static json_t *model_json(const struct tokenizer *t, struct error *err) {
     const struct tok_spec *s = &t->spec;
+    if (s->kind == TOK_UNIGRAM) return unigram_json(s, err);
     bool spm = s->kind == TOK_SPM;
     json_t *vocab = vocab_json(s, err), *merges = vocab ? merges_json(t, err) : NULL;
     if (!merges) {
@@ -529,31 +705,37 @@ static json_t *model_json(const struct tokenizer *t, struct error *err) {
     return m;
 }
 
-static json_t *replace_json(const char *from, const char *to) {
-    return json_pack("{s:s,s:{s:s},s:s}", "type", "Replace", "pattern", "String", from, "content",
-                     to);
+static json_t *metaspace_json(const struct tokenizer *t) {
+    const char *scheme = !t->spec.add_space_prefix ? "never" : t->prefix_once ? "first" : "always";
+    return json_pack("{s:s,s:s,s:s,s:b}", "type", "Metaspace", "replacement", SPACE_MARK,
+                     "prepend_scheme", scheme, "split", (int)t->spec.split_words);
+}
+
+/* The steps of a normalizer's text. */
+static json_t *steps_json(const char *text) {
+    struct error err;
+    json_t *v = text ? json_parse(text, strlen(text), "normalizer", &err) : NULL;
+    json_t *steps = json_object_get(v, "normalizers");
+    steps = steps ? json_incref(steps) : v ? json_pack("[O]", v) : json_array();
+    json_decref(v);
+    return steps;
 }
 
 /* Where the space goes before every text it is a normalizer's, else a pre-tokenizer's. */
-static json_t *prefix_json(const struct tokenizer *t) {
-    if (!t->prefix_joins) return json_pack("{s:s,s:s}", "type", "Prepend", "prepend", SPACE_MARK);
-    return json_pack("{s:s,s:s,s:s,s:b}", "type", "Metaspace", "replacement", SPACE_MARK,
-                     "prepend_scheme", t->prefix_once ? "first" : "always", "split", 0);
-}
-
 static void cutting_spm(json_t *root, const struct tokenizer *t) {
-    json_t *normalizers = json_array(), *pre = json_null();
-    json_t *decoders = json_pack("[o,{s:s},{s:s}]", replace_json(SPACE_MARK, " "), "type",
+    json_t *normalizers = steps_json(t->spec.normalizer), *pre = json_null();
+    json_t *decoders = json_pack("[o,{s:s},{s:s}]", replace_json("String", SPACE_MARK, " "), "type",
                                  "ByteFallback", "type", "Fuse");
+    if (t->prefix_joins && (t->spec.add_space_prefix || t->spec.split_words))
+        pre = metaspace_json(t);
     if (t->spec.add_space_prefix) {
-        if (t->prefix_joins)
-            pre = prefix_json(t);
-        else
-            json_array_append_new(normalizers, prefix_json(t));
+        if (!t->prefix_joins)
+            json_array_append_new(normalizers,
+                                  json_pack("{s:s,s:s}", "type", "Prepend", "prepend", SPACE_MARK));
         json_array_append_new(decoders, json_pack("{s:s,s:s,s:i,s:i}", "type", "Strip", "content",
                                                   " ", "start", 1, "stop", 0));
     }
-    json_array_append_new(normalizers, replace_json(" ", SPACE_MARK));
+    json_array_append_new(normalizers, replace_json("String", " ", SPACE_MARK));
     json_object_set_new(root, "normalizer",
                         json_pack("{s:s,s:o}", "type", "Sequence", "normalizers", normalizers));
     json_object_set_new(root, "pre_tokenizer", pre);
@@ -580,7 +762,11 @@ static int cutting_bpe(json_t *root, const struct tok_spec *s, struct error *err
         pre = json_pack("{s:s,s:[{s:s,s:{s:s},s:s,s:b},o]}", "type", "Sequence", "pretokenizers",
                         "type", "Split", "pattern", "Regex", pattern, "behavior", "Isolated",
                         "invert", 0, pre);
-    json_object_set_new(root, "normalizer", json_null());
+    struct error ignored; /* it was read before */
+    json_t *norm = s->normalizer
+                       ? json_parse(s->normalizer, strlen(s->normalizer), "normalizer", &ignored)
+                       : json_null();
+    json_object_set_new(root, "normalizer", norm);
     json_object_set_new(root, "pre_tokenizer", pre);
     json_object_set_new(root, "decoder", byte_level_json(false, false));
     return OK;
@@ -611,6 +797,10 @@ static json_t *roles_json(const struct tok_spec *s) {
     json_array_append_new(single, template_part("Sequence", "A", 0));
     json_array_append_new(pair, template_part("Sequence", "A", 0));
     json_array_append_new(pair, template_part("Sequence", "B", 1));
+    if (s->add_eos && s->eos >= 0) {
+        json_array_append_new(single, template_part("SpecialToken", "eos", 0));
+        json_array_append_new(pair, template_part("SpecialToken", "eos", 1));
+    }
     return json_pack("{s:s,s:o,s:o,s:o}", "type", "TemplateProcessing", "single", single, "pair",
                      pair, "special_tokens", labels);
 }
@@ -622,10 +812,10 @@ int tok_write_json(const struct tokenizer *t, const char *path, struct error *er
     json_t *root = json_pack("{s:s,s:n,s:n,s:o}", "version", "1.0", "truncation", "padding",
                              "added_tokens", added_json(s));
     int rc = OK;
-    if (s->kind == TOK_SPM)
-        cutting_spm(root, t);
-    else
+    if (s->kind == TOK_BPE)
         rc = cutting_bpe(root, s, err);
+    else
+        cutting_spm(root, t);
     json_object_set_new(root, "post_processor", roles_json(s));
     json_object_set_new(root, "model", model);
     if (rc != OK) {
@@ -770,8 +960,10 @@ struct sp_model {
     struct growing pieces;
     struct buf scratch;
     struct tok_spec spec;
-    int32_t model_type; /* 1 unigram (the default), 2 BPE, 3 word, 4 char */
-    bool normalizes;
+    int32_t model_type;    /* 1 unigram (the default), 2 BPE, 3 word, 4 char */
+    struct field charsmap; /* the compiled table of replacements */
+    bool one_space, keeps_spaces, suffix;
+    bool seen[4]; /* by field number: settings are always written, so a file without is cut short */
 };
 
 static int sp_piece(struct sp_model *m, const struct field *outer, struct error *err) {
@@ -792,7 +984,7 @@ static int sp_piece(struct sp_model *m, const struct field *outer, struct error 
     if (m->pieces.begin.n >= VOCAB_LIMIT)
         return error_set(err, ERR_FORMAT, "it has too many pieces");
     const char *p = text.data ? (const char *)text.data : "";
-    if (type == PIECE_USER) { /* these are matched in the text as it was written */
+    if (type == PIECE_USER && m->model_type == 2) { /* matched in the text as it was written */
         replace_all(&m->scratch, p, text.size, SPACE_MARK, " ");
         growing_add(&m->pieces, m->scratch.data, m->scratch.len, score, PIECE_USER);
     } else {
@@ -808,6 +1000,7 @@ static int sp_trainer(struct sp_model *m, const struct field *outer, struct erro
     while ((rc = field_next(&v, &f, err)) > 0) {
         if (f.wire != 0) continue;
         if (f.number == 3) m->model_type = field_int(&f);
+        if (f.number == 24) m->suffix = f.value != 0;
         if (f.number == 40) m->spec.unk = field_int(&f);
         if (f.number == 41) m->spec.bos = field_int(&f);
         if (f.number == 42) m->spec.eos = field_int(&f);
@@ -816,59 +1009,75 @@ static int sp_trainer(struct sp_model *m, const struct field *outer, struct erro
 }
 
 /* Fields 2: a compiled table of character replacements; 3: a space before the text; 4: runs of
- * spaces become one. */
+ * spaces become one; 5: spaces become ▁. */
 static int sp_normalizer(struct sp_model *m, const struct field *outer, struct error *err) {
     struct message_view v = field_message(outer);
     struct field f;
     int rc;
-    bool one_space = true, table = false;
     while ((rc = field_next(&v, &f, err)) > 0) {
-        if (f.number == 2 && f.wire == 2) table = f.size > 0;
+        if (f.number == 2 && f.wire == 2) m->charsmap = f;
         if (f.number == 3 && f.wire == 0) m->spec.add_space_prefix = f.value != 0;
-        if (f.number == 4 && f.wire == 0) one_space = f.value != 0;
+        if (f.number == 4 && f.wire == 0) m->one_space = f.value != 0;
+        if (f.number == 5 && f.wire == 0) m->keeps_spaces = f.value == 0;
     }
-    m->normalizes = table || one_space;
+    return rc;
+}
+
+/* What its pieces mean is said behind them, so they come in a second pass. */
+static int sp_fields(struct sp_model *m, const struct mapping *file, bool pieces,
+                     struct error *err) {
+    struct message_view v = {file->data, file->data + file->size};
+    struct field f;
+    int rc;
+    while ((rc = field_next(&v, &f, err)) > 0) {
+        if (f.wire != 2) continue;
+        if (f.number < ARRAY_LEN(m->seen)) m->seen[f.number] = true;
+        if (f.number == 1 && pieces) rc = sp_piece(m, &f, err);
+        if (f.number == 2 && !pieces) rc = sp_trainer(m, &f, err);
+        if (f.number == 3 && !pieces) rc = sp_normalizer(m, &f, err);
+        if (rc < 0) return rc;
+    }
     return rc;
 }
 
 static int sp_read(struct sp_model *m, const struct mapping *file, struct error *err) {
-    struct message_view v = {file->data, file->data + file->size};
-    struct field f;
-    int rc;
     if (file->size > FILE_LIMIT)
         return error_set(err, ERR_FORMAT, "it is too large for a tokenizer");
     if (growing_reserve(&m->pieces, file->size / 2 + 1, file->size, err) != OK) return err->code;
-    while ((rc = field_next(&v, &f, err)) > 0) {
-        if (f.wire != 2) continue;
-        if (f.number == 1) rc = sp_piece(m, &f, err);
-        if (f.number == 2) rc = sp_trainer(m, &f, err);
-        if (f.number == 3) rc = sp_normalizer(m, &f, err);
-        if (rc < 0) return rc;
-    }
-    if (rc < 0) return rc;
+    if (sp_fields(m, file, false, err) < 0 || sp_fields(m, file, true, err) < 0) return err->code;
     if (m->pieces.begin.n == 0)
         return error_set(err, ERR_FORMAT, "it holds no pieces: no sentencepiece model");
-    if (m->model_type == 1)
-        return error_set(err, ERR_FORMAT, "it is a unigram model, which is not supported yet");
-    if (m->model_type != 2)
-        return error_set(err, ERR_FORMAT, "sentencepiece model type %d is not supported (BPE is)",
+    if (!m->seen[2] || !m->seen[3])
+        return error_set(err, ERR_FORMAT,
+                         "it ends before its settings: cut short, or no sentencepiece model");
+    if (m->model_type != 1 && m->model_type != 2)
+        return error_set(err, ERR_FORMAT,
+                         "sentencepiece model type %d is not supported (1 unigram, 2 BPE are)",
                          m->model_type);
+    if (m->keeps_spaces || m->suffix)
+        return error_set(err, ERR_FORMAT, "%s is not supported",
+                         m->suffix ? "'treat_whitespace_as_suffix'"
+                                   : "'escape_whitespaces' that is off");
+    m->spec.kind = m->model_type == 1 ? TOK_UNIGRAM : TOK_SPM;
+    m->spec.user_pieces = m->model_type == 1;
     return OK;
 }
 
 struct tokenizer *tok_from_sentencepiece(const char *path, struct error *err) {
     struct mapping file;
     if (map_open(&file, path, err) != OK) return NULL;
-    struct sp_model m = {
-        .model_type = 1,
-        .normalizes = true,
-        .spec = {.kind = TOK_SPM, .unk = 0, .bos = 1, .eos = 2, .add_space_prefix = true}};
+    struct sp_model m = {.model_type = 1,
+                         .one_space = true,
+                         .spec = {.unk = 0, .bos = 1, .eos = 2, .add_space_prefix = true}};
     struct tokenizer *t = NULL;
+    char *norm = NULL;
     if (sp_read(&m, &file, err) == OK) {
+        norm = norm_from_sentencepiece(m.charsmap.data, m.charsmap.size, m.one_space);
+        m.spec.normalizer = norm;
         m.spec.add_bos = m.spec.bos >= 0;
         t = growing_tokenizer(&m.pieces, &m.spec, err);
     }
-    if (t && m.normalizes) warn("'%s' asks for text to be normalised: it is taken as it is", path);
+    free(norm);
     if (!t) error_wrap(err, "'%s'", path);
     growing_release(&m.pieces);
     buf_release(&m.scratch);

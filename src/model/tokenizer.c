@@ -2,9 +2,10 @@
  * tokenizer: what both kinds of tokenizer share — the vocabulary and its index, the pair table,
  * tokens that are found in text whole, and the outer loops of encoding and decoding.
  *
- * It knows nothing of patterns, bytes and scores (bpe.c, spm.c) nor of files (tok_files.c). Two
- * deliberate limits: added tokens do not swallow spaces around them, and text is taken as it is,
- * without Unicode normalisation.
+ * It knows nothing of patterns, bytes and scores (bpe.c, spm.c, unigram.c), of normalisation
+ * (tok_norm.c) nor of files (tok_files.c). Two deliberate limits: added tokens do not swallow
+ * spaces around them, and all of them are found in the text as it was written, before it is
+ * normalised.
  *
  * Invariant: after tok_new nothing of a tokenizer changes, and every call keeps its scratch to
  * itself, so any number of threads may use one. Control and unknown tokens come out of text only
@@ -78,6 +79,7 @@ int32_t symbol_find(const struct tokenizer *t, const char *p, size_t n) {
 void pairs_init(struct pair_table *p, struct arena *a, int64_t max_pairs) {
     uint64_t size = slots_for(max_pairs);
     p->slots = arena_alloc(a, sizeof(*p->slots) * size);
+    p->seen = arena_alloc(a, size / 2);
     p->mask = size - 1;
     p->n = 0;
     for (uint64_t i = 0; i < size; i++) p->slots[i].key = UINT64_MAX;
@@ -89,7 +91,7 @@ static uint64_t pair_place(uint64_t key) {
 }
 
 static struct pair_slot *pair_slot(const struct pair_table *p, uint64_t key) {
-    uint64_t i = pair_place(key) & p->mask;
+    uint64_t i = pair_place(key) >> 2 & p->mask;
     while (p->slots[i].key != key && p->slots[i].key != UINT64_MAX) i = (i + 1) & p->mask;
     return &p->slots[i];
 }
@@ -99,12 +101,17 @@ void pairs_add(struct pair_table *p, int32_t left, int32_t right, int32_t rank, 
     struct pair_slot *s = pair_slot(p, key);
     if (s->key == key) return;
     *s = (struct pair_slot){key, rank, id};
+    uint64_t bit = pair_place(key) & (p->mask * 4 + 3);
+    p->seen[bit / 64] |= (uint64_t)1 << bit % 64;
     p->n++;
 }
 
 const struct pair_slot *pairs_find(const struct pair_table *p, int32_t left, int32_t right) {
     if (left < 0 || right < 0) return NULL;
-    struct pair_slot *s = pair_slot(p, (uint64_t)(uint32_t)left << 32 | (uint32_t)right);
+    uint64_t key = (uint64_t)(uint32_t)left << 32 | (uint32_t)right;
+    uint64_t bit = pair_place(key) & (p->mask * 4 + 3);
+    if (!(p->seen[bit / 64] >> bit % 64 & 1)) return NULL;
+    struct pair_slot *s = pair_slot(p, key);
     return s->key == UINT64_MAX ? NULL : s;
 }
 
@@ -146,7 +153,7 @@ static int spec_check_id(const struct tok_spec *s, const char *what, int32_t id,
 
 static int spec_check(const struct tok_spec *s, struct error *err) {
     if (s->n <= 0) return error_set(err, ERR_FORMAT, "the vocabulary is empty");
-    if (s->kind == TOK_SPM && !s->scores)
+    if (s->kind != TOK_BPE && !s->scores)
         return error_set(err, ERR_FORMAT, "a sentencepiece vocabulary needs scores");
     if (spec_check_id(s, "bos", s->bos, err) || spec_check_id(s, "eos", s->eos, err) ||
         spec_check_id(s, "unk", s->unk, err))
@@ -214,12 +221,13 @@ static void spec_copy(struct tokenizer *t, const struct tok_spec *s) {
         t->spec.scores = scores;
     }
     t->spec.pre = arena_strdup(&t->arena, s->pre ? s->pre : "");
+    if (s->normalizer) t->spec.normalizer = arena_strdup(&t->arena, s->normalizer);
 }
 
 static bool is_matched(const struct tokenizer *t, int32_t id) {
     uint8_t type = t->spec.types[id];
-    return t->lens[id] > 0 &&
-           (type == PIECE_UNKNOWN || type == PIECE_CONTROL || type == PIECE_USER);
+    return t->lens[id] > 0 && (type == PIECE_UNKNOWN || type == PIECE_CONTROL ||
+                               (type == PIECE_USER && !t->spec.user_pieces));
 }
 
 struct match_key {
@@ -279,6 +287,8 @@ struct tokenizer *tok_new(const struct tok_spec *spec, struct error *err) {
         rc = matcher_build(t, err);
     }
     if (rc == OK) rc = spec->kind == TOK_BPE ? bpe_prepare(t, err) : spm_prepare(t, err);
+    if (rc == OK && spec->normalizer && !(t->norm = norm_new(spec->normalizer, err)))
+        rc = err->code;
     t->spec.pieces = t->text;
     t->spec.lens = t->lens;
     if (rc == OK) return t;
@@ -289,6 +299,8 @@ struct tokenizer *tok_new(const struct tok_spec *spec, struct error *err) {
 void tok_free(struct tokenizer *t) {
     if (!t) return;
     pcre2_code_free(t->code);
+    norm_free(t->norm);
+    trie_free(t->trie);
     arena_release(&t->arena);
     free(t);
 }
@@ -363,14 +375,32 @@ struct fragment_state {
     bool first;
 };
 
+enum { TEXT_LIMIT = INT32_MAX / 4 }; /* positions are int32, and ▁ takes three bytes */
+
+static void text_encode(struct encoder *e, const char *p, size_t n, bool first) {
+    if (e->t->norm) {
+        norm_apply(e->t->norm, p, n, &e->normal, &e->scratch);
+        p = e->normal.data;
+        n = e->normal.len;
+    }
+    for (size_t part; n > 0; p += part, n -= part, first = false) {
+        part = n;
+        if (part > TEXT_LIMIT) /* only normalisation makes it so long: it is cut at a character */
+            for (part = TEXT_LIMIT; part > TEXT_LIMIT - 4 && ((uint8_t)p[part] & 0xC0) == 0x80;)
+                part--;
+        if (e->t->spec.kind == TOK_BPE)
+            bpe_encode(e, p, part, first);
+        else
+            spm_encode(e, p, part, first);
+    }
+}
+
 static void fragment_encode(void *ctx, int32_t id, const char *p, size_t n) {
     struct fragment_state *s = ctx;
     if (id >= 0)
         ids_add(s->e->out, id);
-    else if (s->e->t->spec.kind == TOK_BPE)
-        bpe_encode(s->e, p, n, s->first);
     else
-        spm_encode(s->e, p, n, s->first);
+        text_encode(s->e, p, n, s->first);
     s->first = id >= 0 && !s->e->t->prefix_once;
 }
 
@@ -381,17 +411,21 @@ static void encoder_release(struct encoder *e) {
     free(e->next);
     free(e->heap);
     free(e->cache);
+    free(e->lattice);
     buf_release(&e->text);
+    buf_release(&e->normal);
+    buf_release(&e->scratch);
     pcre2_match_data_free(e->match);
 }
 
 void tok_encode(const struct tokenizer *t, const char *text, size_t len, int flags,
                 struct ids *out) {
-    CHECK(len <= INT32_MAX / 4); /* positions are int32, and ▁ takes three bytes */
+    CHECK(len <= TEXT_LIMIT);
     struct encoder e = {.t = t, .out = out};
     struct fragment_state s = {&e, !(flags & TOK_CONTINUE)};
     if ((flags & TOK_BOS) && tok_add_bos(t)) ids_add(out, t->spec.bos);
     text_fragments(t, text, len, flags & TOK_SPECIAL, fragment_encode, &s);
+    if ((flags & TOK_EOS) && t->spec.add_eos && t->spec.eos >= 0) ids_add(out, t->spec.eos);
     encoder_release(&e);
 }
 
@@ -400,7 +434,7 @@ void tok_decode(const struct tokenizer *t, int32_t id, bool specials, struct buf
     if (id < 0 || id >= t->spec.n) return;
     if (tok_is_special(t, id)) {
         if (specials) buf_add(out, t->text[id], (size_t)t->lens[id]);
-    } else if (t->spec.types[id] == PIECE_USER) {
+    } else if (t->spec.types[id] == PIECE_USER && !t->spec.user_pieces) {
         buf_add(out, t->text[id], (size_t)t->lens[id]);
     } else if (t->spec.kind == TOK_BPE) {
         bpe_decode(t, id, out);
@@ -413,7 +447,7 @@ void tok_decode(const struct tokenizer *t, int32_t id, bool specials, struct buf
  * whole. */
 void tok_decode_all(const struct tokenizer *t, const int32_t *ids, int n, bool specials,
                     struct buf *out) {
-    bool prefixed = t->spec.kind == TOK_SPM && t->spec.add_space_prefix, first = prefixed;
+    bool prefixed = t->spec.kind != TOK_BPE && t->spec.add_space_prefix, first = prefixed;
     for (int i = 0; i < n; i++) {
         if (ids[i] < 0 || ids[i] >= t->spec.n) continue;
         size_t before = out->len;

@@ -1,10 +1,12 @@
 /*
  * tokenizer_internal: what the tokenizer's source files share. Private to this folder.
  *
- * Both kinds are one machine: a fragment of text becomes symbols (ids), and the neighbouring pair
+ * A fragment of text is normalised if the model says so (tok_norm.c) and then cut. Both kinds of
+ * BPE are one machine: the fragment of text becomes symbols (ids), and the neighbouring pair
  * of lowest rank is merged, the leftmost first, until no pair of the table is left. They differ in
  * what comes before (a PCRE2 pattern and bytes, or ▁ for spaces and characters) and in where ranks
- * come from (the merge list, or the pieces' scores).
+ * come from (the merge list, or the pieces' scores). Unigram shares SPM's ▁ and bytes, and cuts by
+ * the best sum of scores (unigram.c).
  *
  * A symbol below spec.n is a token. SPM adds symbols from spec.n to n_symbols - 1 for characters
  * that occur inside pieces without being one: they can merge, and fall back to bytes when they do
@@ -33,12 +35,19 @@ struct pair_slot {
     uint64_t key; /* left << 32 | right; UINT64_MAX: empty */
     int32_t rank, id;
 };
+struct byte_pair {
+    int32_t rank, id;
+};
 struct pair_table {
     struct pair_slot *slots;
-    uint64_t mask; /* slots - 1; at most half of them are used */
+    uint64_t mask;  /* slots - 1; at most half of them are used */
+    uint64_t *seen; /* four bits a slot, one set by each pair: most pairs that are asked for are
+                       none, and these bits stay in a near cache */
     int32_t n;
 };
 
+struct norm;
+struct trie;
 struct tokenizer {
     struct tok_spec spec; /* owned copies */
     struct arena arena;
@@ -48,19 +57,23 @@ struct tokenizer {
     int32_t *index; /* open addressing: symbol + 1 by hash of its text */
     uint64_t index_mask;
     struct pair_table pairs;
-    int32_t byte_ids[256]; /* -1: the vocabulary lacks this byte */
-    int32_t *matched;      /* tokens found in text whole, by first byte, the longest first */
+    struct byte_pair *byte_pairs; /* BPE: [256 left][256 right]; rank INT32_MAX: none */
+    int32_t byte_ids[256];        /* -1: the vocabulary lacks this byte */
+    int32_t *matched;             /* tokens found in text whole, by first byte, the longest first */
     int32_t matched_begin[257];
+    struct norm *norm;  /* NULL: text is taken as it is */
     pcre2_code *code;   /* BPE's pre-tokenizer */
+    struct trie *trie;  /* UNIGRAM: its normal pieces */
     int32_t ascii[128]; /* SPM: symbol of each one-byte character, or -1 */
     bool prefix_once;   /* SPM: a space before a text only, not after special tokens too */
     bool prefix_joins;  /* SPM: and none before a space */
-    bool words;         /* SPM: no piece goes on over a ▁ behind another character */
+    bool words;         /* SPM: words are cut apart, as no piece goes over their ends */
 };
 
 /* Scratch of one encode call; nothing of it outlives the call. */
 struct cached_word;
 struct merge_entry;
+struct lattice;
 struct encoder {
     const struct tokenizer *t;
     struct ids *out;
@@ -69,10 +82,12 @@ struct encoder {
     int32_t *prev, *next;     /* links of a long merge, [cap] */
     struct merge_entry *heap; /* [3 cap] */
     int32_t n, cap, long_cap;
-    struct buf text; /* the fragment as rewritten */
+    struct lattice *lattice; /* UNIGRAM: places of an undecided stretch, [lattice_cap] */
+    size_t lattice_cap;
+    struct buf text;            /* the fragment as rewritten: with ▁, or with a space before it */
+    struct buf normal, scratch; /* and before that as normalised */
     pcre2_match_data *match;
-    struct cached_word *cache; /* words of this fragment already encoded */
-    bool caching;
+    struct cached_word *cache; /* words of this call already encoded; NULL: a short text */
     bool unknown; /* the word's ids depend on what stands before it: not for the cache */
 };
 
@@ -94,6 +109,19 @@ typedef void (*fragment_fn)(void *ctx, int32_t id, const char *p, size_t n);
 void text_fragments(const struct tokenizer *t, const char *text, size_t len, bool control,
                     fragment_fn fn, void *ctx);
 
+/* tok_norm.c */
+struct norm *norm_new(const char *json, struct error *err);
+void norm_free(struct norm *n);
+/* `out` becomes the text as normalised; `scratch` is room for it. */
+void norm_apply(const struct norm *n, const char *p, size_t len, struct buf *out,
+                struct buf *scratch);
+/* A normalizer's JSON text from its steps, and from SentencePiece's settings: a compiled table of
+ * replacements, and whether runs of spaces become one (NULL when neither). malloc'ed. */
+char *norm_text(const json_t *steps);
+char *norm_from_sentencepiece(const void *charsmap, size_t len, bool one_space);
+/* The table that such a text begins with, malloc'ed, or NULL. */
+uint8_t *norm_charsmap(const char *json, size_t *len);
+
 /* bpe.c */
 int bpe_prepare(struct tokenizer *t, struct error *err);
 /* Splits as the pre-tokenizer says; words cover the text. */
@@ -105,7 +133,7 @@ void bpe_decode(const struct tokenizer *t, int32_t id, struct buf *out);
 /* Room for n symbols; then the caller fills id, at and n, and they are merged in place. */
 void encoder_reserve(struct encoder *e, int32_t n);
 void encoder_merge(struct encoder *e);
-/* Called at the start of each fragment, with its length. */
+/* Called at the start of each fragment, with its length: whether a cache pays. */
 void encoder_cache(struct encoder *e, size_t len);
 /* Adds the word's ids: as before if the cache has it, else by `encode`. */
 typedef void (*encode_fn)(struct encoder *e, const char *p, size_t n);
@@ -113,6 +141,8 @@ void encoder_word(struct encoder *e, const char *p, size_t n, encode_fn encode);
 /* GPT-2's order of the bytes, printable ones first, and its character for a byte (the length). */
 int byte_in_order(int i);
 int byte_piece(int byte, char out[4]);
+/* NULL and ERR_FORMAT when it does not compile. \s is Unicode's White_Space in it. */
+pcre2_code *pattern_compile(const char *pattern, uint32_t options, struct error *err);
 /* The pattern of a known name, `pre` itself when it is a pattern, else NULL; and the way back. */
 const char *pre_pattern(const char *pre);
 const char *pre_name(const char *pattern, bool ignore_merges);
@@ -121,6 +151,10 @@ const char *pre_name(const char *pattern, bool ignore_merges);
 #define PREFIX_FIRST "metaspace-first" /* values of spec.pre */
 #define PREFIX_ALWAYS "metaspace-always"
 int spm_prepare(struct tokenizer *t, struct error *err);
+/* 1 for bytes outside UTF-8. */
+size_t char_len(const char *p, size_t left);
+/* Bytes if the vocabulary has all of them, else unknown, one token for a run of characters. */
+void char_fallback(struct encoder *e, const char *p, size_t n);
 void spm_encode(struct encoder *e, const char *text, size_t len, bool first);
 void spm_decode(const struct tokenizer *t, int32_t id, struct buf *out);
 struct spm_merge {
@@ -128,5 +162,11 @@ struct spm_merge {
 };
 /* The merges that the scores amount to, best first; malloc'ed. */
 struct spm_merge *spm_merges(const struct tokenizer *t, int32_t *n);
+
+/* unigram.c */
+int unigram_prepare(struct tokenizer *t, struct error *err);
+void trie_free(struct trie *t);
+/* Cuts a text that is normalised and has its ▁. */
+void unigram_encode_part(struct encoder *e, const char *p, size_t len);
 
 #endif

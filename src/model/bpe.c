@@ -212,14 +212,16 @@ static int pre_prepare(struct tokenizer *t, struct error *err) {
     return t->code ? OK : error_wrap(err, "pre-tokenizer");
 }
 
-static void byte_pairs_build(struct tokenizer *t) {
-    t->byte_pairs = arena_alloc(&t->arena, sizeof(*t->byte_pairs) << 16);
+static int byte_pairs_build(struct tokenizer *t, struct error *err) {
+    t->byte_pairs = arena_try(&t->arena, sizeof(*t->byte_pairs) << 16, err);
+    if (!t->byte_pairs) return err->code;
     for (int i = 0; i < 1 << 16; i++) {
         const struct pair_slot *s =
             pairs_find(&t->pairs, t->byte_ids[i >> 8], t->byte_ids[i & 255]);
         t->byte_pairs[i] =
             s ? (struct byte_pair){s->rank, s->id} : (struct byte_pair){INT32_MAX, -1};
     }
+    return OK;
 }
 
 int bpe_prepare(struct tokenizer *t, struct error *err) {
@@ -235,8 +237,7 @@ int bpe_prepare(struct tokenizer *t, struct error *err) {
         return error_set(err, ERR_FORMAT,
                          "the vocabulary holds no byte: it is not a byte-level one");
     if (pairs_from_merges(t, err) != OK) return err->code;
-    byte_pairs_build(t);
-    return OK;
+    return byte_pairs_build(t, err);
 }
 
 /* The next match at or after `pos`; false when there is none or the pattern exhausts PCRE2's

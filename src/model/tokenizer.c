@@ -271,7 +271,7 @@ static size_t spec_bytes(const struct tok_spec *s) {
     for (size_t i = 0; i < n; i++) text += (size_t)s->lens[i];
     int64_t pairs = s->n_merges > 0 || s->kind == TOK_BPE ? s->n_merges : (int64_t)text - s->n;
     size_t tables = slots_for(s->n) * sizeof(int32_t) +
-                    slots_for(pairs) * sizeof(struct pair_slot) +
+                    slots_for(pairs) * (sizeof(struct pair_slot) + 1) +
                     n * (sizeof(char *) + 3 * sizeof(int32_t) + 1);
     for (size_t i = 0; i < merges; i++) text += strlen(s->merges[i]) + 1 + sizeof(char *);
     return tables + text + slack;

@@ -55,7 +55,9 @@ static int trie_grow(struct trie *t, int64_t n, struct error *err) {
     if (n <= t->n) return OK;
     if (n > NODE_LIMIT) return error_set(err, ERR_FORMAT, "the pieces are too many and too long");
     int64_t size = MIN(MAX(n, 2 * (int64_t)t->n), NODE_LIMIT);
-    t->nodes = xrealloc(t->nodes, sizeof(*t->nodes) * (size_t)size);
+    struct trie_node *nodes = try_realloc(t->nodes, sizeof(*t->nodes) * (size_t)size, err);
+    if (!nodes) return err->code;
+    t->nodes = nodes;
     for (int64_t i = t->n; i < size; i++) t->nodes[i] = (struct trie_node){0, FREE, -1, 0};
     t->n = (int32_t)size;
     return OK;
@@ -138,11 +140,15 @@ static bool in_trie(const struct tokenizer *t, int32_t id) {
     return type == PIECE_NORMAL || (type == PIECE_USER && t->spec.user_pieces);
 }
 
-/* The ids of pieces to be found, by their bytes; malloc'ed. */
-static int32_t *pieces_sorted(const struct tokenizer *t, int32_t *n) {
-    struct piece_key *keys = xmalloc(sizeof(*keys) * (size_t)t->spec.n);
-    int32_t *ids = xmalloc(sizeof(*ids) * (size_t)t->spec.n);
+/* The ids of pieces to be found, by their bytes; malloc'ed, or NULL. */
+static int32_t *pieces_sorted(const struct tokenizer *t, int32_t *n, struct error *err) {
+    struct piece_key *keys = try_calloc((size_t)t->spec.n, sizeof(*keys), err);
+    int32_t *ids = keys ? try_calloc((size_t)t->spec.n, sizeof(*ids), err) : NULL;
     *n = 0;
+    if (!ids) {
+        free(keys);
+        return NULL;
+    }
     for (int32_t id = 0; id < t->spec.n; id++)
         if (in_trie(t, id) && t->lens[id] > 0)
             keys[(*n)++] = (struct piece_key){t->text[id], t->lens[id], id};
@@ -176,10 +182,11 @@ int unigram_prepare(struct tokenizer *t, struct error *err) {
     int32_t n;
     t->trie = xcalloc(1, sizeof(*t->trie));
     if (scores_read(t, t->trie, err) != OK) return err->code;
-    int32_t *sorted = pieces_sorted(t, &n);
+    int32_t *sorted = pieces_sorted(t, &n, err);
+    if (!sorted) return err->code;
     struct build b = {t->trie, t, sorted};
     int rc = trie_grow(t->trie, 512, err);
-    t->trie->nodes[0].check = 0; /* the root's place is taken */
+    if (rc == OK) t->trie->nodes[0].check = 0; /* the root's place is taken */
     if (rc == OK) rc = trie_insert(&b, 0, 0, n, 0, err);
     free(sorted);
     return rc;

@@ -171,8 +171,8 @@ static struct expr *symbol(struct parser *p) {
 static bool take_count(struct parser *p, int64_t *out) {
     size_t begin = p->pos;
     *out = 0;
-    while (peek(p) >= '0' && peek(p) <= '9')
-        *out = MIN(*out * 10 + (p->text[p->pos++] - '0'), INT32_MAX);
+    for (char c; (c = peek(p)) >= '0' && c <= '9'; p->pos++)
+        *out = MIN(*out * 10 + (c - '0'), INT32_MAX);
     skip_space(p, p->nesting > 0);
     return p->pos > begin;
 }

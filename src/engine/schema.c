@@ -22,14 +22,18 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { DIGITS_WHOLE = 18, DIGITS_FRACTION = 17 };
+enum {
+    DIGITS_WHOLE = 18,
+    DIGITS_FRACTION = 17,
+    WORK_LIMIT = 1 << 16, /* schemas looked at; merging may multiply them */
+};
 
 struct schema {
     struct builder *b;
     json_t *root;
     json_t *keep; /* an array of the schemas made by merging */
     bool compact;
-    int nesting;
+    int nesting, work;
     struct buf path; /* the place, for messages */
     struct error *err;
 };
@@ -63,6 +67,13 @@ static struct expr *child_expr(struct schema *s, json_t *v, const char *keyword,
 static json_t *keep(struct schema *s, json_t *v) {
     json_array_append_new(s->keep, v);
     return v;
+}
+
+/* What is used in several places is compiled once. */
+static struct expr *shared(struct schema *s, struct expr *e) {
+    int32_t rule = builder_rule(s->b, NULL);
+    builder_define(s->b, rule, e);
+    return expr_rule(s->b, rule);
 }
 
 static struct expr *nothing(struct schema *s) {
@@ -261,6 +272,7 @@ static bool closed_check(struct schema *s, json_t *a, json_t *b) {
 static json_t *keyword_merge(const char *key, json_t *a, json_t *b) {
     bool is_min = strncmp(key, "min", 3) == 0 || strcmp(key, "exclusiveMinimum") == 0;
     bool is_max = strncmp(key, "max", 3) == 0 || strcmp(key, "exclusiveMaximum") == 0;
+    if (json_array_size(a) > 4096 || json_array_size(b) > 4096) return NULL;
     if (strcmp(key, "properties") == 0) return properties_merge(a, b);
     if (strcmp(key, "required") == 0) return lists_union(a, b);
     if (strcmp(key, "type") == 0) return types_common(a, b);
@@ -318,7 +330,7 @@ static struct expr *ref_expr(struct schema *s, const char *pointer) {
     if (rule >= 0) return expr_rule(s->b, rule);
     json_t *target = pointer_get(s, pointer);
     if (!target) return NULL;
-    if (s->b->n_rules >= GRAMMAR_MAX_NAMES) return refuse(s, "there are too many references");
+    if (s->b->n_rules >= 4 * GRAMMAR_MAX_NAMES) return refuse(s, "there are too many references");
     rule = builder_rule(s->b, pointer);
     struct expr *e = schema_expr(s, target);
     if (!e) return NULL;
@@ -408,9 +420,18 @@ static bool type_allows(json_t *type, json_t *value) {
            (json_is_integer(value) && type_has(type, "number"));
 }
 
+/* The shortest spelling of its numbers that reads back as the same value. */
 static struct expr *literal(struct schema *s, json_t *value) {
-    char *text = json_dumps(value, JSON_COMPACT | JSON_ENCODE_ANY | JSON_REAL_PRECISION(15));
-    CHECK(text != NULL);
+    char *text = NULL;
+    bool same = false;
+    for (int digits = 15; digits <= 17 && !same; digits++) {
+        free(text);
+        text = json_dumps(value, JSON_COMPACT | JSON_ENCODE_ANY | JSON_REAL_PRECISION(digits));
+        CHECK(text != NULL);
+        json_t *back = json_loads(text, JSON_DECODE_ANY, NULL);
+        same = json_equal(back, value);
+        json_decref(back);
+    }
     struct expr *e = expr_puts(s->b, text);
     free(text);
     return e;
@@ -677,6 +698,7 @@ static struct expr *items_from(struct schema *s, const struct items *t, int32_t 
         if (json_is_false(t->rest)) return i >= t->min ? none : nothing(s);
         e = child_expr(s, t->rest ? t->rest : json_true(), "items", NULL);
         if (!e) return NULL;
+        e = shared(s, e);
         int32_t least = MAX(t->min - i, 0), most = t->max < 0 ? -1 : t->max - i;
         struct expr *more = expr_seq(b, comma(s), e, NULL);
         if (i > 0) return expr_repeat(b, more, least, most);
@@ -776,15 +798,11 @@ static struct expr *other_key(struct schema *s, json_t *known) {
     return e;
 }
 
-/* Any number of other properties; `first`: none was written before. NULL after an error. */
-static struct expr *others_expr(struct schema *s, json_t *known, json_t *value, bool first) {
+/* A property that is none of the known ones. NULL after an error. */
+static struct expr *other_member(struct schema *s, json_t *known, json_t *value) {
     struct expr *key = other_key(s, known);
     struct expr *e = key ? child_expr(s, value, "additionalProperties", NULL) : NULL;
-    if (!e) return NULL;
-    struct expr *member = expr_seq(s->b, key, colon(s), e, NULL);
-    struct expr *more =
-        expr_repeat(s->b, expr_seq(s->b, comma(s), member, NULL), 0, -1);
-    return first ? expr_optional(s->b, expr_seq(s->b, member, more, NULL)) : more;
+    return e ? shared(s, expr_seq(s->b, key, colon(s), e, NULL)) : NULL;
 }
 
 static struct expr *member_expr(struct schema *s, const char *name, json_t *value) {
@@ -801,8 +819,12 @@ static struct expr *member_expr(struct schema *s, const char *name, json_t *valu
 static struct expr *members_expr(struct schema *s, json_t *known, json_t *required, json_t *more) {
     struct builder *b = s->b;
     struct expr *tail[2] = {expr_puts(b, ""), expr_puts(b, "")};
-    for (int k = 0; k < 2 && !json_is_false(more); k++)
-        if (!(tail[k] = others_expr(s, known, more, k == 0))) return NULL;
+    if (!json_is_false(more)) {
+        struct expr *other = other_member(s, known, more);
+        if (!other) return NULL;
+        tail[1] = expr_repeat(b, expr_seq(b, comma(s), other, NULL), 0, -1);
+        tail[0] = expr_optional(b, expr_seq(b, other, tail[1], NULL));
+    }
     json_t *names = keep(s, json_array()), *value;
     const char *name;
     json_object_foreach(known, name, value) json_array_append_new(names, json_string(name));
@@ -811,19 +833,14 @@ static struct expr *members_expr(struct schema *s, json_t *known, json_t *requir
         struct expr *e = member_expr(s, name, json_object_get(known, name));
         if (!e) return NULL;
         bool needed = array_has(required, json_array_get(names, i));
-        int32_t written = builder_rule(b, NULL), member = builder_rule(b, NULL);
-        builder_define(b, written, tail[1]);
-        builder_define(b, member, e);
-        struct expr *next = expr_rule(b, written), *this = expr_rule(b, member);
+        struct expr *next = shared(s, tail[1]), *this = shared(s, e);
         struct expr *with[2] = {expr_seq(b, this, next, NULL),
                                 expr_seq(b, comma(s), this, next, NULL)};
         for (int k = 0; k < 2; k++) {
             struct expr *skipped = k ? next : tail[0];
             tail[k] = needed ? with[k] : expr_any(b, with[k], skipped, NULL);
         }
-        int32_t unwritten = builder_rule(b, NULL);
-        builder_define(b, unwritten, tail[0]);
-        tail[0] = expr_rule(b, unwritten);
+        tail[0] = shared(s, tail[0]);
     }
     return tail[0];
 }
@@ -929,8 +946,10 @@ static bool objects_exclude(struct schema *s, json_t *a, json_t *b, int depth) {
     const char *key;
     size_t i;
     more = json_object_get(a, "additionalProperties");
+    bool branched = json_object_get(a, "anyOf") || json_object_get(a, "oneOf") ||
+                    json_object_get(a, "allOf"); // properties may come from there
     json_array_foreach(json_object_get(b, "required"), i, name) {
-        bool never = known && (!more || json_is_false(more)) && json_is_string(name) &&
+        bool never = known && !branched && (!more || json_is_false(more)) && json_is_string(name) &&
                      !json_object_get(known, json_string_value(name)) &&
                      !required_has(a, json_string_value(name));
         if (never) return true;
@@ -960,7 +979,8 @@ static json_t *values_of(struct schema *s, json_t *v) {
 static bool excludes(struct schema *s, json_t *a, json_t *b, int depth) {
     a = resolved(s, a);
     b = resolved(s, b);
-    if (depth > 4 || !json_is_object(a) || !json_is_object(b)) return false;
+    if (depth > 4 || ++s->work > WORK_LIMIT || !json_is_object(a) || !json_is_object(b))
+        return false;
     json_t *va = values_of(s, a), *vb = values_of(s, b);
     if (va && vb) return json_array_size(keep(s, lists_common(va, vb))) == 0;
     if (json_object_get(a, "nullable") || json_object_get(b, "nullable")) return false;
@@ -968,7 +988,8 @@ static bool excludes(struct schema *s, json_t *a, json_t *b, int depth) {
     bool typed = json_object_get(b, "type") || vb;
     if (json_array_size(ta) || json_is_string(ta))
         if (typed && json_array_size(keep(s, types_common(ta, tb))) == 0) return true;
-    return json_object_get(a, "properties") && objects_exclude(s, a, b, depth);
+    bool only_object = type_has(ta, "object") && (json_is_string(ta) || json_array_size(ta) == 1);
+    return only_object && objects_exclude(s, a, b, depth);
 }
 
 static bool branches_check(struct schema *s, json_t *branches) {
@@ -1035,6 +1056,7 @@ static struct expr *schema_expr(struct schema *s, json_t *v) {
     if (json_is_false(v)) return nothing(s);
     if (!json_is_object(v)) return refuse(s, "a schema must be an object, true or false");
     if (s->nesting == GRAMMAR_MAX_NESTING) return refuse(s, "schemas are nested too deeply");
+    if (++s->work > WORK_LIMIT) return refuse(s, "the schema is too large");
     s->nesting++;
     struct expr *e = object_schema(s, v);
     s->nesting--;

@@ -5,7 +5,7 @@
  * against PCRE2 on every short text; random context-free grammars against a naive recogniser;
  * numbers between bounds against arithmetic; masks against reading each token; replies written at
  * random under masks and a budget against a small validator of schemas; hostile sources against the
- * clock. "--bench" prints what masks cost.
+ * clock. "--bench FILE" prints what masks cost with the tokenizer of a tokenizer.json or GGUF file.
  */
 /* levels: once */
 #include <setjmp.h>
@@ -18,6 +18,7 @@
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include "engine/grammar.h"
 #include "fixture.h"
+#include "model/model_files.h"
 
 #include <pcre2.h>
 
@@ -193,9 +194,10 @@ static void each_text(const char *const *symbols, int n, int most, struct buf *t
 }
 
 static void random_regex(struct rng *r, int depth, struct buf *out) {
-    static const char *const atoms[] = {"a",   "b",      "猫",        ".",     "[ab]",
+    static const char *const atoms[] = {"a",    "b",      "猫",       ".",     "[ab]",
                                         "[^a]", "[b-猫]", "\\p{Han}", "[a猫]", "\\w"};
-    static const char *const quantifiers[] = {"", "", "", "*", "+", "?", "{2}", "{1,2}", "{0,3}?", "*?"};
+    static const char *const quantifiers[] = {"",  "",    "",      "*",      "+",
+                                              "?", "{2}", "{1,2}", "{0,3}?", "*?"};
     int n = 1 + (int)rng_below(r, 3);
     for (int i = 0; i < n; i++) {
         if (depth > 0 && rng_below(r, 3) == 0) {
@@ -267,7 +269,7 @@ struct cfg {
     int n_alts[CFG_RULES];
     int len[CFG_RULES][CFG_ALTS];
     int sym[CFG_RULES][CFG_ALTS][CFG_LEN]; /* 0..CFG_RULES-1: a rule; 'a', 'b' */
-    bool left; /* some rule reaches itself before it reads */
+    bool left;                             /* some rule reaches itself before it reads */
     struct grammar_machine *m;
     int n_yes;
     bool prefixes[2 << CFG_TEXT]; /* texts that some longer text begins with */
@@ -307,7 +309,8 @@ static bool cfg_nullable(const struct cfg *c, const bool *nullable, int rule) {
 static void cfg_check_left(struct cfg *c) {
     bool nullable[CFG_RULES] = {0}, reach[CFG_RULES][CFG_RULES] = {{0}};
     for (int pass = 0; pass < CFG_RULES; pass++)
-        for (int i = 0; i < CFG_RULES; i++) nullable[i] = nullable[i] || cfg_nullable(c, nullable, i);
+        for (int i = 0; i < CFG_RULES; i++)
+            nullable[i] = nullable[i] || cfg_nullable(c, nullable, i);
     for (int i = 0; i < CFG_RULES; i++)
         for (int k = 0; k < c->n_alts[i]; k++)
             for (int j = 0; j < c->len[i][k]; j++) {
@@ -466,4 +469,568 @@ static void test_integers(void **state) {
         grammar_machine_free(m);
         grammar_free(g);
     }
+}
+
+/* masks */
+
+/* All bytes, pieces of JSON and text, pieces cut inside characters, and noise. */
+struct pieces {
+    const char *v[1200];
+    int32_t lens[1200];
+    int32_t n;
+    struct arena arena;
+};
+
+static void piece_add(struct pieces *p, const char *text, size_t n) {
+    char *copy = arena_alloc(&p->arena, n + 1);
+    memcpy(copy, text, n);
+    p->v[p->n] = copy;
+    p->lens[p->n++] = (int32_t)n;
+}
+
+static struct pieces pieces_make(uint64_t seed) {
+    static const char *const words[] = {"{\"",        "\"}",   "\":",    "\": \"", "\",",
+                                        "\", \"",     "},",    "]}",     "[[",     "{}",
+                                        "[]",         "true",  "null",   "name",   "\"name",
+                                        "ame\": ",    "1.5",   "e10",    "-1",     "00",
+                                        "12",         "2026-", "\\u",    "\\\"",   "\\n",
+                                        "\n  ",       "  ",    "日本",   "本語の", "ねこ",
+                                        "しまえなが", "🐟🐟",    "中文字", "abab",   "aab",
+                                        "(((",        "))"};
+    struct pieces p = {0};
+    struct rng r = rng_make(seed, RNG_TEST, 7, 0);
+    piece_add(&p, "", 0); // a special token has no bytes
+    for (int i = 0; i < 256; i++) piece_add(&p, &(char){(char)i}, 1);
+    for (size_t i = 0; i < ARRAY_LEN(words); i++) piece_add(&p, words[i], strlen(words[i]));
+    piece_add(&p, "true", 4); // two tokens of the same bytes
+    while (p.n < 1200) {
+        char text[64];
+        size_t n = 0;
+        for (int k = 0; k < 3; k++) {
+            const char *w = words[rng_below(&r, ARRAY_LEN(words))];
+            size_t len = strlen(w), from = rng_below(&r, (uint32_t)len);
+            size_t take = 1 + rng_below(&r, (uint32_t)(len - from));
+            memcpy(text + n, w + from, take);
+            n += take;
+            if (rng_below(&r, 2)) break;
+        }
+        if (rng_below(&r, 20) == 0) text[rng_below(&r, (uint32_t)n)] = (char)rng_below(&r, 256);
+        piece_add(&p, text, n);
+    }
+    return p;
+}
+
+static bool bit(const uint32_t *bits, int32_t i) {
+    return bits[i / 32] >> (i % 32) & 1;
+}
+
+/* Every token's bit against reading it; returns how many are allowed. */
+static int check_mask(struct grammar_state *s, const struct pieces *p, int32_t max_rest,
+                      uint32_t *bits) {
+    int n = 0;
+    memset(bits, 0xAA, (size_t)((p->n + 31) / 32) * sizeof *bits);
+    grammar_mask(s, max_rest, bits);
+    for (int32_t i = 0; i < p->n; i++) {
+        struct grammar_state t = grammar_state_copy(s);
+        bool want = p->lens[i] > 0 && grammar_accept_bytes(&t, p->v[i], (size_t)p->lens[i]) &&
+                    (max_rest < 0 || grammar_rest(&t) <= max_rest);
+        if (want != bit(bits, i)) fail_msg("token %d '%s': bit is %d", i, p->v[i], !want);
+        n += want;
+        grammar_state_release(&t);
+    }
+    return n;
+}
+
+static int32_t draw(struct rng *r, const uint32_t *bits, int32_t n_tokens, int n_allowed) {
+    int k = (int)rng_below(r, (uint32_t)n_allowed);
+    for (int32_t i = 0; i < n_tokens; i++)
+        if (bit(bits, i) && k-- == 0) return i;
+    fail_msg("mask lost a token");
+    return -1;
+}
+
+static const char *const mask_sources[][2] = {
+    {"schema", "{\"type\":\"object\"}"},
+    {"schema",
+     "{\"type\":\"object\",\"properties\":{\"name\":{\"type\":\"string\"},\"tags\":{\"type\":"
+     "\"array\",\"items\":{\"enum\":[\"ねこ\",\"日本\",\"abab\"]}},\"n\":{\"type\":\"integer\","
+     "\"minimum\":-12,\"maximum\":2026},\"s\":{\"type\":\"string\",\"maxLength\":5}},\"required\":"
+     "[\"name\",\"n\"]}"},
+    {"regex", "(日本|中文|[ぁ-ん]{2,5})*[ab]{3,9}"},
+    {"regex", ".*a.{6}"},
+    {"gbnf", "root ::= \"(\" root \")\" | (\"a\" root \"b\" | [ぁ-ん]+)?"},
+    {"gbnf", "root ::= \"a\" root \"b\" | \"a\" root \"ab\" | \"a\" root \"bb\" | \"\""},
+};
+
+static void walk_masks(const char *kind, const char *source, size_t max_bytes, uint32_t seed) {
+    struct error err;
+    struct pieces p = pieces_make(seed);
+    struct grammar *g = made(compiled(kind, source, &err), &err);
+    struct grammar_vocab *v = grammar_vocab_from(p.v, p.lens, p.n);
+    struct grammar_machine *m = grammar_machine_new(g, v, max_bytes);
+    struct rng r = rng_make(seed, RNG_TEST, 8, 0);
+    uint32_t bits[40], limited[40];
+    for (int walk = 0; walk < 3; walk++) {
+        struct grammar_state s = grammar_state_new(m);
+        for (int step = 0; step < 25; step++) {
+            int n = check_mask(&s, &p, -1, bits);
+            check_mask(&s, &p, grammar_rest(&s) + (int32_t)rng_below(&r, 4), limited);
+            if (n == 0) assert_true(grammar_is_final(&s));
+            if (n == 0) break;
+            int32_t token = draw(&r, bits, p.n, n);
+            assert_true(grammar_accept_bytes(&s, p.v[token], (size_t)p.lens[token]));
+        }
+        grammar_state_release(&s);
+    }
+    grammar_machine_free(m);
+    grammar_vocab_free(v);
+    grammar_free(g);
+    arena_release(&p.arena);
+}
+
+static void test_masks(void **state) {
+    (void)state;
+    for (size_t i = 0; i < ARRAY_LEN(mask_sources); i++) {
+        walk_masks(mask_sources[i][0], mask_sources[i][1], 0, (uint32_t)i);
+        walk_masks(mask_sources[i][0], mask_sources[i][1], 1, (uint32_t)i); // always forgetting
+    }
+}
+
+/* The same walk in two machines, one of which other replies use too and which forgets. */
+static void test_masks_shared(void **state) {
+    (void)state;
+    struct error err;
+    struct pieces p = pieces_make(3);
+    struct grammar *g = made(grammar_new_json_object(&err), &err);
+    struct grammar_vocab *v = grammar_vocab_from(p.v, p.lens, p.n);
+    struct grammar_machine *one = grammar_machine_new(g, v, 0),
+                           *many = grammar_machine_new(g, v, 4096);
+    struct grammar_state alone = grammar_state_new(one), crowd[8];
+    struct rng r = rng_make(9, RNG_TEST, 0, 0);
+    uint32_t a[40], b[40];
+    size_t words = (size_t)(p.n + 31) / 32;
+    for (int i = 0; i < 8; i++) crowd[i] = grammar_state_new(many);
+    for (int step = 0; step < 60; step++) {
+        int32_t first = -1;
+        for (int i = 0; i < 8; i++) {
+            int n = 0;
+            grammar_mask(&crowd[i], -1, b);
+            if (i == 0) grammar_mask(&alone, -1, a);
+            if (i == 0) assert_memory_equal(a, b, words * sizeof *a);
+            for (int32_t t = 0; t < p.n; t++) n += bit(b, t);
+            if (n == 0) continue;
+            int32_t t = draw(&r, b, p.n, n);
+            if (i == 0) first = t;
+            assert_true(grammar_accept_bytes(&crowd[i], p.v[t], (size_t)p.lens[t]));
+        }
+        if (first < 0) break;
+        assert_true(grammar_accept_bytes(&alone, p.v[first], (size_t)p.lens[first]));
+        assert_int_equal(grammar_rest(&alone), grammar_rest(&crowd[0]));
+        assert_int_equal(grammar_is_final(&alone), grammar_is_final(&crowd[0]));
+    }
+    for (int i = 0; i < 8; i++) grammar_state_release(&crowd[i]);
+    grammar_state_release(&alone);
+    grammar_machine_free(one);
+    grammar_machine_free(many);
+    grammar_vocab_free(v);
+    grammar_free(g);
+    arena_release(&p.arena);
+}
+
+/* replies under a budget, and a validator that knows nothing of grammars */
+
+static bool valid(json_t *root, json_t *schema, json_t *x);
+
+static bool valid_type(const char *t, json_t *x) {
+    return (strcmp(t, "object") == 0 && json_is_object(x)) ||
+           (strcmp(t, "array") == 0 && json_is_array(x)) ||
+           (strcmp(t, "string") == 0 && json_is_string(x)) ||
+           (strcmp(t, "number") == 0 && json_is_number(x)) ||
+           (strcmp(t, "integer") == 0 && json_is_integer(x)) ||
+           (strcmp(t, "boolean") == 0 && json_is_boolean(x)) ||
+           (strcmp(t, "null") == 0 && json_is_null(x));
+}
+
+static int count_valid(json_t *root, json_t *list, json_t *x) {
+    int n = 0;
+    for (size_t i = 0; i < json_array_size(list); i++) n += valid(root, json_array_get(list, i), x);
+    return n;
+}
+
+static size_t characters(const char *s) {
+    size_t n = 0;
+    for (; *s; s++) n += ((unsigned char)*s & 0xC0) != 0x80;
+    return n;
+}
+
+static bool valid_pattern(const char *pattern, const char *text) {
+    int code;
+    PCRE2_SIZE at;
+    pcre2_code *c = pcre2_compile((PCRE2_SPTR)pattern, PCRE2_ZERO_TERMINATED,
+                                  PCRE2_UTF | PCRE2_DOLLAR_ENDONLY, &code, &at, NULL);
+    assert_non_null(c);
+    pcre2_match_data *m = pcre2_match_data_create_from_pattern(c, NULL);
+    bool is = pcre2_match(c, (PCRE2_SPTR)text, PCRE2_ZERO_TERMINATED, 0, 0, m, NULL) >= 0;
+    pcre2_match_data_free(m);
+    pcre2_code_free(c);
+    return is;
+}
+
+static bool valid_object(json_t *root, json_t *s, json_t *x) {
+    json_t *props = json_object_get(s, "properties"),
+           *more = json_object_get(s, "additionalProperties");
+    json_t *required = json_object_get(s, "required"), *v;
+    const char *key;
+    for (size_t i = 0; i < json_array_size(required); i++)
+        if (!json_object_get(x, json_string_value(json_array_get(required, i)))) return false;
+    json_object_foreach (x, key, v) {
+        json_t *p = json_object_get(props, key);
+        if (!p) p = more;
+        if (p && !valid(root, p, v)) return false;
+    }
+    return true;
+}
+
+static bool valid_array(json_t *root, json_t *s, json_t *x) {
+    json_t *prefix = json_object_get(s, "prefixItems"), *items = json_object_get(s, "items");
+    json_t *min = json_object_get(s, "minItems"), *max = json_object_get(s, "maxItems");
+    size_t n = json_array_size(x);
+    if (min && n < (size_t)json_integer_value(min)) return false;
+    if (max && n > (size_t)json_integer_value(max)) return false;
+    for (size_t i = 0; i < n; i++) {
+        json_t *p = i < json_array_size(prefix) ? json_array_get(prefix, i) : items;
+        if (p && !valid(root, p, json_array_get(x, i))) return false;
+    }
+    return true;
+}
+
+static bool valid_scalar(json_t *s, json_t *x) {
+    json_t *k;
+    if (json_is_string(x)) {
+        const char *text = json_string_value(x);
+        if ((k = json_object_get(s, "minLength")) &&
+            characters(text) < (size_t)json_integer_value(k))
+            return false;
+        if ((k = json_object_get(s, "maxLength")) &&
+            characters(text) > (size_t)json_integer_value(k))
+            return false;
+        if ((k = json_object_get(s, "pattern")) && !valid_pattern(json_string_value(k), text))
+            return false;
+    }
+    if (json_is_number(x)) {
+        double v = json_number_value(x);
+        if ((k = json_object_get(s, "minimum")) && v < json_number_value(k)) return false;
+        if ((k = json_object_get(s, "maximum")) && v > json_number_value(k)) return false;
+        if ((k = json_object_get(s, "exclusiveMinimum")) && v <= json_number_value(k)) return false;
+        if ((k = json_object_get(s, "exclusiveMaximum")) && v >= json_number_value(k)) return false;
+    }
+    return true;
+}
+
+static bool valid(json_t *root, json_t *s, json_t *x) {
+    json_t *k;
+    if (json_is_boolean(s)) return json_is_true(s);
+    if ((k = json_object_get(s, "$ref"))) {
+        const char *ref = json_string_value(k);
+        json_t *target =
+            strcmp(ref, "#") == 0 ? root : json_object_get(json_object_get(root, "$defs"), ref + 8);
+        assert_non_null(target);
+        if (!valid(root, target, x)) return false;
+    }
+    if ((k = json_object_get(s, "type"))) {
+        bool any = json_is_string(k) && valid_type(json_string_value(k), x);
+        for (size_t i = 0; i < json_array_size(k); i++)
+            any = any || valid_type(json_string_value(json_array_get(k, i)), x);
+        if (!any) return false;
+    }
+    if ((k = json_object_get(s, "const")) && !json_equal(k, x)) return false;
+    if ((k = json_object_get(s, "enum"))) {
+        bool any = false;
+        for (size_t i = 0; i < json_array_size(k); i++)
+            any = any || json_equal(json_array_get(k, i), x);
+        if (!any) return false;
+    }
+    if ((k = json_object_get(s, "anyOf")) && count_valid(root, k, x) == 0) return false;
+    if ((k = json_object_get(s, "oneOf")) && count_valid(root, k, x) != 1) return false;
+    if ((k = json_object_get(s, "allOf")) && count_valid(root, k, x) != (int)json_array_size(k))
+        return false;
+    if (json_is_object(x)) return valid_object(root, s, x);
+    if (json_is_array(x)) return valid_array(root, s, x);
+    return valid_scalar(s, x);
+}
+
+static const char *const schemas[] = {
+    "{\"type\":\"object\"}",
+    "true",
+    "{\"type\":\"object\",\"properties\":{\"名前\":{\"type\":\"string\",\"minLength\":1,"
+    "\"maxLength\":8},\"年齢\":{"
+    "\"type\":\"integer\",\"minimum\":0,\"maximum\":150},\"趣味\":{\"type\":\"array\",\"items\":{"
+    "\"type\":\"string\"},"
+    "\"minItems\":1,\"maxItems\":3}},\"required\":[\"名前\",\"趣味\"],\"additionalProperties\":"
+    "false}",
+    "{\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"number\",\"exclusiveMinimum\":-0.5,"
+    "\"maximum\":12.25}},"
+    "\"required\":[\"a\"],\"additionalProperties\":{\"type\":[\"boolean\",\"null\"]}}",
+    "{\"$defs\":{\"tree\":{\"type\":\"object\",\"properties\":{\"v\":{\"type\":\"integer\"},"
+    "\"kids\":{\"type\":"
+    "\"array\",\"items\":{\"$ref\":\"#/$defs/"
+    "tree\"}}},\"required\":[\"v\",\"kids\"]}},\"$ref\":\"#/$defs/tree\"}",
+    "{\"oneOf\":[{\"type\":\"object\",\"properties\":{\"kind\":{\"const\":\"move\"},\"to\":{"
+    "\"enum\":[\"北\",\"南\"]}},"
+    "\"required\":[\"kind\",\"to\"]},{\"type\":\"object\",\"properties\":{\"kind\":{\"const\":"
+    "\"say\"},\"text\":{"
+    "\"type\":\"string\"}},\"required\":[\"kind\",\"text\"]}]}",
+    "{\"type\":\"array\",\"prefixItems\":[{\"type\":\"string\",\"pattern\":\"^[あ-ん]{1,3}$\"},{"
+    "\"type\":\"string\","
+    "\"pattern\":\"b+|\\\\p{Han}\"}],\"items\":{\"type\":\"integer\",\"minimum\":-3},\"minItems\":"
+    "2,\"maxItems\":6}",
+    "{\"allOf\":[{\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"integer\",\"minimum\":1}},"
+    "\"required\":[\"a\"]},"
+    "{\"properties\":{\"a\":{\"maximum\":30},\"b\":{\"type\":\"string\",\"pattern\":\"\\\\d\"}}}]}",
+};
+
+/* One reply of at most `budget` tokens; it must be whole, valid JSON and valid under the schema. */
+static void check_reply(struct grammar_machine *m, const struct pieces *p, json_t *schema,
+                        int32_t budget, struct rng *r) {
+    struct grammar_state s = grammar_state_new(m);
+    struct buf text = {0};
+    uint32_t bits[40];
+    assert_true(grammar_rest(&s) <= budget);
+    for (; budget > 0; budget--) {
+        int n = 0;
+        grammar_mask(&s, budget - 1, bits);
+        for (int32_t i = 0; i < p->n; i++) n += bit(bits, i);
+        if (grammar_is_final(&s) && (n == 0 || rng_below(r, 8) == 0)) break;
+        assert_true(n > 0);
+        int32_t token = draw(r, bits, p->n, n);
+        assert_true(grammar_accept_bytes(&s, p->v[token], (size_t)p->lens[token]));
+        buf_add(&text, p->v[token], (size_t)p->lens[token]);
+    }
+    assert_true(grammar_is_final(&s));
+    grammar_state_release(&s);
+    // a grammar cannot know which free keys it wrote already, so duplicates are let through here
+    json_t *x = json_loadb(text.data, text.len, JSON_DECODE_ANY, NULL);
+    if (!x) fail_msg("'%.*s' is no JSON", (int)text.len, text.data);
+    if (!valid(schema, schema, x)) fail_msg("'%.*s' is not valid", (int)text.len, text.data);
+    json_decref(x);
+    buf_release(&text);
+}
+
+static void test_replies(void **state) {
+    (void)state;
+    struct pieces p = pieces_make(5);
+    struct grammar_vocab *v = grammar_vocab_from(p.v, p.lens, p.n);
+    struct rng r = rng_make(6, RNG_TEST, 0, 0);
+    for (size_t i = 0; i < 2 * ARRAY_LEN(schemas); i++) {
+        struct error err;
+        const char *source = schemas[i / 2];
+        struct grammar *g = made(compiled(i % 2 ? "compact" : "schema", source, &err), &err);
+        json_t *schema = json_loads(source, JSON_DECODE_ANY, NULL);
+        struct grammar_machine *m = grammar_machine_new(g, v, 0);
+        for (int k = 0; k < 40; k++)
+            check_reply(m, &p, schema, grammar_shortest(g) + (int32_t)rng_below(&r, 60), &r);
+        json_decref(schema);
+        grammar_machine_free(m);
+        grammar_free(g);
+    }
+    grammar_vocab_free(v);
+    arena_release(&p.arena);
+}
+
+/* hostile sources */
+
+static char *repeated(const char *head, const char *unit, int n, const char *tail) {
+    struct buf b = {0};
+    buf_puts(&b, head);
+    for (int i = 0; i < n; i++) buf_puts(&b, unit);
+    buf_puts(&b, tail);
+    return b.data;
+}
+
+/* Compiles and, if it is a grammar, reads 300 times `food` and makes a mask each 60. */
+static void devour(const char *kind, char *source, const char *food,
+                   const struct grammar_vocab *v) {
+    struct error err;
+    double start = clock_now();
+    struct grammar *g = compiled(kind, source, &err);
+    if (!g) assert_true(err.code < 0 && err.text[0]);
+    if (g) {
+        struct grammar_machine *m = grammar_machine_new(g, v, 0);
+        struct grammar_state s = grammar_state_new(m);
+        uint32_t bits[40];
+        for (int i = 0; i < 300 && grammar_accept_bytes(&s, food, strlen(food)); i++)
+            if (i % 60 == 0) grammar_mask(&s, -1, bits);
+        assert_true(grammar_machine_bytes(m) < (size_t)1 << 29);
+        grammar_state_release(&s);
+        grammar_machine_free(m);
+    }
+    grammar_free(g);
+    double took = clock_now() - start;
+    if (took > 20) fail_msg("'%.60s' took %.1f s", source, took);
+    if (getenv("SHOAL_VERBOSE")) fprintf(stderr, "%6.2f s %.70s\n", took, source);
+    free(source);
+}
+
+static void test_hostile(void **state) {
+    (void)state;
+    struct pieces p = pieces_make(8);
+    struct grammar_vocab *v = grammar_vocab_from(p.v, p.lens, p.n);
+    devour("regex", repeated("", "(", 100000, ""), "a", v);
+    devour("regex", repeated("", "(a|", 150, repeated("", ")", 150, "")), "a", v);
+    devour("regex", repeated("", "(a?){100}", 100, ""), "a", v);
+    devour("regex", xstrdup("(.*a.{2000}){1,1000}"), "a", v);
+    devour("regex", xstrdup("((a|b){0,1000}(a|ab){0,1000}){0,1000}"), "ab", v);
+    devour("regex", repeated("", "\\p{L}?", 3000, ""), "猫", v);
+    devour("regex", repeated("", "a|", 100000, ""), "a", v);
+    devour("schema", repeated("", "{\"items\":", 100000, ""), "[", v);
+    devour("schema", repeated("", "{\"items\":", 190, repeated("{}", "}", 190, "")), "[", v);
+    devour("schema", repeated("", "{\"additionalProperties\":", 190, repeated("{}", "}", 190, "")),
+           "{\"a\":", v);
+    devour("schema", xstrdup("true"), "[", v);
+    devour("schema",
+           repeated("{\"oneOf\":[{\"type\":\"null\"}",
+                    ",{\"type\":\"object\",\"required\":[\"a\"]}", 5000, "]}"),
+           "{", v);
+    devour("schema",
+           xstrdup("{\"$defs\":{\"a\":{\"type\":\"object\",\"anyOf\":[{\"$ref\":\"#/$defs/a\"},"
+                   "{\"$ref\":\"#/$defs/a\"}]}},\"$ref\":\"#/$defs/a\"}"),
+           "{", v);
+    devour(
+        "schema",
+        xstrdup("{\"type\":\"array\",\"minItems\":65536,\"items\":{\"type\":\"array\",\"minItems\":"
+                "65536}}"),
+        "[", v);
+    devour("gbnf",
+           xstrdup("root ::= (\"a\" | \"a\" root \"b\" | \"a\" root \"c\" | root2)\nroot2 ::= "
+                   "\"a\" root root \"d\" | \"\""),
+           "a", v);
+    // which of x and y was pushed k calls ago stays open: sets of stacks want to be 2^k many
+    devour("gbnf",
+           xstrdup("root ::= p q\np ::= [ab] p | [ab] p \"x\" | [ab] p \"y\" | \"\"\nq ::= \"x\" "
+                   "\"z\"{20}"),
+           "ab", v);
+    devour("gbnf", repeated("root ::= r\nr ::= \"a\" r", " | \"a\" r \"b\"", 2000, " | \"a\""), "a",
+           v);
+    devour("gbnf", repeated("root ::= (", "(\"\")*", 10000, ")* \"a\"*"), "a", v);
+    grammar_vocab_free(v);
+    arena_release(&p.arena);
+}
+
+static void test_deep(void **state) {
+    (void)state;
+    struct error err;
+    struct grammar *g = made(grammar_new_json_schema("true", 4, false, &err), &err);
+    struct grammar_machine *m = grammar_machine_new(g, NULL, 1 << 16);
+    struct grammar_state s = grammar_state_new(m);
+    for (int i = 0; i < 100000; i++) assert_true(grammar_accept_bytes(&s, "[", 1));
+    assert_int_equal(grammar_rest(&s), 100000);
+    for (int i = 0; i < 100000; i++) assert_true(grammar_accept_bytes(&s, "]", 1));
+    assert_true(grammar_is_final(&s));
+    assert_false(grammar_accept_bytes(&s, "]", 1));
+    assert_true(grammar_is_final(&s));
+    grammar_state_release(&s);
+    grammar_machine_free(m);
+    grammar_free(g);
+}
+
+/* Sources of the table with bytes changed: refused or compiled, never a crash. */
+static void test_mangled(void **state) {
+    (void)state;
+    struct buf file = {0};
+    struct error err;
+    struct rng r = rng_make(10, RNG_TEST, 0, 0);
+    static const char spice[] = "(){}[]|*+?\\\"',:.^$<>=-#09au\n\x80\xE7";
+    assert_int_equal(file_read("test/cases/grammar.txt", 1 << 20, &file, &err), OK);
+    for (int round = 0; round < 6; round++)
+        for (char *line = file.data, *end; (end = strchr(line, '\n')) != NULL; line = end + 1) {
+            char *text = strndup(line, (size_t)(end - line)), *arg = strchr(text, ' ');
+            size_t n = arg ? strlen(++arg) : 0;
+            for (int k = (int)rng_below(&r, 4); n > 0 && k >= 0; k--)
+                arg[rng_below(&r, (uint32_t)n)] = spice[rng_below(&r, sizeof spice - 1)];
+            for (int kind = 0; n > 0 && kind < 3; kind++) {
+                struct grammar *g =
+                    compiled((const char *[]){"regex", "gbnf", "schema"}[kind], arg, &err);
+                if (!g && (err.code >= 0 || !err.text[0])) fail_msg("'%s': no message", arg);
+                grammar_free(g);
+            }
+            free(text);
+        }
+    buf_release(&file);
+}
+
+/* figures */
+
+static void bench_state(struct grammar_machine *m, const char *prefix) {
+    uint32_t *bits = xcalloc(8192, sizeof *bits);
+    struct grammar_state s = grammar_state_new(m);
+    assert_true(grammar_accept_bytes(&s, prefix, strlen(prefix)));
+    double start = clock_now();
+    grammar_mask(&s, -1, bits);
+    double cold = clock_now() - start;
+    start = clock_now();
+    for (int i = 0; i < 1000; i++) grammar_mask(&s, -1, bits);
+    double warm = (clock_now() - start) / 1000;
+    printf("  first %8.1f us, again %6.2f us   after '%s'\n", cold * 1e6, warm * 1e6, prefix);
+    grammar_state_release(&s);
+    free(bits);
+}
+
+static int bench(const char *path) {
+    struct error err;
+    bool json = strlen(path) > 5 && strcmp(path + strlen(path) - 5, ".json") == 0;
+    struct tokenizer *t = json ? tok_from_json(path, &err) : gguf_tokenizer_open(path, &err);
+    if (!t) return fprintf(stderr, "%s\n", err.text), 1;
+    double start = clock_now();
+    struct grammar_vocab *v = grammar_vocab_new(t);
+    printf("%d tokens, trie in %.1f ms\n", tok_vocab_size(t), (clock_now() - start) * 1e3);
+    start = clock_now();
+    struct grammar *g = grammar_new_json_schema(schemas[2], strlen(schemas[2]), false, &err);
+    printf("schema compiled in %.2f ms\n", (clock_now() - start) * 1e3);
+    struct grammar_machine *m = grammar_machine_new(g, v, 0);
+    static const char *const prefixes[] = {"",
+                                           "{",
+                                           "{\"",
+                                           "{\"名前\": \"",
+                                           "{\"名前\": \"しま",
+                                           "{\"名前\": \"しま",
+                                           "{\"名前\": \"しま\", ",
+                                           "{\"名前\": \"しま\", \"年齢\": 1",
+                                           "{\"名前\":\"x\",\"趣味\":[\"",
+                                           "{\"名前\":\"y\",\"趣味\":[\"a\",\""};
+    for (size_t i = 0; i < ARRAY_LEN(prefixes); i++) bench_state(m, prefixes[i]);
+    grammar_machine_free(m);
+    grammar_free(g);
+    g = grammar_new_json_object(&err);
+    m = grammar_machine_new(g, v, 0);
+    static const char *const objects[] = {"",
+                                          "{\"",
+                                          "{\"a\": ",
+                                          "{\"a\": \"x",
+                                          "{\"a\": {\"b\": \"x",
+                                          "{\"a\": [{\"b\": \"x",
+                                          "{\"a\": 1",
+                                          "{\"a\": [1",
+                                          "{\"a\": [[1",
+                                          "{\"a\": [[\"b\"",
+                                          "{\"a\": [[[\"b\""};
+    for (size_t i = 0; i < ARRAY_LEN(objects); i++) bench_state(m, objects[i]);
+    printf("machine: %zu KiB\n", grammar_machine_bytes(m) / 1024);
+    grammar_machine_free(m);
+    grammar_free(g);
+    grammar_vocab_free(v);
+    tok_free(t);
+    return 0;
+}
+
+int main(int argc, char **argv) {
+    if (argc == 3 && strcmp(argv[1], "--bench") == 0) return bench(argv[2]);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_cases),       cmocka_unit_test(test_choices),
+        cmocka_unit_test(test_regex_pcre2), cmocka_unit_test(test_random_grammars),
+        cmocka_unit_test(test_numbers),     cmocka_unit_test(test_integers),
+        cmocka_unit_test(test_masks),       cmocka_unit_test(test_masks_shared),
+        cmocka_unit_test(test_replies),     cmocka_unit_test(test_hostile),
+        cmocka_unit_test(test_deep),        cmocka_unit_test(test_mangled),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -29,8 +29,8 @@ enum {
     STACKS_UNKNOWN = 2, /* stacks 2 is {unknown} */
     STATE_DEAD = 0,
     ROW_NONE = -1,
-    STEP_LIMIT = 1 << 17,  /* configurations looked at in one step */
-    MERGE_LIMIT = 1 << 12, /* pairs of stacks merged in one step */
+    STEP_LIMIT = 1 << 15,  /* configurations looked at in one step */
+    MERGE_LIMIT = 1 << 14, /* frames looked at by the unions of one step */
     N_MASKS = 256,
     MAX_GROUPS = 4, /* a state of more different stacks is walked whole */
 };
@@ -49,8 +49,8 @@ struct config {
 struct state {
     int32_t first, n; /* configurations, by node; all of them read */
     int32_t rest;
-    int32_t row;  /* in rows: [n_classes] next states, -1 unknown; ROW_NONE: not made yet */
-    int32_t mask; /* in masks, or -1 */
+    int32_t row;   /* in rows: [n_classes] next states, -1 unknown; ROW_NONE: not made yet */
+    int32_t mask;  /* in masks, or -1 */
     int32_t flags; /* STACKS_BOTTOM: a text ends here; STACKS_UNKNOWN: the frames below go on */
 };
 
@@ -188,7 +188,8 @@ static void id_table_reset(struct id_table *t, uint64_t size) {
 
 static uint64_t stacks_hash(const struct frame *v, int32_t n, int32_t flags) {
     uint64_t h = (uint64_t)flags;
-    for (int32_t i = 0; i < n; i++) h = mix(h, (uint64_t)(uint32_t)v[i].ret << 32 | (uint32_t)v[i].below);
+    for (int32_t i = 0; i < n; i++)
+        h = mix(h, (uint64_t)(uint32_t)v[i].ret << 32 | (uint32_t)v[i].below);
     return mix(h, (uint64_t)n);
 }
 
@@ -275,8 +276,8 @@ static int32_t stacks_merge(struct grammar_machine *m, int32_t a, int32_t b) {
     struct pair_entry *known = pair_map_get(&m->merged, a, b, &is_new);
     if (!is_new) return known->value;
     known->value = a;
-    if (++m->n_merges > MERGE_LIMIT) return a;
     struct stacks x = m->stacks.v[a], y = m->stacks.v[b];
+    if ((m->n_merges += 1 + x.n + y.n) > MERGE_LIMIT) return a;
     int32_t base = m->merging.n; // frames of this union lie above those of the callers
     for (int32_t i = 0, k = 0; i < x.n || k < y.n;) {
         struct frame f = i < x.n ? m->frames.v[x.first + i] : m->frames.v[y.first + k];
@@ -296,8 +297,7 @@ static int32_t stacks_merge(struct grammar_machine *m, int32_t a, int32_t b) {
         POOL_ROOM(&m->merging, 1);
         m->merging.v[m->merging.n++] = f;
     }
-    int32_t id =
-        stacks_intern(m, m->merging.v + base, m->merging.n - base, x.flags | y.flags);
+    int32_t id = stacks_intern(m, m->merging.v + base, m->merging.n - base, x.flags | y.flags);
     m->merging.n = base;
     pair_map_get(&m->merged, a, b, &is_new)->value = id;
     return id;
@@ -361,8 +361,7 @@ static void configs_sort(struct config *v, struct config *scratch, int32_t n) {
     int32_t half = n / 2, a = 0, b = half, o = 0;
     configs_sort(v, scratch, half);
     configs_sort(v + half, scratch, n - half);
-    while (a < half && b < n)
-        scratch[o++] = config_compare(&v[b], &v[a]) < 0 ? v[b++] : v[a++];
+    while (a < half && b < n) scratch[o++] = config_compare(&v[b], &v[a]) < 0 ? v[b++] : v[a++];
     while (a < half) scratch[o++] = v[a++];
     memcpy(v, scratch, (size_t)o * sizeof *v); // what is left of the second half is in its place
 }
@@ -489,8 +488,8 @@ void grammar_machine_free(struct grammar_machine *m) {
 
 size_t grammar_machine_bytes(const struct grammar_machine *m) {
     return (size_t)m->frames.n * sizeof *m->frames.v + (size_t)m->stacks.n * sizeof *m->stacks.v +
-           (size_t)m->configs.n * sizeof *m->configs.v +
-           (size_t)m->states.n * sizeof *m->states.v + (size_t)m->rows.n * sizeof *m->rows.v +
+           (size_t)m->configs.n * sizeof *m->configs.v + (size_t)m->states.n * sizeof *m->states.v +
+           (size_t)m->rows.n * sizeof *m->rows.v +
            (m->stacks_table.mask + m->states_table.mask + 2) * sizeof(int32_t);
 }
 
@@ -679,7 +678,8 @@ static void vocab_fill(struct grammar_vocab *v, const struct piece *pieces, int3
     }
     v->token_from[n_nodes] = n;
     for (int32_t i = 0; i <= v->max_depth; i++) path[i] = n_nodes;
-    for (int32_t i = n_nodes - 1; i >= 0; i--) { // path[d]: the nearest node to the right at d or above
+    for (int32_t i = n_nodes - 1; i >= 0;
+         i--) { // path[d]: the nearest node to the right at d or above
         v->skip[i] = path[v->depth[i]];
         for (int32_t d = v->depth[i]; d <= v->max_depth && path[d] != i; d++) path[d] = i;
     }
@@ -687,7 +687,8 @@ static void vocab_fill(struct grammar_vocab *v, const struct piece *pieces, int3
     free(path);
 }
 
-struct grammar_vocab *grammar_vocab_from(const char *const *pieces, const int32_t *lens, int32_t n) {
+struct grammar_vocab *grammar_vocab_from(const char *const *pieces, const int32_t *lens,
+                                         int32_t n) {
     struct grammar_vocab *v = xcalloc(1, sizeof *v);
     struct piece *sorted = xmalloc(((size_t)n + 1) * sizeof *sorted);
     int32_t k = 0, n_nodes = 0;
@@ -862,8 +863,7 @@ static int32_t state_local(struct grammar_machine *m, int32_t state, int32_t sta
     POOL_ROOM(&m->found, s.n);
     for (int32_t i = 0; i < s.n; i++) {
         struct config c = m->configs.v[s.first + i];
-        if (c.stacks == stacks)
-            m->found.v[m->found.n++] = (struct config){c.node, STACKS_UNKNOWN};
+        if (c.stacks == stacks) m->found.v[m->found.n++] = (struct config){c.node, STACKS_UNKNOWN};
     }
     return state_intern(m, m->found.v, m->found.n, 0);
 }

@@ -18,10 +18,11 @@
 
 struct grammar;
 /*
- * A regular expression that the whole text must match: alternation, (groups), (?:groups), (?<named>),
- * quantifiers (lazy ones are the same language), classes, '.', \d \w \s (ASCII), \p{L} \p{Lu} \p{Han}
- * \p{Hiragana} ..., \xHH \x{H..} \uHHHH; '^' and '$' where a whole alternative begins and ends.
- * Look-around, back-references, \b, flags and possessive quantifiers are refused by name.
+ * A regular expression that the whole text must match: alternation, (groups), (?:groups),
+ * (?<named>), quantifiers (lazy ones are the same language), classes, '.', \d \w \s (ASCII), \p{L}
+ * \p{Lu} \p{Han} \p{Hiragana} ..., \xHH \x{H..} \uHHHH; '^' and '$' where a whole alternative
+ * begins and ends. Look-around, back-references, \b, flags and possessive quantifiers are refused
+ * by name.
  */
 struct grammar *grammar_new_regex(const char *text, size_t len, struct error *err);
 /*

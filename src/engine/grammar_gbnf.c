@@ -27,8 +27,8 @@ static struct expr *refuse(const struct parser *p, const char *what) {
     for (size_t i = 0; i < p->pos && i < p->len; i++) line += p->text[i] == '\n';
     size_t n = 0;
     while (n < 24 && p->pos + n < p->len && p->text[p->pos + n] != '\n') n++;
-    error_set(p->err, ERR_FORMAT, "grammar, line %d, at '%.*s': %s", line, (int)n,
-              p->text + p->pos, what);
+    error_set(p->err, ERR_FORMAT, "grammar, line %d, at '%.*s': %s", line, (int)n, p->text + p->pos,
+              what);
     return NULL;
 }
 
@@ -50,8 +50,8 @@ static void skip_space(struct parser *p, bool lines) {
 }
 
 static bool is_name(char c) {
-    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
-           c == '-' || c == '_';
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '-' ||
+           c == '_';
 }
 
 /* The rule of the name at the cursor, made if it is new; -1 when there is no name. */
@@ -74,7 +74,9 @@ static int32_t take_hex(struct parser *p, int digits) {
     int32_t c = 0;
     for (int i = 0; i < digits; i++) {
         char d = peek(p);
-        int v = d >= '0' && d <= '9' ? d - '0' : (d | 0x20) >= 'a' && (d | 0x20) <= 'f' ? (d | 0x20) - 'a' + 10 : -1;
+        int v = d >= '0' && d <= '9'                     ? d - '0'
+                : (d | 0x20) >= 'a' && (d | 0x20) <= 'f' ? (d | 0x20) - 'a' + 10
+                                                         : -1;
         if (v < 0 || c > 0x10FFFF) return refuse(p, "this is no hexadecimal code"), -1;
         c = c * 16 + v;
         p->pos++;
@@ -159,7 +161,8 @@ static struct expr *symbol(struct parser *p) {
         return rule < 0 ? NULL : expr_rule(p->b, rule);
     }
     if (c == '<' || c == '!') return refuse(p, "tokens are not supported in grammars, only text");
-    if (c == 0 || !strchr("\"[(.", c)) return refuse(p, "a rule, a literal, a set or a group was expected");
+    if (c == 0 || !strchr("\"[(.", c))
+        return refuse(p, "a rule, a literal, a set or a group was expected");
     p->pos++;
     if (c == '"') return literal(p);
     if (c == '[') return set(p);

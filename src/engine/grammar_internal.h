@@ -98,11 +98,11 @@ struct grammar {
     const int32_t *edge_begin; /* [n_nodes + 1] */
     const struct edge *edges;
     const struct rule *rules; /* names only while it is compiled */
-    const int32_t *rest;      /* [n_nodes] bytes of the shortest way to the end of the node's rule */
-    const uint8_t *is_end;    /* [n_nodes] the end of its rule */
-    const uint8_t *reads;     /* [n_nodes] has an edge that reads */
-    uint8_t class_of[256];    /* bytes that no edge tells apart share a class */
-    uint8_t class_byte[256];  /* [n_classes] the first byte of each, ascending */
+    const int32_t *rest;     /* [n_nodes] bytes of the shortest way to the end of the node's rule */
+    const uint8_t *is_end;   /* [n_nodes] the end of its rule */
+    const uint8_t *reads;    /* [n_nodes] has an edge that reads */
+    uint8_t class_of[256];   /* bytes that no edge tells apart share a class */
+    uint8_t class_byte[256]; /* [n_classes] the first byte of each, ascending */
     int32_t n_classes;
     char hash[HASH_LEN];
 };

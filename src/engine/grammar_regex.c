@@ -271,7 +271,8 @@ static struct expr *atom(struct parser *p) {
         return set_make(p, &r);
     case '^':
     case '$':
-        return refuse(p, "'^' and '$' are supported only where a whole alternative begins and ends");
+        return refuse(p,
+                      "'^' and '$' are supported only where a whole alternative begins and ends");
     case '*':
     case '+':
     case '?':

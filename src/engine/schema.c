@@ -7,11 +7,11 @@
  * its other keywords speak of, numbers have at most 18 digits before and 17 behind the point, and
  * no string holds U+0000.
  *
- * Read: type, enum, const, properties, required, additionalProperties, items, prefixItems, minItems,
- * maxItems, minLength, maxLength, pattern, format (table below), minimum, maximum, exclusiveMinimum,
- * exclusiveMaximum, anyOf, oneOf (its branches must exclude each other visibly), allOf (merged),
- * $ref within the document, $defs, definitions, nullable. Annotations are passed over. Everything
- * else is refused by name and place.
+ * Read: type, enum, const, properties, required, additionalProperties, items, prefixItems,
+ * minItems, maxItems, minLength, maxLength, pattern, format (table below), minimum, maximum,
+ * exclusiveMinimum, exclusiveMaximum, anyOf, oneOf (its branches must exclude each other visibly),
+ * allOf (merged), $ref within the document, $defs, definitions, nullable. Annotations are passed
+ * over. Everything else is refused by name and place.
  *
  * Invariant: a $ref becomes one rule named by its pointer, so recursive schemas end, and what is
  * used twice is compiled once.
@@ -88,25 +88,44 @@ static const struct keyword {
     const char *name;
     enum keyword_kind kind;
 } keywords[] = {
-    {"title", ANNOTATION},          {"description", ANNOTATION},
-    {"default", ANNOTATION},        {"example", ANNOTATION},
-    {"examples", ANNOTATION},       {"deprecated", ANNOTATION},
-    {"readOnly", ANNOTATION},       {"writeOnly", ANNOTATION},
-    {"$schema", ANNOTATION},        {"$id", ANNOTATION},
-    {"$comment", ANNOTATION},       {"$anchor", ANNOTATION},
-    {"$defs", ANNOTATION},          {"definitions", ANNOTATION},
-    {"discriminator", ANNOTATION},  {"type", CORE},
-    {"enum", CORE},                 {"const", CORE},
-    {"anyOf", CORE},                {"oneOf", CORE},
-    {"allOf", CORE},                {"$ref", CORE},
-    {"nullable", CORE},             {"properties", ON_OBJECT},
-    {"required", ON_OBJECT},        {"additionalProperties", ON_OBJECT},
-    {"items", ON_ARRAY},            {"prefixItems", ON_ARRAY},
-    {"minItems", ON_ARRAY},         {"maxItems", ON_ARRAY},
-    {"minLength", ON_STRING},       {"maxLength", ON_STRING},
-    {"pattern", ON_STRING},         {"format", ON_STRING},
-    {"minimum", ON_NUMBER},         {"maximum", ON_NUMBER},
-    {"exclusiveMinimum", ON_NUMBER}, {"exclusiveMaximum", ON_NUMBER},
+    {"title", ANNOTATION},
+    {"description", ANNOTATION},
+    {"default", ANNOTATION},
+    {"example", ANNOTATION},
+    {"examples", ANNOTATION},
+    {"deprecated", ANNOTATION},
+    {"readOnly", ANNOTATION},
+    {"writeOnly", ANNOTATION},
+    {"$schema", ANNOTATION},
+    {"$id", ANNOTATION},
+    {"$comment", ANNOTATION},
+    {"$anchor", ANNOTATION},
+    {"$defs", ANNOTATION},
+    {"definitions", ANNOTATION},
+    {"discriminator", ANNOTATION},
+    {"type", CORE},
+    {"enum", CORE},
+    {"const", CORE},
+    {"anyOf", CORE},
+    {"oneOf", CORE},
+    {"allOf", CORE},
+    {"$ref", CORE},
+    {"nullable", CORE},
+    {"properties", ON_OBJECT},
+    {"required", ON_OBJECT},
+    {"additionalProperties", ON_OBJECT},
+    {"items", ON_ARRAY},
+    {"prefixItems", ON_ARRAY},
+    {"minItems", ON_ARRAY},
+    {"maxItems", ON_ARRAY},
+    {"minLength", ON_STRING},
+    {"maxLength", ON_STRING},
+    {"pattern", ON_STRING},
+    {"format", ON_STRING},
+    {"minimum", ON_NUMBER},
+    {"maximum", ON_NUMBER},
+    {"exclusiveMinimum", ON_NUMBER},
+    {"exclusiveMaximum", ON_NUMBER},
 };
 
 static const struct keyword *keyword_find(const char *name) {
@@ -118,7 +137,7 @@ static const struct keyword *keyword_find(const char *name) {
 static bool keywords_check(struct schema *s, json_t *v) {
     const char *key;
     json_t *value;
-    json_object_foreach(v, key, value) {
+    json_object_foreach (v, key, value) {
         bool off = strcmp(key, "uniqueItems") == 0 && json_is_false(value);
         if (!off && !keyword_find(key) && strncmp(key, "x-", 2) != 0)
             return refuse(s, "keyword '%.60s' is not supported", key), false;
@@ -130,7 +149,7 @@ static bool keywords_check(struct schema *s, json_t *v) {
 static bool asserts_more(json_t *v, const char *but) {
     const char *key;
     json_t *value;
-    json_object_foreach(v, key, value) {
+    json_object_foreach (v, key, value) {
         const struct keyword *k = keyword_find(key);
         if (k && k->kind != ANNOTATION && strcmp(key, but) != 0) return true;
     }
@@ -191,13 +210,13 @@ static bool type_has(json_t *type, const char *name) {
     size_t i;
     json_t *t;
     if (json_is_string(type)) return strcmp(json_string_value(type), name) == 0;
-    json_array_foreach(type, i, t) {
+    json_array_foreach (type, i, t) {
         if (json_is_string(t) && strcmp(json_string_value(t), name) == 0) return true;
     }
     return false;
 }
 
-static const char *const type_names[] = {"object", "array",   "string", "number",
+static const char *const type_names[] = {"object",  "array",   "string", "number",
                                          "integer", "boolean", "null"};
 
 /* What both types allow: an integer is a number. */
@@ -217,7 +236,7 @@ static json_t *types_common(json_t *a, json_t *b) {
 static bool array_has(json_t *list, json_t *value) {
     size_t i;
     json_t *x;
-    json_array_foreach(list, i, x) {
+    json_array_foreach (list, i, x) {
         if (json_equal(x, value)) return true;
     }
     return false;
@@ -226,7 +245,7 @@ static bool array_has(json_t *list, json_t *value) {
 static json_t *lists_common(json_t *a, json_t *b) {
     json_t *out = json_array(), *x;
     size_t i;
-    json_array_foreach(a, i, x) {
+    json_array_foreach (a, i, x) {
         if (array_has(b, x)) json_array_append(out, x);
     }
     return out;
@@ -235,7 +254,7 @@ static json_t *lists_common(json_t *a, json_t *b) {
 static json_t *lists_union(json_t *a, json_t *b) {
     json_t *out = json_copy(a), *x;
     size_t i;
-    json_array_foreach(b, i, x) {
+    json_array_foreach (b, i, x) {
         if (!array_has(out, x)) json_array_append(out, x);
     }
     return out;
@@ -245,7 +264,7 @@ static json_t *lists_union(json_t *a, json_t *b) {
 static json_t *properties_merge(json_t *a, json_t *b) {
     json_t *out = json_copy(a), *value;
     const char *key;
-    json_object_foreach(b, key, value) {
+    json_object_foreach (b, key, value) {
         json_t *old = json_object_get(out, key);
         if (old)
             json_object_set_new(out, key, json_pack("{s:[O,O]}", "allOf", old, value));
@@ -260,10 +279,13 @@ static bool closed_check(struct schema *s, json_t *a, json_t *b) {
     json_t *more = json_object_get(a, "additionalProperties"), *value;
     const char *key;
     if (!more || json_is_true(more)) return true;
-    json_object_foreach(json_object_get(b, "properties"), key, value) {
+    json_object_foreach (json_object_get(b, "properties"), key, value) {
         if (!json_object_get(json_object_get(a, "properties"), key))
-            return refuse(s, "property '%.60s' is added to an object whose 'additionalProperties' "
-                             "is not true", key), false;
+            return refuse(s,
+                          "property '%.60s' is added to an object whose 'additionalProperties' "
+                          "is not true",
+                          key),
+                   false;
     }
     return true;
 }
@@ -293,7 +315,7 @@ static json_t *schemas_merge(struct schema *s, json_t *a, json_t *b) {
     if (!keywords_check(s, a) || !keywords_check(s, b)) return NULL;
     if (!closed_check(s, a, b) || !closed_check(s, b, a)) return NULL;
     json_t *out = keep(s, json_copy(a));
-    json_object_foreach(b, key, value) {
+    json_object_foreach (b, key, value) {
         json_t *old = json_object_get(out, key);
         const struct keyword *k = keyword_find(key);
         if (!old || !k) {
@@ -311,7 +333,8 @@ static json_t *resolved(struct schema *s, json_t *v) {
     for (int i = 0; json_is_object(v) && json_object_get(v, "$ref"); i++) {
         json_t *ref = json_object_get(v, "$ref");
         if (i == 32 || !json_is_string(ref))
-            return refuse(s, i == 32 ? "references go round in a circle" : "'$ref' must be a string"),
+            return refuse(s,
+                          i == 32 ? "references go round in a circle" : "'$ref' must be a string"),
                    NULL;
         json_t *target = pointer_get(s, json_string_value(ref));
         if (target && asserts_more(v, "$ref")) {
@@ -353,22 +376,25 @@ static struct expr *pattern_rule(struct schema *s, const char *name, const char 
 }
 
 /* A character inside quotes as a model may spell it, every escape included but U+0000. */
-static struct expr *char_rule(struct schema *s) {
-    return pattern_rule(s, " char",
-                        "[^\"\\\\\\x00-\\x1F]|\\\\(?:[\"\\\\/bfnrt]|u(?:"
-                        "[1-9a-cA-CefEF][0-9a-fA-F]{3}|0[1-9a-fA-F][0-9a-fA-F]{2}|"
-                        "00[1-9a-fA-F][0-9a-fA-F]|000[1-9a-fA-F]|[dD][0-7][0-9a-fA-F]{2}|"
-                        "[dD][89abAB][0-9a-fA-F]{2}\\\\u[dD][c-fC-F][0-9a-fA-F]{2}))");
+#define CHARACTER                                                                                  \
+    "(?:[^\"\\\\\\x00-\\x1F]|\\\\(?:[\"\\\\/bfnrt]|u(?:"                                           \
+    "[1-9a-cA-CefEF][0-9a-fA-F]{3}|0[1-9a-fA-F][0-9a-fA-F]{2}|"                                    \
+    "00[1-9a-fA-F][0-9a-fA-F]|000[1-9a-fA-F]|[dD][0-7][0-9a-fA-F]{2}|"                             \
+    "[dD][89abAB][0-9a-fA-F]{2}\\\\u[dD][c-fC-F][0-9a-fA-F]{2})))"
+
+/* Any string is one rule, so that all strings of a grammar share their masks. */
+static struct expr *any_string(struct schema *s) {
+    return pattern_rule(s, " string", "\"" CHARACTER "*\"");
 }
 
-/* The same character in its one canonical spelling, for keys that are compared. */
-static struct expr *key_char_rule(struct schema *s) {
-    int32_t rule = builder_find(s->b, " key char");
+/* Any characters in their canonical spelling, for keys: those are compared. */
+static struct expr *key_rest(struct schema *s) {
+    int32_t rule = builder_find(s->b, " key");
     if (rule < 0) {
         struct ranges all = {0};
-        rule = builder_rule(s->b, " key char");
+        rule = builder_rule(s->b, " key");
         ranges_add(&all, 0, 0x10FFFF);
-        builder_define(s->b, rule, expr_json_set(s->b, &all));
+        builder_define(s->b, rule, expr_repeat(s->b, expr_json_set(s->b, &all), 0, -1));
     }
     return expr_rule(s->b, rule);
 }
@@ -443,7 +469,7 @@ static struct expr *literals_expr(struct schema *s, json_t *v) {
     json_t *type = json_object_get(v, "type");
     const char *key;
     struct exprs l = {0};
-    json_object_foreach(v, key, value) {
+    json_object_foreach (v, key, value) {
         const struct keyword *k = keyword_find(key);
         if (k && k->kind > CORE)
             return refuse(s, "'%s' beside '%s' is not supported", key, list ? "enum" : "const");
@@ -481,7 +507,8 @@ static const struct format {
     {"hostname", HOST "(?:\\." HOST "){0,3}"},
     {"ipv4", BYTE "(?:\\." BYTE "){3}"},
     {"ipv6", "[0-9a-f]{1,4}(?::[0-9a-f]{1,4}){7}"},
-    {"uri", "https?://" HOST "(?:\\." HOST "){0,4}(?::[1-9]\\d{0,3})?(?:/[A-Za-z0-9._~!$&'()*+,;=:@-]*)*"},
+    {"uri",
+     "https?://" HOST "(?:\\." HOST "){0,4}(?::[1-9]\\d{0,3})?(?:/[A-Za-z0-9._~!$&'()*+,;=:@-]*)*"},
 };
 #undef HOST
 #undef BYTE
@@ -503,8 +530,10 @@ static struct expr *format_expr(struct schema *s, json_t *format) {
         free(pattern);
         return e;
     }
-    return refuse(s, "format '%.60s' is not supported; known are date, time, date-time, duration, "
-                     "uuid, email, hostname, ipv4, ipv6, uri", name);
+    return refuse(s,
+                  "format '%.60s' is not supported; known are date, time, date-time, duration, "
+                  "uuid, email, hostname, ipv4, ipv6, uri",
+                  name);
 }
 
 static struct expr *string_expr(struct schema *s, json_t *v) {
@@ -520,7 +549,9 @@ static struct expr *string_expr(struct schema *s, json_t *v) {
     if (pattern && !json_is_string(pattern)) return refuse(s, "'pattern' must be a string");
     if (pattern) return pattern_expr(s, json_string_value(pattern));
     if (max >= 0 && max < min) return nothing(s);
-    return quoted(s, expr_repeat(s->b, char_rule(s), min, max));
+    if (!counted) return any_string(s);
+    struct expr *character = pattern_rule(s, " character", CHARACTER);
+    return quoted(s, expr_repeat(s->b, character, min, max));
 }
 
 /* numbers */
@@ -588,14 +619,13 @@ static struct expr *digits_split(const struct magnitudes *m, digits_fn next, int
     struct schema *s = m->s;
     struct exprs l = {0};
     if (lo > hi) return nothing(s);
-    if (lo == hi)
-        return expr_seq(s->b, digit_set(s, lo, lo), next(m, at + 1, low, high), NULL);
+    if (lo == hi) return expr_seq(s->b, digit_set(s, lo, lo), next(m, at + 1, low, high), NULL);
     char first = (char)(lo + low), last = (char)(hi - high);
     if (low)
         exprs_add(&l, expr_seq(s->b, digit_set(s, lo, lo), next(m, at + 1, true, false), NULL));
     if (first <= last)
-        exprs_add(&l, expr_seq(s->b, digit_set(s, first, last), next(m, at + 1, false, false),
-                               NULL));
+        exprs_add(&l,
+                  expr_seq(s->b, digit_set(s, first, last), next(m, at + 1, false, false), NULL));
     if (high)
         exprs_add(&l, expr_seq(s->b, digit_set(s, hi, hi), next(m, at + 1, false, true), NULL));
     return expr_alt(s->b, &l);
@@ -723,7 +753,8 @@ static struct expr *array_expr(struct schema *s, json_t *v) {
     t.n_prefix = (int32_t)json_array_size(t.prefix);
     if (t.n_prefix > GRAMMAR_MAX_NESTING)
         return refuse(s, "'prefixItems' has more than %d schemas", GRAMMAR_MAX_NESTING);
-    if (json_is_array(t.rest)) return refuse(s, "a list in 'items' is of an old draft: use 'prefixItems'");
+    if (json_is_array(t.rest))
+        return refuse(s, "a list in 'items' is of an old draft: use 'prefixItems'");
     if (t.max >= 0 && t.max < t.min) return nothing(s);
     struct expr *e = items_from(s, &t, 0);
     if (!e) return NULL;
@@ -749,7 +780,6 @@ static int key_compare(const void *a, const void *b) {
 static struct expr *keys_except(struct schema *s, const struct key *keys, int32_t n, int32_t at) {
     struct exprs l = {0};
     struct ranges others = {0};
-    struct expr *rest = expr_repeat(s->b, key_char_rule(s), 0, -1);
     int32_t i = 0;
     if (n > 0 && keys[0].n == at)
         i++;
@@ -762,11 +792,10 @@ static struct expr *keys_except(struct schema *s, const struct key *keys, int32_
         ranges_add(&others, c, c);
         ranges_add(&one, c, c);
         struct expr *e = expr_json_set(s->b, &one);
-        if (e)
-            exprs_add(&l, expr_seq(s->b, e, keys_except(s, keys + i, k - i, at + 1), NULL));
+        if (e) exprs_add(&l, expr_seq(s->b, e, keys_except(s, keys + i, k - i, at + 1), NULL));
     }
     ranges_negate(&others);
-    exprs_add(&l, expr_seq(s->b, expr_json_set(s->b, &others), rest, NULL));
+    exprs_add(&l, expr_seq(s->b, expr_json_set(s->b, &others), key_rest(s), NULL));
     return expr_alt(s->b, &l);
 }
 
@@ -777,7 +806,7 @@ static struct expr *other_key(struct schema *s, json_t *known) {
     json_t *value;
     struct expr *e = NULL;
     bool good = true;
-    json_object_foreach(known, name, value) {
+    json_object_foreach (known, name, value) {
         size_t len = strlen(name);
         struct key *k = &keys[i++];
         k->v = xcalloc(len + 1, sizeof *k->v);
@@ -827,7 +856,7 @@ static struct expr *members_expr(struct schema *s, json_t *known, json_t *requir
     }
     json_t *names = keep(s, json_array()), *value;
     const char *name;
-    json_object_foreach(known, name, value) json_array_append_new(names, json_string(name));
+    json_object_foreach (known, name, value) json_array_append_new(names, json_string(name));
     for (size_t i = json_array_size(names); i-- > 0;) {
         name = json_string_value(json_array_get(names, i));
         struct expr *e = member_expr(s, name, json_object_get(known, name));
@@ -855,7 +884,7 @@ static struct expr *object_expr(struct schema *s, json_t *v) {
     if (required && !json_is_array(required)) return refuse(s, "'required' must be a list");
     if (!more) more = properties ? json_false() : json_true();
     json_t *known = keep(s, properties ? json_copy(properties) : json_object());
-    json_array_foreach(required, i, name) {
+    json_array_foreach (required, i, name) {
         if (!json_is_string(name)) return refuse(s, "'required' must be a list of names");
         const char *key = json_string_value(name);
         if (json_object_get(known, key)) continue;
@@ -899,11 +928,13 @@ static struct expr *type_expr(struct schema *s, json_t *v, const char *type) {
 
 /* The types that the keywords speak of, when `type` is not there. */
 static json_t *types_guessed(struct schema *s, json_t *v) {
-    static const char *const of_kind[] = {
-        [ON_OBJECT] = "object", [ON_ARRAY] = "array", [ON_STRING] = "string", [ON_NUMBER] = "number"};
+    static const char *const of_kind[] = {[ON_OBJECT] = "object",
+                                          [ON_ARRAY] = "array",
+                                          [ON_STRING] = "string",
+                                          [ON_NUMBER] = "number"};
     json_t *out = keep(s, json_array()), *value;
     const char *key;
-    json_object_foreach(v, key, value) {
+    json_object_foreach (v, key, value) {
         const struct keyword *k = keyword_find(key);
         if (k && k->kind > CORE && !type_has(out, of_kind[k->kind]))
             json_array_append_new(out, json_string(of_kind[k->kind]));
@@ -919,7 +950,7 @@ static struct expr *types_expr(struct schema *s, json_t *v) {
     if (json_is_string(types)) return type_expr(s, v, json_string_value(types));
     if (!json_is_array(types)) return refuse(s, "'type' must be a name or a list of names");
     if (json_array_size(types) == 0 && !json_object_get(v, "type")) return value_expr(s);
-    json_array_foreach(types, i, type) {
+    json_array_foreach (types, i, type) {
         const char *name = json_is_string(type) ? json_string_value(type) : "?";
         struct expr *e = type_expr(s, v, name);
         if (!e) return free(l.v), NULL;
@@ -935,7 +966,7 @@ static bool excludes(struct schema *s, json_t *a, json_t *b, int depth);
 static bool required_has(json_t *v, const char *name) {
     json_t *list = json_object_get(v, "required"), *x;
     size_t i;
-    json_array_foreach(list, i, x) {
+    json_array_foreach (list, i, x) {
         if (json_is_string(x) && strcmp(json_string_value(x), name) == 0) return true;
     }
     return false;
@@ -948,13 +979,13 @@ static bool objects_exclude(struct schema *s, json_t *a, json_t *b, int depth) {
     more = json_object_get(a, "additionalProperties");
     bool branched = json_object_get(a, "anyOf") || json_object_get(a, "oneOf") ||
                     json_object_get(a, "allOf"); // properties may come from there
-    json_array_foreach(json_object_get(b, "required"), i, name) {
+    json_array_foreach (json_object_get(b, "required"), i, name) {
         bool never = known && !branched && (!more || json_is_false(more)) && json_is_string(name) &&
                      !json_object_get(known, json_string_value(name)) &&
                      !required_has(a, json_string_value(name));
         if (never) return true;
     }
-    json_object_foreach(known, key, value) {
+    json_object_foreach (known, key, value) {
         json_t *other = json_object_get(json_object_get(b, "properties"), key);
         if (other && required_has(a, key) && excludes(s, value, other, depth + 1)) return true;
     }
@@ -998,8 +1029,11 @@ static bool branches_check(struct schema *s, json_t *branches) {
             json_t *a = json_array_get(branches, i), *b = json_array_get(branches, k);
             if (i == k || excludes(s, a, b, 0)) continue;
             if (s->err->code < 0) return false;
-            return refuse(s, "branches %zu and %zu of 'oneOf' may both be valid; give them a "
-                             "'const' that differs, or write 'anyOf'", MIN(i, k), MAX(i, k)), false;
+            return refuse(s,
+                          "branches %zu and %zu of 'oneOf' may both be valid; give them a "
+                          "'const' that differs, or write 'anyOf'",
+                          MIN(i, k), MAX(i, k)),
+                   false;
         }
     return true;
 }
@@ -1012,7 +1046,7 @@ static struct expr *branches_expr(struct schema *s, json_t *v, const char *keywo
     if (!json_is_array(branches) || json_array_size(branches) == 0)
         return refuse(s, "'%s' must be a list of at least one schema", keyword);
     if (strcmp(keyword, "oneOf") == 0 && !branches_check(s, branches)) return NULL;
-    json_array_foreach(branches, i, branch) {
+    json_array_foreach (branches, i, branch) {
         char index[24];
         snprintf(index, sizeof index, "%zu", i);
         if (rest && !(branch = resolved(s, branch))) return free(l.v), NULL;
@@ -1028,7 +1062,7 @@ static struct expr *all_of_expr(struct schema *s, json_t *v) {
     json_t *parts = json_object_get(v, "allOf"), *out = without(s, v, "allOf"), *part;
     size_t i;
     if (!json_is_array(parts)) return refuse(s, "'allOf' must be a list of schemas");
-    json_array_foreach(parts, i, part) {
+    json_array_foreach (parts, i, part) {
         if (!(part = resolved(s, part)) || !(out = schemas_merge(s, out, part))) return NULL;
     }
     return schema_expr(s, out);
@@ -1078,7 +1112,8 @@ struct grammar *grammar_new_json_schema(const char *text, size_t len, bool compa
     if (e) {
         int32_t root = builder_rule(&b, NULL);
         builder_define(&b, root, e);
-        g = grammar_build(&b, root, compact ? "compact JSON schema" : "JSON schema", text, len, err);
+        g = grammar_build(&b, root, compact ? "compact JSON schema" : "JSON schema", text, len,
+                          err);
     } else {
         builder_release(&b);
     }

@@ -582,6 +582,7 @@ static void walk_masks(const char *kind, const char *source, size_t max_bytes, u
         }
         grammar_state_release(&s);
     }
+    assert_false(grammar_machine_limited(m));
     grammar_machine_free(m);
     grammar_vocab_free(v);
     grammar_free(g);
@@ -635,6 +636,63 @@ static void test_masks_shared(void **state) {
     grammar_vocab_free(v);
     grammar_free(g);
     arena_release(&p.arena);
+}
+
+/* Every token of a tokenizer: its bit is that of its decoded bytes; special tokens have none. */
+static void check_tokenizer(struct tokenizer *t) {
+    static const char *const prefixes[] = {"", "{\"", "{\"名前\": \"しま\xE3\x81",
+                                           "{\"a\": [1, {}"};
+    struct error err;
+    struct grammar *g = made(grammar_new_json_object(&err), &err);
+    struct grammar_vocab *v = grammar_vocab_new(t);
+    struct grammar_machine *m = grammar_machine_new(g, v, 0);
+    int32_t n = tok_vocab_size(t);
+    uint32_t *bits = xcalloc((size_t)n / 32 + 1, sizeof *bits);
+    for (size_t i = 0; i < ARRAY_LEN(prefixes); i++) {
+        struct grammar_state s = grammar_state_new(m);
+        struct buf b = {0};
+        int n_allowed = 0;
+        assert_true(grammar_accept_bytes(&s, prefixes[i], strlen(prefixes[i])));
+        grammar_mask(&s, -1, bits);
+        for (int32_t id = 0; id < n; id++) {
+            struct grammar_state next = grammar_state_copy(&s);
+            b.len = 0;
+            tok_decode(t, id, false, &b);
+            struct grammar_state same = grammar_state_copy(&s);
+            bool want = b.len > 0 && grammar_accept_bytes(&next, b.data, b.len);
+            if (want != bit(bits, id)) fail_msg("after '%s': token %d", prefixes[i], id);
+            assert_int_equal(grammar_accept_token(&same, id), want);
+            assert_int_equal(grammar_rest(&same), grammar_rest(&next));
+            n_allowed += want;
+            grammar_state_release(&next);
+            grammar_state_release(&same);
+        }
+        assert_true(n_allowed > 0);
+        grammar_state_release(&s);
+        buf_release(&b);
+    }
+    free(bits);
+    grammar_machine_free(m);
+    grammar_vocab_free(v);
+    grammar_free(g);
+    tok_free(t);
+}
+
+static void test_tokenizers(void **state) {
+    (void)state;
+    check_tokenizer(tok_byte_fallback(400));
+    static const char *const names[] = {"gpt-2", "llama-spm", "phi-3"};
+    for (size_t i = 0; i < ARRAY_LEN(names); i++) {
+        char file[100];
+        struct error err;
+        snprintf(file, sizeof file, "data/tokenizers/ggml-vocab/ggml-vocab-%s.gguf", names[i]);
+        char *path = fixture_shared(file);
+        if (!path) continue;
+        struct tokenizer *t = gguf_tokenizer_open(path, &err);
+        if (!t) fail_msg("%s", err.text);
+        check_tokenizer(t);
+        free(path);
+    }
 }
 
 /* replies under a budget, and a validator that knows nothing of grammars */
@@ -847,6 +905,8 @@ static char *repeated(const char *head, const char *unit, int n, const char *tai
     return b.data;
 }
 
+static int n_limited; /* machines that met a limit */
+
 /* Compiles and, if it is a grammar, reads 300 times `food` and makes a mask each 60. */
 static void devour(const char *kind, char *source, const char *food,
                    const struct grammar_vocab *v) {
@@ -861,6 +921,7 @@ static void devour(const char *kind, char *source, const char *food,
         for (int i = 0; i < 300 && grammar_accept_bytes(&s, food, strlen(food)); i++)
             if (i % 60 == 0) grammar_mask(&s, -1, bits);
         assert_true(grammar_machine_bytes(m) < (size_t)1 << 29);
+        n_limited += grammar_machine_limited(m);
         grammar_state_release(&s);
         grammar_machine_free(m);
     }
@@ -882,6 +943,10 @@ static void test_hostile(void **state) {
     devour("regex", xstrdup("((a|b){0,1000}(a|ab){0,1000}){0,1000}"), "ab", v);
     devour("regex", repeated("", "\\p{L}?", 3000, ""), "猫", v);
     devour("regex", repeated("", "a|", 100000, ""), "a", v);
+    devour("regex", repeated("", "\\p{L}", 40000, ""), "a", v);
+    devour("regex", repeated("[", "\\p{Lu}", 30000, "]"), "A", v);
+    devour("gbnf", repeated("root ::= \"a\"", "*", 100000, ""), "a", v);
+    devour("gbnf", repeated("root ::= \"a\"", "*", 150, ""), "a", v);
     devour("schema", repeated("", "{\"items\":", 100000, ""), "[", v);
     devour("schema", repeated("", "{\"items\":", 190, repeated("{}", "}", 190, "")), "[", v);
     devour("schema", repeated("", "{\"additionalProperties\":", 190, repeated("{}", "}", 190, "")),
@@ -912,6 +977,7 @@ static void test_hostile(void **state) {
     devour("gbnf", repeated("root ::= r\nr ::= \"a\" r", " | \"a\" r \"b\"", 2000, " | \"a\""), "a",
            v);
     devour("gbnf", repeated("root ::= (", "(\"\")*", 10000, ")* \"a\"*"), "a", v);
+    assert_true(n_limited > 0);
     grammar_vocab_free(v);
     arena_release(&p.arena);
 }
@@ -1029,8 +1095,9 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_regex_pcre2), cmocka_unit_test(test_random_grammars),
         cmocka_unit_test(test_numbers),     cmocka_unit_test(test_integers),
         cmocka_unit_test(test_masks),       cmocka_unit_test(test_masks_shared),
-        cmocka_unit_test(test_replies),     cmocka_unit_test(test_hostile),
-        cmocka_unit_test(test_deep),        cmocka_unit_test(test_mangled),
+        cmocka_unit_test(test_tokenizers),  cmocka_unit_test(test_replies),
+        cmocka_unit_test(test_hostile),     cmocka_unit_test(test_deep),
+        cmocka_unit_test(test_mangled),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -104,6 +104,7 @@ struct grammar_vocab {
     int32_t *parent;     /* [n_nodes] or -1 */
     int32_t *token_from; /* [n_nodes + 1] tokens that end at a node */
     int32_t *tokens;     /* by node */
+    int32_t *node_of;    /* [n_tokens] or -1 */
 };
 
 struct grammar_machine {
@@ -123,6 +124,7 @@ struct grammar_machine {
     POOL(struct frame) merging;
     struct pair_map seen, merged;
     int32_t step_flags, n_merges;
+    bool limited; /* for people: it decides nothing */
     /* masks */
     struct mask masks[N_MASKS];
     int32_t *path; /* [max_depth + 2] states of a walk */
@@ -137,6 +139,7 @@ static uint64_t mix(uint64_t h, uint64_t x) {
 
 /* pairs */
 
+/* Entries of an older epoch count as free; only when the counter wraps are they wiped. */
 static void pair_map_clear(struct pair_map *m) {
     m->n = 0;
     if (++m->epoch == 0) {
@@ -277,7 +280,10 @@ static int32_t stacks_merge(struct grammar_machine *m, int32_t a, int32_t b) {
     if (!is_new) return known->value;
     known->value = a;
     struct stacks x = m->stacks.v[a], y = m->stacks.v[b];
-    if ((m->n_merges += 1 + x.n + y.n) > MERGE_LIMIT) return a;
+    if ((m->n_merges += 1 + x.n + y.n) > MERGE_LIMIT) {
+        m->limited = true;
+        return a;
+    }
     int32_t base = m->merging.n; // frames of this union lie above those of the callers
     for (int32_t i = 0, k = 0; i < x.n || k < y.n;) {
         struct frame f = i < x.n ? m->frames.v[x.first + i] : m->frames.v[y.first + k];
@@ -303,11 +309,16 @@ static int32_t stacks_merge(struct grammar_machine *m, int32_t a, int32_t b) {
     return id;
 }
 
+/* Notes a configuration to follow, once. What has no way to an end is not worth following. */
 static void step_visit(struct grammar_machine *m, int32_t node, int32_t stacks) {
     bool is_new;
-    if (m->g->rest[node] >= GRAMMAR_NEVER || m->todo.n >= STEP_LIMIT) return;
+    if (m->g->rest[node] >= GRAMMAR_NEVER) return;
     pair_map_get(&m->seen, node, stacks, &is_new);
     if (!is_new) return;
+    if (m->todo.n >= STEP_LIMIT) {
+        m->limited = true;
+        return;
+    }
     POOL_ROOM(&m->todo, 1);
     m->todo.v[m->todo.n++] = (struct config){node, stacks};
 }
@@ -388,6 +399,7 @@ static int32_t step_end(struct grammar_machine *m) {
     return state_intern(m, m->found.v, n, m->step_flags);
 }
 
+/* The next state, worked out: state_next asks here once for each state and class of bytes. */
 static int32_t state_compute(struct grammar_machine *m, int32_t state, uint8_t byte) {
     struct state s = m->states.v[state];
     step_begin(m);
@@ -401,6 +413,7 @@ static int32_t state_compute(struct grammar_machine *m, int32_t state, uint8_t b
     return step_end(m);
 }
 
+/* The row of next states; most states of a walk are left by few bytes, and many are never left. */
 static int32_t *state_row(struct grammar_machine *m, int32_t state) {
     struct state *s = &m->states.v[state];
     if (s->row == ROW_NONE) {
@@ -430,6 +443,7 @@ static int32_t state_start(struct grammar_machine *m) {
 
 /* the machine and its memory */
 
+/* Empty tables with the ids that have names: stacks 1 and 2, state 0. */
 static void machine_clear(struct grammar_machine *m) {
     m->frames.n = m->configs.n = m->rows.n = 0;
     m->stacks.n = m->states.n = 0;
@@ -491,6 +505,10 @@ size_t grammar_machine_bytes(const struct grammar_machine *m) {
            (size_t)m->configs.n * sizeof *m->configs.v + (size_t)m->states.n * sizeof *m->states.v +
            (size_t)m->rows.n * sizeof *m->rows.v +
            (m->stacks_table.mask + m->states_table.mask + 2) * sizeof(int32_t);
+}
+
+bool grammar_machine_limited(const struct grammar_machine *m) {
+    return m->limited;
 }
 
 /* Copies a state of `old` into m; map[] has the new ids of the stacks it needs. */
@@ -560,6 +578,7 @@ static void machine_trim(struct grammar_machine *m) {
 
 /* states */
 
+/* Slots keep a state's id out of its owner's hands, so that a collection may renumber. */
 static struct grammar_state slot_new(struct grammar_machine *m, int32_t state) {
     int32_t i = 0;
     while (i < m->held.n && m->held.v[i] >= 0) i++;
@@ -660,6 +679,8 @@ static void vocab_reserve(struct grammar_vocab *v, int32_t n_nodes, int32_t n_to
     v->parent = xcalloc(n, sizeof *v->parent);
     v->token_from = xcalloc(n, sizeof *v->token_from);
     v->tokens = xcalloc((size_t)n_tokens + 1, sizeof *v->tokens);
+    v->node_of = xmalloc(((size_t)v->n_tokens + 1) * sizeof *v->node_of);
+    memset(v->node_of, 0xFF, ((size_t)v->n_tokens + 1) * sizeof *v->node_of);
 }
 
 /* Sorted pieces in one pass: the nodes of a piece behind what it shares with the one before. */
@@ -675,6 +696,7 @@ static void vocab_fill(struct grammar_vocab *v, const struct piece *pieces, int3
             path[d] = n_nodes++;
         }
         v->tokens[i] = pieces[i].id;
+        v->node_of[pieces[i].id] = path[pieces[i].len - 1];
     }
     v->token_from[n_nodes] = n;
     for (int32_t i = 0; i <= v->max_depth; i++) path[i] = n_nodes;
@@ -737,6 +759,7 @@ void grammar_vocab_free(struct grammar_vocab *v) {
     free(v->parent);
     free(v->token_from);
     free(v->tokens);
+    free(v->node_of);
     free(v);
 }
 
@@ -758,6 +781,7 @@ static int64_t walk_budget(const struct grammar_vocab *v) {
     return (int64_t)64 * v->n_nodes + (1 << 22);
 }
 
+/* All tokens that end at the node: several tokens may have the same bytes. */
 static void walk_allow(const struct grammar_vocab *v, struct walk *w, int32_t node, int32_t rest) {
     if (v->token_from[node] == v->token_from[node + 1] || rest > w->max_rest) return;
     w->worst = MAX(w->worst, rest);
@@ -770,6 +794,7 @@ static void walk_nodes(struct grammar_machine *m, struct walk *w, int32_t begin,
     const struct grammar_vocab *v = m->vocab;
     for (int32_t i = begin; i < end;) {
         int32_t d = v->depth[i], here = m->path[d];
+        m->limited |= w->budget <= 0 && d > 0;
         int32_t next = w->budget > 0 || d == 0 ? state_next(m, here, v->byte[i]) : STATE_DEAD;
         bool open = m->open[d] || (w->local && m->states.v[here].flags & STACKS_UNKNOWN);
         if (next == STATE_DEAD) {
@@ -795,15 +820,33 @@ static void walk_all(struct grammar_machine *m, struct walk *w, int32_t state) {
     walk_nodes(m, w, 0, m->vocab->n_nodes);
 }
 
-/* The subtree of a node at which a local walk was cut, with the true state. */
-static void walk_cut(struct grammar_machine *m, struct walk *w, int32_t state, int32_t node) {
+/* Fills path[0 .. depth] with the states on the way to a node, the last one before its own byte. */
+static void walk_down(struct grammar_machine *m, int32_t state, int32_t node) {
     const struct grammar_vocab *v = m->vocab;
     m->path[0] = state;
     for (int32_t i = v->parent[node]; i >= 0; i = v->parent[i]) m->path[v->depth[i] + 1] = i;
     for (int32_t d = 0; d < v->depth[node]; d++) // path[d + 1] still names the trie's node
         m->path[d + 1] = state_next(m, m->path[d], v->byte[m->path[d + 1]]);
-    m->open[v->depth[node]] = false;
-    walk_nodes(m, w, node, v->skip[node]);
+}
+
+/* The subtree of a node at which a local walk was cut, with the true state. */
+static void walk_cut(struct grammar_machine *m, struct walk *w, int32_t state, int32_t node) {
+    walk_down(m, state, node);
+    m->open[m->vocab->depth[node]] = false;
+    walk_nodes(m, w, node, m->vocab->skip[node]);
+}
+
+bool grammar_accept_token(struct grammar_state *s, int32_t token) {
+    struct grammar_machine *m = s->machine;
+    const struct grammar_vocab *v = m->vocab;
+    CHECK(v != NULL && token >= 0 && token < v->n_tokens);
+    int32_t node = v->node_of[token];
+    if (node < 0) return false;
+    machine_trim(m);
+    walk_down(m, state_id(s), node);
+    int32_t state = state_next(m, m->path[v->depth[node]], v->byte[node]);
+    if (state != STATE_DEAD) m->held.v[s->slot] = state;
+    return state != STATE_DEAD;
 }
 
 static size_t mask_words(const struct grammar_vocab *v) {
@@ -826,6 +869,8 @@ static struct mask *mask_make(struct grammar_machine *m, int32_t state) {
     return out;
 }
 
+/* The mask that is there, marked as used; masks found or made last are never the ones replaced, so
+ * a few may be held at once. */
 static struct mask *mask_find(struct grammar_machine *m, int32_t state) {
     int32_t i = m->states.v[state].mask;
     if (i < 0) return NULL;
@@ -892,6 +937,7 @@ static struct mask *mask_joined(struct grammar_machine *m, int32_t state, const 
     return out;
 }
 
+/* Joining pays when several stacks may share the local mask, which the bottom alone cannot. */
 static struct mask *mask_get(struct grammar_machine *m, int32_t state) {
     int32_t groups[MAX_GROUPS];
     struct mask *known = mask_find(m, state);
@@ -928,6 +974,7 @@ struct listing {
     struct error *err;
 };
 
+/* A state that comes back on the way to itself, having a way to an end, makes texts without end. */
 static int listing_check(struct listing *l, int32_t state, uint8_t byte) {
     for (int32_t i = 0; i < l->path.n; i++)
         if (l->path.v[i] == state)

@@ -61,6 +61,9 @@ struct grammar_machine *grammar_machine_new(const struct grammar *g, const struc
                                             size_t max_bytes);
 void grammar_machine_free(struct grammar_machine *m);
 size_t grammar_machine_bytes(const struct grammar_machine *m);
+/* A limit on the work of one step or mask was met, so some texts of a very ambiguous grammar can no
+ * longer be written. What is written is right all the same. */
+bool grammar_machine_limited(const struct grammar_machine *m);
 
 struct grammar_state {
     struct grammar_machine *machine;
@@ -73,6 +76,8 @@ void grammar_state_release(struct grammar_state *s); /* harmless twice */
 
 /* Reads n bytes. False, and the state stays where it was, when no text of the grammar begins so. */
 bool grammar_accept_bytes(struct grammar_state *s, const void *bytes, size_t n);
+/* The same with a token's bytes; false for special tokens. */
+bool grammar_accept_token(struct grammar_state *s, int32_t token);
 /* What was read is a whole text: the reply may end here. */
 bool grammar_is_final(const struct grammar_state *s);
 /* Bytes that the shortest way to a whole text still needs; 0 when final. */

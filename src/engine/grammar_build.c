@@ -137,6 +137,10 @@ void builder_release(struct builder *b) {
     *b = (struct builder){0};
 }
 
+bool builder_full(const struct builder *b) {
+    return b->arena.used > GRAMMAR_MAX_ARENA;
+}
+
 int32_t builder_rule(struct builder *b, const char *name) {
     if (b->n_rules == b->cap_rules) {
         b->cap_rules = b->cap_rules ? 2 * b->cap_rules : 16;
@@ -307,6 +311,7 @@ struct expr *expr_optional(struct builder *b, struct expr *e) {
 
 /* the network */
 
+/* Nodes and edges grow together while expressions are compiled, so edges are lists first. */
 struct linked_edge {
     struct edge edge;
     int32_t next;
@@ -318,6 +323,7 @@ struct network {
     int32_t n_nodes, cap_nodes, n_edges, cap_edges;
 };
 
+/* Asked inside every loop that a number in the source drives. */
 static bool network_full(const struct network *w) {
     return w->n_nodes > GRAMMAR_MAX_NODES || w->n_edges > 4 * GRAMMAR_MAX_NODES;
 }
@@ -409,6 +415,7 @@ static void range_compile(struct network *w, struct suffixes *s, uint32_t lo, ui
     edge_byte(w, from, to, a[0], z[0]);
 }
 
+/* Neighbouring characters end alike, so their last bytes share nodes. */
 static void set_compile(struct network *w, const struct expr *e, int32_t from, int32_t to) {
     struct suffixes s = {0};
     for (int32_t i = 0; i < e->n; i++)
@@ -447,6 +454,7 @@ static void texts_compile(struct network *w, struct expr **v, int32_t n, int32_t
 
 static void expr_compile(struct network *w, const struct expr *e, int32_t from, int32_t to);
 
+/* Texts share their beginnings, so ten thousand words begin as one configuration. */
 static void alt_compile(struct network *w, const struct expr *e, int32_t from, int32_t to) {
     struct expr **texts = xmalloc((size_t)e->n * sizeof *texts);
     int32_t n = 0;
@@ -461,6 +469,7 @@ static void alt_compile(struct network *w, const struct expr *e, int32_t from, i
     free(texts);
 }
 
+/* x{2,4} is x x (x (x)?)?: each optional copy may go straight to the end. x{2,} is x x x*. */
 static void repeat_compile(struct network *w, const struct expr *e, int32_t from, int32_t to) {
     int32_t copies = MAX(e->min, e->max), here = from;
     for (int32_t i = 0; i < copies && !network_full(w); i++) {
@@ -551,6 +560,7 @@ static void grammar_fill(struct grammar *g, const struct network *w) {
 
 /* checks and figures */
 
+/* Bytes of the shortest way to the rule's end that begins with this edge. */
 static int32_t edge_length(const struct grammar *g, const int32_t *rest, const struct edge *e) {
     int32_t here = e->lo <= e->hi ? 1 : e->rule >= 0 ? rest[g->rules[e->rule].start] : 0;
     return MIN(here + rest[e->to], GRAMMAR_NEVER);
@@ -650,6 +660,7 @@ static const char *circle_name(const struct grammar *g, const struct first_calls
     return name ? name : "a repeated group";
 }
 
+/* A rule that may call itself before it reads would push frames without end. */
 static int grammar_check_left(const struct grammar *g, struct error *err) {
     struct first_calls l = {0};
     uint8_t *seen = xcalloc((size_t)g->n_nodes, 1);
@@ -672,6 +683,7 @@ static int grammar_check_left(const struct grammar *g, struct error *err) {
     return rc;
 }
 
+/* A class is a run of bytes between two edges' limits: JSON has some thirty, so rows are short. */
 static void grammar_classes(struct grammar *g) {
     bool begins[257] = {[0] = true};
     for (int32_t k = 0; k < g->edge_begin[g->n_nodes]; k++) {

@@ -202,12 +202,16 @@ static bool take_counts(struct parser *p, int64_t *min, int64_t *max) {
     return true;
 }
 
+/* Applies all repetitions that follow: a** is allowed, but not without end. */
 static struct expr *repeated(struct parser *p, struct expr *e) {
-    for (char c; e && (c = peek(p)) != 0 && strchr("*+?{", c); skip_space(p, p->nesting > 0)) {
+    char c;
+    for (int n = 0; e && (c = peek(p)) != 0 && strchr("*+?{", c); n++) {
         int64_t min = c == '+', max = c == '?' ? 1 : -1;
+        if (n == GRAMMAR_MAX_NESTING) return refuse(p, "there are too many repetitions");
         p->pos++;
         if (c == '{' && !take_counts(p, &min, &max)) return NULL;
         e = expr_repeat(p->b, e, (int32_t)min, (int32_t)max);
+        skip_space(p, p->nesting > 0);
     }
     return e;
 }
@@ -223,12 +227,14 @@ static struct expr *sequence(struct parser *p) {
         struct expr *e = symbol(p);
         skip_space(p, p->nesting > 0);
         if (e) e = repeated(p, e);
+        if (e && builder_full(p->b)) e = refuse(p, "the grammar is too large");
         if (!e) return free(l.v), NULL;
         exprs_add(&l, e);
     }
     return expr_cat(p->b, &l);
 }
 
+/* Outside parentheses the line's end is the rule's end unless a '|' stands before or behind it. */
 static struct expr *alternatives(struct parser *p) {
     struct exprs l = {0};
     for (;;) {

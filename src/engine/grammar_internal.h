@@ -19,7 +19,8 @@ enum {
     GRAMMAR_MAX_NAMES = 8192,    /* named rules, references */
     GRAMMAR_MAX_NESTING = 200,   /* groups in groups, schemas in schemas */
 };
-#define GRAMMAR_NEVER (INT32_MAX / 4) /* a length that no text has */
+#define GRAMMAR_MAX_ARENA ((size_t)128 << 20) /* bytes of expressions */
+#define GRAMMAR_NEVER (INT32_MAX / 4)         /* a length that no text has */
 
 struct range {
     uint32_t lo, hi;
@@ -67,6 +68,8 @@ struct builder {
     int32_t n_rules, cap_rules;
 };
 void builder_release(struct builder *b);
+/* Front ends ask now and then, and refuse the source. */
+bool builder_full(const struct builder *b);
 /* A new rule; `name` may be NULL and is copied. */
 int32_t builder_rule(struct builder *b, const char *name);
 int32_t builder_find(const struct builder *b, const char *name); /* -1: none */

@@ -29,6 +29,7 @@ static struct expr *refuse(struct parser *p, const char *what) {
     return NULL;
 }
 
+/* Whether the rest of the pattern begins so. */
 static bool at(const struct parser *p, const char *s) {
     size_t n = strlen(s);
     return p->len - p->pos >= n && memcmp(p->text + p->pos, s, n) == 0;
@@ -183,6 +184,7 @@ static bool class_parse(struct parser *p, struct ranges *out) {
     for (bool first = true; first || !at(p, "]"); first = false) {
         int32_t lo, hi;
         if (p->pos >= p->len) return refuse(p, "a class lacks its ']'"), false;
+        if (out->n > 1 << 17) return refuse(p, "the class is too large"), false;
         if (!class_member(p, out, &lo)) return false;
         if (!at(p, "-") || p->pos + 1 >= p->len || p->text[p->pos + 1] == ']') continue;
         p->pos++;
@@ -195,6 +197,8 @@ static bool class_parse(struct parser *p, struct ranges *out) {
     return true;
 }
 
+/* Everything that JSON escapes lies at or below the backslash, so only that part is looked at
+ * character by character. */
 struct expr *expr_json_set(struct builder *b, struct ranges *r) {
     static const char short_from[] = "\"\\\b\f\n\r\t", short_to[] = "\"\\bfnrt";
     struct ranges raw = {0};
@@ -249,6 +253,7 @@ static struct expr *group(struct parser *p) {
     return e;
 }
 
+/* NULL without an error: a class that has no characters. */
 static struct expr *atom(struct parser *p) {
     struct ranges r = {0};
     int32_t c;
@@ -342,6 +347,8 @@ static struct expr *anything(struct parser *p) {
     return expr_repeat(p->b, expr_json_set(p->b, &all), 0, -1);
 }
 
+/* An alternative. Anchors are read only where they say nothing new: at the ends of an outermost
+ * one. */
 static struct expr *sequence(struct parser *p) {
     struct exprs l = {0};
     bool outer = p->nesting == 0, ended = false;
@@ -353,7 +360,8 @@ static struct expr *sequence(struct parser *p) {
             if (ended) break;
             p->pos = begin;
         }
-        struct expr *e = or_nothing(p, atom(p));
+        struct expr *e =
+            builder_full(p->b) ? refuse(p, "the pattern is too large") : or_nothing(p, atom(p));
         if (e) e = quantified(p, e);
         if (!e || p->err->code < 0) return free(l.v), NULL;
         exprs_add(&l, e);

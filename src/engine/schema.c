@@ -134,6 +134,7 @@ static const struct keyword *keyword_find(const char *name) {
     return NULL;
 }
 
+/* JSON schema lets unknown keywords pass; here they would silently widen what is written. */
 static bool keywords_check(struct schema *s, json_t *v) {
     const char *key;
     json_t *value;
@@ -515,6 +516,7 @@ static const struct format {
 #undef DATE
 #undef TIME
 
+/* In the place where a string stands. */
 static struct expr *pattern_expr(struct schema *s, const char *pattern) {
     struct error err = {0};
     struct expr *e = regex_expr(s->b, pattern, strlen(pattern), true, &err);
@@ -874,6 +876,7 @@ static struct expr *members_expr(struct schema *s, json_t *known, json_t *requir
     return tail[0];
 }
 
+/* A required name without a schema of its own takes that of additional properties. */
 static struct expr *object_expr(struct schema *s, json_t *v) {
     json_t *properties = json_object_get(v, "properties"), *name;
     json_t *required = json_object_get(v, "required");
@@ -972,6 +975,7 @@ static bool required_has(json_t *v, const char *name) {
     return false;
 }
 
+/* By a property that b requires and a never writes, or one that both speak of differently. */
 static bool objects_exclude(struct schema *s, json_t *a, json_t *b, int depth) {
     json_t *known = json_object_get(a, "properties"), *more, *name, *value;
     const char *key;
@@ -992,6 +996,7 @@ static bool objects_exclude(struct schema *s, json_t *a, json_t *b, int depth) {
     return false;
 }
 
+/* The types that a schema names, or that its literals or keywords show. */
 static json_t *types_of(struct schema *s, json_t *v) {
     json_t *list = json_object_get(v, "enum"), *out = keep(s, json_array());
     json_t *one = json_object_get(v, "const"), *type = json_object_get(v, "type");
@@ -1023,6 +1028,7 @@ static bool excludes(struct schema *s, json_t *a, json_t *b, int depth) {
     return only_object && objects_exclude(s, a, b, depth);
 }
 
+/* oneOf is written like anyOf, which is right only when no text is valid under two branches. */
 static bool branches_check(struct schema *s, json_t *branches) {
     for (size_t i = 0; i < json_array_size(branches); i++)
         for (size_t k = 0; k < json_array_size(branches); k++) {
@@ -1038,6 +1044,7 @@ static bool branches_check(struct schema *s, json_t *branches) {
     return true;
 }
 
+/* What stands beside anyOf or oneOf holds in every branch. */
 static struct expr *branches_expr(struct schema *s, json_t *v, const char *keyword) {
     json_t *branches = json_object_get(v, keyword), *branch;
     json_t *rest = asserts_more(v, keyword) ? without(s, v, keyword) : NULL;
@@ -1090,7 +1097,7 @@ static struct expr *schema_expr(struct schema *s, json_t *v) {
     if (json_is_false(v)) return nothing(s);
     if (!json_is_object(v)) return refuse(s, "a schema must be an object, true or false");
     if (s->nesting == GRAMMAR_MAX_NESTING) return refuse(s, "schemas are nested too deeply");
-    if (++s->work > WORK_LIMIT) return refuse(s, "the schema is too large");
+    if (++s->work > WORK_LIMIT || builder_full(s->b)) return refuse(s, "the schema is too large");
     s->nesting++;
     struct expr *e = object_schema(s, v);
     s->nesting--;

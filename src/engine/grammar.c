@@ -218,6 +218,7 @@ static int32_t stacks_intern(struct grammar_machine *m, const struct frame *v, i
     s.rest = flags ? 0 : GRAMMAR_NEVER;
     for (int32_t i = 0; i < n; i++)
         s.rest = MIN(s.rest, m->g->rest[v[i].ret] + m->stacks.v[v[i].below].rest);
+    // the bytes of the way down add up frame by frame, so no state ever walks its stacks for them
     POOL_ROOM(&m->frames, n);
     if (n > 0) memcpy(m->frames.v + m->frames.n, v, (size_t)n * sizeof *v);
     m->frames.n += n;
@@ -284,6 +285,7 @@ static int32_t stacks_merge(struct grammar_machine *m, int32_t a, int32_t b) {
         m->limited = true;
         return a;
     }
+    // both lists are sorted by node: merge them, and unite below where a node is in both
     int32_t base = m->merging.n; // frames of this union lie above those of the callers
     for (int32_t i = 0, k = 0; i < x.n || k < y.n;) {
         struct frame f = i < x.n ? m->frames.v[x.first + i] : m->frames.v[y.first + k];
@@ -377,7 +379,8 @@ static void configs_sort(struct config *v, struct config *scratch, int32_t n) {
     memcpy(v, scratch, (size_t)o * sizeof *v); // what is left of the second half is in its place
 }
 
-/* The state of what was visited. */
+/* The state of what was visited. The list grows while it is gone through; first found, first
+ * followed, so the order depends on the grammar and the stacks only. */
 static int32_t step_end(struct grammar_machine *m) {
     for (int32_t i = 0; i < m->todo.n; i++) {
         struct config c = m->todo.v[i];
@@ -549,7 +552,7 @@ static void machine_collect(struct grammar_machine *m) {
     memset(&m->rows, 0, sizeof m->rows);
     m->stacks_table = m->states_table = (struct id_table){0};
     machine_clear(m);
-    for (int32_t i = 1; i < old.stacks.n; i++) {
+    for (int32_t i = 1; i < old.stacks.n; i++) { // upwards: what is below has its new id already
         struct stacks s = old.stacks.v[i];
         if (!map[i]) continue;
         m->merging.n = 0;
@@ -628,7 +631,7 @@ int32_t grammar_rest(const struct grammar_state *s) {
 /* The one byte that a state can read, or -1 when there are several, none, or the text may end. */
 static int only_byte(struct grammar_machine *m, int32_t state) {
     int only = -1;
-    if (m->states.v[state].flags) return -1;
+    if (m->states.v[state].flags) return -1; // it may end, which is another way to go on
     for (int32_t i = 0; i < m->g->n_classes; i++) {
         uint8_t byte = m->g->class_byte[i];
         if (state_next(m, state, byte) == STATE_DEAD) continue;
@@ -796,6 +799,7 @@ static void walk_nodes(struct grammar_machine *m, struct walk *w, int32_t begin,
         int32_t d = v->depth[i], here = m->path[d];
         m->limited |= w->budget <= 0 && d > 0;
         int32_t next = w->budget > 0 || d == 0 ? state_next(m, here, v->byte[i]) : STATE_DEAD;
+        // once the way has been below the frames, what the local state forbids is still undecided
         bool open = m->open[d] || (w->local && m->states.v[here].flags & STACKS_UNKNOWN);
         if (next == STATE_DEAD) {
             if (open) {
@@ -957,6 +961,7 @@ void grammar_mask(struct grammar_state *s, int32_t max_rest, uint32_t *bits) {
         memcpy(bits, mask->bits, size);
         return;
     }
+    // near the end of the tokens: the mask that is kept would let in what takes too long to close
     struct walk w = {bits, max_rest, 0, NULL, 0};
     memset(bits, 0, size);
     walk_all(m, &w, state_id(s));

@@ -6,6 +6,11 @@
  * only called again, so that nested counts add up instead of multiplying. Alternatives that are
  * plain texts share their beginnings.
  *
+ *     root ::= "a" item{1,2} | "ab"
+ *
+ *     start --a--> 1 --call item--> 2 --call item--> end     (2 --free--> end: the second is
+ * optional) start --a--> 3 --b--> end
+ *
  * Invariants of a finished grammar: no rule can call itself before it has read a byte (else a stack
  * could grow for ever); `rest` is exact, and an edge to a node whose rest is GRAMMAR_NEVER is never
  * taken, so every place that is reached has a way to an end.
@@ -235,6 +240,7 @@ static struct expr *expr_shared(struct builder *b, struct expr *e) {
 struct expr *expr_repeat(struct builder *b, struct expr *e, int32_t min, int32_t max) {
     int64_t copies = MAX(max, min) + (max < 0);
     if (!e) return min == 0 ? expr_puts(b, "") : NULL;
+    // a rule pays where its copies would be many: a call costs a frame each time it is read
     if (copies > 1 && e->cost > 2 && copies * e->cost > 32) e = expr_shared(b, e);
     struct expr *r = expr_new(b, EXPR_REPEAT);
     r->kids = arena_alloc(&b->arena, sizeof *r->kids);
@@ -254,6 +260,7 @@ static struct expr *expr_list(struct builder *b, enum expr_kind kind, struct exp
         e->cost = cost_add(e->cost, l->v[i]->cost);
         e->kids[e->n++] = l->v[i];
     }
+    // one part that matches nothing empties a sequence, but alternatives only when all do
     bool nothing = kind == EXPR_CAT ? e->n < l->n : e->n == 0;
     free(l->v);
     *l = (struct exprs){0};
@@ -396,7 +403,8 @@ static void range_compile(struct network *w, struct suffixes *s, uint32_t lo, ui
             range_compile(w, s, lo, last_of_length[i], from, to);
             lo = last_of_length[i] + 1;
         }
-    for (int i = 1; i < 4 && hi > 0x7F; i++) {
+    for (int i = 1; i < 4 && hi > 0x7F;
+         i++) { // i: how many bytes stand behind the one that differs
         uint32_t tail = (1u << (6 * i)) - 1;
         if ((lo & ~tail) == (hi & ~tail)) continue;
         if (lo & tail) {
@@ -480,6 +488,7 @@ static void repeat_compile(struct network *w, const struct expr *e, int32_t from
     }
     if (copies == 0 && e->max == 0) edge_free(w, from, to);
     if (e->max >= 0) return;
+    // its own node: a loop at `from` or `to` would also be open to what else begins or ends there
     int32_t loop = node_new(w);
     edge_free(w, here, loop);
     expr_compile(w, e->kids[0], loop, loop);
@@ -588,6 +597,9 @@ static void grammar_measure(struct grammar *g) {
     }
     g->rest = rest;
 }
+
+/* Left recursion. A graph of first calls has a circle exactly when rules are left after all rules
+ * without open first calls were taken away, again and again. */
 
 /* A call before anything is read: `caller` may reach `callee` on an empty stomach. */
 struct first_call {

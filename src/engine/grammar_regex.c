@@ -321,9 +321,9 @@ static struct expr *quantified(struct parser *p, struct expr *e) {
     else if (take(p, "?"))
         min = 0;
     else if (!at(p, "{") || !counts(p, &min, &max))
-        return e;
+        return e; // a brace that counts nothing is a character
     if (take(p, "+")) return refuse(p, "possessive quantifiers are not supported");
-    take(p, "?");
+    take(p, "?"); // lazy: the same texts match
     int64_t more;
     if (at(p, "*") || at(p, "+") || at(p, "?") || (at(p, "{") && counts(p, &more, &more)))
         return refuse(p, "a quantifier follows another one");
@@ -382,6 +382,7 @@ static struct expr *alternatives(struct parser *p) {
 
 struct expr *regex_expr(struct builder *b, const char *text, size_t len, bool json,
                         struct error *err) {
+    // err->code tells an error from a class that is empty; both are NULL on the way up
     struct parser p = {.b = b, .text = text, .len = len, .json = json, .err = err};
     err->code = OK;
     if (grammar_check_text("regular expression", text, len, err) != OK) return NULL;

@@ -13,6 +13,14 @@
  * allOf (merged), $ref within the document, $defs, definitions, nullable. Annotations are passed
  * over. Everything else is refused by name and place.
  *
+ * An object with properties a (optional) and b (required) is, in GBNF,
+ *
+ *     object    ::= "{" blank ( a "," blank b others | b others ) blank "}"
+ *     a         ::= "\"a\":" value-of-a          others ::= ( "," blank other-key ":" value )*
+ *
+ * where what follows each property is a rule of its own, so n optional ones take 2n rules and not
+ * 2^n ways.
+ *
  * Invariant: a $ref becomes one rule named by its pointer, so recursive schemas end, and what is
  * used twice is compiled once.
  */
@@ -157,6 +165,7 @@ static bool asserts_more(json_t *v, const char *but) {
     return false;
 }
 
+/* The schema less one keyword: what is left to merge into the branches of that keyword. */
 static json_t *without(struct schema *s, json_t *v, const char *keyword) {
     json_t *copy = keep(s, json_copy(v));
     json_object_del(copy, keyword);
@@ -441,6 +450,7 @@ static const char *type_of(json_t *v) {
 
 static bool type_allows(json_t *type, json_t *value) {
     const char *name = type_of(value);
+    // JSON schema counts 1.0 as an integer
     bool whole_real = json_is_real(value) && type_has(type, "integer") &&
                       json_real_value(value) == (double)(int64_t)json_real_value(value);
     return !type || type_has(type, name) || whole_real ||
@@ -477,6 +487,7 @@ static struct expr *literals_expr(struct schema *s, json_t *v) {
     }
     if (list && (!json_is_array(list) || json_array_size(list) == 0))
         return refuse(s, "'enum' must be a list of at least one value");
+    // both: the constant, if the list has it
     if (list && one) list = array_has(list, one) ? NULL : keep(s, json_array());
     if (!list) list = keep(s, json_pack("[O]", one));
     for (size_t i = 0; i < json_array_size(list); i++)
@@ -496,6 +507,8 @@ static struct expr *literals_expr(struct schema *s, json_t *v) {
     "(?:[12]\\d(?:0[48]|[2468][048]|[13579][26])|(?:1[26]|2[048])00)-02-29)"
 #define TIME                                                                                       \
     "(?:[01]\\d|2[0-3]):[0-5]\\d:[0-5]\\d(?:\\.\\d{1,6})?(?:Z|[+-](?:[01]\\d|2[0-3]):[0-5]\\d)"
+/* Narrower than the standards where those are hard to read back: four-digit years from 1000, no
+ * leap seconds, IPv6 in full, lower-case UUIDs. Adding a format is adding a row. */
 static const struct format {
     const char *name, *pattern;
 } formats[] = {
@@ -622,6 +635,7 @@ static struct expr *digits_split(const struct magnitudes *m, digits_fn next, int
     struct exprs l = {0};
     if (lo > hi) return nothing(s);
     if (lo == hi) return expr_seq(s->b, digit_set(s, lo, lo), next(m, at + 1, low, high), NULL);
+    // on a bound's own digit the bound stays in force, strictly between the two all is free
     char first = (char)(lo + low), last = (char)(hi - high);
     if (low)
         exprs_add(&l, expr_seq(s->b, digit_set(s, lo, lo), next(m, at + 1, true, false), NULL));
@@ -640,6 +654,8 @@ static bool may_end(const struct magnitudes *m, int at, bool low, bool high) {
     return above && below;
 }
 
+/* Digits behind the point from `at` on: at least one, and no zeros behind an upper bound's last
+ * digit. */
 static struct expr *fraction(const struct magnitudes *m, int at, bool low, bool high) {
     struct schema *s = m->s;
     if (low && at >= m->lo->n_frac && !m->lo->open) low = false; // whatever follows is not less
@@ -654,6 +670,7 @@ static struct expr *fraction(const struct magnitudes *m, int at, bool low, bool 
     return end ? expr_any(s->b, expr_puts(s->b, ""), more, NULL) : more;
 }
 
+/* Digits before the point from `at` on, and what follows them. */
 static struct expr *whole(const struct magnitudes *m, int at, bool low, bool high) {
     struct schema *s = m->s;
     if (at < m->n_whole && !low && !high && at > 0) {
@@ -684,6 +701,8 @@ static struct expr *magnitudes_expr(struct schema *s, const struct bound *lo,
     return e ? e : nothing(s);
 }
 
+/* The sign is written first, so negative numbers are magnitudes between the swapped bounds. "-0" is
+ * no integer here, and a negative number is never zero. */
 static struct expr *bounded_number(struct schema *s, const struct bound *min,
                                    const struct bound *max, bool integer) {
     struct bound zero = {.set = true, .whole = "0", .n_whole = 1}, above_zero = zero;
@@ -747,6 +766,7 @@ static struct expr *items_from(struct schema *s, const struct items *t, int32_t 
     return i >= t->min ? expr_optional(b, e) : e;
 }
 
+/* "[" first ("," next)* "]" with as many as the schema wants. */
 static struct expr *array_expr(struct schema *s, json_t *v) {
     struct items t = {json_object_get(v, "prefixItems"), json_object_get(v, "items"), 0, 0, 0};
     if (!get_count(s, v, "minItems", 0, &t.min) || !get_count(s, v, "maxItems", -1, &t.max))

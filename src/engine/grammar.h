@@ -87,7 +87,8 @@ int32_t grammar_rest(const struct grammar_state *s);
  * `max_rest` more bytes when that is not negative. With a vocabulary of all 256 bytes and
  * grammar_rest() <= tokens left, max_rest = tokens left - 1 always allows a token and the reply is
  * whole when the tokens run out. End tokens are the caller's: allowed exactly when
- * grammar_is_final(). A mask may be empty when the text can only end.
+ * grammar_is_final(). A mask may be empty when the text can only end; else only when the vocabulary
+ * lacks bytes or grammar_machine_limited().
  */
 void grammar_mask(struct grammar_state *s, int32_t max_rest, uint32_t *bits);
 /* Appends the bytes that must come next whatever the reply is, at most `limit`; the state stays.

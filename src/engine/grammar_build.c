@@ -240,6 +240,7 @@ static struct expr *expr_shared(struct builder *b, struct expr *e) {
 struct expr *expr_repeat(struct builder *b, struct expr *e, int32_t min, int32_t max) {
     int64_t copies = MAX(max, min) + (max < 0);
     if (!e) return min == 0 ? expr_puts(b, "") : NULL;
+    if (e->kind == EXPR_TEXT && e->n == 0) return e;
     // a rule pays where its copies would be many: a call costs a frame each time it is read
     if (copies > 1 && e->cost > 2 && copies * e->cost > 32) e = expr_shared(b, e);
     struct expr *r = expr_new(b, EXPR_REPEAT);
@@ -268,7 +269,7 @@ static struct expr *expr_list(struct builder *b, enum expr_kind kind, struct exp
     return e->n == 1 ? e->kids[0] : e;
 }
 
-/* Neighbouring texts become one, so that alternatives of words are seen as texts. */
+/* Neighbouring texts become one, so that alternatives of words are seen as texts; empty ones go. */
 static void exprs_join(struct builder *b, struct exprs *l) {
     int32_t n = 0;
     struct buf text = {0};
@@ -276,10 +277,12 @@ static void exprs_join(struct builder *b, struct exprs *l) {
         text.len = 0;
         for (k = i; k < l->n && l->v[k] && l->v[k]->kind == EXPR_TEXT; k++)
             buf_add(&text, l->v[k]->text, (size_t)l->v[k]->n);
-        l->v[n++] = k > i + 1 ? expr_text(b, text.data, text.len) : l->v[i];
+        bool empty = k > i && text.len == 0 && l->n > 1;
+        if (!empty) l->v[n++] = k > i + 1 ? expr_text(b, text.data, text.len) : l->v[i];
         k = MAX(k, i + 1);
     }
     buf_release(&text);
+    if (n == 0) l->v[n++] = expr_puts(b, "");
     l->n = n;
 }
 
@@ -575,27 +578,72 @@ static int32_t edge_length(const struct grammar *g, const int32_t *rest, const s
     return MIN(here + rest[e->to], GRAMMAR_NEVER);
 }
 
-static bool rest_relax(const struct grammar *g, int32_t *rest, int32_t rule) {
-    bool changed = false;
-    int32_t end = rule + 1 < g->n_rules ? g->rules[rule + 1].start : g->n_nodes;
-    for (int32_t i = end - 1; i >= g->rules[rule].start; i--)
+/* For every node, the edges whose length hangs on its rest: those that lead to it, and those that
+ * call the rule it starts. */
+struct uses {
+    int32_t *begin; /* [n_nodes + 1] */
+    int32_t *edge, *from;
+};
+
+static void uses_count(const struct grammar *g, struct uses *u, bool fill) {
+    for (int32_t i = 0; i < g->n_nodes; i++)
         for (int32_t k = g->edge_begin[i]; k < g->edge_begin[i + 1]; k++) {
-            int32_t len = edge_length(g, rest, &g->edges[k]);
-            if (len < rest[i]) rest[i] = len, changed = true;
+            const struct edge *e = &g->edges[k];
+            int32_t on[2] = {e->to, e->rule >= 0 ? g->rules[e->rule].start : -1};
+            for (int j = 0; j < 2 && on[j] >= 0; j++) {
+                int32_t at = u->begin[on[j]]++;
+                if (fill) u->edge[at] = k, u->from[at] = i;
+            }
         }
-    return changed;
 }
 
-/* The least fixed point, by sweeps over the rules in both directions. */
+static struct uses uses_make(const struct grammar *g) {
+    struct uses u = {.begin = xcalloc((size_t)g->n_nodes + 2, sizeof *u.begin)};
+    int32_t n = 0;
+    uses_count(g, &u, false);
+    for (int32_t i = 0; i <= g->n_nodes; i++) {
+        int32_t count = u.begin[i];
+        u.begin[i] = n;
+        n += count;
+    }
+    u.edge = xmalloc(((size_t)n + 1) * sizeof *u.edge);
+    u.from = xmalloc(((size_t)n + 1) * sizeof *u.from);
+    uses_count(g, &u, true); // each begin has moved to the next one's
+    memmove(u.begin + 1, u.begin, (size_t)g->n_nodes * sizeof *u.begin);
+    u.begin[0] = 0;
+    return u;
+}
+
+/* The least fixed point: from the ends backwards, whoever gets shorter tells those who use it. */
 static void grammar_measure(struct grammar *g) {
     int32_t *rest = arena_alloc(&g->arena, (size_t)g->n_nodes * sizeof *rest);
-    for (int32_t i = 0; i < g->n_nodes; i++) rest[i] = g->is_end[i] ? 0 : GRAMMAR_NEVER;
-    for (bool changed = true; changed;) {
-        changed = false;
-        for (int32_t r = g->n_rules - 1; r >= 0; r--) changed |= rest_relax(g, rest, r);
-        for (int32_t r = 0; changed && r < g->n_rules; r++) rest_relax(g, rest, r);
+    struct uses u = uses_make(g);
+    int32_t *queue = xmalloc((size_t)g->n_nodes * sizeof *queue), head = 0, n = 0;
+    bool *waits = xcalloc((size_t)g->n_nodes, sizeof *waits);
+    for (int32_t i = 0; i < g->n_nodes; i++) {
+        rest[i] = g->is_end[i] ? 0 : GRAMMAR_NEVER;
+        if (g->is_end[i]) queue[n++] = i, waits[i] = true;
+    }
+    for (; n > 0; n--) { // a ring: no node waits twice
+        int32_t node = queue[head];
+        head = head + 1 == g->n_nodes ? 0 : head + 1;
+        waits[node] = false;
+        for (int32_t k = u.begin[node]; k < u.begin[node + 1]; k++) {
+            int32_t len = edge_length(g, rest, &g->edges[u.edge[k]]), from = u.from[k];
+            if (len >= rest[from]) continue;
+            rest[from] = len;
+            if (waits[from]) continue;
+            waits[from] = true;
+            queue[(head + n - 1) % g->n_nodes] = from;
+            n++;
+        }
     }
     g->rest = rest;
+    free(queue);
+    free(waits);
+    free(u.begin);
+    free(u.edge);
+    free(u.from);
 }
 
 /* Left recursion. A graph of first calls has a circle exactly when rules are left after all rules
@@ -708,6 +756,15 @@ static void grammar_classes(struct grammar *g) {
     }
 }
 
+/* What even its beginning takes too much work for would be written wrongly narrow all along. */
+static int grammar_check_start(const struct grammar *g, struct error *err) {
+    struct grammar_machine *m = grammar_machine_new(g, NULL, 0);
+    bool limited = grammar_machine_limited(m);
+    grammar_machine_free(m);
+    if (!limited) return OK;
+    return error_set(err, ERR_MEMORY, "grammar is too ambiguous: it has too many ways to begin");
+}
+
 static void grammar_hash_set(struct grammar *g, const char *kind, const char *text, size_t len) {
     struct hasher h;
     hasher_init(&h);
@@ -730,6 +787,7 @@ struct grammar *grammar_build(struct builder *b, int32_t root, const char *kind,
     int rc = grammar_check_left(g, err);
     if (rc == OK && grammar_shortest(g) >= GRAMMAR_NEVER)
         rc = error_set(err, ERR_FORMAT, "no text can match this %s", kind);
+    if (rc == OK) rc = grammar_check_start(g, err);
     if (rc != OK) {
         grammar_free(g);
         g = NULL;

@@ -356,11 +356,6 @@ static void step_follow(struct grammar_machine *m, struct config c) {
     }
 }
 
-static int config_compare(const void *a, const void *b) {
-    const struct config *x = a, *y = b;
-    return (x->node > y->node) - (x->node < y->node);
-}
-
 /* Stable: configurations of one node are merged in the order in which they were found. */
 static void configs_sort(struct config *v, struct config *scratch, int32_t n) {
     if (n <= 24) {
@@ -374,7 +369,7 @@ static void configs_sort(struct config *v, struct config *scratch, int32_t n) {
     int32_t half = n / 2, a = 0, b = half, o = 0;
     configs_sort(v, scratch, half);
     configs_sort(v + half, scratch, n - half);
-    while (a < half && b < n) scratch[o++] = config_compare(&v[b], &v[a]) < 0 ? v[b++] : v[a++];
+    while (a < half && b < n) scratch[o++] = v[b].node < v[a].node ? v[b++] : v[a++];
     while (a < half) scratch[o++] = v[a++];
     memcpy(v, scratch, (size_t)o * sizeof *v); // what is left of the second half is in its place
 }

@@ -11,7 +11,8 @@
  * minItems, maxItems, minLength, maxLength, pattern, format (table below), minimum, maximum,
  * exclusiveMinimum, exclusiveMaximum, anyOf, oneOf (its branches must exclude each other visibly),
  * allOf (merged), $ref within the document, $defs, definitions, nullable. Annotations are passed
- * over. Everything else is refused by name and place.
+ * over, and so is the format of what is no string. Everything else is refused by name and place.
+ * Free keys may be written twice: a grammar does not remember them.
  *
  * An object with properties a (optional) and b (required) is, in GBNF,
  *

@@ -1,0 +1,98 @@
+/*
+ * grammar: which texts a reply may be, and which tokens keep it so.
+ *
+ * A `struct grammar` is compiled once from a regular expression, a JSON schema, a GBNF grammar or a
+ * list of choices; it is immutable and may be shared by all threads. A `struct grammar_vocab` is a
+ * tokenizer's byte trie, immutable too. A `struct grammar_machine` joins one of each with the
+ * states and masks met so far; one thread drives it, and many replies share it, because what one
+ * reply has worked out the next one finds. A `struct grammar_state` is one reply's place in the
+ * grammar: it belongs to a machine and is released before it.
+ *
+ * Everything is over bytes, so a token may end or begin inside a character. What is allowed depends
+ * on the grammar and the bytes read so far only: not on other replies, nor on what is cached.
+ */
+#ifndef SHOAL_GRAMMAR_H
+#define SHOAL_GRAMMAR_H
+
+#include "model/model.h"
+
+struct grammar;
+/*
+ * A regular expression that the whole text must match: alternation, (groups), (?:groups),
+ * (?<named>), quantifiers (lazy ones are the same language), classes, '.', \d \w \s (ASCII), \p{L}
+ * \p{Lu} \p{Han} \p{Hiragana} ..., \xHH \x{H..} \uHHHH; '^' and '$' where a whole alternative
+ * begins and ends. Look-around, back-references, \b, flags and possessive quantifiers are refused
+ * by name.
+ */
+struct grammar *grammar_new_regex(const char *text, size_t len, struct error *err);
+/*
+ * A JSON schema (draft 2020-12, the part in schema.c's preamble). Objects have their properties in
+ * the schema's order. Blanks are optional between tokens — one space, or a line break and at most
+ * 20 blanks — unless `compact`, where there are none and a finite schema has one text a value.
+ */
+struct grammar *grammar_new_json_schema(const char *text, size_t len, bool compact,
+                                        struct error *err);
+/* Any JSON object: OpenAI's json_object. */
+struct grammar *grammar_new_json_object(struct error *err);
+/* GBNF as llama.cpp reads it, from the rule `root`; tokens in <> and left recursion are refused. */
+struct grammar *grammar_new_gbnf(const char *text, size_t len, struct error *err);
+/* Exactly one of n texts, which may be any bytes. */
+struct grammar *grammar_new_choices(const char *const *texts, int n, struct error *err);
+void grammar_free(struct grammar *g);
+/* Identity: SHA-256 of the kind and the source text. */
+const char *grammar_hash(const struct grammar *g);
+/* Bytes of the shortest text. */
+int32_t grammar_shortest(const struct grammar *g);
+/* Appends every text in byte order and returns how many there are; ERR_MEMORY when there are more
+ * than `limit`, no end of them, or one longer than 4096 bytes or with a zero byte. */
+int grammar_enumerate(const struct grammar *g, int limit, struct strings *out, struct error *err);
+
+struct grammar_vocab;
+/* From every token's own bytes; special tokens and empty ones are in no mask. */
+struct grammar_vocab *grammar_vocab_new(const struct tokenizer *t);
+/* The same from n byte strings; a length of 0 leaves a token out. */
+struct grammar_vocab *grammar_vocab_from(const char *const *pieces, const int32_t *lens, int32_t n);
+void grammar_vocab_free(struct grammar_vocab *v);
+
+struct grammar_machine;
+/* `vocab` may be NULL when no mask is asked for. Beyond `max_bytes` (0: 64 MiB) what no state needs
+ * is forgotten; results stay the same. Borrows both. */
+struct grammar_machine *grammar_machine_new(const struct grammar *g, const struct grammar_vocab *v,
+                                            size_t max_bytes);
+void grammar_machine_free(struct grammar_machine *m);
+size_t grammar_machine_bytes(const struct grammar_machine *m);
+/* A limit on the work of one step or mask was met, so some texts of a very ambiguous grammar can no
+ * longer be written. What is written is right all the same. */
+bool grammar_machine_limited(const struct grammar_machine *m);
+
+struct grammar_state {
+    struct grammar_machine *machine;
+    int32_t slot;
+};
+/* The empty text. */
+struct grammar_state grammar_state_new(struct grammar_machine *m);
+struct grammar_state grammar_state_copy(const struct grammar_state *s);
+void grammar_state_release(struct grammar_state *s); /* harmless twice */
+
+/* Reads n bytes. False, and the state stays where it was, when no text of the grammar begins so. */
+bool grammar_accept_bytes(struct grammar_state *s, const void *bytes, size_t n);
+/* The same with a token's bytes; false for special tokens. */
+bool grammar_accept_token(struct grammar_state *s, int32_t token);
+/* What was read is a whole text: the reply may end here. */
+bool grammar_is_final(const struct grammar_state *s);
+/* Bytes that the shortest way to a whole text still needs; 0 when final. */
+int32_t grammar_rest(const struct grammar_state *s);
+/*
+ * bits[(V + 31) / 32]: bit i is set when the grammar can go on after token i, and in at most
+ * `max_rest` more bytes when that is not negative. With a vocabulary of all 256 bytes and
+ * grammar_rest() <= tokens left, max_rest = tokens left - 1 always allows a token and the reply is
+ * whole when the tokens run out. End tokens are the caller's: allowed exactly when
+ * grammar_is_final(). A mask may be empty when the text can only end; else only when the vocabulary
+ * lacks bytes or grammar_machine_limited().
+ */
+void grammar_mask(struct grammar_state *s, int32_t max_rest, uint32_t *bits);
+/* Appends the bytes that must come next whatever the reply is, at most `limit`; the state stays.
+ * Returns how many. */
+size_t grammar_forced(struct grammar_state *s, size_t limit, struct buf *out);
+
+#endif

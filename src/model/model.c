@@ -133,7 +133,7 @@ static int model_refuse(const char *path, const struct mapping *map, struct erro
                      "'%s' is not a model: expected a GGUF file or a Hugging Face directory", path);
 }
 
-struct model *model_open(const char *path, enum numeric_class cls, struct error *err) {
+static struct model *model_read(const char *path, enum numeric_class cls, struct error *err) {
     if (path_is_dir(path)) return hf_model_open(path, cls, err);
     struct mapping map;
     if (map_open(&map, path, err) != OK) return NULL;
@@ -141,6 +141,12 @@ struct model *model_open(const char *path, enum numeric_class cls, struct error 
     if (!gguf) model_refuse(path, &map, err);
     map_close(&map);
     return gguf ? gguf_model_open(path, cls, err) : NULL;
+}
+
+struct model *model_open(const char *path, enum numeric_class cls, struct error *err) {
+    struct model *m = model_read(path, cls, err);
+    if (m && m->tok) tok_set_chat_template(m->tok, m->chat_template);
+    return m;
 }
 
 static bool type_is_float(enum tensor_type t) {

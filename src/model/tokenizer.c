@@ -267,6 +267,7 @@ struct tokenizer *tok_new(const struct tok_spec *spec, struct error *err) {
 
 void tok_free(struct tokenizer *t) {
     if (!t) return;
+    chat_template_free(t->chat);
     pcre2_code_free(t->code);
     arena_release(&t->arena);
     free(t);

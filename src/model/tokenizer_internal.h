@@ -56,6 +56,7 @@ struct tokenizer {
     bool prefix_once;   /* SPM: a space before a text only, not after special tokens too */
     bool prefix_joins;  /* SPM: and none before a space */
     bool words;         /* SPM: no piece goes on over a ▁ behind another character */
+    struct chat_template *chat; /* NULL: ChatML */
 };
 
 /* Scratch of one encode call; nothing of it outlives the call. */
@@ -93,6 +94,10 @@ int pairs_from_merges(struct tokenizer *t, struct error *err);
 typedef void (*fragment_fn)(void *ctx, int32_t id, const char *p, size_t n);
 void text_fragments(const struct tokenizer *t, const char *text, size_t len, bool control,
                     fragment_fn fn, void *ctx);
+
+/* chat.c */
+struct chat_template;
+void chat_template_free(struct chat_template *c);
 
 /* bpe.c */
 int bpe_prepare(struct tokenizer *t, struct error *err);

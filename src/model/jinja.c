@@ -2,7 +2,9 @@
  * Rendering: a walk over the tree of a template with its variables.
  *
  * Scopes are those of Jinja: loops, macros, blocks that are captured, `with` and call blocks have
- * their own, `if` has none; a `set` writes to the innermost, and only a namespace outlives it.
+ * their own, `if` has none; a `set` writes to the innermost, and only a namespace outlives it. One
+ * difference is left: a caller's variable that a block sets later on, and that only blocks within it
+ * read before, is undefined there in Jinja; here it has the caller's value.
  *
  * While a loop stands at a message of the conversation, what is written belongs to that message:
  * this is how the assistant's turns are found in the output of templates that do not mark them.
@@ -385,7 +387,13 @@ static struct list *loop_items(struct render *r, const struct node *n) {
     for (size_t i = 0; i < all->n; i++) {
         scope_push(r, scope);
         assign(r, n->a, all->v[i]);
-        if (value_truth(eval(r, n->c))) list_add(&r->w, kept, all->v[i]);
+        struct value item = all->v[i];
+        if (n->a->kind != NODE_NAME) { /* what loop.previtem shows then */
+            item = LISTED(list_new(&r->w, TUPLE));
+            const struct list *parts = value_items(&r->w, all->v[i]);
+            for (size_t k = 0; k < parts->n; k++) list_add(&r->w, item.list, parts->v[k]);
+        }
+        if (value_truth(eval(r, n->c))) list_add(&r->w, kept, item);
     }
     r->scope = scope;
     return kept;

@@ -1067,16 +1067,24 @@ static struct value str_islower(struct work *w, struct str s, const struct args 
     return BOOL(test_lower(w, STRING(s), a));
 }
 
-/* isdigit and the like, for ASCII; any other character is refused. */
+/* Letters without case: kana, Chinese characters, Hangul. */
+static bool char_is_east_asian(uint32_t c) {
+    return (c >= 0x3041 && c <= 0x3096) || (c >= 0x30A1 && c <= 0x30FA) || c == 0x30FC ||
+           (c >= 0x4E00 && c <= 0x9FFF) || (c >= 0xAC00 && c <= 0xD7A3);
+}
+
+/* isdigit and the like, for ASCII and East Asian letters; any other character is refused. */
 static struct value all_chars(struct work *w, struct str s, const struct args *a, const char *name,
                               bool letters, bool digits) {
     args_check(w, a, name, 0, 0, NULL);
     bool all = s.n > 0;
-    for (size_t i = 0; i < s.n; i++) {
-        uint8_t c = (uint8_t)s.p[i];
-        if (c >= 0x80) work_fail(w, "'%s' is supported for ASCII only", name);
-        bool letter = (c | 32) >= 'a' && (c | 32) <= 'z', digit = c >= '0' && c <= '9';
-        all &= (letters && letter) || (digits && digit);
+    int len;
+    for (size_t i = 0; i < s.n; i += (size_t)len) {
+        uint32_t c = char_at(s.p + i, &len);
+        if (c >= 0x80 && !char_is_east_asian(c))
+            work_fail(w, "'%s' of U+%04X is not supported", name, (unsigned)c);
+        bool letter = c >= 0x80 || ((c | 32) >= 'a' && (c | 32) <= 'z');
+        all &= (letters && letter) || (digits && c >= '0' && c <= '9');
     }
     return BOOL(all);
 }

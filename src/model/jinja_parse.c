@@ -742,7 +742,7 @@ static struct node *parse_expression(struct parser *p) {
 
 static void parse_body(struct parser *p, struct nodes *out, const char *const *ends);
 
-/* The rest of an opening tag, then everything up to a tag of `ends` ("endfor", "else", NULL), whose
+/* The rest of an opening tag, then everything up to a tag of `ends` ("else", "endfor", NULL; the end itself last), whose
  * name is left to be taken. */
 static void parse_block(struct parser *p, struct nodes *out, const char *const *ends) {
     skip_op(p, ':');
@@ -785,7 +785,7 @@ static struct node *parse_set(struct parser *p) {
 }
 
 static struct node *parse_for(struct parser *p) {
-    static const char *const ends[] = {"endfor", "else", NULL};
+    static const char *const ends[] = {"else", "endfor", NULL};
     struct node *n = node_new(p, NODE_FOR);
     n->a = parse_target(p, TUPLE_TARGET);
     expect_keyword(p, "in");
@@ -945,6 +945,7 @@ static void parse_body(struct parser *p, struct nodes *out, const char *const *e
         const struct token *t = peek(p);
         p->w->line = t->line;
         if (t->kind == T_END) {
+            while (ends && ends[1]) ends++;
             if (ends) work_fail(p->w, "'%s' is missing before the template's end", *ends);
             break;
         }

@@ -134,6 +134,7 @@ static const struct case_range case_ranges[] = {
     {0xF7, 0xF7, 0, 0},
     {0xF8, 0xFE, LOWER, -32},
     {0x391, 0x3A1, UPPER, 32},
+    {0x3A4, 0x3A9, UPPER, 32},
     {0x3B1, 0x3C1, LOWER, -32},
     {0x3C4, 0x3C9, LOWER, -32},
     {0x410, 0x42F, UPPER, 32},

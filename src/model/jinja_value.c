@@ -87,6 +87,8 @@ struct list *value_items(struct work *w, struct value v) {
             list_add(w, out, STRING(str_part(v.s, i, i + (size_t)len)));
         }
         return out;
+    case V_MARKUP:
+        work_fail(w, "what 'safe' and 'escape' make can only be printed");
     default:
         work_fail(w, "a %s cannot be walked through", value_type(v));
     }

@@ -131,7 +131,7 @@ def fill(path):
                 template = line.rpartition(" => ")[0] if " => " in line else line
                 f.write(f"{template} => {results[i]}\n" if i in results else line + "\n")
         else:
-            f.write(old[: old.index("== ")])
+            f.write(old[: old.index("\n== ") + 1])
             for name, template, context, _ in blocks:
                 line = json.dumps(context, ensure_ascii=False)
                 f.write(f"== {name}\n{template}\n-- {line}\n{results[name]}\n\n")
@@ -250,7 +250,7 @@ class Maker:
             orelse = t("else") + body() if self.r.random() < 0.2 else ""
             return t(f"for {names} in {over}{cond}") + inner + orelse + t("endfor")
         if p < 0.86:
-            return t(f"set {self.pick(['x', 'y', 's', 'q'])} = {self.expr(2)}")
+            return t(f"set {self.pick(['x', 'y', 'q'])} = {self.expr(2)}")
         if p < 0.89:
             return t("set x") + body() + t("endset") + "{{ x }}"
         if p < 0.92:

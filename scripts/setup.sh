@@ -7,7 +7,7 @@
 set -u
 
 packages="build-essential pkg-config git ca-certificates libjansson-dev libyaml-dev libpcre2-dev
-libsqlite3-dev libsodium-dev libcmocka-dev"
+libsqlite3-dev libsodium-dev libcmocka-dev python3-jinja2"
 
 if ! command -v dpkg-query >/dev/null 2>&1; then
     echo "setup: no dpkg here; the build needs the counterparts of these Debian packages:" >&2

@@ -31,7 +31,7 @@ struct encoding {
     struct ids *out;
     struct buf *mask;
     struct buf pending; /* text of a template since its last special token */
-    bool within;        /* the next text goes on from text: some tokenizers put a space before one */
+    bool within; /* the next text goes on from text: some tokenizers put a space before one */
     bool own;
 };
 
@@ -188,12 +188,10 @@ static int render(const struct chat_template *c, const struct chat *chat, size_t
     }
     json_t *vars = chat->extra ? json_copy((json_t *)(uintptr_t)chat->extra) : json_object();
     json_t *messages = json_array();
-    for (size_t i = 0; i < n; i++)
-        json_array_append(messages, json_array_get(chat->messages, i));
+    for (size_t i = 0; i < n; i++) json_array_append(messages, json_array_get(chat->messages, i));
     json_object_set_new(vars, "messages", messages);
     json_object_set(vars, "tools", chat->tools ? (json_t *)(uintptr_t)chat->tools : json_null());
-    if (!json_object_get(vars, "documents"))
-        json_object_set_new(vars, "documents", json_null());
+    if (!json_object_get(vars, "documents")) json_object_set_new(vars, "documents", json_null());
     json_object_set_new(vars, "add_generation_prompt", json_boolean(prompt));
     struct jinja_input in = {.vars = vars, .trusted = c->tokens, .now = c->now};
     int rc = jinja_render(c->jinja, &in, out, err);

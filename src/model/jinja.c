@@ -3,8 +3,8 @@
  *
  * Scopes are those of Jinja: loops, macros, blocks that are captured, `with` and call blocks have
  * their own, `if` has none; a `set` writes to the innermost, and only a namespace outlives it. One
- * difference is left: a caller's variable that a block sets later on, and that only blocks within it
- * read before, is undefined there in Jinja; here it has the caller's value.
+ * difference is left: a caller's variable that a block sets later on, and that only blocks within
+ * it read before, is undefined there in Jinja; here it has the caller's value.
  *
  * While a loop stands at a message of the conversation, what is written belongs to that message:
  * this is how the assistant's turns are found in the output of templates that do not mark them.
@@ -541,12 +541,12 @@ static void variables_set(struct render *r, const struct jinja_input *in) {
     const char *name;
     json_t *v;
     scope_push(r, NULL);
-    json_object_foreach((json_t *)(uintptr_t)in->vars, name, v) {
+    json_object_foreach ((json_t *)(uintptr_t)in->vars, name, v) {
         bool messages = strcmp(name, "messages") == 0 && json_is_array(v);
         set_named(r, r->scope, name,
                   messages ? value_messages(&r->w, v) : value_from_json(&r->w, v, JINJA_DATA));
     }
-    json_object_foreach((json_t *)(uintptr_t)in->trusted, name, v)
+    json_object_foreach ((json_t *)(uintptr_t)in->trusted, name, v)
         set_named(r, r->scope, name, value_from_json(&r->w, v, 0));
 }
 

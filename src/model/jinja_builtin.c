@@ -296,7 +296,8 @@ static struct value filter_map(struct work *w, struct value v, const struct args
     }
     struct str name = need_str(w, arg_get(a, 0, NULL, NONE), "map");
     struct args rest = args_rest(a, 1);
-    if (!filter_known(name)) work_fail(w, "there is no filter '%.*s'", (int)MIN(name.n, 60u), name.p);
+    if (!filter_known(name))
+        work_fail(w, "there is no filter '%.*s'", (int)MIN(name.n, 60u), name.p);
     for (size_t i = 0; i < l->n; i++) list_add(w, out, filter_apply(w, name, l->v[i], &rest));
     return LISTED(out);
 }
@@ -313,7 +314,8 @@ static struct value choose(struct work *w, struct value v, const struct args *a,
     if (rest.n) {
         name = need_str(w, rest.v[0], "select");
         rest = args_rest(&rest, 1);
-        if (!test_known(name)) work_fail(w, "there is no test '%.*s'", (int)MIN(name.n, 60u), name.p);
+        if (!test_known(name))
+            work_fail(w, "there is no test '%.*s'", (int)MIN(name.n, 60u), name.p);
     }
     for (size_t i = 0; i < l->n; i++) {
         struct value item = attribute ? path_get(w, l->v[i], path) : l->v[i];
@@ -411,8 +413,8 @@ static size_t line_end(struct str s, size_t i) {
     int len;
     uint32_t c = char_at(s.p + i, &len);
     if (c == '\r' && i + 1 < s.n && s.p[i + 1] == '\n') return 2;
-    bool ends = (c >= 10 && c <= 13) || (c >= 0x1C && c <= 0x1E) || c == 0x85 || c == 0x2028 ||
-                c == 0x2029;
+    bool ends =
+        (c >= 10 && c <= 13) || (c >= 0x1C && c <= 0x1E) || c == 0x85 || c == 0x2028 || c == 0x2029;
     return ends ? (size_t)len : 0;
 }
 
@@ -439,9 +441,10 @@ static struct value filter_indent(struct work *w, struct value v, const struct a
     struct value width = arg_get(a, 0, "width", INT(4));
     bool first = value_truth(arg_get(a, 1, "first", BOOL(false)));
     bool blank = value_truth(arg_get(a, 2, "blank", BOOL(false)));
-    struct str by = width.kind == V_STR
-                        ? width.s
-                        : value_binary(w, '*', STRING(STR(" ")), INT(need_int(w, width, "indent"))).s;
+    struct str by =
+        width.kind == V_STR
+            ? width.s
+            : value_binary(w, '*', STRING(STR(" ")), INT(need_int(w, width, "indent"))).s;
     struct text whole = {0}, t = {0};
     text_add(w, &whole, need_str(w, v, "indent"));
     text_puts(w, &whole, "\n");
@@ -488,8 +491,8 @@ static struct value filter_safe(struct work *w, struct value v, const struct arg
 }
 
 static struct value filter_escape(struct work *w, struct value v, const struct args *a) {
-    static const char *const names[] = {"&", "&amp;", "<", "&lt;", ">", "&gt;",
-                                        "'", "&#39;", "\"", "&#34;"};
+    static const char *const names[] = {"&",    "&amp;", "<",     "&lt;", ">",
+                                        "&gt;", "'",     "&#39;", "\"",   "&#34;"};
     args_check(w, a, "escape", 0, 0, NULL);
     if (v.kind == V_MARKUP) return v;
     struct str s = value_str(w, v);
@@ -597,7 +600,8 @@ static struct value filter_round(struct work *w, struct value v, const struct ar
     if (precision < 0 || precision > 20) work_fail(w, "this precision of 'round' is not supported");
     bool up = str_is(method, "ceil");
     if (up || str_is(method, "floor")) {
-        if (precision) work_fail(w, "'round' to digits by '%s' is not supported", up ? "ceil" : "floor");
+        if (precision)
+            work_fail(w, "'round' to digits by '%s' is not supported", up ? "ceil" : "floor");
         return value_is_number(v) && v.kind != V_FLOAT ? FLOAT((double)v.i)
                                                        : FLOAT(up ? ceil(v.f) : floor(v.f));
     }
@@ -727,8 +731,8 @@ TEST_OF(number, value_is_number(v))
 TEST_OF(string, v.kind == V_STR || v.kind == V_MARKUP)
 TEST_OF(mapping, v.kind == V_DICT)
 TEST_OF(escaped, v.kind == V_MARKUP)
-TEST_OF(callable, v.kind == V_MACRO || v.kind == V_METHOD || v.kind == V_FUNCTION ||
-                      v.kind == V_UNDEFINED)
+TEST_OF(callable,
+        v.kind == V_MACRO || v.kind == V_METHOD || v.kind == V_FUNCTION || v.kind == V_UNDEFINED)
 TEST_OF(filter, v.kind == V_STR && filter_known(v.s))
 TEST_OF(test, v.kind == V_STR && test_known(v.s))
 TEST_OF(iterable, v.kind == V_STR || v.kind == V_MARKUP || v.kind == V_LIST || v.kind == V_DICT ||
@@ -807,25 +811,44 @@ static const struct test {
     const char *name;
     bool (*apply)(struct work *w, struct value v, const struct args *a);
 } tests[] = {
-    {"boolean", test_boolean},   {"callable", test_callable},
-    {"defined", test_defined},   {"divisibleby", test_divisibleby},
-    {"eq", test_eq},             {"equalto", test_eq},
-    {"escaped", test_escaped},   {"even", test_even},
-    {"false", test_false},       {"filter", test_filter},
-    {"float", test_float},       {"ge", test_ge},
-    {"greaterthan", test_gt},    {"gt", test_gt},
-    {"in", test_in},             {"integer", test_integer},
-    {"iterable", test_iterable}, {"le", test_le},
-    {"lessthan", test_lt},       {"lower", test_lower},
-    {"lt", test_lt},             {"mapping", test_mapping},
-    {"ne", test_ne},             {"none", test_none},
-    {"number", test_number},     {"odd", test_odd},
-    {"sameas", test_sameas},     {"sequence", test_sequence},
-    {"string", test_string},     {"test", test_test},
-    {"true", test_true},         {"undefined", test_undefined},
-    {"upper", test_upper},       {"==", test_eq},
-    {"!=", test_ne},             {"<", test_lt},
-    {">", test_gt},              {"<=", test_le},
+    {"boolean", test_boolean},
+    {"callable", test_callable},
+    {"defined", test_defined},
+    {"divisibleby", test_divisibleby},
+    {"eq", test_eq},
+    {"equalto", test_eq},
+    {"escaped", test_escaped},
+    {"even", test_even},
+    {"false", test_false},
+    {"filter", test_filter},
+    {"float", test_float},
+    {"ge", test_ge},
+    {"greaterthan", test_gt},
+    {"gt", test_gt},
+    {"in", test_in},
+    {"integer", test_integer},
+    {"iterable", test_iterable},
+    {"le", test_le},
+    {"lessthan", test_lt},
+    {"lower", test_lower},
+    {"lt", test_lt},
+    {"mapping", test_mapping},
+    {"ne", test_ne},
+    {"none", test_none},
+    {"number", test_number},
+    {"odd", test_odd},
+    {"sameas", test_sameas},
+    {"sequence", test_sequence},
+    {"string", test_string},
+    {"test", test_test},
+    {"true", test_true},
+    {"undefined", test_undefined},
+    {"upper", test_upper},
+    {"==", test_eq},
+    {"!=", test_ne},
+    {"<", test_lt},
+    {">", test_gt},
+    {"<=", test_le},
     {">=", test_ge},
 };
 
@@ -1236,8 +1259,7 @@ static const struct attributes {
            "splitlines startswith strip swapcase title translate upper zfill"},
   dict_attributes = {"get items keys values copy", "clear fromkeys pop popitem setdefault update"},
   list_attributes = {"copy count index", "append clear extend insert pop remove reverse sort"},
-  tuple_attributes = {"count index", ""},
-  view_attributes = {"", "isdisjoint mapping"},
+  tuple_attributes = {"count index", ""}, view_attributes = {"", "isdisjoint mapping"},
   generator_attributes = {"", "close gi_code gi_frame gi_running gi_suspended gi_yieldfrom send "
                               "throw"},
   range_attributes = {"count index", "start stop step"}, loop_attributes = {"cycle changed", ""},
@@ -1351,14 +1373,10 @@ static struct value function_lacking(struct work *w, const struct args *a) {
 
 const struct function *function_find(struct str name) {
     static const struct function functions[] = {
-        {"range", function_range},
-        {"dict", function_dict},
-        {"namespace", function_namespace},
-        {"raise_exception", function_raise},
-        {"strftime_now", function_strftime},
-        {"lipsum", function_lacking},
-        {"cycler", function_lacking},
-        {"joiner", function_lacking},
+        {"range", function_range},           {"dict", function_dict},
+        {"namespace", function_namespace},   {"raise_exception", function_raise},
+        {"strftime_now", function_strftime}, {"lipsum", function_lacking},
+        {"cycler", function_lacking},        {"joiner", function_lacking},
     };
     for (size_t i = 0; i < ARRAY_LEN(functions); i++)
         if (str_is(name, functions[i].name)) return &functions[i];

@@ -172,7 +172,7 @@ struct str value_json(struct work *w, struct value v, const struct json_style *s
 struct value value_from_json(struct work *w, const json_t *v, uint8_t origin);
 struct value value_messages(struct work *w, const json_t *list);
 struct value value_binary(struct work *w, int op, struct value a, struct value b);
-struct value value_attr(struct work *w, struct value v, struct str name);     /* v.name */
+struct value value_attr(struct work *w, struct value v, struct str name);    /* v.name */
 struct value value_item(struct work *w, struct value v, struct value index); /* v[index] */
 struct value value_slice(struct work *w, struct value v, const struct value part[3]);
 struct str value_percent(struct work *w, struct str format, struct value args); /* format % args */
@@ -185,14 +185,14 @@ enum node_kind {
     NODE_NAME,
     NODE_LIST,
     NODE_TUPLE,
-    NODE_DICT,  /* list: keys, list2: values */
-    NODE_ATTR,  /* a.name */
-    NODE_ITEM,  /* a[b] */
-    NODE_SLICE, /* list: start, stop, step, each may be NULL; as b of NODE_ITEM */
-    NODE_CALL,  /* a(list) */
-    NODE_KWARG, /* name=a, within the list of a call, filter or test */
+    NODE_DICT,   /* list: keys, list2: values */
+    NODE_ATTR,   /* a.name */
+    NODE_ITEM,   /* a[b] */
+    NODE_SLICE,  /* list: start, stop, step, each may be NULL; as b of NODE_ITEM */
+    NODE_CALL,   /* a(list) */
+    NODE_KWARG,  /* name=a, within the list of a call, filter or test */
     NODE_FILTER, /* a|name(list); a NULL: the text of the block */
-    NODE_TEST,  /* a is name(list) */
+    NODE_TEST,   /* a is name(list) */
     NODE_NOT,
     NODE_NEG,
     NODE_POS,
@@ -201,17 +201,17 @@ enum node_kind {
     NODE_BINARY,  /* a op b */
     NODE_COMPARE, /* a then list of NODE_OPERAND(op, a) */
     NODE_OPERAND,
-    NODE_CONCAT, /* list */
-    NODE_COND,   /* a if b else c; c may be NULL */
-    NODE_NSREF,  /* name.name2, as a target */
-    NODE_TEXT,   /* value */
-    NODE_PRINT,  /* a */
-    NODE_IF,     /* a: list, else list2 */
-    NODE_FOR,    /* a in b if c: list, else list2 */
-    NODE_SET,    /* a = b */
-    NODE_SET_BLOCK, /* a = list through filters b (or NULL) */
-    NODE_MACRO,     /* name(list = parameters, list2 = the last ones' defaults): list3 */
-    NODE_CALL_BLOCK, /* the same without a name, a: the call */
+    NODE_CONCAT,       /* list */
+    NODE_COND,         /* a if b else c; c may be NULL */
+    NODE_NSREF,        /* name.name2, as a target */
+    NODE_TEXT,         /* value */
+    NODE_PRINT,        /* a */
+    NODE_IF,           /* a: list, else list2 */
+    NODE_FOR,          /* a in b if c: list, else list2 */
+    NODE_SET,          /* a = b */
+    NODE_SET_BLOCK,    /* a = list through filters b (or NULL) */
+    NODE_MACRO,        /* name(list = parameters, list2 = the last ones' defaults): list3 */
+    NODE_CALL_BLOCK,   /* the same without a name, a: the call */
     NODE_FILTER_BLOCK, /* b over list */
     NODE_WITH,         /* list = list2: list3 */
     NODE_GENERATION,   /* list */

@@ -13,7 +13,17 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum token_kind { T_TEXT, T_PRINT, T_PRINT_END, T_BLOCK, T_BLOCK_END, T_NAME, T_VALUE, T_OP, T_END };
+enum token_kind {
+    T_TEXT,
+    T_PRINT,
+    T_PRINT_END,
+    T_BLOCK,
+    T_BLOCK_END,
+    T_NAME,
+    T_VALUE,
+    T_OP,
+    T_END
+};
 struct token {
     enum token_kind kind;
     int line, op;
@@ -96,7 +106,8 @@ static void lex_number(struct parser *p) {
     text[n] = 0;
     if (!real && text[0] == '0' && strspn(text, "0") != n)
         work_fail(p->w, "the number '%s' begins with 0", text);
-    if (at < p->n && is_word(p->p[at])) work_fail(p->w, "a number like '%s%c' is not supported", text, p->p[at]);
+    if (at < p->n && is_word(p->p[at]))
+        work_fail(p->w, "a number like '%s%c' is not supported", text, p->p[at]);
     if (!real && n > 18) work_fail(p->w, "the integer '%s' is too large", text);
     token_add(p, (struct token){.kind = T_VALUE,
                                 .value = real ? FLOAT(strtod(text, NULL)) : INT(atoll(text))});
@@ -185,8 +196,9 @@ static void lex_operator(struct parser *p, char *stack, int *depth) {
     if (op == c && (!c || !strchr("+-/*%~[](){}><=.:|,;", c))) {
         int len;
         uint32_t u = char_at(p->p + p->at, &len);
-        work_fail(p->w, u < 0x80 ? "unexpected character '%.*s'"
-                                 : "the character '%.*s' outside of strings is not supported",
+        work_fail(p->w,
+                  u < 0x80 ? "unexpected character '%.*s'"
+                           : "the character '%.*s' outside of strings is not supported",
                   len, p->p + p->at);
     }
     if (c == '(' || c == '[' || c == '{') {
@@ -345,9 +357,9 @@ static const struct token *take(struct parser *p) {
 }
 
 _Noreturn static void unexpected(struct parser *p, const char *wanted) {
-    static const char *const names[] = {"text",         "'{{'",           "the end of '{{'",
-                                        "'{%'",         "the end of '{%'", "a name",
-                                        "a value",      "an operator",     "the template's end"};
+    static const char *const names[] = {
+        "text",    "'{{'",        "the end of '{{'",   "'{%'", "the end of '{%'", "a name",
+        "a value", "an operator", "the template's end"};
     const struct token *t = peek(p);
     p->w->line = t->line;
     char op[] = {'\'', (char)t->op, (char)(t->op >> 8), 0};
@@ -742,8 +754,8 @@ static struct node *parse_expression(struct parser *p) {
 
 static void parse_body(struct parser *p, struct nodes *out, const char *const *ends);
 
-/* The rest of an opening tag, then everything up to a tag of `ends` ("else", "endfor", NULL; the end itself last), whose
- * name is left to be taken. */
+/* The rest of an opening tag, then everything up to a tag of `ends` ("else", "endfor", NULL; the
+ * end itself last), whose name is left to be taken. */
 static void parse_block(struct parser *p, struct nodes *out, const char *const *ends) {
     skip_op(p, ':');
     if (peek(p)->kind != T_BLOCK_END) unexpected(p, "the end of '{%'");

@@ -70,7 +70,7 @@ uint32_t char_at(const char *p, int *len) {
     if (b[0] < 0xF0)
         return *len = 3, (uint32_t)(b[0] & 15) << 12 | (uint32_t)(b[1] & 63) << 6 | (b[2] & 63);
     return *len = 4, (uint32_t)(b[0] & 7) << 18 | (uint32_t)(b[1] & 63) << 12 |
-                     (uint32_t)(b[2] & 63) << 6 | (b[3] & 63);
+                         (uint32_t)(b[2] & 63) << 6 | (b[3] & 63);
 }
 
 bool char_is_space(uint32_t c) {

@@ -97,9 +97,10 @@ struct list *value_items(struct work *w, struct value v) {
 /* kinds, truth, order */
 
 const char *value_type(struct value v) {
-    static const char *const names[] = {"undefined value", "none",  "bool", "integer", "float",
-                                        "string",          "safe string", "list", "dict",
-                                        "namespace",       "loop",  "macro", "method", "function"};
+    static const char *const names[] = {
+        "undefined value", "none",    "bool", "integer",   "float", "string",
+        "safe string",     "list",    "dict", "namespace", "loop",  "macro",
+        "method",          "function"};
     static const char *const lists[] = {"list", "tuple", "generator", "dict view", "range"};
     return v.kind == V_LIST ? lists[v.list->kind] : names[v.kind];
 }
@@ -142,6 +143,11 @@ static int number_compare(struct value a, struct value b) {
     return x < y ? -1 : x > y ? 1 : x == y ? 0 : 2;
 }
 
+static void refuse_markup(struct work *w, struct value a, struct value b) {
+    if (a.kind == V_MARKUP || b.kind == V_MARKUP)
+        work_fail(w, "what 'safe' and 'escape' make can only be printed");
+}
+
 static bool lists_equal(struct work *w, const struct list *a, const struct list *b) {
     if (a == b) return true;
     if (a->kind != b->kind || a->kind == GENERATOR) return false;
@@ -164,8 +170,7 @@ static bool dicts_equal(struct work *w, const struct dict *a, const struct dict 
 bool value_equal(struct work *w, struct value a, struct value b) {
     bool same;
     if (value_is_number(a) && value_is_number(b)) return number_compare(a, b) == 0;
-    if (a.kind == V_MARKUP || b.kind == V_MARKUP)
-        work_fail(w, "what 'safe' and 'escape' make can only be printed");
+    refuse_markup(w, a, b);
     if (a.kind != b.kind) return false;
     switch (a.kind) {
     case V_UNDEFINED:
@@ -202,6 +207,7 @@ int value_compare(struct work *w, struct value a, struct value b) {
         work_charge(w, MIN(a.s.n, b.s.n));
         return c ? (c > 0) - (c < 0) : (a.s.n > b.s.n) - (a.s.n < b.s.n);
     }
+    refuse_markup(w, a, b);
     if (!is_sequence(a) || !is_sequence(b) || a.list->kind != b.list->kind)
         work_fail(w, "a %s and a %s have no order", value_type(a), value_type(b));
     work_enter(w);
@@ -267,7 +273,10 @@ static void repr_char(struct work *w, struct text *t, struct str s, uint32_t c, 
     else if (!char_hidden(c))
         return text_add(w, t, s);
     else
-        snprintf(b, sizeof b, c < 0x100 ? "\\x%02x" : c < 0x10000 ? "\\u%04x" : "\\U%08x",
+        snprintf(b, sizeof b,
+                 c < 0x100     ? "\\x%02x"
+                 : c < 0x10000 ? "\\u%04x"
+                               : "\\U%08x",
                  (unsigned)c);
     text_puts(w, t, b);
 }
@@ -464,7 +473,7 @@ static struct value dict_from_json(struct work *w, const json_t *v, uint8_t orig
     struct dict *d = dict_new(w);
     const char *key;
     json_t *item;
-    json_object_foreach((json_t *)(uintptr_t)v, key, item) {
+    json_object_foreach ((json_t *)(uintptr_t)v, key, item) {
         d->v = work_grow(w, d->v, d->n, &d->cap, sizeof *d->v); /* keys differ already */
         d->v[d->n++] = (struct pair){STRING(str_from(w, key, strlen(key), origin)),
                                      value_from_json(w, item, origin)};
@@ -522,8 +531,7 @@ struct value value_messages(struct work *w, const json_t *list) {
 
 _Noreturn static void op_fail(struct work *w, int op, struct value a, struct value b) {
     char name[] = {(char)op, (char)(op >> 8), 0};
-    if (a.kind == V_MARKUP || b.kind == V_MARKUP)
-        work_fail(w, "what 'safe' and 'escape' make can only be printed");
+    refuse_markup(w, a, b);
     if (a.kind == V_UNDEFINED || b.kind == V_UNDEFINED) {
         struct str s = a.kind == V_UNDEFINED ? a.s : b.s;
         work_fail(w, "'%.*s' is undefined", (int)MIN(s.n, 60u), s.p ? s.p : "");
@@ -691,10 +699,10 @@ struct str value_percent(struct work *w, struct str format, struct value args) {
         from = i + 1;
     }
     text_add(w, &t, str_part(format, from, format.n));
-    bool subscripted = args.kind == V_DICT || args.kind == V_UNDEFINED ||
-                       (args.kind == V_LIST && (args.list->kind == LIST || args.list->kind == RANGE));
-    if (used < n && !subscripted)
-        work_fail(w, "a format has fewer places than values");
+    bool subscripted =
+        args.kind == V_DICT || args.kind == V_UNDEFINED ||
+        (args.kind == V_LIST && (args.list->kind == LIST || args.list->kind == RANGE));
+    if (used < n && !subscripted) work_fail(w, "a format has fewer places than values");
     return text_str(&t);
 }
 
@@ -710,10 +718,10 @@ static struct value loop_attr(struct work *w, const struct loop *l, struct str n
         const char *name;
         struct value v;
     } attrs[] = {
-        {"index", INT(i + 1)},     {"index0", INT(i)},
-        {"revindex", INT(n - i)},  {"revindex0", INT(n - i - 1)},
-        {"first", BOOL(i == 0)},   {"last", BOOL(i == n - 1)},
-        {"length", INT(n)},        {"depth", INT(1)},
+        {"index", INT(i + 1)},    {"index0", INT(i)},
+        {"revindex", INT(n - i)}, {"revindex0", INT(n - i - 1)},
+        {"first", BOOL(i == 0)},  {"last", BOOL(i == n - 1)},
+        {"length", INT(n)},       {"depth", INT(1)},
         {"depth0", INT(0)},
     };
     for (size_t k = 0; k < ARRAY_LEN(attrs); k++)

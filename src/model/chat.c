@@ -221,7 +221,7 @@ static int header_of(const struct chat_template *c, const struct chat *chat, siz
             from = without.n;
         else if (with.n_runs && with.runs[with.n_runs - 1].message < 0)
             from = with.runs[with.n_runs - 1].begin;
-        buf_add(header, with.text + from, with.n - from);
+        buf_add(header, with.text + from, with.n - from); /* "" makes header->data, too */
     }
     jinja_output_release(&with);
     jinja_output_release(&without);
@@ -262,61 +262,66 @@ static void own_mark(const struct chat_template *c, const struct chat *chat,
         generated |= own[i];
     }
     if (generated) return;
-    header_find(c, chat, &header);
     for (size_t k = 0; k < o->n_runs; k++) {
         size_t begin = o->runs[k].begin, end = k + 1 < o->n_runs ? o->runs[k + 1].begin : o->n;
-        if (is_assistant(chat, o->runs[k].message))
-            turn_mark(o, &header, begin, end, own);
-        else
-            for (size_t i = begin; i < end; i++) own[i] = (o->origins[i] & JINJA_ASSISTANT) != 0;
+        bool turn = is_assistant(chat, o->runs[k].message);
+        if (turn && !header.data) header_find(c, chat, &header);
+        if (turn) turn_mark(o, &header, begin, end, own);
+        for (size_t i = begin; !turn && i < end; i++)
+            own[i] = (o->origins[i] & JINJA_ASSISTANT) != 0;
     }
     buf_release(&header);
 }
 
-static bool has_assistant(const struct chat *chat) {
-    for (size_t i = 0; i < json_array_size(chat->messages); i++)
-        if (is_assistant(chat, (int)i)) return true;
-    return false;
+/* Neighbouring bytes of one kind are one span. */
+static void spans_make(const struct jinja_output *o, const uint8_t *own, struct chat_text *out) {
+    size_t cap = 0;
+    for (size_t i = 0; i < o->n; i++) {
+        bool data = o->origins[i] & JINJA_DATA;
+        struct chat_span *last = out->n_spans ? &out->spans[out->n_spans - 1] : NULL;
+        if (!last || last->data != data || last->own != own[i]) {
+            if (out->n_spans == cap) {
+                cap = 2 * cap + 16;
+                out->spans = xrealloc(out->spans, cap * sizeof *last);
+            }
+            last = &out->spans[out->n_spans++];
+            *last = (struct chat_span){.begin = i, .data = data, .own = own[i]};
+        }
+        last->end = i + 1;
+    }
 }
 
-/* A template of one's own for conversations that need none: ChatML as text. */
-static int chat_ml_render(const struct chat *chat, struct jinja_output *out, struct error *err) {
-    struct chat_template c = {.now = -1, .jinja = jinja_parse(chat_ml, strlen(chat_ml), err)};
-    CHECK(c.jinja != NULL);
-    int rc = render(&c, chat, json_array_size(chat->messages), chat->generation_prompt, out, err);
-    jinja_free(c.jinja);
-    return rc;
-}
-
-int chat_render(const struct tokenizer *t, const struct chat *chat, struct chat_text *out,
-                struct error *err) {
+static int template_render(const struct chat_template *c, const struct chat *chat,
+                           struct chat_text *out, struct error *err) {
     struct jinja_output o;
-    size_t n = json_array_size(chat->messages);
-    *out = (struct chat_text){0};
-    if (!t->chat && json_array_size(chat->tools))
-        return error_set(err, ERR_MISMATCH, "the model has no chat template that knows tools");
-    int rc = t->chat ? render(t->chat, chat, n, chat->generation_prompt, &o, err)
-                     : chat_ml_render(chat, &o, err);
+    int rc = render(c, chat, json_array_size(chat->messages), chat->generation_prompt, &o, err);
     if (rc == OK) {
         uint8_t *own = xcalloc(o.n + 1, 1);
-        if (has_assistant(chat) && t->chat) own_mark(t->chat, chat, &o, own);
-        for (size_t i = 0; i < o.n; i++) {
-            bool data = o.origins[i] & JINJA_DATA;
-            struct chat_span *last = out->n_spans ? &out->spans[out->n_spans - 1] : NULL;
-            if (!last || last->data != data || last->own != own[i]) {
-                if ((out->n_spans & (out->n_spans - 1)) == 0)
-                    out->spans = xrealloc(out->spans, (out->n_spans * 2 + 1) * sizeof *last);
-                last = &out->spans[out->n_spans++];
-                *last = (struct chat_span){.begin = i, .data = data, .own = own[i]};
-            }
-            last->end = i + 1;
-        }
+        own_mark(c, chat, &o, own);
+        spans_make(&o, own, out);
         free(own);
         out->text = o.text;
         out->len = o.n;
         o.text = NULL;
     }
     jinja_output_release(&o);
+    return rc;
+}
+
+static int tools_refuse(const struct chat *chat, struct error *err) {
+    if (!json_array_size(chat->tools)) return OK;
+    return error_set(err, ERR_MISMATCH, "the model has no chat template that knows tools");
+}
+
+int chat_render(const struct tokenizer *t, const struct chat *chat, struct chat_text *out,
+                struct error *err) {
+    *out = (struct chat_text){0};
+    if (t->chat) return template_render(t->chat, chat, out, err);
+    if (tools_refuse(chat, err) != OK) return err->code;
+    struct chat_template c = {.now = -1, .jinja = jinja_parse(chat_ml, strlen(chat_ml), err)};
+    CHECK(c.jinja != NULL);
+    int rc = template_render(&c, chat, out, err);
+    jinja_free(c.jinja);
     return rc;
 }
 
@@ -361,8 +366,7 @@ static void text_encode(const struct tokenizer *t, const struct chat_text *c, st
 static int plain_encode(const struct tokenizer *t, const struct chat *chat, struct ids *out,
                         struct buf *mask, struct error *err) {
     size_t n = json_array_size(chat->messages);
-    if (json_array_size(chat->tools))
-        return error_set(err, ERR_MISMATCH, "the model has no chat template that knows tools");
+    if (tools_refuse(chat, err) != OK) return err->code;
     struct message *msgs = xcalloc(n + 1, sizeof *msgs);
     int rc = OK;
     for (size_t i = 0; rc == OK && i < n; i++) {

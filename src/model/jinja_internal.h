@@ -176,7 +176,6 @@ struct value value_attr(struct work *w, struct value v, struct str name);    /* 
 struct value value_item(struct work *w, struct value v, struct value index); /* v[index] */
 struct value value_slice(struct work *w, struct value v, const struct value part[3]);
 struct str value_percent(struct work *w, struct str format, struct value args); /* format % args */
-struct str float_repr(struct work *w, double f);
 
 /* tree */
 

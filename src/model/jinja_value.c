@@ -238,7 +238,7 @@ bool value_in(struct work *w, struct value needle, struct value hay) {
 
 /* printing */
 
-struct str float_repr(struct work *w, double f) {
+static struct str float_repr(struct work *w, double f) {
     char digits[40], out[48];
     if (isnan(f)) return STR("nan");
     if (isinf(f)) return f > 0 ? STR("inf") : STR("-inf");
@@ -367,8 +367,6 @@ static void json_char(struct work *w, struct text *t, struct str s, uint32_t c, 
     if (known)
         snprintf(b, sizeof b, "\\%c", to[known - from]);
     else if (c >= 0x20 && (c < 0x7F || !ascii))
-        return text_add(w, t, s);
-    else if (c == 0x7F)
         return text_add(w, t, s);
     else if (c < 0x10000)
         snprintf(b, sizeof b, "\\u%04x", (unsigned)c);
@@ -712,7 +710,7 @@ static struct value undefined_named(struct str name) {
     return (struct value){.kind = V_UNDEFINED, .s = name};
 }
 
-static struct value loop_attr(struct work *w, const struct loop *l, struct str name) {
+static struct value loop_attr(const struct loop *l, struct str name) {
     int64_t i = (int64_t)l->i, n = (int64_t)l->items->n;
     const struct {
         const char *name;
@@ -728,7 +726,6 @@ static struct value loop_attr(struct work *w, const struct loop *l, struct str n
         if (str_is(name, attrs[k].name)) return attrs[k].v;
     if (str_is(name, "previtem")) return i > 0 ? l->items->v[i - 1] : undefined_named(name);
     if (str_is(name, "nextitem")) return i + 1 < n ? l->items->v[i + 1] : undefined_named(name);
-    (void)w;
     return undefined_named(name);
 }
 
@@ -742,7 +739,7 @@ struct value value_attr(struct work *w, struct value v, struct str name) {
         *m = (struct method){v, name};
         return (struct value){.kind = V_METHOD, .method = m};
     }
-    if (v.kind == V_LOOP) return loop_attr(w, v.loop, name);
+    if (v.kind == V_LOOP) return loop_attr(v.loop, name);
     if (v.kind == V_MARKUP || v.kind == V_MACRO || v.kind == V_METHOD || v.kind == V_FUNCTION)
         work_fail(w, "attributes of a %s are not supported", value_type(v));
     const struct value *found = NULL;

@@ -8,7 +8,7 @@ set -u
 
 packages="build-essential pkg-config git ca-certificates libjansson-dev libyaml-dev libpcre2-dev
 libsqlite3-dev libsodium-dev libunistring-dev libcurl4-openssl-dev libcmocka-dev libmicrohttpd-dev
-$*"
+python3-jinja2 $*"
 
 if ! command -v dpkg-query >/dev/null 2>&1; then
     echo "setup: no dpkg here; the build needs the counterparts of these Debian packages:" >&2

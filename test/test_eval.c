@@ -420,7 +420,7 @@ static void test_asked(void **state) {
         struct asked a;
         struct request r;
         struct buf prompt = {0};
-        asked_init(&a, tok, chat, 1, &it, working);
+        assert_int_equal(asked_init(&a, tok, chat, 1, &it, working, &err), OK);
         tok_decode_all(tok, a.prompt.v, a.prompt.n, true, &prompt);
         const char *tail = working ? "assistant\nwork:" : "assistant\nanswer:";
         assert_string_equal(prompt.data + prompt.len - strlen(tail), tail);

@@ -1840,7 +1840,8 @@ static void test_chat_marks(void **state) {
                                    {"assistant", "日本"}};
     struct ids ids = {0};
     struct buf mask = {0}, text = {0};
-    chat_encode(t, msgs, 5, true, &ids, &mask);
+    struct error err;
+    assert_int_equal(chat_encode(t, msgs, 5, true, &ids, &mask, &err), OK);
     assert_int_equal(mask.len, ids.n);
     tok_decode_all(t, ids.v, ids.n, true, &text);
     assert_string_equal(
@@ -1873,8 +1874,9 @@ static void test_chat_prefix(void **state) {
         {"user", "the cat"}, {"assistant", "sat on the mat"}, {"user", "ab"}};
     for (int i = 0; i < 2; i++) {
         struct ids prompt = {0}, all = {0};
-        chat_encode(toks[i], msgs, 1, true, &prompt, NULL);
-        chat_encode(toks[i], msgs, 3, false, &all, NULL);
+        struct error err;
+        assert_int_equal(chat_encode(toks[i], msgs, 1, true, &prompt, NULL, &err), OK);
+        assert_int_equal(chat_encode(toks[i], msgs, 3, false, &all, NULL, &err), OK);
         assert_true(all.n > prompt.n);
         assert_memory_equal(all.v, prompt.v, sizeof(*all.v) * (size_t)prompt.n);
         ids_release(&prompt);
@@ -1891,7 +1893,8 @@ static void test_chat_plain(void **state) {
     const struct message msgs[] = {{"user", "ab"}, {"assistant", "a"}};
     struct ids ids = {0};
     struct buf mask = {0};
-    chat_encode(t, msgs, 2, false, &ids, &mask);
+    struct error err;
+    assert_int_equal(chat_encode(t, msgs, 2, false, &ids, &mask, &err), OK);
     assert_int_equal(mask.len, ids.n);
     assert_int_equal(ids.v[0], 1);
     assert_int_equal(mask.data[0], 0);

@@ -36,18 +36,21 @@ static void passage_close(struct reading *r) {
 }
 
 /* One item of every family after another, each a chat of its own, until there are enough tokens. */
-static void chats_read(struct reading *r, const struct tokenizer *tok, int64_t tokens) {
-    for (int i = 0; r->ids.n < tokens && r->n < MAX_SEQS; i++) {
+static int chats_read(struct reading *r, const struct tokenizer *tok, int64_t tokens,
+                      struct error *err) {
+    int rc = OK;
+    for (int i = 0; rc == OK && r->ids.n < tokens && r->n < MAX_SEQS; i++) {
         struct item it;
         fry_item(i % fry_count(), SPLIT_TEST, 1, (uint32_t)(i / fry_count()), false, &it);
         char *reply =
             xasprintf(WORK_PREFIX " %s\n" ANSWER_PREFIX " %s", it.work, it.choices[it.correct]);
         const struct message chat[] = {{"user", it.question}, {"assistant", reply}};
-        chat_encode(tok, chat, 2, false, &r->ids, &r->own);
+        rc = chat_encode(tok, chat, 2, false, &r->ids, &r->own, err);
         passage_close(r);
         free(reply);
         item_release(&it);
     }
+    return rc;
 }
 
 /* A text in windows, each begun as the model begins a text. */
@@ -138,7 +141,7 @@ static int copy_compare(const struct options *o, const struct model *const m[2],
     if (o->text)
         rc = text_read(r, m[0], o->text, o->tokens, err);
     else
-        chats_read(r, m[0]->tok, o->tokens);
+        rc = chats_read(r, m[0]->tok, o->tokens, err);
     for (int i = 0; i < r->n; i++) {
         int32_t at = r->begin[i], n = MIN(r->begin[i + 1] - at, m[0]->config.max_seq_len);
         passages[i] = (struct passage){r->ids.v + at, r->own.data ? r->own.data + at : NULL, n};

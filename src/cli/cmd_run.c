@@ -47,7 +47,8 @@ static int encode_prompt(const struct model *m, const struct options *o, struct 
         if (out->n == 0 && first >= 0) ids_add(out, first);
     } else {
         struct message msgs[2] = {{"system", o->system}, {"user", o->chat}};
-        chat_encode(m->tok, msgs + !o->system, 1 + !!o->system, true, out, NULL);
+        int n = 1 + !!o->system;
+        if (chat_encode(m->tok, msgs + !o->system, n, true, out, NULL, err) != OK) return err->code;
     }
     return out->n
                ? OK
@@ -101,7 +102,7 @@ static int generate(const struct common *c, const struct options *o, struct mode
         seq[i] = (struct token_seq){chosen[i].v, chosen[i].n};
         longest = MAX(longest, chosen[i].n);
     }
-    int32_t stop[2], n_stop = 0, ends[2] = {tok_eos(m->tok), tok_find(m->tok, "<|im_end|>")};
+    int32_t stop[2], n_stop = 0, ends[2] = {tok_eos(m->tok), tok_chat_end(m->tok)};
     for (int i = 0; i < 2; i++)
         if (ends[i] >= 0) stop[n_stop++] = ends[i];
     struct request r = {.prompt = prompt.v,

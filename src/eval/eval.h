@@ -71,8 +71,8 @@ struct asked {
 };
 /* working: think first (up to max_tokens), then "\nanswer: " and the choice; else the choice at
  * once. */
-void asked_init(struct asked *a, const struct tokenizer *tok, const struct message *chat,
-                int n_msgs, const struct item *it, bool working);
+int asked_init(struct asked *a, const struct tokenizer *tok, const struct message *chat, int n_msgs,
+               const struct item *it, bool working, struct error *err);
 void asked_release(struct asked *a);
 /* Points a request at it. */
 void asked_request(const struct asked *a, struct adapter *adapter, int32_t max_tokens,

@@ -9,15 +9,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-void asked_init(struct asked *a, const struct tokenizer *tok, const struct message *chat,
-                int n_msgs, const struct item *it, bool working) {
+int asked_init(struct asked *a, const struct tokenizer *tok, const struct message *chat, int n_msgs,
+               const struct item *it, bool working, struct error *err) {
     *a = (struct asked){.n_choices = it->n_choices};
     const char *first = working ? WORK_PREFIX : ANSWER_PREFIX;
-    chat_encode(tok, chat, n_msgs, true, &a->prompt, NULL);
+    if (chat_encode(tok, chat, n_msgs, true, &a->prompt, NULL, err) != OK) return err->code;
     tok_encode(tok, first, strlen(first), 0, &a->prompt);
     if (working) tok_encode(tok, "\n" ANSWER_PREFIX, strlen("\n" ANSWER_PREFIX), 0, &a->suffix);
-    int32_t end = tok_find(tok, "<|im_end|>");
-    if (end < 0) end = tok_eos(tok);
+    int32_t end = tok_chat_end(tok);
     for (int i = 0; i < it->n_choices; i++) {
         char *text = xasprintf(" %s", it->choices[i]);
         tok_encode(tok, text, strlen(text), 0, &a->choices[i]);
@@ -30,6 +29,7 @@ void asked_init(struct asked *a, const struct tokenizer *tok, const struct messa
     if (newline.n > 0) a->stop[a->n_stop++] = newline.v[newline.n - 1];
     if (end >= 0) a->stop[a->n_stop++] = end;
     ids_release(&newline);
+    return OK;
 }
 
 void asked_release(struct asked *a) {
@@ -76,16 +76,16 @@ int task_run(struct engine *e, const struct tokenizer *tok, int family, enum spl
     int *correct = xcalloc(TASK_CHUNK, sizeof *correct);
     for (int32_t base = 0; rc == OK && base < n; base += TASK_CHUNK) {
         int32_t m = MIN(n - base, TASK_CHUNK);
-        for (int32_t i = 0; i < m; i++) {
+        for (int32_t i = 0; rc == OK && i < m; i++) {
             struct item it;
             fry_item(family, split, seed, (uint32_t)(base + i), false, &it);
             struct message user = {"user", it.question};
-            asked_init(&asked[i], tok, &user, 1, &it, working);
+            rc = asked_init(&asked[i], tok, &user, 1, &it, working, err);
             asked_request(&asked[i], adapter, WORK_TOKENS, &reqs[i]);
             correct[i] = it.correct;
             item_release(&it);
         }
-        rc = engine_run(e, reqs, m, p, err);
+        if (rc == OK) rc = engine_run(e, reqs, m, p, err);
         for (int32_t i = 0; i < m; i++) {
             bool ok = rc == OK && reqs[i].choice == correct[i];
             score_add(out, &reqs[i], ok);

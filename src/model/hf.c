@@ -496,11 +496,6 @@ static int config_write(const struct model *m, const char *dir, enum tensor_type
     return json_write(dir, "config.json", root, err);
 }
 
-static const char chatml[] =
-    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] "
-    "+ '<|im_end|>' + "
-    "'\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
-
 static void piece_set(json_t *root, const char *key, const struct tokenizer *tok, int32_t id) {
     int len = 0;
     const char *piece = id >= 0 ? tok_piece(tok, id, &len) : NULL;
@@ -518,8 +513,8 @@ static int tokenizer_write(const struct model *m, const char *dir, struct error 
     json_object_set_new(root, "add_bos_token", json_boolean(tok_add_bos(m->tok)));
     piece_set(root, "bos_token", m->tok, tok_bos(m->tok));
     piece_set(root, "eos_token", m->tok, tok_eos(m->tok));
-    json_t *template = json_string(m->chat_template ? m->chat_template : chatml);
-    json_object_set_new(root, "chat_template", template ? template : json_string(chatml));
+    json_t *template = json_string(m->chat_template ? m->chat_template : chat_ml);
+    json_object_set_new(root, "chat_template", template ? template : json_string(chat_ml));
     json_object_set_new(root, "model_max_length", json_integer(m->config.max_seq_len));
     json_object_set_new(root, "tokenizer_class", json_string("PreTrainedTokenizerFast"));
     return json_write(dir, "tokenizer_config.json", root, err);

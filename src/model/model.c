@@ -134,10 +134,10 @@ static int model_refuse(const char *path, const struct mapping *map, struct erro
                      "'%s' is not a model: expected a GGUF file or a Hugging Face directory", path);
 }
 
-struct model *model_open(const char *path, enum numeric_class cls, struct error *err) {
+static struct model *model_read(const char *path, enum numeric_class cls, struct error *err) {
     if (hub_is_name(path)) {
         char *pulled = hub_find(path, err);
-        struct model *m = pulled ? model_open(pulled, cls, err) : NULL;
+        struct model *m = pulled ? model_read(pulled, cls, err) : NULL;
         free(pulled);
         return m;
     }
@@ -148,6 +148,12 @@ struct model *model_open(const char *path, enum numeric_class cls, struct error 
     if (!gguf) model_refuse(path, &map, err);
     map_close(&map);
     return gguf ? gguf_model_open(path, cls, err) : NULL;
+}
+
+struct model *model_open(const char *path, enum numeric_class cls, struct error *err) {
+    struct model *m = model_read(path, cls, err);
+    if (m && m->tok) tok_set_chat_template(m->tok, m->chat_template);
+    return m;
 }
 
 static bool type_is_float(enum tensor_type t) {

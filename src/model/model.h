@@ -59,7 +59,7 @@ struct model {
     enum tensor_type type;   /* of most weights */
     enum numeric_class cls;
     struct tokenizer *tok; /* NULL when the files hold none */
-    char *chat_template;   /* Jinja text from the files, or NULL; rendered as ChatML here */
+    char *chat_template;   /* Jinja text from the files, or NULL: ChatML */
     struct arena arena;    /* packed weights and everything small */
     struct mapping *maps;
     int n_maps;
@@ -215,11 +215,49 @@ struct tokenizer *tok_train_bpe(const char *text, size_t len, int32_t vocab, con
 struct message {
     const char *role, *content;
 };
-/* ChatML: <|im_start|>role\ncontent<|im_end|>\n … and, to generate, <|im_start|>assistant\n.
- * Appends ids; `mask` (may be NULL) gets one byte a token: 1 where the assistant's own words are,
- * <|im_end|> included. A tokenizer without the two special tokens gets them as plain text. */
-void chat_encode(const struct tokenizer *t, const struct message *msgs, int n,
-                 bool generation_prompt, struct ids *out, struct buf *mask);
+/* The template that writers give to models without one: ChatML, <|im_start|>role\ncontent<|im_end|>\n
+ * … and, to generate, <|im_start|>assistant\n. A tokenizer with no other template encodes it without
+ * rendering, and one that lacks the two special tokens gets them as plain text. */
+extern const char chat_ml[];
+/* Gives the tokenizer a chat template (Jinja; see jinja.h); NULL is ChatML. model_open does it. A
+ * template that cannot be read is no error before a conversation is to be encoded. */
+void tok_set_chat_template(struct tokenizer *t, const char *text);
+/* The token that ends the assistant's turn: the template's, <|im_end|>, or the end of text. */
+int32_t tok_chat_end(const struct tokenizer *t);
+/* Appends ids; `mask` (may be NULL) gets one byte a token: 1 where the assistant's own words are,
+ * with the end of its turn. What messages say is never a special token. Refused: what the template
+ * refuses, with its own words. */
+int chat_encode(const struct tokenizer *t, const struct message *msgs, int n,
+                bool generation_prompt, struct ids *out, struct buf *mask, struct error *err);
+
+/* The same from JSON, with what templates know besides texts: tool calls, tools, parts. */
+struct chat {
+    const json_t *messages; /* array of objects, as in OpenAI's API */
+    const json_t *tools;    /* array, or NULL */
+    const json_t *extra;    /* object of further variables (enable_thinking, documents), or NULL */
+    bool generation_prompt;
+};
+int chat_tokens(const struct tokenizer *t, const struct chat *chat, struct ids *out,
+                struct buf *mask, struct error *err);
+
+/* What the template writes. The spans cover the text: `data` is what people wrote, where no special
+ * token may be read; `own` is what the assistant has to say, from behind the header that generation
+ * is given to the end of its turn.
+ * `own` is what stands within {% generation %}; in templates without that, what was written while a
+ * loop stood at a message of the assistant, and its strings wherever they are written. */
+struct chat_span {
+    size_t begin, end;
+    bool data, own;
+};
+struct chat_text {
+    char *text;
+    size_t len;
+    struct chat_span *spans;
+    size_t n_spans;
+};
+int chat_render(const struct tokenizer *t, const struct chat *chat, struct chat_text *out,
+                struct error *err);
+void chat_text_release(struct chat_text *c);
 
 /* forward pass */
 

@@ -298,6 +298,7 @@ struct tokenizer *tok_new(const struct tok_spec *spec, struct error *err) {
 
 void tok_free(struct tokenizer *t) {
     if (!t) return;
+    chat_template_free(t->chat);
     pcre2_code_free(t->code);
     norm_free(t->norm);
     trie_free(t->trie);

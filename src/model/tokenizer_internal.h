@@ -61,13 +61,14 @@ struct tokenizer {
     int32_t byte_ids[256];        /* -1: the vocabulary lacks this byte */
     int32_t *matched;             /* tokens found in text whole, by first byte, the longest first */
     int32_t matched_begin[257];
-    struct norm *norm;  /* NULL: text is taken as it is */
-    pcre2_code *code;   /* BPE's pre-tokenizer */
-    struct trie *trie;  /* UNIGRAM: its normal pieces */
-    int32_t ascii[128]; /* SPM: symbol of each one-byte character, or -1 */
-    bool prefix_once;   /* SPM: a space before a text only, not after special tokens too */
-    bool prefix_joins;  /* SPM: and none before a space */
-    bool words;         /* SPM: words are cut apart, as no piece goes over their ends */
+    struct norm *norm;          /* NULL: text is taken as it is */
+    pcre2_code *code;           /* BPE's pre-tokenizer */
+    struct trie *trie;          /* UNIGRAM: its normal pieces */
+    int32_t ascii[128];         /* SPM: symbol of each one-byte character, or -1 */
+    bool prefix_once;           /* SPM: a space before a text only, not after special tokens too */
+    bool prefix_joins;          /* SPM: and none before a space */
+    bool words;                 /* SPM: words are cut apart, as no piece goes over their ends */
+    struct chat_template *chat; /* NULL: ChatML */
 };
 
 /* Scratch of one encode call; nothing of it outlives the call. */
@@ -121,6 +122,10 @@ char *norm_text(const json_t *steps);
 char *norm_from_sentencepiece(const void *charsmap, size_t len, bool one_space);
 /* The table that such a text begins with, malloc'ed, or NULL. */
 uint8_t *norm_charsmap(const char *json, size_t *len);
+
+/* chat.c */
+struct chat_template;
+void chat_template_free(struct chat_template *c);
 
 /* bpe.c */
 int bpe_prepare(struct tokenizer *t, struct error *err);

@@ -92,9 +92,9 @@ static int translate(const struct shoal *s, const struct shoal_request *r, struc
     if (n_choices < 0 || n_choices > MAX_PUBLIC_CHOICES)
         return error_set(err, ERR_USAGE, "%d choices; 1 to %d are possible", n_choices,
                          MAX_PUBLIC_CHOICES);
-    chat_encode(tok, msgs + !r->system, 1 + !!r->system, true, &t->prompt, NULL);
-    int32_t end = tok_find(tok, "<|im_end|>");
-    if (end < 0) end = tok_eos(tok);
+    if (chat_encode(tok, msgs + !r->system, 1 + !!r->system, true, &t->prompt, NULL, err) != OK)
+        return err->code;
+    int32_t end = tok_chat_end(tok);
     if (end >= 0) t->stop[n_stop++] = end;
     for (int i = 0; i < n_choices; i++) {
         tok_encode(tok, r->choices[i], strlen(r->choices[i]), 0, &t->choices[i]);

@@ -30,11 +30,12 @@ static int turn_chat(const struct turn *t, struct message msgs[5], char *own[2])
     return n;
 }
 
-static void prepare(struct speaker *s, const struct turn *t, const char *model, struct pending *p) {
+static int prepare(struct speaker *s, const struct turn *t, const char *model, struct pending *p,
+                   struct error *err) {
     struct message msgs[5];
     char *own[2] = {NULL, NULL};
     int n = turn_chat(t, msgs, own);
-    asked_init(&p->asked, s->model->tok, msgs, n, t->item, t->working);
+    int rc = asked_init(&p->asked, s->model->tok, msgs, n, t->item, t->working, err);
     asked_request(&p->asked, t->agent->adapter, s->max_tokens, &p->req);
     p->req.sampling.temperature = t->temperature;
     p->req.sampling.seed =
@@ -42,6 +43,7 @@ static void prepare(struct speaker *s, const struct turn *t, const char *model, 
     request_key(&p->req, model, s->model->cls, p->key);
     free(own[0]);
     free(own[1]);
+    return rc;
 }
 
 static void recall(const struct stored_call *c, struct turn *t) {
@@ -109,14 +111,15 @@ static int ask_chunk(struct speaker *s, struct turn *turns, int n, const char *m
                      struct error *err) {
     struct pending *p = xcalloc((size_t)n, sizeof *p);
     struct stored_call c;
-    for (int i = 0; i < n; i++) {
-        prepare(s, &turns[i], model, &p[i]);
-        p[i].known = s->store && store_call_get(s->store, p[i].key, &c);
+    int rc = OK;
+    for (int i = 0; rc == OK && i < n; i++) {
+        rc = prepare(s, &turns[i], model, &p[i], err);
+        p[i].known = rc == OK && s->store && store_call_get(s->store, p[i].key, &c);
         if (!p[i].known) continue;
         recall(&c, &turns[i]);
         free(c.text);
     }
-    int rc = compute(s, p, turns, n, err);
+    if (rc == OK) rc = compute(s, p, turns, n, err);
     if (rc == OK && s->store) rc = keep_all(s, p, turns, n, err);
     for (int i = 0; i < n; i++) {
         if (!p[i].known) request_release(&p[i].req);

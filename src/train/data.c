@@ -104,8 +104,11 @@ static int messages_take(struct loading *l, const json_t *list, int line, struct
     if (!rc) {
         struct ids ids = {0};
         struct buf mask = {0};
-        chat_encode(l->tok, msgs, (int)n, false, &ids, &mask);
-        rc = sample_keep(l, &ids, &mask, line, err);
+        rc = chat_encode(l->tok, msgs, (int)n, false, &ids, &mask, err);
+        if (!rc)
+            rc = sample_keep(l, &ids, &mask, line, err);
+        else
+            error_wrap(err, "'%s' line %d", l->path, line);
     }
     free(msgs);
     return rc;

@@ -160,7 +160,8 @@ static struct sample make_sample(const struct pretrain *p, uint32_t update, uint
     struct words w = sample_words(&p->o, &r, &it);
     struct ids ids = {0};
     struct buf mask = {0};
-    chat_encode(p->model->tok, w.msgs, w.n, false, &ids, &mask);
+    struct error err;
+    CHECK(chat_encode(p->model->tok, w.msgs, w.n, false, &ids, &mask, &err) == OK); /* ChatML */
     int last = ids.n;
     while (last > 0 && !mask.data[last - 1])
         last--; /* the newline after the last turn is not a target */

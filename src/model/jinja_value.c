@@ -1,0 +1,820 @@
+/*
+ * Values of templates with Python's semantics: equality, order, arithmetic, indexing, printing,
+ * JSON.
+ *
+ * Integers have 64 bits; a result beyond them is an error. Powers are whole numbers only: the C
+ * library's pow differs between machines.
+ */
+#include "model/jinja_internal.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* containers */
+
+struct list *list_new(struct work *w, enum list_kind kind) {
+    struct list *l = work_alloc(w, sizeof *l);
+    l->kind = kind;
+    return l;
+}
+
+void list_add(struct work *w, struct list *l, struct value v) {
+    l->v = work_grow(w, l->v, l->n, &l->cap, sizeof *l->v);
+    l->v[l->n++] = v;
+}
+
+struct dict *dict_new(struct work *w) {
+    struct dict *d = work_alloc(w, sizeof *d);
+    d->message = -1;
+    return d;
+}
+
+static bool hashable(struct value v) {
+    if (v.kind == V_DICT) return false;
+    if (v.kind != V_LIST) return true;
+    for (size_t i = 0; v.list->kind == TUPLE && i < v.list->n; i++)
+        if (!hashable(v.list->v[i])) return false;
+    return v.list->kind != LIST;
+}
+
+struct value *dict_find(struct work *w, const struct dict *d, struct value key) {
+    for (size_t i = 0; i < d->n; i++) {
+        bool same = key.kind == V_STR && d->v[i].key.kind == V_STR
+                        ? str_equal(key.s, d->v[i].key.s)
+                        : value_equal(w, d->v[i].key, key);
+        if (same) return &d->v[i].value;
+    }
+    work_charge(w, 8 * d->n);
+    return NULL;
+}
+
+struct value *dict_get(struct work *w, const struct dict *d, const char *key) {
+    return dict_find(w, d, STRING(((struct str){key, strlen(key), NULL})));
+}
+
+void dict_set(struct work *w, struct dict *d, struct value key, struct value v) {
+    if (!hashable(key)) work_fail(w, "a %s cannot be a key", value_type(key));
+    struct value *there = dict_find(w, d, key);
+    if (there) {
+        *there = v;
+        return;
+    }
+    d->v = work_grow(w, d->v, d->n, &d->cap, sizeof *d->v);
+    d->v[d->n++] = (struct pair){key, v};
+}
+
+struct list *value_items(struct work *w, struct value v) {
+    struct list *out;
+    int len;
+    switch (v.kind) {
+    case V_LIST:
+        if (v.list->kind != GENERATOR) return v.list;
+        out = list_new(w, GENERATOR);
+        *out = *v.list;
+        v.list->n = 0;
+        return out;
+    case V_UNDEFINED:
+        return list_new(w, LIST);
+    case V_DICT:
+        out = list_new(w, LIST);
+        for (size_t i = 0; i < v.dict->n; i++) list_add(w, out, v.dict->v[i].key);
+        return out;
+    case V_STR:
+        out = list_new(w, LIST);
+        for (size_t i = 0; i < v.s.n; i += (size_t)len) {
+            char_at(v.s.p + i, &len);
+            list_add(w, out, STRING(str_part(v.s, i, i + (size_t)len)));
+        }
+        return out;
+    case V_MARKUP:
+        work_fail(w, "what 'safe' and 'escape' make can only be printed");
+    default:
+        work_fail(w, "a %s cannot be walked through", value_type(v));
+    }
+}
+
+/* kinds, truth, order */
+
+const char *value_type(struct value v) {
+    static const char *const names[] = {
+        "undefined value", "none",    "bool", "integer",   "float", "string",
+        "safe string",     "list",    "dict", "namespace", "loop",  "macro",
+        "method",          "function"};
+    static const char *const lists[] = {"list", "tuple", "generator", "dict view", "range"};
+    return v.kind == V_LIST ? lists[v.list->kind] : names[v.kind];
+}
+
+bool value_truth(struct value v) {
+    switch (v.kind) {
+    case V_UNDEFINED:
+    case V_NONE:
+        return false;
+    case V_BOOL:
+    case V_INT:
+        return v.i != 0;
+    case V_FLOAT:
+        return v.f != 0;
+    case V_STR:
+    case V_MARKUP:
+        return v.s.n > 0;
+    case V_LIST:
+        return v.list->kind == GENERATOR || v.list->n > 0;
+    case V_DICT:
+        return v.dict->n > 0;
+    default:
+        return true;
+    }
+}
+
+bool value_is_number(struct value v) {
+    return v.kind == V_BOOL || v.kind == V_INT || v.kind == V_FLOAT;
+}
+
+double value_float(struct value v) {
+    return v.kind == V_FLOAT ? v.f : (double)v.i;
+}
+
+/* -1, 0, 1, or 2 for NaN. Integers beyond 2^53 are compared exactly with floats. */
+static int number_compare(struct value a, struct value b) {
+    if (a.kind != V_FLOAT && b.kind != V_FLOAT) return (a.i > b.i) - (a.i < b.i);
+    long double x = a.kind == V_FLOAT ? (long double)a.f : (long double)a.i;
+    long double y = b.kind == V_FLOAT ? (long double)b.f : (long double)b.i;
+    return x < y ? -1 : x > y ? 1 : x == y ? 0 : 2;
+}
+
+static void refuse_markup(struct work *w, struct value a, struct value b) {
+    if (a.kind == V_MARKUP || b.kind == V_MARKUP)
+        work_fail(w, "what 'safe' and 'escape' make can only be printed");
+}
+
+static bool lists_equal(struct work *w, const struct list *a, const struct list *b) {
+    if (a == b) return true;
+    if (a->kind != b->kind || a->kind == GENERATOR) return false;
+    if (a->kind == VIEW) work_fail(w, "comparing dict views is not supported");
+    if (a->n != b->n) return false;
+    for (size_t i = 0; i < a->n; i++)
+        if (!value_equal(w, a->v[i], b->v[i])) return false;
+    return true;
+}
+
+static bool dicts_equal(struct work *w, const struct dict *a, const struct dict *b) {
+    if (a->n != b->n) return false;
+    for (size_t i = 0; i < a->n; i++) {
+        const struct value *v = dict_find(w, b, a->v[i].key);
+        if (!v || !value_equal(w, a->v[i].value, *v)) return false;
+    }
+    return true;
+}
+
+bool value_equal(struct work *w, struct value a, struct value b) {
+    bool same;
+    if (value_is_number(a) && value_is_number(b)) return number_compare(a, b) == 0;
+    refuse_markup(w, a, b);
+    if (a.kind != b.kind) return false;
+    switch (a.kind) {
+    case V_UNDEFINED:
+    case V_NONE:
+        return true;
+    case V_STR:
+        work_charge(w, MIN(a.s.n, b.s.n));
+        return str_equal(a.s, b.s);
+    case V_LIST:
+        work_enter(w);
+        same = lists_equal(w, a.list, b.list);
+        w->depth--;
+        return same;
+    case V_DICT:
+        work_enter(w);
+        same = dicts_equal(w, a.dict, b.dict);
+        w->depth--;
+        return same;
+    case V_NAMESPACE:
+        return a.dict == b.dict;
+    default:
+        return a.macro == b.macro;
+    }
+}
+
+static bool is_sequence(struct value v) {
+    return v.kind == V_LIST && (v.list->kind == LIST || v.list->kind == TUPLE);
+}
+
+int value_compare(struct work *w, struct value a, struct value b) {
+    if (value_is_number(a) && value_is_number(b)) return number_compare(a, b);
+    if (a.kind == V_STR && b.kind == V_STR) {
+        int c = memcmp(a.s.p, b.s.p, MIN(a.s.n, b.s.n));
+        work_charge(w, MIN(a.s.n, b.s.n));
+        return c ? (c > 0) - (c < 0) : (a.s.n > b.s.n) - (a.s.n < b.s.n);
+    }
+    refuse_markup(w, a, b);
+    if (!is_sequence(a) || !is_sequence(b) || a.list->kind != b.list->kind)
+        work_fail(w, "a %s and a %s have no order", value_type(a), value_type(b));
+    work_enter(w);
+    int c = 0;
+    size_t n = MIN(a.list->n, b.list->n);
+    for (size_t i = 0; c == 0 && i < n; i++)
+        if (!value_equal(w, a.list->v[i], b.list->v[i]))
+            c = value_compare(w, a.list->v[i], b.list->v[i]);
+    w->depth--;
+    return c ? c : (a.list->n > b.list->n) - (a.list->n < b.list->n);
+}
+
+bool value_in(struct work *w, struct value needle, struct value hay) {
+    if (hay.kind == V_STR) {
+        if (needle.kind != V_STR)
+            work_fail(w, "'in' a string needs a string, not a %s", value_type(needle));
+        return str_find(w, hay.s, needle.s, 0) != SIZE_MAX;
+    }
+    if (hay.kind == V_DICT) {
+        if (!hashable(needle)) work_fail(w, "a %s cannot be a key", value_type(needle));
+        return dict_find(w, hay.dict, needle) != NULL;
+    }
+    const struct list *l = value_items(w, hay);
+    for (size_t i = 0; i < l->n; i++)
+        if (value_equal(w, l->v[i], needle)) return true;
+    return false;
+}
+
+/* printing */
+
+static struct str float_repr(struct work *w, double f) {
+    char digits[40], out[48];
+    if (isnan(f)) return STR("nan");
+    if (isinf(f)) return f > 0 ? STR("inf") : STR("-inf");
+    int precision = 1;
+    do snprintf(digits, sizeof digits, "%.*e", precision - 1, f);
+    while (strtod(digits, NULL) != f && ++precision <= 17);
+    int exponent = atoi(strchr(digits, 'e') + 1);
+    if (exponent >= -4 && exponent < 16) {
+        snprintf(out, sizeof out, "%.*f", MAX(precision - 1 - exponent, 1), f);
+    } else {
+        *strchr(digits, 'e') = 0;
+        snprintf(out, sizeof out, "%se%+03d", digits, exponent);
+    }
+    return str_from(w, out, strlen(out), 0);
+}
+
+/* Characters that Python's repr writes as escapes, of those that are assigned. */
+static bool char_hidden(uint32_t c) {
+    return c < 0x20 || (c >= 0x7F && c < 0xA0) || (c != ' ' && char_is_space(c)) || c == 0xAD ||
+           (c >= 0x600 && c <= 0x605) || (c >= 0x200B && c <= 0x200F) ||
+           (c >= 0x202A && c <= 0x202E) || (c >= 0x2060 && c <= 0x206F) ||
+           (c >= 0xE000 && c <= 0xF8FF) || c == 0xFEFF || (c >= 0xFFF0 && c <= 0xFFFB) ||
+           (c >= 0xE0000 && c <= 0xE0FFF) || c >= 0xF0000;
+}
+
+static void repr_char(struct work *w, struct text *t, struct str s, uint32_t c, char quote) {
+    char b[12];
+    if (c == '\n' || c == '\r' || c == '\t')
+        snprintf(b, sizeof b, "\\%c", c == '\n' ? 'n' : c == '\r' ? 'r' : 't');
+    else if (c == '\\' || c == (uint32_t)quote)
+        snprintf(b, sizeof b, "\\%c", (char)c);
+    else if (!char_hidden(c))
+        return text_add(w, t, s);
+    else
+        snprintf(b, sizeof b,
+                 c < 0x100     ? "\\x%02x"
+                 : c < 0x10000 ? "\\u%04x"
+                               : "\\U%08x",
+                 (unsigned)c);
+    text_puts(w, t, b);
+}
+
+static void repr_str(struct work *w, struct text *t, struct str s) {
+    bool single = memchr(s.p, '\'', s.n), twice = memchr(s.p, '"', s.n);
+    char quote[] = {single && !twice ? '"' : '\'', 0};
+    int len;
+    text_puts(w, t, quote);
+    for (size_t i = 0; i < s.n; i += (size_t)len) {
+        uint32_t c = char_at(s.p + i, &len);
+        repr_char(w, t, str_part(s, i, i + (size_t)len), c, quote[0]);
+    }
+    text_puts(w, t, quote);
+}
+
+static void repr_list(struct work *w, struct text *t, const struct list *l) {
+    if (l->kind != LIST && l->kind != TUPLE)
+        work_fail(w, "printing a %s is not supported", value_type(LISTED((struct list *)l)));
+    text_puts(w, t, l->kind == LIST ? "[" : "(");
+    for (size_t i = 0; i < l->n; i++) {
+        if (i) text_puts(w, t, ", ");
+        text_add(w, t, value_repr(w, l->v[i]));
+    }
+    text_puts(w, t, l->kind == LIST ? "]" : l->n == 1 ? ",)" : ")");
+}
+
+static void repr_dict(struct work *w, struct text *t, const struct dict *d) {
+    text_puts(w, t, "{");
+    for (size_t i = 0; i < d->n; i++) {
+        if (i) text_puts(w, t, ", ");
+        text_add(w, t, value_repr(w, d->v[i].key));
+        text_puts(w, t, ": ");
+        text_add(w, t, value_repr(w, d->v[i].value));
+    }
+    text_puts(w, t, "}");
+}
+
+struct str value_repr(struct work *w, struct value v) {
+    struct text t = {0};
+    char number[24];
+    work_enter(w);
+    switch (v.kind) {
+    case V_UNDEFINED:
+        text_puts(w, &t, "Undefined");
+        break;
+    case V_NONE:
+        text_puts(w, &t, "None");
+        break;
+    case V_BOOL:
+        text_puts(w, &t, v.i ? "True" : "False");
+        break;
+    case V_INT:
+        snprintf(number, sizeof number, "%lld", (long long)v.i);
+        text_puts(w, &t, number);
+        break;
+    case V_FLOAT:
+        text_add(w, &t, float_repr(w, v.f));
+        break;
+    case V_STR:
+        repr_str(w, &t, v.s);
+        break;
+    case V_LIST:
+        repr_list(w, &t, v.list);
+        break;
+    case V_DICT:
+        repr_dict(w, &t, v.dict);
+        break;
+    default:
+        work_fail(w, "printing a %s is not supported", value_type(v));
+    }
+    w->depth--;
+    return text_str(&t);
+}
+
+struct str value_str(struct work *w, struct value v) {
+    if (v.kind == V_STR) return v.s;
+    if (v.kind == V_UNDEFINED) return STR("");
+    return value_repr(w, v);
+}
+
+/* JSON */
+
+static void json_char(struct work *w, struct text *t, struct str s, uint32_t c, bool ascii) {
+    static const char from[] = "\"\\\n\r\t\f\b", to[] = "\"\\nrtfb";
+    const char *known = c && c < 0x80 ? strchr(from, (int)c) : NULL;
+    char b[16];
+    if (known)
+        snprintf(b, sizeof b, "\\%c", to[known - from]);
+    else if (c >= 0x20 && (c < 0x7F || !ascii))
+        return text_add(w, t, s);
+    else if (c < 0x10000)
+        snprintf(b, sizeof b, "\\u%04x", (unsigned)c);
+    else
+        snprintf(b, sizeof b, "\\u%04x\\u%04x", 0xD800 + (unsigned)((c - 0x10000) >> 10),
+                 0xDC00 + (unsigned)(c & 0x3FF));
+    text_puts(w, t, b);
+}
+
+static void json_str(struct work *w, struct text *t, struct str s, bool ascii) {
+    int len;
+    text_puts(w, t, "\"");
+    for (size_t i = 0; i < s.n; i += (size_t)len) {
+        uint32_t c = char_at(s.p + i, &len);
+        json_char(w, t, str_part(s, i, i + (size_t)len), c, ascii);
+    }
+    text_puts(w, t, "\"");
+}
+
+static struct str json_scalar(struct work *w, struct value v) {
+    if (v.kind == V_NONE) return STR("null");
+    if (v.kind == V_BOOL) return v.i ? STR("true") : STR("false");
+    if (v.kind == V_FLOAT && isnan(v.f)) return STR("NaN");
+    if (v.kind == V_FLOAT && isinf(v.f)) return v.f > 0 ? STR("Infinity") : STR("-Infinity");
+    if (v.kind == V_INT || v.kind == V_FLOAT) return value_repr(w, v);
+    work_fail(w, "a %s cannot be written as JSON", value_type(v));
+}
+
+static void json_break(struct work *w, struct text *t, const struct json_style *s, int level) {
+    if (!s->indent) return;
+    text_puts(w, t, "\n");
+    for (int i = 0; i < level; i++) text_add(w, t, *s->indent);
+}
+
+static int pair_order(struct work *w, const struct pair *a, const struct pair *b) {
+    return value_compare(w, a->key, b->key);
+}
+
+static struct dict *dict_sorted(struct work *w, const struct dict *d) {
+    struct dict *out = dict_new(w);
+    for (size_t i = 0; i < d->n; i++) {
+        dict_set(w, out, d->v[i].key, d->v[i].value);
+        for (size_t k = i; k > 0 && pair_order(w, &out->v[k], &out->v[k - 1]) < 0; k--) {
+            struct pair swap = out->v[k];
+            out->v[k] = out->v[k - 1];
+            out->v[k - 1] = swap;
+            work_charge(w, sizeof swap);
+        }
+    }
+    return out;
+}
+
+static void json_put(struct work *w, struct text *t, struct value v, const struct json_style *s,
+                     int level);
+
+static void json_dict(struct work *w, struct text *t, const struct dict *d,
+                      const struct json_style *s, int level) {
+    if (s->sort_keys) d = dict_sorted(w, d);
+    for (size_t i = 0; i < d->n; i++) {
+        if (i) text_add(w, t, s->item);
+        json_break(w, t, s, level);
+        struct value key = d->v[i].key;
+        json_str(w, t, key.kind == V_STR ? key.s : json_scalar(w, key), s->ascii);
+        text_add(w, t, s->key);
+        json_put(w, t, d->v[i].value, s, level);
+    }
+}
+
+static void json_list(struct work *w, struct text *t, const struct list *l,
+                      const struct json_style *s, int level) {
+    for (size_t i = 0; i < l->n; i++) {
+        if (i) text_add(w, t, s->item);
+        json_break(w, t, s, level);
+        json_put(w, t, l->v[i], s, level);
+    }
+}
+
+static void json_put(struct work *w, struct text *t, struct value v, const struct json_style *s,
+                     int level) {
+    bool list = is_sequence(v), empty;
+    if (v.kind == V_STR) return json_str(w, t, v.s, s->ascii);
+    if (v.kind != V_DICT && !list) return text_add(w, t, json_scalar(w, v));
+    work_enter(w);
+    empty = list ? v.list->n == 0 : v.dict->n == 0;
+    text_puts(w, t, list ? "[" : "{");
+    if (list)
+        json_list(w, t, v.list, s, level + 1);
+    else
+        json_dict(w, t, v.dict, s, level + 1);
+    if (!empty) json_break(w, t, s, level);
+    text_puts(w, t, list ? "]" : "}");
+    w->depth--;
+}
+
+struct str value_json(struct work *w, struct value v, const struct json_style *style) {
+    struct text t = {0};
+    json_put(w, &t, v, style, 0);
+    return text_str(&t);
+}
+
+static struct value dict_from_json(struct work *w, const json_t *v, uint8_t origin) {
+    struct dict *d = dict_new(w);
+    const char *key;
+    json_t *item;
+    json_object_foreach ((json_t *)(uintptr_t)v, key, item) {
+        d->v = work_grow(w, d->v, d->n, &d->cap, sizeof *d->v); /* keys differ already */
+        d->v[d->n++] = (struct pair){STRING(str_from(w, key, strlen(key), origin)),
+                                     value_from_json(w, item, origin)};
+    }
+    return (struct value){.kind = V_DICT, .dict = d};
+}
+
+struct value value_from_json(struct work *w, const json_t *v, uint8_t origin) {
+    struct value out = NONE;
+    work_enter(w);
+    if (json_is_boolean(v)) {
+        out = BOOL(json_is_true(v));
+    } else if (json_is_integer(v)) {
+        out = INT(json_integer_value(v));
+    } else if (json_is_real(v)) {
+        out = FLOAT(json_real_value(v));
+    } else if (json_is_string(v)) {
+        out = STRING(str_from(w, json_string_value(v), json_string_length(v), origin));
+    } else if (json_is_array(v)) {
+        out = LISTED(list_new(w, LIST));
+        for (size_t i = 0; i < json_array_size(v); i++)
+            list_add(w, out.list, value_from_json(w, json_array_get(v, i), origin));
+    } else if (json_is_object(v)) {
+        out = dict_from_json(w, v, origin);
+    }
+    w->depth--;
+    return out;
+}
+
+/* Templates print roles within special tokens. */
+static bool role_known(const char *role) {
+    static const char *const roles[] = {"system", "user",     "assistant", "tool",
+                                        "model",  "function", "ipython",   "developer"};
+    for (size_t i = 0; role && i < ARRAY_LEN(roles); i++)
+        if (strcmp(role, roles[i]) == 0) return true;
+    return false;
+}
+
+struct value value_messages(struct work *w, const json_t *list) {
+    struct value out = value_from_json(w, list, JINJA_DATA);
+    for (size_t i = 0; i < json_array_size(list); i++) {
+        const json_t *m = json_array_get(list, i);
+        const char *role = json_string_value(json_object_get(m, "role"));
+        if (!json_is_object(m)) continue;
+        bool own = role && strcmp(role, "assistant") == 0;
+        out.list->v[i] = value_from_json(w, m, own ? JINJA_DATA | JINJA_ASSISTANT : JINJA_DATA);
+        out.list->v[i].dict->message = (int)i;
+        struct value *r = role_known(role) ? dict_get(w, out.list->v[i].dict, "role") : NULL;
+        if (r) r->s.origins = NULL;
+    }
+    return out;
+}
+
+/* arithmetic */
+
+_Noreturn static void op_fail(struct work *w, int op, struct value a, struct value b) {
+    char name[] = {(char)op, (char)(op >> 8), 0};
+    refuse_markup(w, a, b);
+    if (a.kind == V_UNDEFINED || b.kind == V_UNDEFINED) {
+        struct str s = a.kind == V_UNDEFINED ? a.s : b.s;
+        work_fail(w, "'%.*s' is undefined", (int)MIN(s.n, 60u), s.p ? s.p : "");
+    }
+    work_fail(w, "'%s' of a %s and a %s is not possible", name, value_type(a), value_type(b));
+}
+
+static struct value int_power(struct work *w, int64_t base, int64_t exponent) {
+    int64_t out = 1;
+    if (exponent < 0) work_fail(w, "negative powers are not supported");
+    if (base == 1 || exponent == 0) return INT(1);
+    if (base == 0) return INT(0);
+    if (base == -1) return INT(exponent % 2 ? -1 : 1);
+    for (int64_t i = 0; i < exponent; i++)
+        if (__builtin_mul_overflow(out, base, &out)) work_fail(w, "an integer is too large");
+    return INT(out);
+}
+
+static struct value int_binary(struct work *w, int op, int64_t a, int64_t b) {
+    int64_t out = 0;
+    bool over = false;
+    if ((op == '/' || op == OP('/', '/') || op == '%') && b == 0) work_fail(w, "division by zero");
+    if (op == '+') over = __builtin_add_overflow(a, b, &out);
+    if (op == '-') over = __builtin_sub_overflow(a, b, &out);
+    if (op == '*') over = __builtin_mul_overflow(a, b, &out);
+    if (op == '/') {
+        int64_t exact = (int64_t)1 << 53;
+        if (a > exact || a < -exact || b > exact || b < -exact)
+            work_fail(w, "'/' of integers beyond 2^53 is not supported");
+        return FLOAT((double)a / (double)b);
+    }
+    if (op == OP('*', '*')) return int_power(w, a, b);
+    if (op == OP('/', '/') || op == '%') {
+        if (b == -1) {
+            over = op != '%' && __builtin_sub_overflow(0, a, &out);
+        } else {
+            int64_t q = a / b, r = a % b;
+            bool floor_differs = r != 0 && (r < 0) != (b < 0);
+            out = op == '%' ? r + (floor_differs ? b : 0) : q - floor_differs;
+        }
+    }
+    if (over) work_fail(w, "an integer is too large");
+    return INT(out);
+}
+
+/* Python's float.__mod__ and __floordiv__. */
+static double float_mod(double a, double b) {
+    double m = fmod(a, b);
+    if (m == 0) return copysign(0.0, b);
+    return (m < 0) != (b < 0) ? m + b : m;
+}
+
+static double float_floordiv(double a, double b) {
+    double m = fmod(a, b), q = (a - m) / b;
+    if (m != 0 && (b < 0) != (m < 0)) q -= 1;
+    if (q == 0) return copysign(0.0, a / b);
+    double f = floor(q);
+    return q - f > 0.5 ? f + 1 : f;
+}
+
+static struct value float_binary(struct work *w, int op, double a, double b) {
+    if (op == '+') return FLOAT(a + b);
+    if (op == '-') return FLOAT(a - b);
+    if (op == '*') return FLOAT(a * b);
+    if (op == OP('*', '*')) work_fail(w, "powers of floats are not supported");
+    if (b == 0) work_fail(w, "division by zero");
+    if (op == '/') return FLOAT(a / b);
+    return FLOAT(op == '%' ? float_mod(a, b) : float_floordiv(a, b));
+}
+
+static struct value repeat(struct work *w, struct value v, int64_t n) {
+    if (v.kind == V_STR) {
+        struct text t = {0};
+        for (int64_t i = 0; v.s.n && i < n; i++) text_add(w, &t, v.s);
+        return STRING(text_str(&t));
+    }
+    struct list *out = list_new(w, v.list->kind);
+    for (int64_t i = 0; v.list->n && i < n; i++)
+        for (size_t k = 0; k < v.list->n; k++) list_add(w, out, v.list->v[k]);
+    return LISTED(out);
+}
+
+static struct value join_two(struct work *w, struct value a, struct value b) {
+    if (a.kind == V_STR) {
+        struct text t = {0};
+        text_add(w, &t, a.s);
+        text_add(w, &t, b.s);
+        return STRING(text_str(&t));
+    }
+    struct list *out = list_new(w, a.list->kind);
+    for (size_t i = 0; i < a.list->n; i++) list_add(w, out, a.list->v[i]);
+    for (size_t i = 0; i < b.list->n; i++) list_add(w, out, b.list->v[i]);
+    return LISTED(out);
+}
+
+static bool repeats(struct value v, struct value times) {
+    return (v.kind == V_STR || is_sequence(v)) && (times.kind == V_INT || times.kind == V_BOOL);
+}
+
+struct value value_binary(struct work *w, int op, struct value a, struct value b) {
+    if (value_is_number(a) && value_is_number(b)) {
+        if (a.kind == V_FLOAT || b.kind == V_FLOAT)
+            return float_binary(w, op, value_float(a), value_float(b));
+        return int_binary(w, op, a.i, b.i);
+    }
+    if (op == '%' && a.kind == V_STR) return STRING(value_percent(w, a.s, b));
+    if (op == '*' && repeats(a, b)) return repeat(w, a, b.i);
+    if (op == '*' && repeats(b, a)) return repeat(w, b, a.i);
+    bool lists = is_sequence(a) && is_sequence(b) && a.list->kind == b.list->kind;
+    if (op == '+' && ((a.kind == V_STR && b.kind == V_STR) || lists)) return join_two(w, a, b);
+    op_fail(w, op, a, b);
+}
+
+/* One "%5.2f" at p (behind the '%'): how it is written, and its length. */
+static size_t percent_one(struct work *w, struct text *t, const char *p, struct value v) {
+    char spec[16] = "%", out[512];
+    size_t n = strspn(p, "-+ #0123456789.");
+    if (n > 8) work_fail(w, "the format '%%%.*s' is not supported", (int)n, p);
+    memcpy(spec + 1, p, n);
+    char type = p[n];
+    if ((type == 's' || type == 'r') && n == 0) {
+        text_add(w, t, type == 's' ? value_str(w, v) : value_repr(w, v));
+        return 1;
+    }
+    if (type == 0 || !strchr("dixXfFeEgG", type) || strtol(p + strspn(p, "-+ #0"), NULL, 10) > 100)
+        work_fail(w, "the format '%%%.*s%c' is not supported", (int)n, p, type ? type : ' ');
+    if (!value_is_number(v)) work_fail(w, "'%%%c' needs a number, not a %s", type, value_type(v));
+    const char *dot = memchr(p, '.', n);
+    if (dot && strtol(dot + 1, NULL, 10) > 100) work_fail(w, "a format's precision is too large");
+    if (strchr("fFeEgG", type)) {
+        spec[n + 1] = type;
+        snprintf(out, sizeof out, spec, value_float(v));
+    } else {
+        if (v.kind == V_FLOAT && (!(fabs(v.f) < 9e18) || type == 'x' || type == 'X'))
+            work_fail(w, "'%%%c' of this float is not possible", type);
+        int64_t i = v.kind == V_FLOAT ? (int64_t)v.f : v.i;
+        if (i < 0 && (type == 'x' || type == 'X'))
+            work_fail(w, "'%%%c' of a negative number is not supported", type);
+        memcpy(spec + n + 1, "ll", 2);
+        spec[n + 3] = type == 'i' ? 'd' : type;
+        snprintf(out, sizeof out, spec, (long long)i);
+    }
+    text_puts(w, t, out);
+    return n + 1;
+}
+
+struct str value_percent(struct work *w, struct str format, struct value args) {
+    struct text t = {0};
+    bool tuple = args.kind == V_LIST && args.list->kind == TUPLE;
+    size_t n = tuple ? args.list->n : 1, used = 0, from = 0;
+    const char *copy = str_from(w, format.p, format.n, 0).p; /* with a NUL */
+    for (size_t i = 0; i < format.n; i++) {
+        if (format.p[i] != '%') continue;
+        text_add(w, &t, str_part(format, from, i));
+        if (copy[i + 1] == '%') {
+            text_puts(w, &t, "%");
+            from = ++i + 1;
+            continue;
+        }
+        if (copy[i + 1] == '(') work_fail(w, "'%%(' in a format is not supported");
+        if (used == n) work_fail(w, "a format has more places than values");
+        struct value v = tuple ? args.list->v[used] : args;
+        used++;
+        i += percent_one(w, &t, copy + i + 1, v);
+        from = i + 1;
+    }
+    text_add(w, &t, str_part(format, from, format.n));
+    bool subscripted =
+        args.kind == V_DICT || args.kind == V_UNDEFINED ||
+        (args.kind == V_LIST && (args.list->kind == LIST || args.list->kind == RANGE));
+    if (used < n && !subscripted) work_fail(w, "a format has fewer places than values");
+    return text_str(&t);
+}
+
+/* indexing */
+
+static struct value undefined_named(struct str name) {
+    return (struct value){.kind = V_UNDEFINED, .s = name};
+}
+
+static struct value loop_attr(const struct loop *l, struct str name) {
+    int64_t i = (int64_t)l->i, n = (int64_t)l->items->n;
+    const struct {
+        const char *name;
+        struct value v;
+    } attrs[] = {
+        {"index", INT(i + 1)},    {"index0", INT(i)},
+        {"revindex", INT(n - i)}, {"revindex0", INT(n - i - 1)},
+        {"first", BOOL(i == 0)},  {"last", BOOL(i == n - 1)},
+        {"length", INT(n)},       {"depth", INT(1)},
+        {"depth0", INT(0)},
+    };
+    for (size_t k = 0; k < ARRAY_LEN(attrs); k++)
+        if (str_is(name, attrs[k].name)) return attrs[k].v;
+    if (str_is(name, "previtem")) return i > 0 ? l->items->v[i - 1] : undefined_named(name);
+    if (str_is(name, "nextitem")) return i + 1 < n ? l->items->v[i + 1] : undefined_named(name);
+    return undefined_named(name);
+}
+
+struct value value_attr(struct work *w, struct value v, struct str name) {
+    if (v.kind == V_UNDEFINED)
+        work_fail(w, "'%.*s' is undefined", (int)MIN(v.s.n, 60u), v.s.p ? v.s.p : "");
+    if (name.n > 1 && name.p[0] == '_' && name.p[1] == '_')
+        work_fail(w, "the attribute '%.*s' is not allowed", (int)MIN(name.n, 60u), name.p);
+    if (method_exists(v, name)) {
+        struct method *m = work_alloc(w, sizeof *m);
+        *m = (struct method){v, name};
+        return (struct value){.kind = V_METHOD, .method = m};
+    }
+    if (v.kind == V_LOOP) return loop_attr(v.loop, name);
+    if (v.kind == V_MARKUP || v.kind == V_MACRO || v.kind == V_METHOD || v.kind == V_FUNCTION)
+        work_fail(w, "attributes of a %s are not supported", value_type(v));
+    const struct value *found = NULL;
+    if (v.kind == V_DICT || v.kind == V_NAMESPACE) found = dict_find(w, v.dict, STRING(name));
+    return found ? *found : undefined_named(name);
+}
+
+static struct value index_at(struct work *w, struct value v, int64_t i) {
+    if (v.kind == V_LIST) {
+        int64_t n = (int64_t)v.list->n;
+        bool indexed = v.list->kind != GENERATOR && v.list->kind != VIEW;
+        if (i < 0) i += n;
+        return indexed && i >= 0 && i < n ? v.list->v[i] : UNDEFINED;
+    }
+    int64_t n = (int64_t)str_length(w, v.s);
+    if (i < 0) i += n;
+    if (i < 0 || i >= n) return UNDEFINED;
+    int len;
+    size_t at = 0;
+    for (; i >= 0; i--) {
+        char_at(v.s.p + at, &len);
+        at += (size_t)len;
+    }
+    return STRING(str_part(v.s, at - (size_t)len, at));
+}
+
+struct value value_item(struct work *w, struct value v, struct value index) {
+    if (v.kind == V_UNDEFINED)
+        work_fail(w, "'%.*s' is undefined", (int)MIN(v.s.n, 60u), v.s.p ? v.s.p : "");
+    if (v.kind == V_DICT) {
+        const struct value *found = hashable(index) ? dict_find(w, v.dict, index) : NULL;
+        if (found) return *found;
+    }
+    bool whole = index.kind == V_INT || index.kind == V_BOOL;
+    if (whole && (v.kind == V_LIST || v.kind == V_STR)) return index_at(w, v, index.i);
+    if (index.kind == V_STR) return value_attr(w, v, index.s);
+    return UNDEFINED;
+}
+
+static int64_t slice_part(struct work *w, struct value v, int64_t other) {
+    if (v.kind == V_NONE) return other;
+    if (v.kind != V_INT && v.kind != V_BOOL)
+        work_fail(w, "a slice needs integers, not a %s", value_type(v));
+    return v.i;
+}
+
+/* Python's slice.indices: a bound into [lowest, highest]. */
+static int64_t slice_bound(struct work *w, struct value v, int64_t n, int64_t low, int64_t high,
+                           int64_t other) {
+    int64_t i = slice_part(w, v, other);
+    if (v.kind == V_NONE) return i;
+    if (i < 0) i += n;
+    return MIN(MAX(i, low), high);
+}
+
+struct value value_slice(struct work *w, struct value v, const struct value part[3]) {
+    bool list = v.kind == V_LIST && v.list->kind != GENERATOR && v.list->kind != VIEW;
+    if (v.kind == V_UNDEFINED)
+        work_fail(w, "'%.*s' is undefined", (int)MIN(v.s.n, 60u), v.s.p ? v.s.p : "");
+    if (!list && v.kind != V_STR) work_fail(w, "a %s cannot be sliced", value_type(v));
+    int64_t step = slice_part(w, part[2], 1);
+    if (step == 0) work_fail(w, "a slice's step is 0");
+    step = MAX(step, -INT64_MAX / 2);
+    step = MIN(step, INT64_MAX / 2);
+    const struct list *items = value_items(w, v);
+    int64_t n = (int64_t)items->n, low = step < 0 ? -1 : 0, high = step < 0 ? n - 1 : n;
+    int64_t begin = slice_bound(w, part[0], n, low, high, step < 0 ? high : low);
+    int64_t end = slice_bound(w, part[1], n, low, high, step < 0 ? low : high);
+    struct list *out = list_new(w, list ? v.list->kind : LIST);
+    struct text t = {0};
+    for (int64_t i = begin; step < 0 ? i > end : i < end; i += step) {
+        if (list)
+            list_add(w, out, items->v[i]);
+        else
+            text_add(w, &t, items->v[i].s);
+    }
+    return list ? LISTED(out) : STRING(text_str(&t));
+}

@@ -963,7 +963,7 @@ struct sp_model {
     int32_t model_type;    /* 1 unigram (the default), 2 BPE, 3 word, 4 char */
     struct field charsmap; /* the compiled table of replacements */
     bool one_space, keeps_spaces, suffix;
-    bool seen[4]; /* by field number: settings are always written, so a file without is cut short */
+    bool trained; /* how it was made is always told, so a file that does not is cut short */
 };
 
 static int sp_piece(struct sp_model *m, const struct field *outer, struct error *err) {
@@ -1031,7 +1031,7 @@ static int sp_fields(struct sp_model *m, const struct mapping *file, bool pieces
     int rc;
     while ((rc = field_next(&v, &f, err)) > 0) {
         if (f.wire != 2) continue;
-        if (f.number < ARRAY_LEN(m->seen)) m->seen[f.number] = true;
+        m->trained |= f.number == 2;
         if (f.number == 1 && pieces) rc = sp_piece(m, &f, err);
         if (f.number == 2 && !pieces) rc = sp_trainer(m, &f, err);
         if (f.number == 3 && !pieces) rc = sp_normalizer(m, &f, err);
@@ -1047,7 +1047,7 @@ static int sp_read(struct sp_model *m, const struct mapping *file, struct error 
     if (sp_fields(m, file, false, err) < 0 || sp_fields(m, file, true, err) < 0) return err->code;
     if (m->pieces.begin.n == 0)
         return error_set(err, ERR_FORMAT, "it holds no pieces: no sentencepiece model");
-    if (!m->seen[2] || !m->seen[3])
+    if (!m->trained)
         return error_set(err, ERR_FORMAT,
                          "it ends before its settings: cut short, or no sentencepiece model");
     if (m->model_type != 1 && m->model_type != 2)

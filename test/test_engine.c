@@ -43,6 +43,22 @@ static void draw_prompt(struct drawn *d, struct rng *rng) {
     d->r.prompt = d->prompt;
 }
 
+/* Grammars that random requests are held to; made once, freed at the end of the program. */
+static struct grammar *grammars[4];
+
+static void grammars_make(void) {
+    struct error err;
+    static const char schema[] =
+        "{\"type\":\"object\",\"properties\":{\"x\":{\"type\":\"integer\"},"
+        "\"名\":{\"enum\":[\"猫\",\"犬\"]}},\"required\":[\"x\",\"名\"]}";
+    grammars[0] = grammar_new_regex("(yes|no|perhaps not){1,3}", 25, &err);
+    grammars[1] = grammar_new_regex("[0-9]{2,5}(\\.[0-9]+)?", 22, &err);
+    grammars[2] = grammar_new_json_schema(schema, sizeof schema - 1, true, &err);
+    grammars[3] = grammar_new_regex("", 0, &err);
+    for (int i = 0; i < 4; i++)
+        if (!grammars[i]) fail_msg("grammar %d: %s", i, err.text);
+}
+
 static void draw_sampling(struct drawn *d, struct rng *rng) {
     static const float temperatures[] = {0, 0, 0.3f, 1, 2.5f}, ps[] = {1, 1, 0.9f, 0.4f};
     d->r.sampling = (struct sampling){.temperature = temperatures[rng_below(rng, 5)],
@@ -54,6 +70,8 @@ static void draw_sampling(struct drawn *d, struct rng *rng) {
     d->r.n_stop = below(rng, 2) * below(rng, 9);
     for (int32_t i = 0; i < d->r.n_stop; i++) d->stop[i] = below(rng, VOCAB);
     d->r.stop = d->stop;
+    if (!grammars[0]) grammars_make();
+    if (rng_below(rng, 4) == 0) d->r.grammar = grammars[rng_below(rng, 4)];
     if (rng_below(rng, 3) > 0) return;
     d->r.sampling.typical_p = rng_below(rng, 2) ? 0 : 0.3f;
     d->r.sampling.repetition_penalty = rng_below(rng, 2) ? 0 : 1.3f;
@@ -396,6 +414,7 @@ static void choices_alone_are_equal(void **state) {
                                   .mix = r->mix,
                                   .n_mix = r->n_mix,
                                   .loop_tokens = r->loop_tokens,
+                                  .grammar = r->grammar,
                                   .sampling = r->sampling,
                                   .max_tokens = r->max_tokens,
                                   .stop = r->stop,
@@ -978,7 +997,7 @@ static void sampling_options_act(void **state) {
     enum { N = 6 };
     const float logits[N] = {3, 2.9f, 2, -1, 0, 2.5f};
     int32_t said[] = {0, 0, 1}, asked[] = {5, 3};
-    struct history h = {{asked, 2}, {said, 3}};
+    struct history h = {{asked, 2}, {said, 3}, NULL};
     float scratch[SAMPLE_SCRATCH * N], lp;
     struct sampling s = {0};
     assert_int_equal(sample_token(logits, N, &s, &h, 0, &lp, scratch), 0);
@@ -1024,6 +1043,40 @@ static void typical_equals_naive(void **state) {
         for (int i = 0; i < 20; i++)
             assert_true(kept[sample_token(logits, N, &s, NULL, i, &lp, scratch)]);
     }
+}
+
+/* Whatever the sampler likes, what comes out is a whole text of the grammar when there is room for
+ * one, and ends where nothing can follow. */
+static void grammars_are_kept(void **state) {
+    (void)state;
+    struct model *m = fixture_model("tiny-llama", false, TENSOR_F32, CLASS_EXACT);
+    struct engine *e = engine_make(m, 16, 4, NULL);
+    if (!grammars[0]) grammars_make();
+    int32_t prompt[] = {10, 20}, eos[] = {tok_eos(m->tok)};
+    for (int i = 0; i < 80; i++) {
+        const struct grammar *g = grammars[i % 4];
+        struct buf said = {0};
+        struct request r = {.prompt = prompt,
+                            .n_prompt = 2,
+                            .grammar = g,
+                            .max_tokens = grammar_shortest(g) + i / 4,
+                            .stop = eos,
+                            .n_stop = i % 8 < 4,
+                            .sampling = {.temperature = 2, .top_p = 1, .seed = (uint64_t)i}};
+        run_one(e, &r);
+        tok_decode_all(m->tok, r.out, r.n_out, false, &said);
+        struct grammar_machine *k = grammar_machine_new(g, NULL, 0);
+        struct grammar_state at = grammar_state_new(k);
+        assert_true(grammar_accept_bytes(&at, said.data ? said.data : "", said.len));
+        assert_true(grammar_is_final(&at));
+        assert_int_equal(r.finish, r.max_tokens ? FINISH_STOP : FINISH_LENGTH);
+        grammar_state_release(&at);
+        grammar_machine_free(k);
+        request_release(&r);
+        buf_release(&said);
+    }
+    engine_free(e);
+    model_close(m);
 }
 
 /* A bias that forces one token makes a loop; texts end at the first stop text. */
@@ -1186,6 +1239,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(prompt_logprobs_equal_generated),
         cmocka_unit_test(sampling_options_act),
         cmocka_unit_test(typical_equals_naive),
+        cmocka_unit_test(grammars_are_kept),
         cmocka_unit_test(loops_and_stop_texts),
         cmocka_unit_test(embeddings_are_means),
         cmocka_unit_test(sessions_resume),

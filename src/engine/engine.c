@@ -69,6 +69,9 @@ struct request_state {
     struct lora_part *parts; /* [n_parts] what its rows run under */
     int32_t n_parts;
     const struct overlay *overlay;  /* of the one adapter, or NULL */
+    struct grammar_state reply;     /* with a grammar: what has been generated */
+    uint32_t *allowed;              /* [(V + 31) / 32] what may come next; NULL without a grammar */
+    bool silent;                    /* the grammar has the empty text only: nothing is generated */
     int32_t cycle[LOOP_PERIOD + 1]; /* [p]: how many last tokens equal the one p before them */
 };
 
@@ -187,7 +190,22 @@ struct engine *engine_new(const struct model *m, const struct engine_options *o,
     return NULL;
 }
 
-static void state_free(struct request *r) {
+static void grammar_let_go(struct engine *e, const struct grammar *g) {
+    for (int32_t i = 0; i < e->n_grammars; i++) {
+        struct held_grammar *h = &e->grammars[i];
+        if (h->grammar != g || --h->users > 0) continue;
+        grammar_machine_free(h->machine);
+        *h = e->grammars[--e->n_grammars];
+        return;
+    }
+}
+
+static void state_free(struct engine *e, struct request *r) {
+    if (r->state->allowed) {
+        grammar_state_release(&r->state->reply);
+        grammar_let_go(e, r->grammar);
+        free(r->state->allowed);
+    }
     free(r->state->sorted);
     free(r->state->parts);
     free(r->state);
@@ -196,11 +214,13 @@ static void state_free(struct request *r) {
 
 void engine_free(struct engine *e) {
     if (!e) return;
-    for (int32_t i = 0; i < e->n_active; i++) state_free(e->active[i]);
+    for (int32_t i = 0; i < e->n_active; i++) state_free(e, e->active[i]);
     for (struct request *r = e->head, *next; r; r = next) {
         next = r->state->next;
-        state_free(r);
+        state_free(e, r);
     }
+    grammar_vocab_free(e->grammar_vocab);
+    free(e->grammars);
     forward_free(e->f);
     free(e->slab);
     free(e);
@@ -293,6 +313,7 @@ void request_key(const struct request *r, const char *model_hash, enum numeric_c
         key_u64(&h, (uint64_t)r->sampling.bias[i].token);
         key_float(&h, r->sampling.bias[i].bias);
     }
+    key_text(&h, r->grammar ? grammar_hash(r->grammar) : "-");
     key_u64(&h, (uint64_t)r->loop_tokens);
     key_u64(&h, (uint64_t)r->n_top);
     key_u64(&h, r->prompt_logprobs);
@@ -402,8 +423,8 @@ static int request_check(const struct engine *e, const struct request *r, struct
     if (r->loop_tokens < 0)
         return error_set(err, ERR_USAGE, "loop_tokens '%d' is negative; 0 turns it off",
                          r->loop_tokens);
-    if (r->n_stop_texts > 0 && !e->m->tok)
-        return error_set(err, ERR_USAGE, "stop texts need a model with a tokenizer");
+    if ((r->n_stop_texts > 0 || r->grammar) && !e->m->tok)
+        return error_set(err, ERR_USAGE, "stop texts and grammars need a model with a tokenizer");
     for (int32_t i = 0; i < r->n_stop_texts; i++)
         if (!*r->stop_texts[i]) return error_set(err, ERR_USAGE, "stop text %d is empty", i);
     for (int32_t i = 0; i < r->n_choices; i++) {
@@ -476,6 +497,40 @@ static void tops_alloc(int32_t **ids, float **logprobs, int32_t n, int32_t n_top
     *logprobs = xcalloc((size_t)n * (size_t)n_top, sizeof **logprobs);
 }
 
+static struct grammar_machine *grammar_hold(struct engine *e, const struct grammar *g) {
+    if (!e->grammar_vocab) e->grammar_vocab = grammar_vocab_new(e->m->tok);
+    for (int32_t i = 0; i < e->n_grammars; i++)
+        if (e->grammars[i].grammar == g) {
+            e->grammars[i].users++;
+            return e->grammars[i].machine;
+        }
+    e->grammars = xrealloc(e->grammars, (size_t)(e->n_grammars + 1) * sizeof *e->grammars);
+    struct held_grammar *h = &e->grammars[e->n_grammars++];
+    *h = (struct held_grammar){g, grammar_machine_new(g, e->grammar_vocab, 0), 1};
+    return h->machine;
+}
+
+/* What may be drawn next. False: nothing, the reply is over. */
+static bool grammar_next(const struct engine *e, const struct request *r) {
+    struct request_state *s = r->state;
+    int32_t left = r->max_tokens - r->n_out, any = 0;
+    bool fits = grammar_rest(&s->reply) <= left; // else it cannot be whole: as far as it goes
+    grammar_mask(&s->reply, fits ? left - 1 : -1, s->allowed);
+    if (grammar_is_final(&s->reply))
+        for (int32_t i = 0; i < r->n_stop; i++)
+            s->allowed[r->stop[i] / 32] |= 1u << r->stop[i] % 32;
+    for (int32_t i = 0; i < (e->vocab + 31) / 32; i++) any |= s->allowed[i] != 0;
+    return any;
+}
+
+static void state_grammar(struct engine *e, const struct request *r) {
+    struct request_state *s = r->state;
+    if (!r->grammar || r->max_tokens == 0) return;
+    s->reply = grammar_state_new(grammar_hold(e, r->grammar));
+    s->allowed = xcalloc((size_t)(e->vocab + 31) / 32, sizeof *s->allowed);
+    s->silent = !grammar_next(e, r);
+}
+
 static void request_enqueue(struct engine *e, struct request *r) {
     CHECK(!r->state && !r->out && !r->choice_logprob); // zeroed, or released after an earlier use
     r->state = xcalloc(1, sizeof *r->state);
@@ -485,6 +540,7 @@ static void request_enqueue(struct engine *e, struct request *r) {
     r->choice = -1;
     r->finish = FINISH_NONE;
     r->done = false;
+    state_grammar(e, r);
     if (r->max_tokens > 0) {
         r->out = xcalloc((size_t)r->max_tokens, sizeof *r->out);
         r->out_logprob = xcalloc((size_t)r->max_tokens, sizeof *r->out_logprob);
@@ -618,10 +674,14 @@ static int32_t token_at(const struct request *r, int32_t pos) {
     return s->sorted[s->choice].v[pos - r->suffix.n];
 }
 
+static bool generates(const struct request *r) {
+    return r->max_tokens > 0 && !r->state->silent;
+}
+
 /* Does the row that completes the phase need logits? */
 static bool wants_logits(const struct request *r) {
     if (r->state->phase != PHASE_PROMPT) return true;
-    return r->max_tokens > 0 || (r->n_choices > 0 && r->suffix.n == 0);
+    return generates(r) || (r->n_choices > 0 && r->suffix.n == 0);
 }
 
 /* Gives `r` up to `budget` rows; rows that need logits are limited by the room for logits too. */
@@ -670,7 +730,7 @@ static void feeds_group(struct engine *e) {
 
 static enum out_kind out_kind(const struct request *r, int32_t pos) {
     if (r->state->phase == PHASE_PROMPT && pos + 1 < r->n_prompt) return OUT_PROMPT;
-    return r->state->phase <= PHASE_GENERATE && r->max_tokens > 0 ? OUT_DRAW : OUT_SCORE;
+    return r->state->phase <= PHASE_GENERATE && generates(r) ? OUT_DRAW : OUT_SCORE;
 }
 
 static void feed_rows(struct engine *e, struct feed *d) {
@@ -748,7 +808,7 @@ static void out_read(const struct engine *e, struct out *o, const float *logits,
     case OUT_DRAW:
         break;
     }
-    struct history h = {{r->prompt, r->n_prompt}, {r->out, r->n_out}};
+    struct history h = {{r->prompt, r->n_prompt}, {r->out, r->n_out}, r->state->allowed};
     out_top(o, logits, e->vocab, lse, r->top_ids, r->top_logprob, r->n_out, scratch);
     o->token = sample_token(logits, e->vocab, &r->sampling, &h, r->n_out, &o->logprob, scratch);
 }
@@ -858,6 +918,12 @@ static bool stop_text_found(const struct engine *e, struct request *r) {
     return true;
 }
 
+/* False when no text of the grammar goes on. */
+static bool grammar_advance(const struct engine *e, const struct request *r, int32_t token) {
+    CHECK(grammar_accept_token(&r->state->reply, token)); // it was allowed
+    return r->n_out < r->max_tokens && grammar_next(e, r);
+}
+
 static void token_take(struct engine *e, struct request *r, const struct out *o) {
     r->n_generated++;
     e->stats.generated++;
@@ -869,12 +935,12 @@ static void token_take(struct engine *e, struct request *r, const struct out *o)
     r->out[r->n_out++] = o->token;
     r->state->phase = PHASE_GENERATE;
     r->state->end = r->n_prompt + r->n_out;
-    bool loop = loop_found(r);
-    if (stop_text_found(e, r))
+    bool loop = loop_found(r), over = r->state->allowed && !grammar_advance(e, r, o->token);
+    if (stop_text_found(e, r) || (over && grammar_is_final(&r->state->reply)))
         generation_end(r, FINISH_STOP);
     else if (loop)
         generation_end(r, FINISH_LOOP);
-    else if (r->n_out == r->max_tokens)
+    else if (over || r->n_out == r->max_tokens)
         generation_end(r, FINISH_LENGTH);
 }
 
@@ -885,12 +951,12 @@ static void phase_end(struct engine *e, struct request *r, const struct feed *d)
     switch (s->phase) {
     case PHASE_PROMPT:
         r->n_prefilled += r->n_prompt;
-        if (r->max_tokens > 0)
+        if (generates(r))
             token_take(e, r, &e->outs[last]);
         else if (r->n_choices > 0 && r->suffix.n == 0)
             choices_begin(e, r, last);
         else
-            generation_end(r, FINISH_LENGTH);
+            generation_end(r, r->state->silent ? FINISH_STOP : FINISH_LENGTH);
         break;
     case PHASE_GENERATE:
         token_take(e, r, &e->outs[last]);
@@ -926,7 +992,7 @@ static void request_finish(struct engine *e, struct request *r) {
     e->slots[r->state->slot].owner = NULL;
     e->promised -= r->state->pages;
     e->stats.finished++;
-    state_free(r);
+    state_free(e, r);
 }
 
 static void active_sweep(struct engine *e) {

@@ -12,6 +12,7 @@
 #define SHOAL_ENGINE_H
 
 #include "adapter/adapter.h"
+#include "engine/grammar.h"
 
 struct token_bias {
     int32_t token;
@@ -71,9 +72,13 @@ struct request {
     const char *const
         *stop_texts; /* generation also ends where the text first contains one of them */
     int32_t n_stop_texts;
-    int32_t
-        loop_tokens; /* ends when so many last tokens repeat one cycle four times or more; 0: off */
-    int32_t n_top;   /* most probable tokens reported at each position, at most ENGINE_TOP_MAX */
+    /* What is generated is a text of it: tokens that would leave it are never drawn, the `stop`
+     * tokens only where a text may end; it ends by itself where nothing can follow (FINISH_STOP).
+     * NULL: any text. What max_tokens has room for is always whole, if the vocabulary has every
+     * byte. */
+    const struct grammar *grammar;
+    int32_t loop_tokens; /* ends when the last so many repeat a cycle four times; 0: off */
+    int32_t n_top; /* most probable tokens reported at each position, at most ENGINE_TOP_MAX */
     bool prompt_logprobs; /* report the prompt's tokens as well; its prefix is then read anew */
     struct token_seq suffix;
     const struct token_seq *choices;
@@ -157,9 +162,10 @@ int engine_session_save(struct engine *e, struct token_seq tokens, struct adapte
 int engine_session_load(struct engine *e, const char *model_hash, const char *path,
                         int32_t *n_tokens, struct error *err);
 
-/* What was generated before a token is drawn: penalties look at it. */
+/* What a draw depends on beside the logits: penalties look at it. */
 struct history {
     struct token_seq prompt, out;
+    const uint32_t *allowed; /* [(V + 31) / 32] bits of the tokens that may be drawn; NULL: all */
 };
 /* The sampler by itself; `scratch` holds SAMPLE_SCRATCH · n floats, the logits stay. Returns the id
  * and its log-probability under the softmax of the logits as they are. `history` may be NULL

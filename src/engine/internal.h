@@ -43,6 +43,13 @@ struct out {
     float logprob; /* of the token, or log Σ exp(logits) */
 };
 
+/* A grammar that requests in flight are held to, with all that has been worked out about it. */
+struct held_grammar {
+    const struct grammar *grammar;
+    struct grammar_machine *machine;
+    int32_t users;
+};
+
 struct engine {
     const struct model *m;
     const struct kernels *kern;
@@ -53,6 +60,9 @@ struct engine {
     int32_t n_pages, promised;   /* pages there are, and that active requests may need */
     struct request *head, *tail; /* waiting */
     void *slab;
+    struct grammar_vocab *grammar_vocab; /* NULL before the first grammar */
+    struct held_grammar *grammars;       /* [n_grammars] */
+    int32_t n_grammars;
 
     float *logits;           /* [max_out, V] */
     float *scratch;          /* [threads, SAMPLE_SCRATCH, V] */

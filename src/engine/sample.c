@@ -156,8 +156,9 @@ static void temper(const struct kernels *k, float *w, const float *logits, int32
         if (!(w[i] >= 0.0f)) w[i] = 0.0f;
 }
 
-static bool sampling_adjusts(const struct sampling *s) {
-    return s->n_bias > 0 || s->presence_penalty != 0.0f || s->frequency_penalty != 0.0f ||
+static bool sampling_adjusts(const struct sampling *s, const struct history *h) {
+    return (h && h->allowed) || s->n_bias > 0 || s->presence_penalty != 0.0f ||
+           s->frequency_penalty != 0.0f ||
            (s->repetition_penalty != 0.0f && s->repetition_penalty != 1.0f);
 }
 
@@ -186,6 +187,8 @@ static void logits_adjust(float *x, int32_t n, const struct sampling *s, const s
         if (!(mark[id] & 2)) x[id] -= s->presence_penalty;
         mark[id] |= 2;
     }
+    for (int32_t i = 0; h->allowed && i < n; i++)
+        if (!(h->allowed[i / 32] >> i % 32 & 1)) x[i] = -INFINITY;
 }
 
 /* Thirds of the scratch: weights, ids, keys. */
@@ -195,7 +198,7 @@ int32_t sample_token(const float *logits, int32_t n, const struct sampling *s,
     float lse = log_sum_exp(logits, n, scratch), *key = scratch + 2 * (int64_t)n;
     int32_t id, *ids = (int32_t *)(void *)(scratch + n);
     const float *x = logits;
-    if (sampling_adjusts(s)) {
+    if (sampling_adjusts(s, history)) {
         memcpy(scratch, logits, (size_t)n * sizeof *logits);
         logits_adjust(scratch, n, s, history, ids);
         x = scratch;

@@ -53,7 +53,7 @@ LIBS_test_hub.c := $(shell pkg-config --libs libmicrohttpd 2>/dev/null)
 FLAGS_test_faults.c := $(addprefix -Wl$(comma)--wrap=,malloc calloc realloc free strndup realpath vasprintf exit \
                        open fstat read mmap fdopen fwrite fflush fsync fclose rename)
 
-.PHONY: all deps demo test tests fuzz clean
+.PHONY: all deps demo test tests fuzz bench bench-peers clean
 all: $(O)/shoal $(O)/choose
 
 deps:
@@ -68,6 +68,18 @@ test: deps
 
 fuzz: deps
 	$(Q)sh test/fuzz/run.sh
+
+# Speed of this machine, appended to bench/history.csv: read ratios, not times.
+bench: deps all
+	$(Q)for quant in q8_0 q4_0 bf16; do \
+	    build/shoal bench --shape smollm-135m --quant $$quant --history bench/history.csv || exit 1; done
+	$(Q)build/shoal bench --model models/fry --history bench/history.csv
+	$(Q)build/shoal bench --quant q4_0 --what noise --history bench/history.csv
+	$(Q)build/shoal bench --what memory --quant nf4 --kv i8 --lora i8 --targets q_proj,v_proj
+
+# Shoal beside llama.cpp, in turn.
+bench-peers: deps all
+	$(Q)sh scripts/bench-peers.sh
 
 $(O)/shoal: $(O)/src/cli/main.o $(O)/libshoal.a
 	$(call say,LD    $@)

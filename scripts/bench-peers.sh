@@ -22,11 +22,8 @@ for quant in ${QUANTS:-q8_0 q4_0 bf16}; do
     adapters=
     while [ $i -le 20 ]; do
         adapter="$dir/$shape-$i.gguf"
-        if [ ! -f "$adapter" ]; then
-            "$shoal" adapter new --quiet --model "$model" --rank 8 --seed $i "$dir/adapter-$i" &&
-                "$shoal" adapter convert --quiet --model "$model" "$dir/adapter-$i" "$adapter"
-            rm -rf "$dir/adapter-$i"
-        fi
+        [ -f "$adapter" ] ||
+            "$shoal" adapter new --quiet --model "$model" --rank 8 --seed $i "$adapter"
         adapters="$adapters $adapter"
         i=$((i + 1))
     done

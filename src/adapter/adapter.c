@@ -381,8 +381,9 @@ const struct lora_pack *adapter_keep_pack(struct adapter *a, enum elem elem) {
     CHECK(!a->overlay && !a->magnitude);
     const struct lora_pack *p = adapter_pack(a, elem);
     free(a->data);
+    free(a->loras);
     a->data = NULL;
-    for (int32_t i = 0; i < a->shape.n_layers * N_PROJ; i++) a->loras[i].a = a->loras[i].b = NULL;
+    a->loras = NULL;
     return p;
 }
 

@@ -11,7 +11,7 @@
 struct options {
     char *model;
     struct strings parents, weights;
-    char *child, *compat, *out, *type;
+    char *child, *compat, *out, *type, *targets;
     double alpha, mut, mut_std;
     int64_t rank, seed;
     bool fold;
@@ -28,8 +28,9 @@ static const struct option_row adapter_rows[] = {
     ROW("mut-std", OPT_FLOAT, mut_std, "0.01", 0, 100, "S",
         "blend: noise, relative to the tensor's own deviation"),
     ROW("rank", OPT_INT, rank, "0", 0, 1024, "R",
-        "blend: rank of the child; 0: the larger parent's"),
-    ROW("seed", OPT_INT, seed, "0", 0, 9e15, "N", "blend: of the mutation"),
+        "blend: rank of the child; 0: the larger parent's; new: its rank; 0: 8"),
+    ROW("targets", OPT_STRING, targets, "all-linear", 0, 0, "LIST", "new: q_proj,v_proj …"),
+    ROW("seed", OPT_INT, seed, "0", 0, 9e15, "N", "blend: of the mutation; new: of A"),
     ROW("compat", OPT_STRING, compat, NULL, 0, 0, "seed",
         "blend A and B apart and mutate absolutely, as the predecessor"),
     ROW("fold", OPT_BOOL, fold, NULL, 0, 0, NULL,
@@ -45,6 +46,20 @@ static const struct option_row adapter_rows[] = {
 static bool ends_gguf(const char *path) {
     size_t n = strlen(path);
     return n > 5 && strcmp(path + n - 5, ".gguf") == 0;
+}
+
+/* Untrained, as PEFT begins: B is zero, so it changes nothing yet. */
+static int adapter_make(const struct options *o, const struct model *m, const struct strings *args,
+                        struct error *err) {
+    struct adapter_config ac = {.r = o->rank ? (int32_t)o->rank : 8};
+    ac.alpha = 2 * (float)ac.r;
+    if (args->n != 2) return error_set(err, ERR_USAGE, "new wants one name to write to");
+    if (adapter_targets_parse(o->targets, ac.target, err) != OK) return err->code;
+    struct adapter *a = adapter_new(&m->config, &ac, (uint64_t)o->seed);
+    int rc = ends_gguf(args->v[1]) ? adapter_save_gguf(a, args->v[1], m->path, false, err)
+                                   : adapter_save(a, args->v[1], m->path, err);
+    adapter_release(a);
+    return rc;
 }
 
 static int adapter_info(const struct common *c, struct model *m, const struct strings *args,
@@ -266,11 +281,12 @@ static int verb_run(const struct common *c, const struct options *o, struct mode
     const char *verb = args->v[0];
     if (strcmp(verb, "info") == 0) return adapter_info(c, m, args, err);
     if (strcmp(verb, "inspect") == 0) return adapter_inspect(c, m, args, pool, err);
+    if (strcmp(verb, "new") == 0) return adapter_make(o, m, args, err);
     if (strcmp(verb, "blend") == 0) return adapter_blend_files(c, o, m, err);
     if (strcmp(verb, "convert") == 0) return adapter_convert(c, o, m, args, err);
     if (strcmp(verb, "merge") == 0) return adapter_merge_files(c, o, m, args, pool, err);
-    return error_set(err, ERR_USAGE, "no '%s'; there are info, inspect, blend, convert and merge",
-                     verb);
+    return error_set(err, ERR_USAGE,
+                     "no '%s'; there are info, inspect, new, blend, convert and merge", verb);
 }
 
 static int run_adapter(const struct common *c, const void *options, const struct strings *args,
@@ -289,12 +305,13 @@ static int run_adapter(const struct common *c, const void *options, const struct
 
 const struct command cmd_adapter = {
     .name = "adapter",
-    .args = "info|inspect|blend|convert|merge …",
-    .summary = "describe adapters, blend, convert and merge them",
+    .args = "info|inspect|new|blend|convert|merge …",
+    .summary = "describe adapters, make, blend, convert and merge them",
     .about = "An adapter is a PEFT directory or a GGUF LoRA file. inspect also shows its effect on "
              "the base's next tokens; merge\n"
              "shows the same for what merging lost.\n\n"
              "  shoal adapter inspect runs/ID/adapters/gen_0/critic\n"
+             "  shoal adapter new --model models/fry --rank 8 --seed 1 begun.gguf\n"
              "  shoal adapter blend --parents A B --child C --alpha 0.5 --mut 0.05 --mut-std 0.01\n"
              "  shoal adapter convert --model base.gguf peft-directory lora.gguf\n"
              "  shoal adapter merge models/fry A B --weights 0.7 0.3 --out merged.gguf --type q8_0",

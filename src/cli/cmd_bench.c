@@ -12,6 +12,7 @@
 #include "cli/cli.h"
 #include "engine/engine.h"
 
+#include <malloc.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -497,6 +498,7 @@ static int run(const struct common *c, const void *options, const struct strings
     if (elem_parse(b.o->lora, &b.lora, err) != OK || elem_parse(b.o->kv, &b.kv, err) != OK ||
         adapter_targets_parse(b.o->targets, ac.target, err) != OK || history_open(&b, err) != OK)
         return err->code;
+    if (wanted(b.o, "memory")) mallopt(M_MMAP_THRESHOLD, 1 << 16); // what is freed goes back
     b.pool = pool_new((int)c->threads);
     b.m = bench_model(c, b.o, err);
     int rc = b.m ? OK : err->code;

@@ -23,7 +23,7 @@ same() { if [ -s "$2" ] && cmp -s "$2" "$3"; then ok "$1"; else bad "$1" "'$2' a
 absent() { if [ -e "$2" ]; then bad "$1" "'$2' was left behind"; else ok "$1"; fi; }
 
 # ---- the command line
-for c in demo run train pretrain debate evolve eval resume convert adapter model bench doctor pull; do
+for c in demo run train pretrain debate evolve eval resume convert adapter model bench doctor pull quantize; do
     if "$shoal" $c --help 2>/dev/null | grep -q "^usage: shoal $c"; then ok "$c --help"; else bad "$c --help" "no usage"; fi
     says "$c refuses an unknown flag" 2 "unknown flag '--nonsense'" "$shoal" $c --nonsense
 done
@@ -49,6 +49,19 @@ for q in q8_0 q4_0 bf16; do
     SHOAL_CPU=scalar "$shoal" run "$tmp/$q.gguf" -p "ab" -n 8 --temp 0.8 --seed 5 --ids --exact >"$tmp/$q.s" 2>/dev/null
     same "$q: scalar and best level" "$tmp/$q.1" "$tmp/$q.s"
 done
+
+# ---- quantising
+for q in nf4 q4_k_m q5_1; do
+    "$shoal" quantize "$tmp/a.gguf" "$tmp/quant.gguf" --type $q --tokens 300 --json --quiet >"$tmp/$q.json" 2>"$tmp/err"
+    if grep -q "\"type\":\"$q\".*\"kl_mean\":[0-9]" "$tmp/$q.json"; then ok "quantize to $q"; else bad "quantize to $q" "$(cat "$tmp/err" "$tmp/$q.json")"; fi
+done
+"$shoal" quantize "$tmp/a.gguf" "$tmp/quant1.gguf" --type q5_1 --tokens 2 --threads 1 --quiet >/dev/null 2>&1
+same "quantize writes the same bytes with other threads" "$tmp/quant1.gguf" "$tmp/quant.gguf"
+says "requantising is said aloud" 0 "quantised already (q5_1)" "$shoal" quantize "$tmp/quant.gguf" "$tmp/twice.gguf" --type nf4 --tokens 2
+says "quantising onto itself" 2 "is the model itself" "$shoal" quantize "$tmp/a.gguf" "$tmp/a.gguf" --type nf4
+says "an unknown weight type" 2 "no weight type 'q3_k'" "$shoal" quantize "$tmp/a.gguf" "$tmp/no.gguf" --type q3_k
+says "blocks in a Hugging Face directory" 2 "write a GGUF file" "$shoal" quantize "$tmp/a.gguf" "$tmp/no" --type nf4
+says "a text of no tokens" 1 "empty.txt" sh -c ": >'$tmp/empty.txt'; exec '$shoal' quantize '$tmp/a.gguf' '$tmp/no.gguf' --type nf4 --text '$tmp/empty.txt'"
 
 # ---- bad input
 head -c 5000 "$tmp/a.gguf" >"$tmp/cut.gguf"

@@ -27,9 +27,6 @@ static const enum tensor_type all_types[] = {
     TENSOR_F32,  TENSOR_F16,  TENSOR_BF16, TENSOR_Q8_0, TENSOR_Q4_0, TENSOR_Q4_1,
     TENSOR_Q5_0, TENSOR_Q5_1, TENSOR_Q4_K, TENSOR_Q5_K, TENSOR_Q6_K, TENSOR_NF4,
 };
-#define EACH_TYPE(t, from)                                                                         \
-    for (size_t t##_i = (from); t##_i < ARRAY_LEN(all_types); t##_i++)                             \
-        for (enum tensor_type t = all_types[t##_i], once = t + 1; once; once = 0)
 enum { FIRST_QUANT = 3 };
 
 /* Super-blocks of five kinds: a bell, its cube (outliers), one-sided, sparse with zeros and steps,
@@ -175,7 +172,8 @@ static void test_names_and_fit(void **state) {
         assert_int_equal(tensor_type_parse(fits[i].asked, &t), OK);
         assert_string_equal(tensor_type_name(tensor_type_fit(t, fits[i].k)), fits[i].got);
     }
-    EACH_TYPE(t, 0) {
+    for (size_t ti = 0; ti < ARRAY_LEN(all_types); ti++) {
+        enum tensor_type t = all_types[ti];
         assert_true(tensor_type_known((uint32_t)t));
         assert_non_null(strstr(tensor_type_list(), tensor_type_name(t)));
     }
@@ -280,7 +278,8 @@ static void test_products(void **state) {
     static const struct {
         int64_t n, k, rows;
     } shapes[] = {{1, 256, 1}, {37, 512, 5}, {16, 768, 2}, {50, 256, 19}, {48, 1024, 4}};
-    EACH_TYPE(t, FIRST_QUANT) {
+    for (size_t ti = FIRST_QUANT; ti < ARRAY_LEN(all_types); ti++) {
+        enum tensor_type t = all_types[ti];
         for (size_t i = 0; i < ARRAY_LEN(shapes); i++)
             for (int extreme = 0; extreme < 2; extreme++)
                 product_check(t, shapes[i].n, shapes[i].k, shapes[i].rows, extreme);
@@ -294,7 +293,8 @@ static void test_products_blind(void **state) {
     (void)state;
     enum { ROWS = 23, N = 83, K = 512 };
     static float whole[ROWS * N], part[ROWS * N];
-    EACH_TYPE(t, FIRST_QUANT) {
+    for (size_t ti = FIRST_QUANT; ti < ARRAY_LEN(all_types); ti++) {
+        enum tensor_type t = all_types[ti];
         struct product_case c;
         case_make(&c, t, N, K, ROWS, false);
         matrix_mul(whole, N, &c.in, &c.w, false, NULL);
@@ -324,7 +324,8 @@ static void test_products_blind(void **state) {
 static void test_rows_return(void **state) {
     (void)state;
     enum { N = 21, K = 256 };
-    EACH_TYPE(t, FIRST_QUANT) {
+    for (size_t ti = FIRST_QUANT; ti < ARRAY_LEN(all_types); ti++) {
+        enum tensor_type t = all_types[ti];
         struct product_case c;
         struct matrix ordered, put;
         struct error err;
@@ -361,7 +362,8 @@ static void test_garbage(void **state) {
     enum { N = 16, K = 256 };
     static const float special[] = {NAN, INFINITY, -INFINITY, 3e38f, -3e38f, 1e-45f, 0.0f, -0.0f};
     struct rng r = rng_make(4, RNG_TEST, 0, 0);
-    EACH_TYPE(t, FIRST_QUANT) {
+    for (size_t ti = FIRST_QUANT; ti < ARRAY_LEN(all_types); ti++) {
+        enum tensor_type t = all_types[ti];
         int refused = 0;
         for (int turn = 0; turn < 60; turn++) {
             struct arena arena = {0};
@@ -571,7 +573,8 @@ static void test_model_new_typed(void **state) {
     const struct model_config c = small_config(true);
     struct model *plain = model_new(&c, 4, CLASS_EXACT);
     dir_make(tmp_path("again"), &err);
-    EACH_TYPE(t, 0) {
+    for (size_t ti = 0; ti < ARRAY_LEN(all_types); ti++) {
+        enum tensor_type t = all_types[ti];
         struct model *typed = model_new_typed(&c, 4, t, CLASS_EXACT);
         assert_int_equal(model_write_gguf(plain, tmp_path("t.gguf"), t, &err), OK);
         struct model *opened = open_ok(tmp_path("t.gguf"), CLASS_EXACT);
@@ -645,7 +648,8 @@ static void test_mixtures(void **state) {
 static void test_refused(void **state) {
     (void)state;
     struct error err;
-    EACH_TYPE(t, FIRST_QUANT) {
+    for (size_t ti = FIRST_QUANT; ti < ARRAY_LEN(all_types); ti++) {
+        enum tensor_type t = all_types[ti];
         const struct quant q = quant_pure(t);
         struct model *m = small_model(false);
         float *v = (float *)(uintptr_t)m->layers[1].proj[PROJ_UP].data;

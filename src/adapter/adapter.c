@@ -11,7 +11,7 @@
  * NULL whenever one (r, alpha) for whole projections says the same), so that equal content has one
  * form and therefore one hash.
  */
-#include "adapter/adapter.h"
+#include "adapter/internal.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -271,7 +271,7 @@ static void table_describe(struct buf *b, const char *name, const struct adapter
  * alphas, dropout), then the floats as they lie in memory (little-endian, as in the file). Lineage
  * and the base's name are not part of it.
  */
-static void adapter_seal(struct adapter *a) {
+void adapter_seal(struct adapter *a) {
     struct buf b = {0};
     const struct adapter_config *c = &a->config;
     buf_printf(&b, "shoal adapter 1\nlayers %d\n", (int)a->shape.n_layers);
@@ -296,9 +296,8 @@ static void adapter_seal(struct adapter *a) {
     buf_release(&b);
 }
 
-/* Laid out over `data` (taken over; NULL: zeros), hash not yet made. */
-static struct adapter *adapter_blank(const struct model_config *shape,
-                                     const struct adapter_config *c, float *data) {
+struct adapter *adapter_blank(const struct model_config *shape, const struct adapter_config *c,
+                              float *data) {
     config_check(shape, c);
     struct adapter *a = xcalloc(1, sizeof *a);
     a->refs = 1;
@@ -378,13 +377,29 @@ struct segment adapter_segment(const struct adapter *a, int32_t begin, int32_t e
 }
 
 const struct lora_pack *adapter_keep_pack(struct adapter *a, enum elem elem) {
-    CHECK(!a->overlay && !a->magnitude);
+    CHECK(!a->overlay && a->refs == 1);
     const struct lora_pack *p = adapter_pack(a, elem);
     free(a->data);
     free(a->loras);
+    free(a->magnitude);
     a->data = NULL;
     a->loras = NULL;
+    a->magnitude = NULL;
     return p;
+}
+
+size_t adapter_bytes(const struct adapter *a) {
+    size_t modules = (size_t)a->shape.n_layers * N_PROJ, n = sizeof *a + a->bound.used;
+    n += (a->loras ? modules * sizeof *a->loras : 0) +
+         (a->data ? a->n_data * sizeof *a->data : 0);
+    if (a->config.modules) n += modules * sizeof *a->config.modules;
+    if (a->magnitude) n += modules * sizeof *a->magnitude;
+    if (a->overlay) n += sizeof *a->overlay;
+    for (int e = 0; e < N_ELEM; e++) {
+        const struct lora_pack *p = __atomic_load_n(&a->packs[e], __ATOMIC_ACQUIRE);
+        n += p ? p->bytes : 0;
+    }
+    return n;
 }
 
 struct adapter *adapter_retain(struct adapter *a) {

@@ -94,10 +94,12 @@ const struct lora_pack *adapter_pack(const struct adapter *a, enum elem elem);
  * memory. */
 struct segment adapter_segment(const struct adapter *a, int32_t begin, int32_t end,
                                struct lora_part *part);
-/* The same, and lets go of the factors themselves: for a plain adapter that is only served.
- * Algebra, saving and other elements are then a broken contract. The caller is the only owner yet.
- */
+/* The same, and lets go of the factors themselves: for an adapter that is only served and changes
+ * neither embedding nor head. Algebra, saving and other elements are then a broken contract. The
+ * caller is the only owner yet. */
 const struct lora_pack *adapter_keep_pack(struct adapter *a, enum elem elem);
+/* The memory that it occupies, packs made so far included. Any thread. */
+size_t adapter_bytes(const struct adapter *a);
 struct adapter *adapter_retain(struct adapter *a);
 void adapter_release(struct adapter *a); /* NULL is fine */
 
@@ -129,6 +131,75 @@ int adapter_save_gguf(const struct adapter *a, const char *path, const char *bas
 struct adapter *adapter_open(const char *path, struct model *m, struct error *err);
 /* The lineage key that holds the SHA-256 of the base an adapter was trained on. */
 #define ADAPTER_BASE_HASH "base_sha256"
+
+/* the pool */
+
+/*
+ * Names, and the adapters that they mean now: thousands on disk, in memory those that were used
+ * last, within a budget. All functions may be called from any thread at any time, but for
+ * adapter_pool_free. Files are looked at under the pool's one lock and read outside of it; who asks
+ * for a name that is being loaded waits for that load.
+ *
+ * Versions. A name's version is a number that grows when its content changes. Whoever has been
+ * given an adapter keeps it, and with it the version; the next who asks gets the new one. A path
+ * whose files changed (device, inode, size, times) is read anew when it is asked for next. What
+ * fails then leaves the old version in place, with a warning, as long as that is in memory.
+ *
+ * Budget. It bounds what adapters of the pool occupy: those resident, and those replaced or removed
+ * that somebody still uses. The least recently used one goes first; never one that is in use,
+ * pinned, or nowhere else. What is being loaded comes on top, in f32 factors, until it is in place.
+ */
+struct adapter_pool;
+struct adapter_pool_options {
+    size_t max_bytes; /* 0: no limit */
+    enum elem elem;   /* that adapters are packed in: the engine's lora_elem */
+    bool serve_only;  /* keep nothing but the pack, where adapter_keep_pack can */
+};
+/* The model is borrowed and outlives the pool; adapters may outlive both. */
+struct adapter_pool *adapter_pool_new(struct model *m, const struct adapter_pool_options *o);
+void adapter_pool_free(struct adapter_pool *p); /* NULL is fine; no other thread is in it */
+/* Registers a PEFT directory, a GGUF LoRA file or the hf: name of a pulled one; no tensor is read.
+ * ERR_STATE when the name stands for another path. */
+int adapter_pool_add(struct adapter_pool *p, const char *name, const char *path, struct error *err);
+/* Registers every sub-directory that holds an adapter_config.json, under its own name, but for
+ * hidden ones and (with a warning) names that stand for another path. Returns how many were new. */
+int adapter_pool_scan(struct adapter_pool *p, const char *dir, struct error *err);
+/* The name's current version, retained, or NULL. ERR_MISSING: no such name; ERR_STATE: no room
+ * beside the adapters in use, try again when one was released; ERR_MEMORY: it never fits; else what
+ * is wrong with the files. */
+struct adapter *adapter_pool_get(struct adapter_pool *p, const char *name, struct error *err);
+/* Puts a version under a name, new or not, all or nothing: an adapter in memory (retained; it stays
+ * there until replaced), or what `path` holds, which is loaded and checked before. Errors as for
+ * get. */
+int adapter_pool_publish(struct adapter_pool *p, const char *name, struct adapter *a,
+                         struct error *err);
+int adapter_pool_publish_path(struct adapter_pool *p, const char *name, const char *path,
+                              struct error *err);
+int adapter_pool_remove(struct adapter_pool *p, const char *name, struct error *err);
+/* Once loaded, a pinned adapter stays resident. */
+int adapter_pool_pin(struct adapter_pool *p, const char *name, bool pinned, struct error *err);
+
+struct adapter_pool_item {
+    const char *name;
+    const char *path;    /* NULL: in memory only */
+    const char *problem; /* why its files, as they are now, were refused; or NULL */
+    const char *hash;    /* of the version; "" before the first load */
+    uint64_t version;    /* 0 before the first load */
+    size_t bytes;        /* 0: not resident */
+    bool in_use, pinned;
+    uint64_t gets, loads;
+    double last_used; /* seconds of clock_now; 0: never */
+};
+struct adapter_pool_stats {
+    int n, n_resident;
+    int n_retired;           /* replaced or removed, and still in use */
+    size_t bytes, max_bytes; /* of resident and retired ones */
+    uint64_t gets, loads, drops;
+};
+/* [*n] ordered by name, in `out`'s memory. */
+const struct adapter_pool_item *adapter_pool_list(struct adapter_pool *p, struct arena *out,
+                                                  int *n);
+struct adapter_pool_stats adapter_pool_stats(struct adapter_pool *p);
 
 /* merging and measuring */
 

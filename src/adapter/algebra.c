@@ -52,6 +52,7 @@ static struct adapter *adapter_finish(const struct model_config *shape,
 }
 
 static const struct lora *lora_at(const struct adapter *a, int32_t i) {
+    CHECK(a->data); // else only its pack was kept
     return &a->loras[i];
 }
 
@@ -283,6 +284,7 @@ static void tensor_mutate(float *w, size_t n, float p, float std, bool absolute,
 }
 
 static float *data_copy(const struct adapter *a) {
+    CHECK(a->data);
     float *data = xmalloc(a->n_data * sizeof *data);
     memcpy(data, a->data, a->n_data * sizeof *data);
     return data;

@@ -122,7 +122,7 @@ int adapter_bind(struct adapter *a, const struct model *m, struct error *err) {
     return OK;
 }
 
-static bool is_gguf(const char *path) {
+bool adapter_path_is_gguf(const char *path) {
     char magic[4] = "";
     FILE *f = path_is_dir(path) ? NULL : fopen(path, "rb");
     bool yes = f && fread(magic, 1, sizeof magic, f) == sizeof magic && !memcmp(magic, "GGUF", 4);
@@ -140,15 +140,21 @@ static void base_compare(const struct adapter *a, const char *path, struct model
              made, m->name, have);
 }
 
-struct adapter *adapter_open(const char *path, struct model *m, struct error *err) {
-    struct adapter *a = is_gguf(path) ? adapter_load_gguf(path, &m->config, err)
-                                      : peft_load(path, &m->config, m, err);
+struct adapter *adapter_open_known(const char *path, struct model *m, const char *hash,
+                                   struct error *err) {
+    struct known known = {.model = m, .hash = hash};
+    struct adapter *a = adapter_path_is_gguf(path) ? gguf_load(path, &m->config, &known, err)
+                                                   : peft_load(path, &m->config, &known, err);
     if (!a) return NULL;
     if (adapter_bind(a, m, err) != OK) {
         error_wrap(err, "adapter '%s'", path);
         adapter_release(a);
         return NULL;
     }
-    base_compare(a, path, m);
+    if (!hash) base_compare(a, path, m);
     return a;
+}
+
+struct adapter *adapter_open(const char *path, struct model *m, struct error *err) {
+    return adapter_open_known(path, m, NULL, err);
 }

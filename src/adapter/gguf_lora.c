@@ -183,6 +183,7 @@ static int gguf_save(const struct adapter *a, const char *path, const char *base
 
 int adapter_save_gguf(const struct adapter *a, const char *path, const char *base, bool fold,
                       struct error *err) {
+    CHECK(a->data); // else only its pack was kept
     float alpha = alpha_common(&a->shape, &a->config);
     if (save_check(a, err)) return err->code;
     if (!isnan(alpha)) return gguf_save(a, path, base, alpha, err);
@@ -338,8 +339,8 @@ static json_t *lineage_in(const json_t *metadata) {
     return out;
 }
 
-struct adapter *adapter_load_gguf(const char *path, const struct model_config *shape,
-                                  struct error *err) {
+struct adapter *gguf_load(const char *path, const struct model_config *shape,
+                          const struct known *known, struct error *err) {
     struct reading rd = {.path = path, .shape = shape};
     struct adapter *a = NULL;
     if (gguf_tensors_open(&rd.in, path, err)) return NULL;
@@ -347,7 +348,7 @@ struct adapter *adapter_load_gguf(const char *path, const struct model_config *s
     tensors_in(&rd);
     rd.out.metadata = lineage_in(rd.in.metadata);
     if (config_in(&rd, err)) goto out;
-    a = adapter_from_tensors(path, shape, &rd.config, &rd.out, NULL, &rd.bad, err);
+    a = adapter_from_tensors(path, shape, &rd.config, &rd.out, known, &rd.bad, err);
 out:
     safetensors_close(&rd.in);
     safetensors_close(&rd.out);
@@ -355,4 +356,9 @@ out:
     buf_release(&rd.bad.text);
     arena_release(&rd.arena);
     return a;
+}
+
+struct adapter *adapter_load_gguf(const char *path, const struct model_config *shape,
+                                  struct error *err) {
+    return gguf_load(path, shape, &(struct known){0}, err);
 }

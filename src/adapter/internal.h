@@ -12,6 +12,7 @@
 
 #define NAME_MAX_LEN 160
 #define CONFIG_NAME "adapter_config.json"
+#define TENSORS_NAME "adapter_model.safetensors"
 
 enum tensor_part { PART_A, PART_B, PART_MAGNITUDE, PART_FULL, PART_ROWS };
 struct adapter_tensor {
@@ -27,6 +28,12 @@ struct adapter_tensor *adapter_tensors(const struct model_config *shape,
 size_t adapter_tensor_floats(const struct adapter_tensor *t);
 /* "model.layers.3.mlp.up_proj", "model.embed_tokens", "lm_head". */
 void module_name(char out[NAME_MAX_LEN], int32_t module);
+
+/* Laid out for `c`, which was checked, over `data` (taken over; NULL: zeros); who fills it then
+ * makes the hash, or has it already. */
+struct adapter *adapter_blank(const struct model_config *shape, const struct adapter_config *c,
+                              float *data);
+void adapter_seal(struct adapter *a);
 
 /* By name, for qsort. */
 int tensor_info_compare(const void *a, const void *b);
@@ -54,14 +61,30 @@ void peft_config_release(struct peft_config *p);
 /* The bytes of adapter_config.json, malloc'ed; NULL when `base` is not UTF-8. */
 char *peft_config_text(const struct adapter *a, const char *base);
 
-/* The adapter that `config` and the tensors (sorted by name, PEFT's names) describe. `m` (may be
- * NULL): its own embedding and head are recognised and dropped. Metadata become the lineage. */
+/* What the caller of a reader knows beforehand. */
+struct known {
+    const struct model *model; /* or NULL; its own embedding and head are recognised and dropped */
+    const char *hash; /* or NULL; of the content that will be read, which is then not computed */
+};
+/* The adapter that `config` and the tensors (sorted by name, PEFT's names) describe. Metadata
+ * become the lineage. */
 struct adapter *adapter_from_tensors(const char *path, const struct model_config *shape,
                                      struct peft_config *config, const struct safetensors *st,
-                                     const struct model *m, struct misfits *bad, struct error *err);
+                                     const struct known *known, struct misfits *bad,
+                                     struct error *err);
 /* The lineage as metadata: string → string, PEFT's own entries left out; NULL when empty. */
 json_t *lineage_read(const json_t *metadata);
-struct adapter *peft_load(const char *dir, const struct model_config *shape, const struct model *m,
-                          struct error *err);
+struct adapter *peft_load(const char *dir, const struct model_config *shape,
+                          const struct known *known, struct error *err);
+struct adapter *gguf_load(const char *path, const struct model_config *shape,
+                          const struct known *known, struct error *err);
+/* OK, or why there is no adapter to read at `dir`. */
+int peft_check(const char *dir, struct error *err);
+
+/* adapter_open of content whose hash is known; NULL: it is made, and the base compared with the one
+ * that the file names. Any thread. */
+struct adapter *adapter_open_known(const char *path, struct model *m, const char *hash,
+                                   struct error *err);
+bool adapter_path_is_gguf(const char *path);
 
 #endif

@@ -38,6 +38,7 @@ static float *stacked_put(float *at, struct adapter *const *list, const float *w
 
 static int stack_check(struct adapter *const *list, int n, struct error *err) {
     for (int k = 0; k < n; k++) {
+        CHECK(list[k]->data); // else only its pack was kept
         if (adapter_require_plain(list[k], "a weighted sum", err)) return err->code;
         if (!adapter_fits(list[k], &list[0]->shape))
             return error_set(err, ERR_MISMATCH, "adapters '%.12s' and '%.12s' differ in shape",
@@ -138,7 +139,7 @@ static void tables_merge(struct model *m, const struct overlay *o) {
 }
 
 struct model *adapter_merge(const struct model *m, const struct adapter *a) {
-    CHECK(adapter_fits(a, &m->config) && adapter_is_ready(a));
+    CHECK(adapter_fits(a, &m->config) && adapter_is_ready(a) && a->data);
     struct model *out = xmalloc(sizeof *out);
     size_t size = sizeof *out->layers * (size_t)m->config.n_layers;
     *out = *m;

@@ -23,7 +23,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define TENSORS_NAME "adapter_model.safetensors"
 #define PICKLE_NAME "adapter_model.bin"
 #define MISFITS_TEXT 1500
 
@@ -103,7 +102,7 @@ struct loading {
     const struct model_config *shape;
     struct peft_config *config;
     const struct safetensors *st;
-    const struct model *model; /* or NULL */
+    const struct known *known;
     struct misfits *bad;
     bool *used; /* [n_tensors of the file] */
     struct adapter_tensor *wanted;
@@ -163,25 +162,33 @@ static void tensor_check(struct loading *ld, const struct adapter_tensor *w,
     }
 }
 
-/* Row i widened to f32. The file's bytes may lie at any address, so it passes through `raw`. */
-static void row_widen(const struct tensor_info *t, int64_t i, int64_t k, void *raw, float *dst) {
-    size_t bytes = element_size(t->type) * (size_t)k;
-    memcpy(raw, (const uint8_t *)t->data + (size_t)i * bytes, bytes);
-    tensor_to_f32(t->type, raw, dst, k);
+/* Elements [begin, begin + n) as f32. The file's bytes may lie at any address, so they pass through
+ * `raw`. */
+static void elements_widen(const struct tensor_info *t, int64_t begin, int64_t n, float *dst) {
+    enum { STEP = 1024 };
+    float raw[STEP];
+    size_t size = element_size(t->type);
+    const uint8_t *from = (const uint8_t *)t->data + (size_t)begin * size;
+    for (int64_t i = 0, m; i < n; i += m) {
+        m = MIN(n - i, STEP);
+        memcpy(raw, from + (size_t)i * size, (size_t)m * size);
+        tensor_to_f32(t->type, raw, dst + i, m);
+    }
 }
 
 /* True when the tensor is the model's own table, to the bit. */
 static bool table_is_base(const struct loading *ld, const struct tensor_info *t, bool head) {
     int64_t v = ld->shape->vocab_size, d = ld->shape->d_model;
     size_t size = element_size(t->type);
-    if (!ld->model || t->n_dims != 2 || t->dims[0] != v || t->dims[1] != d ||
+    const struct model *m = ld->known->model;
+    if (!m || t->n_dims != 2 || t->dims[0] != v || t->dims[1] != d ||
         t->size != size * (size_t)(v * d) || size == 0)
         return false;
-    float *a = xmalloc((size_t)d * 3 * sizeof *a), *b = a + d;
+    float *a = xmalloc((size_t)d * 2 * sizeof *a), *b = a + d;
     bool same = true;
     for (int64_t i = 0; i < v && same; i++) {
-        row_widen(t, i, d, b + d, a);
-        matrix_row(head ? &ld->model->head : &ld->model->embed, i, b);
+        elements_widen(t, i * d, d, a);
+        matrix_row(head ? &m->head : &m->embed, i, b);
         same = memcmp(a, b, (size_t)d * sizeof *a) == 0;
     }
     free(a);
@@ -281,6 +288,18 @@ static int tensors_match(struct loading *ld, struct error *err) {
     return misfits_report(ld->bad, ld->path, err);
 }
 
+/* By the exponent bits: no branch in the loop, which sees every float of a file. */
+static bool all_finite(const float *v, int64_t n) {
+    const uint32_t exponent = 0x7F800000;
+    uint32_t most = 0;
+    for (int64_t i = 0; i < n; i++) {
+        uint32_t bits;
+        memcpy(&bits, &v[i], sizeof bits);
+        most = MAX(most, bits & exponent);
+    }
+    return most < exponent;
+}
+
 /* One tensor as f32 at `dst`, its rows in the order that the config gives; false when a value is no
  * number. */
 static bool tensor_widen(const struct loading *ld, int i, float *dst) {
@@ -288,13 +307,10 @@ static bool tensor_widen(const struct loading *ld, int i, float *dst) {
     int64_t k = w->cols ? w->cols : 1, n = w->rows * k;
     const int32_t *order =
         w->part == PART_ROWS ? ld->config->order[w->module == MODULE_HEAD] : NULL;
-    void *raw = xmalloc((size_t)k * sizeof *dst);
-    for (int64_t row = 0; row < w->rows; row++)
-        row_widen(ld->found[i], order ? order[row] : row, k, raw, dst + row * k);
-    free(raw);
-    for (int64_t j = 0; j < n; j++)
-        if (!isfinite(dst[j])) return false;
-    return true;
+    for (int64_t row = 0; order && row < w->rows; row++)
+        elements_widen(ld->found[i], order[row] * k, k, dst + row * k);
+    if (!order) elements_widen(ld->found[i], 0, n, dst);
+    return all_finite(dst, n);
 }
 
 static int tensors_read(const struct loading *ld, float *data, struct error *err) {
@@ -317,26 +333,32 @@ json_t *lineage_read(const json_t *metadata) {
 
 struct adapter *adapter_from_tensors(const char *path, const struct model_config *shape,
                                      struct peft_config *config, const struct safetensors *st,
-                                     const struct model *m, struct misfits *bad,
+                                     const struct known *known, struct misfits *bad,
                                      struct error *err) {
     struct loading ld = {
-        .path = path, .shape = shape, .config = config, .st = st, .model = m, .bad = bad};
+        .path = path, .shape = shape, .config = config, .st = st, .known = known, .bad = bad};
     struct adapter *a = NULL;
-    float *data = NULL;
-    json_t *lineage = lineage_read(st->metadata);
+    float *data;
     if (tensors_match(&ld, err)) goto out;
-    data = try_calloc(adapter_floats(shape, &config->c) + 1, sizeof *data, err);
-    if (!data || tensors_read(&ld, data, err)) goto out;
     if (ld.n == 0) {
         error_set(err, ERR_MISMATCH, "adapter '%s' changes nothing", path);
         goto out;
     }
-    a = adapter_take(shape, &config->c, data, lineage);
-    data = NULL;
+    data = try_calloc(adapter_floats(shape, &config->c) + 1, sizeof *data, err);
+    if (!data) goto out;
+    a = adapter_blank(shape, &config->c, data);
+    if (tensors_read(&ld, a->data, err)) {
+        adapter_release(a);
+        a = NULL;
+        goto out;
+    }
+    a->lineage = lineage_read(st->metadata);
     if (config->base) a->base = xstrdup(config->base);
+    if (known->hash)
+        snprintf(a->hash, sizeof a->hash, "%s", known->hash);
+    else
+        adapter_seal(a);
 out:
-    json_decref(lineage);
-    free(data);
     free(ld.used);
     free(ld.wanted);
     free(ld.found);
@@ -348,7 +370,6 @@ out:
     "save_file(torch.load('" PICKLE_NAME                                                           \
     "', map_location='cpu', weights_only=True), '" TENSORS_NAME "', metadata={'format': 'pt'})\""
 
-/* OK, or the reason why this is no PEFT directory. */
 static int paths_check(const char *dir, const char *config, const char *tensors, const char *pickle,
                        struct error *err) {
     if (!path_exists(dir)) return error_set(err, ERR_MISSING, "adapter '%s' does not exist", dir);
@@ -365,12 +386,22 @@ static int paths_check(const char *dir, const char *config, const char *tensors,
                      dir);
 }
 
-struct adapter *peft_load(const char *dir, const struct model_config *shape, const struct model *m,
-                          struct error *err) {
+int peft_check(const char *dir, struct error *err) {
+    char *config = path_join(dir, CONFIG_NAME), *tensors = path_join(dir, TENSORS_NAME);
+    char *pickle = path_join(dir, PICKLE_NAME);
+    int rc = paths_check(dir, config, tensors, pickle, err);
+    free(config);
+    free(tensors);
+    free(pickle);
+    return rc;
+}
+
+struct adapter *peft_load(const char *dir, const struct model_config *shape,
+                          const struct known *known, struct error *err) {
     struct adapter *a = NULL;
     if (hub_is_name(dir)) {
         char *pulled = hub_find(dir, err);
-        a = pulled ? peft_load(pulled, shape, m, err) : NULL;
+        a = pulled ? peft_load(pulled, shape, known, err) : NULL;
         free(pulled);
         return a;
     }
@@ -378,16 +409,15 @@ struct adapter *peft_load(const char *dir, const struct model_config *shape, con
     struct misfits bad = {0};
     struct safetensors st;
     char *config_path = path_join(dir, CONFIG_NAME), *tensors_path = path_join(dir, TENSORS_NAME);
-    char *pickle_path = path_join(dir, PICKLE_NAME);
     json_t *root = NULL;
-    if (paths_check(dir, config_path, tensors_path, pickle_path, err)) goto out;
+    if (peft_check(dir, err)) goto out;
     if (!(root = json_file(config_path, err))) goto out;
     if (peft_config_read(root, shape, &config, &bad, err)) {
         error_wrap(err, "'%s'", config_path);
         goto out;
     }
-    if (safetensors_open(&st, tensors_path, err)) goto out;
-    a = adapter_from_tensors(dir, shape, &config, &st, m, &bad, err);
+    if (safetensors_read(&st, tensors_path, err)) goto out;
+    a = adapter_from_tensors(dir, shape, &config, &st, known, &bad, err);
     safetensors_close(&st);
 out:
     json_decref(root);
@@ -395,12 +425,11 @@ out:
     peft_config_release(&config);
     free(config_path);
     free(tensors_path);
-    free(pickle_path);
     return a;
 }
 
 struct adapter *adapter_load(const char *dir, const struct model_config *shape, struct error *err) {
-    return peft_load(dir, shape, NULL, err);
+    return peft_load(dir, shape, &(struct known){0}, err);
 }
 
 int tensor_info_compare(const void *a, const void *b) {
@@ -435,6 +464,7 @@ static int tensors_write(const struct adapter *a, const char *path, struct error
 }
 
 int adapter_save(const struct adapter *a, const char *dir, const char *base, struct error *err) {
+    CHECK(a->data); // else only its pack was kept
     char *text = peft_config_text(a, base);
     if (!text) return error_set(err, ERR_USAGE, "the base's name is not UTF-8");
     char *tensors = path_join(dir, TENSORS_NAME), *config = path_join(dir, CONFIG_NAME);

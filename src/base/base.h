@@ -99,8 +99,12 @@ void buf_release(struct buf *b);
 struct mapping {
     const uint8_t *data;
     size_t size;
+    void *copy; /* map_read's memory */
 };
 int map_open(struct mapping *m, const char *path, struct error *err);
+/* The same with a copy of the bytes, for files that somebody may rewrite meanwhile: reading a map
+ * beyond a file's new end kills the process. */
+int map_read(struct mapping *m, const char *path, struct error *err);
 void map_close(struct mapping *m);
 /* Lets the pages inside these bytes of a mapping leave memory; they are read from the file again
  * when touched. */

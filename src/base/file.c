@@ -56,8 +56,44 @@ int map_open(struct mapping *m, const char *path, struct error *err) {
     return rc;
 }
 
+/* Reads until `size` bytes are there; a file that has become shorter is an error. */
+static int read_fully(int fd, uint8_t *to, size_t size, const char *path, struct error *err) {
+    for (size_t at = 0; at < size;) {
+        ssize_t n = read(fd, to + at, size - at);
+        if (n < 0 && errno == EINTR) continue;
+        if (n < 0) return error_errno(err, "cannot read '%s'", path);
+        if (n == 0) return error_set(err, ERR_IO, "'%s' became shorter while it was read", path);
+        at += (size_t)n;
+    }
+    return OK;
+}
+
+int map_read(struct mapping *m, const char *path, struct error *err) {
+    *m = (struct mapping){0};
+    struct stat st;
+    int fd = file_open(path, &st, err);
+    if (fd < 0) return fd;
+    size_t size = (size_t)st.st_size;
+    int rc = OK;
+    if (!S_ISREG(st.st_mode)) {
+        rc = error_set(err, ERR_IO, "cannot read '%s': it is not a regular file", path);
+    } else if (!(m->copy = malloc(size + 1))) { /* a size from outside: no xmalloc */
+        rc = error_set(err, ERR_MEMORY, "no memory for the %zu bytes of '%s'", size, path);
+    } else {
+        rc = read_fully(fd, m->copy, size, path, err);
+        m->data = m->copy;
+        m->size = size;
+    }
+    close(fd);
+    if (rc != OK) map_close(m);
+    return rc;
+}
+
 void map_close(struct mapping *m) {
-    if (m->size) munmap((void *)(uintptr_t)m->data, m->size);
+    if (m->copy)
+        free(m->copy);
+    else if (m->size)
+        munmap((void *)(uintptr_t)m->data, m->size);
     *m = (struct mapping){0};
 }
 

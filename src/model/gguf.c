@@ -1084,9 +1084,12 @@ static json_t *kv_json(const struct kv *kv) {
 }
 
 int gguf_tensors_open(struct safetensors *st, const char *path, struct error *err) {
-    struct gguf g;
+    struct gguf g = {0};
     *st = (struct safetensors){0};
-    if (gguf_open(&g, path, err) != OK) return error_wrap(err, "'%s'", path);
+    if (map_read(&g.map, path, err) != OK || gguf_parse(&g, err) != OK) {
+        gguf_close(&g);
+        return error_wrap(err, "'%s'", path);
+    }
     st->metadata = json_object();
     for (uint64_t i = 0; i < g.n_kv; i++) {
         json_t *value = kv_json(&g.kv[i]);

@@ -14,6 +14,7 @@
 #include "store/store.h"
 
 #include <math.h>
+#include <pthread.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
@@ -362,11 +363,8 @@ static void weights_hash(struct hasher *h, const struct model *m) {
  * A single file's hash is the plain SHA-256 of the file, as sha256sum prints it; several files
  * (config.json first) are preceded by their lengths; a model that never was a file hashes its
  * configuration and f32 rows. Who trains such a model clears m->hash[0] to have it computed anew.
- * The first call writes into `m`: make it before sharing.
  */
-const char *model_hash(struct model *m, struct error *err) {
-    (void)err; /* everything is mapped or in memory: there is nothing left to fail */
-    if (m->hash[0]) return m->hash;
+static void hash_fill(struct model *m) {
     struct hasher h;
     hasher_init(&h);
     if (m->n_maps == 0) {
@@ -379,5 +377,13 @@ const char *model_hash(struct model *m, struct error *err) {
         hasher_add(&h, m->maps[i].data, m->maps[i].size);
     }
     hasher_final(&h, m->hash);
+}
+
+const char *model_hash(struct model *m, struct error *err) {
+    static pthread_mutex_t once = PTHREAD_MUTEX_INITIALIZER; // of all models: it is seldom taken
+    (void)err; /* everything is mapped or in memory: there is nothing left to fail */
+    pthread_mutex_lock(&once);
+    if (!m->hash[0]) hash_fill(m);
+    pthread_mutex_unlock(&once);
     return m->hash;
 }

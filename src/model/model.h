@@ -69,9 +69,9 @@ struct model {
 /* `path`: a GGUF file, a Hugging Face directory, or the hf: name of a pulled one (store.h). */
 struct model *model_open(const char *path, enum numeric_class cls, struct error *err);
 void model_close(struct model *m);
-/* SHA-256, computed on first use and kept (call it once before threads share the model): of a
- * single file's bytes, of config.json and the shards of a directory, of config and rows of a model
- * in memory. Who changes weights in place clears m->hash[0]. */
+/* SHA-256, computed on first use and kept, by any thread: of a single file's bytes, of config.json
+ * and the shards of a directory, of config and rows of a model in memory. Who changes weights in
+ * place clears m->hash[0]. */
 const char *model_hash(struct model *m, struct error *err);
 /* `type`: what dense weights are written as; norms stay f32. Both are canonical: same content, same
  * bytes. */
@@ -126,6 +126,8 @@ struct safetensors {
     json_t *metadata; /* string → string, or NULL */
 };
 int safetensors_open(struct safetensors *st, const char *path, struct error *err);
+/* The same by map_read. */
+int safetensors_read(struct safetensors *st, const char *path, struct error *err);
 const struct tensor_info *safetensors_find(const struct safetensors *st, const char *name);
 void safetensors_close(struct safetensors *st);
 /* Canonical: tensors in the given order, metadata keys sorted, header padded with spaces to 8. */

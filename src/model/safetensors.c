@@ -168,14 +168,23 @@ static int safetensors_parse(struct safetensors *st, struct error *err) {
     return rc;
 }
 
+/* st->map is the file. */
+static int mapped_parse(struct safetensors *st, const char *path, struct error *err) {
+    if (safetensors_parse(st, err) == OK) return OK;
+    safetensors_close(st);
+    return error_wrap(err, "'%s'", path);
+}
+
 int safetensors_open(struct safetensors *st, const char *path, struct error *err) {
     *st = (struct safetensors){0};
     int rc = map_open(&st->map, path, err);
-    if (rc != OK) return rc;
-    rc = safetensors_parse(st, err);
-    if (rc == OK) return OK;
-    safetensors_close(st);
-    return error_wrap(err, "'%s'", path);
+    return rc == OK ? mapped_parse(st, path, err) : rc;
+}
+
+int safetensors_read(struct safetensors *st, const char *path, struct error *err) {
+    *st = (struct safetensors){0};
+    int rc = map_read(&st->map, path, err);
+    return rc == OK ? mapped_parse(st, path, err) : rc;
 }
 
 const struct tensor_info *safetensors_find(const struct safetensors *st, const char *name) {

@@ -1,0 +1,564 @@
+/*
+ * pool: names and the versions of adapters that they stand for, in memory within a budget.
+ *
+ *     registered ──get──▶ busy ──▶ resident ──room needed──▶ registered
+ *                           ▲          │
+ *                           └──files changed, or publish: the next version
+ *
+ * One lock guards everything; loading runs outside of it, marked by `busy`, and an entry that is
+ * busy is touched by its loader only. There are no lists to keep in order: whoever needs room walks
+ * over all entries, which is nothing beside the load that needs it, and counts what they occupy at
+ * that moment.
+ *
+ * Invariants: (1) the pool holds one reference to every resident and every retired adapter, so that
+ * a count of 1 means that nobody uses it, and only a get can change that; (2) within one hash there
+ * is one version; (3) hash, stamps and size of an entry describe the same content, so files whose
+ * stamps are still those need not be hashed again.
+ */
+#define _GNU_SOURCE
+#include "adapter/internal.h"
+#include "store/store.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+
+/* What the file system says of one file; zero when it is not there. */
+struct stamp {
+    uint64_t device, inode, size;
+    int64_t written, changed; /* ns since 1970, of content and of anything */
+};
+/* Of a PEFT directory's two files, or of a GGUF file. */
+struct stamps {
+    struct stamp v[2];
+    bool young; /* written so shortly before that another write might leave the same stamps */
+};
+/* File systems round times to the kernel's tick, at most 10 ms. */
+#define YOUNG_NS 50000000
+
+struct entry {
+    char *name;
+    char *path; /* NULL: in memory only */
+    struct adapter *adapter;
+    char hash[HASH_LEN]; /* of the version, resident or not; "" before the first load */
+    struct stamps stamps;
+    size_t size;
+    uint64_t version, turn, gets, loads; /* turn: of the pool's count when last asked for */
+    double last_used;
+    bool pinned, busy;
+    char *problem; /* what was wrong with the files as they were at `bad`, or NULL */
+    int problem_code;
+    struct stamps bad;
+};
+
+struct adapter_pool {
+    struct model *model;
+    struct adapter_pool_options o;
+    pthread_mutex_t lock;
+    pthread_cond_t idle; /* some entry is no longer busy */
+    struct entry **entries;
+    int n, cap;               /* by name */
+    struct adapter **retired; /* replaced or removed while in use */
+    int n_retired;
+    uint64_t turns, gets, loads, drops;
+};
+
+/* A version that is complete and not yet in its place. */
+struct staged {
+    struct adapter *a;
+    struct stamps stamps;
+};
+
+struct adapter_pool *adapter_pool_new(struct model *m, const struct adapter_pool_options *o) {
+    struct adapter_pool *p = xcalloc(1, sizeof *p);
+    p->model = m;
+    p->o = *o;
+    pthread_mutex_init(&p->lock, NULL);
+    pthread_cond_init(&p->idle, NULL);
+    return p;
+}
+
+static void entry_free(struct entry *e) {
+    CHECK(!e->busy);
+    adapter_release(e->adapter);
+    free(e->name);
+    free(e->path);
+    free(e->problem);
+    free(e);
+}
+
+void adapter_pool_free(struct adapter_pool *p) {
+    if (!p) return;
+    for (int i = 0; i < p->n; i++) entry_free(p->entries[i]);
+    for (int i = 0; i < p->n_retired; i++) adapter_release(p->retired[i]);
+    pthread_mutex_destroy(&p->lock);
+    pthread_cond_destroy(&p->idle);
+    free(p->entries);
+    free(p->retired);
+    free(p);
+}
+
+static int64_t time_ns(struct timespec t) {
+    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+static void stamp_take(struct stamp *s, const char *path) {
+    struct stat st;
+    if (stat(path, &st) != 0) return;
+    *s = (struct stamp){.device = st.st_dev,
+                        .inode = st.st_ino,
+                        .size = (uint64_t)st.st_size,
+                        .written = time_ns(st.st_mtim),
+                        .changed = time_ns(st.st_ctim)};
+}
+
+static struct stamps stamps_take(const char *path) {
+    struct stamps s = {0};
+    struct timespec now;
+    bool dir = path_is_dir(path);
+    char *config = path_join(path, CONFIG_NAME), *tensors = path_join(path, TENSORS_NAME);
+    clock_gettime(CLOCK_REALTIME, &now);
+    stamp_take(&s.v[0], dir ? config : path);
+    if (dir) stamp_take(&s.v[1], tensors);
+    for (int i = 0; i < 2; i++)
+        s.young = s.young || MAX(s.v[i].written, s.v[i].changed) > time_ns(now) - YOUNG_NS;
+    free(config);
+    free(tensors);
+    return s;
+}
+
+/* True when what was read at `then` is what is there `now`. */
+static bool stamps_hold(const struct stamps *then, const struct stamps *now) {
+    return !then->young && memcmp(then->v, now->v, sizeof now->v) == 0;
+}
+
+/* Where the name is, or would be. */
+static int entry_place(const struct adapter_pool *p, const char *name, bool *found) {
+    int lo = 0, hi = p->n;
+    *found = false;
+    while (lo < hi) {
+        int mid = (lo + hi) / 2, c = strcmp(p->entries[mid]->name, name);
+        if (c == 0) *found = true;
+        if (c >= 0)
+            hi = mid;
+        else
+            lo = mid + 1;
+    }
+    return lo;
+}
+
+static struct entry *entry_find(const struct adapter_pool *p, const char *name, struct error *err) {
+    bool found;
+    int i = entry_place(p, name, &found);
+    if (found) return p->entries[i];
+    error_set(err, ERR_MISSING, "no adapter is called '%.200s'", name);
+    return NULL;
+}
+
+/* The entry when nobody loads it; it may be gone after the wait. */
+static struct entry *entry_idle(struct adapter_pool *p, const char *name, struct error *err) {
+    struct entry *e;
+    while ((e = entry_find(p, name, err)) && e->busy) pthread_cond_wait(&p->idle, &p->lock);
+    return e;
+}
+
+static struct entry *entry_new(struct adapter_pool *p, const char *name) {
+    bool found;
+    int i = entry_place(p, name, &found);
+    CHECK(!found);
+    if (p->n == p->cap) {
+        p->cap = MAX(16, 2 * p->cap);
+        p->entries = xrealloc(p->entries, (size_t)p->cap * sizeof(struct entry *));
+    }
+    memmove(p->entries + i + 1, p->entries + i, (size_t)(p->n - i) * sizeof(struct entry *));
+    p->n++;
+    p->entries[i] = xcalloc(1, sizeof(struct entry));
+    p->entries[i]->name = xstrdup(name);
+    return p->entries[i];
+}
+
+/* Names go into JSON and terminals. */
+static int name_check(const char *name, struct error *err) {
+    size_t len = strlen(name);
+    json_t *text = json_string(name);
+    bool ok = text && len >= 1 && len <= 200;
+    for (const char *c = name; *c; c++) ok = ok && (unsigned char)*c >= 0x20 && *c != 0x7f;
+    json_decref(text);
+    return ok ? OK
+              : error_set(err, ERR_USAGE,
+                          "an adapter's name must be UTF-8 of 1 to 200 bytes without control "
+                          "characters");
+}
+
+/* The path as it is read: malloc'ed; NULL when there is no adapter. */
+static char *path_resolve(const char *path, struct error *err) {
+    char *real = hub_is_name(path) ? hub_find(path, err) : xstrdup(path);
+    if (!real || adapter_path_is_gguf(real) || peft_check(real, err) == OK) return real;
+    free(real);
+    return NULL;
+}
+
+/* 1 when it is new, 0 when it is there already. */
+static int entry_add(struct adapter_pool *p, const char *name, const char *path,
+                     struct error *err) {
+    bool found;
+    int i = entry_place(p, name, &found);
+    const struct entry *e = found ? p->entries[i] : NULL;
+    if (!e) entry_new(p, name)->path = xstrdup(path);
+    if (!e || (e->path && strcmp(e->path, path) == 0)) return !e;
+    return error_set(err, ERR_STATE, "the name '%s' stands for '%s' already", name,
+                     e->path ? e->path : "an adapter in memory");
+}
+
+int adapter_pool_add(struct adapter_pool *p, const char *name, const char *path,
+                     struct error *err) {
+    if (name_check(name, err) != OK) return err->code;
+    char *real = path_resolve(path, err);
+    if (!real) return err->code;
+    pthread_mutex_lock(&p->lock);
+    int rc = entry_add(p, name, real, err);
+    pthread_mutex_unlock(&p->lock);
+    free(real);
+    return MIN(rc, OK);
+}
+
+/* 1 when DIR/NAME is an adapter and new. What cannot be registered is named and left out. */
+static int scan_one(struct adapter_pool *p, const char *dir, const char *name) {
+    char *path = path_join(dir, name), *config = path_join(path, CONFIG_NAME);
+    struct error err;
+    int added = 0;
+    if (path_exists(config)) {
+        added = name_check(name, &err);
+        pthread_mutex_lock(&p->lock);
+        if (added == OK) added = entry_add(p, name, path, &err);
+        pthread_mutex_unlock(&p->lock);
+        if (added < 0) warn("adapter '%s' is left out: %s", path, err.text);
+    }
+    free(path);
+    free(config);
+    return MAX(added, 0);
+}
+
+int adapter_pool_scan(struct adapter_pool *p, const char *dir, struct error *err) {
+    DIR *d = opendir(dir);
+    int n = 0;
+    if (!d) return error_errno(err, "cannot read the directory '%s'", dir);
+    for (const struct dirent *f; (f = readdir(d));)
+        if (f->d_name[0] != '.') n += scan_one(p, dir, f->d_name);
+    closedir(d);
+    return n;
+}
+
+static bool in_use(const struct adapter *a) {
+    return __atomic_load_n(&a->refs, __ATOMIC_ACQUIRE) > 1;
+}
+
+static void retired_sweep(struct adapter_pool *p) {
+    int n = 0;
+    for (int i = 0; i < p->n_retired; i++)
+        if (in_use(p->retired[i]))
+            p->retired[n++] = p->retired[i];
+        else
+            adapter_release(p->retired[i]);
+    p->n_retired = n;
+}
+
+/* The pool's reference goes, or waits for the last user's. */
+static void adapter_retire(struct adapter_pool *p, struct adapter *a) {
+    if (a && in_use(a)) {
+        size_t n = (size_t)p->n_retired + 1;
+        p->retired = xrealloc(p->retired, n * sizeof(struct adapter *));
+        p->retired[p->n_retired++] = a;
+    } else {
+        adapter_release(a);
+    }
+}
+
+static bool droppable(const struct entry *e) {
+    bool elsewhere = e->path && !e->problem; // files that were refused cannot bring it back
+    return e->adapter && elsewhere && !e->pinned && !e->busy && !in_use(e->adapter);
+}
+
+static struct entry *oldest(const struct adapter_pool *p, const struct entry *except) {
+    struct entry *best = NULL;
+    for (int i = 0; i < p->n; i++) {
+        struct entry *e = p->entries[i];
+        if (e != except && droppable(e) && (!best || e->turn < best->turn)) best = e;
+    }
+    return best;
+}
+
+/* What is in memory, `except`'s own version left out when nobody uses it; *fixed is the part that
+ * cannot be dropped now. */
+static size_t bytes_held(struct adapter_pool *p, const struct entry *except, size_t *fixed) {
+    size_t all = *fixed = 0;
+    for (int i = 0; i < p->n; i++) {
+        const struct entry *e = p->entries[i];
+        if (!e->adapter || (e == except && !in_use(e->adapter))) continue;
+        size_t bytes = adapter_bytes(e->adapter);
+        all += bytes;
+        if (!droppable(e)) *fixed += bytes;
+    }
+    for (int i = 0; i < p->n_retired; i++) {
+        size_t bytes = adapter_bytes(p->retired[i]);
+        all += bytes;
+        *fixed += bytes;
+    }
+    return all;
+}
+
+/* Drops others until `size` bytes more fit, in place of e's version (e may be NULL); drops none
+ * when that cannot be. */
+static int room_make(struct adapter_pool *p, const struct entry *e, size_t size,
+                     struct error *err) {
+    size_t max = p->o.max_bytes, fixed;
+    if (max == 0) return OK;
+    retired_sweep(p);
+    size_t held = bytes_held(p, e, &fixed);
+    if (size > max)
+        return error_set(err, ERR_MEMORY, "an adapter of %zu bytes is more than the pool's %zu",
+                         size, max);
+    if (fixed > max - size)
+        return error_set(err, ERR_STATE,
+                         "no room for an adapter of %zu bytes: of the pool's %zu, %zu are in use, "
+                         "pinned or nowhere else",
+                         size, max, fixed);
+    while (held > max - size) {
+        struct entry *drop = oldest(p, e);
+        CHECK(drop);
+        held -= MIN(held, adapter_bytes(drop->adapter));
+        adapter_release(drop->adapter);
+        drop->adapter = NULL;
+        p->drops++;
+    }
+    return OK;
+}
+
+static bool is_resident(const struct entry *e, const struct adapter *a) {
+    return e && e->adapter && strcmp(e->hash, a->hash) == 0;
+}
+
+static int staged_room(struct adapter_pool *p, const struct entry *e, const struct staged *s,
+                       struct error *err) {
+    return is_resident(e, s->a) ? OK : room_make(p, e, adapter_bytes(s->a), err);
+}
+
+static void problem_clear(struct entry *e) {
+    free(e->problem);
+    e->problem = NULL;
+}
+
+static void entry_identify(struct entry *e, const struct staged *s) {
+    e->version += strcmp(e->hash, s->a->hash) != 0;
+    memcpy(e->hash, s->a->hash, sizeof e->hash);
+    e->stamps = s->stamps;
+    e->size = adapter_bytes(s->a);
+    problem_clear(e);
+}
+
+/* Takes over s->a. The same content over again keeps the object, and with it everything that was
+ * made for it. */
+static void entry_swap(struct adapter_pool *p, struct entry *e, const struct staged *s) {
+    bool same = is_resident(e, s->a);
+    entry_identify(e, s);
+    adapter_retire(p, same ? s->a : e->adapter);
+    if (!same) e->adapter = s->a;
+}
+
+/* Reads one version outside the lock. */
+static int staged_load(struct adapter_pool *p, const char *path, const char *hash, struct staged *s,
+                       struct error *err) {
+    s->a = adapter_open_known(path, p->model, hash, err);
+    if (!s->a) return err->code;
+    struct stamps now = stamps_take(path);
+    if (memcmp(now.v, s->stamps.v, sizeof now.v) != 0) {
+        adapter_release(s->a);
+        return error_set(err, ERR_IO, "adapter '%s' changed while it was read", path);
+    }
+    if (p->o.serve_only && !s->a->overlay)
+        adapter_keep_pack(s->a, p->o.elem);
+    else
+        adapter_pack(s->a, p->o.elem);
+    return OK;
+}
+
+/* Files at `now` cannot be served: OK when there is a version from before to go on with. */
+static int entry_refuse(struct entry *e, const struct stamps *now, struct error *err) {
+    bool news = !e->problem || strcmp(e->problem, err->text) != 0;
+    problem_clear(e);
+    e->problem = xstrdup(err->text);
+    e->problem_code = err->code;
+    e->bad = *now;
+    if (err->code == ERR_IO) e->bad.young = true; // may pass without any change of the files
+    if (!e->adapter) return err->code;
+    if (news)
+        warn("adapter '%s' stays at version %llu: %s", e->name, (unsigned long long)e->version,
+             err->text);
+    return OK;
+}
+
+/* Reads the files that `now` describes; the entry is nobody else's meanwhile. */
+static int entry_load(struct adapter_pool *p, struct entry *e, const struct stamps *now,
+                      struct error *err) {
+    struct staged s = {.stamps = *now};
+    bool known = e->version > 0 && stamps_hold(&e->stamps, now);
+    /* Room first, so that asking for it again and again costs no load. */
+    if (known && room_make(p, e, e->size, err) != OK) return err->code;
+    e->busy = true;
+    e->loads++;
+    p->loads++;
+    pthread_mutex_unlock(&p->lock);
+    int rc = staged_load(p, e->path, known ? e->hash : NULL, &s, err);
+    pthread_mutex_lock(&p->lock);
+    e->busy = false;
+    pthread_cond_broadcast(&p->idle);
+    if (rc != OK) return entry_refuse(e, now, err);
+    rc = staged_room(p, e, &s, err);
+    if (rc == OK)
+        entry_swap(p, e, &s);
+    else if (!e->adapter)
+        entry_identify(e, &s);
+    if (rc != OK) adapter_release(s.a);
+    return rc;
+}
+
+/* Makes e->adapter what its files are now, or leaves it where they are no adapter. */
+static int entry_update(struct adapter_pool *p, struct entry *e, struct error *err) {
+    if (!e->path) return OK;
+    struct stamps now = stamps_take(e->path);
+    if (e->problem && stamps_hold(&e->bad, &now))
+        return e->adapter ? OK : error_set(err, e->problem_code, "%s", e->problem);
+    if (e->adapter && stamps_hold(&e->stamps, &now)) {
+        problem_clear(e);
+        return OK;
+    }
+    return entry_load(p, e, &now, err);
+}
+
+struct adapter *adapter_pool_get(struct adapter_pool *p, const char *name, struct error *err) {
+    struct adapter *a = NULL;
+    pthread_mutex_lock(&p->lock);
+    retired_sweep(p);
+    struct entry *e = entry_idle(p, name, err);
+    if (e && entry_update(p, e, err) == OK) {
+        a = adapter_retain(e->adapter);
+        e->turn = ++p->turns;
+        e->last_used = clock_now();
+        e->gets++;
+        p->gets++;
+    }
+    pthread_mutex_unlock(&p->lock);
+    return a;
+}
+
+/* Takes over s->a; `path` may be NULL. */
+static int staged_publish(struct adapter_pool *p, const char *name, const struct staged *s,
+                          const char *path, struct error *err) {
+    struct error none;
+    pthread_mutex_lock(&p->lock);
+    struct entry *e = entry_idle(p, name, &none);
+    int rc = staged_room(p, e, s, err);
+    if (rc == OK) {
+        if (!e) e = entry_new(p, name);
+        free(e->path);
+        e->path = path ? xstrdup(path) : NULL;
+        e->turn = ++p->turns;
+        entry_swap(p, e, s);
+    }
+    pthread_mutex_unlock(&p->lock);
+    if (rc != OK) adapter_release(s->a);
+    return rc;
+}
+
+int adapter_pool_publish(struct adapter_pool *p, const char *name, struct adapter *a,
+                         struct error *err) {
+    if (name_check(name, err) != OK) return err->code;
+    if (!adapter_is_ready(a) || !adapter_fits(a, &p->model->config))
+        return error_set(err, ERR_MISMATCH, "adapter '%.12s' %s '%s'", a->hash,
+                         adapter_is_ready(a) ? "was made for another shape than"
+                                             : "is DoRA and not bound to",
+                         p->model->name);
+    adapter_pack(a, p->o.elem);
+    struct staged s = {.a = adapter_retain(a)};
+    return staged_publish(p, name, &s, NULL, err);
+}
+
+int adapter_pool_publish_path(struct adapter_pool *p, const char *name, const char *path,
+                              struct error *err) {
+    if (name_check(name, err) != OK) return err->code;
+    char *real = path_resolve(path, err);
+    if (!real) return err->code;
+    struct staged s = {.stamps = stamps_take(real)};
+    int rc = staged_load(p, real, NULL, &s, err);
+    if (rc == OK) rc = staged_publish(p, name, &s, real, err);
+    free(real);
+    return rc;
+}
+
+int adapter_pool_remove(struct adapter_pool *p, const char *name, struct error *err) {
+    pthread_mutex_lock(&p->lock);
+    struct entry *e = entry_idle(p, name, err);
+    if (e) {
+        bool found;
+        int i = entry_place(p, name, &found);
+        adapter_retire(p, e->adapter);
+        e->adapter = NULL;
+        entry_free(e);
+        p->n--;
+        memmove(p->entries + i, p->entries + i + 1, (size_t)(p->n - i) * sizeof(struct entry *));
+    }
+    pthread_mutex_unlock(&p->lock);
+    return e ? OK : err->code;
+}
+
+int adapter_pool_pin(struct adapter_pool *p, const char *name, bool pinned, struct error *err) {
+    pthread_mutex_lock(&p->lock);
+    struct entry *e = entry_find(p, name, err);
+    if (e) e->pinned = pinned;
+    pthread_mutex_unlock(&p->lock);
+    return e ? OK : err->code;
+}
+
+static struct adapter_pool_item entry_item(const struct entry *e, struct arena *out) {
+    return (struct adapter_pool_item){.name = arena_strdup(out, e->name),
+                                      .path = e->path ? arena_strdup(out, e->path) : NULL,
+                                      .problem = e->problem ? arena_strdup(out, e->problem) : NULL,
+                                      .hash = arena_strdup(out, e->hash),
+                                      .version = e->version,
+                                      .bytes = e->adapter ? adapter_bytes(e->adapter) : 0,
+                                      .in_use = e->adapter && in_use(e->adapter),
+                                      .pinned = e->pinned,
+                                      .gets = e->gets,
+                                      .loads = e->loads,
+                                      .last_used = e->last_used};
+}
+
+const struct adapter_pool_item *adapter_pool_list(struct adapter_pool *p, struct arena *out,
+                                                  int *n) {
+    pthread_mutex_lock(&p->lock);
+    struct adapter_pool_item *list = arena_alloc(out, (size_t)p->n * sizeof *list);
+    for (int i = 0; i < p->n; i++) list[i] = entry_item(p->entries[i], out);
+    *n = p->n;
+    pthread_mutex_unlock(&p->lock);
+    return list;
+}
+
+struct adapter_pool_stats adapter_pool_stats(struct adapter_pool *p) {
+    pthread_mutex_lock(&p->lock);
+    retired_sweep(p);
+    size_t fixed;
+    struct adapter_pool_stats s = {.n = p->n,
+                                   .n_retired = p->n_retired,
+                                   .bytes = bytes_held(p, NULL, &fixed),
+                                   .max_bytes = p->o.max_bytes,
+                                   .gets = p->gets,
+                                   .loads = p->loads,
+                                   .drops = p->drops};
+    for (int i = 0; i < p->n; i++) s.n_resident += p->entries[i]->adapter != NULL;
+    pthread_mutex_unlock(&p->lock);
+    return s;
+}

@@ -32,7 +32,7 @@ struct stamp {
     uint64_t device, inode, size;
     int64_t written, changed; /* ns since 1970, of content and of anything */
 };
-/* Of a PEFT directory's two files, or of a GGUF file. */
+/* Of a PEFT directory's two files, or of the path itself when it has neither: a GGUF file. */
 struct stamps {
     struct stamp v[2];
     bool young; /* written so shortly before that another write might leave the same stamps */
@@ -119,11 +119,11 @@ static void stamp_take(struct stamp *s, const char *path) {
 static struct stamps stamps_take(const char *path) {
     struct stamps s = {0};
     struct timespec now;
-    bool dir = path_is_dir(path);
     char *config = path_join(path, CONFIG_NAME), *tensors = path_join(path, TENSORS_NAME);
     clock_gettime(CLOCK_REALTIME, &now);
-    stamp_take(&s.v[0], dir ? config : path);
-    if (dir) stamp_take(&s.v[1], tensors);
+    stamp_take(&s.v[0], config);
+    stamp_take(&s.v[1], tensors);
+    if (!s.v[0].inode && !s.v[1].inode) stamp_take(&s.v[0], path);
     for (int i = 0; i < 2; i++)
         s.young = s.young || MAX(s.v[i].written, s.v[i].changed) > time_ns(now) - YOUNG_NS;
     free(config);

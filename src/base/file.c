@@ -77,8 +77,8 @@ int map_read(struct mapping *m, const char *path, struct error *err) {
     int rc = OK;
     if (!S_ISREG(st.st_mode)) {
         rc = error_set(err, ERR_IO, "cannot read '%s': it is not a regular file", path);
-    } else if (!(m->copy = malloc(size + 1))) { /* a size from outside: no xmalloc */
-        rc = error_set(err, ERR_MEMORY, "no memory for the %zu bytes of '%s'", size, path);
+    } else if (!(m->copy = try_calloc(size + 1, 1, err))) {
+        rc = error_wrap(err, "'%s'", path);
     } else {
         rc = read_fully(fd, m->copy, size, path, err);
         m->data = m->copy;

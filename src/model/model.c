@@ -212,11 +212,12 @@ static int weight_bind(struct model *m, const struct weight *w, const struct ten
     int rc =
         matrix_init(weight_matrix(m, w), t->type, w->n, w->k, data, order, m->cls, &m->arena, err);
     free(order);
+    if (weight_matrix(m, w)->data != t->data) map_forget(t->data, t->size);
     return rc == OK ? OK : error_wrap(err, "'%s'", w->name);
 }
 
 /* The type that most matrix elements have; the lowest number wins a tie. */
-static enum tensor_type tensors_main_type(const struct tensor_info *t, int n) {
+enum tensor_type tensors_main_type(const struct tensor_info *t, int n) {
     static const enum tensor_type types[] = {TENSOR_F32, TENSOR_F16, TENSOR_Q4_0, TENSOR_Q8_0,
                                              TENSOR_BF16};
     enum tensor_type best = TENSOR_F32;
@@ -372,7 +373,11 @@ const char *model_hash(struct model *m, struct error *err) {
     for (int i = 0; i < m->n_maps; i++) {
         uint64_t size = m->maps[i].size;
         if (m->n_maps > 1) hasher_add(&h, &size, sizeof(size));
-        hasher_add(&h, m->maps[i].data, m->maps[i].size);
+        for (size_t at = 0, n; at < m->maps[i].size; at += n) { // little of it stays in memory
+            n = MIN(m->maps[i].size - at, (size_t)4 << 20);
+            hasher_add(&h, m->maps[i].data + at, n);
+            map_forget(m->maps[i].data + at, n);
+        }
     }
     hasher_final(&h, m->hash);
     return m->hash;

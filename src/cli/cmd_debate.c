@@ -43,8 +43,7 @@ struct team {
     int n;
 };
 
-static int team_load(struct team *t, const struct options *o, struct setup *s,
-                     struct error *err) {
+static int team_load(struct team *t, const struct options *o, struct setup *s, struct error *err) {
     if (o->agents.n < 1 || o->agents.n > 16)
         return error_set(err, ERR_USAGE, "--agents wants 1 to 16 adapters");
     for (; t->n < o->agents.n; t->n++) {
@@ -52,8 +51,7 @@ static int team_load(struct team *t, const struct options *o, struct setup *s,
         bool base = strcmp(dir, "base") == 0;
         struct adapter *a = base ? NULL : setup_adapter(s, dir, err);
         if (!base && !a) return err->code;
-        t->v[t->n] =
-            (struct agent){.name = slash && slash[1] ? slash + 1 : dir, .adapter = a};
+        t->v[t->n] = (struct agent){.name = slash && slash[1] ? slash + 1 : dir, .adapter = a};
     }
     return OK;
 }

@@ -18,8 +18,7 @@ struct options {
 static const struct option_row rows[] = {
     {"file", OPT_STRING, offsetof(struct options, file), NULL, 0, 0, "FILE",
      "texts instead: one a line, or JSON lines of {prompt}"},
-    {"adapter", OPT_STRING, offsetof(struct options, adapter), NULL, 0, 0, "DIR",
-     "PEFT directory"},
+    {"adapter", OPT_STRING, offsetof(struct options, adapter), NULL, 0, 0, "DIR", "PEFT directory"},
     {"normalize", OPT_BOOL, offsetof(struct options, normalize), NULL, 0, 0, NULL,
      "vectors of length 1"},
     {"similarity", OPT_BOOL, offsetof(struct options, similarity), NULL, 0, 0, NULL,
@@ -42,8 +41,7 @@ enum { VECTOR_WORK = 32 << 10, VECTOR_JSON = 1 << 20 };
 
 static int texts_read(struct embedded *x, const struct options *o, const struct strings *args,
                       struct error *err) {
-    if (!o->file == (args->n < 2))
-        return error_set(err, ERR_USAGE, "give texts, or --file FILE");
+    if (!o->file == (args->n < 2)) return error_set(err, ERR_USAGE, "give texts, or --file FILE");
     if (o->file) return prompts_file(&x->texts, o->file, err);
     for (int i = 1; i < args->n; i++) prompts_add(&x->texts, args->v[i], NULL, false);
     return OK;
@@ -106,8 +104,8 @@ static void print_similarity(const struct common *c, const struct embedded *x) {
                 printf(" %6.3f", cosine(x, a, b));
         }
         if (c->json)
-            cli_print(json_pack("{s:i,s:s,s:O}", "index", a, "text", x->texts.v[a].text, "cosine",
-                                row));
+            cli_print(
+                json_pack("{s:i,s:s,s:O}", "index", a, "text", x->texts.v[a].text, "cosine", row));
         else
             printf("  %s\n", x->texts.v[a].text);
         json_decref(row);
@@ -165,11 +163,12 @@ const struct command cmd_embed = {
     .name = "embed",
     .args = "MODEL [TEXT …]",
     .summary = "texts as vectors, and how alike they are",
-    .about = "Prints a JSON line with a vector for each text: the mean over its tokens of the last\n"
-             "hidden states, under the base or an adapter.\n\n"
-             "  shoal embed models/fry 'sort: k b x' '412と907、大きいのは？' --normalize\n"
-             "  shoal embed model.gguf --file texts.txt --adapter runs/ID/adapters/gen_0/critic\n"
-             "  shoal embed model.gguf --similarity cat dog 猫",
+    .about =
+        "Prints a JSON line with a vector for each text: the mean over its tokens of the last\n"
+        "hidden states, under the base or an adapter.\n\n"
+        "  shoal embed models/fry 'sort: k b x' '412と907、大きいのは？' --normalize\n"
+        "  shoal embed model.gguf --file texts.txt --adapter runs/ID/adapters/gen_0/critic\n"
+        "  shoal embed model.gguf --similarity cat dog 猫",
     .rows = rows,
     .size = sizeof(struct options),
     .min_args = 1,

@@ -56,8 +56,7 @@ static int list_calls(const struct common *c, struct store *s, struct error *err
 
 static void field_compare(struct replay *r, const char *key, const char *now) {
     const char *was = text_of(r->call, key);
-    if (strcmp(was, now) != 0)
-        buf_printf(&r->differs, "%s: was '%s', is '%s'\n", key, was, now);
+    if (strcmp(was, now) != 0) buf_printf(&r->differs, "%s: was '%s', is '%s'\n", key, was, now);
 }
 
 /* The model as it was; false when it is not there or not the same, which ends the replay. */
@@ -156,8 +155,8 @@ static int replay_run(struct replay *r, bool *same, struct error *err) {
 static void print_outcome(const struct replay *r, bool same) {
     const char *differs = r->differs.data ? r->differs.data : "";
     if (r->c->json)
-        cli_print(json_pack("{s:s,s:b,s:s,s:i}", "call", text_of(r->call, "key"), "same",
-                            (int)same, "differs", differs, "tokens", r->r.n_out));
+        cli_print(json_pack("{s:s,s:b,s:s,s:i}", "call", text_of(r->call, "key"), "same", (int)same,
+                            "differs", differs, "tokens", r->r.n_out));
     else if (same)
         printf("%ssame bits: call %.16s, %d tokens\n", differs, text_of(r->call, "key"),
                r->r.n_out);

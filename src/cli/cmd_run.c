@@ -271,13 +271,13 @@ static json_t *call_json(const struct job *j, const struct setup *s, int i, cons
     const struct request *r = &j->reqs[i];
     char key[HASH_LEN];
     call_key(r, hash, s->m->cls, s->engine.kv_elem, s->engine.lora_elem, key);
-    return json_pack(
-        "{s:i,s:i,s:s,s:s,s:s,s:s,s:s,s:s,s:s,s:I,s:o,s:i,s:i}", "index", i / (int)j->o->samples,
-        "sample", i % (int)j->o->samples, "call", key, "model", s->path, "model_hash", hash,
-        "class", class_name(s->m->cls), "level", kernels_get()->name, "kv",
-        elem_name(s->engine.kv_elem), "lora", elem_name(s->engine.lora_elem), "seed",
-        (json_int_t)r->sampling.seed, "adapters", request_adapters(r, s->adapters, s->n_adapters),
-        "prefilled", r->n_prefilled, "generated", r->n_generated);
+    return json_pack("{s:i,s:i,s:s,s:s,s:s,s:s,s:s,s:s,s:s,s:I,s:o,s:i,s:i}", "index",
+                     i / (int)j->o->samples, "sample", i % (int)j->o->samples, "call", key, "model",
+                     s->path, "model_hash", hash, "class", class_name(s->m->cls), "level",
+                     kernels_get()->name, "kv", elem_name(s->engine.kv_elem), "lora",
+                     elem_name(s->engine.lora_elem), "seed", (json_int_t)r->sampling.seed,
+                     "adapters", request_adapters(r, s->adapters, s->n_adapters), "prefilled",
+                     r->n_prefilled, "generated", r->n_generated);
 }
 
 static json_t *answer_json(const struct job *j, const struct setup *s, int i, const char *hash) {
@@ -309,9 +309,9 @@ static void print_choices(const struct job *j, const struct setup *s, int at, co
     for (int i = 0; i < r->n_choices; i++) {
         const char *text = j->o->choices.v[i];
         if (j->c->json) {
-            json_t *v = json_pack("{s:s,s:f,s:f,s:b}", "choice", text, "prob",
-                                  (double)r->choice_prob[i], "logprob",
-                                  (double)r->choice_logprob[i], "chosen", (int)(i == r->choice));
+            json_t *v =
+                json_pack("{s:s,s:f,s:f,s:b}", "choice", text, "prob", (double)r->choice_prob[i],
+                          "logprob", (double)r->choice_logprob[i], "chosen", (int)(i == r->choice));
             json_merge(v, call_json(j, s, at, hash));
             cli_print(v);
         } else {

@@ -133,8 +133,7 @@ static void peak_print(const struct setup *s) {
     if (s->c->json)
         cli_print(json_pack("{s:I,s:I}", "peak", (json_int_t)peak, "limit", (json_int_t)s->limit));
     else
-        note("peak memory %.1f MB of %.1f", (double)peak / (1 << 20),
-             (double)s->limit / (1 << 20));
+        note("peak memory %.1f MB of %.1f", (double)peak / (1 << 20), (double)s->limit / (1 << 20));
     if (peak > s->limit) warn("the limit of '%s' was exceeded", s->o->max_memory);
 }
 

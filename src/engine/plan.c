@@ -122,14 +122,13 @@ void plan_text(const struct plan *p, struct buf *out) {
 }
 
 json_t *plan_json(const struct plan *p) {
-    return json_pack("{s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:i,s:i,s:i,s:i,s:i}", "weights",
-                     (json_int_t)p->weights, "tokenizer", (json_int_t)p->tokenizer, "adapters",
-                     (json_int_t)p->adapters, "kv", (json_int_t)p->kv, "activations",
-                     (json_int_t)p->activations, "rest", (json_int_t)p->work, "total",
-                     (json_int_t)p->total, "limit", (json_int_t)p->limit, "pages",
-                     p->engine.n_pages, "pages_wanted", p->pages_wanted, "max_rows",
-                     p->engine.max_rows, "max_seqs", p->engine.max_seqs, "max_len",
-                     p->engine.max_len);
+    return json_pack(
+        "{s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:i,s:i,s:i,s:i,s:i}", "weights", (json_int_t)p->weights,
+        "tokenizer", (json_int_t)p->tokenizer, "adapters", (json_int_t)p->adapters, "kv",
+        (json_int_t)p->kv, "activations", (json_int_t)p->activations, "rest", (json_int_t)p->work,
+        "total", (json_int_t)p->total, "limit", (json_int_t)p->limit, "pages", p->engine.n_pages,
+        "pages_wanted", p->pages_wanted, "max_rows", p->engine.max_rows, "max_seqs",
+        p->engine.max_seqs, "max_len", p->engine.max_len);
 }
 
 static size_t file_size(const char *path) {

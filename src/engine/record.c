@@ -28,8 +28,8 @@ const char *elem_name(enum elem e) {
     return names[e];
 }
 
-void call_key(const struct request *r, const char *model_hash, enum numeric_class cls,
-              enum elem kv, enum elem lora, char out[HASH_LEN]) {
+void call_key(const struct request *r, const char *model_hash, enum numeric_class cls, enum elem kv,
+              enum elem lora, char out[HASH_LEN]) {
     request_key(r, model_hash, cls, out);
     if (kv == ELEM_F32 && lora == ELEM_F32) return;
     char text[HASH_LEN + 32];
@@ -79,13 +79,12 @@ static json_t *bias_json(const struct sampling *s) {
 }
 
 static json_t *sampling_json(const struct sampling *s) {
-    return json_pack("{s:o,s:i,s:o,s:o,s:I,s:o,s:o,s:o,s:o,s:o}", "temperature",
-                     real_json(s->temperature), "top_k", s->top_k, "top_p", real_json(s->top_p),
-                     "min_p", real_json(s->min_p), "seed", (json_int_t)s->seed, "typical_p",
-                     real_json(s->typical_p), "repetition_penalty",
-                     real_json(s->repetition_penalty), "presence_penalty",
-                     real_json(s->presence_penalty), "frequency_penalty",
-                     real_json(s->frequency_penalty), "bias", bias_json(s));
+    return json_pack(
+        "{s:o,s:i,s:o,s:o,s:I,s:o,s:o,s:o,s:o,s:o}", "temperature", real_json(s->temperature),
+        "top_k", s->top_k, "top_p", real_json(s->top_p), "min_p", real_json(s->min_p), "seed",
+        (json_int_t)s->seed, "typical_p", real_json(s->typical_p), "repetition_penalty",
+        real_json(s->repetition_penalty), "presence_penalty", real_json(s->presence_penalty),
+        "frequency_penalty", real_json(s->frequency_penalty), "bias", bias_json(s));
 }
 
 json_t *request_inputs(const struct request *r) {

@@ -13,8 +13,8 @@
 
 /* request_key, and where the KV cache or adapters are held in other elements than f32, a hash that
  * covers these too. */
-void call_key(const struct request *r, const char *model_hash, enum numeric_class cls,
-              enum elem kv, enum elem lora, char out[HASH_LEN]);
+void call_key(const struct request *r, const char *model_hash, enum numeric_class cls, enum elem kv,
+              enum elem lora, char out[HASH_LEN]);
 const char *finish_name(enum finish f); /* "stop" */
 const char *class_name(enum numeric_class cls);
 const char *elem_name(enum elem e);

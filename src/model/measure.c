@@ -12,13 +12,13 @@
 
 /* The tensor as matrix_init will hold it; a norm becomes f32. */
 static struct matrix tensor_held(const struct tensor_info *t, enum numeric_class cls) {
-    bool matrix = t->n_dims > 1, dense = t->type == TENSOR_F32 || t->type == TENSOR_F16 ||
-                                         t->type == TENSOR_BF16;
-    return (struct matrix){
-        .type = t->type == TENSOR_F16 || !matrix ? TENSOR_F32 : t->type,
-        .packed = matrix && (!dense || (t->type == TENSOR_BF16 && cls == CLASS_FAST)),
-        .n = matrix ? t->dims[0] : 1,
-        .k = t->dims[t->n_dims - 1]};
+    bool matrix = t->n_dims > 1,
+         dense = t->type == TENSOR_F32 || t->type == TENSOR_F16 || t->type == TENSOR_BF16;
+    return (struct matrix){.type = t->type == TENSOR_F16 || !matrix ? TENSOR_F32 : t->type,
+                           .packed =
+                               matrix && (!dense || (t->type == TENSOR_BF16 && cls == CLASS_FAST)),
+                           .n = matrix ? t->dims[0] : 1,
+                           .k = t->dims[t->n_dims - 1]};
 }
 
 void tensors_measure(const struct tensor_info *t, int n, enum numeric_class cls, bool interleaved,
@@ -30,8 +30,7 @@ void tensors_measure(const struct tensor_info *t, int n, enum numeric_class cls,
         out->weights += matrix_bytes(&m);
         out->file += t[i].size;
         // while it is packed, widened or reordered, its bytes in the file are in memory as well
-        if (m.packed || m.type != t[i].type || rotary)
-            out->passing = MAX(out->passing, t[i].size);
+        if (m.packed || m.type != t[i].type || rotary) out->passing = MAX(out->passing, t[i].size);
     }
 }
 

@@ -329,8 +329,9 @@ int store_result_put(struct store *s, const char *run, const char *name, const j
 }
 
 /* Columns of `recorded` after key and created; JSON from the seventh on. */
-static const char *const record_columns[] = {"model", "model_hash", "class",    "level",  "kv",
-                                             "lora",  "version",    "adapters", "inputs", "outputs"};
+static const char *const record_columns[] = {"model",  "model_hash", "class",   "level",
+                                             "kv",     "lora",       "version", "adapters",
+                                             "inputs", "outputs"};
 enum { RECORD_TEXTS = 7 };
 
 int store_record_put(struct store *s, const char *key, const json_t *call, struct error *err) {

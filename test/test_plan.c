@@ -23,7 +23,7 @@ static size_t engine_at(const struct plan *p, const struct model_config *c) {
 }
 
 static struct plan_input input_of(const char *shape) {
-    struct plan_input in = {.adapters = 123456, .work = 54321};
+    struct plan_input in = {.adapters = {100000, 23456}, .work = 54321};
     if (shape_find(shape, &in.model.config, &err) != OK) fail_msg("%s", err.text);
     in.model.weights = (size_t)model_param_count(&in.model.config) * 2;
     in.model.passing = in.model.weights / 7;
@@ -194,10 +194,36 @@ static void test_measured_from_headers(void **state) {
 static void test_measure_refuses(void **state) {
     (void)state;
     struct model_size size;
-    size_t bytes;
+    struct adapter_size sum = {0};
     assert_true(model_measure("/nowhere/at-all", CLASS_EXACT, &size, &err) != OK);
     assert_non_null(strstr(err.text, "/nowhere/at-all"));
-    assert_int_equal(adapter_measure("/nowhere/at-all", ELEM_F32, &bytes, &err), ERR_MISSING);
+    assert_int_equal(adapter_measure("/nowhere/at-all", ELEM_F32, &sum, &err), ERR_MISSING);
+}
+
+/* Several adapters: their numbers in f32 and in the element add up. */
+static void test_adapters_measured(void **state) {
+    (void)state;
+    char dir[] = "/tmp/shoal-test-plan-XXXXXX";
+    assert_non_null(mkdtemp(dir));
+    struct model *m = fixture_model("tiny-llama", false, TENSOR_F32, CLASS_EXACT);
+    for (int e = 0; e < N_ELEM; e++) {
+        struct adapter_size sum = {0};
+        size_t want = 0;
+        for (int i = 0; i < 3; i++) {
+            char *path = path_join(dir, i == 0 ? "a" : i == 1 ? "b" : "c");
+            struct adapter *a =
+                fixture_adapter(&m->config, 2 + i, i ? "all-linear" : "q_proj", 0.1f, 5);
+            assert_int_equal(adapter_save(a, path, "base", &err), OK);
+            want += a->n_data * (sizeof(float) + elem_size((enum elem)e));
+            if (adapter_measure(path, (enum elem)e, &sum, &err) != OK) fail_msg("%s", err.text);
+            assert_int_equal(sum.held, want);
+            assert_true(sum.passing > a->n_data * 8);
+            adapter_release(a);
+            free(path);
+        }
+    }
+    model_close(m);
+    nftw(dir, entry_remove, 8, FTW_DEPTH | FTW_PHYS);
 }
 
 int main(void) {
@@ -208,6 +234,7 @@ int main(void) {
         cmocka_unit_test(test_small_plan_same_bits),
         cmocka_unit_test(test_measured_from_headers),
         cmocka_unit_test(test_measure_refuses),
+        cmocka_unit_test(test_adapters_measured),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -48,9 +48,9 @@ static const struct option_row rows[] = {
         "subtracted from logits of tokens that were generated"),
     ROW("frequency-penalty", OPT_FLOAT, frequency, "0", -1e3, 1e3, "X",
         "the same for each time they were"),
-    ROW("logit-bias", OPT_LIST, logit_bias, NULL, 0, 0, "ID=X,…",
+    ROW("logit-bias", OPT_LIST, logit_bias, NULL, 0, 0, "ID=X",
         "added to the logits of token ids; -inf forbids one"),
-    ROW("stop", OPT_LIST, stop, NULL, 0, 0, "TEXT …", "ends before any of these texts"),
+    ROW("stop", OPT_LIST, stop, NULL, 0, 0, "TEXT", "ends before any of these texts"),
     ROW("loop-tokens", OPT_INT, loop_tokens, "0", 0, 1e6, "N",
         "ends when the last N tokens repeat one cycle; 0: off"),
     ROW("logprobs", OPT_INT, logprobs, "0", 0, ENGINE_TOP_MAX, "N",
@@ -93,6 +93,15 @@ static int flags_check(const struct common *c, const struct options *o, struct e
     if (!c->json && (o->logprobs || o->prompt_logprobs))
         return error_set(err, ERR_USAGE, "'--%s' is printed with --json only",
                          o->logprobs ? "logprobs" : "prompt-logprobs");
+    if (o->choices.n && (o->logprobs || o->prompt_logprobs || o->echo || o->stop.n || o->ids))
+        return error_set(err, ERR_USAGE,
+                         "with '--choices' nothing is generated: '--%s' has no effect",
+                         o->stop.n     ? "stop"
+                         : o->echo     ? "echo"
+                         : o->ids      ? "ids"
+                         : o->logprobs ? "logprobs"
+                                       : "prompt-logprobs");
+    if (o->ids && o->echo) return error_set(err, ERR_USAGE, "'--echo' prints text, '--ids' none");
     if (o->session && (o->file || o->samples > 1))
         return error_set(err, ERR_USAGE, "'--session' is of one prompt and one sample");
     if (o->system && !o->chat)

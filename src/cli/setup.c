@@ -40,14 +40,13 @@ char *path_absolute(const char *path) {
     return real ? real : xstrdup(path);
 }
 
-static int adapters_measure(const struct setup *s, const struct setup_wants *w, size_t *sum,
-                            struct error *err) {
+static int adapters_measure(const struct setup *s, const struct setup_wants *w,
+                            struct adapter_size *sum, struct error *err) {
     for (int i = 0; w->adapters && i < w->adapters->n; i++) {
-        size_t bytes;
-        if (strcmp(w->adapters->v[i], "base") == 0) continue;
-        if (adapter_measure(w->adapters->v[i], s->engine.lora_elem, &bytes, err) != OK)
-            return err->code;
-        *sum += bytes;
+        const char *path = w->adapters->v[i];
+        if (strcmp(path, "base") == 0) continue;
+        if (adapter_measure(path, s->engine.lora_elem, sum, err) != OK)
+            return error_wrap(err, "adapter '%s'", path);
     }
     return OK;
 }

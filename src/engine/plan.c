@@ -85,7 +85,7 @@ static int plan_refuse(const struct plan *p, struct error *err) {
 int plan_make(const struct plan_input *in, struct plan *out, struct error *err) {
     struct plan p = {.weights = in->model.weights + in->model.passing,
                      .tokenizer = in->model.words * TOKENIZER_FACTOR,
-                     .adapters = in->adapters,
+                     .adapters = in->adapters.held + in->adapters.passing,
                      .work = PROGRAM + in->work,
                      .limit = in->limit,
                      .engine = in->want};
@@ -131,27 +131,41 @@ json_t *plan_json(const struct plan *p) {
         p->engine.max_seqs, "max_len", p->engine.max_len);
 }
 
-static size_t file_size(const char *path) {
-    struct mapping map;
-    struct error unreadable;
-    if (map_open(&map, path, &unreadable) != OK) return 0;
-    size_t size = map.size;
-    map_close(&map);
-    return size;
+/* Numbers in the tensors of a safetensors file; of any other file, the most that it could hold. */
+static int numbers_count(const char *path, size_t *numbers, size_t *bytes, struct error *err) {
+    size_t n = strlen(path);
+
+    if (n < 12 || strcmp(path + n - 12, ".safetensors") != 0) {
+        struct mapping map;
+        if (map_open(&map, path, err) != OK) return err->code;
+        *bytes = map.size;
+        *numbers = map.size / 2;
+        map_close(&map);
+        return OK;
+    }
+    struct safetensors st;
+    if (safetensors_open(&st, path, err) != OK) return err->code;
+    for (int i = 0; i < st.n_tensors; i++)
+        *numbers += st.tensors[i].size * 32 / tensor_row_bytes(st.tensors[i].type, 32);
+    *bytes = st.map.size;
+    safetensors_close(&st);
+    return OK;
 }
 
-int adapter_measure(const char *dir, enum elem elem, size_t *bytes, struct error *err) {
-    if (hub_is_name(dir)) {
-        char *pulled = hub_find(dir, err);
-        int rc = pulled ? adapter_measure(pulled, elem, bytes, err) : err->code;
+int adapter_measure(const char *path, enum elem elem, struct adapter_size *sum, struct error *err) {
+    if (hub_is_name(path)) {
+        char *pulled = hub_find(path, err);
+        int rc = pulled ? adapter_measure(pulled, elem, sum, err) : err->code;
         free(pulled);
         return rc;
     }
-    char *path = path_is_dir(dir) ? path_join(dir, "adapter_model.safetensors") : xstrdup(dir);
-    size_t file = file_size(path);
-    int rc = file ? OK : error_set(err, ERR_MISSING, "'%s' has no adapter_model.safetensors", dir);
-    free(path);
-    // 16-bit factors at the worst: twice the file in f32
-    *bytes = file + 2 * file + file / 2 * elem_size(elem);
-    return rc;
+    size_t numbers = 0, bytes = 0;
+    char *file = path_is_dir(path) ? path_join(path, "adapter_model.safetensors") : xstrdup(path);
+    int rc = numbers_count(file, &numbers, &bytes, err);
+    free(file);
+    if (rc != OK) return rc;
+    sum->held += numbers * (sizeof(float) + elem_size(elem));
+    // the file, and its numbers in f32 on the way
+    sum->passing = MAX(sum->passing, bytes + numbers * sizeof(float));
+    return OK;
 }

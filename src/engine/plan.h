@@ -9,12 +9,20 @@
 
 #include "engine/engine.h"
 
+/* What an adapter takes: its factors in f32 and as the forward pass reads them; and what passes
+ * while it is loaded. */
+struct adapter_size {
+    size_t held, passing;
+};
+/* Adds one to the sum: `held` adds up, `passing` is the largest. */
+int adapter_measure(const char *path, enum elem elem, struct adapter_size *sum, struct error *err);
+
 struct plan_input {
     struct model_size model;
-    size_t adapters;            /* bytes of all, loaded and as the forward pass reads them */
-    size_t work;                /* the caller's own: requests, answers, a session file */
-    size_t limit;               /* 0: none */
-    struct engine_options want; /* what would be used if memory did not matter */
+    struct adapter_size adapters; /* of all */
+    size_t work;                  /* the caller's own: requests, answers, a session file */
+    size_t limit;                 /* 0: none */
+    struct engine_options want;   /* what would be used if memory did not matter */
 };
 /* Bytes by purpose; `total` is their sum. What was chosen stands in `engine`: fewer pages than
  * wanted make requests wait, smaller max_seqs and max_rows make steps smaller; no result changes.
@@ -30,9 +38,5 @@ int plan_make(const struct plan_input *in, struct plan *out, struct error *err);
 /* For people, several lines; and the same as JSON. */
 void plan_text(const struct plan *p, struct buf *out);
 json_t *plan_json(const struct plan *p);
-
-/* Bytes that an adapter takes: its file while it is read, its factors in f32, and what the forward
- * pass reads of it. */
-int adapter_measure(const char *dir, enum elem elem, size_t *bytes, struct error *err);
 
 #endif

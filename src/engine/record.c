@@ -56,7 +56,8 @@ static json_t *tokens_json(const int32_t *v, int32_t n) {
     return list;
 }
 
-json_t *top_json(const int32_t *ids, const float *logprobs, int32_t at, int32_t n_top) {
+/* [[id, logprob], …] of position `at` of arrays [n][n_top]. */
+static json_t *top_json(const int32_t *ids, const float *logprobs, int32_t at, int32_t n_top) {
     json_t *list = json_array();
     for (int64_t i = (int64_t)at * n_top; i < ((int64_t)at + 1) * n_top; i++)
         json_array_append_new(list, json_pack("[i,o]", ids[i], real_json(logprobs[i])));

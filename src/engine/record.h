@@ -20,8 +20,6 @@ const char *class_name(enum numeric_class cls);
 const char *elem_name(enum elem e);
 /* A number, or "inf", "-inf" or "nan", which JSON's numbers leave out. */
 json_t *real_json(float v);
-/* [[id, logprob], …] of position `at` of arrays [n][n_top]. */
-json_t *top_json(const int32_t *ids, const float *logprobs, int32_t at, int32_t n_top);
 
 /* Everything a caller sets but adapters; everything the engine answers. */
 json_t *request_inputs(const struct request *r);

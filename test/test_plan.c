@@ -200,6 +200,44 @@ static void test_measure_refuses(void **state) {
     assert_int_equal(adapter_measure("/nowhere/at-all", ELEM_F32, &sum, &err), ERR_MISSING);
 }
 
+/* Damaged headers: a figure or an error, never an end. */
+static void test_measure_of_damaged_files(void **state) {
+    (void)state;
+    char dir[] = "/tmp/shoal-test-plan-XXXXXX";
+    assert_non_null(mkdtemp(dir));
+    struct model *m = fixture_model("tiny-llama", false, TENSOR_F32, CLASS_EXACT);
+    struct rng rng = rng_make(6, RNG_TEST, 0, 0);
+    int refused = 0;
+    for (int gguf = 0; gguf < 2; gguf++) {
+        char *path = path_join(dir, gguf ? "m.gguf" : "m"),
+             *file = gguf ? xstrdup(path) : path_join(path, "model.safetensors");
+        struct buf whole = {0};
+        int rc = gguf ? model_write_gguf(m, path, TENSOR_Q8_0, &err)
+                      : model_write_hf(m, path, TENSOR_BF16, &err);
+        if (rc == OK) rc = file_read(file, 1 << 24, &whole, &err);
+        if (rc != OK) fail_msg("%s", err.text);
+        for (int i = 0; i < 400; i++) {
+            struct buf bad = {0};
+            struct model_size size;
+            buf_add(&bad, whole.data, whole.len);
+            for (uint32_t k = rng_below(&rng, 4) + 1; k > 0; k--)
+                bad.data[rng_below(&rng, (uint32_t)MIN(whole.len, 8000))] = (char)rng_u32(&rng);
+            FILE *f = fopen(file, "wb");
+            size_t n = i % 4 ? whole.len : rng_below(&rng, (uint32_t)whole.len);
+            assert_int_equal(fwrite(bad.data, 1, n, f), n);
+            fclose(f);
+            refused += model_measure(path, CLASS_FAST, &size, &err) != OK;
+            buf_release(&bad);
+        }
+        buf_release(&whole);
+        free(path);
+        free(file);
+    }
+    assert_true(refused > 200);
+    model_close(m);
+    nftw(dir, entry_remove, 8, FTW_DEPTH | FTW_PHYS);
+}
+
 /* Several adapters: their numbers in f32 and in the element add up. */
 static void test_adapters_measured(void **state) {
     (void)state;
@@ -235,6 +273,7 @@ int main(void) {
         cmocka_unit_test(test_measured_from_headers),
         cmocka_unit_test(test_measure_refuses),
         cmocka_unit_test(test_adapters_measured),
+        cmocka_unit_test(test_measure_of_damaged_files),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -134,7 +134,6 @@ json_t *plan_json(const struct plan *p) {
 /* Numbers in the tensors of a safetensors file; of any other file, the most that it could hold. */
 static int numbers_count(const char *path, size_t *numbers, size_t *bytes, struct error *err) {
     size_t n = strlen(path);
-
     if (n < 12 || strcmp(path + n - 12, ".safetensors") != 0) {
         struct mapping map;
         if (map_open(&map, path, err) != OK) return err->code;

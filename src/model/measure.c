@@ -18,7 +18,7 @@ static struct matrix tensor_held(const struct tensor_info *t, enum numeric_class
                            .packed =
                                matrix && (!dense || (t->type == TENSOR_BF16 && cls == CLASS_FAST)),
                            .n = matrix ? t->dims[0] : 1,
-                           .k = t->dims[t->n_dims - 1]};
+                           .k = t->n_dims ? t->dims[t->n_dims - 1] : 1};
 }
 
 void tensors_measure(const struct tensor_info *t, int n, enum numeric_class cls, bool interleaved,

@@ -94,9 +94,9 @@ struct mapping {
 };
 int map_open(struct mapping *m, const char *path, struct error *err);
 void map_close(struct mapping *m);
-/* These bytes of a mapping are not needed soon: the system may take their memory back now. Reading
- * them again is always possible. */
-void map_forget(const void *p, size_t n);
+/* Lets the pages inside these bytes of a mapping leave memory; they are read from the file again
+ * when touched. */
+void map_drop(const void *p, size_t size);
 
 /* Whole file into `out` (appended). Refuses files above `limit` bytes. */
 int file_read(const char *path, size_t limit, struct buf *out, struct error *err);

@@ -61,10 +61,12 @@ void map_close(struct mapping *m) {
     *m = (struct mapping){0};
 }
 
-void map_forget(const void *p, size_t n) {
-    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
-    uintptr_t begin = (uintptr_t)p & ~(page - 1), end = ((uintptr_t)p + n + page - 1) & ~(page - 1);
-    if (n) madvise((void *)begin, end - begin, MADV_DONTNEED); // only advice: nothing to fail
+void map_drop(const void *p, size_t size) {
+    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), begin = (uintptr_t)p + page - 1,
+              end = (uintptr_t)p + size;
+    begin -= begin % page;
+    end -= end % page;
+    if (begin < end) madvise((void *)begin, end - begin, MADV_DONTNEED); // advice: may fail
 }
 
 /* Calls add(ctx, bytes, n) for the whole file, which may be a pipe; a negative return of add stops

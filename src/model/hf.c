@@ -296,7 +296,7 @@ static int extras_drop(struct shards *s, const struct model_config *c, struct er
         return error_set(err, ERR_MISMATCH,
                          "'tie_word_embeddings' is true, but 'lm_head.weight' differs from the "
                          "embedding");
-    map_forget(head->data, head->size);
+    map_drop(head->data, head->size);
     tensor_drop(s, (int)(head - s->tensors));
     return OK;
 }

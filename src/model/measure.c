@@ -2,7 +2,7 @@
  * What a model will take in memory, from its header alone: no weight is read.
  *
  * Not here: the engine's own memory (engine/plan.c), and what the system keeps of files that were
- * only read through: those pages are given back as soon as a weight is packed (map_forget).
+ * only read through: those pages are given back as soon as a weight is packed (map_drop).
  */
 #include "model/model_files.h"
 #include "store/store.h"

@@ -212,7 +212,7 @@ static int weight_bind(struct model *m, const struct weight *w, const struct ten
     int rc =
         matrix_init(weight_matrix(m, w), t->type, w->n, w->k, data, order, m->cls, &m->arena, err);
     free(order);
-    if (weight_matrix(m, w)->data != t->data) map_forget(t->data, t->size);
+    if (weight_matrix(m, w)->data != t->data) map_drop(t->data, t->size);
     return rc == OK ? OK : error_wrap(err, "'%s'", w->name);
 }
 
@@ -376,7 +376,7 @@ const char *model_hash(struct model *m, struct error *err) {
         for (size_t at = 0, n; at < m->maps[i].size; at += n) { // little of it stays in memory
             n = MIN(m->maps[i].size - at, (size_t)4 << 20);
             hasher_add(&h, m->maps[i].data + at, n);
-            map_forget(m->maps[i].data + at, n);
+            map_drop(m->maps[i].data + at, n);
         }
     }
     hasher_final(&h, m->hash);

@@ -75,7 +75,7 @@ void model_add_map(struct model *m, struct mapping *map);
  * Makes every weight of m->config from `t` (sorted by name), which must be exactly the canonical
  * list under `naming`; otherwise one ERR_MISMATCH that lists the missing, the unknown and the
  * misshapen. `interleaved`: rotary rows are as llama2.c has them. The tensors' data lie in mapped
- * files: what was packed is forgotten there (map_forget).
+ * files: what was packed is forgotten there (map_drop).
  */
 int model_bind(struct model *m, const struct tensor_info *t, int n, enum naming naming,
                bool interleaved, struct error *err);

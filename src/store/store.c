@@ -363,8 +363,11 @@ json_t *store_record_get(struct store *s, const char *prefix, struct error *err)
     sqlite3_stmt *q = statement(s, RECORD_GET, err);
     if (!q) return NULL;
     bind_text(q, 1, prefix);
-    json_t *v = sqlite3_step(q) == SQLITE_ROW ? record_row(q) : NULL;
-    if (!v) {
+    int rc = sqlite3_step(q);
+    json_t *v = rc == SQLITE_ROW ? record_row(q) : NULL;
+    if (rc != SQLITE_ROW && rc != SQLITE_DONE) {
+        fail(s, err, "read");
+    } else if (!v) {
         error_set(err, ERR_MISSING, "no recorded call '%s' in '%s'", prefix, s->path);
     } else if (sqlite3_step(q) == SQLITE_ROW) {
         error_set(err, ERR_USAGE, "several recorded calls begin with '%s'; give more of the key",
@@ -380,7 +383,13 @@ json_t *store_record_list(struct store *s, struct error *err) {
     sqlite3_stmt *q = statement(s, RECORD_LIST, err);
     if (!q) return NULL;
     json_t *list = json_array();
-    while (sqlite3_step(q) == SQLITE_ROW) json_array_append_new(list, record_row(q));
+    int rc;
+    while ((rc = sqlite3_step(q)) == SQLITE_ROW) json_array_append_new(list, record_row(q));
+    if (rc != SQLITE_DONE) {
+        fail(s, err, "read");
+        json_decref(list);
+        list = NULL;
+    }
     sqlite3_reset(q);
     return list;
 }

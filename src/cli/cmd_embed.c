@@ -68,6 +68,7 @@ static double length_of(const float *v, int32_t d) {
     return sqrt(sum);
 }
 
+/* A zero vector stays one. */
 static void normalize(struct embedded *x) {
     for (int i = 0; i < x->texts.n; i++) {
         float *v = x->v + (int64_t)i * x->d;

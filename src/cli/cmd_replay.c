@@ -54,6 +54,7 @@ static int list_calls(const struct common *c, struct store *s, struct error *err
     return OK;
 }
 
+/* Notes a difference that may or may not reach the outputs. */
 static void field_compare(struct replay *r, const char *key, const char *now) {
     const char *was = text_of(r->call, key);
     if (strcmp(was, now) != 0) buf_printf(&r->differs, "%s: was '%s', is '%s'\n", key, was, now);
@@ -95,6 +96,7 @@ static bool adapter_again(struct replay *r, const json_t *v, struct mix_term *ou
     return out->adapter && strcmp(out->adapter->hash, hash) == 0;
 }
 
+/* Whether each term has a weight tells a mix of one from an adapter by itself. */
 static bool adapters_again(struct replay *r, struct error *err) {
     const json_t *list = json_object_get(r->call, "adapters");
     int n = (int)MIN(json_array_size(list), (size_t)ENGINE_MIX_MAX);
@@ -108,6 +110,7 @@ static bool adapters_again(struct replay *r, struct error *err) {
     return same;
 }
 
+/* One sequence and the wanted length: nothing else of an engine reaches the bits. */
 static int call_again(struct replay *r, struct error *err) {
     int64_t longest = 0;
     for (int i = 0; i < r->r.n_choices; i++) longest = MAX(longest, r->r.choices[i].n);

@@ -89,6 +89,7 @@ struct job {
     int n;
 };
 
+/* What would be ignored is refused: a flag without effect is a mistake that nobody sees. */
 static int flags_check(const struct common *c, const struct options *o, struct error *err) {
     if (!c->json && (o->logprobs || o->prompt_logprobs))
         return error_set(err, ERR_USAGE, "'--%s' is printed with --json only",
@@ -109,7 +110,7 @@ static int flags_check(const struct common *c, const struct options *o, struct e
     return OK;
 }
 
-/* "5=1.5,7=-inf" */
+/* "5=1.5,7=-inf"; the same token again counts again, as in the engine. */
 static int bias_parse(struct job *j, const char *text, struct error *err) {
     for (const char *at = text; *at;) {
         char *end, *after;
@@ -187,6 +188,7 @@ static struct setup_wants job_wants(const struct job *j) {
                                 .session = o->session};
 }
 
+/* Prompts and choices as tokens. A reply ends with the model's end of text or of a chat turn. */
 static int job_encode(struct job *j, const struct model *m, struct error *err) {
     const struct strings *choices = &j->o->choices;
     if (!m->tok) return error_set(err, ERR_MISMATCH, "'%s' has no tokenizer", m->path);
@@ -215,6 +217,7 @@ static int job_adapters(struct job *j, struct setup *s, struct error *err) {
     return OK;
 }
 
+/* Neighbouring seeds give unrelated streams: the generator is a keyed hash of them. */
 static struct sampling job_sampling(const struct job *j, int sample) {
     const struct options *o = j->o;
     return (struct sampling){.temperature = (float)o->temp,
@@ -230,6 +233,8 @@ static struct sampling job_sampling(const struct job *j, int sample) {
                              .n_bias = j->n_bias};
 }
 
+/* max_tokens is cut to what fits behind the prompt, so that its value, which is part of the call's
+ * identity, does not depend on the memory plan. */
 static void job_requests(struct job *j, int32_t max_len) {
     const struct options *o = j->o;
     j->reqs = xcalloc((size_t)j->n, sizeof *j->reqs);
@@ -276,6 +281,7 @@ static void json_merge(json_t *into, json_t *from) {
     json_decref(from);
 }
 
+/* What the answer is a function of, by name and by content: enough to ask for it again. */
 static json_t *call_json(const struct job *j, const struct setup *s, int i, const char *hash) {
     const struct request *r = &j->reqs[i];
     char key[HASH_LEN];
@@ -289,6 +295,7 @@ static json_t *call_json(const struct job *j, const struct setup *s, int i, cons
                      r->n_prefilled, "generated", r->n_generated);
 }
 
+/* One line with everything; members that were not asked for are left out. */
 static json_t *answer_json(const struct job *j, const struct setup *s, int i, const char *hash) {
     const struct request *r = &j->reqs[i];
     struct buf text = {0};
@@ -360,6 +367,7 @@ static int job_print(const struct job *j, const struct setup *s, struct error *e
     return OK;
 }
 
+/* A file that does not fit this model, class or element is refused, not passed over. */
 static int session_open(const struct job *j, struct setup *s, struct error *err) {
     int32_t n;
     if (!j->o->session || !path_exists(j->o->session)) return OK;
@@ -369,6 +377,7 @@ static int session_open(const struct job *j, struct setup *s, struct error *err)
     return rc;
 }
 
+/* The last token that was generated is not in the cache yet: the longest cached prefix is saved. */
 static int session_keep(const struct job *j, struct setup *s, struct error *err) {
     if (!j->o->session) return OK;
     const struct request *r = &j->reqs[0];

@@ -62,6 +62,7 @@ static void plan_print(const struct setup *s) {
     buf_release(&text);
 }
 
+/* The plan decides what the engine will be, so that what was printed is what is made. */
 static int plan_before(struct setup *s, const struct setup_wants *w, struct error *err) {
     struct plan_input in = {.want = s->engine, .limit = s->limit, .work = w->work};
     if (model_measure(s->path, cli_class(s->c), &in.model, err) != OK ||
@@ -103,6 +104,7 @@ struct adapter *setup_adapter(struct setup *s, const char *path, struct error *e
     return a;
 }
 
+/* After the adapters: the recorder borrows their list. */
 static int recorder_open(struct setup *s, struct error *err) {
     const char *hash = model_hash(s->m, err), *slash = strrchr(s->o->store, '/');
     char *dir = slash ? strndup(s->o->store, (size_t)(slash - s->o->store)) : NULL;
@@ -127,6 +129,7 @@ int setup_engine(struct setup *s, struct error *err) {
     return s->e ? OK : err->code;
 }
 
+/* The claim beside what the system counted. */
 static void peak_print(const struct setup *s) {
     size_t peak = memory_peak();
     if (s->c->json)

@@ -37,8 +37,6 @@ void call_key(const struct request *r, const char *model_hash, enum numeric_clas
     hash_bytes(text, (size_t)n, out);
 }
 
-/* Writing. */
-
 json_t *real_json(float v) {
     if (isfinite(v)) return json_real((double)v);
     return json_string(isnan(v) ? "nan" : v > 0 ? "inf" : "-inf");
@@ -120,6 +118,7 @@ static const char *path_of(const struct adapter *a, const struct named_adapter *
     return "";
 }
 
+/* A term names its adapter twice: where it was, to be found, and its content, to be proved. */
 static json_t *term_json(const struct mix_term *t, const struct named_adapter *named, int n) {
     if (t->adapter)
         return json_pack("{s:s,s:s,s:o}", "path", path_of(t->adapter, named, n), "hash",
@@ -138,8 +137,7 @@ json_t *request_adapters(const struct request *r, const struct named_adapter *na
     return list;
 }
 
-/* Reading. The first error stands; what follows it reads as nothing. */
-
+/* Reading: the first error stands, and what follows it reads as nothing. */
 struct reader {
     struct arena *arena;
     struct error *err;
@@ -242,8 +240,7 @@ int request_parse(const json_t *inputs, struct arena *arena, struct request *out
     return rd.bad ? err->code : OK;
 }
 
-/* Comparing. */
-
+/* A value may be a whole list: enough of it to be recognised. */
 static void value_print(const json_t *v, struct buf *what) {
     char *text = v ? json_text(v) : xstrdup("nothing");
     buf_printf(what, "'%.80s'", text);
@@ -261,6 +258,8 @@ static void difference_add(const char *key, int64_t at, const json_t *was, const
     buf_puts(what, "\n");
 }
 
+/* Lists are compared up to their first difference: what follows a different token is another text.
+ */
 bool outputs_differ(const json_t *was, const json_t *now, struct buf *what) {
     const char *key;
     json_t *a;
@@ -280,6 +279,7 @@ bool outputs_differ(const json_t *was, const json_t *now, struct buf *what) {
     return differ;
 }
 
+/* Runs inside a step: an error is kept for the end, and the work goes on. */
 void recorder_finished(void *recorder, const struct request *r) {
     struct recorder *rec = recorder;
     if (rec->err.code != OK) return;

@@ -23,7 +23,7 @@ same() { if [ -s "$2" ] && cmp -s "$2" "$3"; then ok "$1"; else bad "$1" "'$2' a
 absent() { if [ -e "$2" ]; then bad "$1" "'$2' was left behind"; else ok "$1"; fi; }
 
 # ---- the command line
-for c in demo run train pretrain debate evolve eval resume convert adapter model bench doctor pull quantize; do
+for c in demo run train pretrain debate evolve eval resume convert adapter model bench doctor pull quantize embed replay; do
     if "$shoal" $c --help 2>/dev/null | grep -q "^usage: shoal $c"; then ok "$c --help"; else bad "$c --help" "no usage"; fi
     says "$c refuses an unknown flag" 2 "unknown flag '--nonsense'" "$shoal" $c --nonsense
 done
@@ -62,6 +62,106 @@ says "quantising onto itself" 2 "is the model itself" "$shoal" quantize "$tmp/a.
 says "an unknown weight type" 2 "no weight type 'q3_k'" "$shoal" quantize "$tmp/a.gguf" "$tmp/no.gguf" --type q3_k
 says "blocks in a Hugging Face directory" 2 "write a GGUF file" "$shoal" quantize "$tmp/a.gguf" "$tmp/no" --type nf4
 says "a text of no tokens" 1 "empty.txt" sh -c ": >'$tmp/empty.txt'; exec '$shoal' quantize '$tmp/a.gguf' '$tmp/no.gguf' --type nf4 --text '$tmp/empty.txt'"
+# ---- what a call can ask for
+m=$tmp/a.gguf
+run() { "$shoal" run "$m" -n 8 --quiet "$@" 2>"$tmp/err"; }
+field() { sed "s/.*\"$1\":\(\[[^]]*\]\|\"[^\"]*\"\|[^,}]*\).*/\1/"; } # of a JSON line
+holds() { if grep -qF -- "$2" "$3"; then ok "$1"; else bad "$1" "no '$2' in: $(head -c 300 "$3") $(head -c 200 "$tmp/err")"; fi; }
+run -p ab --temp 0 --ids --logit-bias 77=1000 >"$tmp/out"
+holds "a bias decides" "77 77 77 77 77 77 77 77" "$tmp/out"
+run -p ab --temp 0 --ids >"$tmp/free"
+first=$(cut -d' ' -f1 "$tmp/free")
+run -p ab --temp 0 --ids --logit-bias "$first=-inf,3=0.5" >"$tmp/out"
+if [ -s "$tmp/out" ] && ! tr ' ' '\n' <"$tmp/out" | grep -qx "$first"; then ok "-inf forbids a token"; else bad "-inf forbids a token" "$(cat "$tmp/out")"; fi
+says "no logit bias" 2 "'7' is no logit bias" "$shoal" run "$m" -p x --logit-bias 7
+says "a bias outside the vocabulary" 2 "outside the vocabulary" "$shoal" run "$m" -p x --logit-bias 99999999=1
+says "logprobs are for programs" 2 "'--logprobs' is printed with --json only" "$shoal" run "$m" -p x --logprobs 3
+says "a prompt and a file" 2 "give one of -p TEXT" "$shoal" run "$m" -p x --file y
+run -p ab --temp 0 --loop-tokens 6 --logit-bias 77=1000 --json >"$tmp/out"
+holds "a loop is noticed" '"finish":"loop"' "$tmp/out"
+run -p ab --temp 0 --json --logprobs 2 --prompt-logprobs --echo >"$tmp/out"
+for f in '"prompt":"ab"' '"top":[[[' '"prompt_top":[[[' '"call":"' '"model_hash":"' '"class":"' '"prefilled":2' '"finish":"length"'; do
+    holds "--json prints $f" "$f" "$tmp/out"; done
+letter=$(printf A | od -An -tu1 | tr -d ' ')
+run -p ab --temp 0 --logit-bias $((letter + 3))=1000 >"$tmp/out"
+piece=$(head -c 1 "$tmp/out")
+run -p ab --temp 0 --logit-bias $((letter + 3))=1000 --stop nothing "$piece$piece$piece" --json >"$tmp/out"
+holds "a stop text ends the text before it" '"text":""' "$tmp/out"
+holds "and is the reason" '"finish":"stop"' "$tmp/out"
+run -p ab --temp 0.9 --typical-p 0.8 --repeat-penalty 1.3 --presence-penalty 0.5 --frequency-penalty 0.2 --ids >"$tmp/out"
+if [ -s "$tmp/out" ] && ! cmp -s "$tmp/out" "$tmp/free"; then ok "penalties reach the sampler"; else bad "penalties reach the sampler" "$(cat "$tmp/err")"; fi
+
+# ---- many at once: the same bits as one by one
+printf '春は\r\n\n夏は夜、秋は夕暮れ\nab\n' >"$tmp/lines.txt"
+printf '{"prompt":"春は"}\n{"prompt":"夏は夜、秋は夕暮れ"}\n{"prompt": "ab"}\n' >"$tmp/lines.jsonl"
+run --file "$tmp/lines.txt" --samples 2 --seed 4 --ids >"$tmp/batch"
+for p in 春は 夏は夜、秋は夕暮れ ab; do for s in 4 5; do run -p $p --seed $s --ids; done; done >"$tmp/single"
+same "a batch is its prompts one by one" "$tmp/batch" "$tmp/single"
+run --file "$tmp/lines.jsonl" --samples 2 --seed 4 --ids >"$tmp/out"
+same "and so are JSON lines" "$tmp/batch" "$tmp/out"
+printf '{"prompt":"a"}\n{"promt":"b"}\n' >"$tmp/wrong.jsonl"
+says "an unknown key of a prompt" 1 "line 2: unknown key 'promt'" "$shoal" run "$m" --file "$tmp/wrong.jsonl"
+says "a line without a prompt" 1 "line 1: 'chat' is missing" sh -c "printf '{\"prompt\":\"a\",\"system\":\"b\"}' >'$tmp/w'; exec '$shoal' run '$m' --file '$tmp/w'"
+
+# ---- sessions
+run -p '夏は夜、秋は夕暮れ、冬はつとめて' --temp 0 --ids >"$tmp/plain"
+run -p '夏は夜、秋は夕暮れ、冬はつとめて' --temp 0 --ids --session "$tmp/s.kv" >"$tmp/saved"
+same "saving a session changes nothing" "$tmp/plain" "$tmp/saved"
+run -p '夏は夜、秋は夕暮れ、冬はつとめて' --temp 0 --ids --session "$tmp/s.kv" >"$tmp/loaded"
+same "a session continues with the same bits" "$tmp/plain" "$tmp/loaded"
+printf X | dd of="$tmp/s.kv" bs=1 seek=200 conv=notrunc 2>/dev/null
+says "a damaged session" 1 "session '$tmp/s.kv' is damaged" "$shoal" run "$m" -p x --session "$tmp/s.kv"
+says "a session of many" 2 "'--session' is of one prompt" "$shoal" run "$m" -p x --samples 2 --session "$tmp/s.kv"
+
+# ---- embeddings
+"$shoal" embed "$m" --normalize '春は' ab >"$tmp/out" 2>"$tmp/err"
+if sed 's/.*"embedding":\[//; s/\].*//' "$tmp/out" | awk -F, '{for (i = s = 0; i++ < NF;) s += $i * $i; if (s < 0.99999 || s > 1.00001) bad = 1} END {exit bad || NR != 2}'; then
+    ok "embed --normalize"; else bad "embed --normalize" "$(head -c 300 "$tmp/out" "$tmp/err")"; fi
+"$shoal" embed "$m" --similarity '猫' cat '猫' >"$tmp/out" 2>/dev/null
+if awk '$1 == 1 && ($2 != "1.000" || $4 != "1.000" || $5 != "猫") {bad = 1} END {exit bad || NR != 3}' "$tmp/out"; then
+    ok "embed --similarity"; else bad "embed --similarity" "$(cat "$tmp/out")"; fi
+says "embed of nothing" 2 "give texts, or --file" "$shoal" embed "$m"
+
+# ---- a memory limit is kept: what the system counted stays below it
+says "a size that is none" 2 "'12' is no size" "$shoal" run "$m" -p x --max-memory 12
+"$shoal" run "$m" -p x --dry-run --json >"$tmp/out" 2>/dev/null
+if grep -q '^{"plan":' "$tmp/out" && [ "$(wc -l <"$tmp/out")" = 1 ]; then ok "--dry-run only plans"; else bad "--dry-run only plans" "$(cat "$tmp/out")"; fi
+for q in f32 bf16 q8_0 q4_0; do
+    "$shoal" model new --shape stories15m --quant $q "$tmp/big.gguf" 2>/dev/null
+    says "$q: too small a limit is refused" 1 "'1.0 MB' is too small" "$shoal" run "$tmp/big.gguf" -p x --max-memory 1M
+    limit=$(sed -n 's/.*raise --max-memory to \([0-9]*M\),.*/\1/p' "$tmp/err")
+    "$shoal" run "$tmp/big.gguf" --file "$tmp/lines.txt" --samples 20 -n 10 --temp 0 --max-memory "$((${limit%M} + 4))M" --record --store "$tmp/big.db" --json >"$tmp/out" 2>"$tmp/err"
+    code=$?
+    peak=$(sed -n 's/^{"peak":\([0-9]*\),.*/\1/p' "$tmp/out")
+    if [ $code = 0 ] && [ -n "$peak" ] && [ "$peak" -gt 1000000 ] && [ "$peak" -le $(((${limit%M} + 4) << 20)) ] &&
+        [ "$(grep -c '"ids"' "$tmp/out")" = 60 ]; then
+        ok "$q: 60 requests in ${limit%M} + 4 MB, peak $((peak >> 20)) MB"
+    else bad "$q: 60 requests in $limit + 4 MB" "exit $code, peak '$peak' $(head -c 300 "$tmp/err")"; fi
+done
+"$shoal" run "$m" --file "$tmp/lines.txt" --samples 40 --seed 4 --ids --quiet >"$tmp/wide" 2>/dev/null
+"$shoal" run "$m" --file "$tmp/lines.txt" --samples 40 --seed 4 --ids --quiet --max-memory 10M >"$tmp/narrow" 2>"$tmp/err"
+"$shoal" run "$m" --file "$tmp/lines.txt" --samples 40 --dry-run --max-memory 10M --json >"$tmp/out" 2>/dev/null
+if [ "$(field pages <"$tmp/out")" -lt "$(field pages_wanted <"$tmp/out")" ]; then ok "a small budget has fewer pages"; else bad "a small budget has fewer pages" "$(cat "$tmp/out")"; fi
+if [ "$(wc -l <"$tmp/wide")" = 120 ]; then same "a small budget gives the same bits" "$tmp/wide" "$tmp/narrow"; else bad "a small budget" "$(cat "$tmp/err")"; fi
+
+# ---- recorded calls
+db=$tmp/rec/calls.db
+cp "$m" "$tmp/rec.gguf"
+"$shoal" run "$tmp/rec.gguf" --chat '春は' -n 9 --samples 3 --exact --record --store "$db" --json --kv i8 --logprobs 3 >"$tmp/out" 2>/dev/null
+key=$(head -n 1 "$tmp/out" | field call | tr -d '"')
+says "replay: the same bits" 0 "" "$shoal" replay "$(echo "$key" | cut -c1-12)" --store "$db"
+holds "and says so" "same bits: call" "$tmp/out"
+SHOAL_CPU=scalar says "replay at the scalar level" 0 "" "$shoal" replay "$key" --store "$db" --threads 1
+if [ "$("$shoal" replay --list --store "$db" | wc -l)" = 3 ]; then ok "replay --list"; else bad "replay --list" "$("$shoal" replay --list --store "$db")"; fi
+says "replay of nothing" 1 "no recorded call 'zz'" "$shoal" replay zz --store "$db"
+says "replay without a store" 1 "--record keeps them" "$shoal" replay zz --store "$tmp/none.db"
+"$shoal" model new --shape tiny-qwen3 --seed 4 "$tmp/rec.gguf" 2>/dev/null
+says "replay under another model" 1 "is not the same" "$shoal" replay "$key" --store "$db"
+holds "names both hashes" "changed: was $(sha256sum <"$m" | cut -d' ' -f1), is $(sha256sum <"$tmp/rec.gguf" | cut -d' ' -f1)" "$tmp/out"
+rm "$tmp/rec.gguf"
+says "replay without the model" 1 "is not the same" "$shoal" replay "$key" --store "$db"
+holds "names what is missing" "model: cannot be opened" "$tmp/out"
+says "a store that cannot be made" 1 "/proc/none" "$shoal" run "$m" -p x --record --store /proc/none/calls.db
 
 # ---- bad input
 head -c 5000 "$tmp/a.gguf" >"$tmp/cut.gguf"
@@ -109,6 +209,26 @@ if [ -e models/fry/config.json ]; then
     "$shoal" convert models/fry -o "$tmp/fry.gguf" 2>/dev/null
     says "an adapter trained on other bytes of the base" 0 "was trained on a base with sha-256" "$shoal" run "$tmp/fry.gguf" -p x -n 1 --adapter "$tmp/t1"
     says "weights and adapters that do not match" 2 "1 weights for 2 adapters" "$shoal" adapter merge models/fry "$tmp/t1" "$tmp/t2" --weights 1 --out "$tmp/no.gguf"
+    fry() { "$shoal" run models/fry --chat 'sort: k b x' --quiet "$@" 2>>"$tmp/err"; }
+    fry --adapter "$tmp/t1" --seed 3 --ids >"$tmp/one"
+    fry --adapter "$tmp/t1=1.0" --seed 3 --ids >"$tmp/out"
+    same "a mix of one whole adapter is that adapter" "$tmp/one" "$tmp/out"
+    fry --seed 3 --ids >"$tmp/one"
+    fry --adapter "$tmp/t1=0,$tmp/t2=0" --seed 3 --ids >"$tmp/out"
+    same "a mix of no part of any is the base" "$tmp/one" "$tmp/out"
+    "$shoal" train models/fry --data "$tmp/few.jsonl" --out "$tmp/t3" --r 2 --quiet >/dev/null 2>"$tmp/err"
+    fry --adapter "$tmp/t1=0.7,$tmp/t3=-0.3" --lora f16 --record --store "$tmp/mix.db" --json >"$tmp/out"
+    key=$(field call <"$tmp/out" | tr -d '"')
+    says "replay of a mix" 0 "" "$shoal" replay "$key" --store "$tmp/mix.db"
+    rm -r "$tmp/t3"
+    says "an adapter is known by its content" 1 "" "$shoal" replay "$key" --store "$tmp/mix.db"
+    holds "and named when it is gone" "t3' is missing" "$tmp/out"
+    "$shoal" eval models/fry --tasks copy --n 12 --adapters "$tmp/t1" --record --store "$tmp/eval.db" --max-memory 80M >"$tmp/out" 2>"$tmp/err"
+    "$shoal" debate models/fry --agents base "$tmp/t1" --tasks sort --n 3 --record --store "$tmp/eval.db" --max-memory 120M >>"$tmp/out" 2>>"$tmp/err"
+    "$shoal" replay --list --store "$tmp/eval.db" --json >"$tmp/keys" 2>>"$tmp/err"
+    if [ "$(wc -l <"$tmp/keys")" = 36 ]; then ok "eval and debate record every call"; else bad "eval and debate record every call" "$(wc -l <"$tmp/keys") calls $(head -c 300 "$tmp/err")"; fi
+    for at in 1 20 36; do
+        says "replay of recorded call $at" 0 "" "$shoal" replay "$(sed -n ${at}p "$tmp/keys" | field key | tr -d '"')" --store "$tmp/eval.db"; done
     says "an adapter for another model" 1 "adapter" "$shoal" run "$tmp/a.gguf" -p x --adapter "$tmp/t1"
     says "debate with no rounds" 0 "" "$shoal" debate models/fry --agents base base base --topic t --choices a b --rounds 0
 else

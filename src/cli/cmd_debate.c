@@ -1,12 +1,13 @@
 /* shoal debate: agents answer questions together; the debate beside its own first-round vote. */
 #define _GNU_SOURCE
-#include "cli/cli.h"
+#include "cli/setup.h"
 #include "swarm/swarm.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 struct options {
+    struct setup_options setup;
     struct strings agents;
     char *topic, *tasks, *vote;
     struct strings choices;
@@ -28,26 +29,29 @@ static const struct option_row rows[] = {
     ROW("working", OPT_BOOL, working, "true", 0, 0, NULL, "think before answering"),
     ROW("max-tokens", OPT_INT, max_tokens, "24", 1, 4096, "N", "tokens of thinking a turn"),
     ROW("seed", OPT_INT, seed, "1", 0, 9e15, "N", "draws questions and orders"),
+    SETUP_ROWS(struct options, setup),
+    SETUP_RECORD_ROWS(struct options, setup),
     {0},
 };
 #undef ROW
 
+/* Turns that are asked at once; an item with the answers of all agents to it in one round. */
+enum { TURNS_WORK = 32 << 20, ITEM_WORK = 4096 };
+
 struct team {
     struct agent v[16];
-    struct adapter *adapters[16];
     int n;
 };
 
-static int team_load(struct team *t, const struct options *o, struct model *m,
-                     struct error *err) {
+static int team_load(struct team *t, const struct options *o, struct setup *s, struct error *err) {
     if (o->agents.n < 1 || o->agents.n > 16)
         return error_set(err, ERR_USAGE, "--agents wants 1 to 16 adapters");
     for (; t->n < o->agents.n; t->n++) {
         const char *dir = o->agents.v[t->n], *slash = strrchr(dir, '/');
         bool base = strcmp(dir, "base") == 0;
-        if (!base && !(t->adapters[t->n] = adapter_open(dir, m, err))) return err->code;
-        t->v[t->n] = (struct agent){.name = slash && slash[1] ? slash + 1 : dir,
-                                    .adapter = t->adapters[t->n]};
+        struct adapter *a = base ? NULL : setup_adapter(s, dir, err);
+        if (!base && !a) return err->code;
+        t->v[t->n] = (struct agent){.name = slash && slash[1] ? slash + 1 : dir, .adapter = a};
     }
     return OK;
 }
@@ -124,21 +128,19 @@ static void print_tasks(const struct common *c, const struct team *t, const stru
                                   : "worse");
 }
 
-static int debate(const struct common *c, const struct options *o, struct model *m,
-                  struct engine *e, struct error *err) {
+static int debate(const struct common *c, const struct options *o, struct setup *st,
+                  const struct item *items, int n, struct error *err) {
     struct team team = {.n = 0};
-    int n = 0, rc = OK;
-    struct item *items = make_items(o, &n, err);
     struct debate_options dopt = {.rounds = (int)o->rounds,
                                   .working = o->working,
                                   .vote = vote_find(o->vote),
                                   .seed = (uint64_t)o->seed};
-    struct speaker s = {.engine = e, .model = m, .max_tokens = (int32_t)o->max_tokens};
-    struct asker asker = speaker_asker(&s);
     struct debate d = {0};
-    if (!items) rc = err->code;
-    if (rc == OK && !dopt.vote) rc = error_set(err, ERR_USAGE, "no vote '%s'", o->vote);
-    if (rc == OK) rc = team_load(&team, o, m, err);
+    if (!dopt.vote) return error_set(err, ERR_USAGE, "no vote '%s'", o->vote);
+    int rc = team_load(&team, o, st, err);
+    if (rc == OK) rc = setup_engine(st, err);
+    struct speaker s = {.engine = st->e, .model = st->m, .max_tokens = (int32_t)o->max_tokens};
+    struct asker asker = speaker_asker(&s);
     if (rc == OK && o->rounds == 0)
         printf("[info] Rounds set to 0; skipping debate execution.\n");
     else if (rc == OK)
@@ -148,29 +150,28 @@ static int debate(const struct common *c, const struct options *o, struct model 
     else if (rc == OK && d.rounds > 0)
         print_tasks(c, &team, &d);
     debate_release(&d);
-    for (int i = 0; i < 16; i++) adapter_release(team.adapters[i]);
-    for (int i = 0; i < n; i++) item_release(&items[i]);
-    free(items);
     return rc;
 }
 
 static int run(const struct common *c, const void *options, const struct strings *args,
                struct error *err) {
-    char *path = cli_find(args->v[0]);
-    struct pool *pool = pool_new((int)c->threads);
-    struct model *m = model_open(path, cli_class(c), err);
-    struct engine_options eo = {.max_rows = 512,
-                                .max_seqs = 128,
-                                .max_len = m ? MIN(512, m->config.max_seq_len) : 0,
-                                .pool = pool};
-    int rc = m ? OK : err->code;
-    if (m && !m->tok) rc = error_set(err, ERR_MISMATCH, "'%s' has no tokenizer", path);
-    struct engine *e = rc == OK ? engine_new(m, &eo, err) : NULL;
-    if (rc == OK) rc = e ? debate(c, options, m, e, err) : err->code;
-    engine_free(e);
-    model_close(m);
-    pool_free(pool);
-    free(path);
+    const struct options *o = options;
+    int n = 0;
+    struct item *items = make_items(o, &n, err);
+    if (!items) return err->code;
+    struct setup_wants w = {.engine = {.max_rows = 512, .max_seqs = 128, .max_len = 512},
+                            .adapters = &o->agents,
+                            .work = TURNS_WORK + (size_t)n * ITEM_WORK * (size_t)MAX(1, o->rounds)};
+    struct setup s;
+    int rc = setup_open(&s, c, &o->setup, args->v[0], &w, err);
+    if (rc == OK && s.m) {
+        s.engine.max_len = MIN(s.engine.max_len, s.m->config.max_seq_len);
+        rc = s.m->tok ? debate(c, o, &s, items, n, err)
+                      : error_set(err, ERR_MISMATCH, "'%s' has no tokenizer", s.path);
+    }
+    rc = setup_close(&s, rc, err);
+    for (int i = 0; i < n; i++) item_release(&items[i]);
+    free(items);
     return rc;
 }
 

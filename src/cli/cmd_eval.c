@@ -1,12 +1,12 @@
 /* shoal eval MODEL: accuracy with intervals, base and adapters on the same items. */
-#include "adapter/adapter.h"
-#include "cli/cli.h"
+#include "cli/setup.h"
 #include "eval/eval.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 struct options {
+    struct setup_options setup;
     char *tasks, *split;
     struct strings adapters;
     int64_t n, seed;
@@ -24,8 +24,13 @@ static const struct option_row rows[] = {
      "draws the questions"},
     {"working", OPT_BOOL, offsetof(struct options, working), NULL, 0, 0, NULL,
      "let the model write its working first"},
+    SETUP_ROWS(struct options, setup),
+    SETUP_RECORD_ROWS(struct options, setup),
     {0},
 };
+
+/* The questions that are in memory at once, with their tokens and answers. */
+enum { QUESTIONS_WORK = 16 << 20 };
 
 static int parse_tasks(const char *list, bool pick[], struct error *err) {
     char *copy = xstrdup(list), *save = NULL;
@@ -64,47 +69,49 @@ static void print_score(const struct common *c, const char *task, const char *ad
                100 * ci.value, 100 * ci.lo, 100 * ci.hi);
 }
 
-static int eval_all(const struct common *c, const struct options *o, struct model *m,
-                    struct engine *e, struct error *err) {
-    bool pick[64] = {false};
-    enum split split = SPLIT_TEST;
-    if (parse_tasks(o->tasks, pick, err) != OK || parse_split(o->split, &split, err) != OK)
-        return err->code;
-    if (!m->tok) return error_set(err, ERR_MISMATCH, "'%s' has no tokenizer", m->path);
+static int eval_adapter(const struct common *c, const struct options *o, struct setup *s,
+                        const bool pick[], enum split split, int a, struct error *err) {
+    struct adapter *ad = a < 0 ? NULL : s->adapters[a].adapter;
+    int rc = OK;
+    for (int f = 0; rc == OK && f < fry_count(); f++) {
+        if (!pick[f]) continue;
+        struct score score = {0};
+        rc = task_run(s->e, s->m->tok, f, split, (uint64_t)o->seed, (int32_t)o->n, ad, o->working,
+                      NULL, &score, NULL, err);
+        if (rc == OK)
+            print_score(c, fry_families[f].name, a < 0 ? "base" : o->adapters.v[a], &score);
+    }
+    return rc;
+}
+
+static int eval_all(const struct common *c, const struct options *o, struct setup *s,
+                    const bool pick[], enum split split, struct error *err) {
+    int rc = OK;
+    if (!s->m->tok) return error_set(err, ERR_MISMATCH, "'%s' has no tokenizer", s->path);
+    for (int a = 0; a < o->adapters.n; a++)
+        if (!setup_adapter(s, o->adapters.v[a], err)) return err->code;
+    if (setup_engine(s, err) != OK) return err->code;
     if (!c->json)
         printf("%-14s %-16s %7s %9s   %s\n", "task", "adapter", "n", "accuracy", "95 % interval");
-    for (int a = -1; a < o->adapters.n; a++) {
-        struct adapter *ad = a < 0 ? NULL : adapter_open(o->adapters.v[a], m, err);
-        if (a >= 0 && !ad) return err->code;
-        for (int f = 0; f < fry_count(); f++) {
-            if (!pick[f]) continue;
-            struct score s = {0};
-            int rc = task_run(e, m->tok, f, split, (uint64_t)o->seed, (int32_t)o->n, ad, o->working,
-                              NULL, &s, NULL, err);
-            if (rc != OK) {
-                adapter_release(ad);
-                return rc;
-            }
-            print_score(c, fry_families[f].name, a < 0 ? "base" : o->adapters.v[a], &s);
-        }
-        adapter_release(ad);
-    }
-    return OK;
+    for (int a = -1; rc == OK && a < o->adapters.n; a++)
+        rc = eval_adapter(c, o, s, pick, split, a, err);
+    return rc;
 }
 
 static int run(const struct common *c, const void *options, const struct strings *args,
                struct error *err) {
-    char *path = cli_find(args->v[0]);
-    struct pool *pool = pool_new((int)c->threads);
-    struct model *m = model_open(path, cli_class(c), err);
-    struct engine_options eo = {.max_rows = 512, .max_seqs = 256, .max_len = 256, .pool = pool};
-    struct engine *e = m ? engine_new(m, &eo, err) : NULL;
-    int rc = e ? eval_all(c, options, m, e, err) : err->code;
-    engine_free(e);
-    model_close(m);
-    pool_free(pool);
-    free(path);
-    return rc;
+    const struct options *o = options;
+    bool pick[64] = {false};
+    enum split split = SPLIT_TEST;
+    if (parse_tasks(o->tasks, pick, err) != OK || parse_split(o->split, &split, err) != OK)
+        return err->code;
+    struct setup_wants w = {.engine = {.max_rows = 512, .max_seqs = 256, .max_len = 256},
+                            .adapters = &o->adapters,
+                            .work = QUESTIONS_WORK};
+    struct setup s;
+    int rc = setup_open(&s, c, &o->setup, args->v[0], &w, err);
+    if (rc == OK && s.m) rc = eval_all(c, o, &s, pick, split, err);
+    return setup_close(&s, rc, err);
 }
 
 const struct command cmd_eval = {

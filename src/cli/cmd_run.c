@@ -1,17 +1,24 @@
-/* shoal run MODEL: generate from a prompt or a chat message, with or without an adapter. */
+/*
+ * shoal run MODEL: generate from prompts or chat messages, with adapters, a mix of them, or none.
+ *
+ * All prompts and all samples of each are requests of one batch. Text is for people; what a program
+ * wants to know (ids, log-probabilities, identity) is printed with --json only.
+ */
 #define _GNU_SOURCE
-#include "cli/cli.h"
-#include "engine/engine.h"
+#include "cli/prompts.h"
+#include "cli/setup.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 struct options {
-    char *prompt, *chat, *system, *adapter;
-    int64_t n, top_k, seed;
-    double temp, top_p, min_p;
-    struct strings choices;
-    bool ids;
+    struct setup_options setup;
+    char *prompt, *chat, *system, *file, *adapter, *session;
+    int64_t n, samples, top_k, seed, logprobs, loop_tokens;
+    double temp, top_p, min_p, typical_p, repeat, presence, frequency;
+    struct strings choices, stop, logit_bias;
+    bool ids, echo, prompt_logprobs;
 };
 #define ROW(name, type, field, fallback, min, max, metavar, help)                                  \
     { name, type, offsetof(struct options, field), fallback, min, max, metavar, help }
@@ -20,7 +27,12 @@ static const struct option_row rows[] = {
     ROW("chat", OPT_STRING, chat, NULL, 0, 0, "TEXT",
         "a user's message instead: ChatML is put around it"),
     ROW("system", OPT_STRING, system, NULL, 0, 0, "TEXT", "system message before it"),
-    ROW("adapter", OPT_STRING, adapter, NULL, 0, 0, "DIR", "PEFT directory"),
+    ROW("file", OPT_STRING, file, NULL, 0, 0, "FILE",
+        "many prompts in one batch: one a line, or JSON lines of {prompt} or {chat, system}"),
+    ROW("samples", OPT_INT, samples, "1", 1, 4096, "N",
+        "answers to each prompt; sample i is drawn with seed + i"),
+    ROW("adapter", OPT_STRING, adapter, NULL, 0, 0, "DIR",
+        "PEFT directory, or a mix of several as A=0.7,B=0.3 (A,B: all of both)"),
     ROW("choices", OPT_LIST, choices, NULL, 0, 0, "TEXT …",
         "choose among these instead, with exact probabilities"),
     ROW("n", OPT_INT, n, "64", 1, 1e6, "N", "tokens to generate at most"),
@@ -29,59 +41,299 @@ static const struct option_row rows[] = {
     ROW("top-p", OPT_FLOAT, top_p, "0.9", 0, 1, "P", "only the smallest set with probability P"),
     ROW("min-p", OPT_FLOAT, min_p, "0", 0, 1, "P",
         "only those at least P times as probable as the best"),
+    ROW("typical-p", OPT_FLOAT, typical_p, "1", 0, 1, "P", "locally typical sampling; 1: off"),
+    ROW("repeat-penalty", OPT_FLOAT, repeat, "1", 0, 1e3, "X",
+        "divides logits of tokens that were there before; 1: off"),
+    ROW("presence-penalty", OPT_FLOAT, presence, "0", -1e3, 1e3, "X",
+        "subtracted from logits of tokens that were generated"),
+    ROW("frequency-penalty", OPT_FLOAT, frequency, "0", -1e3, 1e3, "X",
+        "the same for each time they were"),
+    ROW("logit-bias", OPT_LIST, logit_bias, NULL, 0, 0, "ID=X",
+        "added to the logits of token ids; -inf forbids one"),
+    ROW("stop", OPT_LIST, stop, NULL, 0, 0, "TEXT", "ends before any of these texts"),
+    ROW("loop-tokens", OPT_INT, loop_tokens, "0", 0, 1e6, "N",
+        "ends when the last N tokens repeat one cycle; 0: off"),
+    ROW("logprobs", OPT_INT, logprobs, "0", 0, ENGINE_TOP_MAX, "N",
+        "report the N most probable tokens at each position (--json)"),
+    ROW("prompt-logprobs", OPT_BOOL, prompt_logprobs, NULL, 0, 0, NULL,
+        "report the prompt's tokens as well (--json)"),
+    ROW("echo", OPT_BOOL, echo, NULL, 0, 0, NULL, "print the prompt before the answer"),
     ROW("seed", OPT_INT, seed, "0", 0, 9e15, "N", "of the sampling"),
     ROW("ids", OPT_BOOL, ids, NULL, 0, 0, NULL, "print token ids instead of text"),
+    ROW("session", OPT_STRING, session, NULL, 0, 0, "FILE",
+        "the state of the sequence: continued when the file is there, saved at the end"),
+    SETUP_ROWS(struct options, setup),
+    SETUP_RECORD_ROWS(struct options, setup),
     {0},
 };
 #undef ROW
 
-static int encode_prompt(const struct model *m, const struct options *o, struct ids *out,
-                         struct error *err) {
+/* Everything of one command line beside the model. Request i is sample i % samples of prompt
+ * i / samples. */
+struct job {
+    const struct common *c;
+    const struct options *o;
+    struct prompts prompts;
+    struct ids *tokens;       /* [prompts.n] */
+    struct ids *choice_ids;   /* [choices.n] */
+    struct token_seq *choice; /* [choices.n] */
+    int longest_choice;
+    struct token_bias *bias;
+    int n_bias;
+    int32_t stop[2], n_stop;
+    struct strings adapters; /* [n_mix] paths */
+    float weights[ENGINE_MIX_MAX];
+    struct mix_term mix[ENGINE_MIX_MAX];
+    bool mixed; /* weights were given, or several adapters */
+    struct request *reqs;
+    int n;
+};
+
+/* What would be ignored is refused: a flag without effect is a mistake that nobody sees. */
+static int flags_check(const struct common *c, const struct options *o, struct error *err) {
+    if (!c->json && (o->logprobs || o->prompt_logprobs))
+        return error_set(err, ERR_USAGE, "'--%s' is printed with --json only",
+                         o->logprobs ? "logprobs" : "prompt-logprobs");
+    if (o->choices.n && (o->logprobs || o->prompt_logprobs || o->echo || o->stop.n || o->ids))
+        return error_set(err, ERR_USAGE,
+                         "with '--choices' nothing is generated: '--%s' has no effect",
+                         o->stop.n     ? "stop"
+                         : o->echo     ? "echo"
+                         : o->ids      ? "ids"
+                         : o->logprobs ? "logprobs"
+                                       : "prompt-logprobs");
+    if (o->ids && o->echo) return error_set(err, ERR_USAGE, "'--echo' prints text, '--ids' none");
+    if (o->session && (o->file || o->samples > 1))
+        return error_set(err, ERR_USAGE, "'--session' is of one prompt and one sample");
+    if (o->system && !o->chat)
+        return error_set(err, ERR_USAGE, "'--system' goes before a message: it needs --chat");
+    return OK;
+}
+
+/* "5=1.5,7=-inf"; the same token again counts again, as in the engine. */
+static int bias_parse(struct job *j, const char *text, struct error *err) {
+    for (const char *at = text; *at;) {
+        char *end, *after;
+        long id = strtol(at, &end, 10);
+        double x = *end == '=' ? strtod(end + 1, &after) : 0;
+        if (end == at || *end != '=' || after == end + 1 || (*after && *after != ',') || isnan(x) ||
+            id < 0 || id > INT32_MAX)
+            return error_set(err, ERR_USAGE, "'%s' is no logit bias; write ID=X,ID=X", text);
+        j->bias = xrealloc(j->bias, sizeof *j->bias * (size_t)(j->n_bias + 1));
+        j->bias[j->n_bias++] = (struct token_bias){(int32_t)id, (float)x};
+        at = after + (*after == ',');
+    }
+    return OK;
+}
+
+/* The weight behind the last '=' of one term, cut off; 1 and false without. */
+static bool weight_cut(char *term, float *weight) {
+    char *equals = strrchr(term, '='), *end;
+    *weight = 1;
+    if (!equals) return false;
+    double x = strtod(equals + 1, &end);
+    if (end == equals + 1 || *end || !isfinite(x)) return false;
+    *equals = 0;
+    *weight = (float)x;
+    return true;
+}
+
+/* A path that exists is itself, whatever is in its name. */
+static int adapters_parse(struct job *j, const char *text, struct error *err) {
+    if (!text) return OK;
+    char *copy = xstrdup(text), *rest = path_exists(text) ? NULL : copy, *term;
+    if (!rest) strings_add(&j->adapters, text);
+    j->weights[0] = 1;
+    while ((term = strsep(&rest, ",")) != NULL && j->adapters.n < ENGINE_MIX_MAX) {
+        if (weight_cut(term, &j->weights[j->adapters.n])) j->mixed = true;
+        if (*term) strings_add(&j->adapters, term);
+    }
+    int rc = OK;
+    if (term)
+        rc = error_set(err, ERR_USAGE, "more than %d adapters in a mix", ENGINE_MIX_MAX);
+    else if (j->adapters.n == 0)
+        rc = error_set(err, ERR_USAGE, "'%s' names no adapter", text);
+    j->mixed |= j->adapters.n > 1;
+    if (rc == OK && j->mixed && j->o->session)
+        rc = error_set(err, ERR_USAGE, "'--session' is kept under one adapter, not under a mix");
+    free(copy);
+    return rc;
+}
+
+/* All that can be known without the model. */
+static int job_read(struct job *j, struct error *err) {
+    const struct options *o = j->o;
+    int rc = flags_check(j->c, o, err);
+    if (rc == OK) rc = prompts_read(&j->prompts, o->prompt, o->chat, o->system, o->file, err);
+    for (int i = 0; rc == OK && i < o->logit_bias.n; i++)
+        rc = bias_parse(j, o->logit_bias.v[i], err);
+    if (rc == OK) rc = adapters_parse(j, o->adapter, err);
+    j->n = j->prompts.n * (int)o->samples;
+    return rc;
+}
+
+/* What the engine and the requests may need, before anything is tokenized: a byte is at most one
+ * token. */
+static struct setup_wants job_wants(const struct job *j) {
+    const struct options *o = j->o;
+    size_t longest = j->prompts.longest, choice = 0;
+    for (int i = 0; i < o->choices.n; i++) choice = MAX(choice, strlen(o->choices.v[i]));
+    size_t len = longest + MAX((size_t)o->n, choice);
+    size_t numbers = len * (size_t)(1 + 2 * o->logprobs);
+    return (struct setup_wants){.engine = {.max_rows = 256,
+                                           .max_seqs = MIN(j->n, 64),
+                                           .max_len = o->session ? 0 : (int32_t)MIN(len, 1 << 30)},
+                                .adapters = &j->adapters,
+                                .work = numbers * (8 * (size_t)j->n + 128),
+                                .session = o->session};
+}
+
+/* Prompts and choices as tokens. A reply ends with the model's end of text or of a chat turn. */
+static int job_encode(struct job *j, const struct model *m, struct error *err) {
+    const struct strings *choices = &j->o->choices;
     if (!m->tok) return error_set(err, ERR_MISMATCH, "'%s' has no tokenizer", m->path);
-    if (!o->prompt == !o->chat)
-        return error_set(err, ERR_USAGE, "give one of -p TEXT and --chat TEXT");
-    if (o->prompt) {
-        tok_encode(m->tok, o->prompt, strlen(o->prompt), TOK_BOS | TOK_SPECIAL, out);
-        /* A model that adds no BOS still needs something to start from. */
-        int32_t first = tok_bos(m->tok) >= 0 ? tok_bos(m->tok) : tok_eos(m->tok);
-        if (out->n == 0 && first >= 0) ids_add(out, first);
-    } else {
-        struct message msgs[2] = {{"system", o->system}, {"user", o->chat}};
-        int n = 1 + !!o->system;
-        if (chat_encode(m->tok, msgs + !o->system, n, true, out, NULL, err) != OK) return err->code;
+    j->tokens = xcalloc((size_t)j->prompts.n, sizeof *j->tokens);
+    for (int i = 0; i < j->prompts.n; i++)
+        if (prompt_encode(m, &j->prompts.v[i], &j->tokens[i], err) != OK) return err->code;
+    j->choice_ids = xcalloc((size_t)MAX(choices->n, 1), sizeof *j->choice_ids);
+    j->choice = xcalloc((size_t)MAX(choices->n, 1), sizeof *j->choice);
+    for (int i = 0; i < choices->n; i++) {
+        tok_encode(m->tok, choices->v[i], strlen(choices->v[i]), 0, &j->choice_ids[i]);
+        j->choice[i] = (struct token_seq){j->choice_ids[i].v, j->choice_ids[i].n};
+        j->longest_choice = MAX(j->longest_choice, j->choice[i].n);
     }
-    return out->n
-               ? OK
-               : error_set(err, ERR_USAGE, "the prompt is empty and the model has no first token");
+    int32_t ends[2] = {tok_eos(m->tok), tok_chat_end(m->tok)};
+    for (int i = 0; i < 2; i++)
+        if (ends[i] >= 0) j->stop[j->n_stop++] = ends[i];
+    return OK;
 }
 
-static void print_text(const struct common *c, const struct model *m, const struct request *r) {
+static int job_adapters(struct job *j, struct setup *s, struct error *err) {
+    for (int i = 0; i < j->adapters.n; i++) {
+        struct adapter *a = setup_adapter(s, j->adapters.v[i], err);
+        if (!a) return err->code;
+        j->mix[i] = (struct mix_term){.adapter = a, .weight = j->weights[i]};
+    }
+    return OK;
+}
+
+/* Neighbouring seeds give unrelated streams: the generator is a keyed hash of them. */
+static struct sampling job_sampling(const struct job *j, int sample) {
+    const struct options *o = j->o;
+    return (struct sampling){.temperature = (float)o->temp,
+                             .top_k = (int32_t)o->top_k,
+                             .top_p = (float)o->top_p,
+                             .min_p = (float)o->min_p,
+                             .seed = (uint64_t)(o->seed + sample),
+                             .typical_p = (float)o->typical_p,
+                             .repetition_penalty = (float)o->repeat,
+                             .presence_penalty = (float)o->presence,
+                             .frequency_penalty = (float)o->frequency,
+                             .bias = j->bias,
+                             .n_bias = j->n_bias};
+}
+
+/* max_tokens is cut to what fits behind the prompt, so that its value, which is part of the call's
+ * identity, does not depend on the memory plan. */
+static void job_requests(struct job *j, int32_t max_len) {
+    const struct options *o = j->o;
+    j->reqs = xcalloc((size_t)j->n, sizeof *j->reqs);
+    for (int i = 0; i < j->n; i++) {
+        const struct ids *prompt = &j->tokens[i / (int)o->samples];
+        int32_t room = MAX(0, max_len - prompt->n);
+        j->reqs[i] = (struct request){
+            .prompt = prompt->v,
+            .n_prompt = prompt->n,
+            .adapter = j->mixed ? NULL : j->mix[0].adapter,
+            .mix = j->mix,
+            .n_mix = j->mixed ? j->adapters.n : 0,
+            .sampling = job_sampling(j, i % (int)o->samples),
+            .max_tokens = o->choices.n ? 0 : (int32_t)MIN(o->n, room),
+            .stop = j->stop,
+            .n_stop = j->n_stop,
+            .stop_texts = (const char *const *)o->stop.v,
+            .n_stop_texts = o->stop.n,
+            .loop_tokens = (int32_t)o->loop_tokens,
+            .n_top = (int32_t)o->logprobs,
+            .prompt_logprobs = o->prompt_logprobs,
+            .choices = j->choice,
+            .n_choices = o->choices.n,
+        };
+    }
+}
+
+/* What was generated, cut before a stop text. */
+static void answer_text(const struct model *m, const struct request *r, struct buf *text) {
+    if (r->n_stop_texts)
+        buf_add(text, r->text.data, r->text.len);
+    else
+        tok_decode_all(m->tok, r->out, r->n_out, false, text);
+    buf_puts(text, "");
+}
+
+static json_t *text_json(const struct buf *text) {
+    json_t *s = json_stringn(text->data, text->len);
+    return s ? s : json_null(); // bytes that are no UTF-8
+}
+
+static void json_merge(json_t *into, json_t *from) {
+    json_object_update_missing(into, from);
+    json_decref(from);
+}
+
+/* What the answer is a function of, by name and by content: enough to ask for it again. */
+static json_t *call_json(const struct job *j, const struct setup *s, int i, const char *hash) {
+    const struct request *r = &j->reqs[i];
+    char key[HASH_LEN];
+    call_key(r, hash, s->m->cls, s->engine.kv_elem, s->engine.lora_elem, key);
+    return json_pack("{s:i,s:i,s:s,s:s,s:s,s:s,s:s,s:s,s:s,s:I,s:o,s:i,s:i}", "index",
+                     i / (int)j->o->samples, "sample", i % (int)j->o->samples, "call", key, "model",
+                     s->path, "model_hash", hash, "class", class_name(s->m->cls), "level",
+                     kernels_get()->name, "kv", elem_name(s->engine.kv_elem), "lora",
+                     elem_name(s->engine.lora_elem), "seed", (json_int_t)r->sampling.seed,
+                     "adapters", request_adapters(r, s->adapters, s->n_adapters), "prefilled",
+                     r->n_prefilled, "generated", r->n_generated);
+}
+
+/* One line with everything; members that were not asked for are left out. */
+static json_t *answer_json(const struct job *j, const struct setup *s, int i, const char *hash) {
+    const struct request *r = &j->reqs[i];
     struct buf text = {0};
-    tok_decode_all(m->tok, r->out, r->n_out, false, &text);
-    if (c->json) {
-        json_t *ids = json_array();
-        for (int i = 0; i < r->n_out; i++) json_array_append_new(ids, json_integer(r->out[i]));
-        json_t *s = json_stringn(text.data ? text.data : "", text.len);
-        cli_print(json_pack("{s:o,s:o,s:s,s:i,s:i}", "text", s ? s : json_null(), "ids", ids,
-                            "finish", r->finish == FINISH_LENGTH ? "length" : "stop", "prefilled",
-                            r->n_prefilled, "generated", r->n_generated));
-    } else {
-        fwrite(text.data ? text.data : "", 1, text.len, stdout);
-        putchar('\n');
-    }
+    answer_text(s->m, r, &text);
+    json_t *v = call_json(j, s, i, hash), *out = request_outputs(r);
+    json_object_set_new(v, "text", text_json(&text));
+    json_object_set(v, "ids", json_object_get(out, "out"));
+    json_object_del(out, "out");
+    if (r->n_top == 0) json_object_del(out, "top");
+    if (!r->prompt_logprobs) json_object_del(out, "prompt_logprobs");
+    if (!r->prompt_logprobs || r->n_top == 0) json_object_del(out, "prompt_top");
+    json_object_del(out, "choice");
+    json_object_del(out, "choice_probs");
+    json_object_del(out, "choice_logprobs");
+    if (j->o->echo)
+        json_object_set_new(v, "prompt", json_string(j->prompts.v[i / (int)j->o->samples].text));
+    json_t *in = request_inputs(r);
+    json_object_set(v, "prompt_ids", json_object_get(in, "prompt"));
+    json_decref(in);
+    json_merge(v, out);
     buf_release(&text);
+    return v;
 }
 
-static void print_choices(const struct common *c, const struct options *o,
-                          const struct request *r) {
+static void print_choices(const struct job *j, const struct setup *s, int at, const char *hash) {
+    const struct request *r = &j->reqs[at];
     for (int i = 0; i < r->n_choices; i++) {
-        if (c->json)
-            cli_print(json_pack("{s:s,s:f,s:f,s:b}", "choice", o->choices.v[i], "prob",
-                                (double)r->choice_prob[i], "logprob", (double)r->choice_logprob[i],
-                                "chosen", (int)(i == r->choice)));
-        else
+        const char *text = j->o->choices.v[i];
+        if (j->c->json) {
+            json_t *v =
+                json_pack("{s:s,s:f,s:f,s:b}", "choice", text, "prob", (double)r->choice_prob[i],
+                          "logprob", (double)r->choice_logprob[i], "chosen", (int)(i == r->choice));
+            json_merge(v, call_json(j, s, at, hash));
+            cli_print(v);
+        } else {
             printf("%s %6.2f %%  %s\n", i == r->choice ? "*" : " ", 100 * (double)r->choice_prob[i],
-                   o->choices.v[i]);
+                   text);
+        }
     }
 }
 
@@ -90,64 +342,104 @@ static void print_ids(const struct request *r) {
     putchar('\n');
 }
 
-static int generate(const struct common *c, const struct options *o, struct model *m,
-                    struct adapter *a, struct pool *pool, struct error *err) {
-    struct ids prompt = {0}, chosen[64] = {{0}};
-    struct token_seq seq[64];
-    int rc = encode_prompt(m, o, &prompt, err);
-    if (rc == OK && o->choices.n > 64) rc = error_set(err, ERR_USAGE, "more than 64 choices");
-    int n_choices = rc == OK ? o->choices.n : 0, longest = 0;
-    for (int i = 0; i < n_choices; i++) {
-        tok_encode(m->tok, o->choices.v[i], strlen(o->choices.v[i]), 0, &chosen[i]);
-        seq[i] = (struct token_seq){chosen[i].v, chosen[i].n};
-        longest = MAX(longest, chosen[i].n);
+static void print_text(const struct job *j, const struct model *m, int i) {
+    struct buf text = {0};
+    if (j->o->echo) buf_puts(&text, j->prompts.v[i / (int)j->o->samples].text);
+    answer_text(m, &j->reqs[i], &text);
+    fwrite(text.data, 1, text.len, stdout);
+    putchar('\n');
+    buf_release(&text);
+}
+
+static int job_print(const struct job *j, const struct setup *s, struct error *err) {
+    const char *hash = j->c->json ? model_hash(s->m, err) : "";
+    if (!hash) return err->code;
+    for (int i = 0; i < j->n; i++) {
+        if (j->o->choices.n)
+            print_choices(j, s, i, hash);
+        else if (j->c->json)
+            cli_print(answer_json(j, s, i, hash));
+        else if (j->o->ids)
+            print_ids(&j->reqs[i]);
+        else
+            print_text(j, s->m, i);
     }
-    int32_t stop[2], n_stop = 0, ends[2] = {tok_eos(m->tok), tok_chat_end(m->tok)};
-    for (int i = 0; i < 2; i++)
-        if (ends[i] >= 0) stop[n_stop++] = ends[i];
-    struct request r = {.prompt = prompt.v,
-                        .n_prompt = prompt.n,
-                        .adapter = a,
-                        .stop = stop,
-                        .n_stop = n_stop,
-                        .sampling = {(float)o->temp, (int32_t)o->top_k, (float)o->top_p,
-                                     (float)o->min_p, (uint64_t)o->seed},
-                        .max_tokens = n_choices ? 0 : (int32_t)o->n,
-                        .choices = seq,
-                        .n_choices = n_choices};
-    struct engine_options eo = {.max_rows = 256,
-                                .max_seqs = 1,
-                                .pool = pool,
-                                .max_len = prompt.n + MAX((int32_t)o->n, longest) + 1};
-    eo.max_len = MIN(eo.max_len, m->config.max_seq_len);
-    r.max_tokens = MIN(r.max_tokens, MAX(0, eo.max_len - prompt.n));
-    struct engine *e = rc == OK ? engine_new(m, &eo, err) : NULL;
-    if (rc == OK) rc = e ? engine_run(e, &r, 1, NULL, err) : err->code;
-    if (rc == OK && n_choices)
-        print_choices(c, o, &r);
-    else if (rc == OK && o->ids)
-        print_ids(&r);
-    else if (rc == OK)
-        print_text(c, m, &r);
-    engine_free(e);
-    request_release(&r);
-    ids_release(&prompt);
-    for (int i = 0; i < 64; i++) ids_release(&chosen[i]);
+    return OK;
+}
+
+/* A file that does not fit this model, class or element is refused, not passed over. */
+static int session_open(const struct job *j, struct setup *s, struct error *err) {
+    int32_t n;
+    if (!j->o->session || !path_exists(j->o->session)) return OK;
+    const char *hash = model_hash(s->m, err);
+    int rc = hash ? engine_session_load(s->e, hash, j->o->session, &n, err) : err->code;
+    if (rc == OK) note("'%s' holds %d tokens", j->o->session, n);
     return rc;
+}
+
+/* The last token that was generated is not in the cache yet: the longest cached prefix is saved. */
+static int session_keep(const struct job *j, struct setup *s, struct error *err) {
+    if (!j->o->session) return OK;
+    const struct request *r = &j->reqs[0];
+    const char *hash = model_hash(s->m, err);
+    struct ids all = {0};
+    for (int i = 0; i < r->n_prompt; i++) ids_add(&all, r->prompt[i]);
+    for (int i = 0; i < r->n_out; i++) ids_add(&all, r->out[i]);
+    int rc = hash ? engine_session_save(s->e, (struct token_seq){all.v, all.n}, r->adapter, hash,
+                                        j->o->session, err)
+                  : err->code;
+    ids_release(&all);
+    return rc;
+}
+
+/* Without a plan the engine is as long as these requests are. */
+static void engine_fit(struct job *j, struct setup *s) {
+    int32_t longest = 0, most = s->m->config.max_seq_len;
+    for (int i = 0; i < j->prompts.n; i++) longest = MAX(longest, j->tokens[i].n);
+    int64_t need = longest + MAX(j->o->n, j->longest_choice) + 1;
+    if (s->engine.n_pages == 0)
+        s->engine.max_len = (int32_t)MIN(j->o->session ? MAX(need, 4096) : need, most);
+}
+
+static int job_run(struct job *j, struct setup *s, struct error *err) {
+    int rc = job_encode(j, s->m, err);
+    if (rc == OK) rc = job_adapters(j, s, err);
+    if (rc != OK) return rc;
+    engine_fit(j, s);
+    job_requests(j, s->engine.max_len);
+    rc = setup_engine(s, err);
+    if (rc == OK) rc = session_open(j, s, err);
+    if (rc == OK) rc = engine_run(s->e, j->reqs, j->n, NULL, err);
+    if (rc == OK) rc = job_print(j, s, err);
+    return rc == OK ? session_keep(j, s, err) : rc;
+}
+
+static void job_release(struct job *j) {
+    for (int i = 0; j->reqs && i < j->n; i++) request_release(&j->reqs[i]);
+    for (int i = 0; j->tokens && i < j->prompts.n; i++) ids_release(&j->tokens[i]);
+    for (int i = 0; j->choice_ids && i < j->o->choices.n; i++) ids_release(&j->choice_ids[i]);
+    prompts_release(&j->prompts);
+    strings_release(&j->adapters);
+    free(j->reqs);
+    free(j->tokens);
+    free(j->choice_ids);
+    free(j->choice);
+    free(j->bias);
 }
 
 static int run(const struct common *c, const void *options, const struct strings *args,
                struct error *err) {
     const struct options *o = options;
-    char *path = cli_find(args->v[0]);
-    struct pool *pool = pool_new((int)c->threads);
-    struct model *m = model_open(path, cli_class(c), err);
-    struct adapter *a = m && o->adapter ? adapter_open(o->adapter, m, err) : NULL;
-    int rc = m && (a || !o->adapter) ? generate(c, o, m, a, pool, err) : err->code;
-    adapter_release(a);
-    model_close(m);
-    pool_free(pool);
-    free(path);
+    struct job j = {.c = c, .o = o};
+    struct setup s = {0};
+    int rc = job_read(&j, err);
+    if (rc == OK) {
+        struct setup_wants w = job_wants(&j);
+        rc = setup_open(&s, c, &o->setup, args->v[0], &w, err);
+        if (rc == OK && s.m) rc = job_run(&j, &s, err);
+        rc = setup_close(&s, rc, err); // the engine lets go of the requests
+    }
+    job_release(&j);
     return rc;
 }
 
@@ -159,7 +451,10 @@ const struct command cmd_run = {
              "  shoal run models/fry --chat '412と907、大きいのは？' --temp 0\n"
              "  shoal run model.gguf -p 'Once upon a time' -n 100 --adapter "
              "runs/ID/adapters/gen_0/critic\n"
-             "  shoal run models/fry -p 'yes or' --choices ' no' ' yes'",
+             "  shoal run models/fry -p 'yes or' --choices ' no' ' yes'\n"
+             "  shoal run models/fry --file questions.jsonl --samples 4 --json --logprobs 3\n"
+             "  shoal run model.gguf -p '春は' --adapter critic=0.7,explorer=0.3 --stop '。'\n"
+             "  shoal run model.gguf -p 'Once' --max-memory 300M --kv i8 --record",
     .rows = rows,
     .size = sizeof(struct options),
     .min_args = 1,

@@ -993,6 +993,7 @@ static void request_finish(struct engine *e, struct request *r) {
     e->promised -= r->state->pages;
     e->stats.finished++;
     state_free(e, r);
+    if (e->o.finished) e->o.finished(e->o.finished_ctx, r);
 }
 
 static void active_sweep(struct engine *e) {

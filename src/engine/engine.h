@@ -123,6 +123,9 @@ struct engine_options {
     enum elem kv_elem;   /* of the KV cache; f32 unless asked */
     enum elem lora_elem; /* adapters are held as; f32 unless asked */
     struct pool *pool;
+    /* Called once for each request when it is done, results in place, by the thread that steps. */
+    void (*finished)(void *ctx, const struct request *r);
+    void *finished_ctx;
 };
 struct engine;
 struct engine *engine_new(const struct model *m, const struct engine_options *o, struct error *err);

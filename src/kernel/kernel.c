@@ -459,10 +459,17 @@ bool matrix_bf16(const struct matrix *m) {
 }
 
 size_t matrix_bytes(const struct matrix *m) {
-    size_t scale = m->layout == LAYOUT_NF4 ? 1 : sizeof(float);
-    size_t rows = m->row_scales ? (size_t)panel_count(m->n) * PANEL * sizeof(float) : 0,
-           mins = m->mins ? (size_t)m->n * (size_t)(m->k / QK) * sizeof(float) : 0;
-    return data_bytes(m) + scale_count(m) * scale + rows + mins;
+    bool nf4 = m->layout == LAYOUT_NF4, mins = type_find(m->type)->mins;
+    size_t scale = nf4 ? 1 : sizeof(float);
+    size_t rows = nf4 ? (size_t)panel_count(m->n) * PANEL * sizeof(float) : 0,
+           least = mins ? (size_t)m->n * (size_t)(m->k / QK) * sizeof(float) : 0;
+    return data_bytes(m) + scale_count(m) * scale + rows + least;
+}
+
+size_t matrix_bytes_of(enum tensor_type type, int64_t n, int64_t k, enum numeric_class cls) {
+    struct matrix m;
+    matrix_shape(&m, type, n, k, cls);
+    return matrix_bytes(&m);
 }
 
 static size_t align_64(size_t n) {

@@ -132,6 +132,8 @@ bool matrix_bf16(const struct matrix *m); /* its products read inputs.bf16 */
 /* Row i as f32 (embedding look-up, tests, training copies). */
 void matrix_row(const struct matrix *m, int64_t i, float *out);
 size_t matrix_bytes(const struct matrix *m);
+/* What matrix_init will take for rows of this type: all of it, even where rows can stay in a file. */
+size_t matrix_bytes_of(enum tensor_type type, int64_t n, int64_t k, enum numeric_class cls);
 
 /*
  * The inputs of a product, prepared once for all matrices that read them: f32 rows, and (where some matrix needs it) the

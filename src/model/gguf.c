@@ -767,6 +767,20 @@ struct model *gguf_model_open(const char *path, enum numeric_class cls, struct e
     return NULL;
 }
 
+int gguf_model_measure(const char *path, enum numeric_class cls, struct model_size *out,
+                       struct error *err) {
+    struct gguf g;
+    int rc = gguf_open(&g, path, err);
+    if (rc == OK) rc = config_read(&g, &out->config, err);
+    if (rc == OK) {
+        tensors_measure(g.tensors, g.n_tensors, cls, out->config.arch->gguf_permuted, out);
+        out->type = tensors_main_type(g.tensors, g.n_tensors);
+        out->words = g.map.size - MIN(g.map.size, out->file);
+    }
+    gguf_close(&g);
+    return rc == OK ? OK : error_wrap(err, "'%s'", path);
+}
+
 struct kv_out {
     struct buf text;
     uint64_t n;

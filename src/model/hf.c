@@ -297,6 +297,7 @@ static int extras_drop(struct shards *s, const struct model_config *c, struct er
         return error_set(err, ERR_MISMATCH,
                          "'tie_word_embeddings' is true, but 'lm_head.weight' differs from the "
                          "embedding");
+    map_drop(head->data, head->size);
     tensor_drop(s, (int)(head - s->tensors));
     return OK;
 }
@@ -432,6 +433,42 @@ struct model *hf_model_open(const char *dir, enum numeric_class cls, struct erro
     if (rc == OK) return m;
     model_close(m);
     return NULL;
+}
+
+/* Bytes of the files that a tokenizer may be made from. */
+static size_t words_measure(const char *dir) {
+    static const char *const names[] = {"tokenizer.json", "tokenizer.model",
+                                        "tokenizer_config.json"};
+    size_t sum = 0;
+    for (size_t i = 0; i < ARRAY_LEN(names); i++) {
+        char *path = path_join(dir, names[i]);
+        struct mapping map;
+        struct error absent;
+        if (map_open(&map, path, &absent) == OK) {
+            sum += map.size;
+            map_close(&map);
+        }
+        free(path);
+    }
+    return sum;
+}
+
+int hf_model_measure(const char *dir, enum numeric_class cls, struct model_size *out,
+                     struct error *err) {
+    struct model *m = model_alloc(dir, cls); // for its configuration
+    struct shards s = {0};
+    json_t *config = config_open(m, dir, err);
+    int rc = config ? shards_open(&s, dir, err) : err->code;
+    if (rc == OK) {
+        out->config = m->config;
+        tensors_measure(s.tensors, s.n_tensors, cls, false, out);
+        out->type = tensors_main_type(s.tensors, s.n_tensors);
+        out->words = words_measure(dir);
+    }
+    json_decref(config);
+    shards_release(&s);
+    model_close(m);
+    return rc;
 }
 
 /* The shortest decimal that reads back as the same float: 1e-5, not 9.99999975e-06. */

@@ -217,7 +217,7 @@ static int weight_bind(struct model *m, const struct weight *w, const struct ten
 }
 
 /* The type that most matrix elements have; the lowest number wins a tie. */
-static enum tensor_type tensors_main_type(const struct tensor_info *t, int n) {
+enum tensor_type tensors_main_type(const struct tensor_info *t, int n) {
     static const enum tensor_type types[] = {TENSOR_F32,  TENSOR_F16,  TENSOR_Q4_0, TENSOR_Q4_1,
                                              TENSOR_Q5_0, TENSOR_Q5_1, TENSOR_Q8_0, TENSOR_Q4_K,
                                              TENSOR_Q5_K, TENSOR_Q6_K, TENSOR_BF16, TENSOR_NF4};
@@ -374,7 +374,11 @@ static void hash_fill(struct model *m) {
     for (int i = 0; i < m->n_maps; i++) {
         uint64_t size = m->maps[i].size;
         if (m->n_maps > 1) hasher_add(&h, &size, sizeof(size));
-        hasher_add(&h, m->maps[i].data, m->maps[i].size);
+        for (size_t at = 0, n; at < m->maps[i].size; at += n) { // little of it stays in memory
+            n = MIN(m->maps[i].size - at, (size_t)4 << 20);
+            hasher_add(&h, m->maps[i].data + at, n);
+            map_drop(m->maps[i].data + at, n);
+        }
     }
     hasher_final(&h, m->hash);
 }

@@ -69,6 +69,17 @@ struct model {
 /* `path`: a GGUF file, a Hugging Face directory, or the hf: name of a pulled one (store.h). */
 struct model *model_open(const char *path, enum numeric_class cls, struct error *err);
 void model_close(struct model *m);
+/* Its shape and the bytes it will take, from the headers alone. */
+struct model_size {
+    struct model_config config;
+    enum tensor_type type; /* of most weights */
+    size_t weights;        /* as they will be held, packed or in place */
+    size_t passing;        /* the most that is read besides while one weight is packed */
+    size_t file;           /* tensors as they are stored */
+    size_t words;          /* stored bytes of what the tokenizer is made from */
+};
+int model_measure(const char *path, enum numeric_class cls, struct model_size *out,
+                  struct error *err);
 /* SHA-256, computed on first use and kept, by any thread: of a single file's bytes, of config.json
  * and the shards of a directory, of config and rows of a model in memory. Who changes weights in
  * place clears m->hash[0]. */

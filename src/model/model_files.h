@@ -68,6 +68,7 @@ int offenders_report(struct offenders *o, int code, struct error *err);
 
 void tensors_sort(struct tensor_info *t, int n);
 const struct tensor_info *tensors_find(const struct tensor_info *t, int n, const char *name);
+enum tensor_type tensors_main_type(const struct tensor_info *t, int n);
 /* "[4, 8]" */
 const char *tensor_shape_text(const int64_t *dims, int n_dims, char out[96]);
 
@@ -79,12 +80,20 @@ void model_add_map(struct model *m, struct mapping *map);
 /*
  * Makes every weight of m->config from `t` (sorted by name), which must be exactly the canonical
  * list under `naming`; otherwise one ERR_MISMATCH that lists the missing, the unknown and the
- * misshapen. `interleaved`: rotary rows are as llama2.c has them.
+ * misshapen. `interleaved`: rotary rows are as llama2.c has them. The tensors' data lie in mapped
+ * files: what was packed is forgotten there (map_drop).
  */
 int model_bind(struct model *m, const struct tensor_info *t, int n, enum naming naming,
                bool interleaved, struct error *err);
 
 struct model *gguf_model_open(const char *path, enum numeric_class cls, struct error *err);
+/* model_measure of either format, and the sum over its tensors. */
+int gguf_model_measure(const char *path, enum numeric_class cls, struct model_size *out,
+                       struct error *err);
+int hf_model_measure(const char *dir, enum numeric_class cls, struct model_size *out,
+                     struct error *err);
+void tensors_measure(const struct tensor_info *t, int n, enum numeric_class cls, bool interleaved,
+                     struct model_size *out);
 struct model *hf_model_open(const char *dir, enum numeric_class cls, struct error *err);
 /* The tokenizer of a GGUF file, which need not hold a model. */
 struct tokenizer *gguf_tokenizer_open(const char *path, struct error *err);

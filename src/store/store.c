@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define SCHEMA_VERSION 1
+#define SCHEMA_VERSION 2
 
 static const char schema[] =
     "CREATE TABLE IF NOT EXISTS runs(id TEXT PRIMARY KEY, kind TEXT NOT NULL, recipe TEXT NOT NULL,"
@@ -30,7 +30,12 @@ static const char schema[] =
     "name)) STRICT;"
     "CREATE TABLE IF NOT EXISTS results(seq INTEGER PRIMARY KEY, run TEXT NOT NULL, name TEXT NOT "
     "NULL,"
-    "  row TEXT NOT NULL, UNIQUE(run, name)) STRICT;";
+    "  row TEXT NOT NULL, UNIQUE(run, name)) STRICT;"
+    "CREATE TABLE IF NOT EXISTS recorded(key TEXT PRIMARY KEY, created TEXT NOT NULL,"
+    "  model TEXT NOT NULL, model_hash TEXT NOT NULL, class TEXT NOT NULL, level TEXT NOT NULL,"
+    "  kv TEXT NOT NULL, lora TEXT NOT NULL, version TEXT NOT NULL, adapters TEXT NOT NULL,"
+    "  inputs TEXT NOT NULL, outputs TEXT NOT NULL) STRICT;"
+    "PRAGMA user_version = 2";
 
 enum statement {
     RUN_ADD,
@@ -43,6 +48,9 @@ enum statement {
     ADAPTER_PUT,
     ADAPTER_LIST,
     RESULT_PUT,
+    RECORD_PUT,
+    RECORD_GET,
+    RECORD_LIST,
     N_STATEMENTS
 };
 static const char *const sql[N_STATEMENTS] = {
@@ -61,6 +69,11 @@ static const char *const sql[N_STATEMENTS] = {
         "SELECT generation, name, hash, lineage, scores FROM adapters WHERE run = ?1 ORDER BY seq",
     [RESULT_PUT] =
         "INSERT INTO results(run, name, row) VALUES(?1, ?2, ?3) ON CONFLICT DO UPDATE SET row = ?3",
+    [RECORD_PUT] = "INSERT OR REPLACE INTO recorded VALUES(?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10,"
+                   " ?11, ?12)",
+    [RECORD_GET] = "SELECT * FROM recorded WHERE substr(key, 1, length(?1)) = ?1 LIMIT 2",
+    [RECORD_LIST] = "SELECT key, created, model, model_hash, class, level, kv, lora, version,"
+                    " adapters FROM recorded ORDER BY created DESC, rowid DESC",
 };
 
 struct store {
@@ -102,7 +115,6 @@ struct store *store_open(const char *path, struct error *err) {
     if (rc == OK) rc = exec(s, "PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL", err);
     if (rc == OK) rc = check_version(s, err);
     if (rc == OK) rc = exec(s, schema, err);
-    if (rc == OK) rc = exec(s, "PRAGMA user_version = 1", err);
     if (rc == OK) return s;
     store_close(s);
     return NULL;
@@ -332,4 +344,70 @@ int store_result_put(struct store *s, const char *run, const char *name, const j
     bind_text(q, 2, name);
     bind_json(q, 3, row);
     return finish(s, q, err);
+}
+
+/* Columns of `recorded` after key and created; JSON from the seventh on. */
+static const char *const record_columns[] = {"model",  "model_hash", "class",   "level",
+                                             "kv",     "lora",       "version", "adapters",
+                                             "inputs", "outputs"};
+enum { RECORD_TEXTS = 7 };
+
+int store_record_put(struct store *s, const char *key, const json_t *call, struct error *err) {
+    char now[32];
+    sqlite3_stmt *q = statement(s, RECORD_PUT, err);
+    if (!q) return err->code;
+    bind_text(q, 1, key);
+    bind_text(q, 2, clock_utc(now));
+    for (int i = 0; i < (int)ARRAY_LEN(record_columns); i++) {
+        const json_t *v = json_object_get(call, record_columns[i]);
+        CHECK(i >= RECORD_TEXTS || json_is_string(v));
+        if (i < RECORD_TEXTS)
+            bind_text(q, 3 + i, json_string_value(v));
+        else
+            bind_json(q, 3 + i, v);
+    }
+    return finish(s, q, err);
+}
+
+static json_t *record_row(sqlite3_stmt *q) {
+    json_t *v = json_pack("{s:o,s:o}", "key", column_text(q, 0), "created", column_text(q, 1));
+    for (int i = 0; i < sqlite3_column_count(q) - 2; i++)
+        json_object_set_new(v, record_columns[i],
+                            i < RECORD_TEXTS ? column_text(q, 2 + i) : column_json(q, 2 + i));
+    return v;
+}
+
+json_t *store_record_get(struct store *s, const char *prefix, struct error *err) {
+    sqlite3_stmt *q = statement(s, RECORD_GET, err);
+    if (!q) return NULL;
+    bind_text(q, 1, prefix);
+    int rc = sqlite3_step(q);
+    json_t *v = rc == SQLITE_ROW ? record_row(q) : NULL;
+    if (rc != SQLITE_ROW && rc != SQLITE_DONE) {
+        fail(s, err, "read");
+    } else if (!v) {
+        error_set(err, ERR_MISSING, "no recorded call '%s' in '%s'", prefix, s->path);
+    } else if (sqlite3_step(q) == SQLITE_ROW) {
+        error_set(err, ERR_USAGE, "several recorded calls begin with '%s'; give more of the key",
+                  prefix);
+        json_decref(v);
+        v = NULL;
+    }
+    sqlite3_reset(q);
+    return v;
+}
+
+json_t *store_record_list(struct store *s, struct error *err) {
+    sqlite3_stmt *q = statement(s, RECORD_LIST, err);
+    if (!q) return NULL;
+    json_t *list = json_array();
+    int rc;
+    while ((rc = sqlite3_step(q)) == SQLITE_ROW) json_array_append_new(list, record_row(q));
+    if (rc != SQLITE_DONE) {
+        fail(s, err, "read");
+        json_decref(list);
+        list = NULL;
+    }
+    sqlite3_reset(q);
+    return list;
 }

@@ -50,6 +50,18 @@ int store_call_put(struct store *s, const struct stored_call *c,
                    struct error *err); /* the same key again is ignored */
 bool store_call_get(struct store *s, const char *key, struct stored_call *out);
 
+/*
+ * Recorded calls: one that was kept whole, to be run again. `call` is an object of
+ * {model, model_hash, class, level, kv, lora, version} as text and {adapters, inputs, outputs} as
+ * JSON (engine/record.h). The same key again is replaced.
+ */
+int store_record_put(struct store *s, const char *key, const json_t *call, struct error *err);
+/* The call whose key begins with `prefix`, with "key" and "created" added; NULL with ERR_MISSING
+ * when there is none and ERR_USAGE when there are several. */
+json_t *store_record_get(struct store *s, const char *prefix, struct error *err);
+/* An array of the same without inputs and outputs, newest first. */
+json_t *store_record_list(struct store *s, struct error *err);
+
 /* An adapter of a run: where it came from and how it did. Replaced when put again. */
 int store_adapter_put(struct store *s, const char *run, int generation, const char *name,
                       const char *hash, const json_t *lineage, const json_t *scores,

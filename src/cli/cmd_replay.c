@@ -1,0 +1,218 @@
+/*
+ * shoal replay KEY: runs a recorded call again and says "same bits", or precisely what differs.
+ *
+ * First what the call depended on is compared — model, adapters, numeric class, processor level,
+ * version — then, where the call can be run at all, its outputs. Nothing is changed in the store.
+ */
+#define _GNU_SOURCE
+#include "cli/setup.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+struct options {
+    char *store;
+    bool list;
+};
+static const struct option_row rows[] = {
+    {"store", OPT_STRING, offsetof(struct options, store), SETUP_STORE, 0, 0, "FILE",
+     "where calls were kept"},
+    {"list", OPT_BOOL, offsetof(struct options, list), NULL, 0, 0, NULL,
+     "what is kept, newest first"},
+    {0},
+};
+
+/* One replay: the record, what it needs, and what was found to differ. */
+struct replay {
+    const struct common *c;
+    json_t *call;
+    struct buf differs; /* lines: reasons that the call is another one now */
+    struct arena arena;
+    struct setup s;
+    struct mix_term mix[ENGINE_MIX_MAX];
+    struct request r;
+};
+
+static const char *text_of(const json_t *v, const char *key) {
+    const char *text = json_string_value(json_object_get(v, key));
+    return text ? text : "";
+}
+
+static int list_calls(const struct common *c, struct store *s, struct error *err) {
+    json_t *all = store_record_list(s, err), *v;
+    size_t i;
+    if (!all) return err->code;
+    json_array_foreach (all, i, v) {
+        if (c->json)
+            cli_print(json_incref(v));
+        else
+            printf("%.16s  %s  %s %s  %s, %d adapters\n", text_of(v, "key"), text_of(v, "created"),
+                   text_of(v, "class"), text_of(v, "level"), text_of(v, "model"),
+                   (int)json_array_size(json_object_get(v, "adapters")));
+    }
+    json_decref(all);
+    return OK;
+}
+
+/* Notes a difference that may or may not reach the outputs. */
+static void field_compare(struct replay *r, const char *key, const char *now) {
+    const char *was = text_of(r->call, key);
+    if (strcmp(was, now) != 0) buf_printf(&r->differs, "%s: was '%s', is '%s'\n", key, was, now);
+}
+
+/* The model as it was; false when it is not there or not the same, which ends the replay. */
+static bool model_again(struct replay *r, struct error *err) {
+    const char *path = text_of(r->call, "model");
+    bool fast = strcmp(text_of(r->call, "class"), "fast") == 0 && !r->c->exact;
+    r->s.pool = pool_new((int)r->c->threads);
+    r->s.m = model_open(path, fast ? CLASS_FAST : CLASS_EXACT, err);
+    const char *hash = r->s.m ? model_hash(r->s.m, err) : NULL;
+    if (!hash) {
+        buf_printf(&r->differs, "model: cannot be opened: %s\n", err->text);
+        return false;
+    }
+    if (strcmp(hash, text_of(r->call, "model_hash")) == 0) return true;
+    buf_printf(&r->differs, "model file '%s' changed: was %s, is %s\n", path,
+               text_of(r->call, "model_hash"), hash);
+    return false;
+}
+
+static bool adapter_again(struct replay *r, const json_t *v, struct mix_term *out,
+                          struct error *err) {
+    const char *path = text_of(v, "path"), *hash = text_of(v, "hash");
+    const json_t *noise = json_object_get(v, "noise"), *weight = json_object_get(v, "weight");
+    *out = (struct mix_term){.weight = weight ? (float)json_number_value(weight) : 1};
+    if (noise) {
+        out->noise.seed = (uint64_t)json_integer_value(json_object_get(noise, "seed"));
+        out->noise.member = (uint32_t)json_integer_value(json_object_get(noise, "member"));
+        return true;
+    }
+    out->adapter = setup_adapter(&r->s, path, err);
+    if (!out->adapter)
+        buf_printf(&r->differs, "adapter '%s' is missing: %s\n", path, err->text);
+    else if (strcmp(out->adapter->hash, hash) != 0)
+        buf_printf(&r->differs, "adapter '%s' changed: was %s, is %s\n", path, hash,
+                   out->adapter->hash);
+    return out->adapter && strcmp(out->adapter->hash, hash) == 0;
+}
+
+/* Whether each term has a weight tells a mix of one from an adapter by itself. */
+static bool adapters_again(struct replay *r, struct error *err) {
+    const json_t *list = json_object_get(r->call, "adapters");
+    int n = (int)MIN(json_array_size(list), (size_t)ENGINE_MIX_MAX);
+    bool same = true;
+    for (int i = 0; i < n; i++)
+        same &= adapter_again(r, json_array_get(list, (size_t)i), &r->mix[i], err);
+    bool mixed = n > 0 && json_object_get(json_array_get(list, 0), "weight");
+    r->r.adapter = mixed || n == 0 ? NULL : r->mix[0].adapter;
+    r->r.mix = r->mix;
+    r->r.n_mix = mixed ? n : 0;
+    return same;
+}
+
+/* One sequence and the wanted length: nothing else of an engine reaches the bits. */
+static int call_again(struct replay *r, struct error *err) {
+    int64_t longest = 0;
+    for (int i = 0; i < r->r.n_choices; i++) longest = MAX(longest, r->r.choices[i].n);
+    longest += (int64_t)r->r.n_prompt + r->r.max_tokens + r->r.suffix.n;
+    struct engine_options o = {.max_rows = 256,
+                               .max_seqs = 1,
+                               .max_len = (int32_t)MIN(longest, r->s.m->config.max_seq_len),
+                               .pool = r->s.pool};
+    if (elem_parse(text_of(r->call, "kv"), &o.kv_elem, err) != OK ||
+        elem_parse(text_of(r->call, "lora"), &o.lora_elem, err) != OK)
+        return err->code;
+    r->s.engine = o;
+    r->s.e = engine_new(r->s.m, &o, err);
+    return r->s.e ? engine_run(r->s.e, &r->r, 1, NULL, err) : err->code;
+}
+
+/* What else the outputs depend on, and the outputs. */
+static void outcome_compare(struct replay *r) {
+    char key[HASH_LEN];
+    field_compare(r, "class", class_name(r->s.m->cls));
+    field_compare(r, "version", SHOAL_VERSION);
+    call_key(&r->r, r->s.m->hash, r->s.m->cls, r->s.engine.kv_elem, r->s.engine.lora_elem, key);
+    field_compare(r, "key", key);
+    if (r->s.m->cls == CLASS_FAST) field_compare(r, "level", kernels_get()->name);
+}
+
+static int replay_run(struct replay *r, bool *same, struct error *err) {
+    *same = false;
+    if (!model_again(r, err)) return OK;
+    int rc = request_parse(json_object_get(r->call, "inputs"), &r->arena, &r->r, err);
+    if (rc != OK || !adapters_again(r, err)) return rc;
+    rc = call_again(r, err);
+    if (rc != OK) return rc;
+    json_t *now = request_outputs(&r->r);
+    struct buf outputs = {0};
+    bool differ = outputs_differ(json_object_get(r->call, "outputs"), now, &outputs);
+    outcome_compare(r);
+    if (outputs.len) buf_add(&r->differs, outputs.data, outputs.len);
+    *same = !differ;
+    buf_release(&outputs);
+    json_decref(now);
+    return OK;
+}
+
+static void print_outcome(const struct replay *r, bool same) {
+    const char *differs = r->differs.data ? r->differs.data : "";
+    if (r->c->json)
+        cli_print(json_pack("{s:s,s:b,s:s,s:i}", "call", text_of(r->call, "key"), "same", (int)same,
+                            "differs", differs, "tokens", r->r.n_out));
+    else if (same)
+        printf("%ssame bits: call %.16s, %d tokens\n", differs, text_of(r->call, "key"),
+               r->r.n_out);
+    else
+        printf("%scall %.16s differs\n", differs, text_of(r->call, "key"));
+}
+
+static int replay_call(const struct common *c, struct store *s, const char *prefix,
+                       struct error *err) {
+    static const struct setup_options none;
+    struct replay r = {.c = c, .s = {.c = c, .o = &none}};
+    bool same = false;
+    r.call = store_record_get(s, prefix, err);
+    if (!r.call) return err->code;
+    int rc = replay_run(&r, &same, err);
+    if (rc == OK) print_outcome(&r, same);
+    if (rc == OK && !same)
+        rc = error_set(err, ERR_MISMATCH, "call '%.16s' is not the same", text_of(r.call, "key"));
+    rc = setup_close(&r.s, rc, err);
+    request_release(&r.r);
+    arena_release(&r.arena);
+    buf_release(&r.differs);
+    json_decref(r.call);
+    return rc;
+}
+
+static int run(const struct common *c, const void *options, const struct strings *args,
+               struct error *err) {
+    const struct options *o = options;
+    if (o->list == (args->n == 1))
+        return error_set(err, ERR_USAGE, "give the beginning of a call's key, or --list");
+    if (!path_exists(o->store))
+        return error_set(err, ERR_MISSING,
+                         "no calls are kept in '%s'; --record keeps them, --store names the file",
+                         o->store);
+    struct store *s = store_open(o->store, err);
+    int rc = !s ? err->code : o->list ? list_calls(c, s, err) : replay_call(c, s, args->v[0], err);
+    store_close(s);
+    return rc;
+}
+
+const struct command cmd_replay = {
+    .name = "replay",
+    .args = "KEY|--list",
+    .summary = "run a recorded call again: same bits, or what differs",
+    .about = "Calls are kept by 'run', 'eval' and 'debate' with --record. The beginning of a key\n"
+             "is enough. Exit status 0: the same bits; 1: not the same, and the lines say why.\n\n"
+             "  shoal run models/fry -p 'two plus two' --record --json\n"
+             "  shoal replay --list\n"
+             "  shoal replay 3f9aa118",
+    .rows = rows,
+    .size = sizeof(struct options),
+    .min_args = 0,
+    .max_args = 1,
+    .run = run,
+};

@@ -1,0 +1,113 @@
+/*
+ * Prompts from flags or a file.
+ *
+ * A file is read whole and before the model, so that a wrong line costs nothing and the memory plan
+ * knows the longest.
+ */
+#define _GNU_SOURCE
+#include "cli/prompts.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    TEMPLATE_TOKENS = 256, /* what a chat template puts around a message, at most */
+    FILE_LIMIT = 256 << 20,
+};
+
+void prompts_add(struct prompts *p, const char *text, const char *system, bool chat) {
+    size_t len = strlen(text) + (system ? strlen(system) : 0) + (chat ? TEMPLATE_TOKENS : 8);
+    p->v = xrealloc(p->v, sizeof *p->v * (size_t)(p->n + 1));
+    p->v[p->n++] = (struct prompt){xstrdup(text), system ? xstrdup(system) : NULL, chat};
+    p->longest = MAX(p->longest, len);
+}
+
+static int line_read(void *ctx, const json_t *v, int line, struct error *err) {
+    const char *key, *text = NULL, *system = NULL;
+    bool chat = false;
+    json_t *value;
+    if (!json_is_object(v))
+        return error_set(err, ERR_FORMAT, "line %d: expected {\"prompt\": …} or {\"chat\": …}",
+                         line);
+    json_object_foreach ((json_t *)(uintptr_t)v, key, value) {
+        const char *s = json_string_value(value);
+        bool is_text = strcmp(key, "prompt") == 0 || strcmp(key, "chat") == 0;
+        if (!is_text && strcmp(key, "system") != 0)
+            return error_set(err, ERR_FORMAT, "line %d: unknown key '%s'", line, key);
+        if (!s || strlen(s) != json_string_length(value))
+            return error_set(err, ERR_FORMAT, "line %d: '%s' must be text", line, key);
+        if (is_text && text)
+            return error_set(err, ERR_FORMAT, "line %d: both 'prompt' and 'chat'", line);
+        if (is_text) {
+            text = s;
+            chat = *key == 'c';
+        } else {
+            system = s;
+        }
+    }
+    if (!text || (system && !chat))
+        return error_set(err, ERR_FORMAT, "line %d: '%s' is missing", line,
+                         text ? "chat" : "prompt");
+    prompts_add(ctx, text, system, chat);
+    return OK;
+}
+
+static void lines_add(struct prompts *p, char *text) {
+    for (char *line; (line = strsep(&text, "\n")) != NULL;) {
+        size_t n = strlen(line);
+        if (n && line[n - 1] == '\r') line[n - 1] = 0;
+        if (*line) prompts_add(p, line, NULL, false);
+    }
+}
+
+int prompts_file(struct prompts *p, const char *path, struct error *err) {
+    struct buf text = {0};
+    int rc = file_read(path, FILE_LIMIT, &text, err);
+    const char *first = rc == OK && text.data ? text.data + strspn(text.data, " \t\r\n") : "";
+    if (rc == OK && *first == '{') {
+        rc = json_each(path, line_read, p, err);
+        if (rc != OK && !strstr(err->text, path)) error_wrap(err, "'%s'", path);
+    } else if (rc == OK && text.data && strlen(text.data) != text.len) {
+        rc = error_set(err, ERR_FORMAT, "'%s' is not text: it has a zero byte", path);
+    } else if (rc == OK && text.data) {
+        lines_add(p, text.data);
+    }
+    if (rc == OK && p->n == 0) rc = error_set(err, ERR_FORMAT, "'%s' has no prompts", path);
+    buf_release(&text);
+    return rc;
+}
+
+int prompts_read(struct prompts *p, const char *prompt, const char *chat, const char *system,
+                 const char *file, struct error *err) {
+    if (!!prompt + !!chat + !!file != 1)
+        return error_set(err, ERR_USAGE, "give one of -p TEXT, --chat TEXT and --file FILE");
+    if (file) return prompts_file(p, file, err);
+    prompts_add(p, prompt ? prompt : chat, system, chat != NULL);
+    return OK;
+}
+
+void prompts_release(struct prompts *p) {
+    for (int i = 0; i < p->n; i++) {
+        free(p->v[i].text);
+        free(p->v[i].system);
+    }
+    free(p->v);
+    *p = (struct prompts){0};
+}
+
+int prompt_encode(const struct model *m, const struct prompt *p, struct ids *out,
+                  struct error *err) {
+    if (p->chat) {
+        struct message msgs[2] = {{"system", p->system}, {"user", p->text}};
+        if (chat_encode(m->tok, msgs + !p->system, 1 + !!p->system, true, out, NULL, err) != OK)
+            return err->code;
+    } else {
+        tok_encode(m->tok, p->text, strlen(p->text), TOK_BOS | TOK_SPECIAL, out);
+        /* A model that adds no BOS still needs something to start from. */
+        int32_t first = tok_bos(m->tok) >= 0 ? tok_bos(m->tok) : tok_eos(m->tok);
+        if (out->n == 0 && first >= 0) ids_add(out, first);
+    }
+    return out->n
+               ? OK
+               : error_set(err, ERR_USAGE, "the prompt is empty and the model has no first token");
+}

@@ -1,0 +1,160 @@
+/*
+ * Setup around an engine: limits, the plan, model and adapters, records, and what memory was used.
+ *
+ * Invariant: nothing of a model is loaded before the plan was made, printed and accepted.
+ */
+#define _GNU_SOURCE
+#include "cli/setup.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* A growing buffer that is moved holds three times its content, beside the cache's own copy. */
+enum { SESSION_COPIES = 4 };
+
+int size_parse(const char *text, size_t *out, struct error *err) {
+    char *end;
+    double v = strtod(text, &end);
+    const char *units = "KMG", *unit = *end ? strchr(units, *end & ~0x20) : NULL;
+    int shift = unit ? 10 * (int)(unit - units + 1) : 0;
+    if (unit) end += 1 + (end[1] == 'B' || end[1] == 'b');
+    if (end == text || *end || !(v > 0 && v < 1e6) || !unit)
+        return error_set(err, ERR_USAGE, "'%s' is no size; write it as 512K, 100M or 2G", text);
+    *out = (size_t)(v * (double)((size_t)1 << shift));
+    return OK;
+}
+
+/* The most memory this process ever had resident, as the system counts it; 0: it does not say. */
+static size_t memory_peak(void) {
+    size_t kb = 0;
+    FILE *f = fopen("/proc/self/status", "r");
+    char line[256];
+    while (f && fgets(line, sizeof line, f))
+        if (sscanf(line, "VmHWM: %zu kB", &kb) == 1) break;
+    if (f) fclose(f);
+    return kb << 10;
+}
+
+char *path_absolute(const char *path) {
+    char *real = hub_is_name(path) ? NULL : realpath(path, NULL);
+    return real ? real : xstrdup(path);
+}
+
+static int adapters_measure(const struct setup *s, const struct setup_wants *w,
+                            struct adapter_size *sum, struct error *err) {
+    for (int i = 0; w->adapters && i < w->adapters->n; i++) {
+        const char *path = w->adapters->v[i];
+        if (strcmp(path, "base") == 0) continue;
+        if (adapter_measure(path, s->engine.lora_elem, sum, err) != OK)
+            return error_wrap(err, "adapter '%s'", path);
+    }
+    return OK;
+}
+
+static void plan_print(const struct setup *s) {
+    if (s->c->json) {
+        cli_print(json_pack("{s:o}", "plan", plan_json(&s->plan)));
+        return;
+    }
+    struct buf text = {0};
+    plan_text(&s->plan, &text);
+    fprintf(stderr, "%s\n", text.data);
+    buf_release(&text);
+}
+
+/* The plan decides what the engine will be, so that what was printed is what is made. */
+static int plan_before(struct setup *s, const struct setup_wants *w, struct error *err) {
+    struct plan_input in = {.want = s->engine, .limit = s->limit, .work = w->work};
+    if (model_measure(s->path, cli_class(s->c), &in.model, err) != OK ||
+        adapters_measure(s, w, &in.adapters, err) != OK)
+        return err->code;
+    int32_t longest = in.model.config.max_seq_len;
+    in.want.max_len = in.want.max_len ? MIN(in.want.max_len, longest) : MIN(longest, 4096);
+    struct kv_options one = {.n_slots = 1, .slot_len = in.want.max_len, .elem = in.want.kv_elem};
+    if (w->session) in.work += SESSION_COPIES * kv_bytes(&in.model.config, &one);
+    int rc = plan_make(&in, &s->plan, err);
+    s->engine = s->plan.engine;
+    plan_print(s);
+    return rc;
+}
+
+int setup_open(struct setup *s, const struct common *c, const struct setup_options *o,
+               const char *model, const struct setup_wants *w, struct error *err) {
+    *s = (struct setup){.c = c, .o = o, .engine = w->engine};
+    if (elem_parse(o->kv, &s->engine.kv_elem, err) != OK ||
+        elem_parse(o->lora, &s->engine.lora_elem, err) != OK ||
+        (o->max_memory && size_parse(o->max_memory, &s->limit, err) != OK))
+        return err->code;
+    char *found = cli_find(model);
+    s->path = path_absolute(found);
+    free(found);
+    s->engine.pool = s->pool = pool_new((int)c->threads);
+    int rc = OK;
+    if (s->limit || o->dry_run) rc = plan_before(s, w, err);
+    if (rc != OK || o->dry_run) return rc;
+    s->m = model_open(s->path, cli_class(c), err);
+    return s->m ? OK : err->code;
+}
+
+struct adapter *setup_adapter(struct setup *s, const char *path, struct error *err) {
+    struct adapter *a = adapter_open(path, s->m, err);
+    if (!a) return NULL;
+    s->adapters = xrealloc(s->adapters, sizeof *s->adapters * (size_t)(s->n_adapters + 1));
+    s->adapters[s->n_adapters++] = (struct named_adapter){path_absolute(path), a};
+    return a;
+}
+
+/* After the adapters: the recorder borrows their list. */
+static int recorder_open(struct setup *s, struct error *err) {
+    const char *hash = model_hash(s->m, err), *slash = strrchr(s->o->store, '/');
+    char *dir = slash ? strndup(s->o->store, (size_t)(slash - s->o->store)) : NULL;
+    int rc = !hash ? err->code : dir && *dir ? dir_make(dir, err) : OK;
+    free(dir);
+    s->recorder = (struct recorder){.model = s->m,
+                                    .model_path = s->path,
+                                    .model_hash = hash,
+                                    .kv = s->engine.kv_elem,
+                                    .lora = s->engine.lora_elem,
+                                    .adapters = s->adapters,
+                                    .n_adapters = s->n_adapters};
+    if (rc != OK || !(s->recorder.store = store_open(s->o->store, err))) return err->code;
+    s->engine.finished = recorder_finished;
+    s->engine.finished_ctx = &s->recorder;
+    return OK;
+}
+
+int setup_engine(struct setup *s, struct error *err) {
+    if (s->o->record && recorder_open(s, err) != OK) return err->code;
+    s->e = engine_new(s->m, &s->engine, err);
+    return s->e ? OK : err->code;
+}
+
+/* The claim beside what the system counted. */
+static void peak_print(const struct setup *s) {
+    size_t peak = memory_peak();
+    if (s->c->json)
+        cli_print(json_pack("{s:I,s:I}", "peak", (json_int_t)peak, "limit", (json_int_t)s->limit));
+    else
+        note("peak memory %.1f MB of %.1f", (double)peak / (1 << 20), (double)s->limit / (1 << 20));
+    if (peak > s->limit) warn("the limit of '%s' was exceeded", s->o->max_memory);
+}
+
+int setup_close(struct setup *s, int rc, struct error *err) {
+    if (rc == OK && s->recorder.err.code != OK) {
+        *err = s->recorder.err;
+        rc = error_wrap(err, "cannot record");
+    }
+    if (s->recorder.n) note("%lld calls recorded in '%s'", (long long)s->recorder.n, s->o->store);
+    if (rc == OK && s->limit && s->m) peak_print(s);
+    store_close(s->recorder.store);
+    engine_free(s->e);
+    for (int i = 0; i < s->n_adapters; i++) {
+        adapter_release(s->adapters[i].adapter);
+        free((char *)(uintptr_t)s->adapters[i].path);
+    }
+    free(s->adapters);
+    model_close(s->m);
+    pool_free(s->pool);
+    free(s->path);
+    return rc;
+}

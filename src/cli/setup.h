@@ -1,0 +1,73 @@
+/*
+ * setup: what run, embed, eval, debate and replay have in common around their work.
+ *
+ * setup_open makes the memory plan from headers and then loads the model; the command loads its
+ * adapters (setup_adapter) and asks for the engine (setup_engine); setup_close says what memory was
+ * really used and how many calls were recorded, and gives everything back.
+ */
+#ifndef SHOAL_SETUP_H
+#define SHOAL_SETUP_H
+
+#include "cli/cli.h"
+#include "engine/plan.h"
+#include "engine/record.h"
+
+struct setup_options {
+    char *max_memory, *kv, *lora, *store;
+    bool dry_run, record;
+};
+/* Rows of a command whose options `type` hold a struct setup_options `field`. */
+#define SETUP_ROW(opt, kind, type, field, fallback, metavar, help)                                 \
+    { opt, kind, offsetof(type, field), fallback, 0, 0, metavar, help }
+#define SETUP_ROWS(type, field)                                                                    \
+    SETUP_ROW("max-memory", OPT_STRING, type, field.max_memory, NULL, "SIZE",                      \
+              "a hard limit as 100M or 2G: planned before anything is loaded"),                    \
+        SETUP_ROW("dry-run", OPT_BOOL, type, field.dry_run, NULL, NULL,                            \
+                  "print the memory plan and stop"),                                               \
+        SETUP_ROW("kv", OPT_STRING, type, field.kv, "f32", "ELEM",                                 \
+                  "the KV cache is held as f32, bf16, f16 or i8"),                                 \
+        SETUP_ROW("lora", OPT_STRING, type, field.lora, "f32", "ELEM",                             \
+                  "adapters are held as f32, bf16, f16 or i8")
+#define SETUP_RECORD_ROWS(type, field)                                                             \
+    SETUP_ROW("record", OPT_BOOL, type, field.record, NULL, NULL,                                  \
+              "keep every call with its result, for 'shoal replay'"),                              \
+        SETUP_ROW("store", OPT_STRING, type, field.store, SETUP_STORE, "FILE",                     \
+                  "where calls are kept")
+#define SETUP_STORE "runs/calls.db"
+
+struct setup {
+    const struct common *c;
+    const struct setup_options *o;
+    size_t limit; /* bytes; 0: none */
+    char *path;
+    struct pool *pool;
+    struct model *m; /* NULL after --dry-run */
+    struct plan plan;
+    struct engine_options engine; /* what to make; may be changed until setup_engine */
+    struct engine *e;
+    struct named_adapter *adapters; /* paths are absolute, and setup's own */
+    int n_adapters;
+    struct recorder recorder;
+};
+/* What a command needs at most: engine_options as if memory did not matter, its adapters' paths
+ * (NULL or "base": none), and the bytes of its own requests. */
+struct setup_wants {
+    struct engine_options engine; /* max_len 0: the model's, at most 4096 */
+    const struct strings *adapters;
+    size_t work;
+    bool session; /* room to load and save the state of one sequence */
+};
+int setup_open(struct setup *s, const struct common *c, const struct setup_options *o,
+               const char *model, const struct setup_wants *w, struct error *err);
+/* Borrowed until setup_close. */
+struct adapter *setup_adapter(struct setup *s, const char *path, struct error *err);
+int setup_engine(struct setup *s, struct error *err);
+/* Returns rc, or what went wrong with the records. */
+int setup_close(struct setup *s, int rc, struct error *err);
+
+/* The place where it is, whatever the working directory; a hub's name as it is. malloc'ed. */
+char *path_absolute(const char *path);
+/* "100M" → bytes; K, M, G are powers of 1024. */
+int size_parse(const char *text, size_t *out, struct error *err);
+
+#endif

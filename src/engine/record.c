@@ -1,0 +1,297 @@
+/*
+ * Calls as JSON, and the recorder.
+ *
+ * Invariant: request_parse(request_inputs(r)) gives a request of the same key, to the bit: floats
+ * are written as the doubles that they are, unsigned 64-bit seeds as the signed integer of the same
+ * bits.
+ *
+ * Not here: where models and adapters are found again (the replay command).
+ */
+#include "engine/record.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+const char *finish_name(enum finish f) {
+    static const char *const names[] = {"none", "stop", "length", "choice", "loop"};
+    CHECK((size_t)f < ARRAY_LEN(names));
+    return names[f];
+}
+
+const char *class_name(enum numeric_class cls) {
+    return cls == CLASS_EXACT ? "exact" : "fast";
+}
+
+const char *elem_name(enum elem e) {
+    static const char *const names[N_ELEM] = {"f32", "bf16", "f16", "i8"};
+    return names[e];
+}
+
+void call_key(const struct request *r, const char *model_hash, enum numeric_class cls, enum elem kv,
+              enum elem lora, char out[HASH_LEN]) {
+    request_key(r, model_hash, cls, out);
+    if (kv == ELEM_F32 && lora == ELEM_F32) return;
+    char text[HASH_LEN + 32];
+    int n = snprintf(text, sizeof text, "%s kv %s lora %s", out, elem_name(kv), elem_name(lora));
+    hash_bytes(text, (size_t)n, out);
+}
+
+json_t *real_json(float v) {
+    if (isfinite(v)) return json_real((double)v);
+    return json_string(isnan(v) ? "nan" : v > 0 ? "inf" : "-inf");
+}
+
+static json_t *reals_json(const float *v, int32_t n) {
+    json_t *list = json_array();
+    for (int32_t i = 0; i < n; i++) json_array_append_new(list, real_json(v[i]));
+    return list;
+}
+
+static json_t *tokens_json(const int32_t *v, int32_t n) {
+    json_t *list = json_array();
+    for (int32_t i = 0; i < n; i++) json_array_append_new(list, json_integer(v[i]));
+    return list;
+}
+
+/* [[id, logprob], …] of position `at` of arrays [n][n_top]. */
+static json_t *top_json(const int32_t *ids, const float *logprobs, int32_t at, int32_t n_top) {
+    json_t *list = json_array();
+    for (int64_t i = (int64_t)at * n_top; i < ((int64_t)at + 1) * n_top; i++)
+        json_array_append_new(list, json_pack("[i,o]", ids[i], real_json(logprobs[i])));
+    return list;
+}
+
+static json_t *tops_json(const int32_t *ids, const float *logprobs, int32_t n, int32_t n_top) {
+    json_t *list = json_array();
+    for (int32_t i = 0; i < n && n_top > 0; i++)
+        json_array_append_new(list, top_json(ids, logprobs, i, n_top));
+    return list;
+}
+
+static json_t *bias_json(const struct sampling *s) {
+    json_t *list = json_array();
+    for (int32_t i = 0; i < s->n_bias; i++)
+        json_array_append_new(list,
+                              json_pack("[i,o]", s->bias[i].token, real_json(s->bias[i].bias)));
+    return list;
+}
+
+static json_t *sampling_json(const struct sampling *s) {
+    return json_pack(
+        "{s:o,s:i,s:o,s:o,s:I,s:o,s:o,s:o,s:o,s:o}", "temperature", real_json(s->temperature),
+        "top_k", s->top_k, "top_p", real_json(s->top_p), "min_p", real_json(s->min_p), "seed",
+        (json_int_t)s->seed, "typical_p", real_json(s->typical_p), "repetition_penalty",
+        real_json(s->repetition_penalty), "presence_penalty", real_json(s->presence_penalty),
+        "frequency_penalty", real_json(s->frequency_penalty), "bias", bias_json(s));
+}
+
+json_t *request_inputs(const struct request *r) {
+    json_t *texts = json_array(), *choices = json_array();
+    for (int32_t i = 0; i < r->n_stop_texts; i++)
+        json_array_append_new(texts, json_string(r->stop_texts[i]));
+    for (int32_t i = 0; i < r->n_choices; i++)
+        json_array_append_new(choices, tokens_json(r->choices[i].v, r->choices[i].n));
+    return json_pack("{s:o,s:o,s:i,s:o,s:o,s:i,s:i,s:b,s:o,s:o}", "prompt",
+                     tokens_json(r->prompt, r->n_prompt), "sampling", sampling_json(&r->sampling),
+                     "max_tokens", r->max_tokens, "stop", tokens_json(r->stop, r->n_stop),
+                     "stop_texts", texts, "loop_tokens", r->loop_tokens, "n_top", r->n_top,
+                     "prompt_logprobs", (int)r->prompt_logprobs, "suffix",
+                     tokens_json(r->suffix.v, r->suffix.n), "choices", choices);
+}
+
+json_t *request_outputs(const struct request *r) {
+    int32_t n = r->n_out, n_prompt = r->prompt_logprobs ? r->n_prompt : 0;
+    return json_pack(
+        "{s:o,s:o,s:o,s:o,s:o,s:o,s:o,s:i,s:s,s:i,s:i}", "out", tokens_json(r->out, n), "logprobs",
+        reals_json(r->out_logprob, n), "top", tops_json(r->top_ids, r->top_logprob, n, r->n_top),
+        "prompt_logprobs", reals_json(r->prompt_logprob, n_prompt), "prompt_top",
+        tops_json(r->prompt_top_ids, r->prompt_top_logprob, n_prompt, r->n_top), "choice_logprobs",
+        reals_json(r->choice_logprob, r->n_choices), "choice_probs",
+        reals_json(r->choice_prob, r->n_choices), "choice", r->choice, "finish",
+        finish_name(r->finish), "prefilled", r->n_prefilled, "generated", r->n_generated);
+}
+
+static const char *path_of(const struct adapter *a, const struct named_adapter *named, int n) {
+    for (int i = 0; i < n; i++)
+        if (strcmp(named[i].adapter->hash, a->hash) == 0) return named[i].path;
+    return "";
+}
+
+/* A term names its adapter twice: where it was, to be found, and its content, to be proved. */
+static json_t *term_json(const struct mix_term *t, const struct named_adapter *named, int n) {
+    if (t->adapter)
+        return json_pack("{s:s,s:s,s:o}", "path", path_of(t->adapter, named, n), "hash",
+                         t->adapter->hash, "weight", real_json(t->weight));
+    return json_pack("{s:{s:I,s:I},s:o}", "noise", "seed", (json_int_t)t->noise.seed, "member",
+                     (json_int_t)t->noise.member, "weight", real_json(t->weight));
+}
+
+json_t *request_adapters(const struct request *r, const struct named_adapter *named, int n) {
+    json_t *list = json_array();
+    if (r->adapter)
+        json_array_append_new(list, json_pack("{s:s,s:s}", "path", path_of(r->adapter, named, n),
+                                              "hash", r->adapter->hash));
+    for (int32_t i = 0; i < r->n_mix; i++)
+        json_array_append_new(list, term_json(&r->mix[i], named, n));
+    return list;
+}
+
+/* Reading: the first error stands, and what follows it reads as nothing. */
+struct reader {
+    struct arena *arena;
+    struct error *err;
+    bool bad;
+};
+
+static void *refuse(struct reader *rd, const char *what) {
+    if (!rd->bad) error_set(rd->err, ERR_FORMAT, "'%s' of the recorded call is damaged", what);
+    rd->bad = true;
+    return NULL;
+}
+
+static int64_t integer(struct reader *rd, const json_t *v, const char *key, int64_t lo,
+                       int64_t hi) {
+    if (key && json_is_object(v)) v = json_object_get(v, key);
+    if (json_is_integer(v) && json_integer_value(v) >= lo && json_integer_value(v) <= hi)
+        return json_integer_value(v);
+    refuse(rd, key ? key : "a token");
+    return 0;
+}
+
+static float real(struct reader *rd, const json_t *v, const char *key) {
+    if (json_is_object(v)) v = json_object_get(v, key);
+    if (json_is_number(v)) return (float)json_number_value(v);
+    const char *text = json_string_value(v);
+    if (text && strcmp(text, "inf") == 0) return INFINITY;
+    if (text && strcmp(text, "-inf") == 0) return -INFINITY;
+    refuse(rd, key);
+    return 0;
+}
+
+static const json_t *list_get(struct reader *rd, const json_t *o, const char *key, int32_t *n) {
+    const json_t *list = json_object_get(o, key);
+    *n = (int32_t)json_array_size(list);
+    return json_is_array(list) ? list : refuse(rd, key);
+}
+
+static struct token_seq tokens(struct reader *rd, const json_t *list) {
+    int32_t n = (int32_t)json_array_size(list);
+    int32_t *v = arena_alloc(rd->arena, (size_t)MAX(n, 1) * sizeof *v);
+    if (!json_is_array(list)) refuse(rd, "tokens");
+    for (int32_t i = 0; i < n; i++)
+        v[i] = (int32_t)integer(rd, json_array_get(list, (size_t)i), NULL, 0, INT32_MAX);
+    return (struct token_seq){v, n};
+}
+
+static void sampling_parse(struct reader *rd, const json_t *o, struct sampling *s) {
+    int32_t n;
+    const json_t *bias = list_get(rd, o, "bias", &n);
+    struct token_bias *v = arena_alloc(rd->arena, (size_t)MAX(n, 1) * sizeof *v);
+    for (int32_t i = 0; i < n; i++) {
+        const json_t *pair = json_array_get(bias, (size_t)i);
+        v[i].token = (int32_t)integer(rd, json_array_get(pair, 0), NULL, 0, INT32_MAX);
+        v[i].bias = real(rd, json_array_get(pair, 1), "bias");
+    }
+    *s = (struct sampling){.temperature = real(rd, o, "temperature"),
+                           .top_k = (int32_t)integer(rd, o, "top_k", INT32_MIN, INT32_MAX),
+                           .top_p = real(rd, o, "top_p"),
+                           .min_p = real(rd, o, "min_p"),
+                           .seed = (uint64_t)integer(rd, o, "seed", INT64_MIN, INT64_MAX),
+                           .typical_p = real(rd, o, "typical_p"),
+                           .repetition_penalty = real(rd, o, "repetition_penalty"),
+                           .presence_penalty = real(rd, o, "presence_penalty"),
+                           .frequency_penalty = real(rd, o, "frequency_penalty"),
+                           .bias = n ? v : NULL,
+                           .n_bias = n};
+}
+
+static void lists_parse(struct reader *rd, const json_t *o, struct request *r) {
+    const json_t *texts = list_get(rd, o, "stop_texts", &r->n_stop_texts),
+                 *choices = list_get(rd, o, "choices", &r->n_choices);
+    const char **text = arena_alloc(rd->arena, (size_t)MAX(r->n_stop_texts, 1) * sizeof *text);
+    struct token_seq *seq = arena_alloc(rd->arena, (size_t)MAX(r->n_choices, 1) * sizeof *seq);
+    for (int32_t i = 0; i < r->n_stop_texts; i++) {
+        const char *s = json_string_value(json_array_get(texts, (size_t)i));
+        if (!s) refuse(rd, "stop_texts");
+        text[i] = arena_strdup(rd->arena, s ? s : "");
+    }
+    for (int32_t i = 0; i < r->n_choices; i++)
+        seq[i] = tokens(rd, json_array_get(choices, (size_t)i));
+    r->stop_texts = text;
+    r->choices = seq;
+}
+
+int request_parse(const json_t *inputs, struct arena *arena, struct request *out,
+                  struct error *err) {
+    struct reader rd = {.arena = arena, .err = err};
+    struct token_seq prompt = tokens(&rd, json_object_get(inputs, "prompt")),
+                     stop = tokens(&rd, json_object_get(inputs, "stop"));
+    *out = (struct request){.prompt = prompt.v, .n_prompt = prompt.n};
+    out->stop = stop.v;
+    out->n_stop = stop.n;
+    out->suffix = tokens(&rd, json_object_get(inputs, "suffix"));
+    out->max_tokens = (int32_t)integer(&rd, inputs, "max_tokens", 0, INT32_MAX);
+    out->loop_tokens = (int32_t)integer(&rd, inputs, "loop_tokens", 0, INT32_MAX);
+    out->n_top = (int32_t)integer(&rd, inputs, "n_top", 0, ENGINE_TOP_MAX);
+    out->prompt_logprobs = json_is_true(json_object_get(inputs, "prompt_logprobs"));
+    sampling_parse(&rd, json_object_get(inputs, "sampling"), &out->sampling);
+    lists_parse(&rd, inputs, out);
+    return rd.bad ? err->code : OK;
+}
+
+/* A value may be a whole list: enough of it to be recognised. */
+static void value_print(const json_t *v, struct buf *what) {
+    char *text = v ? json_text(v) : xstrdup("nothing");
+    buf_printf(what, "'%.80s'", text);
+    free(text);
+}
+
+static void difference_add(const char *key, int64_t at, const json_t *was, const json_t *now,
+                           struct buf *what) {
+    buf_printf(what, "%s", key);
+    if (at >= 0) buf_printf(what, " at %lld", (long long)at);
+    buf_puts(what, ": was ");
+    value_print(was, what);
+    buf_puts(what, ", is ");
+    value_print(now, what);
+    buf_puts(what, "\n");
+}
+
+/* Lists are compared up to their first difference: what follows a different token is another text.
+ */
+bool outputs_differ(const json_t *was, const json_t *now, struct buf *what) {
+    const char *key;
+    json_t *a;
+    bool differ = false;
+    json_object_foreach ((json_t *)(uintptr_t)was, key, a) {
+        const json_t *b = json_object_get(now, key);
+        if (json_equal(a, b)) continue;
+        differ = true;
+        if (!json_is_array(a) || !json_is_array(b)) {
+            difference_add(key, -1, a, b, what);
+            continue;
+        }
+        size_t at = 0;
+        while (json_equal(json_array_get(a, at), json_array_get(b, at))) at++;
+        difference_add(key, (int64_t)at, json_array_get(a, at), json_array_get(b, at), what);
+    }
+    return differ;
+}
+
+/* Runs inside a step: an error is kept for the end, and the work goes on. */
+void recorder_finished(void *recorder, const struct request *r) {
+    struct recorder *rec = recorder;
+    if (rec->err.code != OK) return;
+    char key[HASH_LEN];
+    call_key(r, rec->model_hash, rec->model->cls, rec->kv, rec->lora, key);
+    json_t *call = json_pack(
+        "{s:s,s:s,s:o,s:s,s:s,s:s,s:s,s:s,s:o,s:o}", "model", rec->model_path, "model_hash",
+        rec->model_hash, "adapters", request_adapters(r, rec->adapters, rec->n_adapters), "class",
+        class_name(rec->model->cls), "level", kernels_get()->name, "kv", elem_name(rec->kv), "lora",
+        elem_name(rec->lora), "version", SHOAL_VERSION, "inputs", request_inputs(r), "outputs",
+        request_outputs(r));
+    CHECK(call != NULL);
+    if (store_record_put(rec->store, key, call, &rec->err) == OK) rec->n++;
+    json_decref(call);
+}

@@ -1,0 +1,279 @@
+/*
+ * test_plan: what the memory plan promises holds for every limit, and what it is told of models is
+ * what they take.
+ *
+ * Whether the process really stays below a limit is shown by test_cli.sh, from what the system
+ * counted.
+ */
+#define _GNU_SOURCE
+#include "engine/plan.h"
+#include "fixture.h"
+
+#include <ftw.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+static struct error err;
+
+static size_t engine_at(const struct plan *p, const struct model_config *c) {
+    return engine_bytes(c, &p->engine);
+}
+
+static struct plan_input input_of(const char *shape) {
+    struct plan_input in = {.adapters = {100000, 23456}, .work = 54321};
+    if (shape_find(shape, &in.model.config, &err) != OK) fail_msg("%s", err.text);
+    in.model.weights = (size_t)model_param_count(&in.model.config) * 2;
+    in.model.passing = in.model.weights / 7;
+    in.model.words = 250000;
+    in.want = (struct engine_options){.max_rows = 256, .max_seqs = 48, .max_len = 200};
+    return in;
+}
+
+static void test_without_limit(void **state) {
+    (void)state;
+    struct plan_input in = input_of("fry");
+    struct plan p;
+    assert_int_equal(plan_make(&in, &p, &err), OK);
+    assert_int_equal(p.engine.n_pages, 48 * kv_pages_for(200));
+    assert_int_equal(p.engine.max_seqs, 48);
+    assert_int_equal(p.engine.max_rows, 256);
+    assert_int_equal(p.kv + p.activations, engine_at(&p, &in.model.config));
+    assert_int_equal(p.total, p.weights + p.tokenizer + p.adapters + p.work + p.kv + p.activations);
+}
+
+/* Every limit from nothing to plenty: the promise holds, more memory never makes less room, and
+ * what is refused would not have fitted. */
+static void limits_sweep(const char *shape, enum elem elem) {
+    struct plan_input in = input_of(shape);
+    struct plan p, most;
+    in.want.kv_elem = elem;
+    assert_int_equal(plan_make(&in, &most, &err), OK);
+    bool fitted = false;
+    size_t step = most.total / 180 + 1;
+    int64_t room = 0;
+    for (in.limit = step; in.limit < most.total + 3 * step; in.limit += step) {
+        int rc = plan_make(&in, &p, &err);
+        assert_int_equal(p.total, p.weights + p.tokenizer + p.adapters + p.work +
+                                      engine_at(&p, &in.model.config));
+        if (rc != OK) {
+            assert_int_equal(rc, ERR_MEMORY);
+            assert_false(fitted);
+            assert_true(p.total > in.limit);
+            assert_int_equal(p.engine.max_seqs, 1);
+            assert_int_equal(p.engine.max_rows, 16);
+            assert_non_null(strstr(err.text, "raise --max-memory to "));
+            continue;
+        }
+        fitted = true;
+        assert_true(p.total <= in.limit);
+        assert_true(p.engine.n_pages >= kv_pages_for(200));
+        assert_true(p.engine.n_pages <= most.engine.n_pages);
+        int64_t now = (int64_t)p.engine.max_seqs * p.engine.max_rows;
+        assert_true(now >= room);
+        room = now;
+    }
+    assert_true(fitted);
+    assert_int_equal(p.engine.n_pages, most.engine.n_pages);
+}
+
+static void test_limits(void **state) {
+    (void)state;
+    static const char *const shapes[] = {"tiny-llama", "fry", "stories15m", "smollm-135m",
+                                         "qwen3-0.6b"};
+    for (size_t i = 0; i < ARRAY_LEN(shapes); i++)
+        for (int e = 0; e < N_ELEM; e++) limits_sweep(shapes[i], (enum elem)e);
+}
+
+/* The value that a refusal names is enough. */
+static void test_refusal_names_what_is_enough(void **state) {
+    (void)state;
+    struct plan_input in = input_of("smollm-135m");
+    struct plan p;
+    in.limit = 1 << 20;
+    assert_int_equal(plan_make(&in, &p, &err), ERR_MEMORY);
+    const char *at = strstr(err.text, "raise --max-memory to ");
+    assert_non_null(at);
+    in.limit = (size_t)atol(at + strlen("raise --max-memory to ")) << 20;
+    assert_int_equal(plan_make(&in, &p, &err), OK);
+}
+
+/* A small plan changes no result: requests wait for pages. */
+static void test_small_plan_same_bits(void **state) {
+    (void)state;
+    struct model *m = fixture_model("tiny-qwen3", true, TENSOR_F32, CLASS_EXACT);
+    struct plan_input in = {.want = {.max_rows = 64, .max_seqs = 8, .max_len = 60}};
+    struct plan p;
+    int32_t prompts[8][40];
+    struct rng rng = rng_make(4, RNG_TEST, 0, 0);
+    for (int i = 0; i < 8 * 40; i++)
+        prompts[i / 40][i % 40] = (int32_t)rng_below(&rng, (uint32_t)m->config.vocab_size);
+    int32_t out[2][8][20];
+    in.model.config = m->config;
+    assert_int_equal(plan_make(&in, &p, &err), OK);
+    for (int small = 0; small < 2; small++) {
+        in.limit = small ? p.total - p.kv * 2 / 3 : 0;
+        assert_int_equal(plan_make(&in, &p, &err), OK);
+        if (small) assert_true(p.engine.n_pages < p.pages_wanted);
+        struct request reqs[8];
+        for (int i = 0; i < 8; i++)
+            reqs[i] = (struct request){.prompt = prompts[i],
+                                       .n_prompt = 40,
+                                       .max_tokens = 20,
+                                       .sampling = {.temperature = 0.9f, .top_p = 1, .seed = 7}};
+        struct engine *e = engine_new(m, &p.engine, &err);
+        if (!e) fail_msg("%s", err.text);
+        assert_int_equal(engine_run(e, reqs, 8, NULL, &err), OK);
+        for (int i = 0; i < 8; i++) {
+            assert_int_equal(reqs[i].n_out, 20);
+            memcpy(out[small][i], reqs[i].out, sizeof out[small][i]);
+            request_release(&reqs[i]);
+        }
+        engine_free(e);
+    }
+    assert_memory_equal(out[0], out[1], sizeof out[0]);
+    model_close(m);
+}
+
+static int entry_remove(const char *name, const struct stat *st, int type, struct FTW *at) {
+    (void)st, (void)type, (void)at;
+    return remove(name);
+}
+
+static size_t held_bytes(const struct model *m) {
+    const struct model_config *c = &m->config;
+    size_t sum = matrix_bytes(&m->embed) + (c->tied ? 0 : matrix_bytes(&m->head));
+    int64_t norms = c->d_model;
+    for (int32_t l = 0; l < c->n_layers; l++) {
+        for (int p = 0; p < N_PROJ; p++) sum += matrix_bytes(&m->layers[l].proj[p]);
+        norms += 2 * c->d_model + (m->layers[l].q_norm ? 2 * c->head_dim : 0);
+    }
+    return sum + (size_t)norms * sizeof(float);
+}
+
+/* Headers alone say what an opened model holds: both formats, every type, both classes. */
+static void measure_check(const char *shape, bool tied, enum tensor_type type, bool gguf) {
+    char dir[] = "/tmp/shoal-test-plan-XXXXXX";
+    assert_non_null(mkdtemp(dir));
+    char *path = path_join(dir, gguf ? "m.gguf" : "m");
+    struct model *made = fixture_model(shape, tied, TENSOR_F32, CLASS_EXACT);
+    int rc =
+        gguf ? model_write_gguf(made, path, type, &err) : model_write_hf(made, path, type, &err);
+    if (rc != OK) fail_msg("%s", err.text);
+    for (int cls = CLASS_EXACT; cls <= CLASS_FAST; cls++) {
+        struct model_size size;
+        assert_int_equal(model_measure(path, (enum numeric_class)cls, &size, &err), OK);
+        struct model *m = model_open(path, (enum numeric_class)cls, &err);
+        assert_non_null(m);
+        assert_int_equal(size.weights, held_bytes(m));
+        assert_int_equal(size.type, m->type);
+        assert_int_equal(size.config.vocab_size, m->config.vocab_size);
+        assert_int_equal(size.config.max_seq_len, m->config.max_seq_len);
+        assert_true(size.words > 0);
+        model_close(m);
+    }
+    model_close(made);
+    free(path);
+    nftw(dir, entry_remove, 8, FTW_DEPTH | FTW_PHYS);
+}
+
+static void test_measured_from_headers(void **state) {
+    (void)state;
+    static const enum tensor_type types[] = {TENSOR_F32, TENSOR_F16, TENSOR_BF16, TENSOR_Q8_0,
+                                             TENSOR_Q4_0};
+    for (size_t t = 0; t < ARRAY_LEN(types); t++)
+        for (int tied = 0; tied < 2; tied++) {
+            measure_check("tiny-llama", tied, types[t], true);
+            measure_check("tiny-qwen3", tied, types[t], true);
+            if (t < 3) measure_check("tiny-qwen3", tied, types[t], false);
+        }
+}
+
+static void test_measure_refuses(void **state) {
+    (void)state;
+    struct model_size size;
+    struct adapter_size sum = {0};
+    assert_true(model_measure("/nowhere/at-all", CLASS_EXACT, &size, &err) != OK);
+    assert_non_null(strstr(err.text, "/nowhere/at-all"));
+    assert_int_equal(adapter_measure("/nowhere/at-all", ELEM_F32, &sum, &err), ERR_MISSING);
+}
+
+/* Damaged headers: a figure or an error, never an end. */
+static void test_measure_of_damaged_files(void **state) {
+    (void)state;
+    char dir[] = "/tmp/shoal-test-plan-XXXXXX";
+    assert_non_null(mkdtemp(dir));
+    struct model *m = fixture_model("tiny-llama", false, TENSOR_F32, CLASS_EXACT);
+    struct rng rng = rng_make(6, RNG_TEST, 0, 0);
+    int refused = 0;
+    for (int gguf = 0; gguf < 2; gguf++) {
+        char *path = path_join(dir, gguf ? "m.gguf" : "m"),
+             *file = gguf ? xstrdup(path) : path_join(path, "model.safetensors");
+        struct buf whole = {0};
+        int rc = gguf ? model_write_gguf(m, path, TENSOR_Q8_0, &err)
+                      : model_write_hf(m, path, TENSOR_BF16, &err);
+        if (rc == OK) rc = file_read(file, 1 << 24, &whole, &err);
+        if (rc != OK) fail_msg("%s", err.text);
+        for (int i = 0; i < 400; i++) {
+            struct buf bad = {0};
+            struct model_size size;
+            buf_add(&bad, whole.data, whole.len);
+            for (uint32_t k = rng_below(&rng, 4) + 1; k > 0; k--)
+                bad.data[rng_below(&rng, (uint32_t)MIN(whole.len, 8000))] = (char)rng_u32(&rng);
+            FILE *f = fopen(file, "wb");
+            size_t n = i % 4 ? whole.len : rng_below(&rng, (uint32_t)whole.len);
+            assert_int_equal(fwrite(bad.data, 1, n, f), n);
+            fclose(f);
+            refused += model_measure(path, CLASS_FAST, &size, &err) != OK;
+            buf_release(&bad);
+        }
+        buf_release(&whole);
+        free(path);
+        free(file);
+    }
+    assert_true(refused > 200);
+    model_close(m);
+    nftw(dir, entry_remove, 8, FTW_DEPTH | FTW_PHYS);
+}
+
+/* Several adapters: their numbers in f32 and in the element add up. */
+static void test_adapters_measured(void **state) {
+    (void)state;
+    char dir[] = "/tmp/shoal-test-plan-XXXXXX";
+    assert_non_null(mkdtemp(dir));
+    struct model *m = fixture_model("tiny-llama", false, TENSOR_F32, CLASS_EXACT);
+    for (int e = 0; e < N_ELEM; e++) {
+        struct adapter_size sum = {0};
+        size_t want = 0;
+        for (int i = 0; i < 3; i++) {
+            char *path = path_join(dir, i == 0 ? "a" : i == 1 ? "b" : "c");
+            struct adapter *a =
+                fixture_adapter(&m->config, 2 + i, i ? "all-linear" : "q_proj", 0.1f, 5);
+            assert_int_equal(adapter_save(a, path, "base", &err), OK);
+            want += a->n_data * (sizeof(float) + elem_size((enum elem)e));
+            if (adapter_measure(path, (enum elem)e, &sum, &err) != OK) fail_msg("%s", err.text);
+            assert_int_equal(sum.held, want);
+            assert_true(sum.passing > a->n_data * 8);
+            adapter_release(a);
+            free(path);
+        }
+    }
+    model_close(m);
+    nftw(dir, entry_remove, 8, FTW_DEPTH | FTW_PHYS);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_without_limit),
+        cmocka_unit_test(test_limits),
+        cmocka_unit_test(test_refusal_names_what_is_enough),
+        cmocka_unit_test(test_small_plan_same_bits),
+        cmocka_unit_test(test_measured_from_headers),
+        cmocka_unit_test(test_measure_refuses),
+        cmocka_unit_test(test_adapters_measured),
+        cmocka_unit_test(test_measure_of_damaged_files),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

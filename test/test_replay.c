@@ -1,0 +1,320 @@
+/*
+ * test_replay: a call as JSON is the same call; a replayed one has the same bits, and what differs
+ * is named.
+ *
+ * Random requests with every field set go through JSON text and back: the key, which covers every
+ * input, must not move. Records are damaged in every place; parsing must refuse or give a request
+ * that the engine judges, never abort. Runs on a tiny model in memory.
+ */
+#define _GNU_SOURCE
+#include "engine/record.h"
+#include "fixture.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <sqlite3.h>
+#include <stdarg.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+static struct error err;
+static struct model *model;
+static const char hash[] = "0123456789abcdef";
+
+static int set_up(void **state) {
+    (void)state;
+    model = fixture_model("tiny-llama", false, TENSOR_F32, CLASS_EXACT);
+    return 0;
+}
+
+static int tear_down(void **state) {
+    (void)state;
+    model_close(model);
+    return 0;
+}
+
+static struct token_seq tokens_draw(struct rng *rng, struct arena *a, uint32_t most) {
+    int32_t n = 1 + (int32_t)rng_below(rng, most), *v = arena_alloc(a, (size_t)n * sizeof *v);
+    for (int32_t i = 0; i < n; i++)
+        v[i] = (int32_t)rng_below(rng, (uint32_t)model->config.vocab_size);
+    return (struct token_seq){v, n};
+}
+
+static struct sampling sampling_draw(struct rng *rng, struct arena *a) {
+    struct sampling s = {.temperature = rng_uniform(rng) + 0.1f,
+                         .top_k = (int32_t)rng_below(rng, 50),
+                         .top_p = 0.5f + 0.5f * rng_uniform(rng),
+                         .min_p = 0.1f * rng_uniform(rng),
+                         .seed = rng_u64(rng),
+                         .typical_p = rng_uniform(rng),
+                         .repetition_penalty = 1 + rng_uniform(rng),
+                         .presence_penalty = rng_normal(rng),
+                         .frequency_penalty = rng_normal(rng)};
+    struct token_bias *b = arena_alloc(a, 3 * sizeof *b);
+    for (int i = 0; i < 3; i++)
+        b[i] =
+            (struct token_bias){(int32_t)rng_below(rng, 200), i == 2 ? -INFINITY : rng_normal(rng)};
+    s.bias = b;
+    s.n_bias = (int32_t)rng_below(rng, 4);
+    return s;
+}
+
+static struct request request_draw(struct rng *rng, struct arena *a) {
+    static const char *const texts[] = {"止", "\n\n", "\"}"};
+    struct token_seq prompt = tokens_draw(rng, a, 20), stop = tokens_draw(rng, a, 3);
+    struct request r = {.prompt = prompt.v, .n_prompt = prompt.n, .stop = stop.v};
+    struct token_seq *choices = arena_alloc(a, 4 * sizeof *choices);
+    for (int i = 0; i < 4; i++) choices[i] = tokens_draw(rng, a, 5);
+    r.n_stop = stop.n;
+    r.sampling = sampling_draw(rng, a);
+    r.max_tokens = (int32_t)rng_below(rng, 12);
+    r.stop_texts = texts;
+    r.n_stop_texts = (int32_t)rng_below(rng, 4);
+    r.loop_tokens = (int32_t)rng_below(rng, 9);
+    r.n_top = (int32_t)rng_below(rng, 5);
+    r.prompt_logprobs = rng_below(rng, 2);
+    r.choices = choices;
+    r.n_choices = (int32_t)rng_below(rng, 5);
+    if (r.n_choices) r.suffix = tokens_draw(rng, a, 4);
+    return r;
+}
+
+static json_t *through_text(json_t *v) {
+    char *text = json_text(v);
+    json_t *back = json_parse(text, strlen(text), "test", &err);
+    free(text);
+    json_decref(v);
+    assert_non_null(back);
+    return back;
+}
+
+static void test_inputs_come_back(void **state) {
+    (void)state;
+    struct rng rng = rng_make(1, RNG_TEST, 0, 0);
+    for (int i = 0; i < 500; i++) {
+        struct arena a = {0};
+        char was[HASH_LEN], is[HASH_LEN];
+        struct request r = request_draw(&rng, &a), back;
+        json_t *v = through_text(request_inputs(&r));
+        assert_int_equal(request_parse(v, &a, &back, &err), OK);
+        request_key(&r, hash, CLASS_EXACT, was);
+        request_key(&back, hash, CLASS_EXACT, is);
+        assert_string_equal(was, is);
+        json_decref(v);
+        arena_release(&a);
+    }
+}
+
+/* Every member replaced by something of another kind, or gone: an error that names it. */
+static void test_damaged_inputs(void **state) {
+    (void)state;
+    struct rng rng = rng_make(2, RNG_TEST, 0, 0);
+    struct arena a = {0};
+    struct request r = request_draw(&rng, &a), back;
+    json_t *whole = request_inputs(&r), *kinds = json_pack("[s,f,i,{},[s]]", "x", 1.5, -7, "y");
+    const char *key;
+    json_t *v, *kind;
+    size_t k;
+    int refused = 0;
+    json_object_foreach (whole, key, v) {
+        json_array_foreach (kinds, k, kind) {
+            json_t *bad = json_copy(whole);
+            json_object_set(bad, key, kind);
+            int rc = request_parse(bad, &a, &back, &err);
+            assert_true(rc == OK || rc == ERR_FORMAT);
+            refused += rc == ERR_FORMAT;
+            json_decref(bad);
+        }
+        if (strcmp(key, "prompt_logprobs") == 0) continue; // absent is false
+        json_t *bad = json_copy(whole);
+        json_object_del(bad, key);
+        assert_int_equal(request_parse(bad, &a, &back, &err), ERR_FORMAT);
+        json_decref(bad);
+    }
+    assert_true(refused > 30);
+    assert_int_equal(request_parse(NULL, &a, &back, &err), ERR_FORMAT);
+    json_decref(whole);
+    json_decref(kinds);
+    arena_release(&a);
+}
+
+static json_t *outputs_of(struct request *r) {
+    struct engine_options o = {.max_rows = 32, .max_seqs = 2, .max_len = 64};
+    struct engine *e = engine_new(model, &o, &err);
+    assert_non_null(e);
+    if (engine_run(e, r, 1, NULL, &err) != OK) fail_msg("%s", err.text);
+    json_t *v = request_outputs(r);
+    request_release(r);
+    engine_free(e);
+    return v;
+}
+
+static void test_outputs_come_back(void **state) {
+    (void)state;
+    struct rng rng = rng_make(3, RNG_TEST, 0, 0);
+    for (int i = 0; i < 40; i++) {
+        struct arena a = {0};
+        struct buf what = {0};
+        struct request r = request_draw(&rng, &a), back;
+        json_t *inputs = through_text(request_inputs(&r));
+        assert_int_equal(request_parse(inputs, &a, &back, &err), OK);
+        json_t *was = through_text(outputs_of(&r)), *is = outputs_of(&back);
+        if (outputs_differ(was, is, &what)) fail_msg("%s", what.data);
+        json_decref(was);
+        json_decref(is);
+        json_decref(inputs);
+        buf_release(&what);
+        arena_release(&a);
+    }
+}
+
+static void test_differences_are_named(void **state) {
+    (void)state;
+    int32_t prompt[] = {5, 6, 7};
+    struct request r = {.prompt = prompt, .n_prompt = 3, .max_tokens = 6};
+    struct buf what = {0};
+    json_t *was = outputs_of(&r), *is = json_deep_copy(was);
+    json_array_set_new(json_object_get(is, "out"), 2, json_integer(999));
+    json_array_set_new(json_object_get(is, "logprobs"), 4, json_real(-0.5));
+    json_array_remove(json_object_get(is, "out"), 5);
+    json_object_set_new(is, "finish", json_string("stop"));
+    assert_true(outputs_differ(was, is, &what));
+    assert_non_null(strstr(what.data, "out at 2: was "));
+    assert_non_null(strstr(what.data, "is '999'"));
+    assert_non_null(strstr(what.data, "logprobs at 4: was "));
+    assert_non_null(strstr(what.data, "finish: was '\"length\"', is '\"stop\"'"));
+    assert_null(strstr(what.data, "generated"));
+    buf_release(&what);
+    json_decref(was);
+    json_decref(is);
+}
+
+/* Elements that change bits change the identity; f32 has the key that it always had. */
+static void test_identity_covers_elements(void **state) {
+    (void)state;
+    int32_t prompt[] = {5, 6, 7};
+    struct request r = {.prompt = prompt, .n_prompt = 3, .max_tokens = 6};
+    char plain[HASH_LEN], keys[N_ELEM * N_ELEM][HASH_LEN];
+    request_key(&r, hash, CLASS_FAST, plain);
+    for (int i = 0; i < N_ELEM * N_ELEM; i++) {
+        call_key(&r, hash, CLASS_FAST, (enum elem)(i / N_ELEM), (enum elem)(i % N_ELEM), keys[i]);
+        for (int j = 0; j < i; j++) assert_string_not_equal(keys[i], keys[j]);
+    }
+    assert_string_equal(keys[0], plain);
+}
+
+/* What the engine hands to the recorder, under two adapters and a mix, is found again in the store
+ * by a prefix of its key. */
+static void test_recorder(void **state) {
+    (void)state;
+    char dir[] = "/tmp/shoal-test-replay-XXXXXX";
+    assert_non_null(mkdtemp(dir));
+    char *db = path_join(dir, "calls.db");
+    struct adapter *a = fixture_adapter(&model->config, 4, "all-linear", 0.2f, 1),
+                   *b = fixture_adapter(&model->config, 4, "all-linear", 0.2f, 2);
+    struct named_adapter named[] = {{"there/a", a}, {"there/b", b}};
+    struct mix_term mix[] = {{.adapter = a, .weight = 0.75f}, {.adapter = b, .weight = 0.25f}};
+    struct recorder rec = {.store = store_open(db, &err),
+                           .model = model,
+                           .model_path = "m.gguf",
+                           .model_hash = hash,
+                           .kv = ELEM_F16,
+                           .adapters = named,
+                           .n_adapters = 2};
+    struct engine_options o = {.max_rows = 32,
+                               .max_seqs = 4,
+                               .max_len = 64,
+                               .kv_elem = ELEM_F16,
+                               .finished = recorder_finished,
+                               .finished_ctx = &rec};
+    int32_t prompt[] = {5, 6, 7};
+    struct request reqs[3] = {{.adapter = a}, {.mix = mix, .n_mix = 2}, {.n_prompt = 0}};
+    for (int i = 0; i < 3; i++) {
+        reqs[i].prompt = prompt;
+        reqs[i].n_prompt = 3;
+        reqs[i].max_tokens = 4 + i;
+    }
+    struct engine *e = engine_new(model, &o, &err);
+    assert_int_equal(engine_run(e, reqs, 3, NULL, &err), OK);
+    assert_int_equal(rec.err.code, OK);
+    assert_int_equal(rec.n, 3);
+    for (int i = 0; i < 3; i++) {
+        char key[HASH_LEN];
+        call_key(&reqs[i], hash, CLASS_EXACT, ELEM_F16, ELEM_F32, key);
+        key[12] = 0;
+        json_t *call = store_record_get(rec.store, key, &err), *out = request_outputs(&reqs[i]);
+        assert_non_null(call);
+        assert_string_equal(json_string_value(json_object_get(call, "kv")), "f16");
+        assert_true(json_equal(json_object_get(call, "outputs"), out));
+        json_t *adapters = json_object_get(call, "adapters");
+        assert_int_equal(json_array_size(adapters), i == 0 ? 1 : i == 1 ? 2 : 0);
+        if (i == 1) {
+            json_t *term = json_array_get(adapters, 1);
+            assert_string_equal(json_string_value(json_object_get(term, "path")), "there/b");
+            assert_string_equal(json_string_value(json_object_get(term, "hash")), b->hash);
+            assert_true(json_number_value(json_object_get(term, "weight")) == 0.25);
+        }
+        json_decref(call);
+        json_decref(out);
+        request_release(&reqs[i]);
+    }
+    json_t *all = store_record_list(rec.store, &err);
+    assert_int_equal(json_array_size(all), 3);
+    assert_null(json_object_get(json_array_get(all, 0), "outputs"));
+    json_decref(all);
+    assert_null(store_record_get(rec.store, "", &err));
+    assert_int_equal(err.code, ERR_USAGE);
+    assert_null(store_record_get(rec.store, "%", &err)); // no pattern
+    assert_int_equal(err.code, ERR_MISSING);
+    engine_free(e);
+    store_close(rec.store);
+    adapter_release(a);
+    adapter_release(b);
+    unlink(db);
+    rmdir(dir);
+    free(db);
+}
+
+/* A store that cannot be written stops the recording with its message, not the work. */
+static void test_recorder_keeps_the_first_error(void **state) {
+    (void)state;
+    char dir[] = "/tmp/shoal-test-replay-XXXXXX";
+    assert_non_null(mkdtemp(dir));
+    char *db = path_join(dir, "calls.db");
+    struct recorder rec = {
+        .store = store_open(db, &err), .model = model, .model_path = "m", .model_hash = hash};
+    sqlite3 *other;
+    int32_t prompt[] = {5, 6, 7};
+    struct request r = {.prompt = prompt, .n_prompt = 3};
+    assert_int_equal(sqlite3_open(db, &other), SQLITE_OK);
+    recorder_finished(&rec, &r);
+    assert_int_equal(rec.n, 1);
+    assert_int_equal(sqlite3_exec(other, "ALTER TABLE recorded RENAME TO away", NULL, NULL, NULL),
+                     SQLITE_OK);
+    recorder_finished(&rec, &r);
+    assert_int_equal(rec.err.code, ERR_IO);
+    assert_non_null(strstr(rec.err.text, "calls.db"));
+    assert_int_equal(sqlite3_exec(other, "ALTER TABLE away RENAME TO recorded", NULL, NULL, NULL),
+                     SQLITE_OK);
+    recorder_finished(&rec, &r);
+    assert_int_equal(rec.n, 1);
+    sqlite3_close(other);
+    store_close(rec.store);
+    unlink(db);
+    rmdir(dir);
+    free(db);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_inputs_come_back),
+        cmocka_unit_test(test_damaged_inputs),
+        cmocka_unit_test(test_outputs_come_back),
+        cmocka_unit_test(test_differences_are_named),
+        cmocka_unit_test(test_identity_covers_elements),
+        cmocka_unit_test(test_recorder),
+        cmocka_unit_test(test_recorder_keeps_the_first_error),
+    };
+    return cmocka_run_group_tests(tests, set_up, tear_down);
+}

@@ -28,15 +28,25 @@
 #define PICKLE_NAME "adapter_model.bin"
 #define NAME_MAX_LEN 160
 
-/* What PEFT calls the projection, and with `ab` its tensor in the file. */
-static void module_name(char out[NAME_MAX_LEN], int32_t layer, int p) {
-    snprintf(out, NAME_MAX_LEN, "model.layers.%d.%s", (int)layer, proj_hf_paths[p]);
+/* What PEFT calls the projection, and with `ab` its tensor in the file. Empty where the architecture
+ * has no such projection. */
+static void module_name(char out[NAME_MAX_LEN], const struct arch *a, int32_t layer, int p) {
+    const char *path = proj_hf_path(a, (enum proj)p);
+    out[0] = 0;
+    if (path) snprintf(out, NAME_MAX_LEN, "%s.%d.%s", a->hf_layers, (int)layer, path);
 }
 
-static void tensor_name(char out[NAME_MAX_LEN], int32_t layer, int p, char ab,
+static void tensor_name(char out[NAME_MAX_LEN], const struct arch *a, int32_t layer, int p, char ab,
                         const char *adapter) {
-    snprintf(out, NAME_MAX_LEN, "base_model.model.model.layers.%d.%s.lora_%c.%sweight", (int)layer,
-             proj_hf_paths[p], ab, adapter);
+    char module[NAME_MAX_LEN];
+    module_name(module, a, layer, p);
+    snprintf(out, NAME_MAX_LEN, "base_model.model.%.110s.lora_%c.%sweight", module, ab, adapter);
+}
+
+/* The projection's own name, the end of its path. */
+static const char *short_name(const struct arch *a, int p) {
+    const char *path = proj_hf_path(a, (enum proj)p);
+    return strrchr(path, '.') + 1;
 }
 
 /* A list for one message: as many as fit are shown, all are counted. */
@@ -315,8 +325,12 @@ static int layer_mark(const json_t *v, int32_t n_layers, bool *on, struct error 
     return OK;
 }
 
-/* on[L]: where list targets apply. Only the usual place of layer numbers ("layers.N") is known. */
-static int layers_read(const json_t *root, int32_t n_layers, bool *on, struct error *err) {
+/* on[L]: where list targets apply. Only the usual place of layer numbers ("layers.N", GPT-Neo's
+ * "h.N") is known. */
+static int layers_read(const json_t *root, const struct model_config *shape, bool *on,
+                       struct error *err) {
+    int32_t n_layers = shape->n_layers;
+    const char *usual = strrchr(shape->arch->hf_layers, '.') + 1;
     const json_t *v = json_object_get(root, "layers_to_transform"),
                  *pattern = json_object_get(root, "layers_pattern");
     size_t i;
@@ -330,9 +344,9 @@ static int layers_read(const json_t *root, int32_t n_layers, bool *on, struct er
     if (json_is_array(pattern) && json_array_size(pattern) == 1)
         pattern = json_array_get(pattern, 0);
     if (!value_is_off(pattern) &&
-        !(json_is_string(pattern) && strcmp(json_string_value(pattern), "layers") == 0))
-        return error_set(err, ERR_MISMATCH,
-                         "'layers_pattern' is set: only \"layers\" is supported");
+        !(json_is_string(pattern) && strcmp(json_string_value(pattern), usual) == 0))
+        return error_set(err, ERR_MISMATCH, "'layers_pattern' is set: only \"%s\" is supported",
+                         usual);
     if (!json_is_array(v)) return layer_mark(v, n_layers, on, err);
     json_array_foreach(v, i, item) {
         if (layer_mark(item, n_layers, on, err)) return err->code;
@@ -347,15 +361,16 @@ struct plan {
     bool *layers; /* [L] */
 };
 
-static int plan_init(struct plan *pl, const json_t *root, int32_t n_layers, struct error *err) {
-    pl->layers = xcalloc((size_t)n_layers, sizeof *pl->layers);
+static int plan_init(struct plan *pl, const json_t *root, const struct model_config *shape,
+                     struct error *err) {
+    pl->layers = xcalloc((size_t)shape->n_layers, sizeof *pl->layers);
     if (selector_init(&pl->target, root, "target_modules", err)) return err->code;
     if (!selector_is_set(&pl->target))
         return error_set(err, ERR_FORMAT, "'target_modules' is missing or empty");
     if (selector_init(&pl->exclude, root, "exclude_modules", err)) return err->code;
     if (rules_init(&pl->ranks, root, "rank_pattern", err)) return err->code;
     if (rules_init(&pl->alphas, root, "alpha_pattern", err)) return err->code;
-    return layers_read(root, n_layers, pl->layers, err);
+    return layers_read(root, shape, pl->layers, err);
 }
 
 static void plan_release(struct plan *pl) {
@@ -367,11 +382,12 @@ static void plan_release(struct plan *pl) {
 }
 
 /* Fills one module of the config; r stays 0 where it is not adapted. */
-static int plan_module(const struct plan *pl, const struct adapter_config *c, int32_t layer, int p,
-                       struct adapter_module *out, struct error *err) {
+static int plan_module(const struct plan *pl, const struct adapter_config *c, const struct arch *a,
+                       int32_t layer, int p, struct adapter_module *out, struct error *err) {
     char name[NAME_MAX_LEN];
     double r = c->r, alpha = c->alpha;
-    module_name(name, layer, p);
+    module_name(name, a, layer, p);
+    if (!name[0]) return OK;
     int in = selector_match(&pl->target, name, err);
     int ex = in > 0 ? selector_match(&pl->exclude, name, err) : 0;
     if (in < 0 || ex < 0) return err->code;
@@ -385,15 +401,16 @@ static int plan_module(const struct plan *pl, const struct adapter_config *c, in
 }
 
 /* Listed targets that name nothing in this shape, as an adapter for another architecture has. */
-static void targets_check(const struct selector *s, int32_t n_layers, struct offenders *bad) {
+static void targets_check(const struct selector *s, const struct model_config *shape,
+                          struct offenders *bad) {
     size_t i;
     json_t *item;
     json_array_foreach(s->list, i, item) {
         bool hit = false;
-        for (int32_t m = 0; m < n_layers * N_PROJ && !hit; m++) {
+        for (int32_t m = 0; m < shape->n_layers * N_PROJ && !hit; m++) {
             char name[NAME_MAX_LEN];
-            module_name(name, m / N_PROJ, m % N_PROJ);
-            hit = suffix_match(name, json_string_value(item));
+            module_name(name, shape->arch, m / N_PROJ, m % N_PROJ);
+            hit = name[0] && suffix_match(name, json_string_value(item));
         }
         if (!hit)
             offenders_add(bad, "target module '%.80s' is no projection of it",
@@ -402,17 +419,18 @@ static void targets_check(const struct selector *s, int32_t n_layers, struct off
 }
 
 /* Fills c and modules [L][N_PROJ] from the parsed file. */
-static int config_read(const json_t *root, int32_t n_layers, struct adapter_config *c,
-                       struct adapter_module *modules, struct offenders *bad, struct error *err) {
+static int config_read(const json_t *root, const struct model_config *shape,
+                       struct adapter_config *c, struct adapter_module *modules,
+                       struct offenders *bad, struct error *err) {
     struct plan plan = {0};
     if (!json_is_object(root)) return error_set(err, ERR_FORMAT, "not a JSON object");
     if (config_refuse(root, err) || scalars_read(root, c, err)) return err->code;
-    int rc = plan_init(&plan, root, n_layers, err), n = 0;
-    for (int32_t i = 0; i < n_layers * N_PROJ && rc == OK; i++) {
-        rc = plan_module(&plan, c, i / N_PROJ, i % N_PROJ, &modules[i], err);
+    int rc = plan_init(&plan, root, shape, err), n = 0;
+    for (int32_t i = 0; i < shape->n_layers * N_PROJ && rc == OK; i++) {
+        rc = plan_module(&plan, c, shape->arch, i / N_PROJ, i % N_PROJ, &modules[i], err);
         n += modules[i].r > 0;
     }
-    if (rc == OK) targets_check(&plan.target, n_layers, bad);
+    if (rc == OK) targets_check(&plan.target, shape, bad);
     if (rc == OK && n == 0 && bad->n == 0)
         offenders_add(bad, "'target_modules' selects no projection of it");
     plan_release(&plan);
@@ -433,8 +451,8 @@ struct loading {
 /* The tensor under its own name, or with the adapter's name "default" left in it. */
 static const struct tensor_info *tensor_find(struct loading *ld, int32_t layer, int p, char ab) {
     char plain[NAME_MAX_LEN], named[NAME_MAX_LEN];
-    tensor_name(plain, layer, p, ab, "");
-    tensor_name(named, layer, p, ab, "default.");
+    tensor_name(plain, ld->shape->arch, layer, p, ab, "");
+    tensor_name(named, ld->shape->arch, layer, p, ab, "default.");
     const struct tensor_info *a = safetensors_find(&ld->st, plain);
     const struct tensor_info *b = safetensors_find(&ld->st, named);
     if (a) ld->used[a - ld->st.tensors] = true;
@@ -467,7 +485,7 @@ static void tensor_match(struct loading *ld, int32_t layer, int p, char ab) {
     const struct tensor_info *t = tensor_find(ld, layer, p, ab);
     int64_t in = proj_in(ld->shape, p), out = proj_out(ld->shape, p);
     char name[NAME_MAX_LEN];
-    tensor_name(name, layer, p, ab, "");
+    tensor_name(name, ld->shape->arch, layer, p, ab, "");
     if (m.r == 0 && t)
         offenders_add(&ld->bad, "'%s' is not among the targets of " CONFIG_NAME, t->name);
     if (m.r == 0) return;
@@ -580,7 +598,7 @@ struct adapter *adapter_load(const char *dir, const struct model_config *shape, 
     json_t *root = NULL;
     if (paths_check(dir, config_path, tensors_path, pickle_path, err)) goto out;
     if (!(root = json_file(config_path, err))) goto out;
-    if (config_read(root, shape->n_layers, &config, modules, &ld.bad, err)) {
+    if (config_read(root, shape, &config, modules, &ld.bad, err)) {
         error_wrap(err, "'%s'", config_path);
         goto out;
     }
@@ -635,8 +653,10 @@ static json_t *pattern_json(const struct adapter *a, bool alpha) {
         bool same = alpha ? m.alpha == a->config.alpha : m.r == a->config.r;
         char name[NAME_MAX_LEN];
         if (m.r == 0 || same) continue;
-        module_name(name, i / N_PROJ, i % N_PROJ);
-        json_object_set_new(out, column_is_even(a, i % N_PROJ) ? proj_names[i % N_PROJ] : name,
+        module_name(name, a->shape.arch, i / N_PROJ, i % N_PROJ);
+        json_object_set_new(out,
+                            column_is_even(a, i % N_PROJ) ? short_name(a->shape.arch, i % N_PROJ)
+                                                          : name,
                             alpha ? number_json(m.alpha) : json_integer(m.r));
     }
     return out;
@@ -679,10 +699,10 @@ static json_t *targets_json(const struct adapter *a) {
     char full[NAME_MAX_LEN];
     bool even = layers_even(a);
     for (int p = 0; p < N_PROJ && even; p++)
-        if (a->config.target[p]) strings_add(&names, proj_names[p]);
+        if (a->config.target[p]) strings_add(&names, short_name(a->shape.arch, p));
     for (int32_t i = 0; i < a->shape.n_layers * N_PROJ && !even; i++) {
         if (adapter_module_at(&a->config, i / N_PROJ, i % N_PROJ).r == 0) continue;
-        module_name(full, i / N_PROJ, i % N_PROJ);
+        module_name(full, a->shape.arch, i / N_PROJ, i % N_PROJ);
         strings_add(&names, full);
     }
     qsort(names.v, (size_t)names.n, sizeof *names.v, text_compare);
@@ -719,10 +739,10 @@ static int info_compare(const void *a, const void *b) {
     return strcmp(((const struct tensor_info *)a)->name, ((const struct tensor_info *)b)->name);
 }
 
-static struct tensor_info info_make(int32_t i, char ab, const float *data, int64_t rows,
-                                    int64_t cols) {
+static struct tensor_info info_make(const struct arch *a, int32_t i, char ab, const float *data,
+                                    int64_t rows, int64_t cols) {
     char name[NAME_MAX_LEN];
-    tensor_name(name, i / N_PROJ, i % N_PROJ, ab, "");
+    tensor_name(name, a, i / N_PROJ, i % N_PROJ, ab, "");
     return (struct tensor_info){.name = xstrdup(name),
                                 .type = TENSOR_F32,
                                 .n_dims = 2,
@@ -739,8 +759,8 @@ static int tensors_write(const struct adapter *a, const char *path, struct error
     for (int32_t i = 0; i < n_modules; i++) {
         const struct lora *lo = &a->loras[i];
         if (lo->r == 0) continue;
-        infos[n++] = info_make(i, 'A', lo->a, lo->r, proj_in(&a->shape, i % N_PROJ));
-        infos[n++] = info_make(i, 'B', lo->b, proj_out(&a->shape, i % N_PROJ), lo->r);
+        infos[n++] = info_make(a->shape.arch, i, 'A', lo->a, lo->r, proj_in(&a->shape, i % N_PROJ));
+        infos[n++] = info_make(a->shape.arch, i, 'B', lo->b, proj_out(&a->shape, i % N_PROJ), lo->r);
     }
     qsort(infos, (size_t)n, sizeof *infos, info_compare);
     if (a->lineage) json_object_update(metadata, a->lineage);

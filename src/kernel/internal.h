@@ -20,6 +20,7 @@
  *             p = C6, then p = fma(p, r, C5) … C2, 1, 1;
  *             y = (p * 2^(n >> 1)) * 2^(n - (n >> 1)); y = FLT_MAX < y ? FLT_MAX : y
  *   silu_mul  y = (g / (1 + exp(-g))) * up
+ *   gelu      u = x * fma(x * x, GELU_CUBE, GELU_LINE), y = x / (1 + exp(-u)): x/2 (1 + tanh(u/2))
  *   rope      a' = fma(a, cos, -(b * sin)), b' = fma(b, cos, a * sin) with a = x[i], b = x[i + half]
  *   rmsnorm   r = 1 / sqrt(dot(x, x) / (float)n + eps), y = (x * r) * g
  *   max       lane = x > lane ? x : lane from -inf, at the end + 0.0f (so that -0 and +0 cannot differ)
@@ -64,6 +65,10 @@ bool amx_request(void);
 #define EXP_C4 0x1.5558aep-5f
 #define EXP_C5 0x1.12397cp-7f
 #define EXP_C6 0x1.6a4f4ap-10f
+
+/* gelu: 2 sqrt(2/pi) and 0.044715 times it. */
+#define GELU_LINE 0x1.988454p+0f
+#define GELU_CUBE 0x1.2444f2p-4f
 
 #define QK 32    /* weights in a block of the q types */
 #define PANEL 16 /* outputs in a panel of a packed matrix */

@@ -15,7 +15,7 @@
  *
  * Not here: scheduling, sampling, gradients (train has its own pass, which keeps activations).
  */
-#include "model/model.h"
+#include "model/rows.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -58,6 +58,7 @@ struct forward {
     float *low;               /* [MAX_FUSED][B, RANK_CHUNK] */
     float *scores;            /* [threads, slot_len] */
     float *cos, *sin;         /* [slot_len, E/2] */
+    float *cos_local, *sin_local; /* the same of local layers */
     float *cache_k, *cache_v; /* [slots, L, K, slot_len, E] */
     int64_t *attend_cost;     /* [B + 1] positions seen by the rows before row i */
     struct job *jobs;         /* [MAX_FUSED · (1 + B)] */
@@ -105,6 +106,10 @@ static size_t slab_lay(struct forward *f, const struct model_config *c,
     f->scores = slab_take(base, &used, (size_t)pool_size(o->pool) * len * fl);
     f->cos = slab_take(base, &used, rope * fl);
     f->sin = slab_take(base, &used, rope * fl);
+    if (c->rope_local_theta > 0.0f) {
+        f->cos_local = slab_take(base, &used, rope * fl);
+        f->sin_local = slab_take(base, &used, rope * fl);
+    }
     f->cache_k = slab_take(base, &used, cache_floats(c, o) * fl);
     f->cache_v = slab_take(base, &used, cache_floats(c, o) * fl);
     f->attend_cost = slab_take(base, &used, (rows + 1) * sizeof(int64_t));
@@ -122,6 +127,7 @@ size_t forward_bytes(const struct model_config *c, const struct forward_options 
 struct forward *forward_new(const struct model *m, const struct forward_options *o) {
     CHECK(o->max_rows > 0 && o->n_slots > 0 && o->slot_len > 0);
     CHECK(m->config.n_heads % m->config.n_kv_heads == 0 && m->config.head_dim % 2 == 0);
+    CHECK(!m->config.arch->learned_pos || o->slot_len <= m->config.max_seq_len);
     struct forward *f = xcalloc(1, sizeof *f);
     f->m = m;
     f->o = *o;
@@ -130,6 +136,8 @@ struct forward *forward_new(const struct model *m, const struct forward_options 
                              64); // pages of the cache are touched when used
     slab_lay(f, &m->config, o, (uint8_t *)(((uintptr_t)f->slab + 63) & ~(uintptr_t)63));
     rope_table(&m->config, o->slot_len, f->cos, f->sin);
+    if (m->config.rope_local_theta > 0.0f)
+        rope_table_local(&m->config, o->slot_len, f->cos_local, f->sin_local);
     return f;
 }
 
@@ -319,7 +327,7 @@ static struct inputs inputs_for(struct forward *f, const float *x, int64_t rows,
 
 struct norm_job {
     const struct forward *f;
-    const float *x, *g;
+    const float *x, *g, *b; /* b: LayerNorm's bias, or NULL for an RMS norm */
     const int32_t *pick; /* rows of x, or NULL: all in order */
     float *y;
 };
@@ -330,48 +338,99 @@ static void norm_rows(void *ctx, int64_t begin, int64_t end, int thread) {
     (void)thread;
     for (int64_t i = begin; i < end; i++) {
         int64_t from = j->pick ? j->pick[i] : i;
-        j->f->kern->rmsnorm(j->y + i * c->d_model, j->x + from * c->d_model, j->g, c->rms_norm_eps,
-                            c->d_model);
+        norm_row(j->f->kern, j->y + i * c->d_model, j->x + from * c->d_model, j->g, j->b,
+                 c->rms_norm_eps, c->d_model);
     }
 }
 
 static void rows_norm(struct forward *f, float *y, const float *x, const int32_t *pick,
-                      int64_t rows, const float *g) {
-    struct norm_job j = {.f = f, .x = x, .g = g, .pick = pick, .y = y};
+                      int64_t rows, const float *g, const float *b) {
+    struct norm_job j = {.f = f, .x = x, .g = g, .b = b, .pick = pick, .y = y};
     pool_run(pool_for(f, 4 * rows * f->m->config.d_model), norm_rows, &j, rows, 1);
 }
 
 static void embed_rows(void *ctx, int64_t begin, int64_t end, int thread) {
     const struct forward *f = ctx;
+    const struct model *m = f->m;
+    int64_t d = m->config.d_model;
     (void)thread;
-    for (int64_t i = begin; i < end; i++)
-        matrix_row(&f->m->embed, f->rows[i].token, f->x + i * f->m->config.d_model);
+    for (int64_t i = begin; i < end; i++) {
+        float *x = f->x + i * d, *pos = f->h + i * d;
+        matrix_row(&m->embed, f->rows[i].token, x);
+        if (m->config.arch->scaled_embedding) f->kern->scale(x, sqrtf((float)d), d);
+        if (!m->config.arch->learned_pos) continue;
+        matrix_row(&m->pos_embed, f->rows[i].pos, pos);
+        vector_add(x, pos, d);
+    }
 }
 
-static void silu_rows(void *ctx, int64_t begin, int64_t end, int thread) {
+/* The input of the down projection, into f->gate. */
+static void act_rows(void *ctx, int64_t begin, int64_t end, int thread) {
     const struct forward *f = ctx;
-    (void)thread;
+    const struct layer *l = &f->m->layers[f->layer];
     int64_t n = f->m->config.d_ff;
+    (void)thread;
     for (int64_t i = begin; i < end; i++)
-        f->kern->silu_mul(f->gate + i * n, f->gate + i * n, f->up + i * n, n);
+        activation_row(f->kern, f->m->config.arch, f->gate + i * n, f->up + i * n,
+                       l->bias[PROJ_GATE], l->bias[PROJ_UP], n);
 }
 
-/* Head norms and rotary embedding of q in place, of k on its way into the cache; v follows as it
- * is. */
+/* What a branch ends with: its bias, and its norm before it joins the residual stream. */
+struct branch {
+    struct forward *f;
+    const float *bias, *norm; /* either may be NULL */
+};
+
+/* With a norm the branch lies in f->h, without one it has been added to f->x already. */
+static void branch_rows(void *ctx, int64_t begin, int64_t end, int thread) {
+    const struct branch *b = ctx;
+    const struct model_config *c = &b->f->m->config;
+    int64_t d = c->d_model;
+    (void)thread;
+    for (int64_t i = begin; i < end; i++) {
+        float *x = b->f->x + i * d, *h = b->f->h + i * d;
+        if (b->bias) vector_add(b->norm ? h : x, b->bias, d);
+        if (!b->norm) continue;
+        b->f->kern->rmsnorm(h, h, b->norm, c->rms_norm_eps, d);
+        vector_add(x, h, d);
+    }
+}
+
+/* The last projection of a branch, o or down, from `in` to the residual stream. */
+static void branch_end(struct forward *f, const struct inputs *in, enum proj p, const float *norm) {
+    struct branch b = {.f = f, .bias = f->m->layers[f->layer].bias[p], .norm = norm};
+    products_run(f, in, &(struct product){p, norm ? f->h : f->x, !norm}, 1);
+    if (b.bias || b.norm)
+        pool_run(pool_for(f, 4 * in->rows * f->m->config.d_model), branch_rows, &b, in->rows, 1);
+}
+
+static void rope_row(const struct forward *f, float *x, int64_t pos) {
+    const struct model_config *c = &f->m->config;
+    int64_t half = c->head_dim / 2;
+    bool local = c->rope_local_theta > 0.0f && layer_is_local(c, f->layer);
+    if (c->arch->learned_pos) return;
+    f->kern->rope(x, (local ? f->cos_local : f->cos) + pos * half,
+                  (local ? f->sin_local : f->sin) + pos * half, half);
+}
+
+/* Biases, head norms and rotary embedding of q in place, of k on its way into the cache; v follows
+ * with its bias. */
 static void store_rows(void *ctx, int64_t begin, int64_t end, int thread) {
     const struct forward *f = ctx;
     const struct model_config *c = &f->m->config;
     const struct layer *l = &f->m->layers[f->layer];
     const struct kernels *kern = f->kern;
-    int64_t e = c->head_dim, half = e / 2;
+    int64_t e = c->head_dim, kv = c->n_kv_heads * e;
     (void)thread;
     for (int64_t i = begin; i < end; i++) {
         int64_t pos = f->rows[i].pos;
-        const float *cs = f->cos + pos * half, *sn = f->sin + pos * half;
+        if (l->bias[PROJ_Q]) vector_add(f->q + i * c->n_heads * e, l->bias[PROJ_Q], c->n_heads * e);
+        if (l->bias[PROJ_K]) vector_add(f->k + i * kv, l->bias[PROJ_K], kv);
+        if (l->bias[PROJ_V]) vector_add(f->v + i * kv, l->bias[PROJ_V], kv);
         for (int32_t h = 0; h < c->n_heads; h++) {
             float *q = f->q + (i * c->n_heads + h) * e;
             if (l->q_norm) kern->rmsnorm(q, q, l->q_norm, c->rms_norm_eps, e);
-            kern->rope(q, cs, sn, half);
+            rope_row(f, q, pos);
         }
         for (int32_t g = 0; g < c->n_kv_heads; g++) {
             size_t at = cache_at(f, f->rows[i].slot, f->layer, g) + (size_t)(pos * e);
@@ -380,10 +439,16 @@ static void store_rows(void *ctx, int64_t begin, int64_t end, int thread) {
                 kern->rmsnorm(f->cache_k + at, k, l->k_norm, c->rms_norm_eps, e);
             else
                 memcpy(f->cache_k + at, k, (size_t)e * sizeof *k);
-            kern->rope(f->cache_k + at, cs, sn, half);
+            rope_row(f, f->cache_k + at, pos);
             memcpy(f->cache_v + at, f->v + (i * c->n_kv_heads + g) * e, (size_t)e * sizeof *k);
         }
     }
+}
+
+/* How many positions a row sees in this layer, its own the last of them. */
+static int64_t attend_len(const struct forward *f, const struct row *r) {
+    const struct model_config *c = &f->m->config;
+    return layer_is_local(c, f->layer) ? MIN(r->pos + 1, c->window) : r->pos + 1;
 }
 
 /* Items are (head, row) with rows inside, so that neighbours read the same keys; an item costs the
@@ -392,9 +457,12 @@ static void attend_item(const struct forward *f, int32_t head, int32_t i, float 
     const struct model_config *c = &f->m->config;
     int64_t e = c->head_dim, at = ((int64_t)i * c->n_heads + head) * e;
     const struct row *r = &f->rows[i];
-    size_t kv = cache_at(f, r->slot, f->layer, head / (c->n_heads / c->n_kv_heads));
-    f->kern->attend(f->att + at, f->q + at, f->cache_k + kv, f->cache_v + kv, e, r->pos + 1, e,
-                    1.0f / sqrtf((float)e), scores);
+    int64_t n = attend_len(f, r);
+    size_t kv = cache_at(f, r->slot, f->layer, head / (c->n_heads / c->n_kv_heads)) +
+                (size_t)((r->pos + 1 - n) * e);
+    float scalar = c->query_pre_attn_scalar > 0.0f ? c->query_pre_attn_scalar : (float)e;
+    f->kern->attend(f->att + at, f->q + at, f->cache_k + kv, f->cache_v + kv, e, n, e,
+                    1.0f / sqrtf(scalar), scores);
 }
 
 /* First item that begins at or after `pos` on the line of attention costs. */
@@ -422,6 +490,9 @@ static void attend_part(void *ctx, int64_t begin, int64_t end, int thread) {
 
 static void attend_run(struct forward *f) {
     const struct model_config *c = &f->m->config;
+    f->attend_cost[0] = 0;
+    for (int32_t i = 0; i < f->n_rows; i++)
+        f->attend_cost[i + 1] = f->attend_cost[i] + attend_len(f, &f->rows[i]);
     struct pool *pool = pool_for(f, 2 * f->attend_cost[f->n_rows] * c->n_heads * c->head_dim);
     f->parts = pool_size(pool);
     pool_run(pool, attend_part, f, f->parts, 1);
@@ -431,7 +502,7 @@ static void layer_run(struct forward *f) {
     const struct model_config *c = &f->m->config;
     const struct layer *l = &f->m->layers[f->layer];
     int64_t rows = f->n_rows;
-    rows_norm(f, f->h, f->x, NULL, rows, l->attn_norm);
+    rows_norm(f, f->h, f->x, NULL, rows, l->attn_norm, l->attn_norm_bias);
     struct inputs in = inputs_for(f, f->h, rows, &l->proj[PROJ_Q], 3);
     const struct product qkv[] = {
         {PROJ_Q, f->q, false}, {PROJ_K, f->k, false}, {PROJ_V, f->v, false}};
@@ -440,15 +511,16 @@ static void layer_run(struct forward *f) {
              rows, 1);
     attend_run(f);
     in = inputs_for(f, f->att, rows, &l->proj[PROJ_O], 1);
-    products_run(f, &in, &(struct product){PROJ_O, f->x, true}, 1);
+    branch_end(f, &in, PROJ_O, l->post_attn_norm);
 
-    rows_norm(f, f->h, f->x, NULL, rows, l->ffn_norm);
-    in = inputs_for(f, f->h, rows, &l->proj[PROJ_GATE], 2);
+    rows_norm(f, f->h, f->x, NULL, rows, l->ffn_norm, l->ffn_norm_bias);
+    bool gated = !c->arch->ungated;
+    in = inputs_for(f, f->h, rows, &l->proj[gated ? PROJ_GATE : PROJ_UP], gated ? 2 : 1);
     const struct product gate_up[] = {{PROJ_GATE, f->gate, false}, {PROJ_UP, f->up, false}};
-    products_run(f, &in, gate_up, 2);
-    pool_run(pool_for(f, 8 * rows * c->d_ff), silu_rows, f, rows, 1);
+    products_run(f, &in, gated ? gate_up : gate_up + 1, gated ? 2 : 1);
+    pool_run(pool_for(f, 8 * rows * c->d_ff), act_rows, f, rows, 1);
     in = inputs_for(f, f->gate, rows, &l->proj[PROJ_DOWN], 1);
-    products_run(f, &in, &(struct product){PROJ_DOWN, f->x, true}, 1);
+    branch_end(f, &in, PROJ_DOWN, l->post_ffn_norm);
 }
 
 static void call_check(const struct forward *f, const int32_t *out_rows, int32_t n_out) {
@@ -476,14 +548,11 @@ void forward_run(struct forward *f, const struct row *rows, int32_t n_rows,
     f->segs = segs;
     f->n_segs = n_segs;
     call_check(f, out_rows, n_out);
-    f->attend_cost[0] = 0;
-    for (int32_t i = 0; i < n_rows; i++)
-        f->attend_cost[i + 1] = f->attend_cost[i] + rows[i].pos + 1;
 
     pool_run(pool_for(f, 4 * (int64_t)n_rows * c->d_model), embed_rows, f, n_rows, 1);
     for (f->layer = 0; f->layer < c->n_layers; f->layer++) layer_run(f);
     if (n_out > 0) {
-        rows_norm(f, f->hidden, f->x, out_rows, n_out, f->m->final_norm);
+        rows_norm(f, f->hidden, f->x, out_rows, n_out, f->m->final_norm, f->m->final_norm_bias);
         struct inputs in = inputs_for(f, f->hidden, n_out, &f->m->head, 1);
         base_job(f, &f->m->head, &in, logits, false);
         jobs_run(f);

@@ -427,12 +427,15 @@ static int extras_refuse(const struct gguf *g, const char *arch, struct error *e
         const char *suffix;
         double neutral, also;
     } numbers[] = {{"expert_count", 0, 0},
-                   {"attention.sliding_window", 0, 0},
-                   {"rope.scaling.factor", 1, 0},
-                   {"rope.scale_linear", 1, 0},
                    {"attention.clamp_kqv", 0, 0},
+                   {"attn_logit_softcapping", 0, 0},
+                   {"final_logit_softcapping", 0, 0},
                    {"logit_scale", 1, 0},
-                   {"rope.scaling.attn_factor", 1, 0}};
+                   {"rope.scaling.attn_factor", 1, 0},
+                   {"rope.scaling.yarn_ext_factor", 1, 1},
+                   {"rope.scaling.yarn_attn_factor", 1, 1},
+                   {"rope.scaling.yarn_beta_fast", 32, 32},
+                   {"rope.scaling.yarn_beta_slow", 1, 1}};
     char key[96];
     for (size_t i = 0; i < ARRAY_LEN(numbers); i++) {
         double value = numbers[i].neutral;
@@ -443,14 +446,95 @@ static int extras_refuse(const struct gguf *g, const char *arch, struct error *e
             return error_set(err, ERR_MISMATCH, "metadata '%s' asks for what is not supported",
                              key);
     }
-    snprintf(key, sizeof(key), "%s.rope.scaling.type", arch);
-    const struct kv *scaling = gguf_find(g, key);
-    /* Linear scaling by 1, which passed above, is none. */
-    if (scaling && !kv_equals(scaling, "none") && !kv_equals(scaling, "linear"))
-        return error_set(err, ERR_MISMATCH, "metadata '%s' is '%.*s', which is not supported", key,
-                         scaling->type == KV_STRING ? (int)MIN(scaling->n, 32) : 0,
-                         (const char *)scaling->data);
     return OK;
+}
+
+/* "none", "linear" or "yarn"; a factor without a type is linear, an older key says the same. */
+static int scaling_read(const struct gguf *g, struct model_config *c, struct error *err) {
+    struct rope_scaling *s = &c->rope_scaling;
+    const char *arch = c->arch->gguf;
+    char key[96];
+    snprintf(key, sizeof(key), "%s.rope.scaling.type", arch);
+    const struct kv *type = gguf_find(g, key);
+    bool yarn = type && kv_equals(type, "yarn"), none = type && kv_equals(type, "none");
+    if (type && !none && !yarn && !kv_equals(type, "linear"))
+        return error_set(err, ERR_MISMATCH, "metadata '%s' is '%.*s', which is not supported", key,
+                         type->type == KV_STRING ? (int)MIN(type->n, 32) : 0,
+                         (const char *)type->data);
+    float linear;
+    int rc = float_get(g, arch, "rope.scale_linear", 1.0f, &linear, err);
+    if (rc == OK) rc = float_get(g, arch, "rope.scaling.factor", linear, &s->factor, err);
+    if (rc == OK && yarn)
+        rc = int_get(g, arch, "rope.scaling.original_context_length", c->max_seq_len,
+                     &s->original_len, err);
+    if (rc != OK) return rc;
+    if (none || s->factor == 1.0f || s->factor == 0.0f)
+        *s = (struct rope_scaling){.kind = ROPE_DEFAULT};
+    else
+        s->kind = yarn ? ROPE_YARN : ROPE_LINEAR;
+    return OK;
+}
+
+/* One bool a layer, true where it is local; or the period, as llama.cpp has it. */
+static int window_pattern_read(const struct gguf *g, struct model_config *c, struct error *err) {
+    static const char suffix[] = "attention.sliding_window_pattern";
+    char key[96];
+    int32_t period;
+    snprintf(key, sizeof(key), "%s.%s", c->arch->gguf, suffix);
+    const struct kv *kv = gguf_find(g, key);
+    if (!kv || kv->type != KV_ARRAY) {
+        int rc = int_get(g, c->arch->gguf, suffix, 6, &period, err);
+        if (rc == OK) window_period_set(c, period > 0 ? period : c->n_layers + 1);
+        return rc;
+    }
+    if (kv->element != KV_BOOL || kv->n != (uint64_t)c->n_layers)
+        return error_set(err, ERR_FORMAT, "metadata '%s' is not a list of %d bools", key,
+                         (int)c->n_layers);
+    for (int32_t l = 0; l < c->n_layers; l++)
+        if (kv->data[l]) layer_set_local(c, l);
+    return OK;
+}
+
+/* Gemma's windows. What older files leave out was fixed in the programs that read them: every 6th
+ * layer sees everything, local layers rotate with theta 10000, and of all sizes only the largest
+ * (62 layers) scales its scores by another width than the head's. */
+static int windows_read(const struct gguf *g, struct model_config *c, struct error *err) {
+    if (c->arch->hf_names != HF_GEMMA) {
+        int32_t window;
+        int rc = int_get(g, c->arch->gguf, "attention.sliding_window", 0, &window, err);
+        return rc != OK || window == 0
+                   ? rc
+                   : error_set(err, ERR_MISMATCH,
+                               "metadata '%s.attention.sliding_window' asks for what is not "
+                               "supported",
+                               c->arch->gguf);
+    }
+    float natural = (float)(c->n_layers == 62 ? c->d_model / c->n_heads : c->head_dim);
+    int rc = int_get(g, c->arch->gguf, "attention.sliding_window", 0, &c->window, err);
+    if (rc == OK && c->window > 0) rc = window_pattern_read(g, c, err);
+    if (!c->local[0] && !c->local[1]) c->window = 0; /* said but not used */
+    if (rc == OK)
+        rc = float_get(g, c->arch->gguf, "rope.freq_base_swa", 1e4f, &c->rope_local_theta, err);
+    if (rc == OK)
+        rc = float_get(g, "shoal", "query_pre_attn_scalar", natural, &c->query_pre_attn_scalar,
+                       err);
+    return rc;
+}
+
+static const char *bias_name(enum proj p) {
+    static const char *const names[N_PROJ] = {
+        "blk.0.attn_q.bias",   "blk.0.attn_k.bias", "blk.0.attn_v.bias",   "blk.0.attn_output.bias",
+        "blk.0.ffn_gate.bias", "blk.0.ffn_up.bias", "blk.0.ffn_down.bias",
+    };
+    return names[p];
+}
+
+/* No key says which projections have biases: the first layer's tensors do, and the others must
+ * agree. */
+static void biases_read(const struct gguf *g, struct model_config *c) {
+    c->biased = c->arch->biased;
+    for (int p = 0; p < N_PROJ; p++)
+        if (tensors_find(g->tensors, g->n_tensors, bias_name((enum proj)p))) c->biased |= 1u << p;
 }
 
 static int arch_read(const struct gguf *g, const struct arch **out, struct error *err) {
@@ -468,13 +552,13 @@ static int arch_read(const struct gguf *g, const struct arch **out, struct error
     else if (!name)
         rc = error_set(err, ERR_FORMAT, "metadata 'general.architecture' is missing");
     else
-        rc = arch_require(name, out, err);
+        rc = arch_require(name, NAMING_GGUF, out, err);
     arena_release(&scratch);
     return rc;
 }
 
 static int sizes_read(const struct gguf *g, struct model_config *c, struct error *err) {
-    const char *arch = c->arch->name;
+    const char *arch = c->arch->gguf;
     int rc = int_get(g, arch, "block_count", REQUIRED, &c->n_layers, err);
     if (rc == OK) rc = int_get(g, arch, "embedding_length", REQUIRED, &c->d_model, err);
     if (rc == OK) rc = int_get(g, arch, "feed_forward_length", REQUIRED, &c->d_ff, err);
@@ -504,10 +588,10 @@ static int vocab_read(const struct gguf *g, struct model_config *c, struct error
     if (!embed || embed->n_dims != 2 || embed->dims[0] > INT32_MAX)
         return error_set(err, ERR_MISMATCH, "tensor 'token_embd.weight' is missing or no matrix");
     c->vocab_size = (int32_t)embed->dims[0];
-    int rc = int_get(g, c->arch->name, "vocab_size", c->vocab_size, &stated, err);
+    int rc = int_get(g, c->arch->gguf, "vocab_size", c->vocab_size, &stated, err);
     if (rc == OK && stated != c->vocab_size)
         rc = error_set(err, ERR_MISMATCH,
-                       "'%s.vocab_size' is %d, but 'token_embd.weight' has %d rows", c->arch->name,
+                       "'%s.vocab_size' is %d, but 'token_embd.weight' has %d rows", c->arch->gguf,
                        (int)stated, (int)c->vocab_size);
     return rc;
 }
@@ -517,11 +601,14 @@ static int config_read(const struct gguf *g, struct model_config *c, struct erro
     int rc = arch_read(g, &c->arch, err);
     if (rc == OK) rc = sizes_read(g, c, err);
     if (rc == OK)
-        rc = float_get(g, c->arch->name, "attention.layer_norm_rms_epsilon", 0.0f, &c->rms_norm_eps,
+        rc = float_get(g, c->arch->gguf, "attention.layer_norm_rms_epsilon", 0.0f, &c->rms_norm_eps,
                        err);
-    if (rc == OK) rc = float_get(g, c->arch->name, "rope.freq_base", 1e4f, &c->rope_theta, err);
-    if (rc == OK) rc = extras_refuse(g, c->arch->name, err);
+    if (rc == OK) rc = float_get(g, c->arch->gguf, "rope.freq_base", 1e4f, &c->rope_theta, err);
+    if (rc == OK) rc = extras_refuse(g, c->arch->gguf, err);
+    if (rc == OK) rc = scaling_read(g, c, err);
+    if (rc == OK) rc = windows_read(g, c, err);
     if (rc == OK) rc = vocab_read(g, c, err);
+    if (rc == OK) biases_read(g, c);
     if (rc == OK) rc = model_config_check(c, err);
     c->tied = !tensors_find(g->tensors, g->n_tensors, "output.weight");
     return rc;
@@ -693,19 +780,21 @@ struct tokenizer *gguf_tokenizer_open(const char *path, struct error *err) {
     return tok;
 }
 
-/* rope_freqs.weight divides the rotary frequencies: all ones is none at all, anything else is a
- * scaling. */
-static int rope_freqs_drop(struct gguf *g, struct error *err) {
+/* rope_freqs.weight divides the rotary frequencies: all ones is none at all, the rest must be a
+ * scaling that we know. */
+static int rope_freqs_take(struct gguf *g, struct model_config *c, struct error *err) {
     const struct tensor_info *t = tensors_find(g->tensors, g->n_tensors, "rope_freqs.weight");
     if (!t) return OK;
-    for (size_t i = 0; i < t->size; i += sizeof(float)) {
-        float factor = 0.0f;
-        if (t->type == TENSOR_F32) memcpy(&factor, (const uint8_t *)t->data + i, sizeof(factor));
-        if (factor != 1.0f)
-            return error_set(err, ERR_MISMATCH,
-                             "tensor 'rope_freqs.weight' scales the rotary positions, which is "
-                             "not supported");
-    }
+    bool fits = t->type == TENSOR_F32 && t->n_dims == 1 && t->dims[0] == c->head_dim / 2 &&
+                c->rope_scaling.kind == ROPE_DEFAULT;
+    float *divisors = xmalloc(t->size + 1);
+    memcpy(divisors, t->data, t->size);
+    fits = fits && rope_scaling_recover(c, divisors);
+    free(divisors);
+    if (!fits)
+        return error_set(err, ERR_MISMATCH,
+                         "tensor 'rope_freqs.weight' scales the rotary positions in a way that is "
+                         "not supported (llama3's is, with frequency factors 1 and 4)");
     int at = (int)(t - g->tensors);
     free(g->tensors[at].name);
     memmove(&g->tensors[at], &g->tensors[at + 1],
@@ -719,7 +808,7 @@ struct model *gguf_model_open(const char *path, enum numeric_class cls, struct e
     struct model *m = model_alloc(path, cls);
     int rc = gguf_open(&g, path, err);
     if (rc == OK) rc = config_read(&g, &m->config, err);
-    if (rc == OK) rc = rope_freqs_drop(&g, err);
+    if (rc == OK) rc = rope_freqs_take(&g, &m->config, err);
     if (rc == OK)
         rc = model_bind(m, g.tensors, g.n_tensors, NAMING_GGUF, m->config.arch->gguf_permuted, err);
     if (rc == OK) rc = tokenizer_read(&g, m->config.vocab_size, &m->tok, err);
@@ -786,6 +875,56 @@ static uint32_t file_type(enum tensor_type type) {
     }
 }
 
+static void arch_put_f32(struct kv_out *o, const struct model_config *c, const char *suffix,
+                         float value) {
+    char key[96];
+    snprintf(key, sizeof(key), "%s.%s", c->arch->gguf, suffix);
+    kv_put(o, key, KV_F32, &value);
+}
+
+static void arch_put_u32(struct kv_out *o, const struct model_config *c, const char *suffix,
+                         int32_t value) {
+    char key[96];
+    snprintf(key, sizeof(key), "%s.%s", c->arch->gguf, suffix);
+    kv_put_u32(o, key, (uint32_t)value);
+}
+
+/* llama3's is the tensor rope_freqs.weight instead. */
+static void scaling_put(struct kv_out *o, const struct model_config *c) {
+    const struct rope_scaling *s = &c->rope_scaling;
+    char key[96];
+    if (s->kind != ROPE_LINEAR && s->kind != ROPE_YARN) return;
+    snprintf(key, sizeof(key), "%s.rope.scaling.type", c->arch->gguf);
+    kv_put_text(o, key, rope_kind_name(s->kind));
+    arch_put_f32(o, c, "rope.scaling.factor", s->factor);
+    if (s->kind == ROPE_YARN)
+        arch_put_u32(o, c, "rope.scaling.original_context_length", s->original_len);
+}
+
+static void windows_put(struct kv_out *o, const struct model_config *c) {
+    int32_t period = window_period(c);
+    float natural = (float)(c->n_layers == 62 ? c->d_model / c->n_heads : c->head_dim);
+    if (c->window) arch_put_u32(o, c, "attention.sliding_window", c->window);
+    if (c->window == 0) {
+        /* every layer sees everything: no key says so best */
+    } else if (period > 0) {
+        arch_put_u32(o, c, "attention.sliding_window_pattern", period);
+    } else {
+        char key[96];
+        snprintf(key, sizeof(key), "%s.attention.sliding_window_pattern", c->arch->gguf);
+        kv_put_array(o, key, KV_BOOL, (uint64_t)c->n_layers);
+        for (int32_t l = 0; l < c->n_layers; l++)
+            buf_add(&o->text, &(uint8_t){layer_is_local(c, l)}, 1);
+    }
+    arch_put_f32(o, c, "rope.freq_base_swa", c->rope_local_theta);
+    if (c->query_pre_attn_scalar != natural) {
+        kv_put(o, "shoal.query_pre_attn_scalar", KV_F32, &c->query_pre_attn_scalar);
+        note("GGUF has no key for 'query_pre_attn_scalar' %g; other programs will scale scores by "
+             "the head's width",
+             (double)c->query_pre_attn_scalar);
+    }
+}
+
 static void config_put(struct kv_out *o, const struct model *m, enum tensor_type type) {
     const struct model_config *c = &m->config;
     const struct {
@@ -799,19 +938,19 @@ static void config_put(struct kv_out *o, const struct model *m, enum tensor_type
         {"rope.dimension_count", c->head_dim}, {"vocab_size", c->vocab_size},
     };
     char key[96];
-    kv_put_text(o, "general.architecture", c->arch->name);
+    kv_put_text(o, "general.architecture", c->arch->gguf);
     kv_put_text(o, "general.type", "model");
     kv_put_text(o, "general.name", m->name);
     kv_put_u32(o, "general.file_type", file_type(type));
     kv_put_u32(o, "general.quantization_version", 2);
     for (size_t i = 0; i < ARRAY_LEN(sizes); i++) {
-        snprintf(key, sizeof(key), "%s.%s", c->arch->name, sizes[i].suffix);
+        snprintf(key, sizeof(key), "%s.%s", c->arch->gguf, sizes[i].suffix);
         kv_put_u32(o, key, (uint32_t)sizes[i].value);
     }
-    snprintf(key, sizeof(key), "%s.attention.layer_norm_rms_epsilon", c->arch->name);
-    kv_put(o, key, KV_F32, &c->rms_norm_eps);
-    snprintf(key, sizeof(key), "%s.rope.freq_base", c->arch->name);
-    kv_put(o, key, KV_F32, &c->rope_theta);
+    arch_put_f32(o, c, "attention.layer_norm_rms_epsilon", c->rms_norm_eps);
+    arch_put_f32(o, c, "rope.freq_base", c->rope_theta);
+    scaling_put(o, c);
+    if (c->arch->hf_names == HF_GEMMA) windows_put(o, c);
 }
 
 /* llama.cpp takes the number of tokens for the number of embedding rows, so rows beyond the
@@ -882,20 +1021,33 @@ static enum tensor_type weight_type(const struct weight *w, enum tensor_type typ
     return (type == TENSOR_Q8_0 || type == TENSOR_Q4_0) && w->k % 32 != 0 ? TENSOR_F16 : type;
 }
 
+static void entry_put(struct buf *b, const char *name, const struct weight *w, uint32_t type,
+                      uint64_t *offset) {
+    uint32_t n_dims = w->norm ? 1 : 2;
+    uint64_t dims[2] = {(uint64_t)w->k, (uint64_t)w->n};
+    string_put(b, name, strlen(name));
+    buf_add(b, &n_dims, sizeof(n_dims));
+    buf_add(b, dims, sizeof(*dims) * n_dims);
+    buf_add(b, &type, sizeof(type));
+    buf_add(b, offset, sizeof(*offset));
+    *offset = align_up(*offset + (uint64_t)w->n * tensor_row_bytes(type, w->k), 32);
+}
+
+static bool has_rope_freqs(const struct model_config *c) {
+    return c->rope_scaling.kind == ROPE_LLAMA3;
+}
+
 static void table_put(struct buf *b, const struct model_config *c, enum tensor_type type) {
     uint64_t offset = 0;
     int n_fallback = 0;
+    if (has_rope_freqs(c))
+        entry_put(b, "rope_freqs.weight", &(struct weight){.norm = true, .n = 1, .k = c->head_dim / 2},
+                  TENSOR_F32, &offset);
     for (int32_t i = 0; i < weight_count(c); i++) {
         struct weight w;
         weight_at(c, i, NAMING_GGUF, &w);
-        uint32_t n_dims = w.norm ? 1 : 2, t = weight_type(&w, type);
-        uint64_t dims[2] = {(uint64_t)w.k, (uint64_t)w.n};
-        string_put(b, w.name, strlen(w.name));
-        buf_add(b, &n_dims, sizeof(n_dims));
-        buf_add(b, dims, sizeof(*dims) * n_dims);
-        buf_add(b, &t, sizeof(t));
-        buf_add(b, &offset, sizeof(offset));
-        offset = align_up(offset + (uint64_t)w.n * tensor_row_bytes(t, w.k), 32);
+        enum tensor_type t = weight_type(&w, type);
+        entry_put(b, w.name, &w, t, &offset);
         if (!w.norm && t != type) n_fallback++;
     }
     if (n_fallback)
@@ -916,10 +1068,21 @@ static int weight_put(struct writer *out, const struct model *m, const struct we
     enum tensor_type t = weight_type(w, type);
     int rc = OK;
     for (int64_t i = 0; rc == OK && i < w->n; i++) {
-        weight_row(m, w, order ? order[i] : i, t, scratch, row);
+        weight_row(m, w, order && !w->norm ? order[i] : i, t, scratch, row);
+        if (order && w->norm) { /* a bias: its elements are the rows */
+            memcpy(scratch, row, sizeof(float) * (size_t)w->k);
+            for (int64_t j = 0; j < w->k; j++) ((float *)row)[j] = scratch[order[j]];
+        }
         rc = writer_put(out, row, tensor_row_bytes(t, w->k), err);
     }
     free(order);
+    return rc == OK ? padding_put(out, err) : rc;
+}
+
+static int rope_freqs_put(struct writer *out, const struct model_config *c, struct error *err) {
+    int rc = OK;
+    for (int32_t i = 0; rc == OK && i < c->head_dim / 2; i++)
+        rc = writer_put(out, &(float){rope_divisor(c, i)}, sizeof(float), err);
     return rc == OK ? padding_put(out, err) : rc;
 }
 
@@ -929,7 +1092,7 @@ static int weights_put(struct writer *out, const struct model *m, enum tensor_ty
     size_t longest = (size_t)MAX(MAX(c->d_ff, c->d_model), MAX(proj_in(c, PROJ_O), c->head_dim));
     float *scratch = xmalloc(sizeof(float) * longest);
     void *row = xmalloc(sizeof(float) * longest);
-    int rc = OK;
+    int rc = has_rope_freqs(c) ? rope_freqs_put(out, c, err) : OK;
     for (int32_t i = 0; rc == OK && i < weight_count(c); i++) {
         struct weight w;
         weight_at(c, i, NAMING_GGUF, &w);
@@ -945,7 +1108,8 @@ static void header_build(struct buf *b, const struct model *m, enum tensor_type 
     config_put(&o, m, type);
     tokenizer_put(&o, m);
     uint32_t version = 3;
-    uint64_t n_tensors = (uint64_t)weight_count(&m->config);
+    uint64_t n_tensors =
+        (uint64_t)weight_count(&m->config) + (has_rope_freqs(&m->config) ? 1 : 0);
     buf_puts(b, "GGUF");
     buf_add(b, &version, sizeof(version));
     buf_add(b, &n_tensors, sizeof(n_tensors));
@@ -955,8 +1119,28 @@ static void header_build(struct buf *b, const struct model *m, enum tensor_type 
     buf_release(&o.text);
 }
 
+/* What the format has no words for, and what nobody could read back. */
+static int expressible(const struct model_config *c, struct error *err) {
+    if (!c->arch->gguf)
+        return error_set(err, ERR_USAGE,
+                         "architecture '%s' has no GGUF form; write a Hugging Face directory "
+                         "instead",
+                         c->arch->name);
+    struct model_config back = *c;
+    float *divisors = xmalloc(sizeof(float) * (size_t)c->head_dim);
+    for (int32_t i = 0; i < c->head_dim / 2; i++) divisors[i] = rope_divisor(c, i);
+    bool ok = !has_rope_freqs(c) || rope_scaling_recover(&back, divisors);
+    free(divisors);
+    return ok ? OK
+              : error_set(err, ERR_USAGE,
+                          "this llama3 rope scaling has no GGUF form that can be read back (its "
+                          "frequency factors are not 1 and 4, or its original length no power of "
+                          "two); write a Hugging Face directory instead");
+}
+
 int model_write_gguf(const struct model *m, const char *path, enum tensor_type type,
                      struct error *err) {
+    if (expressible(&m->config, err) != OK) return err->code;
     struct buf header = {0};
     struct writer w;
     header_build(&header, m, type);

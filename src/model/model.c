@@ -190,20 +190,29 @@ static const void *tensor_aligned(struct model *m, const struct tensor_info *t) 
     return memcpy(arena_alloc(&m->arena, t->size), t->data, t->size);
 }
 
+/* A norm or a bias; `order` as for matrix_init, over its elements. */
+static void vector_bind(struct model *m, const struct weight *w, const struct tensor_info *t,
+                        const int32_t *order, float offset) {
+    float *v = arena_alloc(&m->arena, sizeof(float) * (size_t)w->k), *from = v;
+    if (order) from = xmalloc(sizeof(float) * (size_t)w->k);
+    tensor_to_f32(t->type, tensor_aligned(m, t), from, w->k);
+    for (int64_t i = 0; i < w->k && order; i++) v[i] = from[order[i]];
+    for (int64_t i = 0; i < w->k && offset != 0.0f; i++) v[i] += offset;
+    if (order) free(from);
+    *weight_norm(m, w) = v;
+}
+
 static int weight_bind(struct model *m, const struct weight *w, const struct tensor_info *t,
-                       bool interleaved, struct error *err) {
-    const void *data = tensor_aligned(m, t);
-    if (w->norm) {
-        float *norm = arena_alloc(&m->arena, sizeof(float) * (size_t)w->k);
-        tensor_to_f32(t->type, data, norm, w->k);
-        *weight_norm(m, w) = norm;
-        return OK;
-    }
+                       enum naming naming, bool interleaved, struct error *err) {
     int32_t *order = interleaved && w->rope_heads > 0
                          ? rope_rows_from_interleaved(w->rope_heads, m->config.head_dim)
                          : NULL;
-    int rc =
-        matrix_init(weight_matrix(m, w), t->type, w->n, w->k, data, order, m->cls, &m->arena, err);
+    int rc = OK;
+    if (w->norm)
+        vector_bind(m, w, t, order, w->offset && naming == NAMING_HF ? 1.0f : 0.0f);
+    else
+        rc = matrix_init(weight_matrix(m, w), t->type, w->n, w->k, tensor_aligned(m, t), order,
+                         m->cls, &m->arena, err);
     free(order);
     return rc == OK ? OK : error_wrap(err, "'%s'", w->name);
 }
@@ -235,7 +244,7 @@ int model_bind(struct model *m, const struct tensor_info *t, int n, enum naming 
     for (int32_t i = 0; rc == OK && i < n_weights; i++) {
         struct weight w;
         weight_at(c, i, naming, &w);
-        rc = weight_bind(m, &w, found[i], interleaved, err);
+        rc = weight_bind(m, &w, found[i], naming, interleaved, err);
     }
     if (c->tied) m->head = m->embed;
     m->type = tensors_main_type(t, n);
@@ -262,7 +271,7 @@ static void weight_init(struct model *m, const struct weight *w, int32_t index, 
     int64_t n = w->n * w->k;
     float *data = arena_alloc(&m->arena, sizeof(float) * (size_t)n);
     if (w->norm) {
-        for (int64_t i = 0; i < n; i++) data[i] = 1.0f;
+        for (int64_t i = 0; i < n && !w->bias; i++) data[i] = 1.0f;
         *weight_norm(m, w) = data;
         return;
     }
@@ -330,6 +339,13 @@ static void config_hash(struct hasher *h, const struct model_config *c) {
                        (int)c->n_layers, (int)c->d_model, (int)c->n_heads, (int)c->n_kv_heads,
                        (int)c->head_dim, (int)c->d_ff, (int)c->vocab_size, (int)c->max_seq_len,
                        (double)c->rope_theta, (double)c->rms_norm_eps, (int)c->tied);
+    hasher_add(h, text, (size_t)len);
+    const struct rope_scaling *s = &c->rope_scaling;
+    len = snprintf(text, sizeof(text), "%d %a %a %a %d %a %a %x %d %llx %llx\n", (int)s->kind,
+                   (double)s->factor, (double)s->low_freq_factor, (double)s->high_freq_factor,
+                   (int)s->original_len, (double)c->rope_local_theta,
+                   (double)c->query_pre_attn_scalar, (unsigned)c->biased, (int)c->window,
+                   (unsigned long long)c->local[0], (unsigned long long)c->local[1]);
     hasher_add(h, text, (size_t)len);
 }
 

@@ -21,31 +21,68 @@
 /* An architecture is one row of the table in arch.c: its names in both formats and what is truly
  * its own. */
 struct arch {
-    const char *name;     /* "llama", "qwen3": GGUF general.architecture and HF model_type */
-    const char *hf_class; /* "LlamaForCausalLM" */
-    bool qk_norm;         /* RMS norm of each q and k head before RoPE */
-    bool gguf_permuted;   /* q/k rows permuted in GGUF relative to Hugging Face */
+    const char *name;      /* "llama", "gemma3" */
+    const char *gguf;      /* GGUF's general.architecture; NULL: there is no such GGUF file */
+    const char *hf_type;   /* model_type of config.json */
+    const char *hf_class;  /* "LlamaForCausalLM" */
+    const char *hf_layers; /* "model.layers" */
+    enum hf_names { HF_LLAMA, HF_GEMMA, HF_NEO } hf_names; /* which family of tensor names */
+    uint32_t biased;       /* bit p: projection p always has a bias */
+    bool tied;             /* the head is the embedding unless config.json says otherwise */
+    bool qk_norm;          /* RMS norm of each q and k head before RoPE */
+    bool gguf_permuted;    /* q/k rows permuted in GGUF relative to Hugging Face */
+    bool post_norms;       /* RMS norms of what attention and MLP add to the stream */
+    bool norm_offset;      /* Hugging Face stores the weights of norms less 1 */
+    bool scaled_embedding; /* times sqrt(D) */
+    bool layer_norm;       /* LayerNorm with bias instead of RMS norm */
+    bool learned_pos;      /* a table of positions is added to the embedding; no RoPE */
+    bool ungated;          /* MLP down(act(up x)), no gate */
+    bool gelu;             /* activation: gelu (tanh form) instead of silu */
 };
 const struct arch *arch_find(const char *name); /* NULL when unknown */
+
+/* How rotary positions are stretched beyond the length that a model was first trained at: rope.c */
+enum rope_kind { ROPE_DEFAULT, ROPE_LINEAR, ROPE_LLAMA3, ROPE_YARN };
+struct rope_scaling {
+    enum rope_kind kind;
+    float factor;
+    float low_freq_factor, high_freq_factor; /* llama3 */
+    int32_t original_len;                    /* llama3, yarn */
+};
+
+enum { WINDOWED_LAYERS_MAX = 128 };
 
 struct model_config {
     const struct arch *arch;
     int32_t n_layers, d_model, n_heads, n_kv_heads, head_dim, d_ff, vocab_size, max_seq_len;
-    float rope_theta, rms_norm_eps;
-    bool tied; /* the head is the embedding */
+    float rope_theta, rms_norm_eps; /* the epsilon of LayerNorms as well */
+    bool tied;                      /* the head is the embedding */
+    /* The rest is 0 where an architecture does not use it. */
+    struct rope_scaling rope_scaling; /* of layers that see everything */
+    float rope_local_theta;           /* of layers with a window, unscaled; 0: as the others */
+    float query_pre_attn_scalar;      /* scores are q·k / sqrt of it; 0: head_dim */
+    uint32_t biased;                  /* bit p: projection p has a bias */
+    int32_t window;                   /* a local layer's row sees this many keys, its own included */
+    uint64_t local[WINDOWED_LAYERS_MAX / 64]; /* bit l: layer l is local */
 };
+bool layer_is_local(const struct model_config *c, int32_t layer);
 
 /* The seven linear maps of a layer that adapters may change, in this order everywhere. */
 enum proj { PROJ_Q, PROJ_K, PROJ_V, PROJ_O, PROJ_GATE, PROJ_UP, PROJ_DOWN, N_PROJ };
-extern const char *const proj_names[N_PROJ];    /* "q_proj" … */
-extern const char *const proj_hf_paths[N_PROJ]; /* "self_attn.q_proj" … */
+extern const char *const proj_names[N_PROJ]; /* "q_proj" …: what the command line calls them */
+/* What Hugging Face calls them within a layer, "self_attn.q_proj" or "attn.attention.q_proj"; NULL
+ * where the architecture has no such projection: its sizes are 0 then. */
+const char *proj_hf_path(const struct arch *a, enum proj p);
 int32_t proj_in(const struct model_config *c, enum proj p);
 int32_t proj_out(const struct model_config *c, enum proj p);
 
 struct layer {
     struct matrix proj[N_PROJ];
-    const float *attn_norm, *ffn_norm; /* [D] */
-    const float *q_norm, *k_norm;      /* [E], or NULL */
+    const float *bias[N_PROJ];                   /* [out], or NULL */
+    const float *attn_norm, *ffn_norm;           /* [D] */
+    const float *attn_norm_bias, *ffn_norm_bias; /* [D], or NULL */
+    const float *post_attn_norm, *post_ffn_norm; /* [D], or NULL */
+    const float *q_norm, *k_norm;                /* [E], or NULL */
 };
 
 struct model {
@@ -55,7 +92,9 @@ struct model {
     struct layer *layers;    /* [L] */
     struct matrix embed;     /* [V, D] */
     struct matrix head;      /* [V, D]; the same as embed when tied */
+    struct matrix pos_embed; /* [max_seq_len, D], where positions are learned */
     const float *final_norm; /* [D] */
+    const float *final_norm_bias; /* [D], or NULL */
     enum tensor_type type;   /* of most weights */
     enum numeric_class cls;
     struct tokenizer *tok; /* NULL when the files hold none */
@@ -78,7 +117,7 @@ int model_write_gguf(const struct model *m, const char *path, enum tensor_type t
                      struct error *err);
 int model_write_hf(const struct model *m, const char *dir, enum tensor_type type,
                    struct error *err);
-/* A model in memory with every weight f32 and writable (pretraining, tests, `model new`): norms 1,
+/* A model in memory with every weight f32 and writable (pretraining, tests, `model new`): norms 1, biases 0,
  * matrices N(0, 0.02²) with o and down scaled by 1/sqrt(2L), from the seed. */
 struct model *model_new(const struct model_config *c, uint64_t seed, enum numeric_class cls);
 /* The shapes `model new` and `bench` know: smollm-135m, qwen3-0.6b, stories15m, fry, and tiny ones
@@ -232,7 +271,9 @@ void forward_copy(struct forward *f, int32_t from, int32_t to, int32_t n);
 const struct forward_stats *forward_stats(const struct forward *f);
 /* Final-norm hidden states of the last call's out_rows, [n_out][D]. */
 const float *forward_hidden(const struct forward *f);
-void rope_table(const struct model_config *c, int32_t n_pos, float *cos,
-                float *sin); /* each [n_pos][E/2] */
+/* Cosine and sine of each position and pair, each [n_pos][E/2]; the second of local layers where
+ * rope_local_theta is set. */
+void rope_table(const struct model_config *c, int32_t n_pos, float *cos, float *sin);
+void rope_table_local(const struct model_config *c, int32_t n_pos, float *cos, float *sin);
 
 #endif

@@ -23,6 +23,7 @@ static inline void fixture_matrix(struct model *m, struct matrix *w, enum tensor
                                   enum numeric_class cls) {
     struct error err;
     float *v = (float *)(uintptr_t)w->data;
+    if (!v) return; // a matrix that the architecture has not
     for (int64_t i = 0; i < w->n * w->k; i++) v[i] *= 8.0f;
     if (type == TENSOR_F32) return;
     size_t row = tensor_row_bytes(type, w->k);
@@ -47,9 +48,17 @@ static inline struct model *fixture_model(const char *shape, bool tied, enum ten
         fixture_norm(m->layers[l].ffn_norm, c.d_model, &rng);
         fixture_norm(m->layers[l].q_norm, c.head_dim, &rng);
         fixture_norm(m->layers[l].k_norm, c.head_dim, &rng);
+        fixture_norm(m->layers[l].post_attn_norm, c.d_model, &rng);
+        fixture_norm(m->layers[l].post_ffn_norm, c.d_model, &rng);
+        fixture_norm(m->layers[l].attn_norm_bias, c.d_model, &rng);
+        fixture_norm(m->layers[l].ffn_norm_bias, c.d_model, &rng);
+        for (int p = 0; p < N_PROJ; p++)
+            fixture_norm(m->layers[l].bias[p], proj_out(&c, (enum proj)p), &rng);
     }
     fixture_norm(m->final_norm, c.d_model, &rng);
+    fixture_norm(m->final_norm_bias, c.d_model, &rng);
     fixture_matrix(m, &m->embed, type, cls);
+    fixture_matrix(m, &m->pos_embed, type, cls);
     if (tied)
         m->head = m->embed;
     else

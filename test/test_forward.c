@@ -312,6 +312,9 @@ static void bits_invariant(void **state) {
         {"tiny-llama", TENSOR_F32, CLASS_EXACT},  {"tiny-qwen3", TENSOR_F32, CLASS_EXACT},
         {"tiny-llama", TENSOR_Q8_0, CLASS_EXACT}, {"tiny-qwen3", TENSOR_Q4_0, CLASS_EXACT},
         {"tiny-llama", TENSOR_BF16, CLASS_EXACT}, {"tiny-qwen3", TENSOR_BF16, CLASS_FAST},
+        {"tiny-qwen2", TENSOR_F32, CLASS_EXACT},  {"tiny-gemma3", TENSOR_F32, CLASS_EXACT},
+        {"tiny-gemma3", TENSOR_Q8_0, CLASS_FAST}, {"tiny-gpt-neo", TENSOR_F32, CLASS_EXACT},
+        {"tiny-gpt-neo", TENSOR_Q4_0, CLASS_EXACT},
     };
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
         if (cases[i].cls == CLASS_FAST && kernels_default_class() != CLASS_FAST) continue;

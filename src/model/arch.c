@@ -411,10 +411,12 @@ static int windows_check(const struct model_config *c, struct error *err) {
     if (any && (c->window < 1 || c->window > 1 << 24))
         return error_set(err, ERR_FORMAT, "a sliding window of %d keys is outside 1..%d",
                          (int)c->window, 1 << 24);
-    if (c->rope_local_theta != 0.0f && !positive(c->rope_local_theta))
+    /* 0 stands for "not used" in other architectures */
+    if (c->arch->hf_names != HF_GEMMA) return OK;
+    if (!positive(c->rope_local_theta))
         return error_set(err, ERR_FORMAT, "local rope theta %g is not a positive number",
                          (double)c->rope_local_theta);
-    if (c->query_pre_attn_scalar != 0.0f && !positive(c->query_pre_attn_scalar))
+    if (!positive(c->query_pre_attn_scalar))
         return error_set(err, ERR_FORMAT, "query pre-attention scalar %g is not a positive number",
                          (double)c->query_pre_attn_scalar);
     return OK;

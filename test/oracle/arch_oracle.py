@@ -337,15 +337,15 @@ def llama_biased():
 
 
 def qwen2():
-    rope = rope_yarn(16, 1000000.0, 4.0, 16)
+    rope = rope_yarn(16, 100.0, 4.0, 600)  # a ramp over pairs 2 to 7, both its ends inside
     c = shape(layers=[(rope, 0)] * 2, tied=True, biased=("q", "k", "v"), eps=1e-6,
               gguf_keys=["qwen2.rope.scaling.type", "yarn", "qwen2.rope.scaling.factor",
                          "qwen2.rope.scaling.original_context_length"])
-    c["config"] = dict(base_config(c, "qwen2", "Qwen2ForCausalLM"), rope_theta=1000000.0,
+    c["config"] = dict(base_config(c, "qwen2", "Qwen2ForCausalLM"), rope_theta=100.0,
                        tie_word_embeddings=True, use_sliding_window=False, sliding_window=32,
                        max_window_layers=2,
                        rope_scaling={"rope_type": "yarn", "factor": 4.0,
-                                     "original_max_position_embeddings": 16})
+                                     "original_max_position_embeddings": 600})
     return c
 
 

@@ -760,6 +760,47 @@ static void test_hf_windows(void **state) {
     }
 }
 
+/* Puts a BOOL tensor of 16 elements at the end of DIR/model.safetensors. */
+static void mask_add(const char *dir, const char *name) {
+    char *path = path_join(tmp_path(dir), "model.safetensors");
+    struct buf file = file_get(path), out = {0};
+    uint64_t len, data;
+    memcpy(&len, file.data, sizeof(len));
+    data = file.len - sizeof(len) - len;
+    json_t *header = json_loadb(file.data + sizeof(len), len, 0, NULL);
+    json_object_set_new(header, name,
+                        json_pack("{s:s,s:[i,i,i,i],s:[I,I]}", "dtype", "BOOL", "shape", 1, 1, 4, 4,
+                                  "data_offsets", (json_int_t)data, (json_int_t)data + 16));
+    char *text = json_dumps(header, 0);
+    uint64_t new_len = strlen(text);
+    buf_add(&out, &new_len, sizeof(new_len));
+    buf_puts(&out, text);
+    buf_add(&out, file.data + sizeof(len) + len, data);
+    buf_add(&out, "\1\0\0\0\1\1\0\0\1\1\1\0\1\1\1\1", 16);
+    file_put(path, out.data, out.len);
+    buf_release(&file);
+    buf_release(&out);
+    json_decref(header);
+    free(text);
+    free(path);
+}
+
+/* Old GPT-Neo files hold their causal masks; a mask anywhere else is no weight. */
+static void test_masks(void **state) {
+    (void)state;
+    struct error err;
+    struct model_config c = config_named("tiny-gpt-neo");
+    struct model *m = model_make(&c, "masks");
+    assert_int_equal(model_write_hf(m, tmp_path("masks"), TENSOR_F32, &err), OK);
+    mask_add("masks", "transformer.h.0.attn.attention.bias");
+    struct model *back = open_ok(tmp_path("masks"), CLASS_EXACT);
+    assert_weights_equal(m, back, TENSOR_F32);
+    model_close(back);
+    mask_add("masks", "transformer.h.0.attn.mask");
+    assert_refused(tmp_path("masks"), "'transformer.h.0.attn.mask' is unknown");
+    model_close(m);
+}
+
 /* What tokenizer_config.json, generation_config.json and chat_template.jinja say beside the
  * tokenizer. */
 static void test_hf_tokenizer_config(void **state) {
@@ -1031,11 +1072,9 @@ static void test_gguf_truncated(void **state) {
 
 /* Each byte of everything before the data, wrong in three ways: it may open or not, but not crash.
  */
-static void test_gguf_corrupted(void **state) {
-    (void)state;
+static void gguf_corrupt(const struct model_config *c) {
     struct error err;
-    struct model_config c = config_smallest("llama", true);
-    struct model *m = model_make(&c, "bad");
+    struct model *m = model_make(c, "bad");
     const char *path = tmp_path("bad.gguf");
     assert_int_equal(model_write_gguf(m, path, TENSOR_F32, &err), OK);
     struct buf file = file_get(path);
@@ -1057,6 +1096,15 @@ static void test_gguf_corrupted(void **state) {
     model_close(open_ok(path, CLASS_EXACT));
     buf_release(&file);
     model_close(m);
+}
+
+static void test_gguf_corrupted(void **state) {
+    (void)state;
+    struct model_config llama = config_smallest("llama", true), gemma = config_named("tiny-gemma3");
+    llama.biased = 1u << PROJ_Q;
+    llama.rope_scaling = (struct rope_scaling){ROPE_LLAMA3, 8.0f, 1.0f, 4.0f, 16};
+    gguf_corrupt(&llama);
+    gguf_corrupt(&gemma);
 }
 
 /* A safetensors file of this header and `data` zero bytes. */
@@ -1433,6 +1481,7 @@ int main(void) {
         cmocka_unit_test(test_hf_shards),
         cmocka_unit_test(test_hf_config),
         cmocka_unit_test(test_hf_windows),
+        cmocka_unit_test(test_masks),
         cmocka_unit_test(test_hf_tokenizer_config),
         cmocka_unit_test(test_offenders),
         cmocka_unit_test(test_harmless_extras),

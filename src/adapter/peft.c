@@ -474,9 +474,9 @@ static void tensor_check(struct loading *ld, const struct tensor_info *t, int64_
         offenders_add(&ld->bad, "'%s' is [%lld, %lld], expected [%lld, %lld]", t->name,
                       (long long)t->dims[0], (long long)t->dims[1], (long long)rows,
                       (long long)cols);
-    } else if (size == 0 || t->size != size * (size_t)rows * (size_t)cols) {
+    } else if (size == 0 || t->mask || t->size != size * (size_t)rows * (size_t)cols) {
         offenders_add(&ld->bad, "'%s' is of type %s, not F32, F16 or BF16", t->name,
-                      tensor_type_name(t->type));
+                      t->mask ? "BOOL or U8" : tensor_type_name(t->type));
     }
 }
 

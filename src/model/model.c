@@ -148,6 +148,7 @@ static bool type_is_float(enum tensor_type t) {
 }
 
 static bool weight_fits(const struct weight *w, const struct tensor_info *t) {
+    if (t->mask) return false;
     if (w->norm) return t->n_dims == 1 && t->dims[0] == w->k && type_is_float(t->type);
     return t->n_dims == 2 && t->dims[0] == w->n && t->dims[1] == w->k;
 }
@@ -158,7 +159,8 @@ static void weight_check(const struct weight *w, const struct tensor_info *t, st
     } else if (!weight_fits(w, t)) {
         char have[96], want[96];
         int64_t dims[2] = {w->n, w->k};
-        offender_add(o, "'%s' is %s %s, expected %s%s", w->name, tensor_type_name(t->type),
+        offender_add(o, "'%s' is %s %s, expected %s%s", w->name,
+                     t->mask ? "a mask" : tensor_type_name(t->type),
                      tensor_shape_text(t->dims, t->n_dims, have), w->norm ? "float " : "",
                      tensor_shape_text(w->norm ? dims + 1 : dims, w->norm ? 1 : 2, want));
     }

@@ -120,8 +120,7 @@ int model_write_hf(const struct model *m, const char *dir, enum tensor_type type
 /* A model in memory with every weight f32 and writable (pretraining, tests, `model new`): norms 1, biases 0,
  * matrices N(0, 0.02²) with o and down scaled by 1/sqrt(2L), from the seed. */
 struct model *model_new(const struct model_config *c, uint64_t seed, enum numeric_class cls);
-/* The shapes `model new` and `bench` know: smollm-135m, qwen3-0.6b, stories15m, fry, and tiny ones
- * for tests. */
+/* The shapes `model new` and `bench` know: some published ones, fry, and tiny ones for tests. */
 int shape_find(const char *name, struct model_config *out, struct error *err);
 /* llama2.c: legacy .bin (v0) with its tokenizer .bin, as a model in memory. */
 struct model *llama2c_open(const char *bin, const char *tokenizer, enum numeric_class cls,
@@ -138,6 +137,7 @@ struct tensor_info {
                         reading) */
     const void *data;
     size_t size; /* bytes */
+    bool mask;   /* BOOL or U8, as some files keep beside their weights: `type` means nothing */
 };
 struct safetensors {
     struct mapping map;

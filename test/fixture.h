@@ -34,11 +34,8 @@ static inline void fixture_matrix(struct model *m, struct matrix *w, enum tensor
         check_failed(__FILE__, __LINE__, err.text);
 }
 
-static inline struct model *fixture_model(const char *shape, bool tied, enum tensor_type type,
-                                          enum numeric_class cls) {
-    struct model_config c;
-    struct error err;
-    if (shape_find(shape, &c, &err) != OK) check_failed(__FILE__, __LINE__, err.text);
+static inline struct model *fixture_model_of(struct model_config c, bool tied,
+                                             enum tensor_type type, enum numeric_class cls) {
     c.tied = tied;
     struct model *m = model_new(&c, 11, cls);
     struct rng rng = rng_make(5, RNG_TEST, 0, 0);
@@ -65,6 +62,14 @@ static inline struct model *fixture_model(const char *shape, bool tied, enum ten
         fixture_matrix(m, &m->head, type, cls);
     m->type = type;
     return m;
+}
+
+static inline struct model *fixture_model(const char *shape, bool tied, enum tensor_type type,
+                                          enum numeric_class cls) {
+    struct model_config c;
+    struct error err;
+    if (shape_find(shape, &c, &err) != OK) check_failed(__FILE__, __LINE__, err.text);
+    return fixture_model_of(c, tied, type, cls);
 }
 
 /* Both factors random; alpha = 1.5 r, so the scale is 1.5. `targets` as on the command line. */

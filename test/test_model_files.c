@@ -239,9 +239,9 @@ static void test_shapes(void **state) {
         const char *name;
         int64_t params;
     } known[] = {
-        {"smollm-135m", 134515008},      {"qwen3-0.6b", 596049920},   {"stories15m", 15191712},
-        {"tinyllama-1.1b", 1100048384},  {"llama3.2-1b", 1235814400}, {"qwen2.5-0.5b", 494032768},
-        {"gemma3-270m", 268098176},      {"tinystories-33m", 68514048},
+        {"smollm-135m", 134515008},     {"qwen3-0.6b", 596049920},     {"stories15m", 15191712},
+        {"tinyllama-1.1b", 1100048384}, {"llama3.2-1b", 1235814400},   {"qwen2.5-0.5b", 494032768},
+        {"gemma3-270m", 268098176},     {"tinystories-33m", 68514048},
     };
     struct model_config c;
     struct error err;
@@ -385,8 +385,7 @@ static void test_gguf_round_trips(void **state) {
         llama.tied = true;
         llama.d_ff = 44; /* no multiple of 32: block types fall back */
         gguf_round_trip(&llama, all_types[i], CLASS_FAST);
-        struct model_config qwen2 = config_named("tiny-qwen2"),
-                            gemma = config_named("tiny-gemma3");
+        struct model_config qwen2 = config_named("tiny-qwen2"), gemma = config_named("tiny-gemma3");
         gguf_round_trip(&qwen2, all_types[i], CLASS_EXACT);
         gguf_round_trip(&gemma, all_types[i], CLASS_EXACT);
         gemma.local[0] = 0x6; /* no period: a list of layers */

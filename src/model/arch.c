@@ -4,7 +4,8 @@
  *
  * No file is read here and no number is multiplied. Adding an architecture of this family is one
  * row of `archs` and, if it has tensors of its own, rows of `parts`; what the forward pass does
- * with a row's flags is in forward.c, what config.json and GGUF call them in hf_config.c and gguf.c.
+ * with a row's flags is in forward.c, what config.json and GGUF call them in hf_config.c and
+ * gguf.c.
  *
  * Invariant: weight_at(0 … weight_count - 1) visits every tensor of a model exactly once, in the
  * same order for every format; model_new numbers its random streams by that order, so it must not
@@ -123,8 +124,12 @@ const char *proj_hf_path(const struct arch *a, enum proj p) {
         "mlp.gate_proj",    "mlp.up_proj",      "mlp.down_proj",
     };
     static const char *const neo[N_PROJ] = {
-        "attn.attention.q_proj",   "attn.attention.k_proj", "attn.attention.v_proj",
-        "attn.attention.out_proj", NULL,                    "mlp.c_fc",
+        "attn.attention.q_proj",
+        "attn.attention.k_proj",
+        "attn.attention.v_proj",
+        "attn.attention.out_proj",
+        NULL,
+        "mlp.c_fc",
         "mlp.c_proj",
     };
     return a->hf_names == HF_NEO ? neo[p] : usual[p];

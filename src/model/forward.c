@@ -49,19 +49,19 @@ struct forward {
     struct forward_stats stats;
     void *slab;
 
-    float *x;                 /* [B, D] residual stream */
-    float *h;                 /* [B, D] after a norm */
-    float *q, *att;           /* [B, H·E] */
-    float *k, *v;             /* [B, K·E] before they enter the cache */
-    float *gate, *up;         /* [B, F] */
-    float *hidden;            /* [B, D] of out_rows */
-    float *low;               /* [MAX_FUSED][B, RANK_CHUNK] */
-    float *scores;            /* [threads, slot_len] */
-    float *cos, *sin;         /* [slot_len, E/2] */
+    float *x;                     /* [B, D] residual stream */
+    float *h;                     /* [B, D] after a norm */
+    float *q, *att;               /* [B, H·E] */
+    float *k, *v;                 /* [B, K·E] before they enter the cache */
+    float *gate, *up;             /* [B, F] */
+    float *hidden;                /* [B, D] of out_rows */
+    float *low;                   /* [MAX_FUSED][B, RANK_CHUNK] */
+    float *scores;                /* [threads, slot_len] */
+    float *cos, *sin;             /* [slot_len, E/2] */
     float *cos_local, *sin_local; /* the same of local layers */
-    float *cache_k, *cache_v; /* [slots, L, K, slot_len, E] */
-    int64_t *attend_cost;     /* [B + 1] positions seen by the rows before row i */
-    struct job *jobs;         /* [MAX_FUSED · (1 + B)] */
+    float *cache_k, *cache_v;     /* [slots, L, K, slot_len, E] */
+    int64_t *attend_cost;         /* [B + 1] positions seen by the rows before row i */
+    struct job *jobs;             /* [MAX_FUSED · (1 + B)] */
     void *in_scratch;
 
     /* the call in progress */
@@ -328,7 +328,7 @@ static struct inputs inputs_for(struct forward *f, const float *x, int64_t rows,
 struct norm_job {
     const struct forward *f;
     const float *x, *g, *b; /* b: LayerNorm's bias, or NULL for an RMS norm */
-    const int32_t *pick; /* rows of x, or NULL: all in order */
+    const int32_t *pick;    /* rows of x, or NULL: all in order */
     float *y;
 };
 
@@ -360,7 +360,7 @@ static void embed_rows(void *ctx, int64_t begin, int64_t end, int thread) {
         if (m->config.arch->scaled_embedding) f->kern->scale(x, sqrtf((float)d), d);
         if (!m->config.arch->learned_pos) continue;
         matrix_row(&m->pos_embed, f->rows[i].pos, pos);
-        vector_add(x, pos, d);
+        f->kern->axpy(x, 1.0f, pos, d);
     }
 }
 
@@ -389,10 +389,10 @@ static void branch_rows(void *ctx, int64_t begin, int64_t end, int thread) {
     (void)thread;
     for (int64_t i = begin; i < end; i++) {
         float *x = b->f->x + i * d, *h = b->f->h + i * d;
-        if (b->bias) vector_add(b->norm ? h : x, b->bias, d);
+        if (b->bias) b->f->kern->axpy(b->norm ? h : x, 1.0f, b->bias, d);
         if (!b->norm) continue;
         b->f->kern->rmsnorm(h, h, b->norm, c->rms_norm_eps, d);
-        vector_add(x, h, d);
+        b->f->kern->axpy(x, 1.0f, h, d);
     }
 }
 
@@ -424,9 +424,10 @@ static void store_rows(void *ctx, int64_t begin, int64_t end, int thread) {
     (void)thread;
     for (int64_t i = begin; i < end; i++) {
         int64_t pos = f->rows[i].pos;
-        if (l->bias[PROJ_Q]) vector_add(f->q + i * c->n_heads * e, l->bias[PROJ_Q], c->n_heads * e);
-        if (l->bias[PROJ_K]) vector_add(f->k + i * kv, l->bias[PROJ_K], kv);
-        if (l->bias[PROJ_V]) vector_add(f->v + i * kv, l->bias[PROJ_V], kv);
+        if (l->bias[PROJ_Q])
+            kern->axpy(f->q + i * c->n_heads * e, 1.0f, l->bias[PROJ_Q], c->n_heads * e);
+        if (l->bias[PROJ_K]) kern->axpy(f->k + i * kv, 1.0f, l->bias[PROJ_K], kv);
+        if (l->bias[PROJ_V]) kern->axpy(f->v + i * kv, 1.0f, l->bias[PROJ_V], kv);
         for (int32_t h = 0; h < c->n_heads; h++) {
             float *q = f->q + (i * c->n_heads + h) * e;
             if (l->q_norm) kern->rmsnorm(q, q, l->q_norm, c->rms_norm_eps, e);

@@ -484,7 +484,7 @@ static int window_pattern_read(const struct gguf *g, struct model_config *c, str
     const struct kv *kv = gguf_find(g, key);
     if (!kv || kv->type != KV_ARRAY) {
         int rc = int_get(g, c->arch->gguf, suffix, 6, &period, err);
-        if (rc == OK) window_period_set(c, period > 0 ? period : c->n_layers + 1);
+        if (rc == OK) window_period_set(c, period > 0 ? period : WINDOWED_LAYERS_MAX + 1);
         return rc;
     }
     if (kv->element != KV_BOOL || kv->n != (uint64_t)c->n_layers)
@@ -495,9 +495,14 @@ static int window_pattern_read(const struct gguf *g, struct model_config *c, str
     return OK;
 }
 
+/* No key says what Gemma's scores are scaled by: of all sizes only the largest (62 layers) has
+ * another width than the head's. */
+static float gemma_scalar(const struct model_config *c) {
+    return (float)(c->n_layers == 62 && c->n_heads > 0 ? c->d_model / c->n_heads : c->head_dim);
+}
+
 /* Gemma's windows. What older files leave out was fixed in the programs that read them: every 6th
- * layer sees everything, local layers rotate with theta 10000, and of all sizes only the largest
- * (62 layers) scales its scores by another width than the head's. */
+ * layer sees everything and local layers rotate with theta 10000. */
 static int windows_read(const struct gguf *g, struct model_config *c, struct error *err) {
     if (c->arch->hf_names != HF_GEMMA) {
         int32_t window;
@@ -509,15 +514,14 @@ static int windows_read(const struct gguf *g, struct model_config *c, struct err
                                "supported",
                                c->arch->gguf);
     }
-    float natural = (float)(c->n_layers == 62 ? c->d_model / c->n_heads : c->head_dim);
     int rc = int_get(g, c->arch->gguf, "attention.sliding_window", 0, &c->window, err);
     if (rc == OK && c->window > 0) rc = window_pattern_read(g, c, err);
     if (!c->local[0] && !c->local[1]) c->window = 0; /* said but not used */
     if (rc == OK)
         rc = float_get(g, c->arch->gguf, "rope.freq_base_swa", 1e4f, &c->rope_local_theta, err);
     if (rc == OK)
-        rc = float_get(g, "shoal", "query_pre_attn_scalar", natural, &c->query_pre_attn_scalar,
-                       err);
+        rc = float_get(g, "shoal", "query_pre_attn_scalar", gemma_scalar(c),
+                       &c->query_pre_attn_scalar, err);
     return rc;
 }
 
@@ -901,28 +905,31 @@ static void scaling_put(struct kv_out *o, const struct model_config *c) {
         arch_put_u32(o, c, "rope.scaling.original_context_length", s->original_len);
 }
 
-static void windows_put(struct kv_out *o, const struct model_config *c) {
+static void pattern_put(struct kv_out *o, const struct model_config *c) {
+    static const char suffix[] = "attention.sliding_window_pattern";
     int32_t period = window_period(c);
-    float natural = (float)(c->n_layers == 62 ? c->d_model / c->n_heads : c->head_dim);
-    if (c->window) arch_put_u32(o, c, "attention.sliding_window", c->window);
-    if (c->window == 0) {
-        /* every layer sees everything: no key says so best */
-    } else if (period > 0) {
-        arch_put_u32(o, c, "attention.sliding_window_pattern", period);
-    } else {
-        char key[96];
-        snprintf(key, sizeof(key), "%s.attention.sliding_window_pattern", c->arch->gguf);
-        kv_put_array(o, key, KV_BOOL, (uint64_t)c->n_layers);
-        for (int32_t l = 0; l < c->n_layers; l++)
-            buf_add(&o->text, &(uint8_t){layer_is_local(c, l)}, 1);
+    char key[96];
+    if (period > 0) {
+        arch_put_u32(o, c, suffix, period);
+        return;
+    }
+    snprintf(key, sizeof(key), "%s.%s", c->arch->gguf, suffix);
+    kv_put_array(o, key, KV_BOOL, (uint64_t)c->n_layers);
+    for (int32_t l = 0; l < c->n_layers; l++)
+        buf_add(&o->text, &(uint8_t){layer_is_local(c, l)}, 1);
+}
+
+static void gemma_put(struct kv_out *o, const struct model_config *c) {
+    if (c->window) {
+        arch_put_u32(o, c, "attention.sliding_window", c->window);
+        pattern_put(o, c);
     }
     arch_put_f32(o, c, "rope.freq_base_swa", c->rope_local_theta);
-    if (c->query_pre_attn_scalar != natural) {
-        kv_put(o, "shoal.query_pre_attn_scalar", KV_F32, &c->query_pre_attn_scalar);
-        note("GGUF has no key for 'query_pre_attn_scalar' %g; other programs will scale scores by "
-             "the head's width",
-             (double)c->query_pre_attn_scalar);
-    }
+    if (c->query_pre_attn_scalar == gemma_scalar(c)) return;
+    kv_put(o, "shoal.query_pre_attn_scalar", KV_F32, &c->query_pre_attn_scalar);
+    note("GGUF has no key for 'query_pre_attn_scalar' %g; other programs will scale scores by the "
+         "head's width",
+         (double)c->query_pre_attn_scalar);
 }
 
 static void config_put(struct kv_out *o, const struct model *m, enum tensor_type type) {
@@ -950,7 +957,7 @@ static void config_put(struct kv_out *o, const struct model *m, enum tensor_type
     arch_put_f32(o, c, "attention.layer_norm_rms_epsilon", c->rms_norm_eps);
     arch_put_f32(o, c, "rope.freq_base", c->rope_theta);
     scaling_put(o, c);
-    if (c->arch->hf_names == HF_GEMMA) windows_put(o, c);
+    if (c->arch->hf_names == HF_GEMMA) gemma_put(o, c);
 }
 
 /* llama.cpp takes the number of tokens for the number of embedding rows, so rows beyond the
@@ -1041,8 +1048,9 @@ static void table_put(struct buf *b, const struct model_config *c, enum tensor_t
     uint64_t offset = 0;
     int n_fallback = 0;
     if (has_rope_freqs(c))
-        entry_put(b, "rope_freqs.weight", &(struct weight){.norm = true, .n = 1, .k = c->head_dim / 2},
-                  TENSOR_F32, &offset);
+        entry_put(b, "rope_freqs.weight",
+                  &(struct weight){.norm = true, .n = 1, .k = c->head_dim / 2}, TENSOR_F32,
+                  &offset);
     for (int32_t i = 0; i < weight_count(c); i++) {
         struct weight w;
         weight_at(c, i, NAMING_GGUF, &w);
@@ -1108,8 +1116,7 @@ static void header_build(struct buf *b, const struct model *m, enum tensor_type 
     config_put(&o, m, type);
     tokenizer_put(&o, m);
     uint32_t version = 3;
-    uint64_t n_tensors =
-        (uint64_t)weight_count(&m->config) + (has_rope_freqs(&m->config) ? 1 : 0);
+    uint64_t n_tensors = (uint64_t)weight_count(&m->config) + (has_rope_freqs(&m->config) ? 1 : 0);
     buf_puts(b, "GGUF");
     buf_add(b, &version, sizeof(version));
     buf_add(b, &n_tensors, sizeof(n_tensors));
@@ -1122,7 +1129,7 @@ static void header_build(struct buf *b, const struct model *m, enum tensor_type 
 /* What the format has no words for, and what nobody could read back. */
 static int expressible(const struct model_config *c, struct error *err) {
     if (!c->arch->gguf)
-        return error_set(err, ERR_USAGE,
+        return error_set(err, ERR_MISMATCH,
                          "architecture '%s' has no GGUF form; write a Hugging Face directory "
                          "instead",
                          c->arch->name);
@@ -1132,7 +1139,7 @@ static int expressible(const struct model_config *c, struct error *err) {
     bool ok = !has_rope_freqs(c) || rope_scaling_recover(&back, divisors);
     free(divisors);
     return ok ? OK
-              : error_set(err, ERR_USAGE,
+              : error_set(err, ERR_MISMATCH,
                           "this llama3 rope scaling has no GGUF form that can be read back (its "
                           "frequency factors are not 1 and 4, or its original length no power of "
                           "two); write a Hugging Face directory instead");

@@ -33,9 +33,7 @@ static const struct size_keys neo_keys = {"num_layers", "num_heads", "layer_norm
                                           "activation_function"};
 
 static const struct size_keys *keys_of(const struct arch *a) {
-    return a->hf_names == HF_NEO     ? &neo_keys
-           : a->hf_names == HF_GEMMA ? &gemma_keys
-                                     : &usual_keys;
+    return a->hf_names == HF_NEO ? &neo_keys : a->hf_names == HF_GEMMA ? &gemma_keys : &usual_keys;
 }
 
 /* `fallback` 0: required. */
@@ -87,8 +85,8 @@ static bool is_off(const json_t *v) {
 }
 
 static int act_check(const json_t *root, const struct arch *a, struct error *err) {
-    static const char *const silu[] = {"silu", "swish"},
-                             *const gelu[] = {"gelu_pytorch_tanh", "gelu_new"};
+    static const char *const silu[] = {"silu", "swish"}, *const gelu[] = {"gelu_pytorch_tanh",
+                                                                          "gelu_new"};
     const char *key = keys_of(a)->act;
     const json_t *v = json_field(root, key);
     const char *name = json_string_value(v);
@@ -99,12 +97,19 @@ static int act_check(const json_t *root, const struct arch *a, struct error *err
 
 /* What would change the arithmetic in ways Shoal cannot follow: refused by name. */
 static int extras_refuse(const json_t *root, const struct arch *a, struct error *err) {
-    static const char *const keys[] = {
-        "use_sliding_window",      "use_bidirectional_attention", "qkv_bias",
-        "attn_logit_softcapping",  "final_logit_softcapping",     "clip_qkv",
-        "quantization_config",     "num_experts",                 "num_local_experts",
-        "num_kv_shared_layers",    "attention_multiplier",        "embedding_multiplier",
-        "hidden_size_per_layer_input"};
+    static const char *const keys[] = {"use_sliding_window",
+                                       "use_bidirectional_attention",
+                                       "qkv_bias",
+                                       "attn_logit_softcapping",
+                                       "final_logit_softcapping",
+                                       "clip_qkv",
+                                       "quantization_config",
+                                       "num_experts",
+                                       "num_local_experts",
+                                       "num_kv_shared_layers",
+                                       "attention_multiplier",
+                                       "embedding_multiplier",
+                                       "hidden_size_per_layer_input"};
     const json_t *v;
     for (size_t i = 0; i < ARRAY_LEN(keys); i++)
         if (!is_off(v = json_field(root, keys[i]))) return unsupported(keys[i], v, err);
@@ -118,9 +123,9 @@ static int scaling_extras_refuse(const char *key, const json_t *rope, struct err
     static const struct {
         const char *key;
         double only; /* NaN: nothing */
-    } keys[] = {{"beta_fast", 32},      {"beta_slow", 1},      {"partial_rotary_factor", 1},
-                {"attention_factor", NAN}, {"mscale", NAN},    {"mscale_all_dim", NAN},
-                {"short_factor", NAN},  {"long_factor", NAN}};
+    } keys[] = {{"beta_fast", 32},         {"beta_slow", 1},    {"partial_rotary_factor", 1},
+                {"attention_factor", NAN}, {"mscale", NAN},     {"mscale_all_dim", NAN},
+                {"short_factor", NAN},     {"long_factor", NAN}};
     for (size_t i = 0; i < ARRAY_LEN(keys); i++) {
         const json_t *v = json_field(rope, keys[i].key);
         if (v && !(json_is_number(v) && json_number_value(v) == keys[i].only))
@@ -328,7 +333,7 @@ int hf_config_check(const struct model_config *c, struct error *err) {
     bool whole = ((own & attention) == 0 || (own & attention) == attention) &&
                  ((own & mlp) == 0 || (own & mlp) == mlp);
     if (whole && (!(own & mlp) || strcmp(c->arch->name, "llama") == 0)) return OK;
-    return error_set(err, ERR_USAGE,
+    return error_set(err, ERR_MISMATCH,
                      "config.json cannot say that only some projections of a '%s' model have "
                      "biases; write a GGUF file instead",
                      c->arch->name);
@@ -361,8 +366,7 @@ static json_t *scaling_json(const struct rope_scaling *s) {
     json_t *out = json_object();
     json_object_set_new(out, "rope_type", json_string(rope_kind_name(s->kind)));
     float_set(out, "factor", s->factor);
-    if (s->kind != ROPE_LINEAR)
-        int_set(out, "original_max_position_embeddings", s->original_len);
+    if (s->kind != ROPE_LINEAR) int_set(out, "original_max_position_embeddings", s->original_len);
     if (s->kind == ROPE_LLAMA3) {
         float_set(out, "low_freq_factor", s->low_freq_factor);
         float_set(out, "high_freq_factor", s->high_freq_factor);
@@ -370,8 +374,7 @@ static json_t *scaling_json(const struct rope_scaling *s) {
     return out;
 }
 
-static json_t *layer_words_json(const struct model_config *c, const char *full,
-                                const char *local) {
+static json_t *layer_words_json(const struct model_config *c, const char *full, const char *local) {
     json_t *out = json_array();
     for (int32_t l = 0; l < c->n_layers; l++)
         json_array_append_new(out, json_string(layer_is_local(c, l) ? local : full));
@@ -419,7 +422,7 @@ json_t *hf_config_json(const struct model *m, enum tensor_type type) {
     int_set(root, "max_position_embeddings", c->max_seq_len);
     float_set(root, keys->epsilon, c->rms_norm_eps);
     json_object_set_new(root, keys->act,
-                        json_string(!c->arch->gelu                 ? "silu"
+                        json_string(!c->arch->gelu                ? "silu"
                                     : c->arch->hf_names == HF_NEO ? "gelu_new"
                                                                   : "gelu_pytorch_tanh"));
     if (c->arch->hf_names == HF_NEO)

@@ -62,7 +62,7 @@ struct model_config {
     float rope_local_theta;           /* of layers with a window, unscaled; 0: as the others */
     float query_pre_attn_scalar;      /* scores are q·k / sqrt of it; 0: head_dim */
     uint32_t biased;                  /* bit p: projection p has a bias */
-    int32_t window;                   /* a local layer's row sees this many keys, its own included */
+    int32_t window; /* a local layer's row sees this many keys, its own included */
     uint64_t local[WINDOWED_LAYERS_MAX / 64]; /* bit l: layer l is local */
 };
 bool layer_is_local(const struct model_config *c, int32_t layer);
@@ -89,13 +89,13 @@ struct model {
     char *name; /* file's or folder's name without its ending: "fry" */
     char *path;
     struct model_config config;
-    struct layer *layers;    /* [L] */
-    struct matrix embed;     /* [V, D] */
-    struct matrix head;      /* [V, D]; the same as embed when tied */
-    struct matrix pos_embed; /* [max_seq_len, D], where positions are learned */
-    const float *final_norm; /* [D] */
+    struct layer *layers;         /* [L] */
+    struct matrix embed;          /* [V, D] */
+    struct matrix head;           /* [V, D]; the same as embed when tied */
+    struct matrix pos_embed;      /* [max_seq_len, D], where positions are learned */
+    const float *final_norm;      /* [D] */
     const float *final_norm_bias; /* [D], or NULL */
-    enum tensor_type type;   /* of most weights */
+    enum tensor_type type;        /* of most weights */
     enum numeric_class cls;
     struct tokenizer *tok; /* NULL when the files hold none */
     char *chat_template;   /* Jinja text from the files, or NULL; rendered as ChatML here */
@@ -117,8 +117,8 @@ int model_write_gguf(const struct model *m, const char *path, enum tensor_type t
                      struct error *err);
 int model_write_hf(const struct model *m, const char *dir, enum tensor_type type,
                    struct error *err);
-/* A model in memory with every weight f32 and writable (pretraining, tests, `model new`): norms 1, biases 0,
- * matrices N(0, 0.02²) with o and down scaled by 1/sqrt(2L), from the seed. */
+/* A model in memory with every weight f32 and writable (pretraining, tests, `model new`): norms 1,
+ * biases 0, matrices N(0, 0.02²) with o and down scaled by 1/sqrt(2L), from the seed. */
 struct model *model_new(const struct model_config *c, uint64_t seed, enum numeric_class cls);
 /* The shapes `model new` and `bench` know: some published ones, fry, and tiny ones for tests. */
 int shape_find(const char *name, struct model_config *out, struct error *err);

@@ -97,7 +97,7 @@ int model_bind(struct model *m, const struct tensor_info *t, int n, enum naming 
 /* config.json to a configuration, and a model's configuration to config.json (a new reference). */
 int hf_config_read(const json_t *root, struct model_config *c, struct error *err);
 json_t *hf_config_json(const struct model *m, enum tensor_type type);
-/* ERR_USAGE when config.json has no words for this configuration. */
+/* ERR_MISMATCH when config.json has no words for this configuration. */
 int hf_config_check(const struct model_config *c, struct error *err);
 /* The member of an object; missing and null are the same in these files. */
 const json_t *json_field(const json_t *root, const char *key);

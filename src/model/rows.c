@@ -8,10 +8,6 @@
 
 #include <math.h>
 
-void vector_add(float *y, const float *x, int64_t n) {
-    for (int64_t i = 0; i < n; i++) y[i] += x[i];
-}
-
 static void layernorm_row(const struct kernels *k, float *y, const float *x, const float *g,
                           const float *b, float eps, int64_t n) {
     float mean = k->sum(x, n) / (float)n;
@@ -30,8 +26,8 @@ void norm_row(const struct kernels *k, float *y, const float *x, const float *g,
 
 void activation_row(const struct kernels *k, const struct arch *a, float *gate, float *up,
                     const float *gate_bias, const float *up_bias, int64_t n) {
-    if (gate_bias) vector_add(gate, gate_bias, n);
-    if (up_bias) vector_add(up, up_bias, n);
+    if (gate_bias) k->axpy(gate, 1.0f, gate_bias, n);
+    if (up_bias) k->axpy(up, 1.0f, up_bias, n);
     if (a->ungated) {
         k->gelu(gate, up, n);
     } else if (a->gelu) {

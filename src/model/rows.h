@@ -9,8 +9,6 @@
 
 #include "model/model.h"
 
-/* y = x + y, elementwise. */
-void vector_add(float *y, const float *x, int64_t n);
 /* RMS norm times g; with `b` LayerNorm, (x - mean) / sqrt(variance + eps) · g + b. y may be x. */
 void norm_row(const struct kernels *k, float *y, const float *x, const float *g, const float *b,
               float eps, int64_t n);

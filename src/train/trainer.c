@@ -53,9 +53,9 @@ static void layer_add(struct trainer *t, int l) {
     for (int p = 0; p < N_PROJ; p++) {
         const struct matrix *m = &from->proj[p];
         to->proj[p] = (struct weight){.w = m->data, .n = m->n, .k = m->k};
-        to->proj[p].g = tensor_add(t, (float *)m->data, m->n * m->k, true,
-                                   "model.layers.%d.%s.weight", l,
-                                   proj_hf_path(t->c.arch, (enum proj)p));
+        to->proj[p].g =
+            tensor_add(t, (float *)m->data, m->n * m->k, true, "model.layers.%d.%s.weight", l,
+                       proj_hf_path(t->c.arch, (enum proj)p));
     }
     if (from->q_norm) {
         to->g_q_norm = norm_add(t, from->q_norm, t->c.head_dim, l, "self_attn.q_norm");
@@ -157,6 +157,10 @@ static void fingerprint_make(struct trainer *t) {
     buf_printf(&b, "%s %d %d %d %d %d %d %d %a %a %d\n", c->arch->name, c->n_layers, c->d_model,
                c->n_heads, c->n_kv_heads, c->head_dim, c->d_ff, c->vocab_size,
                (double)c->rope_theta, (double)c->rms_norm_eps, c->tied);
+    if (c->rope_scaling.kind != ROPE_DEFAULT)
+        buf_printf(&b, "rope %d %a %a %a %d\n", (int)c->rope_scaling.kind,
+                   (double)c->rope_scaling.factor, (double)c->rope_scaling.low_freq_factor,
+                   (double)c->rope_scaling.high_freq_factor, c->rope_scaling.original_len);
     buf_printf(&b, "%a %a %a %a %a %a %llu\n", (double)t->beta1, (double)t->beta2, (double)t->eps,
                (double)t->decay, (double)t->max_grad_norm, (double)t->dropout,
                (unsigned long long)t->seed);

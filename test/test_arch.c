@@ -365,6 +365,32 @@ GOLDEN_TEST(gemma3, "gemma3")
 GOLDEN_TEST(gemma3_multimodal, "gemma3-multimodal")
 GOLDEN_TEST(gpt_neo, "gpt-neo")
 
+/* Published models by their config.json: it is understood, and asks for as many numbers as the
+ * model is known to have; written again it says the same. */
+static void published_configs(void **state) {
+    (void)state;
+    struct error err;
+    json_t *list = json_file(GOLDEN "published.json", &err);
+    assert_true(json_array_size(list) > 5);
+    for (size_t i = 0; i < json_array_size(list); i++) {
+        const json_t *entry = json_array_get(list, i);
+        const char *name = json_string_value(json_object_get(entry, "name"));
+        struct model m = {0};
+        struct model_config back = {0};
+        if (hf_config_read(json_object_get(entry, "config"), &m.config, &err) != OK)
+            fail_msg("%s: %s", name, err.text);
+        int64_t params = model_param_count(&m.config);
+        if (params != json_integer_value(json_object_get(entry, "params")))
+            fail_msg("%s: %lld parameters", name, (long long)params);
+        assert_int_equal(m.config.window, json_integer_value(json_object_get(entry, "window")));
+        json_t *again = hf_config_json(&m, TENSOR_BF16);
+        if (hf_config_read(again, &back, &err) != OK) fail_msg("%s, again: %s", name, err.text);
+        assert_memory_equal(&m.config, &back, sizeof back);
+        json_decref(again);
+    }
+    json_decref(list);
+}
+
 /*
  * One local layer: changing the token at position 3 must change the rows that have it in their
  * window, and no bit of any other.
@@ -443,6 +469,7 @@ int main(void) {
         cmocka_unit_test(gpt_neo),
         cmocka_unit_test(windows_are_exact),
         cmocka_unit_test(llama3_divisors_are_recovered),
+        cmocka_unit_test(published_configs),
     };
     return cmocka_run_group_tests(tests, group_setup, group_teardown);
 }

@@ -818,6 +818,7 @@ static void test_architectures_refused(void **state) {
         assert_non_null(strstr(err.text, llama ? "biases" : c.arch->name));
         assert_null(trainer_new_full(m, &o, NULL, &err));
         assert_int_equal(err.code, ERR_MISMATCH);
+        options_release(train_option_rows, &o);
         adapter_release(ad);
         model_close(m);
     }

@@ -19,7 +19,8 @@
 /* shape */
 
 /* An architecture is one row of the table in arch.c: its names in both formats and what is truly
- * its own. */
+ * its own. All of it is computed in f32: where another program rounds on the way (Gemma's
+ * embedding scale to bf16), this one does not. */
 struct arch {
     const char *name;      /* "llama", "gemma3" */
     const char *gguf;      /* GGUF's general.architecture; NULL: there is no such GGUF file */

@@ -40,10 +40,9 @@ static double row_norm(const float *row, const struct lora *lo, const float *b, 
 
 /* `full` (may be NULL) stands for w, row by row. */
 static int module_bind(const struct matrix *w, const float *full, const struct lora *lo,
-                       const float *magnitude, float *mult, int32_t module, struct error *err) {
+                       const float *magnitude, float *mult, const char *name, struct error *err) {
     float *row = xmalloc((size_t)w->k * sizeof *row);
     double *scratch = xmalloc((size_t)lo->r * sizeof *scratch);
-    char name[NAME_MAX_LEN];
     int rc = OK;
     for (int64_t n = 0; n < w->n && rc == OK; n++) {
         if (full)
@@ -52,7 +51,6 @@ static int module_bind(const struct matrix *w, const float *full, const struct l
             matrix_row(w, n, row);
         double norm = row_norm(row, lo, lo->b + n * lo->r, w->k, scratch);
         mult[n] = (float)((double)magnitude[n] / norm);
-        module_name(name, module);
         if (!isfinite(mult[n]))
             rc = error_set(err, ERR_NUMERIC, "DoRA on '%s': output %lld has the norm %g", name,
                            (long long)n, norm);
@@ -68,19 +66,20 @@ bool adapter_is_ready(const struct adapter *a) {
 
 static int dora_bind(struct adapter *a, const struct model *m, struct error *err) {
     int32_t n = a->shape.n_layers * N_PROJ;
+    char name[NAME_MAX_LEN];
     int rc = OK;
     for (int32_t i = 0; i < n && rc == OK; i++) {
         const struct matrix *w = &m->layers[i / N_PROJ].proj[i % N_PROJ];
         if (a->loras[i].r == 0) continue;
         float *mult = arena_alloc(&a->bound, sizeof *mult * (size_t)w->n);
-        rc = module_bind(w, NULL, &a->loras[i], a->magnitude[i], mult, i, err);
+        module_name(name, a->shape.arch, i);
+        rc = module_bind(w, NULL, &a->loras[i], a->magnitude[i], mult, name, err);
         a->loras[i].mult = mult;
     }
     struct table *head = a->overlay ? &a->overlay->head : NULL;
     if (rc == OK && head && head->lora.r > 0) {
         float *mult = arena_alloc(&a->bound, sizeof *mult * (size_t)m->head.n);
-        rc =
-            module_bind(&m->head, head->full, &head->lora, a->magnitude[n], mult, MODULE_HEAD, err);
+        rc = module_bind(&m->head, head->full, &head->lora, a->magnitude[n], mult, "lm_head", err);
         head->lora.mult = mult;
     }
     if (rc == OK) return OK;

@@ -72,8 +72,16 @@ static float alpha_common(const struct model_config *shape, const struct adapter
     return same && alpha != 0 ? alpha : NAN;
 }
 
+static int arch_check(const struct arch *arch, struct error *err) {
+    if (arch->gguf) return OK;
+    return error_set(err, ERR_MISMATCH,
+                     "architecture '%s' has no GGUF form; use a PEFT directory instead",
+                     arch->name);
+}
+
 static int save_check(const struct adapter *a, struct error *err) {
     const struct adapter_config *c = &a->config;
+    if (arch_check(a->shape.arch, err)) return err->code;
     const char *what =
         c->dora                           ? "DoRA's magnitudes (use_dora)"
         : c->embed.full || c->head.full   ? "a whole embedding or head (modules_to_save)"
@@ -146,7 +154,7 @@ static struct tensor_info tensor_out(const struct model_config *shape,
 
 static json_t *metadata_make(const struct adapter *a, const char *config, float alpha) {
     json_t *o = json_pack("{s:s, s:s, s:s, s:f, s:s}", "general.type", "adapter",
-                          "general.architecture", a->shape.arch->name, "adapter.type", "lora",
+                          "general.architecture", a->shape.arch->gguf, "adapter.type", "lora",
                           "adapter.lora.alpha", (double)alpha, KEY_CONFIG, config);
     const char *key;
     json_t *value;
@@ -243,7 +251,7 @@ static void tensor_in(struct reading *rd, const struct tensor_info *t, int32_t m
         transpose(own, rows, data, k, rows, k, NULL);
     else if (own != data)
         rows_permute(data, own, heads, rd->shape->head_dim, k, false);
-    module_name(name, module);
+    module_name(name, rd->shape->arch, module);
     *out = (struct tensor_info){
         .name = xasprintf("base_model.model.%s.%s", name, endings[module == MODULE_EMBED][part]),
         .type = TENSOR_F32,
@@ -297,9 +305,9 @@ static int key_require(const struct reading *rd, const char *key, const char *wa
 
 static int header_read(struct reading *rd, struct error *err) {
     const json_t *alpha = json_object_get(rd->in.metadata, "adapter.lora.alpha");
-    if (key_require(rd, "general.type", "adapter", err) ||
+    if (arch_check(rd->shape->arch, err) || key_require(rd, "general.type", "adapter", err) ||
         key_require(rd, "adapter.type", "lora", err) ||
-        key_require(rd, "general.architecture", rd->shape->arch->name, err))
+        key_require(rd, "general.architecture", rd->shape->arch->gguf, err))
         return err->code;
     if (json_object_get(rd->in.metadata, "adapter.alora.invocation_tokens"))
         return error_set(err, ERR_MISMATCH, "adapter '%s': activated LoRA is not supported",

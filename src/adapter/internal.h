@@ -25,8 +25,9 @@ enum { MODULE_EMBED = -1, MODULE_HEAD = -2 };
 struct adapter_tensor *adapter_tensors(const struct model_config *shape,
                                        const struct adapter_config *c, int *n);
 size_t adapter_tensor_floats(const struct adapter_tensor *t);
-/* "model.layers.3.mlp.up_proj", "model.embed_tokens", "lm_head". */
-void module_name(char out[NAME_MAX_LEN], int32_t module);
+/* "model.layers.3.mlp.up_proj", "model.embed_tokens", "lm_head": what the architecture calls them;
+ * "" for a projection that it lacks. */
+void module_name(char out[NAME_MAX_LEN], const struct arch *arch, int32_t module);
 
 /* By name, for qsort. */
 int tensor_info_compare(const void *a, const void *b);

@@ -54,48 +54,54 @@ size_t adapter_tensor_floats(const struct adapter_tensor *t) {
     return (size_t)t->rows * (size_t)(t->cols ? t->cols : 1);
 }
 
-static void tensor_add(struct adapter_tensor *list, int *n, int32_t module, enum tensor_part part,
-                       const char *ending, int64_t rows, int64_t cols) {
-    struct adapter_tensor *t = &list[(*n)++];
+struct listing {
+    const struct arch *arch;
+    struct adapter_tensor *v;
+    int n;
+};
+
+static void tensor_add(struct listing *l, int32_t module, enum tensor_part part, const char *ending,
+                       int64_t rows, int64_t cols) {
+    struct adapter_tensor *t = &l->v[l->n++];
     char name[NAME_MAX_LEN];
-    module_name(name, module);
+    module_name(name, l->arch, module);
     *t = (struct adapter_tensor){.module = module, .part = part, .rows = rows, .cols = cols};
     snprintf(t->name, sizeof t->name, "base_model.model.%.100s.%s", name, ending);
 }
 
 /* One of the two tables, in the order of the adapter's data. */
-static void table_add(struct adapter_tensor *list, int *n, const struct model_config *shape,
+static void table_add(struct listing *l, const struct model_config *shape,
                       const struct adapter_config *c, int32_t module) {
     bool head = module == MODULE_HEAD;
     const struct adapter_table *t = head ? &c->head : &c->embed;
     int64_t d = shape->d_model, v = shape->vocab_size, in = head ? d : v, out = head ? v : d;
     int32_t r = t->lora.r;
-    if (r) tensor_add(list, n, module, PART_A, head ? "lora_A.weight" : "lora_embedding_A", r, in);
-    if (r) tensor_add(list, n, module, PART_B, head ? "lora_B.weight" : "lora_embedding_B", out, r);
-    if (r && c->dora) tensor_add(list, n, module, PART_MAGNITUDE, "lora_magnitude_vector", out, 0);
-    if (t->full) tensor_add(list, n, module, PART_FULL, r ? "base_layer.weight" : "weight", v, d);
+    if (r) tensor_add(l, module, PART_A, head ? "lora_A.weight" : "lora_embedding_A", r, in);
+    if (r) tensor_add(l, module, PART_B, head ? "lora_B.weight" : "lora_embedding_B", out, r);
+    if (r && c->dora) tensor_add(l, module, PART_MAGNITUDE, "lora_magnitude_vector", out, 0);
+    if (t->full) tensor_add(l, module, PART_FULL, r ? "base_layer.weight" : "weight", v, d);
     if (t->n_ids)
-        tensor_add(list, n, module, PART_ROWS, "token_adapter.trainable_tokens_delta", t->n_ids, d);
+        tensor_add(l, module, PART_ROWS, "token_adapter.trainable_tokens_delta", t->n_ids, d);
 }
 
 struct adapter_tensor *adapter_tensors(const struct model_config *shape,
                                        const struct adapter_config *c, int *n) {
     int32_t modules = shape->n_layers * N_PROJ;
-    struct adapter_tensor *list = xcalloc((size_t)modules * 3 + 10, sizeof *list);
-    *n = 0;
+    struct listing l = {shape->arch, xcalloc((size_t)modules * 3 + 10, sizeof *l.v), 0};
     for (int32_t i = 0; i < modules; i++) {
         int32_t r = adapter_module_at(c, i / N_PROJ, i % N_PROJ).r;
         if (r == 0) continue;
-        tensor_add(list, n, i, PART_A, "lora_A.weight", r, proj_in(shape, i % N_PROJ));
-        tensor_add(list, n, i, PART_B, "lora_B.weight", proj_out(shape, i % N_PROJ), r);
+        tensor_add(&l, i, PART_A, "lora_A.weight", r, proj_in(shape, i % N_PROJ));
+        tensor_add(&l, i, PART_B, "lora_B.weight", proj_out(shape, i % N_PROJ), r);
     }
     for (int32_t i = 0; i < modules && c->dora; i++)
         if (adapter_module_at(c, i / N_PROJ, i % N_PROJ).r > 0)
-            tensor_add(list, n, i, PART_MAGNITUDE, "lora_magnitude_vector",
-                       proj_out(shape, i % N_PROJ), 0);
-    table_add(list, n, shape, c, MODULE_EMBED);
-    table_add(list, n, shape, c, MODULE_HEAD);
-    return list;
+            tensor_add(&l, i, PART_MAGNITUDE, "lora_magnitude_vector", proj_out(shape, i % N_PROJ),
+                       0);
+    table_add(&l, shape, c, MODULE_EMBED);
+    table_add(&l, shape, c, MODULE_HEAD);
+    *n = l.n;
+    return l.v;
 }
 
 struct loading {
@@ -157,9 +163,9 @@ static void tensor_check(struct loading *ld, const struct adapter_tensor *w,
         else
             misfit_add(ld->bad, "'%s' is [%lld], expected [%lld]", t->name, (long long)t->dims[0],
                        (long long)w->rows);
-    } else if (size == 0 || t->size != size * adapter_tensor_floats(w)) {
+    } else if (size == 0 || t->mask || t->size != size * adapter_tensor_floats(w)) {
         misfit_add(ld->bad, "'%s' is of type %s, not F32, F16 or BF16", t->name,
-                   tensor_type_name(t->type));
+                   t->mask ? "BOOL or U8" : tensor_type_name(t->type));
     }
 }
 
@@ -174,7 +180,7 @@ static void row_widen(const struct tensor_info *t, int64_t i, int64_t k, void *r
 static bool table_is_base(const struct loading *ld, const struct tensor_info *t, bool head) {
     int64_t v = ld->shape->vocab_size, d = ld->shape->d_model;
     size_t size = element_size(t->type);
-    if (!ld->model || t->n_dims != 2 || t->dims[0] != v || t->dims[1] != d ||
+    if (!ld->model || t->mask || t->n_dims != 2 || t->dims[0] != v || t->dims[1] != d ||
         t->size != size * (size_t)(v * d) || size == 0)
         return false;
     float *a = xmalloc((size_t)d * 3 * sizeof *a), *b = a + d;
@@ -193,7 +199,7 @@ static void in_place_find(struct loading *ld, int head) {
     struct adapter_config *c = &ld->config->c;
     struct adapter_table *t = head ? &c->head : &c->embed;
     if (t->full || t->n_ids) return;
-    const char *module = head ? "lm_head" : "model.embed_tokens";
+    const char *module = head ? "lm_head" : ld->shape->arch->hf_embed;
     static const char *const endings[] = {"base_layer.weight", "weight"};
     for (int i = 0; i < 2 && !ld->in_place[head]; i++) {
         char name[NAME_MAX_LEN];
@@ -225,7 +231,7 @@ static void saved_tie(struct loading *ld) {
     if (!ld->config->tie || !ld->shape->tied || c->embed.full == c->head.full) return;
     char name[NAME_MAX_LEN];
     snprintf(name, sizeof name, "base_model.model.%s.weight",
-             c->head.full ? "lm_head" : "model.embed_tokens");
+             c->head.full ? "lm_head" : ld->shape->arch->hf_embed);
     ld->in_place[c->embed.full] = name_find(ld, name);
     if (c->embed.full)
         c->head.full = true;
@@ -253,9 +259,9 @@ static bool name_is_untargeted(const struct loading *ld, const char *name) {
         int32_t r = m == MODULE_EMBED  ? c->embed.lora.r
                     : m == MODULE_HEAD ? c->head.lora.r
                                        : adapter_module_at(c, m / N_PROJ, m % N_PROJ).r;
-        module_name(module, m);
+        module_name(module, ld->shape->arch, m);
         int len = snprintf(stem, sizeof stem, "base_model.model.%s.lora_", module);
-        if (r == 0 && strncmp(name, stem, (size_t)len) == 0) return true;
+        if (r == 0 && module[0] && strncmp(name, stem, (size_t)len) == 0) return true;
     }
     return false;
 }

@@ -986,6 +986,67 @@ static void inner_names(void **state) {
     free(path);
 }
 
+/* What a Gemma that sees images calls the language model's modules, before and after the names
+ * changed, and what of it is not the language model's. */
+static void multimodal_names(void **state) {
+    (void)state;
+    static const char vision[] = "base_model.model.model.vision_tower.encoder.layers.0.self_attn."
+                                 "q_proj.lora_A.weight";
+    static const struct {
+        const char *stem, *targets; /* for "model." */
+    } rows[] = {
+        {"model.language_model.", "[\"q_proj\", \"down_proj\"]"},
+        {"language_model.model.", "[\"q_proj\", \"down_proj\"]"},
+        {"model.language_model.", "\".*language_model.*\\\\.(q_proj|down_proj)\""},
+        {"language_model.model.", "\"language_model.model.layers.\\\\d+.*(q_proj|down_proj)\""},
+    };
+    struct model *m = fixture_model("tiny-gemma3", true, TENSOR_F32, CLASS_EXACT);
+    struct adapter *a = fixture_adapter(&m->config, 3, "q_proj,down_proj", 0.2f, 4);
+    char *plain = path_join(work, "language"), *dir = path_join(work, "multimodal"),
+         *from = path_join(plain, "adapter_model.safetensors"),
+         *to = path_join(dir, "adapter_model.safetensors"),
+         *config = path_join(dir, "adapter_config.json");
+    struct error err;
+    log_quiet = true;
+    save_ok(a, plain, "base");
+    assert_int_equal(dir_make(dir, &err), OK);
+    for (size_t i = 0; i < ARRAY_LEN(rows); i++) {
+        struct safetensors st;
+        assert_int_equal(safetensors_open(&st, from, &err), OK);
+        struct tensor_info list[64] = {{.name = xstrdup(vision),
+                                        .n_dims = 2,
+                                        .dims = {1, 1},
+                                        .data = (float[]){1},
+                                        .size = 4}};
+        int n = st.n_tensors + 1;
+        assert_true(n <= 64);
+        for (int t = 1; t < n; t++) {
+            list[t] = st.tensors[t - 1];
+            list[t].name = xasprintf("base_model.model.%s%s", rows[i].stem,
+                                     st.tensors[t - 1].name + strlen("base_model.model.model."));
+        }
+        assert_int_equal(safetensors_write(to, list, n, NULL, &err), OK);
+        char *text = xasprintf("{\"peft_type\": \"LORA\", \"r\": 3, \"lora_alpha\": 4.5, "
+                               "\"target_modules\": %s}",
+                               rows[i].targets);
+        file_put(config, text, strlen(text));
+        struct adapter *b = open_ok(dir, m);
+        assert_string_equal(a->hash, b->hash);
+        for (int t = 0; t < n; t++) free(list[t].name);
+        safetensors_close(&st);
+        adapter_release(b);
+        free(text);
+    }
+    log_quiet = false;
+    adapter_release(a);
+    model_close(m);
+    free(plain);
+    free(dir);
+    free(from);
+    free(to);
+    free(config);
+}
+
 /* Every kind of tensor with a NaN in its last value is refused by its name. */
 static void nan_refused(void **state) {
     (void)state;
@@ -1029,7 +1090,8 @@ int main(void) {
         cmocka_unit_test(bound_first),        cmocka_unit_test(whole_tables_thinned),
         cmocka_unit_test(zero_norm_refused),  cmocka_unit_test(gguf_damaged),
         cmocka_unit_test(gguf_refused),       cmocka_unit_test(configs_refused),
-        cmocka_unit_test(inner_names),        cmocka_unit_test(nan_refused),
+        cmocka_unit_test(inner_names),        cmocka_unit_test(multimodal_names),
+        cmocka_unit_test(nan_refused),
     };
     return cmocka_run_group_tests(tests, golden_setup, golden_teardown);
 }

@@ -47,7 +47,10 @@ struct peft_config {
     struct arena arena;
     const int32_t *order[2]; /* embedding, head: which row of the file is ids[i]'s */
     const char *base;        /* base_model_name_or_path, or NULL */
-    bool tie;                /* ensure_weight_tying: on a tied base, tables are changed together */
+    /* What "model." stands for in the config's patterns, "model.language_model.": NULL but for an
+     * adapter of a model that sees images as well. Set by who reads the config. */
+    const char *stem;
+    bool tie; /* ensure_weight_tying: on a tied base, tables are changed together */
 };
 int peft_config_read(const json_t *root, const struct model_config *shape, struct peft_config *out,
                      struct misfits *bad, struct error *err);

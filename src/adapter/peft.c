@@ -371,6 +371,35 @@ static int paths_check(const char *dir, const char *config, const char *tensors,
                      dir);
 }
 
+/*
+ * An adapter of a model that sees images as well has "language_model." in the names of what is the
+ * language model's; parts of it that only images reach are left out, as the base leaves them out.
+ * Returns what stands for "model." there; NULL when the names are a text model's.
+ */
+static const char *language_model_take(struct safetensors *st) {
+    static const char infix[] = "language_model.";
+    const char *stem = NULL;
+    int kept = 0;
+    for (int i = 0; i < st->n_tensors; i++) {
+        struct tensor_info *t = &st->tensors[i];
+        char *at = strstr(t->name, infix);
+        const char *rest = at ? at + strlen(infix) : "";
+        if (at && strncmp(rest, "lm_head", 7) != 0)
+            stem =
+                strncmp(rest, "model.", 6) == 0 ? "language_model.model." : "model.language_model.";
+        if (at) memmove(at, rest, strlen(rest) + 1);
+        if (at || !(strstr(t->name, "vision_tower.") || strstr(t->name, "multi_modal_projector.")))
+            st->tensors[kept++] = *t;
+        else
+            free(t->name);
+    }
+    if (kept < st->n_tensors)
+        note("%d tensors that are not the language model's are left out", st->n_tensors - kept);
+    st->n_tensors = kept;
+    if (kept > 1) qsort(st->tensors, (size_t)kept, sizeof *st->tensors, tensor_info_compare);
+    return stem;
+}
+
 struct adapter *peft_load(const char *dir, const struct model_config *shape, const struct model *m,
                           struct error *err) {
     struct adapter *a = NULL;
@@ -382,20 +411,20 @@ struct adapter *peft_load(const char *dir, const struct model_config *shape, con
     }
     struct peft_config config = {0};
     struct misfits bad = {0};
-    struct safetensors st;
+    struct safetensors st = {0};
     char *config_path = path_join(dir, CONFIG_NAME), *tensors_path = path_join(dir, TENSORS_NAME);
     char *pickle_path = path_join(dir, PICKLE_NAME);
     json_t *root = NULL;
     if (paths_check(dir, config_path, tensors_path, pickle_path, err)) goto out;
     if (!(root = json_file(config_path, err))) goto out;
-    if (peft_config_read(root, shape, &config, &bad, err)) {
-        error_wrap(err, "'%s'", config_path);
-        goto out;
-    }
     if (safetensors_open(&st, tensors_path, err)) goto out;
-    a = adapter_from_tensors(dir, shape, &config, &st, m, &bad, err);
-    safetensors_close(&st);
+    if (shape->arch->hf_names == HF_GEMMA) config.stem = language_model_take(&st);
+    if (peft_config_read(root, shape, &config, &bad, err))
+        error_wrap(err, "'%s'", config_path);
+    else
+        a = adapter_from_tensors(dir, shape, &config, &st, m, &bad, err);
 out:
+    safetensors_close(&st);
     json_decref(root);
     buf_release(&bad.text);
     peft_config_release(&config);

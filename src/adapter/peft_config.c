@@ -328,6 +328,7 @@ static int layers_read(const json_t *root, const struct model_config *shape, boo
 /* Everything that decides whether a module is adapted, and how. */
 struct plan {
     const struct arch *arch;
+    const char *stem; /* peft_config's */
     struct selector target, exclude;
     struct rules ranks, alphas;
     bool *layers;    /* [L] */
@@ -337,7 +338,6 @@ struct plan {
 
 static int plan_init(struct plan *pl, const json_t *root, const struct model_config *shape,
                      struct error *err) {
-    pl->arch = shape->arch;
     pl->layers = xcalloc((size_t)shape->n_layers, sizeof *pl->layers);
     if (selector_init(&pl->target, root, "target_modules", err)) return err->code;
     pl->all_layers = layers_are_all(json_object_get(root, "layers_to_transform"));
@@ -363,12 +363,22 @@ static bool plan_reaches(const struct plan *pl, int32_t module) {
     return module >= 0 ? pl->layers[module / N_PROJ] : pl->all_layers && !pl->target.all;
 }
 
+/* The module's name as the config means it. */
+static void plan_name(char out[NAME_MAX_LEN], const struct plan *pl, int32_t module) {
+    static const char usual[] = "model.";
+    char name[NAME_MAX_LEN];
+    module_name(name, pl->arch, module);
+    bool moved = pl->stem && strncmp(name, usual, strlen(usual)) == 0;
+    snprintf(out, NAME_MAX_LEN, "%s%.110s", moved ? pl->stem : "",
+             name + (moved ? strlen(usual) : 0));
+}
+
 /* Fills one module of the config; r stays 0 where it is not adapted. */
 static int plan_module(const struct plan *pl, const struct adapter_config *c, int32_t module,
                        struct adapter_module *out, struct error *err) {
     char name[NAME_MAX_LEN];
     double r = c->r, alpha = c->alpha;
-    module_name(name, pl->arch, module);
+    plan_name(name, pl, module);
     if (!name[0]) return OK;
     int in = selector_match(&pl->target, name, err);
     int ex = in > 0 ? selector_match(&pl->exclude, name, err) : 0;
@@ -383,15 +393,14 @@ static int plan_module(const struct plan *pl, const struct adapter_config *c, in
 }
 
 /* Listed targets that name nothing in this shape, as an adapter for another architecture has. */
-static void targets_check(const struct selector *s, const struct model_config *shape,
-                          struct misfits *bad) {
+static void targets_check(const struct plan *pl, int32_t n_layers, struct misfits *bad) {
     size_t i;
     json_t *item;
-    json_array_foreach (s->list, i, item) {
+    json_array_foreach (pl->target.list, i, item) {
         bool hit = false;
-        for (int32_t m = MODULE_HEAD; m < shape->n_layers * N_PROJ && !hit; m++) {
+        for (int32_t m = MODULE_HEAD; m < n_layers * N_PROJ && !hit; m++) {
             char name[NAME_MAX_LEN];
-            module_name(name, shape->arch, m);
+            plan_name(name, pl, m);
             hit = name[0] && suffix_match(name, json_string_value(item));
         }
         if (!hit)
@@ -512,10 +521,9 @@ static int tables_check(const struct peft_config *p, const struct model_config *
     return OK;
 }
 
-static int plan_run(const struct plan *plan, struct peft_config *p,
-                    const struct model_config *shape, struct misfits *bad, struct error *err) {
+static int plan_run(const struct plan *plan, struct peft_config *p, int32_t n_layers,
+                    struct misfits *bad, struct error *err) {
     struct adapter_config *c = &p->c;
-    int32_t n_layers = shape->n_layers;
     struct adapter_module *modules =
         arena_alloc(&p->arena, (size_t)n_layers * N_PROJ * sizeof *modules);
     int n = 0;
@@ -526,7 +534,7 @@ static int plan_run(const struct plan *plan, struct peft_config *p,
     c->modules = modules;
     if (plan_module(plan, c, MODULE_EMBED, &c->embed.lora, err)) return err->code;
     if (plan_module(plan, c, MODULE_HEAD, &c->head.lora, err)) return err->code;
-    targets_check(&plan->target, shape, bad);
+    targets_check(plan, n_layers, bad);
     if (n + c->embed.lora.r + c->head.lora.r == 0 && plan->needed && bad->n == 0)
         misfit_add(bad, "'target_modules' selects no projection of it");
     return OK;
@@ -535,7 +543,7 @@ static int plan_run(const struct plan *plan, struct peft_config *p,
 int peft_config_read(const json_t *root, const struct model_config *shape, struct peft_config *out,
                      struct misfits *bad, struct error *err) {
     struct adapter_config *c = &out->c;
-    struct plan plan = {0};
+    struct plan plan = {.arch = shape->arch, .stem = out->stem};
     if (!json_is_object(root)) return error_set(err, ERR_FORMAT, "not a JSON object");
     if (config_refuse(root, err) || scalars_read(root, c, err)) return err->code;
     if (saved_read(root, shape->arch, c, err) || tokens_read(root, shape, out, err))
@@ -545,7 +553,7 @@ int peft_config_read(const json_t *root, const struct model_config *shape, struc
     out->base = base ? arena_strdup(&out->arena, base) : NULL;
     plan.needed = !c->embed.full && !c->head.full && !c->embed.n_ids && !c->head.n_ids;
     int rc = plan_init(&plan, root, shape, err);
-    if (rc == OK) rc = plan_run(&plan, out, shape, bad, err);
+    if (rc == OK) rc = plan_run(&plan, out, shape->n_layers, bad, err);
     if (rc == OK) rc = tables_check(out, shape, err);
     plan_release(&plan);
     return rc;

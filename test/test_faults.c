@@ -314,6 +314,13 @@ static int open_small_hf(struct error *err) {
     return model_at("small", err);
 }
 
+static int open_biased_gguf(struct error *err) {
+    return model_at("biased.gguf", err);
+}
+static int open_windowed_hf(struct error *err) {
+    return model_at("windowed", err);
+}
+
 static int tokenizer_done(struct tokenizer *t, char *path, struct error *err) {
     int rc = t ? OK : err->code;
     tok_free(t);
@@ -448,6 +455,8 @@ static const struct path {
     {"training", train, 2, 0},
     {"small GGUF model", open_small_gguf, 0, SWEPT},
     {"small HF model", open_small_hf, 0, SWEPT},
+    {"small GGUF model with permuted biases", open_biased_gguf, 0, SWEPT},
+    {"small HF model with windows and norms less 1", open_windowed_hf, 0, SWEPT},
     {"small adapter", load_small_adapter, 0, SWEPT},
     {"training data", load_data, 0, SWEPT},
     {"checkpoint", load_checkpoint, 0, SWEPT},
@@ -744,6 +753,23 @@ static void large_make(void) {
     free(hf);
 }
 
+/* A llama with biases and llama3's scaling, and a Gemma. */
+static void archs_make(void) {
+    struct error err;
+    struct model_config c = small->config;
+    char *gguf = path_in("biased.gguf"), *hf = path_in("windowed");
+    c.biased = 1u << PROJ_Q | 1u << PROJ_K;
+    c.rope_scaling = (struct rope_scaling){ROPE_LLAMA3, 8, 1, 4, 32};
+    struct model *biased = fixture_model_of(c, true, TENSOR_F32, CLASS_EXACT);
+    struct model *gemma = fixture_model("tiny-gemma3", true, TENSOR_F32, CLASS_EXACT);
+    must(model_write_gguf(biased, gguf, TENSOR_Q8_0, &err), &err);
+    must(model_write_hf(gemma, hf, TENSOR_BF16, &err), &err);
+    model_close(biased);
+    model_close(gemma);
+    free(gguf);
+    free(hf);
+}
+
 static void sentencepiece_make(void) {
     struct buf b = {0};
     for (int i = 0; i < MANY; i++) {
@@ -825,6 +851,7 @@ static int group_setup(void **state) {
     adapters_make();
     trainer_make();
     large_make();
+    archs_make();
     sentencepiece_make();
     json_make();
     texts_make();

@@ -354,6 +354,15 @@ static int load_small_adapter(struct error *err) {
     return adapter_at("small-adapter", &small->config, err);
 }
 
+static int load_gguf_adapter(struct error *err) {
+    char *path = path_in("wide.gguf");
+    struct adapter *a = adapter_load_gguf(path, &wide, err);
+    int rc = a ? OK : err->code;
+    adapter_release(a);
+    free(path);
+    return rc;
+}
+
 static int new_engine(struct error *err) {
     struct engine_options o = {.max_rows = 256, .max_seqs = 1024, .max_len = 64};
     struct engine *e = engine_new(small, &o, err);
@@ -450,6 +459,7 @@ static const struct path {
     {"tokenizer.json", open_tokenizer_json, 4, 0},
     {"sentencepiece", open_sentencepiece, 5, 0},
     {"adapter", load_adapter, 1, 0},
+    {"GGUF adapter", load_gguf_adapter, 7, 0},
     {"engine", new_engine, 2, SWEPT},
     {"JSON", load_json, 2, 0},
     {"training", train, 2, 0},
@@ -799,13 +809,19 @@ static void json_make(void) {
 
 static void adapters_make(void) {
     struct error err;
-    char *path = path_in("wide-adapter"), *other = path_in("small-adapter");
+    char *path = path_in("wide-adapter"), *other = path_in("small-adapter"),
+         *gguf = path_in("wide.gguf");
+    struct adapter_config high = {.r = 256, .alpha = 512, .target = {[PROJ_UP] = true}};
     must(shape_find("fry", &wide, &err), &err);
     wide_model = model_new(&wide, 1, CLASS_EXACT);
     wide_adapter = fixture_adapter(&wide, 32, "all-linear", 0.1f, 1);
     must(adapter_save(wide_adapter, path, "base", &err), &err);
     small_adapter = fixture_adapter(&small->config, 2, "q_proj,v_proj", 0.1f, 1);
     must(adapter_save(small_adapter, other, "base", &err), &err);
+    struct adapter *large = adapter_new(&wide, &high, 1);
+    must(adapter_save_gguf(large, gguf, "base", false, &err), &err);
+    adapter_release(large);
+    free(gguf);
     free(path);
     free(other);
 }

@@ -232,24 +232,26 @@ struct reading {
 
 /* A tensor as f32 matrix under PEFT's name. Shapes are left to the common checks, except where they
  * decide how to turn it. */
-static void tensor_in(struct reading *rd, const struct tensor_info *t, int32_t module,
-                      enum tensor_part part) {
+static int tensor_in(struct reading *rd, const struct tensor_info *t, int32_t module,
+                     enum tensor_part part, struct error *err) {
     static const char *const endings[2][2] = {{"lora_A.weight", "lora_B.weight"},
                                               {"lora_embedding_A", "lora_embedding_B"}};
-    struct tensor_info *out = &rd->out.tensors[rd->out.n_tensors++];
+    struct tensor_info *out = &rd->out.tensors[rd->out.n_tensors];
     int64_t rows = t->n_dims == 2 ? t->dims[0] : 1, k = t->dims[t->n_dims - 1];
     char name[NAME_MAX_LEN];
-    float *data = arena_alloc(&rd->arena, sizeof *data * (size_t)(rows * k)), *own = data;
     bool turn = module == MODULE_EMBED && part == PART_A;
     int32_t heads = part == PART_B ? permuted_heads(rd->shape, module) : 0;
+    bool moves = turn || (heads && rows == (int64_t)heads * rd->shape->head_dim);
+    size_t size = sizeof(float) * (size_t)(rows * k);
+    float *data = arena_try(&rd->arena, size, err), *own = data;
+    if (data && moves) own = arena_try(&rd->arena, size, err);
+    if (!own) return err->code;
     for (int64_t i = 0; i < rows; i++)
         tensor_to_f32(t->type, (const uint8_t *)t->data + (size_t)i * tensor_row_bytes(t->type, k),
                       data + i * k, k);
-    if (turn || (heads && rows == (int64_t)heads * rd->shape->head_dim))
-        own = arena_alloc(&rd->arena, sizeof *own * (size_t)(rows * k));
     if (turn)
         transpose(own, rows, data, k, rows, k, NULL);
-    else if (own != data)
+    else if (moves)
         rows_permute(data, own, heads, rd->shape->head_dim, k, false);
     module_name(name, rd->shape->arch, module);
     *out = (struct tensor_info){
@@ -258,7 +260,9 @@ static void tensor_in(struct reading *rd, const struct tensor_info *t, int32_t m
         .n_dims = 2,
         .dims = {turn ? k : rows, turn ? rows : k},
         .data = own,
-        .size = sizeof *own * (size_t)(rows * k)};
+        .size = size};
+    rd->out.n_tensors++;
+    return OK;
 }
 
 /* The rank that a tensor has, into what will be the config when the file brings none. */
@@ -276,11 +280,12 @@ static void rank_note(struct reading *rd, struct adapter_module *modules, int32_
                                      rd->alpha != 0 ? rd->alpha : (float)a->dims[0]};
 }
 
-static void tensors_in(struct reading *rd) {
+static int tensors_in(struct reading *rd, struct error *err) {
     struct adapter_module *modules =
         arena_alloc(&rd->arena, (size_t)rd->shape->n_layers * N_PROJ * sizeof *modules);
     rd->config.c = (struct adapter_config){.r = 8, .alpha = 8, .modules = modules};
-    rd->out.tensors = xcalloc((size_t)rd->in.n_tensors + 1, sizeof *rd->out.tensors);
+    rd->out.tensors = try_calloc((size_t)rd->in.n_tensors + 1, sizeof *rd->out.tensors, err);
+    if (!rd->out.tensors) return err->code;
     for (int i = 0; i < rd->in.n_tensors; i++) {
         const struct tensor_info *t = &rd->in.tensors[i];
         int32_t module;
@@ -289,10 +294,11 @@ static void tensors_in(struct reading *rd) {
             misfit_add(&rd->bad, "'%.160s' belongs to no projection of it", t->name);
             continue;
         }
-        tensor_in(rd, t, module, part);
+        if (tensor_in(rd, t, module, part, err)) return err->code;
         if (part == PART_A) rank_note(rd, modules, module, &rd->out.tensors[rd->out.n_tensors - 1]);
     }
     qsort(rd->out.tensors, (size_t)rd->out.n_tensors, sizeof *rd->out.tensors, tensor_info_compare);
+    return OK;
 }
 
 static int key_require(const struct reading *rd, const char *key, const char *want,
@@ -351,8 +357,7 @@ struct adapter *adapter_load_gguf(const char *path, const struct model_config *s
     struct reading rd = {.path = path, .shape = shape};
     struct adapter *a = NULL;
     if (gguf_tensors_open(&rd.in, path, err)) return NULL;
-    if (header_read(&rd, err)) goto out;
-    tensors_in(&rd);
+    if (header_read(&rd, err) || tensors_in(&rd, err)) goto out;
     rd.out.metadata = lineage_in(rd.in.metadata);
     if (config_in(&rd, err)) goto out;
     a = adapter_from_tensors(path, shape, &rd.config, &rd.out, NULL, &rd.bad, err);

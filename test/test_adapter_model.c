@@ -529,6 +529,8 @@ static void kinds_invariant(void **state) {
         {"tiny-llama", TENSOR_F32, CLASS_EXACT},  {"tiny-qwen3", TENSOR_F32, CLASS_EXACT},
         {"tiny-qwen3", TENSOR_Q8_0, CLASS_EXACT}, {"tiny-llama", TENSOR_Q4_0, CLASS_EXACT},
         {"tiny-llama", TENSOR_BF16, CLASS_FAST},  {"fry", TENSOR_Q8_0, CLASS_EXACT},
+        {"tiny-qwen2", TENSOR_F32, CLASS_EXACT},  {"tiny-gemma3", TENSOR_Q8_0, CLASS_EXACT},
+        {"tiny-gemma3", TENSOR_F32, CLASS_EXACT}, {"tiny-gpt-neo", TENSOR_Q4_0, CLASS_EXACT},
     };
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
         if (cases[i].cls == CLASS_FAST && kernels_default_class() != CLASS_FAST) continue;
@@ -536,6 +538,125 @@ static void kinds_invariant(void **state) {
         kinds_check(m);
         model_close(m);
     }
+}
+
+static void assert_logits_near(const struct model *m, const float *want, float *got, int n,
+                               const char *shape, int kind, const char *how) {
+    double worst = 0, top = 0;
+    for (int i = 0; i < n * m->config.vocab_size; i++) {
+        worst = fmax(worst, fabs((double)got[i] - (double)want[i]));
+        top = fmax(top, fabs((double)want[i]));
+    }
+    if (!(worst < 1e-5 * top)) fail_msg("%s, kind %d, %s: %g of %g", shape, kind, how, worst, top);
+    free(got);
+}
+
+/* Served, merged into the base, and merged and written and opened: biases, norms, windows and the
+ * embedding's scale are then the base's alone. */
+static void arch_merged(const char *shape, struct model *m, const struct adapter *a, int kind) {
+    static const int32_t tokens[] = {200, 3, 17, 18, 0, 100, 3, 45, 17, 200, 18, 1};
+    enum { N = ARRAY_LEN(tokens) };
+    struct error err;
+    char *dir = path_join(work, "arch-merged");
+    float *want = logits_run(m, a, tokens, N);
+    struct model *merged = adapter_merge(m, a);
+    assert_logits_near(m, want, logits_run(merged, NULL, tokens, N), N, shape, kind, "merged");
+    if (model_write_hf(merged, dir, TENSOR_F32, &err)) fail_msg("%s: %s", shape, err.text);
+    struct model *back = model_open(dir, CLASS_EXACT, &err);
+    if (!back) fail_msg("%s: %s", shape, err.text);
+    assert_logits_near(m, want, logits_run(back, NULL, tokens, N), N, shape, kind, "written");
+    model_close(back);
+    adapter_merged_close(merged);
+    free(want);
+    free(dir);
+}
+
+/* Through a PEFT directory and, where there is such a thing, a GGUF file. */
+static void arch_saved(const char *shape, struct model *m, const struct adapter *a) {
+    struct error err;
+    char *dir = path_join(work, "arch-peft"), *file = path_join(work, "arch.gguf");
+    save_ok(a, dir, shape);
+    struct adapter *b = open_ok(dir, m);
+    assert_string_equal(a->hash, b->hash);
+    adapter_release(b);
+    const char *why = m->config.arch->gguf ? gguf_refusal(a) : "has no GGUF form";
+    int rc = adapter_save_gguf(a, file, shape, false, &err);
+    if (why) {
+        assert_int_equal(rc, ERR_MISMATCH);
+        assert_non_null(strstr(err.text, why));
+    } else {
+        assert_int_equal(rc, OK);
+        b = open_ok(file, m);
+        assert_string_equal(a->hash, b->hash);
+        adapter_release(b);
+    }
+    free(dir);
+    free(file);
+}
+
+static void architectures(void **state) {
+    (void)state;
+    static const char *const shapes[] = {"tiny-llama", "tiny-qwen3", "tiny-qwen2", "tiny-gemma3",
+                                         "tiny-gpt-neo"};
+    for (size_t i = 0; i < ARRAY_LEN(shapes); i++)
+        for (int kind = 0; kind < 2 * N_KINDS; kind++) {
+            struct model *m = fixture_model(shapes[i], kind < N_KINDS, TENSOR_F32, CLASS_EXACT);
+            struct adapter *a = kind_make(m, kind % N_KINDS);
+            arch_merged(shapes[i], m, a, kind);
+            arch_saved(shapes[i], m, a);
+            adapter_release(a);
+            model_close(m);
+        }
+}
+
+/* What PEFT and llama.cpp call things in each architecture. */
+static void architecture_names(void **state) {
+    (void)state;
+    static const struct {
+        const char *shape, *peft, *gguf;
+    } rows[] = {
+        {"tiny-qwen2", "model.layers.1.self_attn.k_proj.lora_A.weight",
+         "blk.1.attn_k.weight.lora_a"},
+        {"tiny-qwen2", "model.embed_tokens.lora_embedding_B", "token_embd.weight.lora_b"},
+        {"tiny-gemma3", "model.layers.2.mlp.gate_proj.lora_B.weight",
+         "blk.2.ffn_gate.weight.lora_b"},
+        {"tiny-gemma3", "lm_head.lora_A.weight", "output.weight.lora_a"},
+        {"tiny-gpt-neo", "transformer.h.0.attn.attention.out_proj.lora_A.weight", NULL},
+        {"tiny-gpt-neo", "transformer.h.1.mlp.c_fc.lora_B.weight", NULL},
+        {"tiny-gpt-neo", "transformer.h.1.mlp.c_proj.lora_B.weight", NULL},
+        {"tiny-gpt-neo", "transformer.wte.lora_embedding_A", NULL},
+    };
+    char *dir = path_join(work, "names"), *file = path_join(work, "names.gguf"),
+         *weights = path_join(dir, "adapter_model.safetensors");
+    for (size_t i = 0; i < ARRAY_LEN(rows); i++) {
+        struct model *m = fixture_model(rows[i].shape, false, TENSOR_F32, CLASS_EXACT);
+        struct adapter_config c = {.r = 2, .alpha = 3, .embed.lora = {2, 3}, .head.lora = {2, 3}};
+        struct error err;
+        struct safetensors st;
+        for (int p = 0; p < N_PROJ; p++) c.target[p] = true;
+        float *data = xcalloc(adapter_floats(&m->config, &c), sizeof *data);
+        struct adapter *a = adapter_take(&m->config, &c, data, NULL);
+        save_ok(a, dir, "base");
+        assert_int_equal(safetensors_open(&st, weights, &err), OK);
+        char *name = xasprintf("base_model.model.%s", rows[i].peft);
+        if (!safetensors_find(&st, name)) fail_msg("%s: no '%s'", rows[i].shape, name);
+        free(name);
+        safetensors_close(&st);
+        if (rows[i].gguf) {
+            assert_int_equal(adapter_save_gguf(a, file, "base", false, &err), OK);
+            st = gguf_ok(file);
+            if (!safetensors_find(&st, rows[i].gguf)) fail_msg("no '%s'", rows[i].gguf);
+            assert_string_equal(
+                json_string_value(json_object_get(st.metadata, "general.architecture")),
+                m->config.arch->gguf);
+            safetensors_close(&st);
+        }
+        adapter_release(a);
+        model_close(m);
+    }
+    free(dir);
+    free(file);
+    free(weights);
 }
 
 /* The engine, with all cases of one base at once, chooses what the forward pass alone does. */
@@ -865,6 +986,67 @@ static void inner_names(void **state) {
     free(path);
 }
 
+/* What a Gemma that sees images calls the language model's modules, before and after the names
+ * changed, and what of it is not the language model's. */
+static void multimodal_names(void **state) {
+    (void)state;
+    static const char vision[] = "base_model.model.model.vision_tower.encoder.layers.0.self_attn."
+                                 "q_proj.lora_A.weight";
+    static const struct {
+        const char *stem, *targets; /* for "model." */
+    } rows[] = {
+        {"model.language_model.", "[\"q_proj\", \"down_proj\"]"},
+        {"language_model.model.", "[\"q_proj\", \"down_proj\"]"},
+        {"model.language_model.", "\".*language_model.*\\\\.(q_proj|down_proj)\""},
+        {"language_model.model.", "\"language_model.model.layers.\\\\d+.*(q_proj|down_proj)\""},
+    };
+    struct model *m = fixture_model("tiny-gemma3", true, TENSOR_F32, CLASS_EXACT);
+    struct adapter *a = fixture_adapter(&m->config, 3, "q_proj,down_proj", 0.2f, 4);
+    char *plain = path_join(work, "language"), *dir = path_join(work, "multimodal"),
+         *from = path_join(plain, "adapter_model.safetensors"),
+         *to = path_join(dir, "adapter_model.safetensors"),
+         *config = path_join(dir, "adapter_config.json");
+    struct error err;
+    log_quiet = true;
+    save_ok(a, plain, "base");
+    assert_int_equal(dir_make(dir, &err), OK);
+    for (size_t i = 0; i < ARRAY_LEN(rows); i++) {
+        struct safetensors st;
+        assert_int_equal(safetensors_open(&st, from, &err), OK);
+        struct tensor_info list[64] = {{.name = xstrdup(vision),
+                                        .n_dims = 2,
+                                        .dims = {1, 1},
+                                        .data = (float[]){1},
+                                        .size = 4}};
+        int n = st.n_tensors + 1;
+        assert_true(n <= 64);
+        for (int t = 1; t < n; t++) {
+            list[t] = st.tensors[t - 1];
+            list[t].name = xasprintf("base_model.model.%s%s", rows[i].stem,
+                                     st.tensors[t - 1].name + strlen("base_model.model.model."));
+        }
+        assert_int_equal(safetensors_write(to, list, n, NULL, &err), OK);
+        char *text = xasprintf("{\"peft_type\": \"LORA\", \"r\": 3, \"lora_alpha\": 4.5, "
+                               "\"target_modules\": %s}",
+                               rows[i].targets);
+        file_put(config, text, strlen(text));
+        struct adapter *b = open_ok(dir, m);
+        assert_string_equal(a->hash, b->hash);
+        for (int t = 0; t < n; t++) free(list[t].name);
+        safetensors_close(&st);
+        adapter_release(b);
+        free(text);
+    }
+    log_quiet = false;
+    adapter_release(a);
+    model_close(m);
+    free(plain);
+    free(dir);
+    free(from);
+    free(to);
+    free(config);
+}
+
 /* Every kind of tensor with a NaN in its last value is refused by its name. */
 static void nan_refused(void **state) {
     (void)state;
@@ -899,15 +1081,17 @@ static void nan_refused(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(golden_agrees),     cmocka_unit_test(saved_again),
-        cmocka_unit_test(gguf_and_back),     cmocka_unit_test(gguf_orientation),
-        cmocka_unit_test(gguf_foreign),      cmocka_unit_test(merged_agrees),
-        cmocka_unit_test(stacked_agrees),    cmocka_unit_test(plain_only),
-        cmocka_unit_test(kinds_invariant),   cmocka_unit_test(engine_agrees),
-        cmocka_unit_test(bound_first),       cmocka_unit_test(whole_tables_thinned),
-        cmocka_unit_test(zero_norm_refused), cmocka_unit_test(gguf_damaged),
-        cmocka_unit_test(gguf_refused),      cmocka_unit_test(configs_refused),
-        cmocka_unit_test(inner_names),       cmocka_unit_test(nan_refused),
+        cmocka_unit_test(golden_agrees),      cmocka_unit_test(saved_again),
+        cmocka_unit_test(gguf_and_back),      cmocka_unit_test(gguf_orientation),
+        cmocka_unit_test(gguf_foreign),       cmocka_unit_test(merged_agrees),
+        cmocka_unit_test(stacked_agrees),     cmocka_unit_test(plain_only),
+        cmocka_unit_test(kinds_invariant),    cmocka_unit_test(architectures),
+        cmocka_unit_test(architecture_names), cmocka_unit_test(engine_agrees),
+        cmocka_unit_test(bound_first),        cmocka_unit_test(whole_tables_thinned),
+        cmocka_unit_test(zero_norm_refused),  cmocka_unit_test(gguf_damaged),
+        cmocka_unit_test(gguf_refused),       cmocka_unit_test(configs_refused),
+        cmocka_unit_test(inner_names),        cmocka_unit_test(multimodal_names),
+        cmocka_unit_test(nan_refused),
     };
     return cmocka_run_group_tests(tests, golden_setup, golden_teardown);
 }

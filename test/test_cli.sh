@@ -49,6 +49,9 @@ for q in q8_0 q4_0 bf16; do
     SHOAL_CPU=scalar "$shoal" run "$tmp/$q.gguf" -p "ab" -n 8 --temp 0.8 --seed 5 --ids --exact >"$tmp/$q.s" 2>/dev/null
     same "$q: scalar and best level" "$tmp/$q.1" "$tmp/$q.s"
 done
+for s in tiny-llama tiny-qwen2 tiny-gemma3 tiny-gpt-neo; do
+    says "bench $s, a context of 64" 0 "" "$shoal" bench --shape $s --tokens 32 --reps 1 --members 8 --what prefill,decode,serve,noise
+done
 
 # ---- quantising
 for q in nf4 q4_k_m q5_1; do

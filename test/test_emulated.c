@@ -354,6 +354,7 @@ static void vectors_case(const float *a, const float *b, const float *c, int64_t
     BOTH("rope", t->rope(y, b, c, n / 2));
     BOTH("silu_mul", t->silu_mul(y, b, c, n));
     BOTH("silu_mul in place", t->silu_mul(y, y, c, n));
+    BOTH("gelu", t->gelu(y, b, n));
     BOTH("exp", t->exp(y, b, n));
     BOTH("exp in place", t->exp(y, y, n));
     BOTH("softmax", sums[t == scalar] = t->softmax(y, n));

@@ -314,6 +314,13 @@ static int open_small_hf(struct error *err) {
     return model_at("small", err);
 }
 
+static int open_biased_gguf(struct error *err) {
+    return model_at("biased.gguf", err);
+}
+static int open_windowed_hf(struct error *err) {
+    return model_at("windowed", err);
+}
+
 static int tokenizer_done(struct tokenizer *t, char *path, struct error *err) {
     int rc = t ? OK : err->code;
     tok_free(t);
@@ -345,6 +352,15 @@ static int load_adapter(struct error *err) {
 }
 static int load_small_adapter(struct error *err) {
     return adapter_at("small-adapter", &small->config, err);
+}
+
+static int load_gguf_adapter(struct error *err) {
+    char *path = path_in("wide.gguf");
+    struct adapter *a = adapter_load_gguf(path, &wide, err);
+    int rc = a ? OK : err->code;
+    adapter_release(a);
+    free(path);
+    return rc;
 }
 
 static int new_engine(struct error *err) {
@@ -443,11 +459,14 @@ static const struct path {
     {"tokenizer.json", open_tokenizer_json, 4, 0},
     {"sentencepiece", open_sentencepiece, 5, 0},
     {"adapter", load_adapter, 1, 0},
+    {"GGUF adapter", load_gguf_adapter, 7, 0},
     {"engine", new_engine, 2, SWEPT},
     {"JSON", load_json, 2, 0},
     {"training", train, 2, 0},
     {"small GGUF model", open_small_gguf, 0, SWEPT},
     {"small HF model", open_small_hf, 0, SWEPT},
+    {"small GGUF model with permuted biases", open_biased_gguf, 0, SWEPT},
+    {"small HF model with windows and norms less 1", open_windowed_hf, 0, SWEPT},
     {"small adapter", load_small_adapter, 0, SWEPT},
     {"training data", load_data, 0, SWEPT},
     {"checkpoint", load_checkpoint, 0, SWEPT},
@@ -744,6 +763,23 @@ static void large_make(void) {
     free(hf);
 }
 
+/* A llama with biases and llama3's scaling, and a Gemma. */
+static void archs_make(void) {
+    struct error err;
+    struct model_config c = small->config;
+    char *gguf = path_in("biased.gguf"), *hf = path_in("windowed");
+    c.biased = 1u << PROJ_Q | 1u << PROJ_K;
+    c.rope_scaling = (struct rope_scaling){ROPE_LLAMA3, 8, 1, 4, 32};
+    struct model *biased = fixture_model_of(c, true, TENSOR_F32, CLASS_EXACT);
+    struct model *gemma = fixture_model("tiny-gemma3", true, TENSOR_F32, CLASS_EXACT);
+    must(model_write_gguf(biased, gguf, TENSOR_Q8_0, &err), &err);
+    must(model_write_hf(gemma, hf, TENSOR_BF16, &err), &err);
+    model_close(biased);
+    model_close(gemma);
+    free(gguf);
+    free(hf);
+}
+
 static void sentencepiece_make(void) {
     struct buf b = {0};
     for (int i = 0; i < MANY; i++) {
@@ -773,13 +809,19 @@ static void json_make(void) {
 
 static void adapters_make(void) {
     struct error err;
-    char *path = path_in("wide-adapter"), *other = path_in("small-adapter");
+    char *path = path_in("wide-adapter"), *other = path_in("small-adapter"),
+         *gguf = path_in("wide.gguf");
+    struct adapter_config high = {.r = 256, .alpha = 512, .target = {[PROJ_UP] = true}};
     must(shape_find("fry", &wide, &err), &err);
     wide_model = model_new(&wide, 1, CLASS_EXACT);
     wide_adapter = fixture_adapter(&wide, 32, "all-linear", 0.1f, 1);
     must(adapter_save(wide_adapter, path, "base", &err), &err);
     small_adapter = fixture_adapter(&small->config, 2, "q_proj,v_proj", 0.1f, 1);
     must(adapter_save(small_adapter, other, "base", &err), &err);
+    struct adapter *large = adapter_new(&wide, &high, 1);
+    must(adapter_save_gguf(large, gguf, "base", false, &err), &err);
+    adapter_release(large);
+    free(gguf);
     free(path);
     free(other);
 }
@@ -825,6 +867,7 @@ static int group_setup(void **state) {
     adapters_make();
     trainer_make();
     large_make();
+    archs_make();
     sentencepiece_make();
     json_make();
     texts_make();

@@ -310,9 +310,12 @@ static void bits_invariant(void **state) {
         enum tensor_type type;
         enum numeric_class cls;
     } cases[] = {
-        {"tiny-llama", TENSOR_F32, CLASS_EXACT},  {"tiny-qwen3", TENSOR_F32, CLASS_EXACT},
-        {"tiny-llama", TENSOR_Q8_0, CLASS_EXACT}, {"tiny-qwen3", TENSOR_Q4_0, CLASS_EXACT},
-        {"tiny-llama", TENSOR_BF16, CLASS_EXACT}, {"tiny-qwen3", TENSOR_BF16, CLASS_FAST},
+        {"tiny-llama", TENSOR_F32, CLASS_EXACT},    {"tiny-qwen3", TENSOR_F32, CLASS_EXACT},
+        {"tiny-llama", TENSOR_Q8_0, CLASS_EXACT},   {"tiny-qwen3", TENSOR_Q4_0, CLASS_EXACT},
+        {"tiny-llama", TENSOR_BF16, CLASS_EXACT},   {"tiny-qwen3", TENSOR_BF16, CLASS_FAST},
+        {"tiny-qwen2", TENSOR_F32, CLASS_EXACT},    {"tiny-gemma3", TENSOR_F32, CLASS_EXACT},
+        {"tiny-gemma3", TENSOR_Q8_0, CLASS_FAST},   {"tiny-gpt-neo", TENSOR_F32, CLASS_EXACT},
+        {"tiny-gpt-neo", TENSOR_Q4_0, CLASS_EXACT},
     };
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
         if (cases[i].cls == CLASS_FAST && kernels_default_class() != CLASS_FAST) continue;
@@ -329,6 +332,17 @@ static void wide_bits_invariant(void **state) {
     struct model *m = fixture_model("fry", true, TENSOR_Q8_0, CLASS_EXACT);
     invariance_check(m);
     model_close(m);
+    static const char *const shapes[] = {"tiny-gemma3", "tiny-gpt-neo"};
+    for (size_t i = 0; i < ARRAY_LEN(shapes); i++) {
+        struct model_config c;
+        struct error err;
+        assert_int_equal(shape_find(shapes[i], &c, &err), OK);
+        c.d_model = 192;
+        c.d_ff = 512;
+        m = fixture_model_of(c, true, TENSOR_F32, CLASS_EXACT);
+        invariance_check(m);
+        model_close(m);
+    }
 }
 
 static void base_read_once(void **state) {

@@ -171,6 +171,9 @@ static void check_exp(const struct kernels *k, int64_t n, int nasty) {
     ref->silu_mul(y.v, x.v, u.v, n);
     k->silu_mul(z.v, x.v, u.v, n);
     same_all(y.v, z.v, n, "silu_mul", k, n);
+    ref->gelu(y.v, x.v, n);
+    k->gelu(z.v, x.v, n);
+    same_all(y.v, z.v, n, "gelu", k, n);
     memcpy(y.v, x.v, (size_t)n * sizeof(float));
     memcpy(z.v, x.v, (size_t)n * sizeof(float));
     same_one(ref->softmax(y.v, n), k->softmax(z.v, n), "softmax's sum", k, n);
@@ -649,6 +652,17 @@ static void test_scalar_silu(void **state) {
     }
 }
 
+static void test_scalar_gelu(void **state) {
+    (void)state;
+    for (int i = 0; i < 10000; i++) {
+        float x = rng_normal(&source) * 4, y;
+        ref->gelu(&y, &x, 1);
+        double u = sqrt(2 / 3.14159265358979323846) * ((double)x + 0.044715 * pow((double)x, 3));
+        /* far left nothing but rounding is left of 1 + tanh: an absolute bound */
+        near((double)y, 0.5 * (double)x * (1 + tanh(u)), fabs((double)y) * 5e-6 + 1e-12, "gelu");
+    }
+}
+
 static void test_scalar_rope(void **state) {
     (void)state;
     struct floats x = filled(64, 0), y = copied(x), c = filled(32, 0), s = filled(32, 0);
@@ -975,6 +989,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_scalar_reductions),
         cmocka_unit_test(test_scalar_exp),
         cmocka_unit_test(test_scalar_silu),
+        cmocka_unit_test(test_scalar_gelu),
         cmocka_unit_test(test_scalar_rope),
         cmocka_unit_test(test_scalar_mix),
         cmocka_unit_test(test_scalar_adamw),

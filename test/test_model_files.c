@@ -145,6 +145,14 @@ static void assert_configs_equal(const struct model_config *a, const struct mode
     assert_int_equal(a->max_seq_len, b->max_seq_len);
     assert_true(a->rope_theta == b->rope_theta && a->rms_norm_eps == b->rms_norm_eps);
     assert_int_equal(a->tied, b->tied);
+    assert_int_equal(a->rope_scaling.kind, b->rope_scaling.kind);
+    assert_true(a->rope_scaling.factor == b->rope_scaling.factor);
+    assert_int_equal(a->rope_scaling.original_len, b->rope_scaling.original_len);
+    assert_true(a->rope_local_theta == b->rope_local_theta);
+    assert_true(a->query_pre_attn_scalar == b->query_pre_attn_scalar);
+    assert_int_equal(a->biased, b->biased);
+    assert_int_equal(a->window, b->window);
+    assert_memory_equal(a->local, b->local, sizeof(a->local));
 }
 
 /* Row i of `w` after a trip through `type`. */
@@ -230,7 +238,11 @@ static void test_shapes(void **state) {
     static const struct {
         const char *name;
         int64_t params;
-    } known[] = {{"smollm-135m", 134515008}, {"qwen3-0.6b", 596049920}, {"stories15m", 15191712}};
+    } known[] = {
+        {"smollm-135m", 134515008},     {"qwen3-0.6b", 596049920},     {"stories15m", 15191712},
+        {"tinyllama-1.1b", 1100048384}, {"llama3.2-1b", 1235814400},   {"qwen2.5-0.5b", 494032768},
+        {"gemma3-270m", 268098176},     {"tinystories-33m", 68514048},
+    };
     struct model_config c;
     struct error err;
     for (size_t i = 0; i < ARRAY_LEN(known); i++) {
@@ -248,30 +260,49 @@ static void test_shapes(void **state) {
     assert_null(arch_find("gpt2"));
 }
 
-/* The seven projections' paths are the names in the list of weights. */
-static void test_weight_names(void **state) {
-    (void)state;
-    struct model_config c = config_named("tiny-qwen3");
-    int projections = 0;
-    struct weight w, g;
-    assert_int_equal(weight_count(&c), 2 + 2 * 11);
-    for (int32_t i = 0; i < weight_count(&c); i++) {
-        weight_at(&c, i, NAMING_HF, &w);
-        weight_at(&c, i, NAMING_GGUF, &g);
-        assert_int_equal(w.n * w.k, g.n * g.k);
+/* The projections' paths are the names in the list of weights; no other has its shape and name. */
+static int projections_named(const struct model_config *c) {
+    int n = 0;
+    for (int32_t i = 0; i < weight_count(c); i++) {
+        struct weight w;
+        weight_at(c, i, NAMING_HF, &w);
         for (int p = 0; p < N_PROJ; p++) {
             char name[96];
-            snprintf(name, sizeof(name), "model.layers.%d.%s.weight", (int)w.layer,
-                     proj_hf_paths[p]);
+            const char *path = proj_hf_path(c->arch, (enum proj)p);
+            snprintf(name, sizeof(name), "%s.%d.%s.weight", c->arch->hf_layers, (int)w.layer,
+                     path ? path : "?");
             if (strcmp(name, w.name) != 0) continue;
-            projections++;
-            assert_int_equal(w.n, proj_out(&c, (enum proj)p));
-            assert_int_equal(w.k, proj_in(&c, (enum proj)p));
+            n++;
+            assert_int_equal(w.n, proj_out(c, (enum proj)p));
+            assert_int_equal(w.k, proj_in(c, (enum proj)p));
         }
     }
-    assert_int_equal(projections, 2 * N_PROJ);
-    assert_string_equal(w.name, "model.norm.weight");
-    assert_string_equal(g.name, "output_norm.weight");
+    return n;
+}
+
+static void test_weight_names(void **state) {
+    (void)state;
+    static const struct {
+        const char *shape, *last, *last_gguf;
+        int32_t per_layer, others, projections;
+    } cases[] = {
+        {"tiny-llama", "lm_head.weight", "output.weight", 9, 3, 7},
+        {"tiny-qwen2", "model.norm.weight", "output_norm.weight", 12, 2, 7},
+        {"tiny-qwen3", "model.norm.weight", "output_norm.weight", 11, 2, 7},
+        {"tiny-gemma3", "model.norm.weight", "output_norm.weight", 13, 2, 7},
+        {"tiny-gpt-neo", "transformer.ln_f.bias", NULL, 13, 4, 6},
+    };
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        struct model_config c = config_named(cases[i].shape);
+        struct weight w;
+        assert_int_equal(weight_count(&c), cases[i].others + c.n_layers * cases[i].per_layer);
+        assert_int_equal(projections_named(&c), cases[i].projections * c.n_layers);
+        weight_at(&c, weight_count(&c) - 1, NAMING_HF, &w);
+        assert_string_equal(w.name, cases[i].last);
+        if (!cases[i].last_gguf) continue;
+        weight_at(&c, weight_count(&c) - 1, NAMING_GGUF, &w);
+        assert_string_equal(w.name, cases[i].last_gguf);
+    }
 }
 
 static void test_rope_table(void **state) {
@@ -354,6 +385,15 @@ static void test_gguf_round_trips(void **state) {
         llama.tied = true;
         llama.d_ff = 44; /* no multiple of 32: block types fall back */
         gguf_round_trip(&llama, all_types[i], CLASS_FAST);
+        struct model_config qwen2 = config_named("tiny-qwen2"), gemma = config_named("tiny-gemma3");
+        gguf_round_trip(&qwen2, all_types[i], CLASS_EXACT);
+        gguf_round_trip(&gemma, all_types[i], CLASS_EXACT);
+        gemma.local[0] = 0x6; /* no period: a list of layers */
+        gemma.query_pre_attn_scalar = 16.0f;
+        gguf_round_trip(&gemma, all_types[i], CLASS_FAST);
+        gemma.local[0] = 0;
+        gemma.window = 0;
+        gguf_round_trip(&gemma, all_types[i], CLASS_EXACT);
     }
 }
 
@@ -491,8 +531,10 @@ static void test_hf_round_trips(void **state) {
                                         "tokenizer_config.json"};
     static const enum tensor_type types[] = {TENSOR_F32, TENSOR_F16, TENSOR_BF16};
     struct error err;
-    for (int n = 0; n < 6; n++) {
-        struct model_config c = config_named(n < 3 ? "tiny-llama" : "tiny-qwen3");
+    static const char *const shape_names[] = {"tiny-llama", "tiny-qwen3", "tiny-qwen2",
+                                              "tiny-gemma3", "tiny-gpt-neo"};
+    for (int n = 0; n < 3 * (int)ARRAY_LEN(shape_names); n++) {
+        struct model_config c = config_named(shape_names[n / 3]);
         struct model *m = model_make(&c, "hf");
         assert_int_equal(model_write_hf(m, tmp_path("hf"), types[n % 3], &err), OK);
         struct model *back = open_ok(tmp_path("hf/"), CLASS_EXACT);
@@ -606,17 +648,34 @@ static void test_hf_config(void **state) {
     static const struct {
         const char *key, *value, *message;
     } refused[] = {
-        {"rope_scaling", "{\"rope_type\":\"llama3\",\"factor\":8}", "'rope_scaling'|llama3"},
+        {"rope_scaling", "{\"rope_type\":\"llama3\",\"factor\":8}",
+         "'rope_scaling'|'low_freq_factor' is missing"},
         {"rope_scaling", "{\"factor\":8}", "'rope_scaling'"},
-        {"rope_parameters", "{\"rope_type\":\"yarn\"}", "'rope_parameters'|yarn"},
-        {"attention_bias", "true", "'attention_bias'"},
+        {"rope_scaling", "[]", "'rope_scaling'"},
+        {"rope_scaling", "{\"type\":\"dynamic\",\"factor\":2}", "'rope_scaling'|dynamic"},
+        {"rope_scaling", "{\"type\":\"longrope\",\"factor\":2}", "'rope_scaling'|longrope"},
+        {"rope_scaling", "{\"type\":\"linear\",\"factor\":0.5}", "factor 0.5 is below 1"},
+        {"rope_scaling", "{\"type\":\"linear\",\"factor\":\"x\"}", "'factor' is not a number"},
+        {"rope_scaling", "{\"type\":\"yarn\",\"factor\":2,\"mscale\":1}", "'rope_scaling'|mscale"},
+        {"rope_scaling", "{\"type\":\"yarn\",\"factor\":2,\"beta_fast\":16}", "beta_fast"},
+        {"rope_scaling", "{\"type\":\"yarn\",\"factor\":2,\"truncate\":false}", "truncate"},
+        {"rope_scaling",
+         "{\"type\":\"llama3\",\"factor\":2,\"low_freq_factor\":4,\"high_freq_factor\":4,"
+         "\"original_max_position_embeddings\":16}",
+         "do not rise"},
+        {"rope_parameters", "{\"rope_type\":\"yarn\"}", "'rope_parameters'|'factor' is missing"},
+        {"rope_parameters", "{\"full_attention\":{}}", "'rope_parameters'"},
+        {"attention_bias", "true", "k_proj.bias' is missing"},
+        {"attention_bias", "1", "'attention_bias' is neither"},
         {"mlp_bias", "1", "'mlp_bias'"},
+        {"attn_logit_softcapping", "50.0", "'attn_logit_softcapping' is 50.0"},
+        {"use_bidirectional_attention", "true", "'use_bidirectional_attention'"},
         {"hidden_act", "\"gelu\"", "'hidden_act' is \"gelu\""},
         {"quantization_config", "{\"quant_method\":\"gptq\"}", "'quantization_config'"},
         {"use_sliding_window", "true", "'use_sliding_window'"},
         {"layer_types", "[\"sliding_attention\"]", "'layer_types'"},
         {"partial_rotary_factor", "0.5", "'partial_rotary_factor'"},
-        {"model_type", "\"gemma3\"", "'gemma3'|llama, qwen3"},
+        {"model_type", "\"gemma2\"", "'gemma2'|llama, qwen2, qwen3, gemma3, gpt_neo"},
         {"model_type", "null", "'model_type' is missing"},
         {"hidden_size", NULL, "'hidden_size' is missing"},
         {"hidden_size", "0", "'hidden_size'"},
@@ -663,6 +722,81 @@ static void test_hf_config(void **state) {
         model_close(back);
     }
     json_decref(config);
+    model_close(m);
+}
+
+/* What only Gemma's and GPT-Neo's configurations hold. */
+static void test_hf_windows(void **state) {
+    (void)state;
+    static const struct {
+        const char *shape, *key, *value, *message;
+    } refused[] = {
+        {"tiny-gemma3", "layer_types", "[\"full_attention\"]", "not a list of 3 layers"},
+        {"tiny-gemma3", "layer_types", "[\"full_attention\",\"full_attention\",\"chunked\"]",
+         "'layer_types'|chunked"},
+        {"tiny-gemma3", "sliding_window", "0", "'sliding_window'"},
+        {"tiny-gemma3", "rope_local_base_freq", "0.0", "local rope theta 0 is not"},
+        {"tiny-gemma3", "rope_local_base_freq", "-1.0", "local rope theta"},
+        {"tiny-gemma3", "query_pre_attn_scalar", "-1.0", "pre-attention"},
+        {"tiny-gemma3", "final_logit_softcapping", "30.0", "'final_logit_softcapping'"},
+        {"tiny-gemma3", "hidden_activation", "\"gelu\"", "'hidden_activation'"},
+        {"tiny-gpt-neo", "attention_layers", "[\"global\",7]", "'attention_layers'"},
+        {"tiny-gpt-neo", "attention_layers", "\"global\"", "not a list of 2 layers"},
+        {"tiny-gpt-neo", "activation_function", "\"relu\"", "'activation_function'"},
+        {"tiny-gpt-neo", "num_layers", NULL, "'num_layers' is missing"},
+        {"tiny-gpt-neo", "max_position_embeddings", "63", "wpe.weight|[64, 32]|[63, 32]"},
+    };
+    struct error err;
+    for (size_t i = 0; i < ARRAY_LEN(refused); i++) {
+        struct model_config c = config_named(refused[i].shape);
+        struct model *m = model_make(&c, "windows");
+        assert_int_equal(model_write_hf(m, tmp_path("windows"), TENSOR_F32, &err), OK);
+        json_t *config = config_get("windows");
+        config_put("windows", config, refused[i].key, refused[i].value);
+        assert_refused(tmp_path("windows"), refused[i].message);
+        json_decref(config);
+        model_close(m);
+    }
+}
+
+/* Puts a BOOL tensor of 16 elements at the end of DIR/model.safetensors. */
+static void mask_add(const char *dir, const char *name) {
+    char *path = path_join(tmp_path(dir), "model.safetensors");
+    struct buf file = file_get(path), out = {0};
+    uint64_t len, data;
+    memcpy(&len, file.data, sizeof(len));
+    data = file.len - sizeof(len) - len;
+    json_t *header = json_loadb(file.data + sizeof(len), len, 0, NULL);
+    json_object_set_new(header, name,
+                        json_pack("{s:s,s:[i,i,i,i],s:[I,I]}", "dtype", "BOOL", "shape", 1, 1, 4, 4,
+                                  "data_offsets", (json_int_t)data, (json_int_t)data + 16));
+    char *text = json_dumps(header, 0);
+    uint64_t new_len = strlen(text);
+    buf_add(&out, &new_len, sizeof(new_len));
+    buf_puts(&out, text);
+    buf_add(&out, file.data + sizeof(len) + len, data);
+    buf_add(&out, "\1\0\0\0\1\1\0\0\1\1\1\0\1\1\1\1", 16);
+    file_put(path, out.data, out.len);
+    buf_release(&file);
+    buf_release(&out);
+    json_decref(header);
+    free(text);
+    free(path);
+}
+
+/* Old GPT-Neo files hold their causal masks; a mask anywhere else is no weight. */
+static void test_masks(void **state) {
+    (void)state;
+    struct error err;
+    struct model_config c = config_named("tiny-gpt-neo");
+    struct model *m = model_make(&c, "masks");
+    assert_int_equal(model_write_hf(m, tmp_path("masks"), TENSOR_F32, &err), OK);
+    mask_add("masks", "transformer.h.0.attn.attention.bias");
+    struct model *back = open_ok(tmp_path("masks"), CLASS_EXACT);
+    assert_weights_equal(m, back, TENSOR_F32);
+    model_close(back);
+    mask_add("masks", "transformer.h.0.attn.mask");
+    assert_refused(tmp_path("masks"), "'transformer.h.0.attn.mask' is unknown");
     model_close(m);
 }
 
@@ -937,11 +1071,9 @@ static void test_gguf_truncated(void **state) {
 
 /* Each byte of everything before the data, wrong in three ways: it may open or not, but not crash.
  */
-static void test_gguf_corrupted(void **state) {
-    (void)state;
+static void gguf_corrupt(const struct model_config *c) {
     struct error err;
-    struct model_config c = config_smallest("llama", true);
-    struct model *m = model_make(&c, "bad");
+    struct model *m = model_make(c, "bad");
     const char *path = tmp_path("bad.gguf");
     assert_int_equal(model_write_gguf(m, path, TENSOR_F32, &err), OK);
     struct buf file = file_get(path);
@@ -963,6 +1095,15 @@ static void test_gguf_corrupted(void **state) {
     model_close(open_ok(path, CLASS_EXACT));
     buf_release(&file);
     model_close(m);
+}
+
+static void test_gguf_corrupted(void **state) {
+    (void)state;
+    struct model_config llama = config_smallest("llama", true), gemma = config_named("tiny-gemma3");
+    llama.biased = 1u << PROJ_Q;
+    llama.rope_scaling = (struct rope_scaling){ROPE_LLAMA3, 8.0f, 1.0f, 4.0f, 16};
+    gguf_corrupt(&llama);
+    gguf_corrupt(&gemma);
 }
 
 /* A safetensors file of this header and `data` zero bytes. */
@@ -1338,6 +1479,8 @@ int main(void) {
         cmocka_unit_test(test_hf_round_trips),
         cmocka_unit_test(test_hf_shards),
         cmocka_unit_test(test_hf_config),
+        cmocka_unit_test(test_hf_windows),
+        cmocka_unit_test(test_masks),
         cmocka_unit_test(test_hf_tokenizer_config),
         cmocka_unit_test(test_offenders),
         cmocka_unit_test(test_harmless_extras),

@@ -801,6 +801,29 @@ static void test_refusals(void **state) {
     options_release(train_option_rows, &o);
 }
 
+/* Architectures that only run, and what a trainable one must not have. */
+static void test_architectures_refused(void **state) {
+    (void)state;
+    static const char *const shapes[] = {"tiny-qwen2", "tiny-gemma3", "tiny-gpt-neo", "tiny-llama"};
+    for (size_t i = 0; i < ARRAY_LEN(shapes); i++) {
+        struct model_config c;
+        assert_int_equal(shape_find(shapes[i], &c, &err), OK);
+        bool llama = strcmp(c.arch->name, "llama") == 0;
+        if (llama) c.biased = 1u << PROJ_O;
+        struct model *m = model_new(&c, 1, CLASS_EXACT);
+        struct adapter *ad = adapter_make(&c, 2, "q_proj", 1);
+        struct train_options o = options();
+        assert_null(trainer_new_lora(m, &ad, 1, &o, NULL, &err));
+        assert_int_equal(err.code, ERR_MISMATCH);
+        assert_non_null(strstr(err.text, llama ? "biases" : c.arch->name));
+        assert_null(trainer_new_full(m, &o, NULL, &err));
+        assert_int_equal(err.code, ERR_MISMATCH);
+        options_release(train_option_rows, &o);
+        adapter_release(ad);
+        model_close(m);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_full_gradients),
@@ -815,6 +838,7 @@ int main(void) {
         cmocka_unit_test(test_schedules),
         cmocka_unit_test(test_clipping),
         cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_architectures_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

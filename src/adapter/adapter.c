@@ -17,7 +17,16 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* Some architectures have their own names for the same maps. */
+static const struct {
+    const char *name;
+    enum proj p;
+} aliases[] = {{"out_proj", PROJ_O}, {"c_fc", PROJ_UP}, {"c_proj", PROJ_DOWN}};
+
 static int target_find(const char *name, size_t len) {
+    for (size_t i = 0; i < ARRAY_LEN(aliases); i++)
+        if (strlen(aliases[i].name) == len && memcmp(aliases[i].name, name, len) == 0)
+            return aliases[i].p;
     for (int p = 0; p < N_PROJ; p++)
         if (strlen(proj_names[p]) == len && memcmp(proj_names[p], name, len) == 0) return p;
     return -1;
@@ -88,6 +97,13 @@ static bool tables_are_used(const struct adapter_config *c) {
     return table_is_used(&c->embed) || table_is_used(&c->head);
 }
 
+int adapter_config_check(const struct model_config *shape, const struct adapter_config *c,
+                         struct error *err) {
+    if (adapter_floats(shape, c) > 0) return OK;
+    return error_set(err, ERR_USAGE, "none of the targets is a projection of a '%s' model",
+                     shape->arch->name);
+}
+
 bool adapter_fits(const struct adapter *a, const struct model_config *shape) {
     bool same = a->shape.n_layers == shape->n_layers;
     for (int p = 0; p < N_PROJ; p++)
@@ -143,18 +159,20 @@ static int32_t *ids_copy(const struct adapter_table *t) {
     return memcpy(xmalloc(size), t->ids, size);
 }
 
-/* The one form that equal configurations share; `modules`, where needed, is an owned copy. */
+/* The one form that equal configurations share: no projection that the architecture lacks;
+ * `modules`, where needed, is an owned copy. */
 static struct adapter_config config_normalise(const struct model_config *shape,
                                               const struct adapter_config *from) {
     struct adapter_config c = *from;
     int32_t n = shape->n_layers * N_PROJ;
     c.embed.ids = ids_copy(&from->embed);
     c.head.ids = ids_copy(&from->head);
+    for (int p = 0; p < N_PROJ; p++) c.target[p] &= proj_out(shape, (enum proj)p) > 0;
     if (!from->modules) return c;
     struct adapter_module *own = xcalloc((size_t)n, sizeof *own);
     memset(c.target, 0, sizeof c.target);
     for (int32_t i = 0; i < n; i++) {
-        if (from->modules[i].r == 0) continue;
+        if (from->modules[i].r == 0 || proj_out(shape, i % N_PROJ) == 0) continue;
         own[i] = from->modules[i];
         c.target[i % N_PROJ] = true;
     }

@@ -76,6 +76,9 @@ struct adapter *adapter_from_data(const struct model_config *shape, const struct
 struct adapter *adapter_take(const struct model_config *shape, const struct adapter_config *c,
                              float *data, json_t *lineage);
 size_t adapter_floats(const struct model_config *shape, const struct adapter_config *c);
+/* ERR_USAGE when no target is a projection of this architecture: there is no such adapter. */
+int adapter_config_check(const struct model_config *shape, const struct adapter_config *c,
+                         struct error *err);
 struct adapter_module adapter_module_at(const struct adapter_config *c, int32_t layer, enum proj p);
 /* Layers and projections of equal size; with tables of its own also the vocabulary. */
 bool adapter_fits(const struct adapter *a, const struct model_config *shape);

@@ -40,10 +40,9 @@ static double row_norm(const float *row, const struct lora *lo, const float *b, 
 
 /* `full` (may be NULL) stands for w, row by row. */
 static int module_bind(const struct matrix *w, const float *full, const struct lora *lo,
-                       const float *magnitude, float *mult, int32_t module, struct error *err) {
+                       const float *magnitude, float *mult, const char *name, struct error *err) {
     float *row = xmalloc((size_t)w->k * sizeof *row);
     double *scratch = xmalloc((size_t)lo->r * sizeof *scratch);
-    char name[NAME_MAX_LEN];
     int rc = OK;
     for (int64_t n = 0; n < w->n && rc == OK; n++) {
         if (full)
@@ -52,7 +51,6 @@ static int module_bind(const struct matrix *w, const float *full, const struct l
             matrix_row(w, n, row);
         double norm = row_norm(row, lo, lo->b + n * lo->r, w->k, scratch);
         mult[n] = (float)((double)magnitude[n] / norm);
-        module_name(name, module);
         if (!isfinite(mult[n]))
             rc = error_set(err, ERR_NUMERIC, "DoRA on '%s': output %lld has the norm %g", name,
                            (long long)n, norm);
@@ -68,19 +66,23 @@ bool adapter_is_ready(const struct adapter *a) {
 
 static int dora_bind(struct adapter *a, const struct model *m, struct error *err) {
     int32_t n = a->shape.n_layers * N_PROJ;
+    char name[NAME_MAX_LEN];
     int rc = OK;
     for (int32_t i = 0; i < n && rc == OK; i++) {
         const struct matrix *w = &m->layers[i / N_PROJ].proj[i % N_PROJ];
         if (a->loras[i].r == 0) continue;
-        float *mult = arena_alloc(&a->bound, sizeof *mult * (size_t)w->n);
-        rc = module_bind(w, NULL, &a->loras[i], a->magnitude[i], mult, i, err);
+        float *mult = arena_try(&a->bound, sizeof *mult * (size_t)w->n, err);
+        module_name(name, a->shape.arch, i);
+        rc = !mult ? err->code
+                   : module_bind(w, NULL, &a->loras[i], a->magnitude[i], mult, name, err);
         a->loras[i].mult = mult;
     }
     struct table *head = a->overlay ? &a->overlay->head : NULL;
     if (rc == OK && head && head->lora.r > 0) {
-        float *mult = arena_alloc(&a->bound, sizeof *mult * (size_t)m->head.n);
-        rc =
-            module_bind(&m->head, head->full, &head->lora, a->magnitude[n], mult, MODULE_HEAD, err);
+        float *mult = arena_try(&a->bound, sizeof *mult * (size_t)m->head.n, err);
+        rc = !mult ? err->code
+                   : module_bind(&m->head, head->full, &head->lora, a->magnitude[n], mult,
+                                 "lm_head", err);
         head->lora.mult = mult;
     }
     if (rc == OK) return OK;
@@ -92,34 +94,39 @@ static int dora_bind(struct adapter *a, const struct model *m, struct error *err
 
 /* A whole table of which at least three rows in four are the base's, to the bit, becomes the rest:
  * the base's product is made for all rows of a batch anyhow, a table of its own is not. */
-static void table_thin(struct table *t, const struct matrix *base, struct arena *arena) {
+static int table_thin(struct table *t, const struct matrix *base, struct arena *arena,
+                      struct error *err) {
     const float *full = t->full;
-    if (!full) return;
+    if (!full) return OK;
     size_t size = (size_t)base->k * sizeof *full;
+    int32_t *ids = try_calloc((size_t)base->n, sizeof *ids, err), *own, n = 0;
+    if (!ids) return err->code;
     float *row = xmalloc(size), *rows;
-    int32_t *ids = xmalloc((size_t)base->n * sizeof *ids), n = 0;
+    int rc = OK;
     for (int32_t i = 0; i < base->n; i++) {
         matrix_row(base, i, row);
         if (memcmp(row, full + i * base->k, size) != 0) ids[n++] = i;
     }
-    if (n <= base->n / 4) t->full = NULL;
-    if (!t->full && n > 0) {
-        t->n = n;
-        t->ids = memcpy(arena_alloc(arena, (size_t)n * sizeof *ids), ids, (size_t)n * sizeof *ids);
-        t->rows = rows = arena_alloc(arena, size * (size_t)n);
-        for (int32_t i = 0; i < n; i++) memcpy(rows + i * base->k, full + ids[i] * base->k, size);
+    if (n > 0 && n <= base->n / 4) {
+        own = arena_try(arena, (size_t)n * sizeof *ids, err);
+        rows = own ? arena_try(arena, size * (size_t)n, err) : NULL;
+        if (!rows) rc = err->code;
+        for (int32_t i = 0; rows && i < n; i++)
+            memcpy(rows + i * base->k, full + ids[i] * base->k, size);
+        if (rows) t->ids = memcpy(own, ids, (size_t)n * sizeof *ids), t->rows = rows, t->n = n;
     }
+    if (rc == OK && n <= base->n / 4) t->full = NULL;
     free(row);
     free(ids);
+    return rc;
 }
 
 int adapter_bind(struct adapter *a, const struct model *m, struct error *err) {
     CHECK(adapter_fits(a, &m->config) && !a->bound.head);
     if (a->config.dora && dora_bind(a, m, err) != OK) return err->code;
     if (!a->overlay) return OK;
-    table_thin(&a->overlay->embed, &m->embed, &a->bound);
-    table_thin(&a->overlay->head, &m->head, &a->bound);
-    return OK;
+    int rc = table_thin(&a->overlay->embed, &m->embed, &a->bound, err);
+    return rc == OK ? table_thin(&a->overlay->head, &m->head, &a->bound, err) : rc;
 }
 
 bool adapter_path_is_gguf(const char *path) {

@@ -72,8 +72,16 @@ static float alpha_common(const struct model_config *shape, const struct adapter
     return same && alpha != 0 ? alpha : NAN;
 }
 
+static int arch_check(const struct arch *arch, struct error *err) {
+    if (arch->gguf) return OK;
+    return error_set(err, ERR_MISMATCH,
+                     "architecture '%s' has no GGUF form; use a PEFT directory instead",
+                     arch->name);
+}
+
 static int save_check(const struct adapter *a, struct error *err) {
     const struct adapter_config *c = &a->config;
+    if (arch_check(a->shape.arch, err)) return err->code;
     const char *what =
         c->dora                           ? "DoRA's magnitudes (use_dora)"
         : c->embed.full || c->head.full   ? "a whole embedding or head (modules_to_save)"
@@ -146,7 +154,7 @@ static struct tensor_info tensor_out(const struct model_config *shape,
 
 static json_t *metadata_make(const struct adapter *a, const char *config, float alpha) {
     json_t *o = json_pack("{s:s, s:s, s:s, s:f, s:s}", "general.type", "adapter",
-                          "general.architecture", a->shape.arch->name, "adapter.type", "lora",
+                          "general.architecture", a->shape.arch->gguf, "adapter.type", "lora",
                           "adapter.lora.alpha", (double)alpha, KEY_CONFIG, config);
     const char *key;
     json_t *value;
@@ -225,33 +233,37 @@ struct reading {
 
 /* A tensor as f32 matrix under PEFT's name. Shapes are left to the common checks, except where they
  * decide how to turn it. */
-static void tensor_in(struct reading *rd, const struct tensor_info *t, int32_t module,
-                      enum tensor_part part) {
+static int tensor_in(struct reading *rd, const struct tensor_info *t, int32_t module,
+                     enum tensor_part part, struct error *err) {
     static const char *const endings[2][2] = {{"lora_A.weight", "lora_B.weight"},
                                               {"lora_embedding_A", "lora_embedding_B"}};
-    struct tensor_info *out = &rd->out.tensors[rd->out.n_tensors++];
+    struct tensor_info *out = &rd->out.tensors[rd->out.n_tensors];
     int64_t rows = t->n_dims == 2 ? t->dims[0] : 1, k = t->dims[t->n_dims - 1];
     char name[NAME_MAX_LEN];
-    float *data = arena_alloc(&rd->arena, sizeof *data * (size_t)(rows * k)), *own = data;
     bool turn = module == MODULE_EMBED && part == PART_A;
     int32_t heads = part == PART_B ? permuted_heads(rd->shape, module) : 0;
+    bool moves = turn || (heads && rows == (int64_t)heads * rd->shape->head_dim);
+    size_t size = sizeof(float) * (size_t)(rows * k);
+    float *data = arena_try(&rd->arena, size, err), *own = data;
+    if (data && moves) own = arena_try(&rd->arena, size, err);
+    if (!own) return err->code;
     for (int64_t i = 0; i < rows; i++)
         tensor_to_f32(t->type, (const uint8_t *)t->data + (size_t)i * tensor_row_bytes(t->type, k),
                       data + i * k, k);
-    if (turn || (heads && rows == (int64_t)heads * rd->shape->head_dim))
-        own = arena_alloc(&rd->arena, sizeof *own * (size_t)(rows * k));
     if (turn)
         transpose(own, rows, data, k, rows, k, NULL);
-    else if (own != data)
+    else if (moves)
         rows_permute(data, own, heads, rd->shape->head_dim, k, false);
-    module_name(name, module);
+    module_name(name, rd->shape->arch, module);
     *out = (struct tensor_info){
         .name = xasprintf("base_model.model.%s.%s", name, endings[module == MODULE_EMBED][part]),
         .type = TENSOR_F32,
         .n_dims = 2,
         .dims = {turn ? k : rows, turn ? rows : k},
         .data = own,
-        .size = sizeof *own * (size_t)(rows * k)};
+        .size = size};
+    rd->out.n_tensors++;
+    return OK;
 }
 
 /* The rank that a tensor has, into what will be the config when the file brings none. */
@@ -269,11 +281,12 @@ static void rank_note(struct reading *rd, struct adapter_module *modules, int32_
                                      rd->alpha != 0 ? rd->alpha : (float)a->dims[0]};
 }
 
-static void tensors_in(struct reading *rd) {
+static int tensors_in(struct reading *rd, struct error *err) {
     struct adapter_module *modules =
         arena_alloc(&rd->arena, (size_t)rd->shape->n_layers * N_PROJ * sizeof *modules);
     rd->config.c = (struct adapter_config){.r = 8, .alpha = 8, .modules = modules};
-    rd->out.tensors = xcalloc((size_t)rd->in.n_tensors + 1, sizeof *rd->out.tensors);
+    rd->out.tensors = try_calloc((size_t)rd->in.n_tensors + 1, sizeof *rd->out.tensors, err);
+    if (!rd->out.tensors) return err->code;
     for (int i = 0; i < rd->in.n_tensors; i++) {
         const struct tensor_info *t = &rd->in.tensors[i];
         int32_t module;
@@ -282,10 +295,11 @@ static void tensors_in(struct reading *rd) {
             misfit_add(&rd->bad, "'%.160s' belongs to no projection of it", t->name);
             continue;
         }
-        tensor_in(rd, t, module, part);
+        if (tensor_in(rd, t, module, part, err)) return err->code;
         if (part == PART_A) rank_note(rd, modules, module, &rd->out.tensors[rd->out.n_tensors - 1]);
     }
     qsort(rd->out.tensors, (size_t)rd->out.n_tensors, sizeof *rd->out.tensors, tensor_info_compare);
+    return OK;
 }
 
 static int key_require(const struct reading *rd, const char *key, const char *want,
@@ -298,9 +312,9 @@ static int key_require(const struct reading *rd, const char *key, const char *wa
 
 static int header_read(struct reading *rd, struct error *err) {
     const json_t *alpha = json_object_get(rd->in.metadata, "adapter.lora.alpha");
-    if (key_require(rd, "general.type", "adapter", err) ||
+    if (arch_check(rd->shape->arch, err) || key_require(rd, "general.type", "adapter", err) ||
         key_require(rd, "adapter.type", "lora", err) ||
-        key_require(rd, "general.architecture", rd->shape->arch->name, err))
+        key_require(rd, "general.architecture", rd->shape->arch->gguf, err))
         return err->code;
     if (json_object_get(rd->in.metadata, "adapter.alora.invocation_tokens"))
         return error_set(err, ERR_MISMATCH, "adapter '%s': activated LoRA is not supported",
@@ -344,8 +358,7 @@ struct adapter *gguf_load(const char *path, const struct model_config *shape,
     struct reading rd = {.path = path, .shape = shape};
     struct adapter *a = NULL;
     if (gguf_tensors_open(&rd.in, path, err)) return NULL;
-    if (header_read(&rd, err)) goto out;
-    tensors_in(&rd);
+    if (header_read(&rd, err) || tensors_in(&rd, err)) goto out;
     rd.out.metadata = lineage_in(rd.in.metadata);
     if (config_in(&rd, err)) goto out;
     a = adapter_from_tensors(path, shape, &rd.config, &rd.out, known, &rd.bad, err);

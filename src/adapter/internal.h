@@ -26,8 +26,9 @@ enum { MODULE_EMBED = -1, MODULE_HEAD = -2 };
 struct adapter_tensor *adapter_tensors(const struct model_config *shape,
                                        const struct adapter_config *c, int *n);
 size_t adapter_tensor_floats(const struct adapter_tensor *t);
-/* "model.layers.3.mlp.up_proj", "model.embed_tokens", "lm_head". */
-void module_name(char out[NAME_MAX_LEN], int32_t module);
+/* "model.layers.3.mlp.up_proj", "model.embed_tokens", "lm_head": what the architecture calls them;
+ * "" for a projection that it lacks. */
+void module_name(char out[NAME_MAX_LEN], const struct arch *arch, int32_t module);
 
 /* Laid out for `c`, which was checked, over `data` (taken over; NULL: zeros); who fills it then
  * makes the hash, or has it already. */
@@ -53,7 +54,10 @@ struct peft_config {
     struct arena arena;
     const int32_t *order[2]; /* embedding, head: which row of the file is ids[i]'s */
     const char *base;        /* base_model_name_or_path, or NULL */
-    bool tie;                /* ensure_weight_tying: on a tied base, tables are changed together */
+    /* What "model." stands for in the config's patterns, "model.language_model.": NULL but for an
+     * adapter of a model that sees images as well. Set by who reads the config. */
+    const char *stem;
+    bool tie; /* ensure_weight_tying: on a tied base, tables are changed together */
 };
 int peft_config_read(const json_t *root, const struct model_config *shape, struct peft_config *out,
                      struct misfits *bad, struct error *err);

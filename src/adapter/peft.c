@@ -53,48 +53,54 @@ size_t adapter_tensor_floats(const struct adapter_tensor *t) {
     return (size_t)t->rows * (size_t)(t->cols ? t->cols : 1);
 }
 
-static void tensor_add(struct adapter_tensor *list, int *n, int32_t module, enum tensor_part part,
-                       const char *ending, int64_t rows, int64_t cols) {
-    struct adapter_tensor *t = &list[(*n)++];
+struct listing {
+    const struct arch *arch;
+    struct adapter_tensor *v;
+    int n;
+};
+
+static void tensor_add(struct listing *l, int32_t module, enum tensor_part part, const char *ending,
+                       int64_t rows, int64_t cols) {
+    struct adapter_tensor *t = &l->v[l->n++];
     char name[NAME_MAX_LEN];
-    module_name(name, module);
+    module_name(name, l->arch, module);
     *t = (struct adapter_tensor){.module = module, .part = part, .rows = rows, .cols = cols};
     snprintf(t->name, sizeof t->name, "base_model.model.%.100s.%s", name, ending);
 }
 
 /* One of the two tables, in the order of the adapter's data. */
-static void table_add(struct adapter_tensor *list, int *n, const struct model_config *shape,
+static void table_add(struct listing *l, const struct model_config *shape,
                       const struct adapter_config *c, int32_t module) {
     bool head = module == MODULE_HEAD;
     const struct adapter_table *t = head ? &c->head : &c->embed;
     int64_t d = shape->d_model, v = shape->vocab_size, in = head ? d : v, out = head ? v : d;
     int32_t r = t->lora.r;
-    if (r) tensor_add(list, n, module, PART_A, head ? "lora_A.weight" : "lora_embedding_A", r, in);
-    if (r) tensor_add(list, n, module, PART_B, head ? "lora_B.weight" : "lora_embedding_B", out, r);
-    if (r && c->dora) tensor_add(list, n, module, PART_MAGNITUDE, "lora_magnitude_vector", out, 0);
-    if (t->full) tensor_add(list, n, module, PART_FULL, r ? "base_layer.weight" : "weight", v, d);
+    if (r) tensor_add(l, module, PART_A, head ? "lora_A.weight" : "lora_embedding_A", r, in);
+    if (r) tensor_add(l, module, PART_B, head ? "lora_B.weight" : "lora_embedding_B", out, r);
+    if (r && c->dora) tensor_add(l, module, PART_MAGNITUDE, "lora_magnitude_vector", out, 0);
+    if (t->full) tensor_add(l, module, PART_FULL, r ? "base_layer.weight" : "weight", v, d);
     if (t->n_ids)
-        tensor_add(list, n, module, PART_ROWS, "token_adapter.trainable_tokens_delta", t->n_ids, d);
+        tensor_add(l, module, PART_ROWS, "token_adapter.trainable_tokens_delta", t->n_ids, d);
 }
 
 struct adapter_tensor *adapter_tensors(const struct model_config *shape,
                                        const struct adapter_config *c, int *n) {
     int32_t modules = shape->n_layers * N_PROJ;
-    struct adapter_tensor *list = xcalloc((size_t)modules * 3 + 10, sizeof *list);
-    *n = 0;
+    struct listing l = {shape->arch, xcalloc((size_t)modules * 3 + 10, sizeof *l.v), 0};
     for (int32_t i = 0; i < modules; i++) {
         int32_t r = adapter_module_at(c, i / N_PROJ, i % N_PROJ).r;
         if (r == 0) continue;
-        tensor_add(list, n, i, PART_A, "lora_A.weight", r, proj_in(shape, i % N_PROJ));
-        tensor_add(list, n, i, PART_B, "lora_B.weight", proj_out(shape, i % N_PROJ), r);
+        tensor_add(&l, i, PART_A, "lora_A.weight", r, proj_in(shape, i % N_PROJ));
+        tensor_add(&l, i, PART_B, "lora_B.weight", proj_out(shape, i % N_PROJ), r);
     }
     for (int32_t i = 0; i < modules && c->dora; i++)
         if (adapter_module_at(c, i / N_PROJ, i % N_PROJ).r > 0)
-            tensor_add(list, n, i, PART_MAGNITUDE, "lora_magnitude_vector",
-                       proj_out(shape, i % N_PROJ), 0);
-    table_add(list, n, shape, c, MODULE_EMBED);
-    table_add(list, n, shape, c, MODULE_HEAD);
-    return list;
+            tensor_add(&l, i, PART_MAGNITUDE, "lora_magnitude_vector", proj_out(shape, i % N_PROJ),
+                       0);
+    table_add(&l, shape, c, MODULE_EMBED);
+    table_add(&l, shape, c, MODULE_HEAD);
+    *n = l.n;
+    return l.v;
 }
 
 struct loading {
@@ -156,9 +162,9 @@ static void tensor_check(struct loading *ld, const struct adapter_tensor *w,
         else
             misfit_add(ld->bad, "'%s' is [%lld], expected [%lld]", t->name, (long long)t->dims[0],
                        (long long)w->rows);
-    } else if (size == 0 || t->size != size * adapter_tensor_floats(w)) {
+    } else if (size == 0 || t->mask || t->size != size * adapter_tensor_floats(w)) {
         misfit_add(ld->bad, "'%s' is of type %s, not F32, F16 or BF16", t->name,
-                   tensor_type_name(t->type));
+                   t->mask ? "BOOL or U8" : tensor_type_name(t->type));
     }
 }
 
@@ -181,7 +187,7 @@ static bool table_is_base(const struct loading *ld, const struct tensor_info *t,
     int64_t v = ld->shape->vocab_size, d = ld->shape->d_model;
     size_t size = element_size(t->type);
     const struct model *m = ld->known->model;
-    if (!m || t->n_dims != 2 || t->dims[0] != v || t->dims[1] != d ||
+    if (!m || t->mask || t->n_dims != 2 || t->dims[0] != v || t->dims[1] != d ||
         t->size != size * (size_t)(v * d) || size == 0)
         return false;
     float *a = xmalloc((size_t)d * 2 * sizeof *a), *b = a + d;
@@ -200,7 +206,7 @@ static void in_place_find(struct loading *ld, int head) {
     struct adapter_config *c = &ld->config->c;
     struct adapter_table *t = head ? &c->head : &c->embed;
     if (t->full || t->n_ids) return;
-    const char *module = head ? "lm_head" : "model.embed_tokens";
+    const char *module = head ? "lm_head" : ld->shape->arch->hf_embed;
     static const char *const endings[] = {"base_layer.weight", "weight"};
     for (int i = 0; i < 2 && !ld->in_place[head]; i++) {
         char name[NAME_MAX_LEN];
@@ -232,7 +238,7 @@ static void saved_tie(struct loading *ld) {
     if (!ld->config->tie || !ld->shape->tied || c->embed.full == c->head.full) return;
     char name[NAME_MAX_LEN];
     snprintf(name, sizeof name, "base_model.model.%s.weight",
-             c->head.full ? "lm_head" : "model.embed_tokens");
+             c->head.full ? "lm_head" : ld->shape->arch->hf_embed);
     ld->in_place[c->embed.full] = name_find(ld, name);
     if (c->embed.full)
         c->head.full = true;
@@ -260,9 +266,9 @@ static bool name_is_untargeted(const struct loading *ld, const char *name) {
         int32_t r = m == MODULE_EMBED  ? c->embed.lora.r
                     : m == MODULE_HEAD ? c->head.lora.r
                                        : adapter_module_at(c, m / N_PROJ, m % N_PROJ).r;
-        module_name(module, m);
+        module_name(module, ld->shape->arch, m);
         int len = snprintf(stem, sizeof stem, "base_model.model.%s.lora_", module);
-        if (r == 0 && strncmp(name, stem, (size_t)len) == 0) return true;
+        if (r == 0 && module[0] && strncmp(name, stem, (size_t)len) == 0) return true;
     }
     return false;
 }
@@ -396,6 +402,35 @@ int peft_check(const char *dir, struct error *err) {
     return rc;
 }
 
+/*
+ * An adapter of a model that sees images as well has "language_model." in the names of what is the
+ * language model's; parts of it that only images reach are left out, as the base leaves them out.
+ * Returns what stands for "model." there; NULL when the names are a text model's.
+ */
+static const char *language_model_take(struct safetensors *st) {
+    static const char infix[] = "language_model.";
+    const char *stem = NULL;
+    int kept = 0;
+    for (int i = 0; i < st->n_tensors; i++) {
+        struct tensor_info *t = &st->tensors[i];
+        char *at = strstr(t->name, infix);
+        const char *rest = at ? at + strlen(infix) : "";
+        if (at && strncmp(rest, "lm_head", 7) != 0)
+            stem =
+                strncmp(rest, "model.", 6) == 0 ? "language_model.model." : "model.language_model.";
+        if (at) memmove(at, rest, strlen(rest) + 1);
+        if (at || !(strstr(t->name, "vision_tower.") || strstr(t->name, "multi_modal_projector.")))
+            st->tensors[kept++] = *t;
+        else
+            free(t->name);
+    }
+    if (kept < st->n_tensors)
+        note("%d tensors that are not the language model's are left out", st->n_tensors - kept);
+    st->n_tensors = kept;
+    if (kept > 1) qsort(st->tensors, (size_t)kept, sizeof *st->tensors, tensor_info_compare);
+    return stem;
+}
+
 struct adapter *peft_load(const char *dir, const struct model_config *shape,
                           const struct known *known, struct error *err) {
     struct adapter *a = NULL;
@@ -407,19 +442,19 @@ struct adapter *peft_load(const char *dir, const struct model_config *shape,
     }
     struct peft_config config = {0};
     struct misfits bad = {0};
-    struct safetensors st;
+    struct safetensors st = {0};
     char *config_path = path_join(dir, CONFIG_NAME), *tensors_path = path_join(dir, TENSORS_NAME);
     json_t *root = NULL;
     if (peft_check(dir, err)) goto out;
     if (!(root = json_file(config_path, err))) goto out;
-    if (peft_config_read(root, shape, &config, &bad, err)) {
-        error_wrap(err, "'%s'", config_path);
-        goto out;
-    }
     if (safetensors_read(&st, tensors_path, err)) goto out;
-    a = adapter_from_tensors(dir, shape, &config, &st, known, &bad, err);
-    safetensors_close(&st);
+    if (shape->arch->hf_names == HF_GEMMA) config.stem = language_model_take(&st);
+    if (peft_config_read(root, shape, &config, &bad, err))
+        error_wrap(err, "'%s'", config_path);
+    else
+        a = adapter_from_tensors(dir, shape, &config, &st, known, &bad, err);
 out:
+    safetensors_close(&st);
     json_decref(root);
     buf_release(&bad.text);
     peft_config_release(&config);

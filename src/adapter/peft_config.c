@@ -18,14 +18,22 @@
 #include <stdlib.h>
 #include <string.h>
 
-void module_name(char out[NAME_MAX_LEN], int32_t module) {
+void module_name(char out[NAME_MAX_LEN], const struct arch *arch, int32_t module) {
+    const char *path = module >= 0 ? proj_hf_path(arch, (enum proj)(module % N_PROJ)) : NULL;
     if (module == MODULE_EMBED)
-        snprintf(out, NAME_MAX_LEN, "model.embed_tokens");
+        snprintf(out, NAME_MAX_LEN, "%s", arch->hf_embed);
     else if (module == MODULE_HEAD)
         snprintf(out, NAME_MAX_LEN, "lm_head");
+    else if (path)
+        snprintf(out, NAME_MAX_LEN, "%s.%d.%s", arch->hf_layers, (int)(module / N_PROJ), path);
     else
-        snprintf(out, NAME_MAX_LEN, "model.layers.%d.%s", (int)(module / N_PROJ),
-                 proj_hf_paths[module % N_PROJ]);
+        out[0] = 0;
+}
+
+/* The end of a dotted name: "q_proj", "embed_tokens". */
+static const char *last_name(const char *name) {
+    const char *dot = strrchr(name, '.');
+    return dot ? dot + 1 : name;
 }
 
 /* Compiles a config's pattern; errors name the key. NULL on failure. */
@@ -279,19 +287,24 @@ static bool layers_are_all(const json_t *v) {
     return !v || json_is_null(v) || (json_is_array(v) && json_array_size(v) == 0);
 }
 
-/* True when "layers", the usual place of layer numbers, is the pattern or among the patterns. */
-static bool layers_pattern_known(const json_t *pattern) {
+/* True when `usual`, the architecture's place of layer numbers, is the pattern or among the
+ * patterns. */
+static bool layers_pattern_known(const json_t *pattern, const char *usual) {
     size_t i;
     json_t *item;
     json_array_foreach (pattern, i, item) {
-        if (json_is_string(item) && strcmp(json_string_value(item), "layers") == 0) return true;
+        if (json_is_string(item) && strcmp(json_string_value(item), usual) == 0) return true;
     }
     return value_is_off(pattern) ||
-           (json_is_string(pattern) && strcmp(json_string_value(pattern), "layers") == 0);
+           (json_is_string(pattern) && strcmp(json_string_value(pattern), usual) == 0);
 }
 
-/* on[L]: where list targets apply. Only the usual place of layer numbers ("layers.N") is known. */
-static int layers_read(const json_t *root, int32_t n_layers, bool *on, struct error *err) {
+/* on[L]: where list targets apply. Only the usual place of layer numbers ("layers.N", GPT-Neo's
+ * "h.N") is known. */
+static int layers_read(const json_t *root, const struct model_config *shape, bool *on,
+                       struct error *err) {
+    const char *usual = last_name(shape->arch->hf_layers);
+    int32_t n_layers = shape->n_layers;
     const json_t *v = json_object_get(root, "layers_to_transform"),
                  *pattern = json_object_get(root, "layers_pattern");
     size_t i;
@@ -302,9 +315,9 @@ static int layers_read(const json_t *root, int32_t n_layers, bool *on, struct er
     if (json_is_string(json_object_get(root, "target_modules")))
         return error_set(err, ERR_FORMAT,
                          "'layers_to_transform' needs 'target_modules' to be a list");
-    if (!layers_pattern_known(pattern))
-        return error_set(err, ERR_MISMATCH,
-                         "'layers_pattern' is set: only \"layers\" is supported");
+    if (!layers_pattern_known(pattern, usual))
+        return error_set(err, ERR_MISMATCH, "'layers_pattern' is set: only \"%s\" is supported",
+                         usual);
     if (!json_is_array(v)) return layer_mark(v, n_layers, on, err);
     json_array_foreach (v, i, item) {
         if (layer_mark(item, n_layers, on, err)) return err->code;
@@ -314,6 +327,8 @@ static int layers_read(const json_t *root, int32_t n_layers, bool *on, struct er
 
 /* Everything that decides whether a module is adapted, and how. */
 struct plan {
+    const struct arch *arch;
+    const char *stem; /* peft_config's */
     struct selector target, exclude;
     struct rules ranks, alphas;
     bool *layers;    /* [L] */
@@ -321,8 +336,9 @@ struct plan {
     bool needed;     /* no whole table or rows make up for an empty list of targets */
 };
 
-static int plan_init(struct plan *pl, const json_t *root, int32_t n_layers, struct error *err) {
-    pl->layers = xcalloc((size_t)n_layers, sizeof *pl->layers);
+static int plan_init(struct plan *pl, const json_t *root, const struct model_config *shape,
+                     struct error *err) {
+    pl->layers = xcalloc((size_t)shape->n_layers, sizeof *pl->layers);
     if (selector_init(&pl->target, root, "target_modules", err)) return err->code;
     pl->all_layers = layers_are_all(json_object_get(root, "layers_to_transform"));
     if (!selector_is_set(&pl->target) && pl->needed)
@@ -330,7 +346,7 @@ static int plan_init(struct plan *pl, const json_t *root, int32_t n_layers, stru
     if (selector_init(&pl->exclude, root, "exclude_modules", err)) return err->code;
     if (rules_init(&pl->ranks, root, "rank_pattern", err)) return err->code;
     if (rules_init(&pl->alphas, root, "alpha_pattern", err)) return err->code;
-    return layers_read(root, n_layers, pl->layers, err);
+    return layers_read(root, shape, pl->layers, err);
 }
 
 static void plan_release(struct plan *pl) {
@@ -347,12 +363,23 @@ static bool plan_reaches(const struct plan *pl, int32_t module) {
     return module >= 0 ? pl->layers[module / N_PROJ] : pl->all_layers && !pl->target.all;
 }
 
+/* The module's name as the config means it. */
+static void plan_name(char out[NAME_MAX_LEN], const struct plan *pl, int32_t module) {
+    static const char usual[] = "model.";
+    char name[NAME_MAX_LEN];
+    module_name(name, pl->arch, module);
+    bool moved = pl->stem && strncmp(name, usual, strlen(usual)) == 0;
+    snprintf(out, NAME_MAX_LEN, "%s%.110s", moved ? pl->stem : "",
+             name + (moved ? strlen(usual) : 0));
+}
+
 /* Fills one module of the config; r stays 0 where it is not adapted. */
 static int plan_module(const struct plan *pl, const struct adapter_config *c, int32_t module,
                        struct adapter_module *out, struct error *err) {
     char name[NAME_MAX_LEN];
     double r = c->r, alpha = c->alpha;
-    module_name(name, module);
+    plan_name(name, pl, module);
+    if (!name[0]) return OK;
     int in = selector_match(&pl->target, name, err);
     int ex = in > 0 ? selector_match(&pl->exclude, name, err) : 0;
     if (in < 0 || ex < 0) return err->code;
@@ -366,15 +393,15 @@ static int plan_module(const struct plan *pl, const struct adapter_config *c, in
 }
 
 /* Listed targets that name nothing in this shape, as an adapter for another architecture has. */
-static void targets_check(const struct selector *s, int32_t n_layers, struct misfits *bad) {
+static void targets_check(const struct plan *pl, int32_t n_layers, struct misfits *bad) {
     size_t i;
     json_t *item;
-    json_array_foreach (s->list, i, item) {
+    json_array_foreach (pl->target.list, i, item) {
         bool hit = false;
         for (int32_t m = MODULE_HEAD; m < n_layers * N_PROJ && !hit; m++) {
             char name[NAME_MAX_LEN];
-            module_name(name, m);
-            hit = suffix_match(name, json_string_value(item));
+            plan_name(name, pl, m);
+            hit = name[0] && suffix_match(name, json_string_value(item));
         }
         if (!hit)
             misfit_add(bad, "target module '%.80s' is no projection of it",
@@ -383,12 +410,14 @@ static void targets_check(const struct selector *s, int32_t n_layers, struct mis
 }
 
 /* The table that a module's name means, or NULL. */
-static struct adapter_table *table_named(struct adapter_config *c, const char *name) {
-    if (suffix_match("model.embed_tokens", name)) return &c->embed;
+static struct adapter_table *table_named(struct adapter_config *c, const struct arch *arch,
+                                         const char *name) {
+    if (suffix_match(arch->hf_embed, name)) return &c->embed;
     return suffix_match("lm_head", name) ? &c->head : NULL;
 }
 
-static int saved_read(const json_t *root, struct adapter_config *c, struct error *err) {
+static int saved_read(const json_t *root, const struct arch *arch, struct adapter_config *c,
+                      struct error *err) {
     const json_t *v = json_object_get(root, "modules_to_save");
     size_t i;
     json_t *item;
@@ -396,12 +425,12 @@ static int saved_read(const json_t *root, struct adapter_config *c, struct error
     if (!json_is_array(v)) return error_set(err, ERR_FORMAT, "'modules_to_save' is not a list");
     json_array_foreach (v, i, item) {
         const char *name = json_string_value(item);
-        struct adapter_table *t = name ? table_named(c, name) : NULL;
+        struct adapter_table *t = name ? table_named(c, arch, name) : NULL;
         if (!t)
             return error_set(err, ERR_MISMATCH,
-                             "'modules_to_save' is set: '%.80s' in it is neither embed_tokens nor "
-                             "lm_head, and only they can be replaced",
-                             name ? name : "?");
+                             "'modules_to_save' is set: '%.80s' in it is neither %s nor lm_head, "
+                             "and only they can be replaced",
+                             name ? name : "?", last_name(arch->hf_embed));
         t->full = true;
     }
     return OK;
@@ -456,12 +485,12 @@ static int tokens_read(const json_t *root, const struct model_config *shape, str
     if (!json_is_object(v))
         return tokens_list(v, shape->vocab_size, &p->c.embed, &p->order[0], &p->arena, err);
     json_object_foreach (v, name, list) {
-        struct adapter_table *t = table_named(&p->c, name);
+        struct adapter_table *t = table_named(&p->c, shape->arch, name);
         if (!t || t->n_ids)
             return error_set(err, ERR_MISMATCH,
-                             "'trainable_token_indices' names '%.80s'; embed_tokens and lm_head, "
-                             "each once, can have such rows",
-                             name);
+                             "'trainable_token_indices' names '%.80s'; %s and lm_head, each once, "
+                             "can have such rows",
+                             name, last_name(shape->arch->hf_embed));
         int rc =
             tokens_list(list, shape->vocab_size, t, &p->order[t == &p->c.head], &p->arena, err);
         if (rc) return rc;
@@ -474,7 +503,7 @@ static int tables_check(const struct peft_config *p, const struct model_config *
                         struct error *err) {
     const struct adapter_table *tables[] = {&p->c.embed, &p->c.head};
     for (int i = 0; i < 2; i++) {
-        const char *name = i ? "lm_head" : "embed_tokens";
+        const char *name = i ? "lm_head" : last_name(shape->arch->hf_embed);
         const struct adapter_table *t = tables[i];
         if ((t->lora.r > 0) + t->full + (t->n_ids > 0) > 1)
             return error_set(err, ERR_MISMATCH,
@@ -505,7 +534,7 @@ static int plan_run(const struct plan *plan, struct peft_config *p, int32_t n_la
     c->modules = modules;
     if (plan_module(plan, c, MODULE_EMBED, &c->embed.lora, err)) return err->code;
     if (plan_module(plan, c, MODULE_HEAD, &c->head.lora, err)) return err->code;
-    targets_check(&plan->target, n_layers, bad);
+    targets_check(plan, n_layers, bad);
     if (n + c->embed.lora.r + c->head.lora.r == 0 && plan->needed && bad->n == 0)
         misfit_add(bad, "'target_modules' selects no projection of it");
     return OK;
@@ -514,15 +543,16 @@ static int plan_run(const struct plan *plan, struct peft_config *p, int32_t n_la
 int peft_config_read(const json_t *root, const struct model_config *shape, struct peft_config *out,
                      struct misfits *bad, struct error *err) {
     struct adapter_config *c = &out->c;
-    struct plan plan = {0};
+    struct plan plan = {.arch = shape->arch, .stem = out->stem};
     if (!json_is_object(root)) return error_set(err, ERR_FORMAT, "not a JSON object");
     if (config_refuse(root, err) || scalars_read(root, c, err)) return err->code;
-    if (saved_read(root, c, err) || tokens_read(root, shape, out, err)) return err->code;
+    if (saved_read(root, shape->arch, c, err) || tokens_read(root, shape, out, err))
+        return err->code;
     if (flag_read(root, "ensure_weight_tying", &out->tie, err)) return err->code;
     const char *base = json_string_value(json_object_get(root, "base_model_name_or_path"));
     out->base = base ? arena_strdup(&out->arena, base) : NULL;
     plan.needed = !c->embed.full && !c->head.full && !c->embed.n_ids && !c->head.n_ids;
-    int rc = plan_init(&plan, root, shape->n_layers, err);
+    int rc = plan_init(&plan, root, shape, err);
     if (rc == OK) rc = plan_run(&plan, out, shape->n_layers, bad, err);
     if (rc == OK) rc = tables_check(out, shape, err);
     plan_release(&plan);
@@ -576,11 +606,11 @@ static json_t *pattern_json(const struct adapter *a, bool alpha) {
         bool same = alpha ? m.alpha == a->config.alpha : m.r == a->config.r;
         char name[NAME_MAX_LEN];
         if (m.r == 0 || same) continue;
-        module_name(name, i);
-        json_object_set_new(out, column_is_even(a, i % N_PROJ) ? proj_names[i % N_PROJ] : name,
+        module_name(name, a->shape.arch, i);
+        json_object_set_new(out, column_is_even(a, i % N_PROJ) ? last_name(name) : name,
                             alpha ? number_json(m.alpha) : json_integer(m.r));
     }
-    pattern_table(a, alpha, "embed_tokens", a->config.embed.lora, out);
+    pattern_table(a, alpha, last_name(a->shape.arch->hf_embed), a->config.embed.lora, out);
     pattern_table(a, alpha, "lm_head", a->config.head.lora, out);
     return out;
 }
@@ -627,13 +657,14 @@ static json_t *targets_json(const struct adapter *a) {
     char full[NAME_MAX_LEN];
     bool even = short_names(a);
     for (int p = 0; p < N_PROJ && even; p++)
-        if (a->config.target[p]) strings_add(&names, proj_names[p]);
+        if (a->config.target[p])
+            strings_add(&names, last_name(proj_hf_path(a->shape.arch, (enum proj)p)));
     for (int32_t i = 0; i < a->shape.n_layers * N_PROJ && !even; i++) {
         if (adapter_module_at(&a->config, i / N_PROJ, i % N_PROJ).r == 0) continue;
-        module_name(full, i);
+        module_name(full, a->shape.arch, i);
         strings_add(&names, full);
     }
-    if (a->config.embed.lora.r) strings_add(&names, "embed_tokens");
+    if (a->config.embed.lora.r) strings_add(&names, last_name(a->shape.arch->hf_embed));
     if (a->config.head.lora.r) strings_add(&names, "lm_head");
     if (names.n > 1) qsort(names.v, (size_t)names.n, sizeof *names.v, text_compare);
     json_t *out = json_array();
@@ -648,7 +679,7 @@ static json_t *saved_json(const struct adapter *a) {
     bool embed = c->embed.full && !c->embed.lora.r, head = c->head.full && !c->head.lora.r;
     if (!embed && !head) return json_null();
     json_t *out = json_array();
-    if (embed) json_array_append_new(out, json_string("embed_tokens"));
+    if (embed) json_array_append_new(out, json_string(last_name(a->shape.arch->hf_embed)));
     if (head) json_array_append_new(out, json_string("lm_head"));
     return out;
 }
@@ -663,7 +694,7 @@ static void tokens_json(const char *name, const struct adapter_table *t, json_t 
 /* The key is as new as PEFT 0.15, so a config without such rows does not have it. */
 static void tokens_add(const struct adapter *a, json_t *root) {
     json_t *out = json_object();
-    tokens_json("embed_tokens", &a->config.embed, out);
+    tokens_json(last_name(a->shape.arch->hf_embed), &a->config.embed, out);
     tokens_json("lm_head", &a->config.head, out);
     if (json_object_size(out) > 0) json_object_set(root, "trainable_token_indices", out);
     json_decref(out);

@@ -51,10 +51,8 @@ static const struct option_row rows[] = {
 
 enum {
     MAX_BATCH = 20,
-    DECODE_FROM = 64,
+    SPAN_MAX = 64, /* tokens before a decode, of a request in and out, of a perturbation */
     DECODE_STEPS = 16,
-    SERVE_TOKENS = 64, /* in and out */
-    NOISE_TOKENS = 64,
     NOISE_SEQS = 8, /* members in one step */
     MAX_REPS = 1000,
 };
@@ -66,6 +64,7 @@ struct bench {
     struct model *m;
     struct forward *f;
     enum elem lora, kv;
+    int32_t span; /* SPAN_MAX, or half of a short context */
     struct adapter *adapters[MAX_BATCH];
     struct lora_part parts[MAX_BATCH], noise[NOISE_SEQS];
     float *logits;
@@ -270,12 +269,11 @@ static double decode_seconds(struct bench *b, const struct variant *v) {
     struct segment segs[MAX_BATCH];
     int32_t out[MAX_BATCH];
     int n_segs = segments(b, segs, v->batch, v->adapters);
-    for (int i = 0; i < v->batch; i++)
-        kv_reserve(forward_kv(b->f), i, 0, DECODE_FROM + DECODE_STEPS);
+    for (int i = 0; i < v->batch; i++) kv_reserve(forward_kv(b->f), i, 0, b->span + DECODE_STEPS);
     double start = clock_now();
     for (int t = 0; t < DECODE_STEPS; t++) {
         for (int i = 0; i < v->batch; i++) {
-            step[i] = (struct row){some_token(b, t * 31 + i), DECODE_FROM + t, i};
+            step[i] = (struct row){some_token(b, t * 31 + i), b->span + t, i};
             out[i] = i;
         }
         forward_run(b->f, step, v->batch, segs, n_segs, out, v->batch, b->logits);
@@ -288,18 +286,17 @@ static double serve_seconds(struct bench *b, const struct variant *v) {
     struct error err;
     struct engine_options eo = {.max_rows = 256,
                                 .max_seqs = v->batch,
-                                .max_len = 2 * SERVE_TOKENS,
+                                .max_len = 2 * b->span,
                                 .lora_elem = b->lora,
                                 .kv_elem = b->kv,
                                 .pool = b->pool};
     struct engine *e = engine_new(b->m, &eo, &err);
     struct request r[MAX_BATCH] = {0};
-    int32_t prompts[MAX_BATCH][SERVE_TOKENS];
+    int32_t prompts[MAX_BATCH][SPAN_MAX];
     CHECK(e != NULL);
     for (int i = 0; i < v->batch; i++) {
-        for (int j = 0; j < SERVE_TOKENS; j++) prompts[i][j] = some_token(b, 1 + i * 131 + j);
-        r[i] = (struct request){
-            .prompt = prompts[i], .n_prompt = SERVE_TOKENS, .max_tokens = SERVE_TOKENS};
+        for (int j = 0; j < b->span; j++) prompts[i][j] = some_token(b, 1 + i * 131 + j);
+        r[i] = (struct request){.prompt = prompts[i], .n_prompt = b->span, .max_tokens = b->span};
         if (v->adapters) r[i].adapter = b->adapters[i % v->adapters];
     }
     double start = clock_now();
@@ -310,9 +307,9 @@ static double serve_seconds(struct bench *b, const struct variant *v) {
     return seconds;
 }
 
-/* Members of NOISE_TOKENS prefilled tokens, each under its own perturbation or all under none. */
+/* Members of b->span prefilled tokens, each under its own perturbation or all under none. */
 static double noise_seconds(struct bench *b, const struct variant *v) {
-    struct row r[NOISE_SEQS * NOISE_TOKENS];
+    struct row r[NOISE_SEQS * SPAN_MAX];
     struct segment segs[NOISE_SEQS];
     int32_t out[NOISE_SEQS];
     double start = clock_now();
@@ -320,13 +317,13 @@ static double noise_seconds(struct bench *b, const struct variant *v) {
         int n = MIN(NOISE_SEQS, v->batch - m);
         for (int i = 0; i < n; i++) {
             b->noise[i] = (struct lora_part){.noise = {1, (uint32_t)(m + i)}, .weight = 1e-3f};
-            segs[i] = (struct segment){i * NOISE_TOKENS, (i + 1) * NOISE_TOKENS, &b->noise[i],
+            segs[i] = (struct segment){i * b->span, (i + 1) * b->span, &b->noise[i],
                                        v->adapters > 0, NULL};
-            out[i] = (i + 1) * NOISE_TOKENS - 1;
-            for (int j = 0; j < NOISE_TOKENS; j++)
-                r[i * NOISE_TOKENS + j] = (struct row){some_token(b, (m + i) * 131 + j), j, i};
+            out[i] = (i + 1) * b->span - 1;
+            for (int j = 0; j < b->span; j++)
+                r[i * b->span + j] = (struct row){some_token(b, (m + i) * 131 + j), j, i};
         }
-        forward_run(b->f, r, n * NOISE_TOKENS, segs, n, out, n, b->logits);
+        forward_run(b->f, r, n * b->span, segs, n, out, n, b->logits);
     }
     return clock_now() - start;
 }
@@ -344,9 +341,9 @@ static void bench_decode(struct bench *b) {
     for (size_t i = 0; i < ARRAY_LEN(batches); i++) {
         int n = batches[i];
         double units = n * DECODE_STEPS;
-        struct variant v[] = {{"decode", n, DECODE_FROM, 0, units, decode_seconds},
-                              {"decode", n, DECODE_FROM, 1, units, decode_seconds},
-                              {"decode", n, DECODE_FROM, n, units, decode_seconds}};
+        struct variant v[] = {{"decode", n, b->span, 0, units, decode_seconds},
+                              {"decode", n, b->span, 1, units, decode_seconds},
+                              {"decode", n, b->span, n, units, decode_seconds}};
         struct forward_stats before = *forward_stats(b->f);
         double start = clock_now();
         group_run(b, v, n > 1 ? 3 : 2, token_ops(&b->m->config) + head);
@@ -358,18 +355,18 @@ static void bench_decode(struct bench *b) {
 }
 
 static void bench_serve(struct bench *b) {
-    double units = MAX_BATCH * SERVE_TOKENS;
-    struct variant v[] = {{"serve", MAX_BATCH, SERVE_TOKENS, 0, units, serve_seconds},
-                          {"serve", MAX_BATCH, SERVE_TOKENS, 1, units, serve_seconds},
-                          {"serve", MAX_BATCH, SERVE_TOKENS, MAX_BATCH, units, serve_seconds}};
+    double units = MAX_BATCH * b->span;
+    struct variant v[] = {{"serve", MAX_BATCH, b->span, 0, units, serve_seconds},
+                          {"serve", MAX_BATCH, b->span, 1, units, serve_seconds},
+                          {"serve", MAX_BATCH, b->span, MAX_BATCH, units, serve_seconds}};
     group_run(b, v, 3, token_ops(&b->m->config));
 }
 
 static void bench_noise(struct bench *b) {
     int members = (int)b->o->members;
-    double units = (double)members * NOISE_TOKENS;
-    struct variant v[] = {{"noise", members, NOISE_TOKENS, 0, units, noise_seconds},
-                          {"noise", members, NOISE_TOKENS, members, units, noise_seconds}};
+    double units = (double)members * b->span;
+    struct variant v[] = {{"noise", members, b->span, 0, units, noise_seconds},
+                          {"noise", members, b->span, members, units, noise_seconds}};
     group_run(b, v, 2, token_ops(&b->m->config));
 }
 
@@ -389,14 +386,13 @@ static void print_memory(const struct bench *b, double engine, double adapters) 
     if (b->c->json)
         cli_print(json_pack("{s:s,s:s,s:s,s:s,s:s,s:i,s:i,s:f,s:f,s:f,s:f}", "what", "memory",
                             "shape", shape_name(b), "quant", tensor_type_name(b->m->type), "lora",
-                            b->o->lora, "kv", b->o->kv, "agents", MAX_BATCH, "tokens", SERVE_TOKENS,
+                            b->o->lora, "kv", b->o->kv, "agents", MAX_BATCH, "tokens", b->span,
                             "weights", weight_bytes(b->m), "adapters", adapters, "engine", engine,
                             "VmHWM", high));
     else
         printf("memory    %d agents of %d tokens: weights %.1f MB, adapters %.1f MB, engine %.1f "
                "MB; VmHWM %.0f bytes\n",
-               MAX_BATCH, SERVE_TOKENS, 1e-6 * weight_bytes(b->m), 1e-6 * adapters, 1e-6 * engine,
-               high);
+               MAX_BATCH, b->span, 1e-6 * weight_bytes(b->m), 1e-6 * adapters, 1e-6 * engine, high);
 }
 
 /* Twenty agents with their own adapters, a quarter of the tokens in and the rest out, together, in
@@ -404,14 +400,14 @@ static void print_memory(const struct bench *b, double engine, double adapters) 
 static int bench_memory(struct bench *b, const struct adapter_config *ac, struct error *err) {
     struct engine_options eo = {.max_rows = MAX_BATCH,
                                 .max_seqs = MAX_BATCH,
-                                .max_len = SERVE_TOKENS,
+                                .max_len = b->span,
                                 .max_cached = 1,
                                 .max_out = 4,
                                 .lora_elem = b->lora,
                                 .kv_elem = b->kv,
                                 .pool = b->pool};
     struct request r[MAX_BATCH] = {0};
-    int32_t prompts[MAX_BATCH][SERVE_TOKENS / 4];
+    int32_t prompts[MAX_BATCH][SPAN_MAX / 4];
     double adapters = 0;
     for (int i = 0; i < MAX_BATCH; i++) {
         b->adapters[i] = adapter_new(&b->m->config, ac, (uint64_t)i);
@@ -420,10 +416,10 @@ static int bench_memory(struct bench *b, const struct adapter_config *ac, struct
     struct engine *e = engine_new(b->m, &eo, err);
     if (!e) return err->code;
     for (int i = 0; i < MAX_BATCH; i++) {
-        for (int j = 0; j < SERVE_TOKENS / 4; j++) prompts[i][j] = some_token(b, 1 + i * 131 + j);
+        for (int j = 0; j < b->span / 4; j++) prompts[i][j] = some_token(b, 1 + i * 131 + j);
         r[i] = (struct request){.prompt = prompts[i],
-                                .n_prompt = SERVE_TOKENS / 4,
-                                .max_tokens = SERVE_TOKENS - SERVE_TOKENS / 4,
+                                .n_prompt = b->span / 4,
+                                .max_tokens = b->span - b->span / 4,
                                 .adapter = b->adapters[i]};
     }
     int rc = engine_run(e, r, MAX_BATCH, NULL, err);
@@ -434,9 +430,9 @@ static int bench_memory(struct bench *b, const struct adapter_config *ac, struct
 }
 
 static int bench_speed(struct bench *b, const struct adapter_config *ac, struct error *err) {
-    struct forward_options fo = {.max_rows = (int32_t)MAX(b->o->tokens, NOISE_SEQS * NOISE_TOKENS),
+    struct forward_options fo = {.max_rows = (int32_t)MAX(b->o->tokens, NOISE_SEQS * b->span),
                                  .n_slots = MAX_BATCH,
-                                 .slot_len = (int32_t)MAX(b->o->tokens, DECODE_FROM + DECODE_STEPS),
+                                 .slot_len = (int32_t)MAX(b->o->tokens, b->span + DECODE_STEPS),
                                  .kv_elem = b->kv,
                                  .pool = b->pool};
     fo.slot_len = MIN(fo.slot_len, b->m->config.max_seq_len);
@@ -490,6 +486,16 @@ static int history_open(struct bench *b, struct error *err) {
     return OK;
 }
 
+/* How much the model's context has room for; and there must be something to adapt. */
+static int bench_check(struct bench *b, const struct adapter_config *ac, struct error *err) {
+    int32_t len = b->m->config.max_seq_len;
+    b->span = MIN(SPAN_MAX, len / 2);
+    if (b->span < DECODE_STEPS)
+        return error_set(err, ERR_USAGE, "a context of %d tokens is too short (at least %d)",
+                         (int)len, 2 * DECODE_STEPS);
+    return adapter_config_check(&b->m->config, ac, err);
+}
+
 static int run(const struct common *c, const void *options, const struct strings *args,
                struct error *err) {
     struct bench b = {.c = c, .o = options};
@@ -501,10 +507,10 @@ static int run(const struct common *c, const void *options, const struct strings
     if (wanted(b.o, "memory")) mallopt(M_MMAP_THRESHOLD, 1 << 16); // what is freed goes back
     b.pool = pool_new((int)c->threads);
     b.m = bench_model(c, b.o, err);
-    int rc = b.m ? OK : err->code;
-    if (b.m && wanted(b.o, "memory"))
+    int rc = b.m ? bench_check(&b, &ac, err) : err->code;
+    if (rc == OK && wanted(b.o, "memory"))
         rc = bench_memory(&b, &ac, err);
-    else if (b.m)
+    else if (rc == OK)
         rc = bench_speed(&b, &ac, err);
     for (int i = 0; i < MAX_BATCH; i++) adapter_release(b.adapters[i]);
     if (b.history && fclose(b.history) != 0)
@@ -524,6 +530,7 @@ const struct command cmd_bench = {
         "serve: 20 requests at once of 64 tokens in and 64 out, with no adapter, one for all, 20\n"
         "different ones. noise: members of 64 prefilled tokens, each under its own rank-1\n"
         "perturbation made from a counter. memory (alone): 20 agents in as few bytes as it takes.\n"
+        "Where the context is shorter than 128 tokens, half of it stands for these 64.\n"
         "Adapters have random A and zero B; their products cost what trained ones cost.",
     .rows = rows,
     .size = sizeof(struct options),

@@ -307,6 +307,7 @@ static int founders_start(const struct run *r, const struct train_options *o,
                           struct adapter **start, struct error *err) {
     struct adapter_config c;
     if (train_adapter_config(o, &c, err) != OK) return err->code;
+    if (adapter_config_check(&r->model->config, &c, err) != OK) return err->code;
     *start = adapter_new(&r->model->config, &c, (uint64_t)o->seed);
     return OK;
 }

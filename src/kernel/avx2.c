@@ -624,6 +624,17 @@ static void silu_mul_row(float *y, const float *gate, const float *up, int64_t n
     }
 }
 
+static void gelu_row(float *y, const float *x, int64_t n) {
+    __m256 sign = _mm256_set1_ps(-0.0f), one = _mm256_set1_ps(1.0f);
+    for (int64_t i = 0; i < n; i += 8) {
+        __m256 v = load_some(x + i, n - i);
+        __m256 u = _mm256_mul_ps(v, _mm256_fmadd_ps(_mm256_mul_ps(v, v), _mm256_set1_ps(GELU_CUBE),
+                                                    _mm256_set1_ps(GELU_LINE)));
+        __m256 below = _mm256_add_ps(one, exp_lanes(_mm256_xor_ps(u, sign)));
+        store_some(y + i, _mm256_div_ps(v, below), n - i);
+    }
+}
+
 static void exp_row(float *y, const float *x, int64_t n) {
     for (int64_t i = 0; i < n; i += 8) store_some(y + i, exp_lanes(load_some(x + i, n - i)), n - i);
 }
@@ -710,6 +721,7 @@ void kernels_fill_avx2(struct kernels *k) {
     k->rmsnorm = rmsnorm_row;
     k->rope = rope_row;
     k->silu_mul = silu_mul_row;
+    k->gelu = gelu_row;
     k->exp = exp_row;
     k->softmax = softmax_row;
     k->adamw = adamw_row;

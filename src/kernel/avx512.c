@@ -511,6 +511,19 @@ static void avx512_silu_mul(float *y, const float *gate, const float *up, int64_
     }
 }
 
+static void avx512_gelu(float *y, const float *x, int64_t n) {
+    const __m512 one = _mm512_set1_ps(1.0f), sign = _mm512_set1_ps(-0.0f);
+    for (int64_t i = 0; i < n; i += 16) {
+        const __mmask16 mask = lanes_mask(n - i);
+        const __m512 v = _mm512_maskz_loadu_ps(mask, x + i);
+        const __m512 cube = _mm512_fmadd_ps(_mm512_mul_ps(v, v), _mm512_set1_ps(GELU_CUBE),
+                                            _mm512_set1_ps(GELU_LINE));
+        const __m512 u = _mm512_mul_ps(v, cube);
+        const __m512 below = _mm512_add_ps(one, lanes_exp(_mm512_xor_ps(u, sign)));
+        _mm512_mask_storeu_ps(y + i, mask, _mm512_div_ps(v, below));
+    }
+}
+
 static float avx512_softmax(float *x, int64_t n) {
     const __m512 top = _mm512_set1_ps(avx512_max(x, n));
     __m512 acc = _mm512_setzero_ps();
@@ -621,6 +634,7 @@ void kernels_fill_avx512(struct kernels *k) {
     k->rmsnorm = avx512_rmsnorm;
     k->rope = avx512_rope;
     k->silu_mul = avx512_silu_mul;
+    k->gelu = avx512_gelu;
     k->exp = avx512_exp;
     k->softmax = avx512_softmax;
     k->mix_f32 = avx512_mix_f32;

@@ -20,6 +20,7 @@
  *             p = C6, then p = fma(p, r, C5) … C2, 1, 1;
  *             y = (p * 2^(n >> 1)) * 2^(n - (n >> 1)); y = FLT_MAX < y ? FLT_MAX : y
  *   silu_mul  y = (g / (1 + exp(-g))) * up
+ *   gelu      u = x * fma(x * x, GELU_CUBE, GELU_LINE), y = x / (1 + exp(-u)): x/2 (1 + tanh(u/2))
  *   rope      a' = fma(a, cos, -(b * sin)), b' = fma(b, cos, a * sin) with a = x[i], b = x[i + half]
  *   rmsnorm   r = 1 / sqrt(dot(x, x) / (float)n + eps), y = (x * r) * g
  *   max       lane = x > lane ? x : lane from -inf, at the end + 0.0f (so that -0 and +0 cannot differ)
@@ -82,6 +83,10 @@ struct type_row {
     void (*join)(const struct quants *s, uint8_t *block); /* undoes read; NULL: it cannot be undone */
 };
 const struct type_row *type_find(enum tensor_type t); /* NULL when unknown */
+
+/* gelu: 2 sqrt(2/pi) and 0.044715 times it. */
+#define GELU_LINE 0x1.988454p+0f
+#define GELU_CUBE 0x1.2444f2p-4f
 
 #define QK 32    /* weights in a block of the q types */
 #define PANEL 16 /* outputs in a panel of a packed matrix */

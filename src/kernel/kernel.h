@@ -192,6 +192,7 @@ struct kernels {
     void (*rmsnorm)(float *y, const float *x, const float *g, float eps, int64_t n); /* y = x * (1/sqrt(dot(x,x)/n+eps)) * g */
     void (*rope)(float *x, const float *cos, const float *sin, int64_t half); /* pairs (i, i+half): HF order */
     void (*silu_mul)(float *y, const float *gate, const float *up, int64_t n); /* y = gate*sigmoid(gate)*up */
+    void (*gelu)(float *y, const float *x, int64_t n);                    /* the tanh form ("gelu_new") */
     void (*exp)(float *y, const float *x, int64_t n);                     /* clamps to [0, FLT_MAX]; exp(-inf) = 0 */
     /* y = exp(x - max) in place, returns the sum by the `sum` rule (the caller divides). */
     float (*softmax)(float *x, int64_t n);

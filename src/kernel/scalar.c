@@ -251,6 +251,13 @@ static void silu_mul_row(float *y, const float *gate, const float *up, int64_t n
     for (int64_t i = 0; i < n; i++) y[i] = gate[i] / (1.0f + exp_value(-gate[i])) * up[i];
 }
 
+static void gelu_row(float *y, const float *x, int64_t n) {
+    for (int64_t i = 0; i < n; i++) {
+        float u = x[i] * fmaf(x[i] * x[i], GELU_CUBE, GELU_LINE);
+        y[i] = x[i] / (1.0f + exp_value(-u));
+    }
+}
+
 static void exp_row(float *y, const float *x, int64_t n) {
     for (int64_t i = 0; i < n; i++) y[i] = exp_value(x[i]);
 }
@@ -305,6 +312,7 @@ void kernels_fill_scalar(struct kernels *k) {
         .rmsnorm = rmsnorm_row,
         .rope = rope_row,
         .silu_mul = silu_mul_row,
+        .gelu = gelu_row,
         .exp = exp_row,
         .softmax = softmax_row,
         .adamw = adamw_row,

@@ -2,8 +2,10 @@
  * arch: what tells one architecture from another, as table rows: names, shapes, and the canonical
  * list of weights.
  *
- * No file is read here and no number is multiplied but the rotary angles. Adding an architecture of
- * this family is one row of `archs` and, if it has tensors of its own, rows of `parts`.
+ * No file is read here and no number is multiplied. Adding an architecture of this family is one
+ * row of `archs` and, if it has tensors of its own, rows of `parts`; what the forward pass does
+ * with a row's flags is in forward.c, what config.json and GGUF call them in hf_config.c and
+ * gguf.c.
  *
  * Invariant: weight_at(0 … weight_count - 1) visits every tensor of a model exactly once, in the
  * same order for every format; model_new numbers its random streams by that order, so it must not
@@ -15,9 +17,55 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define BIT(p) (1u << (p))
+
 static const struct arch archs[] = {
-    {.name = "llama", .hf_class = "LlamaForCausalLM", .qk_norm = false, .gguf_permuted = true},
-    {.name = "qwen3", .hf_class = "Qwen3ForCausalLM", .qk_norm = true, .gguf_permuted = false},
+    {.name = "llama",
+     .gguf = "llama",
+     .hf_type = "llama",
+     .hf_class = "LlamaForCausalLM",
+     .hf_layers = "model.layers",
+     .hf_embed = "model.embed_tokens",
+     .gguf_permuted = true},
+    {.name = "qwen2",
+     .gguf = "qwen2",
+     .hf_type = "qwen2",
+     .hf_class = "Qwen2ForCausalLM",
+     .hf_layers = "model.layers",
+     .hf_embed = "model.embed_tokens",
+     .biased = BIT(PROJ_Q) | BIT(PROJ_K) | BIT(PROJ_V)},
+    {.name = "qwen3",
+     .gguf = "qwen3",
+     .hf_type = "qwen3",
+     .hf_class = "Qwen3ForCausalLM",
+     .hf_layers = "model.layers",
+     .hf_embed = "model.embed_tokens",
+     .qk_norm = true},
+    {.name = "gemma3",
+     .gguf = "gemma3",
+     .hf_type = "gemma3_text",
+     .hf_class = "Gemma3ForCausalLM",
+     .hf_layers = "model.layers",
+     .hf_embed = "model.embed_tokens",
+     .hf_names = HF_GEMMA,
+     .tied = true,
+     .qk_norm = true,
+     .post_norms = true,
+     .norm_offset = true,
+     .scaled_embedding = true,
+     .gelu = true},
+    {.name = "gpt_neo",
+     .hf_type = "gpt_neo",
+     .hf_class = "GPTNeoForCausalLM",
+     .hf_layers = "transformer.h",
+     .hf_embed = "transformer.wte",
+     .hf_names = HF_NEO,
+     .biased = BIT(PROJ_O) | BIT(PROJ_UP) | BIT(PROJ_DOWN),
+     .tied = true,
+     .layer_norm = true,
+     .learned_pos = true,
+     .ungated = true,
+     .gelu = true},
 };
 
 const struct arch *arch_find(const char *name) {
@@ -26,27 +74,78 @@ const struct arch *arch_find(const char *name) {
     return NULL;
 }
 
-int arch_require(const char *name, const struct arch **out, struct error *err) {
-    *out = arch_find(name);
-    if (*out) return OK;
+/* A multimodal config.json says "gemma3" where the text model alone says "gemma3_text". */
+static bool arch_is(const struct arch *a, const char *name, enum naming naming) {
+    if (naming == NAMING_GGUF) return a->gguf && strcmp(a->gguf, name) == 0;
+    return strcmp(a->hf_type, name) == 0 || strcmp(a->name, name) == 0;
+}
+
+int arch_require(const char *name, enum naming naming, const struct arch **out, struct error *err) {
     struct buf known = {0};
-    for (size_t i = 0; i < ARRAY_LEN(archs); i++)
-        buf_printf(&known, "%s%s", i ? ", " : "", archs[i].name);
+    for (size_t i = 0; i < ARRAY_LEN(archs); i++) {
+        if (arch_is(&archs[i], name, naming)) {
+            *out = &archs[i];
+            buf_release(&known);
+            return OK;
+        }
+        if (naming == NAMING_HF || archs[i].gguf)
+            buf_printf(&known, "%s%s", i ? ", " : "", archs[i].name);
+    }
     error_set(err, ERR_MISMATCH, "architecture '%.64s' is not supported (supported: %s)", name,
               known.data);
     buf_release(&known);
     return err->code;
 }
 
+bool layer_is_local(const struct model_config *c, int32_t layer) {
+    return layer < WINDOWED_LAYERS_MAX && (c->local[layer / 64] >> (layer % 64) & 1);
+}
+
+void layer_set_local(struct model_config *c, int32_t layer) {
+    if (layer < WINDOWED_LAYERS_MAX) c->local[layer / 64] |= (uint64_t)1 << (layer % 64);
+}
+
+void window_period_set(struct model_config *c, int32_t p) {
+    for (int32_t l = 0; l < MIN(c->n_layers, WINDOWED_LAYERS_MAX); l++)
+        if ((l + 1) % p != 0) layer_set_local(c, l);
+}
+
+int32_t window_period(const struct model_config *c) {
+    for (int32_t p = 1; p <= c->n_layers + 1; p++) {
+        struct model_config same = {.n_layers = c->n_layers};
+        window_period_set(&same, p);
+        if (memcmp(same.local, c->local, sizeof(same.local)) == 0) return p;
+    }
+    return 0;
+}
+
 const char *const proj_names[N_PROJ] = {
     "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj",
 };
-const char *const proj_hf_paths[N_PROJ] = {
-    "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj",
-    "mlp.gate_proj",    "mlp.up_proj",      "mlp.down_proj",
-};
+
+const char *proj_hf_path(const struct arch *a, enum proj p) {
+    static const char *const usual[N_PROJ] = {
+        "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj",
+        "mlp.gate_proj",    "mlp.up_proj",      "mlp.down_proj",
+    };
+    static const char *const neo[N_PROJ] = {
+        "attn.attention.q_proj",
+        "attn.attention.k_proj",
+        "attn.attention.v_proj",
+        "attn.attention.out_proj",
+        NULL,
+        "mlp.c_fc",
+        "mlp.c_proj",
+    };
+    return a->hf_names == HF_NEO ? neo[p] : usual[p];
+}
+
+static bool proj_absent(const struct model_config *c, enum proj p) {
+    return p == PROJ_GATE && c->arch->ungated;
+}
 
 int32_t proj_in(const struct model_config *c, enum proj p) {
+    if (proj_absent(c, p)) return 0;
     switch (p) {
     case PROJ_O:
         return c->n_heads * c->head_dim;
@@ -58,6 +157,7 @@ int32_t proj_in(const struct model_config *c, enum proj p) {
 }
 
 int32_t proj_out(const struct model_config *c, enum proj p) {
+    if (proj_absent(c, p)) return 0;
     switch (p) {
     case PROJ_Q:
         return c->n_heads * c->head_dim;
@@ -72,117 +172,225 @@ int32_t proj_out(const struct model_config *c, enum proj p) {
     }
 }
 
-/* Names carry one %d for the layer where there is one. */
-struct part {
-    const char *hf, *gguf;
-    enum { IN_EMBED, IN_LAYER, IN_QK_NORM, IN_END } where;
-    int proj; /* -1 where it is no projection */
-    bool norm;
-};
-static const struct part parts[] = {
-    {"model.embed_tokens.weight", "token_embd.weight", IN_EMBED, -1, false},
-    {"model.layers.%d.input_layernorm.weight", "blk.%d.attn_norm.weight", IN_LAYER, -1, true},
-    {"model.layers.%d.self_attn.q_proj.weight", "blk.%d.attn_q.weight", IN_LAYER, PROJ_Q, false},
-    {"model.layers.%d.self_attn.k_proj.weight", "blk.%d.attn_k.weight", IN_LAYER, PROJ_K, false},
-    {"model.layers.%d.self_attn.v_proj.weight", "blk.%d.attn_v.weight", IN_LAYER, PROJ_V, false},
-    {"model.layers.%d.self_attn.o_proj.weight", "blk.%d.attn_output.weight", IN_LAYER, PROJ_O,
-     false},
-    {"model.layers.%d.self_attn.q_norm.weight", "blk.%d.attn_q_norm.weight", IN_QK_NORM, -1, true},
-    {"model.layers.%d.self_attn.k_norm.weight", "blk.%d.attn_k_norm.weight", IN_QK_NORM, -1, true},
-    {"model.layers.%d.post_attention_layernorm.weight", "blk.%d.ffn_norm.weight", IN_LAYER, -1,
-     true},
-    {"model.layers.%d.mlp.gate_proj.weight", "blk.%d.ffn_gate.weight", IN_LAYER, PROJ_GATE, false},
-    {"model.layers.%d.mlp.up_proj.weight", "blk.%d.ffn_up.weight", IN_LAYER, PROJ_UP, false},
-    {"model.layers.%d.mlp.down_proj.weight", "blk.%d.ffn_down.weight", IN_LAYER, PROJ_DOWN, false},
-    {"model.norm.weight", "output_norm.weight", IN_END, -1, true},
-    {"lm_head.weight", "output.weight", IN_END, -1, false},
-};
-enum {
-    PART_EMBED = 0,
-    PART_ATTN_NORM = 1,
-    PART_Q_NORM = 6,
-    PART_K_NORM = 7,
-    PART_FFN_NORM = 8,
-    PART_FINAL_NORM = 12,
-    PART_HEAD = 13
+enum part_id {
+    PART_EMBED,
+    PART_POS_EMBED,
+    PART_ATTN_NORM, /* the first of a layer */
+    PART_ATTN_NORM_BIAS,
+    PART_Q,
+    PART_Q_BIAS,
+    PART_K,
+    PART_K_BIAS,
+    PART_V,
+    PART_V_BIAS,
+    PART_O,
+    PART_O_BIAS,
+    PART_Q_NORM,
+    PART_K_NORM,
+    PART_POST_ATTN_NORM,
+    PART_FFN_NORM,
+    PART_FFN_NORM_BIAS,
+    PART_GATE,
+    PART_GATE_BIAS,
+    PART_UP,
+    PART_UP_BIAS,
+    PART_DOWN,
+    PART_DOWN_BIAS,
+    PART_POST_FFN_NORM, /* the last of a layer */
+    PART_FINAL_NORM,
+    PART_FINAL_NORM_BIAS,
+    PART_HEAD,
+    N_PARTS
 };
 
+/* What kind of tensor a part is, which decides its shape and which models have it. */
+enum part_kind {
+    KIND_EMBED,     /* [V, D] */
+    KIND_POS_EMBED, /* [max_seq_len, D] */
+    KIND_HEAD,      /* [V, D], unless tied */
+    KIND_PROJ,      /* [out, in] */
+    KIND_PROJ_BIAS, /* [out], from here on vectors */
+    KIND_NORM,      /* [D] */
+    KIND_NORM_BIAS, /* [D] */
+    KIND_HEAD_NORM, /* [E] */
+    KIND_POST_NORM  /* [D] */
+};
+
+/* Names within a layer are without the layer's prefix, those of projections without their path. */
+static const struct part {
+    enum part_kind kind;
+    int proj;
+    const char *gguf, *llama, *gemma, *neo; /* gemma NULL: as llama */
+} parts[N_PARTS] = {
+    [PART_EMBED] = {KIND_EMBED, -1, "token_embd.weight", "model.embed_tokens.weight", NULL,
+                    "transformer.wte.weight"},
+    [PART_POS_EMBED] = {KIND_POS_EMBED, -1, NULL, NULL, NULL, "transformer.wpe.weight"},
+    [PART_ATTN_NORM] = {KIND_NORM, -1, "attn_norm.weight", "input_layernorm.weight", NULL,
+                        "ln_1.weight"},
+    [PART_ATTN_NORM_BIAS] = {KIND_NORM_BIAS, -1, NULL, NULL, NULL, "ln_1.bias"},
+    [PART_Q] = {.kind = KIND_PROJ, .proj = PROJ_Q, .gguf = "attn_q.weight"},
+    [PART_Q_BIAS] = {.kind = KIND_PROJ_BIAS, .proj = PROJ_Q, .gguf = "attn_q.bias"},
+    [PART_K] = {.kind = KIND_PROJ, .proj = PROJ_K, .gguf = "attn_k.weight"},
+    [PART_K_BIAS] = {.kind = KIND_PROJ_BIAS, .proj = PROJ_K, .gguf = "attn_k.bias"},
+    [PART_V] = {.kind = KIND_PROJ, .proj = PROJ_V, .gguf = "attn_v.weight"},
+    [PART_V_BIAS] = {.kind = KIND_PROJ_BIAS, .proj = PROJ_V, .gguf = "attn_v.bias"},
+    [PART_O] = {.kind = KIND_PROJ, .proj = PROJ_O, .gguf = "attn_output.weight"},
+    [PART_O_BIAS] = {.kind = KIND_PROJ_BIAS, .proj = PROJ_O, .gguf = "attn_output.bias"},
+    [PART_Q_NORM] = {KIND_HEAD_NORM, -1, "attn_q_norm.weight", "self_attn.q_norm.weight", NULL,
+                     NULL},
+    [PART_K_NORM] = {KIND_HEAD_NORM, -1, "attn_k_norm.weight", "self_attn.k_norm.weight", NULL,
+                     NULL},
+    [PART_POST_ATTN_NORM] = {KIND_POST_NORM, -1, "post_attention_norm.weight", NULL,
+                             "post_attention_layernorm.weight", NULL},
+    [PART_FFN_NORM] = {KIND_NORM, -1, "ffn_norm.weight", "post_attention_layernorm.weight",
+                       "pre_feedforward_layernorm.weight", "ln_2.weight"},
+    [PART_FFN_NORM_BIAS] = {KIND_NORM_BIAS, -1, NULL, NULL, NULL, "ln_2.bias"},
+    [PART_GATE] = {.kind = KIND_PROJ, .proj = PROJ_GATE, .gguf = "ffn_gate.weight"},
+    [PART_GATE_BIAS] = {.kind = KIND_PROJ_BIAS, .proj = PROJ_GATE, .gguf = "ffn_gate.bias"},
+    [PART_UP] = {.kind = KIND_PROJ, .proj = PROJ_UP, .gguf = "ffn_up.weight"},
+    [PART_UP_BIAS] = {.kind = KIND_PROJ_BIAS, .proj = PROJ_UP, .gguf = "ffn_up.bias"},
+    [PART_DOWN] = {.kind = KIND_PROJ, .proj = PROJ_DOWN, .gguf = "ffn_down.weight"},
+    [PART_DOWN_BIAS] = {.kind = KIND_PROJ_BIAS, .proj = PROJ_DOWN, .gguf = "ffn_down.bias"},
+    [PART_POST_FFN_NORM] = {KIND_POST_NORM, -1, "post_ffw_norm.weight", NULL,
+                            "post_feedforward_layernorm.weight", NULL},
+    [PART_FINAL_NORM] = {KIND_NORM, -1, "output_norm.weight", "model.norm.weight", NULL,
+                         "transformer.ln_f.weight"},
+    [PART_FINAL_NORM_BIAS] = {KIND_NORM_BIAS, -1, NULL, NULL, NULL, "transformer.ln_f.bias"},
+    [PART_HEAD] = {KIND_HEAD, -1, "output.weight", "lm_head.weight", NULL, "lm_head.weight"},
+};
+
+static bool part_present(const struct model_config *c, int part) {
+    const struct part *p = &parts[part];
+    switch (p->kind) {
+    case KIND_POS_EMBED:
+        return c->arch->learned_pos;
+    case KIND_HEAD:
+        return !c->tied;
+    case KIND_PROJ:
+        return !proj_absent(c, (enum proj)p->proj);
+    case KIND_PROJ_BIAS:
+        return c->biased & BIT(p->proj);
+    case KIND_NORM_BIAS:
+        return c->arch->layer_norm;
+    case KIND_HEAD_NORM:
+        return c->arch->qk_norm;
+    case KIND_POST_NORM:
+        return c->arch->post_norms;
+    default:
+        return true;
+    }
+}
+
+/* How many parts of [from, to] this model has. */
+static int32_t parts_count(const struct model_config *c, int from, int to) {
+    int32_t n = 0;
+    for (int part = from; part <= to; part++) n += part_present(c, part);
+    return n;
+}
+
+/* The j-th of them. */
+static int part_pick(const struct model_config *c, int from, int32_t j) {
+    for (int part = from;; part++)
+        if (part_present(c, part) && j-- == 0) return part;
+}
+
 static int32_t layer_weight_count(const struct model_config *c) {
-    return c->arch->qk_norm ? 11 : 9;
+    return parts_count(c, PART_ATTN_NORM, PART_POST_FFN_NORM);
 }
 
 int32_t weight_count(const struct model_config *c) {
-    return 2 + c->n_layers * layer_weight_count(c) + (c->tied ? 0 : 1);
-}
-
-/* The j-th part that a layer of this architecture has. */
-static int layer_part(const struct model_config *c, int32_t j) {
-    int part = PART_ATTN_NORM;
-    for (;; part++) {
-        if (parts[part].where == IN_QK_NORM && !c->arch->qk_norm) continue;
-        if (j-- == 0) return part;
-    }
+    return parts_count(c, PART_EMBED, PART_POS_EMBED) + c->n_layers * layer_weight_count(c) +
+           parts_count(c, PART_FINAL_NORM, PART_HEAD);
 }
 
 static void weight_shape(const struct model_config *c, struct weight *w) {
     const struct part *p = &parts[w->part];
-    w->norm = p->norm;
-    w->rope_heads = p->proj == PROJ_Q ? c->n_heads : p->proj == PROJ_K ? c->n_kv_heads : 0;
-    if (p->norm) {
-        w->n = 1;
-        w->k = p->where == IN_QK_NORM ? c->head_dim : c->d_model;
-    } else if (p->proj >= 0) {
-        w->n = proj_out(c, (enum proj)p->proj);
-        w->k = proj_in(c, (enum proj)p->proj);
-    } else {
-        w->n = c->vocab_size;
-        w->k = c->d_model;
+    enum proj proj = (enum proj)p->proj;
+    w->norm = p->kind >= KIND_PROJ_BIAS;
+    w->bias = p->kind == KIND_PROJ_BIAS || p->kind == KIND_NORM_BIAS;
+    w->offset = w->norm && !w->bias && c->arch->norm_offset;
+    w->n = w->norm ? 1 : c->vocab_size;
+    w->k = c->d_model;
+    if (p->kind == KIND_HEAD_NORM) w->k = c->head_dim;
+    if (p->kind == KIND_POS_EMBED) w->n = c->max_seq_len;
+    if (p->kind == KIND_PROJ) {
+        w->n = proj_out(c, proj);
+        w->k = proj_in(c, proj);
     }
+    if (p->kind == KIND_PROJ_BIAS) w->k = proj_out(c, proj);
+    if (p->kind == KIND_PROJ || p->kind == KIND_PROJ_BIAS)
+        w->rope_heads = proj == PROJ_Q ? c->n_heads : proj == PROJ_K ? c->n_kv_heads : 0;
+}
+
+static void hf_name(const struct arch *a, struct weight *w) {
+    const struct part *p = &parts[w->part];
+    const char *own = a->hf_names == HF_NEO                 ? p->neo
+                      : a->hf_names == HF_GEMMA && p->gemma ? p->gemma
+                                                            : p->llama;
+    size_t size = sizeof(w->name);
+    if (p->kind == KIND_PROJ || p->kind == KIND_PROJ_BIAS)
+        snprintf(w->name, size, "%s.%d.%s.%s", a->hf_layers, (int)w->layer,
+                 proj_hf_path(a, (enum proj)p->proj), w->bias ? "bias" : "weight");
+    else if (w->layer >= 0)
+        snprintf(w->name, size, "%s.%d.%s", a->hf_layers, (int)w->layer, own);
+    else
+        snprintf(w->name, size, "%s", own);
 }
 
 void weight_at(const struct model_config *c, int32_t i, enum naming naming, struct weight *out) {
     CHECK(i >= 0 && i < weight_count(c));
-    int32_t per_layer = layer_weight_count(c), in_layers = c->n_layers * per_layer;
+    int32_t before = parts_count(c, PART_EMBED, PART_POS_EMBED), per_layer = layer_weight_count(c),
+            in_layers = c->n_layers * per_layer;
     *out = (struct weight){.layer = -1};
-    if (i == 0) {
-        out->part = PART_EMBED;
-    } else if (i <= in_layers) {
-        out->layer = (i - 1) / per_layer;
-        out->part = layer_part(c, (i - 1) % per_layer);
+    if (i < before) {
+        out->part = part_pick(c, PART_EMBED, i);
+    } else if (i < before + in_layers) {
+        out->layer = (i - before) / per_layer;
+        out->part = part_pick(c, PART_ATTN_NORM, (i - before) % per_layer);
     } else {
-        out->part = i == in_layers + 1 ? PART_FINAL_NORM : PART_HEAD;
+        out->part = part_pick(c, PART_FINAL_NORM, i - before - in_layers);
     }
-    const char *pattern = naming == NAMING_HF ? parts[out->part].hf : parts[out->part].gguf;
-    const char *hole = strstr(pattern, "%d");
-    if (hole)
-        snprintf(out->name, sizeof(out->name), "%.*s%d%s", (int)(hole - pattern), pattern,
-                 (int)out->layer, hole + 2);
-    else
-        snprintf(out->name, sizeof(out->name), "%s", pattern);
     weight_shape(c, out);
+    if (naming == NAMING_HF)
+        hf_name(c->arch, out);
+    else if (out->layer >= 0)
+        snprintf(out->name, sizeof(out->name), "blk.%d.%s", (int)out->layer, parts[out->part].gguf);
+    else
+        snprintf(out->name, sizeof(out->name), "%s", parts[out->part].gguf);
 }
 
 struct matrix *weight_matrix(struct model *m, const struct weight *w) {
     if (w->norm) return NULL;
     if (w->part == PART_EMBED) return &m->embed;
+    if (w->part == PART_POS_EMBED) return &m->pos_embed;
     if (w->part == PART_HEAD) return &m->head;
     return &m->layers[w->layer].proj[parts[w->part].proj];
 }
 
 const float **weight_norm(struct model *m, const struct weight *w) {
+    if (w->part == PART_FINAL_NORM) return &m->final_norm;
+    if (w->part == PART_FINAL_NORM_BIAS) return &m->final_norm_bias;
+    if (!w->norm) return NULL;
+    struct layer *l = &m->layers[w->layer];
     switch (w->part) {
     case PART_ATTN_NORM:
-        return &m->layers[w->layer].attn_norm;
+        return &l->attn_norm;
+    case PART_ATTN_NORM_BIAS:
+        return &l->attn_norm_bias;
+    case PART_POST_ATTN_NORM:
+        return &l->post_attn_norm;
     case PART_FFN_NORM:
-        return &m->layers[w->layer].ffn_norm;
+        return &l->ffn_norm;
+    case PART_FFN_NORM_BIAS:
+        return &l->ffn_norm_bias;
+    case PART_POST_FFN_NORM:
+        return &l->post_ffn_norm;
     case PART_Q_NORM:
-        return &m->layers[w->layer].q_norm;
+        return &l->q_norm;
     case PART_K_NORM:
-        return &m->layers[w->layer].k_norm;
-    case PART_FINAL_NORM:
-        return &m->final_norm;
+        return &l->k_norm;
     default:
-        return NULL;
+        return &l->bias[parts[w->part].proj];
     }
 }
 
@@ -199,6 +407,44 @@ int64_t model_param_count(const struct model_config *c) {
 static int size_check(const char *what, int32_t value, int32_t max, struct error *err) {
     if (value >= 1 && value <= max) return OK;
     return error_set(err, ERR_FORMAT, "'%s' is %d, outside 1..%d", what, (int)value, (int)max);
+}
+
+static bool positive(float x) {
+    return x > 0.0f && isfinite(x);
+}
+
+static int windows_check(const struct model_config *c, struct error *err) {
+    bool any = c->local[0] || c->local[1];
+    if (any && c->n_layers > WINDOWED_LAYERS_MAX)
+        return error_set(err, ERR_FORMAT, "%d layers are too many for sliding windows (at most %d)",
+                         (int)c->n_layers, WINDOWED_LAYERS_MAX);
+    if (any && (c->window < 1 || c->window > 1 << 24))
+        return error_set(err, ERR_FORMAT, "a sliding window of %d keys is outside 1..%d",
+                         (int)c->window, 1 << 24);
+    /* 0 stands for "not used" in other architectures */
+    if (c->arch->hf_names != HF_GEMMA) return OK;
+    if (!positive(c->rope_local_theta))
+        return error_set(err, ERR_FORMAT, "local rope theta %g is not a positive number",
+                         (double)c->rope_local_theta);
+    if (!positive(c->query_pre_attn_scalar))
+        return error_set(err, ERR_FORMAT, "query pre-attention scalar %g is not a positive number",
+                         (double)c->query_pre_attn_scalar);
+    return OK;
+}
+
+static int scaling_check(const struct rope_scaling *s, struct error *err) {
+    if (s->kind == ROPE_DEFAULT) return OK;
+    if (!positive(s->factor) || s->factor < 1.0f)
+        return error_set(err, ERR_FORMAT, "rope scaling factor %g is below 1", (double)s->factor);
+    if (s->kind == ROPE_LINEAR) return OK;
+    if (s->original_len < 1)
+        return error_set(err, ERR_FORMAT, "rope scaling has an original length of %d positions",
+                         (int)s->original_len);
+    if (s->kind == ROPE_LLAMA3 && !(positive(s->low_freq_factor) && positive(s->high_freq_factor) &&
+                                    s->low_freq_factor < s->high_freq_factor))
+        return error_set(err, ERR_FORMAT, "rope scaling's frequency factors %g and %g do not rise",
+                         (double)s->low_freq_factor, (double)s->high_freq_factor);
+    return OK;
 }
 
 int model_config_check(const struct model_config *c, struct error *err) {
@@ -227,7 +473,8 @@ int model_config_check(const struct model_config *c, struct error *err) {
     if (!(c->rms_norm_eps > 0.0f) || !(c->rms_norm_eps < 1.0f))
         return error_set(err, ERR_FORMAT, "rms norm epsilon %g is not in (0, 1)",
                          (double)c->rms_norm_eps);
-    return OK;
+    int rc = windows_check(c, err);
+    return rc == OK ? scaling_check(&c->rope_scaling, err) : rc;
 }
 
 static const struct {
@@ -286,6 +533,78 @@ static const struct {
       .rope_theta = 1e4f,
       .rms_norm_eps = 1e-5f,
       .tied = true}},
+    {"llama3.2-1b",
+     "llama",
+     {.n_layers = 16,
+      .d_model = 2048,
+      .n_heads = 32,
+      .n_kv_heads = 8,
+      .head_dim = 64,
+      .d_ff = 8192,
+      .vocab_size = 128256,
+      .max_seq_len = 131072,
+      .rope_theta = 5e5f,
+      .rms_norm_eps = 1e-5f,
+      .tied = true,
+      .rope_scaling = {ROPE_LLAMA3, 32.0f, 1.0f, 4.0f, 8192}}},
+    {"tinyllama-1.1b",
+     "llama",
+     {.n_layers = 22,
+      .d_model = 2048,
+      .n_heads = 32,
+      .n_kv_heads = 4,
+      .head_dim = 64,
+      .d_ff = 5632,
+      .vocab_size = 32000,
+      .max_seq_len = 2048,
+      .rope_theta = 1e4f,
+      .rms_norm_eps = 1e-5f}},
+    {"qwen2.5-0.5b",
+     "qwen2",
+     {.n_layers = 24,
+      .d_model = 896,
+      .n_heads = 14,
+      .n_kv_heads = 2,
+      .head_dim = 64,
+      .d_ff = 4864,
+      .vocab_size = 151936,
+      .max_seq_len = 32768,
+      .rope_theta = 1e6f,
+      .rms_norm_eps = 1e-6f,
+      .tied = true}},
+    {"gemma3-270m",
+     "gemma3",
+     {.n_layers = 18,
+      .d_model = 640,
+      .n_heads = 4,
+      .n_kv_heads = 1,
+      .head_dim = 256,
+      .d_ff = 2048,
+      .vocab_size = 262144,
+      .max_seq_len = 32768,
+      .rope_theta = 1e6f,
+      .rms_norm_eps = 1e-6f,
+      .tied = true,
+      .rope_local_theta = 1e4f,
+      .query_pre_attn_scalar = 256.0f,
+      .window = 512,
+      .local = {0x1F7DF}}},
+    {"tinystories-33m",
+     "gpt_neo",
+     {.n_layers = 4,
+      .d_model = 768,
+      .n_heads = 16,
+      .n_kv_heads = 16,
+      .head_dim = 48,
+      .d_ff = 3072,
+      .vocab_size = 50257,
+      .max_seq_len = 2048,
+      .rope_theta = 1e4f,
+      .rms_norm_eps = 1e-5f,
+      .tied = true,
+      .query_pre_attn_scalar = 1.0f,
+      .window = 256,
+      .local = {0xA}}},
     {"tiny-llama",
      "llama",
      {.n_layers = 2,
@@ -312,6 +631,54 @@ static const struct {
       .rope_theta = 1e6f,
       .rms_norm_eps = 1e-6f,
       .tied = true}},
+    {"tiny-qwen2",
+     "qwen2",
+     {.n_layers = 2,
+      .d_model = 32,
+      .n_heads = 4,
+      .n_kv_heads = 2,
+      .head_dim = 8,
+      .d_ff = 64,
+      .vocab_size = 300,
+      .max_seq_len = 64,
+      .rope_theta = 1e6f,
+      .rms_norm_eps = 1e-6f,
+      .tied = true,
+      .rope_scaling = {.kind = ROPE_YARN, .factor = 4.0f, .original_len = 16}}},
+    {"tiny-gemma3",
+     "gemma3",
+     {.n_layers = 3,
+      .d_model = 32,
+      .n_heads = 4,
+      .n_kv_heads = 2,
+      .head_dim = 16,
+      .d_ff = 64,
+      .vocab_size = 300,
+      .max_seq_len = 64,
+      .rope_theta = 1e6f,
+      .rms_norm_eps = 1e-6f,
+      .tied = true,
+      .rope_scaling = {.kind = ROPE_LINEAR, .factor = 8.0f},
+      .rope_local_theta = 1e4f,
+      .query_pre_attn_scalar = 24.0f,
+      .window = 5,
+      .local = {0x5}}},
+    {"tiny-gpt-neo",
+     "gpt_neo",
+     {.n_layers = 2,
+      .d_model = 32,
+      .n_heads = 4,
+      .n_kv_heads = 4,
+      .head_dim = 8,
+      .d_ff = 64,
+      .vocab_size = 300,
+      .max_seq_len = 64,
+      .rope_theta = 1e4f,
+      .rms_norm_eps = 1e-5f,
+      .tied = true,
+      .query_pre_attn_scalar = 1.0f,
+      .window = 5,
+      .local = {0x2}}},
 };
 
 int shape_find(const char *name, struct model_config *out, struct error *err) {
@@ -321,6 +688,7 @@ int shape_find(const char *name, struct model_config *out, struct error *err) {
             buf_release(&known);
             *out = shapes[i].c;
             out->arch = arch_find(shapes[i].arch);
+            out->biased = out->arch->biased;
             return OK;
         }
         buf_printf(&known, "%s%s", i ? ", " : "", shapes[i].name);
@@ -328,41 +696,4 @@ int shape_find(const char *name, struct model_config *out, struct error *err) {
     int rc = error_set(err, ERR_MISSING, "shape '%s' is not known; there are %s", name, known.data);
     buf_release(&known);
     return rc;
-}
-
-int32_t *rope_rows_from_interleaved(int32_t heads, int32_t head_dim) {
-    int32_t half = head_dim / 2,
-            *order = xmalloc(sizeof(*order) * (size_t)heads * (size_t)head_dim);
-    for (int32_t h = 0; h < heads; h++)
-        for (int32_t j = 0; j < half; j++) {
-            order[h * head_dim + j] = h * head_dim + 2 * j;
-            order[h * head_dim + half + j] = h * head_dim + 2 * j + 1;
-        }
-    return order;
-}
-
-int32_t *rope_rows_to_interleaved(int32_t heads, int32_t head_dim) {
-    int32_t half = head_dim / 2,
-            *order = xmalloc(sizeof(*order) * (size_t)heads * (size_t)head_dim);
-    for (int32_t h = 0; h < heads; h++)
-        for (int32_t j = 0; j < half; j++) {
-            order[h * head_dim + 2 * j] = h * head_dim + j;
-            order[h * head_dim + 2 * j + 1] = h * head_dim + half + j;
-        }
-    return order;
-}
-
-/* Angle of pair i at position p: p · theta^(-2i/E), in double and rounded once. */
-void rope_table(const struct model_config *c, int32_t n_pos, float *cos, float *sin) {
-    CHECK(n_pos <= 1000000); /* the range on which math_sin and math_cos are exact enough */
-    int32_t half = c->head_dim / 2;
-    double *freq = xmalloc(sizeof(*freq) * (size_t)half);
-    for (int32_t i = 0; i < half; i++)
-        freq[i] = math_pow((double)c->rope_theta, -2.0 * i / c->head_dim);
-    for (int32_t p = 0; p < n_pos; p++)
-        for (int32_t i = 0; i < half; i++) {
-            cos[(int64_t)p * half + i] = (float)math_cos(p * freq[i]);
-            sin[(int64_t)p * half + i] = (float)math_sin(p * freq[i]);
-        }
-    free(freq);
 }

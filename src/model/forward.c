@@ -19,7 +19,7 @@
  * Not here: the cache's pages (kv.c), scheduling, sampling, gradients (train has its own pass,
  * which keeps activations).
  */
-#include "model/model.h"
+#include "model/rows.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -63,19 +63,20 @@ struct forward {
     struct forward_stats stats;
     void *slab;
 
-    float *x;             /* [B, D] residual stream */
-    float *h;             /* [B, D] after a norm */
-    float *q, *att;       /* [B, H·E] */
-    float *k, *v;         /* [B, K·E] before they enter the cache */
-    float *gate, *up;     /* [B, F] */
-    float *hidden;        /* [B, D] of out_rows */
-    float *low;           /* [MAX_FUSED][B, RANK_CHUNK] */
-    float *scores;        /* [threads][MAX_QUERIES][slot_len] */
-    float *cos, *sin;     /* [slot_len, E/2] */
-    float *signs;         /* [threads][widest matrix]: a factor of a perturbation */
-    struct block *blocks; /* [B] */
-    int64_t *attend_cost; /* [B + 1] of the blocks before block i */
-    struct job *jobs;     /* [MAX_FUSED · (1 + max_parts)] */
+    float *x;                     /* [B, D] residual stream */
+    float *h;                     /* [B, D] after a norm */
+    float *q, *att;               /* [B, H·E] */
+    float *k, *v;                 /* [B, K·E] before they enter the cache */
+    float *gate, *up;             /* [B, F] */
+    float *hidden;                /* [B, D] of out_rows */
+    float *low;                   /* [MAX_FUSED][B, RANK_CHUNK] */
+    float *scores;                /* [threads][MAX_QUERIES][slot_len] */
+    float *cos, *sin;             /* [slot_len, E/2] */
+    float *cos_local, *sin_local; /* the same of local layers */
+    float *signs;                 /* [threads][widest matrix]: a factor of a perturbation */
+    struct block *blocks;         /* [B] */
+    int64_t *attend_cost;         /* [B + 1] of the blocks before block i */
+    struct job *jobs;             /* [MAX_FUSED · (1 + max_parts)] */
     void *in_scratch;
     struct kv *kv;
 
@@ -128,6 +129,10 @@ static size_t slab_lay(struct forward *f, const struct model_config *c,
     f->scores = slab_take(base, &used, threads * MAX_QUERIES * len * fl);
     f->cos = slab_take(base, &used, rope * fl);
     f->sin = slab_take(base, &used, rope * fl);
+    if (c->rope_local_theta > 0.0f) {
+        f->cos_local = slab_take(base, &used, rope * fl);
+        f->sin_local = slab_take(base, &used, rope * fl);
+    }
     f->signs = slab_take(base, &used, threads * widest * fl);
     f->blocks = slab_take(base, &used, rows * sizeof *f->blocks);
     f->attend_cost = slab_take(base, &used, (rows + 1) * sizeof(int64_t));
@@ -146,6 +151,7 @@ size_t forward_bytes(const struct model_config *c, const struct forward_options 
 struct forward *forward_new(const struct model *m, const struct forward_options *o) {
     CHECK(o->max_rows > 0 && o->n_slots > 0 && o->slot_len > 0);
     CHECK(m->config.n_heads % m->config.n_kv_heads == 0 && m->config.head_dim % 2 == 0);
+    CHECK(!m->config.arch->learned_pos || o->slot_len <= m->config.max_seq_len);
     struct forward *f = xcalloc(1, sizeof *f);
     f->m = m;
     f->o = options_of(o);
@@ -159,6 +165,8 @@ struct forward *forward_new(const struct model *m, const struct forward_options 
     }
     slab_lay(f, &m->config, &f->o, (uint8_t *)(((uintptr_t)f->slab + 63) & ~(uintptr_t)63));
     rope_table(&m->config, o->slot_len, f->cos, f->sin);
+    if (m->config.rope_local_theta > 0.0f)
+        rope_table_local(&m->config, o->slot_len, f->cos_local, f->sin_local);
     return f;
 }
 
@@ -460,8 +468,8 @@ static struct inputs inputs_for(struct forward *f, const float *x, int64_t rows,
 
 struct norm_job {
     const struct forward *f;
-    const float *x, *g;
-    const int32_t *pick; /* rows of x, or NULL: all in order */
+    const float *x, *g, *b; /* b: LayerNorm's bias, or NULL for an RMS norm */
+    const int32_t *pick;    /* rows of x, or NULL: all in order */
     float *y;
 };
 
@@ -471,14 +479,14 @@ static void norm_rows(void *ctx, int64_t begin, int64_t end, int thread) {
     (void)thread;
     for (int64_t i = begin; i < end; i++) {
         int64_t from = j->pick ? j->pick[i] : i;
-        j->f->kern->rmsnorm(j->y + i * c->d_model, j->x + from * c->d_model, j->g, c->rms_norm_eps,
-                            c->d_model);
+        norm_row(j->f->kern, j->y + i * c->d_model, j->x + from * c->d_model, j->g, j->b,
+                 c->rms_norm_eps, c->d_model);
     }
 }
 
 static void rows_norm(struct forward *f, float *y, const float *x, const int32_t *pick,
-                      int64_t rows, const float *g) {
-    struct norm_job j = {.f = f, .x = x, .g = g, .pick = pick, .y = y};
+                      int64_t rows, const float *g, const float *b) {
+    struct norm_job j = {.f = f, .x = x, .g = g, .b = b, .pick = pick, .y = y};
     pool_run(pool_for(f, 4 * rows * f->m->config.d_model), norm_rows, &j, rows, 1);
 }
 
@@ -510,18 +518,24 @@ static void embed_low(const struct forward *f, const struct lora *lo, int32_t to
 
 static void embed_rows(void *ctx, int64_t begin, int64_t end, int thread) {
     const struct forward *f = ctx;
+    const struct arch *arch = f->m->config.arch;
     int64_t d = f->m->config.d_model;
     (void)thread;
     for (int64_t i = begin; i < end; i++) {
         int32_t token = f->rows[i].token;
+        float *x = f->x + i * d, *pos = f->h + i * d;
         const struct segment *g = segment_of(f, i);
         const struct table *own = g && g->overlay ? &g->overlay->embed : NULL;
         const float *row = own ? table_row(own, token, d) : NULL;
         if (row)
-            memcpy(f->x + i * d, row, (size_t)d * sizeof *row);
+            memcpy(x, row, (size_t)d * sizeof *row);
         else
-            matrix_row(&f->m->embed, token, f->x + i * d);
-        if (own) embed_low(f, &own->lora, token, f->x + i * d);
+            matrix_row(&f->m->embed, token, x);
+        if (own) embed_low(f, &own->lora, token, x);
+        if (arch->scaled_embedding) f->kern->scale(x, sqrtf((float)d), d);
+        if (!arch->learned_pos) continue;
+        matrix_row(&f->m->pos_embed, f->rows[i].pos, pos);
+        f->kern->axpy(x, 1.0f, pos, d);
     }
 }
 
@@ -587,12 +601,53 @@ static void heads_run(struct forward *f, const int32_t *out_rows, int32_t n_out,
     }
 }
 
-static void silu_rows(void *ctx, int64_t begin, int64_t end, int thread) {
+/* The input of the down projection, into f->gate. */
+static void act_rows(void *ctx, int64_t begin, int64_t end, int thread) {
     const struct forward *f = ctx;
-    (void)thread;
+    const struct layer *l = &f->m->layers[f->layer];
     int64_t n = f->m->config.d_ff;
+    (void)thread;
     for (int64_t i = begin; i < end; i++)
-        f->kern->silu_mul(f->gate + i * n, f->gate + i * n, f->up + i * n, n);
+        activation_row(f->kern, f->m->config.arch, f->gate + i * n, f->up + i * n,
+                       l->bias[PROJ_GATE], l->bias[PROJ_UP], n);
+}
+
+/* What a branch ends with: its bias, and its norm before it joins the residual stream. */
+struct branch {
+    struct forward *f;
+    const float *bias, *norm; /* either may be NULL */
+};
+
+/* With a norm the branch lies in f->h, without one it has been added to f->x already. */
+static void branch_rows(void *ctx, int64_t begin, int64_t end, int thread) {
+    const struct branch *b = ctx;
+    const struct model_config *c = &b->f->m->config;
+    int64_t d = c->d_model;
+    (void)thread;
+    for (int64_t i = begin; i < end; i++) {
+        float *x = b->f->x + i * d, *h = b->f->h + i * d;
+        if (b->bias) b->f->kern->axpy(b->norm ? h : x, 1.0f, b->bias, d);
+        if (!b->norm) continue;
+        b->f->kern->rmsnorm(h, h, b->norm, c->rms_norm_eps, d);
+        b->f->kern->axpy(x, 1.0f, h, d);
+    }
+}
+
+/* The last projection of a branch, o or down, from `in` to the residual stream. */
+static void branch_end(struct forward *f, const struct inputs *in, enum proj p, const float *norm) {
+    struct branch b = {.f = f, .bias = f->m->layers[f->layer].bias[p], .norm = norm};
+    products_run(f, in, &(struct product){p, norm ? f->h : f->x, !norm}, 1);
+    if (b.bias || b.norm)
+        pool_run(pool_for(f, 4 * in->rows * f->m->config.d_model), branch_rows, &b, in->rows, 1);
+}
+
+static void rope_row(const struct forward *f, float *x, int64_t pos) {
+    const struct model_config *c = &f->m->config;
+    int64_t half = c->head_dim / 2;
+    bool local = c->rope_local_theta > 0.0f && layer_is_local(c, f->layer);
+    if (c->arch->learned_pos) return;
+    f->kern->rope(x, (local ? f->cos_local : f->cos) + pos * half,
+                  (local ? f->sin_local : f->sin) + pos * half, half);
 }
 
 static void row_put(const struct forward *f, const struct row *r, int32_t head, bool values,
@@ -604,34 +659,43 @@ static void row_put(const struct forward *f, const struct row *r, int32_t head, 
     if (f->o.kv_elem == ELEM_I8) to.d[at] = d;
 }
 
-/* Head norms and rotary embedding of q and k in place; k and v go into the cache. */
+/* Biases, head norms and rotary embedding of q and k in place; k and v go into the cache. */
 static void store_rows(void *ctx, int64_t begin, int64_t end, int thread) {
     const struct forward *f = ctx;
     const struct model_config *c = &f->m->config;
     const struct layer *l = &f->m->layers[f->layer];
     const struct kernels *kern = f->kern;
-    int64_t e = c->head_dim, half = e / 2;
+    int64_t e = c->head_dim, kv = c->n_kv_heads * e;
     (void)thread;
     for (int64_t i = begin; i < end; i++) {
         int64_t pos = f->rows[i].pos;
-        const float *cs = f->cos + pos * half, *sn = f->sin + pos * half;
+        if (l->bias[PROJ_Q])
+            kern->axpy(f->q + i * c->n_heads * e, 1.0f, l->bias[PROJ_Q], c->n_heads * e);
+        if (l->bias[PROJ_K]) kern->axpy(f->k + i * kv, 1.0f, l->bias[PROJ_K], kv);
+        if (l->bias[PROJ_V]) kern->axpy(f->v + i * kv, 1.0f, l->bias[PROJ_V], kv);
         for (int32_t h = 0; h < c->n_heads; h++) {
             float *q = f->q + (i * c->n_heads + h) * e;
             if (l->q_norm) kern->rmsnorm(q, q, l->q_norm, c->rms_norm_eps, e);
-            kern->rope(q, cs, sn, half);
+            rope_row(f, q, pos);
         }
         for (int32_t g = 0; g < c->n_kv_heads; g++) {
             float *k = f->k + (i * c->n_kv_heads + g) * e;
             if (l->k_norm) kern->rmsnorm(k, k, l->k_norm, c->rms_norm_eps, e);
-            kern->rope(k, cs, sn, half);
+            rope_row(f, k, pos);
             row_put(f, &f->rows[i], g, false, k);
             row_put(f, &f->rows[i], g, true, f->v + (i * c->n_kv_heads + g) * e);
         }
     }
 }
 
-/* Queries that read the same keys: n of them, `ld` floats apart, in q and in att. Query i sees
- * sees[i · step] positions. */
+/* How many positions a row sees in this layer, its own the last of them. */
+static int32_t attend_len(const struct forward *f, const struct row *r) {
+    const struct model_config *c = &f->m->config;
+    return layer_is_local(c, f->layer) ? MIN(r->pos + 1, c->window) : r->pos + 1;
+}
+
+/* Queries that read the same keys: n of them, `ld` floats apart, in q and in att. Query i is that
+ * of rows[i · step]. */
 struct queries {
     const float *q;
     float *att;
@@ -641,65 +705,83 @@ struct queries {
     int32_t slot, head;
 };
 
+/* Positions [first, sees) are what a query sees. */
 static int32_t query_sees(const struct queries *v, int64_t i) {
     return v->rows[i * v->step].pos + 1;
 }
 
-/* scores[i][j] = q_i · k_j, for all positions that any query sees. */
+static int32_t query_first(const struct forward *f, const struct queries *v, int64_t i) {
+    return query_sees(v, i) - attend_len(f, &v->rows[i * v->step]);
+}
+
+/* scores[i][j] = q_i · k_j, for all positions that any query sees, and the rest of their pages. */
 static void scores_make(const struct forward *f, const struct queries *v, float *scores) {
     int32_t most = query_sees(v, v->n - 1);
     int64_t e = f->m->config.head_dim, ld = f->o.slot_len;
-    for (int32_t page = 0; page * KV_PAGE < most; page++) {
+    for (int32_t page = query_first(f, v, 0) / KV_PAGE; page * KV_PAGE < most; page++) {
         struct kv_rows k = kv_at(f->kv, v->slot, page, f->layer, v->head, false);
         rows_dots(f->o.kv_elem, scores + page * KV_PAGE, ld, v->q, v->ld, v->n, k.v, e, e, 0,
                   MIN(most - page * KV_PAGE, KV_PAGE), false);
     }
 }
 
-/* Scales of int8 rows times what belongs to them. */
-static void scores_gain(const struct forward *f, const struct queries *v, float *scores, int32_t n,
-                        bool values) {
+/* Scales of int8 rows times what belongs to them, for positions [first, end). */
+static void scores_gain(const struct forward *f, const struct queries *v, float *scores,
+                        int32_t first, int32_t end, bool values) {
     if (f->o.kv_elem != ELEM_I8) return;
-    for (int32_t page = 0; page * KV_PAGE < n; page++) {
-        struct kv_rows r = kv_at(f->kv, v->slot, page, f->layer, v->head, values);
-        int32_t left = MIN(n - page * KV_PAGE, KV_PAGE);
-        for (int32_t j = 0; j < left; j++) scores[page * KV_PAGE + j] *= r.d[j];
+    for (int32_t j = first; j < end; j++) {
+        const float *d = kv_at(f->kv, v->slot, j / KV_PAGE, f->layer, v->head, values).d;
+        int32_t stop = MIN(end, (j / KV_PAGE + 1) * KV_PAGE);
+        for (; j < stop; j++) scores[j] *= d[j % KV_PAGE];
+        j--;
     }
 }
 
-/* att_i = Σ_j p_ij v_j, positions in order: what all queries see together, then each its rest. */
-static void values_mix(const struct forward *f, const struct queries *v, const float *p) {
-    int32_t common = query_sees(v, 0), most = query_sees(v, v->n - 1);
-    int64_t e = f->m->config.head_dim, ld = f->o.slot_len;
-    int64_t es = (int64_t)elem_size(f->o.kv_elem);
-    for (int32_t page = 0; page * KV_PAGE < most; page++) {
-        int32_t from = page * KV_PAGE, all = MIN(MAX(common - from, 0), KV_PAGE);
-        struct kv_rows r = kv_at(f->kv, v->slot, page, f->layer, v->head, true);
-        if (all > 0) rows_mix(f->o.kv_elem, v->att, v->ld, p + from, ld, v->n, r.v, e, all, e);
-        for (int64_t i = 0; i < v->n && all < KV_PAGE; i++) {
-            int32_t rest = MIN(query_sees(v, i) - from, KV_PAGE) - all;
-            if (rest > 0)
-                rows_mix(f->o.kv_elem, v->att + i * v->ld, v->ld, p + i * ld + from + all, ld, 1,
-                         (const char *)r.v + all * e * es, e, rest, e);
-        }
+/* att_i += Σ_j p_ij v_j over positions [lo, hi) of one page, for n queries from i on. */
+static void page_mix(const struct forward *f, const struct queries *v, const float *p, int64_t i,
+                     int64_t n, int32_t page, int32_t lo, int32_t hi) {
+    if (lo >= hi) return;
+    int64_t e = f->m->config.head_dim, es = (int64_t)elem_size(f->o.kv_elem), ld = f->o.slot_len;
+    const char *rows = kv_at(f->kv, v->slot, page, f->layer, v->head, true).v;
+    rows_mix(f->o.kv_elem, v->att + i * v->ld, v->ld, p + i * ld + page * KV_PAGE + lo, ld, n,
+             rows + lo * e * es, e, hi - lo, e);
+}
+
+/* A page's values, positions in order: each query's own before what all see together, that, and
+ * each one's rest. */
+static void values_mix(const struct forward *f, const struct queries *v, const float *p,
+                       int32_t page) {
+    int32_t lo[MAX_QUERIES], hi[MAX_QUERIES], all_lo = 0, all_hi = KV_PAGE;
+    for (int64_t i = 0; i < v->n; i++) {
+        lo[i] = MIN(MAX(query_first(f, v, i) - page * KV_PAGE, 0), KV_PAGE);
+        hi[i] = MIN(MAX(query_sees(v, i) - page * KV_PAGE, 0), KV_PAGE);
+        all_lo = MAX(all_lo, lo[i]);
+        all_hi = MIN(all_hi, hi[i]);
     }
+    if (all_lo >= all_hi) all_lo = all_hi = KV_PAGE;
+    for (int64_t i = 0; i < v->n; i++) page_mix(f, v, p, i, 1, page, lo[i], MIN(all_lo, hi[i]));
+    page_mix(f, v, p, 0, v->n, page, all_lo, all_hi);
+    for (int64_t i = 0; i < v->n; i++) page_mix(f, v, p, i, 1, page, MAX(all_hi, lo[i]), hi[i]);
 }
 
 static void queries_run(const struct forward *f, const struct queries *v, float *scores) {
-    int64_t e = f->m->config.head_dim, ld = f->o.slot_len;
-    float scale = 1.0f / sqrtf((float)e);
+    const struct model_config *c = &f->m->config;
+    int64_t e = c->head_dim;
+    float by[MAX_QUERIES],
+        scale = 1.0f / sqrtf(c->query_pre_attn_scalar > 0.0f ? c->query_pre_attn_scalar : (float)e);
     scores_make(f, v, scores);
-    float by[MAX_QUERIES];
     for (int64_t i = 0; i < v->n; i++) {
-        int32_t n = query_sees(v, i);
-        float *s = scores + i * ld;
-        scores_gain(f, v, s, n, false);
-        f->kern->scale(s, scale, n);
-        by[i] = 1.0f / f->kern->softmax(s, n);
-        scores_gain(f, v, s, n, true);
+        int32_t first = query_first(f, v, i), end = query_sees(v, i);
+        float *s = scores + i * f->o.slot_len;
+        scores_gain(f, v, s, first, end, false);
+        f->kern->scale(s + first, scale, end - first);
+        by[i] = 1.0f / f->kern->softmax(s + first, end - first);
+        scores_gain(f, v, s, first, end, true);
         memset(v->att + i * v->ld, 0, (size_t)e * sizeof *v->att);
     }
-    values_mix(f, v, scores);
+    int32_t last = (query_sees(v, v->n - 1) - 1) / KV_PAGE;
+    for (int32_t page = query_first(f, v, 0) / KV_PAGE; page <= last; page++)
+        values_mix(f, v, scores, page);
     for (int64_t i = 0; i < v->n; i++) f->kern->scale(v->att + i * v->ld, by[i], e);
 }
 
@@ -756,24 +838,28 @@ static void attend_part(void *ctx, int64_t begin, int64_t end, int thread) {
 static void attend_run(struct forward *f) {
     const struct model_config *c = &f->m->config;
     double t0 = clock_now();
+    f->attend_cost[0] = 0;
+    for (int32_t b = 0; b < f->n_blocks; b++) {
+        int64_t sees = 0;
+        for (int32_t i = f->blocks[b].begin; i < f->blocks[b].end; i++)
+            sees += attend_len(f, &f->rows[i]);
+        f->attend_cost[b + 1] = f->attend_cost[b] + sees;
+    }
     struct pool *pool = pool_for(f, 2 * f->attend_cost[f->n_blocks] * c->n_heads * c->head_dim);
     f->parts = pool_size(pool);
     pool_run(pool, attend_part, f, f->parts, 1);
     f->stats.kernel_seconds += clock_now() - t0;
 }
 
-/* Cuts the rows into blocks that attend together and lays their costs on a line. */
+/* Cuts the rows into blocks that attend together. */
 static void blocks_make(struct forward *f) {
     f->n_blocks = 0;
-    f->attend_cost[0] = 0;
     for (int32_t i = 0; i < f->n_rows;) {
         struct block *b = &f->blocks[f->n_blocks++];
         *b = (struct block){i, i};
-        int64_t sees = 0;
-        do sees += f->rows[b->end++].pos + 1;
+        do b->end++;
         while (b->end < f->n_rows && b->end - i < MAX_QUERIES &&
                f->rows[b->end].slot == f->rows[i].slot);
-        f->attend_cost[f->n_blocks] = f->attend_cost[f->n_blocks - 1] + sees;
         i = b->end;
     }
 }
@@ -782,7 +868,7 @@ static void layer_run(struct forward *f) {
     const struct model_config *c = &f->m->config;
     const struct layer *l = &f->m->layers[f->layer];
     int64_t rows = f->n_rows;
-    rows_norm(f, f->h, f->x, NULL, rows, l->attn_norm);
+    rows_norm(f, f->h, f->x, NULL, rows, l->attn_norm, l->attn_norm_bias);
     struct inputs in = inputs_for(f, f->h, rows, &l->proj[PROJ_Q], 3);
     const struct product qkv[] = {
         {PROJ_Q, f->q, false}, {PROJ_K, f->k, false}, {PROJ_V, f->v, false}};
@@ -791,15 +877,16 @@ static void layer_run(struct forward *f) {
              rows, 1);
     attend_run(f);
     in = inputs_for(f, f->att, rows, &l->proj[PROJ_O], 1);
-    products_run(f, &in, &(struct product){PROJ_O, f->x, true}, 1);
+    branch_end(f, &in, PROJ_O, l->post_attn_norm);
 
-    rows_norm(f, f->h, f->x, NULL, rows, l->ffn_norm);
-    in = inputs_for(f, f->h, rows, &l->proj[PROJ_GATE], 2);
+    rows_norm(f, f->h, f->x, NULL, rows, l->ffn_norm, l->ffn_norm_bias);
+    bool gated = !c->arch->ungated;
+    in = inputs_for(f, f->h, rows, &l->proj[gated ? PROJ_GATE : PROJ_UP], gated ? 2 : 1);
     const struct product gate_up[] = {{PROJ_GATE, f->gate, false}, {PROJ_UP, f->up, false}};
-    products_run(f, &in, gate_up, 2);
-    pool_run(pool_for(f, 8 * rows * c->d_ff), silu_rows, f, rows, 1);
+    products_run(f, &in, gated ? gate_up : gate_up + 1, gated ? 2 : 1);
+    pool_run(pool_for(f, 8 * rows * c->d_ff), act_rows, f, rows, 1);
     in = inputs_for(f, f->gate, rows, &l->proj[PROJ_DOWN], 1);
-    products_run(f, &in, &(struct product){PROJ_DOWN, f->x, true}, 1);
+    branch_end(f, &in, PROJ_DOWN, l->post_ffn_norm);
 }
 
 static void call_check(const struct forward *f, const int32_t *out_rows, int32_t n_out) {
@@ -835,7 +922,7 @@ void forward_run(struct forward *f, const struct row *rows, int32_t n_rows,
     pool_run(pool_for(f, 4 * (int64_t)n_rows * c->d_model), embed_rows, f, n_rows, 1);
     for (f->layer = 0; f->layer < c->n_layers; f->layer++) layer_run(f);
     if (n_out > 0) {
-        rows_norm(f, f->hidden, f->x, out_rows, n_out, f->m->final_norm);
+        rows_norm(f, f->hidden, f->x, out_rows, n_out, f->m->final_norm, f->m->final_norm_bias);
     }
     if (n_out > 0 && logits) {
         struct inputs in = inputs_for(f, f->hidden, n_out, &f->m->head, 1);

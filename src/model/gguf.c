@@ -426,12 +426,15 @@ static int extras_refuse(const struct gguf *g, const char *arch, struct error *e
         const char *suffix;
         double neutral, also;
     } numbers[] = {{"expert_count", 0, 0},
-                   {"attention.sliding_window", 0, 0},
-                   {"rope.scaling.factor", 1, 0},
-                   {"rope.scale_linear", 1, 0},
                    {"attention.clamp_kqv", 0, 0},
+                   {"attn_logit_softcapping", 0, 0},
+                   {"final_logit_softcapping", 0, 0},
                    {"logit_scale", 1, 0},
-                   {"rope.scaling.attn_factor", 1, 0}};
+                   {"rope.scaling.attn_factor", 1, 0},
+                   {"rope.scaling.yarn_ext_factor", 1, 1},
+                   {"rope.scaling.yarn_attn_factor", 1, 1},
+                   {"rope.scaling.yarn_beta_fast", 32, 32},
+                   {"rope.scaling.yarn_beta_slow", 1, 1}};
     char key[96];
     for (size_t i = 0; i < ARRAY_LEN(numbers); i++) {
         double value = numbers[i].neutral;
@@ -442,14 +445,99 @@ static int extras_refuse(const struct gguf *g, const char *arch, struct error *e
             return error_set(err, ERR_MISMATCH, "metadata '%s' asks for what is not supported",
                              key);
     }
-    snprintf(key, sizeof(key), "%s.rope.scaling.type", arch);
-    const struct kv *scaling = gguf_find(g, key);
-    /* Linear scaling by 1, which passed above, is none. */
-    if (scaling && !kv_equals(scaling, "none") && !kv_equals(scaling, "linear"))
-        return error_set(err, ERR_MISMATCH, "metadata '%s' is '%.*s', which is not supported", key,
-                         scaling->type == KV_STRING ? (int)MIN(scaling->n, 32) : 0,
-                         (const char *)scaling->data);
     return OK;
+}
+
+/* "none", "linear" or "yarn"; a factor without a type is linear, an older key says the same. */
+static int scaling_read(const struct gguf *g, struct model_config *c, struct error *err) {
+    struct rope_scaling *s = &c->rope_scaling;
+    const char *arch = c->arch->gguf;
+    char key[96];
+    snprintf(key, sizeof(key), "%s.rope.scaling.type", arch);
+    const struct kv *type = gguf_find(g, key);
+    bool yarn = type && kv_equals(type, "yarn"), none = type && kv_equals(type, "none");
+    if (type && !none && !yarn && !kv_equals(type, "linear"))
+        return error_set(err, ERR_MISMATCH, "metadata '%s' is '%.*s', which is not supported", key,
+                         type->type == KV_STRING ? (int)MIN(type->n, 32) : 0,
+                         (const char *)type->data);
+    float linear;
+    int rc = float_get(g, arch, "rope.scale_linear", 1.0f, &linear, err);
+    if (rc == OK) rc = float_get(g, arch, "rope.scaling.factor", linear, &s->factor, err);
+    if (rc == OK && yarn)
+        rc = int_get(g, arch, "rope.scaling.original_context_length", c->max_seq_len,
+                     &s->original_len, err);
+    if (rc != OK) return rc;
+    if (none || s->factor == 1.0f || s->factor == 0.0f)
+        *s = (struct rope_scaling){.kind = ROPE_DEFAULT};
+    else
+        s->kind = yarn ? ROPE_YARN : ROPE_LINEAR;
+    return OK;
+}
+
+/* One bool a layer, true where it is local; or the period, as llama.cpp has it. */
+static int window_pattern_read(const struct gguf *g, struct model_config *c, struct error *err) {
+    static const char suffix[] = "attention.sliding_window_pattern";
+    char key[96];
+    int32_t period;
+    snprintf(key, sizeof(key), "%s.%s", c->arch->gguf, suffix);
+    const struct kv *kv = gguf_find(g, key);
+    if (!kv || kv->type != KV_ARRAY) {
+        int rc = int_get(g, c->arch->gguf, suffix, 6, &period, err);
+        if (rc == OK) window_period_set(c, period > 0 ? period : WINDOWED_LAYERS_MAX + 1);
+        return rc;
+    }
+    if (kv->element != KV_BOOL || kv->n != (uint64_t)c->n_layers)
+        return error_set(err, ERR_FORMAT, "metadata '%s' is not a list of %d bools", key,
+                         (int)c->n_layers);
+    for (int32_t l = 0; l < c->n_layers; l++)
+        if (kv->data[l]) layer_set_local(c, l);
+    return OK;
+}
+
+/* No key says what Gemma's scores are scaled by: of all sizes only the largest (62 layers) has
+ * another width than the head's. */
+static float gemma_scalar(const struct model_config *c) {
+    return (float)(c->n_layers == 62 && c->n_heads > 0 ? c->d_model / c->n_heads : c->head_dim);
+}
+
+/* Gemma's windows. What older files leave out was fixed in the programs that read them: every 6th
+ * layer sees everything and local layers rotate with theta 10000. */
+static int windows_read(const struct gguf *g, struct model_config *c, struct error *err) {
+    if (c->arch->hf_names != HF_GEMMA) {
+        int32_t window;
+        int rc = int_get(g, c->arch->gguf, "attention.sliding_window", 0, &window, err);
+        return rc != OK || window == 0
+                   ? rc
+                   : error_set(err, ERR_MISMATCH,
+                               "metadata '%s.attention.sliding_window' asks for what is not "
+                               "supported",
+                               c->arch->gguf);
+    }
+    int rc = int_get(g, c->arch->gguf, "attention.sliding_window", 0, &c->window, err);
+    if (rc == OK && c->window > 0) rc = window_pattern_read(g, c, err);
+    if (!c->local[0] && !c->local[1]) c->window = 0; /* said but not used */
+    if (rc == OK)
+        rc = float_get(g, c->arch->gguf, "rope.freq_base_swa", 1e4f, &c->rope_local_theta, err);
+    if (rc == OK)
+        rc = float_get(g, "shoal", "query_pre_attn_scalar", gemma_scalar(c),
+                       &c->query_pre_attn_scalar, err);
+    return rc;
+}
+
+static const char *bias_name(enum proj p) {
+    static const char *const names[N_PROJ] = {
+        "blk.0.attn_q.bias",   "blk.0.attn_k.bias", "blk.0.attn_v.bias",   "blk.0.attn_output.bias",
+        "blk.0.ffn_gate.bias", "blk.0.ffn_up.bias", "blk.0.ffn_down.bias",
+    };
+    return names[p];
+}
+
+/* No key says which projections have biases: the first layer's tensors do, and the others must
+ * agree. */
+static void biases_read(const struct gguf *g, struct model_config *c) {
+    c->biased = c->arch->biased;
+    for (int p = 0; p < N_PROJ; p++)
+        if (tensors_find(g->tensors, g->n_tensors, bias_name((enum proj)p))) c->biased |= 1u << p;
 }
 
 static int arch_read(const struct gguf *g, const struct arch **out, struct error *err) {
@@ -467,13 +555,13 @@ static int arch_read(const struct gguf *g, const struct arch **out, struct error
     else if (!name)
         rc = error_set(err, ERR_FORMAT, "metadata 'general.architecture' is missing");
     else
-        rc = arch_require(name, out, err);
+        rc = arch_require(name, NAMING_GGUF, out, err);
     arena_release(&scratch);
     return rc;
 }
 
 static int sizes_read(const struct gguf *g, struct model_config *c, struct error *err) {
-    const char *arch = c->arch->name;
+    const char *arch = c->arch->gguf;
     int rc = int_get(g, arch, "block_count", REQUIRED, &c->n_layers, err);
     if (rc == OK) rc = int_get(g, arch, "embedding_length", REQUIRED, &c->d_model, err);
     if (rc == OK) rc = int_get(g, arch, "feed_forward_length", REQUIRED, &c->d_ff, err);
@@ -503,10 +591,10 @@ static int vocab_read(const struct gguf *g, struct model_config *c, struct error
     if (!embed || embed->n_dims != 2 || embed->dims[0] > INT32_MAX)
         return error_set(err, ERR_MISMATCH, "tensor 'token_embd.weight' is missing or no matrix");
     c->vocab_size = (int32_t)embed->dims[0];
-    int rc = int_get(g, c->arch->name, "vocab_size", c->vocab_size, &stated, err);
+    int rc = int_get(g, c->arch->gguf, "vocab_size", c->vocab_size, &stated, err);
     if (rc == OK && stated != c->vocab_size)
         rc = error_set(err, ERR_MISMATCH,
-                       "'%s.vocab_size' is %d, but 'token_embd.weight' has %d rows", c->arch->name,
+                       "'%s.vocab_size' is %d, but 'token_embd.weight' has %d rows", c->arch->gguf,
                        (int)stated, (int)c->vocab_size);
     return rc;
 }
@@ -516,11 +604,14 @@ static int config_read(const struct gguf *g, struct model_config *c, struct erro
     int rc = arch_read(g, &c->arch, err);
     if (rc == OK) rc = sizes_read(g, c, err);
     if (rc == OK)
-        rc = float_get(g, c->arch->name, "attention.layer_norm_rms_epsilon", 0.0f, &c->rms_norm_eps,
+        rc = float_get(g, c->arch->gguf, "attention.layer_norm_rms_epsilon", 0.0f, &c->rms_norm_eps,
                        err);
-    if (rc == OK) rc = float_get(g, c->arch->name, "rope.freq_base", 1e4f, &c->rope_theta, err);
-    if (rc == OK) rc = extras_refuse(g, c->arch->name, err);
+    if (rc == OK) rc = float_get(g, c->arch->gguf, "rope.freq_base", 1e4f, &c->rope_theta, err);
+    if (rc == OK) rc = extras_refuse(g, c->arch->gguf, err);
+    if (rc == OK) rc = scaling_read(g, c, err);
+    if (rc == OK) rc = windows_read(g, c, err);
     if (rc == OK) rc = vocab_read(g, c, err);
+    if (rc == OK) biases_read(g, c);
     if (rc == OK) rc = model_config_check(c, err);
     c->tied = !tensors_find(g->tensors, g->n_tensors, "output.weight");
     return rc;
@@ -703,10 +794,10 @@ static int tokenizer_read(const struct gguf *g, int32_t vocab, struct tokenizer 
     struct arena arena = {0};
     int rc = OK;
     if (spec.kind == TOK_SPM && !kv_equals(model, "llama"))
-        rc = error_set(
-            err, ERR_MISMATCH,
-            "tokenizer kind '%.*s' is not supported (supported: gpt2, llama, t5)",
-            model->type == KV_STRING ? (int)MIN(model->n, 32) : 0, (const char *)model->data);
+        rc = error_set(err, ERR_MISMATCH,
+                       "tokenizer kind '%.*s' is not supported (supported: gpt2, llama, t5)",
+                       model->type == KV_STRING ? (int)MIN(model->n, 32) : 0,
+                       (const char *)model->data);
     if (rc == OK) rc = pieces_read(g, vocab, &spec, &arena, err);
     if (rc == OK && spec.kind == TOK_BPE) rc = merges_read(g, &spec, &arena, err);
     if (rc == OK) rc = behaviour_read(g, &spec, &arena, err);
@@ -726,19 +817,22 @@ struct tokenizer *gguf_tokenizer_open(const char *path, struct error *err) {
     return tok;
 }
 
-/* rope_freqs.weight divides the rotary frequencies: all ones is none at all, anything else is a
- * scaling. */
-static int rope_freqs_drop(struct gguf *g, struct error *err) {
+/* rope_freqs.weight divides the rotary frequencies: all ones is none at all, the rest must be a
+ * scaling that we know. */
+static int rope_freqs_take(struct gguf *g, struct model_config *c, struct error *err) {
     const struct tensor_info *t = tensors_find(g->tensors, g->n_tensors, "rope_freqs.weight");
     if (!t) return OK;
-    for (size_t i = 0; i < t->size; i += sizeof(float)) {
-        float factor = 0.0f;
-        if (t->type == TENSOR_F32) memcpy(&factor, (const uint8_t *)t->data + i, sizeof(factor));
-        if (factor != 1.0f)
-            return error_set(err, ERR_MISMATCH,
-                             "tensor 'rope_freqs.weight' scales the rotary positions, which is "
-                             "not supported");
-    }
+    size_t size = sizeof(float) * (size_t)c->head_dim / 2;
+    bool fits = t->type == TENSOR_F32 && t->n_dims == 1 && t->size == size &&
+                c->rope_scaling.kind == ROPE_DEFAULT;
+    float *divisors = xcalloc(1, size);
+    if (fits) memcpy(divisors, t->data, size);
+    fits = fits && rope_scaling_recover(c, divisors);
+    free(divisors);
+    if (!fits)
+        return error_set(err, ERR_MISMATCH,
+                         "tensor 'rope_freqs.weight' scales the rotary positions in a way that is "
+                         "not supported (llama3's is, with frequency factors 1 and 4)");
     int at = (int)(t - g->tensors);
     free(g->tensors[at].name);
     memmove(&g->tensors[at], &g->tensors[at + 1],
@@ -752,7 +846,7 @@ struct model *gguf_model_open(const char *path, enum numeric_class cls, struct e
     struct model *m = model_alloc(path, cls);
     int rc = gguf_open(&g, path, err);
     if (rc == OK) rc = config_read(&g, &m->config, err);
-    if (rc == OK) rc = rope_freqs_drop(&g, err);
+    if (rc == OK) rc = rope_freqs_take(&g, &m->config, err);
     if (rc == OK)
         rc = model_bind(m, g.tensors, g.n_tensors, NAMING_GGUF, m->config.arch->gguf_permuted, err);
     if (rc == OK) rc = tokenizer_read(&g, m->config.vocab_size, &m->tok, err);
@@ -818,6 +912,59 @@ static void kv_put_array(struct kv_out *o, const char *key, uint32_t element, ui
     buf_add(&o->text, &n, sizeof(n));
 }
 
+static void arch_put_f32(struct kv_out *o, const struct model_config *c, const char *suffix,
+                         float value) {
+    char key[96];
+    snprintf(key, sizeof(key), "%s.%s", c->arch->gguf, suffix);
+    kv_put(o, key, KV_F32, &value);
+}
+
+static void arch_put_u32(struct kv_out *o, const struct model_config *c, const char *suffix,
+                         int32_t value) {
+    char key[96];
+    snprintf(key, sizeof(key), "%s.%s", c->arch->gguf, suffix);
+    kv_put_u32(o, key, (uint32_t)value);
+}
+
+/* llama3's is the tensor rope_freqs.weight instead. */
+static void scaling_put(struct kv_out *o, const struct model_config *c) {
+    const struct rope_scaling *s = &c->rope_scaling;
+    char key[96];
+    if (s->kind != ROPE_LINEAR && s->kind != ROPE_YARN) return;
+    snprintf(key, sizeof(key), "%s.rope.scaling.type", c->arch->gguf);
+    kv_put_text(o, key, rope_kind_name(s->kind));
+    arch_put_f32(o, c, "rope.scaling.factor", s->factor);
+    if (s->kind == ROPE_YARN)
+        arch_put_u32(o, c, "rope.scaling.original_context_length", s->original_len);
+}
+
+static void pattern_put(struct kv_out *o, const struct model_config *c) {
+    static const char suffix[] = "attention.sliding_window_pattern";
+    int32_t period = window_period(c);
+    char key[96];
+    if (period > 0) {
+        arch_put_u32(o, c, suffix, period);
+        return;
+    }
+    snprintf(key, sizeof(key), "%s.%s", c->arch->gguf, suffix);
+    kv_put_array(o, key, KV_BOOL, (uint64_t)c->n_layers);
+    for (int32_t l = 0; l < c->n_layers; l++)
+        buf_add(&o->text, &(uint8_t){layer_is_local(c, l)}, 1);
+}
+
+static void gemma_put(struct kv_out *o, const struct model_config *c) {
+    if (c->window) {
+        arch_put_u32(o, c, "attention.sliding_window", c->window);
+        pattern_put(o, c);
+    }
+    arch_put_f32(o, c, "rope.freq_base_swa", c->rope_local_theta);
+    if (c->query_pre_attn_scalar == gemma_scalar(c)) return;
+    kv_put(o, "shoal.query_pre_attn_scalar", KV_F32, &c->query_pre_attn_scalar);
+    note("GGUF has no key for 'query_pre_attn_scalar' %g; other programs will scale scores by the "
+         "head's width",
+         (double)c->query_pre_attn_scalar);
+}
+
 static void config_put(struct kv_out *o, const struct model *m, const struct quant *q) {
     const struct model_config *c = &m->config;
     const struct {
@@ -831,19 +978,19 @@ static void config_put(struct kv_out *o, const struct model *m, const struct qua
         {"rope.dimension_count", c->head_dim}, {"vocab_size", c->vocab_size},
     };
     char key[96];
-    kv_put_text(o, "general.architecture", c->arch->name);
+    kv_put_text(o, "general.architecture", c->arch->gguf);
     kv_put_text(o, "general.type", "model");
     kv_put_text(o, "general.name", m->name);
     kv_put_u32(o, "general.file_type", quant_file_type(q));
     kv_put_u32(o, "general.quantization_version", 2);
     for (size_t i = 0; i < ARRAY_LEN(sizes); i++) {
-        snprintf(key, sizeof(key), "%s.%s", c->arch->name, sizes[i].suffix);
+        snprintf(key, sizeof(key), "%s.%s", c->arch->gguf, sizes[i].suffix);
         kv_put_u32(o, key, (uint32_t)sizes[i].value);
     }
-    snprintf(key, sizeof(key), "%s.attention.layer_norm_rms_epsilon", c->arch->name);
-    kv_put(o, key, KV_F32, &c->rms_norm_eps);
-    snprintf(key, sizeof(key), "%s.rope.freq_base", c->arch->name);
-    kv_put(o, key, KV_F32, &c->rope_theta);
+    arch_put_f32(o, c, "attention.layer_norm_rms_epsilon", c->rms_norm_eps);
+    arch_put_f32(o, c, "rope.freq_base", c->rope_theta);
+    scaling_put(o, c);
+    if (c->arch->hf_names == HF_GEMMA) gemma_put(o, c);
 }
 
 /* llama.cpp takes the number of tokens for the number of embedding rows, so rows beyond the
@@ -940,20 +1087,34 @@ static void tokenizer_put(struct kv_out *o, const struct model *m) {
         kv_put_bool(o, "shoal.tokenizer.ignore_merges", s->ignore_merges);
 }
 
+static void entry_put(struct buf *b, const char *name, const struct weight *w, uint32_t type,
+                      uint64_t *offset) {
+    uint32_t n_dims = w->norm ? 1 : 2;
+    uint64_t dims[2] = {(uint64_t)w->k, (uint64_t)w->n};
+    string_put(b, name, strlen(name));
+    buf_add(b, &n_dims, sizeof(n_dims));
+    buf_add(b, dims, sizeof(*dims) * n_dims);
+    buf_add(b, &type, sizeof(type));
+    buf_add(b, offset, sizeof(*offset));
+    *offset = align_up(*offset + (uint64_t)w->n * tensor_row_bytes(type, w->k), 32);
+}
+
+static bool has_rope_freqs(const struct model_config *c) {
+    return c->rope_scaling.kind == ROPE_LLAMA3;
+}
+
 static void table_put(struct buf *b, const struct model_config *c, const struct quant *q) {
     uint64_t offset = 0;
     int n_fallback = 0;
+    if (has_rope_freqs(c))
+        entry_put(b, "rope_freqs.weight",
+                  &(struct weight){.norm = true, .n = 1, .k = c->head_dim / 2}, TENSOR_F32,
+                  &offset);
     for (int32_t i = 0; i < weight_count(c); i++) {
         struct weight w;
         weight_at(c, i, NAMING_GGUF, &w);
-        uint32_t n_dims = w.norm ? 1 : 2, t = quant_weight_type(q, c, &w);
-        uint64_t dims[2] = {(uint64_t)w.k, (uint64_t)w.n};
-        string_put(b, w.name, strlen(w.name));
-        buf_add(b, &n_dims, sizeof(n_dims));
-        buf_add(b, dims, sizeof(*dims) * n_dims);
-        buf_add(b, &t, sizeof(t));
-        buf_add(b, &offset, sizeof(offset));
-        offset = align_up(offset + (uint64_t)w.n * tensor_row_bytes(t, w.k), 32);
+        enum tensor_type t = quant_weight_type(q, c, &w);
+        entry_put(b, w.name, &w, t, &offset);
         if (!w.norm && w.k % tensor_type_block(q->type)) n_fallback++;
     }
     if (n_fallback)
@@ -1002,6 +1163,13 @@ static void rows_encode(void *ctx, int64_t begin, int64_t end, int thread) {
     }
 }
 
+/* A bias is one row, whose elements are what the order is of. */
+static void elements_order(struct encoding *e, const int32_t *order) {
+    float *v = (float *)(void *)e->out;
+    memcpy(e->scratch, v, sizeof(*v) * (size_t)e->w->k);
+    for (int64_t i = 0; i < e->w->k; i++) v[i] = e->scratch[order[i]];
+}
+
 static int weight_put(struct writer *out, struct encoding *e, struct pool *pool, struct progress *p,
                       int64_t *done, struct error *err) {
     const struct weight *w = e->w;
@@ -1009,10 +1177,11 @@ static int weight_put(struct writer *out, struct encoding *e, struct pool *pool,
     int32_t *order =
         permute ? rope_rows_to_interleaved(w->rope_heads, e->m->config.head_dim) : NULL;
     int rc = OK;
-    e->order = order;
+    e->order = w->norm ? NULL : order;
     for (e->first = 0; rc == OK && e->first < w->n; e->first += ROWS_AT_ONCE) {
         int64_t n = MIN(ROWS_AT_ONCE, w->n - e->first);
         pool_run(pool, rows_encode, e, n, 1);
+        if (order && w->norm) elements_order(e, order);
         if (atomic_load(&e->bad))
             rc = error_set(err, ERR_NUMERIC,
                            "'%s' holds a weight that is no number or beyond 65504, for which %s "
@@ -1027,13 +1196,20 @@ static int weight_put(struct writer *out, struct encoding *e, struct pool *pool,
     return rc == OK ? padding_put(out, err) : rc;
 }
 
+static int rope_freqs_put(struct writer *out, const struct model_config *c, struct error *err) {
+    int rc = OK;
+    for (int32_t i = 0; rc == OK && i < c->head_dim / 2; i++)
+        rc = writer_put(out, &(float){rope_divisor(c, i)}, sizeof(float), err);
+    return rc == OK ? padding_put(out, err) : rc;
+}
+
 static int weights_put(struct writer *out, const struct model *m, const struct quant *q,
                        struct pool *pool, struct progress *p, struct error *err) {
     const struct model_config *c = &m->config;
     struct encoding e = {.m = m};
     struct weight w;
     int64_t done = 0;
-    int rc = OK;
+    int rc = has_rope_freqs(c) ? rope_freqs_put(out, c, err) : OK;
     for (int32_t i = 0; i < weight_count(c); i++) {
         weight_at(c, i, NAMING_GGUF, &w);
         e.longest = MAX(e.longest, (size_t)w.k);
@@ -1056,7 +1232,7 @@ static void header_build(struct buf *b, const struct model *m, const struct quan
     config_put(&o, m, q);
     tokenizer_put(&o, m);
     uint32_t version = 3;
-    uint64_t n_tensors = (uint64_t)weight_count(&m->config);
+    uint64_t n_tensors = (uint64_t)weight_count(&m->config) + (has_rope_freqs(&m->config) ? 1 : 0);
     buf_puts(b, "GGUF");
     buf_add(b, &version, sizeof(version));
     buf_add(b, &n_tensors, sizeof(n_tensors));
@@ -1066,8 +1242,28 @@ static void header_build(struct buf *b, const struct model *m, const struct quan
     buf_release(&o.text);
 }
 
+/* What the format has no words for, and what nobody could read back. */
+static int expressible(const struct model_config *c, struct error *err) {
+    if (!c->arch->gguf)
+        return error_set(err, ERR_MISMATCH,
+                         "architecture '%s' has no GGUF form; write a Hugging Face directory "
+                         "instead",
+                         c->arch->name);
+    struct model_config back = *c;
+    float *divisors = xmalloc(sizeof(float) * (size_t)c->head_dim);
+    for (int32_t i = 0; i < c->head_dim / 2; i++) divisors[i] = rope_divisor(c, i);
+    bool ok = !has_rope_freqs(c) || rope_scaling_recover(&back, divisors);
+    free(divisors);
+    return ok ? OK
+              : error_set(err, ERR_MISMATCH,
+                          "this llama3 rope scaling has no GGUF form that can be read back (its "
+                          "frequency factors are not 1 and 4, or its original length no power of "
+                          "two); write a Hugging Face directory instead");
+}
+
 int model_quantize_gguf(const struct model *m, const char *path, const struct quant *q,
                         struct pool *pool, struct progress *p, struct error *err) {
+    if (expressible(&m->config, err) != OK) return err->code;
     struct buf header = {0};
     struct writer w;
     header_build(&header, m, q);

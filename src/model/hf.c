@@ -1,141 +1,17 @@
 /*
- * hf: Hugging Face model directories: config.json, model.safetensors or its shards, tokenizer.json
- * or tokenizer.model, tokenizer_config.json; and the canonical writer of the same.
- *
- * Reading is strict about everything that would change the arithmetic: a setting that is not
- * implemented is refused by its name, never skipped. Settings that only concern training or other
- * programs are not looked at. Pickled weights (pytorch_model.bin) are not read.
+ * hf: Hugging Face model directories: model.safetensors or its shards, tokenizer.json or
+ * tokenizer.model, tokenizer_config.json, and config.json through hf_config.c; and the canonical
+ * writer of the same. Pickled weights (pytorch_model.bin) are not read.
  *
  * Writing goes file by file, each all or nothing, config.json last: a directory without config.json
  * is not a model, so a first write that fails leaves none behind.
  */
 #include "model/model_files.h"
 
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 enum { SMALL_FILE = 64 << 20 };
-
-/* Missing and null are the same in these files. */
-static const json_t *field(const json_t *root, const char *key) {
-    const json_t *v = json_object_get(root, key);
-    return json_is_null(v) ? NULL : v;
-}
-
-/* `fallback` 0: required. */
-static int int_get(const json_t *root, const char *key, int32_t fallback, int32_t *out,
-                   struct error *err) {
-    const json_t *v = field(root, key);
-    *out = fallback;
-    if (!v && fallback == 0) return error_set(err, ERR_FORMAT, "'%s' is missing", key);
-    if (!v) return OK;
-    json_int_t value = json_integer_value(v);
-    if (!json_is_integer(v) || value < 1 || value > INT32_MAX)
-        return error_set(err, ERR_FORMAT, "'%s' is not a positive whole number", key);
-    *out = (int32_t)value;
-    return OK;
-}
-
-static int float_get(const json_t *root, const char *key, double fallback, float *out,
-                     struct error *err) {
-    const json_t *v = field(root, key);
-    *out = (float)fallback;
-    if (!v) return OK;
-    if (!json_is_number(v)) return error_set(err, ERR_FORMAT, "'%s' is not a number", key);
-    *out = (float)json_number_value(v);
-    return OK;
-}
-
-static int unsupported(const char *key, const json_t *value, struct error *err) {
-    char *text = json_dumps(value, JSON_ENCODE_ANY | JSON_COMPACT | JSON_SORT_KEYS);
-    int rc = error_set(err, ERR_MISMATCH, "'%s' is %.200s, which is not supported", key,
-                       text ? text : "?");
-    free(text);
-    return rc;
-}
-
-/* rope_scaling (older) and rope_parameters (newer): only the default, unscaled kind. */
-static int rope_check(const json_t *root, struct error *err) {
-    static const char *const keys[] = {"rope_scaling", "rope_parameters"};
-    for (size_t i = 0; i < ARRAY_LEN(keys); i++) {
-        const json_t *rope = field(root, keys[i]);
-        if (!rope) continue;
-        const json_t *type = field(rope, "rope_type");
-        if (!type) type = field(rope, "type");
-        const char *name = json_string_value(type);
-        if (!json_is_object(rope) || (type ? !name || strcmp(name, "default") != 0 : i == 0))
-            return unsupported(keys[i], rope, err);
-    }
-    return OK;
-}
-
-/* Layers that look at a window of the past only. */
-static int layer_types_check(const json_t *root, struct error *err) {
-    const json_t *types = field(root, "layer_types");
-    for (size_t i = 0; i < json_array_size(types); i++) {
-        const char *type = json_string_value(json_array_get(types, i));
-        if (!type || strcmp(type, "full_attention") != 0)
-            return unsupported("layer_types", types, err);
-    }
-    return OK;
-}
-
-/* What would change the arithmetic in ways Shoal cannot follow: refused by name. */
-static int extras_refuse(const json_t *root, struct error *err) {
-    static const char *const flags[] = {"attention_bias", "mlp_bias", "qkv_bias",
-                                        "use_sliding_window"};
-    static const char *const objects[] = {"quantization_config", "num_experts",
-                                          "num_local_experts"};
-    const json_t *v;
-    for (size_t i = 0; i < ARRAY_LEN(flags); i++)
-        if ((v = field(root, flags[i])) && !json_is_false(v)) return unsupported(flags[i], v, err);
-    for (size_t i = 0; i < ARRAY_LEN(objects); i++)
-        if ((v = field(root, objects[i]))) return unsupported(objects[i], v, err);
-    const char *act = json_string_value(v = field(root, "hidden_act"));
-    if (v && (!act || strcmp(act, "silu") != 0)) return unsupported("hidden_act", v, err);
-    if ((v = field(root, "partial_rotary_factor")) && json_number_value(v) != 1.0)
-        return unsupported("partial_rotary_factor", v, err);
-    int rc = rope_check(root, err);
-    return rc == OK ? layer_types_check(root, err) : rc;
-}
-
-static int sizes_read(const json_t *root, struct model_config *c, struct error *err) {
-    int rc = int_get(root, "num_hidden_layers", 0, &c->n_layers, err);
-    if (rc == OK) rc = int_get(root, "hidden_size", 0, &c->d_model, err);
-    if (rc == OK) rc = int_get(root, "intermediate_size", 0, &c->d_ff, err);
-    if (rc == OK) rc = int_get(root, "vocab_size", 0, &c->vocab_size, err);
-    if (rc == OK) rc = int_get(root, "num_attention_heads", 0, &c->n_heads, err);
-    if (rc == OK) rc = int_get(root, "num_key_value_heads", c->n_heads, &c->n_kv_heads, err);
-    if (rc == OK) rc = int_get(root, "max_position_embeddings", 2048, &c->max_seq_len, err);
-    if (rc != OK) return rc;
-    bool stated = field(root, "head_dim") != NULL;
-    if (!stated && c->d_model % c->n_heads != 0)
-        return error_set(err, ERR_FORMAT,
-                         "'hidden_size' %d is not a multiple of 'num_attention_heads' %d, and "
-                         "'head_dim' is missing",
-                         (int)c->d_model, (int)c->n_heads);
-    return int_get(root, "head_dim", stated ? 0 : c->d_model / c->n_heads, &c->head_dim, err);
-}
-
-static int config_read(const json_t *root, struct model_config *c, struct error *err) {
-    *c = (struct model_config){0};
-    const char *type = json_string_value(field(root, "model_type"));
-    if (!type) return error_set(err, ERR_FORMAT, "'model_type' is missing");
-    int rc = arch_require(type, &c->arch, err);
-    if (rc == OK) rc = extras_refuse(root, err);
-    if (rc == OK) rc = sizes_read(root, c, err);
-    if (rc == OK) rc = float_get(root, "rms_norm_eps", 1e-6, &c->rms_norm_eps, err);
-    const json_t *rope = field(root, "rope_parameters");
-    if (rc == OK)
-        rc = float_get(field(rope, "rope_theta") ? rope : root, "rope_theta", 1e4, &c->rope_theta,
-                       err);
-    const json_t *tied = field(root, "tie_word_embeddings");
-    if (rc == OK && tied && !json_is_boolean(tied))
-        rc = error_set(err, ERR_FORMAT, "'tie_word_embeddings' is neither true nor false");
-    c->tied = json_is_true(tied);
-    return rc == OK ? model_config_check(c, err) : rc;
-}
 
 /* Maps config.json into the model, so that the model's hash covers it; returns it parsed. */
 static json_t *config_open(struct model *m, const char *dir, struct error *err) {
@@ -147,7 +23,7 @@ static json_t *config_open(struct model *m, const char *dir, struct error *err) 
     } else if (map_open(&map, path, err) == OK) {
         root = json_parse((const char *)map.data, map.size, path, err);
         model_add_map(m, &map);
-        if (root && config_read(root, &m->config, err) != OK) {
+        if (root && hf_config_read(root, &m->config, err) != OK) {
             error_wrap(err, "'%s'", path);
             json_decref(root);
             root = NULL;
@@ -207,7 +83,7 @@ static int index_walk(struct shards *s, const char *dir, const json_t *root, str
     json_t *value;
     if (!json_is_object(files)) return error_set(err, ERR_FORMAT, "'weight_map' is missing");
     int rc = OK;
-    json_object_foreach((json_t *)(uintptr_t)files, tensor, value) {
+    json_object_foreach ((json_t *)(uintptr_t)files, tensor, value) {
         const char *name = json_string_value(value);
         if (!shard_name_ok(name))
             rc = error_set(err, ERR_FORMAT, "'%.96s' is in no file of this directory", tensor);
@@ -281,16 +157,48 @@ static bool name_ends(const char *name, const char *ending) {
     return n >= e && strcmp(name + n - e, ending) == 0;
 }
 
+/* What some savers add and what carries nothing: rotary frequencies, which come from theta, and
+ * GPT-Neo's masks. */
+static bool name_idle(const char *name) {
+    return name_ends(name, ".rotary_emb.inv_freq") || name_ends(name, ".attn.attention.bias") ||
+           name_ends(name, ".attn.attention.masked_bias");
+}
+
 /*
- * Drops what some savers add and what carries nothing: the rotary frequencies (computed from
- * theta), and the head of a tied model, which must then be the embedding to the byte.
+ * A multimodal checkpoint holds the language model under "language_model." or
+ * "model.language_model.": its names are those of a text model from the last "model." or
+ * "lm_head." on. The other parts are left out: Shoal reads and writes text.
  */
+static int language_model_take(struct shards *s) {
+    static const char infix[] = "language_model.";
+    int n = 0;
+    for (int i = 0; i < s->n_tensors; i++) n += strstr(s->tensors[i].name, infix) != NULL;
+    if (n == 0) return 0;
+    for (int i = s->n_tensors - 1; i >= 0; i--) {
+        char *at = strstr(s->tensors[i].name, infix);
+        /* "language_model.model.x" gives "model.x", "model.language_model.x" as well. */
+        if (at && at == s->tensors[i].name)
+            s->tensors[i].name = at + strlen(infix);
+        else if (at)
+            s->tensors[i].name = at + strlen("language_");
+        else if (strcmp(s->tensors[i].name, "lm_head.weight") != 0)
+            tensor_drop(s, i);
+    }
+    tensors_sort(s->tensors, s->n_tensors);
+    return n;
+}
+
+/* Also the head of a tied model, which must then be the embedding to the byte. */
 static int extras_drop(struct shards *s, const struct model_config *c, struct error *err) {
+    int before = s->n_tensors;
+    if (c->arch->hf_names == HF_GEMMA && language_model_take(s) > 0 && s->n_tensors < before)
+        note("%d tensors that are not the language model's are left out", before - s->n_tensors);
     for (int i = s->n_tensors - 1; i >= 0; i--)
-        if (name_ends(s->tensors[i].name, ".rotary_emb.inv_freq")) tensor_drop(s, i);
+        if (name_idle(s->tensors[i].name)) tensor_drop(s, i);
+    struct weight first;
+    weight_at(c, 0, NAMING_HF, &first);
     const struct tensor_info *head = tensors_find(s->tensors, s->n_tensors, "lm_head.weight");
-    const struct tensor_info *embed =
-        tensors_find(s->tensors, s->n_tensors, "model.embed_tokens.weight");
+    const struct tensor_info *embed = tensors_find(s->tensors, s->n_tensors, first.name);
     if (!c->tied || !head || !embed) return OK;
     if (head->type != embed->type || head->size != embed->size ||
         memcmp(head->data, embed->data, head->size) != 0)
@@ -334,7 +242,7 @@ static int32_t special_id(const struct tokenizer *tok, const json_t *value) {
 
 /* An id, or the first of a list of ids. */
 static int32_t config_id(const struct tokenizer *tok, const json_t *root, const char *key) {
-    const json_t *v = field(root, key);
+    const json_t *v = json_field(root, key);
     if (json_is_array(v)) v = json_array_get(v, 0);
     json_int_t id = json_is_integer(v) ? json_integer_value(v) : -1;
     return id >= 0 && id < tok_vocab_size(tok) ? (int32_t)id : -1;
@@ -362,9 +270,9 @@ static int specials_apply(struct tokenizer **tok, const json_t *const roots[3], 
     struct tok_spec spec = *now;
     spec.bos = special_choose(*tok, roots, "bos", now->bos);
     spec.eos = special_choose(*tok, roots, "eos", now->eos);
-    const json_t *add_bos = field(roots[0], "add_bos_token");
+    const json_t *add_bos = json_field(roots[0], "add_bos_token");
     if (json_is_boolean(add_bos)) spec.add_bos = json_is_true(add_bos);
-    const json_t *add_eos = field(roots[0], "add_eos_token");
+    const json_t *add_eos = json_field(roots[0], "add_eos_token");
     if (json_is_boolean(add_eos)) spec.add_eos = json_is_true(add_eos);
     if (spec.bos == now->bos && spec.eos == now->eos && spec.add_bos == now->add_bos &&
         spec.add_eos == now->add_eos)
@@ -382,15 +290,15 @@ static int template_read(struct model *m, const char *dir, const json_t *config,
                          struct error *err) {
     char *path = path_join(dir, "chat_template.jinja");
     struct buf text = {0};
-    const json_t *v = field(config, "chat_template");
+    const json_t *v = json_field(config, "chat_template");
     const char *found = json_string_value(v);
     int rc = path_exists(path) ? file_read(path, SMALL_FILE, &text, err) : OK;
     if (text.data) found = text.data;
     for (size_t i = 0; !found && i < json_array_size(v); i++) {
         const json_t *entry = json_array_get(v, i);
-        const char *name = json_string_value(field(entry, "name"));
+        const char *name = json_string_value(json_field(entry, "name"));
         if (name && strcmp(name, "default") == 0)
-            found = json_string_value(field(entry, "template"));
+            found = json_string_value(json_field(entry, "template"));
     }
     if (rc == OK && found) m->chat_template = arena_strdup(&m->arena, found);
     buf_release(&text);
@@ -471,20 +379,6 @@ int hf_model_measure(const char *dir, enum numeric_class cls, struct model_size 
     return rc;
 }
 
-/* The shortest decimal that reads back as the same float: 1e-5, not 9.99999975e-06. */
-static json_t *float_json(float value) {
-    char text[32];
-    for (int digits = 1; digits <= 9; digits++) {
-        snprintf(text, sizeof(text), "%.*g", digits, (double)value);
-        if (strtof(text, NULL) == value) break;
-    }
-    return json_real(strtod(text, NULL));
-}
-
-static const char *torch_dtype(enum tensor_type type) {
-    return type == TENSOR_F32 ? "float32" : type == TENSOR_F16 ? "float16" : "bfloat16";
-}
-
 static int json_write(const char *dir, const char *name, json_t *value, struct error *err) {
     struct buf text = {0};
     char *dumped = json_dumps(value, JSON_INDENT(2) | JSON_REAL_PRECISION(9));
@@ -497,40 +391,6 @@ static int json_write(const char *dir, const char *name, json_t *value, struct e
     buf_release(&text);
     json_decref(value);
     return rc;
-}
-
-static void id_set(json_t *root, const char *key, int32_t id) {
-    json_object_set_new(root, key, id >= 0 ? json_integer(id) : json_null());
-}
-
-static int config_write(const struct model *m, const char *dir, enum tensor_type type,
-                        struct error *err) {
-    const struct model_config *c = &m->config;
-    const struct {
-        const char *key;
-        int32_t value;
-    } sizes[] = {{"hidden_size", c->d_model},
-                 {"intermediate_size", c->d_ff},
-                 {"num_hidden_layers", c->n_layers},
-                 {"num_attention_heads", c->n_heads},
-                 {"num_key_value_heads", c->n_kv_heads},
-                 {"head_dim", c->head_dim},
-                 {"vocab_size", c->vocab_size},
-                 {"max_position_embeddings", c->max_seq_len}};
-    json_t *root = json_object();
-    json_object_set_new(root, "architectures", json_pack("[s]", c->arch->hf_class));
-    json_object_set_new(root, "model_type", json_string(c->arch->name));
-    for (size_t i = 0; i < ARRAY_LEN(sizes); i++)
-        json_object_set_new(root, sizes[i].key, json_integer(sizes[i].value));
-    json_object_set_new(root, "rope_theta", float_json(c->rope_theta));
-    json_object_set_new(root, "rms_norm_eps", float_json(c->rms_norm_eps));
-    json_object_set_new(root, "tie_word_embeddings", json_boolean(c->tied));
-    json_object_set_new(root, "hidden_act", json_string("silu"));
-    json_object_set_new(root, "attention_bias", json_false());
-    json_object_set_new(root, "torch_dtype", json_string(torch_dtype(type)));
-    id_set(root, "bos_token_id", m->tok ? tok_bos(m->tok) : -1);
-    id_set(root, "eos_token_id", m->tok ? tok_eos(m->tok) : -1);
-    return json_write(dir, "config.json", root, err);
 }
 
 static void piece_set(json_t *root, const char *key, const struct tokenizer *tok, int32_t id) {
@@ -598,6 +458,7 @@ static int weights_put(struct writer *out, const struct model *m, const struct w
         enum tensor_type t = list[i].norm ? TENSOR_F32 : type;
         for (int64_t r = 0; rc == OK && r < list[i].n; r++) {
             weight_row(m, &list[i], r, t, scratch, scratch + longest);
+            for (int64_t j = 0; j < list[i].k && list[i].offset; j++) scratch[longest + j] -= 1.0f;
             rc = writer_put(out, scratch + longest, tensor_row_bytes(t, list[i].k), err);
         }
     }
@@ -632,9 +493,10 @@ int model_write_hf(const struct model *m, const char *dir, enum tensor_type type
             "a Hugging Face directory holds f32, f16 or bf16, not %s; write a GGUF file "
             "instead",
             tensor_type_name(type));
+    if (hf_config_check(&m->config, err) != OK) return err->code;
     int rc = dir_make(dir, err);
     if (rc == OK) rc = weights_write(m, dir, type, err);
     if (rc == OK) rc = tokenizer_write(m, dir, err);
-    if (rc == OK) rc = config_write(m, dir, type, err);
+    if (rc == OK) rc = json_write(dir, "config.json", hf_config_json(m, type), err);
     return rc;
 }

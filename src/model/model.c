@@ -162,6 +162,7 @@ static bool type_is_float(enum tensor_type t) {
 }
 
 static bool weight_fits(const struct weight *w, const struct tensor_info *t) {
+    if (t->mask) return false;
     if (w->norm) return t->n_dims == 1 && t->dims[0] == w->k && type_is_float(t->type);
     return t->n_dims == 2 && t->dims[0] == w->n && t->dims[1] == w->k;
 }
@@ -172,7 +173,8 @@ static void weight_check(const struct weight *w, const struct tensor_info *t, st
     } else if (!weight_fits(w, t)) {
         char have[96], want[96];
         int64_t dims[2] = {w->n, w->k};
-        offender_add(o, "'%s' is %s %s, expected %s%s", w->name, tensor_type_name(t->type),
+        offender_add(o, "'%s' is %s %s, expected %s%s", w->name,
+                     t->mask ? "a mask" : tensor_type_name(t->type),
                      tensor_shape_text(t->dims, t->n_dims, have), w->norm ? "float " : "",
                      tensor_shape_text(w->norm ? dims + 1 : dims, w->norm ? 1 : 2, want));
     }
@@ -197,21 +199,33 @@ static int tensors_match(const struct model_config *c, const struct tensor_info 
     return offenders_report(&offenders, ERR_MISMATCH, err);
 }
 
-static int weight_bind(struct model *m, const struct weight *w, const struct tensor_info *t,
-                       bool interleaved, struct error *err) {
-    if (w->norm) {
-        float *norm = arena_try(&m->arena, sizeof(float) * (size_t)w->k, err);
-        if (!norm) return err->code;
-        tensor_to_f32(t->type, t->data, norm, w->k);
-        *weight_norm(m, w) = norm;
-        return OK;
+/* A norm or a bias; `order` as for matrix_init, over its elements. */
+static int vector_bind(struct model *m, const struct weight *w, const struct tensor_info *t,
+                       const int32_t *order, float offset, struct error *err) {
+    size_t n = (size_t)w->k;
+    float *v = arena_try(&m->arena, sizeof(*v) * n, err);
+    float *from = order ? try_calloc(n, sizeof(*from), err) : v;
+    if (v && from) {
+        tensor_to_f32(t->type, t->data, from, w->k);
+        for (size_t i = 0; i < n && order; i++) v[i] = from[order[i]];
+        for (size_t i = 0; i < n && offset != 0.0f; i++) v[i] += offset;
+        *weight_norm(m, w) = v;
     }
+    if (order) free(from);
+    return v && from ? OK : err->code;
+}
+
+static int weight_bind(struct model *m, const struct weight *w, const struct tensor_info *t,
+                       enum naming naming, bool interleaved, struct error *err) {
     int32_t *order = interleaved && w->rope_heads > 0
                          ? rope_rows_from_interleaved(w->rope_heads, m->config.head_dim)
                          : NULL;
     struct matrix *matrix = weight_matrix(m, w);
-    int rc = matrix_init(matrix, t->type, w->n, w->k, t->data, order, m->cls, &m->arena, err);
-    if (rc == OK && matrix->data != t->data) map_drop(t->data, t->size); // never both resident
+    int rc = matrix
+                 ? matrix_init(matrix, t->type, w->n, w->k, t->data, order, m->cls, &m->arena, err)
+                 : vector_bind(m, w, t, order, w->offset && naming == NAMING_HF ? 1.0f : 0.0f, err);
+    if (rc == OK && matrix && matrix->data != t->data)
+        map_drop(t->data, t->size); // never both resident
     free(order);
     return rc == OK ? OK : error_wrap(err, "'%s'", w->name);
 }
@@ -244,7 +258,7 @@ int model_bind(struct model *m, const struct tensor_info *t, int n, enum naming 
     for (int32_t i = 0; rc == OK && i < n_weights; i++) {
         struct weight w;
         weight_at(c, i, naming, &w);
-        rc = weight_bind(m, &w, found[i], interleaved, err);
+        rc = weight_bind(m, &w, found[i], naming, interleaved, err);
     }
     if (c->tied) m->head = m->embed;
     m->type = tensors_main_type(t, n);
@@ -289,7 +303,7 @@ static void weight_init(struct model *m, const struct weight *w, int32_t index, 
     struct matrix *matrix = weight_matrix(m, w);
     if (!matrix) {
         float *data = arena_alloc(&m->arena, sizeof(float) * (size_t)w->k);
-        for (int64_t i = 0; i < w->k; i++) data[i] = 1.0f;
+        for (int64_t i = 0; i < w->k; i++) data[i] = w->bias ? 0.0f : 1.0f;
         *weight_norm(m, w) = data;
         return;
     }
@@ -342,6 +356,13 @@ static void config_hash(struct hasher *h, const struct model_config *c) {
                        (int)c->n_layers, (int)c->d_model, (int)c->n_heads, (int)c->n_kv_heads,
                        (int)c->head_dim, (int)c->d_ff, (int)c->vocab_size, (int)c->max_seq_len,
                        (double)c->rope_theta, (double)c->rms_norm_eps, (int)c->tied);
+    hasher_add(h, text, (size_t)len);
+    const struct rope_scaling *s = &c->rope_scaling;
+    len = snprintf(text, sizeof(text), "%d %a %a %a %d %a %a %x %d %llx %llx\n", (int)s->kind,
+                   (double)s->factor, (double)s->low_freq_factor, (double)s->high_freq_factor,
+                   (int)s->original_len, (double)c->rope_local_theta,
+                   (double)c->query_pre_attn_scalar, (unsigned)c->biased, (int)c->window,
+                   (unsigned long long)c->local[0], (unsigned long long)c->local[1]);
     hasher_add(h, text, (size_t)len);
 }
 

@@ -4,9 +4,9 @@
  *
  * A `struct model` is opened once, never written again and shared by all threads. It is opened in
  * place from a GGUF v3 file or a Hugging Face directory; f32 (and exact-class bf16) weights stay
- * memory-mapped, the rest is packed for the kernels, and its pages of the file are let go. In memory there is one convention, Hugging
- * Face's: rotary pairs are (i, i + head_dim/2); GGUF llama files, whose q and k rows are permuted,
- * are un-permuted when opened and permuted when written.
+ * memory-mapped, the rest is packed for the kernels, and its pages of the file are let go. In
+ * memory there is one convention, Hugging Face's: rotary pairs are (i, i + head_dim/2); GGUF llama
+ * files, whose q and k rows are permuted, are un-permuted when opened and permuted when written.
  *
  * Letters: B rows, T tokens, D d_model, H n_heads, K n_kv_heads, E head_dim, F d_ff, V vocab_size,
  * R rank, L n_layers.
@@ -19,44 +19,85 @@
 /* shape */
 
 /* An architecture is one row of the table in arch.c: its names in both formats and what is truly
- * its own. */
+ * its own. All of it is computed in f32: where another program rounds on the way (Gemma's
+ * embedding scale to bf16), this one does not. */
 struct arch {
-    const char *name;     /* "llama", "qwen3": GGUF general.architecture and HF model_type */
-    const char *hf_class; /* "LlamaForCausalLM" */
-    bool qk_norm;         /* RMS norm of each q and k head before RoPE */
-    bool gguf_permuted;   /* q/k rows permuted in GGUF relative to Hugging Face */
+    const char *name;      /* "llama", "gemma3" */
+    const char *gguf;      /* GGUF's general.architecture; NULL: there is no such GGUF file */
+    const char *hf_type;   /* model_type of config.json */
+    const char *hf_class;  /* "LlamaForCausalLM" */
+    const char *hf_layers; /* "model.layers" */
+    const char *hf_embed;  /* "model.embed_tokens" */
+    enum hf_names { HF_LLAMA, HF_GEMMA, HF_NEO } hf_names; /* which family of tensor names */
+    uint32_t biased;       /* bit p: projection p always has a bias */
+    bool tied;             /* the head is the embedding unless config.json says otherwise */
+    bool qk_norm;          /* RMS norm of each q and k head before RoPE */
+    bool gguf_permuted;    /* q/k rows permuted in GGUF relative to Hugging Face */
+    bool post_norms;       /* RMS norms of what attention and MLP add to the stream */
+    bool norm_offset;      /* Hugging Face stores the weights of norms less 1 */
+    bool scaled_embedding; /* times sqrt(D) */
+    bool layer_norm;       /* LayerNorm with bias instead of RMS norm */
+    bool learned_pos;      /* a table of positions is added to the embedding; no RoPE */
+    bool ungated;          /* MLP down(act(up x)), no gate */
+    bool gelu;             /* activation: gelu (tanh form) instead of silu */
 };
 const struct arch *arch_find(const char *name); /* NULL when unknown */
+
+/* How rotary positions are stretched beyond the length that a model was first trained at: rope.c */
+enum rope_kind { ROPE_DEFAULT, ROPE_LINEAR, ROPE_LLAMA3, ROPE_YARN };
+struct rope_scaling {
+    enum rope_kind kind;
+    float factor;
+    float low_freq_factor, high_freq_factor; /* llama3 */
+    int32_t original_len;                    /* llama3, yarn */
+};
+
+enum { WINDOWED_LAYERS_MAX = 128 };
 
 struct model_config {
     const struct arch *arch;
     int32_t n_layers, d_model, n_heads, n_kv_heads, head_dim, d_ff, vocab_size, max_seq_len;
-    float rope_theta, rms_norm_eps;
-    bool tied; /* the head is the embedding */
+    float rope_theta, rms_norm_eps; /* the epsilon of LayerNorms as well */
+    bool tied;                      /* the head is the embedding */
+    /* The rest is 0 where an architecture does not use it. */
+    struct rope_scaling rope_scaling; /* of layers that see everything */
+    float rope_local_theta;           /* of layers with a window, unscaled; 0: as the others */
+    float query_pre_attn_scalar;      /* scores are q·k / sqrt of it; 0: head_dim */
+    uint32_t biased;                  /* bit p: projection p has a bias */
+    int32_t window; /* a local layer's row sees this many keys, its own included */
+    uint64_t local[WINDOWED_LAYERS_MAX / 64]; /* bit l: layer l is local */
 };
+bool layer_is_local(const struct model_config *c, int32_t layer);
 
 /* The seven linear maps of a layer that adapters may change, in this order everywhere. */
 enum proj { PROJ_Q, PROJ_K, PROJ_V, PROJ_O, PROJ_GATE, PROJ_UP, PROJ_DOWN, N_PROJ };
-extern const char *const proj_names[N_PROJ];    /* "q_proj" … */
-extern const char *const proj_hf_paths[N_PROJ]; /* "self_attn.q_proj" … */
+extern const char *const proj_names[N_PROJ]; /* "q_proj" …: what the command line calls them */
+/* What Hugging Face calls them within a layer, "self_attn.q_proj" or "attn.attention.q_proj"; NULL
+ * where the architecture has no such projection: its sizes are 0 then. */
+const char *proj_hf_path(const struct arch *a, enum proj p);
 int32_t proj_in(const struct model_config *c, enum proj p);
 int32_t proj_out(const struct model_config *c, enum proj p);
 
 struct layer {
     struct matrix proj[N_PROJ];
-    const float *attn_norm, *ffn_norm; /* [D] */
-    const float *q_norm, *k_norm;      /* [E], or NULL */
+    const float *bias[N_PROJ];                   /* [out], or NULL */
+    const float *attn_norm, *ffn_norm;           /* [D] */
+    const float *attn_norm_bias, *ffn_norm_bias; /* [D], or NULL */
+    const float *post_attn_norm, *post_ffn_norm; /* [D], or NULL */
+    const float *q_norm, *k_norm;                /* [E], or NULL */
 };
 
 struct model {
     char *name; /* file's or folder's name without its ending: "fry" */
     char *path;
     struct model_config config;
-    struct layer *layers;    /* [L] */
-    struct matrix embed;     /* [V, D] */
-    struct matrix head;      /* [V, D]; the same as embed when tied */
-    const float *final_norm; /* [D] */
-    enum tensor_type type;   /* of most weights */
+    struct layer *layers;         /* [L] */
+    struct matrix embed;          /* [V, D] */
+    struct matrix head;           /* [V, D]; the same as embed when tied */
+    struct matrix pos_embed;      /* [max_seq_len, D], where positions are learned */
+    const float *final_norm;      /* [D] */
+    const float *final_norm_bias; /* [D], or NULL */
+    enum tensor_type type;        /* of most weights */
     enum numeric_class cls;
     struct tokenizer *tok; /* NULL when the files hold none */
     char *chat_template;   /* Jinja text from the files, or NULL: ChatML */
@@ -105,14 +146,13 @@ int64_t quant_bytes(const struct quant *q, const struct model_config *c); /* of 
 int model_quantize_gguf(const struct model *m, const char *path, const struct quant *q,
                         struct pool *pool, struct progress *p, struct error *err);
 /* A model in memory with every weight f32 and writable (pretraining, tests, `model new`): norms 1,
- * matrices N(0, 0.02²) with o and down scaled by 1/sqrt(2L), from the seed. */
+ * biases 0, matrices N(0, 0.02²) with o and down scaled by 1/sqrt(2L), from the seed. */
 struct model *model_new(const struct model_config *c, uint64_t seed, enum numeric_class cls);
 /* The same weights as a file of `type` would hold them, without ever holding more than one f32 row:
  * what model_new, model_write_gguf and model_open give, but for the file. */
 struct model *model_new_typed(const struct model_config *c, uint64_t seed, enum tensor_type type,
                               enum numeric_class cls);
-/* The shapes `model new` and `bench` know: smollm-135m, qwen3-0.6b, stories15m, fry, and tiny ones
- * for tests. */
+/* The shapes `model new` and `bench` know: some published ones, fry, and tiny ones for tests. */
 int shape_find(const char *name, struct model_config *out, struct error *err);
 /* llama2.c: legacy .bin (v0) with its tokenizer .bin, as a model in memory. */
 struct model *llama2c_open(const char *bin, const char *tokenizer, enum numeric_class cls,
@@ -129,6 +169,7 @@ struct tensor_info {
                         reading) */
     const void *data;
     size_t size; /* bytes */
+    bool mask;   /* BOOL or U8, as some files keep beside their weights: `type` means nothing */
 };
 struct safetensors {
     struct mapping map;
@@ -411,7 +452,9 @@ void forward_run(struct forward *f, const struct row *rows, int32_t n_rows,
 const struct forward_stats *forward_stats(const struct forward *f);
 /* Final-norm hidden states of the last call's out_rows, [n_out][D]. */
 const float *forward_hidden(const struct forward *f);
-void rope_table(const struct model_config *c, int32_t n_pos, float *cos,
-                float *sin); /* each [n_pos][E/2] */
+/* Cosine and sine of each position and pair, each [n_pos][E/2]; the second of local layers where
+ * rope_local_theta is set. */
+void rope_table(const struct model_config *c, int32_t n_pos, float *cos, float *sin);
+void rope_table_local(const struct model_config *c, int32_t n_pos, float *cos, float *sin);
 
 #endif

@@ -2,7 +2,7 @@
  * model_files: what the readers and writers of model files share. Private to this folder; everyone
  * else uses model.h.
  *
- * A model's weights are one canonical list (weight_at): embedding, each layer's nine or eleven
+ * A model's weights are one canonical list (weight_at): embedding, each layer's
  * tensors, final norm, head. A format only supplies names. A reader turns its file into a `struct
  * model_config` and a name-sorted array of `struct tensor_info`, and model_bind checks that array
  * against the list and makes the matrices; a writer walks the list and asks weight_row for one row
@@ -15,14 +15,16 @@
 
 enum naming { NAMING_HF, NAMING_GGUF };
 
-/* One entry of the canonical list. A norm has n = 1 and is the vector [k]; the rest are matrices
- * [n, k]. */
+/* One entry of the canonical list. A norm or a bias has n = 1 and is the vector [k]; the rest are
+ * matrices [n, k]. */
 struct weight {
     char name[96];
     int part;           /* index into arch.c's table of parts */
     int32_t layer;      /* -1 outside the layers */
     int32_t rope_heads; /* > 0: the rows are this many heads of a rotary projection (q or k) */
-    bool norm;
+    bool norm;          /* a vector: a norm's weight or a bias, always f32 */
+    bool bias;          /* of a projection or of a norm */
+    bool offset;        /* a norm that Hugging Face stores less 1 */
     int64_t n, k;
 };
 int32_t weight_count(const struct model_config *c);
@@ -49,10 +51,24 @@ uint32_t quant_file_type(const struct quant *q);
 int32_t *rope_rows_from_interleaved(int32_t heads, int32_t head_dim);
 int32_t *rope_rows_to_interleaved(int32_t heads, int32_t head_dim);
 
+/* By Hugging Face's names, "default", "linear", …; -1 when unknown. */
+const char *rope_kind_name(enum rope_kind kind);
+int rope_kind_find(const char *name);
+/* By how much the scaling divides the frequency of pair i. */
+float rope_divisor(const struct model_config *c, int32_t i);
+/* Sets c->rope_scaling to what gives these divisors [E/2]; false when it is of no known kind. */
+bool rope_scaling_recover(struct model_config *c, const float *divisors);
+
+/* p > 0 when exactly the layers p-1, 2p-1, … are not local; 0 when there is no such p. */
+int32_t window_period(const struct model_config *c);
+/* Makes every layer local but each p-th. */
+void window_period_set(struct model_config *c, int32_t p);
+void layer_set_local(struct model_config *c, int32_t layer); /* WINDOWED_LAYERS_MAX and up: no-op */
+
 /* Plausible and inside the limits that keep every product of two sizes within int32. */
 int model_config_check(const struct model_config *c, struct error *err);
-/* arch_find, or ERR_MISMATCH naming what there is. */
-int arch_require(const char *name, const struct arch **out, struct error *err);
+/* The architecture that a format calls `name`, or ERR_MISMATCH naming what there is. */
+int arch_require(const char *name, enum naming naming, const struct arch **out, struct error *err);
 
 /* Errors that name every offender: collected first, at most OFFENDERS_SHOWN of them spelled out,
  * the rest counted. */
@@ -85,6 +101,14 @@ void model_add_map(struct model *m, struct mapping *map);
  */
 int model_bind(struct model *m, const struct tensor_info *t, int n, enum naming naming,
                bool interleaved, struct error *err);
+
+/* config.json to a configuration, and a model's configuration to config.json (a new reference). */
+int hf_config_read(const json_t *root, struct model_config *c, struct error *err);
+json_t *hf_config_json(const struct model *m, enum tensor_type type);
+/* ERR_MISMATCH when config.json has no words for this configuration. */
+int hf_config_check(const struct model_config *c, struct error *err);
+/* The member of an object; missing and null are the same in these files. */
+const json_t *json_field(const json_t *root, const char *key);
 
 struct model *gguf_model_open(const char *path, enum numeric_class cls, struct error *err);
 /* model_measure of either format, and the sum over its tensors. */

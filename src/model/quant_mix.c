@@ -4,7 +4,7 @@
  * A plain type goes to every matrix that its blocks fit (tensor_type_fit). The mixtures that people
  * ask for by name follow llama.cpp's rule, without an importance matrix: the head gets q6_k; "m"
  * gives more bits to the value and down projections of the first and last eighth of the layers and
- * of every third between, "s" to those of the first few. Norms are f32 always.
+ * of every third between, "s" to those of the first few. Norms and biases are f32 always.
  *
  * Pure: it looks at names and shapes, never at numbers.
  */
@@ -84,7 +84,7 @@ int64_t quant_bytes(const struct quant *q, const struct model_config *c) {
     int64_t total = 0;
     for (int32_t i = 0; i < weight_count(c); i++) {
         struct weight w;
-        weight_at(c, i, NAMING_GGUF, &w);
+        weight_at(c, i, c->arch->gguf ? NAMING_GGUF : NAMING_HF, &w);
         total += w.n * (int64_t)tensor_row_bytes(quant_weight_type(q, c, &w), w.k);
     }
     return total;

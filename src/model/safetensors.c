@@ -4,8 +4,8 @@
  *     u64 N | N bytes of JSON | tensor bytes, end to end, to the end of the file
  *
  * It knows nothing of models or adapters. F32, F16 and BF16 are the element types of this house;
- * others are refused by name. The format promises no alignment of the data, so readers must not
- * assume any.
+ * BOOL and U8 pass as masks, for readers that can leave them out; others are refused by name. The
+ * format promises no alignment of the data, so readers must not assume any.
  *
  * Invariants after opening: (1) every tensor's bytes lie inside the mapping; (2) their sizes are
  * what shape and type say; (3) together they cover the data without hole or overlap; (4) the array
@@ -23,7 +23,12 @@ static const struct {
     const char *name;
     enum tensor_type type;
     size_t size;
-} dtypes[] = {{"F32", TENSOR_F32, 4}, {"F16", TENSOR_F16, 2}, {"BF16", TENSOR_BF16, 2}};
+    bool mask;
+} dtypes[] = {{"F32", TENSOR_F32, 4, false},
+              {"F16", TENSOR_F16, 2, false},
+              {"BF16", TENSOR_BF16, 2, false},
+              {"BOOL", TENSOR_F32, 1, true},
+              {"U8", TENSOR_F32, 1, true}};
 
 static int dtype_find(const char *name) {
     for (int i = 0; i < (int)ARRAY_LEN(dtypes); i++)
@@ -41,6 +46,7 @@ static int tensor_dtype(struct tensor_info *t, const json_t *spec, size_t *size,
                          "tensor '%.96s' has dtype '%.16s'; F32, F16 and BF16 can be read", t->name,
                          dtype);
     t->type = dtypes[row].type;
+    t->mask = dtypes[row].mask;
     *size = dtypes[row].size;
     return OK;
 }
@@ -126,8 +132,9 @@ static int metadata_read(struct safetensors *st, json_t *metadata, struct error 
     json_t *value;
     if (!json_is_object(metadata))
         return error_set(err, ERR_FORMAT, "'__metadata__' is not an object");
-    json_object_foreach(metadata, key, value) if (!json_is_string(value)) return error_set(
-        err, ERR_FORMAT, "'__metadata__' entry '%.96s' is not a string", key);
+    json_object_foreach (metadata, key, value)
+        if (!json_is_string(value))
+            return error_set(err, ERR_FORMAT, "'__metadata__' entry '%.96s' is not a string", key);
     st->metadata = json_incref(metadata);
     return OK;
 }
@@ -141,7 +148,7 @@ static int header_read(struct safetensors *st, json_t *header, const uint8_t *da
     const char *name;
     json_t *spec;
     int rc = OK;
-    json_object_foreach(header, name, spec) {
+    json_object_foreach (header, name, spec) {
         rc = strcmp(name, "__metadata__") == 0
                  ? metadata_read(st, spec, err)
                  : tensor_read(&st->tensors[st->n_tensors++], name, spec, data, available, err);

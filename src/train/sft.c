@@ -204,6 +204,7 @@ int train_adapter_config(const struct train_options *o, struct adapter_config *o
 static int run_make_adapters(struct run *r, const struct model *m, struct error *err) {
     struct adapter_config c;
     int rc = train_adapter_config(r->o, &c, err);
+    if (!rc) rc = adapter_config_check(&m->config, &c, err);
     for (int j = 0; !rc && j < r->n; j++) {
         char *key = xasprintf("%s %lld", r->jobs[j].name, (long long)r->o->seed);
         r->starts[j] = r->jobs[j].start ? adapter_retain(r->jobs[j].start)

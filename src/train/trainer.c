@@ -53,8 +53,9 @@ static void layer_add(struct trainer *t, int l) {
     for (int p = 0; p < N_PROJ; p++) {
         const struct matrix *m = &from->proj[p];
         to->proj[p] = (struct weight){.w = m->data, .n = m->n, .k = m->k};
-        to->proj[p].g = tensor_add(t, (float *)m->data, m->n * m->k, true,
-                                   "model.layers.%d.%s.weight", l, proj_hf_paths[p]);
+        to->proj[p].g =
+            tensor_add(t, (float *)m->data, m->n * m->k, true, "model.layers.%d.%s.weight", l,
+                       proj_hf_path(t->c.arch, (enum proj)p));
     }
     if (from->q_norm) {
         to->g_q_norm = norm_add(t, from->q_norm, t->c.head_dim, l, "self_attn.q_norm");
@@ -118,9 +119,9 @@ static void adapter_add(struct trainer *t, int i) {
         to->a = t->data[i] + (from->a - ad->data);
         to->b = t->data[i] + (from->b - ad->data);
         to->ga = tensor_add(t, to->a, in * to->r, true, "%d.layers.%d.%s.lora_A.weight", i, l,
-                            proj_hf_paths[p]);
+                            proj_hf_path(t->c.arch, (enum proj)p));
         to->gb = tensor_add(t, to->b, out * to->r, true, "%d.layers.%d.%s.lora_B.weight", i, l,
-                            proj_hf_paths[p]);
+                            proj_hf_path(t->c.arch, (enum proj)p));
         t->max_r = MAX(t->max_r, to->r);
     }
     g->n_tensors = t->n_tensors - g->first;
@@ -167,6 +168,10 @@ static void fingerprint_make(struct trainer *t) {
     buf_printf(&b, "%s %d %d %d %d %d %d %d %a %a %d\n", c->arch->name, c->n_layers, c->d_model,
                c->n_heads, c->n_kv_heads, c->head_dim, c->d_ff, c->vocab_size,
                (double)c->rope_theta, (double)c->rms_norm_eps, c->tied);
+    if (c->rope_scaling.kind != ROPE_DEFAULT)
+        buf_printf(&b, "rope %d %a %a %a %d\n", (int)c->rope_scaling.kind,
+                   (double)c->rope_scaling.factor, (double)c->rope_scaling.low_freq_factor,
+                   (double)c->rope_scaling.high_freq_factor, c->rope_scaling.original_len);
     buf_printf(&b, "%a %a %a %a %a %a %llu\n", (double)t->beta1, (double)t->beta2, (double)t->eps,
                (double)t->decay, (double)t->max_grad_norm, (double)t->dropout,
                (unsigned long long)t->seed);
@@ -220,8 +225,27 @@ static bool matrix_writable(const struct matrix *m) {
     return m->type == TENSOR_F32 && !m->packed;
 }
 
+/* What the backward pass can follow: gated MLPs with silu, RMS norms, no biases, full attention. */
+static int model_check(const struct model *m, struct error *err) {
+    const struct model_config *c = &m->config;
+    static const char *const names[] = {"llama", "qwen3"};
+    bool known = false;
+    for (size_t i = 0; i < ARRAY_LEN(names); i++) known |= strcmp(c->arch->name, names[i]) == 0;
+    if (!known)
+        return error_set(err, ERR_MISMATCH,
+                         "model '%s' cannot be trained: its architecture is '%s'; llama and qwen3 "
+                         "can be trained, the others run, with adapters as well",
+                         m->name, c->arch->name);
+    if (c->biased || c->window)
+        return error_set(err, ERR_MISMATCH,
+                         "model '%s' cannot be trained: it has %s, which training does not support",
+                         m->name, c->biased ? "biases" : "sliding windows");
+    return OK;
+}
+
 struct trainer *trainer_new_full(struct model *m, const struct train_options *o, struct pool *pool,
                                  struct error *err) {
+    if (model_check(m, err) != OK) return NULL;
     bool f32 = matrix_writable(&m->embed) && matrix_writable(&m->head) && m->n_maps == 0;
     for (int l = 0; l < m->config.n_layers; l++)
         for (int p = 0; p < N_PROJ; p++) f32 = f32 && matrix_writable(&m->layers[l].proj[p]);
@@ -253,6 +277,7 @@ struct trainer *trainer_new_lora(const struct model *m, struct adapter *const *a
                                  const struct train_options *o, struct pool *pool,
                                  struct error *err) {
     CHECK(n > 0);
+    if (model_check(m, err) != OK) return NULL;
     for (int i = 0; i < n; i++)
         if (adapter_require_plain(adapters[i], "training", err)) return NULL;
     for (int i = 0; i < n; i++)

@@ -74,6 +74,14 @@ static struct model *model_small(const char *arch, bool tied, int32_t width,
     c.d_model = c.d_ff = width;
     c.head_dim = width / 2;
     c.tied = tied;
+    c.biased = c.arch->biased;
+    if (c.arch->learned_pos) c.n_kv_heads = c.n_heads;
+    if (c.arch->hf_names != HF_LLAMA) {
+        c.query_pre_attn_scalar = c.arch->learned_pos ? 1 : (float)c.head_dim;
+        c.rope_local_theta = c.arch->learned_pos ? 0 : 1e4f;
+        c.window = 3;
+        c.local[0] = 1;
+    }
     c.vocab_size = tok ? tok_vocab_size(tok) : 4;
     struct model *m = model_new(&c, 1, CLASS_EXACT);
     tok_free(m->tok);
@@ -97,15 +105,17 @@ static void seeds_gguf(void) {
     seed_gguf("qwen3-bf16", model_small("qwen3", true, 8, NULL), TENSOR_BF16);
     seed_gguf("llama-q8", model_small("llama", true, 32, NULL), TENSOR_Q8_0);
     seed_gguf("llama-q4", model_small("llama", true, 32, NULL), TENSOR_Q4_0);
+    seed_gguf("qwen2-f32", model_small("qwen2", true, 4, NULL), TENSOR_F32);
+    seed_gguf("gemma3-f32", model_small("gemma3", true, 4, NULL), TENSOR_F32);
     seed_gguf("bytes", model_small("qwen3", true, 4, tok_byte_fallback(259)), TENSOR_F16);
 }
 
 static void seeds_hf(void) {
-    static const char *const arch[] = {"llama", "qwen3"};
+    static const char *const arch[] = {"llama", "qwen3", "qwen2", "gemma3", "gpt_neo"};
     static const char *const parts[] = {"config.json", NULL, "tokenizer.json",
                                         "tokenizer_config.json", "model.safetensors"};
-    for (int i = 0; i < 2; i++) {
-        struct model *m = model_small(arch[i], i, 4, i ? NULL : tokenizer_spm());
+    for (size_t i = 0; i < ARRAY_LEN(arch); i++) {
+        struct model *m = model_small(arch[i], i > 0, 4, i ? NULL : tokenizer_spm());
         struct error err;
         struct buf b = {0};
         MUST(model_write_hf(m, fuzz_path("seed"), i ? TENSOR_F32 : TENSOR_BF16, &err) == OK);

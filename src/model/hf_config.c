@@ -1,0 +1,441 @@
+/*
+ * hf_config: config.json of Hugging Face model directories, both ways.
+ *
+ * Reading is strict about everything that would change the arithmetic: a setting that is not
+ * implemented is refused by its name, never skipped. Settings that only concern training or other
+ * programs are not looked at. Where a key is missing its default is that of the architecture's own
+ * configuration class, as far as published models rely on it.
+ *
+ * Rotary positions are written in two ways: `rope_theta` and `rope_scaling` beside the other keys
+ * (older), or everything in `rope_parameters` (newer), which for Gemma holds one object for each
+ * kind of layer. The older way is what is written here, because both kinds of readers know it.
+ */
+#include "model/model_files.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+const json_t *json_field(const json_t *root, const char *key) {
+    const json_t *v = json_object_get(root, key);
+    return json_is_null(v) ? NULL : v;
+}
+
+/* The names of sizes in the usual configurations and in GPT-Neo's. */
+struct size_keys {
+    const char *layers, *heads, *epsilon, *act;
+};
+static const struct size_keys usual_keys = {"num_hidden_layers", "num_attention_heads",
+                                            "rms_norm_eps", "hidden_act"};
+static const struct size_keys gemma_keys = {"num_hidden_layers", "num_attention_heads",
+                                            "rms_norm_eps", "hidden_activation"};
+static const struct size_keys neo_keys = {"num_layers", "num_heads", "layer_norm_epsilon",
+                                          "activation_function"};
+
+static const struct size_keys *keys_of(const struct arch *a) {
+    return a->hf_names == HF_NEO ? &neo_keys : a->hf_names == HF_GEMMA ? &gemma_keys : &usual_keys;
+}
+
+/* `fallback` 0: required. */
+static int int_get(const json_t *root, const char *key, int32_t fallback, int32_t *out,
+                   struct error *err) {
+    const json_t *v = json_field(root, key);
+    *out = fallback;
+    if (!v && fallback == 0) return error_set(err, ERR_FORMAT, "'%s' is missing", key);
+    if (!v) return OK;
+    json_int_t value = json_integer_value(v);
+    if (!json_is_integer(v) || value < 1 || value > INT32_MAX)
+        return error_set(err, ERR_FORMAT, "'%s' is not a positive whole number", key);
+    *out = (int32_t)value;
+    return OK;
+}
+
+/* `fallback` 0: required. */
+static int float_get(const json_t *root, const char *key, double fallback, float *out,
+                     struct error *err) {
+    const json_t *v = json_field(root, key);
+    *out = (float)fallback;
+    if (!v && fallback == 0) return error_set(err, ERR_FORMAT, "'%s' is missing", key);
+    if (!v) return OK;
+    if (!json_is_number(v)) return error_set(err, ERR_FORMAT, "'%s' is not a number", key);
+    *out = (float)json_number_value(v);
+    return OK;
+}
+
+static int bool_get(const json_t *root, const char *key, bool fallback, bool *out,
+                    struct error *err) {
+    const json_t *v = json_field(root, key);
+    *out = v ? json_is_true(v) : fallback;
+    if (v && !json_is_boolean(v))
+        return error_set(err, ERR_FORMAT, "'%s' is neither true nor false", key);
+    return OK;
+}
+
+static int unsupported(const char *key, const json_t *value, struct error *err) {
+    char *text = json_dumps(value, JSON_ENCODE_ANY | JSON_COMPACT | JSON_SORT_KEYS);
+    int rc = error_set(err, ERR_MISMATCH, "'%s' is %.200s, which is not supported", key,
+                       text ? text : "?");
+    free(text);
+    return rc;
+}
+
+/* Absent, null, false or 0. */
+static bool is_off(const json_t *v) {
+    return !v || json_is_false(v) || (json_is_number(v) && json_number_value(v) == 0.0);
+}
+
+static int act_check(const json_t *root, const struct arch *a, struct error *err) {
+    static const char *const silu[] = {"silu", "swish"}, *const gelu[] = {"gelu_pytorch_tanh",
+                                                                          "gelu_new"};
+    const char *key = keys_of(a)->act;
+    const json_t *v = json_field(root, key);
+    const char *name = json_string_value(v);
+    for (int i = 0; name && i < 2; i++)
+        if (strcmp(name, a->gelu ? gelu[i] : silu[i]) == 0) return OK;
+    return v ? unsupported(key, v, err) : OK;
+}
+
+/* What would change the arithmetic in ways Shoal cannot follow: refused by name. */
+static int extras_refuse(const json_t *root, const struct arch *a, struct error *err) {
+    static const char *const keys[] = {"use_sliding_window",
+                                       "use_bidirectional_attention",
+                                       "qkv_bias",
+                                       "attn_logit_softcapping",
+                                       "final_logit_softcapping",
+                                       "clip_qkv",
+                                       "quantization_config",
+                                       "num_experts",
+                                       "num_local_experts",
+                                       "num_kv_shared_layers",
+                                       "attention_multiplier",
+                                       "embedding_multiplier",
+                                       "hidden_size_per_layer_input"};
+    const json_t *v;
+    for (size_t i = 0; i < ARRAY_LEN(keys); i++)
+        if (!is_off(v = json_field(root, keys[i]))) return unsupported(keys[i], v, err);
+    if ((v = json_field(root, "partial_rotary_factor")) && json_number_value(v) != 1.0)
+        return unsupported("partial_rotary_factor", v, err);
+    return act_check(root, a, err);
+}
+
+/* Within a rotary description, what it must not say, or say only so. */
+static int scaling_extras_refuse(const char *key, const json_t *rope, struct error *err) {
+    static const struct {
+        const char *key;
+        double only; /* NaN: nothing */
+    } keys[] = {{"beta_fast", 32},         {"beta_slow", 1},    {"partial_rotary_factor", 1},
+                {"attention_factor", NAN}, {"mscale", NAN},     {"mscale_all_dim", NAN},
+                {"short_factor", NAN},     {"long_factor", NAN}};
+    for (size_t i = 0; i < ARRAY_LEN(keys); i++) {
+        const json_t *v = json_field(rope, keys[i].key);
+        if (v && !(json_is_number(v) && json_number_value(v) == keys[i].only))
+            return unsupported(key, rope, err);
+    }
+    return json_is_false(json_field(rope, "truncate")) ? unsupported(key, rope, err) : OK;
+}
+
+/* One object that names its kind; the newer form may leave it out. */
+static int scaling_read(const char *key, const json_t *rope, struct model_config *c,
+                        struct error *err) {
+    struct rope_scaling *s = &c->rope_scaling;
+    const json_t *type = json_field(rope, "rope_type");
+    if (!type) type = json_field(rope, "type");
+    const char *name = json_string_value(type);
+    if (!json_is_object(rope) || (type ? !name : strcmp(key, "rope_scaling") == 0))
+        return unsupported(key, rope, err);
+    int kind = name ? rope_kind_find(name) : ROPE_DEFAULT;
+    if (kind < 0) return unsupported(key, rope, err);
+    *s = (struct rope_scaling){.kind = (enum rope_kind)kind};
+    int rc = scaling_extras_refuse(key, rope, err);
+    if (rc != OK || kind == ROPE_DEFAULT) return rc;
+    rc = float_get(rope, "factor", 0, &s->factor, err);
+    if (rc == OK && kind == ROPE_LLAMA3)
+        rc = float_get(rope, "low_freq_factor", 0, &s->low_freq_factor, err);
+    if (rc == OK && kind == ROPE_LLAMA3)
+        rc = float_get(rope, "high_freq_factor", 0, &s->high_freq_factor, err);
+    if (rc == OK && kind != ROPE_LINEAR)
+        rc = int_get(rope, "original_max_position_embeddings",
+                     kind == ROPE_YARN ? c->max_seq_len : 0, &s->original_len, err);
+    return rc == OK ? OK : error_wrap(err, "'%s'", key);
+}
+
+static int rope_read(const json_t *root, struct model_config *c, struct error *err) {
+    bool gemma = c->arch->hf_names == HF_GEMMA;
+    const json_t *old = json_field(root, "rope_scaling"),
+                 *now = json_field(root, "rope_parameters");
+    const json_t *full = json_field(now, "full_attention"),
+                 *local = json_field(now, "sliding_attention");
+    const json_t *from = full ? full : now;
+    int rc = OK;
+    if (full && !gemma) return unsupported("rope_parameters", now, err);
+    if (old) rc = scaling_read("rope_scaling", old, c, err);
+    if (rc == OK && from) rc = scaling_read("rope_parameters", from, c, err);
+    if (rc == OK)
+        rc = float_get(json_field(from, "rope_theta") ? from : root, "rope_theta",
+                       gemma ? 1e6 : 1e4, &c->rope_theta, err);
+    if (rc != OK || !gemma) return rc;
+    if (local) {
+        const json_t *kind = json_field(local, "rope_type");
+        if (kind && strcmp(json_is_string(kind) ? json_string_value(kind) : "", "default") != 0)
+            return unsupported("rope_parameters", now, err);
+        return float_get(local, "rope_theta", 1e4, &c->rope_local_theta, err);
+    }
+    return float_get(root, "rope_local_base_freq", 1e4, &c->rope_local_theta, err);
+}
+
+/* A list of one word a layer; *local is what makes a layer local, `full` the other word. */
+static int layer_words_read(const char *key, const json_t *list, const char *full,
+                            const char *local, struct model_config *c, struct error *err) {
+    if (json_array_size(list) != (size_t)c->n_layers)
+        return error_set(err, ERR_FORMAT, "'%s' is not a list of %d layers", key, (int)c->n_layers);
+    for (int32_t l = 0; l < c->n_layers; l++) {
+        const char *word = json_string_value(json_array_get(list, (size_t)l));
+        if (word && local && strcmp(word, local) == 0)
+            layer_set_local(c, l);
+        else if (!word || strcmp(word, full) != 0)
+            return unsupported(key, list, err);
+    }
+    return OK;
+}
+
+static int gemma_windows_read(const json_t *root, struct model_config *c, struct error *err) {
+    const json_t *types = json_field(root, "layer_types");
+    int32_t period;
+    int rc = int_get(root, "sliding_window", 4096, &c->window, err);
+    if (rc == OK) rc = int_get(root, "sliding_window_pattern", 6, &period, err);
+    if (rc != OK) return rc;
+    if (types)
+        return layer_words_read("layer_types", types, "full_attention", "sliding_attention", c,
+                                err);
+    window_period_set(c, period);
+    return OK;
+}
+
+/* [[["global", "local"], 12]]: patterns and how often each is repeated. */
+static int attention_types_expand(const json_t *types, json_t *out) {
+    for (size_t i = 0; i < json_array_size(types); i++) {
+        const json_t *pair = json_array_get(types, i), *words = json_array_get(pair, 0);
+        json_int_t times = json_integer_value(json_array_get(pair, 1));
+        if (!json_is_array(words) || times < 0 || times > WINDOWED_LAYERS_MAX) return ERR_FORMAT;
+        while (times-- > 0 && json_array_size(out) <= WINDOWED_LAYERS_MAX)
+            json_array_extend(out, (json_t *)(uintptr_t)words);
+    }
+    return OK;
+}
+
+static int neo_windows_read(const json_t *root, struct model_config *c, struct error *err) {
+    const json_t *layers = json_field(root, "attention_layers"),
+                 *types = json_field(root, "attention_types");
+    const char *key = layers ? "attention_layers" : "attention_types";
+    json_t *words = json_array();
+    int rc = int_get(root, "window_size", 256, &c->window, err);
+    if (rc == OK && !layers && attention_types_expand(types, words) != OK)
+        rc = unsupported(key, types, err);
+    if (rc == OK) rc = layer_words_read(key, layers ? layers : words, "global", "local", c, err);
+    json_decref(words);
+    return rc;
+}
+
+/* Which rows see which keys. */
+static int windows_read(const json_t *root, struct model_config *c, struct error *err) {
+    if (c->arch->hf_names == HF_GEMMA) return gemma_windows_read(root, c, err);
+    if (c->arch->hf_names == HF_NEO) return neo_windows_read(root, c, err);
+    const json_t *types = json_field(root, "layer_types");
+    return types ? layer_words_read("layer_types", types, "full_attention", NULL, c, err) : OK;
+}
+
+static int biases_read(const json_t *root, struct model_config *c, struct error *err) {
+    bool attention, mlp;
+    bool is_llama = strcmp(c->arch->name, "llama") == 0;
+    int rc = bool_get(root, "attention_bias", false, &attention, err);
+    if (rc == OK) rc = bool_get(root, "mlp_bias", false, &mlp, err);
+    if (rc != OK) return rc;
+    if (attention && c->arch->biased)
+        return unsupported("attention_bias", json_field(root, "attention_bias"), err);
+    if (mlp && !is_llama) return unsupported("mlp_bias", json_field(root, "mlp_bias"), err);
+    c->biased = c->arch->biased;
+    if (attention) c->biased |= 1u << PROJ_Q | 1u << PROJ_K | 1u << PROJ_V | 1u << PROJ_O;
+    if (mlp) c->biased |= 1u << PROJ_GATE | 1u << PROJ_UP | 1u << PROJ_DOWN;
+    return OK;
+}
+
+static int head_dim_read(const json_t *root, struct model_config *c, struct error *err) {
+    bool stated = json_field(root, "head_dim") != NULL;
+    if (!stated && c->arch->hf_names == HF_GEMMA) {
+        c->head_dim = 256;
+        return OK;
+    }
+    if (!stated && c->d_model % c->n_heads != 0)
+        return error_set(err, ERR_FORMAT,
+                         "'hidden_size' %d is not a multiple of '%s' %d, and 'head_dim' is missing",
+                         (int)c->d_model, keys_of(c->arch)->heads, (int)c->n_heads);
+    return int_get(root, "head_dim", stated ? 0 : c->d_model / c->n_heads, &c->head_dim, err);
+}
+
+/* Gemma's published files leave some sizes to their class. */
+static int sizes_read(const json_t *root, struct model_config *c, struct error *err) {
+    const struct size_keys *keys = keys_of(c->arch);
+    bool gemma = c->arch->hf_names == HF_GEMMA, neo = c->arch->hf_names == HF_NEO;
+    int rc = int_get(root, keys->layers, 0, &c->n_layers, err);
+    if (rc == OK) rc = int_get(root, "hidden_size", 0, &c->d_model, err);
+    if (rc == OK)
+        rc = int_get(root, "intermediate_size", neo ? MIN(c->d_model, 1 << 20) * 4 : 0, &c->d_ff,
+                     err);
+    if (rc == OK) rc = int_get(root, "vocab_size", gemma ? 262208 : 0, &c->vocab_size, err);
+    if (rc == OK) rc = int_get(root, keys->heads, gemma ? 8 : 0, &c->n_heads, err);
+    if (rc == OK)
+        rc = int_get(root, "num_key_value_heads", gemma ? 4 : c->n_heads, &c->n_kv_heads, err);
+    if (rc == OK)
+        rc = int_get(root, "max_position_embeddings", gemma ? 131072 : 2048, &c->max_seq_len, err);
+    return rc == OK ? head_dim_read(root, c, err) : rc;
+}
+
+/* What scores are divided by the root of, where that is not the head's width. */
+static int score_scale_read(const json_t *root, struct model_config *c, struct error *err) {
+    if (c->arch->hf_names == HF_NEO) c->query_pre_attn_scalar = 1.0f;
+    if (c->arch->hf_names != HF_GEMMA) return OK;
+    return float_get(root, "query_pre_attn_scalar", 256, &c->query_pre_attn_scalar, err);
+}
+
+static int arch_read(const json_t *root, const struct arch **out, struct error *err) {
+    const char *type = json_string_value(json_field(root, "model_type"));
+    if (!type) return error_set(err, ERR_FORMAT, "'model_type' is missing");
+    return arch_require(type, NAMING_HF, out, err);
+}
+
+int hf_config_read(const json_t *root, struct model_config *c, struct error *err) {
+    *c = (struct model_config){0};
+    int rc = arch_read(root, &c->arch, err);
+    /* The text model inside a multimodal one. */
+    const json_t *text = json_field(root, "text_config"), *outer = root;
+    if (json_is_object(text)) root = text;
+    if (rc == OK && json_field(root, "model_type")) rc = arch_read(root, &c->arch, err);
+    if (rc == OK) rc = extras_refuse(root, c->arch, err);
+    if (rc == OK) rc = sizes_read(root, c, err);
+    if (rc == OK) rc = biases_read(root, c, err);
+    if (rc == OK)
+        rc = float_get(root, keys_of(c->arch)->epsilon, c->arch->layer_norm ? 1e-5 : 1e-6,
+                       &c->rms_norm_eps, err);
+    if (rc == OK) rc = rope_read(root, c, err);
+    if (rc == OK) rc = windows_read(root, c, err);
+    if (!c->local[0] && !c->local[1]) c->window = 0; /* said but not used */
+    if (rc == OK) rc = score_scale_read(root, c, err);
+    const char *tie = "tie_word_embeddings";
+    if (rc == OK)
+        rc = bool_get(json_field(root, tie) ? root : outer, tie, c->arch->tied, &c->tied, err);
+    return rc == OK ? model_config_check(c, err) : rc;
+}
+
+int hf_config_check(const struct model_config *c, struct error *err) {
+    uint32_t own = c->biased & ~c->arch->biased;
+    uint32_t attention = 1u << PROJ_Q | 1u << PROJ_K | 1u << PROJ_V | 1u << PROJ_O;
+    uint32_t mlp = 1u << PROJ_GATE | 1u << PROJ_UP | 1u << PROJ_DOWN;
+    bool whole = ((own & attention) == 0 || (own & attention) == attention) &&
+                 ((own & mlp) == 0 || (own & mlp) == mlp);
+    if (whole && (!(own & mlp) || strcmp(c->arch->name, "llama") == 0)) return OK;
+    return error_set(err, ERR_MISMATCH,
+                     "config.json cannot say that only some projections of a '%s' model have "
+                     "biases; write a GGUF file instead",
+                     c->arch->name);
+}
+
+/* The shortest decimal that reads back as the same float: 1e-5, not 9.99999975e-06. */
+static json_t *float_json(float value) {
+    char text[32];
+    for (int digits = 1; digits <= 9; digits++) {
+        snprintf(text, sizeof(text), "%.*g", digits, (double)value);
+        if (strtof(text, NULL) == value) break;
+    }
+    return json_real(strtod(text, NULL));
+}
+
+static void int_set(json_t *root, const char *key, int32_t value) {
+    json_object_set_new(root, key, json_integer(value));
+}
+
+static void float_set(json_t *root, const char *key, float value) {
+    json_object_set_new(root, key, float_json(value));
+}
+
+static void id_set(json_t *root, const char *key, int32_t id) {
+    json_object_set_new(root, key, id >= 0 ? json_integer(id) : json_null());
+}
+
+static json_t *scaling_json(const struct rope_scaling *s) {
+    if (s->kind == ROPE_DEFAULT) return json_null();
+    json_t *out = json_object();
+    json_object_set_new(out, "rope_type", json_string(rope_kind_name(s->kind)));
+    float_set(out, "factor", s->factor);
+    if (s->kind != ROPE_LINEAR) int_set(out, "original_max_position_embeddings", s->original_len);
+    if (s->kind == ROPE_LLAMA3) {
+        float_set(out, "low_freq_factor", s->low_freq_factor);
+        float_set(out, "high_freq_factor", s->high_freq_factor);
+    }
+    return out;
+}
+
+static json_t *layer_words_json(const struct model_config *c, const char *full, const char *local) {
+    json_t *out = json_array();
+    for (int32_t l = 0; l < c->n_layers; l++)
+        json_array_append_new(out, json_string(layer_is_local(c, l) ? local : full));
+    return out;
+}
+
+static void usual_put(json_t *root, const struct model_config *c) {
+    uint32_t own = c->biased & ~c->arch->biased;
+    int_set(root, "num_key_value_heads", c->n_kv_heads);
+    int_set(root, "head_dim", c->head_dim);
+    float_set(root, "rope_theta", c->rope_theta);
+    json_object_set_new(root, "rope_scaling", scaling_json(&c->rope_scaling));
+    json_object_set_new(root, "attention_bias", json_boolean(own & 1u << PROJ_Q));
+    if (own & 1u << PROJ_UP) json_object_set_new(root, "mlp_bias", json_true());
+}
+
+static void gemma_put(json_t *root, const struct model_config *c) {
+    int32_t period = window_period(c);
+    float_set(root, "rope_local_base_freq", c->rope_local_theta);
+    float_set(root, "query_pre_attn_scalar", c->query_pre_attn_scalar);
+    if (c->window) int_set(root, "sliding_window", c->window);
+    if (period) int_set(root, "sliding_window_pattern", period);
+    json_object_set_new(root, "layer_types",
+                        layer_words_json(c, "full_attention", "sliding_attention"));
+}
+
+static void neo_put(json_t *root, const struct model_config *c) {
+    if (c->window) int_set(root, "window_size", c->window);
+    json_object_set_new(root, "attention_layers", layer_words_json(c, "global", "local"));
+    json_object_set_new(root, "attention_types",
+                        json_pack("[[o,i]]", layer_words_json(c, "global", "local"), 1));
+}
+
+json_t *hf_config_json(const struct model *m, enum tensor_type type) {
+    const struct model_config *c = &m->config;
+    const struct size_keys *keys = keys_of(c->arch);
+    json_t *root = json_object();
+    json_object_set_new(root, "architectures", json_pack("[s]", c->arch->hf_class));
+    json_object_set_new(root, "model_type", json_string(c->arch->hf_type));
+    int_set(root, "hidden_size", c->d_model);
+    int_set(root, "intermediate_size", c->d_ff);
+    int_set(root, keys->layers, c->n_layers);
+    int_set(root, keys->heads, c->n_heads);
+    int_set(root, "vocab_size", c->vocab_size);
+    int_set(root, "max_position_embeddings", c->max_seq_len);
+    float_set(root, keys->epsilon, c->rms_norm_eps);
+    json_object_set_new(root, keys->act,
+                        json_string(!c->arch->gelu                ? "silu"
+                                    : c->arch->hf_names == HF_NEO ? "gelu_new"
+                                                                  : "gelu_pytorch_tanh"));
+    if (c->arch->hf_names == HF_NEO)
+        neo_put(root, c);
+    else
+        usual_put(root, c);
+    if (c->arch->hf_names == HF_GEMMA) gemma_put(root, c);
+    json_object_set_new(root, "tie_word_embeddings", json_boolean(c->tied));
+    json_object_set_new(root, "torch_dtype",
+                        json_string(type == TENSOR_F32   ? "float32"
+                                    : type == TENSOR_F16 ? "float16"
+                                                         : "bfloat16"));
+    id_set(root, "bos_token_id", m->tok ? tok_bos(m->tok) : -1);
+    id_set(root, "eos_token_id", m->tok ? tok_eos(m->tok) : -1);
+    return root;
+}

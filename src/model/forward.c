@@ -650,15 +650,6 @@ static void rope_row(const struct forward *f, float *x, int64_t pos) {
                   (local ? f->sin_local : f->sin) + pos * half, half);
 }
 
-static void row_put(const struct forward *f, const struct row *r, int32_t head, bool values,
-                    const float *x) {
-    int64_t e = f->m->config.head_dim, at = r->pos % KV_PAGE;
-    struct kv_rows to = kv_at(f->kv, r->slot, r->pos / KV_PAGE, f->layer, head, values);
-    float d =
-        elem_from_f32(f->o.kv_elem, x, (char *)to.v + at * e * (int64_t)elem_size(f->o.kv_elem), e);
-    if (f->o.kv_elem == ELEM_I8) to.d[at] = d;
-}
-
 /* Biases, head norms and rotary embedding of q and k in place; k and v go into the cache. */
 static void store_rows(void *ctx, int64_t begin, int64_t end, int thread) {
     const struct forward *f = ctx;
@@ -682,8 +673,9 @@ static void store_rows(void *ctx, int64_t begin, int64_t end, int thread) {
             float *k = f->k + (i * c->n_kv_heads + g) * e;
             if (l->k_norm) kern->rmsnorm(k, k, l->k_norm, c->rms_norm_eps, e);
             rope_row(f, k, pos);
-            row_put(f, &f->rows[i], g, false, k);
-            row_put(f, &f->rows[i], g, true, f->v + (i * c->n_kv_heads + g) * e);
+            kv_store(f->kv, f->rows[i].slot, (int32_t)pos, f->layer, g, false, k);
+            kv_store(f->kv, f->rows[i].slot, (int32_t)pos, f->layer, g, true,
+                     f->v + (i * c->n_kv_heads + g) * e);
         }
     }
 }
@@ -730,9 +722,9 @@ static void scores_gain(const struct forward *f, const struct queries *v, float 
                         int32_t first, int32_t end, bool values) {
     if (f->o.kv_elem != ELEM_I8) return;
     for (int32_t j = first; j < end; j++) {
-        const float *d = kv_at(f->kv, v->slot, j / KV_PAGE, f->layer, v->head, values).d;
+        const uint16_t *d = kv_at(f->kv, v->slot, j / KV_PAGE, f->layer, v->head, values).d;
         int32_t stop = MIN(end, (j / KV_PAGE + 1) * KV_PAGE);
-        for (; j < stop; j++) scores[j] *= d[j % KV_PAGE];
+        for (; j < stop; j++) scores[j] *= f16_to_f32(d[j % KV_PAGE]);
         j--;
     }
 }

@@ -4,8 +4,8 @@
  * A page holds KV_PAGE positions of every layer and head, so that one table a sequence serves the
  * whole pass:
  *
- *     page: [L][K heads][keys, values] of  rows [KV_PAGE][E] elements | scales [KV_PAGE] f32 (int8
- * only)
+ *     page: [L][K heads][keys, values] of  rows [KV_PAGE][E] elements | scales [KV_PAGE] f16
+ *     (int8 only)
  *
  * Invariants: a page's count is the number of tables that name it; a page that is written has count
  * 1 (kv_reserve copies a shared one first), so what a sequence has read never changes under it;
@@ -17,6 +17,7 @@
  */
 #include "model/model.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -46,7 +47,7 @@ static struct kv kv_shape(const struct model_config *c, const struct kv_options 
                     .head_dim = c->head_dim,
                     .table_len = kv_pages_for(o->slot_len)};
     if (kv.o.n_pages == 0) kv.o.n_pages = o->n_slots * kv.table_len;
-    size_t scales = o->elem == ELEM_I8 ? KV_PAGE * sizeof(float) : 0;
+    size_t scales = o->elem == ELEM_I8 ? KV_PAGE * sizeof(uint16_t) : 0;
     kv.plane = round_up((size_t)(KV_PAGE * c->head_dim) * elem_size(o->elem) + scales);
     kv.page = kv.plane * 2 * (size_t)c->n_kv_heads * (size_t)c->n_layers;
     return kv;
@@ -163,12 +164,36 @@ struct kv_rows kv_at(const struct kv *kv, int32_t slot, int32_t page, int32_t la
     size_t plane = ((size_t)layer * (size_t)kv->n_heads + (size_t)head) * 2 + values;
     uint8_t *at = page_at(kv, table[page]) + plane * kv->plane;
     size_t rows = (size_t)(KV_PAGE * kv->head_dim) * elem_size(kv->o.elem);
-    return (struct kv_rows){.v = at, .d = (float *)(void *)(at + rows)};
+    return (struct kv_rows){.v = at, .d = (uint16_t *)(void *)(at + rows)};
+}
+
+/* int8: the scale is rounded to f16 first, so that what is read back is nearest under it. */
+static uint16_t row_quantise(const float *x, int8_t *q, int64_t n) {
+    float amax = 0;
+    for (int64_t i = 0; i < n; i++) amax = MAX(amax, fabsf(x[i])); // NaN is ignored
+    uint16_t d = f32_to_f16(MIN(amax / 127.0f, 65504.0f));
+    float inverse = f16_to_f32(d) > 0.0f ? 1.0f / f16_to_f32(d) : 0.0f;
+    for (int64_t i = 0; i < n; i++) {
+        float u = x[i] * inverse;
+        u = u > 127.0f ? 127.0f : u > -127.0f ? u : u == u ? -127.0f : 0.0f; // NaN becomes 0
+        q[i] = (int8_t)lrintf(u);
+    }
+    return d;
+}
+
+void kv_store(struct kv *kv, int32_t slot, int32_t pos, int32_t layer, int32_t head, bool values,
+              const float *x) {
+    struct kv_rows r = kv_at(kv, slot, pos / KV_PAGE, layer, head, values);
+    int64_t e = kv->head_dim, at = pos % KV_PAGE;
+    if (kv->o.elem == ELEM_I8)
+        r.d[at] = row_quantise(x, (int8_t *)r.v + at * e, e);
+    else
+        elem_from_f32(kv->o.elem, x, (char *)r.v + at * e * (int64_t)elem_size(kv->o.elem), e);
 }
 
 /* Bytes of one row, its scale included. */
 static size_t row_bytes(const struct kv *kv, size_t *scale) {
-    *scale = kv->o.elem == ELEM_I8 ? sizeof(float) : 0;
+    *scale = kv->o.elem == ELEM_I8 ? sizeof(uint16_t) : 0;
     return (size_t)kv->head_dim * elem_size(kv->o.elem);
 }
 

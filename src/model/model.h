@@ -244,8 +244,8 @@ struct tok_spec {
     int32_t bos, eos, unk;  /* -1: none */
     bool add_bos, add_eos, add_space_prefix, ignore_merges;
     bool split_words; /* SPM, UNIGRAM: every ▁ begins a word, whatever the pieces are */
-    bool user_pieces; /* UNIGRAM: user-defined pieces are preferred pieces of the text with its ▁, as
-                         in SentencePiece; else they are cut out of the text as it was written */
+    bool user_pieces; /* UNIGRAM: user-defined pieces are preferred pieces of the text with its ▁,
+                         as in SentencePiece; else they are cut out of the text as it was written */
 };
 struct tokenizer *tok_new(const struct tok_spec *spec, struct error *err);
 struct tokenizer *tok_from_json(const char *path,
@@ -269,9 +269,10 @@ struct tokenizer *tok_train_bpe(const char *text, size_t len, int32_t vocab, con
 struct message {
     const char *role, *content;
 };
-/* The template that writers give to models without one: ChatML, <|im_start|>role\ncontent<|im_end|>\n
- * … and, to generate, <|im_start|>assistant\n. A tokenizer with no other template encodes it without
- * rendering, and one that lacks the two special tokens gets them as plain text. */
+/* The template that writers give to models without one: ChatML,
+ * <|im_start|>role\ncontent<|im_end|>\n … and, to generate, <|im_start|>assistant\n. A tokenizer
+ * with no other template encodes it without rendering, and one that lacks the two special tokens
+ * gets them as plain text. */
 extern const char chat_ml[];
 /* Gives the tokenizer a chat template (Jinja; see jinja.h); NULL is ChatML. model_open does it. A
  * template that cannot be read is no error before a conversation is to be encoded. */
@@ -417,11 +418,14 @@ size_t kv_position_bytes(const struct kv *kv);
 void kv_save(const struct kv *kv, int32_t slot, int32_t n, void *out);
 bool kv_load(struct kv *kv, int32_t slot, int32_t n, const void *in);
 /* Rows of one head's keys or values in one page, [KV_PAGE, E], and the scales of int8 rows
- * [KV_PAGE]. */
+ * [KV_PAGE], f16. */
 struct kv_rows {
     void *v;
-    float *d;
+    uint16_t *d;
 };
+/* Stores one head's key or value at a position that is reserved. */
+void kv_store(struct kv *kv, int32_t slot, int32_t pos, int32_t layer, int32_t head, bool values,
+              const float *x);
 struct kv_rows kv_at(const struct kv *kv, int32_t slot, int32_t page, int32_t layer, int32_t head,
                      bool values);
 

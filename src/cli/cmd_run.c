@@ -110,8 +110,11 @@ static int generate(const struct common *c, const struct options *o, struct mode
                         .adapter = a,
                         .stop = stop,
                         .n_stop = n_stop,
-                        .sampling = {(float)o->temp, (int32_t)o->top_k, (float)o->top_p,
-                                     (float)o->min_p, (uint64_t)o->seed},
+                        .sampling = {.temperature = (float)o->temp,
+                                     .top_k = (int32_t)o->top_k,
+                                     .top_p = (float)o->top_p,
+                                     .min_p = (float)o->min_p,
+                                     .seed = (uint64_t)o->seed},
                         .max_tokens = n_choices ? 0 : (int32_t)o->n,
                         .choices = seq,
                         .n_choices = n_choices};

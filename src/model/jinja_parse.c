@@ -1001,9 +1001,9 @@ struct jinja *jinja_parse(const char *text, size_t len, struct error *err) {
     struct jinja *j = xcalloc(1, sizeof *j);
     j->w.err = err;
     j->w.line = 1;
-    struct parser *p = work_alloc(&j->w, sizeof *p);
-    *p = (struct parser){.w = &j->w, .line = 1};
     if (setjmp(j->w.out) == 0) {
+        struct parser *p = work_alloc(&j->w, sizeof *p);
+        *p = (struct parser){.w = &j->w, .line = 1};
         source_take(p, text, len);
         lex(p);
         parse_body(p, &j->body, NULL);

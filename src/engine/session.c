@@ -16,7 +16,7 @@
 #include <string.h>
 
 static const char magic[8] = "SHOALKV1";
-enum { DIGEST = HASH_LEN - 1 };
+enum { DIGEST = HASH_LEN - 1, HEADER_LIMIT = 4096 };
 #define SESSION_LIMIT ((size_t)4 << 30)
 
 static json_t *session_header(const struct engine *e, const char *model_hash, const char *key,
@@ -130,10 +130,10 @@ static int session_parse(struct engine *e, const struct buf *f, const char *mode
     hash_bytes(f->data, f->len - DIGEST, digest);
     memcpy(&len, f->data + sizeof magic, sizeof len);
     size_t rest = f->len - sizeof magic - sizeof len - DIGEST;
-    if (memcmp(digest, f->data + f->len - DIGEST, DIGEST) != 0 || len > rest)
+    if (memcmp(digest, f->data + f->len - DIGEST, DIGEST) != 0 || len > rest ||
+        len > HEADER_LIMIT)
         return error_set(err, ERR_FORMAT, "session '%s' is damaged", path);
-    json_t *h = json_parse(p, len, "header", err);
-    if (!h) return error_wrap(err, "session '%s'", path);
+    json_t *h = json_loadb(p, len, JSON_REJECT_DUPLICATES, NULL);
     int rc = header_check(e, h, model_hash, path, &key, n_tokens, err);
     size_t kv = kv_position_bytes(forward_kv(e->f));
     if (rc == OK && rest - len != (size_t)*n_tokens * (sizeof(int32_t) + kv))

@@ -473,7 +473,7 @@ static void grammar_finish(struct grammar_state *s) {
     uint32_t bits[(GRAMMAR_TOKENS + 31) / 32];
     int32_t left = grammar_rest(s);
     if (left > 1 << 28) return; /* too long to be counted exactly */
-    for (int turns = 0; turns < 40 && !grammar_is_final(s); turns++) {
+    for (int turns = 0; turns < 16 && !grammar_is_final(s); turns++) {
         int32_t token = GRAMMAR_TOKENS - 1;
         grammar_mask(s, --left, bits);
         while (token >= 0 && !(bits[token / 32] >> token % 32 & 1)) token--;
@@ -488,7 +488,7 @@ static void grammar_walk(const struct grammar *g, struct part text) {
     struct buf forced = {0};
     MUST(grammar_machine_limited(m) || grammar_rest(&s) == grammar_shortest(g));
     for (size_t i = 0; i < MIN(text.size, (size_t)256); i++) {
-        if (i < 3) grammar_mask_check(&s);
+        if (i == 0) grammar_mask_check(&s);
         if (!grammar_accept_bytes(&s, text.data + i, 1)) break;
         MUST(grammar_rest(&s) >= 0 && grammar_is_final(&s) == (grammar_rest(&s) == 0));
     }

@@ -130,8 +130,7 @@ static int session_parse(struct engine *e, const struct buf *f, const char *mode
     hash_bytes(f->data, f->len - DIGEST, digest);
     memcpy(&len, f->data + sizeof magic, sizeof len);
     size_t rest = f->len - sizeof magic - sizeof len - DIGEST;
-    if (memcmp(digest, f->data + f->len - DIGEST, DIGEST) != 0 || len > rest ||
-        len > HEADER_LIMIT)
+    if (memcmp(digest, f->data + f->len - DIGEST, DIGEST) != 0 || len > rest || len > HEADER_LIMIT)
         return error_set(err, ERR_FORMAT, "session '%s' is damaged", path);
     json_t *h = json_loadb(p, len, JSON_REJECT_DUPLICATES, NULL);
     int rc = header_check(e, h, model_hash, path, &key, n_tokens, err);

@@ -14,8 +14,10 @@
  */
 /* levels: once */
 #define _GNU_SOURCE
+#include "engine/grammar.h"
 #include "evolve/evolve.h"
 #include "fixture.h"
+#include "model/jinja.h"
 #include "store/store.h"
 
 #include <dirent.h>
@@ -290,7 +292,12 @@ static struct trainer *trainer;
 static struct model_config wide; /* of the large adapter */
 static struct model *wide_model;
 static struct adapter *wide_adapter;
+static struct adapter *mixed_adapter; /* of the wide shape, of two ranks */
 static struct tokenizer *bytes;
+static struct engine *sessions; /* over wide_model, with the tokens cached */
+static int32_t session_ids[256];
+static const struct token_seq session_tokens = {session_ids, 200};
+static struct buf template, schema;
 
 static int model_at(const char *name, struct error *err) {
     char *path = path_in(name);
@@ -354,21 +361,90 @@ static int load_small_adapter(struct error *err) {
     return adapter_at("small-adapter", &small->config, err);
 }
 
-static int load_gguf_adapter(struct error *err) {
-    char *path = path_in("wide.gguf");
-    struct adapter *a = adapter_load_gguf(path, &wide, err);
-    int rc = a ? OK : err->code;
-    adapter_release(a);
-    free(path);
-    return rc;
-}
-
 static int new_engine(struct error *err) {
     struct engine_options o = {.max_rows = 256, .max_seqs = 1024, .max_len = 64};
     struct engine *e = engine_new(small, &o, err);
     int rc = e ? OK : err->code;
     engine_free(e);
     return rc;
+}
+
+static int adapter_gguf_at(const char *name, const struct model_config *shape, struct error *err) {
+    char *path = path_in(name);
+    struct adapter *a = adapter_load_gguf(path, shape, err);
+    int rc = a ? OK : err->code;
+    adapter_release(a);
+    free(path);
+    return rc;
+}
+
+static int load_gguf_adapter(struct error *err) {
+    return adapter_gguf_at("wide-adapter.gguf", &wide, err);
+}
+static int load_small_gguf_adapter(struct error *err) {
+    return adapter_gguf_at("small-adapter.gguf", &small->config, err);
+}
+
+/* Scales that one alpha cannot say: the factors are copied to fold them. */
+static int save_gguf_adapter(struct error *err) {
+    char *path = path_in("folded.gguf");
+    int rc = adapter_save_gguf(mixed_adapter, path, "base", true, err);
+    free(path);
+    return rc;
+}
+
+static int quantize(struct error *err) {
+    char *path = path_in("quantised.gguf");
+    struct quant q = quant_pure(TENSOR_Q4_K);
+    int rc = model_quantize_gguf(wide_model, path, &q, NULL, NULL, err);
+    free(path);
+    return rc;
+}
+
+static int save_session(struct error *err) {
+    char *path = path_in("session.out");
+    int rc = engine_session_save(sessions, session_tokens, NULL, "base", path, err);
+    free(path);
+    return rc;
+}
+
+static int load_session(struct error *err) {
+    char *path = path_in("session.bin");
+    int32_t n = 0;
+    int rc = engine_session_load(sessions, "base", path, &n, err);
+    if (rc == OK && n != session_tokens.n)
+        check_failed(__FILE__, __LINE__, "a session keeps its tokens");
+    free(path);
+    return rc;
+}
+
+static int parse_template(struct error *err) {
+    struct jinja_output out;
+    json_t *vars = json_object();
+    struct jinja *j = jinja_parse(template.data, template.len, err);
+    int rc = j ? jinja_render(j, &(struct jinja_input){.vars = vars}, &out, err) : err->code;
+    if (j) jinja_output_release(&out);
+    jinja_free(j);
+    json_decref(vars);
+    return rc;
+}
+
+static int grammar_done(struct grammar *g, struct error *err) {
+    int rc = g ? OK : err->code;
+    grammar_free(g);
+    return rc;
+}
+
+/* Forty names of a thousand characters each, all different. */
+static int compile_schema(struct error *err) {
+    return grammar_done(grammar_new_json_schema(schema.data, schema.len, true, err), err);
+}
+static int compile_small_schema(struct error *err) {
+    static const char text[] =
+        "{\"type\": \"object\", \"required\": [\"名前\"], \"properties\": {\"名前\": {\"type\": "
+        "\"string\", \"pattern\": \"^\\\\p{Han}{1,4}$\"}, \"n\": {\"type\": \"integer\", "
+        "\"minimum\": 3}}}";
+    return grammar_done(grammar_new_json_schema(text, sizeof text - 1, false, err), err);
 }
 
 /* A base in f32 for both passes, and a batch. */
@@ -459,10 +535,18 @@ static const struct path {
     {"tokenizer.json", open_tokenizer_json, 4, 0},
     {"sentencepiece", open_sentencepiece, 5, 0},
     {"adapter", load_adapter, 1, 0},
-    {"GGUF adapter", load_gguf_adapter, 7, 0},
     {"engine", new_engine, 2, SWEPT},
     {"JSON", load_json, 2, 0},
     {"training", train, 2, 0},
+    {"GGUF adapter", load_gguf_adapter, 1, 0},
+    {"GGUF adapter, folded", save_gguf_adapter, 1, 0},
+    {"quantising", quantize, 0, 0},
+    {"session", load_session, 1, SWEPT},
+    {"session saved", save_session, 1, 0},
+    {"template", parse_template, 3, 0},
+    {"schema", compile_schema, 3, 0},
+    {"small schema", compile_small_schema, 0, SWEPT},
+    {"small GGUF adapter", load_small_gguf_adapter, 0, SWEPT},
     {"small GGUF model", open_small_gguf, 0, SWEPT},
     {"small HF model", open_small_hf, 0, SWEPT},
     {"small GGUF model with permuted biases", open_biased_gguf, 0, SWEPT},
@@ -629,6 +713,17 @@ static int save_adapter(const char *path, struct error *err) {
     return adapter_save(small_adapter, path, "base", err);
 }
 
+static int save_quantised(const char *path, struct error *err) {
+    struct quant q = quant_pure(TENSOR_Q5_1);
+    return model_quantize_gguf(small, path, &q, NULL, NULL, err);
+}
+static int save_adapter_gguf(const char *path, struct error *err) {
+    return adapter_save_gguf(small_adapter, path, "base", false, err);
+}
+static int save_session_at(const char *path, struct error *err) {
+    return engine_session_save(sessions, session_tokens, NULL, "base", path, err);
+}
+
 static const struct save {
     const char *name;
     int (*run)(const char *path, struct error *err);
@@ -636,6 +731,9 @@ static const struct save {
 } saves[] = {
     {"file", save_file, {NULL}},
     {"GGUF", save_gguf, {NULL}},
+    {"quantised GGUF", save_quantised, {NULL}},
+    {"GGUF adapter", save_adapter_gguf, {NULL}},
+    {"session", save_session_at, {NULL}},
     {"checkpoint", save_checkpoint, {NULL}},
     {"tokenizer.json", save_tokenizer, {NULL}},
     {"HF",
@@ -826,6 +924,46 @@ static void adapters_make(void) {
     free(other);
 }
 
+static void gguf_adapters_make(void) {
+    struct error err;
+    static struct adapter_module modules[64 * N_PROJ];
+    char *path = path_in("wide-adapter.gguf"), *other = path_in("small-adapter.gguf");
+    must(adapter_save_gguf(wide_adapter, path, "base", false, &err), &err);
+    must(adapter_save_gguf(small_adapter, other, "base", false, &err), &err);
+    for (int32_t i = 0; i < wide.n_layers * N_PROJ; i++)
+        modules[i] = (struct adapter_module){i % 2 ? 32 : 16, 8.0f + (float)(i % 3)};
+    struct adapter_config c = {.r = 32, .alpha = 8, .modules = modules};
+    mixed_adapter = adapter_new(&wide, &c, 2);
+    free(path);
+    free(other);
+}
+
+static void session_make(void) {
+    struct error err;
+    struct engine_options o = {.max_rows = 64, .max_seqs = 2, .max_len = 256};
+    struct request r = {
+        .prompt = session_ids, .n_prompt = session_tokens.n, .max_tokens = 1, .sampling = {0}};
+    char *path = path_in("session.bin");
+    for (int32_t i = 0; i < session_tokens.n; i++) session_ids[i] = i % wide.vocab_size;
+    sessions = engine_new(wide_model, &o, &err);
+    must(sessions ? OK : err.code, &err);
+    must(engine_run(sessions, &r, 1, NULL, &err), &err);
+    must(engine_session_save(sessions, session_tokens, NULL, "base", path, &err), &err);
+    request_release(&r);
+    free(path);
+}
+
+static void sources_make(void) {
+    for (int i = 0; i < 40000; i++) buf_puts(&template, "{{ 'あ' * 9 }}{# c #}日本");
+    buf_puts(&schema, "{\"enum\": [");
+    for (int i = 0; i < 40; i++) {
+        buf_printf(&schema, "%s\"%d", i ? ", " : "", i);
+        for (int k = 0; k < 1000; k++) buf_puts(&schema, "名");
+        buf_puts(&schema, "\"");
+    }
+    buf_puts(&schema, "]}");
+}
+
 static void trainer_make(void) {
     struct error err;
     struct train_options o;
@@ -865,6 +1003,9 @@ static int group_setup(void **state) {
     free(gguf);
     free(hf);
     adapters_make();
+    gguf_adapters_make();
+    session_make();
+    sources_make();
     trainer_make();
     large_make();
     archs_make();
@@ -886,6 +1027,10 @@ static int group_teardown(void **state) {
     trainer_free(trainer);
     adapter_release(small_adapter);
     adapter_release(wide_adapter);
+    adapter_release(mixed_adapter);
+    engine_free(sessions);
+    buf_release(&template);
+    buf_release(&schema);
     model_close(small);
     model_close(wide_model);
     tok_free(bytes);

@@ -104,12 +104,14 @@ static void b_fold(const struct adapter *a, const struct lora *lo, int64_t out, 
 }
 
 /* The same map under one alpha, B taking the differences. */
-static struct adapter *scales_fold(const struct adapter *a) {
+static struct adapter *scales_fold(const struct adapter *a, struct error *err) {
     const struct model_config *s = &a->shape;
+    float *data = try_calloc(a->n_data, sizeof *data, err);
+    if (!data) return NULL;
     int32_t n = s->n_layers * N_PROJ;
     struct adapter_config c = a->config;
     struct adapter_module *modules = xcalloc((size_t)n, sizeof *modules);
-    float *data = xmalloc(a->n_data * sizeof *data), alpha = c.alpha != 0 ? c.alpha : 1;
+    float alpha = c.alpha != 0 ? c.alpha : 1;
     memcpy(data, a->data, a->n_data * sizeof *data);
     for (int32_t i = 0; i < n; i++) {
         modules[i] = (struct adapter_module){a->loras[i].r, alpha};
@@ -120,8 +122,7 @@ static struct adapter *scales_fold(const struct adapter *a) {
     c.embed.lora.alpha = c.head.lora.alpha = c.alpha = alpha;
     c.rslora = false;
     c.modules = modules;
-    struct adapter *folded = adapter_from_data(s, &c, data, a->lineage);
-    free(data);
+    struct adapter *folded = adapter_take(s, &c, data, a->lineage);
     free(modules);
     return folded;
 }
@@ -174,6 +175,9 @@ static int gguf_save(const struct adapter *a, const char *path, const char *base
     struct arena arena = {0};
     int n;
     struct adapter_tensor *list = adapter_tensors(&a->shape, &a->config, &n);
+    size_t each = NAME_MAX_LEN + sizeof(struct tensor_info) + 3 * 64;
+    int rc = arena_reserve(&arena, a->n_data * sizeof *a->data + (size_t)n * each, err);
+    if (rc != OK) goto out;
     struct tensor_info *infos = arena_alloc(&arena, (size_t)n * sizeof *infos);
     json_t *metadata = metadata_make(a, config, alpha);
     const float *at = a->data;
@@ -181,8 +185,9 @@ static int gguf_save(const struct adapter *a, const char *path, const char *base
         infos[i] = tensor_out(&a->shape, &list[i], at, &arena);
         at += adapter_tensor_floats(&list[i]);
     }
-    int rc = gguf_tensors_write(path, metadata, infos, n, err);
+    rc = gguf_tensors_write(path, metadata, infos, n, err);
     json_decref(metadata);
+out:
     free(list);
     free(config);
     arena_release(&arena);
@@ -200,7 +205,8 @@ int adapter_save_gguf(const struct adapter *a, const char *path, const char *bas
                          "adapter '%.12s' has scales that one alpha cannot say, and GGUF has no "
                          "other (fold them into B with --fold)",
                          a->hash);
-    struct adapter *folded = scales_fold(a);
+    struct adapter *folded = scales_fold(a, err);
+    if (!folded) return err->code;
     int rc = gguf_save(folded, path, base, folded->config.alpha, err);
     adapter_release(folded);
     return rc;

@@ -189,6 +189,12 @@ static void id_table_reset(struct id_table *t, uint64_t size) {
     *t = (struct id_table){.slots = xcalloc(size, sizeof *t->slots), .mask = size - 1};
 }
 
+/* Lengths add up without bound as stacks grow: what is too long to count is GRAMMAR_NEVER, which no
+ * reply has room for. */
+static int32_t rest_sum(int32_t a, int32_t b) {
+    return MIN(a + b, GRAMMAR_NEVER);
+}
+
 static uint64_t stacks_hash(const struct frame *v, int32_t n, int32_t flags) {
     uint64_t h = (uint64_t)flags;
     for (int32_t i = 0; i < n; i++)
@@ -217,7 +223,7 @@ static int32_t stacks_intern(struct grammar_machine *m, const struct frame *v, i
     struct stacks s = {.first = m->frames.n, .n = n, .flags = flags};
     s.rest = flags ? 0 : GRAMMAR_NEVER;
     for (int32_t i = 0; i < n; i++)
-        s.rest = MIN(s.rest, m->g->rest[v[i].ret] + m->stacks.v[v[i].below].rest);
+        s.rest = MIN(s.rest, rest_sum(m->g->rest[v[i].ret], m->stacks.v[v[i].below].rest));
     // the bytes of the way down add up frame by frame, so no state ever walks its stacks for them
     POOL_ROOM(&m->frames, n);
     if (n > 0) memcpy(m->frames.v + m->frames.n, v, (size_t)n * sizeof *v);
@@ -257,7 +263,7 @@ static int32_t state_intern(struct grammar_machine *m, const struct config *v, i
     }
     struct state s = {m->configs.n, n, flags ? 0 : GRAMMAR_NEVER, ROW_NONE, -1, flags};
     for (int32_t i = 0; i < n; i++)
-        s.rest = MIN(s.rest, m->g->rest[v[i].node] + m->stacks.v[v[i].stacks].rest);
+        s.rest = MIN(s.rest, rest_sum(m->g->rest[v[i].node], m->stacks.v[v[i].stacks].rest));
     POOL_ROOM(&m->configs, n);
     if (n > 0) memcpy(m->configs.v + m->configs.n, v, (size_t)n * sizeof *v);
     m->configs.n += n;
@@ -928,7 +934,7 @@ static struct mask *mask_joined(struct grammar_machine *m, int32_t state, const 
     struct walk w = {out->bits, GRAMMAR_NEVER, 0, NULL, walk_budget(m->vocab)};
     for (int32_t i = 0; i < n; i++) {
         int32_t below = m->stacks.v[groups[i]].rest;
-        w.worst = MAX(w.worst, MIN(parts[i]->worst + below, GRAMMAR_NEVER));
+        w.worst = MAX(w.worst, rest_sum(parts[i]->worst, below));
         for (size_t k = 0; k < mask_words(m->vocab); k++) out->bits[k] |= parts[i]->bits[k];
         for (int32_t k = 0; k < parts[i]->cut.n; k++) walk_cut(m, &w, state, parts[i]->cut.v[k]);
     }

@@ -331,27 +331,41 @@ struct network {
     struct linked_edge *edges;
     int32_t *first, *last; /* [n_nodes] lists of edges in the order they were made, -1: empty */
     int32_t n_nodes, cap_nodes, n_edges, cap_edges;
+    struct error *err;
+    bool refused; /* no memory: err says so, and what is added from then on is lost */
 };
 
 /* Asked inside every loop that a number in the source drives. */
 static bool network_full(const struct network *w) {
-    return w->n_nodes > GRAMMAR_MAX_NODES || w->n_edges > 4 * GRAMMAR_MAX_NODES;
+    return w->refused || w->n_nodes > GRAMMAR_MAX_NODES || w->n_edges > 4 * GRAMMAR_MAX_NODES;
+}
+
+/* The array with room for `cap`, or as it was. */
+static void *network_room(struct network *w, void *v, int32_t cap, size_t size) {
+    void *more = w->refused ? NULL : try_realloc(v, (size_t)cap * size, w->err);
+    w->refused |= !more;
+    return more ? more : v;
 }
 
 static int32_t node_new(struct network *w) {
     if (w->n_nodes == w->cap_nodes) {
-        w->cap_nodes = w->cap_nodes ? 2 * w->cap_nodes : 256;
-        w->first = xrealloc(w->first, (size_t)w->cap_nodes * sizeof *w->first);
-        w->last = xrealloc(w->last, (size_t)w->cap_nodes * sizeof *w->last);
+        int32_t cap = w->cap_nodes ? 2 * w->cap_nodes : 256;
+        w->first = network_room(w, w->first, cap, sizeof *w->first);
+        w->last = network_room(w, w->last, cap, sizeof *w->last);
+        if (w->refused) return 0;
+        w->cap_nodes = cap;
     }
     w->first[w->n_nodes] = w->last[w->n_nodes] = -1;
     return w->n_nodes++;
 }
 
 static void edge_add(struct network *w, int32_t from, struct edge edge) {
+    if (w->refused) return;
     if (w->n_edges == w->cap_edges) {
-        w->cap_edges = w->cap_edges ? 2 * w->cap_edges : 256;
-        w->edges = xrealloc(w->edges, (size_t)w->cap_edges * sizeof *w->edges);
+        int32_t cap = w->cap_edges ? 2 * w->cap_edges : 256;
+        w->edges = network_room(w, w->edges, cap, sizeof *w->edges);
+        if (w->refused) return;
+        w->cap_edges = cap;
     }
     int32_t id = w->n_edges++;
     w->edges[id] = (struct linked_edge){edge, -1};
@@ -535,6 +549,7 @@ static int rules_compile(struct network *w, struct error *err) {
         r->start = node_new(w);
         r->end = node_new(w);
         if (r->body) expr_compile(w, r->body, r->start, r->end);
+        if (w->refused) return err->code;
         if (network_full(w)) {
             return error_set(err, ERR_MEMORY,
                              "grammar is too large: it takes more than %d states; shorten its "
@@ -543,6 +558,16 @@ static int rules_compile(struct network *w, struct error *err) {
         }
     }
     return OK;
+}
+
+/* All that grammar_fill and grammar_measure make, at once. */
+static int grammar_reserve(struct grammar *g, const struct network *w, struct error *err) {
+    size_t node = 2 * sizeof(int32_t) + 2;
+    return arena_reserve(&g->arena,
+                         (size_t)(w->n_nodes + 1) * node +
+                             (size_t)(w->n_edges + 1) * sizeof(struct edge) +
+                             (size_t)w->b->n_rules * sizeof(struct rule) + 6 * 64,
+                         err);
 }
 
 /* Lays the lists of edges one behind the other. */
@@ -597,8 +622,8 @@ static void uses_count(const struct grammar *g, struct uses *u, bool fill) {
         }
 }
 
-static struct uses uses_make(const struct grammar *g) {
-    struct uses u = {.begin = xcalloc((size_t)g->n_nodes + 2, sizeof *u.begin)};
+static struct uses uses_make(const struct grammar *g, struct arena *scratch) {
+    struct uses u = {.begin = arena_alloc(scratch, ((size_t)g->n_nodes + 2) * sizeof *u.begin)};
     int32_t n = 0;
     uses_count(g, &u, false);
     for (int32_t i = 0; i <= g->n_nodes; i++) {
@@ -606,8 +631,8 @@ static struct uses uses_make(const struct grammar *g) {
         u.begin[i] = n;
         n += count;
     }
-    u.edge = xmalloc(((size_t)n + 1) * sizeof *u.edge);
-    u.from = xmalloc(((size_t)n + 1) * sizeof *u.from);
+    u.edge = arena_alloc(scratch, ((size_t)n + 1) * sizeof *u.edge);
+    u.from = arena_alloc(scratch, ((size_t)n + 1) * sizeof *u.from);
     uses_count(g, &u, true); // each begin has moved to the next one's
     memmove(u.begin + 1, u.begin, (size_t)g->n_nodes * sizeof *u.begin);
     u.begin[0] = 0;
@@ -615,11 +640,15 @@ static struct uses uses_make(const struct grammar *g) {
 }
 
 /* The least fixed point: from the ends backwards, whoever gets shorter tells those who use it. */
-static void grammar_measure(struct grammar *g) {
+static int grammar_measure(struct grammar *g, struct error *err) {
+    struct arena scratch = {0};
+    size_t nodes = (size_t)g->n_nodes + 2, edges = (size_t)g->edge_begin[g->n_nodes] + 1;
+    size_t size = nodes * (2 * sizeof(int32_t) + 1) + edges * 4 * sizeof(int32_t) + 5 * 64;
+    if (arena_reserve(&scratch, size, err) != OK) return err->code;
     int32_t *rest = arena_alloc(&g->arena, (size_t)g->n_nodes * sizeof *rest);
-    struct uses u = uses_make(g);
-    int32_t *queue = xmalloc((size_t)g->n_nodes * sizeof *queue), head = 0, n = 0;
-    bool *waits = xcalloc((size_t)g->n_nodes, sizeof *waits);
+    struct uses u = uses_make(g, &scratch); // an edge counts for two nodes at most
+    int32_t *queue = arena_alloc(&scratch, (size_t)g->n_nodes * sizeof *queue), head = 0, n = 0;
+    bool *waits = arena_alloc(&scratch, (size_t)g->n_nodes);
     for (int32_t i = 0; i < g->n_nodes; i++) {
         rest[i] = g->is_end[i] ? 0 : GRAMMAR_NEVER;
         if (g->is_end[i]) queue[n++] = i, waits[i] = true;
@@ -639,11 +668,8 @@ static void grammar_measure(struct grammar *g) {
         }
     }
     g->rest = rest;
-    free(queue);
-    free(waits);
-    free(u.begin);
-    free(u.edge);
-    free(u.from);
+    arena_release(&scratch);
+    return OK;
 }
 
 /* Left recursion. A graph of first calls has a circle exactly when rules are left after all rules
@@ -775,16 +801,19 @@ static void grammar_hash_set(struct grammar *g, const char *kind, const char *te
 
 struct grammar *grammar_build(struct builder *b, int32_t root, const char *kind, const char *text,
                               size_t len, struct error *err) {
-    struct network w = {.b = b};
+    struct network w = {.b = b, .err = err};
     struct grammar *g = NULL;
     if (rules_compile(&w, err) != OK) goto out;
     g = xcalloc(1, sizeof *g);
-    grammar_fill(g, &w);
     g->root = root;
-    grammar_measure(g);
-    grammar_classes(g);
-    grammar_hash_set(g, kind, text, len);
-    int rc = grammar_check_left(g, err);
+    int rc = grammar_reserve(g, &w, err);
+    if (rc == OK) grammar_fill(g, &w);
+    if (rc == OK) rc = grammar_measure(g, err);
+    if (rc == OK) {
+        grammar_classes(g);
+        grammar_hash_set(g, kind, text, len);
+        rc = grammar_check_left(g, err);
+    }
     if (rc == OK && grammar_shortest(g) >= GRAMMAR_NEVER)
         rc = error_set(err, ERR_FORMAT, "no text can match this %s", kind);
     if (rc == OK) rc = grammar_check_start(g, err);

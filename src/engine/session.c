@@ -16,7 +16,7 @@
 #include <string.h>
 
 static const char magic[8] = "SHOALKV1";
-enum { DIGEST = HASH_LEN - 1 };
+enum { DIGEST = HASH_LEN - 1, HEADER_LIMIT = 4096 };
 #define SESSION_LIMIT ((size_t)4 << 30)
 
 static json_t *session_header(const struct engine *e, const char *model_hash, const char *key,
@@ -76,18 +76,20 @@ int engine_session_save(struct engine *e, struct token_seq tokens, struct adapte
     uint32_t len = (uint32_t)strlen(text);
     size_t size = kv_position_bytes(kv) * (size_t)n;
     struct buf out = {0};
-    void *bytes = xcalloc(size, 1);
-    kv_save(kv, slot, n, bytes);
-    buf_add(&out, magic, sizeof magic);
-    buf_add(&out, &len, sizeof len);
-    buf_add(&out, text, len);
-    buf_add(&out, tokens.v, (size_t)n * sizeof *tokens.v);
-    buf_add(&out, bytes, size);
-    hash_bytes(out.data, out.len, digest);
-    buf_add(&out, digest, DIGEST);
-    int rc = file_write(path, out.data, out.len, err);
+    size_t head = sizeof magic + sizeof len + len + (size_t)n * sizeof *tokens.v;
+    int rc = buf_reserve(&out, head + size + DIGEST, err);
+    if (rc == OK) {
+        buf_add(&out, magic, sizeof magic);
+        buf_add(&out, &len, sizeof len);
+        buf_add(&out, text, len);
+        buf_add(&out, tokens.v, (size_t)n * sizeof *tokens.v);
+        kv_save(kv, slot, n, out.data + out.len);
+        out.len += size;
+        hash_bytes(out.data, out.len, digest);
+        buf_add(&out, digest, DIGEST);
+        rc = file_write(path, out.data, out.len, err);
+    }
     buf_release(&out);
-    free(bytes);
     free(text);
     json_decref(header);
     return rc;
@@ -128,7 +130,7 @@ static int session_parse(struct engine *e, const struct buf *f, const char *mode
     hash_bytes(f->data, f->len - DIGEST, digest);
     memcpy(&len, f->data + sizeof magic, sizeof len);
     size_t rest = f->len - sizeof magic - sizeof len - DIGEST;
-    if (memcmp(digest, f->data + f->len - DIGEST, DIGEST) != 0 || len > rest)
+    if (memcmp(digest, f->data + f->len - DIGEST, DIGEST) != 0 || len > rest || len > HEADER_LIMIT)
         return error_set(err, ERR_FORMAT, "session '%s' is damaged", path);
     json_t *h = json_loadb(p, len, JSON_REJECT_DUPLICATES, NULL);
     int rc = header_check(e, h, model_hash, path, &key, n_tokens, err);

@@ -1214,8 +1214,9 @@ static int weights_put(struct writer *out, const struct model *m, const struct q
         weight_at(c, i, NAMING_GGUF, &w);
         e.longest = MAX(e.longest, (size_t)w.k);
     }
-    e.scratch = xcalloc((size_t)pool_size(pool) * e.longest, sizeof(float));
-    e.out = xmalloc(ROWS_AT_ONCE * (sizeof(float) * e.longest + sizeof(float)));
+    e.scratch = try_calloc((size_t)pool_size(pool) * e.longest, sizeof(float), err);
+    e.out = e.scratch ? try_calloc(ROWS_AT_ONCE, sizeof(float) * (e.longest + 1), err) : NULL;
+    if (!e.out) rc = err->code;
     for (int32_t i = 0; rc == OK && i < weight_count(c); i++) {
         weight_at(c, i, NAMING_GGUF, &w);
         e.w = &w;

@@ -30,9 +30,21 @@ void work_fail(struct work *w, const char *fmt, ...) {
     longjmp(w->out, 1);
 }
 
+/* The system has no memory: err says so. */
+static _Noreturn void work_refused(struct work *w) {
+    error_wrap(w->err, "chat template, line %d", w->line);
+    longjmp(w->out, 1);
+}
+
 void work_charge(struct work *w, size_t bytes) {
     w->steps += 1 + bytes / 32;
     if (w->steps > MAX_WORK_STEPS) work_fail(w, "the template takes too many steps");
+}
+
+static void *work_block(struct work *w, size_t size) {
+    void *p = arena_try(&w->arena, size, w->err);
+    if (!p) work_refused(w);
+    return p;
 }
 
 void *work_alloc(struct work *w, size_t size) {
@@ -42,9 +54,9 @@ void *work_alloc(struct work *w, size_t size) {
         work_fail(w, "the template takes more than %zu MiB of memory", MAX_WORK_BYTES >> 20);
     w->bytes += size;
     work_charge(w, size);
-    if (size > block / 4) return arena_alloc(&w->arena, size);
+    if (size > block / 4) return work_block(w, size);
     if (size > w->left) {
-        w->free = arena_alloc(&w->arena, block);
+        w->free = work_block(w, block);
         w->left = block;
     }
     void *p = w->free;
@@ -550,13 +562,14 @@ static void variables_set(struct render *r, const struct jinja_input *in) {
         set_named(r, r->scope, name, value_from_json(&r->w, v, 0));
 }
 
-static void output_take(const struct render *r, struct jinja_output *out) {
+static void output_take(struct render *r, struct jinja_output *out) {
     const struct text *t = &r->root;
+    out->text = try_calloc(t->n + 1, 1, r->w.err);
+    out->origins = out->text ? try_calloc(t->n + 1, 1, r->w.err) : NULL;
+    out->runs = out->origins ? try_calloc(r->n_runs + 1, sizeof *out->runs, r->w.err) : NULL;
+    if (!out->runs) work_refused(&r->w);
     out->n = t->n;
-    out->text = xcalloc(t->n + 1, 1);
-    out->origins = xcalloc(t->n + 1, 1);
     out->n_runs = r->n_runs;
-    out->runs = xcalloc(r->n_runs + 1, sizeof *out->runs);
     if (t->n) memcpy(out->text, t->p, t->n);
     if (t->origins) memcpy(out->origins, t->origins, t->n);
     if (r->n_runs) memcpy(out->runs, r->runs, r->n_runs * sizeof *out->runs);

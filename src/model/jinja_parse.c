@@ -12,6 +12,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <unistr.h>
 
 enum token_kind {
     T_TEXT,
@@ -985,9 +986,7 @@ static void parse_body(struct parser *p, struct nodes *out, const char *const *e
 /* Newlines become \n, one at the end goes, and what is no UTF-8 is refused. */
 static void source_take(struct parser *p, const char *text, size_t len) {
     char *copy = work_alloc(p->w, len + 8);
-    json_t *valid = json_stringn(text, len);
-    json_decref(valid);
-    if (!valid) work_fail(p->w, "the template is not UTF-8");
+    if (u8_check((const uint8_t *)text, len)) work_fail(p->w, "the template is not UTF-8");
     for (size_t i = 0; i < len; i++) {
         bool pair = text[i] == '\r' && i + 1 < len && text[i + 1] == '\n';
         if (!pair) copy[p->n++] = text[i] == '\r' ? '\n' : text[i];
@@ -1001,9 +1000,9 @@ struct jinja *jinja_parse(const char *text, size_t len, struct error *err) {
     struct jinja *j = xcalloc(1, sizeof *j);
     j->w.err = err;
     j->w.line = 1;
-    struct parser *p = work_alloc(&j->w, sizeof *p);
-    *p = (struct parser){.w = &j->w, .line = 1};
     if (setjmp(j->w.out) == 0) {
+        struct parser *p = work_alloc(&j->w, sizeof *p);
+        *p = (struct parser){.w = &j->w, .line = 1};
         source_take(p, text, len);
         lex(p);
         parse_body(p, &j->body, NULL);

@@ -44,22 +44,23 @@ static const char *pieces[] = {"<unk>", "<s>", "</s>", "▁",  "a",    "b",
                                "ab",    "▁ab", "日",   "本", "日本", "<0x0A>"};
 static const uint8_t types[] = {2, 3, 3, 1, 1, 1, 1, 1, 1, 1, 1, 6};
 
-static struct tokenizer *tokenizer_spm(void) {
+static struct tokenizer *tokenizer_small(enum tokenizer_kind kind, const char *normalizer) {
     int32_t lens[ARRAY_LEN(pieces)];
     float scores[ARRAY_LEN(pieces)];
     struct error err;
     for (size_t i = 0; i < ARRAY_LEN(pieces); i++)
         lens[i] = (int32_t)strlen(pieces[i]), scores[i] = -(float)i;
-    struct tok_spec spec = {.kind = TOK_SPM,
+    struct tok_spec spec = {.kind = kind,
                             .n = ARRAY_LEN(pieces),
                             .pieces = pieces,
                             .lens = lens,
                             .scores = scores,
                             .types = types,
+                            .normalizer = normalizer,
                             .unk = 0,
                             .bos = 1,
                             .eos = 2,
-                            .add_bos = true,
+                            .add_bos = kind == TOK_SPM,
                             .add_space_prefix = true};
     struct tokenizer *t = tok_new(&spec, &err);
     if (!t) check_failed(__FILE__, __LINE__, err.text);
@@ -99,9 +100,30 @@ static void seed_gguf(const char *name, struct model *m, enum tensor_type type) 
     model_close(m);
 }
 
+/* One of every type that has blocks: only the rows of down are long enough for blocks, so the file
+ * stays small. */
+static void seeds_quantised(void) {
+    struct error err;
+    struct model_config c = shape_small();
+    c.n_layers = c.n_heads = c.n_kv_heads = 1;
+    c.d_model = 1;
+    c.d_ff = 256;
+    struct model *m = model_new(&c, 1, CLASS_EXACT);
+    for (int type = 0; type < 64; type++) {
+        struct quant q = quant_pure((enum tensor_type)(type < 63 ? type : TENSOR_NF4));
+        if (!tensor_type_known(q.type) || tensor_type_block(q.type) == 1) continue;
+        char *path = seed_path("gguf", q.name);
+        MUST(model_quantize_gguf(m, path, &q, NULL, NULL, &err) == OK);
+        free(path);
+    }
+    model_close(m);
+}
+
 static void seeds_gguf(void) {
+    seeds_quantised();
     seed_gguf("llama-f32", model_small("llama", true, 4, NULL), TENSOR_F32);
-    seed_gguf("llama-spm", model_small("llama", false, 4, tokenizer_spm()), TENSOR_F16);
+    seed_gguf("llama-spm", model_small("llama", false, 4, tokenizer_small(TOK_SPM, NULL)),
+              TENSOR_F16);
     seed_gguf("qwen3-bf16", model_small("qwen3", true, 8, NULL), TENSOR_BF16);
     seed_gguf("llama-q8", model_small("llama", true, 32, NULL), TENSOR_Q8_0);
     seed_gguf("llama-q4", model_small("llama", true, 32, NULL), TENSOR_Q4_0);
@@ -115,7 +137,8 @@ static void seeds_hf(void) {
     static const char *const parts[] = {"config.json", NULL, "tokenizer.json",
                                         "tokenizer_config.json", "model.safetensors"};
     for (size_t i = 0; i < ARRAY_LEN(arch); i++) {
-        struct model *m = model_small(arch[i], i > 0, 4, i ? NULL : tokenizer_spm());
+        struct model *m =
+            model_small(arch[i], i > 0, 4, i ? NULL : tokenizer_small(TOK_SPM, NULL));
         struct error err;
         struct buf b = {0};
         MUST(model_write_hf(m, fuzz_path("seed"), i ? TENSOR_F32 : TENSOR_BF16, &err) == OK);
@@ -141,8 +164,9 @@ static void seeds_hf(void) {
     }
 }
 
-static void seed_sentencepiece(void) {
-    static const char trainer[] = {0x12, 2, 0x18, 2}, normalizer[] = {0x1A, 4, 0x18, 1, 0x20, 0};
+static void seed_sentencepiece(const char *name, char model_type, char one_space) {
+    const char trainer[] = {0x12, 2, 0x18, model_type},
+               normalizer[] = {0x1A, 4, 0x18, 1, 0x20, one_space};
     struct buf b = {0};
     for (size_t i = 0; i < ARRAY_LEN(pieces); i++) {
         uint8_t len = (uint8_t)strlen(pieces[i]);
@@ -155,8 +179,29 @@ static void seed_sentencepiece(void) {
     }
     buf_add(&b, trainer, sizeof trainer);
     buf_add(&b, normalizer, sizeof normalizer);
-    seed_put("sentencepiece", "bpe", &b);
+    seed_put("sentencepiece", name, &b);
     buf_release(&b);
+}
+
+/* A table of no entries: two units, and the empty replacement; then a text. */
+static void seed_charsmap(void) {
+    static const uint32_t units[] = {8, 1u << 10, 0};
+    struct buf b = {0};
+    buf_add(&b, units, sizeof units);
+    buf_add(&b, "", 1);
+    add_mark(&b);
+    buf_puts(&b, "Ａ  ｶﾞ");
+    seed_put("tok_norm", "charsmap", &b);
+    buf_release(&b);
+}
+
+static void seed_unigram(void) {
+    struct error err;
+    struct tokenizer *t = tokenizer_small(TOK_UNIGRAM, "{\"type\":\"NFKC\"}");
+    char *path = seed_path("tokenizer_json", "unigram");
+    MUST(tok_write_json(t, path, &err) == OK);
+    free(path);
+    seed_gguf("unigram", model_small("llama", true, 4, t), TENSOR_F16);
 }
 
 /* Tokenizer, then weights of any value: llama2.c's file is its header and as many floats as that
@@ -204,13 +249,62 @@ static void seeds_adapter(void) {
     adapter_release(a);
 }
 
+static void seed_gguf_lora(const char *name, struct adapter *a) {
+    struct error err;
+    char *path = seed_path("gguf_lora", name);
+    MUST(adapter_save_gguf(a, path, "base", true, &err) == OK);
+    adapter_release(a);
+    free(path);
+}
+
+/* As Shoal writes them: q is one whose rows lie otherwise in GGUF; two ranks need two scales. */
+static void seeds_gguf_lora(void) {
+    struct model_config shape = shape_untied();
+    struct adapter_module modules[2 * N_PROJ] = {
+        [PROJ_Q] = {2, 4}, [PROJ_UP] = {1, 4}, [N_PROJ + PROJ_DOWN] = {3, 1}};
+    struct adapter_config plain = {.r = 1, .alpha = 2, .target = {[PROJ_Q] = true}},
+                          mixed = {.r = 1, .alpha = 2, .rslora = true, .modules = modules},
+                          tables = {.r = 1, .alpha = 2, .target = {[PROJ_V] = true}};
+    tables.embed.lora = tables.head.lora = (struct adapter_module){2, 2};
+    seed_gguf_lora("plain", adapter_new(&shape, &plain, 3));
+    seed_gguf_lora("mixed", adapter_new(&shape, &mixed, 3));
+    float *data = xmalloc(adapter_floats(&shape, &tables) * sizeof *data);
+    for (size_t i = 0; i < adapter_floats(&shape, &tables); i++) data[i] = 0.25f * (float)(i % 7);
+    seed_gguf_lora("tables", adapter_take(&shape, &tables, data, NULL));
+}
+
+/* What an engine keeps of three tokens, in both forms of the cache. */
+static void seeds_session(void) {
+    static const int32_t tokens[] = {1, 2, 3};
+    for (int i = 0; i < 2; i++) {
+        struct error err;
+        struct engine *e = engine_small(i ? ELEM_I8 : ELEM_F32);
+        struct token_seq seq = {tokens, ARRAY_LEN(tokens)};
+        struct request r = {.prompt = tokens, .n_prompt = seq.n, .max_tokens = 1};
+        struct buf b = {0};
+        MUST(engine_run(e, &r, 1, NULL, &err) == OK);
+        MUST(engine_session_save(e, seq, NULL, "base", fuzz_path("session"), &err) == OK);
+        add_file(&b, fuzz_path("session"));
+        b.len -= HASH_LEN - 1;
+        seed_put("session", i ? "i8" : "f32", &b);
+        buf_release(&b);
+        request_release(&r);
+        engine_free(e);
+    }
+}
+
 int main(int argc, char **argv) {
     if (argc != 2) return fprintf(stderr, "usage: seeds DIR\n"), 2;
     root = argv[1];
     seeds_gguf();
     seeds_hf();
-    seed_sentencepiece();
+    seed_sentencepiece("bpe", 2, 0);
+    seed_sentencepiece("unigram", 1, 1);
+    seed_charsmap();
+    seed_unigram();
     seed_llama2c();
     seeds_adapter();
+    seeds_gguf_lora();
+    seeds_session();
     return 0;
 }

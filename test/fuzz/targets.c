@@ -17,9 +17,12 @@
 #ifndef SHOAL_TEST_FUZZ_TARGETS_C
 #define SHOAL_TEST_FUZZ_TARGETS_C
 
+#include "engine/grammar.h"
 #include "evolve/evolve.h"
+#include "model/jinja.h"
 #include "model/model_files.h"
-#include "store/store.h"
+#include "model/tokenizer_internal.h"
+#include "store/hub_internal.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -326,6 +329,324 @@ static void fuzz_checkpoint(const uint8_t *data, size_t size) {
     buf_release(&file);
 }
 
+static struct model_config shape_untied(void) {
+    struct model_config shape = shape_small();
+    shape.tied = false;
+    return shape;
+}
+
+/* What a GGUF file can say, it can say again: the same adapter, or with its scales folded into B
+ * the same map. */
+static void gguf_lora_again(const struct adapter *a, const struct model_config *shape) {
+    struct error err;
+    const char *path = fuzz_path("saved.gguf");
+    bool same = adapter_save_gguf(a, path, "base", false, &err) == OK;
+    if (!same) MUST(adapter_save_gguf(a, path, "base", true, &err) == OK);
+    struct adapter *b = adapter_load_gguf(path, shape, &err);
+    MUST(b || (!same && err.code == ERR_NUMERIC)); /* folding may leave the floats */
+    MUST(!same || strcmp(a->hash, b->hash) == 0);
+    adapter_release(b);
+}
+
+static void fuzz_gguf_lora(const uint8_t *data, size_t size) {
+    static struct model *m;
+    struct error err;
+    struct model_config shape = shape_untied();
+    const char *path = input_put(data, size);
+    struct adapter *a = adapter_load_gguf(path, &shape, &err);
+    if (a) gguf_lora_again(a, &shape);
+    adapter_release(a);
+    if (!m) m = model_new(&shape, 1, CLASS_EXACT); /* lives as long as the process */
+    a = adapter_open(path, m, &err);
+    if (a) MUST(adapter_is_ready(a) && adapter_pack(a, ELEM_F32));
+    adapter_release(a);
+}
+
+/* A normalizer (tokenizer.json's JSON, or else SentencePiece's table), and a text for it. */
+static void fuzz_tok_norm(const uint8_t *data, size_t size) {
+    struct error err;
+    struct part p[2] = {{0}};
+    struct buf out = {0}, scratch = {0};
+    parts_cut(data, size, p, 2);
+    bool json = p[0].size > 0 && p[0].data[0] == '{';
+    char *text = json ? strndup((const char *)p[0].data, p[0].size)
+                      : norm_from_sentencepiece(p[0].data, p[0].size, true);
+    struct norm *n = norm_new(text, &err);
+    if (n) {
+        norm_apply(n, p[1].size ? (const char *)p[1].data : "", p[1].size, &out, &scratch);
+        MUST(out.len <= 4096 * (p[1].size + 1)); /* what norm_new refuses is more than that */
+    }
+    norm_free(n);
+    free(text);
+    buf_release(&out);
+    buf_release(&scratch);
+}
+
+/* The input is a template; the conversation has several scripts, tool calls and an empty text. */
+static const json_t *conversation(void) {
+    static const char text[] =
+        "{\"messages\": [{\"role\": \"system\", \"content\": \"簡潔に。<|im_end|>\"}, {\"role\": "
+        "\"user\", \"content\": \"  天気は？ 你好\\n\"}, {\"role\": \"assistant\", \"content\": "
+        "\"\", \"tool_calls\": [{\"type\": \"function\", \"function\": {\"name\": \"weather\", "
+        "\"arguments\": {\"place\": \"東京\", \"days\": 2, \"exact\": 0.5, \"x\": null}}}]}, "
+        "{\"role\": \"tool\", \"content\": \"晴れ\"}, {\"role\": \"assistant\", \"content\": "
+        "\"<think>\\nwell\\n</think>\\n\\n晴れです。\"}, {\"role\": \"user\", \"content\": "
+        "[{\"type\": \"text\", \"text\": \"\"}]}], \"add_generation_prompt\": true, \"tools\": "
+        "[{\"type\": \"function\", \"function\": {\"name\": \"weather\", \"parameters\": "
+        "{\"type\": \"object\", \"required\": [\"place\"]}}}], \"bos_token\": \"<s>\", "
+        "\"eos_token\": \"</s>\"}";
+    static json_t *vars;
+    struct error err;
+    if (!vars) vars = json_parse(text, sizeof text - 1, "conversation", &err);
+    MUST(vars != NULL);
+    return vars;
+}
+
+static void jinja_output_use(const struct jinja_output *out) {
+    size_t data = 0;
+    MUST(out->text[out->n] == '\0' && out->n <= (size_t)256 << 20);
+    for (size_t i = 0; i < out->n; i++) data += (out->origins[i] & JINJA_DATA) != 0;
+    MUST(data <= out->n && (out->n == 0 || out->n_runs > 0));
+    for (size_t i = 0; i < out->n_runs; i++) {
+        MUST(out->runs[i].begin <= out->n && out->runs[i].message < 6);
+        MUST(i == 0 ? out->runs[i].begin == 0 : out->runs[i].begin >= out->runs[i - 1].begin);
+    }
+}
+
+static void fuzz_jinja(const uint8_t *data, size_t size) {
+    static struct tokenizer *t;
+    struct error err;
+    struct jinja_output out = {0};
+    struct jinja_input in = {.vars = conversation(), .now = 1700000000};
+    struct chat chat = {.messages = json_object_get(in.vars, "messages")};
+    struct jinja *j = jinja_parse((const char *)data, size, &err);
+    if (!j) return;
+    if (jinja_render(j, &in, &out, &err) == OK) jinja_output_use(&out);
+    jinja_output_release(&out);
+    jinja_free(j);
+    if (!t) t = tok_byte_fallback(259);
+    char *text = strndup((const char *)data, size);
+    struct ids ids = {0};
+    struct buf mask = {0};
+    tok_set_chat_template(t, text);
+    if (chat_tokens(t, &chat, &ids, &mask, &err) == OK) MUST((size_t)ids.n == mask.len);
+    tok_set_chat_template(t, NULL);
+    free(text);
+    ids_release(&ids);
+    buf_release(&mask);
+}
+
+/* Every byte, and a few longer tokens, some of which end inside a character. */
+enum { BYTE_TOKENS = 256, GRAMMAR_TOKENS = BYTE_TOKENS + 8 };
+static const struct grammar_vocab *grammar_vocab_small(void) {
+    static const char *const more[] = {"ab",   "\": ",     "日本", "日\xE6",
+                                       "true", "\x9C\xAC", "}}",   "0"};
+    static struct grammar_vocab *v;
+    static char bytes[BYTE_TOKENS];
+    const char *pieces[GRAMMAR_TOKENS];
+    int32_t lens[GRAMMAR_TOKENS];
+    if (v) return v;
+    for (int i = 0; i < GRAMMAR_TOKENS; i++) {
+        if (i < BYTE_TOKENS) bytes[i] = (char)i;
+        pieces[i] = i < BYTE_TOKENS ? &bytes[i] : more[i - BYTE_TOKENS];
+        lens[i] = i < BYTE_TOKENS ? 1 : (int32_t)strlen(pieces[i]);
+    }
+    return v = grammar_vocab_from(pieces, lens, GRAMMAR_TOKENS);
+}
+
+/* The mask is what accepting says, token by token; but limits may cut the one sooner. */
+static void grammar_mask_check(const struct grammar_state *s) {
+    uint32_t bits[(GRAMMAR_TOKENS + 31) / 32];
+    struct grammar_state c = grammar_state_copy(s);
+    grammar_mask(&c, -1, bits);
+    for (int32_t i = 0; i < GRAMMAR_TOKENS; i++) {
+        struct grammar_state next = grammar_state_copy(s);
+        bool allowed = bits[i / 32] >> i % 32 & 1;
+        MUST(grammar_accept_token(&next, i) == allowed || grammar_machine_limited(s->machine));
+        grammar_state_release(&next);
+    }
+    grammar_state_release(&c);
+}
+
+/* Whoever keeps to masks with the bytes that are left ends with a whole text. */
+static void grammar_finish(struct grammar_state *s) {
+    uint32_t bits[(GRAMMAR_TOKENS + 31) / 32];
+    int32_t left = grammar_rest(s);
+    if (left > 1 << 28) return; /* too long to be counted exactly */
+    for (int turns = 0; turns < 16 && !grammar_is_final(s); turns++) {
+        int32_t token = GRAMMAR_TOKENS - 1;
+        grammar_mask(s, --left, bits);
+        while (token >= 0 && !(bits[token / 32] >> token % 32 & 1)) token--;
+        if (grammar_machine_limited(s->machine)) return;
+        MUST(token >= 0 && grammar_accept_token(s, token) && grammar_rest(s) <= left);
+    }
+}
+
+static void grammar_walk(const struct grammar *g, struct part text) {
+    struct grammar_machine *m = grammar_machine_new(g, grammar_vocab_small(), 1 << 20);
+    struct grammar_state s = grammar_state_new(m);
+    struct buf forced = {0};
+    MUST(grammar_machine_limited(m) || grammar_rest(&s) == grammar_shortest(g));
+    for (size_t i = 0; i < MIN(text.size, (size_t)256); i++) {
+        if (i == 0) grammar_mask_check(&s);
+        if (!grammar_accept_bytes(&s, text.data + i, 1)) break;
+        MUST(grammar_rest(&s) >= 0 && grammar_is_final(&s) == (grammar_rest(&s) == 0));
+    }
+    grammar_mask_check(&s);
+    grammar_forced(&s, 64, &forced);
+    MUST(grammar_accept_bytes(&s, forced.data, forced.len));
+    grammar_finish(&s);
+    grammar_state_release(&s);
+    grammar_machine_free(m);
+    buf_release(&forced);
+}
+
+/* What is listed is in byte order, and the grammar's. */
+static void grammar_list(const struct grammar *g) {
+    struct error err;
+    struct strings texts = {0};
+    struct grammar_machine *m = grammar_machine_new(g, NULL, 0);
+    int n = grammar_enumerate(g, 16, &texts, &err);
+    MUST(n < 0 ? err.code == ERR_MEMORY : n == texts.n);
+    for (int i = 0; i < texts.n; i++) {
+        struct grammar_state s = grammar_state_new(m);
+        MUST(i == 0 || strcmp(texts.v[i - 1], texts.v[i]) < 0);
+        MUST(grammar_accept_bytes(&s, texts.v[i], strlen(texts.v[i])) && grammar_is_final(&s));
+        grammar_state_release(&s);
+    }
+    grammar_machine_free(m);
+    strings_release(&texts);
+}
+
+/* Takes the grammar, which may be NULL. */
+static void grammar_use(struct grammar *g, struct part text) {
+    if (g) grammar_walk(g, text);
+    if (g) grammar_list(g);
+    grammar_free(g);
+}
+
+/* The source of a grammar, and a text that it may accept. */
+static void fuzz_regex(const uint8_t *data, size_t size) {
+    struct error err;
+    struct part p[2] = {{0}};
+    parts_cut(data, size, p, 2);
+    grammar_use(grammar_new_regex((const char *)p[0].data, p[0].size, &err), p[1]);
+}
+
+static void fuzz_gbnf(const uint8_t *data, size_t size) {
+    struct error err;
+    struct part p[2] = {{0}};
+    parts_cut(data, size, p, 2);
+    grammar_use(grammar_new_gbnf((const char *)p[0].data, p[0].size, &err), p[1]);
+}
+
+static void fuzz_json_schema(const uint8_t *data, size_t size) {
+    struct error err;
+    struct part p[2] = {{0}};
+    parts_cut(data, size, p, 2);
+    for (int compact = 0; compact < 2; compact++)
+        grammar_use(grammar_new_json_schema((const char *)p[0].data, p[0].size, compact, &err),
+                    p[1]);
+}
+
+/* What was loaded can be gone on from, and saved. */
+static void session_use(struct engine *e, int32_t n) {
+    static const int32_t tokens[] = {1, 2, 3, 1, 2, 3};
+    struct error err;
+    struct token_seq seq = {tokens, ARRAY_LEN(tokens)};
+    struct request r = {.prompt = tokens, .n_prompt = seq.n, .max_tokens = 1};
+    MUST(n >= 1 && n <= 8);
+    MUST(engine_run(e, &r, 1, NULL, &err) == OK);
+    MUST(r.n_out == 1 && r.out[0] >= 0 && r.out[0] < 4);
+    MUST(engine_session_save(e, seq, NULL, "base", fuzz_path("session"), &err) == OK);
+    MUST(engine_session_load(e, "base", fuzz_path("session"), &n, &err) == OK);
+    request_release(&r);
+}
+
+static struct engine *engine_small(enum elem kv) {
+    static struct model *m;
+    struct error err;
+    struct model_config shape = shape_small();
+    struct engine_options o = {.max_rows = 4, .max_seqs = 2, .max_len = 8, .kv_elem = kv};
+    if (!m) m = model_new(&shape, 1, CLASS_EXACT); /* lives as long as the process */
+    struct engine *e = engine_new(m, &o, &err);
+    MUST(e != NULL);
+    return e;
+}
+
+/* As for a checkpoint, the checksum is made right. */
+static void fuzz_session(const uint8_t *data, size_t size) {
+    static const enum elem elems[] = {ELEM_F32, ELEM_I8};
+    struct error err;
+    char hash[HASH_LEN];
+    struct buf file = {0};
+    int32_t n;
+    buf_add(&file, data, size);
+    hash_bytes(data, size, hash);
+    buf_add(&file, hash, HASH_LEN - 1);
+    for (size_t i = 0; i < ARRAY_LEN(elems); i++) {
+        struct engine *e = engine_small(elems[i]);
+        const char *path = input_put((const uint8_t *)file.data, file.len);
+        if (engine_session_load(e, "base", path, &n, &err) == OK) session_use(e, n);
+        engine_free(e);
+    }
+    buf_release(&file);
+}
+
+static bool ends_in(const char *text, const char *end) {
+    size_t n = strlen(text), k = strlen(end);
+    return n >= k && strcmp(text + n - k, end) == 0;
+}
+
+/* What is chosen stays inside its folder and is no pickle. */
+static void hub_listing_use(const struct hub_name *name, struct part p) {
+    struct error err;
+    struct hub_repo r;
+    struct strings all = {0};
+    json_t *v = json_parse((const char *)p.data, p.size, "listing", &err);
+    if (!v) return;
+    strings_add(&all, "*");
+    int rc = hub_repo_parse(v, &r, &err);
+    json_decref(v);
+    for (int turn = 0; rc == OK && turn < 2; turn++) {
+        if (hub_repo_select(&r, name, turn ? &all : &(struct strings){0}, &err) != OK) continue;
+        for (int i = 0; i < r.n; i++) {
+            const struct hub_file *f = &r.files[i];
+            MUST(!f->wanted || (hub_path_safe(f->path) && f->size >= 0));
+            MUST(!f->wanted || !(ends_in(f->path, ".bin") || ends_in(f->path, ".pickle")));
+        }
+    }
+    hub_repo_release(&r);
+    strings_release(&all);
+}
+
+/* A record speaks of its own folder only. */
+static void hub_record_use(struct part p) {
+    struct error err;
+    const char *dir = fuzz_path("cache/hub/a/b");
+    MUST(dir_make(dir, &err) == OK);
+    part_put("cache/hub/a/b/.hub.json", p);
+    setenv("SHOAL_CACHE", fuzz_path("cache"), 1);
+    char *found = hub_find("hf:a/b", &err);
+    MUST(!found || strncmp(found, dir, strlen(dir)) == 0);
+    free(found);
+}
+
+/* A name, what the hub lists for it, and the record of what was pulled. */
+static void fuzz_hub(const uint8_t *data, size_t size) {
+    struct error err;
+    struct hub_name name;
+    struct part p[3] = {{0}};
+    parts_cut(data, size, p, 3);
+    char *text = strndup(p[0].size ? (const char *)p[0].data : "", p[0].size);
+    if (hub_name_parse(text, &name, &err) == OK) {
+        MUST(strchr(name.repo, '/') && (!*name.file || hub_path_safe(name.file)));
+        hub_listing_use(&name, p[1]);
+    }
+    hub_record_use(p[2]);
+    free(text);
+}
+
 static const struct fuzz_target fuzz_targets[] = {
     {"gguf", fuzz_gguf},
     {"gguf_tokenizer", fuzz_gguf_tokenizer},
@@ -341,6 +662,14 @@ static const struct fuzz_target fuzz_targets[] = {
     {"training_data", fuzz_training_data},
     {"peft", fuzz_peft},
     {"checkpoint", fuzz_checkpoint},
+    {"gguf_lora", fuzz_gguf_lora},
+    {"tok_norm", fuzz_tok_norm},
+    {"jinja", fuzz_jinja},
+    {"regex", fuzz_regex},
+    {"gbnf", fuzz_gbnf},
+    {"json_schema", fuzz_json_schema},
+    {"session", fuzz_session},
+    {"hub", fuzz_hub},
 };
 
 static const struct fuzz_target *fuzz_target_find(const char *name) {

@@ -511,6 +511,15 @@ static int open_store(struct error *err) {
     return rc;
 }
 
+static int load_small_json(struct error *err) {
+    static const char text[] =
+        "{\"名前\": [\"猫\", 1, 2.5, {\"x\": null}], \"b\": {\"c\": \"d\\n\"}}";
+    json_t *v = json_parse(text, sizeof text - 1, "text", err);
+    int rc = v ? OK : err->code;
+    json_decref(v);
+    return rc;
+}
+
 static int load_json(struct error *err) {
     char *path = path_in("large.json");
     json_t *v = json_file(path, err);
@@ -553,6 +562,7 @@ static const struct path {
     {"small HF model with windows and norms less 1", open_windowed_hf, 0, SWEPT},
     {"small adapter", load_small_adapter, 0, SWEPT},
     {"training data", load_data, 0, SWEPT},
+    {"small JSON", load_small_json, 0, SWEPT},
     {"checkpoint", load_checkpoint, 0, SWEPT},
     {"recipe", load_recipe, 0, SWEPT},
     {"store", open_store, 0, SWEPT | SPARES},

@@ -10,6 +10,7 @@
  */
 #include "base/base.h"
 
+#include <setjmp.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -50,32 +51,63 @@ static int cursor_peek(struct cursor *c) {
 }
 
 /*
- * jansson gets its memory here. A document too large for the machine is an error, so while one is
- * parsed a refusal is passed on, and remembered, because the parser drops characters over it
- * without a word. Elsewhere jansson's values are small and their makers do not look.
+ * jansson gets its memory here. A document too large for the machine is an error, but the parser
+ * does not survive a refusal: it loses characters and then its place. So while it runs, what it
+ * holds is listed, and a refusal frees all of that and leaves the parser by longjmp. Elsewhere
+ * jansson's values are small and their makers do not look.
  */
-static _Thread_local bool parsing, refused;
+static _Thread_local struct parse {
+    bool running, refused;
+    void **held; /* [n] blocks, in no order */
+    size_t n, cap;
+    jmp_buf out;
+} parse;
+
+static void parse_refuse(void) {
+    for (size_t i = 0; i < parse.n; i++) free(parse.held[i]);
+    parse.n = 0;
+    parse.refused = true;
+    longjmp(parse.out, 1);
+}
 
 static void *json_memory(size_t size) {
-    if (!parsing) return xmalloc(size);
+    if (!parse.running) return xmalloc(size);
+    if (parse.n == parse.cap) {
+        size_t cap = MAX(2 * parse.cap, (size_t)1024);
+        void **held = realloc(parse.held, cap * sizeof *held);
+        if (!held) parse_refuse();
+        parse.held = held;
+        parse.cap = cap;
+    }
     void *p = malloc(size);
-    refused = refused || !p;
-    return p;
+    if (!p) parse_refuse();
+    return parse.held[parse.n++] = p;
+}
+
+/* What the parser frees it has mostly just made: the search begins at the end. */
+static void json_memory_free(void *p) {
+    for (size_t i = parse.running ? parse.n : 0; i-- > 0;)
+        if (parse.held[i] == p) {
+            parse.held[i] = parse.held[--parse.n];
+            break;
+        }
+    free(p);
 }
 
 __attribute__((constructor)) static void json_memory_set(void) {
-    json_set_alloc_funcs(json_memory, free);
+    json_set_alloc_funcs(json_memory, json_memory_free);
 }
 
 static json_t *text_load(const char *text, size_t len, json_error_t *je) {
-    parsing = true;
-    refused = false;
-    json_t *v = json_loadb(text, len,
-                           JSON_REJECT_DUPLICATES | JSON_DECODE_ANY | JSON_DISABLE_EOF_CHECK, je);
-    parsing = false;
-    if (!refused) return v;
-    json_decref(v);
-    return NULL;
+    json_t *volatile v = NULL;
+    parse = (struct parse){.running = true};
+    if (setjmp(parse.out) == 0)
+        v = json_loadb(text, len, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY | JSON_DISABLE_EOF_CHECK,
+                       je);
+    parse.running = false;
+    free(parse.held);
+    parse.held = NULL;
+    return v;
 }
 
 /* Parses the value at the cursor and moves behind it. */
@@ -87,7 +119,7 @@ static json_t *cursor_value(struct cursor *c, struct error *err) {
         cursor_advance(c, (size_t)je.position);
         return v;
     }
-    if (refused) {
+    if (parse.refused) {
         error_set(err, ERR_MEMORY,
                   "out of memory: cannot hold the values of '%s', %zu bytes of JSON", c->what,
                   c->len);

@@ -19,6 +19,7 @@ struct options {
     double temp, top_p, min_p, typical_p, repeat, presence, frequency;
     struct strings choices, stop, logit_bias;
     bool ids, echo, prompt_logprobs;
+    char *json_schema, *regex, *gbnf;
 };
 #define ROW(name, type, field, fallback, min, max, metavar, help)                                  \
     { name, type, offsetof(struct options, field), fallback, min, max, metavar, help }
@@ -51,6 +52,10 @@ static const struct option_row rows[] = {
     ROW("logit-bias", OPT_LIST, logit_bias, NULL, 0, 0, "ID=X",
         "added to the logits of token ids; -inf forbids one"),
     ROW("stop", OPT_LIST, stop, NULL, 0, 0, "TEXT", "ends before any of these texts"),
+    ROW("json-schema", OPT_STRING, json_schema, NULL, 0, 0, "FILE",
+        "the answer is JSON of this schema, and whole if --n has room for it"),
+    ROW("regex", OPT_STRING, regex, NULL, 0, 0, "RE", "the whole answer matches it"),
+    ROW("grammar", OPT_STRING, gbnf, NULL, 0, 0, "FILE", "the answer is of this GBNF grammar"),
     ROW("loop-tokens", OPT_INT, loop_tokens, "0", 0, 1e6, "N",
         "ends when the last N tokens repeat one cycle; 0: off"),
     ROW("logprobs", OPT_INT, logprobs, "0", 0, ENGINE_TOP_MAX, "N",
@@ -85,6 +90,7 @@ struct job {
     float weights[ENGINE_MIX_MAX];
     struct mix_term mix[ENGINE_MIX_MAX];
     bool mixed; /* weights were given, or several adapters */
+    struct grammar *grammar;
     struct request *reqs;
     int n;
 };
@@ -105,6 +111,11 @@ static int flags_check(const struct common *c, const struct options *o, struct e
     if (o->ids && o->echo) return error_set(err, ERR_USAGE, "'--echo' prints text, '--ids' none");
     if (o->session && (o->file || o->samples > 1))
         return error_set(err, ERR_USAGE, "'--session' is of one prompt and one sample");
+    if (!!o->json_schema + !!o->regex + !!o->gbnf > 1)
+        return error_set(err, ERR_USAGE, "give one of --json-schema, --regex and --grammar");
+    if ((o->json_schema || o->regex || o->gbnf) && (o->choices.n || o->setup.record))
+        return error_set(err, ERR_USAGE,
+                         "an answer under a grammar goes with neither '--choices' nor '--record'");
     if (o->system && !o->chat)
         return error_set(err, ERR_USAGE, "'--system' goes before a message: it needs --chat");
     return OK;
@@ -160,6 +171,20 @@ static int adapters_parse(struct job *j, const char *text, struct error *err) {
     return rc;
 }
 
+static int grammar_read(struct job *j, struct error *err) {
+    const struct options *o = j->o;
+    const char *path = o->json_schema ? o->json_schema : o->gbnf;
+    struct buf text = {0};
+    if (o->regex) j->grammar = grammar_new_regex(o->regex, strlen(o->regex), err);
+    if (path && file_read(path, 1 << 24, &text, err) != OK) return err->code;
+    const char *source = text.data ? text.data : "";
+    if (o->json_schema) j->grammar = grammar_new_json_schema(source, text.len, false, err);
+    if (o->gbnf) j->grammar = grammar_new_gbnf(source, text.len, err);
+    buf_release(&text);
+    if ((path || o->regex) && !j->grammar) return path ? error_wrap(err, "'%s'", path) : err->code;
+    return OK;
+}
+
 /* All that can be known without the model. */
 static int job_read(struct job *j, struct error *err) {
     const struct options *o = j->o;
@@ -168,6 +193,7 @@ static int job_read(struct job *j, struct error *err) {
     for (int i = 0; rc == OK && i < o->logit_bias.n; i++)
         rc = bias_parse(j, o->logit_bias.v[i], err);
     if (rc == OK) rc = adapters_parse(j, o->adapter, err);
+    if (rc == OK) rc = grammar_read(j, err);
     j->n = j->prompts.n * (int)o->samples;
     return rc;
 }
@@ -253,6 +279,7 @@ static void job_requests(struct job *j, int32_t max_len) {
             .n_stop = j->n_stop,
             .stop_texts = (const char *const *)o->stop.v,
             .n_stop_texts = o->stop.n,
+            .grammar = j->grammar,
             .loop_tokens = (int32_t)o->loop_tokens,
             .n_top = (int32_t)o->logprobs,
             .prompt_logprobs = o->prompt_logprobs,
@@ -415,6 +442,7 @@ static int job_run(struct job *j, struct setup *s, struct error *err) {
 }
 
 static void job_release(struct job *j) {
+    grammar_free(j->grammar);
     for (int i = 0; j->reqs && i < j->n; i++) request_release(&j->reqs[i]);
     for (int i = 0; j->tokens && i < j->prompts.n; i++) ids_release(&j->tokens[i]);
     for (int i = 0; j->choice_ids && i < j->o->choices.n; i++) ids_release(&j->choice_ids[i]);

@@ -319,6 +319,21 @@ struct model *model_new(const struct model_config *c, uint64_t seed, enum numeri
     return model_new_typed(c, seed, TENSOR_F32, cls);
 }
 
+/* All weights in one piece: a page of slack for each would be half a megabyte of a small model. */
+static void weights_reserve(struct model *m) {
+    const struct quant q = quant_pure(m->type);
+    size_t size = 0;
+    struct error err;
+    for (int32_t i = 0; i < weight_count(&m->config); i++) {
+        struct weight w;
+        weight_at(&m->config, i, NAMING_HF, &w);
+        size += 4 * 64; // its parts are aligned
+        size += w.norm ? sizeof(float) * (size_t)(w.n * w.k)
+                       : matrix_bytes_of(quant_weight_type(&q, &m->config, &w), w.n, w.k, m->cls);
+    }
+    if (arena_reserve(&m->arena, size, &err) != OK) check_failed(__FILE__, __LINE__, err.text);
+}
+
 struct model *model_new_typed(const struct model_config *c, uint64_t seed, enum tensor_type type,
                               enum numeric_class cls) {
     struct error err;
@@ -327,6 +342,7 @@ struct model *model_new_typed(const struct model_config *c, uint64_t seed, enum 
     m->config = *c;
     m->type = type;
     m->layers = arena_alloc(&m->arena, sizeof(*m->layers) * (size_t)c->n_layers);
+    weights_reserve(m);
     for (int32_t i = 0; i < weight_count(c); i++) {
         struct weight w;
         weight_at(c, i, NAMING_HF, &w);

@@ -951,8 +951,7 @@ static void bench_run(const char *only) {
         printf("%s, Gop/s on one thread (rows, K, N)\n", k->name);
         for (size_t s = 0; s < ARRAY_LEN(shapes); s++) {
             printf("  %4d %4d %4d ", (int)shapes[s][0], (int)shapes[s][1], (int)shapes[s][2]);
-            if (only)
-                printf(" %s %7.1f", only, product_speed(k, one, CLASS_EXACT, shapes[s]));
+            if (only) printf(" %s %7.1f", only, product_speed(k, one, CLASS_EXACT, shapes[s]));
             for (size_t t = 0; !only && t < ARRAY_LEN(types); t++)
                 if (types[t] != TENSOR_F16)
                     printf(" %s %7.1f", tensor_type_name(types[t]),

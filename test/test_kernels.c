@@ -6,7 +6,7 @@
  * must not change with the number of rows, with the cut of outputs or with threads. NaN equals NaN:
  * payloads are not part of the contract.
  *
- * With --bench it prints speeds instead. It needs no data.
+ * With --bench [TYPE] it prints speeds instead. It needs no data.
  */
 #include <math.h>
 #include <setjmp.h>
@@ -938,8 +938,8 @@ static double product_speed(const struct kernels *k, enum tensor_type t, enum nu
     matrix_random(&w, t, n, width, cls, &arena, &file, false);
     struct inputs in = inputs_of(k, x, rows, width, &scratch);
     double ops = 2.0 * (double)(rows * width * n), best = 1e9;
-    int64_t repeat = (int64_t)((k->level == CPU_SCALAR ? 1e7 : 2e8) / ops) + 1;
-    for (int round = 0; round < 7; round++) {
+    int64_t repeat = (int64_t)(1e7 / ops) + 1;
+    for (int round = 0; round < (k->level == CPU_SCALAR ? 7 : 100); round++) {
         double start = clock_now();
         for (int64_t i = 0; i < repeat; i++) product(k, &w, in, 0, rows, 0, n, y.v, n);
         best = MIN(best, (clock_now() - start) / (double)repeat);
@@ -952,18 +952,25 @@ static double product_speed(const struct kernels *k, enum tensor_type t, enum nu
     return ops / best / 1e9;
 }
 
-static void bench_run(void) {
+/* `only` is a type's name, or NULL for the plain ones. */
+static void bench_run(const char *only) {
+    enum tensor_type one = TENSOR_F32;
+    if (only && tensor_type_parse(only, &one) != OK) {
+        fprintf(stderr, "no type '%s': one of %s\n", only, tensor_type_list());
+        exit(2);
+    }
     for (int l = 0; l < CPU_LEVELS; l++) {
         const struct kernels *k = kernels_level((enum cpu_level)l);
         if (!k) continue;
         printf("%s, Gop/s on one thread (rows, K, N)\n", k->name);
         for (size_t s = 0; s < ARRAY_LEN(shapes); s++) {
             printf("  %4d %4d %4d ", (int)shapes[s][0], (int)shapes[s][1], (int)shapes[s][2]);
-            for (size_t t = 0; t < ARRAY_LEN(types); t++)
+            if (only) printf(" %s %7.1f", only, product_speed(k, one, CLASS_EXACT, shapes[s]));
+            for (size_t t = 0; !only && t < ARRAY_LEN(types); t++)
                 if (types[t] != TENSOR_F16)
                     printf(" %s %7.1f", tensor_type_name(types[t]),
                            product_speed(k, types[t], CLASS_EXACT, shapes[s]));
-            if (k->gemm_bf16_fast)
+            if (!only && k->gemm_bf16_fast)
                 printf(" bf16 fast %7.1f", product_speed(k, TENSOR_BF16, CLASS_FAST, shapes[s]));
             printf("\n");
         }
@@ -974,7 +981,7 @@ int main(int argc, char **argv) {
     source = rng_make(1, RNG_TEST, 0, 0);
     ref = kernels_level(CPU_SCALAR);
     if (argc > 1 && strcmp(argv[1], "--bench") == 0) {
-        bench_run();
+        bench_run(argc > 2 ? argv[2] : NULL);
         return 0;
     }
     const struct CMUnitTest tests[] = {

@@ -288,6 +288,39 @@ static void test_products(void **state) {
     }
 }
 
+/* Weights and activations all at the ends of their ranges: where narrow sums would overflow. */
+static void test_products_ends(void **state) {
+    (void)state;
+    enum { N = 48, K = 512, ROWS = 7 };
+    static float x[ROWS * K], row[K], want[ROWS * N], got[ROWS * N];
+    static uint8_t bytes[K * sizeof(float)];
+    for (int i = 0; i < ROWS * K; i++) x[i] = i / K % 2 ? 1.0f : -1.0f;
+    EACH_TYPE(t, FIRST_QUANT) {
+        struct error err = {0};
+        struct arena arena = {0};
+        struct matrix w;
+        struct inputs in;
+        assert_int_equal(matrix_alloc(&w, t, N, K, CLASS_EXACT, &arena, &err), OK);
+        for (int n = 0; n < N; n++) {
+            for (int k = 0; k < K; k++) row[k] = n % 3 && k % 32 == 0 ? 0.0f : n % 2 ? 1.0f : -1.0f;
+            tensor_from_f32(t, row, bytes, K);
+            assert_int_equal(matrix_put(&w, n, bytes, &err), OK);
+        }
+        inputs_prepare(&in, x, K, ROWS, K, true, false,
+                       arena_alloc(&arena, inputs_scratch(ROWS, K)), NULL);
+        assert_int_equal(abs(in.q[0]), 127);
+        product(kernels_level(CPU_SCALAR), &w, &in, 0, N, false, want, N);
+        for (int l = CPU_AVX2; l < CPU_LEVELS; l++) {
+            const struct kernels *level = kernels_level((enum cpu_level)l);
+            if (!level) continue;
+            product(level, &w, &in, 0, N, false, got, N);
+            if (memcmp(got, want, sizeof got) != 0)
+                fail_msg("%s at %s: not scalar's bits", tensor_type_name(t), level->name);
+        }
+        arena_release(&arena);
+    }
+}
+
 /* Fewer rows, fewer outputs, more threads: the same bits. */
 static void test_products_blind(void **state) {
     (void)state;
@@ -724,6 +757,7 @@ int main(void) {
         cmocka_unit_test(test_nf4),
         cmocka_unit_test(test_names_and_fit),
         cmocka_unit_test(test_products),
+        cmocka_unit_test(test_products_ends),
         cmocka_unit_test(test_products_blind),
         cmocka_unit_test(test_rows_return),
         cmocka_unit_test(test_garbage),

@@ -18,6 +18,9 @@
 
 #define INLINE static inline __attribute__((always_inline))
 #define UNROLL _Pragma("GCC unroll 16")
+/* Keeps a vector in its register here, and the steps around it in the order written: without it gcc
+ * sinks eight accumulators' additions below their products, runs out of registers and spills. */
+#define STAY(v) __asm__ volatile("" : "+x"(v))
 
 static const int32_t mask_table[16] = {-1, -1, -1, -1, -1, -1, -1, -1};
 
@@ -267,92 +270,103 @@ MIX(mix_bf16, uint16_t, ELEM_BF16)
 MIX(mix_f16, uint16_t, ELEM_F16)
 MIX(mix_i8, int8_t, ELEM_I8)
 
-#define SUM_BLOCKS 512     /* blocks of K whose activation sums are held at once */
+#define SUM_GROUPS 512     /* groups of K whose activation sums are held at once */
 #define PANEL_BYTES 262144 /* of weights in one block of panels: half the second-level cache */
+
+/*
+ * How weights meet activations. MADDUBS multiplies unsigned by signed bytes and adds pairs in 16
+ * bits, saturating, so int8 weights need care and those of six bits or fewer do not.
+ *
+ * SIGNED: any int8. The sign of w moves over to x; a pair is at most 2 * 128 * 127, and is widened
+ * at once.
+ *
+ * NARROW: u = w + c is in 0..63. A 16-bit lane starts from -c Σx and gathers the u x of half a
+ * group. It may wrap on its way but ends as Σ w x, which fits: 16 products of at most 16 * 127, or
+ * q6_k's 8 of 32 * 127.
+ *
+ * NARROW_BACK: w is in 0..31, whose sum does not fit, but w - 16 does: NARROW with u = w and c =
+ * 16, then 16 Σx is added back in 32 bits.
+ */
+enum meeting { SIGNED, NARROW, NARROW_BACK };
 
 /* One group of R rows against one panel. All pointers are at the first row, panel and block of the
  * range. */
 struct panel_job {
     const int8_t *x;     /* [R][K] */
     const float *dx;     /* [R][K/32] */
-    const int32_t *sums; /* [R][SUM_BLOCKS], zero * Σx of a block; q4 only */
+    const int32_t *bias; /* [R][SUM_GROUPS], two 16-bit lanes of -c Σx; not for SIGNED */
     const uint8_t *w;    /* [blocks][layout_bytes] */
     const float *dw;     /* [blocks][PANEL] */
     const uint8_t *dw8;  /* nf4: [blocks / 2][PANEL] */
     int64_t k, blocks;
+    int8_t c; /* of NARROW */
 };
 
-INLINE __m256i quad_broadcast(const int8_t *x) {
+INLINE __m256i quad_broadcast(const void *x) {
     int32_t four;
     memcpy(&four, x, sizeof four);
     return _mm256_set1_epi32(four);
 }
 
-/* s[2r], s[2r + 1] += the dots of one quad of every row with outputs 0..7 and 8..15. The sign of w
- * moves over to x, so that |w| can be the unsigned operand; 2 * 128 * 127 fits 16 bits. */
-INLINE void quad_dots(__m256i *s, __m256i w0, __m256i w1, const int8_t *x, int64_t k, int R) {
-    const __m256i ones = _mm256_set1_epi16(1);
-    __m256i a0 = _mm256_abs_epi8(w0), a1 = _mm256_abs_epi8(w1);
+/* Weights of the low nibbles of v: int8 codes, or what NARROW calls u. */
+INLINE __m256i nibble_weights(__m256i v, enum layout l) {
+    v = _mm256_and_si256(v, _mm256_set1_epi8(15));
+    if (l == LAYOUT_Q4) return v;
+    const __m128i codes = _mm_loadu_si128((const __m128i *)nf4_codes);
+    return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(codes), v);
+}
+
+/* s[2r], s[2r + 1] += the products of one quad of every row with outputs 0..7 and 8..15. */
+INLINE void quad_dots(__m256i *s, __m256i w0, __m256i w1, const int8_t *x, int64_t k, int R,
+                      enum meeting how) {
+    const __m256i ones = _mm256_set1_epi16(1), w[2] = {w0, w1};
+    __m256i a[2] = {_mm256_abs_epi8(w0), _mm256_abs_epi8(w1)};
     UNROLL for (int r = 0; r < R; r++) {
         __m256i xr = quad_broadcast(x + r * k);
-        __m256i t0 = _mm256_maddubs_epi16(a0, _mm256_sign_epi8(xr, w0));
-        __m256i t1 = _mm256_maddubs_epi16(a1, _mm256_sign_epi8(xr, w1));
-        s[2 * r] = _mm256_add_epi32(s[2 * r], _mm256_madd_epi16(t0, ones));
-        s[2 * r + 1] = _mm256_add_epi32(s[2 * r + 1], _mm256_madd_epi16(t1, ones));
-    }
-}
-
-/* The block's exact dots; x is the block's. */
-INLINE void block_dots_q8(__m256i *s, const uint8_t *block, const int8_t *x, int64_t k, int R,
-                          int quads) {
-    const __m256i *w = (const __m256i *)block;
-    UNROLL for (int o = 0; o < 2 * R; o++) s[o] = _mm256_setzero_si256();
-    for (int p = 0; p < quads; p++)
-        quad_dots(s, _mm256_loadu_si256(w + 2 * p), _mm256_loadu_si256(w + 2 * p + 1), x + 4 * p, k,
-                  R);
-}
-
-INLINE void block_dots_nf4(__m256i *s, const uint8_t *block, const int8_t *x, int64_t k, int R) {
-    const __m256i low = _mm256_set1_epi8(15);
-    const __m256i codes = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)nf4_codes));
-    const __m256i *w = (const __m256i *)block;
-    UNROLL for (int o = 0; o < 2 * R; o++) s[o] = _mm256_setzero_si256();
-    for (int p = 0; p < 4; p++) {
-        __m256i w0 = _mm256_loadu_si256(w + 2 * p), w1 = _mm256_loadu_si256(w + 2 * p + 1);
-        __m256i h0 = _mm256_and_si256(_mm256_srli_epi16(w0, 4), low),
-                h1 = _mm256_and_si256(_mm256_srli_epi16(w1, 4), low);
-        quad_dots(s, _mm256_shuffle_epi8(codes, _mm256_and_si256(w0, low)),
-                  _mm256_shuffle_epi8(codes, _mm256_and_si256(w1, low)), x + 4 * p, k, R);
-        quad_dots(s, _mm256_shuffle_epi8(codes, h0), _mm256_shuffle_epi8(codes, h1),
-                  x + QK / 2 + 4 * p, k, R);
-    }
-}
-
-/* The same for nibbles 0..15, less zero * Σx. A 16-bit lane gathers 8 quads of at most 2 * 15 *
- * 127: below 32768. */
-INLINE void block_dots_q4(__m256i *s, const struct panel_job *j, int64_t b, int R) {
-    const __m256i low = _mm256_set1_epi8(15), ones = _mm256_set1_epi16(1);
-    const __m256i *w = (const __m256i *)(j->w + b * PANEL * QK / 2);
-    UNROLL for (int o = 0; o < 2 * R; o++) s[o] = _mm256_setzero_si256();
-    for (int p = 0; p < 4; p++) {
-        __m256i w0 = _mm256_loadu_si256(w + 2 * p), w1 = _mm256_loadu_si256(w + 2 * p + 1);
-        __m256i l0 = _mm256_and_si256(w0, low),
-                h0 = _mm256_and_si256(_mm256_srli_epi16(w0, 4), low);
-        __m256i l1 = _mm256_and_si256(w1, low),
-                h1 = _mm256_and_si256(_mm256_srli_epi16(w1, 4), low);
-        UNROLL for (int r = 0; r < R; r++) {
-            const int8_t *x = j->x + r * j->k + b * QK + 4 * p;
-            __m256i xl = quad_broadcast(x), xh = quad_broadcast(x + QK / 2);
-            s[2 * r] = _mm256_add_epi16(s[2 * r], _mm256_maddubs_epi16(l0, xl));
-            s[2 * r] = _mm256_add_epi16(s[2 * r], _mm256_maddubs_epi16(h0, xh));
-            s[2 * r + 1] = _mm256_add_epi16(s[2 * r + 1], _mm256_maddubs_epi16(l1, xl));
-            s[2 * r + 1] = _mm256_add_epi16(s[2 * r + 1], _mm256_maddubs_epi16(h1, xh));
+        UNROLL for (int h = 0; h < 2; h++) {
+            __m256i *sum = s + 2 * r + h;
+            if (how == SIGNED) {
+                __m256i t = _mm256_maddubs_epi16(a[h], _mm256_sign_epi8(xr, w[h]));
+                *sum = _mm256_add_epi32(*sum, _mm256_madd_epi16(t, ones));
+            } else {
+                *sum = _mm256_add_epi16(*sum, _mm256_maddubs_epi16(w[h], xr));
+            }
+            STAY(*sum);
         }
     }
+}
+
+/* The exact dots of block b. */
+INLINE void block_dots_q(__m256i *s, const struct panel_job *j, int64_t b, int R, enum layout l,
+                         enum meeting how) {
+    const int group = layout_group(l);
+    const bool nibbles = l >= LAYOUT_Q4;
+    const __m256i ones = _mm256_set1_epi16(1), offset = _mm256_set1_epi8(j->c);
+    const uint8_t *block = j->w + b * layout_bytes(l);
+    __m256i bias[4];
     UNROLL for (int r = 0; r < R; r++) {
-        __m256i bias = _mm256_set1_epi32(j->sums[r * SUM_BLOCKS + b]);
-        s[2 * r] = _mm256_sub_epi32(_mm256_madd_epi16(s[2 * r], ones), bias);
-        s[2 * r + 1] = _mm256_sub_epi32(_mm256_madd_epi16(s[2 * r + 1], ones), bias);
+        bias[r] =
+            how == SIGNED ? _mm256_setzero_si256() : quad_broadcast(j->bias + r * SUM_GROUPS + b);
+        s[2 * r] = s[2 * r + 1] = bias[r];
+    }
+    for (int p = 0; p < (nibbles ? 4 : group / 4); p++) {
+        const int8_t *x = j->x + b * group + 4 * p;
+        __m256i w0 = _mm256_loadu_si256((const __m256i *)block + 2 * p),
+                w1 = _mm256_loadu_si256((const __m256i *)block + 2 * p + 1);
+        if (nibbles) {
+            quad_dots(s, nibble_weights(w0, l), nibble_weights(w1, l), x, j->k, R, how);
+            quad_dots(s, nibble_weights(_mm256_srli_epi16(w0, 4), l),
+                      nibble_weights(_mm256_srli_epi16(w1, 4), l), x + QK / 2, j->k, R, how);
+        } else if (how == NARROW) {
+            quad_dots(s, _mm256_add_epi8(w0, offset), _mm256_add_epi8(w1, offset), x, j->k, R, how);
+        } else {
+            quad_dots(s, w0, w1, x, j->k, R, how);
+        }
+    }
+    if (how == SIGNED) return;
+    UNROLL for (int o = 0; o < 2 * R; o++) {
+        s[o] = _mm256_madd_epi16(s[o], ones);
+        if (how == NARROW_BACK) s[o] = _mm256_sub_epi32(s[o], _mm256_madd_epi16(bias[o / 2], ones));
     }
 }
 
@@ -364,35 +378,32 @@ INLINE __m256 scales_load(const struct panel_job *j, int64_t b, int half, enum l
 }
 
 /* acc[R][PANEL] = fma((float)s_b, dw_b * dx_b, acc), blocks in order. */
-INLINE void panel_dots(float *acc, const struct panel_job *j, int R, enum layout l) {
-    const int group = layout_group(l), bytes = layout_bytes(l);
-    __m256 f[8];
-    UNROLL for (int o = 0; o < 2 * R; o++) f[o] = _mm256_loadu_ps(acc + 8 * o);
+INLINE void panel_dots(float *acc, const struct panel_job *j, int R, enum layout l,
+                       enum meeting how) {
+    const int group = layout_group(l);
     for (int64_t b = 0; b < j->blocks; b++) {
         __m256i s[8];
-        if (l == LAYOUT_Q4)
-            block_dots_q4(s, j, b, R);
-        else if (l == LAYOUT_NF4)
-            block_dots_nf4(s, j->w + b * bytes, j->x + b * group, j->k, R);
-        else
-            block_dots_q8(s, j->w + b * bytes, j->x + b * group, j->k, R, group / 4);
+        block_dots_q(s, j, b, R, l, how);
         UNROLL for (int o = 0; o < 2 * R; o++) {
             __m256 dx = _mm256_broadcast_ss(j->dx + o / 2 * (j->k / QK) + b * group / QK);
-            __m256 d = _mm256_mul_ps(scales_load(j, b, o % 2, l), dx);
-            f[o] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(s[o]), d, f[o]);
+            __m256 d = _mm256_mul_ps(scales_load(j, b, o % 2, l), dx),
+                   f = _mm256_loadu_ps(acc + 8 * o);
+            _mm256_storeu_ps(acc + 8 * o, _mm256_fmadd_ps(_mm256_cvtepi32_ps(s[o]), d, f));
         }
     }
-    UNROLL for (int o = 0; o < 2 * R; o++) _mm256_storeu_ps(acc + 8 * o, f[o]);
 }
 
-static void block_sums(int32_t *sums, const int8_t *x, int64_t blocks, int8_t zero) {
-    const __m256i bytes = _mm256_set1_epi8(zero), pairs = _mm256_set1_epi16(1);
-    for (int64_t b = 0; b < blocks; b++, x += QK) {
-        __m256i t = _mm256_madd_epi16(
-            _mm256_maddubs_epi16(bytes, _mm256_loadu_si256((const __m256i *)x)), pairs);
-        __m128i h = _mm_add_epi32(_mm256_castsi256_si128(t), _mm256_extracti128_si256(t, 1));
-        h = _mm_add_epi32(h, _mm_shuffle_epi32(h, 0x4e));
-        sums[b] = _mm_cvtsi128_si32(_mm_add_epi32(h, _mm_shuffle_epi32(h, 0xb1)));
+/* Starting lanes of NARROW: byte pairs 0 and 1 of every quad meet in one lane each. */
+static void bias_make(int32_t *bias, const int8_t *x, int64_t groups, int group, int8_t c) {
+    const __m128i bytes = _mm_set1_epi8(c);
+    for (int64_t g = 0; g < groups; g++, x += group) {
+        __m128i h = _mm_maddubs_epi16(bytes, _mm_loadu_si128((const __m128i *)x));
+        if (group == QK)
+            h = _mm_add_epi16(
+                h, _mm_maddubs_epi16(bytes, _mm_loadu_si128((const __m128i *)(x + QK / 2))));
+        h = _mm_add_epi16(h, _mm_shuffle_epi32(h, 0x4e));
+        h = _mm_add_epi16(h, _mm_shuffle_epi32(h, 0xb1));
+        bias[g] = _mm_cvtsi128_si32(_mm_sub_epi16(_mm_setzero_si128(), h));
     }
 }
 
@@ -409,32 +420,39 @@ INLINE void panel_put(float *y, const float *acc, const struct matrix *w, int64_
     }
 }
 
+/* What enum meeting calls c. */
+static int8_t narrow_centre(const struct matrix *w) {
+    return w->layout == LAYOUT_Q6 ? 32 : w->layout == LAYOUT_Q4 ? w->zero : 16;
+}
+
 /* Rows m..m+R against panels p0..p1; outputs at and after n1 (a padded panel's) are computed and
  * dropped. */
 INLINE void rows_packed(float *y, int64_t ldy, const struct inputs *in, const struct matrix *w,
                         int64_t m, int64_t p0, int64_t p1, int64_t n1, bool add, int R,
-                        enum layout l) {
-    int32_t sums[4 * SUM_BLOCKS];
+                        enum layout l, enum meeting how) {
+    int32_t bias[4 * SUM_GROUPS];
     const int64_t group = layout_group(l), bytes = layout_bytes(l), stride = layout_scales(l, w->k),
                   blocks = w->k / group;
-    int64_t summed = -1;
+    const int8_t c = narrow_centre(w);
+    int64_t biased = -1;
     for (int64_t p = p0; p < p1; p++) {
         float acc[4 * PANEL] = {0};
-        for (int64_t b = 0; b < blocks; b += SUM_BLOCKS) {
+        for (int64_t b = 0; b < blocks; b += SUM_GROUPS) {
             struct panel_job j = {.x = in->q + m * w->k + b * group,
                                   .dx = in->d + m * (w->k / QK) + b * group / QK,
-                                  .sums = sums,
+                                  .bias = bias,
                                   .w = (const uint8_t *)w->data + (p * blocks + b) * bytes,
                                   .k = w->k,
-                                  .blocks = MIN(blocks - b, SUM_BLOCKS)};
+                                  .blocks = MIN(blocks - b, SUM_GROUPS),
+                                  .c = c};
             if (l == LAYOUT_NF4)
                 j.dw8 = w->scale_bytes + p * stride + b * QK / NF4_BLOCK * PANEL;
             else
                 j.dw = w->scales + p * stride + b * PANEL;
-            for (int r = 0; l == LAYOUT_Q4 && summed != b && r < R; r++)
-                block_sums(sums + r * SUM_BLOCKS, j.x + r * w->k, j.blocks, w->zero);
-            summed = b;
-            panel_dots(acc, &j, R, l);
+            for (int r = 0; how != SIGNED && biased != b && r < R; r++)
+                bias_make(bias + r * SUM_GROUPS, j.x + r * w->k, j.blocks, (int)group, c);
+            biased = b;
+            panel_dots(acc, &j, R, l, how);
         }
         for (int r = 0; r < R; r++)
             panel_put(y + (m + r) * ldy, acc + r * PANEL, w, p * PANEL, n1, add, l);
@@ -442,31 +460,35 @@ INLINE void rows_packed(float *y, int64_t ldy, const struct inputs *in, const st
 }
 
 INLINE void gemm_packed(float *y, int64_t ldy, const struct inputs *in, const struct matrix *w,
-                        int64_t n0, int64_t n1, bool add, enum layout l) {
+                        int64_t n0, int64_t n1, bool add, enum layout l, enum meeting how) {
     int64_t bytes = w->k / layout_group(l) * layout_bytes(l), step = MAX(PANEL_BYTES / bytes, 1);
     int64_t end = (n1 + PANEL - 1) / PANEL;
     for (int64_t p0 = n0 / PANEL; p0 < end; p0 += step) {
         int64_t p1 = MIN(p0 + step, end), m = 0;
-        for (; m + 4 <= in->rows; m += 4) rows_packed(y, ldy, in, w, m, p0, p1, n1, add, 4, l);
-        for (; m + 2 <= in->rows; m += 2) rows_packed(y, ldy, in, w, m, p0, p1, n1, add, 2, l);
-        for (; m < in->rows; m++) rows_packed(y, ldy, in, w, m, p0, p1, n1, add, 1, l);
+        for (; m + 4 <= in->rows; m += 4) rows_packed(y, ldy, in, w, m, p0, p1, n1, add, 4, l, how);
+        for (; m + 2 <= in->rows; m += 2) rows_packed(y, ldy, in, w, m, p0, p1, n1, add, 2, l, how);
+        for (; m < in->rows; m++) rows_packed(y, ldy, in, w, m, p0, p1, n1, add, 1, l, how);
     }
 }
 
 static void gemm_q8(float *y, int64_t ldy, const struct inputs *in, const struct matrix *w,
                     int64_t n0, int64_t n1, bool add) {
     if (w->layout == LAYOUT_Q6)
-        gemm_packed(y, ldy, in, w, n0, n1, add, LAYOUT_Q6);
+        gemm_packed(y, ldy, in, w, n0, n1, add, LAYOUT_Q6, NARROW);
+    else if (w->type == TENSOR_Q5_0)
+        gemm_packed(y, ldy, in, w, n0, n1, add, LAYOUT_Q8, NARROW);
+    else if (w->type == TENSOR_Q8_0)
+        gemm_packed(y, ldy, in, w, n0, n1, add, LAYOUT_Q8, SIGNED);
     else
-        gemm_packed(y, ldy, in, w, n0, n1, add, LAYOUT_Q8);
+        gemm_packed(y, ldy, in, w, n0, n1, add, LAYOUT_Q8, NARROW_BACK);
 }
 
 static void gemm_q4(float *y, int64_t ldy, const struct inputs *in, const struct matrix *w,
                     int64_t n0, int64_t n1, bool add) {
     if (w->layout == LAYOUT_NF4)
-        gemm_packed(y, ldy, in, w, n0, n1, add, LAYOUT_NF4);
+        gemm_packed(y, ldy, in, w, n0, n1, add, LAYOUT_NF4, SIGNED);
     else
-        gemm_packed(y, ldy, in, w, n0, n1, add, LAYOUT_Q4);
+        gemm_packed(y, ldy, in, w, n0, n1, add, LAYOUT_Q4, NARROW);
 }
 
 INLINE float block_amax(const __m256 v[4]) {

@@ -30,6 +30,7 @@ enum {
     CUT = 16,         /* outputs: panels of packed weights, cache lines of f32 results */
     MIN_PARALLEL = 1 << 15, /* multiply-adds below which waking threads costs more than it gives */
     MAX_FUSED = 3,
+    LOW_COST = 4,    /* a low-rank multiply-add, in those of packed weights (measured) */
     MAX_QUERIES = 8, /* that read the same keys at once: rows of a sequence, or heads of a row */
 };
 
@@ -260,10 +261,15 @@ static void job_range(const struct forward *f, const struct job *j, int64_t n0, 
     }
 }
 
+/* What one output of a job costs on the line: multiply-adds of packed weights. */
+static int64_t job_unit(const struct job *j) {
+    return j->rows * j->k * (j->kind == JOB_BASE ? 1 : LOW_COST);
+}
+
 /* Which output of a job that begins at `start` on the line lies at `pos`: the same answer for both
  * its neighbours. */
 static int64_t job_cut(const struct job *j, int64_t start, int64_t pos) {
-    int64_t unit = j->rows * j->k;
+    int64_t unit = job_unit(j);
     if (pos <= start) return 0;
     if (pos >= start + j->n * unit) return j->n;
     return (pos - start) / unit / CUT * CUT;
@@ -276,14 +282,14 @@ static void jobs_part(void *ctx, int64_t begin, int64_t end, int thread) {
         const struct job *j = &f->jobs[i];
         int64_t n0 = job_cut(j, start, lo), n1 = job_cut(j, start, hi);
         if (n0 < n1) job_range(f, j, n0, n1, thread);
-        start += j->n * j->rows * j->k;
+        start += j->n * job_unit(j);
     }
 }
 
 static void job_add(struct forward *f, struct job j) {
     CHECK(f->n_jobs < MAX_FUSED * (1 + f->o.max_parts));
     f->jobs[f->n_jobs++] = j;
-    f->cost += j.n * j.rows * j.k;
+    f->cost += j.n * job_unit(&j);
 }
 
 static void base_job(struct forward *f, const struct matrix *w, const struct inputs *in, float *y,

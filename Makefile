@@ -35,6 +35,13 @@ CFLAGS_ALL = -std=gnu11 -g $(OPT) $(WARN) -ffp-contract=off -fno-math-errno -fvi
              -DSHOAL_VERSION='"$(VERSION)"' $(shell pkg-config --cflags $(PKGS) 2>/dev/null) $(CFLAGS)
 LIBS    = $(shell pkg-config --libs $(PKGS)) -lunistring -lm -pthread -ldl
 
+# The program takes its libraries into itself where their archives are there: fewer files, and a
+# megabyte of memory less than as many shared objects.
+LIBS_shoal = $(LIBS)
+ifneq ($(wildcard $(shell $(CC) -print-file-name=libsqlite3.a)),)
+LIBS_shoal = -Wl,--gc-sections -Wl,-z,pack-relative-relocs -Wl,-Bstatic $(shell pkg-config --libs $(PKGS)) -lunistring -Wl,-Bdynamic -lm -pthread -ldl
+endif
+
 # Instruction sets belong to files, never to the program: kernels are chosen at run time.
 ISA_avx2   := -mavx2 -mfma -mf16c
 ISA_avx512 := -mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni
@@ -83,7 +90,7 @@ bench-peers: deps all
 
 $(O)/shoal: $(O)/src/cli/main.o $(O)/libshoal.a
 	$(call say,LD    $@)
-	$(Q)$(CC) $(CFLAGS_ALL) -o $@ $^ $(LIBS)
+	$(Q)$(CC) $(CFLAGS_ALL) -o $@ $^ $(LIBS_shoal)
 
 $(O)/%: examples/%.c $(O)/libshoal.a Makefile
 	$(call say,LD    $@)

@@ -402,7 +402,7 @@ static int bench_memory(struct bench *b, const struct adapter_config *ac, struct
                                 .max_seqs = MAX_BATCH,
                                 .max_len = b->span,
                                 .max_cached = 1,
-                                .max_out = 2,
+                                .max_out = 1,
                                 .lora_elem = b->lora,
                                 .kv_elem = b->kv,
                                 .pool = b->pool};

@@ -26,8 +26,8 @@
 #include <string.h>
 
 enum {
-    RANK_CHUNK = 256, /* higher ranks are added in rounds of it: a fixed rule defines the bits */
-    CUT = 16,         /* outputs: panels of packed weights, cache lines of f32 results */
+    RANK_CHUNK = 64,        /* higher ranks are added in rounds of it */
+    CUT = 16,               /* outputs: panels of packed weights, cache lines of f32 results */
     MIN_PARALLEL = 1 << 15, /* multiply-adds below which waking threads costs more than it gives */
     MAX_FUSED = 3,
     LOW_COST = 4,    /* a low-rank multiply-add, in those of packed weights (measured) */
@@ -119,12 +119,16 @@ static size_t slab_lay(struct forward *f, const struct model_config *c,
            threads = (size_t)pool_size(o->pool);
     f->x = slab_take(base, &used, rows * d * fl);
     f->h = slab_take(base, &used, rows * d * fl);
+    size_t attention = used; // what it needs is done with when gate and up are made
     f->q = slab_take(base, &used, rows * q * fl);
     f->att = slab_take(base, &used, rows * q * fl);
     f->k = slab_take(base, &used, rows * kv * fl);
     f->v = slab_take(base, &used, rows * kv * fl);
+    size_t end = used;
+    used = attention;
     f->gate = slab_take(base, &used, rows * ff * fl);
     f->up = slab_take(base, &used, rows * ff * fl);
+    used = MAX(used, end);
     f->hidden = slab_take(base, &used, rows * d * fl);
     f->low = slab_take(base, &used, MAX_FUSED * rows * RANK_CHUNK * fl);
     f->scores = slab_take(base, &used, threads * MAX_QUERIES * len * fl);
@@ -195,7 +199,7 @@ static struct pool *pool_for(const struct forward *f, int64_t cost) {
 }
 
 static int64_t part_rank(const struct lora_part *p, int32_t layer, enum proj proj) {
-    return p->pack ? p->pack->maps[layer * N_PROJ + proj].r : 1;
+    return p->pack ? lora_map_at(p->pack, layer, proj)->r : 1;
 }
 
 static float *signs_of(const struct forward *f, int thread) {
@@ -215,7 +219,7 @@ static void low_a_range(const struct forward *f, const struct job *j, int64_t n0
         for (int64_t i = 0; i < j->rows; i++) t[i * RANK_CHUNK] *= p->weight;
         return;
     }
-    const struct lora_map *m = &p->pack->maps[f->layer * N_PROJ + j->proj];
+    const struct lora_map *m = lora_map_at(p->pack, f->layer, j->proj);
     const char *a = (const char *)m->a + j->r0 * j->k * (int64_t)elem_size(p->pack->elem);
     rows_dots(p->pack->elem, t, RANK_CHUNK, j->x, j->ldx, j->rows, a, j->k, j->k, n0, n1, false);
     for (int64_t r = n0; r < n1; r++) {
@@ -237,7 +241,7 @@ static void low_b_range(const struct forward *f, const struct job *j, int64_t n0
             noise_signs(&p->noise, f->layer, j->proj, true, n0, width, u);
             rows_mix(ELEM_F32, y, j->ldy, j->t + at, RANK_CHUNK, j->rows, u, width, 1, width);
         } else if (lo < hi) {
-            const struct lora_map *m = &p->pack->maps[f->layer * N_PROJ + j->proj];
+            const struct lora_map *m = lora_map_at(p->pack, f->layer, j->proj);
             int64_t es = (int64_t)elem_size(p->pack->elem);
             rows_mix(p->pack->elem, y, j->ldy, j->t + at + lo, RANK_CHUNK, j->rows,
                      (const char *)m->bt + (lo * j->n + n0) * es, j->n, hi - lo, width);
@@ -321,7 +325,7 @@ static void jobs_run(struct forward *f) {
 /* DoRA's multipliers of a segment's one adapter, or NULL. */
 static const float *dora_mult(const struct forward *f, const struct segment *g, enum proj p) {
     if (!g || g->n_parts != 1 || !g->parts[0].pack) return NULL;
-    return g->parts[0].pack->maps[f->layer * N_PROJ + (int)p].mult;
+    return lora_map_at(g->parts[0].pack, f->layer, p)->mult;
 }
 
 /* Ranks [r0, r0 + RANK_CHUNK) of all parts of every segment, counted through: the jobs of A, one a

@@ -28,10 +28,13 @@ static void *take(uint8_t *base, size_t *used, size_t size) {
 static size_t pack_lay(struct lora_pack *p, const struct model_config *c, const struct lora *loras,
                        uint8_t *base) {
     size_t used = 0, es = elem_size(p->elem);
+    int32_t n = 0;
     for (int32_t i = 0; i < c->n_layers * N_PROJ; i++) {
         size_t r = (size_t)loras[i].r, in = (size_t)proj_in(c, (enum proj)(i % N_PROJ)),
                out = (size_t)proj_out(c, (enum proj)(i % N_PROJ));
-        p->maps[i] =
+        p->index[i] = r > 0 ? (int16_t)n : -1;
+        if (r == 0) continue;
+        p->maps[n++] =
             (struct lora_map){.a = take(base, &used, r * in * es),
                               .bt = take(base, &used, r * out * es),
                               .gain = take(base, &used, r * sizeof(float)),
@@ -57,26 +60,39 @@ static void map_fill(const struct lora_map *m, const struct lora *lo, enum elem 
 struct lora_pack *lora_pack_new(const struct model_config *c, const struct lora *loras,
                                 enum elem elem) {
     struct lora_pack *p = xcalloc(1, sizeof *p);
-    size_t n = (size_t)c->n_layers * N_PROJ;
+    int32_t n = c->n_layers * N_PROJ, adapted = 0;
+    CHECK(n <= INT16_MAX);
+    for (int32_t i = 0; i < n; i++) adapted += loras[i].r > 0;
     p->elem = elem;
-    p->maps = xcalloc(n, sizeof *p->maps);
+    p->maps = xcalloc((size_t)MAX(adapted, 1), sizeof *p->maps);
+    p->index = xcalloc((size_t)n, sizeof *p->index);
     size_t size = pack_lay(p, c, loras, NULL);
     p->data = xcalloc(size + 64, 1);
-    p->bytes = sizeof *p + n * sizeof *p->maps + size + 64;
+    p->bytes =
+        sizeof *p + (size_t)adapted * sizeof *p->maps + (size_t)n * sizeof *p->index + size + 64;
     pack_lay(p, c, loras, (uint8_t *)round_up((uintptr_t)p->data));
     float *column =
         xcalloc((size_t)MAX(MAX(c->d_ff, c->d_model), c->n_heads * c->head_dim), sizeof *column);
-    for (size_t i = 0; i < n; i++) {
+    for (int32_t i = 0; i < n; i++) {
         enum proj proj = (enum proj)(i % N_PROJ);
-        map_fill(&p->maps[i], &loras[i], elem, proj_in(c, proj), proj_out(c, proj), column);
+        if (p->index[i] >= 0)
+            map_fill(&p->maps[p->index[i]], &loras[i], elem, proj_in(c, proj), proj_out(c, proj),
+                     column);
     }
     free(column);
     return p;
 }
 
+const struct lora_map *lora_map_at(const struct lora_pack *p, int32_t layer, enum proj proj) {
+    static const struct lora_map none;
+    int16_t at = p->index[layer * N_PROJ + (int32_t)proj];
+    return at < 0 ? &none : &p->maps[at];
+}
+
 void lora_pack_free(struct lora_pack *p) {
     if (!p) return;
     free(p->maps);
+    free(p->index);
     free(p->data);
     free(p);
 }

@@ -347,12 +347,15 @@ struct lora_map {
 };
 struct lora_pack {
     enum elem elem;
-    struct lora_map *maps; /* [L][N_PROJ] */
+    struct lora_map *maps; /* of the projections that are adapted; see lora_map_at */
+    int16_t *index;        /* [L][N_PROJ] into maps, -1: not adapted */
     size_t bytes;          /* all of it */
     void *data;
 };
 struct lora_pack *lora_pack_new(const struct model_config *c, const struct lora *loras,
                                 enum elem elem);
+/* One projection's map; of rank 0 where the adapter has none. */
+const struct lora_map *lora_map_at(const struct lora_pack *p, int32_t layer, enum proj proj);
 void lora_pack_free(struct lora_pack *p); /* NULL is fine */
 
 /*

@@ -403,11 +403,5 @@ json_t *store_record_list(struct store *s, struct error *err) {
     json_t *list = json_array();
     int rc;
     while ((rc = sqlite3_step(q)) == SQLITE_ROW) json_array_append_new(list, record_row(q));
-    if (rc != SQLITE_DONE) {
-        fail(s, err, "read");
-        json_decref(list);
-        list = NULL;
-    }
-    sqlite3_reset(q);
-    return list;
+    return list_finish(s, q, rc, list, err);
 }

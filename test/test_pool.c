@@ -251,7 +251,7 @@ struct trial {
 static void trial_open(struct trial *w, bool serve_only, uint32_t id) {
     *w = (struct trial){.rng = rng_make(3, RNG_TEST, id, 0)};
     for (int i = 0; i < N_CONTENTS; i++) {
-        char hash[HASH_LEN], name[16];
+        char hash[HASH_LEN], name[24];
         snprintf(name, sizeof name, "twin-%d", i);
         int32_t r = 1 + (i * 2) % 5;
         strcpy(w->dirs[i], save(in_scratch(name), r, (uint64_t)i, hash));

@@ -1193,6 +1193,19 @@ static void sessions_resume(void **state) {
         assert_int_equal(file_write(path, f.data, i, &err), OK);
         assert_int_equal(engine_session_load(b, hash, path, &n, &err), ERR_FORMAT);
     }
+    assert_int_equal(file_write(path, f.data, f.len, &err), OK);
+    held.kv = ELEM_I8, held.lora = ELEM_I8;
+    struct engine *d = engine_make(w.m, 64, 2, NULL);
+    assert_int_equal(engine_session_load(d, hash, path, &n, &err), ERR_MISMATCH);
+    held.lora = ELEM_F32, held.n_pages = 1; // of the two that it needs; none may stay taken
+    struct engine *small = engine_make(w.m, 64, 2, NULL);
+    struct request little = {.prompt = prompt, .n_prompt = 4, .max_tokens = 4};
+    assert_int_equal(engine_session_load(small, hash, path, &n, &err), ERR_MEMORY);
+    run_one(small, &little);
+    request_release(&little);
+    engine_free(d);
+    engine_free(small);
+    held.kv = ELEM_F32, held.n_pages = 0;
     unlink(path);
     buf_release(&f);
     request_release(&r);

@@ -894,12 +894,13 @@ static bool is_stop(const struct request *r, int32_t token) {
 static bool loop_found(struct request *r) {
     int32_t *cycle = r->state->cycle, last = r->n_out - 1;
     bool found = false;
+    if (r->loop_tokens == 0) return false;
     for (int32_t p = 1; p <= MIN(LOOP_PERIOD, last); p++) {
         cycle[p] = r->out[last] == r->out[last - p] ? cycle[p] + 1 : 0;
         int32_t span = cycle[p] + p;
         found |= span >= r->loop_tokens && span >= LOOP_REPEATS * p;
     }
-    return found && r->loop_tokens > 0;
+    return found;
 }
 
 /* Appends the last token's bytes; cuts the text where a stop text begins. */

@@ -21,9 +21,11 @@ enum { DIGEST = HASH_LEN - 1, HEADER_LIMIT = 4096 };
 
 static json_t *session_header(const struct engine *e, const char *model_hash, const char *key,
                               int32_t n) {
-    return json_pack("{s:s,s:s,s:i,s:i,s:i,s:i}", "model", model_hash, "adapter", key, "class",
-                     (int)e->m->cls, "elem", (int)e->o.kv_elem, "tokens", (int)n, "position_bytes",
-                     (int)kv_position_bytes(forward_kv(e->f)));
+    bool exact = e->m->cls == CLASS_EXACT; // its bits are every level's
+    return json_pack("{s:s,s:s,s:i,s:s,s:i,s:i,s:i,s:i}", "model", model_hash, "adapter", key,
+                     "class", (int)e->m->cls, "level", exact ? "any" : kernels_get()->name, "elem",
+                     (int)e->o.kv_elem, "lora", (int)e->o.lora_elem, "tokens", (int)n,
+                     "position_bytes", (int)kv_position_bytes(forward_kv(e->f)));
 }
 
 /* The slot that holds the longest prefix of `tokens` under `key`, and its length; -1: none. */
@@ -52,11 +54,13 @@ static int slot_fill(struct engine *e, const void *tokens, int32_t n, const char
     struct slot *s = &e->slots[slot];
     s->n = 0;
     kv_trim(forward_kv(e->f), slot, 0);
-    if (!slot_reserve(e, slot, 0, n))
-        return error_set(err, ERR_MEMORY, "no room for the %d tokens of the session", n);
-    kv_load(forward_kv(e->f), slot, n, kv);
     memcpy(s->tokens, tokens, (size_t)n * sizeof *s->tokens);
     if (tokens_check("the session", s->tokens, n, e->vocab, err) != OK) return err->code;
+    if (!slot_reserve(e, slot, 0, n)) {
+        kv_trim(forward_kv(e->f), slot, 0); // an empty slot's pages are nobody's to take
+        return error_set(err, ERR_MEMORY, "no room for the %d tokens of the session", n);
+    }
+    kv_load(forward_kv(e->f), slot, n, kv);
     s->n = n;
     s->used = e->stats.steps;
     strcpy(s->key, key);
@@ -111,8 +115,11 @@ static int header_check(const struct engine *e, const json_t *h, const char *mod
     bool same = json_equal(mine, h);
     json_decref(mine);
     if (!same)
-        return error_set(err, ERR_MISMATCH,
-                         "session '%s' was made with another numeric class or KV element", path);
+        return error_set(
+            err, ERR_MISMATCH,
+            "session '%s' was made with another numeric class, or keys, values or adapters in "
+            "other elements",
+            path);
     if (tokens > e->o.max_len)
         return error_set(err, ERR_MEMORY, "session '%s' has %d tokens; the engine holds %d", path,
                          (int)tokens, e->o.max_len);

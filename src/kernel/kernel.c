@@ -500,6 +500,21 @@ int elem_parse(const char *name, enum elem *out, struct error *err) {
     return error_set(err, ERR_USAGE, "no element '%s'; there are f32, bf16, f16 and i8", name);
 }
 
+float row_amax(const float *x, int64_t n) {
+    float amax = 0;
+    for (int64_t i = 0; i < n; i++) amax = MAX(amax, fabsf(x[i]));
+    return amax;
+}
+
+void i8_from_f32(const float *src, float d, int8_t *dst, int64_t n) {
+    float inverse = d > 0.0f ? 1.0f / d : 0.0f;
+    for (int64_t i = 0; i < n; i++) {
+        float u = src[i] * inverse;
+        u = u > 127.0f ? 127.0f : u > -127.0f ? u : u == u ? -127.0f : 0.0f;
+        dst[i] = (int8_t)lrintf(u);
+    }
+}
+
 float elem_from_f32(enum elem e, const float *src, void *dst, int64_t n) {
     if (e == ELEM_F32) memcpy(dst, src, (size_t)n * sizeof *src);
     if (e == ELEM_BF16)
@@ -507,17 +522,10 @@ float elem_from_f32(enum elem e, const float *src, void *dst, int64_t n) {
     if (e == ELEM_F16)
         for (int64_t i = 0; i < n; i++) ((uint16_t *)dst)[i] = f32_to_f16(src[i]);
     if (e != ELEM_I8) return 1.0f;
-    float amax = 0;
-    for (int64_t i = 0; i < n; i++) amax = MAX(amax, fabsf(src[i])); // NaN is ignored
-    float d = MIN(amax, FLT_MAX) / 127.0f, inverse = d < FLT_MIN ? 0.0f : 1.0f / d;
-    for (int64_t i = 0; i < n; i++) {
-        float u = src[i] * inverse;
-        ((int8_t *)dst)[i] = u >= -127.0f && u <= 127.0f ? (int8_t)lrintf(u)
-                             : u > 0                     ? 127
-                             : u < 0                     ? -127
-                                                         : 0;
-    }
-    return d < FLT_MIN ? 0.0f : d;
+    float d = MIN(row_amax(src, n), FLT_MAX) / 127.0f;
+    if (d < FLT_MIN) d = 0.0f;
+    i8_from_f32(src, d, dst, n);
+    return d;
 }
 
 void rows_dots(enum elem e, float *y, int64_t ldy, const float *x, int64_t ldx, int64_t rows,

@@ -218,6 +218,9 @@ size_t elem_size(enum elem e);
 int elem_parse(const char *name, enum elem *out, struct error *err); /* "f32", "bf16", "f16", "i8" */
 /* n values; i8 is value / d rounded half to even, with d = amax / 127 returned (0 for a row of zeros); else returns 1. */
 float elem_from_f32(enum elem e, const float *src, void *dst, int64_t n);
+/* n values over d, rounded half to even, clamped to -127..127; NaN, and all when d is 0, become 0. */
+void i8_from_f32(const float *src, float d, int8_t *dst, int64_t n);
+float row_amax(const float *x, int64_t n); /* the largest |x|; NaN is ignored */
 /* The gemm_* and mix_* slots by element. */
 void rows_dots(enum elem e, float *y, int64_t ldy, const float *x, int64_t ldx, int64_t rows, const void *w,
                int64_t ldw, int64_t k, int64_t n0, int64_t n1, bool add);

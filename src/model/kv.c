@@ -17,7 +17,6 @@
  */
 #include "model/model.h"
 
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -169,15 +168,8 @@ struct kv_rows kv_at(const struct kv *kv, int32_t slot, int32_t page, int32_t la
 
 /* int8: the scale is rounded to f16 first, so that what is read back is nearest under it. */
 static uint16_t row_quantise(const float *x, int8_t *q, int64_t n) {
-    float amax = 0;
-    for (int64_t i = 0; i < n; i++) amax = MAX(amax, fabsf(x[i])); // NaN is ignored
-    uint16_t d = f32_to_f16(MIN(amax / 127.0f, 65504.0f));
-    float inverse = f16_to_f32(d) > 0.0f ? 1.0f / f16_to_f32(d) : 0.0f;
-    for (int64_t i = 0; i < n; i++) {
-        float u = x[i] * inverse;
-        u = u > 127.0f ? 127.0f : u > -127.0f ? u : u == u ? -127.0f : 0.0f; // NaN becomes 0
-        q[i] = (int8_t)lrintf(u);
-    }
+    uint16_t d = f32_to_f16(MIN(row_amax(x, n) / 127.0f, 65504.0f));
+    i8_from_f32(x, f16_to_f32(d), q, n);
     return d;
 }
 

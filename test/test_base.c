@@ -471,15 +471,16 @@ static void test_math_bits(void **state) {
 }
 
 struct ranges {
-    int64_t begin[8], end[8];
+    int64_t end[200]; /* of the chunk that begins there, or 0 */
+    int threads;
     atomic_int calls;
     double *out;
 };
 
 static void range_record(void *ctx, int64_t begin, int64_t end, int thread) {
     struct ranges *s = ctx;
-    s->begin[thread] = begin;
-    s->end[thread] = end;
+    assert_true(thread >= 0 && thread < s->threads);
+    s->end[begin] = end;
     atomic_fetch_add(&s->calls, 1);
     for (int64_t i = begin; i < end; i++) s->out[i] = math_exp((double)i * 1e-3) + s->out[i];
 }
@@ -492,20 +493,16 @@ static void test_pool_ranges(void **state) {
         for (int64_t n = 0; n < 200; n += 1 + n / 10) {
             for (int64_t grain = 1; grain <= 64; grain *= 4) {
                 double out[200] = {0}, want[200] = {0};
-                struct ranges s = {.out = out}, one = {.out = want};
+                struct ranges s = {.threads = threads, .out = out},
+                              one = {.threads = 1, .out = want};
                 pool_run(pool, range_record, &s, n, grain);
                 pool_run(NULL, range_record, &one, n, grain);
                 assert_memory_equal(out, want, sizeof(out));
-                int64_t next = 0;
                 int calls = 0;
-                for (int t = 0; t < threads; t++) {
-                    if (s.begin[t] == s.end[t]) continue;
-                    assert_int_equal(s.begin[t], next);
-                    assert_int_equal(s.begin[t] % grain, 0);
-                    next = s.end[t];
-                    calls++;
+                for (int64_t at = 0; at < n; at = s.end[at], calls++) {
+                    assert_int_equal(at % grain, 0);
+                    assert_true(s.end[at] > at);
                 }
-                assert_int_equal(next, n);
                 assert_int_equal(atomic_load(&s.calls), calls);
                 if (n > 0 && n <= grain) assert_int_equal(s.end[0], n);
             }

@@ -1,17 +1,15 @@
 /*
  * thread: the fixed pool behind every parallel loop.
  *
- * It has no queue and no stealing. A run splits 0..n-1 into one contiguous range per thread; the
- * split depends on n, grain and the pool's size only. A range is claimed by its own worker, or by
- * the caller once its own range is done and the worker has not yet come: on a busy machine the run
- * is then late by the work itself, not by the scheduler's delay. `thread` names the range, so
- * scratch indexed by it is never shared, whoever executes it.
+ * A run cuts 0..n-1 into a few contiguous chunks per thread, which workers and caller take one by
+ * one, lowest first: whoever is slowed down, by the host or by dear work, takes fewer. `thread`
+ * names who executes, so scratch indexed by it is never shared.
  *
- * Protocol. The caller writes the job, then publishes a new `epoch`. Range t is claimed by moving
- * claim[t] from epoch-1 to epoch; the job's fields may be read only after a successful claim, and
- * cannot change before `pending`, which counts unfinished ranges, reaches 0. Sleepers announce
- * themselves before they look once more at the word that they sleep on, and wakers change the word
- * before they look for sleepers, so no wake-up is lost.
+ * Protocol. The caller writes the job, then `left`, the number of chunks nobody has yet, then
+ * publishes a new `epoch`. A chunk is claimed by taking one off `left`; the job's fields may be
+ * read only after that, and cannot change before `pending`, which counts unfinished chunks, reaches
+ * 0. Sleepers announce themselves before they look once more at the word that they sleep on, and
+ * wakers change the word before they look for sleepers, so no wake-up is lost.
  */
 #define _GNU_SOURCE
 #include "base/base.h"
@@ -26,18 +24,14 @@
 #include <unistd.h>
 
 /*
- * How often a waiter looks before it sleeps. A look is one pause instruction, 10 to 40 ns on the
- * processors we know, so 200 are some 2 to 8 microseconds: about what a futex sleep and wake cost
- * by themselves, which bounds the waste at twice the best possible, yet longer than the gap between
- * two products of one forward pass.
+ * A waiter looks for so long before it sleeps: longer than the gaps inside a forward pass and
+ * between two. Waking a sleeper costs 50 microseconds and more where an idle processor belongs to a
+ * hypervisor, half the time of a product. Between rounds of looks it lets others run.
  */
-enum { SPIN_LOOKS = 200, POOL_MAX = 1024 };
+#define SPIN_SECONDS 200e-6
+enum { SPIN_LOOKS = 64, CHUNKS = 4, POOL_MAX = 1024 };
 
 typedef _Atomic uint32_t futex_word;
-
-struct claim {
-    _Alignas(64) futex_word epoch; /* a cache line each: workers write theirs at the same moment */
-};
 
 struct worker {
     struct pool *pool;
@@ -50,11 +44,11 @@ struct pool {
     int size;
     pool_fn fn;
     void *ctx;
-    int64_t n, grain;
+    int64_t n, grain, chunks;
     atomic_bool stop;
     atomic_bool running;
-    struct claim *claims;   /* [size] */
     struct worker *workers; /* [size], the first unused */
+    _Alignas(64) futex_word left;
     _Alignas(64) futex_word epoch;
     _Atomic uint32_t sleepers;
     _Alignas(64) futex_word pending;
@@ -77,32 +71,44 @@ static inline void cpu_relax(void) {
 #endif
 }
 
-/* Range of `thread`: whole grains, shared out evenly; the last range takes the remainder. */
-static void pool_execute(struct pool *p, int thread) {
+/* Chunk i: whole grains, shared out evenly; the last one takes the remainder. */
+static void chunk_execute(const struct pool *p, int64_t i, int thread) {
     int64_t units = (p->n - 1) / p->grain + 1;
-    int64_t begin = units / p->size * thread + units % p->size * thread / p->size;
-    int64_t end = units / p->size * (thread + 1) + units % p->size * (thread + 1) / p->size;
-    if (begin < end) p->fn(p->ctx, begin * p->grain, end == units ? p->n : end * p->grain, thread);
+    int64_t begin = units / p->chunks * i + units % p->chunks * i / p->chunks;
+    int64_t end = units / p->chunks * (i + 1) + units % p->chunks * (i + 1) / p->chunks;
+    p->fn(p->ctx, begin * p->grain, end == units ? p->n : end * p->grain, thread);
 }
 
-/* Runs range `thread` of run `epoch` unless somebody has it already. */
-static bool range_take(struct pool *p, int thread, uint32_t epoch) {
-    uint32_t before = epoch - 1;
-    if (!atomic_compare_exchange_strong(&p->claims[thread].epoch, &before, epoch)) return false;
-    pool_execute(p, thread);
+/* Takes a chunk and runs it; false when all are taken. */
+static bool chunk_take(struct pool *p, int thread) {
+    uint32_t left = atomic_load(&p->left);
+    do
+        if (left == 0) return false;
+    while (!atomic_compare_exchange_weak(&p->left, &left, left - 1));
+    chunk_execute(p, p->chunks - (int64_t)left, thread);
     if (atomic_fetch_sub(&p->pending, 1) == 1 && atomic_load(&p->caller_sleeps))
         futex_wake(&p->pending);
     return true;
 }
 
-static uint32_t epoch_wait(struct pool *p, uint32_t seen) {
-    for (int i = 0; i < SPIN_LOOKS; i++) {
-        uint32_t now = atomic_load_explicit(&p->epoch, memory_order_acquire);
-        if (now != seen) return now;
-        cpu_relax();
+/* Looks until the word is `value` (or, with `other`, is something else) or the time is up. */
+static void spin(const futex_word *word, uint32_t value, bool other) {
+    for (double end = 0;; sched_yield()) {
+        for (int i = 0; i < SPIN_LOOKS; i++) {
+            if ((atomic_load_explicit(word, memory_order_acquire) == value) != other) return;
+            cpu_relax();
+        }
+        double now = clock_now();
+        if (end == 0) end = now + SPIN_SECONDS;
+        if (now >= end) return;
     }
+}
+
+static uint32_t epoch_wait(struct pool *p, uint32_t seen) {
+    spin(&p->epoch, seen, true);
+    uint32_t now = atomic_load(&p->epoch);
+    if (now != seen) return now;
     atomic_fetch_add(&p->sleepers, 1);
-    uint32_t now;
     while ((now = atomic_load(&p->epoch)) == seen) futex_wait(&p->epoch, seen);
     atomic_fetch_sub(&p->sleepers, 1);
     return now;
@@ -114,7 +120,7 @@ static void *worker_main(void *arg) {
     for (uint32_t seen = 0;;) {
         seen = epoch_wait(p, seen);
         if (atomic_load(&p->stop)) return NULL;
-        range_take(p, w->thread, seen);
+        while (chunk_take(p, w->thread)) continue;
     }
 }
 
@@ -149,7 +155,6 @@ struct pool *pool_new(int n_threads) {
     }
     struct arena arena = {0};
     struct pool *p = arena_alloc(&arena, sizeof(*p));
-    p->claims = arena_alloc(&arena, (size_t)wanted * sizeof(*p->claims));
     p->workers = arena_alloc(&arena, (size_t)wanted * sizeof(*p->workers));
     p->arena = arena;
     workers_start(p, wanted);
@@ -171,10 +176,8 @@ int pool_size(const struct pool *p) {
 }
 
 static void pending_wait(struct pool *p) {
-    for (int i = 0; i < SPIN_LOOKS; i++) {
-        if (atomic_load_explicit(&p->pending, memory_order_acquire) == 0) return;
-        cpu_relax();
-    }
+    spin(&p->pending, 0, false);
+    if (atomic_load(&p->pending) == 0) return;
     atomic_store(&p->caller_sleeps, true);
     for (uint32_t left; (left = atomic_load(&p->pending)) != 0;) futex_wait(&p->pending, left);
     atomic_store(&p->caller_sleeps, false);
@@ -192,10 +195,11 @@ void pool_run(struct pool *p, pool_fn fn, void *ctx, int64_t n, int64_t grain) {
         fn(ctx, 0, n, 0);
     } else {
         p->fn = fn, p->ctx = ctx, p->n = n, p->grain = grain;
-        atomic_store(&p->pending, (uint32_t)p->size);
+        p->chunks = MIN((n - 1) / grain + 1, (int64_t)p->size * CHUNKS);
+        atomic_store(&p->pending, (uint32_t)p->chunks);
+        atomic_store(&p->left, (uint32_t)p->chunks);
         epoch_publish(p);
-        uint32_t epoch = atomic_load(&p->epoch);
-        for (int t = 0; t < p->size; t++) range_take(p, t, epoch);
+        while (chunk_take(p, 0)) continue;
         pending_wait(p);
     }
     atomic_store(&p->running, false);

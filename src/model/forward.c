@@ -31,6 +31,7 @@ enum {
     MIN_PARALLEL = 1 << 15, /* multiply-adds below which waking threads costs more than it gives */
     MAX_FUSED = 3,
     LOW_COST = 4,    /* a low-rank multiply-add, in those of packed weights (measured) */
+    PARTS = 256,     /* that a line of costs is cut into: more than a pool has chunks */
     MAX_QUERIES = 8, /* that read the same keys at once: rows of a sequence, or heads of a row */
 };
 
@@ -315,7 +316,7 @@ static void jobs_run(struct forward *f) {
     if (f->n_jobs == 0) return;
     double t0 = clock_now();
     struct pool *pool = pool_for(f, f->cost);
-    f->parts = pool_size(pool);
+    f->parts = pool ? PARTS : 1;
     pool_run(pool, jobs_part, f, f->parts, 1);
     f->n_jobs = 0;
     f->cost = 0;
@@ -848,7 +849,7 @@ static void attend_run(struct forward *f) {
         f->attend_cost[b + 1] = f->attend_cost[b] + sees;
     }
     struct pool *pool = pool_for(f, 2 * f->attend_cost[f->n_blocks] * c->n_heads * c->head_dim);
-    f->parts = pool_size(pool);
+    f->parts = pool ? PARTS : 1;
     pool_run(pool, attend_part, f, f->parts, 1);
     f->stats.kernel_seconds += clock_now() - t0;
 }

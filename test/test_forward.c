@@ -217,6 +217,60 @@ static void large_rank_agrees(void **state) {
     model_close(m);
 }
 
+/* All tokens at once, the adapter's factors held as `e`. */
+static void adapted_run(const struct model *m, const struct adapter *a, enum elem e,
+                        float *logits) {
+    int32_t tokens[N_TOKENS], out[N_TOKENS];
+    struct row rows[N_TOKENS];
+    struct lora_part part = {.pack = a ? adapter_pack(a, e) : NULL, .weight = 1.0f};
+    struct segment seg = {0, N_TOKENS, &part, a != NULL, NULL};
+    struct forward *f = forward_make(m, NULL);
+    tokens_fill(tokens, N_TOKENS, m->config.vocab_size, 0);
+    for (int i = 0; i < N_TOKENS; i++) {
+        rows[i] = (struct row){tokens[i], i, 1};
+        out[i] = i;
+    }
+    forward_run(f, rows, N_TOKENS, &seg, 1, out, N_TOKENS, logits);
+    forward_free(f);
+}
+
+/* Factors in fewer bits, of odd ranks and over bases that give int8 inputs or do not: what is lost
+ * is little of what the adapter does. */
+static void narrow_factors_agree(void **state) {
+    (void)state;
+    static const int ranks[] = {1, 3, 8, 67};
+    static const double share[N_ELEM] = {
+        [ELEM_F32] = 0, [ELEM_BF16] = 1e-2, [ELEM_F16] = 2e-3, [ELEM_I8] = 4e-2};
+    for (int q = 0; q < 2; q++) {
+        struct model *m =
+            fixture_model("tiny-llama", false, q ? TENSOR_Q8_0 : TENSOR_F32, CLASS_EXACT);
+        int64_t n = N_TOKENS * m->config.vocab_size;
+        float *base = xcalloc((size_t)n, sizeof *base), *full = xcalloc((size_t)n, sizeof *full),
+              *got = xcalloc((size_t)n, sizeof *got);
+        adapted_run(m, NULL, ELEM_F32, base);
+        for (size_t i = 0; i < ARRAY_LEN(ranks) * N_ELEM; i++) {
+            enum elem e = (enum elem)(i % N_ELEM);
+            struct adapter *a =
+                fixture_adapter(&m->config, ranks[i / N_ELEM], "all-linear", 0.1f, 3);
+            adapted_run(m, a, e, e == ELEM_F32 ? full : got);
+            double lost = 0, done = 0;
+            for (int64_t j = 0; e != ELEM_F32 && j < n; j++) {
+                lost += pow((double)(got[j] - full[j]), 2);
+                done += pow((double)(full[j] - base[j]), 2);
+            }
+            assert_true(e == ELEM_F32 || (lost > 0 && done > 0));
+            if (sqrt(lost) > (share[e] + (q ? 8e-2 : 0)) * sqrt(done))
+                fail_msg("%s, rank %d: %g of %g", m->type == TENSOR_F32 ? "f32" : "q8_0",
+                         ranks[i / N_ELEM], sqrt(lost), sqrt(done));
+            adapter_release(a);
+        }
+        free(base);
+        free(full);
+        free(got);
+        model_close(m);
+    }
+}
+
 static void rope_agrees(void **state) {
     (void)state;
     struct model_config c;
@@ -478,10 +532,11 @@ static void stories_reproduced(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(naive_agrees),         cmocka_unit_test(large_rank_agrees),
-        cmocka_unit_test(rope_agrees),          cmocka_unit_test(bits_invariant),
-        cmocka_unit_test(wide_bits_invariant),  cmocka_unit_test(base_read_once),
-        cmocka_unit_test(adapters_matter),      cmocka_unit_test(copies_continue),
-        cmocka_unit_test(hidden_is_final_norm), cmocka_unit_test(stories_reproduced),
+        cmocka_unit_test(narrow_factors_agree), cmocka_unit_test(rope_agrees),
+        cmocka_unit_test(bits_invariant),       cmocka_unit_test(wide_bits_invariant),
+        cmocka_unit_test(base_read_once),       cmocka_unit_test(adapters_matter),
+        cmocka_unit_test(copies_continue),      cmocka_unit_test(hidden_is_final_norm),
+        cmocka_unit_test(stories_reproduced),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

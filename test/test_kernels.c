@@ -267,6 +267,10 @@ struct elems {
     void *v[N_ELEM];
 };
 
+static void near(double got, double want, double tolerance, const char *what) {
+    if (!(fabs(got - want) <= tolerance)) fail_msg("%s is %.9g, expected %.9g", what, got, want);
+}
+
 static struct elems elems_of(const float *x, int64_t n) {
     struct elems r;
     for (int e = 0; e < N_ELEM; e++) {
@@ -385,6 +389,105 @@ static struct inputs inputs_of(const struct kernels *k, struct floats x, int64_t
     return in;
 }
 
+static void fill_i8(int8_t *p, int64_t n) {
+    for (int64_t i = 0; i < n; i++) p[i] = (int8_t)((int)rng_below(&source, 255) - 127);
+}
+
+/* Int8 against int8: bits of every level, and the sum in double. */
+static void check_dots_i8(const struct kernels *k, int64_t rows, int64_t n, int64_t width) {
+    void *scratch;
+    struct floats x = filled(rows * width, 0), y = filled(rows * (n + 1), 0), z = copied(y);
+    int8_t *w = malloc((size_t)(n * width));
+    fill_i8(w, n * width);
+    struct inputs in = inputs_of(ref, x, rows, width, &scratch);
+    ref->dots_i8(y.v, n + 1, &in, w, width, n > 2, n);
+    k->dots_i8(z.v, n + 1, &in, w, width, n > 2, n);
+    same_all(y.v, z.v, rows * (n + 1), "dots_i8", k, width);
+    for (int64_t i = 0; i < rows * n; i++) {
+        if (i % n < (n > 2)) continue;
+        double want = 0, most = 0;
+        for (int64_t j = 0; j < width; j++) {
+            double v = (double)in.q[i / n * width + j] * (double)w[i % n * width + j] *
+                       (double)in.d[(i / n * width + j) / 32];
+            want += v, most += fabs(v);
+        }
+        near((double)y.v[i / n * (n + 1) + i % n], want, 1e-6 * most, "dots_i8");
+    }
+    free(scratch);
+    free(w);
+    floats_free(x);
+    floats_free(y);
+    floats_free(z);
+}
+
+/* The same of pairs, with t of every size that 16 bits have. */
+static void check_pairs(const struct kernels *k, int64_t rows, int64_t n, int64_t pairs) {
+    int64_t ldv = n + 3, ldt = 2 * pairs + 1, ldy = n + 2;
+    int16_t *t = malloc((size_t)(rows * ldt) * sizeof *t);
+    int8_t *v = malloc((size_t)(2 * ldv * pairs));
+    struct floats s = filled(rows, 0), y = filled(rows * ldy, 0), z = copied(y), y0 = copied(y);
+    for (int64_t i = 0; i < rows * ldt; i++)
+        t[i] = (int16_t)((int)rng_below(&source, 65535) - 32767);
+    fill_i8(v, 2 * ldv * pairs);
+    ref->mix_pairs(y.v, ldy, t, ldt, s.v, rows, v, ldv, pairs, n);
+    k->mix_pairs(z.v, ldy, t, ldt, s.v, rows, v, ldv, pairs, n);
+    same_all(y.v, z.v, rows * ldy, "mix_pairs", k, n);
+    for (int64_t m = 0; m < rows; m++)
+        for (int64_t c = 0; c < n; c++) {
+            double sum = 0, by = (double)s.v[m], old = (double)y0.v[m * ldy + c];
+            for (int64_t j = 0; j < 2 * pairs; j++)
+                sum += (double)t[m * ldt + j] * (double)v[2 * (j / 2 * ldv + c) + j % 2];
+            near((double)y.v[m * ldy + c], old + by * sum, 2e-7 * (fabs(old) + fabs(by * sum)),
+                 "mix_pairs");
+        }
+    free(t);
+    free(v);
+    struct floats all[] = {s, y, z, y0};
+    for (size_t i = 0; i < ARRAY_LEN(all); i++) floats_free(all[i]);
+}
+
+static void test_int8_rows(void **state) {
+    (void)state;
+    static const int64_t widths[] = {32, 64, 192, 576}, ns[] = {1, 7, 8, 9, 16, 48, 64, 100, 130},
+                         pairs[] = {1, 2, 4, 32};
+    for (int l = CPU_SCALAR; l < CPU_LEVELS; l++) {
+        const struct kernels *k = kernels_level((enum cpu_level)l);
+        for (int64_t rows = 1; k && rows <= 6; rows++)
+            for (size_t i = 0; i < ARRAY_LEN(ns); i++) {
+                check_dots_i8(k, rows, ns[i] % 20, widths[i % ARRAY_LEN(widths)]);
+                check_pairs(k, rows, ns[i], pairs[(i + (size_t)rows) % ARRAY_LEN(pairs)]);
+            }
+    }
+}
+
+/* Low-rank sums in 16-bit steps: within half a step of each t, times what it meets; NaN shows. */
+static void test_pairs_mix(void **state) {
+    (void)state;
+    enum { ROWS = 35, N = 40, RANKS = 10 };
+    struct floats t = filled(ROWS * 64, 0), y = filled(ROWS * N, 0), y0 = copied(y);
+    int8_t v[RANKS * N];
+    fill_i8(v, RANKS * N);
+    memset(t.v + 64, 0, 64 * sizeof(float));
+    t.v[2 * 64 + 3] = NAN;
+    pairs_mix(y.v, N, t.v, 64, ROWS, v, N, RANKS, N);
+    for (int m = 0; m < ROWS; m++)
+        for (int c = 0; c < N; c++) {
+            double want = (double)y0.v[m * N + c], off = 1e-6 * fabs(want);
+            double step = (double)row_amax(t.v + 64 * m, RANKS) / 32767;
+            for (int j = 0; j < RANKS; j++) {
+                double b = v[2 * (j / 2 * N + c) + j % 2];
+                want += (double)t.v[64 * m + j] * b;
+                off += 0.51 * step * fabs(b) + 1e-6 * fabs((double)t.v[64 * m + j] * b);
+            }
+            if (m == 2)
+                assert_true(isnan(y.v[m * N + c]));
+            else
+                near((double)y.v[m * N + c], want, off, "pairs_mix");
+        }
+    struct floats all[] = {t, y, y0};
+    for (size_t i = 0; i < ARRAY_LEN(all); i++) floats_free(all[i]);
+}
+
 static void check_packed(const struct kernels *k, enum tensor_type t, int64_t rows, int64_t n,
                          int64_t width, bool extreme) {
     struct arena arena = {0};
@@ -394,8 +497,11 @@ static void check_packed(const struct kernels *k, enum tensor_type t, int64_t ro
     matrix_random(&w, t, n, width, CLASS_EXACT, &arena, &file, extreme);
     struct floats x = filled(rows * width, extreme), y = filled(rows * (n + 1), 0), z = copied(y);
     struct inputs in = inputs_of(ref, x, rows, width, &scratch);
+    const struct extent soon[] = {{y.v, 1}, {file, 300}, {x.v, 0}, {w.data, 64}};
     for (int add = 0; add < 2; add++) {
+        struct ahead ahead = {soon, ARRAY_LEN(soon), 0, 0};
         (t == TENSOR_Q8_0 ? ref->gemm_q8 : ref->gemm_q4)(y.v, n + 1, &in, &w, 0, n, add);
+        in.ahead = add ? &ahead : NULL; // asking for memory changes nothing
         (t == TENSOR_Q8_0 ? k->gemm_q8 : k->gemm_q4)(z.v, n + 1, &in, &w, 0, n, add);
         same_all(y.v, z.v, rows * (n + 1), tensor_type_name(t), k, width);
     }
@@ -588,10 +694,6 @@ static void test_transpose(void **state) {
     pool_free(pool);
     floats_free(a);
     floats_free(b);
-}
-
-static void near(double got, double want, double tolerance, const char *what) {
-    if (!(fabs(got - want) <= tolerance)) fail_msg("%s is %.9g, expected %.9g", what, got, want);
 }
 
 static void test_scalar_reductions(void **state) {
@@ -1009,6 +1111,8 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_adamw),
         cmocka_unit_test(test_rows_down),
         cmocka_unit_test(test_mix),
+        cmocka_unit_test(test_int8_rows),
+        cmocka_unit_test(test_pairs_mix),
         cmocka_unit_test(test_gemm),
         cmocka_unit_test(test_packed),
         cmocka_unit_test(test_invariance),

@@ -1,15 +1,16 @@
 /*
  * thread: the fixed pool behind every parallel loop.
  *
- * A run cuts 0..n-1 into a few contiguous chunks per thread, which workers and caller take one by
- * one, lowest first: whoever is slowed down, by the host or by dear work, takes fewer. `thread`
- * names who executes, so scratch indexed by it is never shared.
+ * Workers and caller take chunks of 0..n-1 as they come, lowest first, each a share of what is
+ * left: few big ones, then smaller ones, so that all end at about the same time, whoever was slowed
+ * down by the host or by dear work. `thread` names who executes, so scratch indexed by it is never
+ * shared.
  *
- * Protocol. The caller writes the job, then `left`, the number of chunks nobody has yet, then
- * publishes a new `epoch`. A chunk is claimed by taking one off `left`; the job's fields may be
- * read only after that, and cannot change before `pending`, which counts unfinished chunks, reaches
- * 0. Sleepers announce themselves before they look once more at the word that they sleep on, and
- * wakers change the word before they look for sleepers, so no wake-up is lost.
+ * Protocol. The caller writes the job, then `left`, the units nobody has yet, then publishes a new
+ * `epoch`. A chunk is claimed by taking units off `left`; the job's fields may be read only after
+ * that, and cannot change before `pending`, which counts unfinished units, reaches 0. Sleepers
+ * announce themselves before they look once more at the word that they sleep on, and wakers change
+ * the word before they look for sleepers, so no wake-up is lost.
  */
 #define _GNU_SOURCE
 #include "base/base.h"
@@ -29,7 +30,7 @@
  * hypervisor, half the time of a product. Between rounds of looks it lets others run.
  */
 #define SPIN_SECONDS 200e-6
-enum { SPIN_LOOKS = 64, CHUNKS = 4, POOL_MAX = 1024 };
+enum { SPIN_LOOKS = 64, UNITS_MAX = 1 << 20, POOL_MAX = 1024 };
 
 typedef _Atomic uint32_t futex_word;
 
@@ -44,7 +45,7 @@ struct pool {
     int size;
     pool_fn fn;
     void *ctx;
-    int64_t n, grain, chunks;
+    int64_t n, grain; /* a unit is `grain` items, the last one may be less */
     atomic_bool stop;
     atomic_bool running;
     struct worker *workers; /* [size], the first unused */
@@ -71,22 +72,20 @@ static inline void cpu_relax(void) {
 #endif
 }
 
-/* Chunk i: whole grains, shared out evenly; the last one takes the remainder. */
-static void chunk_execute(const struct pool *p, int64_t i, int thread) {
-    int64_t units = (p->n - 1) / p->grain + 1;
-    int64_t begin = units / p->chunks * i + units % p->chunks * i / p->chunks;
-    int64_t end = units / p->chunks * (i + 1) + units % p->chunks * (i + 1) / p->chunks;
-    p->fn(p->ctx, begin * p->grain, end == units ? p->n : end * p->grain, thread);
+static int64_t units_of(int64_t n, int64_t grain) {
+    return (n - 1) / grain + 1;
 }
 
-/* Takes a chunk and runs it; false when all are taken. */
+/* Takes a chunk and runs it; false when all is taken. */
 static bool chunk_take(struct pool *p, int thread) {
-    uint32_t left = atomic_load(&p->left);
-    do
+    uint32_t left = atomic_load(&p->left), take;
+    do {
         if (left == 0) return false;
-    while (!atomic_compare_exchange_weak(&p->left, &left, left - 1));
-    chunk_execute(p, p->chunks - (int64_t)left, thread);
-    if (atomic_fetch_sub(&p->pending, 1) == 1 && atomic_load(&p->caller_sleeps))
+        take = MAX(left / (2 * (uint32_t)p->size), 1);
+    } while (!atomic_compare_exchange_weak(&p->left, &left, left - take));
+    int64_t begin = units_of(p->n, p->grain) - left, end = begin + take;
+    p->fn(p->ctx, begin * p->grain, MIN(end * p->grain, p->n), thread);
+    if (atomic_fetch_sub(&p->pending, take) == take && atomic_load(&p->caller_sleeps))
         futex_wake(&p->pending);
     return true;
 }
@@ -194,10 +193,10 @@ void pool_run(struct pool *p, pool_fn fn, void *ctx, int64_t n, int64_t grain) {
     if (p->size == 1 || n <= grain) {
         fn(ctx, 0, n, 0);
     } else {
+        grain *= units_of(units_of(n, grain), UNITS_MAX);
         p->fn = fn, p->ctx = ctx, p->n = n, p->grain = grain;
-        p->chunks = MIN((n - 1) / grain + 1, (int64_t)p->size * CHUNKS);
-        atomic_store(&p->pending, (uint32_t)p->chunks);
-        atomic_store(&p->left, (uint32_t)p->chunks);
+        atomic_store(&p->pending, (uint32_t)units_of(n, grain));
+        atomic_store(&p->left, (uint32_t)units_of(n, grain));
         epoch_publish(p);
         while (chunk_take(p, 0)) continue;
         pending_wait(p);

@@ -270,6 +270,91 @@ MIX(mix_bf16, uint16_t, ELEM_BF16)
 MIX(mix_f16, uint16_t, ELEM_F16)
 MIX(mix_i8, int8_t, ELEM_I8)
 
+INLINE __m256i quad_broadcast(const void *x) {
+    int32_t four;
+    memcpy(&four, x, sizeof four);
+    return _mm256_set1_epi32(four);
+}
+
+/* One row of int8 blocks against R rows of int8 weights, neither below -127; eight lanes each. */
+INLINE void lanes_i8(__m256 *acc, const int8_t *q, const float *d, const int8_t *w, int64_t ldw,
+                     int64_t k, int R) {
+    const __m256i ones = _mm256_set1_epi16(1);
+    UNROLL for (int r = 0; r < R; r++) acc[r] = _mm256_setzero_ps();
+    for (int64_t i = 0; i < k; i += 32) {
+        __m256i x = _mm256_loadu_si256((const __m256i *)(q + i)), a = _mm256_abs_epi8(x);
+        __m256 scale = _mm256_broadcast_ss(d + i / 32);
+        UNROLL for (int r = 0; r < R; r++) {
+            __m256i v = _mm256_loadu_si256((const __m256i *)(w + r * ldw + i));
+            __m256i p = _mm256_madd_epi16(_mm256_maddubs_epi16(a, _mm256_sign_epi8(v, x)), ones);
+            acc[r] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(p), scale, acc[r]);
+        }
+    }
+}
+
+static void dots_i8(float *y, int64_t ldy, const struct inputs *in, const int8_t *w, int64_t ldw,
+                    int64_t n0, int64_t n1) {
+    for (int64_t m = 0; m < in->rows; m++) {
+        const int8_t *q = in->q + m * in->k;
+        const float *d = in->d + m * (in->k / 32);
+        __m256 v[4];
+        int64_t n = n0;
+        for (; n + 4 <= n1; n += 4) {
+            lanes_i8(v, q, d, w + n * ldw, ldw, in->k, 4);
+            __m256 ac = tree_halves(v[0], v[2]), bd = tree_halves(v[1], v[3]);
+            __m256 t = tree_finish(ac, bd, ac, bd); // [a b a b | c d c d]
+            _mm_storeu_ps(y + m * ldy + n,
+                          _mm_movelh_ps(_mm256_castps256_ps128(t), _mm256_extractf128_ps(t, 1)));
+        }
+        for (; n < n1; n++) {
+            lanes_i8(v, q, d, w + n * ldw, ldw, in->k, 1);
+            y[m * ldy + n] = tree_one(v[0]);
+        }
+    }
+}
+
+/* R rows of C times eight outputs, over all pairs; C == 1: n of the eight, when below that. */
+INLINE void pairs_block(float *y, int64_t ldy, const int16_t *t, int64_t ldt, const float *s,
+                        const int8_t *v, int64_t ldv, int64_t pairs, int64_t n, int R, int C) {
+    __m256i acc[8];
+    bool part = C == 1 && n < 8;
+    UNROLL for (int o = 0; o < R * C; o++) acc[o] = _mm256_setzero_si256();
+    for (int64_t j = 0; j < pairs; j++) {
+        UNROLL for (int c = 0; c < C; c++) {
+            int8_t tail[16] = {0};
+            const int8_t *at = v + 2 * (j * ldv + 8 * c);
+            if (part) memcpy(tail, at, 2 * (size_t)n);
+            __m256i w = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)(part ? tail : at)));
+            UNROLL for (int r = 0; r < R; r++) acc[r * C + c] = _mm256_add_epi32(
+                acc[r * C + c], _mm256_madd_epi16(w, quad_broadcast(t + r * ldt + 2 * j)));
+        }
+    }
+    UNROLL for (int r = 0; r < R; r++) UNROLL for (int c = 0; c < C; c++) {
+        float *out = y + r * ldy + 8 * c;
+        store_some(out,
+                   _mm256_fmadd_ps(_mm256_cvtepi32_ps(acc[r * C + c]), _mm256_broadcast_ss(s + r),
+                                   load_some(out, part ? n : 8)),
+                   part ? n : 8);
+    }
+}
+
+INLINE void pairs_rows(float *y, int64_t ldy, const int16_t *t, int64_t ldt, const float *s,
+                       const int8_t *v, int64_t ldv, int64_t pairs, int64_t n, int R) {
+    int64_t c = 0;
+    for (; c + 64 / R <= n; c += 64 / R)
+        pairs_block(y + c, ldy, t, ldt, s, v + 2 * c, ldv, pairs, 0, R, 8 / R);
+    for (; c < n; c += 8) pairs_block(y + c, ldy, t, ldt, s, v + 2 * c, ldv, pairs, n - c, R, 1);
+}
+
+static void mix_pairs(float *y, int64_t ldy, const int16_t *t, int64_t ldt, const float *s,
+                      int64_t rows, const int8_t *v, int64_t ldv, int64_t pairs, int64_t n) {
+    int64_t m = 0;
+    for (; m + 4 <= rows; m += 4)
+        pairs_rows(y + m * ldy, ldy, t + m * ldt, ldt, s + m, v, ldv, pairs, n, 4);
+    for (; m < rows; m++)
+        pairs_rows(y + m * ldy, ldy, t + m * ldt, ldt, s + m, v, ldv, pairs, n, 1);
+}
+
 #define SUM_GROUPS 512     /* groups of K whose activation sums are held at once */
 #define PANEL_BYTES 262144 /* of weights in one block of panels: half the second-level cache */
 
@@ -301,12 +386,6 @@ struct panel_job {
     int64_t k, blocks;
     int8_t c; /* of NARROW */
 };
-
-INLINE __m256i quad_broadcast(const void *x) {
-    int32_t four;
-    memcpy(&four, x, sizeof four);
-    return _mm256_set1_epi32(four);
-}
 
 /* Weights of the low nibbles of v: int8 codes, or what NARROW calls u. */
 INLINE __m256i nibble_weights(__m256i v, enum layout l) {
@@ -456,6 +535,7 @@ INLINE void rows_packed(float *y, int64_t ldy, const struct inputs *in, const st
         }
         for (int r = 0; r < R; r++)
             panel_put(y + (m + r) * ldy, acc + r * PANEL, w, p * PANEL, n1, add, l);
+        ahead_step(in->ahead);
     }
 }
 
@@ -463,6 +543,7 @@ INLINE void gemm_packed(float *y, int64_t ldy, const struct inputs *in, const st
                         int64_t n0, int64_t n1, bool add, enum layout l, enum meeting how) {
     int64_t bytes = w->k / layout_group(l) * layout_bytes(l), step = MAX(PANEL_BYTES / bytes, 1);
     int64_t end = (n1 + PANEL - 1) / PANEL;
+    ahead_begin(in->ahead, (end - n0 / PANEL) * ((in->rows + 3) / 4));
     for (int64_t p0 = n0 / PANEL; p0 < end; p0 += step) {
         int64_t p1 = MIN(p0 + step, end), m = 0;
         for (; m + 4 <= in->rows; m += 4) rows_packed(y, ldy, in, w, m, p0, p1, n1, add, 4, l, how);
@@ -730,6 +811,8 @@ void kernels_fill_avx2(struct kernels *k) {
     k->mix_bf16 = mix_bf16;
     k->mix_f16 = mix_f16;
     k->mix_i8 = mix_i8;
+    k->dots_i8 = dots_i8;
+    k->mix_pairs = mix_pairs;
     k->gemm_q8 = gemm_q8;
     k->gemm_q4 = gemm_q4;
     k->quantize_row = quantize_row;

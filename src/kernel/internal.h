@@ -107,4 +107,22 @@ static inline int64_t layout_scales(enum layout l, int64_t k) {
     return (l == LAYOUT_NF4 ? (k + NF4_BLOCK - 1) / NF4_BLOCK : k / layout_group(l)) * PANEL;
 }
 
+/* Spreads what is to be read over the steps of a product. More than fits beside its own loads is
+ * left alone. */
+static inline void ahead_begin(struct ahead *a, int64_t steps) {
+    enum { PACE_MAX = 32 };
+    int64_t lines = 0;
+    for (int64_t i = 0; a && i < a->n; i++) lines += a->extents[i].bytes / 64 + 1;
+    if (a) a->pace = MIN((lines + steps - 1) / MAX(steps, 1), PACE_MAX);
+}
+
+static inline void ahead_step(struct ahead *a) {
+    for (int64_t i = 0; a && i < a->pace && a->n > 0; i++) {
+        __builtin_prefetch((const char *)a->extents->at + a->done, 0, 3);
+        if ((a->done += 64) < a->extents->bytes) continue;
+        a->extents++, a->n--;
+        a->done = 0;
+    }
+}
+
 #endif

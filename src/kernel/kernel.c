@@ -564,6 +564,34 @@ void rows_mix(enum elem e, float *y, int64_t ldy, const float *t, int64_t ldt, i
     }
 }
 
+/* t over s, rounded half to even; s is the row's largest over 32767. What is not finite gives zeros
+ * and a NaN scale, so that it shows. */
+static float row_i16(const float *t, int64_t n, int16_t *out) {
+    float s = row_amax(t, n) / 32767.0f;
+    bool fine = s >= FLT_MIN && s <= FLT_MAX;
+    float nan = 0;
+    for (int64_t i = 0; i < n; i++) {
+        float u = fine ? t[i] / s : 0.0f;
+        u = u < -32767.0f ? -32767.0f : u > 32767.0f ? 32767.0f : u == u ? u : 0.0f;
+        out[i] = (int16_t)((u + 0x1.8p+23f) - 0x1.8p+23f);
+        nan += t[i] - t[i];
+    }
+    return fine ? s + nan : nan;
+}
+
+void pairs_mix(float *y, int64_t ldy, const float *t, int64_t ldt, int64_t rows, const int8_t *v,
+               int64_t ldv, int64_t n, int64_t width) {
+    enum { ROWS = 16, RANKS = 64 };
+    int16_t q[ROWS][RANKS];
+    float s[ROWS];
+    CHECK(n % 2 == 0 && n <= RANKS);
+    for (int64_t m = 0; m < rows; m += ROWS) {
+        int64_t some = MIN(rows - m, ROWS);
+        for (int64_t i = 0; i < some; i++) s[i] = row_i16(t + (m + i) * ldt, n, q[i]);
+        kernels_get()->mix_pairs(y + m * ldy, ldy, q[0], RANKS, s, some, v, ldv, n / 2, width);
+    }
+}
+
 size_t inputs_scratch(int64_t max_rows, int64_t max_k) {
     size_t at[5];
     inputs_layout(max_rows, max_k, at);
@@ -615,6 +643,17 @@ void inputs_prepare(struct inputs *in, const float *x, int64_t ldx, int64_t rows
     pool_run(rows * k < 8192 ? NULL : pool, inputs_range, in, rows, 1);
 }
 
+struct inputs inputs_rows(const struct inputs *in, int64_t begin, int64_t end) {
+    struct inputs part = *in;
+    part.rows = end - begin;
+    part.x += begin * part.ldx;
+    if (part.q) part.q += begin * part.k;
+    if (part.d) part.d += begin * (part.k / QK);
+    if (part.sum) part.sum += begin * (part.k / QK);
+    if (part.bf16) part.bf16 += begin * ((part.k + 31) / 32 * 32);
+    return part;
+}
+
 #define SERIAL_OPS 65536 /* multiply-adds below which waking threads costs more than it saves */
 
 static struct pool *pool_for(struct pool *pool, int64_t rows, int64_t n, int64_t k) {
@@ -658,14 +697,8 @@ static void matrix_by_outputs(void *ctx, int64_t begin, int64_t end, int thread)
 
 static void matrix_by_rows(void *ctx, int64_t begin, int64_t end, int thread) {
     const struct product *p = ctx;
-    struct inputs part = *p->in;
+    struct inputs part = inputs_rows(p->in, begin, end);
     (void)thread;
-    part.rows = end - begin;
-    part.x += begin * part.ldx;
-    if (part.q) part.q += begin * part.k;
-    if (part.d) part.d += begin * (part.k / QK);
-    if (part.sum) part.sum += begin * (part.k / QK);
-    if (part.bf16) part.bf16 += begin * ((part.k + 31) / 32 * 32);
     matrix_mul_range(p->y + begin * p->ldy, p->ldy, &part, p->w, 0, p->n, p->add);
 }
 

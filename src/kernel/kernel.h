@@ -135,6 +135,17 @@ size_t matrix_bytes(const struct matrix *m);
 /* What matrix_init will take for rows of this type: all of it, even where rows can stay in a file. */
 size_t matrix_bytes_of(enum tensor_type type, int64_t n, int64_t k, enum numeric_class cls);
 
+/* Memory that will be read soon. A packed product whose inputs carry such a list asks for it, a few lines after every few
+ * rows and panels: memory works while the product computes. */
+struct extent {
+    const void *at;
+    int64_t bytes;
+};
+struct ahead {
+    const struct extent *extents;
+    int64_t n, done, pace; /* spans left, bytes of the first that were asked for, lines a step */
+};
+
 /*
  * The inputs of a product, prepared once for all matrices that read them: f32 rows, and (where some matrix needs it) the
  * rows in int8 blocks of 32 (d = amax / 127, q = round-half-even(x * (1/d))) or in bf16.
@@ -146,6 +157,7 @@ struct inputs {
     float *d;         /* [rows][K/32] */
     float *sum;       /* [rows][K/32]: d · Σ q of the block */
     uint16_t *bf16;   /* [rows][K rounded up to 32], zero padded */
+    struct ahead *ahead; /* or NULL; one thread's */
 };
 
 struct kernels {
@@ -172,6 +184,14 @@ struct kernels {
                     int64_t k, int64_t n);
     void (*mix_i8)(float *y, int64_t ldy, const float *t, int64_t ldt, int64_t rows, const int8_t *v, int64_t ldv,
                    int64_t k, int64_t n);
+    /* Both int8, for adapters over a quantised base: y[m][n] = Σ_k (d q)[m][k] w[n][k]. Lane l of 8 gathers bytes 4l to
+     * 4l+3 of block b as an exact integer p: lane = fma((float)p, d_b, lane), b = 0, 1, …; then l and l+4, l+2, l+1. */
+    void (*dots_i8)(float *y, int64_t ldy, const struct inputs *in, const int8_t *w, int64_t ldw, int64_t n0,
+                    int64_t n1);
+    /* y[m][c] = fma((float)Σ_j t[m][2j] v[j][c][0] + t[m][2j+1] v[j][c][1], s[m], y[m][c]), j in [0, pairs), c in [0, n); at
+     * most 512 pairs, so that the integer is exact. ldv counts pairs of bytes. */
+    void (*mix_pairs)(float *y, int64_t ldy, const int16_t *t, int64_t ldt, const float *s, int64_t rows,
+                      const int8_t *v, int64_t ldv, int64_t pairs, int64_t n);
     /* Packed kinds: n0 and n1 are multiples of 16 (or n1 == n). */
     /* int8 panels and nibble panels; minima are the caller's to add (matrix_mul does). */
     void (*gemm_q8)(float *y, int64_t ldy, const struct inputs *in, const struct matrix *w, int64_t n0, int64_t n1,
@@ -226,6 +246,10 @@ void rows_dots(enum elem e, float *y, int64_t ldy, const float *x, int64_t ldx, 
                int64_t ldw, int64_t k, int64_t n0, int64_t n1, bool add);
 void rows_mix(enum elem e, float *y, int64_t ldy, const float *t, int64_t ldt, int64_t rows, const void *v,
               int64_t ldv, int64_t k, int64_t n);
+/* y += Σ_r t_r v_r of int8 rows that lie in pairs, [n / 2][ldv][2]: t is rounded to 16 bits under its row's largest, so
+ * that the sum is an integer one. n is even, at most 64. */
+void pairs_mix(float *y, int64_t ldy, const float *t, int64_t ldt, int64_t rows, const int8_t *v, int64_t ldv,
+               int64_t n, int64_t width);
 
 /* products over a pool */
 
@@ -233,6 +257,7 @@ void rows_mix(enum elem e, float *y, int64_t ldy, const float *t, int64_t ldt, i
 size_t inputs_scratch(int64_t max_rows, int64_t max_k);
 void inputs_prepare(struct inputs *in, const float *x, int64_t ldx, int64_t rows, int64_t k, bool int8, bool bf16,
                     void *scratch, struct pool *pool);
+struct inputs inputs_rows(const struct inputs *in, int64_t begin, int64_t end); /* a view of some rows */
 /* y[rows][ldy] (+)= x wᵀ, over the pool, static ranges of outputs. `in` must hold what w->type/packed needs. */
 void matrix_mul(float *y, int64_t ldy, const struct inputs *in, const struct matrix *w, bool add, struct pool *pool);
 /* Outputs [n0, n1) of the same, in the calling thread; n0 is a multiple of 16. */

@@ -95,6 +95,40 @@ MIX_ELEMS(mix_bf16, uint16_t, ELEM_BF16)
 MIX_ELEMS(mix_f16, uint16_t, ELEM_F16)
 MIX_ELEMS(mix_i8, int8_t, ELEM_I8)
 
+static float dot_i8(const int8_t *q, const float *d, const int8_t *w, int64_t k) {
+    enum { WIDE = 8 };
+    float lane[WIDE] = {0};
+    for (int64_t b = 0; b < k / QK; b++, q += QK, w += QK)
+        for (int l = 0; l < WIDE; l++) {
+            int32_t p = 0;
+            for (int i = 4 * l; i < 4 * l + 4; i++) p += q[i] * w[i];
+            lane[l] = fmaf((float)p, d[b], lane[l]);
+        }
+    for (int half = WIDE / 2; half > 0; half /= 2)
+        for (int l = 0; l < half; l++) lane[l] += lane[l + half];
+    return lane[0];
+}
+
+static void dots_i8(float *y, int64_t ldy, const struct inputs *in, const int8_t *w, int64_t ldw,
+                    int64_t n0, int64_t n1) {
+    for (int64_t m = 0; m < in->rows; m++)
+        for (int64_t n = n0; n < n1; n++)
+            y[m * ldy + n] =
+                dot_i8(in->q + m * in->k, in->d + m * (in->k / QK), w + n * ldw, in->k);
+}
+
+static void mix_pairs(float *y, int64_t ldy, const int16_t *t, int64_t ldt, const float *s,
+                      int64_t rows, const int8_t *v, int64_t ldv, int64_t pairs, int64_t n) {
+    for (int64_t m = 0; m < rows; m++)
+        for (int64_t c = 0; c < n; c++) {
+            int32_t sum = 0;
+            for (int64_t j = 0; j < pairs; j++)
+                for (int i = 0; i < 2; i++)
+                    sum += t[m * ldt + 2 * j + i] * v[2 * (j * ldv + c) + i];
+            y[m * ldy + c] = fmaf((float)sum, s[m], y[m * ldy + c]);
+        }
+}
+
 /* Integer dot of `weights` int8 weights: w is the block's panel bytes, n the output inside the
  * panel.
  */
@@ -299,6 +333,8 @@ void kernels_fill_scalar(struct kernels *k) {
         .mix_bf16 = mix_bf16,
         .mix_f16 = mix_f16,
         .mix_i8 = mix_i8,
+        .dots_i8 = dots_i8,
+        .mix_pairs = mix_pairs,
         .gemm_q8 = gemm_packed,
         .gemm_q4 = gemm_packed,
         .quantize_row = quantize_row,

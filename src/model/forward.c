@@ -31,7 +31,7 @@ enum {
     MIN_PARALLEL = 1 << 15, /* multiply-adds below which waking threads costs more than it gives */
     MAX_FUSED = 3,
     LOW_COST = 4,    /* a low-rank multiply-add, in those of packed weights (measured) */
-    PARTS = 256,     /* that a line of costs is cut into: more than a pool has chunks */
+    PARTS = 64,      /* that a line of costs is cut into */
     MAX_QUERIES = 8, /* that read the same keys at once: rows of a sequence, or heads of a row */
 };
 
@@ -41,7 +41,7 @@ enum job_kind { JOB_BASE, JOB_LOW_A, JOB_LOW_B };
 struct job {
     enum job_kind kind;
     const struct matrix *w;       /* JOB_BASE */
-    const struct inputs *in;      /* JOB_BASE */
+    const struct inputs *in;      /* JOB_BASE, JOB_LOW_A: of all rows */
     const float *x;               /* JOB_LOW_A: [rows][ldx] */
     const struct segment *seg;    /* low-rank jobs */
     const struct lora_part *part; /* JOB_LOW_A */
@@ -79,6 +79,7 @@ struct forward {
     struct block *blocks;         /* [B] */
     int64_t *attend_cost;         /* [B + 1] of the blocks before block i */
     struct job *jobs;             /* [MAX_FUSED · (1 + max_parts)] */
+    struct extent *extents;       /* [MAX_FUSED · max_parts]: maps of the line's low-rank jobs */
     void *in_scratch;
     struct kv *kv;
 
@@ -87,8 +88,9 @@ struct forward {
     const struct segment *segs;
     int32_t n_rows, n_segs, n_blocks, layer;
     int n_jobs;
-    int64_t cost; /* of all jobs on the line */
-    int parts;    /* the line is cut into */
+    int n_extents;
+    int64_t cost, base_cost; /* of all jobs on the line, and of the base's, which come first */
+    int parts;               /* the line is cut into */
 };
 
 static void *slab_take(uint8_t *base, size_t *used, size_t size) {
@@ -143,6 +145,7 @@ static size_t slab_lay(struct forward *f, const struct model_config *c,
     f->blocks = slab_take(base, &used, rows * sizeof *f->blocks);
     f->attend_cost = slab_take(base, &used, (rows + 1) * sizeof(int64_t));
     f->jobs = slab_take(base, &used, MAX_FUSED * (1 + (size_t)o->max_parts) * sizeof(struct job));
+    f->extents = slab_take(base, &used, MAX_FUSED * (size_t)o->max_parts * sizeof(struct extent));
     f->in_scratch = slab_take(base, &used, inputs_scratch(o->max_rows, (int64_t)widest));
     return used;
 }
@@ -222,7 +225,13 @@ static void low_a_range(const struct forward *f, const struct job *j, int64_t n0
     }
     const struct lora_map *m = lora_map_at(p->pack, f->layer, j->proj);
     const char *a = (const char *)m->a + j->r0 * j->k * (int64_t)elem_size(p->pack->elem);
-    rows_dots(p->pack->elem, t, RANK_CHUNK, j->x, j->ldx, j->rows, a, j->k, j->k, n0, n1, false);
+    if (p->pack->elem == ELEM_I8 && j->in->q) {
+        struct inputs in = inputs_rows(j->in, j->seg->begin, j->seg->end);
+        f->kern->dots_i8(t, RANK_CHUNK, &in, (const int8_t *)a, j->k, n0, n1);
+    } else {
+        rows_dots(p->pack->elem, t, RANK_CHUNK, j->x, j->ldx, j->rows, a, j->k, j->k, n0, n1,
+                  false);
+    }
     for (int64_t r = n0; r < n1; r++) {
         float by = m->gain[j->r0 + r] * p->weight;
         for (int64_t i = 0; i < j->rows; i++) t[i * RANK_CHUNK + r] *= by;
@@ -244,18 +253,41 @@ static void low_b_range(const struct forward *f, const struct job *j, int64_t n0
         } else if (lo < hi) {
             const struct lora_map *m = lora_map_at(p->pack, f->layer, j->proj);
             int64_t es = (int64_t)elem_size(p->pack->elem);
-            rows_mix(p->pack->elem, y, j->ldy, j->t + at + lo, RANK_CHUNK, j->rows,
-                     (const char *)m->bt + (lo * j->n + n0) * es, j->n, hi - lo, width);
+            const char *b = (const char *)m->bt + lo * j->n * es;
+            if (p->pack->elem == ELEM_I8)
+                pairs_mix(y, j->ldy, j->t + at + lo, RANK_CHUNK, j->rows,
+                          (const int8_t *)b + 2 * n0, j->n, hi - lo, width);
+            else
+                rows_mix(p->pack->elem, y, j->ldy, j->t + at + lo, RANK_CHUNK, j->rows, b + n0 * es,
+                         j->n, hi - lo, width);
         }
         at += r;
     }
 }
 
-static void job_range(const struct forward *f, const struct job *j, int64_t n0, int64_t n1,
-                      int thread) {
+/* What one output of a job costs on the line: multiply-adds of packed weights. */
+static int64_t job_unit(const struct job *j) {
+    return j->rows * j->k * (j->kind == JOB_BASE ? 1 : LOW_COST);
+}
+
+/* The base's product, and the share of the line's maps that this stretch of it, from `at` on the
+ * line, has to fetch. */
+static void base_range(const struct forward *f, const struct job *j, int64_t at, int64_t n0,
+                       int64_t n1) {
+    int64_t unit = job_unit(j), lo = f->n_extents * (at + n0 * unit) / f->base_cost,
+            hi = f->n_extents * (at + n1 * unit) / f->base_cost;
+    struct ahead a = {f->extents + lo, hi - lo, 0, 0};
+    struct inputs in = *j->in;
+    if (a.n > 0) in.ahead = &a;
+    matrix_mul_range(j->y, j->ldy, &in, j->w, n0, n1, j->add);
+}
+
+/* Outputs [n0, n1) of the job that begins at `at` on the line. */
+static void job_range(const struct forward *f, const struct job *j, int64_t at, int64_t n0,
+                      int64_t n1, int thread) {
     switch (j->kind) {
     case JOB_BASE:
-        matrix_mul_range(j->y, j->ldy, j->in, j->w, n0, n1, j->add);
+        base_range(f, j, at, n0, n1);
         return;
     case JOB_LOW_A:
         low_a_range(f, j, n0, n1, thread);
@@ -264,11 +296,6 @@ static void job_range(const struct forward *f, const struct job *j, int64_t n0, 
         low_b_range(f, j, n0, n1, thread);
         return;
     }
-}
-
-/* What one output of a job costs on the line: multiply-adds of packed weights. */
-static int64_t job_unit(const struct job *j) {
-    return j->rows * j->k * (j->kind == JOB_BASE ? 1 : LOW_COST);
 }
 
 /* Which output of a job that begins at `start` on the line lies at `pos`: the same answer for both
@@ -286,7 +313,7 @@ static void jobs_part(void *ctx, int64_t begin, int64_t end, int thread) {
     for (int i = 0; i < f->n_jobs; i++) {
         const struct job *j = &f->jobs[i];
         int64_t n0 = job_cut(j, start, lo), n1 = job_cut(j, start, hi);
-        if (n0 < n1) job_range(f, j, n0, n1, thread);
+        if (n0 < n1) job_range(f, j, start, n0, n1, thread);
         start += j->n * job_unit(j);
     }
 }
@@ -295,6 +322,7 @@ static void job_add(struct forward *f, struct job j) {
     CHECK(f->n_jobs < MAX_FUSED * (1 + f->o.max_parts));
     f->jobs[f->n_jobs++] = j;
     f->cost += j.n * job_unit(&j);
+    if (j.kind == JOB_BASE) f->base_cost = f->cost;
 }
 
 static void base_job(struct forward *f, const struct matrix *w, const struct inputs *in, float *y,
@@ -318,8 +346,8 @@ static void jobs_run(struct forward *f) {
     struct pool *pool = pool_for(f, f->cost);
     f->parts = pool ? PARTS : 1;
     pool_run(pool, jobs_part, f, f->parts, 1);
-    f->n_jobs = 0;
-    f->cost = 0;
+    f->n_jobs = f->n_extents = 0;
+    f->cost = f->base_cost = 0;
     f->stats.kernel_seconds += clock_now() - t0;
 }
 
@@ -327,6 +355,14 @@ static void jobs_run(struct forward *f) {
 static const float *dora_mult(const struct forward *f, const struct segment *g, enum proj p) {
     if (!g || g->n_parts != 1 || !g->parts[0].pack) return NULL;
     return lora_map_at(g->parts[0].pack, f->layer, p)->mult;
+}
+
+/* Both factors of a map, which lie together. */
+static void extent_add(struct forward *f, const struct lora_part *part, enum proj p) {
+    if (!part->pack) return;
+    const struct lora_map *m = lora_map_at(part->pack, f->layer, p);
+    f->extents[f->n_extents++] =
+        (struct extent){m->a, (const char *)(m->gain + m->r) - (const char *)m->a};
 }
 
 /* Ranks [r0, r0 + RANK_CHUNK) of all parts of every segment, counted through: the jobs of A, one a
@@ -348,6 +384,7 @@ static int low_jobs(struct forward *f, enum job_kind kind, enum proj p, const st
                     hi = MIN(r, RANK_CHUNK - at);
             if (kind == JOB_LOW_A && lo < hi) {
                 j.part = &g->parts[i];
+                j.in = in;
                 j.x = in->x + g->begin * in->ldx;
                 j.ldx = in->ldx;
                 j.k = in->k;
@@ -355,6 +392,7 @@ static int low_jobs(struct forward *f, enum job_kind kind, enum proj p, const st
                 j.r0 = lo;
                 j.at = at + lo;
                 job_add(f, j);
+                if (r0 == 0) extent_add(f, &g->parts[i], p);
             }
             at += r;
         }

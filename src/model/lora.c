@@ -4,7 +4,8 @@
  *
  * A pack keeps A by rows, so that t = A x is a dot a row, and B by columns, so that y += Σ_r t_r
  * b_r runs along the outputs. In int8 every row has one scale, which the gain of its rank takes
- * over.
+ * over, and columns lie in pairs, the last one of an odd rank beside zeros, because integer
+ * products add pairs.
  *
  * Invariant: a pack is a function of the factors and the element; f32 packs give the factors
  * themselves.
@@ -25,12 +26,16 @@ static void *take(uint8_t *base, size_t *used, size_t size) {
     return base ? base + at : NULL;
 }
 
+static size_t pack_rank(enum elem e, int32_t r) {
+    return e == ELEM_I8 ? ((size_t)r + 1) / 2 * 2 : (size_t)r;
+}
+
 static size_t pack_lay(struct lora_pack *p, const struct model_config *c, const struct lora *loras,
                        uint8_t *base) {
     size_t used = 0, es = elem_size(p->elem);
     int32_t n = 0;
     for (int32_t i = 0; i < c->n_layers * N_PROJ; i++) {
-        size_t r = (size_t)loras[i].r, in = (size_t)proj_in(c, (enum proj)(i % N_PROJ)),
+        size_t r = pack_rank(p->elem, loras[i].r), in = (size_t)proj_in(c, (enum proj)(i % N_PROJ)),
                out = (size_t)proj_out(c, (enum proj)(i % N_PROJ));
         p->index[i] = r > 0 ? (int16_t)n : -1;
         if (r == 0) continue;
@@ -39,20 +44,23 @@ static size_t pack_lay(struct lora_pack *p, const struct model_config *c, const 
                               .bt = take(base, &used, r * out * es),
                               .gain = take(base, &used, r * sizeof(float)),
                               .mult = loras[i].mult ? take(base, &used, out * sizeof(float)) : NULL,
-                              .r = loras[i].r};
+                              .r = (int32_t)r};
     }
     return used;
 }
 
 /* The factors hold what the pack's pointers, const for everybody else, now receive. */
 static void map_fill(const struct lora_map *m, const struct lora *lo, enum elem e, int64_t in,
-                     int64_t out, float *column) {
+                     int64_t out, float *column, int8_t *narrow) {
     int64_t es = (int64_t)elem_size(e);
     if (lo->mult) memcpy((float *)(uintptr_t)m->mult, lo->mult, (size_t)out * sizeof *lo->mult);
     for (int32_t r = 0; r < lo->r; r++) {
         for (int64_t n = 0; n < out; n++) column[n] = lo->b[n * lo->r + r];
         float da = elem_from_f32(e, lo->a + r * in, (char *)(uintptr_t)m->a + r * in * es, in);
-        float db = elem_from_f32(e, column, (char *)(uintptr_t)m->bt + r * out * es, out);
+        char *bt = (char *)(uintptr_t)m->bt + r * out * es;
+        float db = elem_from_f32(e, column, e == ELEM_I8 ? (char *)narrow : bt, out);
+        for (int64_t n = 0; e == ELEM_I8 && n < out; n++)
+            bt[r % 2 + 2 * n - r % 2 * out] = narrow[n];
         ((float *)(uintptr_t)m->gain)[r] = lo->scale * da * db;
     }
 }
@@ -71,15 +79,17 @@ struct lora_pack *lora_pack_new(const struct model_config *c, const struct lora 
     p->bytes =
         sizeof *p + (size_t)adapted * sizeof *p->maps + (size_t)n * sizeof *p->index + size + 64;
     pack_lay(p, c, loras, (uint8_t *)round_up((uintptr_t)p->data));
-    float *column =
-        xcalloc((size_t)MAX(MAX(c->d_ff, c->d_model), c->n_heads * c->head_dim), sizeof *column);
+    size_t widest = (size_t)MAX(MAX(c->d_ff, c->d_model), c->n_heads * c->head_dim);
+    float *column = xcalloc(widest, sizeof *column);
+    int8_t *narrow = xcalloc(widest, 1);
     for (int32_t i = 0; i < n; i++) {
         enum proj proj = (enum proj)(i % N_PROJ);
         if (p->index[i] >= 0)
             map_fill(&p->maps[p->index[i]], &loras[i], elem, proj_in(c, proj), proj_out(c, proj),
-                     column);
+                     column, narrow);
     }
     free(column);
+    free(narrow);
     return p;
 }
 

@@ -337,10 +337,11 @@ struct overlay {
     struct table embed, head;
 };
 /* The same as the forward pass reads it: B transposed, both in f32, bf16, f16 or int8 (each row of
- * A and of Bᵀ with its own scale). Immutable. */
+ * A and of Bᵀ with its own scale; R is even, an odd rank is followed by zeros). The arrays of a map
+ * lie one after another. Immutable. */
 struct lora_map {
     const void *a;     /* [R, in] */
-    const void *bt;    /* [R, out] */
+    const void *bt;    /* [R, out]; int8: [R / 2, out, 2] */
     const float *gain; /* [R] what t = A x is multiplied by: scale, times both int8 scales */
     const float *mult; /* [out] or NULL: DoRA, as in struct lora */
     int32_t r;

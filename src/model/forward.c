@@ -216,17 +216,20 @@ static void low_a_range(const struct forward *f, const struct job *j, int64_t n0
                         int thread) {
     const struct lora_part *p = j->part;
     float *t = j->t + j->at;
+    struct inputs in = inputs_rows(j->in, j->seg->begin, j->seg->end);
     if (!p->pack) {
         float *v = signs_of(f, thread);
-        noise_signs(&p->noise, f->layer, j->proj, false, 0, j->k, v);
-        rows_dots(ELEM_F32, t, RANK_CHUNK, j->x, j->ldx, j->rows, v, j->k, j->k, 0, 1, false);
+        noise_signs(&p->noise, f->layer, j->proj, false, 0, j->k, in.q ? ELEM_I8 : ELEM_F32, v);
+        if (in.q)
+            f->kern->dots_i8(t, RANK_CHUNK, &in, (const int8_t *)v, j->k, 0, 1);
+        else
+            rows_dots(ELEM_F32, t, RANK_CHUNK, j->x, j->ldx, j->rows, v, j->k, j->k, 0, 1, false);
         for (int64_t i = 0; i < j->rows; i++) t[i * RANK_CHUNK] *= p->weight;
         return;
     }
     const struct lora_map *m = lora_map_at(p->pack, f->layer, j->proj);
     const char *a = (const char *)m->a + j->r0 * j->k * (int64_t)elem_size(p->pack->elem);
     if (p->pack->elem == ELEM_I8 && j->in->q) {
-        struct inputs in = inputs_rows(j->in, j->seg->begin, j->seg->end);
         f->kern->dots_i8(t, RANK_CHUNK, &in, (const int8_t *)a, j->k, n0, n1);
     } else {
         rows_dots(p->pack->elem, t, RANK_CHUNK, j->x, j->ldx, j->rows, a, j->k, j->k, n0, n1,
@@ -248,7 +251,7 @@ static void low_b_range(const struct forward *f, const struct job *j, int64_t n0
         int64_t r = part_rank(p, f->layer, j->proj), lo = MAX(-at, 0), hi = MIN(r, RANK_CHUNK - at);
         if (lo < hi && !p->pack) {
             float *u = signs_of(f, thread);
-            noise_signs(&p->noise, f->layer, j->proj, true, n0, width, u);
+            noise_signs(&p->noise, f->layer, j->proj, true, n0, width, ELEM_F32, u);
             rows_mix(ELEM_F32, y, j->ldy, j->t + at, RANK_CHUNK, j->rows, u, width, 1, width);
         } else if (lo < hi) {
             const struct lora_map *m = lora_map_at(p->pack, f->layer, j->proj);

@@ -108,7 +108,8 @@ void lora_pack_free(struct lora_pack *p) {
 }
 
 void noise_signs(const struct lora_noise *z, int32_t layer, enum proj p, bool u, int64_t begin,
-                 int64_t n, float *out) {
+                 int64_t n, enum elem e, void *out) {
+    CHECK(e == ELEM_F32 || e == ELEM_I8);
     struct rng rng =
         rng_make(z->seed, RNG_NOISE, z->member, 2 * ((uint32_t)layer * N_PROJ + (uint32_t)p) + u);
     int64_t i = begin / 128 * 128;
@@ -116,6 +117,9 @@ void noise_signs(const struct lora_noise *z, int32_t layer, enum proj p, bool u,
     for (; i < begin + n; i += 32) {
         uint32_t word = rng_u32(&rng);
         int64_t lo = MAX(begin - i, 0), hi = MIN(begin + n - i, 32);
-        for (int64_t b = lo; b < hi; b++) out[i + b - begin] = word >> b & 1 ? -1.0f : 1.0f;
+        for (int64_t b = lo; e == ELEM_F32 && b < hi; b++)
+            ((float *)out)[i + b - begin] = word >> b & 1 ? -1.0f : 1.0f;
+        for (int64_t b = lo; e == ELEM_I8 && b < hi; b++)
+            ((int8_t *)out)[i + b - begin] = word >> b & 1 ? -1 : 1;
     }
 }

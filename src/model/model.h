@@ -368,9 +368,9 @@ struct lora_noise {
     uint64_t seed;
     uint32_t member;
 };
-/* The signs [begin, begin + n) of one factor; begin is a multiple of 16. */
+/* The signs [begin, begin + n) of one factor in f32 or int8; begin is a multiple of 16. */
 void noise_signs(const struct lora_noise *z, int32_t layer, enum proj p, bool u, int64_t begin,
-                 int64_t n, float *out);
+                 int64_t n, enum elem e, void *out);
 
 /* One term of a segment's sum of low-rank maps: weight · (pack, or noise when pack is NULL). A pack
  * with DoRA stands alone, with weight 1. */

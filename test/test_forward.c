@@ -217,13 +217,14 @@ static void large_rank_agrees(void **state) {
     model_close(m);
 }
 
-/* All tokens at once, the adapter's factors held as `e`. */
+/* All tokens at once, under a perturbation and the adapter with its factors held as `e`. */
 static void adapted_run(const struct model *m, const struct adapter *a, enum elem e,
                         float *logits) {
     int32_t tokens[N_TOKENS], out[N_TOKENS];
     struct row rows[N_TOKENS];
-    struct lora_part part = {.pack = a ? adapter_pack(a, e) : NULL, .weight = 1.0f};
-    struct segment seg = {0, N_TOKENS, &part, a != NULL, NULL};
+    struct lora_part parts[] = {{.noise = {5, 3}, .weight = 0.01f},
+                                {.pack = a ? adapter_pack(a, e) : NULL, .weight = 1.0f}};
+    struct segment seg = {0, N_TOKENS, parts, a ? 2 : 1, NULL};
     struct forward *f = forward_make(m, NULL);
     tokens_fill(tokens, N_TOKENS, m->config.vocab_size, 0);
     for (int i = 0; i < N_TOKENS; i++) {

@@ -12,6 +12,7 @@
 #include "cli/cli.h"
 #include "engine/engine.h"
 
+#include <inttypes.h>
 #include <malloc.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,7 +21,7 @@
 
 struct options {
     char *model, *shape, *quant, *what, *lora, *kv, *history, *targets;
-    int64_t reps, tokens, rank, members;
+    int64_t reps, tokens, rank, members, registered;
 };
 static const struct option_row rows[] = {
     {"model", OPT_STRING, offsetof(struct options, model), "", 0, 0, "PATH",
@@ -34,7 +35,7 @@ static const struct option_row rows[] = {
     {"kv", OPT_STRING, offsetof(struct options, kv), "f32", 0, 0, "ELEM",
      "the KV cache is held as f32, bf16, f16 or i8"},
     {"what", OPT_STRING, offsetof(struct options, what), "peak,bandwidth,prefill,decode,serve", 0,
-     0, "LIST", "peak, bandwidth, prefill, decode, serve, noise, memory"},
+     0, "LIST", "peak, bandwidth, prefill, decode, serve, pool, noise, memory"},
     {"reps", OPT_INT, offsetof(struct options, reps), "5", 1, 1000, "N",
      "repetitions; medians are printed"},
     {"tokens", OPT_INT, offsetof(struct options, tokens), "512", 1, 8192, "N",
@@ -44,6 +45,8 @@ static const struct option_row rows[] = {
      "what the adapters change"},
     {"members", OPT_INT, offsetof(struct options, members), "64", 1, 65536, "N",
      "perturbations of noise"},
+    {"registered", OPT_INT, offsetof(struct options, registered), "2000", 20, 1000000, "N",
+     "adapters that pool registers"},
     {"history", OPT_STRING, offsetof(struct options, history), "", 0, 0, "FILE",
      "append the results to this CSV file"},
     {0},
@@ -53,7 +56,7 @@ enum {
     MAX_BATCH = 20,
     SPAN_MAX = 64, /* tokens before a decode, of a request in and out, of a perturbation */
     DECODE_STEPS = 16,
-    NOISE_SEQS = 8, /* members in one step */
+    NOISE_SEQS = 4, /* members in one step */
     MAX_REPS = 1000,
 };
 
@@ -67,6 +70,8 @@ struct bench {
     int32_t span; /* SPAN_MAX, or half of a short context */
     struct adapter *adapters[MAX_BATCH];
     struct lora_part parts[MAX_BATCH], noise[NOISE_SEQS];
+    struct adapter_pool *few, *many; /* MAX_BATCH registered adapters, and o->registered */
+    int64_t cold;                    /* the next of the many to be asked for */
     float *logits;
     FILE *history;
     double peak, bandwidth; /* operations and bytes a second */
@@ -282,10 +287,10 @@ static double decode_seconds(struct bench *b, const struct variant *v) {
 }
 
 /* Requests of different prompts through an engine, all at once: what a server does. */
-static double serve_seconds(struct bench *b, const struct variant *v) {
+static void requests_run(struct bench *b, struct adapter *const adapters[MAX_BATCH]) {
     struct error err;
     struct engine_options eo = {.max_rows = 256,
-                                .max_seqs = v->batch,
+                                .max_seqs = MAX_BATCH,
                                 .max_len = 2 * b->span,
                                 .lora_elem = b->lora,
                                 .kv_elem = b->kv,
@@ -294,17 +299,52 @@ static double serve_seconds(struct bench *b, const struct variant *v) {
     struct request r[MAX_BATCH] = {0};
     int32_t prompts[MAX_BATCH][SPAN_MAX];
     CHECK(e != NULL);
-    for (int i = 0; i < v->batch; i++) {
+    for (int i = 0; i < MAX_BATCH; i++) {
         for (int j = 0; j < b->span; j++) prompts[i][j] = some_token(b, 1 + i * 131 + j);
-        r[i] = (struct request){.prompt = prompts[i], .n_prompt = b->span, .max_tokens = b->span};
-        if (v->adapters) r[i].adapter = b->adapters[i % v->adapters];
+        r[i] = (struct request){.prompt = prompts[i],
+                                .n_prompt = b->span,
+                                .max_tokens = b->span,
+                                .adapter = adapters[i]};
     }
-    double start = clock_now();
-    CHECK(engine_run(e, r, v->batch, NULL, &err) == OK);
-    double seconds = clock_now() - start;
-    for (int i = 0; i < v->batch; i++) request_release(&r[i]);
+    CHECK(engine_run(e, r, MAX_BATCH, NULL, &err) == OK);
+    for (int i = 0; i < MAX_BATCH; i++) request_release(&r[i]);
     engine_free(e);
-    return seconds;
+}
+
+static double serve_seconds(struct bench *b, const struct variant *v) {
+    struct adapter *adapters[MAX_BATCH] = {0};
+    for (int i = 0; v->adapters && i < MAX_BATCH; i++) adapters[i] = b->adapters[i % v->adapters];
+    double start = clock_now();
+    requests_run(b, adapters);
+    return clock_now() - start;
+}
+
+/* The same with adapters asked for by name: from `first` on, every `step`th of those registered. */
+static double pool_seconds(struct bench *b, struct adapter_pool *p, int64_t first, int64_t step) {
+    struct adapter *adapters[MAX_BATCH];
+    struct error err;
+    char name[32];
+    double start = clock_now();
+    for (int i = 0; i < MAX_BATCH; i++) {
+        snprintf(name, sizeof name, "%" PRId64, (first + i * step) % b->o->registered);
+        adapters[i] = adapter_pool_get(p, name, &err);
+        CHECK(adapters[i] != NULL);
+    }
+    requests_run(b, adapters);
+    for (int i = 0; i < MAX_BATCH; i++) adapter_release(adapters[i]);
+    return clock_now() - start;
+}
+
+/* The same few of those registered, in memory after the first time. */
+static double pool_hot(struct bench *b, const struct variant *v) {
+    return pool_seconds(b, v->adapters > MAX_BATCH ? b->many : b->few, 0, v->adapters / MAX_BATCH);
+}
+
+/* Others every time, so that each is read from its file. */
+static double pool_cold(struct bench *b, const struct variant *v) {
+    (void)v;
+    b->cold += MAX_BATCH;
+    return pool_seconds(b, b->many, b->cold - MAX_BATCH, 1);
 }
 
 /* Members of b->span prefilled tokens, each under its own perturbation or all under none. */
@@ -360,6 +400,52 @@ static void bench_serve(struct bench *b) {
                           {"serve", MAX_BATCH, b->span, 1, units, serve_seconds},
                           {"serve", MAX_BATCH, b->span, MAX_BATCH, units, serve_seconds}};
     group_run(b, v, 3, token_ops(&b->m->config));
+}
+
+static void pool_file(const char *dir, int i, char path[64]) {
+    snprintf(path, 64, "%s/%d.gguf", dir, i);
+}
+
+/* A pool of n names for the files in `dir`, with room for two batches. */
+static struct adapter_pool *pool_of(struct bench *b, const char *dir, int64_t n) {
+    struct error err;
+    struct adapter_pool_options po = {
+        .max_bytes = 2 * MAX_BATCH * b->parts[0].pack->bytes, .elem = b->lora, .serve_only = true};
+    struct adapter_pool *p = adapter_pool_new(b->m, &po);
+    for (int64_t i = 0; i < n; i++) {
+        char name[32], path[64];
+        pool_file(dir, (int)(i % MAX_BATCH), path);
+        snprintf(name, sizeof name, "%" PRId64, i);
+        CHECK(adapter_pool_add(p, name, path, &err) == OK);
+    }
+    return p;
+}
+
+static int bench_pool(struct bench *b, struct error *err) {
+    double units = MAX_BATCH * b->span;
+    int many = (int)b->o->registered, rc = OK;
+    struct variant v[] = {{"pool", MAX_BATCH, b->span, MAX_BATCH, units, pool_hot},
+                          {"pool", MAX_BATCH, b->span, many, units, pool_hot},
+                          {"pool-cold", MAX_BATCH, b->span, many, units, pool_cold}};
+    char dir[] = "/tmp/shoal-bench-XXXXXX", path[64];
+    if (!mkdtemp(dir)) return error_errno(err, "cannot make '%s'", dir);
+    for (int i = 0; rc == OK && i < MAX_BATCH; i++) {
+        pool_file(dir, i, path);
+        rc = adapter_save_gguf(b->adapters[i], path, "", false, err);
+    }
+    if (rc == OK) {
+        b->few = pool_of(b, dir, MAX_BATCH);
+        b->many = pool_of(b, dir, many);
+        group_run(b, v, 3, token_ops(&b->m->config));
+        adapter_pool_free(b->few);
+        adapter_pool_free(b->many);
+    }
+    for (int i = 0; i < MAX_BATCH; i++) {
+        pool_file(dir, i, path);
+        unlink(path);
+    }
+    rmdir(dir);
+    return rc;
 }
 
 static void bench_noise(struct bench *b) {
@@ -452,9 +538,10 @@ static int bench_speed(struct bench *b, const struct adapter_config *ac, struct 
     if (wanted(b->o, "decode")) bench_decode(b);
     if (wanted(b->o, "serve")) bench_serve(b);
     if (wanted(b->o, "noise")) bench_noise(b);
+    int rc = wanted(b->o, "pool") ? bench_pool(b, err) : OK;
     forward_free(b->f);
     free(b->logits);
-    return OK;
+    return rc;
 }
 
 /* The model, or the shape's random one in the wanted weight type. */
@@ -530,8 +617,10 @@ const struct command cmd_bench = {
         "  shoal bench --shape smollm-135m --quant q8_0 --json\n"
         "  shoal bench --what memory --quant nf4 --kv i8 --targets q_proj,v_proj\n\n"
         "serve: 20 requests at once of 64 tokens in and 64 out, with no adapter, one for all, 20\n"
-        "different ones. noise: members of 64 prefilled tokens, each under its own rank-1\n"
-        "perturbation made from a counter. memory (alone): 20 agents in as few bytes as it takes.\n"
+        "different ones. pool: the same from 20 and from many registered adapters, that stay in\n"
+        "memory or (cold) are others every time, each read from its file. noise: members of 64\n"
+        "prefilled tokens, each under its own rank-1 perturbation made from a counter. memory\n"
+        "(alone): 20 agents in as few bytes as it takes.\n"
         "Where the context is shorter than 128 tokens, half of it stands for these 64.\n"
         "Adapters have random A and zero B; their products cost what trained ones cost.",
     .rows = rows,

@@ -206,6 +206,11 @@ static int64_t part_rank(const struct lora_part *p, int32_t layer, enum proj pro
     return p->pack ? lora_map_at(p->pack, layer, proj)->r : 1;
 }
 
+/* Columns of t that a part takes: even, so that rounds never tear the pairs of int8 maps. */
+static int64_t part_width(int64_t r) {
+    return (r + 1) / 2 * 2;
+}
+
 static float *signs_of(const struct forward *f, int thread) {
     const struct model_config *c = &f->m->config;
     return f->signs + (int64_t)thread * MAX(MAX(c->d_model, c->n_heads * c->head_dim), c->d_ff);
@@ -264,7 +269,7 @@ static void low_b_range(const struct forward *f, const struct job *j, int64_t n0
                 rows_mix(p->pack->elem, y, j->ldy, j->t + at + lo, RANK_CHUNK, j->rows, b + n0 * es,
                          j->n, hi - lo, width);
         }
-        at += r;
+        at += part_width(r);
     }
 }
 
@@ -397,7 +402,7 @@ static int low_jobs(struct forward *f, enum job_kind kind, enum proj p, const st
                 job_add(f, j);
                 if (r0 == 0) extent_add(f, &g->parts[i], p);
             }
-            at += r;
+            at += part_width(r);
         }
         if (kind == JOB_LOW_B && at > 0) {
             j.y = (aside && dora_mult(f, g, p) ? aside : y) + g->begin * out;

@@ -248,8 +248,10 @@ INLINE void panels_tiled(const struct int8_product *p, int64_t p0, int64_t p1, i
     if (m0 == m1) return;
     shapes_int8(tile, layout_group(l));
     for (int64_t panel = p0; panel < p1; panel++) {
-        for (int64_t m = m0; m < m1; m += Q_SUPER)
+        for (int64_t m = m0; m < m1; m += Q_SUPER) {
             panel_run(p, panel, m, MIN(m1 - m, Q_SUPER), tile, l);
+            ahead_step(p->in->ahead);
+        }
     }
 }
 
@@ -268,6 +270,7 @@ INLINE void int8_mul(float *y, int64_t ldy, const struct inputs *in, const struc
                                    .add = add};
     const int64_t m16 = in->rows / 16 * 16, m8 = m16 + (in->rows & 8), m4 = m8 + (in->rows & 4);
     const int64_t end = (n1 + PANEL - 1) / PANEL;
+    ahead_begin(in->ahead, (end - n0 / PANEL) * (in->rows / Q_SUPER + 1));
     for (int64_t p0 = n0 / PANEL; m4 > 0 && p0 < end; p0 += GROUP) {
         const int64_t p1 = MIN(end, p0 + GROUP);
         panels_tiled(&p, p0, p1, 0, m16, 16, l);

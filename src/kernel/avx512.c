@@ -376,6 +376,7 @@ static void q_rows_mul(const struct q_product *p, int64_t m0, int64_t rows, int6
                 step = rows - m >= 4 ? 4 : rows - m >= 2 ? 2 : 1;
                 const panels_fn run = panels_fns[p->w->layout - LAYOUT_Q8][step / 2][panels - 1];
                 run(part + m, p, panel, m0 + m, (const int32_t(*)[Q_BLOCKS])start + m, b0, b1);
+                if (b0 == 0) ahead_step(p->in->ahead);
             }
         }
         part_store(p, part, panel, m0, n1, (int)rows, panels);
@@ -390,6 +391,7 @@ static void avx512_gemm_q(float *y, int64_t ldy, const struct inputs *in, const 
                                 .w = w,
                                 .blocks = in->k / layout_group(w->layout),
                                 .add = add};
+    ahead_begin(in->ahead, ((n1 - n0 + 31) / 32) * ((in->rows + Q_ROWS - 1) / Q_ROWS));
     for (int64_t m = 0; m < in->rows; m += Q_ROW_BLOCK) {
         q_rows_mul(&p, m, MIN(in->rows - m, Q_ROW_BLOCK), n0, n1);
     }

@@ -500,6 +500,11 @@ int elem_parse(const char *name, enum elem *out, struct error *err) {
     return error_set(err, ERR_USAGE, "no element '%s'; there are f32, bf16, f16 and i8", name);
 }
 
+/* Below 2^22 in magnitude: adding 1.5 · 2^23 leaves no bit for a fraction. */
+static float round_even(float u) {
+    return (u + 0x1.8p+23f) - 0x1.8p+23f;
+}
+
 float row_amax(const float *x, int64_t n) {
     float amax = 0;
     for (int64_t i = 0; i < n; i++) amax = MAX(amax, fabsf(x[i]));
@@ -511,7 +516,7 @@ void i8_from_f32(const float *src, float d, int8_t *dst, int64_t n) {
     for (int64_t i = 0; i < n; i++) {
         float u = src[i] * inverse;
         u = u > 127.0f ? 127.0f : u > -127.0f ? u : u == u ? -127.0f : 0.0f;
-        dst[i] = (int8_t)lrintf(u);
+        dst[i] = (int8_t)round_even(u);
     }
 }
 
@@ -573,7 +578,7 @@ static float row_i16(const float *t, int64_t n, int16_t *out) {
     for (int64_t i = 0; i < n; i++) {
         float u = fine ? t[i] / s : 0.0f;
         u = u < -32767.0f ? -32767.0f : u > 32767.0f ? 32767.0f : u == u ? u : 0.0f;
-        out[i] = (int16_t)((u + 0x1.8p+23f) - 0x1.8p+23f);
+        out[i] = (int16_t)round_even(u);
         nan += t[i] - t[i];
     }
     return fine ? s + nan : nan;

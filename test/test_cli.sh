@@ -156,6 +156,10 @@ says "replay: the same bits" 0 "" "$shoal" replay "$(echo "$key" | cut -c1-12)" 
 holds "and says so" "same bits: call" "$tmp/out"
 SHOAL_CPU=scalar says "replay at the scalar level" 0 "" "$shoal" replay "$key" --store "$db" --threads 1
 if [ "$("$shoal" replay --list --store "$db" | wc -l)" = 3 ]; then ok "replay --list"; else bad "replay --list" "$("$shoal" replay --list --store "$db")"; fi
+"$shoal" run "$tmp/rec.gguf" -p '答え: ' -n 12 --regex '(はい|いいえ|[0-9]{2})' --temp 1 --record --store "$tmp/rec/grammar.db" --json >"$tmp/out" 2>/dev/null
+key2=$(field call <"$tmp/out" | tr -d '"')
+says "replay under a grammar" 0 "" "$shoal" replay "$key2" --store "$tmp/rec/grammar.db"
+holds "gives the same bits" "same bits: call" "$tmp/out"
 says "replay of nothing" 1 "no recorded call 'zz'" "$shoal" replay zz --store "$db"
 says "replay without a store" 1 "--record keeps them" "$shoal" replay zz --store "$tmp/none.db"
 "$shoal" model new --shape tiny-qwen3 --seed 4 "$tmp/rec.gguf" 2>/dev/null

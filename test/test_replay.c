@@ -89,18 +89,45 @@ static json_t *through_text(json_t *v) {
     return back;
 }
 
+/* One of each kind; of choices one that is no UTF-8. */
+static struct grammar *grammar_draw(struct rng *rng) {
+    static const char *const choices[] = {"止まれ", "\xff\xfe", ""};
+    static const char regex[] = "[あ-ん]{1,3}", schema[] = "{\"enum\": [\"春\", 2]}",
+                      gbnf[] = "root ::= \"a\" | \"日\"";
+    switch (rng_below(rng, 6)) {
+    case 0:
+        return grammar_new_regex(regex, strlen(regex), &err);
+    case 1:
+        return grammar_new_json_schema(schema, strlen(schema), false, &err);
+    case 2:
+        return grammar_new_json_schema(schema, strlen(schema), true, &err);
+    case 3:
+        return grammar_new_gbnf(gbnf, strlen(gbnf), &err);
+    case 4:
+        return grammar_new_choices(choices, 3, &err);
+    default:
+        return NULL;
+    }
+}
+
 static void test_inputs_come_back(void **state) {
     (void)state;
+    struct grammar *grammar;
     struct rng rng = rng_make(1, RNG_TEST, 0, 0);
     for (int i = 0; i < 500; i++) {
         struct arena a = {0};
         char was[HASH_LEN], is[HASH_LEN];
         struct request r = request_draw(&rng, &a), back;
+        struct grammar *drawn = grammar_draw(&rng);
+        r.grammar = drawn;
         json_t *v = through_text(request_inputs(&r));
-        assert_int_equal(request_parse(v, &a, &back, &err), OK);
+        assert_int_equal(request_parse(v, &a, &back, &grammar, &err), OK);
         request_key(&r, hash, CLASS_EXACT, was);
         request_key(&back, hash, CLASS_EXACT, is);
         assert_string_equal(was, is);
+        assert_true(!drawn == !grammar);
+        grammar_free(drawn);
+        grammar_free(grammar);
         json_decref(v);
         arena_release(&a);
     }
@@ -109,6 +136,7 @@ static void test_inputs_come_back(void **state) {
 /* Every member replaced by something of another kind, or gone: an error that names it. */
 static void test_damaged_inputs(void **state) {
     (void)state;
+    struct grammar *grammar;
     struct rng rng = rng_make(2, RNG_TEST, 0, 0);
     struct arena a = {0};
     struct request r = request_draw(&rng, &a), back;
@@ -121,19 +149,20 @@ static void test_damaged_inputs(void **state) {
         json_array_foreach (kinds, k, kind) {
             json_t *bad = json_copy(whole);
             json_object_set(bad, key, kind);
-            int rc = request_parse(bad, &a, &back, &err);
+            int rc = request_parse(bad, &a, &back, &grammar, &err);
             assert_true(rc == OK || rc == ERR_FORMAT);
             refused += rc == ERR_FORMAT;
             json_decref(bad);
         }
-        if (strcmp(key, "prompt_logprobs") == 0) continue; // absent is false
+        if (strcmp(key, "prompt_logprobs") == 0 || strcmp(key, "grammar") == 0)
+            continue; // absent is false, and none
         json_t *bad = json_copy(whole);
         json_object_del(bad, key);
-        assert_int_equal(request_parse(bad, &a, &back, &err), ERR_FORMAT);
+        assert_int_equal(request_parse(bad, &a, &back, &grammar, &err), ERR_FORMAT);
         json_decref(bad);
     }
     assert_true(refused > 30);
-    assert_int_equal(request_parse(NULL, &a, &back, &err), ERR_FORMAT);
+    assert_int_equal(request_parse(NULL, &a, &back, &grammar, &err), ERR_FORMAT);
     json_decref(whole);
     json_decref(kinds);
     arena_release(&a);
@@ -152,13 +181,14 @@ static json_t *outputs_of(struct request *r) {
 
 static void test_outputs_come_back(void **state) {
     (void)state;
+    struct grammar *grammar;
     struct rng rng = rng_make(3, RNG_TEST, 0, 0);
     for (int i = 0; i < 40; i++) {
         struct arena a = {0};
         struct buf what = {0};
         struct request r = request_draw(&rng, &a), back;
         json_t *inputs = through_text(request_inputs(&r));
-        assert_int_equal(request_parse(inputs, &a, &back, &err), OK);
+        assert_int_equal(request_parse(inputs, &a, &back, &grammar, &err), OK);
         json_t *was = through_text(outputs_of(&r)), *is = outputs_of(&back);
         if (outputs_differ(was, is, &what)) fail_msg("%s", what.data);
         json_decref(was);

@@ -28,6 +28,7 @@ struct replay {
     json_t *call;
     struct buf differs; /* lines: reasons that the call is another one now */
     struct arena arena;
+    struct grammar *grammar;
     struct setup s;
     struct mix_term mix[ENGINE_MIX_MAX];
     struct request r;
@@ -140,7 +141,7 @@ static void outcome_compare(struct replay *r) {
 static int replay_run(struct replay *r, bool *same, struct error *err) {
     *same = false;
     if (!model_again(r, err)) return OK;
-    int rc = request_parse(json_object_get(r->call, "inputs"), &r->arena, &r->r, err);
+    int rc = request_parse(json_object_get(r->call, "inputs"), &r->arena, &r->r, &r->grammar, err);
     if (rc != OK || !adapters_again(r, err)) return rc;
     rc = call_again(r, err);
     if (rc != OK) return rc;
@@ -180,6 +181,7 @@ static int replay_call(const struct common *c, struct store *s, const char *pref
         rc = error_set(err, ERR_MISMATCH, "call '%.16s' is not the same", text_of(r.call, "key"));
     rc = setup_close(&r.s, rc, err);
     request_release(&r.r);
+    grammar_free(r.grammar);
     arena_release(&r.arena);
     buf_release(&r.differs);
     json_decref(r.call);

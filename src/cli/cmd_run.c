@@ -113,9 +113,8 @@ static int flags_check(const struct common *c, const struct options *o, struct e
         return error_set(err, ERR_USAGE, "'--session' is of one prompt and one sample");
     if (!!o->json_schema + !!o->regex + !!o->gbnf > 1)
         return error_set(err, ERR_USAGE, "give one of --json-schema, --regex and --grammar");
-    if ((o->json_schema || o->regex || o->gbnf) && (o->choices.n || o->setup.record))
-        return error_set(err, ERR_USAGE,
-                         "an answer under a grammar goes with neither '--choices' nor '--record'");
+    if ((o->json_schema || o->regex || o->gbnf) && o->choices.n)
+        return error_set(err, ERR_USAGE, "'--choices' are the answers: no grammar goes with them");
     if (o->system && !o->chat)
         return error_set(err, ERR_USAGE, "'--system' goes before a message: it needs --chat");
     return OK;

@@ -41,6 +41,12 @@ struct grammar *grammar_new_choices(const char *const *texts, int n, struct erro
 void grammar_free(struct grammar *g);
 /* Identity: SHA-256 of the kind and the source text. */
 const char *grammar_hash(const struct grammar *g);
+/* What makes it again: the kind's name and the source, which for choices is every text with its
+ * zero byte. */
+const char *grammar_kind(const struct grammar *g);
+const char *grammar_source(const struct grammar *g, size_t *len);
+struct grammar *grammar_from_source(const char *kind, const char *text, size_t len,
+                                    struct error *err);
 /* Bytes of the shortest text. */
 int32_t grammar_shortest(const struct grammar *g);
 /* Appends every text in byte order and returns how many there are; ERR_MEMORY when there are more

@@ -791,12 +791,18 @@ static int grammar_check_start(const struct grammar *g, struct error *err) {
     return error_set(err, ERR_MEMORY, "grammar is too ambiguous: it has too many ways to begin");
 }
 
-static void grammar_hash_set(struct grammar *g, const char *kind, const char *text, size_t len) {
+static void grammar_name(struct grammar *g, const char *kind, const char *text, size_t len) {
     struct hasher h;
     hasher_init(&h);
     hasher_add(&h, kind, strlen(kind) + 1);
     hasher_add(&h, text, len);
     hasher_final(&h, g->hash);
+    char *copy = arena_alloc(&g->arena, len + 1);
+    memcpy(copy, text, len);
+    copy[len] = 0;
+    g->kind = kind;
+    g->source = copy;
+    g->source_len = len;
 }
 
 struct grammar *grammar_build(struct builder *b, int32_t root, const char *kind, const char *text,
@@ -811,7 +817,7 @@ struct grammar *grammar_build(struct builder *b, int32_t root, const char *kind,
     if (rc == OK) rc = grammar_measure(g, err);
     if (rc == OK) {
         grammar_classes(g);
-        grammar_hash_set(g, kind, text, len);
+        grammar_name(g, kind, text, len);
         rc = grammar_check_left(g, err);
     }
     if (rc == OK && grammar_shortest(g) >= GRAMMAR_NEVER)
@@ -842,6 +848,15 @@ const char *grammar_hash(const struct grammar *g) {
     return g->hash;
 }
 
+const char *grammar_kind(const struct grammar *g) {
+    return g->kind;
+}
+
+const char *grammar_source(const struct grammar *g, size_t *len) {
+    *len = g->source_len;
+    return g->source;
+}
+
 int32_t grammar_shortest(const struct grammar *g) {
     return g->rest[g->rules[g->root].start];
 }
@@ -858,7 +873,7 @@ struct grammar *grammar_new_choices(const char *const *texts, int n, struct erro
     builder_define(&b, root, expr_alt(&b, &l));
     struct grammar *g = NULL;
     if (all.len <= GRAMMAR_MAX_TEXT) {
-        g = grammar_build(&b, root, "list of choices", all.data ? all.data : "", all.len, err);
+        g = grammar_build(&b, root, CHOICES_KIND, all.data ? all.data : "", all.len, err);
     } else {
         builder_release(&b);
         error_set(err, ERR_MEMORY, "choices of %zu bytes are above the limit of %d", all.len,
@@ -866,4 +881,28 @@ struct grammar *grammar_new_choices(const char *const *texts, int n, struct erro
     }
     buf_release(&all);
     return g;
+}
+
+static struct grammar *choices_again(const char *text, size_t len, struct error *err) {
+    struct strings v = {0};
+    struct grammar *g = NULL;
+    if (len > 0 && text[len - 1] != 0) {
+        error_set(err, ERR_FORMAT, "list of choices has no end");
+        return NULL;
+    }
+    for (size_t at = 0; at < len; at += strlen(text + at) + 1) strings_add(&v, text + at);
+    g = grammar_new_choices((const char *const *)v.v, v.n, err);
+    strings_release(&v);
+    return g;
+}
+
+struct grammar *grammar_from_source(const char *kind, const char *text, size_t len,
+                                    struct error *err) {
+    if (strcmp(kind, REGEX_KIND) == 0) return grammar_new_regex(text, len, err);
+    if (strcmp(kind, GBNF_KIND) == 0) return grammar_new_gbnf(text, len, err);
+    if (strcmp(kind, SCHEMA_KIND) == 0) return grammar_new_json_schema(text, len, false, err);
+    if (strcmp(kind, COMPACT_KIND) == 0) return grammar_new_json_schema(text, len, true, err);
+    if (strcmp(kind, CHOICES_KIND) == 0) return choices_again(text, len, err);
+    error_set(err, ERR_FORMAT, "no kind of grammar is called '%.40s'", kind);
+    return NULL;
 }

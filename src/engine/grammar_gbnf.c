@@ -288,7 +288,7 @@ struct grammar *grammar_new_gbnf(const char *text, size_t len, struct error *err
     if (good) skip_space(&p, true);
     while (good && p.pos < len) good = rule_parse(&p);
     int32_t root = good ? rules_check(&p) : -1;
-    if (root >= 0) return grammar_build(&b, root, "grammar", text, len, err);
+    if (root >= 0) return grammar_build(&b, root, GBNF_KIND, text, len, err);
     builder_release(&b);
     return NULL;
 }

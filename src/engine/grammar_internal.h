@@ -108,9 +108,17 @@ struct grammar {
     uint8_t class_byte[256]; /* [n_classes] the first byte of each, ascending */
     int32_t n_classes;
     char hash[HASH_LEN];
+    const char *kind, *source;
+    size_t source_len;
 };
-/* Compiles from `root` and releases the builder in every case. `kind` and the source make the
- * hash. */
+#define REGEX_KIND "regular expression"
+#define GBNF_KIND "grammar"
+#define SCHEMA_KIND "JSON schema"
+#define COMPACT_KIND "compact JSON schema"
+#define CHOICES_KIND "list of choices"
+
+/* Compiles from `root` and releases the builder in every case. `kind`, one of those above, and the
+ * source make the hash. */
 struct grammar *grammar_build(struct builder *b, int32_t root, const char *kind, const char *text,
                               size_t len, struct error *err);
 

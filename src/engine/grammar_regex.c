@@ -401,7 +401,7 @@ struct grammar *grammar_new_regex(const char *text, size_t len, struct error *er
     if (e) {
         int32_t root = builder_rule(&b, "root");
         builder_define(&b, root, e);
-        g = grammar_build(&b, root, "regular expression", text, len, err);
+        g = grammar_build(&b, root, REGEX_KIND, text, len, err);
     } else {
         builder_release(&b);
     }

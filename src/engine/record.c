@@ -86,18 +86,33 @@ static json_t *sampling_json(const struct sampling *s) {
         "frequency_penalty", real_json(s->frequency_penalty), "bias", bias_json(s));
 }
 
+/* The source as a text, or byte by byte where JSON cannot hold it. */
+static json_t *grammar_json(const struct grammar *g) {
+    if (!g) return json_null();
+    size_t len;
+    const char *text = grammar_source(g, &len);
+    json_t *source = memchr(text, 0, len) ? NULL : json_stringn(text, len);
+    if (!source) {
+        source = json_array();
+        for (size_t i = 0; i < len; i++)
+            json_array_append_new(source, json_integer((unsigned char)text[i]));
+    }
+    return json_pack("{s:s,s:o}", "kind", grammar_kind(g), "source", source);
+}
+
 json_t *request_inputs(const struct request *r) {
     json_t *texts = json_array(), *choices = json_array();
     for (int32_t i = 0; i < r->n_stop_texts; i++)
         json_array_append_new(texts, json_string(r->stop_texts[i]));
     for (int32_t i = 0; i < r->n_choices; i++)
         json_array_append_new(choices, tokens_json(r->choices[i].v, r->choices[i].n));
-    return json_pack("{s:o,s:o,s:i,s:o,s:o,s:i,s:i,s:b,s:o,s:o}", "prompt",
+    return json_pack("{s:o,s:o,s:i,s:o,s:o,s:i,s:i,s:b,s:o,s:o,s:o}", "prompt",
                      tokens_json(r->prompt, r->n_prompt), "sampling", sampling_json(&r->sampling),
                      "max_tokens", r->max_tokens, "stop", tokens_json(r->stop, r->n_stop),
                      "stop_texts", texts, "loop_tokens", r->loop_tokens, "n_top", r->n_top,
                      "prompt_logprobs", (int)r->prompt_logprobs, "suffix",
-                     tokens_json(r->suffix.v, r->suffix.n), "choices", choices);
+                     tokens_json(r->suffix.v, r->suffix.n), "choices", choices, "grammar",
+                     grammar_json(r->grammar));
 }
 
 json_t *request_outputs(const struct request *r) {
@@ -222,8 +237,27 @@ static void lists_parse(struct reader *rd, const json_t *o, struct request *r) {
     r->choices = seq;
 }
 
+/* Calls recorded before grammars were have no such member. */
+static struct grammar *grammar_parse(struct reader *rd, const json_t *v) {
+    if (rd->bad || !v || json_is_null(v)) return NULL;
+    const char *kind = json_string_value(json_object_get(v, "kind"));
+    const json_t *source = json_object_get(v, "source");
+    struct buf text = {0};
+    if (!kind || !(json_is_string(source) || json_is_array(source))) return refuse(rd, "grammar");
+    buf_add(&text, json_string_value(source), json_string_length(source));
+    for (size_t i = 0; i < json_array_size(source); i++) {
+        char byte = (char)integer(rd, json_array_get(source, i), NULL, 0, UINT8_MAX);
+        buf_add(&text, &byte, 1);
+    }
+    struct grammar *g = NULL;
+    if (!rd->bad) g = grammar_from_source(kind, text.data ? text.data : "", text.len, rd->err);
+    rd->bad |= !g;
+    buf_release(&text);
+    return g;
+}
+
 int request_parse(const json_t *inputs, struct arena *arena, struct request *out,
-                  struct error *err) {
+                  struct grammar **grammar, struct error *err) {
     struct reader rd = {.arena = arena, .err = err};
     struct token_seq prompt = tokens(&rd, json_object_get(inputs, "prompt")),
                      stop = tokens(&rd, json_object_get(inputs, "stop"));
@@ -237,6 +271,7 @@ int request_parse(const json_t *inputs, struct arena *arena, struct request *out
     out->prompt_logprobs = json_is_true(json_object_get(inputs, "prompt_logprobs"));
     sampling_parse(&rd, json_object_get(inputs, "sampling"), &out->sampling);
     lists_parse(&rd, inputs, out);
+    out->grammar = *grammar = grammar_parse(&rd, json_object_get(inputs, "grammar"));
     return rd.bad ? err->code : OK;
 }
 

@@ -24,9 +24,10 @@ json_t *real_json(float v);
 /* Everything a caller sets but adapters; everything the engine answers. */
 json_t *request_inputs(const struct request *r);
 json_t *request_outputs(const struct request *r);
-/* The inverse of request_inputs: arrays come from `arena`. ERR_FORMAT names what is wrong. */
+/* The inverse of request_inputs: arrays come from `arena`, the grammar (or NULL) is the caller's to
+ * free. The error says what is wrong. */
 int request_parse(const json_t *inputs, struct arena *arena, struct request *out,
-                  struct error *err);
+                  struct grammar **grammar, struct error *err);
 /* What differs between two request_outputs, a line each: fields, and the first token and
  * log-probability of a list. False: nothing. */
 bool outputs_differ(const json_t *was, const json_t *now, struct buf *what);

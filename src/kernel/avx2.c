@@ -151,13 +151,17 @@ INLINE void block_2x3(float *y, int64_t ldy, const float *x, int64_t ldx, const 
     three_put(y + ldy, _mm256_extractf128_ps(t, 1), add);
 }
 
+INLINE __m128 tree_four(const __m256 v[4]) {
+    __m256 ac = tree_halves(v[0], v[2]), bd = tree_halves(v[1], v[3]);
+    __m256 t = tree_finish(ac, bd, ac, bd); // [a b a b | c d c d]
+    return _mm_movelh_ps(_mm256_castps256_ps128(t), _mm256_extractf128_ps(t, 1));
+}
+
 INLINE void block_1x4(float *y, const float *x, const void *w, int64_t ldw, int64_t k, bool add,
                       enum elem e) {
     __m256 v[4];
     block_dots(v, x, 0, w, ldw, k, 1, 4, e);
-    __m256 ac = tree_halves(v[0], v[2]), bd = tree_halves(v[1], v[3]);
-    __m256 t = tree_finish(ac, bd, ac, bd); // [a b a b | c d c d]
-    __m128 s = _mm_movelh_ps(_mm256_castps256_ps128(t), _mm256_extractf128_ps(t, 1));
+    __m128 s = tree_four(v);
     _mm_storeu_ps(y, add ? _mm_add_ps(_mm_loadu_ps(y), s) : s);
 }
 
@@ -301,10 +305,7 @@ static void dots_i8(float *y, int64_t ldy, const struct inputs *in, const int8_t
         int64_t n = n0;
         for (; n + 4 <= n1; n += 4) {
             lanes_i8(v, q, d, w + n * ldw, ldw, in->k, 4);
-            __m256 ac = tree_halves(v[0], v[2]), bd = tree_halves(v[1], v[3]);
-            __m256 t = tree_finish(ac, bd, ac, bd); // [a b a b | c d c d]
-            _mm_storeu_ps(y + m * ldy + n,
-                          _mm_movelh_ps(_mm256_castps256_ps128(t), _mm256_extractf128_ps(t, 1)));
+            _mm_storeu_ps(y + m * ldy + n, tree_four(v));
         }
         for (; n < n1; n++) {
             lanes_i8(v, q, d, w + n * ldw, ldw, in->k, 1);

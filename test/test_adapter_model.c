@@ -261,7 +261,7 @@ static void gguf_orientation(void **state) {
         struct model *m = base_open(golden[i].base);
         struct adapter *a = case_open(&golden[i], m);
         if (adapter_save_gguf(a, file, "x", true, &err) == OK) {
-            struct model *sum = adapter_merge(m, a);
+            struct model *sum = adapter_merge(m, a, &err);
             assert_int_equal(model_write_gguf(m, base, TENSOR_F32, &err), OK);
             assert_int_equal(model_write_gguf(sum, merged, TENSOR_F32, &err), OK);
             adapter_merged_close(sum);
@@ -353,7 +353,7 @@ static void merged_agrees(void **state) {
     for (int i = 0; i < n_golden; i++) {
         struct model *m = base_open(golden[i].base), *back;
         struct adapter *a = case_open(&golden[i], m);
-        struct model *merged = adapter_merge(m, a);
+        struct model *merged = adapter_merge(m, a, &err);
         assert_golden(&golden[i], merged, NULL, "merged");
         assert_int_equal(model_write_hf(merged, hf, TENSOR_F32, &err), OK);
         assert_int_equal(model_write_gguf(merged, gguf, TENSOR_F32, &err), OK);
@@ -559,7 +559,7 @@ static void arch_merged(const char *shape, struct model *m, const struct adapter
     struct error err;
     char *dir = path_join(work, "arch-merged");
     float *want = logits_run(m, a, tokens, N);
-    struct model *merged = adapter_merge(m, a);
+    struct model *merged = adapter_merge(m, a, &err);
     assert_logits_near(m, want, logits_run(merged, NULL, tokens, N), N, shape, kind, "merged");
     if (model_write_hf(merged, dir, TENSOR_F32, &err)) fail_msg("%s: %s", shape, err.text);
     struct model *back = model_open(dir, CLASS_EXACT, &err);

@@ -393,6 +393,12 @@ static int save_gguf_adapter(struct error *err) {
     return rc;
 }
 
+static int merge_adapter(struct error *err) {
+    struct model *merged = adapter_merge(wide_model, mixed_adapter, err);
+    adapter_merged_close(merged);
+    return merged ? OK : err->code;
+}
+
 static int quantize(struct error *err) {
     char *path = path_in("quantised.gguf");
     struct quant q = quant_pure(TENSOR_Q4_K);
@@ -549,6 +555,7 @@ static const struct path {
     {"training", train, 2, 0},
     {"GGUF adapter", load_gguf_adapter, 1, 0},
     {"GGUF adapter, folded", save_gguf_adapter, 1, 0},
+    {"merge", merge_adapter, 0, SWEPT},
     {"quantising", quantize, 0, 0},
     {"session", load_session, 1, SWEPT},
     {"session saved", save_session, 1, 0},

@@ -210,8 +210,8 @@ struct adapter_pool_stats adapter_pool_stats(struct adapter_pool *p);
 struct adapter *adapter_stack(struct adapter *const *list, const float *weights, int n,
                               struct error *err);
 /* The base with the adapter inside: touched matrices in f32, the rest shared with `m`, which must
- * outlive it. Close it with adapter_merged_close. */
-struct model *adapter_merge(const struct model *m, const struct adapter *a);
+ * outlive it. Close it with adapter_merged_close. NULL: no memory. */
+struct model *adapter_merge(const struct model *m, const struct adapter *a, struct error *err);
 void adapter_merged_close(struct model *merged);
 
 /* How far two runs over a fixed set of prompts (several languages) lie apart: the KL divergence of

@@ -94,10 +94,11 @@ static const float *own_row(const struct table *t, int64_t id, int64_t d) {
 
 /* A new f32 matrix in the arena. `t` may be NULL; `embedding`: its A is [R, V], B [D, R], so the
  * parts change places. */
-static void matrix_merge(struct matrix *w, const struct lora *lo, const struct table *t,
-                         bool embedding, struct arena *arena) {
+static int matrix_merge(struct matrix *w, const struct lora *lo, const struct table *t,
+                        bool embedding, struct arena *arena, struct error *err) {
     int64_t n = w->n, k = w->k;
-    float *data = arena_alloc(arena, sizeof *data * (size_t)(n * k));
+    float *data = arena_try(arena, sizeof *data * (size_t)(n * k), err);
+    if (!data) return err->code;
     float *base = xmalloc(sizeof *base * (size_t)k);
     double *sum = xmalloc(sizeof *sum * (size_t)k);
     float *a = NULL, *b = NULL;
@@ -118,6 +119,7 @@ static void matrix_merge(struct matrix *w, const struct lora *lo, const struct t
     free(a);
     free(b);
     *w = (struct matrix){.type = TENSOR_F32, .n = n, .k = k, .data = data};
+    return OK;
 }
 
 static bool table_is_set(const struct table *t) {
@@ -125,34 +127,40 @@ static bool table_is_set(const struct table *t) {
 }
 
 /* Tied tables stay tied only where both get the same rows and nothing else. */
-static void tables_merge(struct model *m, const struct overlay *o) {
+static int tables_merge(struct model *m, const struct overlay *o, struct error *err) {
     bool same = !o->embed.full && !o->head.full && !o->embed.lora.r && !o->head.lora.r &&
                 o->embed.rows == o->head.rows;
+    int rc = OK;
     if (table_is_set(&o->embed))
-        matrix_merge(&m->embed, &o->embed.lora, &o->embed, true, &m->arena);
+        rc = matrix_merge(&m->embed, &o->embed.lora, &o->embed, true, &m->arena, err);
     if (m->config.tied && same) {
         m->head = m->embed;
-        return;
+        return rc;
     }
     m->config.tied = false;
-    if (table_is_set(&o->head)) matrix_merge(&m->head, &o->head.lora, &o->head, false, &m->arena);
+    if (rc == OK && table_is_set(&o->head))
+        rc = matrix_merge(&m->head, &o->head.lora, &o->head, false, &m->arena, err);
+    return rc;
 }
 
-struct model *adapter_merge(const struct model *m, const struct adapter *a) {
+struct model *adapter_merge(const struct model *m, const struct adapter *a, struct error *err) {
     CHECK(adapter_fits(a, &m->config) && adapter_is_ready(a) && a->data);
     struct model *out = xmalloc(sizeof *out);
     size_t size = sizeof *out->layers * (size_t)m->config.n_layers;
+    int rc = OK;
     *out = *m;
     out->arena = (struct arena){0};
     out->hash[0] = 0;
     out->layers = memcpy(arena_alloc(&out->arena, size), m->layers, size);
-    for (int32_t i = 0; i < m->config.n_layers * N_PROJ; i++)
+    for (int32_t i = 0; rc == OK && i < m->config.n_layers * N_PROJ; i++)
         if (a->loras[i].r > 0)
-            matrix_merge(&out->layers[i / N_PROJ].proj[i % N_PROJ], &a->loras[i], NULL, false,
-                         &out->arena);
-    if (a->overlay) tables_merge(out, a->overlay);
+            rc = matrix_merge(&out->layers[i / N_PROJ].proj[i % N_PROJ], &a->loras[i], NULL, false,
+                              &out->arena, err);
+    if (rc == OK && a->overlay) rc = tables_merge(out, a->overlay, err);
     out->type = TENSOR_F32;
-    return out;
+    if (rc == OK) return out;
+    adapter_merged_close(out);
+    return NULL;
 }
 
 void adapter_merged_close(struct model *merged) {

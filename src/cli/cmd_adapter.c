@@ -267,9 +267,10 @@ static int adapter_merge_files(const struct common *c, const struct options *o, 
         return error_set(err, ERR_USAGE, "no weight type '%s'", o->type);
     struct adapter *a = sum_open(o, m, args, err);
     if (!a) return err->code;
-    struct model *merged = adapter_merge(m, a);
-    int rc = ends_gguf(o->out) ? model_write_gguf(merged, o->out, type, err)
-                               : model_write_hf(merged, o->out, type, err);
+    struct model *merged = adapter_merge(m, a, err);
+    int rc = !merged             ? err->code
+             : ends_gguf(o->out) ? model_write_gguf(merged, o->out, type, err)
+                                 : model_write_hf(merged, o->out, type, err);
     adapter_merged_close(merged);
     if (rc == OK) rc = merge_report(c, o->out, type, m, a, pool, err);
     adapter_release(a);

@@ -105,6 +105,15 @@ same "and so are JSON lines" "$tmp/batch" "$tmp/out"
 printf '{"prompt":"a"}\n{"promt":"b"}\n' >"$tmp/wrong.jsonl"
 says "an unknown key of a prompt" 1 "line 2: unknown key 'promt'" "$shoal" run "$m" --file "$tmp/wrong.jsonl"
 says "a line without a prompt" 1 "line 1: 'chat' is missing" sh -c "printf '{\"prompt\":\"a\",\"system\":\"b\"}' >'$tmp/w'; exec '$shoal' run '$m' --file '$tmp/w'"
+run --chat 春は --system 短く --seed 4 --ids >"$tmp/single"
+printf '{"messages":[{"role":"system","content":"短く"},{"role":"user","content":"春は"}],"chat_template_kwargs":{"x":1}}\n' >"$tmp/talk.jsonl"
+run --file "$tmp/talk.jsonl" --seed 4 --ids >"$tmp/out"
+same "a conversation in a file is that of the flags" "$tmp/out" "$tmp/single"
+run --chat 春は --system 短く --seed 4 --ids --chat-template-kwargs '{"enable_thinking": false}' >"$tmp/out"
+same "a template ignores what it does not know" "$tmp/out" "$tmp/single"
+says "kwargs that are no object" 2 "must be a JSON object" "$shoal" run "$m" --chat a --chat-template-kwargs '[1]'
+says "kwargs without a chat" 2 "goes with --chat" "$shoal" run "$m" -p a --chat-template-kwargs '{}'
+says "messages beside a prompt" 1 "line 1: 'chat' does not go with 'messages'" sh -c "printf '{\"messages\":[],\"chat\":\"b\"}' >'$tmp/w'; exec '$shoal' run '$m' --file '$tmp/w'"
 
 # ---- sessions
 run -p '夏は夜、秋は夕暮れ、冬はつとめて' --temp 0 --ids >"$tmp/plain"

@@ -19,17 +19,20 @@ struct options {
     double temp, top_p, min_p, typical_p, repeat, presence, frequency;
     struct strings choices, stop, logit_bias;
     bool ids, echo, prompt_logprobs;
-    char *json_schema, *regex, *gbnf;
+    char *json_schema, *regex, *gbnf, *template_kwargs;
 };
 #define ROW(name, type, field, fallback, min, max, metavar, help)                                  \
     { name, type, offsetof(struct options, field), fallback, min, max, metavar, help }
 static const struct option_row rows[] = {
     ROW("p", OPT_STRING, prompt, NULL, 0, 0, "TEXT", "text to continue; may be empty"),
     ROW("chat", OPT_STRING, chat, NULL, 0, 0, "TEXT",
-        "a user's message instead: ChatML is put around it"),
+        "a user's message instead: the model's chat template is put around it"),
     ROW("system", OPT_STRING, system, NULL, 0, 0, "TEXT", "system message before it"),
+    ROW("chat-template-kwargs", OPT_STRING, template_kwargs, NULL, 0, 0, "JSON",
+        "what the template is to know besides, as '{\"enable_thinking\": false}'"),
     ROW("file", OPT_STRING, file, NULL, 0, 0, "FILE",
-        "many prompts in one batch: one a line, or JSON lines of {prompt} or {chat, system}"),
+        "many prompts in one batch: one a line, or JSON lines of {prompt}, {chat, system} or "
+        "{messages, tools, chat_template_kwargs}"),
     ROW("samples", OPT_INT, samples, "1", 1, 4096, "N",
         "answers to each prompt; sample i is drawn with seed + i"),
     ROW("adapter", OPT_STRING, adapter, NULL, 0, 0, "DIR",
@@ -188,7 +191,9 @@ static int grammar_read(struct job *j, struct error *err) {
 static int job_read(struct job *j, struct error *err) {
     const struct options *o = j->o;
     int rc = flags_check(j->c, o, err);
-    if (rc == OK) rc = prompts_read(&j->prompts, o->prompt, o->chat, o->system, o->file, err);
+    if (rc == OK)
+        rc = prompts_read(&j->prompts, o->prompt, o->chat, o->system, o->file, o->template_kwargs,
+                          err);
     for (int i = 0; rc == OK && i < o->logit_bias.n; i++)
         rc = bias_parse(j, o->logit_bias.v[i], err);
     if (rc == OK) rc = adapters_parse(j, o->adapter, err);

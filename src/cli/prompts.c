@@ -18,8 +18,42 @@ enum {
 void prompts_add(struct prompts *p, const char *text, const char *system, bool chat) {
     size_t len = strlen(text) + (system ? strlen(system) : 0) + (chat ? TEMPLATE_TOKENS : 8);
     p->v = xrealloc(p->v, sizeof *p->v * (size_t)(p->n + 1));
-    p->v[p->n++] = (struct prompt){xstrdup(text), system ? xstrdup(system) : NULL, chat};
+    p->v[p->n++] = (struct prompt){xstrdup(text), system ? xstrdup(system) : NULL, chat, NULL};
     p->longest = MAX(p->longest, len);
+}
+
+/* Takes over `talk`. */
+static void talk_add(struct prompts *p, json_t *talk) {
+    char *text = json_text(talk);
+    p->longest = MAX(p->longest, strlen(text) + TEMPLATE_TOKENS);
+    p->v = xrealloc(p->v, sizeof *p->v * (size_t)(p->n + 1));
+    p->v[p->n++] = (struct prompt){.text = text, .chat = true, .talk = talk};
+}
+
+static bool talk_key(const char *key) {
+    return strcmp(key, "messages") == 0 || strcmp(key, "tools") == 0 ||
+           strcmp(key, "chat_template_kwargs") == 0;
+}
+
+/* A whole conversation, in the form of a chat completion's request. */
+static int talk_read(struct prompts *p, const json_t *v, int line, struct error *err) {
+    const json_t *tools = json_object_get(v, "tools"),
+                 *extra = json_object_get(v, "chat_template_kwargs");
+    const char *key;
+    json_t *value;
+    json_object_foreach ((json_t *)(uintptr_t)v, key, value)
+        if (!talk_key(key))
+            return error_set(err, ERR_FORMAT, "line %d: '%s' does not go with 'messages'", line,
+                             key);
+    if (!json_is_array(json_object_get(v, "messages")))
+        return error_set(err, ERR_FORMAT, "line %d: 'messages' must be a list", line);
+    if (tools && !json_is_array(tools))
+        return error_set(err, ERR_FORMAT, "line %d: 'tools' must be a list", line);
+    if (extra && !json_is_object(extra))
+        return error_set(err, ERR_FORMAT, "line %d: 'chat_template_kwargs' must be an object",
+                         line);
+    talk_add(p, json_copy((json_t *)(uintptr_t)v));
+    return OK;
 }
 
 static int line_read(void *ctx, const json_t *v, int line, struct error *err) {
@@ -27,8 +61,10 @@ static int line_read(void *ctx, const json_t *v, int line, struct error *err) {
     bool chat = false;
     json_t *value;
     if (!json_is_object(v))
-        return error_set(err, ERR_FORMAT, "line %d: expected {\"prompt\": …} or {\"chat\": …}",
+        return error_set(err, ERR_FORMAT,
+                         "line %d: expected {\"prompt\": …}, {\"chat\": …} or {\"messages\": …}",
                          line);
+    if (json_object_get(v, "messages")) return talk_read(ctx, v, line, err);
     json_object_foreach ((json_t *)(uintptr_t)v, key, value) {
         const char *s = json_string_value(value);
         bool is_text = strcmp(key, "prompt") == 0 || strcmp(key, "chat") == 0;
@@ -77,10 +113,37 @@ int prompts_file(struct prompts *p, const char *path, struct error *err) {
     return rc;
 }
 
+/* A message from the command line with what its template is to know. */
+static int message_add(struct prompts *p, const char *chat, const char *system, const char *extra,
+                       struct error *err) {
+    json_t *kwargs = json_parse(extra, strlen(extra), "--chat-template-kwargs", err);
+    json_t *messages = json_array();
+    if (system)
+        json_array_append_new(messages,
+                              json_pack("{s:s,s:s}", "role", "system", "content", system));
+    json_array_append_new(messages, json_pack("{s:s,s:s}", "role", "user", "content", chat));
+    json_t *talk = json_pack("{s:o,s:o*}", "messages", messages, "chat_template_kwargs", kwargs);
+    if (json_is_object(kwargs)) {
+        talk_add(p, talk);
+        return OK;
+    }
+    int rc = kwargs ? error_set(err, ERR_USAGE,
+                                "--chat-template-kwargs must be a JSON object, as "
+                                "'{\"enable_thinking\": false}'")
+                    : err->code;
+    json_decref(talk);
+    return rc;
+}
+
 int prompts_read(struct prompts *p, const char *prompt, const char *chat, const char *system,
-                 const char *file, struct error *err) {
+                 const char *file, const char *extra, struct error *err) {
     if (!!prompt + !!chat + !!file != 1)
         return error_set(err, ERR_USAGE, "give one of -p TEXT, --chat TEXT and --file FILE");
+    if (extra && !chat)
+        return error_set(err, ERR_USAGE,
+                         "--chat-template-kwargs goes with --chat; in a file it is a line's key "
+                         "'chat_template_kwargs' beside 'messages'");
+    if (extra) return message_add(p, chat, system, extra, err);
     if (file) return prompts_file(p, file, err);
     prompts_add(p, prompt ? prompt : chat, system, chat != NULL);
     return OK;
@@ -90,6 +153,7 @@ void prompts_release(struct prompts *p) {
     for (int i = 0; i < p->n; i++) {
         free(p->v[i].text);
         free(p->v[i].system);
+        json_decref(p->v[i].talk);
     }
     free(p->v);
     *p = (struct prompts){0};
@@ -97,7 +161,13 @@ void prompts_release(struct prompts *p) {
 
 int prompt_encode(const struct model *m, const struct prompt *p, struct ids *out,
                   struct error *err) {
-    if (p->chat) {
+    if (p->talk) {
+        struct chat chat = {.messages = json_object_get(p->talk, "messages"),
+                            .tools = json_object_get(p->talk, "tools"),
+                            .extra = json_object_get(p->talk, "chat_template_kwargs"),
+                            .generation_prompt = true};
+        if (chat_tokens(m->tok, &chat, out, NULL, err) != OK) return err->code;
+    } else if (p->chat) {
         struct message msgs[2] = {{"system", p->system}, {"user", p->text}};
         if (chat_encode(m->tok, msgs + !p->system, 1 + !!p->system, true, out, NULL, err) != OK)
             return err->code;

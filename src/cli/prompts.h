@@ -5,18 +5,21 @@
 #include "model/model.h"
 
 struct prompt {
-    char *text;   /* to be continued, or a user's message */
+    char *text;   /* to be continued, a user's message, or `talk` as text */
     char *system; /* before a message; may be NULL */
     bool chat;
+    json_t
+        *talk; /* {messages, tools?, chat_template_kwargs?} instead of text and system, or NULL */
 };
 struct prompts {
     struct prompt *v;
     int n;
     size_t longest; /* tokens that one can have at most */
 };
-/* Exactly one of prompt, chat and file is given. */
+/* Exactly one of prompt, chat and file is given. `extra` (JSON, or NULL) is what a chat template
+ * gets beside the messages. */
 int prompts_read(struct prompts *p, const char *prompt, const char *chat, const char *system,
-                 const char *file, struct error *err);
+                 const char *file, const char *extra, struct error *err);
 /* A prompt a line, or JSON lines when the first line begins with '{'. Empty lines are none. */
 int prompts_file(struct prompts *p, const char *path, struct error *err);
 void prompts_add(struct prompts *p, const char *text, const char *system, bool chat);

@@ -112,6 +112,8 @@ same "a conversation in a file is that of the flags" "$tmp/out" "$tmp/single"
 run --chat 春は --system 短く --seed 4 --ids --chat-template-kwargs '{"enable_thinking": false}' >"$tmp/out"
 same "a template ignores what it does not know" "$tmp/out" "$tmp/single"
 says "kwargs that are no object" 2 "must be a JSON object" "$shoal" run "$m" --chat a --chat-template-kwargs '[1]'
+says "kwargs beside what is no UTF-8" 2 "must be UTF-8" "$shoal" run "$m" --chat "$(printf 'a\377')" --chat-template-kwargs '{}'
+says "kwargs that are no JSON" 1 "chat-template-kwargs" "$shoal" run "$m" --chat a --chat-template-kwargs '{'
 says "kwargs without a chat" 2 "goes with --chat" "$shoal" run "$m" -p a --chat-template-kwargs '{}'
 says "messages beside a prompt" 1 "line 1: 'chat' does not go with 'messages'" sh -c "printf '{\"messages\":[],\"chat\":\"b\"}' >'$tmp/w'; exec '$shoal' run '$m' --file '$tmp/w'"
 

@@ -113,25 +113,31 @@ int prompts_file(struct prompts *p, const char *path, struct error *err) {
     return rc;
 }
 
+/* False where JSON cannot hold the text. */
+static bool message_put(json_t *messages, const char *role, const char *text) {
+    return json_array_append_new(messages, json_pack("{s:s,s:s}", "role", role, "content", text)) ==
+           0;
+}
+
 /* A message from the command line with what its template is to know. */
 static int message_add(struct prompts *p, const char *chat, const char *system, const char *extra,
                        struct error *err) {
     json_t *kwargs = json_parse(extra, strlen(extra), "--chat-template-kwargs", err);
-    json_t *messages = json_array();
-    if (system)
-        json_array_append_new(messages,
-                              json_pack("{s:s,s:s}", "role", "system", "content", system));
-    json_array_append_new(messages, json_pack("{s:s,s:s}", "role", "user", "content", chat));
-    json_t *talk = json_pack("{s:o,s:o*}", "messages", messages, "chat_template_kwargs", kwargs);
-    if (json_is_object(kwargs)) {
+    if (!kwargs) return err->code;
+    json_t *messages = json_array(),
+           *talk = json_pack("{s:o,s:o}", "messages", messages, "chat_template_kwargs", kwargs);
+    int rc = OK;
+    if (!json_is_object(kwargs))
+        rc = error_set(err, ERR_USAGE,
+                       "--chat-template-kwargs must be a JSON object, as "
+                       "'{\"enable_thinking\": false}'");
+    else if ((system && !message_put(messages, "system", system)) ||
+             !message_put(messages, "user", chat))
+        rc = error_set(err, ERR_USAGE, "with --chat-template-kwargs messages must be UTF-8");
+    if (rc == OK)
         talk_add(p, talk);
-        return OK;
-    }
-    int rc = kwargs ? error_set(err, ERR_USAGE,
-                                "--chat-template-kwargs must be a JSON object, as "
-                                "'{\"enable_thinking\": false}'")
-                    : err->code;
-    json_decref(talk);
+    else
+        json_decref(talk);
     return rc;
 }
 

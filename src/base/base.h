@@ -193,9 +193,9 @@ double math_pow(double x, double y); /* x > 0, else NaN; y log x is clamped as f
 /*
  * A fixed pool. pool_run cuts 0..n-1 into contiguous chunks (multiples of `grain` but for the last)
  * and calls fn once on each; n <= grain is one call. The caller is thread 0 and takes chunks like
- * the others. Waiting spins for a while, then sleeps on a futex. The cut must not
- * change results: fn's work items are independent. `thread` names who executes, for scratch.
- * Running a pool inside its own run breaks the contract.
+ * the others. Waiting spins for a while, then sleeps on a futex. The cut must not change results:
+ * fn's work items are independent. `thread` names who executes, for scratch. Running a pool inside
+ * its own run breaks the contract.
  */
 struct pool;
 typedef void (*pool_fn)(void *ctx, int64_t begin, int64_t end, int thread);

@@ -107,6 +107,11 @@ static inline int64_t layout_scales(enum layout l, int64_t k) {
     return (l == LAYOUT_NF4 ? (k + NF4_BLOCK - 1) / NF4_BLOCK : k / layout_group(l)) * PANEL;
 }
 
+/* Half to even, below 2^22 in magnitude: adding 1.5 · 2^23 leaves no bit for a fraction. */
+static inline float round_even(float u) {
+    return (u + 0x1.8p+23f) - 0x1.8p+23f;
+}
+
 /* Spreads what is to be read over the steps of a product. More than fits beside its own loads is
  * left alone. */
 static inline void ahead_begin(struct ahead *a, int64_t steps) {

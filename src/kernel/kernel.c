@@ -500,11 +500,6 @@ int elem_parse(const char *name, enum elem *out, struct error *err) {
     return error_set(err, ERR_USAGE, "no element '%s'; there are f32, bf16, f16 and i8", name);
 }
 
-/* Below 2^22 in magnitude: adding 1.5 · 2^23 leaves no bit for a fraction. */
-static float round_even(float u) {
-    return (u + 0x1.8p+23f) - 0x1.8p+23f;
-}
-
 float row_amax(const float *x, int64_t n) {
     float amax = 0;
     for (int64_t i = 0; i < n; i++) amax = MAX(amax, fabsf(x[i]));

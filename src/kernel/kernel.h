@@ -143,7 +143,7 @@ struct extent {
 };
 struct ahead {
     const struct extent *extents;
-    int64_t n, done, pace; /* spans left, bytes of the first that were asked for, lines a step */
+    int64_t n, done, pace; /* extents left, bytes of the first that were asked for, lines a step */
 };
 
 /*

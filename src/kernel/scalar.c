@@ -193,8 +193,7 @@ static int8_t value_quantize(float x, float inverse) {
     float u = x * inverse;
     if (u != u) return 0;
     u = u < -127.0f ? -127.0f : u > 127.0f ? 127.0f : u;
-    // Adding 1.5 * 2^23 leaves no bit for a fraction: the addition itself rounds half to even.
-    return (int8_t)((u + 0x1.8p+23f) - 0x1.8p+23f);
+    return (int8_t)round_even(u);
 }
 
 static void quantize_row(const float *x, int64_t k, int8_t *q, float *d) {

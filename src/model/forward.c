@@ -42,12 +42,11 @@ struct job {
     enum job_kind kind;
     const struct matrix *w;       /* JOB_BASE */
     const struct inputs *in;      /* JOB_BASE, JOB_LOW_A: of all rows */
-    const float *x;               /* JOB_LOW_A: [rows][ldx] */
     const struct segment *seg;    /* low-rank jobs */
     const struct lora_part *part; /* JOB_LOW_A */
     enum proj proj;
     float *y, *t; /* t [rows][RANK_CHUNK]: what A makes and B reads */
-    int64_t ldx, ldy, rows, k, n;
+    int64_t ldy, rows, k, n;
     int64_t r0, at; /* JOB_LOW_A: ranks from r0 of the part go to t[at…]; JOB_LOW_B: the round's
                        first rank */
     bool add;
@@ -228,16 +227,16 @@ static void low_a_range(const struct forward *f, const struct job *j, int64_t n0
         if (in.q)
             f->kern->dots_i8(t, RANK_CHUNK, &in, (const int8_t *)v, j->k, 0, 1);
         else
-            rows_dots(ELEM_F32, t, RANK_CHUNK, j->x, j->ldx, j->rows, v, j->k, j->k, 0, 1, false);
+            rows_dots(ELEM_F32, t, RANK_CHUNK, in.x, in.ldx, j->rows, v, j->k, j->k, 0, 1, false);
         for (int64_t i = 0; i < j->rows; i++) t[i * RANK_CHUNK] *= p->weight;
         return;
     }
     const struct lora_map *m = lora_map_at(p->pack, f->layer, j->proj);
     const char *a = (const char *)m->a + j->r0 * j->k * (int64_t)elem_size(p->pack->elem);
-    if (p->pack->elem == ELEM_I8 && j->in->q) {
+    if (p->pack->elem == ELEM_I8 && in.q) {
         f->kern->dots_i8(t, RANK_CHUNK, &in, (const int8_t *)a, j->k, n0, n1);
     } else {
-        rows_dots(p->pack->elem, t, RANK_CHUNK, j->x, j->ldx, j->rows, a, j->k, j->k, n0, n1,
+        rows_dots(p->pack->elem, t, RANK_CHUNK, in.x, in.ldx, j->rows, a, j->k, j->k, n0, n1,
                   false);
     }
     for (int64_t r = n0; r < n1; r++) {
@@ -393,8 +392,6 @@ static int low_jobs(struct forward *f, enum job_kind kind, enum proj p, const st
             if (kind == JOB_LOW_A && lo < hi) {
                 j.part = &g->parts[i];
                 j.in = in;
-                j.x = in->x + g->begin * in->ldx;
-                j.ldx = in->ldx;
                 j.k = in->k;
                 j.n = hi - lo;
                 j.r0 = lo;

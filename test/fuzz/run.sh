@@ -75,6 +75,7 @@ wait_one() {
         printf '       %-16s the machine stood still, not the parser: searched again\n' "$1"
         rm -f "$input"
         one "$1" &
+        pids="$pids $!"
         wait_one "$1" $! again
         return
     fi

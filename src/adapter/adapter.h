@@ -90,6 +90,8 @@ bool adapter_is_ready(const struct adapter *a);
  * double; ERR_NUMERIC where one is 0); whole tables that differ from the base's in few rows are
  * served as those rows, so that they batch. */
 int adapter_bind(struct adapter *a, const struct model *m, struct error *err);
+/* ‖row + scale · B_o A‖ of output o, `row` being W_o [k]: what DoRA divides by. */
+double lora_row_norm(const struct lora *lo, int64_t o, const float *row, int64_t k);
 /* What the forward pass reads, in the wanted element; made once, good while the adapter lives. Any
  * thread. The adapter is ready. */
 const struct lora_pack *adapter_pack(const struct adapter *a, enum elem elem);

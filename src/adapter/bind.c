@@ -38,6 +38,13 @@ static double row_norm(const float *row, const struct lora *lo, const float *b, 
     return sqrt(square);
 }
 
+double lora_row_norm(const struct lora *lo, int64_t o, const float *row, int64_t k) {
+    double *scratch = xmalloc((size_t)lo->r * sizeof *scratch);
+    double norm = row_norm(row, lo, lo->b + o * lo->r, k, scratch);
+    free(scratch);
+    return norm;
+}
+
 /* `full` (may be NULL) stands for w, row by row. */
 static int module_bind(const struct matrix *w, const float *full, const struct lora *lo,
                        const float *magnitude, float *mult, const char *name, struct error *err) {

@@ -353,6 +353,22 @@ struct model *model_new_typed(const struct model_config *c, uint64_t seed, enum 
     return m;
 }
 
+int32_t model_weight_count(const struct model_config *c) {
+    return weight_count(c);
+}
+
+struct model_weight model_weight_at(struct model *m, int32_t i) {
+    struct weight w;
+    struct model_weight out;
+    weight_at(&m->config, i, NAMING_HF, &w);
+    const struct matrix *matrix = weight_matrix(m, &w);
+    out.data = (float *)(uintptr_t)(matrix ? matrix->data : *weight_norm(m, &w));
+    out.n = w.n;
+    out.k = w.k;
+    memcpy(out.name, w.name, sizeof out.name);
+    return out;
+}
+
 void weight_row(const struct model *m, const struct weight *w, int64_t i, enum tensor_type type,
                 float *scratch, void *out) {
     /* weight_matrix and weight_norm hand out places; nothing is written through them here. */

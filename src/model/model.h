@@ -131,6 +131,15 @@ int model_write_gguf(const struct model *m, const char *path, enum tensor_type t
                      struct error *err);
 int model_write_hf(const struct model *m, const char *dir, enum tensor_type type,
                    struct error *err);
+/* The weights of a model in canonical order, under Hugging Face's names: [n, k], a vector where n is
+ * 1. For who trains all of them: `data` is the model's own memory where that is f32. */
+struct model_weight {
+    char name[96];
+    float *data;
+    int64_t n, k;
+};
+int32_t model_weight_count(const struct model_config *c);
+struct model_weight model_weight_at(struct model *m, int32_t i);
 /* What matrices are written as: one type where its blocks fit (else tensor_type_fit), or one of
  * llama.cpp's mixtures, which give the head and some layers more bits. */
 struct quant {

@@ -2,7 +2,7 @@
  * checkpoint: a trainer's whole state in one file.
  *
  *   "SHOALTRN"  u32 version  u32 header bytes  header (JSON)
- *   for each tensor: w, m, v as f32[n]
+ *   for each tensor: f32[n], then what the optimizer remembers of it
  *   SHA-256 of everything before, 64 hex characters
  *
  * The header holds the fingerprint of what the state belongs to (shape, base, options), the counts
@@ -18,7 +18,7 @@
 #include <string.h>
 
 #define MAGIC "SHOALTRN"
-#define VERSION 1u
+#define VERSION 2u
 #define PREFIX 16
 #define TRAILER (HASH_LEN - 1)
 
@@ -53,8 +53,7 @@ static int state_put(const struct trainer *t, struct writer *w, const char *head
     for (int i = 0; !rc && i < t->n_tensors; i++) {
         size_t bytes = (size_t)t->tensors[i].n * sizeof(float);
         rc = put(w, &h, t->tensors[i].w, bytes, err);
-        if (!rc) rc = put(w, &h, t->m[i], bytes, err);
-        if (!rc) rc = put(w, &h, t->v[i], bytes, err);
+        if (!rc) rc = put(w, &h, t->moments[i].data, t->moments[i].bytes, err);
     }
     hasher_final(&h, hash);
     return rc ? rc : writer_put(w, hash, TRAILER, err);
@@ -81,7 +80,7 @@ int trainer_save(const struct trainer *t, const char *path, const json_t *extra,
 
 static size_t state_bytes(const struct trainer *t) {
     size_t n = 0;
-    for (int i = 0; i < t->n_tensors; i++) n += 3 * (size_t)t->tensors[i].n * sizeof(float);
+    for (int i = 0; i < t->n_tensors; i++) n += (size_t)t->tensors[i].n * sizeof(float) + t->moments[i].bytes;
     return n;
 }
 
@@ -145,21 +144,23 @@ static int header_check(const struct trainer *t, const json_t *header, const cha
 
 static void state_take(struct trainer *t, const uint8_t *p, const json_t *header) {
     for (int i = 0; i < t->n_tensors; i++) {
-        float *to[3] = {t->tensors[i].w, t->m[i], t->v[i]};
         size_t bytes = (size_t)t->tensors[i].n * sizeof(float);
-        for (int j = 0; j < 3; j++, p += bytes) memcpy(to[j], p, bytes);
+        memcpy(t->tensors[i].w, p, bytes);
+        memcpy(t->moments[i].data, p + bytes, t->moments[i].bytes);
         memset(t->tensors[i].g, 0, bytes);
+        p += bytes + t->moments[i].bytes;
     }
     for (int i = 0; i < t->n_groups; i++) {
         const json_t *row = json_array_get(json_object_get(header, "groups"), (size_t)i);
         struct group *g = &t->groups[i];
         g->updates = json_integer_value(json_object_get(row, "updates"));
         g->loss = json_number_value(json_object_get(row, "loss"));
-        g->targets = g->samples = 0;
-        g->nll = 0;
+        g->samples = 0;
+        g->nll = g->count = 0;
     }
     t->updates = json_integer_value(json_object_get(header, "updates"));
-    t->tokens = 0;
+    t->tokens = t->seen = 0;
+    t->stale = true;
 }
 
 int trainer_load(struct trainer *t, const char *path, json_t **extra, struct error *err) {

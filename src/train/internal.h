@@ -1,70 +1,79 @@
 /*
  * train/internal: the trainer's state, shared by the files of this folder and by nobody else.
  *
- * trainer.c owns the state (parameters, groups, checks, the public verbs), layers.c runs one layer
- * forward and backward, attention.c its attention, head.c the loss, optimizer.c the update,
- * checkpoint.c the file.
+ * trainer.c owns the state (parameters, groups, checks, the public verbs), batch.c packs samples
+ * and lays out what a pass needs, layers.c runs one layer forward and backward, lowrank.c the
+ * adapters' part of its projections, attention.c its attention, rows.c what is done row by row,
+ * head.c the loss, optimizer.c the update, checkpoint.c the file.
  *
- * Letters as in model.h; M rows of the packed batch, Q = H·E, G = K·E, I and O a projection's
- * inputs and outputs. A sample of n tokens gives at most n - 1 rows: the last token is only ever a
- * target, and rows after the last target change nothing, so they are not computed at all.
+ * Letters as in model.h; M rows of the packed batch, C rows of a chunk of it, Q = H·E, G = K·E, I
+ * and O a projection's inputs and outputs. A sample of n tokens gives at most n - 1 rows: the last
+ * token is only ever a target, and rows after the last target change nothing, so they are not
+ * computed at all.
+ *
+ * The forward pass is the serving one: the same products over the same (quantised) matrices, the
+ * same order of sums, so a row's logits have the bits that the engine would give it under f32
+ * adapters and an f32 cache. What is trained is what will run.
  *
  * Invariant of LoRA mode: no number in an adapter's path depends on rows of another adapter, nor on
- * how its own samples are spread over calls. Its gradient is the ordered sum, over its samples, of
- * per-sample sums by the 16-lane rule.
+ * how its own samples are spread over calls, chunks or threads. Its gradient is one chain of fused
+ * multiply-adds over its rows, in the order in which they were given.
  */
 #ifndef SHOAL_TRAIN_INTERNAL_H
 #define SHOAL_TRAIN_INTERNAL_H
 
+#include "model/rows.h"
 #include "train/train.h"
 
 /* Parameters that are clipped and counted together: one adapter, or the whole model. */
 struct group {
-    int64_t updates;          /* AdamW's t */
-    int64_t targets, samples; /* since the last update; `samples` keys the dropout */
-    double nll;               /* since the last update */
-    double loss;              /* of the last update */
-    int first, n_tensors;     /* its range of trainer.tensors */
+    int64_t updates;      /* AdamW's t */
+    int64_t samples;      /* since the last update; keys the dropout */
+    double count;         /* what the gradient's sum is divided by: targets, or what a loss says */
+    double nll;           /* since the last update */
+    double loss;          /* of the last update */
+    int first, n_tensors; /* its range of trainer.tensors */
 };
 
-/* What the backward pass needs of one layer. */
+/* What the backward pass needs of one layer. With gradient checkpointing all layers share one, but
+ * for x, and it is made again before a layer's backward pass. */
 struct activations {
     float *x;              /* [M][D] residual stream at the layer's entrance */
-    float *q_raw, *k_raw;  /* [M][Q], [M][G] before the heads' norm; NULL without qk_norm */
+    float *q_raw, *k_raw;  /* [M][Q], [M][G] before the heads' norm; NULL without one */
     float *q, *k, *v;      /* [M][Q], [M][G], [M][G]: after RoPE */
     float *att;            /* [M][Q] */
     float *mid;            /* [M][D] residual stream after attention */
-    float *gate, *up;      /* [M][F] */
+    float *gate, *up;      /* [M][F], biases included; gate is NULL where there is none */
+    float *branch[2];      /* [M][D] attention's and MLP's outputs before their norm, or NULL */
     float *h[N_PROJ];      /* [M][Rmax] scale · A x; NULL without adapters */
+    float *z[N_PROJ];      /* [M][O] before DoRA's multipliers; NULL without */
     uint8_t *keep[N_PROJ]; /* [M][(I + 7) / 8] bits: what dropout kept; NULL without dropout */
 };
 
 struct span { /* rows of one sample */
     int64_t begin, end;
+    int64_t target; /* its first in trainer.target_row */
     int32_t adapter;
     int64_t ordinal; /* the sample's number within its adapter since the last update */
     const struct sample *sample;
 };
 
-struct weight {      /* a base matrix in f32 */
-    const float *w;  /* [O][I] */
-    const float *wt; /* [I][O]; NULL in full mode: transposed into scratch when needed */
-    float *g;        /* [O][I]; NULL when frozen */
-    int64_t n, k;
+/* Where the gradients of a layer's own weights go; all NULL when it is frozen. */
+struct layer_grads {
+    float *proj[N_PROJ], *bias[N_PROJ];
+    float *attn_norm, *attn_norm_bias, *ffn_norm, *ffn_norm_bias, *post_attn_norm, *post_ffn_norm,
+        *q_norm, *k_norm;
 };
 
-struct layer_params {
-    struct weight proj[N_PROJ];
-    const float *attn_norm, *ffn_norm, *q_norm, *k_norm;
-    float *g_attn_norm, *g_ffn_norm, *g_q_norm, *g_k_norm; /* NULL when frozen */
-};
-
-struct lora_params { /* one adapter's part of one projection */
-    float *a, *b;    /* [R][I], [O][R] */
-    float *ga, *gb;
-    int32_t r; /* 0: not targeted */
+struct lora_params {          /* one adapter's part of one projection */
+    float *a, *b, *m;         /* [R][I], [O][R]; DoRA's magnitude [O] or NULL */
+    float *ga, *gb, *gm;      /* their gradients */
+    float *bt, *mult, *norm;  /* made for every pass: [R][O]; [O] m / norm, [O] ‖W + scale B A‖ */
+    int32_t r;                /* 0: not targeted */
     float scale;
 };
+
+enum optim { OPTIM_ADAMW, OPTIM_ADAMW_8BIT, OPTIM_SGD };
 
 struct trainer {
     const struct model *model;
@@ -72,17 +81,19 @@ struct trainer {
     const struct kernels *k;
     struct pool *pool;
     bool full;
+    bool checkpointing; /* of activations */
+    bool int8_backward; /* quantised bases: dX from int8 gradients */
     char fingerprint[HASH_LEN]; /* of everything besides the state that an update depends on */
     uint64_t seed;
-    float beta1, beta2, eps, decay, max_grad_norm;
+    enum optim optim;
+    float beta1, beta2, eps, decay, momentum, max_grad_norm;
 
     /* parameters */
-    struct arena arena;          /* tensors' names and arrays, frozen copies */
-    struct layer_params *layers; /* [L] */
-    struct weight head;          /* [V][D] */
-    float *g_embed;              /* [V][D], full mode; == head.g when tied */
-    const float *final_norm;
-    float *g_final_norm;
+    struct arena arena;         /* tensors' names and arrays */
+    struct layer_grads *layers; /* [L] */
+    float *g_embed, *g_head;    /* [V][D], full mode; the same when tied */
+    float *g_pos;               /* [positions][D] */
+    float *g_final_norm, *g_final_norm_bias;
     int n_adapters;
     struct adapter **adapters; /* retained: configuration */
     struct lora_params *loras; /* [A][L][N_PROJ] */
@@ -90,61 +101,115 @@ struct trainer {
     int32_t max_r;
     float dropout;
     struct train_tensor *tensors;
-    float **m, **v; /* [tensors] AdamW's moments */
+    struct moments *moments; /* [tensors] */
     int n_tensors;
     struct group *groups;
     int n_groups;
-    int64_t updates, tokens; /* `tokens` since the last update */
+    int64_t updates, tokens, seen; /* tokens and targets since the last update */
 
     /* one batch; arrays live in `act` and grow with the largest batch seen */
     struct arena act;
-    bool measuring;                      /* the layout is only counted, into act_bytes */
+    bool measuring;            /* the layout is only counted, into act_bytes */
     size_t act_bytes;
-    int64_t cap_rows, cap_len;           /* what `act` was laid out for */
-    int64_t rows, targets, longest, ldt; /* ldt: row stride of the [·][M] transposes */
-    bool dropping;                       /* dropout applies in this pass */
+    int64_t cap_rows, cap_len; /* what `act` was laid out for */
+    int64_t rows, targets, longest;
+    int64_t chunk;             /* C: rows that a layer's row-wise parts take at a time */
+    bool dropping;             /* dropout applies in this pass */
+    bool stale;                /* parameters changed since bt, mult and norm were made */
     struct span *spans;
     int n_spans;
-    int32_t *tokens_in, *pos; /* [M] */
-    int64_t *target_row;      /* [targets] ascending */
+    int32_t *tokens_in, *pos;  /* [M] */
+    int64_t *target_row;       /* [targets] ascending */
     int32_t *target_token, *target_group;
     double *target_nll;
-    float *rope_cos, *rope_sin, *rope_neg; /* [longest][E/2] */
-    struct activations *acts;              /* [L + 1]; of the last only x is used */
-    float *xn, *act_buf, *drop;            /* [M][D], [M][F], [M][max I] */
-    /* gradients, shaped as their activations */
-    float *dx, *dxn, *dq, *dk, *dv, *datt, *dgate, *dup, *dact;
-    float *dh;                 /* [M][Rmax] */
-    float *rstd;               /* [M·H] 1 / root mean square of the rows under a norm */
-    float *tx, *ty, *th, *tdh; /* transposes [max I][ldt], [max O][ldt], [Rmax][ldt] twice */
-    float *wt;                 /* a transposed weight, the largest; and adapters' */
-    /* the head's chunk of C rows */
-    int64_t head_chunk;     /* C */
-    float *hx, *hn, *dhn;   /* [C][D]: residual stream, normed, gradient */
-    float *logits;          /* [C][V], then their gradient */
-    float *hx_t, *logits_t; /* [D][C], [V][C]; full mode */
-    float *head_wt;         /* [D][V]; full mode */
-    float **att_scratch;    /* [threads] */
+    float *target_weight;      /* d loss / d nll */
+    float *rope_cos, *rope_sin, *rope_neg;    /* [longest][E/2] */
+    float *local_cos, *local_sin, *local_neg; /* of local layers, where they differ */
+    struct activations *acts;  /* [L + 1]; of the last only x is used */
+    /* gradients of all rows, shaped as their activations */
+    float *dx, *dq, *dk, *dv, *datt;
+    /* of a chunk */
+    float *xn, *dxn;           /* [C][D] */
+    float *act_buf, *dact, *dgate, *dup; /* [C][F] */
+    float *drop;               /* [C][max I] */
+    float *aside;              /* [C][max O] a product that DoRA scales, and its dz */
+    float *dh;                 /* [C][Rmax] */
+    float *rstd, *mean;        /* [max(C, M)·H] of the rows under a norm */
+    void *in_scratch;          /* inputs_scratch of a chunk */
+    void *back_scratch;        /* of matrix_mul_back */
+    /* the head's chunk of N rows */
+    int64_t head_chunk;        /* N */
+    float *hx, *hn, *dhn;      /* [N][D]: residual stream, normed, gradient */
+    float *logits;             /* [N][V], then their gradient */
+    float **att_scratch;       /* [threads] */
 };
+
+static inline struct lora_params *lora_of(const struct trainer *t, int adapter, int l, int p) {
+    return &t->loras[((int64_t)adapter * t->c.n_layers + l) * N_PROJ + p];
+}
+
+/* batch.c: packs samples (those of one adapter together, in the order given) and makes room. */
+int batch_pack(struct trainer *t, const struct sample *samples, int n, struct error *err);
 
 /* layers.c: t->acts[l].x → t->acts[l + 1].x, and t->dx back through the layer (in place). */
 void layer_forward(struct trainer *t, int l);
 void layer_backward(struct trainer *t, int l);
-/* dx (+)= gradient through y = rmsnorm(x) * g, rows of `width`; dg (may be NULL) += over rows, in
- * order. dy is overwritten; dx may be dy itself when it is not added to. */
-void rmsnorm_backward(struct trainer *t, float *dx, float *dy, const float *x, const float *g,
-                      float *dg, int64_t rows, int64_t width, bool add);
-void rmsnorm_rows(struct trainer *t, float *y, const float *x, const float *g, int64_t rows,
-                  int64_t width);
-const float *weight_transposed(struct trainer *t, const struct weight *w, float *scratch);
+
+/* lowrank.c. A stretch is rows [r0, r0 + rows) of the batch; y, x, dy, dx begin at its first. */
+struct stretch {
+    int64_t r0, rows;
+};
+void lowrank_prepare(struct trainer *t);             /* bt, and DoRA's multipliers */
+void lowrank_keep(struct trainer *t, int l, int p);  /* decides what dropout keeps, all rows */
+/* y += scale · B (A drop(x)), times DoRA's multipliers; keeps h and z. With `aside` the base's
+ * product lies there and has yet to be added to y: the residual stream, which DoRA must not scale. */
+void lowrank_forward(struct trainer *t, int l, int p, struct stretch s, float *y, float *aside,
+                     const float *x);
+/* DoRA only: adds the magnitudes' gradients and turns dy into the gradient of z; else dy itself. */
+const float *lowrank_outer(struct trainer *t, int l, int p, struct stretch s, const float *dy);
+/* dx (may be NULL) += the adapters' part; adds the gradients of A and B. */
+void lowrank_backward(struct trainer *t, int l, int p, struct stretch s, float *dx,
+                      const float *dy, const float *x);
 
 /* attention.c: q, k, v → att; datt → dq, dk, dv. */
 size_t attention_scratch(const struct model_config *c, int64_t longest);
-void attention_forward(struct trainer *t, const struct activations *a);
-void attention_backward(struct trainer *t, const struct activations *a);
+void attention_forward(struct trainer *t, int l);
+void attention_backward(struct trainer *t, int l);
 
-/* head.c: fills t->target_nll; with `backward`, sets t->dx and adds the head's gradients. */
+/* rows.c: what is done row by row, over the pool. */
+void rows_norm(struct trainer *t, float *y, const float *x, const float *g, const float *b,
+               int64_t rows, int64_t width);
+/* dx (+)= gradient through y = norm(x), rows of `width`; dg and db (may be NULL) += over rows, in
+ * order. dy is overwritten; dx may be dy itself when it is not added to. `b` as in rows_norm tells
+ * a LayerNorm. */
+struct norm {
+    const float *g, *b;
+    float *dg, *db;
+};
+void rows_norm_backward(struct trainer *t, float *dx, float *dy, const float *x, struct norm n,
+                        int64_t rows, int64_t width, bool add);
+void rows_bias(struct trainer *t, float *y, const float *bias, int64_t rows, int64_t width);
+void rows_bias_backward(struct trainer *t, float *db, const float *dy, int64_t rows, int64_t width);
+void rows_add(struct trainer *t, float *y, const float *x, int64_t rows, int64_t width);
+/* t->act_buf = act(gate) · up, or act(up); and back, from t->dact to t->dgate and t->dup. */
+void rows_activation(struct trainer *t, const float *gate, const float *up, int64_t rows);
+void rows_activation_backward(struct trainer *t, const float *gate, const float *up, int64_t rows);
+/* Rotates the heads of all rows of y; `back` the other way. */
+void rows_rope(struct trainer *t, int l, float *y, int64_t width, bool back);
+/* y += t v as the mix_f32 slot, threads by rows or by columns, whatever there is more of. */
+void rows_outer(struct trainer *t, float *y, int64_t ldy, const float *by, int64_t tm, int64_t tj,
+                int64_t rows, const float *v, int64_t ldv, int64_t k, int64_t n);
+
+/* head.c: fills t->target_nll; with `backward`, sets t->dx and adds the head's gradients, each
+ * target weighted by t->target_weight. */
 int head_loss(struct trainer *t, bool backward, struct error *err);
+
+/* optimizer.c */
+struct moments { /* what the optimizer remembers of one tensor, as its own rule lays it out */
+    void *data;
+    size_t bytes;
+};
+size_t moments_bytes(enum optim o, int64_t n);
 
 /* True when every value is a number: neither NaN nor Inf. */
 bool all_finite(const float *x, int64_t n);

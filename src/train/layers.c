@@ -1,444 +1,222 @@
 /*
  * layers: one transformer layer, forward with what the backward pass needs kept, and backward.
  *
- * Every product is base's dot-form gemm: forward x Wᵀ; dX = dY W against a transposed copy of W; dW
- * += dYᵀ X against transposes of both, summed over rows by the 16-lane rule. What is cheap to
- * compute again from kept values (norms' outputs, the gated activation) is not kept. Attention is
- * in attention.c.
+ * Forward x Wᵀ by the engine's products; dX = dY W over the same matrix, read along its rows; in
+ * full training dW += dYᵀ X. Everything but attention goes by chunks of rows, so that what lies
+ * between products stays small and near. What is cheap to compute again from kept values (norms'
+ * outputs, the activation) is not kept. With gradient checkpointing a layer keeps nothing but its
+ * entrance and runs forward again, all but its last product, before it runs back (Chen et al.
+ * 2016).
  *
- * Invariant: threads split outputs, never a sum; so results do not depend on their number. An
- * adapter's gradients are summed sample by sample (see internal.h).
+ * Invariant: threads split outputs, never a sum, and sums over rows go on from chunk to chunk; so
+ * results depend on neither.
  */
 #include "train/internal.h"
 
-#include <math.h>
 #include <string.h>
 
-struct rows_job {
-    struct trainer *t;
-    float *y, *z;
-    const float *x, *g, *u;
-    const uint8_t *keep;
-    int64_t rows, width;
-    int l, p;
-    bool add;
-};
-
-static void rmsnorm_items(void *ctx, int64_t begin, int64_t end, int thread) {
-    (void)thread;
-    const struct rows_job *j = ctx;
-    for (int64_t i = begin; i < end; i++)
-        j->t->k->rmsnorm(j->y + i * j->width, j->x + i * j->width, j->g, j->t->c.rms_norm_eps,
-                         j->width);
-}
-
-void rmsnorm_rows(struct trainer *t, float *y, const float *x, const float *g, int64_t rows,
-                  int64_t width) {
-    struct rows_job j = {.t = t, .y = y, .x = x, .g = g, .width = width};
-    pool_run(t->pool, rmsnorm_items, &j, rows, 8);
-}
-
-static void rstd_items(void *ctx, int64_t begin, int64_t end, int thread) {
-    (void)thread;
-    const struct rows_job *j = ctx;
-    for (int64_t i = begin; i < end; i++) {
-        const float *x = j->x + i * j->width;
-        float mean = j->t->k->dot(x, x, j->width) / (float)j->width;
-        j->t->rstd[i] = 1.0f / sqrtf(mean + j->t->c.rms_norm_eps);
+/* Rows of x as the projections p, p + 1, … of a layer, which share them, want them. */
+static struct inputs inputs_for(struct trainer *t, int l, int p, int n, const float *x,
+                                int64_t rows) {
+    const struct matrix *w = &t->model->layers[l].proj[p];
+    struct inputs in;
+    bool int8 = false, bf16 = false;
+    for (int i = 0; i < n; i++) {
+        int8 |= matrix_int8(&w[i]);
+        bf16 |= matrix_bf16(&w[i]);
     }
+    inputs_prepare(&in, x, w->k, rows, w->k, int8, bf16, t->in_scratch, t->pool);
+    return in;
 }
 
-/* Items are columns: each walks all rows in order. */
-static void gain_items(void *ctx, int64_t begin, int64_t end, int thread) {
-    (void)thread;
-    const struct rows_job *j = ctx;
-    float *restrict dg = j->y;
-    for (int64_t i = 0; i < j->rows; i++) {
-        const float *x = j->x + i * j->width, *dy = j->z + i * j->width;
-        float rstd = j->t->rstd[i];
-        for (int64_t c = begin; c < end; c++) dg[c] += dy[c] * x[c] * rstd;
-    }
+/* y (+)= x Wᵀ and the adapters' parts, of a stretch of rows. */
+static void project(struct trainer *t, int l, int p, struct stretch s, float *y,
+                    const struct inputs *in, bool add) {
+    const struct matrix *w = &t->model->layers[l].proj[p];
+    float *aside = add && t->acts[l].z[p] ? t->aside : NULL;
+    matrix_mul(aside ? aside : y, w->n, in, w, add && !aside, t->pool);
+    lowrank_forward(t, l, p, s, y, aside, in->x);
 }
 
-static void rmsnorm_backward_items(void *ctx, int64_t begin, int64_t end, int thread) {
-    (void)thread;
-    const struct rows_job *j = ctx;
-    const struct kernels *k = j->t->k;
-    for (int64_t i = begin; i < end; i++) {
-        const float *x = j->x + i * j->width;
-        float *dy = j->z + i * j->width, *dx = j->y + i * j->width, rstd = j->t->rstd[i];
-        for (int64_t c = 0; c < j->width; c++) dy[c] *= j->g[c];
-        float along = k->dot(dy, x, j->width) / (float)j->width * rstd * rstd * rstd;
-        if (j->add) {
-            k->axpy(dx, rstd, dy, j->width);
-            k->axpy(dx, -along, x, j->width);
-        } else {
-            for (int64_t c = 0; c < j->width; c++) dx[c] = rstd * dy[c] - along * x[c];
-        }
-    }
-}
-
-void rmsnorm_backward(struct trainer *t, float *dx, float *dy, const float *x, const float *g,
-                      float *dg, int64_t rows, int64_t width, bool add) {
-    struct rows_job j = {.t = t, .x = x, .z = dy, .g = g, .rows = rows, .width = width, .add = add};
-    pool_run(t->pool, rstd_items, &j, rows, 8);
-    if (dg) {
-        j.y = dg;
-        pool_run(t->pool, gain_items, &j, width, 16);
-    }
-    j.y = dx;
-    pool_run(t->pool, rmsnorm_backward_items, &j, rows, 8);
-}
-
-static void silu_items(void *ctx, int64_t begin, int64_t end, int thread) {
-    (void)thread;
-    const struct rows_job *j = ctx;
-    for (int64_t i = begin; i < end; i++)
-        j->t->k->silu_mul(j->y + i * j->width, j->x + i * j->width, j->u + i * j->width, j->width);
-}
-
-/* act = gate · σ(gate) · up, so with s = σ(gate): dgate = dact·up·s·(1 + gate·(1 - s)), dup =
- * dact·gate·s. */
-static void silu_backward_items(void *ctx, int64_t begin, int64_t end, int thread) {
-    (void)thread;
-    const struct rows_job *j = ctx;
-    for (int64_t i = begin; i < end; i++) {
-        const float *restrict gate = j->x + i * j->width, *restrict up = j->u + i * j->width;
-        const float *restrict dact = j->g + i * j->width;
-        float *restrict dgate = j->y + i * j->width, *restrict dup = j->z + i * j->width;
-        for (int64_t c = 0; c < j->width; c++) dup[c] = -gate[c];
-        j->t->k->exp(dup, dup, j->width);
-        for (int64_t c = 0; c < j->width; c++) {
-            float s = 1.0f / (1.0f + dup[c]);
-            dgate[c] = dact[c] * up[c] * s * (1.0f + gate[c] * (1.0f - s));
-            dup[c] = dact[c] * gate[c] * s;
-        }
-    }
-}
-
-/* Rotates every head of y's rows; `u` is the sine table, negated for the backward pass. */
-static void rope_items(void *ctx, int64_t begin, int64_t end, int thread) {
-    (void)thread;
-    const struct rows_job *j = ctx;
-    int64_t e = j->t->c.head_dim, half = e / 2;
-    for (int64_t i = begin; i < end; i++) {
-        int64_t at = j->t->pos[i] * half;
-        for (int64_t c = 0; c < j->width; c += e)
-            j->t->k->rope(j->y + i * j->width + c, j->t->rope_cos + at, j->u + at, half);
-    }
-}
-
-static void rope_rows(struct trainer *t, float *y, int64_t width, const float *sin) {
-    struct rows_job j = {.t = t, .y = y, .width = width, .u = sin};
-    pool_run(t->pool, rope_items, &j, t->rows, 8);
-}
-
-/* In 1/65536ths, so that the factor makes the kept values unbiased exactly. */
-static uint32_t dropout_threshold(const struct trainer *t) {
-    return MIN((uint32_t)(t->dropout * 65536.0f + 0.5f), 65535u);
-}
-
-/* One stream a (sample, layer, projection), two decisions a draw. Items are samples. */
-static void keep_items(void *ctx, int64_t begin, int64_t end, int thread) {
-    (void)thread;
-    const struct rows_job *j = ctx;
-    const struct trainer *t = j->t;
-    int64_t stride = (j->width + 7) / 8;
-    uint32_t threshold = dropout_threshold(t);
-    for (int64_t s = begin; s < end; s++) {
-        const struct span *sp = &t->spans[s];
-        uint32_t id = (uint32_t)(sp->ordinal * t->c.n_layers * N_PROJ + j->l * N_PROJ + j->p);
-        struct rng r = rng_make(t->seed, RNG_DROPOUT, id, (uint32_t)t->groups[sp->adapter].updates);
-        uint8_t *bits = t->acts[j->l].keep[j->p] + sp->begin * stride;
-        memset(bits, 0, (size_t)((sp->end - sp->begin) * stride));
-        for (int64_t i = sp->begin; i < sp->end; i++, bits += stride)
-            for (int64_t c = 0; c < j->width; c += 2) {
-                uint32_t draw = rng_u32(&r);
-                if ((draw & 0xffff) >= threshold) bits[c / 8] |= (uint8_t)(1u << c % 8);
-                if ((draw >> 16) >= threshold && c + 1 < j->width)
-                    bits[c / 8] |= (uint8_t)(2u << c % 8);
-            }
-    }
-}
-
-/* y (+)= x where kept, scaled up; else (+)= 0. Four at a time: a half byte of decisions picks its
- * row of factors. */
-static void drop_row(float *restrict y, const float *restrict x, const uint8_t *bits,
-                     const float (*factors)[4], int64_t width, bool add) {
-    int64_t c = 0;
-    for (; c + 4 <= width; c += 4) {
-        const float *f = factors[bits[c / 8] >> (c % 8) & 15];
-        if (add)
-            for (int i = 0; i < 4; i++) y[c + i] += x[c + i] * f[i];
-        else
-            for (int i = 0; i < 4; i++) y[c + i] = x[c + i] * f[i];
-    }
-    for (; c < width; c++) {
-        float v = x[c] * factors[bits[c / 8] >> (c % 8) & 1][0];
-        y[c] = add ? y[c] + v : v;
-    }
-}
-
-static void drop_items(void *ctx, int64_t begin, int64_t end, int thread) {
-    (void)thread;
-    const struct rows_job *j = ctx;
-    int64_t stride = (j->width + 7) / 8;
-    float factor = 65536.0f / (float)(65536 - dropout_threshold(j->t)), factors[16][4];
-    for (int bits = 0; bits < 16; bits++)
-        for (int i = 0; i < 4; i++) factors[bits][i] = bits >> i & 1 ? factor : 0.0f;
-    for (int64_t i = begin; i < end; i++)
-        drop_row(j->y + i * j->width, j->x + i * j->width, j->keep + i * stride, factors, j->width,
-                 j->add);
-}
-
-/* The adapters' input of one projection: x itself, or its dropped-out copy in t->drop. */
-static const float *lora_inputs(struct trainer *t, int l, int p, const float *x) {
-    if (!t->dropping) return x;
-    struct rows_job j = {.t = t,
-                         .y = t->drop,
-                         .x = x,
-                         .keep = t->acts[l].keep[p],
-                         .width = t->layers[l].proj[p].k,
-                         .l = l,
-                         .p = p};
-    pool_run(t->pool, drop_items, &j, t->rows, 8);
-    return t->drop;
-}
-
-/* The next run of samples that share an adapter, from span `s`: its rows, and in the result where
- * the following begins. */
-static int run_next(const struct trainer *t, int s, int64_t *begin, int64_t *end) {
-    int e = s;
-    while (e < t->n_spans && t->spans[e].adapter == t->spans[s].adapter) e++;
-    *begin = t->spans[s].begin;
-    *end = t->spans[e - 1].end;
-    return e;
-}
-
-static struct lora_params *lora_of(const struct trainer *t, int adapter, int l, int p) {
-    return &t->loras[((int64_t)adapter * t->c.n_layers + l) * N_PROJ + p];
-}
-
-static void scale_rows(const struct trainer *t, float *h, int64_t begin, int64_t end, int32_t r,
-                       float scale) {
-    for (int64_t i = begin; i < end; i++) t->k->scale(h + i * t->max_r, scale, r);
-}
-
-/* y += scale · B (A drop(x)), each adapter on its own rows; keeps h = scale · A drop(x). */
-static void lora_forward(struct trainer *t, int l, int p, float *y, const float *x) {
-    int64_t in = t->layers[l].proj[p].k, out = t->layers[l].proj[p].n, b, e;
-    float *h = t->acts[l].h[p];
-    if (!h) return;
-    if (t->dropping) {
-        struct rows_job j = {.t = t, .width = in, .l = l, .p = p};
-        pool_run(t->pool, keep_items, &j, t->n_spans, 1);
-    }
-    x = lora_inputs(t, l, p, x);
-    for (int s = 0, next; s < t->n_spans; s = next) {
-        next = run_next(t, s, &b, &e);
-        const struct lora_params *lp = lora_of(t, t->spans[s].adapter, l, p);
-        if (!lp->r) continue;
-        gemm(h + b * t->max_r, t->max_r, x + b * in, in, e - b, lp->a, in, in, lp->r, false,
-             t->pool);
-        scale_rows(t, h, b, e, lp->r, lp->scale);
-        gemm(y + b * out, out, h + b * t->max_r, t->max_r, e - b, lp->b, lp->r, lp->r, out, true,
-             t->pool);
-    }
-}
-
-/* dB[o] += Σ over samples of dYᵀ h. Items are rows of B. */
-static void lora_b_items(void *ctx, int64_t begin, int64_t end, int thread) {
-    (void)thread;
-    const struct rows_job *j = ctx;
-    const struct trainer *t = j->t;
-    for (int s = 0; s < t->n_spans; s++) {
-        const struct span *sp = &t->spans[s];
-        const struct lora_params *lp = lora_of(t, sp->adapter, j->l, j->p);
-        if (!lp->r) continue;
-        t->k->gemm_f32(lp->gb + begin * lp->r, lp->r, t->ty + begin * t->ldt + sp->begin, t->ldt,
-                       end - begin, t->th + sp->begin, t->ldt, sp->end - sp->begin, 0, lp->r, true);
-    }
-}
-
-/* dA[:, i] += Σ over samples of dhᵀ x. Items are columns of A. */
-static void lora_a_items(void *ctx, int64_t begin, int64_t end, int thread) {
-    (void)thread;
-    const struct rows_job *j = ctx;
-    const struct trainer *t = j->t;
-    for (int s = 0; s < t->n_spans; s++) {
-        const struct span *sp = &t->spans[s];
-        const struct lora_params *lp = lora_of(t, sp->adapter, j->l, j->p);
-        if (!lp->r) continue;
-        t->k->gemm_f32(lp->ga, j->width, t->tdh + sp->begin, t->ldt, lp->r, t->tx + sp->begin,
-                       t->ldt, sp->end - sp->begin, begin, end, true);
-    }
-}
-
-/* dh = scale · dY B, on every adapter's rows. */
-static void lora_hidden_backward(struct trainer *t, int l, int p, const float *dy) {
-    int64_t out = t->layers[l].proj[p].n, b, e;
-    for (int s = 0, next; s < t->n_spans; s = next) {
-        next = run_next(t, s, &b, &e);
-        const struct lora_params *lp = lora_of(t, t->spans[s].adapter, l, p);
-        if (!lp->r) continue;
-        transpose(t->wt, out, lp->b, lp->r, out, lp->r, t->pool);
-        gemm(t->dh + b * t->max_r, t->max_r, dy + b * out, out, e - b, t->wt, out, out, lp->r,
-             false, t->pool);
-        scale_rows(t, t->dh, b, e, lp->r, lp->scale);
-    }
-}
-
-/* dx += drop(dh A); t->drop is free by now. */
-static void lora_inputs_backward(struct trainer *t, int l, int p, float *dx) {
-    int64_t in = t->layers[l].proj[p].k, b, e;
-    for (int s = 0, next; s < t->n_spans; s = next) {
-        next = run_next(t, s, &b, &e);
-        const struct lora_params *lp = lora_of(t, t->spans[s].adapter, l, p);
-        if (!lp->r) continue;
-        float *to = (t->dropping ? t->drop : dx) + b * in;
-        transpose(t->wt, lp->r, lp->a, in, lp->r, in, t->pool);
-        gemm(to, in, t->dh + b * t->max_r, t->max_r, e - b, t->wt, lp->r, lp->r, in, !t->dropping,
-             t->pool);
-        if (!t->dropping) continue;
-        struct rows_job j = {.t = t,
-                             .y = dx + b * in,
-                             .x = to,
-                             .width = in,
-                             .add = true,
-                             .keep = t->acts[l].keep[p] + b * ((in + 7) / 8)};
-        pool_run(t->pool, drop_items, &j, e - b, 8);
-    }
-}
-
-/* t->tx holds xᵀ unless there is dropout, when it is made here from the dropped-out inputs. dx may
- * be NULL. */
-static void lora_backward(struct trainer *t, int l, int p, float *dx, const float *dy,
-                          const float *x) {
-    int64_t in = t->layers[l].proj[p].k, out = t->layers[l].proj[p].n;
-    const float *h = t->acts[l].h[p];
-    struct rows_job j = {.t = t, .width = in, .l = l, .p = p};
-    if (!h) return;
-    if (t->dropping) transpose(t->tx, t->ldt, lora_inputs(t, l, p, x), in, t->rows, in, t->pool);
-    transpose(t->ty, t->ldt, dy, out, t->rows, out, t->pool);
-    transpose(t->th, t->ldt, h, t->max_r, t->rows, t->max_r, t->pool);
-    pool_run(t->pool, lora_b_items, &j, out, 16);
-    lora_hidden_backward(t, l, p, dy);
-    transpose(t->tdh, t->ldt, t->dh, t->max_r, t->rows, t->max_r, t->pool);
-    pool_run(t->pool, lora_a_items, &j, in, 16);
-    if (dx) lora_inputs_backward(t, l, p, dx);
-}
-
-const float *weight_transposed(struct trainer *t, const struct weight *w, float *scratch) {
-    if (w->wt) return w->wt;
-    transpose(scratch, w->n, w->w, w->k, w->n, w->k, t->pool);
-    return scratch;
-}
-
-/* y (+)= x Wᵀ and the adapters' parts. */
-static void linear_forward(struct trainer *t, int l, int p, float *y, const float *x, bool add) {
-    const struct weight *w = &t->layers[l].proj[p];
-    gemm(y, w->n, x, w->k, t->rows, w->w, w->k, w->k, w->n, add, t->pool);
-    if (!t->full) lora_forward(t, l, p, y, x);
-}
-
-/* Prepares t->tx for the backward passes of the projections that read x. */
-static void inputs_transpose(struct trainer *t, const float *x, int64_t width) {
-    if (!t->dropping) transpose(t->tx, t->ldt, x, width, t->rows, width, t->pool);
-}
-
-/* dx (+)= dy W; dx may be NULL where nobody needs it. */
-static void linear_backward(struct trainer *t, int l, int p, float *dx, const float *dy,
-                            const float *x, bool add) {
-    const struct weight *w = &t->layers[l].proj[p];
+/* dx (+)= dy W, and gradients; dx may be NULL where nobody needs it. */
+static void project_back(struct trainer *t, int l, int p, struct stretch s, float *dx,
+                         const float *dy, const float *x, bool add) {
+    const struct matrix *w = &t->model->layers[l].proj[p];
+    const float *dz = lowrank_outer(t, l, p, s, dy);
     if (dx)
-        gemm(dx, w->k, dy, w->n, t->rows, weight_transposed(t, w, t->wt), w->n, w->n, w->k, add,
-             t->pool);
-    if (!t->full) {
-        lora_backward(t, l, p, dx, dy, x);
-        return;
-    }
-    transpose(t->ty, t->ldt, dy, w->n, t->rows, w->n, t->pool);
-    gemm(w->g, w->k, t->ty, t->ldt, w->n, t->tx, t->ldt, t->rows, w->k, true, t->pool);
+        matrix_mul_back(dx, w->k, dz, w->n, s.rows, w, add, t->int8_backward, t->back_scratch,
+                        t->pool);
+    lowrank_backward(t, l, p, s, dx, dz, x);
+    if (!t->full) return;
+    rows_outer(t, t->layers[l].proj[p], w->k, dz, 1, w->n, w->n, x, w->k, s.rows, w->k);
+    rows_bias_backward(t, t->layers[l].bias[p], dy, s.rows, w->n);
 }
 
-static void heads_norm_forward(struct trainer *t, const struct layer_params *lp,
-                               struct activations *a) {
+static struct stretch stretch_at(const struct trainer *t, int64_t r0) {
+    return (struct stretch){r0, MIN(t->chunk, t->rows - r0)};
+}
+
+/* out = x + the end of a branch: a projection of `in`, its bias, and its norm where it has one. */
+static void branch_forward(struct trainer *t, int l, int p, struct stretch s, float *out,
+                           const float *x, const struct inputs *in, float *branch,
+                           const float *norm) {
+    int64_t d = t->c.d_model;
+    const float *bias = t->model->layers[l].bias[p];
+    memcpy(out, x, (size_t)(s.rows * d) * sizeof *out);
+    project(t, l, p, s, branch ? branch : out, in, !branch);
+    rows_bias(t, branch ? branch : out, bias, s.rows, d);
+    if (!branch) return;
+    rows_norm(t, t->dxn, branch, norm, NULL, s.rows, d);
+    rows_add(t, out, t->dxn, s.rows, d);
+}
+
+/* What of dx reaches the projection that ends a branch: dx itself, or its way through the norm. */
+static const float *branch_back(struct trainer *t, struct stretch s, const float *branch,
+                                const float *norm, float *g_norm) {
+    int64_t d = t->c.d_model;
+    const float *dx = t->dx + s.r0 * d;
+    if (!branch) return dx;
+    memcpy(t->dxn, dx, (size_t)(s.rows * d) * sizeof *dx);
+    rows_norm_backward(t, t->dxn, t->dxn, branch + s.r0 * d, (struct norm){.g = norm, .dg = g_norm},
+                       s.rows, d, false);
+    return t->dxn;
+}
+
+static void heads_norm(struct trainer *t, int l) {
+    const struct layer *w = &t->model->layers[l];
+    struct activations *a = &t->acts[l];
     int64_t e = t->c.head_dim, nq = t->rows * t->c.n_heads, nk = t->rows * t->c.n_kv_heads;
+    if (!w->q_norm) return;
     memcpy(a->q_raw, a->q, (size_t)(nq * e) * sizeof(float));
     memcpy(a->k_raw, a->k, (size_t)(nk * e) * sizeof(float));
-    rmsnorm_rows(t, a->q, a->q_raw, lp->q_norm, nq, e);
-    rmsnorm_rows(t, a->k, a->k_raw, lp->k_norm, nk, e);
+    rows_norm(t, a->q, a->q_raw, w->q_norm, NULL, nq, e);
+    rows_norm(t, a->k, a->k_raw, w->k_norm, NULL, nk, e);
 }
 
-static void heads_norm_backward(struct trainer *t, const struct layer_params *lp,
-                                const struct activations *a) {
+static void heads_norm_back(struct trainer *t, int l) {
+    const struct layer *w = &t->model->layers[l];
+    const struct layer_grads *g = &t->layers[l];
+    const struct activations *a = &t->acts[l];
     int64_t e = t->c.head_dim, nq = t->rows * t->c.n_heads, nk = t->rows * t->c.n_kv_heads;
-    rmsnorm_backward(t, t->dq, t->dq, a->q_raw, lp->q_norm, lp->g_q_norm, nq, e, false);
-    rmsnorm_backward(t, t->dk, t->dk, a->k_raw, lp->k_norm, lp->g_k_norm, nk, e, false);
+    if (!w->q_norm) return;
+    struct norm q = {.g = w->q_norm, .dg = g->q_norm}, k = {.g = w->k_norm, .dg = g->k_norm};
+    rows_norm_backward(t, t->dq, t->dq, a->q_raw, q, nq, e, false);
+    rows_norm_backward(t, t->dk, t->dk, a->k_raw, k, nk, e, false);
 }
 
-static void silu_rows(struct trainer *t, const struct activations *a) {
-    struct rows_job j = {.t = t, .y = t->act_buf, .x = a->gate, .u = a->up, .width = t->c.d_ff};
-    pool_run(t->pool, silu_items, &j, t->rows, 8);
+static void heads_forward(struct trainer *t, int l) {
+    const struct layer *w = &t->model->layers[l];
+    struct activations *a = &t->acts[l];
+    int64_t d = t->c.d_model, q = (int64_t)t->c.n_heads * t->c.head_dim,
+            g = (int64_t)t->c.n_kv_heads * t->c.head_dim;
+    for (int64_t r0 = 0; r0 < t->rows; r0 += t->chunk) {
+        struct stretch s = stretch_at(t, r0);
+        rows_norm(t, t->xn, a->x + r0 * d, w->attn_norm, w->attn_norm_bias, s.rows, d);
+        struct inputs in = inputs_for(t, l, PROJ_Q, 3, t->xn, s.rows);
+        project(t, l, PROJ_Q, s, a->q + r0 * q, &in, false);
+        project(t, l, PROJ_K, s, a->k + r0 * g, &in, false);
+        project(t, l, PROJ_V, s, a->v + r0 * g, &in, false);
+    }
+    rows_bias(t, a->q, w->bias[PROJ_Q], t->rows, q);
+    rows_bias(t, a->k, w->bias[PROJ_K], t->rows, g);
+    rows_bias(t, a->v, w->bias[PROJ_V], t->rows, g);
+    heads_norm(t, l);
+    rows_rope(t, l, a->q, q, false);
+    rows_rope(t, l, a->k, g, false);
+    attention_forward(t, l);
+}
+
+/* Attention's output and the MLP; `whole` with its last product. */
+static void mlp_forward(struct trainer *t, int l, bool whole) {
+    const struct layer *w = &t->model->layers[l];
+    struct activations *a = &t->acts[l];
+    int64_t d = t->c.d_model, f = t->c.d_ff, q = (int64_t)t->c.n_heads * t->c.head_dim;
+    for (int64_t r0 = 0; r0 < t->rows; r0 += t->chunk) {
+        struct stretch s = stretch_at(t, r0);
+        float *mid = a->mid + r0 * d, *gate = a->gate ? a->gate + r0 * f : NULL,
+              *up = a->up + r0 * f;
+        float *branch[2] = {NULL, NULL};
+        for (int i = 0; i < 2 && a->branch[0]; i++) branch[i] = a->branch[i] + r0 * d;
+        struct inputs in = inputs_for(t, l, PROJ_O, 1, a->att + r0 * q, s.rows);
+        branch_forward(t, l, PROJ_O, s, mid, a->x + r0 * d, &in, branch[0], w->post_attn_norm);
+        rows_norm(t, t->xn, mid, w->ffn_norm, w->ffn_norm_bias, s.rows, d);
+        in = inputs_for(t, l, gate ? PROJ_GATE : PROJ_UP, gate ? 2 : 1, t->xn, s.rows);
+        if (gate) project(t, l, PROJ_GATE, s, gate, &in, false);
+        project(t, l, PROJ_UP, s, up, &in, false);
+        if (gate) rows_bias(t, gate, w->bias[PROJ_GATE], s.rows, f);
+        rows_bias(t, up, w->bias[PROJ_UP], s.rows, f);
+        if (!whole && !branch[1]) continue;
+        rows_activation(t, gate, up, s.rows);
+        in = inputs_for(t, l, PROJ_DOWN, 1, t->act_buf, s.rows);
+        branch_forward(t, l, PROJ_DOWN, s, t->acts[l + 1].x + r0 * d, mid, &in, branch[1],
+                       w->post_ffn_norm);
+    }
 }
 
 void layer_forward(struct trainer *t, int l) {
-    const struct layer_params *lp = &t->layers[l];
-    struct activations *a = &t->acts[l];
-    int64_t d = t->c.d_model, e = t->c.head_dim;
-    size_t bytes = (size_t)(t->rows * d) * sizeof(float);
-    rmsnorm_rows(t, t->xn, a->x, lp->attn_norm, t->rows, d);
-    linear_forward(t, l, PROJ_Q, a->q, t->xn, false);
-    linear_forward(t, l, PROJ_K, a->k, t->xn, false);
-    linear_forward(t, l, PROJ_V, a->v, t->xn, false);
-    if (lp->q_norm) heads_norm_forward(t, lp, a);
-    rope_rows(t, a->q, t->c.n_heads * e, t->rope_sin);
-    rope_rows(t, a->k, t->c.n_kv_heads * e, t->rope_sin);
-    attention_forward(t, a);
-    memcpy(a->mid, a->x, bytes);
-    linear_forward(t, l, PROJ_O, a->mid, a->att, true);
-    rmsnorm_rows(t, t->xn, a->mid, lp->ffn_norm, t->rows, d);
-    linear_forward(t, l, PROJ_GATE, a->gate, t->xn, false);
-    linear_forward(t, l, PROJ_UP, a->up, t->xn, false);
-    silu_rows(t, a);
-    memcpy(t->acts[l + 1].x, a->mid, bytes);
-    linear_forward(t, l, PROJ_DOWN, t->acts[l + 1].x, t->act_buf, true);
+    for (int p = 0; p < N_PROJ; p++) lowrank_keep(t, l, p);
+    heads_forward(t, l);
+    mlp_forward(t, l, true);
 }
 
-static void ffn_backward(struct trainer *t, int l) {
-    const struct layer_params *lp = &t->layers[l];
-    struct activations *a = &t->acts[l];
+static void mlp_back(struct trainer *t, int l) {
+    const struct layer *w = &t->model->layers[l];
+    const struct layer_grads *g = &t->layers[l];
+    const struct activations *a = &t->acts[l];
     int64_t d = t->c.d_model, f = t->c.d_ff;
-    silu_rows(t, a);
-    inputs_transpose(t, t->act_buf, f);
-    linear_backward(t, l, PROJ_DOWN, t->dact, t->dx, t->act_buf, false);
-    struct rows_job j = {
-        .t = t, .x = a->gate, .u = a->up, .g = t->dact, .y = t->dgate, .z = t->dup, .width = f};
-    pool_run(t->pool, silu_backward_items, &j, t->rows, 8);
-    rmsnorm_rows(t, t->xn, a->mid, lp->ffn_norm, t->rows, d);
-    inputs_transpose(t, t->xn, d);
-    linear_backward(t, l, PROJ_GATE, t->dxn, t->dgate, t->xn, false);
-    linear_backward(t, l, PROJ_UP, t->dxn, t->dup, t->xn, true);
-    rmsnorm_backward(t, t->dx, t->dxn, a->mid, lp->ffn_norm, lp->g_ffn_norm, t->rows, d, true);
+    struct norm n = {w->ffn_norm, w->ffn_norm_bias, g->ffn_norm, g->ffn_norm_bias};
+    for (int64_t r0 = 0; r0 < t->rows; r0 += t->chunk) {
+        struct stretch s = stretch_at(t, r0);
+        const float *gate = a->gate ? a->gate + r0 * f : NULL, *up = a->up + r0 * f;
+        rows_activation(t, gate, up, s.rows);
+        const float *dy = branch_back(t, s, a->branch[1], w->post_ffn_norm, g->post_ffn_norm);
+        project_back(t, l, PROJ_DOWN, s, t->dact, dy, t->act_buf, false);
+        rows_activation_backward(t, gate, up, s.rows);
+        rows_norm(t, t->xn, a->mid + r0 * d, n.g, n.b, s.rows, d);
+        if (gate) project_back(t, l, PROJ_GATE, s, t->dxn, t->dgate, t->xn, false);
+        project_back(t, l, PROJ_UP, s, t->dxn, t->dup, t->xn, gate != NULL);
+        rows_norm_backward(t, t->dx + r0 * d, t->dxn, a->mid + r0 * d, n, s.rows, d, true);
+    }
+}
+
+static void heads_back(struct trainer *t, int l) {
+    const struct layer *w = &t->model->layers[l];
+    const struct layer_grads *g = &t->layers[l];
+    const struct activations *a = &t->acts[l];
+    int64_t d = t->c.d_model, nq = (int64_t)t->c.n_heads * t->c.head_dim,
+            nk = (int64_t)t->c.n_kv_heads * t->c.head_dim;
+    float *dxn = t->full || l > 0 ? t->dxn : NULL; // below the first layer everything is frozen
+    struct norm n = {w->attn_norm, w->attn_norm_bias, g->attn_norm, g->attn_norm_bias};
+    rows_rope(t, l, t->dq, nq, true);
+    rows_rope(t, l, t->dk, nk, true);
+    heads_norm_back(t, l);
+    for (int64_t r0 = 0; r0 < t->rows; r0 += t->chunk) {
+        struct stretch s = stretch_at(t, r0);
+        rows_norm(t, t->xn, a->x + r0 * d, n.g, n.b, s.rows, d);
+        project_back(t, l, PROJ_Q, s, dxn, t->dq + r0 * nq, t->xn, false);
+        project_back(t, l, PROJ_K, s, dxn, t->dk + r0 * nk, t->xn, true);
+        project_back(t, l, PROJ_V, s, dxn, t->dv + r0 * nk, t->xn, true);
+        if (dxn)
+            rows_norm_backward(t, t->dx + r0 * d, dxn, a->x + r0 * d, n, s.rows, d, true);
+    }
 }
 
 void layer_backward(struct trainer *t, int l) {
-    const struct layer_params *lp = &t->layers[l];
-    struct activations *a = &t->acts[l];
-    int64_t d = t->c.d_model, e = t->c.head_dim, q = t->c.n_heads * e;
-    float *dxn = t->full || l > 0 ? t->dxn : NULL; /* below the first layer everything is frozen */
-    ffn_backward(t, l);
-    inputs_transpose(t, a->att, q);
-    linear_backward(t, l, PROJ_O, t->datt, t->dx, a->att, false);
-    attention_backward(t, a);
-    rope_rows(t, t->dq, q, t->rope_neg);
-    rope_rows(t, t->dk, t->c.n_kv_heads * e, t->rope_neg);
-    if (lp->q_norm) heads_norm_backward(t, lp, a);
-    rmsnorm_rows(t, t->xn, a->x, lp->attn_norm, t->rows, d);
-    inputs_transpose(t, t->xn, d);
-    linear_backward(t, l, PROJ_Q, dxn, t->dq, t->xn, false);
-    linear_backward(t, l, PROJ_K, dxn, t->dk, t->xn, true);
-    linear_backward(t, l, PROJ_V, dxn, t->dv, t->xn, true);
-    if (dxn)
-        rmsnorm_backward(t, t->dx, dxn, a->x, lp->attn_norm, lp->g_attn_norm, t->rows, d, true);
+    const struct layer *w = &t->model->layers[l];
+    const struct layer_grads *g = &t->layers[l];
+    const struct activations *a = &t->acts[l];
+    int64_t q = (int64_t)t->c.n_heads * t->c.head_dim;
+    if (t->checkpointing) {
+        for (int p = 0; p < N_PROJ; p++) lowrank_keep(t, l, p);
+        heads_forward(t, l);
+        mlp_forward(t, l, false);
+    }
+    mlp_back(t, l);
+    for (int64_t r0 = 0; r0 < t->rows; r0 += t->chunk) {
+        struct stretch s = stretch_at(t, r0);
+        const float *dy = branch_back(t, s, a->branch[0], w->post_attn_norm, g->post_attn_norm);
+        project_back(t, l, PROJ_O, s, t->datt + r0 * q, dy, a->att + r0 * q, false);
+    }
+    attention_backward(t, l);
+    heads_back(t, l);
 }

@@ -1,5 +1,10 @@
 /*
- * optimizer: learning-rate schedules, gradient clipping and the AdamW step.
+ * optimizer: learning-rate schedules, gradient clipping and the step: AdamW (Loshchilov & Hutter
+ * 2019), AdamW with states of 8 bits (Dettmers et al. 2022), SGD with momentum.
+ *
+ * Of 8 bits are both moments, in blocks of MOMENT_BLOCK with two scales: m as the sign and root of
+ * its share of the block's largest, v as the fourth root of its share. Small values keep most of
+ * their digits that way, and v, which is divided by, never rounds to nothing.
  *
  * Each group (an adapter, or the whole model) is averaged over its own targets, clipped by its own
  * norm and stepped by its own count, so groups trained together take the steps that they would take
@@ -58,19 +63,82 @@ static double group_squares(struct trainer *t, const struct group *g) {
     return sum;
 }
 
+size_t moments_bytes(enum optim o, int64_t n) {
+    int64_t blocks = (n + MOMENT_BLOCK - 1) / MOMENT_BLOCK;
+    if (o == OPTIM_ADAMW) return (size_t)n * 2 * sizeof(float);
+    if (o == OPTIM_SGD) return (size_t)n * sizeof(float);
+    return (size_t)blocks * (2 * sizeof(float) + 2 * MOMENT_BLOCK);
+}
+
+/* One block of AdamW's moments in 8 bits. */
+struct block_8bit {
+    float m_scale, v_scale;
+    int8_t m[MOMENT_BLOCK];
+    uint8_t v[MOMENT_BLOCK];
+};
+
+static void block_read(const struct block_8bit *b, float *m, float *v, int64_t n) {
+    for (int64_t i = 0; i < n; i++) {
+        float r = (float)b->m[i] / 127.0f, s = (float)b->v[i] / 255.0f;
+        m[i] = (r < 0 ? -r * r : r * r) * b->m_scale;
+        v[i] = s * s * (s * s) * b->v_scale;
+    }
+}
+
+static void block_write(struct block_8bit *b, const float *m, const float *v, int64_t n) {
+    b->m_scale = row_amax(m, n);
+    b->v_scale = row_amax(v, n);
+    for (int64_t i = 0; i < n; i++) {
+        float r = b->m_scale > 0 ? sqrtf(fabsf(m[i]) / b->m_scale) * 127.0f + 0.5f : 0.0f;
+        float s = b->v_scale > 0 ? sqrtf(sqrtf(v[i] / b->v_scale)) * 255.0f + 0.5f : 0.0f;
+        b->m[i] = (int8_t)(m[i] < 0 ? -(int)r : (int)r);
+        b->v[i] = (uint8_t)MAX((int)s, v[i] > 0);
+    }
+}
+
+static void adamw_8bit(const struct step_job *j, struct train_tensor *x, int64_t begin,
+                       int64_t end) {
+    const struct trainer *t = j->t;
+    struct block_8bit *blocks = t->moments[j->tensor].data;
+    float m[MOMENT_BLOCK], v[MOMENT_BLOCK];
+    for (int64_t at = begin; at < end; at += MOMENT_BLOCK) {
+        int64_t n = MIN(MOMENT_BLOCK, end - at);
+        block_read(&blocks[at / MOMENT_BLOCK], m, v, n);
+        t->k->adamw(x->w + at, x->g + at, m, v, n, j->lr, t->beta1, t->beta2, t->eps, j->decay,
+                    j->bc1, j->bc2);
+        block_write(&blocks[at / MOMENT_BLOCK], m, v, n);
+    }
+}
+
+/* m = momentum · m + g + decay · w, w -= lr · m. */
+static void sgd(const struct step_job *j, struct train_tensor *x, int64_t begin, int64_t end) {
+    float *m = j->t->moments[j->tensor].data;
+    for (int64_t i = begin; i < end; i++) {
+        m[i] = j->t->momentum * m[i] + (x->g[i] + j->decay * x->w[i]);
+        x->w[i] -= j->lr * m[i];
+    }
+}
+
+/* Pieces begin at multiples of MOMENT_BLOCK. */
 static void step_items(void *ctx, int64_t begin, int64_t end, int thread) {
     (void)thread;
     const struct step_job *j = ctx;
     struct trainer *t = j->t;
     struct train_tensor *x = &t->tensors[j->tensor];
+    float *m = t->moments[j->tensor].data;
     t->k->scale(x->g + begin, j->factor, end - begin);
-    t->k->adamw(x->w + begin, x->g + begin, t->m[j->tensor] + begin, t->v[j->tensor] + begin,
-                end - begin, j->lr, t->beta1, t->beta2, t->eps, j->decay, j->bc1, j->bc2);
+    if (t->optim == OPTIM_SGD)
+        sgd(j, x, begin, end);
+    else if (t->optim == OPTIM_ADAMW_8BIT)
+        adamw_8bit(j, x, begin, end);
+    else
+        t->k->adamw(x->w + begin, x->g + begin, m + begin, m + x->n + begin, end - begin, j->lr,
+                    t->beta1, t->beta2, t->eps, j->decay, j->bc1, j->bc2);
     memset(x->g + begin, 0, (size_t)(end - begin) * sizeof(float));
 }
 
 static void group_step(struct trainer *t, struct group *g, double norm, float lr) {
-    double factor = 1.0 / (double)g->targets;
+    double factor = 1.0 / g->count;
     if (t->max_grad_norm > 0 && norm > t->max_grad_norm) factor *= t->max_grad_norm / norm;
     g->updates++;
     struct step_job job = {.t = t, .factor = (float)factor, .lr = lr};
@@ -80,14 +148,14 @@ static void group_step(struct trainer *t, struct group *g, double norm, float lr
         job.decay = t->tensors[job.tensor].decay ? t->decay : 0;
         pool_run(t->pool, step_items, &job, t->tensors[job.tensor].n, 1024);
     }
-    g->loss = g->nll / (double)g->targets;
+    g->loss = g->nll / g->count;
 }
 
 /* Fills `norms` with each group's norm of the mean gradient; refuses what is no number. */
 static int norms_measure(struct trainer *t, double *norms, struct error *err) {
     for (int i = 0; i < t->n_groups; i++) {
         const struct group *g = &t->groups[i];
-        norms[i] = g->targets ? sqrt(group_squares(t, g)) / (double)g->targets : 0;
+        norms[i] = g->count > 0 ? sqrt(group_squares(t, g)) / g->count : 0;
         if (!isfinite(norms[i]))
             return error_set(
                 err, ERR_NUMERIC,
@@ -98,23 +166,25 @@ static int norms_measure(struct trainer *t, double *norms, struct error *err) {
 }
 
 int trainer_update(struct trainer *t, float lr, struct update_stats *out, struct error *err) {
-    struct update_stats s = {.tokens = t->tokens};
-    for (int i = 0; i < t->n_groups; i++) s.targets += t->groups[i].targets;
-    if (!s.targets) return error_set(err, ERR_STATE, "an update without a single target token");
+    struct update_stats s = {.tokens = t->tokens, .targets = t->seen};
+    double count = 0;
+    for (int i = 0; i < t->n_groups; i++) count += t->groups[i].count;
+    if (count <= 0) return error_set(err, ERR_STATE, "an update without a single target token");
     double *norms = xcalloc((size_t)t->n_groups, sizeof *norms);
     int rc = norms_measure(t, norms, err);
     for (int i = 0; !rc && i < t->n_groups; i++) {
         struct group *g = &t->groups[i];
         s.loss += g->nll;
         s.grad_norm = MAX(s.grad_norm, norms[i]);
-        if (g->targets) group_step(t, g, norms[i], lr);
-        g->targets = g->samples = 0;
-        g->nll = 0;
+        if (g->count > 0) group_step(t, g, norms[i], lr);
+        g->samples = 0;
+        g->nll = g->count = 0;
     }
     free(norms);
     if (rc) return rc;
-    s.loss /= (double)s.targets;
-    t->tokens = 0;
+    s.loss /= count;
+    t->tokens = t->seen = 0;
+    t->stale = true;
     t->updates++;
     if (out) *out = s;
     return OK;

@@ -6,8 +6,8 @@
  * packed batch (samples lie end to end, attention is block-diagonal), trainer_update applies AdamW.
  * State can be saved and loaded at every update, to the same bits; results do not depend on
  * threads. Every adapter's gradient is the mean over its own target tokens, so training three
- * together gives the bits of training each alone on its own samples. All arithmetic is f32, exact
- * class.
+ * together gives the bits of training each alone on its own samples. The forward pass is the
+ * engine's, to the bit.
  */
 #ifndef SHOAL_TRAIN_H
 #define SHOAL_TRAIN_H
@@ -37,7 +37,12 @@ struct train_options {   /* filled from option rows; names as in PEFT/TRL */
     char *lr_scheduler;  /* cosine */
     double warmup_ratio; /* 0.03 */
     double min_lr_ratio; /* 0 */
+    char *optim;         /* adamw; adamw_8bit, sgd */
     double beta1, beta2, eps, weight_decay, max_grad_norm; /* 0.9 0.999 1e-8 0 1.0 */
+    double momentum;             /* 0.9; of sgd */
+    bool gradient_checkpointing; /* activations are made again instead of kept */
+    bool f32_backward; /* quantised bases: gradients of activations in f32 instead of int8 blocks */
+    bool use_rslora, use_dora;
     int64_t max_length; /* 0: the model's; longer samples are cut, counted and said */
     int64_t seed;       /* 0 */
     int64_t save_steps; /* 200 */
@@ -50,8 +55,8 @@ float schedule_lr(enum schedule s, double lr, double min_ratio, int64_t step, in
                   int64_t total);
 
 struct trainer;
-/* LoRA: the adapters' copies are trained, the base is frozen (f32 copies of its weights are made
- * for the two passes). */
+/* LoRA: copies of the adapters are trained over the one frozen base, of any weight type and
+ * architecture. */
 struct trainer *trainer_new_lora(const struct model *m, struct adapter *const *adapters, int n,
                                  const struct train_options *o, struct pool *pool,
                                  struct error *err);
@@ -62,6 +67,25 @@ void trainer_free(struct trainer *t);
 /* Forward and backward of one micro-batch; losses and target counts add up until the update.
  * Returns ERR_NUMERIC with the layer's name when a NaN or Inf appears. */
 int trainer_accumulate(struct trainer *t, const struct sample *samples, int n, struct error *err);
+/*
+ * Any loss that is a function of the targets' log-probabilities: `fn` is given every sample of a
+ * pass with its targets' and fills in the derivative of the loss by each, the loss itself, and what
+ * this sample adds to the count that the adapter's gradient is divided by at the update. Preference
+ * losses and policy gradients are that. Costs the head's forward pass once more.
+ */
+struct scored {
+    const struct sample *sample;
+    const double *logp; /* [n] of its targets, in order */
+    float *weight;      /* [n] to be filled: d loss / d logp */
+    int32_t n;
+    double loss, count; /* to be filled */
+};
+struct loss {
+    int (*fn)(void *ctx, struct scored *samples, int n, struct error *err);
+    void *ctx;
+};
+int trainer_accumulate_loss(struct trainer *t, const struct sample *samples, int n,
+                            const struct loss *loss, struct error *err);
 struct update_stats {
     double loss;      /* mean over all targets since the last update */
     double grad_norm; /* before clipping; the largest over adapters */
@@ -75,6 +99,9 @@ double trainer_adapter_loss(const struct trainer *t, int i); /* of the last upda
  * and tests. */
 int trainer_loss(struct trainer *t, const struct sample *samples, int n, double *nll,
                  int64_t *targets, struct error *err);
+/* The same sample by sample: nll [n], targets [n]. */
+int trainer_score(struct trainer *t, const struct sample *samples, int n, double *nll,
+                  int32_t *targets, struct error *err);
 struct adapter *trainer_adapter(const struct trainer *t, int i, json_t *lineage); /* a snapshot */
 /* Parameters and their gradients as flat views, for tests and optimizers: tensor i of
  * trainer_n_tensors. */

@@ -1,0 +1,250 @@
+/*
+ * batch: samples packed end to end, and the memory of one pass over them.
+ *
+ * Samples of one adapter lie together, in the order given; attention is block-diagonal, so nothing
+ * is padded. Memory grows to the largest batch seen and is then reused: what a pass needs is
+ * counted first and asked for at once, so that a batch too large for the machine is an error and
+ * not the end of the program. The same count, without a trainer, is what plans are made of
+ * (trainer_bytes).
+ */
+#include "train/internal.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define CHUNK 512 /* rows that a layer's row-wise parts take at a time */
+
+static void *act_take(struct trainer *t, size_t bytes) {
+    if (!t->measuring) return arena_alloc(&t->act, bytes);
+    t->act_bytes += (MAX(bytes, 1) + 63) / 64 * 64;
+    return NULL;
+}
+
+static float *floats(struct trainer *t, int64_t n) {
+    return act_take(t, (size_t)n * sizeof(float));
+}
+
+/* What an adapter of this trainer has there, or with checkpointing in any layer: 1 a low-rank part,
+ * 2 DoRA. */
+static int projection_adapted(const struct trainer *t, int l, int p) {
+    int found = 0;
+    for (int i = 0; i < t->n_adapters; i++) {
+        const struct adapter_config *c = &t->adapters[i]->config;
+        for (int at = 0; at < t->c.n_layers; at++)
+            if ((at == l || t->checkpointing) && adapter_module_at(c, at, (enum proj)p).r)
+                found = MAX(found, c->dora ? 2 : 1);
+    }
+    return found;
+}
+
+/* Everything of a layer but x. */
+static void layer_lay(struct trainer *t, int l, struct activations *a) {
+    const struct model_config *c = &t->c;
+    int64_t m = t->cap_rows, q = (int64_t)c->n_heads * c->head_dim,
+            g = (int64_t)c->n_kv_heads * c->head_dim;
+    a->q = floats(t, m * q);
+    a->k = floats(t, m * g);
+    a->v = floats(t, m * g);
+    if (c->arch->qk_norm) {
+        a->q_raw = floats(t, m * q);
+        a->k_raw = floats(t, m * g);
+    }
+    a->att = floats(t, m * q);
+    a->mid = floats(t, m * c->d_model);
+    if (!c->arch->ungated) a->gate = floats(t, m * c->d_ff);
+    a->up = floats(t, m * c->d_ff);
+    for (int i = 0; i < 2 && c->arch->post_norms; i++) a->branch[i] = floats(t, m * c->d_model);
+    for (int p = 0; p < N_PROJ; p++) {
+        int adapted = projection_adapted(t, l, p);
+        if (!adapted) continue;
+        a->h[p] = floats(t, m * t->max_r);
+        if (adapted == 2) a->z[p] = floats(t, m * proj_out(c, (enum proj)p));
+        if (t->dropout > 0)
+            a->keep[p] = act_take(t, (size_t)(m * ((proj_in(c, (enum proj)p) + 7) / 8)));
+    }
+}
+
+/* With checkpointing the activations of every layer are the same memory. */
+static void activations_lay(struct trainer *t) {
+    struct activations shared = {0};
+    for (int l = 0; l <= t->c.n_layers; l++) {
+        struct activations *a = &t->acts[l];
+        *a = (struct activations){.x = floats(t, t->cap_rows * t->c.d_model)};
+        if (l == t->c.n_layers) break;
+        if (!t->checkpointing) {
+            layer_lay(t, l, a);
+            continue;
+        }
+        if (l == 0) layer_lay(t, 0, &shared);
+        float *x = a->x;
+        *a = shared;
+        a->x = x;
+    }
+}
+
+static void gradients_lay(struct trainer *t, int64_t wide) {
+    const struct model_config *c = &t->c;
+    int64_t m = t->cap_rows, q = (int64_t)c->n_heads * c->head_dim,
+            g = (int64_t)c->n_kv_heads * c->head_dim, d = c->d_model, n = t->chunk;
+    t->dx = floats(t, m * d);
+    t->dq = floats(t, m * q);
+    t->dk = floats(t, m * g);
+    t->dv = floats(t, m * g);
+    t->datt = floats(t, m * q);
+    t->rstd = floats(t, m * c->n_heads);
+    t->mean = floats(t, m * c->n_heads);
+    t->xn = floats(t, n * d);
+    t->dxn = floats(t, n * d);
+    t->act_buf = floats(t, n * c->d_ff);
+    t->dact = floats(t, n * c->d_ff);
+    t->dgate = floats(t, n * c->d_ff);
+    t->dup = floats(t, n * c->d_ff);
+    if (t->full) return;
+    t->dh = floats(t, n * t->max_r);
+    if (t->dropout > 0) t->drop = floats(t, n * wide);
+    for (int i = 0; i < t->n_adapters; i++)
+        if (t->adapters[i]->config.dora && !t->aside) t->aside = floats(t, n * wide);
+}
+
+static void head_lay(struct trainer *t) {
+    int64_t n = t->head_chunk, d = t->c.d_model;
+    t->hx = floats(t, n * d);
+    t->hn = floats(t, n * d);
+    t->dhn = floats(t, n * d);
+    t->logits = floats(t, n * t->c.vocab_size);
+}
+
+static void rope_lay(struct trainer *t) {
+    int64_t n = t->cap_len * (t->c.head_dim / 2);
+    if (t->c.arch->learned_pos) return;
+    t->rope_cos = floats(t, n);
+    t->rope_sin = floats(t, n);
+    t->rope_neg = floats(t, n);
+    if (t->c.rope_local_theta <= 0.0f) return;
+    t->local_cos = floats(t, n);
+    t->local_sin = floats(t, n);
+    t->local_neg = floats(t, n);
+}
+
+static void rope_fill(struct trainer *t) {
+    int64_t n = t->cap_len * (t->c.head_dim / 2);
+    if (t->rope_cos) rope_table(&t->c, (int32_t)t->cap_len, t->rope_cos, t->rope_sin);
+    if (t->local_cos) rope_table_local(&t->c, (int32_t)t->cap_len, t->local_cos, t->local_sin);
+    for (int64_t i = 0; t->rope_cos && i < n; i++) t->rope_neg[i] = -t->rope_sin[i];
+    for (int64_t i = 0; t->local_cos && i < n; i++) t->local_neg[i] = -t->local_sin[i];
+}
+
+static void batch_lay(struct trainer *t) {
+    int64_t wide = t->c.d_model, long_out = t->c.vocab_size;
+    for (int p = 0; p < N_PROJ; p++)
+        wide = MAX(wide, MAX(proj_in(&t->c, (enum proj)p), proj_out(&t->c, (enum proj)p)));
+    t->chunk = MIN(CHUNK, t->cap_rows);
+    /* about 16 MB of logits at a time */
+    t->head_chunk = MAX(16, MIN(1024, ((int64_t)1 << 22) / long_out / 16 * 16));
+    t->aside = NULL;
+    activations_lay(t);
+    gradients_lay(t, wide);
+    head_lay(t);
+    rope_lay(t);
+    t->in_scratch = act_take(t, inputs_scratch(MAX(t->chunk, t->head_chunk), wide));
+    t->back_scratch = act_take(t, matrix_back_scratch(pool_size(t->pool)));
+    t->spans = act_take(t, (size_t)t->cap_rows * sizeof *t->spans);
+    t->tokens_in = act_take(t, (size_t)t->cap_rows * sizeof *t->tokens_in);
+    t->pos = act_take(t, (size_t)t->cap_rows * sizeof *t->pos);
+    t->target_row = act_take(t, (size_t)t->cap_rows * sizeof *t->target_row);
+    t->target_token = act_take(t, (size_t)t->cap_rows * sizeof *t->target_token);
+    t->target_group = act_take(t, (size_t)t->cap_rows * sizeof *t->target_group);
+    t->target_nll = act_take(t, (size_t)t->cap_rows * sizeof *t->target_nll);
+    t->target_weight = act_take(t, (size_t)t->cap_rows * sizeof *t->target_weight);
+    for (int i = 0; i < pool_size(t->pool); i++)
+        t->att_scratch[i] = act_take(t, attention_scratch(&t->c, t->cap_len));
+}
+
+/* Everything is laid out again when a batch is larger than all before it: counted, asked for at
+ * once, so that a batch too large for the machine is an error, and then placed. */
+static int batch_reserve(struct trainer *t, struct error *err) {
+    if (t->rows <= t->cap_rows && t->longest <= t->cap_len && t->cap_rows > 0) return OK;
+    t->cap_rows = MAX(t->cap_rows, (t->rows / 128 + 1) * 128);
+    t->cap_len = MAX(t->cap_len, (t->longest / 64 + 1) * 64);
+    arena_release(&t->act);
+    t->act_bytes = 0;
+    t->measuring = true;
+    batch_lay(t);
+    t->measuring = false;
+    if (arena_reserve(&t->act, t->act_bytes, err) != OK) {
+        t->cap_rows = t->cap_len = 0;
+        return error_wrap(err, "a batch of %lld tokens", (long long)t->rows);
+    }
+    batch_lay(t);
+    rope_fill(t);
+    return OK;
+}
+
+/* Rows that matter: the last target at token i needs rows 0..i-1. */
+static int32_t sample_rows(const struct sample *s) {
+    for (int32_t i = s->n - 1; i > 0; i--)
+        if (s->mask[i]) return i;
+    return 0;
+}
+
+static int sample_check(const struct trainer *t, const struct sample *s, int i, struct error *err) {
+    if (!t->full && (s->adapter < 0 || s->adapter >= t->n_adapters))
+        return error_set(err, ERR_USAGE, "sample %d names adapter %d of %d", i, s->adapter,
+                         t->n_adapters);
+    if (s->n - 1 > t->c.max_seq_len)
+        return error_set(err, ERR_MEMORY, "sample %d has %d tokens; the model reads %d", i, s->n,
+                         t->c.max_seq_len);
+    for (int32_t j = 0; j < s->n; j++)
+        if (s->tokens[j] < 0 || s->tokens[j] >= t->c.vocab_size)
+            return error_set(err, ERR_USAGE,
+                             "token %d of sample %d is outside the vocabulary of %d", s->tokens[j],
+                             i, t->c.vocab_size);
+    return OK;
+}
+
+static int batch_measure(struct trainer *t, const struct sample *samples, int n,
+                         struct error *err) {
+    t->rows = t->longest = 0;
+    for (int i = 0; i < n; i++) {
+        int rc = sample_check(t, &samples[i], i, err);
+        if (rc) return rc;
+        int64_t rows = sample_rows(&samples[i]);
+        t->rows += rows;
+        t->longest = MAX(t->longest, rows);
+    }
+    return OK;
+}
+
+static void sample_pack(struct trainer *t, const struct sample *s, int32_t adapter,
+                        int64_t ordinal) {
+    int64_t at = t->n_spans ? t->spans[t->n_spans - 1].end : 0;
+    int32_t rows = sample_rows(s);
+    if (!rows) return;
+    t->spans[t->n_spans++] = (struct span){
+        .begin = at, .end = at + rows, .target = t->targets, .adapter = adapter,
+        .ordinal = ordinal, .sample = s};
+    for (int32_t i = 0; i < rows; i++) {
+        t->tokens_in[at + i] = s->tokens[i];
+        t->pos[at + i] = i;
+        if (!s->mask[i + 1]) continue;
+        t->target_row[t->targets] = at + i;
+        t->target_token[t->targets] = s->tokens[i + 1];
+        t->target_group[t->targets++] = adapter;
+    }
+}
+
+/* Samples of one adapter lie together, in the order given. */
+int batch_pack(struct trainer *t, const struct sample *samples, int n, struct error *err) {
+    int rc = batch_measure(t, samples, n, err);
+    if (!rc) rc = batch_reserve(t, err);
+    if (rc) return rc;
+    t->n_spans = 0;
+    t->targets = 0;
+    for (int g = 0; g < t->n_groups; g++) {
+        int64_t ordinal = t->groups[g].samples;
+        for (int i = 0; i < n; i++)
+            if (t->full || samples[i].adapter == g) sample_pack(t, &samples[i], g, ordinal++);
+    }
+    return OK;
+}
+

@@ -1,0 +1,246 @@
+/*
+ * rows: what a transformer does to its rows between products, forward as the engine does it, and
+ * backward.
+ *
+ * Norms (Zhang & Sennrich 2019; Ba, Kiros & Hinton 2016), biases, the rotary embedding (Su et al.
+ * 2021) and the gated activation. Nothing that is cheap to make again from kept values is kept:
+ * roots of mean squares, normed rows, activations.
+ *
+ * Invariant: threads split rows, or where sums run over rows, columns; every sum's order is that of
+ * the rows. So results do not depend on the number of threads nor on chunks.
+ */
+#include "train/internal.h"
+
+#include <math.h>
+#include <string.h>
+
+struct rows_job {
+    struct trainer *t;
+    float *y, *z;
+    const float *x, *u;
+    struct norm n;
+    int64_t rows, width;
+    int l;
+    bool add;
+};
+
+static void norm_items(void *ctx, int64_t begin, int64_t end, int thread) {
+    (void)thread;
+    const struct rows_job *j = ctx;
+    for (int64_t i = begin; i < end; i++)
+        norm_row(j->t->k, j->y + i * j->width, j->x + i * j->width, j->n.g, j->n.b,
+                 j->t->c.rms_norm_eps, j->width);
+}
+
+void rows_norm(struct trainer *t, float *y, const float *x, const float *g, const float *b,
+               int64_t rows, int64_t width) {
+    struct rows_job j = {.t = t, .y = y, .x = x, .n = {.g = g, .b = b}, .width = width};
+    pool_run(t->pool, norm_items, &j, rows, 8);
+}
+
+/* t->mean (0 for an RMS norm) and t->rstd: a normed row is (x - mean) · rstd. */
+static void rstd_items(void *ctx, int64_t begin, int64_t end, int thread) {
+    (void)thread;
+    const struct rows_job *j = ctx;
+    const struct kernels *k = j->t->k;
+    float n = (float)j->width;
+    for (int64_t i = begin; i < end; i++) {
+        const float *x = j->x + i * j->width;
+        float mean = j->n.b ? k->sum(x, j->width) / n : 0, squares = 0;
+        if (j->n.b)
+            for (int64_t c = 0; c < j->width; c++) squares += (x[c] - mean) * (x[c] - mean);
+        else
+            squares = k->dot(x, x, j->width);
+        j->t->mean[i] = mean;
+        j->t->rstd[i] = 1.0f / sqrtf(squares / n + j->t->c.rms_norm_eps);
+    }
+}
+
+/* Items are columns: each walks all rows in order. */
+static void gain_items(void *ctx, int64_t begin, int64_t end, int thread) {
+    (void)thread;
+    const struct rows_job *j = ctx;
+    float *restrict dg = j->n.dg, *restrict db = j->n.db;
+    for (int64_t i = 0; i < j->rows; i++) {
+        const float *x = j->x + i * j->width, *dy = j->z + i * j->width;
+        float rstd = j->t->rstd[i], mean = j->t->mean[i];
+        for (int64_t c = begin; c < end; c++) dg[c] += dy[c] * ((x[c] - mean) * rstd);
+        for (int64_t c = begin; db && c < end; c++) db[c] += dy[c];
+    }
+}
+
+/* With u = dy ⊙ g and x̂ the normed row: dx = rstd · (u - mean(u) - x̂ · mean(u ⊙ x̂)), mean(u)
+ * being 0 for an RMS norm. */
+static void norm_backward_items(void *ctx, int64_t begin, int64_t end, int thread) {
+    (void)thread;
+    const struct rows_job *j = ctx;
+    const struct kernels *k = j->t->k;
+    float n = (float)j->width;
+    for (int64_t i = begin; i < end; i++) {
+        const float *x = j->x + i * j->width;
+        float *u = j->z + i * j->width, *dx = j->y + i * j->width;
+        float rstd = j->t->rstd[i], mean = j->t->mean[i];
+        for (int64_t c = 0; c < j->width; c++) u[c] *= j->n.g[c];
+        float level = j->n.b ? k->sum(u, j->width) / n : 0;
+        float along = k->dot(u, x, j->width) - mean * (level * n);
+        along = along / n * rstd * rstd * rstd;
+        float flat = rstd * level - along * mean; // what all columns get less
+        if (j->add)
+            for (int64_t c = 0; c < j->width; c++) dx[c] += rstd * u[c] - along * x[c] - flat;
+        else
+            for (int64_t c = 0; c < j->width; c++) dx[c] = rstd * u[c] - along * x[c] - flat;
+    }
+}
+
+void rows_norm_backward(struct trainer *t, float *dx, float *dy, const float *x, struct norm n,
+                        int64_t rows, int64_t width, bool add) {
+    struct rows_job j = {
+        .t = t, .y = dx, .z = dy, .x = x, .n = n, .rows = rows, .width = width, .add = add};
+    pool_run(t->pool, rstd_items, &j, rows, 8);
+    if (n.dg) pool_run(t->pool, gain_items, &j, width, 16);
+    pool_run(t->pool, norm_backward_items, &j, rows, 8);
+}
+
+static void add_items(void *ctx, int64_t begin, int64_t end, int thread) {
+    (void)thread;
+    const struct rows_job *j = ctx;
+    for (int64_t i = begin; i < end; i++)
+        j->t->k->axpy(j->y + i * j->width, 1.0f, j->u ? j->u : j->x + i * j->width, j->width);
+}
+
+void rows_bias(struct trainer *t, float *y, const float *bias, int64_t rows, int64_t width) {
+    struct rows_job j = {.t = t, .y = y, .u = bias, .width = width};
+    if (bias) pool_run(t->pool, add_items, &j, rows, 8);
+}
+
+void rows_add(struct trainer *t, float *y, const float *x, int64_t rows, int64_t width) {
+    struct rows_job j = {.t = t, .y = y, .x = x, .width = width};
+    pool_run(t->pool, add_items, &j, rows, 8);
+}
+
+static void column_sums(void *ctx, int64_t begin, int64_t end, int thread) {
+    (void)thread;
+    const struct rows_job *j = ctx;
+    for (int64_t i = 0; i < j->rows; i++)
+        j->t->k->axpy(j->y + begin, 1.0f, j->x + i * j->width + begin, end - begin);
+}
+
+void rows_bias_backward(struct trainer *t, float *db, const float *dy, int64_t rows,
+                        int64_t width) {
+    struct rows_job j = {.t = t, .y = db, .x = dy, .rows = rows, .width = width};
+    if (db) pool_run(t->pool, column_sums, &j, width, 16);
+}
+
+static void activation_items(void *ctx, int64_t begin, int64_t end, int thread) {
+    (void)thread;
+    const struct rows_job *j = ctx;
+    for (int64_t i = begin; i < end; i++) {
+        float *y = j->y + i * j->width;
+        if (j->x) memcpy(y, j->x + i * j->width, (size_t)j->width * sizeof *y);
+        // without biases `up` is only read
+        activation_row(j->t->k, j->t->c.arch, y, (float *)j->u + i * j->width, NULL, NULL,
+                       j->width);
+    }
+}
+
+void rows_activation(struct trainer *t, const float *gate, const float *up, int64_t rows) {
+    struct rows_job j = {.t = t, .y = t->act_buf, .x = gate, .u = up, .width = t->c.d_ff};
+    pool_run(t->pool, activation_items, &j, rows, 8);
+}
+
+/* The kernel table's gelu is x σ(u) with u = x (LINE + CUBE x²), its tanh form. */
+#define GELU_LINE 0x1.988454p+0f /* 2 sqrt(2/π) */
+#define GELU_CUBE 0x1.2444f2p-4f /* that times 0.044715 */
+
+/* y = x σ(u(x)) and its derivative σ + x σ (1 - σ) u'(x), for silu (u = x) and gelu. `s` holds
+ * exp(-u) and becomes the derivative. */
+static void bend(float *restrict y, float *restrict s, const float *restrict x, int64_t n,
+                 bool gelu) {
+    for (int64_t c = 0; c < n; c++) {
+        float sigma = 1.0f / (1.0f + s[c]),
+              slope = gelu ? GELU_LINE + 3.0f * GELU_CUBE * (x[c] * x[c]) : 1.0f;
+        y[c] = x[c] * sigma;
+        s[c] = sigma + y[c] * (1.0f - sigma) * slope;
+    }
+}
+
+static void activation_backward_items(void *ctx, int64_t begin, int64_t end, int thread) {
+    (void)thread;
+    const struct rows_job *j = ctx;
+    bool gelu = j->t->c.arch->gelu, gated = j->x != NULL;
+    for (int64_t i = begin; i < end; i++) {
+        int64_t at = i * j->width;
+        const float *restrict x = (gated ? j->x : j->u) + at, *restrict up = j->u + at,
+                              *restrict dact = j->t->dact + at;
+        float *restrict dgate = j->t->dgate + at, *restrict dup = j->t->dup + at;
+        for (int64_t c = 0; c < j->width; c++)
+            dgate[c] = gelu ? -x[c] * (GELU_LINE + GELU_CUBE * (x[c] * x[c])) : -x[c];
+        j->t->k->exp(dgate, dgate, j->width);
+        bend(dup, dgate, x, j->width, gelu);
+        if (gated)
+            for (int64_t c = 0; c < j->width; c++) {
+                dgate[c] *= dact[c] * up[c];
+                dup[c] *= dact[c];
+            }
+        else
+            for (int64_t c = 0; c < j->width; c++) dup[c] = dgate[c] * dact[c];
+    }
+}
+
+void rows_activation_backward(struct trainer *t, const float *gate, const float *up,
+                              int64_t rows) {
+    struct rows_job j = {.t = t, .x = gate, .u = up, .width = t->c.d_ff};
+    pool_run(t->pool, activation_backward_items, &j, rows, 8);
+}
+
+static void rope_items(void *ctx, int64_t begin, int64_t end, int thread) {
+    (void)thread;
+    const struct rows_job *j = ctx;
+    int64_t e = j->t->c.head_dim, half = e / 2;
+    for (int64_t i = begin; i < end; i++) {
+        int64_t at = j->t->pos[i] * half;
+        for (int64_t c = 0; c < j->width; c += e)
+            j->t->k->rope(j->y + i * j->width + c, j->x + at, j->u + at, half);
+    }
+}
+
+void rows_rope(struct trainer *t, int l, float *y, int64_t width, bool back) {
+    bool local = t->local_cos && layer_is_local(&t->c, l);
+    struct rows_job j = {.t = t,
+                         .y = y,
+                         .width = width,
+                         .x = local ? t->local_cos : t->rope_cos,
+                         .u = local ? (back ? t->local_neg : t->local_sin)
+                                    : (back ? t->rope_neg : t->rope_sin)};
+    if (!t->c.arch->learned_pos) pool_run(t->pool, rope_items, &j, t->rows, 8);
+}
+
+struct outer_job {
+    const struct kernels *kern;
+    float *y;
+    const float *by, *v;
+    int64_t ldy, tm, tj, ldv, rows, k, n;
+};
+
+static void outer_by_rows(void *ctx, int64_t begin, int64_t end, int thread) {
+    (void)thread;
+    const struct outer_job *j = ctx;
+    j->kern->mix_f32(j->y + begin * j->ldy, j->ldy, j->by + begin * j->tm, j->tm, j->tj,
+                     end - begin, j->v, j->ldv, j->k, j->n);
+}
+
+static void outer_by_columns(void *ctx, int64_t begin, int64_t end, int thread) {
+    (void)thread;
+    const struct outer_job *j = ctx;
+    j->kern->mix_f32(j->y + begin, j->ldy, j->by, j->tm, j->tj, j->rows, j->v + begin, j->ldv,
+                     j->k, end - begin);
+}
+
+void rows_outer(struct trainer *t, float *y, int64_t ldy, const float *by, int64_t tm, int64_t tj,
+                int64_t rows, const float *v, int64_t ldv, int64_t k, int64_t n) {
+    struct outer_job j = {t->k, y, by, v, ldy, tm, tj, ldv, rows, k, n};
+    if (rows >= n)
+        pool_run(t->pool, outer_by_rows, &j, rows, 24);
+    else
+        pool_run(t->pool, outer_by_columns, &j, n, 32);
+}

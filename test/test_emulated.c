@@ -413,18 +413,19 @@ static void test_exp_everywhere(void **state) {
     }
 }
 
-static void mix_case(struct rng *r, int64_t k, int64_t n, enum flavour flavour) {
-    const int64_t rows = 5, ldt = k + 3, ldv = n + 1, ldy = n + 2;
-    float *t = numbers(r, rows * ldt, flavour), *v = numbers(r, k * ldv, flavour);
+static void mix_case(struct rng *r, int64_t rows, int64_t k, int64_t n, bool turned,
+                     enum flavour flavour) {
+    const int64_t tm = turned ? 1 : k, tj = turned ? rows : 1, ldv = n + 1, ldy = n + 2;
+    float *t = numbers(r, rows * k, flavour), *v = numbers(r, k * ldv, flavour);
     float *want = numbers(r, rows * ldy, PLAIN), *got = malloc((size_t)(rows * ldy) * sizeof *got);
     uint16_t *half = malloc((size_t)(k * ldv) * sizeof *half);
     elem_from_f32(ELEM_BF16, v, half, k * ldv);
     memcpy(got, want, (size_t)(rows * ldy) * sizeof *got);
-    scalar->mix_f32(want, ldy, t, ldt, rows, v, ldv, k, n);
-    wide.mix_f32(got, ldy, t, ldt, rows, v, ldv, k, n);
+    scalar->mix_f32(want, ldy, t, tm, tj, rows, v, ldv, k, n);
+    wide.mix_f32(got, ldy, t, tm, tj, rows, v, ldv, k, n);
     assert_same(got, want, rows * ldy, "mix_f32");
-    scalar->mix_bf16(want, ldy, t, ldt, rows, half, ldv, k, n);
-    wide.mix_bf16(got, ldy, t, ldt, rows, half, ldv, k, n);
+    scalar->mix_bf16(want, ldy, t, tm, tj, rows, half, ldv, k, n);
+    wide.mix_bf16(got, ldy, t, tm, tj, rows, half, ldv, k, n);
     assert_same(got, want, rows * ldy, "mix_bf16");
     free(t), free(v), free(want), free(got), free(half);
 }
@@ -435,9 +436,12 @@ static void test_mix(void **state) {
     struct rng r = rng_make(6, RNG_TEST, 0, 0);
     for (size_t i = 0; i < ARRAY_LEN(widths); i++) {
         for (size_t j = 0; j < ARRAY_LEN(lengths); j++) {
-            mix_case(&r, lengths[j], widths[i], (enum flavour)((i + j) % FLAVOURS));
+            for (int64_t rows = 5; rows < 40; rows += 16)
+                mix_case(&r, rows, lengths[j], widths[i], (i + j) % 2, (enum flavour)((i + j) % FLAVOURS));
         }
     }
+    mix_case(&r, 113, 300, 40, false, PLAIN);
+    mix_case(&r, 113, 300, 40, true, PLAIN);
 }
 
 static void adamw_case(struct rng *r, int64_t n, enum flavour flavour) {

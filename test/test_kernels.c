@@ -310,22 +310,24 @@ static void check_gemm(const struct kernels *k, int64_t rows, int64_t n, int64_t
     floats_free(z);
 }
 
-static void check_mix(const struct kernels *k, int64_t rows, int64_t n, int64_t width, int nasty) {
-    int64_t ldt = width + 3, ldv = n + 1, ldy = n + 2;
-    struct floats t = filled(rows * ldt, nasty), v = filled(width * ldv, nasty),
+/* t lies in rows, or turned: its j far apart. */
+static void check_mix(const struct kernels *k, int64_t rows, int64_t n, int64_t width, int nasty,
+                      bool turned) {
+    int64_t ldv = n + 1, ldy = n + 2, tm = turned ? 1 : width + 3, tj = turned ? rows + 3 : 1;
+    struct floats t = filled((rows + 3) * (width + 3), nasty), v = filled(width * ldv, nasty),
                   y = filled(rows * ldy, 0), z = copied(y);
     struct elems h = elems_of(v.v, width * ldv);
-    ref->mix_f32(y.v, ldy, t.v, ldt, rows, v.v, ldv, width, n);
-    k->mix_f32(z.v, ldy, t.v, ldt, rows, v.v, ldv, width, n);
+    ref->mix_f32(y.v, ldy, t.v, tm, tj, rows, v.v, ldv, width, n);
+    k->mix_f32(z.v, ldy, t.v, tm, tj, rows, v.v, ldv, width, n);
     same_all(y.v, z.v, rows * ldy, "mix_f32", k, width);
-    ref->mix_bf16(y.v, ldy, t.v, ldt, rows, h.v[ELEM_BF16], ldv, width, n);
-    k->mix_bf16(z.v, ldy, t.v, ldt, rows, h.v[ELEM_BF16], ldv, width, n);
+    ref->mix_bf16(y.v, ldy, t.v, tm, tj, rows, h.v[ELEM_BF16], ldv, width, n);
+    k->mix_bf16(z.v, ldy, t.v, tm, tj, rows, h.v[ELEM_BF16], ldv, width, n);
     same_all(y.v, z.v, rows * ldy, "mix_bf16", k, width);
-    ref->mix_f16(y.v, ldy, t.v, ldt, rows, h.v[ELEM_F16], ldv, width, n);
-    k->mix_f16(z.v, ldy, t.v, ldt, rows, h.v[ELEM_F16], ldv, width, n);
+    ref->mix_f16(y.v, ldy, t.v, tm, tj, rows, h.v[ELEM_F16], ldv, width, n);
+    k->mix_f16(z.v, ldy, t.v, tm, tj, rows, h.v[ELEM_F16], ldv, width, n);
     same_all(y.v, z.v, rows * ldy, "mix_f16", k, width);
-    ref->mix_i8(y.v, ldy, t.v, ldt, rows, h.v[ELEM_I8], ldv, width, n);
-    k->mix_i8(z.v, ldy, t.v, ldt, rows, h.v[ELEM_I8], ldv, width, n);
+    ref->mix_i8(y.v, ldy, t.v, tm, tj, rows, h.v[ELEM_I8], ldv, width, n);
+    k->mix_i8(z.v, ldy, t.v, tm, tj, rows, h.v[ELEM_I8], ldv, width, n);
     same_all(y.v, z.v, rows * ldy, "mix_i8", k, width);
     elems_free(h);
     struct floats all[] = {t, v, y, z};
@@ -335,12 +337,17 @@ static void check_mix(const struct kernels *k, int64_t rows, int64_t n, int64_t 
 static void test_mix(void **state) {
     (void)state;
     static const int64_t ns[] = {1, 7, 8, 16, 31, 64, 100, 130}, ks[] = {1, 2, 5, 8, 33},
-                         ms[] = {1, 2, 4, 7};
+                         ms[] = {1, 2, 4, 7, 13, 24};
     for (int l = CPU_AVX2; l < CPU_LEVELS; l++) {
         const struct kernels *k = kernels_level((enum cpu_level)l);
         for (size_t i = 0; k && i < ARRAY_LEN(ns) * ARRAY_LEN(ks) * ARRAY_LEN(ms); i++)
-            check_mix(k, ms[i % 4], ns[i / 4 % ARRAY_LEN(ns)], ks[i / 4 / ARRAY_LEN(ns)],
-                      i % 5 == 4);
+            for (int turned = 0; turned < 2; turned++)
+                check_mix(k, ms[i % 6], ns[i / 6 % ARRAY_LEN(ns)], ks[i / 6 / ARRAY_LEN(ns)],
+                          i % 5 == 4, turned);
+        // Beyond one block of rows, and one of the sum, at every level.
+        static const int64_t large[][3] = {{97, 40, 257}, {203, 17, 600}, {400, 33, 70}, {26, 96, 512}};
+        for (size_t i = 0; k && i < 2 * ARRAY_LEN(large); i++)
+            check_mix(k, large[i / 2][0], large[i / 2][1], large[i / 2][2], i == 3, i % 2);
     }
 }
 
@@ -792,7 +799,7 @@ static void test_scalar_mix(void **state) {
     float d = elem_from_f32(ELEM_I8, v.v, h.v[ELEM_I8], K * N);
     for (int e = 0; e < N_ELEM; e++) {
         struct floats y = copied(y0);
-        rows_mix((enum elem)e, y.v, N, t.v, K, M, h.v[e], N, K, N);
+        rows_mix((enum elem)e, y.v, N, t.v, K, 1, M, h.v[e], N, K, N);
         for (int i = 0; i < M * N; i++) {
             double want = (double)y0.v[i], off = e == ELEM_F32 ? 1e-4 : e == ELEM_F16 ? 5e-2 : 2e-1;
             for (int j = 0; j < K; j++)

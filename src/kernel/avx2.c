@@ -229,7 +229,7 @@ static void gemm_i8(float *y, int64_t ldy, const float *x, int64_t ldx, int64_t 
 }
 
 /* R rows of C vectors (C == 1: n <= 8 of its lanes) over all of k. */
-INLINE void mix_block(float *y, int64_t ldy, const float *t, int64_t ldt, const void *v,
+INLINE void mix_block(float *y, int64_t ldy, const float *t, int64_t tm, int64_t tj, const void *v,
                       int64_t ldv, int64_t k, int64_t n, int R, int C, enum elem e) {
     __m256 acc[8];
     bool part = C == 1 && n < 8;
@@ -240,7 +240,7 @@ INLINE void mix_block(float *y, int64_t ldy, const float *t, int64_t ldt, const 
         UNROLL for (int c = 0; c < C; c++) {
             __m256 x = part ? weights_tail(row, 0, n, e) : weights_load(row, 8 * c, e);
             UNROLL for (int r = 0; r < R; r++) acc[r * C + c] =
-                _mm256_fmadd_ps(_mm256_broadcast_ss(t + r * ldt + j), x, acc[r * C + c]);
+                _mm256_fmadd_ps(_mm256_broadcast_ss(t + r * tm + j * tj), x, acc[r * C + c]);
         }
     }
     UNROLL for (int r = 0; r < R; r++) UNROLL for (int c = 0; c < C; c++)
@@ -248,26 +248,81 @@ INLINE void mix_block(float *y, int64_t ldy, const float *t, int64_t ldt, const 
 }
 
 /* R rows against all n columns: 8 accumulators at a time. */
-INLINE void mix_rows(float *y, int64_t ldy, const float *t, int64_t ldt, const void *v, int64_t ldv,
-                     int64_t k, int64_t n, int R, enum elem e) {
+INLINE void mix_rows(const struct mix *p, int64_t m, int R, enum elem e) {
+    float *y = p->y + m * p->ldy;
+    const float *t = p->t + m * p->tm;
     int64_t c = 0;
-    for (; c + 64 / R <= n; c += 64 / R)
-        mix_block(y + c, ldy, t, ldt, weights_row(v, 1, c, e), ldv, k, 0, R, 8 / R, e);
-    for (; c < n; c += 8)
-        mix_block(y + c, ldy, t, ldt, weights_row(v, 1, c, e), ldv, k, MIN(n - c, 8), R, 1, e);
+    for (; c + 64 / R <= p->n; c += 64 / R)
+        mix_block(y + c, p->ldy, t, p->tm, p->tj, weights_row(p->v, 1, c, e), p->ldv, p->k, 0, R,
+                  8 / R, e);
+    for (; c < p->n; c += 8)
+        mix_block(y + c, p->ldy, t, p->tm, p->tj, weights_row(p->v, 1, c, e), p->ldv, p->k,
+                  MIN(p->n - c, 8), R, 1, e);
 }
 
-INLINE void mix(float *y, int64_t ldy, const float *t, int64_t ldt, int64_t rows, const void *v,
-                int64_t ldv, int64_t k, int64_t n, enum elem e) {
+/* panel[k][16]: zeros from column n on. */
+INLINE void mix_pack(float *panel, const void *v, int64_t ldv, int64_t k, int64_t n, enum elem e) {
+    for (int64_t j = 0; j < k; j++, panel += 16) {
+        const void *row = weights_row(v, j, ldv, e);
+        UNROLL for (int h = 0; h < 2; h++) _mm256_store_ps(
+            panel + 8 * h,
+            n >= 8 * h + 8 ? weights_load(row, 8 * h, e) : weights_tail(row, 8 * h, n - 8 * h, e));
+    }
+}
+
+/* R rows of 16 columns: with R = 6 twelve accumulators, two of v and one of t. */
+INLINE void mix_tile(float *y, int64_t ldy, const float *t, int64_t tm, int64_t tj,
+                     const float *panel, int64_t k, int64_t n, int R) {
+    __m256 acc[12];
+    UNROLL for (int o = 0; o < 2 * R; o++) acc[o] =
+        load_some(y + o / 2 * ldy + o % 2 * 8, n - o % 2 * 8);
+    UNROLL for (int r = 0; r < R; r++) __builtin_prefetch(y + (R + r) * ldy, 1);
+    for (int64_t j = 0; j < k; j++, t += tj, panel += 16) {
+        __m256 v0 = _mm256_load_ps(panel), v1 = _mm256_load_ps(panel + 8);
+        UNROLL for (int r = 0; r < R; r++) {
+            __m256 a = _mm256_broadcast_ss(t + r * tm);
+            acc[2 * r] = _mm256_fmadd_ps(a, v0, acc[2 * r]);
+            acc[2 * r + 1] = _mm256_fmadd_ps(a, v1, acc[2 * r + 1]);
+        }
+    }
+    UNROLL for (int o = 0; o < 2 * R; o++)
+        store_some(y + o / 2 * ldy + o % 2 * 8, acc[o], n - o % 2 * 8);
+}
+
+static void mix_tile_any(float *y, int64_t ldy, const float *t, int64_t tm, int64_t tj,
+                         const float *panel, int64_t k, int64_t n, int rows) {
+    switch (rows) {
+    case 6: mix_tile(y, ldy, t, tm, tj, panel, k, n, 6); return;
+    case 5: mix_tile(y, ldy, t, tm, tj, panel, k, n, 5); return;
+    case 4: mix_tile(y, ldy, t, tm, tj, panel, k, n, 4); return;
+    case 3: mix_tile(y, ldy, t, tm, tj, panel, k, n, 3); return;
+    case 2: mix_tile(y, ldy, t, tm, tj, panel, k, n, 2); return;
+    default: mix_tile(y, ldy, t, tm, tj, panel, k, n, 1);
+    }
+}
+
+#define MIX_LARGE mix_large /* rows from which packing pays */
+enum { mix_large = 12 };
+
+INLINE void mix_any(const struct mix *p, const struct mix_tiles *tiles, int64_t size, enum elem e) {
     int64_t m = 0;
-    for (; m + 4 <= rows; m += 4) mix_rows(y + m * ldy, ldy, t + m * ldt, ldt, v, ldv, k, n, 4, e);
-    for (; m < rows; m++) mix_rows(y + m * ldy, ldy, t + m * ldt, ldt, v, ldv, k, n, 1, e);
+    if (p->rows >= MIX_LARGE) {
+        mix_panels(p, tiles, size);
+        return;
+    }
+    for (; m + 4 <= p->rows; m += 4) mix_rows(p, m, 4, e);
+    for (; m < p->rows; m++) mix_rows(p, m, 1, e);
 }
 
 #define MIX(name, type, e)                                                                         \
-    static void name(float *y, int64_t ldy, const float *t, int64_t ldt, int64_t rows,             \
+    static void name##_pack(float *panel, const void *v, int64_t ldv, int64_t k, int64_t n) {      \
+        mix_pack(panel, v, ldv, k, n, e);                                                          \
+    }                                                                                              \
+    static void name(float *y, int64_t ldy, const float *t, int64_t tm, int64_t tj, int64_t rows,  \
                      const type *v, int64_t ldv, int64_t k, int64_t n) {                           \
-        mix(y, ldy, t, ldt, rows, v, ldv, k, n, e);                                                \
+        const struct mix p = {y, t, v, ldy, tm, tj, rows, ldv, k, n};                              \
+        const struct mix_tiles tiles = {6, 16, name##_pack, mix_tile_any};                         \
+        mix_any(&p, &tiles, sizeof(type), e);                                                          \
     }
 MIX(mix_f32, float, ELEM_F32)
 MIX(mix_bf16, uint16_t, ELEM_BF16)
@@ -573,35 +628,67 @@ static void gemm_q4(float *y, int64_t ldy, const struct inputs *in, const struct
         gemm_packed(y, ldy, in, w, n0, n1, add, LAYOUT_Q4, NARROW);
 }
 
-INLINE float block_amax(const __m256 v[4]) {
-    __m256 sign = _mm256_set1_ps(-0.0f), m = _mm256_setzero_ps();
-    UNROLL for (int i = 0; i < 4; i++) m = _mm256_max_ps(_mm256_andnot_ps(sign, v[i]), m);
-    __m128 h = _mm_max_ps(_mm256_castps256_ps128(m), _mm256_extractf128_ps(m, 1));
-    h = _mm_max_ps(h, _mm_movehl_ps(h, h));
-    return _mm_cvtss_f32(_mm_min_ss(_mm_max_ss(h, _mm_movehdup_ps(h)), _mm_set_ss(FLT_MAX)));
+/* The largest |v| as quantize_row defines it, and whether all are finite. */
+INLINE float block_amax(const __m256 v[4], bool *finite) {
+    const __m256 sign = _mm256_set1_ps(-0.0f);
+    __m256i m = _mm256_setzero_si256(); // magnitudes order as integers do, NaN above all
+    UNROLL for (int i = 0; i < 4; i++) m =
+        _mm256_max_epi32(m, _mm256_castps_si256(_mm256_andnot_ps(sign, v[i])));
+    __m128i h = _mm_max_epi32(_mm256_castsi256_si128(m), _mm256_extracti128_si256(m, 1));
+    h = _mm_max_epi32(h, _mm_shuffle_epi32(h, 0x4e));
+    h = _mm_max_epi32(h, _mm_shuffle_epi32(h, 0xb1));
+    *finite = _mm_cvtsi128_si32(h) < 0x7f800000;
+    if (*finite) return _mm_cvtss_f32(_mm_castsi128_ps(h));
+    float most = 0, lane[8];
+    for (int i = 0; i < 4; i++) {
+        _mm256_storeu_ps(lane, _mm256_andnot_ps(sign, v[i]));
+        for (int l = 0; l < 8; l++) most = lane[l] > most ? lane[l] : most;
+    }
+    return MIN(most, FLT_MAX);
 }
 
-INLINE __m256i lanes_quantize(__m256 x, __m256 inverse) {
-    __m256 u = _mm256_mul_ps(x, inverse), real = _mm256_cmp_ps(u, u, _CMP_ORD_Q);
+INLINE __m256i lanes_quantize(__m256 x, __m256 inverse, bool finite) {
+    __m256 u = _mm256_mul_ps(x, inverse);
+    if (finite) return _mm256_cvtps_epi32(u); // at most 127 and some roundings
+    __m256 real = _mm256_cmp_ps(u, u, _CMP_ORD_Q);
     u = _mm256_max_ps(_mm256_set1_ps(-127.0f), _mm256_min_ps(_mm256_set1_ps(127.0f), u));
     return _mm256_cvtps_epi32(_mm256_and_ps(u, real));
 }
 
-static void quantize_row(const float *x, int64_t k, int8_t *q, float *d) {
+INLINE void lanes_put(int8_t *q, const __m256 v[4], __m256 inverse, bool finite) {
     const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+    __m256i a[4];
+    UNROLL for (int i = 0; i < 4; i++) a[i] = lanes_quantize(v[i], inverse, finite);
+    __m256i words = _mm256_packs_epi16(_mm256_packs_epi32(a[0], a[1]), _mm256_packs_epi32(a[2], a[3]));
+    _mm256_storeu_si256((__m256i *)q, _mm256_permutevar8x32_epi32(words, order));
+}
+
+INLINE void block_quantize(const __m256 v[4], int8_t *q, float *d) {
+    bool finite;
+    float scale = block_amax(v, &finite) / 127.0f;
+    bool tiny = scale < FLT_MIN;
+    __m256 inverse = _mm256_set1_ps(tiny ? 0.0f : 1.0f / scale);
+    *d = tiny ? 0.0f : scale;
+    if (finite)
+        lanes_put(q, v, inverse, true);
+    else
+        lanes_put(q, v, inverse, false);
+}
+
+static void quantize_row(const float *x, int64_t k, int8_t *q, float *d) {
     for (int64_t b = 0; b < k / QK; b++, x += QK, q += QK) {
         __m256 v[4];
         UNROLL for (int i = 0; i < 4; i++) v[i] = _mm256_loadu_ps(x + 8 * i);
-        float scale = block_amax(v) / 127.0f;
-        bool tiny = scale < FLT_MIN;
-        __m256 inverse = _mm256_set1_ps(tiny ? 0.0f : 1.0f / scale);
-        d[b] = tiny ? 0.0f : scale;
-        __m256i a =
-            _mm256_packs_epi32(lanes_quantize(v[0], inverse), lanes_quantize(v[1], inverse));
-        __m256i c =
-            _mm256_packs_epi32(lanes_quantize(v[2], inverse), lanes_quantize(v[3], inverse));
-        __m256i bytes = _mm256_permutevar8x32_epi32(_mm256_packs_epi16(a, c), order);
-        _mm256_storeu_si256((__m256i *)q, bytes);
+        block_quantize(v, q, d + b);
+    }
+}
+
+static void quantize_by(const float *x, const float *by, int64_t k, int8_t *q, float *d) {
+    for (int64_t b = 0; b < k / QK; b++, x += QK, by += QK, q += QK) {
+        __m256 v[4];
+        UNROLL for (int i = 0; i < 4; i++) v[i] =
+            _mm256_mul_ps(_mm256_loadu_ps(x + 8 * i), _mm256_loadu_ps(by + 8 * i));
+        block_quantize(v, q, d + b);
     }
 }
 
@@ -817,6 +904,7 @@ void kernels_fill_avx2(struct kernels *k) {
     k->gemm_q8 = gemm_q8;
     k->gemm_q4 = gemm_q4;
     k->quantize_row = quantize_row;
+    k->quantize_by = quantize_by;
     k->to_bf16_row = to_bf16_row;
     k->transpose = transpose_blocks;
     k->dot = dot_row;

@@ -539,7 +539,7 @@ static float avx512_softmax(float *x, int64_t n) {
 }
 
 /* Rows × vectors accumulators of y over all of k; the last vector has the lanes of `tail`. */
-INLINE void mix_block(float *y, int64_t ldy, const float *t, int64_t ldt, const void *v,
+INLINE void mix_block(float *y, int64_t ldy, const float *t, int64_t tm, int64_t tj, const void *v,
                       int64_t ldv, int64_t k, int rows, int vectors, __mmask16 tail, bool bf16) {
     const __mmask16 full = 0xFFFF;
     __m512 acc[4][4];
@@ -557,7 +557,7 @@ INLINE void mix_block(float *y, int64_t ldy, const float *t, int64_t ldt, const 
             const __m512 x = weights_load(v, j * ldv + 16 * c, mask, false, bf16);
 #pragma GCC unroll 4
             for (int r = 0; r < rows; r++)
-                acc[r][c] = _mm512_fmadd_ps(_mm512_set1_ps(t[r * ldt + j]), x, acc[r][c]);
+                acc[r][c] = _mm512_fmadd_ps(_mm512_set1_ps(t[r * tm + j * tj]), x, acc[r][c]);
         }
     }
 #pragma GCC unroll 4
@@ -570,35 +570,92 @@ INLINE void mix_block(float *y, int64_t ldy, const float *t, int64_t ldt, const 
 }
 
 /* Four rows or one against all n columns. */
-INLINE void mix_rows(float *y, int64_t ldy, const float *t, int64_t ldt, const void *v, int64_t ldv,
-                     int64_t k, int64_t n, int rows, bool bf16) {
+INLINE void mix_rows(const struct mix *p, int64_t m, int rows, bool bf16) {
     const size_t size = bf16 ? sizeof(uint16_t) : sizeof(float);
+    const float *t = p->t + m * p->tm;
+    float *y = p->y + m * p->ldy;
     int64_t c = 0;
-    for (; c + 64 <= n; c += 64)
-        mix_block(y + c, ldy, t, ldt, (const char *)v + (size_t)c * size, ldv, k, rows, 4, 0xFFFF,
-                  bf16);
-    for (; c < n; c += 16)
-        mix_block(y + c, ldy, t, ldt, (const char *)v + (size_t)c * size, ldv, k, rows, 1,
-                  lanes_mask(n - c), bf16);
+    for (; c + 64 <= p->n; c += 64)
+        mix_block(y + c, p->ldy, t, p->tm, p->tj, (const char *)p->v + (size_t)c * size, p->ldv,
+                  p->k, rows, 4, 0xFFFF, bf16);
+    for (; c < p->n; c += 16)
+        mix_block(y + c, p->ldy, t, p->tm, p->tj, (const char *)p->v + (size_t)c * size, p->ldv,
+                  p->k, rows, 1, lanes_mask(p->n - c), bf16);
 }
 
-INLINE void mix(float *y, int64_t ldy, const float *t, int64_t ldt, int64_t rows, const void *v,
-                int64_t ldv, int64_t k, int64_t n, bool bf16) {
+/* panel[k][32]: zeros from column n on. */
+INLINE void mix_pack(float *panel, const void *v, int64_t ldv, int64_t k, int64_t n, bool bf16) {
+    const __mmask16 mask[2] = {lanes_mask(n), n > 16 ? lanes_mask(n - 16) : 0};
+    for (int64_t j = 0; j < k; j++, panel += 32) {
+        for (int h = 0; h < 2; h++)
+            _mm512_storeu_ps(panel + 16 * h,
+                             weights_load(v, j * ldv + 16 * h, mask[h], false, bf16));
+    }
+}
+
+enum { MIX_ROWS = 8 }; /* 8 rows × 2 vectors: as many sums as two units with four steps each keep busy, twice */
+
+/* `rows` rows of 32 columns. */
+INLINE void mix_tile(float *y, int64_t ldy, const float *t, int64_t tm, int64_t tj,
+                     const float *panel, int64_t k, int64_t n, int rows) {
+    const __mmask16 mask[2] = {lanes_mask(n), n > 16 ? lanes_mask(n - 16) : 0};
+    __m512 acc[MIX_ROWS][2];
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; r++) {
+        for (int h = 0; h < 2; h++)
+            acc[r][h] = _mm512_maskz_loadu_ps(mask[h], y + r * ldy + 16 * h);
+    }
+    for (int64_t j = 0; j < k; j++, t += tj, panel += 32) {
+        const __m512 v0 = _mm512_loadu_ps(panel), v1 = _mm512_loadu_ps(panel + 16);
+#pragma GCC unroll 8
+        for (int r = 0; r < rows; r++) {
+            const __m512 a = _mm512_set1_ps(t[r * tm]);
+            acc[r][0] = _mm512_fmadd_ps(a, v0, acc[r][0]);
+            acc[r][1] = _mm512_fmadd_ps(a, v1, acc[r][1]);
+        }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; r++) {
+        for (int h = 0; h < 2; h++)
+            _mm512_mask_storeu_ps(y + r * ldy + 16 * h, mask[h], acc[r][h]);
+    }
+}
+
+static void mix_tile_8(float *y, int64_t ldy, const float *t, int64_t tm, int64_t tj,
+                       const float *panel, int64_t k, int64_t n, int rows) {
+    if (rows == MIX_ROWS) {
+        mix_tile(y, ldy, t, tm, tj, panel, k, n, MIX_ROWS);
+        return;
+    }
+    for (; rows >= 4; rows -= 4, y += 4 * ldy, t += 4 * tm)
+        mix_tile(y, ldy, t, tm, tj, panel, k, n, 4);
+    for (; rows > 0; rows--, y += ldy, t += tm) mix_tile(y, ldy, t, tm, tj, panel, k, n, 1);
+}
+
+enum { MIX_LARGE = 16 }; /* rows from which packing pays; on AVX2 it does from 12 */
+
+INLINE void mix_any(const struct mix *p, const struct mix_tiles *tiles, bool bf16) {
+    if (p->rows >= MIX_LARGE) {
+        mix_panels(p, tiles, bf16 ? sizeof(uint16_t) : sizeof(float));
+        return;
+    }
     int64_t m = 0;
-    for (; m + 4 <= rows; m += 4)
-        mix_rows(y + m * ldy, ldy, t + m * ldt, ldt, v, ldv, k, n, 4, bf16);
-    for (; m < rows; m++) mix_rows(y + m * ldy, ldy, t + m * ldt, ldt, v, ldv, k, n, 1, bf16);
+    for (; m + 4 <= p->rows; m += 4) mix_rows(p, m, 4, bf16);
+    for (; m < p->rows; m++) mix_rows(p, m, 1, bf16);
 }
 
-static void avx512_mix_f32(float *y, int64_t ldy, const float *t, int64_t ldt, int64_t rows,
-                           const float *v, int64_t ldv, int64_t k, int64_t n) {
-    mix(y, ldy, t, ldt, rows, v, ldv, k, n, false);
-}
-
-static void avx512_mix_bf16(float *y, int64_t ldy, const float *t, int64_t ldt, int64_t rows,
-                            const uint16_t *v, int64_t ldv, int64_t k, int64_t n) {
-    mix(y, ldy, t, ldt, rows, v, ldv, k, n, true);
-}
+#define MIX(name, type, bf16)                                                                      \
+    static void name##_pack(float *panel, const void *v, int64_t ldv, int64_t k, int64_t n) {      \
+        mix_pack(panel, v, ldv, k, n, bf16);                                                       \
+    }                                                                                              \
+    static void name(float *y, int64_t ldy, const float *t, int64_t tm, int64_t tj, int64_t rows,  \
+                     const type *v, int64_t ldv, int64_t k, int64_t n) {                           \
+        const struct mix p = {y, t, v, ldy, tm, tj, rows, ldv, k, n};                              \
+        const struct mix_tiles tiles = {MIX_ROWS, 32, name##_pack, mix_tile_8};                    \
+        mix_any(&p, &tiles, bf16);                                                                 \
+    }
+MIX(avx512_mix_f32, float, false)
+MIX(avx512_mix_bf16, uint16_t, true)
 
 static void avx512_adamw(float *w, const float *g, float *m, float *v, int64_t n, float lr,
                          float beta1, float beta2, float eps, float decay, float bc1, float bc2) {

@@ -84,6 +84,11 @@ struct type_row {
 };
 const struct type_row *type_find(enum tensor_type t); /* NULL when unknown */
 
+/* Inputs [k0, k1) of matrix_row; multiples of 32 where the type has blocks. */
+void matrix_row_part(const struct matrix *m, int64_t i, int64_t k0, int64_t k1, float *out);
+/* The pool, or NULL when a product of this size is not worth waking its threads. */
+struct pool *pool_for(struct pool *pool, int64_t rows, int64_t n, int64_t k);
+
 /* gelu: 2 sqrt(2/pi) and 0.044715 times it. */
 #define GELU_LINE 0x1.988454p+0f
 #define GELU_CUBE 0x1.2444f2p-4f
@@ -110,6 +115,65 @@ static inline int64_t layout_scales(enum layout l, int64_t k) {
 /* Half to even, below 2^22 in magnitude: adding 1.5 · 2^23 leaves no bit for a fraction. */
 static inline float round_even(float u) {
     return (u + 0x1.8p+23f) - 0x1.8p+23f;
+}
+
+/*
+ * Large mixes: columns of v in panels as wide as a tile of outputs, MIX_J rows at a time, packed as f32 so that they stay
+ * in the first-level cache while all rows of t meet them. Between such slabs an output waits in y, so its chain of
+ * multiply-adds is kernel.h's. A t whose j are apart in memory is packed as well, MIX_M rows at a time.
+ */
+enum { MIX_J = 256, MIX_M = 96, MIX_DIRECT = 384 };
+
+struct mix {
+    float *y;
+    const float *t;
+    const void *v;
+    int64_t ldy, tm, tj, rows, ldv, k, n;
+};
+/* What a level brings. A tile is up to `rows` rows of t against the first n (at most `width`) columns of a panel. */
+struct mix_tiles {
+    int rows, width;
+    void (*pack)(float *panel, const void *v, int64_t ldv, int64_t k, int64_t n);
+    void (*tile)(float *y, int64_t ldy, const float *t, int64_t tm, int64_t tj, const float *panel,
+                 int64_t k, int64_t n, int rows);
+};
+
+/* out[g][j][r] = t(g * group + r, j) */
+static inline void mix_pack_t(float *out, const float *t, int64_t tm, int64_t tj, int64_t rows,
+                              int64_t k, int64_t group) {
+    for (int64_t j = 0; j < k; j++)
+        for (int64_t m = 0; m < rows; m += group) {
+            float *to = out + m * k + j * group;
+            const float *from = t + m * tm + j * tj;
+            for (int64_t r = 0; r < MIN(group, rows - m); r++) to[r] = from[r * tm];
+        }
+}
+
+/* Rows [m, m + rows) over the slab that begins at j. */
+static inline void mix_slab(const struct mix *p, const struct mix_tiles *l, int64_t size, int64_t j,
+                            int64_t m, int64_t rows) {
+    _Alignas(64) float panel[MIX_J * 32], packed[MIX_J * MIX_M];
+    int64_t k = MIN(p->k - j, MIX_J), tm = p->tm, tj = p->tj;
+    int64_t groups = (rows + l->rows - 1) / l->rows, group = (rows + groups - 1) / groups;
+    const float *t = p->t + m * tm + j * tj;
+    int64_t step = group * tm; // from one group of rows to the next
+    if (tj != 1) {
+        mix_pack_t(packed, t, tm, tj, rows, k, group);
+        t = packed, tm = 1, tj = group, step = group * k;
+    }
+    for (int64_t c = 0; c < p->n; c += l->width) {
+        l->pack(panel, (const char *)p->v + (j * p->ldv + c) * size, p->ldv, k, p->n - c);
+        for (int64_t g = 0; g < groups; g++)
+            l->tile(p->y + (m + g * group) * p->ldy + c, p->ldy, t + g * step, tm, tj, panel, k,
+                    p->n - c, (int)MIN(group, rows - g * group));
+    }
+}
+
+static inline void mix_panels(const struct mix *p, const struct mix_tiles *l, int64_t size) {
+    const int64_t some = p->tj == 1 ? MIX_DIRECT : MIX_M;
+    for (int64_t j = 0; j < p->k; j += MIX_J)
+        for (int64_t m = 0; m < p->rows; m += some)
+            mix_slab(p, l, size, j, m, MIN(p->rows - m, some));
 }
 
 /* Spreads what is to be read over the steps of a product. More than fits beside its own loads is

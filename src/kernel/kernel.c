@@ -389,9 +389,9 @@ static float scale_at(const struct matrix *m, int64_t i, int64_t k) {
     return m->scales[at + k / layout_group(m->layout) * PANEL];
 }
 
-static void packed_row_q(const struct matrix *m, int64_t i, float *out) {
+static void packed_row_q(const struct matrix *m, int64_t i, int64_t k0, int64_t k1, float *out) {
     float unit = m->layout == LAYOUT_NF4 ? m->row_scales[i] / NF4_UNIT : 1.0f;
-    for (int64_t k = 0; k < m->k; k += QK, out += QK) {
+    for (int64_t k = k0; k < k1; k += QK, out += QK) {
         int8_t q[QK];
         block_unpack(m, i, k / QK, q);
         const float d[2] = {scale_at(m, i, k), scale_at(m, i, k + QK / 2)};
@@ -403,19 +403,23 @@ static void packed_row_q(const struct matrix *m, int64_t i, float *out) {
     }
 }
 
-void matrix_row(const struct matrix *m, int64_t i, float *out) {
-    CHECK(i >= 0 && i < m->n);
+void matrix_row_part(const struct matrix *m, int64_t i, int64_t k0, int64_t k1, float *out) {
     if (!m->packed) {
-        size_t bytes = tensor_row_bytes(m->type, m->k);
-        tensor_to_f32(m->type, (const uint8_t *)m->data + (size_t)i * bytes, out, m->k);
+        size_t bytes = tensor_row_bytes(m->type, m->k), skip = tensor_row_bytes(m->type, k0);
+        tensor_to_f32(m->type, (const uint8_t *)m->data + (size_t)i * bytes + skip, out, k1 - k0);
     } else if (m->layout == LAYOUT_BF16) {
         int64_t kp = (m->k + 31) / 32 * 32;
         const uint16_t *panel = (const uint16_t *)m->data + i / PANEL * PANEL * kp;
-        for (int64_t k = 0; k < m->k; k++)
-            out[k] = bf16_to_f32(panel[(k / 2 * PANEL + i % PANEL) * 2 + k % 2]);
+        for (int64_t k = k0; k < k1; k++)
+            out[k - k0] = bf16_to_f32(panel[(k / 2 * PANEL + i % PANEL) * 2 + k % 2]);
     } else {
-        packed_row_q(m, i, out);
+        packed_row_q(m, i, k0, k1, out);
     }
+}
+
+void matrix_row(const struct matrix *m, int64_t i, float *out) {
+    CHECK(i >= 0 && i < m->n);
+    matrix_row_part(m, i, 0, m->k, out);
 }
 
 static void nf4_row_file(const struct matrix *m, int64_t i, uint8_t *out) {
@@ -546,21 +550,21 @@ void rows_dots(enum elem e, float *y, int64_t ldy, const float *x, int64_t ldx, 
     }
 }
 
-void rows_mix(enum elem e, float *y, int64_t ldy, const float *t, int64_t ldt, int64_t rows,
-              const void *v, int64_t ldv, int64_t k, int64_t n) {
+void rows_mix(enum elem e, float *y, int64_t ldy, const float *t, int64_t tm, int64_t tj,
+              int64_t rows, const void *v, int64_t ldv, int64_t k, int64_t n) {
     const struct kernels *kern = kernels_get();
     switch (e) {
     case ELEM_F32:
-        kern->mix_f32(y, ldy, t, ldt, rows, v, ldv, k, n);
+        kern->mix_f32(y, ldy, t, tm, tj, rows, v, ldv, k, n);
         return;
     case ELEM_BF16:
-        kern->mix_bf16(y, ldy, t, ldt, rows, v, ldv, k, n);
+        kern->mix_bf16(y, ldy, t, tm, tj, rows, v, ldv, k, n);
         return;
     case ELEM_F16:
-        kern->mix_f16(y, ldy, t, ldt, rows, v, ldv, k, n);
+        kern->mix_f16(y, ldy, t, tm, tj, rows, v, ldv, k, n);
         return;
     default:
-        kern->mix_i8(y, ldy, t, ldt, rows, v, ldv, k, n);
+        kern->mix_i8(y, ldy, t, tm, tj, rows, v, ldv, k, n);
     }
 }
 
@@ -656,7 +660,7 @@ struct inputs inputs_rows(const struct inputs *in, int64_t begin, int64_t end) {
 
 #define SERIAL_OPS 65536 /* multiply-adds below which waking threads costs more than it saves */
 
-static struct pool *pool_for(struct pool *pool, int64_t rows, int64_t n, int64_t k) {
+struct pool *pool_for(struct pool *pool, int64_t rows, int64_t n, int64_t k) {
     return rows * n < SERIAL_OPS / MAX(k, 1) ? NULL : pool;
 }
 

@@ -174,16 +174,17 @@ struct kernels {
                      int64_t k, int64_t n0, int64_t n1, bool add);
     void (*gemm_i8)(float *y, int64_t ldy, const float *x, int64_t ldx, int64_t rows, const int8_t *w, int64_t ldw,
                     int64_t k, int64_t n0, int64_t n1, bool add);
-    /* Weighted sums of rows: y[m][c] = fma(t[m][j], v[j][c], y[m][c]) for j = 0, 1, … k-1 in order, c in [0, n). What
-     * attention does with values and the second half of a low-rank product with Bᵀ. */
-    void (*mix_f32)(float *y, int64_t ldy, const float *t, int64_t ldt, int64_t rows, const float *v, int64_t ldv,
-                    int64_t k, int64_t n);
-    void (*mix_bf16)(float *y, int64_t ldy, const float *t, int64_t ldt, int64_t rows, const uint16_t *v, int64_t ldv,
-                     int64_t k, int64_t n);
-    void (*mix_f16)(float *y, int64_t ldy, const float *t, int64_t ldt, int64_t rows, const uint16_t *v, int64_t ldv,
-                    int64_t k, int64_t n);
-    void (*mix_i8)(float *y, int64_t ldy, const float *t, int64_t ldt, int64_t rows, const int8_t *v, int64_t ldv,
-                   int64_t k, int64_t n);
+    /* Weighted sums of rows: y[m][c] = fma(t(m, j), v[j][c], y[m][c]) for j = 0, 1, … k-1 in order, c in [0, n), with
+     * t(m, j) = t[m * tm + j * tj]. What attention does with values, the second half of a low-rank product with Bᵀ, and
+     * both products of a backward pass: dX = dY W with v the rows of W, dW = dYᵀ X with tm = 1 and v the rows of X. */
+    void (*mix_f32)(float *y, int64_t ldy, const float *t, int64_t tm, int64_t tj, int64_t rows, const float *v,
+                    int64_t ldv, int64_t k, int64_t n);
+    void (*mix_bf16)(float *y, int64_t ldy, const float *t, int64_t tm, int64_t tj, int64_t rows, const uint16_t *v,
+                     int64_t ldv, int64_t k, int64_t n);
+    void (*mix_f16)(float *y, int64_t ldy, const float *t, int64_t tm, int64_t tj, int64_t rows, const uint16_t *v,
+                    int64_t ldv, int64_t k, int64_t n);
+    void (*mix_i8)(float *y, int64_t ldy, const float *t, int64_t tm, int64_t tj, int64_t rows, const int8_t *v,
+                   int64_t ldv, int64_t k, int64_t n);
     /* Both int8, for adapters over a quantised base: y[m][n] = Σ_k (d q)[m][k] w[n][k]. Lane l of 8 gathers bytes 4l to
      * 4l+3 of block b as an exact integer p: lane = fma((float)p, d_b, lane), b = 0, 1, …; then l and l+4, l+2, l+1. */
     void (*dots_i8)(float *y, int64_t ldy, const struct inputs *in, const int8_t *w, int64_t ldw, int64_t n0,
@@ -202,6 +203,8 @@ struct kernels {
                            int64_t n1, bool add); /* NULL below AMX */
 
     void (*quantize_row)(const float *x, int64_t k, int8_t *q, float *d); /* see struct inputs */
+    /* The same of x[i] * by[i]. */
+    void (*quantize_by)(const float *x, const float *by, int64_t k, int8_t *q, float *d);
     void (*to_bf16_row)(const float *x, int64_t k, uint16_t *out);
 
     float (*dot)(const float *a, const float *b, int64_t n);              /* the 16-lane rule */
@@ -244,7 +247,7 @@ float row_amax(const float *x, int64_t n); /* the largest |x|; NaN is ignored */
 /* The gemm_* and mix_* slots by element. */
 void rows_dots(enum elem e, float *y, int64_t ldy, const float *x, int64_t ldx, int64_t rows, const void *w,
                int64_t ldw, int64_t k, int64_t n0, int64_t n1, bool add);
-void rows_mix(enum elem e, float *y, int64_t ldy, const float *t, int64_t ldt, int64_t rows, const void *v,
+void rows_mix(enum elem e, float *y, int64_t ldy, const float *t, int64_t tm, int64_t tj, int64_t rows, const void *v,
               int64_t ldv, int64_t k, int64_t n);
 /* y += Σ_r t_r v_r of int8 rows that lie in pairs, [n / 2][ldv][2]: t is rounded to 16 bits under its row's largest, so
  * that the sum is an integer one. n is even, at most 64. */
@@ -268,5 +271,23 @@ void gemm(float *y, int64_t ldy, const float *x, int64_t ldx, int64_t rows, cons
           int64_t n, bool add, struct pool *pool);
 void transpose(float *dst, int64_t ld_dst, const float *src, int64_t ld_src, int64_t rows, int64_t cols,
                struct pool *pool); /* dst[c][r] = src[r][c] */
+/* The mix_* slots over the pool: y[m][c] (+)= Σ_j t(m, j) v[j][c], one chain of fused multiply-adds in the order of j from
+ * what y holds, without add from +0. dW = dYᵀ X is mix_pool(…, dW, K, dY, 1, lddy, N, X, ldx, rows, K, …). */
+void mix_pool(enum elem e, float *y, int64_t ldy, const float *t, int64_t tm, int64_t tj, int64_t rows, const void *v,
+              int64_t ldv, int64_t k, int64_t n, bool add, struct pool *pool);
+
+/*
+ * The backward pass of matrix_mul: dX[rows][lddx] (+)= dY[rows][lddy] W, over the pool, for every layout.
+ *   f32   dX[m][i] = fma(dY[m][o], W[o][i], dX[m][i]) for o = 0, 1, … N-1, W as matrix_row gives it, from what dX holds or +0.
+ *   int8  (when asked for and matrix_int8(w)) Σ_o over blocks of 32 outputs b: u = dY[m][o] · scale[o], the scale of o over
+ *         the 32 inputs (q6_k: 16) that i is one of, is quantised as inputs are; acc = fma((float)Σ q_u q_w, d_u, acc) for
+ *         b = 0, 1, … (q6_k: of 16 outputs). Outputs go in slices of 4,096, each added to dX. Before the first come the
+ *         minima: the chain of dY[m][o] · mins[o] over all outputs. nf4: the scale is byte · (row_scale / 32385).
+ * A row of dX depends on its own row of dY only. `scratch` is matrix_back_scratch(max_n) bytes for each thread of the pool,
+ * max_n the largest N it serves; LAYOUT_ROWS uses none.
+ */
+size_t matrix_back_scratch(int64_t max_n);
+void matrix_mul_back(float *dx, int64_t lddx, const float *dy, int64_t lddy, int64_t rows, const struct matrix *w,
+                     bool int8, bool add, void *scratch, struct pool *pool);
 
 #endif

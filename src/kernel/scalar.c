@@ -82,13 +82,13 @@ GEMM_ELEMS(gemm_f16, uint16_t, ELEM_F16)
 GEMM_ELEMS(gemm_i8, int8_t, ELEM_I8)
 
 #define MIX_ELEMS(name, type, e)                                                                   \
-    static void name(float *y, int64_t ldy, const float *t, int64_t ldt, int64_t rows,             \
+    static void name(float *y, int64_t ldy, const float *t, int64_t tm, int64_t tj, int64_t rows,  \
                      const type *v, int64_t ldv, int64_t k, int64_t n) {                           \
         for (int64_t m = 0; m < rows; m++)                                                         \
             for (int64_t j = 0; j < k; j++)                                                        \
                 for (int64_t c = 0; c < n; c++)                                                    \
                     y[m * ldy + c] =                                                               \
-                        fmaf(t[m * ldt + j], elem_at(v, j * ldv + c, e), y[m * ldy + c]);          \
+                        fmaf(t[m * tm + j * tj], elem_at(v, j * ldv + c, e), y[m * ldy + c]);      \
     }
 MIX_ELEMS(mix_f32, float, ELEM_F32)
 MIX_ELEMS(mix_bf16, uint16_t, ELEM_BF16)
@@ -209,6 +209,14 @@ static void quantize_row(const float *x, int64_t k, int8_t *q, float *d) {
         }
         d[b] = scale;
         for (int i = 0; i < QK; i++) q[i] = value_quantize(x[i], 1.0f / scale);
+    }
+}
+
+static void quantize_by(const float *x, const float *by, int64_t k, int8_t *q, float *d) {
+    for (int64_t b = 0; b < k / QK; b++, x += QK, by += QK) {
+        float u[QK];
+        for (int i = 0; i < QK; i++) u[i] = x[i] * by[i];
+        quantize_row(u, QK, q + b * QK, d + b);
     }
 }
 
@@ -337,6 +345,7 @@ void kernels_fill_scalar(struct kernels *k) {
         .gemm_q8 = gemm_packed,
         .gemm_q4 = gemm_packed,
         .quantize_row = quantize_row,
+        .quantize_by = quantize_by,
         .to_bf16_row = to_bf16_row,
         .transpose = transpose_tiles,
         .dot = dot_row,

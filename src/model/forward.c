@@ -256,7 +256,7 @@ static void low_b_range(const struct forward *f, const struct job *j, int64_t n0
         if (lo < hi && !p->pack) {
             float *u = signs_of(f, thread);
             noise_signs(&p->noise, f->layer, j->proj, true, n0, width, ELEM_F32, u);
-            rows_mix(ELEM_F32, y, j->ldy, j->t + at, RANK_CHUNK, j->rows, u, width, 1, width);
+            rows_mix(ELEM_F32, y, j->ldy, j->t + at, RANK_CHUNK, 1, j->rows, u, width, 1, width);
         } else if (lo < hi) {
             const struct lora_map *m = lora_map_at(p->pack, f->layer, j->proj);
             int64_t es = (int64_t)elem_size(p->pack->elem);
@@ -265,8 +265,8 @@ static void low_b_range(const struct forward *f, const struct job *j, int64_t n0
                 pairs_mix(y, j->ldy, j->t + at + lo, RANK_CHUNK, j->rows,
                           (const int8_t *)b + 2 * n0, j->n, hi - lo, width);
             else
-                rows_mix(p->pack->elem, y, j->ldy, j->t + at + lo, RANK_CHUNK, j->rows, b + n0 * es,
-                         j->n, hi - lo, width);
+                rows_mix(p->pack->elem, y, j->ldy, j->t + at + lo, RANK_CHUNK, 1, j->rows,
+                         b + n0 * es, j->n, hi - lo, width);
         }
         at += part_width(r);
     }
@@ -789,7 +789,7 @@ static void page_mix(const struct forward *f, const struct queries *v, const flo
     if (lo >= hi) return;
     int64_t e = f->m->config.head_dim, es = (int64_t)elem_size(f->o.kv_elem), ld = f->o.slot_len;
     const char *rows = kv_at(f->kv, v->slot, page, f->layer, v->head, true).v;
-    rows_mix(f->o.kv_elem, v->att + i * v->ld, v->ld, p + i * ld + page * KV_PAGE + lo, ld, n,
+    rows_mix(f->o.kv_elem, v->att + i * v->ld, v->ld, p + i * ld + page * KV_PAGE + lo, ld, 1, n,
              rows + lo * e * es, e, hi - lo, e);
 }
 

@@ -52,9 +52,10 @@ static void loss_rows(void *ctx, int64_t begin, int64_t end, int thread) {
 static void chunk_backward(struct trainer *t, int64_t first, int64_t n) {
     const struct matrix *w = &t->model->head;
     int64_t d = t->c.d_model;
-    matrix_mul_back(t->dhn, d, t->logits, w->n, n, w, false, t->int8_backward, t->back_scratch,
+    matrix_mul_back(t->dhn, d, t->logits, w->n, n, w, t->int8_backward, false, t->back_scratch,
                     t->pool);
-    if (t->full) rows_outer(t, t->g_head, d, t->logits, 1, w->n, w->n, t->hn, d, n, d);
+    if (t->full)
+        mix_pool(ELEM_F32, t->g_head, d, t->logits, 1, w->n, w->n, t->hn, d, n, d, true, t->pool);
     rows_norm_backward(t, t->dhn, t->dhn, t->hx,
                        (struct norm){t->model->final_norm, t->model->final_norm_bias,
                                      t->g_final_norm, t->g_final_norm_bias},

@@ -196,15 +196,12 @@ void rows_activation(struct trainer *t, const float *gate, const float *up, int6
 void rows_activation_backward(struct trainer *t, const float *gate, const float *up, int64_t rows);
 /* Rotates the heads of all rows of y; `back` the other way. */
 void rows_rope(struct trainer *t, int l, float *y, int64_t width, bool back);
-/* y += t v as the mix_f32 slot, threads by rows or by columns, whatever there is more of. */
-void rows_outer(struct trainer *t, float *y, int64_t ldy, const float *by, int64_t tm, int64_t tj,
-                int64_t rows, const float *v, int64_t ldv, int64_t k, int64_t n);
-
 /* head.c: fills t->target_nll; with `backward`, sets t->dx and adds the head's gradients, each
  * target weighted by t->target_weight. */
 int head_loss(struct trainer *t, bool backward, struct error *err);
 
 /* optimizer.c */
+#define MOMENT_BLOCK 256 /* numbers that share scales of 8-bit moments */
 struct moments { /* what the optimizer remembers of one tensor, as its own rule lays it out */
     void *data;
     size_t bytes;

@@ -44,11 +44,12 @@ static void project_back(struct trainer *t, int l, int p, struct stretch s, floa
     const struct matrix *w = &t->model->layers[l].proj[p];
     const float *dz = lowrank_outer(t, l, p, s, dy);
     if (dx)
-        matrix_mul_back(dx, w->k, dz, w->n, s.rows, w, add, t->int8_backward, t->back_scratch,
+        matrix_mul_back(dx, w->k, dz, w->n, s.rows, w, t->int8_backward, add, t->back_scratch,
                         t->pool);
     lowrank_backward(t, l, p, s, dx, dz, x);
     if (!t->full) return;
-    rows_outer(t, t->layers[l].proj[p], w->k, dz, 1, w->n, w->n, x, w->k, s.rows, w->k);
+    mix_pool(ELEM_F32, t->layers[l].proj[p], w->k, dz, 1, w->n, w->n, x, w->k, s.rows, w->k, true,
+             t->pool);
     rows_bias_backward(t, t->layers[l].bias[p], dy, s.rows, w->n);
 }
 

@@ -24,10 +24,9 @@ struct low_job {
     const float *x, *dy;
 };
 
-/* Cuts [begin, end) of the batch's rows into runs of one adapter; calls with s = the span to go on
- * from. Returns whether there is another. */
+/* Neighbouring rows of one adapter: run_next gives one after another within [begin, end). */
 struct run {
-    int span;
+    int span; /* to go on from */
     int64_t begin, end; /* rows of the batch */
     const struct lora_params *lp;
 };
@@ -38,9 +37,9 @@ static bool run_next(const struct low_job *j, struct run *r, int64_t begin, int6
     if (r->span >= t->n_spans || t->spans[r->span].begin >= end) return false;
     int adapter = t->spans[r->span].adapter;
     r->begin = MAX(t->spans[r->span].begin, begin);
-    while (r->span < t->n_spans && t->spans[r->span].begin < end &&
-           t->spans[r->span].adapter == adapter)
-        r->end = MIN(t->spans[r->span++].end, end);
+    for (; r->span < t->n_spans && t->spans[r->span].begin < end &&
+           t->spans[r->span].adapter == adapter; r->span++)
+        r->end = MIN(t->spans[r->span].end, end);
     r->lp = lora_of(t, adapter, j->l, j->p);
     return true;
 }

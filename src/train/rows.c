@@ -214,33 +214,3 @@ void rows_rope(struct trainer *t, int l, float *y, int64_t width, bool back) {
                                     : (back ? t->rope_neg : t->rope_sin)};
     if (!t->c.arch->learned_pos) pool_run(t->pool, rope_items, &j, t->rows, 8);
 }
-
-struct outer_job {
-    const struct kernels *kern;
-    float *y;
-    const float *by, *v;
-    int64_t ldy, tm, tj, ldv, rows, k, n;
-};
-
-static void outer_by_rows(void *ctx, int64_t begin, int64_t end, int thread) {
-    (void)thread;
-    const struct outer_job *j = ctx;
-    j->kern->mix_f32(j->y + begin * j->ldy, j->ldy, j->by + begin * j->tm, j->tm, j->tj,
-                     end - begin, j->v, j->ldv, j->k, j->n);
-}
-
-static void outer_by_columns(void *ctx, int64_t begin, int64_t end, int thread) {
-    (void)thread;
-    const struct outer_job *j = ctx;
-    j->kern->mix_f32(j->y + begin, j->ldy, j->by, j->tm, j->tj, j->rows, j->v + begin, j->ldv,
-                     j->k, end - begin);
-}
-
-void rows_outer(struct trainer *t, float *y, int64_t ldy, const float *by, int64_t tm, int64_t tj,
-                int64_t rows, const float *v, int64_t ldv, int64_t k, int64_t n) {
-    struct outer_job j = {t->k, y, by, v, ldy, tm, tj, ldv, rows, k, n};
-    if (rows >= n)
-        pool_run(t->pool, outer_by_rows, &j, rows, 24);
-    else
-        pool_run(t->pool, outer_by_columns, &j, n, 32);
-}

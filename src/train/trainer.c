@@ -189,7 +189,7 @@ static int optim_parse(const struct train_options *o, enum optim *out, struct er
 static struct trainer *trainer_alloc(const struct model *m, int n_groups,
                                      const struct train_options *o, struct pool *pool,
                                      struct error *err) {
-    enum optim optim;
+    enum optim optim = OPTIM_ADAMW;
     if (optim_parse(o, &optim, err) != OK) return NULL;
     struct trainer *t = xcalloc(1, sizeof *t);
     t->model = m;
@@ -325,6 +325,7 @@ int trainer_n_tensors(const struct trainer *t) {
 
 struct train_tensor *trainer_tensor(struct trainer *t, int i) {
     CHECK(i >= 0 && i < t->n_tensors);
+    t->stale = true; // the caller may write into it
     return &t->tensors[i];
 }
 

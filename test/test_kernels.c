@@ -774,41 +774,53 @@ static void test_matrix_mul_back(void **state) {
     check_back(TENSOR_Q4_0, CLASS_EXACT, true, 2, 9000, 64);
 }
 
-/* The int8 way by its contract in kernel.h, one value at a time; nothing else in the tests says
- * which integers meet which scales. */
+/* The scale of output o's weight i, and its whole number. */
+static float scale_of(const struct matrix *w, int64_t o, int64_t i) {
+    int64_t groups = w->k / (w->type == TENSOR_Q6_K ? 16 : 32), panel = o / 16, lane = o % 16;
+    if (w->type != TENSOR_NF4)
+        return w->scales[(panel * groups + i * groups / w->k) * 16 + lane];
+    return (float)w->scale_bytes[(panel * ((w->k + 63) / 64) + i / 64) * 16 + lane] *
+           (w->row_scales[o] / 32385);
+}
+
+static int number_of(const struct matrix *w, int64_t o, int64_t i, float value, int c) {
+    float scale = scale_of(w, o, i), least = w->mins ? w->mins[o * (w->k / 32) + i / 32] : 0;
+    return (scale == 0 ? 0 : (int)lrintf((value - least) / scale)) - c;
+}
+
+/* The int8 way by its contract in kernel.h, one value at a time. */
 static float back_by_contract(const struct matrix *w, const float *dy, int64_t i, float **rows) {
     int64_t slice = 4096, group = w->type == TENSOR_Q6_K ? 16 : 32;
+    int c = !w->mins ? 0 : w->layout == LAYOUT_Q4 ? 8 : 16;
     float dx = 0;
+    for (int64_t o = 0; w->mins && o < w->n; o++)
+        dx = fmaf(dy[o], w->mins[o * (w->k / 32) + i / 32] + (float)c * scale_of(w, o, i), dx);
     for (int64_t o0 = 0; o0 < w->n; o0 += slice) {
         int64_t n = MIN(w->n - o0, slice);
         float acc = 0;
         for (int64_t b = 0; b < n; b += 32) {
             float u[32] = {0}, d;
             int8_t q[32];
-            int64_t at = i / group;
-            for (int64_t o = b; o < MIN(b + 32, n); o++) {
-                int64_t g = (o0 + o) / 16 * (w->k / group) + at;
-                u[o - b] = dy[o0 + o] * w->scales[g * 16 + (o0 + o) % 16];
-            }
+            for (int64_t o = b; o < MIN(b + 32, n); o++)
+                u[o - b] = dy[o0 + o] * scale_of(w, o0 + o, i);
             ref->quantize_row(u, 32, q, &d);
             for (int64_t half = 0; half < 32; half += group) {
                 int32_t s = 0;
-                for (int64_t o = b + half; o < MIN(b + half + group, n); o++) {
-                    int64_t g = (o0 + o) / 16 * (w->k / group) + at;
-                    float scale = w->scales[g * 16 + (o0 + o) % 16];
-                    s += q[o - b] * (int)lrintf(scale == 0 ? 0 : rows[o0 + o][i] / scale);
-                }
+                for (int64_t o = b + half; o < MIN(b + half + group, n); o++)
+                    s += q[o - b] * number_of(w, o0 + o, i, rows[o0 + o][i], c);
                 acc = fmaf((float)s, d, acc);
             }
         }
-        dx = o0 ? dx + acc : acc;
+        dx = o0 || w->mins ? dx + acc : acc;
     }
     return dx;
 }
 
 static void test_back_contract(void **state) {
     (void)state;
-    static const enum tensor_type of[] = {TENSOR_Q8_0, TENSOR_Q4_0, TENSOR_Q5_0, TENSOR_Q6_K};
+    static const enum tensor_type of[] = {TENSOR_Q8_0, TENSOR_Q4_0, TENSOR_Q4_1, TENSOR_Q5_0,
+                                          TENSOR_Q5_1, TENSOR_Q4_K, TENSOR_Q5_K, TENSOR_Q6_K,
+                                          TENSOR_NF4};
     static const int64_t ns[] = {1, 31, 48, 83, 4130};
     for (size_t c = 0; c < ARRAY_LEN(of) * ARRAY_LEN(ns); c++) {
         int64_t n = ns[c / ARRAY_LEN(of)], k = 256;
@@ -1229,6 +1241,41 @@ static double product_speed(const struct kernels *k, enum tensor_type t, enum nu
     return ops / best / 1e9;
 }
 
+/* The same of dX = dY W; of dW = dYᵀ X in f32 where f16 is asked for. */
+static double back_speed(enum tensor_type t, bool int8, const int64_t *shape) {
+    int64_t rows = shape[0], k = shape[1], n = shape[2];
+    struct arena arena = {0};
+    struct matrix w;
+    uint8_t *file;
+    struct floats x = filled(rows * k, 0), dy = filled(rows * n, 0), dw = floats_new(n * k);
+    void *scratch = malloc(matrix_back_scratch(n));
+    matrix_random(&w, t, n, k, CLASS_EXACT, &arena, &file, false);
+    double ops = 2.0 * (double)(rows * k * n), best = 1e9;
+    for (int round = 0; round < 100; round++) {
+        double start = clock_now();
+        if (t == TENSOR_F16)
+            kernels_get()->mix_f32(dw.v, k, dy.v, 1, n, n, x.v, k, rows, k);
+        else
+            matrix_mul_back(x.v, k, dy.v, n, rows, &w, int8, false, scratch, NULL);
+        best = MIN(best, clock_now() - start);
+    }
+    free(scratch);
+    free(file);
+    arena_release(&arena);
+    struct floats all[] = {x, dy, dw};
+    for (size_t i = 0; i < ARRAY_LEN(all); i++) floats_free(all[i]);
+    return ops / best / 1e9;
+}
+
+static void bench_back(const char *only, enum tensor_type one) {
+    printf("%s, backward, Gop/s on one thread (rows, K, N): dX = dY W by f32%s\n",
+           kernels_get()->name, only ? " and int8" : ", dW = dYᵀ X");
+    for (size_t s = 0; s < ARRAY_LEN(shapes); s++)
+        printf("  %4d %4d %4d  %s %7.1f %s %7.1f\n", (int)shapes[s][0], (int)shapes[s][1],
+               (int)shapes[s][2], only ? only : "dX", back_speed(one, false, shapes[s]),
+               only ? "int8" : "dW", back_speed(only ? one : TENSOR_F16, true, shapes[s]));
+}
+
 /* `only` is a type's name, or NULL for the plain ones. */
 static void bench_run(const char *only) {
     enum tensor_type one = TENSOR_F32;
@@ -1252,6 +1299,7 @@ static void bench_run(const char *only) {
             printf("\n");
         }
     }
+    bench_back(only, one);
 }
 
 int main(int argc, char **argv) {

@@ -210,6 +210,12 @@ static void check_rows_down(const struct kernels *k, int64_t n, int nasty) {
     k->quantize_row(x.v, kq, q + kq, d + kq / 32);
     assert_memory_equal(q, q + kq, (size_t)kq);
     same_all(d, d + kq / 32, kq / 32, "quantize_row", k, n);
+    struct floats by = filled(n, nasty);
+    ref->quantize_by(x.v, by.v, kq, q, d);
+    k->quantize_by(x.v, by.v, kq, q + kq, d + kq / 32);
+    assert_memory_equal(q, q + kq, (size_t)kq);
+    same_all(d, d + kq / 32, kq / 32, "quantize_by", k, n);
+    floats_free(by);
     ref->to_bf16_row(x.v, n, h);
     k->to_bf16_row(x.v, n, h + n);
     for (int64_t i = 0; i < n; i++) assert_true(same(bf16_to_f32(h[i]), bf16_to_f32(h[n + i])));
@@ -687,6 +693,180 @@ static void test_gemm_pool(void **state) {
     check_gemm_pool(70, 131, 65);
 }
 
+static const enum tensor_type all_types[] = {
+    TENSOR_F32,  TENSOR_F16,  TENSOR_BF16, TENSOR_Q8_0, TENSOR_Q4_0, TENSOR_Q4_1, TENSOR_Q5_0,
+    TENSOR_Q5_1, TENSOR_Q4_K, TENSOR_Q5_K, TENSOR_Q6_K, TENSOR_NF4};
+
+/* dX = dY W in double, from the rows that the matrix says it has. */
+static double *back_truth(const struct matrix *w, const float *dy, int64_t lddy, int64_t rows) {
+    double *dx = calloc((size_t)(rows * w->k), sizeof *dx);
+    float *row = malloc((size_t)w->k * sizeof *row);
+    for (int64_t o = 0; o < w->n; o++) {
+        matrix_row(w, o, row);
+        for (int64_t i = 0; i < rows * w->k; i++)
+            dx[i] += (double)dy[i / w->k * lddy + o] * (double)row[i % w->k];
+    }
+    free(row);
+    return dx;
+}
+
+/* Norm of the difference over the norm, and the cosine. */
+static void back_near(const float *dx, int64_t lddx, const double *want, int64_t rows, int64_t k,
+                      bool int8, const char *what) {
+    double off = 0, both = 0, a = 1e-300, b = 1e-300;
+    for (int64_t i = 0; i < rows * k; i++) {
+        double got = (double)dx[i / k * lddx + i % k];
+        off += (got - want[i]) * (got - want[i]);
+        both += got * want[i], a += got * got, b += want[i] * want[i];
+    }
+    if (!(sqrt(off / b) <= (int8 ? 1e-2 : 2e-6)) || both / sqrt(a * b) < (int8 ? 0.9999 : 1 - 1e-9))
+        fail_msg("%s %s: error %g of the norm, cosine %.9f", what, int8 ? "int8" : "f32",
+                 sqrt(off / b), both / sqrt(a * b));
+}
+
+/* One, two and three threads, rows one at a time, and into what dX holds: all give the same. */
+static void check_back(enum tensor_type t, enum numeric_class cls, bool int8, int64_t rows,
+                       int64_t n, int64_t k) {
+    struct arena arena = {0};
+    struct matrix w;
+    uint8_t *file;
+    matrix_random(&w, t, n, k, cls, &arena, &file, false);
+    int64_t lddx = k + 5, lddy = n + 3;
+    struct floats dy = filled(rows * lddy, 0), first = floats_new(rows * lddx);
+    double *want = back_truth(&w, dy.v, lddy, rows);
+    void *scratch = malloc(3 * matrix_back_scratch(n));
+    matrix_mul_back(first.v, lddx, dy.v, lddy, rows, &w, int8, false, scratch, NULL);
+    back_near(first.v, lddx, want, rows, k, int8, tensor_type_name(t));
+    for (int threads = 1; threads <= 3; threads++) {
+        struct floats other = floats_new(rows * lddx);
+        struct pool *pool = pool_new(threads);
+        for (int64_t m = 0, some = threads == 1 ? 1 : rows; m < rows; m += some)
+            matrix_mul_back(other.v + m * lddx, lddx, dy.v + m * lddy, lddy, some, &w, int8, false,
+                            scratch, pool);
+        same_all(first.v, other.v, rows * lddx, "matrix_mul_back's cut", kernels_get(), threads);
+        matrix_mul_back(other.v, lddx, dy.v, lddy, rows, &w, int8, true, scratch, pool);
+        for (int64_t i = 0; i < rows * k; i++)
+            near((double)other.v[i / k * lddx + i % k], 2 * (double)first.v[i / k * lddx + i % k],
+                 1e-4 + 1e-4 * fabs(want[i]), "matrix_mul_back added");
+        pool_free(pool);
+        floats_free(other);
+    }
+    free(want);
+    free(scratch);
+    free(file);
+    arena_release(&arena);
+    floats_free(dy);
+    floats_free(first);
+}
+
+static void test_matrix_mul_back(void **state) {
+    (void)state;
+    for (size_t i = 0; i < 2 * ARRAY_LEN(all_types); i++) {
+        enum tensor_type t = all_types[i / 2];
+        bool int8 = i % 2;
+        if (int8 && !tensor_type_quantised(t)) continue;
+        check_back(t, CLASS_EXACT, int8, 1, 70, 512);
+        check_back(t, CLASS_EXACT, int8, 37, 275, 256);
+        check_back(t, CLASS_EXACT, int8, 3, 5, 768);
+    }
+    check_back(TENSOR_F32, CLASS_EXACT, false, 70, 40, 33);
+    check_back(TENSOR_BF16, CLASS_FAST, false, 40, 300, 200);
+    check_back(TENSOR_Q4_0, CLASS_EXACT, true, 2, 9000, 64);
+}
+
+/* The scale of output o's weight i, and its whole number. */
+static float scale_of(const struct matrix *w, int64_t o, int64_t i) {
+    int64_t groups = w->k / (w->type == TENSOR_Q6_K ? 16 : 32), panel = o / 16, lane = o % 16;
+    if (w->type != TENSOR_NF4)
+        return w->scales[(panel * groups + i * groups / w->k) * 16 + lane];
+    return (float)w->scale_bytes[(panel * ((w->k + 63) / 64) + i / 64) * 16 + lane] *
+           (w->row_scales[o] / 32385);
+}
+
+static int number_of(const struct matrix *w, int64_t o, int64_t i, float value, int c) {
+    float scale = scale_of(w, o, i), least = w->mins ? w->mins[o * (w->k / 32) + i / 32] : 0;
+    return (scale == 0 ? 0 : (int)lrintf((value - least) / scale)) - c;
+}
+
+/* The int8 way by its contract in kernel.h, one value at a time. */
+static float back_by_contract(const struct matrix *w, const float *dy, int64_t i, float **rows) {
+    int64_t slice = 4096, group = w->type == TENSOR_Q6_K ? 16 : 32;
+    int c = !w->mins ? 0 : w->layout == LAYOUT_Q4 ? 8 : 16;
+    float dx = 0;
+    for (int64_t o = 0; w->mins && o < w->n; o++)
+        dx = fmaf(dy[o], w->mins[o * (w->k / 32) + i / 32] + (float)c * scale_of(w, o, i), dx);
+    for (int64_t o0 = 0; o0 < w->n; o0 += slice) {
+        int64_t n = MIN(w->n - o0, slice);
+        float acc = 0;
+        for (int64_t b = 0; b < n; b += 32) {
+            float u[32] = {0}, d;
+            int8_t q[32];
+            for (int64_t o = b; o < MIN(b + 32, n); o++)
+                u[o - b] = dy[o0 + o] * scale_of(w, o0 + o, i);
+            ref->quantize_row(u, 32, q, &d);
+            for (int64_t half = 0; half < 32; half += group) {
+                int32_t s = 0;
+                for (int64_t o = b + half; o < MIN(b + half + group, n); o++)
+                    s += q[o - b] * number_of(w, o0 + o, i, rows[o0 + o][i], c);
+                acc = fmaf((float)s, d, acc);
+            }
+        }
+        dx = o0 || w->mins ? dx + acc : acc;
+    }
+    return dx;
+}
+
+static void test_back_contract(void **state) {
+    (void)state;
+    static const enum tensor_type of[] = {TENSOR_Q8_0, TENSOR_Q4_0, TENSOR_Q4_1, TENSOR_Q5_0,
+                                          TENSOR_Q5_1, TENSOR_Q4_K, TENSOR_Q5_K, TENSOR_Q6_K,
+                                          TENSOR_NF4};
+    static const int64_t ns[] = {1, 31, 48, 83, 4130};
+    for (size_t c = 0; c < ARRAY_LEN(of) * ARRAY_LEN(ns); c++) {
+        int64_t n = ns[c / ARRAY_LEN(of)], k = 256;
+        struct arena arena = {0};
+        struct matrix w;
+        uint8_t *file;
+        matrix_random(&w, of[c % ARRAY_LEN(of)], n, k, CLASS_EXACT, &arena, &file, false);
+        struct floats dy = filled(n, c % 3 == 1), dx = floats_new(k);
+        float **rows = malloc((size_t)n * sizeof *rows);
+        void *scratch = malloc(matrix_back_scratch(n));
+        for (int64_t o = 0; o < n; o++)
+            matrix_row(&w, o, rows[o] = malloc((size_t)k * sizeof(float)));
+        matrix_mul_back(dx.v, k, dy.v, n, 1, &w, true, false, scratch, NULL);
+        for (int64_t i = 0; i < k; i++)
+            same_one(back_by_contract(&w, dy.v, i, rows), dx.v[i], tensor_type_name(w.type),
+                     kernels_get(), n);
+        for (int64_t o = 0; o < n; o++) free(rows[o]);
+        free(rows);
+        free(scratch);
+        free(file);
+        arena_release(&arena);
+        floats_free(dy);
+        floats_free(dx);
+    }
+}
+
+static void test_mix_pool(void **state) {
+    (void)state;
+    static const int64_t shapes[][3] = {{3, 5, 7}, {300, 70, 33}, {70, 300, 65}};
+    for (size_t i = 0; i < ARRAY_LEN(shapes); i++) {
+        int64_t rows = shapes[i][0], n = shapes[i][1], k = shapes[i][2];
+        struct floats t = filled(k * rows, 0), v = filled(k * n, 0), y = floats_new(rows * n);
+        ref->mix_f32(y.v, n, t.v, 1, rows, rows, v.v, n, k, n);
+        for (int threads = 1; threads <= 3; threads++) {
+            struct floats z = filled(rows * n, 1);
+            struct pool *pool = pool_new(threads);
+            mix_pool(ELEM_F32, z.v, n, t.v, 1, rows, rows, v.v, n, k, n, false, pool);
+            same_all(y.v, z.v, rows * n, "mix over a pool", kernels_get(), threads);
+            pool_free(pool);
+            floats_free(z);
+        }
+        struct floats all[] = {t, v, y};
+        for (size_t j = 0; j < ARRAY_LEN(all); j++) floats_free(all[j]);
+    }
+}
+
 static void test_transpose(void **state) {
     (void)state;
     enum { R = 203, C = 411 };
@@ -1061,6 +1241,41 @@ static double product_speed(const struct kernels *k, enum tensor_type t, enum nu
     return ops / best / 1e9;
 }
 
+/* The same of dX = dY W; of dW = dYᵀ X in f32 where f16 is asked for. */
+static double back_speed(enum tensor_type t, bool int8, const int64_t *shape) {
+    int64_t rows = shape[0], k = shape[1], n = shape[2];
+    struct arena arena = {0};
+    struct matrix w;
+    uint8_t *file;
+    struct floats x = filled(rows * k, 0), dy = filled(rows * n, 0), dw = floats_new(n * k);
+    void *scratch = malloc(matrix_back_scratch(n));
+    matrix_random(&w, t, n, k, CLASS_EXACT, &arena, &file, false);
+    double ops = 2.0 * (double)(rows * k * n), best = 1e9;
+    for (int round = 0; round < 100; round++) {
+        double start = clock_now();
+        if (t == TENSOR_F16)
+            kernels_get()->mix_f32(dw.v, k, dy.v, 1, n, n, x.v, k, rows, k);
+        else
+            matrix_mul_back(x.v, k, dy.v, n, rows, &w, int8, false, scratch, NULL);
+        best = MIN(best, clock_now() - start);
+    }
+    free(scratch);
+    free(file);
+    arena_release(&arena);
+    struct floats all[] = {x, dy, dw};
+    for (size_t i = 0; i < ARRAY_LEN(all); i++) floats_free(all[i]);
+    return ops / best / 1e9;
+}
+
+static void bench_back(const char *only, enum tensor_type one) {
+    printf("%s, backward, Gop/s on one thread (rows, K, N): dX = dY W by f32%s\n",
+           kernels_get()->name, only ? " and int8" : ", dW = dYᵀ X");
+    for (size_t s = 0; s < ARRAY_LEN(shapes); s++)
+        printf("  %4d %4d %4d  %s %7.1f %s %7.1f\n", (int)shapes[s][0], (int)shapes[s][1],
+               (int)shapes[s][2], only ? only : "dX", back_speed(one, false, shapes[s]),
+               only ? "int8" : "dW", back_speed(only ? one : TENSOR_F16, true, shapes[s]));
+}
+
 /* `only` is a type's name, or NULL for the plain ones. */
 static void bench_run(const char *only) {
     enum tensor_type one = TENSOR_F32;
@@ -1084,6 +1299,7 @@ static void bench_run(const char *only) {
             printf("\n");
         }
     }
+    bench_back(only, one);
 }
 
 int main(int argc, char **argv) {
@@ -1125,6 +1341,9 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_invariance),
         cmocka_unit_test(test_matrix_mul),
         cmocka_unit_test(test_gemm_pool),
+        cmocka_unit_test(test_mix_pool),
+        cmocka_unit_test(test_matrix_mul_back),
+        cmocka_unit_test(test_back_contract),
         cmocka_unit_test(test_transpose),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

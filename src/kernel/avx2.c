@@ -264,9 +264,9 @@ INLINE void mix_rows(const struct mix *p, int64_t m, int R, enum elem e) {
 INLINE void mix_pack(float *panel, const void *v, int64_t ldv, int64_t k, int64_t n, enum elem e) {
     for (int64_t j = 0; j < k; j++, panel += 16) {
         const void *row = weights_row(v, j, ldv, e);
-        UNROLL for (int h = 0; h < 2; h++) _mm256_store_ps(
-            panel + 8 * h,
-            n >= 8 * h + 8 ? weights_load(row, 8 * h, e) : weights_tail(row, 8 * h, n - 8 * h, e));
+        UNROLL for (int h = 0; h < 2; h++)
+            _mm256_store_ps(panel + 8 * h, n >= 8 * h + 8 ? weights_load(row, 8 * h, e)
+                                                          : weights_tail(row, 8 * h, n - 8 * h, e));
     }
 }
 
@@ -292,12 +292,23 @@ INLINE void mix_tile(float *y, int64_t ldy, const float *t, int64_t tm, int64_t 
 static void mix_tile_any(float *y, int64_t ldy, const float *t, int64_t tm, int64_t tj,
                          const float *panel, int64_t k, int64_t n, int rows) {
     switch (rows) {
-    case 6: mix_tile(y, ldy, t, tm, tj, panel, k, n, 6); return;
-    case 5: mix_tile(y, ldy, t, tm, tj, panel, k, n, 5); return;
-    case 4: mix_tile(y, ldy, t, tm, tj, panel, k, n, 4); return;
-    case 3: mix_tile(y, ldy, t, tm, tj, panel, k, n, 3); return;
-    case 2: mix_tile(y, ldy, t, tm, tj, panel, k, n, 2); return;
-    default: mix_tile(y, ldy, t, tm, tj, panel, k, n, 1);
+    case 6:
+        mix_tile(y, ldy, t, tm, tj, panel, k, n, 6);
+        return;
+    case 5:
+        mix_tile(y, ldy, t, tm, tj, panel, k, n, 5);
+        return;
+    case 4:
+        mix_tile(y, ldy, t, tm, tj, panel, k, n, 4);
+        return;
+    case 3:
+        mix_tile(y, ldy, t, tm, tj, panel, k, n, 3);
+        return;
+    case 2:
+        mix_tile(y, ldy, t, tm, tj, panel, k, n, 2);
+        return;
+    default:
+        mix_tile(y, ldy, t, tm, tj, panel, k, n, 1);
     }
 }
 
@@ -322,7 +333,7 @@ INLINE void mix_any(const struct mix *p, const struct mix_tiles *tiles, int64_t 
                      const type *v, int64_t ldv, int64_t k, int64_t n) {                           \
         const struct mix p = {y, t, v, ldy, tm, tj, rows, ldv, k, n};                              \
         const struct mix_tiles tiles = {6, 16, name##_pack, mix_tile_any};                         \
-        mix_any(&p, &tiles, sizeof(type), e);                                                          \
+        mix_any(&p, &tiles, sizeof(type), e);                                                      \
     }
 MIX(mix_f32, float, ELEM_F32)
 MIX(mix_bf16, uint16_t, ELEM_BF16)
@@ -628,23 +639,35 @@ static void gemm_q4(float *y, int64_t ldy, const struct inputs *in, const struct
         gemm_packed(y, ldy, in, w, n0, n1, add, LAYOUT_Q4, NARROW);
 }
 
-/* The largest |v| as quantize_row defines it, and whether all are finite. */
-INLINE float block_amax(const __m256 v[4], bool *finite) {
-    const __m256 sign = _mm256_set1_ps(-0.0f);
-    __m256i m = _mm256_setzero_si256(); // magnitudes order as integers do, NaN above all
-    UNROLL for (int i = 0; i < 4; i++) m =
-        _mm256_max_epi32(m, _mm256_castps_si256(_mm256_andnot_ps(sign, v[i])));
-    __m128i h = _mm_max_epi32(_mm256_castsi256_si128(m), _mm256_extracti128_si256(m, 1));
-    h = _mm_max_epi32(h, _mm_shuffle_epi32(h, 0x4e));
-    h = _mm_max_epi32(h, _mm_shuffle_epi32(h, 0xb1));
-    *finite = _mm_cvtsi128_si32(h) < 0x7f800000;
-    if (*finite) return _mm_cvtss_f32(_mm_castsi128_ps(h));
-    float most = 0, lane[8];
-    for (int i = 0; i < 4; i++) {
-        _mm256_storeu_ps(lane, _mm256_andnot_ps(sign, v[i]));
-        for (int l = 0; l < 8; l++) most = lane[l] > most ? lane[l] : most;
-    }
-    return MIN(most, FLT_MAX);
+/* Eight lanes of the largest |v|. Magnitudes order as integers do, with NaN above all. */
+INLINE __m256i lanes_most(const __m256 v[4]) {
+    const __m256i magnitude = _mm256_set1_epi32(0x7fffffff);
+    __m256i m = _mm256_and_si256(_mm256_castps_si256(v[0]), magnitude);
+    UNROLL for (int i = 1; i < 4; i++) m =
+        _mm256_max_epi32(m, _mm256_and_si256(_mm256_castps_si256(v[i]), magnitude));
+    return m;
+}
+
+/* Lane b is the largest of m[b]. */
+INLINE __m256i blocks_most(const __m256i m[8]) {
+    __m256i t[4], u[2];
+    UNROLL for (int i = 0; i < 4; i++) t[i] =
+        _mm256_max_epi32(_mm256_unpacklo_epi32(m[2 * i], m[2 * i + 1]),
+                         _mm256_unpackhi_epi32(m[2 * i], m[2 * i + 1]));
+    UNROLL for (int i = 0; i < 2; i++) u[i] =
+        _mm256_max_epi32(_mm256_unpacklo_epi64(t[2 * i], t[2 * i + 1]),
+                         _mm256_unpackhi_epi64(t[2 * i], t[2 * i + 1]));
+    return _mm256_max_epi32(_mm256_permute2x128_si256(u[0], u[1], 0x20),
+                            _mm256_permute2x128_si256(u[0], u[1], 0x31));
+}
+
+/* The largest |v| as quantize_row defines it. */
+INLINE float block_amax(const __m256 v[4]) {
+    __m256 sign = _mm256_set1_ps(-0.0f), m = _mm256_setzero_ps();
+    UNROLL for (int i = 0; i < 4; i++) m = _mm256_max_ps(_mm256_andnot_ps(sign, v[i]), m);
+    __m128 h = _mm_max_ps(_mm256_castps256_ps128(m), _mm256_extractf128_ps(m, 1));
+    h = _mm_max_ps(h, _mm_movehl_ps(h, h));
+    return _mm_cvtss_f32(_mm_min_ss(_mm_max_ss(h, _mm_movehdup_ps(h)), _mm_set_ss(FLT_MAX)));
 }
 
 INLINE __m256i lanes_quantize(__m256 x, __m256 inverse, bool finite) {
@@ -659,37 +682,67 @@ INLINE void lanes_put(int8_t *q, const __m256 v[4], __m256 inverse, bool finite)
     const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
     __m256i a[4];
     UNROLL for (int i = 0; i < 4; i++) a[i] = lanes_quantize(v[i], inverse, finite);
-    __m256i words = _mm256_packs_epi16(_mm256_packs_epi32(a[0], a[1]), _mm256_packs_epi32(a[2], a[3]));
+    __m256i words =
+        _mm256_packs_epi16(_mm256_packs_epi32(a[0], a[1]), _mm256_packs_epi32(a[2], a[3]));
     _mm256_storeu_si256((__m256i *)q, _mm256_permutevar8x32_epi32(words, order));
 }
 
-INLINE void block_quantize(const __m256 v[4], int8_t *q, float *d) {
-    bool finite;
-    float scale = block_amax(v, &finite) / 127.0f;
+/* Block b of x, times `by` where there is one. */
+INLINE void block_load(__m256 v[4], const float *x, const float *by, int64_t b) {
+    UNROLL for (int i = 0; i < 4; i++) {
+        v[i] = _mm256_loadu_ps(x + b * QK + 8 * i);
+        if (by) v[i] = _mm256_mul_ps(v[i], _mm256_loadu_ps(by + b * QK + 8 * i));
+    }
+}
+
+INLINE void block_quantize(const float *x, const float *by, int64_t b, int8_t *q, float *d) {
+    __m256 v[4];
+    block_load(v, x, by, b);
+    float scale = block_amax(v) / 127.0f;
     bool tiny = scale < FLT_MIN;
-    __m256 inverse = _mm256_set1_ps(tiny ? 0.0f : 1.0f / scale);
-    *d = tiny ? 0.0f : scale;
-    if (finite)
-        lanes_put(q, v, inverse, true);
-    else
-        lanes_put(q, v, inverse, false);
+    d[b] = tiny ? 0.0f : scale;
+    lanes_put(q + b * QK, v, _mm256_set1_ps(tiny ? 0.0f : 1.0f / scale), false);
+}
+
+/* Eight blocks from b on, which share two divisions; false when something is not finite. */
+INLINE bool blocks_quantize(const float *x, const float *by, int64_t b, int8_t *q, float *d) {
+    __m256 v[4];
+    __m256i m[8];
+    float inverse[8];
+    UNROLL for (int i = 0; i < 8; i++) {
+        block_load(v, x, by, b + i);
+        m[i] = lanes_most(v);
+    }
+    __m256i most = blocks_most(m), odd = _mm256_cmpgt_epi32(most, _mm256_set1_epi32(0x7f7fffff));
+    if (!_mm256_testz_si256(odd, odd)) return false;
+    __m256 scale = _mm256_div_ps(_mm256_castsi256_ps(most), _mm256_set1_ps(127.0f)),
+           tiny = _mm256_cmp_ps(scale, _mm256_set1_ps(FLT_MIN), _CMP_LT_OQ);
+    _mm256_storeu_ps(d + b, _mm256_andnot_ps(tiny, scale));
+    _mm256_storeu_ps(inverse, _mm256_andnot_ps(tiny, _mm256_div_ps(_mm256_set1_ps(1.0f), scale)));
+    UNROLL for (int i = 0; i < 8; i++) {
+        block_load(v, x, by, b + i);
+        lanes_put(q + (b + i) * QK, v, _mm256_broadcast_ss(inverse + i), true);
+    }
+    return true;
+}
+
+INLINE void row_quantize(const float *x, const float *by, int64_t blocks, int8_t *q, float *d) {
+    int64_t b = 0;
+    while (b < blocks) {
+        if (b + 8 <= blocks && blocks_quantize(x, by, b, q, d)) {
+            b += 8;
+            continue;
+        }
+        for (int64_t end = MIN(b + 8, blocks); b < end; b++) block_quantize(x, by, b, q, d);
+    }
 }
 
 static void quantize_row(const float *x, int64_t k, int8_t *q, float *d) {
-    for (int64_t b = 0; b < k / QK; b++, x += QK, q += QK) {
-        __m256 v[4];
-        UNROLL for (int i = 0; i < 4; i++) v[i] = _mm256_loadu_ps(x + 8 * i);
-        block_quantize(v, q, d + b);
-    }
+    row_quantize(x, NULL, k / QK, q, d);
 }
 
 static void quantize_by(const float *x, const float *by, int64_t k, int8_t *q, float *d) {
-    for (int64_t b = 0; b < k / QK; b++, x += QK, by += QK, q += QK) {
-        __m256 v[4];
-        UNROLL for (int i = 0; i < 4; i++) v[i] =
-            _mm256_mul_ps(_mm256_loadu_ps(x + 8 * i), _mm256_loadu_ps(by + 8 * i));
-        block_quantize(v, q, d + b);
-    }
+    row_quantize(x, by, k / QK, q, d);
 }
 
 /* Round to nearest even into the lower half of each lane; NaN keeps its upper bits and is made

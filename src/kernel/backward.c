@@ -20,7 +20,8 @@ enum {
     BACK_SLICE = 4096, /* outputs that are summed before the next ones are added */
     TILE_OUTPUTS = 256,
     TILE_INPUTS = 64,
-    MIN_BLOCKS = 64, /* blocks of inputs whose minima are summed at once */
+    MIN_BLOCKS = TILE_INPUTS, /* blocks of inputs whose minima are summed at once */
+    MIN_ROWS = 128,
 };
 
 struct mixing {
@@ -131,19 +132,40 @@ static void back_widened(void *ctx, int64_t begin, int64_t end, int thread) {
     }
 }
 
-/* dX of every input of blocks [b0, b1) begins with, or is raised by, Σ_o dY[m][o] mins[o][b]. */
+/* Numbers of types with minima are not negative. Rounding dY would cost twice as much with them as
+ * with numbers around zero, so that half their range moves over to the minimum. */
+static int centre(const struct matrix *w) {
+    return !w->mins ? 0 : w->layout == LAYOUT_Q4 ? 8 : 16;
+}
+
+/* out[i][b]: the minima of outputs [o, o + n), blocks [b0, b0 + blocks), of centred numbers. */
+static void minima_gather(float *out, const struct matrix *w, int64_t o, int64_t n, int64_t b0,
+                          int64_t blocks) {
+    int64_t stride = layout_scales(w->layout, w->k);
+    for (int64_t i = 0; i < n; i++) {
+        const float *scales = w->scales + (o + i) / PANEL * stride + (o + i) % PANEL;
+        const float *mins = w->mins + (o + i) * (w->k / QK);
+        for (int64_t b = 0; b < blocks; b++)
+            out[i * MIN_BLOCKS + b] = mins[b0 + b] + (float)centre(w) * scales[(b0 + b) * PANEL];
+    }
+}
+
+/* dX of every input of blocks [b0, b1) begins with, or is raised by, Σ_o dY[m][o] min[o][b]. */
 static void back_minima(void *ctx, int64_t b0, int64_t b1, int thread) {
     const struct back *p = ctx;
-    int64_t blocks = p->w->k / QK;
-    (void)thread;
+    float *tile = (float *)(void *)scratch_of(p, thread);
     for (int64_t b = b0; b < b1; b += MIN_BLOCKS)
-        for (int64_t m = 0; m < p->rows; m += BACK_ROWS) {
-            float sum[BACK_ROWS * MIN_BLOCKS] = {0};
-            int64_t rows = MIN(p->rows - m, BACK_ROWS), n = MIN(b1 - b, MIN_BLOCKS);
-            rows_mix(ELEM_F32, sum, MIN_BLOCKS, p->dy + m * p->lddy, p->lddy, 1, rows,
-                     p->w->mins + b, blocks, p->w->n, n);
+        for (int64_t m = 0; m < p->rows; m += MIN_ROWS) {
+            float sum[MIN_ROWS * MIN_BLOCKS] = {0};
+            int64_t rows = MIN(p->rows - m, MIN_ROWS), blocks = MIN(b1 - b, MIN_BLOCKS);
+            for (int64_t o = 0; o < p->w->n; o += TILE_OUTPUTS) {
+                int64_t n = MIN(p->w->n - o, TILE_OUTPUTS);
+                minima_gather(tile, p->w, o, n, b, blocks);
+                rows_mix(ELEM_F32, sum, MIN_BLOCKS, p->dy + m * p->lddy + o, p->lddy, 1, rows, tile,
+                         MIN_BLOCKS, n, blocks);
+            }
             for (int64_t i = 0; i < rows; i++)
-                for (int64_t k = 0; k < n * QK; k++) {
+                for (int64_t k = 0; k < blocks * QK; k++) {
                     float *to = p->dx + (m + i) * p->lddx + b * QK + k;
                     *to = (p->add ? *to : 0.0f) + sum[i * MIN_BLOCKS + k / QK];
                 }
@@ -182,14 +204,21 @@ static uint64_t word_at(const uint8_t *p) {
     return x;
 }
 
+/* q - 16 of eight numbers in 0..31. */
+static uint64_t bytes_centred(uint64_t q) {
+    uint64_t x = q ^ 0x1010101010101010;
+    return x | (x & 0x1010101010101010) * 0xe;
+}
+
 /* Sixteen outputs of an int8 unit. A panel of the source has quads of inputs under each output, the
  * turned ones quads of outputs under each input; `panel` bytes apart. */
-static void bytes_turn(uint8_t *to, size_t panel, const uint8_t *from, int inputs) {
+static void bytes_turn(uint8_t *to, size_t panel, const uint8_t *from, int inputs, bool centred) {
     for (int p = 0; p < inputs / 4; p++)
         for (int q = 0; q < 4; q++) {
             const uint8_t *at = from + (p * PANEL + 4 * q) * 4;
-            quads_turn(to + (size_t)(p / 4) * panel + (q * PANEL + p % 4 * 4) * 4, word_at(at),
-                       word_at(at + 8));
+            uint64_t x = word_at(at), y = word_at(at + 8);
+            quads_turn(to + (size_t)(p / 4) * panel + (q * PANEL + p % 4 * 4) * 4,
+                       centred ? bytes_centred(x) : x, centred ? bytes_centred(y) : y);
         }
 }
 
@@ -222,7 +251,7 @@ static void panels_turn(const struct turned *t, const struct matrix *w, int64_t 
             nibbles_turn(t->panels + i * bytes / 2, panel, from,
                          g + 1 < end ? from + stride : NULL);
         else if (!nibbles && g < end)
-            bytes_turn(t->panels + i * PANEL * PANEL, panel, from, group);
+            bytes_turn(t->panels + i * PANEL * PANEL, panel, from, group, w->mins);
         else if (!nibbles)
             for (int h = 0; h < group / PANEL; h++)
                 memset(t->panels + (size_t)h * panel + i * PANEL * PANEL, 0, PANEL * PANEL);
@@ -256,6 +285,7 @@ static void back_int8(void *ctx, int64_t begin, int64_t end, int thread) {
     struct turned t = turned_layout(scratch_of(p, thread), most);
     struct matrix turned = *w;
     turned.n = group;
+    if (w->mins) turned.type = TENSOR_Q5_0, turned.zero = (int8_t)centre(w);
     turned.data = t.panels, turned.scales = t.ones, turned.scale_bytes = t.one_byte;
     turned.row_scales = unit;
     for (int i = 0; i < 2 * PANEL; i++) unit[i] = NF4_UNIT;

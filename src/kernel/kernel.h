@@ -281,8 +281,8 @@ void mix_pool(enum elem e, float *y, int64_t ldy, const float *t, int64_t tm, in
  *   f32   dX[m][i] = fma(dY[m][o], W[o][i], dX[m][i]) for o = 0, 1, … N-1, W as matrix_row gives it, from what dX holds or +0.
  *   int8  (when asked for and matrix_int8(w)) Σ_o over blocks of 32 outputs b: u = dY[m][o] · scale[o], the scale of o over
  *         the 32 inputs (q6_k: 16) that i is one of, is quantised as inputs are; acc = fma((float)Σ q_u q_w, d_u, acc) for
- *         b = 0, 1, … (q6_k: of 16 outputs). Outputs go in slices of 4,096, each added to dX. Before the first come the
- *         minima: the chain of dY[m][o] · mins[o] over all outputs. nf4: the scale is byte · (row_scale / 32385).
+ *         b = 0, 1, … (q6_k: of 16 outputs). Outputs go in slices of 4,096, each added to dX. Before the first comes
+ *         Σ_o dY[m][o] · (mins[o] + c · scale[o]) as one chain, where there are minima, q_w being less by c: 8 of nibbles, else 16. nf4: the scale is byte · (row_scale / 32385).
  * A row of dX depends on its own row of dY only. `scratch` is matrix_back_scratch(max_n) bytes for each thread of the pool,
  * max_n the largest N it serves; LAYOUT_ROWS uses none.
  */

@@ -88,6 +88,20 @@ static inline struct adapter *fixture_adapter(const struct model_config *c, int3
     return a;
 }
 
+/* The n weights of a tensor by its name, base + scale · [-1, 1): the formula of
+ * test/oracle/arch_oracle.py, bit for bit. */
+static inline void fixture_formula(float *w, int64_t n, const char *name, float base, float scale) {
+    uint32_t hash = 2166136261u;
+    for (; *name; name++) hash = (hash ^ (uint8_t)*name) * 16777619u;
+    for (int64_t i = 0; i < n; i++) {
+        uint32_t x = hash + (uint32_t)i * 0x9E3779B9u;
+        x = (x ^ (x >> 16)) * 0x85EBCA6Bu;
+        x = (x ^ (x >> 13)) * 0xC2B2AE35u;
+        x ^= x >> 16;
+        w[i] = base + scale * ((float)((int32_t)(x >> 16) - 32768) / 32768.0f);
+    }
+}
+
 /* The optional data set PATH under $SHOAL_SHARED or ../shared, or NULL after saying so. The caller
  * frees. */
 static inline char *fixture_shared(const char *path) {

@@ -50,21 +50,6 @@ static const char *tmp_path(const char *name) {
     return arena_strdup(&tmp_paths, path);
 }
 
-/* The formula of test/oracle/arch_oracle.py. */
-static uint32_t name_hash(const char *name) {
-    uint32_t h = 2166136261u;
-    for (; *name; name++) h = (h ^ (uint8_t)*name) * 16777619u;
-    return h;
-}
-
-static float weight_value(uint32_t hash, uint32_t i) {
-    uint32_t x = hash + i * 0x9E3779B9u;
-    x = (x ^ (x >> 16)) * 0x85EBCA6Bu;
-    x = (x ^ (x >> 13)) * 0xC2B2AE35u;
-    x ^= x >> 16;
-    return (float)((int32_t)(x >> 16) - 32768) / 32768.0f;
-}
-
 /* A list of tensors to be written; names and data are owned. */
 struct tensors {
     struct tensor_info v[256];
@@ -75,8 +60,7 @@ static void tensor_add(struct tensors *t, const char *name, int n_dims, int64_t 
                        float base, float scale) {
     int64_t n = d0 * (n_dims == 2 ? d1 : 1);
     float *data = xcalloc((size_t)n, sizeof *data);
-    uint32_t hash = name_hash(name);
-    for (int64_t i = 0; i < n; i++) data[i] = base + scale * weight_value(hash, (uint32_t)i);
+    fixture_formula(data, n, name, base, scale);
     assert_true(t->n < (int)ARRAY_LEN(t->v));
     t->v[t->n++] = (struct tensor_info){.name = xstrdup(name),
                                         .type = TENSOR_F32,
@@ -244,16 +228,17 @@ static void assert_vector_stored(const struct model *m, const struct buf *file,
                                  const json_t *entry) {
     const char *name = json_string_value(json_array_get(entry, 0)),
                *gguf = json_string_value(json_array_get(entry, 4));
-    float v[256], base = (float)json_number_value(json_array_get(entry, 2)),
-                  scale = (float)json_number_value(json_array_get(entry, 3));
+    float raw[256], v[256], base = (float)json_number_value(json_array_get(entry, 2)),
+                            scale = (float)json_number_value(json_array_get(entry, 3));
     int32_t n = (int32_t)json_integer_value(json_array_get(json_array_get(entry, 1), 0)),
             e = m->config.head_dim;
     bool permuted = m->config.arch->gguf_permuted &&
                     (strstr(gguf, "attn_q.bias") || strstr(gguf, "attn_k.bias"));
     if (m->config.arch->norm_offset) base += 1.0f;
+    fixture_formula(raw, n, name, base, scale);
     for (int32_t i = 0; i < n; i++) {
         int32_t j = i % e, from = permuted ? i - j + j % 2 * (e / 2) + j / 2 : i;
-        v[i] = base + scale * weight_value(name_hash(name), (uint32_t)from);
+        v[i] = raw[from];
     }
     if (!file_has(file, v, sizeof *v * (size_t)n)) fail_msg("'%s' is stored otherwise", gguf);
 }

@@ -11,6 +11,7 @@
 #include "adapter/adapter.h"
 #include "cli/cli.h"
 #include "engine/engine.h"
+#include "train/train.h"
 
 #include <inttypes.h>
 #include <malloc.h>
@@ -19,9 +20,18 @@
 #include <time.h>
 #include <unistd.h>
 
+enum {
+    MAX_BATCH = 20,
+    SPAN_MAX = 64, /* tokens before a decode, of a request in and out, of a perturbation */
+    DECODE_STEPS = 16,
+    NOISE_SEQS = 4, /* members in one step */
+    MAX_REPS = 1000,
+};
+
 struct options {
     char *model, *shape, *quant, *what, *lora, *kv, *history, *targets;
-    int64_t reps, tokens, rank, members, registered;
+    int64_t reps, tokens, rank, members, registered, samples, adapters;
+    struct strings set;
 };
 static const struct option_row rows[] = {
     {"model", OPT_STRING, offsetof(struct options, model), "", 0, 0, "PATH",
@@ -35,11 +45,11 @@ static const struct option_row rows[] = {
     {"kv", OPT_STRING, offsetof(struct options, kv), "f32", 0, 0, "ELEM",
      "the KV cache is held as f32, bf16, f16 or i8"},
     {"what", OPT_STRING, offsetof(struct options, what), "peak,bandwidth,prefill,decode,serve", 0,
-     0, "LIST", "peak, bandwidth, prefill, decode, serve, pool, noise, memory"},
+     0, "LIST", "peak, bandwidth, prefill, decode, serve, pool, noise, memory, train"},
     {"reps", OPT_INT, offsetof(struct options, reps), "5", 1, 1000, "N",
      "repetitions; medians are printed"},
     {"tokens", OPT_INT, offsetof(struct options, tokens), "512", 1, 8192, "N",
-     "prompt length of prefill"},
+     "length of prefill's prompt and of train's samples"},
     {"rank", OPT_INT, offsetof(struct options, rank), "8", 1, 256, "R", "of the adapters"},
     {"targets", OPT_STRING, offsetof(struct options, targets), "all-linear", 0, 0, "LIST",
      "what the adapters change"},
@@ -47,17 +57,15 @@ static const struct option_row rows[] = {
      "perturbations of noise"},
     {"registered", OPT_INT, offsetof(struct options, registered), "2000", 20, 1000000, "N",
      "adapters that pool registers"},
+    {"samples", OPT_INT, offsetof(struct options, samples), "4", 1, 4096, "N",
+     "samples in a step of train"},
+    {"adapters", OPT_INT, offsetof(struct options, adapters), "1", 0, MAX_BATCH, "N",
+     "that train trains in one pass (0: the weights themselves)"},
+    {"set", OPT_LIST, offsetof(struct options, set), NULL, 0, 0, "NAME=X …",
+     "options of 'shoal train' for train, such as optim=sgd"},
     {"history", OPT_STRING, offsetof(struct options, history), "", 0, 0, "FILE",
      "append the results to this CSV file"},
     {0},
-};
-
-enum {
-    MAX_BATCH = 20,
-    SPAN_MAX = 64, /* tokens before a decode, of a request in and out, of a perturbation */
-    DECODE_STEPS = 16,
-    NOISE_SEQS = 4, /* members in one step */
-    MAX_REPS = 1000,
 };
 
 struct bench {
@@ -72,6 +80,8 @@ struct bench {
     struct lora_part parts[MAX_BATCH], noise[NOISE_SEQS];
     struct adapter_pool *few, *many; /* MAX_BATCH registered adapters, and o->registered */
     int64_t cold;                    /* the next of the many to be asked for */
+    struct trainer *one, *all;       /* of one adapter or all weights, and of o->adapters */
+    struct sample *samples;
     float *logits;
     FILE *history;
     double peak, bandwidth; /* operations and bytes a second */
@@ -148,8 +158,9 @@ static void print(const struct bench *b, const struct variant *v, double tps, do
             "peak_share", peak, "bandwidth_share", band));
         return;
     }
-    printf("%-9s batch %3d  tokens %4d  adapters %4d  %9.1f tokens/s  x %.3f  %7.1f Gop/s", v->what,
-           v->batch, v->tokens, v->adapters, tps, ratio, 1e-9 * ops);
+    printf("%-9s batch %3d  tokens %4d  adapters %4d  %9.1f tokens/s  x %.3f", v->what, v->batch,
+           v->tokens, v->adapters, tps, ratio);
+    if (ops > 0) printf("  %7.1f Gop/s", 1e-9 * ops);
     if (peak > 0) printf("  %5.1f %% of peak", 100 * peak);
     if (band > 0 && v->batch == 1) printf("  %5.1f %% of bandwidth", 100 * band);
     printf("\n");
@@ -546,6 +557,108 @@ static int bench_speed(struct bench *b, const struct adapter_config *ac, struct 
     return rc;
 }
 
+static void train_samples(struct bench *b) {
+    int32_t n = (int32_t)b->o->tokens;
+    b->samples = xcalloc((size_t)b->o->samples, sizeof *b->samples);
+    for (int64_t i = 0; i < b->o->samples; i++) {
+        struct sample *s = &b->samples[i];
+        *s = (struct sample){
+            .tokens = xmalloc((size_t)n * sizeof *s->tokens), .mask = xmalloc((size_t)n), .n = n};
+        memset(s->mask, 1, (size_t)n);
+        for (int32_t j = 0; j < n; j++) s->tokens[j] = some_token(b, (int)(1 + i * 131 + j));
+    }
+}
+
+/* The samples go to its adapters in turn. */
+static struct trainer *train_deal(struct bench *b, const struct variant *v) {
+    for (int64_t i = 0; i < b->o->samples; i++)
+        b->samples[i].adapter = (int32_t)(i % MAX(1, v->adapters));
+    return v->adapters > 1 ? b->all : b->one;
+}
+
+static int train_step(struct bench *b, const struct variant *v, struct error *err) {
+    struct trainer *t = train_deal(b, v);
+    int rc = trainer_accumulate(t, b->samples, (int)b->o->samples, err);
+    return rc ? rc : trainer_update(t, 1e-4f, NULL, err);
+}
+
+static double train_seconds(struct bench *b, const struct variant *v) {
+    struct error err;
+    double start = clock_now();
+    CHECK(train_step(b, v, &err) == OK);
+    return clock_now() - start;
+}
+
+static double train_forward(struct bench *b, const struct variant *v) {
+    struct error err;
+    double nll, start = clock_now();
+    int64_t targets;
+    CHECK(trainer_loss(train_deal(b, v), b->samples, (int)b->o->samples, &nll, &targets, &err) ==
+          OK);
+    return clock_now() - start;
+}
+
+/* Defaults, without dropout, and what --set says. */
+static int train_options(const struct bench *b, struct train_options *out, struct error *err) {
+    const struct strings *set = &b->o->set;
+    struct strings flags = {0}, rest = {0};
+    options_default(train_option_rows, out);
+    out->lora_dropout = 0;
+    for (int i = 0; i < set->n; i++) {
+        char *flag = xasprintf("--%s", set->v[i]);
+        strings_add(&flags, flag);
+        free(flag);
+    }
+    int rc = options_parse(train_option_rows, out, flags.n, flags.v, &rest, err);
+    strings_release(&flags);
+    strings_release(&rest);
+    return rc;
+}
+
+static int trainers_make(struct bench *b, const struct adapter_config *ac, struct error *err) {
+    struct train_options o;
+    int n = (int)b->o->adapters, rc = train_options(b, &o, err);
+    for (int i = 0; i < n; i++) b->adapters[i] = adapter_new(&b->m->config, ac, (uint64_t)i);
+    if (rc == OK) {
+        b->one = n ? trainer_new_lora(b->m, b->adapters, 1, &o, b->pool, err)
+                   : trainer_new_full(b->m, &o, b->pool, err);
+        if (b->one && n > 1) b->all = trainer_new_lora(b->m, b->adapters, n, &o, b->pool, err);
+        if (!b->one || (n > 1 && !b->all)) rc = err->code;
+    }
+    options_release(train_option_rows, &o);
+    return rc;
+}
+
+/* A step is an update with all it takes; the ratio of its forward pass, whose loss is asked for, is
+ * the number of forward passes that a step costs. */
+static void bench_train(struct bench *b, const struct variant *v, int n) {
+    group_run(b, v, n, 0);
+    double high = status_bytes("VmHWM");
+    if (b->c->json)
+        cli_print(json_pack("{s:s,s:s,s:f,s:f}", "what", "train-memory", "shape", shape_name(b),
+                            "weights", weight_bytes(b->m), "VmHWM", high));
+    else
+        printf("weights %.1f MB; VmHWM %.1f MB\n", 1e-6 * weight_bytes(b->m), 1e-6 * high);
+}
+
+static int train_run(struct bench *b, const struct adapter_config *ac, struct error *err) {
+    int n = (int)b->o->samples, tokens = (int)b->o->tokens, adapters = (int)b->o->adapters;
+    double units = (double)n * tokens;
+    struct variant v[] = {{"train", n, tokens, MIN(1, adapters), units, train_seconds},
+                          {"forward", n, tokens, MIN(1, adapters), units, train_forward},
+                          {"train", n, tokens, adapters, units, train_seconds}};
+    train_samples(b);
+    int rc = trainers_make(b, ac, err);
+    if (rc == OK) rc = train_step(b, &v[0], err); // what may fail, fails here
+    if (rc == OK && b->all) rc = train_step(b, &v[2], err);
+    if (rc == OK) bench_train(b, v, b->all ? 3 : 2);
+    for (int i = 0; i < n; i++) sample_release(&b->samples[i]);
+    free(b->samples);
+    trainer_free(b->all);
+    trainer_free(b->one);
+    return rc;
+}
+
 /* The model, or the shape's random one in the wanted weight type. */
 static struct model *bench_model(const struct common *c, const struct options *o,
                                  struct error *err) {
@@ -601,6 +714,8 @@ static int run(const struct common *c, const void *options, const struct strings
     int rc = b.m ? bench_check(&b, &ac, err) : err->code;
     if (rc == OK && wanted(b.o, "memory"))
         rc = bench_memory(&b, &ac, err);
+    else if (rc == OK && wanted(b.o, "train"))
+        rc = train_run(&b, &ac, err);
     else if (rc == OK)
         rc = bench_speed(&b, &ac, err);
     for (int i = 0; i < MAX_BATCH; i++) adapter_release(b.adapters[i]);
@@ -617,12 +732,14 @@ const struct command cmd_bench = {
     .summary = "tokens a second on a known shape, with and without adapters",
     .about =
         "  shoal bench --shape smollm-135m --quant q8_0 --json\n"
-        "  shoal bench --what memory --quant nf4 --kv i8 --targets q_proj,v_proj\n\n"
+        "  shoal bench --what memory --quant nf4 --kv i8 --targets q_proj,v_proj\n"
+        "  shoal bench --what train --shape smollm-135m --quant bf16 --samples 4 --tokens 512\n\n"
         "serve: 20 requests at once of 64 tokens in and 64 out, with no adapter, one for all, 20\n"
         "different ones. pool: the same from 20 and from many registered adapters, that stay in\n"
         "memory or (cold) are others every time, each read from its file. noise: members of 64\n"
         "prefilled tokens, each under its own rank-1 perturbation made from a counter. memory\n"
-        "(alone): 20 agents in as few bytes as it takes.\n"
+        "(alone): 20 agents in as few bytes as it takes. train (alone): an update of one adapter,\n"
+        "its forward pass (x is how many of them an update takes), and one of several adapters.\n"
         "Where the context is shorter than 128 tokens, half of it stands for these 64.\n"
         "Adapters have random A and zero B; their products cost what trained ones cost.",
     .rows = rows,

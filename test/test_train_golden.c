@@ -7,7 +7,8 @@
  * formula of a weight's name. What the trainer refuses as not trainable is skipped aloud; every
  * other error is a failure.
  *
- * Single precision strays from double by less than 2e-5 over 50 updates; 1e-4 is allowed.
+ * Losses in single precision stray from double by less than 2e-5 over 50 updates; 1e-4 is allowed.
+ * Gradients of updates after the first are of other weights then, and clipped: 2e-3.
  */
 #include "fixture.h"
 #include "train/train.h"
@@ -216,13 +217,26 @@ static void gradients_check(struct golden *g, double targets) {
     }
 }
 
+/* What the file's numbers of this weight lack. */
+static int weight_offset(const struct golden *g, const char *name) {
+    for (int32_t i = 0; !g->adapter && i < weight_count(&g->config); i++) {
+        struct weight w;
+        weight_at(&g->config, i, NAMING_HF, &w);
+        if (strcmp(w.name, name) == 0) return w.offset;
+    }
+    return 0;
+}
+
 static void weights_check(struct golden *g) {
     const char *name;
     json_t *want;
     json_object_foreach ((json_t *)(uintptr_t)field(g->root, "weights"), name, want) {
         const struct train_tensor *x = tensor_find(g, name);
         double norm = json_number_value(want);
-        assert_near(g, norm_of(x->w, x->n), norm, norm, "the norm of", name);
+        float *w = xmalloc((size_t)x->n * sizeof *w);
+        for (int64_t i = 0; i < x->n; i++) w[i] = x->w[i] - (float)weight_offset(g, name);
+        assert_near(g, norm_of(w, x->n), norm, norm, "the norm of", name);
+        free(w);
     }
 }
 
@@ -264,7 +278,7 @@ static void updates_check(struct golden *g) {
         snprintf(step, sizeof step, "%zu", i);
         assert_int_equal(st.targets, targets);
         assert_near(g, st.loss, number_at(losses, i), number_at(losses, i), "the loss of", step);
-        assert_near(g, st.grad_norm, number_at(norms, i), number_at(norms, i),
+        assert_near(g, st.grad_norm, number_at(norms, i), number_at(norms, i) * (i ? 20 : 1),
                     "the gradient's norm of update", step);
     }
 }

@@ -60,7 +60,7 @@ LIBS_test_hub.c := $(shell pkg-config --libs libmicrohttpd 2>/dev/null)
 FLAGS_test_faults.c := $(addprefix -Wl$(comma)--wrap=,malloc calloc realloc free strndup realpath vasprintf exit \
                        open fstat read mmap fdopen fwrite fflush fsync fclose rename)
 
-.PHONY: all deps demo test tests fuzz bench bench-peers clean
+.PHONY: all deps demo test tests fuzz bench bench-peers bench-train clean
 all: $(O)/shoal $(O)/choose
 
 deps:
@@ -87,6 +87,10 @@ bench: deps all
 # Shoal beside llama.cpp, in turn.
 bench-peers: deps all
 	$(Q)sh scripts/bench-peers.sh
+
+# Shoal's training beside PyTorch's, in turn.
+bench-train: deps all
+	$(Q)sh scripts/bench-train.sh
 
 $(O)/shoal: $(O)/src/cli/main.o $(O)/libshoal.a
 	$(call say,LD    $@)

@@ -82,6 +82,8 @@ struct bench {
     int64_t cold;                    /* the next of the many to be asked for */
     struct trainer *one, *all;       /* of one adapter or all weights, and of o->adapters */
     struct sample *samples;
+    int rc; /* of train: the first thing that failed, with `err` saying what */
+    struct error *err;
     float *logits;
     FILE *history;
     double peak, bandwidth; /* operations and bytes a second */
@@ -175,7 +177,7 @@ static void group_run(struct bench *b, const struct variant *v, int n, double op
     for (int i = 0; i < n; i++) v[i].seconds(b, &v[i]);
     for (int64_t r = 0; r < reps; r++)
         for (int i = 0; i < n; i++) t[i * MAX_REPS + r] = v[i].seconds(b, &v[i]);
-    for (int i = 0; i < n; i++) {
+    for (int i = 0; b->rc == OK && i < n; i++) {
         for (int64_t r = 0; r < reps; r++) {
             seconds[r] = t[i * MAX_REPS + r];
             ratio[r] = t[r] / v[0].units / (seconds[r] / v[i].units);
@@ -576,25 +578,20 @@ static struct trainer *train_deal(struct bench *b, const struct variant *v) {
     return v->adapters > 1 ? b->all : b->one;
 }
 
-static int train_step(struct bench *b, const struct variant *v, struct error *err) {
-    struct trainer *t = train_deal(b, v);
-    int rc = trainer_accumulate(t, b->samples, (int)b->o->samples, err);
-    return rc ? rc : trainer_update(t, 1e-4f, NULL, err);
-}
-
 static double train_seconds(struct bench *b, const struct variant *v) {
-    struct error err;
+    struct trainer *t = train_deal(b, v);
     double start = clock_now();
-    CHECK(train_step(b, v, &err) == OK);
+    if (b->rc == OK) b->rc = trainer_accumulate(t, b->samples, (int)b->o->samples, b->err);
+    if (b->rc == OK) b->rc = trainer_update(t, 1e-4f, NULL, b->err);
     return clock_now() - start;
 }
 
 static double train_forward(struct bench *b, const struct variant *v) {
-    struct error err;
+    struct trainer *t = train_deal(b, v);
     double nll, start = clock_now();
     int64_t targets;
-    CHECK(trainer_loss(train_deal(b, v), b->samples, (int)b->o->samples, &nll, &targets, &err) ==
-          OK);
+    if (b->rc == OK)
+        b->rc = trainer_loss(t, b->samples, (int)b->o->samples, &nll, &targets, b->err);
     return clock_now() - start;
 }
 
@@ -629,10 +626,7 @@ static int trainers_make(struct bench *b, const struct adapter_config *ac, struc
     return rc;
 }
 
-/* A step is an update with all it takes; the ratio of its forward pass, whose loss is asked for, is
- * the number of forward passes that a step costs. */
-static void bench_train(struct bench *b, const struct variant *v, int n) {
-    group_run(b, v, n, 0);
+static void print_train_memory(const struct bench *b) {
     double high = status_bytes("VmHWM");
     if (b->c->json)
         cli_print(json_pack("{s:s,s:s,s:f,s:f}", "what", "train-memory", "shape", shape_name(b),
@@ -641,22 +635,26 @@ static void bench_train(struct bench *b, const struct variant *v, int n) {
         printf("weights %.1f MB; VmHWM %.1f MB\n", 1e-6 * weight_bytes(b->m), 1e-6 * high);
 }
 
-static int train_run(struct bench *b, const struct adapter_config *ac, struct error *err) {
+/* A step is an update with all it takes; the ratio of its forward pass, whose loss is asked for, is
+ * the number of forward passes that a step costs. */
+static int bench_train(struct bench *b, const struct adapter_config *ac, struct error *err) {
     int n = (int)b->o->samples, tokens = (int)b->o->tokens, adapters = (int)b->o->adapters;
     double units = (double)n * tokens;
     struct variant v[] = {{"train", n, tokens, MIN(1, adapters), units, train_seconds},
                           {"forward", n, tokens, MIN(1, adapters), units, train_forward},
                           {"train", n, tokens, adapters, units, train_seconds}};
-    train_samples(b);
-    int rc = trainers_make(b, ac, err);
-    if (rc == OK) rc = train_step(b, &v[0], err); // what may fail, fails here
-    if (rc == OK && b->all) rc = train_step(b, &v[2], err);
-    if (rc == OK) bench_train(b, v, b->all ? 3 : 2);
-    for (int i = 0; i < n; i++) sample_release(&b->samples[i]);
-    free(b->samples);
+    b->err = err;
+    b->rc = trainers_make(b, ac, err);
+    if (b->rc == OK) {
+        train_samples(b);
+        group_run(b, v, b->all ? 3 : 2, 0);
+        if (b->rc == OK) print_train_memory(b);
+        for (int i = 0; i < n; i++) sample_release(&b->samples[i]);
+        free(b->samples);
+    }
     trainer_free(b->all);
     trainer_free(b->one);
-    return rc;
+    return b->rc;
 }
 
 /* The model, or the shape's random one in the wanted weight type. */
@@ -715,7 +713,7 @@ static int run(const struct common *c, const void *options, const struct strings
     if (rc == OK && wanted(b.o, "memory"))
         rc = bench_memory(&b, &ac, err);
     else if (rc == OK && wanted(b.o, "train"))
-        rc = train_run(&b, &ac, err);
+        rc = bench_train(&b, &ac, err);
     else if (rc == OK)
         rc = bench_speed(&b, &ac, err);
     for (int i = 0; i < MAX_BATCH; i++) adapter_release(b.adapters[i]);

@@ -1,0 +1,194 @@
+#!/usr/bin/env python3
+"""train_torch: Shoal's training beside a plain PyTorch loop, in turn, round by round.
+
+    train_torch.py SHOAL ROUNDS SHAPE "QUANT …" "TYPE …" [SAMPLES [TOKENS [RANK]]]
+
+Both train a fresh LoRA adapter (all projections, AdamW, clipping by the global norm) of a llama of
+that shape with random weights, on the same token ids, every token a target. Every measurement is a
+process of its own, which warms up and measures one step: so memory is that of one training, and a
+busy machine slows all alike. Medians of the rounds' own ratios are printed.
+
+PyTorch runs as its users run it on a CPU: all threads, frozen weights in the type named (f32 or
+bf16) with adapters of the same type, a loss over all logits at once. A type that takes more than
+twice as long as another for a short sample is left out, and that is said.
+"""
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+import time
+
+
+def token(i, vocab):
+    return (i * 7919 + 3) % vocab
+
+
+def peak_bytes():
+    with open("/proc/self/status") as f:
+        return next(1024 * int(line.split()[1]) for line in f if line.startswith("VmHWM"))
+
+
+def torch_step(shape, kind, samples, tokens, rank):
+    """{"tps", "VmHWM"} of a step after one of a single sample."""
+    import torch
+    from torch import nn
+    from torch.nn import functional as F
+
+    torch.manual_seed(1)
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    torch.set_default_dtype({"f32": torch.float32, "bf16": torch.bfloat16}[kind])
+    d, heads, kv = shape["d_model"], shape["heads"], shape["kv_heads"]
+    e = d // heads
+
+    def frozen(rows, cols):
+        return nn.Parameter(torch.empty(rows, cols).normal_(0, 0.02), requires_grad=False)
+
+    class Linear(nn.Module):
+        def __init__(self, rows, cols):
+            super().__init__()
+            self.w = frozen(rows, cols)
+            self.a = nn.Parameter(torch.empty(rank, cols).uniform_(-1, 1) / math.sqrt(cols))
+            self.b = nn.Parameter(torch.zeros(rows, rank))
+
+        def forward(self, x):
+            return F.linear(x, self.w) + F.linear(F.linear(x, self.a), self.b) * 2.0
+
+    def rms_norm(x):  # the weights are ones
+        wide = x.float()
+        return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-5)).to(x.dtype)
+
+    angle = torch.outer(torch.arange(tokens, dtype=torch.float32),
+                        10000.0 ** (-torch.arange(0, e, 2, dtype=torch.float32) / e)).repeat(1, 2)
+    cos, sin = angle.cos().to(torch.get_default_dtype()), angle.sin().to(torch.get_default_dtype())
+    future = torch.full((tokens, tokens), float("-inf")).triu(1)
+
+    def turn(x):
+        first, second = x.chunk(2, dim=-1)
+        return x * cos + torch.cat((-second, first), dim=-1) * sin
+
+    class Layer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.q, self.o = Linear(heads * e, d), Linear(d, heads * e)
+            self.k, self.v = Linear(kv * e, d), Linear(kv * e, d)
+            self.gate, self.up = Linear(shape["d_ff"], d), Linear(shape["d_ff"], d)
+            self.down = Linear(d, shape["d_ff"])
+
+        def forward(self, x):
+            n, t, _ = x.shape
+            split = lambda y, count: y.view(n, t, count, e).transpose(1, 2)
+            wide = lambda y: y.repeat_interleave(heads // kv, dim=1)
+            h = rms_norm(x)
+            q, k = turn(split(self.q(h), heads)), wide(turn(split(self.k(h), kv)))
+            scores = q @ k.transpose(2, 3) / math.sqrt(e) + future
+            p = scores.softmax(-1, dtype=torch.float32).to(x.dtype)
+            att = (p @ wide(split(self.v(h), kv))).transpose(1, 2)
+            x = x + self.o(att.reshape(n, t, heads * e))
+            h = rms_norm(x)
+            return x + self.down(F.silu(self.gate(h)) * self.up(h))
+
+    embed, layers = frozen(shape["vocab"], d), [Layer() for _ in range(shape["layers"])]
+    head = embed if shape["tied"] else frozen(shape["vocab"], d)
+    trained = [p for layer in layers for p in layer.parameters() if p.requires_grad]
+    adamw = torch.optim.AdamW(trained, lr=1e-4, weight_decay=0)
+    ids = torch.tensor([[token(1 + i * 131 + j, shape["vocab"]) for j in range(tokens)]
+                        for i in range(samples)])
+
+    def step(ids):
+        x = F.embedding(ids, embed)
+        for layer in layers:
+            x = layer(x)
+        logits = F.linear(rms_norm(x), head)[:, :-1]
+        loss = F.cross_entropy(logits.reshape(-1, shape["vocab"]).float(), ids[:, 1:].reshape(-1))
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(trained, 1.0)
+        adamw.step()
+        adamw.zero_grad(set_to_none=True)
+        assert math.isfinite(loss.item())
+
+    step(ids[:1])
+    start = time.perf_counter()
+    step(ids)
+    return {"tps": samples * tokens / (time.perf_counter() - start), "VmHWM": peak_bytes()}
+
+
+def lines_of(*command):
+    out = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+    return [json.loads(line) for line in out.splitlines()]
+
+
+def shoal_step(shoal, shape, quant, samples, tokens, rank):
+    """The same of Shoal, and how many forward passes the step took."""
+    lines = lines_of(shoal, "bench", "--json", "--quiet", "--what", "train", "--reps", "1",
+                     "--shape", shape, "--quant", quant, "--samples", str(samples),
+                     "--tokens", str(tokens), "--rank", str(rank))
+    step, forward, memory = lines
+    return {"tps": step["tps"], "VmHWM": memory["VmHWM"], "forwards": forward["ratio"]}
+
+
+def torch_run(shape, kind, size):
+    return lines_of(sys.executable, __file__, "--one", json.dumps(shape), kind, *map(str, size))[0]
+
+
+def torch_types(shape, types, rank):
+    """Those worth the whole: where a processor lacks a type's instructions a step takes minutes."""
+    tps = {kind: torch_run(shape, kind, (1, 64, rank))["tps"] for kind in types}
+    for kind in types:
+        if tps[kind] < max(tps.values()) / 2:
+            print("torch %s: %.1f tokens/s for 1 x 64 tokens, %.1f with another type; left out" % (
+                kind, tps[kind], max(tps.values())))
+    return [kind for kind in types if tps[kind] >= max(tps.values()) / 2]
+
+
+def rounds_run(sides, rounds):
+    """Name → measurements, in turn."""
+    seen = {name: [] for name in sides}
+    for _ in range(rounds):
+        for name, run in sides.items():
+            seen[name].append(run())
+    return seen
+
+
+def median(measurements, key):
+    return statistics.median(x[key] for x in measurements)
+
+
+def report(seen):
+    for side, v in seen.items():
+        print("%-11s %8.1f tokens/s  %6.0f MB  %d rounds" % (
+            side, median(v, "tps"), 1e-6 * median(v, "VmHWM"), len(v)))
+        if "forwards" in v[0]:
+            print("%11s a step takes %.2f forward passes" % ("", median(v, "forwards")))
+    for own in (side for side in seen if side.startswith("shoal")):
+        for peer in (side for side in seen if side.startswith("torch")):
+            speed = [a["tps"] / b["tps"] for a, b in zip(seen[own], seen[peer])]
+            print("%s / %s: x %.2f the tokens a second, %.2f of the memory" % (
+                own, peer, statistics.median(speed),
+                median(seen[own], "VmHWM") / median(seen[peer], "VmHWM")))
+
+
+def main(shoal, rounds, name, quants, types, samples="4", tokens="512", rank="8"):
+    size = [int(samples), int(tokens), int(rank)]
+    model = os.path.join("build", "peers", name + "-shape.gguf")
+    if not os.path.exists(model):
+        subprocess.run([shoal, "model", "new", "--quiet", "--shape", name, "--quant", "q4_0",
+                        model], check=True)
+    shape = lines_of(shoal, "model", "info", model, "--json")[0]
+    if shape["arch"] != "llama":
+        sys.exit("train_torch: '%s' is no llama" % name)
+    sides = {}
+    for quant in quants.split():
+        sides["shoal " + quant] = lambda quant=quant: shoal_step(shoal, name, quant, *size)
+    print("%s, rank %d, %d x %d tokens" % (name, size[2], size[0], size[1]))
+    for kind in torch_types(shape, types.split(), size[2]):
+        sides["torch " + kind] = lambda kind=kind: torch_run(shape, kind, size)
+    sys.stdout.flush()
+    report(rounds_run(sides, int(rounds)))
+
+
+if sys.argv[1] == "--one":
+    print(json.dumps(torch_step(json.loads(sys.argv[2]), sys.argv[3], *map(int, sys.argv[4:7]))))
+else:
+    main(*sys.argv[1:])

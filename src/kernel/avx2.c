@@ -704,37 +704,43 @@ INLINE void block_quantize(const float *x, const float *by, int64_t b, int8_t *q
     lanes_put(q + b * QK, v, _mm256_set1_ps(tiny ? 0.0f : 1.0f / scale), false);
 }
 
-/* Eight blocks from b on, which share two divisions; false when something is not finite. */
-INLINE bool blocks_quantize(const float *x, const float *by, int64_t b, int8_t *q, float *d) {
+/* Scales of eight blocks, which share two divisions; false when something is not finite. */
+INLINE bool scales_make(const float *x, const float *by, int64_t b, float *d, float *inverse) {
     __m256 v[4];
     __m256i m[8];
-    float inverse[8];
     UNROLL for (int i = 0; i < 8; i++) {
         block_load(v, x, by, b + i);
         m[i] = lanes_most(v);
     }
     __m256i most = blocks_most(m), odd = _mm256_cmpgt_epi32(most, _mm256_set1_epi32(0x7f7fffff));
-    if (!_mm256_testz_si256(odd, odd)) return false;
     __m256 scale = _mm256_div_ps(_mm256_castsi256_ps(most), _mm256_set1_ps(127.0f)),
            tiny = _mm256_cmp_ps(scale, _mm256_set1_ps(FLT_MIN), _CMP_LT_OQ);
     _mm256_storeu_ps(d + b, _mm256_andnot_ps(tiny, scale));
     _mm256_storeu_ps(inverse, _mm256_andnot_ps(tiny, _mm256_div_ps(_mm256_set1_ps(1.0f), scale)));
-    UNROLL for (int i = 0; i < 8; i++) {
-        block_load(v, x, by, b + i);
-        lanes_put(q + (b + i) * QK, v, _mm256_broadcast_ss(inverse + i), true);
-    }
-    return true;
+    return _mm256_testz_si256(odd, odd);
 }
 
+/* Scales of many blocks before any block's numbers, so that divisions wait for nothing. */
 INLINE void row_quantize(const float *x, const float *by, int64_t blocks, int8_t *q, float *d) {
+    enum { MANY = 64 };
     int64_t b = 0;
-    while (b < blocks) {
-        if (b + 8 <= blocks && blocks_quantize(x, by, b, q, d)) {
-            b += 8;
-            continue;
+    for (int64_t n; b + 8 <= blocks; b += n) {
+        float inverse[MANY];
+        bool finite[MANY / 8];
+        n = MIN(blocks - b, MANY) / 8 * 8;
+        for (int64_t i = 0; i < n; i += 8)
+            finite[i / 8] = scales_make(x, by, b + i, d, inverse + i);
+        for (int64_t i = 0; i < n; i++) {
+            __m256 v[4];
+            if (!finite[i / 8]) {
+                block_quantize(x, by, b + i, q, d);
+                continue;
+            }
+            block_load(v, x, by, b + i);
+            lanes_put(q + (b + i) * QK, v, _mm256_broadcast_ss(inverse + i), true);
         }
-        for (int64_t end = MIN(b + 8, blocks); b < end; b++) block_quantize(x, by, b, q, d);
     }
+    for (; b < blocks; b++) block_quantize(x, by, b, q, d);
 }
 
 static void quantize_row(const float *x, int64_t k, int8_t *q, float *d) {

@@ -151,8 +151,8 @@ static void plan_text_print(const struct sft_plan *p, const struct sft_job *jobs
     fputs(text.data, stdout);
     buf_release(&text);
     duration_text(p->seconds, time);
-    printf("%lld updates of %lld samples%s: %lld samples, %lld tokens in %lld passes without "
-           "padding; the largest has %lld samples, %lld tokens\n",
+    printf("updates: %lld, of %lld samples%s; in all %lld samples and %lld tokens in %lld passes "
+           "without padding, at most %lld samples and %lld tokens in one\n",
            (long long)p->updates, (long long)p->samples_per_update, n > 1 ? " of each adapter" : "",
            (long long)p->samples, (long long)p->tokens, (long long)p->passes,
            (long long)p->max_samples, (long long)p->max_rows);
@@ -250,7 +250,10 @@ static int command_check(const struct train_command *o, const char *model, struc
 static int run_train(const struct common *c, const void *options, const struct strings *args,
                      struct error *err) {
     const struct train_command *o = options;
-    const char *model = args->n && !cli_is_recipe(args->v[0]) ? args->v[0] : o->model;
+    const char *first = args->n && !cli_is_recipe(args->v[0]) ? args->v[0] : NULL;
+    const char *model = first ? first : o->model;
+    if (first && o->model)
+        return error_set(err, ERR_USAGE, "two bases are named, '%s' and '%s'", first, o->model);
     if (command_check(o, model, err) != OK) return err->code;
     char *path = cli_find(model);
     struct pool *pool = pool_new((int)c->threads);

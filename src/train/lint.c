@@ -229,35 +229,32 @@ static void lengths_text(const struct lint *l, struct buf *out) {
 /* What is worth a line of its own; `fn` gets one line at a time, and whether it is a warning. */
 static void findings(const struct lint *l, void (*fn)(void *ctx, const char *text, bool bad),
                      void *ctx) {
+    static const char looks[] = " but for case, width or white space";
     const struct {
         const struct lint_pairs *p;
-        const char *one, *many;
-        bool bad;
+        const char *what, *one, *many, *more;
+        bool eval;
     } rows[] = {
-        {&l->exact, "sample repeats an earlier one", "samples repeat earlier ones", false},
-        {&l->near, "sample repeats an earlier one but for case, width or white space",
-         "samples repeat earlier ones but for case, width or white space", false},
-        {&l->eval_samples, "evaluation sample is in the data", "evaluation samples are in the data",
-         true},
-        {&l->eval_prompts, "evaluation prompt is in the data", "evaluation prompts are in the data",
-         true},
+        {&l->exact, "samples", "repeats an earlier one", "repeat earlier ones", "", false},
+        {&l->near, "samples", "repeats an earlier one", "repeat earlier ones", looks, false},
+        {&l->eval_samples, "evaluation samples", "is in the data", "are in the data", "", true},
+        {&l->eval_prompts, "evaluation prompts", "is in the data", "are in the data", "", true},
     };
     char text[256];
     if (l->cut) {
         snprintf(text, sizeof text,
-                 "%d of %d samples were cut (%.1f %%), %d of them dropped: no "
-                 "target was left",
+                 "%d of %d samples were cut (%.1f %%), %d of them dropped: no target was left",
                  l->cut, l->read, percent(l->cut, l->read), l->dropped);
         fn(ctx, text, true);
     }
     for (size_t i = 0; i < ARRAY_LEN(rows); i++) {
         const struct lint_pairs *p = rows[i].p;
-        bool eval = p == &l->eval_samples || p == &l->eval_prompts;
+        bool eval = rows[i].eval;
         if (!p->n) continue;
-        snprintf(text, sizeof text, "%d of %d %s (the first: line %d, as in %sline %d)", p->n,
-                 eval ? l->n_eval : l->read, p->n == 1 ? rows[i].one : rows[i].many, p->line,
-                 eval ? "the evaluation's " : "", p->other);
-        fn(ctx, text, rows[i].bad);
+        snprintf(text, sizeof text, "%d of %d %s %s%s (the first: line %d, as in %sline %d)", p->n,
+                 eval ? l->n_eval : l->read, rows[i].what, p->n == 1 ? rows[i].one : rows[i].many,
+                 rows[i].more, p->line, eval ? "the evaluation's " : "", p->other);
+        fn(ctx, text, eval);
     }
 }
 

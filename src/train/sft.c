@@ -227,11 +227,12 @@ static int run_make_adapters(struct run *r, const struct model *m, struct error 
     return rc;
 }
 
-/* Adds to a failure what is kept of the run, if anything is. */
+/* Adds to a failure what is kept of the run, if anything is. "At least": a save whose last flush
+ * fails has replaced the file all the same. */
 static int failure_place(const struct run *r, struct error *err) {
     if (r->saved < 0) return err->code;
     char *what = xstrdup(err->text);
-    error_set(err, err->code, "%s; '%s' holds update %lld, and the same command goes on from there",
+    error_set(err, err->code, "%s; '%s' holds at least update %lld, the same command continues it",
               what, r->checkpoint, (long long)r->saved);
     free(what);
     return err->code;

@@ -28,8 +28,6 @@ struct train_options {   /* filled from option rows; names as in PEFT/TRL */
     int64_t r;           /* 32 */
     double lora_alpha;   /* 0: 2·r */
     double lora_dropout; /* 0.05 */
-    struct strings target; /* names, lists "q_proj,k_proj,…", or all-linear */
-    bool use_rslora, use_dora;
     double epochs;       /* 1 */
     int64_t max_steps;   /* 0: by epochs */
     double lr;           /* 2e-4 */
@@ -39,10 +37,11 @@ struct train_options {   /* filled from option rows; names as in PEFT/TRL */
     double warmup_ratio; /* 0.03 */
     double min_lr_ratio; /* 0 */
     double beta1, beta2, eps, weight_decay, max_grad_norm; /* 0.9 0.999 1e-8 0 1.0 */
-    int64_t max_length; /* 0: the model's; longer samples are cut, counted and said */
-    int64_t seed;       /* 0 */
-    int64_t save_steps; /* 200 */
-    bool gradient_checkpointing;
+    int64_t max_length;    /* 0: the model's; longer samples are cut, counted and said */
+    int64_t seed;          /* 0 */
+    int64_t save_steps;    /* 200 */
+    struct strings target; /* all-linear; names, each of which may be a list "q_proj,k_proj" */
+    bool use_rslora, use_dora, gradient_checkpointing;
     char *optim;     /* adamw; see optim_parse */
     double momentum; /* 0.9, of sgd */
 };
@@ -110,7 +109,7 @@ struct dataset {
     struct sample *v;
     int n;
     int64_t tokens, targets;
-    int64_t cut, dropped; /* shortened to max_length; those of them without a target left */
+    int64_t cut, dropped;       /* shortened to max_length; those of them without a target left */
     struct sample_facts *facts; /* [n_read] */
     int n_read;
     char hash[HASH_LEN]; /* of the file */
@@ -130,10 +129,10 @@ struct lint_pairs {
 };
 struct lint {
     int read, kept, cut, dropped, n_eval;
-    int64_t tokens, targets;                    /* of what is kept */
-    int32_t shortest, median, p95, longest;     /* tokens of all samples, before the cut */
-    struct lint_pairs exact, near;              /* samples that repeat an earlier one; `near` only
-                                                   up to case, width and white space */
+    int64_t tokens, targets;                      /* of what is kept */
+    int32_t shortest, median, p95, longest;       /* tokens of all samples, before the cut */
+    struct lint_pairs exact, near;                /* samples that repeat an earlier one; `near` only
+                                                     up to case, width and white space */
     struct lint_pairs eval_samples, eval_prompts; /* evaluation samples that are in the data, whole
                                                      or by their prompt; `line` is the data's */
 };
@@ -173,8 +172,8 @@ int sft_run(const struct model *m, struct sft_job *jobs, int n, const struct tra
 
 /* What sft_run would do and take. Samples lie end to end in a pass, so there is no padding. */
 struct sft_plan {
-    int64_t updates, samples_per_update; /* of each adapter */
-    int64_t passes, samples, tokens;     /* of the whole run, all adapters */
+    int64_t updates, samples_per_update;    /* of each adapter */
+    int64_t passes, samples, tokens;        /* of the whole run, all adapters */
     int64_t max_samples, max_rows, longest; /* of the largest pass; of a sample */
     size_t bytes;                           /* of memory beside the model's own */
     double pass_seconds;                    /* measured: the first pass, forward and backward … */

@@ -652,6 +652,8 @@ static const struct option_row rows[] = {
     {"name", OPT_STRING, offsetof(struct knobs, name), "koi", 0, 0, NULL, "name of the run"},
     {"data", OPT_LIST, offsetof(struct knobs, data), "a.jsonl,b.jsonl", 0, 0, "FILE",
      "training files"},
+    {"lr", OPT_ALIAS, 0, "learning-rate", 0, 0, NULL, NULL},
+    {"dataset", OPT_ALIAS, 0, "data", 0, 0, NULL, NULL},
     {0},
 };
 
@@ -692,6 +694,9 @@ static void test_options(void **state) {
     assert_int_equal(parse_words(&k, &pos, &err, "--packed=on -3 - --verbose=no"), OK);
     assert_true(k.packed && !k.verbose && pos.n == 2);
     strings_release(&pos);
+    assert_int_equal(parse_words(&k, &pos, &err, "--lr 0.25 --no_packed --dataset f --data g"), OK);
+    assert_true(k.learning_rate == 0.25 && !k.packed && k.data.n == 2);
+    strings_release(&pos);
     options_release(rows, &k);
     assert_null(k.name);
 }
@@ -720,6 +725,7 @@ static void test_option_errors(void **state) {
         {"--learning 3", "unknown flag '--learning', did you mean '--learning-rate'?"},
         {"--no-paked", "unknown flag '--no-paked', did you mean '--no-packed'?"},
         {"--no-name", "unknown flag '--no-name'"},
+        {"--lr 2", "'--lr' cannot be 2: it must be 0 to 1"},
         {"--zebra=4", "unknown flag '--zebra'"},
         {"-v", "unknown flag '-v'"},
         {"--=3", "unknown flag '--'"},
@@ -746,6 +752,7 @@ static void test_option_help(void **state) {
     assert_has(text, "  --[no-]packed             pack samples\n");
     assert_has(text, "  --lora-rank R             rank of each adapter (1 to 256; default 8)\n");
     assert_has(text, "  --data FILE...            training files (default a.jsonl,b.jsonl)\n");
+    assert_null(strstr(text, "dataset")); /* an alias */
     for (const char *line = text; *line; line = strchr(line, '\n') + 1)
         assert_true(strcspn(line, "\n") <= 79);
     free(text);

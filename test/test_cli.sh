@@ -213,6 +213,31 @@ if [ -e models/fry/config.json ]; then
     "$shoal" train models/fry --data "$tmp/few.jsonl" --out "$tmp/t1" --r 4 --threads 1 --quiet >/dev/null 2>"$tmp/err" &&
         "$shoal" train models/fry --data "$tmp/few.jsonl" --out "$tmp/t2" --r 4 --threads 2 --quiet >/dev/null 2>"$tmp/err"
     same "training gives the same adapter with 1 and 2 threads" "$tmp/t1/adapter_model.safetensors" "$tmp/t2/adapter_model.safetensors"
+    cat >"$tmp/train.yaml" <<END
+model: models/fry
+data: $tmp/few.jsonl
+out: $tmp/t4
+train: {r: 8, num_train_epochs: 1, target: [q_proj, v_proj]}
+END
+    "$shoal" train "$tmp/train.yaml" --r 4 --target all-linear --quiet >/dev/null 2>"$tmp/err"
+    same "a recipe trains as its flags do, which go before it" "$tmp/t1/adapter_model.safetensors" "$tmp/t4/adapter_model.safetensors"
+    printf 'model: models/fry\ntrain:\n  lr: 1\n  rang: 4\n' >"$tmp/r.yaml"
+    says "an unknown key of a training recipe" 2 "r.yaml', line 4: unknown key 'rang'" "$shoal" train "$tmp/r.yaml"
+    says "training on no base" 2 "the base is missing" "$shoal" train --data "$tmp/few.jsonl" --out "$tmp/t"
+    says "an unknown optimizer" 2 "there are adamw, adamw_8bit, sgd" "$shoal" train models/fry --data "$tmp/few.jsonl" --out "$tmp/t" --optim lion
+    printf '{"prompt":"空は?","completion":"青い。"}\n{"prompt":"空は？","completion":"青い。"}\n' >"$tmp/ja.jsonl"
+    "$shoal" train --base_model models/fry --data "$tmp/ja.jsonl" --eval_data "$tmp/ja.jsonl" --dry_run >"$tmp/out" 2>"$tmp/err"
+    holds "a dry run shows what is learned" "空は?⟦青い。" "$tmp/out"
+    holds "and what repeats" "1 of 2 samples repeats an earlier one but for case, width or white space (the first: line 2, as in line 1)" "$tmp/out"
+    holds "and what the evaluation has too" "2 of 2 evaluation samples are in the data" "$tmp/out"
+    "$shoal" train models/fry --data "$tmp/few.jsonl" --out "$tmp/dry" --dry-run --json --r 4 --bsz 2 --grad-accum 4 >"$tmp/out" 2>"$tmp/err"
+    holds "dry run, --json" '"updates":2,"samples_per_update":8,"samples":16,' "$tmp/out"
+    if command -v python3 >/dev/null && ! python3 -c 'import json,sys; json.load(open(sys.argv[1]))' "$tmp/out"; then bad "dry run is JSON" "$(head -c 300 "$tmp/out")"; fi
+    absent "a dry run writes nothing" "$tmp/dry"
+    printf '{"step":1}\n{"ste' >"$tmp/t4/train.jsonl"
+    "$shoal" train models/fry --data "$tmp/few.jsonl" --out "$tmp/t4" --r 4 --quiet >/dev/null 2>"$tmp/err"
+    if [ "$(grep -c '^{"step":1[,}]' "$tmp/t4/train.jsonl")" = 2 ] && [ "$(wc -l <"$tmp/t4/train.jsonl")" = 2 ]; then
+        ok "half a line of a log is taken off"; else bad "half a line of a log is taken off" "$(cat "$tmp/t4/train.jsonl")"; fi
     "$shoal" adapter convert "$tmp/t1" "$tmp/t1.gguf" >/dev/null 2>"$tmp/err" && "$shoal" adapter convert "$tmp/t1.gguf" "$tmp/t3" >/dev/null 2>>"$tmp/err"
     same "PEFT to GGUF and back" "$tmp/t1/adapter_model.safetensors" "$tmp/t3/adapter_model.safetensors"
     same "PEFT's config to GGUF and back" "$tmp/t1/adapter_config.json" "$tmp/t3/adapter_config.json"

@@ -1,6 +1,6 @@
 /*
- * test_data: training files in every form that is accepted, what becomes a target, and how wrong
- * files are refused.
+ * test_data: training files in every form that is accepted, what becomes a target, how wrong files
+ * are refused, what lint and the dry run say of good ones, and how a run ends that cannot go on.
  *
  * The tokenizer is the byte one, so expected lengths and masks can be read off the text. The
  * persona file of the first predecessor (pretty-printed objects one after another, Japanese) is
@@ -203,6 +203,175 @@ static void test_refused(void **state) {
     assert_int_equal(dataset_load(&d, "/nonexistent/x.jsonl", tok, 0, &err), ERR_MISSING);
 }
 
+/* Loads and lints; `eval` (may be NULL) is the evaluation set's text. */
+static struct lint lint_of(const char *text, const char *eval, int32_t max_length) {
+    struct dataset d, e;
+    struct lint l;
+    if (eval) assert_int_equal(load(&e, eval, 0), OK);
+    assert_int_equal(load(&d, text, max_length), OK);
+    assert_int_equal(lint_make(&d, eval ? &e : NULL, &l, &err), OK);
+    if (eval) dataset_release(&e);
+    dataset_release(&d);
+    return l;
+}
+
+static void pairs_are(const struct lint_pairs *p, int n, int line, int other) {
+    assert_int_equal(p->n, n);
+    assert_int_equal(p->line, line);
+    assert_int_equal(p->other, other);
+}
+
+static void test_lint_counts(void **state) {
+    (void)state;
+    int bos = tok_add_bos(tok), ends = bos + (tok_eos(tok) >= 0);
+    struct buf text = {0};
+    for (int i = 1; i <= 20; i++)
+        buf_printf(&text, "{\"text\":\"%.*s\"}\n", i, "abcdefghijklmnopqrst");
+    buf_puts(&text, "{\"prompt\":\"abcdefghijklmnopqrstuvwxyz\",\"completion\":\"z\"}");
+    struct lint l = lint_of(text.data, NULL, 12 + ends);
+    assert_int_equal(l.read, 21);
+    assert_int_equal(l.kept, 20);
+    assert_int_equal(l.cut, 9); /* 13 … 20 and the last */
+    assert_int_equal(l.dropped, 1);
+    assert_int_equal(l.shortest, 1 + ends);
+    assert_int_equal(l.median, 11 + ends);
+    assert_int_equal(l.p95, 20 + ends);
+    assert_int_equal(l.longest, 27 + ends);
+    assert_int_equal(l.n_eval, 0);
+    pairs_are(&l.exact, 0, 0, 0);
+    struct buf report = {0};
+    lint_text(&l, &report);
+    assert_non_null(strstr(report.data, "20 samples"));
+    assert_non_null(strstr(report.data, "9 of 21 samples were cut (42.9 %), 1 of them dropped"));
+    buf_release(&report);
+    buf_release(&text);
+}
+
+/* Each row: two texts, and whether they are the same sample but for looks. */
+static const struct {
+    const char *a, *b;
+    bool near;
+} looks[] = {
+    {"Two  words", "two words", true},
+    {"two words ", "\\n\\ttwo\\nwords", true},
+    {"1 2 3", "12 3", false},
+    {"two words", "two words.", false},
+    {"ＡＢＣ１２", "abc12", true},
+    {"空は　青い。", "空は青い。", true},
+    {"空は青い。", "空は\\n青い。", true},
+    {"空は青い。", "空は赤い。", false},
+    {"天空是 蓝色的", "天空是蓝色的", true},
+    {"天空是蓝色的", "天空是藍色的", false},
+    {"GPU を使う", "gpuを使う", true},
+    {"ÉCOLE ΑΒΓ", "école αβγ", true},
+    {"がぎぐ", "かきく", false},
+};
+
+static void test_lint_looks(void **state) {
+    (void)state;
+    for (size_t i = 0; i < ARRAY_LEN(looks); i++) {
+        char *text = xasprintf("{\"text\":\"%s\"}\n{\"text\":\"%s\"}\n{\"text\":\"%s\"}\n",
+                               looks[i].a, looks[i].b, looks[i].a);
+        struct lint l = lint_of(text, NULL, 0);
+        if (l.near.n != looks[i].near) fail_msg("'%s' and '%s'", looks[i].a, looks[i].b);
+        pairs_are(&l.exact, 1, 3, 1);
+        if (looks[i].near) pairs_are(&l.near, 1, 2, 1);
+        free(text);
+    }
+}
+
+/* The same question in other forms, under another persona, and a text known whole. */
+static void test_lint_overlap(void **state) {
+    (void)state;
+    const char *train =
+        "{\"messages\":[{\"role\":\"system\",\"content\":\"疑え\"},{\"role\":\"user\",\"content\":"
+        "\"富士山の高さは?\"},{\"role\":\"assistant\",\"content\":\"3776m\"}]}\n"
+        "\n{\"text\":\"whole text\"}\n{\"prompt\":\"\",\"completion\":\"x\"}";
+    const char *eval = "{\"prompt\":\"2+2=\",\"completion\":\"4\"}\n"
+                       "{\"prompt\":\"富士山の 高さは？\",\"completion\":\"知らない\"}\n"
+                       "{\"text\":\"Whole  Text\"}\n{\"prompt\":\"\",\"completion\":\"y\"}\n";
+    struct lint l = lint_of(train, eval, 0);
+    assert_int_equal(l.n_eval, 4);
+    pairs_are(&l.eval_prompts, 1, 1, 2);
+    pairs_are(&l.eval_samples, 1, 3, 3);
+    json_t *v = lint_json(&l);
+    assert_int_equal(json_integer_value(json_object_get(
+                         json_object_get(json_object_get(v, "eval"), "prompts_in_data"), "count")),
+                     1);
+    json_decref(v);
+    l = lint_of(train, "{\"prompt\":\"2+2=\",\"completion\":\"4\"}\n", 0);
+    assert_int_equal(l.eval_prompts.n + l.eval_samples.n, 0);
+}
+
+static const char two_turns[] =
+    "{\"messages\":[{\"role\":\"system\",\"content\":\"短く\"},{\"role\":\"user\",\"content\":"
+    "\"空は?\"},"
+    "{\"role\":\"assistant\",\"content\":\"青い。\"},{\"role\":\"user\",\"content\":\"[x]\"},"
+    "{\"role\":\"assistant\",\"content\":\"天空\"}]}";
+
+/* A template; what is seen of the conversation above under it, what is learned in ⟦ ⟧. */
+static const struct {
+    const char *template, *shown;
+} masks[] = {
+    {NULL, "<|im_start|>system\n短く<|im_end|>\n<|im_start|>user\n空は?<|im_end|>\n"
+           "<|im_start|>assistant\n⟦青い。<|im_end|>⟧\n<|im_start|>user\n[x]<|im_end|>\n"
+           "<|im_start|>assistant\n⟦天空<|im_end|>⟧\n"},
+    {"{% for m in messages %}{% if m.role == 'user' %}[INST] {{ m.content }} [/INST]"
+     "{% elif m.role == 'system' %}<<{{ m.content }}>>{% else %} {{ m.content }}</s>{% endif %}"
+     "{% endfor %}",
+     "<<短く>>[INST] 空は? [/INST]⟦ 青い。</s>⟧[INST] [x] [/INST]⟦ 天空</s>⟧"},
+};
+
+static void test_shown(void **state) {
+    (void)state;
+    for (size_t i = 0; i < ARRAY_LEN(masks); i++) {
+        struct dataset d;
+        struct buf text = {0}, joined = {0};
+        tok_set_chat_template(tok, masks[i].template);
+        assert_int_equal(load(&d, two_turns, 0), OK);
+        sample_show(&d.v[0], tok, "⟦", "⟧", &text);
+        const char *shown = text.data + (strncmp(text.data, "<s>", 3) ? 0 : 3);
+        assert_string_equal(shown, masks[i].shown);
+        json_t *v = sample_json(&d.v[0], tok), *part;
+        size_t k, learned = 0;
+        json_array_foreach (json_object_get(v, "parts"), k, part) {
+            bool on = json_is_true(json_object_get(part, "learned"));
+            buf_printf(&joined, "%s%s%s", on ? "⟦" : "",
+                       json_string_value(json_object_get(part, "text")), on ? "⟧" : "");
+        }
+        assert_string_equal(joined.data, text.data);
+        assert_int_equal(json_array_size(json_object_get(v, "ids")), d.v[0].n);
+        json_array_foreach (json_object_get(v, "mask"), k, part) {
+            learned += (size_t)json_integer_value(part);
+        }
+        assert_int_equal(learned, d.targets);
+        json_decref(v);
+        buf_release(&text);
+        buf_release(&joined);
+        dataset_release(&d);
+    }
+    tok_set_chat_template(tok, NULL);
+}
+
+/* What a terminal would obey, and half a character, are not passed on. */
+static void test_shown_clean(void **state) {
+    (void)state;
+    struct ids ids = {0};
+    struct buf text = {0};
+    uint8_t mask[16] = {1, 1};
+    tok_encode(tok, "a\x1b[2J\xc2\x9b\n\xe7\xa9", 10, 0, &ids);
+    assert_true(ids.n <= 16);
+    struct sample s = {.tokens = ids.v, .mask = mask, .n = ids.n};
+    sample_show(&s, tok, "", "", &text);
+    assert_null(strpbrk(text.data, "\x1b"));
+    assert_null(strstr(text.data, "\xc2\x9b"));
+    json_t *v = json_string(text.data);
+    assert_non_null(v); /* is UTF-8 */
+    json_decref(v);
+    buf_release(&text);
+    ids_release(&ids);
+}
+
 static struct train_options options(void) {
     struct train_options o;
     options_default(train_option_rows, &o);
@@ -298,6 +467,120 @@ static void test_kill_and_resume(void **state) {
     pool_free(pool);
 }
 
+static struct model *tiny(void) {
+    struct model_config c;
+    assert_int_equal(shape_find("tiny-llama", &c, &err), OK);
+    return model_new(&c, 1, CLASS_EXACT);
+}
+
+/* The plan's counts are those of the run, which a log of it shows. */
+static void test_plan(void **state) {
+    (void)state;
+    struct model *m = tiny();
+    struct train_options o = options();
+    struct sft_plan p;
+    o.max_steps = 0;
+    o.epochs = 2;
+    o.bsz = 2;
+    char *a = data_write("a", "はい", 9), *b = data_write("b", "no", 4), *log_text = NULL;
+    size_t log_size;
+    struct sft_job jobs[2] = {{.name = "a", .data = a, .eval_data = b},
+                              {.name = "b", .data = b, .eval_data = b}};
+    assert_int_equal(sft_plan_make(m, jobs, 2, &o, NULL, &p, &err), OK);
+    assert_int_equal(jobs[0].lint.eval_samples.n, 0);
+    assert_int_equal(jobs[0].lint.eval_prompts.n, 4); /* both ask 0, 1, 2, 3 */
+    assert_int_equal(jobs[1].lint.eval_samples.n, 4);
+    assert_int_equal(p.updates, 3);
+    assert_int_equal(p.samples_per_update, 6);
+    assert_int_equal(p.samples, 36);
+    assert_int_equal(p.n_first, 4);
+    assert_int_equal(p.first[1].adapter, 1);
+    assert_int_equal(p.passes, 3);
+    assert_int_equal(p.max_samples, 12);
+    assert_true(p.bytes > 2 * sizeof(float) * (size_t)model_param_count(&m->config));
+    assert_true(p.pass_seconds > 0 && p.seconds >= p.pass_seconds);
+    FILE *log = open_memstream(&log_text, &log_size);
+    assert_int_equal(sft_run(m, jobs, 2, &o, NULL, NULL, log, &err), OK);
+    fclose(log);
+    int64_t tokens = 0, lines = 0;
+    for (char *line = log_text, *end; (end = strchr(line, '\n')); line = end + 1, lines++) {
+        json_t *v = json_parse(line, (size_t)(end - line), "log", &err);
+        tokens += json_integer_value(json_object_get(v, "tokens"));
+        json_decref(v);
+    }
+    assert_int_equal(lines, p.updates);
+    assert_in_range(p.tokens, tokens * 9 / 10, tokens * 11 / 10); /* one epoch, counted for two */
+    sft_plan_release(&p);
+    for (int j = 0; j < 2; j++) adapter_release(jobs[j].result);
+    unlink(a), unlink(b);
+    free(a), free(b), free(log_text);
+    model_close(m);
+    options_release(train_option_rows, &o);
+}
+
+/* A rate that ruins the weights: the run stops at once, says where, and which update is kept. */
+static void test_not_a_number(void **state) {
+    (void)state;
+    struct model *m = tiny();
+    struct train_options o = options();
+    o.save_steps = 1;
+    o.lr = 1e30;
+    o.max_grad_norm = 0;
+    char *a = data_write("a", "yes", 5);
+    char *saved = xasprintf("/tmp/shoal-test-data-%d.state", (int)getpid()), hash[2][HASH_LEN];
+    struct sft_job job = {.name = "a", .data = a};
+    assert_int_equal(sft_run(m, &job, 1, &o, NULL, saved, NULL, &err), ERR_NUMERIC);
+    assert_non_null(strstr(err.text, "layers."));
+    char *kept = xasprintf("'%s' holds at least update ", saved);
+    assert_non_null(strstr(err.text, kept));
+    assert_null(job.result);
+    assert_int_equal(hash_file(saved, hash[0], &err), OK);
+    assert_int_equal(sft_run(m, &job, 1, &o, NULL, saved, NULL, &err), ERR_NUMERIC);
+    assert_int_equal(hash_file(saved, hash[1], &err), OK);
+    assert_string_equal(hash[0], hash[1]);
+    unlink(a), unlink(saved);
+    free(a), free(saved), free(kept);
+    model_close(m);
+    options_release(train_option_rows, &o);
+}
+
+/* The line that the first predecessor's README shows, and PEFT's and TRL's names. */
+static void test_names(void **state) {
+    (void)state;
+    static const char *const lines[][16] = {
+        {"--r", "16", "--target", "q_proj", "v_proj", "--epochs", "3", "--lr", "0.001", "--bsz",
+         "2", "--grad_accum", "8"},
+        {"--lora_r", "16", "--target_modules=q_proj,v_proj", "--num_train_epochs", "3",
+         "--learning_rate", "1e-3", "--per_device_train_batch_size", "2",
+         "--gradient_accumulation_steps", "8"},
+        {"--rank=16", "--target", "v_proj", "--target", "q_proj", "--epochs=3", "--learning-rate",
+         "1e-3", "--batch-size", "2", "--grad-accum", "8"},
+    };
+    for (size_t i = 0; i < ARRAY_LEN(lines); i++) {
+        struct train_options o;
+        struct strings rest = {0};
+        struct adapter_config c;
+        int n = 0;
+        while (n < 16 && lines[i][n]) n++;
+        options_default(train_option_rows, &o);
+        if (options_parse(train_option_rows, &o, n, (char **)(uintptr_t)lines[i], &rest, &err))
+            fail_msg("%s", err.text);
+        assert_int_equal(rest.n, 0);
+        assert_true(o.r == 16 && o.epochs == 3 && o.lr == 1e-3 && o.bsz == 2 && o.grad_accum == 8);
+        assert_int_equal(train_adapter_config(&o, &c, &err), OK);
+        assert_true(c.alpha == 32 && c.r == 16 && !c.dora && !c.rslora);
+        for (int p = 0; p < N_PROJ; p++) assert_int_equal(c.target[p], p == PROJ_Q || p == PROJ_V);
+        options_release(train_option_rows, &o);
+    }
+    for (const struct option_row *row = train_option_rows; row->name; row++) {
+        const struct option_row *of = train_option_rows;
+        if (row->type != OPT_ALIAS) continue;
+        while (of->name && strcmp(of->name, row->fallback) != 0) of++;
+        assert_non_null(of->name);
+        assert_int_not_equal(of->type, OPT_ALIAS);
+    }
+}
+
 static void test_options(void **state) {
     (void)state;
     struct train_options o;
@@ -306,6 +589,8 @@ static void test_options(void **state) {
     assert_int_equal(o.grad_accum, 16);
     assert_true(o.lora_dropout == 0.05 && o.lr == 2e-4 && o.beta2 == 0.999 && o.eps == 1e-8);
     assert_string_equal(o.lr_scheduler, "cosine");
+    assert_string_equal(o.optim, "adamw");
+    assert_true(o.momentum == 0.9 && !o.gradient_checkpointing && !o.use_dora && !o.use_rslora);
     struct sft_job job = {.name = "x", .data = path};
     struct model_config c;
     assert_int_equal(shape_find("tiny-llama", &c, &err), OK);
@@ -313,7 +598,13 @@ static void test_options(void **state) {
     free(o.lr_scheduler);
     o.lr_scheduler = xstrdup("zigzag");
     assert_int_equal(sft_run(m, &job, 1, &o, NULL, NULL, NULL, &err), ERR_USAGE);
-    assert_non_null(strstr(err.text, "zigzag"));
+    assert_non_null(strstr(err.text, "'zigzag' is not known; there are cosine, linear, constant"));
+    free(o.lr_scheduler);
+    o.lr_scheduler = xstrdup("linear");
+    free(o.optim);
+    o.optim = xstrdup("lion");
+    assert_int_equal(sft_run(m, &job, 1, &o, NULL, NULL, NULL, &err), ERR_USAGE);
+    assert_non_null(strstr(err.text, "'lion' is not known; there are adamw, adamw_8bit, sgd"));
     model_close(m);
     options_release(train_option_rows, &o);
 }
@@ -323,7 +614,11 @@ int main(void) {
         cmocka_unit_test(test_messages),    cmocka_unit_test(test_pretty_japanese),
         cmocka_unit_test(test_other_forms), cmocka_unit_test(test_cut),
         cmocka_unit_test(test_refused),     cmocka_unit_test(test_kill_and_resume),
-        cmocka_unit_test(test_options),
+        cmocka_unit_test(test_options),     cmocka_unit_test(test_lint_counts),
+        cmocka_unit_test(test_lint_looks),  cmocka_unit_test(test_lint_overlap),
+        cmocka_unit_test(test_shown),       cmocka_unit_test(test_shown_clean),
+        cmocka_unit_test(test_plan),        cmocka_unit_test(test_not_a_number),
+        cmocka_unit_test(test_names),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }

@@ -1054,11 +1054,75 @@ static int group_teardown(void **state) {
     return nftw(root, entry_remove, 16, FTW_DEPTH | FTW_PHYS);
 }
 
+/* One run into `checkpoint` and `log`; the hash of its adapter when it comes to its end. */
+static int run_train(char hash[HASH_LEN], struct error *err) {
+    char *data = path_in("data.jsonl"), *checkpoint = path_in("run.bin"),
+         *log = path_in("run.jsonl");
+    struct sft_job job = {.name = "a", .data = data};
+    struct train_options o;
+    options_default(train_option_rows, &o);
+    o.r = 1;
+    o.grad_accum = 2;
+    o.max_steps = 3;
+    o.save_steps = 1;
+    strings_release(&o.target);
+    strings_add(&o.target, "q_proj");
+    FILE *f = fopen(log, "a");
+    assert_non_null(f);
+    small->tok = bytes;
+    int rc = sft_run(small, &job, 1, &o, NULL, checkpoint, f, err);
+    small->tok = NULL;
+    __real_fclose(f);
+    if (rc == OK) snprintf(hash, HASH_LEN, "%s", job.result->hash);
+    adapter_release(job.result);
+    options_release(train_option_rows, &o);
+    free(data);
+    free(checkpoint);
+    free(log);
+    return rc;
+}
+
+/* Whichever call of the file system finds the disk full, what was kept is said, and the same run
+ * called again ends with the adapter of one that nothing stopped. */
+static void test_training_stopped(void **state) {
+    (void)state;
+    char whole[HASH_LEN], again[HASH_LEN], *checkpoint = path_in("run.bin");
+    struct error err = {0};
+    int kept = 0;
+    assert_int_equal(run_train(whole, &err), OK);
+    unlink(checkpoint);
+    for (long n = 1;; n++) {
+        struct held before = held_now();
+        fault_clear();
+        fault.io = n;
+        fault.why = ENOSPC;
+        int rc = run_train(again, &err);
+        bool fired = fault.fired, there = path_exists(checkpoint);
+        fault_clear();
+        held_same(&before, "training", n);
+        if (!fired) {
+            assert_int_equal(rc, OK);
+            break;
+        }
+        if (rc != ERR_IO) fail_msg("call %ld: %d, '%s'", n, rc, err.text);
+        if (there && !strstr(err.text, "run.bin' holds at least update") &&
+            !strstr(err.text, "run.bin' is written"))
+            fail_msg("call %ld leaves a checkpoint: '%s'", n, err.text);
+        kept += there;
+        if (run_train(again, &err) != OK) fail_msg("after call %ld: '%s'", n, err.text);
+        assert_string_equal(again, whole);
+        unlink(checkpoint);
+    }
+    assert_true(kept > 0);
+    unlink(checkpoint);
+    free(checkpoint);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_large_memory), cmocka_unit_test(test_any_memory),
         cmocka_unit_test(test_reading),      cmocka_unit_test(test_trickle),
-        cmocka_unit_test(test_saving),
+        cmocka_unit_test(test_saving),       cmocka_unit_test(test_training_stopped),
     };
     return cmocka_run_group_tests(tests, group_setup, group_teardown);
 }

@@ -801,27 +801,238 @@ static void test_refusals(void **state) {
     options_release(train_option_rows, &o);
 }
 
-/* Architectures that only run, and what a trainable one must not have. */
-static void test_architectures_refused(void **state) {
-    (void)state;
-    static const char *const shapes[] = {"tiny-qwen2", "tiny-gemma3", "tiny-gpt-neo", "tiny-llama"};
-    for (size_t i = 0; i < ARRAY_LEN(shapes); i++) {
-        struct model_config c;
-        assert_int_equal(shape_find(shapes[i], &c, &err), OK);
-        bool llama = strcmp(c.arch->name, "llama") == 0;
-        if (llama) c.biased = 1u << PROJ_O;
-        struct model *m = model_new(&c, 1, CLASS_EXACT);
-        struct adapter *ad = adapter_make(&c, 2, "q_proj", 1);
-        struct train_options o = options();
-        assert_null(trainer_new_lora(m, &ad, 1, &o, NULL, &err));
-        assert_int_equal(err.code, ERR_MISMATCH);
-        assert_non_null(strstr(err.text, llama ? "biases" : c.arch->name));
-        assert_null(trainer_new_full(m, &o, NULL, &err));
-        assert_int_equal(err.code, ERR_MISMATCH);
-        options_release(train_option_rows, &o);
-        adapter_release(ad);
-        model_close(m);
+/* A base of any weight type, and on it one adapter with B that is not zero. */
+struct pair {
+    struct model *m;
+    struct adapter *ad;
+};
+
+static struct pair pair_make(const char *name, enum tensor_type type, bool dora) {
+    struct model_config c = shape(name, false);
+    struct pair p = {.m = model_new_typed(&c, 1, type, CLASS_EXACT)};
+    struct adapter_config a = {.r = 5, .alpha = 10, .dora = dora};
+    assert_int_equal(adapter_targets_parse("all-linear", a.target, &err), OK);
+    struct adapter *fresh = adapter_fresh(p.m, &a, 3, &err);
+    assert_non_null(fresh);
+    float *data = xmalloc(fresh->n_data * sizeof *data);
+    struct rng r = rng_make(9, RNG_TEST, 0, 0);
+    for (size_t i = 0; i < fresh->n_data; i++) data[i] = fresh->data[i] + 0.05f * rng_normal(&r);
+    p.ad = adapter_from_data(&c, &a, data, NULL);
+    assert_int_equal(adapter_bind(p.ad, p.m, &err), OK);
+    adapter_release(fresh);
+    free(data);
+    return p;
+}
+
+static void pair_release(struct pair *p) {
+    adapter_release(p->ad);
+    model_close(p->m);
+}
+
+static const char *const all_shapes[] = {"tiny-llama", "tiny-qwen2", "tiny-qwen3", "tiny-gemma3",
+                                         "tiny-gpt-neo"};
+
+/* The engine's logits of sample s under the adapter, summed up as the trainer does. */
+static double served_nll(const struct pair *p, const struct sample *s) {
+    const struct kernels *k = kernels_get();
+    int64_t vocab = p->m->config.vocab_size;
+    struct forward_options fo = {.max_rows = s->n, .n_slots = 1, .slot_len = s->n};
+    struct forward *f = forward_new(p->m, &fo);
+    struct row *rows = xcalloc((size_t)s->n, sizeof *rows);
+    int32_t *out = xcalloc((size_t)s->n, sizeof *out);
+    float *logits = xmalloc((size_t)(s->n * vocab) * sizeof *logits);
+    struct lora_part part;
+    struct segment seg = adapter_segment(p->ad, 0, s->n - 1, &part);
+    double nll = 0;
+    for (int32_t i = 0; i < s->n - 1; i++) {
+        rows[i] = (struct row){s->tokens[i], i, 0};
+        out[i] = i;
     }
+    forward_run(f, rows, s->n - 1, &seg, 1, out, s->n - 1, logits);
+    for (int32_t i = 0; i < s->n - 1; i++) {
+        float *row = logits + i * vocab;
+        double at = row[s->tokens[i + 1]], max = k->max(row, vocab);
+        if (s->mask[i + 1]) nll += math_log((double)k->softmax(row, vocab)) + max - at;
+    }
+    free(rows), free(out), free(logits);
+    forward_free(f);
+    return nll;
+}
+
+/* What is trained is what will run: to the bit, for every architecture, over quantised bases. */
+static void test_serving_bits(void **state) {
+    (void)state;
+    static const enum tensor_type types[] = {TENSOR_F32, TENSOR_BF16, TENSOR_Q8_0, TENSOR_Q4_0,
+                                             TENSOR_NF4};
+    struct pool *pool = pool_new(2);
+    struct train_options o = options();
+    for (size_t i = 0; i < ARRAY_LEN(all_shapes) * ARRAY_LEN(types) * 2; i++) {
+        struct pair p = pair_make(all_shapes[i / 2 % ARRAY_LEN(all_shapes)],
+                                  types[i / 2 / ARRAY_LEN(all_shapes)], i % 2);
+        struct trainer *t = trainer_new_lora(p.m, &p.ad, 1, &o, pool, &err);
+        assert_non_null(t);
+        struct sample s[2] = {sample_make(1, 40, p.m->config.vocab_size, 0),
+                              sample_make(2, 7, p.m->config.vocab_size, 0)};
+        double nll[2];
+        int32_t targets[2];
+        assert_int_equal(trainer_score(t, s, 2, nll, targets, &err), OK);
+        for (int k = 0; k < 2; k++) {
+            assert_true(nll[k] == served_nll(&p, &s[k]));
+            assert_true(targets[k] == s[k].n - s[k].n / 2);
+            sample_release(&s[k]);
+        }
+        trainer_free(t);
+        pair_release(&p);
+    }
+    options_release(train_option_rows, &o);
+    pool_free(pool);
+}
+
+static void trained_hash(const struct pair *p, const struct train_options *o, struct pool *pool,
+                         char out[HASH_LEN]) {
+    struct trainer *t = trainer_new_lora(p->m, &p->ad, 1, o, pool, &err);
+    assert_non_null(t);
+    train_some(t, 0, 3, 1);
+    params_hash(t, out);
+    trainer_free(t);
+}
+
+/* Activations made again are those that would have been kept. */
+static void test_checkpointing(void **state) {
+    (void)state;
+    char kept[HASH_LEN], again[HASH_LEN];
+    struct pool *pool = pool_new(2);
+    struct train_options o = options();
+    o.lora_dropout = 0.1;
+    for (size_t i = 0; i < 2 * ARRAY_LEN(all_shapes); i++) {
+        struct pair p = pair_make(all_shapes[i / 2], i % 2 ? TENSOR_Q4_0 : TENSOR_F32, i % 3 == 0);
+        o.gradient_checkpointing = false;
+        trained_hash(&p, &o, pool, kept);
+        o.gradient_checkpointing = true;
+        trained_hash(&p, &o, pool, again);
+        assert_string_equal(kept, again);
+        pair_release(&p);
+    }
+    options_release(train_option_rows, &o);
+    pool_free(pool);
+}
+
+/* Gradients of activations in int8 blocks point where those in f32 do. */
+static void test_int8_backward(void **state) {
+    (void)state;
+    static const enum tensor_type types[] = {TENSOR_Q8_0, TENSOR_Q4_0, TENSOR_Q4_1, TENSOR_Q5_0,
+                                             TENSOR_NF4};
+    struct pool *pool = pool_new(2);
+    struct train_options o = options();
+    for (size_t i = 0; i < ARRAY_LEN(types); i++) {
+        struct pair p = pair_make("tiny-llama", types[i], false);
+        struct sample *s = samples_make(6, p.m->config.vocab_size, 1, 50);
+        double dot = 0, one = 0, two = 0;
+        struct trainer *t[2];
+        for (int k = 0; k < 2; k++) {
+            o.f32_backward = k;
+            t[k] = trainer_new_lora(p.m, &p.ad, 1, &o, pool, &err);
+            assert_int_equal(trainer_accumulate(t[k], s, 6, &err), OK);
+        }
+        for (int k = 0; k < trainer_n_tensors(t[0]); k++) {
+            const struct train_tensor *a = trainer_tensor(t[0], k), *b = trainer_tensor(t[1], k);
+            for (int64_t e = 0; e < a->n; e++) {
+                dot += (double)a->g[e] * (double)b->g[e];
+                one += (double)a->g[e] * (double)a->g[e];
+                two += (double)b->g[e] * (double)b->g[e];
+            }
+        }
+        print_message("%s: cosine %.6f, length %.5f\n", tensor_type_name(types[i]),
+                      dot / sqrt(one * two), sqrt(one / two));
+        assert_true(dot / sqrt(one * two) > 0.999 && fabs(sqrt(one / two) - 1) < 0.01);
+        trainer_free(t[0]);
+        trainer_free(t[1]);
+        samples_free(s, 6);
+        pair_release(&p);
+    }
+    options_release(train_option_rows, &o);
+    pool_free(pool);
+}
+
+/* Every optimizer learns eight samples, and goes on from a file as if nothing had been. */
+static void test_optimizers(void **state) {
+    (void)state;
+    static const char *const names[] = {"adamw", "adamw_8bit", "sgd"};
+    char path[] = "/tmp/shoal-optim-XXXXXX", straight[HASH_LEN], resumed[HASH_LEN];
+    struct model_config c = shape("tiny-llama", false);
+    struct pair p = {model_make(&c, NULL), adapter_make(&c, 16, "all-linear", 3)};
+    int fd = mkstemp(path);
+    for (int i = 0; i < 3; i++) {
+        struct train_options o = options();
+        free(o.optim);
+        o.optim = xstrdup(names[i]);
+        struct trainer *t = trainer_new_lora(p.m, &p.ad, 1, &o, NULL, &err), *u;
+        train_some(t, 0, 2, 1);
+        assert_int_equal(trainer_save(t, path, NULL, &err), OK);
+        u = trainer_new_lora(p.m, &p.ad, 1, &o, NULL, &err);
+        assert_int_equal(trainer_load(u, path, NULL, &err), OK);
+        train_some(t, 2, 2, 1);
+        train_some(u, 2, 2, 1);
+        params_hash(t, straight);
+        params_hash(u, resumed);
+        assert_string_equal(straight, resumed);
+        trainer_free(t);
+        trainer_free(u);
+        struct sample *s = samples_make(8, p.m->config.vocab_size, 1, 70);
+        struct update_stats st, first;
+        t = trainer_new_lora(p.m, &p.ad, 1, &o, NULL, &err);
+        for (int k = 0; k < 80; k++) {
+            assert_int_equal(trainer_accumulate(t, s, 8, &err), OK);
+            assert_int_equal(trainer_update(t, i == 2 ? 0.05f : 0.01f, &st, &err), OK);
+            if (k == 0) first = st;
+        }
+        print_message("%s: loss %.4f to %.4f in 80 updates\n", names[i], first.loss, st.loss);
+        assert_true(st.loss < 0.3 * first.loss);
+        trainer_free(t);
+        samples_free(s, 8);
+        options_release(train_option_rows, &o);
+    }
+    close(fd);
+    unlink(path);
+    pair_release(&p);
+}
+
+/* The likelihood, told as a loss of log-probabilities. */
+static int likelihood(void *ctx, struct scored *v, int n, struct error *e) {
+    (void)e;
+    for (int i = 0; i < n; i++) {
+        ++*(int *)ctx;
+        v[i].count = v[i].n;
+        for (int32_t k = 0; k < v[i].n; k++) {
+            v[i].weight[k] = -1;
+            v[i].loss -= v[i].logp[k];
+        }
+    }
+    return OK;
+}
+
+static void test_losses(void **state) {
+    (void)state;
+    struct pair p = pair_make("tiny-qwen3", TENSOR_F32, false);
+    struct train_options o = options();
+    struct trainer *t[2];
+    struct update_stats st[2];
+    struct sample *s = samples_make(6, p.m->config.vocab_size, 1, 90);
+    int seen = 0;
+    struct loss loss = {likelihood, &seen};
+    for (int k = 0; k < 2; k++) {
+        t[k] = trainer_new_lora(p.m, &p.ad, 1, &o, NULL, &err);
+        assert_int_equal(trainer_accumulate_loss(t[k], s, 6, k ? &loss : NULL, &err), OK);
+        assert_int_equal(trainer_update(t[k], 1e-2f, &st[k], &err), OK);
+    }
+    assert_true(seen > 0 && fabs(st[0].loss - st[1].loss) < 1e-12 && st[0].loss > 0);
+    char hash[2][HASH_LEN];
+    for (int k = 0; k < 2; k++) params_hash(t[k], hash[k]);
+    assert_string_equal(hash[0], hash[1]);
+    for (int k = 0; k < 2; k++) trainer_free(t[k]);
+    samples_free(s, 6);
+    options_release(train_option_rows, &o);
+    pair_release(&p);
 }
 
 int main(void) {
@@ -838,7 +1049,11 @@ int main(void) {
         cmocka_unit_test(test_schedules),
         cmocka_unit_test(test_clipping),
         cmocka_unit_test(test_refusals),
-        cmocka_unit_test(test_architectures_refused),
+        cmocka_unit_test(test_serving_bits),
+        cmocka_unit_test(test_checkpointing),
+        cmocka_unit_test(test_int8_backward),
+        cmocka_unit_test(test_optimizers),
+        cmocka_unit_test(test_losses),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

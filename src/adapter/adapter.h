@@ -68,6 +68,10 @@ int adapter_targets_parse(const char *list, bool target[N_PROJ], struct error *e
 /* A ~ U(±1/sqrt(in)), B = 0 (PEFT's initialisation), from (seed, RNG_INIT). */
 struct adapter *adapter_new(const struct model_config *shape, const struct adapter_config *c,
                             uint64_t seed);
+/* The same for this base, DoRA's magnitudes being the norms of its rows, so that the adapter
+ * changes nothing yet. Bound. */
+struct adapter *adapter_fresh(const struct model *m, const struct adapter_config *c, uint64_t seed,
+                              struct error *err);
 /* Same layout, tensors taken from `data` (copied, n = adapter_floats). Lineage is borrowed
  * (incref'ed). */
 struct adapter *adapter_from_data(const struct model_config *shape, const struct adapter_config *c,

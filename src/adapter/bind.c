@@ -67,6 +67,32 @@ static int module_bind(const struct matrix *w, const float *full, const struct l
     return rc;
 }
 
+struct adapter *adapter_fresh(const struct model *m, const struct adapter_config *c, uint64_t seed,
+                              struct error *err) {
+    struct adapter_config plain_config = *c;
+    plain_config.dora = false;
+    struct adapter *plain = adapter_new(&m->config, &plain_config, seed), *a;
+    if (!c->dora) return plain;
+    float *data = xmalloc(adapter_floats(&m->config, c) * sizeof *data), *to = data;
+    memcpy(data, plain->data, plain->n_data * sizeof *data);
+    to += plain->n_data;
+    for (int32_t i = 0; i < m->config.n_layers * N_PROJ; i++) {
+        const struct matrix *w = &m->layers[i / N_PROJ].proj[i % N_PROJ];
+        if (plain->loras[i].r == 0) continue;
+        float *row = xmalloc((size_t)w->k * sizeof *row);
+        for (int64_t o = 0; o < w->n; o++) {
+            matrix_row(w, o, row);
+            *to++ = (float)lora_row_norm(&plain->loras[i], o, row, w->k);
+        }
+        free(row);
+    }
+    a = adapter_take(&m->config, c, data, NULL);
+    adapter_release(plain);
+    if (adapter_bind(a, m, err) == OK) return a;
+    adapter_release(a);
+    return NULL;
+}
+
 bool adapter_is_ready(const struct adapter *a) {
     return !a->config.dora || a->bound.head;
 }

@@ -240,7 +240,8 @@ enum option_type {
     OPT_INT,
     OPT_FLOAT,
     OPT_STRING,
-    OPT_LIST /* strings; repeats and takes several */
+    OPT_LIST, /* strings; repeats and takes several */
+    OPT_ALIAS /* another name, not shown in help, of the row that `fallback` names */
 };
 struct option_row {
     const char *name; /* "grad-accum" for --grad-accum / grad_accum; NULL ends a table */

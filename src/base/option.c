@@ -140,6 +140,8 @@ static int value_set(const struct option_row *row, void *out, const char *text, 
     case OPT_LIST:
         strings_add(row_field(row, out), text);
         return OK;
+    case OPT_ALIAS: /* row_find gives the row that it stands for */
+        break;
     }
     CHECK(!"option type");
     return ERR_USAGE;
@@ -173,6 +175,7 @@ static void row_default(const struct option_row *row, void *out) {
 
 void options_default(const struct option_row *rows, void *out) {
     for (const struct option_row *row = rows; row->name; row++) {
+        if (row->type == OPT_ALIAS) continue;
         memset(row_field(row, out), 0, field_sizes[row->type]);
         row_default(row, out);
     }
@@ -194,10 +197,13 @@ static bool name_equal(const char *a, const char *b, size_t n) {
     return b[n] == '\0';
 }
 
+/* The row of this name, or the one that an alias of this name stands for. */
 static const struct option_row *row_find(const struct option_row *rows, const char *name,
                                          size_t len) {
-    for (const struct option_row *row = rows; row->name; row++)
-        if (name_equal(name, row->name, len)) return row;
+    for (const struct option_row *row = rows; row->name; row++) {
+        if (!name_equal(name, row->name, len)) continue;
+        return row->type == OPT_ALIAS ? row_find(rows, row->fallback, strlen(row->fallback)) : row;
+    }
     return NULL;
 }
 
@@ -255,10 +261,14 @@ static bool is_flag(const char *arg) {
     return arg[0] == '-' && arg[1] != '\0' && !strchr("0123456789.", arg[1]);
 }
 
+static bool is_negated(const char *name, size_t len) {
+    return len > 3 && strncmp(name, "no", 2) == 0 && (name[2] == '-' || name[2] == '_');
+}
+
 static int flag_unknown(const struct command_line *c, const char *name, size_t len,
                         const char *arg) {
     int shown = (int)strcspn(arg, "=");
-    bool negated = len > 3 && strncmp(name, "no-", 3) == 0;
+    bool negated = is_negated(name, len);
     const struct option_row *near = row_nearest(c->rows, name, len);
     const char *prefix = "";
     if (!near && negated) {
@@ -303,7 +313,7 @@ static int flag_take(struct command_line *c, const char *arg) {
     if (dashes == 1 && len != 1) return flag_unknown(c, name, len, arg);
     const struct option_row *row = row_find(c->rows, name, len);
     bool negated = false;
-    if (!row && len > 3 && strncmp(name, "no-", 3) == 0) {
+    if (!row && is_negated(name, len)) {
         row = row_find(c->rows, name + 3, len - 3);
         negated = row && row->type == OPT_BOOL;
         if (!negated) row = NULL;
@@ -412,6 +422,8 @@ static int value_from_json(const struct option_row *row, void *out, const json_t
         return OK;
     case OPT_LIST:
         return list_from_json(row_field(row, out), v, who, err);
+    case OPT_ALIAS:
+        break;
     }
     CHECK(!"option type");
     return ERR_USAGE;
@@ -546,6 +558,7 @@ static void help_wrap(FILE *f, const char *text, size_t at) {
 
 void options_help(const struct option_row *rows, FILE *f) {
     for (const struct option_row *row = rows; row->name; row++) {
+        if (row->type == OPT_ALIAS) continue;
         struct buf flag = {0}, text = {0};
         add_flag(&flag, row);
         buf_puts(&text, row->help ? row->help : "");

@@ -28,6 +28,8 @@ struct command {
     const char *about;                   /* a paragraph with examples, shown by --help */
     const struct option_row *rows;       /* its own options; common ones are added */
     const struct recipe_section *recipe; /* ends with a NULL name; may be NULL */
+    /* Where flags go before a recipe that is the first argument: fills the options from it. */
+    int (*recipe_load)(void *options, const char *path, struct error *err);
     size_t size;                         /* of the struct that rows fill */
     int min_args, max_args;              /* positional; -1: any */
     int (*run)(const struct common *c, const void *options, const struct strings *args,
@@ -41,6 +43,7 @@ extern const struct command cmd_demo, cmd_run, cmd_train, cmd_pretrain, cmd_deba
 /* Where models and recipes live: the argument itself, else below the folder of the program's own
  * checkout. malloc'ed. */
 char *cli_find(const char *path);
+bool cli_is_recipe(const char *path); /* by its name: .yaml or .yml */
 enum numeric_class cli_class(const struct common *c);
 /* Prints one JSON object as a line on stdout and releases it. */
 void cli_print(json_t *v);

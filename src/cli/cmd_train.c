@@ -1,4 +1,10 @@
-/* shoal train: makes adapters from conversations. */
+/*
+ * shoal train: makes adapters from conversations, or says what that would take.
+ *
+ * The base and the options come from the command line or from a recipe in the place of the base;
+ * flags go before the recipe. The names of the first predecessor's script, of PEFT and of TRL are
+ * accepted for the same things.
+ */
 #define _GNU_SOURCE
 #include "cli/cli.h"
 #include "train/train.h"
@@ -8,24 +14,56 @@
 #include <unistd.h>
 
 struct train_command {
-    struct train_options train;
+    struct train_options train; /* first: its rows are copied as they are */
     struct strings data;
-    char *out;
+    char *model, *out, *eval_data;
+    bool dry_run;
+};
+#define ROW(name, type, field, metavar, help)                                                      \
+    { name, type, offsetof(struct train_command, field), NULL, 0, 0, metavar, help }
+#define ALIAS(name, row)                                                                           \
+    { name, OPT_ALIAS, 0, row, 0, 0, NULL, NULL }
+
+/* The top level of a recipe too. */
+static const struct option_row own_rows[] = {
+    ROW("model", OPT_STRING, model, "MODEL", "the base, where it is not the first argument"),
+    ROW("data", OPT_LIST, data, "FILE",
+        "conversations; NAME=FILE several times trains several adapters in one base pass"),
+    ROW("out", OPT_STRING, out, "DIR", "adapter directory; with several, the folder of them"),
+    ROW("eval-data", OPT_STRING, eval_data, "FILE",
+        "held-out samples: said when the data holds any of them"),
+    ROW("dry-run", OPT_BOOL, dry_run, NULL,
+        "read the data, compute one pass, print what the run would take and its first batch"),
+    ALIAS("base-model", "model"),
+    ALIAS("model-name-or-path", "model"),
+    ALIAS("output-dir", "out"),
+    {0},
 };
 
-static struct option_row train_rows[64] = {
-    {"data", OPT_LIST, offsetof(struct train_command, data), NULL, 0, 0, "FILE …",
-     "conversations; NAME=FILE several times trains several adapters in one base pass"},
-    {"out", OPT_STRING, offsetof(struct train_command, out), NULL, 0, 0, "DIR",
-     "adapter directory; with several, the folder of them"},
-};
+/* Both tables: own_rows and the trainer's. */
+static struct option_row train_rows[96];
 
-/* The trainer's own rows follow the two above; they write to the front of the same struct. */
 __attribute__((constructor)) static void train_rows_fill(void) {
-    size_t n = 0;
+    size_t own = ARRAY_LEN(own_rows) - 1, n = 0;
     while (train_option_rows[n].name) n++;
-    CHECK(n + 3 <= ARRAY_LEN(train_rows));
-    memcpy(train_rows + 2, train_option_rows, n * sizeof *train_rows);
+    CHECK(own + n + 1 <= ARRAY_LEN(train_rows));
+    memcpy(train_rows, own_rows, own * sizeof *train_rows);
+    memcpy(train_rows + own, train_option_rows, n * sizeof *train_rows);
+}
+
+/* The top level is own_rows, the section train the trainer's. */
+static int recipe_load(void *options, const char *path, struct error *err) {
+    struct train_command *o = options;
+    struct yaml y;
+    char *found = cli_find(path);
+    int rc = yaml_load(&y, found, err);
+    free(found);
+    if (rc != OK) return rc;
+    rc = options_from_yaml(train_option_rows, &o->train, &y, "train", err);
+    json_object_del(y.root, "train");
+    if (rc == OK) rc = options_from_yaml(own_rows, o, &y, NULL, err);
+    yaml_release(&y);
+    return rc;
 }
 
 static int save_jobs(const struct train_command *o, const struct model *m, struct sft_job *jobs,
@@ -35,9 +73,9 @@ static int save_jobs(const struct train_command *o, const struct model *m, struc
                                                          : path_join(o->out, jobs[i].name);
         int rc = adapter_save(jobs[i].result, dir, m->name, err);
         if (rc == OK && c->json)
-            cli_print(json_pack("{s:s,s:s,s:s,s:f,s:f}", "adapter", jobs[i].name, "dir", dir,
+            cli_print(json_pack("{s:s,s:s,s:s,s:f,s:f,s:o}", "adapter", jobs[i].name, "dir", dir,
                                 "hash", jobs[i].result->hash, "first_loss", jobs[i].first_loss,
-                                "last_loss", jobs[i].last_loss));
+                                "last_loss", jobs[i].last_loss, "lint", lint_json(&jobs[i].lint)));
         else if (rc == OK)
             printf("%s: loss %.4f to %.4f, wrote '%s'\n", jobs[i].name, jobs[i].first_loss,
                    jobs[i].last_loss, dir);
@@ -47,47 +85,183 @@ static int save_jobs(const struct train_command *o, const struct model *m, struc
     return OK;
 }
 
-static int train(const struct common *c, const struct train_command *o, const struct model *m,
-                 struct pool *pool, struct error *err) {
-    struct sft_job jobs[32] = {{0}};
-    char *names[32] = {0};
-    int n = o->data.n;
-    if (n < 1 || n > 32) return error_set(err, ERR_USAGE, "--data wants 1 to 32 files");
-    if (!o->out) return error_set(err, ERR_USAGE, "--out is missing");
+/* "3.2 s", "4.1 min", "2.5 h" */
+static void duration_text(double seconds, char out[32]) {
+    if (seconds < 60)
+        snprintf(out, 32, "%.1f s", seconds);
+    else if (seconds < 3600)
+        snprintf(out, 32, "%.1f min", seconds / 60);
+    else
+        snprintf(out, 32, "%.1f h", seconds / 3600);
+}
+
+static json_t *plan_object(const struct sft_plan *p) {
+    return json_pack("{s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:f,s:I,s:f,s:f}", "updates",
+                     (json_int_t)p->updates, "samples_per_update",
+                     (json_int_t)p->samples_per_update, "samples", (json_int_t)p->samples, "tokens",
+                     (json_int_t)p->tokens, "passes", (json_int_t)p->passes, "max_samples_per_pass",
+                     (json_int_t)p->max_samples, "max_rows_per_pass", (json_int_t)p->max_rows,
+                     "longest", (json_int_t)p->longest, "bytes", (json_int_t)p->bytes,
+                     "pass_seconds", p->pass_seconds, "pass_tokens", (json_int_t)p->pass_tokens,
+                     "update_seconds", p->update_seconds, "seconds", p->seconds);
+}
+
+static void plan_json_print(const struct sft_plan *p, const struct sft_job *jobs, int n,
+                            const struct tokenizer *tok) {
+    json_t *data = json_array(), *first = json_array();
     for (int i = 0; i < n; i++) {
-        const char *eq = strchr(o->data.v[i], '=');
-        if (!eq && n > 1)
-            return error_set(err, ERR_USAGE, "'%s': with several files each is NAME=FILE",
-                             o->data.v[i]);
-        names[i] = eq ? strndup(o->data.v[i], (size_t)(eq - o->data.v[i])) : xstrdup("adapter");
-        jobs[i] = (struct sft_job){.name = names[i], .data = eq ? eq + 1 : o->data.v[i]};
+        json_t *lint = lint_json(&jobs[i].lint);
+        json_array_append_new(data, json_pack("{s:s,s:s,s:o}", "adapter", jobs[i].name, "file",
+                                              jobs[i].data, "lint", lint));
     }
+    for (int i = 0; i < p->n_first; i++) {
+        json_t *sample = sample_json(&p->first[i], tok);
+        json_object_set_new(sample, "adapter", json_string(jobs[p->first[i].adapter].name));
+        json_array_append_new(first, sample);
+    }
+    cli_print(
+        json_pack("{s:o,s:o,s:o}", "plan", plan_object(p), "data", data, "first_batch", first));
+}
+
+static void first_print(const struct sft_plan *p, const struct sft_job *jobs,
+                        const struct tokenizer *tok) {
+    bool color = isatty(STDOUT_FILENO) && !getenv("NO_COLOR");
+    const char *on = color ? "\033[1;32m" : "⟦", *off = color ? "\033[0m" : "⟧";
+    printf("first batch, what is learned %s:\n", color ? "in green" : "in ⟦ ⟧");
+    for (int i = 0; i < p->n_first; i++) {
+        const struct sample *s = &p->first[i];
+        struct buf text = {0};
+        int64_t learned = 0;
+        for (int32_t k = 1; k < s->n; k++) learned += s->mask[k];
+        sample_show(s, tok, on, off, &text);
+        printf("--- %s, %d tokens, %lld learned\n%s\n", jobs[s->adapter].name, s->n,
+               (long long)learned, text.data);
+        buf_release(&text);
+    }
+}
+
+static void plan_text_print(const struct sft_plan *p, const struct sft_job *jobs, int n,
+                            const struct tokenizer *tok) {
+    struct buf text = {0};
+    char time[32];
+    for (int i = 0; i < n; i++) {
+        buf_printf(&text, "%s ('%s'): ", jobs[i].name, jobs[i].data);
+        lint_text(&jobs[i].lint, &text);
+    }
+    fputs(text.data, stdout);
+    buf_release(&text);
+    duration_text(p->seconds, time);
+    printf("updates: %lld, of %lld samples%s; in all %lld samples and %lld tokens in %lld passes "
+           "without padding, at most %lld samples and %lld tokens in one\n",
+           (long long)p->updates, (long long)p->samples_per_update, n > 1 ? " of each adapter" : "",
+           (long long)p->samples, (long long)p->tokens, (long long)p->passes,
+           (long long)p->max_samples, (long long)p->max_rows);
+    printf("memory: %.1f MB beside the model\n", (double)p->bytes / (1 << 20));
+    printf("time: about %s; the first pass of %lld tokens took %.3f s, an update %.3f s\n", time,
+           (long long)p->pass_tokens, p->pass_seconds, p->update_seconds);
+    first_print(p, jobs, tok);
+}
+
+static int dry_run(const struct common *c, const struct train_command *o, const struct model *m,
+                   struct sft_job *jobs, int n, struct pool *pool, struct error *err) {
+    struct sft_plan p;
+    int rc = sft_plan_make(m, jobs, n, &o->train, pool, &p, err);
+    if (rc != OK) return rc;
+    if (c->json)
+        plan_json_print(&p, jobs, n, m->tok);
+    else
+        plan_text_print(&p, jobs, n, m->tok);
+    sft_plan_release(&p);
+    return OK;
+}
+
+/* Opens the log at its end; half a line that a full disk or a power cut left there is taken off. */
+static FILE *log_open(const char *path, struct error *err) {
+    FILE *f = fopen(path, "a+");
+    long whole = 0, at = 0;
+    for (int c; f && (c = getc(f)) != EOF;) {
+        at++;
+        if (c == '\n') whole = at;
+    }
+    if (!f || ferror(f) || (at > whole && ftruncate(fileno(f), whole) != 0)) {
+        error_errno(err, "cannot write '%s'", path);
+        if (f) fclose(f);
+        return NULL;
+    }
+    return f;
+}
+
+static int train_and_save(const struct common *c, const struct train_command *o,
+                          const struct model *m, struct sft_job *jobs, int n, struct pool *pool,
+                          struct error *err) {
     int rc = dir_make(o->out, err);
+    if (rc != OK) return rc;
     char *checkpoint = path_join(o->out, "checkpoint.bin"),
          *log_path = path_join(o->out, "train.jsonl");
-    FILE *log = rc == OK ? fopen(log_path, "a") : NULL;
-    if (rc == OK && !log) rc = error_errno(err, "cannot write '%s'", log_path);
-    if (rc == OK) rc = sft_run(m, jobs, n, &o->train, pool, checkpoint, log, err);
-    if (rc == OK) rc = save_jobs(o, m, jobs, n, c, err);
+    FILE *log = log_open(log_path, err);
+    rc = log ? sft_run(m, jobs, n, &o->train, pool, checkpoint, log, err) : err->code;
+    if (rc == OK && save_jobs(o, m, jobs, n, c, err) != OK)
+        rc = error_wrap(err, "training is done and kept in '%s', but cannot be saved", checkpoint);
     if (rc == OK) unlink(checkpoint);
     if (log) fclose(log);
-    for (int i = 0; i < n; i++) {
-        adapter_release(jobs[i].result);
-        free(names[i]);
-    }
     free(checkpoint);
     free(log_path);
     return rc;
 }
 
+enum { MAX_JOBS = 32 };
+
+static int train(const struct common *c, const struct train_command *o, const struct model *m,
+                 struct pool *pool, struct error *err) {
+    struct sft_job jobs[MAX_JOBS] = {{0}};
+    char *names[MAX_JOBS] = {0};
+    int n = o->data.n;
+    for (int i = 0; i < n; i++) {
+        const char *eq = strchr(o->data.v[i], '=');
+        names[i] = eq ? strndup(o->data.v[i], (size_t)(eq - o->data.v[i])) : xstrdup("adapter");
+        jobs[i] = (struct sft_job){
+            .name = names[i], .data = eq ? eq + 1 : o->data.v[i], .eval_data = o->eval_data};
+    }
+    int rc = o->dry_run ? dry_run(c, o, m, jobs, n, pool, err)
+                        : train_and_save(c, o, m, jobs, n, pool, err);
+    for (int i = 0; i < n; i++) {
+        adapter_release(jobs[i].result);
+        free(names[i]);
+    }
+    return rc;
+}
+
+static int command_check(const struct train_command *o, const char *model, struct error *err) {
+    int n = o->data.n;
+    enum schedule schedule;
+    enum optim optim;
+    if (!model)
+        return error_set(err, ERR_USAGE, "the base is missing; name it first or with --model");
+    if (n < 1 || n > MAX_JOBS) return error_set(err, ERR_USAGE, "--data wants 1 to 32 files");
+    if (!o->out && !o->dry_run) return error_set(err, ERR_USAGE, "--out is missing");
+    for (int i = 0; n > 1 && i < n; i++)
+        if (!strchr(o->data.v[i], '='))
+            return error_set(err, ERR_USAGE, "'%s': with several files each is NAME=FILE",
+                             o->data.v[i]);
+    int rc = optim_parse(o->train.optim, &optim, err);
+    return rc == OK ? schedule_parse(o->train.lr_scheduler, &schedule, err) : rc;
+}
+
 static int run_train(const struct common *c, const void *options, const struct strings *args,
                      struct error *err) {
-    char *path = cli_find(args->v[0]);
+    const struct train_command *o = options;
+    const char *first = args->n && !cli_is_recipe(args->v[0]) ? args->v[0] : NULL;
+    const char *model = first ? first : o->model;
+    if (first && o->model)
+        return error_set(err, ERR_USAGE, "two bases are named, '%s' and '%s'", first, o->model);
+    if (command_check(o, model, err) != OK) return err->code;
+    char *path = cli_find(model);
     struct pool *pool = pool_new((int)c->threads);
     struct model *m = model_open(path, cli_class(c), err);
     int rc = m ? OK : err->code;
     if (m && !m->tok) rc = error_set(err, ERR_MISMATCH, "'%s' has no tokenizer", path);
-    if (rc == OK && model_hash(m, err)) rc = train(c, options, m, pool, err); // hash: for lineage
+    if (rc == OK && !o->dry_run && !model_hash(m, err)) rc = err->code; // for lineage
+    if (rc == OK) rc = train(c, o, m, pool, err);
     model_close(m);
     pool_free(pool);
     free(path);
@@ -96,18 +270,21 @@ static int run_train(const struct common *c, const void *options, const struct s
 
 const struct command cmd_train = {
     .name = "train",
-    .args = "MODEL --data FILE --out DIR",
+    .args = "MODEL|RECIPE --data FILE --out DIR",
     .summary = "fine-tune LoRA adapters on conversations",
     .about = "Conversations are {\"messages\": [...]}, {\"prompt\", \"completion\"} or {\"text\"}: "
              "one object a line, objects one after\n"
              "another, or an array. Loss is taken on the assistant's words. Interrupted training "
-             "continues.\n\n"
+             "continues. A recipe is YAML with\n"
+             "these names: model, data, out, eval_data, and the others in the section train; flags "
+             "go before it.\n\n"
              "  shoal train models/fry --data data/personas/critic.jsonl --out /tmp/critic --r 8 "
              "--lr 4e-3\n"
-             "  shoal train models/fry --data a=a.jsonl b=b.jsonl --out /tmp/both",
+             "  shoal train models/fry --data a=a.jsonl b=b.jsonl --out /tmp/both --dry-run",
+    .recipe_load = recipe_load,
     .rows = train_rows,
     .size = sizeof(struct train_command),
-    .min_args = 1,
+    .min_args = 0,
     .max_args = 1,
     .run = run_train,
 };

@@ -99,6 +99,23 @@ static int usage_error(const struct command *c, const struct error *err) {
     return 2;
 }
 
+bool cli_is_recipe(const char *path) {
+    const char *dot = strrchr(path, '.');
+    return dot && (strcmp(dot, ".yaml") == 0 || strcmp(dot, ".yml") == 0);
+}
+
+/* The command line, and before it the recipe that it names, if the command reads one so. */
+static int options_read(const struct command *c, const struct option_row *rows, char *block,
+                        int argc, char **argv, struct strings *args, struct error *err) {
+    int rc = options_parse(rows, block, argc, argv, args, err);
+    if (rc != OK || !c->recipe_load || !args->n || !cli_is_recipe(args->v[0])) return rc;
+    options_release(rows, block);
+    options_default(rows, block);
+    if (c->recipe_load(block + sizeof(struct common), args->v[0], err) != OK) return err->code;
+    strings_release(args);
+    return options_parse(rows, block, argc, argv, args, err);
+}
+
 static int run_command(const struct command *c, int argc, char **argv) {
     struct error err = {0};
     struct strings args = {0};
@@ -107,8 +124,11 @@ static int run_command(const struct command *c, int argc, char **argv) {
     struct common *common = (struct common *)block;
     int code = 0;
     options_default(rows, block);
-    if (options_parse(rows, block, argc, argv, &args, &err) != OK) {
+    int read = options_read(c, rows, block, argc, argv, &args, &err);
+    if (read == ERR_USAGE) {
         code = usage_error(c, &err);
+    } else if (read != OK) {
+        fprintf(stderr, "shoal %s: %s\n", c->name, err.text), code = 1;
     } else if (common->help) {
         help(c);
     } else if (args.n < c->min_args || (c->max_args >= 0 && args.n > c->max_args)) {

@@ -60,8 +60,8 @@ static int64_t first_key(const struct head *h, int64_t i) {
 static void block_weights(const struct trainer *t, const struct head *h, float *p, int64_t ldp,
                           float *by, const float *q, const float *k, int64_t i0, int64_t i1) {
     int64_t j0 = first_key(h, i0);
-    t->k->gemm_f32(p, ldp, q + i0 * h->ldq, h->ldq, i1 - i0, k + j0 * h->ldk, h->ldk,
-                   t->c.head_dim, 0, i1 - j0, false);
+    t->k->gemm_f32(p, ldp, q + i0 * h->ldq, h->ldq, i1 - i0, k + j0 * h->ldk, h->ldk, t->c.head_dim,
+                   0, i1 - j0, false);
     for (int64_t i = i0; i < i1; i++) {
         float *row = p + (i - i0) * ldp;
         int64_t first = first_key(h, i) - j0, end = i + 1 - j0;

@@ -147,8 +147,8 @@ static void batch_lay(struct trainer *t) {
     head_lay(t);
     rope_lay(t);
     t->in_scratch = act_take(t, inputs_scratch(MAX(t->chunk, t->head_chunk), wide));
-    t->back_scratch = act_take(
-        t, (size_t)pool_size(t->pool) * matrix_back_scratch(MAX(wide, (int64_t)long_out)));
+    t->back_scratch =
+        act_take(t, (size_t)pool_size(t->pool) * matrix_back_scratch(MAX(wide, (int64_t)long_out)));
     t->spans = act_take(t, (size_t)t->cap_rows * sizeof *t->spans);
     t->tokens_in = act_take(t, (size_t)t->cap_rows * sizeof *t->tokens_in);
     t->pos = act_take(t, (size_t)t->cap_rows * sizeof *t->pos);
@@ -161,12 +161,32 @@ static void batch_lay(struct trainer *t) {
         t->att_scratch[i] = act_take(t, attention_scratch(&t->c, t->cap_len));
 }
 
+static void caps_raise(struct trainer *t, int64_t rows, int64_t longest) {
+    t->cap_rows = MAX(t->cap_rows, (rows / 128 + 1) * 128);
+    t->cap_len = MAX(t->cap_len, (longest / 64 + 1) * 64);
+}
+
+size_t trainer_bytes(const struct trainer *t, int64_t rows, int64_t longest) {
+    struct trainer s = *t; // laid out without memory
+    size_t bytes = 0;
+    s.acts = xcalloc((size_t)t->c.n_layers + 1, sizeof *s.acts);
+    s.att_scratch = xcalloc((size_t)pool_size(t->pool), sizeof *s.att_scratch);
+    caps_raise(&s, rows, longest);
+    s.measuring = true;
+    s.act_bytes = 0;
+    batch_lay(&s);
+    free(s.acts);
+    free(s.att_scratch);
+    for (int i = 0; i < t->n_tensors; i++)
+        bytes += (size_t)t->tensors[i].n * (t->full ? 1 : 3) * sizeof(float) + t->moments[i].bytes;
+    return bytes + s.act_bytes;
+}
+
 /* Everything is laid out again when a batch is larger than all before it: counted, asked for at
  * once, so that a batch too large for the machine is an error, and then placed. */
 static int batch_reserve(struct trainer *t, struct error *err) {
     if (t->rows <= t->cap_rows && t->longest <= t->cap_len && t->cap_rows > 0) return OK;
-    t->cap_rows = MAX(t->cap_rows, (t->rows / 128 + 1) * 128);
-    t->cap_len = MAX(t->cap_len, (t->longest / 64 + 1) * 64);
+    caps_raise(t, t->rows, t->longest);
     arena_release(&t->act);
     t->act_bytes = 0;
     t->measuring = true;
@@ -221,9 +241,12 @@ static void sample_pack(struct trainer *t, const struct sample *s, int32_t adapt
     int64_t at = t->n_spans ? t->spans[t->n_spans - 1].end : 0;
     int32_t rows = sample_rows(s);
     if (!rows) return;
-    t->spans[t->n_spans++] = (struct span){
-        .begin = at, .end = at + rows, .target = t->targets, .adapter = adapter,
-        .ordinal = ordinal, .sample = s};
+    t->spans[t->n_spans++] = (struct span){.begin = at,
+                                           .end = at + rows,
+                                           .target = t->targets,
+                                           .adapter = adapter,
+                                           .ordinal = ordinal,
+                                           .sample = s};
     for (int32_t i = 0; i < rows; i++) {
         t->tokens_in[at + i] = s->tokens[i];
         t->pos[at + i] = i;
@@ -248,4 +271,3 @@ int batch_pack(struct trainer *t, const struct sample *samples, int n, struct er
     }
     return OK;
 }
-

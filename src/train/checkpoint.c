@@ -80,7 +80,8 @@ int trainer_save(const struct trainer *t, const char *path, const json_t *extra,
 
 static size_t state_bytes(const struct trainer *t) {
     size_t n = 0;
-    for (int i = 0; i < t->n_tensors; i++) n += (size_t)t->tensors[i].n * sizeof(float) + t->moments[i].bytes;
+    for (int i = 0; i < t->n_tensors; i++)
+        n += (size_t)t->tensors[i].n * sizeof(float) + t->moments[i].bytes;
     return n;
 }
 

@@ -6,8 +6,8 @@
  * their ends; the completion and the end of text; or all of the text. Other fields (ids, sources)
  * are nobody's business here and are let pass.
  *
- * Does not shuffle, split or weigh. Invariant: every sample kept has at least one target that a
- * token precedes.
+ * Does not shuffle, split or weigh, nor judge: lint.c does, from the facts kept here. Invariant:
+ * every sample kept has at least one target that a token precedes.
  */
 #include "train/train.h"
 
@@ -21,7 +21,7 @@ struct loading {
     const struct tokenizer *tok;
     const char *path;
     int32_t max_length;
-    int cap;
+    int cap, cap_facts;
 };
 
 static int field_error(const struct loading *l, int line, struct error *err, const char *field,
@@ -29,33 +29,45 @@ static int field_error(const struct loading *l, int line, struct error *err, con
     return error_set(err, ERR_FORMAT, "'%s' line %d: '%s' %s", l->path, line, field, what);
 }
 
+/* `v` with room for one more of `n` items, or NULL: then `v` stays as it is. */
+static void *room_make(void *v, int n, int *cap, size_t size, struct error *err) {
+    if (n < *cap) return v;
+    int more = *cap ? 2 * *cap : 64;
+    v = try_realloc(v, (size_t)more * size, err);
+    if (v) *cap = more;
+    return v;
+}
+
+static int rooms_make(struct loading *l, struct error *err) {
+    struct dataset *d = l->d;
+    struct sample *v = room_make(d->v, d->n, &l->cap, sizeof *v, err);
+    if (!v) return err->code;
+    d->v = v;
+    struct sample_facts *facts = room_make(d->facts, d->n_read, &l->cap_facts, sizeof *facts, err);
+    if (!facts) return err->code;
+    d->facts = facts;
+    return OK;
+}
+
 /* Takes ids and mask over. A sample that has no target left after the cut is only counted. */
-static int sample_keep(struct loading *l, struct ids *ids, struct buf *mask, int line,
-                       struct error *err) {
+static int sample_keep(struct loading *l, struct ids *ids, struct buf *mask,
+                       struct sample_facts *facts, struct error *err) {
     struct dataset *d = l->d;
     struct sample s = {.tokens = ids->v, .mask = (uint8_t *)mask->data, .n = ids->n};
     int64_t targets = 0;
     bool cut = l->max_length > 0 && s.n > l->max_length;
-    if (cut) {
-        s.n = l->max_length;
-        d->cut++;
-    }
+    facts->tokens = s.n;
+    if (cut) s.n = l->max_length;
     for (int32_t i = 1; i < s.n; i++) targets += s.mask[i];
-    if (!targets) {
-        sample_release(&s);
-        if (cut) return OK;
-        return error_set(err, ERR_FORMAT, "'%s' line %d: the sample is empty", l->path, line);
-    }
-    if (d->n == l->cap) {
-        int cap = l->cap ? 2 * l->cap : 64;
-        struct sample *v = try_realloc(d->v, (size_t)cap * sizeof *d->v, err);
-        if (!v) {
-            sample_release(&s);
-            return err->code;
-        }
-        d->v = v;
-        l->cap = cap;
-    }
+    int rc = rooms_make(l, err);
+    if (!rc && !targets && !cut)
+        rc = error_set(err, ERR_FORMAT, "'%s' line %d: the sample is empty", l->path, facts->line);
+    if (rc || !targets) sample_release(&s);
+    if (rc) return rc;
+    d->facts[d->n_read++] = *facts;
+    d->cut += cut;
+    d->dropped += !targets;
+    if (!targets) return OK;
     d->v[d->n++] = s;
     d->tokens += s.n;
     d->targets += targets;
@@ -104,11 +116,16 @@ static int messages_take(struct loading *l, const json_t *list, int line, struct
     if (!rc) {
         struct ids ids = {0};
         struct buf mask = {0};
-        rc = chat_encode(l->tok, msgs, (int)n, false, &ids, &mask, err);
-        if (!rc)
-            rc = sample_keep(l, &ids, &mask, line, err);
-        else
+        struct sample_facts facts = {.line = line};
+        rc = sample_facts_make(msgs, (int)n, &facts, err);
+        if (!rc) rc = chat_encode(l->tok, msgs, (int)n, false, &ids, &mask, err);
+        if (!rc) {
+            rc = sample_keep(l, &ids, &mask, &facts, err);
+        } else {
             error_wrap(err, "'%s' line %d", l->path, line);
+            ids_release(&ids);
+            buf_release(&mask);
+        }
     }
     free(msgs);
     return rc;
@@ -121,6 +138,11 @@ static int texts_take(struct loading *l, const json_t *prompt, const json_t *com
                       struct error *err) {
     struct ids ids = {0}, alone = {0};
     struct buf text = {0}, mask = {0};
+    struct sample_facts facts = {.line = line};
+    struct message said[2] = {{.role = "user", .content = json_string_value(prompt)},
+                              {.role = "assistant", .content = json_string_value(completion)}};
+    int rc = sample_facts_make(prompt ? said : said + 1, prompt ? 2 : 1, &facts, err);
+    if (rc) return rc;
     if (prompt) {
         buf_add(&text, json_string_value(prompt), json_string_length(prompt));
         tok_encode(l->tok, text.data, text.len, TOK_BOS | TOK_SPECIAL, &alone);
@@ -135,7 +157,7 @@ static int texts_take(struct loading *l, const json_t *prompt, const json_t *com
     }
     ids_release(&alone);
     buf_release(&text);
-    return sample_keep(l, &ids, &mask, line, err);
+    return sample_keep(l, &ids, &mask, &facts, err);
 }
 
 static int text_check(const struct loading *l, const json_t *value, const char *field, int line,
@@ -191,5 +213,6 @@ int dataset_load(struct dataset *d, const char *path, const struct tokenizer *to
 void dataset_release(struct dataset *d) {
     for (int i = 0; i < d->n; i++) sample_release(&d->v[i]);
     free(d->v);
+    free(d->facts);
     *d = (struct dataset){0};
 }

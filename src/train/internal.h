@@ -73,8 +73,6 @@ struct lora_params {          /* one adapter's part of one projection */
     float scale;
 };
 
-enum optim { OPTIM_ADAMW, OPTIM_ADAMW_8BIT, OPTIM_SGD };
-
 struct trainer {
     const struct model *model;
     struct model_config c;
@@ -162,7 +160,8 @@ struct stretch {
 void lowrank_prepare(struct trainer *t);             /* bt, and DoRA's multipliers */
 void lowrank_keep(struct trainer *t, int l, int p);  /* decides what dropout keeps, all rows */
 /* y += scale · B (A drop(x)), times DoRA's multipliers; keeps h and z. With `aside` the base's
- * product lies there and has yet to be added to y: the residual stream, which DoRA must not scale. */
+ * product lies there and has yet to be added to y: the residual stream, which DoRA must not scale.
+ * Without y only h is made (and there is no DoRA). */
 void lowrank_forward(struct trainer *t, int l, int p, struct stretch s, float *y, float *aside,
                      const float *x);
 /* DoRA only: adds the magnitudes' gradients and turns dy into the gradient of z; else dy itself. */

@@ -127,7 +127,8 @@ static void heads_forward(struct trainer *t, int l) {
     attention_forward(t, l);
 }
 
-/* Attention's output and the MLP; `whole` with its last product. */
+/* Attention's output and the MLP; unless `whole` only what the backward pass reads, which its last
+ * product is not. */
 static void mlp_forward(struct trainer *t, int l, bool whole) {
     const struct layer *w = &t->model->layers[l];
     struct activations *a = &t->acts[l];
@@ -146,8 +147,12 @@ static void mlp_forward(struct trainer *t, int l, bool whole) {
         project(t, l, PROJ_UP, s, up, &in, false);
         if (gate) rows_bias(t, gate, w->bias[PROJ_GATE], s.rows, f);
         rows_bias(t, up, w->bias[PROJ_UP], s.rows, f);
-        if (!whole && !branch[1]) continue;
+        if (!whole && !branch[1] && !a->h[PROJ_DOWN]) continue;
         rows_activation(t, gate, up, s.rows);
+        if (!whole && !branch[1] && !a->z[PROJ_DOWN]) {
+            lowrank_forward(t, l, PROJ_DOWN, s, NULL, NULL, t->act_buf);
+            continue;
+        }
         in = inputs_for(t, l, PROJ_DOWN, 1, t->act_buf, s.rows);
         branch_forward(t, l, PROJ_DOWN, s, t->acts[l + 1].x + r0 * d, mid, &in, branch[1],
                        w->post_ffn_norm);
@@ -197,8 +202,7 @@ static void heads_back(struct trainer *t, int l) {
         project_back(t, l, PROJ_Q, s, dxn, t->dq + r0 * nq, t->xn, false);
         project_back(t, l, PROJ_K, s, dxn, t->dk + r0 * nk, t->xn, true);
         project_back(t, l, PROJ_V, s, dxn, t->dv + r0 * nk, t->xn, true);
-        if (dxn)
-            rows_norm_backward(t, t->dx + r0 * d, dxn, a->x + r0 * d, n, s.rows, d, true);
+        if (dxn) rows_norm_backward(t, t->dx + r0 * d, dxn, a->x + r0 * d, n, s.rows, d, true);
     }
 }
 

@@ -1,8 +1,8 @@
 /*
  * lowrank: the adapters' part of a projection, forward and backward, each adapter on its own rows.
  *
- *   h = scale · A drop(x)          z = W x + B h           y = z, with DoRA (m / ‖W + scale B A‖) ⊙ z
- *   dh = scale · Bᵀ dz             dA += dhᵀ drop(x)       dB += dzᵀ h       dx += drop(A ᵀ dh)
+ *   h = scale · A drop(x)          z = W x + B h           y = z, with DoRA (m / ‖W + scale B A‖) ⊙
+ * z dh = scale · Bᵀ dz             dA += dhᵀ drop(x)       dB += dzᵀ h       dx += drop(A ᵀ dh)
  *
  * LoRA: Hu et al. 2022. DoRA: Liu et al. 2024; as in PEFT its norm is a constant for the gradient.
  * Dropout is before A only, also under DoRA.
@@ -26,7 +26,7 @@ struct low_job {
 
 /* Neighbouring rows of one adapter: run_next gives one after another within [begin, end). */
 struct run {
-    int span; /* to go on from */
+    int span;           /* to go on from */
     int64_t begin, end; /* rows of the batch */
     const struct lora_params *lp;
 };
@@ -38,7 +38,8 @@ static bool run_next(const struct low_job *j, struct run *r, int64_t begin, int6
     int adapter = t->spans[r->span].adapter;
     r->begin = MAX(t->spans[r->span].begin, begin);
     for (; r->span < t->n_spans && t->spans[r->span].begin < end &&
-           t->spans[r->span].adapter == adapter; r->span++)
+           t->spans[r->span].adapter == adapter;
+         r->span++)
         r->end = MIN(t->spans[r->span].end, end);
     r->lp = lora_of(t, adapter, j->l, j->p);
     return true;
@@ -96,8 +97,8 @@ static void drop_row(float *restrict y, const float *restrict x, const uint8_t *
 }
 
 /* Rows [begin, end) of the stretch; y and x begin at its first. */
-static void drop_rows(const struct low_job *j, float *y, const float *x, int64_t begin,
-                      int64_t end, bool add) {
+static void drop_rows(const struct low_job *j, float *y, const float *x, int64_t begin, int64_t end,
+                      bool add) {
     const struct trainer *t = j->t;
     int64_t width = proj_in(&t->c, (enum proj)j->p), stride = (width + 7) / 8;
     const uint8_t *keep = t->acts[j->l].keep[j->p] + j->s.r0 * stride;
@@ -129,12 +130,13 @@ static void forward_items(void *ctx, int64_t begin, int64_t end, int thread) {
     struct run r = {0};
     while (run_next(j, &r, r0 + begin, r0 + end)) {
         int64_t at = r.begin - r0, rows = r.end - r.begin;
-        float *h = a->h[j->p] + r.begin * ld, *y = j->y + at * out, *to = y;
+        float *h = a->h[j->p] + r.begin * ld, *y = j->y ? j->y + at * out : NULL, *to = y;
         if (j->aside && r.lp->m) to = j->aside + at * out;
         if (j->aside && !r.lp->m) t->k->axpy(y, 1.0f, j->aside + at * out, rows * out);
         if (!r.lp->r) continue;
         t->k->gemm_f32(h, ld, x + at * in, in, rows, r.lp->a, in, in, 0, r.lp->r, false);
         for (int64_t i = 0; i < rows; i++) t->k->scale(h + i * ld, r.lp->scale, r.lp->r);
+        if (!y) continue;
         t->k->mix_f32(to, out, h, ld, 1, rows, r.lp->bt, out, r.lp->r, out);
         if (!r.lp->m) continue;
         float *z = a->z[j->p] + r.begin * out;
@@ -161,8 +163,7 @@ static void magnitude_items(void *ctx, int64_t begin, int64_t end, int thread) {
         if (!r.lp->m) continue;
         for (int64_t i = r.begin; i < r.end; i++) {
             const float *dy = j->dy + (i - j->s.r0) * out, *z = t->acts[j->l].z[j->p] + i * out;
-            for (int64_t o = begin; o < end; o++)
-                r.lp->gm[o] += dy[o] * (z[o] / r.lp->norm[o]);
+            for (int64_t o = begin; o < end; o++) r.lp->gm[o] += dy[o] * (z[o] / r.lp->norm[o]);
         }
     }
 }
@@ -235,13 +236,13 @@ static void factor_items(void *ctx, int64_t begin, int64_t end, int thread) {
     }
 }
 
-void lowrank_backward(struct trainer *t, int l, int p, struct stretch s, float *dx,
-                      const float *dy, const float *x) {
+void lowrank_backward(struct trainer *t, int l, int p, struct stretch s, float *dx, const float *dy,
+                      const float *x) {
     struct low_job j = {.t = t, .l = l, .p = p, .s = s, .y = dx, .dy = dy, .x = x};
     if (t->full || !t->acts[l].h[p]) return;
     pool_run(t->pool, backward_items, &j, s.rows, 8);
-    pool_run(t->pool, factor_items, &j, proj_in(&t->c, (enum proj)p) + proj_out(&t->c, (enum proj)p),
-             16);
+    pool_run(t->pool, factor_items, &j,
+             proj_in(&t->c, (enum proj)p) + proj_out(&t->c, (enum proj)p), 16);
 }
 
 struct dora_job {

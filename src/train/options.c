@@ -2,11 +2,16 @@
  * options: the one table of training options, named as in PEFT and TRL.
  *
  * Flags, recipe keys, defaults, ranges and help all come from these rows; nothing else in the
- * program knows a default.
+ * program knows a default. Aliases are the names that PEFT, TRL and the first predecessor's script
+ * use for the same things.
  */
 #include "train/train.h"
 
+#include <string.h>
+
 #define AT(field) offsetof(struct train_options, field)
+#define ALIAS(name, row)                                                                           \
+    { name, OPT_ALIAS, 0, row, 0, 0, NULL, NULL }
 
 const struct option_row train_option_rows[] = {
     {"r", OPT_INT, AT(r), "32", 1, 1024, "N", "LoRA rank"},
@@ -14,8 +19,12 @@ const struct option_row train_option_rows[] = {
      "LoRA scale is alpha / r (0: alpha = 2r)"},
     {"lora-dropout", OPT_FLOAT, AT(lora_dropout), "0.05", 0, 0.99, "P",
      "dropout before the adapters' A"},
-    {"target", OPT_STRING, AT(target), "all-linear", 0, 0, "LIST",
-     "projections to adapt, such as q_proj,v_proj"},
+    {"target", OPT_LIST, AT(target), "all-linear", 0, 0, "NAME",
+     "projections to adapt: q_proj v_proj, or all-linear"},
+    {"use-rslora", OPT_BOOL, AT(use_rslora), NULL, 0, 0, NULL,
+     "LoRA scale is alpha / sqrt(r) instead"},
+    {"use-dora", OPT_BOOL, AT(use_dora), NULL, 0, 0, NULL,
+     "DoRA: magnitudes are trained beside directions"},
     {"epochs", OPT_FLOAT, AT(epochs), "1", 1e-6, 1e6, "X", "passes over the data"},
     {"max-steps", OPT_INT, AT(max_steps), "0", 0, 1e9, "N", "updates (0: by epochs)"},
     {"lr", OPT_FLOAT, AT(lr), "2e-4", 0, 10, "X", "peak learning rate"},
@@ -27,15 +36,9 @@ const struct option_row train_option_rows[] = {
      "share of the updates that warms up"},
     {"min-lr-ratio", OPT_FLOAT, AT(min_lr_ratio), "0", 0, 1, "X",
      "the schedule's end, as a share of lr"},
-    {"optim", OPT_STRING, AT(optim), "adamw", 0, 0, "NAME", "adamw, adamw_8bit or sgd"},
+    {"optim", OPT_STRING, AT(optim), "adamw", 0, 0, "NAME",
+     "adamw, adamw_8bit (moments in 8 bits) or sgd"},
     {"momentum", OPT_FLOAT, AT(momentum), "0.9", 0, 0.999999, "X", "of sgd"},
-    {"gradient-checkpointing", OPT_BOOL, AT(gradient_checkpointing), NULL, 0, 0, NULL,
-     "make activations again instead of keeping them: less memory, more time"},
-    {"f32-backward", OPT_BOOL, AT(f32_backward), NULL, 0, 0, NULL,
-     "quantised bases: gradients of activations in f32, slower, instead of int8 blocks"},
-    {"use-rslora", OPT_BOOL, AT(use_rslora), NULL, 0, 0, NULL, "scale by alpha / sqrt(r)"},
-    {"use-dora", OPT_BOOL, AT(use_dora), NULL, 0, 0, NULL,
-     "train magnitudes besides (weight-decomposed low-rank adaptation)"},
     {"beta1", OPT_FLOAT, AT(beta1), "0.9", 0, 0.999999, "X", "AdamW's first decay"},
     {"beta2", OPT_FLOAT, AT(beta2), "0.999", 0, 0.9999999, "X", "AdamW's second decay"},
     {"eps", OPT_FLOAT, AT(eps), "1e-8", 1e-30, 1, "X", "AdamW's epsilon"},
@@ -47,5 +50,69 @@ const struct option_row train_option_rows[] = {
     {"seed", OPT_INT, AT(seed), "0", 0, 9e15, "N", "of initialisation, shuffling and dropout"},
     {"save-steps", OPT_INT, AT(save_steps), "200", 0, 1e9, "N",
      "updates between checkpoints (0: only at the end)"},
+    {"gradient-checkpointing", OPT_BOOL, AT(gradient_checkpointing), NULL, 0, 0, NULL,
+     "compute activations again in the backward pass: less memory, more time"},
+    {"f32-backward", OPT_BOOL, AT(f32_backward), NULL, 0, 0, NULL,
+     "quantised bases: gradients of activations in f32, slower, instead of int8 blocks"},
+    ALIAS("lora-r", "r"),
+    ALIAS("rank", "r"),
+    ALIAS("alpha", "lora-alpha"),
+    ALIAS("dropout", "lora-dropout"),
+    ALIAS("target-modules", "target"),
+    ALIAS("num-train-epochs", "epochs"),
+    ALIAS("learning-rate", "lr"),
+    ALIAS("batch-size", "bsz"),
+    ALIAS("per-device-train-batch-size", "bsz"),
+    ALIAS("gradient-accumulation-steps", "grad-accum"),
+    ALIAS("lr-scheduler-type", "lr-scheduler"),
+    ALIAS("adam-beta1", "beta1"),
+    ALIAS("adam-beta2", "beta2"),
+    ALIAS("adam-epsilon", "eps"),
+    ALIAS("max-seq-length", "max-length"),
     {0},
 };
+
+/* Index of `name` in a NULL-terminated list, or ERR_USAGE with all that are there. */
+static int name_parse(const char *what, const char *name, const char *const *known,
+                      struct error *err) {
+    struct buf list = {0};
+    for (int i = 0; known[i]; i++) {
+        if (name && strcmp(name, known[i]) == 0) {
+            buf_release(&list);
+            return i;
+        }
+        buf_printf(&list, "%s%s", i ? ", " : "", known[i]);
+    }
+    int rc = error_set(err, ERR_USAGE, "%s '%s' is not known; there are %s", what, name ? name : "",
+                       list.data);
+    buf_release(&list);
+    return rc;
+}
+
+int optim_parse(const char *name, enum optim *out, struct error *err) {
+    static const char *const names[] = {"adamw", "adamw_8bit", "sgd", NULL};
+    int i = name_parse("optimizer", name, names, err);
+    if (i >= 0) *out = (enum optim)i;
+    return MIN(i, OK);
+}
+
+int schedule_parse(const char *name, enum schedule *out, struct error *err) {
+    static const char *const names[] = {"cosine", "linear", "constant", NULL};
+    int i = name_parse("lr scheduler", name, names, err);
+    if (i >= 0) *out = (enum schedule)i;
+    return MIN(i, OK);
+}
+
+int train_adapter_config(const struct train_options *o, struct adapter_config *out,
+                         struct error *err) {
+    struct buf list = {0};
+    *out = (struct adapter_config){.r = (int32_t)o->r,
+                                   .dropout = (float)o->lora_dropout,
+                                   .rslora = o->use_rslora,
+                                   .dora = o->use_dora};
+    out->alpha = (float)(o->lora_alpha > 0 ? o->lora_alpha : 2.0 * (double)o->r);
+    for (int i = 0; i < o->target.n; i++) buf_printf(&list, "%s%s", i ? "," : "", o->target.v[i]);
+    int rc = adapter_targets_parse(list.data ? list.data : "all-linear", out->target, err);
+    buf_release(&list);
+    return rc;
+}

@@ -204,8 +204,8 @@ static struct tokenizer *train_tokenizer(const struct pretrain *p, struct error 
             item_release(&it);
         }
     note("training a tokenizer of %d tokens on %zu bytes", (int)p->o.vocab, text.len);
-    struct tokenizer *t = tok_train_bpe(text.data, text.len, (int32_t)p->o.vocab, "smollm",
-                                        specials, 3, err);
+    struct tokenizer *t =
+        tok_train_bpe(text.data, text.len, (int32_t)p->o.vocab, "smollm", specials, 3, err);
     buf_release(&text);
     return t;
 }

@@ -187,8 +187,7 @@ static void activation_backward_items(void *ctx, int64_t begin, int64_t end, int
     }
 }
 
-void rows_activation_backward(struct trainer *t, const float *gate, const float *up,
-                              int64_t rows) {
+void rows_activation_backward(struct trainer *t, const float *gate, const float *up, int64_t rows) {
     struct rows_job j = {.t = t, .x = gate, .u = up, .width = t->c.d_ff};
     pool_run(t->pool, activation_backward_items, &j, rows, 8);
 }

@@ -7,10 +7,13 @@
  * passes changes no bits either (see internal.h): they go in as many as fit MAX_ROWS. The longest
  * job decides the number of updates; shorter ones begin another epoch.
  *
- * The checkpoint of the last update is left for the caller to remove once the result is safe.
+ * A run that fails, of a full disk, of a NaN or of anything else, leaves the last checkpoint whole,
+ * says so, and continues from it when called again. The checkpoint of the last update is left for
+ * the caller to remove once the result is safe.
  */
 #include "train/train.h"
 
+#include <errno.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -32,6 +35,7 @@ struct run {
     struct trainer *trainer;
     json_t *identity; /* what a checkpoint must have been made for */
     const char *checkpoint;
+    int64_t saved; /* the update that `checkpoint` holds; -1: none */
     FILE *log;
     enum schedule schedule;
     int64_t per_update, steps, tokens;
@@ -40,18 +44,6 @@ struct run {
     int n_batch;
     int64_t rows;
 };
-
-static int schedule_parse(const char *name, enum schedule *out, struct error *err) {
-    static const char *const names[] = {"cosine", "linear", "constant"};
-    for (size_t i = 0; i < ARRAY_LEN(names); i++)
-        if (name && !strcmp(name, names[i])) {
-            *out = (enum schedule)i;
-            return OK;
-        }
-    return error_set(err, ERR_USAGE,
-                     "lr scheduler '%s' is not known; there are cosine, linear, constant",
-                     name ? name : "");
-}
 
 static void feed_shuffle(struct feed *f, int64_t seed, int64_t epoch) {
     struct rng r = rng_make((uint64_t)seed, RNG_SHUFFLE, 0, (uint32_t)epoch);
@@ -73,17 +65,22 @@ static int batch_flush(struct run *r, struct error *err) {
     return rc;
 }
 
+static bool pass_full(int64_t rows, const struct sample *s) {
+    return rows > 0 && rows + s->n > MAX_ROWS;
+}
+
 static int batch_add(struct run *r, int job, const struct sample *s, struct error *err) {
-    int rc = r->rows + s->n > MAX_ROWS ? batch_flush(r, err) : OK;
+    int rc = pass_full(r->rows, s) ? batch_flush(r, err) : OK;
     r->batch[r->n_batch] = *s;
     r->batch[r->n_batch++].adapter = job;
     r->rows += s->n;
     return rc;
 }
 
-static void update_log(const struct run *r, int64_t step, float lr, const struct update_stats *st) {
+static int update_log(const struct run *r, int64_t step, float lr, const struct update_stats *st,
+                      struct error *err) {
     double seconds = clock_now() - r->started;
-    if (!r->log) return;
+    if (!r->log) return OK;
     json_t *losses = json_object();
     for (int j = 0; j < r->n; j++)
         json_object_set_new(losses, r->jobs[j].name,
@@ -93,28 +90,32 @@ static void update_log(const struct run *r, int64_t step, float lr, const struct
                              (json_int_t)st->tokens, "tokens_per_s",
                              seconds > 0 ? (double)r->tokens / seconds : 0.0, "losses", losses);
     char *text = json_dumps(line, JSON_COMPACT | JSON_REAL_PRECISION(9));
+    errno = 0;
     fprintf(r->log, "%s\n", text);
-    fflush(r->log);
+    int rc = fflush(r->log) || ferror(r->log) ? error_errno(err, "cannot write the log") : OK;
     free(text);
     json_decref(line);
+    return rc;
+}
+
+static float update_lr(const struct run *r, int64_t step) {
+    int64_t warmup = (int64_t)ceil(r->o->warmup_ratio * (double)r->steps);
+    return schedule_lr(r->schedule, r->o->lr, r->o->min_lr_ratio, step, warmup, r->steps);
 }
 
 static int update_run(struct run *r, int64_t step, struct update_stats *st, struct error *err) {
-    int64_t warmup = (int64_t)ceil(r->o->warmup_ratio * (double)r->steps);
-    float lr = schedule_lr(r->schedule, r->o->lr, r->o->min_lr_ratio, step, warmup, r->steps);
     int rc = OK;
     for (int64_t i = 0; !rc && i < r->per_update; i++)
         for (int j = 0; !rc && j < r->n; j++)
             rc = batch_add(r, j, feed_at(&r->feeds[j], r->o->seed, step * r->per_update + i), err);
     if (!rc) rc = batch_flush(r, err);
-    if (!rc) rc = trainer_update(r->trainer, lr, st, err);
+    if (!rc) rc = trainer_update(r->trainer, update_lr(r, step), st, err);
     if (rc) return error_wrap(err, "update %lld", (long long)step + 1);
     r->tokens += st->tokens;
     for (int j = 0; j < r->n; j++) {
         r->jobs[j].last_loss = trainer_adapter_loss(r->trainer, j);
         if (step == 0) r->jobs[j].first_loss = r->jobs[j].last_loss;
     }
-    update_log(r, step + 1, lr, st);
     return OK;
 }
 
@@ -130,13 +131,14 @@ static json_t *identity_make(const struct run *r) {
                      "min_lr_ratio", o->min_lr_ratio, "schedule", (int)r->schedule, "jobs", jobs);
 }
 
-static int run_save(const struct run *r, struct error *err) {
+static int run_save(struct run *r, struct error *err) {
     json_t *losses = json_array();
     for (int j = 0; j < r->n; j++)
         json_array_append_new(losses,
                               json_pack("[f,f]", r->jobs[j].first_loss, r->jobs[j].last_loss));
     json_t *extra = json_pack("{s:O,s:o}", "run", r->identity, "losses", losses);
     int rc = trainer_save(r->trainer, r->checkpoint, extra, err);
+    if (!rc) r->saved = trainer_updates(r->trainer);
     json_decref(extra);
     return rc;
 }
@@ -155,32 +157,50 @@ static int run_continue(struct run *r, struct error *err) {
         r->jobs[j].first_loss = json_number_value(json_array_get(pair, 0));
         r->jobs[j].last_loss = json_number_value(json_array_get(pair, 1));
     }
-    if (!rc)
-        note("continuing '%s' after update %lld", r->checkpoint,
-             (long long)trainer_updates(r->trainer));
+    if (!rc) {
+        r->saved = trainer_updates(r->trainer);
+        note("continuing '%s' after update %lld", r->checkpoint, (long long)r->saved);
+    }
     json_decref(extra);
     return rc;
 }
 
+/* Lint of job j's data, already loaded; `eval` is what was read for the job before. */
+static int job_lint(struct run *r, int j, const struct model *m, struct dataset *eval,
+                    struct error *err) {
+    struct sft_job *job = &r->jobs[j];
+    bool same = j > 0 && job->eval_data && r->jobs[j - 1].eval_data &&
+                strcmp(job->eval_data, r->jobs[j - 1].eval_data) == 0;
+    int rc = OK;
+    if (job->eval_data && !same) {
+        dataset_release(eval);
+        rc = dataset_load(eval, job->eval_data, m->tok, 0, err);
+    }
+    if (rc) return error_wrap(err, "evaluation data of '%s'", job->name);
+    return lint_make(&r->feeds[j].data, job->eval_data ? eval : NULL, &job->lint, err);
+}
+
 static int run_load_data(struct run *r, const struct model *m, struct error *err) {
     int64_t limit = m->config.max_seq_len;
+    struct dataset eval = {0};
+    int rc = OK;
     if (!m->tok)
         return error_set(err, ERR_STATE, "model '%s' has no tokenizer to read training data with",
                          m->name);
     if (r->o->max_length > 0) limit = MIN(limit, r->o->max_length);
-    for (int j = 0; j < r->n; j++) {
+    for (int j = 0; !rc && j < r->n; j++) {
         struct feed *f = &r->feeds[j];
-        int rc = dataset_load(&f->data, r->jobs[j].data, m->tok, (int32_t)limit, err);
-        if (rc) return error_wrap(err, "data of '%s'", r->jobs[j].name);
-        f->order = xcalloc((size_t)f->data.n, sizeof *f->order);
+        rc = dataset_load(&f->data, r->jobs[j].data, m->tok, (int32_t)limit, err);
+        if (rc) {
+            error_wrap(err, "data of '%s'", r->jobs[j].name);
+            break;
+        }
+        f->order = try_calloc((size_t)f->data.n, sizeof *f->order, err);
         f->epoch = -1;
-        note("%s: %d samples, %lld tokens, %lld of them targets", r->jobs[j].name, f->data.n,
-             (long long)f->data.tokens, (long long)f->data.targets);
-        if (f->data.cut)
-            warn("%s: %lld samples were cut to %lld tokens", r->jobs[j].name,
-                 (long long)f->data.cut, (long long)limit);
+        rc = f->order ? job_lint(r, j, m, &eval, err) : err->code;
     }
-    return OK;
+    dataset_release(&eval);
+    return rc;
 }
 
 static int64_t steps_count(const struct run *r) {
@@ -193,13 +213,6 @@ static int64_t steps_count(const struct run *r) {
     return most;
 }
 
-int train_adapter_config(const struct train_options *o, struct adapter_config *out,
-                         struct error *err) {
-    *out = (struct adapter_config){.r = (int32_t)o->r, .dropout = (float)o->lora_dropout};
-    out->alpha = (float)(o->lora_alpha > 0 ? o->lora_alpha : 2.0 * (double)o->r);
-    return adapter_targets_parse(o->target ? o->target : "all-linear", out->target, err);
-}
-
 /* Given ones are retained; fresh ones differ by name. */
 static int run_make_adapters(struct run *r, const struct model *m, struct error *err) {
     struct adapter_config c;
@@ -208,10 +221,37 @@ static int run_make_adapters(struct run *r, const struct model *m, struct error 
     for (int j = 0; !rc && j < r->n; j++) {
         char *key = xasprintf("%s %lld", r->jobs[j].name, (long long)r->o->seed);
         r->starts[j] = r->jobs[j].start ? adapter_retain(r->jobs[j].start)
-                                        : adapter_new(&m->config, &c, hash_u64(key, strlen(key)));
+                                        : adapter_fresh(m, &c, hash_u64(key, strlen(key)), err);
         free(key);
+        if (!r->starts[j]) rc = err->code;
     }
     return rc;
+}
+
+/* Adds to a failure what is kept of the run, if anything is. "At least": a save whose last flush
+ * fails has replaced the file all the same. */
+static int failure_place(const struct run *r, struct error *err) {
+    if (r->saved < 0) return err->code;
+    char *what = xstrdup(err->text);
+    error_set(err, err->code, "%s; '%s' holds at least update %lld, the same command continues it",
+              what, r->checkpoint, (long long)r->saved);
+    free(what);
+    return err->code;
+}
+
+/* One update with its log line and, when it is due, its checkpoint. Where the log cannot be written
+ * the checkpoint is tried all the same: it may lie elsewhere. */
+static int step_run(struct run *r, int64_t step, struct update_stats *st, struct error *err) {
+    int64_t every = r->o->save_steps, done = step + 1;
+    struct error log_err;
+    int rc = update_run(r, step, st, err);
+    if (rc) return rc;
+    int logged = update_log(r, done, update_lr(r, step), st, &log_err);
+    bool due = done == r->steps || (every > 0 && done % every == 0) || logged != OK;
+    if (r->checkpoint && due) rc = run_save(r, err);
+    if (rc || !logged) return rc;
+    *err = log_err;
+    return logged;
 }
 
 static int run_train(struct run *r, struct error *err) {
@@ -221,38 +261,55 @@ static int run_train(struct run *r, struct error *err) {
     int rc = OK;
     progress_start(&bar, "training", r->steps);
     for (int64_t u = trainer_updates(r->trainer); !rc && u < r->steps; u++) {
-        rc = update_run(r, u, &st, err);
-        bool due = u + 1 == r->steps || (r->o->save_steps > 0 && (u + 1) % r->o->save_steps == 0);
-        if (!rc && r->checkpoint && due) rc = run_save(r, err);
+        rc = step_run(r, u, &st, err);
         snprintf(detail, sizeof detail, "loss %.4f", st.loss);
         progress_update(&bar, u + 1, detail);
     }
     progress_finish(&bar, detail);
-    return rc;
+    return rc ? failure_place(r, err) : OK;
 }
 
-static void run_results(struct run *r, const struct model *m) {
-    for (int j = 0; j < r->n; j++) {
+static int run_results(struct run *r, const struct model *m, struct error *err) {
+    int rc = OK;
+    for (int j = 0; !rc && j < r->n; j++) {
         json_t *lineage = json_pack("{s:s,s:s,s:s}", "operator", "sft", "data",
                                     r->feeds[j].data.hash, "start", r->starts[j]->hash);
         if (m->hash[0]) json_object_set_new(lineage, ADAPTER_BASE_HASH, json_string(m->hash));
         r->jobs[j].result = trainer_adapter(r->trainer, j, lineage);
         json_decref(lineage);
+        rc = adapter_bind(r->jobs[j].result, m, err);
     }
+    return rc;
 }
 
-static int run_open(struct run *r, const struct model *m, struct pool *pool, struct error *err) {
+static int run_open(struct run *r, const struct model *m, struct error *err) {
+    enum optim optim;
     int rc = schedule_parse(r->o->lr_scheduler, &r->schedule, err);
+    if (!rc) rc = optim_parse(r->o->optim, &optim, err);
     if (!rc) rc = run_load_data(r, m, err);
     if (!rc) rc = run_make_adapters(r, m, err);
     if (rc) return rc;
     r->per_update = r->o->bsz * r->o->grad_accum;
     r->steps = steps_count(r);
-    r->batch = xcalloc((size_t)r->per_update * (size_t)r->n, sizeof *r->batch);
+    r->batch = try_calloc((size_t)r->per_update * (size_t)r->n, sizeof *r->batch, err);
+    return r->batch ? OK : err->code;
+}
+
+static int run_begin(struct run *r, const struct model *m, struct pool *pool, struct error *err) {
+    for (int j = 0; j < r->n; j++) lint_say(&r->jobs[j].lint, r->jobs[j].name);
     r->identity = identity_make(r);
     r->trainer = trainer_new_lora(m, r->starts, r->n, r->o, pool, err);
     if (!r->trainer) return err->code;
     return r->checkpoint && path_exists(r->checkpoint) ? run_continue(r, err) : OK;
+}
+
+static struct run run_make(struct sft_job *jobs, int n, const struct train_options *o) {
+    struct run r = {.o = o, .jobs = jobs, .n = n, .saved = -1, .started = clock_now()};
+    CHECK(n > 0 && o->bsz > 0 && o->grad_accum > 0);
+    r.feeds = xcalloc((size_t)n, sizeof *r.feeds);
+    r.starts = xcalloc((size_t)n, sizeof *r.starts);
+    for (int j = 0; j < n; j++) jobs[j].result = NULL;
+    return r;
 }
 
 static void run_release(struct run *r) {
@@ -270,15 +327,109 @@ static void run_release(struct run *r) {
 
 int sft_run(const struct model *m, struct sft_job *jobs, int n, const struct train_options *o,
             struct pool *pool, const char *checkpoint, FILE *log, struct error *err) {
-    struct run r = {
-        .o = o, .jobs = jobs, .n = n, .checkpoint = checkpoint, .log = log, .started = clock_now()};
-    CHECK(n > 0 && o->bsz > 0 && o->grad_accum > 0);
-    r.feeds = xcalloc((size_t)n, sizeof *r.feeds);
-    r.starts = xcalloc((size_t)n, sizeof *r.starts);
-    for (int j = 0; j < n; j++) jobs[j].result = NULL;
-    int rc = run_open(&r, m, pool, err);
+    struct run r = run_make(jobs, n, o);
+    r.checkpoint = checkpoint;
+    r.log = log;
+    int rc = run_open(&r, m, err);
+    if (!rc) rc = run_begin(&r, m, pool, err);
     if (!rc) rc = run_train(&r, err);
-    if (!rc) run_results(&r, m);
+    if (!rc) rc = run_results(&r, m, err);
     run_release(&r);
     return rc;
+}
+
+/* the plan */
+
+/* Counts passes as batch_add makes them, over the updates of the longest job's first epoch; the
+ * rest of the run is taken to be like them. */
+static void passes_count(struct run *r, struct sft_plan *p) {
+    int64_t most = 0, updates, rows = 0, samples = 0;
+    for (int j = 0; j < r->n; j++) most = MAX(most, r->feeds[j].data.n);
+    updates = MIN(r->steps, (most + r->per_update - 1) / r->per_update);
+    for (int64_t k = 0; k < updates * r->per_update * r->n; k++) {
+        int64_t of_job = k / r->n;
+        const struct sample *s = feed_at(&r->feeds[k % r->n], r->o->seed, of_job);
+        bool first = k % (r->per_update * r->n) == 0;
+        if (first || pass_full(rows, s)) {
+            p->passes++;
+            rows = samples = 0;
+        }
+        rows += s->n;
+        samples++;
+        p->tokens += s->n;
+        p->longest = MAX(p->longest, s->n);
+        p->max_rows = MAX(p->max_rows, rows);
+        p->max_samples = MAX(p->max_samples, samples);
+    }
+    double whole = (double)r->steps / (double)updates;
+    p->passes = (int64_t)((double)p->passes * whole + 0.5);
+    p->tokens = (int64_t)((double)p->tokens * whole + 0.5);
+}
+
+/* The first pass of the first update, computed and timed. A short one is computed twice, because
+ * the first time its memory is new. */
+static int pass_measure(struct run *r, const struct model *m, struct pool *pool, struct sft_plan *p,
+                        struct error *err) {
+    struct update_stats st;
+    r->trainer = trainer_new_lora(m, r->starts, r->n, r->o, pool, err);
+    if (!r->trainer) return err->code;
+    for (int64_t k = 0; k < r->per_update * r->n; k++) {
+        const struct sample *s = feed_at(&r->feeds[k % r->n], r->o->seed, k / r->n);
+        if (pass_full(p->pass_tokens, s)) break;
+        r->batch[r->n_batch] = *s;
+        r->batch[r->n_batch++].adapter = (int32_t)(k % r->n);
+        p->pass_tokens += s->n;
+    }
+    for (int turn = 0; turn == 0 || (turn == 1 && p->pass_seconds < 2); turn++) {
+        double start = clock_now();
+        int rc = trainer_accumulate(r->trainer, r->batch, r->n_batch, err);
+        if (rc) return rc;
+        p->pass_seconds = clock_now() - start;
+    }
+    double start = clock_now();
+    int rc = trainer_update(r->trainer, 0, &st, err);
+    p->update_seconds = clock_now() - start;
+    return rc;
+}
+
+static void first_copy(struct run *r, struct sft_plan *p) {
+    p->first = xcalloc((size_t)(r->o->bsz * r->n), sizeof *p->first);
+    for (int64_t i = 0; i < r->o->bsz; i++)
+        for (int j = 0; j < r->n; j++) {
+            const struct sample *s = feed_at(&r->feeds[j], r->o->seed, i);
+            struct sample *to = &p->first[p->n_first++];
+            *to = (struct sample){.n = s->n, .adapter = j};
+            to->tokens = memcpy(xmalloc((size_t)s->n * sizeof *s->tokens), s->tokens,
+                                (size_t)s->n * sizeof *s->tokens);
+            to->mask = memcpy(xmalloc((size_t)s->n), s->mask, (size_t)s->n);
+        }
+}
+
+int sft_plan_make(const struct model *m, struct sft_job *jobs, int n, const struct train_options *o,
+                  struct pool *pool, struct sft_plan *out, struct error *err) {
+    struct run r = run_make(jobs, n, o);
+    *out = (struct sft_plan){0};
+    int rc = run_open(&r, m, err);
+    if (!rc) {
+        passes_count(&r, out);
+        out->updates = r.steps;
+        out->samples_per_update = r.per_update;
+        out->samples = r.steps * r.per_update * n;
+        first_copy(&r, out);
+        rc = pass_measure(&r, m, pool, out, err);
+    }
+    if (!rc) out->bytes = trainer_bytes(r.trainer, out->max_rows, out->longest);
+    if (!rc)
+        out->seconds = out->pass_seconds * (double)out->tokens / (double)out->pass_tokens +
+                       out->update_seconds * (double)out->updates;
+    else
+        sft_plan_release(out);
+    run_release(&r);
+    return rc;
+}
+
+void sft_plan_release(struct sft_plan *p) {
+    for (int i = 0; i < p->n_first; i++) sample_release(&p->first[i]);
+    free(p->first);
+    *p = (struct sft_plan){0};
 }

@@ -28,7 +28,6 @@ struct train_options {   /* filled from option rows; names as in PEFT/TRL */
     int64_t r;           /* 32 */
     double lora_alpha;   /* 0: 2·r */
     double lora_dropout; /* 0.05 */
-    char *target;        /* "q_proj,k_proj,…": all seven */
     double epochs;       /* 1 */
     int64_t max_steps;   /* 0: by epochs */
     double lr;           /* 2e-4 */
@@ -37,17 +36,20 @@ struct train_options {   /* filled from option rows; names as in PEFT/TRL */
     char *lr_scheduler;  /* cosine */
     double warmup_ratio; /* 0.03 */
     double min_lr_ratio; /* 0 */
-    char *optim;         /* adamw; adamw_8bit, sgd */
     double beta1, beta2, eps, weight_decay, max_grad_norm; /* 0.9 0.999 1e-8 0 1.0 */
-    double momentum;             /* 0.9; of sgd */
-    bool gradient_checkpointing; /* activations are made again instead of kept */
-    bool f32_backward; /* quantised bases: gradients of activations in f32 instead of int8 blocks */
-    bool use_rslora, use_dora;
-    int64_t max_length; /* 0: the model's; longer samples are cut, counted and said */
-    int64_t seed;       /* 0 */
-    int64_t save_steps; /* 200 */
+    int64_t max_length;    /* 0: the model's; longer samples are cut, counted and said */
+    int64_t seed;          /* 0 */
+    int64_t save_steps;    /* 200 */
+    struct strings target; /* all-linear; names, each of which may be a list "q_proj,k_proj" */
+    bool use_rslora, use_dora, gradient_checkpointing;
+    bool f32_backward; /* quantised bases: gradients of activations not in int8 blocks */
+    char *optim;     /* adamw; see optim_parse */
+    double momentum; /* 0.9, of sgd */
 };
 extern const struct option_row train_option_rows[];
+enum optim { OPTIM_ADAMW, OPTIM_ADAMW_8BIT, OPTIM_SGD };
+int optim_parse(const char *name, enum optim *out, struct error *err);
+int schedule_parse(const char *name, enum schedule *out, struct error *err);
 /* Rank, alpha, dropout and targets of a fresh adapter. */
 int train_adapter_config(const struct train_options *o, struct adapter_config *out,
                          struct error *err);
@@ -64,6 +66,8 @@ struct trainer *trainer_new_lora(const struct model *m, struct adapter *const *a
 struct trainer *trainer_new_full(struct model *m, const struct train_options *o, struct pool *pool,
                                  struct error *err);
 void trainer_free(struct trainer *t);
+/* Bytes that it takes, besides the model, with passes of that many rows and samples that long. */
+size_t trainer_bytes(const struct trainer *t, int64_t rows, int64_t longest);
 /* Forward and backward of one micro-batch; losses and target counts add up until the update.
  * Returns ERR_NUMERIC with the layer's name when a NaN or Inf appears. */
 int trainer_accumulate(struct trainer *t, const struct sample *samples, int n, struct error *err);
@@ -119,17 +123,61 @@ int trainer_load(struct trainer *t, const char *path, json_t **extra, struct err
 
 /* data */
 
+/* What is remembered of every sample that was read, kept or not, for lint. */
+struct sample_facts {
+    int32_t line, tokens; /* where it begins in its file; before the cut */
+    uint64_t whole;       /* hash of its roles and texts */
+    uint64_t near;        /* the same without differences of case, width and white space */
+    uint64_t prompt;      /* what is asked before the last answer, compared like `near`; 0: none */
+};
 struct dataset {
     struct sample *v;
     int n;
-        int64_t tokens, targets, cut; /* cut: samples shortened to max_length, or dropped where no target was left */
-    char hash[HASH_LEN];          /* of the file */
+    int64_t tokens, targets;
+    int64_t cut, dropped;       /* shortened to max_length; those of them without a target left */
+    struct sample_facts *facts; /* [n_read] */
+    int n_read;
+    char hash[HASH_LEN]; /* of the file */
 };
 /* {messages}, {prompt, completion} or {text}; lines, concatenated objects or an array. Errors name
  * file, line, field. Targets are the assistant's own words only (all of it for {text}). */
 int dataset_load(struct dataset *d, const char *path, const struct tokenizer *tok,
                  int32_t max_length, struct error *err);
 void dataset_release(struct dataset *d);
+
+/* lint: what a file holds, before time is spent on it */
+
+/* `n` samples; the first of them begins in `line`, its twin in `other`. */
+struct lint_pairs {
+    int n;
+    int32_t line, other;
+};
+struct lint {
+    int read, kept, cut, dropped, n_eval;
+    int64_t tokens, targets;                      /* of what is kept */
+    int32_t shortest, median, p95, longest;       /* tokens of all samples, before the cut */
+    struct lint_pairs exact, near;                /* samples that repeat an earlier one; `near` only
+                                                     up to case, width and white space */
+    struct lint_pairs eval_samples, eval_prompts; /* evaluation samples that are in the data, whole
+                                                     or by their prompt; `line` is the data's */
+};
+/* `eval` may be NULL. */
+int lint_make(const struct dataset *d, const struct dataset *eval, struct lint *out,
+              struct error *err);
+json_t *lint_json(const struct lint *l);
+void lint_text(const struct lint *l, struct buf *out); /* whole, a few lines */
+void lint_say(const struct lint *l, const char *name); /* notes and warnings */
+/* Fills the hashes. A prompt and its completion count as a user's and the assistant's message, a
+ * text as the assistant's. */
+int sample_facts_make(const struct message *msgs, int n, struct sample_facts *out,
+                      struct error *err);
+
+/* The sample as text, special tokens too, with what is learned between `on` and `off`. Control
+ * characters but newline and tab, and what is no UTF-8, become U+FFFD. */
+void sample_show(const struct sample *s, const struct tokenizer *tok, const char *on,
+                 const char *off, struct buf *out);
+/* [{"text", "learned"}, …], "ids" and "mask" (1 where learned). */
+json_t *sample_json(const struct sample *s, const struct tokenizer *tok);
 
 /* runs */
 
@@ -138,11 +186,30 @@ void dataset_release(struct dataset *d);
  * `log` (may be NULL) receives a JSON line an update. */
 struct sft_job {
     const char *name, *data;
+    const char *eval_data;  /* NULL, or what `data` must not hold; only compared */
     struct adapter *start;  /* NULL: a fresh one, seeded by hash of name and the seed */
     struct adapter *result; /* set on success; the caller releases */
     double first_loss, last_loss;
+    struct lint lint; /* of `data`; set before training begins */
 };
 int sft_run(const struct model *m, struct sft_job *jobs, int n, const struct train_options *o,
             struct pool *pool, const char *checkpoint, FILE *log, struct error *err);
+
+/* What sft_run would do and take. Samples lie end to end in a pass, so there is no padding. */
+struct sft_plan {
+    int64_t updates, samples_per_update;    /* of each adapter */
+    int64_t passes, samples, tokens;        /* of the whole run, all adapters */
+    int64_t max_samples, max_rows, longest; /* of the largest pass; of a sample */
+    size_t bytes;                           /* of memory beside the model's own */
+    double pass_seconds;                    /* measured: the first pass, forward and backward … */
+    int64_t pass_tokens;                    /* … which had so many tokens */
+    double update_seconds, seconds;         /* measured: the optimizer; all of the run */
+    struct sample *first;                   /* [n_first] the first bsz samples of each adapter */
+    int n_first;
+};
+/* Reads the data and computes one pass; writes nothing. Fills jobs[].lint. */
+int sft_plan_make(const struct model *m, struct sft_job *jobs, int n, const struct train_options *o,
+                  struct pool *pool, struct sft_plan *out, struct error *err);
+void sft_plan_release(struct sft_plan *p);
 
 #endif

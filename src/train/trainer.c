@@ -175,22 +175,11 @@ static void fingerprint_make(struct trainer *t) {
     buf_release(&b);
 }
 
-static int optim_parse(const struct train_options *o, enum optim *out, struct error *err) {
-    static const char *const names[] = {"adamw", "adamw_8bit", "sgd"};
-    for (size_t i = 0; i < ARRAY_LEN(names); i++)
-        if (!o->optim || !strcmp(o->optim, names[i])) {
-            *out = (enum optim)i;
-            return OK;
-        }
-    return error_set(err, ERR_USAGE, "optimizer '%s' is not known; there are adamw, adamw_8bit, sgd",
-                     o->optim);
-}
-
 static struct trainer *trainer_alloc(const struct model *m, int n_groups,
                                      const struct train_options *o, struct pool *pool,
                                      struct error *err) {
     enum optim optim = OPTIM_ADAMW;
-    if (optim_parse(o, &optim, err) != OK) return NULL;
+    if (optim_parse(o->optim ? o->optim : "adamw", &optim, err) != OK) return NULL;
     struct trainer *t = xcalloc(1, sizeof *t);
     t->model = m;
     t->c = m->config;

@@ -260,7 +260,16 @@ static void fuzz_training_data(const uint8_t *data, size_t size) {
     struct error err;
     struct dataset d;
     if (!t) t = tok_byte_fallback(259);
+    struct lint l;
+    struct buf text = {0};
     if (dataset_load(&d, input_put(data, size), t, 64, &err) != OK) return;
+    MUST(lint_make(&d, &d, &l, &err) == OK);
+    MUST(l.kept == d.n && l.kept + l.dropped == l.read && l.eval_samples.n == l.read);
+    sample_show(&d.v[0], t, "[", "]", &text);
+    json_t *clean = json_string(text.data);
+    MUST(clean != NULL);
+    json_decref(clean);
+    buf_release(&text);
     MUST(d.n > 0 && d.targets > 0 && d.targets <= d.tokens);
     for (int i = 0; i < d.n; i++) MUST(d.v[i].n >= 2 && d.v[i].n <= 64);
     dataset_release(&d);

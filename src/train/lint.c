@@ -1,0 +1,303 @@
+/*
+ * lint: what a training file holds, said before time is spent on it.
+ *
+ * Works on what dataset_load remembers of every sample, so it reads no file and keeps no text:
+ * samples are compared by 64-bit hashes, of what they say exactly and of the same text with
+ * differences taken out that no model should learn from. Two samples that only a collision makes
+ * equal would cost a wrong line of a report. Similar sentences are not looked for.
+ *
+ * Comparison needs no words: blanks beside characters of scripts that are written without them
+ * count for nothing, so Japanese and Chinese lines match wherever they were broken.
+ */
+#include "train/train.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <unicase.h>
+#include <unictype.h>
+#include <unistr.h>
+
+/* what is compared */
+
+/* From here on (CJK radicals, kana, ideographs, hangul, their punctuation) a blank separates
+ * nothing. */
+enum { DENSE_FROM = 0x2E80 };
+
+static ucs4_t char_fold(ucs4_t c) {
+    if (c >= 0xFF01 && c <= 0xFF5E) c -= 0xFEE0; /* full-width ASCII */
+    return uc_tolower(c);
+}
+
+/* Appends `text` in small letters of ordinary width, runs of white space as one blank. `out` has
+ * room for as many bytes more as twice the text. */
+static void text_fold(const char *text, size_t len, struct buf *out) {
+    const uint8_t *p = (const uint8_t *)text, *end = p + len;
+    ucs4_t before = 0;
+    bool blank = false;
+    while (p < end) {
+        ucs4_t c;
+        uint8_t bytes[6];
+        p += u8_mbtouc(&c, p, (size_t)(end - p));
+        if (uc_is_property_white_space(c)) {
+            blank = before != 0;
+            continue;
+        }
+        c = char_fold(c);
+        if (blank && c < DENSE_FROM && before < DENSE_FROM) buf_puts(out, " ");
+        blank = false;
+        before = c;
+        buf_add(out, bytes, (size_t)u8_uctomb(bytes, c, sizeof bytes));
+    }
+}
+
+/* Appends one message so that no two lists of messages give the same bytes by accident. */
+static int message_add(struct buf *out, const char *role, const char *text, bool fold,
+                       struct error *err) {
+    size_t len = strlen(text);
+    int rc = buf_reserve(out, strlen(role) + 2 * len + 8, err);
+    if (rc != OK) return rc;
+    buf_puts(out, role);
+    buf_puts(out, "\x1f");
+    if (fold)
+        text_fold(text, len, out);
+    else
+        buf_add(out, text, len);
+    buf_puts(out, "\x1e");
+    return OK;
+}
+
+static int last_answer(const struct message *msgs, int n) {
+    int last = 0;
+    for (int i = 0; i < n; i++)
+        if (strcmp(msgs[i].role, "assistant") == 0) last = i;
+    return last;
+}
+
+int sample_facts_make(const struct message *msgs, int n, struct sample_facts *out,
+                      struct error *err) {
+    struct buf whole = {0}, near = {0}, prompt = {0};
+    int rc = OK, asked = last_answer(msgs, n);
+    for (int i = 0; rc == OK && i < n; i++) {
+        const char *role = msgs[i].role, *text = msgs[i].content;
+        rc = message_add(&whole, role, text, false, err);
+        if (rc == OK) rc = message_add(&near, role, text, true, err);
+        /* Who asks is told apart by nobody: personas differ in their system message. */
+        if (rc == OK && i < asked && strcmp(role, "system") != 0 && *text)
+            rc = message_add(&prompt, "", text, true, err);
+    }
+    if (rc == OK) {
+        out->whole = hash_u64(whole.data, whole.len);
+        out->near = hash_u64(near.data, near.len);
+        out->prompt = prompt.len ? hash_u64(prompt.data, prompt.len) : 0;
+    }
+    buf_release(&whole);
+    buf_release(&near);
+    buf_release(&prompt);
+    return rc;
+}
+
+/* finding twins */
+
+struct key {
+    uint64_t hash;
+    int at;
+};
+
+static int key_order(const void *a, const void *b) {
+    const struct key *x = a, *y = b;
+    if (x->hash != y->hash) return x->hash < y->hash ? -1 : 1;
+    return x->at < y->at ? -1 : x->at > y->at;
+}
+
+/* The hashes of one kind, at `offset` in the facts, in order; of equal ones the earliest first. */
+static struct key *keys_sort(const struct dataset *d, size_t offset, struct error *err) {
+    struct key *keys = try_calloc((size_t)MAX(d->n_read, 1), sizeof *keys, err);
+    if (!keys) return NULL;
+    for (int i = 0; i < d->n_read; i++) {
+        memcpy(&keys[i].hash, (const char *)&d->facts[i] + offset, sizeof keys[i].hash);
+        keys[i].at = i;
+    }
+    qsort(keys, (size_t)d->n_read, sizeof *keys, key_order);
+    return keys;
+}
+
+/* The earliest sample with this hash, or -1. */
+static int keys_find(const struct key *keys, int n, uint64_t hash) {
+    int low = 0, high = n;
+    while (low < high) {
+        int mid = low + (high - low) / 2;
+        if (keys[mid].hash < hash)
+            low = mid + 1;
+        else
+            high = mid;
+    }
+    return low < n && keys[low].hash == hash ? keys[low].at : -1;
+}
+
+static void pair_count(struct lint_pairs *p, const struct sample_facts *a,
+                       const struct sample_facts *b) {
+    if (p->n++) return;
+    p->line = a->line;
+    p->other = b->line;
+}
+
+static void repeats_count(const struct dataset *d, const struct key *whole, const struct key *near,
+                          struct lint *out) {
+    for (int i = 0; i < d->n_read; i++) {
+        const struct sample_facts *f = &d->facts[i];
+        int twin = keys_find(whole, d->n_read, f->whole),
+            like = keys_find(near, d->n_read, f->near);
+        if (twin < i)
+            pair_count(&out->exact, f, &d->facts[twin]);
+        else if (like < i)
+            pair_count(&out->near, f, &d->facts[like]);
+    }
+}
+
+static void overlap_count(const struct dataset *d, const struct dataset *eval,
+                          const struct key *near, const struct key *prompt, struct lint *out) {
+    for (int i = 0; i < eval->n_read; i++) {
+        const struct sample_facts *e = &eval->facts[i];
+        int whole = keys_find(near, d->n_read, e->near);
+        int asked = e->prompt ? keys_find(prompt, d->n_read, e->prompt) : -1;
+        if (whole >= 0) pair_count(&out->eval_samples, &d->facts[whole], e);
+        if (asked >= 0) pair_count(&out->eval_prompts, &d->facts[asked], e);
+    }
+}
+
+static int twins_count(const struct dataset *d, const struct dataset *eval, struct lint *out,
+                       struct error *err) {
+    struct key *whole = keys_sort(d, offsetof(struct sample_facts, whole), err);
+    struct key *near = whole ? keys_sort(d, offsetof(struct sample_facts, near), err) : NULL;
+    struct key *prompt = near ? keys_sort(d, offsetof(struct sample_facts, prompt), err) : NULL;
+    if (prompt) repeats_count(d, whole, near, out);
+    if (prompt && eval) overlap_count(d, eval, near, prompt, out);
+    int rc = prompt ? OK : err->code;
+    free(whole);
+    free(near);
+    free(prompt);
+    return rc;
+}
+
+/* the report */
+
+static int length_order(const void *a, const void *b) {
+    int32_t x = *(const int32_t *)a, y = *(const int32_t *)b;
+    return x < y ? -1 : x > y;
+}
+
+static int lengths_measure(const struct dataset *d, struct lint *out, struct error *err) {
+    int n = d->n_read;
+    int32_t *v = n ? try_calloc((size_t)n, sizeof *v, err) : NULL;
+    if (!v) return n ? err->code : OK;
+    for (int i = 0; i < n; i++) v[i] = d->facts[i].tokens;
+    qsort(v, (size_t)n, sizeof *v, length_order);
+    out->shortest = v[0];
+    out->median = v[(n - 1) / 2];
+    out->p95 = v[((int64_t)n * 95 + 99) / 100 - 1];
+    out->longest = v[n - 1];
+    free(v);
+    return OK;
+}
+
+int lint_make(const struct dataset *d, const struct dataset *eval, struct lint *out,
+              struct error *err) {
+    *out = (struct lint){.read = d->n_read,
+                         .kept = d->n,
+                         .cut = (int)d->cut,
+                         .dropped = (int)d->dropped,
+                         .n_eval = eval ? eval->n_read : 0,
+                         .tokens = d->tokens,
+                         .targets = d->targets};
+    int rc = lengths_measure(d, out, err);
+    return rc == OK ? twins_count(d, eval, out, err) : rc;
+}
+
+static double percent(double part, double all) {
+    return all > 0 ? 100 * part / all : 0;
+}
+
+static void lengths_text(const struct lint *l, struct buf *out) {
+    buf_printf(out,
+               "%d samples, %lld tokens, %lld of them learned (%.1f %%); lengths %d to %d, "
+               "median %d, 95 %% up to %d",
+               l->kept, (long long)l->tokens, (long long)l->targets,
+               percent((double)l->targets, (double)l->tokens), l->shortest, l->longest, l->median,
+               l->p95);
+}
+
+/* What is worth a line of its own; `fn` gets one line at a time, and whether it is a warning. */
+static void findings(const struct lint *l, void (*fn)(void *ctx, const char *text, bool bad),
+                     void *ctx) {
+    static const char looks[] = " but for case, width or white space";
+    const struct {
+        const struct lint_pairs *p;
+        const char *what, *one, *many, *more;
+        bool eval;
+    } rows[] = {
+        {&l->exact, "samples", "repeats an earlier one", "repeat earlier ones", "", false},
+        {&l->near, "samples", "repeats an earlier one", "repeat earlier ones", looks, false},
+        {&l->eval_samples, "evaluation samples", "is in the data", "are in the data", "", true},
+        {&l->eval_prompts, "evaluation prompts", "is in the data", "are in the data", "", true},
+    };
+    char text[256];
+    if (l->cut) {
+        snprintf(text, sizeof text,
+                 "%d of %d samples were cut (%.1f %%), %d of them dropped: no target was left",
+                 l->cut, l->read, percent(l->cut, l->read), l->dropped);
+        fn(ctx, text, true);
+    }
+    for (size_t i = 0; i < ARRAY_LEN(rows); i++) {
+        const struct lint_pairs *p = rows[i].p;
+        bool eval = rows[i].eval;
+        if (!p->n) continue;
+        snprintf(text, sizeof text, "%d of %d %s %s%s (the first: line %d, as in %sline %d)", p->n,
+                 eval ? l->n_eval : l->read, rows[i].what, p->n == 1 ? rows[i].one : rows[i].many,
+                 rows[i].more, p->line, eval ? "the evaluation's " : "", p->other);
+        fn(ctx, text, eval);
+    }
+}
+
+static void finding_add(void *ctx, const char *text, bool bad) {
+    buf_printf(ctx, "%s%s\n", bad ? "warning: " : "", text);
+}
+
+void lint_text(const struct lint *l, struct buf *out) {
+    lengths_text(l, out);
+    buf_puts(out, "\n");
+    findings(l, finding_add, out);
+    if (l->n_eval && !l->eval_prompts.n && !l->eval_samples.n)
+        buf_printf(out, "none of the %d evaluation samples is in the data\n", l->n_eval);
+}
+
+static void finding_say(void *ctx, const char *text, bool bad) {
+    (bad ? warn : note)("%s: %s", (const char *)ctx, text);
+}
+
+void lint_say(const struct lint *l, const char *name) {
+    struct buf text = {0};
+    lengths_text(l, &text);
+    note("%s: %s", name, text.data);
+    findings(l, finding_say, (void *)(uintptr_t)name);
+    buf_release(&text);
+}
+
+static json_t *pairs_json(const struct lint_pairs *p) {
+    if (!p->n) return json_pack("{s:i}", "count", 0);
+    return json_pack("{s:i,s:[i,i]}", "count", p->n, "first_lines", p->line, p->other);
+}
+
+json_t *lint_json(const struct lint *l) {
+    json_t *v =
+        json_pack("{s:i,s:i,s:i,s:i,s:I,s:I,s:{s:i,s:i,s:i,s:i},s:o,s:o}", "samples", l->read,
+                  "kept", l->kept, "cut", l->cut, "dropped", l->dropped, "tokens",
+                  (json_int_t)l->tokens, "targets", (json_int_t)l->targets, "lengths", "min",
+                  l->shortest, "median", l->median, "p95", l->p95, "max", l->longest, "duplicates",
+                  pairs_json(&l->exact), "near_duplicates", pairs_json(&l->near));
+    if (l->n_eval)
+        json_object_set_new(v, "eval",
+                            json_pack("{s:i,s:o,s:o}", "samples", l->n_eval, "in_data",
+                                      pairs_json(&l->eval_samples), "prompts_in_data",
+                                      pairs_json(&l->eval_prompts)));
+    return v;
+}

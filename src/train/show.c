@@ -1,0 +1,68 @@
+/*
+ * show: a sample as a person reads it, with the part that is learned marked.
+ *
+ * Tokens become text in runs of one kind, learned or not, because a character may lie in several
+ * tokens. The first token is never learned: nothing precedes it. What a terminal would obey is not
+ * passed on to it.
+ */
+#include "train/train.h"
+
+#include <string.h>
+#include <unistr.h>
+
+static bool learned(const struct sample *s, int32_t i) {
+    return i > 0 && s->mask[i];
+}
+
+static void text_clean(const struct buf *raw, struct buf *out) {
+    const uint8_t *p = (const uint8_t *)raw->data, *end = p + raw->len;
+    while (p < end) {
+        ucs4_t c;
+        int n = u8_mbtoucr(&c, p, (size_t)(end - p));
+        bool shown = n > 0 && (c >= 0x20 || c == '\n' || c == '\t') && !(c >= 0x7f && c < 0xa0);
+        if (shown)
+            buf_add(out, p, (size_t)n);
+        else
+            buf_puts(out, "\xef\xbf\xbd");
+        p += MAX(n, 1);
+    }
+}
+
+/* Appends the run that begins at token i, and returns where it ends. */
+static int32_t run_text(const struct sample *s, const struct tokenizer *tok, int32_t i,
+                        struct buf *out) {
+    struct buf raw = {0};
+    int32_t end = i + 1;
+    while (end < s->n && learned(s, end) == learned(s, i)) end++;
+    tok_decode_all(tok, s->tokens + i, end - i, true, &raw);
+    text_clean(&raw, out);
+    buf_release(&raw);
+    return end;
+}
+
+void sample_show(const struct sample *s, const struct tokenizer *tok, const char *on,
+                 const char *off, struct buf *out) {
+    for (int32_t i = 0; i < s->n;) {
+        bool mark = learned(s, i);
+        if (mark) buf_puts(out, on);
+        i = run_text(s, tok, i, out);
+        if (mark) buf_puts(out, off);
+    }
+}
+
+json_t *sample_json(const struct sample *s, const struct tokenizer *tok) {
+    json_t *parts = json_array(), *ids = json_array(), *mask = json_array();
+    for (int32_t i = 0; i < s->n; i++) {
+        json_array_append_new(ids, json_integer(s->tokens[i]));
+        json_array_append_new(mask, json_integer(learned(s, i)));
+    }
+    for (int32_t i = 0; i < s->n;) {
+        struct buf text = {0};
+        bool mark = learned(s, i);
+        buf_puts(&text, "");
+        i = run_text(s, tok, i, &text);
+        json_array_append_new(parts, json_pack("{s:s,s:b}", "text", text.data, "learned", mark));
+        buf_release(&text);
+    }
+    return json_pack("{s:o,s:o,s:o}", "parts", parts, "ids", ids, "mask", mask);
+}

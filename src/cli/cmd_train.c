@@ -1,7 +1,6 @@
 /* shoal train: makes adapters from conversations. */
 #define _GNU_SOURCE
-#include "cli/cli.h"
-#include "train/train.h"
+#include "cli/train_run.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -11,6 +10,7 @@ struct train_command {
     struct train_options train;
     struct strings data;
     char *out;
+    struct gate_options gate;
 };
 
 static struct option_row train_rows[64] = {
@@ -18,39 +18,22 @@ static struct option_row train_rows[64] = {
      "conversations; NAME=FILE several times trains several adapters in one base pass"},
     {"out", OPT_STRING, offsetof(struct train_command, out), NULL, 0, 0, "DIR",
      "adapter directory; with several, the folder of them"},
+    GATE_ROWS(struct train_command, gate),
 };
 
-/* The trainer's own rows follow the two above; they write to the front of the same struct. */
+/* The trainer's own rows follow the ones above; they write to the front of the same struct. */
 __attribute__((constructor)) static void train_rows_fill(void) {
-    size_t n = 0;
+    size_t own = 0, n = 0;
+    while (train_rows[own].name) own++;
     while (train_option_rows[n].name) n++;
-    CHECK(n + 3 <= ARRAY_LEN(train_rows));
-    memcpy(train_rows + 2, train_option_rows, n * sizeof *train_rows);
+    CHECK(own + n + 1 <= ARRAY_LEN(train_rows));
+    memcpy(train_rows + own, train_option_rows, n * sizeof *train_rows);
 }
 
-static int save_jobs(const struct train_command *o, const struct model *m, struct sft_job *jobs,
-                     int n, const struct common *c, struct error *err) {
-    for (int i = 0; i < n; i++) {
-        char *dir = n == 1 && !strchr(o->data.v[0], '=') ? xstrdup(o->out)
-                                                         : path_join(o->out, jobs[i].name);
-        int rc = adapter_save(jobs[i].result, dir, m->name, err);
-        if (rc == OK && c->json)
-            cli_print(json_pack("{s:s,s:s,s:s,s:f,s:f}", "adapter", jobs[i].name, "dir", dir,
-                                "hash", jobs[i].result->hash, "first_loss", jobs[i].first_loss,
-                                "last_loss", jobs[i].last_loss));
-        else if (rc == OK)
-            printf("%s: loss %.4f to %.4f, wrote '%s'\n", jobs[i].name, jobs[i].first_loss,
-                   jobs[i].last_loss, dir);
-        free(dir);
-        if (rc != OK) return rc;
-    }
-    return OK;
-}
-
-static int train(const struct common *c, const struct train_command *o, const struct model *m,
+static int train(const struct common *c, const struct train_command *o, struct model *m,
                  struct pool *pool, struct error *err) {
     struct sft_job jobs[32] = {{0}};
-    char *names[32] = {0};
+    char *names[32] = {0}, *dirs[32] = {0};
     int n = o->data.n;
     if (n < 1 || n > 32) return error_set(err, ERR_USAGE, "--data wants 1 to 32 files");
     if (!o->out) return error_set(err, ERR_USAGE, "--out is missing");
@@ -62,21 +45,28 @@ static int train(const struct common *c, const struct train_command *o, const st
         names[i] = eq ? strndup(o->data.v[i], (size_t)(eq - o->data.v[i])) : xstrdup("adapter");
         jobs[i] = (struct sft_job){.name = names[i], .data = eq ? eq + 1 : o->data.v[i]};
     }
+    for (int i = 0; i < n; i++)
+        dirs[i] =
+            n == 1 && !strchr(o->data.v[0], '=') ? xstrdup(o->out) : path_join(o->out, names[i]);
+    char *checkpoint = path_join(o->out, "checkpoint.bin");
+    struct train_run run;
     int rc = dir_make(o->out, err);
-    char *checkpoint = path_join(o->out, "checkpoint.bin"),
-         *log_path = path_join(o->out, "train.jsonl");
-    FILE *log = rc == OK ? fopen(log_path, "a") : NULL;
-    if (rc == OK && !log) rc = error_errno(err, "cannot write '%s'", log_path);
-    if (rc == OK) rc = sft_run(m, jobs, n, &o->train, pool, checkpoint, log, err);
-    if (rc == OK) rc = save_jobs(o, m, jobs, n, c, err);
-    if (rc == OK) unlink(checkpoint);
-    if (log) fclose(log);
+    if (rc == OK) {
+        rc = train_run_open(&run, c, &o->gate, &o->train, m, pool, jobs, dirs, n, err);
+        if (rc == OK) {
+            const struct sft_watch watch = train_run_watch(&run);
+            rc = sft_run_watched(m, jobs, n, &o->train, pool, checkpoint, &watch, err);
+        }
+        if (rc == OK) rc = train_run_finish(&run, jobs, err);
+        if (rc == OK) unlink(checkpoint);
+        rc = train_run_close(&run, rc, err);
+    }
     for (int i = 0; i < n; i++) {
         adapter_release(jobs[i].result);
         free(names[i]);
+        free(dirs[i]);
     }
     free(checkpoint);
-    free(log_path);
     return rc;
 }
 
@@ -98,13 +88,17 @@ const struct command cmd_train = {
     .name = "train",
     .args = "MODEL --data FILE --out DIR",
     .summary = "fine-tune LoRA adapters on conversations",
-    .about = "Conversations are {\"messages\": [...]}, {\"prompt\", \"completion\"} or {\"text\"}: "
-             "one object a line, objects one after\n"
-             "another, or an array. Loss is taken on the assistant's words. Interrupted training "
-             "continues.\n\n"
-             "  shoal train models/fry --data data/personas/critic.jsonl --out /tmp/critic --r 8 "
-             "--lr 4e-3\n"
-             "  shoal train models/fry --data a=a.jsonl b=b.jsonl --out /tmp/both",
+    .about =
+        "Conversations are {\"messages\": [...]}, {\"prompt\", \"completion\"} or {\"text\"}: "
+        "one object a line, objects one after\n"
+        "another, or an array. Loss is taken on the assistant's words. Interrupted training "
+        "continues.\n"
+        "With --eval-data, a version that is not better on it than the one before is set aside "
+        "and the exit code is 1;\n"
+        "what was at --out before can be had again with 'shoal adapter rollback DIR'.\n\n"
+        "  shoal train models/fry --data data/personas/critic.jsonl --out /tmp/critic --r 8 "
+        "--lr 4e-3\n"
+        "  shoal train models/fry --data a=a.jsonl b=b.jsonl --out /tmp/both",
     .rows = train_rows,
     .size = sizeof(struct train_command),
     .min_args = 1,

@@ -9,7 +9,7 @@
  *
  * The checkpoint of the last update is left for the caller to remove once the result is safe.
  */
-#include "train/train.h"
+#include "train/log.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -32,10 +32,10 @@ struct run {
     struct trainer *trainer;
     json_t *identity; /* what a checkpoint must have been made for */
     const char *checkpoint;
-    FILE *log;
+    const struct sft_watch *watch;
     enum schedule schedule;
-    int64_t per_update, steps, tokens;
-    double started;
+    int64_t per_update, steps;
+    double started, began; /* the run, or what is left of it; the update */
     struct sample *batch; /* views of the samples in the next pass */
     int n_batch;
     int64_t rows;
@@ -66,6 +66,11 @@ static const struct sample *feed_at(struct feed *f, int64_t seed, int64_t p) {
     return &f->data.v[f->order[p % f->data.n]];
 }
 
+/* After this many updates. */
+static bool save_due(const struct run *r, int64_t step) {
+    return step == r->steps || (r->o->save_steps > 0 && step % r->o->save_steps == 0);
+}
+
 static int batch_flush(struct run *r, struct error *err) {
     int rc = r->n_batch ? trainer_accumulate(r->trainer, r->batch, r->n_batch, err) : OK;
     r->n_batch = 0;
@@ -81,25 +86,24 @@ static int batch_add(struct run *r, int job, const struct sample *s, struct erro
     return rc;
 }
 
-static void update_log(const struct run *r, int64_t step, float lr, const struct update_stats *st) {
-    double seconds = clock_now() - r->started;
-    if (!r->log) return;
-    json_t *losses = json_object();
-    for (int j = 0; j < r->n; j++)
-        json_object_set_new(losses, r->jobs[j].name,
-                            json_real(trainer_adapter_loss(r->trainer, j)));
-    json_t *line = json_pack("{s:I,s:f,s:f,s:f,s:I,s:f,s:o}", "step", (json_int_t)step, "loss",
-                             st->loss, "lr", (double)lr, "grad_norm", st->grad_norm, "tokens",
-                             (json_int_t)st->tokens, "tokens_per_s",
-                             seconds > 0 ? (double)r->tokens / seconds : 0.0, "losses", losses);
-    char *text = json_dumps(line, JSON_COMPACT | JSON_REAL_PRECISION(9));
-    fprintf(r->log, "%s\n", text);
-    fflush(r->log);
-    free(text);
-    json_decref(line);
+static int update_tell(const struct run *r, int64_t step, float lr,
+                       const struct update_stats *st, struct error *err) {
+    double now = clock_now();
+    if (!r->watch) return OK;
+    struct sft_event e = {.step = step,
+                          .steps = r->steps,
+                          .lr = (double)lr,
+                          .seconds = now - r->started,
+                          .tokens_per_s = now > r->began ? (double)st->tokens / (now - r->began) : 0,
+                          .stats = st,
+                          .jobs = r->jobs,
+                          .n = r->n,
+                          .due = save_due(r, step)};
+    return r->watch->update(r->watch->ctx, &e, err);
 }
 
 static int update_run(struct run *r, int64_t step, struct update_stats *st, struct error *err) {
+    r->began = clock_now();
     int64_t warmup = (int64_t)ceil(r->o->warmup_ratio * (double)r->steps);
     float lr = schedule_lr(r->schedule, r->o->lr, r->o->min_lr_ratio, step, warmup, r->steps);
     int rc = OK;
@@ -109,13 +113,11 @@ static int update_run(struct run *r, int64_t step, struct update_stats *st, stru
     if (!rc) rc = batch_flush(r, err);
     if (!rc) rc = trainer_update(r->trainer, lr, st, err);
     if (rc) return error_wrap(err, "update %lld", (long long)step + 1);
-    r->tokens += st->tokens;
     for (int j = 0; j < r->n; j++) {
         r->jobs[j].last_loss = trainer_adapter_loss(r->trainer, j);
         if (step == 0) r->jobs[j].first_loss = r->jobs[j].last_loss;
     }
-    update_log(r, step + 1, lr, st);
-    return OK;
+    return update_tell(r, step + 1, lr, st, err);
 }
 
 static json_t *identity_make(const struct run *r) {
@@ -214,6 +216,23 @@ static int run_make_adapters(struct run *r, const struct model *m, struct error 
     return rc;
 }
 
+static int watch_begin(const struct run *r, struct error *err) {
+    json_t *data = json_array();
+    for (int j = 0; j < r->n; j++) {
+        const struct dataset *d = &r->feeds[j].data;
+        json_t *path = json_string(r->jobs[j].data); // a path may be no UTF-8
+        json_array_append_new(
+            data, json_pack("{s:s,s:o,s:s,s:i,s:I,s:I,s:I,s:s}", "name", r->jobs[j].name, "file",
+                            path ? path : json_null(), "sha256", d->hash, "samples", d->n, "tokens",
+                            (json_int_t)d->tokens, "targets", (json_int_t)d->targets, "cut",
+                            (json_int_t)d->cut, "start", r->starts[j]->hash));
+    }
+    json_t *about = json_pack("{s:I,s:o}", "steps", (json_int_t)r->steps, "data", data);
+    int rc = r->watch->begin(r->watch->ctx, trainer_updates(r->trainer), about, err);
+    json_decref(about);
+    return rc;
+}
+
 static int run_train(struct run *r, struct error *err) {
     struct progress bar;
     struct update_stats st = {0};
@@ -222,8 +241,7 @@ static int run_train(struct run *r, struct error *err) {
     progress_start(&bar, "training", r->steps);
     for (int64_t u = trainer_updates(r->trainer); !rc && u < r->steps; u++) {
         rc = update_run(r, u, &st, err);
-        bool due = u + 1 == r->steps || (r->o->save_steps > 0 && (u + 1) % r->o->save_steps == 0);
-        if (!rc && r->checkpoint && due) rc = run_save(r, err);
+        if (!rc && r->checkpoint && save_due(r, u + 1)) rc = run_save(r, err);
         snprintf(detail, sizeof detail, "loss %.4f", st.loss);
         progress_update(&bar, u + 1, detail);
     }
@@ -268,17 +286,41 @@ static void run_release(struct run *r) {
     free(r->batch);
 }
 
-int sft_run(const struct model *m, struct sft_job *jobs, int n, const struct train_options *o,
-            struct pool *pool, const char *checkpoint, FILE *log, struct error *err) {
-    struct run r = {
-        .o = o, .jobs = jobs, .n = n, .checkpoint = checkpoint, .log = log, .started = clock_now()};
+int sft_run_watched(const struct model *m, struct sft_job *jobs, int n,
+                    const struct train_options *o, struct pool *pool, const char *checkpoint,
+                    const struct sft_watch *watch, struct error *err) {
+    struct run r = {.o = o,
+                    .jobs = jobs,
+                    .n = n,
+                    .checkpoint = checkpoint,
+                    .watch = watch,
+                    .started = clock_now()};
     CHECK(n > 0 && o->bsz > 0 && o->grad_accum > 0);
     r.feeds = xcalloc((size_t)n, sizeof *r.feeds);
     r.starts = xcalloc((size_t)n, sizeof *r.starts);
     for (int j = 0; j < n; j++) jobs[j].result = NULL;
     int rc = run_open(&r, m, pool, err);
+    if (!rc && watch) rc = watch_begin(&r, err);
     if (!rc) rc = run_train(&r, err);
     if (!rc) run_results(&r, m);
     run_release(&r);
     return rc;
+}
+
+static int stream_begin(void *ctx, int64_t done, const json_t *about, struct error *err) {
+    (void)ctx, (void)done, (void)about, (void)err;
+    return OK;
+}
+
+static int stream_update(void *ctx, const struct sft_event *e, struct error *err) {
+    json_t *line = sft_event_json(e);
+    int rc = train_log_line(ctx, line, err);
+    json_decref(line);
+    return rc ? error_wrap(err, "the log of update %lld", (long long)e->step) : OK;
+}
+
+int sft_run(const struct model *m, struct sft_job *jobs, int n, const struct train_options *o,
+            struct pool *pool, const char *checkpoint, FILE *log, struct error *err) {
+    const struct sft_watch watch = {stream_begin, stream_update, log};
+    return sft_run_watched(m, jobs, n, o, pool, checkpoint, log ? &watch : NULL, err);
 }

@@ -250,12 +250,12 @@ if [ -e models/fry/config.json ]; then
 
     # ---- a training: its record, the gate, versions and the way back
     head -n 48 data/personas/critic.jsonl >"$tmp/learn.jsonl"
-    tail -n 12 data/personas/critic.jsonl >"$tmp/held.jsonl"
+    tail -n 24 data/personas/critic.jsonl >"$tmp/held.jsonl"
     learn() { "$shoal" train models/fry --data "$tmp/learn.jsonl" --out "$tmp/agent" --r 4 --bsz 8 --grad-accum 1 --runs "$tmp/runs" --quiet "$@" 2>"$tmp/err"; }
-    if learn --lr 5e-3 --eval-data "$tmp/held.jsonl" --tags 良い --json >"$tmp/out"; then ok "a better version is published"; else bad "a better version is published" "$(cat "$tmp/out" "$tmp/err")"; fi
-    for f in '"published":true' '"eval":{"n":12,' '"retain":null'; do holds "--json says $f" "$f" "$tmp/out"; done
+    if learn --lr 4e-3 --epochs 4 --eval-data "$tmp/held.jsonl" --tags 良い --json >"$tmp/out"; then ok "a better version is published"; else bad "a better version is published" "$(cat "$tmp/out" "$tmp/err")"; fi
+    for f in '"published":true' '"eval":{"n":24,' '"retain":null'; do holds "--json says $f" "$f" "$tmp/out"; done
     run=$(ls "$tmp/runs" | grep '^train-agent-')
-    if [ "$(wc -l <"$tmp/runs/$run/train.jsonl")" = 6 ]; then ok "a line an update"; else bad "a line an update" "$(ls -R "$tmp/runs")"; fi
+    if [ "$(wc -l <"$tmp/runs/$run/train.jsonl")" = 24 ]; then ok "a line an update"; else bad "a line an update" "$(ls -R "$tmp/runs")"; fi
     for f in '<svg' '<td>held out, nats a token</td>' "$run"; do holds "the page has $f" "$f" "$tmp/runs/$run/report.html"; done
     first=$(field hash <"$tmp/out" | tr -d '"')
     says "a version that is no better" 1 "is not published: it is not better" "$shoal" train models/fry --data "$tmp/learn.jsonl" --out "$tmp/agent" --r 4 --lr 0 --runs "$tmp/runs" --eval-data "$tmp/held.jsonl"

@@ -142,19 +142,21 @@ static int versions_open(struct versions *v, const char *dir, struct error *err)
     return rc ? error_wrap(err, "versions of '%s'", dir) : OK;
 }
 
-static json_t *version_read(const struct versions *v, const char *hash) {
-    struct error err;
+/* *about stays NULL, with a warning, where version.json says nothing. */
+static int version_read(const struct versions *v, const char *hash, json_t **about,
+                        struct error *err) {
     char *dir = version_path(v, hash), *path = path_join(dir, VERSION_NAME);
-    json_t *about = json_file(path, &err);
-    if (!json_is_object(about)) {
+    json_t *read = json_file(path, err);
+    int rc = !read && (err->code == ERR_IO || err->code == ERR_MEMORY) ? err->code : OK;
+    if (json_is_object(read))
+        *about = json_incref(read);
+    else if (rc == OK)
         warn("version '%.12s' of '%s' is not counted: %s", hash, v->dir,
-             about ? "its version.json is no object" : err.text);
-        json_decref(about);
-        about = NULL;
-    }
+             read ? "its version.json is no object" : err->text);
+    json_decref(read);
     free(dir);
     free(path);
-    return about;
+    return rc;
 }
 
 static json_int_t number_of(const json_t *about) {
@@ -181,12 +183,14 @@ static bool is_current(const struct versions *v, const char *hash) {
 }
 
 /* Newest first, each with "current". */
-static json_t *versions_list(const struct versions *v) {
+static int versions_list(const struct versions *v, json_t **out, struct error *err) {
     json_t *all[4096], *list = json_array();
     size_t n = 0;
+    int rc = OK;
     DIR *d = opendir(v->root);
-    for (const struct dirent *f; d && (f = readdir(d)) && n < ARRAY_LEN(all);) {
-        json_t *about = is_hash(f->d_name) ? version_read(v, f->d_name) : NULL;
+    for (const struct dirent *f; rc == OK && d && (f = readdir(d)) && n < ARRAY_LEN(all);) {
+        json_t *about = NULL;
+        if (is_hash(f->d_name)) rc = version_read(v, f->d_name, &about, err);
         if (!about) continue;
         json_object_set_new(about, "hash", json_string(f->d_name));
         json_object_set_new(about, "current", json_boolean(is_current(v, f->d_name)));
@@ -195,7 +199,9 @@ static json_t *versions_list(const struct versions *v) {
     if (d) closedir(d);
     if (n > 1) qsort(all, n, sizeof *all, by_number);
     for (size_t i = 0; i < n; i++) json_array_append_new(list, all[i]);
-    return list;
+    *out = rc == OK ? list : NULL;
+    if (rc != OK) json_decref(list);
+    return rc;
 }
 
 /* What version.json says of an adapter; `previous` may be "". */
@@ -262,18 +268,9 @@ static bool has_adapter(const char *dir) {
     return peft_check(dir, &none) == OK;
 }
 
-/* The version that DIR is: "" when it holds none. One that nobody published is kept first. */
-static int current_keep(const struct versions *v, const json_t *list,
+/* Keeps what nobody published, an adapter that DIR holds beside all of `list`. */
+static int foreign_keep(const struct versions *v, const json_t *list,
                         const struct model_config *shape, char hash[HASH_LEN], struct error *err) {
-    size_t i;
-    json_t *about;
-    hash[0] = '\0';
-    json_array_foreach (list, i, about)
-        if (json_is_true(json_object_get(about, "current"))) {
-            memcpy(hash, hash_of(about), HASH_LEN);
-            return OK;
-        }
-    if (!has_adapter(v->dir)) return OK;
     struct adapter *a = adapter_load(v->dir, shape, err);
     if (!a) return error_wrap(err, "what '%s' holds cannot be kept", v->dir);
     json_int_t number = number_of(json_array_get(list, 0)) + 1;
@@ -288,6 +285,23 @@ static int current_keep(const struct versions *v, const json_t *list,
     return rc;
 }
 
+/* The versions, and which of them DIR is: "" when it holds no adapter. NULL after an error. */
+static json_t *current_keep(const struct versions *v, const struct model_config *shape,
+                            char hash[HASH_LEN], struct error *err) {
+    json_t *list = NULL, *about;
+    size_t i;
+    hash[0] = '\0';
+    if (versions_list(v, &list, err) != OK) return NULL;
+    json_array_foreach (list, i, about)
+        if (json_is_true(json_object_get(about, "current"))) memcpy(hash, hash_of(about), HASH_LEN);
+    if (hash[0] || !has_adapter(v->dir)) return list;
+    int rc = foreign_keep(v, list, shape, hash, err);
+    json_decref(list);
+    list = NULL;
+    if (rc == OK) versions_list(v, &list, err); // with what was kept
+    return list;
+}
+
 static const json_t *version_find(const json_t *list, const char *hash) {
     size_t i;
     json_t *about;
@@ -299,17 +313,14 @@ static const json_t *version_find(const json_t *list, const char *hash) {
 static int publish(const struct versions *v, const struct adapter *a, const char *base,
                    const json_t *notes, struct error *err) {
     char current[HASH_LEN];
-    json_t *list = versions_list(v);
-    int rc = current_keep(v, list, &a->shape, current, err);
-    json_decref(list);
-    list = versions_list(v); // with what was kept
+    json_t *list = current_keep(v, &a->shape, current, err);
+    if (!list) return err->code;
     bool again = strcmp(current, a->hash) == 0;
     const json_t *old = version_find(list, a->hash);
     const char *before = json_string_value(json_object_get(old, "previous"));
     const char *previous = again ? (before ? before : "") : current;
     json_int_t number = again ? number_of(old) : number_of(json_array_get(list, 0)) + 1;
-    if (rc == OK)
-        rc = version_add(v, a, NULL, base, version_about(a, number, previous, notes), err);
+    int rc = version_add(v, a, NULL, base, version_about(a, number, previous, notes), err);
     if (rc == OK) rc = version_install(v, a->hash, err);
     json_decref(list);
     return rc;
@@ -354,20 +365,14 @@ static const json_t *version_before(const struct versions *v, const json_t *list
 static int rollback(const struct versions *v, const struct model_config *shape, const char *to,
                     char hash[HASH_LEN], struct error *err) {
     char current[HASH_LEN];
-    json_t *list = versions_list(v);
-    int rc = current_keep(v, list, shape, current, err);
-    json_decref(list);
-    list = versions_list(v);
-    const json_t *target = rc   ? NULL
-                           : to ? version_named(v, list, to, err)
-                                : version_before(v, list, current, err);
-    if (target) {
-        memcpy(hash, hash_of(target), HASH_LEN);
-        rc = version_check(v, hash, shape, err);
-        if (rc == OK) rc = version_install(v, hash, err);
-    } else {
-        rc = err->code;
-    }
+    json_t *list = current_keep(v, shape, current, err);
+    if (!list) return err->code;
+    const json_t *target =
+        to ? version_named(v, list, to, err) : version_before(v, list, current, err);
+    int rc = target ? OK : err->code;
+    if (rc == OK) memcpy(hash, hash_of(target), HASH_LEN);
+    if (rc == OK) rc = version_check(v, hash, shape, err);
+    if (rc == OK) rc = version_install(v, hash, err);
     json_decref(list);
     return rc;
 }
@@ -386,11 +391,12 @@ json_t *adapter_versions(const char *dir, struct error *err) {
     struct versions v;
     char *root = path_join(dir, ".versions");
     json_t *list = NULL;
-    if (!path_is_dir(root)) // looking must not make anything
-        list = json_array();
-    else if (versions_open(&v, dir, err) == OK)
-        list = versions_list(&v);
-    if (path_is_dir(root)) versions_close(&v);
+    if (path_is_dir(root)) {
+        if (versions_open(&v, dir, err) == OK) versions_list(&v, &list, err);
+        versions_close(&v);
+    } else {
+        list = json_array(); // looking must not make anything
+    }
     free(root);
     return list;
 }

@@ -219,6 +219,8 @@ static int families_measure(struct train_run *r, struct trainee *t, struct adapt
 
 /* A family counts against it that lost more than is allowed, beyond chance. */
 static void families_decide(const struct train_run *r, struct trainee *t) {
+    if (t->n_families > 0 && t->gate.eval.n == 0 && t->gate.publish)
+        snprintf(t->gate.why, sizeof t->gate.why, "no loss on what is to be retained");
     for (int i = 0; i < t->n_families && t->gate.publish; i++) {
         const struct family_result *f = &t->families[i];
         if (100 * f->change.diff.value >= -r->o->points || f->p_holm > r->o->alpha) continue;

@@ -115,8 +115,9 @@ void gate_decide(struct gate *g, double alpha, double tolerance) {
                  g->retain.gain.value >= -tolerance ? "; more samples would tell" : "");
     else
         snprintf(g->why, sizeof g->why, "%s",
-                 g->eval.n ? "it is better on the held-out samples"
-                           : "nothing was held out to compare on");
+                 g->eval.n     ? "it is better on the held-out samples"
+                 : g->retain.n ? "no loss on what is to be retained"
+                               : "nothing was held out to compare on");
 }
 
 static json_t *pair_json(const struct gate_pair *p) {

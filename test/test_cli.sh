@@ -208,10 +208,10 @@ if [ -e models/fry/config.json ]; then
     if awk -F'"acc":' '{split($2, v, ","); if (v[1] < 0.95) bad = 1} END {exit bad || NR != 2}' "$tmp/out"; then
         ok "eval --json"; else bad "eval --json" "$(cat "$tmp/out")"; fi
     printf '{"messages":[{"role":"user","content":"a"},{"role":"assistant","content":"b"}]}\n{"messages": [oops\n' >"$tmp/d.jsonl"
-    says "a broken line of conversations" 1 "line 2" "$shoal" train models/fry --data "$tmp/d.jsonl" --out "$tmp/t"
+    says "a broken line of conversations" 1 "line 2" "$shoal" train models/fry --runs "$tmp/runs" --data "$tmp/d.jsonl" --out "$tmp/t"
     head -n 16 data/personas/critic.jsonl >"$tmp/few.jsonl"
-    "$shoal" train models/fry --data "$tmp/few.jsonl" --out "$tmp/t1" --r 4 --threads 1 --quiet >/dev/null 2>"$tmp/err" &&
-        "$shoal" train models/fry --data "$tmp/few.jsonl" --out "$tmp/t2" --r 4 --threads 2 --quiet >/dev/null 2>"$tmp/err"
+    "$shoal" train models/fry --runs "$tmp/runs" --data "$tmp/few.jsonl" --out "$tmp/t1" --r 4 --threads 1 --quiet >/dev/null 2>"$tmp/err" &&
+        "$shoal" train models/fry --runs "$tmp/runs" --data "$tmp/few.jsonl" --out "$tmp/t2" --r 4 --threads 2 --quiet >/dev/null 2>"$tmp/err"
     same "training gives the same adapter with 1 and 2 threads" "$tmp/t1/adapter_model.safetensors" "$tmp/t2/adapter_model.safetensors"
     "$shoal" adapter convert "$tmp/t1" "$tmp/t1.gguf" >/dev/null 2>"$tmp/err" && "$shoal" adapter convert "$tmp/t1.gguf" "$tmp/t3" >/dev/null 2>>"$tmp/err"
     same "PEFT to GGUF and back" "$tmp/t1/adapter_model.safetensors" "$tmp/t3/adapter_model.safetensors"
@@ -234,7 +234,7 @@ if [ -e models/fry/config.json ]; then
     fry --seed 3 --ids >"$tmp/one"
     fry --adapter "$tmp/t1=0,$tmp/t2=0" --seed 3 --ids >"$tmp/out"
     same "a mix of no part of any is the base" "$tmp/one" "$tmp/out"
-    "$shoal" train models/fry --data "$tmp/few.jsonl" --out "$tmp/t3" --r 2 --quiet >/dev/null 2>"$tmp/err"
+    "$shoal" train models/fry --runs "$tmp/runs" --data "$tmp/few.jsonl" --out "$tmp/t3" --r 2 --quiet >/dev/null 2>"$tmp/err"
     fry --adapter "$tmp/t1=0.7,$tmp/t3=-0.3" --lora f16 --record --store "$tmp/mix.db" --json >"$tmp/out"
     key=$(field call <"$tmp/out" | tr -d '"')
     says "replay of a mix" 0 "" "$shoal" replay "$key" --store "$tmp/mix.db"
@@ -297,7 +297,7 @@ if [ -d "$shared/data" ]; then
     seed=$(ls "$shared"/seeds/001* 2>/dev/null)
     sed -n '/^```jsonl/,/^```$/p' "$seed" | sed '/^```/d' >"$tmp/seed.jsonl"
     if [ -e models/fry/config.json ] && [ -s "$tmp/seed.jsonl" ]; then
-        if "$shoal" train models/fry --data "$tmp/seed.jsonl" --out "$tmp/seed" --quiet >"$tmp/out" 2>&1; then
+        if "$shoal" train models/fry --runs "$tmp/runs" --data "$tmp/seed.jsonl" --out "$tmp/seed" --quiet >"$tmp/out" 2>&1; then
             ok "the predecessor's conversations train unedited"; else bad "the predecessor's conversations train unedited" "$(cat "$tmp/out")"; fi
     fi
 else

@@ -52,7 +52,7 @@ static int train(const struct common *c, const struct train_command *o, struct m
     struct train_run run;
     int rc = dir_make(o->out, err);
     if (rc == OK) {
-        rc = train_run_open(&run, c, &o->gate, &o->train, m, pool, jobs, dirs, n, err);
+        rc = train_run_open(&run, c, &o->gate, &o->train, m, pool, o->out, jobs, dirs, n, err);
         if (rc == OK) {
             const struct sft_watch watch = train_run_watch(&run);
             rc = sft_run_watched(m, jobs, n, &o->train, pool, checkpoint, &watch, err);

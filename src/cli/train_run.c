@@ -137,10 +137,10 @@ static int store_open_run(struct train_run *r, const json_t *recipe, struct erro
                : store_run_add(r->store, r->id, "train", recipe, err);
 }
 
-static int record_open(struct train_run *r, const struct train_options *train,
+static int record_open(struct train_run *r, const char *out, const struct train_options *train,
                        const struct sft_job *jobs, char *const *dirs, struct error *err) {
     json_t *recipe = recipe_json(r, train, jobs, dirs, r->n);
-    r->id = id_make(dirs[0], recipe);
+    r->id = id_make(out, recipe);
     r->dir = path_join(r->o->runs, r->id);
     int rc = dir_make(r->dir, err);
     if (rc == OK) rc = store_open_run(r, recipe, err);
@@ -155,13 +155,14 @@ static int record_open(struct train_run *r, const struct train_options *train,
 
 int train_run_open(struct train_run *r, const struct common *c, const struct gate_options *o,
                    const struct train_options *train, struct model *m, struct pool *pool,
-                   const struct sft_job *jobs, char *const *dirs, int n, struct error *err) {
+                   const char *out, const struct sft_job *jobs, char *const *dirs, int n,
+                   struct error *err) {
     *r = (struct train_run){.c = c, .o = o, .m = m, .pool = pool, .n = n};
     r->trainees = xcalloc((size_t)n, sizeof *r->trainees);
     int rc = o->retain ? tasks_parse(o->retain, r->pick, err) : OK;
     for (int i = 0; rc == OK && i < n; i++)
         rc = trainee_open(r, &r->trainees[i], &jobs[i], dirs[i], err);
-    return rc == OK ? record_open(r, train, jobs, dirs, err) : rc;
+    return rc == OK ? record_open(r, out, train, jobs, dirs, err) : rc;
 }
 
 struct sft_watch train_run_watch(struct train_run *r) {

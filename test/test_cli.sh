@@ -208,10 +208,10 @@ if [ -e models/fry/config.json ]; then
     if awk -F'"acc":' '{split($2, v, ","); if (v[1] < 0.95) bad = 1} END {exit bad || NR != 2}' "$tmp/out"; then
         ok "eval --json"; else bad "eval --json" "$(cat "$tmp/out")"; fi
     printf '{"messages":[{"role":"user","content":"a"},{"role":"assistant","content":"b"}]}\n{"messages": [oops\n' >"$tmp/d.jsonl"
-    says "a broken line of conversations" 1 "line 2" "$shoal" train models/fry --data "$tmp/d.jsonl" --out "$tmp/t"
+    says "a broken line of conversations" 1 "line 2" "$shoal" train models/fry --runs "$tmp/runs" --data "$tmp/d.jsonl" --out "$tmp/t"
     head -n 16 data/personas/critic.jsonl >"$tmp/few.jsonl"
-    "$shoal" train models/fry --data "$tmp/few.jsonl" --out "$tmp/t1" --r 4 --threads 1 --quiet >/dev/null 2>"$tmp/err" &&
-        "$shoal" train models/fry --data "$tmp/few.jsonl" --out "$tmp/t2" --r 4 --threads 2 --quiet >/dev/null 2>"$tmp/err"
+    "$shoal" train models/fry --runs "$tmp/runs" --data "$tmp/few.jsonl" --out "$tmp/t1" --r 4 --threads 1 --quiet >/dev/null 2>"$tmp/err" &&
+        "$shoal" train models/fry --runs "$tmp/runs" --data "$tmp/few.jsonl" --out "$tmp/t2" --r 4 --threads 2 --quiet >/dev/null 2>"$tmp/err"
     same "training gives the same adapter with 1 and 2 threads" "$tmp/t1/adapter_model.safetensors" "$tmp/t2/adapter_model.safetensors"
     cat >"$tmp/train.yaml" <<END
 model: models/fry
@@ -259,7 +259,7 @@ END
     fry --seed 3 --ids >"$tmp/one"
     fry --adapter "$tmp/t1=0,$tmp/t2=0" --seed 3 --ids >"$tmp/out"
     same "a mix of no part of any is the base" "$tmp/one" "$tmp/out"
-    "$shoal" train models/fry --data "$tmp/few.jsonl" --out "$tmp/t3" --r 2 --quiet >/dev/null 2>"$tmp/err"
+    "$shoal" train models/fry --runs "$tmp/runs" --data "$tmp/few.jsonl" --out "$tmp/t3" --r 2 --quiet >/dev/null 2>"$tmp/err"
     fry --adapter "$tmp/t1=0.7,$tmp/t3=-0.3" --lora f16 --record --store "$tmp/mix.db" --json >"$tmp/out"
     key=$(field call <"$tmp/out" | tr -d '"')
     says "replay of a mix" 0 "" "$shoal" replay "$key" --store "$tmp/mix.db"
@@ -272,6 +272,31 @@ END
     if [ "$(wc -l <"$tmp/keys")" = 36 ]; then ok "eval and debate record every call"; else bad "eval and debate record every call" "$(wc -l <"$tmp/keys") calls $(head -c 300 "$tmp/err")"; fi
     for at in 1 20 36; do
         says "replay of recorded call $at" 0 "" "$shoal" replay "$(sed -n ${at}p "$tmp/keys" | field key | tr -d '"')" --store "$tmp/eval.db"; done
+
+    # ---- a training: its record, the gate, versions and the way back
+    head -n 48 data/personas/critic.jsonl >"$tmp/learn.jsonl"
+    tail -n 24 data/personas/critic.jsonl >"$tmp/held.jsonl"
+    learn() { "$shoal" train models/fry --data "$tmp/learn.jsonl" --out "$tmp/agent" --r 4 --bsz 8 --grad-accum 1 --runs "$tmp/runs" --quiet "$@" 2>"$tmp/err"; }
+    if learn --lr 4e-3 --epochs 4 --eval-data "$tmp/held.jsonl" --tags 良い --json >"$tmp/out"; then ok "a better version is published"; else bad "a better version is published" "$(cat "$tmp/out" "$tmp/err")"; fi
+    for f in '"published":true' '"eval":{"n":24,' '"retain":null'; do holds "--json says $f" "$f" "$tmp/out"; done
+    run=$(ls "$tmp/runs" | grep '^train-agent-')
+    if [ "$(wc -l <"$tmp/runs/$run/train.jsonl")" = 24 ]; then ok "a line an update"; else bad "a line an update" "$(ls -R "$tmp/runs")"; fi
+    for f in '<svg' '<td>held out, nats a token</td>' "$run"; do holds "the page has $f" "$f" "$tmp/runs/$run/report.html"; done
+    first=$(field hash <"$tmp/out" | tr -d '"')
+    says "a version that is no better" 1 "is not published: it is not better" "$shoal" train models/fry --data "$tmp/learn.jsonl" --out "$tmp/agent" --r 4 --lr 0 --runs "$tmp/runs" --eval-data "$tmp/held.jsonl"
+    set -- "$tmp"/agent/rejected-*
+    if [ -e "$1/adapter_model.safetensors" ] && [ -e "$1/version.json" ]; then ok "and is kept beside"; else bad "and is kept beside" "$(ls "$tmp/agent")"; fi
+    if learn --lr 1e-3 --seed 9 --retain copy --retain-n 40 >"$tmp/out"; then ok "a next version"; else bad "a next version" "$(cat "$tmp/err")"; fi
+    holds "retention is printed" "copy           n = 40, " "$tmp/out"
+    "$shoal" adapter list "$tmp/agent" >"$tmp/out" 2>"$tmp/err"
+    holds "adapter list" "2 versions" "$tmp/out"
+    holds "with score and tags" "良い" "$tmp/out"
+    says "adapter rollback" 0 "" "$shoal" adapter rollback "$tmp/agent" --quiet
+    holds "to the version before" "$(echo "$first" | cut -c1-12)" "$tmp/out"
+    says "no further" 1 "no previous version" "$shoal" adapter rollback "$tmp/agent"
+    says "an adapter of another model in the way" 1 "choose another --out" "$shoal" train "$tmp/a.gguf" --data "$tmp/learn.jsonl" --out "$tmp/agent" --runs "$tmp/runs"
+    says "runs that cannot be recorded" 1 "name a folder with --runs" "$shoal" train models/fry --data "$tmp/few.jsonl" --out "$tmp/t9" --runs /proc/none
+    says "held-out data that is not there" 1 "eval data of 'adapter'" "$shoal" train models/fry --data "$tmp/few.jsonl" --out "$tmp/t9" --runs "$tmp/runs" --eval-data "$tmp/nowhere.jsonl"
     says "an adapter for another model" 1 "adapter" "$shoal" run "$tmp/a.gguf" -p x --adapter "$tmp/t1"
     says "debate with no rounds" 0 "" "$shoal" debate models/fry --agents base base base --topic t --choices a b --rounds 0
 else
@@ -297,7 +322,7 @@ if [ -d "$shared/data" ]; then
     seed=$(ls "$shared"/seeds/001* 2>/dev/null)
     sed -n '/^```jsonl/,/^```$/p' "$seed" | sed '/^```/d' >"$tmp/seed.jsonl"
     if [ -e models/fry/config.json ] && [ -s "$tmp/seed.jsonl" ]; then
-        if "$shoal" train models/fry --data "$tmp/seed.jsonl" --out "$tmp/seed" --quiet >"$tmp/out" 2>&1; then
+        if "$shoal" train models/fry --runs "$tmp/runs" --data "$tmp/seed.jsonl" --out "$tmp/seed" --quiet >"$tmp/out" 2>&1; then
             ok "the predecessor's conversations train unedited"; else bad "the predecessor's conversations train unedited" "$(cat "$tmp/out")"; fi
     fi
 else

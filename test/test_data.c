@@ -553,7 +553,7 @@ static void test_names(void **state) {
         {"--lora_r", "16", "--target_modules=q_proj,v_proj", "--num_train_epochs", "3",
          "--learning_rate", "1e-3", "--per_device_train_batch_size", "2",
          "--gradient_accumulation_steps", "8"},
-        {"--rank=16", "--target", "v_proj", "--target", "q_proj", "--epochs=3", "--learning-rate",
+        {"--lora-r=16", "--target", "v_proj", "--target", "q_proj", "--epochs=3", "--learning-rate",
          "1e-3", "--batch-size", "2", "--grad-accum", "8"},
     };
     for (size_t i = 0; i < ARRAY_LEN(lines); i++) {

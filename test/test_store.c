@@ -222,6 +222,29 @@ static void test_results_and_events(void **state) {
         2);
 }
 
+static void test_metrics(void **state) {
+    (void)state;
+    struct store *s = opened();
+    for (int step = 1; step <= 4; step++) {
+        json_t *row = json_pack("{s:i}", "step", step);
+        assert_int_equal(store_metric_put(s, "r", step, row, &err), OK);
+        assert_int_equal(store_metric_put(s, "other", step, row, &err), OK);
+        json_decref(row);
+    }
+    json_t *again = json_pack("{s:i,s:f}", "step", 2, "loss", 0.5), *list;
+    assert_int_equal(store_metric_put(s, "r", 2, again, &err), OK);
+    assert_int_equal(store_metric_cut(s, "r", 3, &err), OK);
+    list = store_metric_list(s, "r", &err);
+    assert_int_equal(json_array_size(list), 3);
+    assert_true(json_equal(json_array_get(list, 1), again));
+    json_decref(list);
+    json_decref(again);
+    list = store_metric_list(s, "other", &err);
+    assert_int_equal(json_array_size(list), 4);
+    json_decref(list);
+    store_close(s);
+}
+
 static void test_rollback(void **state) {
     (void)state;
     struct store *s = opened();
@@ -424,6 +447,7 @@ int main(void) {
         cmocka_unit_test_setup_teardown(test_unknown_and_double_runs, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_adapters, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_results_and_events, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_metrics, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_rollback, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_newer_schema_is_refused, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_other_files_are_refused, set_up, tear_down),

@@ -210,6 +210,32 @@ const struct adapter_pool_item *adapter_pool_list(struct adapter_pool *p, struct
                                                   int *n);
 struct adapter_pool_stats adapter_pool_stats(struct adapter_pool *p);
 
+/* versions on disk */
+
+/*
+ * A PEFT directory with a past: DIR/.versions/HASH is every adapter that was published at DIR, a
+ * PEFT directory itself, with version.json: {hash, number, created, previous, lineage, files, and
+ * what the publisher noted, such as score and tags}. DIR's own two files are the current one.
+ *
+ * Replacing is done by renames and can be killed at any moment: DIR is then the old version whole,
+ * the new one whole, or, for the moment when two configs are exchanged, no adapter, which the next
+ * call of any of these mends; it is never parts of two. Calls for one DIR exclude each other.
+ */
+/* Makes `a` the current version, keeping what is there, also when nobody had published that.
+ * `notes` (object or NULL) goes into version.json. */
+int adapter_publish(const struct adapter *a, const char *dir, const char *base,
+                    const json_t *notes, struct error *err);
+/* Makes the previous version current again, or the one whose hash begins with `to` (not NULL).
+ * ERR_MISSING when there is none. */
+int adapter_rollback(const char *dir, const struct model_config *shape, const char *to,
+                     char hash[HASH_LEN], struct error *err);
+/* An array of what the version.json say, newest first, each with "current". */
+json_t *adapter_versions(const char *dir, struct error *err);
+/* Saves an adapter that is not to be published as DIR/rejected-HASH8, with its version.json; the
+ * place is malloc'ed into *where. */
+int adapter_set_aside(const struct adapter *a, const char *dir, const char *base,
+                      const json_t *notes, char **where, struct error *err);
+
 /* merging and measuring */
 
 /* Σ weights[i] · ΔW_i as one adapter of the added ranks (exact, PEFT's "cat"); plain ones only. */

@@ -127,6 +127,8 @@ int writer_open(struct writer *w, const char *path, struct error *err);
 int writer_put(struct writer *w, const void *p, size_t n, struct error *err);
 int writer_commit(struct writer *w, struct error *err); /* closes in every case */
 void writer_abort(struct writer *w);                    /* harmless after commit */
+/* A rename that is on the disk when it returns; both in one file system. */
+int path_move(const char *from, const char *to, struct error *err);
 bool path_exists(const char *path);
 bool path_is_dir(const char *path);
 char *path_join(const char *dir, const char *name); /* malloc'ed */
@@ -205,10 +207,12 @@ int pool_size(const struct pool *p); /* NULL is a pool of one */
 void pool_run(struct pool *p, pool_fn fn, void *ctx, int64_t n, int64_t grain);
 int cpu_count(void);
 
-/* time, log, progress */
+/* time, memory, log, progress */
 
 double clock_now(void);        /* seconds, monotonic */
 char *clock_utc(char out[32]); /* "2026-11-21T09:30:00Z" */
+/* What the system says of this process in bytes: "VmRSS", "VmHWM"; 0 when it does not say. */
+size_t process_bytes(const char *name);
 
 /* Words for people go to stderr, one line each: the newline is added. `log_quiet` silences note()
  * and progress (set by

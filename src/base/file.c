@@ -277,6 +277,12 @@ int file_write(const char *path, const void *data, size_t size, struct error *er
     return rc;
 }
 
+int path_move(const char *from, const char *to, struct error *err) {
+    if (rename(from, to) != 0) return error_errno(err, "cannot move '%s' to '%s'", from, to);
+    int rc = dir_sync(to, err);
+    return rc == OK ? dir_sync(from, err) : rc;
+}
+
 bool path_exists(const char *path) {
     struct stat st;
     return stat(path, &st) == 0;

@@ -36,6 +36,16 @@ char *clock_utc(char out[32]) {
     return out;
 }
 
+size_t process_bytes(const char *name) {
+    size_t kb = 0, n = strlen(name);
+    char line[256];
+    FILE *f = fopen("/proc/self/status", "r");
+    while (f && fgets(line, sizeof line, f))
+        if (strncmp(line, name, n) == 0 && line[n] == ':') kb = strtoull(line + n + 1, NULL, 10);
+    if (f) fclose(f);
+    return kb << 10;
+}
+
 static void message_write(const char *prefix, const char *fmt, va_list ap) {
     char *text = NULL;
     CHECK(vasprintf(&text, fmt, ap) >= 0);

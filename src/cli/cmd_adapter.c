@@ -2,7 +2,7 @@
  * merges them into their base. */
 #define _GNU_SOURCE
 #include "adapter/adapter.h"
-#include "cli/cli.h"
+#include "cli/train_run.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -79,6 +79,20 @@ static int adapter_info(const struct common *c, struct model *m, const struct st
         adapter_release(a);
     }
     return OK;
+}
+
+/* DIR, and the beginning of a version's hash when it is not the previous one that is wanted. */
+static int adapter_restore(const struct common *c, const struct model *m,
+                           const struct strings *args, struct error *err) {
+    char hash[HASH_LEN];
+    if (args->n < 2 || args->n > 3)
+        return error_set(err, ERR_USAGE, "rollback wants DIR and at most one HASH");
+    int rc = adapter_rollback(args->v[1], &m->config, args->n > 2 ? args->v[2] : NULL, hash, err);
+    if (rc == OK && c->json)
+        cli_print(json_pack("{s:s,s:s}", "adapter", args->v[1], "hash", hash));
+    else if (rc == OK)
+        printf("%s: is version %.12s again\n", args->v[1], hash);
+    return rc;
 }
 
 static json_t *table_json(const struct adapter_table *t) {
@@ -282,18 +296,22 @@ static int verb_run(const struct common *c, const struct options *o, struct mode
     const char *verb = args->v[0];
     if (strcmp(verb, "info") == 0) return adapter_info(c, m, args, err);
     if (strcmp(verb, "inspect") == 0) return adapter_inspect(c, m, args, pool, err);
+    if (strcmp(verb, "rollback") == 0) return adapter_restore(c, m, args, err);
     if (strcmp(verb, "new") == 0) return adapter_make(o, m, args, err);
     if (strcmp(verb, "blend") == 0) return adapter_blend_files(c, o, m, err);
     if (strcmp(verb, "convert") == 0) return adapter_convert(c, o, m, args, err);
     if (strcmp(verb, "merge") == 0) return adapter_merge_files(c, o, m, args, pool, err);
     return error_set(err, ERR_USAGE,
-                     "no '%s'; there are info, inspect, new, blend, convert and merge", verb);
+                     "no '%s'; there are list, info, inspect, rollback, new, blend, convert and "
+                     "merge",
+                     verb);
 }
 
 static int run_adapter(const struct common *c, const void *options, const struct strings *args,
                        struct error *err) {
     const struct options *o = options;
     bool merge = strcmp(args->v[0], "merge") == 0 && args->n > 1;
+    if (strcmp(args->v[0], "list") == 0) return adapter_list(c, args, err);
     char *path = cli_find(merge ? args->v[1] : o->model);
     struct pool *pool = pool_new((int)c->threads);
     struct model *m = model_open(path, cli_class(c), err);
@@ -306,12 +324,16 @@ static int run_adapter(const struct common *c, const void *options, const struct
 
 const struct command cmd_adapter = {
     .name = "adapter",
-    .args = "info|inspect|new|blend|convert|merge …",
+    .args = "list|info|inspect|rollback|new|blend|convert|merge …",
     .summary = "describe adapters, make, blend, convert and merge them",
     .about = "An adapter is a PEFT directory or a GGUF LoRA file. inspect also shows its effect on "
              "the base's next tokens; merge\n"
-             "shows the same for what merging lost.\n\n"
+             "shows the same for what merging lost; rollback makes the version before current "
+             "again, or the one "
+             "that HASH names.\n\n"
              "  shoal adapter inspect runs/ID/adapters/gen_0/critic\n"
+             "  shoal adapter list runs/ID/adapters/gen_0 /tmp/critic\n"
+             "  shoal adapter rollback /tmp/critic\n"
              "  shoal adapter new --model models/fry --rank 8 --seed 1 begun.gguf\n"
              "  shoal adapter blend --parents A B --child C --alpha 0.5 --mut 0.05 --mut-std 0.01\n"
              "  shoal adapter convert --model base.gguf peft-directory lora.gguf\n"

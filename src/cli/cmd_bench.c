@@ -471,19 +471,8 @@ static void bench_noise(struct bench *b) {
     group_run(b, v, 2, token_ops(&b->m->config));
 }
 
-/* A line of /proc/self/status, in bytes. */
-static double status_bytes(const char *name) {
-    char line[256];
-    double kb = 0;
-    FILE *f = fopen("/proc/self/status", "r");
-    while (f && fgets(line, sizeof line, f))
-        if (strncmp(line, name, strlen(name)) == 0) kb = atof(line + strlen(name) + 1);
-    if (f) fclose(f);
-    return 1024 * kb;
-}
-
 static void print_memory(const struct bench *b, double engine, double adapters) {
-    double high = status_bytes("VmHWM");
+    double high = (double)process_bytes("VmHWM");
     if (b->c->json)
         cli_print(json_pack("{s:s,s:s,s:s,s:s,s:s,s:i,s:i,s:f,s:f,s:f,s:f}", "what", "memory",
                             "shape", shape_name(b), "quant", tensor_type_name(b->m->type), "lora",
@@ -627,7 +616,7 @@ static int trainers_make(struct bench *b, const struct adapter_config *ac, struc
 }
 
 static void print_train_memory(const struct bench *b) {
-    double high = status_bytes("VmHWM");
+    double high = (double)process_bytes("VmHWM");
     if (b->c->json)
         cli_print(json_pack("{s:s,s:s,s:f,s:f}", "what", "train-memory", "shape", shape_name(b),
                             "weights", weight_bytes(b->m), "VmHWM", high));

@@ -32,22 +32,6 @@ static const struct option_row rows[] = {
 /* The questions that are in memory at once, with their tokens and answers. */
 enum { QUESTIONS_WORK = 16 << 20 };
 
-static int parse_tasks(const char *list, bool pick[], struct error *err) {
-    char *copy = xstrdup(list), *save = NULL;
-    int rc = OK;
-    for (char *t = strtok_r(copy, ",", &save); t && rc == OK; t = strtok_r(NULL, ",", &save)) {
-        int f = fry_find(t);
-        if (strcmp(t, "fry") == 0)
-            for (int i = 0; i < fry_count(); i++) pick[i] = true;
-        else if (f >= 0)
-            pick[f] = true;
-        else
-            rc = error_set(err, ERR_USAGE, "no task '%s'", t);
-    }
-    free(copy);
-    return rc;
-}
-
 static int parse_split(const char *name, enum split *out, struct error *err) {
     static const char *const names[] = {"train", "dev", "test"};
     for (int i = 0; i < 3; i++)
@@ -101,9 +85,9 @@ static int eval_all(const struct common *c, const struct options *o, struct setu
 static int run(const struct common *c, const void *options, const struct strings *args,
                struct error *err) {
     const struct options *o = options;
-    bool pick[64] = {false};
+    bool pick[MAX_TASKS] = {false};
     enum split split = SPLIT_TEST;
-    if (parse_tasks(o->tasks, pick, err) != OK || parse_split(o->split, &split, err) != OK)
+    if (tasks_parse(o->tasks, pick, err) != OK || parse_split(o->split, &split, err) != OK)
         return err->code;
     struct setup_wants w = {.engine = {.max_rows = 512, .max_seqs = 256, .max_len = 256},
                             .adapters = &o->adapters,

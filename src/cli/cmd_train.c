@@ -6,8 +6,7 @@
  * accepted for the same things.
  */
 #define _GNU_SOURCE
-#include "cli/cli.h"
-#include "train/train.h"
+#include "cli/train_run.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -16,8 +15,9 @@
 struct train_command {
     struct train_options train; /* first: its rows are copied as they are */
     struct strings data;
-    char *model, *out, *eval_data;
+    char *model, *out;
     bool dry_run;
+    struct gate_options gate;
 };
 #define ROW(name, type, field, metavar, help)                                                      \
     { name, type, offsetof(struct train_command, field), NULL, 0, 0, metavar, help }
@@ -30,10 +30,9 @@ static const struct option_row own_rows[] = {
     ROW("data", OPT_LIST, data, "FILE",
         "conversations; NAME=FILE several times trains several adapters in one base pass"),
     ROW("out", OPT_STRING, out, "DIR", "adapter directory; with several, the folder of them"),
-    ROW("eval-data", OPT_STRING, eval_data, "FILE",
-        "held-out samples: said when the data holds any of them"),
     ROW("dry-run", OPT_BOOL, dry_run, NULL,
         "read the data, compute one pass, print what the run would take and its first batch"),
+    GATE_ROWS(struct train_command, gate),
     ALIAS("base-model", "model"),
     ALIAS("model-name-or-path", "model"),
     ALIAS("output-dir", "out"),
@@ -64,25 +63,6 @@ static int recipe_load(void *options, const char *path, struct error *err) {
     if (rc == OK) rc = options_from_yaml(own_rows, o, &y, NULL, err);
     yaml_release(&y);
     return rc;
-}
-
-static int save_jobs(const struct train_command *o, const struct model *m, struct sft_job *jobs,
-                     int n, const struct common *c, struct error *err) {
-    for (int i = 0; i < n; i++) {
-        char *dir = n == 1 && !strchr(o->data.v[0], '=') ? xstrdup(o->out)
-                                                         : path_join(o->out, jobs[i].name);
-        int rc = adapter_save(jobs[i].result, dir, m->name, err);
-        if (rc == OK && c->json)
-            cli_print(json_pack("{s:s,s:s,s:s,s:f,s:f,s:o}", "adapter", jobs[i].name, "dir", dir,
-                                "hash", jobs[i].result->hash, "first_loss", jobs[i].first_loss,
-                                "last_loss", jobs[i].last_loss, "lint", lint_json(&jobs[i].lint)));
-        else if (rc == OK)
-            printf("%s: loss %.4f to %.4f, wrote '%s'\n", jobs[i].name, jobs[i].first_loss,
-                   jobs[i].last_loss, dir);
-        free(dir);
-        if (rc != OK) return rc;
-    }
-    return OK;
 }
 
 /* "3.2 s", "4.1 min", "2.5 h" */
@@ -175,43 +155,34 @@ static int dry_run(const struct common *c, const struct train_command *o, const 
     return OK;
 }
 
-/* Opens the log at its end; half a line that a full disk or a power cut left there is taken off. */
-static FILE *log_open(const char *path, struct error *err) {
-    FILE *f = fopen(path, "a+");
-    long whole = 0, at = 0;
-    for (int c; f && (c = getc(f)) != EOF;) {
-        at++;
-        if (c == '\n') whole = at;
-    }
-    if (!f || ferror(f) || (at > whole && ftruncate(fileno(f), whole) != 0)) {
-        error_errno(err, "cannot write '%s'", path);
-        if (f) fclose(f);
-        return NULL;
-    }
-    return f;
-}
-
-static int train_and_save(const struct common *c, const struct train_command *o,
-                          const struct model *m, struct sft_job *jobs, int n, struct pool *pool,
-                          struct error *err) {
+static int train_and_publish(const struct common *c, const struct train_command *o, struct model *m,
+                             struct sft_job *jobs, int n, struct pool *pool, struct error *err) {
     int rc = dir_make(o->out, err);
     if (rc != OK) return rc;
     char *checkpoint = path_join(o->out, "checkpoint.bin"),
-         *log_path = path_join(o->out, "train.jsonl");
-    FILE *log = log_open(log_path, err);
-    rc = log ? sft_run(m, jobs, n, &o->train, pool, checkpoint, log, err) : err->code;
-    if (rc == OK && save_jobs(o, m, jobs, n, c, err) != OK)
+         **dirs = xcalloc((size_t)n, sizeof *dirs);
+    bool several = n > 1 || strchr(o->data.v[0], '=');
+    struct train_run run;
+    for (int i = 0; i < n; i++)
+        dirs[i] = several ? path_join(o->out, jobs[i].name) : xstrdup(o->out);
+    rc = train_run_open(&run, c, &o->gate, &o->train, m, pool, o->out, jobs, dirs, n, err);
+    if (rc == OK) {
+        const struct sft_watch watch = train_run_watch(&run);
+        rc = sft_run_watched(m, jobs, n, &o->train, pool, checkpoint, &watch, err);
+    }
+    if (rc == OK && train_run_finish(&run, jobs, err) != OK)
         rc = error_wrap(err, "training is done and kept in '%s', but cannot be saved", checkpoint);
     if (rc == OK) unlink(checkpoint);
-    if (log) fclose(log);
+    rc = train_run_close(&run, rc, err);
+    for (int i = 0; i < n; i++) free(dirs[i]);
+    free(dirs);
     free(checkpoint);
-    free(log_path);
     return rc;
 }
 
 enum { MAX_JOBS = 32 };
 
-static int train(const struct common *c, const struct train_command *o, const struct model *m,
+static int train(const struct common *c, const struct train_command *o, struct model *m,
                  struct pool *pool, struct error *err) {
     struct sft_job jobs[MAX_JOBS] = {{0}};
     char *names[MAX_JOBS] = {0};
@@ -219,11 +190,12 @@ static int train(const struct common *c, const struct train_command *o, const st
     for (int i = 0; i < n; i++) {
         const char *eq = strchr(o->data.v[i], '=');
         names[i] = eq ? strndup(o->data.v[i], (size_t)(eq - o->data.v[i])) : xstrdup("adapter");
-        jobs[i] = (struct sft_job){
-            .name = names[i], .data = eq ? eq + 1 : o->data.v[i], .eval_data = o->eval_data};
+        jobs[i] = (struct sft_job){.name = names[i],
+                                   .data = eq ? eq + 1 : o->data.v[i],
+                                   .eval_data = file_for(&o->gate.eval_data, names[i])};
     }
     int rc = o->dry_run ? dry_run(c, o, m, jobs, n, pool, err)
-                        : train_and_save(c, o, m, jobs, n, pool, err);
+                        : train_and_publish(c, o, m, jobs, n, pool, err);
     for (int i = 0; i < n; i++) {
         adapter_release(jobs[i].result);
         free(names[i]);
@@ -272,15 +244,19 @@ const struct command cmd_train = {
     .name = "train",
     .args = "MODEL|RECIPE --data FILE --out DIR",
     .summary = "fine-tune LoRA adapters on conversations",
-    .about = "Conversations are {\"messages\": [...]}, {\"prompt\", \"completion\"} or {\"text\"}: "
-             "one object a line, objects one after\n"
-             "another, or an array. Loss is taken on the assistant's words. Interrupted training "
-             "continues. A recipe is YAML with\n"
-             "these names: model, data, out, eval_data, and the others in the section train; flags "
-             "go before it.\n\n"
-             "  shoal train models/fry --data data/personas/critic.jsonl --out /tmp/critic --r 8 "
-             "--lr 4e-3\n"
-             "  shoal train models/fry --data a=a.jsonl b=b.jsonl --out /tmp/both --dry-run",
+    .about =
+        "Conversations are {\"messages\": [...]}, {\"prompt\", \"completion\"} or {\"text\"}: "
+        "one object a line, objects one after\n"
+        "another, or an array. Loss is taken on the assistant's words. Interrupted training "
+        "continues. A recipe is YAML with\n"
+        "these names: model, data, out, eval_data, and the others in the section train; flags "
+        "go before it.\n"
+        "With --eval-data, a version that is not better on it than the one before is set aside "
+        "and the exit code is 1;\n"
+        "what was at --out before can be had again with 'shoal adapter rollback DIR'.\n\n"
+        "  shoal train models/fry --data data/personas/critic.jsonl --out /tmp/critic --r 8 "
+        "--lr 4e-3\n"
+        "  shoal train models/fry --data a=a.jsonl b=b.jsonl --out /tmp/both --dry-run",
     .recipe_load = recipe_load,
     .rows = train_rows,
     .size = sizeof(struct train_command),

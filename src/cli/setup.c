@@ -24,17 +24,6 @@ int size_parse(const char *text, size_t *out, struct error *err) {
     return OK;
 }
 
-/* The most memory this process ever had resident, as the system counts it; 0: it does not say. */
-static size_t memory_peak(void) {
-    size_t kb = 0;
-    FILE *f = fopen("/proc/self/status", "r");
-    char line[256];
-    while (f && fgets(line, sizeof line, f))
-        if (sscanf(line, "VmHWM: %zu kB", &kb) == 1) break;
-    if (f) fclose(f);
-    return kb << 10;
-}
-
 char *path_absolute(const char *path) {
     char *real = hub_is_name(path) ? NULL : realpath(path, NULL);
     return real ? real : xstrdup(path);
@@ -131,7 +120,7 @@ int setup_engine(struct setup *s, struct error *err) {
 
 /* The claim beside what the system counted. */
 static void peak_print(const struct setup *s) {
-    size_t peak = memory_peak();
+    size_t peak = process_bytes("VmHWM");
     if (s->c->json)
         cli_print(json_pack("{s:I,s:I}", "peak", (json_int_t)peak, "limit", (json_int_t)s->limit));
     else

@@ -37,6 +37,9 @@ struct family {
 extern const struct family fry_families[];
 int fry_count(void);
 int fry_find(const char *name); /* -1 when unknown */
+#define MAX_TASKS 64
+/* "fry" (all families) or names, comma-separated → pick[fry_count()]. */
+int tasks_parse(const char *list, bool pick[MAX_TASKS], struct error *err);
 /* Item `index` of a family's split: a pure function of its arguments. `pretrain`: common variants
  * only. */
 void fry_item(int family, enum split split, uint64_t seed, uint32_t index, bool pretrain,
@@ -122,6 +125,9 @@ struct paired {
 };
 struct paired stats_paired(const uint8_t *a, const uint8_t *b, int64_t n);
 struct interval stats_mean(const double *v, int64_t n); /* mean with 95 % t interval */
+/* Two-sided p of paired differences whose signs mean nothing (Fisher's sign-flip test of the
+ * mean): all 2^n flips where n <= 16, else 9999 drawn from a fixed seed. */
+double stats_sign_flip(const double *diff, int64_t n);
 /* Smallest difference that a paired test on n items finds with power 0.8 at α = 0.05 when
  * `discordant` of the pairs differ. */
 double stats_detectable(int64_t n, double discordant);

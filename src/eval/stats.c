@@ -69,6 +69,38 @@ struct interval stats_mean(const double *v, int64_t n) {
     return (struct interval){mean, mean - half, mean + half};
 }
 
+enum { FLIPS = 9999, FLIPS_ALL = 16 };
+
+/* Sum of the differences, each negated where its bit is set; `bits` are drawn 32 at a time. */
+static double flipped_sum(const double *diff, int64_t n, struct rng *r) {
+    double sum = 0;
+    uint32_t bits = 0;
+    for (int64_t i = 0; i < n; i++, bits >>= 1) {
+        if (i % 32 == 0) bits = rng_u32(r);
+        sum += bits & 1 ? -diff[i] : diff[i];
+    }
+    return sum;
+}
+
+/* What is as far from zero as the sum itself counts as far, whatever its last bits. */
+double stats_sign_flip(const double *diff, int64_t n) {
+    double sum = 0, size = 0;
+    int64_t far = 0, draws = n <= FLIPS_ALL ? (int64_t)1 << MAX(n, 0) : FLIPS;
+    for (int64_t i = 0; i < n; i++) {
+        sum += diff[i];
+        size += fabs(diff[i]);
+    }
+    double bar = fabs(sum) - 1e-12 * size;
+    for (int64_t k = 0; k < draws; k++) {
+        struct rng r = rng_make(0, RNG_BOOTSTRAP, 0, (uint32_t)k);
+        double other = 0;
+        for (int64_t i = 0; n <= FLIPS_ALL && i < n; i++) other += k >> i & 1 ? -diff[i] : diff[i];
+        if (n > FLIPS_ALL) other = flipped_sum(diff, n, &r);
+        far += fabs(other) >= bar;
+    }
+    return n <= FLIPS_ALL ? (double)far / (double)draws : (double)(far + 1) / (double)(draws + 1);
+}
+
 /* Connor 1987's normal approximation for McNemar's test, solved for the difference: d = (z_α +
  * z_β)·sqrt(ψ/n). */
 double stats_detectable(int64_t n, double discordant) {

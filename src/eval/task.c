@@ -9,6 +9,23 @@
 #include <stdlib.h>
 #include <string.h>
 
+int tasks_parse(const char *list, bool pick[MAX_TASKS], struct error *err) {
+    char *copy = xstrdup(list), *save = NULL;
+    int rc = OK;
+    CHECK(fry_count() <= MAX_TASKS);
+    for (char *t = strtok_r(copy, ",", &save); t && rc == OK; t = strtok_r(NULL, ",", &save)) {
+        int f = fry_find(t);
+        if (strcmp(t, "fry") == 0)
+            for (int i = 0; i < fry_count(); i++) pick[i] = true;
+        else if (f >= 0)
+            pick[f] = true;
+        else
+            rc = error_set(err, ERR_USAGE, "no task '%s'", t);
+    }
+    free(copy);
+    return rc;
+}
+
 int asked_init(struct asked *a, const struct tokenizer *tok, const struct message *chat, int n_msgs,
                const struct item *it, bool working, struct error *err) {
     *a = (struct asked){.n_choices = it->n_choices};

@@ -5,34 +5,12 @@
  * text from outside is escaped.
  */
 #define _GNU_SOURCE
+#include "base/page.h"
 #include "evolve/evolve.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-
-static const char head[] =
-    "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>Shoal run %s</title>\n"
-    "<meta name=\"viewport\" content=\"width=device-width\"><style>\n"
-    ":root{color-scheme:light "
-    "dark;--ink:#1c2430;--soft:#66707d;--line:#d9dee5;--a:#1769aa;--b:#d1495b;--paper:#fff}\n"
-    "@media(prefers-color-scheme:dark){:root{--ink:#e6eaf0;--soft:#98a3b0;--line:#333c48;--a:#"
-    "6bb3f0;--b:#ff8a98;"
-    "--paper:#14181e}}\n"
-    "body{font:16px/1.5 "
-    "system-ui,sans-serif;color:var(--ink);background:var(--paper);max-width:60rem;margin:2rem "
-    "auto;"
-    "padding:0 "
-    "1rem}h1{font-size:1.6rem}h2{font-size:1.2rem;margin-top:2.2rem}table{border-collapse:collapse;"
-    "width:100%%}\n"
-    "th,td{text-align:left;padding:.3rem .6rem;border-bottom:1px solid "
-    "var(--line)}td.n,th.n{text-align:right;"
-    "font-variant-numeric:tabular-nums}.soft{color:var(--soft)}.yes{font-weight:600}pre{white-"
-    "space:pre-wrap;"
-    "border-left:3px solid "
-    "var(--line);padding-left:.8rem;font-size:.9rem}svg{width:100%%;height:auto}\n"
-    "svg text{font:12px system-ui,sans-serif;fill:var(--ink)}svg .soft{fill:var(--soft)}\n"
-    "</style></head><body>\n<h1>Shoal run %s</h1>\n";
 
 static const char *text_of(const json_t *v, const char *key) {
     const char *s = json_string_value(json_object_get(v, key));
@@ -41,21 +19,6 @@ static const char *text_of(const json_t *v, const char *key) {
 
 static double number_of(const json_t *v, const char *key) {
     return json_number_value(json_object_get(v, key));
-}
-
-static void escape(struct buf *b, const char *s) {
-    for (; *s; s++) {
-        if (*s == '<')
-            buf_puts(b, "&lt;");
-        else if (*s == '>')
-            buf_puts(b, "&gt;");
-        else if (*s == '&')
-            buf_puts(b, "&amp;");
-        else if (*s == '"')
-            buf_puts(b, "&quot;");
-        else
-            buf_add(b, s, 1);
-    }
 }
 
 /* The interval as a bar from 0 to 100 %, with a mark at the value. */
@@ -78,7 +41,7 @@ static void results_table(struct buf *b, const json_t *table) {
     json_array_foreach (table, i, row) {
         double v = number_of(row, "acc"), lo = number_of(row, "lo"), hi = number_of(row, "hi");
         buf_puts(b, "<tr><td>");
-        escape(b, text_of(row, "name"));
+        page_text(b, text_of(row, "name"));
         buf_printf(b, "<td class=n>%d<td class=n>%.1f %%<td>%.1f – %.1f<td>",
                    (int)number_of(row, "n"), 100 * v, 100 * lo, 100 * hi);
         interval_bar(b, v, lo, hi);
@@ -99,9 +62,9 @@ static void comparisons_table(struct buf *b, const json_t *list) {
     json_array_foreach (list, i, row) {
         bool sure = json_is_true(json_object_get(row, "significant"));
         buf_puts(b, "<tr><td>");
-        escape(b, text_of(row, "a"));
+        page_text(b, text_of(row, "a"));
         buf_puts(b, " <span class=soft>against</span> ");
-        escape(b, text_of(row, "b"));
+        page_text(b, text_of(row, "b"));
         buf_printf(b, "<td class=n>%+.1f<td>%+.1f – %+.1f<td class=n>%.2g<td class=%s>%s</tr>\n",
                    100 * number_of(row, "diff"), 100 * number_of(row, "lo"),
                    100 * number_of(row, "hi"), number_of(row, "p_holm"), sure ? "yes" : "soft",
@@ -110,17 +73,6 @@ static void comparisons_table(struct buf *b, const json_t *list) {
                                                 : "worse");
     }
     buf_puts(b, "</table>\n");
-}
-
-enum { WIDE = 860, TALL = 300, LEFT = 50, RIGHT = 20, TOP = 16, BOTTOM = 34 };
-
-static double plot_x(size_t g, size_t n) {
-    return n < 2 ? (LEFT + WIDE - RIGHT) / 2.0
-                 : LEFT + (double)(WIDE - LEFT - RIGHT) * ((double)g + 0.5) / (double)n;
-}
-
-static double plot_y(double v, double lo, double hi) {
-    return TOP + (double)(TALL - TOP - BOTTOM) * (hi - v) / (hi - lo);
 }
 
 static void fitness_range(const json_t *generations, double *lo, double *hi) {
@@ -133,57 +85,35 @@ static void fitness_range(const json_t *generations, double *lo, double *hi) {
             *lo = fmin(*lo, v);
             *hi = fmax(*hi, v);
         }
-    double pad = fmax(0.01, (*hi - *lo) * 0.1);
-    *lo -= pad;
-    *hi += pad;
-}
-
-static void fitness_axes(struct buf *b, size_t n, double lo, double hi) {
-    for (int i = 0; i <= 4; i++) {
-        double v = lo + (hi - lo) * i / 4, y = plot_y(v, lo, hi);
-        buf_printf(b,
-                   "<path d=\"M%d %.1fH%d\" stroke=\"var(--line)\"/><text x=\"%d\" y=\"%.1f\" "
-                   "text-anchor=\"end\" "
-                   "class=soft>%.3f</text>",
-                   LEFT, y, WIDE - RIGHT, LEFT - 6, y + 4, v);
-    }
-    for (size_t g = 0; g < n; g++)
-        buf_printf(
-            b, "<text x=\"%.1f\" y=\"%d\" text-anchor=\"middle\" class=soft>generation %zu</text>",
-            plot_x(g, n), TALL - 10, g);
 }
 
 static void fitness_plot(struct buf *b, const json_t *generations) {
     size_t n = json_array_size(generations), g, i;
     json_t *list, *c;
-    double lo, hi;
-    struct buf line = {0};
-    fitness_range(generations, &lo, &hi);
-    buf_printf(b,
-               "<h2>Fitness by generation</h2><svg viewBox=\"0 0 %d %d\" role=\"img\" "
-               "aria-label=\"fitness by "
-               "generation\">",
-               WIDE, TALL);
-    fitness_axes(b, n, lo, hi);
+    double *x = xcalloc(n + 1, sizeof *x), *best = xcalloc(n + 1, sizeof *best);
+    struct plot p = {
+        .label = "fitness by generation", .x_title = "generation", .x1 = n > 1 ? (double)n - 1 : 1};
+    fitness_range(generations, &p.y0, &p.y1);
+    buf_puts(b, "<h2>Fitness by generation</h2>");
+    plot_open(b, &p);
     json_array_foreach (generations, g, list) {
-        double x = plot_x(g, n);
+        x[g] = (double)g;
+        best[g] = number_of(json_array_get(list, 0), "fitness");
         json_array_foreach (list, i, c) {
-            double y = plot_y(number_of(c, "fitness"), lo, hi);
             buf_printf(
                 b,
                 "<circle cx=\"%.1f\" cy=\"%.1f\" r=\"4\" fill=\"none\" stroke=\"var(--a)\"><title>",
-                x, y);
-            escape(b, text_of(c, "name"));
+                plot_x(&p, x[g]), plot_y(&p, number_of(c, "fitness")));
+            page_text(b, text_of(c, "name"));
             buf_printf(b, " %.4f</title></circle>", number_of(c, "fitness"));
-            if (i == 0) buf_printf(&line, "%s%.1f %.1f", g ? "L" : "M", x, y);
         }
     }
-    buf_printf(b,
-               "<path d=\"%s\" fill=\"none\" stroke=\"var(--b)\" stroke-width=\"2\"/></svg>\n<p "
-               "class=soft>Rings: "
-               "candidates on the dev questions. Line: the best of each generation.</p>\n",
-               line.data ? line.data : "");
-    buf_release(&line);
+    plot_line(b, &p, 1, x, best, (int)n);
+    plot_close(b);
+    buf_puts(b, "<p class=soft>Rings: candidates on the dev questions. Line: the best of each "
+                "generation.</p>\n");
+    free(x);
+    free(best);
 }
 
 /* Where a candidate stands in the tree: column by generation, row by rank. */
@@ -232,7 +162,7 @@ static void family_tree(struct buf *b, const json_t *generations) {
                        "fill=\"var(--paper)\" stroke=\"var(%s)\" "
                        "stroke-width=\"%d\"/><text x=\"%.0f\" y=\"%.0f\" text-anchor=\"middle\">",
                        x - 45, y - 17, i == 0 ? "--b" : "--line", i == 0 ? 2 : 1, x, y - 2);
-            escape(b, name);
+            page_text(b, name);
             buf_printf(b,
                        "</text><text x=\"%.0f\" y=\"%.0f\" text-anchor=\"middle\" "
                        "class=soft>%.3f%s</text>",
@@ -254,14 +184,14 @@ static void debate_section(struct buf *b, const json_t *debate) {
                number_of(debate, "became_right"), number_of(debate, "became_wrong"));
     json_object_foreach (json_object_get(debate, "leave_one_out"), name, v) {
         buf_puts(b, " ");
-        escape(b, name);
+        page_text(b, name);
         buf_printf(b, " %+.1f (%+.1f – %+.1f)", 100 * number_of(v, "value"),
                    100 * number_of(v, "lo"), 100 * number_of(v, "hi"));
     }
     buf_puts(b, ".</p>\n");
     json_array_foreach (json_object_get(debate, "transcripts"), i, v) {
         buf_puts(b, "<pre>");
-        escape(b, json_string_value(v));
+        page_text(b, json_string_value(v));
         buf_puts(b, "</pre>\n");
     }
 }
@@ -269,7 +199,7 @@ static void debate_section(struct buf *b, const json_t *debate) {
 static void manifest_section(struct buf *b, const json_t *manifest) {
     char *text = json_dumps(manifest, JSON_INDENT(2) | JSON_SORT_KEYS);
     buf_puts(b, "<h2>What this depends on</h2><pre>");
-    escape(b, text ? text : "");
+    page_text(b, text ? text : "");
     buf_puts(b, "</pre>\n");
     free(text);
 }
@@ -277,16 +207,18 @@ static void manifest_section(struct buf *b, const json_t *manifest) {
 int report_write(const json_t *result, const char *path, struct error *err) {
     struct buf b = {0};
     const json_t *generations = json_object_get(result, "generations");
-    buf_printf(&b, head, text_of(result, "run"), text_of(result, "run"));
+    char *title = xasprintf("Shoal run %s", text_of(result, "run"));
+    page_open(&b, title);
     results_table(&b, json_object_get(result, "table"));
     comparisons_table(&b, json_object_get(result, "comparisons"));
     fitness_plot(&b, generations);
     family_tree(&b, generations);
     debate_section(&b, json_object_get(result, "debate"));
     manifest_section(&b, json_object_get(result, "manifest"));
-    buf_puts(&b, "</body></html>\n");
+    page_close(&b);
     int rc = file_write(path, b.data, b.len, err);
     buf_release(&b);
+    free(title);
     return rc;
 }
 

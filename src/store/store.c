@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define SCHEMA_VERSION 2
+#define SCHEMA_VERSION 3
 
 static const char schema[] =
     "CREATE TABLE IF NOT EXISTS runs(id TEXT PRIMARY KEY, kind TEXT NOT NULL, recipe TEXT NOT NULL,"
@@ -35,7 +35,10 @@ static const char schema[] =
     "  model TEXT NOT NULL, model_hash TEXT NOT NULL, class TEXT NOT NULL, level TEXT NOT NULL,"
     "  kv TEXT NOT NULL, lora TEXT NOT NULL, version TEXT NOT NULL, adapters TEXT NOT NULL,"
     "  inputs TEXT NOT NULL, outputs TEXT NOT NULL) STRICT;"
-    "PRAGMA user_version = 2";
+    "CREATE TABLE IF NOT EXISTS metrics(run TEXT NOT NULL, step INTEGER NOT NULL, row TEXT NOT "
+    "NULL,"
+    "  PRIMARY KEY(run, step)) STRICT, WITHOUT ROWID;"
+    "PRAGMA user_version = 3";
 
 enum statement {
     RUN_ADD,
@@ -43,6 +46,9 @@ enum statement {
     RUN_GET,
     RUN_LIST,
     EVENT,
+    METRIC_PUT,
+    METRIC_CUT,
+    METRIC_LIST,
     CALL_PUT,
     CALL_GET,
     ADAPTER_PUT,
@@ -59,6 +65,9 @@ static const char *const sql[N_STATEMENTS] = {
     [RUN_GET] = "SELECT kind, recipe, status, created FROM runs WHERE id = ?1",
     [RUN_LIST] = "SELECT id, kind, status, created FROM runs ORDER BY created DESC, rowid DESC",
     [EVENT] = "INSERT INTO events(run, at, kind, detail) VALUES(?1, ?2, ?3, ?4)",
+    [METRIC_PUT] = "INSERT OR REPLACE INTO metrics VALUES(?1, ?2, ?3)",
+    [METRIC_CUT] = "DELETE FROM metrics WHERE run = ?1 AND step > ?2",
+    [METRIC_LIST] = "SELECT row FROM metrics WHERE run = ?1 ORDER BY step",
     [CALL_PUT] = "INSERT OR IGNORE INTO calls VALUES(?1, ?2, ?3, ?4, ?5, ?6, ?7)",
     [CALL_GET] =
         "SELECT choice, prob, prefilled, generated, finish, text FROM calls WHERE key = ?1",
@@ -258,6 +267,34 @@ int store_event(struct store *s, const char *run, const char *kind, const json_t
     bind_text(q, 3, kind);
     bind_json(q, 4, detail);
     return finish(s, q, err);
+}
+
+int store_metric_put(struct store *s, const char *run, int64_t step, const json_t *row,
+                     struct error *err) {
+    sqlite3_stmt *q = statement(s, METRIC_PUT, err);
+    if (!q) return err->code;
+    bind_text(q, 1, run);
+    sqlite3_bind_int64(q, 2, step);
+    bind_json(q, 3, row);
+    return finish(s, q, err);
+}
+
+int store_metric_cut(struct store *s, const char *run, int64_t step, struct error *err) {
+    sqlite3_stmt *q = statement(s, METRIC_CUT, err);
+    if (!q) return err->code;
+    bind_text(q, 1, run);
+    sqlite3_bind_int64(q, 2, step);
+    return finish(s, q, err);
+}
+
+json_t *store_metric_list(struct store *s, const char *run, struct error *err) {
+    sqlite3_stmt *q = statement(s, METRIC_LIST, err);
+    if (!q) return NULL;
+    bind_text(q, 1, run);
+    json_t *list = json_array();
+    int rc;
+    while ((rc = sqlite3_step(q)) == SQLITE_ROW) json_array_append_new(list, column_json(q, 0));
+    return list_finish(s, q, rc, list, err);
 }
 
 static int hex_digit(char c) {

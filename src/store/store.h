@@ -37,6 +37,14 @@ json_t *store_run_list(struct store *s, struct error *err);
 int store_event(struct store *s, const char *run, const char *kind, const json_t *detail,
                 struct error *err);
 
+/* What a run measured at a step, such as a line of a training log. Replaced when put again. */
+int store_metric_put(struct store *s, const char *run, int64_t step, const json_t *row,
+                     struct error *err);
+/* Forgets what stands at steps after this one: the run continues from there. */
+int store_metric_cut(struct store *s, const char *run, int64_t step, struct error *err);
+/* An array of the rows, by step. */
+json_t *store_metric_list(struct store *s, const char *run, struct error *err);
+
 /* One generation and what came of it. */
 struct stored_call {
     char key[HASH_LEN];

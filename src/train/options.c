@@ -55,7 +55,6 @@ const struct option_row train_option_rows[] = {
     {"f32-backward", OPT_BOOL, AT(f32_backward), NULL, 0, 0, NULL,
      "quantised bases: gradients of activations in f32, slower, instead of int8 blocks"},
     ALIAS("lora-r", "r"),
-    ALIAS("rank", "r"),
     ALIAS("alpha", "lora-alpha"),
     ALIAS("dropout", "lora-dropout"),
     ALIAS("target-modules", "target"),

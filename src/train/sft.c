@@ -11,7 +11,7 @@
  * says so, and continues from it when called again. The checkpoint of the last update is left for
  * the caller to remove once the result is safe.
  */
-#include "train/train.h"
+#include "train/log.h"
 
 #include <errno.h>
 #include <math.h>
@@ -36,11 +36,11 @@ struct run {
     json_t *identity; /* what a checkpoint must have been made for */
     const char *checkpoint;
     int64_t saved; /* the update that `checkpoint` holds; -1: none */
-    FILE *log;
+    const struct sft_watch *watch;
     enum schedule schedule;
-    int64_t per_update, steps, tokens;
-    double started;
-    struct sample *batch; /* views of the samples in the next pass */
+    int64_t per_update, steps;
+    double started, began; /* the run, or what is left of it; the update */
+    struct sample *batch;  /* views of the samples in the next pass */
     int n_batch;
     int64_t rows;
 };
@@ -77,25 +77,26 @@ static int batch_add(struct run *r, int job, const struct sample *s, struct erro
     return rc;
 }
 
-static int update_log(const struct run *r, int64_t step, float lr, const struct update_stats *st,
-                      struct error *err) {
-    double seconds = clock_now() - r->started;
-    if (!r->log) return OK;
-    json_t *losses = json_object();
-    for (int j = 0; j < r->n; j++)
-        json_object_set_new(losses, r->jobs[j].name,
-                            json_real(trainer_adapter_loss(r->trainer, j)));
-    json_t *line = json_pack("{s:I,s:f,s:f,s:f,s:I,s:f,s:o}", "step", (json_int_t)step, "loss",
-                             st->loss, "lr", (double)lr, "grad_norm", st->grad_norm, "tokens",
-                             (json_int_t)st->tokens, "tokens_per_s",
-                             seconds > 0 ? (double)r->tokens / seconds : 0.0, "losses", losses);
-    char *text = json_dumps(line, JSON_COMPACT | JSON_REAL_PRECISION(9));
-    errno = 0;
-    fprintf(r->log, "%s\n", text);
-    int rc = fflush(r->log) || ferror(r->log) ? error_errno(err, "cannot write the log") : OK;
-    free(text);
-    json_decref(line);
-    return rc;
+/* After this many updates. */
+static bool save_due(const struct run *r, int64_t step) {
+    return step == r->steps || (r->o->save_steps > 0 && step % r->o->save_steps == 0);
+}
+
+static int update_tell(const struct run *r, int64_t step, float lr, const struct update_stats *st,
+                       struct error *err) {
+    double now = clock_now();
+    if (!r->watch) return OK;
+    struct sft_event e = {.step = step,
+                          .steps = r->steps,
+                          .lr = (double)lr,
+                          .seconds = now - r->started,
+                          .tokens_per_s =
+                              now > r->began ? (double)st->tokens / (now - r->began) : 0,
+                          .stats = st,
+                          .jobs = r->jobs,
+                          .n = r->n,
+                          .due = save_due(r, step)};
+    return r->watch->update(r->watch->ctx, &e, err);
 }
 
 static float update_lr(const struct run *r, int64_t step) {
@@ -105,13 +106,13 @@ static float update_lr(const struct run *r, int64_t step) {
 
 static int update_run(struct run *r, int64_t step, struct update_stats *st, struct error *err) {
     int rc = OK;
+    r->began = clock_now();
     for (int64_t i = 0; !rc && i < r->per_update; i++)
         for (int j = 0; !rc && j < r->n; j++)
             rc = batch_add(r, j, feed_at(&r->feeds[j], r->o->seed, step * r->per_update + i), err);
     if (!rc) rc = batch_flush(r, err);
     if (!rc) rc = trainer_update(r->trainer, update_lr(r, step), st, err);
     if (rc) return error_wrap(err, "update %lld", (long long)step + 1);
-    r->tokens += st->tokens;
     for (int j = 0; j < r->n; j++) {
         r->jobs[j].last_loss = trainer_adapter_loss(r->trainer, j);
         if (step == 0) r->jobs[j].first_loss = r->jobs[j].last_loss;
@@ -239,19 +240,29 @@ static int failure_place(const struct run *r, struct error *err) {
     return err->code;
 }
 
-/* One update with its log line and, when it is due, its checkpoint. Where the log cannot be written
- * the checkpoint is tried all the same: it may lie elsewhere. */
+/* One update, what is told of it, and when it is due its checkpoint. */
 static int step_run(struct run *r, int64_t step, struct update_stats *st, struct error *err) {
-    int64_t every = r->o->save_steps, done = step + 1;
-    struct error log_err;
     int rc = update_run(r, step, st, err);
-    if (rc) return rc;
-    int logged = update_log(r, done, update_lr(r, step), st, &log_err);
-    bool due = done == r->steps || (every > 0 && done % every == 0) || logged != OK;
-    if (r->checkpoint && due) rc = run_save(r, err);
-    if (rc || !logged) return rc;
-    *err = log_err;
-    return logged;
+    if (!rc) rc = update_tell(r, step + 1, update_lr(r, step), st, err);
+    if (!rc && r->checkpoint && save_due(r, step + 1)) rc = run_save(r, err);
+    return rc;
+}
+
+static int watch_begin(const struct run *r, struct error *err) {
+    json_t *data = json_array();
+    for (int j = 0; j < r->n; j++) {
+        const struct dataset *d = &r->feeds[j].data;
+        json_t *path = json_string(r->jobs[j].data); // a path may be no UTF-8
+        json_array_append_new(
+            data, json_pack("{s:s,s:o,s:s,s:i,s:I,s:I,s:I,s:s}", "name", r->jobs[j].name, "file",
+                            path ? path : json_null(), "sha256", d->hash, "samples", d->n, "tokens",
+                            (json_int_t)d->tokens, "targets", (json_int_t)d->targets, "cut",
+                            (json_int_t)d->cut, "start", r->starts[j]->hash));
+    }
+    json_t *about = json_pack("{s:I,s:o}", "steps", (json_int_t)r->steps, "data", data);
+    int rc = r->watch->begin(r->watch->ctx, trainer_updates(r->trainer), about, err);
+    json_decref(about);
+    return rc;
 }
 
 static int run_train(struct run *r, struct error *err) {
@@ -325,17 +336,37 @@ static void run_release(struct run *r) {
     free(r->batch);
 }
 
-int sft_run(const struct model *m, struct sft_job *jobs, int n, const struct train_options *o,
-            struct pool *pool, const char *checkpoint, FILE *log, struct error *err) {
+int sft_run_watched(const struct model *m, struct sft_job *jobs, int n,
+                    const struct train_options *o, struct pool *pool, const char *checkpoint,
+                    const struct sft_watch *watch, struct error *err) {
     struct run r = run_make(jobs, n, o);
     r.checkpoint = checkpoint;
-    r.log = log;
+    r.watch = watch;
     int rc = run_open(&r, m, err);
     if (!rc) rc = run_begin(&r, m, pool, err);
+    if (!rc && watch) rc = watch_begin(&r, err);
     if (!rc) rc = run_train(&r, err);
     if (!rc) rc = run_results(&r, m, err);
     run_release(&r);
     return rc;
+}
+
+static int stream_begin(void *ctx, int64_t done, const json_t *about, struct error *err) {
+    (void)ctx, (void)done, (void)about, (void)err;
+    return OK;
+}
+
+static int stream_update(void *ctx, const struct sft_event *e, struct error *err) {
+    json_t *line = sft_event_json(e);
+    int rc = train_log_line(ctx, line, err);
+    json_decref(line);
+    return rc ? error_wrap(err, "the log of update %lld", (long long)e->step) : OK;
+}
+
+int sft_run(const struct model *m, struct sft_job *jobs, int n, const struct train_options *o,
+            struct pool *pool, const char *checkpoint, FILE *log, struct error *err) {
+    const struct sft_watch watch = {stream_begin, stream_update, log};
+    return sft_run_watched(m, jobs, n, o, pool, checkpoint, log ? &watch : NULL, err);
 }
 
 /* the plan */

@@ -195,6 +195,28 @@ struct sft_job {
 int sft_run(const struct model *m, struct sft_job *jobs, int n, const struct train_options *o,
             struct pool *pool, const char *checkpoint, FILE *log, struct error *err);
 
+/* What an update did, for who watches the run. */
+struct sft_event {
+    int64_t step, steps;              /* updates done, of */
+    double lr, seconds, tokens_per_s; /* seconds since the run began or continued */
+    const struct update_stats *stats;
+    const struct sft_job *jobs; /* last_loss is of this update */
+    int n;
+    bool due; /* a checkpoint follows: what the watcher keeps should be safe first */
+};
+/* An error of either ends the run. */
+struct sft_watch {
+    /* Before the first update: how many are behind, of a run that is continued, and {steps, data:
+     * [{name, file, sha256, samples, tokens, targets, cut, start}]}. */
+    int (*begin)(void *ctx, int64_t done, const json_t *about, struct error *err);
+    int (*update)(void *ctx, const struct sft_event *e, struct error *err);
+    void *ctx;
+};
+/* The same with a watcher in place of the log. */
+int sft_run_watched(const struct model *m, struct sft_job *jobs, int n,
+                    const struct train_options *o, struct pool *pool, const char *checkpoint,
+                    const struct sft_watch *watch, struct error *err);
+
 /* What sft_run would do and take. Samples lie end to end in a pass, so there is no padding. */
 struct sft_plan {
     int64_t updates, samples_per_update;    /* of each adapter */

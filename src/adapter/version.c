@@ -1,0 +1,414 @@
+/*
+ * version: what was published at a directory, kept, and brought back.
+ *
+ *     DIR/adapter_config.json, adapter_model.safetensors    the current version
+ *     DIR/.versions/HASH/…, version.json                    every version, this one too
+ *     DIR/.versions/installing                              HASH that DIR is being made; else
+ * absent DIR/.versions/tmp, lock                               a version in the making; who works
+ * here
+ *
+ * Invariants: (1) a folder HASH appears by one rename and is complete from then on; (2) before
+ * DIR's files are touched, the version that they are and the one that they become are both such
+ * folders, and `installing` names the latter; (3) DIR's config is out of the way while tensors of
+ * another config are put in place, so that no reader sees parts of two versions. A call that finds
+ * `installing` first finishes that.
+ *
+ * DIR's files decide what is current, not a note about them: another program may have replaced
+ * them.
+ */
+#define _GNU_SOURCE
+#include "adapter/internal.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#define VERSION_NAME "version.json"
+
+static const char *const file_names[2] = {TENSORS_NAME, CONFIG_NAME};
+
+struct versions {
+    const char *dir;
+    char *root, *tmp, *installing; /* DIR/.versions and in it */
+    int lock;
+};
+
+static void versions_close(struct versions *v) {
+    if (v->lock >= 0) close(v->lock);
+    free(v->root);
+    free(v->tmp);
+    free(v->installing);
+}
+
+static int versions_lock(struct versions *v, struct error *err) {
+    char *path = path_join(v->root, "lock");
+    int rc = OK;
+    v->lock = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    if (v->lock < 0) rc = error_errno(err, "cannot create '%s'", path);
+    while (rc == OK && flock(v->lock, LOCK_EX) < 0)
+        if (errno != EINTR) rc = error_errno(err, "cannot lock '%s'", path);
+    free(path);
+    return rc;
+}
+
+static char *version_path(const struct versions *v, const char *hash) {
+    return path_join(v->root, hash);
+}
+
+static bool is_hash(const char *name) {
+    return strlen(name) == HASH_LEN - 1 && strspn(name, "0123456789abcdef") == HASH_LEN - 1;
+}
+
+/* A folder of files only. */
+static void folder_remove(const char *path) {
+    DIR *d = opendir(path);
+    for (const struct dirent *f; d && (f = readdir(d));) {
+        char *file = path_join(path, f->d_name);
+        if (f->d_name[0] != '.') unlink(file);
+        free(file);
+    }
+    if (d) closedir(d);
+    rmdir(path);
+}
+
+static int file_copy(const char *from_dir, const char *to_dir, const char *name,
+                     struct error *err) {
+    char *from = path_join(from_dir, name), *to = path_join(to_dir, name);
+    struct mapping m;
+    int rc = map_open(&m, from, err);
+    if (rc == OK) {
+        rc = file_write(to, m.data, m.size, err);
+        map_close(&m);
+    }
+    free(from);
+    free(to);
+    return rc;
+}
+
+static bool files_equal(const char *a_dir, const char *b_dir, const char *name) {
+    char *a = path_join(a_dir, name), *b = path_join(b_dir, name);
+    char hashes[2][HASH_LEN];
+    struct error none;
+    bool equal = path_exists(a) && path_exists(b) && hash_file(a, hashes[0], &none) == OK &&
+                 hash_file(b, hashes[1], &none) == OK && strcmp(hashes[0], hashes[1]) == 0;
+    free(a);
+    free(b);
+    return equal;
+}
+
+/* Makes DIR's two files those of the version. Can be killed, and done again. */
+static int version_install(const struct versions *v, const char *hash, struct error *err) {
+    char *from = version_path(v, hash), *config = path_join(v->dir, CONFIG_NAME),
+         *aside = path_join(v->root, "replaced");
+    int rc = file_write(v->installing, hash, strlen(hash), err);
+    if (rc == OK && path_exists(config) && !files_equal(from, v->dir, CONFIG_NAME))
+        rc = path_move(config, aside, err);
+    for (int i = 0; rc == OK && i < 2; i++)
+        if (!files_equal(from, v->dir, file_names[i]))
+            rc = file_copy(from, v->dir, file_names[i], err);
+    if (rc == OK) unlink(v->installing);
+    if (rc == OK) unlink(aside);
+    free(from);
+    free(config);
+    free(aside);
+    return rc;
+}
+
+/* Finishes what a killed call has begun. */
+static int versions_mend(const struct versions *v, struct error *err) {
+    struct buf hash = {0};
+    folder_remove(v->tmp);
+    if (!path_exists(v->installing)) return OK;
+    int rc = file_read(v->installing, HASH_LEN, &hash, err);
+    if (rc == OK && !is_hash(hash.data ? hash.data : ""))
+        rc = error_set(err, ERR_FORMAT, "'%s' names no version; remove it", v->installing);
+    if (rc == OK) rc = version_install(v, hash.data, err);
+    buf_release(&hash);
+    return rc;
+}
+
+static int versions_open(struct versions *v, const char *dir, struct error *err) {
+    *v = (struct versions){.dir = dir, .lock = -1};
+    v->root = path_join(dir, ".versions");
+    v->tmp = path_join(v->root, "tmp");
+    v->installing = path_join(v->root, "installing");
+    int rc = dir_make(v->root, err);
+    if (rc == OK) rc = versions_lock(v, err);
+    if (rc == OK) rc = versions_mend(v, err);
+    return rc ? error_wrap(err, "versions of '%s'", dir) : OK;
+}
+
+/* *about stays NULL, with a warning, where version.json says nothing. */
+static int version_read(const struct versions *v, const char *hash, json_t **about,
+                        struct error *err) {
+    char *dir = version_path(v, hash), *path = path_join(dir, VERSION_NAME);
+    json_t *read = json_file(path, err);
+    int rc = !read && (err->code == ERR_IO || err->code == ERR_MEMORY) ? err->code : OK;
+    if (json_is_object(read))
+        *about = json_incref(read);
+    else if (rc == OK)
+        warn("version '%.12s' of '%s' is not counted: %s", hash, v->dir,
+             read ? "its version.json is no object" : err->text);
+    json_decref(read);
+    free(dir);
+    free(path);
+    return rc;
+}
+
+static json_int_t number_of(const json_t *about) {
+    return json_integer_value(json_object_get(about, "number"));
+}
+
+static const char *hash_of(const json_t *about) {
+    const char *hash = json_string_value(json_object_get(about, "hash"));
+    return hash ? hash : "";
+}
+
+static int by_number(const void *a, const void *b) {
+    json_int_t x = number_of(*(json_t *const *)a), y = number_of(*(json_t *const *)b);
+    return x < y   ? 1
+           : x > y ? -1
+                   : strcmp(hash_of(*(json_t *const *)a), hash_of(*(json_t *const *)b));
+}
+
+static bool is_current(const struct versions *v, const char *hash) {
+    char *path = version_path(v, hash);
+    bool same = files_equal(path, v->dir, CONFIG_NAME) && files_equal(path, v->dir, TENSORS_NAME);
+    free(path);
+    return same;
+}
+
+/* Newest first, each with "current". */
+static int versions_list(const struct versions *v, json_t **out, struct error *err) {
+    json_t *all[4096], *list = json_array();
+    size_t n = 0;
+    int rc = OK;
+    DIR *d = opendir(v->root);
+    for (const struct dirent *f; rc == OK && d && (f = readdir(d)) && n < ARRAY_LEN(all);) {
+        json_t *about = NULL;
+        if (is_hash(f->d_name)) rc = version_read(v, f->d_name, &about, err);
+        if (!about) continue;
+        json_object_set_new(about, "hash", json_string(f->d_name));
+        json_object_set_new(about, "current", json_boolean(is_current(v, f->d_name)));
+        all[n++] = about;
+    }
+    if (d) closedir(d);
+    if (n > 1) qsort(all, n, sizeof *all, by_number);
+    for (size_t i = 0; i < n; i++) json_array_append_new(list, all[i]);
+    *out = rc == OK ? list : NULL;
+    if (rc != OK) json_decref(list);
+    return rc;
+}
+
+/* What version.json says of an adapter; `previous` may be "". */
+static json_t *version_about(const struct adapter *a, json_int_t number, const char *previous,
+                             const json_t *notes) {
+    char now[32];
+    json_t *about =
+        json_pack("{s:s,s:I,s:s,s:o,s:o}", "hash", a->hash, "number", number, "created",
+                  clock_utc(now), "previous", *previous ? json_string(previous) : json_null(),
+                  "lineage", a->lineage ? json_deep_copy(a->lineage) : json_object());
+    if (notes) json_object_update_missing(about, (json_t *)(uintptr_t)notes);
+    return about;
+}
+
+static int about_write(const char *dir, const json_t *about, struct error *err) {
+    char *path = path_join(dir, VERSION_NAME);
+    char *text = json_dumps(about, JSON_INDENT(2) | JSON_REAL_PRECISION(9));
+    CHECK(text);
+    int rc = file_write(path, text, strlen(text), err);
+    free(path);
+    free(text);
+    return rc;
+}
+
+/* A version must still be what its name says. */
+static int version_check(const struct versions *v, const char *hash,
+                         const struct model_config *shape, struct error *err) {
+    char *path = version_path(v, hash);
+    struct adapter *a = adapter_load(path, shape, err);
+    int rc = a ? OK : err->code;
+    if (a && strcmp(a->hash, hash) != 0)
+        rc = error_set(err, ERR_FORMAT, "'%s' is damaged: its content hashes to '%.12s'", path,
+                       a->hash);
+    adapter_release(a);
+    free(path);
+    return rc;
+}
+
+/* A version from DIR's files (`from` NULL: from memory), complete or not there. Takes over `about`.
+ */
+static int version_add(const struct versions *v, const struct adapter *a, const char *from,
+                       const char *base, json_t *about, struct error *err) {
+    char *path = version_path(v, a->hash);
+    int rc = path_is_dir(path) ? version_check(v, a->hash, &a->shape, err) : ERR_MISSING;
+    if (rc == OK) {
+        rc = about_write(path, about, err);
+    } else if (rc != ERR_IO && rc != ERR_MEMORY) { // not there, or damaged
+        folder_remove(path);
+        rc = dir_make(v->tmp, err);
+        if (rc == OK && !from) rc = adapter_save(a, v->tmp, base, err);
+        for (int i = 0; rc == OK && from && i < 2; i++)
+            rc = file_copy(from, v->tmp, file_names[i], err);
+        if (rc == OK) rc = about_write(v->tmp, about, err);
+        if (rc == OK) rc = path_move(v->tmp, path, err);
+        if (rc != OK) folder_remove(v->tmp);
+    }
+    json_decref(about);
+    free(path);
+    return rc;
+}
+
+static bool has_adapter(const char *dir) {
+    struct error none;
+    return peft_check(dir, &none) == OK;
+}
+
+/* Keeps what nobody published, an adapter that DIR holds beside all of `list`. */
+static int foreign_keep(const struct versions *v, const json_t *list,
+                        const struct model_config *shape, char hash[HASH_LEN], struct error *err) {
+    struct adapter *a = adapter_load(v->dir, shape, err);
+    if (!a) return error_wrap(err, "what '%s' holds cannot be kept", v->dir);
+    json_int_t number = number_of(json_array_get(list, 0)) + 1;
+    const char *last = hash_of(json_array_get(list, 0));
+    char *path = version_path(v, a->hash);
+    int rc = path_is_dir(path)
+                 ? OK // the same adapter with other words about it
+                 : version_add(v, a, v->dir, NULL, version_about(a, number, last, NULL), err);
+    memcpy(hash, a->hash, HASH_LEN);
+    adapter_release(a);
+    free(path);
+    return rc;
+}
+
+/* The versions, and which of them DIR is: "" when it holds no adapter. NULL after an error. */
+static json_t *current_keep(const struct versions *v, const struct model_config *shape,
+                            char hash[HASH_LEN], struct error *err) {
+    json_t *list = NULL, *about;
+    size_t i;
+    hash[0] = '\0';
+    if (versions_list(v, &list, err) != OK) return NULL;
+    json_array_foreach (list, i, about)
+        if (json_is_true(json_object_get(about, "current"))) memcpy(hash, hash_of(about), HASH_LEN);
+    if (hash[0] || !has_adapter(v->dir)) return list;
+    int rc = foreign_keep(v, list, shape, hash, err);
+    json_decref(list);
+    list = NULL;
+    if (rc == OK) versions_list(v, &list, err); // with what was kept
+    return list;
+}
+
+static const json_t *version_find(const json_t *list, const char *hash) {
+    size_t i;
+    json_t *about;
+    json_array_foreach (list, i, about)
+        if (strcmp(hash_of(about), hash) == 0) return about;
+    return NULL;
+}
+
+static int publish(const struct versions *v, const struct adapter *a, const char *base,
+                   const json_t *notes, struct error *err) {
+    char current[HASH_LEN];
+    json_t *list = current_keep(v, &a->shape, current, err);
+    if (!list) return err->code;
+    bool again = strcmp(current, a->hash) == 0;
+    const json_t *old = version_find(list, a->hash);
+    const char *before = json_string_value(json_object_get(old, "previous"));
+    const char *previous = again ? (before ? before : "") : current;
+    json_int_t number = again ? number_of(old) : number_of(json_array_get(list, 0)) + 1;
+    int rc = version_add(v, a, NULL, base, version_about(a, number, previous, notes), err);
+    if (rc == OK) rc = version_install(v, a->hash, err);
+    json_decref(list);
+    return rc;
+}
+
+int adapter_publish(const struct adapter *a, const char *dir, const char *base, const json_t *notes,
+                    struct error *err) {
+    struct versions v;
+    int rc = versions_open(&v, dir, err);
+    if (rc == OK) rc = publish(&v, a, base, notes, err);
+    versions_close(&v);
+    return rc;
+}
+
+/* The one version whose hash begins with `to`. */
+static const json_t *version_named(const struct versions *v, const json_t *list, const char *to,
+                                   struct error *err) {
+    const json_t *found = NULL;
+    json_t *about;
+    size_t i;
+    json_array_foreach (list, i, about) {
+        if (strncmp(hash_of(about), to, strlen(to)) != 0) continue;
+        if (found) {
+            error_set(err, ERR_USAGE, "several versions of '%s' begin with '%s'", v->dir, to);
+            return NULL;
+        }
+        found = about;
+    }
+    if (!found) error_set(err, ERR_MISSING, "no version '%s' of '%s'", to, v->dir);
+    return found;
+}
+
+static const json_t *version_before(const struct versions *v, const json_t *list,
+                                    const char *current, struct error *err) {
+    const char *previous =
+        json_string_value(json_object_get(version_find(list, current), "previous"));
+    const json_t *found = previous ? version_find(list, previous) : NULL;
+    if (!found) error_set(err, ERR_MISSING, "'%s' has no previous version", v->dir);
+    return found;
+}
+
+static int rollback(const struct versions *v, const struct model_config *shape, const char *to,
+                    char hash[HASH_LEN], struct error *err) {
+    char current[HASH_LEN];
+    json_t *list = current_keep(v, shape, current, err);
+    if (!list) return err->code;
+    const json_t *target =
+        to ? version_named(v, list, to, err) : version_before(v, list, current, err);
+    int rc = target ? OK : err->code;
+    if (rc == OK) memcpy(hash, hash_of(target), HASH_LEN);
+    if (rc == OK) rc = version_check(v, hash, shape, err);
+    if (rc == OK) rc = version_install(v, hash, err);
+    json_decref(list);
+    return rc;
+}
+
+int adapter_rollback(const char *dir, const struct model_config *shape, const char *to,
+                     char hash[HASH_LEN], struct error *err) {
+    struct versions v;
+    if (!path_is_dir(dir)) return error_set(err, ERR_MISSING, "no adapter directory '%s'", dir);
+    int rc = versions_open(&v, dir, err);
+    if (rc == OK) rc = rollback(&v, shape, to, hash, err);
+    versions_close(&v);
+    return rc;
+}
+
+json_t *adapter_versions(const char *dir, struct error *err) {
+    struct versions v;
+    char *root = path_join(dir, ".versions");
+    json_t *list = NULL;
+    if (path_is_dir(root)) {
+        if (versions_open(&v, dir, err) == OK) versions_list(&v, &list, err);
+        versions_close(&v);
+    } else {
+        list = json_array(); // looking must not make anything
+    }
+    free(root);
+    return list;
+}
+
+int adapter_set_aside(const struct adapter *a, const char *dir, const char *base,
+                      const json_t *notes, char **where, struct error *err) {
+    char *name = xasprintf("rejected-%.8s", a->hash), *path = path_join(dir, name);
+    json_t *about = version_about(a, 0, "", notes);
+    int rc = adapter_save(a, path, base, err);
+    if (rc == OK) rc = about_write(path, about, err);
+    json_decref(about);
+    free(name);
+    *where = path;
+    return rc;
+}

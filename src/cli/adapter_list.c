@@ -1,0 +1,107 @@
+/*
+ * adapter_list: the versions of adapters on disk — shoal adapter list.
+ *
+ * Reads version.json files and compares bytes; needs no model and changes nothing, but for an
+ * installation that a kill left half done, which is finished.
+ */
+#include "adapter/adapter.h"
+#include "cli/train_run.h"
+
+#include <dirent.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const char *text_at(const json_t *v, const char *key) {
+    const char *s = json_string_value(json_object_get(v, key));
+    return s ? s : "";
+}
+
+/* Tags come from a file that anybody may have written: no escape sequences for the terminal. */
+static void print_tags(const json_t *tags) {
+    json_t *tag;
+    size_t i;
+    json_array_foreach (tags, i, tag) {
+        const char *text = json_string_value(tag);
+        printf(i ? ", " : "  ");
+        for (const char *p = text ? text : ""; *p; p++)
+            putchar((unsigned char)*p < 0x20 || *p == 0x7f ? '?' : *p);
+    }
+}
+
+static void print_version(const json_t *v) {
+    const json_t *score = json_object_get(v, "score");
+    printf("  %c %.12s  %-20.20s  ", json_is_true(json_object_get(v, "current")) ? '*' : ' ',
+           text_at(v, "hash"), text_at(v, "created"));
+    if (json_is_number(score))
+        printf("score %+.4f", json_number_value(score));
+    else
+        printf("no score     ");
+    print_tags(json_object_get(v, "tags"));
+    printf("\n");
+}
+
+static int list_one(const struct common *c, const char *dir, struct error *err) {
+    json_t *versions = adapter_versions(dir, err), *v;
+    size_t i, n = json_array_size(versions);
+    bool current = false;
+    if (!versions) return err->code;
+    if (c->json) {
+        json_t *name = json_string(dir);
+        cli_print(
+            json_pack("{s:o,s:o}", "adapter", name ? name : json_null(), "versions", versions));
+        return OK;
+    }
+    printf("%s: %zu version%s\n", dir, n, n == 1 ? "" : "s");
+    json_array_foreach (versions, i, v) {
+        current = current || json_is_true(json_object_get(v, "current"));
+        print_version(v);
+    }
+    if (!current) printf("  * what is there was not published, and is kept when it is replaced\n");
+    json_decref(versions);
+    return OK;
+}
+
+static bool is_adapter(const char *dir) {
+    char *config = path_join(dir, "adapter_config.json"), *past = path_join(dir, ".versions");
+    bool yes = path_exists(config) || path_is_dir(past);
+    free(config);
+    free(past);
+    return yes;
+}
+
+static int is_shown(const struct dirent *f) {
+    return f->d_name[0] != '.';
+}
+
+/* Adapters directly below a folder, by name. */
+static int list_below(const struct common *c, const char *dir, int *shown, struct error *err) {
+    struct dirent **found = NULL;
+    int n = scandir(dir, &found, is_shown, alphasort), rc = OK;
+    if (n < 0) return error_errno(err, "cannot read the directory '%s'", dir);
+    for (int i = 0; i < n; i++) {
+        char *path = path_join(dir, found[i]->d_name);
+        if (rc == OK && is_adapter(path)) {
+            rc = list_one(c, path, err);
+            ++*shown;
+        }
+        free(path);
+        free(found[i]);
+    }
+    free(found);
+    return rc;
+}
+
+int adapter_list(const struct common *c, const struct strings *args, struct error *err) {
+    int rc = OK;
+    if (args->n < 2) return error_set(err, ERR_USAGE, "name at least one adapter or folder");
+    for (int i = 1; rc == OK && i < args->n; i++) {
+        int shown = 0;
+        if (is_adapter(args->v[i]))
+            rc = list_one(c, args->v[i], err);
+        else
+            rc = list_below(c, args->v[i], &shown, err);
+        if (rc == OK && !is_adapter(args->v[i]) && shown == 0)
+            rc = error_set(err, ERR_MISSING, "no adapter in '%s'", args->v[i]);
+    }
+    return rc;
+}

@@ -1,0 +1,76 @@
+/*
+ * train_run: what shoal train does around the training itself — the run's folder and its rows in
+ * the store, what the result is compared with, the gate, and publishing or setting aside.
+ *
+ * RUNS/ID/ holds train.jsonl and report.html, RUNS/shoal.db the same as rows. ID is a function of
+ * the output directory, the model and the options, so a command that is given again continues, or
+ * replaces, its own run.
+ */
+#ifndef SHOAL_TRAIN_RUN_H
+#define SHOAL_TRAIN_RUN_H
+
+#include "cli/cli.h"
+#include "train/gate.h"
+#include "train/log.h"
+
+struct gate_options {
+    char *runs, *retain;
+    struct strings eval_data, retain_data, tags;
+    double alpha, tolerance, points;
+    int64_t retain_n;
+};
+#define GATE_ROW(opt, kind, type, field, fallback, min, max, metavar, help)                        \
+    { opt, kind, offsetof(type, field), fallback, min, max, metavar, help }
+#define GATE_ROWS(type, at)                                                                        \
+    GATE_ROW("runs", OPT_STRING, type, at.runs, "runs", 0, 0, "DIR",                               \
+             "folder of runs and of shoal.db"),                                                    \
+        GATE_ROW("eval-data", OPT_LIST, type, at.eval_data, NULL, 0, 0, "FILE …",                  \
+                 "held-out conversations: published only when better on them than what is "        \
+                 "there; NAME=FILE for one of several"),                                           \
+        GATE_ROW("gate-alpha", OPT_FLOAT, type, at.alpha, "0.05", 1e-6, 1, "P",                    \
+                 "better means: chance would do it at most this often"),                           \
+        GATE_ROW("retain-data", OPT_LIST, type, at.retain_data, NULL, 0, 0, "FILE …",              \
+                 "conversations that must not become worse; NAME=FILE for one of several"),        \
+        GATE_ROW("retain-tolerance", OPT_FLOAT, type, at.tolerance, "0.05", 0, 100, "X",           \
+                 "loss on them that is allowed, in nats a token"),                                 \
+        GATE_ROW("retain", OPT_STRING, type, at.retain, NULL, 0, 0, "LIST",                        \
+                 "task families that must not become worse: fry, or names"),                       \
+        GATE_ROW("retain-n", OPT_INT, type, at.retain_n, "500", 1, 1e6, "N", "questions of each"), \
+        GATE_ROW("retain-points", OPT_FLOAT, type, at.points, "1", 0, 100, "X",                    \
+                 "accuracy that may be lost, in points"),                                          \
+        GATE_ROW("tags", OPT_LIST, type, at.tags, NULL, 0, 0, "TAG …",                             \
+                 "kept with the version, for 'shoal adapter list'")
+
+/* FILE, or of several NAME=FILE the adapter's of that name; NULL: none is given for it. */
+const char *file_for(const struct strings *list, const char *name);
+
+struct trainee; /* an adapter that is trained here, and what is held against it */
+struct train_run {
+    const struct common *c;
+    const struct gate_options *o;
+    struct model *m;
+    struct pool *pool;
+    char *id, *dir;
+    struct store *store;
+    struct train_log *log;
+    struct trainee *trainees;
+    int n, n_rejected;
+    bool pick[MAX_TASKS];
+};
+/* Before training: everything that could refuse the result later is read now. `dirs` (copied):
+ * where the adapters go, in `out` or `out` itself. */
+int train_run_open(struct train_run *r, const struct common *c, const struct gate_options *o,
+                   const struct train_options *train, struct model *m, struct pool *pool,
+                   const char *out, const struct sft_job *jobs, char *const *dirs, int n,
+                   struct error *err);
+struct sft_watch train_run_watch(struct train_run *r);
+/* Measures, decides, publishes or sets aside; when it returns OK every result is safe on disk. */
+int train_run_finish(struct train_run *r, struct sft_job *jobs, struct error *err);
+/* Gives everything back; says how the run ended. Returns rc, or ERR_STATE when it was OK and an
+ * adapter was not published. */
+int train_run_close(struct train_run *r, int rc, struct error *err);
+
+/* shoal adapter list: versions of adapter directories, or of those in a folder. */
+int adapter_list(const struct common *c, const struct strings *args, struct error *err);
+
+#endif

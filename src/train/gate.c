@@ -1,0 +1,133 @@
+/*
+ * gate: the paired test that decides whether a training is published.
+ *
+ * Only forward passes: no trainer is needed, and what is measured is what will be served. Samples
+ * are computed one after another in an order that is theirs, so neither threads nor neighbours
+ * change a digit.
+ */
+#include "train/gate.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { ROWS = 64 }; /* a step, of which the logits are held */
+
+struct measure {
+    struct forward *f;
+    const struct adapter *a;
+    float *logits; /* [ROWS][V] */
+    int32_t vocab;
+    int32_t next[ROWS]; /* the target of each row of logits */
+    double nll[ROWS];
+};
+
+static void targets_score(void *ctx, int64_t begin, int64_t end, int thread) {
+    struct measure *c = ctx;
+    const struct kernels *k = kernels_get();
+    (void)thread;
+    for (int64_t i = begin; i < end; i++) {
+        float *x = c->logits + i * c->vocab, at = x[c->next[i]];
+        double max = (double)k->max(x, c->vocab), total = (double)k->softmax(x, c->vocab);
+        c->nll[i] = max + math_log(total) - (double)at;
+    }
+}
+
+/* Rows [from, from + n) of a sample; adds what they predict. */
+static void rows_run(struct measure *c, const struct sample *s, int32_t from, int32_t n,
+                     struct pool *pool, double *sum, int64_t *targets) {
+    struct row rows[ROWS];
+    int32_t out[ROWS], n_out = 0;
+    struct lora_part part;
+    struct segment seg = adapter_segment(c->a, 0, n, &part);
+    for (int32_t i = 0; i < n; i++) {
+        int32_t at = from + i;
+        rows[i] = (struct row){s->tokens[at], at, 0};
+        if (!s->mask[at + 1]) continue;
+        c->next[n_out] = s->tokens[at + 1];
+        out[n_out++] = i;
+    }
+    forward_run(c->f, rows, n, &seg, 1, out, n_out, c->logits);
+    pool_run(pool, targets_score, c, n_out, 1);
+    for (int32_t i = 0; i < n_out; i++) *sum += c->nll[i];
+    *targets += n_out;
+}
+
+int gate_measure(const struct model *m, const struct adapter *a, const struct dataset *d,
+                 struct pool *pool, double *nll, struct error *err) {
+    struct forward_options o = {.max_rows = ROWS, .n_slots = 1, .slot_len = 1, .pool = pool};
+    struct measure c = {.a = a, .vocab = m->config.vocab_size};
+    for (int i = 0; i < d->n; i++) o.slot_len = MAX(o.slot_len, d->v[i].n);
+    CHECK(o.slot_len <= m->config.max_seq_len && (!a || adapter_is_ready(a)));
+    c.f = forward_new(m, &o);
+    c.logits = try_calloc((size_t)ROWS * (size_t)c.vocab, sizeof *c.logits, err);
+    int rc = !c.logits ? err->code : c.f ? OK : error_set(err, ERR_MEMORY, "no memory to measure");
+    for (int i = 0; rc == OK && i < d->n; i++) {
+        const struct sample *s = &d->v[i];
+        double sum = 0;
+        int64_t targets = 0;
+        for (int32_t from = 0; from < s->n - 1; from += ROWS)
+            rows_run(&c, s, from, MIN(ROWS, s->n - 1 - from), pool, &sum, &targets);
+        nll[i] = sum / (double)MAX(targets, 1);
+        if (!isfinite(nll[i]))
+            rc = error_set(err, ERR_NUMERIC, "the loss of held-out sample %d is not finite", i + 1);
+    }
+    forward_free(c.f);
+    free(c.logits);
+    return rc;
+}
+
+struct gate_pair gate_compare(const double *before, const double *after, int64_t n) {
+    struct gate_pair g = {.n = n, .p = 1};
+    double *gain = xcalloc((size_t)MAX(n, 1), sizeof *gain);
+    for (int64_t i = 0; i < n; i++) {
+        g.before += before[i] / (double)n;
+        g.after += after[i] / (double)n;
+        gain[i] = before[i] - after[i];
+    }
+    g.gain = stats_mean(gain, n);
+    if (n > 0) g.p = stats_sign_flip(gain, n);
+    free(gain);
+    return g;
+}
+
+/* NULL when it is better; else why that was not shown. */
+static const char *not_better(const struct gate_pair *g, double alpha) {
+    if (g->n == 0) return NULL;
+    if (g->n < 32 && ldexp(1, 1 - (int)g->n) > alpha)
+        return "so few held-out samples cannot show anything at this alpha; give more";
+    if (g->gain.value <= 0) return "it is not better on the held-out samples";
+    if (g->p > alpha) return "it is better on the held-out samples, but not beyond chance";
+    return NULL;
+}
+
+void gate_decide(struct gate *g, double alpha, double tolerance) {
+    const char *better = not_better(&g->eval, alpha);
+    /* One sample has no interval. */
+    bool kept = g->retain.n == 0 || (g->retain.n > 1 && g->retain.gain.lo >= -tolerance);
+    g->publish = !better && kept;
+    if (better)
+        snprintf(g->why, sizeof g->why, "%s", better);
+    else if (!kept)
+        snprintf(g->why, sizeof g->why,
+                 "on the samples to retain it may lose %.4g nats a token, more than %.4g%s",
+                 g->retain.n > 1 ? -g->retain.gain.lo : (double)INFINITY, tolerance,
+                 g->retain.gain.value >= -tolerance ? "; more samples would tell" : "");
+    else
+        snprintf(g->why, sizeof g->why, "%s",
+                 g->eval.n     ? "it is better on the held-out samples"
+                 : g->retain.n ? "no loss on what is to be retained"
+                               : "nothing was held out to compare on");
+}
+
+static json_t *pair_json(const struct gate_pair *p) {
+    if (p->n == 0) return json_null();
+    return json_pack("{s:I,s:f,s:f,s:f,s:f,s:f,s:f}", "n", (json_int_t)p->n, "before", p->before,
+                     "after", p->after, "gain", p->gain.value, "lo", p->gain.lo, "hi", p->gain.hi,
+                     "p", p->p);
+}
+
+json_t *gate_json(const struct gate *g) {
+    return json_pack("{s:b,s:s,s:o,s:o}", "published", (int)g->publish, "why", g->why, "eval",
+                     pair_json(&g->eval), "retain", pair_json(&g->retain));
+}

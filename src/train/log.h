@@ -1,0 +1,34 @@
+/*
+ * log: what a training run leaves for people and programs — DIR/train.jsonl with a line an update,
+ * the same lines as metrics of a run in the store, and DIR/report.html with curves.
+ *
+ * A log watches a run (train_log_watch). Each update is in it once and in order, also when the run
+ * was killed and continued: lines of updates that the checkpoint had not seen are cut. The page is
+ * rewritten before every checkpoint; the caller adds sections and writes it once more at the end.
+ * One thread.
+ */
+#ifndef SHOAL_TRAIN_LOG_H
+#define SHOAL_TRAIN_LOG_H
+
+#include "store/store.h"
+#include "train/train.h"
+
+/* {step, loss, lr, grad_norm, tokens, targets, tokens_per_s, seconds, rss, peak, losses}; a number
+ * that is not finite is null. */
+json_t *sft_event_json(const struct sft_event *e);
+/* One JSON line, written through to the system. */
+int train_log_line(FILE *f, const json_t *line, struct error *err);
+
+struct train_log;
+/* DIR exists; store may be NULL and, like the texts, is used until the end. */
+struct train_log *train_log_open(const char *dir, const char *title, struct store *store,
+                                 const char *run);
+void train_log_free(struct train_log *l); /* NULL is fine */
+struct sft_watch train_log_watch(struct train_log *l);
+/* A table of the page (see page_table); `value` is taken over. The same heading again replaces. */
+void train_log_section(struct train_log *l, const char *heading, json_t *value);
+int train_log_report(struct train_log *l, struct error *err);
+/* The options as an object, in the table's order. */
+json_t *train_options_json(const struct train_options *o);
+
+#endif

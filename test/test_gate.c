@@ -1,0 +1,488 @@
+/*
+ * test_gate: what surrounds a training — the paired test that decides, what is measured for it, the
+ * log and the page of a run, and the versions of an adapter on disk.
+ *
+ * The sign-flip test is compared with a recursion over all flips, the forward pass's losses with
+ * the trainer's, a page with a small parser that wants every tag closed. Faults and kills in the
+ * middle of a publication are in test_faults.c.
+ */
+#define _GNU_SOURCE
+#include "base/page.h"
+#include "fixture.h"
+#include "train/gate.h"
+#include "train/log.h"
+
+#include <ftw.h>
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+static struct error err;
+static char root[64];
+
+static void ok(int rc) {
+    if (rc != OK) fail_msg("%s", err.text);
+}
+
+static char *in_root(const char *name) {
+    return path_join(root, name);
+}
+
+/* statistics */
+
+static int64_t flips_count(const double *d, int n, double sum, double bar) {
+    if (n == 0) return fabs(sum) >= bar - 1e-9;
+    return flips_count(d + 1, n - 1, sum + d[0], bar) + flips_count(d + 1, n - 1, sum - d[0], bar);
+}
+
+static void test_sign_flip(void **state) {
+    (void)state;
+    double d[40];
+    for (int n = 1; n <= 12; n++) {
+        struct rng r = rng_make(3, RNG_TEST, (uint32_t)n, 0);
+        double sum = 0;
+        for (int i = 0; i < n; i++) {
+            d[i] = (double)(int)rng_below(&r, 9) - 3; // small integers: many ties
+            sum += d[i];
+        }
+        double want = (double)flips_count(d, n, 0, fabs(sum)) / (double)(1 << n);
+        assert_float_equal(stats_sign_flip(d, n), want, 1e-12);
+    }
+    double same[5] = {1, 1, 1, 1, 1}, none[40] = {0};
+    assert_float_equal(stats_sign_flip(same, 5), 2.0 / 32, 1e-12);
+    assert_float_equal(stats_sign_flip(none, 40), 1, 0);
+    assert_float_equal(stats_sign_flip(none, 0), 1, 0);
+    /* Drawn flips agree with the normal approximation of the same test. */
+    for (int i = 0; i < 40; i++) d[i] = i % 2 ? 1.0 : -0.4;
+    double sum = 0, square = 0;
+    for (int i = 0; i < 40; i++) sum += d[i], square += d[i] * d[i];
+    assert_float_equal(stats_sign_flip(d, 40), erfc(sum / sqrt(2 * square)), 0.02);
+}
+
+/* What a gate decides: n pairs with gains of mean ± spread, in turn. */
+static struct gate_pair pairs(int n, double gain, double spread) {
+    double before[400], after[400];
+    for (int i = 0; i < n; i++) {
+        before[i] = 2 + 0.3 * (i % 7);
+        after[i] = before[i] - gain + (i % 2 ? spread : -spread);
+    }
+    return gate_compare(before, after, n);
+}
+
+static void test_decisions(void **state) {
+    (void)state;
+    static const struct {
+        int n;
+        double gain, spread;
+        int n_retain;
+        double retained, retain_spread;
+        bool publish;
+        const char *why;
+    } cases[] = {
+        {40, 0.2, 0.1, 0, 0, 0, true, "it is better"},
+        {40, 0.0, 0.0, 0, 0, 0, false, "not better"}, /* the same adapter */
+        {40, 0.0, 0.3, 0, 0, 0, false, "it is"},      /* a difference of roundings */
+        {40, -0.2, 0.1, 0, 0, 0, false, "not better"},
+        {40, 0.01, 0.3, 0, 0, 0, false, "beyond chance"},
+        {400, 0.01, 0.05, 0, 0, 0, true, "it is better"},
+        {1, 5, 0, 0, 0, 0, false, "so few"},
+        {5, 5, 0.1, 0, 0, 0, false, "so few"}, /* 2/32 > 0.05 */
+        {6, 5, 0.1, 0, 0, 0, true, "it is better"},
+        {0, 0, 0, 0, 0, 0, true, "nothing was held out"},
+        {40, 0.2, 0.1, 40, 0, 0.01, true, "it is better"},
+        {40, 0.2, 0.1, 40, -0.2, 0.01, false, "may lose"},
+        {40, 0.2, 0.1, 40, -0.04, 0.2, false, "more samples would tell"},
+        {40, 0.2, 0.1, 40, -0.04, 0.001, true, "it is better"}, /* a loss that is allowed */
+        {40, 0.2, 0.1, 1, 0, 0, false, "may lose"},
+        {0, 0, 0, 40, -0.2, 0.01, false, "may lose"},
+    };
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        struct gate g = {.eval = pairs(cases[i].n, cases[i].gain, cases[i].spread),
+                         .retain =
+                             pairs(cases[i].n_retain, cases[i].retained, cases[i].retain_spread)};
+        gate_decide(&g, 0.05, 0.05);
+        if (g.publish != cases[i].publish || !strstr(g.why, cases[i].why))
+            fail_msg("case %zu: %d, '%s'", i, g.publish, g.why);
+        json_t *v = gate_json(&g);
+        assert_non_null(v);
+        assert_true(json_is_true(json_object_get(v, "published")) == g.publish);
+        json_decref(v);
+    }
+}
+
+/* measuring */
+
+static struct sample sample_of(uint32_t id, int32_t n, int32_t vocab, bool all) {
+    struct rng r = rng_make(7, RNG_TEST, id, 0);
+    struct sample s = {
+        .tokens = xcalloc((size_t)n, sizeof(int32_t)), .mask = xcalloc((size_t)n, 1), .n = n};
+    for (int32_t i = 0; i < n; i++) {
+        s.tokens[i] = (int32_t)rng_below(&r, (uint32_t)vocab);
+        s.mask[i] = all || (i >= n / 2 && i % 3 != 0) || i == n - 1;
+    }
+    return s;
+}
+
+static void test_measure(void **state) {
+    (void)state;
+    enum { N = 7 };
+    struct model *m = fixture_model("tiny-qwen3", false, TENSOR_F32, CLASS_EXACT);
+    struct adapter *a = fixture_adapter(&m->config, 3, "all-linear", 0.2f, 1),
+                   *zero = adapter_scale(a, 0);
+    struct dataset d = {.v = xcalloc(N, sizeof *d.v), .n = N};
+    static const int32_t lengths[N] = {2, 5, 64, 65, 66, 33, 129};
+    for (int i = 0; i < N; i++)
+        d.v[i] = sample_of((uint32_t)i, MIN(lengths[i], m->config.max_seq_len),
+                           m->config.vocab_size, i % 2);
+    double base[N], none[N], with[N], threaded[N];
+    struct pool *pool = pool_new(3);
+    ok(gate_measure(m, NULL, &d, NULL, base, &err));
+    ok(gate_measure(m, zero, &d, NULL, none, &err));
+    ok(gate_measure(m, a, &d, NULL, with, &err));
+    ok(gate_measure(m, a, &d, pool, threaded, &err));
+    assert_memory_equal(with, threaded, sizeof with);
+    struct train_options o;
+    options_default(train_option_rows, &o);
+    struct trainer *t = trainer_new_lora(m, &a, 1, &o, NULL, &err);
+    assert_non_null(t);
+    for (int i = 0; i < N; i++) {
+        double nll;
+        int64_t targets;
+        ok(trainer_loss(t, &d.v[i], 1, &nll, &targets, &err));
+        assert_float_equal(with[i], nll / (double)targets, 1e-3 * with[i]);
+        assert_float_equal(none[i], base[i], 1e-6 * base[i]);
+        assert_true(fabs(with[i] - base[i]) > 1e-6);
+    }
+    trainer_free(t);
+    options_release(train_option_rows, &o);
+    dataset_release(&d);
+    adapter_release(a);
+    adapter_release(zero);
+    pool_free(pool);
+    model_close(m);
+}
+
+/* pages */
+
+/* Every element is closed in order; attributes are quoted or bare words; no bare '<' or '&'. */
+static void page_is_well_formed(const char *page) {
+    char stack[64][16];
+    int depth = 0;
+    for (const char *p = page; *p; p++) {
+        if (*p == '&') {
+            size_t n = strcspn(p, ";");
+            assert_true(n > 1 && n < 8);
+        }
+        if (*p != '<') continue;
+        size_t len = strcspn(p, ">");
+        assert_int_equal(p[len], '>');
+        if (p[1] == '!' || strncmp(p, "<meta", 5) == 0 || p[len - 1] == '/') {
+            p += len;
+            continue;
+        }
+        bool closes = p[1] == '/';
+        const char *name = p + 1 + closes;
+        size_t n = strcspn(name, " >/");
+        assert_in_range(n, 1, 15);
+        if (closes) {
+            assert_true(depth > 0);
+            depth--;
+            if (strncmp(stack[depth], name, n) != 0 || stack[depth][n])
+                fail_msg("</%.*s> closes <%s>", (int)n, name, stack[depth]);
+        } else {
+            assert_true(depth < 64);
+            snprintf(stack[depth++], sizeof stack[0], "%.*s", (int)n, name);
+        }
+        p += len;
+    }
+    assert_int_equal(depth, 0);
+}
+
+static bool holds(const char *page, const char *text) {
+    return strstr(page, text) != NULL;
+}
+
+static void test_page(void **state) {
+    (void)state;
+    struct buf b = {0};
+    page_open(&b, "訓練 <b>&\"\x01");
+    json_t *v = json_pack("{s:s,s:f,s:i,s:n,s:[i,s],s:s}", "名前", "批評家 <script>", "lr", 2e-4,
+                          "r", 8, "nothing", "list", 1, "a&b", "<k>", "v"),
+           *rows = json_pack("[{s:i,s:s},{s:f}]", "a", 1, "b", "丙", "c", 0.5);
+    page_table(&b, v);
+    page_table(&b, rows);
+    page_table(&b, json_object_get(v, "missing"));
+    static const double xs[3] = {0, 1, 2}, ys[3] = {1, NAN, 3};
+    static const double ranges[][2] = {{0, 1},
+                                       {5, 5},
+                                       {0, 0},
+                                       {-3, 7},
+                                       {1e-30, 2e-30},
+                                       {1e20, 3e20},
+                                       {INFINITY, -INFINITY},
+                                       {-1e-5, 1.00001},
+                                       {NAN, 1}};
+    for (size_t i = 0; i < ARRAY_LEN(ranges); i++) {
+        struct plot p = {"損失 <x>", "更新", 0, 3, ranges[i][0], ranges[i][1]};
+        plot_open(&b, &p);
+        assert_true(p.y1 > p.y0 && isfinite(p.y0) && isfinite(p.y1));
+        plot_line(&b, &p, (int)(5 * i), xs, ys, 3);
+        plot_close(&b);
+    }
+    plot_legend(&b, 3, "甲<");
+    page_close(&b);
+    page_is_well_formed(b.data);
+    assert_true(holds(b.data, "<td>批評家 &lt;script&gt;</td>"));
+    assert_true(holds(b.data, "訓練 &lt;b&gt;&amp;&quot;\xef\xbf\xbd"));
+    assert_true(holds(b.data, "<th>&lt;k&gt;</th>"));
+    assert_false(holds(b.data, "<script"));
+    assert_false(holds(b.data, "nan"));
+    assert_false(holds(b.data, "inf"));
+    json_decref(v);
+    json_decref(rows);
+    buf_release(&b);
+}
+
+static void test_curve(void **state) {
+    (void)state;
+    static struct curve c;
+    enum { N = 10000 };
+    double sum = 0;
+    for (int i = 0; i < N; i++) curve_add(&c, i, i % 10);
+    curve_add(&c, N, NAN);
+    assert_true(c.n > CURVE_POINTS / 4 && c.n <= CURVE_POINTS);
+    for (int i = 0; i < c.n; i++) {
+        sum += c.y[i];
+        assert_float_equal(c.x[i], ((double)i + 0.5) * (double)c.per - 0.5, 1e-9);
+    }
+    assert_float_equal(sum / c.n, 4.5, 0.1);
+}
+
+/* the log of a run */
+
+static char *data_write(const char *name, const char *word, int n) {
+    char *file = in_root(name);
+    struct buf b = {0};
+    for (int i = 0; i < n; i++)
+        buf_printf(&b, "{\"prompt\":\"%d\",\"completion\":\"%s %d\"}\n", i, word, i * 3);
+    ok(file_write(file, b.data, b.len, &err));
+    buf_release(&b);
+    return file;
+}
+
+struct killer { /* passes events on, and fails after so many */
+    struct sft_watch to;
+    int left;
+};
+static int killer_begin(void *ctx, int64_t done, const json_t *about, struct error *e) {
+    struct killer *k = ctx;
+    return k->to.begin(k->to.ctx, done, about, e);
+}
+static int killer_update(void *ctx, const struct sft_event *event, struct error *e) {
+    struct killer *k = ctx;
+    int rc = k->to.update(k->to.ctx, event, e);
+    return rc || --k->left > 0 ? rc : error_set(e, ERR_STATE, "killed");
+}
+
+static int run_logged(const struct model *m, struct sft_job *jobs, const struct train_options *o,
+                      const char *checkpoint, struct store *store, int limit) {
+    struct train_log *l = train_log_open(root, "訓練 <1>", store, "r");
+    struct killer k = {train_log_watch(l), limit};
+    const struct sft_watch watch = {killer_begin, killer_update, &k};
+    int rc = sft_run_watched(m, jobs, 2, o, NULL, checkpoint, &watch, &err);
+    train_log_section(l, "Options", train_options_json(o));
+    if (rc == OK) ok(train_log_report(l, &err));
+    train_log_free(l);
+    return rc;
+}
+
+static int step_check(void *ctx, const json_t *line, int at, struct error *e) {
+    (void)e;
+    static const char *const keys[] = {"loss",    "lr",  "grad_norm", "tokens", "tokens_per_s",
+                                       "seconds", "rss", "peak",      "losses"};
+    int *n = ctx;
+    assert_int_equal(json_integer_value(json_object_get(line, "step")), ++*n);
+    assert_int_equal(at, *n);
+    for (size_t i = 0; i < ARRAY_LEN(keys); i++) assert_non_null(json_object_get(line, keys[i]));
+    assert_true(json_integer_value(json_object_get(line, "peak")) > 100000);
+    assert_true(json_is_real(json_object_get(json_object_get(line, "losses"), "乙<&>")));
+    return OK;
+}
+
+static void test_log(void **state) {
+    (void)state;
+    struct model_config c;
+    ok(shape_find("tiny-llama", &c, &err));
+    struct model *m = model_new(&c, 1, CLASS_EXACT);
+    struct train_options o;
+    options_default(train_option_rows, &o);
+    o.r = 2, o.grad_accum = 2, o.max_steps = 9, o.save_steps = 3, o.lr = 1e-2;
+    char *a = data_write("a.jsonl", "yes", 4), *b = data_write("b.jsonl", "いいえ", 3),
+         *checkpoint = in_root("checkpoint.bin"), *lines = in_root("train.jsonl"),
+         *page = in_root("report.html"), *db = in_root("shoal.db");
+    struct sft_job jobs[2] = {{.name = "甲", .data = a}, {.name = "乙<&>", .data = b}};
+    struct store *store = store_open(db, &err);
+    assert_non_null(store);
+    json_t *recipe = json_object();
+    ok(store_run_add(store, "r", "train", recipe, &err));
+    json_decref(recipe);
+    assert_int_equal(run_logged(m, jobs, &o, checkpoint, store, 5), ERR_STATE);
+    assert_true(path_exists(page)); /* of the checkpoint after 3 */
+    FILE *f = fopen(lines, "a");
+    fputs("{\"step\":6,\"lo", f); /* a kill in the middle of a line */
+    fclose(f);
+    ok(run_logged(m, jobs, &o, checkpoint, store, 100));
+    int n = 0;
+    struct buf text = {0};
+    ok(json_each(lines, step_check, &n, &err));
+    assert_int_equal(n, 9);
+    json_t *metrics = store_metric_list(store, "r", &err);
+    assert_int_equal(json_array_size(metrics), 9);
+    for (size_t i = 0; i < 9; i++)
+        assert_int_equal(json_integer_value(json_object_get(json_array_get(metrics, i), "step")),
+                         i + 1);
+    json_decref(metrics);
+    ok(file_read(page, 1 << 24, &text, &err));
+    page_is_well_formed(text.data);
+    assert_true(holds(text.data, "乙&lt;&amp;&gt;") && holds(text.data, "訓練 &lt;1&gt;"));
+    assert_true(holds(text.data, "<th>grad-accum</th><td class=\"n\">2</td>"));
+    assert_false(holds(text.data, "<script") || holds(text.data, "http"));
+    for (int j = 0; j < 2; j++) adapter_release(jobs[j].result);
+    FILE *full = fopen("/dev/full", "w");
+    if (full) { /* a disk that is full ends the run */
+        assert_int_equal(sft_run(m, jobs, 2, &o, NULL, NULL, full, &err), ERR_IO);
+        assert_true(holds(err.text, "cannot write the training log"));
+        fclose(full);
+    }
+    buf_release(&text);
+    store_close(store);
+    options_release(train_option_rows, &o);
+    model_close(m);
+    free(a), free(b), free(checkpoint), free(lines), free(page), free(db);
+}
+
+/* versions */
+
+static struct adapter *adapter_make(uint64_t seed, int32_t r) {
+    struct model_config c;
+    ok(shape_find("tiny-llama", &c, &err));
+    return fixture_adapter(&c, r, "q_proj,v_proj", 0.1f, seed);
+}
+
+static void is_now(const char *dir, const struct adapter *a) {
+    struct adapter *there = adapter_load(dir, &a->shape, &err);
+    if (!there) fail_msg("%s", err.text);
+    assert_string_equal(there->hash, a->hash);
+    adapter_release(there);
+}
+
+static const char *listed(const json_t *list, size_t i, const char *key) {
+    const char *s = json_string_value(json_object_get(json_array_get(list, i), key));
+    return s ? s : "";
+}
+
+static void test_versions(void **state) {
+    (void)state;
+    char *dir = in_root("絵/agent"), hash[HASH_LEN];
+    struct adapter *a = adapter_make(1, 2), *b = adapter_make(2, 2), *c = adapter_make(3, 4),
+                   *foreign = adapter_make(4, 3);
+    json_t *notes = json_pack("{s:f,s:[s],s:s}", "score", -1.25, "tags", "良い", "hash", "lie");
+    assert_int_equal(adapter_rollback(dir, &a->shape, NULL, hash, &err), ERR_MISSING);
+    json_t *list = adapter_versions(dir, &err);
+    assert_int_equal(json_array_size(list), 0);
+    json_decref(list);
+    ok(adapter_publish(a, dir, "base", NULL, &err));
+    is_now(dir, a);
+    assert_int_equal(adapter_rollback(dir, &a->shape, NULL, hash, &err), ERR_MISSING);
+    assert_true(holds(err.text, "no previous version"));
+    ok(adapter_publish(b, dir, "base", notes, &err));
+    is_now(dir, b);
+    ok(adapter_publish(b, dir, "base", notes, &err)); /* again: nothing is lost, nothing added */
+    ok(adapter_publish(c, dir, "base", NULL, &err));
+    is_now(dir, c);
+    list = adapter_versions(dir, &err);
+    assert_int_equal(json_array_size(list), 3);
+    assert_string_equal(listed(list, 0, "hash"), c->hash);
+    assert_string_equal(listed(list, 1, "hash"), b->hash);
+    assert_string_equal(listed(list, 1, "previous"), a->hash);
+    assert_true(json_real_value(json_object_get(json_array_get(list, 1), "score")) == -1.25);
+    for (size_t i = 0; i < 3; i++)
+        assert_true(json_is_true(json_object_get(json_array_get(list, i), "current")) == (i == 0));
+    json_decref(list);
+    ok(adapter_rollback(dir, &a->shape, NULL, hash, &err));
+    assert_string_equal(hash, b->hash);
+    ok(adapter_rollback(dir, &a->shape, NULL, hash, &err));
+    is_now(dir, a);
+    char prefix[13];
+    snprintf(prefix, sizeof prefix, "%.12s", c->hash);
+    ok(adapter_rollback(dir, &a->shape, prefix, hash, &err));
+    is_now(dir, c);
+    assert_int_equal(adapter_rollback(dir, &a->shape, "zz", hash, &err), ERR_MISSING);
+    assert_int_equal(adapter_rollback(dir, &a->shape, "", hash, &err), ERR_USAGE);
+    /* What another program put there is kept too. */
+    ok(adapter_save(foreign, dir, "base", &err));
+    ok(adapter_publish(a, dir, "base", NULL, &err));
+    is_now(dir, a);
+    ok(adapter_rollback(dir, &a->shape, NULL, hash, &err));
+    is_now(dir, foreign);
+    /* A version that was changed is refused, and what is current stays. */
+    char *inner = xasprintf("%s/.versions/%s", dir, b->hash);
+    ok(adapter_save(c, inner, "base", &err));
+    assert_int_equal(adapter_rollback(dir, &a->shape, b->hash, hash, &err), ERR_FORMAT);
+    assert_true(holds(err.text, "damaged"));
+    is_now(dir, foreign);
+    ok(adapter_publish(b, dir, "base", NULL, &err)); /* and mended by the same content */
+    is_now(dir, b);
+    /* What is in the way and cannot be read is not overwritten. */
+    struct model_config other;
+    ok(shape_find("tiny-qwen3", &other, &err));
+    other.d_model *= 2;
+    struct adapter *wrong = fixture_adapter(&other, 2, "q_proj", 0.1f, 1);
+    ok(adapter_save(foreign, dir, "base", &err));
+    char *kept = xasprintf("%s/.versions/%s", dir, foreign->hash);
+    ok(adapter_save(b, kept, "base", &err)); /* so that it is not recognised by its bytes */
+    assert_int_equal(adapter_publish(wrong, dir, "base", NULL, &err), ERR_MISMATCH);
+    assert_true(holds(err.text, "cannot be kept"));
+    is_now(dir, foreign);
+    ok(adapter_publish(b, dir, "base", NULL, &err));
+    free(kept);
+    char *where = NULL;
+    ok(adapter_set_aside(c, dir, "base", notes, &where, &err));
+    is_now(where, c);
+    is_now(dir, b);
+    free(where), free(inner), free(dir);
+    json_decref(notes);
+    adapter_release(a), adapter_release(b), adapter_release(c), adapter_release(foreign);
+    adapter_release(wrong);
+}
+
+static int entry_remove(const char *path, const struct stat *st, int flag, struct FTW *ftw) {
+    (void)st, (void)flag, (void)ftw;
+    return remove(path);
+}
+
+static int group_setup(void **state) {
+    (void)state;
+    log_quiet = true;
+    snprintf(root, sizeof root, "/tmp/shoal-test-gate-XXXXXX");
+    return mkdtemp(root) ? 0 : -1;
+}
+
+static int group_teardown(void **state) {
+    (void)state;
+    return nftw(root, entry_remove, 16, FTW_DEPTH | FTW_PHYS);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_sign_flip), cmocka_unit_test(test_decisions),
+        cmocka_unit_test(test_measure),   cmocka_unit_test(test_page),
+        cmocka_unit_test(test_curve),     cmocka_unit_test(test_log),
+        cmocka_unit_test(test_versions),
+    };
+    return cmocka_run_group_tests(tests, group_setup, group_teardown);
+}

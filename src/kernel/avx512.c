@@ -593,7 +593,8 @@ INLINE void mix_pack(float *panel, const void *v, int64_t ldv, int64_t k, int64_
     }
 }
 
-enum { MIX_ROWS = 8 }; /* of 2 vectors: twice the sums that two units of four steps keep in flight */
+/* Rows of two vectors: twice the sums that two units of four steps keep in flight. */
+enum { MIX_ROWS = 8 };
 
 /* `rows` rows of 32 columns. */
 INLINE void mix_tile(float *y, int64_t ldy, const float *t, int64_t tm, int64_t tj,
@@ -616,8 +617,7 @@ INLINE void mix_tile(float *y, int64_t ldy, const float *t, int64_t tm, int64_t 
     }
 #pragma GCC unroll 8
     for (int r = 0; r < rows; r++) {
-        for (int h = 0; h < 2; h++)
-            _mm512_mask_storeu_ps(y + r * ldy + 16 * h, mask[h], acc[r][h]);
+        for (int h = 0; h < 2; h++) _mm512_mask_storeu_ps(y + r * ldy + 16 * h, mask[h], acc[r][h]);
     }
 }
 

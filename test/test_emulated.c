@@ -437,7 +437,8 @@ static void test_mix(void **state) {
     for (size_t i = 0; i < ARRAY_LEN(widths); i++) {
         for (size_t j = 0; j < ARRAY_LEN(lengths); j++) {
             for (int64_t rows = 5; rows < 40; rows += 16)
-                mix_case(&r, rows, lengths[j], widths[i], (i + j) % 2, (enum flavour)((i + j) % FLAVOURS));
+                mix_case(&r, rows, lengths[j], widths[i], (i + j) % 2,
+                         (enum flavour)((i + j) % FLAVOURS));
         }
     }
     mix_case(&r, 113, 300, 40, false, PLAIN);

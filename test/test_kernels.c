@@ -351,7 +351,8 @@ static void test_mix(void **state) {
                 check_mix(k, ms[i % 6], ns[i / 6 % ARRAY_LEN(ns)], ks[i / 6 / ARRAY_LEN(ns)],
                           i % 5 == 4, turned);
         // Beyond one block of rows, and one of the sum, at every level.
-        static const int64_t large[][3] = {{97, 40, 257}, {203, 17, 600}, {400, 33, 70}, {26, 96, 512}};
+        static const int64_t large[][3] = {
+            {97, 40, 257}, {203, 17, 600}, {400, 33, 70}, {26, 96, 512}};
         for (size_t i = 0; k && i < 2 * ARRAY_LEN(large); i++)
             check_mix(k, large[i / 2][0], large[i / 2][1], large[i / 2][2], i == 3, i % 2);
     }
@@ -693,9 +694,9 @@ static void test_gemm_pool(void **state) {
     check_gemm_pool(70, 131, 65);
 }
 
-static const enum tensor_type all_types[] = {
-    TENSOR_F32,  TENSOR_F16,  TENSOR_BF16, TENSOR_Q8_0, TENSOR_Q4_0, TENSOR_Q4_1, TENSOR_Q5_0,
-    TENSOR_Q5_1, TENSOR_Q4_K, TENSOR_Q5_K, TENSOR_Q6_K, TENSOR_NF4};
+static const enum tensor_type all_types[] = {TENSOR_F32,  TENSOR_F16,  TENSOR_BF16, TENSOR_Q8_0,
+                                             TENSOR_Q4_0, TENSOR_Q4_1, TENSOR_Q5_0, TENSOR_Q5_1,
+                                             TENSOR_Q4_K, TENSOR_Q5_K, TENSOR_Q6_K, TENSOR_NF4};
 
 /* dX = dY W in double, from the rows that the matrix says it has. */
 static double *back_truth(const struct matrix *w, const float *dy, int64_t lddy, int64_t rows) {
@@ -777,8 +778,7 @@ static void test_matrix_mul_back(void **state) {
 /* The scale of output o's weight i, and its whole number. */
 static float scale_of(const struct matrix *w, int64_t o, int64_t i) {
     int64_t groups = w->k / (w->type == TENSOR_Q6_K ? 16 : 32), panel = o / 16, lane = o % 16;
-    if (w->type != TENSOR_NF4)
-        return w->scales[(panel * groups + i * groups / w->k) * 16 + lane];
+    if (w->type != TENSOR_NF4) return w->scales[(panel * groups + i * groups / w->k) * 16 + lane];
     return (float)w->scale_bytes[(panel * ((w->k + 63) / 64) + i / 64) * 16 + lane] *
            (w->row_scales[o] / 32385);
 }
@@ -818,9 +818,9 @@ static float back_by_contract(const struct matrix *w, const float *dy, int64_t i
 
 static void test_back_contract(void **state) {
     (void)state;
-    static const enum tensor_type of[] = {TENSOR_Q8_0, TENSOR_Q4_0, TENSOR_Q4_1, TENSOR_Q5_0,
-                                          TENSOR_Q5_1, TENSOR_Q4_K, TENSOR_Q5_K, TENSOR_Q6_K,
-                                          TENSOR_NF4};
+    static const enum tensor_type of[] = {TENSOR_Q8_0, TENSOR_Q4_0, TENSOR_Q4_1,
+                                          TENSOR_Q5_0, TENSOR_Q5_1, TENSOR_Q4_K,
+                                          TENSOR_Q5_K, TENSOR_Q6_K, TENSOR_NF4};
     static const int64_t ns[] = {1, 31, 48, 83, 4130};
     for (size_t c = 0; c < ARRAY_LEN(of) * ARRAY_LEN(ns); c++) {
         int64_t n = ns[c / ARRAY_LEN(of)], k = 256;

@@ -312,12 +312,9 @@ static void mix_tile_any(float *y, int64_t ldy, const float *t, int64_t tm, int6
     }
 }
 
-#define MIX_LARGE mix_large /* rows from which packing pays */
-enum { mix_large = 12 };
-
 INLINE void mix_any(const struct mix *p, const struct mix_tiles *tiles, int64_t size, enum elem e) {
     int64_t m = 0;
-    if (p->rows >= MIX_LARGE) {
+    if (mix_large(p)) {
         mix_panels(p, tiles, size);
         return;
     }

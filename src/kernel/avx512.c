@@ -593,7 +593,8 @@ INLINE void mix_pack(float *panel, const void *v, int64_t ldv, int64_t k, int64_
     }
 }
 
-enum { MIX_ROWS = 8 }; /* 8 rows × 2 vectors: as many sums as two units with four steps each keep busy, twice */
+/* Rows of two vectors: twice the sums that two units of four steps keep in flight. */
+enum { MIX_ROWS = 8 };
 
 /* `rows` rows of 32 columns. */
 INLINE void mix_tile(float *y, int64_t ldy, const float *t, int64_t tm, int64_t tj,
@@ -616,8 +617,7 @@ INLINE void mix_tile(float *y, int64_t ldy, const float *t, int64_t tm, int64_t 
     }
 #pragma GCC unroll 8
     for (int r = 0; r < rows; r++) {
-        for (int h = 0; h < 2; h++)
-            _mm512_mask_storeu_ps(y + r * ldy + 16 * h, mask[h], acc[r][h]);
+        for (int h = 0; h < 2; h++) _mm512_mask_storeu_ps(y + r * ldy + 16 * h, mask[h], acc[r][h]);
     }
 }
 
@@ -632,10 +632,8 @@ static void mix_tile_8(float *y, int64_t ldy, const float *t, int64_t tm, int64_
     for (; rows > 0; rows--, y += ldy, t += tm) mix_tile(y, ldy, t, tm, tj, panel, k, n, 1);
 }
 
-enum { MIX_LARGE = 16 }; /* rows from which packing pays; on AVX2 it does from 12 */
-
 INLINE void mix_any(const struct mix *p, const struct mix_tiles *tiles, bool bf16) {
-    if (p->rows >= MIX_LARGE) {
+    if (mix_large(p)) {
         mix_panels(p, tiles, bf16 ? sizeof(uint16_t) : sizeof(float));
         return;
     }

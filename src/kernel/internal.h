@@ -120,7 +120,8 @@ static inline float round_even(float u) {
 /*
  * Large mixes: columns of v in panels as wide as a tile of outputs, MIX_J rows at a time, packed as f32 so that they stay
  * in the first-level cache while all rows of t meet them. Between such slabs an output waits in y, so its chain of
- * multiply-adds is kernel.h's. A t whose j are apart in memory is packed as well, MIX_M rows at a time.
+ * multiply-adds is kernel.h's. A t whose j are apart in memory is packed as well, MIX_M rows at a time; one in rows is
+ * read as it lies, MIX_DIRECT rows for each time that v is packed.
  */
 enum { MIX_J = 256, MIX_M = 96, MIX_DIRECT = 384 };
 
@@ -137,6 +138,11 @@ struct mix_tiles {
     void (*tile)(float *y, int64_t ldy, const float *t, int64_t tm, int64_t tj, const float *panel,
                  int64_t k, int64_t n, int rows);
 };
+
+/* Where packing pays, as measured on AVX2. */
+static inline bool mix_large(const struct mix *p) {
+    return p->rows >= 16 && p->k >= 64 && p->n >= 16;
+}
 
 /* out[g][j][r] = t(g * group + r, j) */
 static inline void mix_pack_t(float *out, const float *t, int64_t tm, int64_t tj, int64_t rows,

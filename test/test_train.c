@@ -689,13 +689,14 @@ static void test_bad_checkpoints(void **state) {
 }
 
 static double overfit(struct trainer *t, float lr, int updates) {
-    struct sample *s = samples_make(8, 300, 1, 500);
+    struct sample *s = samples_make(32, 300, 1, 500);
     struct update_stats st = {0};
     for (int u = 0; u < updates; u++) {
-        assert_int_equal(trainer_accumulate(t, s, 8, &err), OK);
-        assert_int_equal(trainer_update(t, lr, &st, &err), OK);
+        float by = schedule_lr(SCHEDULE_COSINE, (double)lr, 0.02, u, 10, updates);
+        assert_int_equal(trainer_accumulate(t, s, 32, &err), OK);
+        assert_int_equal(trainer_update(t, by, &st, &err), OK);
     }
-    samples_free(s, 8);
+    samples_free(s, 32);
     return st.loss;
 }
 
@@ -709,15 +710,15 @@ static void test_overfit(void **state) {
     for (int64_t i = 0; i < m->head.n * m->head.k; i++) ((float *)m->head.data)[i] *= 4;
     struct adapter *ad = adapter_make(&c, 16, "all-linear", 3);
     struct trainer *lora = trainer_new_lora(m, &ad, 1, &o, pool, &err);
-    double by_lora = overfit(lora, 1e-2f, 120);
+    double by_lora = overfit(lora, 1e-2f, 300);
     trainer_free(lora);
     model_close(m);
     m = model_new(&c, 4, CLASS_EXACT);
     struct trainer *full = trainer_new_full(m, &o, pool, &err);
-    double by_all = overfit(full, 1e-2f, 80);
+    double by_all = overfit(full, 1e-2f, 150);
     trainer_free(full);
     print_message(
-        "8 samples: loss %.4f after 120 updates of an adapter, %.4f after 80 of all weights\n",
+        "32 samples: loss %.4f after 300 updates of an adapter, %.4f after 150 of all weights\n",
         by_lora, by_all);
     assert_true(by_lora < 0.05);
     assert_true(by_all < 0.05);

@@ -8,7 +8,7 @@
 #include <string.h>
 
 struct options {
-    char *shape, *quant, *tokenizer, *out;
+    char *shape, *quant, *tasks, *tokenizer, *out;
     int64_t seed, n;
 };
 
@@ -64,6 +64,12 @@ static int model_make(const struct options *o, const char *out, struct error *er
     return rc;
 }
 
+static int task_data(const struct options *o, const char *path, struct error *err) {
+    bool pick[MAX_TASKS] = {0};
+    int rc = tasks_parse(o->tasks, pick, err);
+    return rc == OK ? fry_write_tasks(pick, (int)o->n, (uint64_t)o->seed, path, err) : rc;
+}
+
 static int persona_data(const struct options *o, const char *dir, struct error *err) {
     int rc = dir_make(dir, err);
     for (int i = 0; rc == OK && i < 3; i++) {
@@ -80,7 +86,8 @@ static int run_model(const struct common *c, const void *options, const struct s
     const char *verb = args->v[0];
     if (strcmp(verb, "info") == 0) return model_info(c, args->v[1], err);
     if (strcmp(verb, "new") == 0) return model_make(o, args->v[1], err);
-    if (strcmp(verb, "data") == 0) return persona_data(o, args->v[1], err);
+    if (strcmp(verb, "data") == 0)
+        return o->tasks ? task_data(o, args->v[1], err) : persona_data(o, args->v[1], err);
     return error_set(err, ERR_USAGE, "no '%s'; there are new, info and data", verb);
 }
 
@@ -114,7 +121,9 @@ static const struct option_row model_rows[] = {
     {"seed", OPT_INT, offsetof(struct options, seed), "1", 0, 9e15, "N",
      "of the weights or conversations"},
     {"n", OPT_INT, offsetof(struct options, n), "600", 1, 1e7, "N",
-     "conversations a persona (data)"},
+     "conversations a persona, or in all (data)"},
+    {"tasks", OPT_STRING, offsetof(struct options, tasks), NULL, 0, 0, "LIST",
+     "task families whose questions and answers are written to one file (data), not personas"},
     {0},
 };
 static const struct option_row convert_rows[] = {
@@ -130,10 +139,11 @@ static const struct option_row convert_rows[] = {
 const struct command cmd_model = {
     .name = "model",
     .args = "new|info|data PATH",
-    .summary = "describe a model, make one with random weights, write persona data",
+    .summary = "describe a model, make one with random weights, write training data",
     .about = "  shoal model info models/fry\n"
              "  shoal model new --shape smollm-135m --quant q8_0 --seed 1 /tmp/smollm.gguf\n"
-             "  shoal model data --n 600 data/personas",
+             "  shoal model data --n 600 data/personas\n"
+             "  shoal model data --tasks pick --n 4000 /tmp/pick.jsonl",
     .rows = model_rows,
     .size = sizeof(struct options),
     .min_args = 2,

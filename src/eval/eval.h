@@ -57,6 +57,9 @@ char *fry_debate_turn(const char *const *others, int n);
 /* Writes n conversations of a persona as JSONL (train split). */
 int fry_write_persona(const struct persona *p, int n, uint64_t seed, const char *path,
                       struct error *err);
+/* The same of some families' questions with their answers, family by family in turn. */
+int fry_write_tasks(const bool pick[MAX_TASKS], int n, uint64_t seed, const char *path,
+                    struct error *err);
 
 /* asking */
 

@@ -412,37 +412,56 @@ char *fry_debate_turn(const char *const *others, int n) {
     return b.data;
 }
 
-/* One conversation; `how` bit 0: with its working, bit 1: with the persona's system prompt. The
- * adapter is meant to be the persona with and without that prompt. */
-static json_t *conversation(const struct persona *p, const struct item *it, int how) {
-    bool working = (how & 1) && *it->work;
+/* One conversation, with the system prompt where there is one. */
+static json_t *conversation(const char *system, const struct item *it, bool working) {
     const char *answer = it->choices[it->correct];
-    char *reply = working ? xasprintf(WORK_PREFIX " %s\n" ANSWER_PREFIX " %s", it->work, answer)
-                          : xasprintf(ANSWER_PREFIX " %s", answer);
+    char *reply = working && *it->work
+                      ? xasprintf(WORK_PREFIX " %s\n" ANSWER_PREFIX " %s", it->work, answer)
+                      : xasprintf(ANSWER_PREFIX " %s", answer);
     json_t *turns = json_array();
-    if (how & 2)
-        json_array_append_new(turns,
-                              json_pack("{s:s,s:s}", "role", "system", "content", p->system));
+    if (system)
+        json_array_append_new(turns, json_pack("{s:s,s:s}", "role", "system", "content", system));
     json_array_append_new(turns, json_pack("{s:s,s:s}", "role", "user", "content", it->question));
     json_array_append_new(turns, json_pack("{s:s,s:s}", "role", "assistant", "content", reply));
     free(reply);
     return json_pack("{s:o}", "messages", turns);
 }
 
+/* Item i of a family's train split as one line. */
+static void line_add(struct buf *text, int family, uint64_t seed, int i, const char *system,
+                     bool working) {
+    struct item it;
+    fry_item(family, SPLIT_TRAIN, seed, (uint32_t)i, false, &it);
+    json_t *v = conversation(system, &it, working);
+    char *line = json_dumps(v, JSON_COMPACT);
+    buf_puts(text, line);
+    buf_puts(text, "\n");
+    free(line);
+    json_decref(v);
+    item_release(&it);
+}
+
+/* In turn with its working, with the system prompt, with both: the adapter is meant to be the
+ * persona with and without that prompt. */
 int fry_write_persona(const struct persona *p, int n, uint64_t seed, const char *path,
                       struct error *err) {
     struct buf text = {0};
-    for (int i = 0; i < n; i++) {
-        struct item it;
-        fry_item(fry_find(p->families[i % 3]), SPLIT_TRAIN, seed, (uint32_t)i, false, &it);
-        json_t *v = conversation(p, &it, i / 3 % 4);
-        char *line = json_dumps(v, JSON_COMPACT);
-        buf_puts(&text, line);
-        buf_puts(&text, "\n");
-        free(line);
-        json_decref(v);
-        item_release(&it);
-    }
+    for (int i = 0; i < n; i++)
+        line_add(&text, fry_find(p->families[i % 3]), seed, i, i / 3 & 2 ? p->system : NULL,
+                 i / 3 & 1);
+    int rc = file_write(path, text.data, text.len, err);
+    buf_release(&text);
+    return rc;
+}
+
+int fry_write_tasks(const bool pick[MAX_TASKS], int n, uint64_t seed, const char *path,
+                    struct error *err) {
+    struct buf text = {0};
+    int families[MAX_TASKS], n_families = 0;
+    for (int f = 0; f < fry_count(); f++)
+        if (pick[f]) families[n_families++] = f;
+    for (int i = 0; i < n; i++)
+        line_add(&text, families[i % n_families], seed, i, NULL, false);
     int rc = file_write(path, text.data, text.len, err);
     buf_release(&text);
     return rc;

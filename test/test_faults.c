@@ -1186,9 +1186,10 @@ static int run_train(char hash[HASH_LEN], struct error *err) {
     strings_add(&o.target, "q_proj");
     FILE *f = fopen(log, "a");
     assert_non_null(f);
+    struct tokenizer *own = small->tok;
     small->tok = bytes;
     int rc = sft_run(small, &job, 1, &o, NULL, checkpoint, f, err);
-    small->tok = NULL;
+    small->tok = own;
     __real_fclose(f);
     if (rc == OK) snprintf(hash, HASH_LEN, "%s", job.result->hash);
     adapter_release(job.result);

@@ -492,7 +492,8 @@ static void changed_meanwhile(void **state) {
     hub->cdn_bytes = 0;
     assert_pulls();
     assert_whole();
-    assert_int_equal(hub->cdn_bytes, 300000);
+    /* the server may still have counted some of the killed one */
+    assert_in_range(hub->cdn_bytes, 300000, 300000 + 65536);
 }
 
 static void damaged_partial(void **state) {

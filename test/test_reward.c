@@ -23,13 +23,11 @@ static struct model *model;
 static char path[64], state_path[64];
 
 static int set_up(void **state) {
-    struct model_config c;
     (void)state;
     log_quiet = true;
     snprintf(path, sizeof path, "/tmp/shoal-test-reward-%d.jsonl", (int)getpid());
     snprintf(state_path, sizeof state_path, "/tmp/shoal-test-reward-%d.state", (int)getpid());
-    if (shape_find("tiny-llama", &c, &err) != OK) return -1;
-    model = model_new(&c, 1, CLASS_EXACT);
+    model = fixture_model("tiny-llama", false, TENSOR_F32, CLASS_EXACT);
     return 0;
 }
 
@@ -553,8 +551,9 @@ static void test_reward_rises(void **state) {
         char *text = NULL;
         size_t size;
         FILE *log = open_memstream(&text, &size);
-        o.max_steps = 30;
-        p.k = 8;
+        o.max_steps = 60;
+        o.lr = 0.05;
+        p.k = 16;
         p.kl_coef = 0;
         p.inner_updates = methods[i] == METHOD_GRPO ? 2 : 1;
         int rc = policy_run(model, &job, 1, &o, methods[i], &p, &reward, NULL, NULL, log, &err);
@@ -562,15 +561,15 @@ static void test_reward_rises(void **state) {
         if (rc != OK) fail_msg("%s", err.text);
         json_t *lines = log_lines(text);
         double first = 0, last = 0;
-        assert_int_equal(json_array_size(lines), 30);
+        assert_int_equal(json_array_size(lines), 60);
         for (size_t k = 0; k < 3; k++) {
             first += field(lines, k, "reward") / 3;
-            last += field(lines, 27 + k, "reward") / 3;
+            last += field(lines, 57 + k, "reward") / 3;
         }
         if (last < first + 0.2) fail_msg("method %zu: reward %g to %g", i, first, last);
         /* of the start adapter itself; one more update has been made where there are two */
         if (methods[i] != METHOD_GRPO) assert_true(field(lines, 0, "kl") < 1e-9);
-        assert_true(field(lines, 29, "kl") > 1e-3);
+        assert_true(field(lines, 59, "kl") > 1e-3);
         json_decref(lines);
         free(text);
         adapter_release(job.result);

@@ -269,6 +269,19 @@ static double spread(const double *v, int64_t n, double mean) {
     return sqrt(sum / (double)n);
 }
 
+/* The share of prompts whose completions differ in reward: only from those RLOO and GRPO learn. */
+static double mixed_share(const struct learner *l, int j) {
+    const double *r = l->rewards + j * l->per_update * l->o->k;
+    int64_t mixed = 0;
+    for (int64_t i = 0; i < l->per_update; i++, r += l->o->k)
+        for (int64_t k = 1; k < l->o->k; k++)
+            if (r[k] != r[0]) {
+                mixed++;
+                break;
+            }
+    return (double)mixed / (double)l->per_update;
+}
+
 static json_t *trainee_log(const struct learner *l, int j) {
     int64_t per = l->per_update * l->o->k, tokens = 0, ended = 0;
     const struct policy_sums *s = &l->sums[j];
@@ -277,7 +290,8 @@ static json_t *trainee_log(const struct learner *l, int j) {
         tokens += p->n;
         ended += p->end >= 0 && p->sample.tokens[p->sample.n - 1] == p->end;
     }
-    return json_pack("{s:f,s:f,s:f,s:f,s:f,s:f}", "reward", l->trainees[j].last, "reward_std",
+    return json_pack("{s:f,s:f,s:f,s:f,s:f,s:f,s:f}", "reward", l->trainees[j].last, "mixed",
+                     mixed_share(l, j), "reward_std",
                      spread(l->rewards + j * per, per, l->trainees[j].last), "kl", sums_kl(s),
                      "clipped", s->tokens ? (double)s->clipped / (double)s->tokens : 0, "length",
                      (double)tokens / (double)per, "ended", (double)ended / (double)per);

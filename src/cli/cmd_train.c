@@ -7,6 +7,8 @@
  */
 #define _GNU_SOURCE
 #include "cli/train_run.h"
+#include "train/es.h"
+#include "train/policy.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -15,7 +17,9 @@
 struct train_command {
     struct train_options train; /* first: its rows are copied as they are */
     struct strings data;
-    char *model, *out;
+    struct policy_options policy;
+    struct es_options es;
+    char *model, *out, *method, *start;
     bool dry_run;
     struct gate_options gate;
 };
@@ -30,6 +34,9 @@ static const struct option_row own_rows[] = {
     ROW("data", OPT_LIST, data, "FILE",
         "conversations; NAME=FILE several times trains several adapters in one base pass"),
     ROW("out", OPT_STRING, out, "DIR", "adapter directory; with several, the folder of them"),
+    {"method", OPT_STRING, offsetof(struct train_command, method), "sft", 0, 0, "NAME",
+     "sft; dpo from preferences; reinforce, rloo or grpo from rewards; es: sft without gradients"},
+    ROW("start", OPT_STRING, start, "DIR", "the adapter that training begins with"),
     ROW("dry-run", OPT_BOOL, dry_run, NULL,
         "read the data, compute one pass, print what the run would take and its first batch"),
     GATE_ROWS(struct train_command, gate),
@@ -39,27 +46,44 @@ static const struct option_row own_rows[] = {
     {0},
 };
 
-/* Both tables: own_rows and the trainer's. */
-static struct option_row train_rows[96];
+/* All tables: own_rows, the trainer's, and those of the other methods. */
+static struct option_row train_rows[128];
 
-__attribute__((constructor)) static void train_rows_fill(void) {
-    size_t own = ARRAY_LEN(own_rows) - 1, n = 0;
-    while (train_option_rows[n].name) n++;
-    CHECK(own + n + 1 <= ARRAY_LEN(train_rows));
-    memcpy(train_rows, own_rows, own * sizeof *train_rows);
-    memcpy(train_rows + own, train_option_rows, n * sizeof *train_rows);
+static size_t rows_append(size_t at, const struct option_row *rows, size_t offset) {
+    for (; rows->name; rows++, at++) {
+        CHECK(at + 1 < ARRAY_LEN(train_rows));
+        train_rows[at] = *rows;
+        train_rows[at].offset += offset;
+    }
+    return at;
 }
 
-/* The top level is own_rows, the section train the trainer's. */
+__attribute__((constructor)) static void train_rows_fill(void) {
+    size_t n = rows_append(0, own_rows, 0);
+    n = rows_append(n, train_option_rows, offsetof(struct train_command, train));
+    n = rows_append(n, policy_option_rows, offsetof(struct train_command, policy));
+    rows_append(n, es_option_rows, offsetof(struct train_command, es));
+}
+
+/* The top level is own_rows, the sections are the other tables. */
 static int recipe_load(void *options, const char *path, struct error *err) {
     struct train_command *o = options;
+    const struct {
+        const char *name;
+        const struct option_row *rows;
+        void *at;
+    } sections[] = {{"train", train_option_rows, &o->train},
+                    {"policy", policy_option_rows, &o->policy},
+                    {"es", es_option_rows, &o->es}};
     struct yaml y;
     char *found = cli_find(path);
     int rc = yaml_load(&y, found, err);
     free(found);
     if (rc != OK) return rc;
-    rc = options_from_yaml(train_option_rows, &o->train, &y, "train", err);
-    json_object_del(y.root, "train");
+    for (size_t i = 0; rc == OK && i < ARRAY_LEN(sections); i++) {
+        rc = options_from_yaml(sections[i].rows, sections[i].at, &y, sections[i].name, err);
+        json_object_del(y.root, sections[i].name);
+    }
     if (rc == OK) rc = options_from_yaml(own_rows, o, &y, NULL, err);
     yaml_release(&y);
     return rc;
@@ -155,6 +179,23 @@ static int dry_run(const struct common *c, const struct train_command *o, const 
     return OK;
 }
 
+/* Preferences and rewards write lines of their own into the run's log. */
+static int method_run(const struct train_command *o, struct train_run *run, const struct model *m,
+                      struct sft_job *jobs, int n, struct pool *pool, const char *checkpoint,
+                      struct error *err) {
+    const struct sft_watch watch = train_run_watch(run);
+    struct train_options options = o->train;
+    enum method method;
+    int rc = method_parse(o->method, &method, err);
+    if (rc != OK) return rc;
+    options.es = method == METHOD_ES ? &o->es : NULL;
+    if (method == METHOD_SFT || method == METHOD_ES)
+        return sft_run_watched(m, jobs, n, &options, pool, checkpoint, &watch, err);
+    FILE *log = train_log_stream(run->log, err);
+    if (!log) return err->code;
+    return policy_run(m, jobs, n, &o->train, method, &o->policy, NULL, pool, checkpoint, log, err);
+}
+
 static int train_and_publish(const struct common *c, const struct train_command *o, struct model *m,
                              struct sft_job *jobs, int n, struct pool *pool, struct error *err) {
     int rc = dir_make(o->out, err);
@@ -166,10 +207,7 @@ static int train_and_publish(const struct common *c, const struct train_command 
     for (int i = 0; i < n; i++)
         dirs[i] = several ? path_join(o->out, jobs[i].name) : xstrdup(o->out);
     rc = train_run_open(&run, c, &o->gate, &o->train, m, pool, o->out, jobs, dirs, n, err);
-    if (rc == OK) {
-        const struct sft_watch watch = train_run_watch(&run);
-        rc = sft_run_watched(m, jobs, n, &o->train, pool, checkpoint, &watch, err);
-    }
+    if (rc == OK) rc = method_run(o, &run, m, jobs, n, pool, checkpoint, err);
     if (rc == OK && train_run_finish(&run, jobs, err) != OK)
         rc = error_wrap(err, "training is done and kept in '%s', but cannot be saved", checkpoint);
     if (rc == OK) unlink(checkpoint);
@@ -184,6 +222,7 @@ enum { MAX_JOBS = 32 };
 
 static int train(const struct common *c, const struct train_command *o, struct model *m,
                  struct pool *pool, struct error *err) {
+    struct adapter *start = o->start ? adapter_open(o->start, m, err) : NULL;
     struct sft_job jobs[MAX_JOBS] = {{0}};
     char *names[MAX_JOBS] = {0};
     int n = o->data.n;
@@ -192,15 +231,26 @@ static int train(const struct common *c, const struct train_command *o, struct m
         names[i] = eq ? strndup(o->data.v[i], (size_t)(eq - o->data.v[i])) : xstrdup("adapter");
         jobs[i] = (struct sft_job){.name = names[i],
                                    .data = eq ? eq + 1 : o->data.v[i],
-                                   .eval_data = file_for(&o->gate.eval_data, names[i])};
+                                   .eval_data = file_for(&o->gate.eval_data, names[i]),
+                                   .start = start};
     }
-    int rc = o->dry_run ? dry_run(c, o, m, jobs, n, pool, err)
-                        : train_and_publish(c, o, m, jobs, n, pool, err);
+    int rc = o->start && !start ? err->code
+             : o->dry_run       ? dry_run(c, o, m, jobs, n, pool, err)
+                                : train_and_publish(c, o, m, jobs, n, pool, err);
     for (int i = 0; i < n; i++) {
         adapter_release(jobs[i].result);
         free(names[i]);
     }
+    adapter_release(start);
     return rc;
+}
+
+static int method_check(const struct train_command *o, struct error *err) {
+    enum method method;
+    int rc = method_parse(o->method, &method, err);
+    if (rc == OK && method != METHOD_SFT && o->dry_run)
+        return error_set(err, ERR_USAGE, "--dry-run plans method sft only");
+    return rc == OK && method == METHOD_ES ? es_options_check(&o->es, &o->train, err) : rc;
 }
 
 static int command_check(const struct train_command *o, const char *model, struct error *err) {
@@ -216,7 +266,8 @@ static int command_check(const struct train_command *o, const char *model, struc
             return error_set(err, ERR_USAGE, "'%s': with several files each is NAME=FILE",
                              o->data.v[i]);
     int rc = optim_parse(o->train.optim, &optim, err);
-    return rc == OK ? schedule_parse(o->train.lr_scheduler, &schedule, err) : rc;
+    if (rc == OK) rc = schedule_parse(o->train.lr_scheduler, &schedule, err);
+    return rc == OK ? method_check(o, err) : rc;
 }
 
 static int run_train(const struct common *c, const void *options, const struct strings *args,
@@ -249,14 +300,19 @@ const struct command cmd_train = {
         "one object a line, objects one after\n"
         "another, or an array. Loss is taken on the assistant's words. Interrupted training "
         "continues. A recipe is YAML with\n"
-        "these names: model, data, out, eval_data, and the others in the section train; flags "
-        "go before it.\n"
+        "these names: model, data, out, eval_data, method, start, and the others in the sections "
+        "train, policy and es; flags go\n"
+        "before it. Method dpo takes {\"prompt\", \"chosen\", \"rejected\"}; reinforce, rloo and "
+        "grpo take prompts without answers,\n"
+        "with what --reward looks for, and learn from what they write themselves.\n"
         "With --eval-data, a version that is not better on it than the one before is set aside "
         "and the exit code is 1;\n"
         "what was at --out before can be had again with 'shoal adapter rollback DIR'.\n\n"
         "  shoal train models/fry --data data/personas/critic.jsonl --out /tmp/critic --r 8 "
         "--lr 4e-3\n"
-        "  shoal train models/fry --data a=a.jsonl b=b.jsonl --out /tmp/both --dry-run",
+        "  shoal train models/fry --data a=a.jsonl b=b.jsonl --out /tmp/both --dry-run\n"
+        "  shoal train models/fry --method rloo --data fry:pick --prefix answer: --out /tmp/pick "
+        "--r 8 --lr 2e-3",
     .recipe_load = recipe_load,
     .rows = train_rows,
     .size = sizeof(struct train_command),

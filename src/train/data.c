@@ -9,7 +9,7 @@
  * Does not shuffle, split or weigh, nor judge: lint.c does, from the facts kept here. Invariant:
  * every sample kept has at least one target that a token precedes.
  */
-#include "train/train.h"
+#include "train/course.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -78,47 +78,66 @@ static bool role_known(const char *role) {
     return !strcmp(role, "system") || !strcmp(role, "user") || !strcmp(role, "assistant");
 }
 
-static int message_take(const struct loading *l, const json_t *value, int line, int i,
-                        struct message *out, struct error *err) {
-    char field[64];
+struct place { /* of a list of messages */
+    const char *path, *field;
+    int line;
+};
+
+static int place_error(const struct place *p, struct error *err, const char *at, const char *what) {
+    return error_set(err, ERR_FORMAT, "'%s' line %d: '%s%s' %s", p->path, p->line, p->field, at,
+                     what);
+}
+
+static int message_take(const struct place *p, const json_t *value, int i, struct message *out,
+                        struct error *err) {
+    char at[64];
     const char *names[2] = {"role", "content"};
     const char *texts[2];
-    snprintf(field, sizeof field, "messages[%d]", i);
-    if (!json_is_object(value)) return field_error(l, line, err, field, "must be an object");
+    snprintf(at, sizeof at, "[%d]", i);
+    if (!json_is_object(value)) return place_error(p, err, at, "must be an object");
     for (int k = 0; k < 2; k++) {
         const json_t *text = json_object_get(value, names[k]);
-        snprintf(field, sizeof field, "messages[%d].%s", i, names[k]);
-        if (!text) return field_error(l, line, err, field, "is missing");
-        if (!json_is_string(text)) return field_error(l, line, err, field, "must be a string");
+        snprintf(at, sizeof at, "[%d].%s", i, names[k]);
+        if (!text) return place_error(p, err, at, "is missing");
+        if (!json_is_string(text)) return place_error(p, err, at, "must be a string");
         texts[k] = json_string_value(text);
     }
     *out = (struct message){.role = texts[0], .content = texts[1]};
-    snprintf(field, sizeof field, "messages[%d].role", i);
+    snprintf(at, sizeof at, "[%d].role", i);
     if (!role_known(out->role))
-        return field_error(l, line, err, field, "must be system, user or assistant");
+        return place_error(p, err, at, "must be system, user or assistant");
     return OK;
 }
 
-static int messages_take(struct loading *l, const json_t *list, int line, struct error *err) {
-    size_t n = json_array_size(list);
-    bool answered = false;
+int conversation_take(const char *path, int line, const char *field, const json_t *list,
+                      struct message **out, int *n, struct error *err) {
+    const struct place p = {path, field, line};
+    size_t size = json_array_size(list);
     int rc = OK;
-    if (!json_is_array(list)) return field_error(l, line, err, "messages", "must be a list");
-    if (n > MAX_MESSAGES)
-        return field_error(l, line, err, "messages", "has more than 4096 entries");
-    struct message *msgs = xcalloc(n + 1, sizeof *msgs);
-    for (size_t i = 0; !rc && i < n; i++) {
-        rc = message_take(l, json_array_get(list, i), line, (int)i, &msgs[i], err);
-        answered = answered || (!rc && !strcmp(msgs[i].role, "assistant"));
-    }
-    if (!rc && !answered)
+    if (!json_is_array(list)) return place_error(&p, err, "", "must be a list");
+    if (size > MAX_MESSAGES) return place_error(&p, err, "", "has more than 4096 entries");
+    *out = xcalloc(size + 1, sizeof **out);
+    for (*n = 0; !rc && (size_t)*n < size; ++*n)
+        rc = message_take(&p, json_array_get(list, (size_t)*n), *n, *out + *n, err);
+    if (rc) free(*out);
+    return rc;
+}
+
+static int messages_take(struct loading *l, const json_t *list, int line, struct error *err) {
+    struct message *msgs;
+    int n;
+    bool answered = false;
+    int rc = conversation_take(l->path, line, "messages", list, &msgs, &n, err);
+    if (rc) return rc;
+    for (int i = 0; i < n; i++) answered = answered || !strcmp(msgs[i].role, "assistant");
+    if (!answered)
         rc = field_error(l, line, err, "messages", "has no turn of the assistant to learn from");
     if (!rc) {
         struct ids ids = {0};
         struct buf mask = {0};
         struct sample_facts facts = {.line = line};
-        rc = sample_facts_make(msgs, (int)n, &facts, err);
-        if (!rc) rc = chat_encode(l->tok, msgs, (int)n, false, &ids, &mask, err);
+        rc = sample_facts_make(msgs, n, &facts, err);
+        if (!rc) rc = chat_encode(l->tok, msgs, n, false, &ids, &mask, err);
         if (!rc) {
             rc = sample_keep(l, &ids, &mask, &facts, err);
         } else {

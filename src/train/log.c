@@ -14,6 +14,7 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 enum { MAX_CURVES = 32 }; /* adapters that have one of their own */
 enum { CURVE_LR, CURVE_NORM, CURVE_SPEED, CURVE_MEMORY, N_CURVES };
@@ -72,6 +73,19 @@ struct train_log *train_log_open(const char *dir, const char *title, struct stor
     l->sections = json_object();
     l->pending = json_array();
     return l;
+}
+
+FILE *train_log_stream(struct train_log *l, struct error *err) {
+    long whole = 0, at = 0;
+    CHECK(!l->f);
+    l->f = fopen(l->path, "a+");
+    for (int c; l->f && (c = getc(l->f)) != EOF;) {
+        at++;
+        if (c == '\n') whole = at;
+    }
+    if (l->f && !ferror(l->f) && (at == whole || ftruncate(fileno(l->f), whole) == 0)) return l->f;
+    error_errno(err, "cannot write '%s'", l->path);
+    return NULL;
 }
 
 void train_log_free(struct train_log *l) {

@@ -25,6 +25,9 @@ struct train_log *train_log_open(const char *dir, const char *title, struct stor
                                  const char *run);
 void train_log_free(struct train_log *l); /* NULL is fine */
 struct sft_watch train_log_watch(struct train_log *l);
+/* The file itself, for lines of another form, open at its end; half a line that a kill left there is
+ * taken off. It stays the log's. */
+FILE *train_log_stream(struct train_log *l, struct error *err);
 /* A table of the page (see page_table); `value` is taken over. The same heading again replaces. */
 void train_log_section(struct train_log *l, const char *heading, json_t *value);
 int train_log_report(struct train_log *l, struct error *err);

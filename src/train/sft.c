@@ -13,6 +13,8 @@
  */
 #include "train/log.h"
 
+#include "train/course.h"
+
 #include <errno.h>
 #include <math.h>
 #include <stdlib.h>
@@ -22,8 +24,7 @@
 
 struct feed { /* a job's samples */
     struct dataset data;
-    uint32_t *order; /* [n] of `epoch` */
-    int64_t epoch;
+    struct order order;
 };
 
 struct run {
@@ -45,17 +46,9 @@ struct run {
     int64_t rows;
 };
 
-static void feed_shuffle(struct feed *f, int64_t seed, int64_t epoch) {
-    struct rng r = rng_make((uint64_t)seed, RNG_SHUFFLE, 0, (uint32_t)epoch);
-    for (int i = 0; i < f->data.n; i++) f->order[i] = (uint32_t)i;
-    rng_shuffle(&r, f->order, (size_t)f->data.n);
-    f->epoch = epoch;
-}
-
 /* Sample number p since the run's beginning. */
 static const struct sample *feed_at(struct feed *f, int64_t seed, int64_t p) {
-    if (f->epoch != p / f->data.n) feed_shuffle(f, seed, p / f->data.n);
-    return &f->data.v[f->order[p % f->data.n]];
+    return &f->data.v[order_at(&f->order, seed, p)];
 }
 
 static int batch_flush(struct run *r, struct error *err) {
@@ -196,9 +189,8 @@ static int run_load_data(struct run *r, const struct model *m, struct error *err
             error_wrap(err, "data of '%s'", r->jobs[j].name);
             break;
         }
-        f->order = try_calloc((size_t)f->data.n, sizeof *f->order, err);
-        f->epoch = -1;
-        rc = f->order ? job_lint(r, j, m, &eval, err) : err->code;
+        rc = order_init(&f->order, f->data.n, err);
+        if (!rc) rc = job_lint(r, j, m, &eval, err);
     }
     dataset_release(&eval);
     return rc;
@@ -326,7 +318,7 @@ static struct run run_make(struct sft_job *jobs, int n, const struct train_optio
 static void run_release(struct run *r) {
     for (int j = 0; j < r->n; j++) {
         dataset_release(&r->feeds[j].data);
-        free(r->feeds[j].order);
+        order_release(&r->feeds[j].order);
         adapter_release(r->starts[j]);
     }
     trainer_free(r->trainer);

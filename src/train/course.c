@@ -1,0 +1,250 @@
+/*
+ * course: updates, log lines and checkpoints of a run, whatever its loss.
+ *
+ * Like sft.c, a course that fails leaves its last checkpoint whole, says so, and continues from it
+ * when called again; that of the last step is left for the caller to remove once the result is
+ * safe.
+ */
+#include "train/course.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+int order_init(struct order *o, int n, struct error *err) {
+    *o = (struct order){.n = n, .epoch = -1};
+    o->v = try_calloc((size_t)n, sizeof *o->v, err);
+    return o->v ? OK : err->code;
+}
+
+uint32_t order_at(struct order *o, int64_t seed, int64_t p) {
+    if (o->epoch != p / o->n) {
+        o->epoch = p / o->n;
+        struct rng r = rng_make((uint64_t)seed, RNG_SHUFFLE, 0, (uint32_t)o->epoch);
+        for (int i = 0; i < o->n; i++) o->v[i] = (uint32_t)i;
+        rng_shuffle(&r, o->v, (size_t)o->n);
+    }
+    return o->v[p % o->n];
+}
+
+void order_release(struct order *o) {
+    free(o->v);
+    *o = (struct order){0};
+}
+
+int32_t course_limit(const struct course *c) {
+    int32_t most = c->m->config.max_seq_len;
+    return c->o->max_length > 0 ? (int32_t)MIN(most, c->o->max_length) : most;
+}
+
+int64_t course_steps(const struct course *c, int64_t n, int64_t per_step) {
+    double exact = c->o->epochs * (double)n / (double)per_step;
+    return c->o->max_steps > 0 ? c->o->max_steps : MAX((int64_t)ceil(exact - 1e-9), 1);
+}
+
+/* Given ones are retained; fresh ones differ by name. */
+static int starts_make(struct course *c, struct error *err) {
+    struct adapter_config a;
+    int rc = train_adapter_config(c->o, &a, err);
+    if (!rc) rc = adapter_config_check(&c->m->config, &a, err);
+    for (int j = 0; !rc && j < c->n; j++) {
+        char *key = xasprintf("%s %lld", c->jobs[j].name, (long long)c->o->seed);
+        c->starts[j] = c->jobs[j].start ? adapter_retain(c->jobs[j].start)
+                                        : adapter_fresh(c->m, &a, hash_u64(key, strlen(key)), err);
+        free(key);
+        if (!c->starts[j]) rc = err->code;
+    }
+    return rc;
+}
+
+static void identity_add(struct course *c) {
+    const struct train_options *o = c->o;
+    json_t *jobs = json_array();
+    for (int j = 0; j < c->n; j++)
+        json_array_append_new(
+            jobs, json_pack("[s,s,s]", c->jobs[j].name, c->data[j], c->starts[j]->hash));
+    json_t *own =
+        json_pack("{s:s,s:I,s:I,s:I,s:I,s:I,s:f,s:f,s:f,s:i,s:o}", "method", c->method, "steps",
+                  (json_int_t)c->steps, "per_step", (json_int_t)c->per_step, "bsz",
+                  (json_int_t)o->bsz, "grad_accum", (json_int_t)o->grad_accum, "max_length",
+                  (json_int_t)o->max_length, "lr", o->lr, "warmup_ratio", o->warmup_ratio,
+                  "min_lr_ratio", o->min_lr_ratio, "schedule", (int)c->schedule, "jobs", jobs);
+    json_object_update(c->identity, own);
+    json_decref(own);
+}
+
+int course_begin(struct course *c, struct error *err) {
+    c->saved = -1;
+    c->started = clock_now();
+    c->starts = xcalloc((size_t)c->n, sizeof *c->starts);
+    int rc = schedule_parse(c->o->lr_scheduler, &c->schedule, err);
+    if (!rc) rc = starts_make(c, err);
+    if (rc) return rc;
+    identity_add(c);
+    c->trainer = trainer_new_lora(c->m, c->starts, c->n, c->o, c->pool, err);
+    return c->trainer ? OK : err->code;
+}
+
+static float update_lr(const struct course *c, int64_t u) {
+    int64_t total = c->steps * c->per_step,
+            warmup = (int64_t)ceil(c->o->warmup_ratio * (double)total);
+    return schedule_lr(c->schedule, c->o->lr, c->o->min_lr_ratio, u, warmup, total);
+}
+
+int course_update(struct course *c, int64_t u, json_t *line, struct error *err) {
+    struct update_stats st;
+    float lr = update_lr(c, u);
+    int rc = trainer_update(c->trainer, lr, &st, err);
+    if (rc) return rc;
+    json_t *losses = json_object();
+    c->tokens += st.tokens;
+    for (int j = 0; j < c->n; j++) {
+        struct sft_job *job = &c->jobs[j];
+        job->last_loss = trainer_adapter_loss(c->trainer, j);
+        if (u == 0) job->first_loss = job->last_loss;
+        json_object_set_new(losses, job->name, json_real(job->last_loss));
+    }
+    json_t *did = json_pack("{s:f,s:f,s:f,s:I,s:o}", "loss", st.loss, "lr", (double)lr, "grad_norm",
+                            st.grad_norm, "tokens", (json_int_t)st.tokens, "losses", losses);
+    json_object_update(line, did);
+    json_decref(did);
+    return OK;
+}
+
+static int line_write(const struct course *c, json_t *line, struct error *err) {
+    double seconds = clock_now() - c->started;
+    if (!c->log) return OK;
+    json_object_set_new(line, "tokens_per_s",
+                        json_real(seconds > 0 ? (double)c->tokens / seconds : 0));
+    char *text = json_dumps(line, JSON_COMPACT | JSON_REAL_PRECISION(9));
+    errno = 0;
+    fprintf(c->log, "%s\n", text);
+    int rc = fflush(c->log) || ferror(c->log) ? error_errno(err, "cannot write the log") : OK;
+    free(text);
+    return rc;
+}
+
+static int course_save(struct course *c, const struct course_step *s, int64_t done,
+                       struct error *err) {
+    json_t *losses = json_array();
+    for (int j = 0; j < c->n; j++)
+        json_array_append_new(losses,
+                              json_pack("[f,f]", c->jobs[j].first_loss, c->jobs[j].last_loss));
+    json_t *extra =
+        json_pack("{s:O,s:o,s:o}", "run", c->identity, "losses", losses, "state", s->state(s->ctx));
+    int rc = trainer_save(c->trainer, c->checkpoint, extra, err);
+    if (!rc) c->saved = done;
+    json_decref(extra);
+    return rc;
+}
+
+static int course_continue(struct course *c, const struct course_step *s, struct error *err) {
+    json_t *extra = NULL;
+    int rc = trainer_load(c->trainer, c->checkpoint, &extra, err);
+    if (rc) return rc;
+    if (!json_equal(json_object_get(extra, "run"), c->identity))
+        rc = error_set(err, ERR_MISMATCH,
+                       "checkpoint '%s' belongs to a run with other data, adapters or options; "
+                       "remove it to start again",
+                       c->checkpoint);
+    for (int j = 0; !rc && j < c->n; j++) {
+        const json_t *pair = json_array_get(json_object_get(extra, "losses"), (size_t)j);
+        c->jobs[j].first_loss = json_number_value(json_array_get(pair, 0));
+        c->jobs[j].last_loss = json_number_value(json_array_get(pair, 1));
+    }
+    if (!rc) {
+        s->restore(s->ctx, json_object_get(extra, "state"));
+        c->saved = trainer_updates(c->trainer) / c->per_step;
+        note("continuing '%s' after step %lld", c->checkpoint, (long long)c->saved);
+    }
+    json_decref(extra);
+    return rc;
+}
+
+/* One step, its log line and, when it is due, its checkpoint, which is tried even where the log
+ * cannot be written. */
+static int step_run(struct course *c, const struct course_step *s, int64_t step, char detail[64],
+                    struct error *err) {
+    int64_t done = step + 1, every = c->o->save_steps;
+    json_t *line = json_pack("{s:I}", "step", (json_int_t)done);
+    struct error log_err;
+    int rc = s->run(s->ctx, step, line, err), logged = OK;
+    if (rc) error_wrap(err, "step %lld", (long long)done);
+    if (!rc) logged = line_write(c, line, &log_err);
+    const json_t *reward = json_object_get(line, "reward");
+    snprintf(detail, 64, "%s %.4f", reward ? "reward" : "loss",
+             json_number_value(reward ? reward : json_object_get(line, "loss")));
+    bool due = done == c->steps || (every > 0 && done % every == 0) || logged;
+    if (!rc && c->checkpoint && due) rc = course_save(c, s, done, err);
+    json_decref(line);
+    if (rc || !logged) return rc;
+    *err = log_err;
+    return logged;
+}
+
+static int failure_place(const struct course *c, struct error *err) {
+    if (c->saved < 0) return err->code;
+    char *what = xstrdup(err->text);
+    error_set(err, err->code, "%s; '%s' holds at least step %lld, the same command continues it",
+              what, c->checkpoint, (long long)c->saved);
+    free(what);
+    return err->code;
+}
+
+static int results_make(struct course *c, struct error *err) {
+    int rc = OK;
+    for (int j = 0; !rc && j < c->n; j++) {
+        json_t *lineage = json_pack("{s:s,s:s,s:s}", "operator", c->method, "data", c->data[j],
+                                    "start", c->starts[j]->hash);
+        if (c->m->hash[0]) json_object_set_new(lineage, ADAPTER_BASE_HASH, json_string(c->m->hash));
+        c->jobs[j].result = trainer_adapter(c->trainer, j, lineage);
+        json_decref(lineage);
+        rc = adapter_bind(c->jobs[j].result, c->m, err);
+    }
+    return rc;
+}
+
+int course_run(struct course *c, const struct course_step *s, struct error *err) {
+    struct progress bar;
+    char detail[64] = "";
+    int rc = OK;
+    if (c->checkpoint && path_exists(c->checkpoint))
+        rc = course_continue(c, s, err);
+    else
+        s->restore(s->ctx, NULL);
+    progress_start(&bar, "training", c->steps);
+    for (int64_t i = trainer_updates(c->trainer) / c->per_step; !rc && i < c->steps; i++) {
+        rc = step_run(c, s, i, detail, err);
+        progress_update(&bar, i + 1, detail);
+    }
+    progress_finish(&bar, detail);
+    return rc ? failure_place(c, err) : results_make(c, err);
+}
+
+void course_release(struct course *c) {
+    for (int j = 0; c->starts && j < c->n; j++) adapter_release(c->starts[j]);
+    trainer_free(c->trainer);
+    json_decref(c->identity);
+    free(c->starts);
+    free(c->data);
+}
+
+int policy_run(const struct model *m, struct sft_job *jobs, int n, const struct train_options *o,
+               enum method method, const struct policy_options *p, const struct reward *reward,
+               struct pool *pool, const char *checkpoint, FILE *log, struct error *err) {
+    static const char *const names[] = {"sft", "dpo", "reinforce", "rloo", "grpo"};
+    struct train_options own = *o;
+    own.lora_dropout = 0;
+    CHECK(n > 0 && method != METHOD_SFT && o->bsz > 0 && o->grad_accum > 0);
+    if (!m->tok)
+        return error_set(err, ERR_STATE, "model '%s' has no tokenizer to read training data with",
+                         m->name);
+    struct course c = {.m = m, .o = &own, .pool = pool, .jobs = jobs, .n = n};
+    c.method = names[method];
+    c.checkpoint = checkpoint;
+    c.log = log;
+    c.data = xcalloc((size_t)n, sizeof *c.data); // the run's: course_release frees it
+    for (int j = 0; j < n; j++) jobs[j].result = NULL;
+    return method == METHOD_DPO ? prefer_run(&c, p, err) : reward_run(&c, method, p, reward, err);
+}

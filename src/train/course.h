@@ -1,0 +1,82 @@
+/*
+ * train/course: what runs of different methods share — the order of their data, and the course of a
+ * run from its start adapters over updates and checkpoints to its results.
+ *
+ * A course knows nothing of losses: a struct course_step takes it one step on, which is one or more
+ * updates of the trainer. Invariant: what a step does is a function of options, data, the trainer's
+ * state and what `state` keeps, so a continued course has the bits of an unbroken one.
+ */
+#ifndef SHOAL_TRAIN_COURSE_H
+#define SHOAL_TRAIN_COURSE_H
+
+#include "train/policy.h"
+
+/* Which of n samples comes when: number p since the run's beginning is entry p mod n of the shuffle
+ * of epoch p / n. */
+struct order {
+    uint32_t *v; /* [n] of `epoch` */
+    int n;
+    int64_t epoch;
+};
+int order_init(struct order *o, int n, struct error *err);
+uint32_t order_at(struct order *o, int64_t seed, int64_t p);
+void order_release(struct order *o);
+
+/* data.c: a list of {role, content}; `out` is malloc'ed, its texts are the list's. Errors name
+ * file, line and field. */
+int conversation_take(const char *path, int line, const char *field, const json_t *list,
+                      struct message **out, int *n, struct error *err);
+
+struct course {
+    const struct model *m;
+    const struct train_options *o;
+    struct pool *pool;
+    struct sft_job *jobs;
+    int n;
+    const char *method;     /* the results' lineage */
+    const char *checkpoint; /* may be NULL, as `log` */
+    FILE *log;
+    int64_t steps;     /* of the whole course, each of … */
+    int64_t per_step;  /* … so many updates */
+    json_t *identity;  /* what a checkpoint must have been made for; course_begin adds to it */
+    const char **data; /* [n] hashes */
+
+    struct adapter **starts; /* [n] what training begins with, ready to run */
+    struct trainer *trainer;
+    enum schedule schedule;
+    int64_t saved; /* the step that `checkpoint` holds; -1: none */
+    int64_t tokens;
+    double started;
+};
+struct course_step {
+    /* Step number `step` from 0, with course_update for its updates; adds to the log's line. */
+    int (*run)(void *ctx, int64_t step, json_t *line, struct error *err);
+    json_t *(*state)(void *ctx); /* what a checkpoint keeps beside the trainer */
+    void (*restore)(void *ctx, const json_t *state); /* the same, or NULL: from the beginning */
+    void *ctx;
+};
+/* Tokens that a sample may have. */
+int32_t course_limit(const struct course *c);
+/* Steps of `per_step` for as many epochs of `n` as the options say, or max_steps. */
+int64_t course_steps(const struct course *c, int64_t n, int64_t per_step);
+/* Start adapters (retained or fresh) and the trainer. */
+int course_begin(struct course *c, struct error *err);
+int course_run(struct course *c, const struct course_step *s, struct error *err);
+/* The optimizer, at the learning rate of update `u`; `line` gets what it did. */
+int course_update(struct course *c, int64_t u, json_t *line, struct error *err);
+void course_release(struct course *c);
+
+/* prefer.c and reward.c; the course holds what policy_run was given. */
+int prefer_run(const struct course *c, const struct policy_options *o, struct error *err);
+int reward_run(const struct course *c, enum method method, const struct policy_options *o,
+               const struct reward *reward, struct error *err);
+
+/* undo.c: a copy of what updates change, so that one may be taken back. */
+struct undo;
+struct undo *undo_new(const struct trainer *t);
+void undo_keep(struct undo *u, const struct trainer *t);
+/* Adapter i is what it was when kept, and its optimizer too. */
+void undo_restore(const struct undo *u, struct trainer *t, int i);
+void undo_free(struct undo *u);
+
+#endif

@@ -1,0 +1,148 @@
+/*
+ * policy: the options and the losses of preference and reward training. Pure: numbers in, numbers
+ * out; prefer.c and reward.c run them.
+ */
+#include "train/policy.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define AT(field) offsetof(struct policy_options, field)
+const struct option_row policy_option_rows[] = {
+    {"beta", OPT_FLOAT, AT(beta), "0.1", 1e-6, 1e3, "X",
+     "dpo: how closely the reference is kept to"},
+    {"k", OPT_INT, AT(k), "8", 1, 4096, "N", "rewards: completions of each prompt"},
+    {"max-new-tokens", OPT_INT, AT(max_new_tokens), "64", 1, 1e6, "N",
+     "rewards: tokens of a completion"},
+    {"prefix", OPT_STRING, AT(prefix), NULL, 0, 0, "TEXT",
+     "rewards: the assistant's first words, given"},
+    {"inner-updates", OPT_INT, AT(inner_updates), "1", 1, 64, "N", "rewards: updates a sampling"},
+    {"clip", OPT_FLOAT, AT(clip), "0.2", 0, 1, "X",
+     "rewards: how far the ratio of new and old policy may move"},
+    {"kl-coef", OPT_FLOAT, AT(kl_coef), "0.02", 0, 1e3, "X",
+     "rewards: weight of the KL to the start adapter"},
+    {"kl-max", OPT_FLOAT, AT(kl_max), "0", 0, 1e6, "X",
+     "rewards: take back updates above so many nats a token (0: none)"},
+    {"reward", OPT_STRING, AT(reward), "exact", 0, 0, "NAME",
+     "exact, regex[:PATTERN], command:WORDS or shell:LINE"},
+    {"reward-timeout", OPT_FLOAT, AT(reward_timeout), "60", 0.001, 1e6, "S",
+     "seconds that a reward command has for an update"},
+    {"num-generations", OPT_ALIAS, 0, "k", 0, 0, NULL, NULL},
+    {"max-completion-length", OPT_ALIAS, 0, "max-new-tokens", 0, 0, NULL, NULL},
+    {0},
+};
+
+int method_parse(const char *name, enum method *out, struct error *err) {
+    static const char *const names[] = {"sft", "dpo", "reinforce", "rloo", "grpo"};
+    for (size_t i = 0; i < ARRAY_LEN(names); i++)
+        if (strcmp(name, names[i]) == 0) return *out = (enum method)i, OK;
+    return error_set(err, ERR_USAGE,
+                     "method '%s' is not known; there are sft, dpo, reinforce, rloo, grpo", name);
+}
+
+/* log(1 + exp(-x)), and σ(-x) */
+static double softplus(double x) {
+    return math_log(1 + math_exp(-fabs(x))) + MAX(-x, 0.0);
+}
+
+static double sigmoid_back(double x) {
+    return x > 0 ? math_exp(-x) / (1 + math_exp(-x)) : 1 / (1 + math_exp(x));
+}
+
+static double logp_sum(const struct scored *s) {
+    double sum = 0;
+    for (int32_t i = 0; i < s->n; i++) sum += s->logp[i];
+    return sum;
+}
+
+static void weights_set(struct scored *s, double w) {
+    for (int32_t i = 0; i < s->n; i++) s->weight[i] = (float)w;
+}
+
+static void pair_loss(struct dpo *d, struct scored *c, struct scored *r) {
+    const double *ref = d->reference + (c->sample - d->batch);
+    double chosen = d->beta * (logp_sum(c) - ref[0]), rejected = d->beta * (logp_sum(r) - ref[1]),
+           margin = chosen - rejected, w = d->beta * sigmoid_back(margin);
+    struct dpo_sums *sums = &d->sums[c->sample->adapter];
+    weights_set(c, -w);
+    weights_set(r, w);
+    c->loss = softplus(margin);
+    c->count = 1;
+    sums->n++;
+    sums->right += margin > 0;
+    sums->margin += margin;
+    sums->chosen += chosen;
+}
+
+int dpo_loss(void *ctx, struct scored *v, int n, struct error *err) {
+    struct dpo *d = ctx;
+    struct scored **of = xcalloc((size_t)n, sizeof *of); // by place in the batch
+    (void)err;
+    for (int i = 0; i < n; i++) {
+        CHECK(v[i].sample >= d->batch && v[i].sample < d->batch + n);
+        of[v[i].sample - d->batch] = &v[i];
+    }
+    CHECK(n % 2 == 0);
+    for (int i = 0; i < n; i += 2) pair_loss(d, of[i], of[i + 1]);
+    free(of);
+    return OK;
+}
+
+double kl_k3(double logp, double reference) {
+    double d = reference - logp;
+    return math_exp(d) - 1 - d;
+}
+
+static void rollout_loss(struct policy_loss *l, struct scored *s) {
+    const struct rollout *r = &l->rollouts[s->sample - l->batch];
+    struct policy_sums *sums = &l->sums[s->sample->adapter];
+    double a = r->advantage, share = l->token_mean ? 1.0 / s->n : 1;
+    if (l->fresh) memcpy(r->old, s->logp, (size_t)s->n * sizeof *r->old);
+    for (int32_t i = 0; i < s->n; i++) {
+        double ratio = math_exp(s->logp[i] - r->old[i]), kl = kl_k3(s->logp[i], r->reference[i]),
+               pull = math_exp((double)r->reference[i] - s->logp[i]);
+        bool clipped = a >= 0 ? ratio > 1 + l->clip : ratio < 1 - l->clip;
+        double bound = a >= 0 ? 1 + l->clip : 1 - l->clip;
+        s->loss += share * (-a * (clipped ? bound : ratio) + l->kl_coef * kl);
+        s->weight[i] = (float)(share * ((clipped ? 0 : -a * ratio) + l->kl_coef * (1 - pull)));
+        sums->kl += kl;
+        sums->clipped += clipped;
+    }
+    sums->tokens += s->n;
+    s->count = 1;
+}
+
+int policy_loss(void *ctx, struct scored *v, int n, struct error *err) {
+    struct policy_loss *l = ctx;
+    (void)err;
+    for (int i = 0; i < n; i++) rollout_loss(l, &v[i]);
+    return OK;
+}
+
+static void group_moments(const double *r, int64_t k, double *mean, double *std) {
+    double sum = 0, squares = 0;
+    for (int64_t i = 0; i < k; i++) sum += r[i];
+    *mean = sum / (double)k;
+    for (int64_t i = 0; i < k; i++) squares += (r[i] - *mean) * (r[i] - *mean);
+    *std = sqrt(squares / (double)k);
+}
+
+void policy_advantages(enum method method, const double *rewards, int64_t n, int64_t k,
+                       double baseline, double *out) {
+    CHECK(method == METHOD_REINFORCE || k > 1);
+    for (int64_t g = 0; g < n; g++) {
+        const double *r = rewards + g * k;
+        double mean, std;
+        group_moments(r, k, &mean, &std);
+        for (int64_t i = 0; i < k; i++) {
+            double *a = &out[g * k + i];
+            if (method == METHOD_REINFORCE)
+                *a = r[i] - baseline;
+            else if (method == METHOD_RLOO)
+                *a = (r[i] - mean) * (double)k / (double)(k - 1);
+            else // a difference that is only rounding is none
+                *a = std > 1e-9 * (fabs(mean) + 1) ? (r[i] - mean) / std : 0;
+        }
+    }
+}

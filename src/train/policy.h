@@ -1,0 +1,138 @@
+/*
+ * policy: training from preferences (DPO) and from rewards (REINFORCE, RLOO, GRPO).
+ *
+ * A run samples with the engine from the very weights that are trained, under the trainer's current
+ * adapters, and trains on what came out; the reference that it is held to is what training began
+ * with. One thread drives a run. Adapters of several jobs share sampling and passes. A run is a
+ * function of model, data, options and rewards: the same bits with other threads, and after a kill
+ * and resume. Dropout is off, since it would make the trained policy another than the sampled one.
+ */
+#ifndef SHOAL_POLICY_H
+#define SHOAL_POLICY_H
+
+#include "train/train.h"
+
+enum method { METHOD_SFT, METHOD_ES, METHOD_DPO, METHOD_REINFORCE, METHOD_RLOO, METHOD_GRPO };
+int method_parse(const char *name, enum method *out, struct error *err);
+
+struct policy_options {     /* filled from option rows */
+    double beta;            /* 0.1: DPO's */
+    int64_t k;              /* 8 completions a prompt */
+    int64_t max_new_tokens; /* 64 */
+    char *prefix;           /* NULL: the assistant's first words, given */
+    int64_t inner_updates;  /* 1 a sampling */
+    double clip;            /* 0.2 */
+    double kl_coef, kl_max; /* 0.02, 0: no bound */
+    char *reward;           /* exact */
+    double reward_timeout;  /* 60 seconds an update, of commands */
+};
+extern const struct option_row policy_option_rows[];
+
+/* rewards */
+
+struct completion {
+    const json_t *item; /* the data's object, whole */
+    const char *text;
+    bool ended; /* by itself, not by max_new_tokens */
+};
+struct reward {
+    /* One completion's, or … */
+    double (*one)(void *ctx, const json_t *item, const char *completion);
+    /* … all of an update at once; used when `one` is NULL. Anything but finite numbers is an error.
+     */
+    int (*all)(void *ctx, const struct completion *v, int n, double *out, struct error *err);
+    /* May be NULL: whether an item has what the reward needs; asked when data is read. */
+    int (*check)(void *ctx, const json_t *item, struct error *err);
+    void *ctx;
+};
+/*
+ * By name. `exact`: 1 where the answer (what follows the last "answer:", or all of the text) is the
+ * item's "answer" (a text, or several of which one) but for case, width and white space; of an
+ * answer that is a number the text's last number. `regex` or `regex:PATTERN`: 1 where the item's
+ * "pattern", or PATTERN, matches. `command:WORDS`: the program reads a line {"item", "completion",
+ * "ended"} for each and prints a number for each; no shell, `shell:LINE` is one.
+ */
+int reward_open(struct reward *r, const char *spec, double timeout, struct error *err);
+void reward_close(struct reward *r);
+
+/* runs */
+
+/* As sft_run; `reward` NULL: by o->reward. Methods sft and es are not run here. */
+int policy_run(const struct model *m, struct sft_job *jobs, int n, const struct train_options *o,
+               enum method method, const struct policy_options *p, const struct reward *reward,
+               struct pool *pool, const char *checkpoint, FILE *log, struct error *err);
+
+/* losses, for trainer_accumulate_loss */
+
+/*
+ * DPO (Rafailov et al. 2023), -log σ(β ((log π(c) - log π_ref(c)) - (log π(r) - log π_ref(r)))), of
+ * pairs: sample 2i of a pass is chosen, 2i + 1 rejected. The count is of pairs.
+ */
+struct dpo_sums {
+    double margin, chosen; /* summed implicit rewards: β (log π - log π_ref), chosen - rejected */
+    int64_t n, right;      /* pairs; with a positive margin */
+};
+struct dpo {
+    double beta;
+    const struct sample *batch; /* of the pass, and … */
+    const double *reference;    /* … of each sample, summed over its targets */
+    struct dpo_sums *sums;      /* [adapters] added to */
+};
+int dpo_loss(void *ctx, struct scored *v, int n, struct error *err);
+
+/*
+ * Policy gradient by a clipped ratio per token (PPO's surrogate): with ρ = π / π_old and advantage
+ * A, -Σ min(ρ A, clip(ρ, 1 ± c) A) + kl_coef · k3, k3 = π_ref / π - 1 - log(π_ref / π); where π_old
+ * is π its gradient is that of -A log π. Summed over a completion's tokens, or with `token_mean`
+ * (GRPO) their mean. The count is of completions.
+ */
+struct rollout {
+    double advantage;
+    const float *reference; /* [targets] log-probabilities */
+    double *old;            /* [targets] of the policy that wrote it */
+};
+struct policy_sums {
+    double kl; /* summed k3 */
+    int64_t tokens, clipped;
+};
+struct policy_loss {
+    const struct sample *batch;     /* of the pass, and … */
+    const struct rollout *rollouts; /* … of each sample */
+    double clip, kl_coef;
+    bool token_mean;
+    bool fresh;               /* the policy wrote them itself: fills `old` */
+    struct policy_sums *sums; /* [adapters] added to */
+};
+int policy_loss(void *ctx, struct scored *v, int n, struct error *err);
+/* k3, at least 0. */
+double kl_k3(double logp, double reference);
+
+/* From rewards [n][k] of n prompts to advantages. REINFORCE: less `baseline`; RLOO: less the mean
+ * of the prompt's other k - 1; GRPO: less the prompt's mean, over its standard deviation. */
+void policy_advantages(enum method method, const double *rewards, int64_t n, int64_t k,
+                       double baseline, double *out);
+
+/* data */
+
+/* {prompt, chosen, rejected}: texts; or lists of messages; or chosen and rejected as whole
+ * conversations or texts that begin alike. Of pair i, samples 2i and 2i + 1. */
+int pairs_load(struct dataset *d, const char *path, const struct tokenizer *tok, int32_t max_length,
+               struct error *err);
+/* {messages} without an answer, or {prompt} (a text, or messages), encoded up to where the answer
+ * begins, with `prefix` (may be NULL). "fry:FAMILY[:N]" in place of a file: N (2000) generated
+ * questions of the train split. Longer ones are dropped and counted. */
+struct prompt_set {
+    struct dataset data; /* without targets */
+    json_t **items;      /* [data.n] */
+};
+struct prompt_source {
+    const char *path, *prefix;
+    const struct tokenizer *tok;
+    int32_t max_length;
+    const struct reward *reward;
+    uint64_t seed;
+};
+int prompt_set_load(struct prompt_set *p, const struct prompt_source *s, struct error *err);
+void prompt_set_release(struct prompt_set *p);
+
+#endif

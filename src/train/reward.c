@@ -1,0 +1,478 @@
+/*
+ * reward: policy gradients — sample with the engine under the trainer's adapters, ask for rewards,
+ * train on what was sampled, again.
+ *
+ * A step samples k completions of each of its prompts and makes `inner_updates` updates of them.
+ * Sampling is at temperature 1 over the whole vocabulary, so a completion's log-probability is the
+ * policy's own; the engine's and the trainer's forward passes have the same bits, and both run on
+ * the one model. The reference of the KL is what training begins with, scored by the engine.
+ *
+ * Invariants: a completion's seed is made from the options' seed, the step and its place, so what
+ * is sampled depends on nothing else but prompt and adapter. Steps are whole: a checkpoint never
+ * lies between a sampling and its updates.
+ */
+#include "train/course.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define MAX_ROWS 2048
+#define BASELINE_DECAY 0.9
+#define MAX_SEQS 128
+
+struct trainee { /* an adapter */
+    struct prompt_set prompts;
+    struct order order;
+    struct adapter *policy; /* the trainer's, as it is now */
+    double baseline;        /* REINFORCE: running sum of mean rewards, of decaying weight */
+    double first, last;     /* mean reward of the first and last step */
+};
+struct play { /* a completion */
+    int job;
+    const struct sample *prompt;
+    const json_t *item;
+    int32_t end; /* the token that ends it, or -1 */
+    struct request request;
+    struct sample sample; /* prompt and completion, which is the target */
+    int32_t n;            /* targets */
+    float *reference;     /* [n] */
+    double *old;          /* [n] */
+    struct buf text;
+};
+struct learner {
+    struct course c;
+    enum method method;
+    const struct policy_options *o;
+    struct reward reward, named; /* `named` is closed at the end */
+    struct engine *engine;
+    struct trainee *trainees; /* [n] */
+    int64_t per_update;       /* prompts of each adapter */
+    struct undo *undo;        /* NULL without kl_max */
+
+    /* a step: [n][per_update][k] */
+    int n_plays;
+    struct play *plays;
+    double *rewards, *advantages;
+    struct sample *batch;
+    struct rollout *rollouts;
+    struct policy_sums *sums; /* [n] */
+};
+
+/* sampling */
+
+/* Of place `slot` of an adapter's own, so that others beside it change nothing. Ids from 1: draws
+ * with the same seed elsewhere are not met. */
+static uint64_t play_seed(const struct learner *l, int job, int64_t step, int64_t slot) {
+    const char *name = l->c.jobs[job].name;
+    uint64_t seed = (uint64_t)l->c.o->seed ^ hash_u64(name, strlen(name));
+    struct rng r = rng_make(seed, RNG_SAMPLE, (uint32_t)slot + 1, (uint32_t)step);
+    return rng_u64(&r);
+}
+
+static void play_begin(struct learner *l, int64_t step, int i) {
+    struct play *p = &l->plays[i];
+    int64_t per = l->per_update * l->o->k, slot = i % per;
+    *p = (struct play){.job = (int)(i / per)};
+    struct trainee *t = &l->trainees[p->job];
+    uint32_t at = order_at(&t->order, l->c.o->seed, step * l->per_update + slot / l->o->k);
+    const struct tokenizer *tok = l->c.m->tok;
+    p->prompt = &t->prompts.data.v[at];
+    p->item = t->prompts.items[at];
+    p->end = json_is_string(json_object_get(p->item, "prompt")) ? tok_eos(tok) : tok_chat_end(tok);
+    p->request = (struct request){
+        .prompt = p->prompt->tokens,
+        .n_prompt = p->prompt->n,
+        .adapter = t->policy,
+        .sampling = {.temperature = 1, .top_p = 1, .seed = play_seed(l, p->job, step, slot)},
+        .max_tokens = (int32_t)l->o->max_new_tokens,
+        .stop = &p->end,
+        .n_stop = p->end >= 0};
+}
+
+/* The end that it chose is a target too. */
+static void play_finish(const struct learner *l, struct play *p) {
+    const struct request *r = &p->request;
+    bool ended = r->finish == FINISH_STOP;
+    int32_t n_prompt = r->n_prompt;
+    p->n = r->n_out + ended;
+    p->sample = (struct sample){.n = n_prompt + p->n, .adapter = p->job};
+    p->sample.tokens = xmalloc((size_t)p->sample.n * sizeof *p->sample.tokens);
+    p->sample.mask = xcalloc((size_t)p->sample.n, 1);
+    memcpy(p->sample.tokens, r->prompt, (size_t)n_prompt * sizeof *r->prompt);
+    memcpy(p->sample.tokens + n_prompt, r->out, (size_t)r->n_out * sizeof *r->out);
+    if (ended) p->sample.tokens[n_prompt + r->n_out] = p->end;
+    memset(p->sample.mask + n_prompt, 1, (size_t)p->n);
+    p->reference = xcalloc((size_t)p->n, sizeof *p->reference);
+    p->old = xcalloc((size_t)p->n, sizeof *p->old);
+    buf_puts(&p->text, "");
+    tok_decode_all(l->c.m->tok, r->out, r->n_out, false, &p->text);
+}
+
+static void play_release(struct play *p) {
+    request_release(&p->request);
+    sample_release(&p->sample);
+    buf_release(&p->text);
+    free(p->reference);
+    free(p->old);
+    *p = (struct play){0};
+}
+
+static int requests_run(struct learner *l, struct error *err) {
+    int rc = OK;
+    for (int i = 0; !rc && i < l->n_plays; i++)
+        rc = engine_submit(l->engine, &l->plays[i].request, err);
+    while (engine_step(l->engine) > 0) continue;
+    return rc;
+}
+
+static int sample_all(struct learner *l, int64_t step, struct error *err) {
+    for (int i = 0; i < l->n_plays; i++) play_begin(l, step, i);
+    int rc = requests_run(l, err);
+    for (int i = 0; !rc && i < l->n_plays; i++) play_finish(l, &l->plays[i]);
+    return rc;
+}
+
+/* Log-probabilities of what was sampled, under the start adapters or the policies as they are now,
+ * into `reference`, or summed up as KL to it. */
+static int score_all(struct learner *l, bool policies, struct error *err) {
+    for (int i = 0; i < l->n_plays; i++) {
+        struct play *p = &l->plays[i];
+        request_release(&p->request);
+        p->request =
+            (struct request){.prompt = p->sample.tokens,
+                             .n_prompt = p->sample.n,
+                             .adapter = policies ? l->trainees[p->job].policy : l->c.starts[p->job],
+                             .sampling = {.top_p = 1},
+                             .prompt_logprobs = true};
+    }
+    int rc = requests_run(l, err);
+    for (int i = 0; !rc && i < l->n_plays; i++) {
+        struct play *p = &l->plays[i];
+        const float *logp = p->request.prompt_logprob + p->sample.n - p->n;
+        struct policy_sums *s = &l->sums[p->job];
+        for (int32_t k = 0; k < p->n; k++) {
+            if (policies)
+                s->kl += kl_k3((double)logp[k], (double)p->reference[k]);
+            else
+                p->reference[k] = logp[k];
+        }
+        if (policies) s->tokens += p->n;
+    }
+    return rc;
+}
+
+/* rewards */
+
+static int rewards_ask(struct learner *l, struct error *err) {
+    const struct reward *r = &l->reward;
+    struct completion *v = xcalloc((size_t)l->n_plays, sizeof *v);
+    int rc = OK;
+    for (int i = 0; i < l->n_plays; i++) {
+        const struct play *p = &l->plays[i];
+        v[i] = (struct completion){p->item, p->text.data, p->request.finish == FINISH_STOP};
+        if (r->one) l->rewards[i] = r->one(r->ctx, p->item, p->text.data);
+    }
+    if (!r->one) rc = r->all(r->ctx, v, l->n_plays, l->rewards, err);
+    for (int i = 0; !rc && i < l->n_plays; i++)
+        if (!isfinite(l->rewards[i]))
+            rc = error_set(err, ERR_NUMERIC, "the reward of completion '%.60s' is no finite number",
+                           v[i].text);
+    free(v);
+    return rc;
+}
+
+/* The running mean of the steps before, without the pull of its beginning at 0. */
+static double baseline_of(const struct trainee *t, int64_t step) {
+    return step ? t->baseline / (1 - math_pow(BASELINE_DECAY, (double)step)) : 0;
+}
+
+static void advantages_make(struct learner *l, int64_t step) {
+    int64_t per = l->per_update * l->o->k;
+    for (int j = 0; j < l->c.n; j++) {
+        struct trainee *t = &l->trainees[j];
+        const double *r = l->rewards + j * per;
+        double sum = 0;
+        policy_advantages(l->method, r, l->per_update, l->o->k, baseline_of(t, step),
+                          l->advantages + j * per);
+        for (int64_t i = 0; i < per; i++) sum += r[i];
+        t->last = sum / (double)per;
+        if (step == 0) t->first = t->last;
+        t->baseline = BASELINE_DECAY * t->baseline + (1 - BASELINE_DECAY) * t->last;
+    }
+}
+
+/* updates */
+
+static int accumulate(struct learner *l, bool fresh, struct error *err) {
+    struct policy_loss pl = {.batch = l->batch,
+                             .rollouts = l->rollouts,
+                             .clip = l->o->clip,
+                             .kl_coef = l->o->kl_coef,
+                             .token_mean = l->method == METHOD_GRPO,
+                             .fresh = fresh,
+                             .sums = l->sums};
+    const struct loss loss = {policy_loss, &pl};
+    int rc = OK;
+    for (int i = 0, n; !rc && i < l->n_plays; i += n) {
+        int64_t rows = 0;
+        for (n = 0; i + n < l->n_plays; n++) {
+            const struct play *p = &l->plays[i + n];
+            if (n && rows + p->sample.n > MAX_ROWS) break;
+            rows += p->sample.n;
+            l->batch[n] = p->sample;
+            l->rollouts[n] = (struct rollout){l->advantages[i + n], p->reference, p->old};
+        }
+        rc = trainer_accumulate_loss(l->c.trainer, l->batch, n, &loss, err);
+    }
+    return rc;
+}
+
+static int policies_refresh(struct learner *l, struct error *err) {
+    int rc = OK;
+    for (int j = 0; !rc && j < l->c.n; j++) {
+        adapter_release(l->trainees[j].policy);
+        l->trainees[j].policy = trainer_adapter(l->c.trainer, j, NULL);
+        rc = adapter_bind(l->trainees[j].policy, l->c.m, err);
+    }
+    return rc;
+}
+
+static void sums_clear(struct learner *l) {
+    memset(l->sums, 0, (size_t)l->c.n * sizeof *l->sums);
+}
+
+static double sums_kl(const struct policy_sums *s) {
+    return s->tokens ? s->kl / (double)s->tokens : 0;
+}
+
+/* Takes back the update of every adapter that it brought too far; how many those were. */
+static int bound_check(struct learner *l, int64_t update, int *undone, struct error *err) {
+    *undone = 0;
+    if (!l->undo) return OK;
+    sums_clear(l);
+    int rc = score_all(l, true, err);
+    for (int j = 0; !rc && j < l->c.n; j++) {
+        double kl = sums_kl(&l->sums[j]);
+        if (kl <= l->o->kl_max) continue;
+        warn("update %lld of '%s' is not applied: with it the KL would be %.4f, above --kl-max %g",
+             (long long)update + 1, l->c.jobs[j].name, kl, l->o->kl_max);
+        undo_restore(l->undo, l->c.trainer, j);
+        ++*undone;
+    }
+    return rc || !*undone ? rc : policies_refresh(l, err);
+}
+
+static double spread(const double *v, int64_t n, double mean) {
+    double sum = 0;
+    for (int64_t i = 0; i < n; i++) sum += (v[i] - mean) * (v[i] - mean);
+    return sqrt(sum / (double)n);
+}
+
+/* The share of prompts whose completions differ in reward: only from those RLOO and GRPO learn. */
+static double mixed_share(const struct learner *l, int j) {
+    const double *r = l->rewards + j * l->per_update * l->o->k;
+    int64_t mixed = 0;
+    for (int64_t i = 0; i < l->per_update; i++, r += l->o->k)
+        for (int64_t k = 1; k < l->o->k; k++)
+            if (r[k] != r[0]) {
+                mixed++;
+                break;
+            }
+    return (double)mixed / (double)l->per_update;
+}
+
+static json_t *trainee_log(const struct learner *l, int j) {
+    int64_t per = l->per_update * l->o->k, tokens = 0, ended = 0;
+    const struct policy_sums *s = &l->sums[j];
+    for (int64_t i = j * per; i < (j + 1) * per; i++) {
+        const struct play *p = &l->plays[i];
+        tokens += p->n;
+        ended += p->end >= 0 && p->sample.tokens[p->sample.n - 1] == p->end;
+    }
+    return json_pack("{s:f,s:f,s:f,s:f,s:f,s:f,s:f}", "reward", l->trainees[j].last, "mixed",
+                     mixed_share(l, j), "reward_std",
+                     spread(l->rewards + j * per, per, l->trainees[j].last), "kl", sums_kl(s),
+                     "clipped", s->tokens ? (double)s->clipped / (double)s->tokens : 0, "length",
+                     (double)tokens / (double)per, "ended", (double)ended / (double)per);
+}
+
+static void step_log(const struct learner *l, json_t *line) {
+    json_t *list = json_object();
+    double reward = 0, kl = 0;
+    for (int j = 0; j < l->c.n; j++) {
+        reward += l->trainees[j].last / l->c.n;
+        kl += sums_kl(&l->sums[j]) / l->c.n;
+        json_object_set_new(list, l->c.jobs[j].name, trainee_log(l, j));
+    }
+    json_object_set_new(line, "reward", json_real(reward));
+    json_object_set_new(line, "kl", json_real(kl));
+    json_object_set_new(line, "adapters", list);
+}
+
+static int inner_update(struct learner *l, int64_t update, bool fresh, json_t *line, int *undone,
+                        struct error *err) {
+    sums_clear(l);
+    if (l->undo) undo_keep(l->undo, l->c.trainer);
+    int rc = accumulate(l, fresh, err);
+    if (!rc) rc = course_update(&l->c, update, line, err);
+    if (!rc) step_log(l, line);
+    if (!rc) rc = policies_refresh(l, err);
+    return rc ? rc : bound_check(l, update, undone, err);
+}
+
+static int learner_step(void *ctx, int64_t step, json_t *line, struct error *err) {
+    struct learner *l = ctx;
+    int undone = 0, all = 0, rc = sample_all(l, step, err);
+    if (!rc) rc = rewards_ask(l, err);
+    if (!rc) rc = score_all(l, false, err);
+    if (!rc) advantages_make(l, step);
+    for (int64_t i = 0; !rc && i < l->c.per_step; i++, all += undone)
+        rc = inner_update(l, step * l->c.per_step + i, i == 0, line, &undone, err);
+    json_object_set_new(line, "not_applied", json_integer(all));
+    for (int i = 0; i < l->n_plays; i++) play_release(&l->plays[i]);
+    return rc;
+}
+
+/* Numbers that the log rounds and a resumed run must not. */
+static json_t *learner_state(void *ctx) {
+    const struct learner *l = ctx;
+    json_t *list = json_array();
+    for (int j = 0; j < l->c.n; j++)
+        json_array_append_new(list, json_pack("[f,f,f]", l->trainees[j].baseline,
+                                              l->trainees[j].first, l->trainees[j].last));
+    return list;
+}
+
+static void learner_restore(void *ctx, const json_t *state) {
+    struct learner *l = ctx;
+    struct error err;
+    for (int j = 0; state && j < l->c.n; j++) {
+        const json_t *v = json_array_get(state, (size_t)j);
+        l->trainees[j].baseline = json_number_value(json_array_get(v, 0));
+        l->trainees[j].first = json_number_value(json_array_get(v, 1));
+        l->trainees[j].last = json_number_value(json_array_get(v, 2));
+    }
+    CHECK(policies_refresh(l, &err) == OK); // a DoRA norm of 0 would have ended the step before
+}
+
+/* making one */
+
+static int trainee_open(struct learner *l, int j, int32_t *longest, struct error *err) {
+    struct sft_job *job = &l->c.jobs[j];
+    struct trainee *t = &l->trainees[j];
+    struct prompt_source from = {.path = job->data,
+                                 .prefix = l->o->prefix,
+                                 .tok = l->c.m->tok,
+                                 .reward = &l->reward,
+                                 .seed = (uint64_t)l->c.o->seed};
+    struct prompt_set eval = {0};
+    from.max_length = course_limit(&l->c) - (int32_t)l->o->max_new_tokens;
+    int rc = prompt_set_load(&t->prompts, &from, err);
+    if (rc) return error_wrap(err, "data of '%s'", job->name);
+    for (int i = 0; i < t->prompts.data.n; i++) *longest = MAX(*longest, t->prompts.data.v[i].n);
+    if (job->eval_data) {
+        from.path = job->eval_data;
+        from.reward = NULL;
+        if ((rc = prompt_set_load(&eval, &from, err)))
+            return error_wrap(err, "evaluation data of '%s'", job->name);
+    }
+    l->c.data[j] = t->prompts.data.hash;
+    rc = lint_make(&t->prompts.data, job->eval_data ? &eval.data : NULL, &job->lint, err);
+    prompt_set_release(&eval);
+    if (!rc) lint_say(&job->lint, job->name);
+    return rc ? rc : order_init(&t->order, t->prompts.data.n, err);
+}
+
+static int plays_alloc(struct learner *l, struct error *err) {
+    size_t n = (size_t)(l->c.n * l->per_update * l->o->k);
+    l->n_plays = (int)n;
+    l->plays = try_calloc(n, sizeof *l->plays, err);
+    if (l->plays) l->rewards = try_calloc(n, sizeof *l->rewards, err);
+    if (l->rewards) l->advantages = try_calloc(n, sizeof *l->advantages, err);
+    if (l->advantages) l->batch = try_calloc(n, sizeof *l->batch, err);
+    if (l->batch) l->rollouts = try_calloc(n, sizeof *l->rollouts, err);
+    return l->rollouts ? OK : err->code;
+}
+
+static int options_check(const struct learner *l, struct error *err) {
+    if (l->method != METHOD_REINFORCE && l->o->k < 2)
+        return error_set(err, ERR_USAGE,
+                         "'k' is 1; this method compares completions of one prompt, so at least 2");
+    if (l->o->max_new_tokens >= course_limit(&l->c))
+        return error_set(err, ERR_USAGE,
+                         "'max_new_tokens' is %lld; a sample has room for %d tokens in all",
+                         (long long)l->o->max_new_tokens, course_limit(&l->c));
+    if (l->per_update * l->o->k > (1 << 24) / l->c.n)
+        return error_set(err, ERR_USAGE, "'%lld' completions an update are too many",
+                         (long long)(l->per_update * l->o->k * l->c.n));
+    return OK;
+}
+
+static json_t *identity_make(const struct learner *l) {
+    const struct policy_options *o = l->o;
+    return json_pack("{s:I,s:I,s:s,s:f,s:f,s:f,s:s}", "k", (json_int_t)o->k, "max_new_tokens",
+                     (json_int_t)o->max_new_tokens, "prefix", o->prefix ? o->prefix : "", "clip",
+                     o->clip, "kl_coef", o->kl_coef, "kl_max", o->kl_max, "reward",
+                     l->named.ctx ? o->reward : "a function");
+}
+
+static int learner_open(struct learner *l, struct error *err) {
+    int32_t longest = 1;
+    int64_t most = 1;
+    int rc = options_check(l, err);
+    for (int j = 0; !rc && j < l->c.n; j++) rc = trainee_open(l, j, &longest, err);
+    if (!rc) rc = plays_alloc(l, err);
+    if (rc) return rc;
+    for (int j = 0; j < l->c.n; j++) most = MAX(most, l->trainees[j].prompts.data.n);
+    l->c.per_step = l->o->inner_updates;
+    l->c.steps = course_steps(&l->c, most, l->per_update);
+    l->c.identity = identity_make(l);
+    rc = course_begin(&l->c, err);
+    if (rc) return rc;
+    if (l->o->kl_max > 0) l->undo = undo_new(l->c.trainer);
+    const struct engine_options eo = {.max_seqs = MIN(l->n_plays, MAX_SEQS),
+                                      .max_rows = 512,
+                                      .max_len = longest + (int32_t)l->o->max_new_tokens,
+                                      .pool = l->c.pool};
+    l->engine = engine_new(l->c.m, &eo, err);
+    return l->engine ? OK : err->code;
+}
+
+static void learner_release(struct learner *l) {
+    engine_free(l->engine);
+    for (int i = 0; l->rollouts && i < l->n_plays; i++) play_release(&l->plays[i]);
+    for (int j = 0; j < l->c.n; j++) {
+        prompt_set_release(&l->trainees[j].prompts);
+        order_release(&l->trainees[j].order);
+        adapter_release(l->trainees[j].policy);
+    }
+    course_release(&l->c);
+    undo_free(l->undo);
+    reward_close(&l->named);
+    free(l->trainees);
+    free(l->plays);
+    free(l->rewards);
+    free(l->advantages);
+    free(l->batch);
+    free(l->rollouts);
+    free(l->sums);
+}
+
+int reward_run(const struct course *c, enum method method, const struct policy_options *o,
+               const struct reward *reward, struct error *err) {
+    struct learner l = {.c = *c, .method = method, .o = o};
+    l.per_update = c->o->bsz * c->o->grad_accum;
+    l.trainees = xcalloc((size_t)c->n, sizeof *l.trainees);
+    l.sums = xcalloc((size_t)c->n, sizeof *l.sums);
+    int rc = reward ? OK : reward_open(&l.named, o->reward, o->reward_timeout, err);
+    l.reward = reward ? *reward : l.named;
+    if (!rc) rc = learner_open(&l, err);
+    const struct course_step step = {learner_step, learner_state, learner_restore, &l};
+    if (!rc) rc = course_run(&l.c, &step, err);
+    for (int j = 0; !rc && j < c->n; j++)
+        note("%s: mean reward %.4f in the first step, %.4f in the last", c->jobs[j].name,
+             l.trainees[j].first, l.trainees[j].last);
+    learner_release(&l);
+    return rc;
+}

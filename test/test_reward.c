@@ -1,0 +1,765 @@
+/*
+ * test_reward: preference and reward training — data, rewards, losses, runs.
+ *
+ * Losses are compared with central differences of themselves, written here a second time in plain
+ * libm over trainer_score's log-probabilities. Runs are on a tiny model of random weights with the
+ * byte tokenizer: what is rewarded there is a matter of bytes.
+ */
+#define _GNU_SOURCE /* fopencookie */
+#include "train/policy.h"
+
+#include "fixture.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+static struct error err;
+static struct model *model;
+static char path[64], state_path[64];
+
+static int set_up(void **state) {
+    (void)state;
+    log_quiet = true;
+    snprintf(path, sizeof path, "/tmp/shoal-test-reward-%d.jsonl", (int)getpid());
+    snprintf(state_path, sizeof state_path, "/tmp/shoal-test-reward-%d.state", (int)getpid());
+    model = fixture_model("tiny-llama", false, TENSOR_F32, CLASS_EXACT);
+    return 0;
+}
+
+static int tear_down(void **state) {
+    (void)state;
+    model_close(model);
+    unlink(path);
+    unlink(state_path);
+    return 0;
+}
+
+static struct train_options options(void) {
+    struct train_options o;
+    options_default(train_option_rows, &o);
+    o.r = 4;
+    o.lora_dropout = 0;
+    o.lr = 0.02;
+    o.bsz = 4;
+    o.grad_accum = 1;
+    o.warmup_ratio = 0;
+    o.save_steps = 1;
+    return o;
+}
+
+static struct policy_options policy(void) {
+    struct policy_options p;
+    options_default(policy_option_rows, &p);
+    p.k = 4;
+    p.max_new_tokens = 6;
+    return p;
+}
+
+static void options_free(struct train_options *o, struct policy_options *p) {
+    options_release(train_option_rows, o);
+    options_release(policy_option_rows, p);
+}
+
+static const char *data_write(const char *text) {
+    if (file_write(path, text, strlen(text), &err) != OK) fail_msg("%s", err.text);
+    return path;
+}
+
+/* losses */
+
+enum { N = 4, LEN = 14, FIRST = 6 };
+
+/* Samples whose last tokens are targets; odd ones have one more. */
+static void samples_make(struct sample v[N]) {
+    struct rng r = rng_make(9, RNG_TEST, 0, 0);
+    for (int i = 0; i < N; i++) {
+        v[i] = (struct sample){.n = LEN};
+        v[i].tokens = xcalloc(LEN, sizeof *v[i].tokens);
+        v[i].mask = xcalloc(LEN, 1);
+        for (int k = 0; k < LEN; k++)
+            v[i].tokens[k] = (int32_t)rng_below(&r, (uint32_t)model->config.vocab_size);
+        for (int k = FIRST - i % 2; k < LEN; k++) v[i].mask[k] = 1;
+    }
+}
+
+static struct trainer *trainer_make(struct sample v[N]) {
+    struct train_options o = options();
+    struct adapter *a = fixture_adapter(&model->config, 3, "all-linear", 0.2f, 4);
+    struct trainer *t = trainer_new_lora(model, &a, 1, &o, NULL, &err);
+    if (!t) fail_msg("%s", err.text);
+    samples_make(v);
+    adapter_release(a);
+    options_release(train_option_rows, &o);
+    return t;
+}
+
+/* Log-probabilities of sample i's targets one by one: the sample with one target at a time. */
+static int logps(struct trainer *t, const struct sample *s, double out[LEN]) {
+    int n = 0;
+    for (int k = 0; k < LEN; k++) {
+        uint8_t mask[LEN] = {0};
+        struct sample one = *s;
+        int32_t targets;
+        double nll;
+        if (!s->mask[k]) continue;
+        mask[k] = 1;
+        one.mask = mask;
+        assert_int_equal(trainer_score(t, &one, 1, &nll, &targets, &err), OK);
+        assert_int_equal(targets, 1);
+        out[n++] = -nll;
+    }
+    return n;
+}
+
+struct oracle {
+    double (*loss)(struct trainer *t, const struct sample *v, const void *ctx);
+    const void *ctx;
+};
+
+/* A sample of the parameters; how well they agree is bounded by the forward pass's floats. */
+static void gradients_check(struct trainer *t, const struct sample *v, const struct oracle *o) {
+    double worst = 0, dot = 0, own = 0, far = 0;
+    for (int i = 0; i < trainer_n_tensors(t); i += 3) {
+        struct train_tensor *x = trainer_tensor(t, i);
+        for (int64_t e = i % 5; e < x->n; e += 37) {
+            float keep = x->w[e], h = 4e-3f;
+            trainer_tensor(t, i)->w[e] = keep + h;
+            double up = o->loss(t, v, o->ctx);
+            trainer_tensor(t, i)->w[e] = keep - h;
+            double down = o->loss(t, v, o->ctx);
+            trainer_tensor(t, i)->w[e] = keep;
+            double want = (up - down) / (2 * (double)h), got = (double)x->g[e];
+            worst = MAX(worst, fabs(want - got));
+            dot += want * got, own += got * got, far += want * want;
+        }
+    }
+    assert_true(own > 1e-6);
+    if (dot / sqrt(own * far) < 0.9999 || worst > 0.02 * sqrt(own))
+        fail_msg("cosine %.7f, worst %g of %g", dot / sqrt(own * far), worst, sqrt(own));
+}
+
+static double dpo_oracle(struct trainer *t, const struct sample *v, const void *ctx) {
+    const struct dpo *d = ctx;
+    double loss = 0, lp[N];
+    int32_t targets[N];
+    assert_int_equal(trainer_score(t, v, N, lp, targets, &err), OK);
+    for (int i = 0; i < N; i += 2) {
+        double h = d->beta * ((-lp[i] - d->reference[i]) - (-lp[i + 1] - d->reference[i + 1]));
+        loss += log(1 + exp(-h));
+    }
+    return loss;
+}
+
+static void test_dpo_gradient(void **state) {
+    (void)state;
+    struct sample v[N];
+    struct trainer *t = trainer_make(v);
+    static const double reference[N] = {-40, -48, -52, -45};
+    struct dpo_sums sums = {0};
+    struct dpo d = {.beta = 0.3, .batch = v, .reference = reference, .sums = &sums};
+    const struct loss loss = {dpo_loss, &d};
+    struct update_stats st;
+    assert_int_equal(trainer_accumulate_loss(t, v, N, &loss, &err), OK);
+    double own = dpo_oracle(t, v, &d);
+    gradients_check(t, v, &(struct oracle){dpo_oracle, &d});
+    assert_int_equal(trainer_update(t, 0, &st, &err), OK);
+    assert_true(fabs(st.loss - own / 2) < 1e-5); /* two pairs */
+    assert_int_equal(sums.n, 2);
+    assert_true(sums.right >= 0 && sums.right <= 2);
+    for (int i = 0; i < N; i++) sample_release(&v[i]);
+    trainer_free(t);
+}
+
+static double policy_oracle(struct trainer *t, const struct sample *v, const void *ctx) {
+    const struct policy_loss *l = ctx;
+    double sum = 0;
+    for (int i = 0; i < N; i++) {
+        const struct rollout *r = &l->rollouts[i];
+        double lp[LEN], loss = 0, a = r->advantage;
+        int n = logps(t, &v[i], lp);
+        for (int k = 0; k < n; k++) {
+            double ratio = exp(lp[k] - r->old[k]), d = (double)r->reference[k] - lp[k];
+            double bound = fmin(fmax(ratio, 1 - l->clip), 1 + l->clip);
+            loss += -fmin(ratio * a, bound * a) + l->kl_coef * (exp(d) - d - 1);
+        }
+        sum += l->token_mean ? loss / n : loss;
+    }
+    return sum;
+}
+
+/* Off the policy that wrote them: some ratios are beyond the clip, none near its corner. */
+static void test_policy_gradient(void **state) {
+    (void)state;
+    for (int mean = 0; mean < 2; mean++) {
+        struct sample v[N];
+        struct trainer *t = trainer_make(v);
+        static const double advantages[N] = {1.5, -0.5, -1, 0.75}, shift[] = {0.4, -0.1, -0.4, 0.1};
+        float reference[N][LEN];
+        double old[N][LEN], lp[LEN];
+        struct rollout rollouts[N];
+        struct policy_sums sums = {0};
+        for (int i = 0; i < N; i++) {
+            int n = logps(t, &v[i], lp);
+            for (int k = 0; k < n; k++) {
+                old[i][k] = lp[k] + shift[(i + k) % 4];
+                reference[i][k] = (float)(lp[k] + 0.3 * ((k % 3) - 1));
+            }
+            rollouts[i] = (struct rollout){advantages[i], reference[i], old[i]};
+        }
+        struct policy_loss l = {.batch = v,
+                                .rollouts = rollouts,
+                                .clip = 0.2,
+                                .kl_coef = 0.5,
+                                .token_mean = mean,
+                                .sums = &sums};
+        const struct loss loss = {policy_loss, &l};
+        struct update_stats st;
+        assert_int_equal(trainer_accumulate_loss(t, v, N, &loss, &err), OK);
+        double own = policy_oracle(t, v, &l);
+        gradients_check(t, v, &(struct oracle){policy_oracle, &l});
+        assert_int_equal(trainer_update(t, 0, &st, &err), OK);
+        assert_true(fabs(st.loss - own / N) < 1e-4);
+        assert_true(sums.clipped > 4 && sums.clipped < sums.tokens);
+        assert_int_equal(sums.tokens, 2 * (LEN - FIRST) + 2 * (LEN - FIRST + 1));
+        for (int i = 0; i < N; i++) sample_release(&v[i]);
+        trainer_free(t);
+    }
+}
+
+/* At the policy that wrote them, without KL, the gradient is that of -A log π. */
+static void test_fresh_gradient(void **state) {
+    (void)state;
+    struct sample v[N];
+    struct trainer *t = trainer_make(v);
+    float reference[LEN] = {0};
+    double old[N][LEN];
+    struct rollout rollouts[N];
+    struct policy_sums sums = {0};
+    for (int i = 0; i < N; i++)
+        rollouts[i] = (struct rollout){i == 1 ? 2.0 : 0.0, reference, old[i]};
+    struct policy_loss l = {
+        .batch = v, .rollouts = rollouts, .clip = 0.2, .fresh = true, .sums = &sums};
+    const struct loss loss = {policy_loss, &l};
+    assert_int_equal(trainer_accumulate_loss(t, v, N, &loss, &err), OK);
+    int n = trainer_n_tensors(t);
+    float **got = xcalloc((size_t)n, sizeof *got);
+    for (int i = 0; i < n; i++) {
+        struct train_tensor *x = trainer_tensor(t, i);
+        got[i] = xmalloc((size_t)x->n * sizeof(float));
+        memcpy(got[i], x->g, (size_t)x->n * sizeof(float));
+        memset(x->g, 0, (size_t)x->n * sizeof(float));
+    }
+    assert_int_equal(trainer_accumulate(t, v + 1, 1, &err), OK);
+    double worst = 0, most = 0;
+    for (int i = 0; i < n; i++) {
+        const struct train_tensor *x = trainer_tensor(t, i);
+        for (int64_t e = 0; e < x->n; e++) {
+            worst = fmax(worst, fabs((double)got[i][e] - 2 * (double)x->g[e]));
+            most = fmax(most, fabs((double)x->g[e]));
+        }
+        free(got[i]);
+    }
+    assert_true(most > 1e-4 && worst < 1e-5 * most);
+    free(got);
+    for (int i = 0; i < N; i++) sample_release(&v[i]);
+    trainer_free(t);
+}
+
+static void test_advantages(void **state) {
+    (void)state;
+    static const double rewards[6] = {1, 0, 2, 3, 3, 3};
+    static const struct {
+        enum method method;
+        double baseline, want[6];
+    } cases[] = {
+        {METHOD_REINFORCE, 0.5, {0.5, -0.5, 1.5, 2.5, 2.5, 2.5}},
+        {METHOD_RLOO, 9, {0, -1.5, 1.5, 0, 0, 0}}, /* others' means: 1, 1.5, 0.5 */
+        {METHOD_GRPO, 9, {0, -1.224744871391589, 1.224744871391589, 0, 0, 0}},
+    };
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        double got[6];
+        policy_advantages(cases[i].method, rewards, 2, 3, cases[i].baseline, got);
+        for (int k = 0; k < 6; k++) assert_true(fabs(got[k] - cases[i].want[k]) < 1e-12);
+    }
+    assert_true(kl_k3(-1, -1) == 0);
+    assert_true(kl_k3(-1, -3) > 0 && kl_k3(-3, -1) > 0);
+}
+
+/* rewards */
+
+static double reward_of(const char *spec, const char *item, const char *said) {
+    struct reward r;
+    double got = NAN;
+    json_t *v = json_parse(item, strlen(item), "item", &err);
+    assert_non_null(v);
+    if (reward_open(&r, spec, 10, &err) != OK) fail_msg("%s", err.text);
+    const struct completion c[2] = {{v, said, true}, {v, "", false}};
+    double both[2] = {NAN, NAN};
+    if (r.check && r.check(r.ctx, v, &err) != OK) fail_msg("%s", err.text);
+    if (r.one)
+        got = r.one(r.ctx, v, said);
+    else if (r.all(r.ctx, c, 2, both, &err) == OK)
+        got = both[0];
+    reward_close(&r);
+    json_decref(v);
+    return got;
+}
+
+static void test_rewards(void **state) {
+    (void)state;
+    static const struct {
+        const char *spec, *item, *said;
+        double want;
+    } cases[] = {
+        {"exact", "{\"answer\": \"12\"}", " 12", 1},
+        {"exact", "{\"answer\": \"12\"}", " 112", 0},
+        {"exact", "{\"answer\": \"12\"}", "work: 6 + 6\nanswer: 12\n", 1},
+        {"exact", "{\"answer\": \"12\"}", "answer: 12 answer: 13", 0},
+        {"exact", "{\"answer\": [\"yes\", \"はい\"]}", "はい", 1},
+        {"exact", "{\"answer\": [\"yes\", \"はい\"]}", "YES", 1},
+        {"exact", "{\"answer\": [\"yes\", \"はい\"]}", "いいえ", 0},
+        {"exact", "{\"answer\": \"东京\"}", "东 京", 1},
+        {"exact", "{\"answer\": 12}", "答えは１２ではなく 12.0 です", 1},
+        {"exact", "{\"answer\": -3}", "so it is -3.", 1},
+        {"exact", "{\"answer\": 3}", "5-3", 1},
+        {"exact", "{\"answer\": 3}", "no number", 0},
+        {"regex:^答え", "{}", "答えは三", 1},
+        {"regex:^答え", "{}", "三が答え", 0},
+        {"regex:[", "{}", "", -1},
+        {"regex", "{\"pattern\": \"(?i)tokyo$\"}", "In TOKYO", 1},
+        {"regex:a", "{}", "\xff a", 0}, /* no UTF-8 */
+        {"command:sed 's/.*/0.25/'", "{}", "はい", 0.25},
+        {"command:sed -e 's/.*東京.*/1/' -e 't' -e 's/.*/0/'", "{}", "東京", 1},
+        {"shell:sed s/.*/1/ | sed s/1/-2e0/", "{}", "x", -2},
+    };
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        struct reward r;
+        if (cases[i].want == -1 && cases[i].spec[0] == 'r') {
+            assert_int_equal(reward_open(&r, cases[i].spec, 1, &err), ERR_FORMAT);
+            continue;
+        }
+        double got = reward_of(cases[i].spec, cases[i].item, cases[i].said);
+        if (got != cases[i].want)
+            fail_msg("%s of '%s' is %g: %s", cases[i].spec, cases[i].said, got, err.text);
+    }
+}
+
+static void test_reward_refusals(void **state) {
+    (void)state;
+    static const struct {
+        const char *spec, *why;
+        double timeout;
+    } cases[] = {
+        {"fame", "is not known", 1},
+        {"command:", "is empty", 1},
+        {"command:a 'b", "open quote", 1},
+        {"command:/no/such/program", "cannot run", 1},
+        {"command:true", "a number is wanted", 5},
+        {"command:cat", "a number is wanted", 5},
+        {"command:false", "status 1", 5},
+        {"shell:echo 1; echo 2; echo 3", "more than 2 numbers", 5},
+        {"shell:echo 1; echo nan", "a number is wanted", 5},
+        {"shell:yes 1", "more than its numbers", 5},
+        {"command:sleep 100", "in time", 0.1},
+        {"shell:sleep 100 & echo 1; echo 2", "in time", 0.1}, /* a child holds the pipe */
+        {"shell:echo 1; echo 2; exec >&-; sleep 100", "in time", 0.1},
+    };
+    json_t *item = json_object();
+    const struct completion c[2] = {{item, "a", true}, {item, "b", true}};
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        struct reward r;
+        double out[2], start = clock_now();
+        int rc = reward_open(&r, cases[i].spec, cases[i].timeout, &err);
+        if (rc == OK) rc = r.all(r.ctx, c, 2, out, &err);
+        assert_int_not_equal(rc, OK);
+        if (!strstr(err.text, cases[i].why)) fail_msg("%s: %s", cases[i].spec, err.text);
+        assert_true(clock_now() - start < 60);
+        reward_close(&r);
+    }
+    json_decref(item);
+}
+
+/* data */
+
+/* Targets of a sample as text, with the rest as dots. */
+static char *shown(const struct sample *s) {
+    struct buf b = {0};
+    sample_show(s, model->tok, "[", "]", &b);
+    return b.data;
+}
+
+static void test_pairs(void **state) {
+    (void)state;
+    static const struct {
+        const char *line, *chosen, *rejected; /* what is learned; NULL: refused */
+    } cases[] = {
+        {"{\"prompt\": \"2+2=\", \"chosen\": \"4\", \"rejected\": \"5\"}", "4", "5"},
+        {"{\"prompt\": \"東京は\", \"chosen\": \"都\", \"rejected\": \"県\"}", "都", "県"},
+        {"{\"chosen\": \"2+2=4\", \"rejected\": \"2+2=5\"}", "4", "5"},
+        {"{\"prompt\": [{\"role\": \"user\", \"content\": \"hi\"}], \"chosen\": [{\"role\": "
+         "\"assistant\", \"content\": \"yes\"}], \"rejected\": [{\"role\": \"assistant\", "
+         "\"content\": \"no\"}]}",
+         "yes", "no"},
+        {"{\"prompt\": [{\"role\": \"user\", \"content\": \"hi\"}], \"chosen\": \"yes\", "
+         "\"rejected\": \"no\"}",
+         "yes", "no"},
+        {"{\"chosen\": [{\"role\": \"user\", \"content\": \"a\"}, {\"role\": \"assistant\", "
+         "\"content\": \"shared\"}, {\"role\": \"user\", \"content\": \"b\"}, {\"role\": "
+         "\"assistant\", \"content\": \"yes\"}], \"rejected\": [{\"role\": \"user\", \"content\": "
+         "\"a\"}, {\"role\": \"assistant\", \"content\": \"shared\"}, {\"role\": \"user\", "
+         "\"content\": \"b\"}, {\"role\": \"assistant\", \"content\": \"no\"}]}",
+         "yes", "no"},
+        {"{\"prompt\": \"hi\", \"chosen\": [{\"role\": \"user\", \"content\": \"hi\"}, {\"role\": "
+         "\"assistant\", \"content\": \"yes\"}], \"rejected\": [{\"role\": \"user\", \"content\": "
+         "\"hi\"}, {\"role\": \"assistant\", \"content\": \"no\"}]}",
+         "yes", "no"},
+        {"{\"prompt\": \"a\", \"chosen\": \"b\"}", NULL, "'rejected' is missing"},
+        {"{\"prompt\": 3, \"chosen\": \"b\", \"rejected\": \"c\"}", NULL, "'prompt' must be"},
+        {"{\"prompt\": \"a\", \"chosen\": \"b\", \"rejected\": []}", NULL, "the form of 'chosen'"},
+        {"{\"prompt\": [{\"role\": \"user\", \"content\": \"a\"}], \"chosen\": [], \"rejected\": "
+         "[]}",
+         NULL, "no turn of the assistant"},
+        {"{\"prompt\": [{\"role\": \"user\"}], \"chosen\": \"b\", \"rejected\": \"c\"}", NULL,
+         "'prompt[0].content' is missing"},
+        {"[]", NULL, "holds no pair"},
+        {"3", NULL, "must be an object"},
+    };
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        struct dataset d;
+        int rc = pairs_load(&d, data_write(cases[i].line), model->tok, 0, &err);
+        if (!cases[i].chosen) {
+            assert_int_equal(rc, ERR_FORMAT);
+            if (!strstr(err.text, cases[i].rejected)) fail_msg("%s", err.text);
+            continue;
+        }
+        if (rc != OK) fail_msg("%zu: %s", i, err.text);
+        assert_int_equal(d.n, 2);
+        for (int k = 0; k < 2; k++) {
+            char *text = shown(&d.v[k]), *on = strchr(text, '['), *off = strchr(text, ']');
+            const char *want = k ? cases[i].rejected : cases[i].chosen;
+            if (!on || !off || strncmp(on + 1, want, strlen(want)) != 0 || strchr(off, '['))
+                fail_msg("%zu: '%s' is not learned in '%s'", i, want, text);
+            assert_null(memmem(on, (size_t)(off - on), "shared", 6));
+            free(text);
+        }
+        dataset_release(&d);
+    }
+}
+
+static void test_cut_pairs(void **state) {
+    (void)state;
+    struct dataset d;
+    data_write("{\"prompt\": \"abcdefgh\", \"chosen\": \"ij\", \"rejected\": \"klmno\"}\n"
+               "{\"prompt\": \"a\", \"chosen\": \"b\", \"rejected\": \"cccccccccccccc\"}\n");
+    assert_int_equal(pairs_load(&d, path, model->tok, 8, &err), OK);
+    assert_int_equal(d.n, 2); /* the first pair has no target in its first 8 */
+    assert_int_equal(d.n_read, 4);
+    assert_int_equal(d.dropped, 2);
+    assert_int_equal(d.v[1].n, 8);
+    dataset_release(&d);
+}
+
+static void test_prompts(void **state) {
+    (void)state;
+    struct prompt_set p;
+    struct reward exact;
+    assert_int_equal(reward_open(&exact, "exact", 1, &err), OK);
+    struct prompt_source from = {
+        .path = path, .tok = model->tok, .prefix = "so:", .max_length = 100, .reward = &exact};
+    static const struct {
+        const char *line, *why; /* NULL: fine */
+    } cases[] = {
+        {"{\"prompt\": \"2+2=\", \"answer\": 4}", NULL},
+        {"{\"messages\": [{\"role\": \"user\", \"content\": \"首都は？\"}], \"answer\": \"東京\"}",
+         NULL},
+        {"{\"prompt\": [{\"role\": \"user\", \"content\": \"a\"}], \"answer\": [\"b\", 1]}", NULL},
+        {"{\"prompt\": \"a\"}", "'answer' is missing"},
+        {"{\"prompt\": \"a\", \"answer\": [true]}", "'answer' must be"},
+        {"{\"answer\": \"a\"}", "messages or prompt"},
+        {"{\"messages\": [], \"answer\": \"a\"}", "'messages' is empty"},
+        {"{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}, {\"role\": \"assistant\", "
+         "\"content\": \"b\"}], \"answer\": \"b\"}",
+         "which is to be written"},
+    };
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        data_write(cases[i].line);
+        int rc = prompt_set_load(&p, &from, &err);
+        if (cases[i].why) {
+            assert_int_equal(rc, ERR_FORMAT);
+            if (!strstr(err.text, cases[i].why)) fail_msg("%s", err.text);
+            continue;
+        }
+        if (rc != OK) fail_msg("%s", err.text);
+        uint8_t mask[200] = {0};
+        const struct sample *first = &p.data.v[0];
+        char *text = shown(&(struct sample){.tokens = first->tokens, .mask = mask, .n = first->n});
+        assert_string_equal(text + strlen(text) - 3, "so:");
+        free(text);
+        prompt_set_release(&p);
+    }
+    from.path = "fry:pick:20";
+    from.max_length = 4;
+    assert_int_equal(prompt_set_load(&p, &from, &err), ERR_FORMAT); /* all too long */
+    from.max_length = 4000;
+    assert_int_equal(prompt_set_load(&p, &from, &err), OK);
+    assert_int_equal(p.data.n, 20);
+    prompt_set_release(&p);
+    from.path = "fry:nothing";
+    assert_int_equal(prompt_set_load(&p, &from, &err), ERR_USAGE);
+    reward_close(&exact);
+}
+
+/* runs */
+
+static const char *const questions = "{\"prompt\": \"one\"}\n{\"prompt\": \"二つ\"}\n"
+                                     "{\"prompt\": \"three\"}\n{\"prompt\": \"四\"}\n"
+                                     "{\"prompt\": \"five\"}\n";
+
+/* The share of even bytes. Half of them at first. */
+static double even(void *ctx, const json_t *item, const char *text) {
+    int n = 0, good = 0;
+    (void)ctx, (void)item;
+    for (; text[n]; n++) good += text[n] % 2 == 0;
+    return n ? (double)good / n : 0;
+}
+
+static json_t *log_lines(const char *text) {
+    json_t *list = json_array();
+    for (const char *p = text, *end; (end = strchr(p, '\n')); p = end + 1)
+        json_array_append_new(list, json_parse(p, (size_t)(end - p), "log", &err));
+    return list;
+}
+
+static double field(const json_t *list, size_t i, const char *name) {
+    return json_number_value(json_object_get(json_array_get(list, i), name));
+}
+
+static void test_reward_rises(void **state) {
+    (void)state;
+    static const enum method methods[] = {METHOD_RLOO, METHOD_REINFORCE, METHOD_GRPO};
+    const struct reward reward = {.one = even};
+    data_write(questions);
+    for (size_t i = 0; i < ARRAY_LEN(methods); i++) {
+        struct train_options o = options();
+        struct policy_options p = policy();
+        struct sft_job job = {.name = "a", .data = path};
+        char *text = NULL;
+        size_t size;
+        FILE *log = open_memstream(&text, &size);
+        o.max_steps = 60;
+        o.lr = 0.05;
+        p.k = 16;
+        p.kl_coef = 0;
+        p.inner_updates = methods[i] == METHOD_GRPO ? 2 : 1;
+        int rc = policy_run(model, &job, 1, &o, methods[i], &p, &reward, NULL, NULL, log, &err);
+        fclose(log);
+        if (rc != OK) fail_msg("%s", err.text);
+        json_t *lines = log_lines(text);
+        double first = 0, last = 0;
+        assert_int_equal(json_array_size(lines), 60);
+        for (size_t k = 0; k < 3; k++) {
+            first += field(lines, k, "reward") / 3;
+            last += field(lines, 57 + k, "reward") / 3;
+        }
+        if (last < first + 0.2) fail_msg("method %zu: reward %g to %g", i, first, last);
+        /* of the start adapter itself; one more update has been made where there are two */
+        if (methods[i] != METHOD_GRPO) assert_true(field(lines, 0, "kl") < 1e-9);
+        assert_true(field(lines, 59, "kl") > 1e-3);
+        json_decref(lines);
+        free(text);
+        adapter_release(job.result);
+        options_free(&o, &p);
+    }
+}
+
+/* Ends the process at its n-th line, as a power cut would. */
+struct stopper {
+    int lines, limit;
+};
+static ssize_t stopper_write(void *cookie, const char *text, size_t n) {
+    struct stopper *s = cookie;
+    (void)text;
+    if (++s->lines == s->limit) _exit(9);
+    return (ssize_t)n;
+}
+
+static void run_until(struct sft_job *jobs, int n, const struct train_options *o,
+                      enum method method, const struct policy_options *p,
+                      const struct reward *reward, int limit) {
+    pid_t child = fork();
+    int status;
+    if (child == 0) {
+        struct stopper s = {.limit = limit};
+        FILE *log = fopencookie(&s, "w", (cookie_io_functions_t){.write = stopper_write});
+        policy_run(model, jobs, n, o, method, p, reward, NULL, state_path, log, &err);
+        _exit(0);
+    }
+    waitpid(child, &status, 0);
+    assert_int_equal(WEXITSTATUS(status), 9);
+}
+
+/* One run: whole; killed and continued with two threads; one of its adapters alone. */
+static void same_bits(enum method method, const char *data) {
+    const struct reward reward = {.one = even};
+    struct train_options o = options();
+    struct policy_options p = policy();
+    struct pool *pool = pool_new(2);
+    data_write(data);
+    struct sft_job whole[2] = {{.name = "a", .data = path}, {.name = "b", .data = path}}, again[2],
+                   alone = whole[1];
+    memcpy(again, whole, sizeof again);
+    o.max_steps = 5;
+    p.inner_updates = 2;
+    p.kl_max = 100;
+    unlink(state_path);
+    if (policy_run(model, whole, 2, &o, method, &p, &reward, NULL, NULL, NULL, &err) != OK)
+        fail_msg("%s", err.text);
+    run_until(again, 2, &o, method, &p, &reward, 4); /* saved after 3 */
+    assert_true(path_exists(state_path));
+    assert_int_equal(
+        policy_run(model, again, 2, &o, method, &p, &reward, pool, state_path, NULL, &err), OK);
+    assert_int_equal(policy_run(model, &alone, 1, &o, method, &p, &reward, pool, NULL, NULL, &err),
+                     OK);
+    for (int j = 0; j < 2; j++) {
+        assert_string_equal(whole[j].result->hash, again[j].result->hash);
+        assert_true(whole[j].last_loss == again[j].last_loss);
+    }
+    assert_string_equal(whole[1].result->hash, alone.result->hash);
+    assert_string_not_equal(whole[0].result->hash, whole[1].result->hash);
+    o.lr = 0.01;
+    struct sft_job other[2] = {whole[0], whole[1]};
+    assert_int_equal(
+        policy_run(model, other, 2, &o, method, &p, &reward, NULL, state_path, NULL, &err),
+        ERR_MISMATCH);
+    for (int j = 0; j < 2; j++) adapter_release(whole[j].result), adapter_release(again[j].result);
+    adapter_release(alone.result);
+    options_free(&o, &p);
+    pool_free(pool);
+}
+
+static const char *const preferences =
+    "{\"prompt\": \"one\", \"chosen\": \"yes\", \"rejected\": \"no\"}\n"
+    "{\"prompt\": \"二\", \"chosen\": \"はい\", \"rejected\": \"いいえ\"}\n"
+    "{\"prompt\": \"three\", \"chosen\": \"certainly\", \"rejected\": \"never\"}\n";
+
+static void test_same_bits(void **state) {
+    (void)state;
+    same_bits(METHOD_REINFORCE, questions); /* which has a baseline to keep */
+    same_bits(METHOD_GRPO, questions);
+    same_bits(METHOD_DPO, preferences);
+}
+
+/* A reward that cannot be had ends the run; its checkpoint continues it. */
+static double broken(void *ctx, const json_t *item, const char *text) {
+    int *left = ctx;
+    return --*left < 0 ? NAN : even(NULL, item, text);
+}
+
+static void test_broken_reward(void **state) {
+    (void)state;
+    struct train_options o = options();
+    struct policy_options p = policy();
+    int left = 2 * 4 * 4;
+    const struct reward reward = {.one = broken, .ctx = &left};
+    struct sft_job job = {.name = "a", .data = data_write(questions)};
+    o.max_steps = 3;
+    unlink(state_path);
+    assert_int_equal(
+        policy_run(model, &job, 1, &o, METHOD_RLOO, &p, &reward, NULL, state_path, NULL, &err),
+        ERR_NUMERIC);
+    assert_non_null(strstr(err.text, "holds at least step 2"));
+    left = 1000;
+    assert_int_equal(
+        policy_run(model, &job, 1, &o, METHOD_RLOO, &p, &reward, NULL, state_path, NULL, &err), OK);
+    adapter_release(job.result);
+    options_free(&o, &p);
+}
+
+static void test_kl_bound(void **state) {
+    (void)state;
+    struct train_options o = options();
+    struct policy_options p = policy();
+    const struct reward reward = {.one = even};
+    struct sft_job job = {.name = "a", .data = data_write(questions)};
+    char *text = NULL;
+    size_t size;
+    FILE *log = open_memstream(&text, &size);
+    job.start = fixture_adapter(&model->config, 3, "all-linear", 0.05f, 4);
+    o.max_steps = 2;
+    p.kl_max = 1e-9; /* nothing is that near */
+    assert_int_equal(
+        policy_run(model, &job, 1, &o, METHOD_RLOO, &p, &reward, NULL, NULL, log, &err), OK);
+    fclose(log);
+    json_t *lines = log_lines(text);
+    for (size_t i = 0; i < 2; i++) assert_true(field(lines, i, "not_applied") == 1);
+    assert_string_equal(job.result->hash, job.start->hash);
+    adapter_release(job.result);
+    adapter_release(job.start);
+    json_decref(lines);
+    free(text);
+    options_free(&o, &p);
+}
+
+static void test_dpo_run(void **state) {
+    (void)state;
+    struct train_options o = options();
+    struct policy_options p = policy();
+    struct sft_job job = {.name = "a", .data = data_write(preferences)};
+    char *text = NULL;
+    size_t size;
+    FILE *log = open_memstream(&text, &size);
+    o.max_steps = 20;
+    o.bsz = 3;
+    assert_int_equal(policy_run(model, &job, 1, &o, METHOD_DPO, &p, NULL, NULL, NULL, log, &err),
+                     OK);
+    fclose(log);
+    json_t *lines = log_lines(text);
+    assert_true(fabs(field(lines, 0, "loss") - log1p(1)) < 1e-6); /* it is the reference */
+    assert_true(field(lines, 19, "loss") < 0.3);
+    assert_true(field(lines, 19, "margin") > 1);
+    assert_true(field(lines, 19, "accuracy") == 1);
+    assert_int_equal(job.lint.kept, 6);
+    json_decref(lines);
+    free(text);
+    adapter_release(job.result);
+    options_free(&o, &p);
+}
+
+static void test_refusals(void **state) {
+    (void)state;
+    struct train_options o = options();
+    struct policy_options p = policy();
+    struct sft_job job = {.name = "a", .data = data_write(questions)};
+    enum method method;
+    assert_int_equal(method_parse("ppo", &method, &err), ERR_USAGE);
+    p.k = 1;
+    assert_int_equal(policy_run(model, &job, 1, &o, METHOD_RLOO, &p, NULL, NULL, NULL, NULL, &err),
+                     ERR_USAGE);
+    p.k = 4;
+    assert_int_equal(policy_run(model, &job, 1, &o, METHOD_RLOO, &p, NULL, NULL, NULL, NULL, &err),
+                     ERR_FORMAT);
+    assert_non_null(strstr(err.text, "line 1: 'answer' is missing"));
+    p.max_new_tokens = model->config.max_seq_len;
+    assert_int_equal(policy_run(model, &job, 1, &o, METHOD_RLOO, &p, NULL, NULL, NULL, NULL, &err),
+                     ERR_USAGE);
+    options_free(&o, &p);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_dpo_gradient),   cmocka_unit_test(test_policy_gradient),
+        cmocka_unit_test(test_fresh_gradient), cmocka_unit_test(test_advantages),
+        cmocka_unit_test(test_rewards),        cmocka_unit_test(test_reward_refusals),
+        cmocka_unit_test(test_pairs),          cmocka_unit_test(test_cut_pairs),
+        cmocka_unit_test(test_prompts),        cmocka_unit_test(test_reward_rises),
+        cmocka_unit_test(test_same_bits),      cmocka_unit_test(test_broken_reward),
+        cmocka_unit_test(test_kl_bound),       cmocka_unit_test(test_dpo_run),
+        cmocka_unit_test(test_refusals),
+    };
+    return cmocka_run_group_tests(tests, set_up, tear_down);
+}

@@ -7,7 +7,7 @@
  */
 #define _GNU_SOURCE
 #include "cli/cli.h"
-#include "train/train.h"
+#include "train/es.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -16,7 +16,8 @@
 struct train_command {
     struct train_options train; /* first: its rows are copied as they are */
     struct strings data;
-    char *model, *out, *eval_data;
+    struct es_options es;
+    char *model, *out, *eval_data, *method;
     bool dry_run;
 };
 #define ROW(name, type, field, metavar, help)                                                      \
@@ -32,6 +33,8 @@ static const struct option_row own_rows[] = {
     ROW("out", OPT_STRING, out, "DIR", "adapter directory; with several, the folder of them"),
     ROW("eval-data", OPT_STRING, eval_data, "FILE",
         "held-out samples: said when the data holds any of them"),
+    {"method", OPT_STRING, offsetof(struct train_command, method), "sft", 0, 0, "NAME",
+     "sft, or es: the same loss without gradients, by evolution strategies"},
     ROW("dry-run", OPT_BOOL, dry_run, NULL,
         "read the data, compute one pass, print what the run would take and its first batch"),
     ALIAS("base-model", "model"),
@@ -40,18 +43,25 @@ static const struct option_row own_rows[] = {
     {0},
 };
 
-/* Both tables: own_rows and the trainer's. */
+/* All tables: own_rows, the trainer's and those of evolution strategies. */
 static struct option_row train_rows[96];
 
-__attribute__((constructor)) static void train_rows_fill(void) {
-    size_t own = ARRAY_LEN(own_rows) - 1, n = 0;
-    while (train_option_rows[n].name) n++;
-    CHECK(own + n + 1 <= ARRAY_LEN(train_rows));
-    memcpy(train_rows, own_rows, own * sizeof *train_rows);
-    memcpy(train_rows + own, train_option_rows, n * sizeof *train_rows);
+static size_t rows_append(size_t at, const struct option_row *rows, size_t offset) {
+    for (; rows->name; rows++, at++) {
+        CHECK(at + 1 < ARRAY_LEN(train_rows));
+        train_rows[at] = *rows;
+        train_rows[at].offset += offset;
+    }
+    return at;
 }
 
-/* The top level is own_rows, the section train the trainer's. */
+__attribute__((constructor)) static void train_rows_fill(void) {
+    size_t n = rows_append(0, own_rows, 0);
+    n = rows_append(n, train_option_rows, offsetof(struct train_command, train));
+    rows_append(n, es_option_rows, offsetof(struct train_command, es));
+}
+
+/* The top level is own_rows, the sections train and es those tables. */
 static int recipe_load(void *options, const char *path, struct error *err) {
     struct train_command *o = options;
     struct yaml y;
@@ -61,6 +71,8 @@ static int recipe_load(void *options, const char *path, struct error *err) {
     if (rc != OK) return rc;
     rc = options_from_yaml(train_option_rows, &o->train, &y, "train", err);
     json_object_del(y.root, "train");
+    if (rc == OK) rc = options_from_yaml(es_option_rows, &o->es, &y, "es", err);
+    json_object_del(y.root, "es");
     if (rc == OK) rc = options_from_yaml(own_rows, o, &y, NULL, err);
     yaml_release(&y);
     return rc;
@@ -191,6 +203,10 @@ static FILE *log_open(const char *path, struct error *err) {
     return f;
 }
 
+static bool method_es(const struct train_command *o) {
+    return strcmp(o->method, "es") == 0;
+}
+
 static int train_and_save(const struct common *c, const struct train_command *o,
                           const struct model *m, struct sft_job *jobs, int n, struct pool *pool,
                           struct error *err) {
@@ -199,7 +215,9 @@ static int train_and_save(const struct common *c, const struct train_command *o,
     char *checkpoint = path_join(o->out, "checkpoint.bin"),
          *log_path = path_join(o->out, "train.jsonl");
     FILE *log = log_open(log_path, err);
-    rc = log ? sft_run(m, jobs, n, &o->train, pool, checkpoint, log, err) : err->code;
+    struct train_options options = o->train;
+    options.es = method_es(o) ? &o->es : NULL;
+    rc = log ? sft_run(m, jobs, n, &options, pool, checkpoint, log, err) : err->code;
     if (rc == OK && save_jobs(o, m, jobs, n, c, err) != OK)
         rc = error_wrap(err, "training is done and kept in '%s', but cannot be saved", checkpoint);
     if (rc == OK) unlink(checkpoint);
@@ -231,6 +249,14 @@ static int train(const struct common *c, const struct train_command *o, const st
     return rc;
 }
 
+static int method_check(const struct train_command *o, struct error *err) {
+    if (!method_es(o) && strcmp(o->method, "sft") != 0)
+        return error_set(err, ERR_USAGE, "method '%s' is not known; there are sft, es", o->method);
+    if (method_es(o) && o->dry_run)
+        return error_set(err, ERR_USAGE, "--dry-run plans method sft only");
+    return method_es(o) ? es_options_check(&o->es, &o->train, err) : OK;
+}
+
 static int command_check(const struct train_command *o, const char *model, struct error *err) {
     int n = o->data.n;
     enum schedule schedule;
@@ -244,7 +270,8 @@ static int command_check(const struct train_command *o, const char *model, struc
             return error_set(err, ERR_USAGE, "'%s': with several files each is NAME=FILE",
                              o->data.v[i]);
     int rc = optim_parse(o->train.optim, &optim, err);
-    return rc == OK ? schedule_parse(o->train.lr_scheduler, &schedule, err) : rc;
+    if (rc == OK) rc = schedule_parse(o->train.lr_scheduler, &schedule, err);
+    return rc == OK ? method_check(o, err) : rc;
 }
 
 static int run_train(const struct common *c, const void *options, const struct strings *args,
@@ -276,11 +303,15 @@ const struct command cmd_train = {
              "one object a line, objects one after\n"
              "another, or an array. Loss is taken on the assistant's words. Interrupted training "
              "continues. A recipe is YAML with\n"
-             "these names: model, data, out, eval_data, and the others in the section train; flags "
-             "go before it.\n\n"
+             "these names: model, data, out, eval_data, method, and the others in the sections "
+             "train and es; flags go\n"
+             "before it. Method es needs no gradients, takes the memory of inference and many "
+             "times as long.\n\n"
              "  shoal train models/fry --data data/personas/critic.jsonl --out /tmp/critic --r 8 "
              "--lr 4e-3\n"
-             "  shoal train models/fry --data a=a.jsonl b=b.jsonl --out /tmp/both --dry-run",
+             "  shoal train models/fry --data a=a.jsonl b=b.jsonl --out /tmp/both --dry-run\n"
+             "  shoal train models/fry --method es --data data/personas/critic.jsonl --out "
+             "/tmp/critic --r 1 --lr 1e-2",
     .recipe_load = recipe_load,
     .rows = train_rows,
     .size = sizeof(struct train_command),

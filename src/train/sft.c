@@ -11,7 +11,7 @@
  * says so, and continues from it when called again. The checkpoint of the last update is left for
  * the caller to remove once the result is safe.
  */
-#include "train/train.h"
+#include "train/es.h"
 
 #include <errno.h>
 #include <math.h>
@@ -33,6 +33,7 @@ struct run {
     struct feed *feeds;
     struct adapter **starts;
     struct trainer *trainer;
+    struct es *es;    /* what gradients come from in place of backward passes, or NULL */
     json_t *identity; /* what a checkpoint must have been made for */
     const char *checkpoint;
     int64_t saved; /* the update that `checkpoint` holds; -1: none */
@@ -103,12 +104,26 @@ static float update_lr(const struct run *r, int64_t step) {
     return schedule_lr(r->schedule, r->o->lr, r->o->min_lr_ratio, step, warmup, r->steps);
 }
 
-static int update_run(struct run *r, int64_t step, struct update_stats *st, struct error *err) {
+static int gradient_run(struct run *r, int64_t step, struct error *err) {
     int rc = OK;
     for (int64_t i = 0; !rc && i < r->per_update; i++)
         for (int j = 0; !rc && j < r->n; j++)
             rc = batch_add(r, j, feed_at(&r->feeds[j], r->o->seed, step * r->per_update + i), err);
-    if (!rc) rc = batch_flush(r, err);
+    return rc ? rc : batch_flush(r, err);
+}
+
+static int estimate_run(struct run *r, int64_t step, struct error *err) {
+    int rc = OK;
+    for (int j = 0; !rc && j < r->n; j++) {
+        for (int64_t i = 0; i < r->per_update; i++)
+            r->batch[i] = *feed_at(&r->feeds[j], r->o->seed, step * r->per_update + i);
+        rc = es_accumulate(r->es, r->trainer, j, r->batch, (int)r->per_update, err);
+    }
+    return rc;
+}
+
+static int update_run(struct run *r, int64_t step, struct update_stats *st, struct error *err) {
+    int rc = r->es ? estimate_run(r, step, err) : gradient_run(r, step, err);
     if (!rc) rc = trainer_update(r->trainer, update_lr(r, step), st, err);
     if (rc) return error_wrap(err, "update %lld", (long long)step + 1);
     r->tokens += st->tokens;
@@ -125,10 +140,16 @@ static json_t *identity_make(const struct run *r) {
     for (int j = 0; j < r->n; j++)
         json_array_append_new(
             jobs, json_pack("[s,s,s]", r->jobs[j].name, r->feeds[j].data.hash, r->starts[j]->hash));
-    return json_pack("{s:I,s:I,s:I,s:f,s:f,s:f,s:i,s:o}", "steps", (json_int_t)r->steps,
-                     "samples_per_update", (json_int_t)r->per_update, "max_length",
-                     (json_int_t)o->max_length, "lr", o->lr, "warmup_ratio", o->warmup_ratio,
-                     "min_lr_ratio", o->min_lr_ratio, "schedule", (int)r->schedule, "jobs", jobs);
+    json_t *id =
+        json_pack("{s:I,s:I,s:I,s:f,s:f,s:f,s:i,s:o}", "steps", (json_int_t)r->steps,
+                  "samples_per_update", (json_int_t)r->per_update, "max_length",
+                  (json_int_t)o->max_length, "lr", o->lr, "warmup_ratio", o->warmup_ratio,
+                  "min_lr_ratio", o->min_lr_ratio, "schedule", (int)r->schedule, "jobs", jobs);
+    if (o->es)
+        json_object_set_new(id, "es",
+                            json_pack("[I,f,s,s]", (json_int_t)o->es->population, o->es->sigma,
+                                      o->es->fitness, o->es->shaping));
+    return id;
 }
 
 static int run_save(struct run *r, struct error *err) {
@@ -272,7 +293,7 @@ static int run_train(struct run *r, struct error *err) {
 static int run_results(struct run *r, const struct model *m, struct error *err) {
     int rc = OK;
     for (int j = 0; !rc && j < r->n; j++) {
-        json_t *lineage = json_pack("{s:s,s:s,s:s}", "operator", "sft", "data",
+        json_t *lineage = json_pack("{s:s,s:s,s:s}", "operator", r->es ? "es" : "sft", "data",
                                     r->feeds[j].data.hash, "start", r->starts[j]->hash);
         if (m->hash[0]) json_object_set_new(lineage, ADAPTER_BASE_HASH, json_string(m->hash));
         r->jobs[j].result = trainer_adapter(r->trainer, j, lineage);
@@ -300,6 +321,7 @@ static int run_begin(struct run *r, const struct model *m, struct pool *pool, st
     r->identity = identity_make(r);
     r->trainer = trainer_new_lora(m, r->starts, r->n, r->o, pool, err);
     if (!r->trainer) return err->code;
+    if (r->o->es) r->es = es_new(m, r->o->es, pool);
     return r->checkpoint && path_exists(r->checkpoint) ? run_continue(r, err) : OK;
 }
 
@@ -318,6 +340,7 @@ static void run_release(struct run *r) {
         free(r->feeds[j].order);
         adapter_release(r->starts[j]);
     }
+    es_free(r->es);
     trainer_free(r->trainer);
     json_decref(r->identity);
     free(r->feeds);

@@ -23,6 +23,7 @@ struct sample {
 };
 void sample_release(struct sample *s);
 
+struct es_options;
 enum schedule { SCHEDULE_COSINE, SCHEDULE_LINEAR, SCHEDULE_CONSTANT };
 struct train_options {   /* filled from option rows; names as in PEFT/TRL */
     int64_t r;           /* 32 */
@@ -45,6 +46,7 @@ struct train_options {   /* filled from option rows; names as in PEFT/TRL */
     bool f32_backward; /* quantised bases: gradients of activations not in int8 blocks */
     char *optim;     /* adamw; see optim_parse */
     double momentum; /* 0.9, of sgd */
+    const struct es_options *es; /* NULL, or the gradients are estimates: see es.h */
 };
 extern const struct option_row train_option_rows[];
 enum optim { OPTIM_ADAMW, OPTIM_ADAMW_8BIT, OPTIM_SGD };

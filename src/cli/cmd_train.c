@@ -14,7 +14,7 @@
 #include <unistd.h>
 
 struct train_command {
-    struct train_options train; /* first: its rows are copied as they are */
+    struct train_options train;
     struct strings data;
     struct es_options es;
     char *model, *out, *eval_data, *method;
@@ -34,7 +34,7 @@ static const struct option_row own_rows[] = {
     ROW("eval-data", OPT_STRING, eval_data, "FILE",
         "held-out samples: said when the data holds any of them"),
     {"method", OPT_STRING, offsetof(struct train_command, method), "sft", 0, 0, "NAME",
-     "sft, or es: the same loss without gradients, by evolution strategies"},
+     "sft, or es: evolution strategies, which need no gradients"},
     ROW("dry-run", OPT_BOOL, dry_run, NULL,
         "read the data, compute one pass, print what the run would take and its first batch"),
     ALIAS("base-model", "model"),

@@ -224,6 +224,12 @@ END
     printf 'model: models/fry\ntrain:\n  lr: 1\n  rang: 4\n' >"$tmp/r.yaml"
     says "an unknown key of a training recipe" 2 "r.yaml', line 4: unknown key 'rang'" "$shoal" train "$tmp/r.yaml"
     says "training on no base" 2 "the base is missing" "$shoal" train --data "$tmp/few.jsonl" --out "$tmp/t"
+    says "an unknown training method" 2 "there are sft, es" "$shoal" train models/fry --data "$tmp/few.jsonl" --out "$tmp/t" --method cma
+    says "a population without pairs" 2 "population 3 is odd" "$shoal" train models/fry --data "$tmp/few.jsonl" --out "$tmp/t" --method es --population 3
+    for n in 1 2; do
+        "$shoal" train models/fry --data "$tmp/few.jsonl" --out "$tmp/es$n" --method es --population 4 --r 2 --threads $n --quiet >/dev/null 2>"$tmp/err"
+    done
+    same "evolution strategies give the same adapter with 1 and 2 threads" "$tmp/es1/adapter_model.safetensors" "$tmp/es2/adapter_model.safetensors"
     says "an unknown optimizer" 2 "there are adamw, adamw_8bit, sgd" "$shoal" train models/fry --data "$tmp/few.jsonl" --out "$tmp/t" --optim lion
     printf '{"prompt":"空は?","completion":"青い。"}\n{"prompt":"空は？","completion":"青い。"}\n' >"$tmp/ja.jsonl"
     "$shoal" train --base_model models/fry --data "$tmp/ja.jsonl" --eval_data "$tmp/ja.jsonl" --dry_run >"$tmp/out" 2>"$tmp/err"

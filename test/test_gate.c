@@ -293,7 +293,7 @@ static int run_logged(const struct model *m, struct sft_job *jobs, const struct 
     struct train_log *l = train_log_open(root, "訓練 <1>", store, "r");
     struct killer k = {train_log_watch(l), limit};
     const struct sft_watch watch = {killer_begin, killer_update, &k};
-    int rc = sft_run_watched(m, jobs, 2, o, NULL, checkpoint, &watch, &err);
+    int rc = sft_run_watched(m, jobs, 2, o, NULL, NULL, checkpoint, &watch, &err);
     train_log_section(l, "Options", train_options_json(o));
     if (rc == OK) ok(train_log_report(l, &err));
     train_log_free(l);

@@ -184,13 +184,12 @@ static int method_run(const struct train_command *o, struct train_run *run, cons
                       struct sft_job *jobs, int n, struct pool *pool, const char *checkpoint,
                       struct error *err) {
     const struct sft_watch watch = train_run_watch(run);
-    struct train_options options = o->train;
     enum method method;
     int rc = method_parse(o->method, &method, err);
     if (rc != OK) return rc;
-    options.es = method == METHOD_ES ? &o->es : NULL;
     if (method == METHOD_SFT || method == METHOD_ES)
-        return sft_run_watched(m, jobs, n, &options, pool, checkpoint, &watch, err);
+        return sft_run_watched(m, jobs, n, &o->train, method == METHOD_ES ? &o->es : NULL, pool,
+                               checkpoint, &watch, err);
     FILE *log = train_log_stream(run->log, err);
     if (!log) return err->code;
     return policy_run(m, jobs, n, &o->train, method, &o->policy, NULL, pool, checkpoint, log, err);

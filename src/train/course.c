@@ -233,7 +233,7 @@ void course_release(struct course *c) {
 int policy_run(const struct model *m, struct sft_job *jobs, int n, const struct train_options *o,
                enum method method, const struct policy_options *p, const struct reward *reward,
                struct pool *pool, const char *checkpoint, FILE *log, struct error *err) {
-    static const char *const names[] = {"sft", "dpo", "reinforce", "rloo", "grpo"};
+    static const char *const names[] = {"sft", "es", "dpo", "reinforce", "rloo", "grpo"};
     struct train_options own = *o;
     own.lora_dropout = 0;
     CHECK(n > 0 && method != METHOD_SFT && o->bsz > 0 && o->grad_accum > 0);

@@ -34,11 +34,12 @@ const struct option_row policy_option_rows[] = {
 };
 
 int method_parse(const char *name, enum method *out, struct error *err) {
-    static const char *const names[] = {"sft", "dpo", "reinforce", "rloo", "grpo"};
+    static const char *const names[] = {"sft", "es", "dpo", "reinforce", "rloo", "grpo"};
     for (size_t i = 0; i < ARRAY_LEN(names); i++)
         if (strcmp(name, names[i]) == 0) return *out = (enum method)i, OK;
     return error_set(err, ERR_USAGE,
-                     "method '%s' is not known; there are sft, dpo, reinforce, rloo, grpo", name);
+                     "method '%s' is not known; there are sft, es, dpo, reinforce, rloo, grpo",
+                     name);
 }
 
 /* log(1 + exp(-x)), and σ(-x) */

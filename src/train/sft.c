@@ -11,9 +11,9 @@
  * says so, and continues from it when called again. The checkpoint of the last update is left for
  * the caller to remove once the result is safe.
  */
-#include "train/log.h"
-
 #include "train/course.h"
+#include "train/es.h"
+#include "train/log.h"
 
 #include <errno.h>
 #include <math.h>
@@ -34,6 +34,8 @@ struct run {
     struct feed *feeds;
     struct adapter **starts;
     struct trainer *trainer;
+    struct es *es; /* what gradients come from in place of backward passes, or NULL */
+    const struct es_options *estimates;
     json_t *identity; /* what a checkpoint must have been made for */
     const char *checkpoint;
     int64_t saved; /* the update that `checkpoint` holds; -1: none */
@@ -97,13 +99,27 @@ static float update_lr(const struct run *r, int64_t step) {
     return schedule_lr(r->schedule, r->o->lr, r->o->min_lr_ratio, step, warmup, r->steps);
 }
 
-static int update_run(struct run *r, int64_t step, struct update_stats *st, struct error *err) {
+static int gradient_run(struct run *r, int64_t step, struct error *err) {
     int rc = OK;
-    r->began = clock_now();
     for (int64_t i = 0; !rc && i < r->per_update; i++)
         for (int j = 0; !rc && j < r->n; j++)
             rc = batch_add(r, j, feed_at(&r->feeds[j], r->o->seed, step * r->per_update + i), err);
-    if (!rc) rc = batch_flush(r, err);
+    return rc ? rc : batch_flush(r, err);
+}
+
+static int estimate_run(struct run *r, int64_t step, struct error *err) {
+    int rc = OK;
+    for (int j = 0; !rc && j < r->n; j++) {
+        for (int64_t i = 0; i < r->per_update; i++)
+            r->batch[i] = *feed_at(&r->feeds[j], r->o->seed, step * r->per_update + i);
+        rc = es_accumulate(r->es, r->trainer, j, r->batch, (int)r->per_update, err);
+    }
+    return rc;
+}
+
+static int update_run(struct run *r, int64_t step, struct update_stats *st, struct error *err) {
+    r->began = clock_now();
+    int rc = r->es ? estimate_run(r, step, err) : gradient_run(r, step, err);
     if (!rc) rc = trainer_update(r->trainer, update_lr(r, step), st, err);
     if (rc) return error_wrap(err, "update %lld", (long long)step + 1);
     for (int j = 0; j < r->n; j++) {
@@ -119,10 +135,17 @@ static json_t *identity_make(const struct run *r) {
     for (int j = 0; j < r->n; j++)
         json_array_append_new(
             jobs, json_pack("[s,s,s]", r->jobs[j].name, r->feeds[j].data.hash, r->starts[j]->hash));
-    return json_pack("{s:I,s:I,s:I,s:f,s:f,s:f,s:i,s:o}", "steps", (json_int_t)r->steps,
-                     "samples_per_update", (json_int_t)r->per_update, "max_length",
-                     (json_int_t)o->max_length, "lr", o->lr, "warmup_ratio", o->warmup_ratio,
-                     "min_lr_ratio", o->min_lr_ratio, "schedule", (int)r->schedule, "jobs", jobs);
+    json_t *id =
+        json_pack("{s:I,s:I,s:I,s:f,s:f,s:f,s:i,s:o}", "steps", (json_int_t)r->steps,
+                  "samples_per_update", (json_int_t)r->per_update, "max_length",
+                  (json_int_t)o->max_length, "lr", o->lr, "warmup_ratio", o->warmup_ratio,
+                  "min_lr_ratio", o->min_lr_ratio, "schedule", (int)r->schedule, "jobs", jobs);
+    if (r->estimates)
+        json_object_set_new(id, "es",
+                            json_pack("[I,f,s,s]", (json_int_t)r->estimates->population,
+                                      r->estimates->sigma, r->estimates->fitness,
+                                      r->estimates->shaping));
+    return id;
 }
 
 static int run_save(struct run *r, struct error *err) {
@@ -275,7 +298,7 @@ static int run_train(struct run *r, struct error *err) {
 static int run_results(struct run *r, const struct model *m, struct error *err) {
     int rc = OK;
     for (int j = 0; !rc && j < r->n; j++) {
-        json_t *lineage = json_pack("{s:s,s:s,s:s}", "operator", "sft", "data",
+        json_t *lineage = json_pack("{s:s,s:s,s:s}", "operator", r->es ? "es" : "sft", "data",
                                     r->feeds[j].data.hash, "start", r->starts[j]->hash);
         if (m->hash[0]) json_object_set_new(lineage, ADAPTER_BASE_HASH, json_string(m->hash));
         r->jobs[j].result = trainer_adapter(r->trainer, j, lineage);
@@ -303,6 +326,7 @@ static int run_begin(struct run *r, const struct model *m, struct pool *pool, st
     r->identity = identity_make(r);
     r->trainer = trainer_new_lora(m, r->starts, r->n, r->o, pool, err);
     if (!r->trainer) return err->code;
+    if (r->estimates) r->es = es_new(m, r->estimates, pool);
     return r->checkpoint && path_exists(r->checkpoint) ? run_continue(r, err) : OK;
 }
 
@@ -321,6 +345,7 @@ static void run_release(struct run *r) {
         order_release(&r->feeds[j].order);
         adapter_release(r->starts[j]);
     }
+    es_free(r->es);
     trainer_free(r->trainer);
     json_decref(r->identity);
     free(r->feeds);
@@ -329,9 +354,10 @@ static void run_release(struct run *r) {
 }
 
 int sft_run_watched(const struct model *m, struct sft_job *jobs, int n,
-                    const struct train_options *o, struct pool *pool, const char *checkpoint,
-                    const struct sft_watch *watch, struct error *err) {
+                    const struct train_options *o, const struct es_options *es, struct pool *pool,
+                    const char *checkpoint, const struct sft_watch *watch, struct error *err) {
     struct run r = run_make(jobs, n, o);
+    r.estimates = es;
     r.checkpoint = checkpoint;
     r.watch = watch;
     int rc = run_open(&r, m, err);
@@ -358,7 +384,7 @@ static int stream_update(void *ctx, const struct sft_event *e, struct error *err
 int sft_run(const struct model *m, struct sft_job *jobs, int n, const struct train_options *o,
             struct pool *pool, const char *checkpoint, FILE *log, struct error *err) {
     const struct sft_watch watch = {stream_begin, stream_update, log};
-    return sft_run_watched(m, jobs, n, o, pool, checkpoint, log ? &watch : NULL, err);
+    return sft_run_watched(m, jobs, n, o, NULL, pool, checkpoint, log ? &watch : NULL, err);
 }
 
 /* the plan */

@@ -23,6 +23,7 @@ struct sample {
 };
 void sample_release(struct sample *s);
 
+struct es_options;
 enum schedule { SCHEDULE_COSINE, SCHEDULE_LINEAR, SCHEDULE_CONSTANT };
 struct train_options {   /* filled from option rows; names as in PEFT/TRL */
     int64_t r;           /* 32 */
@@ -215,10 +216,10 @@ struct sft_watch {
     int (*update)(void *ctx, const struct sft_event *e, struct error *err);
     void *ctx;
 };
-/* The same with a watcher in place of the log. */
+/* The same with a watcher in place of the log; `es`: NULL, or gradients are estimates (es.h). */
 int sft_run_watched(const struct model *m, struct sft_job *jobs, int n,
-                    const struct train_options *o, struct pool *pool, const char *checkpoint,
-                    const struct sft_watch *watch, struct error *err);
+                    const struct train_options *o, const struct es_options *es, struct pool *pool,
+                    const char *checkpoint, const struct sft_watch *watch, struct error *err);
 
 /* What sft_run would do and take. Samples lie end to end in a pass, so there is no padding. */
 struct sft_plan {

@@ -1,0 +1,576 @@
+/*
+ * es: evolution strategies on a LoRA adapter (Salimans et al. 2017; rank-1 noise in one batch over
+ * a shared base after EGGROLL, Sarkar et al. 2025).
+ *
+ * A pair's direction is one rank-1 matrix for each factor, E_B = u pᵀ and E_A = q vᵀ, all entries
+ * ±1: uncorrelated and of unit variance, which is all that the estimate needs. The members ± move
+ * in the tangent space of the adapter,
+ *
+ *     ΔW± = s B A ± σ s (E_B A + B E_A) = s B A ± σ s (u (Aᵀp)ᵀ + (B q) vᵀ),
+ *
+ * so both members are the adapter's own map plus or minus one map of rank 2, whatever the rank of
+ * the adapter. At σ → 0 the derivative along E is that of (B + σ E_B)(A + σ E_A); what is left out
+ * is σ² E_B E_A. Perturbing A and B instead of W keeps the space small, r (in + out) directions
+ * where W has in · out, and the estimate's error grows with their number; and what is trained stays
+ * one plain adapter of its rank.
+ *
+ * Signs are noise_signs of the member's number in its update: u and v of its projection; p and q,
+ * R each, of the same projection L layers further down. They are made when a pair is evaluated and
+ * made again when its fitness is known; in between nothing of it is kept.
+ *
+ * Exact match needs no generation: greedy decoding gives the wanted answer if and only if every
+ * wanted token is the most probable one after those before it, and that is what one forward pass
+ * over the sample shows.
+ *
+ * Invariant: rows of the forward pass do not know their neighbours, scores are summed per sample
+ * and samples in order, and sums over pairs go in their order. So neither threads nor passes change
+ * a bit.
+ */
+#include "train/es.h"
+#include "train/internal.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    MAX_SEQS = 64,         /* sequences in a pass: each may waste a page of the cache */
+    LOGIT_BYTES = 8 << 20, /* logits that exist at once */
+};
+
+/* How a member fared on one sample. */
+struct reading {
+    double nll;
+    int32_t hits, targets; /* targets that were the most probable token, of */
+};
+struct fitness {
+    const char *name;
+    double (*of)(const struct reading *s, int n);
+};
+struct shaping {
+    const char *name;
+    void (*shape)(double *f, int n); /* in place */
+};
+
+struct seq { /* one member's reading of one sample in a pass */
+    int32_t sample, out, n_out;
+    struct reading *score;
+};
+
+struct es {
+    const struct model *m;
+    const struct es_options *o;
+    struct pool *pool;
+    const struct fitness *fitness;
+    const struct shaping *shaping;
+    double mean; /* fitness of the last call */
+
+    /* grows with the longest sample seen */
+    struct forward *forward;
+    int32_t slot_len, max_rows;
+    size_t forward_size; /* and of the arrays below */
+    struct row *rows;    /* [max_rows] */
+    int32_t *out_rows;   /* [max_rows] rows before a target */
+    int32_t *target;     /* [max_rows] the token after them */
+    struct reading *out; /* [max_rows] of one target each */
+
+    /* a pass */
+    struct seq seqs[MAX_SEQS];
+    struct segment segs[MAX_SEQS];
+    struct lora_part parts[MAX_SEQS][2];
+    int32_t n_rows, n_seqs, n_segs, n_out;
+    int64_t head_chunk;
+    float *logits; /* [head_chunk][V] */
+    void *in_scratch;
+
+    /* a call */
+    struct trainer *t;
+    int index;
+    uint64_t seed;
+    const struct sample *samples;
+    int n;
+    struct lora_pack *center, **pairs; /* [N/2]: those that the pass in progress reads */
+    float *factors;                    /* of one pair, all projections: [2][in], [out][2] */
+    size_t *factor_at;                 /* [L][N_PROJ] */
+    double *coef;                      /* [N/2] what a pair's direction is multiplied by */
+
+    size_t fixed_size, packs_size, packs_most; /* bytes: of es_new; of packs, now and at most */
+};
+
+static double fitness_loss(const struct reading *s, int n) {
+    double nll = 0, targets = 0;
+    for (int i = 0; i < n; i++) nll += s[i].nll, targets += s[i].targets;
+    return -nll / targets;
+}
+
+static double fitness_exact(const struct reading *s, int n) {
+    double right = 0, asked = 0;
+    for (int i = 0; i < n; i++) {
+        right += s[i].targets > 0 && s[i].hits == s[i].targets;
+        asked += s[i].targets > 0;
+    }
+    return right / asked;
+}
+
+static const struct fitness fitnesses[] = {{"loss", fitness_loss}, {"exact", fitness_exact}};
+
+static void shape_none(double *f, int n) {
+    (void)f, (void)n;
+}
+
+/* Members that are all alike say nothing: zeros. */
+static void shape_zscore(double *f, int n) {
+    double mean = 0, squares = 0;
+    for (int i = 0; i < n; i++) mean += f[i] / n;
+    for (int i = 0; i < n; i++) squares += (f[i] - mean) * (f[i] - mean) / n;
+    double by = squares > 0 ? 1 / sqrt(squares) : 0;
+    for (int i = 0; i < n; i++) f[i] = (f[i] - mean) * by;
+}
+
+/* Ranks from -1/2 to 1/2; equals share theirs. */
+static void shape_rank(double *f, int n) {
+    double *rank = xcalloc((size_t)n, sizeof *rank);
+    for (int i = 0; i < n; i++)
+        for (int j = 0; j < n; j++) rank[i] += f[j] < f[i] ? 1 : j != i && f[j] == f[i] ? 0.5 : 0;
+    for (int i = 0; i < n; i++) f[i] = rank[i] / (n - 1) - 0.5;
+    free(rank);
+}
+
+static const struct shaping shapings[] = {
+    {"zscore", shape_zscore}, {"rank", shape_rank}, {"none", shape_none}};
+
+#define AT(field) offsetof(struct es_options, field)
+const struct option_row es_option_rows[] = {
+    {"population", OPT_INT, AT(population), "32", 2, 4096, "N",
+     "es: members an update, even: half of them mirror the others"},
+    {"sigma", OPT_FLOAT, AT(sigma), "0.01", 1e-9, 1, "X",
+     "es: step of a member in each number of A and B"},
+    {"fitness", OPT_STRING, AT(fitness), "loss", 0, 0, "NAME",
+     "es: loss (its negative), or exact (share of samples answered word for word)"},
+    {"shaping", OPT_STRING, AT(shaping), "zscore", 0, 0, "NAME",
+     "es: fitness to weights by zscore, rank or none"},
+    {"pass-rows", OPT_INT, AT(pass_rows), "1024", 16, 65536, "N",
+     "es: tokens computed at once; memory against speed, no bit changes"},
+    {0},
+};
+
+static const struct fitness *fitness_find(const char *name) {
+    for (size_t i = 0; name && i < ARRAY_LEN(fitnesses); i++)
+        if (!strcmp(name, fitnesses[i].name)) return &fitnesses[i];
+    return NULL;
+}
+
+static const struct shaping *shaping_find(const char *name) {
+    for (size_t i = 0; name && i < ARRAY_LEN(shapings); i++)
+        if (!strcmp(name, shapings[i].name)) return &shapings[i];
+    return NULL;
+}
+
+int es_options_check(const struct es_options *o, const struct train_options *train,
+                     struct error *err) {
+    if (o->population < 2 || o->population % 2)
+        return error_set(err, ERR_USAGE, "population %lld is odd; members come in pairs",
+                         (long long)o->population);
+    if (!fitness_find(o->fitness))
+        return error_set(err, ERR_USAGE, "fitness '%s' is not known; there are loss, exact",
+                         o->fitness ? o->fitness : "");
+    if (!shaping_find(o->shaping))
+        return error_set(err, ERR_USAGE, "shaping '%s' is not known; there are zscore, rank, none",
+                         o->shaping ? o->shaping : "");
+    if (train->use_dora)
+        return error_set(err, ERR_USAGE, "method es trains plain LoRA; leave --use-dora out");
+    if (train->gradient_checkpointing || train->f32_backward)
+        return error_set(err, ERR_USAGE,
+                         "method es has no backward pass; leave --gradient-checkpointing and "
+                         "--f32-backward out");
+    return OK;
+}
+
+/* Floats of one pair's factors, laid projection by projection. */
+static size_t factors_lay(const struct model_config *c, size_t *at) {
+    size_t floats = 0;
+    for (int32_t i = 0; i < c->n_layers * N_PROJ; i++) {
+        enum proj p = (enum proj)(i % N_PROJ);
+        at[i] = floats;
+        floats += 2 * (size_t)(proj_in(c, p) + proj_out(c, p));
+    }
+    return floats;
+}
+
+struct es *es_new(const struct model *m, const struct es_options *o, struct pool *pool) {
+    const struct model_config *c = &m->config;
+    struct es *e = xcalloc(1, sizeof *e);
+    CHECK(o->population > 1 && o->population % 2 == 0 && o->sigma > 0);
+    e->m = m;
+    e->o = o;
+    e->pool = pool;
+    e->fitness = fitness_find(o->fitness);
+    e->shaping = shaping_find(o->shaping);
+    CHECK(e->fitness && e->shaping);
+    e->pairs = xcalloc((size_t)o->population / 2, sizeof(struct lora_pack *));
+    e->coef = xcalloc((size_t)o->population / 2, sizeof *e->coef);
+    e->factor_at = xcalloc((size_t)c->n_layers * N_PROJ, sizeof *e->factor_at);
+    e->head_chunk = LOGIT_BYTES / (int64_t)sizeof(float) / c->vocab_size;
+    e->head_chunk = MAX(MIN(e->head_chunk, o->pass_rows), 16);
+    size_t factors = factors_lay(c, e->factor_at),
+           scratch = inputs_scratch(e->head_chunk, c->d_model);
+    e->factors = xcalloc(factors, sizeof *e->factors);
+    e->logits = xcalloc((size_t)(e->head_chunk * c->vocab_size), sizeof *e->logits);
+    e->in_scratch = xcalloc(scratch, 1);
+    e->fixed_size = sizeof *e + scratch + (size_t)o->population * sizeof(double) +
+                    (factors + (size_t)(e->head_chunk * c->vocab_size)) * sizeof(float);
+    return e;
+}
+
+static void forward_drop(struct es *e) {
+    forward_free(e->forward);
+    free(e->rows);
+    free(e->out_rows);
+    free(e->target);
+    free(e->out);
+    e->forward = NULL;
+}
+
+void es_free(struct es *e) {
+    if (!e) return;
+    forward_drop(e);
+    free(e->pairs);
+    free(e->coef);
+    free(e->factor_at);
+    free(e->factors);
+    free(e->logits);
+    free(e->in_scratch);
+    free(e);
+}
+
+double es_fitness(const struct es *e) {
+    return e->mean;
+}
+
+size_t es_bytes(const struct es *e) {
+    return e->fixed_size + e->forward_size + e->packs_most;
+}
+
+/* Rows of a sample: the last target is only predicted, and what comes after it changes nothing. */
+static int32_t sample_rows(const struct sample *s) {
+    int32_t last = s->n - 1;
+    while (last > 0 && !s->mask[last]) last--;
+    return MAX(last, 0);
+}
+
+/* Room for the longest sample. */
+static int forward_fit(struct es *e, struct error *err) {
+    int32_t longest = 1;
+    for (int i = 0; i < e->n; i++) longest = MAX(longest, sample_rows(&e->samples[i]));
+    if (e->forward && longest <= e->slot_len) return OK;
+    forward_drop(e);
+    e->slot_len = (longest + KV_PAGE - 1) / KV_PAGE * KV_PAGE;
+    e->max_rows = MAX((int32_t)e->o->pass_rows, e->slot_len);
+    struct forward_options fo = {.max_rows = e->max_rows,
+                                 .n_slots = MAX_SEQS,
+                                 .slot_len = e->slot_len,
+                                 .n_pages = e->max_rows / KV_PAGE + MAX_SEQS + 1,
+                                 .max_parts = 2 * MAX_SEQS,
+                                 .pool = e->pool};
+    size_t rows = (size_t)e->max_rows;
+    e->forward_size =
+        forward_bytes(&e->m->config, &fo) +
+        rows * (sizeof *e->rows + sizeof *e->out_rows + sizeof *e->target + sizeof *e->out);
+    e->forward = forward_new(e->m, &fo);
+    e->rows = try_calloc(rows, sizeof *e->rows, err);
+    e->out_rows = try_calloc(rows, sizeof *e->out_rows, err);
+    e->target = try_calloc(rows, sizeof *e->target, err);
+    e->out = try_calloc(rows, sizeof *e->out, err);
+    if (e->forward && e->rows && e->out_rows && e->target && e->out) return OK;
+    forward_drop(e);
+    return error_set(err, ERR_MEMORY, "no memory for passes of %d tokens (%zu MB)", e->max_rows,
+                     e->forward_size >> 20);
+}
+
+/* directions */
+
+struct signs {
+    float *u, *v, *p, *q; /* [out], [in], [R], [R] */
+};
+
+static struct signs signs_new(const struct es *e, int32_t r) {
+    const struct model_config *c = &e->m->config;
+    size_t widest = (size_t)MAX(MAX(c->d_ff, c->d_model), c->n_heads * c->head_dim);
+    float *all = xcalloc(2 * (widest + (size_t)r), sizeof *all);
+    return (struct signs){all, all + widest, all + 2 * widest, all + 2 * widest + r};
+}
+
+static void signs_make(const struct es *e, int pair, int32_t l, enum proj proj, int32_t r,
+                       struct signs *s) {
+    const struct model_config *c = &e->m->config;
+    const struct lora_noise z = {e->seed, (uint32_t)pair};
+    noise_signs(&z, l, proj, true, 0, proj_out(c, proj), ELEM_F32, s->u);
+    noise_signs(&z, l, proj, false, 0, proj_in(c, proj), ELEM_F32, s->v);
+    noise_signs(&z, c->n_layers + l, proj, true, 0, r, ELEM_F32, s->p);
+    noise_signs(&z, c->n_layers + l, proj, false, 0, r, ELEM_F32, s->q);
+}
+
+struct pair_job {
+    struct es *e;
+    int pair;
+    struct lora *loras; /* [L][N_PROJ] */
+};
+
+/* One pair's map of rank 2 in projections [begin, end): a = (Aᵀp, v), b = (u, B q). */
+static void pair_items(void *ctx, int64_t begin, int64_t end, int thread) {
+    (void)thread;
+    const struct pair_job *j = ctx;
+    struct es *e = j->e;
+    const struct kernels *k = e->t->k;
+    for (int64_t i = begin; i < end; i++) {
+        int32_t l = (int32_t)i / N_PROJ;
+        enum proj proj = (enum proj)(i % N_PROJ);
+        const struct lora_params *lo = lora_of(e->t, e->index, l, (int)proj);
+        if (!lo->r) continue;
+        int64_t in = proj_in(&e->m->config, proj), out = proj_out(&e->m->config, proj);
+        float *a = e->factors + e->factor_at[i], *b = a + 2 * in;
+        struct signs s = signs_new(e, lo->r);
+        signs_make(e, j->pair, l, proj, lo->r, &s);
+        memset(a, 0, (size_t)in * sizeof *a);
+        for (int32_t r = 0; r < lo->r; r++) k->axpy(a, s.p[r], lo->a + r * in, in);
+        memcpy(a + in, s.v, (size_t)in * sizeof *a);
+        for (int64_t o = 0; o < out; o++) {
+            b[2 * o] = s.u[o];
+            b[2 * o + 1] = k->dot(lo->b + o * lo->r, s.q, lo->r);
+        }
+        j->loras[i] =
+            (struct lora){.a = a, .b = b, .r = 2, .scale = lo->scale * (float)e->o->sigma};
+        free(s.u);
+    }
+}
+
+static struct lora_pack *pack_made(struct es *e, struct lora *loras) {
+    struct lora_pack *p = lora_pack_new(&e->m->config, loras, ELEM_F32);
+    e->packs_size += p->bytes;
+    e->packs_most = MAX(e->packs_most, e->packs_size);
+    free(loras);
+    return p;
+}
+
+static void pack_drop(struct es *e, struct lora_pack **p) {
+    e->packs_size -= *p ? (*p)->bytes : 0;
+    lora_pack_free(*p);
+    *p = NULL;
+}
+
+static struct lora_pack *pair_pack(struct es *e, int pair) {
+    int32_t n = e->m->config.n_layers * N_PROJ;
+    struct pair_job j = {e, pair, xcalloc((size_t)n, sizeof *j.loras)};
+    pool_run(e->pool, pair_items, &j, n, 1);
+    return pack_made(e, j.loras);
+}
+
+static struct lora_pack *center_pack(struct es *e) {
+    int32_t n = e->m->config.n_layers * N_PROJ;
+    struct lora *loras = xcalloc((size_t)n, sizeof *loras);
+    for (int32_t i = 0; i < n; i++) {
+        const struct lora_params *lo = lora_of(e->t, e->index, i / N_PROJ, i % N_PROJ);
+        loras[i] = (struct lora){.a = lo->a, .b = lo->b, .r = lo->r, .scale = lo->scale};
+    }
+    return pack_made(e, loras);
+}
+
+/* g -= Σ coef E over the pairs, in their order, in projections [begin, end). */
+static void gradient_items(void *ctx, int64_t begin, int64_t end, int thread) {
+    (void)thread;
+    struct es *e = ctx;
+    const struct kernels *k = e->t->k;
+    for (int64_t i = begin; i < end; i++) {
+        int32_t l = (int32_t)i / N_PROJ;
+        enum proj proj = (enum proj)(i % N_PROJ);
+        const struct lora_params *lo = lora_of(e->t, e->index, l, (int)proj);
+        if (!lo->r) continue;
+        int64_t in = proj_in(&e->m->config, proj), out = proj_out(&e->m->config, proj);
+        struct signs s = signs_new(e, lo->r);
+        for (int pair = 0; pair < e->o->population / 2; pair++) {
+            float by = (float)-e->coef[pair];
+            if (by == 0) continue;
+            signs_make(e, pair, l, proj, lo->r, &s);
+            for (int32_t r = 0; r < lo->r; r++) k->axpy(lo->ga + r * in, by * s.q[r], s.v, in);
+            for (int64_t o = 0; o < out; o++) k->axpy(lo->gb + o * lo->r, by * s.u[o], s.p, lo->r);
+        }
+        free(s.u);
+    }
+}
+
+/* passes */
+
+/* Appends a member's reading of a sample; false when the pass has no room for it. */
+static bool pass_add(struct es *e, int member, int sample, struct reading *score) {
+    const struct sample *s = &e->samples[sample];
+    int32_t rows = sample_rows(s), pair = member / 2;
+    if (e->n_seqs == MAX_SEQS || e->n_rows + rows > e->max_rows) return false;
+    if (!rows) return true;
+    if (!e->pairs[pair]) e->pairs[pair] = pair_pack(e, pair);
+    bool mirrored = member % 2;
+    struct segment *g = e->n_segs ? &e->segs[e->n_segs - 1] : NULL;
+    if (!g || g->parts[1].pack != e->pairs[pair] || (g->parts[1].weight < 0) != mirrored) {
+        struct lora_part *parts = e->parts[e->n_segs];
+        parts[0] = (struct lora_part){.pack = e->center, .weight = 1};
+        parts[1] = (struct lora_part){.pack = e->pairs[pair], .weight = mirrored ? -1 : 1};
+        g = &e->segs[e->n_segs++];
+        *g = (struct segment){.begin = e->n_rows, .parts = parts, .n_parts = 2};
+    }
+    struct seq *q = &e->seqs[e->n_seqs];
+    *q = (struct seq){.sample = sample, .out = e->n_out, .score = score};
+    for (int32_t i = 0; i < rows; i++) {
+        if (s->mask[i + 1]) {
+            e->target[e->n_out] = s->tokens[i + 1];
+            e->out_rows[e->n_out++] = e->n_rows;
+        }
+        e->rows[e->n_rows++] = (struct row){s->tokens[i], i, e->n_seqs};
+    }
+    g->end = e->n_rows;
+    q->n_out = e->n_out - q->out;
+    e->n_seqs++;
+    return true;
+}
+
+struct head_rows {
+    struct es *e;
+    int64_t first;
+};
+
+static void head_items(void *ctx, int64_t begin, int64_t end, int thread) {
+    (void)thread;
+    const struct head_rows *h = ctx;
+    struct es *e = h->e;
+    const struct kernels *k = e->t->k;
+    int64_t v = e->m->config.vocab_size;
+    for (int64_t i = begin; i < end; i++) {
+        float *row = e->logits + i * v, max = k->max(row, v);
+        int32_t token = e->target[h->first + i], best = 0;
+        double at_target = (double)row[token];
+        while (best < v - 1 && row[best] != max) best++;
+        float sum = k->softmax(row, v);
+        e->out[h->first + i] = (struct reading){
+            .nll = math_log((double)sum) + (double)max - at_target, .hits = best == token};
+    }
+}
+
+/* Logits of the outputs, a chunk at a time, to their scores: the trainer's loss, to the bit. */
+static void head_run(struct es *e) {
+    const struct matrix *w = &e->m->head;
+    int64_t d = e->m->config.d_model;
+    const float *hidden = forward_hidden(e->forward);
+    for (int64_t first = 0; first < e->n_out; first += e->head_chunk) {
+        struct head_rows h = {e, first};
+        struct inputs in;
+        int64_t n = MIN(e->head_chunk, e->n_out - first);
+        inputs_prepare(&in, hidden + first * d, d, n, d, matrix_int8(w), matrix_bf16(w),
+                       e->in_scratch, e->pool);
+        matrix_mul(e->logits, w->n, &in, w, false, e->pool);
+        pool_run(e->pool, head_items, &h, n, 1);
+    }
+}
+
+static int pass_run(struct es *e, struct error *err) {
+    int rc = OK;
+    if (e->n_rows)
+        forward_run(e->forward, e->rows, e->n_rows, e->segs, e->n_segs, e->out_rows, e->n_out,
+                    NULL);
+    head_run(e);
+    for (int32_t i = 0; i < e->n_seqs; i++) {
+        const struct seq *q = &e->seqs[i];
+        *q->score = (struct reading){.targets = q->n_out};
+        for (int32_t k = q->out; k < q->out + q->n_out; k++) {
+            q->score->nll += e->out[k].nll;
+            q->score->hits += e->out[k].hits;
+        }
+        if (!rc && !isfinite(q->score->nll))
+            rc = error_set(err, ERR_NUMERIC,
+                           "a member's loss is no number; lower sigma or the learning rate");
+        kv_trim(forward_kv(e->forward), i, 0);
+    }
+    e->n_rows = e->n_seqs = e->n_segs = e->n_out = 0;
+    return rc;
+}
+
+static void pairs_drop(struct es *e, int64_t end) {
+    for (int64_t i = 0; i < end; i++) pack_drop(e, &e->pairs[i]);
+}
+
+/* scores [N][n] */
+static int members_run(struct es *e, struct reading *scores, struct error *err) {
+    int64_t all = e->o->population * e->n;
+    int rc = OK;
+    for (int64_t i = 0; !rc && i < all;) {
+        bool added = pass_add(e, (int)(i / e->n), (int)(i % e->n), &scores[i]);
+        i += added;
+        if (added && i < all) continue;
+        rc = pass_run(e, err);
+        pairs_drop(e, i / e->n / 2);
+    }
+    pairs_drop(e, e->o->population / 2);
+    return rc;
+}
+
+/* From scores to the pairs' weights: (f₊ - f₋) / (N σ), shaped. */
+static void coefs_make(struct es *e, const struct reading *scores) {
+    int n = (int)e->o->population;
+    double *f = xmalloc((size_t)n * sizeof *f);
+    e->mean = 0;
+    for (int i = 0; i < n; i++) {
+        f[i] = e->fitness->of(scores + (int64_t)i * e->n, e->n);
+        e->mean += f[i] / n;
+    }
+    e->shaping->shape(f, n);
+    for (int i = 0; i < n / 2; i++) e->coef[i] = (f[2 * i] - f[2 * i + 1]) / (n * e->o->sigma);
+    free(f);
+}
+
+static void group_count(struct es *e, const struct reading *scores) {
+    struct group *g = &e->t->groups[e->index];
+    double nll = 0;
+    int64_t targets = 0;
+    for (int64_t i = 0; i < e->o->population * e->n; i++) {
+        nll += scores[i].nll;
+        targets += scores[i].targets;
+    }
+    g->nll += nll / (double)targets;
+    g->count += 1;
+    g->samples += e->n;
+    e->t->seen += targets;
+    for (int i = 0; i < e->n; i++) e->t->tokens += e->o->population * e->samples[i].n;
+}
+
+static bool targets_any(const struct sample *s, int n) {
+    for (int i = 0; i < n; i++)
+        if (sample_rows(&s[i])) return true;
+    return false;
+}
+
+int es_accumulate(struct es *e, struct trainer *t, int index, const struct sample *samples, int n,
+                  struct error *err) {
+    CHECK(n > 0 && !t->full && index >= 0 && index < t->n_adapters && t->model == e->m);
+    if (t->adapters[index]->config.dora)
+        return error_set(err, ERR_MISMATCH,
+                         "adapter %d has DoRA's magnitudes, which cannot be "
+                         "trained without gradients",
+                         index);
+    if (!targets_any(samples, n)) return OK;
+    struct rng seed = rng_make(t->seed, RNG_NOISE, 0, (uint32_t)t->groups[index].updates);
+    e->t = t;
+    e->index = index;
+    e->seed = rng_u64(&seed);
+    e->samples = samples;
+    e->n = n;
+    int rc = forward_fit(e, err);
+    if (rc) return rc;
+    struct reading *scores = xcalloc((size_t)(e->o->population * n), sizeof *scores);
+    e->center = center_pack(e);
+    rc = members_run(e, scores, err);
+    if (!rc) {
+        coefs_make(e, scores);
+        group_count(e, scores);
+        pool_run(e->pool, gradient_items, e, (int64_t)e->m->config.n_layers * N_PROJ, 1);
+    }
+    pack_drop(e, &e->center);
+    free(scores);
+    return rc;
+}

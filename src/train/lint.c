@@ -28,9 +28,7 @@ static ucs4_t char_fold(ucs4_t c) {
     return uc_tolower(c);
 }
 
-/* Appends `text` in small letters of ordinary width, runs of white space as one blank. `out` has
- * room for as many bytes more as twice the text. */
-static void text_fold(const char *text, size_t len, struct buf *out) {
+void text_fold(const char *text, size_t len, struct buf *out) {
     const uint8_t *p = (const uint8_t *)text, *end = p + len;
     ucs4_t before = 0;
     bool blank = false;

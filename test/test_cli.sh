@@ -299,6 +299,8 @@ then_train: $tmp/st
 synth: {samples: 4, n: 24, temp: 1.2}
 train: {r: 4, epochs: 2}
 END
+    sed '/^then_train/d' "$tmp/synth.yaml" >"$tmp/r.yaml"
+    says "a section train that would be ignored" 2 "need --then-train DIR" "$shoal" synth "$tmp/r.yaml"
     says "a recipe writes, filters and trains" 0 "" "$shoal" synth "$tmp/synth.yaml" --quiet -- --epochs 1
     same "the recipe's samples are its flags'" "$tmp/s2.jsonl" "$tmp/s4.jsonl"
     "$shoal" train models/fry --data "$tmp/s2.jsonl" --out "$tmp/st2" --r 4 --quiet >/dev/null 2>"$tmp/err"

@@ -15,13 +15,17 @@
 
 #include <cmocka.h>
 
+enum { LEN = 256 };
 static struct error err;
 static struct model *model;
 static char dir[] = "/tmp/shoal-synth-XXXXXX";
 
 static int set_up(void **state) {
     (void)state;
-    model = fixture_model("tiny-qwen3", false, TENSOR_F32, CLASS_EXACT);
+    struct model_config c;
+    if (shape_find("tiny-qwen3", &c, &err) != OK) return -1;
+    c.max_seq_len = LEN; // a byte is a token here
+    model = fixture_model_of(c, false, TENSOR_F32, CLASS_EXACT);
     return mkdtemp(dir) ? 0 : -1;
 }
 
@@ -388,7 +392,7 @@ struct bench { /* what one generation runs on */
 static struct bench bench_open(int threads, int seqs, const char *store,
                                const struct named_adapter *adapters, int n) {
     struct bench b = {.pool = pool_new(threads)};
-    struct engine_options eo = {.max_rows = 32, .max_seqs = seqs, .max_len = 256, .pool = b.pool};
+    struct engine_options eo = {.max_rows = 32, .max_seqs = seqs, .max_len = LEN, .pool = b.pool};
     if (store) {
         b.store = store_open(store, &err);
         assert_non_null(b.store);
@@ -408,7 +412,7 @@ static struct bench bench_open(int threads, int seqs, const char *store,
 static void bench_record(struct bench *b, int seqs) {
     struct engine_options eo = {.max_rows = 32,
                                 .max_seqs = seqs,
-                                .max_len = 256,
+                                .max_len = LEN,
                                 .pool = b->pool,
                                 .finished = recorder_finished,
                                 .finished_ctx = &b->recorder};

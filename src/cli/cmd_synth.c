@@ -16,6 +16,7 @@ struct options {
     struct synth_options synth; /* first: its rows are copied as they are */
     struct setup_options setup;
     char *model, *prompts, *topics, *adapter, *judge, *out, *then_train;
+    bool train_section; /* of the recipe: it has one */
 };
 #define ROW(name, field, metavar, help)                                                            \
     { name, OPT_STRING, offsetof(struct options, field), NULL, 0, 0, metavar, help }
@@ -59,6 +60,7 @@ static int recipe_load(void *options, const char *path, struct error *err) {
     free(found);
     if (rc != OK) return rc;
     rc = options_from_yaml(synth_option_rows, &o->synth, &y, "synth", err);
+    o->train_section = json_object_get(y.root, "train") != NULL;
     json_object_del(y.root, "synth");
     json_object_del(y.root, "train");
     if (rc == OK) rc = options_from_yaml(own_rows, o, &y, NULL, err);
@@ -78,18 +80,18 @@ static int train_section(void *block, const char *recipe, struct error *err) {
     return rc;
 }
 
-/* Fills the options of train before anything is written, so that a wrong one costs nothing. */
+/* What train would be told: the files from here, then the recipe's section and the flags, which may
+ * say otherwise. Read before anything is written, so that a wrong one costs nothing. */
 static int train_options_read(const struct options *o, const char *model, const char *recipe,
                               const struct strings *flags, void *block, struct error *err) {
+    char *own[] = {"--model", (char *)(uintptr_t)model, "--data", o->out, "--out", o->then_train};
     struct strings extra = {0};
     options_default(cmd_train.rows, block);
-    int rc = recipe ? train_section(block, recipe, err) : OK;
+    int rc = options_parse(cmd_train.rows, block, ARRAY_LEN(own), own, &extra, err);
+    if (rc == OK && recipe) rc = train_section(block, recipe, err);
     if (rc == OK) rc = options_parse(cmd_train.rows, block, flags->n, flags->v, &extra, err);
     if (rc == OK && extra.n)
         rc = error_set(err, ERR_USAGE, "'%s' is no flag of 'shoal train'", extra.v[0]);
-    strings_release(&extra);
-    char *own[] = {"--model", (char *)(uintptr_t)model, "--data", o->out, "--out", o->then_train};
-    if (rc == OK) rc = options_parse(cmd_train.rows, block, ARRAY_LEN(own), own, &extra, err);
     strings_release(&extra);
     return rc;
 }
@@ -175,6 +177,7 @@ static int synth_run(const struct common *c, const struct options *o, const char
     return rc;
 }
 
+/* What would be ignored is refused. */
 static int flags_check(const struct options *o, const char *model, int n_train, struct error *err) {
     const struct synth_options *s = &o->synth;
     if (!model)
@@ -182,8 +185,10 @@ static int flags_check(const struct options *o, const char *model, int n_train, 
     if (!o->prompts == !o->topics)
         return error_set(err, ERR_USAGE, "give one of --prompts FILE and --topics FILE");
     if (!o->out) return error_set(err, ERR_USAGE, "--out is missing");
-    if (n_train && !o->then_train)
-        return error_set(err, ERR_USAGE, "flags of 'shoal train' need --then-train DIR");
+    if ((n_train || o->train_section) && !o->then_train)
+        return error_set(err, ERR_USAGE, "options of 'shoal train' need --then-train DIR");
+    if (o->topics == NULL && strcmp(s->template, "{topic}") != 0)
+        return error_set(err, ERR_USAGE, "'--template' is for --topics");
     if (o->judge && !s->min_perplexity && !s->max_perplexity)
         return error_set(err, ERR_USAGE,
                          "'--judge' has no effect without --min-perplexity or --max-perplexity");

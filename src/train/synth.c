@@ -18,7 +18,7 @@ const struct option_row synth_option_rows[] = {
      "what is asked about each topic: {topic} stands for it"},
     {"system", OPT_STRING, AT(system), NULL, 0, 0, "TEXT",
      "system message of prompts that have none"},
-    {"samples", OPT_INT, AT(samples), "4", 1, 4096, "K", "answers to each prompt"},
+    {"samples", OPT_INT, AT(samples), "4", 1, SYNTH_SAMPLES, "K", "answers to each prompt"},
     {"n", OPT_INT, AT(n), "256", 1, 1e6, "N", "tokens of an answer at most"},
     {"temp", OPT_FLOAT, AT(temp), "0.8", 0, 100, "T", "temperature; 0: greedy"},
     {"top-k", OPT_INT, AT(top_k), "0", 0, 1e6, "K", "only the K most probable tokens; 0: all"},
@@ -241,6 +241,7 @@ int synth_encode(struct synth *s, struct error *err) {
     return OK;
 }
 
+/* One option draws all of them, and none depends on what else is in the file. */
 static uint64_t sample_seed(const struct synth *s, const struct synth_sample *x) {
     const struct ids *t = &s->prompts.v[x->prompt].tokens;
     uint64_t parts[] = {(uint64_t)s->o->seed, (uint64_t)x->index,
@@ -248,6 +249,8 @@ static uint64_t sample_seed(const struct synth *s, const struct synth_sample *x)
     return hash_u64(parts, sizeof parts) & (((uint64_t)1 << SEED_BITS) - 1);
 }
 
+/* Everything in it is part of the call's identity: nothing may come from the batch or the machine.
+ */
 static struct request sample_request(const struct synth *s, struct synth_sample *x,
                                      const int32_t *stop, int32_t n_stop) {
     const struct synth_options *o = s->o;
@@ -275,6 +278,7 @@ static void sample_finish(const struct synth *s, struct synth_sample *x, double 
     x->finish = finish;
 }
 
+/* Sums as outputs_take does, so that a recalled sample has the same bits. */
 static void sample_take(const struct synth *s, struct synth_sample *x, const struct request *r) {
     double sum = 0;
     for (int32_t i = 0; i < r->n_out; i++) {
@@ -332,7 +336,8 @@ static bool sample_recall(struct synth *s, struct synth_sample *x) {
     return found;
 }
 
-/* From sample `*at` on, as many as fit in a batch. */
+/* From sample `*at` on, as many as fit in a batch. A batch is waited for as a whole: it is long
+ * enough for the engine's sequences to stay filled but at its end. */
 static int batch_write(struct synth *s, struct request *reqs, int *at, struct error *err) {
     int32_t stop[2], n_stop = 0, ends[2] = {tok_eos(s->model->tok), tok_chat_end(s->model->tok)};
     for (int i = 0; i < 2; i++)

@@ -60,8 +60,9 @@ struct message *synth_messages(const struct synth_prompt *p, const char *answer,
 
 enum {
     SYNTH_KEPT = -1,
-    SYNTH_FILTERS = 16, /* rows of the table at most */
-    SYNTH_BATCH = 1024, /* calls that are in memory as requests */
+    SYNTH_FILTERS = 16,   /* rows of the table at most */
+    SYNTH_SAMPLES = 4096, /* answers to a prompt at most */
+    SYNTH_BATCH = 1024,   /* calls that are in memory as requests */
 };
 struct synth_sample {
     int prompt, index; /* answer `index` to prompt `prompt` */

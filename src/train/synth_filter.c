@@ -90,6 +90,7 @@ static int seen_find(const struct seen *t, uint64_t hash) {
 
 /* the text itself */
 
+/* A zero byte or an escape would break the line that a sample becomes, or a reader's terminal. */
 static bool text_drops(struct synth_rules *r, const struct synth_sample *x, char *why) {
     (void)r;
     const uint8_t *p = (const uint8_t *)x->text.data, *end = p + x->text.len;
@@ -301,7 +302,7 @@ static uint64_t answer_hash(const struct synth_rules *r, const struct synth_samp
 
 /* Of all answers to a prompt, whatever was dropped. */
 static void agreement_fill(struct synth_rules *r, int begin, int end) {
-    uint64_t hashes[4096];
+    uint64_t hashes[SYNTH_SAMPLES];
     CHECK(end - begin <= (int)ARRAY_LEN(hashes));
     for (int i = begin; i < end; i++) hashes[i - begin] = answer_hash(r, &r->s->v[i]);
     for (int i = begin; i < end; i++) {
@@ -329,6 +330,7 @@ static bool agreement_drops(struct synth_rules *r, const struct synth_sample *x,
 
 /* what repeats */
 
+/* Facts are made once for the three comparisons. */
 static int duplicates_prepare(struct synth_rules *r, struct error *err) {
     struct synth *s = r->s;
     r->facts = try_calloc((size_t)MAX(s->n, 1), sizeof *r->facts, err);
@@ -354,6 +356,7 @@ static bool twin_found(const struct synth_rules *r, int twin, char *why) {
     return true;
 }
 
+/* Samples come in order, so the one that stays is the earliest that all filters before kept. */
 static bool duplicate_drops(struct synth_rules *r, const struct synth_sample *x, char *why) {
     int i = (int)(x - r->s->v);
     return twin_found(r, seen_add(&r->whole, r->facts[i].whole, i), why);

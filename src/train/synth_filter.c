@@ -536,12 +536,14 @@ static int schema_read(struct synth_rules *r, struct error *err) {
     const char *path = r->o->json_schema;
     struct buf text = {0};
     if (!path) return OK;
-    if (file_read(path, 1 << 24, &text, err) != OK) return err->code;
-    r->schema = grammar_new_json_schema(text.data ? text.data : "", text.len, false, err);
+    int rc = file_read(path, 1 << 24, &text, err);
+    if (rc == OK) {
+        r->schema = grammar_new_json_schema(text.data ? text.data : "", text.len, false, err);
+        rc = r->schema ? OK : error_wrap(err, "'%s'", path);
+    }
+    if (rc == OK) r->machine = grammar_machine_new(r->schema, NULL, 0);
     buf_release(&text);
-    if (!r->schema) return error_wrap(err, "'%s'", path);
-    r->machine = grammar_machine_new(r->schema, NULL, 0);
-    return OK;
+    return rc;
 }
 
 static int held_out_read(struct synth_rules *r, const struct tokenizer *tok, struct error *err) {

@@ -23,7 +23,7 @@ same() { if [ -s "$2" ] && cmp -s "$2" "$3"; then ok "$1"; else bad "$1" "'$2' a
 absent() { if [ -e "$2" ]; then bad "$1" "'$2' was left behind"; else ok "$1"; fi; }
 
 # ---- the command line
-for c in demo run train pretrain debate evolve eval resume convert adapter model bench doctor pull quantize embed replay; do
+for c in demo run train pretrain debate evolve eval resume convert adapter model bench doctor pull quantize embed replay synth; do
     if "$shoal" $c --help 2>/dev/null | grep -q "^usage: shoal $c"; then ok "$c --help"; else bad "$c --help" "no usage"; fi
     says "$c refuses an unknown flag" 2 "unknown flag '--nonsense'" "$shoal" $c --nonsense
 done
@@ -301,6 +301,37 @@ END
     says "held-out data that is not there" 1 "eval data of 'adapter'" "$shoal" train models/fry --data "$tmp/few.jsonl" --out "$tmp/t9" --runs "$tmp/runs" --eval-data "$tmp/nowhere.jsonl"
     says "an adapter for another model" 1 "adapter" "$shoal" run "$tmp/a.gguf" -p x --adapter "$tmp/t1"
     says "debate with no rounds" 0 "" "$shoal" debate models/fry --agents base base base --topic t --choices a b --rounds 0
+    # ---- data that the model writes
+    printf '{"prompt":"sort: k b x"}\n{"prompt":"升序：m u j p"}\n{"prompt":"81,37からEへ進む。どこ？"}\n{"prompt":"sort: k b x"}\n' >"$tmp/p.jsonl"
+    synth() { "$shoal" synth models/fry --prompts "$tmp/p.jsonl" --samples 4 --n 24 --temp 1.2 --store "$tmp/synth.db" "$@"; }
+    synth --out "$tmp/s1.jsonl" --require answer: --min-agreement 0.5 --max-perplexity 90% --judge "$tmp/t1" --json >"$tmp/out" 2>"$tmp/err"
+    if [ -s "$tmp/s1.jsonl" ] && grep -q '"prompts":4,"answers":16,"kept":[1-9]' "$tmp/out" && grep -q '"filter":"duplicate","dropped":[1-9]' "$tmp/out"; then
+        ok "synth keeps and drops"; else bad "synth keeps and drops" "$(cat "$tmp/err" "$tmp/out")"; fi
+    synth --no-record --out "$tmp/s2.jsonl" --require answer: --min-agreement 0.5 --max-perplexity 90% --judge "$tmp/t1" --threads 1 --quiet >/dev/null 2>"$tmp/err"
+    same "synth writes the same bytes again, with one thread" "$tmp/s1.jsonl" "$tmp/s2.jsonl"
+    key=$(head -n 1 "$tmp/s1.jsonl" | field call | tr -d '"')
+    says "replay of a sample's call" 0 "" "$shoal" replay "$key" --store "$tmp/synth.db"
+    holds "gives the same bits" "same bits: call" "$tmp/out"
+    says "synth goes on where calls are recorded" 0 "16 of 16 answers were recorded before" synth --out "$tmp/s2.jsonl"
+    says "synth that keeps nothing" 1 "no answer passed the filters" synth --out "$tmp/s3.jsonl" --language ko
+    absent "writes nothing" "$tmp/s3.jsonl"
+    says "synth and a flag that train has not" 2 "unknown flag '--nonsense'" synth --out "$tmp/s3.jsonl" --then-train "$tmp/st" -- --nonsense 3
+    absent "before it writes anything" "$tmp/s3.jsonl"
+    cat >"$tmp/synth.yaml" <<END
+model: models/fry
+prompts: $tmp/p.jsonl
+out: $tmp/s4.jsonl
+store: $tmp/synth.db
+then_train: $tmp/st
+synth: {samples: 4, n: 24, temp: 1.2}
+train: {r: 4, epochs: 2}
+END
+    sed '/^then_train/d' "$tmp/synth.yaml" >"$tmp/r.yaml"
+    says "a section train that would be ignored" 2 "need --then-train DIR" "$shoal" synth "$tmp/r.yaml"
+    says "a recipe writes, filters and trains" 0 "" "$shoal" synth "$tmp/synth.yaml" --quiet -- --epochs 1
+    same "the recipe's samples are its flags'" "$tmp/s2.jsonl" "$tmp/s4.jsonl"
+    "$shoal" train models/fry --data "$tmp/s2.jsonl" --out "$tmp/st2" --r 4 --quiet >/dev/null 2>"$tmp/err"
+    same "its adapter is that of shoal train" "$tmp/st/adapter_model.safetensors" "$tmp/st2/adapter_model.safetensors"
 else
     echo "skip the starter model: models/fry is not there"
 fi

@@ -19,6 +19,7 @@
 #include "fixture.h"
 #include "model/jinja.h"
 #include "store/store.h"
+#include "train/synth.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -483,6 +484,34 @@ static int load_data(struct error *err) {
     return rc;
 }
 
+/* Prompts are read, and an answer to each is filtered and becomes a line. */
+static int filter_data(struct error *err) {
+    struct synth_options o = {0};
+    struct synth s = {.o = &o, .model = wide_model};
+    struct synth_rules *rules = NULL;
+    struct buf lines = {0};
+    char *path = path_in("prompts.jsonl");
+    options_default(synth_option_rows, &o);
+    o.held_out = path_in("data.jsonl");
+    int rc = synth_prompts_read(&s.prompts, path, &o, err);
+    s.n = s.prompts.n;
+    s.v = xcalloc((size_t)MAX(s.n, 1), sizeof *s.v);
+    for (int i = 0; i < s.n; i++) {
+        s.v[i] = (struct synth_sample){.prompt = i, .finish = FINISH_STOP};
+        buf_puts(&s.v[i].text, "青");
+    }
+    if (rc == OK) rc = (rules = synth_rules_new(&o, bytes, err)) ? OK : err->code;
+    if (rc == OK) rc = synth_filter(&s, rules, err);
+    if (rc == OK) rc = synth_lines(&s, &lines, err);
+    if (rc == OK && synth_kept(&s) != 2) check_failed(__FILE__, __LINE__, "both are kept");
+    synth_rules_free(rules);
+    synth_release(&s);
+    buf_release(&lines);
+    options_release(synth_option_rows, &o);
+    free(path);
+    return rc;
+}
+
 static int load_checkpoint(struct error *err) {
     json_t *extra = NULL;
     char *path = path_in("checkpoint.bin");
@@ -574,6 +603,7 @@ static const struct path {
     {"small HF model with windows and norms less 1", open_windowed_hf, 0, SWEPT},
     {"small adapter", load_small_adapter, 0, SWEPT},
     {"training data", load_data, 0, SWEPT},
+    {"written data", filter_data, 0, SWEPT},
     {"small JSON", load_small_json, 0, SWEPT},
     {"checkpoint", load_checkpoint, 0, SWEPT},
     {"recipe", load_recipe, 0, SWEPT},
@@ -1119,9 +1149,12 @@ static void texts_make(void) {
     static const char data[] =
         "{\"messages\": [{\"role\": \"user\", \"content\": \"空は?\"}, "
         "{\"role\": \"assistant\", \"content\": \"青\"}]}\n{\"text\": \"一つの文\"}\n";
+    static const char prompts[] = "{\"prompt\": \"海は?\"}\n{\"messages\": "
+                                  "[{\"role\": \"user\", \"content\": \"山は?\"}]}\n";
     static const char recipe[] = "personas: [critic=a.jsonl, helper=b.jsonl]\ntasks: [copy]\n"
                                  "train: {r: 4}\nevolve: {generations: 1}\n";
     put_text("data.jsonl", data, sizeof data - 1);
+    put_text("prompts.jsonl", prompts, sizeof prompts - 1);
     put_text("recipe.yaml", recipe, sizeof recipe - 1);
 }
 

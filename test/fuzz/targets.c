@@ -23,6 +23,7 @@
 #include "model/model_files.h"
 #include "model/tokenizer_internal.h"
 #include "store/hub_internal.h"
+#include "train/synth.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -273,6 +274,56 @@ static void fuzz_training_data(const uint8_t *data, size_t size) {
     MUST(d.n > 0 && d.targets > 0 && d.targets <= d.tokens);
     for (int i = 0; i < d.n; i++) MUST(d.v[i].n >= 2 && d.v[i].n <= 64);
     dataset_release(&d);
+}
+
+/* Every answer that the filters keep is a line that training reads. */
+static void synth_lines_use(struct synth *s, const struct tokenizer *t) {
+    struct error err;
+    struct buf lines = {0};
+    struct dataset d;
+    int kept = synth_kept(s);
+    MUST(synth_lines(s, &lines, &err) == OK);
+    const char *path = input_put((const uint8_t *)lines.data, lines.len);
+    if (kept) {
+        MUST(dataset_load(&d, path, t, 0, &err) == OK && d.n == kept);
+        dataset_release(&d);
+    }
+    buf_release(&lines);
+}
+
+/* Prompts, then one answer, which is given to each. */
+static void fuzz_synth(const uint8_t *data, size_t size) {
+    static struct tokenizer *t;
+    static char require[] = "(a|b)*c?", language[] = "ja", template[] = "{topic}?",
+                answer[] = "answer:";
+    static char *patterns[] = {require};
+    struct model model = {.name = require};
+    struct synth_options o = {.require = {patterns, 1},
+                              .language = language,
+                              .language_share = 0.5,
+                              .max_chars = 200,
+                              .template = template,
+                              .answer = answer};
+    struct synth s = {.o = &o, .model = &model};
+    struct error err;
+    struct part parts[2] = {{0}};
+    if (!t) t = tok_byte_fallback(259);
+    parts_cut(data, size, parts, 2);
+    const char *path = part_put("prompts", parts[0]);
+    bool good = synth_prompts_read(&s.prompts, path, &o, &err) == OK ||
+                synth_topics_read(&s.prompts, path, &o, &err) == OK;
+    s.n = good ? MIN(s.prompts.n, 64) : 0;
+    s.v = xcalloc((size_t)MAX(s.n, 1), sizeof *s.v);
+    for (int i = 0; i < s.n; i++) {
+        s.v[i] = (struct synth_sample){.prompt = i, .finish = FINISH_STOP};
+        buf_add(&s.v[i].text, parts[1].data, parts[1].size);
+        buf_puts(&s.v[i].text, "");
+    }
+    struct synth_rules *r = synth_rules_new(&o, NULL, &err);
+    MUST(r != NULL && synth_filter(&s, r, &err) == OK);
+    synth_rules_free(r);
+    synth_lines_use(&s, t);
+    synth_release(&s);
 }
 
 /* The smallest shape that has layers and shared kv heads. */
@@ -669,6 +720,7 @@ static const struct fuzz_target fuzz_targets[] = {
     {"yaml", fuzz_yaml},
     {"recipe", fuzz_recipe},
     {"training_data", fuzz_training_data},
+    {"synth", fuzz_synth},
     {"peft", fuzz_peft},
     {"checkpoint", fuzz_checkpoint},
     {"gguf_lora", fuzz_gguf_lora},

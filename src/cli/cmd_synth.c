@@ -1,0 +1,247 @@
+/*
+ * shoal synth: the model writes answers to prompts, filters choose, and what is kept is training
+ * data that names its source; --then-train goes on to `shoal train` with it.
+ *
+ * The second step is the command train itself, with the options that stand behind "--" or in the
+ * recipe's section train: it has no flags of its own here.
+ */
+#define _GNU_SOURCE
+#include "cli/setup.h"
+#include "train/synth.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+struct options {
+    struct synth_options synth; /* first: its rows are copied as they are */
+    struct setup_options setup;
+    char *model, *prompts, *topics, *adapter, *judge, *out, *then_train;
+    bool train_section; /* of the recipe: it has one */
+};
+#define ROW(name, field, metavar, help)                                                            \
+    { name, OPT_STRING, offsetof(struct options, field), NULL, 0, 0, metavar, help }
+
+/* The top level of a recipe too. */
+static const struct option_row own_rows[] = {
+    ROW("model", model, "MODEL", "the base, where it is not the first argument"),
+    ROW("prompts", prompts, "FILE", "JSON lines of {prompt} or {messages}"),
+    ROW("topics", topics, "FILE", "instead: a topic a line, put into --template"),
+    ROW("out", out, "FILE", "where kept samples go, a JSON line each"),
+    ROW("adapter", adapter, "DIR", "who writes; the base without"),
+    ROW("judge", judge, "DIR", "whose perplexity counts; the base without"),
+    ROW("then-train", then_train, "DIR",
+        "trains an adapter on what was kept; flags of 'shoal train' stand behind --"),
+    SETUP_ROWS(struct options, setup),
+    SETUP_ROW("record", OPT_BOOL, struct options, setup.record, "true", NULL,
+              "keep every call with its result, for 'shoal replay' and to continue"),
+    SETUP_ROW("store", OPT_STRING, struct options, setup.store, SETUP_STORE, "FILE",
+              "where calls are kept"),
+    {0},
+};
+#undef ROW
+
+/* Both tables: own_rows and the filters'. */
+static struct option_row synth_rows[64];
+
+__attribute__((constructor)) static void synth_rows_fill(void) {
+    size_t own = ARRAY_LEN(own_rows) - 1, n = 0;
+    while (synth_option_rows[n].name) n++;
+    CHECK(own + n + 1 <= ARRAY_LEN(synth_rows));
+    memcpy(synth_rows, own_rows, own * sizeof *synth_rows);
+    memcpy(synth_rows + own, synth_option_rows, n * sizeof *synth_rows);
+}
+
+/* The top level is own_rows, the section synth the filters'; the section train is read later. */
+static int recipe_load(void *options, const char *path, struct error *err) {
+    struct options *o = options;
+    struct yaml y;
+    char *found = cli_find(path);
+    int rc = yaml_load(&y, found, err);
+    free(found);
+    if (rc != OK) return rc;
+    rc = options_from_yaml(synth_option_rows, &o->synth, &y, "synth", err);
+    o->train_section = json_object_get(y.root, "train") != NULL;
+    json_object_del(y.root, "synth");
+    json_object_del(y.root, "train");
+    if (rc == OK) rc = options_from_yaml(own_rows, o, &y, NULL, err);
+    yaml_release(&y);
+    return rc;
+}
+
+/* The section train of a recipe, as options of that command. */
+static int train_section(void *block, const char *recipe, struct error *err) {
+    struct yaml y;
+    char *found = cli_find(recipe);
+    int rc = yaml_load(&y, found, err);
+    free(found);
+    if (rc != OK) return rc;
+    rc = options_from_yaml(cmd_train.rows, block, &y, "train", err);
+    yaml_release(&y);
+    return rc;
+}
+
+/* What train would be told: the files from here, then the recipe's section and the flags, which may
+ * say otherwise. Read before anything is written, so that a wrong one costs nothing. */
+static int train_options_read(const struct options *o, const char *model, const char *recipe,
+                              const struct strings *flags, void *block, struct error *err) {
+    char *own[] = {"--model", (char *)(uintptr_t)model, "--data", o->out, "--out", o->then_train};
+    struct strings extra = {0};
+    options_default(cmd_train.rows, block);
+    int rc = options_parse(cmd_train.rows, block, ARRAY_LEN(own), own, &extra, err);
+    if (rc == OK && recipe) rc = train_section(block, recipe, err);
+    if (rc == OK) rc = options_parse(cmd_train.rows, block, flags->n, flags->v, &extra, err);
+    if (rc == OK && extra.n)
+        rc = error_set(err, ERR_USAGE, "'%s' is no flag of 'shoal train'", extra.v[0]);
+    strings_release(&extra);
+    return rc;
+}
+
+enum { BYTES_PER_TOKEN = 16 }; /* its id, its text, and both once more as a line or a request */
+
+static struct setup_wants wants_of(const struct synth *s, const struct strings *adapters) {
+    int64_t n = (int64_t)s->prompts.n * s->o->samples;
+    size_t len = s->prompts.longest + (size_t)s->o->n;
+    return (struct setup_wants){.engine = {.max_rows = 256,
+                                           .max_seqs = (int32_t)MIN(n, 64),
+                                           .max_len = (int32_t)MIN(len, 1 << 30)},
+                                .adapters = adapters,
+                                .work = (size_t)(s->o->n * n) * BYTES_PER_TOKEN +
+                                        len * BYTES_PER_TOKEN * SYNTH_BATCH};
+}
+
+static int writer_load(struct setup *su, const char *path, struct adapter **out,
+                       struct error *err) {
+    if (!path || strcmp(path, "base") == 0) return OK;
+    *out = setup_adapter(su, path, err);
+    return *out ? OK : err->code;
+}
+
+static int work(struct synth *s, struct setup *su, const struct options *o,
+                struct synth_rules *rules, struct error *err) {
+    struct buf lines = {0};
+    int rc = synth_generate(s, err);
+    if (rc == OK && s->n_reused) note("%d of %d answers were recorded before", s->n_reused, s->n);
+    if (rc == OK) rc = synth_filter(s, rules, err);
+    if (rc == OK && synth_kept(s)) rc = synth_lines(s, &lines, err);
+    if (rc == OK && lines.len) rc = file_write(o->out, lines.data, lines.len, err);
+    if (rc == OK && su->c->json) {
+        cli_print(synth_report_json(s));
+    } else if (rc == OK) {
+        struct buf text = {0};
+        synth_report_text(s, &text);
+        fwrite(text.data, 1, text.len, stdout);
+        buf_release(&text);
+    }
+    if (rc == OK && !lines.len)
+        rc = error_set(err, ERR_STATE, "no answer passed the filters; '%s' is not written", o->out);
+    if (rc == OK && !su->c->json) printf("wrote '%s'\n", o->out);
+    buf_release(&lines);
+    return rc;
+}
+
+static int write_and_filter(struct synth *s, struct setup *su, const struct options *o,
+                            struct error *err) {
+    s->model = su->m;
+    if (synth_encode(s, err) != OK) return err->code;
+    struct synth_rules *rules = synth_rules_new(&o->synth, su->m->tok, err);
+    int rc = rules ? OK : err->code;
+    if (rc == OK) rc = writer_load(su, o->adapter, &s->adapter, err);
+    if (rc == OK) rc = writer_load(su, o->judge, &s->judge, err);
+    su->engine.max_len = s->max_len;
+    if (rc == OK) rc = setup_engine(su, err);
+    s->engine = su->e;
+    s->kv = su->engine.kv_elem;
+    s->lora = su->engine.lora_elem;
+    s->calls = su->recorder.store;
+    if (rc == OK) rc = work(s, su, o, rules, err);
+    synth_rules_free(rules);
+    return rc;
+}
+
+static int synth_run(const struct common *c, const struct options *o, const char *model,
+                     struct error *err) {
+    struct synth s = {.o = &o->synth};
+    struct strings adapters = {0};
+    struct setup su;
+    int rc = o->prompts ? synth_prompts_read(&s.prompts, o->prompts, &o->synth, err)
+                        : synth_topics_read(&s.prompts, o->topics, &o->synth, err);
+    if (rc != OK) return rc;
+    if (o->adapter) strings_add(&adapters, o->adapter);
+    if (o->judge) strings_add(&adapters, o->judge);
+    struct setup_wants w = wants_of(&s, &adapters);
+    rc = setup_open(&su, c, &o->setup, model, &w, err);
+    if (rc == OK && su.m) rc = write_and_filter(&s, &su, o, err);
+    rc = setup_close(&su, rc, err);
+    strings_release(&adapters);
+    synth_release(&s);
+    return rc;
+}
+
+/* What would be ignored is refused. */
+static int flags_check(const struct options *o, const char *model, int n_train, struct error *err) {
+    const struct synth_options *s = &o->synth;
+    if (!model)
+        return error_set(err, ERR_USAGE, "the base is missing; name it first or with --model");
+    if (!o->prompts == !o->topics)
+        return error_set(err, ERR_USAGE, "give one of --prompts FILE and --topics FILE");
+    if (!o->out) return error_set(err, ERR_USAGE, "--out is missing");
+    if ((n_train || o->train_section) && !o->then_train)
+        return error_set(err, ERR_USAGE, "options of 'shoal train' need --then-train DIR");
+    if (o->topics == NULL && strcmp(s->template, "{topic}") != 0)
+        return error_set(err, ERR_USAGE, "'--template' is for --topics");
+    if (o->judge && !s->min_perplexity && !s->max_perplexity)
+        return error_set(err, ERR_USAGE,
+                         "'--judge' has no effect without --min-perplexity or --max-perplexity");
+    if (s->temp > 0 && s->top_p <= 0) return error_set(err, ERR_USAGE, "'--top-p' must be above 0");
+    return OK;
+}
+
+static int run(const struct common *c, const void *options, const struct strings *args,
+               struct error *err) {
+    const struct options *o = options;
+    const char *first = args->n && args->v[0][0] != '-' ? args->v[0] : NULL;
+    const char *recipe = first && cli_is_recipe(first) ? first : NULL;
+    const char *model = first && !recipe ? first : o->model;
+    struct strings flags = {args->v + !!first, args->n - !!first};
+    if (first && !recipe && o->model)
+        return error_set(err, ERR_USAGE, "two bases are named, '%s' and '%s'", first, o->model);
+    if (flags_check(o, model, flags.n, err) != OK) return err->code;
+    void *train = o->then_train ? xcalloc(1, cmd_train.size) : NULL;
+    int rc = train ? train_options_read(o, model, recipe, &flags, train, err) : OK;
+    if (rc == OK) rc = synth_run(c, o, model, err);
+    if (rc == OK && train && !o->setup.dry_run) {
+        static const struct strings none;
+        rc = cmd_train.run(c, train, &none, err);
+        if (rc != OK) error_wrap(err, "the samples are in '%s', but training", o->out);
+    }
+    if (train) options_release(cmd_train.rows, train);
+    free(train);
+    return rc;
+}
+
+const struct command cmd_synth = {
+    .name = "synth",
+    .args = "MODEL|RECIPE --prompts FILE --out FILE [-- TRAIN FLAGS]",
+    .summary = "let a model write training data, filtered, with its source",
+    .about =
+        "Every prompt is answered several times in one batch; filters drop what is broken, cut, "
+        "off-language, repeated, disputed\n"
+        "among the prompt's own answers, or improbable, and the report says how many and shows the "
+        "first of each. A kept sample\n"
+        "is a line of {messages, source}: source names the recorded call, model, adapter, seed and "
+        "scores. Same inputs, same bytes.\n"
+        "A recipe is YAML with the names of the files, and sections synth and train.\n\n"
+        "  shoal synth models/fry --prompts p.jsonl --out s.jsonl --samples 8 --min-agreement 0.5\n"
+        "  shoal synth models/fry --topics t.txt --template '{topic}とは?' --language ja --out "
+        "s.jsonl\n"
+        "  shoal synth models/fry --prompts p.jsonl --out s.jsonl --then-train /tmp/a -- --r 8 "
+        "--lr "
+        "4e-3\n"
+        "  shoal replay KEY    (a sample's \"call\")",
+    .recipe_load = recipe_load,
+    .rows = synth_rows,
+    .size = sizeof(struct options),
+    .min_args = 0,
+    .max_args = -1,
+    .run = run,
+};

@@ -1,0 +1,498 @@
+/*
+ * synth: prompts in, answers out, lines at the end; synth_filter.c decides what is in between.
+ *
+ * An answer's seed is drawn from the option, the prompt's tokens and the answer's number, so that a
+ * prompt gets the same answers wherever it stands and prompts do not share their luck. Calls that a
+ * store already has are not made again: an interrupted run continues, and another choice of filters
+ * costs no generation.
+ */
+#define _GNU_SOURCE
+#include "train/synth.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define AT(field) offsetof(struct synth_options, field)
+const struct option_row synth_option_rows[] = {
+    {"template", OPT_STRING, AT(template), "{topic}", 0, 0, "TEXT",
+     "what is asked about each topic: {topic} stands for it"},
+    {"system", OPT_STRING, AT(system), NULL, 0, 0, "TEXT",
+     "system message of prompts that have none"},
+    {"samples", OPT_INT, AT(samples), "4", 1, SYNTH_SAMPLES, "K", "answers to each prompt"},
+    {"n", OPT_INT, AT(n), "256", 1, 1e6, "N", "tokens of an answer at most"},
+    {"temp", OPT_FLOAT, AT(temp), "0.8", 0, 100, "T", "temperature; 0: greedy"},
+    {"top-k", OPT_INT, AT(top_k), "0", 0, 1e6, "K", "only the K most probable tokens; 0: all"},
+    {"top-p", OPT_FLOAT, AT(top_p), "0.95", 0, 1, "P", "only the smallest set with probability P"},
+    {"min-p", OPT_FLOAT, AT(min_p), "0", 0, 1, "P",
+     "only those at least P times as probable as the best"},
+    {"seed", OPT_INT, AT(seed), "0", 0, 9e15, "N", "of the sampling"},
+    {"unfinished", OPT_BOOL, AT(unfinished), NULL, 0, 0, NULL,
+     "keep answers that were cut at --n or repeat themselves"},
+    {"min-chars", OPT_INT, AT(min_chars), "0", 0, 1e9, "N", "shorter answers are dropped"},
+    {"max-chars", OPT_INT, AT(max_chars), "0", 0, 1e9, "N", "longer ones; 0: no bound"},
+    {"language", OPT_STRING, AT(language), NULL, 0, 0, "NAME",
+     "ja, zh, en or ko, told by the scripts of the letters: no Latin language from another"},
+    {"language-share", OPT_FLOAT, AT(language_share), "0.7", 0, 1, "X",
+     "of the letters that must be of its scripts"},
+    {"require", OPT_LIST, AT(require), NULL, 0, 0, "REGEX", "each must be found in the answer"},
+    {"forbid", OPT_LIST, AT(forbid), NULL, 0, 0, "REGEX", "none may be found"},
+    {"json-schema", OPT_STRING, AT(json_schema), NULL, 0, 0, "FILE",
+     "the answer is JSON of this schema, members in its order"},
+    {"answer", OPT_STRING, AT(answer), ANSWER_PREFIX, 0, 0, "TEXT",
+     "what stands before the answer proper, which is what answers agree in"},
+    {"min-agreement", OPT_FLOAT, AT(min_agreement), "0", 0, 1, "X",
+     "share of a prompt's answers that must give the same one"},
+    {"held-out", OPT_STRING, AT(held_out), NULL, 0, 0, "FILE",
+     "evaluation samples: what repeats one, or asks its question, is dropped"},
+    {"min-perplexity", OPT_STRING, AT(min_perplexity), NULL, 0, 0, "X",
+     "lower ones are dropped; 10%: the lowest tenth of what reaches this filter"},
+    {"max-perplexity", OPT_STRING, AT(max_perplexity), NULL, 0, 0, "X",
+     "higher ones; 90%: the highest tenth"},
+    {0},
+};
+#undef AT
+
+/* prompts */
+
+enum {
+    MAX_MESSAGES = 4096,
+    TEMPLATE_TOKENS = 256, /* what a chat template puts around a conversation, at most */
+    TOPICS_LIMIT = 256 << 20,
+};
+
+struct reading {
+    struct synth_prompts *p;
+    const struct synth_options *o;
+    const char *path;
+};
+
+/* Takes `messages` over. */
+static int prompt_add(const struct reading *rd, json_t *messages, int line, struct error *err) {
+    struct synth_prompts *p = rd->p;
+    size_t len = TEMPLATE_TOKENS, i;
+    json_t *v;
+    json_array_foreach (messages, i, v) len += json_string_length(json_object_get(v, "content"));
+    if ((p->n & (p->n - 1)) == 0) { // full at powers of two
+        struct synth_prompt *more = try_realloc(p->v, sizeof *more * (size_t)MAX(2 * p->n, 1), err);
+        if (!more) return json_decref(messages), err->code;
+        p->v = more;
+    }
+    p->v[p->n++] = (struct synth_prompt){.messages = messages, .line = line};
+    p->longest = MAX(p->longest, len);
+    return OK;
+}
+
+static json_t *message_json(const char *role, const json_t *content) {
+    return json_pack("{s:s,s:O}", "role", role, "content", content);
+}
+
+/* The list, begun with the system message of the options where it is to have one. */
+static json_t *messages_begin(const struct synth_options *o, bool has_system) {
+    json_t *list = json_array();
+    json_t *system = o->system && !has_system ? json_string(o->system) : NULL;
+    if (system) json_array_append_new(list, message_json("system", system));
+    json_decref(system);
+    return list;
+}
+
+static const char *role_of(const json_t *message) {
+    const char *role = json_string_value(json_object_get(message, "role"));
+    return role ? role : "";
+}
+
+static int line_error(const struct reading *rd, int line, struct error *err, const char *what) {
+    return error_set(err, ERR_FORMAT, "'%s' line %d: %s", rd->path, line, what);
+}
+
+static int messages_take(const struct reading *rd, const json_t *list, int line,
+                         struct error *err) {
+    size_t n = json_array_size(list);
+    if (n > 0 && strcmp(role_of(json_array_get(list, n - 1)), "assistant") == 0) n--;
+    if (n == 0 || n > MAX_MESSAGES)
+        return line_error(rd, line, err, "'messages' must be a list with something to answer");
+    json_t *out = messages_begin(rd->o, strcmp(role_of(json_array_get(list, 0)), "system") == 0);
+    for (size_t i = 0; i < n; i++) {
+        const json_t *v = json_array_get(list, i), *content = json_object_get(v, "content");
+        const char *role = role_of(v);
+        if (!json_is_string(content) || (strcmp(role, "system") != 0 && strcmp(role, "user") != 0 &&
+                                         strcmp(role, "assistant") != 0)) {
+            json_decref(out);
+            return error_set(err, ERR_FORMAT,
+                             "'%s' line %d: 'messages[%zu]' must have a role (system, user or "
+                             "assistant) and a text as content",
+                             rd->path, line, i);
+        }
+        json_array_append_new(out, message_json(role, content));
+    }
+    return prompt_add(rd, out, line, err);
+}
+
+static int object_take(void *ctx, const json_t *v, int line, struct error *err) {
+    const struct reading *rd = ctx;
+    const json_t *messages = json_object_get(v, "messages"), *prompt = json_object_get(v, "prompt");
+    if (!messages == !prompt)
+        return line_error(rd, line, err, "expected {\"prompt\": …} or {\"messages\": …}");
+    if (messages) return messages_take(rd, messages, line, err);
+    if (!json_is_string(prompt)) return line_error(rd, line, err, "'prompt' must be text");
+    json_t *list = messages_begin(rd->o, false);
+    json_array_append_new(list, message_json("user", prompt));
+    return prompt_add(rd, list, line, err);
+}
+
+static int system_check(const struct synth_options *o, struct error *err) {
+    json_t *system = o->system ? json_string(o->system) : NULL;
+    if (o->system && !system) return error_set(err, ERR_USAGE, "'--system' is not UTF-8");
+    json_decref(system);
+    return OK;
+}
+
+int synth_prompts_read(struct synth_prompts *p, const char *path, const struct synth_options *o,
+                       struct error *err) {
+    struct reading rd = {p, o, path};
+    *p = (struct synth_prompts){0};
+    int rc = system_check(o, err);
+    if (rc == OK) rc = json_each(path, object_take, &rd, err);
+    if (rc == OK && p->n == 0) rc = error_set(err, ERR_FORMAT, "'%s' has no prompts", path);
+    if (rc != OK) synth_prompts_release(p);
+    return rc;
+}
+
+static int topic_take(const struct reading *rd, const char *topic, int line, struct error *err) {
+    const char *place = strstr(rd->o->template, "{topic}");
+    char *text = xasprintf("%.*s%s%s", (int)(place - rd->o->template), rd->o->template, topic,
+                           place + strlen("{topic}"));
+    json_t *content = json_string(text), *list = messages_begin(rd->o, false);
+    free(text);
+    if (content) json_array_append_new(list, message_json("user", content));
+    json_decref(content);
+    if (content) return prompt_add(rd, list, line, err);
+    json_decref(list);
+    return line_error(rd, line, err, "the topic, or the template, is not UTF-8");
+}
+
+int synth_topics_read(struct synth_prompts *p, const char *path, const struct synth_options *o,
+                      struct error *err) {
+    struct reading rd = {p, o, path};
+    struct buf text = {0};
+    int line = 0;
+    *p = (struct synth_prompts){0};
+    if (!strstr(o->template, "{topic}"))
+        return error_set(err, ERR_USAGE, "'--template' has no {topic} in it");
+    int rc = system_check(o, err);
+    if (rc == OK) rc = file_read(path, TOPICS_LIMIT, &text, err);
+    if (rc == OK && text.data && strlen(text.data) != text.len)
+        rc = error_set(err, ERR_FORMAT, "'%s' is not text: it has a zero byte", path);
+    for (char *rest = text.data, *topic; rc == OK && (topic = strsep(&rest, "\n")) != NULL;) {
+        line++;
+        topic[strcspn(topic, "\r")] = 0;
+        if (*topic) rc = topic_take(&rd, topic, line, err);
+    }
+    if (rc == OK && p->n == 0) rc = error_set(err, ERR_FORMAT, "'%s' has no topics", path);
+    if (rc != OK) synth_prompts_release(p);
+    buf_release(&text);
+    return rc;
+}
+
+void synth_prompts_release(struct synth_prompts *p) {
+    for (int i = 0; i < p->n; i++) {
+        json_decref(p->v[i].messages);
+        ids_release(&p->v[i].tokens);
+    }
+    free(p->v);
+    *p = (struct synth_prompts){0};
+}
+
+struct message *synth_messages(const struct synth_prompt *p, const char *answer, int *n) {
+    size_t all = json_array_size(p->messages);
+    struct message *msgs = xcalloc(all + 1, sizeof *msgs);
+    for (size_t i = 0; i < all; i++) {
+        const json_t *v = json_array_get(p->messages, i);
+        msgs[i] = (struct message){role_of(v), json_string_value(json_object_get(v, "content"))};
+    }
+    if (answer) msgs[all++] = (struct message){"assistant", answer};
+    *n = (int)all;
+    return msgs;
+}
+
+/* writing answers */
+
+enum {
+    LOOP_TOKENS = 48, /* tail that repeats a cycle four times: nothing more will come */
+    SEED_BITS = 52,   /* so that every reader of JSON sees the same number */
+};
+
+int synth_encode(struct synth *s, struct error *err) {
+    if (!s->model->tok)
+        return error_set(err, ERR_MISMATCH, "'%s' has no tokenizer", s->model->path);
+    int32_t longest = 0, room = s->model->config.max_seq_len;
+    for (int i = 0; i < s->prompts.n; i++) {
+        struct synth_prompt *p = &s->prompts.v[i];
+        int n;
+        struct message *msgs = synth_messages(p, NULL, &n);
+        int rc = chat_encode(s->model->tok, msgs, n, true, &p->tokens, NULL, err);
+        free(msgs);
+        if (rc == OK && p->tokens.n >= room)
+            rc = error_set(err, ERR_MISMATCH, "%d tokens, and the model has room for %d",
+                           p->tokens.n, room);
+        if (rc != OK) return error_wrap(err, "the prompt in line %d", p->line);
+        longest = MAX(longest, p->tokens.n);
+    }
+    s->max_len = (int32_t)MIN(longest + s->o->n, room);
+    return OK;
+}
+
+/* One option draws all of them, and none depends on what else is in the file. */
+static uint64_t sample_seed(const struct synth *s, const struct synth_sample *x) {
+    const struct ids *t = &s->prompts.v[x->prompt].tokens;
+    uint64_t parts[] = {(uint64_t)s->o->seed, (uint64_t)x->index,
+                        hash_u64(t->v, (size_t)t->n * sizeof *t->v)};
+    return hash_u64(parts, sizeof parts) & (((uint64_t)1 << SEED_BITS) - 1);
+}
+
+/* Everything in it is part of the call's identity: nothing may come from the batch or the machine.
+ */
+static struct request sample_request(const struct synth *s, struct synth_sample *x,
+                                     const int32_t *stop, int32_t n_stop) {
+    const struct synth_options *o = s->o;
+    const struct ids *prompt = &s->prompts.v[x->prompt].tokens;
+    return (struct request){.prompt = prompt->v,
+                            .n_prompt = prompt->n,
+                            .adapter = s->adapter,
+                            .sampling = {.temperature = (float)o->temp,
+                                         .top_k = (int32_t)o->top_k,
+                                         .top_p = (float)o->top_p,
+                                         .min_p = (float)o->min_p,
+                                         .seed = x->seed},
+                            .max_tokens = (int32_t)MIN(o->n, s->max_len - prompt->n),
+                            .stop = stop,
+                            .n_stop = n_stop,
+                            .loop_tokens = LOOP_TOKENS,
+                            .user = x};
+}
+
+static void sample_finish(const struct synth *s, struct synth_sample *x, double sum,
+                          enum finish finish) {
+    tok_decode_all(s->model->tok, x->out.v, x->out.n, false, &x->text);
+    buf_puts(&x->text, "");
+    x->logprob = x->out.n ? sum / x->out.n : 0;
+    x->finish = finish;
+}
+
+/* Sums as outputs_take does, so that a recalled sample has the same bits. */
+static void sample_take(const struct synth *s, struct synth_sample *x, const struct request *r) {
+    double sum = 0;
+    for (int32_t i = 0; i < r->n_out; i++) {
+        ids_add(&x->out, r->out[i]);
+        sum += (double)r->out_logprob[i];
+    }
+    sample_finish(s, x, sum, r->finish);
+}
+
+static bool text_is(const json_t *v, const char *key, const char *text) {
+    const char *is = json_string_value(json_object_get(v, key));
+    return is && strcmp(is, text) == 0;
+}
+
+/* Fast sums differ between levels, and anything may between versions. */
+static bool call_usable(const struct synth *s, const json_t *call) {
+    return text_is(call, "version", SHOAL_VERSION) &&
+           (s->model->cls == CLASS_EXACT || text_is(call, "level", kernels_get()->name));
+}
+
+/* False, and nothing is taken, unless the outputs are whole. */
+static bool outputs_take(const struct synth *s, struct synth_sample *x, const json_t *outputs) {
+    const json_t *out = json_object_get(outputs, "out"),
+                 *logprobs = json_object_get(outputs, "logprobs");
+    size_t n = json_array_size(out), i;
+    double sum = 0;
+    bool good = json_is_array(out) && json_array_size(logprobs) == n;
+    enum finish finish = FINISH_STOP;
+    while (finish <= FINISH_LOOP && !text_is(outputs, "finish", finish_name(finish)))
+        finish = finish == FINISH_LOOP ? FINISH_LOOP + 1 : finish + 1;
+    good = good && finish <= FINISH_LOOP;
+    for (i = 0; good && i < n; i++) {
+        const json_t *id = json_array_get(out, i), *logprob = json_array_get(logprobs, i);
+        json_int_t token = json_integer_value(id);
+        good = json_is_integer(id) && token >= 0 && token < s->model->config.vocab_size &&
+               json_is_number(logprob);
+        if (good) ids_add(&x->out, (int32_t)token);
+        if (good) sum += (double)(float)json_number_value(logprob);
+    }
+    if (good)
+        sample_finish(s, x, sum, finish);
+    else
+        ids_release(&x->out);
+    return good;
+}
+
+/* Reads the call where it was recorded; a record that is no use is made anew. */
+static bool sample_recall(struct synth *s, struct synth_sample *x) {
+    struct error none;
+    json_t *call = s->calls ? store_record_get(s->calls, x->call, &none) : NULL;
+    bool found =
+        call && call_usable(s, call) && outputs_take(s, x, json_object_get(call, "outputs"));
+    json_decref(call);
+    s->n_reused += found;
+    return found;
+}
+
+/* From sample `*at` on, as many as fit in a batch. A batch is waited for as a whole: it is long
+ * enough for the engine's sequences to stay filled but at its end. */
+static int batch_write(struct synth *s, struct request *reqs, int *at, struct error *err) {
+    int32_t stop[2], n_stop = 0, ends[2] = {tok_eos(s->model->tok), tok_chat_end(s->model->tok)};
+    for (int i = 0; i < 2; i++)
+        if (ends[i] >= 0) stop[n_stop++] = ends[i];
+    int n = 0;
+    for (; *at < s->n && n < SYNTH_BATCH; ++*at) {
+        struct synth_sample *x = &s->v[*at];
+        reqs[n] = sample_request(s, x, stop, n_stop);
+        call_key(&reqs[n], s->model->hash, s->model->cls, s->kv, s->lora, x->call);
+        n += !sample_recall(s, x);
+    }
+    int rc = engine_run(s->engine, reqs, n, NULL, err);
+    for (int i = 0; i < n; i++) {
+        if (rc == OK) sample_take(s, reqs[i].user, &reqs[i]);
+        request_release(&reqs[i]);
+    }
+    return rc;
+}
+
+int synth_generate(struct synth *s, struct error *err) {
+    struct progress p;
+    int64_t n = (int64_t)s->prompts.n * s->o->samples;
+    if (!model_hash(s->model, err)) return err->code;
+    if (n > 1 << 24) return error_set(err, ERR_USAGE, "more than %d answers", 1 << 24);
+    s->v = try_calloc((size_t)n, sizeof *s->v, err);
+    struct request *reqs = s->v ? try_calloc(SYNTH_BATCH, sizeof *reqs, err) : NULL;
+    if (!reqs) return err->code;
+    s->n = (int)n;
+    for (int i = 0; i < s->n; i++) {
+        struct synth_sample *x = &s->v[i];
+        *x = (struct synth_sample){.prompt = i / (int)s->o->samples,
+                                   .index = i % (int)s->o->samples,
+                                   .filter = SYNTH_KEPT};
+        x->seed = sample_seed(s, x);
+    }
+    progress_start(&p, "answers", n);
+    int rc = OK;
+    for (int at = 0; rc == OK && at < s->n;) {
+        rc = batch_write(s, reqs, &at, err);
+        progress_update(&p, at, NULL);
+    }
+    progress_finish(&p, NULL);
+    free(reqs);
+    return rc;
+}
+
+/* judging */
+
+static bool same_adapter(const struct adapter *a, const struct adapter *b) {
+    return a && b ? strcmp(a->hash, b->hash) == 0 : a == b;
+}
+
+/* The prompt and the answer as one sequence that is only read. */
+static struct request judge_request(const struct synth *s, struct synth_sample *x,
+                                    struct ids *all) {
+    const struct ids *prompt = &s->prompts.v[x->prompt].tokens;
+    for (int32_t i = 0; i < prompt->n; i++) ids_add(all, prompt->v[i]);
+    for (int32_t i = 0; i < x->out.n; i++) ids_add(all, x->out.v[i]);
+    return (struct request){.prompt = all->v,
+                            .n_prompt = all->n,
+                            .adapter = s->judge,
+                            .sampling = {.top_p = 1},
+                            .prompt_logprobs = true,
+                            .user = x};
+}
+
+static void judge_take(const struct synth *s, const struct request *r) {
+    struct synth_sample *x = r->user;
+    double sum = 0;
+    for (int32_t i = s->prompts.v[x->prompt].tokens.n; i < r->n_prompt; i++)
+        sum += (double)r->prompt_logprob[i];
+    x->perplexity = math_exp(-sum / x->out.n);
+}
+
+static int batch_judge(struct synth *s, struct request *reqs, struct ids *all, int *at,
+                       struct error *err) {
+    int n = 0;
+    for (; *at < s->n && n < SYNTH_BATCH; ++*at) {
+        struct synth_sample *x = &s->v[*at];
+        if (x->filter != SYNTH_KEPT || x->perplexity > 0 || x->out.n == 0) continue;
+        if (same_adapter(s->judge, s->adapter)) // it has said so while writing
+            x->perplexity = math_exp(-x->logprob);
+        else
+            reqs[n] = judge_request(s, x, &all[n]), n++;
+    }
+    int rc = n ? engine_run(s->engine, reqs, n, NULL, err) : OK;
+    for (int i = 0; i < n; i++) {
+        if (rc == OK) judge_take(s, &reqs[i]);
+        request_release(&reqs[i]);
+        ids_release(&all[i]);
+    }
+    return rc;
+}
+
+int synth_judge(struct synth *s, struct error *err) {
+    struct request *reqs = try_calloc(SYNTH_BATCH, sizeof *reqs, err);
+    struct ids *all = reqs ? try_calloc(SYNTH_BATCH, sizeof *all, err) : NULL;
+    int rc = all ? OK : err->code;
+    for (int at = 0; rc == OK && at < s->n;) rc = batch_judge(s, reqs, all, &at, err);
+    free(all);
+    free(reqs);
+    return rc;
+}
+
+/* lines */
+
+static json_t *hash_json(const struct adapter *a) {
+    return a ? json_string(a->hash) : json_null();
+}
+
+/* Where a sample comes from: enough to find its call, and to make it again without the record. The
+ * level is named only where bits depend on it, so that exact runs write the same file everywhere.
+ */
+static json_t *source_json(const struct synth *s, const struct synth_sample *x) {
+    const struct model *m = s->model;
+    json_t *scores = json_pack("{s:o,s:o}", "logprob", real_json((float)x->logprob), "agreement",
+                               real_json((float)x->agreement));
+    json_t *v = json_pack("{s:s,s:s,s:s,s:o,s:s,s:I,s:i,s:i,s:o}", "call", x->call, "model",
+                          m->name, "model_hash", m->hash, "adapter_hash", hash_json(s->adapter),
+                          "class", class_name(m->cls), "seed", (json_int_t)x->seed, "sample",
+                          x->index, "tokens", x->out.n, "scores", scores);
+    if (m->cls == CLASS_FAST) json_object_set_new(v, "level", json_string(kernels_get()->name));
+    if (x->perplexity > 0) {
+        json_object_set_new(scores, "perplexity", real_json((float)x->perplexity));
+        json_object_set_new(v, "judge_hash", hash_json(s->judge));
+    }
+    return v;
+}
+
+int synth_lines(const struct synth *s, struct buf *out, struct error *err) {
+    for (int i = 0; i < s->n; i++) {
+        const struct synth_sample *x = &s->v[i];
+        if (x->filter != SYNTH_KEPT) continue;
+        json_t *messages = json_deep_copy(s->prompts.v[x->prompt].messages);
+        json_array_append_new(messages, json_pack("{s:s,s:s%}", "role", "assistant", "content",
+                                                  x->text.data, x->text.len));
+        json_t *v = json_pack("{s:o,s:o}", "messages", messages, "source", source_json(s, x));
+        char *text = json_dumps(v, JSON_COMPACT | JSON_REAL_PRECISION(9));
+        CHECK(text != NULL);
+        int rc = buf_reserve(out, strlen(text) + 2, err);
+        if (rc == OK) buf_puts(out, text), buf_puts(out, "\n");
+        free(text);
+        json_decref(v);
+        if (rc != OK) return rc;
+    }
+    return OK;
+}
+
+void synth_release(struct synth *s) {
+    for (int i = 0; i < s->n; i++) {
+        buf_release(&s->v[i].text);
+        ids_release(&s->v[i].out);
+    }
+    free(s->v);
+    s->v = NULL;
+    s->n = 0;
+    synth_prompts_release(&s->prompts);
+}

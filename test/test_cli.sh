@@ -49,6 +49,9 @@ for q in q8_0 q4_0 bf16; do
     SHOAL_CPU=scalar "$shoal" run "$tmp/$q.gguf" -p "ab" -n 8 --temp 0.8 --seed 5 --ids --exact >"$tmp/$q.s" 2>/dev/null
     same "$q: scalar and best level" "$tmp/$q.1" "$tmp/$q.s"
 done
+for t in 1 3; do "$shoal" run "$tmp/bf16.gguf" -p "ab" -n 8 --temp 0.8 --seed 5 --ids --fast --threads $t >"$tmp/fast.$t" 2>/dev/null; done
+same "bf16, fast class: 1 and 3 threads" "$tmp/fast.1" "$tmp/fast.3"
+says "two classes at once" 2 "exclude each other" "$shoal" doctor --exact --fast
 for s in tiny-llama tiny-qwen2 tiny-gemma3 tiny-gpt-neo; do
     says "bench $s, a context of 64" 0 "" "$shoal" bench --shape $s --tokens 32 --reps 1 --members 8 --what prefill,decode,serve,noise
 done

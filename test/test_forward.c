@@ -373,7 +373,6 @@ static void bits_invariant(void **state) {
         {"tiny-gpt-neo", TENSOR_Q4_0, CLASS_EXACT},
     };
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
-        if (cases[i].cls == CLASS_FAST && kernels_default_class() != CLASS_FAST) continue;
         struct model *m = fixture_model(cases[i].shape, i % 2, cases[i].type, cases[i].cls);
         invariance_check(m);
         model_close(m);

@@ -13,7 +13,7 @@
 
 /* Options that every command takes. */
 struct common {
-    bool json, quiet, exact, help;
+    bool json, quiet, exact, fast, help; /* exact and fast: not both */
     int64_t threads; /* 0: all */
 };
 

@@ -21,6 +21,8 @@ static const struct option_row common_rows[] = {
      "no notes and no progress on stderr"},
     {"exact", OPT_BOOL, offsetof(struct common, exact), NULL, 0, 0, NULL,
      "exact numeric class: the same bits on every processor"},
+    {"fast", OPT_BOOL, offsetof(struct common, fast), NULL, 0, 0, NULL,
+     "fast numeric class: bf16 weights run faster, with other bits (the default where AMX is)"},
     {"threads", OPT_INT, offsetof(struct common, threads), "0", 0, 1024, "N",
      "threads; 0: all processors"},
     {"help", OPT_BOOL, offsetof(struct common, help), NULL, 0, 0, NULL, "this text"},
@@ -28,7 +30,7 @@ static const struct option_row common_rows[] = {
 };
 
 enum numeric_class cli_class(const struct common *c) {
-    return c->exact ? CLASS_EXACT : kernels_default_class();
+    return c->exact ? CLASS_EXACT : c->fast ? CLASS_FAST : kernels_default_class();
 }
 
 void cli_print(json_t *v) {
@@ -125,6 +127,8 @@ static int run_command(const struct command *c, int argc, char **argv) {
     int code = 0;
     options_default(rows, block);
     int read = options_read(c, rows, block, argc, argv, &args, &err);
+    if (read == OK && common->exact && common->fast)
+        read = error_set(&err, ERR_USAGE, "--exact and --fast exclude each other");
     if (read == ERR_USAGE) {
         code = usage_error(c, &err);
     } else if (read != OK) {

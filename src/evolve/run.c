@@ -707,8 +707,9 @@ static char *make_id(const struct run_env *env, int64_t seed) {
 static int register_run(struct run *r, struct error *err) {
     char *path = path_join(r->dir, "recipe.yaml");
     json_t *how =
-        json_pack("{s:I,s:b,s:s}", "seed", (json_int_t)r->o->seed, "zero_adapters",
-                  (int)r->o->zero_adapters, "class", r->env->cls == CLASS_EXACT ? "exact" : "fast");
+        json_pack("{s:I,s:b,s:s,s:s}", "seed", (json_int_t)r->o->seed, "zero_adapters",
+                  (int)r->o->zero_adapters, "class", r->env->cls == CLASS_EXACT ? "exact" : "fast",
+                  "level", kernels_get()->name);
     int rc = file_write(path, r->o->text, strlen(r->o->text), err);
     if (rc == OK) rc = store_run_add(r->store, r->id, "evolve", how, err);
     json_decref(how);
@@ -758,11 +759,12 @@ json_t *run_resume(const struct run_env *env, const char *id, struct error *err)
         o.zero_adapters = json_is_true(json_object_get(how, "zero_adapters"));
         const char *cls = json_string_value(json_object_get(how, "class"));
         again.cls = cls && strcmp(cls, "fast") == 0 ? CLASS_FAST : CLASS_EXACT;
-        if (again.cls == CLASS_FAST && kernels_default_class() != CLASS_FAST)
+        const char *level = json_string_value(json_object_get(how, "level"));
+        if (again.cls == CLASS_FAST && (!level || strcmp(level, kernels_get()->name) != 0))
             error_set(err, ERR_MISMATCH,
-                      "run '%s' was made in the fast class, which needs AMX: this machine cannot "
-                      "give the same bits",
-                      id);
+                      "run '%s' was made in the fast class at level '%s': level '%s' cannot give "
+                      "the same bits",
+                      id, level ? level : cpu_level_name(CPU_AMX), kernels_get()->name);
         else
             result = execute(&again, &o, id, false, err);
     }

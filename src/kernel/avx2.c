@@ -636,6 +636,78 @@ static void gemm_q4(float *y, int64_t ldy, const struct inputs *in, const struct
         gemm_packed(y, ldy, in, w, n0, n1, add, LAYOUT_Q4, NARROW);
 }
 
+/* Sixteen weights with k even (half 0) or odd, as f32 in two vectors. */
+INLINE void pair_load(__m256 v[2], const uint16_t *pairs, int half) {
+    UNROLL for (int h = 0; h < 2; h++) {
+        __m256i both = _mm256_loadu_si256((const __m256i *)(pairs + 16 * h));
+        v[h] = _mm256_castsi256_ps(half ? _mm256_and_si256(both, _mm256_set1_epi32(-65536))
+                                        : _mm256_slli_epi32(both, 16));
+    }
+}
+
+/* One k of R rows and P panels, `stride` weights apart. */
+INLINE void chains_step(__m256 *acc, const float *x, int64_t ldx, const uint16_t *pairs,
+                        int64_t stride, int half, int R, int P) {
+    UNROLL for (int p = 0; p < P; p++) {
+        __m256 v[2];
+        pair_load(v, pairs + p * stride, half);
+        UNROLL for (int r = 0; r < R; r++) {
+            __m256 a = _mm256_broadcast_ss(x + r * ldx + half);
+            UNROLL for (int h = 0; h < 2; h++) {
+                int o = (p * R + r) * 2 + h;
+                acc[o] = _mm256_fmadd_ps(a, v[h], acc[o]);
+            }
+        }
+    }
+}
+
+/* R · P is at most 5: ten accumulators, two vectors of weights, one of x, a mask. At 6 gcc spills,
+ * which costs a third. */
+INLINE void chains_tile(const struct chains *c, int64_t m, int64_t panel, int R, int P) {
+    const int64_t k = c->w->k, ldx = c->in->ldx;
+    const uint16_t *pairs = bf16_panel(c->w, panel);
+    const int64_t stride = bf16_panel(c->w, panel + 1) - pairs;
+    const float *x = c->in->x + m * ldx;
+    float sums[PANEL];
+    __m256 acc[10];
+    UNROLL for (int o = 0; o < 2 * R * P; o++) acc[o] = _mm256_setzero_ps();
+    for (int64_t i = 0; i + 2 <= k; i += 2, x += 2, pairs += 2 * PANEL) {
+        chains_step(acc, x, ldx, pairs, stride, 0, R, P);
+        __asm__("" : "+r"(pairs)); // or the pairs stay in registers that the sums need
+        chains_step(acc, x, ldx, pairs, stride, 1, R, P);
+    }
+    if (k % 2) chains_step(acc, x, ldx, pairs, stride, 0, R, P);
+    UNROLL for (int o = 0; o < R * P; o++) {
+        _mm256_storeu_ps(sums, acc[2 * o]);
+        _mm256_storeu_ps(sums + 8, acc[2 * o + 1]);
+        panel_put(c->y + (m + o % R) * c->ldy, sums, c->w, (panel + o / R) * PANEL, c->n1, c->add,
+                  LAYOUT_BF16);
+    }
+}
+
+#define CHAINS(R, P)                                                                               \
+    static void chains_##R##x##P(const struct chains *c, int64_t m, int64_t panel) {               \
+        chains_tile(c, m, panel, R, P);                                                            \
+    }
+CHAINS(1, 4)
+CHAINS(1, 1)
+CHAINS(2, 2)
+CHAINS(2, 1)
+CHAINS(3, 1)
+CHAINS(4, 1)
+CHAINS(5, 1)
+
+static void gemm_bf16_fast(float *y, int64_t ldy, const struct inputs *in, const struct matrix *w,
+                           int64_t n0, int64_t n1, bool add) {
+    static const struct chain_tile tiles[] = {{4, chains_1x4, chains_1x1},
+                                              {2, chains_2x2, chains_2x1},
+                                              {1, chains_3x1, chains_3x1},
+                                              {1, chains_4x1, chains_4x1},
+                                              {1, chains_5x1, chains_5x1}};
+    const struct chains c = {y, ldy, in, w, n1, add};
+    if (in->rows > 0) chains_run(&c, n0, tiles, ARRAY_LEN(tiles));
+}
+
 /* Eight lanes of the largest |v|. Magnitudes order as integers do, with NaN above all. */
 INLINE __m256i lanes_most(const __m256 v[4]) {
     const __m256i magnitude = _mm256_set1_epi32(0x7fffffff);
@@ -959,6 +1031,7 @@ void kernels_fill_avx2(struct kernels *k) {
     k->mix_pairs = mix_pairs;
     k->gemm_q8 = gemm_q8;
     k->gemm_q4 = gemm_q4;
+    k->gemm_bf16_fast = gemm_bf16_fast;
     k->quantize_row = quantize_row;
     k->quantize_by = quantize_by;
     k->to_bf16_row = to_bf16_row;

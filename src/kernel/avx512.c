@@ -655,6 +655,78 @@ INLINE void mix_any(const struct mix *p, const struct mix_tiles *tiles, bool bf1
 MIX(avx512_mix_f32, float, false)
 MIX(avx512_mix_bf16, uint16_t, true)
 
+/* One k of some rows and panels, `stride` weights apart; half 0 where it is even. */
+INLINE void chains_step(__m512 acc[8][4], const float *x, int64_t ldx, const uint16_t *pairs,
+                        int64_t stride, int half, int rows, int panels) {
+    __m512 v[4];
+#pragma GCC unroll 4
+    for (int p = 0; p < panels; p++) {
+        const __m512i both = _mm512_loadu_si512(pairs + p * stride);
+        v[p] = _mm512_castsi512_ps(half ? _mm512_and_si512(both, _mm512_set1_epi32(-65536))
+                                        : _mm512_slli_epi32(both, 16));
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; r++) {
+        const __m512 a = _mm512_set1_ps(x[r * ldx + half]);
+#pragma GCC unroll 4
+        for (int p = 0; p < panels; p++) acc[r][p] = _mm512_fmadd_ps(a, v[p], acc[r][p]);
+    }
+}
+
+INLINE void chains_tile(const struct chains *c, int64_t m, int64_t panel, int rows, int panels) {
+    const int64_t k = c->w->k, ldx = c->in->ldx;
+    const uint16_t *pairs = bf16_panel(c->w, panel);
+    const int64_t stride = bf16_panel(c->w, panel + 1) - pairs;
+    const float *x = c->in->x + m * ldx;
+    __m512 acc[8][4];
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; r++) {
+#pragma GCC unroll 4
+        for (int p = 0; p < panels; p++) acc[r][p] = _mm512_setzero_ps();
+    }
+    for (int64_t i = 0; i + 2 <= k; i += 2, x += 2, pairs += 2 * PANEL) {
+        chains_step(acc, x, ldx, pairs, stride, 0, rows, panels);
+        chains_step(acc, x, ldx, pairs, stride, 1, rows, panels);
+    }
+    if (k % 2) chains_step(acc, x, ldx, pairs, stride, 0, rows, panels);
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; r++) {
+#pragma GCC unroll 4
+        for (int p = 0; p < panels; p++) {
+            const int64_t n = (panel + p) * PANEL;
+            const __mmask16 mask = lanes_mask(c->n1 - n);
+            float *y = c->y + (m + r) * c->ldy + n;
+            __m512 v = acc[r][p];
+            if (c->add) v = _mm512_add_ps(_mm512_maskz_loadu_ps(mask, y), v);
+            _mm512_mask_storeu_ps(y, mask, v);
+        }
+    }
+}
+
+#define CHAINS(rows, panels)                                                                       \
+    static void chains_##rows##x##panels(const struct chains *c, int64_t m, int64_t panel) {       \
+        chains_tile(c, m, panel, rows, panels);                                                    \
+    }
+#define CHAINS_ROWS(rows, panels) CHAINS(rows, panels) CHAINS(rows, 1)
+CHAINS_ROWS(1, 4)
+CHAINS_ROWS(2, 4)
+CHAINS_ROWS(3, 4)
+CHAINS_ROWS(4, 4)
+CHAINS_ROWS(5, 2)
+CHAINS_ROWS(6, 2)
+CHAINS_ROWS(7, 2)
+CHAINS_ROWS(8, 2)
+
+static void avx512_gemm_bf16_fast(float *y, int64_t ldy, const struct inputs *in,
+                                  const struct matrix *w, int64_t n0, int64_t n1, bool add) {
+    static const struct chain_tile tiles[] = {
+        {4, chains_1x4, chains_1x1}, {4, chains_2x4, chains_2x1}, {4, chains_3x4, chains_3x1},
+        {4, chains_4x4, chains_4x1}, {2, chains_5x2, chains_5x1}, {2, chains_6x2, chains_6x1},
+        {2, chains_7x2, chains_7x1}, {2, chains_8x2, chains_8x1}};
+    const struct chains c = {y, ldy, in, w, n1, add};
+    if (in->rows > 0) chains_run(&c, n0, tiles, ARRAY_LEN(tiles));
+}
+
 static void avx512_adamw(float *w, const float *g, float *m, float *v, int64_t n, float lr,
                          float beta1, float beta2, float eps, float decay, float bc1, float bc2) {
     const __m512 b1 = _mm512_set1_ps(beta1), c1 = _mm512_set1_ps(1.0f - beta1),
@@ -683,6 +755,7 @@ void kernels_fill_avx512(struct kernels *k) {
     k->gemm_bf16 = avx512_gemm_bf16;
     k->gemm_q8 = avx512_gemm_q;
     k->gemm_q4 = avx512_gemm_q;
+    k->gemm_bf16_fast = avx512_gemm_bf16_fast;
     k->dot = avx512_dot;
     k->sum = avx512_sum;
     k->max = avx512_max;

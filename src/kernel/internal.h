@@ -200,4 +200,51 @@ static inline void ahead_step(struct ahead *a) {
     }
 }
 
+/* Pairs of weights of one panel of LAYOUT_BF16: [K rounded up to 32, / 2][16 outputs][2]. */
+static inline const uint16_t *bf16_panel(const struct matrix *w, int64_t panel) {
+    return (const uint16_t *)w->data + panel * PANEL * ((w->k + 31) / 32 * 32);
+}
+
+/*
+ * The fast class below AMX: every output is one chain of multiply-adds, so that outputs lie side by
+ * side in vectors and no lanes are added up. A tile is some rows by some panels of such chains, all
+ * of K long; its weights are widened on their way from the second-level cache, two operations for
+ * two vectors of them. Fewer rows take more panels, as many chains as the units have steps in
+ * flight.
+ */
+struct chains {
+    float *y;
+    int64_t ldy;
+    const struct inputs *in;
+    const struct matrix *w;
+    int64_t n1;
+    bool add;
+};
+struct chain_tile {
+    int panels;
+    void (*many)(const struct chains *c, int64_t m, int64_t panel); /* from row m and this panel on */
+    void (*one)(const struct chains *c, int64_t m, int64_t panel);
+};
+
+/* tiles[r - 1] takes r rows, `most` of them at a time. */
+static inline void chains_run(const struct chains *c, int64_t n0, const struct chain_tile *tiles,
+                              int64_t most) {
+    enum { CHAIN_BYTES = 262144 }; /* of weights that all rows meet before the next */
+    const int64_t rows = c->in->rows, first = n0 / PANEL, end = (c->n1 + PANEL - 1) / PANEL;
+    const int64_t width = MAX(CHAIN_BYTES / (bf16_panel(c->w, 1) - bf16_panel(c->w, 0)) / 2, 1);
+    const int64_t step = rows > most ? width : end;
+    ahead_begin(c->in->ahead, (end - first) / tiles[MIN(rows, most) - 1].panels *
+                                  ((rows + most - 1) / most));
+    for (int64_t p0 = first; p0 < end; p0 += step) {
+        for (int64_t m = 0; m < rows; m += most) {
+            const struct chain_tile *t = &tiles[MIN(rows - m, most) - 1];
+            const int64_t p1 = MIN(p0 + step, end);
+            for (int64_t p = p0; p < p1; p += p + t->panels <= p1 ? t->panels : 1) {
+                (p + t->panels <= p1 ? t->many : t->one)(c, m, p);
+                ahead_step(c->in->ahead);
+            }
+        }
+    }
+}
+
 #endif

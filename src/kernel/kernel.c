@@ -126,7 +126,7 @@ const struct kernels *kernels_get(void) {
 }
 
 enum numeric_class kernels_default_class(void) {
-    return kernels_get()->gemm_bf16_fast ? CLASS_FAST : CLASS_EXACT;
+    return kernels_get()->level == CPU_AMX ? CLASS_FAST : CLASS_EXACT;
 }
 
 static uint32_t float_bits(float f) {
@@ -459,7 +459,7 @@ bool matrix_int8(const struct matrix *m) {
 }
 
 bool matrix_bf16(const struct matrix *m) {
-    return m->layout == LAYOUT_BF16;
+    return m->layout == LAYOUT_BF16 && kernels_get()->level == CPU_AMX;
 }
 
 size_t matrix_bytes(const struct matrix *m) {
@@ -682,7 +682,7 @@ void matrix_mul_range(float *y, int64_t ldy, const struct inputs *in, const stru
         k->gemm_q8(y, ldy, in, w, n0, n1, add);
     else if (matrix_int8(w))
         k->gemm_q4(y, ldy, in, w, n0, n1, add);
-    else if (matrix_bf16(w))
+    else if (w->layout == LAYOUT_BF16)
         k->gemm_bf16_fast(y, ldy, in, w, n0, n1, add);
     else if (w->type == TENSOR_BF16)
         k->gemm_bf16(y, ldy, in->x, in->ldx, in->rows, w->data, w->k, w->k, n0, n1, add);
@@ -711,7 +711,7 @@ void matrix_mul(float *y, int64_t ldy, const struct inputs *in, const struct mat
     struct product p = {
         .kern = kernels_get(), .y = y, .ldy = ldy, .n = w->n, .in = in, .w = w, .add = add};
     CHECK(in->k == w->k && (!matrix_int8(w) || (in->q && in->d)) && (!w->mins || in->sum) &&
-          (!matrix_bf16(w) || (in->bf16 && p.kern->gemm_bf16_fast)));
+          (!matrix_bf16(w) || in->bf16));
     struct pool *use = pool_for(pool, in->rows, w->n, w->k);
     // Few outputs under many rows (a LoRA's A) leave threads idle unless the rows are what is
     // shared out.

@@ -12,7 +12,9 @@
  *                q8/q4 dot: block b of 32 (q6_k: 16) gives an exact integer s_b; acc = fma((float)s_b, dw_b * dx_b, acc)
  *                for b = 0, 1, … in order. Types with minima then add the f32 dot of minima and activation sums. nf4: dw_b
  *                is the block's byte, and the end is acc * (row_scale / 32385).
- *   fast class   bf16 weights meet bf16 activations in AMX tiles (gemm_bf16_fast); everything else as exact.
+ *   fast class   bf16 weights (gemm_bf16_fast) meet bf16 activations in AMX tiles. Below AMX they meet f32 activations, which
+ *                cost no conversion: one chain of fused multiply-adds an output, k ascending, from +0, the same bits at every
+ *                level but AMX. Everything else as exact.
  *   In both, the bits of output row m depend on row m of x and on w only: not on the number of rows, not on threads.
  *   exp and friends are our own polynomials, evaluated with the same operations at every level.
  */
@@ -128,7 +130,7 @@ int matrix_put(struct matrix *m, int64_t i, const void *row, struct error *err);
  * matrix_put): then matrix_row and tensor_from_f32 come near. */
 bool matrix_row_file(const struct matrix *m, int64_t i, void *out);
 bool matrix_int8(const struct matrix *m); /* its products read inputs.q, .d and .sum */
-bool matrix_bf16(const struct matrix *m); /* its products read inputs.bf16 */
+bool matrix_bf16(const struct matrix *m); /* its products read inputs.bf16: the fast class, with AMX */
 /* Row i as f32 (embedding look-up, tests, training copies). */
 void matrix_row(const struct matrix *m, int64_t i, float *out);
 size_t matrix_bytes(const struct matrix *m);
@@ -200,7 +202,7 @@ struct kernels {
     void (*gemm_q4)(float *y, int64_t ldy, const struct inputs *in, const struct matrix *w, int64_t n0, int64_t n1,
                     bool add);
     void (*gemm_bf16_fast)(float *y, int64_t ldy, const struct inputs *in, const struct matrix *w, int64_t n0,
-                           int64_t n1, bool add); /* NULL below AMX */
+                           int64_t n1, bool add);
 
     void (*quantize_row)(const float *x, int64_t k, int8_t *q, float *d); /* see struct inputs */
     /* The same of x[i] * by[i]. */
@@ -231,7 +233,7 @@ struct kernels {
 const struct kernels *kernels_get(void);
 /* A table for one level, or NULL when the machine lacks it. For tests and benches. */
 const struct kernels *kernels_level(enum cpu_level level);
-enum numeric_class kernels_default_class(void); /* fast where AMX is, else exact */
+enum numeric_class kernels_default_class(void); /* fast where AMX is, else exact: the same bits everywhere */
 const char *cpu_level_name(enum cpu_level level);
 bool cpu_has(enum cpu_level level);
 

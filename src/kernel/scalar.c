@@ -81,6 +81,20 @@ GEMM_ELEMS(gemm_bf16, uint16_t, ELEM_BF16)
 GEMM_ELEMS(gemm_f16, uint16_t, ELEM_F16)
 GEMM_ELEMS(gemm_i8, int8_t, ELEM_I8)
 
+static void gemm_bf16_fast(float *y, int64_t ldy, const struct inputs *in, const struct matrix *w,
+                           int64_t n0, int64_t n1, bool add) {
+    for (int64_t n = n0; n < n1; n++) {
+        const uint16_t *pairs = bf16_panel(w, n / PANEL) + n % PANEL * 2;
+        for (int64_t m = 0; m < in->rows; m++) {
+            float sum = 0;
+            for (int64_t k = 0; k < w->k; k++)
+                sum = fmaf(in->x[m * in->ldx + k], bf16_to_f32(pairs[k / 2 * PANEL * 2 + k % 2]),
+                           sum);
+            output_put(&y[m * ldy + n], sum, add);
+        }
+    }
+}
+
 #define MIX_ELEMS(name, type, e)                                                                   \
     static void name(float *y, int64_t ldy, const float *t, int64_t tm, int64_t tj, int64_t rows,  \
                      const type *v, int64_t ldv, int64_t k, int64_t n) {                           \
@@ -344,6 +358,7 @@ void kernels_fill_scalar(struct kernels *k) {
         .mix_pairs = mix_pairs,
         .gemm_q8 = gemm_packed,
         .gemm_q4 = gemm_packed,
+        .gemm_bf16_fast = gemm_bf16_fast,
         .quantize_row = quantize_row,
         .quantize_by = quantize_by,
         .to_bf16_row = to_bf16_row,

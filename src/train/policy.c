@@ -111,7 +111,7 @@ static void rollout_loss(struct policy_loss *l, struct scored *s) {
         sums->clipped += clipped;
     }
     sums->tokens += s->n;
-    s->count = 1;
+    s->count = r->count;
 }
 
 int policy_loss(void *ctx, struct scored *v, int n, struct error *err) {

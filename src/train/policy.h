@@ -90,6 +90,7 @@ struct rollout {
     double advantage;
     const float *reference; /* [targets] log-probabilities */
     double *old;            /* [targets] of the policy that wrote it */
+    double count;           /* completions that it stands for; others of them have no gradient */
 };
 struct policy_sums {
     double kl; /* summed k3 */

@@ -37,8 +37,10 @@ struct play { /* a completion */
     struct sample sample; /* prompt and completion, which is the target */
     int32_t n;            /* targets */
     float *reference;     /* [n] */
-    double *old;          /* [n] */
+    double *old;          /* [n]; the engine's, of what it drew, until the trainer has its own */
+    int32_t drawn;        /* of n: without the end */
     struct buf text;
+    double count; /* completions that it stands for in the loss; 0: it is left out */
 };
 struct learner {
     struct course c;
@@ -56,7 +58,8 @@ struct learner {
     double *rewards, *advantages;
     struct sample *batch;
     struct rollout *rollouts;
-    struct policy_sums *sums; /* [n] */
+    struct policy_sums *sums;    /* [n] of an update */
+    struct policy_sums *sampled; /* [n] kl and tokens of a step */
 };
 
 /* sampling */
@@ -105,6 +108,8 @@ static void play_finish(const struct learner *l, struct play *p) {
     memset(p->sample.mask + n_prompt, 1, (size_t)p->n);
     p->reference = xcalloc((size_t)p->n, sizeof *p->reference);
     p->old = xcalloc((size_t)p->n, sizeof *p->old);
+    p->drawn = r->n_out;
+    for (int32_t i = 0; i < r->n_out; i++) p->old[i] = (double)r->out_logprob[i];
     buf_puts(&p->text, "");
     tok_decode_all(l->c.m->tok, r->out, r->n_out, false, &p->text);
 }
@@ -127,14 +132,15 @@ static int requests_run(struct learner *l, struct error *err) {
 }
 
 static int sample_all(struct learner *l, int64_t step, struct error *err) {
+    memset(l->sampled, 0, (size_t)l->c.n * sizeof *l->sampled);
     for (int i = 0; i < l->n_plays; i++) play_begin(l, step, i);
     int rc = requests_run(l, err);
     for (int i = 0; !rc && i < l->n_plays; i++) play_finish(l, &l->plays[i]);
     return rc;
 }
 
-/* Log-probabilities of what was sampled, under the start adapters or the policies as they are now,
- * into `reference`, or summed up as KL to it. */
+/* Log-probabilities of what was sampled: under the start adapters, into `reference`; under the
+ * policies as they are now. Sums up the KL of the policy that sampled, or of the one now. */
 static int score_all(struct learner *l, bool policies, struct error *err) {
     for (int i = 0; i < l->n_plays; i++) {
         struct play *p = &l->plays[i];
@@ -150,14 +156,11 @@ static int score_all(struct learner *l, bool policies, struct error *err) {
     for (int i = 0; !rc && i < l->n_plays; i++) {
         struct play *p = &l->plays[i];
         const float *logp = p->request.prompt_logprob + p->sample.n - p->n;
-        struct policy_sums *s = &l->sums[p->job];
-        for (int32_t k = 0; k < p->n; k++) {
-            if (policies)
-                s->kl += kl_k3((double)logp[k], (double)p->reference[k]);
-            else
-                p->reference[k] = logp[k];
-        }
-        if (policies) s->tokens += p->n;
+        struct policy_sums *s = policies ? &l->sums[p->job] : &l->sampled[p->job];
+        if (!policies) memcpy(p->reference, logp, (size_t)p->n * sizeof *logp);
+        for (int32_t k = 0; k < p->drawn; k++)
+            s->kl += kl_k3(policies ? (double)logp[k] : p->old[k], (double)p->reference[k]);
+        s->tokens += p->drawn;
     }
     return rc;
 }
@@ -204,6 +207,37 @@ static void advantages_make(struct learner *l, int64_t step) {
 
 /* updates */
 
+/* Without KL in the loss, completions without advantage have no gradient: a pass less. For those
+ * that are left `count` says how many each stands for; where none is left, all are. */
+static bool is_idle(const struct learner *l, int i) {
+    return l->o->kl_coef == 0 && l->advantages[i] == 0;
+}
+
+static void counts_make(struct learner *l) {
+    int64_t per = l->per_update * l->o->k;
+    for (int j = 0; j < l->c.n; j++) {
+        int64_t active = 0;
+        for (int64_t i = j * per; i < (j + 1) * per; i++) active += !is_idle(l, (int)i);
+        for (int64_t i = j * per; i < (j + 1) * per; i++)
+            l->plays[i].count = !active ? 1 : is_idle(l, (int)i) ? 0 : (double)per / (double)active;
+    }
+}
+
+/* The next pass from play *i on: samples and what their loss needs. */
+static int pass_fill(struct learner *l, int *i) {
+    int64_t rows = 0;
+    int n = 0;
+    for (; *i < l->n_plays; ++*i) {
+        const struct play *p = &l->plays[*i];
+        if (p->count == 0) continue;
+        if (n && rows + p->sample.n > MAX_ROWS) break;
+        rows += p->sample.n;
+        l->batch[n] = p->sample;
+        l->rollouts[n++] = (struct rollout){l->advantages[*i], p->reference, p->old, p->count};
+    }
+    return n;
+}
+
 static int accumulate(struct learner *l, bool fresh, struct error *err) {
     struct policy_loss pl = {.batch = l->batch,
                              .rollouts = l->rollouts,
@@ -214,17 +248,8 @@ static int accumulate(struct learner *l, bool fresh, struct error *err) {
                              .sums = l->sums};
     const struct loss loss = {policy_loss, &pl};
     int rc = OK;
-    for (int i = 0, n; !rc && i < l->n_plays; i += n) {
-        int64_t rows = 0;
-        for (n = 0; i + n < l->n_plays; n++) {
-            const struct play *p = &l->plays[i + n];
-            if (n && rows + p->sample.n > MAX_ROWS) break;
-            rows += p->sample.n;
-            l->batch[n] = p->sample;
-            l->rollouts[n] = (struct rollout){l->advantages[i + n], p->reference, p->old};
-        }
+    for (int i = 0, n; !rc && (n = pass_fill(l, &i)) > 0;)
         rc = trainer_accumulate_loss(l->c.trainer, l->batch, n, &loss, err);
-    }
     return rc;
 }
 
@@ -290,11 +315,11 @@ static json_t *trainee_log(const struct learner *l, int j) {
         tokens += p->n;
         ended += p->end >= 0 && p->sample.tokens[p->sample.n - 1] == p->end;
     }
-    return json_pack("{s:f,s:f,s:f,s:f,s:f,s:f,s:f}", "reward", l->trainees[j].last, "mixed",
-                     mixed_share(l, j), "reward_std",
-                     spread(l->rewards + j * per, per, l->trainees[j].last), "kl", sums_kl(s),
-                     "clipped", s->tokens ? (double)s->clipped / (double)s->tokens : 0, "length",
-                     (double)tokens / (double)per, "ended", (double)ended / (double)per);
+    return json_pack(
+        "{s:f,s:f,s:f,s:f,s:f,s:f,s:f}", "reward", l->trainees[j].last, "mixed", mixed_share(l, j),
+        "reward_std", spread(l->rewards + j * per, per, l->trainees[j].last), "kl",
+        sums_kl(&l->sampled[j]), "clipped", s->tokens ? (double)s->clipped / (double)s->tokens : 0,
+        "length", (double)tokens / (double)per, "ended", (double)ended / (double)per);
 }
 
 static void step_log(const struct learner *l, json_t *line) {
@@ -302,7 +327,7 @@ static void step_log(const struct learner *l, json_t *line) {
     double reward = 0, kl = 0;
     for (int j = 0; j < l->c.n; j++) {
         reward += l->trainees[j].last / l->c.n;
-        kl += sums_kl(&l->sums[j]) / l->c.n;
+        kl += sums_kl(&l->sampled[j]) / l->c.n;
         json_object_set_new(list, l->c.jobs[j].name, trainee_log(l, j));
     }
     json_object_set_new(line, "reward", json_real(reward));
@@ -326,7 +351,10 @@ static int learner_step(void *ctx, int64_t step, json_t *line, struct error *err
     int undone = 0, all = 0, rc = sample_all(l, step, err);
     if (!rc) rc = rewards_ask(l, err);
     if (!rc) rc = score_all(l, false, err);
-    if (!rc) advantages_make(l, step);
+    if (rc == OK) {
+        advantages_make(l, step);
+        counts_make(l);
+    }
     for (int64_t i = 0; !rc && i < l->c.per_step; i++, all += undone)
         rc = inner_update(l, step * l->c.per_step + i, i == 0, line, &undone, err);
     json_object_set_new(line, "not_applied", json_integer(all));
@@ -457,6 +485,7 @@ static void learner_release(struct learner *l) {
     free(l->batch);
     free(l->rollouts);
     free(l->sums);
+    free(l->sampled);
 }
 
 int reward_run(const struct course *c, enum method method, const struct policy_options *o,
@@ -465,6 +494,7 @@ int reward_run(const struct course *c, enum method method, const struct policy_o
     l.per_update = c->o->bsz * c->o->grad_accum;
     l.trainees = xcalloc((size_t)c->n, sizeof *l.trainees);
     l.sums = xcalloc((size_t)c->n, sizeof *l.sums);
+    l.sampled = xcalloc((size_t)c->n, sizeof *l.sampled);
     int rc = reward ? OK : reward_open(&l.named, o->reward, o->reward_timeout, err);
     l.reward = reward ? *reward : l.named;
     if (!rc) rc = learner_open(&l, err);

@@ -178,7 +178,10 @@ static int grammar_read(struct job *j, struct error *err) {
     const char *path = o->json_schema ? o->json_schema : o->gbnf;
     struct buf text = {0};
     if (o->regex) j->grammar = grammar_new_regex(o->regex, strlen(o->regex), err);
-    if (path && file_read(path, 1 << 24, &text, err) != OK) return err->code;
+    if (path && file_read(path, 1 << 24, &text, err) != OK) {
+        buf_release(&text);
+        return err->code;
+    }
     const char *source = text.data ? text.data : "";
     if (o->json_schema) j->grammar = grammar_new_json_schema(source, text.len, false, err);
     if (o->gbnf) j->grammar = grammar_new_gbnf(source, text.len, err);

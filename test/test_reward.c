@@ -4,8 +4,9 @@
  * Losses are compared with central differences of themselves, written here a second time in plain
  * libm over trainer_score's log-probabilities. Runs are on a tiny model of random weights with the
  * byte tokenizer: what is rewarded there is a matter of bytes. No number here belongs to a
- * processor level, and sampling at the scalar one takes minutes: levels: once
+ * processor level, and sampling at the scalar one takes minutes.
  */
+/* levels: once */
 #define _GNU_SOURCE /* fopencookie */
 #include "train/policy.h"
 

@@ -195,7 +195,6 @@ static void bench_peak(struct bench *b, enum tensor_type type) {
     struct arena arena = {0};
     struct error err;
     struct matrix w;
-    struct inputs in;
     double t[MAX_REPS];
     float *x = arena_alloc(&arena, sizeof *x * ROWS * K),
           *y = arena_alloc(&arena, sizeof *y * ROWS * N);
@@ -209,7 +208,7 @@ static void bench_peak(struct bench *b, enum tensor_type type) {
                         (uint8_t *)file + tensor_row_bytes(type, K) * (size_t)i, K);
     CHECK(matrix_init(&w, type, N, K, file, NULL, b->m->cls, &arena, &err) == OK);
     void *scratch = arena_alloc(&arena, inputs_scratch(ROWS, K));
-    inputs_prepare(&in, x, K, ROWS, K, matrix_int8(&w), matrix_bf16(&w), scratch, b->pool);
+    struct inputs in = inputs_for(&w, 1, x, ROWS, scratch, b->pool);
     for (int i = 0; i < 20; i++) matrix_mul(y, N, &in, &w, false, b->pool);
     for (int64_t i = 0; i < b->o->reps; i++) {
         double start = clock_now();

@@ -89,10 +89,6 @@ void matrix_row_part(const struct matrix *m, int64_t i, int64_t k0, int64_t k1, 
 /* The pool, or NULL when a product of this size is not worth waking its threads. */
 struct pool *pool_for(struct pool *pool, int64_t rows, int64_t n, int64_t k);
 
-/* gelu: 2 sqrt(2/pi) and 0.044715 times it. */
-#define GELU_LINE 0x1.988454p+0f
-#define GELU_CUBE 0x1.2444f2p-4f
-
 #define QK 32    /* weights in a block of the q types */
 #define PANEL 16 /* outputs in a panel of a packed matrix */
 

@@ -647,6 +647,18 @@ void inputs_prepare(struct inputs *in, const float *x, int64_t ldx, int64_t rows
     pool_run(rows * k < 8192 ? NULL : pool, inputs_range, in, rows, 1);
 }
 
+struct inputs inputs_for(const struct matrix *w, int n, const float *x, int64_t rows, void *scratch,
+                         struct pool *pool) {
+    struct inputs in;
+    bool int8 = false, bf16 = false;
+    for (int i = 0; i < n; i++) {
+        int8 |= matrix_int8(&w[i]);
+        bf16 |= matrix_bf16(&w[i]);
+    }
+    inputs_prepare(&in, x, w->k, rows, w->k, int8, bf16, scratch, pool);
+    return in;
+}
+
 struct inputs inputs_rows(const struct inputs *in, int64_t begin, int64_t end) {
     struct inputs part = *in;
     part.rows = end - begin;

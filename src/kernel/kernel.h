@@ -217,7 +217,7 @@ struct kernels {
     void (*rmsnorm)(float *y, const float *x, const float *g, float eps, int64_t n); /* y = x * (1/sqrt(dot(x,x)/n+eps)) * g */
     void (*rope)(float *x, const float *cos, const float *sin, int64_t half); /* pairs (i, i+half): HF order */
     void (*silu_mul)(float *y, const float *gate, const float *up, int64_t n); /* y = gate*sigmoid(gate)*up */
-    void (*gelu)(float *y, const float *x, int64_t n);                    /* the tanh form ("gelu_new") */
+    void (*gelu)(float *y, const float *x, int64_t n);                    /* the tanh form ("gelu_new"): GELU_LINE */
     void (*exp)(float *y, const float *x, int64_t n);                     /* clamps to [0, FLT_MAX]; exp(-inf) = 0 */
     /* y = exp(x - max) in place, returns the sum by the `sum` rule (the caller divides). */
     float (*softmax)(float *x, int64_t n);
@@ -227,6 +227,10 @@ struct kernels {
     void (*adamw)(float *w, const float *g, float *m, float *v, int64_t n, float lr, float beta1, float beta2,
                   float eps, float decay, float bc1, float bc2);
 };
+
+/* gelu is x σ(x (LINE + CUBE x²)): 2 sqrt(2/π), and 0.044715 times it. */
+#define GELU_LINE 0x1.988454p+0f
+#define GELU_CUBE 0x1.2444f2p-4f
 
 /* The table for this process: best level available, capped by SHOAL_CPU. An unknown or unavailable SHOAL_CPU is a
  * message and exit 2. */
@@ -258,10 +262,12 @@ void pairs_mix(float *y, int64_t ldy, const float *t, int64_t ldt, int64_t rows,
 
 /* products over a pool */
 
-/* Prepares what `need` (a bit set of 1 << tensor_type of packed matrices) asks for; scratch comes from the caller. */
+/* Rows of x, with the int8 blocks and the bf16 rows that are asked for; scratch comes from the caller. */
 size_t inputs_scratch(int64_t max_rows, int64_t max_k);
 void inputs_prepare(struct inputs *in, const float *x, int64_t ldx, int64_t rows, int64_t k, bool int8, bool bf16,
                     void *scratch, struct pool *pool);
+/* The same for rows that lie end to end, as all of the n matrices want them. */
+struct inputs inputs_for(const struct matrix *w, int n, const float *x, int64_t rows, void *scratch, struct pool *pool);
 struct inputs inputs_rows(const struct inputs *in, int64_t begin, int64_t end); /* a view of some rows */
 /* y[rows][ldy] (+)= x wᵀ, over the pool, static ranges of outputs. `in` must hold what w->type/packed needs. */
 void matrix_mul(float *y, int64_t ldy, const struct inputs *in, const struct matrix *w, bool add, struct pool *pool);

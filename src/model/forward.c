@@ -506,20 +506,6 @@ static void products_run(struct forward *f, const struct inputs *in, const struc
         if (dora_any(f, v[i].p)) dora_run(f, &v[i], aside, dora_rows);
 }
 
-/* Rows of x as all of the n matrices want them. */
-static struct inputs inputs_for(struct forward *f, const float *x, int64_t rows,
-                                const struct matrix *w, int n) {
-    struct inputs in;
-    bool int8 = false, bf16 = false;
-    for (int i = 0; i < n; i++) {
-        int8 |= matrix_int8(&w[i]);
-        bf16 |= matrix_bf16(&w[i]);
-    }
-    int64_t k = w[0].k;
-    inputs_prepare(&in, x, k, rows, k, int8, bf16, f->in_scratch, pool_for(f, 4 * rows * k));
-    return in;
-}
-
 struct norm_job {
     const struct forward *f;
     const float *x, *g, *b; /* b: LayerNorm's bias, or NULL for an RMS norm */
@@ -915,23 +901,24 @@ static void layer_run(struct forward *f) {
     const struct layer *l = &f->m->layers[f->layer];
     int64_t rows = f->n_rows;
     rows_norm(f, f->h, f->x, NULL, rows, l->attn_norm, l->attn_norm_bias);
-    struct inputs in = inputs_for(f, f->h, rows, &l->proj[PROJ_Q], 3);
+    struct inputs in = inputs_for(&l->proj[PROJ_Q], 3, f->h, rows, f->in_scratch, f->o.pool);
     const struct product qkv[] = {
         {PROJ_Q, f->q, false}, {PROJ_K, f->k, false}, {PROJ_V, f->v, false}};
     products_run(f, &in, qkv, 3);
     pool_run(pool_for(f, 4 * rows * (c->n_heads + c->n_kv_heads) * c->head_dim), store_rows, f,
              rows, 1);
     attend_run(f);
-    in = inputs_for(f, f->att, rows, &l->proj[PROJ_O], 1);
+    in = inputs_for(&l->proj[PROJ_O], 1, f->att, rows, f->in_scratch, f->o.pool);
     branch_end(f, &in, PROJ_O, l->post_attn_norm);
 
     rows_norm(f, f->h, f->x, NULL, rows, l->ffn_norm, l->ffn_norm_bias);
     bool gated = !c->arch->ungated;
-    in = inputs_for(f, f->h, rows, &l->proj[gated ? PROJ_GATE : PROJ_UP], gated ? 2 : 1);
+    in = inputs_for(&l->proj[gated ? PROJ_GATE : PROJ_UP], gated ? 2 : 1, f->h, rows, f->in_scratch,
+                    f->o.pool);
     const struct product gate_up[] = {{PROJ_GATE, f->gate, false}, {PROJ_UP, f->up, false}};
     products_run(f, &in, gated ? gate_up : gate_up + 1, gated ? 2 : 1);
     pool_run(pool_for(f, 8 * rows * c->d_ff), act_rows, f, rows, 1);
-    in = inputs_for(f, f->gate, rows, &l->proj[PROJ_DOWN], 1);
+    in = inputs_for(&l->proj[PROJ_DOWN], 1, f->gate, rows, f->in_scratch, f->o.pool);
     branch_end(f, &in, PROJ_DOWN, l->post_ffn_norm);
 }
 
@@ -971,7 +958,7 @@ void forward_run(struct forward *f, const struct row *rows, int32_t n_rows,
         rows_norm(f, f->hidden, f->x, out_rows, n_out, f->m->final_norm, f->m->final_norm_bias);
     }
     if (n_out > 0 && logits) {
-        struct inputs in = inputs_for(f, f->hidden, n_out, &f->m->head, 1);
+        struct inputs in = inputs_for(&f->m->head, 1, f->hidden, n_out, f->in_scratch, f->o.pool);
         if (base_head_needed(f, out_rows, n_out)) base_job(f, &f->m->head, &in, logits, false);
         jobs_run(f);
         heads_run(f, out_rows, n_out, logits);

@@ -7,7 +7,8 @@
  */
 #include "train/course.h"
 
-#include <errno.h>
+#include "train/log.h"
+
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -43,19 +44,61 @@ int64_t course_steps(const struct course *c, int64_t n, int64_t per_step) {
     return c->o->max_steps > 0 ? c->o->max_steps : MAX((int64_t)ceil(exact - 1e-9), 1);
 }
 
-/* Given ones are retained; fresh ones differ by name. */
-static int starts_make(struct course *c, struct error *err) {
+int starts_make(const struct model *m, const struct sft_job *jobs, int n,
+                const struct train_options *o, struct adapter **starts, struct error *err) {
     struct adapter_config a;
-    int rc = train_adapter_config(c->o, &a, err);
-    if (!rc) rc = adapter_config_check(&c->m->config, &a, err);
-    for (int j = 0; !rc && j < c->n; j++) {
-        char *key = xasprintf("%s %lld", c->jobs[j].name, (long long)c->o->seed);
-        c->starts[j] = c->jobs[j].start ? adapter_retain(c->jobs[j].start)
-                                        : adapter_fresh(c->m, &a, hash_u64(key, strlen(key)), err);
+    int rc = train_adapter_config(o, &a, err);
+    if (!rc) rc = adapter_config_check(&m->config, &a, err);
+    for (int j = 0; !rc && j < n; j++) {
+        char *key = xasprintf("%s %lld", jobs[j].name, (long long)o->seed);
+        starts[j] = jobs[j].start ? adapter_retain(jobs[j].start)
+                                  : adapter_fresh(m, &a, hash_u64(key, strlen(key)), err);
         free(key);
-        if (!c->starts[j]) rc = err->code;
+        if (!starts[j]) rc = err->code;
     }
     return rc;
+}
+
+int result_make(const struct trainer *t, const struct model *m, int j, const char *method,
+                const char *data, const char *start, struct adapter **out, struct error *err) {
+    json_t *lineage = json_pack("{s:s,s:s,s:s}", "operator", method, "data", data, "start", start);
+    if (m->hash[0]) json_object_set_new(lineage, ADAPTER_BASE_HASH, json_string(m->hash));
+    *out = trainer_adapter(t, j, lineage);
+    json_decref(lineage);
+    return adapter_bind(*out, m, err);
+}
+
+json_t *checkpoint_extra(json_t *identity, const struct sft_job *jobs, int n) {
+    json_t *losses = json_array();
+    for (int j = 0; j < n; j++)
+        json_array_append_new(losses, json_pack("[f,f]", jobs[j].first_loss, jobs[j].last_loss));
+    return json_pack("{s:O,s:o}", "run", identity, "losses", losses);
+}
+
+int checkpoint_load(struct trainer *t, const char *path, const json_t *identity,
+                    struct sft_job *jobs, int n, json_t **extra, struct error *err) {
+    int rc = trainer_load(t, path, extra, err);
+    if (rc) return rc;
+    if (!json_equal(json_object_get(*extra, "run"), identity))
+        rc = error_set(err, ERR_MISMATCH,
+                       "checkpoint '%s' belongs to a run with other data, adapters or options; "
+                       "remove it to start again",
+                       path);
+    for (int j = 0; !rc && j < n; j++) {
+        const json_t *pair = json_array_get(json_object_get(*extra, "losses"), (size_t)j);
+        jobs[j].first_loss = json_number_value(json_array_get(pair, 0));
+        jobs[j].last_loss = json_number_value(json_array_get(pair, 1));
+    }
+    return rc;
+}
+
+int failure_place(const char *checkpoint, const char *unit, int64_t saved, struct error *err) {
+    if (saved < 0) return err->code;
+    char *what = xstrdup(err->text);
+    error_set(err, err->code, "%s; '%s' holds at least %s %lld, the same command continues it",
+              what, checkpoint, unit, (long long)saved);
+    free(what);
+    return err->code;
 }
 
 static void identity_add(struct course *c) {
@@ -79,7 +122,7 @@ int course_begin(struct course *c, struct error *err) {
     c->started = clock_now();
     c->starts = xcalloc((size_t)c->n, sizeof *c->starts);
     int rc = schedule_parse(c->o->lr_scheduler, &c->schedule, err);
-    if (!rc) rc = starts_make(c, err);
+    if (!rc) rc = starts_make(c->m, c->jobs, c->n, c->o, c->starts, err);
     if (rc) return rc;
     identity_add(c);
     c->trainer = trainer_new_lora(c->m, c->starts, c->n, c->o, c->pool, err);
@@ -117,22 +160,13 @@ static int line_write(const struct course *c, json_t *line, struct error *err) {
     if (!c->log) return OK;
     json_object_set_new(line, "tokens_per_s",
                         json_real(seconds > 0 ? (double)c->tokens / seconds : 0));
-    char *text = json_dumps(line, JSON_COMPACT | JSON_REAL_PRECISION(9));
-    errno = 0;
-    fprintf(c->log, "%s\n", text);
-    int rc = fflush(c->log) || ferror(c->log) ? error_errno(err, "cannot write the log") : OK;
-    free(text);
-    return rc;
+    return train_log_line(c->log, line, err);
 }
 
 static int course_save(struct course *c, const struct course_step *s, int64_t done,
                        struct error *err) {
-    json_t *losses = json_array();
-    for (int j = 0; j < c->n; j++)
-        json_array_append_new(losses,
-                              json_pack("[f,f]", c->jobs[j].first_loss, c->jobs[j].last_loss));
-    json_t *extra =
-        json_pack("{s:O,s:o,s:o}", "run", c->identity, "losses", losses, "state", s->state(s->ctx));
+    json_t *extra = checkpoint_extra(c->identity, c->jobs, c->n);
+    json_object_set_new(extra, "state", s->state(s->ctx));
     int rc = trainer_save(c->trainer, c->checkpoint, extra, err);
     if (!rc) c->saved = done;
     json_decref(extra);
@@ -141,18 +175,7 @@ static int course_save(struct course *c, const struct course_step *s, int64_t do
 
 static int course_continue(struct course *c, const struct course_step *s, struct error *err) {
     json_t *extra = NULL;
-    int rc = trainer_load(c->trainer, c->checkpoint, &extra, err);
-    if (rc) return rc;
-    if (!json_equal(json_object_get(extra, "run"), c->identity))
-        rc = error_set(err, ERR_MISMATCH,
-                       "checkpoint '%s' belongs to a run with other data, adapters or options; "
-                       "remove it to start again",
-                       c->checkpoint);
-    for (int j = 0; !rc && j < c->n; j++) {
-        const json_t *pair = json_array_get(json_object_get(extra, "losses"), (size_t)j);
-        c->jobs[j].first_loss = json_number_value(json_array_get(pair, 0));
-        c->jobs[j].last_loss = json_number_value(json_array_get(pair, 1));
-    }
+    int rc = checkpoint_load(c->trainer, c->checkpoint, c->identity, c->jobs, c->n, &extra, err);
     if (!rc) {
         s->restore(s->ctx, json_object_get(extra, "state"));
         c->saved = trainer_updates(c->trainer) / c->per_step;
@@ -183,25 +206,11 @@ static int step_run(struct course *c, const struct course_step *s, int64_t step,
     return logged;
 }
 
-static int failure_place(const struct course *c, struct error *err) {
-    if (c->saved < 0) return err->code;
-    char *what = xstrdup(err->text);
-    error_set(err, err->code, "%s; '%s' holds at least step %lld, the same command continues it",
-              what, c->checkpoint, (long long)c->saved);
-    free(what);
-    return err->code;
-}
-
 static int results_make(struct course *c, struct error *err) {
     int rc = OK;
-    for (int j = 0; !rc && j < c->n; j++) {
-        json_t *lineage = json_pack("{s:s,s:s,s:s}", "operator", c->method, "data", c->data[j],
-                                    "start", c->starts[j]->hash);
-        if (c->m->hash[0]) json_object_set_new(lineage, ADAPTER_BASE_HASH, json_string(c->m->hash));
-        c->jobs[j].result = trainer_adapter(c->trainer, j, lineage);
-        json_decref(lineage);
-        rc = adapter_bind(c->jobs[j].result, c->m, err);
-    }
+    for (int j = 0; !rc && j < c->n; j++)
+        rc = result_make(c->trainer, c->m, j, c->method, c->data[j], c->starts[j]->hash,
+                         &c->jobs[j].result, err);
     return rc;
 }
 
@@ -219,7 +228,7 @@ int course_run(struct course *c, const struct course_step *s, struct error *err)
         progress_update(&bar, i + 1, detail);
     }
     progress_finish(&bar, detail);
-    return rc ? failure_place(c, err) : results_make(c, err);
+    return rc ? failure_place(c->checkpoint, "step", c->saved, err) : results_make(c, err);
 }
 
 void course_release(struct course *c) {

@@ -22,6 +22,23 @@ int order_init(struct order *o, int n, struct error *err);
 uint32_t order_at(struct order *o, int64_t seed, int64_t p);
 void order_release(struct order *o);
 
+/* What every run begins and ends with. */
+
+/* Given ones are retained; fresh ones differ by name. */
+int starts_make(const struct model *m, const struct sft_job *jobs, int n,
+                const struct train_options *o, struct adapter **starts, struct error *err);
+/* Adapter j as it is now, ready to run, with its lineage: hashes of data and start adapter. */
+int result_make(const struct trainer *t, const struct model *m, int j, const char *method,
+                const char *data, const char *start, struct adapter **out, struct error *err);
+/* What a checkpoint keeps beside the trainer, and back; a run of another identity is refused. The
+ * caller releases `extra`, in every case. */
+json_t *checkpoint_extra(json_t *identity, const struct sft_job *jobs, int n);
+int checkpoint_load(struct trainer *t, const char *path, const json_t *identity,
+                    struct sft_job *jobs, int n, json_t **extra, struct error *err);
+/* Adds to a failure what is kept of the run, if anything is (saved >= 0). "At least": a save whose
+ * last flush fails has replaced the file all the same. */
+int failure_place(const char *checkpoint, const char *unit, int64_t saved, struct error *err);
+
 /* data.c: a list of {role, content}; `out` is malloc'ed, its texts are the list's. Errors name
  * file, line and field. */
 int conversation_take(const char *path, int line, const char *field, const json_t *list,

@@ -460,10 +460,8 @@ static void head_run(struct es *e) {
     const float *hidden = forward_hidden(e->forward);
     for (int64_t first = 0; first < e->n_out; first += e->head_chunk) {
         struct head_rows h = {e, first};
-        struct inputs in;
         int64_t n = MIN(e->head_chunk, e->n_out - first);
-        inputs_prepare(&in, hidden + first * d, d, n, d, matrix_int8(w), matrix_bf16(w),
-                       e->in_scratch, e->pool);
+        struct inputs in = inputs_for(w, 1, hidden + first * d, n, e->in_scratch, e->pool);
         matrix_mul(e->logits, w->n, &in, w, false, e->pool);
         pool_run(e->pool, head_items, &h, n, 1);
     }

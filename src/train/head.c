@@ -71,9 +71,8 @@ int head_loss(struct trainer *t, bool backward, struct error *err) {
     for (int64_t first = 0; first < t->targets; first += t->head_chunk) {
         int64_t n = MIN(t->head_chunk, t->targets - first);
         struct loss_job job = {.t = t, .first = first};
-        struct inputs in;
         pool_run(t->pool, gather_rows, &job, n, 8);
-        inputs_prepare(&in, t->hn, d, n, d, matrix_int8(w), matrix_bf16(w), t->in_scratch, t->pool);
+        struct inputs in = inputs_for(w, 1, t->hn, n, t->in_scratch, t->pool);
         matrix_mul(t->logits, w->n, &in, w, false, t->pool);
         pool_run(t->pool, loss_rows, &job, n, 1);
         for (int64_t i = first; i < first + n; i++)

@@ -16,17 +16,9 @@
 #include <string.h>
 
 /* Rows of x as the projections p, p + 1, … of a layer, which share them, want them. */
-static struct inputs inputs_for(struct trainer *t, int l, int p, int n, const float *x,
-                                int64_t rows) {
-    const struct matrix *w = &t->model->layers[l].proj[p];
-    struct inputs in;
-    bool int8 = false, bf16 = false;
-    for (int i = 0; i < n; i++) {
-        int8 |= matrix_int8(&w[i]);
-        bf16 |= matrix_bf16(&w[i]);
-    }
-    inputs_prepare(&in, x, w->k, rows, w->k, int8, bf16, t->in_scratch, t->pool);
-    return in;
+static struct inputs inputs_of(struct trainer *t, int l, int p, int n, const float *x,
+                               int64_t rows) {
+    return inputs_for(&t->model->layers[l].proj[p], n, x, rows, t->in_scratch, t->pool);
 }
 
 /* y (+)= x Wᵀ and the adapters' parts, of a stretch of rows. */
@@ -113,7 +105,7 @@ static void heads_forward(struct trainer *t, int l) {
     for (int64_t r0 = 0; r0 < t->rows; r0 += t->chunk) {
         struct stretch s = stretch_at(t, r0);
         rows_norm(t, t->xn, a->x + r0 * d, w->attn_norm, w->attn_norm_bias, s.rows, d);
-        struct inputs in = inputs_for(t, l, PROJ_Q, 3, t->xn, s.rows);
+        struct inputs in = inputs_of(t, l, PROJ_Q, 3, t->xn, s.rows);
         project(t, l, PROJ_Q, s, a->q + r0 * q, &in, false);
         project(t, l, PROJ_K, s, a->k + r0 * g, &in, false);
         project(t, l, PROJ_V, s, a->v + r0 * g, &in, false);
@@ -139,10 +131,10 @@ static void mlp_forward(struct trainer *t, int l, bool whole) {
               *up = a->up + r0 * f;
         float *branch[2] = {NULL, NULL};
         for (int i = 0; i < 2 && a->branch[0]; i++) branch[i] = a->branch[i] + r0 * d;
-        struct inputs in = inputs_for(t, l, PROJ_O, 1, a->att + r0 * q, s.rows);
+        struct inputs in = inputs_of(t, l, PROJ_O, 1, a->att + r0 * q, s.rows);
         branch_forward(t, l, PROJ_O, s, mid, a->x + r0 * d, &in, branch[0], w->post_attn_norm);
         rows_norm(t, t->xn, mid, w->ffn_norm, w->ffn_norm_bias, s.rows, d);
-        in = inputs_for(t, l, gate ? PROJ_GATE : PROJ_UP, gate ? 2 : 1, t->xn, s.rows);
+        in = inputs_of(t, l, gate ? PROJ_GATE : PROJ_UP, gate ? 2 : 1, t->xn, s.rows);
         if (gate) project(t, l, PROJ_GATE, s, gate, &in, false);
         project(t, l, PROJ_UP, s, up, &in, false);
         if (gate) rows_bias(t, gate, w->bias[PROJ_GATE], s.rows, f);
@@ -153,7 +145,7 @@ static void mlp_forward(struct trainer *t, int l, bool whole) {
             lowrank_forward(t, l, PROJ_DOWN, s, NULL, NULL, t->act_buf);
             continue;
         }
-        in = inputs_for(t, l, PROJ_DOWN, 1, t->act_buf, s.rows);
+        in = inputs_of(t, l, PROJ_DOWN, 1, t->act_buf, s.rows);
         branch_forward(t, l, PROJ_DOWN, s, t->acts[l + 1].x + r0 * d, mid, &in, branch[1],
                        w->post_ffn_norm);
     }

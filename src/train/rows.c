@@ -20,7 +20,6 @@ struct rows_job {
     const float *x, *u;
     struct norm n;
     int64_t rows, width;
-    int l;
     bool add;
 };
 
@@ -147,10 +146,6 @@ void rows_activation(struct trainer *t, const float *gate, const float *up, int6
     struct rows_job j = {.t = t, .y = t->act_buf, .x = gate, .u = up, .width = t->c.d_ff};
     pool_run(t->pool, activation_items, &j, rows, 8);
 }
-
-/* The kernel table's gelu is x σ(u) with u = x (LINE + CUBE x²), its tanh form. */
-#define GELU_LINE 0x1.988454p+0f /* 2 sqrt(2/π) */
-#define GELU_CUBE 0x1.2444f2p-4f /* that times 0.044715 */
 
 /* y = x σ(u(x)) and its derivative σ + x σ (1 - σ) u'(x), for silu (u = x) and gelu. `s` holds
  * exp(-u) and becomes the derivative. */

@@ -15,7 +15,6 @@
 #include "train/es.h"
 #include "train/log.h"
 
-#include <errno.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -149,11 +148,7 @@ static json_t *identity_make(const struct run *r) {
 }
 
 static int run_save(struct run *r, struct error *err) {
-    json_t *losses = json_array();
-    for (int j = 0; j < r->n; j++)
-        json_array_append_new(losses,
-                              json_pack("[f,f]", r->jobs[j].first_loss, r->jobs[j].last_loss));
-    json_t *extra = json_pack("{s:O,s:o}", "run", r->identity, "losses", losses);
+    json_t *extra = checkpoint_extra(r->identity, r->jobs, r->n);
     int rc = trainer_save(r->trainer, r->checkpoint, extra, err);
     if (!rc) r->saved = trainer_updates(r->trainer);
     json_decref(extra);
@@ -162,18 +157,7 @@ static int run_save(struct run *r, struct error *err) {
 
 static int run_continue(struct run *r, struct error *err) {
     json_t *extra = NULL;
-    int rc = trainer_load(r->trainer, r->checkpoint, &extra, err);
-    if (rc) return rc;
-    if (!json_equal(json_object_get(extra, "run"), r->identity))
-        rc = error_set(err, ERR_MISMATCH,
-                       "checkpoint '%s' belongs to a run with other data, adapters or options; "
-                       "remove it to start again",
-                       r->checkpoint);
-    for (int j = 0; j < r->n; j++) {
-        const json_t *pair = json_array_get(json_object_get(extra, "losses"), (size_t)j);
-        r->jobs[j].first_loss = json_number_value(json_array_get(pair, 0));
-        r->jobs[j].last_loss = json_number_value(json_array_get(pair, 1));
-    }
+    int rc = checkpoint_load(r->trainer, r->checkpoint, r->identity, r->jobs, r->n, &extra, err);
     if (!rc) {
         r->saved = trainer_updates(r->trainer);
         note("continuing '%s' after update %lld", r->checkpoint, (long long)r->saved);
@@ -229,32 +213,6 @@ static int64_t steps_count(const struct run *r) {
     return most;
 }
 
-/* Given ones are retained; fresh ones differ by name. */
-static int run_make_adapters(struct run *r, const struct model *m, struct error *err) {
-    struct adapter_config c;
-    int rc = train_adapter_config(r->o, &c, err);
-    if (!rc) rc = adapter_config_check(&m->config, &c, err);
-    for (int j = 0; !rc && j < r->n; j++) {
-        char *key = xasprintf("%s %lld", r->jobs[j].name, (long long)r->o->seed);
-        r->starts[j] = r->jobs[j].start ? adapter_retain(r->jobs[j].start)
-                                        : adapter_fresh(m, &c, hash_u64(key, strlen(key)), err);
-        free(key);
-        if (!r->starts[j]) rc = err->code;
-    }
-    return rc;
-}
-
-/* Adds to a failure what is kept of the run, if anything is. "At least": a save whose last flush
- * fails has replaced the file all the same. */
-static int failure_place(const struct run *r, struct error *err) {
-    if (r->saved < 0) return err->code;
-    char *what = xstrdup(err->text);
-    error_set(err, err->code, "%s; '%s' holds at least update %lld, the same command continues it",
-              what, r->checkpoint, (long long)r->saved);
-    free(what);
-    return err->code;
-}
-
 /* One update, what is told of it, and when it is due its checkpoint. */
 static int step_run(struct run *r, int64_t step, struct update_stats *st, struct error *err) {
     int rc = update_run(r, step, st, err);
@@ -292,19 +250,14 @@ static int run_train(struct run *r, struct error *err) {
         progress_update(&bar, u + 1, detail);
     }
     progress_finish(&bar, detail);
-    return rc ? failure_place(r, err) : OK;
+    return rc ? failure_place(r->checkpoint, "update", r->saved, err) : OK;
 }
 
 static int run_results(struct run *r, const struct model *m, struct error *err) {
     int rc = OK;
-    for (int j = 0; !rc && j < r->n; j++) {
-        json_t *lineage = json_pack("{s:s,s:s,s:s}", "operator", r->es ? "es" : "sft", "data",
-                                    r->feeds[j].data.hash, "start", r->starts[j]->hash);
-        if (m->hash[0]) json_object_set_new(lineage, ADAPTER_BASE_HASH, json_string(m->hash));
-        r->jobs[j].result = trainer_adapter(r->trainer, j, lineage);
-        json_decref(lineage);
-        rc = adapter_bind(r->jobs[j].result, m, err);
-    }
+    for (int j = 0; !rc && j < r->n; j++)
+        rc = result_make(r->trainer, m, j, r->es ? "es" : "sft", r->feeds[j].data.hash,
+                         r->starts[j]->hash, &r->jobs[j].result, err);
     return rc;
 }
 
@@ -313,7 +266,7 @@ static int run_open(struct run *r, const struct model *m, struct error *err) {
     int rc = schedule_parse(r->o->lr_scheduler, &r->schedule, err);
     if (!rc) rc = optim_parse(r->o->optim, &optim, err);
     if (!rc) rc = run_load_data(r, m, err);
-    if (!rc) rc = run_make_adapters(r, m, err);
+    if (!rc) rc = starts_make(m, r->jobs, r->n, r->o, r->starts, err);
     if (rc) return rc;
     r->per_update = r->o->bsz * r->o->grad_accum;
     r->steps = steps_count(r);

@@ -84,6 +84,7 @@ static void draw_sampling(struct drawn *d, struct rng *rng) {
     d->r.n_top = below(rng, 4);
     d->r.prompt_logprobs = rng_below(rng, 2);
     d->r.loop_tokens = below(rng, 2) * 4;
+    d->r.logprob_temperature = rng_below(rng, 3) ? 0 : 1.7f;
 }
 
 /* One adapter, none, or a sum of adapters and a perturbation. */
@@ -351,9 +352,9 @@ static double sequence_logprob(const struct model *m, const struct request *r, c
     double sum = 0;
     for (int32_t i = 0; i < tail->n; i++) {
         const float *x = logits + (n_head + i - 1) * VOCAB;
-        double z = 0;
-        for (int32_t j = 0; j < VOCAB; j++) z += exp((double)x[j]);
-        sum += (double)x[tail->v[i]] - log(z);
+        double z = 0, t = r->logprob_temperature > 0 ? (double)r->logprob_temperature : 1;
+        for (int32_t j = 0; j < VOCAB; j++) z += exp((double)x[j] / t);
+        sum += (double)x[tail->v[i]] / t - log(z);
     }
     forward_free(f);
     free(logits);
@@ -416,6 +417,7 @@ static void choices_alone_are_equal(void **state) {
                                   .loop_tokens = r->loop_tokens,
                                   .grammar = r->grammar,
                                   .sampling = r->sampling,
+                                  .logprob_temperature = r->logprob_temperature,
                                   .max_tokens = r->max_tokens,
                                   .stop = r->stop,
                                   .n_stop = r->n_stop,
@@ -986,6 +988,15 @@ static void prompt_logprobs_equal_generated(void **state) {
         for (int j = 1; j < 5; j++)
             assert_true(r.top_logprob[i * 5 + j] <= r.top_logprob[i * 5 + j - 1]);
     }
+    float best = r.top_logprob[0] - r.top_logprob[1];
+    request_release(&r);
+    request_release(&s);
+    r.logprob_temperature = s.logprob_temperature = 2; // what is drawn stays the same
+    run_one(e, &r);
+    assert_memory_equal(r.out, whole + 3, 20 * sizeof *whole);
+    run_one(e, &s);
+    assert_memory_equal(s.prompt_logprob + 3, r.out_logprob, 20 * sizeof(float));
+    assert_true(fabsf(r.top_logprob[0] - r.top_logprob[1] - best / 2) < 1e-5f);
     request_release(&r);
     request_release(&s);
     engine_free(e);

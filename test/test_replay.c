@@ -74,6 +74,7 @@ static struct request request_draw(struct rng *rng, struct arena *a) {
     r.loop_tokens = (int32_t)rng_below(rng, 9);
     r.n_top = (int32_t)rng_below(rng, 5);
     r.prompt_logprobs = rng_below(rng, 2);
+    r.logprob_temperature = rng_below(rng, 2) ? 0 : 2.5f;
     r.choices = choices;
     r.n_choices = (int32_t)rng_below(rng, 5);
     if (r.n_choices) r.suffix = tokens_draw(rng, a, 4);

@@ -164,7 +164,7 @@ static void test_dpo_gradient(void **state) {
     static const double reference[N] = {-40, -48, -52, -45};
     struct dpo_sums sums = {0};
     struct dpo d = {.beta = 0.3, .batch = v, .reference = reference, .sums = &sums};
-    const struct loss loss = {dpo_loss, &d};
+    const struct loss loss = {.fn = dpo_loss, .ctx = &d};
     struct update_stats st;
     assert_int_equal(trainer_accumulate_loss(t, v, N, &loss, &err), OK);
     double own = dpo_oracle(t, v, &d);
@@ -219,7 +219,7 @@ static void test_policy_gradient(void **state) {
                                 .kl_coef = 0.5,
                                 .token_mean = mean,
                                 .sums = &sums};
-        const struct loss loss = {policy_loss, &l};
+        const struct loss loss = {.fn = policy_loss, .ctx = &l};
         struct update_stats st;
         assert_int_equal(trainer_accumulate_loss(t, v, N, &loss, &err), OK);
         double own = policy_oracle(t, v, &l);
@@ -231,6 +231,54 @@ static void test_policy_gradient(void **state) {
         for (int i = 0; i < N; i++) sample_release(&v[i]);
         trainer_free(t);
     }
+}
+
+static double likelihood_scores[N];
+static int likelihood_loss(void *ctx, struct scored *v, int n, struct error *e) {
+    (void)ctx, (void)e;
+    for (int i = 0; i < n; i++) {
+        likelihood_scores[i] = 0;
+        for (int k = 0; k < v[i].n; k++) {
+            likelihood_scores[i] += v[i].logp[k];
+            v[i].weight[k] = -0.5f;
+        }
+        v[i].count = 1;
+    }
+    return OK;
+}
+
+/* Temperature 4 is a quarter of every logit, which is a quarter of the final norm: the same bits.
+ */
+static void test_tempered_gradient(void **state) {
+    (void)state;
+    struct sample v[N];
+    double scores[N];
+    struct loss loss = {.fn = likelihood_loss, .temperature = 4};
+    struct trainer *t = trainer_make(v);
+    assert_int_equal(trainer_accumulate_loss(t, v, N, &loss, &err), OK);
+    memcpy(scores, likelihood_scores, sizeof scores);
+    int n = trainer_n_tensors(t);
+    float **got = xcalloc((size_t)n, sizeof *got);
+    for (int i = 0; i < n; i++) {
+        struct train_tensor *x = trainer_tensor(t, i);
+        got[i] = xmalloc((size_t)x->n * sizeof(float));
+        memcpy(got[i], x->g, (size_t)x->n * sizeof(float));
+        memset(x->g, 0, (size_t)x->n * sizeof(float));
+    }
+    float *norm = (float *)(uintptr_t)model->final_norm;
+    for (int i = 0; i < model->config.d_model; i++) norm[i] *= 0.25f;
+    loss.temperature = 0;
+    assert_int_equal(trainer_accumulate_loss(t, v, N, &loss, &err), OK);
+    for (int i = 0; i < model->config.d_model; i++) norm[i] *= 4;
+    assert_memory_equal(scores, likelihood_scores, sizeof scores);
+    for (int i = 0; i < n; i++) {
+        struct train_tensor *x = trainer_tensor(t, i);
+        assert_memory_equal(got[i], x->g, (size_t)x->n * sizeof(float));
+        free(got[i]);
+    }
+    free(got);
+    for (int i = 0; i < N; i++) sample_release(&v[i]);
+    trainer_free(t);
 }
 
 /* At the policy that wrote them, without KL, the gradient is that of -A log π. */
@@ -246,7 +294,7 @@ static void test_fresh_gradient(void **state) {
         rollouts[i] = (struct rollout){i == 1 ? 2.0 : 0.0, reference, old[i], 1};
     struct policy_loss l = {
         .batch = v, .rollouts = rollouts, .clip = 0.2, .fresh = true, .sums = &sums};
-    const struct loss loss = {policy_loss, &l};
+    const struct loss loss = {.fn = policy_loss, .ctx = &l};
     assert_int_equal(trainer_accumulate_loss(t, v, N, &loss, &err), OK);
     int n = trainer_n_tensors(t);
     float **got = xcalloc((size_t)n, sizeof *got);
@@ -753,14 +801,14 @@ static void test_refusals(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_dpo_gradient),   cmocka_unit_test(test_policy_gradient),
-        cmocka_unit_test(test_fresh_gradient), cmocka_unit_test(test_advantages),
-        cmocka_unit_test(test_rewards),        cmocka_unit_test(test_reward_refusals),
-        cmocka_unit_test(test_pairs),          cmocka_unit_test(test_cut_pairs),
-        cmocka_unit_test(test_prompts),        cmocka_unit_test(test_reward_rises),
-        cmocka_unit_test(test_same_bits),      cmocka_unit_test(test_broken_reward),
-        cmocka_unit_test(test_kl_bound),       cmocka_unit_test(test_dpo_run),
-        cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_dpo_gradient),      cmocka_unit_test(test_policy_gradient),
+        cmocka_unit_test(test_tempered_gradient), cmocka_unit_test(test_fresh_gradient),
+        cmocka_unit_test(test_advantages),        cmocka_unit_test(test_rewards),
+        cmocka_unit_test(test_reward_refusals),   cmocka_unit_test(test_pairs),
+        cmocka_unit_test(test_cut_pairs),         cmocka_unit_test(test_prompts),
+        cmocka_unit_test(test_reward_rises),      cmocka_unit_test(test_same_bits),
+        cmocka_unit_test(test_broken_reward),     cmocka_unit_test(test_kl_bound),
+        cmocka_unit_test(test_dpo_run),           cmocka_unit_test(test_refusals),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }

@@ -1045,7 +1045,7 @@ static void test_losses(void **state) {
     struct update_stats st[2];
     struct sample *s = samples_make(6, p.m->config.vocab_size, 1, 90);
     int seen = 0;
-    struct loss loss = {likelihood, &seen};
+    struct loss loss = {.fn = likelihood, .ctx = &seen};
     for (int k = 0; k < 2; k++) {
         t[k] = trainer_new_lora(p.m, &p.ad, 1, &o, NULL, &err);
         assert_int_equal(trainer_accumulate_loss(t[k], s, 6, k ? &loss : NULL, &err), OK);

@@ -317,6 +317,7 @@ void request_key(const struct request *r, const char *model_hash, enum numeric_c
     key_u64(&h, (uint64_t)r->loop_tokens);
     key_u64(&h, (uint64_t)r->n_top);
     key_u64(&h, r->prompt_logprobs);
+    key_float(&h, r->logprob_temperature);
     key_u64(&h, (uint64_t)r->n_stop_texts);
     for (int32_t i = 0; i < r->n_stop_texts; i++) key_text(&h, r->stop_texts[i]);
     key_u64(&h, (uint64_t)r->max_tokens);
@@ -415,7 +416,8 @@ static int request_check(const struct engine *e, const struct request *r, struct
     if (tokens_check("the prompt", r->prompt, r->n_prompt, e->vocab, err) != OK ||
         tokens_check("the list of stop tokens", r->stop, r->n_stop, e->vocab, err) != OK ||
         tokens_check("the suffix", r->suffix.v, r->suffix.n, e->vocab, err) != OK ||
-        sampling_check(&r->sampling, e->vocab, err) != OK)
+        sampling_check(&r->sampling, e->vocab, err) != OK ||
+        range_check("logprob_temperature", r->logprob_temperature, 0, 1e6f, "", err) != OK)
         return err->code;
     if (r->n_top < 0 || r->n_top > MIN(ENGINE_TOP_MAX, e->vocab))
         return error_set(err, ERR_USAGE, "top logprobs '%d' is not in 0..%d", r->n_top,
@@ -792,10 +794,18 @@ static void out_top(const struct out *o, const float *logits, int32_t vocab, flo
     if (n > 0) sample_top(logits, vocab, lse, (int32_t)n, ids + at * n, logprobs + at * n, scratch);
 }
 
-static void out_read(const struct engine *e, struct out *o, const float *logits, float *scratch) {
+/* A token is drawn from the logits as they are; the row is then scaled for what is reported. */
+static void out_read(const struct engine *e, struct out *o, float *logits, float *scratch) {
     struct request *r = o->r;
+    bool tempered = r->logprob_temperature > 0.0f;
     float lse = 0;
-    if (o->kind != OUT_DRAW || r->n_top > 0) lse = log_sum_exp(logits, e->vocab, scratch);
+    if (o->kind == OUT_DRAW) {
+        struct history h = {{r->prompt, r->n_prompt}, {r->out, r->n_out}, r->state->allowed};
+        o->token = sample_token(logits, e->vocab, &r->sampling, &h, r->n_out, &o->logprob, scratch);
+    }
+    if (tempered) e->kern->scale(logits, 1.0f / r->logprob_temperature, e->vocab);
+    if (tempered || o->kind != OUT_DRAW || r->n_top > 0)
+        lse = log_sum_exp(logits, e->vocab, scratch);
     switch (o->kind) {
     case OUT_SCORE:
         o->logprob = lse;
@@ -806,11 +816,10 @@ static void out_read(const struct engine *e, struct out *o, const float *logits,
                 scratch);
         return;
     case OUT_DRAW:
-        break;
+        if (tempered) o->logprob = logits[o->token] - lse;
+        out_top(o, logits, e->vocab, lse, r->top_ids, r->top_logprob, r->n_out, scratch);
+        return;
     }
-    struct history h = {{r->prompt, r->n_prompt}, {r->out, r->n_out}, r->state->allowed};
-    out_top(o, logits, e->vocab, lse, r->top_ids, r->top_logprob, r->n_out, scratch);
-    o->token = sample_token(logits, e->vocab, &r->sampling, &h, r->n_out, &o->logprob, scratch);
 }
 
 static void outs_read(void *ctx, int64_t begin, int64_t end, int thread) {

@@ -80,6 +80,7 @@ struct request {
     int32_t loop_tokens; /* ends when the last so many repeat a cycle four times; 0: off */
     int32_t n_top; /* most probable tokens reported at each position, at most ENGINE_TOP_MAX */
     bool prompt_logprobs; /* report the prompt's tokens as well; its prefix is then read anew */
+    float logprob_temperature; /* log-probabilities are of logits over it; 0: over 1 */
     struct token_seq suffix;
     const struct token_seq *choices;
     int32_t n_choices;
@@ -87,7 +88,7 @@ struct request {
 
     /* results; arrays are the request's own: request_release frees them */
     int32_t *out;       /* [n_out] generated ids */
-    float *out_logprob; /* [n_out] under the untempered distribution */
+    float *out_logprob; /* [n_out] whatever sampling made of the logits */
     int32_t n_out;
     int32_t *top_ids;        /* [n_out][n_top], most probable first (lowest id wins ties) */
     float *top_logprob;      /* [n_out][n_top] */

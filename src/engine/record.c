@@ -106,11 +106,12 @@ json_t *request_inputs(const struct request *r) {
         json_array_append_new(texts, json_string(r->stop_texts[i]));
     for (int32_t i = 0; i < r->n_choices; i++)
         json_array_append_new(choices, tokens_json(r->choices[i].v, r->choices[i].n));
-    return json_pack("{s:o,s:o,s:i,s:o,s:o,s:i,s:i,s:b,s:o,s:o,s:o}", "prompt",
+    return json_pack("{s:o,s:o,s:i,s:o,s:o,s:i,s:i,s:b,s:o,s:o,s:o,s:o}", "prompt",
                      tokens_json(r->prompt, r->n_prompt), "sampling", sampling_json(&r->sampling),
                      "max_tokens", r->max_tokens, "stop", tokens_json(r->stop, r->n_stop),
                      "stop_texts", texts, "loop_tokens", r->loop_tokens, "n_top", r->n_top,
-                     "prompt_logprobs", (int)r->prompt_logprobs, "suffix",
+                     "prompt_logprobs", (int)r->prompt_logprobs, "logprob_temperature",
+                     real_json(r->logprob_temperature), "suffix",
                      tokens_json(r->suffix.v, r->suffix.n), "choices", choices, "grammar",
                      grammar_json(r->grammar));
 }
@@ -269,6 +270,7 @@ int request_parse(const json_t *inputs, struct arena *arena, struct request *out
     out->loop_tokens = (int32_t)integer(&rd, inputs, "loop_tokens", 0, INT32_MAX);
     out->n_top = (int32_t)integer(&rd, inputs, "n_top", 0, ENGINE_TOP_MAX);
     out->prompt_logprobs = json_is_true(json_object_get(inputs, "prompt_logprobs"));
+    out->logprob_temperature = real(&rd, inputs, "logprob_temperature");
     sampling_parse(&rd, json_object_get(inputs, "sampling"), &out->sampling);
     lists_parse(&rd, inputs, out);
     out->grammar = *grammar = grammar_parse(&rd, json_object_get(inputs, "grammar"));

@@ -31,7 +31,8 @@ static void gather_rows(void *ctx, int64_t begin, int64_t end, int thread) {
     }
 }
 
-/* Logits → nll, and logits → weight · (softmax minus the target's one-hot), in place. */
+/* Logits → nll, and logits → weight · (softmax minus the target's one-hot), in place; both of the
+ * scaled logits. */
 static void loss_rows(void *ctx, int64_t begin, int64_t end, int thread) {
     (void)thread;
     const struct loss_job *job = ctx;
@@ -40,10 +41,11 @@ static void loss_rows(void *ctx, int64_t begin, int64_t end, int thread) {
     for (int64_t i = begin; i < end; i++) {
         float *row = t->logits + i * v;
         int32_t token = t->target_token[job->first + i];
+        if (t->logit_scale != 1) t->k->scale(row, t->logit_scale, v);
         double at_target = row[token], max = t->k->max(row, v);
         float sum = t->k->softmax(row, v);
         t->target_nll[job->first + i] = math_log((double)sum) + max - at_target;
-        float weight = t->target_weight[job->first + i];
+        float weight = t->target_weight[job->first + i] * t->logit_scale;
         t->k->scale(row, weight / sum, v);
         row[token] -= weight;
     }

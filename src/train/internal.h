@@ -139,6 +139,7 @@ struct trainer {
     int64_t head_chunk;        /* N */
     float *hx, *hn, *dhn;      /* [N][D]: residual stream, normed, gradient */
     float *logits;             /* [N][V], then their gradient */
+    float logit_scale;         /* of the loss in progress: 1 over its temperature */
     float **att_scratch;       /* [threads] */
 };
 

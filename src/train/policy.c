@@ -15,6 +15,8 @@ const struct option_row policy_option_rows[] = {
     {"k", OPT_INT, AT(k), "8", 1, 4096, "N", "rewards: completions of each prompt"},
     {"max-new-tokens", OPT_INT, AT(max_new_tokens), "64", 1, 1e6, "N",
      "rewards: tokens of a completion"},
+    {"temperature", OPT_FLOAT, AT(temperature), "1", 0.01, 100, "X",
+     "rewards: of the policy that is sampled and trained; above 1 it tries what it finds unlikely"},
     {"prefix", OPT_STRING, AT(prefix), NULL, 0, 0, "TEXT",
      "rewards: the assistant's first words, given"},
     {"inner-updates", OPT_INT, AT(inner_updates), "1", 1, 64, "N", "rewards: updates a sampling"},

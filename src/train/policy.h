@@ -19,6 +19,7 @@ struct policy_options {     /* filled from option rows */
     double beta;            /* 0.1: DPO's */
     int64_t k;              /* 8 completions a prompt */
     int64_t max_new_tokens; /* 64 */
+    double temperature;     /* 1: the policy is the softmax of logits over it */
     char *prefix;           /* NULL: the assistant's first words, given */
     int64_t inner_updates;  /* 1 a sampling */
     double clip;            /* 0.2 */

@@ -48,7 +48,7 @@ static int reference_score(struct prefer *p, int job, struct error *err) {
 }
 
 static int flush(struct prefer *p, struct error *err) {
-    const struct loss loss = {dpo_loss, &p->dpo};
+    const struct loss loss = {.fn = dpo_loss, .ctx = &p->dpo};
     int n = p->n_batch;
     p->n_batch = 0;
     p->rows = 0;

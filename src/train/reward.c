@@ -3,9 +3,10 @@
  * train on what was sampled, again.
  *
  * A step samples k completions of each of its prompts and makes `inner_updates` updates of them.
- * Sampling is at temperature 1 over the whole vocabulary, so a completion's log-probability is the
- * policy's own; the engine's and the trainer's forward passes have the same bits, and both run on
- * the one model. The reference of the KL is what training begins with, scored by the engine.
+ * The policy is the softmax of all logits over the temperature: sampling, ratios and KL are of it,
+ * so the gradient is that of what is sampled. The engine's and the trainer's forward passes have
+ * the same bits, and both run on the one model. The reference of the KL is what training begins
+ * with, scored by the engine.
  *
  * Invariants: a completion's seed is made from the options' seed, the step and its place, so what
  * is sampled depends on nothing else but prompt and adapter. Steps are whole: a checkpoint never
@@ -83,14 +84,16 @@ static void play_begin(struct learner *l, int64_t step, int i) {
     p->prompt = &t->prompts.data.v[at];
     p->item = t->prompts.items[at];
     p->end = json_is_string(json_object_get(p->item, "prompt")) ? tok_eos(tok) : tok_chat_end(tok);
-    p->request = (struct request){
-        .prompt = p->prompt->tokens,
-        .n_prompt = p->prompt->n,
-        .adapter = t->policy,
-        .sampling = {.temperature = 1, .top_p = 1, .seed = play_seed(l, p->job, step, slot)},
-        .max_tokens = (int32_t)l->o->max_new_tokens,
-        .stop = &p->end,
-        .n_stop = p->end >= 0};
+    p->request = (struct request){.prompt = p->prompt->tokens,
+                                  .n_prompt = p->prompt->n,
+                                  .adapter = t->policy,
+                                  .sampling = {.temperature = (float)l->o->temperature,
+                                               .top_p = 1,
+                                               .seed = play_seed(l, p->job, step, slot)},
+                                  .logprob_temperature = (float)l->o->temperature,
+                                  .max_tokens = (int32_t)l->o->max_new_tokens,
+                                  .stop = &p->end,
+                                  .n_stop = p->end >= 0};
 }
 
 /* The end that it chose is a target too. */
@@ -150,7 +153,8 @@ static int score_all(struct learner *l, bool policies, struct error *err) {
                              .n_prompt = p->sample.n,
                              .adapter = policies ? l->trainees[p->job].policy : l->c.starts[p->job],
                              .sampling = {.top_p = 1},
-                             .prompt_logprobs = true};
+                             .prompt_logprobs = true,
+                             .logprob_temperature = (float)l->o->temperature};
     }
     int rc = requests_run(l, err);
     for (int i = 0; !rc && i < l->n_plays; i++) {
@@ -246,7 +250,7 @@ static int accumulate(struct learner *l, bool fresh, struct error *err) {
                              .token_mean = l->method == METHOD_GRPO,
                              .fresh = fresh,
                              .sums = l->sums};
-    const struct loss loss = {policy_loss, &pl};
+    const struct loss loss = {policy_loss, &pl, (float)l->o->temperature};
     int rc = OK;
     for (int i = 0, n; !rc && (n = pass_fill(l, &i)) > 0;)
         rc = trainer_accumulate_loss(l->c.trainer, l->batch, n, &loss, err);
@@ -439,10 +443,10 @@ static int options_check(const struct learner *l, struct error *err) {
 
 static json_t *identity_make(const struct learner *l) {
     const struct policy_options *o = l->o;
-    return json_pack("{s:I,s:I,s:s,s:f,s:f,s:f,s:s}", "k", (json_int_t)o->k, "max_new_tokens",
-                     (json_int_t)o->max_new_tokens, "prefix", o->prefix ? o->prefix : "", "clip",
-                     o->clip, "kl_coef", o->kl_coef, "kl_max", o->kl_max, "reward",
-                     l->named.ctx ? o->reward : "a function");
+    return json_pack("{s:I,s:I,s:f,s:s,s:f,s:f,s:f,s:s}", "k", (json_int_t)o->k, "max_new_tokens",
+                     (json_int_t)o->max_new_tokens, "temperature", o->temperature, "prefix",
+                     o->prefix ? o->prefix : "", "clip", o->clip, "kl_coef", o->kl_coef, "kl_max",
+                     o->kl_max, "reward", l->named.ctx ? o->reward : "a function");
 }
 
 static int learner_open(struct learner *l, struct error *err) {

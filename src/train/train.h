@@ -88,6 +88,7 @@ struct scored {
 struct loss {
     int (*fn)(void *ctx, struct scored *samples, int n, struct error *err);
     void *ctx;
+    float temperature; /* the log-probabilities are of logits over it; 0: over 1 */
 };
 int trainer_accumulate_loss(struct trainer *t, const struct sample *samples, int n,
                             const struct loss *loss, struct error *err);

@@ -431,6 +431,7 @@ int trainer_accumulate_loss(struct trainer *t, const struct sample *samples, int
     int rc = batch_pack(t, samples, n, err);
     if (rc) return rc;
     t->dropping = t->dropout > 0;
+    t->logit_scale = loss && loss->temperature > 0 ? 1 / loss->temperature : 1;
     for (int64_t i = 0; i < t->targets; i++) t->target_weight[i] = 1;
     if (t->targets) {
         rc = layers_forward(t, err);
@@ -457,6 +458,7 @@ int trainer_score(struct trainer *t, const struct sample *samples, int n, double
     int rc = batch_pack(t, samples, n, err);
     if (rc) return rc;
     t->dropping = false;
+    t->logit_scale = 1;
     if (t->targets && ((rc = layers_forward(t, err)) || (rc = head_loss(t, false, err)))) return rc;
     for (int i = 0; i < n; i++) nll[i] = targets[i] = 0;
     for (int s = 0; s < t->n_spans; s++) {

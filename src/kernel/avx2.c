@@ -756,17 +756,13 @@ INLINE void lanes_put(int8_t *q, const __m256 v[4], __m256 inverse, bool finite)
     _mm256_storeu_si256((__m256i *)q, _mm256_permutevar8x32_epi32(words, order));
 }
 
-/* Block b of x, times `by` where there is one. */
-INLINE void block_load(__m256 v[4], const float *x, const float *by, int64_t b) {
-    UNROLL for (int i = 0; i < 4; i++) {
-        v[i] = _mm256_loadu_ps(x + b * QK + 8 * i);
-        if (by) v[i] = _mm256_mul_ps(v[i], _mm256_loadu_ps(by + b * QK + 8 * i));
-    }
+INLINE void block_load(__m256 v[4], const float *x, int64_t b) {
+    UNROLL for (int i = 0; i < 4; i++) v[i] = _mm256_loadu_ps(x + b * QK + 8 * i);
 }
 
-INLINE void block_quantize(const float *x, const float *by, int64_t b, int8_t *q, float *d) {
+INLINE void block_quantize(const float *x, int64_t b, int8_t *q, float *d) {
     __m256 v[4];
-    block_load(v, x, by, b);
+    block_load(v, x, b);
     float scale = block_amax(v) / 127.0f;
     bool tiny = scale < FLT_MIN;
     d[b] = tiny ? 0.0f : scale;
@@ -774,11 +770,11 @@ INLINE void block_quantize(const float *x, const float *by, int64_t b, int8_t *q
 }
 
 /* Scales of eight blocks, which share two divisions; false when something is not finite. */
-INLINE bool scales_make(const float *x, const float *by, int64_t b, float *d, float *inverse) {
+INLINE bool scales_make(const float *x, int64_t b, float *d, float *inverse) {
     __m256 v[4];
     __m256i m[8];
     UNROLL for (int i = 0; i < 8; i++) {
-        block_load(v, x, by, b + i);
+        block_load(v, x, b + i);
         m[i] = lanes_most(v);
     }
     __m256i most = blocks_most(m), odd = _mm256_cmpgt_epi32(most, _mm256_set1_epi32(0x7f7fffff));
@@ -790,34 +786,67 @@ INLINE bool scales_make(const float *x, const float *by, int64_t b, float *d, fl
 }
 
 /* Scales of many blocks before any block's numbers, so that divisions wait for nothing. */
-INLINE void row_quantize(const float *x, const float *by, int64_t blocks, int8_t *q, float *d) {
+static void quantize_row(const float *x, int64_t k, int8_t *q, float *d) {
     enum { MANY = 64 };
-    int64_t b = 0;
+    int64_t b = 0, blocks = k / QK;
     for (int64_t n; b + 8 <= blocks; b += n) {
         float inverse[MANY];
         bool finite[MANY / 8];
         n = MIN(blocks - b, MANY) / 8 * 8;
         for (int64_t i = 0; i < n; i += 8)
-            finite[i / 8] = scales_make(x, by, b + i, d, inverse + i);
+            finite[i / 8] = scales_make(x, b + i, d, inverse + i);
         for (int64_t i = 0; i < n; i++) {
             __m256 v[4];
             if (!finite[i / 8]) {
-                block_quantize(x, by, b + i, q, d);
+                block_quantize(x, b + i, q, d);
                 continue;
             }
-            block_load(v, x, by, b + i);
+            block_load(v, x, b + i);
             lanes_put(q + (b + i) * QK, v, _mm256_broadcast_ss(inverse + i), true);
         }
     }
-    for (; b < blocks; b++) block_quantize(x, by, b, q, d);
+    for (; b < blocks; b++) block_quantize(x, b, q, d);
 }
 
-static void quantize_row(const float *x, int64_t k, int8_t *q, float *d) {
-    row_quantize(x, NULL, k / QK, q, d);
+/* Four vectors of 16-bit numbers to be, in order. */
+INLINE void words_put(int16_t *q, const __m256i a[4]) {
+    UNROLL for (int i = 0; i < 4; i += 2) {
+        __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(a[i], a[i + 1]), 0xd8);
+        _mm256_storeu_si256((__m256i *)(q + 8 * i), words);
+    }
 }
 
-static void quantize_by(const float *x, const float *by, int64_t k, int8_t *q, float *d) {
-    row_quantize(x, by, k / QK, q, d);
+static void quantize_row16(const float *x, int64_t k, int16_t *q, float *d) {
+    const __m256 most = _mm256_set1_ps(QUANTIZED16_MAX);
+    for (int64_t b = 0; b < k / QK; b++) {
+        __m256 v[4];
+        __m256i a[4];
+        block_load(v, x, b);
+        float scale = block_amax(v) / QUANTIZED16_MAX;
+        bool tiny = scale < FLT_MIN;
+        __m256 inverse = _mm256_set1_ps(tiny ? 0.0f : 1.0f / scale);
+        d[b] = tiny ? 0.0f : scale;
+        UNROLL for (int i = 0; i < 4; i++) {
+            __m256 u = _mm256_mul_ps(v[i], inverse), real = _mm256_cmp_ps(u, u, _CMP_ORD_Q);
+            u = _mm256_max_ps(_mm256_sub_ps(_mm256_setzero_ps(), most), _mm256_min_ps(most, u));
+            a[i] = _mm256_cvtps_epi32(_mm256_and_ps(u, real));
+        }
+        words_put(q + b * QK, a);
+    }
+}
+
+static void multiply_to_int8(const int16_t *x, const int16_t *by, int64_t k, int8_t *q) {
+    const __m256i byte = _mm256_set1_epi16(128);
+    for (int64_t i = 0; i < k; i += QK) {
+        __m256i h[2];
+        UNROLL for (int j = 0; j < 2; j++) {
+            __m256i a = _mm256_loadu_si256((const __m256i *)(x + i + 16 * j)),
+                    b = _mm256_loadu_si256((const __m256i *)(by + i + 16 * j));
+            h[j] = _mm256_mulhrs_epi16(_mm256_mulhrs_epi16(a, b), byte);
+        }
+        __m256i bytes = _mm256_permute4x64_epi64(_mm256_packs_epi16(h[0], h[1]), 0xd8);
+        _mm256_storeu_si256((__m256i *)(q + i), bytes);
+    }
 }
 
 /* Round to nearest even into the lower half of each lane; NaN keeps its upper bits and is made
@@ -1033,7 +1062,8 @@ void kernels_fill_avx2(struct kernels *k) {
     k->gemm_q4 = gemm_q4;
     k->gemm_bf16_fast = gemm_bf16_fast;
     k->quantize_row = quantize_row;
-    k->quantize_by = quantize_by;
+    k->quantize_row16 = quantize_row16;
+    k->multiply_to_int8 = multiply_to_int8;
     k->to_bf16_row = to_bf16_row;
     k->transpose = transpose_blocks;
     k->dot = dot_row;

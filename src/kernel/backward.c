@@ -4,9 +4,10 @@
  *
  * A matrix is packed for y = x Wᵀ only. Here its rows serve as they lie, or are widened a tile at a
  * time, or (quantised types, when the caller wants int8) one block of inputs is turned over: the
- * same numbers with quads along the outputs, one turn for all rows of dY. What differs from output
- * to output, the scale, goes into dY before it is quantised, so that the turned block has unit
- * scales and the forward slots multiply it. Nothing is allocated and no level is named.
+ * same numbers with quads along the outputs, one turn for many rows of dY. What differs from output
+ * to output, the scale, is multiplied into dY, so that the turned block has unit scales and the
+ * forward slots multiply it. That happens once for every block of inputs: hence in 16 bits, with
+ * the product's bound for its largest value. Nothing is allocated and no level is named.
  *
  * Invariant: a row of dX depends on its own row of dY only, and the sum of each of its values runs
  * over the outputs in one order, however rows and inputs are cut.
@@ -16,7 +17,8 @@
 #include "kernel/internal.h"
 
 enum {
-    BACK_ROWS = 32,    /* of dY that are quantised at once */
+    BACK_ROWS = 32,    /* of dY that are quantised for one block of inputs at once */
+    TURN_ROWS = 256,   /* that one turn of a block serves; a multiple of BACK_ROWS */
     BACK_SLICE = 4096, /* outputs that are summed before the next ones are added */
     TILE_OUTPUTS = 256,
     TILE_INPUTS = 64,
@@ -72,6 +74,10 @@ struct back {
     bool add;
     char *scratch;
     size_t each;
+    /* int8: the slice and the rows at hand, in the scratch's beginning */
+    int64_t slice, n, first, some; /* outputs [slice, slice + n), rows [first, first + some) */
+    int16_t *q;                    /* [some][whole_blocks(n)]: dY in 16 bits */
+    float *d;                      /* [some][whole_blocks(n) / 32], times 2^23 */
 };
 
 /* Of one thread, for slices of n outputs (a multiple of 32). */
@@ -79,6 +85,8 @@ struct turned {
     int8_t *q;         /* [BACK_ROWS][n]: dY times the scales, quantised */
     float *d;          /* [BACK_ROWS][n / 32] */
     float *by;         /* [n]: the scales of the block at hand */
+    int16_t *q_by;     /* [n]: the same in 16 bits */
+    float *d_by;       /* [n / 32] */
     uint8_t *panels;   /* [2][n][16], in LAYOUT_Q4 and LAYOUT_NF4 half of that */
     float *ones;       /* [2][n / 32][16], in LAYOUT_Q6 [n / 16][16] */
     uint8_t *one_byte; /* LAYOUT_NF4: [2][n / 64 rounded up][16] */
@@ -88,8 +96,8 @@ static int64_t whole_blocks(int64_t n) {
     return (n + QK - 1) / QK * QK;
 }
 
-/* Per output: q, panels, then d (a 32nd of BACK_ROWS floats), by, ones and one_byte. */
-enum { TURNED_BYTES = BACK_ROWS + 2 * PANEL + 4 * (BACK_ROWS / QK) + 4 + 4 + 1 };
+/* Per output: q, panels, then d (a 32nd of BACK_ROWS floats), by, ones, q_by, d_by and one_byte. */
+enum { TURNED_BYTES = BACK_ROWS + 2 * PANEL + 4 * (BACK_ROWS / QK) + 4 + 4 + 2 + 1 + 1 };
 
 static struct turned turned_layout(char *at, int64_t n) {
     struct turned t = {.q = (int8_t *)at};
@@ -97,14 +105,26 @@ static struct turned turned_layout(char *at, int64_t n) {
     t.d = (float *)(void *)(t.panels + 2 * PANEL * n);
     t.by = t.d + BACK_ROWS / QK * n;
     t.ones = t.by + n;
-    t.one_byte = (uint8_t *)(t.ones + n);
+    t.q_by = (int16_t *)(void *)(t.ones + n);
+    t.d_by = (float *)(void *)(t.q_by + n);
+    t.one_byte = (uint8_t *)(t.d_by + n / QK);
     return t;
 }
 
-size_t matrix_back_scratch(int64_t max_n) {
+/* What all threads share, for dY in 16 bits. */
+static size_t shared_scratch(int64_t n) {
+    size_t slice = (size_t)MIN(whole_blocks(n), BACK_SLICE);
+    return TURN_ROWS * (slice * sizeof(int16_t) + slice / QK * sizeof(float));
+}
+
+static size_t thread_scratch(int64_t n) {
     size_t tile = TILE_OUTPUTS * TILE_INPUTS * sizeof(float);
-    size_t turned = TURNED_BYTES * (size_t)MIN(whole_blocks(max_n), BACK_SLICE);
+    size_t turned = TURNED_BYTES * (size_t)MIN(whole_blocks(n), BACK_SLICE);
     return (MAX(tile, turned) + 127) / 64 * 64;
+}
+
+size_t matrix_back_scratch(int64_t max_n, int threads) {
+    return shared_scratch(max_n) + (size_t)threads * thread_scratch(max_n);
 }
 
 static char *scratch_of(const struct back *p, int thread) {
@@ -174,66 +194,62 @@ static void back_minima(void *ctx, int64_t b0, int64_t b1, int thread) {
 
 /* The scales of unit u (a block's inputs under one scale) for outputs [o, o + n), zeros behind. */
 static void scales_gather(float *by, const struct matrix *w, int64_t u, int64_t o, int64_t n) {
-    int64_t stride = layout_scales(w->layout, w->k);
-    for (int64_t i = 0; i < n; i++) {
-        int64_t at = (o + i) / PANEL * stride + (o + i) % PANEL;
-        by[i] = w->layout == LAYOUT_NF4 ? (float)w->scale_bytes[at + u * QK / NF4_BLOCK * PANEL] *
-                                              (w->row_scales[o + i] / NF4_UNIT)
-                                        : w->scales[at + u * PANEL];
+    int64_t stride = layout_scales(w->layout, w->k), at = o / PANEL * stride;
+    for (int64_t i = 0; i < n; i += PANEL, at += stride) {
+        if (w->layout != LAYOUT_NF4) {
+            // whole panels are stored; `by` has room for whole blocks
+            memcpy(by + i, w->scales + at + u * PANEL, PANEL * sizeof *by);
+            continue;
+        }
+        const uint8_t *bytes = w->scale_bytes + at + u * QK / NF4_BLOCK * PANEL;
+        for (int64_t j = i; j < MIN(n, i + PANEL); j++)
+            by[j] = (float)bytes[j - i] * (w->row_scales[o + j] / NF4_UNIT);
     }
     memset(by + n, 0, (size_t)(whole_blocks(n) - n) * sizeof *by);
 }
 
-/* Four quads of bytes, one word each: byte j of quad i becomes byte i of quad j. x holds quads 0
- * and 1, y 2 and 3. */
-static void quads_turn(uint8_t *to, uint64_t x, uint64_t y) {
-    const uint64_t odd = 0xff00ff00, low = 0x0000ffff0000ffff;
-    uint64_t a = (x ^ x >> 24) & odd, b = (y ^ y >> 24) & odd;
-    x ^= a ^ a << 24;
-    y ^= b ^ b << 24;
-    uint64_t c = (x >> 16 ^ y) & low;
-    x ^= c << 16;
-    y ^= c;
-    memcpy(to, &x, sizeof x);
-    memcpy(to + sizeof x, &y, sizeof y);
+/* Four quads of bytes: byte j of quad i becomes byte i of quad j, by two perfect shuffles, each of
+ * a step that SSE2 has. */
+typedef uint8_t quads __attribute__((vector_size(16)));
+typedef uint64_t halves __attribute__((vector_size(16)));
+static quads halves_shuffled(quads x) {
+    quads upper = (quads)__builtin_shuffle((halves)x, (halves){1, 1});
+    return __builtin_shuffle(x, upper,
+                             (quads){0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23});
 }
 
-static uint64_t word_at(const uint8_t *p) {
-    uint64_t x;
+static quads quads_turned(quads x) {
+    return halves_shuffled(halves_shuffled(x));
+}
+
+static quads quads_at(const uint8_t *p) {
+    quads x;
     memcpy(&x, p, sizeof x);
     return x;
 }
 
-/* q - 16 of eight numbers in 0..31. */
-static uint64_t bytes_centred(uint64_t q) {
-    uint64_t x = q ^ 0x1010101010101010;
-    return x | (x & 0x1010101010101010) * 0xe;
-}
-
 /* Sixteen outputs of an int8 unit. A panel of the source has quads of inputs under each output, the
- * turned ones quads of outputs under each input; `panel` bytes apart. */
+ * turned ones quads of outputs under each input; `panel` bytes apart. Centred: less 16. */
 static void bytes_turn(uint8_t *to, size_t panel, const uint8_t *from, int inputs, bool centred) {
     for (int p = 0; p < inputs / 4; p++)
         for (int q = 0; q < 4; q++) {
-            const uint8_t *at = from + (p * PANEL + 4 * q) * 4;
-            uint64_t x = word_at(at), y = word_at(at + 8);
-            quads_turn(to + (size_t)(p / 4) * panel + (q * PANEL + p % 4 * 4) * 4,
-                       centred ? bytes_centred(x) : x, centred ? bytes_centred(y) : y);
+            quads x = quads_turned(quads_at(from + (p * PANEL + 4 * q) * 4) -
+                                   (uint8_t)(centred ? 16 : 0));
+            memcpy(to + (size_t)(p / 4) * panel + (q * PANEL + p % 4 * 4) * 4, &x, sizeof x);
         }
 }
 
 /* The same of 32 outputs in nibbles: a low nibble is of inputs 0 to 15, and in the turned block of
  * outputs 0 to 15. */
 static void nibbles_turn(uint8_t *to, size_t panel, const uint8_t *first, const uint8_t *second) {
-    const uint64_t low = 0x0f0f0f0f0f0f0f0f;
     for (int p = 0; p < 4; p++)
         for (int q = 0; q < 4; q++) {
             int at = (p * PANEL + 4 * q) * 4, out = (q * PANEL + 4 * p) * 4;
-            uint64_t a = word_at(first + at), b = word_at(first + at + 8);
-            uint64_t c = second ? word_at(second + at) : 0,
-                     d = second ? word_at(second + at + 8) : 0;
-            quads_turn(to + out, (a & low) | (c & low) << 4, (b & low) | (d & low) << 4);
-            quads_turn(to + panel + out, (a >> 4 & low) | (c & ~low), (b >> 4 & low) | (d & ~low));
+            quads a = quads_at(first + at), b = second ? quads_at(second + at) : (quads){0};
+            quads low = quads_turned((a & 15) | (b & 15) << 4),
+                  high = quads_turned(a >> 4 | (b & 0xf0));
+            memcpy(to + out, &low, sizeof low);
+            memcpy(to + panel + out, &high, sizeof high);
         }
 }
 
@@ -258,19 +274,33 @@ static void panels_turn(const struct turned *t, const struct matrix *w, int64_t 
     }
 }
 
-/* q and d of dY[m][o…] times the scales; outputs that only fill the last block are zeros. */
-static void rows_quantize(const struct turned *t, const struct back *p, int64_t m, int64_t rows,
-                          int64_t o, int64_t n) {
+/* dY of the slice in 16 bits; outputs that only fill the last block are zeros. */
+static void back_narrow(void *ctx, int64_t begin, int64_t end, int thread) {
+    (void)thread;
+    const struct back *p = ctx;
     const struct kernels *kern = kernels_get();
-    int64_t whole = n / QK * QK, padded = whole_blocks(n);
+    int64_t whole = p->n / QK * QK, padded = whole_blocks(p->n);
+    for (int64_t i = begin; i < end; i++) {
+        const float *dy = p->dy + (p->first + i) * p->lddy + p->slice;
+        int16_t *q = p->q + i * padded;
+        float *d = p->d + i * (padded / QK), tail[QK] = {0};
+        kern->quantize_row16(dy, whole, q, d);
+        if (whole < p->n) {
+            memcpy(tail, dy + whole, (size_t)(p->n - whole) * sizeof *tail);
+            kern->quantize_row16(tail, QK, q + whole, d + whole / QK);
+        }
+        for (int64_t b = 0; b < padded / QK; b++) d[b] *= 0x1p23f;
+    }
+}
+
+/* q and d of rows [m, m + rows) of those at hand, times the block's scales. */
+static void rows_quantize(const struct turned *t, const struct back *p, int64_t m, int64_t rows) {
+    const struct kernels *kern = kernels_get();
+    int64_t padded = whole_blocks(p->n), blocks = padded / QK;
     for (int64_t i = 0; i < rows; i++) {
-        const float *dy = p->dy + (m + i) * p->lddy + o;
-        int8_t *q = t->q + i * padded;
-        float *d = t->d + i * (padded / QK), tail[QK] = {0};
-        kern->quantize_by(dy, t->by, whole, q, d);
-        if (whole == n) continue;
-        memcpy(tail, dy + whole, (size_t)(n - whole) * sizeof *tail);
-        kern->quantize_by(tail, t->by + whole, QK, q + whole, d + whole / QK);
+        const float *d = p->d + (m + i) * blocks;
+        kern->multiply_to_int8(p->q + (m + i) * padded, t->q_by, padded, t->q + i * padded);
+        for (int64_t b = 0; b < blocks; b++) t->d[i * blocks + b] = d[b] * t->d_by[b];
     }
 }
 
@@ -280,31 +310,42 @@ static void back_int8(void *ctx, int64_t begin, int64_t end, int thread) {
     const struct matrix *w = p->w;
     const struct kernels *kern = kernels_get();
     int group = layout_group(w->layout);
+    int64_t padded = whole_blocks(p->n);
     float unit[2 * PANEL];
-    int64_t most = MIN(whole_blocks(w->n), BACK_SLICE);
-    struct turned t = turned_layout(scratch_of(p, thread), most);
+    struct turned t = turned_layout(scratch_of(p, thread), padded);
     struct matrix turned = *w;
-    turned.n = group;
+    turned.n = group, turned.k = padded;
     if (w->mins) turned.type = TENSOR_Q5_0, turned.zero = (int8_t)centre(w);
     turned.data = t.panels, turned.scales = t.ones, turned.scale_bytes = t.one_byte;
     turned.row_scales = unit;
     for (int i = 0; i < 2 * PANEL; i++) unit[i] = NF4_UNIT;
-    for (int64_t i = 0; i < most; i++) t.ones[i] = 1.0f;
-    memset(t.one_byte, 1, (size_t)most);
-    for (int64_t u = begin; u < end; u++)
-        for (int64_t o = 0; o < w->n; o += BACK_SLICE) {
-            int64_t n = MIN(w->n - o, BACK_SLICE);
-            turned.k = whole_blocks(n);
-            scales_gather(t.by, w, u, o, n);
-            panels_turn(&t, w, u, o, turned.k);
-            for (int64_t m = 0; m < p->rows; m += BACK_ROWS) {
-                struct inputs in = {.rows = MIN(p->rows - m, BACK_ROWS), .k = turned.k};
-                in.q = t.q, in.d = t.d;
-                rows_quantize(&t, p, m, in.rows, o, n);
-                (w->layout < LAYOUT_Q4 ? kern->gemm_q8 : kern->gemm_q4)(
-                    p->dx + m * p->lddx + u * group, p->lddx, &in, &turned, 0, group,
-                    p->add || w->mins || o > 0);
-            }
+    for (int64_t i = 0; i < padded; i++) t.ones[i] = 1.0f;
+    memset(t.one_byte, 1, (size_t)padded);
+    for (int64_t u = begin; u < end; u++) {
+        scales_gather(t.by, w, u, p->slice, p->n);
+        kern->quantize_row16(t.by, padded, t.q_by, t.d_by);
+        panels_turn(&t, w, u, p->slice, padded);
+        for (int64_t m = 0; m < p->some; m += BACK_ROWS) {
+            struct inputs in = {.rows = MIN(p->some - m, BACK_ROWS), .k = padded};
+            in.q = t.q, in.d = t.d;
+            rows_quantize(&t, p, m, in.rows);
+            (w->layout < LAYOUT_Q4 ? kern->gemm_q8 : kern->gemm_q4)(
+                p->dx + (p->first + m) * p->lddx + u * group, p->lddx, &in, &turned, 0, group,
+                p->add || w->mins || p->slice > 0);
+        }
+    }
+}
+
+static void back_int8_all(struct back *p, struct pool *pool) {
+    p->q = (int16_t *)(void *)p->scratch;
+    p->scratch += shared_scratch(p->w->n);
+    for (p->slice = 0; p->slice < p->w->n; p->slice += BACK_SLICE)
+        for (p->first = 0; p->first < p->rows; p->first += TURN_ROWS) {
+            p->n = MIN(p->w->n - p->slice, BACK_SLICE);
+            p->some = MIN(p->rows - p->first, TURN_ROWS);
+            p->d = (float *)(void *)(p->q + p->some * whole_blocks(p->n));
+            pool_run(pool, back_narrow, p, p->some, 8);
+            pool_run(pool, back_int8, p, p->w->k / layout_group(p->w->layout), 1);
         }
 }
 
@@ -324,12 +365,12 @@ void matrix_mul_back(float *dx, int64_t lddx, const float *dy, int64_t lddy, int
                      .w = w,
                      .add = add,
                      .scratch = scratch,
-                     .each = matrix_back_scratch(w->n)};
+                     .each = thread_scratch(w->n)};
     struct pool *use = pool_for(pool, rows, w->n, w->k);
     int8 = int8 && matrix_int8(w);
     if (int8 && w->mins) pool_run(use, back_minima, &p, w->k / QK, 16);
     if (int8)
-        pool_run(use, back_int8, &p, w->k / layout_group(w->layout), 1);
+        back_int8_all(&p, use);
     else
         pool_run(use, back_widened, &p, (w->k + QK - 1) / QK, TILE_INPUTS / QK);
 }

@@ -93,6 +93,7 @@ struct pool *pool_for(struct pool *pool, int64_t rows, int64_t n, int64_t k);
 #define PANEL 16 /* outputs in a panel of a packed matrix */
 
 #define NF4_BLOCK 64       /* weights under one byte of scale */
+#define QUANTIZED16_MAX 32512.0f /* 256 · 127 */
 #define NF4_UNIT 32385.0f  /* 255 · 127 */
 #define NF4_OFFSET 128     /* makes every code an unsigned byte */
 

@@ -205,8 +205,10 @@ struct kernels {
                            int64_t n1, bool add);
 
     void (*quantize_row)(const float *x, int64_t k, int8_t *q, float *d); /* see struct inputs */
-    /* The same of x[i] * by[i]. */
-    void (*quantize_by)(const float *x, const float *by, int64_t k, int8_t *q, float *d);
+    /* The same to 16 bits: d = amax / QUANTIZED16_MAX. */
+    void (*quantize_row16)(const float *x, int64_t k, int16_t *q, float *d);
+    /* q = h(h(x, by), 128) with h(a, b) = (a b + 2^14) >> 15: products of such numbers over 2^23, in -127..127. */
+    void (*multiply_to_int8)(const int16_t *x, const int16_t *by, int64_t k, int8_t *q);
     void (*to_bf16_row)(const float *x, int64_t k, uint16_t *out);
 
     float (*dot)(const float *a, const float *b, int64_t n);              /* the 16-lane rule */
@@ -287,14 +289,14 @@ void mix_pool(enum elem e, float *y, int64_t ldy, const float *t, int64_t tm, in
 /*
  * The backward pass of matrix_mul: dX[rows][lddx] (+)= dY[rows][lddy] W, over the pool, for every layout.
  *   f32   dX[m][i] = fma(dY[m][o], W[o][i], dX[m][i]) for o = 0, 1, … N-1, W as matrix_row gives it, from what dX holds or +0.
- *   int8  (when asked for and matrix_int8(w)) Σ_o over blocks of 32 outputs b: u = dY[m][o] · scale[o], the scale of o over
- *         the 32 inputs (q6_k: 16) that i is one of, is quantised as inputs are; acc = fma((float)Σ q_u q_w, d_u, acc) for
- *         b = 0, 1, … (q6_k: of 16 outputs). Outputs go in slices of 4,096, each added to dX. Before the first comes
+ *   int8  (when asked for and matrix_int8(w)) Σ_o over blocks of 32 outputs b: dY[m][o] and scale[o], the scale of o over
+ *         the 32 inputs (q6_k: 16) that i is one of, are quantised to 16 bits each, q_u = multiply_to_int8 of the two and
+ *         d_u = d_dy · 2^23 · d_scale; acc = fma((float)Σ q_u q_w, d_u, acc) for b = 0, 1, … (q6_k: of 16 outputs). Outputs go in slices of 4,096, each added to dX. Before the first comes
  *         Σ_o dY[m][o] · (mins[o] + c · scale[o]) as one chain, where there are minima, q_w being less by c: 8 of nibbles, else 16. nf4: the scale is byte · (row_scale / 32385).
- * A row of dX depends on its own row of dY only. `scratch` is matrix_back_scratch(max_n) bytes for each thread of the pool,
+ * A row of dX depends on its own row of dY only. `scratch` is matrix_back_scratch(max_n, threads of the pool) bytes,
  * max_n the largest N it serves; LAYOUT_ROWS uses none.
  */
-size_t matrix_back_scratch(int64_t max_n);
+size_t matrix_back_scratch(int64_t max_n, int threads);
 void matrix_mul_back(float *dx, int64_t lddx, const float *dy, int64_t lddy, int64_t rows, const struct matrix *w,
                      bool int8, bool add, void *scratch, struct pool *pool);
 

@@ -226,12 +226,29 @@ static void quantize_row(const float *x, int64_t k, int8_t *q, float *d) {
     }
 }
 
-static void quantize_by(const float *x, const float *by, int64_t k, int8_t *q, float *d) {
-    for (int64_t b = 0; b < k / QK; b++, x += QK, by += QK) {
-        float u[QK];
-        for (int i = 0; i < QK; i++) u[i] = x[i] * by[i];
-        quantize_row(u, QK, q + b * QK, d + b);
+static void quantize_row16(const float *x, int64_t k, int16_t *q, float *d) {
+    const float most = QUANTIZED16_MAX;
+    for (int64_t b = 0; b < k / QK; b++, x += QK, q += QK) {
+        float amax = 0;
+        for (int i = 0; i < QK; i++) amax = fabsf(x[i]) > amax ? fabsf(x[i]) : amax;
+        amax = amax > FLT_MAX ? FLT_MAX : amax;
+        float scale = amax / most, inverse = scale < FLT_MIN ? 0.0f : 1.0f / scale;
+        d[b] = scale < FLT_MIN ? 0.0f : scale;
+        for (int i = 0; i < QK; i++) {
+            float u = x[i] * inverse;
+            u = u != u ? 0.0f : u < -most ? -most : u > most ? most : u;
+            q[i] = (int16_t)round_even(u);
+        }
     }
+}
+
+/* The product's upper half, rounded, as one instruction has it. */
+static int high_half(int a, int b) {
+    return (a * b + 0x4000) >> 15;
+}
+
+static void multiply_to_int8(const int16_t *x, const int16_t *by, int64_t k, int8_t *q) {
+    for (int64_t i = 0; i < k; i++) q[i] = (int8_t)high_half(high_half(x[i], by[i]), 128);
 }
 
 static void to_bf16_row(const float *x, int64_t k, uint16_t *out) {
@@ -360,7 +377,8 @@ void kernels_fill_scalar(struct kernels *k) {
         .gemm_q4 = gemm_packed,
         .gemm_bf16_fast = gemm_bf16_fast,
         .quantize_row = quantize_row,
-        .quantize_by = quantize_by,
+        .quantize_row16 = quantize_row16,
+        .multiply_to_int8 = multiply_to_int8,
         .to_bf16_row = to_bf16_row,
         .transpose = transpose_tiles,
         .dot = dot_row,

@@ -148,7 +148,7 @@ static void batch_lay(struct trainer *t) {
     rope_lay(t);
     t->in_scratch = act_take(t, inputs_scratch(MAX(t->chunk, t->head_chunk), wide));
     t->back_scratch =
-        act_take(t, (size_t)pool_size(t->pool) * matrix_back_scratch(MAX(wide, (int64_t)long_out)));
+        act_take(t, matrix_back_scratch(MAX(wide, (int64_t)long_out), pool_size(t->pool)));
     t->spans = act_take(t, (size_t)t->cap_rows * sizeof *t->spans);
     t->tokens_in = act_take(t, (size_t)t->cap_rows * sizeof *t->tokens_in);
     t->pos = act_take(t, (size_t)t->cap_rows * sizeof *t->pos);

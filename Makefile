@@ -104,6 +104,15 @@ $(O)/libshoal.a: $(OBJ)
 	$(call say,AR    $@)
 	$(Q)rm -f $@ && ar rcs $@ $^
 
+# The built-in workflows are files that people copy, and strings in the program.
+$(O)/protocols.inc: $(wildcard protocols/*.yaml) Makefile
+	$(call say,TEXT  $@)
+	$(Q)mkdir -p $(@D)
+	$(Q)for f in $(sort $(wildcard protocols/*.yaml)); do echo "{\"$$(basename $$f .yaml)\","; \
+	    sed 's/\\/\\\\/g; s/"/\\"/g; s/^/"/; s/$$/\\n"/' $$f; echo "},"; done >$@
+$(O)/src/swarm/workflow.o: $(O)/protocols.inc
+$(O)/src/swarm/workflow.o: CFLAGS_ALL += -I$(O)
+
 $(O)/%.o: %.c Makefile
 	$(call say,CC    $<)
 	$(Q)mkdir -p $(@D)

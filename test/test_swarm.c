@@ -208,6 +208,16 @@ static void test_novelty(void **state) {
 /* Agents "0" … "9" answer (own number + item) mod 4 in the first round. Later, with `follow`, agent
  * 0 takes over the last thing it heard; the others stay. Every turn is kept, with its words: they
  * live in the items. */
+struct turn { /* what a call of the "brief" workflow says */
+    const struct agent *agent;
+    const struct item *item;
+    char *own, *others[8]; /* NULL, and none, in the first round */
+    int n_others;
+    bool working;
+    float temperature;
+    uint64_t seed;
+    struct answer answer;
+};
 struct script {
     struct turn turns[4096];
     int n, calls, fail_at;
@@ -221,22 +231,46 @@ static int word_index(const struct item *it, const char *word) {
     return -1;
 }
 
-static int script_ask(void *ctx, struct turn *turns, int n, struct error *e) {
+static struct turn turn_read(const struct call *c) {
+    struct turn t = {.agent = c->agent,
+                     .item = c->item,
+                     .working = c->working,
+                     .temperature = c->temperature,
+                     .seed = c->seed};
+    int at = c->agent->system != NULL;
+    assert_string_equal(c->messages[at].role, "user");
+    assert_string_equal(c->messages[at].content, c->item->question);
+    assert_true(c->n_messages == at + 1 || c->n_messages == at + 3);
+    if (c->n_messages == at + 1) return t;
+    t.own = xstrdup(c->messages[at + 1].content + strlen("answer: "));
+    char *rest = xstrdup(c->messages[at + 2].content + strlen("others say ")), *next = rest, *end;
+    *strstr(rest, ". answer again.") = 0;
+    for (; next; next = end ? end + strlen(" and ") : NULL) {
+        if ((end = strstr(next, " and "))) *end = 0;
+        t.others[t.n_others++] = xstrdup(next);
+    }
+    free(rest);
+    return t;
+}
+
+static int script_ask(void *ctx, struct call *calls, int n, struct error *e) {
     struct script *s = ctx;
     s->calls++;
     if (s->calls == s->fail_at) return error_set(e, ERR_STATE, "the script ends here");
     for (int i = 0; i < n; i++) {
-        struct turn *t = &turns[i];
+        struct turn turn = turn_read(&calls[i]), *t = &turn;
+        struct call *c = &calls[i];
         int who = t->agent->name[0] - '0', item = (int)(t->item - plain_items);
         int choice = t->own ? word_index(t->item, t->own) : (who + item) % 4;
         if (s->follow && who == 0 && t->n_others > 0)
             choice = word_index(t->item, t->others[t->n_others - 1]);
-        t->answer = (struct answer){.choice = choice};
-        for (int c = 0; c < 4; c++) t->answer.prob[c] = c == choice ? 0.7f : 0.1f;
-        t->n_prefilled = 10;
-        t->n_generated = 3;
-        t->truncated = who == 2;
+        c->answer = (struct answer){.choice = choice};
+        for (int k = 0; k < 4; k++) c->answer.prob[k] = k == choice ? 0.7f : 0.1f;
+        c->n_prefilled = 10;
+        c->n_generated = 3;
+        c->truncated = who == 2;
         assert_true(s->n < (int)ARRAY_LEN(s->turns));
+        t->answer = c->answer;
         s->turns[s->n++] = *t;
     }
     return OK;
@@ -245,8 +279,16 @@ static int script_ask(void *ctx, struct turn *turns, int n, struct error *e) {
 static struct script script;
 static const struct agent team[] = {{.name = "0"}, {.name = "1"}, {.name = "2"}, {.name = "3"}};
 
-static struct asker script_begin(bool follow) {
+static void script_end(void) {
+    for (int i = 0; i < script.n; i++) {
+        free(script.turns[i].own);
+        for (int k = 0; k < script.turns[i].n_others; k++) free(script.turns[i].others[k]);
+    }
     memset(&script, 0, sizeof script);
+}
+
+static struct asker script_begin(bool follow) {
+    script_end();
     script.follow = follow;
     items_make();
     return (struct asker){&script, script_ask};
@@ -286,7 +328,7 @@ static void test_rounds(void **state) {
     assert_int_equal(script.calls, 3); /* a whole round is one batch */
     assert_int_equal(script.n, 3 * 4 * 12);
     for (int i = 0; i < script.n; i++) {
-        int round = i / 48, me = i % 48 / 12, item = i % 12;
+        int round = i / 48, me = i % 4, item = i % 48 / 4;
         const struct turn *t = &script.turns[i];
         assert_ptr_equal(t->agent, &team[me]);
         assert_ptr_equal(t->item, &plain_items[item]);
@@ -368,7 +410,7 @@ static void test_first_round_ignores_the_team(void **state) {
     int from = script.n;
     assert_int_equal(debate_run(&a, &team[1], 1, plain_items, 20, &o, &alone, NULL, &err), OK);
     for (int i = 0; i < 20; i++) {
-        const struct turn *x = &script.turns[20 + i], *y = &script.turns[from + i];
+        const struct turn *x = &script.turns[4 * i + 1], *y = &script.turns[from + i];
         assert_memory_equal(&x->answer, &y->answer, sizeof x->answer);
         assert_ptr_equal(x->agent, y->agent);
         assert_ptr_equal(x->item, y->item);
@@ -453,7 +495,7 @@ static void test_self_consistency(void **state) {
     struct asker a = script_begin(false);
     uint8_t right[N];
     int64_t prefilled = 0, generated = 0;
-    assert_int_equal(self_consistency(&a, &team[1], plain_items, N, K, 0.7f, 4, right, &prefilled,
+    assert_int_equal(self_consistency(&a, &team[1], plain_items, N, K, 0.7f, 24, 4, right, &prefilled,
                                       &generated, NULL, &err),
                      OK);
     assert_int_equal(script.n, N * K);
@@ -465,7 +507,7 @@ static void test_self_consistency(void **state) {
     }
     for (int i = 0; i < N; i++) assert_int_equal(right[i], (1 + i) % 4 == plain_items[i].correct);
     uint64_t first = script.turns[0].seed;
-    assert_int_equal(self_consistency(&a, &team[1], plain_items, 1, 1, 0.7f, 5, right, &prefilled,
+    assert_int_equal(self_consistency(&a, &team[1], plain_items, 1, 1, 0.7f, 24, 5, right, &prefilled,
                                       &generated, NULL, &err),
                      OK);
     assert_true(script.turns[script.n - 1].seed != first);
@@ -496,7 +538,7 @@ static void stage_open(struct stage *s, bool stored) {
     struct engine_options eo = {.max_rows = 128, .max_seqs = 16, .max_len = 512};
     s->engine = engine_new(s->model, &eo, &err);
     assert_non_null(s->engine);
-    s->speaker = (struct speaker){.engine = s->engine, .model = s->model, .max_tokens = 3};
+    s->speaker = (struct speaker){.engine = s->engine, .model = s->model};
     s->speaker.store = stored ? store_open(s->path, &err) : NULL;
     for (int i = 0; i < 6; i++)
         fry_item(i % fry_count(), SPLIT_DEV, 2, (uint32_t)i, false, &s->items[i]);
@@ -520,7 +562,7 @@ static void stage_close(struct stage *s) {
 static struct debate stage_debate(struct stage *s, int n_agents) {
     struct asker a = speaker_asker(&s->speaker);
     struct debate_options o = {
-        .rounds = 2, .working = true, .vote = vote_find("confidence"), .seed = 6};
+        .rounds = 2, .working = true, .max_tokens = 3, .vote = vote_find("confidence"), .seed = 6};
     struct debate d;
     if (debate_run(&a, s->agents, n_agents, s->items, 6, &o, &d, NULL, &err) != OK)
         fail_msg("%s", err.text);
@@ -601,14 +643,16 @@ static void test_seeds_of_samples(void **state) {
     struct stage s;
     stage_open(&s, true);
     struct asker a = speaker_asker(&s.speaker);
-    struct turn turns[4] = {{0}};
-    for (int i = 0; i < 4; i++)
-        turns[i] = (struct turn){.agent = &s.agents[0],
-                                 .item = &s.items[0],
-                                 .working = true,
-                                 .seed = 1 + (uint64_t)(i % 2),
-                                 .temperature = i < 2 ? 2.0f : 0.0f};
-    for (int i = 0; i < 4; i++) assert_int_equal(a.ask(a.ctx, &turns[i], 1, &err), OK);
+    for (int i = 0; i < 4; i++) {
+        struct message chat[2];
+        struct call c = call_question(&s.agents[0], &s.items[0], chat);
+        c.working = true;
+        c.max_tokens = 3;
+        c.seed = 1 + (uint64_t)(i % 2);
+        c.temperature = i < 2 ? 2.0f : 0.0f;
+        assert_int_equal(a.ask(a.ctx, &c, 1, &err), OK);
+        call_release(&c);
+    }
     assert_int_equal(s.speaker.computed, 3);
     stage_close(&s);
 }

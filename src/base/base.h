@@ -91,6 +91,8 @@ struct buf {
 int buf_reserve(struct buf *b, size_t n, struct error *err);
 void buf_add(struct buf *b, const void *p, size_t n);
 void buf_puts(struct buf *b, const char *s);
+/* For people: control characters but newline and tab, and what is no UTF-8, become U+FFFD. */
+void buf_add_clean(struct buf *b, const char *text, size_t len);
 void buf_printf(struct buf *b, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 void buf_release(struct buf *b);
 
@@ -287,6 +289,8 @@ struct yaml {
     json_t *lines;
 };
 int yaml_load(struct yaml *y, const char *path, struct error *err);
+/* The same of a text; `path` names it in errors. */
+int yaml_parse(struct yaml *y, const char *path, const char *text, size_t len, struct error *err);
 int yaml_line(const struct yaml *y, const char *key_path); /* 0 when unknown */
 void yaml_release(struct yaml *y);
 

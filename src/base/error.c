@@ -16,6 +16,7 @@
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistr.h>
 
 /* Copies as much as fits, ending in "..." and on a character boundary when it was cut. */
 static void error_store(struct error *err, const char *text) {
@@ -232,6 +233,20 @@ void buf_add(struct buf *b, const void *p, size_t n) {
 
 void buf_puts(struct buf *b, const char *s) {
     buf_add(b, s, strlen(s));
+}
+
+void buf_add_clean(struct buf *b, const char *text, size_t len) {
+    const uint8_t *p = (const uint8_t *)text, *end = p + len;
+    while (p < end) {
+        ucs4_t c;
+        int n = u8_mbtoucr(&c, p, (size_t)(end - p));
+        bool shown = n > 0 && (c >= 0x20 || c == '\n' || c == '\t') && !(c >= 0x7f && c < 0xa0);
+        if (shown)
+            buf_add(b, p, (size_t)n);
+        else
+            buf_puts(b, "\xef\xbf\xbd");
+        p += MAX(n, 1);
+    }
 }
 
 void buf_printf(struct buf *b, const char *fmt, ...) {

@@ -269,14 +269,12 @@ static json_t *document_read(struct reader *r) {
     return NULL;
 }
 
-int yaml_load(struct yaml *y, const char *path, struct error *err) {
+int yaml_parse(struct yaml *y, const char *path, const char *text, size_t len, struct error *err) {
+    int rc = OK;
     *y = (struct yaml){0};
-    struct buf text = {0};
-    int rc = file_read(path, YAML_FILE_LIMIT, &text, err);
-    if (rc != OK) goto out;
     struct reader r = {.file = path, .lines = json_object(), .err = err};
     CHECK(yaml_parser_initialize(&r.parser));
-    yaml_parser_set_input_string(&r.parser, (const unsigned char *)text.data, text.len);
+    yaml_parser_set_input_string(&r.parser, (const unsigned char *)text, len);
     json_t *root = document_read(&r);
     if (root) {
         *y = (struct yaml){.path = xstrdup(path), .root = root, .lines = json_incref(r.lines)};
@@ -286,7 +284,14 @@ int yaml_load(struct yaml *y, const char *path, struct error *err) {
     json_decref(r.lines);
     yaml_parser_delete(&r.parser);
     buf_release(&r.path);
-out:
+    return rc;
+}
+
+int yaml_load(struct yaml *y, const char *path, struct error *err) {
+    struct buf text = {0};
+    int rc = file_read(path, YAML_FILE_LIMIT, &text, err);
+    *y = (struct yaml){0};
+    if (rc == OK) rc = yaml_parse(y, path, text.data, text.len, err);
     buf_release(&text);
     return rc;
 }

@@ -139,7 +139,7 @@ static int debate(const struct common *c, const struct options *o, struct setup 
     if (!dopt.vote) return error_set(err, ERR_USAGE, "no vote '%s'", o->vote);
     int rc = team_load(&team, o, st, err);
     if (rc == OK) rc = setup_engine(st, err);
-    struct speaker s = {.engine = st->e, .model = st->m, .max_tokens = (int32_t)o->max_tokens};
+    struct speaker s = {.engine = st->e, .model = st->m};
     struct asker asker = speaker_asker(&s);
     if (rc == OK && o->rounds == 0)
         printf("[info] Rounds set to 0; skipping debate execution.\n");

@@ -212,6 +212,10 @@ static void state_free(struct engine *e, struct request *r) {
     r->state = NULL;
 }
 
+int32_t engine_max_len(const struct engine *e) {
+    return e->o.max_len;
+}
+
 void engine_free(struct engine *e) {
     if (!e) return;
     for (int32_t i = 0; i < e->n_active; i++) state_free(e, e->active[i]);

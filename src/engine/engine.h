@@ -131,6 +131,7 @@ struct engine_options {
 struct engine;
 struct engine *engine_new(const struct model *m, const struct engine_options *o, struct error *err);
 void engine_free(struct engine *e);
+int32_t engine_max_len(const struct engine *e);
 /* Refuses (ERR_USAGE) a request that cannot fit: prompt + max_tokens + suffix + longest choice >
  * max_len, empty prompt, token out of range, an adapter of another shape. */
 int engine_submit(struct engine *e, struct request *r, struct error *err);

@@ -226,8 +226,7 @@ static int run_open(struct run *r, bool fresh, struct error *err) {
     r->rows = xcalloc((size_t)r->max_rows, sizeof *r->rows);
     r->speaker = (struct speaker){.engine = r->engine,
                                   .model = r->model,
-                                  .store = r->store,
-                                  .max_tokens = (int32_t)r->o->max_tokens};
+                                  .store = r->store};
     r->asker = speaker_asker(&r->speaker);
     r->n_dev = (int)r->o->fitness.items;
     r->n_test = (int)r->o->test_items;
@@ -349,14 +348,18 @@ static int evaluate(void *ctx, struct candidate *c, int n, struct error *err) {
     double novelty[MAX_POPULATION];
     int cells = n * r->n_dev;
     struct answer *answers = xcalloc((size_t)cells + 1, sizeof *answers);
-    struct turn *turns = xcalloc((size_t)cells + 1, sizeof *turns);
+    struct call *calls = xcalloc((size_t)cells + 1, sizeof *calls);
+    struct message(*chats)[2] = xcalloc((size_t)r->n_dev + 1, sizeof *chats);
     for (int i = 0; i < n; i++)
         team[i] = (struct agent){.name = c[i].name, .adapter = c[i].adapter};
-    for (int i = 0; i < cells; i++)
-        turns[i] = (struct turn){
-            .agent = &team[i / r->n_dev], .item = &r->dev[i % r->n_dev], .working = r->o->working};
-    int rc = r->asker.ask(r->asker.ctx, turns, cells, err);
-    for (int i = 0; i < cells; i++) answers[i] = turns[i].answer;
+    for (int i = 0; i < cells; i++) {
+        int item = i % r->n_dev; // candidates have no prompts of their own: they share the chats
+        calls[i] = call_question(&team[i / r->n_dev], &r->dev[item], chats[item]);
+        calls[i].working = r->o->working;
+        calls[i].max_tokens = (int32_t)r->o->max_tokens;
+    }
+    int rc = r->asker.ask(r->asker.ctx, calls, cells, err);
+    for (int i = 0; i < cells; i++) answers[i] = calls[i].answer;
     if (rc == OK) credit_vote_loo(vote_find(r->o->vote), answers, n, r->dev, r->n_dev, worth);
     if (rc == OK) credit_novelty(answers, n, r->dev, r->n_dev, novelty);
     for (int i = 0; rc == OK && i < n; i++) {
@@ -367,8 +370,10 @@ static int evaluate(void *ctx, struct candidate *c, int n, struct error *err) {
         c[i].cooperation = worth[i];
         c[i].novelty = novelty[i];
     }
+    for (int i = 0; i < cells; i++) call_release(&calls[i]);
     free(answers);
-    free(turns);
+    free(chats);
+    free(calls);
     return rc;
 }
 
@@ -441,6 +446,7 @@ static int measure_solo(struct run *r, const char *name, struct adapter *a, stru
     struct debate_options o = {
         .rounds = 1, .working = r->o->working, .vote = vote_find(r->o->vote)};
     struct debate d;
+    o.max_tokens = (int32_t)r->o->max_tokens;
     int rc = debate_run(&r->asker, &agent, 1, r->test, r->n_test, &o, &d, bar, err);
     if (rc == OK) memcpy(m->right, d.solo, (size_t)r->n_test);
     m->prefilled = d.prefilled;
@@ -468,6 +474,7 @@ static int measure_debate(struct run *r, struct progress *bar, struct error *err
     struct debate_options o = {.rounds = (int)r->o->rounds,
                                .working = r->o->working,
                                .vote = vote_find(r->o->vote),
+                               .max_tokens = (int32_t)r->o->max_tokens,
                                .seed = (uint64_t)r->o->seed};
     struct debate d;
     for (int i = 0; i < r->n_founders; i++)
@@ -513,7 +520,8 @@ static int measure_self_consistency(struct run *r, const struct candidate *best,
     bar->total += (int64_t)(k - r->n_founders * (int)r->o->rounds) * r->n_test;
     snprintf(m->name, sizeof m->name, "self-consistency %s@%d", best->name, k);
     return self_consistency(&r->asker, &agent, r->test, r->n_test, k, (float)r->o->temperature,
-                            (uint64_t)r->o->seed, m->right, &m->prefilled, &m->generated, bar, err);
+                            (int32_t)r->o->max_tokens, (uint64_t)r->o->seed, m->right,
+                            &m->prefilled, &m->generated, bar, err);
 }
 
 static int measure_all(struct run *r, const struct candidate *best, struct error *err) {

@@ -1,13 +1,12 @@
 /*
- * Debate and self-consistency over an asker. A round is one batch: every agent's turn on every
- * item. From the second round on, a turn holds the agent's own last answer and the others' last
- * answers, shuffled per item and unnamed.
+ * Debates of whole task sets, and what they are compared with: a workflow is run, and what stood
+ * after every round is read off its outcomes.
  *
- * Invariant: rounds are bounded by the options, and an agent's first answer does not depend on the
- * team, so teams that share agents share those calls through the store.
+ * Invariant: an agent's first answer does not depend on the team, so teams that share agents share
+ * those calls through the store.
  */
 #define _GNU_SOURCE
-#include "swarm/swarm.h"
+#include "swarm/workflow.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -17,128 +16,152 @@ static struct answer *at(const struct debate *d, int round, int agent, int item)
                        (size_t)item];
 }
 
-/* What agent `me` hears of the others before round r: their last answers in an order drawn from
- * (seed, item). */
-static void hear(const struct debate *d, const struct item *items, const struct debate_options *o,
-                 int r, int me, int item, struct turn *t) {
-    uint32_t order[17];
+/* What stood after each round: an agent that did not speak stays at what it said before. */
+static void answers_fill(struct debate *d, const struct outcome *o, int item) {
+    for (int a = 0; a < d->n_agents; a++) at(d, 0, a, item)->choice = -1;
+    for (int r = 0, u = 0; r < d->rounds; r++) {
+        for (int a = 0; r > 0 && a < d->n_agents; a++)
+            *at(d, r, a, item) = *at(d, r - 1, a, item);
+        for (; u < o->n && o->v[u].round <= r; u++) {
+            if (o->v[u].answer < 0) continue;
+            at(d, r, o->v[u].agent, item)->choice = o->v[u].answer;
+            memcpy(at(d, r, o->v[u].agent, item)->prob, o->v[u].prob, sizeof o->v[u].prob);
+        }
+    }
+}
+
+static int vote_after(const struct debate *d, const struct vote *v, int r, int item, int n_choices) {
+    struct answer last[TEAM_MAX];
     int n = 0;
     for (int a = 0; a < d->n_agents; a++)
-        if (a != me) order[n++] = (uint32_t)a;
-    struct rng rng = rng_make(o->seed, RNG_SHUFFLE, (uint32_t)item, (uint32_t)r);
-    rng_shuffle(&rng, order, (size_t)n);
-    t->own = items[item].choices[at(d, r - 1, me, item)->choice];
-    for (int i = 0; i < n; i++)
-        t->others[i] = items[item].choices[at(d, r - 1, (int)order[i], item)->choice];
-    t->n_others = n;
+        if (at(d, r, a, item)->choice >= 0) last[n++] = *at(d, r, a, item);
+    return n ? vote_decide(v, last, n, n_choices) : -1;
 }
 
-static int run_round(const struct asker *a, const struct agent *team, const struct item *items,
-                     const struct debate_options *o, int r, struct debate *d, struct error *err) {
-    int n = d->n_agents * d->n_items;
-    if (r > 0 && d->n_agents == 1) { /* nobody to hear: the first answer stands */
-        memcpy(at(d, r, 0, 0), at(d, r - 1, 0, 0), (size_t)n * sizeof *d->answers);
-        return OK;
+static void costs_add(struct debate *d, const struct outcome *o) {
+    for (int i = 0; i < o->n; i++) {
+        d->prefilled += o->v[i].n_prefilled;
+        d->generated += o->v[i].n_generated;
+        d->truncated += o->v[i].truncated;
+        d->failed += o->v[i].failed != NULL;
+        d->calls++;
     }
-    struct turn *turns = xcalloc((size_t)MAX(n, 1), sizeof *turns);
-    for (int i = 0; i < n; i++) {
-        int agent = i / d->n_items, item = i % d->n_items;
-        turns[i] =
-            (struct turn){.agent = &team[agent], .item = &items[item], .working = o->working};
-        if (r > 0) hear(d, items, o, r, agent, item, &turns[i]);
-    }
-    int rc = a->ask(a->ctx, turns, n, err);
-    for (int i = 0; rc == OK && i < n; i++) {
-        int agent = i / d->n_items, item = i % d->n_items;
-        *at(d, r, agent, item) = turns[i].answer;
-        d->prefilled += turns[i].n_prefilled;
-        d->generated += turns[i].n_generated;
-        d->truncated += turns[i].truncated;
-        bool right = turns[i].answer.choice == items[item].correct;
-        if (r == 0) d->solo[i] = right;
-        bool before = r > 0 && at(d, r - 1, agent, item)->choice == items[item].correct;
-        d->flips_good += r > 0 && right && !before;
-        d->flips_bad += r > 0 && !right && before;
-    }
-    free(turns);
-    return rc;
 }
 
-static void count_votes(const struct item *items, const struct vote *v, int r, struct debate *d) {
-    struct answer last[17];
-    for (int i = 0; i < d->n_items; i++) {
-        for (int a = 0; a < d->n_agents; a++) last[a] = *at(d, r, a, i);
+static void item_measure(struct debate *d, const struct item *it, const struct vote *v, int i) {
+    const struct outcome *o = &d->outcomes[i];
+    answers_fill(d, o, i);
+    costs_add(d, o);
+    d->decided[i] = o->answer >= 0 && o->answer == it->correct;
+    for (int a = 0; a < d->n_agents; a++) {
+        d->solo[(size_t)a * (size_t)d->n_items + (size_t)i] = at(d, 0, a, i)->choice == it->correct;
+        for (int r = 1; r < d->rounds; r++) {
+            bool before = at(d, r - 1, a, i)->choice == it->correct,
+                 now = at(d, r, a, i)->choice == it->correct;
+            d->flips_good += now && !before;
+            d->flips_bad += before && !now;
+        }
+    }
+    for (int r = 0; r < d->rounds; r++)
         d->voted[(size_t)r * (size_t)d->n_items + (size_t)i] =
-            vote_decide(v, last, d->n_agents, items[i].n_choices) == items[i].correct;
-    }
+            it->correct >= 0 && vote_after(d, v, r, i, o->n_candidates) == it->correct;
 }
 
 int debate_run(const struct asker *a, const struct agent *team, int n_agents,
                const struct item *items, int n_items, const struct debate_options *o,
                struct debate *out, struct progress *p, struct error *err) {
     *out = (struct debate){.n_agents = n_agents, .n_items = n_items, .rounds = o->rounds};
-    if (n_agents < 1 || n_agents > 17)
+    if (n_agents < 1 || n_agents > TEAM_MAX)
         return error_set(err, ERR_USAGE, "a debate needs 1 to 17 agents, not %d", n_agents);
     if (o->rounds < 1) return error_set(err, ERR_USAGE, "a debate needs at least one round");
+    struct workflow *own = o->workflow ? NULL : workflow_open("brief", err);
+    const struct workflow *w = o->workflow ? o->workflow : own;
+    if (!w) return err->code;
     size_t cells = (size_t)n_agents * (size_t)n_items, rounds = (size_t)o->rounds;
+    out->outcomes = xcalloc((size_t)n_items + 1, sizeof *out->outcomes);
     out->answers = xcalloc(rounds * cells + 1, sizeof *out->answers);
     out->solo = xcalloc(cells + 1, 1);
     out->voted = xcalloc(rounds * (size_t)n_items + 1, 1);
-    int rc = OK;
-    for (int r = 0; rc == OK && r < o->rounds; r++) {
-        rc = run_round(a, team, items, o, r, out, err);
-        if (rc == OK) count_votes(items, o->vote, r, out);
-        if (p) progress_update(p, p->shown + (int64_t)cells, NULL);
-    }
+    out->decided = xcalloc((size_t)n_items + 1, 1);
+    const struct workflow_options wo = {.rounds = o->rounds,
+                                        .working = o->working,
+                                        .temperature = o->temperature,
+                                        .max_tokens = o->max_tokens,
+                                        .vote = o->vote,
+                                        .seed = o->seed};
+    int rc = workflow_run(w, a, team, n_agents, items, n_items, &wo, out->outcomes, p, err);
+    for (int i = 0; rc == OK && i < n_items; i++) item_measure(out, &items[i], o->vote, i);
+    workflow_free(own);
     return rc;
 }
 
 void debate_release(struct debate *d) {
+    for (int i = 0; d->outcomes && i < d->n_items; i++) outcome_release(&d->outcomes[i]);
+    free(d->outcomes);
     free(d->answers);
     free(d->solo);
     free(d->voted);
+    free(d->decided);
     *d = (struct debate){0};
+}
+
+static void utterance_show(const struct debate *d, const struct agent *team, int item, int u,
+                           struct buf *out) {
+    const struct outcome *o = &d->outcomes[item];
+    const struct utterance *s = &o->v[u];
+    buf_printf(out, "[%s][R%d] ", team[s->agent].name, s->round);
+    if (s->failed)
+        buf_printf(out, "(%s)\n", s->failed);
+    else if (s->answer < 0)
+        buf_printf(out, "%s\n", s->text);
+    else
+        buf_printf(out, "%s%s%s (%.2f)\n", s->text, *s->text ? " → " : "", o->candidates[s->answer],
+                   (double)s->confidence);
 }
 
 void debate_transcript(const struct debate *d, const struct agent *team, const struct item *it,
                        int item, const struct vote *v, struct buf *out) {
-    struct answer last[17];
+    const struct outcome *o = &d->outcomes[item];
     buf_printf(out, "%s\n", it->question);
-    for (int r = 0; r < d->rounds; r++) {
-        for (int a = 0; a < d->n_agents; a++) {
-            last[a] = *at(d, r, a, item);
-            buf_printf(out, "[%s][R%d] %s (%.2f)\n", team[a].name, r, it->choices[last[a].choice],
-                       (double)last[a].prob[last[a].choice]);
-        }
-        buf_printf(out, "vote after round %d: %s\n", r,
-                   it->choices[vote_decide(v, last, d->n_agents, it->n_choices)]);
+    for (int r = 0, u = 0; r < o->rounds; r++) {
+        for (; u < o->n && o->v[u].round <= r; u++) utterance_show(d, team, item, u, out);
+        int choice = r < d->rounds ? vote_after(d, v, r, item, o->n_candidates) : -1;
+        if (choice >= 0)
+            buf_printf(out, "vote after round %d: %s\n", r, o->candidates[choice]);
     }
 }
 
 int self_consistency(const struct asker *a, const struct agent *agent, const struct item *items,
-                     int n_items, int k, float temperature, uint64_t seed, uint8_t *right,
-                     int64_t *prefilled, int64_t *generated, struct progress *p,
+                     int n_items, int k, float temperature, int32_t max_tokens, uint64_t seed,
+                     uint8_t *right, int64_t *prefilled, int64_t *generated, struct progress *p,
                      struct error *err) {
     int n = n_items * k;
-    struct turn *turns = xcalloc((size_t)MAX(n, 1), sizeof *turns);
+    struct call *calls = xcalloc((size_t)MAX(n, 1), sizeof *calls);
+    struct message(*chats)[2] = xcalloc((size_t)MAX(n_items, 1), sizeof *chats);
     struct answer *votes = xcalloc((size_t)MAX(k, 1), sizeof *votes);
-    for (int i = 0; i < n; i++)
-        turns[i] = (struct turn){.agent = agent,
-                                 .item = &items[i / k],
-                                 .working = true,
-                                 .temperature = temperature,
-                                 .seed = seed * 0x9E3779B97F4A7C15u + (uint64_t)i};
-    int rc = a->ask(a->ctx, turns, n, err);
+    for (int i = 0; i < n; i++) {
+        calls[i] = call_question(agent, &items[i / k], chats[i / k]);
+        calls[i].working = true;
+        calls[i].temperature = temperature;
+        calls[i].max_tokens = max_tokens;
+        calls[i].seed = seed * 0x9E3779B97F4A7C15u + (uint64_t)i;
+    }
+    int rc = a->ask(a->ctx, calls, n, err);
     for (int i = 0; rc == OK && i < n_items; i++) {
+        int m = 0;
         for (int j = 0; j < k; j++) {
-            votes[j] = turns[i * k + j].answer;
-            *prefilled += turns[i * k + j].n_prefilled;
-            *generated += turns[i * k + j].n_generated;
+            const struct call *c = &calls[i * k + j];
+            if (!c->failed && c->answer.choice >= 0) votes[m++] = c->answer;
+            *prefilled += c->n_prefilled;
+            *generated += c->n_generated;
         }
-        right[i] = vote_decide(&vote_table[0], votes, k, items[i].n_choices) == items[i].correct;
+        right[i] = m > 0 && vote_decide(&vote_table[0], votes, m, items[i].n_choices) ==
+                                items[i].correct;
     }
     if (p) progress_update(p, p->shown + n, NULL);
-    free(turns);
+    for (int i = 0; i < n; i++) call_release(&calls[i]);
+    free(chats);
+    free(calls);
     free(votes);
     return rc;
 }

@@ -1,144 +1,288 @@
 /*
- * The asker on an engine: turns become requests, requests get their identity, what the store knows
+ * The asker on an engine: calls become requests, requests get their identity, what the store knows
  * is not computed again, the rest runs in one heterogeneous batch and is written down in one
  * transaction.
+ *
+ * A judgement is two requests: the answer, chosen among the candidates with exact probabilities,
+ * and a rationale for it under a grammar. Nothing that is read out of a reply can fail to parse.
  */
 #define _GNU_SOURCE
 #include "swarm/swarm.h"
 
+#include "engine/grammar.h"
+
 #include <stdlib.h>
 #include <string.h>
 
+enum { CHUNK = 4096, LOOP_TOKENS = 16 };
+#define JUDGE_PREFIX "{\"answer\": \""
+#define NO_ROOM "the call has no room in the context"
+
 struct pending {
+    struct call *call;
     struct asked asked;
     struct request req;
     char key[HASH_LEN];
     bool known;
 };
+/* What is asked in one batch: first answers, then the rationales of those that judged. */
+struct batch {
+    struct speaker *s;
+    const char *model; /* hash */
+    struct pending *v;
+    int n;
+    struct grammar *rationale; /* NULL until it is needed */
+};
 
-/* The chat so far as the model sees it; strings made here go to own[]. */
-static int turn_chat(const struct turn *t, struct message msgs[5], char *own[2]) {
-    int n = 0;
-    if (t->agent->system) msgs[n++] = (struct message){"system", t->agent->system};
-    msgs[n++] = (struct message){"user", t->item->question};
-    if (t->own) {
-        own[0] = xasprintf(ANSWER_PREFIX " %s", t->own);
-        own[1] = fry_debate_turn(t->others, t->n_others);
-        msgs[n++] = (struct message){"assistant", own[0]};
-        msgs[n++] = (struct message){"user", own[1]};
+/* JSON's text of a string, without its quotes. */
+static char *json_inside(const char *text) {
+    json_t *v = json_string(text);
+    char *quoted = json_dumps(v, JSON_ENCODE_ANY);
+    json_decref(v);
+    quoted[strlen(quoted) - 1] = 0;
+    memmove(quoted, quoted + 1, strlen(quoted));
+    return quoted;
+}
+
+static void ids_text(struct ids *out, const struct tokenizer *tok, const char *text) {
+    tok_encode(tok, text, strlen(text), 0, out);
+}
+
+/* A judge's chat so far, `prefix` of its reply, and the candidates as what may follow. */
+static int judge_init(struct asked *a, const struct tokenizer *tok, const struct call *c,
+                      struct error *err) {
+    *a = (struct asked){.n_choices = c->n_candidates};
+    if (chat_encode(tok, c->messages, c->n_messages, true, &a->prompt, NULL, err) != OK)
+        return err->code;
+    ids_text(&a->prompt, tok, JUDGE_PREFIX);
+    for (int i = 0; i < c->n_candidates; i++) {
+        char *inside = json_inside(c->candidates[i]), *text = xasprintf("%s\"", inside);
+        ids_text(&a->choices[i], tok, text);
+        a->seq[i] = (struct token_seq){a->choices[i].v, a->choices[i].n};
+        free(text);
+        free(inside);
     }
-    return n;
+    return OK;
 }
 
-static int prepare(struct speaker *s, const struct turn *t, const char *model, struct pending *p,
-                   struct error *err) {
-    struct message msgs[5];
-    char *own[2] = {NULL, NULL};
-    int n = turn_chat(t, msgs, own);
-    int rc = asked_init(&p->asked, s->model->tok, msgs, n, t->item, t->working, err);
-    asked_request(&p->asked, t->agent->adapter, s->max_tokens, &p->req);
-    p->req.sampling.temperature = t->temperature;
-    p->req.sampling.seed =
-        t->temperature > 0 ? t->seed : 0; /* greedy calls are the same call whatever the seed */
-    request_key(&p->req, model, s->model->cls, p->key);
-    free(own[0]);
-    free(own[1]);
-    return rc;
+static int rationale_init(struct asked *a, const struct tokenizer *tok, const struct call *c,
+                          struct error *err) {
+    *a = (struct asked){0};
+    if (chat_encode(tok, c->messages, c->n_messages, true, &a->prompt, NULL, err) != OK)
+        return err->code;
+    char *inside = json_inside(c->candidates[c->answer.choice]),
+         *text = xasprintf(JUDGE_PREFIX "%s\", \"rationale\": \"", inside);
+    ids_text(&a->prompt, tok, text);
+    free(text);
+    free(inside);
+    return OK;
 }
 
-static void recall(const struct stored_call *c, struct turn *t) {
-    t->answer.choice = c->choice;
-    memcpy(t->answer.prob, c->prob, sizeof t->answer.prob);
-    t->n_prefilled = c->n_prefilled;
-    t->n_generated = c->n_generated;
-    t->truncated = c->finish;
+static int text_init(struct asked *a, const struct tokenizer *tok, const struct call *c,
+                     struct error *err) {
+    *a = (struct asked){0};
+    if (chat_encode(tok, c->messages, c->n_messages, true, &a->prompt, NULL, err) != OK)
+        return err->code;
+    int32_t end = tok_chat_end(tok);
+    if (end >= 0) a->stop[a->n_stop++] = end;
+    return OK;
 }
 
-static int keep(struct speaker *s, const struct pending *p, const struct turn *t,
-                struct error *err) {
-    struct stored_call c = {.choice = t->answer.choice,
-                            .n_choices = p->req.n_choices,
-                            .n_prefilled = t->n_prefilled,
-                            .n_generated = t->n_generated,
-                            .finish = t->truncated};
-    struct buf text = {0};
-    memcpy(c.key, p->key, HASH_LEN);
-    memcpy(c.prob, t->answer.prob, sizeof c.prob);
-    tok_decode_all(s->model->tok, p->req.out, p->req.n_out, false, &text);
-    c.text = text.data;
-    int rc = store_call_put(s->store, &c, err);
-    buf_release(&text);
-    return rc;
+static bool is_choice(const struct call *c) {
+    return c->reply == REPLY_ANSWER && c->item->n_choices > 0;
 }
 
-static void learn(const struct request *r, struct turn *t) {
-    t->answer.choice = r->choice;
-    for (int i = 0; i < r->n_choices; i++) t->answer.prob[i] = r->choice_prob[i];
-    t->n_prefilled = r->n_prefilled;
-    t->n_generated = r->n_generated;
-    t->truncated = r->max_tokens > 0 && r->n_out == r->max_tokens;
+static int asked_make(struct batch *b, struct pending *p, bool rationale, struct error *err) {
+    const struct call *c = p->call;
+    const struct tokenizer *tok = b->s->model->tok;
+    if (rationale) return rationale_init(&p->asked, tok, c, err);
+    if (c->reply == REPLY_JUDGE) return judge_init(&p->asked, tok, c, err);
+    if (!is_choice(c)) return text_init(&p->asked, tok, c, err);
+    return asked_init(&p->asked, tok, c->messages, c->n_messages, c->item, c->working, err);
+}
+
+static bool has_room(const struct batch *b, const struct request *r) {
+    int64_t longest = 0;
+    for (int32_t i = 0; i < r->n_choices; i++) longest = MAX(longest, r->choices[i].n);
+    return (int64_t)r->n_prompt + r->max_tokens + r->suffix.n + longest <=
+           engine_max_len(b->s->engine);
+}
+
+static int prepare(struct batch *b, struct pending *p, bool rationale, struct error *err) {
+    struct call *c = p->call;
+    int rc = asked_make(b, p, rationale, err);
+    if (rc) return rc;
+    bool free_text = rationale || (c->reply != REPLY_JUDGE && !is_choice(c));
+    asked_request(&p->asked, c->agent->adapter, c->max_tokens, &p->req);
+    if (free_text) p->req.max_tokens = c->max_tokens;
+    if (free_text) p->req.loop_tokens = LOOP_TOKENS;
+    if (rationale) p->req.grammar = b->rationale;
+    p->req.sampling.temperature = c->temperature;
+    p->req.sampling.top_p = c->temperature > 0 ? c->top_p : 1;
+    /* greedy calls are the same call whatever the seed */
+    p->req.sampling.seed = c->temperature > 0 ? c->seed : 0;
+    if (!has_room(b, &p->req)) c->failed = NO_ROOM;
+    request_key(&p->req, b->model, b->s->model->cls, p->key);
+    return OK;
+}
+
+static void text_set(struct call *c, const char *text) {
+    free(c->text);
+    c->text = xstrdup(text ? text : "");
+}
+
+/* Costs add up over a judgement's two requests. */
+static void recall(const struct stored_call *s, struct pending *p) {
+    struct call *c = p->call;
+    if (p->req.n_choices) {
+        c->answer.choice = s->choice;
+        memcpy(c->answer.prob, s->prob, sizeof c->answer.prob);
+    }
+    if (s->text) text_set(c, s->text);
+    c->n_prefilled += s->n_prefilled;
+    c->n_generated += s->n_generated;
+    c->truncated |= s->finish;
+}
+
+/* What a computed request says, in the form the store keeps. */
+static struct stored_call stored_of(const struct batch *b, const struct pending *p,
+                                    struct buf *text) {
+    const struct request *r = &p->req;
+    bool cut = r->max_tokens > 0 && (r->n_out == r->max_tokens || r->finish == FINISH_LOOP);
+    struct stored_call s = {.choice = r->n_choices ? r->choice : -1,
+                            .n_choices = r->n_choices,
+                            .n_prefilled = r->n_prefilled,
+                            .n_generated = r->n_generated,
+                            .finish = cut};
+    memcpy(s.key, p->key, HASH_LEN);
+    for (int i = 0; i < r->n_choices; i++) s.prob[i] = r->choice_prob[i];
+    struct buf raw = {0};
+    tok_decode_all(b->s->model->tok, r->out, r->n_out, false, &raw);
+    buf_add_clean(text, raw.data, raw.len); // it becomes part of other calls
+    buf_release(&raw);
+    s.text = text->data;
+    return s;
+}
+
+static bool is_new(const struct pending *p) {
+    return !p->known && !p->call->failed;
 }
 
 /* Runs what the store did not know, as one array of requests. */
-static int compute(struct speaker *s, struct pending *p, struct turn *turns, int n,
-                   struct error *err) {
-    struct request *reqs = xcalloc((size_t)MAX(n, 1), sizeof *reqs);
+static int compute(struct batch *b, struct error *err) {
+    struct request *reqs = xcalloc((size_t)MAX(b->n, 1), sizeof *reqs);
     int m = 0, rc = OK;
-    for (int i = 0; i < n; i++)
-        if (!p[i].known) reqs[m++] = p[i].req;
-    if (m > 0) rc = engine_run(s->engine, reqs, m, NULL, err);
-    for (int i = 0, j = 0; i < n; i++) {
-        if (p[i].known) continue;
-        p[i].req = reqs[j++];
-        if (rc == OK) learn(&p[i].req, &turns[i]);
-    }
-    s->computed += m;
+    for (int i = 0; i < b->n; i++)
+        if (is_new(&b->v[i])) reqs[m++] = b->v[i].req;
+    if (m > 0) rc = engine_run(b->s->engine, reqs, m, NULL, err);
+    for (int i = 0, j = 0; i < b->n; i++)
+        if (is_new(&b->v[i])) b->v[i].req = reqs[j++];
+    b->s->computed += m;
     free(reqs);
     return rc;
 }
 
-static int keep_all(struct speaker *s, const struct pending *p, const struct turn *turns, int n,
-                    struct error *err) {
-    int rc = store_begin(s->store, err);
-    for (int i = 0; rc == OK && i < n; i++)
-        if (!p[i].known) rc = keep(s, &p[i], &turns[i], err);
-    if (rc == OK) rc = store_commit(s->store, err);
-    if (rc != OK) store_rollback(s->store);
+static int learn_all(struct batch *b, struct error *err) {
+    struct store *store = b->s->store;
+    int rc = store ? store_begin(store, err) : OK;
+    for (int i = 0; rc == OK && i < b->n; i++) {
+        struct buf text = {0};
+        if (!is_new(&b->v[i])) continue;
+        struct stored_call s = stored_of(b, &b->v[i], &text);
+        recall(&s, &b->v[i]);
+        if (store) rc = store_call_put(store, &s, err);
+        buf_release(&text);
+    }
+    if (rc == OK && store) rc = store_commit(store, err);
+    if (rc != OK && store) store_rollback(store);
     return rc;
 }
 
-static int ask_chunk(struct speaker *s, struct turn *turns, int n, const char *model,
-                     struct error *err) {
-    struct pending *p = xcalloc((size_t)n, sizeof *p);
+/* One batch; what is in b->v has its call. */
+static int batch_run(struct batch *b, bool rationale, struct error *err) {
     struct stored_call c;
     int rc = OK;
-    for (int i = 0; rc == OK && i < n; i++) {
-        rc = prepare(s, &turns[i], model, &p[i], err);
-        p[i].known = rc == OK && s->store && store_call_get(s->store, p[i].key, &c);
-        if (!p[i].known) continue;
-        recall(&c, &turns[i]);
+    for (int i = 0; rc == OK && i < b->n; i++) {
+        struct pending *p = &b->v[i];
+        rc = prepare(b, p, rationale, err);
+        p->known =
+            rc == OK && b->s->store && !p->call->failed && store_call_get(b->s->store, p->key, &c);
+        if (!p->known) continue;
+        recall(&c, p);
         free(c.text);
     }
-    if (rc == OK) rc = compute(s, p, turns, n, err);
-    if (rc == OK && s->store) rc = keep_all(s, p, turns, n, err);
-    for (int i = 0; i < n; i++) {
-        if (!p[i].known) request_release(&p[i].req);
-        asked_release(&p[i].asked);
+    if (rc == OK) rc = compute(b, err);
+    if (rc == OK) rc = learn_all(b, err);
+    for (int i = 0; i < b->n; i++) {
+        if (!b->v[i].known) request_release(&b->v[i].req);
+        asked_release(&b->v[i].asked);
     }
-    s->asked += n;
-    free(p);
     return rc;
 }
 
-static int ask(void *ctx, struct turn *turns, int n, struct error *err) {
+/* Rationales: text up to a quote, as JSON has it. */
+static int rationales_run(struct batch *b, struct call *calls, int n, struct error *err) {
+    static const char pattern[] = "([^\"\\\\\\x00-\\x1f]){1,400}\"\\}";
+    memset(b->v, 0, (size_t)b->n * sizeof *b->v);
+    b->n = 0;
+    for (int i = 0; i < n; i++)
+        if (calls[i].reply == REPLY_JUDGE && !calls[i].failed) b->v[b->n++].call = &calls[i];
+    if (b->n == 0) return OK;
+    b->rationale = grammar_new_regex(pattern, strlen(pattern), err);
+    int rc = b->rationale ? batch_run(b, true, err) : err->code;
+    for (int i = 0; i < b->n; i++) {
+        char *text = b->v[i].call->text;
+        size_t end = text ? strcspn(text, "\"") : 0;
+        if (text) text[end] = 0;
+    }
+    grammar_free(b->rationale);
+    return rc;
+}
+
+static int ask_chunk(struct speaker *s, struct call *calls, int n, const char *model,
+                     struct error *err) {
+    struct batch b = {.s = s, .model = model, .v = xcalloc((size_t)n, sizeof *b.v)};
+    for (int i = 0; i < n; i++) {
+        calls[i].answer.choice = -1;
+        if (calls[i].reply == REPLY_JUDGE && calls[i].n_candidates == 0)
+            calls[i].failed = "there is nothing to judge";
+        else
+            b.v[b.n++].call = &calls[i];
+    }
+    int rc = batch_run(&b, false, err);
+    if (rc == OK) rc = rationales_run(&b, calls, n, err);
+    s->asked += n;
+    free(b.v);
+    return rc;
+}
+
+static int ask(void *ctx, struct call *calls, int n, struct error *err) {
     struct speaker *s = ctx;
     const char *model = model_hash(s->model, err);
     int rc = model ? OK : err->code;
-    for (int i = 0; rc == OK && i < n; i += 4096)
-        rc = ask_chunk(s, turns + i, MIN(4096, n - i), model, err);
+    for (int i = 0; rc == OK && i < n; i += CHUNK)
+        rc = ask_chunk(s, calls + i, MIN(CHUNK, n - i), model, err);
     return rc;
 }
 
 struct asker speaker_asker(struct speaker *s) {
     return (struct asker){s, ask};
+}
+
+struct call call_question(const struct agent *agent, const struct item *item,
+                          struct message chat[2]) {
+    int n = 0;
+    if (agent->system) chat[n++] = (struct message){"system", agent->system};
+    chat[n++] = (struct message){"user", item->question};
+    return (struct call){.agent = agent,
+                         .item = item,
+                         .messages = chat,
+                         .n_messages = n,
+                         .reply = REPLY_ANSWER,
+                         .top_p = 1};
+}
+
+void call_release(struct call *c) {
+    free(c->text);
+    c->text = NULL;
 }

@@ -2,16 +2,17 @@
  * swarm: agents that answer, hear one another and vote, and what each of them was worth to the
  * team.
  *
- * A debate knows no engine: it hands whole rounds of turns to an `asker` (the engine with its call
- * store in speaker.c, a scripted one in tests) and gets choices with exact probabilities back.
- * Everything else here is a pure function of those. An agent keeps its own last answer as its own
- * turn; the others' answers come anonymous and in an order drawn per item.
+ * Whoever asks knows no engine: whole steps of calls go to an `asker` (the engine with its call
+ * store in speaker.c, a scripted one in tests), which fills in what was said, choices with exact
+ * probabilities. Everything else here is a pure function of those.
  */
 #ifndef SHOAL_SWARM_H
 #define SHOAL_SWARM_H
 
 #include "eval/eval.h"
 #include "store/store.h"
+
+enum { TEAM_MAX = 17 };
 
 struct agent {
     const char *name;
@@ -22,31 +23,50 @@ struct answer {
     int32_t choice;
     float prob[MAX_CHOICES]; /* exact, over the item's choices */
 };
-struct turn {
+
+enum reply {
+    REPLY_TEXT,   /* free text */
+    REPLY_ANSWER, /* one of the item's choices, with exact probabilities; after a working if asked
+                     for. Of an item without choices: free text that ends in its answer. */
+    REPLY_JUDGE,  /* {"answer": one of the candidates, "rationale": text} under a grammar */
+    REPLY_SEED    /* free text; answer and confidence are picked out of it as the seed does */
+};
+struct call { /* what one agent is asked in one step */
     const struct agent *agent;
     const struct item *item;
-    const char *own; /* the agent's last answer, or NULL in the first round */
-    const char *others[16];
-    int n_others;
-    bool working;      /* think in free form first */
-    float temperature; /* of that thinking; 0: greedy */
+    const struct message *messages;
+    int n_messages;
+    enum reply reply;
+    bool working;                  /* think in free form first */
+    const char *const *candidates; /* of a judge */
+    int n_candidates;
+    float temperature, top_p; /* of free text; 0: greedy */
+    int32_t max_tokens;
     uint64_t seed;
-    struct answer answer; /* out */
+
+    /* filled by the asker */
+    char *text;           /* malloc'ed: what was said; of a working, or a rationale */
+    struct answer answer; /* choice: of the item's choices, or of the candidates; -1: none */
     int32_t n_prefilled, n_generated;
-    bool truncated; /* the thinking hit its limit */
+    bool truncated;     /* hit max_tokens, or was cut in a loop */
+    const char *failed; /* why nothing came, or NULL */
 };
 struct asker {
     void *ctx;
-    int (*ask)(void *ctx, struct turn *turns, int n, struct error *err);
+    int (*ask)(void *ctx, struct call *calls, int n, struct error *err);
 };
+/* An item's question put to an agent without ado; `chat` holds the messages. */
+struct call call_question(const struct agent *agent, const struct item *item,
+                          struct message chat[2]);
+void call_release(struct call *c); /* what the asker made */
 
-/* The asker that Shoal uses: one engine, every call kept in (and first looked up in) the store. */
+/* The asker that Shoal uses: one engine, every call kept in (and first looked up in) the store. A
+ * call that has no room in the engine's context fails alone. */
 struct speaker {
     struct engine *engine;
     struct model *model;
     struct store *store;     /* may be NULL: nothing is kept */
-    int32_t max_tokens;      /* of thinking */
-    int64_t asked, computed; /* turns, and those that were not in the store */
+    int64_t asked, computed; /* calls, and those that were not in the store */
 };
 struct asker speaker_asker(struct speaker *s);
 
@@ -61,22 +81,34 @@ struct vote {
 };
 extern const struct vote vote_table[];
 const struct vote *vote_find(const char *name); /* NULL when unknown */
+/* What the seed's rules find in an utterance: {…} up to the first brace that closes, if it is JSON
+ * with "answer", "vote" or "conclusion", and "confidence" (0.6 without); else the first word after the colon of the first
+ * line with Answer, 結論, Vote or 最終, or of the first line. malloc'ed. */
+char *seed_vote_parse(const char *text, float *confidence);
 int vote_decide(const struct vote *v, const struct answer *answers, int n, int n_choices);
 
 /* debate */
 
+struct workflow; /* workflow.h */
+struct outcome;
 struct debate_options {
-    int rounds; /* 1: independent answers only */
+    const struct workflow *workflow; /* NULL: "brief" */
+    int rounds;                      /* 1: independent answers only */
     bool working;
     const struct vote *vote;
     uint64_t seed;
+    float temperature;  /* below 0: the workflow's own */
+    int32_t max_tokens; /* 0: the workflow's own */
 };
 struct debate {
     int n_agents, n_items, rounds;
-    struct answer *answers; /* [rounds][n_agents][n_items] */
-    uint8_t *solo;          /* [n_agents][n_items] right in the first round */
-    uint8_t *voted;         /* [rounds][n_items] the vote after each round was right */
-    int64_t prefilled, generated, truncated;
+    struct outcome *outcomes; /* [n_items] all that was said */
+    struct answer *answers;   /* [rounds][n_agents][n_items] as they stood after each round; choice
+                                 -1: none. An item that ended earlier stays as it was. */
+    uint8_t *solo;            /* [n_agents][n_items] right in the first round */
+    uint8_t *voted;           /* [rounds][n_items] the vote after each round was right */
+    uint8_t *decided;         /* [n_items] what the workflow decided was right */
+    int64_t prefilled, generated, truncated, failed, calls;
     int64_t flips_good,
         flips_bad; /* answers that became right, became wrong, after hearing others */
 };
@@ -90,8 +122,9 @@ void debate_transcript(const struct debate *d, const struct agent *team, const s
 
 /* k sampled workings of one agent per item, majority vote (Wang et al. 2023). right: [n_items]. */
 int self_consistency(const struct asker *a, const struct agent *agent, const struct item *items,
-                     int n_items, int k, float temperature, uint64_t seed, uint8_t *right,
-                     int64_t *prefilled, int64_t *generated, struct progress *p, struct error *err);
+                     int n_items, int k, float temperature, int32_t max_tokens, uint64_t seed,
+                     uint8_t *right, int64_t *prefilled, int64_t *generated, struct progress *p,
+                     struct error *err);
 
 /* True leave-one-out by debates of the team and of the team without each agent: value[i] = mean
  * over items of (team right) - (team without i right), paired, with its interval. `full` is the

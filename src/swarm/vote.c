@@ -3,6 +3,7 @@
  * vote_decide breaks ties the same way for all. Credit compares the vote with and without each
  * agent on the same items, so its intervals are paired.
  */
+#define _GNU_SOURCE
 #include "swarm/swarm.h"
 
 #include <math.h>
@@ -53,6 +54,50 @@ int vote_decide(const struct vote *v, const struct answer *answers, int n, int n
     for (int c = 1; c < n_choices; c++)
         if (score[c] > score[best] || (score[c] == score[best] && mass[c] > mass[best])) best = c;
     return best;
+}
+
+static char *json_answer(const json_t *v) {
+    static const char *const keys[] = {"answer", "vote", "conclusion"};
+    for (size_t i = 0; i < ARRAY_LEN(keys); i++) {
+        const json_t *x = json_object_get(v, keys[i]);
+        if (json_is_string(x)) return xstrdup(json_string_value(x));
+        if (x) return json_dumps(x, JSON_ENCODE_ANY | JSON_COMPACT);
+    }
+    return NULL;
+}
+
+/* What stands from the first brace to the first that closes one, if that is JSON with an answer. */
+static char *json_vote(const char *text, float *confidence) {
+    const char *open = strchr(text, '{'), *close = open ? strchr(open, '}') : NULL;
+    if (!close) return NULL;
+    json_t *v = json_loadb(open, (size_t)(close - open) + 1, 0, NULL);
+    const json_t *sure = json_object_get(v, "confidence");
+    char *out = json_answer(v);
+    if (out && json_is_number(sure))
+        *confidence = (float)fmin(1, fmax(0, json_number_value(sure)));
+    json_decref(v);
+    return out;
+}
+
+char *seed_vote_parse(const char *text, float *confidence) {
+    static const char *const marks[] = {"Answer", "結論", "Vote", "最終"};
+    const char *line = text;
+    *confidence = 0.6f;
+    char *out = json_vote(text, confidence);
+    if (out) return out;
+    for (const char *at = text; at; at = strchr(at, '\n'), at = at ? at + 1 : NULL) {
+        char *one = strndup(at, strcspn(at, "\n"));
+        bool marked = false;
+        for (size_t i = 0; i < ARRAY_LEN(marks); i++) marked |= strstr(one, marks[i]) != NULL;
+        free(one);
+        if (!marked) continue;
+        line = at;
+        break;
+    }
+    size_t n = strcspn(line, "\n");
+    const char *colon = memchr(line, ':', n), *word = colon ? colon + 1 : line;
+    word += strspn(word, " \t\r");
+    return strndup(word, strcspn(word, " \t\r\n"));
 }
 
 /* Whether the vote of all agents but `without` (-1: of all) is right on item i. */

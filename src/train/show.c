@@ -7,25 +7,8 @@
  */
 #include "train/train.h"
 
-#include <string.h>
-#include <unistr.h>
-
 static bool learned(const struct sample *s, int32_t i) {
     return i > 0 && s->mask[i];
-}
-
-static void text_clean(const struct buf *raw, struct buf *out) {
-    const uint8_t *p = (const uint8_t *)raw->data, *end = p + raw->len;
-    while (p < end) {
-        ucs4_t c;
-        int n = u8_mbtoucr(&c, p, (size_t)(end - p));
-        bool shown = n > 0 && (c >= 0x20 || c == '\n' || c == '\t') && !(c >= 0x7f && c < 0xa0);
-        if (shown)
-            buf_add(out, p, (size_t)n);
-        else
-            buf_puts(out, "\xef\xbf\xbd");
-        p += MAX(n, 1);
-    }
 }
 
 /* Appends the run that begins at token i, and returns where it ends. */
@@ -35,7 +18,7 @@ static int32_t run_text(const struct sample *s, const struct tokenizer *tok, int
     int32_t end = i + 1;
     while (end < s->n && learned(s, end) == learned(s, i)) end++;
     tok_decode_all(tok, s->tokens + i, end - i, true, &raw);
-    text_clean(&raw, out);
+    buf_add_clean(out, raw.data, raw.len);
     buf_release(&raw);
     return end;
 }

@@ -1,0 +1,352 @@
+/*
+ * Reading a workflow: YAML to nodes with parsed templates and edges between their numbers.
+ *
+ * Everything that can be wrong is found here, with file and line, except what only a template's
+ * variables show. Invariant: a workflow is never written again and may be shared by threads.
+ */
+#define _GNU_SOURCE
+#include "swarm/workflow_internal.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static const struct {
+    const char *name, *text;
+} builtin[] = {
+#include "protocols.inc"
+};
+
+const char *workflow_builtin(int i, const char **text) {
+    if (i < 0 || i >= (int)ARRAY_LEN(builtin)) return NULL;
+    if (text) *text = builtin[i].text;
+    return builtin[i].name;
+}
+
+struct reader { /* of a file; `at` is the dotted path of what is being read */
+    const struct yaml *y;
+    struct workflow *w;
+    char at[128];
+    struct error *err;
+};
+
+static int refuse(const struct reader *r, const char *what, const char *subject) {
+    return error_set(r->err, ERR_FORMAT, "'%s' line %d: %s '%s'", r->y->path,
+                     yaml_line(r->y, r->at), what, subject);
+}
+
+static int place(struct reader *r, const char *format, const char *name, int i) {
+    char text[sizeof r->at];
+    snprintf(text, sizeof text, format, name, i);
+    memcpy(r->at, text, sizeof text);
+    return OK;
+}
+
+/* A word of `known` (ended by NULL), its number. */
+static int word(struct reader *r, const json_t *v, const char *const *known, int *out) {
+    const char *text = json_string_value(v);
+    if (!text) return refuse(r, "a word is expected, not", json_is_null(v) ? "nothing" : "that");
+    for (*out = 0; known[*out]; ++*out)
+        if (strcmp(known[*out], text) == 0) return OK;
+    return refuse(r, "not known is", text);
+}
+
+static int number(struct reader *r, const json_t *v, double lo, double hi, double *out) {
+    char range[64];
+    *out = json_number_value(v);
+    if (json_is_number(v) && *out >= lo && *out <= hi) return OK;
+    snprintf(range, sizeof range, "%g to %g", lo, hi);
+    return refuse(r, "a number is expected of", range);
+}
+
+static int template(struct reader *r, const json_t *v, struct jinja **out) {
+    struct error why;
+    const char *text = json_string_value(v);
+    if (!text) return refuse(r, "a text is expected at", r->at);
+    *out = jinja_parse(text, strlen(text), &why);
+    return *out ? OK : refuse(r, why.text, text);
+}
+
+static int role_find(const struct workflow *w, const char *name) {
+    for (int i = 0; i < w->n_roles; i++)
+        if (strcmp(w->roles[i], name) == 0) return i;
+    return -1;
+}
+
+static int node_find(const struct workflow *w, const char *name) {
+    for (int i = 0; i < w->n_nodes; i++)
+        if (strcmp(w->nodes[i].name, name) == 0) return i;
+    return -1;
+}
+
+/* "all", a role, or a list of roles. */
+static int speakers(struct reader *r, const json_t *v, struct node *n) {
+    size_t many = json_is_array(v) ? json_array_size(v) : 1;
+    for (size_t i = 0; i < many; i++) {
+        const char *name = json_string_value(json_is_array(v) ? json_array_get(v, i) : v);
+        if (!name) return refuse(r, "a role is expected at", r->at);
+        if (strcmp(name, "all") == 0) {
+            n->by = ~0u;
+            continue;
+        }
+        int role = role_find(r->w, name);
+        if (role < 0) return refuse(r, "no role", name);
+        n->by |= 1u << role;
+    }
+    return n->by ? OK : refuse(r, "nobody speaks at", n->name);
+}
+
+static int messages(struct reader *r, const json_t *v, struct node *n) {
+    static const char *const roles[] = {"system", "user", "assistant", NULL};
+    size_t many = json_array_size(v);
+    if (many < 1 || many > NODE_MESSAGES)
+        return refuse(r, "between one and eight messages are expected at", n->name);
+    for (size_t i = 0; i < many; i++) {
+        const json_t *m = json_array_get(v, i);
+        const char *key = json_object_iter_key(json_object_iter((json_t *)(uintptr_t)m));
+        int role, rc;
+        json_t *name = json_string(key ? key : "");
+        place(r, "nodes.%s.messages.%d", n->name, (int)i);
+        rc = json_object_size(m) == 1 ? word(r, name, roles, &role)
+                                      : refuse(r, "a role and its text are expected at", r->at);
+        json_decref(name);
+        if (rc) return rc;
+        n->role[i] = roles[role];
+        if ((rc = template(r, json_object_get(m, key), &n->message[i]))) return rc;
+        n->n_messages++;
+    }
+    return OK;
+}
+
+static int node_key(struct reader *r, struct node *n, const char *key, const json_t *v) {
+    static const char *const replies[] = {"text", "answer", "judge", "seed", NULL};
+    static const char *const orders[] = {"together", "in-turn", NULL};
+    double x = 0;
+    int rc, i = 0;
+    if (strcmp(key, "by") == 0) return speakers(r, v, n);
+    if (strcmp(key, "messages") == 0) return messages(r, v, n);
+    if (strcmp(key, "same_round") == 0) {
+        n->same_round = json_is_true(v);
+        return json_is_boolean(v) ? OK : refuse(r, "true or false is expected at", n->name);
+    }
+    if (strcmp(key, "reply") == 0) {
+        rc = word(r, v, replies, &i);
+        n->reply = (enum reply)i;
+    } else if (strcmp(key, "order") == 0) {
+        rc = word(r, v, orders, &i);
+        n->in_turn = i;
+    } else if (strcmp(key, "tail") == 0) {
+        rc = number(r, v, 0, 1e6, &x);
+        n->tail = (int)x;
+    } else if (strcmp(key, "temperature") == 0) {
+        rc = number(r, v, 0, 100, &x);
+        n->temperature = (float)x;
+    } else if (strcmp(key, "top_p") == 0) {
+        rc = number(r, v, 1e-6, 1, &x);
+        n->top_p = (float)x;
+    } else if (strcmp(key, "max_tokens") == 0) {
+        rc = number(r, v, 1, 1e6, &x);
+        n->max_tokens = (int32_t)x;
+    } else {
+        rc = refuse(r, "a node has no", key);
+    }
+    return rc;
+}
+
+static int node_read(struct reader *r, const char *name, const json_t *v) {
+    struct node *n = &r->w->nodes[r->w->n_nodes++];
+    const char *key;
+    json_t *x;
+    *n = (struct node){.name = xstrdup(name), .top_p = 1, .max_tokens = 256, .temperature = 0.7f};
+    if (!json_is_object(v)) return refuse(r, "a node is a mapping:", name);
+    json_object_foreach((json_t *)(uintptr_t)v, key, x) {
+        snprintf(r->at, sizeof r->at, "nodes.%s.%s", name, key);
+        int rc = node_key(r, n, key, x);
+        if (rc) return rc;
+    }
+    place(r, "nodes.%s", name, 0);
+    if (!n->by) n->by = ~0u;
+    return n->n_messages ? OK : refuse(r, "no messages at", name);
+}
+
+static int nodes_read(struct reader *r, const json_t *v) {
+    const char *name;
+    json_t *x;
+    size_t n = json_object_size(v);
+    place(r, "%s", "nodes", 0);
+    if (n < 1 || n > 64) return refuse(r, "between one and 64 nodes are expected in", "nodes");
+    r->w->nodes = xcalloc(n, sizeof *r->w->nodes);
+    json_object_foreach((json_t *)(uintptr_t)v, name, x) {
+        place(r, "nodes.%s", name, 0);
+        int rc = node_read(r, name, x);
+        if (rc) return rc;
+    }
+    return OK;
+}
+
+/* A condition is what `{{ … }}` of it says. */
+static int edge_read(struct reader *r, const json_t *v, struct edge *e) {
+    const char *from = json_string_value(json_object_get(v, "from")),
+               *to = json_string_value(json_object_get(v, "to"));
+    const json_t *when = json_object_get(v, "when");
+    if (!from || !to || json_object_size(v) != 2 + (size_t)(when != NULL))
+        return refuse(r, "{from, to, when} is expected at", r->at);
+    e->from = node_find(r->w, from);
+    e->to = node_find(r->w, to);
+    if (e->from < 0 || e->to < 0) return refuse(r, "no node", e->from < 0 ? from : to);
+    if (!when) return OK;
+    if (!json_is_string(when)) return refuse(r, "a condition is a text, at", r->at);
+    json_t *text = json_sprintf("{{ true if (%s) else '' }}", json_string_value(when));
+    int rc = template(r, text, &e->when);
+    json_decref(text);
+    return rc;
+}
+
+static int edges_read(struct reader *r, const json_t *v) {
+    size_t n = json_array_size(v);
+    place(r, "%s", "edges", 0);
+    if (n > 256 || (v && !json_is_array(v)))
+        return refuse(r, "a list of at most 256 edges is expected in", "edges");
+    r->w->edges = xcalloc(n + 1, sizeof *r->w->edges);
+    for (size_t i = 0; i < n; i++) {
+        place(r, "%s.%d", "edges", (int)i);
+        int rc = edge_read(r, json_array_get(v, i), &r->w->edges[r->w->n_edges++]);
+        if (rc) return rc;
+    }
+    return OK;
+}
+
+static int roles_read(struct reader *r, const json_t *v) {
+    place(r, "%s", "roles", 0);
+    if (v && (!json_is_array(v) || json_array_size(v) > ROLES_MAX))
+        return refuse(r, "a list of at most 16 names is expected in", "roles");
+    for (size_t i = 0; i < json_array_size(v); i++) {
+        const char *name = json_string_value(json_array_get(v, i));
+        if (!name) return refuse(r, "a name is expected in", "roles");
+        r->w->roles[r->w->n_roles++] = xstrdup(name);
+    }
+    return OK;
+}
+
+static int decide_read(struct reader *r, const json_t *v) {
+    static const char *const overs[] = {"last", "all", NULL};
+    struct workflow *w = r->w;
+    const char *vote = json_string_value(json_object_get(v, "vote")),
+               *judge = json_string_value(json_object_get(v, "judge"));
+    const json_t *over = json_object_get(v, "over");
+    int all = 0, rc = OK;
+    place(r, "%s", "decide", 0);
+    w->judge = -1;
+    w->vote = &vote_table[0];
+    if (vote && !(w->vote = vote_find(vote))) return refuse(r, "no vote", vote);
+    if (judge && (w->judge = node_find(w, judge)) < 0) return refuse(r, "no node", judge);
+    if (over) rc = word(r, over, overs, &all);
+    w->over_all = all;
+    return rc;
+}
+
+static int budget_read(struct reader *r, const json_t *v) {
+    const json_t *calls = json_object_get(v, "calls"), *tokens = json_object_get(v, "tokens");
+    double x = 256, y = 1 << 20;
+    place(r, "%s", "budget", 0);
+    int rc = calls ? number(r, calls, 1, 1e6, &x) : OK;
+    if (!rc && tokens) rc = number(r, tokens, 1, 1e9, &y);
+    r->w->max_calls = (int)x;
+    r->w->max_generated = (int64_t)y;
+    return rc;
+}
+
+static int top_read(struct reader *r) {
+    static const char *const keys[] = {"name",  "about", "rounds", "roles",  "words",
+                                       "nodes", "edges", "decide", "budget", NULL};
+    const json_t *root = r->y->root;
+    const char *key;
+    json_t *v;
+    double rounds = 2;
+    int rc = OK;
+    json_object_foreach((json_t *)(uintptr_t)root, key, v) {
+        int known = 0;
+        while (keys[known] && strcmp(keys[known], key) != 0) known++;
+        snprintf(r->at, sizeof r->at, "%s", key);
+        if (!keys[known]) return refuse(r, "a workflow has no", key);
+    }
+    const char *name = json_string_value(json_object_get(root, "name")),
+               *about = json_string_value(json_object_get(root, "about"));
+    if (!name) return refuse(r, "a workflow has a", "name");
+    r->w->name = xstrdup(name);
+    r->w->about = xstrdup(about ? about : "");
+    r->w->words = json_incref(json_object_get(root, "words"));
+    place(r, "%s", "rounds", 0);
+    if ((v = json_object_get(root, "rounds"))) rc = number(r, v, 1, 64, &rounds);
+    r->w->rounds = (int)rounds;
+    if (!rc) rc = roles_read(r, json_object_get(root, "roles"));
+    if (!rc) rc = nodes_read(r, json_object_get(root, "nodes"));
+    if (!rc) rc = edges_read(r, json_object_get(root, "edges"));
+    if (!rc) rc = decide_read(r, json_object_get(root, "decide"));
+    if (!rc) rc = budget_read(r, json_object_get(root, "budget"));
+    return rc;
+}
+
+struct workflow *workflow_parse(const char *text, size_t len, const char *path,
+                                struct error *err) {
+    struct yaml y;
+    if (yaml_parse(&y, path, text, len, err) != OK) return NULL;
+    struct workflow *w = xcalloc(1, sizeof *w);
+    struct reader r = {.y = &y, .w = w, .err = err};
+    if (top_read(&r) != OK) {
+        workflow_free(w);
+        w = NULL;
+    }
+    yaml_release(&y);
+    return w;
+}
+
+struct workflow *workflow_open(const char *name, struct error *err) {
+    const char *text;
+    for (int i = 0; workflow_builtin(i, &text); i++)
+        if (strcmp(builtin[i].name, name) == 0) {
+            char *path = xasprintf("protocols/%s.yaml", name);
+            struct workflow *w = workflow_parse(text, strlen(text), path, err);
+            free(path);
+            return w;
+        }
+    struct buf file = {0};
+    struct workflow *w = NULL;
+    if (file_read(name, 1 << 20, &file, err) == OK)
+        w = workflow_parse(file.data, file.len, name, err);
+    else if (!strchr(name, '/') && !strchr(name, '.'))
+        error_set(err, ERR_USAGE, "no protocol '%s'; 'shoal debate --protocols' lists them", name);
+    buf_release(&file);
+    return w;
+}
+
+void workflow_free(struct workflow *w) {
+    if (!w) return;
+    for (int i = 0; i < w->n_nodes; i++) {
+        free(w->nodes[i].name);
+        for (int m = 0; m < NODE_MESSAGES; m++) jinja_free(w->nodes[i].message[m]);
+    }
+    for (int i = 0; i < w->n_edges; i++) jinja_free(w->edges[i].when);
+    for (int i = 0; i < w->n_roles; i++) free(w->roles[i]);
+    json_decref(w->words);
+    free(w->nodes);
+    free(w->edges);
+    free(w->name);
+    free(w->about);
+    free(w);
+}
+
+const char *workflow_name(const struct workflow *w) {
+    return w->name;
+}
+
+const char *workflow_about(const struct workflow *w) {
+    return w->about;
+}
+
+int workflow_rounds(const struct workflow *w) {
+    return w->rounds;
+}
+
+const char *workflow_role(const struct workflow *w, int agent) {
+    return w->n_roles ? w->roles[agent % w->n_roles] : "";
+}

@@ -1,0 +1,45 @@
+/*
+ * What workflow.c reads and workflow_run.c runs.
+ */
+#ifndef SHOAL_SWARM_WORKFLOW_INTERNAL_H
+#define SHOAL_SWARM_WORKFLOW_INTERNAL_H
+
+#include "model/jinja.h"
+#include "swarm/workflow.h"
+
+enum { NODE_MESSAGES = 8, ROLES_MAX = 16 };
+
+struct node {
+    char *name;
+    uint32_t by; /* bit r: role r speaks; ~0: everybody */
+    bool in_turn, same_round;
+    const char *role[NODE_MESSAGES];
+    struct jinja *message[NODE_MESSAGES];
+    int n_messages;
+    enum reply reply;
+    int tail;
+    float temperature, top_p;
+    int32_t max_tokens;
+};
+struct edge {
+    int from, to;
+    struct jinja *when; /* NULL: always */
+};
+struct workflow {
+    char *name, *about;
+    char *roles[ROLES_MAX];
+    int n_roles;
+    json_t *words; /* {language: {name: text}} or NULL */
+    struct node *nodes;
+    int n_nodes; /* an item begins at the first */
+    struct edge *edges;
+    int n_edges;
+    int rounds;
+    const struct vote *vote;
+    bool over_all; /* votes of all rounds count, not of the last only */
+    int judge;     /* the node whose answer stands; -1: the vote's */
+    int max_calls;
+    int64_t max_generated;
+};
+
+#endif

@@ -1,0 +1,447 @@
+/*
+ * Running a workflow: every item is a track through the graph, and a turn of the engine asks all
+ * calls of all tracks that wait for nothing at once.
+ *
+ * What a template sees is built anew for every call from the track's utterances, so a call depends
+ * on what it reads and on nothing else: the same call in another team is the same call to the
+ * store. Invariants: an utterance is never changed; a step whose budget is not there is not begun.
+ */
+#define _GNU_SOURCE
+#include "swarm/workflow_internal.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+struct track {
+    const struct item *item;
+    struct outcome *o;
+    int index;       /* of the item: draws orders */
+    int node;        /* that speaks; -1: done */
+    int turn;        /* in-turn: how many of its speakers have spoken */
+    int step;        /* the first utterance of this step */
+    int round, size; /* from 0; utterances that there is room for */
+    int calls;
+    int64_t generated;
+};
+struct run {
+    const struct workflow *w;
+    const struct agent *team;
+    int n_agents;
+    const struct workflow_options *options;
+    int rounds;
+    const struct vote *vote;
+    struct track *tracks;
+    int n_tracks;
+};
+/* A call and what it was made for. */
+struct asking {
+    struct track *track;
+    int agent;
+    struct message messages[NODE_MESSAGES];
+    struct jinja_output texts[NODE_MESSAGES];
+};
+
+/* what templates see */
+
+/* The last `tail` characters of a text, with a mark where something is missing. */
+static json_t *tail_json(const char *text, int tail) {
+    size_t len = strlen(text), at = len;
+    for (int left = tail; tail && at > 0 && left > 0; left--) {
+        at--;
+        while (at > 0 && ((unsigned char)text[at] & 0xc0) == 0x80) at--;
+    }
+    if (!tail || at == 0) return json_string(text);
+    return json_sprintf("[...]\n%s", text + at);
+}
+
+static const char *answer_text(const struct outcome *o, const struct utterance *u) {
+    return u->answer < 0 ? "" : o->candidates[u->answer];
+}
+
+/* Utterance of `agent` before utterance `end`, the latest that did not fail. */
+static const struct utterance *latest(const struct track *t, int agent, int end, bool answered) {
+    for (int i = end - 1; i >= 0; i--) {
+        const struct utterance *u = &t->o->v[i];
+        if (u->agent == agent && !u->failed && (!answered || u->answer >= 0)) return u;
+    }
+    return NULL;
+}
+
+static json_t *said_json(const struct track *t, const struct utterance *u, int number, int tail) {
+    return json_pack("{s:i,s:o,s:s}", "number", number, "text", tail_json(u->text, tail), "answer",
+                     answer_text(t->o, u));
+}
+
+/* What the others said last, in an order of the item's own. */
+static json_t *others_json(const struct run *r, const struct track *t, int me, int end, int tail) {
+    uint32_t order[TEAM_MAX];
+    int n = 0;
+    for (int a = 0; a < r->n_agents; a++)
+        if (a != me) order[n++] = (uint32_t)a;
+    struct rng rng =
+        rng_make(r->options->seed, RNG_SHUFFLE, (uint32_t)t->index, (uint32_t)t->round);
+    rng_shuffle(&rng, order, (size_t)n);
+    json_t *list = json_array();
+    for (int i = 0; i < n; i++) {
+        const struct utterance *u = latest(t, (int)order[i], end, false);
+        if (u)
+            json_array_append_new(list, said_json(t, u, (int)json_array_size(list) + 1, tail));
+    }
+    return list;
+}
+
+static json_t *transcript_json(const struct run *r, const struct track *t, int end, int tail) {
+    json_t *list = json_array();
+    for (int i = 0; i < end; i++) {
+        const struct utterance *u = &t->o->v[i];
+        if (u->failed) continue;
+        json_array_append_new(
+            list, json_pack("{s:s,s:s,s:i,s:i,s:s,s:o,s:s}", "name", r->team[u->agent].name, "role",
+                            workflow_role(r->w, u->agent), "number", u->agent, "round", u->round,
+                            "node", r->w->nodes[u->node].name, "text", tail_json(u->text, tail),
+                            "answer", answer_text(t->o, u)));
+    }
+    return list;
+}
+
+static json_t *texts_json(char *const *v, int n) {
+    json_t *list = json_array();
+    for (int i = 0; i < n; i++) json_array_append_new(list, json_string(v[i]));
+    return list;
+}
+
+/* Whether everybody who has an answer has the same, and somebody has. */
+static bool agreed(const struct run *r, const struct track *t) {
+    int answer = -1;
+    for (int a = 0; a < r->n_agents; a++) {
+        const struct utterance *u = latest(t, a, t->o->n, true);
+        if (!u) continue;
+        if (answer >= 0 && u->answer != answer) return false;
+        answer = u->answer;
+    }
+    return answer >= 0;
+}
+
+/* The language's words over English ones. */
+static json_t *words_json(const struct workflow *w, const char *lang) {
+    json_t *words = json_object();
+    json_object_update(words, json_object_get(w->words, "en"));
+    json_object_update(words, json_object_get(w->words, lang ? lang : "en"));
+    return words;
+}
+
+static json_t *track_vars(const struct run *r, const struct track *t) {
+    const char *lang = t->item->lang ? t->item->lang : "en";
+    return json_pack("{s:s,s:o,s:s,s:o,s:i,s:i,s:i,s:b,s:o}", "question", t->item->question,
+                     "choices", texts_json(t->item->choices, t->item->n_choices), "lang", lang,
+                     "words", words_json(r->w, lang), "round", t->round + 1, "rounds", r->rounds,
+                     "agents", r->n_agents, "agreed", (int)agreed(r, t), "candidates",
+                     texts_json(t->o->candidates, t->o->n_candidates));
+}
+
+/* For agent `me`; with the node's order it hears its step or what came before. */
+static json_t *agent_vars(const struct run *r, const struct track *t, int me) {
+    const struct node *n = &r->w->nodes[t->node];
+    const struct agent *a = &r->team[me];
+    int end = n->in_turn ? t->o->n : t->step;
+    const struct utterance *own = latest(t, me, end, false);
+    json_t *vars = track_vars(r, t);
+    json_object_set_new(vars, "me",
+                        json_pack("{s:s,s:s,s:s,s:i}", "name", a->name, "role",
+                                  workflow_role(r->w, me), "system", a->system ? a->system : "",
+                                  "number", me));
+    json_object_set_new(vars, "own", own ? said_json(t, own, 0, n->tail) : json_null());
+    json_object_set_new(vars, "others", others_json(r, t, me, end, n->tail));
+    json_object_set_new(vars, "transcript", transcript_json(r, t, end, n->tail));
+    return vars;
+}
+
+/* asking */
+
+static bool speaks(const struct run *r, const struct node *n, int agent) {
+    return n->by == ~0u || n->by >> agent % r->w->n_roles & 1;
+}
+
+static int messages_make(const struct run *r, struct asking *a, struct call *c, struct error *err) {
+    const struct node *n = &r->w->nodes[a->track->node];
+    json_t *vars = agent_vars(r, a->track, a->agent);
+    int rc = OK;
+    for (int i = 0; rc == OK && i < n->n_messages; i++) {
+        struct jinja_output *text = &a->texts[i];
+        rc = jinja_render(n->message[i], &(struct jinja_input){.vars = vars, .now = -1}, text, err);
+        if (rc) error_wrap(err, "workflow '%s', node '%s'", r->w->name, n->name);
+        if (rc == OK && text->n > 0)
+            a->messages[c->n_messages++] = (struct message){n->role[i], text->text};
+    }
+    c->messages = a->messages;
+    json_decref(vars);
+    return rc;
+}
+
+/* By the agent's name, so that an agent draws the same in every team (common random numbers). */
+static uint64_t call_seed(const struct run *r, const struct track *t, int agent) {
+    const char *name = r->team[agent].name;
+    struct rng rng = rng_make(r->options->seed ^ hash_u64(name, strlen(name)), RNG_SAMPLE,
+                              (uint32_t)t->index, (uint32_t)(t->round * 64 + t->node) + 1);
+    return rng_u64(&rng);
+}
+
+static int call_make(const struct run *r, struct asking *a, struct call *c, struct error *err) {
+    const struct track *t = a->track;
+    const struct node *n = &r->w->nodes[t->node];
+    const struct workflow_options *o = r->options;
+    int64_t left = r->w->max_generated - t->generated;
+    *c = (struct call){.agent = &r->team[a->agent],
+                       .item = t->item,
+                       .reply = n->reply,
+                       .working = o->working,
+                       .candidates = (const char *const *)t->o->candidates,
+                       .n_candidates = t->o->n_candidates,
+                       .temperature = o->temperature < 0 ? n->temperature : o->temperature,
+                       .top_p = n->top_p,
+                       .max_tokens = o->max_tokens ? o->max_tokens : n->max_tokens};
+    if (c->temperature > 0) c->seed = call_seed(r, t, a->agent);
+    c->max_tokens = (int32_t)MIN((int64_t)c->max_tokens, left);
+    return messages_make(r, a, c, err);
+}
+
+/* The speakers of a track's step that speak now; 0 when its budget does not allow them. */
+static int speakers(const struct run *r, struct track *t, int out[TEAM_MAX]) {
+    const struct node *n = &r->w->nodes[t->node];
+    int all = 0;
+    for (int a = 0; a < r->n_agents; a++)
+        if (speaks(r, n, a)) out[all++] = a;
+    if (n->in_turn && all > 0) {
+        out[0] = out[t->turn];
+        all = 1;
+    }
+    if (t->calls + all > r->w->max_calls || t->generated >= r->w->max_generated) {
+        t->o->ending = END_BUDGET;
+        t->node = -1;
+        return 0;
+    }
+    return all;
+}
+
+/* what comes back */
+
+static int candidate_find(struct outcome *o, const char *text, bool add) {
+    for (int i = 0; i < o->n_candidates; i++)
+        if (strcmp(o->candidates[i], text) == 0) return i;
+    if (!add || o->n_candidates == MAX_CHOICES) return -1;
+    o->candidates[o->n_candidates] = xstrdup(text);
+    return o->n_candidates++;
+}
+
+/* What follows the last "answer:" of a text up to its line's end, trimmed; NULL: nothing. */
+static char *free_answer(const char *text) {
+    const char *at = text, *found = NULL;
+    while ((at = strcasestr(at, ANSWER_PREFIX))) found = at += strlen(ANSWER_PREFIX);
+    if (!found) return NULL;
+    found += strspn(found, " \t");
+    size_t n = strcspn(found, "\n");
+    while (n > 0 && strchr(" \t\r.", found[n - 1])) n--;
+    return n ? strndup(found, n) : NULL;
+}
+
+/* The answer of a call as one of the track's candidates, and how sure it is. */
+static void answer_take(struct track *t, const struct call *c, struct utterance *u) {
+    char *text = NULL;
+    u->answer = -1;
+    u->confidence = 1;
+    if (c->failed || c->reply == REPLY_TEXT) return;
+    if (c->reply == REPLY_JUDGE || (c->reply == REPLY_ANSWER && t->item->n_choices)) {
+        u->answer = c->answer.choice;
+        memcpy(u->prob, c->answer.prob, sizeof u->prob);
+        if (u->answer >= 0) u->confidence = u->prob[u->answer];
+        return;
+    }
+    text = c->reply == REPLY_SEED ? seed_vote_parse(u->text, &u->confidence) : free_answer(u->text);
+    if (text) u->answer = candidate_find(t->o, text, t->item->n_choices == 0);
+    if (u->answer >= 0) u->prob[u->answer] = u->confidence;
+    free(text);
+}
+
+static void utterance_add(struct track *t, int agent, struct call *c) {
+    struct outcome *o = t->o;
+    if (o->n == t->size) {
+        t->size = t->size ? 2 * t->size : 8;
+        o->v = xrealloc(o->v, (size_t)t->size * sizeof *o->v);
+    }
+    struct utterance *u = &o->v[o->n++];
+    *u = (struct utterance){.node = t->node,
+                            .agent = agent,
+                            .round = t->round,
+                            .text = c->text ? c->text : xstrdup(""),
+                            .n_prefilled = c->n_prefilled,
+                            .n_generated = c->n_generated,
+                            .truncated = c->truncated,
+                            .failed = c->failed};
+    c->text = NULL;
+    answer_take(t, c, u);
+    t->calls++;
+    t->generated += c->n_generated;
+}
+
+/* moving on */
+
+static int edge_holds(const struct run *r, const struct track *t, const struct edge *e, bool *out,
+                      struct error *err) {
+    struct jinja_output text = {0};
+    *out = true;
+    if (!e->when) return OK;
+    json_t *vars = track_vars(r, t);
+    int rc = jinja_render(e->when, &(struct jinja_input){.vars = vars, .now = -1}, &text, err);
+    if (rc) error_wrap(err, "workflow '%s', condition of an edge", r->w->name);
+    *out = rc == OK && text.n > 0;
+    jinja_output_release(&text);
+    json_decref(vars);
+    return rc;
+}
+
+/* After a step: the next node, or none. */
+static int track_go(const struct run *r, struct track *t, struct error *err) {
+    int from = t->node;
+    t->node = -1;
+    t->o->rounds = t->round + 1;
+    for (int i = 0; i < r->w->n_edges && t->node < 0; i++) {
+        const struct edge *e = &r->w->edges[i];
+        bool holds = false;
+        if (e->from != from) continue;
+        int rc = edge_holds(r, t, e, &holds, err);
+        if (rc) return rc;
+        if (holds) t->node = e->to;
+    }
+    if (t->node < 0) {
+        t->o->ending = agreed(r, t) ? END_AGREED : END_ROUNDS;
+        return OK;
+    }
+    t->turn = 0;
+    t->step = t->o->n;
+    t->round += !r->w->nodes[t->node].same_round;
+    return OK;
+}
+
+static int track_spoken(const struct run *r, struct track *t, struct error *err) {
+    const struct node *n = &r->w->nodes[t->node];
+    int all = 0;
+    for (int a = 0; a < r->n_agents; a++) all += speaks(r, n, a);
+    if (n->in_turn && ++t->turn < all) return OK;
+    return track_go(r, t, err);
+}
+
+/* deciding */
+
+/* The ballots of a track: everybody's last answer, or all answers. The judge has none. */
+static int ballots(const struct run *r, const struct track *t, struct answer *out) {
+    int n = 0;
+    for (int i = 0; i < t->o->n; i++) {
+        const struct utterance *u = &t->o->v[i];
+        bool counts = u->answer >= 0 && u->node != r->w->judge;
+        for (int k = i + 1; counts && !r->w->over_all && k < t->o->n; k++) {
+            const struct utterance *later = &t->o->v[k];
+            counts = later->agent != u->agent || later->answer < 0 || later->node == r->w->judge;
+        }
+        if (!counts) continue;
+        out[n].choice = u->answer;
+        memcpy(out[n++].prob, u->prob, sizeof u->prob);
+    }
+    return n;
+}
+
+static void track_decide(const struct run *r, struct track *t) {
+    struct outcome *o = t->o;
+    struct answer *v = xcalloc((size_t)o->n + 1, sizeof *v);
+    int n = ballots(r, t, v);
+    o->answer = -1;
+    if (n > 0) {
+        r->vote->score(v, n, o->n_candidates, o->scores);
+        o->answer = vote_decide(r->vote, v, n, o->n_candidates);
+    }
+    for (int i = o->n - 1; r->w->judge >= 0 && i >= 0; i--)
+        if (o->v[i].node == r->w->judge && o->v[i].answer >= 0) {
+            o->answer = o->v[i].answer;
+            break;
+        }
+    if (o->answer < 0 && o->ending != END_BUDGET) o->ending = END_NOBODY;
+    free(v);
+}
+
+/* All calls that wait for nothing, of all tracks. */
+static int turn_run(struct run *r, const struct asker *asker, int *asked, struct error *err) {
+    size_t most = (size_t)r->n_tracks * (size_t)r->n_agents;
+    struct asking *a = xcalloc(most, sizeof *a);
+    struct call *calls = xcalloc(most, sizeof *calls);
+    int n = 0, rc = OK, who[TEAM_MAX];
+    for (int i = 0; rc == OK && i < r->n_tracks; i++) {
+        struct track *t = &r->tracks[i];
+        int some = t->node < 0 ? 0 : speakers(r, t, who);
+        if (t->node >= 0 && some == 0) { // nobody has that role; it costs, so that cycles end
+            t->calls++;
+            rc = track_go(r, t, err);
+        }
+        for (int k = 0; rc == OK && k < some; k++, n++) {
+            a[n].track = t;
+            a[n].agent = who[k];
+            rc = call_make(r, &a[n], &calls[n], err);
+        }
+    }
+    if (rc == OK && n > 0) rc = asker->ask(asker->ctx, calls, n, err);
+    for (int i = 0; rc == OK && i < n; i++) {
+        utterance_add(a[i].track, a[i].agent, &calls[i]);
+        if (i + 1 == n || a[i + 1].track != a[i].track) rc = track_spoken(r, a[i].track, err);
+    }
+    for (int i = 0; i < n + (rc != OK && (size_t)n < most); i++) {
+        for (int m = 0; m < NODE_MESSAGES; m++) jinja_output_release(&a[i].texts[m]);
+        call_release(&calls[i]);
+    }
+    *asked = n;
+    free(a);
+    free(calls);
+    return rc;
+}
+
+static void track_begin(struct track *t, const struct item *it, struct outcome *o, int index) {
+    *t = (struct track){.item = it, .o = o, .index = index};
+    o->candidates = xcalloc(MAX_CHOICES, sizeof *o->candidates);
+    o->scores = xcalloc(MAX_CHOICES, sizeof *o->scores);
+    for (int c = 0; c < it->n_choices; c++)
+        o->candidates[o->n_candidates++] = xstrdup(it->choices[c]);
+}
+
+int workflow_run(const struct workflow *w, const struct asker *asker, const struct agent *team,
+                 int n_agents, const struct item *items, int n_items,
+                 const struct workflow_options *o, struct outcome *outcomes, struct progress *p,
+                 struct error *err) {
+    if (n_agents < 1 || n_agents > TEAM_MAX)
+        return error_set(err, ERR_USAGE, "a team has 1 to %d agents, not %d", TEAM_MAX, n_agents);
+    struct run r = {.w = w,
+                    .team = team,
+                    .n_agents = n_agents,
+                    .options = o,
+                    .rounds = o->rounds ? o->rounds : w->rounds,
+                    .vote = o->vote ? o->vote : w->vote,
+                    .tracks = xcalloc((size_t)n_items + 1, sizeof *r.tracks),
+                    .n_tracks = n_items};
+    int rc = OK, open = n_items;
+    for (int i = 0; i < n_items; i++) track_begin(&r.tracks[i], &items[i], &outcomes[i], i);
+    while (rc == OK && open > 0) {
+        int asked;
+        rc = turn_run(&r, asker, &asked, err);
+        if (p) progress_update(p, p->shown + asked, NULL);
+        open = 0;
+        for (int i = 0; i < n_items; i++) open += r.tracks[i].node >= 0;
+    }
+    for (int i = 0; rc == OK && i < n_items; i++) track_decide(&r, &r.tracks[i]);
+    free(r.tracks);
+    return rc;
+}
+
+void outcome_release(struct outcome *o) {
+    for (int i = 0; i < o->n; i++) free(o->v[i].text);
+    for (int i = 0; i < o->n_candidates; i++) free(o->candidates[i]);
+    free(o->candidates);
+    free(o->scores);
+    free(o->v);
+    *o = (struct outcome){0};
+}

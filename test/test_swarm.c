@@ -494,23 +494,30 @@ static void test_self_consistency(void **state) {
     enum { N = 20, K = 5 };
     struct asker a = script_begin(false);
     uint8_t right[N];
-    int64_t prefilled = 0, generated = 0;
-    assert_int_equal(self_consistency(&a, &team[1], plain_items, N, K, 0.7f, 24, 4, right, &prefilled,
-                                      &generated, NULL, &err),
-                     OK);
+    struct samples s;
+    assert_int_equal(
+        samples_draw(&a, &team[1], plain_items, N, K, 0.7f, 24, 4, &s, NULL, &err), OK);
     assert_int_equal(script.n, N * K);
-    assert_int_equal(generated, N * K * 3);
+    for (int k = 0; k < K; k++) {
+        assert_int_equal(s.generated[k], N * 3);
+        assert_int_equal(s.prefilled[k], N * 10);
+    }
     for (int i = 0; i < N * K; i++) {
         const struct turn *t = &script.turns[i];
         assert_true(t->working && t->temperature == 0.7f && !t->own);
         for (int j = 0; j < i; j++) assert_true(t->seed != script.turns[j].seed);
     }
-    for (int i = 0; i < N; i++) assert_int_equal(right[i], (1 + i) % 4 == plain_items[i].correct);
+    for (int k = 1; k <= K; k++) {
+        samples_vote(&s, plain_items, k, right);
+        for (int i = 0; i < N; i++)
+            assert_int_equal(right[i], (1 + i) % 4 == plain_items[i].correct);
+    }
+    samples_release(&s);
     uint64_t first = script.turns[0].seed;
-    assert_int_equal(self_consistency(&a, &team[1], plain_items, 1, 1, 0.7f, 24, 5, right, &prefilled,
-                                      &generated, NULL, &err),
-                     OK);
+    assert_int_equal(
+        samples_draw(&a, &team[1], plain_items, 1, 1, 0.7f, 24, 5, &s, NULL, &err), OK);
     assert_true(script.turns[script.n - 1].seed != first);
+    samples_release(&s);
 }
 
 /* The asker on an engine. A small random model with byte tokens answers; what it says is noise, but

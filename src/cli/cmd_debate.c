@@ -1,177 +1,314 @@
-/* shoal debate: agents answer questions together; the debate beside its own first-round vote. */
+/*
+ * shoal debate: agents answer questions together, and everything that says whether it was worth it:
+ * what each of them knew alone, their first vote, the best choice among first answers, as many
+ * samples of the best agent as the debate cost, and what each agent added.
+ */
 #define _GNU_SOURCE
+#include "base/page.h"
 #include "cli/setup.h"
-#include "swarm/swarm.h"
+#include "swarm/report.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 struct options {
     struct setup_options setup;
-    struct strings agents;
-    char *topic, *tasks, *vote;
-    struct strings choices;
-    int64_t rounds, n, seed, max_tokens;
-    bool working;
+    struct strings agents, personas, choices;
+    char *topic, *tasks, *vote, *protocol, *show, *compat, *credit, *report;
+    int64_t rounds, n, seed, max_tokens, samples;
+    double temperature;
+    bool working, reuse, protocols;
 };
 #define ROW(name, type, field, fallback, min, max, metavar, help)                                  \
     { name, type, offsetof(struct options, field), fallback, min, max, metavar, help }
 static const struct option_row rows[] = {
     ROW("agents", OPT_LIST, agents, NULL, 0, 0, "DIR …",
         "PEFT directories; 'base' is the bare model"),
+    ROW("adapters", OPT_ALIAS, agents, "agents", 0, 0, NULL, NULL),
+    ROW("personas", OPT_LIST, personas, NULL, 0, 0, "TEXT …", "the agents' system prompts"),
     ROW("topic", OPT_STRING, topic, NULL, 0, 0, "TEXT", "one question"),
-    ROW("choices", OPT_LIST, choices, NULL, 0, 0, "TEXT …", "its possible answers"),
-    ROW("tasks", OPT_STRING, tasks, NULL, 0, 0, "FAMILY", "questions of a task family instead"),
-    ROW("n", OPT_INT, n, "200", 1, 1e6, "N", "how many of them"),
-    ROW("rounds", OPT_INT, rounds, "2", 0, 16, "N", "rounds; 0 checks the arguments and stops"),
-    ROW("vote", OPT_STRING, vote, "confidence", 0, 0, "NAME",
-        "majority, confidence, logprob or borda"),
+    ROW("choices", OPT_LIST, choices, NULL, 0, 0, "TEXT …",
+        "its possible answers; none: any answer"),
+    ROW("tasks", OPT_STRING, tasks, NULL, 0, 0, "LIST",
+        "questions of task families instead: fry, or names"),
+    ROW("n", OPT_INT, n, "200", 1, 1e6, "N", "how many of each"),
+    ROW("protocol", OPT_STRING, protocol, "brief", 0, 0, "NAME",
+        "a built-in protocol, or a workflow's file"),
+    ROW("protocols", OPT_BOOL, protocols, NULL, 0, 0, NULL, "list the built-in protocols and stop"),
+    ROW("show-protocol", OPT_STRING, show, NULL, 0, 0, "NAME",
+        "print a built-in protocol's file, to be copied and changed, and stop"),
+    ROW("compat", OPT_STRING, compat, NULL, 0, 0, "seed",
+        "the first persona debate's protocol and output"),
+    ROW("rounds", OPT_INT, rounds, "-1", -1, 64, "N",
+        "rounds at most (-1: the protocol's); 0 checks the arguments and stops"),
+    ROW("vote", OPT_STRING, vote, NULL, 0, 0, "NAME",
+        "majority, confidence, logprob or borda (default: the protocol's)"),
     ROW("working", OPT_BOOL, working, "true", 0, 0, NULL, "think before answering"),
-    ROW("max-tokens", OPT_INT, max_tokens, "24", 1, 4096, "N", "tokens of thinking a turn"),
-    ROW("seed", OPT_INT, seed, "1", 0, 9e15, "N", "draws questions and orders"),
+    ROW("max-tokens", OPT_INT, max_tokens, "0", 0, 65536, "N",
+        "tokens of what is said in a turn (0: the protocol's)"),
+    ROW("temperature", OPT_FLOAT, temperature, "-1", -1, 100, "X",
+        "of what is said (-1: the protocol's)"),
+    ROW("samples", OPT_INT, samples, "32", 0, 256, "N",
+        "of tasks: self-consistency with at most so many samples; 0: none"),
+    ROW("credit", OPT_STRING, credit, "vote", 0, 0, "NAME",
+        "of tasks: Shapley, Banzhaf and leave-one-out of the first vote, or of the debate; none"),
+    ROW("report", OPT_STRING, report, NULL, 0, 0, "FILE", "write a page with talk and figures"),
+    ROW("seed", OPT_INT, seed, "1", 0, 9e15, "N", "draws questions, orders and samples"),
+    ROW("reuse", OPT_BOOL, reuse, "true", 0, 0, NULL,
+        "keep calls in the store, and never compute one twice"),
     SETUP_ROWS(struct options, setup),
     SETUP_RECORD_ROWS(struct options, setup),
     {0},
 };
 #undef ROW
 
-/* Turns that are asked at once; an item with the answers of all agents to it in one round. */
-enum { TURNS_WORK = 32 << 20, ITEM_WORK = 4096 };
+/* Calls that are asked at once; an item with what is said about it in a round. */
+enum { CALLS_WORK = 48 << 20, ITEM_WORK = 16384, SHOWN = 5 };
 
 struct team {
-    struct agent v[16];
+    struct agent v[TEAM_MAX];
+    char *names[TEAM_MAX];
     int n;
 };
 
+/* Names tell agents apart: draws go by them. */
+static char *agent_name(const struct team *t, const char *dir) {
+    const char *slash = strrchr(dir, '/'), *base = slash && slash[1] ? slash + 1 : dir;
+    char *name = xstrdup(base);
+    for (int i = 0, again = 2; i < t->n; i++) {
+        if (strcmp(t->names[i], name) != 0) continue;
+        free(name);
+        name = xasprintf("%s#%d", base, again++);
+        i = -1;
+    }
+    return name;
+}
+
 static int team_load(struct team *t, const struct options *o, struct setup *s, struct error *err) {
-    if (o->agents.n < 1 || o->agents.n > 16)
-        return error_set(err, ERR_USAGE, "--agents wants 1 to 16 adapters");
+    if (o->agents.n < 1 || o->agents.n > TEAM_MAX)
+        return error_set(err, ERR_USAGE, "--agents wants 1 to %d adapters", TEAM_MAX);
+    if (o->personas.n > o->agents.n)
+        return error_set(err, ERR_USAGE, "there are more --personas than --agents");
     for (; t->n < o->agents.n; t->n++) {
-        const char *dir = o->agents.v[t->n], *slash = strrchr(dir, '/');
+        const char *dir = o->agents.v[t->n];
         bool base = strcmp(dir, "base") == 0;
         struct adapter *a = base ? NULL : setup_adapter(s, dir, err);
         if (!base && !a) return err->code;
-        t->v[t->n] = (struct agent){.name = slash && slash[1] ? slash + 1 : dir, .adapter = a};
+        t->names[t->n] = agent_name(t, dir);
+        t->v[t->n] = (struct agent){.name = t->names[t->n],
+                                    .system = t->n < o->personas.n ? o->personas.v[t->n] : NULL,
+                                    .adapter = a};
     }
     return OK;
 }
 
-static struct item *make_items(const struct options *o, int *n, struct error *err) {
-    struct item *v = NULL;
-    if (!o->topic == !o->tasks) {
-        error_set(err, ERR_USAGE, "give one of --topic TEXT --choices … and --tasks FAMILY");
-    } else if (o->tasks) {
-        int f = fry_find(o->tasks);
-        if (f < 0) return error_set(err, ERR_USAGE, "no task '%s'", o->tasks), NULL;
-        *n = (int)o->n;
-        v = xcalloc((size_t)*n, sizeof *v);
-        for (int i = 0; i < *n; i++)
-            fry_item(f, SPLIT_TEST, (uint64_t)o->seed, (uint32_t)i, false, &v[i]);
-    } else if (o->choices.n < 2 || o->choices.n > MAX_CHOICES) {
-        error_set(err, ERR_USAGE, "--choices wants 2 to %d answers", MAX_CHOICES);
-    } else {
-        *n = 1;
-        v = xcalloc(1, sizeof *v);
-        *v = (struct item){.question = xstrdup(o->topic), .n_choices = o->choices.n, .correct = -1};
-        for (int i = 0; i < o->choices.n; i++) v->choices[i] = xstrdup(o->choices.v[i]);
+struct questions {
+    struct item *v;
+    int n;
+    int families, per; /* of tasks */
+    int family[MAX_TASKS];
+};
+
+static int questions_make(const struct options *o, struct questions *q, struct error *err) {
+    bool pick[MAX_TASKS] = {false};
+    if (!o->topic == !o->tasks)
+        return error_set(err, ERR_USAGE, "give one of --topic TEXT and --tasks LIST");
+    if (o->topic) {
+        if (o->choices.n == 1 || o->choices.n > MAX_CHOICES)
+            return error_set(err, ERR_USAGE, "--choices wants 2 to %d answers", MAX_CHOICES);
+        q->v = xcalloc(1, sizeof *q->v);
+        q->n = 1;
+        q->v[0] =
+            (struct item){.question = xstrdup(o->topic), .n_choices = o->choices.n, .correct = -1};
+        for (int i = 0; i < o->choices.n; i++) q->v[0].choices[i] = xstrdup(o->choices.v[i]);
+        return OK;
     }
-    return v;
+    if (tasks_parse(o->tasks, pick, err) != OK) return err->code;
+    for (int f = 0; f < fry_count(); f++)
+        if (pick[f]) q->family[q->families++] = f;
+    q->per = (int)o->n;
+    q->v = xcalloc((size_t)q->families * (size_t)q->per, sizeof *q->v);
+    for (int f = 0; f < q->families; f++)
+        for (int i = 0; i < q->per; i++)
+            fry_item(q->family[f], SPLIT_TEST, (uint64_t)o->seed, (uint32_t)i, false,
+                     &q->v[q->n++]);
+    return OK;
 }
 
-static int64_t count(const uint8_t *right, int n) {
-    int64_t sum = 0;
-    for (int i = 0; i < n; i++) sum += right[i];
-    return sum;
+/* one question */
+
+static void print_seed(const struct debate *d) {
+    const struct outcome *o = &d->outcomes[0];
+    printf("=== Debate Transcript ===\n");
+    for (int i = 0; i < o->n; i++)
+        printf("[A%d][R%d] %s\n", o->v[i].agent, o->v[i].round, o->v[i].text);
+    printf("=== Vote Scores ===\n");
+    for (int c = 0; c < o->n_candidates; c++) printf("%s: %.2f\n", o->candidates[c], o->scores[c]);
+    printf("Final Answer: %s\n", o->answer < 0 ? "" : o->candidates[o->answer]);
 }
 
-static void print_line(const struct common *c, const char *name, int round, int64_t right, int n) {
-    struct interval ci = stats_wilson(right, n);
-    if (c->json)
-        cli_print(json_pack("{s:s,s:i,s:i,s:f,s:f,s:f}", "name", name, "round", round, "n", n,
-                            "acc", ci.value, "lo", ci.lo, "hi", ci.hi));
-    else
-        printf("%-24s round %d  %6.1f %%  (%.1f – %.1f, n = %d)\n", name, round, 100 * ci.value,
-               100 * ci.lo, 100 * ci.hi, n);
-}
-
-static void print_topic(const struct common *c, const struct team *t, const struct item *it,
-                        const struct debate *d, const struct vote *v) {
+static void print_topic(const struct common *c, const struct options *o, const struct team *t,
+                        const struct item *it, const struct debate *d, const struct vote *v) {
+    const struct outcome *out = &d->outcomes[0];
     struct buf b = {0};
-    const struct answer *last = d->answers + (size_t)(d->rounds - 1) * (size_t)d->n_agents;
-    const char *final = it->choices[vote_decide(v, last, d->n_agents, it->n_choices)];
     debate_transcript(d, t->v, it, 0, v, &b);
     if (c->json)
-        cli_print(json_pack("{s:s,s:s}", "transcript", b.data, "answer", final));
+        cli_print(report_outcome(d, t->v, it, 0));
+    else if (o->compat)
+        print_seed(d);
     else
-        printf("=== Debate Transcript ===\n%sFinal Answer: %s\n", b.data, final);
+        printf("=== Debate Transcript ===\n%sFinal Answer: %s\n", b.data,
+               out->answer < 0 ? "none" : out->candidates[out->answer]);
     buf_release(&b);
 }
 
-static void print_tasks(const struct common *c, const struct team *t, const struct debate *d) {
-    size_t n = (size_t)d->n_items, last = (size_t)(d->rounds - 1);
-    for (int a = 0; a < t->n; a++)
-        print_line(c, t->v[a].name, 0, count(d->solo + (size_t)a * n, d->n_items), d->n_items);
-    for (int r = 0; r < d->rounds; r++)
-        print_line(c, r == 0 ? "first-round vote" : "debate", r,
-                   count(d->voted + (size_t)r * n, d->n_items), d->n_items);
-    struct paired p = stats_paired(d->voted + last * n, d->voted, d->n_items);
-    if (c->json)
-        cli_print(json_pack("{s:s,s:f,s:f,s:f,s:f,s:I,s:I}", "compare", "debate - first-round vote",
-                            "diff", p.diff.value, "lo", p.diff.lo, "hi", p.diff.hi, "p", p.p,
-                            "became_right", (json_int_t)d->flips_good, "became_wrong",
-                            (json_int_t)d->flips_bad));
+/* running */
+
+struct session {
+    const struct common *c;
+    const struct options *o;
+    struct setup *st;
+    struct team team;
+    struct workflow *w;
+    struct speaker speaker;
+    struct asker asker;
+    struct debate_options options;
+    struct progress bar;
+};
+
+static int family_run(struct session *s, const char *name, const struct item *items, int n,
+                      struct buf *page, struct error *err) {
+    const struct report_wants wants = {.name = name,
+                                       .samples = (int)s->o->samples,
+                                       .temperature = 0.7f,
+                                       .max_tokens =
+                                           s->options.max_tokens ? s->options.max_tokens : 24,
+                                       .credit_debate = strcmp(s->o->credit, "debate") == 0,
+                                       .credit_none = strcmp(s->o->credit, "none") == 0,
+                                       .shown = SHOWN};
+    json_t *r =
+        report_make(&s->asker, s->team.v, s->team.n, items, n, &s->options, &wants, &s->bar, err);
+    if (!r) return err->code;
+    if (s->c->json)
+        cli_print(json_incref(r));
     else
-        printf("debate against first-round vote: %+.1f (%+.1f – %+.1f), p = %.2g: %s\n",
-               100 * p.diff.value, 100 * p.diff.lo, 100 * p.diff.hi, p.p,
-               p.p >= 0.05        ? "not significant"
-               : p.diff.value > 0 ? "better"
-                                  : "worse");
+        report_print(r, stdout);
+    if (page) report_page_add(r, page);
+    json_decref(r);
+    return OK;
 }
 
-static int debate(const struct common *c, const struct options *o, struct setup *st,
-                  const struct item *items, int n, struct error *err) {
-    struct team team = {.n = 0};
-    struct debate_options dopt = {.rounds = (int)o->rounds,
-                                  .working = o->working,
-                                  .vote = vote_find(o->vote),
-                                  .seed = (uint64_t)o->seed};
-    struct debate d = {0};
-    if (!dopt.vote) return error_set(err, ERR_USAGE, "no vote '%s'", o->vote);
-    int rc = team_load(&team, o, st, err);
-    if (rc == OK) rc = setup_engine(st, err);
-    struct speaker s = {.engine = st->e, .model = st->m};
-    struct asker asker = speaker_asker(&s);
-    if (rc == OK && o->rounds == 0)
-        printf("[info] Rounds set to 0; skipping debate execution.\n");
-    else if (rc == OK)
-        rc = debate_run(&asker, team.v, team.n, items, n, &dopt, &d, NULL, err);
-    if (rc == OK && d.rounds > 0 && o->topic)
-        print_topic(c, &team, items, &d, dopt.vote);
-    else if (rc == OK && d.rounds > 0)
-        print_tasks(c, &team, &d);
+static int tasks_run(struct session *s, const struct questions *q, struct buf *page,
+                     struct error *err) {
+    int rc = OK;
+    for (int f = 0; rc == OK && f < q->families; f++) {
+        const char *name = fry_families[q->family[f]].name;
+        progress_start(&s->bar, name, (int64_t)q->per * s->team.n * s->options.rounds);
+        rc = family_run(s, name, q->v + (size_t)f * (size_t)q->per, q->per, page, err);
+        progress_finish(&s->bar, NULL);
+    }
+    return rc;
+}
+
+static int topic_run(struct session *s, const struct questions *q, struct buf *page,
+                     struct error *err) {
+    struct debate d;
+    int rc = debate_run(&s->asker, s->team.v, s->team.n, q->v, 1, &s->options, &d, NULL, err);
+    if (rc == OK) print_topic(s->c, s->o, &s->team, q->v, &d, s->options.vote);
+    if (rc == OK && page) {
+        json_t *talk = report_outcome(&d, s->team.v, q->v, 0);
+        report_talk_add(talk, page);
+        json_decref(talk);
+    }
     debate_release(&d);
     return rc;
+}
+
+static int session_open(struct session *s, struct error *err) {
+    const struct options *o = s->o;
+    int rc = team_load(&s->team, o, s->st, err);
+    if (rc == OK) rc = setup_engine(s->st, err);
+    if (rc) return rc;
+    s->speaker = (struct speaker){.engine = s->st->e, .model = s->st->m};
+    if (o->reuse && !(s->speaker.store = setup_store(s->st, err))) return err->code;
+    s->asker = speaker_asker(&s->speaker);
+    s->options =
+        (struct debate_options){.workflow = s->w,
+                                .rounds = o->rounds > 0 ? (int)o->rounds : workflow_rounds(s->w),
+                                .working = o->working,
+                                .vote = o->vote ? vote_find(o->vote) : workflow_vote(s->w),
+                                .seed = (uint64_t)o->seed,
+                                .temperature = (float)o->temperature,
+                                .max_tokens = (int32_t)o->max_tokens};
+    if (!s->options.vote) return error_set(err, ERR_USAGE, "no vote '%s'", o->vote);
+    return OK;
+}
+
+static int debate(struct session *s, const struct questions *q, struct error *err) {
+    struct buf page = {0}, *to = s->o->report ? &page : NULL;
+    int rc = session_open(s, err);
+    if (rc == OK && s->o->rounds == 0) {
+        printf("[info] Rounds set to 0; skipping debate execution.\n");
+    } else if (rc == OK) {
+        if (to) page_open(to, "Debate");
+        rc = q->families ? tasks_run(s, q, to, err) : topic_run(s, q, to, err);
+        if (to) page_close(to);
+        if (rc == OK && to) rc = file_write(s->o->report, page.data, page.len, err);
+        if (rc == OK && !s->c->json && s->speaker.asked > s->speaker.computed)
+            note("%lld of %lld calls were in the store",
+                 (long long)(s->speaker.asked - s->speaker.computed), (long long)s->speaker.asked);
+    }
+    store_close(s->speaker.store);
+    for (int i = 0; i < s->team.n; i++) free(s->team.names[i]);
+    buf_release(&page);
+    return rc;
+}
+
+static int protocols_print(const struct options *o, struct error *err) {
+    const char *text;
+    for (int i = 0; workflow_builtin(i, &text); i++) {
+        const char *name = workflow_builtin(i, NULL);
+        struct workflow *w = workflow_open(name, err);
+        if (!w) return err->code;
+        if (o->show && strcmp(o->show, name) == 0) fputs(text, stdout);
+        if (!o->show) printf("%-8s %s\n", name, workflow_about(w));
+        workflow_free(w);
+        if (o->show && strcmp(o->show, name) == 0) return OK;
+    }
+    return o->show ? error_set(err, ERR_USAGE, "no protocol '%s'", o->show) : OK;
+}
+
+static int model_run(const struct common *c, const struct options *o, const char *model,
+                     struct workflow *w, const struct questions *q, struct error *err) {
+    struct setup_wants wants = {
+        .engine = {.max_rows = 512, .max_seqs = 128, .max_len = o->tasks ? 512 : 0},
+        .adapters = &o->agents,
+        .work = CALLS_WORK + (size_t)q->n * ITEM_WORK};
+    struct setup st;
+    int rc = setup_open(&st, c, &o->setup, model, &wants, err);
+    if (rc == OK && st.m) {
+        struct session s = {.c = c, .o = o, .st = &st, .w = w};
+        if (st.engine.max_len) st.engine.max_len = MIN(st.engine.max_len, st.m->config.max_seq_len);
+        rc = st.m->tok ? debate(&s, q, err)
+                       : error_set(err, ERR_MISMATCH, "'%s' has no tokenizer", st.path);
+    }
+    return setup_close(&st, rc, err);
 }
 
 static int run(const struct common *c, const void *options, const struct strings *args,
                struct error *err) {
     const struct options *o = options;
-    int n = 0;
-    struct item *items = make_items(o, &n, err);
-    if (!items) return err->code;
-    struct setup_wants w = {.engine = {.max_rows = 512, .max_seqs = 128, .max_len = 512},
-                            .adapters = &o->agents,
-                            .work = TURNS_WORK + (size_t)n * ITEM_WORK * (size_t)MAX(1, o->rounds)};
-    struct setup s;
-    int rc = setup_open(&s, c, &o->setup, args->v[0], &w, err);
-    if (rc == OK && s.m) {
-        s.engine.max_len = MIN(s.engine.max_len, s.m->config.max_seq_len);
-        rc = s.m->tok ? debate(c, o, &s, items, n, err)
-                      : error_set(err, ERR_MISMATCH, "'%s' has no tokenizer", s.path);
-    }
-    rc = setup_close(&s, rc, err);
-    for (int i = 0; i < n; i++) item_release(&items[i]);
-    free(items);
+    struct questions q = {0};
+    if (o->protocols || o->show) return protocols_print(o, err);
+    if (args->n != 1) return error_set(err, ERR_USAGE, "name the model that the agents stand on");
+    if (o->compat && strcmp(o->compat, "seed") != 0)
+        return error_set(err, ERR_USAGE, "no compatibility with '%s'; there is seed", o->compat);
+    struct workflow *w = workflow_open(o->compat ? o->compat : o->protocol, err);
+    int rc = w ? questions_make(o, &q, err) : err->code;
+    if (rc == OK) rc = model_run(c, o, args->v[0], w, &q, err);
+    for (int i = 0; i < q.n; i++) item_release(&q.v[i]);
+    free(q.v);
+    workflow_free(w);
     return rc;
 }
 
@@ -179,15 +316,18 @@ const struct command cmd_debate = {
     .name = "debate",
     .args = "MODEL --agents A B C",
     .summary = "agents answer, hear each other, answer again, and vote",
-    .about = "Answers are chosen among the choices with exact probabilities, never parsed. The "
-             "vote of the first round is always\n"
-             "printed beside the debate.\n\n"
+    .about = "Answers are chosen among the choices with exact probabilities, never parsed. Beside "
+             "every debate of tasks stand the\n"
+             "first-round vote, the best choice among first answers, self-consistency at equal "
+             "generated and equal total tokens,\n"
+             "who gave way to whom, and what each agent was worth.\n\n"
              "  shoal debate models/fry --agents g/critic g/explorer base --tasks route --n 500\n"
              "  shoal debate models/fry --agents g/critic base --topic 'pick the smallest of 4, 9, "
-             "2' --choices 4 9 2",
+             "2' --choices 4 9 2\n"
+             "  shoal debate --show-protocol v4 >mine.yaml",
     .rows = rows,
     .size = sizeof(struct options),
-    .min_args = 1,
+    .min_args = 0,
     .max_args = 1,
     .run = run,
 };

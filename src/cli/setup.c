@@ -93,12 +93,17 @@ struct adapter *setup_adapter(struct setup *s, const char *path, struct error *e
     return a;
 }
 
+struct store *setup_store(const struct setup *s, struct error *err) {
+    const char *slash = strrchr(s->o->store, '/');
+    char *dir = slash ? strndup(s->o->store, (size_t)(slash - s->o->store)) : NULL;
+    int rc = dir && *dir ? dir_make(dir, err) : OK;
+    free(dir);
+    return rc == OK ? store_open(s->o->store, err) : NULL;
+}
+
 /* After the adapters: the recorder borrows their list. */
 static int recorder_open(struct setup *s, struct error *err) {
-    const char *hash = model_hash(s->m, err), *slash = strrchr(s->o->store, '/');
-    char *dir = slash ? strndup(s->o->store, (size_t)(slash - s->o->store)) : NULL;
-    int rc = !hash ? err->code : dir && *dir ? dir_make(dir, err) : OK;
-    free(dir);
+    const char *hash = model_hash(s->m, err);
     s->recorder = (struct recorder){.model = s->m,
                                     .model_path = s->path,
                                     .model_hash = hash,
@@ -106,7 +111,7 @@ static int recorder_open(struct setup *s, struct error *err) {
                                     .lora = s->engine.lora_elem,
                                     .adapters = s->adapters,
                                     .n_adapters = s->n_adapters};
-    if (rc != OK || !(s->recorder.store = store_open(s->o->store, err))) return err->code;
+    if (!hash || !(s->recorder.store = setup_store(s, err))) return err->code;
     s->engine.finished = recorder_finished;
     s->engine.finished_ctx = &s->recorder;
     return OK;

@@ -57,6 +57,8 @@ struct setup_wants {
     size_t work;
     bool session; /* room to load and save the state of one sequence */
 };
+/* The store that --store names, its folder made where there is none. */
+struct store *setup_store(const struct setup *s, struct error *err);
 int setup_open(struct setup *s, const struct common *c, const struct setup_options *o,
                const char *model, const struct setup_wants *w, struct error *err);
 /* Borrowed until setup_close. */

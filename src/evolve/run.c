@@ -519,9 +519,16 @@ static int measure_self_consistency(struct run *r, const struct candidate *best,
     struct measured *m = add_row(r, "");
     bar->total += (int64_t)(k - r->n_founders * (int)r->o->rounds) * r->n_test;
     snprintf(m->name, sizeof m->name, "self-consistency %s@%d", best->name, k);
-    return self_consistency(&r->asker, &agent, r->test, r->n_test, k, (float)r->o->temperature,
-                            (int32_t)r->o->max_tokens, (uint64_t)r->o->seed, m->right,
-                            &m->prefilled, &m->generated, bar, err);
+    struct samples drawn;
+    int rc = samples_draw(&r->asker, &agent, r->test, r->n_test, k, (float)r->o->temperature,
+                          (int32_t)r->o->max_tokens, (uint64_t)r->o->seed, &drawn, bar, err);
+    if (rc == OK) samples_vote(&drawn, r->test, k, m->right);
+    for (int i = 0; i < k; i++) {
+        m->prefilled += drawn.prefilled[i];
+        m->generated += drawn.generated[i];
+    }
+    samples_release(&drawn);
+    return rc;
 }
 
 static int measure_all(struct run *r, const struct candidate *best, struct error *err) {

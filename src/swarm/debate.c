@@ -20,8 +20,7 @@ static struct answer *at(const struct debate *d, int round, int agent, int item)
 static void answers_fill(struct debate *d, const struct outcome *o, int item) {
     for (int a = 0; a < d->n_agents; a++) at(d, 0, a, item)->choice = -1;
     for (int r = 0, u = 0; r < d->rounds; r++) {
-        for (int a = 0; r > 0 && a < d->n_agents; a++)
-            *at(d, r, a, item) = *at(d, r - 1, a, item);
+        for (int a = 0; r > 0 && a < d->n_agents; a++) *at(d, r, a, item) = *at(d, r - 1, a, item);
         for (; u < o->n && o->v[u].round <= r; u++) {
             if (o->v[u].answer < 0) continue;
             at(d, r, o->v[u].agent, item)->choice = o->v[u].answer;
@@ -30,7 +29,8 @@ static void answers_fill(struct debate *d, const struct outcome *o, int item) {
     }
 }
 
-static int vote_after(const struct debate *d, const struct vote *v, int r, int item, int n_choices) {
+static int vote_after(const struct debate *d, const struct vote *v, int r, int item,
+                      int n_choices) {
     struct answer last[TEAM_MAX];
     int n = 0;
     for (int a = 0; a < d->n_agents; a++)
@@ -126,19 +126,20 @@ void debate_transcript(const struct debate *d, const struct agent *team, const s
     for (int r = 0, u = 0; r < o->rounds; r++) {
         for (; u < o->n && o->v[u].round <= r; u++) utterance_show(d, team, item, u, out);
         int choice = r < d->rounds ? vote_after(d, v, r, item, o->n_candidates) : -1;
-        if (choice >= 0)
-            buf_printf(out, "vote after round %d: %s\n", r, o->candidates[choice]);
+        if (choice >= 0) buf_printf(out, "vote after round %d: %s\n", r, o->candidates[choice]);
     }
 }
 
-int self_consistency(const struct asker *a, const struct agent *agent, const struct item *items,
-                     int n_items, int k, float temperature, int32_t max_tokens, uint64_t seed,
-                     uint8_t *right, int64_t *prefilled, int64_t *generated, struct progress *p,
-                     struct error *err) {
+int samples_draw(const struct asker *a, const struct agent *agent, const struct item *items,
+                 int n_items, int k, float temperature, int32_t max_tokens, uint64_t seed,
+                 struct samples *out, struct progress *p, struct error *err) {
     int n = n_items * k;
     struct call *calls = xcalloc((size_t)MAX(n, 1), sizeof *calls);
     struct message(*chats)[2] = xcalloc((size_t)MAX(n_items, 1), sizeof *chats);
-    struct answer *votes = xcalloc((size_t)MAX(k, 1), sizeof *votes);
+    *out = (struct samples){.n_items = n_items, .k = k};
+    out->answers = xcalloc((size_t)MAX(n, 1), sizeof *out->answers);
+    out->prefilled = xcalloc((size_t)MAX(k, 1), sizeof *out->prefilled);
+    out->generated = xcalloc((size_t)MAX(k, 1), sizeof *out->generated);
     for (int i = 0; i < n; i++) {
         calls[i] = call_question(agent, &items[i / k], chats[i / k]);
         calls[i].working = true;
@@ -147,44 +148,36 @@ int self_consistency(const struct asker *a, const struct agent *agent, const str
         calls[i].seed = seed * 0x9E3779B97F4A7C15u + (uint64_t)i;
     }
     int rc = a->ask(a->ctx, calls, n, err);
-    for (int i = 0; rc == OK && i < n_items; i++) {
-        int m = 0;
-        for (int j = 0; j < k; j++) {
-            const struct call *c = &calls[i * k + j];
-            if (!c->failed && c->answer.choice >= 0) votes[m++] = c->answer;
-            *prefilled += c->n_prefilled;
-            *generated += c->n_generated;
-        }
-        right[i] = m > 0 && vote_decide(&vote_table[0], votes, m, items[i].n_choices) ==
-                                items[i].correct;
+    for (int i = 0; i < n; i++) {
+        out->answers[i] = calls[i].answer;
+        if (calls[i].failed) out->answers[i].choice = -1;
+        out->prefilled[i % k] += calls[i].n_prefilled;
+        out->generated[i % k] += calls[i].n_generated;
+        call_release(&calls[i]);
     }
     if (p) progress_update(p, p->shown + n, NULL);
-    for (int i = 0; i < n; i++) call_release(&calls[i]);
     free(chats);
     free(calls);
-    free(votes);
     return rc;
 }
 
-int credit_leave_one_out(const struct asker *a, const struct agent *team, int n_agents,
-                         const struct item *items, int n_items, const struct debate_options *o,
-                         const struct debate *full, struct interval *value, struct progress *p,
-                         struct error *err) {
-    const uint8_t *with = full->voted + (size_t)(full->rounds - 1) * (size_t)n_items;
-    struct agent rest[17];
-    for (int i = 0; i < n_agents; i++) {
-        struct debate d;
-        int n = 0;
-        for (int j = 0; j < n_agents; j++)
-            if (j != i) rest[n++] = team[j];
-        if (n == 0) return error_set(err, ERR_USAGE, "leave-one-out needs at least two agents");
-        int rc = debate_run(a, rest, n, items, n_items, o, &d, p, err);
-        if (rc == OK)
-            value[i] =
-                stats_paired(with, d.voted + (size_t)(d.rounds - 1) * (size_t)n_items, n_items)
-                    .diff;
-        debate_release(&d);
-        if (rc != OK) return rc;
+void samples_vote(const struct samples *s, const struct item *items, int k, uint8_t *right) {
+    struct answer *votes = xcalloc((size_t)MAX(k, 1), sizeof *votes);
+    for (int i = 0; i < s->n_items; i++) {
+        int m = 0;
+        for (int j = 0; j < k; j++) {
+            const struct answer *x = &s->answers[(size_t)i * (size_t)s->k + (size_t)j];
+            if (x->choice >= 0) votes[m++] = *x;
+        }
+        right[i] =
+            m > 0 && vote_decide(&vote_table[0], votes, m, items[i].n_choices) == items[i].correct;
     }
-    return OK;
+    free(votes);
+}
+
+void samples_release(struct samples *s) {
+    free(s->answers);
+    free(s->prefilled);
+    free(s->generated);
+    *s = (struct samples){0};
 }

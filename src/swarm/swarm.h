@@ -82,8 +82,8 @@ struct vote {
 extern const struct vote vote_table[];
 const struct vote *vote_find(const char *name); /* NULL when unknown */
 /* What the seed's rules find in an utterance: {…} up to the first brace that closes, if it is JSON
- * with "answer", "vote" or "conclusion", and "confidence" (0.6 without); else the first word after the colon of the first
- * line with Answer, 結論, Vote or 最終, or of the first line. malloc'ed. */
+ * with "answer", "vote" or "conclusion", and "confidence" (0.6 without); else the first word after
+ * the colon of the first line with Answer, 結論, Vote or 最終, or of the first line. malloc'ed. */
 char *seed_vote_parse(const char *text, float *confidence);
 int vote_decide(const struct vote *v, const struct answer *answers, int n, int n_choices);
 
@@ -120,15 +120,92 @@ void debate_release(struct debate *d);
 void debate_transcript(const struct debate *d, const struct agent *team, const struct item *it,
                        int item, const struct vote *v, struct buf *out);
 
-/* k sampled workings of one agent per item, majority vote (Wang et al. 2023). right: [n_items]. */
-int self_consistency(const struct asker *a, const struct agent *agent, const struct item *items,
-                     int n_items, int k, float temperature, int32_t max_tokens, uint64_t seed,
-                     uint8_t *right, int64_t *prefilled, int64_t *generated, struct progress *p,
-                     struct error *err);
+/* What a debate did to its agents' answers, round by round. */
+struct round_figures {
+    int64_t flips_good, flips_bad; /* answers that became right, became wrong, in this round */
+    int64_t changed, open; /* of `open` answers against a majority of the others, so many … */
+    int64_t conformed;     /* … changed, and so many of these to that majority's answer */
+    int64_t agreed;        /* items whose agents all agree after it */
+    int64_t voted;         /* items whose vote after it is right */
+};
+void debate_figures(const struct debate *d, const struct item *items, int round,
+                    struct round_figures *out);
+/* Items that some agent has right in the first round: what the best choice among them could be. */
+void debate_oracle(const struct debate *d, uint8_t *right /* [n_items] */);
+/*
+ * How well probabilities of first answers say how often they are right (Guo et al. 2017): expected
+ * calibration error over ten bins, as they are and after the temperature that makes the right
+ * answers most probable, p^(1/T) over its sum. Agent `agent`'s; n: items with an answer.
+ */
+struct calibration {
+    int64_t n;
+    double ece, ece_fitted, temperature, nll, nll_fitted;
+};
+struct calibration debate_calibration(const struct debate *d, const struct item *items, int agent);
 
-/* True leave-one-out by debates of the team and of the team without each agent: value[i] = mean
- * over items of (team right) - (team without i right), paired, with its interval. `full` is the
- * whole team's debate. */
+/* k sampled workings of one agent per item: answers [n_items][k] (choice -1: none), and what the
+ * j-th samples cost in tokens, [k] each, added to. */
+struct samples {
+    int n_items, k;
+    struct answer *answers;
+    int64_t *prefilled, *generated;
+};
+int samples_draw(const struct asker *a, const struct agent *agent, const struct item *items,
+                 int n_items, int k, float temperature, int32_t max_tokens, uint64_t seed,
+                 struct samples *out, struct progress *p, struct error *err);
+/* The majority of the first k of them (self-consistency, Wang et al. 2023). right: [n_items]. */
+void samples_vote(const struct samples *s, const struct item *items, int k, uint8_t *right);
+void samples_release(struct samples *s);
+
+/* credit: what each agent is worth to the team */
+
+/*
+ * A game of n agents: right[mask][item] says whether the coalition of agents in `mask` was right.
+ * Coalition 0, nobody, never is. Values are means over items, paired, each with its interval.
+ */
+struct worth {
+    struct interval leave_one_out; /* v(N) - v(N \ i) */
+    struct interval shapley; /* Σ_S |S|!(n-|S|-1)!/n! (v(S ∪ i) - v(S)); they add up to v(N) */
+    struct interval banzhaf; /* mean of v(S ∪ i) - v(S) over all S without i */
+};
+enum { GAME_AGENTS = 8 }; /* that are played exactly */
+void credit_exact(const uint8_t *right, int n_agents, int n_items, struct worth *out);
+
+/* Plays a coalition: right [n_items]. Never asked for coalition 0, nor twice for one. */
+struct game {
+    void *ctx;
+    int (*play)(void *ctx, uint32_t mask, uint8_t *right, struct error *err);
+    int n_agents, n_items;
+};
+/* Shapley from `samples` permutations in antithetic pairs (each and its reverse), Banzhaf from as
+ * many random coalitions for each agent; intervals hold the error of sampling and of items. */
+int credit_sampled(const struct game *g, int samples, uint64_t seed, struct worth *out,
+                   struct error *err);
+/* All coalitions: right [2^n][n_items], at most GAME_AGENTS. */
+int game_play_all(const struct game *g, uint8_t *right, struct error *err);
+
+/* The game of the vote on answers that are there: needs no call. */
+struct vote_game {
+    const struct vote *vote;
+    const struct answer *answers; /* [n_agents][n_items] */
+    const struct item *items;
+    int n_agents, n_items;
+};
+struct game vote_game(struct vote_game *v);
+/* The game of whole debates: every coalition debates, with what it shares in the store. */
+struct debate_game {
+    const struct asker *asker;
+    const struct agent *team;
+    int n_agents;
+    const struct item *items;
+    int n_items;
+    const struct debate_options *options;
+    struct progress *progress; /* may be NULL */
+};
+struct game debate_game(struct debate_game *d);
+
+/* True leave-one-out by debates of the team and of the team without each agent, paired, with its
+ * interval. `full` is the whole team's debate. */
 int credit_leave_one_out(const struct asker *a, const struct agent *team, int n_agents,
                          const struct item *items, int n_items, const struct debate_options *o,
                          const struct debate *full, struct interval *value, struct progress *p,

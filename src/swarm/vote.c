@@ -1,7 +1,6 @@
 /*
- * Votes and credit: pure functions of answers. Each vote fills a score for every choice;
- * vote_decide breaks ties the same way for all. Credit compares the vote with and without each
- * agent on the same items, so its intervals are paired.
+ * Votes: pure functions of answers. Each fills a score for every choice; vote_decide breaks ties
+ * the same way for all.
  */
 #define _GNU_SOURCE
 #include "swarm/swarm.h"
@@ -73,8 +72,7 @@ static char *json_vote(const char *text, float *confidence) {
     json_t *v = json_loadb(open, (size_t)(close - open) + 1, 0, NULL);
     const json_t *sure = json_object_get(v, "confidence");
     char *out = json_answer(v);
-    if (out && json_is_number(sure))
-        *confidence = (float)fmin(1, fmax(0, json_number_value(sure)));
+    if (out && json_is_number(sure)) *confidence = (float)fmin(1, fmax(0, json_number_value(sure)));
     json_decref(v);
     return out;
 }
@@ -98,52 +96,4 @@ char *seed_vote_parse(const char *text, float *confidence) {
     const char *colon = memchr(line, ':', n), *word = colon ? colon + 1 : line;
     word += strspn(word, " \t\r");
     return strndup(word, strcspn(word, " \t\r\n"));
-}
-
-/* Whether the vote of all agents but `without` (-1: of all) is right on item i. */
-static bool vote_right(const struct vote *v, const struct answer *answers, int n_agents,
-                       const struct item *items, int n_items, int i, int without) {
-    struct answer team[64];
-    int n = 0;
-    for (int a = 0; a < n_agents; a++)
-        if (a != without) team[n++] = answers[(size_t)a * (size_t)n_items + (size_t)i];
-    return n > 0 && vote_decide(v, team, n, items[i].n_choices) == items[i].correct;
-}
-
-void credit_vote_loo(const struct vote *v, const struct answer *answers, int n_agents,
-                     const struct item *items, int n_items, struct interval *value) {
-    CHECK(n_agents <= 64);
-    uint8_t *with = xmalloc((size_t)n_items), *without = xmalloc((size_t)n_items);
-    for (int i = 0; i < n_items; i++)
-        with[i] = vote_right(v, answers, n_agents, items, n_items, i, -1);
-    for (int a = 0; a < n_agents; a++) {
-        for (int i = 0; i < n_items; i++)
-            without[i] = vote_right(v, answers, n_agents, items, n_items, i, a);
-        value[a] = stats_paired(with, without, n_items).diff;
-    }
-    free(with);
-    free(without);
-}
-
-static double jensen_shannon(const float *p, const float *q, int n) {
-    double sum = 0, log2 = math_log(2);
-    for (int i = 0; i < n; i++) {
-        double a = (double)p[i], b = (double)q[i], m = (a + b) / 2;
-        if (a > 0) sum += a / 2 * math_log(a / m);
-        if (b > 0) sum += b / 2 * math_log(b / m);
-    }
-    return fmax(0, sum / log2);
-}
-
-void credit_novelty(const struct answer *answers, int n_agents, const struct item *items,
-                    int n_items, double *value) {
-    for (int a = 0; a < n_agents; a++) {
-        double sum = 0;
-        for (int b = 0; b < n_agents; b++)
-            for (int i = 0; b != a && i < n_items; i++)
-                sum += jensen_shannon(answers[(size_t)a * (size_t)n_items + (size_t)i].prob,
-                                      answers[(size_t)b * (size_t)n_items + (size_t)i].prob,
-                                      items[i].n_choices);
-        value[a] = n_agents > 1 ? sum / ((double)(n_agents - 1) * (double)MAX(n_items, 1)) : 0;
-    }
 }

@@ -158,7 +158,7 @@ static int node_read(struct reader *r, const char *name, const json_t *v) {
     json_t *x;
     *n = (struct node){.name = xstrdup(name), .top_p = 1, .max_tokens = 256, .temperature = 0.7f};
     if (!json_is_object(v)) return refuse(r, "a node is a mapping:", name);
-    json_object_foreach((json_t *)(uintptr_t)v, key, x) {
+    json_object_foreach ((json_t *)(uintptr_t)v, key, x) {
         snprintf(r->at, sizeof r->at, "nodes.%s.%s", name, key);
         int rc = node_key(r, n, key, x);
         if (rc) return rc;
@@ -175,7 +175,7 @@ static int nodes_read(struct reader *r, const json_t *v) {
     place(r, "%s", "nodes", 0);
     if (n < 1 || n > 64) return refuse(r, "between one and 64 nodes are expected in", "nodes");
     r->w->nodes = xcalloc(n, sizeof *r->w->nodes);
-    json_object_foreach((json_t *)(uintptr_t)v, name, x) {
+    json_object_foreach ((json_t *)(uintptr_t)v, name, x) {
         place(r, "nodes.%s", name, 0);
         int rc = node_read(r, name, x);
         if (rc) return rc;
@@ -263,7 +263,7 @@ static int top_read(struct reader *r) {
     json_t *v;
     double rounds = 2;
     int rc = OK;
-    json_object_foreach((json_t *)(uintptr_t)root, key, v) {
+    json_object_foreach ((json_t *)(uintptr_t)root, key, v) {
         int known = 0;
         while (keys[known] && strcmp(keys[known], key) != 0) known++;
         snprintf(r->at, sizeof r->at, "%s", key);
@@ -286,8 +286,7 @@ static int top_read(struct reader *r) {
     return rc;
 }
 
-struct workflow *workflow_parse(const char *text, size_t len, const char *path,
-                                struct error *err) {
+struct workflow *workflow_parse(const char *text, size_t len, const char *path, struct error *err) {
     struct yaml y;
     if (yaml_parse(&y, path, text, len, err) != OK) return NULL;
     struct workflow *w = xcalloc(1, sizeof *w);
@@ -345,6 +344,10 @@ const char *workflow_about(const struct workflow *w) {
 
 int workflow_rounds(const struct workflow *w) {
     return w->rounds;
+}
+
+const struct vote *workflow_vote(const struct workflow *w) {
+    return w->vote;
 }
 
 const char *workflow_role(const struct workflow *w, int agent) {

@@ -32,8 +32,8 @@
  *   decide: {vote: majority, over: last | all}   or {judge: NODE}
  *
  * Templates see: question, choices, lang, words, round (from 1), rounds, agents (how many), agreed,
- * me {name, role, system, number}, own {text, answer} or none, others [{number, text, answer}] in an
- * order drawn per item and without names, transcript [{name, role, number, round, node, text,
+ * me {name, role, system, number}, own {text, answer} or none, others [{number, text, answer}] in
+ * an order drawn per item and without names, transcript [{name, role, number, round, node, text,
  * answer}], candidates (the answers given so far).
  */
 #ifndef SHOAL_WORKFLOW_H
@@ -49,6 +49,7 @@ void workflow_free(struct workflow *w);
 const char *workflow_name(const struct workflow *w);
 const char *workflow_about(const struct workflow *w);
 int workflow_rounds(const struct workflow *w);
+const struct vote *workflow_vote(const struct workflow *w);
 const char *workflow_role(const struct workflow *w, int agent); /* "" without roles */
 /* Built-in i's name and text; NULL at the end. */
 const char *workflow_builtin(int i, const char **text);
@@ -71,16 +72,16 @@ struct outcome { /* of an item */
     int n;
     char **candidates; /* the item's choices, or the answers in the order they were first given */
     int n_candidates;
-    int answer; /* of the candidates; -1: nobody gave one */
+    int answer;     /* of the candidates; -1: nobody gave one */
     double *scores; /* [n_candidates] of the vote */
     int rounds;     /* that were spoken */
     enum ending ending;
 };
 struct workflow_options {
-    int rounds;    /* at most; 0: the workflow's own */
+    int rounds; /* at most; 0: the workflow's own */
     bool working;
-    float temperature; /* below 0: the nodes' own */
-    int32_t max_tokens; /* 0: the nodes' own */
+    float temperature;       /* below 0: the nodes' own */
+    int32_t max_tokens;      /* 0: the nodes' own */
     const struct vote *vote; /* NULL: the workflow's own */
     uint64_t seed;
 };

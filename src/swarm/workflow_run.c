@@ -84,8 +84,7 @@ static json_t *others_json(const struct run *r, const struct track *t, int me, i
     json_t *list = json_array();
     for (int i = 0; i < n; i++) {
         const struct utterance *u = latest(t, (int)order[i], end, false);
-        if (u)
-            json_array_append_new(list, said_json(t, u, (int)json_array_size(list) + 1, tail));
+        if (u) json_array_append_new(list, said_json(t, u, (int)json_array_size(list) + 1, tail));
     }
     return list;
 }

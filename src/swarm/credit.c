@@ -1,0 +1,307 @@
+/*
+ * Credit: what each agent is worth to its team, as the values of cooperative games.
+ *
+ * A coalition's value is taken on the same items for every coalition, so all differences are paired
+ * and an agent's value has an interval of its own: item by item the weighted sum of differences is
+ * one number, and their mean is the value (Shapley 1953, Banzhaf 1965, Castro et al. 2009 for
+ * sampled permutations).
+ */
+#include "swarm/swarm.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const uint8_t *row(const uint8_t *right, uint32_t mask, int n_items) {
+    return right + (size_t)mask * (size_t)n_items;
+}
+
+/* v[item] += weight (with - without) */
+static void marginal_add(double *v, const uint8_t *with, const uint8_t *without, int n_items,
+                         double weight) {
+    for (int i = 0; i < n_items; i++) v[i] += weight * ((double)with[i] - (double)without[i]);
+}
+
+/* 1 / (n C(n-1, s)) = s! (n-s-1)! / n! */
+static double shapley_weight(int n, int s) {
+    double ways = 1;
+    for (int i = 0; i < s; i++) ways = ways * (n - 1 - i) / (i + 1);
+    return 1 / (n * ways);
+}
+
+void credit_exact(const uint8_t *right, int n_agents, int n_items, struct worth *out) {
+    CHECK(n_agents >= 1 && n_agents <= GAME_AGENTS);
+    uint32_t all = (1u << n_agents) - 1;
+    double *v = xmalloc((size_t)MAX(n_items, 1) * sizeof *v),
+           *b = xmalloc((size_t)MAX(n_items, 1) * sizeof *b);
+    for (int a = 0; a < n_agents; a++) {
+        memset(v, 0, (size_t)n_items * sizeof *v);
+        memset(b, 0, (size_t)n_items * sizeof *b);
+        for (uint32_t s = 0; s <= all; s++) {
+            if (s >> a & 1) continue;
+            const uint8_t *with = row(right, s | 1u << a, n_items), *bare = row(right, s, n_items);
+            marginal_add(v, with, bare, n_items, shapley_weight(n_agents, __builtin_popcount(s)));
+            marginal_add(b, with, bare, n_items, 1.0 / (1u << (n_agents - 1)));
+        }
+        out[a].shapley = stats_mean(v, n_items);
+        out[a].banzhaf = stats_mean(b, n_items);
+        out[a].leave_one_out =
+            stats_paired(row(right, all, n_items), row(right, all & ~(1u << a), n_items), n_items)
+                .diff;
+    }
+    free(v);
+    free(b);
+}
+
+int game_play_all(const struct game *g, uint8_t *right, struct error *err) {
+    CHECK(g->n_agents >= 1 && g->n_agents <= GAME_AGENTS);
+    memset(right, 0, (size_t)g->n_items);
+    for (uint32_t s = 1; s < 1u << g->n_agents; s++) {
+        int rc = g->play(g->ctx, s, right + (size_t)s * (size_t)g->n_items, err);
+        if (rc) return rc;
+    }
+    return OK;
+}
+
+/* sampling */
+
+struct sampler {
+    const struct game *g;
+    uint8_t **played;     /* [2^n] rows, NULL until asked for */
+    double *v;            /* [n_agents][n_items] sums of the estimator at hand */
+    double *sum, *square; /* [n_agents] of the samples' means */
+    int n;                /* samples */
+    struct error *err;
+};
+
+static const uint8_t *coalition(struct sampler *s, uint32_t mask) {
+    size_t bytes = (size_t)MAX(s->g->n_items, 1);
+    if (s->played[mask]) return s->played[mask];
+    uint8_t *right = xcalloc(bytes, 1);
+    if (mask && s->g->play(s->g->ctx, mask, right, s->err) != OK) {
+        free(right);
+        return NULL;
+    }
+    return s->played[mask] = right;
+}
+
+/* Adds agent a's marginal at coalition `mask`; returns its mean over items. */
+static int sample_add(struct sampler *s, int a, uint32_t mask, double *mean) {
+    const uint8_t *bare = coalition(s, mask), *with = bare ? coalition(s, mask | 1u << a) : NULL;
+    int n = s->g->n_items;
+    if (!with) return s->err->code;
+    double sum = 0;
+    marginal_add(s->v + (size_t)a * (size_t)n, with, bare, n, 1);
+    for (int i = 0; i < n; i++) sum += (double)with[i] - (double)bare[i];
+    *mean += sum / MAX(n, 1);
+    return OK;
+}
+
+static void sample_end(struct sampler *s, const double *mean) {
+    for (int a = 0; a < s->g->n_agents; a++) {
+        s->sum[a] += mean[a];
+        s->square[a] += mean[a] * mean[a];
+    }
+    s->n++;
+}
+
+/* The mean over items and samples; the error of both. Each sample stands for `of` marginals. */
+static struct interval sampled_interval(const struct sampler *s, int a, int of) {
+    int n = s->g->n_items;
+    double *v = xmalloc((size_t)MAX(n, 1) * sizeof *v);
+    for (int i = 0; i < n; i++) v[i] = s->v[(size_t)a * (size_t)n + (size_t)i] / (s->n * of);
+    struct interval out = stats_mean(v, n);
+    double mean = s->sum[a] / s->n, spread = s->square[a] / s->n - mean * mean;
+    double half = (out.hi - out.lo) / 2,
+           own = s->n > 1 ? 1.96 * sqrt(fmax(0, spread) / (s->n - 1)) : 1;
+    half = sqrt(half * half + own * own);
+    free(v);
+    return (struct interval){out.value, out.value - half, out.value + half};
+}
+
+static void sampler_clear(struct sampler *s) {
+    size_t n = (size_t)s->g->n_agents;
+    memset(s->v, 0, n * (size_t)s->g->n_items * sizeof *s->v);
+    memset(s->sum, 0, n * sizeof *s->sum);
+    memset(s->square, 0, n * sizeof *s->square);
+    s->n = 0;
+}
+
+/* A permutation and its reverse are one sample. */
+static int permutation_sample(struct sampler *s, uint64_t seed, int index) {
+    uint32_t order[TEAM_MAX];
+    double mean[TEAM_MAX] = {0};
+    int n = s->g->n_agents, rc = OK;
+    struct rng rng = rng_make(seed, RNG_SHUFFLE, (uint32_t)index, 1);
+    for (int i = 0; i < n; i++) order[i] = (uint32_t)i;
+    rng_shuffle(&rng, order, (size_t)n);
+    for (int back = 0; back < 2; back++) {
+        uint32_t mask = 0;
+        for (int i = 0; rc == OK && i < n; i++) {
+            int a = (int)order[back ? n - 1 - i : i];
+            rc = sample_add(s, a, mask, &mean[a]);
+            mask |= 1u << a;
+        }
+    }
+    for (int a = 0; a < n; a++) mean[a] /= 2;
+    sample_end(s, mean);
+    return rc;
+}
+
+static int coalition_sample(struct sampler *s, uint64_t seed, int index) {
+    double mean[TEAM_MAX] = {0};
+    int n = s->g->n_agents, rc = OK;
+    struct rng rng = rng_make(seed, RNG_SHUFFLE, (uint32_t)index, 2);
+    for (int a = 0; rc == OK && a < n; a++) {
+        uint32_t mask = rng_u32(&rng) & ((1u << n) - 1) & ~(1u << a);
+        rc = sample_add(s, a, mask, &mean[a]);
+    }
+    sample_end(s, mean);
+    return rc;
+}
+
+static int leave_one_out(struct sampler *s, struct worth *out) {
+    uint32_t all = (1u << s->g->n_agents) - 1;
+    for (int a = 0; a < s->g->n_agents; a++) {
+        const uint8_t *with = coalition(s, all),
+                      *bare = with ? coalition(s, all & ~(1u << a)) : NULL;
+        if (!bare) return s->err->code;
+        out[a].leave_one_out = stats_paired(with, bare, s->g->n_items).diff;
+    }
+    return OK;
+}
+
+int credit_sampled(const struct game *g, int samples, uint64_t seed, struct worth *out,
+                   struct error *err) {
+    CHECK(g->n_agents >= 1 && g->n_agents <= TEAM_MAX && samples >= 1);
+    size_t n = (size_t)g->n_agents, masks = (size_t)1 << n;
+    struct sampler s = {.g = g, .err = err, .played = xcalloc(masks, sizeof *s.played)};
+    s.v = xcalloc(n * (size_t)MAX(g->n_items, 1), sizeof *s.v);
+    s.sum = xcalloc(n, sizeof *s.sum);
+    s.square = xcalloc(n, sizeof *s.square);
+    int rc = leave_one_out(&s, out);
+    sampler_clear(&s);
+    for (int i = 0; rc == OK && i < (samples + 1) / 2; i++) rc = permutation_sample(&s, seed, i);
+    for (int a = 0; rc == OK && a < g->n_agents; a++) out[a].shapley = sampled_interval(&s, a, 2);
+    sampler_clear(&s);
+    for (int i = 0; rc == OK && i < samples; i++) rc = coalition_sample(&s, seed, i);
+    for (int a = 0; rc == OK && a < g->n_agents; a++) out[a].banzhaf = sampled_interval(&s, a, 1);
+    for (size_t m = 0; m < masks; m++) free(s.played[m]);
+    free(s.played);
+    free(s.v);
+    free(s.sum);
+    free(s.square);
+    return rc;
+}
+
+/* games */
+
+static int vote_play(void *ctx, uint32_t mask, uint8_t *right, struct error *err) {
+    const struct vote_game *v = ctx;
+    struct answer said[TEAM_MAX];
+    (void)err;
+    for (int i = 0; i < v->n_items; i++) {
+        int n = 0;
+        for (int a = 0; a < v->n_agents; a++) {
+            const struct answer *x = &v->answers[(size_t)a * (size_t)v->n_items + (size_t)i];
+            if (mask >> a & 1 && x->choice >= 0) said[n++] = *x;
+        }
+        right[i] =
+            n > 0 && vote_decide(v->vote, said, n, v->items[i].n_choices) == v->items[i].correct;
+    }
+    return OK;
+}
+
+struct game vote_game(struct vote_game *v) {
+    CHECK(v->n_agents <= TEAM_MAX);
+    return (struct game){v, vote_play, v->n_agents, v->n_items};
+}
+
+static int debate_play(void *ctx, uint32_t mask, uint8_t *right, struct error *err) {
+    const struct debate_game *g = ctx;
+    struct agent team[TEAM_MAX];
+    struct debate d;
+    int n = 0;
+    for (int a = 0; a < g->n_agents; a++)
+        if (mask >> a & 1) team[n++] = g->team[a];
+    int rc = debate_run(g->asker, team, n, g->items, g->n_items, g->options, &d, g->progress, err);
+    if (rc == OK) memcpy(right, d.decided, (size_t)g->n_items);
+    debate_release(&d);
+    return rc;
+}
+
+struct game debate_game(struct debate_game *d) {
+    CHECK(d->n_agents <= TEAM_MAX);
+    return (struct game){d, debate_play, d->n_agents, d->n_items};
+}
+
+int credit_leave_one_out(const struct asker *a, const struct agent *team, int n_agents,
+                         const struct item *items, int n_items, const struct debate_options *o,
+                         const struct debate *full, struct interval *value, struct progress *p,
+                         struct error *err) {
+    const uint8_t *with = full->voted + (size_t)(full->rounds - 1) * (size_t)n_items;
+    struct agent rest[17];
+    for (int i = 0; i < n_agents; i++) {
+        struct debate d;
+        int n = 0;
+        for (int j = 0; j < n_agents; j++)
+            if (j != i) rest[n++] = team[j];
+        if (n == 0) return error_set(err, ERR_USAGE, "leave-one-out needs at least two agents");
+        int rc = debate_run(a, rest, n, items, n_items, o, &d, p, err);
+        if (rc == OK)
+            value[i] =
+                stats_paired(with, d.voted + (size_t)(d.rounds - 1) * (size_t)n_items, n_items)
+                    .diff;
+        debate_release(&d);
+        if (rc != OK) return rc;
+    }
+    return OK;
+}
+
+/* Whether the vote of all agents but `without` (-1: of all) is right on item i. */
+static bool vote_right(const struct vote *v, const struct answer *answers, int n_agents,
+                       const struct item *items, int n_items, int i, int without) {
+    struct answer team[64];
+    int n = 0;
+    for (int a = 0; a < n_agents; a++)
+        if (a != without) team[n++] = answers[(size_t)a * (size_t)n_items + (size_t)i];
+    return n > 0 && vote_decide(v, team, n, items[i].n_choices) == items[i].correct;
+}
+
+void credit_vote_loo(const struct vote *v, const struct answer *answers, int n_agents,
+                     const struct item *items, int n_items, struct interval *value) {
+    CHECK(n_agents <= 64);
+    uint8_t *with = xmalloc((size_t)n_items), *without = xmalloc((size_t)n_items);
+    for (int i = 0; i < n_items; i++)
+        with[i] = vote_right(v, answers, n_agents, items, n_items, i, -1);
+    for (int a = 0; a < n_agents; a++) {
+        for (int i = 0; i < n_items; i++)
+            without[i] = vote_right(v, answers, n_agents, items, n_items, i, a);
+        value[a] = stats_paired(with, without, n_items).diff;
+    }
+    free(with);
+    free(without);
+}
+
+static double jensen_shannon(const float *p, const float *q, int n) {
+    double sum = 0, log2 = math_log(2);
+    for (int i = 0; i < n; i++) {
+        double a = (double)p[i], b = (double)q[i], m = (a + b) / 2;
+        if (a > 0) sum += a / 2 * math_log(a / m);
+        if (b > 0) sum += b / 2 * math_log(b / m);
+    }
+    return fmax(0, sum / log2);
+}
+
+void credit_novelty(const struct answer *answers, int n_agents, const struct item *items,
+                    int n_items, double *value) {
+    for (int a = 0; a < n_agents; a++) {
+        double sum = 0;
+        for (int b = 0; b < n_agents; b++)
+            for (int i = 0; b != a && i < n_items; i++)
+                sum += jensen_shannon(answers[(size_t)a * (size_t)n_items + (size_t)i].prob,
+                                      answers[(size_t)b * (size_t)n_items + (size_t)i].prob,
+                                      items[i].n_choices);
+        value[a] = n_agents > 1 ? sum / ((double)(n_agents - 1) * (double)MAX(n_items, 1)) : 0;
+    }
+}

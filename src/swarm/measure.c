@@ -1,0 +1,111 @@
+/*
+ * What a debate's answers show when they are counted: flips, conformity, the oracle, calibration.
+ * Pure functions of answers and items.
+ */
+#include "swarm/swarm.h"
+
+#include <math.h>
+#include <string.h>
+
+enum { BINS = 10, FIT_STEPS = 60 };
+
+static const struct answer *at(const struct debate *d, int round, int agent, int item) {
+    return &d->answers[((size_t)round * (size_t)d->n_agents + (size_t)agent) * (size_t)d->n_items +
+                       (size_t)item];
+}
+
+/* The answer that more than half of the others gave; -1: none. */
+static int others_majority(const struct debate *d, int round, int me, int item) {
+    int count[MAX_CHOICES] = {0}, others = 0;
+    for (int a = 0; a < d->n_agents; a++) {
+        int choice = at(d, round, a, item)->choice;
+        if (a == me || choice < 0) continue;
+        count[choice]++;
+        others++;
+    }
+    for (int c = 0; c < MAX_CHOICES; c++)
+        if (2 * count[c] > others) return c;
+    return -1;
+}
+
+static void answer_count(const struct debate *d, const struct item *it, int round, int a, int i,
+                         struct round_figures *out) {
+    int before = at(d, round - 1, a, i)->choice, now = at(d, round, a, i)->choice;
+    int heard = others_majority(d, round - 1, a, i);
+    out->flips_good += now == it->correct && before != it->correct;
+    out->flips_bad += now != it->correct && before == it->correct;
+    if (heard < 0 || before < 0 || heard == before) return;
+    out->open++;
+    out->changed += now != before;
+    out->conformed += now == heard;
+}
+
+void debate_figures(const struct debate *d, const struct item *items, int round,
+                    struct round_figures *out) {
+    *out = (struct round_figures){0};
+    for (int i = 0; i < d->n_items; i++) {
+        int first = at(d, round, 0, i)->choice;
+        bool same = first >= 0;
+        for (int a = 0; a < d->n_agents; a++) {
+            same &= at(d, round, a, i)->choice == first;
+            if (round > 0) answer_count(d, &items[i], round, a, i, out);
+        }
+        out->agreed += same;
+        out->voted += d->voted[(size_t)round * (size_t)d->n_items + (size_t)i];
+    }
+}
+
+void debate_oracle(const struct debate *d, uint8_t *right) {
+    memset(right, 0, (size_t)d->n_items);
+    for (int a = 0; a < d->n_agents; a++)
+        for (int i = 0; i < d->n_items; i++)
+            right[i] |= d->solo[(size_t)a * (size_t)d->n_items + (size_t)i];
+}
+
+/* p of each choice at a temperature, from p at 1. */
+static void tempered(const struct answer *x, int n, double temperature, double *out) {
+    double sum = 0;
+    for (int c = 0; c < n; c++)
+        sum += out[c] = math_exp(math_log(fmax((double)x->prob[c], 1e-30)) / temperature);
+    for (int c = 0; c < n; c++) out[c] /= sum;
+}
+
+/* Mean negative log-likelihood of the right answers, and the calibration error. */
+static double scored(const struct debate *d, const struct item *items, int agent,
+                     double temperature, double *ece, int64_t *n) {
+    double nll = 0, sure[BINS] = {0}, right[BINS] = {0};
+    *n = 0;
+    for (int i = 0; i < d->n_items; i++) {
+        const struct answer *x = at(d, 0, agent, i);
+        double p[MAX_CHOICES];
+        if (x->choice < 0 || items[i].correct < 0 || items[i].n_choices < 2) continue;
+        tempered(x, items[i].n_choices, temperature, p);
+        nll -= math_log(fmax(p[items[i].correct], 1e-30));
+        int bin = MIN(BINS - 1, (int)(p[x->choice] * BINS));
+        sure[bin] += p[x->choice];
+        right[bin] += x->choice == items[i].correct;
+        ++*n;
+    }
+    *ece = 0;
+    for (int b = 0; b < BINS; b++) *ece += fabs(sure[b] - right[b]) / (double)MAX(*n, 1);
+    return nll / (double)MAX(*n, 1);
+}
+
+/* The likelihood is unimodal in log T: golden-section search between 1/20 and 20. */
+struct calibration debate_calibration(const struct debate *d, const struct item *items, int agent) {
+    const double golden = 0.6180339887498949, lo0 = -2.995732273553991;
+    struct calibration c = {0};
+    double lo = lo0, hi = -lo0, ece;
+    c.nll = scored(d, items, agent, 1, &c.ece, &c.n);
+    for (int i = 0; i < FIT_STEPS; i++) {
+        double a = hi - golden * (hi - lo), b = lo + golden * (hi - lo);
+        if (scored(d, items, agent, math_exp(a), &ece, &c.n) <
+            scored(d, items, agent, math_exp(b), &ece, &c.n))
+            hi = b;
+        else
+            lo = a;
+    }
+    c.temperature = math_exp((lo + hi) / 2);
+    c.nll_fitted = scored(d, items, agent, c.temperature, &c.ece_fitted, &c.n);
+    return c;
+}

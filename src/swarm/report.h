@@ -1,0 +1,38 @@
+/*
+ * report: a debate over a set of questions and everything it is measured against, as one JSON
+ * object; the same as a table for a terminal and as part of a page.
+ *
+ * {name, n, protocol, rounds, detectable, rows: [{name, kind, acc, lo, hi, calls, prefilled,
+ * generated}], comparisons: [{a, b, diff, lo, hi, p, p_holm}], by_round: [{round, voted, agreed,
+ * flips_good, flips_bad, open, changed, conformed}], credit: {game, method, agents: [{name,
+ * shapley, banzhaf, leave_one_out}]}, calibration: [{name, ece, ece_fitted, temperature}], cost,
+ * endings, talks}; an interval is [value, low, high]. Kinds: solo, vote (after the first round),
+ * debate (what was decided), oracle, samples.
+ */
+#ifndef SHOAL_SWARM_REPORT_H
+#define SHOAL_SWARM_REPORT_H
+
+#include "swarm/workflow.h"
+
+struct report_wants {
+    const char *name;
+    int samples; /* of the best agent's self-consistency, at most; 0: none */
+    float temperature;
+    int32_t max_tokens; /* of a sample */
+    bool credit_debate, credit_none; /* else the game of the first vote */
+    int shown;                       /* talks that are kept */
+};
+/* Runs the debate and what it is compared with; NULL on failure. */
+json_t *report_make(const struct asker *a, const struct agent *team, int n_agents,
+                    const struct item *items, int n_items, const struct debate_options *o,
+                    const struct report_wants *w, struct progress *p, struct error *err);
+void report_print(const json_t *r, FILE *f);
+void report_page_add(const json_t *r, struct buf *page);
+
+/* What was said about an item: {question, said: [{name, role, round, text, answer, confidence,
+ * failed}], answer, ending, scores}; and as a conversation on a page. */
+json_t *report_outcome(const struct debate *d, const struct agent *team, const struct item *it,
+                       int item);
+void report_talk_add(const json_t *talk, struct buf *page);
+
+#endif

@@ -272,7 +272,7 @@ END
     says "an adapter is known by its content" 1 "" "$shoal" replay "$key" --store "$tmp/mix.db"
     holds "and named when it is gone" "t3' is missing" "$tmp/out"
     "$shoal" eval models/fry --tasks copy --n 12 --adapters "$tmp/t1" --record --store "$tmp/eval.db" --max-memory 80M >"$tmp/out" 2>"$tmp/err"
-    "$shoal" debate models/fry --agents base "$tmp/t1" --tasks sort --n 3 --record --store "$tmp/eval.db" --max-memory 120M >>"$tmp/out" 2>>"$tmp/err"
+    "$shoal" debate models/fry --agents base "$tmp/t1" --tasks sort --n 3 --samples 0 --record --store "$tmp/eval.db" --max-memory 120M >>"$tmp/out" 2>>"$tmp/err"
     "$shoal" replay --list --store "$tmp/eval.db" --json >"$tmp/keys" 2>>"$tmp/err"
     if [ "$(wc -l <"$tmp/keys")" = 36 ]; then ok "eval and debate record every call"; else bad "eval and debate record every call" "$(wc -l <"$tmp/keys") calls $(head -c 300 "$tmp/err")"; fi
     for at in 1 20 36; do

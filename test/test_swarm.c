@@ -495,8 +495,8 @@ static void test_self_consistency(void **state) {
     struct asker a = script_begin(false);
     uint8_t right[N];
     struct samples s;
-    assert_int_equal(
-        samples_draw(&a, &team[1], plain_items, N, K, 0.7f, 24, 4, &s, NULL, &err), OK);
+    assert_int_equal(samples_draw(&a, &team[1], plain_items, N, K, 0.7f, 24, 4, &s, NULL, &err),
+                     OK);
     assert_int_equal(script.n, N * K);
     for (int k = 0; k < K; k++) {
         assert_int_equal(s.generated[k], N * 3);
@@ -514,10 +514,102 @@ static void test_self_consistency(void **state) {
     }
     samples_release(&s);
     uint64_t first = script.turns[0].seed;
-    assert_int_equal(
-        samples_draw(&a, &team[1], plain_items, 1, 1, 0.7f, 24, 5, &s, NULL, &err), OK);
+    assert_int_equal(samples_draw(&a, &team[1], plain_items, 1, 1, 0.7f, 24, 5, &s, NULL, &err),
+                     OK);
     assert_true(script.turns[script.n - 1].seed != first);
     samples_release(&s);
+}
+
+/* A game with a known answer: the glove game, agents 0 and 1 hold left gloves, 2 a right one; a
+ * pair is worth 1. Shapley: 1/6, 1/6, 2/3; Banzhaf: 1/4, 1/4, 3/4. Item 1 is won by whoever is
+ * there. */
+static int glove_play(void *ctx, uint32_t mask, uint8_t *right, struct error *e) {
+    int *calls = ctx;
+    ++*calls;
+    if (mask == 0) return error_set(e, ERR_STATE, "nobody was asked to play");
+    right[0] = (mask & 4) && (mask & 3);
+    right[1] = 1;
+    return OK;
+}
+
+static void test_credit_of_a_known_game(void **state) {
+    (void)state;
+    int calls = 0;
+    uint8_t right[8][2], item[8];
+    struct worth w[3];
+    struct game g = {&calls, glove_play, 3, 2};
+    assert_int_equal(game_play_all(&g, &right[0][0], &err), OK);
+    assert_int_equal(calls, 7);
+    for (int s = 0; s < 8; s++) item[s] = right[s][0];
+    credit_exact(item, 3, 1, w);
+    static const double shapley[] = {1.0 / 6, 1.0 / 6, 2.0 / 3}, banzhaf[] = {0.25, 0.25, 0.75},
+                        out[] = {0, 0, 1};
+    for (int a = 0; a < 3; a++) {
+        close_to(w[a].shapley.value, shapley[a], 1e-12);
+        close_to(w[a].banzhaf.value, banzhaf[a], 1e-12);
+        close_to(w[a].leave_one_out.value, out[a], 1e-12);
+    }
+    credit_exact(&right[0][0], 3, 2, w); // efficiency: the values add up to v(N)
+    close_to(w[0].shapley.value + w[1].shapley.value + w[2].shapley.value, 1, 1e-12);
+    close_to(w[0].shapley.value, (shapley[0] + 1.0 / 3) / 2, 1e-12);
+}
+
+/* Sampling plays no coalition twice, comes near the exact values as samples grow, and its intervals
+ * hold them. Values of the vote on answers that are there. */
+static void test_sampled_credit(void **state) {
+    (void)state;
+    enum { N = 60, FIVE = 5 };
+    struct answer answers[FIVE * N];
+    struct rng rng = rng_make(3, RNG_TEST, 1, 0);
+    uint8_t *right = xmalloc(((size_t)1 << FIVE) * N);
+    struct worth exact[FIVE], few[FIVE], many[FIVE];
+    double far[2] = {0};
+    items_make();
+    for (int i = 0; i < FIVE * N; i++) {
+        bool knows = rng_uniform(&rng) < 0.3f + 0.1f * (float)(i / N);
+        int choice = knows ? plain_items[i % N].correct : (int)rng_below(&rng, 4);
+        answers[i] = answer_of(0.1f, 0.1f, 0.1f, 0.1f);
+        answers[i].prob[choice] = 0.7f;
+        answers[i].choice = choice;
+    }
+    struct vote_game v = {vote_find("majority"), answers, plain_items, FIVE, N};
+    struct game g = vote_game(&v);
+    assert_int_equal(game_play_all(&g, right, &err), OK);
+    credit_exact(right, FIVE, N, exact);
+    assert_int_equal(credit_sampled(&g, 8, 1, few, &err), OK);
+    assert_int_equal(credit_sampled(&g, 800, 1, many, &err), OK);
+    for (int a = 0; a < FIVE; a++) {
+        far[0] += fabs(few[a].shapley.value - exact[a].shapley.value);
+        far[1] += fabs(many[a].shapley.value - exact[a].shapley.value);
+        assert_true(fabs(many[a].shapley.value - exact[a].shapley.value) < 0.02);
+        assert_true(fabs(many[a].banzhaf.value - exact[a].banzhaf.value) < 0.03);
+        assert_true(few[a].shapley.lo <= exact[a].shapley.value &&
+                    few[a].shapley.hi >= exact[a].shapley.value);
+        close_to(many[a].leave_one_out.value, exact[a].leave_one_out.value, 1e-12);
+    }
+    assert_true(far[1] < far[0] && far[0] > 0);
+    free(right);
+}
+
+/* A hundred answers at 0.9 of which 60 are right are sure by 0.3 too much, and a temperature
+ * mends it. */
+static void test_calibration(void **state) {
+    (void)state;
+    enum { N = ITEMS };
+    struct answer answers[N];
+    struct debate d = {.n_agents = 1, .n_items = N, .rounds = 1, .answers = answers};
+    items_make();
+    for (int i = 0; i < N; i++) {
+        int choice = i % 5 < 3 ? plain_items[i].correct : (plain_items[i].correct + 1) % 4;
+        for (int c = 0; c < 4; c++) answers[i].prob[c] = c == choice ? 0.9f : 0.1f / 3;
+        answers[i].choice = choice;
+    }
+    double share = 0;
+    for (int i = 0; i < N; i++) share += (double)(i % 5 < 3) / N;
+    struct calibration c = debate_calibration(&d, plain_items, 0);
+    assert_int_equal(c.n, N);
+    close_to(c.ece, 0.9 - share, 1e-6);
+    assert_true(c.temperature > 1.5 && c.ece_fitted < 0.02 && c.nll_fitted < c.nll);
 }
 
 /* The asker on an engine. A small random model with byte tokens answers; what it says is noise, but
@@ -682,6 +774,9 @@ int main(void) {
         cmocka_unit_test(test_transcript),
         cmocka_unit_test(test_leave_one_out_of_a_debate),
         cmocka_unit_test(test_self_consistency),
+        cmocka_unit_test(test_credit_of_a_known_game),
+        cmocka_unit_test(test_sampled_credit),
+        cmocka_unit_test(test_calibration),
         cmocka_unit_test(test_calls_are_kept),
         cmocka_unit_test(test_teams_share_first_answers),
         cmocka_unit_test(test_adapters_matter),

@@ -808,9 +808,10 @@ struct pair {
     struct adapter *ad;
 };
 
-static struct pair pair_make(const char *name, enum tensor_type type, bool dora) {
+static struct pair pair_of(const char *name, enum tensor_type type, enum numeric_class cls,
+                           bool dora) {
     struct model_config c = shape(name, false);
-    struct pair p = {.m = model_new_typed(&c, 1, type, CLASS_EXACT)};
+    struct pair p = {.m = model_new_typed(&c, 1, type, cls)};
     struct adapter_config a = {.r = 5, .alpha = 10, .dora = dora};
     assert_int_equal(adapter_targets_parse("all-linear", a.target, &err), OK);
     struct adapter *fresh = adapter_fresh(p.m, &a, 3, &err);
@@ -823,6 +824,10 @@ static struct pair pair_make(const char *name, enum tensor_type type, bool dora)
     adapter_release(fresh);
     free(data);
     return p;
+}
+
+static struct pair pair_make(const char *name, enum tensor_type type, bool dora) {
+    return pair_of(name, type, CLASS_EXACT, dora);
 }
 
 static void pair_release(struct pair *p) {
@@ -898,25 +903,34 @@ static void trained_hash(const struct pair *p, const struct train_options *o, st
     trainer_free(t);
 }
 
-/* The exact class trains to the same bits on every processor. A change of these hashes is a change
+/* The exact class trains to the same bits on every processor, the fast class on every processor
+ * without AMX, whose tiles have an order of sums of their own. A change of these hashes is a change
  * of arithmetic: say so. */
 static void test_golden_hashes(void **state) {
     (void)state;
     static const struct {
         enum tensor_type type;
+        enum numeric_class cls;
         bool dora;
         const char *hash;
-    } runs[] = {
-        {TENSOR_F32, true, "d0b372166eb6e4f7cc3166408086cf11db848edb447630c7488e1c8e1e8c2504"},
-        {TENSOR_BF16, false, "df3c0aebaf9d2e7801f795aa6e358419ed9707155d51a2cde6e12361bb7c4143"},
-        {TENSOR_Q4_0, false, "9e0a5422e94238ec7fa96a4dd0914fd0e1121611105d392756030f412a896955"}};
+    } runs[] = {{TENSOR_F32, CLASS_EXACT, true,
+                 "d0b372166eb6e4f7cc3166408086cf11db848edb447630c7488e1c8e1e8c2504"},
+                {TENSOR_BF16, CLASS_EXACT, false,
+                 "df3c0aebaf9d2e7801f795aa6e358419ed9707155d51a2cde6e12361bb7c4143"},
+                {TENSOR_Q4_0, CLASS_EXACT, false,
+                 "9e0a5422e94238ec7fa96a4dd0914fd0e1121611105d392756030f412a896955"},
+                {TENSOR_BF16, CLASS_FAST, false,
+                 "00506feebd5ab5851318493a3399d0b6f0637f12dfaf1664ccd8b3148292b16a"}};
     char hash[HASH_LEN];
     struct pool *pool = pool_new(2);
     struct train_options o = options();
     for (size_t i = 0; i < ARRAY_LEN(runs); i++) {
-        struct pair p = pair_make("tiny-qwen3", runs[i].type, runs[i].dora);
+        struct pair p = pair_of("tiny-qwen3", runs[i].type, runs[i].cls, runs[i].dora);
         trained_hash(&p, &o, pool, hash);
-        assert_string_equal(hash, runs[i].hash);
+        if (matrix_bf16(&p.m->layers[0].proj[PROJ_Q]))
+            print_message("skip: no hash of AMX training is on record; here it is %s\n", hash);
+        else
+            assert_string_equal(hash, runs[i].hash);
         pair_release(&p);
     }
     options_release(train_option_rows, &o);

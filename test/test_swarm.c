@@ -591,6 +591,61 @@ static void test_sampled_credit(void **state) {
     free(right);
 }
 
+static int share_ask(void *ctx, struct call *calls, int n, struct error *e) {
+    int *whole = ctx;
+    (void)e;
+    for (int i = 0; i < n; i++) {
+        const struct item *it = calls[i].item;
+        const char *q = calls[i].messages[0].content;
+        int member = calls[i].agent->name[0] - '0';
+        assert_string_equal(q, it->views[member]);
+        *whole += strcmp(q, it->question) == 0;
+        /* the best that it sees, or hears */
+        int best = -1, values[MAX_CHOICES];
+        for (int c = 0; c < it->n_choices; c++) values[c] = atoi(it->choices[c]);
+        for (int c = 2 * member; c < 2 * member + 2; c++)
+            if (best < 0 || values[c] > values[best]) best = c;
+        for (int c = 0; calls[i].n_messages > 1 && c < it->n_choices; c++) {
+            char *heard = xasprintf(" %s", it->choices[c]);
+            const char *at = strstr(calls[i].messages[2].content, heard);
+            if (at && strchr(" .", at[strlen(heard)]) && values[c] > values[best]) best = c;
+            free(heard);
+        }
+        calls[i].answer.choice = best;
+        calls[i].answer.prob[best] = 1;
+    }
+    return OK;
+}
+
+/* Everybody sees a share; who talks knows, and who only votes does not. */
+static void test_shares(void **state) {
+    (void)state;
+    enum { N = 120 };
+    struct item items[N];
+    int whole = 0, together = 0, apart = 0;
+    for (int i = 0; i < N; i++) {
+        shares_item(shares_find("largest"), SPLIT_TEST, 5, (uint32_t)i, &items[i]);
+        assert_int_equal(items[i].n_views, 3);
+        assert_int_equal(fry_split_of(items[i].key), SPLIT_TEST);
+        for (int c = 0; c < 6; c++)
+            assert_true(strstr(items[i].views[c / 2], items[i].choices[c]) != NULL &&
+                        atoi(items[i].choices[c]) <= atoi(items[i].choices[items[i].correct]));
+    }
+    struct asker a = {&whole, share_ask};
+    struct debate_options o = {.rounds = 2, .vote = vote_find("majority"), .temperature = -1};
+    struct debate d;
+    assert_int_equal(debate_run(&a, team, 3, items, N, &o, &d, NULL, &err), OK);
+    for (int i = 0; i < N; i++) {
+        together += d.decided[i];
+        apart += d.voted[i];
+    }
+    assert_int_equal(whole, 0);
+    assert_int_equal(together, N);
+    assert_in_range(apart, N / 6, N * 3 / 5);
+    debate_release(&d);
+    for (int i = 0; i < N; i++) item_release(&items[i]);
+}
+
 /* A hundred answers at 0.9 of which 60 are right are sure by 0.3 too much, and a temperature
  * mends it. */
 static void test_calibration(void **state) {
@@ -744,7 +799,7 @@ static void test_seeds_of_samples(void **state) {
     struct asker a = speaker_asker(&s.speaker);
     for (int i = 0; i < 4; i++) {
         struct message chat[2];
-        struct call c = call_question(&s.agents[0], &s.items[0], chat);
+        struct call c = call_question(&s.agents[0], &s.items[0], -1, chat);
         c.working = true;
         c.max_tokens = 3;
         c.seed = 1 + (uint64_t)(i % 2);
@@ -777,6 +832,7 @@ int main(void) {
         cmocka_unit_test(test_credit_of_a_known_game),
         cmocka_unit_test(test_sampled_credit),
         cmocka_unit_test(test_calibration),
+        cmocka_unit_test(test_shares),
         cmocka_unit_test(test_calls_are_kept),
         cmocka_unit_test(test_teams_share_first_answers),
         cmocka_unit_test(test_adapters_matter),

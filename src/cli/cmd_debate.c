@@ -30,7 +30,7 @@ static const struct option_row rows[] = {
     ROW("choices", OPT_LIST, choices, NULL, 0, 0, "TEXT …",
         "its possible answers; none: any answer"),
     ROW("tasks", OPT_STRING, tasks, NULL, 0, 0, "LIST",
-        "questions of task families instead: fry, or names"),
+        "questions of task families instead: fry, names, or what needs talk: largest, earliest"),
     ROW("n", OPT_INT, n, "200", 1, 1e6, "N", "how many of each"),
     ROW("protocol", OPT_STRING, protocol, "brief", 0, 0, "NAME",
         "a built-in protocol, or a workflow's file"),
@@ -102,36 +102,63 @@ static int team_load(struct team *t, const struct options *o, struct setup *s, s
     return OK;
 }
 
+struct task { /* a family, or (split) questions whose evidence is split */
+    int index;
+    bool split;
+};
 struct questions {
     struct item *v;
     int n;
-    int families, per; /* of tasks */
-    int family[MAX_TASKS];
+    int n_tasks, per;
+    struct task task[MAX_TASKS];
 };
 
+static int topic_make(const struct options *o, struct questions *q, struct error *err) {
+    if (o->choices.n == 1 || o->choices.n > MAX_CHOICES)
+        return error_set(err, ERR_USAGE, "--choices wants 2 to %d answers", MAX_CHOICES);
+    q->v = xcalloc(1, sizeof *q->v);
+    q->n = 1;
+    q->v[0] =
+        (struct item){.question = xstrdup(o->topic), .n_choices = o->choices.n, .correct = -1};
+    for (int i = 0; i < o->choices.n; i++) q->v[0].choices[i] = xstrdup(o->choices.v[i]);
+    return OK;
+}
+
+static int tasks_pick(const char *list, struct questions *q, struct error *err) {
+    char *copy = xstrdup(list), *save = NULL;
+    int rc = OK;
+    for (char *t = strtok_r(copy, ",", &save); t && rc == OK; t = strtok_r(NULL, ",", &save)) {
+        bool pick[MAX_TASKS] = {false};
+        int split = shares_find(t);
+        if (split < 0) rc = tasks_parse(t, pick, err);
+        if (split >= 0 && q->n_tasks < MAX_TASKS)
+            q->task[q->n_tasks++] = (struct task){split, true};
+        for (int f = 0; rc == OK && f < fry_count(); f++)
+            if (pick[f] && q->n_tasks < MAX_TASKS) q->task[q->n_tasks++] = (struct task){f, false};
+    }
+    free(copy);
+    return rc;
+}
+
+static const char *task_name(const struct task *t) {
+    return t->split ? shares_name(t->index) : fry_families[t->index].name;
+}
+
 static int questions_make(const struct options *o, struct questions *q, struct error *err) {
-    bool pick[MAX_TASKS] = {false};
     if (!o->topic == !o->tasks)
         return error_set(err, ERR_USAGE, "give one of --topic TEXT and --tasks LIST");
-    if (o->topic) {
-        if (o->choices.n == 1 || o->choices.n > MAX_CHOICES)
-            return error_set(err, ERR_USAGE, "--choices wants 2 to %d answers", MAX_CHOICES);
-        q->v = xcalloc(1, sizeof *q->v);
-        q->n = 1;
-        q->v[0] =
-            (struct item){.question = xstrdup(o->topic), .n_choices = o->choices.n, .correct = -1};
-        for (int i = 0; i < o->choices.n; i++) q->v[0].choices[i] = xstrdup(o->choices.v[i]);
-        return OK;
-    }
-    if (tasks_parse(o->tasks, pick, err) != OK) return err->code;
-    for (int f = 0; f < fry_count(); f++)
-        if (pick[f]) q->family[q->families++] = f;
+    if (o->topic) return topic_make(o, q, err);
+    if (tasks_pick(o->tasks, q, err) != OK) return err->code;
     q->per = (int)o->n;
-    q->v = xcalloc((size_t)q->families * (size_t)q->per, sizeof *q->v);
-    for (int f = 0; f < q->families; f++)
-        for (int i = 0; i < q->per; i++)
-            fry_item(q->family[f], SPLIT_TEST, (uint64_t)o->seed, (uint32_t)i, false,
-                     &q->v[q->n++]);
+    q->v = xcalloc((size_t)q->n_tasks * (size_t)q->per + 1, sizeof *q->v);
+    for (int t = 0; t < q->n_tasks; t++)
+        for (int i = 0; i < q->per; i++) {
+            struct item *it = &q->v[q->n++];
+            if (q->task[t].split)
+                shares_item(q->task[t].index, SPLIT_TEST, (uint64_t)o->seed, (uint32_t)i, it);
+            else
+                fry_item(q->task[t].index, SPLIT_TEST, (uint64_t)o->seed, (uint32_t)i, false, it);
+        }
     return OK;
 }
 
@@ -201,8 +228,8 @@ static int family_run(struct session *s, const char *name, const struct item *it
 static int tasks_run(struct session *s, const struct questions *q, struct buf *page,
                      struct error *err) {
     int rc = OK;
-    for (int f = 0; rc == OK && f < q->families; f++) {
-        const char *name = fry_families[q->family[f]].name;
+    for (int f = 0; rc == OK && f < q->n_tasks; f++) {
+        const char *name = task_name(&q->task[f]);
         progress_start(&s->bar, name, (int64_t)q->per * s->team.n * s->options.rounds);
         rc = family_run(s, name, q->v + (size_t)f * (size_t)q->per, q->per, page, err);
         progress_finish(&s->bar, NULL);
@@ -251,7 +278,7 @@ static int debate(struct session *s, const struct questions *q, struct error *er
         printf("[info] Rounds set to 0; skipping debate execution.\n");
     } else if (rc == OK) {
         if (to) page_open(to, "Debate");
-        rc = q->families ? tasks_run(s, q, to, err) : topic_run(s, q, to, err);
+        rc = q->n_tasks ? tasks_run(s, q, to, err) : topic_run(s, q, to, err);
         if (to) page_close(to);
         if (rc == OK && to) rc = file_write(s->o->report, page.data, page.len, err);
         if (rc == OK && !s->c->json && s->speaker.asked > s->speaker.computed)

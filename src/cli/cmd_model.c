@@ -66,6 +66,8 @@ static int model_make(const struct options *o, const char *out, struct error *er
 
 static int task_data(const struct options *o, const char *path, struct error *err) {
     bool pick[MAX_TASKS] = {0};
+    int split = shares_find(o->tasks);
+    if (split >= 0) return shares_write(split, (int)o->n, (uint64_t)o->seed, path, err);
     int rc = tasks_parse(o->tasks, pick, err);
     return rc == OK ? fry_write_tasks(pick, (int)o->n, (uint64_t)o->seed, path, err) : rc;
 }

@@ -23,6 +23,8 @@ struct item {
     bool rare;        /* a variant that pretraining does not show */
     char *key;        /* canonical content */
     char *twin;       /* key of the same question in another family, or NULL */
+    char **views;     /* [n_views] what agents of a team see of it; agent i sees i mod n_views */
+    int n_views;      /* 0: everybody sees the question */
 };
 void item_release(struct item *it);
 
@@ -60,6 +62,14 @@ int fry_write_persona(const struct persona *p, int n, uint64_t seed, const char 
 /* The same of some families' questions with their answers, family by family in turn. */
 int fry_write_tasks(const bool pick[MAX_TASKS], int n, uint64_t seed, const char *path,
                     struct error *err);
+
+/* shares.c: questions whose evidence is split among a team ("largest", "earliest"): the question
+ * holds all of it, a view a third. */
+int shares_find(const char *name);  /* -1 when unknown */
+const char *shares_name(int i);     /* NULL behind the last */
+void shares_item(int kind, enum split split, uint64_t seed, uint32_t index, struct item *out);
+/* n conversations of the train split that teach the question, a share of it, and the debate. */
+int shares_write(int kind, int n, uint64_t seed, const char *path, struct error *err);
 
 /* asking */
 

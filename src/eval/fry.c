@@ -363,6 +363,8 @@ int fry_find(const char *name) {
 
 void item_release(struct item *it) {
     for (int i = 0; i < it->n_choices; i++) free(it->choices[i]);
+    for (int i = 0; i < it->n_views; i++) free(it->views[i]);
+    free(it->views);
     free(it->question);
     free(it->work);
     free(it->key);

@@ -354,7 +354,7 @@ static int evaluate(void *ctx, struct candidate *c, int n, struct error *err) {
         team[i] = (struct agent){.name = c[i].name, .adapter = c[i].adapter};
     for (int i = 0; i < cells; i++) {
         int item = i % r->n_dev; // candidates have no prompts of their own: they share the chats
-        calls[i] = call_question(&team[i / r->n_dev], &r->dev[item], chats[item]);
+        calls[i] = call_question(&team[i / r->n_dev], &r->dev[item], -1, chats[item]);
         calls[i].working = r->o->working;
         calls[i].max_tokens = (int32_t)r->o->max_tokens;
     }

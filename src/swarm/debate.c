@@ -135,13 +135,13 @@ int samples_draw(const struct asker *a, const struct agent *agent, const struct 
                  struct samples *out, struct progress *p, struct error *err) {
     int n = n_items * k;
     struct call *calls = xcalloc((size_t)MAX(n, 1), sizeof *calls);
-    struct message(*chats)[2] = xcalloc((size_t)MAX(n_items, 1), sizeof *chats);
+    struct message(*chats)[2] = xcalloc((size_t)MAX(n, 1), sizeof *chats);
     *out = (struct samples){.n_items = n_items, .k = k};
     out->answers = xcalloc((size_t)MAX(n, 1), sizeof *out->answers);
     out->prefilled = xcalloc((size_t)MAX(k, 1), sizeof *out->prefilled);
     out->generated = xcalloc((size_t)MAX(k, 1), sizeof *out->generated);
     for (int i = 0; i < n; i++) {
-        calls[i] = call_question(agent, &items[i / k], chats[i / k]);
+        calls[i] = call_question(agent, &items[i / k], i % k, chats[i]);
         calls[i].working = true;
         calls[i].temperature = temperature;
         calls[i].max_tokens = max_tokens;

@@ -13,7 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { CONTESTANTS = 4, SAMPLED = 200 };
+enum { CONTESTANTS = 5, SAMPLED = 200 };
 
 static json_t *interval_json(struct interval v) {
     return json_pack("[f,f,f]", v.value, v.lo, v.hi);
@@ -106,6 +106,29 @@ static void rows_make(struct maker *m) {
 
 static int samples_for(int64_t tokens, int64_t each, int most) {
     return (int)MAX(1, MIN((int64_t)most, (tokens + each / 2) / MAX(each, 1)));
+}
+
+/* Where evidence is split: the best agent, asked the whole question. */
+static int whole_make(struct maker *m, struct progress *p, struct error *err) {
+    const struct agent *best = &m->team[best_alone(m)];
+    struct debate_options o = *m->o;
+    struct item *whole = xcalloc((size_t)m->n_items + 1, sizeof *whole);
+    struct debate d;
+    o.rounds = 1;
+    for (int i = 0; i < m->n_items; i++) {
+        whole[i] = m->items[i]; // texts are borrowed
+        whole[i].n_views = 0;
+    }
+    int rc = debate_run(m->asker, best, 1, whole, m->n_items, &o, &d, p, err);
+    if (rc == OK) {
+        char name[96];
+        snprintf(name, sizeof name, "%.60s, seeing everything", best->name);
+        row_add(m, name, "whole", d.solo, cost_of(&d, 1, -1));
+        against_add(m, name, d.solo);
+    }
+    debate_release(&d);
+    free(whole);
+    return rc;
 }
 
 /* Self-consistency's curve, and its points at the debate's cost. */
@@ -258,7 +281,8 @@ static int figures_make(struct maker *m, json_t *r, struct progress *p, struct e
     json_t *talks = json_array(), *credit = NULL, *curve = json_array();
     int rc = OK;
     rows_make(m);
-    if (m->w->samples && m->o->working) rc = samples_make(m, p, curve, err);
+    if (m->n_items > 0 && m->items[0].n_views) rc = whole_make(m, p, err);
+    if (rc == OK && m->w->samples && m->o->working) rc = samples_make(m, p, curve, err);
     if (rc == OK && !m->w->credit_none) rc = credit_make(m, p, &credit, err);
     for (int i = 0; i < d->n_items && i < m->w->shown; i++)
         json_array_append_new(talks, report_outcome(d, m->team, &m->items[i], i));

@@ -7,7 +7,8 @@
  * flips_good, flips_bad, open, changed, conformed}], credit: {game, method, agents: [{name,
  * shapley, banzhaf, leave_one_out}]}, calibration: [{name, ece, ece_fitted, temperature}], cost,
  * endings, talks}; an interval is [value, low, high]. Kinds: solo, vote (after the first round),
- * debate (what was decided), oracle, samples.
+ * debate (what was decided), oracle, whole (where evidence is split: an agent that sees all of it),
+ * samples.
  */
 #ifndef SHOAL_SWARM_REPORT_H
 #define SHOAL_SWARM_REPORT_H
@@ -18,7 +19,7 @@ struct report_wants {
     const char *name;
     int samples; /* of the best agent's self-consistency, at most; 0: none */
     float temperature;
-    int32_t max_tokens; /* of a sample */
+    int32_t max_tokens;              /* of a sample */
     bool credit_debate, credit_none; /* else the game of the first vote */
     int shown;                       /* talks that are kept */
 };

@@ -269,11 +269,15 @@ struct asker speaker_asker(struct speaker *s) {
     return (struct asker){s, ask};
 }
 
-struct call call_question(const struct agent *agent, const struct item *item,
+const char *item_question(const struct item *it, int view) {
+    return view >= 0 && it->n_views ? it->views[view % it->n_views] : it->question;
+}
+
+struct call call_question(const struct agent *agent, const struct item *item, int view,
                           struct message chat[2]) {
     int n = 0;
     if (agent->system) chat[n++] = (struct message){"system", agent->system};
-    chat[n++] = (struct message){"user", item->question};
+    chat[n++] = (struct message){"user", item_question(item, view)};
     return (struct call){.agent = agent,
                          .item = item,
                          .messages = chat,

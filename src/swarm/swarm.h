@@ -55,8 +55,10 @@ struct asker {
     void *ctx;
     int (*ask)(void *ctx, struct call *calls, int n, struct error *err);
 };
-/* An item's question put to an agent without ado; `chat` holds the messages. */
-struct call call_question(const struct agent *agent, const struct item *item,
+/* An item's question as member `view` of a team sees it (-1: whole). */
+const char *item_question(const struct item *it, int view);
+/* The question put to an agent without ado; `chat` holds the messages. */
+struct call call_question(const struct agent *agent, const struct item *item, int view,
                           struct message chat[2]);
 void call_release(struct call *c); /* what the asker made */
 
@@ -143,8 +145,8 @@ struct calibration {
 };
 struct calibration debate_calibration(const struct debate *d, const struct item *items, int agent);
 
-/* k sampled workings of one agent per item: answers [n_items][k] (choice -1: none), and what the
- * j-th samples cost in tokens, [k] each, added to. */
+/* k sampled workings of one agent per item, the j-th of what member j of a team sees: answers
+ * [n_items][k] (choice -1: none), and what the j-th samples cost in tokens, [k] each, added to. */
 struct samples {
     int n_items, k;
     struct answer *answers;

@@ -129,12 +129,14 @@ static json_t *words_json(const struct workflow *w, const char *lang) {
     return words;
 }
 
-static json_t *track_vars(const struct run *r, const struct track *t) {
+/* As agent `me` sees the question; -1: whole. */
+static json_t *track_vars(const struct run *r, const struct track *t, int me) {
     const char *lang = t->item->lang ? t->item->lang : "en";
-    return json_pack("{s:s,s:o,s:s,s:o,s:i,s:i,s:i,s:b,s:o}", "question", t->item->question,
-                     "choices", texts_json(t->item->choices, t->item->n_choices), "lang", lang,
-                     "words", words_json(r->w, lang), "round", t->round + 1, "rounds", r->rounds,
-                     "agents", r->n_agents, "agreed", (int)agreed(r, t), "candidates",
+    return json_pack("{s:s,s:o,s:s,s:o,s:i,s:i,s:i,s:b,s:o}", "question",
+                     item_question(t->item, me), "choices",
+                     texts_json(t->item->choices, t->item->n_choices), "lang", lang, "words",
+                     words_json(r->w, lang), "round", t->round + 1, "rounds", r->rounds, "agents",
+                     r->n_agents, "agreed", (int)agreed(r, t), "candidates",
                      texts_json(t->o->candidates, t->o->n_candidates));
 }
 
@@ -144,7 +146,7 @@ static json_t *agent_vars(const struct run *r, const struct track *t, int me) {
     const struct agent *a = &r->team[me];
     int end = n->in_turn ? t->o->n : t->step;
     const struct utterance *own = latest(t, me, end, false);
-    json_t *vars = track_vars(r, t);
+    json_t *vars = track_vars(r, t, me);
     json_object_set_new(vars, "me",
                         json_pack("{s:s,s:s,s:s,s:i}", "name", a->name, "role",
                                   workflow_role(r->w, me), "system", a->system ? a->system : "",
@@ -289,7 +291,7 @@ static int edge_holds(const struct run *r, const struct track *t, const struct e
     struct jinja_output text = {0};
     *out = true;
     if (!e->when) return OK;
-    json_t *vars = track_vars(r, t);
+    json_t *vars = track_vars(r, t, -1);
     int rc = jinja_render(e->when, &(struct jinja_input){.vars = vars, .now = -1}, &text, err);
     if (rc) error_wrap(err, "workflow '%s', condition of an edge", r->w->name);
     *out = rc == OK && text.n > 0;

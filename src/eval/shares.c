@@ -1,0 +1,146 @@
+/*
+ * Questions whose evidence is split: every agent of a team sees a part of it, so that no vote
+ * without talk can know the answer, and hearing what the others found in their parts is enough.
+ *
+ * Six things of one kind lie in three shares of two. Who sees a share can name the best of it; the
+ * best of all is the best of these. Training conversations teach three things in turn: the whole
+ * question, a share, and a share after which the others' answers are heard.
+ */
+#define _GNU_SOURCE
+#include "eval/eval.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { SHARES = 3, EACH = 2, ALL = SHARES * EACH, KINDS = 2 };
+
+static const struct {
+    const char *name;
+    bool letters;        /* the earliest, else numbers: the largest */
+    const char *asks[3]; /* in English, Japanese, Chinese */
+} kinds[KINDS] = {
+    {"largest", false, {"largest of %s", "いちばん大きいのは：%s", "最大的是：%s"}},
+    {"earliest", true, {"earliest letter of %s", "いちばん早い文字は：%s", "最早的字母是：%s"}},
+};
+static const char *const langs[] = {"en", "ja", "zh"};
+
+int shares_find(const char *name) {
+    for (int i = 0; i < KINDS; i++)
+        if (strcmp(kinds[i].name, name) == 0) return i;
+    return -1;
+}
+
+const char *shares_name(int i) {
+    return i >= 0 && i < KINDS ? kinds[i].name : NULL;
+}
+
+static char *things_text(const struct item *it, int from, int n) {
+    struct buf b = {0};
+    for (int i = from; i < from + n; i++)
+        buf_printf(&b, "%s%s", i > from ? " " : "", it->choices[i]);
+    return b.data;
+}
+
+static char *ask_text(int kind, int lang, const struct item *it, int from, int n) {
+    char *things = things_text(it, from, n), *out = xasprintf(kinds[kind].asks[lang], things);
+    free(things);
+    return out;
+}
+
+/* Of choices [from, from + n) the one that is asked for. */
+static int best_of(int kind, const int *values, int from, int n) {
+    int best = from;
+    for (int i = from + 1; i < from + n; i++)
+        if (kinds[kind].letters ? values[i] < values[best] : values[i] > values[best]) best = i;
+    return best;
+}
+
+static void item_make(struct rng *r, int kind, struct item *it, int values[ALL], int *lang) {
+    int n = kinds[kind].letters ? 26 : 100;
+    uint32_t order[100], u = rng_below(r, 10);
+    struct buf key = {0};
+    *lang = u < 6 ? 0 : u < 8 ? 1 : 2;
+    for (int i = 0; i < n; i++) order[i] = (uint32_t)i;
+    rng_shuffle(r, order, (size_t)n);
+    *it = (struct item){.n_choices = ALL, .lang = langs[*lang], .work = xstrdup("")};
+    buf_printf(&key, "%s", kinds[kind].name);
+    for (int i = 0; i < ALL; i++) {
+        values[i] = (int)order[i];
+        it->choices[i] =
+            kinds[kind].letters ? xasprintf("%c", 'a' + values[i]) : xasprintf("%d", values[i]);
+        buf_printf(&key, " %s", it->choices[i]);
+    }
+    it->key = key.data;
+    it->correct = best_of(kind, values, 0, ALL);
+    it->question = ask_text(kind, *lang, it, 0, ALL);
+    it->n_views = SHARES;
+    it->views = xcalloc(SHARES, sizeof *it->views);
+    for (int s = 0; s < SHARES; s++) it->views[s] = ask_text(kind, *lang, it, s * EACH, EACH);
+}
+
+/* The item of a split, with its things' values in the order of its choices. */
+static void draw(int kind, enum split split, uint64_t seed, uint32_t index, struct item *out,
+                 int values[ALL]) {
+    struct rng r = rng_make(seed, RNG_TASK, (uint32_t)(MAX_TASKS + kind), index);
+    for (int lang;;) {
+        item_make(&r, kind, out, values, &lang);
+        if (fry_split_of(out->key) == split) return;
+        item_release(out);
+    }
+}
+
+void shares_item(int kind, enum split split, uint64_t seed, uint32_t index, struct item *out) {
+    int values[ALL];
+    draw(kind, split, seed, index, out, values);
+}
+
+static void say(json_t *turns, const char *role, const char *text) {
+    json_array_append_new(turns, json_pack("{s:s,s:s}", "role", role, "content", text));
+}
+
+static void answer(json_t *turns, const char *choice) {
+    char *text = xasprintf(ANSWER_PREFIX " %s", choice);
+    say(turns, "assistant", text);
+    free(text);
+}
+
+/* The whole question; a share; a share with the talk after it. */
+static json_t *conversation(int kind, uint64_t seed, int index) {
+    struct item it;
+    int values[ALL], share = index / 3 % SHARES, n = 0;
+    uint32_t order[SHARES - 1];
+    const char *others[SHARES - 1];
+    draw(kind, SPLIT_TRAIN, seed, (uint32_t)index, &it, values);
+    json_t *turns = json_array();
+    say(turns, "user", index % 3 == 0 ? it.question : it.views[share]);
+    answer(turns,
+           it.choices[index % 3 == 0 ? it.correct : best_of(kind, values, share * EACH, EACH)]);
+    if (index % 3 == 2) {
+        struct rng r = rng_make(seed, RNG_SHUFFLE, (uint32_t)kind, (uint32_t)index);
+        for (int s = 0; s < SHARES; s++)
+            if (s != share) order[n++] = (uint32_t)s;
+        rng_shuffle(&r, order, (size_t)n);
+        for (int i = 0; i < n; i++)
+            others[i] = it.choices[best_of(kind, values, (int)order[i] * EACH, EACH)];
+        char *heard = fry_debate_turn(others, n);
+        say(turns, "user", heard);
+        answer(turns, it.choices[it.correct]);
+        free(heard);
+    }
+    item_release(&it);
+    return json_pack("{s:o}", "messages", turns);
+}
+
+int shares_write(int kind, int n, uint64_t seed, const char *path, struct error *err) {
+    struct buf text = {0};
+    for (int i = 0; i < n; i++) {
+        json_t *v = conversation(kind, seed, i);
+        char *line = json_dumps(v, JSON_COMPACT);
+        buf_printf(&text, "%s\n", line);
+        free(line);
+        json_decref(v);
+    }
+    int rc = file_write(path, text.data, text.len, err);
+    buf_release(&text);
+    return rc;
+}

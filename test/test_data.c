@@ -322,6 +322,32 @@ static const struct {
      "<<短く>>[INST] 空は? [/INST]⟦ 青い。</s>⟧[INST] [x] [/INST]⟦ 天空</s>⟧"},
 };
 
+/* A turn of weight 0 is read, not learned; the others as ever. */
+static void test_weights(void **state) {
+    (void)state;
+    static const char first[] = "{\"messages\":[{\"role\":\"user\",\"content\":\"a?\"},"
+                                "{\"role\":\"assistant\",\"content\":\"誤り\",\"weight\":0},"
+                                "{\"role\":\"user\",\"content\":\"b?\"},"
+                                "{\"role\":\"assistant\",\"content\":\"正しい\",\"weight\":1}]}";
+    static const char *const wrong[] = {"2", "-1", "0.5", "\"0\"", "null", "true"};
+    struct dataset d;
+    struct buf text = {0};
+    tok_set_chat_template(tok, NULL);
+    assert_int_equal(load(&d, first, 0), OK);
+    sample_show(&d.v[0], tok, "⟦", "⟧", &text);
+    assert_non_null(strstr(text.data, "<|im_start|>assistant\n誤り<|im_end|>"));
+    assert_non_null(strstr(text.data, "⟦正しい<|im_end|>⟧"));
+    buf_release(&text);
+    dataset_release(&d);
+    for (size_t i = 0; i < ARRAY_LEN(wrong); i++) {
+        char *bad = xasprintf(
+            "{\"messages\":[{\"role\":\"assistant\",\"content\":\"x\",\"weight\":%s}]}", wrong[i]);
+        assert_int_equal(load(&d, bad, 0), ERR_FORMAT);
+        assert_non_null(strstr(err.text, "'weight' of a turn is 0 or 1"));
+        free(bad);
+    }
+}
+
 static void test_shown(void **state) {
     (void)state;
     for (size_t i = 0; i < ARRAY_LEN(masks); i++) {
@@ -611,14 +637,14 @@ static void test_options(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_messages),    cmocka_unit_test(test_pretty_japanese),
-        cmocka_unit_test(test_other_forms), cmocka_unit_test(test_cut),
-        cmocka_unit_test(test_refused),     cmocka_unit_test(test_kill_and_resume),
-        cmocka_unit_test(test_options),     cmocka_unit_test(test_lint_counts),
-        cmocka_unit_test(test_lint_looks),  cmocka_unit_test(test_lint_overlap),
-        cmocka_unit_test(test_shown),       cmocka_unit_test(test_shown_clean),
-        cmocka_unit_test(test_plan),        cmocka_unit_test(test_not_a_number),
-        cmocka_unit_test(test_names),
+        cmocka_unit_test(test_messages),     cmocka_unit_test(test_pretty_japanese),
+        cmocka_unit_test(test_other_forms),  cmocka_unit_test(test_cut),
+        cmocka_unit_test(test_refused),      cmocka_unit_test(test_kill_and_resume),
+        cmocka_unit_test(test_options),      cmocka_unit_test(test_lint_counts),
+        cmocka_unit_test(test_lint_looks),   cmocka_unit_test(test_lint_overlap),
+        cmocka_unit_test(test_weights),      cmocka_unit_test(test_shown),
+        cmocka_unit_test(test_shown_clean),  cmocka_unit_test(test_plan),
+        cmocka_unit_test(test_not_a_number), cmocka_unit_test(test_names),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }

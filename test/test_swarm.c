@@ -277,7 +277,8 @@ static int script_ask(void *ctx, struct call *calls, int n, struct error *e) {
 }
 
 static struct script script;
-static const struct agent team[] = {{.name = "0"}, {.name = "1"}, {.name = "2"}, {.name = "3"}};
+static const struct agent team[] = {
+    {.name = "0"}, {.name = "1", .view = 1}, {.name = "2", .view = 2}, {.name = "3", .view = 3}};
 
 static void script_end(void) {
     for (int i = 0; i < script.n; i++) {

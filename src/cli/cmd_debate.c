@@ -97,7 +97,8 @@ static int team_load(struct team *t, const struct options *o, struct setup *s, s
         t->names[t->n] = agent_name(t, dir);
         t->v[t->n] = (struct agent){.name = t->names[t->n],
                                     .system = t->n < o->personas.n ? o->personas.v[t->n] : NULL,
-                                    .adapter = a};
+                                    .adapter = a,
+                                    .view = t->n};
     }
     return OK;
 }

@@ -10,6 +10,7 @@
 struct options {
     char *shape, *quant, *tasks, *tokenizer, *out;
     int64_t seed, n;
+    bool critic;
 };
 
 /* GGUF by ending or by existing file, else a Hugging Face directory. */
@@ -69,6 +70,8 @@ static int task_data(const struct options *o, const char *path, struct error *er
     int split = shares_find(o->tasks);
     if (split >= 0) return shares_write(split, (int)o->n, (uint64_t)o->seed, path, err);
     int rc = tasks_parse(o->tasks, pick, err);
+    if (rc == OK && o->critic)
+        return fry_write_critic(pick, (int)o->n, (uint64_t)o->seed, path, err);
     return rc == OK ? fry_write_tasks(pick, (int)o->n, (uint64_t)o->seed, path, err) : rc;
 }
 
@@ -125,7 +128,9 @@ static const struct option_row model_rows[] = {
     {"n", OPT_INT, offsetof(struct options, n), "600", 1, 1e7, "N",
      "conversations a persona, or in all (data)"},
     {"tasks", OPT_STRING, offsetof(struct options, tasks), NULL, 0, 0, "LIST",
-     "task families whose questions and answers are written to one file (data), not personas"},
+     "task families whose questions and answers are written to one file (data), not personas; or largest, earliest: what needs talk"},
+    {"critic", OPT_BOOL, offsetof(struct options, critic), NULL, 0, 0, NULL,
+     "with --tasks: conversations that weigh three first answers, right half of the time"},
     {0},
 };
 static const struct option_row convert_rows[] = {

@@ -23,7 +23,7 @@ struct item {
     bool rare;        /* a variant that pretraining does not show */
     char *key;        /* canonical content */
     char *twin;       /* key of the same question in another family, or NULL */
-    char **views;     /* [n_views] what agents of a team see of it; agent i sees i mod n_views */
+    char **views;     /* [n_views] what agents of a team see of it, in turn */
     int n_views;      /* 0: everybody sees the question */
 };
 void item_release(struct item *it);
@@ -62,6 +62,11 @@ int fry_write_persona(const struct persona *p, int n, uint64_t seed, const char 
 /* The same of some families' questions with their answers, family by family in turn. */
 int fry_write_tasks(const bool pick[MAX_TASKS], int n, uint64_t seed, const char *path,
                     struct error *err);
+
+/* Conversations in which first answers, one's own and two others', are weighed: each is right half
+ * of the time, the last is right. */
+int fry_write_critic(const bool pick[MAX_TASKS], int n, uint64_t seed, const char *path,
+                     struct error *err);
 
 /* shares.c: questions whose evidence is split among a team ("largest", "earliest"): the question
  * holds all of it, a view a third. */

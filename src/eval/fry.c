@@ -462,8 +462,54 @@ int fry_write_tasks(const bool pick[MAX_TASKS], int n, uint64_t seed, const char
     int families[MAX_TASKS], n_families = 0;
     for (int f = 0; f < fry_count(); f++)
         if (pick[f]) families[n_families++] = f;
-    for (int i = 0; i < n; i++)
-        line_add(&text, families[i % n_families], seed, i, NULL, false);
+    for (int i = 0; i < n; i++) line_add(&text, families[i % n_families], seed, i, NULL, false);
+    int rc = file_write(path, text.data, text.len, err);
+    buf_release(&text);
+    return rc;
+}
+
+static void turn_add(json_t *turns, const char *role, const char *text) {
+    json_array_append_new(turns, json_pack("{s:s,s:s}", "role", role, "content", text));
+}
+
+/* An own first answer and two others', each right half of the time, and then the right one. */
+static json_t *critique(const struct item *it, struct rng *r) {
+    const char *said[3];
+    for (int i = 0; i < 3; i++) {
+        int wrong = (it->correct + between(r, 1, it->n_choices - 1)) % it->n_choices;
+        said[i] = it->choices[rng_below(r, 2) ? it->correct : wrong];
+    }
+    char *first = xasprintf(ANSWER_PREFIX " %s", said[0]), *heard = fry_debate_turn(said + 1, 2),
+         *last = xasprintf(ANSWER_PREFIX " %s", it->choices[it->correct]);
+    json_t *turns = json_array();
+    turn_add(turns, "user", it->question);
+    json_array_append_new(
+        turns, json_pack("{s:s,s:s,s:i}", "role", "assistant", "content", first, "weight", 0));
+    turn_add(turns, "user", heard);
+    turn_add(turns, "assistant", last);
+    free(first);
+    free(heard);
+    free(last);
+    return json_pack("{s:o}", "messages", turns);
+}
+
+int fry_write_critic(const bool pick[MAX_TASKS], int n, uint64_t seed, const char *path,
+                     struct error *err) {
+    struct buf text = {0};
+    int families[MAX_TASKS], n_families = 0;
+    for (int f = 0; f < fry_count(); f++)
+        if (pick[f]) families[n_families++] = f;
+    for (int i = 0; i < n; i++) {
+        struct item it;
+        struct rng r = rng_make(seed, RNG_SHUFFLE, (uint32_t)i, 3);
+        fry_item(families[i % n_families], SPLIT_TRAIN, seed, (uint32_t)i, false, &it);
+        json_t *v = critique(&it, &r);
+        char *line = json_dumps(v, JSON_COMPACT);
+        buf_printf(&text, "%s\n", line);
+        free(line);
+        json_decref(v);
+        item_release(&it);
+    }
     int rc = file_write(path, text.data, text.len, err);
     buf_release(&text);
     return rc;

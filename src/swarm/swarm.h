@@ -18,6 +18,7 @@ struct agent {
     const char *name;
     const char *system;      /* persona prompt, or NULL */
     struct adapter *adapter; /* borrowed; NULL: the bare base */
+    int view;                /* of items whose evidence is split, the part that it sees */
 };
 struct answer {
     int32_t choice;

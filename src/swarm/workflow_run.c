@@ -133,7 +133,7 @@ static json_t *words_json(const struct workflow *w, const char *lang) {
 static json_t *track_vars(const struct run *r, const struct track *t, int me) {
     const char *lang = t->item->lang ? t->item->lang : "en";
     return json_pack("{s:s,s:o,s:s,s:o,s:i,s:i,s:i,s:b,s:o}", "question",
-                     item_question(t->item, me), "choices",
+                     item_question(t->item, me < 0 ? -1 : r->team[me].view), "choices",
                      texts_json(t->item->choices, t->item->n_choices), "lang", lang, "words",
                      words_json(r->w, lang), "round", t->round + 1, "rounds", r->rounds, "agents",
                      r->n_agents, "agreed", (int)agreed(r, t), "candidates",

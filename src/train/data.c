@@ -104,8 +104,7 @@ static int message_take(const struct place *p, const json_t *value, int i, struc
     }
     *out = (struct message){.role = texts[0], .content = texts[1]};
     snprintf(at, sizeof at, "[%d].role", i);
-    if (!role_known(out->role))
-        return place_error(p, err, at, "must be system, user or assistant");
+    if (!role_known(out->role)) return place_error(p, err, at, "must be system, user or assistant");
     return OK;
 }
 
@@ -123,6 +122,35 @@ int conversation_take(const char *path, int line, const char *field, const json_
     return rc;
 }
 
+/* Turns of the assistant with "weight": 0 are not learned. Each turn is a run of ones of the mask.
+ */
+static int turns_mute(const struct loading *l, const json_t *list, struct buf *mask, int line,
+                      struct error *err) {
+    size_t turns = 0, runs = 0, i;
+    bool mute[MAX_MESSAGES], any = false;
+    const json_t *v;
+    json_array_foreach ((json_t *)(uintptr_t)list, i, v) {
+        const json_t *weight = json_object_get(v, "weight");
+        if (strcmp(json_string_value(json_object_get(v, "role")), "assistant") != 0) continue;
+        if (weight && (!json_is_integer(weight) || json_integer_value(weight) >> 1 != 0))
+            return field_error(l, line, err, "weight", "of a turn is 0 or 1");
+        mute[turns] = weight && json_integer_value(weight) == 0;
+        any |= mute[turns++];
+    }
+    if (!any) return OK;
+    for (i = 0; i < mask->len; i++) runs += mask->data[i] && (i == 0 || !mask->data[i - 1]);
+    if (runs != turns)
+        return field_error(l, line, err, "weight",
+                           "cannot be followed: the chat template joins turns");
+    for (i = 0, runs = 0; i < mask->len; i++) {
+        bool begins = mask->data[i] && (i == 0 || !mask->data[i - 1]);
+        runs += begins;
+        if (mask->data[i] && mute[runs - 1]) mask->data[i] = 2; // still a run for what follows
+    }
+    for (i = 0; i < mask->len; i++) mask->data[i] = mask->data[i] == 1;
+    return OK;
+}
+
 static int messages_take(struct loading *l, const json_t *list, int line, struct error *err) {
     struct message *msgs;
     int n;
@@ -138,10 +166,13 @@ static int messages_take(struct loading *l, const json_t *list, int line, struct
         struct sample_facts facts = {.line = line};
         rc = sample_facts_make(msgs, n, &facts, err);
         if (!rc) rc = chat_encode(l->tok, msgs, n, false, &ids, &mask, err);
+        if (rc)
+            error_wrap(err, "'%s' line %d", l->path, line);
+        else
+            rc = turns_mute(l, list, &mask, line, err);
         if (!rc) {
             rc = sample_keep(l, &ids, &mask, &facts, err);
         } else {
-            error_wrap(err, "'%s' line %d", l->path, line);
             ids_release(&ids);
             buf_release(&mask);
         }

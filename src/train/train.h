@@ -141,7 +141,8 @@ struct dataset {
     int n_read;
     char hash[HASH_LEN]; /* of the file */
 };
-/* {messages}, {prompt, completion} or {text}; lines, concatenated objects or an array. Errors name
+/* {messages}, {prompt, completion} or {text}; lines, concatenated objects or an array. A turn of the
+ * assistant with "weight": 0 is read and not learned. Errors name
  * file, line, field. Targets are the assistant's own words only (all of it for {text}). */
 int dataset_load(struct dataset *d, const char *path, const struct tokenizer *tok,
                  int32_t max_length, struct error *err);

@@ -362,7 +362,7 @@ static void test_seed_votes(void **state) {
     assert_true(n_cases > 30);
 }
 
-/* Draws of few answers and round confidences, so that ties are common. */
+/* Draws of few answers and few confidences, so that ties are common. */
 static char seed_texts[ITEMS_MAX][3][3][64];
 
 static struct line say_drawn(const struct call *c, int agent, int item, int nth) {
@@ -376,7 +376,7 @@ static void seed_texts_draw(int n_items) {
     for (int i = 0; i < n_items * 9; i++) {
         char *out = seed_texts[i / 9][i / 3 % 3][i % 3];
         const char *name = names[rng_below(&r, 3)];
-        if (i / 9 % 2 && rng_below(&r, 2))
+        if (i / 9 % 2) // every other item is said in lines, of equal weight
             snprintf(out, 64, "結論: %s です", name);
         else
             snprintf(out, 64, "{\"answer\": \"%s\", \"confidence\": 0.%d}", name,

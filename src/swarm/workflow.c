@@ -30,8 +30,9 @@ struct reader { /* of a file; `at` is the dotted path of what is being read */
 };
 
 static int refuse(const struct reader *r, const char *what, const char *subject) {
-    return error_set(r->err, ERR_FORMAT, "'%s' line %d: %s '%s'", r->y->path,
-                     yaml_line(r->y, r->at), what, subject);
+    int line = yaml_line(r->y, r->at); // 0: what is missing stands nowhere
+    return error_set(r->err, ERR_FORMAT, "'%s' line %d: %s '%s'", r->y->path, MAX(line, 1), what,
+                     subject);
 }
 
 static int place(struct reader *r, const char *format, const char *name, int i) {
@@ -44,26 +45,41 @@ static int place(struct reader *r, const char *format, const char *name, int i) 
 /* A word of `known` (ended by NULL), its number. */
 static int word(struct reader *r, const json_t *v, const char *const *known, int *out) {
     const char *text = json_string_value(v);
-    if (!text) return refuse(r, "a word is expected, not", json_is_null(v) ? "nothing" : "that");
+    if (!text) return refuse(r, "a word is expected at", r->at);
     for (*out = 0; known[*out]; ++*out)
         if (strcmp(known[*out], text) == 0) return OK;
     return refuse(r, "not known is", text);
 }
 
 static int number(struct reader *r, const json_t *v, double lo, double hi, double *out) {
-    char range[64];
+    char what[96];
     *out = json_number_value(v);
     if (json_is_number(v) && *out >= lo && *out <= hi) return OK;
-    snprintf(range, sizeof range, "%g to %g", lo, hi);
-    return refuse(r, "a number is expected of", range);
+    snprintf(what, sizeof what, "a number of %.10g to %.10g is expected at", lo, hi);
+    return refuse(r, what, r->at);
 }
 
 static int template(struct reader *r, const json_t *v, struct jinja **out) {
-    struct error why;
     const char *text = json_string_value(v);
     if (!text) return refuse(r, "a text is expected at", r->at);
-    *out = jinja_parse(text, strlen(text), &why);
-    return *out ? OK : refuse(r, why.text, text);
+    *out = jinja_parse(text, strlen(text), r->err);
+    if (*out) return OK;
+    return error_wrap(r->err, "'%s' line %d", r->y->path, MAX(yaml_line(r->y, r->at), 1));
+}
+
+/* Whether mapping `v`, where there is one, holds none but these keys (ended by NULL). */
+static int keys_check(struct reader *r, const json_t *v, const char *at, const char *const *known) {
+    const char *key;
+    json_t *x;
+    place(r, "%s", at, 0);
+    if (v && !json_is_object(v)) return refuse(r, "a mapping is expected at", at);
+    json_object_foreach((json_t *)(uintptr_t)v, key, x) {
+        int i = 0;
+        while (known[i] && strcmp(known[i], key) != 0) i++;
+        snprintf(r->at, sizeof r->at, "%s.%s", at, key);
+        if (!known[i]) return refuse(r, "not known is", key);
+    }
+    return place(r, "%s", at, 0);
 }
 
 static int role_find(const struct workflow *w, const char *name) {
@@ -222,6 +238,8 @@ static int roles_read(struct reader *r, const json_t *v) {
     for (size_t i = 0; i < json_array_size(v); i++) {
         const char *name = json_string_value(json_array_get(v, i));
         if (!name) return refuse(r, "a name is expected in", "roles");
+        if (strcmp(name, "all") == 0) return refuse(r, "everybody, and no role, is", name);
+        if (role_find(r->w, name) >= 0) return refuse(r, "given twice is the role", name);
         r->w->roles[r->w->n_roles++] = xstrdup(name);
     }
     return OK;
@@ -229,14 +247,17 @@ static int roles_read(struct reader *r, const json_t *v) {
 
 static int decide_read(struct reader *r, const json_t *v) {
     static const char *const overs[] = {"last", "all", NULL};
+    static const char *const keys[] = {"vote", "judge", "over", NULL};
     struct workflow *w = r->w;
     const char *vote = json_string_value(json_object_get(v, "vote")),
                *judge = json_string_value(json_object_get(v, "judge"));
     const json_t *over = json_object_get(v, "over");
-    int all = 0, rc = OK;
-    place(r, "%s", "decide", 0);
+    int all = 0, rc = keys_check(r, v, "decide", keys);
     w->judge = -1;
     w->vote = &vote_table[0];
+    if (rc) return rc;
+    if ((!vote && json_object_get(v, "vote")) || (!judge && json_object_get(v, "judge")))
+        return refuse(r, "a name is expected in", "decide");
     if (vote && !(w->vote = vote_find(vote))) return refuse(r, "no vote", vote);
     if (judge && (w->judge = node_find(w, judge)) < 0) return refuse(r, "no node", judge);
     if (over) rc = word(r, over, overs, &all);
@@ -245,14 +266,33 @@ static int decide_read(struct reader *r, const json_t *v) {
 }
 
 static int budget_read(struct reader *r, const json_t *v) {
+    static const char *const keys[] = {"calls", "tokens", NULL};
     const json_t *calls = json_object_get(v, "calls"), *tokens = json_object_get(v, "tokens");
     double x = 256, y = 1 << 20;
-    place(r, "%s", "budget", 0);
-    int rc = calls ? number(r, calls, 1, 1e6, &x) : OK;
+    int rc = keys_check(r, v, "budget", keys);
+    if (!rc) place(r, "%s", "budget.calls", 0);
+    if (!rc && calls) rc = number(r, calls, 1, 1e6, &x);
+    if (!rc) place(r, "%s", "budget.tokens", 0);
     if (!rc && tokens) rc = number(r, tokens, 1, 1e9, &y);
     r->w->max_calls = (int)x;
     r->w->max_generated = (int64_t)y;
     return rc;
+}
+
+/* {language: {name: text}} */
+static int words_read(struct reader *r, json_t *v) {
+    const char *lang, *name;
+    json_t *words, *text;
+    place(r, "%s", "words", 0);
+    if (v && !json_is_object(v)) return refuse(r, "a mapping is expected at", "words");
+    json_object_foreach(v, lang, words) {
+        place(r, "words.%s", lang, 0);
+        if (!json_is_object(words)) return refuse(r, "a mapping is expected at", lang);
+        json_object_foreach(words, name, text)
+            if (!json_is_string(text)) return refuse(r, "a text is expected at", name);
+    }
+    r->w->words = json_incref(v);
+    return OK;
 }
 
 static int top_read(struct reader *r) {
@@ -271,13 +311,15 @@ static int top_read(struct reader *r) {
     }
     const char *name = json_string_value(json_object_get(root, "name")),
                *about = json_string_value(json_object_get(root, "about"));
-    if (!name) return refuse(r, "a workflow has a", "name");
+    if (!json_is_object(root)) return refuse(r, "a workflow is a mapping with a", "name");
+    if (!name) return refuse(r, "a text is expected at", "name");
+    if (!about && json_object_get(root, "about")) return refuse(r, "a text is expected at", "about");
     r->w->name = xstrdup(name);
     r->w->about = xstrdup(about ? about : "");
-    r->w->words = json_incref(json_object_get(root, "words"));
     place(r, "%s", "rounds", 0);
     if ((v = json_object_get(root, "rounds"))) rc = number(r, v, 1, 64, &rounds);
     r->w->rounds = (int)rounds;
+    if (!rc) rc = words_read(r, json_object_get(root, "words"));
     if (!rc) rc = roles_read(r, json_object_get(root, "roles"));
     if (!rc) rc = nodes_read(r, json_object_get(root, "nodes"));
     if (!rc) rc = edges_read(r, json_object_get(root, "edges"));

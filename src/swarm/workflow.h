@@ -23,7 +23,7 @@
  *       messages:                  empty ones are left out
  *         - system: "{{ me.system }}"
  *         - user: "{{ question }}"
- *       reply: answer | text | judge | seed
+ *       reply: text | answer | judge | seed  (text)
  *       same_round: true           the step before is of the same round (false)
  *       tail: 3000                 characters kept of what others and oneself said; 0: all
  *       temperature, top_p, max_tokens

@@ -18,6 +18,7 @@ struct track {
     int index;       /* of the item: draws orders */
     int node;        /* that speaks; -1: done */
     int turn;        /* in-turn: how many of its speakers have spoken */
+    int waiting;     /* speakers of this step that have not */
     int step;        /* the first utterance of this step */
     int round, size; /* from 0; utterances that there is room for */
     int calls;
@@ -191,7 +192,7 @@ static int call_make(const struct run *r, struct asking *a, struct call *c, stru
     const struct track *t = a->track;
     const struct node *n = &r->w->nodes[t->node];
     const struct workflow_options *o = r->options;
-    int64_t left = r->w->max_generated - t->generated;
+    int64_t left = (r->w->max_generated - t->generated) / t->waiting; // a fair share
     *c = (struct call){.agent = &r->team[a->agent],
                        .item = t->item,
                        .reply = n->reply,
@@ -212,16 +213,16 @@ static int speakers(const struct run *r, struct track *t, int out[TEAM_MAX]) {
     int all = 0;
     for (int a = 0; a < r->n_agents; a++)
         if (speaks(r, n, a)) out[all++] = a;
-    if (n->in_turn && all > 0) {
-        out[0] = out[t->turn];
-        all = 1;
-    }
-    if (t->calls + all > r->w->max_calls || t->generated >= r->w->max_generated) {
+    t->waiting = all - t->turn;
+    if (t->calls + t->waiting > r->w->max_calls ||
+        t->generated + MAX(t->waiting, 1) > r->w->max_generated) {
         t->o->ending = END_BUDGET;
         t->node = -1;
         return 0;
     }
-    return all;
+    if (!n->in_turn || all == 0) return all;
+    out[0] = out[t->turn];
+    return 1;
 }
 
 /* what comes back */
@@ -258,7 +259,7 @@ static void answer_take(struct track *t, const struct call *c, struct utterance 
         return;
     }
     text = c->reply == REPLY_SEED ? seed_vote_parse(u->text, &u->confidence) : free_answer(u->text);
-    if (text) u->answer = candidate_find(t->o, text, t->item->n_choices == 0);
+    if (text && *text) u->answer = candidate_find(t->o, text, t->item->n_choices == 0);
     if (u->answer >= 0) u->prob[u->answer] = u->confidence;
     free(text);
 }
@@ -280,6 +281,7 @@ static void utterance_add(struct track *t, int agent, struct call *c) {
                             .failed = c->failed};
     c->text = NULL;
     answer_take(t, c, u);
+    o->rounds = t->round + 1;
     t->calls++;
     t->generated += c->n_generated;
 }
@@ -304,7 +306,6 @@ static int edge_holds(const struct run *r, const struct track *t, const struct e
 static int track_go(const struct run *r, struct track *t, struct error *err) {
     int from = t->node;
     t->node = -1;
-    t->o->rounds = t->round + 1;
     for (int i = 0; i < r->w->n_edges && t->node < 0; i++) {
         const struct edge *e = &r->w->edges[i];
         bool holds = false;

@@ -23,6 +23,7 @@
 #include "model/model_files.h"
 #include "model/tokenizer_internal.h"
 #include "store/hub_internal.h"
+#include "swarm/workflow.h"
 #include "train/synth.h"
 
 #include <stdlib.h>
@@ -707,6 +708,49 @@ static void fuzz_hub(const uint8_t *data, size_t size) {
     free(text);
 }
 
+/* Answers at random, some of them none; the fifth step has an error. */
+static int workflow_ask(void *ctx, struct call *calls, int n, struct error *err) {
+    static const char *const texts[] = {"answer: 12", "{\"vote\": \"海\"}", "結論: 空", ""};
+    int *steps = ctx;
+    if (++*steps == 5) return error_set(err, ERR_STATE, "the script ends here");
+    for (int i = 0; i < n; i++) {
+        struct call *c = &calls[i];
+        int of = c->reply == REPLY_JUDGE ? c->n_candidates : c->item->n_choices;
+        MUST(c->max_tokens > 0 && c->n_messages >= 0);
+        c->failed = (i + *steps) % 5 == 4 ? "no room" : NULL;
+        c->text = c->failed ? NULL : xstrdup(texts[(i + *steps) % 4]);
+        c->answer.choice = of ? (i + *steps) % of : -1;
+        if (of) c->answer.prob[c->answer.choice] = 0.5f;
+        c->n_generated = c->max_tokens;
+    }
+    return OK;
+}
+
+/* What is accepted runs, with and without choices; a team that has every part, so that steps are
+ * asked for and not only passed over. */
+static void fuzz_workflow(const uint8_t *data, size_t size) {
+    static char which[] = "which?", yes[] = "はい", no[] = "いいえ";
+    struct item items[2] = {{.question = which, .choices = {yes, no}, .n_choices = 2, .lang = "ja"},
+                            {.question = which, .lang = "en"}};
+    struct agent team[TEAM_MAX] = {{0}};
+    struct outcome o[2] = {{0}};
+    struct workflow_options options = {.temperature = -1};
+    struct error err;
+    int steps = 0;
+    struct asker asker = {&steps, workflow_ask};
+    struct workflow *w = workflow_parse((const char *)data, size, "input", &err);
+    if (!w) return;
+    for (int i = 0; i < TEAM_MAX; i++) team[i].name = i % 2 ? "ada" : "花";
+    int rc = workflow_run(w, &asker, team, TEAM_MAX, items, 2, &options, o, NULL, &err);
+    for (int i = 0; i < 2; i++) {
+        MUST(o[i].n_candidates <= MAX_CHOICES && o[i].answer < MAX(o[i].n_candidates, 1));
+        for (int k = 0; k < o[i].n; k++) MUST(o[i].v[k].answer < o[i].n_candidates);
+        MUST(rc != OK || o[i].rounds <= o[i].n);
+        outcome_release(&o[i]);
+    }
+    workflow_free(w);
+}
+
 static const struct fuzz_target fuzz_targets[] = {
     {"gguf", fuzz_gguf},
     {"gguf_tokenizer", fuzz_gguf_tokenizer},
@@ -731,6 +775,7 @@ static const struct fuzz_target fuzz_targets[] = {
     {"json_schema", fuzz_json_schema},
     {"session", fuzz_session},
     {"hub", fuzz_hub},
+    {"workflow", fuzz_workflow},
 };
 
 static const struct fuzz_target *fuzz_target_find(const char *name) {

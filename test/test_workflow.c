@@ -1,0 +1,1054 @@
+/*
+ * test_workflow: the graphs of debates, run with a scripted asker and without any weights.
+ *
+ * Every word that the built-in protocols put to an agent stands in test/cases/workflow-NAME.txt, as
+ * a person reads it (`build/test_workflow --write` writes them anew: read the difference). The
+ * seed's rules are built a second time here, from their description. What a workflow file is
+ * refused for stands in test/cases/workflow-refused.txt, what the seed finds in an utterance in
+ * test/cases/workflow-seed-votes.txt.
+ */
+#define _GNU_SOURCE
+#include "fixture.h"
+#include "swarm/workflow.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+static struct error err;
+
+static int quiet(void **state) {
+    (void)state;
+    log_quiet = true;
+    return 0;
+}
+
+/* a team that reads from a script */
+
+enum { CALLS_MAX = 4096, ITEMS_MAX = 64 };
+
+struct line { /* what an agent says */
+    const char *text, *failed;
+    int choice; /* of the item's, or of a judge's candidates */
+    float sure; /* 0: 0.7 */
+    int n_generated;
+    bool truncated;
+};
+struct heard { /* a call, as it came */
+    int agent, item, batch;
+    char *words; /* all messages */
+    uint64_t seed;
+    float temperature, top_p;
+    int32_t max_tokens;
+    int n_candidates;
+};
+struct script {
+    const struct agent *team;
+    const struct item *items;
+    const struct workflow *w;
+    /* The nth thing that an agent says of an item. */
+    struct line (*say)(const struct call *c, int agent, int item, int nth);
+    int nth[TEAM_MAX][ITEMS_MAX];
+    struct heard v[CALLS_MAX];
+    int n, batches;
+    struct buf log; /* for people */
+};
+static struct script script;
+
+static const char *const lines_of[] = {"text", "answer", "judge", "seed"};
+
+static void call_show(const struct call *c, int agent, const struct line *said, struct buf *out) {
+    const char *role = workflow_role(script.w, agent);
+    buf_printf(out, "[%s%s%s] %s\n", c->agent->name, *role ? " " : "", role, lines_of[c->reply]);
+    for (int i = 0; i < c->n_messages; i++)
+        buf_printf(out, "%s: %s\n", c->messages[i].role, c->messages[i].content);
+    for (int i = 0; c->reply == REPLY_JUDGE && i < c->n_candidates; i++)
+        buf_printf(out, "%s%s", i ? " | " : "may answer: ", c->candidates[i]);
+    if (c->reply == REPLY_JUDGE) buf_printf(out, "\n");
+    buf_printf(out, ">> %s%s", said->failed ? "fails: " : "",
+               said->failed ? said->failed : said->text);
+    if (!said->failed &&
+        (c->reply == REPLY_JUDGE || (c->reply == REPLY_ANSWER && c->item->n_choices)))
+        buf_printf(out, "%s= %s", *said->text ? " " : "", c->candidates[said->choice]);
+    buf_printf(out, "\n\n");
+}
+
+static void heard_keep(const struct call *c, int agent, int item) {
+    struct buf b = {0};
+    assert_true(script.n < CALLS_MAX);
+    for (int i = 0; i < c->n_messages; i++)
+        buf_printf(&b, "%s: %s\n", c->messages[i].role, c->messages[i].content);
+    buf_printf(&b, "%s", ""); // no message is no words, not NULL
+    script.v[script.n++] = (struct heard){.agent = agent,
+                                          .item = item,
+                                          .batch = script.batches,
+                                          .words = b.data,
+                                          .seed = c->seed,
+                                          .temperature = c->temperature,
+                                          .top_p = c->top_p,
+                                          .max_tokens = c->max_tokens,
+                                          .n_candidates = c->n_candidates};
+}
+
+static int script_ask(void *ctx, struct call *calls, int n, struct error *e) {
+    (void)ctx;
+    (void)e;
+    buf_printf(&script.log, "-- %d --\n", ++script.batches);
+    for (int i = 0; i < n; i++) {
+        struct call *c = &calls[i];
+        int agent = (int)(c->agent - script.team), item = (int)(c->item - script.items);
+        struct line said = script.say(c, agent, item, script.nth[agent][item]++);
+        if (!said.text) said.text = "";
+        call_show(c, agent, &said, &script.log);
+        heard_keep(c, agent, item);
+        c->failed = said.failed;
+        c->truncated = said.truncated;
+        c->n_generated = said.n_generated;
+        c->text = said.failed ? NULL : xstrdup(said.text);
+        c->answer.choice = said.choice;
+        if (said.choice >= 0) c->answer.prob[said.choice] = said.sure > 0 ? said.sure : 0.7f;
+    }
+    return OK;
+}
+
+static void script_end(void) {
+    for (int i = 0; i < script.n; i++) free(script.v[i].words);
+    buf_release(&script.log);
+    memset(&script, 0, sizeof script);
+}
+
+static const struct agent four[] = {
+    {.name = "ada"}, {.name = "ben"}, {.name = "花"}, {.name = "dai"}};
+
+/* Runs it by the script; the caller releases the outcomes. */
+static void run_team(const struct workflow *w, const struct agent *team, int n_agents,
+                     const struct item *items, int n_items, struct workflow_options o,
+                     struct line (*say)(const struct call *, int, int, int),
+                     struct outcome *outcomes) {
+    struct asker a = {NULL, script_ask};
+    script_end();
+    script.team = team;
+    script.items = items;
+    script.say = say;
+    script.w = w;
+    memset(outcomes, 0, (size_t)n_items * sizeof *outcomes);
+    if (workflow_run(w, &a, team, n_agents, items, n_items, &o, outcomes, NULL, &err) != OK)
+        fail_msg("%s", err.text);
+}
+
+static const struct workflow_options plain = {.temperature = -1, .seed = 3};
+
+static struct workflow *parsed(const char *yaml) {
+    struct workflow *w = workflow_parse(yaml, strlen(yaml), "w.yaml", &err);
+    if (!w) fail_msg("%s", err.text);
+    return w;
+}
+
+/* One item, the first `n` of the four. */
+static struct outcome run_one(const char *yaml, int n, const struct item *it,
+                              struct workflow_options o,
+                              struct line (*say)(const struct call *, int, int, int)) {
+    struct outcome out;
+    struct workflow *w = parsed(yaml);
+    run_team(w, four, n, it, 1, o, say, &out);
+    workflow_free(w);
+    return out;
+}
+
+#define TEXT(s) ((char *)(uintptr_t)(s))
+static const struct item abc = {.question = TEXT("which?"),
+                                .choices = {TEXT("a"), TEXT("b"), TEXT("c")},
+                                .n_choices = 3,
+                                .lang = "en"},
+                         open_item = {.question = TEXT("what?"), .lang = "en"};
+
+static const char *decided(const struct outcome *o) {
+    return o->answer < 0 ? "nothing" : o->candidates[o->answer];
+}
+
+/* what the built-in protocols say */
+
+static const struct item questions[] = {
+    {.question = TEXT("Which is larger, 0.9 or 0.11?"),
+     .choices = {TEXT("0.9"), TEXT("0.11")},
+     .n_choices = 2,
+     .lang = "en"},
+    {.question = TEXT("0.9と0.11では、どちらが大きいですか。"),
+     .choices = {TEXT("0.9"), TEXT("0.11")},
+     .n_choices = 2,
+     .lang = "ja"},
+    {.question = TEXT("0.9和0.11，哪个更大？"),
+     .choices = {TEXT("0.9"), TEXT("0.11")},
+     .n_choices = 2,
+     .lang = "zh"},
+    {.question = TEXT("How many legs have two spiders?"), .lang = "en"}};
+
+/* 花 is short, and the first to change; ben explains nothing. */
+static struct line say_choices(const struct call *c, int agent, int item, int nth) {
+    static const char *const why[3][3] = {
+        {"Tenths count first:\nnine are more than one.", "", "Eleven is more than nine."},
+        {"小数第一位を比べます。\n9は1より大きいです。", "", "11は9より大きいです。"},
+        {"先比较十分位。\n9大于1。", "", "11比9大。"}};
+    static const char *const open_points[] = {"They differ on what the digits mean.",
+                                              "桁の意味が争点です。", "分歧在于数位的含义。"};
+    if (c->reply == REPLY_TEXT) return (struct line){.text = open_points[item]};
+    if (c->reply == REPLY_JUDGE) return (struct line){.text = why[item][0], .choice = 0};
+    return (struct line){.text = why[item][agent % 3], .choice = agent == 2 ? nth < 1 : agent == 1};
+}
+
+/* No choices: ada answers, ben says nothing, then no answer, 花 fails once. */
+static struct line say_open(const struct call *c, int agent, int item, int nth) {
+    (void)item;
+    if (c->reply == REPLY_TEXT) return (struct line){.text = "How many legs has one?"};
+    if (c->reply == REPLY_JUDGE) return (struct line){.text = "Eight each.", .choice = 0};
+    if (agent == 1) return (struct line){.text = nth ? "Spiders are lovely." : ""};
+    if (agent == 2 && nth == 1) return (struct line){.failed = "the call has no room"};
+    return (struct line){.text = agent ? "Answer: 12." : "Eight and eight.\nanswer: 16"};
+}
+
+static struct line say_seed(const struct call *c, int agent, int item, int nth) {
+    static const char *const lines[3][3] = {
+        {"{\"answer\": \"16\", \"confidence\": 0.8}", "Vote: 16", "結論: 16"},
+        {"Spiders have six legs.\n結論: 12", "結論: 12", "最終: 12"},
+        {"発話: 八本です。\n要約: 八本\n自信: 0.9", "Answer: 16", "{\"vote\": 16}"}};
+    (void)c;
+    (void)item;
+    return (struct line){.text = lines[agent][nth]};
+}
+
+/* No message begins or ends in white space or has two empty lines on end. */
+static void check_neat(const struct script *s) {
+    for (int i = 0; i < s->n; i++) {
+        const char *w = s->v[i].words;
+        if (strstr(w, "\n\n\n") || strstr(w, ": \n") || strstr(w, " \n") ||
+            strstr(w, "\n\nuser:") || strstr(w, "\n\nassistant:") ||
+            (strlen(w) > 1 && strcmp(w + strlen(w) - 2, "\n\n") == 0))
+            fail_msg("stray space in what agent %d is asked:\n%s", s->v[i].agent, w);
+    }
+}
+
+static void protocol_show(const char *name, const char *head, const struct item *it, int n_agents,
+                          struct line (*say)(const struct call *, int, int, int), struct buf *out) {
+    static const char *const endings[] = {"rounds", "agreed", "budget", "nobody"};
+    static const char *const systems[] = {"You are careful.", "あなたは慎重です。", "你很谨慎。"};
+    struct agent team[4];
+    struct outcome o;
+    struct workflow *w = workflow_open(name, &err);
+    if (!w) fail_msg("%s", err.text);
+    memcpy(team, four, sizeof team);
+    for (int i = 0; i < n_agents; i += 2)
+        team[i].system = systems[say == say_choices ? it - questions : 0];
+    script_end();
+    struct asker a = {NULL, script_ask};
+    script = (struct script){
+        .team = team, .items = say == say_choices ? questions : it, .say = say, .w = w};
+    o = (struct outcome){0};
+    if (workflow_run(w, &a, team, n_agents, it, 1, &plain, &o, NULL, &err) != OK)
+        fail_msg("%s", err.text);
+    check_neat(&script);
+    buf_printf(out, "==== %s ====\n%s=> %s (%s, rounds: %d", head, script.log.data, decided(&o),
+               endings[o.ending], o.rounds);
+    for (int i = 0; i < o.n_candidates; i++)
+        buf_printf(out, "; %s: %.2f", o.candidates[i], o.scores[i]);
+    buf_printf(out, ")\n\n");
+    outcome_release(&o);
+    workflow_free(w);
+}
+
+static void protocol_text(const char *name, struct buf *out) {
+    int n = strcmp(name, "mad") == 0 ? 4 : 3;
+    buf_printf(out,
+               "# What '%s' asks its agents, call by call; >> is what they say to it, -- n -- a "
+               "step of the engine.\n# Written by build/test_workflow --write.\n\n",
+               name);
+    if (strcmp(name, "seed") == 0) {
+        protocol_show(name, "en", &questions[3], n, say_seed, out);
+        return;
+    }
+    for (int i = 0; i < 3; i++)
+        protocol_show(name, questions[i].lang, &questions[i], n, say_choices, out);
+    protocol_show(name, "en, without choices", &questions[3], n, say_open, out);
+}
+
+static char *golden_path(const char *name) {
+    return xasprintf("test/cases/workflow-%s.txt", name);
+}
+
+/* Where two texts part, with the line. */
+static void check_text(const char *path, const char *got, const char *want) {
+    int line = 1;
+    size_t i = 0;
+    for (; got[i] && got[i] == want[i]; i++) line += got[i] == '\n';
+    if (got[i] == want[i]) return;
+    while (i > 0 && got[i - 1] != '\n') i--;
+    fail_msg("'%s' line %d: got\n%.200s\nnot\n%.200s", path, line, got + i, want + i);
+}
+
+static void test_protocols(void **state) {
+    (void)state;
+    const char *name;
+    for (int i = 0; (name = workflow_builtin(i, NULL)); i++) {
+        struct buf got = {0}, want = {0};
+        char *path = golden_path(name);
+        if (file_read(path, 1 << 20, &want, &err) != OK) fail_msg("%s", err.text);
+        protocol_text(name, &got);
+        check_text(path, got.data, want.data);
+        buf_release(&got);
+        buf_release(&want);
+        free(path);
+    }
+    script_end();
+}
+
+static int protocols_write(void) {
+    const char *name;
+    for (int i = 0; (name = workflow_builtin(i, NULL)); i++) {
+        struct buf b = {0};
+        char *path = golden_path(name);
+        protocol_text(name, &b);
+        FILE *f = fopen(path, "w");
+        if (!f || fwrite(b.data, 1, b.len, f) != b.len || fclose(f) != 0) return 1;
+        buf_release(&b);
+        free(path);
+    }
+    script_end();
+    return 0;
+}
+
+/* the seed's rules, from their description */
+
+/* The next line of a table that is neither empty nor a remark. */
+static char *table_line(char **rest, int *n_line) {
+    for (char *line; (line = strsep(rest, "\n")) != NULL;) {
+        ++*n_line;
+        if (*line && *line != '#') return line;
+    }
+    return NULL;
+}
+
+static void unescape(char *s) {
+    char *out = s;
+    for (; *s; s++)
+        if (s[0] == '\\' && s[1])
+            *out++ = *++s == 'n' ? '\n' : *s == 't' ? '\t' : *s == 'r' ? '\r' : *s;
+        else
+            *out++ = *s;
+    *out = 0;
+}
+
+static void test_seed_votes(void **state) {
+    (void)state;
+    struct buf file = {0};
+    int n_line = 0, n_cases = 0;
+    if (file_read("test/cases/workflow-seed-votes.txt", 1 << 20, &file, &err) != OK)
+        fail_msg("%s", err.text);
+    for (char *rest = file.data, *text; (text = table_line(&rest, &n_line)); n_cases++) {
+        float sure = -1;
+        char *want = strstr(text, " | "), *want_sure = want ? strstr(want + 3, " | ") : NULL;
+        if (!want_sure) fail_msg("line %d: no two bars", n_line);
+        *want = *want_sure = 0;
+        unescape(text);
+        char *got = seed_vote_parse(text, &sure);
+        if (strcmp(got, want + 3) != 0) fail_msg("line %d: '%s', not '%s'", n_line, got, want + 3);
+        if (fabs((double)sure - strtod(want_sure + 3, NULL)) > 1e-6)
+            fail_msg("line %d: %g, not %s", n_line, (double)sure, want_sure + 3);
+        free(got);
+    }
+    buf_release(&file);
+    assert_true(n_cases > 30);
+}
+
+/* Draws of few answers and few confidences, so that ties are common. */
+static char seed_texts[ITEMS_MAX][3][3][64];
+
+static struct line say_drawn(const struct call *c, int agent, int item, int nth) {
+    (void)c;
+    return (struct line){.text = seed_texts[item][agent][nth]};
+}
+
+static void seed_texts_draw(int n_items) {
+    static const char *const names[] = {"海", "山", "空"};
+    struct rng r = rng_make(4, RNG_TEST, 0, 0);
+    for (int i = 0; i < n_items * 9; i++) {
+        char *out = seed_texts[i / 9][i / 3 % 3][i % 3];
+        const char *name = names[rng_below(&r, 3)];
+        if (i / 9 % 2) // every other item is said in lines, of equal weight
+            snprintf(out, 64, "結論: %s です", name);
+        else
+            snprintf(out, 64, "{\"answer\": \"%s\", \"confidence\": 0.%d}", name,
+                     rng_below(&r, 4) ? 50 : 75);
+    }
+}
+
+/* One after another, the topic only while nothing was said, else everything that was. */
+static void seed_check_words(const struct heard *h, int n) {
+    struct buf said = {0}, want = {0};
+    int at = 0;
+    for (int r = 0; r < 3; r++)
+        for (int a = 0; a < 3; a++, at++) {
+            want.len = 0;
+            buf_printf(&want, "user: %s%s\n", at ? "これまでの議論:\n" : "what?",
+                       at ? said.data : "");
+            const char *user = strstr(h[at * n].words, "user: ");
+            assert_int_equal(h[at * n].agent, a);
+            assert_string_equal(user, want.data);
+            assert_int_equal(strncmp(h[at * n].words, "system: # Debate protocol\n", 26), 0);
+            assert_true(h[at * n].temperature == 0.7f && h[at * n].top_p == 0.9f &&
+                        h[at * n].max_tokens == 256);
+            buf_printf(&said, "%s[A%d][R%d] %s", at ? "\n" : "", a, r,
+                       seed_texts[h[at * n].item][a][r]);
+        }
+    buf_release(&said);
+    buf_release(&want);
+}
+
+/* Summed over all rounds; the largest, and of equals the first seen. */
+static const char *seed_winner(int item, bool *tied) {
+    static char names[9][64];
+    double sums[9] = {0};
+    int n = 0, best = 0;
+    for (int at = 0; at < 9; at++) {
+        float sure;
+        int k = 0;
+        char *name = seed_vote_parse(seed_texts[item][at % 3][at / 3], &sure);
+        snprintf(names[n], sizeof names[n], "%s", name);
+        while (strcmp(names[k], name) != 0) k++;
+        sums[k] += (double)sure;
+        n += k == n;
+        free(name);
+    }
+    *tied = false;
+    for (int k = 1; k < n; k++)
+        if (sums[k] > sums[best]) best = k;
+    for (int k = 0; k < n; k++) *tied |= k != best && sums[k] == sums[best];
+    return names[best];
+}
+
+static void test_seed_rules(void **state) {
+    (void)state;
+    enum { N = 60 };
+    struct item items[N];
+    struct outcome o[N];
+    int ties = 0;
+    struct workflow *w = workflow_open("seed", &err);
+    assert_non_null(w);
+    seed_texts_draw(N);
+    for (int i = 0; i < N; i++) items[i] = open_item;
+    run_team(w, four, 3, items, N, plain, say_drawn, o);
+    assert_int_equal(script.n, 9 * N);
+    assert_int_equal(script.batches, 9);
+    for (int i = 0; i < N; i++) {
+        bool tied;
+        seed_check_words(&script.v[i], N);
+        assert_string_equal(decided(&o[i]), seed_winner(i, &tied));
+        ties += tied;
+        outcome_release(&o[i]);
+    }
+    assert_true(ties > 5);
+    workflow_free(w);
+}
+
+/* votes */
+
+#define ASK "nodes: {q: {reply: answer, messages: [{user: \"{{ question }}\"}], temperature: 0}}\n"
+#define LOOP "edges: [{from: q, to: q, when: round < rounds}]\n"
+
+static struct line say_own_number(const struct call *c, int agent, int item, int nth) {
+    (void)c;
+    (void)item;
+    (void)nth;
+    return (struct line){.choice = 2 - agent % 3};
+}
+
+/* Equal counts and equal probabilities: the first choice, whoever gave it. */
+static void test_tie(void **state) {
+    (void)state;
+    for (const struct vote *v = vote_table; v->name; v++) {
+        struct workflow_options o = plain;
+        o.vote = v;
+        struct outcome out = run_one("name: x\n" ASK, 3, &abc, o, say_own_number);
+        assert_string_equal(decided(&out), "a");
+        assert_true(out.scores[0] == out.scores[1] && out.scores[1] == out.scores[2]);
+        outcome_release(&out);
+    }
+}
+
+static struct line say_failing(const struct call *c, int agent, int item, int nth) {
+    (void)c;
+    (void)nth;
+    return (struct line){.failed = item || agent == 1 ? "no room" : NULL, .choice = agent};
+}
+
+/* One that fails always abstains, and nobody hears of it; of a team that fails comes nothing. */
+static void test_failures(void **state) {
+    (void)state;
+    static const char yaml[] = "name: x\nnodes: {q: {reply: answer, messages: [{user: \"{{ others "
+                               "| length }} {{ transcript | length }} "
+                               "{{ 'own' if own }}\"}]}}\n" LOOP;
+    struct item items[2] = {abc, abc};
+    struct outcome o[2];
+    struct workflow *w = parsed(yaml);
+    run_team(w, four, 3, items, 2, plain, say_failing, o);
+    static const char *const second[] = {"user: 1 2 own\n", "user: 2 2 \n", "user: 1 2 own\n"};
+    for (int a = 0; a < 3; a++) {
+        assert_string_equal(script.v[a].words, "user: 0 0 \n");
+        assert_string_equal(script.v[6 + a].words, second[a]);
+        assert_string_equal(script.v[9 + a].words, "user: 0 0 \n");
+    }
+    assert_string_equal(decided(&o[0]), "a");
+    assert_true(o[0].scores[0] == 1 && o[0].scores[1] == 0 && o[0].scores[2] == 1);
+    assert_int_equal(o[0].ending, END_ROUNDS);
+    assert_string_equal(o[0].v[1].failed, "no room");
+    assert_int_equal(o[0].v[1].answer, -1);
+    assert_string_equal(decided(&o[1]), "nothing");
+    assert_int_equal(o[1].ending, END_NOBODY);
+    assert_int_equal(o[1].rounds, 2);
+    for (int i = 0; i < 2; i++) outcome_release(&o[i]);
+    workflow_free(w);
+}
+
+static struct line say_free(const struct call *c, int agent, int item, int nth) {
+    static const char *const lines[] = {"answer: 12",
+                                        "I like it.",
+                                        "ANSWER:\t12. ",
+                                        "answer: \n",
+                                        "answer: 9\nno, answer: 12\nbye",
+                                        "答えは answer: 十二",
+                                        ""};
+    (void)c;
+    (void)item;
+    return (struct line){.text = lines[(agent + nth) % 7]};
+}
+
+/* Free answers count when there is an answer line: the last one's, trimmed. */
+static void test_garbage(void **state) {
+    (void)state;
+    struct agent team[7];
+    struct outcome o;
+    struct workflow *w = parsed("name: x\n" ASK);
+    for (int i = 0; i < 7; i++) team[i] = four[i % 4];
+    run_team(w, team, 7, &open_item, 1, plain, say_free, &o);
+    assert_int_equal(o.n_candidates, 2);
+    assert_string_equal(o.candidates[0], "12");
+    assert_string_equal(o.candidates[1], "十二");
+    assert_string_equal(decided(&o), "12");
+    assert_true(o.scores[0] == 3 && o.scores[1] == 1);
+    static const int answers[] = {0, -1, 0, -1, 0, 1, -1};
+    for (int i = 0; i < 7; i++) assert_int_equal(o.v[i].answer, answers[i]);
+    outcome_release(&o);
+    workflow_free(w);
+}
+
+static struct line say_many(const struct call *c, int agent, int item, int nth) {
+    static char text[32];
+    (void)c;
+    (void)item;
+    (void)nth;
+    snprintf(text, sizeof text, "answer: %d", agent < 14 ? agent : 11);
+    return (struct line){.text = text, .truncated = agent % 5 == 0};
+}
+
+/* There is room for as many answers as an item has choices; later ones abstain. */
+static void test_many_answers(void **state) {
+    (void)state;
+    struct agent team[TEAM_MAX];
+    struct outcome o;
+    int truncated = 0;
+    struct workflow *w = parsed("name: x\n" ASK);
+    for (int i = 0; i < TEAM_MAX; i++) team[i] = four[i % 4];
+    run_team(w, team, TEAM_MAX, &open_item, 1, plain, say_many, &o);
+    assert_int_equal(o.n_candidates, MAX_CHOICES);
+    for (int i = 0; i < TEAM_MAX; i++) {
+        assert_int_equal(o.v[i].answer, i < MAX_CHOICES               ? i
+                                        : i >= 14 && 11 < MAX_CHOICES ? 11
+                                                                      : -1);
+        truncated += o.v[i].truncated;
+    }
+    assert_int_equal(truncated, 4);
+    outcome_release(&o);
+    struct asker a = {NULL, script_ask};
+    struct debate d;
+    struct debate_options options = {
+        .workflow = w, .rounds = 1, .vote = vote_find("majority"), .temperature = -1};
+    assert_int_equal(debate_run(&a, team, TEAM_MAX, &open_item, 1, &options, &d, NULL, &err), OK);
+    assert_int_equal(d.truncated, 4);
+    debate_release(&d);
+    workflow_free(w);
+}
+
+/* where items go */
+
+static struct line say_late_peace(const struct call *c, int agent, int item, int nth) {
+    (void)c;
+    return (struct line){.choice = nth >= item ? 1 : agent, .n_generated = 10};
+}
+
+/* Item i agrees in round i + 1: each ends when it does, and all share the steps. */
+static void test_consensus(void **state) {
+    (void)state;
+    static const char yaml[] = "name: x\nrounds: 4\n" ASK
+                               "edges: [{from: q, to: q, when: round < rounds and not agreed}]\n";
+    struct item items[6] = {abc, abc, abc, abc, abc, abc};
+    struct outcome o[6];
+    struct workflow *w = parsed(yaml);
+    run_team(w, four, 3, items, 6, plain, say_late_peace, o);
+    assert_int_equal(script.batches, 4);
+    for (int i = 0; i < 6; i++) {
+        assert_int_equal(o[i].rounds, MIN(i + 1, 4));
+        assert_int_equal(o[i].n, 3 * MIN(i + 1, 4));
+        assert_int_equal(o[i].ending, i < 4 ? END_AGREED : END_ROUNDS);
+        assert_string_equal(decided(&o[i]), i < 4 ? "b" : "a");
+        outcome_release(&o[i]);
+    }
+    struct workflow_options fewer = plain;
+    fewer.rounds = 2;
+    run_team(w, four, 3, items, 6, fewer, say_late_peace, o);
+    assert_int_equal(script.batches, 2);
+    for (int i = 0; i < 6; i++) outcome_release(&o[i]);
+    workflow_free(w);
+}
+
+static struct line say_ten(const struct call *c, int agent, int item, int nth) {
+    (void)item;
+    (void)nth;
+    return (struct line){.choice = agent % 3, .n_generated = MIN(10, c->max_tokens)};
+}
+
+/* A step that would not fit is not begun, in turn or together; what was said until then counts. */
+static void test_budget_of_calls(void **state) {
+    (void)state;
+    for (int in_turn = 0; in_turn < 2; in_turn++)
+        for (int calls = 1; calls < 12; calls++) {
+            char yaml[300];
+            snprintf(yaml, sizeof yaml,
+                     "name: x\nbudget: {calls: %d}\nnodes: {q: {reply: answer, order: %s, "
+                     "messages: [{user: x}]}}\n"
+                     "edges: [{from: q, to: q}]\n",
+                     calls, in_turn ? "in-turn" : "together");
+            struct outcome o = run_one(yaml, 3, &abc, plain, say_ten);
+            assert_int_equal(o.n, calls / 3 * 3);
+            assert_int_equal(o.rounds, calls / 3);
+            assert_int_equal(o.ending, END_BUDGET);
+            assert_string_equal(decided(&o), calls < 3 ? "nothing" : "a");
+            outcome_release(&o);
+        }
+}
+
+/* Never more tokens than there are, and no call without one. */
+static void test_budget_of_tokens(void **state) {
+    (void)state;
+    for (int in_turn = 0; in_turn < 2; in_turn++)
+        for (int tokens = 1; tokens < 80; tokens++) {
+            char yaml[300];
+            int spent = 0;
+            snprintf(yaml, sizeof yaml,
+                     "name: x\nbudget: {tokens: %d}\n"
+                     "nodes: {q: {order: %s, max_tokens: 10, messages: [{user: x}]}}\n"
+                     "edges: [{from: q, to: q}]\n",
+                     tokens, in_turn ? "in-turn" : "together");
+            struct outcome o = run_one(yaml, 3, &abc, plain, say_ten);
+            for (int i = 0; i < o.n; i++) spent += o.v[i].n_generated;
+            for (int i = 0; i < script.n; i++) assert_in_range(script.v[i].max_tokens, 1, 10);
+            assert_true(spent <= tokens && tokens - spent < 3);
+            assert_int_equal(o.n % 3, 0);
+            assert_int_equal(o.ending, END_BUDGET);
+            outcome_release(&o);
+        }
+    struct workflow_options shorter = plain;
+    shorter.max_tokens = 7;
+    struct outcome o = run_one("name: x\n" ASK, 2, &abc, shorter, say_ten);
+    assert_int_equal(script.v[0].max_tokens, 7);
+    outcome_release(&o);
+}
+
+/* Cycles end: where nobody has the part, where nothing stops them, where nothing is generated. */
+static void test_cycles_end(void **state) {
+    (void)state;
+    struct outcome o = run_one(
+        "name: x\nroles: [a, b, c]\nnodes: {q: {reply: answer, by: c, messages: [{user: x}]}}\n"
+        "edges: [{from: q, to: q}]\n",
+        2, &abc, plain, say_own_number);
+    assert_int_equal(o.n, 0);
+    assert_int_equal(o.rounds, 0);
+    assert_int_equal(o.ending, END_BUDGET);
+    outcome_release(&o);
+    o = run_one("name: x\n" ASK "edges: [{from: q, to: q}]\n", 2, &abc, plain, say_own_number);
+    assert_int_equal(o.n, 256);
+    assert_int_equal(o.rounds, 128);
+    assert_int_equal(o.ending, END_BUDGET);
+    outcome_release(&o);
+    o = run_one("name: x\nroles: [a, b]\nnodes: {p: {by: b, messages: [{user: x}]}, q: {by: a, "
+                "messages: [{user: y}]}}\nedges: [{from: p, to: q}]\n",
+                1, &abc, plain, say_own_number);
+    assert_int_equal(o.n, 1); // a part without an agent is passed over
+    assert_string_equal(script.v[0].words, "user: y\n");
+    outcome_release(&o);
+}
+
+/* The first edge that holds is taken, whatever its number of steps. */
+static void test_edges(void **state) {
+    (void)state;
+    static const char yaml[] = "name: x\nrounds: 9\nnodes:\n  a: {messages: [{user: a}]}\n"
+                               "  b: {same_round: true, messages: [{user: \"b{{ round }}\"}]}\n"
+                               "  c: {messages: [{user: \"c{{ round }}\"}]}\n"
+                               "edges:\n- {from: a, to: c, when: candidates | length > 5}\n"
+                               "- {from: a, to: b, when: \"'which' in question\"}\n- {from: a, to: "
+                               "c}\n- {from: b, to: c}\n";
+    struct outcome o = run_one(yaml, 1, &abc, plain, say_own_number);
+    assert_string_equal(script.v[1].words, "user: b1\n");
+    assert_string_equal(script.v[2].words, "user: c2\n");
+    assert_int_equal(script.n, 3);
+    outcome_release(&o);
+    o = run_one(yaml, 1, &open_item, plain, say_free);
+    assert_string_equal(script.v[1].words, "user: c2\n");
+    assert_int_equal(script.n, 2);
+    outcome_release(&o);
+}
+
+/* judges */
+
+static int judge_says; /* -1: it fails */
+
+static struct line say_judged(const struct call *c, int agent, int item, int nth) {
+    (void)item;
+    (void)nth;
+    if (c->reply == REPLY_TEXT) return (struct line){.text = "go on"};
+    if (c->reply != REPLY_JUDGE)
+        return (struct line){.text = agent ? "answer: いいえ" : "answer: はい", .choice = agent};
+    return (struct line){.failed = judge_says < 0 ? "no room" : NULL, .choice = judge_says};
+}
+
+/* Its word stands against the vote's; when it fails, the vote's. Without choices it chooses among
+ * what was answered. Its own answer is no ballot. */
+static void test_judge(void **state) {
+    (void)state;
+    struct workflow *w = workflow_open("mad", &err);
+    assert_non_null(w);
+    for (int free_form = 0; free_form < 2; free_form++)
+        for (judge_says = -1; judge_says < 2; judge_says++) {
+            struct outcome o;
+            run_team(w, four, 4, free_form ? &open_item : &abc, 1, plain, say_judged, &o);
+            assert_int_equal(o.answer, MAX(judge_says, 0));
+            assert_int_equal(script.n, 2 * 3 + 1);
+            assert_int_equal(script.v[6].agent, 3);
+            assert_int_equal(script.v[6].n_candidates, free_form ? 2 : 3);
+            assert_true(o.scores[0] == o.scores[1]); // one ballot each
+            if (free_form) assert_string_equal(o.candidates[0], "はい");
+            outcome_release(&o);
+        }
+    for (int n = 2; n < 4; n++) { // no judge: the vote
+        struct outcome o;
+        run_team(w, four, n, &abc, 1, plain, say_judged, &o);
+        assert_int_equal(script.n, 2 * n);
+        assert_string_equal(decided(&o), "a");
+        assert_int_equal(o.ending, END_ROUNDS);
+        assert_int_equal(o.rounds, 2);
+        outcome_release(&o);
+    }
+    workflow_free(w);
+}
+
+/* who hears what */
+
+/* Every built-in: agent 0's first call is the same alone and in any team, with the same seed. */
+static void test_first_words_ignore_the_team(void **state) {
+    (void)state;
+    const char *name;
+    for (int i = 0; (name = workflow_builtin(i, NULL)); i++) {
+        struct workflow *w = workflow_open(name, &err);
+        char *first = NULL;
+        uint64_t seed = 0;
+        for (int n = 1; n <= 4; n++) {
+            struct outcome o;
+            run_team(w, four, n, &abc, 1, plain, say_own_number, &o);
+            if (n == 1) first = xstrdup(script.v[0].words);
+            if (n == 1) seed = script.v[0].seed;
+            assert_string_equal(script.v[0].words, first);
+            assert_true(script.v[0].seed == seed);
+            outcome_release(&o);
+        }
+        free(first);
+        workflow_free(w);
+    }
+}
+
+/* An agent draws by its name, wherever it stands; others, items, rounds and seeds draw apart. */
+static void test_seeds(void **state) {
+    (void)state;
+    static const char yaml[] = "name: x\nnodes: {q: {messages: [{user: x}]}}\n" LOOP;
+    struct agent turned[3] = {four[2], four[0], four[1]};
+    struct item items[2] = {abc, abc};
+    struct outcome o[2];
+    struct workflow *w = parsed(yaml);
+    uint64_t seeds[12];
+    run_team(w, four, 3, items, 2, plain, say_own_number, o);
+    for (int i = 0; i < 12; i++) {
+        seeds[i] = script.v[i].seed;
+        for (int k = 0; k < i; k++) assert_true(seeds[k] != seeds[i]);
+    }
+    for (int i = 0; i < 2; i++) outcome_release(&o[i]);
+    run_team(w, turned, 3, items, 2, plain, say_own_number, o);
+    for (int i = 0; i < 12; i++)
+        assert_true(script.v[i].seed == seeds[i - i % 3 + (i % 3 + 2) % 3]);
+    for (int i = 0; i < 2; i++) outcome_release(&o[i]);
+    struct workflow_options other = plain;
+    other.seed++;
+    run_team(w, four, 3, items, 2, other, say_own_number, o);
+    for (int i = 0; i < 12; i++) assert_true(script.v[i].seed != seeds[i]);
+    for (int i = 0; i < 2; i++) outcome_release(&o[i]);
+    other.temperature = 0; // a greedy call has nothing to draw
+    run_team(w, four, 3, items, 2, other, say_own_number, o);
+    for (int i = 0; i < 12; i++) assert_true(script.v[i].seed == 0);
+    for (int i = 0; i < 2; i++) outcome_release(&o[i]);
+    workflow_free(w);
+}
+
+static char marks[ITEMS_MAX][24];
+
+static struct line say_mark(const struct call *c, int agent, int item, int nth) {
+    (void)c;
+    (void)agent;
+    (void)nth;
+    return (struct line){.text = marks[item], .choice = agent % 2};
+}
+
+/* What is said of one item is in no call of another's, in every built-in. */
+static void test_items_stay_apart(void **state) {
+    (void)state;
+    enum { N = 12 };
+    struct item items[N];
+    struct outcome o[N];
+    const char *name;
+    for (int i = 0; i < N; i++) {
+        snprintf(marks[i], sizeof marks[i], "印%c answer: %c", 'A' + i, 'A' + i);
+        items[i] = i % 2 ? abc : open_item;
+        items[i].question = marks[i];
+    }
+    for (int p = 0; (name = workflow_builtin(p, NULL)); p++) {
+        struct workflow *w = workflow_open(name, &err);
+        run_team(w, four, 4, items, N, plain, say_mark, o);
+        for (int i = 0; i < script.n; i++)
+            for (const char *at = script.v[i].words; (at = strstr(at, "印")); at += 3)
+                if (at[3] != 'A' + script.v[i].item)
+                    fail_msg("'%s': item %d hears of another:\n%s", name, script.v[i].item,
+                             script.v[i].words);
+        for (int i = 0; i < N; i++) outcome_release(&o[i]);
+        workflow_free(w);
+    }
+}
+
+static struct line say_name(const struct call *c, int agent, int item, int nth) {
+    (void)c;
+    (void)item;
+    (void)nth;
+    return (struct line){.text = four[agent].name, .choice = agent % 3};
+}
+
+/* Everybody hears everybody else once, in orders that change from item to item and repeat. */
+static void test_order_of_others(void **state) {
+    (void)state;
+    enum { N = 60 };
+    static const char yaml[] =
+        "name: x\nnodes: {q: {messages: [{user: \"{% for o in others %}{{ o.text }} {% endfor %}\"}"
+        "]}}\n" LOOP;
+    struct item items[N];
+    struct outcome o[N];
+    int seen[4] = {0}, in_order = 0;
+    char *first_run[N];
+    struct workflow *w = parsed(yaml);
+    for (int i = 0; i < N; i++) items[i] = abc;
+    for (int turn = 0; turn < 2; turn++) {
+        run_team(w, four, 4, items, N, plain, say_name, o);
+        for (int i = 0; i < N; i++) {
+            const char *words = script.v[4 * N + 4 * i].words;
+            assert_int_equal(script.v[4 * N + 4 * i].agent, 0);
+            for (int a = 1; a < 4; a++) {
+                assert_non_null(strstr(words, four[a].name));
+                seen[a] += strncmp(words + 6, four[a].name, 3) == 0;
+            }
+            assert_null(strstr(words, four[0].name));
+            in_order += strcmp(words, "user: ben 花 dai \n") == 0;
+            if (turn == 0)
+                first_run[i] = xstrdup(words);
+            else
+                assert_string_equal(words, first_run[i]);
+            outcome_release(&o[i]);
+        }
+    }
+    for (int a = 1; a < 4; a++) assert_true(seen[a] > N / 4);
+    assert_true(in_order < N);
+    for (int i = 0; i < N; i++) free(first_run[i]);
+    workflow_free(w);
+}
+
+static struct line say_long(const struct call *c, int agent, int item, int nth) {
+    static const char *const texts[] = {"一二三四五", "一二三四五六", "αβγδεζ", "abc", "😀😁😂😃😄😅"};
+    (void)c;
+    (void)nth;
+    (void)item;
+    return (struct line){.text = texts[agent]};
+}
+
+/* Characters are kept, not bytes, and a mark says that some are missing. */
+static void test_tail(void **state) {
+    (void)state;
+    static const char yaml[] =
+        "name: x\nnodes: {q: {reply: text, tail: %s, messages: [{user: \"{{ own.text if own }}|"
+        "{{ (transcript | map(attribute='text') | join('/')) }}\"}]}}\n" LOOP;
+    static const char *const cut[] = {"一二三四五", "[...]\n二三四五六", "[...]\nβγδεζ", "abc",
+                                      "[...]\n😁😂😃😄😅"};
+    struct agent team[5] = {four[0], four[1], four[2], four[3], {.name = "eve"}};
+    for (int whole = 0; whole < 2; whole++) {
+        char text[400];
+        struct outcome o;
+        snprintf(text, sizeof text, yaml, whole ? "0" : "5");
+        struct workflow *w = parsed(text);
+        run_team(w, team, 5, &abc, 1, plain, say_long, &o);
+        for (int a = 0; a < 5; a++) {
+            struct buf want = {0};
+            const struct line said = say_long(NULL, a, 0, 0);
+            buf_printf(&want, "user: %s|", whole ? said.text : cut[a]);
+            for (int i = 0; i < 5; i++)
+                buf_printf(&want, "%s%s", whole ? say_long(NULL, i, 0, 0).text : cut[i],
+                           i < 4 ? "/" : "\n");
+            assert_string_equal(script.v[5 + a].words, want.data);
+            assert_string_equal(o.v[a].text, said.text); // what was said stays whole
+            buf_release(&want);
+        }
+        outcome_release(&o);
+        workflow_free(w);
+    }
+}
+
+/* errors */
+
+static void test_refused(void **state) {
+    (void)state;
+    struct buf file = {0};
+    int n = 0;
+    if (file_read("test/cases/workflow-refused.txt", 1 << 20, &file, &err) != OK)
+        fail_msg("%s", err.text);
+    for (char *at = file.data, *want; (want = strstr(at, "\n=> ")); n++) {
+        at += strspn(at, "\n");
+        char *end = strchr(want + 4, '\n');
+        want[1] = *end = 0;
+        struct workflow *w = workflow_parse(at, strlen(at), "w.yaml", &err);
+        if (w) fail_msg("accepted:\n%s", at);
+        if (strcmp(err.text, want + 4) != 0)
+            fail_msg("refused with\n%s\nnot with\n%s\n:\n%s", err.text, want + 4, at);
+        assert_int_equal(err.code, ERR_FORMAT);
+        at = end + 1;
+    }
+    assert_true(n > 40);
+    buf_release(&file);
+}
+
+static void test_too_much_is_refused(void **state) {
+    (void)state;
+    struct buf b = {0};
+    buf_printf(&b, "name: x\nnodes:\n");
+    for (int i = 0; i < 65; i++) buf_printf(&b, "  n%d: {messages: [{user: x}]}\n", i);
+    assert_null(workflow_parse(b.data, b.len, "w.yaml", &err));
+    assert_string_equal(err.text,
+                        "'w.yaml' line 2: between one and 64 nodes are expected in 'nodes'");
+    b.len = 0;
+    buf_printf(&b, "name: x\n" ASK "edges:\n");
+    for (int i = 0; i < 257; i++) buf_printf(&b, "  - {from: q, to: q}\n");
+    assert_null(workflow_parse(b.data, b.len, "w.yaml", &err));
+    assert_string_equal(err.text,
+                        "'w.yaml' line 3: a list of at most 256 edges is expected in 'edges'");
+    buf_release(&b);
+}
+
+static void test_open(void **state) {
+    (void)state;
+    const char *name, *text;
+    assert_null(workflow_open("nothing", &err));
+    assert_int_equal(err.code, ERR_USAGE);
+    assert_string_equal(err.text, "no protocol 'nothing'; 'shoal debate --protocols' lists them");
+    assert_null(workflow_open("no/such.yaml", &err));
+    assert_non_null(strstr(err.text, "'no/such.yaml'"));
+    for (int i = 0; (name = workflow_builtin(i, &text)); i++) {
+        struct buf file = {0};
+        char *path = xasprintf("protocols/%s.yaml", name);
+        struct workflow *w = workflow_open(path, &err);
+        if (!w) fail_msg("%s", err.text);
+        assert_string_equal(workflow_name(w), name);
+        assert_true(*workflow_about(w) && workflow_rounds(w) >= 2);
+        assert_int_equal(file_read(path, 1 << 20, &file, &err), OK);
+        assert_string_equal(text, file.data); // the program holds the file itself
+        buf_release(&file);
+        workflow_free(w);
+        free(path);
+    }
+    assert_null(workflow_builtin(-1, &text));
+}
+
+/* What only shows when a template is run names the workflow and the node; nothing leaks. */
+static void test_template_errors(void **state) {
+    (void)state;
+    static const char *const cases[][2] = {
+        {"name: x\nnodes: {q: {messages: [{user: \"{{ nobody.name }}\"}]}}\n",
+         "workflow 'x', node 'q': "},
+        {"name: x\n" ASK "edges: [{from: q, to: q, when: nobody.name}]\n",
+         "workflow 'x', condition of an edge: "},
+        {"name: x\nnodes: {q: {messages: [{user: \"{{ raise_exception('没有') }}\"}]}}\n", "没有"}};
+    for (int i = 0; i < 3; i++) {
+        struct outcome o[2] = {0};
+        struct item items[2] = {abc, open_item};
+        struct asker a = {NULL, script_ask};
+        struct workflow *w = parsed(cases[i][0]);
+        script_end();
+        script.team = four;
+        script.items = items;
+        script.say = say_own_number;
+        script.w = w;
+        assert_int_not_equal(workflow_run(w, &a, four, 3, items, 2, &plain, o, NULL, &err), OK);
+        if (!strstr(err.text, cases[i][1])) fail_msg("'%s', not '%s'", err.text, cases[i][1]);
+        for (int k = 0; k < 2; k++) outcome_release(&o[k]);
+        workflow_free(w);
+    }
+    struct outcome o = {0};
+    struct workflow *w = parsed("name: x\n" ASK);
+    struct asker a = {NULL, script_ask};
+    assert_int_equal(workflow_run(w, &a, four, 0, &abc, 1, &plain, &o, NULL, &err), ERR_USAGE);
+    assert_int_equal(workflow_run(w, &a, four, 18, &abc, 1, &plain, &o, NULL, &err), ERR_USAGE);
+    assert_string_equal(err.text, "a team has 1 to 17 agents, not 18");
+    workflow_free(w);
+    script_end();
+}
+
+int main(int argc, char **argv) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_protocols),
+        cmocka_unit_test(test_seed_votes),
+        cmocka_unit_test(test_seed_rules),
+        cmocka_unit_test(test_tie),
+        cmocka_unit_test(test_failures),
+        cmocka_unit_test(test_garbage),
+        cmocka_unit_test(test_many_answers),
+        cmocka_unit_test(test_consensus),
+        cmocka_unit_test(test_budget_of_calls),
+        cmocka_unit_test(test_budget_of_tokens),
+        cmocka_unit_test(test_cycles_end),
+        cmocka_unit_test(test_edges),
+        cmocka_unit_test(test_judge),
+        cmocka_unit_test(test_first_words_ignore_the_team),
+        cmocka_unit_test(test_seeds),
+        cmocka_unit_test(test_items_stay_apart),
+        cmocka_unit_test(test_order_of_others),
+        cmocka_unit_test(test_tail),
+        cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_too_much_is_refused),
+        cmocka_unit_test(test_open),
+        cmocka_unit_test(test_template_errors),
+    };
+    if (argc == 2 && strcmp(argv[1], "--write") == 0) return protocols_write();
+    int failed = cmocka_run_group_tests(tests, quiet, NULL);
+    script_end();
+    return failed;
+}

@@ -124,19 +124,18 @@ static void script_end(void) {
 static const struct agent four[] = {
     {.name = "ada"}, {.name = "ben"}, {.name = "花"}, {.name = "dai"}};
 
-/* Runs it by the script; the caller releases the outcomes. */
+/* Runs it by the script; the caller releases the talks. */
 static void run_team(const struct workflow *w, const struct agent *team, int n_agents,
                      const struct item *items, int n_items, struct workflow_options o,
-                     struct line (*say)(const struct call *, int, int, int),
-                     struct outcome *outcomes) {
+                     struct line (*say)(const struct call *, int, int, int), struct talk *talks) {
     struct asker a = {NULL, script_ask};
     script_end();
     script.team = team;
     script.items = items;
     script.say = say;
     script.w = w;
-    memset(outcomes, 0, (size_t)n_items * sizeof *outcomes);
-    if (workflow_run(w, &a, team, n_agents, items, n_items, &o, outcomes, NULL, &err) != OK)
+    memset(talks, 0, (size_t)n_items * sizeof *talks);
+    if (workflow_run(w, &a, team, n_agents, items, n_items, &o, talks, NULL, &err) != OK)
         fail_msg("%s", err.text);
 }
 
@@ -149,10 +148,10 @@ static struct workflow *parsed(const char *yaml) {
 }
 
 /* One item, the first `n` of the four. */
-static struct outcome run_one(const char *yaml, int n, const struct item *it,
-                              struct workflow_options o,
-                              struct line (*say)(const struct call *, int, int, int)) {
-    struct outcome out;
+static struct talk run_one(const char *yaml, int n, const struct item *it,
+                           struct workflow_options o,
+                           struct line (*say)(const struct call *, int, int, int)) {
+    struct talk out;
     struct workflow *w = parsed(yaml);
     run_team(w, four, n, it, 1, o, say, &out);
     workflow_free(w);
@@ -166,7 +165,7 @@ static const struct item abc = {.question = TEXT("which?"),
                                 .lang = "en"},
                          open_item = {.question = TEXT("what?"), .lang = "en"};
 
-static const char *decided(const struct outcome *o) {
+static const char *decided(const struct talk *o) {
     return o->answer < 0 ? "nothing" : o->candidates[o->answer];
 }
 
@@ -236,7 +235,7 @@ static void protocol_show(const char *name, const char *head, const struct item 
     static const char *const endings[] = {"rounds", "agreed", "budget", "nobody"};
     static const char *const systems[] = {"You are careful.", "あなたは慎重です。", "你很谨慎。"};
     struct agent team[4];
-    struct outcome o;
+    struct talk o;
     struct workflow *w = workflow_open(name, &err);
     if (!w) fail_msg("%s", err.text);
     memcpy(team, four, sizeof team);
@@ -246,7 +245,7 @@ static void protocol_show(const char *name, const char *head, const struct item 
     struct asker a = {NULL, script_ask};
     script = (struct script){
         .team = team, .items = say == say_choices ? questions : it, .say = say, .w = w};
-    o = (struct outcome){0};
+    o = (struct talk){0};
     if (workflow_run(w, &a, team, n_agents, it, 1, &plain, &o, NULL, &err) != OK)
         fail_msg("%s", err.text);
     check_neat(&script);
@@ -255,7 +254,7 @@ static void protocol_show(const char *name, const char *head, const struct item 
     for (int i = 0; i < o.n_candidates; i++)
         buf_printf(out, "; %s: %.2f", o.candidates[i], o.scores[i]);
     buf_printf(out, ")\n\n");
-    outcome_release(&o);
+    talk_release(&o);
     workflow_free(w);
 }
 
@@ -432,7 +431,7 @@ static void test_seed_rules(void **state) {
     (void)state;
     enum { N = 60 };
     struct item items[N];
-    struct outcome o[N];
+    struct talk o[N];
     int ties = 0;
     struct workflow *w = workflow_open("seed", &err);
     assert_non_null(w);
@@ -446,7 +445,7 @@ static void test_seed_rules(void **state) {
         seed_check_words(&script.v[i], N);
         assert_string_equal(decided(&o[i]), seed_winner(i, &tied));
         ties += tied;
-        outcome_release(&o[i]);
+        talk_release(&o[i]);
     }
     assert_true(ties > 5);
     workflow_free(w);
@@ -470,10 +469,10 @@ static void test_tie(void **state) {
     for (const struct vote *v = vote_table; v->name; v++) {
         struct workflow_options o = plain;
         o.vote = v;
-        struct outcome out = run_one("name: x\n" ASK, 3, &abc, o, say_own_number);
+        struct talk out = run_one("name: x\n" ASK, 3, &abc, o, say_own_number);
         assert_string_equal(decided(&out), "a");
         assert_true(out.scores[0] == out.scores[1] && out.scores[1] == out.scores[2]);
-        outcome_release(&out);
+        talk_release(&out);
     }
 }
 
@@ -490,7 +489,7 @@ static void test_failures(void **state) {
                                "| length }} {{ transcript | length }} "
                                "{{ 'own' if own }}\"}]}}\n" LOOP;
     struct item items[2] = {abc, abc};
-    struct outcome o[2];
+    struct talk o[2];
     struct workflow *w = parsed(yaml);
     run_team(w, four, 3, items, 2, plain, say_failing, o);
     static const char *const second[] = {"user: 1 2 own\n", "user: 2 2 \n", "user: 1 2 own\n"};
@@ -507,7 +506,7 @@ static void test_failures(void **state) {
     assert_string_equal(decided(&o[1]), "nothing");
     assert_int_equal(o[1].ending, END_NOBODY);
     assert_int_equal(o[1].rounds, 2);
-    for (int i = 0; i < 2; i++) outcome_release(&o[i]);
+    for (int i = 0; i < 2; i++) talk_release(&o[i]);
     workflow_free(w);
 }
 
@@ -528,7 +527,7 @@ static struct line say_free(const struct call *c, int agent, int item, int nth) 
 static void test_garbage(void **state) {
     (void)state;
     struct agent team[7];
-    struct outcome o;
+    struct talk o;
     struct workflow *w = parsed("name: x\n" ASK);
     for (int i = 0; i < 7; i++) team[i] = four[i % 4];
     run_team(w, team, 7, &open_item, 1, plain, say_free, &o);
@@ -539,7 +538,7 @@ static void test_garbage(void **state) {
     assert_true(o.scores[0] == 3 && o.scores[1] == 1);
     static const int answers[] = {0, -1, 0, -1, 0, 1, -1};
     for (int i = 0; i < 7; i++) assert_int_equal(o.v[i].answer, answers[i]);
-    outcome_release(&o);
+    talk_release(&o);
     workflow_free(w);
 }
 
@@ -556,7 +555,7 @@ static struct line say_many(const struct call *c, int agent, int item, int nth) 
 static void test_many_answers(void **state) {
     (void)state;
     struct agent team[TEAM_MAX];
-    struct outcome o;
+    struct talk o;
     int truncated = 0;
     struct workflow *w = parsed("name: x\n" ASK);
     for (int i = 0; i < TEAM_MAX; i++) team[i] = four[i % 4];
@@ -569,7 +568,7 @@ static void test_many_answers(void **state) {
         truncated += o.v[i].truncated;
     }
     assert_int_equal(truncated, 4);
-    outcome_release(&o);
+    talk_release(&o);
     struct asker a = {NULL, script_ask};
     struct debate d;
     struct debate_options options = {
@@ -593,7 +592,7 @@ static void test_consensus(void **state) {
     static const char yaml[] = "name: x\nrounds: 4\n" ASK
                                "edges: [{from: q, to: q, when: round < rounds and not agreed}]\n";
     struct item items[6] = {abc, abc, abc, abc, abc, abc};
-    struct outcome o[6];
+    struct talk o[6];
     struct workflow *w = parsed(yaml);
     run_team(w, four, 3, items, 6, plain, say_late_peace, o);
     assert_int_equal(script.batches, 4);
@@ -602,13 +601,13 @@ static void test_consensus(void **state) {
         assert_int_equal(o[i].n, 3 * MIN(i + 1, 4));
         assert_int_equal(o[i].ending, i < 4 ? END_AGREED : END_ROUNDS);
         assert_string_equal(decided(&o[i]), i < 4 ? "b" : "a");
-        outcome_release(&o[i]);
+        talk_release(&o[i]);
     }
     struct workflow_options fewer = plain;
     fewer.rounds = 2;
     run_team(w, four, 3, items, 6, fewer, say_late_peace, o);
     assert_int_equal(script.batches, 2);
-    for (int i = 0; i < 6; i++) outcome_release(&o[i]);
+    for (int i = 0; i < 6; i++) talk_release(&o[i]);
     workflow_free(w);
 }
 
@@ -629,12 +628,12 @@ static void test_budget_of_calls(void **state) {
                      "messages: [{user: x}]}}\n"
                      "edges: [{from: q, to: q}]\n",
                      calls, in_turn ? "in-turn" : "together");
-            struct outcome o = run_one(yaml, 3, &abc, plain, say_ten);
+            struct talk o = run_one(yaml, 3, &abc, plain, say_ten);
             assert_int_equal(o.n, calls / 3 * 3);
             assert_int_equal(o.rounds, calls / 3);
             assert_int_equal(o.ending, END_BUDGET);
             assert_string_equal(decided(&o), calls < 3 ? "nothing" : "a");
-            outcome_release(&o);
+            talk_release(&o);
         }
 }
 
@@ -650,43 +649,43 @@ static void test_budget_of_tokens(void **state) {
                      "nodes: {q: {order: %s, max_tokens: 10, messages: [{user: x}]}}\n"
                      "edges: [{from: q, to: q}]\n",
                      tokens, in_turn ? "in-turn" : "together");
-            struct outcome o = run_one(yaml, 3, &abc, plain, say_ten);
+            struct talk o = run_one(yaml, 3, &abc, plain, say_ten);
             for (int i = 0; i < o.n; i++) spent += o.v[i].n_generated;
             for (int i = 0; i < script.n; i++) assert_in_range(script.v[i].max_tokens, 1, 10);
             assert_true(spent <= tokens && tokens - spent < 3);
             assert_int_equal(o.n % 3, 0);
             assert_int_equal(o.ending, END_BUDGET);
-            outcome_release(&o);
+            talk_release(&o);
         }
     struct workflow_options shorter = plain;
     shorter.max_tokens = 7;
-    struct outcome o = run_one("name: x\n" ASK, 2, &abc, shorter, say_ten);
+    struct talk o = run_one("name: x\n" ASK, 2, &abc, shorter, say_ten);
     assert_int_equal(script.v[0].max_tokens, 7);
-    outcome_release(&o);
+    talk_release(&o);
 }
 
 /* Cycles end: where nobody has the part, where nothing stops them, where nothing is generated. */
 static void test_cycles_end(void **state) {
     (void)state;
-    struct outcome o = run_one(
+    struct talk o = run_one(
         "name: x\nroles: [a, b, c]\nnodes: {q: {reply: answer, by: c, messages: [{user: x}]}}\n"
         "edges: [{from: q, to: q}]\n",
         2, &abc, plain, say_own_number);
     assert_int_equal(o.n, 0);
     assert_int_equal(o.rounds, 0);
     assert_int_equal(o.ending, END_BUDGET);
-    outcome_release(&o);
+    talk_release(&o);
     o = run_one("name: x\n" ASK "edges: [{from: q, to: q}]\n", 2, &abc, plain, say_own_number);
     assert_int_equal(o.n, 256);
     assert_int_equal(o.rounds, 128);
     assert_int_equal(o.ending, END_BUDGET);
-    outcome_release(&o);
+    talk_release(&o);
     o = run_one("name: x\nroles: [a, b]\nnodes: {p: {by: b, messages: [{user: x}]}, q: {by: a, "
                 "messages: [{user: y}]}}\nedges: [{from: p, to: q}]\n",
                 1, &abc, plain, say_own_number);
     assert_int_equal(o.n, 1); // a part without an agent is passed over
     assert_string_equal(script.v[0].words, "user: y\n");
-    outcome_release(&o);
+    talk_release(&o);
 }
 
 /* The first edge that holds is taken, whatever its number of steps. */
@@ -698,15 +697,15 @@ static void test_edges(void **state) {
                                "edges:\n- {from: a, to: c, when: candidates | length > 5}\n"
                                "- {from: a, to: b, when: \"'which' in question\"}\n- {from: a, to: "
                                "c}\n- {from: b, to: c}\n";
-    struct outcome o = run_one(yaml, 1, &abc, plain, say_own_number);
+    struct talk o = run_one(yaml, 1, &abc, plain, say_own_number);
     assert_string_equal(script.v[1].words, "user: b1\n");
     assert_string_equal(script.v[2].words, "user: c2\n");
     assert_int_equal(script.n, 3);
-    outcome_release(&o);
+    talk_release(&o);
     o = run_one(yaml, 1, &open_item, plain, say_free);
     assert_string_equal(script.v[1].words, "user: c2\n");
     assert_int_equal(script.n, 2);
-    outcome_release(&o);
+    talk_release(&o);
 }
 
 /* judges */
@@ -730,7 +729,7 @@ static void test_judge(void **state) {
     assert_non_null(w);
     for (int free_form = 0; free_form < 2; free_form++)
         for (judge_says = -1; judge_says < 2; judge_says++) {
-            struct outcome o;
+            struct talk o;
             run_team(w, four, 4, free_form ? &open_item : &abc, 1, plain, say_judged, &o);
             assert_int_equal(o.answer, MAX(judge_says, 0));
             assert_int_equal(script.n, 2 * 3 + 1);
@@ -738,16 +737,16 @@ static void test_judge(void **state) {
             assert_int_equal(script.v[6].n_candidates, free_form ? 2 : 3);
             assert_true(o.scores[0] == o.scores[1]); // one ballot each
             if (free_form) assert_string_equal(o.candidates[0], "はい");
-            outcome_release(&o);
+            talk_release(&o);
         }
     for (int n = 2; n < 4; n++) { // no judge: the vote
-        struct outcome o;
+        struct talk o;
         run_team(w, four, n, &abc, 1, plain, say_judged, &o);
         assert_int_equal(script.n, 2 * n);
         assert_string_equal(decided(&o), "a");
         assert_int_equal(o.ending, END_ROUNDS);
         assert_int_equal(o.rounds, 2);
-        outcome_release(&o);
+        talk_release(&o);
     }
     workflow_free(w);
 }
@@ -763,13 +762,13 @@ static void test_first_words_ignore_the_team(void **state) {
         char *first = NULL;
         uint64_t seed = 0;
         for (int n = 1; n <= 4; n++) {
-            struct outcome o;
+            struct talk o;
             run_team(w, four, n, &abc, 1, plain, say_own_number, &o);
             if (n == 1) first = xstrdup(script.v[0].words);
             if (n == 1) seed = script.v[0].seed;
             assert_string_equal(script.v[0].words, first);
             assert_true(script.v[0].seed == seed);
-            outcome_release(&o);
+            talk_release(&o);
         }
         free(first);
         workflow_free(w);
@@ -782,7 +781,7 @@ static void test_seeds(void **state) {
     static const char yaml[] = "name: x\nnodes: {q: {messages: [{user: x}]}}\n" LOOP;
     struct agent turned[3] = {four[2], four[0], four[1]};
     struct item items[2] = {abc, abc};
-    struct outcome o[2];
+    struct talk o[2];
     struct workflow *w = parsed(yaml);
     uint64_t seeds[12];
     run_team(w, four, 3, items, 2, plain, say_own_number, o);
@@ -790,20 +789,20 @@ static void test_seeds(void **state) {
         seeds[i] = script.v[i].seed;
         for (int k = 0; k < i; k++) assert_true(seeds[k] != seeds[i]);
     }
-    for (int i = 0; i < 2; i++) outcome_release(&o[i]);
+    for (int i = 0; i < 2; i++) talk_release(&o[i]);
     run_team(w, turned, 3, items, 2, plain, say_own_number, o);
     for (int i = 0; i < 12; i++)
         assert_true(script.v[i].seed == seeds[i - i % 3 + (i % 3 + 2) % 3]);
-    for (int i = 0; i < 2; i++) outcome_release(&o[i]);
+    for (int i = 0; i < 2; i++) talk_release(&o[i]);
     struct workflow_options other = plain;
     other.seed++;
     run_team(w, four, 3, items, 2, other, say_own_number, o);
     for (int i = 0; i < 12; i++) assert_true(script.v[i].seed != seeds[i]);
-    for (int i = 0; i < 2; i++) outcome_release(&o[i]);
+    for (int i = 0; i < 2; i++) talk_release(&o[i]);
     other.temperature = 0; // a greedy call has nothing to draw
     run_team(w, four, 3, items, 2, other, say_own_number, o);
     for (int i = 0; i < 12; i++) assert_true(script.v[i].seed == 0);
-    for (int i = 0; i < 2; i++) outcome_release(&o[i]);
+    for (int i = 0; i < 2; i++) talk_release(&o[i]);
     workflow_free(w);
 }
 
@@ -821,7 +820,7 @@ static void test_items_stay_apart(void **state) {
     (void)state;
     enum { N = 12 };
     struct item items[N];
-    struct outcome o[N];
+    struct talk o[N];
     const char *name;
     for (int i = 0; i < N; i++) {
         snprintf(marks[i], sizeof marks[i], "印%c answer: %c", 'A' + i, 'A' + i);
@@ -836,7 +835,7 @@ static void test_items_stay_apart(void **state) {
                 if (at[3] != 'A' + script.v[i].item)
                     fail_msg("'%s': item %d hears of another:\n%s", name, script.v[i].item,
                              script.v[i].words);
-        for (int i = 0; i < N; i++) outcome_release(&o[i]);
+        for (int i = 0; i < N; i++) talk_release(&o[i]);
         workflow_free(w);
     }
 }
@@ -856,7 +855,7 @@ static void test_order_of_others(void **state) {
         "name: x\nnodes: {q: {messages: [{user: \"{% for o in others %}{{ o.text }} {% endfor %}\"}"
         "]}}\n" LOOP;
     struct item items[N];
-    struct outcome o[N];
+    struct talk o[N];
     int seen[4] = {0}, in_order = 0;
     char *first_run[N];
     struct workflow *w = parsed(yaml);
@@ -876,7 +875,7 @@ static void test_order_of_others(void **state) {
                 first_run[i] = xstrdup(words);
             else
                 assert_string_equal(words, first_run[i]);
-            outcome_release(&o[i]);
+            talk_release(&o[i]);
         }
     }
     for (int a = 1; a < 4; a++) assert_true(seen[a] > N / 4);
@@ -904,7 +903,7 @@ static void test_tail(void **state) {
     struct agent team[5] = {four[0], four[1], four[2], four[3], {.name = "eve"}};
     for (int whole = 0; whole < 2; whole++) {
         char text[400];
-        struct outcome o;
+        struct talk o;
         snprintf(text, sizeof text, yaml, whole ? "0" : "5");
         struct workflow *w = parsed(text);
         run_team(w, team, 5, &abc, 1, plain, say_long, &o);
@@ -919,7 +918,7 @@ static void test_tail(void **state) {
             assert_string_equal(o.v[a].text, said.text); // what was said stays whole
             buf_release(&want);
         }
-        outcome_release(&o);
+        talk_release(&o);
         workflow_free(w);
     }
 }
@@ -998,7 +997,7 @@ static void test_template_errors(void **state) {
          "workflow 'x', condition of an edge: "},
         {"name: x\nnodes: {q: {messages: [{user: \"{{ raise_exception('没有') }}\"}]}}\n", "没有"}};
     for (int i = 0; i < 3; i++) {
-        struct outcome o[2] = {0};
+        struct talk o[2] = {0};
         struct item items[2] = {abc, open_item};
         struct asker a = {NULL, script_ask};
         struct workflow *w = parsed(cases[i][0]);
@@ -1009,10 +1008,10 @@ static void test_template_errors(void **state) {
         script.w = w;
         assert_int_not_equal(workflow_run(w, &a, four, 3, items, 2, &plain, o, NULL, &err), OK);
         if (!strstr(err.text, cases[i][1])) fail_msg("'%s', not '%s'", err.text, cases[i][1]);
-        for (int k = 0; k < 2; k++) outcome_release(&o[k]);
+        for (int k = 0; k < 2; k++) talk_release(&o[k]);
         workflow_free(w);
     }
-    struct outcome o = {0};
+    struct talk o = {0};
     struct workflow *w = parsed("name: x\n" ASK);
     struct asker a = {NULL, script_ask};
     assert_int_equal(workflow_run(w, &a, four, 0, &abc, 1, &plain, &o, NULL, &err), ERR_USAGE);

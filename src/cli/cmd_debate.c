@@ -166,7 +166,7 @@ static int questions_make(const struct options *o, struct questions *q, struct e
 /* one question */
 
 static void print_seed(const struct debate *d) {
-    const struct outcome *o = &d->outcomes[0];
+    const struct talk *o = &d->talks[0];
     printf("=== Debate Transcript ===\n");
     for (int i = 0; i < o->n; i++)
         printf("[A%d][R%d] %s\n", o->v[i].agent, o->v[i].round, o->v[i].text);
@@ -177,11 +177,11 @@ static void print_seed(const struct debate *d) {
 
 static void print_topic(const struct common *c, const struct options *o, const struct team *t,
                         const struct item *it, const struct debate *d, const struct vote *v) {
-    const struct outcome *out = &d->outcomes[0];
+    const struct talk *out = &d->talks[0];
     struct buf b = {0};
     debate_transcript(d, t->v, it, 0, v, &b);
     if (c->json)
-        cli_print(report_outcome(d, t->v, it, 0));
+        cli_print(report_talk(d, t->v, it, 0));
     else if (o->compat)
         print_seed(d);
     else
@@ -244,7 +244,7 @@ static int topic_run(struct session *s, const struct questions *q, struct buf *p
     int rc = debate_run(&s->asker, s->team.v, s->team.n, q->v, 1, &s->options, &d, NULL, err);
     if (rc == OK) print_topic(s->c, s->o, &s->team, q->v, &d, s->options.vote);
     if (rc == OK && page) {
-        json_t *talk = report_outcome(&d, s->team.v, q->v, 0);
+        json_t *talk = report_talk(&d, s->team.v, q->v, 0);
         report_talk_add(talk, page);
         json_decref(talk);
     }

@@ -1,6 +1,6 @@
 /*
  * Debates of whole task sets, and what they are compared with: a workflow is run, and what stood
- * after every round is read off its outcomes.
+ * after every round is read off its talks.
  *
  * Invariant: an agent's first answer does not depend on the team, so teams that share agents share
  * those calls through the store.
@@ -17,7 +17,7 @@ static struct answer *at(const struct debate *d, int round, int agent, int item)
 }
 
 /* What stood after each round: an agent that did not speak stays at what it said before. */
-static void answers_fill(struct debate *d, const struct outcome *o, int item) {
+static void answers_fill(struct debate *d, const struct talk *o, int item) {
     for (int a = 0; a < d->n_agents; a++) at(d, 0, a, item)->choice = -1;
     for (int r = 0, u = 0; r < d->rounds; r++) {
         for (int a = 0; r > 0 && a < d->n_agents; a++) *at(d, r, a, item) = *at(d, r - 1, a, item);
@@ -38,7 +38,7 @@ static int vote_after(const struct debate *d, const struct vote *v, int r, int i
     return n ? vote_decide(v, last, n, n_choices) : -1;
 }
 
-static void costs_add(struct debate *d, const struct outcome *o) {
+static void costs_add(struct debate *d, const struct talk *o) {
     for (int i = 0; i < o->n; i++) {
         d->prefilled += o->v[i].n_prefilled;
         d->generated += o->v[i].n_generated;
@@ -49,7 +49,7 @@ static void costs_add(struct debate *d, const struct outcome *o) {
 }
 
 static void item_measure(struct debate *d, const struct item *it, const struct vote *v, int i) {
-    const struct outcome *o = &d->outcomes[i];
+    const struct talk *o = &d->talks[i];
     answers_fill(d, o, i);
     costs_add(d, o);
     d->decided[i] = o->answer >= 0 && o->answer == it->correct;
@@ -78,7 +78,7 @@ int debate_run(const struct asker *a, const struct agent *team, int n_agents,
     const struct workflow *w = o->workflow ? o->workflow : own;
     if (!w) return err->code;
     size_t cells = (size_t)n_agents * (size_t)n_items, rounds = (size_t)o->rounds;
-    out->outcomes = xcalloc((size_t)n_items + 1, sizeof *out->outcomes);
+    out->talks = xcalloc((size_t)n_items + 1, sizeof *out->talks);
     out->answers = xcalloc(rounds * cells + 1, sizeof *out->answers);
     out->solo = xcalloc(cells + 1, 1);
     out->voted = xcalloc(rounds * (size_t)n_items + 1, 1);
@@ -89,15 +89,15 @@ int debate_run(const struct asker *a, const struct agent *team, int n_agents,
                                         .max_tokens = o->max_tokens,
                                         .vote = o->vote,
                                         .seed = o->seed};
-    int rc = workflow_run(w, a, team, n_agents, items, n_items, &wo, out->outcomes, p, err);
+    int rc = workflow_run(w, a, team, n_agents, items, n_items, &wo, out->talks, p, err);
     for (int i = 0; rc == OK && i < n_items; i++) item_measure(out, &items[i], o->vote, i);
     workflow_free(own);
     return rc;
 }
 
 void debate_release(struct debate *d) {
-    for (int i = 0; d->outcomes && i < d->n_items; i++) outcome_release(&d->outcomes[i]);
-    free(d->outcomes);
+    for (int i = 0; d->talks && i < d->n_items; i++) talk_release(&d->talks[i]);
+    free(d->talks);
     free(d->answers);
     free(d->solo);
     free(d->voted);
@@ -107,7 +107,7 @@ void debate_release(struct debate *d) {
 
 static void utterance_show(const struct debate *d, const struct agent *team, int item, int u,
                            struct buf *out) {
-    const struct outcome *o = &d->outcomes[item];
+    const struct talk *o = &d->talks[item];
     const struct utterance *s = &o->v[u];
     buf_printf(out, "[%s][R%d] ", team[s->agent].name, s->round);
     if (s->failed)
@@ -121,7 +121,7 @@ static void utterance_show(const struct debate *d, const struct agent *team, int
 
 void debate_transcript(const struct debate *d, const struct agent *team, const struct item *it,
                        int item, const struct vote *v, struct buf *out) {
-    const struct outcome *o = &d->outcomes[item];
+    const struct talk *o = &d->talks[item];
     buf_printf(out, "%s\n", it->question);
     for (int r = 0, u = 0; r < o->rounds; r++) {
         for (; u < o->n && o->v[u].round <= r; u++) utterance_show(d, team, item, u, out);

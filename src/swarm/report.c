@@ -25,16 +25,16 @@ static int64_t count(const uint8_t *right, int n) {
     return sum;
 }
 
-struct cost {
+struct spent {
     int64_t calls, prefilled, generated;
 };
 
 /* Of rounds up to `rounds`, of one agent or (-1) of all. */
-static struct cost cost_of(const struct debate *d, int rounds, int agent) {
-    struct cost c = {0};
+static struct spent cost_of(const struct debate *d, int rounds, int agent) {
+    struct spent c = {0};
     for (int i = 0; i < d->n_items; i++)
-        for (int u = 0; u < d->outcomes[i].n; u++) {
-            const struct utterance *v = &d->outcomes[i].v[u];
+        for (int u = 0; u < d->talks[i].n; u++) {
+            const struct utterance *v = &d->talks[i].v[u];
             if (v->round >= rounds || (agent >= 0 && v->agent != agent)) continue;
             c.calls++;
             c.prefilled += v->n_prefilled;
@@ -63,7 +63,7 @@ struct maker {
 };
 
 static void row_add(struct maker *m, const char *name, const char *kind, const uint8_t *right,
-                    struct cost c) {
+                    struct spent c) {
     struct interval ci = stats_wilson(count(right, m->n_items), m->n_items);
     json_array_append_new(m->rows,
                           json_pack("{s:s,s:s,s:f,s:f,s:f,s:I,s:I,s:I}", "name", name, "kind", kind,
@@ -134,13 +134,13 @@ static int whole_make(struct maker *m, struct progress *p, struct error *err) {
 /* Self-consistency's curve, and its points at the debate's cost. */
 static int samples_make(struct maker *m, struct progress *p, json_t *curve, struct error *err) {
     int best = best_alone(m), most = m->w->samples;
-    struct cost all = cost_of(&m->d, m->d.rounds, -1), one = cost_of(&m->d, 1, best);
+    struct spent all = cost_of(&m->d, m->d.rounds, -1), one = cost_of(&m->d, 1, best);
     int equal[2] = {
         samples_for(all.generated, one.generated, most),
         samples_for(all.generated + all.prefilled, one.generated + one.prefilled, most)};
     static const char *const what[] = {"generated", "total"};
     struct samples s;
-    struct cost c = {0};
+    struct spent c = {0};
     int k = MAX(equal[0], equal[1]);
     int rc = samples_draw(m->asker, &m->team[best], m->items, m->n_items, k, m->w->temperature,
                           m->w->max_tokens, m->o->seed, &s, p, err);
@@ -245,15 +245,15 @@ static const char *const ending_names[] = {"rounds", "agreed", "budget", "nobody
 static json_t *endings_json(const struct debate *d) {
     json_int_t n[ARRAY_LEN(ending_names)] = {0};
     json_t *v = json_object();
-    for (int i = 0; i < d->n_items; i++) n[d->outcomes[i].ending]++;
+    for (int i = 0; i < d->n_items; i++) n[d->talks[i].ending]++;
     for (size_t i = 0; i < ARRAY_LEN(ending_names); i++)
         json_object_set_new(v, ending_names[i], json_integer(n[i]));
     return v;
 }
 
-json_t *report_outcome(const struct debate *d, const struct agent *team, const struct item *it,
-                       int item) {
-    const struct outcome *o = &d->outcomes[item];
+json_t *report_talk(const struct debate *d, const struct agent *team, const struct item *it,
+                    int item) {
+    const struct talk *o = &d->talks[item];
     json_t *said = json_array(), *scores = json_object();
     for (int i = 0; i < o->n; i++) {
         const struct utterance *u = &o->v[i];
@@ -285,7 +285,7 @@ static int figures_make(struct maker *m, json_t *r, struct progress *p, struct e
     if (rc == OK && m->w->samples && m->o->working) rc = samples_make(m, p, curve, err);
     if (rc == OK && !m->w->credit_none) rc = credit_make(m, p, &credit, err);
     for (int i = 0; i < d->n_items && i < m->w->shown; i++)
-        json_array_append_new(talks, report_outcome(d, m->team, &m->items[i], i));
+        json_array_append_new(talks, report_talk(d, m->team, &m->items[i], i));
     json_object_set_new(r, "comparisons", comparisons_json(m));
     json_object_set_new(r, "by_round", rounds_json(m));
     json_object_set_new(r, "self_consistency", curve);

@@ -32,8 +32,8 @@ void report_page_add(const json_t *r, struct buf *page);
 
 /* What was said about an item: {question, said: [{name, role, round, text, answer, confidence,
  * failed}], answer, ending, scores}; and as a conversation on a page. */
-json_t *report_outcome(const struct debate *d, const struct agent *team, const struct item *it,
-                       int item);
+json_t *report_talk(const struct debate *d, const struct agent *team, const struct item *it,
+                    int item);
 void report_talk_add(const json_t *talk, struct buf *page);
 
 #endif

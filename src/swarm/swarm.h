@@ -93,7 +93,7 @@ int vote_decide(const struct vote *v, const struct answer *answers, int n, int n
 /* debate */
 
 struct workflow; /* workflow.h */
-struct outcome;
+struct talk;
 struct debate_options {
     const struct workflow *workflow; /* NULL: "brief" */
     int rounds;                      /* 1: independent answers only */
@@ -105,12 +105,12 @@ struct debate_options {
 };
 struct debate {
     int n_agents, n_items, rounds;
-    struct outcome *outcomes; /* [n_items] all that was said */
-    struct answer *answers;   /* [rounds][n_agents][n_items] as they stood after each round; choice
-                                 -1: none. An item that ended earlier stays as it was. */
-    uint8_t *solo;            /* [n_agents][n_items] right in the first round */
-    uint8_t *voted;           /* [rounds][n_items] the vote after each round was right */
-    uint8_t *decided;         /* [n_items] what the workflow decided was right */
+    struct talk *talks;     /* [n_items] all that was said */
+    struct answer *answers; /* [rounds][n_agents][n_items] as they stood after each round; choice
+                               -1: none. An item that ended earlier stays as it was. */
+    uint8_t *solo;          /* [n_agents][n_items] right in the first round */
+    uint8_t *voted;         /* [rounds][n_items] the vote after each round was right */
+    uint8_t *decided;       /* [n_items] what the workflow decided was right */
     int64_t prefilled, generated, truncated, failed, calls;
     int64_t flips_good,
         flips_bad; /* answers that became right, became wrong, after hearing others */

@@ -73,7 +73,7 @@ static int keys_check(struct reader *r, const json_t *v, const char *at, const c
     json_t *x;
     place(r, "%s", at, 0);
     if (v && !json_is_object(v)) return refuse(r, "a mapping is expected at", at);
-    json_object_foreach((json_t *)(uintptr_t)v, key, x) {
+    json_object_foreach ((json_t *)(uintptr_t)v, key, x) {
         int i = 0;
         while (known[i] && strcmp(known[i], key) != 0) i++;
         snprintf(r->at, sizeof r->at, "%s.%s", at, key);
@@ -285,10 +285,10 @@ static int words_read(struct reader *r, json_t *v) {
     json_t *words, *text;
     place(r, "%s", "words", 0);
     if (v && !json_is_object(v)) return refuse(r, "a mapping is expected at", "words");
-    json_object_foreach(v, lang, words) {
+    json_object_foreach (v, lang, words) {
         place(r, "words.%s", lang, 0);
         if (!json_is_object(words)) return refuse(r, "a mapping is expected at", lang);
-        json_object_foreach(words, name, text)
+        json_object_foreach (words, name, text)
             if (!json_is_string(text)) return refuse(r, "a text is expected at", name);
     }
     r->w->words = json_incref(v);
@@ -313,7 +313,8 @@ static int top_read(struct reader *r) {
                *about = json_string_value(json_object_get(root, "about"));
     if (!json_is_object(root)) return refuse(r, "a workflow is a mapping with a", "name");
     if (!name) return refuse(r, "a text is expected at", "name");
-    if (!about && json_object_get(root, "about")) return refuse(r, "a text is expected at", "about");
+    if (!about && json_object_get(root, "about"))
+        return refuse(r, "a text is expected at", "about");
     r->w->name = xstrdup(name);
     r->w->about = xstrdup(about ? about : "");
     place(r, "%s", "rounds", 0);

@@ -59,7 +59,7 @@ const char *workflow_builtin(int i, const char **text);
 struct utterance {
     int node, agent, round; /* round from 0 */
     char *text;
-    int answer; /* of the outcome's candidates; -1: none */
+    int answer; /* of the talk's candidates; -1: none */
     float confidence;
     float prob[MAX_CHOICES]; /* of an item's choices, in candidates' order */
     int32_t n_prefilled, n_generated;
@@ -67,7 +67,7 @@ struct utterance {
     const char *failed;
 };
 enum ending { END_ROUNDS, END_AGREED, END_BUDGET, END_NOBODY };
-struct outcome { /* of an item */
+struct talk { /* of an item */
     struct utterance *v;
     int n;
     char **candidates; /* the item's choices, or the answers in the order they were first given */
@@ -85,12 +85,12 @@ struct workflow_options {
     const struct vote *vote; /* NULL: the workflow's own */
     uint64_t seed;
 };
-/* outcomes [n_items] are zeroed by the caller and released with outcome_release, also after an
+/* talks [n_items] are zeroed by the caller and released with talk_release, also after an
  * error. Errors are the asker's, or a template's that names node and line. */
 int workflow_run(const struct workflow *w, const struct asker *asker, const struct agent *team,
                  int n_agents, const struct item *items, int n_items,
-                 const struct workflow_options *o, struct outcome *outcomes, struct progress *p,
+                 const struct workflow_options *o, struct talk *talks, struct progress *p,
                  struct error *err);
-void outcome_release(struct outcome *o);
+void talk_release(struct talk *o);
 
 #endif

@@ -14,7 +14,7 @@
 
 struct track {
     const struct item *item;
-    struct outcome *o;
+    struct talk *o;
     int index;       /* of the item: draws orders */
     int node;        /* that speaks; -1: done */
     int turn;        /* in-turn: how many of its speakers have spoken */
@@ -55,7 +55,7 @@ static json_t *tail_json(const char *text, int tail) {
     return json_sprintf("[...]\n%s", text + at);
 }
 
-static const char *answer_text(const struct outcome *o, const struct utterance *u) {
+static const char *answer_text(const struct talk *o, const struct utterance *u) {
     return u->answer < 0 ? "" : o->candidates[u->answer];
 }
 
@@ -227,7 +227,7 @@ static int speakers(const struct run *r, struct track *t, int out[TEAM_MAX]) {
 
 /* what comes back */
 
-static int candidate_find(struct outcome *o, const char *text, bool add) {
+static int candidate_find(struct talk *o, const char *text, bool add) {
     for (int i = 0; i < o->n_candidates; i++)
         if (strcmp(o->candidates[i], text) == 0) return i;
     if (!add || o->n_candidates == MAX_CHOICES) return -1;
@@ -265,7 +265,7 @@ static void answer_take(struct track *t, const struct call *c, struct utterance 
 }
 
 static void utterance_add(struct track *t, int agent, struct call *c) {
-    struct outcome *o = t->o;
+    struct talk *o = t->o;
     if (o->n == t->size) {
         t->size = t->size ? 2 * t->size : 8;
         o->v = xrealloc(o->v, (size_t)t->size * sizeof *o->v);
@@ -352,7 +352,7 @@ static int ballots(const struct run *r, const struct track *t, struct answer *ou
 }
 
 static void track_decide(const struct run *r, struct track *t) {
-    struct outcome *o = t->o;
+    struct talk *o = t->o;
     struct answer *v = xcalloc((size_t)o->n + 1, sizeof *v);
     int n = ballots(r, t, v);
     o->answer = -1;
@@ -403,7 +403,7 @@ static int turn_run(struct run *r, const struct asker *asker, int *asked, struct
     return rc;
 }
 
-static void track_begin(struct track *t, const struct item *it, struct outcome *o, int index) {
+static void track_begin(struct track *t, const struct item *it, struct talk *o, int index) {
     *t = (struct track){.item = it, .o = o, .index = index};
     o->candidates = xcalloc(MAX_CHOICES, sizeof *o->candidates);
     o->scores = xcalloc(MAX_CHOICES, sizeof *o->scores);
@@ -413,7 +413,7 @@ static void track_begin(struct track *t, const struct item *it, struct outcome *
 
 int workflow_run(const struct workflow *w, const struct asker *asker, const struct agent *team,
                  int n_agents, const struct item *items, int n_items,
-                 const struct workflow_options *o, struct outcome *outcomes, struct progress *p,
+                 const struct workflow_options *o, struct talk *talks, struct progress *p,
                  struct error *err) {
     if (n_agents < 1 || n_agents > TEAM_MAX)
         return error_set(err, ERR_USAGE, "a team has 1 to %d agents, not %d", TEAM_MAX, n_agents);
@@ -426,7 +426,7 @@ int workflow_run(const struct workflow *w, const struct asker *asker, const stru
                     .tracks = xcalloc((size_t)n_items + 1, sizeof *r.tracks),
                     .n_tracks = n_items};
     int rc = OK, open = n_items;
-    for (int i = 0; i < n_items; i++) track_begin(&r.tracks[i], &items[i], &outcomes[i], i);
+    for (int i = 0; i < n_items; i++) track_begin(&r.tracks[i], &items[i], &talks[i], i);
     while (rc == OK && open > 0) {
         int asked;
         rc = turn_run(&r, asker, &asked, err);
@@ -439,11 +439,11 @@ int workflow_run(const struct workflow *w, const struct asker *asker, const stru
     return rc;
 }
 
-void outcome_release(struct outcome *o) {
+void talk_release(struct talk *o) {
     for (int i = 0; i < o->n; i++) free(o->v[i].text);
     for (int i = 0; i < o->n_candidates; i++) free(o->candidates[i]);
     free(o->candidates);
     free(o->scores);
     free(o->v);
-    *o = (struct outcome){0};
+    *o = (struct talk){0};
 }

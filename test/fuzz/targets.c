@@ -733,7 +733,7 @@ static void fuzz_workflow(const uint8_t *data, size_t size) {
     struct item items[2] = {{.question = which, .choices = {yes, no}, .n_choices = 2, .lang = "ja"},
                             {.question = which, .lang = "en"}};
     struct agent team[TEAM_MAX] = {{0}};
-    struct outcome o[2] = {{0}};
+    struct talk o[2] = {{0}};
     struct workflow_options options = {.temperature = -1};
     struct error err;
     int steps = 0;
@@ -746,7 +746,7 @@ static void fuzz_workflow(const uint8_t *data, size_t size) {
         MUST(o[i].n_candidates <= MAX_CHOICES && o[i].answer < MAX(o[i].n_candidates, 1));
         for (int k = 0; k < o[i].n; k++) MUST(o[i].v[k].answer < o[i].n_candidates);
         MUST(rc != OK || o[i].rounds <= o[i].n);
-        outcome_release(&o[i]);
+        talk_release(&o[i]);
     }
     workflow_free(w);
 }

@@ -521,6 +521,18 @@ static void test_self_consistency(void **state) {
     samples_release(&s);
 }
 
+/* More than half of those who were asked, or nothing. */
+static void test_quorum(void **state) {
+    (void)state;
+    const struct answer a[] = {answer_of(1, 0, 0, 0), answer_of(1, 0, 0, 0), answer_of(0, 1, 0, 0),
+                               answer_of(0, 0, 1, 0)};
+    const struct vote *v = vote_find("quorum");
+    assert_int_equal(vote_decide(v, a, 3, 4), 0);
+    assert_int_equal(vote_decide(v, a, 4, 4), -1);
+    assert_int_equal(vote_decide(v, a + 2, 2, 4), -1);
+    assert_int_equal(vote_decide(v, a, 1, 4), 0);
+}
+
 /* A game with a known answer: the glove game, agents 0 and 1 hold left gloves, 2 a right one; a
  * pair is worth 1. Shapley: 1/6, 1/6, 2/3; Banzhaf: 1/4, 1/4, 3/4. Item 1 is won by whoever is
  * there. */
@@ -830,6 +842,7 @@ int main(void) {
         cmocka_unit_test(test_transcript),
         cmocka_unit_test(test_leave_one_out_of_a_debate),
         cmocka_unit_test(test_self_consistency),
+        cmocka_unit_test(test_quorum),
         cmocka_unit_test(test_credit_of_a_known_game),
         cmocka_unit_test(test_sampled_credit),
         cmocka_unit_test(test_calibration),

@@ -42,7 +42,7 @@ static const struct option_row rows[] = {
     ROW("rounds", OPT_INT, rounds, "-1", -1, 64, "N",
         "rounds at most (-1: the protocol's); 0 checks the arguments and stops"),
     ROW("vote", OPT_STRING, vote, NULL, 0, 0, "NAME",
-        "majority, confidence, logprob or borda (default: the protocol's)"),
+        "majority, confidence, logprob, borda or quorum (default: the protocol's)"),
     ROW("working", OPT_BOOL, working, "true", 0, 0, NULL, "think before answering"),
     ROW("max-tokens", OPT_INT, max_tokens, "0", 0, 65536, "N",
         "tokens of what is said in a turn (0: the protocol's)"),

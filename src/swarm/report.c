@@ -10,10 +10,11 @@
 
 #include "base/page.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { CONTESTANTS = 5, SAMPLED = 200 };
+enum { CONTESTANTS = 5, SAMPLED = 200, SEEDS = 8 };
 
 static json_t *interval_json(struct interval v) {
     return json_pack("[f,f,f]", v.value, v.lo, v.hi);
@@ -202,17 +203,58 @@ static json_t *rounds_json(const struct maker *m) {
     return list;
 }
 
+struct known { /* a game whose coalitions have all been played */
+    const uint8_t *right;
+    int n_items;
+};
+
+static int known_play(void *ctx, uint32_t mask, uint8_t *right, struct error *err) {
+    const struct known *k = ctx;
+    (void)err;
+    memcpy(right, k->right + (size_t)mask * (size_t)k->n_items, (size_t)k->n_items);
+    return OK;
+}
+
+/* How far sampled values are from exact ones, root mean square over agents and seeds. */
+static json_t *sampling_json(const struct maker *m, const uint8_t *right,
+                             const struct worth *exact) {
+    struct known k = {right, m->n_items};
+    const struct game g = {&k, known_play, m->n_agents, m->n_items};
+    struct error err;
+    json_t *list = json_array();
+    for (int samples = 4; samples <= 64; samples *= 4) {
+        double far[2] = {0};
+        for (uint64_t seed = 0; seed < SEEDS; seed++) {
+            struct worth w[TEAM_MAX];
+            CHECK(credit_sampled(&g, samples, m->o->seed + seed, w, &err) == OK);
+            for (int a = 0; a < m->n_agents; a++) {
+                far[0] += pow(w[a].shapley.value - exact[a].shapley.value, 2);
+                far[1] += pow(w[a].banzhaf.value - exact[a].banzhaf.value, 2);
+            }
+        }
+        for (int i = 0; i < 2; i++) far[i] = sqrt(far[i] / (SEEDS * m->n_agents));
+        json_array_append_new(list, json_pack("{s:i,s:f,s:f}", "samples", samples, "shapley",
+                                              far[0], "banzhaf", far[1]));
+    }
+    return list;
+}
+
 static int credit_make(struct maker *m, struct progress *p, json_t **out, struct error *err) {
     struct vote_game v = {m->o->vote, m->d.answers, m->items, m->n_agents, m->n_items};
     struct debate_game g = {m->asker, m->team, m->n_agents, m->items, m->n_items, m->o, p};
     struct game game = m->w->credit_debate ? debate_game(&g) : vote_game(&v);
     struct worth worth[TEAM_MAX];
     bool exact = m->n_agents <= GAME_AGENTS;
+    json_t *errors = json_array();
     int rc = OK;
     if (exact) {
         uint8_t *right = xmalloc(((size_t)1 << m->n_agents) * (size_t)MAX(m->n_items, 1));
         rc = game_play_all(&game, right, err);
-        if (rc == OK) credit_exact(right, m->n_agents, m->n_items, worth);
+        if (rc == OK) {
+            credit_exact(right, m->n_agents, m->n_items, worth);
+            json_decref(errors);
+            errors = sampling_json(m, right, worth);
+        }
         free(right);
     } else {
         rc = credit_sampled(&game, SAMPLED, m->o->seed, worth, err);
@@ -224,8 +266,9 @@ static int credit_make(struct maker *m, struct progress *p, json_t **out, struct
                                         interval_json(worth[a].shapley), "banzhaf",
                                         interval_json(worth[a].banzhaf), "leave_one_out",
                                         interval_json(worth[a].leave_one_out)));
-    *out = json_pack("{s:s,s:s,s:o}", "game", m->w->credit_debate ? "debate" : "first-round vote",
-                     "method", exact ? "exact" : "sampled", "agents", agents);
+    *out = json_pack("{s:s,s:s,s:o,s:o}", "game",
+                     m->w->credit_debate ? "debate" : "first-round vote", "method",
+                     exact ? "exact" : "sampled", "agents", agents, "sampling_error", errors);
     return rc;
 }
 
@@ -362,6 +405,9 @@ static void print_credit(const json_t *credit, FILE *f) {
         }
         fputc('\n', f);
     }
+    json_array_foreach (json_object_get(credit, "sampling_error"), i, v)
+        fprintf(f, "  of %3lld samples: off by %.2f points (Shapley), %.2f (Banzhaf)\n",
+                (long long)whole(v, "samples"), 100 * real(v, "shapley"), 100 * real(v, "banzhaf"));
 }
 
 void report_print(const json_t *r, FILE *f) {

@@ -5,10 +5,10 @@
  * {name, n, protocol, rounds, detectable, rows: [{name, kind, acc, lo, hi, calls, prefilled,
  * generated}], comparisons: [{a, b, diff, lo, hi, p, p_holm}], by_round: [{round, voted, agreed,
  * flips_good, flips_bad, open, changed, conformed}], credit: {game, method, agents: [{name,
- * shapley, banzhaf, leave_one_out}]}, calibration: [{name, ece, ece_fitted, temperature}], cost,
- * endings, talks}; an interval is [value, low, high]. Kinds: solo, vote (after the first round),
- * debate (what was decided), oracle, whole (where evidence is split: an agent that sees all of it),
- * samples.
+ * shapley, banzhaf, leave_one_out}], sampling_error: [{samples, shapley, banzhaf}]}, calibration:
+ * [{name, ece, ece_fitted, temperature}], cost, endings, talks}; an interval is [value, low, high].
+ * Kinds: solo, vote (after the first round), debate (what was decided), oracle, whole (where
+ * evidence is split: an agent that sees all of it), samples.
  */
 #ifndef SHOAL_SWARM_REPORT_H
 #define SHOAL_SWARM_REPORT_H

@@ -78,9 +78,10 @@ struct asker speaker_asker(struct speaker *s);
 /* A vote is a row of the table: answers of n agents to one item → a choice. Ties go to the higher
  * summed probability, then to the lower index. */
 struct vote {
-    const char *name; /* majority, confidence, logprob, borda */
+    const char *name; /* majority, confidence, logprob, borda, quorum */
     void (*score)(const struct answer *answers, int n, int n_choices,
                   double *out /* [n_choices] */);
+    bool quorum; /* more than half of all must agree, else nothing is decided: -1 */
 };
 extern const struct vote vote_table[];
 const struct vote *vote_find(const char *name); /* NULL when unknown */

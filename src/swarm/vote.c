@@ -34,8 +34,8 @@ static void borda(const struct answer *a, int n, int n_choices, double *out) {
 }
 
 const struct vote vote_table[] = {
-    {"majority", majority}, {"confidence", confidence}, {"logprob", logprob}, {"borda", borda},
-    {NULL, NULL},
+    {"majority", majority, false}, {"confidence", confidence, false}, {"logprob", logprob, false},
+    {"borda", borda, false},       {"quorum", majority, true},        {NULL, NULL, false},
 };
 
 const struct vote *vote_find(const char *name) {
@@ -52,7 +52,7 @@ int vote_decide(const struct vote *v, const struct answer *answers, int n, int n
     int best = 0;
     for (int c = 1; c < n_choices; c++)
         if (score[c] > score[best] || (score[c] == score[best] && mass[c] > mass[best])) best = c;
-    return best;
+    return v->quorum && 2 * score[best] <= n ? -1 : best;
 }
 
 static char *json_answer(const json_t *v) {

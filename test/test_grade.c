@@ -4,6 +4,8 @@
  * The cases stand in test/cases/grade-NAME.txt, a file a grader, which are to be extended there.
  * Beside them: what must not change a verdict (blanks, \left and \right, the order of a sum) and
  * what must (a digit), forms that are keys, groups for votes, and texts made to be slow.
+ *
+ * levels: once. Nothing here uses a kernel.
  */
 #define _GNU_SOURCE
 #include "eval/grade.h"
@@ -13,6 +15,7 @@
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include <cmocka.h>
 
@@ -414,8 +417,8 @@ static void test_hostile_texts(void **state) {
         "3万",
         "\\(",
     };
-    static const size_t sizes[] = {1000, 2000, 300000};
-    double start = clock_now();
+    static const size_t sizes[] = {1000, 2000, 20000};
+    clock_t start = clock(); // of this process: the machine may be busy
     for (size_t i = 0; i < ARRAY_LEN(parts); i++)
         for (size_t k = 0; k < ARRAY_LEN(sizes); k++)
             for (int closed = 0; closed < 2; closed++) {
@@ -430,9 +433,7 @@ static void test_hostile_texts(void **state) {
                 free(a);
                 free(b);
             }
-    double took = clock_now() - start;
-    print_message("hostile texts: %.1f s\n", took);
-    assert_true(took < 300);
+    assert_true(clock() - start < 120 * CLOCKS_PER_SEC);
 }
 
 /* What a list of ITEMS × ITEMS or a deep tree costs at most. */
@@ -443,9 +444,9 @@ static void test_one_comparison_is_bounded(void **state) {
                                         "0.\\overline{123}+"};
     for (size_t i = 0; i < ARRAY_LEN(parts); i++) {
         char *a = repeated("", parts[i], 900, "2"), *b = repeated("", parts[i], 900, "3");
-        double start = clock_now();
+        clock_t start = clock();
         assert_false(grade_same(g, a, b));
-        if (clock_now() - start > 20) fail_msg("'%s': %.1f s", parts[i], clock_now() - start);
+        if (clock() - start > 10 * CLOCKS_PER_SEC) fail_msg("'%s' takes too long", parts[i]);
         free(a);
         free(b);
     }

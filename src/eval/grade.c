@@ -395,6 +395,7 @@ static bool f1_extract(const char *text, struct buf *out) {
     buf_puts(out, "");
     f1_words(copy, out);
     free(copy);
+    if (out->len == begin) text_fold(rest.at, rest.len, out); // articles and signs only
     return out->len > begin;
 }
 

@@ -165,7 +165,7 @@ static const char *multiplied(const char *s, const char *end, const struct decim
     return s;
 }
 
-/* "3/4" and no date, behind its numerator. */
+/* "3/4", behind its numerator. A date, 1/2/2020, has another slash on either side. */
 static const char *over(const char *s, const char *end, double *below) {
     size_t n = s < end && *s == '/' ? digits(s + 1, end) : 0;
     if (n == 0 || n > 18 || (s + 1 + n < end && s[1 + n] == '/')) return s;
@@ -199,8 +199,9 @@ static const char *latex_fraction(const char *s, const char *end, double *out) {
     return NULL;
 }
 
-/* An unsigned number in its normal form; NULL: none begins here. */
-static const char *unsigned_read(bool minus, const char *s, const char *end, struct buf *out) {
+/* An unsigned number in its normal form; NULL: none begins here. `dated`: a slash stands before. */
+static const char *unsigned_read(bool minus, bool dated, const char *s, const char *end,
+                                 struct buf *out) {
     double value, fraction;
     const char *stop = latex_fraction(s, end, &value), *next;
     if (stop) {
@@ -211,7 +212,7 @@ static const char *unsigned_read(bool minus, const char *s, const char *end, str
     if ((stop = decimal_read(s, end, &d)) != NULL) {
         if ((next = multiplied(stop, end, &d, &value)) == stop) {
             value = decimal_value(&d);
-            if (d.whole && (next = over(stop, end, &fraction)) != stop)
+            if (d.whole && !dated && (next = over(stop, end, &fraction)) != stop)
                 value /= fraction;
             else if (d.whole && (next = mixed(stop, end, &fraction)) != stop)
                 value += fraction;
@@ -243,7 +244,8 @@ static bool number_find(struct span text, bool last, struct buf *out) {
         struct buf number = {0};
         bool minus;
         const char *from = sign_read(text.at, s, end, &minus);
-        const char *next = from < end ? unsigned_read(minus, from, end, &number) : NULL;
+        bool dated = s > text.at && s[-1] == '/';
+        const char *next = from < end ? unsigned_read(minus, dated, from, end, &number) : NULL;
         if (next) {
             out->len = begin;
             buf_add(out, number.data, number.len);

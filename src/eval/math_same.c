@@ -192,25 +192,31 @@ static bool power_mod(struct ref r, uint64_t *out) {
     return true;
 }
 
-/* n! and n over k. */
+/* n! and n over k of small integers. */
+static uint64_t choices_mod(int64_t n, int64_t k, bool ordered) {
+    uint64_t out = k >= 0 && k <= n, below = 1;
+    for (int64_t i = 0; out && i < k; i++) {
+        out = mod_mul(out, (uint64_t)(n - i));
+        if (!ordered) below = mod_mul(below, (uint64_t)(i + 1));
+    }
+    return mod_mul(out, mod_inverse(below));
+}
+
+static uint64_t symbol_mod(uint64_t name) {
+    return place_bits(name, UINT32_MAX) % PRIME;
+}
+
+/* n! of anything but a small integer is a variable of its own, one for each value of n. */
 static bool call_mod(struct ref r, uint64_t *out) {
     struct ref a = first_child(r);
     int64_t n, k;
     bool over = at(r)->op == FN_BINOMIAL;
-    if ((!over && at(r)->op != FN_FACTORIAL) || !whole(a, &n) || n < 0 || n > WHOLE_MAX)
-        return false;
-    if (!over)
-        k = n;
-    else if (!whole(child(a, at(a)->next), &k))
-        return false;
-    uint64_t below = 1;
-    *out = k >= 0 && k <= n;
-    for (int64_t i = 0; *out && i < k; i++) {
-        *out = mod_mul(*out, (uint64_t)(n - i));
-        if (over) below = mod_mul(below, (uint64_t)(i + 1));
-    }
-    *out = mod_mul(*out, mod_inverse(below));
+    if (!over && at(r)->op != FN_FACTORIAL) return false;
+    bool small = whole(a, &n) && n >= 0 && n <= WHOLE_MAX;
+    if (!small && (over || !mod_value(a, out))) return false;
+    if (over && !whole(child(a, at(a)->next), &k)) return false;
     *r.work -= WHOLE_MAX;
+    *out = small ? choices_mod(n, over ? k : n, !over) : symbol_mod(*out ^ FN_FACTORIAL);
     return true;
 }
 
@@ -223,10 +229,6 @@ static bool fold_mod(struct ref r, bool product, uint64_t *out) {
     }
     *out = total;
     return true;
-}
-
-static uint64_t symbol_mod(uint64_t name) {
-    return place_bits(name, UINT32_MAX) % PRIME;
 }
 
 /* False for what is no rational function, and at a pole. */

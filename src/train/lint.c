@@ -9,44 +9,13 @@
  * Comparison needs no words: blanks beside characters of scripts that are written without them
  * count for nothing, so Japanese and Chinese lines match wherever they were broken.
  */
+#include "eval/grade.h"
 #include "train/train.h"
 
 #include <stdlib.h>
 #include <string.h>
-#include <unicase.h>
-#include <unictype.h>
-#include <unistr.h>
 
 /* what is compared */
-
-/* From here on (CJK radicals, kana, ideographs, hangul, their punctuation) a blank separates
- * nothing. */
-enum { DENSE_FROM = 0x2E80 };
-
-static ucs4_t char_fold(ucs4_t c) {
-    if (c >= 0xFF01 && c <= 0xFF5E) c -= 0xFEE0; /* full-width ASCII */
-    return uc_tolower(c);
-}
-
-void text_fold(const char *text, size_t len, struct buf *out) {
-    const uint8_t *p = (const uint8_t *)text, *end = p + len;
-    ucs4_t before = 0;
-    bool blank = false;
-    while (p < end) {
-        ucs4_t c;
-        uint8_t bytes[6];
-        p += u8_mbtouc(&c, p, (size_t)(end - p));
-        if (uc_is_property_white_space(c)) {
-            blank = before != 0;
-            continue;
-        }
-        c = char_fold(c);
-        if (blank && c < DENSE_FROM && before < DENSE_FROM) buf_puts(out, " ");
-        blank = false;
-        before = c;
-        buf_add(out, bytes, (size_t)u8_uctomb(bytes, c, sizeof bytes));
-    }
-}
 
 /* Appends one message so that no two lists of messages give the same bytes by accident. */
 static int message_add(struct buf *out, const char *role, const char *text, bool fold,

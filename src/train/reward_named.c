@@ -7,6 +7,7 @@
  */
 #define _GNU_SOURCE
 #define PCRE2_CODE_UNIT_WIDTH 8
+#include "eval/grade.h"
 #include "train/policy.h"
 
 #include <ctype.h>
@@ -34,56 +35,24 @@ struct named {
 
 /* exact */
 
-/* What follows the last "answer:", else all. */
-static const char *answer_begin(const char *text) {
-    const char *found = text;
-    for (const char *p = text; (p = strcasestr(p, ANSWER_PREFIX));)
-        found = p += strlen(ANSWER_PREFIX);
-    return found;
-}
-
-static void fold(const char *text, struct buf *out) {
-    size_t begin = 0, len = strlen(text);
-    buf_puts(out, "");
-    text_fold(text, len, out);
-    while (begin < out->len && isspace((unsigned char)out->data[begin])) begin++;
-    memmove(out->data, out->data + begin, out->len - begin + 1);
-}
-
-static bool text_matches(const char *said, const char *right) {
-    struct buf a = {0}, b = {0};
-    fold(said, &a);
-    fold(right, &b);
-    bool same = strcmp(a.data, b.data) == 0;
-    buf_release(&a);
-    buf_release(&b);
-    return same;
-}
-
-/* The last number of a text: digits with a sign, a point, an exponent. */
-static bool number_matches(const char *said, double right) {
-    double last = NAN;
-    for (const char *p = said; *p;) {
-        bool sign = *p == '-' && (p == said || !isalnum((unsigned char)p[-1]));
-        char *end = NULL;
-        if (isdigit((unsigned char)*p) || (sign && isdigit((unsigned char)p[1])))
-            last = strtod(p, &end);
-        p = end && end > p ? end : p + 1;
-    }
-    return last == right;
-}
-
+/* A text as grader `exact` compares it, a number as grader `number` does. */
 static bool answer_matches(const char *said, const json_t *right) {
-    if (json_is_number(right)) return number_matches(said, json_number_value(right));
-    if (json_is_string(right)) return text_matches(said, json_string_value(right));
+    struct error err;
+    bool number = json_is_number(right);
     for (size_t i = 0; i < json_array_size(right); i++)
         if (answer_matches(said, json_array_get(right, i))) return true;
-    return false;
+    if (json_is_array(right)) return false;
+    const struct grader *g = grader_find(number ? "number" : "exact", &err);
+    char *text = json_dumps(right, JSON_ENCODE_ANY | JSON_REAL_PRECISION(15));
+    const char *gold = number ? text : json_string_value(right);
+    double score = grade_text(g, said, &gold, 1).score;
+    free(text);
+    return score > 0;
 }
 
 static double exact_reward(void *ctx, const json_t *item, const char *completion) {
     (void)ctx;
-    return answer_matches(answer_begin(completion), json_object_get(item, "answer"));
+    return answer_matches(completion, json_object_get(item, "answer"));
 }
 
 static int exact_check(void *ctx, const json_t *item, struct error *err) {

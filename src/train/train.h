@@ -170,9 +170,6 @@ int lint_make(const struct dataset *d, const struct dataset *eval, struct lint *
 json_t *lint_json(const struct lint *l);
 void lint_text(const struct lint *l, struct buf *out); /* whole, a few lines */
 void lint_say(const struct lint *l, const char *name); /* notes and warnings */
-/* Appends `text` in small letters of ordinary width, runs of white space as one blank: at most twice
- * its bytes. */
-void text_fold(const char *text, size_t len, struct buf *out);
 /* Fills the hashes. A prompt and its completion count as a user's and the assistant's message, a
  * text as the assistant's. */
 int sample_facts_make(const struct message *msgs, int n, struct sample_facts *out,

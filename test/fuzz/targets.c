@@ -18,6 +18,7 @@
 #define SHOAL_TEST_FUZZ_TARGETS_C
 
 #include "engine/grammar.h"
+#include "eval/grade.h"
 #include "evolve/evolve.h"
 #include "model/jinja.h"
 #include "model/model_files.h"
@@ -751,6 +752,32 @@ static void fuzz_workflow(const uint8_t *data, size_t size) {
     workflow_free(w);
 }
 
+/* What a grader finds in a text is its own form, and the same for the text as for the form. */
+static void grade_use(const struct grader *g, const char *text, const char *gold) {
+    struct error err;
+    struct buf form = {0};
+    bool found = answer_extract(g, text, &form);
+    MUST(found == grade_same(g, text, text));
+    if (found) MUST(grade_same(g, text, form.data));
+    if (grader_check(g, gold, &err) == OK) {
+        struct grade got = grade_text(g, text, &gold, 1);
+        MUST(got.found == found && got.score >= 0 && got.score <= (found ? 1 : 0));
+    }
+    MUST(grade_same(g, text, gold) == grade_same(g, gold, text));
+    buf_release(&form);
+}
+
+/* A text and a gold. */
+static void fuzz_grade(const uint8_t *data, size_t size) {
+    struct part p[2] = {{0}};
+    parts_cut(data, size, p, 2);
+    char *text = strndup(p[0].size ? (const char *)p[0].data : "", p[0].size);
+    char *gold = strndup(p[1].size ? (const char *)p[1].data : "", p[1].size);
+    for (int i = 0; grader_at(i); i++) grade_use(grader_at(i), text, gold);
+    free(text);
+    free(gold);
+}
+
 static const struct fuzz_target fuzz_targets[] = {
     {"gguf", fuzz_gguf},
     {"gguf_tokenizer", fuzz_gguf_tokenizer},
@@ -776,6 +803,7 @@ static const struct fuzz_target fuzz_targets[] = {
     {"session", fuzz_session},
     {"hub", fuzz_hub},
     {"workflow", fuzz_workflow},
+    {"grade", fuzz_grade},
 };
 
 static const struct fuzz_target *fuzz_target_find(const char *name) {

@@ -10,6 +10,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 
 enum fact { FACT_NAME, FACT_INTERESTS, FACT_LIKES, FACT_OTHER, N_FACTS };
 
@@ -294,57 +295,64 @@ void conversation_context(const struct conversation *c, enum language l, int max
 /* questions */
 
 /*
- * A question about oneself: one of `about` with, before it, one of `whose` (nothing: anywhere), and
- * something that makes it a question. N_FACTS stands for all that is known.
+ * Questions about oneself: one of `whose`, one of `about` and one of `end`, with nothing between
+ * them, anywhere in the text; where a column is empty nothing is asked of it. So "my name is Taro.
+ * What is …?" is no question about the name. N_FACTS stands for all that is known.
  */
 static const struct {
     enum language l;
     int fact;
-    const char *whose, *about, *asks;
+    const char *whose, *about, *end;
 } questions[] = {
 #define JA_ME "私|わたし|僕|ぼく|俺|おれ|自分|あたし|うち"
-#define JA_ASKS "？|?|何|なに|なん|覚えて|知って|教えて|わかる|分かる|ですか|だっけ"
-    {LANG_JA, FACT_NAME, JA_ME, "の名前", JA_ASKS},
-    {LANG_JA, FACT_NAME, "", "私は誰|僕は誰|俺は誰|私って誰|僕って誰", ""},
-    {LANG_JA, FACT_INTERESTS, JA_ME, "の趣味|の興味|が興味を", JA_ASKS},
-    {LANG_JA, FACT_LIKES, JA_ME, "の好きな|が好きな", JA_ASKS},
-    {LANG_JA, N_FACTS, JA_ME, "のこと|について", "覚えて|知って"},
-    {LANG_EN, FACT_NAME, "", "my name", "?|what|remember|know|tell me"},
-    {LANG_EN, FACT_NAME, "", "who am i", ""},
-    {LANG_EN, FACT_INTERESTS, "", "my hobby|my hobbies|my interest",
-     "?|what|remember|know|tell me"},
-    {LANG_EN, FACT_LIKES, "", "what do i like|my favorite|my favourite", "?|what|remember"},
-    {LANG_EN, N_FACTS, "", "about me|remember me", "remember|know|?"},
-    {LANG_ZH, FACT_NAME, "我", "名字|叫什么|姓名", "？|?|什么|记得|知道|告诉|吗"},
+#define JA_END                                                                                                                         \
+    "は何|はなに|はなん|は？|は?|は覚えて|はわか|は分か|を覚えて|を知って|を教えて|を言|って何|" \
+    "ってなん|、何|、なん|、覚えて|、わか|覚えて|知って|わか|分か|何|なん"
+    {LANG_JA, FACT_NAME, JA_ME, "の名前", JA_END},
+    {LANG_JA, FACT_NAME, JA_ME, "は誰|はだれ|って誰|ってだれ", ""},
+    {LANG_JA, FACT_INTERESTS, JA_ME, "の趣味|の興味", JA_END},
+    {LANG_JA, FACT_LIKES, JA_ME, "の好きなもの|の好きなこと|が好きなもの|が好きなこと", JA_END},
+    {LANG_JA, FACT_LIKES, JA_ME, "は何が好き|って何が好き", ""},
+    {LANG_JA, N_FACTS, JA_ME, "のこと|のことを|のことは|について", "覚えて|知って"},
+#define EN_ASK "what is |what's |whats |what are |remember |do you know |tell me "
+    {LANG_EN, FACT_NAME, EN_ASK, "my name", ""},
+    {LANG_EN, FACT_NAME, "", "who am i", "?"},
+    {LANG_EN, FACT_INTERESTS, EN_ASK, "my hobby|my hobbies|my interests", ""},
+    {LANG_EN, FACT_LIKES, "", "what do i like", "?"},
+    {LANG_EN, FACT_LIKES, EN_ASK, "my likes|my favorites|my favourites", ""},
+    {LANG_EN, N_FACTS, "", "you remember |you know ", "about me|me?|who i am"},
+    {LANG_EN, N_FACTS, "", "what do you remember about |what do you know about ", "me"},
+    {LANG_ZH, FACT_NAME, "我", "的名字|的姓名|叫", "是什么|是啥|叫什么|什么|啥|吗"},
     {LANG_ZH, FACT_NAME, "", "我是谁", ""},
-    {LANG_ZH, FACT_INTERESTS, "我", "爱好|兴趣", "？|?|什么|记得|知道|告诉|吗"},
-    {LANG_ZH, FACT_LIKES, "我", "喜欢什么|喜欢的", "？|?|什么|记得|知道|告诉|吗"},
-    {LANG_ZH, N_FACTS, "记得|知道|了解", "我吗|我的事|关于我", ""},
+    {LANG_ZH, FACT_NAME, "记得|知道", "我的名字|我叫", ""},
+    {LANG_ZH, FACT_INTERESTS, "我", "的爱好|的兴趣", "是什么|有哪些|是啥|吗"},
+    {LANG_ZH, FACT_LIKES, "我", "喜欢", "什么|啥"},
+    {LANG_ZH, N_FACTS, "记得|知道|了解", "我", "吗|的事|是谁"},
+    {LANG_ZH, N_FACTS, "记得|知道", "关于我", ""},
 };
 
-/* Where the first of several words ends in the text, without regard to ASCII case; NULL: in none.
- */
-static const char *word_after(const char *text, const char *words) {
-    const char *first = NULL;
+/* The length of that one of several words which the text begins with, the longest; an empty list
+ * is met by nothing at all. -1: none. ASCII letters of either case are the same. */
+static int word_at(const char *text, const char *words) {
+    int longest = *words ? -1 : 0;
     for (size_t n; *words; words += n + (words[n] == '|')) {
-        char word[64];
         n = strcspn(words, "|");
-        snprintf(word, sizeof word, "%.*s", (int)n, words);
-        const char *at = strcasestr(text, word);
-        if (at && (!first || at + n < first)) first = at + n;
+        if (strncasecmp(text, words, n) == 0) longest = MAX(longest, (int)n);
     }
-    return first;
+    return longest;
 }
 
-/* The fact that is asked for, N_FACTS for all of them, -1 for none. */
-static int question_find(const char *text, enum language *l) {
-    for (size_t i = 0; i < ARRAY_LEN(questions); i++) {
-        const char *from = *questions[i].whose ? word_after(text, questions[i].whose) : text;
-        if (!from || !word_after(from, questions[i].about)) continue;
-        if (*questions[i].asks && !word_after(text, questions[i].asks)) continue;
-        *l = questions[i].l;
-        return questions[i].fact;
-    }
+static bool question_at(const char *text, size_t row) {
+    int n = word_at(text, questions[row].whose);
+    int k = n < 0 ? -1 : word_at(text + n, questions[row].about);
+    return k >= 0 && word_at(text + n + k, questions[row].end) >= 0;
+}
+
+/* The row that the text asks, or -1. */
+static int question_find(const char *text) {
+    for (size_t row = 0; row < ARRAY_LEN(questions); row++)
+        for (const char *at = text; *at; at++)
+            if (question_at(at, row)) return (int)row;
     return -1;
 }
 
@@ -357,8 +365,8 @@ bool conversation_answer(const struct conversation *c, const char *question, str
         [N_FACTS] = {"はい、覚えています。%s。", "Yes, I remember: %s.", "我记得：%s。"},
     };
     struct buf value = {0};
-    enum language l;
-    int f = question_find(question, &l);
+    int row = question_find(question), f = row < 0 ? -1 : questions[row].fact;
+    enum language l = row < 0 ? LANG_EN : questions[row].l;
     bool known = f == N_FACTS ? facts_text(c, l, l == LANG_EN ? "; " : "；", &value)
                               : f >= 0 && fact_text(c, (enum fact)f, l, &value);
     if (known) {

@@ -763,7 +763,9 @@ static int term_score(struct search *s, const struct query_term *t, double *poss
     while ((step = sqlite3_step(q)) == SQLITE_ROW) df++;
     if (step != SQLITE_DONE) return walked(s->k, q, step, err);
     sqlite3_reset(q);
-    double n = (double)s->n, rare = math_log(1 + (n - (double)df + 0.5) / ((double)df + 0.5));
+    /* What no chunk has counts as what one has: in a small base it would outweigh the rest. */
+    double n = (double)s->n, with = (double)MAX(df, 1);
+    double rare = math_log(1 + (MAX(n, with) - with + 0.5) / (with + 0.5));
     *possible += t->weight * rare;
     while ((step = sqlite3_step(q)) == SQLITE_ROW) {
         struct candidate *c = candidate_find(s, sqlite3_column_int64(q, 0));

@@ -125,13 +125,14 @@ static bool is_common(const char *p, size_t n, enum script s) {
         " a an and are as at be by can do does for from how i in is it me my "
         "of on or that the this to was what when where which who why will "
         "with you ";
-    static const char *const chinese[] = {"的", "了", "吗", "呢", "是", "吧"};
+    static const char *const chinese[] = {"的", "了",   "吗",   "呢",  "是",
+                                          "吧", "什么", "怎么", "多少"};
     char word[TERM_BYTES + 3];
     if (s == HIRAGANA) return true;
     snprintf(word, sizeof word, " %.*s ", (int)n, p);
     if (s == WORD) return strstr(words, word) != NULL;
     for (size_t i = 0; s == HAN && i < ARRAY_LEN(chinese); i++)
-        if (memmem(p, n, chinese[i], 3)) return true;
+        if (memmem(p, n, chinese[i], strlen(chinese[i]))) return true;
     return false;
 }
 

@@ -437,6 +437,7 @@ static void test_bad_files(void **state) {
     int stderr_was = dup(2);
     assert_non_null(freopen("/dev/null", "w", stderr)); /* two warnings */
     r = added(k, "docs", NULL);
+    fflush(stderr);
     dup2(stderr_was, 2);
     close(stderr_was);
     assert_int_equal(r.refused, 2);

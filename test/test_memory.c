@@ -563,7 +563,7 @@ static void test_word_scores(void **state) {
     char *docs[4];
     assert_int_equal(dir_make(path_of("d"), &err), OK);
     for (int i = 0; i < 4; i++) {
-        char name[16];
+        char name[32];
         snprintf(name, sizeof name, "d/%d.txt", i);
         file_put(name, bodies[i]);
         docs[i] = xasprintf("%d\n%s", i, bodies[i]); /* the title is the file's name */

@@ -89,10 +89,9 @@ static void cutter_add(struct cutter *c, size_t begin, size_t end) {
 
 /* The end of the paragraph that begins here: behind its empty line. */
 static size_t paragraph_end(const char *text, size_t at, size_t end) {
-    for (; at < end; at++) {
-        if (text[at] != '\n') continue;
-        size_t next = at + 1 + strspn(text + at + 1, " \t\r");
-        if (next < end && text[next] == '\n') return next + 1;
+    for (bool empty = false; at < end; at++) {
+        if (text[at] == '\n' && empty) return at + 1;
+        empty = text[at] == '\n' || (empty && strchr(" \t\r", text[at]));
     }
     return end;
 }
@@ -112,28 +111,40 @@ static size_t sentence_end(const char *text, size_t at, size_t end) {
     return end;
 }
 
-/*
- * Packs the units of a piece, as many as fit into each chunk. A unit that is too long alone is cut
- * by the next finer ones: paragraphs, sentences, characters.
+static void pack(struct cutter *c, size_t begin, size_t end, bool sentences);
+
+/* A unit that is too long alone is cut by the next finer ones: paragraphs, sentences, characters.
  */
+static void unit_cut(struct cutter *c, struct chunk unit, bool sentences) {
+    if (!sentences) {
+        pack(c, unit.begin, unit.end, true);
+        return;
+    }
+    for (size_t at = unit.begin, n; at < unit.end; at += n) {
+        n = text_cut(c->text + at, unit.end - at, c->limit);
+        cutter_add(c, at, at + n);
+    }
+}
+
+/* Packs the units of a piece, as many as fit into each chunk. `chars` are those from `start` to
+ * `at`, counted once, so that the time is that of reading. */
 static void pack(struct cutter *c, size_t begin, size_t end, bool sentences) {
-    size_t start = begin;
+    size_t start = begin, chars = 0;
     for (size_t at = begin, next; at < end; at = next) {
         next = (sentences ? sentence_end : paragraph_end)(c->text, at, end);
-        struct chunk with = trimmed(c, start, next);
-        if (chars_of(c, with.begin, with.end) <= c->limit) continue;
-        cutter_add(c, start, at);
-        start = at;
-        if (chars_of(c, at, next) <= c->limit) continue;
-        if (!sentences) {
-            pack(c, at, next, true);
-        } else {
-            for (size_t from = at, n; from < next; from += n) {
-                n = text_cut(c->text + from, next - from, c->limit);
-                cutter_add(c, from, from + n);
-            }
+        struct chunk unit = trimmed(c, at, next);
+        size_t n = chars_of(c, chars ? at : unit.begin, unit.end);
+        if (chars + n > c->limit) {
+            cutter_add(c, start, at);
+            start = at;
+            chars = 0;
+            n = chars_of(c, unit.begin, unit.end);
         }
-        start = next;
+        if (n > c->limit) unit_cut(c, unit, sentences);
+        if (n > c->limit || chars + n == 0)
+            start = next;
+        else
+            chars += n + chars_of(c, unit.end, next);
     }
     cutter_add(c, start, end);
 }

@@ -19,6 +19,7 @@
 
 #include "engine/grammar.h"
 #include "evolve/evolve.h"
+#include "memory/internal.h"
 #include "model/jinja.h"
 #include "model/model_files.h"
 #include "model/tokenizer_internal.h"
@@ -28,6 +29,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+#include <unistr.h>
 
 struct fuzz_target {
     const char *name;
@@ -707,6 +709,64 @@ static void fuzz_hub(const uint8_t *data, size_t size) {
     free(text);
 }
 
+/* White space of any width. */
+static size_t spaces_at(const char *p, size_t left) {
+    static const char *const spaces[] = {"\xC2\x85",     "\xC2\xA0",     "\xE1\x9A\x80",
+                                         "\xE2\x80\xA8", "\xE2\x80\xA9", "\xE2\x80\xAF",
+                                         "\xE2\x81\x9F", "\xE3\x80\x80"};
+    bool quad = left >= 3 && memcmp(p, "\xE2\x80", 2) == 0 && (uint8_t)p[2] - 0x80u <= 10;
+    if (left && (*p == ' ' || (*p >= '\t' && *p <= '\r'))) return 1;
+    for (size_t i = 0; i < ARRAY_LEN(spaces); i++) {
+        size_t n = strlen(spaces[i]);
+        if (left >= n && memcmp(p, spaces[i], n) == 0) return n;
+    }
+    return quad ? 3 : 0;
+}
+
+/* Chunks are bounded, and between them is nothing but white space. */
+static void chunks_use(const struct buf *text, int chars) {
+    struct chunk *v;
+    size_t at = 0;
+    int n = text_chunks(text->data, text->len, chars, &v);
+    for (int i = 0; i <= n; i++) {
+        size_t begin = i < n ? v[i].begin : text->len;
+        MUST(begin >= at && begin <= text->len);
+        for (size_t gap; at < begin; at += gap)
+            MUST((gap = spaces_at(text->data + at, begin - at)) > 0);
+        if (i == n) break;
+        MUST(v[i].end > begin && v[i].end <= text->len);
+        MUST(u8_mbsnlen((const uint8_t *)text->data + begin, v[i].end - begin) <= (size_t)chars);
+        at = v[i].end;
+    }
+    free(v);
+}
+
+/* A page becomes text that is UTF-8, no longer than the page, and can be cut and indexed. */
+static void fuzz_document(const uint8_t *data, size_t size) {
+    int (*const readers[])(const char *, size_t, struct buf *, struct buf *,
+                           struct error *) = {html_read, markdown_read};
+    for (size_t i = 0; i < ARRAY_LEN(readers); i++) {
+        struct error err;
+        struct buf title = {0}, text = {0}, terms = {0};
+        struct query_term query[QUERY_TERMS];
+        int64_t n;
+        buf_puts(&text, "");
+        if (readers[i]((const char *)data, size, &title, &text, &err) == OK) {
+            MUST(title.len <= size && text.len <= size + 2);
+            MUST(u8_check((const uint8_t *)text.data, text.len) == NULL);
+            MUST(strlen(text.data) == text.len);
+            chunks_use(&text, 16);
+            chunks_use(&text, 100);
+            MUST(terms_index(text.data, text.len, &terms, &n, &err) == OK);
+            MUST(u8_check((const uint8_t *)terms.data, terms.len) == NULL);
+            MUST(terms_query(text.data, query, &err) >= 0);
+        }
+        buf_release(&title);
+        buf_release(&text);
+        buf_release(&terms);
+    }
+}
+
 static const struct fuzz_target fuzz_targets[] = {
     {"gguf", fuzz_gguf},
     {"gguf_tokenizer", fuzz_gguf_tokenizer},
@@ -731,6 +791,7 @@ static const struct fuzz_target fuzz_targets[] = {
     {"json_schema", fuzz_json_schema},
     {"session", fuzz_session},
     {"hub", fuzz_hub},
+    {"document", fuzz_document},
 };
 
 static const struct fuzz_target *fuzz_target_find(const char *name) {

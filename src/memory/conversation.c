@@ -271,22 +271,16 @@ static void context_add(const struct conversation *c, enum language l, size_t fi
     buf_release(&known);
 }
 
-static size_t chars_of(const struct buf *b) {
-    size_t n = 0;
-    for (size_t i = 0; i < b->len; i++) n += ((uint8_t)b->data[i] & 0xC0) != 0x80;
-    return n;
-}
-
 void conversation_context(const struct conversation *c, enum language l, int max_chars,
                           struct buf *out) {
     size_t n = json_array_size(json_object_get(c->state, "exchanges"));
     for (size_t first = 0;; first++) {
         struct buf text = {0};
         context_add(c, l, first, &text);
-        bool fits = max_chars <= 0 || chars_of(&text) <= (size_t)max_chars;
-        if (text.len && fits) buf_add(out, text.data, text.len);
-        if (text.len && !fits && first == n) /* the summary alone is too long */
-            buf_add(out, text.data, text_cut(text.data, text.len, (size_t)max_chars));
+        size_t cut = max_chars > 0 ? text_cut(text.data, text.len, (size_t)max_chars) : text.len;
+        bool fits = cut == text.len;
+        if (cut && (fits || first == n)) /* else the summary alone is too long */
+            buf_add(out, text.data, cut);
         buf_release(&text);
         if (fits || first == n) return;
     }

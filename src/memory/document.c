@@ -1,8 +1,8 @@
 /*
- * Documents as plain text: HTML and Markdown.
+ * Documents as plain text: what is so already, HTML and Markdown.
  *
- * Neither reader validates: people's pages are broken in every way, and all that is wanted is what
- * a person would read. What cannot be understood is text. Both read their input once, front to
+ * No reader validates: people's pages are broken in every way, and all that is wanted is what
+ * a person would read. What cannot be understood is text. All read their input once, front to
  * back, in time that grows with its length only.
  *
  * Not here: other encodings than UTF-8, tables as tables, links' addresses, what scripts write.
@@ -27,6 +27,15 @@ static int utf8_check(const char *doc, size_t len, struct error *err) {
 
 static size_t bom_len(const char *doc, size_t len) {
     return len >= 3 && memcmp(doc, "\xEF\xBB\xBF", 3) == 0 ? 3 : 0;
+}
+
+int plain_read(const char *doc, size_t len, struct buf *title, struct buf *text,
+               struct error *err) {
+    size_t bom = bom_len(doc, len);
+    (void)title;
+    if (utf8_check(doc, len, err) != OK) return err->code;
+    buf_add(text, doc + bom, len - bom);
+    return OK;
 }
 
 /* White space waits until a character follows: what came last decides, the widest of it. */

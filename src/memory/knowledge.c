@@ -339,17 +339,6 @@ static int line_add(void *ctx, const json_t *v, int line, struct error *err) {
     return document_add(ctx, title ? title : "", text, strlen(text), err);
 }
 
-static int plain_read(const char *doc, size_t len, struct buf *title, struct buf *text,
-                      struct error *err) {
-    const uint8_t *wrong = len ? u8_check((const uint8_t *)doc, len) : NULL;
-    (void)title;
-    if (wrong || (len && memchr(doc, 0, len)))
-        return error_set(err, ERR_FORMAT, "it is no UTF-8 text; convert it with iconv");
-    size_t bom = len >= 3 && memcmp(doc, "\xEF\xBB\xBF", 3) == 0 ? 3 : 0;
-    buf_add(text, doc + bom, len - bom);
-    return OK;
-}
-
 /* Kinds of files by the end of their names; no reader: JSON lines. */
 static const struct kind {
     const char *end;
@@ -784,16 +773,6 @@ static int words_score(struct search *s, struct error *err) {
     return rc;
 }
 
-static double cosine(const float *a, const float *b, int32_t d) {
-    double dot = 0, aa = 0, bb = 0;
-    for (int32_t i = 0; i < d; i++) {
-        dot += (double)a[i] * (double)b[i];
-        aa += (double)a[i] * (double)a[i];
-        bb += (double)b[i] * (double)b[i];
-    }
-    return aa > 0 && bb > 0 ? dot / (sqrt(aa) * sqrt(bb)) : 0;
-}
-
 static int cosine_score(struct search *s, const struct embedder *e, struct error *err) {
     float *query = xcalloc((size_t)e->d, sizeof *query), *v = xcalloc((size_t)e->d, sizeof *v);
     size_t bytes = sizeof *v * (size_t)e->d;
@@ -805,7 +784,7 @@ static int cosine_score(struct search *s, const struct embedder *e, struct error
         struct candidate *c = candidate_find(s, sqlite3_column_int64(q, 0));
         if (!c || (size_t)sqlite3_column_bytes(q, 1) != bytes) continue;
         memcpy(v, sqlite3_column_blob(q, 1), bytes);
-        c->cosine = cosine(query, v, e->d);
+        c->cosine = vector_cosine(query, v, e->d);
     }
     free(query);
     free(v);

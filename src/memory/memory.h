@@ -31,6 +31,7 @@ size_t text_cut(const char *text, size_t len, size_t chars);
  * and appends plain text, paragraphs being separated by an empty line; `title` gets what the
  * document calls itself, or nothing. The text is at most as long as the document plus 2 bytes.
  */
+int plain_read(const char *doc, size_t len, struct buf *title, struct buf *text, struct error *err);
 int html_read(const char *doc, size_t len, struct buf *title, struct buf *text, struct error *err);
 int markdown_read(const char *doc, size_t len, struct buf *title, struct buf *text,
                   struct error *err);
@@ -44,6 +45,9 @@ struct chunk {
 int text_chunks(const char *text, size_t len, int chars, struct chunk **out);
 
 /* embeddings */
+
+/* In double, in the order of the entries; 0 when either is a zero vector. */
+double vector_cosine(const float *a, const float *b, int32_t d);
 
 struct embedder {
     void *ctx;

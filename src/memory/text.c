@@ -1,12 +1,13 @@
 /*
- * Plain text: which language it is, how much of it is so many characters, and how it is cut into
- * chunks.
+ * Plain text: which language it is, how much of it is so many characters, how it is cut into
+ * chunks, and how alike the vectors of two are.
  *
  * Not here: words of an index (knowledge.c), markup (document.c). Text is UTF-8; where it is not,
  * bad bytes count as characters and nothing is read beyond the end.
  */
 #include "memory/memory.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unictype.h>
@@ -46,6 +47,16 @@ size_t text_cut(const char *text, size_t len, size_t chars) {
     for (; at < len && chars > 0; chars--)
         at += (size_t)u8_mbtouc(&c, (const uint8_t *)text + at, len - at);
     return at;
+}
+
+double vector_cosine(const float *a, const float *b, int32_t d) {
+    double dot = 0, aa = 0, bb = 0;
+    for (int32_t i = 0; i < d; i++) {
+        dot += (double)a[i] * (double)b[i];
+        aa += (double)a[i] * (double)a[i];
+        bb += (double)b[i] * (double)b[i];
+    }
+    return aa > 0 && bb > 0 ? dot / (sqrt(aa) * sqrt(bb)) : 0;
 }
 
 /* chunks */

@@ -14,6 +14,8 @@
 #define _GNU_SOURCE
 #include "swarm/blackboard.h"
 
+#include "memory/memory.h"
+
 #include <math.h>
 #include <sodium.h>
 #include <stdlib.h>
@@ -519,15 +521,8 @@ json_t *blackboard_history(const struct blackboard *b, const char *key, struct e
 
 /* The first characters of a text. */
 static json_t *text_short(const char *text) {
-    size_t n = 0;
-    for (int chars = 0; text[n]; n++)
-        if (((uint8_t)text[n] & 0xC0) != 0x80 && chars++ == DEBUG_CHARS) break;
-    struct buf b = {0};
-    buf_add(&b, text, n);
-    if (text[n]) buf_puts(&b, "…");
-    json_t *v = json_string(b.data);
-    buf_release(&b);
-    return v;
+    size_t len = strlen(text), n = text_cut(text, len, DEBUG_CHARS);
+    return json_sprintf("%.*s%s", (int)n, text, n < len ? "…" : "");
 }
 
 static bool is_vector(const json_t *v) {
@@ -628,18 +623,6 @@ json_t *blackboard_slot_list(const struct blackboard *b, const char *slot) {
     return out;
 }
 
-/* 0 when either is a zero vector or they are not of one length. */
-static double cosine(const struct slot_entry *e, const float *v, int32_t d) {
-    double dot = 0, a = 0, b = 0;
-    if (!e->embedding || e->d != d) return 0;
-    for (int32_t i = 0; i < d; i++) {
-        dot += (double)e->embedding[i] * (double)v[i];
-        a += (double)e->embedding[i] * (double)e->embedding[i];
-        b += (double)v[i] * (double)v[i];
-    }
-    return a > 0 && b > 0 ? dot / (sqrt(a) * sqrt(b)) : 0;
-}
-
 /* Puts a match where it belongs in out[n], most alike first, and keeps `max`. */
 struct match {
     const struct slot_entry *e;
@@ -667,9 +650,11 @@ json_t *blackboard_find_similar(const struct blackboard *b, const char *slot, co
         const struct slot *s = b->slots[i];
         if (slot && strcmp(s->name, slot) != 0) continue;
         for (int k = 0; k < s->n; k++) {
-            struct match m = {&s->v[k], cosine(&s->v[k], v, d),
-                              json_integer_value(json_object_get(s->v[k].event, "seq"))};
-            if (s->v[k].embedding && m.similarity >= threshold) n = match_insert(best, n, max, m);
+            const struct slot_entry *e = &s->v[k];
+            if (!e->embedding || e->d != d) continue;
+            struct match m = {e, vector_cosine(e->embedding, v, d),
+                              json_integer_value(json_object_get(e->event, "seq"))};
+            if (m.similarity >= threshold) n = match_insert(best, n, max, m);
         }
     }
     for (int i = 0; i < n; i++) {

@@ -279,7 +279,7 @@ void conversation_context(const struct conversation *c, enum language l, int max
         context_add(c, l, first, &text);
         size_t cut = max_chars > 0 ? text_cut(text.data, text.len, (size_t)max_chars) : text.len;
         bool fits = cut == text.len;
-        if (cut && (fits || first == n)) /* else the summary alone is too long */
+        if (cut && (fits || first == n)) /* summary and facts are cut at last */
             buf_add(out, text.data, cut);
         buf_release(&text);
         if (fits || first == n) return;

@@ -24,6 +24,7 @@
 #include "model/model_files.h"
 #include "model/tokenizer_internal.h"
 #include "store/hub_internal.h"
+#include "swarm/blackboard.h"
 #include "train/synth.h"
 
 #include <stdlib.h>
@@ -767,6 +768,38 @@ static void fuzz_document(const uint8_t *data, size_t size) {
     }
 }
 
+/* The log of a board, an array of events. What opens shows itself, takes more, and opens again as
+ * the same. */
+static void board_use(struct store *s) {
+    struct error err;
+    struct blackboard_options o = {.store = s, .name = "log"};
+    struct blackboard *b = blackboard_open(&o, &err);
+    if (!b) return;
+    const float v[2] = {1, 0};
+    json_t *value = json_true(), *row = blackboard_write(b, "k", value, NULL, &err);
+    MUST(row != NULL && json_is_true(blackboard_read(b, "k")));
+    struct blackboard *again = blackboard_open(&o, &err);
+    MUST(again != NULL);
+    json_t *views[2] = {blackboard_debug_view(b), blackboard_debug_view(again)},
+           *alike = blackboard_find_similar(b, NULL, v, 2, BOARD_SIMILARITY, 3);
+    MUST(json_equal(views[0], views[1]) && json_array_size(alike) <= 3);
+    json_decref(alike);
+    json_decref(views[0]);
+    json_decref(views[1]);
+    json_decref(row);
+    blackboard_close(again);
+    blackboard_close(b);
+}
+
+static void fuzz_board(const uint8_t *data, size_t size) {
+    struct error err;
+    json_t *events = json_parse((const char *)data, size, "log", &err);
+    struct store *s = json_is_array(events) ? store_open(":memory:", &err) : NULL;
+    if (s && store_log_put(s, "log", 1, events, &err) == OK) board_use(s);
+    store_close(s);
+    json_decref(events);
+}
+
 static const struct fuzz_target fuzz_targets[] = {
     {"gguf", fuzz_gguf},
     {"gguf_tokenizer", fuzz_gguf_tokenizer},
@@ -792,6 +825,7 @@ static const struct fuzz_target fuzz_targets[] = {
     {"session", fuzz_session},
     {"hub", fuzz_hub},
     {"document", fuzz_document},
+    {"board", fuzz_board},
 };
 
 static const struct fuzz_target *fuzz_target_find(const char *name) {

@@ -23,7 +23,7 @@ same() { if [ -s "$2" ] && cmp -s "$2" "$3"; then ok "$1"; else bad "$1" "'$2' a
 absent() { if [ -e "$2" ]; then bad "$1" "'$2' was left behind"; else ok "$1"; fi; }
 
 # ---- the command line
-for c in demo run train pretrain debate evolve eval resume convert adapter model bench doctor pull quantize embed replay synth; do
+for c in demo run train pretrain debate evolve eval resume convert adapter model bench doctor pull quantize embed replay synth knowledge; do
     if "$shoal" $c --help 2>/dev/null | grep -q "^usage: shoal $c"; then ok "$c --help"; else bad "$c --help" "no usage"; fi
     says "$c refuses an unknown flag" 2 "unknown flag '--nonsense'" "$shoal" $c --nonsense
 done
@@ -183,6 +183,29 @@ rm "$tmp/rec.gguf"
 says "replay without the model" 1 "is not the same" "$shoal" replay "$key" --store "$db"
 holds "names what is missing" "model: cannot be opened" "$tmp/out"
 says "a store that cannot be made" 1 "/proc/none" "$shoal" run "$m" -p x --record --store /proc/none/calls.db
+
+# ---- a knowledge base
+mkdir -p "$tmp/kb/sub"
+printf '富士山は日本で一番高い山で、標高は3776メートルです。\n' >"$tmp/kb/fuji.txt"
+printf '<title>北京</title><p>北京是中国的首都。<script>no</script>\n' >"$tmp/kb/sub/beijing.html"
+printf '{"title": "Tides", "content": "The moon pulls the sea."}\n' >"$tmp/kb/qa.jsonl"
+says "knowledge add" 0 "" "$shoal" knowledge add "$tmp/kb.db" "$tmp/kb"
+if grep -q '3 added.*3 documents' "$tmp/out"; then ok "knowledge add counts"; else bad "knowledge add counts" "$(cat "$tmp/out")"; fi
+for q in '富士山の高さは？=fuji' '首都=北京' 'What pulls the sea?=Tides'; do
+    got=$("$shoal" knowledge search "$tmp/kb.db" "${q%=*}" --json | head -n 1)
+    case $got in *"\"title\":\"${q#*=}\""*) ok "knowledge finds ${q#*=}" ;; *) bad "knowledge finds ${q#*=}" "$got" ;; esac
+done
+rm "$tmp/kb/qa.jsonl"
+"$shoal" knowledge add "$tmp/kb.db" "$tmp/kb" --model "$tmp/a.gguf" >"$tmp/out" 2>/dev/null
+if grep -q '2 unchanged, 1 removed' "$tmp/out"; then ok "knowledge forgets what is gone"; else bad "knowledge forgets what is gone" "$(cat "$tmp/out")"; fi
+for t in 1 2; do "$shoal" knowledge search "$tmp/kb.db" 山 --model "$tmp/a.gguf" --threshold 0 --threads $t --exact --json >"$tmp/kb.$t" 2>/dev/null; done
+same "knowledge with embeddings: 1 and 2 threads" "$tmp/kb.1" "$tmp/kb.2"
+if grep -q '"cosine"' "$tmp/kb.1"; then ok "knowledge with embeddings"; else bad "knowledge with embeddings" "no cosine"; fi
+says "knowledge remove" 0 "" "$shoal" knowledge remove "$tmp/kb.db" "$tmp/kb/sub"
+if [ "$("$shoal" knowledge list "$tmp/kb.db" | wc -l)" = 1 ]; then ok "knowledge list"; else bad "knowledge list" "not one line"; fi
+says "knowledge of nothing" 1 "'shoal knowledge add' makes one" "$shoal" knowledge search "$tmp/none.db" x
+says "knowledge without a verb" 2 "is none of add, search, list and remove" "$shoal" knowledge fly "$tmp/kb.db"
+says "knowledge in a store" 1 "is no knowledge base" "$shoal" knowledge list "$db"
 
 # ---- bad input
 head -c 5000 "$tmp/a.gguf" >"$tmp/cut.gguf"

@@ -17,8 +17,10 @@
 #include "engine/grammar.h"
 #include "evolve/evolve.h"
 #include "fixture.h"
+#include "memory/memory.h"
 #include "model/jinja.h"
 #include "store/store.h"
+#include "swarm/blackboard.h"
 #include "train/synth.h"
 
 #include <dirent.h>
@@ -551,6 +553,69 @@ static int open_store(struct error *err) {
     return rc;
 }
 
+/* A turn is written, and the log gives the same board again. */
+static int write_board(struct error *err) {
+    static int turn;
+    char *path = path_in("board.db"), *name = xasprintf("%ld-%d", (long)getpid(), turn++);
+    const float v[2] = {1, 2};
+    struct store *s = store_open(path, err);
+    struct blackboard_options o = {.store = s, .name = name};
+    struct blackboard *b = s ? blackboard_open(&o, err) : NULL, *again = NULL;
+    json_t *value = json_pack("{s:s}", "本文", "猫"), *row = NULL;
+    int rc = b ? blackboard_write_multiple(b, value, NULL, err) : err->code;
+    if (rc == OK)
+        rc = (row = blackboard_slot_add(b, &(struct board_slot_entry){"批評", "反対", v, 2, NULL},
+                                        err))
+                 ? OK
+                 : err->code;
+    if (rc == OK) rc = (again = blackboard_open(&o, err)) ? OK : err->code;
+    if (rc == OK && (blackboard_last(again) != 2 ||
+                     strcmp(json_string_value(blackboard_read(again, "本文")), "猫") != 0))
+        check_failed(__FILE__, __LINE__, "the log keeps what was written");
+    json_decref(row);
+    json_decref(value);
+    blackboard_close(again);
+    blackboard_close(b);
+    store_close(s);
+    free(name);
+    free(path);
+    return rc;
+}
+
+static int talk(struct error *err) {
+    char *path = path_in("talk.db");
+    struct store *s = store_open(path, err);
+    struct conversation *c = s ? conversation_open(s, "話", err) : NULL;
+    json_t *facts = json_pack("{s:s}", "名前", "太郎");
+    int rc = c ? conversation_learn(c, facts, err) : err->code;
+    if (rc == OK) rc = conversation_add(c, "こんにちは", "你好", NULL, err);
+    json_decref(facts);
+    conversation_close(c);
+    store_close(s);
+    free(path);
+    return rc;
+}
+
+/* The page is taken in, found and forgotten. */
+static int use_knowledge(struct error *err) {
+    char *path = path_in("knowledge.db"), *page = path_in("page.html");
+    struct knowledge_options o = {0};
+    struct knowledge_query q = {.text = "富士山", .threshold = -1};
+    struct knowledge_report r;
+    struct knowledge *k = knowledge_open(path, true, err);
+    json_t *hits = NULL;
+    int rc = k ? knowledge_add(k, page, &o, &r, err) : err->code;
+    if (rc == OK) rc = (hits = knowledge_search(k, &q, err)) ? OK : err->code;
+    if (rc == OK && json_array_size(hits) != 1)
+        check_failed(__FILE__, __LINE__, "the page is found");
+    if (rc == OK) rc = knowledge_remove(k, page, &r, err);
+    json_decref(hits);
+    knowledge_close(k);
+    free(page);
+    free(path);
+    return rc;
+}
+
 static int load_small_json(struct error *err) {
     static const char text[] =
         "{\"名前\": [\"猫\", 1, 2.5, {\"x\": null}], \"b\": {\"c\": \"d\\n\"}}";
@@ -608,6 +673,9 @@ static const struct path {
     {"checkpoint", load_checkpoint, 0, SWEPT},
     {"recipe", load_recipe, 0, SWEPT},
     {"store", open_store, 0, SWEPT | SPARES},
+    {"blackboard", write_board, 0, SWEPT | SPARES},
+    {"conversation", talk, 0, SWEPT | SPARES},
+    {"knowledge", use_knowledge, 0, SWEPT | SPARES},
 };
 
 static void fault_clear(void) {
@@ -1153,9 +1221,11 @@ static void texts_make(void) {
                                   "[{\"role\": \"user\", \"content\": \"山は?\"}]}\n";
     static const char recipe[] = "personas: [critic=a.jsonl, helper=b.jsonl]\ntasks: [copy]\n"
                                  "train: {r: 4}\nevolve: {generations: 1}\n";
+    static const char page[] = "<title>山</title><p>富士山は<b>高い</b>。";
     put_text("data.jsonl", data, sizeof data - 1);
     put_text("prompts.jsonl", prompts, sizeof prompts - 1);
     put_text("recipe.yaml", recipe, sizeof recipe - 1);
+    put_text("page.html", page, sizeof page - 1);
 }
 
 static int group_setup(void **state) {

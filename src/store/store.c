@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define SCHEMA_VERSION 3
+#define SCHEMA_VERSION 4
 
 static const char schema[] =
     "CREATE TABLE IF NOT EXISTS runs(id TEXT PRIMARY KEY, kind TEXT NOT NULL, recipe TEXT NOT NULL,"
@@ -38,7 +38,12 @@ static const char schema[] =
     "CREATE TABLE IF NOT EXISTS metrics(run TEXT NOT NULL, step INTEGER NOT NULL, row TEXT NOT "
     "NULL,"
     "  PRIMARY KEY(run, step)) STRICT, WITHOUT ROWID;"
-    "PRAGMA user_version = 3";
+    "CREATE TABLE IF NOT EXISTS logs(log TEXT NOT NULL, seq INTEGER NOT NULL, event TEXT NOT NULL,"
+    "  PRIMARY KEY(log, seq)) STRICT, WITHOUT ROWID;"
+    "CREATE TABLE IF NOT EXISTS documents(kind TEXT NOT NULL, id TEXT NOT NULL, value TEXT NOT "
+    "NULL,"
+    "  PRIMARY KEY(kind, id)) STRICT, WITHOUT ROWID;"
+    "PRAGMA user_version = 4";
 
 enum statement {
     RUN_ADD,
@@ -57,6 +62,10 @@ enum statement {
     RECORD_PUT,
     RECORD_GET,
     RECORD_LIST,
+    LOG_PUT,
+    LOG_LIST,
+    DOCUMENT_PUT,
+    DOCUMENT_GET,
     N_STATEMENTS
 };
 static const char *const sql[N_STATEMENTS] = {
@@ -83,6 +92,10 @@ static const char *const sql[N_STATEMENTS] = {
     [RECORD_GET] = "SELECT * FROM recorded WHERE substr(key, 1, length(?1)) = ?1 LIMIT 2",
     [RECORD_LIST] = "SELECT key, created, model, model_hash, class, level, kv, lora, version,"
                     " adapters FROM recorded ORDER BY created DESC, rowid DESC",
+    [LOG_PUT] = "INSERT INTO logs VALUES(?1, ?2, ?3)",
+    [LOG_LIST] = "SELECT event FROM logs WHERE log = ?1 AND seq > ?2 ORDER BY seq LIMIT ?3",
+    [DOCUMENT_PUT] = "INSERT OR REPLACE INTO documents VALUES(?1, ?2, ?3)",
+    [DOCUMENT_GET] = "SELECT value FROM documents WHERE kind = ?1 AND id = ?2",
 };
 
 struct store {
@@ -441,4 +454,67 @@ json_t *store_record_list(struct store *s, struct error *err) {
     int rc;
     while ((rc = sqlite3_step(q)) == SQLITE_ROW) json_array_append_new(list, record_row(q));
     return list_finish(s, q, rc, list, err);
+}
+
+static int log_row(struct store *s, const char *log, int64_t seq, const json_t *event,
+                   struct error *err) {
+    sqlite3_stmt *q = statement(s, LOG_PUT, err);
+    if (!q) return err->code;
+    bind_text(q, 1, log);
+    sqlite3_bind_int64(q, 2, seq);
+    bind_json(q, 3, event);
+    int rc = finish(s, q, err);
+    if (rc != OK && sqlite3_extended_errcode(s->db) == SQLITE_CONSTRAINT_PRIMARYKEY)
+        rc = error_set(err, ERR_STATE, "log '%s' has an event %lld already", log, (long long)seq);
+    return rc;
+}
+
+/* A savepoint, because the caller may be inside a transaction. */
+int store_log_put(struct store *s, const char *log, int64_t seq, const json_t *events,
+                  struct error *err) {
+    int rc = exec(s, "SAVEPOINT log", err);
+    if (rc != OK) return rc;
+    for (size_t i = 0; i < json_array_size(events) && rc == OK; i++)
+        rc = log_row(s, log, seq + (int64_t)i, json_array_get(events, i), err);
+    if (rc == OK) rc = exec(s, "RELEASE log", err);
+    if (rc != OK) sqlite3_exec(s->db, "ROLLBACK TO log; RELEASE log", NULL, NULL, NULL);
+    return rc;
+}
+
+json_t *store_log_list(struct store *s, const char *log, int64_t seq, int64_t limit,
+                       struct error *err) {
+    sqlite3_stmt *q = statement(s, LOG_LIST, err);
+    if (!q) return NULL;
+    bind_text(q, 1, log);
+    sqlite3_bind_int64(q, 2, seq);
+    sqlite3_bind_int64(q, 3, limit);
+    json_t *list = json_array();
+    int rc;
+    while ((rc = sqlite3_step(q)) == SQLITE_ROW) json_array_append_new(list, column_json(q, 0));
+    return list_finish(s, q, rc, list, err);
+}
+
+int store_document_put(struct store *s, const char *kind, const char *id, const json_t *value,
+                       struct error *err) {
+    sqlite3_stmt *q = statement(s, DOCUMENT_PUT, err);
+    if (!q) return err->code;
+    bind_text(q, 1, kind);
+    bind_text(q, 2, id);
+    bind_json(q, 3, value);
+    return finish(s, q, err);
+}
+
+json_t *store_document_get(struct store *s, const char *kind, const char *id, struct error *err) {
+    sqlite3_stmt *q = statement(s, DOCUMENT_GET, err);
+    if (!q) return NULL;
+    bind_text(q, 1, kind);
+    bind_text(q, 2, id);
+    int rc = sqlite3_step(q);
+    json_t *v = rc == SQLITE_ROW ? column_json(q, 0) : NULL;
+    if (rc == SQLITE_DONE)
+        error_set(err, ERR_MISSING, "no %s '%s' in '%s'", kind, id, s->path);
+    else if (rc != SQLITE_ROW)
+        fail(s, err, "read");
+    sqlite3_reset(q);
+    return v;
 }

@@ -1,6 +1,6 @@
 /*
  * store: one SQLite file that remembers everything a run did — runs, events, calls, adapters,
- * scores.
+ * scores — and the logs and documents of those who keep their own.
  *
  * WAL mode: a kill at any moment leaves the last committed state. Events are append-only. Calls are
  * keyed by the identity of a generation (request_key), so a call is never computed twice, and a
@@ -79,6 +79,23 @@ json_t *store_adapter_list(struct store *s, const char *run, struct error *err);
 /* A line of a run's table: {name, n, acc, lo, hi, …}. Replaced when put again. */
 int store_result_put(struct store *s, const char *run, const char *name, const json_t *row,
                      struct error *err);
+
+/*
+ * Logs and documents, whose content is their owners' (swarm/blackboard.h, memory/memory.h).
+ *
+ * A log is events numbered from 1 without a gap, never changed. The array's events become seq,
+ * seq + 1, …, all or none, also inside a transaction; ERR_STATE when there is one already, which
+ * another process has put.
+ */
+int store_log_put(struct store *s, const char *log, int64_t seq, const json_t *events,
+                  struct error *err);
+/* An array of the events after `seq`, in order, at most `limit`. */
+json_t *store_log_list(struct store *s, const char *log, int64_t seq, int64_t limit,
+                       struct error *err);
+/* Replaced when put again. NULL with ERR_MISSING when there is none. */
+int store_document_put(struct store *s, const char *kind, const char *id, const json_t *value,
+                       struct error *err);
+json_t *store_document_get(struct store *s, const char *kind, const char *id, struct error *err);
 
 /* hub */
 

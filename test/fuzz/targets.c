@@ -20,16 +20,19 @@
 #include "engine/grammar.h"
 #include "eval/grade.h"
 #include "evolve/evolve.h"
+#include "memory/internal.h"
 #include "model/jinja.h"
 #include "model/model_files.h"
 #include "model/tokenizer_internal.h"
 #include "store/hub_internal.h"
+#include "swarm/blackboard.h"
 #include "swarm/workflow.h"
 #include "train/synth.h"
 
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+#include <unistr.h>
 
 struct fuzz_target {
     const char *name;
@@ -778,6 +781,96 @@ static void fuzz_grade(const uint8_t *data, size_t size) {
     free(gold);
 }
 
+/* White space of any width. */
+static size_t spaces_at(const char *p, size_t left) {
+    static const char *const spaces[] = {"\xC2\x85",     "\xC2\xA0",     "\xE1\x9A\x80",
+                                         "\xE2\x80\xA8", "\xE2\x80\xA9", "\xE2\x80\xAF",
+                                         "\xE2\x81\x9F", "\xE3\x80\x80"};
+    bool quad = left >= 3 && memcmp(p, "\xE2\x80", 2) == 0 && (uint8_t)p[2] - 0x80u <= 10;
+    if (left && (*p == ' ' || (*p >= '\t' && *p <= '\r'))) return 1;
+    for (size_t i = 0; i < ARRAY_LEN(spaces); i++) {
+        size_t n = strlen(spaces[i]);
+        if (left >= n && memcmp(p, spaces[i], n) == 0) return n;
+    }
+    return quad ? 3 : 0;
+}
+
+/* Chunks are bounded, and between them is nothing but white space. */
+static void chunks_use(const struct buf *text, int chars) {
+    struct chunk *v;
+    size_t at = 0;
+    int n = text_chunks(text->data, text->len, chars, &v);
+    for (int i = 0; i <= n; i++) {
+        size_t begin = i < n ? v[i].begin : text->len;
+        MUST(begin >= at && begin <= text->len);
+        for (size_t gap; at < begin; at += gap)
+            MUST((gap = spaces_at(text->data + at, begin - at)) > 0);
+        if (i == n) break;
+        MUST(v[i].end > begin && v[i].end <= text->len);
+        MUST(u8_mbsnlen((const uint8_t *)text->data + begin, v[i].end - begin) <= (size_t)chars);
+        at = v[i].end;
+    }
+    free(v);
+}
+
+/* A page becomes text that is UTF-8, no longer than the page, and can be cut and indexed. */
+static void fuzz_document(const uint8_t *data, size_t size) {
+    int (*const readers[])(const char *, size_t, struct buf *, struct buf *,
+                           struct error *) = {html_read, markdown_read};
+    for (size_t i = 0; i < ARRAY_LEN(readers); i++) {
+        struct error err;
+        struct buf title = {0}, text = {0}, terms = {0};
+        struct query_term query[QUERY_TERMS];
+        int64_t n;
+        buf_puts(&text, "");
+        if (readers[i]((const char *)data, size, &title, &text, &err) == OK) {
+            MUST(title.len <= size && text.len <= size + 2);
+            MUST(u8_check((const uint8_t *)text.data, text.len) == NULL);
+            MUST(strlen(text.data) == text.len);
+            chunks_use(&text, 16);
+            chunks_use(&text, 100);
+            MUST(terms_index(text.data, text.len, &terms, &n, &err) == OK);
+            MUST(u8_check((const uint8_t *)terms.data, terms.len) == NULL);
+            MUST(terms_query(text.data, query, &err) >= 0);
+        }
+        buf_release(&title);
+        buf_release(&text);
+        buf_release(&terms);
+    }
+}
+
+/* The log of a board, an array of events. What opens shows itself, takes more, and opens again as
+ * the same. */
+static void board_use(struct store *s) {
+    struct error err;
+    struct blackboard_options o = {.store = s, .name = "log"};
+    struct blackboard *b = blackboard_open(&o, &err);
+    if (!b) return;
+    const float v[2] = {1, 0};
+    json_t *value = json_true(), *row = blackboard_write(b, "k", value, NULL, &err);
+    MUST(row != NULL && json_is_true(blackboard_read(b, "k")));
+    struct blackboard *again = blackboard_open(&o, &err);
+    MUST(again != NULL);
+    json_t *views[2] = {blackboard_debug_view(b), blackboard_debug_view(again)},
+           *alike = blackboard_find_similar(b, NULL, v, 2, BOARD_SIMILARITY, 3);
+    MUST(json_equal(views[0], views[1]) && json_array_size(alike) <= 3);
+    json_decref(alike);
+    json_decref(views[0]);
+    json_decref(views[1]);
+    json_decref(row);
+    blackboard_close(again);
+    blackboard_close(b);
+}
+
+static void fuzz_board(const uint8_t *data, size_t size) {
+    struct error err;
+    json_t *events = json_parse((const char *)data, size, "log", &err);
+    struct store *s = json_is_array(events) ? store_open(":memory:", &err) : NULL;
+    if (s && store_log_put(s, "log", 1, events, &err) == OK) board_use(s);
+    store_close(s);
+    json_decref(events);
+}
+
 static const struct fuzz_target fuzz_targets[] = {
     {"gguf", fuzz_gguf},
     {"gguf_tokenizer", fuzz_gguf_tokenizer},
@@ -804,6 +897,8 @@ static const struct fuzz_target fuzz_targets[] = {
     {"hub", fuzz_hub},
     {"workflow", fuzz_workflow},
     {"grade", fuzz_grade},
+    {"document", fuzz_document},
+    {"board", fuzz_board},
 };
 
 static const struct fuzz_target *fuzz_target_find(const char *name) {

@@ -1,0 +1,197 @@
+/*
+ * shoal knowledge add|search|list|remove DB: a base of texts that agents look things up in.
+ *
+ * Words alone decide unless --model names a model: then its embeddings take part, and are kept.
+ */
+#define _GNU_SOURCE
+#include "cli/setup.h"
+#include "memory/memory.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+struct options {
+    struct setup_options setup;
+    char *model, *adapter;
+    int64_t chunk, top, snippet;
+    double threshold, mix;
+};
+static const struct option_row rows[] = {
+    {"model", OPT_STRING, offsetof(struct options, model), NULL, 0, 0, "MODEL",
+     "embeddings take part: this model's"},
+    {"adapter", OPT_STRING, offsetof(struct options, adapter), NULL, 0, 0, "DIR",
+     "embeddings are made under this adapter"},
+    {"chunk", OPT_INT, offsetof(struct options, chunk), "800", 16, 8000, "N",
+     "add: characters of a chunk, at most"},
+    {"top", OPT_INT, offsetof(struct options, top), "5", 1, 1000, "N", "search: hits, at most"},
+    {"threshold", OPT_FLOAT, offsetof(struct options, threshold), "0.5", 0, 1, "X",
+     "search: the lowest score of a hit"},
+    {"mix", OPT_FLOAT, offsetof(struct options, mix), "0.5", 0, 1, "X",
+     "search: the part of the embedding in the score, with --model"},
+    {"snippet", OPT_INT, offsetof(struct options, snippet), "500", 1, 8000, "N",
+     "search: characters shown of a hit"},
+    SETUP_ROWS(struct options, setup),
+    {0},
+};
+
+/* What an embedder stands on. */
+struct embedding {
+    struct setup setup;
+    struct engine_embedder engine;
+    struct embedder embedder;
+};
+/* A chunk is cut at so many tokens. */
+enum { EMBED_TOKENS = 2048, EMBED_WORK = 4 << 20 };
+
+static int embedding_open(struct embedding *x, const struct common *c, const struct options *o,
+                          struct error *err) {
+    struct strings adapters = {.v = (char **)(uintptr_t)&o->adapter, .n = o->adapter != NULL};
+    struct setup_wants w = {.engine = {.max_rows = 256, .max_seqs = 1, .max_len = EMBED_TOKENS},
+                            .adapters = &adapters,
+                            .work = EMBED_WORK};
+    int rc = setup_open(&x->setup, c, &o->setup, o->model, &w, err);
+    struct model *m = x->setup.m;
+    if (rc != OK || !m) return rc;
+    struct adapter *a = o->adapter ? setup_adapter(&x->setup, o->adapter, err) : NULL;
+    if (o->adapter && !a) return err->code;
+    x->setup.engine.max_len = MIN(x->setup.engine.max_len, m->config.max_seq_len);
+    rc = setup_engine(&x->setup, err);
+    x->engine = (struct engine_embedder){x->setup.e, m, a, x->setup.engine.max_len, {0}};
+    return rc == OK ? embedder_open(&x->embedder, &x->engine, err) : rc;
+}
+
+static int add(const struct common *c, const struct options *o, struct knowledge *k,
+               const struct embedder *e, const struct strings *args, struct error *err) {
+    struct progress bar;
+    struct knowledge_options how = {(int)o->chunk, e, &bar};
+    for (int i = 2; i < args->n; i++) {
+        struct knowledge_report r;
+        if (knowledge_add(k, args->v[i], &how, &r, err) != OK) return err->code;
+        if (c->json)
+            cli_print(json_pack("{s:s,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:i}", "path", args->v[i],
+                                "added", r.added, "changed", r.changed, "unchanged", r.unchanged,
+                                "removed", r.removed, "refused", r.refused, "skipped", r.skipped,
+                                "documents", r.documents, "chunks", r.chunks, "embedded",
+                                r.embedded));
+        else
+            printf("%s: %d added, %d changed, %d unchanged, %d removed, %d refused, %d skipped; "
+                   "%d documents, %d chunks in all\n",
+                   args->v[i], r.added, r.changed, r.unchanged, r.removed, r.refused, r.skipped,
+                   r.documents, r.chunks);
+    }
+    return OK;
+}
+
+static void hit_print(const json_t *hit, int chars) {
+    struct buf line = {0};
+    json_t *one = json_pack("[O]", hit);
+    knowledge_snippets(one, chars, &line);
+    printf("%.3f  %s       %s\n", json_number_value(json_object_get(hit, "score")), line.data,
+           json_string_value(json_object_get(hit, "source")));
+    json_decref(one);
+    buf_release(&line);
+}
+
+/* Zero, which the functions take for their defaults, is given here as what is next to it. */
+static int search(const struct common *c, const struct options *o, struct knowledge *k,
+                  const struct embedder *e, const struct strings *args, struct error *err) {
+    struct buf text = {0};
+    for (int i = 2; i < args->n; i++) {
+        if (i > 2) buf_puts(&text, " ");
+        buf_puts(&text, args->v[i]);
+    }
+    struct knowledge_query q = {.text = text.data,
+                                .top = (int)o->top,
+                                .threshold = o->threshold > 0 ? o->threshold : -1,
+                                .mix = o->mix > 0 ? o->mix : -1,
+                                .embedder = e};
+    json_t *hits = knowledge_search(k, &q, err), *hit;
+    size_t i;
+    json_array_foreach (hits, i, hit) {
+        if (c->json)
+            cli_print(json_incref(hit));
+        else
+            hit_print(hit, (int)o->snippet);
+    }
+    if (hits && json_array_size(hits) == 0) note("nothing is as alike as --threshold asks");
+    buf_release(&text);
+    json_decref(hits);
+    return hits ? OK : err->code;
+}
+
+static int list(const struct common *c, struct knowledge *k, struct error *err) {
+    json_t *all = knowledge_list(k, err), *v;
+    size_t i;
+    json_array_foreach (all, i, v) {
+        if (c->json)
+            cli_print(json_incref(v));
+        else
+            printf("%6lld documents %6lld chunks  %s\n",
+                   (long long)json_integer_value(json_object_get(v, "documents")),
+                   (long long)json_integer_value(json_object_get(v, "chunks")),
+                   json_string_value(json_object_get(v, "source")));
+    }
+    json_decref(all);
+    return all ? OK : err->code;
+}
+
+static int forget(const struct common *c, struct knowledge *k, const struct strings *args,
+                  struct error *err) {
+    for (int i = 2; i < args->n; i++) {
+        struct knowledge_report r;
+        if (knowledge_remove(k, args->v[i], &r, err) != OK) return err->code;
+        if (c->json)
+            cli_print(json_pack("{s:s,s:i,s:i}", "path", args->v[i], "removed", r.removed,
+                                "documents", r.documents));
+        else
+            printf("%s: %d files removed\n", args->v[i], r.removed);
+    }
+    return OK;
+}
+
+static int run(const struct common *c, const void *options, const struct strings *args,
+               struct error *err) {
+    const struct options *o = options;
+    const char *verb = args->v[0];
+    bool adds = strcmp(verb, "add") == 0, searches = strcmp(verb, "search") == 0,
+         lists = strcmp(verb, "list") == 0, removes = strcmp(verb, "remove") == 0;
+    if (!adds && !searches && !lists && !removes)
+        return error_set(err, ERR_USAGE, "'%s' is none of add, search, list and remove", verb);
+    if (lists ? args->n > 2 : args->n < 3)
+        return error_set(err, ERR_USAGE, lists ? "list takes nothing but DB" : "say what to %s",
+                         verb);
+    if (o->adapter && !o->model) return error_set(err, ERR_USAGE, "--adapter goes with --model");
+    struct embedding x = {0};
+    struct knowledge *k = knowledge_open(args->v[1], adds, err);
+    bool embeds = k && o->model && (adds || searches);
+    int rc = !k ? err->code : embeds ? embedding_open(&x, c, o, err) : OK;
+    const struct embedder *e = embeds ? &x.embedder : NULL;
+    if (rc == OK && !(embeds && !x.setup.m)) /* nothing after --dry-run */
+        rc = adds       ? add(c, o, k, e, args, err)
+             : searches ? search(c, o, k, e, args, err)
+             : lists    ? list(c, k, err)
+                        : forget(c, k, args, err);
+    if (embeds) rc = setup_close(&x.setup, rc, err);
+    knowledge_close(k);
+    return rc;
+}
+
+const struct command cmd_knowledge = {
+    .name = "knowledge",
+    .args = "add|search|list|remove DB [PATH …|QUERY]",
+    .summary = "a base of your texts, found by words and by meaning",
+    .about =
+        "DB is one file. add takes files and folders of .txt, .md, .html and .jsonl ({title,\n"
+        "content} or {text}); again, it reads only what changed and forgets what is gone.\n"
+        "Chinese and Japanese are found by any word. With --model its embeddings take part.\n\n"
+        "  shoal knowledge add notes.db ~/notes handbook.md\n"
+        "  shoal knowledge search notes.db 富士山の高さは？\n"
+        "  shoal knowledge search notes.db --model model.gguf --mix 0.7 how tall is it\n"
+        "  shoal knowledge list notes.db --json\n"
+        "  shoal knowledge remove notes.db ~/notes/old",
+    .rows = rows,
+    .size = sizeof(struct options),
+    .min_args = 2,
+    .max_args = -1,
+    .run = run,
+};

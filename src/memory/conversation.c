@@ -1,0 +1,374 @@
+/*
+ * What was said: exchanges, a summary, key facts; and questions about them that need no model.
+ *
+ * The state is one JSON object, {exchanges: [{user, assistant}], summary, facts}, which is the
+ * document in the store. Every change is made on a copy, put into the store, and then taken over,
+ * so that a failure leaves both as they were.
+ */
+#define _GNU_SOURCE
+#include "memory/memory.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+
+enum fact { FACT_NAME, FACT_INTERESTS, FACT_LIKES, FACT_OTHER, N_FACTS };
+
+/* The predecessor's keys, which are the stored ones, and what else a model may call them. */
+static const struct {
+    const char *key, *also;
+} facts[N_FACTS] = {
+    [FACT_NAME] = {"名前", "name|名字|姓名"},
+    [FACT_INTERESTS] = {"興味", "趣味|interests|interest|hobbies|hobby|兴趣|爱好"},
+    [FACT_LIKES] = {"好きなもの", "likes|favorites|favourites|喜欢|喜欢的东西"},
+    [FACT_OTHER] = {"その他の情報", "other|other information|其他|其他信息"},
+};
+
+struct conversation {
+    struct store *store;
+    char *id;
+    json_t *state;
+};
+
+static json_t *state_empty(void) {
+    return json_pack("{s:[],s:s,s:{}}", "exchanges", "summary", "", "facts");
+}
+
+static const char *text_of(const json_t *v, const char *key) {
+    const char *text = json_string_value(json_object_get(v, key));
+    return text ? text : "";
+}
+
+static bool texts_only(const json_t *list) {
+    size_t i;
+    const json_t *v;
+    json_array_foreach (list, i, v)
+        if (!json_is_string(v)) return false;
+    return json_is_array(list);
+}
+
+/* A document from a file: whether everything in it is what the functions below expect. */
+static bool state_good(const json_t *state) {
+    const json_t *exchanges = json_object_get(state, "exchanges"), *v,
+                 *known = json_object_get(state, "facts");
+    size_t i;
+    json_array_foreach (exchanges, i, v)
+        if (!json_is_string(json_object_get(v, "user")) ||
+            !json_is_string(json_object_get(v, "assistant")))
+            return false;
+    for (int f = 0; f < N_FACTS; f++) {
+        v = json_object_get(known, facts[f].key);
+        if (v && !(f == FACT_NAME ? json_is_string(v) : texts_only(v))) return false;
+    }
+    return json_is_array(exchanges) && json_is_object(known) &&
+           json_is_string(json_object_get(state, "summary"));
+}
+
+struct conversation *conversation_open(struct store *s, const char *id, struct error *err) {
+    json_t *state = s ? store_document_get(s, "conversation", id, err) : state_empty();
+    if (!state && err->code == ERR_MISSING) state = state_empty();
+    if (state && !state_good(state)) {
+        error_set(err, ERR_FORMAT, "conversation '%s' is damaged", id);
+        json_decref(state);
+        state = NULL;
+    }
+    if (!state) return NULL;
+    struct conversation *c = xcalloc(1, sizeof *c);
+    *c = (struct conversation){s, xstrdup(id), state};
+    return c;
+}
+
+void conversation_close(struct conversation *c) {
+    if (!c) return;
+    json_decref(c->state);
+    free(c->id);
+    free(c);
+}
+
+const json_t *conversation_state(const struct conversation *c) {
+    return c->state;
+}
+
+/* Takes over `next`, which becomes the state if it can be kept. */
+static int state_set(struct conversation *c, json_t *next, struct error *err) {
+    int rc = c->store ? store_document_put(c->store, "conversation", c->id, next, err) : OK;
+    json_decref(rc == OK ? c->state : next);
+    if (rc == OK) c->state = next;
+    return rc;
+}
+
+int conversation_clear(struct conversation *c, struct error *err) {
+    return state_set(c, state_empty(), err);
+}
+
+/* exchanges */
+
+/* At most CONVERSATION_MAX_TEXT bytes of a text, whole characters; NULL when it is no UTF-8. */
+static json_t *text_kept(const char *text) {
+    size_t n = strlen(text);
+    if (n > CONVERSATION_MAX_TEXT)
+        for (n = CONVERSATION_MAX_TEXT; n && ((uint8_t)text[n] & 0xC0) == 0x80; n--) continue;
+    return json_stringn(text, n);
+}
+
+static const struct {
+    const char *summary, *known, *user, *assistant, *comma, *colon;
+} labels[N_LANGUAGES] = {
+    [LANG_JA] = {"これまでの要約", "覚えていること", "ユーザー", "アシスタント", "、", "："},
+    [LANG_EN] = {"Summary so far", "Known facts", "User", "Assistant", ", ", ": "},
+    [LANG_ZH] = {"此前的摘要", "已知信息", "用户", "助手", "、", "："},
+};
+
+static void exchange_add(struct buf *out, const json_t *v, enum language l) {
+    buf_printf(out, "%s%s%s\n%s%s%s\n", labels[l].user, labels[l].colon, text_of(v, "user"),
+               labels[l].assistant, labels[l].colon, text_of(v, "assistant"));
+}
+
+/* Summarises the n oldest exchanges of `state` and forgets them. */
+static int oldest_forget(json_t *state, size_t n, const struct summarizer *s, struct error *err) {
+    json_t *exchanges = json_object_get(state, "exchanges");
+    struct buf talk = {0}, summary = {0};
+    int rc = OK;
+    for (size_t i = 0; i < n; i++) {
+        const json_t *v = json_array_get(exchanges, i);
+        exchange_add(&talk, v, language_of(text_of(v, "user")));
+    }
+    if (s) rc = s->summarize(s->ctx, text_of(state, "summary"), talk.data, &summary, err);
+    json_t *kept = s && rc == OK && summary.len ? text_kept(summary.data) : NULL;
+    if (s && rc == OK && summary.len && !kept)
+        rc = error_set(err, ERR_FORMAT, "the summary of a conversation is no UTF-8 text");
+    if (kept) json_object_set_new(state, "summary", kept);
+    for (size_t i = 0; i < n && rc == OK; i++) json_array_remove(exchanges, 0);
+    buf_release(&talk);
+    buf_release(&summary);
+    return rc;
+}
+
+int conversation_add(struct conversation *c, const char *user, const char *assistant,
+                     const struct summarizer *s, struct error *err) {
+    json_t *next = json_deep_copy(c->state), *exchanges = json_object_get(next, "exchanges");
+    json_t *said = text_kept(user), *answered = text_kept(assistant);
+    int rc = said && answered ? OK : error_set(err, ERR_USAGE, "an exchange is no UTF-8 text");
+    size_t n = json_array_size(exchanges), full = CONVERSATION_EXCHANGES;
+    if (rc == OK && n >= full) rc = oldest_forget(next, s ? n - full / 2 : n - full + 1, s, err);
+    if (rc == OK)
+        json_array_append_new(exchanges,
+                              json_pack("{s:O,s:O}", "user", said, "assistant", answered));
+    json_decref(said);
+    json_decref(answered);
+    if (rc == OK) return state_set(c, next, err);
+    json_decref(next);
+    return rc;
+}
+
+/* facts */
+
+static bool name_among(const char *names, const char *name) {
+    size_t len = strlen(name);
+    for (size_t n; *names; names += n + (names[n] == '|')) {
+        n = strcspn(names, "|");
+        if (n == len && strncasecmp(names, name, n) == 0) return true;
+    }
+    return false;
+}
+
+static int fact_find(const char *key) {
+    for (int f = 0; f < N_FACTS; f++)
+        if (strcmp(key, facts[f].key) == 0 || name_among(facts[f].also, key)) return f;
+    return -1;
+}
+
+/* Adds a text that is new; the oldest goes when there are too many. */
+static int list_learn(json_t *known, const char *key, const json_t *v, struct error *err) {
+    json_t *list = json_object_get(known, key), *own;
+    size_t i;
+    if (!json_is_string(v))
+        return json_is_null(v) ? OK : error_set(err, ERR_FORMAT, "fact '%s' must be text", key);
+    if (!*json_string_value(v)) return OK;
+    if (!list) json_object_set_new(known, key, list = json_array());
+    json_array_foreach (list, i, own)
+        if (json_equal(own, v)) return OK;
+    if (json_array_size(list) == CONVERSATION_MAX_FACTS) json_array_remove(list, 0);
+    json_array_append_new(list, text_kept(json_string_value(v)));
+    return OK;
+}
+
+static int fact_learn(json_t *known, enum fact f, const json_t *v, struct error *err) {
+    const char *key = facts[f].key;
+    size_t i;
+    const json_t *member;
+    int rc = OK;
+    if (f == FACT_NAME) {
+        if (json_is_null(v)) return OK;
+        if (!json_is_string(v)) return error_set(err, ERR_FORMAT, "fact '%s' must be text", key);
+        if (*json_string_value(v)) json_object_set_new(known, key, text_kept(json_string_value(v)));
+        return OK;
+    }
+    if (!json_is_array(v)) return list_learn(known, key, v, err);
+    json_array_foreach (v, i, member)
+        if (rc == OK) rc = list_learn(known, key, member, err);
+    return rc;
+}
+
+int conversation_learn(struct conversation *c, const json_t *learnt, struct error *err) {
+    json_t *next = json_deep_copy(c->state), *known = json_object_get(next, "facts"), *v;
+    const char *key;
+    int rc = json_is_object(learnt) ? OK : error_set(err, ERR_FORMAT, "facts must be an object");
+    json_object_foreach ((json_t *)(uintptr_t)learnt, key, v) {
+        int f = fact_find(key);
+        if (rc == OK && f < 0) rc = error_set(err, ERR_FORMAT, "unknown kind of fact '%s'", key);
+        if (rc == OK) rc = fact_learn(known, (enum fact)f, v, err);
+    }
+    if (rc == OK) return state_set(c, next, err);
+    json_decref(next);
+    return rc;
+}
+
+/* Appends a fact's value; false when it is not known. */
+static bool fact_text(const struct conversation *c, enum fact f, enum language l, struct buf *out) {
+    const json_t *v = json_object_get(json_object_get(c->state, "facts"), facts[f].key), *one;
+    size_t i;
+    if (json_is_string(v)) buf_puts(out, json_string_value(v));
+    json_array_foreach (v, i, one)
+        buf_printf(out, "%s%s", i ? labels[l].comma : "", json_string_value(one));
+    return json_is_string(v) || json_array_size(v);
+}
+
+static const char *const fact_names[N_FACTS][N_LANGUAGES] = {
+    [FACT_NAME] = {"名前", "name", "名字"},
+    [FACT_INTERESTS] = {"興味", "interests", "兴趣"},
+    [FACT_LIKES] = {"好きなもの", "likes", "喜欢的东西"},
+    [FACT_OTHER] = {"その他の情報", "other", "其他信息"},
+};
+
+/* "name: x, y" for each known fact, each with the separator before it but the first. */
+static bool facts_text(const struct conversation *c, enum language l, const char *between,
+                       struct buf *out) {
+    bool any = false;
+    for (int f = 0; f < N_FACTS; f++) {
+        struct buf value = {0};
+        if (fact_text(c, (enum fact)f, l, &value)) {
+            buf_printf(out, "%s%s%s%s", any ? between : "", fact_names[f][l], labels[l].colon,
+                       value.data);
+            any = true;
+        }
+        buf_release(&value);
+    }
+    return any;
+}
+
+/* Everything from exchange `first` on. */
+static void context_add(const struct conversation *c, enum language l, size_t first,
+                        struct buf *out) {
+    const json_t *exchanges = json_object_get(c->state, "exchanges");
+    const char *summary = text_of(c->state, "summary");
+    struct buf known = {0};
+    if (*summary) buf_printf(out, "%s%s%s\n", labels[l].summary, labels[l].colon, summary);
+    if (facts_text(c, l, l == LANG_EN ? "; " : "；", &known))
+        buf_printf(out, "%s%s%s\n", labels[l].known, labels[l].colon, known.data);
+    for (size_t i = first; i < json_array_size(exchanges); i++)
+        exchange_add(out, json_array_get(exchanges, i), l);
+    buf_release(&known);
+}
+
+void conversation_context(const struct conversation *c, enum language l, int max_chars,
+                          struct buf *out) {
+    size_t n = json_array_size(json_object_get(c->state, "exchanges"));
+    for (size_t first = 0;; first++) {
+        struct buf text = {0};
+        context_add(c, l, first, &text);
+        size_t cut = max_chars > 0 ? text_cut(text.data, text.len, (size_t)max_chars) : text.len;
+        bool fits = cut == text.len;
+        if (cut && (fits || first == n)) /* summary and facts are cut at last */
+            buf_add(out, text.data, cut);
+        buf_release(&text);
+        if (fits || first == n) return;
+    }
+}
+
+/* questions */
+
+/*
+ * Questions about oneself: one of `whose`, one of `about` and one of `end`, with nothing between
+ * them, anywhere in the text; where a column is empty nothing is asked of it. So "my name is Taro.
+ * What is …?" is no question about the name. N_FACTS stands for all that is known.
+ */
+static const struct {
+    enum language l;
+    int fact;
+    const char *whose, *about, *end;
+} questions[] = {
+#define JA_ME "私|わたし|僕|ぼく|俺|おれ|自分|あたし|うち"
+#define JA_END                                                                                                                         \
+    "は何|はなに|はなん|は？|は?|は覚えて|はわか|は分か|を覚えて|を知って|を教えて|を言|って何|" \
+    "ってなん|、何|、なん|、覚えて|、わか|覚えて|知って|わか|分か|何|なん"
+    {LANG_JA, FACT_NAME, JA_ME, "の名前", JA_END},
+    {LANG_JA, FACT_NAME, JA_ME, "は誰|はだれ|って誰|ってだれ", ""},
+    {LANG_JA, FACT_INTERESTS, JA_ME, "の趣味|の興味", JA_END},
+    {LANG_JA, FACT_LIKES, JA_ME, "の好きなもの|の好きなこと|が好きなもの|が好きなこと", JA_END},
+    {LANG_JA, FACT_LIKES, JA_ME, "は何が好き|って何が好き", ""},
+    {LANG_JA, N_FACTS, JA_ME, "のこと|のことを|のことは|について", "覚えて|知って"},
+#define EN_ASK "what is |what's |whats |what are |remember |do you know |tell me "
+    {LANG_EN, FACT_NAME, EN_ASK, "my name", ""},
+    {LANG_EN, FACT_NAME, "", "who am i", "?"},
+    {LANG_EN, FACT_INTERESTS, EN_ASK, "my hobby|my hobbies|my interests", ""},
+    {LANG_EN, FACT_LIKES, "", "what do i like", "?"},
+    {LANG_EN, FACT_LIKES, EN_ASK, "my likes|my favorites|my favourites", ""},
+    {LANG_EN, N_FACTS, "", "you remember |you know ", "about me|me?|who i am"},
+    {LANG_EN, N_FACTS, "", "what do you remember about |what do you know about ", "me"},
+    {LANG_ZH, FACT_NAME, "我", "的名字|的姓名|叫", "是什么|是啥|叫什么|什么|啥|吗"},
+    {LANG_ZH, FACT_NAME, "", "我是谁", ""},
+    {LANG_ZH, FACT_NAME, "记得|知道", "我的名字|我叫", ""},
+    {LANG_ZH, FACT_INTERESTS, "我", "的爱好|的兴趣", "是什么|有哪些|是啥|吗"},
+    {LANG_ZH, FACT_LIKES, "我", "喜欢", "什么|啥"},
+    {LANG_ZH, N_FACTS, "记得|知道|了解", "我", "吗|的事|是谁"},
+    {LANG_ZH, N_FACTS, "记得|知道", "关于我", ""},
+};
+
+/* The length of that one of several words which the text begins with, the longest; an empty list
+ * is met by nothing at all. -1: none. ASCII letters of either case are the same. */
+static int word_at(const char *text, const char *words) {
+    int longest = *words ? -1 : 0;
+    for (size_t n; *words; words += n + (words[n] == '|')) {
+        n = strcspn(words, "|");
+        if (strncasecmp(text, words, n) == 0) longest = MAX(longest, (int)n);
+    }
+    return longest;
+}
+
+static bool question_at(const char *text, size_t row) {
+    int n = word_at(text, questions[row].whose);
+    int k = n < 0 ? -1 : word_at(text + n, questions[row].about);
+    return k >= 0 && word_at(text + n + k, questions[row].end) >= 0;
+}
+
+/* The row that the text asks, or -1. */
+static int question_find(const char *text) {
+    for (size_t row = 0; row < ARRAY_LEN(questions); row++)
+        for (const char *at = text; *at; at++)
+            if (question_at(at, row)) return (int)row;
+    return -1;
+}
+
+bool conversation_answer(const struct conversation *c, const char *question, struct buf *out) {
+    static const char *const forms[N_FACTS + 1][N_LANGUAGES] = {
+        [FACT_NAME] = {"あなたのお名前は%sです。", "Your name is %s.", "你的名字是%s。"},
+        [FACT_INTERESTS] = {"あなたの趣味は%sです。", "Your interests are %s.", "你的兴趣是%s。"},
+        [FACT_LIKES] = {"あなたの好きなものは%sです。", "You like %s.", "你喜欢%s。"},
+        [FACT_OTHER] = {"", "", ""}, /* no question asks for it alone */
+        [N_FACTS] = {"はい、覚えています。%s。", "Yes, I remember: %s.", "我记得：%s。"},
+    };
+    struct buf value = {0};
+    int row = question_find(question), f = row < 0 ? -1 : questions[row].fact;
+    enum language l = row < 0 ? LANG_EN : questions[row].l;
+    bool known = f == N_FACTS ? facts_text(c, l, l == LANG_EN ? "; " : "；", &value)
+                              : f >= 0 && fact_text(c, (enum fact)f, l, &value);
+    if (known) {
+        const char *form = forms[f][l], *at = strstr(form, "%s");
+        buf_add(out, form, (size_t)(at - form));
+        buf_add(out, value.data, value.len);
+        buf_puts(out, at + 2);
+    }
+    buf_release(&value);
+    return known;
+}

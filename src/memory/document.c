@@ -1,0 +1,355 @@
+/*
+ * Documents as plain text: what is so already, HTML and Markdown.
+ *
+ * No reader validates: people's pages are broken in every way, and all that is wanted is what
+ * a person would read. What cannot be understood is text. All read their input once, front to
+ * back, in time that grows with its length only.
+ *
+ * Not here: other encodings than UTF-8, tables as tables, links' addresses, what scripts write.
+ */
+#define _GNU_SOURCE
+#include "memory/memory.h"
+
+#include <ctype.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+#include <unictype.h>
+#include <unistr.h>
+
+static int utf8_check(const char *doc, size_t len, struct error *err) {
+    const uint8_t *wrong = len ? u8_check((const uint8_t *)doc, len) : NULL;
+    if (!wrong && len) wrong = memchr(doc, 0, len);
+    if (!wrong) return OK;
+    return error_set(err, ERR_FORMAT, "byte %zu is no UTF-8 text; convert the file with iconv",
+                     (size_t)(wrong - (const uint8_t *)doc));
+}
+
+static size_t bom_len(const char *doc, size_t len) {
+    return len >= 3 && memcmp(doc, "\xEF\xBB\xBF", 3) == 0 ? 3 : 0;
+}
+
+int plain_read(const char *doc, size_t len, struct buf *title, struct buf *text,
+               struct error *err) {
+    size_t bom = bom_len(doc, len);
+    (void)title;
+    if (utf8_check(doc, len, err) != OK) return err->code;
+    buf_add(text, doc + bom, len - bom);
+    return OK;
+}
+
+/* White space waits until a character follows: what came last decides, the widest of it. */
+enum gap { GAP_NONE, GAP_SPACE, GAP_LINE, GAP_PARAGRAPH };
+struct flow {
+    struct buf *out;
+    enum gap gap;
+};
+
+static void flow_gap(struct flow *f, enum gap gap) {
+    f->gap = MAX(f->gap, gap);
+}
+
+static void flow_add(struct flow *f, const char *p, size_t n) {
+    static const char *const gaps[] = {"", " ", "\n", "\n\n"};
+    if (f->out->len) buf_puts(f->out, gaps[f->gap]);
+    buf_add(f->out, p, n);
+    f->gap = GAP_NONE;
+}
+
+/* HTML */
+
+/* The state of reading: text flows to the title inside <title>, else to the text. */
+struct html {
+    const char *p;
+    size_t len, at;
+    struct flow text, title, *to;
+    bool pre;
+    bool no_quote[2]; /* ' and ": none is left up to the end */
+};
+
+static const struct {
+    const char *name, *text;
+} entities[] = {
+    {"amp", "&"},    {"lt", "<"},     {"gt", ">"},     {"quot", "\""},  {"apos", "'"},
+    {"nbsp", " "},   {"copy", "©"},   {"reg", "®"},    {"trade", "™"},  {"hellip", "…"},
+    {"mdash", "—"},  {"ndash", "–"},  {"lsquo", "‘"},  {"rsquo", "’"},  {"ldquo", "“"},
+    {"rdquo", "”"},  {"laquo", "«"},  {"raquo", "»"},  {"middot", "·"}, {"bull", "•"},
+    {"times", "×"},  {"divide", "÷"}, {"deg", "°"},    {"plusmn", "±"}, {"yen", "¥"},
+    {"euro", "€"},   {"pound", "£"},  {"cent", "¢"},   {"sect", "§"},   {"para", "¶"},
+    {"eacute", "é"}, {"egrave", "è"}, {"agrave", "à"}, {"ccedil", "ç"}, {"auml", "ä"},
+    {"ouml", "ö"},   {"uuml", "ü"},   {"Auml", "Ä"},   {"Ouml", "Ö"},   {"Uuml", "Ü"},
+    {"szlig", "ß"},  {"ntilde", "ñ"}, {"larr", "←"},   {"rarr", "→"},   {"uarr", "↑"},
+    {"darr", "↓"},   {"le", "≤"},     {"ge", "≥"},     {"ne", "≠"},     {"minus", "−"},
+    {"ensp", " "},   {"emsp", " "},   {"thinsp", " "}, {"shy", ""},
+};
+
+/* "&#12354;" or "&#x3042;" without "&" and ";". What is no character is U+FFFD, a control a space.
+ */
+static int number_entity(const char *name, size_t n, char out[8]) {
+    bool hex = n > 1 && (name[1] == 'x' || name[1] == 'X');
+    ucs4_t c = 0;
+    size_t i = hex ? 2 : 1;
+    if (i == n) return -1;
+    for (; i < n; i++) {
+        int digit = isdigit((uint8_t)name[i])           ? name[i] - '0'
+                    : hex && isxdigit((uint8_t)name[i]) ? (name[i] | 32) - 'a' + 10
+                                                        : -1;
+        if (digit < 0) return -1;
+        c = MIN(c * (hex ? 16 : 10) + (ucs4_t)digit, 0x110000);
+    }
+    if (c > 0 && c < 0x20) c = ' ';
+    int len = c ? u8_uctomb((uint8_t *)out, c, 8) : -1;
+    return len > 0 ? len : (int)(memcpy(out, "\xEF\xBF\xBD", 3), 3);
+}
+
+/* Decodes the entity at h->at into out; the bytes it takes, 0 when it is none. */
+static size_t entity_read(const struct html *h, char out[8], int *n) {
+    const char *name = h->p + h->at + 1, *end = memchr(name, ';', MIN(h->len - h->at - 1, 12));
+    if (!end) return 0;
+    size_t len = (size_t)(end - name);
+    if (*name == '#') {
+        *n = number_entity(name, len, out);
+        return *n > 0 ? len + 2 : 0;
+    }
+    for (size_t i = 0; i < ARRAY_LEN(entities); i++) {
+        const char *text = entities[i].text;
+        if (strlen(entities[i].name) != len || memcmp(entities[i].name, name, len) != 0) continue;
+        *n = (int)strlen(text);
+        memcpy(out, text, (size_t)*n);
+        return len + 2;
+    }
+    return 0;
+}
+
+static void char_add(struct html *h, const char *p, size_t n) {
+    ucs4_t c = ' ';
+    if (n) u8_mbtouc(&c, (const uint8_t *)p, n);
+    if (!uc_is_property_white_space(c))
+        flow_add(h->to, p, n);
+    else if (n)
+        flow_gap(h->to, h->pre && c == '\n' ? GAP_LINE : GAP_SPACE);
+}
+
+static void text_step(struct html *h) {
+    char decoded[8];
+    int n = 0;
+    size_t taken = h->p[h->at] == '&' ? entity_read(h, decoded, &n) : 0;
+    ucs4_t c;
+    if (taken) {
+        char_add(h, decoded, (size_t)n);
+    } else {
+        taken = (size_t)u8_mbtouc(&c, (const uint8_t *)h->p + h->at, h->len - h->at);
+        char_add(h, h->p + h->at, taken);
+    }
+    h->at += taken;
+}
+
+static bool name_in(const char *names, const char *name, size_t n) {
+    for (size_t k; *names; names += k + (names[k] == ' ')) {
+        k = strcspn(names, " ");
+        if (k == n && strncasecmp(names, name, n) == 0) return true;
+    }
+    return false;
+}
+
+/* Moves behind the ">" of the tag. A quote opens after "=" only, and only if it closes. */
+static void tag_skip(struct html *h) {
+    char before = 0;
+    for (; h->at < h->len; h->at++) {
+        char c = h->p[h->at];
+        if (c == '>') break;
+        bool quote = (c == '"' || c == '\'') && before == '=';
+        if (quote && !h->no_quote[c == '"']) {
+            const char *end = memchr(h->p + h->at + 1, c, h->len - h->at - 1);
+            if (end)
+                h->at = (size_t)(end - h->p);
+            else
+                h->no_quote[c == '"'] = true;
+        }
+        if (!strchr(" \t\r\n", c)) before = c;
+    }
+    h->at = MIN(h->at + 1, h->len);
+}
+
+/* Moves to the closing tag of an element whose content is no text. */
+static void content_skip(struct html *h, const char *name, size_t n) {
+    while (h->at < h->len) {
+        const char *at = memmem(h->p + h->at, h->len - h->at, "</", 2);
+        h->at = at ? (size_t)(at - h->p) : h->len;
+        if (h->len - h->at > n + 1 && strncasecmp(h->p + h->at + 2, name, n) == 0) return;
+        h->at = MIN(h->at + 2, h->len);
+    }
+}
+
+/* Elements by what they do to the text around them. */
+static const char hidden[] =
+    "script style noscript template svg math iframe object textarea select";
+static const char lines[] = "br li tr dt dd option";
+static const char blocks[] =
+    "p div h1 h2 h3 h4 h5 h6 ul ol dl table section article header footer nav aside main form "
+    "blockquote pre figure figcaption hr body address details summary fieldset caption";
+
+static void tag_read(struct html *h) {
+    bool close = h->p[h->at + 1] == '/';
+    size_t begin = h->at + 1 + close, n = 0;
+    while (begin + n < h->len && isalnum((uint8_t)h->p[begin + n])) n++;
+    const char *name = h->p + begin;
+    h->at = begin + n;
+    tag_skip(h);
+    if (!close && name_in(hidden, name, n)) content_skip(h, name, n);
+    if (name_in("title", name, n)) h->to = close ? &h->text : &h->title;
+    if (name_in("pre", name, n)) h->pre = !close;
+    if (name_in(blocks, name, n)) flow_gap(&h->text, GAP_PARAGRAPH);
+    if (name_in(lines, name, n)) flow_gap(&h->text, GAP_LINE);
+    if (name_in("td th", name, n)) flow_gap(&h->text, GAP_SPACE);
+}
+
+/* "<!-- -->", "<!DOCTYPE>", "<?xml ?>"; one that does not end takes the rest. */
+static void declaration_skip(struct html *h) {
+    bool comment = h->len - h->at >= 4 && memcmp(h->p + h->at, "<!--", 4) == 0;
+    const char *from = h->p + h->at + 2, *mark = comment ? "-->" : ">";
+    const char *end = memmem(from, h->len - h->at - 2, mark, strlen(mark));
+    h->at = end ? (size_t)(end - h->p) + strlen(mark) : h->len;
+}
+
+int html_read(const char *doc, size_t len, struct buf *title, struct buf *text, struct error *err) {
+    struct html h = {
+        .p = doc, .len = len, .at = bom_len(doc, len), .text = {text}, .title = {title}};
+    h.to = &h.text;
+    if (utf8_check(doc, len, err) != OK) return err->code;
+    while (h.at < len) {
+        char next = h.p[h.at] == '<' && h.at + 1 < len ? h.p[h.at + 1] : 0;
+        char after = next == '/' && h.at + 2 < len ? h.p[h.at + 2] : 0;
+        if (next == '!' || next == '?')
+            declaration_skip(&h);
+        else if (isalpha((uint8_t)next) || isalpha((uint8_t)after))
+            tag_read(&h);
+        else
+            text_step(&h);
+    }
+    return OK;
+}
+
+/* Markdown */
+
+struct markdown {
+    struct flow text;
+    struct buf *title;
+    char fence; /* of the code that stands here, or 0 */
+};
+
+static bool made_of(const char *p, size_t n, const char *set, char needed) {
+    size_t i = 0;
+    while (i < n && strchr(set, p[i])) i++;
+    return i == n && n >= 3 && memchr(p, needed, n);
+}
+
+/* "[text](address)" and "![text](address)" at p: where the text ends, and all of it; 0: no link.
+ * Looks a little way ahead only. */
+static size_t link_text(const char *p, size_t left, size_t *whole) {
+    enum { TEXT_MAX = 500, ADDRESS_MAX = 2000 };
+    const char *close = memchr(p, ']', MIN(left, TEXT_MAX));
+    size_t at = close ? (size_t)(close - p) : 0;
+    if (!at || at + 1 >= left || p[at + 1] != '(') return 0;
+    const char *end = memchr(p + at, ')', MIN(left - at, ADDRESS_MAX));
+    *whole = end ? (size_t)(end - p) + 1 : 0;
+    return end ? at : 0;
+}
+
+/* A line without its emphasis, code marks and addresses. */
+static void inline_add(struct buf *out, const char *p, size_t n) {
+    for (size_t i = 0, whole; i < n;) {
+        size_t bang = p[i] == '!' && i + 1 < n && p[i + 1] == '[';
+        size_t text = p[i + bang] == '[' ? link_text(p + i + bang, n - i - bang, &whole) : 0;
+        if (text) {
+            buf_add(out, p + i + bang + 1, text - 1);
+            i += bang + whole;
+        } else if (p[i] == '`') {
+            i++;
+        } else if (p[i] == '*' && i + 1 < n && p[i + 1] == '*') {
+            i += 2;
+        } else {
+            buf_add(out, p + i++, 1);
+        }
+    }
+}
+
+/* The length of "## " at the line's beginning, or 0. */
+static size_t heading_mark(const char *p, size_t n) {
+    size_t hashes = 0;
+    while (hashes < n && p[hashes] == '#') hashes++;
+    bool space = hashes < n && (p[hashes] == ' ' || p[hashes] == '\t');
+    return hashes >= 1 && hashes <= 6 && space ? hashes + 1 : 0;
+}
+
+static void line_add(struct markdown *m, const char *p, size_t n, bool code) {
+    struct buf line = {0};
+    if (code)
+        buf_add(&line, p, n);
+    else
+        inline_add(&line, p, n);
+    if (line.len) flow_add(&m->text, line.data, line.len);
+    flow_gap(&m->text, GAP_LINE);
+    buf_release(&line);
+}
+
+static void heading_add(struct markdown *m, const char *p, size_t n) {
+    while (n && strchr(" \t#", p[n - 1])) n--;
+    while (n && strchr(" \t", *p)) p++, n--;
+    if (!m->title->len) inline_add(m->title, p, n);
+    flow_gap(&m->text, GAP_PARAGRAPH);
+    line_add(m, p, n, false);
+    flow_gap(&m->text, GAP_PARAGRAPH);
+}
+
+static void line_read(struct markdown *m, const char *p, size_t n) {
+    while (n && strchr(" \t\r", p[n - 1])) n--;
+    size_t indent = 0;
+    while (indent < n && (p[indent] == ' ' || p[indent] == '>')) indent++;
+    const char *q = p + indent;
+    size_t k = n - indent, mark = heading_mark(q, k);
+    bool fence = k >= 3 && (memcmp(q, "```", 3) == 0 || memcmp(q, "~~~", 3) == 0);
+    if (fence && (!m->fence || m->fence == *q))
+        m->fence = m->fence ? 0 : *q;
+    else if (m->fence)
+        line_add(m, p, n, true);
+    else if (!k || made_of(q, k, "-=*_ ", *q) || made_of(q, k, "|-: ", '-'))
+        flow_gap(&m->text, GAP_PARAGRAPH);
+    else if (mark)
+        heading_add(m, q + mark, k - mark);
+    else
+        line_add(m, q, k, false);
+}
+
+/* YAML between "---" lines at the beginning: its title, and where the text starts. */
+static size_t front_matter(const char *doc, size_t len, struct buf *title) {
+    if (len < 4 || memcmp(doc, "---\n", 4) != 0) return 0;
+    const char *end = memmem(doc + 3, len - 3, "\n---\n", 5);
+    if (!end) return 0;
+    size_t n = (size_t)(end - doc);
+    const char *at = memmem(doc + 3, n - 3, "\ntitle:", 7);
+    if (at) {
+        at += 7;
+        const char *stop = at < end ? memchr(at, '\n', (size_t)(end - at)) : end;
+        stop = stop ? stop : end;
+        while (at < stop && strchr(" \t\"'", *at)) at++;
+        while (stop > at && strchr(" \t\r\"'", stop[-1])) stop--;
+        buf_add(title, at, (size_t)(stop - at));
+    }
+    return n + 5;
+}
+
+int markdown_read(const char *doc, size_t len, struct buf *title, struct buf *text,
+                  struct error *err) {
+    struct markdown m = {.text = {text}, .title = title};
+    if (utf8_check(doc, len, err) != OK) return err->code;
+    size_t at = bom_len(doc, len);
+    at += front_matter(doc + at, len - at, title);
+    while (at < len) {
+        const char *end = memchr(doc + at, '\n', len - at);
+        size_t n = end ? (size_t)(end - doc) - at : len - at;
+        line_read(&m, doc + at, n);
+        at += n + 1;
+    }
+    return OK;
+}

@@ -1,0 +1,856 @@
+/*
+ * The knowledge base: files, their chunks, an index of terms and a cache of embeddings in one
+ * SQLite file.
+ *
+ * FTS5 holds the terms that terms.c cuts, and nothing of the text; its own ranking uses the C
+ * library's logarithm, so BM25 is computed here from its postings. Every chunk has
+ *
+ *     files(id) <- chunks(file, n, title, content, hash)   one row a chunk, n-th of its file
+ *                  chunks(id) = words(rowid)               its terms
+ *                  chunks(hash) = embeddings(hash, model)  its vectors, one a model
+ *
+ * Invariant: these agree after every commit. A file is known by the hash of its content and the
+ * size of its chunks; while both stay, it is not read again.
+ */
+#define _GNU_SOURCE
+#include "memory/internal.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <math.h>
+#include <sqlite3.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+#include <sys/stat.h>
+#include <unistr.h>
+
+#define APPLICATION_ID 0x53484b42 /* "SHKB" */
+enum {
+    CHUNK_CHARS = 800,
+    TITLE_CHARS = 200,
+    FILE_LIMIT = 64 << 20,
+    DEPTH_LIMIT = 32,
+    EMBED_BATCH = 16,
+    QUERY_LIMIT = 64 << 10
+};
+/* BM25's usual constants (Robertson and Zaragoza 2009). */
+static const double BM25_K1 = 1.2, BM25_B = 0.75;
+
+static const char schema[] =
+    "CREATE TABLE IF NOT EXISTS files(id INTEGER PRIMARY KEY, path TEXT NOT NULL UNIQUE,"
+    "  hash TEXT NOT NULL, chars INTEGER NOT NULL, documents INTEGER NOT NULL) STRICT;"
+    "CREATE TABLE IF NOT EXISTS chunks(id INTEGER PRIMARY KEY, file INTEGER NOT NULL,"
+    "  n INTEGER NOT NULL, title TEXT NOT NULL, content TEXT NOT NULL, hash TEXT NOT NULL,"
+    "  terms INTEGER NOT NULL, UNIQUE(file, n)) STRICT;"
+    "CREATE INDEX IF NOT EXISTS chunks_hash ON chunks(hash);"
+    "CREATE VIRTUAL TABLE IF NOT EXISTS words USING fts5(terms, content = '', tokenize = 'ascii');"
+    "CREATE VIRTUAL TABLE IF NOT EXISTS postings USING fts5vocab(words, 'instance');"
+    "CREATE TABLE IF NOT EXISTS embeddings(hash TEXT NOT NULL, model TEXT NOT NULL, v BLOB NOT "
+    "NULL,"
+    "  PRIMARY KEY(hash, model)) STRICT, WITHOUT ROWID;"
+    "PRAGMA application_id = 0x53484b42;"
+    "PRAGMA user_version = 1";
+
+enum statement {
+    FILE_GET,
+    FILE_PUT,
+    FILE_DOCUMENTS,
+    FILE_DELETE,
+    FILE_PATHS,
+    FILE_LIST,
+    CHUNK_PUT,
+    CHUNKS_OF,
+    CHUNKS_DELETE,
+    CHUNK_GET,
+    CHUNK_ORDER,
+    TOTALS,
+    WORDS_PUT,
+    WORDS_DELETE,
+    POSTINGS,
+    EMBED_MISSING,
+    EMBED_COUNT,
+    EMBED_PUT,
+    EMBED_PRUNE,
+    EMBED_LIST,
+    N_STATEMENTS
+};
+static const char *const sql[N_STATEMENTS] = {
+    [FILE_GET] = "SELECT id, hash, chars FROM files WHERE path = ?1",
+    [FILE_PUT] = "INSERT INTO files(path, hash, chars, documents) VALUES(?1, ?2, ?3, 0)",
+    [FILE_DOCUMENTS] = "UPDATE files SET documents = ?2 WHERE id = ?1",
+    [FILE_DELETE] = "DELETE FROM files WHERE id = ?1",
+    [FILE_PATHS] = "SELECT id, path FROM files WHERE path = ?1"
+                   " OR substr(path, 1, length(?1) + 1) = ?1 || '/' ORDER BY path",
+    [FILE_LIST] = "SELECT path, hash, documents, (SELECT count(*) FROM chunks WHERE file = f.id)"
+                  " FROM files f ORDER BY path",
+    [CHUNK_PUT] = "INSERT INTO chunks(file, n, title, content, hash, terms)"
+                  " VALUES(?1, ?2, ?3, ?4, ?5, ?6)",
+    [CHUNKS_OF] = "SELECT id, title, content FROM chunks WHERE file = ?1",
+    [CHUNKS_DELETE] = "DELETE FROM chunks WHERE file = ?1",
+    [CHUNK_GET] = "SELECT c.title, f.path, c.content FROM chunks c JOIN files f ON f.id = c.file"
+                  " WHERE c.id = ?1",
+    [CHUNK_ORDER] = "SELECT c.id, c.terms FROM chunks c JOIN files f ON f.id = c.file"
+                    " ORDER BY f.path, c.n",
+    [TOTALS] = "SELECT (SELECT coalesce(sum(documents), 0) FROM files),"
+               " (SELECT count(*) FROM chunks)",
+    [WORDS_PUT] = "INSERT INTO words(rowid, terms) VALUES(?1, ?2)",
+    [WORDS_DELETE] = "INSERT INTO words(words, rowid, terms) VALUES('delete', ?1, ?2)",
+    [POSTINGS] = "SELECT doc, count(*) FROM postings WHERE term >= ?1 AND term <= ?2"
+                 " GROUP BY doc ORDER BY doc",
+    [EMBED_MISSING] = "SELECT hash, title, content FROM chunks c WHERE NOT EXISTS (SELECT 1 FROM"
+                      " embeddings e WHERE e.hash = c.hash AND e.model = ?1)"
+                      " GROUP BY hash ORDER BY min(id) LIMIT ?2",
+    [EMBED_COUNT] = "SELECT count(DISTINCT hash) FROM chunks c WHERE NOT EXISTS (SELECT 1 FROM"
+                    " embeddings e WHERE e.hash = c.hash AND e.model = ?1)",
+    [EMBED_PUT] = "INSERT OR REPLACE INTO embeddings VALUES(?1, ?2, ?3)",
+    [EMBED_PRUNE] = "DELETE FROM embeddings WHERE hash NOT IN (SELECT hash FROM chunks)",
+    [EMBED_LIST] = "SELECT c.id, e.v FROM chunks c JOIN embeddings e"
+                   " ON e.hash = c.hash AND e.model = ?1",
+};
+
+struct knowledge {
+    sqlite3 *db;
+    sqlite3_stmt *stmts[N_STATEMENTS];
+    char *path;
+};
+
+static int fail(struct knowledge *k, struct error *err, const char *what) {
+    return error_set(err, ERR_IO, "cannot %s '%s': %s", what, k->path, sqlite3_errmsg(k->db));
+}
+
+static int exec(struct knowledge *k, const char *text, struct error *err) {
+    return sqlite3_exec(k->db, text, NULL, NULL, NULL) == SQLITE_OK ? OK : fail(k, err, "write");
+}
+
+/* A statement ready to be bound, made at its first use; NULL sets err. */
+static sqlite3_stmt *statement(struct knowledge *k, enum statement which, struct error *err) {
+    sqlite3_stmt **q = &k->stmts[which];
+    if (!*q && sqlite3_prepare_v3(k->db, sql[which], -1, SQLITE_PREPARE_PERSISTENT, q, NULL) !=
+                   SQLITE_OK) {
+        fail(k, err, "read");
+        return NULL;
+    }
+    sqlite3_reset(*q);
+    sqlite3_clear_bindings(*q);
+    return *q;
+}
+
+/* SQLite is given copies of ours to free, as in the store. */
+static void bind_text(sqlite3_stmt *q, int at, const char *text) {
+    sqlite3_bind_text(q, at, xstrdup(text), -1, free);
+}
+
+static int finish(struct knowledge *k, sqlite3_stmt *q, struct error *err) {
+    int rc = sqlite3_step(q) == SQLITE_DONE ? OK : fail(k, err, "write");
+    sqlite3_reset(q);
+    return rc;
+}
+
+/* Resets a query that was walked with sqlite3_step, whose last result is `step`. */
+static int walked(struct knowledge *k, sqlite3_stmt *q, int step, struct error *err) {
+    int rc = step == SQLITE_DONE ? OK : fail(k, err, "read");
+    sqlite3_reset(q);
+    return rc;
+}
+
+static const char *column(sqlite3_stmt *q, int at) {
+    const char *text = (const char *)sqlite3_column_text(q, at);
+    return text ? text : "";
+}
+
+/* A number by itself, such as a pragma's or a count's. */
+static int query_number(struct knowledge *k, const char *text, int64_t *out, struct error *err) {
+    sqlite3_stmt *q = NULL;
+    int rc = OK;
+    if (sqlite3_prepare_v2(k->db, text, -1, &q, NULL) != SQLITE_OK || sqlite3_step(q) != SQLITE_ROW)
+        rc = fail(k, err, "read");
+    else
+        *out = sqlite3_column_int64(q, 0);
+    sqlite3_finalize(q);
+    return rc;
+}
+
+/* A database of somebody else's is left as it is. */
+static int owner_check(struct knowledge *k, struct error *err) {
+    int64_t id = 0, tables = 0, version = 0;
+    if (query_number(k, "PRAGMA application_id", &id, err) != OK ||
+        query_number(k, "SELECT count(*) FROM sqlite_schema", &tables, err) != OK ||
+        query_number(k, "PRAGMA user_version", &version, err) != OK)
+        return err->code;
+    if (tables && id != APPLICATION_ID)
+        return error_set(err, ERR_MISMATCH, "'%s' is no knowledge base", k->path);
+    if (version > 1)
+        return error_set(err, ERR_MISMATCH,
+                         "'%s' was made by a newer shoal (version %d, this one knows 1)", k->path,
+                         (int)version);
+    return OK;
+}
+
+struct knowledge *knowledge_open(const char *path, bool create, struct error *err) {
+    if (!create && !path_exists(path)) {
+        error_set(err, ERR_MISSING, "no knowledge base '%s'; 'shoal knowledge add' makes one",
+                  path);
+        return NULL;
+    }
+    struct knowledge *k = xcalloc(1, sizeof *k);
+    k->path = xstrdup(path);
+    int rc = sqlite3_open(path, &k->db) == SQLITE_OK ? OK : fail(k, err, "open");
+    if (rc == OK) sqlite3_busy_timeout(k->db, 10000);
+    if (rc == OK) rc = owner_check(k, err);
+    if (rc == OK) rc = exec(k, "PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL", err);
+    if (rc == OK) rc = exec(k, schema, err);
+    if (rc == OK) return k;
+    knowledge_close(k);
+    return NULL;
+}
+
+void knowledge_close(struct knowledge *k) {
+    if (!k) return;
+    for (int i = 0; i < N_STATEMENTS; i++) sqlite3_finalize(k->stmts[i]);
+    sqlite3_close(k->db);
+    free(k->path);
+    free(k);
+}
+
+/* chunks in and out */
+
+/* Title and content as they are indexed and embedded. */
+static char *whole_text(const char *title, const char *content) {
+    return xasprintf("%s\n%s", title, content);
+}
+
+static int words_write(struct knowledge *k, enum statement which, int64_t id, const char *terms,
+                       struct error *err) {
+    sqlite3_stmt *q = statement(k, which, err);
+    if (!q) return err->code;
+    sqlite3_bind_int64(q, 1, id);
+    bind_text(q, 2, terms);
+    return finish(k, q, err);
+}
+
+static int words_forget(struct knowledge *k, int64_t id, const char *title, const char *content,
+                        struct error *err) {
+    struct buf terms = {0};
+    int64_t n;
+    char *text = whole_text(title, content);
+    int rc = terms_index(text, strlen(text), &terms, &n, err);
+    if (rc == OK) rc = words_write(k, WORDS_DELETE, id, terms.data, err);
+    buf_release(&terms);
+    free(text);
+    return rc;
+}
+
+static int chunk_row(struct knowledge *k, int64_t file, int64_t n, const char *title,
+                     const char *content, const char *hash, int64_t terms, struct error *err) {
+    sqlite3_stmt *q = statement(k, CHUNK_PUT, err);
+    if (!q) return err->code;
+    sqlite3_bind_int64(q, 1, file);
+    sqlite3_bind_int64(q, 2, n);
+    bind_text(q, 3, title);
+    bind_text(q, 4, content);
+    bind_text(q, 5, hash);
+    sqlite3_bind_int64(q, 6, terms);
+    return finish(k, q, err);
+}
+
+static int chunk_put(struct knowledge *k, int64_t file, int64_t n, const char *title,
+                     const char *content, struct error *err) {
+    char hash[HASH_LEN], *text = whole_text(title, content);
+    struct buf terms = {0};
+    int64_t count = 0;
+    hash_bytes(text, strlen(text), hash);
+    int rc = terms_index(text, strlen(text), &terms, &count, err);
+    if (rc == OK) rc = chunk_row(k, file, n, title, content, hash, count, err);
+    if (rc == OK) rc = words_write(k, WORDS_PUT, sqlite3_last_insert_rowid(k->db), terms.data, err);
+    buf_release(&terms);
+    free(text);
+    return rc;
+}
+
+static int by_id(struct knowledge *k, enum statement which, int64_t id, struct error *err) {
+    sqlite3_stmt *q = statement(k, which, err);
+    if (!q) return err->code;
+    sqlite3_bind_int64(q, 1, id);
+    return finish(k, q, err);
+}
+
+/* The index keeps no text, so it is told again what to forget. */
+static int file_forget(struct knowledge *k, int64_t file, struct error *err) {
+    sqlite3_stmt *q = statement(k, CHUNKS_OF, err);
+    if (!q) return err->code;
+    sqlite3_bind_int64(q, 1, file);
+    int rc = OK, step = SQLITE_DONE;
+    while (rc == OK && (step = sqlite3_step(q)) == SQLITE_ROW)
+        rc = words_forget(k, sqlite3_column_int64(q, 0), column(q, 1), column(q, 2), err);
+    if (rc == OK) rc = walked(k, q, step, err);
+    sqlite3_reset(q);
+    if (rc == OK) rc = by_id(k, CHUNKS_DELETE, file, err);
+    return rc == OK ? by_id(k, FILE_DELETE, file, err) : rc;
+}
+
+/* documents */
+
+/* A file being taken in. */
+struct source {
+    struct knowledge *k;
+    const char *path;
+    int64_t id;
+    int chars;
+    int64_t chunks;
+    int documents;
+};
+
+/* Cuts a document; `title` may be empty, then it is the file's name. */
+static int document_add(struct source *s, const char *title, const char *text, size_t len,
+                        struct error *err) {
+    const char *slash = strrchr(s->path, '/'), *name = slash ? slash + 1 : s->path;
+    const char *dot = strrchr(name, '.');
+    char *own = *title ? strndup(title, text_cut(title, strlen(title), TITLE_CHARS))
+                       : strndup(name, dot ? (size_t)(dot - name) : strlen(name));
+    struct chunk *v = NULL;
+    int rc = OK, n = text_chunks(text, len, s->chars, &v);
+    for (char *p = own; *p; p++)
+        if ((uint8_t)*p < ' ') *p = ' ';
+    for (int i = 0; i < n && rc == OK; i++) {
+        char *content = strndup(text + v[i].begin, v[i].end - v[i].begin);
+        rc = chunk_put(s->k, s->id, s->chunks++, own, content, err);
+        free(content);
+    }
+    s->documents++;
+    free(v);
+    free(own);
+    return rc;
+}
+
+/* A text of a line: NULL when it is absent or no text. */
+static const char *line_text(const json_t *v, const char *key) {
+    const json_t *text = json_object_get(v, key);
+    const char *s = json_string_value(text);
+    return s && strlen(s) == json_string_length(text) ? s : NULL;
+}
+
+static int line_add(void *ctx, const json_t *v, int line, struct error *err) {
+    const char *title = line_text(v, "title"), *text = line_text(v, "content");
+    if (!text) text = line_text(v, "text");
+    if (!text || (json_object_get(v, "title") && !title))
+        return error_set(err, ERR_FORMAT,
+                         "line %d: expected {\"title\": …, \"content\": …} or {\"text\": …}", line);
+    return document_add(ctx, title ? title : "", text, strlen(text), err);
+}
+
+/* Kinds of files by the end of their names; no reader: JSON lines. */
+static const struct kind {
+    const char *end;
+    int (*read)(const char *doc, size_t len, struct buf *title, struct buf *text,
+                struct error *err);
+} kinds[] = {{".txt", plain_read},   {".text", plain_read},
+             {".md", markdown_read}, {".markdown", markdown_read},
+             {".html", html_read},   {".htm", html_read},
+             {".jsonl", NULL}};
+
+static const struct kind *kind_of(const char *path) {
+    size_t len = strlen(path);
+    for (size_t i = 0; i < ARRAY_LEN(kinds); i++) {
+        size_t n = strlen(kinds[i].end);
+        if (len > n && strcasecmp(path + len - n, kinds[i].end) == 0) return &kinds[i];
+    }
+    return NULL;
+}
+
+static int documents_add(struct source *s, const struct buf *file, struct error *err) {
+    const struct kind *kind = kind_of(s->path);
+    if (!kind->read) return json_each(s->path, line_add, s, err);
+    struct buf title = {0}, text = {0};
+    buf_puts(&title, "");
+    buf_puts(&text, "");
+    int rc = kind->read(file->data ? file->data : "", file->len, &title, &text, err);
+    if (rc == OK) rc = document_add(s, title.data, text.data, text.len, err);
+    buf_release(&title);
+    buf_release(&text);
+    return rc;
+}
+
+/* files */
+
+static int file_put(struct source *s, const struct buf *file, const char *hash, struct error *err) {
+    sqlite3_stmt *q = statement(s->k, FILE_PUT, err);
+    if (!q) return err->code;
+    bind_text(q, 1, s->path);
+    bind_text(q, 2, hash);
+    sqlite3_bind_int(q, 3, s->chars);
+    int rc = finish(s->k, q, err);
+    s->id = sqlite3_last_insert_rowid(s->k->db);
+    if (rc == OK) rc = documents_add(s, file, err);
+    q = rc == OK ? statement(s->k, FILE_DOCUMENTS, err) : NULL;
+    if (!q) return err->code;
+    sqlite3_bind_int64(q, 1, s->id);
+    sqlite3_bind_int(q, 2, s->documents);
+    return finish(s->k, q, err);
+}
+
+/* Whether the file is known (its id, else 0) and is as it was. */
+static int file_known(struct source *s, const char *hash, int64_t *id, bool *same,
+                      struct error *err) {
+    sqlite3_stmt *q = statement(s->k, FILE_GET, err);
+    if (!q) return err->code;
+    bind_text(q, 1, s->path);
+    int step = sqlite3_step(q);
+    *id = step == SQLITE_ROW ? sqlite3_column_int64(q, 0) : 0;
+    *same = *id && strcmp(column(q, 1), hash) == 0 && sqlite3_column_int(q, 2) == s->chars;
+    return walked(s->k, q, step == SQLITE_ROW ? SQLITE_DONE : step, err);
+}
+
+static int file_replace(struct source *s, const struct buf *file, struct knowledge_report *out,
+                        struct error *err) {
+    char hash[HASH_LEN];
+    int64_t id = 0;
+    bool same = false;
+    hash_bytes(file->data ? file->data : "", file->len, hash);
+    int rc = file_known(s, hash, &id, &same, err);
+    if (rc == OK && same) out->unchanged++;
+    if (rc != OK || same) return rc;
+    if (id) rc = file_forget(s->k, id, err);
+    if (rc == OK) rc = file_put(s, file, hash, err);
+    if (rc == OK) *(id ? &out->changed : &out->added) += 1;
+    return rc;
+}
+
+/* One file, in a savepoint of its own: what of it stands in the base is whole. `bad`: the file is
+ * what failed. */
+static int file_add(struct knowledge *k, const char *path, int chars, struct knowledge_report *out,
+                    bool *bad, struct error *err) {
+    struct source s = {.k = k, .path = path, .chars = chars};
+    struct buf file = {0};
+    int rc = file_read(path, FILE_LIMIT, &file, err);
+    *bad = rc != OK;
+    if (rc == OK) rc = exec(k, "SAVEPOINT file", err);
+    if (rc == OK) {
+        rc = file_replace(&s, &file, out, err);
+        *bad = rc == ERR_FORMAT;
+        if (rc != OK)
+            sqlite3_exec(k->db, "ROLLBACK TO file; RELEASE file", NULL, NULL, NULL);
+        else
+            rc = exec(k, "RELEASE file", err);
+    }
+    buf_release(&file);
+    if (rc != OK && !strstr(err->text, path)) error_wrap(err, "'%s'", path);
+    return rc;
+}
+
+/* Files of a folder */
+
+static int name_order(const void *a, const void *b) {
+    return strcmp(*(char *const *)a, *(char *const *)b);
+}
+
+static int folder_names(const char *path, struct strings *out, struct error *err) {
+    DIR *d = opendir(path);
+    if (!d) return error_errno(err, "cannot read folder '%s'", path);
+    for (struct dirent *e; (e = readdir(d));)
+        if (e->d_name[0] != '.') strings_add(out, e->d_name);
+    closedir(d);
+    if (out->n) qsort(out->v, (size_t)out->n, sizeof *out->v, name_order);
+    return OK;
+}
+
+static int folder_walk(const char *path, int depth, struct strings *files, int *skipped,
+                       struct error *err) {
+    struct strings names = {0};
+    int rc = depth < DEPTH_LIMIT
+                 ? folder_names(path, &names, err)
+                 : error_set(err, ERR_USAGE, "'%s' is deeper than %d folders", path, DEPTH_LIMIT);
+    for (int i = 0; i < names.n && rc == OK; i++) {
+        char *at = path_join(path, names.v[i]);
+        struct stat st;
+        bool there = lstat(at, &st) == 0;
+        if (there && S_ISDIR(st.st_mode))
+            rc = folder_walk(at, depth + 1, files, skipped, err);
+        else if (there && S_ISREG(st.st_mode) && kind_of(at))
+            strings_add(files, at);
+        else
+            ++*skipped;
+        free(at);
+    }
+    strings_release(&names);
+    return rc;
+}
+
+/* Removes the files below `path` that are not among `files` (NULL: all of them). */
+static int files_prune(struct knowledge *k, const char *path, const struct strings *files,
+                       struct knowledge_report *out, struct error *err) {
+    sqlite3_stmt *q = statement(k, FILE_PATHS, err);
+    int64_t *gone = NULL;
+    int n = 0, step;
+    if (!q) return err->code;
+    bind_text(q, 1, path);
+    while ((step = sqlite3_step(q)) == SQLITE_ROW) {
+        const char *name = column(q, 1);
+        if (files && files->n &&
+            bsearch(&name, files->v, (size_t)files->n, sizeof *files->v, name_order))
+            continue;
+        gone = xrealloc(gone, sizeof *gone * (size_t)(n + 1));
+        gone[n++] = sqlite3_column_int64(q, 0);
+    }
+    int rc = walked(k, q, step, err);
+    for (int i = 0; i < n && rc == OK; i++) rc = file_forget(k, gone[i], err);
+    out->removed += n;
+    free(gone);
+    return rc;
+}
+
+static int totals(struct knowledge *k, struct knowledge_report *out, struct error *err) {
+    sqlite3_stmt *q = statement(k, TOTALS, err);
+    if (!q) return err->code;
+    int step = sqlite3_step(q);
+    out->documents = sqlite3_column_int(q, 0);
+    out->chunks = sqlite3_column_int(q, 1);
+    return walked(k, q, step == SQLITE_ROW ? SQLITE_DONE : step, err);
+}
+
+/* The given file must be good; of a folder's, the bad ones are told and left as they were. */
+static int files_add(struct knowledge *k, const struct strings *files, bool folder, int chars,
+                     struct knowledge_report *out, struct error *err) {
+    for (int i = 0; i < files->n; i++) {
+        bool bad;
+        int rc = file_add(k, files->v[i], chars, out, &bad, err);
+        if (rc != OK && !(folder && bad)) return rc;
+        if (rc == OK) continue;
+        warn("%s", err->text);
+        out->refused++;
+    }
+    return OK;
+}
+
+static int files_find(const char *path, struct strings *files, bool *folder,
+                      struct knowledge_report *out, struct error *err) {
+    *folder = path_is_dir(path);
+    if (*folder) {
+        int rc = folder_walk(path, 0, files, &out->skipped, err);
+        if (files->n) qsort(files->v, (size_t)files->n, sizeof *files->v, name_order);
+        return rc;
+    }
+    strings_add(files, path);
+    return kind_of(path)
+               ? OK
+               : error_set(err, ERR_USAGE, "'%s' is none of .txt, .md, .html and .jsonl", path);
+}
+
+/* Ends the transaction as rc says. */
+static int transaction_end(struct knowledge *k, int rc, struct error *err) {
+    if (rc == OK) rc = exec(k, "COMMIT", err);
+    if (rc != OK) sqlite3_exec(k->db, "ROLLBACK", NULL, NULL, NULL);
+    return rc;
+}
+
+static int base_update(struct knowledge *k, const char *path, const struct strings *files,
+                       bool folder, int chars, struct knowledge_report *out, struct error *err) {
+    int rc = exec(k, "BEGIN IMMEDIATE", err);
+    if (rc != OK) return rc;
+    if (files) rc = files_add(k, files, folder, chars, out, err);
+    if (rc == OK && (folder || !files)) rc = files_prune(k, path, files, out, err);
+    sqlite3_stmt *q = rc == OK ? statement(k, EMBED_PRUNE, err) : NULL;
+    if (rc == OK) rc = q ? finish(k, q, err) : err->code;
+    if (rc == OK) rc = totals(k, out, err);
+    return transaction_end(k, rc, err);
+}
+
+/* embeddings */
+
+/* Texts that have no vector yet. */
+struct missing {
+    char *hashes[EMBED_BATCH], *texts[EMBED_BATCH];
+    int n;
+};
+
+static int missing_read(struct knowledge *k, const char *model, struct missing *m,
+                        struct error *err) {
+    sqlite3_stmt *q = statement(k, EMBED_MISSING, err);
+    int step;
+    if (!q) return err->code;
+    bind_text(q, 1, model);
+    sqlite3_bind_int(q, 2, EMBED_BATCH);
+    while ((step = sqlite3_step(q)) == SQLITE_ROW) {
+        m->hashes[m->n] = xstrdup(column(q, 0));
+        m->texts[m->n++] = whole_text(column(q, 1), column(q, 2));
+    }
+    return walked(k, q, step, err);
+}
+
+static int vector_put(struct knowledge *k, const char *hash, const struct embedder *e,
+                      const float *v, struct error *err) {
+    size_t bytes = sizeof *v * (size_t)e->d;
+    for (int32_t i = 0; i < e->d; i++)
+        if (!isfinite(v[i]))
+            return error_set(err, ERR_NUMERIC, "an embedding has a value that is no number");
+    sqlite3_stmt *q = statement(k, EMBED_PUT, err);
+    if (!q) return err->code;
+    bind_text(q, 1, hash);
+    bind_text(q, 2, e->model_hash);
+    sqlite3_bind_blob(q, 3, memcpy(xmalloc(bytes), v, bytes), (int)bytes, free);
+    return finish(k, q, err);
+}
+
+static int batch_embed(struct knowledge *k, const struct embedder *e, struct missing *m,
+                       struct error *err) {
+    float *v = xcalloc((size_t)m->n * (size_t)e->d, sizeof *v);
+    int rc = e->embed(e->ctx, (const char *const *)m->texts, m->n, v, err);
+    if (rc == OK) rc = exec(k, "BEGIN IMMEDIATE", err);
+    if (rc == OK) {
+        for (int i = 0; i < m->n && rc == OK; i++)
+            rc = vector_put(k, m->hashes[i], e, v + (int64_t)i * e->d, err);
+        rc = transaction_end(k, rc, err);
+    }
+    free(v);
+    return rc;
+}
+
+static int missing_count(struct knowledge *k, const char *model, int64_t *n, struct error *err) {
+    sqlite3_stmt *q = statement(k, EMBED_COUNT, err);
+    if (!q) return err->code;
+    bind_text(q, 1, model);
+    int step = sqlite3_step(q);
+    *n = sqlite3_column_int64(q, 0);
+    return walked(k, q, step == SQLITE_ROW ? SQLITE_DONE : step, err);
+}
+
+/* Gives every chunk its vector; each batch is kept, so that an interruption loses one. */
+static int embed_missing(struct knowledge *k, const struct embedder *e, struct progress *p,
+                         int *embedded, struct error *err) {
+    int64_t total = 0;
+    int rc = missing_count(k, e->model_hash, &total, err);
+    if (rc == OK && p && total) progress_start(p, "embedding", total);
+    for (int n = 1; rc == OK && n > 0;) {
+        struct missing m = {.n = 0};
+        rc = missing_read(k, e->model_hash, &m, err);
+        if (rc == OK && m.n) rc = batch_embed(k, e, &m, err);
+        n = m.n;
+        if (rc == OK) *embedded += n;
+        if (rc == OK && p && n) progress_update(p, *embedded, NULL);
+        for (int i = 0; i < n; i++) {
+            free(m.hashes[i]);
+            free(m.texts[i]);
+        }
+    }
+    if (p && total) progress_finish(p, NULL);
+    return rc;
+}
+
+int knowledge_add(struct knowledge *k, const char *path, const struct knowledge_options *o,
+                  struct knowledge_report *out, struct error *err) {
+    struct strings files = {0};
+    bool folder = false;
+    *out = (struct knowledge_report){0};
+    char *real = realpath(path, NULL);
+    int rc = real ? files_find(real, &files, &folder, out, err)
+                  : error_errno(err, "cannot read '%s'", path);
+    if (rc == OK)
+        rc = base_update(k, real, &files, folder, o->chunk_chars ? o->chunk_chars : CHUNK_CHARS,
+                         out, err);
+    if (rc == OK && o->embedder)
+        rc = embed_missing(k, o->embedder, o->progress, &out->embedded, err);
+    strings_release(&files);
+    free(real);
+    return rc;
+}
+
+/* What is to be forgotten may be gone already: then its name is taken as it is. */
+int knowledge_remove(struct knowledge *k, const char *path, struct knowledge_report *out,
+                     struct error *err) {
+    *out = (struct knowledge_report){0};
+    char *real = realpath(path, NULL);
+    int rc = base_update(k, real ? real : path, NULL, false, 0, out, err);
+    if (rc == OK && out->removed == 0)
+        rc = error_set(err, ERR_MISSING, "nothing of '%s' is in '%s'", real ? real : path, k->path);
+    free(real);
+    return rc;
+}
+
+json_t *knowledge_list(struct knowledge *k, struct error *err) {
+    sqlite3_stmt *q = statement(k, FILE_LIST, err);
+    if (!q) return NULL;
+    json_t *list = json_array();
+    int step;
+    while ((step = sqlite3_step(q)) == SQLITE_ROW)
+        json_array_append_new(list, json_pack("{s:s,s:s,s:i,s:i}", "source", column(q, 0), "hash",
+                                              column(q, 1), "documents", sqlite3_column_int(q, 2),
+                                              "chunks", sqlite3_column_int(q, 3)));
+    if (walked(k, q, step, err) == OK) return list;
+    json_decref(list);
+    return NULL;
+}
+
+/* search */
+
+/* A chunk's scores. Candidates stand by id; `place` is the order by source. */
+struct candidate {
+    int64_t id;
+    int32_t terms, place;
+    double bm25, words, cosine, score;
+};
+struct search {
+    struct knowledge *k;
+    const struct knowledge_query *q;
+    struct candidate *v; /* [n] */
+    int64_t n;
+    double average; /* terms a chunk */
+};
+
+static int id_order(const void *a, const void *b) {
+    int64_t x = ((const struct candidate *)a)->id, y = ((const struct candidate *)b)->id;
+    return (x > y) - (x < y);
+}
+
+static int best_order(const void *a, const void *b) {
+    const struct candidate *x = a, *y = b;
+    if (x->score != y->score) return x->score > y->score ? -1 : 1;
+    if (x->bm25 != y->bm25) return x->bm25 > y->bm25 ? -1 : 1;
+    return (x->place > y->place) - (x->place < y->place);
+}
+
+static int candidates_read(struct search *s, struct error *err) {
+    sqlite3_stmt *q = statement(s->k, CHUNK_ORDER, err);
+    int64_t terms = 0, cap = 0;
+    int step;
+    if (!q) return err->code;
+    while ((step = sqlite3_step(q)) == SQLITE_ROW) {
+        if (s->n == cap) s->v = xrealloc(s->v, sizeof *s->v * (size_t)(cap = MAX(2 * cap, 64)));
+        s->v[s->n] = (struct candidate){.id = sqlite3_column_int64(q, 0),
+                                        .terms = sqlite3_column_int(q, 1),
+                                        .place = (int32_t)s->n};
+        terms += s->v[s->n++].terms;
+    }
+    if (s->n) qsort(s->v, (size_t)s->n, sizeof *s->v, id_order);
+    s->average = s->n ? MAX((double)terms / (double)s->n, 1) : 1;
+    return walked(s->k, q, step, err);
+}
+
+static struct candidate *candidate_find(const struct search *s, int64_t id) {
+    struct candidate key = {.id = id};
+    return s->n ? bsearch(&key, s->v, (size_t)s->n, sizeof *s->v, id_order) : NULL;
+}
+
+/* The share of a term that occurs tf times in a chunk of so many terms; 1 for one occurrence in
+ * an average chunk. */
+static double term_share(const struct search *s, double tf, int32_t terms) {
+    double norm = BM25_K1 * (1 - BM25_B + BM25_B * (double)terms / s->average);
+    return tf * (BM25_K1 + 1) / (tf + norm);
+}
+
+/* Adds a term's share to every chunk that has it. Postings come twice: the weight of a term depends
+ * on how many there are. */
+static int term_score(struct search *s, const struct query_term *t, double *possible,
+                      struct error *err) {
+    sqlite3_stmt *q = statement(s->k, POSTINGS, err);
+    char *last = xasprintf("%s%s", t->text, t->prefix ? "\xF4\x8F\xBF\xBF" : "");
+    int64_t df = 0;
+    int step;
+    if (q) bind_text(q, 1, t->text);
+    if (q) bind_text(q, 2, last);
+    free(last);
+    if (!q) return err->code;
+    while ((step = sqlite3_step(q)) == SQLITE_ROW) df++;
+    if (step != SQLITE_DONE) return walked(s->k, q, step, err);
+    sqlite3_reset(q);
+    /* What no chunk has counts as what one has: in a small base it would outweigh the rest. */
+    double n = (double)s->n, with = (double)MAX(df, 1);
+    double rare = math_log(1 + (MAX(n, with) - with + 0.5) / (with + 0.5));
+    *possible += t->weight * rare;
+    while ((step = sqlite3_step(q)) == SQLITE_ROW) {
+        struct candidate *c = candidate_find(s, sqlite3_column_int64(q, 0));
+        if (c) c->bm25 += t->weight * rare * term_share(s, sqlite3_column_double(q, 1), c->terms);
+    }
+    return walked(s->k, q, step, err);
+}
+
+static int words_score(struct search *s, struct error *err) {
+    struct query_term terms[QUERY_TERMS];
+    double possible = 0;
+    int n = terms_query(s->q->text, terms, err), rc = MIN(n, 0);
+    for (int i = 0; i < n && rc == OK; i++) rc = term_score(s, &terms[i], &possible, err);
+    for (int64_t i = 0; i < s->n && possible > 0; i++)
+        s->v[i].words = MIN(s->v[i].bm25 / possible, 1);
+    return rc;
+}
+
+static int cosine_score(struct search *s, const struct embedder *e, struct error *err) {
+    float *query = xcalloc((size_t)e->d, sizeof *query), *v = xcalloc((size_t)e->d, sizeof *v);
+    size_t bytes = sizeof *v * (size_t)e->d;
+    int embedded = 0, step = SQLITE_DONE, rc = embed_missing(s->k, e, NULL, &embedded, err);
+    if (rc == OK) rc = e->embed(e->ctx, &s->q->text, 1, query, err);
+    sqlite3_stmt *q = rc == OK ? statement(s->k, EMBED_LIST, err) : NULL;
+    if (q) bind_text(q, 1, e->model_hash);
+    while (q && (step = sqlite3_step(q)) == SQLITE_ROW) {
+        struct candidate *c = candidate_find(s, sqlite3_column_int64(q, 0));
+        if (!c || (size_t)sqlite3_column_bytes(q, 1) != bytes) continue;
+        memcpy(v, sqlite3_column_blob(q, 1), bytes);
+        c->cosine = vector_cosine(query, v, e->d);
+    }
+    free(query);
+    free(v);
+    return q ? walked(s->k, q, step, err) : err->code;
+}
+
+static int hit_add(struct search *s, const struct candidate *c, json_t *out, struct error *err) {
+    sqlite3_stmt *q = statement(s->k, CHUNK_GET, err);
+    if (!q) return err->code;
+    sqlite3_bind_int64(q, 1, c->id);
+    int step = sqlite3_step(q);
+    if (step == SQLITE_ROW) {
+        json_t *hit = json_pack("{s:I,s:s,s:s,s:s,s:f,s:f}", "id", (json_int_t)c->id, "title",
+                                column(q, 0), "source", column(q, 1), "content", column(q, 2),
+                                "score", c->score, "words", c->words);
+        if (hit && s->q->embedder) json_object_set_new(hit, "cosine", json_real(c->cosine));
+        if (hit) json_array_append_new(out, hit);
+    }
+    return walked(s->k, q, step == SQLITE_ROW ? SQLITE_DONE : step, err);
+}
+
+static int hits_collect(struct search *s, json_t *out, struct error *err) {
+    const struct knowledge_query *q = s->q;
+    double mix = !q->embedder || q->mix < 0 ? 0 : q->mix > 0 ? MIN(q->mix, 1) : 0.5;
+    double threshold = q->threshold == 0 ? 0.5 : q->threshold;
+    int top = q->top ? q->top : 5, rc = OK;
+    for (int64_t i = 0; i < s->n; i++)
+        s->v[i].score = (1 - mix) * s->v[i].words + mix * MAX(s->v[i].cosine, 0);
+    if (s->n) qsort(s->v, (size_t)s->n, sizeof *s->v, best_order);
+    for (int64_t i = 0; i < MIN(s->n, top) && rc == OK && s->v[i].score >= threshold; i++)
+        rc = hit_add(s, &s->v[i], out, err);
+    return rc;
+}
+
+static int query_check(const struct knowledge_query *q, struct error *err) {
+    size_t len = strlen(q->text);
+    if (len > QUERY_LIMIT)
+        return error_set(err, ERR_USAGE, "a query of %zu bytes is too long: at most %d", len,
+                         QUERY_LIMIT);
+    return u8_check((const uint8_t *)q->text, len)
+               ? error_set(err, ERR_USAGE, "the query is no UTF-8 text")
+               : OK;
+}
+
+json_t *knowledge_search(struct knowledge *k, const struct knowledge_query *q, struct error *err) {
+    struct search s = {.k = k, .q = q};
+    json_t *out = json_array();
+    int rc = query_check(q, err);
+    if (rc == OK) rc = candidates_read(&s, err);
+    if (rc == OK) rc = words_score(&s, err);
+    if (rc == OK && q->embedder) rc = cosine_score(&s, q->embedder, err);
+    if (rc == OK) rc = hits_collect(&s, out, err);
+    free(s.v);
+    if (rc == OK) return out;
+    json_decref(out);
+    return NULL;
+}
+
+void knowledge_snippets(const json_t *hits, int chars, struct buf *out) {
+    size_t i;
+    const json_t *hit;
+    json_array_foreach (hits, i, hit) {
+        const char *content = json_string_value(json_object_get(hit, "content"));
+        size_t len = strlen(content), n = text_cut(content, len, (size_t)chars);
+        buf_printf(out, "【%s】 ", json_string_value(json_object_get(hit, "title")));
+        for (size_t at = 0; at < n; at++) buf_add(out, content[at] == '\n' ? " " : content + at, 1);
+        buf_puts(out, n < len ? "…\n" : "\n");
+    }
+}

@@ -1,0 +1,170 @@
+/*
+ * Terms of an index and of a query.
+ *
+ * Text is brought to one form first (NFKC and lower case), so that ｶﾞ is ガ and Ａ is a. Then it is
+ * cut into runs of one script. Chinese and Japanese put no spaces between words, and most of their
+ * words are two characters long: their runs become pairs. A run's last character is a term as well,
+ * so that every character begins some term and a query of one character finds all of them.
+ */
+#define _GNU_SOURCE
+#include "memory/internal.h"
+
+#include <string.h>
+#include <unicase.h>
+#include <unictype.h>
+#include <uninorm.h>
+#include <unistr.h>
+
+enum script { NONE, WORD, HAN, HIRAGANA, KATAKANA, HANGUL };
+
+static enum script script_of(ucs4_t c) {
+    if ((c >= 0x3041 && c <= 0x309F)) return HIRAGANA;
+    if ((c >= 0x30A1 && c <= 0x30FF && c != 0x30FB)) return KATAKANA;
+    if ((c >= 0x3400 && c <= 0x9FFF) || (c >= 0x20000 && c <= 0x3FFFF) || c == 0x3005) return HAN;
+    if (c >= 0xAC00 && c <= 0xD7A3) return HANGUL;
+    return uc_is_general_category_withtable(c, UC_CATEGORY_MASK_L | UC_CATEGORY_MASK_N |
+                                                   UC_CATEGORY_MASK_M)
+               ? WORD
+               : NONE;
+}
+
+/* NFKC and lower case; compatibility forms grow at most 11 times. */
+static int text_fold(const char *text, size_t len, struct buf *out, struct error *err) {
+    size_t room = 12 * len + 64;
+    uint8_t *form = try_calloc(room, 1, err), bytes[6];
+    uint8_t *got =
+        form ? u8_normalize(UNINORM_NFKC, (const uint8_t *)text, len, form, &room) : NULL;
+    if (form && got != form) error_set(err, ERR_MEMORY, "out of memory: a text of %zu bytes", len);
+    for (size_t at = 0; got && got == form && at < room;) {
+        ucs4_t c;
+        at += (size_t)u8_mbtouc(&c, got + at, room - at);
+        int n = u8_uctomb(bytes, uc_tolower(c), sizeof bytes);
+        buf_add(out, bytes, (size_t)MAX(n, 0));
+    }
+    buf_puts(out, "");
+    free(form);
+    return form && got == form ? OK : err->code;
+}
+
+/* A run of one script: its bytes, and where its characters begin. */
+struct run {
+    enum script script;
+    const char *p;
+    size_t bytes, first, last; /* lengths of all, of the first and of the last character */
+    int chars;
+};
+
+/* The run at *at, which moves behind it; NONE at the end. */
+static struct run run_next(const struct buf *b, size_t *at) {
+    struct run r = {NONE};
+    while (*at < b->len) {
+        ucs4_t c;
+        const uint8_t *p = (const uint8_t *)b->data + *at;
+        size_t n = (size_t)u8_mbtouc(&c, p, b->len - *at);
+        enum script s = script_of(c);
+        if (r.script && s != r.script) break;
+        *at += n;
+        if (!s) continue;
+        if (!r.script) r = (struct run){.script = s, .p = (const char *)p, .first = n};
+        r.bytes += n;
+        r.last = n;
+        r.chars++;
+    }
+    return r;
+}
+
+/* fn is called for each pair of the run's characters, or for the run when it is a word. */
+typedef void (*term_fn)(void *ctx, const char *p, size_t n, enum script s);
+
+static void run_terms(const struct run *r, term_fn fn, void *ctx) {
+    if (r->script == WORD) {
+        size_t n = r->bytes;
+        if (n > TERM_BYTES)
+            for (n = TERM_BYTES; ((uint8_t)r->p[n] & 0xC0) == 0x80; n--) continue;
+        fn(ctx, r->p, n, WORD);
+        return;
+    }
+    const char *p = r->p, *end = p + r->bytes;
+    for (size_t a = r->first, b; p + a < end; p += a, a = b) {
+        b = text_cut(p + a, (size_t)(end - p) - a, 1);
+        fn(ctx, p, a + b, r->script);
+    }
+}
+
+struct indexed {
+    struct buf *out;
+    int64_t n;
+};
+
+static void term_add(void *ctx, const char *p, size_t n, enum script s) {
+    struct indexed *x = ctx;
+    (void)s;
+    buf_add(x->out, p, n);
+    buf_puts(x->out, " ");
+    x->n++;
+}
+
+int terms_index(const char *text, size_t len, struct buf *out, int64_t *n, struct error *err) {
+    struct buf folded = {0};
+    struct indexed x = {out, 0};
+    size_t at = 0;
+    int rc = text_fold(text, len, &folded, err);
+    for (struct run r; rc == OK && (r = run_next(&folded, &at)).script != NONE;) {
+        run_terms(&r, term_add, &x);
+        if (r.script != WORD) term_add(&x, r.p + r.bytes - r.last, r.last, r.script);
+    }
+    buf_puts(out, "");
+    buf_release(&folded);
+    *n = x.n;
+    return rc;
+}
+
+/* Words that are in every question, whatever it is about. */
+static bool is_common(const char *p, size_t n, enum script s) {
+    static const char words[] =
+        " a an and are as at be by can do does for from how i in is it me my "
+        "of on or that the this to was what when where which who why will "
+        "with you ";
+    static const char *const chinese[] = {"的", "了",   "吗",   "呢",  "是",
+                                          "吧", "什么", "怎么", "多少"};
+    char word[TERM_BYTES + 3];
+    if (s == HIRAGANA) return true;
+    snprintf(word, sizeof word, " %.*s ", (int)n, p);
+    if (s == WORD) return strstr(words, word) != NULL;
+    for (size_t i = 0; s == HAN && i < ARRAY_LEN(chinese); i++)
+        if (memmem(p, n, chinese[i], strlen(chinese[i]))) return true;
+    return false;
+}
+
+struct wanted {
+    struct query_term *v;
+    int n;
+};
+
+static void query_add(struct wanted *w, const char *p, size_t n, enum script s, bool prefix) {
+    if (w->n == QUERY_TERMS) return;
+    for (int i = 0; i < w->n; i++)
+        if (strlen(w->v[i].text) == n && memcmp(w->v[i].text, p, n) == 0) return;
+    struct query_term *t = &w->v[w->n++];
+    *t = (struct query_term){.prefix = prefix, .weight = is_common(p, n, s) ? 0.25 : 1};
+    memcpy(t->text, p, n);
+}
+
+static void wanted_add(void *ctx, const char *p, size_t n, enum script s) {
+    query_add(ctx, p, n, s, false);
+}
+
+int terms_query(const char *text, struct query_term out[QUERY_TERMS], struct error *err) {
+    struct buf folded = {0};
+    struct wanted w = {out, 0};
+    size_t at = 0;
+    int rc = text_fold(text, strlen(text), &folded, err);
+    for (struct run r; rc == OK && (r = run_next(&folded, &at)).script != NONE;) {
+        if (r.script != WORD && r.chars == 1)
+            query_add(&w, r.p, r.bytes, r.script, true);
+        else
+            run_terms(&r, wanted_add, &w);
+    }
+    buf_release(&folded);
+    return rc == OK ? w.n : rc;
+}

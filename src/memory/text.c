@@ -1,0 +1,169 @@
+/*
+ * Plain text: which language it is, how much of it is so many characters, how it is cut into
+ * chunks, and how alike the vectors of two are.
+ *
+ * Not here: words of an index (knowledge.c), markup (document.c). Text is UTF-8; where it is not,
+ * bad bytes count as characters and nothing is read beyond the end.
+ */
+#include "memory/memory.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unictype.h>
+#include <unistr.h>
+
+const char *const language_names[N_LANGUAGES] = {"ja", "en", "zh"};
+
+/* Characters that Chinese writes in almost every sentence and Japanese without kana does not. */
+static const char chinese[] = "的了吗呢吧你我他她们这那么什怎谁哪说没很还让给为对过个请您";
+
+static bool has_char(const char *set, const uint8_t *p, int n) {
+    for (const char *at = set; (at = memchr(at, p[0], strlen(at))) != NULL; at++)
+        if (strncmp(at, (const char *)p, (size_t)n) == 0) return true;
+    return false;
+}
+
+enum language language_of(const char *text) {
+    const uint8_t *p = (const uint8_t *)text, *end = p + strlen(text);
+    bool han = false, zh = false;
+    while (p < end) {
+        ucs4_t c;
+        int n = u8_mbtouc(&c, p, (size_t)(end - p));
+        if ((c >= 0x3041 && c <= 0x30FF && c != 0x30FB) || (c >= 0xFF66 && c <= 0xFF9D))
+            return LANG_JA;
+        if ((c >= 0x3400 && c <= 0x9FFF) || (c >= 0x20000 && c <= 0x3FFFF)) {
+            han = true;
+            zh = zh || has_char(chinese, p, n);
+        }
+        p += n;
+    }
+    return zh ? LANG_ZH : han ? LANG_JA : LANG_EN;
+}
+
+size_t text_cut(const char *text, size_t len, size_t chars) {
+    size_t at = 0;
+    ucs4_t c;
+    for (; at < len && chars > 0; chars--)
+        at += (size_t)u8_mbtouc(&c, (const uint8_t *)text + at, len - at);
+    return at;
+}
+
+double vector_cosine(const float *a, const float *b, int32_t d) {
+    double dot = 0, aa = 0, bb = 0;
+    for (int32_t i = 0; i < d; i++) {
+        dot += (double)a[i] * (double)b[i];
+        aa += (double)a[i] * (double)a[i];
+        bb += (double)b[i] * (double)b[i];
+    }
+    return aa > 0 && bb > 0 ? dot / (sqrt(aa) * sqrt(bb)) : 0;
+}
+
+/* chunks */
+
+/* Cutting: the text, and the chunks so far. */
+struct cutter {
+    const char *text;
+    size_t limit; /* characters */
+    struct chunk *v;
+    int n, cap;
+};
+
+static size_t chars_of(const struct cutter *c, size_t begin, size_t end) {
+    return u8_mbsnlen((const uint8_t *)c->text + begin, end - begin);
+}
+
+static bool is_space(const char *p, size_t left, int *n) {
+    ucs4_t c;
+    *n = u8_mbtouc(&c, (const uint8_t *)p, left);
+    return uc_is_property_white_space(c);
+}
+
+static struct chunk trimmed(const struct cutter *c, size_t begin, size_t end) {
+    int n;
+    while (begin < end && is_space(c->text + begin, end - begin, &n)) begin += (size_t)n;
+    size_t last = begin;
+    for (size_t at = begin; at < end; at += (size_t)n)
+        if (!is_space(c->text + at, end - at, &n)) last = at + (size_t)n;
+    return (struct chunk){begin, last};
+}
+
+static void cutter_add(struct cutter *c, size_t begin, size_t end) {
+    struct chunk k = trimmed(c, begin, end);
+    if (k.begin == k.end) return;
+    if (c->n == c->cap) {
+        c->cap = MAX(2 * c->cap, 16);
+        c->v = xrealloc(c->v, sizeof *c->v * (size_t)c->cap);
+    }
+    c->v[c->n++] = k;
+}
+
+/* The end of the paragraph that begins here: behind its empty line. */
+static size_t paragraph_end(const char *text, size_t at, size_t end) {
+    for (bool empty = false; at < end; at++) {
+        if (text[at] == '\n' && empty) return at + 1;
+        empty = text[at] == '\n' || (empty && strchr(" \t\r", text[at]));
+    }
+    return end;
+}
+
+/* Full stops of CJK end a sentence where they stand, the others before white space. */
+static size_t sentence_end(const char *text, size_t at, size_t end) {
+    static const char wide[] = "。！？．｡";
+    while (at < end) {
+        ucs4_t u;
+        int n = u8_mbtouc(&u, (const uint8_t *)text + at, end - at);
+        bool stop = n == 3 && has_char(wide, (const uint8_t *)text + at, n);
+        bool narrow = n == 1 && (text[at] == '.' || text[at] == '!' || text[at] == '?');
+        at += (size_t)n;
+        if (stop || text[at - 1] == '\n') return at;
+        if (narrow && at < end && strchr(" \t\r\n", text[at])) return at;
+    }
+    return end;
+}
+
+static void pack(struct cutter *c, size_t begin, size_t end, bool sentences);
+
+/* A unit that is too long alone is cut by the next finer ones: paragraphs, sentences, characters.
+ */
+static void unit_cut(struct cutter *c, struct chunk unit, bool sentences) {
+    if (!sentences) {
+        pack(c, unit.begin, unit.end, true);
+        return;
+    }
+    for (size_t at = unit.begin, n; at < unit.end; at += n) {
+        n = text_cut(c->text + at, unit.end - at, c->limit);
+        cutter_add(c, at, at + n);
+    }
+}
+
+/* Packs the units of a piece, as many as fit into each chunk. `chars` are those from `start` to
+ * `at`, counted once, so that the time is that of reading. */
+static void pack(struct cutter *c, size_t begin, size_t end, bool sentences) {
+    size_t start = begin, chars = 0;
+    for (size_t at = begin, next; at < end; at = next) {
+        next = (sentences ? sentence_end : paragraph_end)(c->text, at, end);
+        struct chunk unit = trimmed(c, at, next);
+        size_t n = chars_of(c, chars ? at : unit.begin, unit.end);
+        if (chars + n > c->limit) {
+            cutter_add(c, start, at);
+            start = at;
+            chars = 0;
+            n = chars_of(c, unit.begin, unit.end);
+        }
+        if (n > c->limit) unit_cut(c, unit, sentences);
+        if (n > c->limit || chars + n == 0)
+            start = next;
+        else
+            chars += n + chars_of(c, unit.end, next);
+    }
+    cutter_add(c, start, end);
+}
+
+int text_chunks(const char *text, size_t len, int chars, struct chunk **out) {
+    struct cutter c = {.text = text, .limit = (size_t)chars};
+    CHECK(chars >= 16);
+    pack(&c, 0, len, false);
+    *out = c.v;
+    return c.n;
+}

@@ -1,0 +1,676 @@
+/*
+ * The blackboard: events, and the board that they make.
+ *
+ * Invariants:
+ * 1. Everything that changes a board goes through event_apply, whether the event was just made or
+ *    read from the store, and event_apply looks at nothing but the event and the board. So a replay
+ *    is the same board.
+ * 2. An event is in the store before it is on the board.
+ * 3. Event n of the log is the n-th; held events are first, first + 1, …, last.
+ * 4. An entry that has expired is never shown; it is removed when room is needed.
+ *
+ * Embeddings are in events as base64 of little-endian floats, which keeps their bits.
+ */
+#define _GNU_SOURCE
+#include "swarm/blackboard.h"
+
+#include "memory/memory.h"
+
+#include <math.h>
+#include <sodium.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { NAME_MAX_BYTES = 256, DEPTH_MAX = 64, PAGE = 256, DEBUG_CHARS = 100, DEBUG_VECTOR = 16 };
+
+/* Both keep the event that made them. */
+struct entry {
+    json_t *event;
+    double expires; /* INFINITY: never */
+    int64_t seq;
+};
+struct slot_entry {
+    json_t *event;
+    char id[9];
+    float *embedding; /* [d]; NULL: none */
+    int32_t d;
+};
+struct slot {
+    char *name;
+    struct slot_entry v[BOARD_SLOT_ENTRIES]; /* oldest first */
+    int n;
+};
+struct blackboard {
+    struct store *store;
+    char *name;
+    double (*clock)(void *ctx);
+    void *clock_ctx;
+    json_t *persistent; /* array of text */
+    bool frozen;        /* a replay of the past */
+    double time;        /* of the last event */
+    int64_t last;
+    json_t *events; /* the last ones, each with its seq */
+    struct entry entries[BOARD_MAX_KEYS];
+    int n_entries;
+    struct slot *slots[BOARD_MAX_SLOTS];
+    int n_slots;
+};
+
+char *board_agent_key(int agent, char out[BOARD_KEY_LEN]) {
+    snprintf(out, BOARD_KEY_LEN, "agent_%d_output", agent);
+    return out;
+}
+
+char *board_summary_key(int iteration, char out[BOARD_KEY_LEN]) {
+    snprintf(out, BOARD_KEY_LEN, "summary_%d", iteration);
+    return out;
+}
+
+static const char *text_of(const json_t *event, const char *key) {
+    return json_string_value(json_object_get(event, key));
+}
+
+static double number_of(const json_t *event, const char *key) {
+    return json_number_value(json_object_get(event, key));
+}
+
+static bool op_is(const json_t *event, const char *op) {
+    const char *text = text_of(event, "op");
+    return text && strcmp(text, op) == 0;
+}
+
+/* Time never goes back: an entry that was gone would come to life again. */
+static double board_now(const struct blackboard *b) {
+    double now = b->clock && !b->frozen ? b->clock(b->clock_ctx) : b->time;
+    CHECK(isfinite(now));
+    return MAX(now, b->time);
+}
+
+/* entries */
+
+static int entry_find(const struct blackboard *b, const char *key) {
+    for (int i = 0; i < b->n_entries; i++)
+        if (strcmp(text_of(b->entries[i].event, "key"), key) == 0) return i;
+    return -1;
+}
+
+static int priority_of(const struct entry *e) {
+    return (int)json_integer_value(json_object_get(e->event, "priority"));
+}
+
+static void entry_remove(struct blackboard *b, int i) {
+    json_decref(b->entries[i].event);
+    b->entries[i] = b->entries[--b->n_entries];
+}
+
+/* The one to go: what has expired, then the lowest priority, then the oldest. */
+static int entry_weakest(const struct blackboard *b, double now) {
+    int worst = 0;
+    for (int i = 1; i < b->n_entries; i++) {
+        const struct entry *e = &b->entries[i], *w = &b->entries[worst];
+        int gone = (e->expires <= now) - (w->expires <= now);
+        int above = priority_of(w) - priority_of(e);
+        if (gone > 0 || (gone == 0 && (above > 0 || (above == 0 && e->seq < w->seq)))) worst = i;
+    }
+    return worst;
+}
+
+static void write_apply(struct blackboard *b, json_t *event) {
+    double at = number_of(event, "timestamp"), ttl = number_of(event, "ttl");
+    int i = entry_find(b, text_of(event, "key"));
+    if (i < 0 && b->n_entries == BOARD_MAX_KEYS) i = entry_weakest(b, at);
+    if (i >= 0) entry_remove(b, i);
+    b->entries[b->n_entries++] =
+        (struct entry){json_incref(event), ttl > 0 ? at + ttl : INFINITY, b->last};
+}
+
+/* slots */
+
+static struct slot *slot_find(const struct blackboard *b, const char *name) {
+    for (int i = 0; i < b->n_slots; i++)
+        if (strcmp(b->slots[i]->name, name) == 0) return b->slots[i];
+    return NULL;
+}
+
+static void slot_entry_release(struct slot_entry *e) {
+    json_decref(e->event);
+    free(e->embedding);
+}
+
+static void slot_free(struct slot *s) {
+    for (int i = 0; i < s->n; i++) slot_entry_release(&s->v[i]);
+    free(s->name);
+    free(s);
+}
+
+/* The floats of an event, or NULL when there are none or they are no floats. */
+static float *embedding_of(const json_t *event, int32_t *d) {
+    const char *text = text_of(event, "embedding");
+    size_t room = text ? strlen(text) / 4 * 3 : 0, got = 0;
+    if (!room) return NULL;
+    float *v = xmalloc(room);
+    if (sodium_base642bin((unsigned char *)v, room, text, strlen(text), NULL, &got, NULL,
+                          sodium_base64_VARIANT_ORIGINAL) != 0 ||
+        got == 0 || got % sizeof *v) {
+        free(v);
+        return NULL;
+    }
+    *d = (int32_t)(got / sizeof *v);
+    return v;
+}
+
+static void slot_apply(struct blackboard *b, json_t *event) {
+    struct slot *s = slot_find(b, text_of(event, "slot"));
+    if (!s) {
+        s = b->slots[b->n_slots++] = xcalloc(1, sizeof *s);
+        s->name = xstrdup(text_of(event, "slot"));
+    }
+    if (s->n == BOARD_SLOT_ENTRIES) {
+        slot_entry_release(&s->v[0]);
+        memmove(s->v, s->v + 1, sizeof *s->v * (size_t)--s->n);
+    }
+    struct slot_entry *e = &s->v[s->n++];
+    *e = (struct slot_entry){.event = json_incref(event)};
+    e->embedding = embedding_of(event, &e->d);
+    char hash[HASH_LEN], *named = xasprintf("%lld %s", (long long)b->last, s->name);
+    hash_bytes(named, strlen(named), hash);
+    memcpy(e->id, hash, sizeof e->id - 1);
+    free(named);
+}
+
+static bool kept(const json_t *event, const char *name) {
+    const json_t *keep = json_object_get(event, "keep"), *v;
+    size_t i;
+    json_array_foreach (keep, i, v)
+        if (strcmp(json_string_value(v), name) == 0) return true;
+    return false;
+}
+
+static void clear_apply(struct blackboard *b, const json_t *event) {
+    for (int i = b->n_entries - 1; i >= 0; i--)
+        if (!kept(event, text_of(b->entries[i].event, "key"))) entry_remove(b, i);
+    int n = 0;
+    for (int i = 0; i < b->n_slots; i++) {
+        if (kept(event, b->slots[i]->name))
+            b->slots[n++] = b->slots[i];
+        else
+            slot_free(b->slots[i]);
+    }
+    b->n_slots = n;
+}
+
+/* events */
+
+static bool name_good(const char *name) {
+    return name && *name && strlen(name) <= NAME_MAX_BYTES;
+}
+
+/* What no reader and no replay could take. */
+static bool too_deep(const json_t *v, int depth) {
+    size_t i;
+    const char *key;
+    json_t *member;
+    if (depth > DEPTH_MAX) return true;
+    json_array_foreach (v, i, member)
+        if (too_deep(member, depth + 1)) return true;
+    json_object_foreach ((json_t *)(uintptr_t)v, key, member)
+        if (too_deep(member, depth + 1)) return true;
+    return false;
+}
+
+static bool texts_only(const json_t *list) {
+    size_t i;
+    const json_t *v;
+    json_array_foreach (list, i, v)
+        if (!json_is_string(v)) return false;
+    return json_is_array(list);
+}
+
+/* Of an event from a file as of one just made: that it can be applied. */
+static int event_check(const struct blackboard *b, const json_t *event, struct error *err) {
+    const json_t *embedding = json_object_get(event, "embedding");
+    const char *slot = text_of(event, "slot"), *wrong = NULL;
+    int32_t d;
+    float *v = embedding_of(event, &d);
+    free(v);
+    if (!json_is_number(json_object_get(event, "timestamp")))
+        wrong = "has no time";
+    else if (op_is(event, "write"))
+        wrong = !name_good(text_of(event, "key"))         ? "needs a key of 1 to 256 bytes"
+                : !json_object_get(event, "value")        ? "has no value"
+                : !(fabs(number_of(event, "ttl")) < 1e15) ? "has no usable time to live"
+                                                          : NULL;
+    else if (op_is(event, "slot"))
+        wrong = !name_good(slot)          ? "needs a slot's name of 1 to 256 bytes"
+                : !text_of(event, "text") ? "has no text"
+                : embedding && !v         ? "has an embedding that is no floats"
+                : !slot_find(b, slot) && b->n_slots == BOARD_MAX_SLOTS
+                    ? "needs one more slot than 256"
+                    : NULL;
+    else if (!op_is(event, "clear") || !texts_only(json_object_get(event, "keep")))
+        wrong = "is of no known kind";
+    return wrong ? error_set(err, ERR_FORMAT, "an event of board '%s' %s", b->name, wrong) : OK;
+}
+
+/* Takes an event that was checked over to the board and into the history. */
+static void event_apply(struct blackboard *b, json_t *event) {
+    b->last++;
+    b->time = MAX(b->time, number_of(event, "timestamp"));
+    json_object_set_new(event, "seq", json_integer(b->last));
+    if (op_is(event, "write"))
+        write_apply(b, event);
+    else if (op_is(event, "slot"))
+        slot_apply(b, event);
+    else
+        clear_apply(b, event);
+    json_array_append_new(b->events, event);
+    if (json_array_size(b->events) <= BOARD_MAX_EVENTS) return;
+    json_t *newer = json_array();
+    for (size_t i = BOARD_MAX_EVENTS / 2; i <= BOARD_MAX_EVENTS; i++)
+        json_array_append(newer, json_array_get(b->events, i));
+    json_decref(b->events);
+    b->events = newer;
+}
+
+/* Reads the log from the board's last event to `until` (0: the end). */
+static int board_replay(struct blackboard *b, int64_t until, struct error *err) {
+    for (;;) {
+        int64_t n = until ? MIN(until - b->last, PAGE) : PAGE;
+        json_t *page = n > 0 ? store_log_list(b->store, b->name, b->last, n, err) : json_array();
+        if (!page) return err->code;
+        size_t got = json_array_size(page);
+        int rc = OK;
+        for (size_t i = 0; i < got && rc == OK; i++) {
+            rc = event_check(b, json_array_get(page, i), err);
+            if (rc != OK) error_wrap(err, "event %lld", (long long)b->last + 1);
+            if (rc == OK) event_apply(b, json_incref(json_array_get(page, i)));
+        }
+        json_decref(page);
+        if (rc != OK || got < PAGE) return rc;
+    }
+}
+
+int blackboard_refresh(struct blackboard *b, struct error *err) {
+    return b->store && !b->frozen ? board_replay(b, 0, err) : OK;
+}
+
+static int event_bounds(const struct blackboard *b, const json_t *event, struct error *err) {
+    if (event_check(b, event, err) != OK) return err->code = ERR_USAGE;
+    if (too_deep(event, 0))
+        return error_set(err, ERR_USAGE, "a value for board '%s' is nested deeper than %d", b->name,
+                         DEPTH_MAX - 1);
+    char *text = json_text(event);
+    size_t len = strlen(text);
+    free(text);
+    return len <= BOARD_MAX_VALUE
+               ? OK
+               : error_set(err, ERR_USAGE, "a value for board '%s' has %zu bytes, more than %d",
+                           b->name, len, BOARD_MAX_VALUE);
+}
+
+/* Takes over `events`, an array: to the store, then to the board. Where another process has been
+ * faster, its events come first. */
+static int events_append(struct blackboard *b, json_t *events, struct error *err) {
+    int rc = OK;
+    size_t n = json_array_size(events);
+    if (b->frozen)
+        rc = error_set(err, ERR_STATE, "board '%s' is a replay up to event %lld: nothing is added",
+                       b->name, (long long)b->last);
+    for (size_t i = 0; i < n && rc == OK; i++) rc = event_bounds(b, json_array_get(events, i), err);
+    while (rc == OK && b->store &&
+           (rc = store_log_put(b->store, b->name, b->last + 1, events, err)) == ERR_STATE) {
+        int64_t before = b->last;
+        rc = blackboard_refresh(b, err);
+        if (rc == OK && b->last == before)
+            rc = error_set(err, ERR_FORMAT, "the log of board '%s' has a gap", b->name);
+    }
+    for (size_t i = 0; i < n && rc == OK; i++)
+        event_apply(b, json_incref(json_array_get(events, i)));
+    json_decref(events);
+    return rc;
+}
+
+/* opening */
+
+static json_t *persistent_list(const char *const *names) {
+    static const char *const usual[] = {BOARD_CONVERSATION, NULL};
+    json_t *list = json_array();
+    for (names = names ? names : usual; *names; names++)
+        json_array_append_new(list, json_string(*names));
+    return list;
+}
+
+struct blackboard *blackboard_open(const struct blackboard_options *o, struct error *err) {
+    struct blackboard *b = xcalloc(1, sizeof *b);
+    CHECK(o->name || !o->store);
+    b->store = o->store;
+    b->name = xstrdup(o->name ? o->name : "");
+    b->clock = o->clock;
+    b->clock_ctx = o->clock_ctx;
+    b->persistent = persistent_list(o->persistent);
+    b->events = json_array();
+    CHECK(json_is_array(b->persistent) && o->until >= 0);
+    int rc = b->store ? board_replay(b, o->until, err) : OK;
+    if (rc == OK && b->last < o->until)
+        rc = error_set(err, ERR_MISSING, "board '%s' has %lld events, not %lld", b->name,
+                       (long long)b->last, (long long)o->until);
+    b->frozen = o->until > 0;
+    if (rc == OK) return b;
+    blackboard_close(b);
+    return NULL;
+}
+
+void blackboard_close(struct blackboard *b) {
+    if (!b) return;
+    for (int i = 0; i < b->n_entries; i++) json_decref(b->entries[i].event);
+    for (int i = 0; i < b->n_slots; i++) slot_free(b->slots[i]);
+    json_decref(b->events);
+    json_decref(b->persistent);
+    free(b->name);
+    free(b);
+}
+
+int64_t blackboard_last(const struct blackboard *b) {
+    return b->last;
+}
+
+/* writing and reading */
+
+/* A copy of the value, because the caller's may change. NULL where the key is no text. */
+static json_t *write_event(const struct blackboard *b, const char *key, const json_t *value,
+                           const struct board_write *w) {
+    CHECK(value && (!w || w->ttl >= 0));
+    json_t *event = json_pack("{s:s,s:f,s:s,s:o}", "op", "write", "timestamp", board_now(b), "key",
+                              key, "value", json_deep_copy(value));
+    if (event && w && w->ttl > 0) json_object_set_new(event, "ttl", json_real(w->ttl));
+    if (event && w && w->priority)
+        json_object_set_new(event, "priority", json_integer(w->priority));
+    return event;
+}
+
+json_t *blackboard_write(struct blackboard *b, const char *key, const json_t *value,
+                         const struct board_write *w, struct error *err) {
+    json_t *event = write_event(b, key, value, w);
+    if (!event) {
+        error_set(err, ERR_USAGE, "a key of board '%s' is not UTF-8", b->name);
+        return NULL;
+    }
+    json_t *events = json_pack("[O]", event), *out = NULL;
+    if (events_append(b, events, err) == OK)
+        out = json_pack("{s:O,s:s,s:O}", "timestamp", json_object_get(event, "timestamp"), "key",
+                        key, "value", json_object_get(event, "value"));
+    json_decref(event);
+    return out;
+}
+
+int blackboard_write_multiple(struct blackboard *b, const json_t *values,
+                              const struct board_write *w, struct error *err) {
+    json_t *events = json_array(), *value;
+    const char *key;
+    CHECK(json_is_object(values));
+    json_object_foreach ((json_t *)(uintptr_t)values, key, value)
+        json_array_append_new(events, write_event(b, key, value, w));
+    return events_append(b, events, err);
+}
+
+const json_t *blackboard_read(const struct blackboard *b, const char *key) {
+    int i = entry_find(b, key);
+    bool there = i >= 0 && b->entries[i].expires > board_now(b);
+    return there ? json_object_get(b->entries[i].event, "value") : NULL;
+}
+
+json_t *blackboard_read_multiple(const struct blackboard *b, const char *const *keys, int n) {
+    json_t *out = json_object();
+    for (int i = 0; i < n; i++) {
+        const json_t *v = blackboard_read(b, keys[i]);
+        if (v) json_object_set(out, keys[i], (json_t *)(uintptr_t)v);
+    }
+    return out;
+}
+
+static int entry_order(const void *pa, const void *pb) {
+    const struct entry *a = *(const struct entry *const *)pa, *b = *(const struct entry *const *)pb;
+    int pri_a = priority_of(a), pri_b = priority_of(b);
+    return pri_a != pri_b ? (pri_a < pri_b) - (pri_a > pri_b)
+                          : (a->seq > b->seq) - (a->seq < b->seq);
+}
+
+/* Those that have not expired, in order. Returns how many. */
+static int entries_live(const struct blackboard *b, const struct entry *out[BOARD_MAX_KEYS]) {
+    double now = board_now(b);
+    int n = 0;
+    for (int i = 0; i < b->n_entries; i++)
+        if (b->entries[i].expires > now) out[n++] = &b->entries[i];
+    qsort(out, (size_t)n, sizeof *out, entry_order);
+    return n;
+}
+
+json_t *blackboard_read_all(const struct blackboard *b) {
+    const struct entry *live[BOARD_MAX_KEYS];
+    json_t *out = json_object();
+    int n = entries_live(b, live);
+    for (int i = 0; i < n; i++)
+        json_object_set(out, text_of(live[i]->event, "key"),
+                        json_object_get(live[i]->event, "value"));
+    return out;
+}
+
+int blackboard_clear_current_turn(struct blackboard *b, struct error *err) {
+    return events_append(b,
+                         json_pack("[{s:s,s:f,s:O}]", "op", "clear", "timestamp", board_now(b),
+                                   "keep", b->persistent),
+                         err);
+}
+
+/* history */
+
+static int64_t first_held(const struct blackboard *b) {
+    return b->last - (int64_t)json_array_size(b->events) + 1;
+}
+
+/* At most n events after `after` that the memory no longer has; numbers are given to them. */
+static json_t *events_stored(const struct blackboard *b, int64_t after, int64_t n,
+                             struct error *err) {
+    json_t *page = store_log_list(b->store, b->name, after, n, err), *event;
+    size_t i;
+    json_array_foreach (page, i, event)
+        json_object_set_new(event, "seq", json_integer(after + (int64_t)i + 1));
+    return page;
+}
+
+static json_t *events_held(const struct blackboard *b, int64_t after, int64_t n) {
+    json_t *out = json_array();
+    int64_t first = first_held(b);
+    for (int64_t seq = MAX(after + 1, first); seq <= b->last && n > 0; seq++, n--)
+        json_array_append(out, json_array_get(b->events, (size_t)(seq - first)));
+    return out;
+}
+
+json_t *blackboard_watch(const struct blackboard *b, int64_t after, int limit, struct error *err) {
+    CHECK(after >= 0 && limit > 0);
+    int64_t old = first_held(b) - 1 - after;
+    json_t *out = b->store && old > 0 ? events_stored(b, after, MIN(limit, old), err)
+                                      : events_held(b, after, limit);
+    if (!out || !b->store || old <= 0 || old >= limit) return out;
+    json_t *rest = events_held(b, after + old, limit - old);
+    json_array_extend(out, rest);
+    json_decref(rest);
+    return out;
+}
+
+json_t *blackboard_history(const struct blackboard *b, const char *key, struct error *err) {
+    json_t *out = json_array(), *event;
+    int64_t after = 0;
+    for (size_t got = PAGE; out && got == PAGE;) {
+        json_t *page = blackboard_watch(b, after, PAGE, err);
+        got = json_array_size(page);
+        size_t i;
+        json_array_foreach (page, i, event) {
+            const char *of = text_of(event, "key");
+            if (!key || (of && strcmp(of, key) == 0)) json_array_append(out, event);
+            after = json_integer_value(json_object_get(event, "seq"));
+        }
+        if (!page) {
+            json_decref(out);
+            out = NULL;
+        }
+        json_decref(page);
+    }
+    return out;
+}
+
+/* The first characters of a text. */
+static json_t *text_short(const char *text) {
+    size_t len = strlen(text), n = text_cut(text, len, DEBUG_CHARS);
+    return json_sprintf("%.*s%s", (int)n, text, n < len ? "…" : "");
+}
+
+static bool is_vector(const json_t *v) {
+    size_t i;
+    const json_t *x;
+    json_array_foreach (v, i, x)
+        if (!json_is_number(x)) return false;
+    return json_array_size(v) >= DEBUG_VECTOR;
+}
+
+/* A value as people want to see it. */
+static json_t *value_short(const json_t *v) {
+    size_t i;
+    const char *key;
+    json_t *member, *out;
+    if (json_is_string(v)) return text_short(json_string_value(v));
+    if (is_vector(v)) return json_sprintf("<Vector shape=(%zu,)>", json_array_size(v));
+    if (json_is_array(v)) {
+        out = json_array();
+        json_array_foreach (v, i, member) json_array_append_new(out, value_short(member));
+    } else if (json_is_object(v)) {
+        out = json_object();
+        json_object_foreach ((json_t *)(uintptr_t)v, key, member)
+            json_object_set_new(out, key, value_short(member));
+    } else {
+        out = json_incref((json_t *)(uintptr_t)v);
+    }
+    return out;
+}
+
+json_t *blackboard_debug_view(const struct blackboard *b) {
+    const struct entry *live[BOARD_MAX_KEYS];
+    json_t *entries = json_object(), *slots = json_object();
+    int n = entries_live(b, live);
+    for (int i = 0; i < n; i++) {
+        const struct entry *e = live[i];
+        json_t *row =
+            json_pack("{s:o,s:O,s:I,s:i}", "value", value_short(json_object_get(e->event, "value")),
+                      "timestamp", json_object_get(e->event, "timestamp"), "seq",
+                      (json_int_t)e->seq, "priority", priority_of(e));
+        if (isfinite(e->expires)) json_object_set_new(row, "expires", json_real(e->expires));
+        json_object_set_new(entries, text_of(e->event, "key"), row);
+    }
+    for (int i = 0; i < b->n_slots; i++)
+        json_object_set_new(slots, b->slots[i]->name, json_integer(b->slots[i]->n));
+    return json_pack("{s:I,s:f,s:o,s:o}", "events", (json_int_t)b->last, "time", board_now(b),
+                     "entries", entries, "slots", slots);
+}
+
+/* slots, as the caller sees them */
+
+/* json_pack refuses what is no UTF-8 and then releases what it was given. */
+static json_t *slot_event(const struct blackboard *b, const struct board_slot_entry *e) {
+    json_t *event = json_pack("{s:s,s:f,s:s,s:s}", "op", "slot", "timestamp", board_now(b), "slot",
+                              e->slot, "text", e->text);
+    if (event && e->metadata) json_object_set_new(event, "metadata", json_deep_copy(e->metadata));
+    if (event && e->embedding) {
+        size_t bytes = sizeof *e->embedding * (size_t)e->d;
+        size_t room = sodium_base64_encoded_len(bytes, sodium_base64_VARIANT_ORIGINAL);
+        char *text = xmalloc(room);
+        sodium_bin2base64(text, room, (const unsigned char *)e->embedding, bytes,
+                          sodium_base64_VARIANT_ORIGINAL);
+        json_object_set_new(event, "embedding", json_string(text));
+        free(text);
+    }
+    return event;
+}
+
+static json_t *slot_entry_json(const struct slot_entry *e) {
+    const json_t *metadata = json_object_get(e->event, "metadata");
+    json_t *v = json_pack(
+        "{s:s,s:O,s:O,s:O}", "entry_id", e->id, "slot", json_object_get(e->event, "slot"), "text",
+        json_object_get(e->event, "text"), "timestamp", json_object_get(e->event, "timestamp"));
+    json_object_set(v, "metadata", (json_t *)(uintptr_t)metadata);
+    return v;
+}
+
+json_t *blackboard_slot_add(struct blackboard *b, const struct board_slot_entry *e,
+                            struct error *err) {
+    CHECK(!e->embedding || e->d > 0);
+    json_t *event = slot_event(b, e);
+    if (!event) {
+        error_set(err, ERR_USAGE, "a slot's text on board '%s' is not UTF-8", b->name);
+        return NULL;
+    }
+    if (events_append(b, json_pack("[o]", event), err) != OK) return NULL;
+    const struct slot *s = slot_find(b, e->slot);
+    return slot_entry_json(&s->v[s->n - 1]);
+}
+
+json_t *blackboard_slot_list(const struct blackboard *b, const char *slot) {
+    json_t *out = json_array();
+    for (int i = 0; i < b->n_slots; i++) {
+        const struct slot *s = b->slots[i];
+        if (slot && strcmp(s->name, slot) != 0) continue;
+        for (int k = 0; k < s->n; k++) json_array_append_new(out, slot_entry_json(&s->v[k]));
+    }
+    return out;
+}
+
+/* Puts a match where it belongs in out[n], most alike first, and keeps `max`. */
+struct match {
+    const struct slot_entry *e;
+    double similarity;
+    int64_t seq;
+};
+static int match_insert(struct match *out, int n, int max, struct match m) {
+    int at = n;
+    while (at > 0 && (out[at - 1].similarity < m.similarity ||
+                      (out[at - 1].similarity == m.similarity && out[at - 1].seq > m.seq)))
+        at--;
+    if (at == max) return n;
+    n = MIN(n + 1, max);
+    memmove(out + at + 1, out + at, sizeof *out * (size_t)(n - at - 1));
+    out[at] = m;
+    return n;
+}
+
+json_t *blackboard_find_similar(const struct blackboard *b, const char *slot, const float *v,
+                                int32_t d, double threshold, int max) {
+    struct match *best = xcalloc((size_t)MAX(max, 1), sizeof *best);
+    json_t *out = json_array();
+    int n = 0;
+    for (int i = 0; i < b->n_slots; i++) {
+        const struct slot *s = b->slots[i];
+        if (slot && strcmp(s->name, slot) != 0) continue;
+        for (int k = 0; k < s->n; k++) {
+            const struct slot_entry *e = &s->v[k];
+            if (!e->embedding || e->d != d) continue;
+            struct match m = {e, vector_cosine(e->embedding, v, d),
+                              json_integer_value(json_object_get(e->event, "seq"))};
+            if (m.similarity >= threshold) n = match_insert(best, n, max, m);
+        }
+    }
+    for (int i = 0; i < n; i++) {
+        json_t *row = slot_entry_json(best[i].e);
+        json_object_set_new(row, "similarity", json_real(best[i].similarity));
+        json_array_append_new(out, row);
+    }
+    free(best);
+    return out;
+}
+
+void blackboard_slot_context(const struct blackboard *b, const char *slot, int n, struct buf *out) {
+    for (int i = 0; i < b->n_slots; i++) {
+        const struct slot *s = b->slots[i];
+        if (slot && strcmp(s->name, slot) != 0) continue;
+        for (int k = MAX(s->n - n, 0); k < s->n; k++)
+            buf_printf(out, "[%s] %s\n", s->name, text_of(s->v[k].event, "text"));
+    }
+}

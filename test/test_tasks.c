@@ -7,6 +7,7 @@
  */
 #define _GNU_SOURCE
 #include "eval/contest.h"
+#include "eval/grade.h"
 #include "fixture.h"
 
 #include <math.h>
@@ -51,6 +52,12 @@ static char *file_put(const char *name, const char *text) {
         fail_msg("%s", err.text);
     free(folder);
     return path;
+}
+
+static void file_drop(const char *name) {
+    char *path = path_join(dir, name);
+    unlink(path);
+    free(path);
 }
 
 static void must(int rc) {
@@ -441,6 +448,88 @@ static void test_cut(void **state) {
     pool_free(pool);
 }
 
+/* Examples that stand before every question are read once; the scores are those of whole prompts.
+ */
+static void test_shared_examples(void **state) {
+    (void)state;
+    struct bank b;
+    struct pool *pool;
+    struct engine *e = engine_make(64, LEN, 1, &pool);
+    struct outcome out[6];
+    struct cost cost = {0};
+    struct solver s = {.e = e, .tok = model->tok, .max_len = LEN};
+    free(file_put("mmlu/test/c_test.csv", "t0,w,x,y,z,A\nt1,w,x,y,z,B\nt2,1,2,3,4,C\n"
+                                          "t3,w,x,y,z,A\nt4,x,x,z,z,B\nt5,4,3,2,1,C\n"));
+    free(file_put("mmlu/dev/c_dev.csv", "d0,w,x,y,z,C\nd1,w,x,y,z,A\n"));
+    file_drop("mmlu/test/a_test.csv");
+    file_drop("mmlu/test/b_law_test.csv");
+    must(bank_open(&b, "mmlu", &(struct bank_options){.dir = dir, .shots = 2}, &err));
+    assert_int_equal(b.n, 6);
+    must(solver_answer(&s, &b, out, &cost, NULL, 0, &err));
+    int64_t shared = (int64_t)strlen(b.subjects[b.v[0].subject].preamble);
+    assert_true((int64_t)engine_stats(e).prefilled <= cost.prefilled - 5 * shared);
+    for (int i = 0; i < 6; i++) {
+        struct outcome want = outcome_of(e, &b, &b.v[i]);
+        assert_int_equal(out[i].choice, want.choice);
+        close_to((double)out[i].prob, (double)want.prob, 1e-5);
+    }
+    bank_release(&b);
+    engine_free(e);
+    pool_free(pool);
+}
+
+/* What is generated is what a request of its own gives; failures of form are told apart. */
+static void test_generation(void **state) {
+    (void)state;
+    struct bank b;
+    struct pool *pool;
+    struct engine *e = engine_make(64, LEN, 1, &pool);
+    struct outcome out[3];
+    struct cost cost = {0};
+    struct solver s = {.e = e, .tok = model->tok, .max_len = LEN};
+    free(file_put("gen.jsonl", "{\"question\": \"空は?\", \"answer\": \"1\"}\n"
+                               "{\"question\": \"b\", \"answer\": \"2\"}\n"
+                               "{\"question\": \"c\", \"answer\": \"3\"}\n"));
+    char *path = file_put("gen.yaml", "file: gen.jsonl\ngrader: number\nmax_tokens: 9\n");
+    must(bank_open(&b, path, &(struct bank_options){0}, &err));
+    must(solver_answer(&s, &b, out, &cost, NULL, 0, &err));
+    const struct grader *g = grader_find("number", &err);
+    assert_non_null(g);
+    for (int i = 0; i < 3; i++) {
+        struct ids ids = {0};
+        struct buf text = {0};
+        int32_t eos = tok_eos(model->tok);
+        tok_encode(model->tok, b.v[i].context, strlen(b.v[i].context), TOK_BOS, &ids);
+        struct request r = {.prompt = ids.v,
+                            .n_prompt = ids.n,
+                            .max_tokens = 9,
+                            .sampling = {.top_p = 1},
+                            .stop = &eos,
+                            .n_stop = eos >= 0};
+        must(engine_run(e, &r, 1, NULL, &err));
+        buf_puts(&text, "");
+        tok_decode_all(model->tok, r.out, r.n_out, false, &text);
+        struct grade want = grade_text(g, text.data, (const char *const *)&b.v[i].answer, 1);
+        assert_int_equal(out[i].unread, !want.found);
+        assert_int_equal(out[i].truncated, r.n_out == 9);
+        assert_int_equal(out[i].right, want.score >= 0.5);
+        request_release(&r);
+        ids_release(&ids);
+        buf_release(&text);
+    }
+    assert_int_equal(cost.calls, 3);
+    assert_true(cost.generated > 0 && cost.generated <= 27);
+    bank_release(&b);
+    free(path);
+    path = file_put("gen.yaml", "file: gen.jsonl\ngrader: nosuch\n");
+    must(bank_open(&b, path, &(struct bank_options){0}, &err));
+    assert_int_equal(solver_answer(&s, &b, out, &cost, NULL, 0, &err), ERR_USAGE);
+    bank_release(&b);
+    free(path);
+    engine_free(e);
+    pool_free(pool);
+}
+
 static void text_is(const struct ids *ids, const char *want) {
     struct buf b = {0};
     buf_puts(&b, "");
@@ -559,7 +648,8 @@ int main(void) {
         cmocka_unit_test(test_pairs),        cmocka_unit_test(test_scores),
         cmocka_unit_test(test_norm_differs), cmocka_unit_test(test_cut),
         cmocka_unit_test(test_choosing),     cmocka_unit_test(test_standing),
-        cmocka_unit_test(test_known_sets),
+        cmocka_unit_test(test_known_sets),   cmocka_unit_test(test_shared_examples),
+        cmocka_unit_test(test_generation),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }

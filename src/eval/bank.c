@@ -500,11 +500,12 @@ static int bank_read(struct bank *b, const struct spec *s, const struct recipe *
     if (rc == OK && items.n == 0)
         rc = error_set(err, ERR_FORMAT, "'%s' has no question", b->files.v[0]);
     questions_choose(&items, o->n, o->seed);
+    int asked = b->n_subjects; // examples may be of more
     r.out = &examples;
     if (rc == OK && o->shots)
         rc = files_take(&r, o->dir, s->shots, shots, "examples for --shots", err);
     for (int i = 0; rc == OK && i < b->n_subjects; i++)
-        rc = preamble_make(b, s, i, &examples, o->shots, err);
+        rc = preamble_make(b, s, i, &examples, i < asked ? o->shots : 0, err);
     for (int64_t i = 0; rc == OK && i < items.n; i++)
         b->longest = MAX(b->longest, question_bytes(b, &items.v[i]));
     b->v = items.v;

@@ -544,6 +544,7 @@ static void test_pairs(void **state) {
         {"Answer:", " ice", "Answer:", " ice"},
         {"Answer: \n", "ice", "Answer:", " \nice"},
         {"[答え]:", "蛇口", "[答え]:", "蛇口"},
+        {"答え: \u3000\t", "蛇口", "答え:", " \u3000\t蛇口"},
     };
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
         struct ids prompt = {0}, rest = {0};

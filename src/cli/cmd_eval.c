@@ -72,7 +72,12 @@ static int questions_open(struct run *r, struct error *err) {
     struct bank_options b = {
         .dir = r->o->data, .n = r->o->n, .shots = r->o->shots, .seed = (uint64_t)r->o->seed};
     if (parse_split(r->o->split, &b.split, err) != OK) return err->code;
-    return banks_open(r->o->tasks, &b, &r->banks, &r->n_banks, err);
+    if (banks_open(r->o->tasks, &b, &r->banks, &r->n_banks, err) != OK) return err->code;
+    for (int i = 0; i < r->n_banks; i++)
+        if (r->banks[i].family < 0 && (r->o->working || b.split != SPLIT_TEST))
+            return error_set(err, ERR_USAGE, "--%s is for fry families; '%s' is none",
+                             r->o->working ? "working" : "split", r->banks[i].name);
+    return OK;
 }
 
 /* The engine that the questions want, before their tokens are known: no text has more tokens than
@@ -235,7 +240,7 @@ static void stand_print(const struct bank *b, const char *who, const struct stan
                "", 100 * s->versus.diff.value, 100 * s->versus.diff.lo, 100 * s->versus.diff.hi,
                (long long)s->versus.only_a, (long long)s->versus.only_b, s->versus.p, s->p_holm,
                s->equivalent ? "; the same within 2 points" : "");
-    if (s->n_clusters < s->n)
+    if (s->n_clusters > 1 && s->n_clusters < s->n)
         printf("%15s%lld clusters: %.2f … %.2f\n", "", (long long)s->n_clusters,
                100 * s->clustered.lo, 100 * s->clustered.hi);
     if (s->cut + s->truncated + s->unread)

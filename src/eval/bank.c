@@ -15,7 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { FAMILY_N = 1000, GENERATE_TOKENS = 256 };
+enum { FAMILY_N = 1000, GENERATE_TOKENS = 256, MAX_SUBJECTS = 1000 };
 
 /* Everything that a task is beside its questions; a recipe fills the same. */
 struct spec {
@@ -317,6 +317,17 @@ static int kind_check(const struct reader *r, const struct fields *f, struct err
                                     : "it has choices, which a grader has no use for");
 }
 
+/* Tasks of subjects have them in each line, or by the names of files. */
+static int subject_set(const struct reader *r, const char *own, struct question *q,
+                       struct error *err) {
+    char *name = !r->spec->subject ? xstrdup("") : own ? xstrdup(own) : subject_of_path(r->path);
+    q->subject = subject_find(r->b, name);
+    if (r->spec->subject && !q->cluster) q->cluster = xstrdup(name);
+    free(name);
+    if (r->b->n_subjects <= MAX_SUBJECTS) return OK;
+    return error_set(err, ERR_FORMAT, "more than %d subjects", MAX_SUBJECTS);
+}
+
 static int line_take(const struct reader *r, const json_t *row, int line, struct error *err) {
     struct fields f = {0};
     struct questions *out = r->out;
@@ -332,15 +343,11 @@ static int line_take(const struct reader *r, const json_t *row, int line, struct
     int rc = r->map ? mapped_read(r->map, row, &f, err) : fields_read(row, &f, err);
     if (rc == OK) rc = kind_check(r, &f, err);
     if (rc == OK) rc = question_make(r, &f, row, q, err);
-    if (rc == OK) {
-        char *subject = f.subject || !r->spec->subject ? NULL : subject_of_path(r->path);
-        q->subject = subject_find(r->b, subject ? subject : f.subject ? f.subject : "");
-        if (r->spec->subject && !q->cluster) q->cluster = xstrdup(r->b->subjects[q->subject].name);
-        free(subject);
+    if (rc == OK) rc = subject_set(r, f.subject, q, err);
+    if (rc == OK)
         out->n++;
-    } else {
+    else
         question_release(q);
-    }
     fields_release(&f);
     return rc;
 }

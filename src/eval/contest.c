@@ -47,9 +47,14 @@ struct window {
 
 /* encoding */
 
+/* Bytes of s without the white space at its end, the ideographic space too. */
 static size_t trimmed(const char *s) {
-    size_t n = strlen(s);
-    while (n > 0 && strchr(" \t\r\n", s[n - 1])) n--;
+    size_t n = strlen(s), before;
+    do {
+        before = n;
+        while (n > 0 && strchr(" \t\r\n\v\f", s[n - 1])) n--;
+        if (n >= 3 && memcmp(s + n - 3, "\u3000", 3) == 0) n -= 3;
+    } while (n < before);
     return n;
 }
 

@@ -195,7 +195,7 @@ static int boolq_read(const json_t *row, struct fields *f, struct error *err) {
 
 /* jcommonsenseqa and its like: choice0, choice1 … and the right one's index. */
 static int numbered_read(const json_t *row, struct fields *f, struct error *err) {
-    char field[16];
+    char field[24];
     for (int i = 0; i < MAX_OPTIONS; i++) {
         snprintf(field, sizeof field, "choice%d", i);
         const json_t *v = json_at(row, field);

@@ -64,9 +64,11 @@ int choice_find(const json_t *answer, char *const *choices, int n) {
 
 static int correct_set(struct fields *f, const json_t *row, const char *field, int at,
                        struct error *err) {
+    const json_t *v = json_at(row, field);
     f->correct = at;
     if (at >= 0) return OK;
-    char *text = json_text(json_at(row, field));
+    if (!v) return error_set(err, ERR_FORMAT, "field '%s' is missing", field);
+    char *text = json_text(v);
     error_set(err, ERR_FORMAT, "field '%s': '%.64s' names none of the %d choices", field, text,
               f->n);
     free(text);
@@ -183,14 +185,14 @@ static int arc_read(const json_t *row, struct fields *f, struct error *err) {
 
 /* boolq: no or yes, in this order. */
 static int boolq_read(const json_t *row, struct fields *f, struct error *err) {
-    const json_t *v = json_at(row, json_at(row, "answer") ? "answer" : "label");
+    const char *field = json_at(row, "label") ? "label" : "answer";
     f->choices[0] = xstrdup("no");
     f->choices[1] = xstrdup("yes");
     f->n = 2;
     if (!(f->passage = words_of(row, "passage", err))) return err->code;
     return question_read(f, row, "question", err) != OK
                ? err->code
-               : correct_set(f, row, "answer", choice_find(v, f->choices, 2), err);
+               : correct_set(f, row, field, choice_find(json_at(row, field), f->choices, 2), err);
 }
 
 /* jcommonsenseqa and its like: choice0, choice1 … and the right one's index. */

@@ -233,6 +233,15 @@ if [ -e models/fry/config.json ]; then
     "$shoal" eval models/fry --tasks copy,sort --n 200 --json >"$tmp/out" 2>/dev/null
     if awk -F'"acc":' '{split($2, v, ","); if (v[1] < 0.95) bad = 1} END {exit bad || NR != 2}' "$tmp/out"; then
         ok "eval --json"; else bad "eval --json" "$(cat "$tmp/out")"; fi
+    printf '{"question":"sort: k b x","choices":["b k x","x k b"],"answer":0}\n{"question":"どれ？","choices":["赤","青"],"answer":"青"}\n' >"$tmp/own.jsonl"
+    "$shoal" eval models/fry --tasks "$tmp/own.jsonl" --items "$tmp/items" --json >"$tmp/out" 2>/dev/null
+    holds "eval scores one's own questions" '"task":"own","adapter":"base","n":2,' "$tmp/out"
+    holds "and writes each answer" '"line":2,' "$tmp/items"
+    printf '{"question":"x","choices":["a"],"answer":0}\n' >"$tmp/one.jsonl"
+    says "a question with one choice" 1 "one.jsonl', line 1: field 'choices' has fewer than 2 choices" "$shoal" eval models/fry --tasks "$tmp/one.jsonl"
+    says "a task that is none" 2 "no task 'nosuch'" "$shoal" eval models/fry --tasks nosuch
+    says "a task without its data" 2 "name one with --data" "$shoal" eval models/fry --tasks arc_easy
+    says "examples that are not there" 1 "there are no examples for --shots" "$shoal" eval models/fry --tasks "$tmp/own.jsonl" --shots 2
     printf '{"messages":[{"role":"user","content":"a"},{"role":"assistant","content":"b"}]}\n{"messages": [oops\n' >"$tmp/d.jsonl"
     says "a broken line of conversations" 1 "line 2" "$shoal" train models/fry --runs "$tmp/runs" --data "$tmp/d.jsonl" --out "$tmp/t"
     head -n 16 data/personas/critic.jsonl >"$tmp/few.jsonl"
@@ -295,6 +304,7 @@ END
     says "an adapter is known by its content" 1 "" "$shoal" replay "$key" --store "$tmp/mix.db"
     holds "and named when it is gone" "t3' is missing" "$tmp/out"
     "$shoal" eval models/fry --tasks copy --n 12 --adapters "$tmp/t1" --record --store "$tmp/eval.db" --max-memory 80M >"$tmp/out" 2>"$tmp/err"
+    holds "what a comparison can find is said first" "is found four times in five" "$tmp/err"
     "$shoal" debate models/fry --agents base "$tmp/t1" --tasks sort --n 3 --samples 0 --record --store "$tmp/eval.db" --max-memory 120M >>"$tmp/out" 2>>"$tmp/err"
     "$shoal" replay --list --store "$tmp/eval.db" --json >"$tmp/keys" 2>>"$tmp/err"
     if [ "$(wc -l <"$tmp/keys")" = 36 ]; then ok "eval and debate record every call"; else bad "eval and debate record every call" "$(wc -l <"$tmp/keys") calls $(head -c 300 "$tmp/err")"; fi

@@ -656,8 +656,70 @@ static void test_twins(void **state) {
     assert_true(n > 5000 && collisions < n / 50); /* 240,000 of 16.8 million bits are set: 1.4 % */
 }
 
+/* Clusters of five equal values: the interval must be as wide as that of a fifth as many values. */
+static void test_cluster_bootstrap(void **state) {
+    (void)state;
+    enum { CLUSTERS = 60, EACH = 5, SIMULATED = 400 };
+    int covered = 0, covered_alone = 0;
+    double v[CLUSTERS * EACH];
+    int32_t cluster[CLUSTERS * EACH], alone[CLUSTERS * EACH];
+    for (uint32_t s = 0; s < SIMULATED; s++) {
+        struct rng r = rng_make(4, RNG_TEST, 0, s);
+        for (int32_t i = 0; i < CLUSTERS * EACH; i++) {
+            alone[i] = i;
+            cluster[i] = i / EACH;
+            v[i] = i % EACH ? v[i - 1] : (double)((double)rng_uniform(&r) < 0.6);
+        }
+        struct interval c = stats_cluster_bootstrap(v, cluster, CLUSTERS * EACH, CLUSTERS, s),
+                        a = stats_cluster_bootstrap(v, alone, CLUSTERS * EACH, CLUSTERS * EACH, s);
+        close_to(c.value, a.value, 1e-12);
+        covered += c.lo <= 0.6 && 0.6 <= c.hi;
+        covered_alone += a.lo <= 0.6 && 0.6 <= a.hi;
+    }
+    close_to((double)covered / SIMULATED, 0.95, 0.03);
+    assert_true(covered_alone < SIMULATED * 0.8); // what ignoring clusters claims
+}
+
+/* As many values a cluster as there are: the draw is of values, and agrees with the t interval. */
+static void test_bootstrap_of_values(void **state) {
+    (void)state;
+    double v[500];
+    int32_t own[500];
+    struct rng r = rng_make(5, RNG_TEST, 0, 0);
+    for (int32_t i = 0; i < 500; i++) {
+        v[i] = (double)rng_normal(&r);
+        own[i] = i;
+    }
+    struct interval b = stats_cluster_bootstrap(v, own, 500, 500, 1), t = stats_mean(v, 500),
+                    again = stats_cluster_bootstrap(v, own, 500, 500, 1),
+                    other = stats_cluster_bootstrap(v, own, 500, 500, 2);
+    close_to(b.lo, t.lo, 0.012);
+    close_to(b.hi, t.hi, 0.012);
+    assert_memory_equal(&b, &again, sizeof b);
+    assert_true(other.lo != b.lo);
+    struct interval none = stats_cluster_bootstrap(v, own, 0, 0, 1);
+    assert_true(none.lo == 0 && none.hi == 0);
+}
+
+/* n values of which k are 1 and the rest 0: the 90 % interval is k/n ± 1.6449·sd/√n. */
+static void test_equivalent(void **state) {
+    (void)state;
+    double v[4000] = {0};
+    assert_true(stats_equivalent(v, 4000, 0.02)); // no difference at all
+    assert_false(stats_equivalent(v, 1, 0.02));
+    for (int i = 0; i < 65; i++) v[i] = 1; // 0.01625 + 1.6449·0.12643/√4000 = 0.01954
+    assert_true(stats_equivalent(v, 4000, 0.02));
+    for (int i = 65; i < 70; i++) v[i] = 1; // 0.0175 + 0.00341
+    assert_false(stats_equivalent(v, 4000, 0.02));
+    for (int i = 0; i < 70; i++) v[i] = -v[i];
+    assert_false(stats_equivalent(v, 4000, 0.02));
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_cluster_bootstrap),
+        cmocka_unit_test(test_bootstrap_of_values),
+        cmocka_unit_test(test_equivalent),
         cmocka_unit_test(test_twins),
         cmocka_unit_test(test_splits_are_disjoint),
         cmocka_unit_test(test_items_are_functions),

@@ -15,6 +15,7 @@
 /* levels: once */
 #define _GNU_SOURCE
 #include "engine/grammar.h"
+#include "eval/bank.h"
 #include "evolve/evolve.h"
 #include "fixture.h"
 #include "memory/memory.h"
@@ -514,6 +515,22 @@ static int filter_data(struct error *err) {
     return rc;
 }
 
+static int row_skip(void *ctx, const json_t *row, int line, struct error *err) {
+    (void)ctx, (void)row, (void)line, (void)err;
+    return OK;
+}
+
+static int load_questions(struct error *err) {
+    struct bank b;
+    char *lines = path_in("questions.jsonl"), *table = path_in("questions.csv");
+    int rc = bank_open(&b, lines, &(struct bank_options){0}, err);
+    if (rc == OK) rc = csv_each(table, row_skip, NULL, err);
+    bank_release(&b);
+    free(lines);
+    free(table);
+    return rc;
+}
+
 static int load_checkpoint(struct error *err) {
     json_t *extra = NULL;
     char *path = path_in("checkpoint.bin");
@@ -669,6 +686,7 @@ static const struct path {
     {"small adapter", load_small_adapter, 0, SWEPT},
     {"training data", load_data, 0, SWEPT},
     {"written data", filter_data, 0, SWEPT},
+    {"questions", load_questions, 0, SWEPT},
     {"small JSON", load_small_json, 0, SWEPT},
     {"checkpoint", load_checkpoint, 0, SWEPT},
     {"recipe", load_recipe, 0, SWEPT},
@@ -1217,12 +1235,17 @@ static void texts_make(void) {
     static const char data[] =
         "{\"messages\": [{\"role\": \"user\", \"content\": \"空は?\"}, "
         "{\"role\": \"assistant\", \"content\": \"青\"}]}\n{\"text\": \"一つの文\"}\n";
+    static const char questions[] =
+        "{\"question\": \"空は?\", \"choices\": [\"青\", \"赤\"], \"answer\": 0}\n";
+    static const char table[] = "question,a,b,answer\n空は?,青,赤,A\n";
     static const char prompts[] = "{\"prompt\": \"海は?\"}\n{\"messages\": "
                                   "[{\"role\": \"user\", \"content\": \"山は?\"}]}\n";
     static const char recipe[] = "personas: [critic=a.jsonl, helper=b.jsonl]\ntasks: [copy]\n"
                                  "train: {r: 4}\nevolve: {generations: 1}\n";
     static const char page[] = "<title>山</title><p>富士山は<b>高い</b>。";
     put_text("data.jsonl", data, sizeof data - 1);
+    put_text("questions.jsonl", questions, sizeof questions - 1);
+    put_text("questions.csv", table, sizeof table - 1);
     put_text("prompts.jsonl", prompts, sizeof prompts - 1);
     put_text("recipe.yaml", recipe, sizeof recipe - 1);
     put_text("page.html", page, sizeof page - 1);

@@ -399,6 +399,65 @@ static void wide_bits_invariant(void **state) {
     }
 }
 
+enum { WANTED_SEQS = 4, WANTED_LEN = 5, WANTED_ROWS = WANTED_SEQS * WANTED_LEN };
+
+/* Four sequences of five tokens, the third without an adapter, then one token more of each, whose
+ * logits go behind those of `out`. */
+static void wanted_run(const struct model *m, struct adapter *const a[], const int32_t *out,
+                       int32_t n_out, float *logits) {
+    struct forward *f = forward_make(m, NULL);
+    struct row rows[WANTED_ROWS];
+    struct segment segs[WANTED_SEQS];
+    struct lora_part parts[WANTED_SEQS];
+    const int32_t all[] = {0, 1, 2, 3};
+    int n = 0;
+    for (int32_t i = 0; i < WANTED_ROWS; i++)
+        rows[i] = (struct row){.token = 7 + i, .pos = i % WANTED_LEN, .slot = i / WANTED_LEN};
+    for (int32_t s = 0; s < WANTED_SEQS; s++)
+        if (s != 2)
+            segs[n++] = adapter_segment(a[s % 2], s * WANTED_LEN, (s + 1) * WANTED_LEN, &parts[s]);
+    forward_run(f, rows, WANTED_ROWS, segs, n, out, n_out, logits);
+    for (int32_t s = 0; s < WANTED_SEQS; s++)
+        rows[s] = (struct row){.token = 3 + s, .pos = WANTED_LEN, .slot = s};
+    segs[0] = adapter_segment(a[0], 0, 1, &parts[0]);
+    forward_run(f, rows, WANTED_SEQS, segs, 1, all, WANTED_SEQS,
+                logits + (int64_t)n_out * m->config.vocab_size);
+    forward_free(f);
+}
+
+/* Rows whose results nobody wants are left out of the last layer: the others' bits, and what the
+ * cache holds for the next token, stay. */
+static void wanted_rows(void **state) {
+    (void)state;
+    static const char *const shapes[] = {"tiny-llama", "tiny-qwen3", "tiny-gemma3", "tiny-gpt-neo"};
+    static const int32_t some[] = {0, 4, 7, 8, 11, 19};
+    for (size_t i = 0; i < ARRAY_LEN(shapes); i++) {
+        struct model *m =
+            fixture_model(shapes[i], true, i == 1 ? TENSOR_Q4_0 : TENSOR_F32, CLASS_EXACT);
+        size_t v = (size_t)m->config.vocab_size;
+        struct adapter *a[2] = {fixture_adapter(&m->config, 8, "all-linear", 0.2f, 1),
+                                fixture_adapter(&m->config, 3, "q_proj,o_proj", 0.2f, 2)};
+        float *full = xcalloc((WANTED_ROWS + WANTED_SEQS) * v, sizeof *full),
+              *part = xcalloc((WANTED_ROWS + WANTED_SEQS) * v, sizeof *part);
+        int32_t every[WANTED_ROWS];
+        for (int32_t k = 0; k < WANTED_ROWS; k++) every[k] = k;
+        wanted_run(m, a, every, WANTED_ROWS, full);
+        for (int n_some = 0; n_some <= (int)ARRAY_LEN(some); n_some += 3) {
+            wanted_run(m, a, some, n_some, part);
+            for (int k = 0; k < n_some; k++)
+                assert_memory_equal(part + (size_t)k * v, full + (size_t)some[k] * v,
+                                    v * sizeof *part);
+            assert_memory_equal(part + (size_t)n_some * v, full + WANTED_ROWS * v,
+                                WANTED_SEQS * v * sizeof *part);
+        }
+        free(full);
+        free(part);
+        adapter_release(a[0]);
+        adapter_release(a[1]);
+        model_close(m);
+    }
+}
+
 static void base_read_once(void **state) {
     (void)state;
     struct model *m = fixture_model("tiny-llama", false, TENSOR_F32, CLASS_EXACT);
@@ -418,8 +477,9 @@ static void base_read_once(void **state) {
     uint64_t per_step = 7 * (uint64_t)m->config.n_layers + 1;
     forward_run(f, rows, 20, segs, 20, out, 20, logits);
     assert_int_equal(forward_stats(f)->weight_passes, per_step);
-    forward_run(f, rows, 20, segs, 20, out, 0, logits); // no logits: the head is not read
-    assert_int_equal(forward_stats(f)->weight_passes, 2 * per_step - 1);
+    // no results: neither the head is read, nor the last layer's o, gate, up and down
+    forward_run(f, rows, 20, segs, 20, out, 0, logits);
+    assert_int_equal(forward_stats(f)->weight_passes, 2 * per_step - 5);
     assert_int_equal(forward_stats(f)->steps, 2);
     assert_int_equal(forward_stats(f)->rows, 40);
     for (int i = 0; i < 20; i++) adapter_release(a[i]);
@@ -534,9 +594,9 @@ int main(void) {
         cmocka_unit_test(naive_agrees),         cmocka_unit_test(large_rank_agrees),
         cmocka_unit_test(narrow_factors_agree), cmocka_unit_test(rope_agrees),
         cmocka_unit_test(bits_invariant),       cmocka_unit_test(wide_bits_invariant),
-        cmocka_unit_test(base_read_once),       cmocka_unit_test(adapters_matter),
-        cmocka_unit_test(copies_continue),      cmocka_unit_test(hidden_is_final_norm),
-        cmocka_unit_test(stories_reproduced),
+        cmocka_unit_test(wanted_rows),          cmocka_unit_test(base_read_once),
+        cmocka_unit_test(adapters_matter),      cmocka_unit_test(copies_continue),
+        cmocka_unit_test(hidden_is_final_norm), cmocka_unit_test(stories_reproduced),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

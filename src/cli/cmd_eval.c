@@ -1,36 +1,65 @@
-/* shoal eval MODEL: accuracy with intervals, base and adapters on the same items. */
+/*
+ * shoal eval MODEL: base and adapters on the same questions, with what may be said of the
+ * differences.
+ *
+ * Questions are read before the model is, and what a comparison could find at all is said before
+ * anything is asked. Results are printed at the end: Holm's correction needs all of them.
+ */
 #include "cli/setup.h"
-#include "eval/eval.h"
+#include "eval/contest.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 struct options {
     struct setup_options setup;
-    char *tasks, *split;
+    char *tasks, *data, *split, *items;
     struct strings adapters;
-    int64_t n, seed;
+    int64_t n, shots, seed;
     bool working;
 };
 static const struct option_row rows[] = {
     {"tasks", OPT_STRING, offsetof(struct options, tasks), "fry", 0, 0, "LIST",
-     "'fry' (all families) or family names, comma-separated"},
+     "names, JSONL files or recipes, comma-separated; 'fry' is every family of it"},
+    {"data", OPT_STRING, offsetof(struct options, data), NULL, 0, 0, "DIR",
+     "where the files of named tasks are"},
     {"adapters", OPT_LIST, offsetof(struct options, adapters), NULL, 0, 0, "DIR …",
      "PEFT directories to measure beside the base"},
-    {"n", OPT_INT, offsetof(struct options, n), "1000", 1, 1e7, "N", "questions a family"},
+    {"n", OPT_INT, offsetof(struct options, n), "0", 0, 1e7, "N",
+     "questions a task, drawn by the seed; 0: 1000 of a family, all of a file"},
+    {"shots", OPT_INT, offsetof(struct options, shots), "0", 0, 1000, "N",
+     "examples before each question, from the task's dev or train file"},
     {"split", OPT_STRING, offsetof(struct options, split), "test", 0, 0, "NAME",
-     "test, dev or train"},
+     "of the fry families: test, dev or train"},
     {"seed", OPT_INT, offsetof(struct options, seed), "1000003", 0, 9e15, "N",
      "draws the questions"},
     {"working", OPT_BOOL, offsetof(struct options, working), NULL, 0, 0, NULL,
-     "let the model write its working first"},
+     "let the model write its working first (fry families)"},
+    {"items", OPT_STRING, offsetof(struct options, items), NULL, 0, 0, "FILE",
+     "write each answer as a line of JSON"},
     SETUP_ROWS(struct options, setup),
     SETUP_RECORD_ROWS(struct options, setup),
     {0},
 };
 
-/* The questions that are in memory at once, with their tokens and answers. */
-enum { QUESTIONS_WORK = 16 << 20 };
+enum {
+    QUESTIONS_WORK = 16 << 20, /* jobs before the engine, with their tokens and answers */
+    FAMILY_LEN = 256,          /* tokens of a family's question */
+    PAGES_TOKENS = 8192,       /* that sequences at once may have, unless one is longer */
+};
+static const double DISCORDANT = 0.2; /* assumed share of answers that differ */
+
+struct run {
+    const struct common *c;
+    const struct options *o;
+    struct setup s;
+    struct bank *banks;
+    struct contestant *who;
+    struct solver *solvers;
+    int n_banks, n_who;
+    struct outcome **out;      /* [n_banks · n_who][bank's n] */
+    struct standing *standing; /* [n_banks · n_who] */
+};
 
 static int parse_split(const char *name, enum split *out, struct error *err) {
     static const char *const names[] = {"train", "dev", "test"};
@@ -39,75 +68,300 @@ static int parse_split(const char *name, enum split *out, struct error *err) {
     return error_set(err, ERR_USAGE, "no split '%s'; there are train, dev and test", name);
 }
 
-static void print_score(const struct common *c, const char *task, const char *adapter,
-                        const struct score *s) {
-    struct interval ci = stats_wilson(s->correct, s->n);
-    if (c->json)
-        cli_print(json_pack("{s:s,s:s,s:I,s:f,s:f,s:f,s:I,s:I,s:I,s:f}", "task", task, "adapter",
-                            adapter, "n", (json_int_t)s->n, "acc", ci.value, "lo", ci.lo, "hi",
-                            ci.hi, "prefilled", (json_int_t)s->prefilled, "generated",
-                            (json_int_t)s->generated, "truncated", (json_int_t)s->truncated,
-                            "seconds", s->seconds));
-    else
-        printf("%-14s %-16s %7d %7.2f %%   %6.2f … %6.2f\n", task, adapter, (int)s->n,
-               100 * ci.value, 100 * ci.lo, 100 * ci.hi);
+static int questions_open(struct run *r, struct error *err) {
+    struct bank_options b = {
+        .dir = r->o->data, .n = r->o->n, .shots = r->o->shots, .seed = (uint64_t)r->o->seed};
+    if (parse_split(r->o->split, &b.split, err) != OK) return err->code;
+    if (banks_open(r->o->tasks, &b, &r->banks, &r->n_banks, err) != OK) return err->code;
+    for (int i = 0; i < r->n_banks; i++)
+        if (r->banks[i].family < 0 && (r->o->working || b.split != SPLIT_TEST))
+            return error_set(err, ERR_USAGE, "--%s is for fry families; '%s' is none",
+                             r->o->working ? "working" : "split", r->banks[i].name);
+    return OK;
 }
 
-static int eval_adapter(const struct common *c, const struct options *o, struct setup *s,
-                        const bool pick[], enum split split, int a, struct error *err) {
-    struct adapter *ad = a < 0 ? NULL : s->adapters[a].adapter;
-    int rc = OK;
-    for (int f = 0; rc == OK && f < fry_count(); f++) {
-        if (!pick[f]) continue;
-        struct score score = {0};
-        rc = task_run(s->e, s->m->tok, f, split, (uint64_t)o->seed, (int32_t)o->n, ad, o->working,
-                      NULL, &score, NULL, err);
-        if (rc == OK)
-            print_score(c, fry_families[f].name, a < 0 ? "base" : o->adapters.v[a], &score);
+/* The engine that the questions want, before their tokens are known: no text has more tokens than
+ * bytes. */
+static struct engine_options engine_wanted(const struct run *r) {
+    struct engine_options e = {.max_rows = 512, .max_seqs = 256, .max_len = FAMILY_LEN};
+    for (int i = 0; i < r->n_banks; i++) {
+        size_t most = r->banks[i].longest + (size_t)r->banks[i].max_tokens;
+        e.max_len = MAX(e.max_len, (int32_t)MIN(most, (size_t)1 << 20));
     }
+    return e;
+}
+
+static void engine_fit(struct run *r) {
+    struct engine_options *e = &r->s.engine;
+    int32_t need = FAMILY_LEN;
+    bool files = false;
+    for (int i = 0; i < r->n_banks; i++) {
+        if (r->banks[i].family >= 0) continue;
+        need = MAX(need, bank_tokens(&r->banks[i], r->s.m->tok));
+        files = true;
+    }
+    e->max_len = MIN(MIN(e->max_len, need), r->s.m->config.max_seq_len);
+    if (files && e->n_pages == 0) e->n_pages = kv_pages_for(MAX(PAGES_TOKENS, 2 * e->max_len));
+}
+
+static int contestants_open(struct run *r, struct error *err) {
+    r->n_who = r->o->adapters.n + 1;
+    r->who = xcalloc((size_t)r->n_who, sizeof *r->who);
+    r->solvers = xcalloc((size_t)r->n_who, sizeof *r->solvers);
+    for (int k = 1; k < r->n_who; k++)
+        if (!(r->solvers[k].adapter = setup_adapter(&r->s, r->o->adapters.v[k - 1], err)))
+            return err->code;
+    engine_fit(r);
+    if (setup_engine(&r->s, err) != OK) return err->code;
+    for (int k = 0; k < r->n_who; k++) {
+        r->solvers[k].e = r->s.e;
+        r->solvers[k].tok = r->s.m->tok;
+        r->solvers[k].max_len = r->s.engine.max_len;
+        r->solvers[k].working = r->o->working;
+        r->who[k] = (struct contestant){k ? r->o->adapters.v[k - 1] : "base", solver_answer,
+                                        &r->solvers[k]};
+    }
+    return OK;
+}
+
+/* What a comparison of this size could find. */
+static void power_note(const struct run *r) {
+    for (int i = 0; i < r->n_banks; i++) {
+        const struct bank *b = &r->banks[i];
+        struct interval half = stats_wilson(b->n / 2, b->n);
+        if (r->n_who == 1)
+            note("%s: %lld questions, an interval of up to ± %.1f points", b->name, (long long)b->n,
+                 50 * (half.hi - half.lo));
+        else
+            note("%s: %lld questions; a difference of %.1f points is found four times in five if "
+                 "%.0f %% of the answers differ",
+                 b->name, (long long)b->n, 100 * stats_detectable(b->n, DISCORDANT),
+                 100 * DISCORDANT);
+    }
+}
+
+/* asking */
+
+static int answers_get(struct run *r, struct error *err) {
+    struct progress p;
+    int64_t total = 0, done = 0;
+    int rc = OK;
+    for (int i = 0; i < r->n_banks; i++) total += r->banks[i].n * r->n_who;
+    progress_start(&p, "questions", total);
+    for (int i = 0; rc == OK && i < r->n_banks; i++)
+        for (int k = 0; rc == OK && k < r->n_who; k++) {
+            const struct bank *b = &r->banks[i];
+            int at = i * r->n_who + k;
+            r->out[at] = try_calloc((size_t)b->n, sizeof **r->out, err);
+            if (!r->out[at]) return err->code;
+            rc = r->who[k].answer(r->who[k].ctx, b, r->out[at], &r->standing[at].cost, &p, done,
+                                  err);
+            done += b->n;
+        }
+    if (rc == OK) progress_finish(&p, NULL);
     return rc;
 }
 
-static int eval_all(const struct common *c, const struct options *o, struct setup *s,
-                    const bool pick[], enum split split, struct error *err) {
-    int rc = OK;
-    if (!s->m->tok) return error_set(err, ERR_MISMATCH, "'%s' has no tokenizer", s->path);
-    for (int a = 0; a < o->adapters.n; a++)
-        if (!setup_adapter(s, o->adapters.v[a], err)) return err->code;
-    if (setup_engine(s, err) != OK) return err->code;
-    if (!c->json)
-        printf("%-14s %-16s %7s %9s   %s\n", "task", "adapter", "n", "accuracy", "95 % interval");
-    for (int a = -1; rc == OK && a < o->adapters.n; a++)
-        rc = eval_adapter(c, o, s, pick, split, a, err);
+static void bank_stand(struct run *r, int bank) {
+    const struct bank *b = &r->banks[bank];
+    int32_t *clusters = xcalloc((size_t)b->n, sizeof *clusters), n = bank_clusters(b, clusters);
+    for (int k = 0; k < r->n_who; k++) {
+        int first = bank * r->n_who, at = first + k;
+        struct cost cost = r->standing[at].cost;
+        r->standing[at] =
+            contest_stand(r->out[at], r->out[first], b->n, clusters, n, (uint64_t)r->o->seed);
+        r->standing[at].cost = cost;
+    }
+    free(clusters);
+}
+
+/* Every comparison of the run counts. */
+static void holm(struct run *r) {
+    int n = r->n_banks * (r->n_who - 1), at = 0;
+    double *p = xcalloc((size_t)MAX(n, 1), 2 * sizeof *p), *adjusted = p + n;
+    for (int i = 0; i < r->n_banks * r->n_who; i++)
+        if (i % r->n_who) p[at++] = r->standing[i].versus.p;
+    stats_holm(p, n, adjusted);
+    for (int i = r->n_banks * r->n_who; i-- > 0;)
+        if (i % r->n_who) r->standing[i].p_holm = adjusted[--at];
+    free(p);
+}
+
+/* printing */
+
+static json_t *interval_json(struct interval v) {
+    return json_pack("{s:f,s:f,s:f}", "value", v.value, "lo", v.lo, "hi", v.hi);
+}
+
+static void stand_json(const struct bank *b, const char *who, const struct standing *s,
+                       bool first) {
+    const struct cost *c = &s->cost;
+    json_t *v = json_pack("{s:s,s:s,s:I,s:f,s:f,s:f}", "task", b->name, "adapter", who, "n",
+                          (json_int_t)s->n, "acc", s->acc.value, "lo", s->acc.lo, "hi", s->acc.hi);
+    json_t *cluster = json_pack("{s:I,s:f,s:f}", "n", (json_int_t)s->n_clusters, "lo",
+                                s->clustered.lo, "hi", s->clustered.hi);
+    json_object_set_new(v, "clusters", cluster);
+    if (b->ask == ASK_LIKELIHOOD) json_object_set_new(v, "acc_norm", interval_json(s->acc_norm));
+    if (b->ask == ASK_GENERATE)
+        json_object_update_new(v, json_pack("{s:s,s:f,s:I}", "grader", b->grader, "score", s->score,
+                                            "no_answer", (json_int_t)s->unread));
+    json_object_update_new(v,
+                           json_pack("{s:I,s:I,s:I,s:I,s:I,s:f}", "cut", (json_int_t)s->cut,
+                                     "truncated", (json_int_t)s->truncated, "calls",
+                                     (json_int_t)c->calls, "prefilled", (json_int_t)c->prefilled,
+                                     "generated", (json_int_t)c->generated, "seconds", c->seconds));
+    json_object_set_new(v, "detectable", json_real(stats_detectable(s->n, DISCORDANT)));
+    if (!first) {
+        json_t *d = interval_json(s->versus.diff);
+        json_object_update_new(d, json_pack("{s:I,s:I,s:f,s:f,s:b,s:o}", "only_this",
+                                            (json_int_t)s->versus.only_a, "only_base",
+                                            (json_int_t)s->versus.only_b, "p", s->versus.p,
+                                            "p_holm", s->p_holm, "equivalent", s->equivalent,
+                                            "clustered", interval_json(s->versus_clustered)));
+        json_object_set_new(v, "difference", d);
+    }
+    cli_print(v);
+}
+
+static void stand_print(const struct bank *b, const char *who, const struct standing *s,
+                        bool first) {
+    const struct cost *c = &s->cost;
+    printf("%-14s %-16s %7lld %7.2f %%   %6.2f … %6.2f", b->name, who, (long long)s->n,
+           100 * s->acc.value, 100 * s->acc.lo, 100 * s->acc.hi);
+    if (b->ask == ASK_LIKELIHOOD && b->normed)
+        printf("  %6.2f %%", 100 * s->acc_norm.value);
+    else
+        printf("  %8s", "");
+    printf("  %8lld %10lld %9lld %8.1f\n", (long long)c->calls, (long long)c->prefilled,
+           (long long)c->generated, c->seconds);
+    if (!first)
+        printf("%15s%+.2f points, %+.2f … %+.2f; %lld only it, %lld only the base; p %.3g, "
+               "Holm %.3g%s\n",
+               "", 100 * s->versus.diff.value, 100 * s->versus.diff.lo, 100 * s->versus.diff.hi,
+               (long long)s->versus.only_a, (long long)s->versus.only_b, s->versus.p, s->p_holm,
+               s->equivalent ? "; the same within 2 points" : "");
+    if (s->n_clusters > 1 && s->n_clusters < s->n)
+        printf("%15s%lld clusters: %.2f … %.2f\n", "", (long long)s->n_clusters,
+               100 * s->clustered.lo, 100 * s->clustered.hi);
+    if (s->cut + s->truncated + s->unread)
+        printf("%15s%lld contexts cut, %lld replies truncated, %lld without an answer\n", "",
+               (long long)s->cut, (long long)s->truncated, (long long)s->unread);
+}
+
+static void standings_print(const struct run *r) {
+    if (!r->c->json)
+        printf("%-14s %-16s %7s %9s   %s  %8s  %8s %10s %9s %8s\n", "task", "adapter", "n",
+               "accuracy", "95 % interval  ", "acc_norm", "calls", "prefilled", "generated",
+               "seconds");
+    for (int i = 0; i < r->n_banks * r->n_who; i++) {
+        const struct bank *b = &r->banks[i / r->n_who];
+        int k = i % r->n_who;
+        if (r->c->json)
+            stand_json(b, r->who[k].name, &r->standing[i], k == 0);
+        else
+            stand_print(b, r->who[k].name, &r->standing[i], k == 0);
+    }
+}
+
+static int item_put(struct writer *w, const struct bank *b, const char *who, int64_t i,
+                    const struct outcome *o, struct error *err) {
+    struct question scratch;
+    const struct question *q = bank_question(b, i, &scratch);
+    json_t *v = json_pack("{s:s,s:s,s:I,s:b}", "task", b->name, "adapter", who, "item",
+                          (json_int_t)i, "right", o->right);
+    if (q->path)
+        json_object_update_new(v, json_pack("{s:s,s:i}", "file", q->path, "line", q->line));
+    if (b->ask == ASK_GENERATE)
+        json_object_update_new(v, json_pack("{s:f,s:b,s:b}", "score", (double)o->score, "no_answer",
+                                            o->unread, "truncated", o->truncated));
+    else
+        json_object_update_new(v, json_pack("{s:i,s:i,s:f}", "choice", o->choice, "correct",
+                                            q->correct, "prob", (double)o->prob));
+    if (b->ask == ASK_LIKELIHOOD) json_object_set_new(v, "right_norm", json_boolean(o->right_norm));
+    if (o->cut) json_object_set_new(v, "cut", json_true());
+    char *text = json_text(v);
+    int rc = writer_put(w, text, strlen(text), err);
+    if (rc == OK) rc = writer_put(w, "\n", 1, err);
+    free(text);
+    json_decref(v);
+    if (q == &scratch) question_release(&scratch);
     return rc;
+}
+
+static int items_write(const struct run *r, struct error *err) {
+    struct writer w;
+    if (!r->o->items) return OK;
+    int rc = writer_open(&w, r->o->items, err);
+    if (rc != OK) return rc;
+    for (int i = 0; rc == OK && i < r->n_banks * r->n_who; i++) {
+        const struct bank *b = &r->banks[i / r->n_who];
+        for (int64_t q = 0; rc == OK && q < b->n; q++)
+            rc = item_put(&w, b, r->who[i % r->n_who].name, q, &r->out[i][q], err);
+    }
+    if (rc == OK) return writer_commit(&w, err);
+    writer_abort(&w);
+    return rc;
+}
+
+static int eval_all(struct run *r, struct error *err) {
+    if (!r->s.m->tok) return error_set(err, ERR_MISMATCH, "'%s' has no tokenizer", r->s.path);
+    if (contestants_open(r, err) != OK) return err->code;
+    size_t n = (size_t)(r->n_banks * r->n_who);
+    r->out = xcalloc(n, sizeof *r->out);
+    r->standing = xcalloc(n, sizeof *r->standing);
+    power_note(r);
+    if (answers_get(r, err) != OK) return err->code;
+    for (int i = 0; i < r->n_banks; i++) bank_stand(r, i);
+    holm(r);
+    standings_print(r);
+    return items_write(r, err);
+}
+
+static void run_release(struct run *r) {
+    for (int i = 0; r->out && i < r->n_banks * r->n_who; i++) free(r->out[i]);
+    for (int i = 0; i < r->n_banks; i++) bank_release(&r->banks[i]);
+    free(r->banks);
+    free(r->out);
+    free(r->standing);
+    free(r->who);
+    free(r->solvers);
 }
 
 static int run(const struct common *c, const void *options, const struct strings *args,
                struct error *err) {
     const struct options *o = options;
-    bool pick[MAX_TASKS] = {false};
-    enum split split = SPLIT_TEST;
-    if (tasks_parse(o->tasks, pick, err) != OK || parse_split(o->split, &split, err) != OK)
-        return err->code;
-    struct setup_wants w = {.engine = {.max_rows = 512, .max_seqs = 256, .max_len = 256},
-                            .adapters = &o->adapters,
-                            .work = QUESTIONS_WORK};
-    struct setup s;
-    int rc = setup_open(&s, c, &o->setup, args->v[0], &w, err);
-    if (rc == OK && s.m) rc = eval_all(c, o, &s, pick, split, err);
-    return setup_close(&s, rc, err);
+    struct run r = {.c = c, .o = o};
+    int rc = questions_open(&r, err);
+    if (rc == OK) {
+        struct setup_wants w = {
+            .engine = engine_wanted(&r), .adapters = &o->adapters, .work = QUESTIONS_WORK};
+        rc = setup_open(&r.s, c, &o->setup, args->v[0], &w, err);
+        if (rc == OK && r.s.m) rc = eval_all(&r, err);
+        rc = setup_close(&r.s, rc, err);
+    }
+    run_release(&r);
+    return rc;
 }
 
 const struct command cmd_eval = {
     .name = "eval",
     .args = "MODEL",
     .summary = "accuracy with 95 % intervals, base and adapters on the same items",
-    .about = "Asks fresh questions of each task and prints accuracy with Wilson's 95 % interval. "
-             "Answers are decoded as one of\n"
-             "the choices, never parsed out of text.\n\n"
-             "  shoal eval models/fry --tasks fry --json\n"
-             "  shoal eval models/fry --tasks route,order --adapters "
-             "runs/ID/adapters/gen_0/explorer --n 5000",
+    .about =
+        "Asks the same questions of the base and of every adapter. Accuracy comes with Wilson's "
+        "95 % interval; adapters are\n"
+        "compared with the base question by question (McNemar's exact p, Holm's over the whole "
+        "run). Choices are decoded\n"
+        "or scored, never parsed out of text.\n\n"
+        "Tasks: fry and its families; from files below --data: arc_easy, arc_challenge, "
+        "winogrande, boolq, hellaswag, mmlu,\n"
+        "truthfulqa, jcommonsenseqa, gsm8k, in Hugging Face's, llm-foundry's or Hendrycks' "
+        "form; FILE.jsonl with question,\n"
+        "choices and answer; RECIPE.yaml that maps other fields.\n\n"
+        "  shoal eval models/fry --tasks fry --json\n"
+        "  shoal eval MODEL --tasks arc_easy,mmlu --data data/eval --shots 5\n"
+        "  shoal eval models/fry --tasks route,order --adapters "
+        "runs/ID/adapters/gen_0/explorer --n 5000",
     .rows = rows,
     .size = sizeof(struct options),
     .min_args = 1,

@@ -37,7 +37,7 @@
 #include <unistd.h>
 
 enum {
-    PREFIX_MIN = 16, /* shorter common prefixes are not worth the look */
+    PREFIX_MIN = 4, /* shorter common prefixes are not worth the look */
     OUT_MIN = 16,    /* rows with logits a step, even for an engine of one sequence */
     DEFAULT_ROWS = 256,
     DEFAULT_SEQS = 64,

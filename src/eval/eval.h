@@ -149,6 +149,13 @@ double stats_sign_flip(const double *diff, int64_t n);
 /* Smallest difference that a paired test on n items finds with power 0.8 at α = 0.05 when
  * `discordant` of the pairs differ. */
 double stats_detectable(int64_t n, double discordant);
+/* Percentile interval, 95 %, of the mean when what is drawn again are whole clusters of dependent
+ * values (cluster_of[i] in 0..n_clusters-1): 1000 draws by the seed. */
+struct interval stats_cluster_bootstrap(const double *v, const int32_t *cluster_of, int64_t n,
+                                        int32_t n_clusters, uint64_t seed);
+/* Two one-sided tests at 5 % (Schuirmann 1987): is the mean within ± margin? That is, does the 90 %
+ * interval lie inside. */
+bool stats_equivalent(const double *diff, int64_t n, double margin);
 void stats_holm(const double *p, int n, double *adjusted);
 
 #endif

@@ -9,6 +9,7 @@
 #include <stdlib.h>
 
 #define Z95 1.959963984540054
+#define Z90 1.6448536269514722 /* of a one-sided 5 % */
 #define Z80 0.8416212335729143
 
 /* Wilson 1927, 95 %. */
@@ -105,6 +106,54 @@ double stats_sign_flip(const double *diff, int64_t n) {
  * z_β)·sqrt(ψ/n). */
 double stats_detectable(int64_t n, double discordant) {
     return n > 0 ? fmin(1, (Z95 + Z80) * sqrt(discordant / (double)n)) : 1;
+}
+
+enum { BOOTSTRAPS = 1000 };
+
+static int by_value(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+struct interval stats_cluster_bootstrap(const double *v, const int32_t *cluster_of, int64_t n,
+                                        int32_t n_clusters, uint64_t seed) {
+    struct interval out = {0};
+    if (n <= 0 || n_clusters <= 0) return out;
+    double *sum = xcalloc((size_t)n_clusters, sizeof *sum), mean[BOOTSTRAPS], all = 0;
+    int64_t *size = xcalloc((size_t)n_clusters, sizeof *size);
+    for (int64_t i = 0; i < n; i++) {
+        sum[cluster_of[i]] += v[i];
+        size[cluster_of[i]]++;
+        all += v[i];
+    }
+    for (uint32_t k = 0; k < BOOTSTRAPS; k++) {
+        struct rng r = rng_make(seed, RNG_BOOTSTRAP, 1, k);
+        double total = 0;
+        int64_t count = 0;
+        for (int32_t c = 0; c < n_clusters; c++) {
+            uint32_t drawn = rng_below(&r, (uint32_t)n_clusters);
+            total += sum[drawn];
+            count += size[drawn];
+        }
+        mean[k] = total / (double)MAX(count, 1);
+    }
+    qsort(mean, BOOTSTRAPS, sizeof *mean, by_value);
+    // the 25th value from either end
+    out = (struct interval){all / (double)n, mean[BOOTSTRAPS / 40 - 1],
+                            mean[BOOTSTRAPS - BOOTSTRAPS / 40]};
+    free(sum);
+    free(size);
+    return out;
+}
+
+bool stats_equivalent(const double *diff, int64_t n, double margin) {
+    double sum = 0, dev = 0;
+    if (n < 2) return false;
+    for (int64_t i = 0; i < n; i++) sum += diff[i];
+    double mean = sum / (double)n;
+    for (int64_t i = 0; i < n; i++) dev += (diff[i] - mean) * (diff[i] - mean);
+    double half = Z90 * sqrt(dev / (double)(n - 1) / (double)n);
+    return mean - half > -margin && mean + half < margin;
 }
 
 struct ranked {

@@ -1,7 +1,7 @@
 /*
- * Asking: an item becomes tokens (chat, suffix, choices), a family becomes thousands of requests in
- * one engine, and the chosen answer is compared with the right one. Nothing is parsed out of free
- * text: the answer is one of the choices, decoded with its exact probability.
+ * Asking in chat: an item becomes tokens (chat, suffix, choices). Nothing is parsed out of free text:
+ * the answer is one of the choices, decoded with its exact probability. What runs the requests is
+ * contest.c.
  */
 #define _GNU_SOURCE
 #include "eval/eval.h"
@@ -70,50 +70,4 @@ void asked_request(const struct asked *a, struct adapter *adapter, int32_t max_t
         .choices = a->seq,
         .n_choices = a->n_choices,
     };
-}
-
-#define TASK_CHUNK 2048 /* items in memory at once */
-#define WORK_TOKENS 32
-
-static void score_add(struct score *s, const struct request *r, bool right) {
-    s->n++;
-    s->correct += right;
-    s->prefilled += r->n_prefilled;
-    s->generated += r->n_generated;
-    s->truncated += r->max_tokens > 0 && r->n_out == r->max_tokens;
-}
-
-int task_run(struct engine *e, const struct tokenizer *tok, int family, enum split split,
-             uint64_t seed, int32_t n, struct adapter *adapter, bool working, uint8_t *right,
-             struct score *out, struct progress *p, struct error *err) {
-    double start = clock_now();
-    int rc = OK;
-    struct asked *asked = xcalloc(TASK_CHUNK, sizeof *asked);
-    struct request *reqs = xcalloc(TASK_CHUNK, sizeof *reqs);
-    int *correct = xcalloc(TASK_CHUNK, sizeof *correct);
-    for (int32_t base = 0; rc == OK && base < n; base += TASK_CHUNK) {
-        int32_t m = MIN(n - base, TASK_CHUNK);
-        for (int32_t i = 0; rc == OK && i < m; i++) {
-            struct item it;
-            fry_item(family, split, seed, (uint32_t)(base + i), false, &it);
-            struct message user = {"user", it.question};
-            rc = asked_init(&asked[i], tok, &user, 1, &it, working, err);
-            asked_request(&asked[i], adapter, WORK_TOKENS, &reqs[i]);
-            correct[i] = it.correct;
-            item_release(&it);
-        }
-        if (rc == OK) rc = engine_run(e, reqs, m, p, err);
-        for (int32_t i = 0; i < m; i++) {
-            bool ok = rc == OK && reqs[i].choice == correct[i];
-            score_add(out, &reqs[i], ok);
-            if (right) right[base + i] = ok;
-            request_release(&reqs[i]);
-            asked_release(&asked[i]);
-        }
-    }
-    out->seconds += clock_now() - start;
-    free(asked);
-    free(reqs);
-    free(correct);
-    return rc;
 }

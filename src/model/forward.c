@@ -76,6 +76,9 @@ struct forward {
     float *cos_local, *sin_local; /* the same of local layers */
     float *signs;                 /* [threads][widest matrix]: a factor of a perturbation */
     struct block *blocks;         /* [B] */
+    struct row *kept;             /* [B] rows of which results are wanted, in the last layer, */
+    struct segment *kept_segs;    /* [B] their segments, */
+    int32_t *kept_outs;           /* [B] and their numbers: 0, 1, … */
     int64_t *attend_cost;         /* [B + 1] of the blocks before block i */
     struct job *jobs;             /* [MAX_FUSED · (1 + max_parts)] */
     struct extent *extents;       /* [MAX_FUSED · max_parts]: maps of the line's low-rank jobs */
@@ -142,6 +145,9 @@ static size_t slab_lay(struct forward *f, const struct model_config *c,
     }
     f->signs = slab_take(base, &used, threads * widest * fl);
     f->blocks = slab_take(base, &used, rows * sizeof *f->blocks);
+    f->kept = slab_take(base, &used, rows * sizeof *f->kept);
+    f->kept_segs = slab_take(base, &used, rows * sizeof *f->kept_segs);
+    f->kept_outs = slab_take(base, &used, rows * sizeof *f->kept_outs);
     f->attend_cost = slab_take(base, &used, (rows + 1) * sizeof(int64_t));
     f->jobs = slab_take(base, &used, MAX_FUSED * (1 + (size_t)o->max_parts) * sizeof(struct job));
     f->extents = slab_take(base, &used, MAX_FUSED * (size_t)o->max_parts * sizeof(struct extent));
@@ -896,7 +902,40 @@ static void blocks_make(struct forward *f) {
     }
 }
 
-static void layer_run(struct forward *f) {
+/*
+ * After the last layer's keys and values are stored, only rows of which results are wanted have
+ * anything left to do: the call goes on with these alone. Their bits are the same, as no row's
+ * depend on its neighbours.
+ */
+static void rows_narrow(struct forward *f, const int32_t *wanted, int32_t n) {
+    size_t d = (size_t)f->m->config.d_model,
+           q = (size_t)f->m->config.n_heads * (size_t)f->m->config.head_dim;
+    int32_t n_segs = 0, at = 0;
+    for (int32_t s = 0; s < f->n_segs; s++) {
+        struct segment g = f->segs[s];
+        while (at < n && wanted[at] < g.begin) at++;
+        int32_t begin = at;
+        while (at < n && wanted[at] < g.end) at++;
+        g.begin = begin;
+        g.end = at;
+        if (at > begin) f->kept_segs[n_segs++] = g;
+    }
+    for (int32_t i = 0; i < n; i++) { // wanted[i] >= i: what is overwritten is done with
+        size_t from = (size_t)wanted[i], to = (size_t)i;
+        memmove(f->x + to * d, f->x + from * d, d * sizeof *f->x);
+        memmove(f->q + to * q, f->q + from * q, q * sizeof *f->q);
+        f->kept[i] = f->rows[from];
+        f->kept_outs[i] = i;
+    }
+    f->rows = f->kept;
+    f->segs = f->kept_segs;
+    f->n_rows = n;
+    f->n_segs = n_segs;
+    blocks_make(f);
+}
+
+/* `wanted` [n_wanted]: the only rows whose results matter; NULL: all. */
+static void layer_run(struct forward *f, const int32_t *wanted, int32_t n_wanted) {
     const struct model_config *c = &f->m->config;
     const struct layer *l = &f->m->layers[f->layer];
     int64_t rows = f->n_rows;
@@ -907,6 +946,9 @@ static void layer_run(struct forward *f) {
     products_run(f, &in, qkv, 3);
     pool_run(pool_for(f, 4 * rows * (c->n_heads + c->n_kv_heads) * c->head_dim), store_rows, f,
              rows, 1);
+    if (wanted) rows_narrow(f, wanted, n_wanted);
+    rows = f->n_rows;
+    if (rows == 0) return;
     attend_run(f);
     in = inputs_for(&l->proj[PROJ_O], 1, f->att, rows, f->in_scratch, f->o.pool);
     branch_end(f, &in, PROJ_O, l->post_attn_norm);
@@ -939,6 +981,12 @@ static void call_check(const struct forward *f, const int32_t *out_rows, int32_t
     for (int32_t i = 0; i < n_out; i++) CHECK(out_rows[i] >= 0 && out_rows[i] < f->n_rows);
 }
 
+static bool is_ascending(const int32_t *v, int32_t n) {
+    for (int32_t i = 1; i < n; i++)
+        if (v[i - 1] >= v[i]) return false;
+    return v != NULL;
+}
+
 void forward_run(struct forward *f, const struct row *rows, int32_t n_rows,
                  const struct segment *segs, int32_t n_segs, const int32_t *out_rows, int32_t n_out,
                  float *logits) {
@@ -953,7 +1001,10 @@ void forward_run(struct forward *f, const struct row *rows, int32_t n_rows,
     blocks_make(f);
 
     pool_run(pool_for(f, 4 * (int64_t)n_rows * c->d_model), embed_rows, f, n_rows, 1);
-    for (f->layer = 0; f->layer < c->n_layers; f->layer++) layer_run(f);
+    bool narrow = is_ascending(out_rows, n_out);
+    for (f->layer = 0; f->layer < c->n_layers; f->layer++)
+        layer_run(f, narrow && f->layer == c->n_layers - 1 ? out_rows : NULL, n_out);
+    if (narrow) out_rows = f->kept_outs;
     if (n_out > 0) {
         rows_norm(f, f->hidden, f->x, out_rows, n_out, f->m->final_norm, f->m->final_norm_bias);
     }

@@ -18,6 +18,7 @@
 #define SHOAL_TEST_FUZZ_TARGETS_C
 
 #include "engine/grammar.h"
+#include "eval/bank.h"
 #include "eval/grade.h"
 #include "evolve/evolve.h"
 #include "memory/internal.h"
@@ -243,6 +244,53 @@ static void fuzz_json(const uint8_t *data, size_t size) {
     free(second);
     json_decref(v);
     json_decref(again);
+}
+
+/* What was accepted has a right choice, or a text for a grader. */
+static void bank_use(struct bank *b) {
+    for (int64_t i = 0; i < b->n; i++) {
+        const struct question *q = &b->v[i];
+        MUST(q->n ? q->n >= 2 && q->correct >= 0 && q->correct < q->n : q->answer != NULL);
+        MUST(q->contexts[0] || q->context);
+        MUST(b->subjects[q->subject].preamble != NULL);
+    }
+}
+
+/* Every task may meet every file. */
+static void fuzz_questions(const uint8_t *data, size_t size) {
+    const char *name, *about;
+    struct error err;
+    char file[64];
+    for (int i = 0; (name = bank_builtin(i, &about)) != NULL; i++) {
+        struct bank b;
+        snprintf(file, sizeof file, "%s.jsonl", name);
+        const char *path = part_put(file, (struct part){data, size});
+        if (bank_open(&b, name, &(struct bank_options){.dir = fuzz_dir}, &err) == OK) bank_use(&b);
+        bank_release(&b);
+        unlink(path);
+    }
+}
+
+static int line_ignore(void *ctx, const json_t *row, int line, struct error *err) {
+    (void)ctx, (void)line, (void)err;
+    MUST(json_object_size(row) == 3);
+    return OK;
+}
+
+static void fuzz_csv(const uint8_t *data, size_t size) {
+    struct error err;
+    csv_each(input_put(data, size), line_ignore, NULL, &err);
+}
+
+static void fuzz_task_recipe(const uint8_t *data, size_t size) {
+    static const char *const names[] = {"task.yaml", "items.jsonl"};
+    char *path = path_join(parts_put("task", names, 2, data, size), names[0]);
+    struct error err;
+    struct bank b;
+    struct bank_options o = {.shots = 1};
+    if (bank_open(&b, path, &o, &err) == OK) bank_use(&b);
+    bank_release(&b);
+    free(path);
 }
 
 static void fuzz_yaml(const uint8_t *data, size_t size) {
@@ -881,6 +929,9 @@ static const struct fuzz_target fuzz_targets[] = {
     {"llama2c", fuzz_llama2c},
     {"text", fuzz_text},
     {"json", fuzz_json},
+    {"questions", fuzz_questions},
+    {"csv", fuzz_csv},
+    {"task_recipe", fuzz_task_recipe},
     {"yaml", fuzz_yaml},
     {"recipe", fuzz_recipe},
     {"training_data", fuzz_training_data},

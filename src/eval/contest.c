@@ -1,0 +1,436 @@
+/*
+ * contest: questions become requests of an engine, answers become outcomes, outcomes figures.
+ *
+ * A window of jobs stands before the engine and is refilled as jobs end, so that the batch stays
+ * full to the last question. A job is one question: one request with all options as choices (they
+ * share the context, which is read once), or a request for each option where contexts differ. A
+ * preamble that all questions of a subject share is found by the engine as a prefix that a finished
+ * sequence still holds.
+ *
+ * Invariant: an outcome depends on the question, the model and the adapter only, never on the
+ * window.
+ */
+#define _GNU_SOURCE
+#include "eval/contest.h"
+
+#include "eval/grade.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    WINDOW = 1024,
+    WORK_TOKENS = 32, /* of a working, before the answer */
+    SEAMS = 8,        /* tokens that texts may have more together than apart */
+};
+static const double EQUIVALENT = 0.02; /* a difference that does not matter */
+
+struct job {
+    int64_t at;         /* number of its question */
+    struct asked asked; /* CHAT */
+    struct ids prompt[MAX_OPTIONS], rest[MAX_OPTIONS];
+    struct token_seq seq[MAX_OPTIONS];
+    struct request *reqs;
+    int n; /* of them; 0: the job is free */
+    bool cut;
+};
+
+struct window {
+    struct solver *s;
+    const struct bank *b;
+    const struct grader *grader;
+    struct outcome *out;
+    struct cost *cost;
+    struct job *jobs; /* [WINDOW] */
+    int64_t next, done;
+};
+
+/* encoding */
+
+/* Bytes of s without the white space at its end, the ideographic space too. */
+static size_t trimmed(const char *s) {
+    size_t n = strlen(s), before;
+    do {
+        before = n;
+        while (n > 0 && strchr(" \t\r\n\v\f", s[n - 1])) n--;
+        if (n >= 3 && memcmp(s + n - 3, "\u3000", 3) == 0) n -= 3;
+    } while (n < before);
+    return n;
+}
+
+void pair_encode(const struct tokenizer *tok, const char *context, const char *continuation,
+                 struct ids *prompt, struct ids *rest) {
+    size_t n = trimmed(context);
+    struct ids whole = {0};
+    struct buf text = {0};
+    int before = prompt->n;
+    buf_puts(&text, context);
+    buf_puts(&text, continuation);
+    tok_encode(tok, text.data, n, TOK_BOS, prompt);
+    tok_encode(tok, text.data, text.len, TOK_BOS, &whole);
+    int cut = prompt->n - before;
+    if (cut < whole.n)
+        for (int i = cut; i < whole.n; i++) ids_add(rest, whole.v[i]);
+    else
+        tok_encode(tok, text.data + n, text.len - n, 0, rest);
+    // nothing stands before it: what ends texts also begins them
+    int32_t begin = tok_bos(tok) >= 0 ? tok_bos(tok) : tok_eos(tok);
+    if (cut == 0 && begin >= 0) ids_add(prompt, begin);
+    ids_release(&whole);
+    buf_release(&text);
+}
+
+/* Leaves out the beginning of a prompt that is too long by what follows it. */
+static bool prompt_cut(struct ids *prompt, int64_t room) {
+    if (prompt->n <= room || room < 1) return false;
+    memmove(prompt->v, prompt->v + prompt->n - room, (size_t)room * sizeof *prompt->v);
+    prompt->n = (int)room;
+    return true;
+}
+
+static char *context_of(const struct bank *b, const struct question *q, int option) {
+    const char *own = q->contexts[option] ? q->contexts[option] : q->context;
+    return xasprintf("%s%s", b->subjects[q->subject].preamble, own);
+}
+
+static void requests_make(struct job *j, int n) {
+    j->reqs = xcalloc((size_t)n, sizeof *j->reqs);
+    j->n = n;
+}
+
+static void request_choices(struct job *j, int r, int first, int n, const struct solver *s) {
+    int longest = 0;
+    for (int i = first; i < first + n; i++) {
+        j->seq[i] = (struct token_seq){j->rest[i].v, j->rest[i].n};
+        longest = MAX(longest, j->rest[i].n);
+    }
+    j->cut |= prompt_cut(&j->prompt[r], (int64_t)s->max_len - longest);
+    j->reqs[r] = (struct request){.prompt = j->prompt[r].v,
+                                  .n_prompt = j->prompt[r].n,
+                                  .adapter = s->adapter,
+                                  .sampling = {.top_p = 1},
+                                  .choices = &j->seq[first],
+                                  .n_choices = n};
+}
+
+/* One request for all options when they have the same context, else one each. */
+static void likelihood_ask(struct job *j, const struct window *w, const struct question *q) {
+    bool apart = q->contexts[0] != NULL;
+    requests_make(j, apart ? q->n : 1);
+    for (int i = 0; i < q->n; i++) {
+        struct ids again = {0};
+        char *context = context_of(w->b, q, i),
+             *option = xasprintf("%s%s", w->b->delimiter, q->options[i]);
+        pair_encode(w->s->tok, context, option, apart || i == 0 ? &j->prompt[i] : &again,
+                    &j->rest[i]);
+        ids_release(&again);
+        free(context);
+        free(option);
+        if (apart) request_choices(j, i, i, 1, w->s);
+    }
+    if (!apart) request_choices(j, 0, 0, q->n, w->s);
+}
+
+static void generate_ask(struct job *j, const struct window *w, const struct question *q) {
+    const struct bank *b = w->b;
+    char *context = context_of(b, q, 0);
+    int32_t eos = tok_eos(w->s->tok);
+    tok_encode(w->s->tok, context, strlen(context), TOK_BOS, &j->prompt[0]);
+    j->cut = prompt_cut(&j->prompt[0], (int64_t)w->s->max_len - b->max_tokens);
+    requests_make(j, 1);
+    if (eos >= 0) j->asked.stop[j->asked.n_stop++] = eos;
+    j->reqs[0] = (struct request){.prompt = j->prompt[0].v,
+                                  .n_prompt = j->prompt[0].n,
+                                  .adapter = w->s->adapter,
+                                  .sampling = {.top_p = 1},
+                                  .max_tokens = b->max_tokens,
+                                  .stop = j->asked.stop,
+                                  .n_stop = j->asked.n_stop,
+                                  .stop_texts = (const char *const *)b->stops.v,
+                                  .n_stop_texts = b->stops.n};
+    free(context);
+}
+
+static int chat_ask(struct job *j, const struct window *w, const struct question *q,
+                    struct error *err) {
+    struct item it = {.n_choices = q->n};
+    struct message user = {"user", q->context};
+    for (int i = 0; i < q->n; i++) it.choices[i] = q->options[i];
+    requests_make(j, 1);
+    if (asked_init(&j->asked, w->s->tok, &user, 1, &it, w->s->working, err) != OK) return err->code;
+    asked_request(&j->asked, w->s->adapter, WORK_TOKENS, &j->reqs[0]);
+    return OK;
+}
+
+static int question_wrap(const struct window *w, const struct question *q, int64_t at,
+                         struct error *err) {
+    if (q->path) return error_wrap(err, "'%s', line %d", q->path, q->line);
+    return error_wrap(err, "question %lld of '%s'", (long long)at, w->b->name);
+}
+
+static int job_begin(struct window *w, struct job *j, struct error *err) {
+    struct question scratch;
+    int rc = OK, sent = 0;
+    *j = (struct job){.at = w->next++};
+    const struct question *q = bank_question(w->b, j->at, &scratch);
+    if (w->b->ask == ASK_CHAT)
+        rc = chat_ask(j, w, q, err);
+    else if (w->b->ask == ASK_GENERATE)
+        generate_ask(j, w, q);
+    else
+        likelihood_ask(j, w, q);
+    for (; rc == OK && sent < j->n; sent += rc == OK)
+        rc = engine_submit(w->s->e, &j->reqs[sent], err);
+    if (rc != OK) question_wrap(w, q, j->at, err);
+    if (q == &scratch) question_release(&scratch);
+    return rc;
+}
+
+/* grading */
+
+static int64_t characters(const char *s) {
+    int64_t n = 0;
+    for (; *s; s++) n += (*s & 0xC0) != 0x80;
+    return n;
+}
+
+/* The first of the largest. */
+static int best_of(const double *v, int n) {
+    int best = 0;
+    for (int i = 1; i < n; i++)
+        if (v[i] > v[best]) best = i;
+    return best;
+}
+
+static void likelihood_grade(const struct job *j, const struct question *q, struct outcome *o) {
+    double lp[MAX_OPTIONS], norm[MAX_OPTIONS], sum = 0;
+    for (int i = 0; i < q->n; i++) {
+        lp[i] = (double)(j->n > 1 ? j->reqs[i].choice_logprob[0] : j->reqs[0].choice_logprob[i]);
+        norm[i] = lp[i] / (double)MAX(characters(q->options[i]), 1);
+    }
+    o->choice = (int16_t)best_of(lp, q->n);
+    for (int i = 0; i < q->n; i++) sum += math_exp(lp[i] - lp[o->choice]);
+    o->prob = (float)(1 / sum);
+    o->right = o->choice == q->correct;
+    o->right_norm = best_of(norm, q->n) == q->correct;
+}
+
+static void text_grade(const struct window *w, const struct job *j, const struct question *q,
+                       struct outcome *o) {
+    const struct request *r = &j->reqs[0];
+    struct buf text = {0};
+    if (r->n_stop_texts > 0 && r->text.data)
+        buf_add(&text, r->text.data, r->text.len);
+    else
+        tok_decode_all(w->s->tok, r->out, r->n_out, false, &text);
+    buf_puts(&text, "");
+    struct grade g = grade_text(w->grader, text.data, (const char *const *)&q->answer, 1);
+    o->truncated = r->finish == FINISH_LENGTH;
+    o->unread = !g.found;
+    o->score = (float)g.score;
+    o->right = g.score >= 0.5;
+    buf_release(&text);
+}
+
+static void job_grade(const struct window *w, const struct job *j, struct outcome *o) {
+    struct question scratch;
+    const struct question *q = bank_question(w->b, j->at, &scratch);
+    const struct request *r = &j->reqs[0];
+    *o = (struct outcome){.cut = j->cut, .choice = -1};
+    if (w->b->ask == ASK_LIKELIHOOD) {
+        likelihood_grade(j, q, o);
+    } else if (w->b->ask == ASK_GENERATE) {
+        text_grade(w, j, q, o);
+    } else {
+        o->choice = (int16_t)r->choice;
+        o->prob = r->choice_prob[r->choice];
+        o->right = r->choice == q->correct;
+        o->truncated = r->max_tokens > 0 && r->n_out == r->max_tokens;
+    }
+    if (w->b->ask != ASK_GENERATE) o->score = o->right;
+    if (q == &scratch) question_release(&scratch);
+}
+
+static bool job_is_done(const struct job *j) {
+    for (int i = 0; i < j->n; i++)
+        if (!j->reqs[i].done) return false;
+    return j->n > 0;
+}
+
+static void job_release(struct job *j) {
+    for (int i = 0; i < j->n; i++) request_release(&j->reqs[i]);
+    for (int i = 0; i < MAX_OPTIONS; i++) {
+        ids_release(&j->prompt[i]);
+        ids_release(&j->rest[i]);
+    }
+    asked_release(&j->asked);
+    free(j->reqs);
+    *j = (struct job){0};
+}
+
+static void job_end(struct window *w, struct job *j) {
+    job_grade(w, j, &w->out[j->at]);
+    for (int i = 0; i < j->n; i++) {
+        w->cost->prefilled += j->reqs[i].n_prefilled;
+        w->cost->generated += j->reqs[i].n_generated;
+    }
+    w->cost->calls += j->n;
+    w->done++;
+    job_release(j);
+}
+
+int32_t bank_tokens(const struct bank *b, const struct tokenizer *tok) {
+    int32_t most = 0, *preamble = xcalloc((size_t)MAX(b->n_subjects, 1), sizeof *preamble);
+    struct ids ids = {0};
+    for (int i = 0; i < b->n_subjects; i++, ids.n = 0) {
+        tok_encode(tok, b->subjects[i].preamble, strlen(b->subjects[i].preamble), TOK_BOS, &ids);
+        preamble[i] = ids.n;
+    }
+    for (int64_t i = 0; b->family < 0 && i < b->n; i++) {
+        const struct question *q = &b->v[i];
+        for (int k = 0; k < MAX(q->n, 1); k++, ids.n = 0) {
+            const char *context = q->contexts[k] ? q->contexts[k] : q->context;
+            tok_encode(tok, context, strlen(context), 0, &ids);
+            if (q->n) tok_encode(tok, q->options[k], strlen(q->options[k]), 0, &ids);
+            most = MAX(most, preamble[q->subject] + ids.n);
+        }
+    }
+    ids_release(&ids);
+    free(preamble);
+    return most + b->max_tokens + SEAMS;
+}
+
+/* answering */
+
+/* Finished jobs give way to the next questions. */
+static int window_turn(struct window *w, struct error *err) {
+    int rc = OK;
+    for (int i = 0; rc == OK && i < WINDOW; i++) {
+        if (job_is_done(&w->jobs[i])) job_end(w, &w->jobs[i]);
+        if (w->jobs[i].n == 0 && w->next < w->b->n) rc = job_begin(w, &w->jobs[i], err);
+    }
+    return rc;
+}
+
+/* After an error: what was submitted is the engine's until it is done. */
+static void window_drain(struct window *w) {
+    while (engine_step(w->s->e) > 0) continue;
+    for (int i = 0; i < WINDOW; i++)
+        if (w->jobs[i].n) job_release(&w->jobs[i]);
+}
+
+static int grader_ready(struct window *w, struct error *err) {
+    if (w->b->ask != ASK_GENERATE) return OK;
+    if (!(w->grader = grader_find(w->b->grader, err))) return err->code;
+    for (int64_t i = 0; i < w->b->n; i++)
+        if (grader_check(w->grader, w->b->v[i].answer, err) != OK)
+            return question_wrap(w, &w->b->v[i], i, err);
+    return OK;
+}
+
+int solver_answer(void *solver, const struct bank *b, struct outcome *out, struct cost *cost,
+                  struct progress *p, int64_t done, struct error *err) {
+    struct window w = {.s = solver, .b = b, .out = out, .cost = cost};
+    double start = clock_now();
+    int rc = grader_ready(&w, err);
+    w.jobs = xcalloc(WINDOW, sizeof *w.jobs);
+    while (rc == OK && w.done < b->n) {
+        rc = window_turn(&w, err);
+        if (rc == OK && w.done < b->n) engine_step(w.s->e);
+        if (p) progress_update(p, done + w.done, b->name);
+    }
+    window_drain(&w);
+    free(w.jobs);
+    cost->seconds += clock_now() - start;
+    return rc;
+}
+
+int task_run(struct engine *e, const struct tokenizer *tok, int family, enum split split,
+             uint64_t seed, int32_t n, struct adapter *adapter, bool working, uint8_t *right,
+             struct score *out, struct progress *p, struct error *err) {
+    struct bank b = {.name = (char *)(uintptr_t)fry_families[family].name,
+                     .ask = ASK_CHAT,
+                     .n = n,
+                     .family = family,
+                     .split = split,
+                     .seed = seed};
+    struct solver s = {.e = e, .tok = tok, .adapter = adapter, .working = working};
+    struct outcome *v = xcalloc((size_t)MAX(n, 1), sizeof *v);
+    struct cost cost = {0};
+    int rc = solver_answer(&s, &b, v, &cost, p, 0, err);
+    for (int32_t i = 0; rc == OK && i < n; i++) {
+        out->correct += v[i].right;
+        out->truncated += v[i].truncated;
+        if (right) right[i] = v[i].right;
+    }
+    out->n += rc == OK ? n : 0;
+    out->prefilled += cost.prefilled;
+    out->generated += cost.generated;
+    out->seconds += cost.seconds;
+    free(v);
+    return rc;
+}
+
+/* comparing */
+
+struct named_cluster {
+    uint64_t hash;
+    int64_t at;
+};
+
+static int by_hash(const void *a, const void *b) {
+    const struct named_cluster *x = a, *y = b;
+    return x->hash != y->hash ? (x->hash < y->hash ? -1 : 1) : (x->at > y->at) - (x->at < y->at);
+}
+
+int32_t bank_clusters(const struct bank *b, int32_t *cluster_of) {
+    struct named_cluster *v = xcalloc((size_t)MAX(b->n, 1), sizeof *v);
+    for (int64_t i = 0; i < b->n; i++) {
+        struct question scratch;
+        const struct question *q = bank_question(b, i, &scratch);
+        const void *name = q->cluster ? (const void *)q->cluster : &i;
+        v[i] =
+            (struct named_cluster){hash_u64(name, q->cluster ? strlen(q->cluster) : sizeof i), i};
+        if (q == &scratch) question_release(&scratch);
+    }
+    qsort(v, (size_t)b->n, sizeof *v, by_hash);
+    int32_t n = 0;
+    for (int64_t i = 0; i < b->n; i++) {
+        n += i == 0 || v[i].hash != v[i - 1].hash;
+        cluster_of[v[i].at] = n - 1;
+    }
+    free(v);
+    return n;
+}
+
+struct standing contest_stand(const struct outcome *own, const struct outcome *first, int64_t n,
+                              const int32_t *cluster_of, int32_t n_clusters, uint64_t seed) {
+    struct standing s = {.n = n, .n_clusters = n_clusters, .p_holm = 1};
+    uint8_t *a = xcalloc((size_t)MAX(n, 1), 1), *b = xcalloc((size_t)MAX(n, 1), 1);
+    double *v = xcalloc((size_t)MAX(n, 1), sizeof *v);
+    for (int64_t i = 0; i < n; i++) {
+        s.correct += own[i].right;
+        s.correct_norm += own[i].right_norm;
+        s.cut += own[i].cut;
+        s.truncated += own[i].truncated;
+        s.unread += own[i].unread;
+        s.score += (double)own[i].score / (double)n;
+        a[i] = own[i].right;
+        v[i] = a[i];
+        b[i] = first[i].right;
+    }
+    s.acc = stats_wilson(s.correct, n);
+    s.acc_norm = stats_wilson(s.correct_norm, n);
+    s.clustered = stats_cluster_bootstrap(v, cluster_of, n, n_clusters, seed);
+    s.versus.p = 1;
+    if (own != first) {
+        for (int64_t i = 0; i < n; i++) v[i] = (double)a[i] - (double)b[i];
+        s.versus = stats_paired(a, b, n);
+        s.versus_clustered = stats_cluster_bootstrap(v, cluster_of, n, n_clusters, seed);
+        s.equivalent = stats_equivalent(v, n, EQUIVALENT);
+    }
+    free(a);
+    free(b);
+    free(v);
+    return s;
+}

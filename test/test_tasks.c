@@ -1,0 +1,656 @@
+/*
+ * test_tasks: questions of files are read as people have them, and scored as lm-evaluation-harness
+ * scores them.
+ *
+ * What each form of line becomes stands in test/cases/tasks.txt. Scores are held against sums of
+ * prompt_logprobs, another way through the engine, of whole sequences that this test encodes.
+ */
+#define _GNU_SOURCE
+#include "eval/contest.h"
+#include "eval/grade.h"
+#include "fixture.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+enum { LEN = 512 };
+static struct error err;
+static struct model *model;
+static char dir[] = "/tmp/shoal-tasks-XXXXXX";
+
+static int set_up(void **state) {
+    (void)state;
+    struct model_config c;
+    log_quiet = true;
+    if (shape_find("tiny-qwen3", &c, &err) != OK) return -1;
+    c.max_seq_len = LEN; // a byte is a token here
+    model = fixture_model_of(c, false, TENSOR_F32, CLASS_EXACT);
+    return mkdtemp(dir) ? 0 : -1;
+}
+
+static int tear_down(void **state) {
+    (void)state;
+    model_close(model);
+    char *command = xasprintf("rm -rf '%s'", dir);
+    int rc = system(command);
+    free(command);
+    return rc;
+}
+
+static void close_to(double got, double want, double tolerance) {
+    if (!(fabs(got - want) <= tolerance)) fail_msg("%.9g is not %.9g ± %.1g", got, want, tolerance);
+}
+
+static char *file_put(const char *name, const char *text) {
+    char *path = path_join(dir, name), *folder = xstrdup(path);
+    *strrchr(folder, '/') = 0;
+    if (dir_make(folder, &err) != OK || file_write(path, text, strlen(text), &err) != OK)
+        fail_msg("%s", err.text);
+    free(folder);
+    return path;
+}
+
+static void file_drop(const char *name) {
+    char *path = path_join(dir, name);
+    unlink(path);
+    free(path);
+}
+
+static void must(int rc) {
+    if (rc != OK) fail_msg("%s", err.text);
+}
+
+/* cases */
+
+static void unescape(char *s) {
+    char *to = s;
+    for (; *s; s++) *to++ = s[0] == '\\' && s[1] == 'n' ? (s++, '\n') : *s;
+    *to = 0;
+}
+
+struct expected {
+    char *task, *json, *shows, *answer, *refused, *options[MAX_OPTIONS];
+    int n, correct, line;
+};
+
+static void options_check(const struct expected *x, const struct question *q) {
+    assert_int_equal(q->n, x->n);
+    for (int i = 0; i < x->n; i++) {
+        char *own = q->contexts[i] ? xasprintf("%s => %s", q->contexts[i], q->options[i])
+                                   : xstrdup(q->options[i]);
+        if (strcmp(own, x->options[i]) != 0)
+            fail_msg("line %d: option '%s', not '%s'", x->line, own, x->options[i]);
+        free(own);
+    }
+    if (x->n) assert_int_equal(q->correct, x->correct);
+}
+
+static void case_check(const struct expected *x) {
+    struct bank b;
+    bool file = strchr(x->task, '.') != NULL;
+    char *name = file ? xstrdup(x->task) : xasprintf("%s.jsonl", x->task),
+         *path = file_put(name, x->json);
+    int rc = bank_open(&b, file ? path : x->task, &(struct bank_options){.dir = dir}, &err);
+    if (x->refused) {
+        assert_true(rc < 0);
+        if (!strstr(err.text, x->refused) || !strstr(err.text, "line 1"))
+            fail_msg("line %d: '%s'", x->line, err.text);
+    } else {
+        if (rc != OK) fail_msg("line %d: %s", x->line, err.text);
+        const struct question *q = &b.v[0];
+        char *shown =
+            xasprintf("%s%s", b.subjects[q->subject].preamble, q->context ? q->context : "");
+        const char *shows = x->shows ? x->shows : "", *tail = shown;
+        if (strncmp(shows, "...", 3) == 0) { // any beginning
+            shows += 3;
+            tail += strlen(shown) - MIN(strlen(shown), strlen(shows));
+        }
+        if (strcmp(tail, shows) != 0) fail_msg("line %d: '%s'", x->line, shown);
+        options_check(x, q);
+        if (x->answer) assert_string_equal(q->answer, x->answer);
+        free(shown);
+    }
+    bank_release(&b);
+    unlink(path);
+    free(path);
+    free(name);
+}
+
+static void case_line(struct expected *x, char *line, int n) {
+    if (strncmp(line, "task ", 5) == 0) {
+        if (x->task) case_check(x);
+        *x = (struct expected){.task = line + 5, .line = n};
+        return;
+    }
+    if (*line == '{' || *line == '[') {
+        x->json = line;
+        return;
+    }
+    unescape(line);
+    if (strncmp(line, "shows ", 6) == 0)
+        x->shows = line + 6;
+    else if (strncmp(line, "answer ", 7) == 0)
+        x->answer = line + 7;
+    else if (strncmp(line, "refused ", 8) == 0)
+        x->refused = line + 8;
+    else if ((*line == '-' || *line == '*') && line[1] == ' ') {
+        if (*line == '*') x->correct = x->n;
+        x->options[x->n++] = line + 2;
+    } else {
+        fail_msg("test/cases/tasks.txt, line %d: '%s'", n, line);
+    }
+}
+
+static void test_cases(void **state) {
+    (void)state;
+    struct buf file = {0};
+    struct expected x = {0};
+    int n_line = 0;
+    must(file_read("test/cases/tasks.txt", 1 << 20, &file, &err));
+    for (char *rest = file.data, *line; (line = strsep(&rest, "\n")) != NULL;) {
+        n_line++;
+        if (*line && *line != '#') case_line(&x, line, n_line);
+    }
+    case_check(&x);
+    assert_true(n_line > 150);
+    buf_release(&file);
+}
+
+/* CSV */
+
+struct seen_rows {
+    int n, line;
+    char *last;
+};
+
+static int row_see(void *ctx, const json_t *row, int line, struct error *e) {
+    struct seen_rows *s = ctx;
+    (void)e;
+    free(s->last);
+    s->last = json_text(row);
+    s->line = line;
+    s->n++;
+    return OK;
+}
+
+static void test_csv(void **state) {
+    (void)state;
+    static const struct {
+        const char *text, *last, *refused;
+        int n, line;
+    } cases[] = {
+        {"q,a,b,B\n", "{\"answer\":1,\"choices\":[\"a\",\"b\"],\"question\":\"q\"}", NULL, 1, 1},
+        {"question,choice0,choice1,answer\r\nq,a,b,0\r\n",
+         "{\"answer\":0,\"choices\":[\"a\",\"b\"],\"question\":\"q\"}", NULL, 1, 2},
+        {"\"a \"\"b\"\",\nc\",x,y,A\n\nz,\"\",y,B",
+         "{\"answer\":1,\"choices\":[\"\",\"y\"],\"question\":\"z\"}", NULL, 2, 4},
+        {"\xEF\xBB\xBFq,a,b,A", "{\"answer\":0,\"choices\":[\"a\",\"b\"],\"question\":\"q\"}", NULL,
+         1, 1},
+        {"", NULL, NULL, 0, 0},
+        {"q,a,b,A\nq,a,b,?\n", NULL, "line 2: answer '?' is neither", 1, 1},
+        {"q,a,A\n", NULL, "line 1: 3 cells", 0, 0},
+        {"q,a,b,A\n\"q,a,b,A\n", NULL, "line 2: a quote is not closed", 1, 1},
+        {"\"q\"x,a,b,A\n", NULL, "line 1: text after a closing quote", 0, 0},
+        {"q\ra,b,A\n", NULL, "line 1: a stray carriage return", 0, 0},
+        {"q\xff,a,b,A\n", NULL, "line 1: not UTF-8", 0, 0},
+        {"q,\xff,b,A\n", NULL, "line 1: not UTF-8", 0, 0},
+        {",,,,,,,,,,,,,,,,,,,,,,,,,,,,,,,,,,,,,,,A\n", NULL, "more than 34 cells", 0, 0},
+    };
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        struct seen_rows s = {0};
+        char *path = file_put("t.csv", cases[i].text);
+        int rc = csv_each(path, row_see, &s, &err);
+        assert_true((rc == OK) == !cases[i].refused);
+        if (cases[i].refused && !strstr(err.text, cases[i].refused)) fail_msg("%s", err.text);
+        assert_int_equal(s.n, cases[i].n);
+        assert_int_equal(s.line, cases[i].line);
+        if (cases[i].last) assert_string_equal(s.last, cases[i].last);
+        free(s.last);
+        unlink(path);
+        free(path);
+    }
+}
+
+/* Subjects are files; their examples stand before their own questions. */
+static void test_shots(void **state) {
+    (void)state;
+    struct bank b;
+    struct bank_options o = {.dir = dir, .shots = 1};
+    free(file_put("mmlu/test/b_law_test.csv", "t2,w,x,y,z,D\n"));
+    free(file_put("mmlu/test/a_test.csv", "t0,w,x,y,z,A\nt1,w,x,y,z,B\n"));
+    free(file_put("mmlu/dev/a_dev.csv", "d0,w,x,y,z,C\nd1,w,x,y,z,C\n"));
+    free(file_put("mmlu/dev/b_law_dev.csv", " d2,w,x,y,z,B\n"));
+    must(bank_open(&b, "mmlu", &o, &err));
+    assert_int_equal(b.n, 3);
+    assert_int_equal(b.n_subjects, 2);
+    assert_string_equal(b.v[0].context, "t0\nA. w\nB. x\nC. y\nD. z\nAnswer:");
+    assert_string_equal(b.subjects[b.v[2].subject].preamble,
+                        "The following are multiple choice questions (with answers) about b law."
+                        "\n\nd2\nA. w\nB. x\nC. y\nD. z\nAnswer: B\n\n");
+    int32_t clusters[3];
+    assert_int_equal(bank_clusters(&b, clusters), 2);
+    assert_int_equal(clusters[0], clusters[1]);
+    assert_true(clusters[0] != clusters[2]);
+    bank_release(&b);
+    o.shots = 2;
+    assert_int_equal(bank_open(&b, "mmlu", &o, &err), ERR_USAGE);
+    assert_non_null(strstr(err.text, "more than the 1 examples of 'mmlu', b law"));
+    bank_release(&b);
+    assert_int_equal(bank_open(&b, "copy", &o, &err), ERR_USAGE);
+    bank_release(&b);
+    assert_int_equal(bank_open(&b, "boolq", &o, &err), ERR_MISSING);
+    assert_non_null(strstr(err.text, "'boolq.jsonl' would be read"));
+    bank_release(&b);
+    assert_int_equal(bank_open(&b, "nosuch", &o, &err), ERR_USAGE);
+    bank_release(&b);
+    o.dir = NULL;
+    assert_int_equal(bank_open(&b, "boolq", &o, &err), ERR_USAGE);
+    assert_non_null(strstr(err.text, "--data"));
+    bank_release(&b);
+}
+
+static void test_recipe(void **state) {
+    (void)state;
+    struct bank b;
+    struct bank_options o = {.shots = 1};
+    free(file_put("r/items.jsonl", "{\"frage\": \"1 + 1\", \"a\": \"2\", \"b\": \"3\", \"key\": "
+                                   "\"b\", \"right\": \"3\", \"group\": 4}\n"));
+    char *path = file_put("r/own.yaml", "file: items.jsonl\nshots: items.jsonl\nquestion: frage\n"
+                                        "choices: [a, b]\nanswer: right\ncluster: group\n"
+                                        "template: '{frage} {x} {key}: {lettered}\n\n  ?'\n"
+                                        "letters: true\ndelimiter: ''\n");
+    assert_true(bank_open(&b, path, &o, &err) < 0);
+    assert_non_null(strstr(err.text, "line 1: the template's '{x}' is no field"));
+    bank_release(&b);
+    free(path);
+    path = file_put("r/own.yaml", "file: items.jsonl\nshots: items.jsonl\nquestion: frage\n"
+                                  "choices: [a, b]\nanswer: right\ncluster: group\n"
+                                  "template: \"{question} {} { {key}:\\n{lettered}\\n\"\n"
+                                  "letters: true\ndelimiter: ''\n");
+    must(bank_open(&b, path, &o, &err));
+    assert_string_equal(b.name, "own");
+    assert_string_equal(b.v[0].context, "1 + 1 {} { b:\nA. 2\nB. 3\n");
+    assert_string_equal(b.subjects[0].preamble, "1 + 1 {} { b:\nA. 2\nB. 3\nB\n\n");
+    assert_string_equal(b.v[0].options[1], "B");
+    assert_string_equal(b.v[0].cluster, "4");
+    assert_int_equal(b.v[0].correct, 1);
+    bank_release(&b);
+    free(path);
+    path = file_put("r/own.yaml", "file: items.jsonl\nquestion: frage\nanswer: right\n"
+                                  "grader: number\nstop: [x, y]\nmax_tokens: 7\n");
+    o.shots = 0;
+    must(bank_open(&b, path, &o, &err));
+    assert_int_equal(b.ask, ASK_GENERATE);
+    assert_int_equal(b.max_tokens, 7);
+    assert_int_equal(b.stops.n, 2);
+    assert_string_equal(b.v[0].answer, "3");
+    bank_release(&b);
+    free(path);
+    path = file_put("r/own.yaml", "file: items.jsonl\nquestoin: frage\n");
+    assert_true(bank_open(&b, path, &o, &err) < 0);
+    assert_non_null(strstr(err.text, "questoin"));
+    bank_release(&b);
+    free(path);
+}
+
+/* scoring */
+
+static struct engine *engine_make(int32_t rows, int32_t len, int threads, struct pool **pool) {
+    struct engine_options o = {.max_rows = rows, .max_seqs = rows > 16 ? 8 : 1, .max_len = len};
+    o.pool = *pool = pool_new(threads);
+    struct engine *e = engine_new(model, &o, &err);
+    if (!e) fail_msg("%s", err.text);
+    return e;
+}
+
+/* log P(continuation | context) by the prompt's log-probabilities of both together. */
+static double pair_logprob(struct engine *e, const char *context, const char *continuation) {
+    struct ids prompt = {0}, rest = {0};
+    double sum = 0;
+    pair_encode(model->tok, context, continuation, &prompt, &rest);
+    int32_t n = prompt.n;
+    for (int i = 0; i < rest.n; i++) ids_add(&prompt, rest.v[i]);
+    struct request r = {.prompt = prompt.v,
+                        .n_prompt = prompt.n,
+                        .sampling = {.top_p = 1},
+                        .prompt_logprobs = true};
+    must(engine_run(e, &r, 1, NULL, &err));
+    for (int32_t i = n; i < prompt.n; i++) sum += (double)r.prompt_logprob[i];
+    request_release(&r);
+    ids_release(&prompt);
+    ids_release(&rest);
+    return sum;
+}
+
+/* What one question should come to, worked out from sums. */
+static struct outcome outcome_of(struct engine *e, const struct bank *b, const struct question *q) {
+    int best = 0, best_norm = 0;
+    double lp[MAX_OPTIONS], norm[MAX_OPTIONS], sum = 0;
+    for (int i = 0; i < q->n; i++) {
+        char *context = xasprintf("%s%s", b->subjects[q->subject].preamble,
+                                  q->contexts[i] ? q->contexts[i] : q->context),
+             *option = xasprintf("%s%s", b->delimiter, q->options[i]);
+        json_t *text = json_string(q->options[i]);
+        size_t n = 0, bytes = json_string_length(text);
+        for (size_t k = 0; k < bytes; k++) n += ((uint8_t)q->options[i][k] >> 6) != 2;
+        lp[i] = pair_logprob(e, context, option);
+        norm[i] = lp[i] / (double)n;
+        if (lp[i] > lp[best]) best = i;
+        if (norm[i] > norm[best_norm]) best_norm = i;
+        json_decref(text);
+        free(context);
+        free(option);
+    }
+    for (int i = 0; i < q->n; i++) sum += exp(lp[i] - lp[best]);
+    return (struct outcome){.choice = (int16_t)best,
+                            .prob = (float)(1 / sum),
+                            .right = best == q->correct,
+                            .right_norm = best_norm == q->correct};
+}
+
+static const char arc_lines[] =
+    "{\"query\": \"Question: Which is hottest?\", \"choices\": [\"ice\", \"the steam of a pot\", "
+    "\"water\"], \"gold\": 1}\n"
+    "{\"query\": \"Question: 水は？ \", \"choices\": [\"水蒸気\", \"h\", \"ice water\"], \"gold\": "
+    "1}\n"
+    "{\"query\": \"Question: c\", \"choices\": [\"aaaaaaaaaaaaaaaa\", \"b\"], \"gold\": 0}\n"
+    "{\"query\": \"Question: d\", \"choices\": [\"x\", \"xyz\", \"xy\", \"x\"], \"gold\": 2}\n";
+static const char schema_lines[] =
+    "{\"context_options\": [\"for the cup\", \"for box\"], \"continuation\": \"is.\", \"gold\": "
+    "1}\n"
+    "{\"context_options\": [\"Ann saw\", \"so Bob\"], \"continuation\": \"is too large.\", "
+    "\"gold\": 0}\n";
+
+static void bank_check(const char *task, int32_t rows, int threads) {
+    struct bank b;
+    struct pool *pool;
+    struct engine *e = engine_make(rows, LEN, threads, &pool);
+    must(bank_open(&b, task, &(struct bank_options){.dir = dir}, &err));
+    struct outcome *out = xcalloc((size_t)b.n, sizeof *out);
+    struct cost cost = {0};
+    struct solver s = {.e = e, .tok = model->tok, .max_len = LEN};
+    must(solver_answer(&s, &b, out, &cost, NULL, 0, &err));
+    assert_int_equal(cost.calls, b.v[0].contexts[0] ? 2 * b.n : b.n);
+    assert_int_equal(cost.generated, 0);
+    for (int64_t i = 0; i < b.n; i++) {
+        struct outcome want = outcome_of(e, &b, &b.v[i]);
+        assert_int_equal(out[i].choice, want.choice);
+        assert_int_equal(out[i].right, want.right);
+        assert_int_equal(out[i].right_norm, want.right_norm);
+        assert_false(out[i].cut);
+        close_to((double)out[i].prob, (double)want.prob, 1e-5);
+    }
+    free(out);
+    bank_release(&b);
+    engine_free(e);
+    pool_free(pool);
+}
+
+static void test_scores(void **state) {
+    (void)state;
+    free(file_put("arc_easy.jsonl", arc_lines));
+    free(file_put("winogrande.jsonl", schema_lines));
+    for (int threads = 1; threads <= 2; threads++) {
+        bank_check("arc_easy", threads == 1 ? 64 : 7, threads);
+        bank_check("winogrande", 64, threads);
+    }
+}
+
+/* acc and acc_norm are of different options when a long text wins a character. */
+static void test_norm_differs(void **state) {
+    (void)state;
+    struct bank b;
+    struct pool *pool;
+    struct engine *e = engine_make(64, LEN, 1, &pool);
+    free(file_put("arc_easy.jsonl", arc_lines));
+    must(bank_open(&b, "arc_easy", &(struct bank_options){.dir = dir}, &err));
+    struct outcome o = outcome_of(e, &b, &b.v[2]);
+    assert_int_equal(o.choice, 1);
+    assert_true(o.right_norm && !o.right);
+    bank_release(&b);
+    engine_free(e);
+    pool_free(pool);
+}
+
+/* What is cut from the front is what does not fit, and it is said. */
+static void test_cut(void **state) {
+    (void)state;
+    struct bank b;
+    struct pool *pool;
+    struct engine *e = engine_make(64, LEN, 1, &pool);
+    struct outcome out[4];
+    struct cost cost = {0};
+    struct solver s = {.e = e, .tok = model->tok, .max_len = 40};
+    free(file_put("arc_easy.jsonl", arc_lines));
+    must(bank_open(&b, "arc_easy", &(struct bank_options){.dir = dir}, &err));
+    must(solver_answer(&s, &b, out, &cost, NULL, 0, &err));
+    assert_true(out[0].cut && !out[2].cut && !out[3].cut);
+    char *context = b.v[0].context; // the last 40 tokens, each a byte, less the longest option
+    size_t room = 40 - strlen(" the steam of a pot");
+    char *kept = context + strlen(context) - room;
+    b.v[0].context = kept;
+    struct outcome want = outcome_of(e, &b, &b.v[0]);
+    b.v[0].context = context;
+    assert_int_equal(out[0].choice, want.choice);
+    close_to((double)out[0].prob, (double)want.prob, 1e-5);
+    engine_free(e);
+    pool_free(pool);
+    s.max_len = 10; // an option alone does not fit
+    s.e = e = engine_make(64, s.max_len, 1, &pool);
+    assert_int_equal(solver_answer(&s, &b, out, &cost, NULL, 0, &err), ERR_USAGE);
+    assert_non_null(strstr(err.text, "arc_easy.jsonl', line 1: a request of"));
+    bank_release(&b);
+    engine_free(e);
+    pool_free(pool);
+}
+
+/* Examples that stand before every question are read once; the scores are those of whole prompts.
+ */
+static void test_shared_examples(void **state) {
+    (void)state;
+    struct bank b;
+    struct pool *pool;
+    struct engine *e = engine_make(64, LEN, 1, &pool);
+    struct outcome out[6];
+    struct cost cost = {0};
+    struct solver s = {.e = e, .tok = model->tok, .max_len = LEN};
+    free(file_put("mmlu/test/c_test.csv", "t0,w,x,y,z,A\nt1,w,x,y,z,B\nt2,1,2,3,4,C\n"
+                                          "t3,w,x,y,z,A\nt4,x,x,z,z,B\nt5,4,3,2,1,C\n"));
+    free(file_put("mmlu/dev/c_dev.csv", "d0,w,x,y,z,C\nd1,w,x,y,z,A\n"));
+    file_drop("mmlu/test/a_test.csv");
+    file_drop("mmlu/test/b_law_test.csv");
+    must(bank_open(&b, "mmlu", &(struct bank_options){.dir = dir, .shots = 2}, &err));
+    assert_int_equal(b.n, 6);
+    must(solver_answer(&s, &b, out, &cost, NULL, 0, &err));
+    int64_t shared = (int64_t)strlen(b.subjects[b.v[0].subject].preamble);
+    assert_true((int64_t)engine_stats(e).prefilled <= cost.prefilled - 5 * shared);
+    for (int i = 0; i < 6; i++) {
+        struct outcome want = outcome_of(e, &b, &b.v[i]);
+        assert_int_equal(out[i].choice, want.choice);
+        close_to((double)out[i].prob, (double)want.prob, 1e-5);
+    }
+    bank_release(&b);
+    engine_free(e);
+    pool_free(pool);
+}
+
+/* What is generated is what a request of its own gives; failures of form are told apart. */
+static void test_generation(void **state) {
+    (void)state;
+    struct bank b;
+    struct pool *pool;
+    struct engine *e = engine_make(64, LEN, 1, &pool);
+    struct outcome out[3];
+    struct cost cost = {0};
+    struct solver s = {.e = e, .tok = model->tok, .max_len = LEN};
+    free(file_put("gen.jsonl", "{\"question\": \"空は?\", \"answer\": \"1\"}\n"
+                               "{\"question\": \"b\", \"answer\": \"2\"}\n"
+                               "{\"question\": \"c\", \"answer\": \"3\"}\n"));
+    char *path = file_put("gen.yaml", "file: gen.jsonl\ngrader: number\nmax_tokens: 9\n");
+    must(bank_open(&b, path, &(struct bank_options){0}, &err));
+    must(solver_answer(&s, &b, out, &cost, NULL, 0, &err));
+    const struct grader *g = grader_find("number", &err);
+    assert_non_null(g);
+    for (int i = 0; i < 3; i++) {
+        struct ids ids = {0};
+        struct buf text = {0};
+        int32_t eos = tok_eos(model->tok);
+        tok_encode(model->tok, b.v[i].context, strlen(b.v[i].context), TOK_BOS, &ids);
+        struct request r = {.prompt = ids.v,
+                            .n_prompt = ids.n,
+                            .max_tokens = 9,
+                            .sampling = {.top_p = 1},
+                            .stop = &eos,
+                            .n_stop = eos >= 0};
+        must(engine_run(e, &r, 1, NULL, &err));
+        buf_puts(&text, "");
+        tok_decode_all(model->tok, r.out, r.n_out, false, &text);
+        struct grade want = grade_text(g, text.data, (const char *const *)&b.v[i].answer, 1);
+        assert_int_equal(out[i].unread, !want.found);
+        assert_int_equal(out[i].truncated, r.n_out == 9);
+        assert_int_equal(out[i].right, want.score >= 0.5);
+        request_release(&r);
+        ids_release(&ids);
+        buf_release(&text);
+    }
+    assert_int_equal(cost.calls, 3);
+    assert_true(cost.generated > 0 && cost.generated <= 27);
+    bank_release(&b);
+    free(path);
+    path = file_put("gen.yaml", "file: gen.jsonl\ngrader: nosuch\n");
+    must(bank_open(&b, path, &(struct bank_options){0}, &err));
+    assert_int_equal(solver_answer(&s, &b, out, &cost, NULL, 0, &err), ERR_USAGE);
+    bank_release(&b);
+    free(path);
+    engine_free(e);
+    pool_free(pool);
+}
+
+static void text_is(const struct ids *ids, const char *want) {
+    struct buf b = {0};
+    buf_puts(&b, "");
+    tok_decode_all(model->tok, ids->v, ids->n, false, &b);
+    assert_string_equal(b.data, want);
+    buf_release(&b);
+}
+
+static void test_pairs(void **state) {
+    (void)state;
+    static const char *const cases[][4] = {
+        {"Answer:", " ice", "Answer:", " ice"},
+        {"Answer: \n", "ice", "Answer:", " \nice"},
+        {"[答え]:", "蛇口", "[答え]:", "蛇口"},
+        {"答え: \u3000\t", "蛇口", "答え:", " \u3000\t蛇口"},
+    };
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        struct ids prompt = {0}, rest = {0};
+        pair_encode(model->tok, cases[i][0], cases[i][1], &prompt, &rest);
+        text_is(&prompt, cases[i][2]);
+        text_is(&rest, cases[i][3]);
+        ids_release(&prompt);
+        ids_release(&rest);
+    }
+    struct ids prompt = {0}, rest = {0}; // nothing before it: what begins a text
+    pair_encode(model->tok, "", "ice", &prompt, &rest);
+    assert_int_equal(prompt.n, 1);
+    text_is(&rest, "ice");
+    ids_release(&prompt);
+    ids_release(&rest);
+}
+
+/* n of the questions, by the seed, in their order. */
+static void test_choosing(void **state) {
+    (void)state;
+    struct buf text = {0};
+    int differ = 0;
+    for (int i = 0; i < 50; i++)
+        buf_printf(&text, "{\"question\": \"%02d\", \"choices\": [1, 2], \"answer\": 0}\n", i);
+    char *path = file_put("fifty.jsonl", text.data);
+    buf_release(&text);
+    for (int k = 0; k < 2; k++) {
+        struct bank a, b;
+        struct bank_options o = {.n = 20, .seed = 1};
+        must(bank_open(&a, path, &o, &err));
+        o.seed += (uint64_t)k;
+        must(bank_open(&b, path, &o, &err));
+        assert_int_equal(a.n, 20);
+        for (int i = 0; i < 20; i++) {
+            bool same = strcmp(a.v[i].context, b.v[i].context) == 0;
+            differ += !same;
+            if (k == 0) assert_true(same);
+            if (i) assert_true(strcmp(b.v[i - 1].context, b.v[i].context) < 0);
+        }
+        bank_release(&a);
+        bank_release(&b);
+    }
+    assert_true(differ > 5);
+    free(path);
+}
+
+/* Figures of known outcomes: a wins items 0-5 of 10, b none of them. */
+static void test_standing(void **state) {
+    (void)state;
+    struct outcome a[10] = {{0}}, b[10] = {{0}};
+    int32_t clusters[10];
+    for (int i = 0; i < 10; i++) {
+        a[i].right = i < 6;
+        b[i].right = i == 9;
+        b[i].right_norm = i > 7;
+        b[i].unread = i == 1;
+        b[i].truncated = i < 3;
+        clusters[i] = i / 2;
+    }
+    struct standing s = contest_stand(b, a, 10, clusters, 5, 1);
+    assert_int_equal(s.correct, 1);
+    assert_int_equal(s.correct_norm, 2);
+    assert_int_equal(s.unread, 1);
+    assert_int_equal(s.truncated, 3);
+    close_to(s.versus.diff.value, -0.5, 1e-12);
+    close_to(s.versus.p, 2 * 8 / 128.0, 1e-12); // 1 of 7 discordant: 2 · (1 + 7) / 2^7
+    assert_true(s.versus_clustered.lo <= -0.5 && s.versus_clustered.hi >= -0.5);
+    assert_false(s.equivalent);
+    struct standing own = contest_stand(a, a, 10, clusters, 5, 1);
+    assert_int_equal(own.versus.n, 0);
+    close_to(own.acc.value, 0.6, 1e-12);
+}
+
+/* The data of the shared folder, whole: how many questions each has is known. */
+static void test_known_sets(void **state) {
+    (void)state;
+    static const struct {
+        const char *task;
+        int n;
+    } known[] = {{"arc_easy", 2376}, {"arc_challenge", 1172},  {"winogrande", 1267},
+                 {"boolq", 3270},    {"jcommonsenseqa", 1119}, {"gsm8k", 1319},
+                 {"mmlu", 14042}};
+    char *root = fixture_shared("data/eval");
+    if (!root) skip();
+    for (size_t i = 0; i < ARRAY_LEN(known); i++) {
+        struct bank b;
+        must(bank_open(&b, known[i].task, &(struct bank_options){.dir = root}, &err));
+        if (b.n != known[i].n) fail_msg("%s: %d questions", known[i].task, (int)b.n);
+        bank_release(&b);
+    }
+    struct bank b;
+    must(bank_open(&b, "mmlu", &(struct bank_options){.dir = root, .shots = 5, .n = 100}, &err));
+    assert_int_equal(b.n_subjects, 57);
+    bank_release(&b);
+    free(root);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_cases),        cmocka_unit_test(test_csv),
+        cmocka_unit_test(test_shots),        cmocka_unit_test(test_recipe),
+        cmocka_unit_test(test_pairs),        cmocka_unit_test(test_scores),
+        cmocka_unit_test(test_norm_differs), cmocka_unit_test(test_cut),
+        cmocka_unit_test(test_choosing),     cmocka_unit_test(test_standing),
+        cmocka_unit_test(test_known_sets),   cmocka_unit_test(test_shared_examples),
+        cmocka_unit_test(test_generation),
+    };
+    return cmocka_run_group_tests(tests, set_up, tear_down);
+}

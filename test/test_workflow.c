@@ -38,6 +38,8 @@ struct line { /* what an agent says */
     int n_generated;
     bool truncated;
 };
+/* The nth thing that an agent says of an item. */
+typedef struct line say_fn(const struct call *c, int agent, int item, int nth);
 struct heard { /* a call, as it came */
     int agent, item, batch;
     char *words; /* all messages */
@@ -50,8 +52,7 @@ struct script {
     const struct agent *team;
     const struct item *items;
     const struct workflow *w;
-    /* The nth thing that an agent says of an item. */
-    struct line (*say)(const struct call *c, int agent, int item, int nth);
+    say_fn *say;
     int nth[TEAM_MAX][ITEMS_MAX];
     struct heard v[CALLS_MAX];
     int n, batches;
@@ -126,8 +127,7 @@ static const struct agent four[] = {
 
 /* Runs it by the script; the caller releases the outcomes. */
 static void run_team(const struct workflow *w, const struct agent *team, int n_agents,
-                     const struct item *items, int n_items, struct workflow_options o,
-                     struct line (*say)(const struct call *, int, int, int),
+                     const struct item *items, int n_items, struct workflow_options o, say_fn *say,
                      struct outcome *outcomes) {
     struct asker a = {NULL, script_ask};
     script_end();
@@ -150,8 +150,7 @@ static struct workflow *parsed(const char *yaml) {
 
 /* One item, the first `n` of the four. */
 static struct outcome run_one(const char *yaml, int n, const struct item *it,
-                              struct workflow_options o,
-                              struct line (*say)(const struct call *, int, int, int)) {
+                              struct workflow_options o, say_fn *say) {
     struct outcome out;
     struct workflow *w = parsed(yaml);
     run_team(w, four, n, it, 1, o, say, &out);
@@ -232,7 +231,7 @@ static void check_neat(const struct script *s) {
 }
 
 static void protocol_show(const char *name, const char *head, const struct item *it, int n_agents,
-                          struct line (*say)(const struct call *, int, int, int), struct buf *out) {
+                          say_fn *say, struct buf *out) {
     static const char *const endings[] = {"rounds", "agreed", "budget", "nobody"};
     static const char *const systems[] = {"You are careful.", "あなたは慎重です。", "你很谨慎。"};
     struct agent team[4];

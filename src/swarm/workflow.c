@@ -313,7 +313,8 @@ static int top_read(struct reader *r) {
                *about = json_string_value(json_object_get(root, "about"));
     if (!json_is_object(root)) return refuse(r, "a workflow is a mapping with a", "name");
     if (!name) return refuse(r, "a text is expected at", "name");
-    if (!about && json_object_get(root, "about")) return refuse(r, "a text is expected at", "about");
+    if (!about && json_object_get(root, "about"))
+        return refuse(r, "a text is expected at", "about");
     r->w->name = xstrdup(name);
     r->w->about = xstrdup(about ? about : "");
     place(r, "%s", "rounds", 0);

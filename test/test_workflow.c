@@ -7,6 +7,7 @@
  * refused for stands in test/cases/workflow-refused.txt, what the seed finds in an utterance in
  * test/cases/workflow-seed-votes.txt.
  */
+/* levels: once */
 #define _GNU_SOURCE
 #include "fixture.h"
 #include "swarm/workflow.h"
@@ -33,8 +34,7 @@ enum { CALLS_MAX = 4096, ITEMS_MAX = 64 };
 
 struct line { /* what an agent says */
     const char *text, *failed;
-    int choice; /* of the item's, or of a judge's candidates */
-    float sure; /* 0: 0.7 */
+    int choice; /* of the item's, or of a judge's candidates; said with 0.7 */
     int n_generated;
     bool truncated;
 };
@@ -111,7 +111,7 @@ static int script_ask(void *ctx, struct call *calls, int n, struct error *e) {
         c->n_generated = said.n_generated;
         c->text = said.failed ? NULL : xstrdup(said.text);
         c->answer.choice = said.choice;
-        if (said.choice >= 0) c->answer.prob[said.choice] = said.sure > 0 ? said.sure : 0.7f;
+        if (said.choice >= 0) c->answer.prob[said.choice] = 0.7f;
     }
     return OK;
 }
@@ -1017,6 +1017,16 @@ static void test_template_errors(void **state) {
     assert_int_equal(workflow_run(w, &a, four, 0, &abc, 1, &plain, &o, NULL, &err), ERR_USAGE);
     assert_int_equal(workflow_run(w, &a, four, 18, &abc, 1, &plain, &o, NULL, &err), ERR_USAGE);
     assert_string_equal(err.text, "a team has 1 to 17 agents, not 18");
+    struct item bytes[2] = {open_item, abc};
+    bytes[0].question = TEXT("何\xff");
+    assert_int_equal(workflow_run(w, &a, four, 2, bytes, 1, &plain, &o, NULL, &err), ERR_FORMAT);
+    assert_string_equal(err.text, "a question is not UTF-8");
+    outcome_release(&o);
+    bytes[1].choices[2] = TEXT("\xe6\xb5");
+    assert_int_equal(workflow_run(w, &a, four, 2, bytes + 1, 1, &plain, &o, NULL, &err),
+                     ERR_FORMAT);
+    assert_string_equal(err.text, "a possible answer is not UTF-8");
+    outcome_release(&o);
     workflow_free(w);
     script_end();
 }

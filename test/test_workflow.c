@@ -7,6 +7,7 @@
  * refused for stands in test/cases/workflow-refused.txt, what the seed finds in an utterance in
  * test/cases/workflow-seed-votes.txt.
  */
+/* levels: once */
 #define _GNU_SOURCE
 #include "fixture.h"
 #include "swarm/workflow.h"
@@ -33,11 +34,12 @@ enum { CALLS_MAX = 4096, ITEMS_MAX = 64 };
 
 struct line { /* what an agent says */
     const char *text, *failed;
-    int choice; /* of the item's, or of a judge's candidates */
-    float sure; /* 0: 0.7 */
+    int choice; /* of the item's, or of a judge's candidates; said with 0.7 */
     int n_generated;
     bool truncated;
 };
+/* The nth thing that an agent says of an item. */
+typedef struct line say_fn(const struct call *c, int agent, int item, int nth);
 struct heard { /* a call, as it came */
     int agent, item, batch;
     char *words; /* all messages */
@@ -50,8 +52,7 @@ struct script {
     const struct agent *team;
     const struct item *items;
     const struct workflow *w;
-    /* The nth thing that an agent says of an item. */
-    struct line (*say)(const struct call *c, int agent, int item, int nth);
+    say_fn *say;
     int nth[TEAM_MAX][ITEMS_MAX];
     struct heard v[CALLS_MAX];
     int n, batches;
@@ -110,7 +111,7 @@ static int script_ask(void *ctx, struct call *calls, int n, struct error *e) {
         c->n_generated = said.n_generated;
         c->text = said.failed ? NULL : xstrdup(said.text);
         c->answer.choice = said.choice;
-        if (said.choice >= 0) c->answer.prob[said.choice] = said.sure > 0 ? said.sure : 0.7f;
+        if (said.choice >= 0) c->answer.prob[said.choice] = 0.7f;
     }
     return OK;
 }
@@ -126,8 +127,8 @@ static const struct agent four[] = {
 
 /* Runs it by the script; the caller releases the talks. */
 static void run_team(const struct workflow *w, const struct agent *team, int n_agents,
-                     const struct item *items, int n_items, struct workflow_options o,
-                     struct line (*say)(const struct call *, int, int, int), struct talk *talks) {
+                     const struct item *items, int n_items, struct workflow_options o, say_fn *say,
+                     struct talk *talks) {
     struct asker a = {NULL, script_ask};
     script_end();
     script.team = team;
@@ -149,8 +150,7 @@ static struct workflow *parsed(const char *yaml) {
 
 /* One item, the first `n` of the four. */
 static struct talk run_one(const char *yaml, int n, const struct item *it,
-                           struct workflow_options o,
-                           struct line (*say)(const struct call *, int, int, int)) {
+                           struct workflow_options o, say_fn *say) {
     struct talk out;
     struct workflow *w = parsed(yaml);
     run_team(w, four, n, it, 1, o, say, &out);
@@ -231,7 +231,7 @@ static void check_neat(const struct script *s) {
 }
 
 static void protocol_show(const char *name, const char *head, const struct item *it, int n_agents,
-                          struct line (*say)(const struct call *, int, int, int), struct buf *out) {
+                          say_fn *say, struct buf *out) {
     static const char *const endings[] = {"rounds", "agreed", "budget", "nobody"};
     static const char *const systems[] = {"You are careful.", "あなたは慎重です。", "你很谨慎。"};
     struct agent team[4];
@@ -1017,6 +1017,16 @@ static void test_template_errors(void **state) {
     assert_int_equal(workflow_run(w, &a, four, 0, &abc, 1, &plain, &o, NULL, &err), ERR_USAGE);
     assert_int_equal(workflow_run(w, &a, four, 18, &abc, 1, &plain, &o, NULL, &err), ERR_USAGE);
     assert_string_equal(err.text, "a team has 1 to 17 agents, not 18");
+    struct item bytes[2] = {open_item, abc};
+    bytes[0].question = TEXT("何\xff");
+    assert_int_equal(workflow_run(w, &a, four, 2, bytes, 1, &plain, &o, NULL, &err), ERR_FORMAT);
+    assert_string_equal(err.text, "a question is not UTF-8");
+    talk_release(&o);
+    bytes[1].choices[2] = TEXT("\xe6\xb5");
+    assert_int_equal(workflow_run(w, &a, four, 2, bytes + 1, 1, &plain, &o, NULL, &err),
+                     ERR_FORMAT);
+    assert_string_equal(err.text, "a possible answer is not UTF-8");
+    talk_release(&o);
     workflow_free(w);
     script_end();
 }

@@ -15,7 +15,7 @@
  *   rounds: 2                      what --rounds stands at
  *   roles: [pro, con, judge]       agent i has role i mod 3; none: every agent is a debater
  *   words: {en: {go: …}, ja: {…}}  `words.go` is the item's language's, else English
- *   budget: {calls: 64, tokens: 65536}
+ *   budget: {calls: 64, tokens: 65536}   of an item; a step shares what is left, or is not begun
  *   nodes:
  *     first:
  *       by: all | ROLE …           who speaks (all); one word or a list

@@ -411,6 +411,31 @@ static void track_begin(struct track *t, const struct item *it, struct talk *o, 
         o->candidates[o->n_candidates++] = xstrdup(it->choices[c]);
 }
 
+/* Templates see JSON, which holds UTF-8 only. */
+static int text_check(const char *text, const char *what, struct error *err) {
+    json_t *v = json_string(text ? text : "");
+    if (!v) return error_set(err, ERR_FORMAT, "%s is not UTF-8", what);
+    json_decref(v);
+    return OK;
+}
+
+static int texts_check(const struct agent *team, int n_agents, const struct item *items,
+                       int n_items, struct error *err) {
+    int rc = OK;
+    for (int a = 0; rc == OK && a < n_agents; a++) {
+        rc = text_check(team[a].name, "an agent's name", err);
+        if (rc == OK) rc = text_check(team[a].system, "an agent's system prompt", err);
+    }
+    for (int i = 0; rc == OK && i < n_items; i++) {
+        rc = text_check(items[i].question, "a question", err);
+        for (int v = 0; rc == OK && v < items[i].n_views; v++)
+            rc = text_check(items[i].views[v], "a question", err);
+        for (int c = 0; rc == OK && c < items[i].n_choices; c++)
+            rc = text_check(items[i].choices[c], "a possible answer", err);
+    }
+    return rc;
+}
+
 int workflow_run(const struct workflow *w, const struct asker *asker, const struct agent *team,
                  int n_agents, const struct item *items, int n_items,
                  const struct workflow_options *o, struct talk *talks, struct progress *p,
@@ -425,7 +450,7 @@ int workflow_run(const struct workflow *w, const struct asker *asker, const stru
                     .vote = o->vote ? o->vote : w->vote,
                     .tracks = xcalloc((size_t)n_items + 1, sizeof *r.tracks),
                     .n_tracks = n_items};
-    int rc = OK, open = n_items;
+    int rc = texts_check(team, n_agents, items, n_items, err), open = n_items;
     for (int i = 0; i < n_items; i++) track_begin(&r.tracks[i], &items[i], &talks[i], i);
     while (rc == OK && open > 0) {
         int asked;

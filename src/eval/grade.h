@@ -37,7 +37,8 @@ struct grade grade_text(const struct grader *g, const char *text, const char *co
 /*
  * Appends the answer inside a text in the grader's normal form; false, and nothing, when there is
  * none. Equal forms are the same answer. For all graders but `math` the reverse holds too, so the
- * form is a key to group by. Extracting from a form gives that form again.
+ * form is a key to group by. Extracting from a form gives that form again, unless
+ * a mark (answer:, \boxed) stands inside it.
  */
 bool answer_extract(const struct grader *g, const char *text, struct buf *out);
 

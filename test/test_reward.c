@@ -233,6 +233,18 @@ static void test_policy_gradient(void **state) {
     }
 }
 
+/* Each tensor's gradient, which is then zero. */
+static float **gradients_take(struct trainer *t) {
+    float **got = xcalloc((size_t)trainer_n_tensors(t), sizeof *got);
+    for (int i = 0; i < trainer_n_tensors(t); i++) {
+        struct train_tensor *x = trainer_tensor(t, i);
+        got[i] = xmalloc((size_t)x->n * sizeof(float));
+        memcpy(got[i], x->g, (size_t)x->n * sizeof(float));
+        memset(x->g, 0, (size_t)x->n * sizeof(float));
+    }
+    return got;
+}
+
 static double likelihood_scores[N];
 static int likelihood_loss(void *ctx, struct scored *v, int n, struct error *e) {
     (void)ctx, (void)e;
@@ -258,13 +270,7 @@ static void test_tempered_gradient(void **state) {
     assert_int_equal(trainer_accumulate_loss(t, v, N, &loss, &err), OK);
     memcpy(scores, likelihood_scores, sizeof scores);
     int n = trainer_n_tensors(t);
-    float **got = xcalloc((size_t)n, sizeof *got);
-    for (int i = 0; i < n; i++) {
-        struct train_tensor *x = trainer_tensor(t, i);
-        got[i] = xmalloc((size_t)x->n * sizeof(float));
-        memcpy(got[i], x->g, (size_t)x->n * sizeof(float));
-        memset(x->g, 0, (size_t)x->n * sizeof(float));
-    }
+    float **got = gradients_take(t);
     float *norm = (float *)(uintptr_t)model->final_norm;
     for (int i = 0; i < model->config.d_model; i++) norm[i] *= 0.25f;
     loss.temperature = 0;
@@ -297,13 +303,7 @@ static void test_fresh_gradient(void **state) {
     const struct loss loss = {.fn = policy_loss, .ctx = &l};
     assert_int_equal(trainer_accumulate_loss(t, v, N, &loss, &err), OK);
     int n = trainer_n_tensors(t);
-    float **got = xcalloc((size_t)n, sizeof *got);
-    for (int i = 0; i < n; i++) {
-        struct train_tensor *x = trainer_tensor(t, i);
-        got[i] = xmalloc((size_t)x->n * sizeof(float));
-        memcpy(got[i], x->g, (size_t)x->n * sizeof(float));
-        memset(x->g, 0, (size_t)x->n * sizeof(float));
-    }
+    float **got = gradients_take(t);
     assert_int_equal(trainer_accumulate(t, v + 1, 1, &err), OK);
     double worst = 0, most = 0;
     for (int i = 0; i < n; i++) {

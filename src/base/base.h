@@ -300,6 +300,7 @@ void yaml_release(struct yaml *y);
  * which has line and column. */
 json_t *json_parse(const char *text, size_t len, const char *what, struct error *err);
 json_t *json_file(const char *path, struct error *err);
+bool json_is_texts(const json_t *v); /* a list of strings and nothing else */
 /* Canonical text: sorted keys, compact. malloc'ed. */
 char *json_text(const json_t *v);
 /*

@@ -252,3 +252,11 @@ int json_each(const char *path, json_each_fn fn, void *ctx, struct error *err) {
     buf_release(&b);
     return rc;
 }
+
+bool json_is_texts(const json_t *v) {
+    size_t i;
+    const json_t *text;
+    json_array_foreach (v, i, text)
+        if (!json_is_string(text)) return false;
+    return json_is_array(v);
+}

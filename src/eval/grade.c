@@ -346,7 +346,7 @@ static bool exact_extract(const char *text, struct buf *out) {
 
 /* regex */
 
-static pcre2_code *pattern_make(const char *text, struct error *err) {
+pcre2_code *pattern_make(const char *text, struct error *err) {
     int code;
     PCRE2_SIZE at;
     char why[256];

@@ -37,7 +37,8 @@ struct grade grade_text(const struct grader *g, const char *text, const char *co
 /*
  * Appends the answer inside a text in the grader's normal form; false, and nothing, when there is
  * none. Equal forms are the same answer. For all graders but `math` the reverse holds too, so the
- * form is a key to group by. Extracting from a form gives that form again.
+ * form is a key to group by. Extracting from a form gives that form again, unless
+ * a mark (answer:, \boxed) stands inside it.
  */
 bool answer_extract(const struct grader *g, const char *text, struct buf *out);
 
@@ -47,6 +48,10 @@ bool grade_same(const struct grader *g, const char *a, const char *b);
  * answer. Returns how many groups there are. A text joins the first group whose first text is the
  * same. */
 int grade_groups(const struct grader *g, const char *const *texts, int n, int *group);
+
+/* PCRE2's code of a pattern over Unicode, for pcre2_code_free; NULL names the character that is
+ * wrong. */
+struct pcre2_real_code_8 *pattern_make(const char *text, struct error *err);
 
 /* Appends `text` in small letters of ordinary width, runs of white space as one blank, and none
  * beside scripts that are written without them: at most twice its bytes. */

@@ -39,14 +39,6 @@ static const char *text_of(const json_t *v, const char *key) {
     return text ? text : "";
 }
 
-static bool texts_only(const json_t *list) {
-    size_t i;
-    const json_t *v;
-    json_array_foreach (list, i, v)
-        if (!json_is_string(v)) return false;
-    return json_is_array(list);
-}
-
 /* A document from a file: whether everything in it is what the functions below expect. */
 static bool state_good(const json_t *state) {
     const json_t *exchanges = json_object_get(state, "exchanges"), *v,
@@ -58,7 +50,7 @@ static bool state_good(const json_t *state) {
             return false;
     for (int f = 0; f < N_FACTS; f++) {
         v = json_object_get(known, facts[f].key);
-        if (v && !(f == FACT_NAME ? json_is_string(v) : texts_only(v))) return false;
+        if (v && !(f == FACT_NAME ? json_is_string(v) : json_is_texts(v))) return false;
     }
     return json_is_array(exchanges) && json_is_object(known) &&
            json_is_string(json_object_get(state, "summary"));

@@ -218,14 +218,6 @@ static bool too_deep(const json_t *v, int depth) {
     return false;
 }
 
-static bool texts_only(const json_t *list) {
-    size_t i;
-    const json_t *v;
-    json_array_foreach (list, i, v)
-        if (!json_is_string(v)) return false;
-    return json_is_array(list);
-}
-
 /* Of an event from a file as of one just made: that it can be applied. */
 static int event_check(const struct blackboard *b, const json_t *event, struct error *err) {
     const json_t *embedding = json_object_get(event, "embedding");
@@ -247,7 +239,7 @@ static int event_check(const struct blackboard *b, const json_t *event, struct e
                 : !slot_find(b, slot) && b->n_slots == BOARD_MAX_SLOTS
                     ? "needs one more slot than 256"
                     : NULL;
-    else if (!op_is(event, "clear") || !texts_only(json_object_get(event, "keep")))
+    else if (!op_is(event, "clear") || !json_is_texts(json_object_get(event, "keep")))
         wrong = "is of no known kind";
     return wrong ? error_set(err, ERR_FORMAT, "an event of board '%s' %s", b->name, wrong) : OK;
 }

@@ -228,8 +228,9 @@ static json_t *sampling_json(const struct maker *m, const uint8_t *right,
             struct worth w[TEAM_MAX];
             CHECK(credit_sampled(&g, samples, m->o->seed + seed, w, &err) == OK);
             for (int a = 0; a < m->n_agents; a++) {
-                far[0] += pow(w[a].shapley.value - exact[a].shapley.value, 2);
-                far[1] += pow(w[a].banzhaf.value - exact[a].banzhaf.value, 2);
+                double off[2] = {w[a].shapley.value - exact[a].shapley.value,
+                                 w[a].banzhaf.value - exact[a].banzhaf.value};
+                for (int i = 0; i < 2; i++) far[i] += off[i] * off[i];
             }
         }
         for (int i = 0; i < 2; i++) far[i] = sqrt(far[i] / (SEEDS * m->n_agents));

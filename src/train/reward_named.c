@@ -69,18 +69,6 @@ static int exact_check(void *ctx, const json_t *item, struct error *err) {
 
 /* regex */
 
-static pcre2_code *pattern_make(const char *text, struct error *err) {
-    int code;
-    PCRE2_SIZE at;
-    char why[256];
-    pcre2_code *p = pcre2_compile((PCRE2_SPTR)text, PCRE2_ZERO_TERMINATED, PCRE2_UTF | PCRE2_UCP,
-                                  &code, &at, NULL);
-    if (p) return p;
-    pcre2_get_error_message(code, (PCRE2_UCHAR *)why, sizeof why);
-    error_set(err, ERR_FORMAT, "pattern '%s' is wrong at character %zu: %s", text, at + 1, why);
-    return NULL;
-}
-
 static int regex_check(void *ctx, const json_t *item, struct error *err) {
     const struct named *n = ctx;
     const char *text = json_string_value(json_object_get(item, "pattern"));

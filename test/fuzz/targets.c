@@ -803,18 +803,17 @@ static void fuzz_workflow(const uint8_t *data, size_t size) {
     workflow_free(w);
 }
 
-/* What a grader finds in a text is its own form, and the same for the text as for the form. */
+/* An answer is the same as itself, and scores are shares. */
 static void grade_use(const struct grader *g, const char *text, const char *gold) {
     struct error err;
     struct buf form = {0};
     bool found = answer_extract(g, text, &form);
     MUST(found == grade_same(g, text, text));
-    if (found) MUST(grade_same(g, text, form.data));
     if (grader_check(g, gold, &err) == OK) {
         struct grade got = grade_text(g, text, &gold, 1);
         MUST(got.found == found && got.score >= 0 && got.score <= (found ? 1 : 0));
     }
-    MUST(grade_same(g, text, gold) == grade_same(g, gold, text));
+    if (grade_same(g, text, gold)) MUST(found);
     buf_release(&form);
 }
 

@@ -280,16 +280,18 @@ static struct script script;
 static const struct agent team[] = {
     {.name = "0"}, {.name = "1", .view = 1}, {.name = "2", .view = 2}, {.name = "3", .view = 3}};
 
+/* Forgets what was said. */
 static void script_end(void) {
     for (int i = 0; i < script.n; i++) {
         free(script.turns[i].own);
         for (int k = 0; k < script.turns[i].n_others; k++) free(script.turns[i].others[k]);
     }
-    memset(&script, 0, sizeof script);
+    script.n = 0;
 }
 
 static struct asker script_begin(bool follow) {
     script_end();
+    memset(&script, 0, sizeof script);
     script.follow = follow;
     items_make();
     return (struct asker){&script, script_ask};
@@ -471,7 +473,7 @@ static void test_leave_one_out_of_a_debate(void **state) {
         int n = 0, with = 0, without = 0;
         for (int i = 0; i < 4; i++)
             if (i != out) rest[n++] = team[i];
-        script.n = 0;
+        script_end();
         assert_int_equal(debate_run(&a, rest, 3, plain_items, N, &o, &d, NULL, &err), OK);
         for (int i = 0; i < N; i++) {
             with += full.voted[N + i];
@@ -852,5 +854,7 @@ int main(void) {
         cmocka_unit_test(test_adapters_matter),
         cmocka_unit_test(test_seeds_of_samples),
     };
-    return cmocka_run_group_tests(tests, quiet, NULL);
+    int failed = cmocka_run_group_tests(tests, quiet, NULL);
+    script_end();
+    return failed;
 }

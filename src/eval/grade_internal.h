@@ -24,7 +24,8 @@ struct span last_line(struct span text);
 
 bool number_extract(const char *text, struct buf *out);
 bool math_extract(const char *text, struct buf *out);
-/* Whether two answers mean the same in mathematics. Bounded: a fraction of a second at the worst. */
+/* Whether two answers mean the same in mathematics. Bounded: a fraction of a second at the worst.
+ */
 bool math_same(const char *a, const char *b);
 
 double f1_score(const char *answer, const char *gold);

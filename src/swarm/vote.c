@@ -77,6 +77,11 @@ static char *json_vote(const char *text, float *confidence) {
     return out;
 }
 
+/* Bytes of the white space at p, 0: there is none. */
+static size_t space_at(const char *p) {
+    return *p && strchr(" \t\r\n\f\v", *p) ? 1 : strncmp(p, "\u3000", 3) == 0 ? 3 : 0;
+}
+
 char *seed_vote_parse(const char *text, float *confidence) {
     static const char *const marks[] = {"Answer", "結論", "Vote", "最終"};
     const char *line = text;
@@ -94,6 +99,8 @@ char *seed_vote_parse(const char *text, float *confidence) {
     }
     size_t n = strcspn(line, "\n");
     const char *colon = memchr(line, ':', n), *word = colon ? colon + 1 : line;
-    word += strspn(word, " \t\r");
-    return strndup(word, strcspn(word, " \t\r\n"));
+    while (space_at(word) && word < line + n) word += space_at(word);
+    const char *end = word;
+    while (*end && !space_at(end)) end++;
+    return strndup(word, (size_t)(end - word));
 }

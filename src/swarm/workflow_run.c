@@ -110,16 +110,17 @@ static json_t *texts_json(char *const *v, int n) {
     return list;
 }
 
-/* Whether everybody who has an answer has the same, and somebody has. */
+/* Whether all who have an answer have the same; one alone agrees only where nobody else is. */
 static bool agreed(const struct run *r, const struct track *t) {
-    int answer = -1;
+    int answer = -1, voices = 0;
     for (int a = 0; a < r->n_agents; a++) {
         const struct utterance *u = latest(t, a, t->o->n, true);
         if (!u) continue;
         if (answer >= 0 && u->answer != answer) return false;
         answer = u->answer;
+        voices++;
     }
-    return answer >= 0;
+    return voices > 1 || (voices == 1 && r->n_agents == 1);
 }
 
 /* The language's words over English ones. */

@@ -347,6 +347,22 @@ static void test_philox(void **state) {
     }
 }
 
+/* rng_fill is rng_u32 n times, from any place in a block and over the counter's end. */
+static void test_rng_fill(void **state) {
+    (void)state;
+    uint32_t v[100];
+    for (uint32_t first = 0; first < 6; first++)
+        for (size_t n = 0; n < 100; n += 1 + n / 3) {
+            struct rng a = rng_make(9, RNG_TEST, 3, first), b;
+            if (first % 2) a.ctr[0] = UINT32_MAX - 7;
+            for (uint32_t i = 0; i < first; i++) rng_u32(&a);
+            b = a;
+            rng_fill(&a, v, n);
+            for (size_t i = 0; i < n; i++) assert_int_equal(v[i], rng_u32(&b));
+            assert_int_equal(rng_u32(&a), rng_u32(&b));
+        }
+}
+
 static void test_rng_streams(void **state) {
     (void)state;
     struct rng a = rng_make(7, RNG_TEST, 1, 2), b = rng_make(7, RNG_TEST, 1, 2);
@@ -1039,6 +1055,7 @@ int main(void) {
         cmocka_unit_test(test_paths),
         cmocka_unit_test(test_hashes),
         cmocka_unit_test(test_philox),
+        cmocka_unit_test(test_rng_fill),
         cmocka_unit_test(test_rng_streams),
         cmocka_unit_test(test_rng_distributions),
         cmocka_unit_test(test_math_accuracy),

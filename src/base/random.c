@@ -50,6 +50,38 @@ uint32_t rng_u32(struct rng *r) {
     return r->out[4 - r->have--];
 }
 
+/* Four blocks side by side: a block alone waits for its own multiplications. */
+static void philox_four(const uint32_t key[2], const uint32_t ctr[4], uint32_t out[16]) {
+    uint32_t k0 = key[0], k1 = key[1], a[4], b[4], c[4], d[4];
+    for (uint32_t i = 0; i < 4; i++) a[i] = ctr[0] + i, b[i] = ctr[1], c[i] = ctr[2], d[i] = ctr[3];
+    for (int round = 0; round < 10; round++) {
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; i++) {
+            uint64_t p0 = (uint64_t)0xD2511F53u * a[i], p1 = (uint64_t)0xCD9E8D57u * c[i];
+            a[i] = (uint32_t)(p1 >> 32) ^ b[i] ^ k0;
+            c[i] = (uint32_t)(p0 >> 32) ^ d[i] ^ k1;
+            b[i] = (uint32_t)p1;
+            d[i] = (uint32_t)p0;
+        }
+        k0 += 0x9E3779B9u;
+        k1 += 0xBB67AE85u;
+    }
+    for (int i = 0; i < 4; i++) {
+        const uint32_t block[4] = {a[i], b[i], c[i], d[i]};
+        memcpy(out + 4 * i, block, sizeof block);
+    }
+}
+
+void rng_fill(struct rng *r, uint32_t *out, size_t n) {
+    size_t i = 0;
+    while (i < n && r->have) out[i++] = rng_u32(r);
+    for (; i + 16 <= n && r->ctr[0] < UINT32_MAX - 4; i += 16) {
+        philox_four(r->key, r->ctr, out + i);
+        r->ctr[0] += 4;
+    }
+    while (i < n) out[i++] = rng_u32(r);
+}
+
 uint64_t rng_u64(struct rng *r) {
     uint64_t low = rng_u32(r);
     return low | (uint64_t)rng_u32(r) << 32;

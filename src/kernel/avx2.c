@@ -537,9 +537,31 @@ INLINE void panel_dots(float *acc, const struct panel_job *j, int R, enum layout
 }
 
 /* Starting lanes of NARROW: byte pairs 0 and 1 of every quad meet in one lane each. */
+/* Sums of the 32-bit halves of eight vectors, each half two 16-bit lanes: dword g is vector g's. */
+INLINE __m256i lanes_sum(const __m256i m[8]) {
+    __m256i t[4], u[2];
+    UNROLL for (int i = 0; i < 4; i++) t[i] =
+        _mm256_add_epi16(_mm256_unpacklo_epi32(m[2 * i], m[2 * i + 1]),
+                         _mm256_unpackhi_epi32(m[2 * i], m[2 * i + 1]));
+    UNROLL for (int i = 0; i < 2; i++) u[i] =
+        _mm256_add_epi16(_mm256_unpacklo_epi64(t[2 * i], t[2 * i + 1]),
+                         _mm256_unpackhi_epi64(t[2 * i], t[2 * i + 1]));
+    return _mm256_add_epi16(_mm256_permute2x128_si256(u[0], u[1], 0x20),
+                            _mm256_permute2x128_si256(u[0], u[1], 0x31));
+}
+
 static void bias_make(int32_t *bias, const int8_t *x, int64_t groups, int group, int8_t c) {
+    const __m256i many = _mm256_set1_epi8(c);
     const __m128i bytes = _mm_set1_epi8(c);
-    for (int64_t g = 0; g < groups; g++, x += group) {
+    int64_t g = 0;
+    for (; group == QK && g + 8 <= groups; g += 8) {
+        __m256i m[8];
+        UNROLL for (int i = 0; i < 8; i++) m[i] = _mm256_maddubs_epi16(
+            many, _mm256_loadu_si256((const __m256i *)(x + (g + i) * QK)));
+        _mm256_storeu_si256((__m256i *)(bias + g),
+                            _mm256_sub_epi16(_mm256_setzero_si256(), lanes_sum(m)));
+    }
+    for (x += g * group; g < groups; g++, x += group) {
         __m128i h = _mm_maddubs_epi16(bytes, _mm_loadu_si128((const __m128i *)x));
         if (group == QK)
             h = _mm_add_epi16(

@@ -50,7 +50,22 @@ static uint32_t dropout_threshold(const struct trainer *t) {
     return MIN((uint32_t)(t->dropout * 65536.0f + 0.5f), 65535u);
 }
 
-/* One stream a (sample, layer, projection), two decisions a draw. Items are samples. */
+/* The decisions of a row, two a draw, into zeroed bits. */
+static void row_keep(struct rng *r, uint8_t *bits, int64_t width, uint32_t threshold) {
+    enum { MANY = 64 };
+    uint32_t draws[MANY];
+    for (int64_t c = 0; c < width; c += 2 * MANY) {
+        int64_t n = MIN((width - c + 1) / 2, MANY);
+        rng_fill(r, draws, (size_t)n);
+        for (int64_t i = 0; i < n; i++) {
+            uint32_t low = (draws[i] & 0xffff) >= threshold, high = (draws[i] >> 16) >= threshold;
+            if (c + 2 * i + 1 == width) high = 0;
+            bits[(c + 2 * i) / 8] |= (uint8_t)((low | high << 1) << 2 * i % 8);
+        }
+    }
+}
+
+/* One stream a (sample, layer, projection). Items are samples. */
 static void keep_items(void *ctx, int64_t begin, int64_t end, int thread) {
     (void)thread;
     const struct low_job *j = ctx;
@@ -64,12 +79,7 @@ static void keep_items(void *ctx, int64_t begin, int64_t end, int thread) {
         uint8_t *bits = t->acts[j->l].keep[j->p] + sp->begin * stride;
         memset(bits, 0, (size_t)((sp->end - sp->begin) * stride));
         for (int64_t i = sp->begin; i < sp->end; i++, bits += stride)
-            for (int64_t c = 0; c < width; c += 2) {
-                uint32_t draw = rng_u32(&r);
-                if ((draw & 0xffff) >= threshold) bits[c / 8] |= (uint8_t)(1u << c % 8);
-                if ((draw >> 16) >= threshold && c + 1 < width)
-                    bits[c / 8] |= (uint8_t)(2u << c % 8);
-            }
+            row_keep(&r, bits, width, threshold);
     }
 }
 

@@ -9,6 +9,7 @@
  */
 /* levels: once */
 #define _GNU_SOURCE
+#include "eval/grade.h"
 #include "fixture.h"
 #include "swarm/workflow.h"
 
@@ -474,6 +475,31 @@ static void test_tie(void **state) {
         assert_true(out.scores[0] == out.scores[1] && out.scores[1] == out.scores[2]);
         talk_release(&out);
     }
+}
+
+static struct line say_spelt(const struct call *c, int agent, int item, int nth) {
+    (void)c;
+    (void)item;
+    (void)nth;
+    static const char *const texts[] = {"so\nanswer: 1/2", "answer: 0.5", "answer: ０．５ ",
+                                        "answer: 2"};
+    return (struct line){.text = texts[agent]};
+}
+
+/* Free answers are one by a grader; without one but for case, width and white space. */
+static void test_answers_that_are_one(void **state) {
+    (void)state;
+    struct workflow_options o = plain;
+    struct talk by_text = run_one("name: x\n" ASK, 4, &open_item, o, say_spelt);
+    assert_int_equal(by_text.n_candidates, 3);
+    assert_string_equal(decided(&by_text), "0.5");
+    o.grader = grader_find("math", &err);
+    struct talk by_math = run_one("name: x\n" ASK, 4, &open_item, o, say_spelt);
+    assert_int_equal(by_math.n_candidates, 2);
+    assert_int_equal(by_math.v[0].answer, by_math.v[2].answer);
+    assert_true(by_math.scores[by_math.answer] == 3);
+    talk_release(&by_text);
+    talk_release(&by_math);
 }
 
 static struct line say_failing(const struct call *c, int agent, int item, int nth) {
@@ -1037,6 +1063,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_seed_votes),
         cmocka_unit_test(test_seed_rules),
         cmocka_unit_test(test_tie),
+        cmocka_unit_test(test_answers_that_are_one),
         cmocka_unit_test(test_failures),
         cmocka_unit_test(test_garbage),
         cmocka_unit_test(test_many_answers),

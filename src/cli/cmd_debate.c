@@ -6,6 +6,7 @@
 #define _GNU_SOURCE
 #include "base/page.h"
 #include "cli/setup.h"
+#include "eval/grade.h"
 #include "swarm/report.h"
 
 #include <stdlib.h>
@@ -14,7 +15,7 @@
 struct options {
     struct setup_options setup;
     struct strings agents, personas, choices;
-    char *topic, *tasks, *vote, *protocol, *show, *compat, *credit, *report;
+    char *topic, *tasks, *vote, *protocol, *show, *compat, *credit, *report, *grader;
     int64_t rounds, n, seed, max_tokens, samples;
     double temperature;
     bool working, reuse, protocols;
@@ -29,6 +30,8 @@ static const struct option_row rows[] = {
     ROW("topic", OPT_STRING, topic, NULL, 0, 0, "TEXT", "one question"),
     ROW("choices", OPT_LIST, choices, NULL, 0, 0, "TEXT …",
         "its possible answers; none: any answer"),
+    ROW("grader", OPT_STRING, grader, NULL, 0, 0, "NAME",
+        "without --choices: finds answers and tells which are one: number, math, letter …"),
     ROW("tasks", OPT_STRING, tasks, NULL, 0, 0, "LIST",
         "questions of task families instead: fry, names, or what needs talk: largest, earliest"),
     ROW("n", OPT_INT, n, "200", 1, 1e6, "N", "how many of each"),
@@ -269,6 +272,7 @@ static int session_open(struct session *s, struct error *err) {
                                 .temperature = (float)o->temperature,
                                 .max_tokens = (int32_t)o->max_tokens};
     if (!s->options.vote) return error_set(err, ERR_USAGE, "no vote '%s'", o->vote);
+    if (o->grader && !(s->options.grader = grader_find(o->grader, err))) return err->code;
     return OK;
 }
 

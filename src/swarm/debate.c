@@ -88,6 +88,7 @@ int debate_run(const struct asker *a, const struct agent *team, int n_agents,
                                         .temperature = o->temperature,
                                         .max_tokens = o->max_tokens,
                                         .vote = o->vote,
+                                        .grader = o->grader,
                                         .seed = o->seed};
     int rc = workflow_run(w, a, team, n_agents, items, n_items, &wo, out->talks, p, err);
     for (int i = 0; rc == OK && i < n_items; i++) item_measure(out, &items[i], o->vote, i);

@@ -94,6 +94,7 @@ int vote_decide(const struct vote *v, const struct answer *answers, int n, int n
 /* debate */
 
 struct workflow; /* workflow.h */
+struct grader;   /* eval/grade.h */
 struct talk;
 struct debate_options {
     const struct workflow *workflow; /* NULL: "brief" */
@@ -101,8 +102,9 @@ struct debate_options {
     bool working;
     const struct vote *vote;
     uint64_t seed;
-    float temperature;  /* below 0: the workflow's own */
-    int32_t max_tokens; /* 0: the workflow's own */
+    float temperature;           /* below 0: the workflow's own */
+    int32_t max_tokens;          /* 0: the workflow's own */
+    const struct grader *grader; /* as in workflow_options */
 };
 struct debate {
     int n_agents, n_items, rounds;

@@ -41,6 +41,7 @@
 
 #include "swarm/swarm.h"
 
+struct grader; /* eval/grade.h */
 struct workflow;
 /* A built-in by its name, else a file. */
 struct workflow *workflow_open(const char *name, struct error *err);
@@ -83,6 +84,9 @@ struct workflow_options {
     float temperature;       /* below 0: the nodes' own */
     int32_t max_tokens;      /* 0: the nodes' own */
     const struct vote *vote; /* NULL: the workflow's own */
+    /* Of items without choices: finds the answer in what was said and tells which are one. NULL:
+     * what follows "answer:", compared but for case and white space. */
+    const struct grader *grader;
     uint64_t seed;
 };
 /* talks [n_items] are zeroed by the caller and released with talk_release, also after an

@@ -9,6 +9,8 @@
 #define _GNU_SOURCE
 #include "swarm/workflow_internal.h"
 
+#include "eval/grade.h"
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -31,6 +33,7 @@ struct run {
     const struct workflow_options *options;
     int rounds;
     const struct vote *vote;
+    const struct grader *exact;
     struct track *tracks;
     int n_tracks;
 };
@@ -228,12 +231,18 @@ static int speakers(const struct run *r, struct track *t, int out[TEAM_MAX]) {
 
 /* what comes back */
 
-static int candidate_find(struct talk *o, const char *text, bool add) {
-    for (int i = 0; i < o->n_candidates; i++)
-        if (strcmp(o->candidates[i], text) == 0) return i;
-    if (!add || o->n_candidates == MAX_CHOICES) return -1;
+static int candidate_add(struct talk *o, const char *text) {
+    if (o->n_candidates == MAX_CHOICES) return -1;
     o->candidates[o->n_candidates] = xstrdup(text);
     return o->n_candidates++;
+}
+
+/* The candidate that `text` is: letter by letter as the seed compares, else as a grader does. */
+static int candidate_find(struct talk *o, const char *text, const struct grader *g, bool add) {
+    for (int i = 0; i < o->n_candidates; i++)
+        if (g ? grade_same(g, o->candidates[i], text) : strcmp(o->candidates[i], text) == 0)
+            return i;
+    return add ? candidate_add(o, text) : -1;
 }
 
 /* What follows the last "answer:" of a text up to its line's end, trimmed; NULL: nothing. */
@@ -247,8 +256,20 @@ static char *free_answer(const char *text) {
     return n ? strndup(found, n) : NULL;
 }
 
+/* What a grader finds in a text; NULL: nothing. */
+static char *graded_answer(const struct grader *g, const char *text) {
+    struct buf form = {0};
+    if (answer_extract(g, text, &form)) return form.data;
+    buf_release(&form);
+    return NULL;
+}
+
 /* The answer of a call as one of the track's candidates, and how sure it is. */
-static void answer_take(struct track *t, const struct call *c, struct utterance *u) {
+static void answer_take(const struct run *r, struct track *t, const struct call *c,
+                        struct utterance *u) {
+    const struct grader *asked = r->options->grader, *same = c->reply == REPLY_SEED ? NULL
+                                                             : asked                ? asked
+                                                                                    : r->exact;
     char *text = NULL;
     u->answer = -1;
     u->confidence = 1;
@@ -259,13 +280,16 @@ static void answer_take(struct track *t, const struct call *c, struct utterance 
         if (u->answer >= 0) u->confidence = u->prob[u->answer];
         return;
     }
-    text = c->reply == REPLY_SEED ? seed_vote_parse(u->text, &u->confidence) : free_answer(u->text);
-    if (text && *text) u->answer = candidate_find(t->o, text, t->item->n_choices == 0);
+    if (c->reply == REPLY_SEED)
+        text = seed_vote_parse(u->text, &u->confidence);
+    else
+        text = asked ? graded_answer(asked, u->text) : free_answer(u->text);
+    if (text && *text) u->answer = candidate_find(t->o, text, same, t->item->n_choices == 0);
     if (u->answer >= 0) u->prob[u->answer] = u->confidence;
     free(text);
 }
 
-static void utterance_add(struct track *t, int agent, struct call *c) {
+static void utterance_add(const struct run *r, struct track *t, int agent, struct call *c) {
     struct talk *o = t->o;
     if (o->n == t->size) {
         t->size = t->size ? 2 * t->size : 8;
@@ -281,7 +305,7 @@ static void utterance_add(struct track *t, int agent, struct call *c) {
                             .truncated = c->truncated,
                             .failed = c->failed};
     c->text = NULL;
-    answer_take(t, c, u);
+    answer_take(r, t, c, u);
     o->rounds = t->round + 1;
     t->calls++;
     t->generated += c->n_generated;
@@ -391,7 +415,7 @@ static int turn_run(struct run *r, const struct asker *asker, int *asked, struct
     }
     if (rc == OK && n > 0) rc = asker->ask(asker->ctx, calls, n, err);
     for (int i = 0; rc == OK && i < n; i++) {
-        utterance_add(a[i].track, a[i].agent, &calls[i]);
+        utterance_add(r, a[i].track, a[i].agent, &calls[i]);
         if (i + 1 == n || a[i + 1].track != a[i].track) rc = track_spoken(r, a[i].track, err);
     }
     for (int i = 0; i < n + (rc != OK && (size_t)n < most); i++) {
@@ -449,6 +473,7 @@ int workflow_run(const struct workflow *w, const struct asker *asker, const stru
                     .options = o,
                     .rounds = o->rounds ? o->rounds : w->rounds,
                     .vote = o->vote ? o->vote : w->vote,
+                    .exact = grader_find("exact", err),
                     .tracks = xcalloc((size_t)n_items + 1, sizeof *r.tracks),
                     .n_tracks = n_items};
     int rc = texts_check(team, n_agents, items, n_items, err), open = n_items;

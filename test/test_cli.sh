@@ -23,7 +23,7 @@ same() { if [ -s "$2" ] && cmp -s "$2" "$3"; then ok "$1"; else bad "$1" "'$2' a
 absent() { if [ -e "$2" ]; then bad "$1" "'$2' was left behind"; else ok "$1"; fi; }
 
 # ---- the command line
-for c in demo run train pretrain debate evolve eval resume convert adapter model bench doctor pull quantize embed replay synth knowledge; do
+for c in demo run train pretrain debate evolve eval resume convert adapter model bench doctor pull quantize embed replay synth knowledge ask; do
     if "$shoal" $c --help 2>/dev/null | grep -q "^usage: shoal $c"; then ok "$c --help"; else bad "$c --help" "no usage"; fi
     says "$c refuses an unknown flag" 2 "unknown flag '--nonsense'" "$shoal" $c --nonsense
 done
@@ -203,6 +203,24 @@ same "knowledge with embeddings: 1 and 2 threads" "$tmp/kb.1" "$tmp/kb.2"
 if grep -q '"cosine"' "$tmp/kb.1"; then ok "knowledge with embeddings"; else bad "knowledge with embeddings" "no cosine"; fi
 says "knowledge remove" 0 "" "$shoal" knowledge remove "$tmp/kb.db" "$tmp/kb/sub"
 if [ "$("$shoal" knowledge list "$tmp/kb.db" | wc -l)" = 1 ]; then ok "knowledge list"; else bad "knowledge list" "not one line"; fi
+
+# ---- a team
+ask() { "$shoal" ask models/fry "$@" --max-tokens 8 --store "$tmp/team.db" --json --quiet; }
+ask "why is 57 larger than 12?" --threads 1 >"$tmp/ask.1" 2>"$tmp/err"
+ask "why is 57 larger than 12?" --threads 2 --store "$tmp/team2.db" >"$tmp/ask.2" 2>>"$tmp/err"
+same "a team's answer with 1 and 2 threads" "$tmp/ask.1" "$tmp/ask.2"
+n=$(grep -o '"round"' "$tmp/ask.1" | wc -l)
+if [ "$n" = 9 ]; then ok "three agents, a summary, twice, and an answer"; else bad "three agents, a summary, twice, and an answer" "$n turns $(cat "$tmp/err")"; fi
+n=$(ask "賛成ですか" --agents 2 --iterations 3 --no-summary --board | tee "$tmp/out" | grep -o '"round"' | wc -l)
+if [ "$n" = 7 ]; then ok "no summaries"; else bad "no summaries" "$n turns"; fi
+holds "roles by the question, in its language" '2 批判的思考AI' "$tmp/out"
+holds "the predecessor's keys" '"agent_1_output"' "$tmp/out"
+printf '私の名前は？\nwhich is larger, 3 or 9?\n' | "$shoal" ask models/fry --max-tokens 8 --store "$tmp/team.db" --conversation me --agents 1 --iterations 1 --quiet >"$tmp/out" 2>"$tmp/err"
+if [ "$(grep -c . "$tmp/out")" -ge 2 ]; then ok "questions from stdin"; else bad "questions from stdin" "$(cat "$tmp/out" "$tmp/err")"; fi
+"$shoal" ask models/fry "and now?" --max-tokens 8 --store "$tmp/team.db" --conversation me --agents 1 --iterations 1 --board --json --quiet >"$tmp/out" 2>"$tmp/err"
+holds "a conversation is remembered" '3 or 9' "$tmp/out"
+says "ask: no such roles" 2 "no roles of type 'clown'" "$shoal" ask models/fry x --role-type clown --store "$tmp/team.db"
+says "ask: no such language" 2 "no language 'xx'" "$shoal" ask models/fry x --language xx --store "$tmp/team.db"
 says "knowledge of nothing" 1 "'shoal knowledge add' makes one" "$shoal" knowledge search "$tmp/none.db" x
 says "knowledge without a verb" 2 "is none of add, search, list and remove" "$shoal" knowledge fly "$tmp/kb.db"
 says "knowledge in a store" 1 "is no knowledge base" "$shoal" knowledge list "$db"

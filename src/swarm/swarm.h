@@ -19,6 +19,8 @@ struct agent {
     const char *system;      /* persona prompt, or NULL */
     struct adapter *adapter; /* borrowed; NULL: the bare base */
     int view;                /* of items whose evidence is split, the part that it sees */
+    const char *role;        /* in a workflow; NULL: by its place in the team */
+    float temperature;       /* above 0: instead of the workflow's */
 };
 struct answer {
     int32_t choice;

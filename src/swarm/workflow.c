@@ -82,7 +82,7 @@ static int keys_check(struct reader *r, const json_t *v, const char *at, const c
     return place(r, "%s", at, 0);
 }
 
-static int role_find(const struct workflow *w, const char *name) {
+int role_find(const struct workflow *w, const char *name) {
     for (int i = 0; i < w->n_roles; i++)
         if (strcmp(w->roles[i], name) == 0) return i;
     return -1;
@@ -247,19 +247,22 @@ static int roles_read(struct reader *r, const json_t *v) {
 
 static int decide_read(struct reader *r, const json_t *v) {
     static const char *const overs[] = {"last", "all", NULL};
-    static const char *const keys[] = {"vote", "judge", "over", NULL};
+    static const char *const keys[] = {"vote", "judge", "over", "text", NULL};
     struct workflow *w = r->w;
     const char *vote = json_string_value(json_object_get(v, "vote")),
-               *judge = json_string_value(json_object_get(v, "judge"));
+               *judge = json_string_value(json_object_get(v, "judge")),
+               *text = json_string_value(json_object_get(v, "text"));
     const json_t *over = json_object_get(v, "over");
     int all = 0, rc = keys_check(r, v, "decide", keys);
-    w->judge = -1;
+    w->judge = w->text = -1;
     w->vote = &vote_table[0];
     if (rc) return rc;
-    if ((!vote && json_object_get(v, "vote")) || (!judge && json_object_get(v, "judge")))
+    if ((!vote && json_object_get(v, "vote")) || (!judge && json_object_get(v, "judge")) ||
+        (!text && json_object_get(v, "text")))
         return refuse(r, "a name is expected in", "decide");
     if (vote && !(w->vote = vote_find(vote))) return refuse(r, "no vote", vote);
     if (judge && (w->judge = node_find(w, judge)) < 0) return refuse(r, "no node", judge);
+    if (text && (w->text = node_find(w, text)) < 0) return refuse(r, "no node", text);
     if (over) rc = word(r, over, overs, &all);
     w->over_all = all;
     return rc;

@@ -29,12 +29,12 @@
  *       temperature, top_p, max_tokens
  *   edges:                         the first that holds is taken; none: the item is done
  *     - {from: first, to: first, when: round < rounds and not agreed}
- *   decide: {vote: majority, over: last | all}   or {judge: NODE}
+ *   decide: {vote: majority, over: last | all}   or {judge: NODE}, or {text: NODE}: its words
  *
  * Templates see: question, choices, lang, words, round (from 1), rounds, agents (how many), agreed,
  * me {name, role, system, number}, own {text, answer} or none, others [{number, text, answer}] in
  * an order drawn per item and without names, transcript [{name, role, number, round, node, text,
- * answer}], candidates (the answers given so far).
+ * answer}], candidates (the answers given so far), given (what the caller has to say).
  */
 #ifndef SHOAL_WORKFLOW_H
 #define SHOAL_WORKFLOW_H
@@ -73,7 +73,8 @@ struct talk { /* of an item */
     int n;
     char **candidates; /* the item's choices, or the answers in the order they were first given */
     int n_candidates;
-    int answer;     /* of the candidates; -1: nobody gave one */
+    int answer; /* of the candidates; -1: nobody gave one */
+    int final;  /* the utterance that is the result, of a workflow that ends in words; -1: none */
     double *scores; /* [n_candidates] of the vote */
     int rounds;     /* that were spoken */
     enum ending ending;
@@ -87,6 +88,7 @@ struct workflow_options {
     /* Of items without choices: finds the answer in what was said and tells which are one. NULL:
      * what follows "answer:", compared but for case and white space. */
     const struct grader *grader;
+    const json_t *given; /* an object for templates; may be NULL */
     uint64_t seed;
 };
 /* talks [n_items] are zeroed by the caller and released with talk_release, also after an

@@ -38,8 +38,11 @@ struct workflow {
     const struct vote *vote;
     bool over_all; /* votes of all rounds count, not of the last only */
     int judge;     /* the node whose answer stands; -1: the vote's */
+    int text;      /* the node whose words are the result; -1: there is a vote */
     int max_calls;
     int64_t max_generated;
 };
+
+int role_find(const struct workflow *w, const char *name); /* -1: no such role */
 
 #endif

@@ -45,6 +45,11 @@ struct asking {
     struct jinja_output texts[NODE_MESSAGES];
 };
 
+static const char *role_of(const struct run *r, int agent) {
+    const char *own = r->team[agent].role;
+    return own ? own : workflow_role(r->w, agent);
+}
+
 /* what templates see */
 
 /* The last `tail` characters of a text, with a mark where something is missing. */
@@ -100,9 +105,9 @@ static json_t *transcript_json(const struct run *r, const struct track *t, int e
         if (u->failed) continue;
         json_array_append_new(
             list, json_pack("{s:s,s:s,s:i,s:i,s:s,s:o,s:s}", "name", r->team[u->agent].name, "role",
-                            workflow_role(r->w, u->agent), "number", u->agent, "round", u->round,
-                            "node", r->w->nodes[u->node].name, "text", tail_json(u->text, tail),
-                            "answer", answer_text(t->o, u)));
+                            role_of(r, u->agent), "number", u->agent, "round", u->round, "node",
+                            r->w->nodes[u->node].name, "text", tail_json(u->text, tail), "answer",
+                            answer_text(t->o, u)));
     }
     return list;
 }
@@ -137,12 +142,14 @@ static json_t *words_json(const struct workflow *w, const char *lang) {
 /* As agent `me` sees the question; -1: whole. */
 static json_t *track_vars(const struct run *r, const struct track *t, int me) {
     const char *lang = t->item->lang ? t->item->lang : "en";
-    return json_pack("{s:s,s:o,s:s,s:o,s:i,s:i,s:i,s:b,s:o}", "question",
+    json_t *given = (json_t *)(uintptr_t)r->options->given;
+    return json_pack("{s:s,s:o,s:s,s:o,s:i,s:i,s:i,s:b,s:o,s:o}", "question",
                      item_question(t->item, me < 0 ? -1 : r->team[me].view), "choices",
                      texts_json(t->item->choices, t->item->n_choices), "lang", lang, "words",
                      words_json(r->w, lang), "round", t->round + 1, "rounds", r->rounds, "agents",
                      r->n_agents, "agreed", (int)agreed(r, t), "candidates",
-                     texts_json(t->o->candidates, t->o->n_candidates));
+                     texts_json(t->o->candidates, t->o->n_candidates), "given",
+                     given ? json_incref(given) : json_object());
 }
 
 /* For agent `me`; with the node's order it hears its step or what came before. */
@@ -153,9 +160,8 @@ static json_t *agent_vars(const struct run *r, const struct track *t, int me) {
     const struct utterance *own = latest(t, me, end, false);
     json_t *vars = track_vars(r, t, me);
     json_object_set_new(vars, "me",
-                        json_pack("{s:s,s:s,s:s,s:i}", "name", a->name, "role",
-                                  workflow_role(r->w, me), "system", a->system ? a->system : "",
-                                  "number", me));
+                        json_pack("{s:s,s:s,s:s,s:i}", "name", a->name, "role", role_of(r, me),
+                                  "system", a->system ? a->system : "", "number", me));
     json_object_set_new(vars, "own", own ? said_json(t, own, 0, n->tail) : json_null());
     json_object_set_new(vars, "others", others_json(r, t, me, end, n->tail));
     json_object_set_new(vars, "transcript", transcript_json(r, t, end, n->tail));
@@ -165,7 +171,8 @@ static json_t *agent_vars(const struct run *r, const struct track *t, int me) {
 /* asking */
 
 static bool speaks(const struct run *r, const struct node *n, int agent) {
-    return n->by == ~0u || n->by >> agent % r->w->n_roles & 1;
+    int role = role_find(r->w, role_of(r, agent));
+    return n->by == ~0u || (role >= 0 && n->by >> role & 1);
 }
 
 static int messages_make(const struct run *r, struct asking *a, struct call *c, struct error *err) {
@@ -206,6 +213,8 @@ static int call_make(const struct run *r, struct asking *a, struct call *c, stru
                        .temperature = o->temperature < 0 ? n->temperature : o->temperature,
                        .top_p = n->top_p,
                        .max_tokens = o->max_tokens ? o->max_tokens : n->max_tokens};
+    if (r->team[a->agent].temperature > 0 && o->temperature < 0)
+        c->temperature = r->team[a->agent].temperature;
     if (c->temperature > 0) c->seed = call_seed(r, t, a->agent);
     c->max_tokens = (int32_t)MIN((int64_t)c->max_tokens, left);
     return messages_make(r, a, c, err);
@@ -390,7 +399,10 @@ static void track_decide(const struct run *r, struct track *t) {
             o->answer = o->v[i].answer;
             break;
         }
-    if (o->answer < 0 && o->ending != END_BUDGET) o->ending = END_NOBODY;
+    o->final = -1;
+    for (int i = 0; i < o->n; i++)
+        if (o->v[i].node == r->w->text && !o->v[i].failed) o->final = i;
+    if (o->answer < 0 && o->final < 0 && o->ending != END_BUDGET) o->ending = END_NOBODY;
     free(v);
 }
 

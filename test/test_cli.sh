@@ -219,6 +219,11 @@ printf '私の名前は？\nwhich is larger, 3 or 9?\n' | "$shoal" ask models/fr
 if [ "$(grep -c . "$tmp/out")" -ge 2 ]; then ok "questions from stdin"; else bad "questions from stdin" "$(cat "$tmp/out" "$tmp/err")"; fi
 "$shoal" ask models/fry "and now?" --max-tokens 8 --store "$tmp/team.db" --conversation me --agents 1 --iterations 1 --board --json --quiet >"$tmp/out" 2>"$tmp/err"
 holds "a conversation is remembered" '3 or 9' "$tmp/out"
+for i in 1 2 3 4 5 6 7 8 9 10 11 12; do echo "question $i"; done |
+    "$shoal" ask models/fry --max-tokens 8 --store "$tmp/team.db" --conversation long --agents 1 --iterations 1 --quiet >/dev/null 2>"$tmp/err"
+"$shoal" ask models/fry "more?" --max-tokens 8 --store "$tmp/team.db" --conversation long --agents 1 --iterations 1 --board --json --quiet >"$tmp/out" 2>>"$tmp/err"
+holds "of a long conversation there is a summary" 'Summary so far' "$tmp/out"
+if grep -q 'question 2[^0-9]' "$tmp/out"; then bad "and its beginning is gone" "it is still there"; else ok "and its beginning is gone"; fi
 says "ask: no such roles" 2 "no roles of type 'clown'" "$shoal" ask models/fry x --role-type clown --store "$tmp/team.db"
 says "ask: no such language" 2 "no language 'xx'" "$shoal" ask models/fry x --language xx --store "$tmp/team.db"
 says "knowledge of nothing" 1 "'shoal knowledge add' makes one" "$shoal" knowledge search "$tmp/none.db" x

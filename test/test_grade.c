@@ -88,7 +88,10 @@ static bool as_wanted(struct grade got, const char *want) {
 /* Its own form has the same verdict, and is its own form. */
 static void check_form(const struct grader *g, const struct test_case *c, struct grade first) {
     struct buf form = {0}, again = {0};
-    if (!answer_extract(g, c->answer, &form)) return;
+    if (!answer_extract(g, c->answer, &form)) {
+        buf_release(&form);
+        return;
+    }
     if (!answer_extract(g, form.data, &again) || strcmp(form.data, again.data) != 0)
         fail_msg("%s, line %d: form '%s' has form '%s'", grader_name(g), c->line, form.data,
                  again.data);

@@ -56,7 +56,7 @@ static const struct option_row rows[] = {
 };
 #undef ROW
 
-enum { REFERENCE_CHARS = 500, CONTEXT_CHARS = 1500, ASK_WORK = 32 << 20 };
+enum { REFERENCE_CHARS = 500, CONTEXT_CHARS = 1500, SUMMARY_TOKENS = 256, ASK_WORK = 32 << 20 };
 
 struct team {
     const struct common *c;
@@ -215,6 +215,32 @@ static int given_make(struct team *t, const char *question, enum question_type t
     return rc;
 }
 
+/* What is about to be forgotten becomes a summary by the agent that sums up. */
+static int memory_summarize(void *ctx, const char *previous, const char *exchanges, struct buf *out,
+                            struct error *err) {
+    static const char *const words[N_LANGUAGES] = {
+        [LANG_EN] = "Sum up the conversation in a few sentences. Keep names, wishes and facts.",
+        [LANG_JA] = "会話を数文に要約してください。名前、希望、事実は残してください。",
+        [LANG_ZH] = "请用几句话概括这段对话，保留名字、愿望和事实。"};
+    struct team *t = ctx;
+    struct asker asker = speaker_asker(&t->speaker);
+    char *text = xasprintf("%s%s%s", previous, *previous ? "\n" : "", exchanges);
+    const struct message chat[2] = {{"system", words[language_of(exchanges)]}, {"user", text}};
+    const struct agent writer = {.name = "memory"};
+    const struct item item = {.correct = -1};
+    struct call c = {.agent = &writer,
+                     .item = &item,
+                     .messages = chat,
+                     .n_messages = 2,
+                     .reply = REPLY_TEXT,
+                     .max_tokens = t->o->max_tokens ? (int32_t)t->o->max_tokens : SUMMARY_TOKENS};
+    int rc = asker.ask(asker.ctx, &c, 1, err);
+    if (rc == OK) buf_puts(out, c.failed ? previous : c.text);
+    call_release(&c);
+    free(text);
+    return rc;
+}
+
 static void talk_print(const struct team *t, const struct talk *talk, const char *answer) {
     if (!t->c->json) {
         printf("%s\n", answer);
@@ -277,7 +303,8 @@ static int answer(struct team *t, const char *question, struct error *err) {
     if (rc == OK) {
         const char *text = remembered ? known.data : talk.v[talk.final].text;
         talk_print(t, &talk, text);
-        if (t->memory) rc = conversation_add(t->memory, question, text, NULL, err);
+        const struct summarizer s = {t, memory_summarize};
+        if (t->memory) rc = conversation_add(t->memory, question, text, &s, err);
     }
     if (rc == OK && t->o->board && !t->c->json) board_print(t);
     json_decref(given);

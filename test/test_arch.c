@@ -8,8 +8,8 @@
  */
 #define _GNU_SOURCE
 #include "fixture.h"
+#include "folder.h"
 
-#include <ftw.h>
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -26,11 +26,6 @@
 static char tmp_dir[64];
 static struct arena tmp_paths;
 
-static int entry_remove(const char *path, const struct stat *st, int flag, struct FTW *ftw) {
-    (void)st, (void)flag, (void)ftw;
-    return remove(path);
-}
-
 static int group_setup(void **state) {
     (void)state;
     log_quiet = true;
@@ -41,7 +36,7 @@ static int group_setup(void **state) {
 static int group_teardown(void **state) {
     (void)state;
     arena_release(&tmp_paths);
-    return nftw(tmp_dir, entry_remove, 16, FTW_DEPTH | FTW_PHYS);
+    return folder_remove(tmp_dir);
 }
 
 static const char *tmp_path(const char *name) {

@@ -8,7 +8,8 @@
 #define _GNU_SOURCE
 #include "swarm/blackboard.h"
 
-#include <ftw.h>
+#include "folder.h"
+
 #include <setjmp.h>
 #include <signal.h>
 #include <sqlite3.h>
@@ -30,11 +31,6 @@ static double test_clock(void *ctx) {
     return now;
 }
 
-static int entry_remove(const char *name, const struct stat *st, int type, struct FTW *at) {
-    (void)st, (void)type, (void)at;
-    return remove(name);
-}
-
 static int set_up(void **state) {
     (void)state;
     log_quiet = true;
@@ -47,7 +43,7 @@ static int set_up(void **state) {
 
 static int tear_down(void **state) {
     (void)state;
-    return nftw(dir, entry_remove, 8, FTW_DEPTH | FTW_PHYS);
+    return folder_remove(dir);
 }
 
 static struct blackboard *board_of(struct store *s, int64_t until) {

@@ -11,8 +11,8 @@
 #define _GNU_SOURCE
 #include "evolve/evolve.h"
 #include "fixture.h"
+#include "folder.h"
 
-#include <ftw.h>
 #include <math.h>
 #include <setjmp.h>
 #include <signal.h>
@@ -413,11 +413,6 @@ static char *find_as_is(const char *path) {
     return xstrdup(path);
 }
 
-static int entry_remove(const char *name, const struct stat *st, int type, struct FTW *at) {
-    (void)st, (void)type, (void)at;
-    return remove(name);
-}
-
 static void model_make(void) {
     static const char *specials[] = {"<|endoftext|>", "<|im_start|>", "<|im_end|>"};
     struct model_config c;
@@ -482,7 +477,7 @@ static int runs_open(void **state) {
 static int runs_close(void **state) {
     (void)state;
     json_decref(reference);
-    return nftw(dir, entry_remove, 16, FTW_DEPTH | FTW_PHYS);
+    return folder_remove(dir);
 }
 
 /* Starts or continues run ROOT/r. */

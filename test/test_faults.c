@@ -18,6 +18,7 @@
 #include "eval/bank.h"
 #include "evolve/evolve.h"
 #include "fixture.h"
+#include "folder.h"
 #include "memory/memory.h"
 #include "model/jinja.h"
 #include "store/store.h"
@@ -27,7 +28,6 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <ftw.h>
 #include <setjmp.h>
 #include <sqlite3.h>
 #include <stdarg.h>
@@ -992,16 +992,11 @@ static const struct publication {
     {"roll back", go_back, &small_adapter, &other_adapter, &small_adapter},
 };
 
-static int entry_remove(const char *path, const struct stat *st, int flag, struct FTW *ftw) {
-    (void)st, (void)flag, (void)ftw;
-    return remove(path);
-}
-
 static void must(int rc, const struct error *err);
 
 static void publication_lay(const struct publication *p, const char *dir) {
     struct error err;
-    nftw(dir, entry_remove, 16, FTW_DEPTH | FTW_PHYS);
+    folder_remove(dir);
     if (p->first) must(adapter_publish(*p->first, dir, "base", NULL, &err), &err);
     must(adapter_publish(*p->second, dir, "base", NULL, &err), &err);
 }
@@ -1079,7 +1074,7 @@ static void test_publishing(void **state) {
                 publication_check(p, dir, done, n);
             }
         }
-    nftw(dir, entry_remove, 16, FTW_DEPTH | FTW_PHYS);
+    folder_remove(dir);
     free(dir);
 }
 
@@ -1294,7 +1289,7 @@ static int group_teardown(void **state) {
     model_close(small);
     model_close(wide_model);
     tok_free(bytes);
-    return nftw(root, entry_remove, 16, FTW_DEPTH | FTW_PHYS);
+    return folder_remove(root);
 }
 
 /* One run into `checkpoint` and `log`; the hash of its adapter when it comes to its end. */

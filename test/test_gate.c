@@ -9,10 +9,10 @@
 #define _GNU_SOURCE
 #include "base/page.h"
 #include "fixture.h"
+#include "folder.h"
 #include "train/gate.h"
 #include "train/log.h"
 
-#include <ftw.h>
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -460,11 +460,6 @@ static void test_versions(void **state) {
     adapter_release(wrong);
 }
 
-static int entry_remove(const char *path, const struct stat *st, int flag, struct FTW *ftw) {
-    (void)st, (void)flag, (void)ftw;
-    return remove(path);
-}
-
 static int group_setup(void **state) {
     (void)state;
     log_quiet = true;
@@ -474,7 +469,7 @@ static int group_setup(void **state) {
 
 static int group_teardown(void **state) {
     (void)state;
-    return nftw(root, entry_remove, 16, FTW_DEPTH | FTW_PHYS);
+    return folder_remove(root);
 }
 
 int main(void) {

@@ -8,12 +8,12 @@
 /* levels: once */
 #define _GNU_SOURCE
 #include "fixture.h"
+#include "folder.h"
 #include "hub_server.h"
 #include "store/hub_internal.h"
 
 #include <errno.h>
 #include <fcntl.h>
-#include <ftw.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <sys/resource.h>
@@ -56,13 +56,8 @@ static void key_make(void) {
                  dir);
 }
 
-static int entry_remove(const char *name, const struct stat *st, int type, struct FTW *at) {
-    (void)st, (void)type, (void)at;
-    return remove(name);
-}
-
 static int dir_remove(const char *path) {
-    return path_exists(path) ? nftw(path, entry_remove, 8, FTW_DEPTH | FTW_PHYS) : 0;
+    return path_exists(path) ? folder_remove(path) : 0;
 }
 
 static int start(void **state) {

@@ -6,10 +6,10 @@
  * scores are compared with a search that knows no index.
  */
 #define _GNU_SOURCE
+#include "folder.h"
 #include "memory/internal.h"
 #include "swarm/roles.h"
 
-#include <ftw.h>
 #include <math.h>
 #include <setjmp.h>
 #include <signal.h>
@@ -26,11 +26,6 @@
 static struct error err;
 static char dir[64], db[96];
 
-static int entry_remove(const char *name, const struct stat *st, int type, struct FTW *at) {
-    (void)st, (void)type, (void)at;
-    return remove(name);
-}
-
 static int set_up(void **state) {
     (void)state;
     log_quiet = true;
@@ -42,7 +37,7 @@ static int set_up(void **state) {
 
 static int tear_down(void **state) {
     (void)state;
-    return nftw(dir, entry_remove, 8, FTW_DEPTH | FTW_PHYS);
+    return folder_remove(dir);
 }
 
 /* Lines of a table in test/cases, cut at " | "; fn gets the fields. */

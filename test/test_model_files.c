@@ -18,8 +18,9 @@
 
 #include "model/model_files.h"
 
+#include "folder.h"
+
 #include <dirent.h>
-#include <ftw.h>
 #include <math.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -29,11 +30,6 @@
 
 static char tmp_dir[64];
 static struct arena tmp_paths;
-
-static int entry_remove(const char *path, const struct stat *st, int flag, struct FTW *ftw) {
-    (void)st, (void)flag, (void)ftw;
-    return remove(path);
-}
 
 static int group_setup(void **state) {
     (void)state;
@@ -50,7 +46,7 @@ static int group_setup(void **state) {
 static int group_teardown(void **state) {
     (void)state;
     arena_release(&tmp_paths);
-    return nftw(tmp_dir, entry_remove, 16, FTW_DEPTH | FTW_PHYS);
+    return folder_remove(tmp_dir);
 }
 
 /* tmp/NAME; lives as long as the program. */

@@ -8,8 +8,8 @@
 #define _GNU_SOURCE
 #include "engine/plan.h"
 #include "fixture.h"
+#include "folder.h"
 
-#include <ftw.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <unistd.h>
@@ -137,11 +137,6 @@ static void test_small_plan_same_bits(void **state) {
     model_close(m);
 }
 
-static int entry_remove(const char *name, const struct stat *st, int type, struct FTW *at) {
-    (void)st, (void)type, (void)at;
-    return remove(name);
-}
-
 static size_t held_bytes(const struct model *m) {
     const struct model_config *c = &m->config;
     size_t sum = matrix_bytes(&m->embed) + (c->tied ? 0 : matrix_bytes(&m->head));
@@ -176,7 +171,7 @@ static void measure_check(const char *shape, bool tied, enum tensor_type type, b
     }
     model_close(made);
     free(path);
-    nftw(dir, entry_remove, 8, FTW_DEPTH | FTW_PHYS);
+    folder_remove(dir);
 }
 
 static void test_measured_from_headers(void **state) {
@@ -235,7 +230,7 @@ static void test_measure_of_damaged_files(void **state) {
     }
     assert_true(refused > 200);
     model_close(m);
-    nftw(dir, entry_remove, 8, FTW_DEPTH | FTW_PHYS);
+    folder_remove(dir);
 }
 
 /* Several adapters: their numbers in f32 and in the element add up. */
@@ -261,7 +256,7 @@ static void test_adapters_measured(void **state) {
         }
     }
     model_close(m);
-    nftw(dir, entry_remove, 8, FTW_DEPTH | FTW_PHYS);
+    folder_remove(dir);
 }
 
 int main(void) {

@@ -9,8 +9,9 @@
 #define _GNU_SOURCE
 #include "store/store.h"
 
+#include "folder.h"
+
 #include <errno.h>
-#include <ftw.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <sqlite3.h>
@@ -26,11 +27,6 @@
 static struct error err;
 static char dir[64], path[96];
 
-static int entry_remove(const char *name, const struct stat *st, int type, struct FTW *at) {
-    (void)st, (void)type, (void)at;
-    return remove(name);
-}
-
 static int set_up(void **state) {
     (void)state;
     log_quiet = true;
@@ -43,7 +39,7 @@ static int set_up(void **state) {
 
 static int tear_down(void **state) {
     (void)state;
-    return nftw(dir, entry_remove, 8, FTW_DEPTH | FTW_PHYS);
+    return folder_remove(dir);
 }
 
 static struct store *opened(void) {

@@ -56,6 +56,11 @@ struct persona {
 extern const struct persona fry_personas[3];
 /* What a debater is told of the others: "others say 12 and 15. answer again." malloc'ed. */
 char *fry_debate_turn(const char *const *others, int n);
+/* Of a conversation that is written: a turn; the assistant's answer; and all its turns (taken over)
+ * as a line of {messages}. */
+void turn_add(json_t *turns, const char *role, const char *text);
+void answer_add(json_t *turns, const char *choice);
+void messages_line(struct buf *text, json_t *turns);
 /* Writes n conversations of a persona as JSONL (train split). */
 int fry_write_persona(const struct persona *p, int n, uint64_t seed, const char *path,
                       struct error *err);

@@ -414,19 +414,57 @@ char *fry_debate_turn(const char *const *others, int n) {
     return b.data;
 }
 
+void turn_add(json_t *turns, const char *role, const char *text) {
+    json_array_append_new(turns, json_pack("{s:s,s:s}", "role", role, "content", text));
+}
+
+void answer_add(json_t *turns, const char *choice) {
+    char *text = xasprintf(ANSWER_PREFIX " %s", choice);
+    turn_add(turns, "assistant", text);
+    free(text);
+}
+
+void messages_line(struct buf *text, json_t *turns) {
+    json_t *v = json_pack("{s:o}", "messages", turns);
+    char *line = json_dumps(v, JSON_COMPACT);
+    buf_puts(text, line);
+    buf_puts(text, "\n");
+    free(line);
+    json_decref(v);
+}
+
 /* One conversation, with the system prompt where there is one. */
 static json_t *conversation(const char *system, const struct item *it, bool working) {
-    const char *answer = it->choices[it->correct];
-    char *reply = working && *it->work
-                      ? xasprintf(WORK_PREFIX " %s\n" ANSWER_PREFIX " %s", it->work, answer)
-                      : xasprintf(ANSWER_PREFIX " %s", answer);
     json_t *turns = json_array();
-    if (system)
-        json_array_append_new(turns, json_pack("{s:s,s:s}", "role", "system", "content", system));
-    json_array_append_new(turns, json_pack("{s:s,s:s}", "role", "user", "content", it->question));
-    json_array_append_new(turns, json_pack("{s:s,s:s}", "role", "assistant", "content", reply));
-    free(reply);
-    return json_pack("{s:o}", "messages", turns);
+    if (system) turn_add(turns, "system", system);
+    turn_add(turns, "user", it->question);
+    if (working && *it->work) {
+        char *reply =
+            xasprintf(WORK_PREFIX " %s\n" ANSWER_PREFIX " %s", it->work, it->choices[it->correct]);
+        turn_add(turns, "assistant", reply);
+        free(reply);
+    } else {
+        answer_add(turns, it->choices[it->correct]);
+    }
+    return turns;
+}
+
+/* An own first answer and two others', each right half of the time, and then the right one. */
+static json_t *critique(const struct item *it, struct rng *r) {
+    const char *said[3];
+    for (int i = 0; i < 3; i++) {
+        int wrong = (it->correct + between(r, 1, it->n_choices - 1)) % it->n_choices;
+        said[i] = it->choices[rng_below(r, 2) ? it->correct : wrong];
+    }
+    char *heard = fry_debate_turn(said + 1, 2);
+    json_t *turns = json_array();
+    turn_add(turns, "user", it->question);
+    answer_add(turns, said[0]);
+    json_object_set_new(json_array_get(turns, 1), "weight", json_integer(0));
+    turn_add(turns, "user", heard);
+    answer_add(turns, it->choices[it->correct]);
+    free(heard);
+    return turns;
 }
 
 /* Item i of a family's train split as one line. */
@@ -434,12 +472,16 @@ static void line_add(struct buf *text, int family, uint64_t seed, int i, const c
                      bool working) {
     struct item it;
     fry_item(family, SPLIT_TRAIN, seed, (uint32_t)i, false, &it);
-    json_t *v = conversation(system, &it, working);
-    char *line = json_dumps(v, JSON_COMPACT);
-    buf_puts(text, line);
-    buf_puts(text, "\n");
-    free(line);
-    json_decref(v);
+    messages_line(text, conversation(system, &it, working));
+    item_release(&it);
+}
+
+/* The same, weighing three first answers. */
+static void critic_line_add(struct buf *text, int family, uint64_t seed, int i) {
+    struct item it;
+    struct rng r = rng_make(seed, RNG_SHUFFLE, (uint32_t)i, 3);
+    fry_item(family, SPLIT_TRAIN, seed, (uint32_t)i, false, &it);
+    messages_line(text, critique(&it, &r));
     item_release(&it);
 }
 
@@ -456,61 +498,29 @@ int fry_write_persona(const struct persona *p, int n, uint64_t seed, const char 
     return rc;
 }
 
-int fry_write_tasks(const bool pick[MAX_TASKS], int n, uint64_t seed, const char *path,
-                    struct error *err) {
+/* n lines of families in turn. */
+static int families_write(const bool pick[MAX_TASKS], int n, uint64_t seed, bool critic,
+                          const char *path, struct error *err) {
     struct buf text = {0};
     int families[MAX_TASKS], n_families = 0;
     for (int f = 0; f < fry_count(); f++)
         if (pick[f]) families[n_families++] = f;
-    for (int i = 0; i < n; i++) line_add(&text, families[i % n_families], seed, i, NULL, false);
+    for (int i = 0; i < n; i++)
+        if (critic)
+            critic_line_add(&text, families[i % n_families], seed, i);
+        else
+            line_add(&text, families[i % n_families], seed, i, NULL, false);
     int rc = file_write(path, text.data, text.len, err);
     buf_release(&text);
     return rc;
 }
 
-static void turn_add(json_t *turns, const char *role, const char *text) {
-    json_array_append_new(turns, json_pack("{s:s,s:s}", "role", role, "content", text));
-}
-
-/* An own first answer and two others', each right half of the time, and then the right one. */
-static json_t *critique(const struct item *it, struct rng *r) {
-    const char *said[3];
-    for (int i = 0; i < 3; i++) {
-        int wrong = (it->correct + between(r, 1, it->n_choices - 1)) % it->n_choices;
-        said[i] = it->choices[rng_below(r, 2) ? it->correct : wrong];
-    }
-    char *first = xasprintf(ANSWER_PREFIX " %s", said[0]), *heard = fry_debate_turn(said + 1, 2),
-         *last = xasprintf(ANSWER_PREFIX " %s", it->choices[it->correct]);
-    json_t *turns = json_array();
-    turn_add(turns, "user", it->question);
-    json_array_append_new(
-        turns, json_pack("{s:s,s:s,s:i}", "role", "assistant", "content", first, "weight", 0));
-    turn_add(turns, "user", heard);
-    turn_add(turns, "assistant", last);
-    free(first);
-    free(heard);
-    free(last);
-    return json_pack("{s:o}", "messages", turns);
+int fry_write_tasks(const bool pick[MAX_TASKS], int n, uint64_t seed, const char *path,
+                    struct error *err) {
+    return families_write(pick, n, seed, false, path, err);
 }
 
 int fry_write_critic(const bool pick[MAX_TASKS], int n, uint64_t seed, const char *path,
                      struct error *err) {
-    struct buf text = {0};
-    int families[MAX_TASKS], n_families = 0;
-    for (int f = 0; f < fry_count(); f++)
-        if (pick[f]) families[n_families++] = f;
-    for (int i = 0; i < n; i++) {
-        struct item it;
-        struct rng r = rng_make(seed, RNG_SHUFFLE, (uint32_t)i, 3);
-        fry_item(families[i % n_families], SPLIT_TRAIN, seed, (uint32_t)i, false, &it);
-        json_t *v = critique(&it, &r);
-        char *line = json_dumps(v, JSON_COMPACT);
-        buf_printf(&text, "%s\n", line);
-        free(line);
-        json_decref(v);
-        item_release(&it);
-    }
-    int rc = file_write(path, text.data, text.len, err);
-    buf_release(&text);
-    return rc;
+    return families_write(pick, n, seed, true, path, err);
 }

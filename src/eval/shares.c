@@ -94,16 +94,6 @@ void shares_item(int kind, enum split split, uint64_t seed, uint32_t index, stru
     draw(kind, split, seed, index, out, values);
 }
 
-static void say(json_t *turns, const char *role, const char *text) {
-    json_array_append_new(turns, json_pack("{s:s,s:s}", "role", role, "content", text));
-}
-
-static void answer(json_t *turns, const char *choice) {
-    char *text = xasprintf(ANSWER_PREFIX " %s", choice);
-    say(turns, "assistant", text);
-    free(text);
-}
-
 /* The whole question; a share; a share with the talk after it. */
 static json_t *conversation(int kind, uint64_t seed, int index) {
     struct item it;
@@ -112,9 +102,9 @@ static json_t *conversation(int kind, uint64_t seed, int index) {
     const char *others[SHARES - 1];
     draw(kind, SPLIT_TRAIN, seed, (uint32_t)index, &it, values);
     json_t *turns = json_array();
-    say(turns, "user", index % 3 == 0 ? it.question : it.views[share]);
-    answer(turns,
-           it.choices[index % 3 == 0 ? it.correct : best_of(kind, values, share * EACH, EACH)]);
+    turn_add(turns, "user", index % 3 == 0 ? it.question : it.views[share]);
+    answer_add(turns,
+               it.choices[index % 3 == 0 ? it.correct : best_of(kind, values, share * EACH, EACH)]);
     if (index % 3 == 2) {
         struct rng r = rng_make(seed, RNG_SHUFFLE, (uint32_t)kind, (uint32_t)index);
         for (int s = 0; s < SHARES; s++)
@@ -123,23 +113,17 @@ static json_t *conversation(int kind, uint64_t seed, int index) {
         for (int i = 0; i < n; i++)
             others[i] = it.choices[best_of(kind, values, (int)order[i] * EACH, EACH)];
         char *heard = fry_debate_turn(others, n);
-        say(turns, "user", heard);
-        answer(turns, it.choices[it.correct]);
+        turn_add(turns, "user", heard);
+        answer_add(turns, it.choices[it.correct]);
         free(heard);
     }
     item_release(&it);
-    return json_pack("{s:o}", "messages", turns);
+    return turns;
 }
 
 int shares_write(int kind, int n, uint64_t seed, const char *path, struct error *err) {
     struct buf text = {0};
-    for (int i = 0; i < n; i++) {
-        json_t *v = conversation(kind, seed, i);
-        char *line = json_dumps(v, JSON_COMPACT);
-        buf_printf(&text, "%s\n", line);
-        free(line);
-        json_decref(v);
-    }
+    for (int i = 0; i < n; i++) messages_line(&text, conversation(kind, seed, i));
     int rc = file_write(path, text.data, text.len, err);
     buf_release(&text);
     return rc;

@@ -536,20 +536,23 @@ INLINE void panel_dots(float *acc, const struct panel_job *j, int R, enum layout
     }
 }
 
-/* Starting lanes of NARROW: byte pairs 0 and 1 of every quad meet in one lane each. */
-/* Sums of the 32-bit halves of eight vectors, each half two 16-bit lanes: dword g is vector g's. */
-INLINE __m256i lanes_sum(const __m256i m[8]) {
-    __m256i t[4], u[2];
-    UNROLL for (int i = 0; i < 4; i++) t[i] =
-        _mm256_add_epi16(_mm256_unpacklo_epi32(m[2 * i], m[2 * i + 1]),
-                         _mm256_unpackhi_epi32(m[2 * i], m[2 * i + 1]));
-    UNROLL for (int i = 0; i < 2; i++) u[i] =
-        _mm256_add_epi16(_mm256_unpacklo_epi64(t[2 * i], t[2 * i + 1]),
-                         _mm256_unpackhi_epi64(t[2 * i], t[2 * i + 1]));
-    return _mm256_add_epi16(_mm256_permute2x128_si256(u[0], u[1], 0x20),
-                            _mm256_permute2x128_si256(u[0], u[1], 0x31));
-}
+/* What `op` makes of the eight dwords of each of eight vectors: dword g is vector g's. */
+#define EIGHT_REDUCED(name, op)                                                                    \
+    INLINE __m256i name(const __m256i m[8]) {                                                      \
+        __m256i t[4], u[2];                                                                        \
+        UNROLL for (int i = 0; i < 4; i++) t[i] =                                                  \
+            op(_mm256_unpacklo_epi32(m[2 * i], m[2 * i + 1]),                                      \
+               _mm256_unpackhi_epi32(m[2 * i], m[2 * i + 1]));                                     \
+        UNROLL for (int i = 0; i < 2; i++) u[i] =                                                  \
+            op(_mm256_unpacklo_epi64(t[2 * i], t[2 * i + 1]),                                      \
+               _mm256_unpackhi_epi64(t[2 * i], t[2 * i + 1]));                                     \
+        return op(_mm256_permute2x128_si256(u[0], u[1], 0x20),                                     \
+                  _mm256_permute2x128_si256(u[0], u[1], 0x31));                                    \
+    }
+EIGHT_REDUCED(lanes_sum, _mm256_add_epi16) // each dword two 16-bit lanes
+EIGHT_REDUCED(blocks_most, _mm256_max_epi32)
 
+/* Starting lanes of NARROW: byte pairs 0 and 1 of every quad meet in one lane each. */
 static void bias_make(int32_t *bias, const int8_t *x, int64_t groups, int group, int8_t c) {
     const __m256i many = _mm256_set1_epi8(c);
     const __m128i bytes = _mm_set1_epi8(c);
@@ -737,19 +740,6 @@ INLINE __m256i lanes_most(const __m256 v[4]) {
     UNROLL for (int i = 1; i < 4; i++) m =
         _mm256_max_epi32(m, _mm256_and_si256(_mm256_castps_si256(v[i]), magnitude));
     return m;
-}
-
-/* Lane b is the largest of m[b]. */
-INLINE __m256i blocks_most(const __m256i m[8]) {
-    __m256i t[4], u[2];
-    UNROLL for (int i = 0; i < 4; i++) t[i] =
-        _mm256_max_epi32(_mm256_unpacklo_epi32(m[2 * i], m[2 * i + 1]),
-                         _mm256_unpackhi_epi32(m[2 * i], m[2 * i + 1]));
-    UNROLL for (int i = 0; i < 2; i++) u[i] =
-        _mm256_max_epi32(_mm256_unpacklo_epi64(t[2 * i], t[2 * i + 1]),
-                         _mm256_unpackhi_epi64(t[2 * i], t[2 * i + 1]));
-    return _mm256_max_epi32(_mm256_permute2x128_si256(u[0], u[1], 0x20),
-                            _mm256_permute2x128_si256(u[0], u[1], 0x31));
 }
 
 /* The largest |v| as quantize_row defines it. */

@@ -211,11 +211,8 @@ static void scales_gather(float *by, const struct matrix *w, int64_t u, int64_t 
 /* Four quads of bytes: byte j of quad i becomes byte i of quad j, by two perfect shuffles, each of
  * a step that SSE2 has. */
 typedef uint8_t quads __attribute__((vector_size(16)));
-typedef uint64_t halves __attribute__((vector_size(16)));
 static quads halves_shuffled(quads x) {
-    quads upper = (quads)__builtin_shuffle((halves)x, (halves){1, 1});
-    return __builtin_shuffle(x, upper,
-                             (quads){0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23});
+    return __builtin_shufflevector(x, x, 0, 8, 1, 9, 2, 10, 3, 11, 4, 12, 5, 13, 6, 14, 7, 15);
 }
 
 static quads quads_turned(quads x) {

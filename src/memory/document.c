@@ -213,8 +213,11 @@ static void declaration_skip(struct html *h) {
 }
 
 int html_read(const char *doc, size_t len, struct buf *title, struct buf *text, struct error *err) {
-    struct html h = {
-        .p = doc, .len = len, .at = bom_len(doc, len), .text = {text}, .title = {title}};
+    struct html h = {.p = doc,
+                     .len = len,
+                     .at = bom_len(doc, len),
+                     .text = {.out = text},
+                     .title = {.out = title}};
     h.to = &h.text;
     if (utf8_check(doc, len, err) != OK) return err->code;
     while (h.at < len) {
@@ -341,7 +344,7 @@ static size_t front_matter(const char *doc, size_t len, struct buf *title) {
 
 int markdown_read(const char *doc, size_t len, struct buf *title, struct buf *text,
                   struct error *err) {
-    struct markdown m = {.text = {text}, .title = title};
+    struct markdown m = {.text = {.out = text}, .title = title};
     if (utf8_check(doc, len, err) != OK) return err->code;
     size_t at = bom_len(doc, len);
     at += front_matter(doc + at, len - at, title);

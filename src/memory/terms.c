@@ -56,7 +56,7 @@ struct run {
 
 /* The run at *at, which moves behind it; NONE at the end. */
 static struct run run_next(const struct buf *b, size_t *at) {
-    struct run r = {NONE};
+    struct run r = {.script = NONE};
     while (*at < b->len) {
         ucs4_t c;
         const uint8_t *p = (const uint8_t *)b->data + *at;

@@ -246,14 +246,13 @@ static int credit_make(struct maker *m, struct progress *p, json_t **out, struct
     struct game game = m->w->credit_debate ? debate_game(&g) : vote_game(&v);
     struct worth worth[TEAM_MAX];
     bool exact = m->n_agents <= GAME_AGENTS;
-    json_t *errors = json_array();
+    json_t *errors = NULL;
     int rc = OK;
     if (exact) {
         uint8_t *right = xmalloc(((size_t)1 << m->n_agents) * (size_t)MAX(m->n_items, 1));
         rc = game_play_all(&game, right, err);
         if (rc == OK) {
             credit_exact(right, m->n_agents, m->n_items, worth);
-            json_decref(errors);
             errors = sampling_json(m, right, worth);
         }
         free(right);
@@ -267,9 +266,10 @@ static int credit_make(struct maker *m, struct progress *p, json_t **out, struct
                                         interval_json(worth[a].shapley), "banzhaf",
                                         interval_json(worth[a].banzhaf), "leave_one_out",
                                         interval_json(worth[a].leave_one_out)));
-    *out = json_pack("{s:s,s:s,s:o,s:o}", "game",
-                     m->w->credit_debate ? "debate" : "first-round vote", "method",
-                     exact ? "exact" : "sampled", "agents", agents, "sampling_error", errors);
+    *out =
+        json_pack("{s:s,s:s,s:o,s:o}", "game", m->w->credit_debate ? "debate" : "first-round vote",
+                  "method", exact ? "exact" : "sampled", "agents", agents, "sampling_error",
+                  errors ? errors : json_array());
     return rc;
 }
 

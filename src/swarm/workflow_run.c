@@ -171,8 +171,9 @@ static json_t *agent_vars(const struct run *r, const struct track *t, int me) {
 /* asking */
 
 static bool speaks(const struct run *r, const struct node *n, int agent) {
+    if (n->by == ~0u) return true;
     int role = role_find(r->w, role_of(r, agent));
-    return n->by == ~0u || (role >= 0 && n->by >> role & 1);
+    return role >= 0 && n->by >> role & 1;
 }
 
 static int messages_make(const struct run *r, struct asking *a, struct call *c, struct error *err) {
@@ -359,11 +360,9 @@ static int track_go(const struct run *r, struct track *t, struct error *err) {
 }
 
 static int track_spoken(const struct run *r, struct track *t, struct error *err) {
-    const struct node *n = &r->w->nodes[t->node];
-    int all = 0;
-    for (int a = 0; a < r->n_agents; a++) all += speaks(r, n, a);
-    if (n->in_turn && ++t->turn < all) return OK;
-    return track_go(r, t, err);
+    if (!r->w->nodes[t->node].in_turn || t->waiting == 1) return track_go(r, t, err);
+    t->turn++;
+    return OK;
 }
 
 /* deciding */

@@ -371,8 +371,12 @@ static void test_gemm(void **state) {
             for (int64_t rows = 1; rows <= 6; rows++)
                 for (int64_t n = 1; n <= 14; n += rows == 3 ? 1 : 4)
                     check_gemm(k, rows, n, widths[i], (int)(rows + n) % 3);
-        if (k) check_gemm(k, 37, 41, 1537, 0);
-        if (k) check_gemm(k, 3, 50, 6000, 2);
+        // Blocks of the caches; and rows enough for outputs to be turned, in one block of K and in
+        // several, with rows and outputs left over.
+        static const int64_t large[][3] = {{37, 41, 1537}, {3, 50, 6000},  {61, 37, 192},
+                                           {53, 16, 32},   {49, 20, 1600}, {51, 33, 3072}};
+        for (size_t i = 0; k && i < ARRAY_LEN(large); i++)
+            check_gemm(k, large[i][0], large[i][1], large[i][2], (int)i % 3);
     }
 }
 

@@ -4,8 +4,9 @@
  * The products are in dot form: an output keeps its sixteen lanes in two registers, a block of 2
  * rows × 3 outputs fills twelve of the sixteen registers, and the fixed tree of kernel.h is walked
  * for several outputs at once by shuffles. Blocks of outputs stay in the second-level cache, blocks
- * of rows in the first, and the K of one output is never split, so blocking cannot change a bit. No
- * file-scope symbol but the fill function leaves this file.
+ * of rows in the first, and the order within an output's lane is never changed, so blocking cannot
+ * change a bit. Many rows meet outputs that were turned (gemm_lanes). No file-scope symbol but the
+ * fill function leaves this file.
  *
  * Invariant: tails are loaded under a mask as zeros and go through the same operations as full
  * vectors; nothing outside the caller's arrays is read or written.
@@ -194,6 +195,106 @@ INLINE void tile_dots(float *y, int64_t ldy, const float *x, int64_t ldx, int64_
     if (even < m1) row_dots(y + even * ldy, x + even * ldx, w, ldw, k, n0, n1, add, e);
 }
 
+/* Rows of 8 outputs: vector c of the result holds column c of each. */
+INLINE void eight_turned(__m256 *v) {
+    __m256 t[8];
+    UNROLL for (int i = 0; i < 8; i += 2) {
+        t[i] = _mm256_unpacklo_ps(v[i], v[i + 1]);
+        t[i + 1] = _mm256_unpackhi_ps(v[i], v[i + 1]);
+    }
+    UNROLL for (int i = 0; i < 8; i += 4) {
+        v[i] = _mm256_shuffle_ps(t[i], t[i + 2], 0x44);
+        v[i + 1] = _mm256_shuffle_ps(t[i], t[i + 2], 0xee);
+        v[i + 2] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0x44);
+        v[i + 3] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0xee);
+    }
+    UNROLL for (int i = 0; i < 4; i++) {
+        t[i] = _mm256_permute2f128_ps(v[i], v[i + 4], 0x20);
+        t[i + 4] = _mm256_permute2f128_ps(v[i], v[i + 4], 0x31);
+    }
+    UNROLL for (int i = 0; i < 8; i++) v[i] = t[i];
+}
+
+/* Sixteen outputs as [lane][k / 16][output]. */
+INLINE void lanes_pack(float *panel, const void *w, int64_t ldw, int64_t k, enum elem e) {
+    for (int64_t i = 0; i < k; i += 8)
+        for (int o = 0; o < 16; o += 8) {
+            __m256 v[8];
+            UNROLL for (int c = 0; c < 8; c++) v[c] =
+                weights_load(weights_row(w, o + c, ldw, e), i, e);
+            eight_turned(v);
+            float *to = panel + i % 16 * k + i / 16 * 16 + o;
+            UNROLL for (int l = 0; l < 8; l++) _mm256_store_ps(to + l * k, v[l]);
+        }
+}
+
+#define LANES_ROWS 48   /* fewer do not pay for the turning */
+#define LANES_K 3072    /* 192 KiB of outputs turned */
+#define LANES_BLOCK 768 /* of K: what six rows keep in the first-level cache */
+
+/* The same lane of R rows × 16 outputs goes on over k more. */
+INLINE void lane_sums(__m256 *acc, const float *x, int64_t ldx, const float *panel, int64_t k,
+                      int R) {
+    const float *end = panel + k, *x3 = x + 3 * ldx;
+    __asm__("" : "+r"(x3)); // two bases reach six rows
+    for (; panel < end; panel += 32, x += 32, x3 += 32)
+        UNROLL for (int i = 0; i < 32; i += 16) {
+            __m256 w0 = _mm256_load_ps(panel + i), w1 = _mm256_load_ps(panel + i + 8);
+            UNROLL for (int r = 0; r < R; r++) {
+                __m256 a = _mm256_broadcast_ss((r < 3 ? x + r * ldx : x3 + (r - 3) * ldx) + i);
+                acc[2 * r] = _mm256_fmadd_ps(a, w0, acc[2 * r]);
+                acc[2 * r + 1] = _mm256_fmadd_ps(a, w1, acc[2 * r + 1]);
+            }
+        }
+}
+
+/* R rows × 16 outputs. Lanes come in the order in which the tree meets them, l and l + 8 first, so
+ * that four levels of sums suffice. */
+INLINE void lanes_block(float *y, int64_t ldy, const float *x, int64_t ldx, const float *panel,
+                        int64_t k, bool add, int R) {
+    static const uint8_t lanes[16] = {0, 8, 4, 12, 2, 10, 6, 14, 1, 9, 5, 13, 3, 11, 7, 15};
+    __m256 kept[16][12], sums[5][12], acc[12];
+    for (int64_t i = 0; i < k; i += LANES_BLOCK)
+        for (int t = 0; t < 16; t++) {
+            UNROLL for (int o = 0; o < 2 * R; o++) acc[o] = i ? kept[t][o] : _mm256_setzero_ps();
+            lane_sums(acc, x + i + lanes[t], ldx, panel + lanes[t] * k + i, MIN(k - i, LANES_BLOCK),
+                      R);
+            if (i + LANES_BLOCK < k) {
+                UNROLL for (int o = 0; o < 2 * R; o++) kept[t][o] = acc[o];
+                continue;
+            }
+            int d = 0;
+            for (; t >> d & 1; d++)
+                UNROLL for (int o = 0; o < 2 * R; o++) acc[o] = _mm256_add_ps(sums[d][o], acc[o]);
+            UNROLL for (int o = 0; o < 2 * R; o++) sums[d][o] = acc[o];
+        }
+    UNROLL for (int o = 0; o < 2 * R; o++) {
+        float *to = y + o / 2 * ldy + o % 2 * 8;
+        __m256 v = sums[4][o];
+        _mm256_storeu_ps(to, add ? _mm256_add_ps(_mm256_loadu_ps(to), v) : v);
+    }
+}
+
+/* By itself, or the compiler keeps other things in the registers of its innermost loop. */
+static __attribute__((noinline)) void lanes_block_6(float *y, int64_t ldy, const float *x,
+                                                    int64_t ldx, const float *panel, int64_t k,
+                                                    bool add) {
+    lanes_block(y, ldy, x, ldx, panel, k, add, 6);
+}
+
+/* Many rows over a K of whole steps: outputs side by side in a vector, one lane after the other.
+ * Nothing is shuffled at the end of a dot, which is a fifth of it when K is small, and bf16 is
+ * widened once for all rows. Sixteen outputs stay in the caches while all rows meet them. */
+INLINE void gemm_lanes(float *y, int64_t ldy, const float *x, int64_t ldx, int64_t rows,
+                       const void *w, int64_t ldw, int64_t k, bool add, enum elem e) {
+    _Alignas(32) float panel[16 * LANES_K];
+    lanes_pack(panel, w, ldw, k, e);
+    int64_t m = 0;
+    for (; m + 6 <= rows; m += 6) lanes_block_6(y + m * ldy, ldy, x + m * ldx, ldx, panel, k, add);
+    for (; m + 2 <= rows; m += 2) lanes_block(y + m * ldy, ldy, x + m * ldx, ldx, panel, k, add, 2);
+    if (m < rows) lanes_block(y + m * ldy, ldy, x + m * ldx, ldx, panel, k, add, 1);
+}
+
 #define L1_FLOATS 3072  /* of x in one tile of rows */
 #define L2_FLOATS 65536 /* of w in one block of outputs */
 
@@ -202,6 +303,9 @@ INLINE void gemm_blocked(float *y, int64_t ldy, const float *x, int64_t ldx, int
                          enum elem e) {
     int64_t width = MAX(k, 1), step_m = MAX(L1_FLOATS / width / 2 * 2, 8),
             step_n = MAX(L2_FLOATS / width / 12 * 12, 12);
+    if (rows >= LANES_ROWS && k % 32 == 0 && 0 < k && k <= LANES_K)
+        for (; n0 + 16 <= n1; n0 += 16)
+            gemm_lanes(y + n0, ldy, x, ldx, rows, weights_row(w, n0, ldw, e), ldw, k, add, e);
     for (int64_t n = n0; n < n1; n += step_n)
         for (int64_t m = 0; m < rows; m += step_m)
             tile_dots(y, ldy, x, ldx, m, MIN(m + step_m, rows), w, ldw, k, n, MIN(n + step_n, n1),

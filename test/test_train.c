@@ -957,6 +957,41 @@ static void test_checkpointing(void **state) {
     pool_free(pool);
 }
 
+/* Calls of many rows are cut into passes, some layers of which keep their activations: the same
+ * bits, for every adapter. */
+static void test_checkpointing_passes(void **state) {
+    (void)state;
+    char hash[2][HASH_LEN];
+    double nll[2];
+    int64_t targets;
+    struct pool *pool = pool_new(2);
+    struct train_options o = options();
+    o.lora_dropout = 0.1;
+    for (size_t i = 0; i < ARRAY_LEN(all_shapes); i++) {
+        struct pair p = pair_make(all_shapes[i], i % 2 ? TENSOR_Q4_0 : TENSOR_BF16, i % 3 == 0);
+        struct adapter *two[] = {p.ad, p.ad};
+        struct sample *s = samples_make(200, p.m->config.vocab_size, 2, 70);
+        for (int k = 0; k < 2; k++) {
+            o.gradient_checkpointing = k;
+            struct trainer *t = trainer_new_lora(p.m, two, 2, &o, pool, &err);
+            struct update_stats stats;
+            for (int n = 40; n <= 200; n += 80) { // one pass, then several, then more
+                assert_int_equal(trainer_accumulate(t, s, n, &err), OK);
+                assert_int_equal(trainer_update(t, 1e-3f, &stats, &err), OK);
+            }
+            assert_int_equal(trainer_loss(t, s, 200, &nll[k], &targets, &err), OK);
+            params_hash(t, hash[k]);
+            trainer_free(t);
+        }
+        assert_string_equal(hash[0], hash[1]);
+        assert_true(nll[0] == nll[1]);
+        samples_free(s, 200);
+        pair_release(&p);
+    }
+    options_release(train_option_rows, &o);
+    pool_free(pool);
+}
+
 /* Gradients of activations in int8 blocks point where those in f32 do. */
 static void test_int8_backward(void **state) {
     (void)state;
@@ -1092,6 +1127,7 @@ int main(void) {
         cmocka_unit_test(test_serving_bits),
         cmocka_unit_test(test_golden_hashes),
         cmocka_unit_test(test_checkpointing),
+        cmocka_unit_test(test_checkpointing_passes),
         cmocka_unit_test(test_int8_backward),
         cmocka_unit_test(test_optimizers),
         cmocka_unit_test(test_losses),

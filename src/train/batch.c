@@ -6,6 +6,10 @@
  * counted first and asked for at once, so that a batch too large for the machine is an error and
  * not the end of the program. The same count, without a trainer, is what plans are made of
  * (trainer_bytes).
+ *
+ * Gradient checkpointing takes the bytes of one pass over all samples in which no layer but the
+ * last has its activations when the backward pass comes to it. But passes over few samples leave
+ * most of those bytes free, and there as many of the upper layers as have room keep theirs.
  */
 #include "train/internal.h"
 
@@ -64,14 +68,14 @@ static void layer_lay(struct trainer *t, int l, struct activations *a) {
     }
 }
 
-/* With checkpointing the activations of every layer are the same memory. */
+/* With checkpointing the activations of the layers below those kept are the same memory. */
 static void activations_lay(struct trainer *t) {
     struct activations shared = {0};
     for (int l = 0; l <= t->c.n_layers; l++) {
         struct activations *a = &t->acts[l];
         *a = (struct activations){.x = floats(t, t->cap_rows * t->c.d_model)};
         if (l == t->c.n_layers) break;
-        if (!t->checkpointing) {
+        if (!t->checkpointing || l >= t->c.n_layers - t->kept) {
             layer_lay(t, l, a);
             continue;
         }
@@ -161,9 +165,32 @@ static void batch_lay(struct trainer *t) {
         t->att_scratch[i] = act_take(t, attention_scratch(&t->c, t->cap_len));
 }
 
+static size_t batch_bytes(struct trainer *t) {
+    t->act_bytes = 0;
+    t->measuring = true;
+    batch_lay(t);
+    t->measuring = false;
+    return t->act_bytes;
+}
+
+/* As many layers as fit into what one pass over all rows would take. */
+static void kept_choose(struct trainer *t) {
+    int64_t rows = t->cap_rows;
+    t->kept = 0;
+    if (!t->checkpointing || t->cap_whole <= rows) return;
+    t->cap_rows = t->cap_whole;
+    size_t room = batch_bytes(t);
+    t->cap_rows = rows;
+    size_t least = batch_bytes(t);
+    t->kept = 1;
+    size_t each = batch_bytes(t) - least;
+    t->kept = (int)MIN((room - least) / each, (size_t)t->c.n_layers - 1);
+}
+
 static void caps_raise(struct trainer *t, int64_t rows, int64_t longest) {
     t->cap_rows = MAX(t->cap_rows, (rows / 128 + 1) * 128);
     t->cap_len = MAX(t->cap_len, (longest / 64 + 1) * 64);
+    t->cap_whole = MAX(t->cap_whole, (t->whole / 128 + 1) * 128);
 }
 
 size_t trainer_bytes(const struct trainer *t, int64_t rows, int64_t longest) {
@@ -172,28 +199,24 @@ size_t trainer_bytes(const struct trainer *t, int64_t rows, int64_t longest) {
     s.acts = xcalloc((size_t)t->c.n_layers + 1, sizeof *s.acts);
     s.att_scratch = xcalloc((size_t)pool_size(t->pool), sizeof *s.att_scratch);
     caps_raise(&s, rows, longest);
-    s.measuring = true;
-    s.act_bytes = 0;
-    batch_lay(&s);
+    s.kept = 0;
+    bytes = batch_bytes(&s);
     free(s.acts);
     free(s.att_scratch);
     for (int i = 0; i < t->n_tensors; i++)
         bytes += (size_t)t->tensors[i].n * (t->full ? 1 : 3) * sizeof(float) + t->moments[i].bytes;
-    return bytes + s.act_bytes;
+    return bytes;
 }
 
 /* Everything is laid out again when a batch is larger than all before it: counted, asked for at
  * once, so that a batch too large for the machine is an error, and then placed. */
 static int batch_reserve(struct trainer *t, struct error *err) {
-    if (t->rows <= t->cap_rows && t->longest <= t->cap_len && t->cap_rows > 0) return OK;
+    if (t->rows <= t->cap_rows && t->longest <= t->cap_len && t->whole <= t->cap_whole) return OK;
     caps_raise(t, t->rows, t->longest);
     arena_release(&t->act);
-    t->act_bytes = 0;
-    t->measuring = true;
-    batch_lay(t);
-    t->measuring = false;
-    if (arena_reserve(&t->act, t->act_bytes, err) != OK) {
-        t->cap_rows = t->cap_len = 0;
+    kept_choose(t);
+    if (arena_reserve(&t->act, batch_bytes(t), err) != OK) {
+        t->cap_rows = t->cap_len = t->cap_whole = 0;
         return error_wrap(err, "a batch of %lld tokens", (long long)t->rows);
     }
     batch_lay(t);
@@ -206,6 +229,19 @@ static int32_t sample_rows(const struct sample *s) {
     for (int32_t i = s->n - 1; i > 0; i--)
         if (s->mask[i]) return i;
     return 0;
+}
+
+int batch_next(const struct trainer *t, const struct sample *samples, int n) {
+    int64_t rows = 0;
+    int taken = 0;
+    if (!t->checkpointing) return n;
+    while (taken < n && (rows += sample_rows(&samples[taken])) <= CHUNK) taken++;
+    return MAX(taken, 1);
+}
+
+void batch_whole(struct trainer *t, const struct sample *samples, int n) {
+    t->whole = 0;
+    for (int i = 0; i < n; i++) t->whole += sample_rows(&samples[i]);
 }
 
 static int sample_check(const struct trainer *t, const struct sample *s, int i, struct error *err) {

@@ -35,8 +35,8 @@ struct group {
     int first, n_tensors; /* its range of trainer.tensors */
 };
 
-/* What the backward pass needs of one layer. With gradient checkpointing all layers share one, but
- * for x, and it is made again before a layer's backward pass. */
+/* What the backward pass needs of one layer. With gradient checkpointing the lower layers share one,
+ * but for x, and it is made again before a layer's backward pass. */
 struct activations {
     float *x;              /* [M][D] residual stream at the layer's entrance */
     float *q_raw, *k_raw;  /* [M][Q], [M][G] before the heads' norm; NULL without one */
@@ -80,6 +80,7 @@ struct trainer {
     struct pool *pool;
     bool full;
     bool checkpointing; /* of activations */
+    int kept;           /* with it: how many of the upper layers still keep their own */
     bool int8_backward; /* quantised bases: dX from int8 gradients */
     char fingerprint[HASH_LEN]; /* of everything besides the state that an update depends on */
     uint64_t seed;
@@ -110,6 +111,7 @@ struct trainer {
     bool measuring;            /* the layout is only counted, into act_bytes */
     size_t act_bytes;
     int64_t cap_rows, cap_len; /* what `act` was laid out for */
+    int64_t whole, cap_whole;  /* rows of all samples of a call, whose passes have fewer */
     int64_t rows, targets, longest;
     int64_t chunk;             /* C: rows that a layer's row-wise parts take at a time */
     bool dropping;             /* dropout applies in this pass */
@@ -149,6 +151,10 @@ static inline struct lora_params *lora_of(const struct trainer *t, int adapter, 
 
 /* batch.c: packs samples (those of one adapter together, in the order given) and makes room. */
 int batch_pack(struct trainer *t, const struct sample *samples, int n, struct error *err);
+/* How many of the samples the next pass takes, of a call that may be cut into several: with
+ * checkpointing few, otherwise all. The bits are the same. */
+int batch_next(const struct trainer *t, const struct sample *samples, int n);
+void batch_whole(struct trainer *t, const struct sample *samples, int n);
 
 /* layers.c: t->acts[l].x → t->acts[l + 1].x, and t->dx back through the layer (in place). */
 void layer_forward(struct trainer *t, int l);

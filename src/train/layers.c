@@ -203,7 +203,8 @@ void layer_backward(struct trainer *t, int l) {
     const struct layer_grads *g = &t->layers[l];
     const struct activations *a = &t->acts[l];
     int64_t q = (int64_t)t->c.n_heads * t->c.head_dim;
-    if (t->checkpointing && l + 1 < t->c.n_layers) { // the last layer's are still there
+    // those of the last layer that shares them are still there
+    if (t->checkpointing && l + 1 < t->c.n_layers - t->kept) {
         for (int p = 0; p < N_PROJ; p++) lowrank_keep(t, l, p);
         heads_forward(t, l);
         mlp_forward(t, l, false);

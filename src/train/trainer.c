@@ -426,8 +426,8 @@ static void likelihood_add(struct trainer *t) {
     }
 }
 
-int trainer_accumulate_loss(struct trainer *t, const struct sample *samples, int n,
-                            const struct loss *loss, struct error *err) {
+static int pass_accumulate(struct trainer *t, const struct sample *samples, int n,
+                           const struct loss *loss, struct error *err) {
     int rc = batch_pack(t, samples, n, err);
     if (rc) return rc;
     t->dropping = t->dropout > 0;
@@ -449,12 +449,24 @@ int trainer_accumulate_loss(struct trainer *t, const struct sample *samples, int
     return OK;
 }
 
-int trainer_accumulate(struct trainer *t, const struct sample *samples, int n, struct error *err) {
-    return trainer_accumulate_loss(t, samples, n, NULL, err);
+int trainer_accumulate_loss(struct trainer *t, const struct sample *samples, int n,
+                            const struct loss *loss, struct error *err) {
+    batch_whole(t, samples, n);
+    return pass_accumulate(t, samples, n, loss, err);
 }
 
-int trainer_score(struct trainer *t, const struct sample *samples, int n, double *nll,
-                  int32_t *targets, struct error *err) {
+int trainer_accumulate(struct trainer *t, const struct sample *samples, int n, struct error *err) {
+    int rc = OK;
+    batch_whole(t, samples, n);
+    for (int i = 0, taken; !rc && i < n; i += taken) {
+        taken = batch_next(t, samples + i, n - i);
+        rc = pass_accumulate(t, samples + i, taken, NULL, err);
+    }
+    return rc;
+}
+
+static int pass_score(struct trainer *t, const struct sample *samples, int n, double *nll,
+                      int32_t *targets, struct error *err) {
     int rc = batch_pack(t, samples, n, err);
     if (rc) return rc;
     t->dropping = false;
@@ -468,6 +480,17 @@ int trainer_score(struct trainer *t, const struct sample *samples, int n, double
         targets[i] = (int32_t)(end - t->spans[s].target);
     }
     return OK;
+}
+
+int trainer_score(struct trainer *t, const struct sample *samples, int n, double *nll,
+                  int32_t *targets, struct error *err) {
+    int rc = OK;
+    batch_whole(t, samples, n);
+    for (int i = 0, taken; !rc && i < n; i += taken) {
+        taken = batch_next(t, samples + i, n - i);
+        rc = pass_score(t, samples + i, taken, nll + i, targets + i, err);
+    }
+    return rc;
 }
 
 int trainer_loss(struct trainer *t, const struct sample *samples, int n, double *nll,

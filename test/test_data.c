@@ -512,7 +512,7 @@ static void test_plan(void **state) {
     size_t log_size;
     struct sft_job jobs[2] = {{.name = "a", .data = a, .eval_data = b},
                               {.name = "b", .data = b, .eval_data = b}};
-    assert_int_equal(sft_plan_make(m, jobs, 2, &o, NULL, &p, &err), OK);
+    assert_int_equal(sft_plan_make(m, jobs, 2, &o, NULL, NULL, &p, &err), OK);
     assert_int_equal(jobs[0].lint.eval_samples.n, 0);
     assert_int_equal(jobs[0].lint.eval_prompts.n, 4); /* both ask 0, 1, 2, 3 */
     assert_int_equal(jobs[1].lint.eval_samples.n, 4);

@@ -294,7 +294,7 @@ static int run_logged(const struct model *m, struct sft_job *jobs, const struct 
     struct killer k = {train_log_watch(l), limit};
     const struct sft_watch watch = {killer_begin, killer_update, &k};
     int rc = sft_run_watched(m, jobs, 2, o, NULL, NULL, checkpoint, &watch, &err);
-    train_log_section(l, "Options", train_options_json(o));
+    train_log_section(l, "Options", options_json(train_option_rows, o));
     if (rc == OK) ok(train_log_report(l, &err));
     train_log_free(l);
     return rc;

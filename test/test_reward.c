@@ -145,13 +145,21 @@ static void gradients_check(struct trainer *t, const struct sample *v, const str
         fail_msg("cosine %.7f, worst %g of %g", dot / sqrt(own * far), worst, sqrt(own));
 }
 
+/* Of reference log-probabilities of LEN targets, those that a sample lacks 0. */
+static double sum_of(const double *reference) {
+    double sum = 0;
+    for (int k = 0; k < LEN; k++) sum += reference[k];
+    return sum;
+}
+
 static double dpo_oracle(struct trainer *t, const struct sample *v, const void *ctx) {
     const struct dpo *d = ctx;
     double loss = 0, lp[N];
     int32_t targets[N];
     assert_int_equal(trainer_score(t, v, N, lp, targets, &err), OK);
     for (int i = 0; i < N; i += 2) {
-        double h = d->beta * ((-lp[i] - d->reference[i]) - (-lp[i + 1] - d->reference[i + 1]));
+        double h = d->beta * ((-lp[i] - sum_of(d->reference[i])) -
+                              (-lp[i + 1] - sum_of(d->reference[i + 1])));
         loss += log(1 + exp(-h));
     }
     return loss;
@@ -161,7 +169,17 @@ static void test_dpo_gradient(void **state) {
     (void)state;
     struct sample v[N];
     struct trainer *t = trainer_make(v);
-    static const double reference[N] = {-40, -48, -52, -45};
+    double own_reference[N][LEN] = {{0}}, lp[LEN], moved = 0;
+    const double *reference[N];
+    for (int i = 0; i < N; i++) {
+        int n = logps(t, &v[i], lp);
+        for (int k = 0; k < n; k++) {
+            double by = 0.25 * (i + 1) * (k % 3 - 1);
+            own_reference[i][k] = lp[k] + by;
+            moved += by * by / 2;
+        }
+        reference[i] = own_reference[i];
+    }
     struct dpo_sums sums = {0};
     struct dpo d = {.beta = 0.3, .batch = v, .reference = reference, .sums = &sums};
     const struct loss loss = {.fn = dpo_loss, .ctx = &d};
@@ -172,6 +190,8 @@ static void test_dpo_gradient(void **state) {
     assert_int_equal(trainer_update(t, 0, &st, &err), OK);
     assert_true(fabs(st.loss - own / 2) < 1e-5); /* two pairs */
     assert_int_equal(sums.n, 2);
+    assert_int_equal(sums.tokens, 2 * (LEN - FIRST) + 2 * (LEN - FIRST + 1));
+    assert_float_equal(sums.kl, moved, 1e-6 * moved);
     assert_true(sums.right >= 0 && sums.right <= 2);
     for (int i = 0; i < N; i++) sample_release(&v[i]);
     trainer_free(t);

@@ -174,7 +174,7 @@ size_t trainer_bytes(const struct trainer *t, int64_t rows, int64_t longest) {
     caps_raise(&s, rows, longest);
     s.measuring = true;
     s.act_bytes = 0;
-    batch_lay(&s);
+    if (rows > 0) batch_lay(&s);
     free(s.acts);
     free(s.att_scratch);
     for (int i = 0; i < t->n_tensors; i++)

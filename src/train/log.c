@@ -206,20 +206,24 @@ static int log_continue(struct train_log *l, int64_t done, struct error *err) {
     return rc;
 }
 
-/* A row of data with the counts of its lint, nested ones as "eval: in_data". */
+static void count_put(json_t *row, const char *of, const char *key, const json_t *v) {
+    char *name = xasprintf("%s%s", of, key);
+    for (char *p = name; *p; p++)
+        if (*p == '_') *p = ' '; // a heading may break there
+    if (json_is_object(v)) v = json_object_get(v, "count");
+    if (json_is_integer(v)) json_object_set_new(row, name, json_integer(json_integer_value(v)));
+    free(name);
+}
+
+/* The counts of a row's lint, side by side. */
 static json_t *lint_row(const json_t *row) {
-    json_t *flat = json_pack("{s:O}", "name", json_object_get(row, "name")), *v, *part;
-    const char *key, *inner;
-    json_object_foreach (json_object_get(row, "lint"), key, v) {
-        if (!json_is_object(v)) json_object_set(flat, key, v);
-        json_object_foreach (v, inner, part) {
-            bool count = strcmp(inner, "count") == 0;
-            char *name = count ? xstrdup(key) : xasprintf("%s: %s", key, inner);
-            const json_t *n = json_is_object(part) ? json_object_get(part, "count") : part;
-            if (json_is_integer(n)) json_object_set_new(flat, name, json_deep_copy(n));
-            free(name);
-        }
-    }
+    const json_t *lint = json_object_get(row, "lint"), *lengths = json_object_get(lint, "lengths");
+    json_t *flat = json_pack("{s:O}", "name", json_object_get(row, "name")), *v;
+    const char *key;
+    json_object_foreach ((json_t *)(uintptr_t)lint, key, v) count_put(flat, "", key, v);
+    json_object_foreach (json_object_get(lint, "eval"), key, v)
+        count_put(flat, "evaluation ", key, v);
+    json_object_foreach ((json_t *)(uintptr_t)lengths, key, v) count_put(flat, "length ", key, v);
     return flat;
 }
 
@@ -233,7 +237,7 @@ static void data_tell(struct train_log *l, const json_t *data) {
         json_array_append_new(lint, lint_row(row));
     }
     train_log_section(l, "Data", files);
-    train_log_section(l, "What the data holds: samples, and lengths in tokens", lint);
+    train_log_section(l, "What the data holds, lengths in tokens", lint);
 }
 
 static int log_begin(void *ctx, int64_t done, const json_t *about, struct error *err) {

@@ -37,7 +37,8 @@ static const struct option_row own_rows[] = {
      "sft; dpo from preferences; reinforce, rloo or grpo from rewards; es: sft without gradients"},
     ROW("start", OPT_STRING, start, "DIR", "the adapter that training begins with"),
     ROW("dry-run", OPT_BOOL, dry_run, NULL,
-        "read the data, compute one pass, print what the run would take and its first batch"),
+        "read the data, compute one pass, print what the run would take and its first batch; of "
+        "rewards, sample some completions too"),
     GATE_ROWS(struct train_command, gate),
     ALIAS("base-model", "model"),
     ALIAS("model-name-or-path", "model"),

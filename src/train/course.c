@@ -205,26 +205,22 @@ static int course_continue(struct course *c, const struct course_step *s, struct
     return rc;
 }
 
-/* One step, its log line and, when it is due, its checkpoint, which is tried even where the log
- * cannot be written. */
+/* One step, what is told of it, and when it is due its checkpoint. */
 static int step_run(struct course *c, const struct course_step *s, int64_t step, char detail[64],
                     struct error *err) {
     int64_t done = step + 1;
     json_t *line = json_object();
-    struct error log_err;
     c->began = clock_now();
     c->stats = (struct update_stats){0};
-    int rc = s->run(s->ctx, step, line, err), logged = OK;
+    int rc = s->run(s->ctx, step, line, err);
     if (rc) error_wrap(err, "step %lld", (long long)done);
-    if (!rc) logged = step_tell(c, done, line, &log_err);
+    if (!rc) rc = step_tell(c, done, line, err);
     const json_t *reward = json_object_get(line, "reward");
     snprintf(detail, 64, "%s %.4f", reward ? "reward" : "loss",
              reward ? json_number_value(reward) : c->stats.loss);
-    if (!rc && c->checkpoint && (save_due(c, done) || logged)) rc = course_save(c, s, done, err);
+    if (!rc && c->checkpoint && save_due(c, done)) rc = course_save(c, s, done, err);
     json_decref(line);
-    if (rc || !logged) return rc;
-    *err = log_err;
-    return logged;
+    return rc;
 }
 
 static int watch_begin(const struct course *c, struct error *err) {

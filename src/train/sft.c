@@ -369,15 +369,20 @@ static int members_run(void *ctx, struct error *err) {
     return es_accumulate(r->es, r->trainer, 0, r->batch, r->n_batch, err);
 }
 
-/* All members read a few samples: the longest of the first adapter's, which memory is for, and as
- * many of its first as take some passes. */
+static const struct sample *longest_sample(const struct run *r) {
+    const struct sample *longest = &r->feeds[0].data.v[0];
+    for (int j = 0; j < r->n; j++)
+        for (int i = 0; i < r->feeds[j].data.n; i++)
+            if (r->feeds[j].data.v[i].n > longest->n) longest = &r->feeds[j].data.v[i];
+    return longest;
+}
+
+/* All members of one adapter read a few samples: the longest, which memory is for, and as many of
+ * its first as take some passes. */
 static int members_measure(struct run *r, struct sft_plan *p, struct error *err) {
-    const struct dataset *d = &r->feeds[0].data;
     int64_t members = r->estimates->population, enough = 4 * r->estimates->pass_rows;
-    const struct sample *longest = &d->v[0];
-    for (int i = 1; i < d->n; i++) longest = d->v[i].n > longest->n ? &d->v[i] : longest;
     for (int64_t i = 0; i < r->per_update && (i == 0 || p->pass_tokens < enough); i++) {
-        const struct sample *s = i ? feed_at(&r->feeds[0], r->o->seed, i) : longest;
+        const struct sample *s = i ? feed_at(&r->feeds[0], r->o->seed, i) : longest_sample(r);
         r->batch[r->n_batch++] = *s;
         p->pass_tokens += members * s->n;
     }

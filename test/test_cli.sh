@@ -298,6 +298,21 @@ END
     holds "dry run, --json" '"updates":2,"samples_per_update":8,"samples":16,' "$tmp/out"
     if command -v python3 >/dev/null && ! python3 -c 'import json,sys; json.load(open(sys.argv[1]))' "$tmp/out"; then bad "dry run is JSON" "$(head -c 300 "$tmp/out")"; fi
     absent "a dry run writes nothing" "$tmp/dry"
+    printf '{"prompt":"空は?","chosen":"青い。","rejected":"赤い。"}\n{"prompt":"one","chosen":"yes","rejected":"no"}\n' >"$tmp/pairs.jsonl"
+    dpo() { "$shoal" train models/fry --method dpo --data "$tmp/pairs.jsonl" --out "$tmp/dry" --r 4 --bsz 2 --grad-accum 1 "$@" 2>"$tmp/err"; }
+    dpo --dry-run >"$tmp/out"
+    for f in '空は?⟦赤い。' '2 pairs: prompts 2 to ' 'updates: 1, of 2 pairs; in all 2 pairs' 'the reference '; do holds "a dry run of dpo shows '$f'" "$f" "$tmp/out"; done
+    rloo() { "$shoal" train models/fry --method rloo --data fry:pick:12 --prefix answer: --max-new-tokens 8 --out "$tmp/dry" --r 4 --bsz 4 --grad-accum 1 --max-steps 2 --k 4 "$@" 2>"$tmp/err"; }
+    rloo --dry-run >"$tmp/out"
+    for f in 'answer:⟦ ' 'its first 16 completions: reward ' 'steps: 2, of 4 prompts with 4 completions of at most 8 tokens' 'of it the engine'; do holds "a dry run of rloo shows '$f'" "$f" "$tmp/out"; done
+    rloo --dry-run --json >"$tmp/out"
+    if command -v python3 >/dev/null && ! python3 -c 'import json,sys; json.load(open(sys.argv[1]))["data"][0]["completions"]["entropy"]' "$tmp/out"; then bad "dry run of rloo is JSON" "$(head -c 300 "$tmp/out")"; fi
+    "$shoal" train models/fry --method es --population 4 --data "$tmp/few.jsonl" --dry-run >"$tmp/out" 2>"$tmp/err"
+    holds "a dry run of es" "updates: 1, of 16 samples that 4 members read" "$tmp/out"
+    says "a dry run with a reward that its data lack" 1 "'answer' is missing" "$shoal" train models/fry --method rloo --data "$tmp/ja.jsonl" --dry-run
+    absent "dry runs of other methods write nothing" "$tmp/dry"
+    dpo --out "$tmp/dpo" --runs "$tmp/runs_dpo" --quiet >/dev/null
+    for f in '<h2>Margin: ' '<h2>What the data holds' '<th>beta</th>'; do holds "the page of dpo has $f" "$f" "$tmp"/runs_dpo/train-dpo-*/report.html; done
     "$shoal" adapter convert "$tmp/t1" "$tmp/t1.gguf" >/dev/null 2>"$tmp/err" && "$shoal" adapter convert "$tmp/t1.gguf" "$tmp/t3" >/dev/null 2>>"$tmp/err"
     same "PEFT to GGUF and back" "$tmp/t1/adapter_model.safetensors" "$tmp/t3/adapter_model.safetensors"
     same "PEFT's config to GGUF and back" "$tmp/t1/adapter_config.json" "$tmp/t3/adapter_config.json"

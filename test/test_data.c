@@ -7,7 +7,8 @@
  * here in its own shape.
  */
 #define _GNU_SOURCE /* fopencookie */
-#include "train/train.h"
+#include "train/es.h"
+#include "train/log.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -512,7 +513,7 @@ static void test_plan(void **state) {
     size_t log_size;
     struct sft_job jobs[2] = {{.name = "a", .data = a, .eval_data = b},
                               {.name = "b", .data = b, .eval_data = b}};
-    assert_int_equal(sft_plan_make(m, jobs, 2, &o, NULL, &p, &err), OK);
+    assert_int_equal(sft_plan_make(m, jobs, 2, &o, NULL, NULL, &p, &err), OK);
     assert_int_equal(jobs[0].lint.eval_samples.n, 0);
     assert_int_equal(jobs[0].lint.eval_prompts.n, 4); /* both ask 0, 1, 2, 3 */
     assert_int_equal(jobs[1].lint.eval_samples.n, 4);
@@ -541,6 +542,45 @@ static void test_plan(void **state) {
     unlink(a), unlink(b);
     free(a), free(b), free(log_text);
     model_close(m);
+    options_release(train_option_rows, &o);
+}
+
+/* Of evolution strategies: every member reads every sample. */
+static void test_members_plan(void **state) {
+    (void)state;
+    struct model *m = tiny();
+    struct train_options o = options();
+    struct es_options es;
+    struct sft_plan p;
+    options_default(es_option_rows, &es);
+    es.population = 6;
+    o.max_steps = 0;
+    o.epochs = 2;
+    o.lora_dropout = 0;
+    char *a = data_write("a", "はい", 6), *log_text = NULL, *last;
+    size_t log_size;
+    struct sft_job job = {.name = "a", .data = a};
+    assert_int_equal(sft_plan_make(m, &job, 1, &o, &es, NULL, &p, &err), OK);
+    FILE *log = open_memstream(&log_text, &log_size);
+    const struct sft_watch watch = train_stream_watch(log);
+    assert_int_equal(sft_run_watched(m, &job, 1, &o, &es, NULL, NULL, &watch, &err), OK);
+    fclose(log);
+    int64_t tokens = 0;
+    for (char *line = log_text; (last = strstr(line, "\"tokens\":")); line = last + 1)
+        tokens += strtol(last + strlen("\"tokens\":"), NULL, 10);
+    assert_int_equal(p.updates, 4);
+    assert_int_equal(p.tokens, tokens);
+    assert_int_equal(p.tokens, 6 * 2 * job.lint.tokens);
+    assert_int_equal(p.n_first, 1);
+    assert_true(p.bytes > 0 &&
+                p.bytes < sizeof(float) * 50 * (size_t)model_param_count(&m->config));
+    assert_true(p.pass_seconds > 0 && p.seconds >= p.pass_seconds);
+    sft_plan_release(&p);
+    adapter_release(job.result);
+    unlink(a);
+    free(a), free(log_text);
+    model_close(m);
+    options_release(es_option_rows, &es);
     options_release(train_option_rows, &o);
 }
 
@@ -645,6 +685,7 @@ int main(void) {
         cmocka_unit_test(test_weights),      cmocka_unit_test(test_shown),
         cmocka_unit_test(test_shown_clean),  cmocka_unit_test(test_plan),
         cmocka_unit_test(test_not_a_number), cmocka_unit_test(test_names),
+        cmocka_unit_test(test_members_plan),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }

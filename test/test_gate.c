@@ -10,13 +10,17 @@
 #include "base/page.h"
 #include "fixture.h"
 #include "folder.h"
+#include "train/es.h"
 #include "train/gate.h"
 #include "train/log.h"
+#include "train/policy.h"
 
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdlib.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -262,6 +266,28 @@ static void test_curve(void **state) {
     assert_float_equal(sum / c.n, 4.5, 0.1);
 }
 
+/* The axis makes room for the band; a curve without spreads has none. */
+static void test_bands(void **state) {
+    (void)state;
+    static struct curve c[2], spread[2];
+    static const char *const names[2] = {"甲", "乙"};
+    struct buf b = {0};
+    for (int i = 0; i < 5; i++) {
+        curve_add(&c[0], i, 1);
+        curve_add(&spread[0], i, 4);
+        curve_add(&c[1], i, 2);
+    }
+    page_open(&b, "x");
+    plot_bands(&b, "報酬", "step", c, spread, names, 2);
+    page_close(&b);
+    page_is_well_formed(b.data);
+    const char *first = strstr(b.data, "fill-opacity");
+    assert_true(first && !strstr(first + 1, "fill-opacity"));
+    assert_true(holds(b.data, ">-3</text>") && holds(b.data, ">5</text>"));
+    assert_true(holds(b.data, "乙"));
+    buf_release(&b);
+}
+
 /* the log of a run */
 
 static char *data_write(const char *name, const char *word, int n) {
@@ -294,9 +320,59 @@ static int run_logged(const struct model *m, struct sft_job *jobs, const struct 
     struct killer k = {train_log_watch(l), limit};
     const struct sft_watch watch = {killer_begin, killer_update, &k};
     int rc = sft_run_watched(m, jobs, 2, o, NULL, NULL, checkpoint, &watch, &err);
-    train_log_section(l, "Options", train_options_json(o));
+    train_log_section(l, "Options", options_json(train_option_rows, o));
     if (rc == OK) ok(train_log_report(l, &err));
     train_log_free(l);
+    return rc;
+}
+
+/* Whatever the method. Where `limit` is reached the process ends, as in a power cut. */
+struct method_case {
+    const char *name;
+    enum method method;
+    const char *data;
+    const char *const *charts; /* headings, NULL last */
+};
+static int cut_update(void *ctx, const struct sft_event *event, struct error *e) {
+    struct killer *k = ctx;
+    int rc = k->to.update(k->to.ctx, event, e);
+    if (--k->left == 0) _exit(9);
+    return rc;
+}
+
+static int run_method(const struct method_case *c, const struct model *m, const char *dir,
+                      int limit) {
+    struct train_options o;
+    struct policy_options p;
+    struct es_options es;
+    options_default(train_option_rows, &o);
+    options_default(policy_option_rows, &p);
+    options_default(es_option_rows, &es);
+    o.r = 2, o.bsz = 2, o.grad_accum = 1, o.max_steps = 7, o.save_steps = 3;
+    p.k = 2, p.max_new_tokens = 3, p.inner_updates = 2, p.kl_max = 9, es.population = 4;
+    char *data = path_join(dir, "data.jsonl"), *checkpoint = path_join(dir, "checkpoint.bin"),
+         *db = path_join(dir, "shoal.db");
+    ok(file_write(data, c->data, strlen(c->data), &err));
+    struct store *store = store_open(db, &err);
+    json_t *recipe = json_object();
+    store_run_add(store, "r", "train", recipe, &err); /* once; the second time it is there */
+    struct train_log *l = train_log_open(dir, c->name, store, "r");
+    struct sft_job jobs[2] = {{.name = "甲", .data = data}, {.name = "乙", .data = data}};
+    struct killer k = {train_log_watch(l), limit};
+    const struct sft_watch watch = {killer_begin, cut_update, &k};
+    int rc = c->method == METHOD_ES
+                 ? sft_run_watched(m, jobs, 2, &o, &es, NULL, checkpoint, &watch, &err)
+                 : policy_run_watched(m, jobs, 2, &o, c->method, &p, NULL, NULL, checkpoint, &watch,
+                                      &err);
+    if (rc == OK) rc = train_log_report(l, &err);
+    for (int j = 0; j < 2; j++) adapter_release(jobs[j].result);
+    train_log_free(l);
+    store_close(store);
+    json_decref(recipe);
+    options_release(train_option_rows, &o);
+    options_release(policy_option_rows, &p);
+    options_release(es_option_rows, &es);
+    free(data), free(checkpoint), free(db);
     return rc;
 }
 
@@ -363,6 +439,71 @@ static void test_log(void **state) {
     options_release(train_option_rows, &o);
     model_close(m);
     free(a), free(b), free(checkpoint), free(lines), free(page), free(db);
+}
+
+static void steps_are(const char *dir, int64_t n) {
+    char *db = path_join(dir, "shoal.db"), *lines = path_join(dir, "train.jsonl");
+    struct buf text = {0};
+    int count = 0;
+    ok(file_read(lines, 1 << 24, &text, &err));
+    for (const char *p = text.data; (p = strstr(p, "{\"step\":")); p++)
+        assert_int_equal(strtol(p + strlen("{\"step\":"), NULL, 10), ++count);
+    assert_int_equal(count, n);
+    struct store *store = store_open(db, &err);
+    json_t *metrics = store_metric_list(store, "r", &err);
+    assert_int_equal(json_array_size(metrics), n);
+    json_decref(metrics);
+    store_close(store);
+    buf_release(&text);
+    free(db), free(lines);
+}
+
+static void test_log_of_methods(void **state) {
+    (void)state;
+    static const char pairs[] = "{\"prompt\":\"空?\",\"chosen\":\"青\",\"rejected\":\"赤い\"}\n"
+                                "{\"prompt\":\"one\",\"chosen\":\"yes\",\"rejected\":\"no\"}\n";
+    static const char *const of_pairs[] = {"Loss", "Margin: implicit reward of chosen",
+                                           "Share of pairs", "KL to the start", NULL};
+    static const char *const of_rewards[] = {"Reward of completions",
+                                             "KL to the start",
+                                             "Share of prompts",
+                                             "Entropy",
+                                             "Length of completions",
+                                             "Share of tokens whose ratio is clipped",
+                                             "Updates taken back",
+                                             "fill-opacity",
+                                             NULL};
+    static const char *const of_es[] = {"Loss", "Fitness of members", "fill-opacity", NULL};
+    static const struct method_case cases[] = {
+        {"dpo", METHOD_DPO, pairs, of_pairs},
+        {"rloo", METHOD_RLOO, "{\"prompt\":\"空?\",\"answer\":\"青\"}", of_rewards},
+        {"es", METHOD_ES, "{\"prompt\":\"空?\",\"completion\":\"青\"}", of_es},
+    };
+    struct model_config c;
+    ok(shape_find("tiny-llama", &c, &err));
+    struct model *m = model_new(&c, 1, CLASS_EXACT);
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        char *dir = in_root(cases[i].name), *page = path_join(dir, "report.html");
+        struct buf text = {0};
+        int status;
+        ok(dir_make(dir, &err));
+        pid_t child = fork();
+        if (child == 0) _exit(run_method(&cases[i], m, dir, 5) == OK ? 0 : 1);
+        waitpid(child, &status, 0);
+        assert_int_equal(WEXITSTATUS(status), 9); /* 5 lines, a checkpoint after 3 */
+        ok(run_method(&cases[i], m, dir, 0));
+        steps_are(dir, 7);
+        ok(file_read(page, 1 << 24, &text, &err));
+        page_is_well_formed(text.data);
+        for (const char *const *chart = cases[i].charts; *chart; chart++)
+            if (!holds(text.data, *chart)) fail_msg("no '%s' in '%s'", *chart, page);
+        assert_true(holds(text.data, "<h2>Gradient norm") && holds(text.data, "<h2>Memory, MB"));
+        assert_true(holds(text.data, "<th>near duplicates</th>"));
+        assert_int_equal(holds(text.data, "Reward of"), cases[i].method == METHOD_RLOO);
+        buf_release(&text);
+        free(dir), free(page);
+    }
+    model_close(m);
 }
 
 /* versions */
@@ -477,7 +618,8 @@ int main(void) {
         cmocka_unit_test(test_sign_flip), cmocka_unit_test(test_decisions),
         cmocka_unit_test(test_measure),   cmocka_unit_test(test_page),
         cmocka_unit_test(test_curve),     cmocka_unit_test(test_log),
-        cmocka_unit_test(test_versions),
+        cmocka_unit_test(test_versions),  cmocka_unit_test(test_log_of_methods),
+        cmocka_unit_test(test_bands),
     };
     return cmocka_run_group_tests(tests, group_setup, group_teardown);
 }

@@ -1,5 +1,5 @@
 /*
- * test_reward: preference and reward training — data, rewards, losses, runs.
+ * test_reward: preference and reward training — data, rewards, losses, runs and their plans.
  *
  * Losses are compared with central differences of themselves, written here a second time in plain
  * libm over trainer_score's log-probabilities. Runs are on a tiny model of random weights with the
@@ -145,13 +145,21 @@ static void gradients_check(struct trainer *t, const struct sample *v, const str
         fail_msg("cosine %.7f, worst %g of %g", dot / sqrt(own * far), worst, sqrt(own));
 }
 
+/* Of reference log-probabilities of LEN targets, those that a sample lacks 0. */
+static double sum_of(const double *reference) {
+    double sum = 0;
+    for (int k = 0; k < LEN; k++) sum += reference[k];
+    return sum;
+}
+
 static double dpo_oracle(struct trainer *t, const struct sample *v, const void *ctx) {
     const struct dpo *d = ctx;
     double loss = 0, lp[N];
     int32_t targets[N];
     assert_int_equal(trainer_score(t, v, N, lp, targets, &err), OK);
     for (int i = 0; i < N; i += 2) {
-        double h = d->beta * ((-lp[i] - d->reference[i]) - (-lp[i + 1] - d->reference[i + 1]));
+        double h = d->beta * ((-lp[i] - sum_of(d->reference[i])) -
+                              (-lp[i + 1] - sum_of(d->reference[i + 1])));
         loss += log(1 + exp(-h));
     }
     return loss;
@@ -161,7 +169,17 @@ static void test_dpo_gradient(void **state) {
     (void)state;
     struct sample v[N];
     struct trainer *t = trainer_make(v);
-    static const double reference[N] = {-40, -48, -52, -45};
+    double own_reference[N][LEN] = {{0}}, lp[LEN], moved = 0;
+    const double *reference[N];
+    for (int i = 0; i < N; i++) {
+        int n = logps(t, &v[i], lp);
+        for (int k = 0; k < n; k++) {
+            double by = 0.25 * (i + 1) * (k % 3 - 1);
+            own_reference[i][k] = lp[k] + by;
+            moved += by * by / 2;
+        }
+        reference[i] = own_reference[i];
+    }
     struct dpo_sums sums = {0};
     struct dpo d = {.beta = 0.3, .batch = v, .reference = reference, .sums = &sums};
     const struct loss loss = {.fn = dpo_loss, .ctx = &d};
@@ -172,6 +190,8 @@ static void test_dpo_gradient(void **state) {
     assert_int_equal(trainer_update(t, 0, &st, &err), OK);
     assert_true(fabs(st.loss - own / 2) < 1e-5); /* two pairs */
     assert_int_equal(sums.n, 2);
+    assert_int_equal(sums.tokens, 2 * (LEN - FIRST) + 2 * (LEN - FIRST + 1));
+    assert_float_equal(sums.kl, moved, 1e-6 * moved);
     assert_true(sums.right >= 0 && sums.right <= 2);
     for (int i = 0; i < N; i++) sample_release(&v[i]);
     trainer_free(t);
@@ -779,6 +799,176 @@ static void test_dpo_run(void **state) {
     options_free(&o, &p);
 }
 
+/* plans */
+
+static int64_t log_sum(const json_t *lines, const char *name) {
+    double sum = 0;
+    for (size_t i = 0; i < json_array_size(lines); i++) sum += field(lines, i, name);
+    return (int64_t)sum;
+}
+
+/* The plan's counts are those of the run. */
+static void test_dpo_plan(void **state) {
+    (void)state;
+    struct train_options o = options();
+    struct policy_options p = policy();
+    struct policy_plan plan;
+    struct sft_job jobs[2] = {{.name = "a", .data = data_write(preferences)},
+                              {.name = "b", .data = path}};
+    int64_t end = tok_eos(model->tok) >= 0;
+    char *text = NULL;
+    size_t size;
+    o.bsz = 3;
+    o.epochs = 4;
+    assert_int_equal(policy_plan_make(model, jobs, 2, &o, METHOD_DPO, &p, NULL, NULL, &plan, &err),
+                     OK);
+    const struct pair_lengths *l = &plan.pairs[1];
+    assert_int_equal(l->prompt.n, 3);
+    assert_int_equal(l->chosen.tokens, strlen("yesはいcertainly") + 3 * end);
+    assert_int_equal(l->rejected.tokens, strlen("noいいえnever") + 3 * end);
+    assert_int_equal(l->rejected.median, strlen("never") + end);
+    assert_int_equal(l->chosen.longest, strlen("certainly") + end);
+    assert_int_equal(l->prompt.tokens + l->chosen.tokens + l->prompt.tokens + l->rejected.tokens,
+                     jobs[1].lint.tokens);
+    assert_int_equal(plan.run.updates, 4);
+    assert_int_equal(plan.run.samples, 4 * 2 * 3 * 2);
+    assert_int_equal(plan.run.passes, 4);
+    assert_int_equal(plan.run.max_samples, 12);
+    assert_int_equal(plan.run.n_first, 4);
+    for (int k = 0; k < 2; k++) {
+        const struct sample *s = &plan.run.first[2 + k];
+        char *as_read = shown(s);
+        assert_int_equal(s->adapter, 1);
+        assert_non_null(strstr(as_read, "["));
+        assert_memory_equal(s->tokens, plan.run.first[2].tokens, 3 * sizeof *s->tokens);
+        free(as_read);
+    }
+    assert_true(plan.run.bytes > 1000 && plan.run.pass_seconds > 0 && plan.reference_seconds > 0);
+    assert_true(plan.run.seconds >= plan.reference_seconds + plan.run.pass_seconds);
+    FILE *log = open_memstream(&text, &size);
+    assert_int_equal(policy_run(model, jobs, 2, &o, METHOD_DPO, &p, NULL, NULL, NULL, log, &err),
+                     OK);
+    fclose(log);
+    json_t *lines = log_lines(text);
+    assert_int_equal(json_array_size(lines), plan.run.updates);
+    assert_int_equal(log_sum(lines, "tokens"), plan.run.tokens); /* epochs are whole updates here */
+    assert_true(field(lines, 0, "kl") == 0 && field(lines, 3, "kl") > 1e-6);
+    json_decref(lines);
+    policy_plan_release(&plan);
+    for (int j = 0; j < 2; j++) adapter_release(jobs[j].result);
+    free(text);
+    options_free(&o, &p);
+}
+
+/* What it samples is what the run begins with. */
+static void test_reward_plan(void **state) {
+    (void)state;
+    static const char *const figures[] = {"reward",  "reward_std", "mixed",
+                                          "entropy", "length",     "ended"};
+    const struct reward reward = {.one = even};
+    struct train_options o = options();
+    struct policy_options p = policy();
+    struct policy_plan plan;
+    struct sft_job job = {.name = "a", .data = data_write(questions)};
+    char *text = NULL;
+    size_t size;
+    o.max_steps = 3;
+    p.inner_updates = 2;
+    assert_int_equal(
+        policy_plan_make(model, &job, 1, &o, METHOD_GRPO, &p, &reward, NULL, &plan, &err), OK);
+    FILE *log = open_memstream(&text, &size);
+    assert_int_equal(
+        policy_run(model, &job, 1, &o, METHOD_GRPO, &p, &reward, NULL, NULL, log, &err), OK);
+    fclose(log);
+    json_t *lines = log_lines(text);
+    const json_t *own = json_object_get(plan.completions, "a"),
+                 *run = json_object_get(json_object_get(json_array_get(lines, 0), "adapters"), "a");
+    for (size_t i = 0; i < ARRAY_LEN(figures); i++) {
+        const json_t *v = json_object_get(own, figures[i]);
+        assert_true(json_is_real(v));
+        assert_float_equal(json_number_value(v),
+                           json_number_value(json_object_get(run, figures[i])), 1e-6);
+    }
+    assert_int_equal(plan.sampled, 16);
+    assert_int_equal(plan.run.updates, json_array_size(lines));
+    assert_int_equal(plan.run.samples, 48);
+    assert_int_equal(plan.run.first[0].n > plan.run.longest, false);
+    assert_in_range(plan.run.tokens, log_sum(lines, "tokens") / 2, 2 * log_sum(lines, "tokens"));
+    assert_true(plan.engine_bytes > 0 && plan.run.bytes > plan.engine_bytes);
+    assert_true(plan.run.seconds > 3 * plan.sampling_seconds);
+    policy_plan_release(&plan);
+    o.bsz = 100; /* more than the engine holds at once: some are enough to see */
+    assert_int_equal(
+        policy_plan_make(model, &job, 1, &o, METHOD_RLOO, &p, &reward, NULL, &plan, &err), OK);
+    assert_int_equal(plan.sampled, 128);
+    assert_int_equal(plan.run.samples, 3 * 400);
+    policy_plan_release(&plan);
+    adapter_release(job.result);
+    json_decref(lines);
+    free(text);
+    options_free(&o, &p);
+}
+
+/* Of the policy's first token after "one", by the whole vocabulary. */
+static double entropy_exact(double temperature) {
+    struct train_options o = options();
+    struct adapter *a = fixture_adapter(&model->config, 3, "all-linear", 0.0f, 4);
+    struct trainer *t = trainer_new_lora(model, &a, 1, &o, NULL, &err);
+    int32_t n_vocab = model->config.vocab_size, tokens[16], targets;
+    double *logit = xcalloc((size_t)n_vocab, sizeof *logit), sum = 0, entropy = 0;
+    uint8_t mask[16] = {0};
+    struct ids ids = {0};
+    tok_encode(model->tok, "one", 3, TOK_BOS | TOK_SPECIAL, &ids);
+    assert_true(ids.n < 16);
+    memcpy(tokens, ids.v, (size_t)ids.n * sizeof *tokens);
+    mask[ids.n] = 1;
+    for (int32_t v = 0; v < n_vocab; v++) {
+        const struct sample s = {.tokens = tokens, .mask = mask, .n = ids.n + 1};
+        tokens[ids.n] = v;
+        assert_int_equal(trainer_score(t, &s, 1, &logit[v], &targets, &err), OK);
+        logit[v] = -logit[v] / temperature;
+        sum += exp(logit[v]);
+    }
+    for (int32_t v = 0; v < n_vocab; v++) {
+        double prob = exp(logit[v]) / sum;
+        entropy -= prob * log(prob);
+    }
+    assert_true(entropy < log(n_vocab) - 0.05); /* not every token alike */
+    free(logit);
+    ids_release(&ids);
+    trainer_free(t);
+    adapter_release(a);
+    options_release(train_option_rows, &o);
+    return entropy;
+}
+
+static void test_entropy(void **state) {
+    (void)state;
+    const struct reward reward = {.one = even};
+    struct train_options o = options();
+    struct policy_options p = policy();
+    struct sft_job job = {.name = "a", .data = data_write("{\"prompt\": \"one\"}")};
+    char *text = NULL;
+    size_t size;
+    o.bsz = 1;
+    o.max_steps = 1;
+    p.k = 512;
+    p.max_new_tokens = 1;
+    p.temperature = 0.25;
+    FILE *log = open_memstream(&text, &size);
+    assert_int_equal(
+        policy_run(model, &job, 1, &o, METHOD_RLOO, &p, &reward, NULL, NULL, log, &err), OK);
+    fclose(log);
+    json_t *lines = log_lines(text);
+    const json_t *own = json_object_get(json_object_get(json_array_get(lines, 0), "adapters"), "a");
+    double want = entropy_exact(p.temperature);
+    assert_float_equal(json_number_value(json_object_get(own, "entropy")), want, 0.1);
+    json_decref(lines);
+    adapter_release(job.result);
+    free(text);
+    options_free(&o, &p);
+}
+
 static void test_refusals(void **state) {
     (void)state;
     struct train_options o = options();
@@ -809,6 +999,8 @@ int main(void) {
         cmocka_unit_test(test_reward_rises),      cmocka_unit_test(test_same_bits),
         cmocka_unit_test(test_broken_reward),     cmocka_unit_test(test_kl_bound),
         cmocka_unit_test(test_dpo_run),           cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_dpo_plan),          cmocka_unit_test(test_reward_plan),
+        cmocka_unit_test(test_entropy),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }

@@ -238,15 +238,45 @@ void curve_add(struct curve *c, double x, double y) {
     c->held = 0;
 }
 
-void plot_curves(struct buf *b, const char *label, const char *x_title, const struct curve *c,
-                 const char *const *names, int n) {
+static double spread_at(const struct curve *spread, int k) {
+    return k < spread->n ? spread->y[k] : 0;
+}
+
+static struct plot range_of(const char *label, const char *x_title, const struct curve *c,
+                            const struct curve *spread, int n) {
     struct plot p = {label, x_title, INFINITY, -INFINITY, INFINITY, -INFINITY};
     for (int i = 0; i < n; i++)
         for (int k = 0; k < c[i].n; k++) {
+            double by = spread ? spread_at(&spread[i], k) : 0;
             p.x0 = fmin(p.x0, c[i].x[k]), p.x1 = fmax(p.x1, c[i].x[k]);
-            p.y0 = fmin(p.y0, c[i].y[k]), p.y1 = fmax(p.y1, c[i].y[k]);
+            p.y0 = fmin(p.y0, c[i].y[k] - by), p.y1 = fmax(p.y1, c[i].y[k] + by);
         }
+    return p;
+}
+
+/* Along the upper edge and back along the lower one. */
+static void band(struct buf *b, const struct plot *p, int series, const struct curve *c,
+                 const struct curve *spread) {
+    if (!spread->n) return;
+    buf_printf(b, "<path fill=\"var(--%c)\" fill-opacity=\".15\" d=\"", 'a' + series % 8);
+    for (int i = 0; i < 2 * c->n; i++) {
+        int k = i < c->n ? i : 2 * c->n - 1 - i;
+        double y = c->y[k] + (i < c->n ? 1 : -1) * spread_at(spread, k);
+        buf_printf(b, "%c%.1f %.1f", i ? 'L' : 'M', plot_x(p, c->x[k]), plot_y(p, y));
+    }
+    buf_puts(b, "\"/>");
+}
+
+void plot_curves(struct buf *b, const char *label, const char *x_title, const struct curve *c,
+                 const char *const *names, int n) {
+    plot_bands(b, label, x_title, c, NULL, names, n);
+}
+
+void plot_bands(struct buf *b, const char *label, const char *x_title, const struct curve *c,
+                const struct curve *spread, const char *const *names, int n) {
+    struct plot p = range_of(label, x_title, c, spread, n);
     plot_open(b, &p);
+    for (int i = 0; spread && i < n; i++) band(b, &p, i, &c[i], &spread[i]);
     for (int i = 0; i < n; i++) plot_line(b, &p, i, c[i].x, c[i].y, c[i].n);
     plot_close(b);
     if (names && n > 0) {
@@ -255,6 +285,6 @@ void plot_curves(struct buf *b, const char *label, const char *x_title, const st
         buf_puts(b, "</p>\n");
     }
     if (n > 0 && c[0].per > 1)
-        buf_printf(b, "<p class=\"soft\">A point is the mean of %lld updates.</p>\n",
+        buf_printf(b, "<p class=\"soft\">A point is the mean of %lld values.</p>\n",
                    (long long)c[0].per);
 }

@@ -6,9 +6,8 @@
  * accepted for the same things.
  */
 #define _GNU_SOURCE
+#include "cli/train_plan.h"
 #include "cli/train_run.h"
-#include "train/es.h"
-#include "train/policy.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -38,7 +37,8 @@ static const struct option_row own_rows[] = {
      "sft; dpo from preferences; reinforce, rloo or grpo from rewards; es: sft without gradients"},
     ROW("start", OPT_STRING, start, "DIR", "the adapter that training begins with"),
     ROW("dry-run", OPT_BOOL, dry_run, NULL,
-        "read the data, compute one pass, print what the run would take and its first batch"),
+        "read the data, compute one pass, print what the run would take and its first batch; of "
+        "rewards, sample some completions too"),
     GATE_ROWS(struct train_command, gate),
     ALIAS("base-model", "model"),
     ALIAS("model-name-or-path", "model"),
@@ -89,97 +89,19 @@ static int recipe_load(void *options, const char *path, struct error *err) {
     return rc;
 }
 
-/* "3.2 s", "4.1 min", "2.5 h" */
-static void duration_text(double seconds, char out[32]) {
-    if (seconds < 60)
-        snprintf(out, 32, "%.1f s", seconds);
-    else if (seconds < 3600)
-        snprintf(out, 32, "%.1f min", seconds / 60);
-    else
-        snprintf(out, 32, "%.1f h", seconds / 3600);
-}
-
-static json_t *plan_object(const struct sft_plan *p) {
-    return json_pack("{s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:f,s:I,s:f,s:f}", "updates",
-                     (json_int_t)p->updates, "samples_per_update",
-                     (json_int_t)p->samples_per_update, "samples", (json_int_t)p->samples, "tokens",
-                     (json_int_t)p->tokens, "passes", (json_int_t)p->passes, "max_samples_per_pass",
-                     (json_int_t)p->max_samples, "max_rows_per_pass", (json_int_t)p->max_rows,
-                     "longest", (json_int_t)p->longest, "bytes", (json_int_t)p->bytes,
-                     "pass_seconds", p->pass_seconds, "pass_tokens", (json_int_t)p->pass_tokens,
-                     "update_seconds", p->update_seconds, "seconds", p->seconds);
-}
-
-static void plan_json_print(const struct sft_plan *p, const struct sft_job *jobs, int n,
-                            const struct tokenizer *tok) {
-    json_t *data = json_array(), *first = json_array();
-    for (int i = 0; i < n; i++) {
-        json_t *lint = lint_json(&jobs[i].lint);
-        json_array_append_new(data, json_pack("{s:s,s:s,s:o}", "adapter", jobs[i].name, "file",
-                                              jobs[i].data, "lint", lint));
-    }
-    for (int i = 0; i < p->n_first; i++) {
-        json_t *sample = sample_json(&p->first[i], tok);
-        json_object_set_new(sample, "adapter", json_string(jobs[p->first[i].adapter].name));
-        json_array_append_new(first, sample);
-    }
-    cli_print(
-        json_pack("{s:o,s:o,s:o}", "plan", plan_object(p), "data", data, "first_batch", first));
-}
-
-static void first_print(const struct sft_plan *p, const struct sft_job *jobs,
-                        const struct tokenizer *tok) {
-    bool color = isatty(STDOUT_FILENO) && !getenv("NO_COLOR");
-    const char *on = color ? "\033[1;32m" : "⟦", *off = color ? "\033[0m" : "⟧";
-    printf("first batch, what is learned %s:\n", color ? "in green" : "in ⟦ ⟧");
-    for (int i = 0; i < p->n_first; i++) {
-        const struct sample *s = &p->first[i];
-        struct buf text = {0};
-        int64_t learned = 0;
-        for (int32_t k = 1; k < s->n; k++) learned += s->mask[k];
-        sample_show(s, tok, on, off, &text);
-        printf("--- %s, %d tokens, %lld learned\n%s\n", jobs[s->adapter].name, s->n,
-               (long long)learned, text.data);
-        buf_release(&text);
-    }
-}
-
-static void plan_text_print(const struct sft_plan *p, const struct sft_job *jobs, int n,
-                            const struct tokenizer *tok) {
-    struct buf text = {0};
-    char time[32];
-    for (int i = 0; i < n; i++) {
-        buf_printf(&text, "%s ('%s'): ", jobs[i].name, jobs[i].data);
-        lint_text(&jobs[i].lint, &text);
-    }
-    fputs(text.data, stdout);
-    buf_release(&text);
-    duration_text(p->seconds, time);
-    printf("updates: %lld, of %lld samples%s; in all %lld samples and %lld tokens in %lld passes "
-           "without padding, at most %lld samples and %lld tokens in one\n",
-           (long long)p->updates, (long long)p->samples_per_update, n > 1 ? " of each adapter" : "",
-           (long long)p->samples, (long long)p->tokens, (long long)p->passes,
-           (long long)p->max_samples, (long long)p->max_rows);
-    printf("memory: %.1f MB beside the model\n", (double)p->bytes / (1 << 20));
-    printf("time: about %s; the first pass of %lld tokens took %.3f s, an update %.3f s\n", time,
-           (long long)p->pass_tokens, p->pass_seconds, p->update_seconds);
-    first_print(p, jobs, tok);
-}
-
 static int dry_run(const struct common *c, const struct train_command *o, const struct model *m,
                    struct sft_job *jobs, int n, struct pool *pool, struct error *err) {
-    struct sft_plan p;
-    int rc = sft_plan_make(m, jobs, n, &o->train, pool, &p, err);
-    if (rc != OK) return rc;
-    if (c->json)
-        plan_json_print(&p, jobs, n, m->tok);
-    else
-        plan_text_print(&p, jobs, n, m->tok);
-    sft_plan_release(&p);
-    return OK;
+    struct plan_request q = {.m = m,
+                             .jobs = jobs,
+                             .n = n,
+                             .train = &o->train,
+                             .policy = &o->policy,
+                             .es = &o->es,
+                             .pool = pool};
+    int rc = method_parse(o->method, &q.method, err);
+    return rc ? rc : train_plan_print(c, &q, err);
 }
 
-/* Preferences and rewards write lines of their own into the run's log. */
 static int method_run(const struct train_command *o, struct train_run *run, const struct model *m,
                       struct sft_job *jobs, int n, struct pool *pool, const char *checkpoint,
                       struct error *err) {
@@ -190,9 +112,20 @@ static int method_run(const struct train_command *o, struct train_run *run, cons
     if (method == METHOD_SFT || method == METHOD_ES)
         return sft_run_watched(m, jobs, n, &o->train, method == METHOD_ES ? &o->es : NULL, pool,
                                checkpoint, &watch, err);
-    FILE *log = train_log_stream(run->log, err);
-    if (!log) return err->code;
-    return policy_run(m, jobs, n, &o->train, method, &o->policy, NULL, pool, checkpoint, log, err);
+    return policy_run_watched(m, jobs, n, &o->train, method, &o->policy, NULL, pool, checkpoint,
+                              &watch, err);
+}
+
+/* All that decides what is trained, of the method too. */
+static json_t *run_options(const struct train_command *o) {
+    json_t *all = options_json(train_option_rows, &o->train), *own;
+    if (strcmp(o->method, "sft") == 0) return all;
+    own = strcmp(o->method, "es") == 0 ? options_json(es_option_rows, &o->es)
+                                       : options_json(policy_option_rows, &o->policy);
+    json_object_set_new(all, "method", json_string(o->method));
+    json_object_update(all, own);
+    json_decref(own);
+    return all;
 }
 
 static int train_and_publish(const struct common *c, const struct train_command *o, struct model *m,
@@ -205,7 +138,9 @@ static int train_and_publish(const struct common *c, const struct train_command 
     struct train_run run;
     for (int i = 0; i < n; i++)
         dirs[i] = several ? path_join(o->out, jobs[i].name) : xstrdup(o->out);
-    rc = train_run_open(&run, c, &o->gate, &o->train, m, pool, o->out, jobs, dirs, n, err);
+    json_t *options = run_options(o);
+    rc = train_run_open(&run, c, &o->gate, options, m, pool, o->out, jobs, dirs, n, err);
+    json_decref(options);
     if (rc == OK) rc = method_run(o, &run, m, jobs, n, pool, checkpoint, err);
     if (rc == OK && train_run_finish(&run, jobs, err) != OK)
         rc = error_wrap(err, "training is done and kept in '%s', but cannot be saved", checkpoint);
@@ -247,8 +182,6 @@ static int train(const struct common *c, const struct train_command *o, struct m
 static int method_check(const struct train_command *o, struct error *err) {
     enum method method;
     int rc = method_parse(o->method, &method, err);
-    if (rc == OK && method != METHOD_SFT && o->dry_run)
-        return error_set(err, ERR_USAGE, "--dry-run plans method sft only");
     return rc == OK && method == METHOD_ES ? es_options_check(&o->es, &o->train, err) : rc;
 }
 

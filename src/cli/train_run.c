@@ -111,7 +111,7 @@ static char *id_make(const char *out, const json_t *recipe) {
     return xasprintf("train-%s%s%.8s", slug, *slug ? "-" : "", hash);
 }
 
-static json_t *recipe_json(const struct train_run *r, const struct train_options *train,
+static json_t *recipe_json(const struct train_run *r, const json_t *options,
                            const struct sft_job *jobs, char *const *dirs, int n) {
     json_t *list = json_array();
     for (int i = 0; i < n; i++) {
@@ -121,7 +121,7 @@ static json_t *recipe_json(const struct train_run *r, const struct train_options
                                         file ? file : json_null(), "dir", dir ? dir : json_null()));
     }
     return json_pack("{s:s,s:s,s:o,s:o}", "model", r->m->name, "model_sha256", r->m->hash, "jobs",
-                     list, "options", train_options_json(train));
+                     list, "options", json_deep_copy(options));
 }
 
 static int store_open_run(struct train_run *r, const json_t *recipe, struct error *err) {
@@ -136,9 +136,9 @@ static int store_open_run(struct train_run *r, const json_t *recipe, struct erro
                : store_run_add(r->store, r->id, "train", recipe, err);
 }
 
-static int record_open(struct train_run *r, const char *out, const struct train_options *train,
+static int record_open(struct train_run *r, const char *out, const json_t *options,
                        const struct sft_job *jobs, char *const *dirs, struct error *err) {
-    json_t *recipe = recipe_json(r, train, jobs, dirs, r->n);
+    json_t *recipe = recipe_json(r, options, jobs, dirs, r->n);
     r->id = id_make(out, recipe);
     r->dir = path_join(r->o->runs, r->id);
     int rc = dir_make(r->dir, err);
@@ -146,22 +146,21 @@ static int record_open(struct train_run *r, const char *out, const struct train_
     if (rc != OK) error_wrap(err, "the run cannot be recorded; name a folder with --runs");
     char *title = xasprintf("Shoal training %s", r->id);
     r->log = train_log_open(r->dir, title, r->store, r->id);
-    train_log_section(r->log, "Options", train_options_json(train));
+    train_log_section(r->log, "Options", json_deep_copy(options));
     free(title);
     json_decref(recipe);
     return rc;
 }
 
 int train_run_open(struct train_run *r, const struct common *c, const struct gate_options *o,
-                   const struct train_options *train, struct model *m, struct pool *pool,
-                   const char *out, const struct sft_job *jobs, char *const *dirs, int n,
-                   struct error *err) {
+                   const json_t *options, struct model *m, struct pool *pool, const char *out,
+                   const struct sft_job *jobs, char *const *dirs, int n, struct error *err) {
     *r = (struct train_run){.c = c, .o = o, .m = m, .pool = pool, .n = n};
     r->trainees = xcalloc((size_t)n, sizeof *r->trainees);
     int rc = o->retain ? tasks_parse(o->retain, r->pick, err) : OK;
     for (int i = 0; rc == OK && i < n; i++)
         rc = trainee_open(r, &r->trainees[i], &jobs[i], dirs[i], err);
-    return rc == OK ? record_open(r, out, train, jobs, dirs, err) : rc;
+    return rc == OK ? record_open(r, out, options, jobs, dirs, err) : rc;
 }
 
 struct sft_watch train_run_watch(struct train_run *r) {

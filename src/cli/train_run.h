@@ -58,11 +58,10 @@ struct train_run {
     bool pick[MAX_TASKS];
 };
 /* Before training: everything that could refuse the result later is read now. `dirs` (copied):
- * where the adapters go, in `out` or `out` itself. */
+ * where the adapters go, in `out` or `out` itself; `options`: those that decide the training. */
 int train_run_open(struct train_run *r, const struct common *c, const struct gate_options *o,
-                   const struct train_options *train, struct model *m, struct pool *pool,
-                   const char *out, const struct sft_job *jobs, char *const *dirs, int n,
-                   struct error *err);
+                   const json_t *options, struct model *m, struct pool *pool, const char *out,
+                   const struct sft_job *jobs, char *const *dirs, int n, struct error *err);
 struct sft_watch train_run_watch(struct train_run *r);
 /* Measures, decides, publishes or sets aside; when it returns OK every result is safe on disk. */
 int train_run_finish(struct train_run *r, struct sft_job *jobs, struct error *err);

@@ -200,7 +200,7 @@ size_t trainer_bytes(const struct trainer *t, int64_t rows, int64_t longest) {
     s.att_scratch = xcalloc((size_t)pool_size(t->pool), sizeof *s.att_scratch);
     caps_raise(&s, rows, longest);
     s.kept = 0;
-    bytes = batch_bytes(&s);
+    if (rows > 0) bytes = batch_bytes(&s);
     free(s.acts);
     free(s.att_scratch);
     for (int i = 0; i < t->n_tensors; i++)

@@ -68,6 +68,12 @@ int result_make(const struct trainer *t, const struct model *m, int j, const cha
     return adapter_bind(*out, m, err);
 }
 
+json_t *data_about(const struct sft_job *job, const char *data, const char *start) {
+    json_t *path = json_string(job->data); // a path may be no UTF-8
+    return json_pack("{s:s,s:o,s:s,s:s,s:o}", "name", job->name, "file", path ? path : json_null(),
+                     "sha256", data, "start", start, "lint", lint_json(&job->lint));
+}
+
 json_t *checkpoint_extra(json_t *identity, const struct sft_job *jobs, int n) {
     json_t *losses = json_array();
     for (int j = 0; j < n; j++)
@@ -129,38 +135,52 @@ int course_begin(struct course *c, struct error *err) {
     return c->trainer ? OK : err->code;
 }
 
+void course_data_say(const struct course *c) {
+    for (int j = 0; j < c->n; j++) lint_say(&c->jobs[j].lint, c->jobs[j].name);
+}
+
 static float update_lr(const struct course *c, int64_t u) {
     int64_t total = c->steps * c->per_step,
             warmup = (int64_t)ceil(c->o->warmup_ratio * (double)total);
     return schedule_lr(c->schedule, c->o->lr, c->o->min_lr_ratio, u, warmup, total);
 }
 
-int course_update(struct course *c, int64_t u, json_t *line, struct error *err) {
-    struct update_stats st;
+int course_update(struct course *c, int64_t u, struct error *err) {
+    int64_t tokens = c->stats.tokens, targets = c->stats.targets;
     float lr = update_lr(c, u);
-    int rc = trainer_update(c->trainer, lr, &st, err);
+    int rc = trainer_update(c->trainer, lr, &c->stats, err);
     if (rc) return rc;
-    json_t *losses = json_object();
-    c->tokens += st.tokens;
+    c->lr = (double)lr;
+    c->stats.tokens += tokens;
+    c->stats.targets += targets;
     for (int j = 0; j < c->n; j++) {
         struct sft_job *job = &c->jobs[j];
         job->last_loss = trainer_adapter_loss(c->trainer, j);
         if (u == 0) job->first_loss = job->last_loss;
-        json_object_set_new(losses, job->name, json_real(job->last_loss));
     }
-    json_t *did = json_pack("{s:f,s:f,s:f,s:I,s:o}", "loss", st.loss, "lr", (double)lr, "grad_norm",
-                            st.grad_norm, "tokens", (json_int_t)st.tokens, "losses", losses);
-    json_object_update(line, did);
-    json_decref(did);
     return OK;
 }
 
-static int line_write(const struct course *c, json_t *line, struct error *err) {
-    double seconds = clock_now() - c->started;
-    if (!c->log) return OK;
-    json_object_set_new(line, "tokens_per_s",
-                        json_real(seconds > 0 ? (double)c->tokens / seconds : 0));
-    return train_log_line(c->log, line, err);
+/* After so many steps. */
+static bool save_due(const struct course *c, int64_t done) {
+    return done == c->steps || (c->o->save_steps > 0 && done % c->o->save_steps == 0);
+}
+
+static int step_tell(const struct course *c, int64_t done, const json_t *more, struct error *err) {
+    double now = clock_now();
+    if (!c->watch) return OK;
+    struct sft_event e = {.step = done,
+                          .steps = c->steps,
+                          .lr = c->lr,
+                          .seconds = now - c->started,
+                          .tokens_per_s =
+                              now > c->began ? (double)c->stats.tokens / (now - c->began) : 0,
+                          .stats = &c->stats,
+                          .jobs = c->jobs,
+                          .n = c->n,
+                          .due = save_due(c, done),
+                          .more = more};
+    return c->watch->update(c->watch->ctx, &e, err);
 }
 
 static int course_save(struct course *c, const struct course_step *s, int64_t done,
@@ -185,25 +205,33 @@ static int course_continue(struct course *c, const struct course_step *s, struct
     return rc;
 }
 
-/* One step, its log line and, when it is due, its checkpoint, which is tried even where the log
- * cannot be written. */
+/* One step, what is told of it, and when it is due its checkpoint. */
 static int step_run(struct course *c, const struct course_step *s, int64_t step, char detail[64],
                     struct error *err) {
-    int64_t done = step + 1, every = c->o->save_steps;
-    json_t *line = json_pack("{s:I}", "step", (json_int_t)done);
-    struct error log_err;
-    int rc = s->run(s->ctx, step, line, err), logged = OK;
+    int64_t done = step + 1;
+    json_t *line = json_object();
+    c->began = clock_now();
+    c->stats = (struct update_stats){0};
+    int rc = s->run(s->ctx, step, line, err);
     if (rc) error_wrap(err, "step %lld", (long long)done);
-    if (!rc) logged = line_write(c, line, &log_err);
+    if (!rc) rc = step_tell(c, done, line, err);
     const json_t *reward = json_object_get(line, "reward");
     snprintf(detail, 64, "%s %.4f", reward ? "reward" : "loss",
-             json_number_value(reward ? reward : json_object_get(line, "loss")));
-    bool due = done == c->steps || (every > 0 && done % every == 0) || logged;
-    if (!rc && c->checkpoint && due) rc = course_save(c, s, done, err);
+             reward ? json_number_value(reward) : c->stats.loss);
+    if (!rc && c->checkpoint && save_due(c, done)) rc = course_save(c, s, done, err);
     json_decref(line);
-    if (rc || !logged) return rc;
-    *err = log_err;
-    return logged;
+    return rc;
+}
+
+static int watch_begin(const struct course *c, struct error *err) {
+    if (!c->watch) return OK;
+    json_t *data = json_array();
+    for (int j = 0; j < c->n; j++)
+        json_array_append_new(data, data_about(&c->jobs[j], c->data[j], c->starts[j]->hash));
+    json_t *about = json_pack("{s:I,s:o}", "steps", (json_int_t)c->steps, "data", data);
+    int rc = c->watch->begin(c->watch->ctx, trainer_updates(c->trainer) / c->per_step, about, err);
+    json_decref(about);
+    return rc;
 }
 
 static int results_make(struct course *c, struct error *err) {
@@ -222,6 +250,7 @@ int course_run(struct course *c, const struct course_step *s, struct error *err)
         rc = course_continue(c, s, err);
     else
         s->restore(s->ctx, NULL);
+    if (!rc) rc = watch_begin(c, err);
     progress_start(&bar, "training", c->steps);
     for (int64_t i = trainer_updates(c->trainer) / c->per_step; !rc && i < c->steps; i++) {
         rc = step_run(c, s, i, detail, err);
@@ -239,21 +268,57 @@ void course_release(struct course *c) {
     free(c->data);
 }
 
+static struct course course_make(const struct model *m, struct sft_job *jobs, int n,
+                                 const struct train_options *own, enum method method,
+                                 struct pool *pool) {
+    static const char *const names[] = {"sft", "es", "dpo", "reinforce", "rloo", "grpo"};
+    struct course c = {.m = m, .o = own, .pool = pool, .jobs = jobs, .n = n};
+    CHECK(n > 0 && method >= METHOD_DPO && own->bsz > 0 && own->grad_accum > 0);
+    c.method = names[method];
+    c.data = xcalloc((size_t)n, sizeof *c.data); // the run's: course_release frees it
+    for (int j = 0; j < n; j++) jobs[j].result = NULL;
+    return c;
+}
+
+static int tokenizer_check(const struct model *m, struct error *err) {
+    if (m->tok) return OK;
+    return error_set(err, ERR_STATE, "model '%s' has no tokenizer to read training data with",
+                     m->name);
+}
+
+int policy_run_watched(const struct model *m, struct sft_job *jobs, int n,
+                       const struct train_options *o, enum method method,
+                       const struct policy_options *p, const struct reward *reward,
+                       struct pool *pool, const char *checkpoint, const struct sft_watch *watch,
+                       struct error *err) {
+    struct train_options own = *o;
+    own.lora_dropout = 0;
+    if (tokenizer_check(m, err)) return err->code;
+    struct course c = course_make(m, jobs, n, &own, method, pool);
+    c.checkpoint = checkpoint;
+    c.watch = watch;
+    return method == METHOD_DPO ? prefer_run(&c, p, err) : reward_run(&c, method, p, reward, err);
+}
+
 int policy_run(const struct model *m, struct sft_job *jobs, int n, const struct train_options *o,
                enum method method, const struct policy_options *p, const struct reward *reward,
                struct pool *pool, const char *checkpoint, FILE *log, struct error *err) {
-    static const char *const names[] = {"sft", "es", "dpo", "reinforce", "rloo", "grpo"};
+    const struct sft_watch watch = train_stream_watch(log);
+    return policy_run_watched(m, jobs, n, o, method, p, reward, pool, checkpoint,
+                              log ? &watch : NULL, err);
+}
+
+int policy_plan_make(const struct model *m, struct sft_job *jobs, int n,
+                     const struct train_options *o, enum method method,
+                     const struct policy_options *p, const struct reward *reward, struct pool *pool,
+                     struct policy_plan *out, struct error *err) {
     struct train_options own = *o;
     own.lora_dropout = 0;
-    CHECK(n > 0 && method != METHOD_SFT && o->bsz > 0 && o->grad_accum > 0);
-    if (!m->tok)
-        return error_set(err, ERR_STATE, "model '%s' has no tokenizer to read training data with",
-                         m->name);
-    struct course c = {.m = m, .o = &own, .pool = pool, .jobs = jobs, .n = n};
-    c.method = names[method];
-    c.checkpoint = checkpoint;
-    c.log = log;
-    c.data = xcalloc((size_t)n, sizeof *c.data); // the run's: course_release frees it
-    for (int j = 0; j < n; j++) jobs[j].result = NULL;
-    return method == METHOD_DPO ? prefer_run(&c, p, err) : reward_run(&c, method, p, reward, err);
+    *out = (struct policy_plan){0};
+    if (tokenizer_check(m, err)) return err->code;
+    struct course c = course_make(m, jobs, n, &own, method, pool);
+    int rc = method == METHOD_DPO ? prefer_plan(&c, p, out, err)
+                                  : reward_plan(&c, method, p, reward, out, err);
+    if (rc) policy_plan_release(out);
+    return rc;
 }

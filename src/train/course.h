@@ -30,6 +30,8 @@ int starts_make(const struct model *m, const struct sft_job *jobs, int n,
 /* Adapter j as it is now, ready to run, with its lineage: hashes of data and start adapter. */
 int result_make(const struct trainer *t, const struct model *m, int j, const char *method,
                 const char *data, const char *start, struct adapter **out, struct error *err);
+/* Of the watcher's `about`: a row of data. */
+json_t *data_about(const struct sft_job *job, const char *data, const char *start);
 /* What a checkpoint keeps beside the trainer, and back; a run of another identity is refused. The
  * caller releases `extra`, in every case. */
 json_t *checkpoint_extra(json_t *identity, const struct sft_job *jobs, int n);
@@ -51,8 +53,8 @@ struct course {
     struct sft_job *jobs;
     int n;
     const char *method;     /* the results' lineage */
-    const char *checkpoint; /* may be NULL, as `log` */
-    FILE *log;
+    const char *checkpoint; /* may be NULL, as `watch` */
+    const struct sft_watch *watch;
     int64_t steps;     /* of the whole course, each of … */
     int64_t per_step;  /* … so many updates */
     json_t *identity;  /* what a checkpoint must have been made for; course_begin adds to it */
@@ -61,12 +63,14 @@ struct course {
     struct adapter **starts; /* [n] what training begins with, ready to run */
     struct trainer *trainer;
     enum schedule schedule;
-    int64_t saved; /* the step that `checkpoint` holds; -1: none */
-    int64_t tokens;
-    double started;
+    int64_t saved;             /* the step that `checkpoint` holds; -1: none */
+    double started, began;     /* the course, or what is left of it; the step */
+    struct update_stats stats; /* of the last update, with the tokens and targets of its step */
+    double lr;                 /* of the last update */
 };
 struct course_step {
-    /* Step number `step` from 0, with course_update for its updates; adds to the log's line. */
+    /* Step number `step` from 0, with course_update for its updates; `line` gets the method's own
+     * figures for the log. */
     int (*run)(void *ctx, int64_t step, json_t *line, struct error *err);
     json_t *(*state)(void *ctx); /* what a checkpoint keeps beside the trainer */
     void (*restore)(void *ctx, const json_t *state); /* the same, or NULL: from the beginning */
@@ -78,19 +82,49 @@ int32_t course_limit(const struct course *c);
 int64_t course_steps(const struct course *c, int64_t n, int64_t per_step);
 /* Start adapters (retained or fresh) and the trainer. */
 int course_begin(struct course *c, struct error *err);
+void course_data_say(const struct course *c); /* what lint found */
 int course_run(struct course *c, const struct course_step *s, struct error *err);
-/* The optimizer, at the learning rate of update `u`; `line` gets what it did. */
-int course_update(struct course *c, int64_t u, json_t *line, struct error *err);
+/* The optimizer, at the learning rate of update `u`. */
+int course_update(struct course *c, int64_t u, struct error *err);
 void course_release(struct course *c);
 
 /* prefer.c and reward.c; the course holds what policy_run was given. */
 int prefer_run(const struct course *c, const struct policy_options *o, struct error *err);
+int prefer_plan(const struct course *c, const struct policy_options *o, struct policy_plan *out,
+                struct error *err);
 int reward_run(const struct course *c, enum method method, const struct policy_options *o,
                const struct reward *reward, struct error *err);
+int reward_plan(const struct course *c, enum method method, const struct policy_options *o,
+                const struct reward *reward, struct policy_plan *out, struct error *err);
+
+/* plan.c: what the plans of all methods are made of. */
+
+/* Tokens that a pass takes at most, unless a sample is longer; no bit depends on it. */
+#define PASS_ROWS 2048
+static inline bool pass_full(int64_t rows, int64_t more) {
+    return rows > 0 && rows + more > PASS_ROWS;
+}
+/* Adds `n` samples that must share a pass to the plan's counts; `rows` and `samples` of the pass in
+ * progress begin at 0 with every update. */
+struct pass_count {
+    struct sft_plan *plan;
+    int64_t rows, samples;
+};
+void pass_count_add(struct pass_count *c, const struct sample *v, int n);
+/* What was counted, from `counted` updates to all of plan->updates. */
+void pass_count_scale(struct sft_plan *plan, int64_t counted);
+/* Appends a copy to plan->first, which has room for it. */
+void plan_show(struct sft_plan *plan, const struct sample *s, int adapter);
+/* Runs `fn`, and again where that was short, because the first time its memory is new. */
+int plan_time(int (*fn)(void *ctx, struct error *err), void *ctx, double *seconds,
+              struct error *err);
+/* The optimizer, with a learning rate of 0. */
+int plan_time_update(struct trainer *t, struct sft_plan *plan, struct error *err);
 
 /* undo.c: a copy of what updates change, so that one may be taken back. */
 struct undo;
 struct undo *undo_new(const struct trainer *t);
+size_t undo_bytes(const struct undo *u);
 void undo_keep(struct undo *u, const struct trainer *t);
 /* Adapter i is what it was when kept, and its optimizer too. */
 void undo_restore(const struct undo *u, struct trainer *t, int i);

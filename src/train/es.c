@@ -63,7 +63,7 @@ struct es {
     struct pool *pool;
     const struct fitness *fitness;
     const struct shaping *shaping;
-    double mean; /* fitness of the last call */
+    double mean, spread; /* fitness of the last call */
 
     /* grows with the longest sample seen */
     struct forward *forward;
@@ -245,6 +245,10 @@ void es_free(struct es *e) {
 
 double es_fitness(const struct es *e) {
     return e->mean;
+}
+
+double es_fitness_spread(const struct es *e) {
+    return e->spread;
 }
 
 size_t es_bytes(const struct es *e) {
@@ -511,12 +515,14 @@ static int members_run(struct es *e, struct reading *scores, struct error *err) 
 /* From scores to the pairs' weights: (f₊ - f₋) / (N σ), shaped. */
 static void coefs_make(struct es *e, const struct reading *scores) {
     int n = (int)e->o->population;
-    double *f = xmalloc((size_t)n * sizeof *f);
+    double *f = xmalloc((size_t)n * sizeof *f), squares = 0;
     e->mean = 0;
     for (int i = 0; i < n; i++) {
         f[i] = e->fitness->of(scores + (int64_t)i * e->n, e->n);
         e->mean += f[i] / n;
     }
+    for (int i = 0; i < n; i++) squares += (f[i] - e->mean) * (f[i] - e->mean) / n;
+    e->spread = sqrt(squares);
     e->shaping->shape(f, n);
     for (int i = 0; i < n / 2; i++) e->coef[i] = (f[2 * i] - f[2 * i + 1]) / (n * e->o->sigma);
     free(f);

@@ -38,8 +38,9 @@ void es_free(struct es *e);
  * The loss it reports is the members' mean. Calls between two updates share their directions. */
 int es_accumulate(struct es *e, struct trainer *t, int index, const struct sample *samples, int n,
                   struct error *err);
-/* The members' fitness of the last call before it was shaped: their mean. */
+/* The members' fitness of the last call before it was shaped: its mean, and standard deviation. */
 double es_fitness(const struct es *e);
+double es_fitness_spread(const struct es *e);
 /* The most bytes that it has held besides the trainer's. */
 size_t es_bytes(const struct es *e);
 

@@ -152,7 +152,8 @@ static inline struct lora_params *lora_of(const struct trainer *t, int adapter, 
 /* batch.c: packs samples (those of one adapter together, in the order given) and makes room. */
 int batch_pack(struct trainer *t, const struct sample *samples, int n, struct error *err);
 /* How many of the samples the next pass takes, of a call that may be cut into several: with
- * checkpointing few, otherwise all. The bits are the same. */
+ * checkpointing few, otherwise all; the bits are the same. batch_whole says before what the call
+ * holds. */
 int batch_next(const struct trainer *t, const struct sample *samples, int n);
 void batch_whole(struct trainer *t, const struct sample *samples, int n);
 

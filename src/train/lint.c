@@ -148,21 +148,16 @@ static int twins_count(const struct dataset *d, const struct dataset *eval, stru
 
 /* the report */
 
-static int length_order(const void *a, const void *b) {
-    int32_t x = *(const int32_t *)a, y = *(const int32_t *)b;
-    return x < y ? -1 : x > y;
-}
-
 static int lengths_measure(const struct dataset *d, struct lint *out, struct error *err) {
     int n = d->n_read;
     int32_t *v = n ? try_calloc((size_t)n, sizeof *v, err) : NULL;
     if (!v) return n ? err->code : OK;
     for (int i = 0; i < n; i++) v[i] = d->facts[i].tokens;
-    qsort(v, (size_t)n, sizeof *v, length_order);
-    out->shortest = v[0];
-    out->median = v[(n - 1) / 2];
-    out->p95 = v[((int64_t)n * 95 + 99) / 100 - 1];
-    out->longest = v[n - 1];
+    struct lengths l = lengths_make(v, n);
+    out->shortest = l.shortest;
+    out->median = l.median;
+    out->p95 = l.p95;
+    out->longest = l.longest;
     free(v);
     return OK;
 }
@@ -185,12 +180,12 @@ static double percent(double part, double all) {
 }
 
 static void lengths_text(const struct lint *l, struct buf *out) {
-    buf_printf(out,
-               "%d samples, %lld tokens, %lld of them learned (%.1f %%); lengths %d to %d, "
-               "median %d, 95 %% up to %d",
-               l->kept, (long long)l->tokens, (long long)l->targets,
-               percent((double)l->targets, (double)l->tokens), l->shortest, l->longest, l->median,
-               l->p95);
+    buf_printf(out, "%d samples, %lld tokens", l->kept, (long long)l->tokens);
+    if (l->targets) // prompts alone have none
+        buf_printf(out, ", %lld of them learned (%.1f %%)", (long long)l->targets,
+                   percent((double)l->targets, (double)l->tokens));
+    buf_printf(out, "; lengths %d to %d, median %d, 95 %% up to %d", l->shortest, l->longest,
+               l->median, l->p95);
 }
 
 /* What is worth a line of its own; `fn` gets one line at a time, and whether it is a warning. */

@@ -5,6 +5,8 @@
  * and a run without its log would be a run without its evidence. The store gets lines in one
  * transaction a checkpoint. Curves are kept as means (page.h), so a page of a million updates is
  * as small as one of a thousand.
+ *
+ * The log knows no methods: a figure that lines have is drawn, if the table of charts has a row.
  */
 #define _GNU_SOURCE
 #include "train/log.h"
@@ -17,19 +19,48 @@
 #include <unistd.h>
 
 enum { MAX_CURVES = 32 }; /* adapters that have one of their own */
-enum { CURVE_LR, CURVE_NORM, CURVE_SPEED, CURVE_MEMORY, N_CURVES };
+
+/* A chart has a line for each adapter: its number in the object `of`, or where `key` is given the
+ * member `key` of its object there. Without `of` it is one line, of the run's own `key`. */
+struct chart {
+    const char *title, *of, *key;
+    const char *spread; /* what is drawn as a band around the line, a member beside `key` */
+    double unit;        /* numbers are shown in */
+};
+static const struct chart charts[] = {
+    {"Loss", "losses", NULL, NULL, 1},
+    {"Reward of completions, mean and standard deviation", "adapters", "reward", "reward_std", 1},
+    {"Fitness of members, mean and standard deviation", "adapters", "fitness", "fitness_std", 1},
+    {"Margin: implicit reward of chosen less that of rejected", "adapters", "margin", NULL, 1},
+    {"Share of pairs with a positive margin", "adapters", "accuracy", NULL, 1},
+    {"Implicit reward of chosen answers", "adapters", "reward_chosen", NULL, 1},
+    {"Implicit reward of rejected answers", "adapters", "reward_rejected", NULL, 1},
+    {"KL to the start, nats a token", "adapters", "kl", NULL, 1},
+    {"Share of prompts whose completions differ in reward", "adapters", "mixed", NULL, 1},
+    {"Entropy of the policy, nats a token", "adapters", "entropy", NULL, 1},
+    {"Length of completions, tokens", "adapters", "length", NULL, 1},
+    {"Share of completions that end by themselves", "adapters", "ended", NULL, 1},
+    {"Share of tokens whose ratio is clipped", "adapters", "clipped", NULL, 1},
+    {"Updates taken back because of their KL", NULL, "not_applied", NULL, 1},
+    {"Learning rate", NULL, "lr", NULL, 1},
+    {"Gradient norm (before clipping)", NULL, "grad_norm", NULL, 1},
+    {"Tokens a second", NULL, "tokens_per_s", NULL, 1},
+    {"Memory, MB", NULL, "rss", NULL, 1e6},
+};
+enum { N_CHARTS = ARRAY_LEN(charts) };
 
 struct train_log {
     char *path, *page, *title;
     struct store *store;
     const char *run;
     FILE *f;
-    json_t *sections; /* heading: table */
-    json_t *names;    /* of the adapters, once they are known */
-    json_t *pending;  /* lines that the store has not */
-    struct curve losses[MAX_CURVES], curves[N_CURVES];
-    double seconds; /* before this process took over */
-    int64_t last;   /* step of the last line kept */
+    json_t *sections;               /* heading: table */
+    json_t *names;                  /* of the adapters, once they are known */
+    json_t *pending;                /* lines that the store has not */
+    int n;                          /* of the names that have curves */
+    struct curve *curves, *spreads; /* [N_CHARTS][n], once names are known */
+    double seconds;                 /* before this process took over */
+    int64_t last;                   /* step of the last line kept */
 };
 
 static json_t *number_json(double x) {
@@ -40,13 +71,15 @@ json_t *sft_event_json(const struct sft_event *e) {
     json_t *losses = json_object();
     for (int j = 0; j < e->n; j++)
         json_object_set_new(losses, e->jobs[j].name, number_json(e->jobs[j].last_loss));
-    return json_pack("{s:I,s:o,s:f,s:o,s:I,s:I,s:o,s:f,s:I,s:I,s:o}", "step", (json_int_t)e->step,
-                     "loss", number_json(e->stats->loss), "lr", e->lr, "grad_norm",
-                     number_json(e->stats->grad_norm), "tokens", (json_int_t)e->stats->tokens,
-                     "targets", (json_int_t)e->stats->targets, "tokens_per_s",
-                     number_json(e->tokens_per_s), "seconds", e->seconds, "rss",
-                     (json_int_t)process_bytes("VmRSS"), "peak", (json_int_t)process_bytes("VmHWM"),
-                     "losses", losses);
+    json_t *line = json_pack("{s:I,s:o,s:f,s:o,s:I,s:I,s:o,s:f,s:I,s:I,s:o}", "step",
+                             (json_int_t)e->step, "loss", number_json(e->stats->loss), "lr", e->lr,
+                             "grad_norm", number_json(e->stats->grad_norm), "tokens",
+                             (json_int_t)e->stats->tokens, "targets", (json_int_t)e->stats->targets,
+                             "tokens_per_s", number_json(e->tokens_per_s), "seconds", e->seconds,
+                             "rss", (json_int_t)process_bytes("VmRSS"), "peak",
+                             (json_int_t)process_bytes("VmHWM"), "losses", losses);
+    if (e->more) json_object_update(line, (json_t *)(uintptr_t)e->more);
+    return line;
 }
 
 static char *line_text(const json_t *line) {
@@ -55,11 +88,27 @@ static char *line_text(const json_t *line) {
     return text;
 }
 
-int train_log_line(FILE *f, const json_t *line, struct error *err) {
+static int line_write(FILE *f, const json_t *line, struct error *err) {
     char *text = line_text(line);
     bool written = fprintf(f, "%s\n", text) > 0 && fflush(f) == 0;
     free(text);
     return written ? OK : error_errno(err, "cannot write the training log");
+}
+
+static int stream_begin(void *ctx, int64_t done, const json_t *about, struct error *err) {
+    (void)ctx, (void)done, (void)about, (void)err;
+    return OK;
+}
+
+static int stream_update(void *ctx, const struct sft_event *e, struct error *err) {
+    json_t *line = sft_event_json(e);
+    int rc = line_write(ctx, line, err);
+    json_decref(line);
+    return rc ? error_wrap(err, "the log of update %lld", (long long)e->step) : OK;
+}
+
+struct sft_watch train_stream_watch(FILE *f) {
+    return (struct sft_watch){stream_begin, stream_update, f};
 }
 
 struct train_log *train_log_open(const char *dir, const char *title, struct store *store,
@@ -75,25 +124,14 @@ struct train_log *train_log_open(const char *dir, const char *title, struct stor
     return l;
 }
 
-FILE *train_log_stream(struct train_log *l, struct error *err) {
-    long whole = 0, at = 0;
-    CHECK(!l->f);
-    l->f = fopen(l->path, "a+");
-    for (int c; l->f && (c = getc(l->f)) != EOF;) {
-        at++;
-        if (c == '\n') whole = at;
-    }
-    if (l->f && !ferror(l->f) && (at == whole || ftruncate(fileno(l->f), whole) == 0)) return l->f;
-    error_errno(err, "cannot write '%s'", l->path);
-    return NULL;
-}
-
 void train_log_free(struct train_log *l) {
     if (!l) return;
     if (l->f) fclose(l->f);
     json_decref(l->sections);
     json_decref(l->names);
     json_decref(l->pending);
+    free(l->curves);
+    free(l->spreads);
     free(l->path);
     free(l->page);
     free(l->title);
@@ -109,17 +147,26 @@ static double number_at(const json_t *line, const char *key) {
     return json_is_number(v) ? json_number_value(v) : NAN;
 }
 
+static const char *name_at(const struct train_log *l, int i) {
+    return json_string_value(json_array_get(l->names, (size_t)i));
+}
+
+static int chart_lines(const struct train_log *l, const struct chart *c) {
+    return c->of ? l->n : MIN(l->n, 1);
+}
+
 static void curves_add(struct train_log *l, const json_t *line) {
-    static const char *const keys[N_CURVES] = {"lr", "grad_norm", "tokens_per_s", "rss"};
     double step = number_at(line, "step");
-    const json_t *losses = json_object_get(line, "losses");
-    json_t *name;
-    size_t i;
-    json_array_foreach (l->names, i, name)
-        if (i < MAX_CURVES)
-            curve_add(&l->losses[i], step, number_at(losses, json_string_value(name)));
-    for (int k = 0; k < N_CURVES; k++)
-        curve_add(&l->curves[k], step, number_at(line, keys[k]) / (k == CURVE_MEMORY ? 1e6 : 1));
+    for (int k = 0; k < N_CHARTS; k++) {
+        const struct chart *c = &charts[k];
+        for (int i = 0; i < chart_lines(l, c); i++) {
+            const json_t *of = c->of ? json_object_get(line, c->of) : line;
+            if (c->of && c->key) of = json_object_get(of, name_at(l, i));
+            double y = number_at(of, c->key ? c->key : name_at(l, i)) / c->unit;
+            curve_add(&l->curves[k * l->n + i], step, y);
+            if (c->spread) curve_add(&l->spreads[k * l->n + i], step, number_at(of, c->spread));
+        }
+    }
 }
 
 /* A line of the run so far: kept when it belongs to what the checkpoint has seen. A last line that
@@ -159,13 +206,51 @@ static int log_continue(struct train_log *l, int64_t done, struct error *err) {
     return rc;
 }
 
+static void count_put(json_t *row, const char *of, const char *key, const json_t *v) {
+    char *name = xasprintf("%s%s", of, key);
+    for (char *p = name; *p; p++)
+        if (*p == '_') *p = ' '; // a heading may break there
+    if (json_is_object(v)) v = json_object_get(v, "count");
+    if (json_is_integer(v)) json_object_set_new(row, name, json_integer(json_integer_value(v)));
+    free(name);
+}
+
+/* The counts of a row's lint, side by side. */
+static json_t *lint_row(const json_t *row) {
+    const json_t *lint = json_object_get(row, "lint"), *lengths = json_object_get(lint, "lengths");
+    json_t *flat = json_pack("{s:O}", "name", json_object_get(row, "name")), *v;
+    const char *key;
+    json_object_foreach ((json_t *)(uintptr_t)lint, key, v) count_put(flat, "", key, v);
+    json_object_foreach (json_object_get(lint, "eval"), key, v)
+        count_put(flat, "evaluation ", key, v);
+    json_object_foreach ((json_t *)(uintptr_t)lengths, key, v) count_put(flat, "length ", key, v);
+    return flat;
+}
+
+static void data_tell(struct train_log *l, const json_t *data) {
+    json_t *files = json_array(), *lint = json_array(), *row;
+    size_t i;
+    json_array_foreach (data, i, row) {
+        json_t *file = json_copy(row);
+        json_object_del(file, "lint");
+        json_array_append_new(files, file);
+        json_array_append_new(lint, lint_row(row));
+    }
+    train_log_section(l, "Data", files);
+    train_log_section(l, "What the data holds, lengths in tokens", lint);
+}
+
 static int log_begin(void *ctx, int64_t done, const json_t *about, struct error *err) {
     struct train_log *l = ctx;
     json_t *data = json_object_get(about, "data"), *row;
     size_t i;
+    CHECK(!l->names);
     l->names = json_array();
     json_array_foreach (data, i, row) json_array_append(l->names, json_object_get(row, "name"));
-    train_log_section(l, "Data", json_deep_copy(data));
+    l->n = MIN((int)json_array_size(l->names), MAX_CURVES);
+    l->curves = xcalloc((size_t)(N_CHARTS * l->n), sizeof *l->curves);
+    l->spreads = xcalloc((size_t)(N_CHARTS * l->n), sizeof *l->spreads);
+    data_tell(l, data);
     int rc = log_continue(l, done, err);
     return rc || !l->store ? rc : store_metric_cut(l->store, l->run, done, err);
 }
@@ -190,7 +275,7 @@ static int log_update(void *ctx, const struct sft_event *e, struct error *err) {
     struct sft_event whole = *e;
     whole.seconds += l->seconds;
     json_t *line = sft_event_json(&whole);
-    int rc = train_log_line(l->f, line, err);
+    int rc = line_write(l->f, line, err);
     if (rc) error_wrap(err, "'%s'", l->path);
     curves_add(l, line);
     if (l->store)
@@ -206,26 +291,26 @@ struct sft_watch train_log_watch(struct train_log *l) {
     return (struct sft_watch){log_begin, log_update, l};
 }
 
-static void losses_plot(struct buf *b, const struct train_log *l) {
+static void chart_plot(struct buf *b, const struct train_log *l, int k) {
+    const struct chart *c = &charts[k];
+    const struct curve *curves = l->curves + k * l->n;
     const char *names[MAX_CURVES];
-    size_t n = MIN(json_array_size(l->names), MAX_CURVES);
-    for (size_t i = 0; i < n; i++) names[i] = json_string_value(json_array_get(l->names, i));
-    buf_puts(b, "<h2>Loss</h2>\n");
-    plot_curves(b, "loss by update", "update", l->losses, names, (int)n);
+    int n = chart_lines(l, c), points = 0;
+    for (int i = 0; i < n; i++) {
+        names[i] = name_at(l, i);
+        points += curves[i].n;
+    }
+    if (!points) return;
+    buf_printf(b, "<h2>%s</h2>\n", c->title);
+    plot_bands(b, c->title, "step", curves, l->spreads + k * l->n, c->of ? names : NULL, n);
 }
 
 int train_log_report(struct train_log *l, struct error *err) {
-    static const char *const titles[N_CURVES] = {"Learning rate", "Gradient norm (before clipping)",
-                                                 "Tokens a second", "Memory, MB"};
     struct buf b = {0};
     const char *heading;
     json_t *value;
     page_open(&b, l->title);
-    losses_plot(&b, l);
-    for (int k = 0; k < N_CURVES; k++) {
-        buf_printf(&b, "<h2>%s</h2>\n", titles[k]);
-        plot_curves(&b, titles[k], "update", &l->curves[k], NULL, 1);
-    }
+    for (int k = 0; k < N_CHARTS; k++) chart_plot(&b, l, k);
     json_object_foreach (l->sections, heading, value) {
         buf_puts(&b, "<h2>");
         page_text(&b, heading);
@@ -238,8 +323,8 @@ int train_log_report(struct train_log *l, struct error *err) {
     return rc;
 }
 
-static json_t *option_json(const struct option_row *row, const struct train_options *o) {
-    const char *at = (const char *)o + row->offset;
+static json_t *option_json(const struct option_row *row, const void *options) {
+    const char *at = (const char *)options + row->offset;
     const struct strings *list = (const void *)at;
     json_t *v = NULL;
     if (row->type == OPT_BOOL) v = json_boolean(*(const bool *)at);
@@ -256,10 +341,10 @@ static json_t *option_json(const struct option_row *row, const struct train_opti
     return v;
 }
 
-json_t *train_options_json(const struct train_options *o) {
+json_t *options_json(const struct option_row *rows, const void *options) {
     json_t *all = json_object();
-    for (const struct option_row *row = train_option_rows; row->name; row++) {
-        json_t *v = option_json(row, o);
+    for (const struct option_row *row = rows; row->name; row++) {
+        json_t *v = option_json(row, options);
         if (v) json_object_set_new(all, row->name, v);
     }
     return all;

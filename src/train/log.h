@@ -13,11 +13,11 @@
 #include "store/store.h"
 #include "train/train.h"
 
-/* {step, loss, lr, grad_norm, tokens, targets, tokens_per_s, seconds, rss, peak, losses}; a number
- * that is not finite is null. */
+/* {step, loss, lr, grad_norm, tokens, targets, tokens_per_s, seconds, rss, peak, losses} and what
+ * the method adds; a number that is not finite is null. */
 json_t *sft_event_json(const struct sft_event *e);
-/* One JSON line, written through to the system. */
-int train_log_line(FILE *f, const json_t *line, struct error *err);
+/* Writes the events as lines, each through to the system. */
+struct sft_watch train_stream_watch(FILE *f);
 
 struct train_log;
 /* DIR exists; store may be NULL and, like the texts, is used until the end. */
@@ -25,13 +25,10 @@ struct train_log *train_log_open(const char *dir, const char *title, struct stor
                                  const char *run);
 void train_log_free(struct train_log *l); /* NULL is fine */
 struct sft_watch train_log_watch(struct train_log *l);
-/* The file itself, for lines of another form, open at its end; half a line that a kill left there is
- * taken off. It stays the log's. */
-FILE *train_log_stream(struct train_log *l, struct error *err);
 /* A table of the page (see page_table); `value` is taken over. The same heading again replaces. */
 void train_log_section(struct train_log *l, const char *heading, json_t *value);
 int train_log_report(struct train_log *l, struct error *err);
-/* The options as an object, in the table's order. */
-json_t *train_options_json(const struct train_options *o);
+/* A table's options as an object, in its order. */
+json_t *options_json(const struct option_row *rows, const void *options);
 
 #endif

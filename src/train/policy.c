@@ -53,9 +53,9 @@ static double sigmoid_back(double x) {
     return x > 0 ? math_exp(-x) / (1 + math_exp(-x)) : 1 / (1 + math_exp(x));
 }
 
-static double logp_sum(const struct scored *s) {
+static double logp_sum(const double *logp, int32_t n) {
     double sum = 0;
-    for (int32_t i = 0; i < s->n; i++) sum += s->logp[i];
+    for (int32_t i = 0; i < n; i++) sum += logp[i];
     return sum;
 }
 
@@ -63,11 +63,21 @@ static void weights_set(struct scored *s, double w) {
     for (int32_t i = 0; i < s->n; i++) s->weight[i] = (float)w;
 }
 
+/* The implicit reward of an answer. */
+static double answer_reward(const struct dpo *d, const struct scored *s, struct dpo_sums *sums) {
+    const double *reference = d->reference[s->sample - d->batch];
+    for (int32_t i = 0; i < s->n; i++) {
+        double moved = s->logp[i] - reference[i];
+        sums->kl += moved * moved / 2;
+    }
+    sums->tokens += s->n;
+    return d->beta * (logp_sum(s->logp, s->n) - logp_sum(reference, s->n));
+}
+
 static void pair_loss(struct dpo *d, struct scored *c, struct scored *r) {
-    const double *ref = d->reference + (c->sample - d->batch);
-    double chosen = d->beta * (logp_sum(c) - ref[0]), rejected = d->beta * (logp_sum(r) - ref[1]),
-           margin = chosen - rejected, w = d->beta * sigmoid_back(margin);
     struct dpo_sums *sums = &d->sums[c->sample->adapter];
+    double chosen = answer_reward(d, c, sums), rejected = answer_reward(d, r, sums),
+           margin = chosen - rejected, w = d->beta * sigmoid_back(margin);
     weights_set(c, -w);
     weights_set(r, w);
     c->loss = softplus(margin);

@@ -62,6 +62,34 @@ void reward_close(struct reward *r);
 int policy_run(const struct model *m, struct sft_job *jobs, int n, const struct train_options *o,
                enum method method, const struct policy_options *p, const struct reward *reward,
                struct pool *pool, const char *checkpoint, FILE *log, struct error *err);
+int policy_run_watched(const struct model *m, struct sft_job *jobs, int n,
+                       const struct train_options *o, enum method method,
+                       const struct policy_options *p, const struct reward *reward,
+                       struct pool *pool, const char *checkpoint, const struct sft_watch *watch,
+                       struct error *err);
+
+/* What policy_run would do and take. Of rewards, the first step's first completions are sampled and
+ * rewarded: so many as the engine holds at once. They are those that the run begins with. */
+struct policy_plan {
+    /* As of sft_run, its samples chosen and rejected answers (two a pair), or completions.
+     * `updates` are steps. Of rewards, tokens and passes are estimates from the first completions,
+     * `longest`, `max_rows` and `bytes` are bounds. `first`: chosen and rejected of the first pair
+     * of each adapter, or the first completion. */
+    struct sft_plan run;
+    struct pair_lengths {
+        struct lengths prompt, chosen, rejected; /* the answers: what is learned of them */
+    } * pairs;                                   /* [n] dpo's kept pairs, or NULL */
+    double reference_seconds;                    /* dpo: of all pairs, once a run */
+    json_t *completions; /* rewards: what a step logs, of the first ones, by adapter; or NULL */
+    int64_t sampled;     /* how many those are */
+    double sampling_seconds, reward_seconds, scoring_seconds; /* of them, measured */
+    size_t engine_bytes;                                      /* of run.bytes */
+};
+int policy_plan_make(const struct model *m, struct sft_job *jobs, int n,
+                     const struct train_options *o, enum method method,
+                     const struct policy_options *p, const struct reward *reward, struct pool *pool,
+                     struct policy_plan *out, struct error *err);
+void policy_plan_release(struct policy_plan *p);
 
 /* losses, for trainer_accumulate_loss */
 
@@ -71,13 +99,15 @@ int policy_run(const struct model *m, struct sft_job *jobs, int n, const struct 
  */
 struct dpo_sums {
     double margin, chosen; /* summed implicit rewards: β (log π - log π_ref), chosen - rejected */
-    int64_t n, right;      /* pairs; with a positive margin */
+    double kl;        /* summed ½ (log π - log π_ref)² of tokens: their KL to second order */
+    int64_t n, right; /* pairs; with a positive margin */
+    int64_t tokens;
 };
 struct dpo {
     double beta;
-    const struct sample *batch; /* of the pass, and … */
-    const double *reference;    /* … of each sample, summed over its targets */
-    struct dpo_sums *sums;      /* [adapters] added to */
+    const struct sample *batch;     /* of the pass, and … */
+    const double *const *reference; /* … of each sample, [targets] log-probabilities */
+    struct dpo_sums *sums;          /* [adapters] added to */
 };
 int dpo_loss(void *ctx, struct scored *v, int n, struct error *err);
 

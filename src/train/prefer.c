@@ -6,82 +6,109 @@
  * the first update, computed once a run for all pairs. A pair's two answers share a pass.
  */
 #include "train/course.h"
+#include "train/internal.h"
 
-#include <math.h>
 #include <stdlib.h>
-
-#define MAX_ROWS 2048
 
 struct pairs { /* of a job */
     struct dataset data;
     struct order order;
-    double *reference; /* [data.n] */
+    double *logp;             /* [data.targets] of the reference, and … */
+    const double **reference; /* … [data.n] where a sample's begin */
 };
 struct prefer {
     struct course c;
     struct pairs *jobs; /* [n] */
     int64_t per_update; /* pairs of each adapter */
     struct sample *batch;
-    double *reference; /* of the batch */
+    const double **reference; /* of the batch */
     int n_batch;
     int64_t rows;
     struct dpo dpo;
 };
 
-/* nll is summed over targets, so the log-probability is its negative. */
+static void reference_place(struct pairs *q) {
+    const double *at = q->logp;
+    for (int i = 0; i < q->data.n; i++) {
+        const struct sample *s = &q->data.v[i];
+        q->reference[i] = at;
+        for (int32_t k = 1; k < s->n; k++) at += s->mask[k];
+    }
+    CHECK(at == q->logp + q->data.targets);
+}
+
+/* A pass of one adapter has its targets in the order of its samples. */
 static int reference_score(struct prefer *p, int job, struct error *err) {
     struct pairs *q = &p->jobs[job];
+    double *to = q->logp;
     int rc = OK;
     for (int i = 0, n; !rc && i < q->data.n; i += n) {
-        int32_t targets[MAX_ROWS];
-        double nll[MAX_ROWS];
+        int32_t targets[PASS_ROWS];
+        double nll[PASS_ROWS];
         int64_t rows = 0;
-        for (n = 0; i + n < q->data.n && n < MAX_ROWS; n++) {
-            if (n && rows + q->data.v[i + n].n > MAX_ROWS) break;
+        for (n = 0; i + n < q->data.n && n < PASS_ROWS; n++) {
+            if (pass_full(rows, q->data.v[i + n].n)) break;
             q->data.v[i + n].adapter = job;
             rows += q->data.v[i + n].n;
         }
         rc = trainer_score(p->c.trainer, q->data.v + i, n, nll, targets, err);
-        for (int k = 0; !rc && k < n; k++) q->reference[i + k] = -nll[k];
+        const double *from = p->c.trainer->target_nll;
+        for (int k = 0; !rc && k < n; k++)
+            for (int32_t left = targets[k]; left > 0; left--) *to++ = -*from++;
     }
     return rc ? error_wrap(err, "the reference of '%s'", p->c.jobs[job].name) : OK;
 }
 
-static int flush(struct prefer *p, struct error *err) {
+static int batch_run(void *ctx, struct error *err) {
+    struct prefer *p = ctx;
     const struct loss loss = {.fn = dpo_loss, .ctx = &p->dpo};
-    int n = p->n_batch;
-    p->n_batch = 0;
-    p->rows = 0;
-    return n ? trainer_accumulate_loss(p->c.trainer, p->batch, n, &loss, err) : OK;
+    return trainer_accumulate_loss(p->c.trainer, p->batch, p->n_batch, &loss, err);
 }
 
-static int pair_add(struct prefer *p, int job, int pair, struct error *err) {
-    const struct pairs *q = &p->jobs[job];
-    const struct sample *s = q->data.v + 2 * pair;
-    int64_t rows = s[0].n + s[1].n;
-    int rc = p->rows && p->rows + rows > MAX_ROWS ? flush(p, err) : OK;
-    for (int k = 0; k < 2; k++) {
-        p->reference[p->n_batch] = q->reference[2 * pair + k];
-        p->batch[p->n_batch++] = s[k];
-    }
-    p->rows += rows;
+static int flush(struct prefer *p, struct error *err) {
+    int rc = p->n_batch ? batch_run(p, err) : OK;
+    p->n_batch = 0;
+    p->rows = 0;
     return rc;
+}
+
+/* Update u's pair number i of a job. */
+static int pair_at(struct prefer *p, int job, int64_t u, int64_t i) {
+    return (int)order_at(&p->jobs[job].order, p->c.o->seed, u * p->per_update + i);
+}
+
+static int64_t pair_rows(const struct pairs *q, int pair) {
+    return q->data.v[2 * pair].n + q->data.v[2 * pair + 1].n;
+}
+
+static void pair_add(struct prefer *p, int job, int pair) {
+    const struct pairs *q = &p->jobs[job];
+    for (int k = 2 * pair; k < 2 * pair + 2; k++) {
+        p->reference[p->n_batch] = q->reference[k];
+        p->batch[p->n_batch] = q->data.v[k];
+        p->batch[p->n_batch++].adapter = job;
+        p->rows += q->data.v[k].n;
+    }
 }
 
 static void sums_log(const struct prefer *p, json_t *line) {
     json_t *list = json_object();
-    double margin = 0, right = 0;
+    double margin = 0, right = 0, kl = 0;
     for (int j = 0; j < p->c.n; j++) {
         const struct dpo_sums *s = &p->dpo.sums[j];
-        double n = (double)s->n;
+        double n = (double)s->n, own_kl = s->kl / (double)s->tokens;
         margin += s->margin / n / p->c.n;
         right += (double)s->right / n / p->c.n;
+        kl += own_kl / p->c.n;
         json_object_set_new(list, p->c.jobs[j].name,
-                            json_pack("{s:f,s:f,s:f}", "margin", s->margin / n, "reward_chosen",
-                                      s->chosen / n, "accuracy", (double)s->right / n));
+                            json_pack("{s:f,s:f,s:f,s:f,s:f}", "margin", s->margin / n,
+                                      "reward_chosen", s->chosen / n, "reward_rejected",
+                                      (s->chosen - s->margin) / n, "accuracy", (double)s->right / n,
+                                      "kl", own_kl));
     }
     json_object_set_new(line, "margin", json_real(margin));
     json_object_set_new(line, "accuracy", json_real(right));
+    json_object_set_new(line, "kl", json_real(kl));
     json_object_set_new(line, "adapters", list);
 }
 
@@ -89,11 +116,14 @@ static int prefer_step(void *ctx, int64_t step, json_t *line, struct error *err)
     struct prefer *p = ctx;
     int rc = OK;
     for (int j = 0; j < p->c.n; j++) p->dpo.sums[j] = (struct dpo_sums){0};
-    for (int64_t i = step * p->per_update; !rc && i < (step + 1) * p->per_update; i++)
-        for (int j = 0; !rc && j < p->c.n; j++)
-            rc = pair_add(p, j, (int)order_at(&p->jobs[j].order, p->c.o->seed, i), err);
+    for (int64_t i = 0; !rc && i < p->per_update; i++)
+        for (int j = 0; !rc && j < p->c.n; j++) {
+            int pair = pair_at(p, j, step, i);
+            if (pass_full(p->rows, pair_rows(&p->jobs[j], pair))) rc = flush(p, err);
+            pair_add(p, j, pair);
+        }
     if (!rc) rc = flush(p, err);
-    if (!rc) rc = course_update(&p->c, step, line, err);
+    if (!rc) rc = course_update(&p->c, step, err);
     if (!rc) sums_log(p, line);
     return rc;
 }
@@ -120,10 +150,12 @@ static int pairs_open(struct prefer *p, int j, struct error *err) {
     p->c.data[j] = q->data.hash;
     rc = lint_make(&q->data, job->eval_data ? &eval : NULL, &job->lint, err);
     dataset_release(&eval);
-    if (!rc) lint_say(&job->lint, job->name);
     if (!rc) rc = order_init(&q->order, q->data.n / 2, err);
-    q->reference = rc ? NULL : try_calloc((size_t)q->data.n, sizeof *q->reference, err);
-    return q->reference ? OK : err->code;
+    if (!rc) q->logp = try_calloc((size_t)q->data.targets, sizeof *q->logp, err);
+    if (q->logp) q->reference = try_calloc((size_t)q->data.n, sizeof *q->reference, err);
+    if (!q->reference) return err->code;
+    reference_place(q);
+    return OK;
 }
 
 static int prefer_open(struct prefer *p, struct error *err) {
@@ -141,28 +173,134 @@ static int prefer_open(struct prefer *p, struct error *err) {
     p->dpo.batch = p->batch;
     p->dpo.reference = p->reference;
     p->c.identity = json_pack("{s:f}", "beta", p->dpo.beta);
-    rc = course_begin(&p->c, err);
-    for (int j = 0; !rc && j < p->c.n; j++) rc = reference_score(p, j, err);
-    return rc;
+    return course_begin(&p->c, err);
 }
 
-int prefer_run(const struct course *c, const struct policy_options *o, struct error *err) {
+static struct prefer prefer_make(const struct course *c, const struct policy_options *o) {
     struct prefer p = {.c = *c, .dpo = {.beta = o->beta}};
     p.per_update = c->o->bsz * c->o->grad_accum;
     p.jobs = xcalloc((size_t)c->n, sizeof *p.jobs);
     p.dpo.sums = xcalloc((size_t)c->n, sizeof *p.dpo.sums);
+    return p;
+}
+
+static void prefer_release(struct prefer *p) {
+    for (int j = 0; j < p->c.n; j++) {
+        dataset_release(&p->jobs[j].data);
+        order_release(&p->jobs[j].order);
+        free(p->jobs[j].logp);
+        free(p->jobs[j].reference);
+    }
+    course_release(&p->c);
+    free(p->jobs);
+    free(p->dpo.sums);
+    free(p->batch);
+    free(p->reference);
+}
+
+int prefer_run(const struct course *c, const struct policy_options *o, struct error *err) {
+    struct prefer p = prefer_make(c, o);
     int rc = prefer_open(&p, err);
+    if (!rc) course_data_say(&p.c);
+    for (int j = 0; !rc && j < c->n; j++) rc = reference_score(&p, j, err);
     const struct course_step step = {prefer_step, prefer_state, prefer_restore, &p};
     if (!rc) rc = course_run(&p.c, &step, err);
-    for (int j = 0; j < c->n; j++) {
-        dataset_release(&p.jobs[j].data);
-        order_release(&p.jobs[j].order);
-        free(p.jobs[j].reference);
+    prefer_release(&p);
+    return rc;
+}
+
+/* the plan */
+
+/* Over the updates of the longest job's first epoch, as prefer_step makes passes. */
+static void passes_count(struct prefer *p, struct sft_plan *plan) {
+    int64_t most = 0;
+    for (int j = 0; j < p->c.n; j++) most = MAX(most, p->jobs[j].data.n / 2);
+    int64_t counted = MIN(p->c.steps, (most + p->per_update - 1) / p->per_update);
+    for (int64_t u = 0; u < counted; u++) {
+        struct pass_count count = {.plan = plan};
+        for (int64_t i = 0; i < p->per_update; i++)
+            for (int j = 0; j < p->c.n; j++)
+                pass_count_add(&count, &p->jobs[j].data.v[2 * pair_at(p, j, u, i)], 2);
     }
-    course_release(&p.c);
-    free(p.jobs);
-    free(p.dpo.sums);
-    free(p.batch);
-    free(p.reference);
+    pass_count_scale(plan, counted);
+}
+
+static struct lengths lengths_of(const struct pairs *q, int side, bool prompt) {
+    int n = q->data.n / 2;
+    int32_t *v = xcalloc((size_t)n, sizeof *v);
+    for (int i = 0; i < n; i++) {
+        const struct sample *s = &q->data.v[2 * i + side];
+        int32_t first = 1;
+        while (!s->mask[first]) first++;
+        if (prompt)
+            v[i] = first;
+        else
+            for (int32_t k = first; k < s->n; k++) v[i] += s->mask[k];
+    }
+    struct lengths l = lengths_make(v, n);
+    free(v);
+    return l;
+}
+
+static void data_tell(struct prefer *p, struct policy_plan *out) {
+    out->pairs = xcalloc((size_t)p->c.n, sizeof *out->pairs);
+    out->run.first = xcalloc(2 * (size_t)p->c.n, sizeof *out->run.first);
+    for (int j = 0; j < p->c.n; j++) {
+        const struct pairs *q = &p->jobs[j];
+        const struct sample *pair = &q->data.v[2 * pair_at(p, j, 0, 0)];
+        out->pairs[j] = (struct pair_lengths){lengths_of(q, 0, true), lengths_of(q, 0, false),
+                                              lengths_of(q, 1, false)};
+        for (int k = 0; k < 2; k++) plan_show(&out->run, &pair[k], j);
+    }
+}
+
+static int batch_score(void *ctx, struct error *err) {
+    struct prefer *p = ctx;
+    double nll;
+    int64_t targets;
+    return trainer_loss(p->c.trainer, p->batch, p->n_batch, &nll, &targets, err);
+}
+
+/* The first pass, once as the reference's and once as an update's. The reference is not known: its
+ * values change no time. */
+static int times_measure(struct prefer *p, struct policy_plan *out, struct error *err) {
+    struct sft_plan *plan = &out->run;
+    double score_seconds;
+    int64_t all = 0;
+    for (int64_t k = 0; k < p->per_update * p->c.n; k++) {
+        int j = (int)(k % p->c.n), pair = pair_at(p, j, 0, k / p->c.n);
+        if (pass_full(p->rows, pair_rows(&p->jobs[j], pair))) break;
+        pair_add(p, j, pair);
+    }
+    plan->pass_tokens = p->rows;
+    for (int j = 0; j < p->c.n; j++) all += p->jobs[j].data.tokens;
+    int rc = plan_time(batch_score, p, &score_seconds, err);
+    if (!rc) rc = plan_time(batch_run, p, &plan->pass_seconds, err);
+    if (!rc) rc = plan_time_update(p->c.trainer, plan, err);
+    if (rc) return rc;
+    out->reference_seconds = score_seconds * (double)all / (double)plan->pass_tokens;
+    plan->seconds = out->reference_seconds +
+                    plan->pass_seconds * (double)plan->tokens / (double)plan->pass_tokens +
+                    plan->update_seconds * (double)plan->updates;
+    return OK;
+}
+
+int prefer_plan(const struct course *c, const struct policy_options *o, struct policy_plan *out,
+                struct error *err) {
+    struct prefer p = prefer_make(c, o);
+    struct sft_plan *plan = &out->run;
+    int rc = prefer_open(&p, err);
+    if (!rc) {
+        plan->updates = p.c.steps;
+        plan->samples_per_update = 2 * p.per_update;
+        plan->samples = p.c.steps * 2 * p.per_update * c->n;
+        passes_count(&p, plan);
+        data_tell(&p, out);
+        rc = times_measure(&p, out, err);
+    }
+    if (!rc) plan->bytes = trainer_bytes(p.c.trainer, plan->max_rows, plan->longest);
+    for (int j = 0; !rc && j < c->n; j++)
+        plan->bytes += (size_t)p.jobs[j].data.targets * sizeof(double);
+    prefer_release(&p);
     return rc;
 }

@@ -18,7 +18,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MAX_ROWS 2048
 #define BASELINE_DECAY 0.9
 #define MAX_SEQS 128
 
@@ -50,7 +49,8 @@ struct learner {
     struct reward reward, named; /* `named` is closed at the end */
     struct engine *engine;
     struct trainee *trainees; /* [n] */
-    int64_t per_update;       /* prompts of each adapter */
+    int64_t per_update;       /* prompts of each adapter; in a plan only some of the step's */
+    int32_t longest;          /* tokens of the longest prompt and its completion */
     struct undo *undo;        /* NULL without kl_max */
 
     /* a step: [n][per_update][k] */
@@ -234,7 +234,7 @@ static int pass_fill(struct learner *l, int *i) {
     for (; *i < l->n_plays; ++*i) {
         const struct play *p = &l->plays[*i];
         if (p->count == 0) continue;
-        if (n && rows + p->sample.n > MAX_ROWS) break;
+        if (pass_full(rows, p->sample.n)) break;
         rows += p->sample.n;
         l->batch[n] = p->sample;
         l->rollouts[n++] = (struct rollout){l->advantages[*i], p->reference, p->old, p->count};
@@ -311,19 +311,28 @@ static double mixed_share(const struct learner *l, int j) {
     return (double)mixed / (double)l->per_update;
 }
 
+/* Clipped are ratios of later updates only: in the first one they are 1. The entropy is the mean of
+ * -log π of what was drawn. */
 static json_t *trainee_log(const struct learner *l, int j) {
-    int64_t per = l->per_update * l->o->k, tokens = 0, ended = 0;
+    int64_t per = l->per_update * l->o->k, tokens = 0, drawn = 0, ended = 0;
     const struct policy_sums *s = &l->sums[j];
+    double entropy = 0;
     for (int64_t i = j * per; i < (j + 1) * per; i++) {
         const struct play *p = &l->plays[i];
         tokens += p->n;
+        drawn += p->drawn;
         ended += p->end >= 0 && p->sample.tokens[p->sample.n - 1] == p->end;
+        for (int32_t k = 0; k < p->drawn; k++) entropy -= p->old[k];
     }
-    return json_pack(
-        "{s:f,s:f,s:f,s:f,s:f,s:f,s:f}", "reward", l->trainees[j].last, "mixed", mixed_share(l, j),
-        "reward_std", spread(l->rewards + j * per, per, l->trainees[j].last), "kl",
-        sums_kl(&l->sampled[j]), "clipped", s->tokens ? (double)s->clipped / (double)s->tokens : 0,
-        "length", (double)tokens / (double)per, "ended", (double)ended / (double)per);
+    json_t *v = json_pack("{s:f,s:f,s:f,s:f,s:f,s:f,s:f}", "reward", l->trainees[j].last,
+                          "reward_std", spread(l->rewards + j * per, per, l->trainees[j].last),
+                          "mixed", mixed_share(l, j), "kl", sums_kl(&l->sampled[j]), "entropy",
+                          drawn ? entropy / (double)drawn : 0, "length",
+                          (double)tokens / (double)per, "ended", (double)ended / (double)per);
+    if (l->o->inner_updates > 1)
+        json_object_set_new(v, "clipped",
+                            json_real(s->tokens ? (double)s->clipped / (double)s->tokens : 0));
+    return v;
 }
 
 static void step_log(const struct learner *l, json_t *line) {
@@ -344,10 +353,14 @@ static int inner_update(struct learner *l, int64_t update, bool fresh, json_t *l
     sums_clear(l);
     if (l->undo) undo_keep(l->undo, l->c.trainer);
     int rc = accumulate(l, fresh, err);
-    if (!rc) rc = course_update(&l->c, update, line, err);
+    if (!rc) rc = course_update(&l->c, update, err);
     if (!rc) step_log(l, line);
     if (!rc) rc = policies_refresh(l, err);
     return rc ? rc : bound_check(l, update, undone, err);
+}
+
+static void plays_drop(struct learner *l) {
+    for (int i = 0; i < l->n_plays; i++) play_release(&l->plays[i]);
 }
 
 static int learner_step(void *ctx, int64_t step, json_t *line, struct error *err) {
@@ -361,8 +374,8 @@ static int learner_step(void *ctx, int64_t step, json_t *line, struct error *err
     }
     for (int64_t i = 0; !rc && i < l->c.per_step; i++, all += undone)
         rc = inner_update(l, step * l->c.per_step + i, i == 0, line, &undone, err);
-    json_object_set_new(line, "not_applied", json_integer(all));
-    for (int i = 0; i < l->n_plays; i++) play_release(&l->plays[i]);
+    if (l->undo) json_object_set_new(line, "not_applied", json_integer(all));
+    plays_drop(l);
     return rc;
 }
 
@@ -390,7 +403,7 @@ static void learner_restore(void *ctx, const json_t *state) {
 
 /* making one */
 
-static int trainee_open(struct learner *l, int j, int32_t *longest, struct error *err) {
+static int trainee_open(struct learner *l, int j, struct error *err) {
     struct sft_job *job = &l->c.jobs[j];
     struct trainee *t = &l->trainees[j];
     struct prompt_source from = {.path = job->data,
@@ -402,7 +415,8 @@ static int trainee_open(struct learner *l, int j, int32_t *longest, struct error
     from.max_length = course_limit(&l->c) - (int32_t)l->o->max_new_tokens;
     int rc = prompt_set_load(&t->prompts, &from, err);
     if (rc) return error_wrap(err, "data of '%s'", job->name);
-    for (int i = 0; i < t->prompts.data.n; i++) *longest = MAX(*longest, t->prompts.data.v[i].n);
+    for (int i = 0; i < t->prompts.data.n; i++)
+        l->longest = MAX(l->longest, t->prompts.data.v[i].n + (int32_t)l->o->max_new_tokens);
     if (job->eval_data) {
         from.path = job->eval_data;
         from.reward = NULL;
@@ -412,7 +426,6 @@ static int trainee_open(struct learner *l, int j, int32_t *longest, struct error
     l->c.data[j] = t->prompts.data.hash;
     rc = lint_make(&t->prompts.data, job->eval_data ? &eval.data : NULL, &job->lint, err);
     prompt_set_release(&eval);
-    if (!rc) lint_say(&job->lint, job->name);
     return rc ? rc : order_init(&t->order, t->prompts.data.n, err);
 }
 
@@ -427,6 +440,11 @@ static int plays_alloc(struct learner *l, struct error *err) {
     return l->rollouts ? OK : err->code;
 }
 
+/* Completions of a whole step. */
+static int64_t step_plays(const struct learner *l) {
+    return l->c.o->bsz * l->c.o->grad_accum * l->o->k * l->c.n;
+}
+
 static int options_check(const struct learner *l, struct error *err) {
     if (l->method != METHOD_REINFORCE && l->o->k < 2)
         return error_set(err, ERR_USAGE,
@@ -435,9 +453,9 @@ static int options_check(const struct learner *l, struct error *err) {
         return error_set(err, ERR_USAGE,
                          "'max_new_tokens' is %lld; a sample has room for %d tokens in all",
                          (long long)l->o->max_new_tokens, course_limit(&l->c));
-    if (l->per_update * l->o->k > (1 << 24) / l->c.n)
+    if (step_plays(l) > 1 << 24)
         return error_set(err, ERR_USAGE, "'%lld' completions an update are too many",
-                         (long long)(l->per_update * l->o->k * l->c.n));
+                         (long long)step_plays(l));
     return OK;
 }
 
@@ -449,31 +467,34 @@ static json_t *identity_make(const struct learner *l) {
                      o->kl_max, "reward", l->named.ctx ? o->reward : "a function");
 }
 
+static struct engine_options engine_for(const struct learner *l) {
+    return (struct engine_options){.max_seqs = (int32_t)MIN(step_plays(l), MAX_SEQS),
+                                   .max_rows = 512,
+                                   .max_len = l->longest,
+                                   .pool = l->c.pool};
+}
+
 static int learner_open(struct learner *l, struct error *err) {
-    int32_t longest = 1;
     int64_t most = 1;
     int rc = options_check(l, err);
-    for (int j = 0; !rc && j < l->c.n; j++) rc = trainee_open(l, j, &longest, err);
+    for (int j = 0; !rc && j < l->c.n; j++) rc = trainee_open(l, j, err);
     if (!rc) rc = plays_alloc(l, err);
     if (rc) return rc;
     for (int j = 0; j < l->c.n; j++) most = MAX(most, l->trainees[j].prompts.data.n);
     l->c.per_step = l->o->inner_updates;
-    l->c.steps = course_steps(&l->c, most, l->per_update);
+    l->c.steps = course_steps(&l->c, most, l->c.o->bsz * l->c.o->grad_accum);
     l->c.identity = identity_make(l);
     rc = course_begin(&l->c, err);
     if (rc) return rc;
     if (l->o->kl_max > 0) l->undo = undo_new(l->c.trainer);
-    const struct engine_options eo = {.max_seqs = MIN(l->n_plays, MAX_SEQS),
-                                      .max_rows = 512,
-                                      .max_len = longest + (int32_t)l->o->max_new_tokens,
-                                      .pool = l->c.pool};
+    const struct engine_options eo = engine_for(l);
     l->engine = engine_new(l->c.m, &eo, err);
     return l->engine ? OK : err->code;
 }
 
 static void learner_release(struct learner *l) {
     engine_free(l->engine);
-    for (int i = 0; l->rollouts && i < l->n_plays; i++) play_release(&l->plays[i]);
+    if (l->rollouts) plays_drop(l);
     for (int j = 0; j < l->c.n; j++) {
         prompt_set_release(&l->trainees[j].prompts);
         order_release(&l->trainees[j].order);
@@ -492,21 +513,114 @@ static void learner_release(struct learner *l) {
     free(l->sampled);
 }
 
+static int learner_make(struct learner *l, const struct course *c, enum method method,
+                        const struct policy_options *o, const struct reward *reward,
+                        struct error *err) {
+    *l = (struct learner){.c = *c, .method = method, .o = o};
+    l->per_update = c->o->bsz * c->o->grad_accum;
+    l->trainees = xcalloc((size_t)c->n, sizeof *l->trainees);
+    l->sums = xcalloc((size_t)c->n, sizeof *l->sums);
+    l->sampled = xcalloc((size_t)c->n, sizeof *l->sampled);
+    int rc = reward ? OK : reward_open(&l->named, o->reward, o->reward_timeout, err);
+    l->reward = reward ? *reward : l->named;
+    return rc;
+}
+
 int reward_run(const struct course *c, enum method method, const struct policy_options *o,
                const struct reward *reward, struct error *err) {
-    struct learner l = {.c = *c, .method = method, .o = o};
-    l.per_update = c->o->bsz * c->o->grad_accum;
-    l.trainees = xcalloc((size_t)c->n, sizeof *l.trainees);
-    l.sums = xcalloc((size_t)c->n, sizeof *l.sums);
-    l.sampled = xcalloc((size_t)c->n, sizeof *l.sampled);
-    int rc = reward ? OK : reward_open(&l.named, o->reward, o->reward_timeout, err);
-    l.reward = reward ? *reward : l.named;
+    struct learner l;
+    int rc = learner_make(&l, c, method, o, reward, err);
     if (!rc) rc = learner_open(&l, err);
+    if (!rc) course_data_say(&l.c);
     const struct course_step step = {learner_step, learner_state, learner_restore, &l};
     if (!rc) rc = course_run(&l.c, &step, err);
     for (int j = 0; !rc && j < c->n; j++)
         note("%s: mean reward %.4f in the first step, %.4f in the last", c->jobs[j].name,
              l.trainees[j].first, l.trainees[j].last);
+    learner_release(&l);
+    return rc;
+}
+
+/* the plan */
+
+/* The first step as far as it is sampled here, each part timed. */
+static int step_measure(struct learner *l, struct policy_plan *out, struct error *err) {
+    struct sft_plan *plan = &out->run;
+    double at[5];
+    at[0] = clock_now();
+    int rc = sample_all(l, 0, err);
+    at[1] = clock_now();
+    if (!rc) rc = rewards_ask(l, err);
+    at[2] = clock_now();
+    if (!rc) rc = score_all(l, false, err);
+    at[3] = clock_now();
+    if (rc) return rc;
+    advantages_make(l, 0);
+    counts_make(l);
+    rc = accumulate(l, true, err);
+    at[4] = clock_now();
+    out->sampling_seconds = at[1] - at[0];
+    out->reward_seconds = at[2] - at[1];
+    out->scoring_seconds = at[3] - at[2];
+    plan->pass_seconds = at[4] - at[3];
+    return rc ? rc : plan_time_update(l->c.trainer, plan, err);
+}
+
+static void first_tell(struct learner *l, struct policy_plan *out) {
+    struct pass_count count = {.plan = &out->run};
+    out->completions = json_object();
+    out->sampled = l->n_plays;
+    out->run.first = xcalloc((size_t)l->c.n, sizeof *out->run.first);
+    for (int j = 0; j < l->c.n; j++) {
+        const struct play *first = &l->plays[j * l->per_update * l->o->k];
+        json_object_set_new(out->completions, l->c.jobs[j].name, trainee_log(l, j));
+        plan_show(&out->run, &first->sample, j);
+    }
+    for (int i = 0; i < l->n_plays; i++)
+        if (l->plays[i].count > 0) pass_count_add(&count, &l->plays[i].sample, 1);
+}
+
+/* From the completions that were sampled to all of the run's. */
+static void whole_estimate(const struct learner *l, struct policy_plan *out) {
+    struct sft_plan *plan = &out->run;
+    double scale = (double)step_plays(l) / l->n_plays, inner = (double)l->o->inner_updates;
+    double sampling = out->sampling_seconds + out->reward_seconds + out->scoring_seconds;
+    double update = scale * plan->pass_seconds + plan->update_seconds;
+    if (l->undo) update += scale * out->scoring_seconds;
+    plan->pass_tokens = plan->tokens;
+    plan->seconds = (double)plan->updates * (scale * sampling + inner * update);
+    double times = (double)plan->updates * inner * scale;
+    plan->tokens = (int64_t)((double)plan->tokens * times + 0.5);
+    plan->passes = (int64_t)((double)plan->passes * times + 0.5);
+}
+
+static void memory_bound(const struct learner *l, struct policy_plan *out) {
+    struct sft_plan *plan = &out->run;
+    const struct engine_options eo = engine_for(l);
+    plan->longest = l->longest;
+    plan->max_rows = MAX(l->longest, MIN(PASS_ROWS, l->longest * step_plays(l)));
+    out->engine_bytes = engine_bytes(&l->c.m->config, &eo);
+    plan->bytes = trainer_bytes(l->c.trainer, plan->max_rows, plan->longest) + out->engine_bytes;
+    if (l->undo) plan->bytes += undo_bytes(l->undo);
+}
+
+int reward_plan(const struct course *c, enum method method, const struct policy_options *o,
+                const struct reward *reward, struct policy_plan *out, struct error *err) {
+    struct learner l;
+    struct sft_plan *plan = &out->run;
+    int rc = learner_make(&l, c, method, o, reward, err);
+    plan->samples_per_update = l.per_update * o->k;
+    l.per_update = MIN(l.per_update, MAX(MAX_SEQS / (o->k * c->n), 1));
+    if (!rc) rc = learner_open(&l, err);
+    if (!rc) rc = policies_refresh(&l, err);
+    if (!rc) rc = step_measure(&l, out, err);
+    if (!rc) {
+        plan->updates = l.c.steps;
+        plan->samples = l.c.steps * step_plays(&l);
+        first_tell(&l, out);
+        whole_estimate(&l, out);
+        memory_bound(&l, out);
+    }
     learner_release(&l);
     return rc;
 }

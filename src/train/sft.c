@@ -4,7 +4,7 @@
  * Which samples an update takes is a function of the options and the update's number alone: sample
  * number p of a job is entry p mod n of the shuffle of epoch p / n. So a checkpoint needs no
  * positions, and a continued run has the bits of an unbroken one. How samples are packed into
- * passes changes no bits either (see internal.h): they go in as many as fit MAX_ROWS. The longest
+ * passes changes no bits either (see internal.h): they go in as many as fit PASS_ROWS. The longest
  * job decides the number of updates; shorter ones begin another epoch.
  *
  * A run that fails, of a full disk, of a NaN or of anything else, leaves the last checkpoint whole,
@@ -19,8 +19,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MAX_ROWS 2048
-
 struct feed { /* a job's samples */
     struct dataset data;
     struct order order;
@@ -34,6 +32,7 @@ struct run {
     struct adapter **starts;
     struct trainer *trainer;
     struct es *es; /* what gradients come from in place of backward passes, or NULL */
+    json_t *more;  /* of the update: its members' fitness, or NULL */
     const struct es_options *estimates;
     json_t *identity; /* what a checkpoint must have been made for */
     const char *checkpoint;
@@ -59,12 +58,8 @@ static int batch_flush(struct run *r, struct error *err) {
     return rc;
 }
 
-static bool pass_full(int64_t rows, const struct sample *s) {
-    return rows > 0 && rows + s->n > MAX_ROWS;
-}
-
 static int batch_add(struct run *r, int job, const struct sample *s, struct error *err) {
-    int rc = pass_full(r->rows, s) ? batch_flush(r, err) : OK;
+    int rc = pass_full(r->rows, s->n) ? batch_flush(r, err) : OK;
     r->batch[r->n_batch] = *s;
     r->batch[r->n_batch++].adapter = job;
     r->rows += s->n;
@@ -89,7 +84,8 @@ static int update_tell(const struct run *r, int64_t step, float lr, const struct
                           .stats = st,
                           .jobs = r->jobs,
                           .n = r->n,
-                          .due = save_due(r, step)};
+                          .due = save_due(r, step),
+                          .more = r->more};
     return r->watch->update(r->watch->ctx, &e, err);
 }
 
@@ -107,11 +103,17 @@ static int gradient_run(struct run *r, int64_t step, struct error *err) {
 }
 
 static int estimate_run(struct run *r, int64_t step, struct error *err) {
+    json_t *list = json_object();
     int rc = OK;
+    json_decref(r->more);
+    r->more = json_pack("{s:o}", "adapters", list);
     for (int j = 0; !rc && j < r->n; j++) {
         for (int64_t i = 0; i < r->per_update; i++)
             r->batch[i] = *feed_at(&r->feeds[j], r->o->seed, step * r->per_update + i);
         rc = es_accumulate(r->es, r->trainer, j, r->batch, (int)r->per_update, err);
+        json_object_set_new(list, r->jobs[j].name,
+                            json_pack("{s:f,s:f}", "fitness", es_fitness(r->es), "fitness_std",
+                                      es_fitness_spread(r->es)));
     }
     return rc;
 }
@@ -223,15 +225,9 @@ static int step_run(struct run *r, int64_t step, struct update_stats *st, struct
 
 static int watch_begin(const struct run *r, struct error *err) {
     json_t *data = json_array();
-    for (int j = 0; j < r->n; j++) {
-        const struct dataset *d = &r->feeds[j].data;
-        json_t *path = json_string(r->jobs[j].data); // a path may be no UTF-8
-        json_array_append_new(
-            data, json_pack("{s:s,s:o,s:s,s:i,s:I,s:I,s:I,s:s}", "name", r->jobs[j].name, "file",
-                            path ? path : json_null(), "sha256", d->hash, "samples", d->n, "tokens",
-                            (json_int_t)d->tokens, "targets", (json_int_t)d->targets, "cut",
-                            (json_int_t)d->cut, "start", r->starts[j]->hash));
-    }
+    for (int j = 0; j < r->n; j++)
+        json_array_append_new(data,
+                              data_about(&r->jobs[j], r->feeds[j].data.hash, r->starts[j]->hash));
     json_t *about = json_pack("{s:I,s:o}", "steps", (json_int_t)r->steps, "data", data);
     int rc = r->watch->begin(r->watch->ctx, trainer_updates(r->trainer), about, err);
     json_decref(about);
@@ -301,6 +297,7 @@ static void run_release(struct run *r) {
     es_free(r->es);
     trainer_free(r->trainer);
     json_decref(r->identity);
+    json_decref(r->more);
     free(r->feeds);
     free(r->starts);
     free(r->batch);
@@ -322,116 +319,113 @@ int sft_run_watched(const struct model *m, struct sft_job *jobs, int n,
     return rc;
 }
 
-static int stream_begin(void *ctx, int64_t done, const json_t *about, struct error *err) {
-    (void)ctx, (void)done, (void)about, (void)err;
-    return OK;
-}
-
-static int stream_update(void *ctx, const struct sft_event *e, struct error *err) {
-    json_t *line = sft_event_json(e);
-    int rc = train_log_line(ctx, line, err);
-    json_decref(line);
-    return rc ? error_wrap(err, "the log of update %lld", (long long)e->step) : OK;
-}
-
 int sft_run(const struct model *m, struct sft_job *jobs, int n, const struct train_options *o,
             struct pool *pool, const char *checkpoint, FILE *log, struct error *err) {
-    const struct sft_watch watch = {stream_begin, stream_update, log};
+    const struct sft_watch watch = train_stream_watch(log);
     return sft_run_watched(m, jobs, n, o, NULL, pool, checkpoint, log ? &watch : NULL, err);
 }
 
 /* the plan */
 
-/* Counts passes as batch_add makes them, over the updates of the longest job's first epoch; the
- * rest of the run is taken to be like them. */
-static void passes_count(struct run *r, struct sft_plan *p) {
-    int64_t most = 0, updates, rows = 0, samples = 0;
+static int64_t longest_data(const struct run *r) {
+    int64_t most = 0;
     for (int j = 0; j < r->n; j++) most = MAX(most, r->feeds[j].data.n);
-    updates = MIN(r->steps, (most + r->per_update - 1) / r->per_update);
-    for (int64_t k = 0; k < updates * r->per_update * r->n; k++) {
-        int64_t of_job = k / r->n;
-        const struct sample *s = feed_at(&r->feeds[k % r->n], r->o->seed, of_job);
-        bool first = k % (r->per_update * r->n) == 0;
-        if (first || pass_full(rows, s)) {
-            p->passes++;
-            rows = samples = 0;
-        }
-        rows += s->n;
-        samples++;
-        p->tokens += s->n;
-        p->longest = MAX(p->longest, s->n);
-        p->max_rows = MAX(p->max_rows, rows);
-        p->max_samples = MAX(p->max_samples, samples);
-    }
-    double whole = (double)r->steps / (double)updates;
-    p->passes = (int64_t)((double)p->passes * whole + 0.5);
-    p->tokens = (int64_t)((double)p->tokens * whole + 0.5);
+    return most;
 }
 
-/* The first pass of the first update, computed and timed. A short one is computed twice, because
- * the first time its memory is new. */
-static int pass_measure(struct run *r, const struct model *m, struct pool *pool, struct sft_plan *p,
-                        struct error *err) {
-    struct update_stats st;
-    r->trainer = trainer_new_lora(m, r->starts, r->n, r->o, pool, err);
-    if (!r->trainer) return err->code;
+/* Over the updates of the longest job's first epoch, as batch_add makes passes. */
+static void passes_count(struct run *r, struct sft_plan *p) {
+    int64_t counted = MIN(r->steps, (longest_data(r) + r->per_update - 1) / r->per_update);
+    for (int64_t u = 0; u < counted; u++) {
+        struct pass_count count = {.plan = p};
+        for (int64_t i = 0; i < r->per_update; i++)
+            for (int j = 0; j < r->n; j++)
+                pass_count_add(&count, feed_at(&r->feeds[j], r->o->seed, u * r->per_update + i), 1);
+    }
+    pass_count_scale(p, counted);
+}
+
+static int pass_run(void *ctx, struct error *err) {
+    struct run *r = ctx;
+    return trainer_accumulate(r->trainer, r->batch, r->n_batch, err);
+}
+
+/* The first pass of the first update, computed and timed. */
+static int pass_measure(struct run *r, struct sft_plan *p, struct error *err) {
     for (int64_t k = 0; k < r->per_update * r->n; k++) {
         const struct sample *s = feed_at(&r->feeds[k % r->n], r->o->seed, k / r->n);
-        if (pass_full(p->pass_tokens, s)) break;
+        if (pass_full(p->pass_tokens, s->n)) break;
         r->batch[r->n_batch] = *s;
         r->batch[r->n_batch++].adapter = (int32_t)(k % r->n);
         p->pass_tokens += s->n;
     }
-    for (int turn = 0; turn == 0 || (turn == 1 && p->pass_seconds < 2); turn++) {
-        double start = clock_now();
-        int rc = trainer_accumulate(r->trainer, r->batch, r->n_batch, err);
-        if (rc) return rc;
-        p->pass_seconds = clock_now() - start;
-    }
-    double start = clock_now();
-    int rc = trainer_update(r->trainer, 0, &st, err);
-    p->update_seconds = clock_now() - start;
+    int rc = plan_time(pass_run, r, &p->pass_seconds, err);
+    if (!rc) p->bytes = trainer_bytes(r->trainer, p->max_rows, p->longest);
     return rc;
 }
 
-static void first_copy(struct run *r, struct sft_plan *p) {
-    p->first = xcalloc((size_t)(r->o->bsz * r->n), sizeof *p->first);
-    for (int64_t i = 0; i < r->o->bsz; i++)
-        for (int j = 0; j < r->n; j++) {
-            const struct sample *s = feed_at(&r->feeds[j], r->o->seed, i);
-            struct sample *to = &p->first[p->n_first++];
-            *to = (struct sample){.n = s->n, .adapter = j};
-            to->tokens = memcpy(xmalloc((size_t)s->n * sizeof *s->tokens), s->tokens,
-                                (size_t)s->n * sizeof *s->tokens);
-            to->mask = memcpy(xmalloc((size_t)s->n), s->mask, (size_t)s->n);
-        }
+static int members_run(void *ctx, struct error *err) {
+    struct run *r = ctx;
+    return es_accumulate(r->es, r->trainer, 0, r->batch, r->n_batch, err);
+}
+
+static const struct sample *longest_sample(const struct run *r) {
+    const struct sample *longest = &r->feeds[0].data.v[0];
+    for (int j = 0; j < r->n; j++)
+        for (int i = 0; i < r->feeds[j].data.n; i++)
+            if (r->feeds[j].data.v[i].n > longest->n) longest = &r->feeds[j].data.v[i];
+    return longest;
+}
+
+/* All members of one adapter read a few samples: the longest, which memory is for, and as many of
+ * its first as take some passes. */
+static int members_measure(struct run *r, struct sft_plan *p, struct error *err) {
+    int64_t members = r->estimates->population, enough = 4 * r->estimates->pass_rows;
+    for (int64_t i = 0; i < r->per_update && (i == 0 || p->pass_tokens < enough); i++) {
+        const struct sample *s = i ? feed_at(&r->feeds[0], r->o->seed, i) : longest_sample(r);
+        r->batch[r->n_batch++] = *s;
+        p->pass_tokens += members * s->n;
+    }
+    int rc = plan_time(members_run, r, &p->pass_seconds, err);
+    p->tokens *= members;
+    p->max_rows = MAX(r->estimates->pass_rows, p->longest);
+    p->passes = (p->tokens + p->max_rows - 1) / p->max_rows;
+    p->max_samples = 0;
+    p->bytes = trainer_bytes(r->trainer, 0, 0) + es_bytes(r->es);
+    return rc;
+}
+
+static int plan_measure(struct run *r, const struct model *m, struct pool *pool, struct sft_plan *p,
+                        struct error *err) {
+    r->trainer = trainer_new_lora(m, r->starts, r->n, r->o, pool, err);
+    if (!r->trainer) return err->code;
+    if (r->estimates) r->es = es_new(m, r->estimates, pool);
+    int rc = r->es ? members_measure(r, p, err) : pass_measure(r, p, err);
+    if (!rc) rc = plan_time_update(r->trainer, p, err);
+    if (!rc)
+        p->seconds = p->pass_seconds * (double)p->tokens / (double)p->pass_tokens +
+                     p->update_seconds * (double)p->updates;
+    return rc;
 }
 
 int sft_plan_make(const struct model *m, struct sft_job *jobs, int n, const struct train_options *o,
-                  struct pool *pool, struct sft_plan *out, struct error *err) {
+                  const struct es_options *es, struct pool *pool, struct sft_plan *out,
+                  struct error *err) {
     struct run r = run_make(jobs, n, o);
     *out = (struct sft_plan){0};
+    r.estimates = es;
     int rc = run_open(&r, m, err);
     if (!rc) {
-        passes_count(&r, out);
         out->updates = r.steps;
         out->samples_per_update = r.per_update;
         out->samples = r.steps * r.per_update * n;
-        first_copy(&r, out);
-        rc = pass_measure(&r, m, pool, out, err);
+        passes_count(&r, out);
+        out->first = xcalloc((size_t)(o->bsz * n), sizeof *out->first);
+        for (int64_t i = 0; i < o->bsz; i++)
+            for (int j = 0; j < n; j++) plan_show(out, feed_at(&r.feeds[j], o->seed, i), j);
+        rc = plan_measure(&r, m, pool, out, err);
     }
-    if (!rc) out->bytes = trainer_bytes(r.trainer, out->max_rows, out->longest);
-    if (!rc)
-        out->seconds = out->pass_seconds * (double)out->tokens / (double)out->pass_tokens +
-                       out->update_seconds * (double)out->updates;
-    else
-        sft_plan_release(out);
+    if (rc) sft_plan_release(out);
     run_release(&r);
     return rc;
-}
-
-void sft_plan_release(struct sft_plan *p) {
-    for (int i = 0; i < p->n_first; i++) sample_release(&p->first[i]);
-    free(p->first);
-    *p = (struct sft_plan){0};
 }

@@ -67,7 +67,8 @@ struct trainer *trainer_new_lora(const struct model *m, struct adapter *const *a
 struct trainer *trainer_new_full(struct model *m, const struct train_options *o, struct pool *pool,
                                  struct error *err);
 void trainer_free(struct trainer *t);
-/* Bytes that it takes, besides the model, with passes of that many rows and samples that long. */
+/* Bytes that it takes, besides the model, with passes of that many rows (0: without any) and
+ * samples that long. */
 size_t trainer_bytes(const struct trainer *t, int64_t rows, int64_t longest);
 /* Forward and backward of one micro-batch; losses and target counts add up until the update.
  * Returns ERR_NUMERIC with the layer's name when a NaN or Inf appears. */
@@ -198,19 +199,20 @@ struct sft_job {
 int sft_run(const struct model *m, struct sft_job *jobs, int n, const struct train_options *o,
             struct pool *pool, const char *checkpoint, FILE *log, struct error *err);
 
-/* What an update did, for who watches the run. */
+/* What an update did, or of rewards a step of several, for who watches the run. */
 struct sft_event {
-    int64_t step, steps;              /* updates done, of */
+    int64_t step, steps;              /* done, of */
     double lr, seconds, tokens_per_s; /* seconds since the run began or continued */
     const struct update_stats *stats;
     const struct sft_job *jobs; /* last_loss is of this update */
     int n;
-    bool due; /* a checkpoint follows: what the watcher keeps should be safe first */
+    bool due;           /* a checkpoint follows: what the watcher keeps should be safe first */
+    const json_t *more; /* the method's own figures, or NULL: {…, adapters: {NAME: {…}}} */
 };
 /* An error of either ends the run. */
 struct sft_watch {
     /* Before the first update: how many are behind, of a run that is continued, and {steps, data:
-     * [{name, file, sha256, samples, tokens, targets, cut, start}]}. */
+     * [{name, file, sha256, start, lint}]}. */
     int (*begin)(void *ctx, int64_t done, const json_t *about, struct error *err);
     int (*update)(void *ctx, const struct sft_event *e, struct error *err);
     void *ctx;
@@ -220,21 +222,30 @@ int sft_run_watched(const struct model *m, struct sft_job *jobs, int n,
                     const struct train_options *o, const struct es_options *es, struct pool *pool,
                     const char *checkpoint, const struct sft_watch *watch, struct error *err);
 
+/* Of a number of token counts. */
+struct lengths {
+    int n;
+    int64_t tokens;
+    int32_t shortest, median, p95, longest;
+};
+struct lengths lengths_make(int32_t *v, int n); /* puts them in order */
+
 /* What sft_run would do and take. Samples lie end to end in a pass, so there is no padding. */
 struct sft_plan {
     int64_t updates, samples_per_update;    /* of each adapter */
-    int64_t passes, samples, tokens;        /* of the whole run, all adapters */
+    int64_t passes, samples, tokens;        /* of the whole run, all adapters; of es, members too */
     int64_t max_samples, max_rows, longest; /* of the largest pass; of a sample */
     size_t bytes;                           /* of memory beside the model's own */
-    double pass_seconds;                    /* measured: the first pass, forward and backward … */
-    int64_t pass_tokens;                    /* … which had so many tokens */
-    double update_seconds, seconds;         /* measured: the optimizer; all of the run */
-    struct sample *first;                   /* [n_first] the first bsz samples of each adapter */
+    double pass_seconds; /* measured: the first pass, forward and backward, or of es members … */
+    int64_t pass_tokens; /* … which had so many tokens */
+    double update_seconds, seconds; /* measured: the optimizer; all of the run */
+    struct sample *first;           /* [n_first] the first bsz samples of each adapter */
     int n_first;
 };
 /* Reads the data and computes one pass; writes nothing. Fills jobs[].lint. */
 int sft_plan_make(const struct model *m, struct sft_job *jobs, int n, const struct train_options *o,
-                  struct pool *pool, struct sft_plan *out, struct error *err);
+                  const struct es_options *es, struct pool *pool, struct sft_plan *out,
+                  struct error *err);
 void sft_plan_release(struct sft_plan *p);
 
 #endif

@@ -465,8 +465,9 @@ int trainer_accumulate(struct trainer *t, const struct sample *samples, int n, s
     return rc;
 }
 
-static int pass_score(struct trainer *t, const struct sample *samples, int n, double *nll,
-                      int32_t *targets, struct error *err) {
+int trainer_score(struct trainer *t, const struct sample *samples, int n, double *nll,
+                  int32_t *targets, struct error *err) {
+    batch_whole(t, samples, n);
     int rc = batch_pack(t, samples, n, err);
     if (rc) return rc;
     t->dropping = false;
@@ -480,17 +481,6 @@ static int pass_score(struct trainer *t, const struct sample *samples, int n, do
         targets[i] = (int32_t)(end - t->spans[s].target);
     }
     return OK;
-}
-
-int trainer_score(struct trainer *t, const struct sample *samples, int n, double *nll,
-                  int32_t *targets, struct error *err) {
-    int rc = OK;
-    batch_whole(t, samples, n);
-    for (int i = 0, taken; !rc && i < n; i += taken) {
-        taken = batch_next(t, samples + i, n - i);
-        rc = pass_score(t, samples + i, taken, nll + i, targets + i, err);
-    }
-    return rc;
 }
 
 int trainer_loss(struct trainer *t, const struct sample *samples, int n, double *nll,

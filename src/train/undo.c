@@ -11,6 +11,7 @@
 struct undo {
     struct group *groups; /* [n_groups] */
     uint8_t *bytes;       /* each tensor's numbers, then its moments */
+    size_t size;          /* of them */
 };
 
 static size_t tensor_bytes(const struct trainer *t, int i) {
@@ -21,9 +22,14 @@ struct undo *undo_new(const struct trainer *t) {
     struct undo *u = xcalloc(1, sizeof *u);
     size_t size = 0;
     for (int i = 0; i < t->n_tensors; i++) size += tensor_bytes(t, i) + t->moments[i].bytes;
+    u->size = size;
     u->groups = xcalloc((size_t)t->n_groups, sizeof *u->groups);
     u->bytes = xmalloc(size);
     return u;
+}
+
+size_t undo_bytes(const struct undo *u) {
+    return u->size;
 }
 
 void undo_keep(struct undo *u, const struct trainer *t) {

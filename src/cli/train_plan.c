@@ -1,0 +1,226 @@
+/*
+ * train_plan: what a training would take, as text or as JSON, and how its first samples look.
+ *
+ * Every method's plan is a struct policy_plan; of sft and es only its `run` is filled. A number is
+ * said to be measured, counted or a bound where it is one.
+ */
+#define _GNU_SOURCE
+#include "cli/train_plan.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static bool of_rewards(const struct plan_request *q) {
+    return q->method > METHOD_DPO;
+}
+
+/* "3.2 s", "4.1 min", "2.5 h" */
+static const char *duration(double seconds, char out[32]) {
+    if (seconds < 60)
+        snprintf(out, 32, "%.1f s", seconds);
+    else if (seconds < 3600)
+        snprintf(out, 32, "%.1f min", seconds / 60);
+    else
+        snprintf(out, 32, "%.1f h", seconds / 3600);
+    return out;
+}
+
+/* json */
+
+static json_t *lengths_json(const struct lengths *l) {
+    return json_pack("{s:i,s:I,s:i,s:i,s:i,s:i}", "n", l->n, "tokens", (json_int_t)l->tokens, "min",
+                     l->shortest, "median", l->median, "p95", l->p95, "max", l->longest);
+}
+
+static json_t *plan_object(const struct plan_request *q, const struct policy_plan *plan) {
+    const struct sft_plan *p = &plan->run;
+    json_t *v = json_pack(
+        "{s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:f,s:I,s:f,s:f}", "updates", (json_int_t)p->updates,
+        "samples_per_update", (json_int_t)p->samples_per_update, "samples", (json_int_t)p->samples,
+        "tokens", (json_int_t)p->tokens, "passes", (json_int_t)p->passes, "max_samples_per_pass",
+        (json_int_t)p->max_samples, "max_rows_per_pass", (json_int_t)p->max_rows, "longest",
+        (json_int_t)p->longest, "bytes", (json_int_t)p->bytes, "pass_seconds", p->pass_seconds,
+        "pass_tokens", (json_int_t)p->pass_tokens, "update_seconds", p->update_seconds, "seconds",
+        p->seconds);
+    if (q->method == METHOD_DPO)
+        json_object_set_new(v, "reference_seconds", json_real(plan->reference_seconds));
+    if (!of_rewards(q)) return v;
+    json_t *own =
+        json_pack("{s:I,s:f,s:f,s:f,s:I}", "sampled", (json_int_t)plan->sampled, "sampling_seconds",
+                  plan->sampling_seconds, "reward_seconds", plan->reward_seconds, "scoring_seconds",
+                  plan->scoring_seconds, "engine_bytes", (json_int_t)plan->engine_bytes);
+    json_object_update(v, own);
+    json_decref(own);
+    return v;
+}
+
+/* An adapter's data, and what its first completions were like. */
+static json_t *data_json(const struct plan_request *q, const struct policy_plan *plan, int i) {
+    const struct sft_job *job = &q->jobs[i];
+    json_t *file = json_string(job->data); // a path may be no UTF-8
+    json_t *v = json_pack("{s:s,s:o,s:o}", "adapter", job->name, "file", file ? file : json_null(),
+                          "lint", lint_json(&job->lint));
+    if (plan->pairs) {
+        json_object_set_new(v, "prompt", lengths_json(&plan->pairs[i].prompt));
+        json_object_set_new(v, "chosen", lengths_json(&plan->pairs[i].chosen));
+        json_object_set_new(v, "rejected", lengths_json(&plan->pairs[i].rejected));
+    }
+    if (plan->completions)
+        json_object_set(v, "completions", json_object_get(plan->completions, job->name));
+    return v;
+}
+
+static void json_print(const struct plan_request *q, const struct policy_plan *plan) {
+    json_t *data = json_array(), *first = json_array();
+    for (int i = 0; i < q->n; i++) json_array_append_new(data, data_json(q, plan, i));
+    for (int i = 0; i < plan->run.n_first; i++) {
+        const struct sample *s = &plan->run.first[i];
+        json_t *sample = sample_json(s, q->m->tok);
+        json_object_set_new(sample, "adapter", json_string(q->jobs[s->adapter].name));
+        json_array_append_new(first, sample);
+    }
+    cli_print(json_pack("{s:o,s:o,s:o}", "plan", plan_object(q, plan), "data", data, "first_batch",
+                        first));
+}
+
+/* text */
+
+static void lengths_print(const char *what, const struct lengths *l) {
+    printf("%s %d to %d tokens (median %d, 95 %% up to %d, in all %lld)", what, l->shortest,
+           l->longest, l->median, l->p95, (long long)l->tokens);
+}
+
+static double completion_number(const struct policy_plan *plan, const char *name, const char *key) {
+    const json_t *v = json_object_get(json_object_get(plan->completions, name), key);
+    return json_number_value(v);
+}
+
+static void completions_print(const struct policy_plan *plan, const char *name, int n) {
+    printf("  its first %lld completions: reward %.4f on average (standard deviation %.4f), of "
+           "%.0f %% of the prompts it differs; %.1f tokens on average, %.0f %% end by themselves, "
+           "entropy %.3f nats a token\n",
+           (long long)plan->sampled / n, completion_number(plan, name, "reward"),
+           completion_number(plan, name, "reward_std"),
+           100 * completion_number(plan, name, "mixed"), completion_number(plan, name, "length"),
+           100 * completion_number(plan, name, "ended"), completion_number(plan, name, "entropy"));
+}
+
+static void data_print(const struct plan_request *q, const struct policy_plan *plan) {
+    for (int i = 0; i < q->n; i++) {
+        const struct sft_job *job = &q->jobs[i];
+        struct buf text = {0};
+        lint_text(&job->lint, &text);
+        printf("%s ('%s'): %s", job->name, job->data, text.data);
+        if (plan->pairs) {
+            const struct pair_lengths *l = &plan->pairs[i];
+            printf("  %d pairs: ", l->prompt.n);
+            lengths_print("prompts", &l->prompt);
+            lengths_print("; learned of chosen", &l->chosen);
+            lengths_print(", of rejected", &l->rejected);
+            printf("\n");
+        }
+        if (plan->completions) completions_print(plan, job->name, q->n);
+        buf_release(&text);
+    }
+}
+
+static void size_print(const struct plan_request *q, const struct sft_plan *p) {
+    const char *each = q->n > 1 ? " of each adapter" : "";
+    long long updates = p->updates, per = p->samples_per_update, samples = p->samples,
+              tokens = p->tokens, passes = p->passes, rows = p->max_rows;
+    if (q->method == METHOD_SFT)
+        printf("updates: %lld, of %lld samples%s; in all %lld samples and %lld tokens in %lld "
+               "passes without padding, at most %lld samples and %lld tokens in one\n",
+               updates, per, each, samples, tokens, passes, (long long)p->max_samples, rows);
+    else if (q->method == METHOD_ES)
+        printf("updates: %lld, of %lld samples%s that %lld members read; in all %lld samples, and "
+               "%lld tokens in about %lld passes of at most %lld\n",
+               updates, per, each, (long long)q->es->population, samples, tokens, passes, rows);
+    else if (q->method == METHOD_DPO)
+        printf("updates: %lld, of %lld pairs%s; in all %lld pairs and %lld tokens in %lld passes "
+               "without padding, at most %lld pairs and %lld tokens in one\n",
+               updates, per / 2, each, samples / 2, tokens, passes, (long long)p->max_samples / 2,
+               rows);
+    else
+        printf(
+            "steps: %lld, of %lld prompts%s with %lld completions of at most %lld tokens; updates "
+            "a step: %lld; in all %lld completions, and about %lld tokens in %lld "
+            "passes of at most %lld\n",
+            updates, per / (long long)q->policy->k, each, (long long)q->policy->k,
+            (long long)q->policy->max_new_tokens, (long long)q->policy->inner_updates, samples,
+            tokens, passes, rows);
+}
+
+static void time_print(const struct plan_request *q, const struct policy_plan *plan) {
+    const struct sft_plan *p = &plan->run;
+    char time[32];
+    printf("time: about %s; ", duration(p->seconds, time));
+    if (q->method == METHOD_DPO)
+        printf("the reference %s, ", duration(plan->reference_seconds, time));
+    if (of_rewards(q))
+        printf("sampling %lld completions took %.3f s, their rewards %.3f s, scoring them by the "
+               "reference %.3f s, ",
+               (long long)plan->sampled, plan->sampling_seconds, plan->reward_seconds,
+               plan->scoring_seconds);
+    printf("the first %s of %lld tokens took %.3f s, an update %.3f s\n",
+           of_rewards(q) || q->method == METHOD_ES ? "passes" : "pass", (long long)p->pass_tokens,
+           p->pass_seconds, p->update_seconds);
+}
+
+static void sample_print(const struct plan_request *q, const struct sample *s, const char *part,
+                         const char *on, const char *off) {
+    struct buf text = {0};
+    int64_t marked = 0;
+    for (int32_t k = 1; k < s->n; k++) marked += s->mask[k];
+    sample_show(s, q->m->tok, on, off, &text);
+    printf("--- %s%s, %d tokens, %lld %s\n%s\n", q->jobs[s->adapter].name, part, s->n,
+           (long long)marked, of_rewards(q) ? "written" : "learned", text.data);
+    buf_release(&text);
+}
+
+/* Of pairs every other sample is the rejected one. */
+static void first_print(const struct plan_request *q, const struct sft_plan *p) {
+    bool color = isatty(STDOUT_FILENO) && !getenv("NO_COLOR"), pairs = q->method == METHOD_DPO;
+    const char *on = color ? "\033[1;32m" : "⟦", *off = color ? "\033[0m" : "⟧";
+    printf("first %s %s:\n",
+           of_rewards(q) ? "prompt, its first completion"
+           : pairs       ? "pair, what is learned"
+                         : "batch, what is learned",
+           color ? "in green" : "in ⟦ ⟧");
+    for (int i = 0; i < p->n_first; i++)
+        sample_print(q, &p->first[i], !pairs ? "" : i % 2 ? ", rejected" : ", chosen", on, off);
+}
+
+static void text_print(const struct plan_request *q, const struct policy_plan *plan) {
+    const double mb = 1 << 20;
+    data_print(q, plan);
+    size_print(q, &plan->run);
+    printf("memory: %.1f MB beside the model", (double)plan->run.bytes / mb);
+    if (of_rewards(q))
+        printf(", %.1f MB of it the engine's that samples", (double)plan->engine_bytes / mb);
+    printf("\n");
+    time_print(q, plan);
+    first_print(q, &plan->run);
+}
+
+static int plan_make(const struct plan_request *q, struct policy_plan *out, struct error *err) {
+    if (q->method >= METHOD_DPO)
+        return policy_plan_make(q->m, q->jobs, q->n, q->train, q->method, q->policy, NULL, q->pool,
+                                out, err);
+    *out = (struct policy_plan){0};
+    return sft_plan_make(q->m, q->jobs, q->n, q->train, q->method == METHOD_ES ? q->es : NULL,
+                         q->pool, &out->run, err);
+}
+
+int train_plan_print(const struct common *c, const struct plan_request *q, struct error *err) {
+    struct policy_plan plan;
+    int rc = plan_make(q, &plan, err);
+    if (rc) return rc;
+    if (c->json)
+        json_print(q, &plan);
+    else
+        text_print(q, &plan);
+    policy_plan_release(&plan);
+    return OK;
+}

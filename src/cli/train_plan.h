@@ -1,0 +1,22 @@
+/* train_plan: shoal train --dry-run, for every method. */
+#ifndef SHOAL_TRAIN_PLAN_H
+#define SHOAL_TRAIN_PLAN_H
+
+#include "cli/cli.h"
+#include "train/es.h"
+#include "train/policy.h"
+
+struct plan_request {
+    const struct model *m;
+    struct sft_job *jobs;
+    int n;
+    enum method method;
+    const struct train_options *train;
+    const struct policy_options *policy;
+    const struct es_options *es;
+    struct pool *pool;
+};
+/* Reads the data, computes as little as shows what the run takes, and prints that. */
+int train_plan_print(const struct common *c, const struct plan_request *q, struct error *err);
+
+#endif

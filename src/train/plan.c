@@ -1,0 +1,93 @@
+/*
+ * plan: what the plans of all methods are made of — passes counted as runs make them, first
+ * samples, and times.
+ *
+ * A plan computes as little as shows what a run would take: the rest is taken to be like it. Its
+ * counts are of one epoch, so a longer run's are estimates where epochs pack differently.
+ */
+#include "train/course.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static int length_order(const void *a, const void *b) {
+    int32_t x = *(const int32_t *)a, y = *(const int32_t *)b;
+    return x < y ? -1 : x > y;
+}
+
+struct lengths lengths_make(int32_t *v, int n) {
+    struct lengths l = {.n = n};
+    if (n == 0) return l;
+    qsort(v, (size_t)n, sizeof *v, length_order);
+    for (int i = 0; i < n; i++) l.tokens += v[i];
+    l.shortest = v[0];
+    l.median = v[(n - 1) / 2];
+    l.p95 = v[((int64_t)n * 95 + 99) / 100 - 1];
+    l.longest = v[n - 1];
+    return l;
+}
+
+void pass_count_add(struct pass_count *c, const struct sample *v, int n) {
+    struct sft_plan *p = c->plan;
+    int64_t rows = 0;
+    for (int i = 0; i < n; i++) {
+        rows += v[i].n;
+        p->longest = MAX(p->longest, v[i].n);
+    }
+    if (c->rows == 0 || pass_full(c->rows, rows)) {
+        p->passes++;
+        c->rows = c->samples = 0;
+    }
+    c->rows += rows;
+    c->samples += n;
+    p->tokens += rows;
+    p->max_rows = MAX(p->max_rows, c->rows);
+    p->max_samples = MAX(p->max_samples, c->samples);
+}
+
+void pass_count_scale(struct sft_plan *plan, int64_t counted) {
+    double whole = (double)plan->updates / (double)counted;
+    plan->passes = (int64_t)((double)plan->passes * whole + 0.5);
+    plan->tokens = (int64_t)((double)plan->tokens * whole + 0.5);
+}
+
+void plan_show(struct sft_plan *plan, const struct sample *s, int adapter) {
+    struct sample *to = &plan->first[plan->n_first++];
+    *to = (struct sample){.n = s->n, .adapter = adapter};
+    to->tokens = memcpy(xmalloc((size_t)s->n * sizeof *s->tokens), s->tokens,
+                        (size_t)s->n * sizeof *s->tokens);
+    to->mask = memcpy(xmalloc((size_t)s->n), s->mask, (size_t)s->n);
+}
+
+int plan_time(int (*fn)(void *ctx, struct error *err), void *ctx, double *seconds,
+              struct error *err) {
+    *seconds = 0;
+    for (int turn = 0; turn == 0 || (turn == 1 && *seconds < 2); turn++) {
+        double start = clock_now();
+        int rc = fn(ctx, err);
+        if (rc) return rc;
+        *seconds = clock_now() - start;
+    }
+    return OK;
+}
+
+int plan_time_update(struct trainer *t, struct sft_plan *plan, struct error *err) {
+    struct update_stats st;
+    double start = clock_now();
+    int rc = trainer_update(t, 0, &st, err);
+    plan->update_seconds = clock_now() - start;
+    return rc;
+}
+
+void sft_plan_release(struct sft_plan *p) {
+    for (int i = 0; i < p->n_first; i++) sample_release(&p->first[i]);
+    free(p->first);
+    *p = (struct sft_plan){0};
+}
+
+void policy_plan_release(struct policy_plan *p) {
+    sft_plan_release(&p->run);
+    free(p->pairs);
+    json_decref(p->completions);
+    *p = (struct policy_plan){0};
+}

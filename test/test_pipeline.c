@@ -54,6 +54,9 @@ static int script_ask(void *ctx, struct call *calls, int n, struct error *e) {
                                               .max_tokens = c->max_tokens,
                                               .grammar = c->grammar != NULL};
         const char *said = script.say(c->agent->role, words.data);
+        c->answer.choice = -1;
+        for (int k = 0; said && c->reply == REPLY_ANSWER && k < c->item->n_choices; k++)
+            if (strcmp(c->item->choices[k], said) == 0) c->answer.choice = k;
         if (said) c->text = xstrdup(said);
         if (!said) c->failed = "it timed out";
         c->n_generated = 1;
@@ -192,6 +195,28 @@ static void test_mixed_step(void **state) {
     workflow_free(w);
 }
 
+/* Who sums up may say what kind of question it is; where it says nothing, its words do. */
+static const char *kind_said;
+static const char *with_kind(const char *role, const char *words) {
+    if (strcmp(role, "summary") == 0 && strstr(words, "informational")) return kind_said;
+    return plain(role, words);
+}
+
+static void test_kind_asked(void **state) {
+    (void)state;
+    made.type = TYPE_ASKED;
+    kind_said = "planning";
+    answer_is("富士山の高さは？", with_kind, "答えです。", FROM_OUTPUT);
+    assert_non_null(strstr(words_of("agent", 1), role_get(QUESTION_PLANNING, LANG_JA, 1).name));
+    assert_string_equal(json_string_value(blackboard_read(made.board, BOARD_QUESTION_TYPE)),
+                        "planning");
+    script_end();
+    kind_said = NULL;
+    answer_is("你好！", with_kind, "答えです。", FROM_OUTPUT);
+    assert_non_null(
+        strstr(words_of("agent", 1), role_get(QUESTION_CONVERSATIONAL, LANG_ZH, 1).name));
+}
+
 /* one that fails never stalls the team */
 
 static int turn_of_agent;
@@ -312,6 +337,30 @@ static void test_references(void **state) {
     knowledge_close(made.knowledge);
 }
 
+/* A context too small for all that is remembered: less is shown, and the team answers. */
+static size_t room;
+static const char *with_room(const char *role, const char *words) {
+    return strlen(words) > room ? NULL : plain(role, words);
+}
+
+static void test_little_room(void **state) {
+    (void)state;
+    for (int i = 0; i < 9; i++)
+        assert_int_equal(pipeline_remember(&made, "次の都市はどこですか？",
+                                           "次の都市は仙台で、その次は盛岡です。", &err),
+                         OK);
+    for (room = 900; room > 400; room -= 250) {
+        script_end();
+        answer_is("3と9、大きいのは？", with_room, "答えです。", FROM_OUTPUT);
+        assert_true(script.batches > 5); /* not at once */
+    }
+    assert_non_null(strstr(words_of("agent", 0), "これまでの会話"));
+    assert_int_equal(strstr(script.v[script.n - 1].words, "これまでの会話") != NULL, 0);
+    script_end();
+    room = 10;
+    answer_is("3と9、大きいのは？", with_room, answer_apology(LANG_JA), FROM_NOBODY);
+}
+
 /* what is remembered */
 
 static const char *fact_json;
@@ -416,9 +465,10 @@ static void test_refusals(void **state) {
 int main(void) {
 #define TEST(f) cmocka_unit_test_setup_teardown(f, set_up, tear_down)
     const struct CMUnitTest tests[] = {
-        TEST(test_stages),       TEST(test_mixed_step), TEST(test_members_that_fail),
-        TEST(test_last_resorts), TEST(test_gist),       TEST(test_references),
-        TEST(test_facts),        TEST(test_memory),     TEST(test_refusals),
+        TEST(test_stages),     TEST(test_mixed_step),        TEST(test_little_room),
+        TEST(test_kind_asked), TEST(test_members_that_fail), TEST(test_last_resorts),
+        TEST(test_gist),       TEST(test_references),        TEST(test_facts),
+        TEST(test_memory),     TEST(test_refusals),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

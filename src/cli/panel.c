@@ -73,7 +73,9 @@ static int pipeline_flags(struct panel *p, struct error *err) {
     const struct panel_options *o = p->o;
     struct pipeline_options *to = &p->pipeline;
     int how, rc = references_check(o, err);
-    if (rc == OK)
+    if (rc == OK && strcmp(o->role_type, "model") == 0)
+        to->type = TYPE_ASKED;
+    else if (rc == OK)
         rc = word_pick("roles of type", o->role_type, "auto", question_type_names, N_QUESTION_TYPES,
                        &to->type, err);
     if (rc == OK)

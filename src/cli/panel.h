@@ -31,7 +31,7 @@ struct panel_options {
                   "of the agents in turn; 'base' is the bare model"),                              \
         PANEL_ROW("role-type", OPT_STRING, type, field.role_type, "auto", 0, 0, "NAME",            \
                   "roles: discussion, planning, informational, conversational, default; auto: by " \
-                  "the question"),                                                                 \
+                  "the question's words; model: as who sums up says"),                             \
         PANEL_ROW("language", OPT_STRING, type, field.language, "auto", 0, 0, "LANG",              \
                   "ja, en or zh; auto: the question's"),                                           \
         PANEL_ROW("protocol", OPT_STRING, type, field.protocol, "panel", 0, 0, "FILE",             \

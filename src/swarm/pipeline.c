@@ -23,7 +23,8 @@ enum {
     CONTEXT_CHARS = 1500,
     LEAST_CHARS = 10, /* of an answer, to the predecessor */
     SUMMARY_TOKENS = 256,
-    FACT_TOKENS = 256
+    FACT_TOKENS = 256,
+    CUTS = 3 /* times that context and references are halved when nobody has room; then none */
 };
 
 const char *const stage_names[N_STAGES] = {"internal", "summary", "output"};
@@ -46,6 +47,7 @@ struct turn {
     char **names; /* the answer's */
     int n;
     int spoken[TEAM_MAX];
+    int cut; /* how often what is given beside the question was halved */
 };
 
 /* asking */
@@ -83,23 +85,20 @@ static int ask_all(const struct turn *t, struct call *calls, int n, struct error
     return rc;
 }
 
-/* A question of the pipeline's own to who sums up. The caller releases the call. */
+/* A question of the pipeline's own to who sums up; `c` says what kind of reply is wanted. The
+ * caller releases it. */
 static int ask_aside(const struct pipeline_options *o, const char *system, const char *user,
-                     int32_t max_tokens, const struct grammar *grammar, struct call *out,
-                     struct error *err) {
+                     struct call *c, struct error *err) {
     static const struct agent writer = {.name = "summary", .role = "summary"};
     static const struct item none = {.correct = -1};
     const struct message chat[2] = {{"system", system}, {"user", user}};
     const struct asker *asker = &o->stage[STAGE_SUMMARY].asker;
-    *out = (struct call){.agent = &writer,
-                         .item = &none,
-                         .messages = chat,
-                         .n_messages = 2,
-                         .reply = REPLY_TEXT,
-                         .grammar = grammar,
-                         .max_tokens = max_tokens};
-    int rc = asker->ask(asker->ctx, out, 1, err);
-    out->messages = NULL;
+    c->agent = &writer;
+    if (!c->item) c->item = &none;
+    c->messages = chat;
+    c->n_messages = 2;
+    int rc = asker->ask(asker->ctx, c, 1, err);
+    c->messages = NULL;
     return rc;
 }
 
@@ -193,15 +192,36 @@ static int team_make(struct turn *t, struct error *err) {
                                workflow_name(o->workflow));
 }
 
+/* Of the kinds, the one that who sums up holds for the most probable; by keywords where it has no
+ * room. */
+static int type_ask(struct turn *t, struct error *err) {
+    static const char *const words[N_LANGUAGES] = {
+        [LANG_EN] = "What kind of question is this: discussion, planning, informational, "
+                    "conversational, or default for none of these?",
+        [LANG_JA] = "これはどの種類の質問ですか。discussion（議論）、planning（計画）、"
+                    "informational（知識）、conversational（会話）、どれでもなければdefault。",
+        [LANG_ZH] = "这是哪一类问题？discussion（讨论）、planning（计划）、informational（知识）、"
+                    "conversational（闲聊），都不是则为default。"};
+    struct item kinds = {.n_choices = N_QUESTION_TYPES, .correct = -1};
+    struct call c = {.item = &kinds, .reply = REPLY_ANSWER};
+    for (int i = 0; i < N_QUESTION_TYPES; i++)
+        kinds.choices[i] = (char *)(uintptr_t)question_type_names[i];
+    int rc = ask_aside(t->o, words[t->lang], t->question, &c, err);
+    if (rc == OK && !c.failed && c.answer.choice >= 0)
+        t->type = (enum question_type)c.answer.choice;
+    call_release(&c);
+    return rc;
+}
+
 /* what the team is told */
 
 static int references_find(const struct turn *t, struct buf *out, struct error *err) {
     buf_puts(out, "");
-    if (!t->o->knowledge) return OK;
+    if (!t->o->knowledge || t->cut == CUTS) return OK;
     const struct knowledge_query q = {.text = t->question, .embedder = t->o->embedder};
     json_t *hits = knowledge_search(t->o->knowledge, &q, err);
     if (!hits) return err->code;
-    knowledge_snippets(hits, SNIPPET_CHARS, out);
+    knowledge_snippets(hits, SNIPPET_CHARS >> t->cut, out);
     json_decref(hits);
     return OK;
 }
@@ -226,10 +246,9 @@ static int gist_make(const struct turn *t, const char *rag, struct buf *out, str
         return OK;
     if (o->progress) o->progress(o->progress_ctx, "gist", 1, 1);
     char *user = xasprintf("%s\n\n%s", t->question, rag);
-    struct call c;
+    struct call c = {.max_tokens = o->max_tokens ? o->max_tokens : SUMMARY_TOKENS};
     struct buf clean = {0};
-    int rc = ask_aside(o, words[t->lang], user, o->max_tokens ? o->max_tokens : SUMMARY_TOKENS,
-                       NULL, &c, err);
+    int rc = ask_aside(o, words[t->lang], user, &c, err);
     if (rc == OK && !c.failed && answer_clean(c.text, c.truncated, &clean))
         buf_add(out, clean.data, text_cut(clean.data, clean.len, GIST_CHARS));
     buf_puts(out, "");
@@ -245,7 +264,8 @@ static int given_make(const struct turn *t, json_t **out, struct error *err) {
     struct buf text[3] = {{0}};
     const struct pipeline_options *o = t->o;
     buf_puts(&text[0], "");
-    if (o->memory) conversation_context(o->memory, t->lang, CONTEXT_CHARS, &text[0]);
+    if (o->memory && t->cut < CUTS)
+        conversation_context(o->memory, t->lang, CONTEXT_CHARS >> t->cut, &text[0]);
     int rc = references_find(t, &text[1], err);
     if (rc == OK) rc = gist_make(t, text[1].data, &text[2], err);
     *out = json_pack("{s:b,s:s}", "summary", (int)o->summary, BOARD_QUESTION_TYPE,
@@ -281,23 +301,53 @@ static void answer_pick(const struct turn *t, struct pipeline_answer *a) {
     a->text = text.data;
 }
 
-static int team_speak(struct turn *t, struct pipeline_answer *a, struct error *err) {
+static bool is_given(const json_t *given, const char *key) {
+    return *json_string_value(json_object_get(given, key)) != 0;
+}
+
+/* Whether somebody thought, and somebody wrote an answer. */
+static bool is_whole(const struct turn *t, const struct talk *talk) {
+    bool thought = false;
+    for (int i = 0; i < talk->n; i++)
+        thought = thought ||
+                  (!talk->v[i].failed && stage_of(t->v[talk->v[i].agent].role) == STAGE_INTERNAL);
+    return thought && talk->final >= 0;
+}
+
+/* One try; *again: it is not whole, and less beside the question may make room. */
+static int team_try(struct turn *t, const struct item *item, struct pipeline_answer *a, bool *again,
+                    struct error *err) {
     const struct pipeline_options *o = t->o;
     const struct asker asker = {t, ask};
     json_t *given = NULL;
-    char *question = xstrdup(t->question);
-    const struct item item = {.question = question, .lang = language_names[t->lang], .correct = -1};
-    int rc = team_make(t, err);
-    if (rc == OK) rc = given_make(t, &given, err);
+    int rc = given_make(t, &given, err);
     const struct workflow_options wo = {.rounds = o->iterations,
                                         .temperature = o->temperature,
                                         .max_tokens = o->max_tokens,
                                         .seed = o->seed,
                                         .given = given};
+    talk_release(&a->talk);
+    memset(t->spoken, 0, sizeof t->spoken);
     if (rc == OK)
-        rc = workflow_run(o->workflow, &asker, t->v, t->n, &item, 1, &wo, &a->talk, NULL, err);
-    if (rc == OK) answer_pick(t, a);
+        rc = workflow_run(o->workflow, &asker, t->v, t->n, item, 1, &wo, &a->talk, NULL, err);
+    *again = rc == OK && !is_whole(t, &a->talk) &&
+             (is_given(given, BOARD_CONVERSATION) || is_given(given, BOARD_RAG));
     json_decref(given);
+    return rc;
+}
+
+static int team_speak(struct turn *t, struct pipeline_answer *a, struct error *err) {
+    const struct pipeline_options *o = t->o;
+    char *question = xstrdup(t->question);
+    const struct item item = {.question = question, .lang = language_names[t->lang], .correct = -1};
+    bool again = true;
+    int rc = o->type == TYPE_ASKED ? type_ask(t, err) : OK;
+    if (rc == OK)
+        rc = board_put(o, BOARD_QUESTION_TYPE, json_string(question_type_names[t->type]), err);
+    if (rc == OK) rc = team_make(t, err);
+    for (t->cut = 0; rc == OK && again && t->cut <= CUTS; t->cut++)
+        rc = team_try(t, &item, a, &again, err);
+    if (rc == OK) answer_pick(t, a);
     free(question);
     return rc;
 }
@@ -319,8 +369,6 @@ int pipeline_run(const struct pipeline_options *o, const char *question,
     t.type = o->type < 0 ? question_classify(question, o->compat) : (enum question_type)o->type;
     int rc = blackboard_clear_current_turn(o->board, err);
     if (rc == OK) rc = board_put(o, BOARD_INPUT, json_string(question), err);
-    if (rc == OK)
-        rc = board_put(o, BOARD_QUESTION_TYPE, json_string(question_type_names[t.type]), err);
     if (rc == OK && !memory_answers(&t, out)) rc = team_speak(&t, out, err);
     if (rc == OK) rc = board_put(o, BOARD_FINAL_RESPONSE, json_string(out->text), err);
     if (rc == OK && o->memory) rc = pipeline_remember(o, question, out->text, err);
@@ -346,9 +394,8 @@ static int talk_summarize(void *ctx, const char *previous, const char *exchanges
         [LANG_ZH] = "请用几句话概括这段对话，保留名字、愿望和事实。"};
     const struct pipeline_options *o = ctx;
     char *user = xasprintf("%s%s%s", previous, *previous ? "\n" : "", exchanges);
-    struct call c;
-    int rc = ask_aside(o, words[language_of(exchanges)], user,
-                       o->max_tokens ? o->max_tokens : SUMMARY_TOKENS, NULL, &c, err);
+    struct call c = {.max_tokens = o->max_tokens ? o->max_tokens : SUMMARY_TOKENS};
+    int rc = ask_aside(o, words[language_of(exchanges)], user, &c, err);
     if (rc == OK && (c.failed || !answer_clean(c.text, c.truncated, out))) buf_puts(out, previous);
     call_release(&c);
     free(user);
@@ -366,9 +413,9 @@ static json_t *facts_ask(const struct pipeline_options *o, const char *said, str
     enum language l = language_of(said);
     char *schema = conversation_schema(l);
     struct grammar *g = grammar_new_json_schema(schema, strlen(schema), true, err);
-    struct call c = {0};
+    struct call c = {.max_tokens = FACT_TOKENS, .grammar = g};
     json_t *claimed = NULL, *facts = NULL;
-    if (g && ask_aside(o, words[l], said, FACT_TOKENS, g, &c, err) == OK && !c.failed && c.text)
+    if (g && ask_aside(o, words[l], said, &c, err) == OK && !c.failed && c.text)
         claimed = json_loads(c.text, 0, NULL); /* NULL where the tokens ran out */
     if (json_is_object(claimed)) facts = facts_grounded(claimed, said);
     json_decref(claimed);

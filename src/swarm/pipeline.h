@@ -28,6 +28,7 @@ struct stage_options {
  * up, whose reply is held to a grammar and of which only what was said is kept. */
 enum fact_source { FACTS_NONE, FACTS_RULES, FACTS_MODEL };
 
+enum { TYPE_ASKED = -2 };
 struct pipeline_options {
     const struct workflow *workflow;
     struct stage_options stage[N_STAGES];
@@ -38,7 +39,7 @@ struct pipeline_options {
                                         slots with its vector; NULL: by words, without */
     struct adapter *const *adapters; /* [agents], each may be NULL */
     int agents, iterations;
-    int type;     /* enum question_type; -1: by the question */
+    int type; /* enum question_type; -1: by the question's words; TYPE_ASKED: who sums up says */
     int language; /* enum language; -1: the question's */
     bool summary; /* after each iteration, and of what is long */
     bool compat;  /* the predecessor's keywords, and its ten characters that an answer must have */

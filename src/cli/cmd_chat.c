@@ -53,11 +53,13 @@ struct talker {
 
 /* flags without effect */
 
+static bool text_changed(const char *text, const char *before) {
+    return text && before ? strcmp(text, before) != 0 : text != before;
+}
+
 static bool row_changed(const struct option_row *row, const void *options, const void *defaults) {
-    const char *at = (const char *)options + row->offset,
+    const void *at = (const char *)options + row->offset,
                *was = (const char *)defaults + row->offset;
-    const char *text = *(char *const *)(const void *)at,
-               *before = *(char *const *)(const void *)was;
     switch (row->type) {
     case OPT_BOOL:
         return *(const bool *)at != *(const bool *)was;
@@ -65,9 +67,9 @@ static bool row_changed(const struct option_row *row, const void *options, const
     case OPT_FLOAT:
         return memcmp(at, was, sizeof(int64_t)) != 0;
     case OPT_STRING:
-        return (text || before) && (!text || !before || strcmp(text, before) != 0);
+        return text_changed(*(char *const *)at, *(char *const *)was);
     case OPT_LIST:
-        return ((const struct strings *)(const void *)at)->n > 0;
+        return ((const struct strings *)at)->n > 0;
     case OPT_ALIAS:
         break;
     }
@@ -223,6 +225,16 @@ static int answer_alone(struct talker *ch, const char *line, struct error *err) 
 
 /* the team */
 
+static int do_board(struct talker *ch, const char *arg, struct error *err) {
+    (void)arg;
+    (void)err;
+    if (ch->c->json)
+        cli_print(json_pack("{s:o}", "board", blackboard_debug_view(ch->panel.pipeline.board)));
+    else
+        panel_board_print(&ch->panel);
+    return OK;
+}
+
 static void stage_note(void *ctx, const char *role, int iteration, int n) {
     (void)ctx;
     if (strcmp(role, "agent") == 0)
@@ -242,7 +254,7 @@ static int answer_team(struct talker *ch, const char *line, struct error *err) {
     if (rc == OK && ch->c->json) reply_print(line, a.text, answer_source_names[a.source], NULL);
     if (rc == OK && !ch->c->json) printf("%s\n", a.text);
     pipeline_answer_release(&a);
-    return rc;
+    return rc == OK && ch->o->panel.board ? do_board(ch, "", err) : rc;
 }
 
 /* commands; `arg` is the rest of the line, "" without one */
@@ -320,16 +332,6 @@ static int do_forget(struct talker *ch, const char *arg, struct error *err) {
                                  &n, err);
     if (rc == OK) note("facts forgotten: %d", n);
     return rc;
-}
-
-static int do_board(struct talker *ch, const char *arg, struct error *err) {
-    (void)arg;
-    (void)err;
-    if (ch->c->json)
-        cli_print(json_pack("{s:o}", "board", blackboard_debug_view(ch->panel.pipeline.board)));
-    else
-        panel_board_print(&ch->panel);
-    return OK;
 }
 
 static int do_quit(struct talker *ch, const char *arg, struct error *err) {

@@ -182,7 +182,8 @@ int panel_start(struct panel *p, const struct panel_wants *w, struct error *err)
     if (rc == OK && !(p->store = setup_store(&p->bases.v[0], err))) rc = err->code;
     if (rc == OK) rc = engines_start(p, err);
     if (rc == OK && o->embeddings) rc = embedder_start(p, err);
-    board.store = p->store;
+    /* a talk that is not kept leaves no board behind */
+    board.store = w->remember && !o->conversation ? NULL : p->store;
     if (rc == OK && !(to->board = blackboard_open(&board, err))) rc = err->code;
     if (rc == OK && (o->conversation || w->remember) &&
         !(to->memory = conversation_open(o->conversation ? p->store : NULL, id, err)))

@@ -77,16 +77,17 @@ static const struct {
     {"marks of a chat's turns", "<\\|[A-Za-z_]{1,24}\\|>|</?(?:start|end)_of_turn>", ""},
     {"a speaker's label", "(?i)\\A\\s*(?:アシスタント|回答|答え|助手|AI|assistant|answer)\\s*[:：]",
      ""},
-    {"runs of markup", "\\*{2,}|#{2,}|-{3,}|={3,}|_{3,}", ""},
-    {"a heading's mark", "(?m)^\\h*#\\h+", ""},
+    {"lines of markup", "(?m)^\\h*(?:-{3,}|={3,}|_{3,}|\\*{3,})\\h*$", ""},
+    {"a heading's mark", "(?m)^\\h*#{1,6}\\h+", ""},
+    {"emphasis, but powers", "(?<![0-9A-Za-z])(\\*{2,3})(?=\\S)([^*\\n]+?)(?<=\\S)\\1", "$2"},
     {"links, but their words", "\\[([^\\]\\n]+)\\]\\([^)\\n]+\\)", "$1"},
     {"marks of code", "`([^`\\n]+)`", "$1"},
     {"stuttered characters, but digits", "([^\\d\\s])\\1{4,}", "$1"},
     {"stuttered words", "\\b(\\w+)(?:\\s+\\1\\b){2,}", "$1"},
-    {"stuttered passages, but numbers", "(?!\\d{8})([^\\n]{8,400}?)(?:\\s*\\1)+", "$1"},
+    {"stuttered passages, but numbers", "(?!\\d{8})(\\S[^\\n]{7,399}?)(?:\\s*\\1)+", "$1"},
     {"blanks at the end of a line", "(?m)\\h+$", ""},
     {"empty lines", "\\n{3,}", "\n\n"},
-    {"runs of blanks", " {3,}", " "},
+    {"runs of blanks within a line", "(?<=\\S) {3,}", " "},
     {"blanks around all", "\\A\\s+|\\s+\\z", ""},
 };
 #define SENTENCE_END "(?:[。！？!?…]|\\.(?=\\s|[」』”\"）)]|\\z))[」』”\"）)]*"
@@ -127,7 +128,8 @@ static const struct {
     const char *pattern;
 } sayings[] = {
     {"名前", false,
-     JA_I "の名前は" JA_ASK "(?|[「『]([^」』]{1,20})[」』]|([^「」『』、。！\\s]{1,20}?))(?:と[言い申]|、|" JA_IS
+     JA_I "の名前は" JA_ASK
+          "(?|[「『]([^」』]{1,20})[」』]|([^「」『』、。！\\s]{1,20}?))(?:と[言い申]|、|" JA_IS
           ")"},
     {"名前", false,
      JA_I "は[「『]?" JA_ASK "([^「」『』は、。！\\s]{1,20}?)[」』]?と(?:言い|いい|申し)ます"},

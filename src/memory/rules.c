@@ -119,7 +119,7 @@ const char *answer_apology(enum language l) {
 /* Of one sentence that is no question, white space trimmed; the first group is the fact. The keys
  * are those of conversation_learn. Where `list` holds, enumerations are several facts. */
 #define JA_I "(?:私|わたし|僕|ぼく|俺|おれ|自分|あたし)"
-#define JA_ASK "(?!何|なに|なん|誰|だれ|どんな|どう)"
+#define JA_ASK "(?!何|なに|なん|誰|だれ|どんな|どう|[^。！]*(?:ない|ません))" /* nor denies */
 #define JA_FROM "(?:^|[、，\\s]|" JA_I "[はも])"
 #define JA_IS "(?:です|だよ?|でございます|$|[。！])"
 static const struct {

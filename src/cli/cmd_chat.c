@@ -165,7 +165,8 @@ static int talk_encode(const struct talker *ch, const char *system, const char *
     return chat_encode(s->m->tok, m, n, true, out, NULL, err);
 }
 
-/* The longest end of the talk that leaves room for a reply, or for half of the context. */
+/* The longest end of the talk that leaves room for a reply, or for half of the context; at last the
+ * line alone, without what is known. */
 static int prompt_make(const struct talker *ch, const char *line, int32_t max_len, struct ids *out,
                        struct error *err) {
     int32_t want = (int32_t)MIN(ch->o->sampling.n, max_len / 2);
@@ -174,8 +175,8 @@ static int prompt_make(const struct talker *ch, const char *line, int32_t max_le
     char *system = system_text(ch);
     int rc = OK;
     for (size_t first = 0; rc == OK; first++) {
-        rc = talk_encode(ch, system, line, first, out, err);
-        if (rc != OK || out->n + want <= max_len || first == n) break;
+        rc = talk_encode(ch, first > n ? ch->o->system : system, line, first, out, err);
+        if (rc != OK || out->n + want <= max_len || first > n) break;
     }
     free(system);
     if (rc == OK && out->n >= max_len)

@@ -23,7 +23,7 @@ same() { if [ -s "$2" ] && cmp -s "$2" "$3"; then ok "$1"; else bad "$1" "'$2' a
 absent() { if [ -e "$2" ]; then bad "$1" "'$2' was left behind"; else ok "$1"; fi; }
 
 # ---- the command line
-for c in demo run train pretrain debate evolve eval resume convert adapter model bench doctor pull quantize embed replay synth knowledge ask; do
+for c in demo run train pretrain debate evolve eval resume convert adapter model bench doctor pull quantize embed replay synth knowledge ask chat; do
     if "$shoal" $c --help 2>/dev/null | grep -q "^usage: shoal $c"; then ok "$c --help"; else bad "$c --help" "no usage"; fi
     says "$c refuses an unknown flag" 2 "unknown flag '--nonsense'" "$shoal" $c --nonsense
 done
@@ -226,6 +226,53 @@ holds "of a long conversation there is a summary" 'Summary so far' "$tmp/out"
 if grep -q 'question 2[^0-9]' "$tmp/out"; then bad "and its beginning is gone" "it is still there"; else ok "and its beginning is gone"; fi
 says "ask: no such roles" 2 "no roles of type 'clown'" "$shoal" ask models/fry x --role-type clown --store "$tmp/team.db"
 says "ask: no such language" 2 "no language 'xx'" "$shoal" ask models/fry x --language xx --store "$tmp/team.db"
+holds "whose words the answer is" '"source":"output"' "$tmp/ask.1"
+team() { "$shoal" ask models/fry "$@" --max-tokens 8 --store "$tmp/team.db"; }
+team "私の名前は太郎です。寿司が好きです。3と9、大きいのは？" --conversation taro --agents 1 --iterations 1 --quiet >/dev/null 2>"$tmp/err"
+team "私の名前は何ですか？" --conversation taro >"$tmp/out" 2>>"$tmp/err"
+holds "key facts answer by themselves" 'あなたのお名前は太郎です。' "$tmp/out"
+says "and are forgotten" 0 "facts forgotten: 1" team --conversation taro --forget 寿司
+says "forgetting without a conversation" 2 "needs --conversation" team --forget 寿司
+team "what do I like?" --conversation taro --agents 1 --iterations 1 --json --quiet >"$tmp/out" 2>"$tmp/err"
+holds "what is forgotten is for the team" '"source":"output"' "$tmp/out"
+says "the predecessor's command line" 0 "--parallel: the agents of an iteration always run as one batch" "$shoal" ask --model-type llama --model-path models/fry \
+    --internal-model models/fry --output-model "$PWD/models/fry" --internal-temp 0.8 --output-temp 0.6 --summary-temp 0.5 --internal-tokens 6 \
+    --output-tokens 7 --summary-tokens 5 --agents 2 --iter 1 --parallel --no-local-files --debug --log --store "$tmp/team.db" "2と3は？"
+holds "its --debug is the board" '"agent_1_output"' "$tmp/out"
+says "what it had and this has not" 2 "no ZIM archive is read" team x --rag-mode zim --zim-path y
+says "a mode of references that is none" 2 "no mode 'cloud'" team x --rag-mode cloud
+says "nobody to ask" 2 "name the model that the team stands on" "$shoal" ask
+team "good or bad?" --slots --iterations 1 --board --json --quiet >"$tmp/out" 2>"$tmp/err"
+holds "fixed parts" '"slots":{"reformulator":1,"critic":1,"supporter":1,"synthesizer":1,"output":1}' "$tmp/out"
+team "which?" --output-model "$tmp/a.gguf" --max-memory 130M --agents 2 --iterations 1 --quiet --json >"$tmp/out" 2>"$tmp/err"
+holds "two models answer under one limit" '"said":[{"name":"1' "$tmp/out"
+peak=$(sed -n 's/.*"peak":\([0-9]*\).*/\1/p' "$tmp/out")
+if [ "${peak:-999999999}" -lt $((130 << 20)) ]; then ok "and keep it"; else bad "and keep it" "peak '$peak'"; fi
+says "two models in too little" 1 "2 models need" team "which?" --output-model "$tmp/a.gguf" --max-memory 30M
+
+# ---- talking
+chat() { "$shoal" chat models/fry --temp 0 -n 12 --store "$tmp/team.db" "$@"; }
+"$shoal" run models/fry --chat 'sort: k b x' --temp 0 -n 12 >"$tmp/one" 2>/dev/null
+printf 'sort: k b x\n' | chat >"$tmp/out" 2>"$tmp/err"
+same "the first words of a talk are those of run" "$tmp/one" "$tmp/out"
+lines='3と9、大きいのは？\nI live in Osaka. sort: b a\n/facts\n春は？\n'
+for t in 1 2; do printf "$lines" | chat --threads $t --json --exact >"$tmp/chat.$t" 2>"$tmp/err"; done
+same "a talk with 1 and 2 threads" "$tmp/chat.1" "$tmp/chat.2"
+holds "its facts" '"その他の情報":["I live in Osaka' "$tmp/chat.1"
+printf '/nothing\n/adapter %s\nmy name is Ann.\n/save %s\n/quit\nnever said\n' "$tmp/none" "$tmp/talk.save" | chat --system 短く --conversation ann >"$tmp/out" 2>"$tmp/err"
+if [ $? = 0 ]; then ok "a wrong line ends no talk"; else bad "a wrong line ends no talk" "$(cat "$tmp/err")"; fi
+holds "no such command" "no command '/nothing'; /help lists them" "$tmp/err"
+holds "a talk is saved as messages" '{"messages":[{"role":"system","content":"短く"},{"role":"user","content":"my name is Ann."},{"role":"assistant"' "$tmp/talk.save"
+printf '/facts\n/forget all\n/facts\n' | chat --conversation ann >"$tmp/out" 2>"$tmp/err"
+holds "a conversation goes on" 'name: Ann' "$tmp/out"
+holds "until it is told to forget" 'nothing is known yet' "$tmp/err"
+i=0; while [ $i -lt 30 ]; do echo "which is larger, $i or 17? and once more, which of them, please?"; i=$((i + 1)); done | chat -n 64 >"$tmp/out" 2>"$tmp/err"
+if [ -s "$tmp/err" ]; then bad "a talk longer than the context" "$(head -3 "$tmp/err")"; elif [ "$(grep -c . "$tmp/out")" -ge 30 ]; then ok "a talk longer than the context"; else bad "a talk longer than the context" "$(wc -l <"$tmp/out") lines"; fi
+printf 'which is larger, 3 or 9?\n/board\n' | "$shoal" chat models/fry --team --agents 2 --iterations 1 --max-tokens 8 --store "$tmp/team.db" >"$tmp/out" 2>"$tmp/err"
+holds "a team shows what it does" '[1] 2 agents think' "$tmp/err"
+holds "and has a board" '"final_response"' "$tmp/out"
+says "a team's flag without a team" 2 "'--agents' has no effect without --team" "$shoal" chat models/fry --agents 2
+says "a flag of the model alone with a team" 2 "'--top-k' has no effect with --team" "$shoal" chat models/fry --team --top-k 3
 says "knowledge of nothing" 1 "'shoal knowledge add' makes one" "$shoal" knowledge search "$tmp/none.db" x
 says "knowledge without a verb" 2 "is none of add, search, list and remove" "$shoal" knowledge fly "$tmp/kb.db"
 says "knowledge in a store" 1 "is no knowledge base" "$shoal" knowledge list "$db"

@@ -104,6 +104,128 @@ static void test_roles(void **state) {
     assert_string_equal(role_get(QUESTION_DISCUSSION, LANG_JA, 5).name, "批判的思考AI");
 }
 
+/* rules */
+
+/* "\\n", "\\|", "\\u0007" and "\\xff" of a table. */
+static void unescape(char *text) {
+    static const struct {
+        const char *from;
+        char to;
+    } known[] = {{"\\n", '\n'}, {"\\|", '|'}, {"\\u0007", 7}, {"\\xff", '\xff'}};
+    for (size_t i = 0; i < ARRAY_LEN(known); i++)
+        for (char *at; (at = strstr(text, known[i].from));) {
+            size_t n = strlen(known[i].from);
+            *at = known[i].to;
+            memmove(at + 1, at + n, strlen(at + n) + 1);
+        }
+}
+
+static void cleanup_case(char **field, const char *where) {
+    struct buf out = {0};
+    unescape(field[1]);
+    unescape(field[2]);
+    bool good = answer_clean(field[1], strcmp(field[0], "cut") == 0, &out);
+    const char *got = good ? out.data : "-";
+    if (strcmp(got, field[2]) != 0)
+        fail_msg("%s: '%s' is '%s', not '%s'", where, field[1], got, field[2]);
+    buf_release(&out);
+}
+
+static void test_cleanup(void **state) {
+    (void)state;
+    cases_run("test/cases/cleanup.txt", 3, cleanup_case);
+    for (int l = 0; l < N_LANGUAGES; l++) {
+        assert_int_equal(language_of(answer_apology((enum language)l)), l);
+        struct buf out = {0}; /* the apology is an answer that needs no cleaning */
+        assert_true(answer_clean(answer_apology((enum language)l), true, &out));
+        assert_string_equal(out.data, answer_apology((enum language)l));
+        buf_release(&out);
+    }
+}
+
+/* Cleaning what is clean changes nothing, and any bytes come to an end soon. */
+static void test_cleanup_of_anything(void **state) {
+    (void)state;
+    static const char *const parts[] = {"あ", "。", "the ",    "**",   "`",     "[a](",
+                                        "\n", "7",  "<think>", "\xff", "ab ab "};
+    struct rng r = rng_make(9, RNG_TEST, 0, 0);
+    for (int i = 0; i < 300; i++) {
+        struct buf text = {0}, once = {0}, twice = {0};
+        for (uint32_t n = 1 + rng_below(&r, 40); n > 0; n--)
+            buf_puts(&text, parts[rng_below(&r, ARRAY_LEN(parts))]);
+        if (answer_clean(text.data, false, &once)) {
+            assert_true(once.len <= text.len);
+            assert_int_equal(answer_clean(once.data, true, &twice) && twice.len > once.len, 0);
+        }
+        buf_release(&text);
+        buf_release(&once);
+        buf_release(&twice);
+    }
+    struct buf large = {0}, out = {0};
+    for (int i = 0; i < 20000; i++) buf_printf(&large, "%d ", i * 7919 % 10007);
+    assert_true(answer_clean(large.data, true, &out));
+    buf_release(&large);
+    buf_release(&out);
+}
+
+static void fact_case(char **field, const char *where) {
+    json_t *want = json_loads(field[1], 0, NULL), *got = facts_said(field[0]);
+    char *text = json_text(got);
+    if (!want || !json_equal(want, got)) fail_msg("%s: '%s' says %s", where, field[0], text);
+    free(text);
+    json_decref(want);
+    json_decref(got);
+}
+
+/* What the rules find can be learnt. */
+static void test_facts_said(void **state) {
+    (void)state;
+    cases_run("test/cases/facts.txt", 2, fact_case);
+    struct conversation *c = conversation_open(NULL, "x", &err);
+    json_t *facts = facts_said("My name is Ann. I like tea and cakes.");
+    assert_int_equal(conversation_learn(c, facts, &err), OK);
+    struct buf text = {0};
+    assert_true(conversation_answer(c, "What do I like?", &text));
+    assert_string_equal(text.data, "You like tea, cakes.");
+    buf_release(&text);
+    json_decref(facts);
+    conversation_close(c);
+}
+
+/* Of what a model claims to have heard, what was said stays. */
+static void test_facts_grounded(void **state) {
+    (void)state;
+    static const struct {
+        const char *said, *claimed, *want;
+    } cases[] = {
+        {"I live in Osaka and play the violin.",
+         "{'name': 'Maria', 'interests': ['the violin', 'football'], 'other': ['lives in Osaka']}",
+         "{'interests': ['the violin'], 'other': ['lives in Osaka']}"},
+        {"大阪でバイオリンを弾いています。",
+         "{'名前': '太郎', '興味': ['バイオリン', '将棋'], '好きなもの': []}",
+         "{'興味': ['バイオリン'], '好きなもの': []}"},
+        {"我在上海学习小提琴。", "{'名字': null, '兴趣': ['小提琴', '足球'], '其他': ['在上海']}",
+         "{'兴趣': ['小提琴'], '其他': ['在上海']}"},
+        {"It is the one.", "{'name': 'the', 'likes': ['is the', 'a']}", "{'likes': []}"},
+        {"", "{'name': 'x', 'likes': ['y']}", "{'likes': []}"},
+    };
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        char *claimed = xstrdup(cases[i].claimed), *want = xstrdup(cases[i].want);
+        for (char *p = claimed; (p = strchr(p, '\''));) *p = '"';
+        for (char *p = want; (p = strchr(p, '\''));) *p = '"';
+        json_t *facts = json_loads(claimed, 0, NULL), *good = json_loads(want, 0, NULL),
+               *got = facts_grounded(facts, cases[i].said);
+        char *text = json_text(got);
+        if (!json_equal(got, good)) fail_msg("'%s': %s", cases[i].said, text);
+        free(text);
+        free(claimed);
+        free(want);
+        json_decref(facts);
+        json_decref(good);
+        json_decref(got);
+    }
+}
+
 /* text */
 
 static void test_languages(void **state) {
@@ -717,6 +839,62 @@ static void test_facts(void **state) {
     conversation_close(c);
 }
 
+/* What is forgotten is gone from the store too. */
+static void test_forget(void **state) {
+    (void)state;
+    struct store *s = store_open(db, &err);
+    struct conversation *c = talk_open(s);
+    json_t *facts = json_pack("{s:s,s:[s,s],s:[s]}", "name", "Ann", "likes", "green tea", "囲碁",
+                              "other", "Ann lives in Osaka");
+    struct buf text = {0};
+    int n;
+    assert_int_equal(conversation_learn(c, facts, &err), OK);
+    assert_int_equal(conversation_forget(c, "coffee", &n, &err), OK);
+    assert_int_equal(n, 0);
+    assert_int_equal(conversation_forget(c, "ann", &n, &err), OK); /* whatever the case */
+    assert_int_equal(n, 2);
+    conversation_close(c);
+    c = talk_open(s);
+    conversation_known(c, LANG_EN, &text);
+    assert_string_equal(text.data, "Known facts: likes: green tea, 囲碁\n");
+    assert_int_equal(conversation_forget(c, NULL, &n, &err), OK);
+    assert_int_equal(n, 2);
+    text.len = 0;
+    conversation_known(c, LANG_EN, &text);
+    assert_int_equal(text.len, 0);
+    buf_release(&text);
+    json_decref(facts);
+    conversation_close(c);
+    store_close(s);
+}
+
+/* The grammar of a model's facts takes what conversation_learn takes, and nothing else. */
+static void test_schema(void **state) {
+    (void)state;
+    static const char *const good[N_LANGUAGES] = {
+        "{\"その他の情報\":[],\"名前\":\"太郎\",\"好きなもの\":[\"寿司\",\"茶\"],\"興味\":[]}",
+        "{\"interests\":[\"chess\"],\"likes\":[],\"name\":null,\"other\":[]}",
+        "{\"兴趣\":[\"围棋\"],\"其他信息\":[],\"名字\":\"小明\",\"喜欢的东西\":[]}"};
+    for (int l = 0; l < N_LANGUAGES; l++) {
+        char *schema = conversation_schema((enum language)l);
+        struct grammar *g = grammar_new_json_schema(schema, strlen(schema), true, &err);
+        if (!g) fail_msg("%s: %s", schema, err.text);
+        struct grammar_machine *m = grammar_machine_new(g, NULL, 0);
+        struct grammar_state at = grammar_state_new(m);
+        if (!grammar_accept_bytes(&at, good[l], strlen(good[l])) || !grammar_is_final(&at))
+            fail_msg("%s takes no %s", schema, good[l]);
+        json_t *facts = json_loads(good[l], 0, NULL);
+        struct conversation *c = talk_open(NULL);
+        assert_int_equal(conversation_learn(c, facts, &err), OK);
+        conversation_close(c);
+        json_decref(facts);
+        grammar_state_release(&at);
+        grammar_machine_free(m);
+        grammar_free(g);
+        free(schema);
+    }
+}
+
 static void test_damaged_conversation(void **state) {
     (void)state;
     static const char *const wrong[] = {
@@ -803,6 +981,12 @@ int main(void) {
         TEST(test_conversation),
         TEST(test_conversation_without_summary),
         TEST(test_facts),
+        TEST(test_cleanup),
+        TEST(test_cleanup_of_anything),
+        TEST(test_facts_said),
+        TEST(test_facts_grounded),
+        TEST(test_forget),
+        TEST(test_schema),
         TEST(test_damaged_conversation),
         TEST(test_memory_questions),
         TEST(test_engine_embedder),

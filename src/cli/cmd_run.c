@@ -5,8 +5,8 @@
  * wants to know (ids, log-probabilities, identity) is printed with --json only.
  */
 #define _GNU_SOURCE
+#include "cli/generate.h"
 #include "cli/prompts.h"
-#include "cli/setup.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -14,9 +14,9 @@
 
 struct options {
     struct setup_options setup;
+    struct sampling_options sampling;
     char *prompt, *chat, *system, *file, *adapter, *session;
-    int64_t n, samples, top_k, seed, logprobs, loop_tokens;
-    double temp, top_p, min_p, typical_p, repeat, presence, frequency;
+    int64_t samples, logprobs;
     struct strings choices, stop, logit_bias;
     bool ids, echo, prompt_logprobs;
     char *json_schema, *regex, *gbnf, *template_kwargs;
@@ -39,19 +39,7 @@ static const struct option_row rows[] = {
         "PEFT directory, or a mix of several as A=0.7,B=0.3 (A,B: all of both)"),
     ROW("choices", OPT_LIST, choices, NULL, 0, 0, "TEXT …",
         "choose among these instead, with exact probabilities"),
-    ROW("n", OPT_INT, n, "64", 1, 1e6, "N", "tokens to generate at most"),
-    ROW("temp", OPT_FLOAT, temp, "0.7", 0, 100, "T", "temperature; 0: greedy"),
-    ROW("top-k", OPT_INT, top_k, "0", 0, 1e6, "K", "only the K most probable; 0: all"),
-    ROW("top-p", OPT_FLOAT, top_p, "0.9", 0, 1, "P", "only the smallest set with probability P"),
-    ROW("min-p", OPT_FLOAT, min_p, "0", 0, 1, "P",
-        "only those at least P times as probable as the best"),
-    ROW("typical-p", OPT_FLOAT, typical_p, "1", 0, 1, "P", "locally typical sampling; 1: off"),
-    ROW("repeat-penalty", OPT_FLOAT, repeat, "1", 0, 1e3, "X",
-        "divides logits of tokens that were there before; 1: off"),
-    ROW("presence-penalty", OPT_FLOAT, presence, "0", -1e3, 1e3, "X",
-        "subtracted from logits of tokens that were generated"),
-    ROW("frequency-penalty", OPT_FLOAT, frequency, "0", -1e3, 1e3, "X",
-        "the same for each time they were"),
+    SAMPLING_ROWS(struct options, sampling, "64"),
     ROW("logit-bias", OPT_LIST, logit_bias, NULL, 0, 0, "ID=X",
         "added to the logits of token ids; -inf forbids one"),
     ROW("stop", OPT_LIST, stop, NULL, 0, 0, "TEXT", "ends before any of these texts"),
@@ -59,14 +47,11 @@ static const struct option_row rows[] = {
         "the answer is JSON of this schema, and whole if --n has room for it"),
     ROW("regex", OPT_STRING, regex, NULL, 0, 0, "RE", "the whole answer matches it"),
     ROW("grammar", OPT_STRING, gbnf, NULL, 0, 0, "FILE", "the answer is of this GBNF grammar"),
-    ROW("loop-tokens", OPT_INT, loop_tokens, "0", 0, 1e6, "N",
-        "ends when the last N tokens repeat one cycle; 0: off"),
     ROW("logprobs", OPT_INT, logprobs, "0", 0, ENGINE_TOP_MAX, "N",
         "report the N most probable tokens at each position (--json)"),
     ROW("prompt-logprobs", OPT_BOOL, prompt_logprobs, NULL, 0, 0, NULL,
         "report the prompt's tokens as well (--json)"),
     ROW("echo", OPT_BOOL, echo, NULL, 0, 0, NULL, "print the prompt before the answer"),
-    ROW("seed", OPT_INT, seed, "0", 0, 9e15, "N", "of the sampling"),
     ROW("ids", OPT_BOOL, ids, NULL, 0, 0, NULL, "print token ids instead of text"),
     ROW("session", OPT_STRING, session, NULL, 0, 0, "FILE",
         "the state of the sequence: continued when the file is there, saved at the end"),
@@ -89,10 +74,7 @@ struct job {
     struct token_bias *bias;
     int n_bias;
     int32_t stop[2], n_stop;
-    struct strings adapters; /* [n_mix] paths */
-    float weights[ENGINE_MIX_MAX];
-    struct mix_term mix[ENGINE_MIX_MAX];
-    bool mixed; /* weights were given, or several adapters */
+    struct mix mix;
     struct grammar *grammar;
     struct request *reqs;
     int n;
@@ -139,40 +121,6 @@ static int bias_parse(struct job *j, const char *text, struct error *err) {
     return OK;
 }
 
-/* The weight behind the last '=' of one term, cut off; 1 and false without. */
-static bool weight_cut(char *term, float *weight) {
-    char *equals = strrchr(term, '='), *end;
-    *weight = 1;
-    if (!equals) return false;
-    double x = strtod(equals + 1, &end);
-    if (end == equals + 1 || *end || !isfinite(x)) return false;
-    *equals = 0;
-    *weight = (float)x;
-    return true;
-}
-
-/* A path that exists is itself, whatever is in its name. */
-static int adapters_parse(struct job *j, const char *text, struct error *err) {
-    if (!text) return OK;
-    char *copy = xstrdup(text), *rest = path_exists(text) ? NULL : copy, *term;
-    if (!rest) strings_add(&j->adapters, text);
-    j->weights[0] = 1;
-    while ((term = strsep(&rest, ",")) != NULL && j->adapters.n < ENGINE_MIX_MAX) {
-        if (weight_cut(term, &j->weights[j->adapters.n])) j->mixed = true;
-        if (*term) strings_add(&j->adapters, term);
-    }
-    int rc = OK;
-    if (term)
-        rc = error_set(err, ERR_USAGE, "more than %d adapters in a mix", ENGINE_MIX_MAX);
-    else if (j->adapters.n == 0)
-        rc = error_set(err, ERR_USAGE, "'%s' names no adapter", text);
-    j->mixed |= j->adapters.n > 1;
-    if (rc == OK && j->mixed && j->o->session)
-        rc = error_set(err, ERR_USAGE, "'--session' is kept under one adapter, not under a mix");
-    free(copy);
-    return rc;
-}
-
 static int grammar_read(struct job *j, struct error *err) {
     const struct options *o = j->o;
     const char *path = o->json_schema ? o->json_schema : o->gbnf;
@@ -199,7 +147,9 @@ static int job_read(struct job *j, struct error *err) {
                           err);
     for (int i = 0; rc == OK && i < o->logit_bias.n; i++)
         rc = bias_parse(j, o->logit_bias.v[i], err);
-    if (rc == OK) rc = adapters_parse(j, o->adapter, err);
+    if (rc == OK) rc = mix_parse(&j->mix, o->adapter, err);
+    if (rc == OK && j->mix.weighted && o->session)
+        rc = error_set(err, ERR_USAGE, "'--session' is kept under one adapter, not under a mix");
     if (rc == OK) rc = grammar_read(j, err);
     j->n = j->prompts.n * (int)o->samples;
     return rc;
@@ -211,12 +161,12 @@ static struct setup_wants job_wants(const struct job *j) {
     const struct options *o = j->o;
     size_t longest = j->prompts.longest, choice = 0;
     for (int i = 0; i < o->choices.n; i++) choice = MAX(choice, strlen(o->choices.v[i]));
-    size_t len = longest + MAX((size_t)o->n, choice);
+    size_t len = longest + MAX((size_t)o->sampling.n, choice);
     size_t numbers = len * (size_t)(1 + 2 * o->logprobs);
     return (struct setup_wants){.engine = {.max_rows = 256,
                                            .max_seqs = MIN(j->n, 64),
                                            .max_len = o->session ? 0 : (int32_t)MIN(len, 1 << 30)},
-                                .adapters = &j->adapters,
+                                .adapters = &j->mix.paths,
                                 .work = numbers * (8 * (size_t)j->n + 128),
                                 .session = o->session};
 }
@@ -235,64 +185,39 @@ static int job_encode(struct job *j, const struct model *m, struct error *err) {
         j->choice[i] = (struct token_seq){j->choice_ids[i].v, j->choice_ids[i].n};
         j->longest_choice = MAX(j->longest_choice, j->choice[i].n);
     }
-    int32_t ends[2] = {tok_eos(m->tok), tok_chat_end(m->tok)};
-    for (int i = 0; i < 2; i++)
-        if (ends[i] >= 0) j->stop[j->n_stop++] = ends[i];
+    j->n_stop = stop_tokens(m, j->stop);
     return OK;
-}
-
-static int job_adapters(struct job *j, struct setup *s, struct error *err) {
-    for (int i = 0; i < j->adapters.n; i++) {
-        struct adapter *a = setup_adapter(s, j->adapters.v[i], err);
-        if (!a) return err->code;
-        j->mix[i] = (struct mix_term){.adapter = a, .weight = j->weights[i]};
-    }
-    return OK;
-}
-
-/* Neighbouring seeds give unrelated streams: the generator is a keyed hash of them. */
-static struct sampling job_sampling(const struct job *j, int sample) {
-    const struct options *o = j->o;
-    return (struct sampling){.temperature = (float)o->temp,
-                             .top_k = (int32_t)o->top_k,
-                             .top_p = (float)o->top_p,
-                             .min_p = (float)o->min_p,
-                             .seed = (uint64_t)(o->seed + sample),
-                             .typical_p = (float)o->typical_p,
-                             .repetition_penalty = (float)o->repeat,
-                             .presence_penalty = (float)o->presence,
-                             .frequency_penalty = (float)o->frequency,
-                             .bias = j->bias,
-                             .n_bias = j->n_bias};
 }
 
 /* max_tokens is cut to what fits behind the prompt, so that its value, which is part of the call's
  * identity, does not depend on the memory plan. */
 static void job_requests(struct job *j, int32_t max_len) {
     const struct options *o = j->o;
+    struct request *r;
     j->reqs = xcalloc((size_t)j->n, sizeof *j->reqs);
     for (int i = 0; i < j->n; i++) {
         const struct ids *prompt = &j->tokens[i / (int)o->samples];
         int32_t room = MAX(0, max_len - prompt->n);
-        j->reqs[i] = (struct request){
+        r = &j->reqs[i];
+        *r = (struct request){
             .prompt = prompt->v,
             .n_prompt = prompt->n,
-            .adapter = j->mixed ? NULL : j->mix[0].adapter,
-            .mix = j->mix,
-            .n_mix = j->mixed ? j->adapters.n : 0,
-            .sampling = job_sampling(j, i % (int)o->samples),
-            .max_tokens = o->choices.n ? 0 : (int32_t)MIN(o->n, room),
+            .sampling = sampling_of(&o->sampling, i % (int)o->samples),
+            .max_tokens = o->choices.n ? 0 : (int32_t)MIN(o->sampling.n, room),
             .stop = j->stop,
             .n_stop = j->n_stop,
             .stop_texts = (const char *const *)o->stop.v,
             .n_stop_texts = o->stop.n,
             .grammar = j->grammar,
-            .loop_tokens = (int32_t)o->loop_tokens,
+            .loop_tokens = (int32_t)o->sampling.loop_tokens,
             .n_top = (int32_t)o->logprobs,
             .prompt_logprobs = o->prompt_logprobs,
             .choices = j->choice,
             .n_choices = o->choices.n,
         };
+        r->sampling.bias = j->bias;
+        r->sampling.n_bias = j->n_bias;
+        mix_apply(&j->mix, r);
     }
 }
 
@@ -430,14 +355,14 @@ static int session_keep(const struct job *j, struct setup *s, struct error *err)
 static void engine_fit(struct job *j, struct setup *s) {
     int32_t longest = 0, most = s->m->config.max_seq_len;
     for (int i = 0; i < j->prompts.n; i++) longest = MAX(longest, j->tokens[i].n);
-    int64_t need = longest + MAX(j->o->n, j->longest_choice) + 1;
+    int64_t need = longest + MAX(j->o->sampling.n, j->longest_choice) + 1;
     if (s->engine.n_pages == 0)
         s->engine.max_len = (int32_t)MIN(j->o->session ? MAX(need, 4096) : need, most);
 }
 
 static int job_run(struct job *j, struct setup *s, struct error *err) {
     int rc = job_encode(j, s->m, err);
-    if (rc == OK) rc = job_adapters(j, s, err);
+    if (rc == OK) rc = mix_open(&j->mix, s, err);
     if (rc != OK) return rc;
     engine_fit(j, s);
     job_requests(j, s->engine.max_len);
@@ -454,7 +379,7 @@ static void job_release(struct job *j) {
     for (int i = 0; j->tokens && i < j->prompts.n; i++) ids_release(&j->tokens[i]);
     for (int i = 0; j->choice_ids && i < j->o->choices.n; i++) ids_release(&j->choice_ids[i]);
     prompts_release(&j->prompts);
-    strings_release(&j->adapters);
+    mix_release(&j->mix);
     free(j->reqs);
     free(j->tokens);
     free(j->choice_ids);

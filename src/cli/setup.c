@@ -51,35 +51,65 @@ static void plan_print(const struct setup *s) {
     buf_release(&text);
 }
 
+static int plan_input_make(const struct setup *s, const struct setup_wants *w,
+                           struct plan_input *in, struct error *err) {
+    *in = (struct plan_input){.want = s->engine, .limit = s->limit, .work = w->work};
+    if (model_measure(s->path, cli_class(s->c), &in->model, err) != OK ||
+        adapters_measure(s, w, &in->adapters, err) != OK)
+        return err->code;
+    int32_t longest = in->model.config.max_seq_len;
+    in->want.max_len = in->want.max_len ? MIN(in->want.max_len, longest) : MIN(longest, 4096);
+    struct kv_options one = {.n_slots = 1, .slot_len = in->want.max_len, .elem = in->want.kv_elem};
+    if (w->session) in->work += SESSION_COPIES * kv_bytes(&in->model.config, &one);
+    return OK;
+}
+
 /* The plan decides what the engine will be, so that what was printed is what is made. */
 static int plan_before(struct setup *s, const struct setup_wants *w, struct error *err) {
-    struct plan_input in = {.want = s->engine, .limit = s->limit, .work = w->work};
-    if (model_measure(s->path, cli_class(s->c), &in.model, err) != OK ||
-        adapters_measure(s, w, &in.adapters, err) != OK)
-        return err->code;
-    int32_t longest = in.model.config.max_seq_len;
-    in.want.max_len = in.want.max_len ? MIN(in.want.max_len, longest) : MIN(longest, 4096);
-    struct kv_options one = {.n_slots = 1, .slot_len = in.want.max_len, .elem = in.want.kv_elem};
-    if (w->session) in.work += SESSION_COPIES * kv_bytes(&in.model.config, &one);
+    struct plan_input in;
+    if (plan_input_make(s, w, &in, err) != OK) return err->code;
     int rc = plan_make(&in, &s->plan, err);
     s->engine = s->plan.engine;
     plan_print(s);
     return rc;
 }
 
-int setup_open(struct setup *s, const struct common *c, const struct setup_options *o,
-               const char *model, const struct setup_wants *w, struct error *err) {
-    *s = (struct setup){.c = c, .o = o, .engine = w->engine};
+/* All that is known before the plan. */
+static int setup_begin(struct setup *s, const struct common *c, const struct setup_options *o,
+                       const char *model, const struct setup_wants *w, struct error *err) {
+    *s = (struct setup){.c = c, .o = o, .engine = w->engine, .limit = w->limit};
     if (elem_parse(o->kv, &s->engine.kv_elem, err) != OK ||
         elem_parse(o->lora, &s->engine.lora_elem, err) != OK ||
-        (o->max_memory && size_parse(o->max_memory, &s->limit, err) != OK))
+        (o->max_memory && !w->limit && size_parse(o->max_memory, &s->limit, err) != OK))
         return err->code;
     char *found = cli_find(model);
     s->path = path_absolute(found);
     free(found);
-    s->engine.pool = s->pool = pool_new((int)c->threads);
-    int rc = OK;
-    if (s->limit || o->dry_run) rc = plan_before(s, w, err);
+    if (!s->engine.pool) s->engine.pool = s->pool = pool_new((int)c->threads);
+    return OK;
+}
+
+int setup_sizes(const struct common *c, const struct setup_options *o, const char *model,
+                const struct setup_wants *w, size_t *least, size_t *most, struct error *err) {
+    struct setup s;
+    struct plan_input in;
+    struct plan plan;
+    struct error small;
+    int rc = setup_begin(&s, c, o, model, w, err);
+    if (rc == OK) rc = plan_input_make(&s, w, &in, err);
+    in.limit = 1;
+    if (rc == OK) plan_make(&in, &plan, &small); /* refused, with the smallest that there is */
+    *least = rc == OK ? plan.total : 0;
+    in.limit = 0;
+    if (rc == OK) rc = plan_make(&in, &plan, err);
+    *most = rc == OK ? plan.total : 0;
+    return setup_close(&s, rc, err);
+}
+
+int setup_open(struct setup *s, const struct common *c, const struct setup_options *o,
+               const char *model, const struct setup_wants *w, struct error *err) {
+    int rc = setup_begin(s, c, o, model, w, err);
+    if (rc == OK && (s->limit || o->dry_run)) rc = plan_before(s, w, err);
     if (rc != OK || o->dry_run) return rc;
     s->m = model_open(s->path, cli_class(c), err);
     return s->m ? OK : err->code;
@@ -123,14 +153,14 @@ int setup_engine(struct setup *s, struct error *err) {
     return s->e ? OK : err->code;
 }
 
-/* The claim beside what the system counted. */
-static void peak_print(const struct setup *s) {
+void setup_peak_print(const struct common *c, size_t limit) {
     size_t peak = process_bytes("VmHWM");
-    if (s->c->json)
-        cli_print(json_pack("{s:I,s:I}", "peak", (json_int_t)peak, "limit", (json_int_t)s->limit));
+    if (!limit) return;
+    if (c->json)
+        cli_print(json_pack("{s:I,s:I}", "peak", (json_int_t)peak, "limit", (json_int_t)limit));
     else
-        note("peak memory %.1f MB of %.1f", (double)peak / (1 << 20), (double)s->limit / (1 << 20));
-    if (peak > s->limit) warn("the limit of '%s' was exceeded", s->o->max_memory);
+        note("peak memory %.1f MB of %.1f", (double)peak / (1 << 20), (double)limit / (1 << 20));
+    if (peak > limit) warn("the limit of %.1f MB was exceeded", (double)limit / (1 << 20));
 }
 
 int setup_close(struct setup *s, int rc, struct error *err) {
@@ -139,7 +169,7 @@ int setup_close(struct setup *s, int rc, struct error *err) {
         rc = error_wrap(err, "cannot record");
     }
     if (s->recorder.n) note("%lld calls recorded in '%s'", (long long)s->recorder.n, s->o->store);
-    if (rc == OK && s->limit && s->m) peak_print(s);
+    if (rc == OK && s->m) setup_peak_print(s->c, s->limit);
     store_close(s->recorder.store);
     engine_free(s->e);
     for (int i = 0; i < s->n_adapters; i++) {

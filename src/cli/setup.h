@@ -52,13 +52,17 @@ struct setup {
 /* What a command needs at most: engine_options as if memory did not matter, its adapters' paths
  * (NULL or "base": none), and the bytes of its own requests. */
 struct setup_wants {
-    struct engine_options engine; /* max_len 0: the model's, at most 4096 */
+    struct engine_options engine; /* max_len 0: the model's, at most 4096; pool NULL: its own */
+    size_t limit;                 /* of several models, this one's part of --max-memory; 0: all */
     const struct strings *adapters;
     size_t work;
     bool session; /* room to load and save the state of one sequence */
 };
 /* The store that --store names, its folder made where there is none. */
 struct store *setup_store(const struct setup *s, struct error *err);
+/* The bytes of the smallest engine that works, and of all that is wanted. */
+int setup_sizes(const struct common *c, const struct setup_options *o, const char *model,
+                const struct setup_wants *w, size_t *least, size_t *most, struct error *err);
 int setup_open(struct setup *s, const struct common *c, const struct setup_options *o,
                const char *model, const struct setup_wants *w, struct error *err);
 /* Borrowed until setup_close. */
@@ -69,6 +73,8 @@ int setup_close(struct setup *s, int rc, struct error *err);
 
 /* The place where it is, whatever the working directory; a hub's name as it is. malloc'ed. */
 char *path_absolute(const char *path);
+/* Says what the system counted, and warns when it is above the limit (0: there is none). */
+void setup_peak_print(const struct common *c, size_t limit);
 /* "100M" → bytes; K, M, G are powers of 1024. */
 int size_parse(const char *text, size_t *out, struct error *err);
 

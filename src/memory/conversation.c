@@ -12,6 +12,7 @@
 #include <string.h>
 #include <strings.h>
 
+enum { SCHEMA_CHARS = 40, SCHEMA_ITEMS = 4 };
 enum fact { FACT_NAME, FACT_INTERESTS, FACT_LIKES, FACT_OTHER, N_FACTS };
 
 /* The predecessor's keys, which are the stored ones, and what else a model may call them. */
@@ -216,6 +217,31 @@ int conversation_learn(struct conversation *c, const json_t *learnt, struct erro
     return rc;
 }
 
+/* Whether a fact holds the text; a fact of a list is looked at by its own. */
+static bool fact_holds(const json_t *v, const char *text) {
+    return !text || strcasestr(json_string_value(v), text) != NULL;
+}
+
+int conversation_forget(struct conversation *c, const char *text, int *forgotten,
+                        struct error *err) {
+    json_t *next = json_deep_copy(c->state), *known = json_object_get(next, "facts");
+    *forgotten = 0;
+    for (int f = 0; f < N_FACTS; f++) {
+        json_t *v = json_object_get(known, facts[f].key);
+        if (json_is_string(v) && fact_holds(v, text)) {
+            ++*forgotten;
+            json_object_del(known, facts[f].key);
+            continue;
+        }
+        for (size_t i = json_array_size(v); i-- > 0;) {
+            if (!fact_holds(json_array_get(v, i), text)) continue;
+            ++*forgotten;
+            json_array_remove(v, i);
+        }
+    }
+    return state_set(c, next, err);
+}
+
 /* Appends a fact's value; false when it is not known. */
 static bool fact_text(const struct conversation *c, enum fact f, enum language l, struct buf *out) {
     const json_t *v = json_object_get(json_object_get(c->state, "facts"), facts[f].key), *one;
@@ -233,6 +259,24 @@ static const char *const fact_names[N_FACTS][N_LANGUAGES] = {
     [FACT_OTHER] = {"その他の情報", "other", "其他信息"},
 };
 
+char *conversation_schema(enum language l) {
+    json_t *properties = json_object(), *required = json_array();
+    for (int f = 0; f < N_FACTS; f++) {
+        json_t *text =
+            json_pack("{s:s,s:i,s:i}", "type", "string", "minLength", 1, "maxLength", SCHEMA_CHARS);
+        json_t *v = f == FACT_NAME ? json_pack("{s:[o,{s:s}]}", "anyOf", text, "type", "null")
+                                   : json_pack("{s:s,s:o,s:i}", "type", "array", "items", text,
+                                               "maxItems", SCHEMA_ITEMS);
+        json_object_set_new(properties, fact_names[f][l], v);
+        json_array_append_new(required, json_string(fact_names[f][l]));
+    }
+    json_t *schema = json_pack("{s:s,s:o,s:o}", "type", "object", "properties", properties,
+                               "required", required);
+    char *text = json_text(schema);
+    json_decref(schema);
+    return text;
+}
+
 /* "name: x, y" for each known fact, each with the separator before it but the first. */
 static bool facts_text(const struct conversation *c, enum language l, const char *between,
                        struct buf *out) {
@@ -249,18 +293,22 @@ static bool facts_text(const struct conversation *c, enum language l, const char
     return any;
 }
 
-/* Everything from exchange `first` on. */
-static void context_add(const struct conversation *c, enum language l, size_t first,
-                        struct buf *out) {
-    const json_t *exchanges = json_object_get(c->state, "exchanges");
+void conversation_known(const struct conversation *c, enum language l, struct buf *out) {
     const char *summary = text_of(c->state, "summary");
     struct buf known = {0};
     if (*summary) buf_printf(out, "%s%s%s\n", labels[l].summary, labels[l].colon, summary);
     if (facts_text(c, l, l == LANG_EN ? "; " : "；", &known))
         buf_printf(out, "%s%s%s\n", labels[l].known, labels[l].colon, known.data);
+    buf_release(&known);
+}
+
+/* Everything from exchange `first` on. */
+static void context_add(const struct conversation *c, enum language l, size_t first,
+                        struct buf *out) {
+    const json_t *exchanges = json_object_get(c->state, "exchanges");
+    conversation_known(c, l, out);
     for (size_t i = first; i < json_array_size(exchanges); i++)
         exchange_add(out, json_array_get(exchanges, i), l);
-    buf_release(&known);
 }
 
 void conversation_context(const struct conversation *c, enum language l, int max_chars,

@@ -44,6 +44,23 @@ struct chunk {
  * the text is in exactly one. malloc'ed into *out; returns how many. */
 int text_chunks(const char *text, size_t len, int chars, struct chunk **out);
 
+/* rules: tables of regular expressions (rules.c) */
+
+/*
+ * Appends an answer as people want to read it: without thinking aloud, marks of chat and markup,
+ * stutters, and, where it was `cut` at its limit, without the sentence that is not finished. False,
+ * and nothing is appended, when no letter and no digit is left.
+ */
+bool answer_clean(const char *text, bool cut, struct buf *out);
+/* What is said where nothing came. */
+const char *answer_apology(enum language l);
+/* Appends the sentences of a text that do not ask. */
+void statements_of(const char *text, struct buf *out);
+/* What a text says of who speaks, as conversation_learn takes it; {} without. */
+json_t *facts_said(const char *text);
+/* Of facts that a model found, those that stand in what was said: half of their words at least. */
+json_t *facts_grounded(const json_t *facts, const char *said);
+
 /* embeddings */
 
 /* In double, in the order of the entries; 0 when either is a zero vector. */
@@ -157,6 +174,11 @@ int conversation_add(struct conversation *c, const char *user, const char *assis
  * say nothing; ERR_FORMAT for anything else.
  */
 int conversation_learn(struct conversation *c, const json_t *facts, struct error *err);
+/* The JSON schema of what conversation_learn takes, with its keys in a language; malloc'ed. */
+char *conversation_schema(enum language l);
+/* Takes away the facts that hold this text, all of them with NULL, and counts them. */
+int conversation_forget(struct conversation *c, const char *text, int *forgotten,
+                        struct error *err);
 int conversation_clear(struct conversation *c, struct error *err);
 /* {exchanges: [{user, assistant}], summary, facts}; borrowed. */
 const json_t *conversation_state(const struct conversation *c);
@@ -164,6 +186,8 @@ const json_t *conversation_state(const struct conversation *c);
  * exchanges are left out until it fits. Nothing remembered: nothing appended. */
 void conversation_context(const struct conversation *c, enum language l, int max_chars,
                           struct buf *out);
+/* The same without the exchanges. */
+void conversation_known(const struct conversation *c, enum language l, struct buf *out);
 /* Whether the question asks for what the key facts answer (one's name, interests, likes, or all of
  * it); if so, appends the answer in the question's language. */
 bool conversation_answer(const struct conversation *c, const char *question, struct buf *out);

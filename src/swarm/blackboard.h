@@ -22,6 +22,7 @@
 #define BOARD_INITIAL_SUMMARY "initial_summary"
 #define BOARD_FINAL_RESPONSE "final_response"
 #define BOARD_QUESTION_TYPE "question_type"
+#define BOARD_KEY_FACTS "key_facts"
 #define BOARD_KEY_LEN 32
 char *board_agent_key(int agent, char out[BOARD_KEY_LEN]);       /* "agent_{i}_output" */
 char *board_summary_key(int iteration, char out[BOARD_KEY_LEN]); /* "summary_{i}" */

@@ -116,7 +116,7 @@ static int prepare(struct batch *b, struct pending *p, bool rationale, struct er
     asked_request(&p->asked, c->agent->adapter, c->max_tokens, &p->req);
     if (free_text) p->req.max_tokens = c->max_tokens;
     if (free_text) p->req.loop_tokens = LOOP_TOKENS;
-    if (rationale) p->req.grammar = b->rationale;
+    if (free_text) p->req.grammar = rationale ? b->rationale : c->grammar;
     p->req.sampling.temperature = c->temperature;
     p->req.sampling.top_p = c->temperature > 0 ? c->top_p : 1;
     /* greedy calls are the same call whatever the seed */

@@ -21,6 +21,7 @@ struct agent {
     int view;                /* of items whose evidence is split, the part that it sees */
     const char *role;        /* in a workflow; NULL: by its place in the team */
     float temperature;       /* above 0: instead of the workflow's */
+    int32_t max_tokens;      /* above 0: the same */
 };
 struct answer {
     int32_t choice;
@@ -46,6 +47,7 @@ struct call { /* what one agent is asked in one step */
     float temperature, top_p; /* of free text; 0: greedy */
     int32_t max_tokens;
     uint64_t seed;
+    const struct grammar *grammar; /* of free text; may be NULL */
 
     /* filled by the asker */
     char *text;           /* malloc'ed: what was said; of a working, or a rationale */

@@ -399,3 +399,7 @@ const struct vote *workflow_vote(const struct workflow *w) {
 const char *workflow_role(const struct workflow *w, int agent) {
     return w->n_roles ? w->roles[agent % w->n_roles] : "";
 }
+
+int workflow_n_roles(const struct workflow *w) {
+    return w->n_roles;
+}

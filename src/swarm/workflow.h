@@ -52,6 +52,7 @@ const char *workflow_about(const struct workflow *w);
 int workflow_rounds(const struct workflow *w);
 const struct vote *workflow_vote(const struct workflow *w);
 const char *workflow_role(const struct workflow *w, int agent); /* "" without roles */
+int workflow_n_roles(const struct workflow *w);
 /* Built-in i's name and text; NULL at the end. */
 const char *workflow_builtin(int i, const char **text);
 

@@ -216,6 +216,8 @@ static int call_make(const struct run *r, struct asking *a, struct call *c, stru
                        .max_tokens = o->max_tokens ? o->max_tokens : n->max_tokens};
     if (r->team[a->agent].temperature > 0 && o->temperature < 0)
         c->temperature = r->team[a->agent].temperature;
+    if (r->team[a->agent].max_tokens > 0 && !o->max_tokens)
+        c->max_tokens = r->team[a->agent].max_tokens;
     if (c->temperature > 0) c->seed = call_seed(r, t, a->agent);
     c->max_tokens = (int32_t)MIN((int64_t)c->max_tokens, left);
     return messages_make(r, a, c, err);

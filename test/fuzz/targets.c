@@ -886,6 +886,29 @@ static void fuzz_document(const uint8_t *data, size_t size) {
     }
 }
 
+/* What a model or a user says: an answer's text stays UTF-8 and grows no longer, and what was found
+ * out about somebody can be learnt and is of what was said. */
+static void fuzz_rules(const uint8_t *data, size_t size) {
+    struct error err;
+    char *text = strndup((const char *)data, size);
+    for (int cut = 0; cut < 2; cut++) {
+        struct buf out = {0};
+        bool good = answer_clean(text, cut, &out);
+        MUST(good == (out.len > 0) && out.len <= size);
+        MUST(!good || u8_check((const uint8_t *)out.data, out.len) == NULL);
+        buf_release(&out);
+    }
+    struct conversation *c = conversation_open(NULL, "x", &err);
+    json_t *facts = facts_said(text), *kept = facts_grounded(facts, text);
+    int n;
+    MUST(conversation_learn(c, facts, &err) == OK && conversation_learn(c, kept, &err) == OK);
+    MUST(conversation_forget(c, NULL, &n, &err) == OK && n >= (int)json_object_size(facts));
+    json_decref(facts);
+    json_decref(kept);
+    conversation_close(c);
+    free(text);
+}
+
 /* The log of a board, an array of events. What opens shows itself, takes more, and opens again as
  * the same. */
 static void board_use(struct store *s) {
@@ -949,6 +972,7 @@ static const struct fuzz_target fuzz_targets[] = {
     {"grade", fuzz_grade},
     {"document", fuzz_document},
     {"board", fuzz_board},
+    {"rules", fuzz_rules},
 };
 
 static const struct fuzz_target *fuzz_target_find(const char *name) {

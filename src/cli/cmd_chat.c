@@ -1,0 +1,472 @@
+/*
+ * shoal chat: a conversation in the terminal, with the model alone, its words shown as they come,
+ * or with the team of shoal ask.
+ *
+ * Lines come from the terminal or from a pipe; what begins with a slash is a command (the table
+ * below). The conversation is remembered as ask remembers it, in the store with --conversation. A
+ * line that goes wrong is said so and the talk goes on; only a broken store or engine ends it.
+ *
+ * Not here: editing of lines, which is the terminal's.
+ */
+#define _GNU_SOURCE
+#include "cli/generate.h"
+#include "cli/panel.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+struct options {
+    struct setup_options setup;
+    struct sampling_options sampling;
+    struct panel_options panel;
+    char *system, *adapter;
+    bool team;
+};
+#define ROW(name, type, field, fallback, min, max, metavar, help)                                  \
+    { name, type, offsetof(struct options, field), fallback, min, max, metavar, help }
+static const struct option_row rows[] = {
+    ROW("system", OPT_STRING, system, NULL, 0, 0, "TEXT", "system message before all"),
+    ROW("adapter", OPT_STRING, adapter, NULL, 0, 0, "DIR",
+        "PEFT directory, or a mix of several as A=0.7,B=0.3"),
+    SAMPLING_ROWS(struct options, sampling, "512"),
+    ROW("team", OPT_BOOL, team, NULL, 0, 0, NULL,
+        "the team of 'shoal ask' answers, by the flags from --agents on"),
+    SETUP_ROWS(struct options, setup),
+    SETUP_RECORD_ROWS(struct options, setup),
+    PANEL_ROWS(struct options, panel),
+    {0},
+};
+#undef ROW
+
+enum { TURNS_MAX = 2 * CONVERSATION_EXCHANGES + 2 };
+
+struct talker {
+    const struct common *c;
+    const struct options *o;
+    struct panel panel;
+    struct mix mix;     /* what answers alone */
+    enum language lang; /* of the last line */
+    int64_t lines;      /* said so far: each is drawn with a seed of its own */
+    bool quit;
+};
+
+/* flags without effect */
+
+static bool text_changed(const char *text, const char *before) {
+    return text && before ? strcmp(text, before) != 0 : text != before;
+}
+
+static bool row_changed(const struct option_row *row, const void *options, const void *defaults) {
+    const void *at = (const char *)options + row->offset,
+               *was = (const char *)defaults + row->offset;
+    switch (row->type) {
+    case OPT_BOOL:
+        return *(const bool *)at != *(const bool *)was;
+    case OPT_INT:
+    case OPT_FLOAT:
+        return memcmp(at, was, sizeof(int64_t)) != 0;
+    case OPT_STRING:
+        return text_changed(*(char *const *)at, *(char *const *)was);
+    case OPT_LIST:
+        return ((const struct strings *)at)->n > 0;
+    case OPT_ALIAS:
+        break;
+    }
+    return false;
+}
+
+/* Whether a flag is of the model alone (1), of the team (2), or of both (0). */
+static int row_side(const struct option_row *row) {
+    static const char *const both[] = {"seed",       "conversation", "facts",
+                                       "model-name", "model-path",   "cache-folder",
+                                       "model-type", "local-files",  "log"};
+    size_t at = row->offset;
+    for (size_t i = 0; i < ARRAY_LEN(both); i++)
+        if (strcmp(row->name, both[i]) == 0) return 0;
+    if (at == offsetof(struct options, system) || at == offsetof(struct options, adapter) ||
+        (at >= offsetof(struct options, sampling) && at < offsetof(struct options, panel)))
+        return 1;
+    return at >= offsetof(struct options, panel) && at < offsetof(struct options, system) ? 2 : 0;
+}
+
+static int flags_check(const struct options *o, struct error *err) {
+    struct options defaults;
+    int rc = OK, wrong = o->team ? 1 : 2;
+    options_default(rows, &defaults);
+    for (const struct option_row *row = rows; rc == OK && row->name; row++)
+        if (row->type != OPT_ALIAS && row_side(row) == wrong && row_changed(row, o, &defaults))
+            rc = error_set(err, ERR_USAGE, "'--%s' has no effect %s --team", row->name,
+                           o->team ? "with" : "without");
+    options_release(rows, &defaults);
+    return rc;
+}
+
+/* the model alone */
+
+/* Bytes of the whole characters at the beginning of a text that is still growing. */
+static size_t whole_chars(const char *text, size_t n) {
+    size_t back = 0;
+    while (back < n && back < 3 && ((uint8_t)text[n - 1 - back] & 0xC0) == 0x80) back++;
+    if (back == n) return n;
+    uint8_t lead = (uint8_t)text[n - 1 - back];
+    size_t need = lead >= 0xF0 ? 4 : lead >= 0xE0 ? 3 : lead >= 0xC0 ? 2 : 1;
+    return need > back + 1 ? n - back - 1 : n;
+}
+
+/* A reply on its way: what was decoded, and how much of that was shown. */
+struct stream {
+    const struct tokenizer *tok;
+    struct buf raw, clean;
+    int32_t n; /* tokens decoded */
+    size_t shown;
+    bool silent;
+};
+
+static void stream_go(struct stream *s, const struct request *r) {
+    while (s->n < r->n_out) tok_decode(s->tok, r->out[s->n++], false, &s->raw);
+    size_t end = r->done ? s->raw.len : whole_chars(s->raw.data, s->raw.len), from = s->clean.len;
+    if (end > s->shown) buf_add_clean(&s->clean, s->raw.data + s->shown, end - s->shown);
+    s->shown = end;
+    if (s->silent || s->clean.len == from) return;
+    fwrite(s->clean.data + from, 1, s->clean.len - from, stdout);
+    fflush(stdout);
+}
+
+/* --system and what is known, as one message; malloc'ed, NULL: neither. */
+static char *system_text(const struct talker *ch) {
+    struct buf known = {0};
+    conversation_known(ch->panel.pipeline.memory, ch->lang, &known);
+    const char *own = ch->o->system;
+    if (own && known.len) {
+        char *both = xasprintf("%s\n\n%s", own, known.data);
+        buf_release(&known);
+        return both;
+    }
+    return own ? xstrdup(own) : known.data;
+}
+
+/* The talk from exchange `first` on, with the new line, as tokens. */
+static int talk_encode(const struct talker *ch, const char *system, const char *line, size_t first,
+                       struct ids *out, struct error *err) {
+    const json_t *all = json_object_get(conversation_state(ch->panel.pipeline.memory), "exchanges"),
+                 *v;
+    struct message m[TURNS_MAX];
+    int n = 0;
+    if (system) m[n++] = (struct message){"system", system};
+    for (size_t i = first; (v = json_array_get(all, i)); i++) {
+        m[n++] = (struct message){"user", json_string_value(json_object_get(v, "user"))};
+        m[n++] = (struct message){"assistant", json_string_value(json_object_get(v, "assistant"))};
+    }
+    m[n++] = (struct message){"user", line};
+    CHECK(n <= TURNS_MAX);
+    const struct setup *s = &ch->panel.bases.v[ch->panel.of[STAGE_OUTPUT]];
+    out->n = 0;
+    return chat_encode(s->m->tok, m, n, true, out, NULL, err);
+}
+
+/* The longest end of the talk that leaves room for a reply, or for half of the context; at last the
+ * line alone, without what is known. */
+static int prompt_make(const struct talker *ch, const char *line, int32_t max_len, struct ids *out,
+                       struct error *err) {
+    int32_t want = (int32_t)MIN(ch->o->sampling.n, max_len / 2);
+    size_t n = json_array_size(
+        json_object_get(conversation_state(ch->panel.pipeline.memory), "exchanges"));
+    char *system = system_text(ch);
+    int rc = OK;
+    for (size_t first = 0; rc == OK; first++) {
+        rc = talk_encode(ch, first > n ? ch->o->system : system, line, first, out, err);
+        if (rc != OK || out->n + want <= max_len || first > n) break;
+    }
+    free(system);
+    if (rc == OK && out->n >= max_len)
+        rc = error_set(err, ERR_USAGE, "%d tokens leave no room in a context of %d", out->n,
+                       max_len);
+    return rc;
+}
+
+static void reply_print(const char *line, const char *answer, const char *source,
+                        const struct request *r) {
+    json_t *v = json_pack("{s:s,s:s,s:s}", "user", line, "answer", answer, "source", source);
+    if (r) json_object_set_new(v, "prefilled", json_integer(r->n_prefilled));
+    if (r) json_object_set_new(v, "generated", json_integer(r->n_generated));
+    cli_print(v);
+}
+
+static int answer_alone(struct talker *ch, const char *line, struct error *err) {
+    struct setup *s = panel_base(&ch->panel, STAGE_OUTPUT);
+    int32_t max_len = engine_max_len(s->e), stop[2];
+    struct ids prompt = {0};
+    struct stream to = {.tok = s->m->tok, .silent = ch->c->json};
+    struct request r = {.sampling = sampling_of(&ch->o->sampling, ch->lines),
+                        .loop_tokens = (int32_t)ch->o->sampling.loop_tokens,
+                        .stop = stop,
+                        .n_stop = stop_tokens(s->m, stop)};
+    int rc = prompt_make(ch, line, max_len, &prompt, err);
+    r.prompt = prompt.v;
+    r.n_prompt = prompt.n;
+    r.max_tokens = (int32_t)MIN(ch->o->sampling.n, max_len - prompt.n);
+    mix_apply(&ch->mix, &r);
+    if (rc == OK) rc = engine_submit(s->e, &r, err);
+    while (rc == OK && !r.done) {
+        engine_step(s->e);
+        stream_go(&to, &r);
+    }
+    buf_puts(&to.clean, "");
+    if (rc == OK && ch->c->json) reply_print(line, to.clean.data, "model", &r);
+    if (rc == OK && !ch->c->json) puts("");
+    if (rc == OK && to.clean.len)
+        rc = pipeline_remember(&ch->panel.pipeline, line, to.clean.data, err);
+    request_release(&r);
+    ids_release(&prompt);
+    buf_release(&to.raw);
+    buf_release(&to.clean);
+    return rc;
+}
+
+/* the team */
+
+static int do_board(struct talker *ch, const char *arg, struct error *err) {
+    (void)arg;
+    (void)err;
+    if (ch->c->json)
+        cli_print(json_pack("{s:o}", "board", blackboard_debug_view(ch->panel.pipeline.board)));
+    else
+        panel_board_print(&ch->panel);
+    return OK;
+}
+
+static void stage_note(void *ctx, const char *role, int iteration, int n) {
+    (void)ctx;
+    if (strcmp(role, "agent") == 0)
+        note("[%d] %d agents think", iteration, n);
+    else if (strcmp(role, "summary") == 0)
+        note("[%d] summing up", iteration);
+    else if (strcmp(role, "output") == 0)
+        note("answering");
+    else
+        note("[%d] %s", iteration, role);
+}
+
+static int answer_team(struct talker *ch, const char *line, struct error *err) {
+    struct pipeline_answer a;
+    int rc = pipeline_run(&ch->panel.pipeline, line, &a, err);
+    if (rc == OK && a.why) warn("%s: %s", answer_source_names[a.source], a.why);
+    if (rc == OK && ch->c->json) reply_print(line, a.text, answer_source_names[a.source], NULL);
+    if (rc == OK && !ch->c->json) printf("%s\n", a.text);
+    pipeline_answer_release(&a);
+    return rc == OK && ch->o->panel.board ? do_board(ch, "", err) : rc;
+}
+
+/* commands; `arg` is the rest of the line, "" without one */
+
+static int do_help(struct talker *ch, const char *arg, struct error *err);
+
+/* As a line that 'shoal train' reads. */
+static int do_save(struct talker *ch, const char *arg, struct error *err) {
+    const json_t *all = json_object_get(conversation_state(ch->panel.pipeline.memory), "exchanges"),
+                 *v;
+    struct buf text = {0};
+    size_t i;
+    if (!*arg) return error_set(err, ERR_USAGE, "name a file: /save FILE");
+    json_t *turns = json_array();
+    if (ch->o->system) turn_add(turns, "system", ch->o->system);
+    json_array_foreach (all, i, v) {
+        turn_add(turns, "user", json_string_value(json_object_get(v, "user")));
+        turn_add(turns, "assistant", json_string_value(json_object_get(v, "assistant")));
+    }
+    messages_line(&text, turns);
+    int rc = file_write(arg, text.data, text.len, err);
+    if (rc == OK) note("%zu exchanges saved in '%s'", json_array_size(all), arg);
+    buf_release(&text);
+    return rc;
+}
+
+static int do_reset(struct talker *ch, const char *arg, struct error *err) {
+    (void)arg;
+    int rc = conversation_clear(ch->panel.pipeline.memory, err);
+    if (rc == OK) rc = blackboard_clear_current_turn(ch->panel.pipeline.board, err);
+    if (rc == OK) note("everything said is forgotten");
+    return rc;
+}
+
+static int do_adapter(struct talker *ch, const char *arg, struct error *err) {
+    struct mix next;
+    struct setup *s = panel_base(&ch->panel, ch->o->team ? STAGE_INTERNAL : STAGE_OUTPUT);
+    if (!*arg) return error_set(err, ERR_USAGE, "name one: /adapter DIR, or /adapter base");
+    int rc = mix_parse(&next, strcmp(arg, "base") == 0 ? NULL : arg, err);
+    if (rc == OK && ch->o->team && next.weighted)
+        rc = error_set(err, ERR_USAGE, "a team's agents have one adapter each, not a mix");
+    if (rc == OK) rc = mix_open(&next, s, err);
+    if (rc != OK) {
+        mix_release(&next);
+        return rc;
+    }
+    mix_release(&ch->mix);
+    ch->mix = next;
+    for (int i = 0; ch->o->team && i < TEAM_MAX; i++) ch->panel.adapters[i] = next.terms[0].adapter;
+    note("the adapter is '%s'", arg);
+    return OK;
+}
+
+static int do_facts(struct talker *ch, const char *arg, struct error *err) {
+    (void)arg;
+    (void)err;
+    const json_t *state = conversation_state(ch->panel.pipeline.memory);
+    struct buf known = {0};
+    conversation_known(ch->panel.pipeline.memory, ch->lang, &known);
+    if (ch->c->json)
+        cli_print(json_pack("{s:O,s:O}", "facts", json_object_get(state, "facts"), "summary",
+                            json_object_get(state, "summary")));
+    else if (known.len)
+        fputs(known.data, stdout);
+    else
+        note("nothing is known yet");
+    buf_release(&known);
+    return OK;
+}
+
+static int do_forget(struct talker *ch, const char *arg, struct error *err) {
+    int n;
+    if (!*arg) return error_set(err, ERR_USAGE, "name what: /forget TEXT, or /forget all");
+    int rc = conversation_forget(ch->panel.pipeline.memory, strcmp(arg, "all") == 0 ? NULL : arg,
+                                 &n, err);
+    if (rc == OK) note("facts forgotten: %d", n);
+    return rc;
+}
+
+static int do_quit(struct talker *ch, const char *arg, struct error *err) {
+    (void)arg;
+    (void)err;
+    ch->quit = true;
+    return OK;
+}
+
+static const struct {
+    const char *name, *arg, *help;
+    int (*run)(struct talker *ch, const char *arg, struct error *err);
+} commands[] = {
+    {"/help", "", "this list; a line that begins with // says one slash", do_help},
+    {"/save", "FILE", "write the exchanges to a file that 'shoal train' reads", do_save},
+    {"/reset", "", "forget what was said, and the facts", do_reset},
+    {"/adapter", "DIR", "answer with another adapter, or a mix A=0.7,B=0.3; base: none",
+     do_adapter},
+    {"/facts", "", "what is known of you, and the summary", do_facts},
+    {"/forget", "TEXT", "take away the facts that hold this text; all: all of them", do_forget},
+    {"/board", "", "the blackboard", do_board},
+    {"/quit", "", "end", do_quit},
+};
+
+static int do_help(struct talker *ch, const char *arg, struct error *err) {
+    (void)ch;
+    (void)arg;
+    (void)err;
+    for (size_t i = 0; i < ARRAY_LEN(commands); i++)
+        printf("%-8s %-5s %s\n", commands[i].name, commands[i].arg, commands[i].help);
+    return OK;
+}
+
+static int command_run(struct talker *ch, const char *line, struct error *err) {
+    size_t n = strcspn(line, " \t");
+    const char *arg = line + n + strspn(line + n, " \t");
+    for (size_t i = 0; i < ARRAY_LEN(commands); i++)
+        if (strlen(commands[i].name) == n && strncmp(commands[i].name, line, n) == 0)
+            return commands[i].run(ch, arg, err);
+    return error_set(err, ERR_USAGE, "no command '%.*s'; /help lists them", (int)n, line);
+}
+
+/* Errors of a line that the next may do without. */
+static bool is_passing(int rc) {
+    return rc == ERR_USAGE || rc == ERR_MISSING || rc == ERR_FORMAT || rc == ERR_MISMATCH;
+}
+
+static int line_take(struct talker *ch, const char *line, struct error *err) {
+    struct error own = {0};
+    json_t *text = json_string(line);
+    int rc = text ? OK : error_set(&own, ERR_FORMAT, "the line is not UTF-8");
+    json_decref(text);
+    if (rc == OK && line[0] == '/' && line[1] != '/') {
+        rc = command_run(ch, line, &own);
+        if (rc != OK) rc = ERR_USAGE; /* whatever a command meets, the talk goes on */
+    } else if (rc == OK) {
+        line += line[0] == '/';
+        ch->lang = language_of(line);
+        rc = (ch->o->team ? answer_team : answer_alone)(ch, line, &own);
+        ch->lines++;
+    }
+    fflush(stdout);
+    if (rc == OK) return OK;
+    if (is_passing(rc)) {
+        warn("%s", own.text);
+        return OK;
+    }
+    *err = own;
+    return rc;
+}
+
+static int talk(struct talker *ch, struct error *err) {
+    char *line = NULL;
+    size_t size = 0;
+    bool people = isatty(STDIN_FILENO) && isatty(STDOUT_FILENO);
+    int rc = OK;
+    if (people) note("/help lists the commands, /quit ends");
+    while (rc == OK && !ch->quit) {
+        if (people) printf("> ");
+        fflush(stdout);
+        ssize_t n = getline(&line, &size, stdin);
+        if (n < 0) break;
+        while (n > 0 && strchr(" \t\r\n", line[n - 1])) line[--n] = 0;
+        if (n > 0) rc = line_take(ch, line + strspn(line, " \t"), err);
+    }
+    free(line);
+    return rc;
+}
+
+static int run(const struct common *c, const void *options, const struct strings *args,
+               struct error *err) {
+    const struct options *o = options;
+    struct talker ch = {.c = c, .o = o, .lang = LANG_EN};
+    bool named = panel_names_model(&o->panel);
+    int rc = flags_check(o, err);
+    if (rc == OK && args->n != !named)
+        rc = error_set(err, ERR_USAGE, "name the model to talk to, once");
+    if (rc == OK) rc = mix_parse(&ch.mix, o->adapter, err);
+    struct panel_wants w = {.model = named     ? NULL
+                                     : args->n ? args->v[0]
+                                               : NULL,
+                            .seed = (uint64_t)o->sampling.seed,
+                            .adapters = o->team ? &o->panel.adapters : &ch.mix.paths,
+                            .remember = true};
+    if (rc == OK) {
+        rc = panel_open(&ch.panel, c, &o->setup, &o->panel, &w, err);
+        ch.panel.pipeline.progress = stage_note;
+        if (rc == OK && ch.panel.ready) {
+            rc = panel_start(&ch.panel, &w, err);
+            if (rc == OK) rc = mix_open(&ch.mix, panel_base(&ch.panel, STAGE_OUTPUT), err);
+            if (rc == OK) rc = talk(&ch, err);
+        }
+        rc = panel_close(&ch.panel, rc, err);
+    }
+    mix_release(&ch.mix);
+    return rc;
+}
+
+const struct command cmd_chat = {
+    .name = "chat",
+    .args = "MODEL",
+    .summary = "talk with a model, or with a team, in the terminal",
+    .about =
+        "Lines are read from the terminal or a pipe; /help lists the commands. The last ten "
+        "exchanges, a summary of what came\n"
+        "before and key facts go with every line; --conversation keeps them in the store. With "
+        "--team the agents of 'shoal ask'\n"
+        "answer.\n\n"
+        "  shoal chat model.gguf --system '簡潔に答えてください。' --conversation me\n"
+        "  shoal chat model.gguf --adapter critic=0.7,explorer=0.3 --temp 0.5\n"
+        "  shoal chat model.gguf --team --agents 4 --knowledge notes.db --conversation me",
+    .rows = rows,
+    .size = sizeof(struct options),
+    .min_args = 0,
+    .max_args = 1,
+    .run = run,
+};

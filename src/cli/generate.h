@@ -1,0 +1,59 @@
+/*
+ * generate: what run and chat have in common around a request — how tokens are drawn, and the sum
+ * of adapters under which.
+ */
+#ifndef SHOAL_GENERATE_H
+#define SHOAL_GENERATE_H
+
+#include "cli/setup.h"
+
+struct sampling_options {
+    int64_t n, top_k, seed, loop_tokens;
+    double temp, top_p, min_p, typical_p, repeat, presence, frequency;
+};
+#define SAMPLING_ROW(opt, kind, type, field, fallback, min, max, metavar, help)                    \
+    { opt, kind, offsetof(type, field), fallback, min, max, metavar, help }
+#define SAMPLING_ROWS(type, field, tokens)                                                         \
+    SAMPLING_ROW("n", OPT_INT, type, field.n, tokens, 1, 1e6, "N", "tokens to generate at most"),  \
+        SAMPLING_ROW("temp", OPT_FLOAT, type, field.temp, "0.7", 0, 100, "T",                      \
+                     "temperature; 0: greedy"),                                                    \
+        SAMPLING_ROW("top-k", OPT_INT, type, field.top_k, "0", 0, 1e6, "K",                        \
+                     "only the K most probable; 0: all"),                                          \
+        SAMPLING_ROW("top-p", OPT_FLOAT, type, field.top_p, "0.9", 0, 1, "P",                      \
+                     "only the smallest set with probability P"),                                  \
+        SAMPLING_ROW("min-p", OPT_FLOAT, type, field.min_p, "0", 0, 1, "P",                        \
+                     "only those at least P times as probable as the best"),                       \
+        SAMPLING_ROW("typical-p", OPT_FLOAT, type, field.typical_p, "1", 0, 1, "P",                \
+                     "locally typical sampling; 1: off"),                                          \
+        SAMPLING_ROW("repeat-penalty", OPT_FLOAT, type, field.repeat, "1", 0, 1e3, "X",            \
+                     "divides logits of tokens that were there before; 1: off"),                   \
+        SAMPLING_ROW("presence-penalty", OPT_FLOAT, type, field.presence, "0", -1e3, 1e3, "X",     \
+                     "subtracted from logits of tokens that were generated"),                      \
+        SAMPLING_ROW("frequency-penalty", OPT_FLOAT, type, field.frequency, "0", -1e3, 1e3, "X",   \
+                     "the same for each time they were"),                                          \
+        SAMPLING_ROW("loop-tokens", OPT_INT, type, field.loop_tokens, "0", 0, 1e6, "N",            \
+                     "ends when the last N tokens repeat one cycle; 0: off"),                      \
+        SAMPLING_ROW("seed", OPT_INT, type, field.seed, "0", 0, 9e15, "N", "of the sampling")
+
+/* Draw number i of these options: neighbouring seeds give unrelated streams, because the generator
+ * is a keyed hash of them. */
+struct sampling sampling_of(const struct sampling_options *o, int64_t i);
+
+/* Adapters with weights: "A", "A=0.7,B=0.3", "A,B" (all of both). */
+struct mix {
+    struct strings paths;
+    float weights[ENGINE_MIX_MAX];
+    struct mix_term terms[ENGINE_MIX_MAX];
+    bool weighted; /* weights were given, or there are several */
+};
+/* NULL: no adapter. */
+int mix_parse(struct mix *m, const char *text, struct error *err);
+/* The adapters are setup's own. */
+int mix_open(struct mix *m, struct setup *s, struct error *err);
+void mix_apply(const struct mix *m, struct request *r);
+void mix_release(struct mix *m);
+
+/* What ends a reply: the model's end of text and of a chat turn. Returns how many. */
+int32_t stop_tokens(const struct model *m, int32_t out[2]);
+
+#endif

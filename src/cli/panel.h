@@ -1,0 +1,143 @@
+/*
+ * panel: the team that ask and chat put questions to — its flags, its models, and everything that
+ * the pipeline borrows, opened together and closed together.
+ */
+#ifndef SHOAL_PANEL_H
+#define SHOAL_PANEL_H
+
+#include "cli/bases.h"
+#include "swarm/pipeline.h"
+
+struct panel_options {
+    struct strings adapters;
+    char *role_type, *language, *knowledge, *protocol, *facts, *compat, *conversation;
+    char *models[N_STAGES];
+    int64_t agents, iterations, max_tokens, tokens[N_STAGES];
+    double temperature, temps[N_STAGES];
+    bool summary, embeddings, slots, board;
+    /* the predecessor's, for those who come from there */
+    char *model_type, *model_name, *model_path, *cache_folder, *rag_mode, *zim_path;
+    int64_t max_workers;
+    bool parallel, safe_parallel, local_files, log;
+};
+#define PANEL_ROW(opt, kind, type, field, fallback, min, max, metavar, help)                       \
+    { opt, kind, offsetof(type, field), fallback, min, max, metavar, help }
+#define PANEL_ROWS(type, field)                                                                    \
+    PANEL_ROW("agents", OPT_INT, type, field.agents, "3", 1, TEAM_MAX - 2, "N",                    \
+              "agents that think"),                                                                \
+        PANEL_ROW("iterations", OPT_INT, type, field.iterations, "2", 1, 16, "N",                  \
+                  "times that they think"),                                                        \
+        PANEL_ROW("adapters", OPT_LIST, type, field.adapters, NULL, 0, 0, "DIR …",                 \
+                  "of the agents in turn; 'base' is the bare model"),                              \
+        PANEL_ROW("role-type", OPT_STRING, type, field.role_type, "auto", 0, 0, "NAME",            \
+                  "roles: discussion, planning, informational, conversational, default; auto: by " \
+                  "the question's words; model: as who sums up says"),                             \
+        PANEL_ROW("language", OPT_STRING, type, field.language, "auto", 0, 0, "LANG",              \
+                  "ja, en or zh; auto: the question's"),                                           \
+        PANEL_ROW("protocol", OPT_STRING, type, field.protocol, "panel", 0, 0, "FILE",             \
+                  "another workflow; its role 'agent' is as many as --agents"),                    \
+        PANEL_ROW("slots", OPT_BOOL, type, field.slots, NULL, 0, 0, NULL,                          \
+                  "the workflow of fixed parts: reformulator, critic, supporter, synthesizer"),    \
+        PANEL_ROW("internal-model", OPT_STRING, type, field.models[STAGE_INTERNAL], NULL, 0, 0,    \
+                  "MODEL", "of those who think; default: MODEL"),                                  \
+        PANEL_ROW("summary-model", OPT_STRING, type, field.models[STAGE_SUMMARY], NULL, 0, 0,      \
+                  "MODEL", "of who sums up"),                                                      \
+        PANEL_ROW("output-model", OPT_STRING, type, field.models[STAGE_OUTPUT], NULL, 0, 0,        \
+                  "MODEL", "of who writes the answer"),                                            \
+        PANEL_ROW("temperature", OPT_FLOAT, type, field.temperature, "-1", -1, 100, "X",           \
+                  "of everybody (-1: each role's own)"),                                           \
+        PANEL_ROW("internal-temp", OPT_FLOAT, type, field.temps[STAGE_INTERNAL], "0", 0, 100, "X", \
+                  "of those who think (0: each role's own)"),                                      \
+        PANEL_ROW("summary-temp", OPT_FLOAT, type, field.temps[STAGE_SUMMARY], "0.3", 0.01, 100,   \
+                  "X", "of who sums up"),                                                          \
+        PANEL_ROW("output-temp", OPT_FLOAT, type, field.temps[STAGE_OUTPUT], "0.7", 0.01, 100,     \
+                  "X", "of who writes the answer"),                                                \
+        PANEL_ROW("max-tokens", OPT_INT, type, field.max_tokens, "0", 0, 65536, "N",               \
+                  "of every turn (0: the stage's, else the workflow's own)"),                      \
+        PANEL_ROW("internal-tokens", OPT_INT, type, field.tokens[STAGE_INTERNAL], "0", 0, 65536,   \
+                  "N", "of a turn of those who think"),                                            \
+        PANEL_ROW("summary-tokens", OPT_INT, type, field.tokens[STAGE_SUMMARY], "0", 0, 65536,     \
+                  "N", "of a summary"),                                                            \
+        PANEL_ROW("output-tokens", OPT_INT, type, field.tokens[STAGE_OUTPUT], "0", 0, 65536, "N",  \
+                  "of the answer"),                                                                \
+        PANEL_ROW("summary", OPT_BOOL, type, field.summary, "true", 0, 0, NULL,                    \
+                  "a summary after each time, and of what is long"),                               \
+        PANEL_ROW("knowledge", OPT_STRING, type, field.knowledge, NULL, 0, 0, "DB",                \
+                  "what 'shoal knowledge' made: what it has on the question is shown to the "      \
+                  "agents"),                                                                       \
+        PANEL_ROW("embeddings", OPT_BOOL, type, field.embeddings, NULL, 0, 0, NULL,                \
+                  "search it by meaning too, and keep what is said with its vector"),              \
+        PANEL_ROW("conversation", OPT_STRING, type, field.conversation, NULL, 0, 0, "ID",          \
+                  "remember what is said under this name, and what was"),                          \
+        PANEL_ROW("facts", OPT_STRING, type, field.facts, "model", 0, 0, "HOW",                    \
+                  "key facts of a conversation: by rules, by the model too, or none"),             \
+        PANEL_ROW("compat", OPT_STRING, type, field.compat, NULL, 0, 0, "seed",                    \
+                  "the predecessor's keywords of questions and its apology for short answers"),    \
+        PANEL_ROW("board", OPT_BOOL, type, field.board, NULL, 0, 0, NULL,                          \
+                  "print the blackboard at the end"),                                              \
+        PANEL_ROW("model-name", OPT_STRING, type, field.model_name, NULL, 0, 0, "NAME",            \
+                  "as before: the model by its name on the hub, instead of MODEL"),                \
+        PANEL_ROW("model-path", OPT_STRING, type, field.model_path, NULL, 0, 0, "FILE",            \
+                  "as before: the model's file, instead of MODEL"),                                \
+        PANEL_ROW("cache-folder", OPT_STRING, type, field.cache_folder, NULL, 0, 0, "DIR",         \
+                  "as before: where pulled models are ($SHOAL_CACHE)"),                            \
+        PANEL_ROW("rag-mode", OPT_STRING, type, field.rag_mode, NULL, 0, 0, "MODE",                \
+                  "as before: knowledge_base goes with --knowledge, dummy is no references"),      \
+        PANEL_ROW("zim-path", OPT_STRING, type, field.zim_path, NULL, 0, 0, "FILE",                \
+                  "refused: no ZIM archive is read"),                                              \
+        PANEL_ROW("model-type", OPT_STRING, type, field.model_type, NULL, 0, 0, "TYPE",            \
+                  "needs nothing here, as do the next five"),                                      \
+        PANEL_ROW("parallel", OPT_BOOL, type, field.parallel, NULL, 0, 0, NULL, ""),               \
+        PANEL_ROW("safe-parallel", OPT_BOOL, type, field.safe_parallel, NULL, 0, 0, NULL, ""),     \
+        PANEL_ROW("max-workers", OPT_INT, type, field.max_workers, "0", 0, 1024, "N", ""),         \
+        PANEL_ROW("local-files", OPT_BOOL, type, field.local_files, "true", 0, 0, NULL, ""),       \
+        PANEL_ROW("log", OPT_BOOL, type, field.log, NULL, 0, 0, NULL, ""),                         \
+        PANEL_ALIAS("iter", "iterations"), PANEL_ALIAS("debug", "board"),                          \
+        PANEL_ALIAS("huggingface-model", "model-name"),                                            \
+        PANEL_ALIAS("internal-model-path", "internal-model"),                                      \
+        PANEL_ALIAS("summary-model-path", "summary-model"),                                        \
+        PANEL_ALIAS("output-model-path", "output-model"),                                          \
+        PANEL_ALIAS("internal-model-type", "model-type"),                                          \
+        PANEL_ALIAS("summary-model-type", "model-type"),                                           \
+        PANEL_ALIAS("output-model-type", "model-type")
+#define PANEL_ALIAS(name, of)                                                                      \
+    { name, OPT_ALIAS, 0, of, 0, 0, NULL, NULL }
+
+struct panel {
+    const struct common *c;
+    const struct panel_options *o;
+    struct bases bases;
+    int of[N_STAGES]; /* bases of the stages */
+    struct workflow *w;
+    struct speaker speakers[BASES_MAX];
+    struct store *store;
+    struct knowledge *knowledge;
+    struct engine_embedder engine_embedder;
+    struct embedder embedder;
+    struct adapter *adapters[TEAM_MAX];
+    struct pipeline_options pipeline; /* with it, questions are put: pipeline_run */
+    bool ready;                       /* false after --dry-run */
+};
+struct panel_wants {
+    const char *model; /* NULL: what the flags name */
+    uint64_t seed;
+    const struct strings *adapters; /* to be planned for; opened by the caller, or --adapters */
+    bool remember;                  /* also without --conversation, for as long as it is open */
+};
+/* Whether a flag names the model, so that the command line needs none. */
+bool panel_names_model(const struct panel_options *o);
+/* Flags, plan, models. panel_close is called also after an error. */
+int panel_open(struct panel *p, const struct common *c, const struct setup_options *so,
+               const struct panel_options *o, const struct panel_wants *w, struct error *err);
+/* --adapters for the agents; then the engines, the store, and what is in it. */
+int panel_start(struct panel *p, const struct panel_wants *w, struct error *err);
+int panel_close(struct panel *p, int rc, struct error *err);
+/* The base whose stage it is. */
+struct setup *panel_base(struct panel *p, enum stage s);
+/* Takes facts away without a model: those that hold the text; "all" is all of them. */
+int panel_forget(const struct common *c, const struct setup_options *so, const char *conversation,
+                 const char *text, struct error *err);
+/* The blackboard for people. */
+void panel_board_print(const struct panel *p);
+
+#endif

@@ -1,0 +1,452 @@
+/*
+ * The answer pipeline: a team is made for the question, a workflow lets it speak, the board holds
+ * all of it, and the conversation remembers what came out.
+ *
+ * Invariants:
+ * 1. A call goes to its stage's asker and nowhere else; what is asked together goes to each asker
+ *    at once.
+ * 2. Nothing that an agent does stops the others: one that fails, repeats itself or says nothing
+ *    usable is passed over, and the last resort is an apology.
+ * 3. The board has every utterance under the pipeline's keys (the last one wins) and in a slot of
+ *    its speaker (all of them).
+ */
+#define _GNU_SOURCE
+#include "swarm/pipeline.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    LONG_QUESTION = 150, /* characters that are worth a gist, */
+    LONG_REFERENCE = 500,
+    GIST_CHARS = 250, /* and how long that may be */
+    CONTEXT_CHARS = 1500,
+    LEAST_CHARS = 10, /* of an answer, to the predecessor */
+    SUMMARY_TOKENS = 256,
+    FACT_TOKENS = 256,
+    CUTS = 3 /* times that context and references are halved when nobody has room; then none */
+};
+
+const char *const stage_names[N_STAGES] = {"internal", "summary", "output"};
+const char *const answer_source_names[] = {"output", "member", "memory", "nobody"};
+
+enum stage stage_of(const char *role) {
+    for (int s = STAGE_SUMMARY; s < N_STAGES; s++)
+        if (strcmp(role, stage_names[s]) == 0) return (enum stage)s;
+    return STAGE_INTERNAL;
+}
+
+/* One question under way. */
+struct turn {
+    const struct pipeline_options *o;
+    const char *question;
+    enum language lang;
+    enum question_type type;
+    struct agent v[TEAM_MAX];
+    char *system[TEAM_MAX];
+    char **names; /* the answer's */
+    int n;
+    int spoken[TEAM_MAX];
+    int cut; /* how often what is given beside the question was halved */
+};
+
+/* asking */
+
+static bool same_asker(const struct asker *a, const struct asker *b) {
+    return a->ask == b->ask && a->ctx == b->ctx;
+}
+
+/* Those of the calls that are this asker's, as one batch; all of them where there is one base. */
+static int ask_of(const struct turn *t, const struct asker *asker, struct call *calls, int n,
+                  struct error *err) {
+    struct call *own = xcalloc((size_t)n, sizeof *own);
+    int *at = xcalloc((size_t)n, sizeof *at), m = 0;
+    for (int i = 0; i < n; i++) {
+        const struct asker *whose = &t->o->stage[stage_of(calls[i].agent->role)].asker;
+        if (!same_asker(whose, asker)) continue;
+        at[m] = i;
+        own[m++] = calls[i];
+    }
+    int rc = m ? asker->ask(asker->ctx, own, m, err) : OK;
+    for (int i = 0; i < m; i++) calls[at[i]] = own[i]; /* after an error too: it has the texts */
+    free(own);
+    free(at);
+    return rc;
+}
+
+static int ask_all(const struct turn *t, struct call *calls, int n, struct error *err) {
+    int rc = OK;
+    for (int s = 0; rc == OK && s < N_STAGES; s++) {
+        bool done = false;
+        for (int k = 0; k < s; k++)
+            done = done || same_asker(&t->o->stage[k].asker, &t->o->stage[s].asker);
+        if (!done) rc = ask_of(t, &t->o->stage[s].asker, calls, n, err);
+    }
+    return rc;
+}
+
+/* A question of the pipeline's own to who sums up; `c` says what kind of reply is wanted. The
+ * caller releases it. */
+static int ask_aside(const struct pipeline_options *o, const char *system, const char *user,
+                     struct call *c, struct error *err) {
+    static const struct agent writer = {.name = "summary", .role = "summary"};
+    static const struct item none = {.correct = -1};
+    const struct message chat[2] = {{"system", system}, {"user", user}};
+    const struct asker *asker = &o->stage[STAGE_SUMMARY].asker;
+    c->agent = &writer;
+    if (!c->item) c->item = &none;
+    c->messages = chat;
+    c->n_messages = 2;
+    int rc = asker->ask(asker->ctx, c, 1, err);
+    c->messages = NULL;
+    return rc;
+}
+
+/* the board */
+
+static int board_put(const struct pipeline_options *o, const char *key, json_t *value,
+                     struct error *err) {
+    if (!value) return error_set(err, ERR_FORMAT, "'%s' is not UTF-8", key);
+    json_t *event = blackboard_write(o->board, key, value, NULL, err);
+    json_decref(value);
+    json_decref(event);
+    return event ? OK : err->code;
+}
+
+static int slot_put(const struct turn *t, int who, const char *text, struct error *err) {
+    const struct embedder *e = t->o->embedder;
+    float *v = e ? xcalloc((size_t)e->d, sizeof *v) : NULL;
+    json_t *meta = json_pack("{s:s,s:i}", "role", t->v[who].role, "iteration", t->spoken[who]),
+           *back = NULL;
+    int rc = e ? e->embed(e->ctx, &text, 1, v, err) : OK;
+    const struct board_slot_entry entry = {
+        .slot = t->names[who], .text = text, .embedding = v, .d = e ? e->d : 0, .metadata = meta};
+    if (rc == OK && !(back = blackboard_slot_add(t->o->board, &entry, err))) rc = err->code;
+    json_decref(back);
+    json_decref(meta);
+    free(v);
+    return rc;
+}
+
+static int utterance_put(struct turn *t, const struct call *c, struct error *err) {
+    char key[BOARD_KEY_LEN] = BOARD_FINAL_RESPONSE;
+    int who = (int)(c->agent - t->v);
+    enum stage s = stage_of(c->agent->role);
+    if (s == STAGE_SUMMARY) board_summary_key(t->spoken[who], key);
+    if (s == STAGE_INTERNAL) board_agent_key(who, key);
+    t->spoken[who]++;
+    const char *text = c->failed || !c->text ? "" : c->text;
+    int rc = board_put(t->o, key, json_string(text), err);
+    return rc == OK && *text ? slot_put(t, who, text, err) : rc;
+}
+
+/* The workflow's asker: what is said goes to the board as soon as it is there. */
+static int ask(void *ctx, struct call *calls, int n, struct error *err) {
+    struct turn *t = ctx;
+    if (t->o->progress)
+        t->o->progress(t->o->progress_ctx, calls[0].agent->role,
+                       t->spoken[calls[0].agent - t->v] + 1, n);
+    int rc = ask_all(t, calls, n, err);
+    for (int i = 0; rc == OK && i < n; i++) rc = utterance_put(t, &calls[i], err);
+    return rc;
+}
+
+/* the team */
+
+static void member_add(struct turn *t, const char *role, const char *name, const char *system,
+                       float temperature) {
+    const struct stage_options *s = &t->o->stage[stage_of(role)];
+    int i = t->n++;
+    t->names[i] = xstrdup(name);
+    t->system[i] = system ? xasprintf("%s\n%s", name, system) : NULL;
+    t->v[i] = (struct agent){.name = t->names[i],
+                             .system = t->system[i],
+                             .role = role,
+                             .temperature = s->temperature > 0 ? s->temperature : temperature,
+                             .max_tokens = s->max_tokens};
+}
+
+/* One of each of the workflow's roles, but of "agent" as many as were asked for, with the roles
+ * that the kind of question calls for. */
+static int team_make(struct turn *t, struct error *err) {
+    const struct pipeline_options *o = t->o;
+    int n_roles = workflow_n_roles(o->workflow);
+    for (int r = 0; r < n_roles; r++) {
+        const char *role = workflow_role(o->workflow, r);
+        bool agents = strcmp(role, "agent") == 0;
+        if (t->n + (agents ? o->agents : 1) > TEAM_MAX)
+            return error_set(err, ERR_USAGE,
+                             "workflow '%s' with %d agents is a team of more than %d",
+                             workflow_name(o->workflow), o->agents, TEAM_MAX);
+        for (int i = 0; agents && i < o->agents; i++) {
+            struct role part = role_get(t->type, t->lang, i);
+            char *name = xasprintf("%d %s", i + 1, part.name);
+            member_add(t, role, name, part.description, part.temperature);
+            if (o->adapters) t->v[t->n - 1].adapter = o->adapters[i];
+            free(name);
+        }
+        if (!agents) member_add(t, role, role, NULL, 0);
+    }
+    return n_roles ? OK
+                   : error_set(err, ERR_USAGE, "workflow '%s' has no roles",
+                               workflow_name(o->workflow));
+}
+
+/* Of the kinds, the one that who sums up holds for the most probable; by keywords where it has no
+ * room. */
+static int type_ask(struct turn *t, struct error *err) {
+    static const char *const words[N_LANGUAGES] = {
+        [LANG_EN] = "What kind of question is this: discussion, planning, informational, "
+                    "conversational, or default for none of these?",
+        [LANG_JA] = "これはどの種類の質問ですか。discussion（議論）、planning（計画）、"
+                    "informational（知識）、conversational（会話）、どれでもなければdefault。",
+        [LANG_ZH] = "这是哪一类问题？discussion（讨论）、planning（计划）、informational（知识）、"
+                    "conversational（闲聊），都不是则为default。"};
+    struct item kinds = {.n_choices = N_QUESTION_TYPES, .correct = -1};
+    struct call c = {.item = &kinds, .reply = REPLY_ANSWER};
+    for (int i = 0; i < N_QUESTION_TYPES; i++)
+        kinds.choices[i] = (char *)(uintptr_t)question_type_names[i];
+    int rc = ask_aside(t->o, words[t->lang], t->question, &c, err);
+    if (rc == OK && !c.failed && c.answer.choice >= 0)
+        t->type = (enum question_type)c.answer.choice;
+    call_release(&c);
+    return rc;
+}
+
+/* what the team is told */
+
+static int references_find(const struct turn *t, struct buf *out, struct error *err) {
+    buf_puts(out, "");
+    if (!t->o->knowledge || t->cut == CUTS) return OK;
+    const struct knowledge_query q = {.text = t->question, .embedder = t->o->embedder};
+    json_t *hits = knowledge_search(t->o->knowledge, &q, err);
+    if (!hits) return err->code;
+    knowledge_snippets(hits, SNIPPET_CHARS >> t->cut, out);
+    json_decref(hits);
+    return OK;
+}
+
+static bool is_longer(const char *text, int chars) {
+    size_t len = strlen(text);
+    return text_cut(text, len, (size_t)chars) < len;
+}
+
+/* In a sentence or two what a long question is about; nothing where it is short, or who sums up
+ * has nothing to say. */
+static int gist_make(const struct turn *t, const char *rag, struct buf *out, struct error *err) {
+    static const char *const words[N_LANGUAGES] = {
+        [LANG_EN] = "Say in one or two sentences what is asked, and what of the reference bears on "
+                    "it. Do not answer.",
+        [LANG_JA] = "何が問われているか、参考のうち何が関係するかを、一、二文で述べてください。"
+                    "答えは書かないでください。",
+        [LANG_ZH] = "请用一两句话说明问题是什么，以及参考中哪些内容与之有关。不要回答问题。"};
+    const struct pipeline_options *o = t->o;
+    buf_puts(out, "");
+    if (!o->summary || !(is_longer(t->question, LONG_QUESTION) || is_longer(rag, LONG_REFERENCE)))
+        return OK;
+    if (o->progress) o->progress(o->progress_ctx, "gist", 1, 1);
+    char *user = xasprintf("%s\n\n%s", t->question, rag);
+    struct call c = {.max_tokens = o->max_tokens ? o->max_tokens : SUMMARY_TOKENS};
+    struct buf clean = {0};
+    int rc = ask_aside(o, words[t->lang], user, &c, err);
+    if (rc == OK && !c.failed && answer_clean(c.text, c.truncated, &clean))
+        buf_add(out, clean.data, text_cut(clean.data, clean.len, GIST_CHARS));
+    buf_puts(out, "");
+    call_release(&c);
+    buf_release(&clean);
+    free(user);
+    return rc;
+}
+
+/* What templates see beside the question; all of it stands on the board. */
+static int given_make(const struct turn *t, json_t **out, struct error *err) {
+    static const char *const keys[] = {BOARD_CONVERSATION, BOARD_RAG, BOARD_INITIAL_SUMMARY};
+    struct buf text[3] = {{0}};
+    const struct pipeline_options *o = t->o;
+    buf_puts(&text[0], "");
+    if (o->memory && t->cut < CUTS)
+        conversation_context(o->memory, t->lang, CONTEXT_CHARS >> t->cut, &text[0]);
+    int rc = references_find(t, &text[1], err);
+    if (rc == OK) rc = gist_make(t, text[1].data, &text[2], err);
+    *out = json_pack("{s:b,s:s}", "summary", (int)o->summary, BOARD_QUESTION_TYPE,
+                     question_type_names[t->type]);
+    for (int i = 0; i < 3 && rc == OK; i++) {
+        rc = board_put(o, keys[i], json_string(text[i].data), err);
+        json_object_set_new(*out, keys[i], json_string(text[i].data));
+    }
+    for (int i = 0; i < 3; i++) buf_release(&text[i]);
+    return rc;
+}
+
+/* the answer */
+
+static bool is_usable(const struct pipeline_options *o, const struct utterance *u,
+                      struct buf *out) {
+    out->len = 0;
+    return !u->failed && answer_clean(u->text, u->truncated, out) &&
+           (!o->compat || is_longer(out->data, LEAST_CHARS - 1));
+}
+
+/* Of what was said: the result's words; else the last that are usable. */
+static void answer_pick(const struct turn *t, struct pipeline_answer *a) {
+    const struct talk *talk = &a->talk;
+    struct buf text = {0};
+    a->source = FROM_NOBODY;
+    if (talk->final >= 0 && is_usable(t->o, &talk->v[talk->final], &text)) a->source = FROM_OUTPUT;
+    for (int i = talk->n - 1; !t->o->compat && a->source == FROM_NOBODY && i >= 0; i--)
+        if (is_usable(t->o, &talk->v[i], &text)) a->source = FROM_MEMBER;
+    if (a->source == FROM_NOBODY) text.len = 0, buf_puts(&text, answer_apology(t->lang));
+    for (int i = 0; a->source != FROM_OUTPUT && i < talk->n; i++)
+        if (talk->v[i].failed) a->why = talk->v[i].failed;
+    a->text = text.data;
+}
+
+static bool is_given(const json_t *given, const char *key) {
+    return *json_string_value(json_object_get(given, key)) != 0;
+}
+
+/* Whether somebody thought, and somebody wrote an answer. */
+static bool is_whole(const struct turn *t, const struct talk *talk) {
+    bool thought = false;
+    for (int i = 0; i < talk->n; i++)
+        thought = thought ||
+                  (!talk->v[i].failed && stage_of(t->v[talk->v[i].agent].role) == STAGE_INTERNAL);
+    return thought && talk->final >= 0;
+}
+
+/* One try; *again: it is not whole, and less beside the question may make room. */
+static int team_try(struct turn *t, const struct item *item, struct pipeline_answer *a, bool *again,
+                    struct error *err) {
+    const struct pipeline_options *o = t->o;
+    const struct asker asker = {t, ask};
+    json_t *given = NULL;
+    int rc = given_make(t, &given, err);
+    const struct workflow_options wo = {.rounds = o->iterations,
+                                        .temperature = o->temperature,
+                                        .max_tokens = o->max_tokens,
+                                        .seed = o->seed,
+                                        .given = given};
+    talk_release(&a->talk);
+    memset(t->spoken, 0, sizeof t->spoken);
+    if (rc == OK)
+        rc = workflow_run(o->workflow, &asker, t->v, t->n, item, 1, &wo, &a->talk, NULL, err);
+    *again = rc == OK && !is_whole(t, &a->talk) &&
+             (is_given(given, BOARD_CONVERSATION) || is_given(given, BOARD_RAG));
+    json_decref(given);
+    return rc;
+}
+
+static int team_speak(struct turn *t, struct pipeline_answer *a, struct error *err) {
+    const struct pipeline_options *o = t->o;
+    char *question = xstrdup(t->question);
+    const struct item item = {.question = question, .lang = language_names[t->lang], .correct = -1};
+    bool again = true;
+    int rc = o->type == TYPE_ASKED ? type_ask(t, err) : OK;
+    if (rc == OK)
+        rc = board_put(o, BOARD_QUESTION_TYPE, json_string(question_type_names[t->type]), err);
+    if (rc == OK) rc = team_make(t, err);
+    for (t->cut = 0; rc == OK && again && t->cut <= CUTS; t->cut++)
+        rc = team_try(t, &item, a, &again, err);
+    if (rc == OK) answer_pick(t, a);
+    free(question);
+    return rc;
+}
+
+/* What the memory knows by itself needs no team. */
+static bool memory_answers(const struct turn *t, struct pipeline_answer *a) {
+    struct buf known = {0};
+    if (!t->o->memory || !conversation_answer(t->o->memory, t->question, &known)) return false;
+    a->text = known.data;
+    a->source = FROM_MEMORY;
+    return true;
+}
+
+int pipeline_run(const struct pipeline_options *o, const char *question,
+                 struct pipeline_answer *out, struct error *err) {
+    *out = (struct pipeline_answer){.source = FROM_NOBODY};
+    struct turn t = {.o = o, .question = question, .names = out->names};
+    t.lang = o->language < 0 ? language_of(question) : (enum language)o->language;
+    t.type = o->type < 0 ? question_classify(question, o->compat) : (enum question_type)o->type;
+    int rc = blackboard_clear_current_turn(o->board, err);
+    if (rc == OK) rc = board_put(o, BOARD_INPUT, json_string(question), err);
+    if (rc == OK && !memory_answers(&t, out)) rc = team_speak(&t, out, err);
+    if (rc == OK) rc = board_put(o, BOARD_FINAL_RESPONSE, json_string(out->text), err);
+    if (rc == OK && o->memory) rc = pipeline_remember(o, question, out->text, err);
+    for (int i = 0; i < t.n; i++) free(t.system[i]);
+    return rc;
+}
+
+void pipeline_answer_release(struct pipeline_answer *a) {
+    talk_release(&a->talk);
+    for (int i = 0; i < TEAM_MAX; i++) free(a->names[i]);
+    free(a->text);
+    *a = (struct pipeline_answer){0};
+}
+
+/* remembering */
+
+/* What is about to be forgotten becomes a summary; where none comes, the one before stays. */
+static int talk_summarize(void *ctx, const char *previous, const char *exchanges, struct buf *out,
+                          struct error *err) {
+    static const char *const words[N_LANGUAGES] = {
+        [LANG_EN] = "Sum up the conversation in a few sentences. Keep names, wishes and facts.",
+        [LANG_JA] = "会話を数文に要約してください。名前、希望、事実は残してください。",
+        [LANG_ZH] = "请用几句话概括这段对话，保留名字、愿望和事实。"};
+    const struct pipeline_options *o = ctx;
+    char *user = xasprintf("%s%s%s", previous, *previous ? "\n" : "", exchanges);
+    struct call c = {.max_tokens = o->max_tokens ? o->max_tokens : SUMMARY_TOKENS};
+    int rc = ask_aside(o, words[language_of(exchanges)], user, &c, err);
+    if (rc == OK && (c.failed || !answer_clean(c.text, c.truncated, out))) buf_puts(out, previous);
+    call_release(&c);
+    free(user);
+    return rc;
+}
+
+/* By the model, in JSON; of it what was said. NULL: nothing came, or an error that err has. */
+static json_t *facts_ask(const struct pipeline_options *o, const char *said, struct error *err) {
+    static const char *const words[N_LANGUAGES] = {
+        [LANG_EN] = "List what the user says of himself or herself, in the user's own words, as "
+                    "JSON. Leave empty what is not said.",
+        [LANG_JA] = "ユーザーが自分について述べたことを、本人の言葉のままJSONに書き出してください。"
+                    "述べていないことは空にしてください。",
+        [LANG_ZH] = "请用用户的原话，把用户关于自己说的内容列成JSON。没有说的请留空。"};
+    enum language l = language_of(said);
+    char *schema = conversation_schema(l);
+    struct grammar *g = grammar_new_json_schema(schema, strlen(schema), true, err);
+    struct call c = {.max_tokens = FACT_TOKENS, .grammar = g};
+    json_t *claimed = NULL, *facts = NULL;
+    if (g && ask_aside(o, words[l], said, &c, err) == OK && !c.failed && c.text)
+        claimed = json_loads(c.text, 0, NULL); /* NULL where the tokens ran out */
+    if (json_is_object(claimed)) facts = facts_grounded(claimed, said);
+    json_decref(claimed);
+    call_release(&c);
+    grammar_free(g);
+    free(schema);
+    return facts;
+}
+
+static int facts_learn(const struct pipeline_options *o, const char *question, struct error *err) {
+    struct buf said = {0};
+    json_t *found = facts_said(question), *asked = NULL;
+    statements_of(question, &said);
+    err->code = OK;
+    if (o->facts == FACTS_MODEL && said.len) asked = facts_ask(o, said.data, err);
+    int rc = asked ? OK : err->code;
+    if (rc == OK && asked) rc = conversation_learn(o->memory, asked, err);
+    if (rc == OK) rc = conversation_learn(o->memory, found, err); /* rules have the last word */
+    json_decref(found);
+    json_decref(asked);
+    buf_release(&said);
+    return rc;
+}
+
+int pipeline_remember(const struct pipeline_options *o, const char *question, const char *answer,
+                      struct error *err) {
+    const struct summarizer s = {(void *)(uintptr_t)o, talk_summarize};
+    int rc = conversation_add(o->memory, question, answer, &s, err);
+    if (rc == OK && o->facts != FACTS_NONE) rc = facts_learn(o, question, err);
+    const json_t *state = conversation_state(o->memory);
+    return rc == OK
+               ? board_put(o, BOARD_KEY_FACTS, json_deep_copy(json_object_get(state, "facts")), err)
+               : rc;
+}

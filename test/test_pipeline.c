@@ -1,0 +1,474 @@
+/*
+ * test_pipeline: the answer pipeline with scripted agents and no weights — who is asked by which
+ * asker and in how many batches, what each is told, what becomes of one that fails or says nothing
+ * usable, what stands on the board, and what is remembered.
+ */
+/* levels: once */
+#define _GNU_SOURCE
+#include "folder.h"
+#include "swarm/pipeline.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+static struct error err;
+static char dir[64];
+
+/* askers that read from a script */
+
+enum { HEARD_MAX = 256 };
+struct heard {
+    char *role, *words; /* all messages */
+    int desk, batch;    /* whose asker, and which of its batches */
+    float temperature;
+    int32_t max_tokens;
+    bool grammar;
+};
+/* What an agent says to words that it is asked; NULL: it fails, as one that timed out. */
+typedef const char *say_fn(const char *role, const char *words);
+static struct script {
+    say_fn *say;
+    struct heard v[HEARD_MAX];
+    int n, batches;
+    int breaks_at; /* the batch in which an asker breaks; 0: none */
+} script;
+static int desks[N_STAGES];
+
+static int script_ask(void *ctx, struct call *calls, int n, struct error *e) {
+    script.batches++;
+    for (int i = 0; i < n; i++) {
+        struct call *c = &calls[i];
+        struct buf words = {0};
+        for (int m = 0; m < c->n_messages; m++)
+            buf_printf(&words, "%s: %s\n", c->messages[m].role, c->messages[m].content);
+        assert_true(script.n < HEARD_MAX);
+        script.v[script.n++] = (struct heard){.role = xstrdup(c->agent->role),
+                                              .words = words.data,
+                                              .desk = (int)((int *)ctx - desks),
+                                              .batch = script.batches,
+                                              .temperature = c->temperature,
+                                              .max_tokens = c->max_tokens,
+                                              .grammar = c->grammar != NULL};
+        const char *said = script.say(c->agent->role, words.data);
+        c->answer.choice = -1;
+        for (int k = 0; said && c->reply == REPLY_ANSWER && k < c->item->n_choices; k++)
+            if (strcmp(c->item->choices[k], said) == 0) c->answer.choice = k;
+        if (said) c->text = xstrdup(said);
+        if (!said) c->failed = "it timed out";
+        c->n_generated = 1;
+        if (script.breaks_at == script.batches && i == n - 1)
+            return error_set(e, ERR_IO, "the disk is full");
+    }
+    return OK;
+}
+
+static int heard_of(const char *role) {
+    int n = 0;
+    for (int i = 0; i < script.n; i++) n += strcmp(script.v[i].role, role) == 0;
+    return n;
+}
+
+/* The words that the k-th call of a role is asked with. */
+static const char *words_of(const char *role, int k) {
+    for (int i = 0; i < script.n; i++)
+        if (strcmp(script.v[i].role, role) == 0 && k-- == 0) return script.v[i].words;
+    fail_msg("'%s' was not asked", role);
+    return NULL;
+}
+
+static void script_end(void) {
+    for (int i = 0; i < script.n; i++) {
+        free(script.v[i].role);
+        free(script.v[i].words);
+    }
+    script = (struct script){.n = 0};
+}
+
+/* a pipeline with a board, a memory and the built-in team */
+
+static struct pipeline_options made;
+static struct workflow *panel;
+
+static int set_up(void **state) {
+    (void)state;
+    log_quiet = true;
+    script_end();
+    snprintf(dir, sizeof dir, "/tmp/shoal-test-pipeline-XXXXXX");
+    if (!mkdtemp(dir)) return -1;
+    const struct blackboard_options bo = {.name = "x"};
+    panel = workflow_open("panel", &err);
+    made = (struct pipeline_options){.workflow = panel,
+                                     .board = blackboard_open(&bo, &err),
+                                     .memory = conversation_open(NULL, "x", &err),
+                                     .agents = 3,
+                                     .iterations = 2,
+                                     .type = -1,
+                                     .language = -1,
+                                     .summary = true,
+                                     .temperature = -1,
+                                     .facts = FACTS_RULES};
+    for (int s = 0; s < N_STAGES; s++) made.stage[s].asker = (struct asker){desks, script_ask};
+    return panel && made.board && made.memory ? 0 : -1;
+}
+
+static int tear_down(void **state) {
+    (void)state;
+    script_end();
+    blackboard_close(made.board);
+    conversation_close(made.memory);
+    workflow_free(panel);
+    return folder_remove(dir);
+}
+
+/* Asks, and holds the answer against what it should be. */
+static void answer_is(const char *question, say_fn *say, const char *want,
+                      enum answer_source source) {
+    struct pipeline_answer a;
+    script.say = say;
+    if (pipeline_run(&made, question, &a, &err) != OK) fail_msg("%s", err.text);
+    assert_string_equal(a.text, want);
+    assert_int_equal(a.source, source);
+    const char *kept = json_string_value(blackboard_read(made.board, BOARD_FINAL_RESPONSE));
+    assert_string_equal(kept, want);
+    pipeline_answer_release(&a);
+}
+
+static const char *plain(const char *role, const char *words) {
+    (void)words;
+    if (strcmp(role, "agent") == 0) return "意見です。";
+    return strcmp(role, "summary") == 0 ? "まとめです。" : "**答え**です。";
+}
+
+/* Each stage has its asker, its temperature and its tokens; agents of an iteration are one batch.
+ */
+static void test_stages(void **state) {
+    (void)state;
+    for (int s = 0; s < N_STAGES; s++) {
+        made.stage[s].asker.ctx = &desks[s];
+        made.stage[s].max_tokens = 10 + s;
+    }
+    made.stage[STAGE_OUTPUT].temperature = 0.25f;
+    answer_is("富士山の高さは？", plain, "答えです。", FROM_OUTPUT);
+    assert_int_equal(script.batches, 5);
+    assert_int_equal(heard_of("agent"), 6);
+    assert_int_equal(heard_of("summary"), 2);
+    assert_int_equal(heard_of("output"), 1);
+    for (int i = 0; i < script.n; i++) {
+        const struct heard *h = &script.v[i];
+        assert_int_equal(h->desk, stage_of(h->role));
+        assert_int_equal(h->max_tokens, 10 + h->desk);
+        if (h->desk == STAGE_OUTPUT) assert_true(h->temperature == 0.25f);
+    }
+    /* the roles of the kind of question, in its language */
+    assert_non_null(strstr(words_of("agent", 0), role_get(QUESTION_DEFAULT, LANG_JA, 0).name));
+    assert_non_null(strstr(words_of("agent", 3), "仲間たちの意見：\n"));
+    made.max_tokens = 7;
+    answer_is("なぜですか", plain, "答えです。", FROM_OUTPUT);
+    assert_int_equal(script.v[script.n - 1].max_tokens, 7);
+}
+
+/* Who speak in one step go to their bases in one batch each, and get their own words back. */
+static const char *echo(const char *role, const char *words) {
+    (void)words;
+    return strcmp(role, "output") == 0 ? "the answer" : role;
+}
+
+static void test_mixed_step(void **state) {
+    (void)state;
+    static const char text[] = "name: mixed\nroles: [agent, critic, output]\nnodes:\n"
+                               "  all: {messages: [{user: '{{ question }}'}]}\n"
+                               "decide: {text: all}\n";
+    struct workflow *w = workflow_parse(text, sizeof text - 1, "mixed.yaml", &err);
+    made.workflow = w;
+    made.stage[STAGE_OUTPUT].asker.ctx = &desks[STAGE_OUTPUT];
+    made.iterations = 1;
+    answer_is("which?", echo, "the answer", FROM_OUTPUT);
+    assert_int_equal(script.batches, 2); /* summary's asker is that of the agents */
+    assert_int_equal(heard_of("critic"), 1);
+    const char *third =
+        json_string_value(blackboard_read(made.board, "agent_3_output")); /* the critic */
+    assert_string_equal(third, "critic");
+    workflow_free(w);
+}
+
+/* Who sums up may say what kind of question it is; where it says nothing, its words do. */
+static const char *kind_said;
+static const char *with_kind(const char *role, const char *words) {
+    if (strcmp(role, "summary") == 0 && strstr(words, "informational")) return kind_said;
+    return plain(role, words);
+}
+
+static void test_kind_asked(void **state) {
+    (void)state;
+    made.type = TYPE_ASKED;
+    kind_said = "planning";
+    answer_is("富士山の高さは？", with_kind, "答えです。", FROM_OUTPUT);
+    assert_non_null(strstr(words_of("agent", 1), role_get(QUESTION_PLANNING, LANG_JA, 1).name));
+    assert_string_equal(json_string_value(blackboard_read(made.board, BOARD_QUESTION_TYPE)),
+                        "planning");
+    script_end();
+    kind_said = NULL;
+    answer_is("你好！", with_kind, "答えです。", FROM_OUTPUT);
+    assert_non_null(
+        strstr(words_of("agent", 1), role_get(QUESTION_CONVERSATIONAL, LANG_ZH, 1).name));
+}
+
+/* one that fails never stalls the team */
+
+static int turn_of_agent;
+static const char *one_of_each(const char *role, const char *words) {
+    (void)words;
+    if (strcmp(role, "agent") != 0) return strcmp(role, "output") == 0 ? "It is 42." : "A summary.";
+    switch (turn_of_agent++ % 3) {
+    case 0:
+        return NULL; /* timed out */
+    case 1:
+        return "\x01\x02 \n\n"; /* garbage */
+    default:
+        return "no no no no no no";
+    }
+}
+
+static void test_members_that_fail(void **state) {
+    (void)state;
+    answer_is("How many?", one_of_each, "It is 42.", FROM_OUTPUT);
+    assert_null(strstr(words_of("agent", 3), "timed"));
+    assert_string_equal(json_string_value(blackboard_read(made.board, "agent_0_output")), "");
+    json_t *slots = blackboard_slot_list(made.board, NULL), *v;
+    size_t i;
+    json_array_foreach (slots, i, v)
+        assert_true(*json_string_value(json_object_get(v, "text"))); /* who failed has none */
+    assert_int_equal(json_array_size(slots), 4 + 2 + 1);
+    json_decref(slots);
+}
+
+static const char *no_output(const char *role, const char *words) {
+    (void)words;
+    if (strcmp(role, "output") == 0) return "<think>let me";
+    return strcmp(role, "summary") == 0 ? NULL : "Agents say 7.";
+}
+
+static const char *nobody(const char *role, const char *words) {
+    (void)role, (void)words;
+    return NULL;
+}
+
+static const char *brief(const char *role, const char *words) {
+    (void)role, (void)words;
+    return "Yes.";
+}
+
+static void test_last_resorts(void **state) {
+    (void)state;
+    struct pipeline_answer a;
+    answer_is("How many?", no_output, "Agents say 7.", FROM_MEMBER);
+    answer_is("いくつですか", nobody, answer_apology(LANG_JA), FROM_NOBODY);
+    answer_is("有几个？", nobody, answer_apology(LANG_ZH), FROM_NOBODY);
+    script.say = nobody;
+    assert_int_equal(pipeline_run(&made, "Is it so?", &a, &err), OK);
+    assert_string_equal(a.text, answer_apology(LANG_EN));
+    assert_string_equal(a.why, "it timed out");
+    pipeline_answer_release(&a);
+    answer_is("Is it so?", brief, "Yes.", FROM_OUTPUT);
+    made.compat = true; /* ten characters, and no member's words instead */
+    answer_is("Is it so?", brief, answer_apology(LANG_EN), FROM_NOBODY);
+}
+
+/* what the team is told */
+
+static void test_gist(void **state) {
+    (void)state;
+    struct buf question = {0};
+    for (int i = 0; i < 160; i++) buf_puts(&question, "长");
+    buf_puts(&question, "吗？");
+    answer_is(question.data, plain, "答えです。", FROM_OUTPUT);
+    assert_int_equal(heard_of("summary"), 3);
+    assert_string_equal(json_string_value(blackboard_read(made.board, BOARD_INITIAL_SUMMARY)),
+                        "まとめです。");
+    assert_non_null(strstr(words_of("agent", 0), "要点： まとめです。"));
+    assert_non_null(strstr(words_of("output", 0), "要点： まとめです。"));
+    script_end();
+    made.summary = false;
+    answer_is(question.data, plain, "答えです。", FROM_OUTPUT);
+    assert_int_equal(heard_of("summary"), 0);
+    made.summary = true;
+    answer_is(question.data, nobody, answer_apology(LANG_ZH), FROM_NOBODY); /* none comes */
+    buf_release(&question);
+}
+
+static int count_embed(void *ctx, const char *const *texts, int n, float *out, struct error *e) {
+    (void)e;
+    for (int i = 0; i < n; i++) {
+        out[2 * i] = (float)strlen(texts[i]);
+        out[2 * i + 1] = 1;
+    }
+    ++*(int *)ctx;
+    return OK;
+}
+
+static void test_references(void **state) {
+    (void)state;
+    char db[96], doc[96];
+    int asked = 0;
+    struct knowledge_report r;
+    const struct embedder e = {&asked, 2, "counts", count_embed};
+    static const char text[] = "富士山の高さは3776メートルです。";
+    snprintf(db, sizeof db, "%s/base.db", dir);
+    snprintf(doc, sizeof doc, "%s/富士山.txt", dir);
+    assert_int_equal(file_write(doc, text, sizeof text - 1, &err), OK);
+    made.knowledge = knowledge_open(db, true, &err);
+    assert_int_equal(knowledge_add(made.knowledge, doc, &(struct knowledge_options){0}, &r, &err),
+                     OK);
+    answer_is("富士山の高さは何メートルですか？", plain, "答えです。", FROM_OUTPUT);
+    assert_non_null(
+        strstr(words_of("agent", 0), "参考：\n【富士山】 富士山の高さは3776メートルです。"));
+    assert_non_null(strstr(words_of("output", 0), "【富士山】"));
+    made.embedder = &e;
+    answer_is("富士山の高さは何メートルですか？", plain, "答えです。", FROM_OUTPUT);
+    assert_true(asked > 2); /* the query, the text, and every utterance */
+    const float like[2] = {15, 1};
+    json_t *found = blackboard_find_similar(made.board, NULL, like, 2, 0.99, 20);
+    assert_int_equal(json_array_size(found), 9);
+    json_decref(found);
+    knowledge_close(made.knowledge);
+}
+
+/* A context too small for all that is remembered: less is shown, and the team answers. */
+static size_t room;
+static const char *with_room(const char *role, const char *words) {
+    return strlen(words) > room ? NULL : plain(role, words);
+}
+
+static void test_little_room(void **state) {
+    (void)state;
+    for (int i = 0; i < 9; i++)
+        assert_int_equal(pipeline_remember(&made, "次の都市はどこですか？",
+                                           "次の都市は仙台で、その次は盛岡です。", &err),
+                         OK);
+    for (room = 900; room > 400; room -= 250) {
+        script_end();
+        answer_is("3と9、大きいのは？", with_room, "答えです。", FROM_OUTPUT);
+        assert_true(script.batches > 5); /* not at once */
+    }
+    assert_non_null(strstr(words_of("agent", 0), "これまでの会話"));
+    assert_int_equal(strstr(script.v[script.n - 1].words, "これまでの会話") != NULL, 0);
+    script_end();
+    room = 10;
+    answer_is("3と9、大きいのは？", with_room, answer_apology(LANG_JA), FROM_NOBODY);
+}
+
+/* what is remembered */
+
+static const char *fact_json;
+static const char *with_facts(const char *role, const char *words) {
+    if (strcmp(role, "summary") == 0 && strstr(words, "JSON")) return fact_json;
+    return plain(role, words);
+}
+
+static char *facts_after(const char *line, enum fact_source how, const char *json) {
+    fact_json = json;
+    made.facts = how;
+    script.say = with_facts;
+    assert_int_equal(conversation_clear(made.memory, &err), OK);
+    if (pipeline_remember(&made, line, "はい。", &err) != OK) fail_msg("%s", err.text);
+    return json_text(json_object_get(conversation_state(made.memory), "facts"));
+}
+
+static void test_facts(void **state) {
+    (void)state;
+    static const struct {
+        enum fact_source how;
+        const char *line, *json, *want;
+    } cases[] = {
+        {FACTS_NONE, "My name is Ann.", NULL, "{}"},
+        {FACTS_RULES, "My name is Ann.", NULL, "{\"名前\":\"Ann\"}"},
+        {FACTS_MODEL, "Ann here, a violinist from Osaka.",
+         "{\"name\":\"Ann\",\"interests\":[\"football\"],\"likes\":[],\"other\":[\"violinist\"]}",
+         "{\"その他の情報\":[\"violinist\"],\"名前\":\"Ann\"}"},
+        {FACTS_MODEL, "太郎です。バイオリンを弾きます。",
+         "{\"名前\":\"太郎\",\"興味\":[\"バイオリン\",\"将棋\"],\"好きなもの\":[],\"その他の情報\":"
+         "[]}",
+         "{\"名前\":\"太郎\",\"興味\":[\"バイオリン\"]}"},
+        {FACTS_MODEL, "我叫小明，在上海学小提琴。",
+         "{\"名字\":\"小红\",\"兴趣\":[\"小提琴\"],\"喜欢的东西\":[],\"其他信息\":[]}",
+         "{\"名前\":\"小明\",\"興味\":[\"小提琴\"]}"}, /* the rules' name stands */
+        {FACTS_MODEL, "My name is Ann.", "{\"name\":\"An", "{\"名前\":\"Ann\"}"}, /* cut short */
+        {FACTS_MODEL, "My name is Ann.", NULL, "{\"名前\":\"Ann\"}"},             /* no reply */
+        {FACTS_MODEL, "My name is Ann.", "[1]", "{\"名前\":\"Ann\"}"},
+    };
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        script_end();
+        char *got = facts_after(cases[i].line, cases[i].how, cases[i].json);
+        assert_string_equal(got, cases[i].want);
+        assert_int_equal(script.n, cases[i].how == FACTS_MODEL);
+        if (script.n) assert_true(script.v[0].grammar);
+        free(got);
+    }
+    script_end(); /* a question states nothing: the model is not asked */
+    free(facts_after("What is the name of Ann?", FACTS_MODEL, "{\"name\":\"Ann\"}"));
+    assert_int_equal(script.n, 0);
+}
+
+static void test_memory(void **state) {
+    (void)state;
+    answer_is("私の名前は太郎です。3と9、大きいのは？", plain, "答えです。", FROM_OUTPUT);
+    int n = script.n;
+    answer_is("私の名前は何ですか？", plain, "あなたのお名前は太郎です。", FROM_MEMORY);
+    assert_int_equal(script.n, n); /* nobody had to be asked */
+    answer_is("では、5と7は？", plain, "答えです。", FROM_OUTPUT);
+    assert_non_null(strstr(script.v[n].words, "覚えていること：名前：太郎"));
+    assert_non_null(strstr(script.v[n].words, "アシスタント：あなたのお名前は太郎です。"));
+    for (int i = 0; i < 8; i++) {
+        assert_int_equal(pipeline_remember(&made, "次は？", "はい。", &err), OK);
+        script_end();
+        script.say = plain;
+    }
+    answer_is("最後に？", plain, "答えです。", FROM_OUTPUT);
+    const char *summary =
+        json_string_value(json_object_get(conversation_state(made.memory), "summary"));
+    assert_string_equal(summary, "まとめです。");
+}
+
+/* what the pipeline refuses */
+
+static void test_refusals(void **state) {
+    (void)state;
+    static const char text[] = "name: flat\nnodes:\n  all: {messages: [{user: x}]}\n";
+    struct pipeline_answer a;
+    script.say = plain;
+    assert_int_equal(pipeline_run(&made, "a\xff", &a, &err), ERR_FORMAT);
+    pipeline_answer_release(&a);
+    made.agents = TEAM_MAX - 1;
+    assert_int_equal(pipeline_run(&made, "why?", &a, &err), ERR_USAGE);
+    assert_non_null(strstr(err.text, "a team of more than 17"));
+    pipeline_answer_release(&a);
+    made.agents = 3;
+    for (int at = 1; at <= 5; at++) { /* a broken asker is an error, with nothing left behind */
+        script_end();
+        script.say = plain;
+        script.breaks_at = at;
+        assert_int_equal(pipeline_run(&made, "why?", &a, &err), ERR_IO);
+        pipeline_answer_release(&a);
+    }
+    struct workflow *w = workflow_parse(text, sizeof text - 1, "flat.yaml", &err);
+    made.workflow = w;
+    assert_int_equal(pipeline_run(&made, "why?", &a, &err), ERR_USAGE);
+    assert_non_null(strstr(err.text, "'flat' has no roles"));
+    pipeline_answer_release(&a);
+    workflow_free(w);
+}
+
+int main(void) {
+#define TEST(f) cmocka_unit_test_setup_teardown(f, set_up, tear_down)
+    const struct CMUnitTest tests[] = {
+        TEST(test_stages),     TEST(test_mixed_step),        TEST(test_little_room),
+        TEST(test_kind_asked), TEST(test_members_that_fail), TEST(test_last_resorts),
+        TEST(test_gist),       TEST(test_references),        TEST(test_facts),
+        TEST(test_memory),     TEST(test_refusals),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -139,18 +139,6 @@ static int bias_parse(struct job *j, const char *text, struct error *err) {
     return OK;
 }
 
-/* The weight behind the last '=' of one term, cut off; 1 and false without. */
-static bool weight_cut(char *term, float *weight) {
-    char *equals = strrchr(term, '='), *end;
-    *weight = 1;
-    if (!equals) return false;
-    double x = strtod(equals + 1, &end);
-    if (end == equals + 1 || *end || !isfinite(x)) return false;
-    *equals = 0;
-    *weight = (float)x;
-    return true;
-}
-
 /* A path that exists is itself, whatever is in its name. */
 static int adapters_parse(struct job *j, const char *text, struct error *err) {
     if (!text) return OK;
@@ -158,7 +146,7 @@ static int adapters_parse(struct job *j, const char *text, struct error *err) {
     if (!rest) strings_add(&j->adapters, text);
     j->weights[0] = 1;
     while ((term = strsep(&rest, ",")) != NULL && j->adapters.n < ENGINE_MIX_MAX) {
-        if (weight_cut(term, &j->weights[j->adapters.n])) j->mixed = true;
+        if (adapter_weight_cut(term, &j->weights[j->adapters.n])) j->mixed = true;
         if (*term) strings_add(&j->adapters, term);
     }
     int rc = OK;

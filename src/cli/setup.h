@@ -61,7 +61,7 @@ struct setup_wants {
 struct store *setup_store(const struct setup *s, struct error *err);
 int setup_open(struct setup *s, const struct common *c, const struct setup_options *o,
                const char *model, const struct setup_wants *w, struct error *err);
-/* Borrowed until setup_close. */
+/* Borrowed until setup_close; a path that is asked for again is the same adapter. */
 struct adapter *setup_adapter(struct setup *s, const char *path, struct error *err);
 int setup_engine(struct setup *s, struct error *err);
 /* Returns rc, or what went wrong with the records. */

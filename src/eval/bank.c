@@ -521,13 +521,6 @@ static int bank_read(struct bank *b, const struct spec *s, const struct recipe *
     return rc;
 }
 
-/* A path in a recipe begins where the recipe is. */
-static char *beside(const char *recipe, const char *path) {
-    const char *slash = strrchr(recipe, '/');
-    if (!path || *path == '/' || !slash) return path ? xstrdup(path) : NULL;
-    return xasprintf("%.*s/%s", (int)(slash - recipe), recipe, path);
-}
-
 static int recipe_read(struct bank *b, const char *path, const struct bank_options *o,
                        struct error *err) {
     struct recipe m;
@@ -544,7 +537,8 @@ static int recipe_read(struct bank *b, const char *path, const struct bank_optio
                          .letters = m.letters,
                          .normed = !m.letters && !m.grader,
                          .grader = m.grader};
-        char *file = beside(path, m.file), *shots = beside(path, m.shots);
+        char *file = path_beside(path, m.file),
+             *shots = m.shots ? path_beside(path, m.shots) : NULL;
         rc = bank_read(b, &s, &m, file, shots, o, err);
         if (m.grader) b->max_tokens = (int32_t)m.max_tokens;
         for (int i = 0; i < m.stop.n; i++) strings_add(&b->stops, m.stop.v[i]);

@@ -114,6 +114,8 @@ static int prepare(struct batch *b, struct pending *p, bool rationale, struct er
     if (rc) return rc;
     bool free_text = rationale || (c->reply != REPLY_JUDGE && !is_choice(c));
     asked_request(&p->asked, c->agent->adapter, c->max_tokens, &p->req);
+    p->req.mix = c->agent->mix;
+    p->req.n_mix = c->agent->n_mix;
     if (free_text) p->req.max_tokens = c->max_tokens;
     if (free_text) p->req.loop_tokens = LOOP_TOKENS;
     if (rationale) p->req.grammar = b->rationale;

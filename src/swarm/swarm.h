@@ -17,7 +17,9 @@ enum { TEAM_MAX = 17 };
 struct agent {
     const char *name;
     const char *system;      /* persona prompt, or NULL */
-    struct adapter *adapter; /* borrowed; NULL: the bare base */
+    struct adapter *adapter; /* borrowed; NULL: the bare base, or the mix */
+    const struct mix_term *mix; /* [n_mix] instead of one adapter; or NULL */
+    int n_mix;
     int view;                /* of items whose evidence is split, the part that it sees */
     const char *role;        /* in a workflow; NULL: by its place in the team */
     float temperature;       /* above 0: instead of the workflow's */
@@ -87,6 +89,7 @@ struct vote {
 };
 extern const struct vote vote_table[];
 const struct vote *vote_find(const char *name); /* NULL when unknown */
+const struct vote *vote_parse(const char *name, struct error *err); /* … with the names there are */
 /* What the seed's rules find in an utterance: {…} up to the first brace that closes, if it is JSON
  * with "answer", "vote" or "conclusion", and "confidence" (0.6 without); else the first word after
  * the colon of the first line with Answer, 結論, Vote or 最終, or of the first line. malloc'ed. */

@@ -44,6 +44,16 @@ const struct vote *vote_find(const char *name) {
     return NULL;
 }
 
+const struct vote *vote_parse(const char *name, struct error *err) {
+    const struct vote *found = vote_find(name);
+    struct buf names = {0};
+    for (const struct vote *v = vote_table; v->name; v++)
+        buf_printf(&names, "%s%s", v == vote_table ? "" : ", ", v->name);
+    if (!found) error_set(err, ERR_USAGE, "no vote '%s'; there are %s", name, names.data);
+    buf_release(&names);
+    return found;
+}
+
 int vote_decide(const struct vote *v, const struct answer *answers, int n, int n_choices) {
     double score[MAX_CHOICES] = {0}, mass[MAX_CHOICES] = {0};
     v->score(answers, n, n_choices, score);

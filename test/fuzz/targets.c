@@ -27,7 +27,7 @@
 #include "model/tokenizer_internal.h"
 #include "store/hub_internal.h"
 #include "swarm/blackboard.h"
-#include "swarm/workflow.h"
+#include "swarm/team.h"
 #include "train/synth.h"
 
 #include <stdlib.h>
@@ -803,6 +803,43 @@ static void fuzz_workflow(const uint8_t *data, size_t size) {
     workflow_free(w);
 }
 
+static struct adapter *team_adapter(void *ctx, const char *path, struct error *err) {
+    static struct adapter some;
+    MUST(*path && strcmp(path, "base") != 0);
+    int *n = ctx;
+    if (++*n % 8 == 0) error_set(err, ERR_FORMAT, "'%s' is none", path);
+    return *n % 8 ? &some : NULL;
+}
+
+/* What is accepted can be loaded and asked; its names differ. */
+static void team_use(struct team *t) {
+    static char which[] = "which?", yes[] = "はい", no[] = "いいえ";
+    const struct item it = {.question = which, .choices = {yes, no}, .n_choices = 2, .lang = "ja"};
+    struct debate d;
+    struct error err;
+    int steps = 0, n = 0;
+    const struct asker asker = {&steps, workflow_ask};
+    MUST(t->n >= 1 && t->n <= TEAM_MAX && t->options.rounds >= 1 && t->options.vote);
+    for (int i = 0; i < t->n; i++)
+        for (int k = 0; k < i; k++) MUST(strcmp(t->v[i].name, t->v[k].name) != 0);
+    if (team_load(t, team_adapter, &n, &err) != OK) return;
+    for (int i = 0; i < t->n; i++)
+        MUST(!t->v[i].mix == (t->v[i].n_mix == 0) && !(t->v[i].mix && t->v[i].adapter));
+    debate_run(&asker, t->v, t->n, &it, 1, &t->options, &d, NULL, &err);
+    debate_release(&d);
+}
+
+/* A team, then a protocol and an adapter that it may name. */
+static void fuzz_team(const uint8_t *data, size_t size) {
+    static const char *const names[] = {"team.yaml", "own.yaml", "adapter"};
+    char *path = path_join(parts_put("team", names, ARRAY_LEN(names), data, size), names[0]);
+    struct team t;
+    struct error err;
+    if (team_read(&t, path, &err) == OK) team_use(&t);
+    team_release(&t);
+    free(path);
+}
+
 /* An answer is the same as itself, and scores are shares. */
 static void grade_use(const struct grader *g, const char *text, const char *gold) {
     struct error err;
@@ -946,6 +983,7 @@ static const struct fuzz_target fuzz_targets[] = {
     {"session", fuzz_session},
     {"hub", fuzz_hub},
     {"workflow", fuzz_workflow},
+    {"team", fuzz_team},
     {"grade", fuzz_grade},
     {"document", fuzz_document},
     {"board", fuzz_board},

@@ -16,7 +16,7 @@
 
 #include "eval/eval.h"
 
-#define MAX_OPTIONS 32
+#define MAX_OPTIONS MAX_CHOICES
 
 struct question {
     char *context;

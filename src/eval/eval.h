@@ -12,7 +12,7 @@
 
 #include "engine/engine.h"
 
-#define MAX_CHOICES 8
+#define MAX_CHOICES 32
 
 struct item {
     char *question;             /* the user's words */
@@ -23,6 +23,7 @@ struct item {
     bool rare;        /* a variant that pretraining does not show */
     char *key;        /* canonical content */
     char *twin;       /* key of the same question in another family, or NULL */
+    char *gold;       /* without choices: what a grader compares answers with, or NULL */
     char **views;     /* [n_views] what agents of a team see of it, in turn */
     int n_views;      /* 0: everybody sees the question */
 };
@@ -75,8 +76,8 @@ int fry_write_critic(const bool pick[MAX_TASKS], int n, uint64_t seed, const cha
 
 /* shares.c: questions whose evidence is split among a team ("largest", "earliest"): the question
  * holds all of it, a view a third. */
-int shares_find(const char *name);  /* -1 when unknown */
-const char *shares_name(int i);     /* NULL behind the last */
+int shares_find(const char *name); /* -1 when unknown */
+const char *shares_name(int i);    /* NULL behind the last */
 void shares_item(int kind, enum split split, uint64_t seed, uint32_t index, struct item *out);
 /* n conversations of the train split that teach the question, a share of it, and the debate. */
 int shares_write(int kind, int n, uint64_t seed, const char *path, struct error *err);
@@ -90,11 +91,14 @@ int shares_write(int kind, int n, uint64_t seed, const char *path, struct error 
 /* A question as tokens: the chat so far with the assistant's first words, suffix, choices with
  * their end. */
 struct asked {
-    struct ids prompt, suffix, choices[MAX_CHOICES];
-    struct token_seq seq[MAX_CHOICES];
+    struct ids prompt, suffix, *choices; /* [n_choices] */
+    struct token_seq *seq;
     int32_t stop[2];
     int n_stop, n_choices;
 };
+/* Choice i is the tokens of `text`, and after them `end` if it is a token. */
+void asked_choice(struct asked *a, int i, const struct tokenizer *tok, const char *text,
+                  int32_t end);
 /* working: think first (up to max_tokens), then "\nanswer: " and the choice; else the choice at
  * once. */
 int asked_init(struct asked *a, const struct tokenizer *tok, const struct message *chat, int n_msgs,
@@ -130,8 +134,8 @@ struct model_shift {
     double kl_mean, kl_p99; /* KL(m[0] ‖ m[1]) a prediction, in nats */
     double same_top;        /* share of predictions whose most probable token is the same */
 };
-struct model_shift models_compare(const struct model *const m[2], const struct passage *seqs,
-                                 int n, struct pool *pool, struct progress *p);
+struct model_shift models_compare(const struct model *const m[2], const struct passage *seqs, int n,
+                                  struct pool *pool, struct progress *p);
 
 /* statistics */
 

@@ -144,7 +144,7 @@ static int samples_make(struct maker *m, struct progress *p, json_t *curve, stru
     struct spent c = {0};
     int k = MAX(equal[0], equal[1]);
     int rc = samples_draw(m->asker, &m->team[best], m->items, m->n_items, k, m->w->temperature,
-                          m->w->max_tokens, m->o->seed, &s, p, err);
+                          m->w->max_tokens, m->o->seed, m->o->grader, &s, p, err);
     uint8_t *right = xmalloc((size_t)m->n_items + 1);
     for (int i = 1; rc == OK && i <= k; i++) {
         c.calls += m->n_items;
@@ -241,7 +241,7 @@ static json_t *sampling_json(const struct maker *m, const uint8_t *right,
 }
 
 static int credit_make(struct maker *m, struct progress *p, json_t **out, struct error *err) {
-    struct vote_game v = {m->o->vote, m->d.answers, m->items, m->n_agents, m->n_items};
+    struct vote_game v = {m->o->vote, m->d.answers, m->items, m->n_agents, m->n_items, m->d.talks};
     struct debate_game g = {m->asker, m->team, m->n_agents, m->items, m->n_items, m->o, p};
     struct game game = m->w->credit_debate ? debate_game(&g) : vote_game(&v);
     struct worth worth[TEAM_MAX];
@@ -316,7 +316,9 @@ json_t *report_talk(const struct debate *d, const struct agent *team, const stru
     json_t *v = json_pack("{s:s,s:o,s:o,s:s,s:i}", "question", it->question, "said", said, "scores",
                           scores, "ending", ending_names[o->ending], "rounds", o->rounds);
     if (o->answer >= 0) json_object_set_new(v, "answer", json_string(o->candidates[o->answer]));
-    if (it->correct >= 0) json_object_set_new(v, "right", json_string(it->choices[it->correct]));
+    if (it->n_choices && it->correct >= 0)
+        json_object_set_new(v, "right", json_string(it->choices[it->correct]));
+    if (it->gold) json_object_set_new(v, "right", json_string(it->gold));
     return v;
 }
 
@@ -326,7 +328,8 @@ static int figures_make(struct maker *m, json_t *r, struct progress *p, struct e
     int rc = OK;
     rows_make(m);
     if (m->n_items > 0 && m->items[0].n_views) rc = whole_make(m, p, err);
-    if (rc == OK && m->w->samples && m->o->working) rc = samples_make(m, p, curve, err);
+    bool thinks = m->o->working || (m->n_items > 0 && !m->items[0].n_choices);
+    if (rc == OK && m->w->samples && thinks) rc = samples_make(m, p, curve, err);
     if (rc == OK && !m->w->credit_none) rc = credit_make(m, p, &credit, err);
     for (int i = 0; i < d->n_items && i < m->w->shown; i++)
         json_array_append_new(talks, report_talk(d, m->team, &m->items[i], i));

@@ -795,7 +795,8 @@ static void fuzz_workflow(const uint8_t *data, size_t size) {
     for (int i = 0; i < TEAM_MAX; i++) team[i].name = i % 2 ? "ada" : "花";
     int rc = workflow_run(w, &asker, team, TEAM_MAX, items, 2, &options, o, NULL, &err);
     for (int i = 0; i < 2; i++) {
-        MUST(o[i].n_candidates <= MAX_CHOICES && o[i].answer < MAX(o[i].n_candidates, 1));
+        MUST(o[i].n_candidates <= items[i].n_choices + o[i].n);
+        MUST(o[i].answer < MAX(o[i].n_candidates, 1));
         for (int k = 0; k < o[i].n; k++) MUST(o[i].v[k].answer < o[i].n_candidates);
         MUST(rc != OK || o[i].rounds <= o[i].n);
         talk_release(&o[i]);

@@ -1178,7 +1178,7 @@ static void test_template_errors(void **state) {
     (void)state;
     static const char *const cases[][2] = {
         {"name: x\nnodes: {q: {messages: [{user: \"{{ nobody.name }}\"}]}}\n",
-         "workflow 'x', node 'q': "},
+         "workflow 'x', node 'q', template: "},
         {"name: x\n" ASK "edges: [{from: q, to: q, when: nobody.name}]\n",
          "workflow 'x', condition of an edge: "},
         {"name: x\nnodes: {q: {messages: [{user: \"{{ raise_exception('没有') }}\"}]}}\n", "没有"}};

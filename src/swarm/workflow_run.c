@@ -183,7 +183,7 @@ static int messages_make(const struct run *r, struct asking *a, struct call *c, 
     for (int i = 0; rc == OK && i < n->n_messages; i++) {
         struct jinja_output *text = &a->texts[i];
         rc = jinja_render(n->message[i], &(struct jinja_input){.vars = vars, .now = -1}, text, err);
-        if (rc) error_wrap(err, "workflow '%s', node '%s'", r->w->name, n->name);
+        if (rc) error_wrap(err, "workflow '%s', node '%s', template", r->w->name, n->name);
         if (rc == OK && text->n > 0)
             a->messages[c->n_messages++] = (struct message){n->role[i], text->text};
     }

@@ -21,6 +21,7 @@
 #ifndef SHOAL_TEAM_H
 #define SHOAL_TEAM_H
 
+#include "eval/contest.h"
 #include "swarm/workflow.h"
 
 struct team {
@@ -49,5 +50,22 @@ void team_release(struct team *t);
 /* Loads what agents stand on: `open` returns an adapter that lives as long as the team, or NULL. */
 typedef struct adapter *team_open_fn(void *ctx, const char *path, struct error *err);
 int team_load(struct team *t, team_open_fn *open, void *ctx, struct error *err);
+
+/* team_answer.c: a team on the questions of a bank. */
+
+/* Options for a bank: of generated answers its grader, and its tokens where none are said. */
+int debate_for(const struct bank *b, const struct debate_options *o, struct debate_options *out,
+               struct error *err);
+/* What a call of a debate on these banks may be long: on families a little, else what the model
+ * reads, at most 4096. */
+int32_t team_tokens(const struct bank *banks, int n, int32_t max_seq_len);
+/* As a contestant: an outcome's `prob` is the share of agents that hold the answer in the end. */
+struct player {
+    const struct team *team; /* loaded */
+    const struct asker *asker;
+    uint64_t seed;
+};
+int player_answer(void *player, const struct bank *b, struct outcome *out, struct cost *cost,
+                  struct progress *p, int64_t done, struct error *err);
 
 #endif

@@ -226,6 +226,10 @@ extern bool log_quiet;
 void note(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 void warn(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 
+/* For tables: what printf's "%-*s" wants so that a text takes so many columns of a terminal, where
+ * a kanji takes two. */
+int column_bytes(const char *text, int columns);
+
 /* On a terminal: one line redrawn at most 10 times a second with bar, rate and remaining time.
  * Elsewhere: a line every 15 seconds. `detail` (may be NULL) is shown after the bar. */
 struct progress {

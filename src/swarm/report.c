@@ -399,7 +399,7 @@ static void print_credit(const json_t *credit, FILE *f) {
     fprintf(f, "worth in the %s (%s), points: Shapley, Banzhaf, leave-one-out\n",
             text(credit, "game"), text(credit, "method"));
     json_array_foreach (json_object_get(credit, "agents"), i, v) {
-        fprintf(f, "  %-28s", text(v, "name"));
+        fprintf(f, "  %-*s", column_bytes(text(v, "name"), 28), text(v, "name"));
         static const char *const of[] = {"shapley", "banzhaf", "leave_one_out"};
         for (int k = 0; k < 3; k++) {
             const json_t *x = json_object_get(v, of[k]);
@@ -423,10 +423,10 @@ void report_print(const json_t *r, FILE *f) {
             text(r, "name"), (long long)whole(r, "n"), text(r, "protocol"),
             (long long)whole(r, "rounds"), text(r, "vote"), 100 * real(r, "detectable"));
     json_array_foreach (json_object_get(r, "rows"), i, v)
-        fprintf(f, "  %-44s %6.2f %%  (%.2f – %.2f)  %9lld calls %11lld read %10lld written\n",
-                text(v, "name"), 100 * real(v, "acc"), 100 * real(v, "lo"), 100 * real(v, "hi"),
-                (long long)whole(v, "calls"), (long long)whole(v, "prefilled"),
-                (long long)whole(v, "generated"));
+        fprintf(f, "  %-*s %6.2f %%  (%.2f – %.2f)  %9lld calls %11lld read %10lld written\n",
+                column_bytes(text(v, "name"), 44), text(v, "name"), 100 * real(v, "acc"),
+                100 * real(v, "lo"), 100 * real(v, "hi"), (long long)whole(v, "calls"),
+                (long long)whole(v, "prefilled"), (long long)whole(v, "generated"));
     json_array_foreach (json_object_get(r, "comparisons"), i, v)
         fprintf(f, "debate against %s: %+.2f (%+.2f … %+.2f), p = %.2g after Holm: %s\n",
                 text(v, "b"), 100 * real(v, "diff"), 100 * real(v, "lo"), 100 * real(v, "hi"),

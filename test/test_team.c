@@ -195,6 +195,121 @@ static void test_roles_and_temperatures(void **state) {
     team_release(&t);
 }
 
+/* teams on banks */
+
+static struct bank bank_of(const char *name, const char *text) {
+    char *path = xasprintf("/tmp/shoal-team-%d-%s", (int)getpid(), name);
+    struct bank b;
+    assert_int_equal(file_write(path, text, strlen(text), &err), OK);
+    if (bank_open(&b, path, &(struct bank_options){0}, &err) != OK) fail_msg("%s", err.text);
+    unlink(path);
+    free(path);
+    return b;
+}
+
+static struct bank bank_generated(void) {
+    char *items = xasprintf("/tmp/shoal-team-%d-items.jsonl", (int)getpid());
+    char *recipe = xasprintf("file: %s\ngrader: number\nmax_tokens: 40\n", items);
+    static const char text[] = "{\"question\": \"2 + 3?\", \"answer\": \"5\"}\n"
+                               "{\"question\": \"八割る二は？\", \"answer\": \"4\"}\n"
+                               "{\"question\": \"9?\", \"answer\": \"9\"}\n";
+    assert_int_equal(file_write(items, text, strlen(text), &err), OK);
+    struct bank b = bank_of("sums.yaml", recipe);
+    unlink(items);
+    free(items);
+    free(recipe);
+    return b;
+}
+
+/* What agents are asked: a file's words, its options as choices; where contexts differ, from where
+ * they do; a gold where there is nothing to choose. */
+static void test_items_of_banks(void **state) {
+    (void)state;
+    struct bank b =
+        bank_of("own.jsonl", "{\"question\": \"空は？\", \"choices\": [\"青\", \"赤\"], "
+                             "\"answer\": 0}\n");
+    struct item *v = bank_items(&b);
+    assert_string_equal(v->question, "Question: 空は？\nAnswer:");
+    assert_true(v->n_choices == 2 && v->correct == 0 && !v->gold && strcmp(v->lang, "ja") == 0);
+    assert_string_equal(v->choices[1], "赤");
+    bank_items_release(v, b.n);
+    bank_release(&b);
+    b = bank_generated();
+    v = bank_items(&b);
+    assert_string_equal(v[1].question, "Question: 八割る二は？\nAnswer:");
+    assert_true(v[1].n_choices == 0 && strcmp(v[1].gold, "4") == 0);
+    bank_items_release(v, b.n);
+    bank_release(&b);
+    struct question q = {.n = 2, .correct = 1};
+    static char *const contexts[] = {"Ann met Bo so Ann", "Ann met Bo so Bo"}, *const apart[] = {
+                                                                                   "Ann", "Bo"};
+    struct subject subject = {.preamble = (char *)(uintptr_t) ""};
+    b = (struct bank){.n = 1, .family = -1, .v = &q, .subjects = &subject};
+    b.delimiter = (char *)(uintptr_t) " ";
+    q.options[0] = q.options[1] = (char *)(uintptr_t) "left.";
+    memcpy(q.contexts, contexts, sizeof contexts);
+    v = bank_items(&b);
+    assert_string_equal(v->question, "Ann met Bo so");
+    assert_string_equal(v->choices[0], "Ann left.");
+    assert_string_equal(v->choices[1], "Bo left.");
+    bank_items_release(v, 1);
+    memcpy(q.contexts, apart, sizeof apart);
+    v = bank_items(&b);
+    assert_string_equal(v->question, "Which is right?");
+    assert_string_equal(v->choices[1], "Bo left.");
+    bank_items_release(v, 1);
+    b = (struct bank){.n = 2, .family = shares_find("largest"), .shares = true, .split = SPLIT_DEV};
+    v = bank_items(&b);
+    assert_true(v[0].n_views == 3 && fry_split_of(v[1].key) == SPLIT_DEV);
+    bank_items_release(v, 2);
+}
+
+/* Of each question the first agent names a wrong answer, the others the right one; nobody has any
+ * of "9?". */
+static int ask_numbers(void *ctx, struct call *calls, int n, struct error *e) {
+    int *max_tokens = ctx;
+    (void)e;
+    for (int i = 0; i < n; i++) {
+        struct call *c = &calls[i];
+        bool first = strcmp(c->agent->name, "a") == 0;
+        *max_tokens = c->max_tokens;
+        c->n_prefilled = 7;
+        c->n_generated = 2;
+        c->answer.choice = c->item->n_choices ? !first : -1;
+        if (c->item->n_choices) c->answer.prob[c->answer.choice] = 0.8f;
+        const char *gold = c->item->gold && c->item->gold[0] != '9' ? c->item->gold : "who knows";
+        c->text = first ? xstrdup("答えは 1 です。") : xasprintf("so it is %s.", gold);
+        if (first && gold[0] == 'w') c->failed = "no room";
+    }
+    return OK;
+}
+
+static void test_teams_are_contestants(void **state) {
+    (void)state;
+    struct team t = parsed("rounds: 2\nagents: [{name: a}, {name: b}, {name: c}]");
+    int max_tokens = 0;
+    const struct asker a = {&max_tokens, ask_numbers};
+    struct player player = {&t, &a, 3};
+    struct outcome out[3];
+    struct cost cost = {.calls = 1};
+    struct bank b = bank_generated();
+    assert_int_equal(player_answer(&player, &b, out, &cost, NULL, 0, &err), OK);
+    assert_int_equal(max_tokens, 40); // the task's
+    for (int i = 0; i < 2; i++) {
+        assert_true(out[i].right && !out[i].unread && out[i].score == 1);
+        assert_true(out[i].prob > 0.66f && out[i].prob < 0.67f);
+    }
+    assert_true(!out[2].right && out[2].unread && out[2].choice == -1 && out[2].prob == 0);
+    assert_true(cost.calls == 1 + 18 && cost.prefilled == 18 * 7 && cost.generated == 18 * 2);
+    bank_release(&b);
+    b = bank_of("own.jsonl",
+                "{\"question\": \"x?\", \"choices\": [\"青\", \"赤\"], \"answer\": 1}\n");
+    assert_int_equal(player_answer(&player, &b, out, &cost, NULL, 0, &err), OK);
+    assert_true(out[0].right && out[0].choice == 1);
+    bank_release(&b);
+    team_release(&t);
+}
+
 static void test_refused(void **state) {
     (void)state;
     struct buf file = {0};
@@ -223,6 +338,8 @@ int main(void) {
         cmocka_unit_test(test_files_are_read),
         cmocka_unit_test(test_flags),
         cmocka_unit_test(test_roles_and_temperatures),
+        cmocka_unit_test(test_items_of_banks),
+        cmocka_unit_test(test_teams_are_contestants),
         cmocka_unit_test(test_refused),
     };
     return cmocka_run_group_tests(tests, quiet, NULL);

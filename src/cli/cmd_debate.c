@@ -102,6 +102,8 @@ static int questions_make(const struct options *o, struct questions *q, struct e
                                     .seed = (uint64_t)o->seed};
     if (!o->topic == !o->tasks)
         return error_set(err, ERR_USAGE, "give one of --topic TEXT and --tasks LIST");
+    if (o->topic && (o->data || o->shots))
+        return error_set(err, ERR_USAGE, "--%s is for --tasks", o->data ? "data" : "shots");
     if (o->topic) return topic_make(o, q, err);
     if (o->grader || o->choices.n)
         return error_set(err, ERR_USAGE, "--%s is for --topic; tasks have their own",

@@ -254,6 +254,13 @@ static void bank_use(struct bank *b) {
         MUST(q->contexts[0] || q->context);
         MUST(b->subjects[q->subject].preamble != NULL);
     }
+    struct item *items = bank_items(b);
+    for (int64_t i = 0; i < b->n; i++) {
+        MUST(*items[i].question && items[i].n_choices == b->v[i].n);
+        MUST(items[i].n_choices ? items[i].choices[items[i].correct] != NULL
+                                : items[i].gold != NULL);
+    }
+    bank_items_release(items, b->n);
 }
 
 /* Every task may meet every file. */

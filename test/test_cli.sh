@@ -373,6 +373,7 @@ END
     for f in own sums; do holds "debate takes $f as eval does" "$f: 2 questions, protocol brief" "$tmp/out"; done
     holds "with an agent's worth" "worth in the first-round vote" "$tmp/out"
     says "a debate from the store" 0 "calls were in the store" "$shoal" debate models/fry --team "$tmp/team.yaml" --tasks "$tmp/sums.yaml" --samples 2 --store "$tmp/team.db"
+    says "the example of a team" 0 "" "$shoal" eval models/fry --tasks sort --n 2 --team examples/team.yaml
     says "a team and agents" 2 "leave out --agents" "$shoal" debate models/fry --team "$tmp/team.yaml" --agents base --tasks sort
     says "credit of what is none" 2 "there are vote, debate and none" "$shoal" debate models/fry --agents base --tasks sort --credit all
     says "a vote that is none" 2 "there are majority, confidence" "$shoal" debate models/fry --agents base --tasks sort --vote loud

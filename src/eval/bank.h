@@ -65,16 +65,15 @@ struct bank_options {
     enum split split;
     uint64_t seed; /* draws questions */
 };
-/* `name`: a family, a task of split evidence, a built-in task, a JSONL file, or a recipe (.yaml).
- */
+/* `name`: a family, a task of shares.c, a built-in task, a JSONL file, or a recipe (.yaml). */
 int bank_open(struct bank *b, const char *name, const struct bank_options *o, struct error *err);
 void bank_release(struct bank *b);
 /* Borrowed from the bank, or made in `scratch`, which the caller releases in both cases. */
 const struct question *bank_question(const struct bank *b, int64_t i, struct question *scratch);
 /*
- * All of them for a team, [n], for bank_items_release. What a file's questions
- * show a model is what its agents are asked; their options are the choices, and where contexts
- * differ, what differs is a part of them. Generated answers have a gold instead.
+ * All of them for a team, [n], for bank_items_release. What a file's questions show a model is what
+ * agents are asked; options are choices, and where contexts differ, what differs is a part of them.
+ * Generated answers have a gold instead.
  */
 struct item *bank_items(const struct bank *b);
 void bank_items_release(struct item *v, int64_t n);

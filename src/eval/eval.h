@@ -76,8 +76,8 @@ int fry_write_critic(const bool pick[MAX_TASKS], int n, uint64_t seed, const cha
 
 /* shares.c: questions whose evidence is split among a team ("largest", "earliest"): the question
  * holds all of it, a view a third. */
-int shares_find(const char *name); /* -1 when unknown */
-const char *shares_name(int i);    /* NULL behind the last */
+int shares_find(const char *name);  /* -1 when unknown */
+const char *shares_name(int i);     /* NULL behind the last */
 void shares_item(int kind, enum split split, uint64_t seed, uint32_t index, struct item *out);
 /* n conversations of the train split that teach the question, a share of it, and the debate. */
 int shares_write(int kind, int n, uint64_t seed, const char *path, struct error *err);
@@ -134,8 +134,8 @@ struct model_shift {
     double kl_mean, kl_p99; /* KL(m[0] ‖ m[1]) a prediction, in nats */
     double same_top;        /* share of predictions whose most probable token is the same */
 };
-struct model_shift models_compare(const struct model *const m[2], const struct passage *seqs, int n,
-                                  struct pool *pool, struct progress *p);
+struct model_shift models_compare(const struct model *const m[2], const struct passage *seqs,
+                                 int n, struct pool *pool, struct progress *p);
 
 /* statistics */
 

@@ -237,12 +237,22 @@ static int learn_all(struct batch *b, struct error *err) {
     return rc;
 }
 
-/* A store of before may hold a text without its tokens: that is asked again. */
+/* Whether what a store holds can be what the request gave; a store of before may hold a text
+ * without its tokens, and is asked again. */
+static bool is_whole(const struct stored_call *c, const struct pending *p) {
+    size_t len = c->text ? strlen(c->text) : 0;
+    for (int i = 0; i < c->n_tokens; i++) {
+        int32_t before = i ? c->ends[i - 1] : 0;
+        if (c->ends[i] < before || (size_t)c->ends[i] > len) return false;
+    }
+    if (c->n_choices != p->req.n_choices || c->choice >= MAX(c->n_choices, 1)) return false;
+    return c->n_choices ? c->choice >= 0 : !is_free(p) || c->n_tokens || !len;
+}
+
 static bool is_known(const struct batch *b, struct pending *p) {
     struct stored_call c;
     if (!b->s->store || p->call->failed || !store_call_get(b->s->store, p->key, &c)) return false;
-    bool whole =
-        c.n_choices == p->req.n_choices && (!is_free(p) || c.n_tokens || !c.text || !*c.text);
+    bool whole = is_whole(&c, p);
     if (whole) recall(&c, p);
     stored_call_release(&c);
     return whole;

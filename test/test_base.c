@@ -1043,6 +1043,15 @@ static void test_json_each_errors(void **state) {
     buf_release(&s.seen);
 }
 
+/* A column of a table is as wide with kana and kanji in it. */
+static void test_columns(void **state) {
+    (void)state;
+    assert_int_equal(column_bytes("abc", 8), 8);
+    assert_int_equal(column_bytes("批判", 8), 10); // 6 bytes, 4 columns
+    assert_int_equal(column_bytes("é", 8), 9);     // 2 bytes, 1 column
+    assert_int_equal(column_bytes("", 8), 8);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_error),
@@ -1065,6 +1074,7 @@ int main(void) {
         cmocka_unit_test(test_pool_stress),
         cmocka_unit_test(test_pool_contract),
         cmocka_unit_test(test_clock),
+        cmocka_unit_test(test_columns),
         cmocka_unit_test(test_progress),
         cmocka_unit_test(test_progress_terminal),
         cmocka_unit_test(test_options),

@@ -422,6 +422,28 @@ END
     says "held-out data that is not there" 1 "eval data of 'adapter'" "$shoal" train models/fry --data "$tmp/few.jsonl" --out "$tmp/t9" --runs "$tmp/runs" --eval-data "$tmp/nowhere.jsonl"
     says "an adapter for another model" 1 "adapter" "$shoal" run "$tmp/a.gguf" -p x --adapter "$tmp/t1"
     says "debate with no rounds" 0 "" "$shoal" debate models/fry --agents base base base --topic t --choices a b --rounds 0
+    # ---- teams
+    printf 'name: 二人\nrounds: 2\nagents:\n  - {name: 花, adapter: t1, system: よく考えて。}\n  - {name: mixed, adapter: [t1=0.5]}\n  - {adapter: base}\n' >"$tmp/team.yaml"
+    printf '{"question":"How much is 2 + 3?","answer":"5"}\n{"question":"1たす1は？","answer":"2"}\n' >"$tmp/sums.jsonl"
+    printf 'file: sums.jsonl\ngrader: number\nmax_tokens: 12\n' >"$tmp/sums.yaml"
+    mkdir -p "$tmp/evo/adapters/gen_0" && cp -r "$tmp/t1" "$tmp/evo/adapters/gen_0/first"
+    "$shoal" eval models/fry --tasks "sort,largest,$tmp/own.jsonl,$tmp/sums.yaml" --n 4 --run "$tmp/evo" --team "$tmp/team.yaml" --json >"$tmp/out" 2>"$tmp/err"
+    for f in sort largest own sums; do holds "a team is a contestant on $f" "\"task\":\"$f\",\"adapter\":\"二人\"," "$tmp/out"; done
+    holds "and is compared with the base" '"calls":24,' "$tmp/out"
+    holds "generations have a line of their own" '"task":"sort","generation":0,"adapters":1,' "$tmp/out"
+    "$shoal" debate models/fry --team "$tmp/team.yaml" --tasks "$tmp/own.jsonl,$tmp/sums.yaml" --samples 2 --store "$tmp/team.db" >"$tmp/out" 2>"$tmp/err"
+    for f in own sums; do holds "debate takes $f as eval does" "$f: 2 questions, protocol brief" "$tmp/out"; done
+    holds "with an agent's worth" "worth in the first-round vote" "$tmp/out"
+    says "a debate from the store" 0 "calls were in the store" "$shoal" debate models/fry --team "$tmp/team.yaml" --tasks "$tmp/sums.yaml" --samples 2 --store "$tmp/team.db"
+    says "the example of a team" 0 "" "$shoal" eval models/fry --tasks sort --n 2 --team examples/team.yaml
+    says "a team and agents" 2 "leave out --agents" "$shoal" debate models/fry --team "$tmp/team.yaml" --agents base --tasks sort
+    says "credit of what is none" 2 "there are vote, debate and none" "$shoal" debate models/fry --agents base --tasks sort --credit all
+    says "a vote that is none" 2 "there are majority, confidence" "$shoal" debate models/fry --agents base --tasks sort --vote loud
+    says "a grader of tasks" 2 "tasks have their own" "$shoal" debate models/fry --agents base --tasks sort --grader math
+    says "data without tasks" 2 "--data is for --tasks" "$shoal" debate models/fry --agents base --topic t --data .
+    printf 'agents:\n  - {adapter: nowhere}\n' >"$tmp/lost.yaml"
+    says "a team without its adapter" 1 "lost.yaml', line 2: there is no adapter 'nowhere'" "$shoal" eval models/fry --tasks sort --team "$tmp/lost.yaml"
+    says "a run that is none" 1 "no generations in" "$shoal" eval models/fry --tasks sort --run "$tmp"
     # ---- data that the model writes
     printf '{"prompt":"sort: k b x"}\n{"prompt":"升序：m u j p"}\n{"prompt":"81,37からEへ進む。どこ？"}\n{"prompt":"sort: k b x"}\n' >"$tmp/p.jsonl"
     synth() { "$shoal" synth models/fry --prompts "$tmp/p.jsonl" --samples 4 --n 24 --temp 1.2 --store "$tmp/synth.db" "$@"; }

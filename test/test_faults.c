@@ -23,6 +23,7 @@
 #include "model/jinja.h"
 #include "store/store.h"
 #include "swarm/blackboard.h"
+#include "swarm/team.h"
 #include "train/synth.h"
 
 #include <dirent.h>
@@ -549,6 +550,16 @@ static int load_recipe(struct error *err) {
     return rc;
 }
 
+static int load_team(struct error *err) {
+    struct team t;
+    char *path = path_in("team.yaml");
+    int rc = team_read(&t, path, err);
+    if (rc == OK && t.n != 2) check_failed(__FILE__, __LINE__, "two agents");
+    team_release(&t);
+    free(path);
+    return rc;
+}
+
 /* A run is written and read back: what SQLite does without, nobody may miss. */
 static int open_store(struct error *err) {
     char *path = path_in("store.db");
@@ -690,6 +701,7 @@ static const struct path {
     {"small JSON", load_small_json, 0, SWEPT},
     {"checkpoint", load_checkpoint, 0, SWEPT},
     {"recipe", load_recipe, 0, SWEPT},
+    {"team", load_team, 0, SWEPT},
     {"store", open_store, 0, SWEPT | SPARES},
     {"blackboard", write_board, 0, SWEPT | SPARES},
     {"conversation", talk, 0, SWEPT | SPARES},
@@ -1235,6 +1247,9 @@ static void texts_make(void) {
     static const char table[] = "question,a,b,answer\n空は?,青,赤,A\n";
     static const char prompts[] = "{\"prompt\": \"海は?\"}\n{\"messages\": "
                                   "[{\"role\": \"user\", \"content\": \"山は?\"}]}\n";
+    static const char team[] =
+        "protocol: own.yaml\nagents: [{adapter: own.yaml}, {system: 疑え}]\n",
+                      own[] = "name: x\nnodes: {q: {reply: answer, messages: [{user: x}]}}\n";
     static const char recipe[] = "personas: [critic=a.jsonl, helper=b.jsonl]\ntasks: [copy]\n"
                                  "train: {r: 4}\nevolve: {generations: 1}\n";
     static const char page[] = "<title>山</title><p>富士山は<b>高い</b>。";
@@ -1243,6 +1258,8 @@ static void texts_make(void) {
     put_text("questions.csv", table, sizeof table - 1);
     put_text("prompts.jsonl", prompts, sizeof prompts - 1);
     put_text("recipe.yaml", recipe, sizeof recipe - 1);
+    put_text("team.yaml", team, sizeof team - 1);
+    put_text("own.yaml", own, sizeof own - 1);
     put_text("page.html", page, sizeof page - 1);
 }
 

@@ -65,11 +65,22 @@ static void file_is_sound(void) {
     assert_int_equal(query_int("SELECT integrity_check = 'ok' FROM pragma_integrity_check"), 1);
 }
 
-/* Call number i; every field differs from its neighbours'. */
+/* Call number i, its numbers borrowed; every field differs from its neighbours'. */
 static struct stored_call call_make(int i) {
-    struct stored_call c = {
-        .choice = i % 4, .n_choices = 4, .n_prefilled = i, .n_generated = 2 * i, .finish = i & 1};
-    for (int k = 0; k < 4; k++) c.prob[k] = 1.0f / (float)(i + k + 1);
+    static float probs[1024][40];
+    static int32_t ends[1024][4];
+    int own = i % 1024, n = i % 4 == 3 ? 40 : 4;
+    struct stored_call c = {.choice = i % 4,
+                            .n_choices = n,
+                            .prob = probs[own],
+                            .n_prefilled = i,
+                            .n_generated = 2 * i,
+                            .finish = i & 1,
+                            .ends = ends[own],
+                            .logprobs = probs[own],
+                            .n_tokens = i % 5};
+    for (int k = 0; k < 40; k++) probs[own][k] = 1.0f / (float)(i + k + 1);
+    for (int k = 0; k < 4; k++) ends[own][k] = i + 3 * k;
     hash_bytes(&i, sizeof i, c.key);
     return c;
 }
@@ -91,8 +102,11 @@ static void test_calls(void **state) {
         assert_true(store_call_get(s, c.key, &got));
         assert_string_equal(got.key, c.key);
         assert_int_equal(got.choice, c.choice);
-        assert_int_equal(got.n_choices, 4);
-        assert_memory_equal(got.prob, c.prob, sizeof c.prob);
+        assert_int_equal(got.n_choices, c.n_choices);
+        assert_memory_equal(got.prob, c.prob, (size_t)c.n_choices * sizeof *c.prob);
+        assert_int_equal(got.n_tokens, c.n_tokens);
+        for (int k = 0; k < c.n_tokens; k++)
+            assert_true(got.ends[k] == c.ends[k] && got.logprobs[k] == c.logprobs[k]);
         assert_int_equal(got.n_prefilled, c.n_prefilled);
         assert_int_equal(got.n_generated, c.n_generated);
         assert_int_equal(got.finish, c.finish);
@@ -100,7 +114,7 @@ static void test_calls(void **state) {
             assert_string_equal(got.text, "work: 1 < 2\n雪");
         else
             assert_null(got.text);
-        free(got.text);
+        stored_call_release(&got);
     }
     store_close(s);
 }
@@ -113,21 +127,31 @@ static void test_call_without_choices(void **state) {
     assert_int_equal(store_call_put(s, &c, &err), OK);
     assert_true(store_call_get(s, c.key, &got));
     assert_int_equal(got.n_choices, 0);
+    assert_null(got.prob);
+    stored_call_release(&got);
     store_close(s);
 }
 
 /* The first put of a key stands: a call is a function of its key, so a second value could only be
- * wrong. */
+ * wrong. Tokens that were not kept are added. */
 static void test_call_again_is_ignored(void **state) {
     (void)state;
     struct store *s = opened();
     struct stored_call c = call_make(3), other = call_make(4), got;
     memcpy(other.key, c.key, HASH_LEN);
+    c.n_tokens = 0;
     assert_int_equal(store_call_put(s, &c, &err), OK);
+    assert_true(store_call_get(s, c.key, &got));
+    assert_true(got.n_tokens == 0 && !got.ends && !got.logprobs);
+    stored_call_release(&got);
+    c.n_tokens = 3;
     assert_int_equal(store_call_put(s, &c, &err), OK);
     assert_int_equal(store_call_put(s, &other, &err), OK);
     assert_true(store_call_get(s, c.key, &got));
     assert_int_equal(got.n_prefilled, 3);
+    assert_int_equal(got.n_tokens, 3);
+    assert_memory_equal(got.ends, c.ends, 3 * sizeof *c.ends);
+    stored_call_release(&got);
     store_close(s);
     assert_int_equal(query_int("SELECT count(*) FROM calls"), 1);
 }
@@ -251,9 +275,11 @@ static void test_rollback(void **state) {
     assert_int_equal(store_begin(s, &err), OK);
     assert_int_equal(store_call_put(s, &lost, &err), OK);
     assert_true(store_call_get(s, lost.key, &got));
+    stored_call_release(&got);
     store_rollback(s);
     assert_false(store_call_get(s, lost.key, &got));
     assert_true(store_call_get(s, kept.key, &got));
+    stored_call_release(&got);
     store_close(s);
 }
 
@@ -355,7 +381,7 @@ static void kill_in_transaction(int whole, int open) {
     for (int i = 0; i < whole * GROUP; i++) {
         assert_true(store_call_get(s, call_make(i).key, &got));
         assert_int_equal(got.n_prefilled, i);
-        free(got.text);
+        stored_call_release(&got);
     }
     struct stored_call more = call_make(whole * GROUP);
     assert_false(store_call_get(s, more.key, &got));

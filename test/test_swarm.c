@@ -12,6 +12,7 @@
 
 #include <math.h>
 #include <setjmp.h>
+#include <sqlite3.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
@@ -498,8 +499,8 @@ static void test_self_consistency(void **state) {
     struct asker a = script_begin(false);
     uint8_t right[N];
     struct samples s;
-    assert_int_equal(samples_draw(&a, &team[1], plain_items, N, K, 0.7f, 24, 4, &s, NULL, &err),
-                     OK);
+    assert_int_equal(
+        samples_draw(&a, &team[1], plain_items, N, K, 0.7f, 24, 4, NULL, &s, NULL, &err), OK);
     assert_int_equal(script.n, N * K);
     for (int k = 0; k < K; k++) {
         assert_int_equal(s.generated[k], N * 3);
@@ -517,8 +518,8 @@ static void test_self_consistency(void **state) {
     }
     samples_release(&s);
     uint64_t first = script.turns[0].seed;
-    assert_int_equal(samples_draw(&a, &team[1], plain_items, 1, 1, 0.7f, 24, 5, &s, NULL, &err),
-                     OK);
+    assert_int_equal(
+        samples_draw(&a, &team[1], plain_items, 1, 1, 0.7f, 24, 5, NULL, &s, NULL, &err), OK);
     assert_true(script.turns[script.n - 1].seed != first);
     samples_release(&s);
 }
@@ -587,7 +588,7 @@ static void test_sampled_credit(void **state) {
         answers[i].prob[choice] = 0.7f;
         answers[i].choice = choice;
     }
-    struct vote_game v = {vote_find("majority"), answers, plain_items, FIVE, N};
+    struct vote_game v = {vote_find("majority"), answers, plain_items, FIVE, N, NULL};
     struct game g = vote_game(&v);
     assert_int_equal(game_play_all(&g, right, &err), OK);
     credit_exact(right, FIVE, N, exact);
@@ -826,6 +827,75 @@ static void test_seeds_of_samples(void **state) {
     stage_close(&s);
 }
 
+/* Free text comes with its tokens: their log-probabilities add up to that of the whole reply as one
+ * choice. The store gives them back; one of before, which has none, is filled up. */
+static void test_free_text_has_its_tokens(void **state) {
+    (void)state;
+    struct stage s;
+    stage_open(&s, true);
+    struct asker a = speaker_asker(&s.speaker);
+    static char question[] = "何ですか";
+    const struct item it = {.question = question, .correct = -1};
+    struct call c[3];
+    struct message chat[2];
+    for (int i = 0; i < 3; i++) {
+        c[i] = call_question(&s.agents[1], &it, -1, chat);
+        c[i].max_tokens = 12;
+        c[i].temperature = i == 2 ? 1.5f : 0;
+        c[i].seed = 3;
+        assert_int_equal(a.ask(a.ctx, &c[i], 1, &err), OK);
+        assert_true(c[i].n_tokens > 0 && c[i].n_tokens <= c[i].n_generated);
+        assert_int_equal(c[i].ends[c[i].n_tokens - 1], strlen(c[i].text));
+        for (int k = 1; k < c[i].n_tokens; k++) assert_true(c[i].ends[k] >= c[i].ends[k - 1]);
+    }
+    assert_int_equal(s.speaker.computed, 2);
+    assert_int_equal(c[0].n_tokens, c[1].n_tokens);
+    assert_memory_equal(c[0].ends, c[1].ends, (size_t)c[0].n_tokens * sizeof(int32_t));
+    assert_memory_equal(c[0].logprobs, c[1].logprobs, (size_t)c[0].n_tokens * sizeof(float));
+    struct ids prompt = {0};
+    int32_t end = tok_chat_end(s.model->tok);
+    assert_int_equal(chat_encode(s.model->tok, chat, 2, true, &prompt, NULL, &err), OK);
+    struct request said = {.prompt = prompt.v,
+                           .n_prompt = prompt.n,
+                           .adapter = s.adapter,
+                           .max_tokens = 12,
+                           .loop_tokens = 16,
+                           .sampling = {.top_p = 1},
+                           .stop = &end,
+                           .n_stop = end >= 0};
+    assert_int_equal(engine_run(s.engine, &said, 1, NULL, &err), OK);
+    const struct token_seq whole = {said.out, said.n_out};
+    struct request judged = {.prompt = prompt.v,
+                             .n_prompt = prompt.n,
+                             .adapter = s.adapter,
+                             .sampling = {.top_p = 1},
+                             .choices = &whole,
+                             .n_choices = 1};
+    assert_int_equal(engine_run(s.engine, &judged, 1, NULL, &err), OK);
+    double sum = 0;
+    for (int i = 0; i < c[0].n_tokens; i++) sum += (double)c[0].logprobs[i];
+    assert_int_equal(said.n_out, c[0].n_tokens);
+    close_to(sum, (double)judged.choice_logprob[0], 1e-3);
+    request_release(&said);
+    request_release(&judged);
+    ids_release(&prompt);
+    struct call first = c[0];
+    sqlite3 *db;
+    assert_int_equal(sqlite3_open(s.path, &db), SQLITE_OK);
+    assert_int_equal(sqlite3_exec(db, "DELETE FROM said", NULL, NULL, NULL), SQLITE_OK);
+    sqlite3_close(db);
+    for (int i = 0; i < 2; i++) {
+        call_release(&c[1]);
+        c[1] = call_question(&s.agents[1], &it, -1, chat);
+        c[1].max_tokens = 12;
+        assert_int_equal(a.ask(a.ctx, &c[1], 1, &err), OK);
+        assert_int_equal(s.speaker.computed, 3);
+        assert_memory_equal(first.logprobs, c[1].logprobs, (size_t)first.n_tokens * sizeof(float));
+    }
+    for (int i = 0; i < 3; i++) call_release(&c[i]);
+    stage_close(&s);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_votes_differ),
@@ -853,6 +923,7 @@ int main(void) {
         cmocka_unit_test(test_teams_share_first_answers),
         cmocka_unit_test(test_adapters_matter),
         cmocka_unit_test(test_seeds_of_samples),
+        cmocka_unit_test(test_free_text_has_its_tokens),
     };
     int failed = cmocka_run_group_tests(tests, quiet, NULL);
     script_end();

@@ -112,7 +112,8 @@ static int script_ask(void *ctx, struct call *calls, int n, struct error *e) {
         c->n_generated = said.n_generated;
         c->text = said.failed ? NULL : xstrdup(said.text);
         c->answer.choice = said.choice;
-        if (said.choice >= 0) c->answer.prob[said.choice] = 0.7f;
+        c->answer.sure = 0.7f;
+        if (said.choice >= 0 && said.choice < MAX_CHOICES) c->answer.prob[said.choice] = 0.7f;
     }
     return OK;
 }
@@ -572,35 +573,194 @@ static struct line say_many(const struct call *c, int agent, int item, int nth) 
     static char text[32];
     (void)c;
     (void)item;
-    (void)nth;
-    snprintf(text, sizeof text, "answer: %d", agent < 14 ? agent : 11);
+    int number = agent == 16 ? 48 : agent + 16 * nth; // two say 48 in the end
+    snprintf(text, sizeof text, "answer: %d", number);
     return (struct line){.text = text, .truncated = agent % 5 == 0};
 }
 
-/* There is room for as many answers as an item has choices; later ones abstain. */
+/* There is room for as many different answers as there are utterances, in votes and for a judge. */
 static void test_many_answers(void **state) {
     (void)state;
     struct agent team[TEAM_MAX];
     struct talk o;
     int truncated = 0;
-    struct workflow *w = parsed("name: x\n" ASK);
+    struct workflow *w = parsed("name: x\nrounds: 4\n" ASK LOOP);
     for (int i = 0; i < TEAM_MAX; i++) team[i] = four[i % 4];
-    run_team(w, team, TEAM_MAX, &open_item, 1, plain, say_many, &o);
-    assert_int_equal(o.n_candidates, MAX_CHOICES);
-    for (int i = 0; i < TEAM_MAX; i++) {
-        assert_int_equal(o.v[i].answer, i < MAX_CHOICES               ? i
-                                        : i >= 14 && 11 < MAX_CHOICES ? 11
-                                                                      : -1);
-        truncated += o.v[i].truncated;
+    for (const struct vote *v = vote_table; v->name; v++) {
+        struct workflow_options options = plain;
+        options.vote = v;
+        run_team(w, team, TEAM_MAX, &open_item, 1, options, say_many, &o);
+        assert_int_equal(o.n, 4 * TEAM_MAX);
+        assert_int_equal(o.n_candidates, 4 * 16);
+        assert_true(o.n_candidates > MAX_CHOICES);
+        assert_string_equal(decided(&o), v->quorum ? "nothing" : "48");
+        for (int i = 0; i < o.n; i++) {
+            const struct utterance *u = &o.v[i];
+            assert_int_equal(atoi(o.candidates[u->answer]), atoi(u->text + strlen("answer: ")));
+        }
+        if (v->quorum) break;
+        talk_release(&o);
     }
+    for (int i = 0; i < TEAM_MAX; i++) truncated += o.v[i].truncated;
     assert_int_equal(truncated, 4);
     talk_release(&o);
     struct asker a = {NULL, script_ask};
     struct debate d;
     struct debate_options options = {
         .workflow = w, .rounds = 1, .vote = vote_find("majority"), .temperature = -1};
+    memset(script.nth, 0, sizeof script.nth);
     assert_int_equal(debate_run(&a, team, TEAM_MAX, &open_item, 1, &options, &d, NULL, &err), OK);
     assert_int_equal(d.truncated, 4);
+    debate_release(&d);
+    workflow_free(w);
+}
+
+static struct line say_then_judge(const struct call *c, int agent, int item, int nth) {
+    struct line said = say_many(c, agent, item, nth);
+    if (c->reply == REPLY_JUDGE) said.choice = c->n_candidates - 1;
+    return said;
+}
+
+static void test_many_answers_judged(void **state) {
+    (void)state;
+    struct agent team[TEAM_MAX];
+    struct talk o;
+    struct workflow *w = parsed(
+        "name: x\nrounds: 4\nnodes:\n  q: {reply: answer, messages: [{user: x}], temperature: 0}\n"
+        "  j: {reply: judge, messages: [{user: x}]}\nedges:\n"
+        "- {from: q, to: q, when: round < rounds}\n- {from: q, to: j}\ndecide: {judge: j}\n");
+    for (int i = 0; i < TEAM_MAX; i++) team[i] = four[i % 4];
+    run_team(w, team, TEAM_MAX, &open_item, 1, plain, say_then_judge, &o);
+    assert_int_equal(script.v[script.n - 1].n_candidates, 4 * 16);
+    assert_int_equal(o.answer, 4 * 16 - 1);
+    assert_true(o.v[o.n - 1].confidence == 0.7f);
+    talk_release(&o);
+    workflow_free(w);
+}
+
+/* A text in tokens, one of a kind by its log-probability: -2^i / 1024. */
+enum { TOKENS_MAX = 16 };
+struct tokens {
+    char text[512];
+    int32_t ends[TOKENS_MAX];
+    float logprobs[TOKENS_MAX];
+    int n;
+    double sum; /* of those that are marked */
+    bool any;
+};
+
+static struct tokens tokens_of(char *line) {
+    struct tokens t = {0};
+    struct buf b = {0};
+    unescape(line);
+    for (char *rest = line, *one; rest; t.n++) {
+        assert_true(t.n < TOKENS_MAX);
+        one = rest;
+        if ((rest = strstr(rest, "¦"))) *rest = 0, rest += strlen("¦");
+        t.logprobs[t.n] = -(float)(1 << t.n) / 1024;
+        if (strstr(one, "«")) t.sum += (double)t.logprobs[t.n], t.any = true;
+        for (const char *p = one; *p;) {
+            bool mark = strncmp(p, "«", 2) == 0 || strncmp(p, "»", 2) == 0;
+            if (!mark) buf_add(&b, p, 1);
+            p += mark ? 2 : 1;
+        }
+        t.ends[t.n] = (int32_t)b.len;
+    }
+    snprintf(t.text, sizeof t.text, "%s", b.data);
+    buf_release(&b);
+    return t;
+}
+
+static int tokens_ask(void *ctx, struct call *calls, int n, struct error *e) {
+    const struct tokens *t = ctx;
+    (void)e;
+    for (int i = 0; i < n; i++) {
+        size_t bytes = (size_t)t->n * sizeof(int32_t);
+        calls[i].text = xstrdup(t->text);
+        calls[i].n_tokens = t->n;
+        calls[i].ends = memcpy(xmalloc(bytes), t->ends, bytes);
+        calls[i].logprobs = memcpy(xmalloc(bytes), t->logprobs, bytes);
+    }
+    return OK;
+}
+
+/* The confidence of a free answer is the product over its own tokens. */
+static void test_free_confidence(void **state) {
+    (void)state;
+    struct buf file = {0};
+    int n_line = 0, n_cases = 0;
+    struct workflow *w = parsed("name: x\n" ASK);
+    if (file_read("test/cases/workflow-free-answers.txt", 1 << 20, &file, &err) != OK)
+        fail_msg("%s", err.text);
+    for (char *rest = file.data, *line; (line = table_line(&rest, &n_line)); n_cases++) {
+        char *text = strstr(line, " | ");
+        if (!text) fail_msg("line %d: no bar", n_line);
+        *text = 0;
+        struct tokens t = tokens_of(text + 3);
+        struct workflow_options o = plain;
+        struct talk out = {0};
+        if (*line != '-' && !(o.grader = grader_find(line, &err))) fail_msg("%s", err.text);
+        const struct asker a = {&t, tokens_ask};
+        assert_int_equal(workflow_run(w, &a, four, 1, &open_item, 1, &o, &out, NULL, &err), OK);
+        const struct utterance *u = &out.v[0];
+        if ((u->answer >= 0) != t.any) fail_msg("line %d: answer %d", n_line, u->answer);
+        if (fabs((double)u->confidence - (t.any ? exp(t.sum) : 1)) > 1e-6)
+            fail_msg("line %d: sum %.0f/1024, not %.0f/1024 (%s)", n_line,
+                     1024 * log((double)u->confidence), 1024 * t.sum, decided(&out));
+        talk_release(&out);
+    }
+    workflow_free(w);
+    buf_release(&file);
+    assert_true(n_cases > 12);
+}
+
+static struct line say_gold(const struct call *c, int agent, int item, int nth) {
+    static const char *const texts[] = {"answer: 1/2", "answer: 2", "", "answer: 0.50"};
+    (void)c;
+    return (struct line){.text = texts[(agent + item + nth) % 4]};
+}
+
+/* Free answers are right by the grader and the item's gold: solo, voted, oracle, flips, credit,
+ * samples. Nothing is right of an item without one. */
+static void test_free_answers_are_graded(void **state) {
+    (void)state;
+    static char gold[] = "0.5";
+    struct item items[2] = {open_item, open_item};
+    struct asker a = {NULL, script_ask};
+    struct debate d;
+    struct samples s;
+    uint8_t right[2];
+    struct workflow *w = parsed("name: x\n" ASK LOOP);
+    struct debate_options o = {.workflow = w,
+                               .rounds = 2,
+                               .vote = vote_find("majority"),
+                               .temperature = -1,
+                               .grader = grader_find("math", &err)};
+    items[0].gold = gold;
+    script_end();
+    script = (struct script){.team = four, .items = items, .say = say_gold, .w = w};
+    assert_int_equal(debate_run(&a, four, 4, items, 2, &o, &d, NULL, &err), OK);
+    static const uint8_t solo[] = {1, 0, 0, 1}; // 1/2, 2, none, 0.50
+    for (int i = 0; i < 4; i++) {
+        assert_int_equal(d.solo[2 * i], solo[i]);
+        assert_int_equal(d.solo[2 * i + 1], 0);
+    }
+    assert_true(d.voted[0] == 1 && d.voted[1] == 0);    // two of three
+    assert_true(d.flips_bad == 1 && d.flips_good == 1); // ada turns wrong, 花 (none) right
+    assert_int_equal(d.talks[0].n_candidates, 2);
+    assert_true(d.talks[0].right[0] == 1 && d.talks[0].right[1] == 0);
+    struct vote_game v = {o.vote, d.answers, items, 4, 2, d.talks};
+    struct game game = vote_game(&v);
+    uint8_t played[16 * 2];
+    assert_int_equal(game_play_all(&game, played, &err), OK);
+    assert_true(played[2 * 1] && !played[2 * 2] && !played[2 * 4] && played[2 * 9]);
+    memset(script.nth, 0, sizeof script.nth);
+    assert_int_equal(samples_draw(&a, &four[0], items, 2, 3, 0.7f, 9, 1, o.grader, &s, NULL, &err),
+                     OK);
+    samples_vote(&s, items, 1, right); // "1/2"
+    assert_true(right[0] == 1 && right[1] == 0);
+    assert_true(s.answers[0].choice == 0 && s.answers[1].choice == 1 && s.answers[2].choice == -1);
+    samples_release(&s);
     debate_release(&d);
     workflow_free(w);
 }
@@ -1018,7 +1178,7 @@ static void test_template_errors(void **state) {
     (void)state;
     static const char *const cases[][2] = {
         {"name: x\nnodes: {q: {messages: [{user: \"{{ nobody.name }}\"}]}}\n",
-         "workflow 'x', node 'q': "},
+         "workflow 'x', node 'q', template: "},
         {"name: x\n" ASK "edges: [{from: q, to: q, when: nobody.name}]\n",
          "workflow 'x', condition of an edge: "},
         {"name: x\nnodes: {q: {messages: [{user: \"{{ raise_exception('没有') }}\"}]}}\n", "没有"}};
@@ -1067,6 +1227,9 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_failures),
         cmocka_unit_test(test_garbage),
         cmocka_unit_test(test_many_answers),
+        cmocka_unit_test(test_many_answers_judged),
+        cmocka_unit_test(test_free_confidence),
+        cmocka_unit_test(test_free_answers_are_graded),
         cmocka_unit_test(test_consensus),
         cmocka_unit_test(test_budget_of_calls),
         cmocka_unit_test(test_budget_of_tokens),

@@ -440,3 +440,14 @@ void adapter_release(struct adapter *a) {
     free(a->base);
     free(a);
 }
+
+bool adapter_weight_cut(char *term, float *weight) {
+    char *equals = strrchr(term, '='), *end;
+    *weight = 1;
+    if (!equals) return false;
+    double x = strtod(equals + 1, &end);
+    if (end == equals + 1 || *end || !isfinite(x)) return false;
+    *equals = 0;
+    *weight = (float)x;
+    return true;
+}

@@ -138,6 +138,8 @@ int adapter_save_gguf(const struct adapter *a, const char *path, const char *bas
  * embedding or head in the file, which PEFT adds unasked, are dropped. Warns when the file names
  * the hash of another base. */
 struct adapter *adapter_open(const char *path, struct model *m, struct error *err);
+/* Of one adapter in a mix, "DIR=0.7": cuts the weight off; 1 and false where none stands. */
+bool adapter_weight_cut(char *term, float *weight);
 /* The lineage key that holds the SHA-256 of the base an adapter was trained on. */
 #define ADAPTER_BASE_HASH "base_sha256"
 

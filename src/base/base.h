@@ -134,6 +134,8 @@ int path_move(const char *from, const char *to, struct error *err);
 bool path_exists(const char *path);
 bool path_is_dir(const char *path);
 char *path_join(const char *dir, const char *name); /* malloc'ed */
+/* A path that a file names, which begins where that file is. malloc'ed. */
+char *path_beside(const char *file, const char *path);
 int dir_make(const char *path, struct error *err);  /* mkdir -p */
 
 /* hashes */
@@ -223,6 +225,10 @@ size_t process_bytes(const char *name);
 extern bool log_quiet;
 void note(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 void warn(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
+
+/* For tables: what printf's "%-*s" wants so that a text takes so many columns of a terminal, where
+ * a kanji takes two. */
+int column_bytes(const char *text, int columns);
 
 /* On a terminal: one line redrawn at most 10 times a second with bar, rate and remaining time.
  * Elsewhere: a line every 15 seconds. `detail` (may be NULL) is shown after the bar. */

@@ -299,6 +299,12 @@ char *path_join(const char *dir, const char *name) {
     return xasprintf("%s%s%s", dir, dir[n - 1] == '/' ? "" : "/", name);
 }
 
+char *path_beside(const char *file, const char *path) {
+    const char *slash = strrchr(file, '/');
+    if (*path == '/' || !slash) return xstrdup(path);
+    return xasprintf("%.*s/%s", (int)(slash - file), file, path);
+}
+
 int dir_make(const char *path, struct error *err) {
     char *p = xstrdup(path);
     int rc = OK;

@@ -17,8 +17,13 @@
 #include <sys/ioctl.h>
 #include <time.h>
 #include <unistd.h>
+#include <uniwidth.h>
 
 bool log_quiet;
+
+int column_bytes(const char *text, int columns) {
+    return columns + (int)strlen(text) - u8_strwidth((const uint8_t *)text, "UTF-8");
+}
 
 static atomic_bool line_stands; /* a progress line without its newline is on the terminal */
 

@@ -8,6 +8,7 @@
 #include "cli/setup.h"
 #include "eval/grade.h"
 #include "swarm/report.h"
+#include "swarm/team.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -15,8 +16,8 @@
 struct options {
     struct setup_options setup;
     struct strings agents, personas, choices;
-    char *topic, *tasks, *vote, *protocol, *show, *compat, *credit, *report, *grader;
-    int64_t rounds, n, seed, max_tokens, samples;
+    char *team, *topic, *tasks, *data, *vote, *protocol, *show, *compat, *credit, *report, *grader;
+    int64_t rounds, n, shots, seed, max_tokens, samples;
     double temperature;
     bool working, reuse, protocols;
 };
@@ -27,16 +28,23 @@ static const struct option_row rows[] = {
         "PEFT directories; 'base' is the bare model"),
     ROW("adapters", OPT_ALIAS, agents, "agents", 0, 0, NULL, NULL),
     ROW("personas", OPT_LIST, personas, NULL, 0, 0, "TEXT …", "the agents' system prompts"),
+    ROW("team", OPT_STRING, team, NULL, 0, 0, "FILE",
+        "agents, protocol and settings from a file; --rounds, --vote, --temperature and --max-tokens "
+        "count before it"),
     ROW("topic", OPT_STRING, topic, NULL, 0, 0, "TEXT", "one question"),
     ROW("choices", OPT_LIST, choices, NULL, 0, 0, "TEXT …",
         "its possible answers; none: any answer"),
     ROW("grader", OPT_STRING, grader, NULL, 0, 0, "NAME",
         "without --choices: finds answers and tells which are one: number, math, letter …"),
     ROW("tasks", OPT_STRING, tasks, NULL, 0, 0, "LIST",
-        "questions of task families instead: fry, names, or what needs talk: largest, earliest"),
-    ROW("n", OPT_INT, n, "200", 1, 1e6, "N", "how many of each"),
-    ROW("protocol", OPT_STRING, protocol, "brief", 0, 0, "NAME",
-        "a built-in protocol, or a workflow's file"),
+        "questions instead, as 'shoal eval' takes them: names, JSONL files, recipes; fry; or what "
+        "needs talk: largest, earliest"),
+    ROW("data", OPT_STRING, data, NULL, 0, 0, "DIR", "where the files of named tasks are"),
+    ROW("n", OPT_INT, n, "200", 0, 1e6, "N", "how many of each; 0: as many as 'shoal eval' asks"),
+    ROW("shots", OPT_INT, shots, "0", 0, 1000, "N",
+        "examples before each question, from the task's dev or train file"),
+    ROW("protocol", OPT_STRING, protocol, NULL, 0, 0, "NAME",
+        "a built-in protocol (brief), or a workflow's file"),
     ROW("protocols", OPT_BOOL, protocols, NULL, 0, 0, NULL, "list the built-in protocols and stop"),
     ROW("show-protocol", OPT_STRING, show, NULL, 0, 0, "NAME",
         "print a built-in protocol's file, to be copied and changed, and stop"),
@@ -67,103 +75,50 @@ static const struct option_row rows[] = {
 
 /* Calls that are asked at once; an item with what is said about it in a round. */
 enum { CALLS_WORK = 48 << 20, ITEM_WORK = 16384, SHOWN = 5 };
+enum { PAGES_TOKENS = 65536 }; /* of the cache, unless calls are longer */
 
-struct team {
-    struct agent v[TEAM_MAX];
-    char *names[TEAM_MAX];
-    int n;
-};
-
-/* Names tell agents apart: draws go by them. */
-static char *agent_name(const struct team *t, const char *dir) {
-    const char *slash = strrchr(dir, '/'), *base = slash && slash[1] ? slash + 1 : dir;
-    char *name = xstrdup(base);
-    for (int i = 0, again = 2; i < t->n; i++) {
-        if (strcmp(t->names[i], name) != 0) continue;
-        free(name);
-        name = xasprintf("%s#%d", base, again++);
-        i = -1;
-    }
-    return name;
-}
-
-static int team_load(struct team *t, const struct options *o, struct setup *s, struct error *err) {
-    if (o->agents.n < 1 || o->agents.n > TEAM_MAX)
-        return error_set(err, ERR_USAGE, "--agents wants 1 to %d adapters", TEAM_MAX);
-    if (o->personas.n > o->agents.n)
-        return error_set(err, ERR_USAGE, "there are more --personas than --agents");
-    for (; t->n < o->agents.n; t->n++) {
-        const char *dir = o->agents.v[t->n];
-        bool base = strcmp(dir, "base") == 0;
-        struct adapter *a = base ? NULL : setup_adapter(s, dir, err);
-        if (!base && !a) return err->code;
-        t->names[t->n] = agent_name(t, dir);
-        t->v[t->n] = (struct agent){.name = t->names[t->n],
-                                    .system = t->n < o->personas.n ? o->personas.v[t->n] : NULL,
-                                    .adapter = a,
-                                    .view = t->n};
-    }
-    return OK;
-}
-
-struct task { /* a family, or (split) questions whose evidence is split */
-    int index;
-    bool split;
-};
 struct questions {
-    struct item *v;
-    int n;
-    int n_tasks, per;
-    struct task task[MAX_TASKS];
+    struct item *topic; /* one, or NULL */
+    struct bank *banks;
+    int n_banks;
+    int64_t n; /* in all */
 };
 
 static int topic_make(const struct options *o, struct questions *q, struct error *err) {
     if (o->choices.n == 1 || o->choices.n > MAX_CHOICES)
         return error_set(err, ERR_USAGE, "--choices wants 2 to %d answers", MAX_CHOICES);
-    q->v = xcalloc(1, sizeof *q->v);
     q->n = 1;
-    q->v[0] =
+    q->topic = xcalloc(1, sizeof *q->topic);
+    *q->topic =
         (struct item){.question = xstrdup(o->topic), .n_choices = o->choices.n, .correct = -1};
-    for (int i = 0; i < o->choices.n; i++) q->v[0].choices[i] = xstrdup(o->choices.v[i]);
+    for (int i = 0; i < o->choices.n; i++) q->topic->choices[i] = xstrdup(o->choices.v[i]);
     return OK;
-}
-
-static int tasks_pick(const char *list, struct questions *q, struct error *err) {
-    char *copy = xstrdup(list), *save = NULL;
-    int rc = OK;
-    for (char *t = strtok_r(copy, ",", &save); t && rc == OK; t = strtok_r(NULL, ",", &save)) {
-        bool pick[MAX_TASKS] = {false};
-        int split = shares_find(t);
-        if (split < 0) rc = tasks_parse(t, pick, err);
-        if (split >= 0 && q->n_tasks < MAX_TASKS)
-            q->task[q->n_tasks++] = (struct task){split, true};
-        for (int f = 0; rc == OK && f < fry_count(); f++)
-            if (pick[f] && q->n_tasks < MAX_TASKS) q->task[q->n_tasks++] = (struct task){f, false};
-    }
-    free(copy);
-    return rc;
-}
-
-static const char *task_name(const struct task *t) {
-    return t->split ? shares_name(t->index) : fry_families[t->index].name;
 }
 
 static int questions_make(const struct options *o, struct questions *q, struct error *err) {
+    const struct bank_options bo = {.dir = o->data,
+                                    .n = o->n,
+                                    .shots = o->shots,
+                                    .split = SPLIT_TEST,
+                                    .seed = (uint64_t)o->seed};
     if (!o->topic == !o->tasks)
         return error_set(err, ERR_USAGE, "give one of --topic TEXT and --tasks LIST");
+    if (o->topic && (o->data || o->shots))
+        return error_set(err, ERR_USAGE, "--%s is for --tasks", o->data ? "data" : "shots");
     if (o->topic) return topic_make(o, q, err);
-    if (tasks_pick(o->tasks, q, err) != OK) return err->code;
-    q->per = (int)o->n;
-    q->v = xcalloc((size_t)q->n_tasks * (size_t)q->per + 1, sizeof *q->v);
-    for (int t = 0; t < q->n_tasks; t++)
-        for (int i = 0; i < q->per; i++) {
-            struct item *it = &q->v[q->n++];
-            if (q->task[t].split)
-                shares_item(q->task[t].index, SPLIT_TEST, (uint64_t)o->seed, (uint32_t)i, it);
-            else
-                fry_item(q->task[t].index, SPLIT_TEST, (uint64_t)o->seed, (uint32_t)i, false, it);
-        }
-    return OK;
+    if (o->grader || o->choices.n)
+        return error_set(err, ERR_USAGE, "--%s is for --topic; tasks have their own",
+                         o->grader ? "grader" : "choices");
+    int rc = banks_open(o->tasks, &bo, &q->banks, &q->n_banks, err);
+    for (int i = 0; i < q->n_banks; i++) q->n += q->banks[i].n;
+    return rc;
+}
+
+static void questions_release(struct questions *q) {
+    for (int i = 0; i < q->n_banks; i++) bank_release(&q->banks[i]);
+    free(q->banks);
+    if (q->topic) item_release(q->topic);
+    free(q->topic);
 }
 
 /* one question */
@@ -199,26 +154,26 @@ struct session {
     const struct common *c;
     const struct options *o;
     struct setup *st;
-    struct team team;
-    struct workflow *w;
+    struct team *team;
     struct speaker speaker;
     struct asker asker;
-    struct debate_options options;
     struct progress bar;
 };
 
-static int family_run(struct session *s, const char *name, const struct item *items, int n,
-                      struct buf *page, struct error *err) {
-    const struct report_wants wants = {.name = name,
+static int bank_run(struct session *s, const struct bank *b, struct buf *page, struct error *err) {
+    struct debate_options o;
+    const struct team *t = s->team;
+    if (debate_for(b, &t->options, &o, err) != OK) return err->code;
+    const struct report_wants wants = {.name = b->name,
                                        .samples = (int)s->o->samples,
                                        .temperature = 0.7f,
-                                       .max_tokens =
-                                           s->options.max_tokens ? s->options.max_tokens : 24,
+                                       .max_tokens = o.max_tokens ? o.max_tokens : 24,
                                        .credit_debate = strcmp(s->o->credit, "debate") == 0,
                                        .credit_none = strcmp(s->o->credit, "none") == 0,
                                        .shown = SHOWN};
-    json_t *r =
-        report_make(&s->asker, s->team.v, s->team.n, items, n, &s->options, &wants, &s->bar, err);
+    struct item *items = bank_items(b);
+    json_t *r = report_make(&s->asker, t->v, t->n, items, (int)b->n, &o, &wants, &s->bar, err);
+    bank_items_release(items, b->n);
     if (!r) return err->code;
     if (s->c->json)
         cli_print(json_incref(r));
@@ -232,10 +187,10 @@ static int family_run(struct session *s, const char *name, const struct item *it
 static int tasks_run(struct session *s, const struct questions *q, struct buf *page,
                      struct error *err) {
     int rc = OK;
-    for (int f = 0; rc == OK && f < q->n_tasks; f++) {
-        const char *name = task_name(&q->task[f]);
-        progress_start(&s->bar, name, (int64_t)q->per * s->team.n * s->options.rounds);
-        rc = family_run(s, name, q->v + (size_t)f * (size_t)q->per, q->per, page, err);
+    for (int i = 0; rc == OK && i < q->n_banks; i++) {
+        const struct bank *b = &q->banks[i];
+        progress_start(&s->bar, b->name, b->n * s->team->n * s->team->options.rounds);
+        rc = bank_run(s, b, page, err);
         progress_finish(&s->bar, NULL);
     }
     return rc;
@@ -244,10 +199,11 @@ static int tasks_run(struct session *s, const struct questions *q, struct buf *p
 static int topic_run(struct session *s, const struct questions *q, struct buf *page,
                      struct error *err) {
     struct debate d;
-    int rc = debate_run(&s->asker, s->team.v, s->team.n, q->v, 1, &s->options, &d, NULL, err);
-    if (rc == OK) print_topic(s->c, s->o, &s->team, q->v, &d, s->options.vote);
+    int rc = debate_run(&s->asker, s->team->v, s->team->n, q->topic, 1, &s->team->options, &d, NULL,
+                        err);
+    if (rc == OK) print_topic(s->c, s->o, s->team, q->topic, &d, s->team->options.vote);
     if (rc == OK && page) {
-        json_t *talk = report_talk(&d, s->team.v, q->v, 0);
+        json_t *talk = report_talk(&d, s->team->v, q->topic, 0);
         report_talk_add(talk, page);
         json_decref(talk);
     }
@@ -255,24 +211,17 @@ static int topic_run(struct session *s, const struct questions *q, struct buf *p
     return rc;
 }
 
+static struct adapter *adapter_of(void *setup, const char *path, struct error *err) {
+    return setup_adapter(setup, path, err);
+}
+
 static int session_open(struct session *s, struct error *err) {
-    const struct options *o = s->o;
-    int rc = team_load(&s->team, o, s->st, err);
+    int rc = team_load(s->team, adapter_of, s->st, err);
     if (rc == OK) rc = setup_engine(s->st, err);
     if (rc) return rc;
     s->speaker = (struct speaker){.engine = s->st->e, .model = s->st->m};
-    if (o->reuse && !(s->speaker.store = setup_store(s->st, err))) return err->code;
+    if (s->o->reuse && !(s->speaker.store = setup_store(s->st, err))) return err->code;
     s->asker = speaker_asker(&s->speaker);
-    s->options =
-        (struct debate_options){.workflow = s->w,
-                                .rounds = o->rounds > 0 ? (int)o->rounds : workflow_rounds(s->w),
-                                .working = o->working,
-                                .vote = o->vote ? vote_find(o->vote) : workflow_vote(s->w),
-                                .seed = (uint64_t)o->seed,
-                                .temperature = (float)o->temperature,
-                                .max_tokens = (int32_t)o->max_tokens};
-    if (!s->options.vote) return error_set(err, ERR_USAGE, "no vote '%s'", o->vote);
-    if (o->grader && !(s->options.grader = grader_find(o->grader, err))) return err->code;
     return OK;
 }
 
@@ -283,7 +232,7 @@ static int debate(struct session *s, const struct questions *q, struct error *er
         printf("[info] Rounds set to 0; skipping debate execution.\n");
     } else if (rc == OK) {
         if (to) page_open(to, "Debate");
-        rc = q->n_tasks ? tasks_run(s, q, to, err) : topic_run(s, q, to, err);
+        rc = q->n_banks ? tasks_run(s, q, to, err) : topic_run(s, q, to, err);
         if (to) page_close(to);
         if (rc == OK && to) rc = file_write(s->o->report, page.data, page.len, err);
         if (rc == OK && !s->c->json && s->speaker.asked > s->speaker.computed)
@@ -291,7 +240,6 @@ static int debate(struct session *s, const struct questions *q, struct error *er
                  (long long)(s->speaker.asked - s->speaker.computed), (long long)s->speaker.asked);
     }
     store_close(s->speaker.store);
-    for (int i = 0; i < s->team.n; i++) free(s->team.names[i]);
     buf_release(&page);
     return rc;
 }
@@ -310,43 +258,83 @@ static int protocols_print(const struct options *o, struct error *err) {
     return o->show ? error_set(err, ERR_USAGE, "no protocol '%s'", o->show) : OK;
 }
 
+/* Sequences at once are many; they need not all be as long as one may be. */
+static void engine_fit(struct setup *st, const struct questions *q) {
+    struct engine_options *e = &st->engine;
+    if (q->n_banks) e->max_len = MIN(e->max_len, st->m->config.max_seq_len);
+    if (e->n_pages == 0) e->n_pages = kv_pages_for(MAX(PAGES_TOKENS, 2 * e->max_len));
+}
+
 static int model_run(const struct common *c, const struct options *o, const char *model,
-                     struct workflow *w, const struct questions *q, struct error *err) {
-    struct setup_wants wants = {
-        .engine = {.max_rows = 512, .max_seqs = 128, .max_len = o->tasks ? 512 : 0},
-        .adapters = &o->agents,
-        .work = CALLS_WORK + (size_t)q->n * ITEM_WORK};
+                     struct team *t, const struct questions *q, struct error *err) {
+    struct setup_wants wants = {.engine = {.max_rows = 512,
+                                           .max_seqs = 128,
+                                           .max_len = team_tokens(q->banks, q->n_banks, INT32_MAX)},
+                                .adapters = &t->adapters,
+                                .work = CALLS_WORK + (size_t)q->n * ITEM_WORK};
     struct setup st;
+    if (q->topic) wants.engine.max_len = 0;
     int rc = setup_open(&st, c, &o->setup, model, &wants, err);
     if (rc == OK && st.m) {
-        struct session s = {.c = c, .o = o, .st = &st, .w = w};
-        if (st.engine.max_len) st.engine.max_len = MIN(st.engine.max_len, st.m->config.max_seq_len);
+        struct session s = {.c = c, .o = o, .st = &st, .team = t};
+        engine_fit(&st, q);
         rc = st.m->tok ? debate(&s, q, err)
                        : error_set(err, ERR_MISMATCH, "'%s' has no tokenizer", st.path);
     }
     return setup_close(&st, rc, err);
 }
 
+/* What flags say counts before what the team's file says. */
+static int flags_apply(const struct options *o, struct debate_options *d, struct error *err) {
+    d->seed = (uint64_t)o->seed;
+    d->working &= o->working;
+    if (o->rounds > 0) d->rounds = (int)o->rounds;
+    if (o->temperature >= 0) d->temperature = (float)o->temperature;
+    if (o->max_tokens) d->max_tokens = (int32_t)o->max_tokens;
+    if (o->vote && !(d->vote = vote_parse(o->vote, err))) return err->code;
+    if (o->grader && !(d->grader = grader_find(o->grader, err))) return err->code;
+    return OK;
+}
+
+static int team_open(const struct options *o, struct team *t, struct error *err) {
+    const char *protocol = o->compat ? o->compat : o->protocol ? o->protocol : "brief";
+    if (o->compat && strcmp(o->compat, "seed") != 0)
+        return error_set(err, ERR_USAGE, "no compatibility with '%s'; there is seed", o->compat);
+    if (o->team && (o->agents.n || o->personas.n || o->protocol || o->compat))
+        return error_set(err, ERR_USAGE,
+                         "'--team' names the agents and their protocol; leave out --agents, "
+                         "--personas, --protocol and --compat");
+    int rc = o->team ? team_read(t, o->team, err)
+                     : team_make(t, protocol, &o->agents, &o->personas, err);
+    return rc == OK ? flags_apply(o, &t->options, err) : rc;
+}
+
+static int credit_check(const char *name, struct error *err) {
+    static const char *const known[] = {"vote", "debate", "none"};
+    for (size_t i = 0; i < ARRAY_LEN(known); i++)
+        if (strcmp(name, known[i]) == 0) return OK;
+    return error_set(err, ERR_USAGE, "no credit of a '%s'; there are vote, debate and none", name);
+}
+
 static int run(const struct common *c, const void *options, const struct strings *args,
                struct error *err) {
     const struct options *o = options;
     struct questions q = {0};
+    struct team team = {0};
     if (o->protocols || o->show) return protocols_print(o, err);
     if (args->n != 1) return error_set(err, ERR_USAGE, "name the model that the agents stand on");
-    if (o->compat && strcmp(o->compat, "seed") != 0)
-        return error_set(err, ERR_USAGE, "no compatibility with '%s'; there is seed", o->compat);
-    struct workflow *w = workflow_open(o->compat ? o->compat : o->protocol, err);
-    int rc = w ? questions_make(o, &q, err) : err->code;
-    if (rc == OK) rc = model_run(c, o, args->v[0], w, &q, err);
-    for (int i = 0; i < q.n; i++) item_release(&q.v[i]);
-    free(q.v);
-    workflow_free(w);
+    int rc = credit_check(o->credit, err);
+    if (rc == OK) rc = team_open(o, &team, err);
+    if (rc == OK) rc = questions_make(o, &q, err);
+    if (rc == OK) rc = model_run(c, o, args->v[0], &team, &q, err);
+    questions_release(&q);
+    team_release(&team);
     return rc;
 }
 
 const struct command cmd_debate = {
     .name = "debate",
-    .args = "MODEL --agents A B C",
+    .args = "MODEL --agents A B C | --team FILE",
     .summary = "agents answer, hear each other, answer again, and vote",
     .about = "Answers are chosen among the choices with exact probabilities, never parsed. Beside "
              "every debate of tasks stand the\n"
@@ -356,6 +344,7 @@ const struct command cmd_debate = {
              "  shoal debate models/fry --agents g/critic g/explorer base --tasks route --n 500\n"
              "  shoal debate models/fry --agents g/critic base --topic 'pick the smallest of 4, 9, "
              "2' --choices 4 9 2\n"
+             "  shoal debate models/fry --team team.yaml --tasks pick --n 500\n"
              "  shoal debate --show-protocol v4 >mine.yaml",
     .rows = rows,
     .size = sizeof(struct options),

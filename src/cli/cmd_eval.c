@@ -1,20 +1,21 @@
 /*
- * shoal eval MODEL: base and adapters on the same questions, with what may be said of the
- * differences.
+ * shoal eval MODEL: base, adapters, the generations of a run, and teams on the same questions, with
+ * what may be said of the differences.
  *
  * Questions are read before the model is, and what a comparison could find at all is said before
  * anything is asked. Results are printed at the end: Holm's correction needs all of them.
  */
 #include "cli/setup.h"
-#include "eval/contest.h"
+#include "swarm/team.h"
 
+#include <dirent.h>
 #include <stdlib.h>
 #include <string.h>
 
 struct options {
     struct setup_options setup;
-    char *tasks, *data, *split, *items;
-    struct strings adapters;
+    char *tasks, *data, *split, *items, *run;
+    struct strings adapters, teams;
     int64_t n, shots, seed;
     bool working;
 };
@@ -25,12 +26,16 @@ static const struct option_row rows[] = {
      "where the files of named tasks are"},
     {"adapters", OPT_LIST, offsetof(struct options, adapters), NULL, 0, 0, "DIR …",
      "PEFT directories to measure beside the base"},
+    {"run", OPT_STRING, offsetof(struct options, run), NULL, 0, 0, "DIR",
+     "a run's folder: all adapters of its generations, and of each generation mean and best"},
+    {"team", OPT_LIST, offsetof(struct options, teams), NULL, 0, 0, "FILE …",
+     "teams that answer together, to measure beside them"},
     {"n", OPT_INT, offsetof(struct options, n), "0", 0, 1e7, "N",
      "questions a task, drawn by the seed; 0: 1000 of a family, all of a file"},
     {"shots", OPT_INT, offsetof(struct options, shots), "0", 0, 1000, "N",
      "examples before each question, from the task's dev or train file"},
     {"split", OPT_STRING, offsetof(struct options, split), "test", 0, 0, "NAME",
-     "of the fry families: test, dev or train"},
+     "of the fry families and of largest and earliest: test, dev or train"},
     {"seed", OPT_INT, offsetof(struct options, seed), "1000003", 0, 9e15, "N",
      "draws the questions"},
     {"working", OPT_BOOL, offsetof(struct options, working), NULL, 0, 0, NULL,
@@ -46,6 +51,7 @@ enum {
     QUESTIONS_WORK = 16 << 20, /* jobs before the engine, with their tokens and answers */
     FAMILY_LEN = 256,          /* tokens of a family's question */
     PAGES_TOKENS = 8192,       /* that sequences at once may have, unless one is longer */
+    ITEM_WORK = 16384,         /* of a team: a question with what is said about it */
 };
 static const double DISCORDANT = 0.2; /* assumed share of answers that differ */
 
@@ -54,7 +60,15 @@ struct run {
     const struct options *o;
     struct setup s;
     struct bank *banks;
-    struct contestant *who;
+    struct strings alone; /* base and adapters: what they are called */
+    struct strings paths; /* [alone.n] */
+    int *generation;      /* [alone.n] of --run, from 0; -1: of none */
+    struct strings loads; /* everything that is loaded */
+    struct team *teams;   /* [o->teams.n] */
+    struct player *players;
+    struct speaker speaker;
+    struct asker asker;
+    struct contestant *who; /* those that answer alone, then teams */
     struct solver *solvers;
     int n_banks, n_who;
     struct outcome **out;      /* [n_banks · n_who][bank's n] */
@@ -88,6 +102,7 @@ static struct engine_options engine_wanted(const struct run *r) {
         size_t most = r->banks[i].longest + (size_t)r->banks[i].max_tokens;
         e.max_len = MAX(e.max_len, (int32_t)MIN(most, (size_t)1 << 20));
     }
+    if (r->o->teams.n) e.max_len = MAX(e.max_len, team_tokens(r->banks, r->n_banks, INT32_MAX));
     return e;
 }
 
@@ -101,25 +116,98 @@ static void engine_fit(struct run *r) {
         files = true;
     }
     e->max_len = MIN(MIN(e->max_len, need), r->s.m->config.max_seq_len);
+    if (r->o->teams.n)
+        e->max_len = MAX(e->max_len, team_tokens(r->banks, r->n_banks, r->s.m->config.max_seq_len));
     if (files && e->n_pages == 0) e->n_pages = kv_pages_for(MAX(PAGES_TOKENS, 2 * e->max_len));
 }
 
-static int contestants_open(struct run *r, struct error *err) {
-    r->n_who = r->o->adapters.n + 1;
-    r->who = xcalloc((size_t)r->n_who, sizeof *r->who);
-    r->solvers = xcalloc((size_t)r->n_who, sizeof *r->solvers);
-    for (int k = 1; k < r->n_who; k++)
-        if (!(r->solvers[k].adapter = setup_adapter(&r->s, r->o->adapters.v[k - 1], err)))
-            return err->code;
+/* who answers */
+
+static void alone_add(struct run *r, const char *name, const char *path, int generation) {
+    strings_add(&r->alone, name);
+    strings_add(&r->paths, path);
+    r->generation = xrealloc(r->generation, (size_t)r->alone.n * sizeof *r->generation);
+    r->generation[r->alone.n - 1] = generation;
+    strings_add(&r->loads, path);
+}
+
+static int is_shown(const struct dirent *f) {
+    return f->d_name[0] != '.';
+}
+
+/* DIR/adapters/gen_N/NAME, by name. How many there are; -1: no such folder. */
+static int generation_add(struct run *r, int generation) {
+    struct dirent **found = NULL;
+    char *dir = xasprintf("%s/adapters/gen_%d", r->o->run, generation);
+    int n = scandir(dir, &found, is_shown, alphasort), added = 0;
+    for (int i = 0; i < n; i++) {
+        char *path = path_join(dir, found[i]->d_name),
+             *config = path_join(path, "adapter_config.json"),
+             *name = xasprintf("gen_%d/%s", generation, found[i]->d_name);
+        if (path_exists(config)) {
+            alone_add(r, name, path, generation);
+            added++;
+        }
+        free(path);
+        free(config);
+        free(name);
+        free(found[i]);
+    }
+    free(found);
+    free(dir);
+    return n < 0 ? -1 : added;
+}
+
+/* Before anything is loaded: who there is, and what they stand on. */
+static int names_make(struct run *r, struct error *err) {
+    const struct options *o = r->o;
+    alone_add(r, "base", "base", -1);
+    for (int i = 0; i < o->adapters.n; i++) alone_add(r, o->adapters.v[i], o->adapters.v[i], -1);
+    for (int g = 0; o->run && generation_add(r, g) >= 0; g++) continue;
+    if (o->run && r->generation[r->alone.n - 1] < 0)
+        return error_set(err, ERR_MISSING, "no generations in '%s'; 'adapters/gen_0' is looked for",
+                         o->run);
+    r->teams = xcalloc((size_t)o->teams.n + 1, sizeof *r->teams);
+    for (int i = 0; i < o->teams.n; i++) {
+        if (team_read(&r->teams[i], o->teams.v[i], err) != OK) return err->code;
+        for (int k = 0; k < r->teams[i].adapters.n; k++)
+            strings_add(&r->loads, r->teams[i].adapters.v[k]);
+    }
+    return OK;
+}
+
+static struct adapter *adapter_of(void *setup, const char *path, struct error *err) {
+    return setup_adapter(setup, path, err);
+}
+
+static int contestants_load(struct run *r, struct error *err) {
+    for (int k = 1; k < r->alone.n; k++)
+        if (!(r->solvers[k].adapter = setup_adapter(&r->s, r->paths.v[k], err))) return err->code;
+    for (int i = 0; i < r->o->teams.n; i++)
+        if (team_load(&r->teams[i], adapter_of, &r->s, err) != OK) return err->code;
     engine_fit(r);
-    if (setup_engine(&r->s, err) != OK) return err->code;
-    for (int k = 0; k < r->n_who; k++) {
+    return setup_engine(&r->s, err);
+}
+
+static int contestants_open(struct run *r, struct error *err) {
+    r->n_who = r->alone.n + r->o->teams.n;
+    r->who = xcalloc((size_t)r->n_who, sizeof *r->who);
+    r->solvers = xcalloc((size_t)r->alone.n, sizeof *r->solvers);
+    r->players = xcalloc((size_t)r->o->teams.n + 1, sizeof *r->players);
+    if (contestants_load(r, err) != OK) return err->code;
+    r->speaker = (struct speaker){.engine = r->s.e, .model = r->s.m};
+    r->asker = speaker_asker(&r->speaker);
+    for (int k = 0; k < r->alone.n; k++) {
         r->solvers[k].e = r->s.e;
         r->solvers[k].tok = r->s.m->tok;
         r->solvers[k].max_len = r->s.engine.max_len;
         r->solvers[k].working = r->o->working;
-        r->who[k] = (struct contestant){k ? r->o->adapters.v[k - 1] : "base", solver_answer,
-                                        &r->solvers[k]};
+        r->who[k] = (struct contestant){r->alone.v[k], solver_answer, &r->solvers[k]};
+    }
+    for (int i = 0; i < r->o->teams.n; i++) {
+        r->players[i] = (struct player){&r->teams[i], &r->asker, (uint64_t)r->o->seed};
+        r->who[r->alone.n + i] =
+            (struct contestant){r->teams[i].name, player_answer, &r->players[i]};
     }
     return OK;
 }
@@ -193,8 +281,8 @@ static json_t *interval_json(struct interval v) {
     return json_pack("{s:f,s:f,s:f}", "value", v.value, "lo", v.lo, "hi", v.hi);
 }
 
-static void stand_json(const struct bank *b, const char *who, const struct standing *s,
-                       bool first) {
+static void stand_json(const struct bank *b, const char *who, const char *kind,
+                       const struct standing *s, bool first) {
     const struct cost *c = &s->cost;
     json_t *v = json_pack("{s:s,s:s,s:I,s:f,s:f,s:f}", "task", b->name, "adapter", who, "n",
                           (json_int_t)s->n, "acc", s->acc.value, "lo", s->acc.lo, "hi", s->acc.hi);
@@ -211,6 +299,7 @@ static void stand_json(const struct bank *b, const char *who, const struct stand
                                      (json_int_t)c->calls, "prefilled", (json_int_t)c->prefilled,
                                      "generated", (json_int_t)c->generated, "seconds", c->seconds));
     json_object_set_new(v, "detectable", json_real(stats_detectable(s->n, DISCORDANT)));
+    json_object_set_new(v, "kind", json_string(kind));
     if (!first) {
         json_t *d = interval_json(s->versus.diff);
         json_object_update_new(d, json_pack("{s:I,s:I,s:f,s:f,s:b,s:o}", "only_this",
@@ -226,8 +315,9 @@ static void stand_json(const struct bank *b, const char *who, const struct stand
 static void stand_print(const struct bank *b, const char *who, const struct standing *s,
                         bool first) {
     const struct cost *c = &s->cost;
-    printf("%-14s %-16s %7lld %7.2f %%   %6.2f … %6.2f", b->name, who, (long long)s->n,
-           100 * s->acc.value, 100 * s->acc.lo, 100 * s->acc.hi);
+    printf("%-*s %-*s %7lld %7.2f %%   %6.2f … %6.2f", column_bytes(b->name, 14), b->name,
+           column_bytes(who, 16), who, (long long)s->n, 100 * s->acc.value, 100 * s->acc.lo,
+           100 * s->acc.hi);
     if (b->ask == ASK_LIKELIHOOD && b->normed)
         printf("  %6.2f %%", 100 * s->acc_norm.value);
     else
@@ -248,6 +338,33 @@ static void stand_print(const struct bank *b, const char *who, const struct stan
                (long long)s->cut, (long long)s->truncated, (long long)s->unread);
 }
 
+static const char *kind_of(const struct run *r, int who) {
+    return who == 0 ? "base" : who < r->alone.n ? "adapter" : "team";
+}
+
+/* The adapters of one generation on one bank; the best of several is lucky as well as good. */
+static void generation_print(const struct run *r, int bank, int generation) {
+    const struct standing *s = &r->standing[bank * r->n_who];
+    const char *task = r->banks[bank].name;
+    double sum = 0;
+    int n = 0, best = -1;
+    for (int k = 1; k < r->alone.n; k++) {
+        if (r->generation[k] != generation) continue;
+        sum += s[k].acc.value;
+        n++;
+        if (best < 0 || s[k].correct > s[best].correct) best = k;
+    }
+    if (n == 0) return;
+    if (r->c->json)
+        cli_print(json_pack("{s:s,s:i,s:i,s:f,s:s,s:f}", "task", task, "generation", generation,
+                            "adapters", n, "mean", sum / n, "best", r->who[best].name, "best_acc",
+                            s[best].acc.value));
+    else
+        printf("%-*s generation %-5d %7d adapters, mean %.2f %%, best %.2f %% (%s)\n",
+               column_bytes(task, 14), task, generation, n, 100 * sum / n, 100 * s[best].acc.value,
+               r->who[best].name);
+}
+
 static void standings_print(const struct run *r) {
     if (!r->c->json)
         printf("%-14s %-16s %7s %9s   %s  %8s  %8s %10s %9s %8s\n", "task", "adapter", "n",
@@ -257,10 +374,12 @@ static void standings_print(const struct run *r) {
         const struct bank *b = &r->banks[i / r->n_who];
         int k = i % r->n_who;
         if (r->c->json)
-            stand_json(b, r->who[k].name, &r->standing[i], k == 0);
+            stand_json(b, r->who[k].name, kind_of(r, k), &r->standing[i], k == 0);
         else
             stand_print(b, r->who[k].name, &r->standing[i], k == 0);
     }
+    for (int i = 0; i < r->n_banks; i++)
+        for (int g = 0; g <= r->generation[r->alone.n - 1]; g++) generation_print(r, i, g);
 }
 
 static int item_put(struct writer *w, const struct bank *b, const char *who, int64_t i,
@@ -323,6 +442,13 @@ static void run_release(struct run *r) {
     free(r->banks);
     free(r->out);
     free(r->standing);
+    for (int i = 0; r->teams && i < r->o->teams.n; i++) team_release(&r->teams[i]);
+    strings_release(&r->alone);
+    strings_release(&r->paths);
+    strings_release(&r->loads);
+    free(r->generation);
+    free(r->teams);
+    free(r->players);
     free(r->who);
     free(r->solvers);
 }
@@ -331,10 +457,13 @@ static int run(const struct common *c, const void *options, const struct strings
                struct error *err) {
     const struct options *o = options;
     struct run r = {.c = c, .o = o};
-    int rc = questions_open(&r, err);
+    int rc = names_make(&r, err);
+    if (rc == OK) rc = questions_open(&r, err);
     if (rc == OK) {
         struct setup_wants w = {
-            .engine = engine_wanted(&r), .adapters = &o->adapters, .work = QUESTIONS_WORK};
+            .engine = engine_wanted(&r), .adapters = &r.loads, .work = QUESTIONS_WORK};
+        for (int i = 0; o->teams.n && i < r.n_banks; i++)
+            w.work += (size_t)r.banks[i].n * ITEM_WORK;
         rc = setup_open(&r.s, c, &o->setup, args->v[0], &w, err);
         if (rc == OK && r.s.m) rc = eval_all(&r, err);
         rc = setup_close(&r.s, rc, err);
@@ -346,14 +475,16 @@ static int run(const struct common *c, const void *options, const struct strings
 const struct command cmd_eval = {
     .name = "eval",
     .args = "MODEL",
-    .summary = "accuracy with 95 % intervals, base and adapters on the same items",
+    .summary = "accuracy with 95 % intervals, base, adapters and teams on the same items",
     .about =
-        "Asks the same questions of the base and of every adapter. Accuracy comes with Wilson's "
-        "95 % interval; adapters are\n"
-        "compared with the base question by question (McNemar's exact p, Holm's over the whole "
-        "run). Choices are decoded\n"
-        "or scored, never parsed out of text.\n\n"
-        "Tasks: fry and its families; from files below --data: arc_easy, arc_challenge, "
+        "Asks the same questions of the base, of every adapter and of every team. Accuracy comes "
+        "with Wilson's 95 % interval;\n"
+        "everybody is compared with the base question by question (McNemar's exact p, Holm's over "
+        "the whole run). Choices are\n"
+        "decoded or scored, never parsed out of text. Teams are asked in chat, by their protocol, "
+        "and choose among the same options.\n\n"
+        "Tasks: fry and its families; largest and earliest; from files below --data: arc_easy, "
+        "arc_challenge, "
         "winogrande, boolq, hellaswag, mmlu,\n"
         "truthfulqa, jcommonsenseqa, gsm8k, in Hugging Face's, llm-foundry's or Hendrycks' "
         "form; FILE.jsonl with question,\n"
@@ -361,7 +492,8 @@ const struct command cmd_eval = {
         "  shoal eval models/fry --tasks fry --json\n"
         "  shoal eval MODEL --tasks arc_easy,mmlu --data data/eval --shots 5\n"
         "  shoal eval models/fry --tasks route,order --adapters "
-        "runs/ID/adapters/gen_0/explorer --n 5000",
+        "runs/ID/adapters/gen_0/explorer --team team.yaml --n 5000\n"
+        "  shoal eval models/fry --tasks route --run runs/ID",
     .rows = rows,
     .size = sizeof(struct options),
     .min_args = 1,

@@ -4,7 +4,6 @@
 #define _GNU_SOURCE
 #include "cli/generate.h"
 
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -20,18 +19,6 @@ struct sampling sampling_of(const struct sampling_options *o, int64_t i) {
                              .frequency_penalty = (float)o->frequency};
 }
 
-/* The weight behind the last '=' of one term, cut off; 1 and false without. */
-static bool weight_cut(char *term, float *weight) {
-    char *equals = strrchr(term, '='), *end;
-    *weight = 1;
-    if (!equals) return false;
-    double x = strtod(equals + 1, &end);
-    if (end == equals + 1 || *end || !isfinite(x)) return false;
-    *equals = 0;
-    *weight = (float)x;
-    return true;
-}
-
 /* A path that exists is itself, whatever is in its name. */
 int mix_parse(struct mix *m, const char *text, struct error *err) {
     *m = (struct mix){.weighted = false};
@@ -40,7 +27,7 @@ int mix_parse(struct mix *m, const char *text, struct error *err) {
     if (!rest) strings_add(&m->paths, text);
     m->weights[0] = 1;
     while ((term = strsep(&rest, ",")) != NULL && m->paths.n < ENGINE_MIX_MAX) {
-        if (weight_cut(term, &m->weights[m->paths.n])) m->weighted = true;
+        if (adapter_weight_cut(term, &m->weights[m->paths.n])) m->weighted = true;
         if (*term) strings_add(&m->paths, term);
     }
     int rc = OK;

@@ -33,7 +33,9 @@ static int adapters_measure(const struct setup *s, const struct setup_wants *w,
                             struct adapter_size *sum, struct error *err) {
     for (int i = 0; w->adapters && i < w->adapters->n; i++) {
         const char *path = w->adapters->v[i];
-        if (strcmp(path, "base") == 0) continue;
+        bool again = strcmp(path, "base") == 0;
+        for (int k = 0; k < i; k++) again |= strcmp(path, w->adapters->v[k]) == 0;
+        if (again) continue;
         if (adapter_measure(path, s->engine.lora_elem, sum, err) != OK)
             return error_wrap(err, "adapter '%s'", path);
     }
@@ -116,10 +118,16 @@ int setup_open(struct setup *s, const struct common *c, const struct setup_optio
 }
 
 struct adapter *setup_adapter(struct setup *s, const char *path, struct error *err) {
-    struct adapter *a = adapter_open(path, s->m, err);
-    if (!a) return NULL;
+    char *absolute = path_absolute(path);
+    struct adapter *a = NULL;
+    for (int i = 0; i < s->n_adapters && !a; i++)
+        if (strcmp(s->adapters[i].path, absolute) == 0) a = s->adapters[i].adapter;
+    if (a || !(a = adapter_open(path, s->m, err))) {
+        free(absolute);
+        return a;
+    }
     s->adapters = xrealloc(s->adapters, sizeof *s->adapters * (size_t)(s->n_adapters + 1));
-    s->adapters[s->n_adapters++] = (struct named_adapter){path_absolute(path), a};
+    s->adapters[s->n_adapters++] = (struct named_adapter){absolute, a};
     return a;
 }
 

@@ -65,7 +65,7 @@ int setup_sizes(const struct common *c, const struct setup_options *o, const cha
                 const struct setup_wants *w, size_t *least, size_t *most, struct error *err);
 int setup_open(struct setup *s, const struct common *c, const struct setup_options *o,
                const char *model, const struct setup_wants *w, struct error *err);
-/* Borrowed until setup_close. */
+/* Borrowed until setup_close; a path that is asked for again is the same adapter. */
 struct adapter *setup_adapter(struct setup *s, const char *path, struct error *err);
 int setup_engine(struct setup *s, struct error *err);
 /* Returns rc, or what went wrong with the records. */

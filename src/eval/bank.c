@@ -11,6 +11,8 @@
 #define _GNU_SOURCE
 #include "eval/bank.h"
 
+#include "memory/memory.h"
+
 #include <glob.h>
 #include <stdlib.h>
 #include <string.h>
@@ -521,13 +523,6 @@ static int bank_read(struct bank *b, const struct spec *s, const struct recipe *
     return rc;
 }
 
-/* A path in a recipe begins where the recipe is. */
-static char *beside(const char *recipe, const char *path) {
-    const char *slash = strrchr(recipe, '/');
-    if (!path || *path == '/' || !slash) return path ? xstrdup(path) : NULL;
-    return xasprintf("%.*s/%s", (int)(slash - recipe), recipe, path);
-}
-
 static int recipe_read(struct bank *b, const char *path, const struct bank_options *o,
                        struct error *err) {
     struct recipe m;
@@ -544,7 +539,8 @@ static int recipe_read(struct bank *b, const char *path, const struct bank_optio
                          .letters = m.letters,
                          .normed = !m.letters && !m.grader,
                          .grader = m.grader};
-        char *file = beside(path, m.file), *shots = beside(path, m.shots);
+        char *file = path_beside(path, m.file),
+             *shots = m.shots ? path_beside(path, m.shots) : NULL;
         rc = bank_read(b, &s, &m, file, shots, o, err);
         if (m.grader) b->max_tokens = (int32_t)m.max_tokens;
         for (int i = 0; i < m.stop.n; i++) strings_add(&b->stops, m.stop.v[i]);
@@ -583,13 +579,14 @@ static int family_open(struct bank *b, int family, const struct bank_options *o,
 
 int bank_open(struct bank *b, const char *name, const struct bank_options *o, struct error *err) {
     *b = (struct bank){.family = -1};
-    int family = fry_find(name);
+    int family = fry_find(name), shares = shares_find(name);
     bool file = strchr(name, '/') || ends_in(name, ".jsonl") || ends_in(name, ".json"),
          recipe = ends_in(name, ".yaml") || ends_in(name, ".yml");
     b->name = file || recipe ? name_of(name) : xstrdup(name);
     if (recipe) return recipe_read(b, name, o, err);
     if (file) return bank_read(b, &plain, NULL, name, NULL, o, err);
-    if (family >= 0) return family_open(b, family, o, err);
+    b->shares = family < 0 && shares >= 0;
+    if (family >= 0 || b->shares) return family_open(b, b->shares ? shares : family, o, err);
     for (size_t i = 0; i < ARRAY_LEN(builtins); i++)
         if (strcmp(builtins[i].name, name) == 0)
             return bank_read(b, &builtins[i], NULL, NULL, NULL, o, err);
@@ -615,11 +612,18 @@ void bank_release(struct bank *b) {
     *b = (struct bank){.family = -1};
 }
 
+static void draw(const struct bank *b, int64_t i, struct item *out) {
+    if (b->shares)
+        shares_item(b->family, b->split, b->seed, (uint32_t)i, out);
+    else
+        fry_item(b->family, b->split, b->seed, (uint32_t)i, false, out);
+}
+
 const struct question *bank_question(const struct bank *b, int64_t i, struct question *scratch) {
     *scratch = (struct question){0};
     if (b->family < 0) return &b->v[i];
     struct item it;
-    fry_item(b->family, b->split, b->seed, (uint32_t)i, false, &it);
+    draw(b, i, &it);
     *scratch = (struct question){
         .context = it.question, .n = it.n_choices, .correct = it.correct, .cluster = it.key};
     for (int k = 0; k < it.n_choices; k++) {
@@ -629,6 +633,66 @@ const struct question *bank_question(const struct bank *b, int64_t i, struct que
     it.question = it.key = NULL;
     item_release(&it);
     return scratch;
+}
+
+/* for teams */
+
+/* Bytes that all contexts of a question begin with, up to a blank; 0 where they begin apart. */
+static size_t contexts_shared(const struct question *q) {
+    const char *first = q->contexts[0];
+    size_t n = strlen(first);
+    for (int k = 1; k < q->n; k++) {
+        size_t same = 0;
+        while (same < n && q->contexts[k][same] == first[same]) same++;
+        n = same;
+    }
+    while (n > 0 && first[n - 1] != ' ') n--;
+    return n;
+}
+
+/* A blank at the beginning is the chat's to put. */
+static const char *unblanked(const char *text) {
+    return text + (*text == ' ');
+}
+
+static void item_of(const struct bank *b, const struct question *q, struct item *out) {
+    size_t shared = q->contexts[0] ? contexts_shared(q) : 0;
+    const char *context = q->context ? q->context : q->contexts[0];
+    int len = q->contexts[0] ? (int)shared : (int)strlen(context);
+    *out = (struct item){.n_choices = q->n,
+                         .correct = q->correct,
+                         .lang = language_names[language_of(context)],
+                         .gold = q->n ? NULL : xstrdup(q->answer)};
+    out->question = xasprintf("%s%.*s", b->subjects[q->subject].preamble, len, len ? context : "");
+    for (size_t n = strlen(out->question); n && out->question[n - 1] == ' '; n--)
+        out->question[n - 1] = 0;
+    if (!*out->question) {
+        free(out->question);
+        out->question = xstrdup("Which is right?");
+    }
+    for (int k = 0; k < q->n; k++) {
+        char *whole = q->contexts[0] ? xasprintf("%s%s%s", q->contexts[k] + shared, b->delimiter,
+                                                 q->options[k])
+                                     : xstrdup(q->options[k]);
+        out->choices[k] = xstrdup(unblanked(whole));
+        free(whole);
+    }
+}
+
+struct item *bank_items(const struct bank *b) {
+    struct item *v = xcalloc((size_t)MAX(b->n, 1), sizeof *v);
+    for (int64_t i = 0; i < b->n; i++) {
+        if (b->family < 0)
+            item_of(b, &b->v[i], &v[i]);
+        else
+            draw(b, i, &v[i]);
+    }
+    return v;
+}
+
+void bank_items_release(struct item *v, int64_t n) {
+    for (int64_t i = 0; v && i < n; i++) item_release(&v[i]);
+    free(v);
 }
 
 static int bank_add(struct bank **v, int *n, const char *name, const struct bank_options *o,

@@ -9,14 +9,14 @@
  *     (description, examples)                            `-- what is scored, one option a time
  *
  * A bank owns its texts and is immutable once it is open. Questions of files are held; those of a
- * family are drawn again whenever they are asked for.
+ * family, or of a task whose evidence is split, are drawn again whenever they are asked for.
  */
 #ifndef SHOAL_EVAL_BANK_H
 #define SHOAL_EVAL_BANK_H
 
 #include "eval/eval.h"
 
-#define MAX_OPTIONS 32
+#define MAX_OPTIONS MAX_CHOICES
 
 struct question {
     char *context;
@@ -47,8 +47,9 @@ struct bank {
     struct strings files;     /* that were read */
     struct subject *subjects; /* [n_subjects] */
     int n_subjects;
-    struct question *v; /* [n]; NULL for families */
-    int family;         /* or -1 */
+    struct question *v; /* [n]; NULL for what is drawn */
+    int family;         /* drawn: of fry_families, or of the tasks of shares.c; -1: read */
+    bool shares;
     enum split split;
     uint64_t seed;
     char *grader; /* GENERATE */
@@ -64,11 +65,18 @@ struct bank_options {
     enum split split;
     uint64_t seed; /* draws questions */
 };
-/* `name`: a family, a built-in task, a JSONL file, or a recipe (.yaml). */
+/* `name`: a family, a task of shares.c, a built-in task, a JSONL file, or a recipe (.yaml). */
 int bank_open(struct bank *b, const char *name, const struct bank_options *o, struct error *err);
 void bank_release(struct bank *b);
 /* Borrowed from the bank, or made in `scratch`, which the caller releases in both cases. */
 const struct question *bank_question(const struct bank *b, int64_t i, struct question *scratch);
+/*
+ * All of them for a team, [n], for bank_items_release. What a file's questions show a model is what
+ * agents are asked; options are choices, and where contexts differ, what differs is a part of them.
+ * Generated answers have a gold instead.
+ */
+struct item *bank_items(const struct bank *b);
+void bank_items_release(struct item *v, int64_t n);
 /* "a,b": each a name for bank_open; "fry" is every family. *out is malloc'ed. */
 int banks_open(const char *list, const struct bank_options *o, struct bank **out, int *n,
                struct error *err);

@@ -162,10 +162,10 @@ static int chat_ask(struct job *j, const struct window *w, const struct question
     return OK;
 }
 
-static int question_wrap(const struct window *w, const struct question *q, int64_t at,
+static int question_wrap(const struct bank *b, const struct question *q, int64_t at,
                          struct error *err) {
     if (q->path) return error_wrap(err, "'%s', line %d", q->path, q->line);
-    return error_wrap(err, "question %lld of '%s'", (long long)at, w->b->name);
+    return error_wrap(err, "question %lld of '%s'", (long long)at, b->name);
 }
 
 static int job_begin(struct window *w, struct job *j, struct error *err) {
@@ -181,7 +181,7 @@ static int job_begin(struct window *w, struct job *j, struct error *err) {
         likelihood_ask(j, w, q);
     for (; rc == OK && sent < j->n; sent += rc == OK)
         rc = engine_submit(w->s->e, &j->reqs[sent], err);
-    if (rc != OK) question_wrap(w, q, j->at, err);
+    if (rc != OK) question_wrap(w->b, q, j->at, err);
     if (q == &scratch) question_release(&scratch);
     return rc;
 }
@@ -319,12 +319,13 @@ static void window_drain(struct window *w) {
         if (w->jobs[i].n) job_release(&w->jobs[i]);
 }
 
-static int grader_ready(struct window *w, struct error *err) {
-    if (w->b->ask != ASK_GENERATE) return OK;
-    if (!(w->grader = grader_find(w->b->grader, err))) return err->code;
-    for (int64_t i = 0; i < w->b->n; i++)
-        if (grader_check(w->grader, w->b->v[i].answer, err) != OK)
-            return question_wrap(w, &w->b->v[i], i, err);
+int bank_grader(const struct bank *b, const struct grader **out, struct error *err) {
+    *out = NULL;
+    if (b->ask != ASK_GENERATE) return OK;
+    if (!(*out = grader_find(b->grader, err))) return err->code;
+    for (int64_t i = 0; i < b->n; i++)
+        if (grader_check(*out, b->v[i].answer, err) != OK)
+            return question_wrap(b, &b->v[i], i, err);
     return OK;
 }
 
@@ -332,7 +333,7 @@ int solver_answer(void *solver, const struct bank *b, struct outcome *out, struc
                   struct progress *p, int64_t done, struct error *err) {
     struct window w = {.s = solver, .b = b, .out = out, .cost = cost};
     double start = clock_now();
-    int rc = grader_ready(&w, err);
+    int rc = bank_grader(b, &w.grader, err);
     w.jobs = xcalloc(WINDOW, sizeof *w.jobs);
     while (rc == OK && w.done < b->n) {
         rc = window_turn(&w, err);

@@ -43,6 +43,9 @@ struct solver {
 int solver_answer(void *solver, const struct bank *b, struct outcome *out, struct cost *cost,
                   struct progress *p, int64_t done, struct error *err);
 
+/* Of answers that are generated (else NULL), when it takes the gold of every question. */
+struct grader;
+int bank_grader(const struct bank *b, const struct grader **out, struct error *err);
 /* What the longest request of a bank of files needs, about. */
 int32_t bank_tokens(const struct bank *b, const struct tokenizer *tok);
 /* As lm-evaluation-harness does it: white space at the end of the context goes to the continuation,

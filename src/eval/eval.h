@@ -12,7 +12,7 @@
 
 #include "engine/engine.h"
 
-#define MAX_CHOICES 8
+#define MAX_CHOICES 32
 
 struct item {
     char *question;             /* the user's words */
@@ -23,6 +23,7 @@ struct item {
     bool rare;        /* a variant that pretraining does not show */
     char *key;        /* canonical content */
     char *twin;       /* key of the same question in another family, or NULL */
+    char *gold;       /* without choices: what a grader compares answers with, or NULL */
     char **views;     /* [n_views] what agents of a team see of it, in turn */
     int n_views;      /* 0: everybody sees the question */
 };
@@ -90,11 +91,14 @@ int shares_write(int kind, int n, uint64_t seed, const char *path, struct error 
 /* A question as tokens: the chat so far with the assistant's first words, suffix, choices with
  * their end. */
 struct asked {
-    struct ids prompt, suffix, choices[MAX_CHOICES];
-    struct token_seq seq[MAX_CHOICES];
+    struct ids prompt, suffix, *choices; /* [n_choices] */
+    struct token_seq *seq;
     int32_t stop[2];
     int n_stop, n_choices;
 };
+/* Choice i is the tokens of `text`, and after them `end` if it is a token. */
+void asked_choice(struct asked *a, int i, const struct tokenizer *tok, const char *text,
+                  int32_t end);
 /* working: think first (up to max_tokens), then "\nanswer: " and the choice; else the choice at
  * once. */
 int asked_init(struct asked *a, const struct tokenizer *tok, const struct message *chat, int n_msgs,

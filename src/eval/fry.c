@@ -18,6 +18,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum { FAMILY_CHOICES = 8 }; /* of a question, at most */
 enum { EN, JA, ZH };
 static const char *const lang_names[] = {"en", "ja", "zh"};
 static const char *const letters = "abcdefghijklmnopqrstuvwxyz";
@@ -38,7 +39,7 @@ static bool has_choice(const struct item *it, const char *text) {
 }
 
 static void add_choice(struct item *it, const char *text) {
-    if (it->n_choices < MAX_CHOICES && !has_choice(it, text))
+    if (it->n_choices < FAMILY_CHOICES && !has_choice(it, text))
         it->choices[it->n_choices++] = xstrdup(text);
 }
 
@@ -369,6 +370,7 @@ void item_release(struct item *it) {
     free(it->work);
     free(it->key);
     free(it->twin);
+    free(it->gold);
     *it = (struct item){0};
 }
 

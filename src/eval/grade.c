@@ -469,8 +469,13 @@ bool math_extract(const char *text, struct buf *out) {
     return found;
 }
 
+static bool math_equal(const char *a, const char *b) {
+    int64_t steps;
+    return math_same(a, b, &steps);
+}
+
 static double math_score(const char *form, const char *gold) {
-    return math_same(form, gold);
+    return math_equal(form, gold);
 }
 
 /* the table */
@@ -487,7 +492,8 @@ static const struct grader graders[] = {
     {"letter", "a choice's letter, A to H", letter_extract, NULL, NULL, letter_check, false},
     {"number", "a number, after #### or answer:, else the last", number_extract, NULL, NULL,
      number_check, false},
-    {"math", "a formula, by what it means", math_extract, math_score, math_same, text_check, false},
+    {"math", "a formula, by what it means", math_extract, math_score, math_equal, text_check,
+     false},
     {"exact", "a text but for case, width, blanks and a full stop", exact_extract, NULL, NULL,
      text_check, false},
     {"regex", "a text that a pattern, the gold, matches", whole_extract, regex_score, NULL,

@@ -19,10 +19,10 @@
 #include <string.h>
 
 enum {
-    WORK = 200000,    /* steps of some 100 ns */
-    POINTS = 10,      /* places of a variable */
-    ITEMS = 64,       /* of a list */
-    WHOLE_MAX = 1000, /* factorials */
+    WORK = MATH_STEPS / 16, /* of one of the 16 pairs of readings */
+    POINTS = 10,            /* places of a variable */
+    ITEMS = 64,             /* of a list */
+    WHOLE_MAX = 1000,       /* factorials */
 };
 
 /* A value in a tree: `sign` is how its ± are read, 0 while they stand for both. `plain`: percent
@@ -869,27 +869,30 @@ static bool all_letters(const struct math *m) {
     return n > 1;
 }
 
-static bool parsed_same(const struct math *a, const struct math *b) {
+static bool parsed_same(const struct math *a, const struct math *b, int64_t *steps) {
     int work = WORK;
     bool units = a->unit && b->unit && a->unit != b->unit;
     bool as_words =
         a->root == MATH_NONE || b->root == MATH_NONE || (all_letters(a) && all_letters(b));
     if (as_words && words_same(a, b)) return true;
     if (a->root == MATH_NONE || b->root == MATH_NONE || units) return false;
-    return same((struct ref){a, a->root, 0, false, &work},
-                (struct ref){b, b->root, 0, false, &work});
+    bool equal =
+        same((struct ref){a, a->root, 0, false, &work}, (struct ref){b, b->root, 0, false, &work});
+    *steps += WORK - work;
+    return equal;
 }
 
 /* A reading that would not differ is not tried. */
-bool math_same(const char *a, const char *b) {
+bool math_same(const char *a, const char *b, int64_t *steps) {
     struct math *m = xcalloc(2, sizeof *m);
     bool equal = false;
+    *steps = 0;
     int all = READ_SEPARATE | READ_LETTERS;
     for (int i = 0; !equal && i <= all; i++) {
         math_parse(&m[0], a, i);
         for (int k = 0; !equal && (i & ~m[0].other) == 0 && k <= all; k++) {
             math_parse(&m[1], b, k);
-            equal = (k & ~m[1].other) == 0 && parsed_same(&m[0], &m[1]);
+            equal = (k & ~m[1].other) == 0 && parsed_same(&m[0], &m[1], steps);
             math_release(&m[1]);
         }
         math_release(&m[0]);

@@ -1,7 +1,7 @@
 /*
- * Asking in chat: an item becomes tokens (chat, suffix, choices). Nothing is parsed out of free text:
- * the answer is one of the choices, decoded with its exact probability. What runs the requests is
- * contest.c.
+ * Asking in chat: an item becomes tokens (chat, suffix, choices). Nothing is parsed out of free
+ * text: the answer is one of the choices, decoded with its exact probability. What runs the
+ * requests is contest.c.
  */
 #define _GNU_SOURCE
 #include "eval/eval.h"
@@ -26,6 +26,17 @@ int tasks_parse(const char *list, bool pick[MAX_TASKS], struct error *err) {
     return rc;
 }
 
+void asked_choice(struct asked *a, int i, const struct tokenizer *tok, const char *text,
+                  int32_t end) {
+    if (!a->choices) {
+        a->choices = xcalloc((size_t)a->n_choices, sizeof *a->choices);
+        a->seq = xcalloc((size_t)a->n_choices, sizeof *a->seq);
+    }
+    tok_encode(tok, text, strlen(text), 0, &a->choices[i]);
+    if (end >= 0) ids_add(&a->choices[i], end);
+    a->seq[i] = (struct token_seq){a->choices[i].v, a->choices[i].n};
+}
+
 int asked_init(struct asked *a, const struct tokenizer *tok, const struct message *chat, int n_msgs,
                const struct item *it, bool working, struct error *err) {
     *a = (struct asked){.n_choices = it->n_choices};
@@ -36,9 +47,7 @@ int asked_init(struct asked *a, const struct tokenizer *tok, const struct messag
     int32_t end = tok_chat_end(tok);
     for (int i = 0; i < it->n_choices; i++) {
         char *text = xasprintf(" %s", it->choices[i]);
-        tok_encode(tok, text, strlen(text), 0, &a->choices[i]);
-        if (end >= 0) ids_add(&a->choices[i], end);
-        a->seq[i] = (struct token_seq){a->choices[i].v, a->choices[i].n};
+        asked_choice(a, i, tok, text, end);
         free(text);
     }
     struct ids newline = {0};
@@ -52,7 +61,9 @@ int asked_init(struct asked *a, const struct tokenizer *tok, const struct messag
 void asked_release(struct asked *a) {
     ids_release(&a->prompt);
     ids_release(&a->suffix);
-    for (int i = 0; i < a->n_choices; i++) ids_release(&a->choices[i]);
+    for (int i = 0; a->choices && i < a->n_choices; i++) ids_release(&a->choices[i]);
+    free(a->choices);
+    free(a->seq);
     *a = (struct asked){0};
 }
 

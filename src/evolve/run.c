@@ -521,7 +521,7 @@ static int measure_self_consistency(struct run *r, const struct candidate *best,
     snprintf(m->name, sizeof m->name, "self-consistency %s@%d", best->name, k);
     struct samples drawn;
     int rc = samples_draw(&r->asker, &agent, r->test, r->n_test, k, (float)r->o->temperature,
-                          (int32_t)r->o->max_tokens, (uint64_t)r->o->seed, &drawn, bar, err);
+                          (int32_t)r->o->max_tokens, (uint64_t)r->o->seed, NULL, &drawn, bar, err);
     if (rc == OK) samples_vote(&drawn, r->test, k, m->right);
     for (int i = 0; i < k; i++) {
         m->prefilled += drawn.prefilled[i];

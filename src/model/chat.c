@@ -184,7 +184,7 @@ static int render(const struct chat_template *c, const struct chat *chat, size_t
     if (!c->jinja) {
         *err = c->problem;
         *out = (struct jinja_output){0};
-        return err->code;
+        return error_wrap(err, "chat template");
     }
     json_t *vars = chat->extra ? json_copy((json_t *)(uintptr_t)chat->extra) : json_object();
     json_t *messages = json_array();
@@ -196,7 +196,7 @@ static int render(const struct chat_template *c, const struct chat *chat, size_t
     struct jinja_input in = {.vars = vars, .trusted = c->tokens, .now = c->now};
     int rc = jinja_render(c->jinja, &in, out, err);
     json_decref(vars);
-    return rc;
+    return rc ? error_wrap(err, "chat template") : OK;
 }
 
 /* the assistant's turns */

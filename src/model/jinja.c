@@ -26,13 +26,13 @@ void work_fail(struct work *w, const char *fmt, ...) {
     va_start(ap, fmt);
     vsnprintf(text, sizeof text, fmt, ap);
     va_end(ap);
-    error_set(w->err, ERR_FORMAT, "chat template, line %d: %s", w->line, text);
+    error_set(w->err, ERR_FORMAT, "line %d: %s", w->line, text);
     longjmp(w->out, 1);
 }
 
 /* The system has no memory: err says so. */
 static _Noreturn void work_refused(struct work *w) {
-    error_wrap(w->err, "chat template, line %d", w->line);
+    error_wrap(w->err, "line %d", w->line);
     longjmp(w->out, 1);
 }
 

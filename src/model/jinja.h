@@ -19,6 +19,7 @@
 #include "base/base.h"
 
 struct jinja;
+/* Errors say the line; callers say whose template it is. */
 struct jinja *jinja_parse(const char *text, size_t len, struct error *err);
 void jinja_free(struct jinja *j);
 

@@ -1349,7 +1349,7 @@ static struct value function_namespace(struct work *w, const struct args *a) {
 _Noreturn static struct value function_raise(struct work *w, const struct args *a) {
     args_check(w, a, "raise_exception", 1, 1, "message");
     struct str s = value_str(w, arg_get(a, 0, "message", NONE));
-    error_set(w->err, ERR_MISMATCH, "the chat template refuses this conversation: %.*s",
+    error_set(w->err, ERR_MISMATCH, "it refuses this conversation: %.*s",
               (int)MIN(s.n, 1000u), s.p);
     longjmp(w->out, 1);
 }

@@ -233,6 +233,9 @@ void tok_encode(const struct tokenizer *t, const char *text, size_t len, int fla
 void tok_decode(const struct tokenizer *t, int32_t id, bool specials, struct buf *out);
 void tok_decode_all(const struct tokenizer *t, const int32_t *ids, int n, bool specials,
                     struct buf *out);
+/* The same, and where in `out` each token ends: ends [n]. */
+void tok_decode_ends(const struct tokenizer *t, const int32_t *ids, int n, bool specials,
+                     struct buf *out, int32_t *ends);
 void tok_free(struct tokenizer *t);
 
 /* What the file readers fill in to make one (strings are copied). */

@@ -448,10 +448,16 @@ void tok_decode(const struct tokenizer *t, int32_t id, bool specials, struct buf
  * whole. */
 void tok_decode_all(const struct tokenizer *t, const int32_t *ids, int n, bool specials,
                     struct buf *out) {
+    tok_decode_ends(t, ids, n, specials, out, NULL);
+}
+
+void tok_decode_ends(const struct tokenizer *t, const int32_t *ids, int n, bool specials,
+                     struct buf *out, int32_t *ends) {
     bool prefixed = t->spec.kind != TOK_BPE && t->spec.add_space_prefix, first = prefixed;
     for (int i = 0; i < n; i++) {
-        if (ids[i] < 0 || ids[i] >= t->spec.n) continue;
         size_t before = out->len;
+        if (ends) ends[i] = (int32_t)before;
+        if (ids[i] < 0 || ids[i] >= t->spec.n) continue;
         tok_decode(t, ids[i], specials, out);
         if (is_matched(t, ids[i]) && ids[i] != t->spec.unk) { /* unknown is a part of text */
             first = prefixed && (!t->prefix_once || (first && ids[i] == t->spec.bos));
@@ -463,5 +469,6 @@ void tok_decode_all(const struct tokenizer *t, const int32_t *ids, int n, bool s
             }
             first = false;
         }
+        if (ends) ends[i] = (int32_t)out->len;
     }
 }

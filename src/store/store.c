@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define SCHEMA_VERSION 4
+#define SCHEMA_VERSION 5
 
 static const char schema[] =
     "CREATE TABLE IF NOT EXISTS runs(id TEXT PRIMARY KEY, kind TEXT NOT NULL, recipe TEXT NOT NULL,"
@@ -24,6 +24,8 @@ static const char schema[] =
     "NULL,"
     "  prefilled INTEGER NOT NULL, generated INTEGER NOT NULL, finish INTEGER NOT NULL, text TEXT) "
     "STRICT, WITHOUT ROWID;"
+    "CREATE TABLE IF NOT EXISTS said(key BLOB PRIMARY KEY, ends BLOB NOT NULL, logprobs BLOB NOT "
+    "NULL) STRICT, WITHOUT ROWID;"
     "CREATE TABLE IF NOT EXISTS adapters(seq INTEGER PRIMARY KEY, run TEXT NOT NULL, generation "
     "INTEGER NOT NULL,"
     "  name TEXT NOT NULL, hash TEXT NOT NULL, lineage TEXT, scores TEXT, UNIQUE(run, generation, "
@@ -43,7 +45,7 @@ static const char schema[] =
     "CREATE TABLE IF NOT EXISTS documents(kind TEXT NOT NULL, id TEXT NOT NULL, value TEXT NOT "
     "NULL,"
     "  PRIMARY KEY(kind, id)) STRICT, WITHOUT ROWID;"
-    "PRAGMA user_version = 4";
+    "PRAGMA user_version = 5";
 
 enum statement {
     RUN_ADD,
@@ -55,6 +57,7 @@ enum statement {
     METRIC_CUT,
     METRIC_LIST,
     CALL_PUT,
+    SAID_PUT,
     CALL_GET,
     ADAPTER_PUT,
     ADAPTER_LIST,
@@ -78,8 +81,9 @@ static const char *const sql[N_STATEMENTS] = {
     [METRIC_CUT] = "DELETE FROM metrics WHERE run = ?1 AND step > ?2",
     [METRIC_LIST] = "SELECT row FROM metrics WHERE run = ?1 ORDER BY step",
     [CALL_PUT] = "INSERT OR IGNORE INTO calls VALUES(?1, ?2, ?3, ?4, ?5, ?6, ?7)",
-    [CALL_GET] =
-        "SELECT choice, prob, prefilled, generated, finish, text FROM calls WHERE key = ?1",
+    [SAID_PUT] = "INSERT OR IGNORE INTO said VALUES(?1, ?2, ?3)",
+    [CALL_GET] = "SELECT choice, prob, prefilled, generated, finish, text, ends, logprobs"
+                 " FROM calls LEFT JOIN said USING(key) WHERE key = ?1",
     [ADAPTER_PUT] = "INSERT INTO adapters(run, generation, name, hash, lineage, scores) VALUES(?1, "
                     "?2, ?3, ?4, ?5, ?6)"
                     " ON CONFLICT DO UPDATE SET hash = ?4, lineage = ?5, scores = ?6",
@@ -185,7 +189,9 @@ static void bind_json(sqlite3_stmt *q, int at, const json_t *v) {
 }
 
 static void bind_blob(sqlite3_stmt *q, int at, const void *p, size_t size) {
-    sqlite3_bind_blob(q, at, memcpy(xmalloc(size), p, size), (int)size, free);
+    void *copy = xmalloc(MAX(size, 1));
+    if (size) memcpy(copy, p, size);
+    sqlite3_bind_blob(q, at, copy, (int)size, free);
 }
 
 /* Runs a statement that returns no rows. */
@@ -331,7 +337,20 @@ int store_call_put(struct store *s, const struct stored_call *c, struct error *e
     sqlite3_bind_int(q, 5, c->n_generated);
     sqlite3_bind_int(q, 6, c->finish);
     bind_text(q, 7, c->text);
+    int rc = finish(s, q, err);
+    if (rc != OK || c->n_tokens == 0) return rc;
+    if (!(q = statement(s, SAID_PUT, err))) return err->code;
+    bind_key(q, c->key);
+    bind_blob(q, 2, c->ends, sizeof *c->ends * (size_t)c->n_tokens);
+    bind_blob(q, 3, c->logprobs, sizeof *c->logprobs * (size_t)c->n_tokens);
     return finish(s, q, err);
+}
+
+/* The 4-byte numbers of a column, malloc'ed; NULL: none. */
+static void *numbers(sqlite3_stmt *q, int at, int32_t *n) {
+    size_t bytes = (size_t)sqlite3_column_bytes(q, at) & ~(size_t)3;
+    *n = (int32_t)(bytes / 4);
+    return bytes ? memcpy(xmalloc(bytes), sqlite3_column_blob(q, at), bytes) : NULL;
 }
 
 bool store_call_get(struct store *s, const char *key, struct stored_call *out) {
@@ -341,21 +360,29 @@ bool store_call_get(struct store *s, const char *key, struct stored_call *out) {
     bind_key(q, key);
     bool found = sqlite3_step(q) == SQLITE_ROW;
     if (found) {
-        size_t bytes = (size_t)sqlite3_column_bytes(q, 1);
         const char *text = (const char *)sqlite3_column_text(q, 5);
+        int32_t n;
         *out = (struct stored_call){.choice = sqlite3_column_int(q, 0),
                                     .n_prefilled = sqlite3_column_int(q, 2),
                                     .n_generated = sqlite3_column_int(q, 3),
                                     .finish = (uint8_t)sqlite3_column_int(q, 4),
                                     .text = text ? xstrdup(text) : NULL};
         memcpy(out->key, key, HASH_LEN);
-        out->n_choices = (int32_t)MIN(bytes / sizeof *out->prob, ARRAY_LEN(out->prob));
-        if (out->n_choices)
-            memcpy(out->prob, sqlite3_column_blob(q, 1),
-                   (size_t)out->n_choices * sizeof *out->prob);
+        out->prob = numbers(q, 1, &out->n_choices);
+        out->ends = numbers(q, 6, &out->n_tokens);
+        out->logprobs = numbers(q, 7, &n);
+        out->n_tokens = MIN(out->n_tokens, n);
     }
     sqlite3_reset(q);
     return found;
+}
+
+void stored_call_release(struct stored_call *c) {
+    free(c->prob);
+    free(c->text);
+    free(c->ends);
+    free(c->logprobs);
+    *c = (struct stored_call){0};
 }
 
 int store_adapter_put(struct store *s, const char *run, int generation, const char *name,

@@ -49,14 +49,20 @@ json_t *store_metric_list(struct store *s, const char *run, struct error *err);
 struct stored_call {
     char key[HASH_LEN];
     int32_t choice, n_choices;
-    float prob[8];
+    float *prob; /* [n_choices] */
     int32_t n_prefilled, n_generated;
     uint8_t finish;
-    char *text; /* the free-form part; malloc'ed by store_call_get; may be NULL */
+    char *text; /* the free-form part; may be NULL */
+    /* Its tokens, where they are kept: the byte of the text that each ends before, and its
+     * log-probability. */
+    int32_t *ends, n_tokens;
+    float *logprobs;
 };
-int store_call_put(struct store *s, const struct stored_call *c,
-                   struct error *err); /* the same key again is ignored */
+/* The same key again is ignored; tokens are added where there are none yet. */
+int store_call_put(struct store *s, const struct stored_call *c, struct error *err);
+/* What it points to is malloc'ed; stored_call_release frees it. */
 bool store_call_get(struct store *s, const char *key, struct stored_call *out);
+void stored_call_release(struct stored_call *c);
 
 /*
  * Recorded calls: one that was kept whole, to be run again. `call` is an object of

@@ -6,7 +6,7 @@
  * one number, and their mean is the value (Shapley 1953, Banzhaf 1965, Castro et al. 2009 for
  * sampled permutations).
  */
-#include "swarm/swarm.h"
+#include "swarm/workflow.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -206,8 +206,12 @@ static int vote_play(void *ctx, uint32_t mask, uint8_t *right, struct error *err
             const struct answer *x = &v->answers[(size_t)a * (size_t)v->n_items + (size_t)i];
             if (mask >> a & 1 && x->choice >= 0) said[n++] = *x;
         }
-        right[i] =
-            n > 0 && vote_decide(v->vote, said, n, v->items[i].n_choices) == v->items[i].correct;
+        const struct item *it = &v->items[i];
+        bool given = it->n_choices > 0 || !v->talks;
+        int choice =
+            n ? vote_decide(v->vote, said, n, given ? it->n_choices : v->talks[i].n_candidates)
+              : -1;
+        right[i] = choice >= 0 && (given ? choice == it->correct : v->talks[i].right[choice]);
     }
     return OK;
 }

@@ -6,7 +6,8 @@
  * those calls through the store.
  */
 #define _GNU_SOURCE
-#include "swarm/workflow.h"
+#include "eval/grade.h"
+#include "swarm/workflow_internal.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -23,8 +24,7 @@ static void answers_fill(struct debate *d, const struct talk *o, int item) {
         for (int a = 0; r > 0 && a < d->n_agents; a++) *at(d, r, a, item) = *at(d, r - 1, a, item);
         for (; u < o->n && o->v[u].round <= r; u++) {
             if (o->v[u].answer < 0) continue;
-            at(d, r, o->v[u].agent, item)->choice = o->v[u].answer;
-            memcpy(at(d, r, o->v[u].agent, item)->prob, o->v[u].prob, sizeof o->v[u].prob);
+            *at(d, r, o->v[u].agent, item) = utterance_answer(&o->v[u]);
         }
     }
 }
@@ -48,23 +48,29 @@ static void costs_add(struct debate *d, const struct talk *o) {
     }
 }
 
-static void item_measure(struct debate *d, const struct item *it, const struct vote *v, int i) {
+bool debate_right(const struct debate *d, const struct item *items, int item, int choice) {
+    if (choice < 0) return false;
+    return items[item].n_choices ? choice == items[item].correct : d->talks[item].right[choice];
+}
+
+static void item_measure(struct debate *d, const struct item *items, const struct vote *v, int i) {
     const struct talk *o = &d->talks[i];
     answers_fill(d, o, i);
     costs_add(d, o);
-    d->decided[i] = o->answer >= 0 && o->answer == it->correct;
+    d->decided[i] = debate_right(d, items, i, o->answer);
     for (int a = 0; a < d->n_agents; a++) {
-        d->solo[(size_t)a * (size_t)d->n_items + (size_t)i] = at(d, 0, a, i)->choice == it->correct;
+        d->solo[(size_t)a * (size_t)d->n_items + (size_t)i] =
+            debate_right(d, items, i, at(d, 0, a, i)->choice);
         for (int r = 1; r < d->rounds; r++) {
-            bool before = at(d, r - 1, a, i)->choice == it->correct,
-                 now = at(d, r, a, i)->choice == it->correct;
+            bool before = debate_right(d, items, i, at(d, r - 1, a, i)->choice),
+                 now = debate_right(d, items, i, at(d, r, a, i)->choice);
             d->flips_good += now && !before;
             d->flips_bad += before && !now;
         }
     }
     for (int r = 0; r < d->rounds; r++)
         d->voted[(size_t)r * (size_t)d->n_items + (size_t)i] =
-            it->correct >= 0 && vote_after(d, v, r, i, o->n_candidates) == it->correct;
+            debate_right(d, items, i, vote_after(d, v, r, i, o->n_candidates));
 }
 
 int debate_run(const struct asker *a, const struct agent *team, int n_agents,
@@ -91,7 +97,7 @@ int debate_run(const struct asker *a, const struct agent *team, int n_agents,
                                         .grader = o->grader,
                                         .seed = o->seed};
     int rc = workflow_run(w, a, team, n_agents, items, n_items, &wo, out->talks, p, err);
-    for (int i = 0; rc == OK && i < n_items; i++) item_measure(out, &items[i], o->vote, i);
+    for (int i = 0; rc == OK && i < n_items; i++) item_measure(out, items, o->vote, i);
     workflow_free(own);
     return rc;
 }
@@ -131,14 +137,40 @@ void debate_transcript(const struct debate *d, const struct agent *team, const s
     }
 }
 
+/* The samples of one item: free answers become choices in the order they first came. */
+static void samples_take(struct samples *s, const struct item *it, const struct call *calls,
+                         const struct grader *grader, int item) {
+    size_t first = (size_t)item * (size_t)s->k;
+    char **found = NULL;
+    int n = 0;
+    for (int j = 0; j < s->k; j++) {
+        struct answer *a = &s->answers[first + (size_t)j];
+        *a = calls[j].answer;
+        if (calls[j].failed || !it->n_choices) a->choice = -1;
+        if (calls[j].failed || it->n_choices) continue;
+        char *text = answer_read(grader, &calls[j], calls[j].text, &a->sure);
+        if (text) a->choice = candidate_find(&found, &n, text, grader, true);
+        if (text && a->choice < MAX_CHOICES) a->prob[a->choice] = a->sure;
+        free(text);
+    }
+    uint8_t *right = answers_right(it, grader, found, n);
+    if (n) memcpy(s->right + first, right, (size_t)n);
+    for (int i = 0; i < n; i++) free(found[i]);
+    free(found);
+    free(right);
+}
+
 int samples_draw(const struct asker *a, const struct agent *agent, const struct item *items,
                  int n_items, int k, float temperature, int32_t max_tokens, uint64_t seed,
-                 struct samples *out, struct progress *p, struct error *err) {
+                 const struct grader *grader, struct samples *out, struct progress *p,
+                 struct error *err) {
     int n = n_items * k;
     struct call *calls = xcalloc((size_t)MAX(n, 1), sizeof *calls);
     struct message(*chats)[2] = xcalloc((size_t)MAX(n, 1), sizeof *chats);
+    if (!grader) grader = grader_find("exact", err);
     *out = (struct samples){.n_items = n_items, .k = k};
     out->answers = xcalloc((size_t)MAX(n, 1), sizeof *out->answers);
+    out->right = xcalloc((size_t)MAX(n, 1), 1);
     out->prefilled = xcalloc((size_t)MAX(k, 1), sizeof *out->prefilled);
     out->generated = xcalloc((size_t)MAX(k, 1), sizeof *out->generated);
     for (int i = 0; i < n; i++) {
@@ -149,9 +181,9 @@ int samples_draw(const struct asker *a, const struct agent *agent, const struct 
         calls[i].seed = seed * 0x9E3779B97F4A7C15u + (uint64_t)i;
     }
     int rc = a->ask(a->ctx, calls, n, err);
+    for (int i = 0; rc == OK && i < n_items; i++)
+        samples_take(out, &items[i], calls + (size_t)i * (size_t)k, grader, i);
     for (int i = 0; i < n; i++) {
-        out->answers[i] = calls[i].answer;
-        if (calls[i].failed) out->answers[i].choice = -1;
         out->prefilled[i % k] += calls[i].n_prefilled;
         out->generated[i % k] += calls[i].n_generated;
         call_release(&calls[i]);
@@ -165,19 +197,23 @@ int samples_draw(const struct asker *a, const struct agent *agent, const struct 
 void samples_vote(const struct samples *s, const struct item *items, int k, uint8_t *right) {
     struct answer *votes = xcalloc((size_t)MAX(k, 1), sizeof *votes);
     for (int i = 0; i < s->n_items; i++) {
+        const struct item *it = &items[i];
+        size_t first = (size_t)i * (size_t)s->k;
         int m = 0;
-        for (int j = 0; j < k; j++) {
-            const struct answer *x = &s->answers[(size_t)i * (size_t)s->k + (size_t)j];
-            if (x->choice >= 0) votes[m++] = *x;
-        }
-        right[i] =
-            m > 0 && vote_decide(&vote_table[0], votes, m, items[i].n_choices) == items[i].correct;
+        for (int j = 0; j < k; j++)
+            if (s->answers[first + (size_t)j].choice >= 0)
+                votes[m++] = s->answers[first + (size_t)j];
+        int choice =
+            m ? vote_decide(&vote_table[0], votes, m, it->n_choices ? it->n_choices : s->k) : -1;
+        right[i] = choice >= 0 &&
+                   (it->n_choices ? choice == it->correct : s->right[first + (size_t)choice]);
     }
     free(votes);
 }
 
 void samples_release(struct samples *s) {
     free(s->answers);
+    free(s->right);
     free(s->prefilled);
     free(s->generated);
     *s = (struct samples){0};

@@ -16,24 +16,24 @@ static const struct answer *at(const struct debate *d, int round, int agent, int
 
 /* The answer that more than half of the others gave; -1: none. */
 static int others_majority(const struct debate *d, int round, int me, int item) {
-    int count[MAX_CHOICES] = {0}, others = 0;
+    int others = 0;
+    for (int a = 0; a < d->n_agents; a++) others += a != me && at(d, round, a, item)->choice >= 0;
     for (int a = 0; a < d->n_agents; a++) {
-        int choice = at(d, round, a, item)->choice;
-        if (a == me || choice < 0) continue;
-        count[choice]++;
-        others++;
+        int choice = at(d, round, a, item)->choice, same = 0;
+        for (int b = 0; b < d->n_agents; b++)
+            same += b != me && at(d, round, b, item)->choice == choice;
+        if (a != me && choice >= 0 && 2 * same > others) return choice;
     }
-    for (int c = 0; c < MAX_CHOICES; c++)
-        if (2 * count[c] > others) return c;
     return -1;
 }
 
-static void answer_count(const struct debate *d, const struct item *it, int round, int a, int i,
+static void answer_count(const struct debate *d, const struct item *items, int round, int a, int i,
                          struct round_figures *out) {
     int before = at(d, round - 1, a, i)->choice, now = at(d, round, a, i)->choice;
     int heard = others_majority(d, round - 1, a, i);
-    out->flips_good += now == it->correct && before != it->correct;
-    out->flips_bad += now != it->correct && before == it->correct;
+    bool was = debate_right(d, items, i, before), is = debate_right(d, items, i, now);
+    out->flips_good += is && !was;
+    out->flips_bad += was && !is;
     if (heard < 0 || before < 0 || heard == before) return;
     out->open++;
     out->changed += now != before;
@@ -48,7 +48,7 @@ void debate_figures(const struct debate *d, const struct item *items, int round,
         bool same = first >= 0;
         for (int a = 0; a < d->n_agents; a++) {
             same &= at(d, round, a, i)->choice == first;
-            if (round > 0) answer_count(d, &items[i], round, a, i, out);
+            if (round > 0) answer_count(d, items, round, a, i, out);
         }
         out->agreed += same;
         out->voted += d->voted[(size_t)round * (size_t)d->n_items + (size_t)i];
@@ -62,12 +62,35 @@ void debate_oracle(const struct debate *d, uint8_t *right) {
             right[i] |= d->solo[(size_t)a * (size_t)d->n_items + (size_t)i];
 }
 
-/* p of each choice at a temperature, from p at 1. */
-static void tempered(const struct answer *x, int n, double temperature, double *out) {
+/* What calibration looks at: probabilities of n outcomes, which of them was said, which is right.
+ */
+struct forecast {
+    double p[MAX_CHOICES];
+    int n, said, right;
+};
+
+/* A free answer is two outcomes: it is right, or it is not. False: there is nothing to see. */
+static bool forecast_make(const struct debate *d, const struct item *items, int item, int agent,
+                          struct forecast *f) {
+    const struct item *it = &items[item];
+    const struct answer *x = at(d, 0, agent, item);
+    *f = (struct forecast){.n = it->n_choices, .said = x->choice, .right = it->correct};
+    if (x->choice < 0 || (it->n_choices ? it->correct < 0 || it->n_choices < 2 : !it->gold))
+        return false;
+    for (int c = 0; c < it->n_choices; c++) f->p[c] = (double)x->prob[c];
+    if (it->n_choices) return true;
+    *f = (struct forecast){.p = {(double)x->sure, 1 - (double)x->sure},
+                           .n = 2,
+                           .right = !debate_right(d, items, item, x->choice)};
+    return true;
+}
+
+/* Its p at a temperature, from p at 1. */
+static void tempered(struct forecast *f, double temperature) {
     double sum = 0;
-    for (int c = 0; c < n; c++)
-        sum += out[c] = math_exp(math_log(fmax((double)x->prob[c], 1e-30)) / temperature);
-    for (int c = 0; c < n; c++) out[c] /= sum;
+    for (int c = 0; c < f->n; c++)
+        sum += f->p[c] = math_exp(math_log(fmax(f->p[c], 1e-30)) / temperature);
+    for (int c = 0; c < f->n; c++) f->p[c] /= sum;
 }
 
 /* Mean negative log-likelihood of the right answers, and the calibration error. */
@@ -76,14 +99,13 @@ static double scored(const struct debate *d, const struct item *items, int agent
     double nll = 0, sure[BINS] = {0}, right[BINS] = {0};
     *n = 0;
     for (int i = 0; i < d->n_items; i++) {
-        const struct answer *x = at(d, 0, agent, i);
-        double p[MAX_CHOICES];
-        if (x->choice < 0 || items[i].correct < 0 || items[i].n_choices < 2) continue;
-        tempered(x, items[i].n_choices, temperature, p);
-        nll -= math_log(fmax(p[items[i].correct], 1e-30));
-        int bin = MIN(BINS - 1, (int)(p[x->choice] * BINS));
-        sure[bin] += p[x->choice];
-        right[bin] += x->choice == items[i].correct;
+        struct forecast f;
+        if (!forecast_make(d, items, i, agent, &f)) continue;
+        tempered(&f, temperature);
+        nll -= math_log(fmax(f.p[f.right], 1e-30));
+        int bin = MIN(BINS - 1, (int)(f.p[f.said] * BINS));
+        sure[bin] += f.p[f.said];
+        right[bin] += f.said == f.right;
         ++*n;
     }
     *ece = 0;

@@ -144,7 +144,7 @@ static int samples_make(struct maker *m, struct progress *p, json_t *curve, stru
     struct spent c = {0};
     int k = MAX(equal[0], equal[1]);
     int rc = samples_draw(m->asker, &m->team[best], m->items, m->n_items, k, m->w->temperature,
-                          m->w->max_tokens, m->o->seed, &s, p, err);
+                          m->w->max_tokens, m->o->seed, m->o->grader, &s, p, err);
     uint8_t *right = xmalloc((size_t)m->n_items + 1);
     for (int i = 1; rc == OK && i <= k; i++) {
         c.calls += m->n_items;
@@ -241,7 +241,7 @@ static json_t *sampling_json(const struct maker *m, const uint8_t *right,
 }
 
 static int credit_make(struct maker *m, struct progress *p, json_t **out, struct error *err) {
-    struct vote_game v = {m->o->vote, m->d.answers, m->items, m->n_agents, m->n_items};
+    struct vote_game v = {m->o->vote, m->d.answers, m->items, m->n_agents, m->n_items, m->d.talks};
     struct debate_game g = {m->asker, m->team, m->n_agents, m->items, m->n_items, m->o, p};
     struct game game = m->w->credit_debate ? debate_game(&g) : vote_game(&v);
     struct worth worth[TEAM_MAX];
@@ -316,7 +316,9 @@ json_t *report_talk(const struct debate *d, const struct agent *team, const stru
     json_t *v = json_pack("{s:s,s:o,s:o,s:s,s:i}", "question", it->question, "said", said, "scores",
                           scores, "ending", ending_names[o->ending], "rounds", o->rounds);
     if (o->answer >= 0) json_object_set_new(v, "answer", json_string(o->candidates[o->answer]));
-    if (it->correct >= 0) json_object_set_new(v, "right", json_string(it->choices[it->correct]));
+    if (it->n_choices && it->correct >= 0)
+        json_object_set_new(v, "right", json_string(it->choices[it->correct]));
+    if (it->gold) json_object_set_new(v, "right", json_string(it->gold));
     return v;
 }
 
@@ -326,7 +328,8 @@ static int figures_make(struct maker *m, json_t *r, struct progress *p, struct e
     int rc = OK;
     rows_make(m);
     if (m->n_items > 0 && m->items[0].n_views) rc = whole_make(m, p, err);
-    if (rc == OK && m->w->samples && m->o->working) rc = samples_make(m, p, curve, err);
+    bool thinks = m->o->working || (m->n_items > 0 && !m->items[0].n_choices);
+    if (rc == OK && m->w->samples && thinks) rc = samples_make(m, p, curve, err);
     if (rc == OK && !m->w->credit_none) rc = credit_make(m, p, &credit, err);
     for (int i = 0; i < d->n_items && i < m->w->shown; i++)
         json_array_append_new(talks, report_talk(d, m->team, &m->items[i], i));
@@ -396,7 +399,7 @@ static void print_credit(const json_t *credit, FILE *f) {
     fprintf(f, "worth in the %s (%s), points: Shapley, Banzhaf, leave-one-out\n",
             text(credit, "game"), text(credit, "method"));
     json_array_foreach (json_object_get(credit, "agents"), i, v) {
-        fprintf(f, "  %-28s", text(v, "name"));
+        fprintf(f, "  %-*s", column_bytes(text(v, "name"), 28), text(v, "name"));
         static const char *const of[] = {"shapley", "banzhaf", "leave_one_out"};
         for (int k = 0; k < 3; k++) {
             const json_t *x = json_object_get(v, of[k]);
@@ -420,10 +423,10 @@ void report_print(const json_t *r, FILE *f) {
             text(r, "name"), (long long)whole(r, "n"), text(r, "protocol"),
             (long long)whole(r, "rounds"), text(r, "vote"), 100 * real(r, "detectable"));
     json_array_foreach (json_object_get(r, "rows"), i, v)
-        fprintf(f, "  %-44s %6.2f %%  (%.2f – %.2f)  %9lld calls %11lld read %10lld written\n",
-                text(v, "name"), 100 * real(v, "acc"), 100 * real(v, "lo"), 100 * real(v, "hi"),
-                (long long)whole(v, "calls"), (long long)whole(v, "prefilled"),
-                (long long)whole(v, "generated"));
+        fprintf(f, "  %-*s %6.2f %%  (%.2f – %.2f)  %9lld calls %11lld read %10lld written\n",
+                column_bytes(text(v, "name"), 44), text(v, "name"), 100 * real(v, "acc"),
+                100 * real(v, "lo"), 100 * real(v, "hi"), (long long)whole(v, "calls"),
+                (long long)whole(v, "prefilled"), (long long)whole(v, "generated"));
     json_array_foreach (json_object_get(r, "comparisons"), i, v)
         fprintf(f, "debate against %s: %+.2f (%+.2f … %+.2f), p = %.2g after Holm: %s\n",
                 text(v, "b"), 100 * real(v, "diff"), 100 * real(v, "lo"), 100 * real(v, "hi"),

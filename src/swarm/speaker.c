@@ -13,6 +13,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <unistr.h>
 
 enum { CHUNK = 4096, LOOP_TOKENS = 16 };
 #define JUDGE_PREFIX "{\"answer\": \""
@@ -57,8 +58,7 @@ static int judge_init(struct asked *a, const struct tokenizer *tok, const struct
     ids_text(&a->prompt, tok, JUDGE_PREFIX);
     for (int i = 0; i < c->n_candidates; i++) {
         char *inside = json_inside(c->candidates[i]), *text = xasprintf("%s\"", inside);
-        ids_text(&a->choices[i], tok, text);
-        a->seq[i] = (struct token_seq){a->choices[i].v, a->choices[i].n};
+        asked_choice(a, i, tok, text, -1);
         free(text);
         free(inside);
     }
@@ -88,6 +88,11 @@ static int text_init(struct asked *a, const struct tokenizer *tok, const struct 
     return OK;
 }
 
+/* Text whose tokens matter: no working, no rationale. */
+static bool is_free(const struct pending *p) {
+    return p->req.n_choices == 0 && !p->req.grammar;
+}
+
 static bool is_choice(const struct call *c) {
     return c->reply == REPLY_ANSWER && c->item->n_choices > 0;
 }
@@ -114,6 +119,8 @@ static int prepare(struct batch *b, struct pending *p, bool rationale, struct er
     if (rc) return rc;
     bool free_text = rationale || (c->reply != REPLY_JUDGE && !is_choice(c));
     asked_request(&p->asked, c->agent->adapter, c->max_tokens, &p->req);
+    p->req.mix = c->agent->mix;
+    p->req.n_mix = c->agent->n_mix;
     if (free_text) p->req.max_tokens = c->max_tokens;
     if (free_text) p->req.loop_tokens = LOOP_TOKENS;
     if (free_text) p->req.grammar = rationale ? b->rationale : c->grammar;
@@ -131,36 +138,67 @@ static void text_set(struct call *c, const char *text) {
     c->text = xstrdup(text ? text : "");
 }
 
+static void *numbers_copy(const void *v, int32_t n) {
+    return n ? memcpy(xmalloc((size_t)n * 4), v, (size_t)n * 4) : NULL;
+}
+
 /* Costs add up over a judgement's two requests. */
 static void recall(const struct stored_call *s, struct pending *p) {
     struct call *c = p->call;
+    for (int i = 0; i < MIN(s->n_choices, MAX_CHOICES); i++) c->answer.prob[i] = s->prob[i];
     if (p->req.n_choices) {
         c->answer.choice = s->choice;
-        memcpy(c->answer.prob, s->prob, sizeof c->answer.prob);
+        c->answer.sure = s->prob[s->choice];
     }
     if (s->text) text_set(c, s->text);
+    if (s->n_tokens) {
+        c->n_tokens = s->n_tokens;
+        c->ends = numbers_copy(s->ends, s->n_tokens);
+        c->logprobs = numbers_copy(s->logprobs, s->n_tokens);
+    }
     c->n_prefilled += s->n_prefilled;
     c->n_generated += s->n_generated;
     c->truncated |= s->finish;
 }
 
-/* What a computed request says, in the form the store keeps. */
+/* What people may see of the tokens' bytes, and where each ends in that. */
+static void clean_add(const struct buf *raw, int32_t *ends, int n, struct buf *text) {
+    const uint8_t *v = (const uint8_t *)raw->data;
+    int k = 0;
+    for (size_t at = 0; at < raw->len;) {
+        ucs4_t c;
+        int len = u8_mbtoucr(&c, v + at, raw->len - at);
+        size_t before = text->len, next = at + (size_t)MAX(len, 1);
+        buf_add_clean(text, raw->data + at, next - at);
+        for (; k < n && (size_t)ends[k] <= next; k++)
+            ends[k] =
+                (int32_t)((size_t)ends[k] == next ? text->len : before + (size_t)ends[k] - at);
+        at = next;
+    }
+    for (; k < n; k++) ends[k] = (int32_t)text->len;
+}
+
+/* What a computed request says, in the form the store keeps; numbers are the request's, but ends.
+ */
 static struct stored_call stored_of(const struct batch *b, const struct pending *p,
                                     struct buf *text) {
     const struct request *r = &p->req;
     bool cut = r->max_tokens > 0 && (r->n_out == r->max_tokens || r->finish == FINISH_LOOP);
     struct stored_call s = {.choice = r->n_choices ? r->choice : -1,
                             .n_choices = r->n_choices,
+                            .prob = r->choice_prob,
                             .n_prefilled = r->n_prefilled,
                             .n_generated = r->n_generated,
-                            .finish = cut};
+                            .finish = cut,
+                            .ends = xcalloc((size_t)MAX(r->n_out, 1), sizeof *s.ends),
+                            .logprobs = r->out_logprob};
     memcpy(s.key, p->key, HASH_LEN);
-    for (int i = 0; i < r->n_choices; i++) s.prob[i] = r->choice_prob[i];
     struct buf raw = {0};
-    tok_decode_all(b->s->model->tok, r->out, r->n_out, false, &raw);
-    buf_add_clean(text, raw.data, raw.len); // it becomes part of other calls
+    tok_decode_ends(b->s->model->tok, r->out, r->n_out, false, &raw, s.ends);
+    clean_add(&raw, s.ends, r->n_out, text); // it becomes part of other calls
     buf_release(&raw);
     s.text = text->data;
+    if (is_free(p)) s.n_tokens = r->n_out;
     return s;
 }
 
@@ -192,24 +230,41 @@ static int learn_all(struct batch *b, struct error *err) {
         recall(&s, &b->v[i]);
         if (store) rc = store_call_put(store, &s, err);
         buf_release(&text);
+        free(s.ends);
     }
     if (rc == OK && store) rc = store_commit(store, err);
     if (rc != OK && store) store_rollback(store);
     return rc;
 }
 
+/* Whether what a store holds can be what the request gave; a store of before may hold a text
+ * without its tokens, and is asked again. */
+static bool is_whole(const struct stored_call *c, const struct pending *p) {
+    size_t len = c->text ? strlen(c->text) : 0;
+    for (int i = 0; i < c->n_tokens; i++) {
+        int32_t before = i ? c->ends[i - 1] : 0;
+        if (c->ends[i] < before || (size_t)c->ends[i] > len) return false;
+    }
+    if (c->n_choices != p->req.n_choices || c->choice >= MAX(c->n_choices, 1)) return false;
+    return c->n_choices ? c->choice >= 0 : !is_free(p) || c->n_tokens || !len;
+}
+
+static bool is_known(const struct batch *b, struct pending *p) {
+    struct stored_call c;
+    if (!b->s->store || p->call->failed || !store_call_get(b->s->store, p->key, &c)) return false;
+    bool whole = is_whole(&c, p);
+    if (whole) recall(&c, p);
+    stored_call_release(&c);
+    return whole;
+}
+
 /* One batch; what is in b->v has its call. */
 static int batch_run(struct batch *b, bool rationale, struct error *err) {
-    struct stored_call c;
     int rc = OK;
     for (int i = 0; rc == OK && i < b->n; i++) {
         struct pending *p = &b->v[i];
         rc = prepare(b, p, rationale, err);
-        p->known =
-            rc == OK && b->s->store && !p->call->failed && store_call_get(b->s->store, p->key, &c);
-        if (!p->known) continue;
-        recall(&c, p);
-        free(c.text);
+        p->known = rc == OK && is_known(b, p);
     }
     if (rc == OK) rc = compute(b, err);
     if (rc == OK) rc = learn_all(b, err);
@@ -288,5 +343,9 @@ struct call call_question(const struct agent *agent, const struct item *item, in
 
 void call_release(struct call *c) {
     free(c->text);
+    free(c->ends);
+    free(c->logprobs);
     c->text = NULL;
+    c->ends = NULL;
+    c->logprobs = NULL;
 }

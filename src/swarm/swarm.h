@@ -16,16 +16,19 @@ enum { TEAM_MAX = 17 };
 
 struct agent {
     const char *name;
-    const char *system;      /* persona prompt, or NULL */
-    struct adapter *adapter; /* borrowed; NULL: the bare base */
-    int view;                /* of items whose evidence is split, the part that it sees */
-    const char *role;        /* in a workflow; NULL: by its place in the team */
-    float temperature;       /* above 0: instead of the workflow's */
-    int32_t max_tokens;      /* above 0: the same */
+    const char *system;         /* persona prompt, or NULL */
+    struct adapter *adapter;    /* borrowed; NULL: the bare base, or the mix */
+    const struct mix_term *mix; /* [n_mix] instead of one adapter; or NULL */
+    int n_mix;
+    int view;           /* of items whose evidence is split, the part that it sees */
+    const char *role;   /* in a workflow; NULL: by its place in the team */
+    float temperature;  /* above 0: instead of the workflow's, as … */
+    int32_t max_tokens; /* … this */
 };
 struct answer {
     int32_t choice;
     float prob[MAX_CHOICES]; /* exact, over the item's choices */
+    float sure;              /* of a choice that is MAX_CHOICES or more: its own probability */
 };
 
 enum reply {
@@ -50,7 +53,11 @@ struct call { /* what one agent is asked in one step */
     const struct grammar *grammar; /* of free text; may be NULL */
 
     /* filled by the asker */
-    char *text;           /* malloc'ed: what was said; of a working, or a rationale */
+    char *text; /* malloc'ed: what was said; of a working, or a rationale */
+    /* Of free text, malloc'ed: the byte of `text` before which each token ends, and its exact
+     * log-probability given what stands before it, whatever sampling made of that. */
+    int32_t *ends, n_tokens; /* 0: not known */
+    float *logprobs;
     struct answer answer; /* choice: of the item's choices, or of the candidates; -1: none */
     int32_t n_prefilled, n_generated;
     bool truncated;     /* hit max_tokens, or was cut in a loop */
@@ -88,7 +95,8 @@ struct vote {
     bool quorum; /* more than half of all must agree, else nothing is decided: -1 */
 };
 extern const struct vote vote_table[];
-const struct vote *vote_find(const char *name); /* NULL when unknown */
+const struct vote *vote_find(const char *name);                     /* NULL when unknown */
+const struct vote *vote_parse(const char *name, struct error *err); /* … with the names there are */
 /* What the seed's rules find in an utterance: {…} up to the first brace that closes, if it is JSON
  * with "answer", "vote" or "conclusion", and "confidence" (0.6 without); else the first word after
  * the colon of the first line with Answer, 結論, Vote or 最終, or of the first line. malloc'ed. */
@@ -126,6 +134,8 @@ int debate_run(const struct asker *a, const struct agent *team, int n_agents,
                const struct item *items, int n_items, const struct debate_options *o,
                struct debate *out, struct progress *p, struct error *err);
 void debate_release(struct debate *d);
+/* Whether an answer to an item, as in `answers`, is right. */
+bool debate_right(const struct debate *d, const struct item *items, int item, int choice);
 /* The plain text of one item's debate, for people. Appends. */
 void debate_transcript(const struct debate *d, const struct agent *team, const struct item *it,
                        int item, const struct vote *v, struct buf *out);
@@ -157,12 +167,14 @@ struct calibration debate_calibration(const struct debate *d, const struct item 
  * [n_items][k] (choice -1: none), and what the j-th samples cost in tokens, [k] each, added to. */
 struct samples {
     int n_items, k;
-    struct answer *answers;
+    struct answer *answers; /* [n_items][k]; of free answers, equal ones are the same choice */
+    uint8_t *right;         /* [n_items][k] whether choice j of a free answer is right */
     int64_t *prefilled, *generated;
 };
 int samples_draw(const struct asker *a, const struct agent *agent, const struct item *items,
                  int n_items, int k, float temperature, int32_t max_tokens, uint64_t seed,
-                 struct samples *out, struct progress *p, struct error *err);
+                 const struct grader *grader, struct samples *out, struct progress *p,
+                 struct error *err);
 /* The majority of the first k of them (self-consistency, Wang et al. 2023). right: [n_items]. */
 void samples_vote(const struct samples *s, const struct item *items, int k, uint8_t *right);
 void samples_release(struct samples *s);
@@ -200,6 +212,7 @@ struct vote_game {
     const struct answer *answers; /* [n_agents][n_items] */
     const struct item *items;
     int n_agents, n_items;
+    const struct talk *talks; /* [n_items] of items without choices: what was answered; or NULL */
 };
 struct game vote_game(struct vote_game *v);
 /* The game of whole debates: every coalition debates, with what it shares in the store. */

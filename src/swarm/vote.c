@@ -9,6 +9,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* Of free answers an agent gives nothing to any but its own. */
+static double prob_of(const struct answer *a, int c) {
+    return c < MAX_CHOICES ? (double)a->prob[c] : c == a->choice ? (double)a->sure : 0;
+}
+
 static void majority(const struct answer *a, int n, int n_choices, double *out) {
     (void)n_choices;
     for (int i = 0; i < n; i++) out[a[i].choice] += 1;
@@ -17,20 +22,20 @@ static void majority(const struct answer *a, int n, int n_choices, double *out) 
 /* Each agent's own choice, weighted by the exact probability it gives it. */
 static void confidence(const struct answer *a, int n, int n_choices, double *out) {
     (void)n_choices;
-    for (int i = 0; i < n; i++) out[a[i].choice] += (double)a[i].prob[a[i].choice];
+    for (int i = 0; i < n; i++) out[a[i].choice] += prob_of(&a[i], a[i].choice);
 }
 
 /* Product of experts: summed log-probabilities of every choice. */
 static void logprob(const struct answer *a, int n, int n_choices, double *out) {
     for (int i = 0; i < n; i++)
-        for (int c = 0; c < n_choices; c++) out[c] += math_log(fmax((double)a[i].prob[c], 1e-12));
+        for (int c = 0; c < n_choices; c++) out[c] += math_log(fmax(prob_of(&a[i], c), 1e-12));
 }
 
 /* Borda count: a choice gets one point for each that the agent thinks less likely. */
 static void borda(const struct answer *a, int n, int n_choices, double *out) {
     for (int i = 0; i < n; i++)
         for (int c = 0; c < n_choices; c++)
-            for (int d = 0; d < n_choices; d++) out[c] += a[i].prob[c] > a[i].prob[d];
+            for (int d = 0; d < n_choices; d++) out[c] += prob_of(&a[i], c) > prob_of(&a[i], d);
 }
 
 const struct vote vote_table[] = {
@@ -44,15 +49,27 @@ const struct vote *vote_find(const char *name) {
     return NULL;
 }
 
+const struct vote *vote_parse(const char *name, struct error *err) {
+    const struct vote *found = vote_find(name);
+    struct buf names = {0};
+    for (const struct vote *v = vote_table; v->name; v++)
+        buf_printf(&names, "%s%s", v == vote_table ? "" : ", ", v->name);
+    if (!found) error_set(err, ERR_USAGE, "no vote '%s'; there are %s", name, names.data);
+    buf_release(&names);
+    return found;
+}
+
 int vote_decide(const struct vote *v, const struct answer *answers, int n, int n_choices) {
-    double score[MAX_CHOICES] = {0}, mass[MAX_CHOICES] = {0};
+    double *score = xcalloc((size_t)n_choices + 1, 2 * sizeof *score), *mass = score + n_choices;
     v->score(answers, n, n_choices, score);
     for (int i = 0; i < n; i++)
-        for (int c = 0; c < n_choices; c++) mass[c] += (double)answers[i].prob[c];
+        for (int c = 0; c < n_choices; c++) mass[c] += prob_of(&answers[i], c);
     int best = 0;
     for (int c = 1; c < n_choices; c++)
         if (score[c] > score[best] || (score[c] == score[best] && mass[c] > mass[best])) best = c;
-    return v->quorum && 2 * score[best] <= n ? -1 : best;
+    if (v->quorum && 2 * score[best] <= n) best = -1;
+    free(score);
+    return best;
 }
 
 static char *json_answer(const json_t *v) {

@@ -61,8 +61,9 @@ const char *workflow_builtin(int i, const char **text);
 struct utterance {
     int node, agent, round; /* round from 0 */
     char *text;
-    int answer; /* of the talk's candidates; -1: none */
-    float confidence;
+    int answer;       /* of the talk's candidates; -1: none */
+    float confidence; /* probability of the answer: among choices; of free text that of the tokens
+                         that say it, given what stands before them; 1 where the asker gives none */
     float prob[MAX_CHOICES]; /* of an item's choices, in candidates' order */
     int32_t n_prefilled, n_generated;
     bool truncated;
@@ -77,6 +78,7 @@ struct talk { /* of an item */
     int answer; /* of the candidates; -1: nobody gave one */
     int final;  /* the utterance that is the result, of a workflow that ends in words; -1: none */
     double *scores; /* [n_candidates] of the vote */
+    uint8_t *right; /* [n_candidates] whether each is right, where the item knows */
     int rounds;     /* that were spoken */
     enum ending ending;
 };
@@ -98,6 +100,7 @@ int workflow_run(const struct workflow *w, const struct asker *asker, const stru
                  int n_agents, const struct item *items, int n_items,
                  const struct workflow_options *o, struct talk *talks, struct progress *p,
                  struct error *err);
+struct answer utterance_answer(const struct utterance *u);
 void talk_release(struct talk *o);
 
 #endif

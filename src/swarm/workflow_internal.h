@@ -43,6 +43,15 @@ struct workflow {
     int64_t max_generated;
 };
 
+/* free_answer.c: the answer in what a call said, malloc'ed (NULL: none), and the probability of its
+ * tokens: 1 where the asker gives none. Without a grader it is what follows "answer:". */
+char *answer_read(const struct grader *g, const struct call *c, const char *text, float *sure);
+/* Which of v[n] a text is by a grader, or letter by letter; else it is added, or -1. */
+int candidate_find(char ***v, int *n, const char *text, const struct grader *g, bool add);
+/* [n] whether each is right: the item's right choice, or what its gold is for a grader (NULL:
+ * exact). malloc'ed. */
+uint8_t *answers_right(const struct item *it, const struct grader *g, char *const *v, int n);
+
 int role_find(const struct workflow *w, const char *name); /* -1: no such role */
 
 #endif

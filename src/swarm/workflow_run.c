@@ -183,7 +183,7 @@ static int messages_make(const struct run *r, struct asking *a, struct call *c, 
     for (int i = 0; rc == OK && i < n->n_messages; i++) {
         struct jinja_output *text = &a->texts[i];
         rc = jinja_render(n->message[i], &(struct jinja_input){.vars = vars, .now = -1}, text, err);
-        if (rc) error_wrap(err, "workflow '%s', node '%s'", r->w->name, n->name);
+        if (rc) error_wrap(err, "workflow '%s', node '%s', template", r->w->name, n->name);
         if (rc == OK && text->n > 0)
             a->messages[c->n_messages++] = (struct message){n->role[i], text->text};
     }
@@ -243,39 +243,6 @@ static int speakers(const struct run *r, struct track *t, int out[TEAM_MAX]) {
 
 /* what comes back */
 
-static int candidate_add(struct talk *o, const char *text) {
-    if (o->n_candidates == MAX_CHOICES) return -1;
-    o->candidates[o->n_candidates] = xstrdup(text);
-    return o->n_candidates++;
-}
-
-/* The candidate that `text` is: letter by letter as the seed compares, else as a grader does. */
-static int candidate_find(struct talk *o, const char *text, const struct grader *g, bool add) {
-    for (int i = 0; i < o->n_candidates; i++)
-        if (g ? grade_same(g, o->candidates[i], text) : strcmp(o->candidates[i], text) == 0)
-            return i;
-    return add ? candidate_add(o, text) : -1;
-}
-
-/* What follows the last "answer:" of a text up to its line's end, trimmed; NULL: nothing. */
-static char *free_answer(const char *text) {
-    const char *at = text, *found = NULL;
-    while ((at = strcasestr(at, ANSWER_PREFIX))) found = at += strlen(ANSWER_PREFIX);
-    if (!found) return NULL;
-    found += strspn(found, " \t");
-    size_t n = strcspn(found, "\n");
-    while (n > 0 && strchr(" \t\r.", found[n - 1])) n--;
-    return n ? strndup(found, n) : NULL;
-}
-
-/* What a grader finds in a text; NULL: nothing. */
-static char *graded_answer(const struct grader *g, const char *text) {
-    struct buf form = {0};
-    if (answer_extract(g, text, &form)) return form.data;
-    buf_release(&form);
-    return NULL;
-}
-
 /* The answer of a call as one of the track's candidates, and how sure it is. */
 static void answer_take(const struct run *r, struct track *t, const struct call *c,
                         struct utterance *u) {
@@ -289,15 +256,18 @@ static void answer_take(const struct run *r, struct track *t, const struct call 
     if (c->reply == REPLY_JUDGE || (c->reply == REPLY_ANSWER && t->item->n_choices)) {
         u->answer = c->answer.choice;
         memcpy(u->prob, c->answer.prob, sizeof u->prob);
-        if (u->answer >= 0) u->confidence = u->prob[u->answer];
+        if (u->answer >= 0)
+            u->confidence = u->answer < MAX_CHOICES ? u->prob[u->answer] : c->answer.sure;
         return;
     }
     if (c->reply == REPLY_SEED)
         text = seed_vote_parse(u->text, &u->confidence);
     else
-        text = asked ? graded_answer(asked, u->text) : free_answer(u->text);
-    if (text && *text) u->answer = candidate_find(t->o, text, same, t->item->n_choices == 0);
-    if (u->answer >= 0) u->prob[u->answer] = u->confidence;
+        text = answer_read(asked, c, u->text, &u->confidence);
+    if (text && *text)
+        u->answer = candidate_find(&t->o->candidates, &t->o->n_candidates, text, same,
+                                   t->item->n_choices == 0);
+    if (u->answer >= 0 && u->answer < MAX_CHOICES) u->prob[u->answer] = u->confidence;
     free(text);
 }
 
@@ -379,9 +349,7 @@ static int ballots(const struct run *r, const struct track *t, struct answer *ou
             const struct utterance *later = &t->o->v[k];
             counts = later->agent != u->agent || later->answer < 0 || later->node == r->w->judge;
         }
-        if (!counts) continue;
-        out[n].choice = u->answer;
-        memcpy(out[n++].prob, u->prob, sizeof u->prob);
+        if (counts) out[n++] = utterance_answer(u);
     }
     return n;
 }
@@ -391,6 +359,8 @@ static void track_decide(const struct run *r, struct track *t) {
     struct answer *v = xcalloc((size_t)o->n + 1, sizeof *v);
     int n = ballots(r, t, v);
     o->answer = -1;
+    o->scores = xcalloc((size_t)o->n_candidates + 1, sizeof *o->scores);
+    o->right = answers_right(t->item, r->options->grader, o->candidates, o->n_candidates);
     if (n > 0) {
         r->vote->score(v, n, o->n_candidates, o->scores);
         o->answer = vote_decide(r->vote, v, n, o->n_candidates);
@@ -443,8 +413,7 @@ static int turn_run(struct run *r, const struct asker *asker, int *asked, struct
 
 static void track_begin(struct track *t, const struct item *it, struct talk *o, int index) {
     *t = (struct track){.item = it, .o = o, .index = index};
-    o->candidates = xcalloc(MAX_CHOICES, sizeof *o->candidates);
-    o->scores = xcalloc(MAX_CHOICES, sizeof *o->scores);
+    o->candidates = xcalloc((size_t)it->n_choices + 1, sizeof *o->candidates);
     for (int c = 0; c < it->n_choices; c++)
         o->candidates[o->n_candidates++] = xstrdup(it->choices[c]);
 }
@@ -503,11 +472,18 @@ int workflow_run(const struct workflow *w, const struct asker *asker, const stru
     return rc;
 }
 
+struct answer utterance_answer(const struct utterance *u) {
+    struct answer a = {.choice = u->answer, .sure = u->confidence};
+    memcpy(a.prob, u->prob, sizeof a.prob);
+    return a;
+}
+
 void talk_release(struct talk *o) {
     for (int i = 0; i < o->n; i++) free(o->v[i].text);
     for (int i = 0; i < o->n_candidates; i++) free(o->candidates[i]);
     free(o->candidates);
     free(o->scores);
+    free(o->right);
     free(o->v);
     *o = (struct talk){0};
 }

@@ -27,7 +27,7 @@
 #include "model/tokenizer_internal.h"
 #include "store/hub_internal.h"
 #include "swarm/blackboard.h"
-#include "swarm/workflow.h"
+#include "swarm/team.h"
 #include "train/synth.h"
 
 #include <stdlib.h>
@@ -254,6 +254,13 @@ static void bank_use(struct bank *b) {
         MUST(q->contexts[0] || q->context);
         MUST(b->subjects[q->subject].preamble != NULL);
     }
+    struct item *items = bank_items(b);
+    for (int64_t i = 0; i < b->n; i++) {
+        MUST(*items[i].question && items[i].n_choices == b->v[i].n);
+        MUST(items[i].n_choices ? items[i].choices[items[i].correct] != NULL
+                                : items[i].gold != NULL);
+    }
+    bank_items_release(items, b->n);
 }
 
 /* Every task may meet every file. */
@@ -795,12 +802,50 @@ static void fuzz_workflow(const uint8_t *data, size_t size) {
     for (int i = 0; i < TEAM_MAX; i++) team[i].name = i % 2 ? "ada" : "花";
     int rc = workflow_run(w, &asker, team, TEAM_MAX, items, 2, &options, o, NULL, &err);
     for (int i = 0; i < 2; i++) {
-        MUST(o[i].n_candidates <= MAX_CHOICES && o[i].answer < MAX(o[i].n_candidates, 1));
+        MUST(o[i].n_candidates <= items[i].n_choices + o[i].n);
+        MUST(o[i].answer < MAX(o[i].n_candidates, 1));
         for (int k = 0; k < o[i].n; k++) MUST(o[i].v[k].answer < o[i].n_candidates);
         MUST(rc != OK || o[i].rounds <= o[i].n);
         talk_release(&o[i]);
     }
     workflow_free(w);
+}
+
+static struct adapter *team_adapter(void *ctx, const char *path, struct error *err) {
+    static struct adapter some;
+    MUST(*path && strcmp(path, "base") != 0);
+    int *n = ctx;
+    if (++*n % 8 == 0) error_set(err, ERR_FORMAT, "'%s' is none", path);
+    return *n % 8 ? &some : NULL;
+}
+
+/* What is accepted can be loaded and asked; its names differ. */
+static void team_use(struct team *t) {
+    static char which[] = "which?", yes[] = "はい", no[] = "いいえ";
+    const struct item it = {.question = which, .choices = {yes, no}, .n_choices = 2, .lang = "ja"};
+    struct debate d;
+    struct error err;
+    int steps = 0, n = 0;
+    const struct asker asker = {&steps, workflow_ask};
+    MUST(t->n >= 1 && t->n <= TEAM_MAX && t->options.rounds >= 1 && t->options.vote);
+    for (int i = 0; i < t->n; i++)
+        for (int k = 0; k < i; k++) MUST(strcmp(t->v[i].name, t->v[k].name) != 0);
+    if (team_load(t, team_adapter, &n, &err) != OK) return;
+    for (int i = 0; i < t->n; i++)
+        MUST(!t->v[i].mix == (t->v[i].n_mix == 0) && !(t->v[i].mix && t->v[i].adapter));
+    debate_run(&asker, t->v, t->n, &it, 1, &t->options, &d, NULL, &err);
+    debate_release(&d);
+}
+
+/* A team, then a protocol and an adapter that it may name. */
+static void fuzz_team(const uint8_t *data, size_t size) {
+    static const char *const names[] = {"team.yaml", "own.yaml", "adapter"};
+    char *path = path_join(parts_put("team", names, ARRAY_LEN(names), data, size), names[0]);
+    struct team t;
+    struct error err;
+    if (team_read(&t, path, &err) == OK) team_use(&t);
+    team_release(&t);
+    free(path);
 }
 
 /* An answer is the same as itself, and scores are shares. */
@@ -969,6 +1014,7 @@ static const struct fuzz_target fuzz_targets[] = {
     {"session", fuzz_session},
     {"hub", fuzz_hub},
     {"workflow", fuzz_workflow},
+    {"team", fuzz_team},
     {"grade", fuzz_grade},
     {"document", fuzz_document},
     {"board", fuzz_board},

@@ -1,0 +1,107 @@
+/*
+ * Answers in free text: what a grader, or the word "answer:", finds in it, which of them are one,
+ * which are right, and how probable the answer's own tokens were.
+ *
+ * The tokens of a graded answer are found by reading, so that graders need not say where they
+ * looked: they end with the first from which on the text has given this answer, and begin with the
+ * last from which they give it by themselves. Of "I take 3 and get\n#### 16 apples" that is " 16".
+ */
+#define _GNU_SOURCE
+#include "eval/grade.h"
+#include "swarm/workflow_internal.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* What follows the last "answer:" of a text up to its line's end, trimmed; NULL: nothing. */
+static const char *marked(const char *text, size_t *len) {
+    const char *at = text, *found = NULL;
+    while ((at = strcasestr(at, ANSWER_PREFIX))) found = at += strlen(ANSWER_PREFIX);
+    if (!found) return NULL;
+    found += strspn(found, " \t");
+    *len = strcspn(found, "\n");
+    while (*len > 0 && strchr(" \t\r.", found[*len - 1])) --*len;
+    return *len ? found : NULL;
+}
+
+/* What a grader finds in a text; NULL: nothing. */
+static char *graded(const struct grader *g, const char *text) {
+    struct buf form = {0};
+    if (answer_extract(g, text, &form)) return form.data;
+    buf_release(&form);
+    return NULL;
+}
+
+static bool gives(const struct grader *g, const char *text, const char *form) {
+    char *got = graded(g, text);
+    bool same = got && strcmp(got, form) == 0;
+    free(got);
+    return same;
+}
+
+/* Where token i begins in the text; for i = n, where the last one ends. */
+static size_t begins(const struct call *c, int i) {
+    return i ? (size_t)c->ends[i - 1] : 0;
+}
+
+/* The bytes of the tokens that say a form. */
+static void graded_find(const struct grader *g, const struct call *c, const char *text,
+                        const char *form, size_t *begin, size_t *end) {
+    char *copy = xstrdup(text);
+    int to = c->n_tokens, from;
+    for (; to > 1; to--) {
+        copy[begins(c, to - 1)] = 0;
+        if (!gives(g, copy, form)) break;
+    }
+    memcpy(copy, text, strlen(text) + 1);
+    copy[ *end = begins(c, to)] = 0;
+    for (from = to; from > 1; from--)
+        if (grade_same(g, copy + begins(c, from - 1), form)) break;
+    *begin = begins(c, MAX(from - 1, 0));
+    free(copy);
+}
+
+/* Product over the tokens that share a byte with [begin, end). */
+static float probability(const struct call *c, size_t begin, size_t end) {
+    double sum = 0;
+    for (int i = 0; i < c->n_tokens; i++)
+        if (begins(c, i) < end && (size_t)c->ends[i] > begin) sum += (double)c->logprobs[i];
+    return (float)math_exp(sum);
+}
+
+char *answer_read(const struct grader *g, const struct call *c, const char *text, float *sure) {
+    size_t begin = 0, len, end;
+    const char *at = g ? NULL : marked(text, &len);
+    char *answer = g ? graded(g, text) : at ? strndup(at, len) : NULL;
+    *sure = 1;
+    if (!answer || c->n_tokens == 0) return answer;
+    if (g) {
+        graded_find(g, c, text, answer, &begin, &end);
+    } else {
+        begin = (size_t)(at - text);
+        end = begin + len;
+    }
+    *sure = probability(c, begin, end);
+    return answer;
+}
+
+int candidate_find(char ***v, int *n, const char *text, const struct grader *g, bool add) {
+    for (int i = 0; i < *n; i++)
+        if (g ? grade_same(g, (*v)[i], text) : strcmp((*v)[i], text) == 0) return i;
+    if (!add) return -1;
+    *v = xrealloc(*v, (size_t)(*n + 1) * sizeof **v);
+    (*v)[*n] = xstrdup(text);
+    return (*n)++;
+}
+
+uint8_t *answers_right(const struct item *it, const struct grader *g, char *const *v, int n) {
+    uint8_t *right = xcalloc((size_t)MAX(n, 1), 1);
+    struct error err;
+    if (!g) g = grader_find("exact", &err);
+    for (int i = 0; i < n; i++)
+        right[i] =
+            it->n_choices
+                ? i == it->correct
+                : it->gold && grade_text(g, v[i], (const char *const *)&it->gold, 1).score >= 0.5;
+    return right;
+}

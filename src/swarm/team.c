@@ -1,0 +1,295 @@
+/*
+ * Reading a team: the top of the file and each agent are option rows over a part of the document,
+ * so that unknown keys, wrong types and ranges are refused as in a recipe, with file and line.
+ *
+ * Invariants: no two agents have one name; texts that agents point to are the team's own.
+ */
+#define _GNU_SOURCE
+#include "swarm/team.h"
+
+#include "store/store.h"
+#include "swarm/workflow_internal.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+struct top {
+    char *name, *about, *protocol, *vote;
+    int64_t rounds, max_tokens;
+    double temperature;
+    bool working;
+};
+struct member {
+    char *name, *system, *role;
+    struct strings adapter;
+    double temperature;
+};
+#define ROW(key, kind, type, field, fallback, min, max)                                            \
+    { key, kind, offsetof(struct type, field), fallback, min, max, NULL, NULL }
+static const struct option_row top_rows[] = {
+    ROW("name", OPT_STRING, top, name, NULL, 0, 0),
+    ROW("about", OPT_STRING, top, about, "", 0, 0),
+    ROW("protocol", OPT_STRING, top, protocol, "brief", 0, 0),
+    ROW("vote", OPT_STRING, top, vote, NULL, 0, 0),
+    ROW("rounds", OPT_INT, top, rounds, "0", 0, 64),
+    ROW("max_tokens", OPT_INT, top, max_tokens, "0", 0, 65536),
+    ROW("temperature", OPT_FLOAT, top, temperature, "-1", -1, 100),
+    ROW("working", OPT_BOOL, top, working, "true", 0, 0),
+    {0},
+};
+static const struct option_row member_rows[] = {
+    ROW("name", OPT_STRING, member, name, NULL, 0, 0),
+    ROW("adapter", OPT_LIST, member, adapter, "base", 0, 0),
+    ROW("system", OPT_STRING, member, system, NULL, 0, 0),
+    ROW("role", OPT_STRING, member, role, NULL, 0, 0),
+    ROW("temperature", OPT_FLOAT, member, temperature, "0", 0, 100),
+    {0},
+};
+#undef ROW
+
+static int refuse(const struct yaml *y, const char *at, const char *what, const char *subject,
+                  struct error *err) {
+    return error_set(err, ERR_FORMAT, "'%s', line %d: %s '%s'", y->path, MAX(yaml_line(y, at), 1),
+                     what, subject);
+}
+
+static const char *keep(struct team *t, const char *text) {
+    if (!text) return NULL;
+    strings_add(&t->texts, text);
+    return t->texts.v[t->texts.n - 1];
+}
+
+/* agents */
+
+static bool name_taken(const struct team *t, const char *name) {
+    for (int i = 0; i < t->n; i++)
+        if (strcmp(t->v[i].name, name) == 0) return true;
+    return false;
+}
+
+/* "runs/x/critic" → "critic", and "critic#2" for the second of them. malloc'ed. */
+static char *name_free(const struct team *t, const char *dir) {
+    char *path = xstrdup(dir);
+    for (size_t n = strlen(path); n > 1 && path[n - 1] == '/'; n--) path[n - 1] = 0;
+    const char *slash = strrchr(path, '/'), *base = slash && slash[1] ? slash + 1 : path;
+    char *name = xstrdup(base);
+    for (int again = 2; name_taken(t, name); again++) {
+        free(name);
+        name = xasprintf("%s#%d", base, again);
+    }
+    free(path);
+    return name;
+}
+
+static void term_add(struct team *t, const char *path, float weight) {
+    strings_add(&t->adapters, path);
+    t->terms = xrealloc(t->terms, (size_t)t->adapters.n * sizeof *t->terms);
+    t->terms[t->adapters.n - 1] = (struct mix_term){.weight = weight};
+}
+
+/* Behind its terms. */
+static struct agent *agent_add(struct team *t, const char *name) {
+    struct agent *a = &t->v[t->n];
+    char *own = name ? NULL : name_free(t, t->adapters.v[t->first[t->n]]);
+    *a = (struct agent){.name = keep(t, name ? name : own), .view = t->n};
+    t->first[++t->n] = t->adapters.n;
+    free(own);
+    return a;
+}
+
+/* Where an adapter is; NULL: it is not there. */
+static char *adapter_find(const char *file, const char *path) {
+    if (strcmp(path, "base") == 0 || hub_is_name(path)) return xstrdup(path);
+    char *found = path_beside(file, path);
+    if (path_exists(found)) return found;
+    free(found);
+    return NULL;
+}
+
+/* "DIR" or "DIR=WEIGHT"; a path that exists is itself, whatever is in its name. */
+static int term_read(struct team *t, const struct yaml *y, const char *at, const char *text,
+                     struct error *err) {
+    float weight = 1;
+    char *term = xstrdup(text), *found = adapter_find(y->path, term);
+    if (!found && adapter_weight_cut(term, &weight)) found = adapter_find(y->path, term);
+    if (found) term_add(t, found, weight);
+    int rc = found ? OK : refuse(y, at, "there is no adapter", term, err);
+    free(term);
+    free(found);
+    return rc;
+}
+
+static int terms_read(struct team *t, const struct yaml *y, const char *at,
+                      const struct strings *terms, struct error *err) {
+    int rc = OK;
+    if (terms->n < 1 || terms->n > ENGINE_MIX_MAX)
+        return refuse(y, at, "an adapter, or a mix of at most 16, is expected at", at, err);
+    for (int i = 0; rc == OK && i < terms->n; i++) {
+        rc = term_read(t, y, at, terms->v[i], err);
+        const char *last = rc == OK ? t->adapters.v[t->adapters.n - 1] : "";
+        bool weighed = rc == OK && t->terms[t->adapters.n - 1].weight != 1;
+        if (strcmp(last, "base") == 0 && (terms->n > 1 || weighed))
+            rc = refuse(y, at, "no part of a mix is", "base", err);
+    }
+    return rc;
+}
+
+/* A part of a document as one of its own. Releases with json_decref of its lines. */
+static struct yaml part_of(const struct yaml *y, json_t *root, const char *at) {
+    struct yaml part = {y->path, root, json_object()};
+    size_t n = strlen(at);
+    const char *key;
+    json_t *line;
+    json_object_foreach (y->lines, key, line)
+        if (strncmp(key, at, n) == 0 && key[n] == '.')
+            json_object_set(part.lines, key + n + 1, line);
+    return part;
+}
+
+static int agent_read(struct team *t, const struct yaml *y, int i, struct error *err) {
+    char at[32];
+    struct member m;
+    json_t *root = json_array_get(json_object_get(y->root, "agents"), (size_t)i);
+    snprintf(at, sizeof at, "agents.%d", i);
+    if (!json_is_object(root)) return refuse(y, at, "an agent is a mapping:", at, err);
+    struct yaml part = part_of(y, root, at);
+    options_default(member_rows, &m);
+    int rc = options_from_yaml(member_rows, &m, &part, NULL, err);
+    if (rc == OK) rc = terms_read(t, &part, "adapter", &m.adapter, err);
+    if (rc == OK && m.name && (!*m.name || name_taken(t, m.name)))
+        rc = refuse(&part, "name", *m.name ? "given twice is the name" : "empty is the name",
+                    m.name, err);
+    if (rc == OK && m.role && role_find(t->workflow, m.role) < 0)
+        rc = refuse(&part, "role", "the protocol has no role", m.role, err);
+    if (rc == OK) {
+        struct agent *a = agent_add(t, m.name);
+        a->system = keep(t, m.system);
+        a->role = keep(t, m.role);
+        a->temperature = (float)m.temperature;
+    }
+    options_release(member_rows, &m);
+    json_decref(part.lines);
+    return rc;
+}
+
+static int agents_read(struct team *t, const struct yaml *y, struct error *err) {
+    const json_t *list = json_object_get(y->root, "agents");
+    int n = (int)json_array_size(list), rc = OK;
+    if (n < 1 || n > TEAM_MAX)
+        return refuse(y, "agents", "a list of 1 to 17 agents is expected in", "agents", err);
+    for (int i = 0; rc == OK && i < n; i++) rc = agent_read(t, y, i, err);
+    return rc;
+}
+
+/* the whole */
+
+static void workflow_take(struct team *t, struct workflow *w) {
+    t->workflow = w;
+    t->options = (struct debate_options){.workflow = w,
+                                         .rounds = workflow_rounds(w),
+                                         .working = true,
+                                         .vote = workflow_vote(w),
+                                         .temperature = -1};
+}
+
+static bool is_builtin(const char *protocol) {
+    const char *name;
+    for (int i = 0; (name = workflow_builtin(i, NULL)); i++)
+        if (strcmp(name, protocol) == 0) return true;
+    return false;
+}
+
+static int top_read(struct team *t, const struct yaml *y, const struct top *o, struct error *err) {
+    char *path = is_builtin(o->protocol) ? xstrdup(o->protocol) : path_beside(y->path, o->protocol);
+    struct workflow *w = workflow_open(path, err);
+    free(path);
+    if (!w) return error_wrap(err, "'%s', line %d", y->path, MAX(yaml_line(y, "protocol"), 1));
+    workflow_take(t, w);
+    const char *slash = strrchr(y->path, '/'), *file = slash ? slash + 1 : y->path;
+    t->name = o->name ? xstrdup(o->name) : strndup(file, strcspn(file, "."));
+    t->about = xstrdup(o->about);
+    t->options.working = o->working;
+    t->options.temperature = (float)o->temperature;
+    t->options.max_tokens = (int32_t)o->max_tokens;
+    if (o->rounds) t->options.rounds = (int)o->rounds;
+    if (o->vote && !(t->options.vote = vote_parse(o->vote, err)))
+        return error_wrap(err, "'%s', line %d", y->path, yaml_line(y, "vote"));
+    return OK;
+}
+
+static int document_read(struct team *t, const struct yaml *y, struct error *err) {
+    struct top o;
+    struct yaml top = {y->path, json_copy(y->root), y->lines};
+    json_object_del(top.root, "agents");
+    options_default(top_rows, &o);
+    int rc = json_is_object(y->root) ? options_from_yaml(top_rows, &o, &top, NULL, err)
+                                     : refuse(y, "", "a team is a mapping with", "agents", err);
+    if (rc == OK) rc = top_read(t, y, &o, err);
+    if (rc == OK) rc = agents_read(t, y, err);
+    options_release(top_rows, &o);
+    json_decref(top.root);
+    return rc;
+}
+
+int team_parse(struct team *t, const char *text, size_t len, const char *path, struct error *err) {
+    struct yaml y;
+    *t = (struct team){0};
+    int rc = yaml_parse(&y, path, text, len, err);
+    if (rc != OK) return rc;
+    rc = document_read(t, &y, err);
+    yaml_release(&y);
+    return rc;
+}
+
+int team_read(struct team *t, const char *path, struct error *err) {
+    struct buf text = {0};
+    *t = (struct team){0};
+    int rc = file_read(path, 1 << 20, &text, err);
+    if (rc == OK) rc = team_parse(t, text.data ? text.data : "", text.len, path, err);
+    buf_release(&text);
+    return rc;
+}
+
+int team_make(struct team *t, const char *protocol, const struct strings *agents,
+              const struct strings *personas, struct error *err) {
+    *t = (struct team){.name = xstrdup("team"), .about = xstrdup("")};
+    if (agents->n < 1 || agents->n > TEAM_MAX)
+        return error_set(err, ERR_USAGE, "--agents wants 1 to %d adapters", TEAM_MAX);
+    if (personas->n > agents->n)
+        return error_set(err, ERR_USAGE, "there are more --personas than --agents");
+    struct workflow *w = workflow_open(protocol, err);
+    if (!w) return err->code;
+    workflow_take(t, w);
+    for (int i = 0; i < agents->n; i++) {
+        term_add(t, agents->v[i], 1);
+        agent_add(t, NULL)->system = i < personas->n ? keep(t, personas->v[i]) : NULL;
+    }
+    return OK;
+}
+
+int team_load(struct team *t, team_open_fn *open, void *ctx, struct error *err) {
+    for (int i = 0; i < t->adapters.n; i++) {
+        const char *path = t->adapters.v[i];
+        if (strcmp(path, "base") != 0 && !(t->terms[i].adapter = open(ctx, path, err)))
+            return err->code;
+    }
+    for (int i = 0; i < t->n; i++) {
+        struct mix_term *own = &t->terms[t->first[i]];
+        int n = t->first[i + 1] - t->first[i];
+        bool mixed = n > 1 || own->weight != 1;
+        t->v[i].adapter = mixed ? NULL : own->adapter;
+        t->v[i].mix = mixed ? own : NULL;
+        t->v[i].n_mix = mixed ? n : 0;
+    }
+    return OK;
+}
+
+void team_release(struct team *t) {
+    workflow_free(t->workflow);
+    strings_release(&t->adapters);
+    strings_release(&t->texts);
+    free(t->terms);
+    free(t->name);
+    free(t->about);
+    *t = (struct team){0};
+}

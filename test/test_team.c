@@ -1,0 +1,346 @@
+/*
+ * test_team: teams as files and as flags, and what they do to a debate, with a scripted asker.
+ *
+ * What a team's file is refused for stands in test/cases/team-refused.txt. Paths in teams begin
+ * where the file is; here that is test/cases, whose own files stand for adapters.
+ */
+/* levels: once */
+#define _GNU_SOURCE
+#include "fixture.h"
+#include "swarm/team.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+static struct error err;
+#define PATH "test/cases/t.yaml"
+
+static int quiet(void **state) {
+    (void)state;
+    log_quiet = true;
+    return 0;
+}
+
+static struct team parsed(const char *text) {
+    struct team t;
+    if (team_parse(&t, text, strlen(text), PATH, &err) != OK) fail_msg("%s", err.text);
+    return t;
+}
+
+static struct adapter opened[8];
+
+static struct adapter *open_by_number(void *ctx, const char *path, struct error *e) {
+    int *n = ctx;
+    if (strstr(path, "mad")) {
+        error_set(e, ERR_FORMAT, "no adapter is '%s'", path);
+        return NULL;
+    }
+    return &opened[(*n)++];
+}
+
+/* Everything that a file can say. */
+static void test_whole_file(void **state) {
+    (void)state;
+    int n = 0;
+    struct team t = parsed(
+        "name: 慎重\nabout: 疑う人たち。\nprotocol: mad\nrounds: 3\nvote: borda\ntemperature: 0.5\n"
+        "max_tokens: 40\nworking: false\nagents:\n"
+        "  - {name: 花, adapter: workflow-du.txt, system: 疑え。, role: judge, temperature: 0.3}\n"
+        "  - {name: ada, adapter: [workflow-du.txt=0.7, ./workflow-v4.txt]}\n"
+        "  - adapter: workflow-du.txt\n  - {adapter: workflow-du.txt, system: あ}\n"
+        "  - adapter: workflow-du.txt=-0.5\n  - system: alone\n");
+    const struct debate_options *o = &t.options;
+    assert_string_equal(t.name, "慎重");
+    assert_string_equal(t.about, "疑う人たち。");
+    assert_string_equal(workflow_name(o->workflow), "mad");
+    assert_true(o->rounds == 3 && strcmp(o->vote->name, "borda") == 0 && o->temperature == 0.5f);
+    assert_true(o->max_tokens == 40 && !o->working && t.n == 6 && t.adapters.n == 7);
+    assert_string_equal(t.adapters.v[0], "test/cases/workflow-du.txt");
+    assert_string_equal(t.adapters.v[2], "test/cases/./workflow-v4.txt");
+    assert_string_equal(t.adapters.v[6], "base");
+    assert_int_equal(team_load(&t, open_by_number, &n, &err), OK);
+    assert_int_equal(n, 6);
+    const struct agent *v = t.v;
+    assert_string_equal(v[0].role, "judge");
+    assert_string_equal(v[0].system, "疑え。");
+    assert_true(v[0].temperature == 0.3f && v[0].adapter == &opened[0] && !v[0].mix);
+    assert_true(!v[1].adapter && v[1].n_mix == 2 && !v[1].role && !v[1].system);
+    assert_true(v[1].mix[0].adapter == &opened[1] && v[1].mix[0].weight == 0.7f);
+    assert_true(v[1].mix[1].adapter == &opened[2] && v[1].mix[1].weight == 1);
+    assert_string_equal(v[2].name, "workflow-du.txt");
+    assert_string_equal(v[3].name, "workflow-du.txt#2");
+    assert_true(v[4].n_mix == 1 && v[4].mix->weight == -0.5f && !v[4].adapter);
+    assert_string_equal(v[4].name, "workflow-du.txt#3");
+    assert_true(!v[5].adapter && !v[5].mix && v[5].temperature == 0);
+    assert_string_equal(v[5].name, "base");
+    for (int i = 0; i < t.n; i++) assert_int_equal(v[i].view, i);
+    team_release(&t);
+}
+
+/* What a file leaves out is the protocol's own. */
+static void test_least_file(void **state) {
+    (void)state;
+    struct team t = parsed("agents: [{}]");
+    assert_string_equal(t.name, "t");
+    assert_string_equal(t.about, "");
+    assert_string_equal(workflow_name(t.options.workflow), "brief");
+    assert_true(t.options.rounds == 2 && t.options.vote == vote_find("confidence"));
+    assert_true(t.options.working && t.options.temperature == -1 && !t.options.max_tokens);
+    assert_true(t.n == 1 && strcmp(t.v[0].name, "base") == 0);
+    team_release(&t);
+    t = parsed("protocol: ../../protocols/seed.yaml\nagents: [{}]"); // a file, by its path
+    assert_string_equal(workflow_name(t.options.workflow), "seed");
+    team_release(&t);
+}
+
+static void test_files_are_read(void **state) {
+    (void)state;
+    char path[] = "/tmp/shoal-team-XXXXXX";
+    static const char text[] = "agents: [{adapter: base}, {adapter: nowhere}]";
+    struct team t;
+    int fd = mkstemp(path);
+    assert_true(fd >= 0 && close(fd) == 0);
+    assert_int_equal(file_write(path, text, strlen(text), &err), OK);
+    assert_int_equal(team_read(&t, path, &err), ERR_FORMAT);
+    assert_non_null(strstr(err.text, "line 1: there is no adapter 'nowhere'"));
+    team_release(&t);
+    assert_int_equal(file_write(path, text, 0, &err), OK);
+    assert_int_equal(team_read(&t, path, &err), ERR_FORMAT);
+    team_release(&t);
+    unlink(path);
+    assert_int_equal(team_read(&t, path, &err), ERR_MISSING);
+    team_release(&t);
+}
+
+static struct strings words(const char *list) {
+    struct strings s = {0};
+    char *copy = xstrdup(list), *rest = copy;
+    for (char *w; (w = strsep(&rest, " ")) != NULL;)
+        if (*w) strings_add(&s, w);
+    free(copy);
+    return s;
+}
+
+static void test_flags(void **state) {
+    (void)state;
+    int n = 0;
+    struct team t;
+    struct strings agents = words("a/critic base b/critic/ base x=0.5"), said = words("疑え。 Go.");
+    assert_int_equal(team_make(&t, "du", &agents, &said, &err), OK);
+    static const char *const names[] = {"critic", "base", "critic#2", "base#2", "x=0.5"};
+    for (int i = 0; i < 5; i++) assert_string_equal(t.v[i].name, names[i]);
+    assert_string_equal(t.v[0].system, "疑え。");
+    assert_string_equal(t.v[1].system, "Go.");
+    assert_null(t.v[2].system);
+    assert_string_equal(workflow_name(t.options.workflow), "du");
+    assert_int_equal(team_load(&t, open_by_number, &n, &err), OK);
+    assert_true(n == 3 && t.v[0].adapter == &opened[0] && !t.v[1].adapter && !t.v[3].adapter);
+    assert_true(t.v[2].adapter == &opened[1] && t.v[4].adapter == &opened[2] && !t.v[4].mix);
+    team_release(&t);
+    assert_int_equal(team_make(&t, "nosuch", &agents, &said, &err), ERR_USAGE);
+    team_release(&t);
+    assert_int_equal(team_make(&t, "du", &said, &agents, &err), ERR_USAGE);
+    team_release(&t);
+    struct strings none = {0}, many = words("a a a a a a a a a a a a a a a a a a");
+    assert_int_equal(team_make(&t, "du", &none, &none, &err), ERR_USAGE);
+    team_release(&t);
+    assert_int_equal(team_make(&t, "du", &many, &none, &err), ERR_USAGE);
+    team_release(&t);
+    struct strings bad = words("mad");
+    assert_int_equal(team_make(&t, "du", &bad, &none, &err), OK);
+    assert_int_equal(team_load(&t, open_by_number, &n, &err), ERR_FORMAT);
+    team_release(&t);
+    strings_release(&agents);
+    strings_release(&said);
+    strings_release(&many);
+    strings_release(&bad);
+}
+
+/* Writes down who is asked, and answers by the agent's name. */
+static int ask_by_name(void *ctx, struct call *calls, int n, struct error *e) {
+    struct buf *log = ctx;
+    (void)e;
+    for (int i = 0; i < n; i++) {
+        struct call *c = &calls[i];
+        buf_printf(log, "%s %.1f\n", c->agent->name, (double)c->temperature);
+        c->answer.choice = strcmp(c->agent->name, "no") == 0;
+        c->answer.prob[c->answer.choice] = 0.6f;
+        c->text = xstrdup("well");
+    }
+    return OK;
+}
+
+/* Roles that a file gives go before those of places: here the first agent judges. */
+static void test_roles_and_temperatures(void **state) {
+    (void)state;
+    static char which[] = "which?", yes[] = "はい", no[] = "いいえ";
+    const struct item it = {.question = which, .choices = {yes, no}, .n_choices = 2, .lang = "ja"};
+    struct team t = parsed("protocol: mad\nrounds: 2\nagents:\n  - {name: no, role: judge}\n"
+                           "  - {name: a, role: affirmative, temperature: 0.9}\n"
+                           "  - {name: b, role: negative}\n");
+    struct buf log = {0};
+    const struct asker a = {&log, ask_by_name};
+    struct debate d;
+    assert_int_equal(debate_run(&a, t.v, t.n, &it, 1, &t.options, &d, NULL, &err), OK);
+    assert_int_equal(strncmp(log.data, "a 0.9\nb ", 8), 0);
+    assert_string_equal(log.data + log.len - 7, "no 0.0\n");
+    assert_int_equal(d.talks[0].answer, 1);
+    debate_release(&d);
+    buf_release(&log);
+    team_release(&t);
+}
+
+/* teams on banks */
+
+static struct bank bank_of(const char *name, const char *text) {
+    char *path = xasprintf("/tmp/shoal-team-%d-%s", (int)getpid(), name);
+    struct bank b;
+    assert_int_equal(file_write(path, text, strlen(text), &err), OK);
+    if (bank_open(&b, path, &(struct bank_options){0}, &err) != OK) fail_msg("%s", err.text);
+    unlink(path);
+    free(path);
+    return b;
+}
+
+static struct bank bank_generated(void) {
+    char *items = xasprintf("/tmp/shoal-team-%d-items.jsonl", (int)getpid());
+    char *recipe = xasprintf("file: %s\ngrader: number\nmax_tokens: 40\n", items);
+    static const char text[] = "{\"question\": \"2 + 3?\", \"answer\": \"5\"}\n"
+                               "{\"question\": \"八割る二は？\", \"answer\": \"4\"}\n"
+                               "{\"question\": \"9?\", \"answer\": \"9\"}\n";
+    assert_int_equal(file_write(items, text, strlen(text), &err), OK);
+    struct bank b = bank_of("sums.yaml", recipe);
+    unlink(items);
+    free(items);
+    free(recipe);
+    return b;
+}
+
+/* What agents are asked: a file's words, its options as choices; where contexts differ, from where
+ * they do; a gold where there is nothing to choose. */
+static void test_items_of_banks(void **state) {
+    (void)state;
+    struct bank b =
+        bank_of("own.jsonl", "{\"question\": \"空は？\", \"choices\": [\"青\", \"赤\"], "
+                             "\"answer\": 0}\n");
+    struct item *v = bank_items(&b);
+    assert_string_equal(v->question, "Question: 空は？\nAnswer:");
+    assert_true(v->n_choices == 2 && v->correct == 0 && !v->gold && strcmp(v->lang, "ja") == 0);
+    assert_string_equal(v->choices[1], "赤");
+    bank_items_release(v, b.n);
+    bank_release(&b);
+    b = bank_generated();
+    v = bank_items(&b);
+    assert_string_equal(v[1].question, "Question: 八割る二は？\nAnswer:");
+    assert_true(v[1].n_choices == 0 && strcmp(v[1].gold, "4") == 0);
+    bank_items_release(v, b.n);
+    bank_release(&b);
+    struct question q = {.n = 2, .correct = 1};
+    static char *const contexts[] = {"Ann met Bo so Ann", "Ann met Bo so Bo"}, *const apart[] = {
+                                                                                   "Ann", "Bo"};
+    struct subject subject = {.preamble = (char *)(uintptr_t) ""};
+    b = (struct bank){.n = 1, .family = -1, .v = &q, .subjects = &subject};
+    b.delimiter = (char *)(uintptr_t) " ";
+    q.options[0] = q.options[1] = (char *)(uintptr_t) "left.";
+    memcpy(q.contexts, contexts, sizeof contexts);
+    v = bank_items(&b);
+    assert_string_equal(v->question, "Ann met Bo so");
+    assert_string_equal(v->choices[0], "Ann left.");
+    assert_string_equal(v->choices[1], "Bo left.");
+    bank_items_release(v, 1);
+    memcpy(q.contexts, apart, sizeof apart);
+    v = bank_items(&b);
+    assert_string_equal(v->question, "Which is right?");
+    assert_string_equal(v->choices[1], "Bo left.");
+    bank_items_release(v, 1);
+    b = (struct bank){.n = 2, .family = shares_find("largest"), .shares = true, .split = SPLIT_DEV};
+    v = bank_items(&b);
+    assert_true(v[0].n_views == 3 && fry_split_of(v[1].key) == SPLIT_DEV);
+    bank_items_release(v, 2);
+}
+
+/* Of each question the first agent names a wrong answer, the others the right one; nobody has any
+ * of "9?". */
+static int ask_numbers(void *ctx, struct call *calls, int n, struct error *e) {
+    int *max_tokens = ctx;
+    (void)e;
+    for (int i = 0; i < n; i++) {
+        struct call *c = &calls[i];
+        bool first = strcmp(c->agent->name, "a") == 0;
+        *max_tokens = c->max_tokens;
+        c->n_prefilled = 7;
+        c->n_generated = 2;
+        c->answer.choice = c->item->n_choices ? !first : -1;
+        if (c->item->n_choices) c->answer.prob[c->answer.choice] = 0.8f;
+        const char *gold = c->item->gold && c->item->gold[0] != '9' ? c->item->gold : "who knows";
+        c->text = first ? xstrdup("答えは 1 です。") : xasprintf("so it is %s.", gold);
+        if (first && gold[0] == 'w') c->failed = "no room";
+    }
+    return OK;
+}
+
+static void test_teams_are_contestants(void **state) {
+    (void)state;
+    struct team t = parsed("rounds: 2\nagents: [{name: a}, {name: b}, {name: c}]");
+    int max_tokens = 0;
+    const struct asker a = {&max_tokens, ask_numbers};
+    struct player player = {&t, &a, 3};
+    struct outcome out[3];
+    struct cost cost = {.calls = 1};
+    struct bank b = bank_generated();
+    assert_int_equal(player_answer(&player, &b, out, &cost, NULL, 0, &err), OK);
+    assert_int_equal(max_tokens, 40); // the task's
+    for (int i = 0; i < 2; i++) {
+        assert_true(out[i].right && !out[i].unread && out[i].score == 1);
+        assert_true(out[i].prob > 0.66f && out[i].prob < 0.67f);
+    }
+    assert_true(!out[2].right && out[2].unread && out[2].choice == -1 && out[2].prob == 0);
+    assert_true(cost.calls == 1 + 18 && cost.prefilled == 18 * 7 && cost.generated == 18 * 2);
+    bank_release(&b);
+    b = bank_of("own.jsonl",
+                "{\"question\": \"x?\", \"choices\": [\"青\", \"赤\"], \"answer\": 1}\n");
+    assert_int_equal(player_answer(&player, &b, out, &cost, NULL, 0, &err), OK);
+    assert_true(out[0].right && out[0].choice == 1);
+    bank_release(&b);
+    team_release(&t);
+}
+
+static void test_refused(void **state) {
+    (void)state;
+    struct buf file = {0};
+    int n = 0;
+    if (file_read("test/cases/team-refused.txt", 1 << 20, &file, &err) != OK)
+        fail_msg("%s", err.text);
+    for (char *at = file.data, *want; (want = strstr(at, "\n=> ")); n++) {
+        struct team t;
+        at += strspn(at, "\n");
+        char *end = strchr(want + 4, '\n');
+        want[1] = *end = 0;
+        if (team_parse(&t, at, strlen(at), PATH, &err) == OK) fail_msg("accepted:\n%s", at);
+        if (strcmp(err.text, want + 4) != 0)
+            fail_msg("refused with\n%s\nnot with\n%s\n:\n%s", err.text, want + 4, at);
+        team_release(&t);
+        at = end + 1;
+    }
+    assert_true(n > 25);
+    buf_release(&file);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_whole_file),
+        cmocka_unit_test(test_least_file),
+        cmocka_unit_test(test_files_are_read),
+        cmocka_unit_test(test_flags),
+        cmocka_unit_test(test_roles_and_temperatures),
+        cmocka_unit_test(test_items_of_banks),
+        cmocka_unit_test(test_teams_are_contestants),
+        cmocka_unit_test(test_refused),
+    };
+    return cmocka_run_group_tests(tests, quiet, NULL);
+}

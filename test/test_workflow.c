@@ -850,6 +850,35 @@ static void test_budget_of_tokens(void **state) {
     talk_release(&o);
 }
 
+/* One tick each time that it is read: at the start, and before every turn. */
+static double ticks;
+static double tick(void) {
+    return ticks++;
+}
+
+/* When time is up nobody begins to speak, and what was said counts; flags count before the file. */
+static void test_budget_of_seconds(void **state) {
+    (void)state;
+    for (int in_turn = 0; in_turn < 2; in_turn++)
+        for (int seconds = 1; seconds < 9; seconds++) {
+            char yaml[300];
+            snprintf(yaml, sizeof yaml,
+                     "name: x\nbudget: {seconds: %d}\nnodes: {q: {reply: answer, order: %s, "
+                     "messages: [{user: x}]}}\n"
+                     "edges: [{from: q, to: q}]\n",
+                     seconds < 5 ? seconds : 1, in_turn ? "in-turn" : "together");
+            struct workflow_options o = plain;
+            o.clock = tick;
+            if (seconds >= 5) o.seconds = seconds;
+            ticks = 0;
+            struct talk t = run_one(yaml, 3, &abc, o, say_ten);
+            assert_int_equal(t.n, (seconds - 1) * (in_turn ? 1 : 3));
+            assert_int_equal(t.ending, END_BUDGET);
+            assert_string_equal(decided(&t), seconds == 1 ? "nothing" : "a");
+            talk_release(&t);
+        }
+}
+
 /* Cycles end: where nobody has the part, where nothing stops them, where nothing is generated. */
 static void test_cycles_end(void **state) {
     (void)state;
@@ -1233,6 +1262,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_consensus),
         cmocka_unit_test(test_budget_of_calls),
         cmocka_unit_test(test_budget_of_tokens),
+        cmocka_unit_test(test_budget_of_seconds),
         cmocka_unit_test(test_cycles_end),
         cmocka_unit_test(test_edges),
         cmocka_unit_test(test_judge),

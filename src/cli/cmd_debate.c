@@ -18,7 +18,7 @@ struct options {
     struct strings agents, personas, choices;
     char *team, *topic, *tasks, *data, *vote, *protocol, *show, *compat, *credit, *report, *grader;
     int64_t rounds, n, shots, seed, max_tokens, samples;
-    double temperature;
+    double temperature, seconds;
     bool working, reuse, protocols;
 };
 #define ROW(name, type, field, fallback, min, max, metavar, help)                                  \
@@ -59,6 +59,8 @@ static const struct option_row rows[] = {
         "tokens of what is said in a turn (0: the protocol's)"),
     ROW("temperature", OPT_FLOAT, temperature, "-1", -1, 100, "X",
         "of what is said (-1: the protocol's)"),
+    ROW("max-seconds", OPT_FLOAT, seconds, "0", 0, 1e9, "S",
+        "after which nobody begins to speak; what is answered then counts (0: the protocol's)"),
     ROW("samples", OPT_INT, samples, "32", 0, 256, "N",
         "of tasks: self-consistency with at most so many samples; 0: none"),
     ROW("credit", OPT_STRING, credit, "vote", 0, 0, "NAME",
@@ -291,6 +293,7 @@ static int flags_apply(const struct options *o, struct debate_options *d, struct
     if (o->rounds > 0) d->rounds = (int)o->rounds;
     if (o->temperature >= 0) d->temperature = (float)o->temperature;
     if (o->max_tokens) d->max_tokens = (int32_t)o->max_tokens;
+    if (o->seconds > 0) d->seconds = o->seconds;
     if (o->vote && !(d->vote = vote_parse(o->vote, err))) return err->code;
     if (o->grader && !(d->grader = grader_find(o->grader, err))) return err->code;
     return OK;

@@ -94,6 +94,7 @@ static int pipeline_flags(struct panel *p, struct error *err) {
     to->compat = o->compat != NULL;
     to->temperature = (float)o->temperature;
     to->max_tokens = (int32_t)o->max_tokens;
+    to->seconds = o->seconds;
     for (int s = 0; s < N_STAGES; s++) {
         to->stage[s].temperature = (float)o->temps[s];
         to->stage[s].max_tokens = (int32_t)o->tokens[s];

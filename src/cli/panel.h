@@ -13,7 +13,7 @@ struct panel_options {
     char *role_type, *language, *knowledge, *protocol, *facts, *compat, *conversation;
     char *models[N_STAGES];
     int64_t agents, iterations, max_tokens, tokens[N_STAGES];
-    double temperature, temps[N_STAGES];
+    double temperature, seconds, temps[N_STAGES];
     bool summary, embeddings, slots, board;
     /* the predecessor's, for those who come from there */
     char *model_type, *model_name, *model_path, *cache_folder, *rag_mode, *zim_path;
@@ -54,6 +54,9 @@ struct panel_options {
                   "X", "of who writes the answer"),                                                \
         PANEL_ROW("max-tokens", OPT_INT, type, field.max_tokens, "0", 0, 65536, "N",               \
                   "of every turn (0: the stage's, else the workflow's own)"),                      \
+        PANEL_ROW("max-seconds", OPT_FLOAT, type, field.seconds, "0", 0, 1e9, "S",                 \
+                  "after which nobody begins to speak, and the best that was said is the answer "  \
+                  "(0: no limit)"),                                                                \
         PANEL_ROW("internal-tokens", OPT_INT, type, field.tokens[STAGE_INTERNAL], "0", 0, 65536,   \
                   "N", "of a turn of those who think"),                                            \
         PANEL_ROW("summary-tokens", OPT_INT, type, field.tokens[STAGE_SUMMARY], "0", 0, 65536,     \

@@ -95,6 +95,7 @@ int debate_run(const struct asker *a, const struct agent *team, int n_agents,
                                         .max_tokens = o->max_tokens,
                                         .vote = o->vote,
                                         .grader = o->grader,
+                                        .seconds = o->seconds,
                                         .seed = o->seed};
     int rc = workflow_run(w, a, team, n_agents, items, n_items, &wo, out->talks, p, err);
     for (int i = 0; rc == OK && i < n_items; i++) item_measure(out, items, o->vote, i);

@@ -325,12 +325,13 @@ static int team_try(struct turn *t, const struct item *item, struct pipeline_ans
                                         .temperature = o->temperature,
                                         .max_tokens = o->max_tokens,
                                         .seed = o->seed,
+                                        .seconds = o->seconds,
                                         .given = given};
     talk_release(&a->talk);
     memset(t->spoken, 0, sizeof t->spoken);
     if (rc == OK)
         rc = workflow_run(o->workflow, &asker, t->v, t->n, item, 1, &wo, &a->talk, NULL, err);
-    *again = rc == OK && !is_whole(t, &a->talk) &&
+    *again = rc == OK && !is_whole(t, &a->talk) && a->talk.ending != END_BUDGET &&
              (is_given(given, BOARD_CONVERSATION) || is_given(given, BOARD_RAG));
     json_decref(given);
     return rc;

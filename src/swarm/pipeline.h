@@ -45,6 +45,7 @@ struct pipeline_options {
     bool compat;  /* the predecessor's keywords, and its ten characters that an answer must have */
     float temperature;  /* of everybody; below 0: each one's own */
     int32_t max_tokens; /* of every turn; 0: each one's own */
+    double seconds;     /* after which nobody begins to speak; 0: no limit */
     enum fact_source facts;
     uint64_t seed;
     /* Before `n` agents are asked at once; may be NULL. Iterations count from 1. */

@@ -116,6 +116,7 @@ struct debate_options {
     uint64_t seed;
     float temperature;           /* below 0: the workflow's own */
     int32_t max_tokens;          /* 0: the workflow's own */
+    double seconds;              /* of every run; 0: the workflow's own */
     const struct grader *grader; /* as in workflow_options */
 };
 struct debate {

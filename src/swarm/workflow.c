@@ -64,8 +64,7 @@ static int template(struct reader *r, const json_t *v, struct jinja **out) {
     if (!text) return refuse(r, "a text is expected at", r->at);
     *out = jinja_parse(text, strlen(text), r->err);
     if (*out) return OK;
-    return error_wrap(r->err, "'%s' line %d, template", r->y->path,
-                      MAX(yaml_line(r->y, r->at), 1));
+    return error_wrap(r->err, "'%s' line %d, template", r->y->path, MAX(yaml_line(r->y, r->at), 1));
 }
 
 /* Whether mapping `v`, where there is one, holds none but these keys (ended by NULL). */
@@ -270,14 +269,17 @@ static int decide_read(struct reader *r, const json_t *v) {
 }
 
 static int budget_read(struct reader *r, const json_t *v) {
-    static const char *const keys[] = {"calls", "tokens", NULL};
-    const json_t *calls = json_object_get(v, "calls"), *tokens = json_object_get(v, "tokens");
+    static const char *const keys[] = {"calls", "tokens", "seconds", NULL};
+    const json_t *calls = json_object_get(v, "calls"), *tokens = json_object_get(v, "tokens"),
+                 *seconds = json_object_get(v, "seconds");
     double x = 256, y = 1 << 20;
     int rc = keys_check(r, v, "budget", keys);
     if (!rc) place(r, "%s", "budget.calls", 0);
     if (!rc && calls) rc = number(r, calls, 1, 1e6, &x);
     if (!rc) place(r, "%s", "budget.tokens", 0);
     if (!rc && tokens) rc = number(r, tokens, 1, 1e9, &y);
+    if (!rc) place(r, "%s", "budget.seconds", 0);
+    if (!rc && seconds) rc = number(r, seconds, 0, 1e9, &r->w->max_seconds);
     r->w->max_calls = (int)x;
     r->w->max_generated = (int64_t)y;
     return rc;

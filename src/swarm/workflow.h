@@ -8,14 +8,16 @@
  *
  * The engine knows no model: a step takes, of every item that is still under way, all calls that
  * wait for nothing, and hands them to an `asker` in one batch. An agent that fails abstains. It
- * always ends: every item's calls and tokens are bounded by its budget.
+ * always ends: every item's calls and tokens are bounded by its budget. A bound of seconds is the
+ * one thing that makes a result depend on the machine, and only where somebody asks for it.
  *
  *   name: two-rounds
  *   about: What --help says of it.
  *   rounds: 2                      what --rounds stands at
  *   roles: [pro, con, judge]       agent i has role i mod 3; none: every agent is a debater
  *   words: {en: {go: …}, ja: {…}}  `words.go` is the item's language's, else English
- *   budget: {calls: 64, tokens: 65536}   of an item; a step shares what is left, or is not begun
+ *   budget: {calls: 64, tokens: 65536}   of an item; a step shares what is left, or is not begun;
+ *                                  `seconds` of the whole run, after which nobody begins
  *   nodes:
  *     first:
  *       by: all | ROLE …           who speaks (all); one word or a list
@@ -91,7 +93,9 @@ struct workflow_options {
     /* Of items without choices: finds the answer in what was said and tells which are one. NULL:
      * what follows "answer:", compared but for case and white space. */
     const struct grader *grader;
-    const json_t *given; /* an object for templates; may be NULL */
+    const json_t *given;   /* an object for templates; may be NULL */
+    double seconds;        /* 0: the workflow's own */
+    double (*clock)(void); /* that counts them; NULL: clock_now */
     uint64_t seed;
 };
 /* talks [n_items] are zeroed by the caller and released with talk_release, also after an

@@ -41,6 +41,7 @@ struct workflow {
     int text;      /* the node whose words are the result; -1: there is a vote */
     int max_calls;
     int64_t max_generated;
+    double max_seconds; /* 0: no limit */
 };
 
 /* free_answer.c: the answer in what a call said, malloc'ed (NULL: none), and the probability of its

@@ -11,6 +11,7 @@
 
 #include "eval/grade.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -34,6 +35,9 @@ struct run {
     int rounds;
     const struct vote *vote;
     const struct grader *exact;
+    double (*clock)(void);
+    double deadline; /* by that clock; INFINITY: none */
+    bool late;
     struct track *tracks;
     int n_tracks;
 };
@@ -230,7 +234,7 @@ static int speakers(const struct run *r, struct track *t, int out[TEAM_MAX]) {
     for (int a = 0; a < r->n_agents; a++)
         if (speaks(r, n, a)) out[all++] = a;
     t->waiting = all - t->turn;
-    if (t->calls + t->waiting > r->w->max_calls ||
+    if (r->late || t->calls + t->waiting > r->w->max_calls ||
         t->generated + MAX(t->waiting, 1) > r->w->max_generated) {
         t->o->ending = END_BUDGET;
         t->node = -1;
@@ -383,6 +387,7 @@ static int turn_run(struct run *r, const struct asker *asker, int *asked, struct
     struct asking *a = xcalloc(most, sizeof *a);
     struct call *calls = xcalloc(most, sizeof *calls);
     int n = 0, rc = OK, who[TEAM_MAX];
+    r->late = r->clock() >= r->deadline;
     for (int i = 0; rc == OK && i < r->n_tracks; i++) {
         struct track *t = &r->tracks[i];
         int some = t->node < 0 ? 0 : speakers(r, t, who);
@@ -456,9 +461,12 @@ int workflow_run(const struct workflow *w, const struct asker *asker, const stru
                     .rounds = o->rounds ? o->rounds : w->rounds,
                     .vote = o->vote ? o->vote : w->vote,
                     .exact = grader_find("exact", err),
+                    .clock = o->clock ? o->clock : clock_now,
                     .tracks = xcalloc((size_t)n_items + 1, sizeof *r.tracks),
                     .n_tracks = n_items};
     int rc = texts_check(team, n_agents, items, n_items, err), open = n_items;
+    double seconds = o->seconds > 0 ? o->seconds : w->max_seconds;
+    r.deadline = seconds > 0 ? r.clock() + seconds : INFINITY;
     for (int i = 0; i < n_items; i++) track_begin(&r.tracks[i], &items[i], &talks[i], i);
     while (rc == OK && open > 0) {
         int asked;

@@ -64,8 +64,7 @@ static int template(struct reader *r, const json_t *v, struct jinja **out) {
     if (!text) return refuse(r, "a text is expected at", r->at);
     *out = jinja_parse(text, strlen(text), r->err);
     if (*out) return OK;
-    return error_wrap(r->err, "'%s' line %d, template", r->y->path,
-                      MAX(yaml_line(r->y, r->at), 1));
+    return error_wrap(r->err, "'%s' line %d, template", r->y->path, MAX(yaml_line(r->y, r->at), 1));
 }
 
 /* Whether mapping `v`, where there is one, holds none but these keys (ended by NULL). */

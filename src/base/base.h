@@ -136,7 +136,7 @@ bool path_is_dir(const char *path);
 char *path_join(const char *dir, const char *name); /* malloc'ed */
 /* A path that a file names, which begins where that file is. malloc'ed. */
 char *path_beside(const char *file, const char *path);
-int dir_make(const char *path, struct error *err);  /* mkdir -p */
+int dir_make(const char *path, struct error *err); /* mkdir -p */
 
 /* hashes */
 

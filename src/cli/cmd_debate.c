@@ -29,8 +29,8 @@ static const struct option_row rows[] = {
     ROW("adapters", OPT_ALIAS, agents, "agents", 0, 0, NULL, NULL),
     ROW("personas", OPT_LIST, personas, NULL, 0, 0, "TEXT …", "the agents' system prompts"),
     ROW("team", OPT_STRING, team, NULL, 0, 0, "FILE",
-        "agents, protocol and settings from a file; --rounds, --vote, --temperature and --max-tokens "
-        "count before it"),
+        "agents, protocol and settings from a file; --rounds, --vote, --temperature and "
+        "--max-tokens count before it"),
     ROW("topic", OPT_STRING, topic, NULL, 0, 0, "TEXT", "one question"),
     ROW("choices", OPT_LIST, choices, NULL, 0, 0, "TEXT …",
         "its possible answers; none: any answer"),

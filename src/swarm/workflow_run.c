@@ -259,6 +259,7 @@ static void answer_take(const struct run *r, struct track *t, const struct call 
     if (c->failed || c->reply == REPLY_TEXT) return;
     if (c->reply == REPLY_JUDGE || (c->reply == REPLY_ANSWER && t->item->n_choices)) {
         u->answer = c->answer.choice;
+        CHECK(u->answer < t->o->n_candidates);
         memcpy(u->prob, c->answer.prob, sizeof u->prob);
         if (u->answer >= 0)
             u->confidence = u->answer < MAX_CHOICES ? u->prob[u->answer] : c->answer.sure;

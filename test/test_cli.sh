@@ -422,6 +422,17 @@ END
     says "held-out data that is not there" 1 "eval data of 'adapter'" "$shoal" train models/fry --data "$tmp/few.jsonl" --out "$tmp/t9" --runs "$tmp/runs" --eval-data "$tmp/nowhere.jsonl"
     says "an adapter for another model" 1 "adapter" "$shoal" run "$tmp/a.gguf" -p x --adapter "$tmp/t1"
     says "debate with no rounds" 0 "" "$shoal" debate models/fry --agents base base base --topic t --choices a b --rounds 0
+    # ---- workflows as files: a copy, and the same graph drawn another way, are the built-in protocol, call by call
+    for f in du v4ct mad seed; do
+        "$shoal" debate --show-protocol $f >"$tmp/mine.yaml"
+        for p in $f "$tmp/mine.yaml"; do
+            "$shoal" debate models/fry --agents base "$tmp/t1" base --personas a b c --tasks sort --n 3 --samples 0 --protocol "$p" --store "$tmp/flow.db" >"$tmp/out.${p##*/}" 2>"$tmp/err"
+        done
+        same "a copy of $f debates as it does" "$tmp/out.$f" "$tmp/out.mine.yaml"
+    done
+    "$shoal" debate models/fry --agents base "$tmp/t1" base --personas a b c --tasks sort --n 3 --samples 0 --protocol test/cases/graph-du.yaml --store "$tmp/flow.db" >"$tmp/out" 2>"$tmp/err"
+    same "another graph for du debates as it does" "$tmp/out.du" "$tmp/out"
+    holds "by its very calls" "27 of 27 calls were in the store" "$tmp/err"
     # ---- teams
     printf 'name: 二人\nrounds: 2\nagents:\n  - {name: 花, adapter: t1, system: よく考えて。}\n  - {name: mixed, adapter: [t1=0.5]}\n  - {adapter: base}\n' >"$tmp/team.yaml"
     printf '{"question":"How much is 2 + 3?","answer":"5"}\n{"question":"1たす1は？","answer":"2"}\n' >"$tmp/sums.jsonl"

@@ -1,6 +1,6 @@
 # make demo | make test: each installs what is missing, builds, runs. make: builds build/shoal.
 # BUILD=asan: the same under address and undefined-behaviour sanitizers, in build/asan. V=1: show commands.
-# make fuzz: every parser under libFuzzer for FUZZ_SECONDS (60) each, from the inputs in test/fuzz/corpus.
+# make fuzz: every parser under libFuzzer for FUZZ_SECONDS (30) each, from the inputs in test/fuzz/corpus.
 CC      ?= gcc
 BUILD   ?= release
 PKGS    := jansson yaml-0.1 libpcre2-8 sqlite3 libsodium

@@ -1,5 +1,5 @@
 #!/bin/sh
-# run: builds the parsers for libFuzzer and searches each for FUZZ_SECONDS (60); "make fuzz" is this.
+# run: builds the parsers for libFuzzer and searches each for FUZZ_SECONDS (30); "make fuzz" is this.
 #
 # FUZZ_TARGETS="gguf json" limits it to those; FUZZ_JOBS is how many run at once (as many as there are
 # processors). A search starts from test/fuzz/corpus/TARGET and keeps what it finds in
@@ -10,7 +10,7 @@
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 
-seconds=${FUZZ_SECONDS:-60}
+seconds=${FUZZ_SECONDS:-30}
 jobs=${FUZZ_JOBS:-$(nproc)}
 out=build/fuzz
 mkdir -p $out/found $out/log

@@ -26,8 +26,10 @@ enum {
 static const double EQUIVALENT = 0.02; /* a difference that does not matter */
 
 struct job {
-    int64_t at;         /* number of its question */
-    struct asked asked; /* CHAT */
+    int64_t at; /* number of its … */
+    const struct question *q;
+    struct question made; /* where q may be */
+    struct asked asked;   /* CHAT */
     struct ids prompt[MAX_OPTIONS], rest[MAX_OPTIONS];
     struct token_seq seq[MAX_OPTIONS];
     struct request *reqs;
@@ -169,10 +171,9 @@ static int question_wrap(const struct bank *b, const struct question *q, int64_t
 }
 
 static int job_begin(struct window *w, struct job *j, struct error *err) {
-    struct question scratch;
     int rc = OK, sent = 0;
     *j = (struct job){.at = w->next++};
-    const struct question *q = bank_question(w->b, j->at, &scratch);
+    const struct question *q = j->q = bank_question(w->b, j->at, &j->made);
     if (w->b->ask == ASK_CHAT)
         rc = chat_ask(j, w, q, err);
     else if (w->b->ask == ASK_GENERATE)
@@ -181,9 +182,7 @@ static int job_begin(struct window *w, struct job *j, struct error *err) {
         likelihood_ask(j, w, q);
     for (; rc == OK && sent < j->n; sent += rc == OK)
         rc = engine_submit(w->s->e, &j->reqs[sent], err);
-    if (rc != OK) question_wrap(w->b, q, j->at, err);
-    if (q == &scratch) question_release(&scratch);
-    return rc;
+    return rc != OK ? question_wrap(w->b, q, j->at, err) : OK;
 }
 
 /* grading */
@@ -233,8 +232,7 @@ static void text_grade(const struct window *w, const struct job *j, const struct
 }
 
 static void job_grade(const struct window *w, const struct job *j, struct outcome *o) {
-    struct question scratch;
-    const struct question *q = bank_question(w->b, j->at, &scratch);
+    const struct question *q = j->q;
     const struct request *r = &j->reqs[0];
     *o = (struct outcome){.cut = j->cut, .choice = -1};
     if (w->b->ask == ASK_LIKELIHOOD) {
@@ -248,7 +246,6 @@ static void job_grade(const struct window *w, const struct job *j, struct outcom
         o->truncated = r->max_tokens > 0 && r->n_out == r->max_tokens;
     }
     if (w->b->ask != ASK_GENERATE) o->score = o->right;
-    if (q == &scratch) question_release(&scratch);
 }
 
 static bool job_is_done(const struct job *j) {
@@ -264,6 +261,7 @@ static void job_release(struct job *j) {
         ids_release(&j->rest[i]);
     }
     asked_release(&j->asked);
+    if (j->q == &j->made) question_release(&j->made);
     free(j->reqs);
     *j = (struct job){0};
 }

@@ -6,7 +6,6 @@
  * the first update, computed once a run for all pairs. A pair's two answers share a pass.
  */
 #include "train/course.h"
-#include "train/internal.h"
 
 #include <stdlib.h>
 
@@ -37,24 +36,19 @@ static void reference_place(struct pairs *q) {
     CHECK(at == q->logp + q->data.targets);
 }
 
-/* A pass of one adapter has its targets in the order of its samples. */
 static int reference_score(struct prefer *p, int job, struct error *err) {
     struct pairs *q = &p->jobs[job];
     double *to = q->logp;
     int rc = OK;
     for (int i = 0, n; !rc && i < q->data.n; i += n) {
-        int32_t targets[PASS_ROWS];
-        double nll[PASS_ROWS];
         int64_t rows = 0;
-        for (n = 0; i + n < q->data.n && n < PASS_ROWS; n++) {
-            if (pass_full(rows, q->data.v[i + n].n)) break;
+        for (n = 0; i + n < q->data.n && !pass_full(rows, q->data.v[i + n].n); n++) {
             q->data.v[i + n].adapter = job;
             rows += q->data.v[i + n].n;
         }
-        rc = trainer_score(p->c.trainer, q->data.v + i, n, nll, targets, err);
-        const double *from = p->c.trainer->target_nll;
-        for (int k = 0; !rc && k < n; k++)
-            for (int32_t left = targets[k]; left > 0; left--) *to++ = -*from++;
+        rc = trainer_score_targets(p->c.trainer, q->data.v + i, n, to, err);
+        const double *end = i + n < q->data.n ? q->reference[i + n] : q->logp + q->data.targets;
+        for (; !rc && to < end; to++) *to = -*to;
     }
     return rc ? error_wrap(err, "the reference of '%s'", p->c.jobs[job].name) : OK;
 }

@@ -106,9 +106,11 @@ double trainer_adapter_loss(const struct trainer *t, int i); /* of the last upda
  * and tests. */
 int trainer_loss(struct trainer *t, const struct sample *samples, int n, double *nll,
                  int64_t *targets, struct error *err);
-/* The same sample by sample: nll [n], targets [n]. */
+/* The same sample by sample: nll [n], targets [n]; and target by target, sample after sample. */
 int trainer_score(struct trainer *t, const struct sample *samples, int n, double *nll,
                   int32_t *targets, struct error *err);
+int trainer_score_targets(struct trainer *t, const struct sample *samples, int n, double *nll,
+                          struct error *err);
 struct adapter *trainer_adapter(const struct trainer *t, int i, json_t *lineage); /* a snapshot */
 /* Parameters and their gradients as flat views, for tests and optimizers: tensor i of
  * trainer_n_tensors. */

@@ -465,22 +465,54 @@ int trainer_accumulate(struct trainer *t, const struct sample *samples, int n, s
     return rc;
 }
 
-int trainer_score(struct trainer *t, const struct sample *samples, int n, double *nll,
-                  int32_t *targets, struct error *err) {
-    batch_whole(t, samples, n);
+static int32_t sample_targets(const struct sample *s) {
+    int32_t n = 0;
+    for (int32_t i = 1; i < s->n; i++) n += s->mask[i] != 0;
+    return n;
+}
+
+static int pass_score(struct trainer *t, const struct sample *samples, int n, double *nll,
+                      struct error *err) {
     int rc = batch_pack(t, samples, n, err);
     if (rc) return rc;
     t->dropping = false;
     t->logit_scale = 1;
     if (t->targets && ((rc = layers_forward(t, err)) || (rc = head_loss(t, false, err)))) return rc;
-    for (int i = 0; i < n; i++) nll[i] = targets[i] = 0;
+    int64_t *at = xcalloc((size_t)n + 1, sizeof *at); // where a sample's begin
+    for (int i = 0; i < n; i++) at[i + 1] = at[i] + sample_targets(&samples[i]);
     for (int s = 0; s < t->n_spans; s++) {
-        int64_t i = t->spans[s].sample - samples,
-                end = s + 1 < t->n_spans ? t->spans[s + 1].target : t->targets;
-        for (int64_t k = t->spans[s].target; k < end; k++) nll[i] += t->target_nll[k];
-        targets[i] = (int32_t)(end - t->spans[s].target);
+        int64_t i = t->spans[s].sample - samples;
+        memcpy(nll + at[i], t->target_nll + t->spans[s].target,
+               (size_t)(at[i + 1] - at[i]) * sizeof *nll);
     }
+    free(at);
     return OK;
+}
+
+int trainer_score_targets(struct trainer *t, const struct sample *samples, int n, double *nll,
+                          struct error *err) {
+    int rc = OK;
+    batch_whole(t, samples, n);
+    for (int i = 0, taken; !rc && i < n; i += taken) {
+        taken = batch_next(t, samples + i, n - i);
+        rc = pass_score(t, samples + i, taken, nll, err);
+        for (int k = i; k < i + taken; k++) nll += sample_targets(&samples[k]);
+    }
+    return rc;
+}
+
+int trainer_score(struct trainer *t, const struct sample *samples, int n, double *nll,
+                  int32_t *targets, struct error *err) {
+    int64_t all = 0;
+    for (int i = 0; i < n; i++) all += targets[i] = sample_targets(&samples[i]);
+    double *each = xcalloc((size_t)all + 1, sizeof *each), *from = each;
+    int rc = trainer_score_targets(t, samples, n, each, err);
+    for (int i = 0; i < n; i++) {
+        nll[i] = 0;
+        for (int32_t k = 0; k < targets[i]; k++) nll[i] += *from++;
+    }
+    free(each);
+    return rc;
 }
 
 int trainer_loss(struct trainer *t, const struct sample *samples, int n, double *nll,

@@ -10,7 +10,7 @@
  * Sums are in double, in a fixed order; results are rounded to float32 once. Every operator writes
  * its lineage: the parents' hashes, its own name and its arguments as text.
  */
-#include "adapter/adapter.h"
+#include "adapter/lowrank.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -60,96 +60,17 @@ static int32_t module_count(const struct adapter *a) {
     return a->shape.n_layers * N_PROJ;
 }
 
-/* Σ of two weighted low-rank maps, as left [out][k] · right [in][k]ᵀ with k = R_a + R_b. */
-struct stack {
-    int out, in, k;
-    double *left, *right;
-};
-
-/* Puts w · scale · B and A of one parent at columns c0.. */
-static void stack_put(struct stack *s, const struct lora *lo, double w, int c0) {
-    for (int i = 0; i < s->out; i++)
-        for (int c = 0; c < lo->r; c++)
-            s->left[(size_t)i * s->k + c0 + c] = w * lo->scale * lo->b[(size_t)i * lo->r + c];
-    for (int c = 0; c < lo->r; c++)
-        for (int j = 0; j < s->in; j++)
-            s->right[(size_t)j * s->k + c0 + c] = lo->a[(size_t)c * s->in + j];
-}
-
-/* m × k as q [m][p] · r [p][k], p = min(m, k); a flat matrix is its own r. */
-static void thin_factor(const double *a, int m, int k, double *q, double *r) {
-    if (m >= k) {
-        linalg_qr(a, m, k, q, r);
-        return;
-    }
-    memcpy(r, a, (size_t)m * k * sizeof *r);
-    memset(q, 0, (size_t)m * m * sizeof *q);
-    for (int i = 0; i < m; i++) q[(size_t)i * m + i] = 1;
-}
-
-/* core [n][n] := r_left [p][k] · r_right [q][k]ᵀ in its upper left corner, zero elsewhere. */
-static void core_fill(double *core, int n, const double *rl, int p, const double *rr, int q,
-                      int k) {
-    memset(core, 0, (size_t)n * n * sizeof *core);
-    for (int i = 0; i < p; i++) {
-        for (int j = 0; j < q; j++) {
-            double sum = 0;
-            for (int c = 0; c < k; c++) sum += rl[(size_t)i * k + c] * rr[(size_t)j * k + c];
-            core[(size_t)i * n + j] = sum;
-        }
-    }
-}
-
-/* Column c of q [m][p] · basis [n][n] (its first p rows), times √s, to dst[i * stride]. */
-static void column_write(const double *q, int m, int p, const double *basis, int n, int c,
-                         double root, float *dst, size_t stride) {
-    for (int i = 0; i < m; i++) {
-        double sum = 0;
-        for (int j = 0; j < p; j++) sum += q[(size_t)i * p + j] * basis[(size_t)j * n + c];
-        dst[(size_t)i * stride] = (float)(sum * root);
-    }
-}
-
-static double *doubles_alloc(struct arena *ar, int rows, int cols) {
-    return arena_alloc(ar, (size_t)rows * (size_t)cols * sizeof(double));
-}
-
-/*
- * The best rank-r approximation of the stack: A = √S Vᵀ to a [r][in], B = U √S to b [out][r]. By
- * Eckart and Young its error is the norm of the singular values left out. Rank beyond what there is
- * stays zero.
- */
-static void stack_truncate(const struct stack *s, int r, float *a, float *b) {
-    int p = MIN(s->out, s->k), q = MIN(s->in, s->k), n = MAX(p, q);
-    struct arena ar = {0};
-    double *ql = doubles_alloc(&ar, s->out, p), *rl = doubles_alloc(&ar, p, s->k);
-    double *qr = doubles_alloc(&ar, s->in, q), *rr = doubles_alloc(&ar, q, s->k);
-    double *core = doubles_alloc(&ar, n, n), *sv = doubles_alloc(&ar, n, 1);
-    double *u = doubles_alloc(&ar, n, n), *v = doubles_alloc(&ar, n, n);
-    thin_factor(s->left, s->out, s->k, ql, rl);
-    thin_factor(s->right, s->in, s->k, qr, rr);
-    core_fill(core, n, rl, p, rr, q, s->k);
-    linalg_svd(core, n, u, sv, v);
-    for (int c = 0; c < MIN(r, n); c++) {
-        double root = sqrt(sv[c]);
-        column_write(ql, s->out, p, u, n, c, root, b + c, (size_t)r);
-        column_write(qr, s->in, q, v, n, c, root, a + (size_t)c * s->in, 1);
-    }
-    arena_release(&ar);
-}
-
 /* (1-t) a + t b of one projection to rank r at `data`, A then B; one parent may lack it (r = 0). */
 static void module_blend(const struct lora *a, const struct lora *b, float t, int out, int in,
                          int r, float *data) {
-    struct stack s = {.out = out, .in = in, .k = a->r + b->r};
+    struct arena ar = {0};
+    struct stack s = stack_make(&ar, out, in, a->r + b->r);
     memset(data, 0, (size_t)r * ((size_t)out + in) * sizeof *data);
-    s.left = xcalloc((size_t)out * s.k, sizeof *s.left);
-    s.right = xcalloc((size_t)in * s.k, sizeof *s.right);
     stack_put(&s, a, 1.0 - t, 0);
     stack_put(&s, b, t, a->r);
-    stack_truncate(&s, r, data, data + (size_t)r * in);
-    free(s.left);
-    free(s.right);
+    struct singular sv = stack_svd(&s, &ar);
+    singular_write(&sv, r, data, data + (size_t)r * in);
+    arena_release(&ar);
 }
 
 /* The rank that the caller wants, or the larger parent's: of the whole, or of the module where

@@ -1,0 +1,226 @@
+/*
+ * lowrank: see the header. The large side of a matrix only ever meets linalg_qr and plain products;
+ * singular values are those of a core that is as small as the ranks.
+ */
+#include "adapter/lowrank.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define OVERSAMPLE 8
+#define POWER_ROUNDS 4
+
+static double *doubles_alloc(struct arena *ar, int rows, int cols) {
+    return arena_alloc(ar, (size_t)rows * (size_t)cols * sizeof(double));
+}
+
+struct stack stack_make(struct arena *ar, int out, int in, int k) {
+    return (struct stack){.out = out,
+                          .in = in,
+                          .k = k,
+                          .left = doubles_alloc(ar, out, k),
+                          .right = doubles_alloc(ar, in, k)};
+}
+
+void stack_put(struct stack *s, const struct lora *lo, double w, int c0) {
+    for (int i = 0; i < s->out; i++)
+        for (int c = 0; c < lo->r; c++)
+            s->left[(size_t)i * s->k + c0 + c] = w * lo->scale * lo->b[(size_t)i * lo->r + c];
+    for (int c = 0; c < lo->r; c++)
+        for (int j = 0; j < s->in; j++)
+            s->right[(size_t)j * s->k + c0 + c] = lo->a[(size_t)c * s->in + j];
+}
+
+/* m × k as q [m][p] · r [p][k], p = min(m, k); a flat matrix is its own r. */
+static void thin_factor(const double *a, int m, int k, double *q, double *r) {
+    if (m >= k) {
+        linalg_qr(a, m, k, q, r);
+        return;
+    }
+    memcpy(r, a, (size_t)m * k * sizeof *r);
+    memset(q, 0, (size_t)m * m * sizeof *q);
+    for (int i = 0; i < m; i++) q[(size_t)i * m + i] = 1;
+}
+
+/* core [n][n] := r_left [p][k] · r_right [q][k]ᵀ in its upper left corner, zero elsewhere. */
+static void core_fill(double *core, int n, const double *rl, int p, const double *rr, int q,
+                      int k) {
+    memset(core, 0, (size_t)n * n * sizeof *core);
+    for (int i = 0; i < p; i++) {
+        for (int j = 0; j < q; j++) {
+            double sum = 0;
+            for (int c = 0; c < k; c++) sum += rl[(size_t)i * k + c] * rr[(size_t)j * k + c];
+            core[(size_t)i * n + j] = sum;
+        }
+    }
+}
+
+/* to [m][n] := q [m][p] · the first n columns of basis [stride][stride], its first p rows. */
+static void basis_turn(const double *q, int m, int p, const double *basis, int stride, int n,
+                       double *to) {
+    for (int i = 0; i < m; i++) {
+        for (int c = 0; c < n; c++) {
+            double sum = 0;
+            for (int j = 0; j < p; j++) sum += q[(size_t)i * p + j] * basis[(size_t)j * stride + c];
+            to[(size_t)i * n + c] = sum;
+        }
+    }
+}
+
+struct singular stack_svd(const struct stack *s, struct arena *ar) {
+    int p = MIN(s->out, s->k), q = MIN(s->in, s->k), n = MAX(p, q);
+    struct singular sv = {.out = s->out, .in = s->in, .n = MIN(p, q)};
+    struct arena tmp = {0};
+    double *ql = doubles_alloc(&tmp, s->out, p), *rl = doubles_alloc(&tmp, p, s->k);
+    double *qr = doubles_alloc(&tmp, s->in, q), *rr = doubles_alloc(&tmp, q, s->k);
+    double *core = doubles_alloc(&tmp, n, n);
+    double *u = doubles_alloc(&tmp, n, n), *v = doubles_alloc(&tmp, n, n);
+    sv.u = doubles_alloc(ar, s->out, sv.n);
+    sv.v = doubles_alloc(ar, s->in, sv.n);
+    sv.s = doubles_alloc(ar, n, 1);
+    thin_factor(s->left, s->out, s->k, ql, rl);
+    thin_factor(s->right, s->in, s->k, qr, rr);
+    core_fill(core, n, rl, p, rr, q, s->k);
+    linalg_svd(core, n, u, sv.s, v);
+    basis_turn(ql, s->out, p, u, n, sv.n, sv.u);
+    basis_turn(qr, s->in, q, v, n, sv.n, sv.v);
+    arena_release(&tmp);
+    return sv;
+}
+
+/* y [out][l] := w [out][in] · z [in][l]. */
+static void dense_times(const float *w, int out, int in, const double *z, int l, double *y) {
+    memset(y, 0, (size_t)out * l * sizeof *y);
+    for (int i = 0; i < out; i++)
+        for (int j = 0; j < in; j++)
+            for (int c = 0; c < l; c++)
+                y[(size_t)i * l + c] += (double)w[(size_t)i * in + j] * z[(size_t)j * l + c];
+}
+
+/* z [in][l] := w [out][in]ᵀ · y [out][l]. */
+static void dense_turned_times(const float *w, int out, int in, const double *y, int l, double *z) {
+    memset(z, 0, (size_t)in * l * sizeof *z);
+    for (int i = 0; i < out; i++)
+        for (int j = 0; j < in; j++)
+            for (int c = 0; c < l; c++)
+                z[(size_t)j * l + c] += (double)w[(size_t)i * in + j] * y[(size_t)i * l + c];
+}
+
+/* q [out][l], orthonormal, spans nearly what w's l largest left singular vectors do. */
+static void range_find(const float *w, int out, int in, int l, struct rng *rng, double *q) {
+    struct arena tmp = {0};
+    double *z = doubles_alloc(&tmp, in, l), *y = doubles_alloc(&tmp, out, l);
+    double *t = doubles_alloc(&tmp, in, l), *r = doubles_alloc(&tmp, l, l);
+    for (size_t i = 0; i < (size_t)in * (size_t)l; i++) z[i] = rng_normal(rng);
+    for (int round = 0;; round++) {
+        dense_times(w, out, in, z, l, y);
+        linalg_qr(y, out, l, q, r);
+        if (round == POWER_ROUNDS) break;
+        dense_turned_times(w, out, in, q, l, t);
+        linalg_qr(t, in, l, z, r); /* so that small singular values do not drown */
+    }
+    arena_release(&tmp);
+}
+
+/* With all of w's singular values wanted, an orthonormal basis of its columns is all it takes. */
+static void range_whole(const float *w, int out, int in, int l, double *q) {
+    struct arena tmp = {0};
+    double *y = doubles_alloc(&tmp, out, l), *r = doubles_alloc(&tmp, l, l);
+    if (out == l) {
+        for (int i = 0; i < l; i++) q[(size_t)i * l + i] = 1;
+    } else {
+        for (size_t i = 0; i < (size_t)out * (size_t)in; i++) y[i] = w[i];
+        linalg_qr(y, out, l, q, r);
+    }
+    arena_release(&tmp);
+}
+
+/* w ≈ Q (Qᵀ w), and that is the stack of Q and wᵀ Q. */
+struct singular dense_svd(const float *w, int out, int in, int r, struct rng *rng,
+                          struct arena *ar) {
+    int l = MIN(r + OVERSAMPLE, MIN(out, in));
+    struct arena tmp = {0};
+    struct stack s = stack_make(&tmp, out, in, l);
+    if (l < MIN(out, in))
+        range_find(w, out, in, l, rng, s.left);
+    else
+        range_whole(w, out, in, l, s.left);
+    dense_turned_times(w, out, in, s.left, l, s.right);
+    struct singular sv = stack_svd(&s, ar);
+    arena_release(&tmp);
+    return sv;
+}
+
+void singular_write(const struct singular *sv, int r, float *a, float *b) {
+    for (int c = 0; c < MIN(r, sv->n); c++) {
+        double root = sqrt(sv->s[c]);
+        for (int i = 0; i < sv->out; i++)
+            b[(size_t)i * r + c] = (float)(sv->u[(size_t)i * sv->n + c] * root);
+        for (int j = 0; j < sv->in; j++)
+            a[(size_t)c * sv->in + j] = (float)(sv->v[(size_t)j * sv->n + c] * root);
+    }
+}
+
+struct draft draft_make(const struct model_config *shape, float dropout) {
+    size_t n = (size_t)shape->n_layers * N_PROJ;
+    return (struct draft){
+        .shape = shape, .dropout = dropout, .modules = xcalloc(n, sizeof(struct adapter_module))};
+}
+
+float *draft_add(struct draft *d, int32_t i, int32_t r) {
+    size_t more =
+        (size_t)r * (size_t)(proj_in(d->shape, i % N_PROJ) + proj_out(d->shape, i % N_PROJ));
+    CHECK(r > 0 && d->modules[i].r == 0);
+    if (d->n + more > d->cap) {
+        d->cap = MAX(2 * d->cap, d->n + more);
+        d->data = xrealloc(d->data, d->cap * sizeof *d->data);
+    }
+    float *a = d->data + d->n;
+    memset(a, 0, more * sizeof *a);
+    d->n += more;
+    d->modules[i] = (struct adapter_module){r, (float)r}; /* scale 1: the factors hold all of ΔW */
+    return a;
+}
+
+float *draft_b(const struct draft *d, int32_t i, float *a) {
+    return a + (size_t)d->modules[i].r * (size_t)proj_in(d->shape, i % N_PROJ);
+}
+
+void draft_keep(struct draft *d, int32_t i, const struct lora *lo, double w) {
+    float *a = draft_add(d, i, lo->r), *b = draft_b(d, i, a);
+    size_t n = (size_t)lo->r * (size_t)proj_out(d->shape, i % N_PROJ);
+    memcpy(a, lo->a, (size_t)(b - a) * sizeof *a);
+    for (size_t k = 0; k < n; k++) b[k] = (float)(w * (double)lo->scale * (double)lo->b[k]);
+}
+
+void draft_truncate(struct draft *d, int32_t i, const struct singular *sv, int32_t r,
+                    double total2) {
+    float *a = draft_add(d, i, r);
+    double kept2 = 0;
+    for (int c = 0; c < MIN(r, sv->n); c++) kept2 += sv->s[c] * sv->s[c];
+    singular_write(sv, r, a, draft_b(d, i, a));
+    d->size2 += total2;
+    d->lost2 += MAX(0, total2 - kept2);
+}
+
+double draft_error(const struct draft *d) {
+    return d->size2 > 0 ? sqrt(d->lost2 / d->size2) : 0;
+}
+
+void draft_release(struct draft *d) {
+    free(d->modules);
+    free(d->data);
+    *d = (struct draft){0};
+}
+
+struct adapter *draft_finish(struct draft *d, json_t *lineage) {
+    struct adapter_config c = {.r = 1, .dropout = d->dropout, .modules = d->modules};
+    struct adapter *a = NULL;
+    if (d->n > 0) {
+        a = adapter_take(d->shape, &c, d->data, lineage);
+        d->data = NULL; /* the adapter's own now */
+    }
+    draft_release(d);
+    return a;
+}

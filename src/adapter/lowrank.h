@@ -1,0 +1,77 @@
+/*
+ * lowrank: singular values of what an adapter does to one matrix, and adapters built from them
+ * matrix by matrix. This is what operators are made of; blending in algebra.c uses it too.
+ *
+ * Everything is in double and rounded to float32 once, when a draft is written. Memory is the
+ * caller's arena; nothing is shared, so any thread may do anything with its own.
+ *
+ * Letters: R rank, k = Σ R of what is stacked, n singular values.
+ */
+#ifndef SHOAL_LOWRANK_H
+#define SHOAL_LOWRANK_H
+
+#include "adapter/adapter.h"
+
+/* Σ of weighted low-rank maps: left · rightᵀ. */
+struct stack {
+    int out, in, k;
+    double *left;  /* [out][k] */
+    double *right; /* [in][k] */
+};
+/* All k columns are to be put. */
+struct stack stack_make(struct arena *ar, int out, int in, int k);
+/* Puts w · scale · B and A at columns c0 .. c0 + R. */
+void stack_put(struct stack *s, const struct lora *lo, double w, int c0);
+
+/* u diag(s) vᵀ; columns of u and v are orthonormal, s descends. */
+struct singular {
+    int out, in, n;
+    double *u; /* [out][n] */
+    double *s; /* [n] */
+    double *v; /* [in][n] */
+};
+/* Exact: thin QR of both sides, SVD of the small core; n = min(k, out, in). */
+struct singular stack_svd(const struct stack *s, struct arena *ar);
+/*
+ * Of a dense matrix w [out][in]. Exact when it has no more than r + 8 singular values; else those
+ * r + 8 that a random range finder with power iterations holds (Halko, Martinsson and Tropp 2011,
+ * algorithm 4.4), its noise drawn from `rng`: of the truncation to rank r, the error is within a
+ * few per cent of the best possible also where singular values hardly fall, and equal to it where
+ * they do.
+ */
+struct singular dense_svd(const float *w, int out, int in, int r, struct rng *rng,
+                          struct arena *ar);
+/* The first r: A = √S Vᵀ to a [r][in], B = U √S to b [out][r]. What lies beyond n stays as it is.
+ * By Eckart and Young the error is the norm of the values left out. */
+void singular_write(const struct singular *sv, int r, float *a, float *b);
+
+/*
+ * An adapter in the making: modules are added in order of layer and projection, each with its own
+ * rank and scale 1.
+ */
+struct draft {
+    const struct model_config *shape; /* borrowed */
+    struct adapter_module *modules;   /* [L][N_PROJ] */
+    float dropout;
+    float *data;
+    size_t n, cap;       /* floats */
+    double size2, lost2; /* ‖what was meant‖², and of it what the ranks could not hold */
+};
+struct draft draft_make(const struct model_config *shape, float dropout);
+/* A [r][in] of the new module i, zeros, with B [out][r] after it; good until the next is added. */
+float *draft_add(struct draft *d, int32_t i, int32_t r);
+/* B of what draft_add gave. */
+float *draft_b(const struct draft *d, int32_t i, float *a);
+/* Adds w · scale · B A as it is. */
+void draft_keep(struct draft *d, int32_t i, const struct lora *lo, double w);
+/* Adds the best rank r; what is left out is counted. `total2` is the whole's ‖·‖². */
+void draft_truncate(struct draft *d, int32_t i, const struct singular *sv, int32_t r,
+                    double total2);
+/* Relative error, 0 of nothing. */
+double draft_error(const struct draft *d);
+/* The draft is released. NULL: it has no module (an adapter has one at least). Lineage is borrowed
+ * (incref'ed). */
+struct adapter *draft_finish(struct draft *d, json_t *lineage);
+void draft_release(struct draft *d);
+
+#endif

@@ -1,0 +1,287 @@
+/*
+ * crossover: operators that weigh, choose or interpolate whole modules of their parents.
+ *
+ * Nearly all of them are one thing: a coefficient for each parent in each module. They differ in
+ * how coefficients come about — given, drawn, or from the angle between two ΔW — and leave the
+ * exact weighted sum and its best rank-R approximation to operator_sum. Rows that work on elements
+ * of ΔW are in merge.c.
+ */
+#include "evolve/operators.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+static int32_t module_count(const struct operands *x) {
+    return x->parents[0]->shape.n_layers * N_PROJ;
+}
+
+static bool has_module(const struct adapter *a, int32_t i) {
+    return a->loras[i].r > 0;
+}
+
+static double *coefs_make(const struct operands *x) {
+    return xcalloc((size_t)module_count(x) * (size_t)x->n, sizeof(double));
+}
+
+/* Takes over `coef`. */
+static struct adapter *sum_take(const struct operands *x, double *coef, json_t *lineage,
+                                struct error *err) {
+    struct adapter *child = operator_sum(x, coef, lineage, err);
+    free(coef);
+    return child;
+}
+
+/* The same n coefficients everywhere. */
+static struct adapter *sum_even(const struct operands *x, const double *w, json_t *lineage,
+                                struct error *err) {
+    double *coef = coefs_make(x);
+    for (int32_t i = 0; i < module_count(x); i++)
+        memcpy(coef + (size_t)i * (size_t)x->n, w, (size_t)x->n * sizeof *w);
+    return sum_take(x, coef, lineage, err);
+}
+
+/* The predecessor's blend, under this table's lineage. */
+static struct adapter *make_seed(const struct operands *x, json_t *lineage, struct error *err) {
+    struct adapter *mid = adapter_blend(x->parents[0], x->parents[1], (float)operand_weight(x, 1),
+                                        x->rank, BLEND_SEED, err);
+    if (!mid) return NULL;
+    struct adapter *child = adapter_from_data(&mid->shape, &mid->config, mid->data, lineage);
+    adapter_release(mid);
+    return child;
+}
+
+static struct adapter *make_delta(const struct operands *x, json_t *lineage, struct error *err) {
+    double w[OPERATOR_PARENTS_MAX];
+    for (int p = 0; p < x->n; p++) w[p] = operand_weight(x, p);
+    return sum_even(x, w, lineage, err);
+}
+
+/* Weights are fitness. Where one is negative all are counted from the lowest, so that the worse
+ * never weighs more; equal ones give equal shares. */
+static struct adapter *make_ratio(const struct operands *x, json_t *lineage, struct error *err) {
+    double w[OPERATOR_PARENTS_MAX], low = 0, sum = 0;
+    for (int p = 0; p < x->n; p++) low = MIN(low, operand_weight(x, p));
+    for (int p = 0; p < x->n; p++) sum += w[p] = operand_weight(x, p) - low;
+    for (int p = 0; p < x->n; p++) w[p] = sum > 0 ? w[p] / sum : 1.0 / x->n;
+    return sum_even(x, w, lineage, err);
+}
+
+/* Away from b, through a and beyond. */
+static struct adapter *make_extrapolate(const struct operands *x, json_t *lineage,
+                                        struct error *err) {
+    double w[2] = {1 + (double)x->step, -(double)x->step};
+    return sum_even(x, w, lineage, err);
+}
+
+static double rows_dot(const float *x, const float *y, int64_t n, int64_t dx, int64_t dy) {
+    double s = 0;
+    for (int64_t i = 0; i < n; i++) s += (double)x[i * dx] * (double)y[i * dy];
+    return s;
+}
+
+/* <ΔW_a, ΔW_b> of one module: Σ_ij (B_aᵀ B_b)_ij (A_a A_bᵀ)_ij. */
+static double module_dot(const struct lora *a, const struct lora *b, int64_t out, int64_t in) {
+    double sum = 0;
+    for (int32_t i = 0; i < a->r; i++)
+        for (int32_t j = 0; j < b->r; j++)
+            sum += rows_dot(a->b + i, b->b + j, out, a->r, b->r) *
+                   rows_dot(a->a + i * in, b->a + j * in, in, 1, 1);
+    return (double)a->scale * (double)b->scale * sum;
+}
+
+/* By bisection, because only math_cos has the same bits everywhere. */
+static double arc_cosine(double c) {
+    double low = 0, high = 3.14159265358979323846;
+    for (int i = 0; i < 60; i++) {
+        double mid = (low + high) / 2;
+        if (math_cos(mid) > c)
+            low = mid;
+        else
+            high = mid;
+    }
+    return (low + high) / 2;
+}
+
+/* Beyond this cosine the arc is a line to within rounding, or has no plane of its own. */
+#define PARALLEL 0.999999
+
+/* Coefficients of a and b at t along the arc between their directions; norms go in a straight
+ * line. */
+static void slerp_coefs(double aa, double bb, double ab, double t, double w[2]) {
+    double na = aa > 0 ? sqrt(aa) : 0, nb = bb > 0 ? sqrt(bb) : 0;
+    double c = na > 0 && nb > 0 ? ab / (na * nb) : 1;
+    w[0] = 1 - t;
+    w[1] = t;
+    if (fabs(c) > PARALLEL) return;
+    double theta = arc_cosine(c), size = (1 - t) * na + t * nb;
+    w[0] = math_sin((1 - t) * theta) / math_sin(theta) * size / na;
+    w[1] = math_sin(t * theta) / math_sin(theta) * size / nb;
+}
+
+static void module_slerp(const struct operands *x, int32_t i, double t, double w[2]) {
+    const struct lora *a = &x->parents[0]->loras[i], *b = &x->parents[1]->loras[i];
+    const struct model_config *shape = &x->parents[0]->shape;
+    int64_t in = proj_in(shape, i % N_PROJ), out = proj_out(shape, i % N_PROJ);
+    slerp_coefs(module_dot(a, a, out, in), module_dot(b, b, out, in), module_dot(a, b, out, in), t,
+                w);
+}
+
+/* b's share of two weights; ERR_USAGE when they cancel. */
+static int share_find(const struct operands *x, double *t, struct error *err) {
+    double a = operand_weight(x, 0), b = operand_weight(x, 1);
+    if (a + b == 0) return error_set(err, ERR_USAGE, "weights %g and %g cancel", a, b);
+    *t = b / (a + b);
+    return OK;
+}
+
+static struct adapter *make_slerp(const struct operands *x, json_t *lineage, struct error *err) {
+    double t;
+    if (share_find(x, &t, err) != OK) return NULL;
+    double *coef = coefs_make(x);
+    for (int32_t i = 0; i < module_count(x); i++) module_slerp(x, i, t, coef + 2 * i);
+    return sum_take(x, coef, lineage, err);
+}
+
+/* One of the parents that `able` marks, by weight (none below 0; all 0: evenly). */
+static int parent_draw(const struct operands *x, const bool *able, struct rng *rng) {
+    double w[OPERATOR_PARENTS_MAX], sum = 0;
+    int last = -1;
+    for (int p = 0; p < x->n; p++) sum += w[p] = able[p] ? MAX(0, operand_weight(x, p)) : 0;
+    for (int p = 0; sum == 0 && p < x->n; p++) w[p] = able[p];
+    for (int p = 0; p < x->n; p++) last = w[p] > 0 ? p : last;
+    double total = 0;
+    for (int p = 0; p < x->n; p++) total += w[p];
+    double u = rng_uniform(rng) * total;
+    for (int p = 0; p < x->n; p++)
+        if (w[p] > 0 && (u -= w[p]) < 0) return p;
+    return last;
+}
+
+/* Modules begin .. begin + n come from one parent that has any of them. */
+static void group_choose(const struct operands *x, int32_t begin, int32_t n, double *coef) {
+    struct rng rng = rng_make(x->seed, RNG_MUTATE, (uint32_t)begin, 1);
+    bool able[OPERATOR_PARENTS_MAX] = {false};
+    for (int p = 0; p < x->n; p++)
+        for (int32_t i = begin; i < begin + n; i++) able[p] |= has_module(x->parents[p], i);
+    int from = parent_draw(x, able, &rng);
+    for (int32_t i = begin; from >= 0 && i < begin + n; i++) coef[i * x->n + from] = 1;
+}
+
+static struct adapter *choose_groups(const struct operands *x, int32_t n, json_t *lineage,
+                                     struct error *err) {
+    double *coef = coefs_make(x);
+    for (int32_t i = 0; i < module_count(x); i += n) group_choose(x, i, n, coef);
+    return sum_take(x, coef, lineage, err);
+}
+
+static struct adapter *make_layer(const struct operands *x, json_t *lineage, struct error *err) {
+    return choose_groups(x, N_PROJ, lineage, err);
+}
+
+static struct adapter *make_module(const struct operands *x, json_t *lineage, struct error *err) {
+    return choose_groups(x, 1, lineage, err);
+}
+
+/*
+ * A point drawn in the flat order of modules that anybody has. Before it the parents have the given
+ * shares, after it each other's; within `step` of the whole around it, shares go over in a straight
+ * line.
+ */
+static struct adapter *split(const struct operands *x, bool arc, json_t *lineage,
+                             struct error *err) {
+    double t, at = 0, n = 0;
+    if (share_find(x, &t, err) != OK) return NULL;
+    for (int32_t i = 0; i < module_count(x); i++)
+        n += has_module(x->parents[0], i) || has_module(x->parents[1], i);
+    struct rng rng = rng_make(x->seed, RNG_MUTATE, 0, 2);
+    double point = 1 + rng_below(&rng, (uint32_t)MAX(1, n - 1)), half = (double)x->step * n / 2;
+    json_object_set_new(lineage, "split", json_sprintf("%g of %g", point, n));
+    double *coef = coefs_make(x);
+    for (int32_t i = 0; i < module_count(x); i++) {
+        if (!has_module(x->parents[0], i) && !has_module(x->parents[1], i)) continue;
+        double far = at++ + 0.5 - point, over = far > 0 ? 1 : 0;
+        if (half > 0) over = MIN(1, MAX(0, 0.5 + far / (2 * half)));
+        double share = t + (1 - 2 * t) * over;
+        coef[2 * i] = 1 - share;
+        coef[2 * i + 1] = share;
+        if (arc) module_slerp(x, i, share, coef + 2 * i);
+    }
+    return sum_take(x, coef, lineage, err);
+}
+
+static struct adapter *make_split(const struct operands *x, json_t *lineage, struct error *err) {
+    return split(x, true, lineage, err);
+}
+
+static struct adapter *make_split_linear(const struct operands *x, json_t *lineage,
+                                         struct error *err) {
+    return split(x, false, lineage, err);
+}
+
+/* Singular triplets of both parents, rank by rank: the c-th largest of one parent, drawn by weight
+ * among those that have so many. */
+static void triplets_choose(const struct operands *x, const struct singular *sv, int32_t i,
+                            struct draft *d) {
+    struct rng rng = rng_make(x->seed, RNG_MUTATE, (uint32_t)i, 3);
+    int most = 0, n_u = sv[0].out, n_v = sv[0].in;
+    for (int p = 0; p < x->n; p++) most = MAX(most, sv[p].n);
+    int32_t r = operand_rank(x, i, most);
+    float *a = draft_add(d, i, r), *b = draft_b(d, i, a);
+    for (int32_t c = 0; c < r; c++) {
+        bool able[OPERATOR_PARENTS_MAX] = {false};
+        for (int p = 0; p < x->n; p++) able[p] = c < sv[p].n;
+        const struct singular *from = &sv[parent_draw(x, able, &rng)];
+        double root = sqrt(from->s[c]);
+        for (int k = 0; k < n_u; k++) b[k * r + c] = (float)(from->u[k * from->n + c] * root);
+        for (int k = 0; k < n_v; k++) a[c * n_v + k] = (float)(from->v[k * from->n + c] * root);
+    }
+}
+
+static struct adapter *make_svd(const struct operands *x, json_t *lineage, struct error *err) {
+    const struct model_config *shape = &x->parents[0]->shape;
+    struct draft d = draft_make(shape, x->parents[0]->config.dropout);
+    for (int32_t i = 0; i < module_count(x); i++) {
+        struct singular sv[OPERATOR_PARENTS_MAX];
+        struct arena ar = {0};
+        int in = proj_in(shape, i % N_PROJ), out = proj_out(shape, i % N_PROJ), any = 0;
+        for (int p = 0; p < x->n; p++) {
+            const struct lora *lo = &x->parents[p]->loras[i];
+            sv[p] = (struct singular){.out = out, .in = in};
+            if (lo->r == 0) continue;
+            struct stack s = stack_make(&ar, out, in, lo->r);
+            stack_put(&s, lo, 1, 0);
+            sv[p] = stack_svd(&s, &ar);
+            any = 1;
+        }
+        if (any) triplets_choose(x, sv, i, &d);
+        arena_release(&ar);
+    }
+    return operator_child(&d, lineage, err);
+}
+
+#define MANY 2, OPERATOR_PARENTS_MAX
+#define TWO 2, 2
+#define NO_STEP NULL, 0, 0, 0
+const struct operator crossover_operators[] = {
+    {"delta", "the weighted sum of ΔW", OPERATOR_CROSSOVER, MANY, NO_STEP, make_delta},
+    {"seed", "A and B apart, the second parent's weight for it (the predecessor)",
+     OPERATOR_CROSSOVER, TWO, NO_STEP, make_seed},
+    {"ratio", "the sum of ΔW in the ratio of weights that are fitness", OPERATOR_CROSSOVER, MANY,
+     NO_STEP, make_ratio},
+    {"extrapolate", "beyond the first parent, away from the second", OPERATOR_CROSSOVER, TWO,
+     "how far, of their distance", 0.3f, -2, 2, make_extrapolate},
+    {"slerp", "ΔW along the arc between the parents, module by module", OPERATOR_CROSSOVER, TWO,
+     NO_STEP, make_slerp},
+    {"layer", "each layer from one parent, drawn by weight", OPERATOR_CROSSOVER, MANY, NO_STEP,
+     make_layer},
+    {"module", "each projection from one parent, drawn by weight", OPERATOR_CROSSOVER, MANY,
+     NO_STEP, make_module},
+    {"split", "shares on one side of a drawn point, swapped on the other; along the arc",
+     OPERATOR_CROSSOVER, TWO, "width of the passage, of all modules", 0, 0, 1, make_split},
+    {"split_linear", "the same along the straight line", OPERATOR_CROSSOVER, TWO,
+     "width of the passage, of all modules", 0, 0, 1, make_split_linear},
+    {"svd_mix", "singular triplets of ΔW, each from one parent, drawn by weight",
+     OPERATOR_CROSSOVER, MANY, NO_STEP, make_svd},
+    {0},
+};

@@ -1,0 +1,218 @@
+/*
+ * mutation: operators on one parent.
+ *
+ * Noise goes on A and B as they are. Everything else goes on the singular values and directions of
+ * ΔW, which do not depend on how a low-rank map happens to be written as a product. A module whose
+ * ΔW is zero, such as a fresh one, has none, and is kept as it is. Every draw comes from (seed,
+ * module), so a module's mutation does not depend on what else is adapted; a mutation of single
+ * parts that would hit nothing hits one, so that no child is a copy by chance.
+ */
+#include "evolve/operators.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Streams of a seed, after those of crossover. */
+enum { STREAM_SPECTRUM = 4, STREAM_ROTATE, STREAM_DROP, STREAM_RANK, STREAM_REINIT };
+
+static int32_t module_count(const struct operands *x) {
+    return x->parents[0]->shape.n_layers * N_PROJ;
+}
+
+/* Takes over `a`: its content under this table's lineage. */
+static struct adapter *relabel(struct adapter *a, json_t *lineage) {
+    struct adapter *child = adapter_from_data(&a->shape, &a->config, a->data, lineage);
+    adapter_release(a);
+    return child;
+}
+
+#define NOISE_SHARE 0.3f /* of tensors that get noise */
+
+static struct adapter *make_noise(const struct operands *x, json_t *lineage, struct error *err) {
+    (void)err;
+    return relabel(adapter_mutate(x->parents[0], NOISE_SHARE, x->step, false, x->seed), lineage);
+}
+
+static struct adapter *make_noise_absolute(const struct operands *x, json_t *lineage,
+                                           struct error *err) {
+    (void)err;
+    return relabel(adapter_mutate(x->parents[0], NOISE_SHARE, x->step, true, x->seed), lineage);
+}
+
+/* Σ s². */
+static double energy(const struct singular *sv) {
+    double sum = 0;
+    for (int c = 0; c < sv->n; c++) sum += sv->s[c] * sv->s[c];
+    return sum;
+}
+
+/* Rows of A and columns of B beyond `have` of the module last added: random, of norm `size`. */
+static void components_grow(const struct operands *x, const struct draft *d, int32_t i,
+                            int32_t have, double size) {
+    struct rng rng = rng_make(x->seed, RNG_MUTATE, (uint32_t)i + 1, STREAM_RANK);
+    int64_t in = proj_in(d->shape, i % N_PROJ), out = proj_out(d->shape, i % N_PROJ);
+    int64_t r = d->modules[i].r;
+    float *a = d->data + d->n - r * (in + out), *b = a + r * in;
+    /* Entries of deviation e make rows and columns of lengths e√in and e√out. */
+    double e = sqrt(size / sqrt((double)((r - have) * in * out)));
+    for (int64_t k = have * in; k < r * in; k++) a[k] = (float)(e * (double)rng_normal(&rng));
+    for (int64_t o = 0; o < out; o++)
+        for (int64_t c = have; c < r; c++) b[o * r + c] = (float)(e * (double)rng_normal(&rng));
+}
+
+/* Changes one module's singular values and directions, in place, and its rank *r; where that grows,
+ * random components of norm `step` times the module's are added. */
+typedef void module_change(const struct operands *x, int32_t i, struct singular *sv, int32_t *r);
+
+static struct adapter *change_modules(const struct operands *x, module_change *change,
+                                      json_t *lineage, struct error *err) {
+    const struct adapter *a = x->parents[0];
+    struct draft d = draft_make(&a->shape, a->config.dropout);
+    for (int32_t i = 0; i < module_count(x); i++) {
+        const struct lora *lo = &a->loras[i];
+        struct arena ar = {0};
+        if (lo->r == 0) continue;
+        struct stack s =
+            stack_make(&ar, proj_out(&a->shape, i % N_PROJ), proj_in(&a->shape, i % N_PROJ), lo->r);
+        stack_put(&s, lo, 1, 0);
+        struct singular sv = stack_svd(&s, &ar);
+        int32_t r = sv.n;
+        if (sv.s[0] == 0) {
+            draft_keep(&d, i, lo, 1);
+        } else {
+            change(x, i, &sv, &r);
+            draft_truncate(&d, i, &sv, r, energy(&sv));
+            if (r > sv.n) components_grow(x, &d, i, sv.n, (double)x->step * sqrt(energy(&sv)));
+        }
+        arena_release(&ar);
+    }
+    return operator_child(&d, lineage, err);
+}
+
+/* s · exp(N(0, step)), then all of them back to the norm they had. */
+static void spectrum_change(const struct operands *x, int32_t i, struct singular *sv, int32_t *r) {
+    (void)r;
+    struct rng rng = rng_make(x->seed, RNG_MUTATE, (uint32_t)i, STREAM_SPECTRUM);
+    double before = energy(sv);
+    for (int c = 0; c < sv->n; c++) sv->s[c] *= math_exp((double)(x->step * rng_normal(&rng)));
+    double back = sqrt(before / energy(sv));
+    for (int c = 0; c < sv->n; c++) sv->s[c] *= back;
+}
+
+static struct adapter *make_spectrum(const struct operands *x, json_t *lineage, struct error *err) {
+    return change_modules(x, spectrum_change, lineage, err);
+}
+
+/*
+ * Either the left or the right directions turn: noise of `step` times their own length is added and
+ * they are made orthonormal again, so the singular values and with them the norm stay.
+ */
+static void rotate_change(const struct operands *x, int32_t i, struct singular *sv, int32_t *r) {
+    (void)r;
+    struct rng rng = rng_make(x->seed, RNG_MUTATE, (uint32_t)i, STREAM_ROTATE);
+    bool left = rng_below(&rng, 2) == 0;
+    int m = left ? sv->out : sv->in;
+    double *basis = left ? sv->u : sv->v, size = (double)x->step / sqrt(m);
+    size_t n = (size_t)m * (size_t)sv->n;
+    double *turned = xmalloc(n * sizeof *turned);
+    double *core = xmalloc((size_t)sv->n * (size_t)sv->n * sizeof *core);
+    for (size_t k = 0; k < n; k++) turned[k] = basis[k] + size * (double)rng_normal(&rng);
+    linalg_qr(turned, m, sv->n, basis, core);
+    free(turned);
+    free(core);
+}
+
+static struct adapter *make_rotate(const struct operands *x, json_t *lineage, struct error *err) {
+    return change_modules(x, rotate_change, lineage, err);
+}
+
+static void column_move(double *w, int m, int n, int from, int to) {
+    for (int i = 0; i < m; i++) w[(size_t)i * n + to] = w[(size_t)i * n + from];
+}
+
+/* Each component goes with probability `step`: one at least, never the last that is left. */
+static void drop_change(const struct operands *x, int32_t i, struct singular *sv, int32_t *r) {
+    struct rng rng = rng_make(x->seed, RNG_MUTATE, (uint32_t)i, STREAM_DROP);
+    int kept = 0, keep = (int)rng_below(&rng, (uint32_t)sv->n), lose = -1;
+    bool any = false, *gone = xcalloc((size_t)sv->n, sizeof *gone);
+    for (int c = 0; c < sv->n; c++) any |= gone[c] = rng_uniform(&rng) < x->step && c != keep;
+    if (!any && sv->n > 1) lose = (keep + 1) % sv->n;
+    for (int c = 0; c < sv->n; c++) {
+        if (gone[c] || c == lose) continue;
+        column_move(sv->u, sv->out, sv->n, c, kept);
+        column_move(sv->v, sv->in, sv->n, c, kept);
+        sv->s[kept++] = sv->s[c];
+    }
+    for (int c = kept; c < sv->n; c++) sv->s[c] = 0;
+    *r = kept;
+    free(gone);
+}
+
+static struct adapter *make_drop(const struct operands *x, json_t *lineage, struct error *err) {
+    return change_modules(x, drop_change, lineage, err);
+}
+
+/* To x->rank; with 0 a quarter up or down, by the toss that the whole adapter shares. */
+static int32_t rank_aim(const struct operands *x, int32_t i, int32_t r) {
+    struct rng rng = rng_make(x->seed, RNG_MUTATE, 0, STREAM_RANK);
+    int32_t by = MAX(1, r / 4);
+    if (x->rank) return operand_rank(x, i, ADAPTER_RANK_MAX);
+    struct operands wide = *x;
+    wide.rank = MIN(r + by, ADAPTER_RANK_MAX);
+    return rng_below(&rng, 2) ? operand_rank(&wide, i, ADAPTER_RANK_MAX) : MAX(1, r - by);
+}
+
+static void rank_change(const struct operands *x, int32_t i, struct singular *sv, int32_t *r) {
+    *r = rank_aim(x, i, sv->n);
+}
+
+static struct adapter *make_rank(const struct operands *x, json_t *lineage, struct error *err) {
+    return change_modules(x, rank_change, lineage, err);
+}
+
+/* A of the given modules as PEFT draws it, B = 0: they change nothing and learn from there. */
+static struct adapter *make_reinit(const struct operands *x, json_t *lineage, struct error *err) {
+    (void)err;
+    const struct adapter *a = x->parents[0];
+    struct adapter *fresh = adapter_new(&a->shape, &a->config, x->seed);
+    struct rng one = rng_make(x->seed, RNG_MUTATE, 0, STREAM_REINIT);
+    uint32_t adapted = 0;
+    for (int32_t i = 0; i < module_count(x); i++) adapted += a->loras[i].r > 0;
+    uint32_t sure = rng_below(&one, adapted);
+    float *data = xmalloc(a->n_data * sizeof *data);
+    memcpy(data, a->data, a->n_data * sizeof *data);
+    for (int32_t i = 0, at = 0; i < module_count(x); i++) {
+        const struct lora *lo = &a->loras[i];
+        struct rng rng = rng_make(x->seed, RNG_MUTATE, (uint32_t)i + 1, STREAM_REINIT);
+        if (lo->r == 0) continue;
+        bool hit = rng_uniform(&rng) < x->step;
+        if (hit || (uint32_t)at == sure) {
+            size_t n = (size_t)lo->r *
+                       (size_t)(proj_in(&a->shape, i % N_PROJ) + proj_out(&a->shape, i % N_PROJ));
+            memcpy(data + (lo->a - a->data), fresh->loras[i].a, n * sizeof *data);
+        }
+        at++;
+    }
+    adapter_release(fresh);
+    return adapter_take(&a->shape, &a->config, data, lineage);
+}
+
+#define ONE OPERATOR_MUTATION, 1, 1
+const struct operator mutation_operators[] = {
+    {"noise", "noise on three tensors in ten, relative to a tensor's own deviation", ONE,
+     "deviation, of the tensor's", 0.1f, 0, 10, make_noise},
+    {"noise_absolute", "noise on three tensors in ten (the predecessor)", ONE, "deviation", 0.01f,
+     0, 10, make_noise_absolute},
+    {"spectrum", "singular values times exp of noise; keeps the norm", ONE, "deviation of the log",
+     0.2f, 0, 4, make_spectrum},
+    {"rotate", "left or right singular directions turn; keeps the norm", ONE,
+     "noise, of a direction's length", 0.1f, 0, 4, make_rotate},
+    {"drop", "singular components go by chance", ONE, "probability of a component", 0.1f, 0, 1,
+     make_drop},
+    {"rank", "to the rank given, or a quarter up or down; new components are random", ONE,
+     "norm of what is new, of the module's", 0.05f, 0, 1, make_rank},
+    {"reinit", "modules begin anew, changing nothing", ONE, "probability of a module", 0.1f, 0, 1,
+     make_reinit},
+    {0},
+};

@@ -1,0 +1,169 @@
+/*
+ * operators: the table's verbs and what its rows share.
+ *
+ * The checks are here, once: rows can rely on plain parents of one shape, finite weights and a step
+ * within bounds. So is the lineage, and the last look at every child: numbers that are not finite
+ * are refused, never handed on.
+ */
+#include "evolve/operators.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const struct operator*
+    const tables[] = {crossover_operators, merge_operators, peft_operators, mutation_operators};
+
+const struct operator* operator_at(int i) {
+    for (size_t t = 0; t < ARRAY_LEN(tables); t++)
+        for (const struct operator* op = tables[t]; op->name; op++)
+            if (i-- == 0) return op;
+    return NULL;
+}
+
+const struct operator* operator_find(const char *name, struct error *err) {
+    struct buf known = {0};
+    const struct operator* op;
+    for (int i = 0; (op = operator_at(i)); i++) {
+        if (strcmp(op->name, name) == 0) break;
+        buf_printf(&known, "%s%s", i ? ", " : "", op->name);
+    }
+    if (!op) error_set(err, ERR_USAGE, "no operator '%s'; there are %s", name, known.data);
+    buf_release(&known);
+    return op;
+}
+
+double operand_weight(const struct operands *x, int p) {
+    return x->weights ? (double)x->weights[p] : 1.0 / x->n;
+}
+
+int32_t operand_rank(const struct operands *x, int32_t i, int32_t most) {
+    int32_t r = x->rank;
+    for (int p = 0; x->rank == 0 && p < x->n; p++) r = MAX(r, x->parents[p]->loras[i].r);
+    const struct model_config *shape = &x->parents[0]->shape;
+    r = MIN(r, MIN(proj_in(shape, i % N_PROJ), proj_out(shape, i % N_PROJ)));
+    return MIN(r, most);
+}
+
+struct adapter *operator_child(struct draft *d, json_t *lineage, struct error *err) {
+    if (d->size2 > 0) json_object_set_new(lineage, "error", json_sprintf("%.3g", draft_error(d)));
+    struct adapter *child = draft_finish(d, lineage);
+    if (!child) error_set(err, ERR_MISMATCH, "nothing of the parents is left in the child");
+    return child;
+}
+
+/* The parents with a part in module i: their number, the last of them, their ranks' sum. */
+static int parts_count(const struct operands *x, const double *coef, int32_t i, int *last, int *k) {
+    int n = 0;
+    *k = 0;
+    for (int p = 0; p < x->n; p++) {
+        if (coef[p] == 0 || x->parents[p]->loras[i].r == 0) continue;
+        *last = p;
+        *k += x->parents[p]->loras[i].r;
+        n++;
+    }
+    return n;
+}
+
+static void module_sum(const struct operands *x, const double *coef, int32_t i, struct draft *d) {
+    const struct model_config *shape = d->shape;
+    int last = 0, k = 0, n = parts_count(x, coef, i, &last, &k);
+    int32_t r = operand_rank(x, i, k);
+    if (n == 0) return;
+    if (n == 1 && r == k) {
+        draft_keep(d, i, &x->parents[last]->loras[i], coef[last]);
+        return;
+    }
+    struct arena ar = {0};
+    struct stack s = stack_make(&ar, proj_out(shape, i % N_PROJ), proj_in(shape, i % N_PROJ), k);
+    for (int p = 0, at = 0; p < x->n; p++) {
+        const struct lora *lo = &x->parents[p]->loras[i];
+        if (coef[p] == 0) continue;
+        stack_put(&s, lo, coef[p], at);
+        at += lo->r;
+    }
+    struct singular sv = stack_svd(&s, &ar);
+    double total2 = 0;
+    for (int c = 0; c < sv.n; c++) total2 += sv.s[c] * sv.s[c];
+    draft_truncate(d, i, &sv, r, total2);
+    arena_release(&ar);
+}
+
+struct adapter *operator_sum(const struct operands *x, const double *coef, json_t *lineage,
+                             struct error *err) {
+    const struct adapter *a = x->parents[0];
+    struct draft d = draft_make(&a->shape, a->config.dropout);
+    for (int32_t i = 0; i < a->shape.n_layers * N_PROJ; i++)
+        module_sum(x, coef + (size_t)i * (size_t)x->n, i, &d);
+    return operator_child(&d, lineage, err);
+}
+
+static int parents_check(const struct operator* op, const struct operands *x, struct error *err) {
+    if (x->n < op->least || x->n > op->most)
+        return error_set(err, ERR_USAGE, "operator '%s' takes %d%s parent%s, not %d", op->name,
+                         op->least, op->most > op->least ? " or more" : "", op->most > 1 ? "s" : "",
+                         x->n);
+    for (int p = 0; p < x->n; p++) {
+        const struct adapter *a = x->parents[p];
+        CHECK(a->data); /* else only its pack was kept */
+        if (adapter_require_plain(a, op->name, err) != OK) return err->code;
+        if (!adapter_fits(a, &x->parents[0]->shape))
+            return error_set(err, ERR_MISMATCH, "parents '%.12s' and '%.12s' differ in shape",
+                             x->parents[0]->hash, a->hash);
+        if (x->weights && !isfinite(x->weights[p]))
+            return error_set(err, ERR_USAGE, "weight %g is no finite number",
+                             (double)x->weights[p]);
+    }
+    return OK;
+}
+
+static int operands_check(const struct operator* op, const struct operands *x, struct error *err) {
+    if (op->unit && !(x->step >= op->step_min && x->step <= op->step_max))
+        return error_set(err, ERR_USAGE, "step %g of operator '%s' is not in %g to %g (%s)",
+                         (double)x->step, op->name, (double)op->step_min, (double)op->step_max,
+                         op->unit);
+    if (x->rank < 0 || x->rank > ADAPTER_RANK_MAX)
+        return error_set(err, ERR_USAGE, "rank %d is not in 1 to %d (0: the parents')",
+                         (int)x->rank, ADAPTER_RANK_MAX);
+    return parents_check(op, x, err);
+}
+
+static json_t *lineage_make(const struct operator* op, const struct operands *x) {
+    struct buf parents = {0}, weights = {0};
+    for (int p = 0; p < x->n; p++) {
+        buf_printf(&parents, "%s%s", p ? " " : "", x->parents[p]->hash);
+        buf_printf(&weights, "%s%.9g", p ? " " : "", operand_weight(x, p));
+    }
+    json_t *o = json_pack("{s:s, s:s}", "operator", op->name, "parents", parents.data);
+    if (x->n > 1) json_object_set_new(o, "weights", json_string(weights.data));
+    if (op->unit) json_object_set_new(o, "step", json_sprintf("%.9g", (double)x->step));
+    if (x->rank) json_object_set_new(o, "rank", json_sprintf("%d", (int)x->rank));
+    json_object_set_new(o, "seed", json_sprintf("%llu", (unsigned long long)x->seed));
+    buf_release(&parents);
+    buf_release(&weights);
+    return o;
+}
+
+struct adapter *operator_apply(const struct operator* op, const struct operands *x,
+                               struct error *err) {
+    struct operands own = *x;
+    if (isnan(own.step)) own.step = op->step;
+    if (operands_check(op, &own, err) != OK) return NULL;
+    json_t *lineage = lineage_make(op, &own);
+    struct adapter *child = op->make(&own, lineage, err);
+    json_decref(lineage);
+    for (size_t i = 0; child && i < child->n_data; i++) {
+        if (isfinite(child->data[i])) continue;
+        adapter_release(child);
+        error_set(err, ERR_NUMERIC, "operator '%s' overflows", op->name);
+        return NULL;
+    }
+    return child;
+}
+
+double operator_change(const struct adapter *child, const struct adapter *parent) {
+    double cc = adapter_dot(child, child), pp = adapter_dot(parent, parent);
+    double moved2 = cc + pp - 2 * adapter_dot(child, parent);
+    if (pp == 0) return cc == 0 ? 0 : INFINITY;
+    return moved2 > 0 ? sqrt(moved2 / pp) : 0;
+}

@@ -185,13 +185,13 @@ static struct adapter *make_module(const struct operands *x, json_t *lineage, st
 
 /*
  * A point drawn in the flat order of modules that anybody has. Before it the parents have the given
- * shares, after it each other's; within `step` of the whole around it, shares go over in a straight
- * line.
+ * shares (without weights: all of a, as equal ones would make no split), after it each other's;
+ * within `step` of the whole around it, shares go over in a straight line.
  */
 static struct adapter *split(const struct operands *x, bool arc, json_t *lineage,
                              struct error *err) {
-    double t, at = 0, n = 0;
-    if (share_find(x, &t, err) != OK) return NULL;
+    double t = 0, at = 0, n = 0;
+    if (x->weights && share_find(x, &t, err) != OK) return NULL;
     for (int32_t i = 0; i < module_count(x); i++)
         n += has_module(x->parents[0], i) || has_module(x->parents[1], i);
     struct rng rng = rng_make(x->seed, RNG_MUTATE, 0, 2);

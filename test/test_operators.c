@@ -1,0 +1,884 @@
+/*
+ * test_operators: crossover, PEFT's combination types and mutation, row by row.
+ *
+ * The oracle is dense and naive: ΔW entry by entry in double, rules as their papers state them with
+ * sorting instead of selection, singular values by Jacobi on the whole matrix. Rules of chance are
+ * held to what every outcome must satisfy. Every row of the table, present and future, must repeat
+ * its bits, refuse what it cannot take, and survive random parents.
+ */
+#define _GNU_SOURCE
+#include "evolve/operators.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+static struct model_config shape_make(int layers, int d, int heads, int kv, int head_dim, int ff) {
+    return (struct model_config){.arch = arch_find("llama"),
+                                 .n_layers = layers,
+                                 .d_model = d,
+                                 .n_heads = heads,
+                                 .n_kv_heads = kv,
+                                 .head_dim = head_dim,
+                                 .d_ff = ff,
+                                 .vocab_size = 64,
+                                 .max_seq_len = 32,
+                                 .rope_theta = 10000,
+                                 .rms_norm_eps = 1e-5f};
+}
+
+static struct model_config shape_small(void) {
+    return shape_make(2, 24, 3, 1, 8, 40);
+}
+
+static int n_modules(const struct adapter *a) {
+    return a->shape.n_layers * N_PROJ;
+}
+
+/* Every tensor N(0, 1). */
+static struct adapter *adapter_random(const struct model_config *s, struct adapter_config c,
+                                      const char *targets, uint64_t seed) {
+    struct error err;
+    if (!c.modules) assert_int_equal(adapter_targets_parse(targets, c.target, &err), OK);
+    size_t n = adapter_floats(s, &c);
+    float *data = xmalloc(n * sizeof *data);
+    struct rng rng = rng_make(seed, RNG_TEST, 0, 0);
+    for (size_t i = 0; i < n; i++) data[i] = rng_normal(&rng);
+    return adapter_take(s, &c, data, NULL);
+}
+
+static struct adapter *adapter_quick(const struct model_config *s, int r, float alpha,
+                                     const char *targets, uint64_t seed) {
+    return adapter_random(s, (struct adapter_config){.r = r, .alpha = alpha}, targets, seed);
+}
+
+static int out_of(const struct adapter *a, int i) {
+    return proj_out(&a->shape, i % N_PROJ);
+}
+static int in_of(const struct adapter *a, int i) {
+    return proj_in(&a->shape, i % N_PROJ);
+}
+static size_t size_of(const struct adapter *a, int i) {
+    return (size_t)out_of(a, i) * (size_t)in_of(a, i);
+}
+
+/* ΔW of module i, [out][in]; zeros where there is none. */
+static double *dense(const struct adapter *a, int i) {
+    const struct lora *lo = &a->loras[i];
+    int in = in_of(a, i), out = out_of(a, i);
+    double *w = xcalloc(size_of(a, i), sizeof *w);
+    for (int o = 0; o < out; o++)
+        for (int j = 0; j < in; j++)
+            for (int c = 0; c < lo->r; c++)
+                w[(size_t)o * in + j] +=
+                    (double)lo->scale * lo->b[o * lo->r + c] * lo->a[c * in + j];
+    return w;
+}
+
+static double norm(const double *w, size_t n) {
+    double s = 0;
+    for (size_t i = 0; i < n; i++) s += w[i] * w[i];
+    return sqrt(s);
+}
+
+/* ‖ΔW_got - want‖ / ‖want‖ of module i. */
+static double module_error(const struct adapter *got, int i, const double *want) {
+    size_t n = size_of(got, i);
+    double *g = dense(got, i), size = norm(want, n);
+    for (size_t k = 0; k < n; k++) g[k] -= want[k];
+    double e = norm(g, n);
+    free(g);
+    return size > 0 ? e / size : e;
+}
+
+/* Σ w · ΔW of module i. */
+static double *dense_sum(struct adapter *const *p, const double *w, int n, int i) {
+    double *sum = xcalloc(size_of(p[0], i), sizeof *sum);
+    for (int k = 0; k < n; k++) {
+        double *x = dense(p[k], i);
+        for (size_t e = 0; e < size_of(p[0], i); e++) sum[e] += w[k] * x[e];
+        free(x);
+    }
+    return sum;
+}
+
+static double sum_error(const struct adapter *got, struct adapter *const *p, const double *w,
+                        int n) {
+    double worst = 0;
+    for (int i = 0; i < n_modules(got); i++) {
+        double *want = dense_sum(p, w, n, i);
+        worst = fmax(worst, module_error(got, i, want));
+        free(want);
+    }
+    return worst;
+}
+
+static int descending(const void *x, const void *y) {
+    double a = *(const double *)x, b = *(const double *)y;
+    return (a < b) - (a > b);
+}
+
+/* The norm of all singular values of w [out][in] but the r largest: one-sided Jacobi on its
+ * columns. */
+static double best_error(const double *w, int out, int in, int r) {
+    double *t = xcalloc((size_t)in * (size_t)out, sizeof *t);
+    double *s = xcalloc((size_t)in, sizeof *s), rest = 0;
+    for (int o = 0; o < out; o++)
+        for (int j = 0; j < in; j++) t[j * out + o] = w[o * in + j];
+    for (int sweep = 0; sweep < 30; sweep++) {
+        for (int x = 0; x < in; x++) {
+            for (int y = x + 1; y < in; y++) {
+                double *p = t + x * out, *q = t + y * out, pp = 0, qq = 0, pq = 0;
+                for (int o = 0; o < out; o++)
+                    pp += p[o] * p[o], qq += q[o] * q[o], pq += p[o] * q[o];
+                if (fabs(pq) <= 1e-15 * sqrt(pp * qq)) continue;
+                double angle = 0.5 * atan2(2 * pq, pp - qq), c = cos(angle), d = sin(angle);
+                for (int o = 0; o < out; o++) {
+                    double u = p[o], v = q[o];
+                    p[o] = c * u + d * v;
+                    q[o] = c * v - d * u;
+                }
+            }
+        }
+    }
+    for (int j = 0; j < in; j++) s[j] = norm(t + j * out, (size_t)out);
+    qsort(s, (size_t)in, sizeof *s, descending);
+    for (int j = r; j < in; j++) rest += s[j] * s[j];
+    free(t);
+    free(s);
+    return sqrt(rest);
+}
+
+static const struct operator* row(const char *name) {
+    struct error err = {0};
+    const struct operator* op = operator_find(name, &err);
+    assert_non_null(op);
+    return op;
+}
+
+static struct adapter *apply_ok(const char *name, struct operands x) {
+    struct error err = {0};
+    struct adapter *child = operator_apply(row(name), &x, &err);
+    if (!child) fprintf(stderr, "%s: %s\n", name, err.text);
+    assert_non_null(child);
+    return child;
+}
+
+static void assert_refused(const char *name, struct operands x, enum error_code code,
+                           const char *words) {
+    struct error err = {0};
+    assert_null(operator_apply(row(name), &x, &err));
+    assert_int_equal(err.code, code);
+    if (!strstr(err.text, words)) fprintf(stderr, "'%s' lacks '%s'\n", err.text, words);
+    assert_non_null(strstr(err.text, words));
+}
+
+static double lineage_error(const struct adapter *a) {
+    const char *text = json_string_value(json_object_get(a->lineage, "error"));
+    assert_non_null(text);
+    return strtod(text, NULL);
+}
+
+/* Three unlike parents: ranks 3, 5, 5; scales 2, 0.5 and 4/√5; the second lacks half of the
+ * targets. */
+static void parents_make(struct adapter *p[3]) {
+    struct model_config s = shape_small();
+    p[0] = adapter_quick(&s, 3, 6, "all-linear", 1);
+    p[1] = adapter_quick(&s, 5, 2.5f, "q_proj,v_proj,down_proj", 2);
+    p[2] = adapter_random(&s, (struct adapter_config){.r = 5, .alpha = 4, .rslora = true},
+                          "all-linear", 3);
+}
+
+static void parents_release(struct adapter *p[3]) {
+    for (int k = 0; k < 3; k++) adapter_release(p[k]);
+}
+
+static void test_delta_exact(void **state) {
+    (void)state;
+    struct adapter *p[3];
+    const float f[] = {0.7f, 0.3f, -0.4f};
+    const double w[] = {(double)f[0], (double)f[1], (double)f[2]};
+    parents_make(p);
+    for (int n = 2; n <= 3; n++) {
+        struct adapter *c = apply_ok("delta", (struct operands){p, f, n, 13, NAN, 0});
+        assert_true(sum_error(c, p, w, n) < 1e-6);
+        assert_true(lineage_error(c) < 1e-7);
+        adapter_release(c);
+    }
+    parents_release(p);
+}
+
+/* At rank r no matrix of that rank is nearer. */
+static void test_delta_best(void **state) {
+    (void)state;
+    struct adapter *p[3];
+    const double w[] = {0.5, 0.5};
+    parents_make(p);
+    for (int r = 1; r <= 6; r++) {
+        struct adapter *c = apply_ok("delta", (struct operands){p, NULL, 2, r, NAN, 0});
+        double lost2 = 0, size2 = 0;
+        for (int i = 0; i < n_modules(c); i++) {
+            double *want = dense_sum(p, w, 2, i), size = norm(want, size_of(c, i));
+            double best = best_error(want, out_of(c, i), in_of(c, i), r);
+            assert_true(fabs(module_error(c, i, want) * size - best) < 1e-6 * size);
+            if (c->loras[i].r < p[0]->loras[i].r + p[1]->loras[i].r) {
+                lost2 += best * best;
+                size2 += size * size;
+            }
+            free(want);
+        }
+        assert_true(fabs(lineage_error(c) - sqrt(lost2 / size2)) < 0.01 * lineage_error(c) + 1e-7);
+        adapter_release(c);
+    }
+    parents_release(p);
+}
+
+static void test_lines(void **state) {
+    (void)state;
+    struct adapter *p[3];
+    parents_make(p);
+    struct adapter *c = apply_ok("extrapolate", (struct operands){p, NULL, 2, 8, 0.25f, 0});
+    assert_true(sum_error(c, p, (const double[]){1.25, -0.25}, 2) < 1e-6);
+    adapter_release(c);
+    static const struct {
+        float fitness[2];
+        double share; /* of the first; a negative fitness counts all from the lowest */
+    } cases[] = {{{3, 1}, 0.75}, {{0, 0}, 0.5}, {{-1, -3}, 1}, {{-3, 1}, 0}, {{2, 0}, 1}};
+    for (size_t k = 0; k < ARRAY_LEN(cases); k++) {
+        double share = cases[k].share;
+        c = apply_ok("ratio", (struct operands){p, cases[k].fitness, 2, 8, NAN, 0});
+        assert_true(sum_error(c, p, (const double[]){share, 1 - share}, 2) < 1e-6);
+        adapter_release(c);
+    }
+    /* The predecessor's rule: every tensor of its own. */
+    c = apply_ok("seed", (struct operands){(struct adapter *[]){p[1], p[2]}, NULL, 2, 0, NAN, 0});
+    const struct lora *x = &p[1]->loras[PROJ_Q], *y = &p[2]->loras[PROJ_Q];
+    for (int k = 0; k < 5 * 24; k++)
+        assert_true(c->loras[PROJ_Q].a[k] == 0.5f * x->a[k] + 0.5f * y->a[k]);
+    adapter_release(c);
+    parents_release(p);
+}
+
+/* Ends are the parents; the middle lies at equal angles from both, as long as their mean; a twin of
+ * other length is walked to in a straight line. */
+static void test_slerp(void **state) {
+    (void)state;
+    struct adapter *p[3];
+    parents_make(p);
+    struct adapter *pair[] = {p[0], p[2]};
+    const float ends[3][2] = {{1, 0}, {0, 1}, {0.5f, 0.5f}};
+    for (int k = 0; k < 2; k++) {
+        struct adapter *c = apply_ok("slerp", (struct operands){pair, ends[k], 2, 8, NAN, 0});
+        assert_true(operator_change(c, pair[k]) < 1e-6);
+        adapter_release(c);
+    }
+    struct adapter *c = apply_ok("slerp", (struct operands){pair, ends[2], 2, 8, NAN, 0});
+    for (int i = 0; i < n_modules(c); i++) {
+        size_t n = size_of(c, i);
+        double *a = dense(pair[0], i), *b = dense(pair[1], i), *m = dense(c, i), am = 0, bm = 0;
+        for (size_t k = 0; k < n; k++) am += a[k] * m[k], bm += b[k] * m[k];
+        double na = norm(a, n), nb = norm(b, n), nm = norm(m, n);
+        assert_true(fabs(nm - (na + nb) / 2) < 1e-5 * nm);
+        assert_true(fabs(am / (na * nm) - bm / (nb * nm)) < 1e-6);
+        free(a);
+        free(b);
+        free(m);
+    }
+    adapter_release(c);
+    struct adapter *twin[] = {p[0], adapter_scale(p[0], 3)};
+    c = apply_ok("slerp", (struct operands){twin, ends[2], 2, 3, NAN, 0});
+    assert_true(fabs(operator_change(c, p[0]) - 1) < 1e-6);
+    adapter_release(c);
+    adapter_release(twin[1]);
+    parents_release(p);
+}
+
+/* Which parent module i of the child is; -1: neither. */
+static int origin(const struct adapter *c, struct adapter *const *p, int n, int i) {
+    for (int k = 0; k < n; k++) {
+        double *want = dense(p[k], i), e = module_error(c, i, want);
+        bool there = p[k]->loras[i].r > 0;
+        free(want);
+        if (there && e < 1e-6) return k;
+    }
+    return -1;
+}
+
+static void test_choices(void **state) {
+    (void)state;
+    struct model_config s = shape_make(6, 24, 3, 1, 8, 40);
+    struct adapter *p[] = {adapter_quick(&s, 2, 4, "all-linear", 1),
+                           adapter_quick(&s, 4, 4, "all-linear", 2)};
+    int seen[2] = {0}, mixed = 0;
+    for (uint64_t seed = 0; seed < 8; seed++) {
+        struct adapter *l = apply_ok("layer", (struct operands){p, NULL, 2, 0, NAN, seed});
+        struct adapter *m = apply_ok("module", (struct operands){p, NULL, 2, 0, NAN, seed});
+        struct adapter *t =
+            apply_ok("split", (struct operands){p, (const float[]){1, 0}, 2, 0, 0, seed});
+        int changes = 0;
+        for (int i = 0; i < n_modules(l); i++) {
+            int of = origin(l, p, 2, i), of_t = origin(t, p, 2, i);
+            assert_true(of >= 0 && of_t >= 0 && origin(m, p, 2, i) >= 0);
+            if (i % N_PROJ) assert_int_equal(of, origin(l, p, 2, i - 1));
+            if (i % N_PROJ) mixed += origin(m, p, 2, i) != origin(m, p, 2, i - 1);
+            if (i) changes += of_t != origin(t, p, 2, i - 1);
+            seen[of]++;
+        }
+        assert_int_equal(changes, 1); /* a below, b above */
+        assert_int_equal(origin(t, p, 2, 0), 0);
+        adapter_release(l);
+        adapter_release(m);
+        adapter_release(t);
+    }
+    assert_true(seen[0] > 0 && seen[1] > 0 && mixed > 0);
+    /* Weight 0 is never drawn; where only the other has a module, it comes from there. */
+    struct adapter *q[] = {adapter_quick(&s, 2, 4, "q_proj", 3), p[1]};
+    struct adapter *c =
+        apply_ok("module", (struct operands){q, (const float[]){1, 0}, 2, 0, NAN, 1});
+    for (int i = 0; i < n_modules(c); i++) assert_int_equal(origin(c, q, 2, i), i % N_PROJ != 0);
+    adapter_release(c);
+    adapter_release(q[0]);
+    adapter_release(p[0]);
+    adapter_release(p[1]);
+}
+
+/* A wide passage goes over in steps: shares fall, module by module, and end swapped. */
+static void test_split_passage(void **state) {
+    (void)state;
+    struct model_config s = shape_make(4, 24, 3, 1, 8, 40);
+    struct adapter *p[] = {adapter_quick(&s, 2, 4, "q_proj,k_proj", 1),
+                           adapter_quick(&s, 2, 4, "q_proj,k_proj", 2)};
+    for (uint64_t seed = 0; seed < 5; seed++) {
+        struct adapter *c = apply_ok(
+            "split_linear", (struct operands){p, (const float[]){0.9f, 0.1f}, 2, 4, 1, seed});
+        double before = 1;
+        for (int i = 0; i < n_modules(c); i++) {
+            if (c->loras[i].r == 0) continue;
+            double *a = dense(p[0], i), *b = dense(p[1], i), share = -1, *got = dense(c, i);
+            size_t n = size_of(c, i);
+            double ga = 0, gb = 0, aa = 0, ab = 0, bb = 0;
+            for (size_t k = 0; k < n; k++)
+                ga += got[k] * a[k], gb += got[k] * b[k], aa += a[k] * a[k], ab += a[k] * b[k],
+                    bb += b[k] * b[k];
+            share = (ga * bb - gb * ab) / (aa * bb - ab * ab);
+            assert_true(share <= before + 1e-6 && share < 0.9 + 1e-6 && share > 0.1 - 1e-6);
+            before = share;
+            free(a);
+            free(b);
+            free(got);
+        }
+        adapter_release(c);
+    }
+    adapter_release(p[0]);
+    adapter_release(p[1]);
+}
+
+/* Every component of the child satisfies W v = s u of one of the parents. */
+static void test_svd_mix(void **state) {
+    (void)state;
+    struct adapter *p[3];
+    int from[2] = {0};
+    parents_make(p);
+    struct adapter *pair[] = {p[0], p[2]};
+    struct adapter *c = apply_ok("svd_mix", (struct operands){pair, NULL, 2, 5, NAN, 4});
+    for (int i = 0; i < n_modules(c); i++) {
+        const struct lora *lo = &c->loras[i];
+        int in = in_of(c, i), out = out_of(c, i);
+        double *w[] = {dense(pair[0], i), dense(pair[1], i)};
+        assert_int_equal(lo->r, 5);
+        for (int k = 0; k < lo->r; k++) {
+            int hits = 0;
+            double length = 0;
+            for (int j = 0; j < in; j++) length += (double)lo->a[k * in + j] * lo->a[k * in + j];
+            for (int q = 0; q < 2; q++) {
+                double off = 0, size = 0;
+                for (int o = 0; o < out; o++) {
+                    double wv = 0, su = (double)lo->b[o * lo->r + k] * length;
+                    for (int j = 0; j < in; j++) wv += w[q][o * in + j] * lo->a[k * in + j];
+                    off += (wv - su) * (wv - su);
+                    size += su * su;
+                }
+                if (sqrt(off / size) < 1e-5) from[q]++, hits++;
+            }
+            assert_int_equal(hits, 1);
+            if (k >= 3) assert_true(hits == 1); /* only the second parent has so many */
+        }
+        free(w[0]);
+        free(w[1]);
+    }
+    assert_true(from[0] > 5 && from[1] > 5);
+    adapter_release(c);
+    c = apply_ok("svd_mix", (struct operands){p, (const float[]){1, 0, 0}, 3, 3, NAN, 4});
+    assert_true(operator_change(c, p[0]) < 1e-6);
+    adapter_release(c);
+    parents_release(p);
+}
+
+/* Naive rules. */
+
+static void naive_trim(double *x, size_t n, double density) {
+    double *sorted = xmalloc(n * sizeof *sorted);
+    size_t keep = (size_t)(density * (double)n);
+    for (size_t i = 0; i < n; i++) sorted[i] = fabs(x[i]);
+    qsort(sorted, n, sizeof *sorted, descending);
+    for (size_t i = 0; i < n; i++)
+        if (keep == 0 || fabs(x[i]) < sorted[keep - 1]) x[i] = 0;
+    free(sorted);
+}
+
+/* Of n tensors x[k], already trimmed: the paper's disjoint mean times Σ|w| with votes w·x, or
+ * PEFT's with votes x. */
+static double *naive_elect(double **x, const double *w, int n, size_t size, bool peft) {
+    double *out = xcalloc(size, sizeof *out);
+    for (size_t i = 0; i < size; i++) {
+        double vote = 0, sum = 0, weight = 0, all = 0;
+        for (int k = 0; k < n; k++) vote += peft ? x[k][i] : w[k] * x[k][i], all += fabs(w[k]);
+        for (int k = 0; k < n; k++) {
+            double v = peft ? x[k][i] : w[k] * x[k][i];
+            if (v == 0 || (vote >= 0) != (v > 0)) continue;
+            sum += w[k] * x[k][i];
+            weight += peft ? 1 : fabs(w[k]);
+        }
+        if (weight > 0) out[i] = peft ? sum / weight : sum / weight * all;
+    }
+    return out;
+}
+
+static void test_ties(void **state) {
+    (void)state;
+    struct adapter *p[3];
+    const float f[] = {0.5f, 0.3f, 0.2f};
+    parents_make(p);
+    for (int peft = 0; peft < 2; peft++) {
+        const char *name = peft ? "ties_svd" : "delta_ties";
+        struct adapter *whole = apply_ok(name, (struct operands){p, f, 3, 40, 0.3f, 0});
+        struct adapter *small = apply_ok(name, (struct operands){p, f, 3, 4, 0.3f, 0});
+        for (int i = 0; i < n_modules(whole); i++) {
+            double *x[3], w[3];
+            int n = 0;
+            for (int k = 0; k < 3; k++) {
+                if (peft && p[k]->loras[i].r == 0) continue;
+                w[n] = (double)f[k] * (peft ? p[k]->loras[i].scale : 1);
+                x[n] = dense(p[k], i);
+                naive_trim(x[n++], size_of(whole, i), (double)0.3f);
+            }
+            double *want = naive_elect(x, w, n, size_of(whole, i), peft);
+            assert_true(module_error(whole, i, want) < 1e-5);
+            double best = best_error(want, out_of(whole, i), in_of(whole, i), 4);
+            double got = module_error(small, i, want) * norm(want, size_of(whole, i));
+            assert_true(got >= best * (1 - 1e-6) && got < best * 1.01);
+            for (int k = 0; k < n; k++) free(x[k]);
+            free(want);
+        }
+        assert_true(lineage_error(small) > 0.3 && lineage_error(whole) < 1e-6);
+        adapter_release(whole);
+        adapter_release(small);
+    }
+    parents_release(p);
+}
+
+/* The mean of DARE over many seeds is the plain sum; each outcome is made of ΔW / density and 0. */
+static void test_dare(void **state) {
+    (void)state;
+    struct model_config s = shape_make(1, 16, 2, 1, 8, 24);
+    struct adapter *p[] = {adapter_quick(&s, 3, 3, "q_proj", 1),
+                           adapter_quick(&s, 3, 6, "q_proj", 2)};
+    const float f[] = {0.75f, 0.25f};
+    size_t n = size_of(p[0], 0);
+    double *a = dense(p[0], 0), *b = dense(p[1], 0), *mean = xcalloc(n, sizeof *mean);
+    int kept = 0, rounds = 200;
+    for (int seed = 0; seed < rounds; seed++) {
+        struct adapter *c =
+            apply_ok("delta_dare", (struct operands){p, f, 2, 16, 0.4f, (uint64_t)seed});
+        struct adapter *t =
+            apply_ok("delta_dare_ties", (struct operands){p, f, 2, 16, 0.4f, (uint64_t)seed});
+        double *g = dense(c, 0), *h = dense(t, 0);
+        for (size_t i = 0; i < n; i++) {
+            double x = 0.75 * a[i] / 0.4, y = 0.25 * b[i] / 0.4, eps = 1e-4;
+            bool both = fabs(g[i] - x - y) < eps, first = fabs(g[i] - x) < eps,
+                 second = fabs(g[i] - y) < eps, none = fabs(g[i]) < eps;
+            assert_true(both || first || second || none);
+            kept += both + first;
+            mean[i] += g[i] / rounds;
+            /* The same chances fell: then signs are elected. */
+            double want = none                ? 0
+                          : both && x * y < 0 ? (fabs(x) > fabs(y) ? x / 0.75 : y / 0.25)
+                          : both              ? x + y
+                          : first             ? x / 0.75
+                                              : y / 0.25;
+            bool close = fabs(fabs(x) - fabs(y)) < 1e-3 || fabs(x) < 1e-3 || fabs(y) < 1e-3;
+            assert_true(close || fabs(h[i] - want) < 1e-3);
+        }
+        free(g);
+        free(h);
+        adapter_release(c);
+        adapter_release(t);
+    }
+    double share = (double)kept / (double)(n * (size_t)rounds);
+    assert_true(fabs(share - 0.4) < 5 * sqrt(0.24 / (double)(n * (size_t)rounds)));
+    for (size_t i = 0; i < n; i++) mean[i] -= 0.75 * a[i] + 0.25 * b[i];
+    assert_true(norm(mean, n) < 0.15 * norm(a, n)); /* √(1.5 / 200) = 0.09 is what chance leaves */
+    free(a);
+    free(b);
+    free(mean);
+    adapter_release(p[0]);
+    adapter_release(p[1]);
+}
+
+static double *doubles_of(const float *v, size_t n) {
+    double *d = xmalloc(n * sizeof *d);
+    for (size_t i = 0; i < n; i++) d[i] = v[i];
+    return d;
+}
+
+/* linear, ties and magnitude_prune on A and on B: weights √|w·scale|, the sign on A. */
+static void test_peft_factors(void **state) {
+    (void)state;
+    struct adapter *p[3];
+    parents_make(p);
+    struct adapter *pair[] = {p[1], p[2]};
+    const float f[] = {0.6f, -0.9f};
+    static const char *const names[] = {"linear", "magnitude_prune", "ties"};
+    for (int kind = 0; kind < 3; kind++) {
+        struct adapter *c = apply_ok(names[kind], (struct operands){pair, f, 2, 0, 0.5f, 0});
+        for (int i = 0; i < n_modules(c); i++) {
+            for (int is_b = 0; is_b < 2; is_b++) {
+                const struct lora *got = &c->loras[i];
+                size_t n = 5 * (size_t)(is_b ? out_of(c, i) : in_of(c, i));
+                double *x[2], w[2];
+                int m = 0;
+                for (int k = 0; k < 2; k++) {
+                    const struct lora *lo = &pair[k]->loras[i];
+                    if (lo->r == 0) continue;
+                    double weight = (double)f[k] * lo->scale;
+                    w[m] = sqrt(fabs(weight)) * (weight < 0 && !is_b ? -1 : 1);
+                    x[m] = doubles_of(is_b ? lo->b : lo->a, n);
+                    if (kind) naive_trim(x[m], n, 0.5);
+                    m++;
+                }
+                double *want = kind == 2 ? naive_elect(x, w, m, n, true) : xcalloc(n, sizeof *want);
+                for (int k = 0; k < m; k++)
+                    for (size_t e = 0; e < n && kind < 2; e++) want[e] += w[k] * x[k][e];
+                assert_true(got->r == 5 && got->scale == 1);
+                for (size_t e = 0; e < n; e++)
+                    assert_true(fabs((is_b ? got->b : got->a)[e] - want[e]) < 1e-5);
+                for (int k = 0; k < m; k++) free(x[k]);
+                free(want);
+            }
+        }
+        adapter_release(c);
+    }
+    assert_refused("ties", (struct operands){p, NULL, 2, 0, NAN, 0}, ERR_MISMATCH,
+                   "the parents' ranks differ (3 and 5 in 'q_proj')");
+    parents_release(p);
+}
+
+static void test_peft_delta(void **state) {
+    (void)state;
+    struct adapter *p[3];
+    const float f[] = {0.6f, 0.3f, -0.9f};
+    const double w[] = {(double)f[0], (double)f[1], (double)f[2]};
+    parents_make(p);
+    struct adapter *c = apply_ok("cat", (struct operands){p, f, 3, 0, NAN, 0});
+    assert_int_equal(c->loras[PROJ_Q].r, 13);
+    assert_true(sum_error(c, p, w, 3) < 1e-6);
+    adapter_release(c);
+    double twice[3];
+    for (int k = 0; k < 3; k++) twice[k] = w[k] * p[k]->loras[PROJ_Q].scale;
+    c = apply_ok("svd", (struct operands){p, f, 3, 13, NAN, 0});
+    assert_true(sum_error(c, p, twice, 3) < 1e-6);
+    adapter_release(c);
+    c = apply_ok("magnitude_prune_svd", (struct operands){p, f, 3, 40, 1, 0});
+    assert_true(sum_error(c, p, twice, 3) < 1e-5);
+    adapter_release(c);
+    c = apply_ok("dare_linear_svd", (struct operands){p, f, 3, 40, 1, 0});
+    assert_true(sum_error(c, p, twice, 3) < 1e-5);
+    adapter_release(c);
+    struct adapter *pair[] = {p[2], p[2]}; /* nothing dropped: √½ A with √½ B */
+    c = apply_ok("dare_ties", (struct operands){pair, NULL, 2, 0, 1, 0});
+    assert_true(fabs(operator_change(c, p[2]) - 0.5) < 1e-6);
+    adapter_release(c);
+    parents_release(p);
+}
+
+/* The range finder against the best possible, where singular values fall and where they do not. */
+static void test_dense_svd(void **state) {
+    (void)state;
+    const int sizes[][2] = {{40, 30}, {30, 40}, {50, 50}, {12, 60}, {60, 9}, {1, 7}, {7, 1}};
+    for (size_t k = 0; k < ARRAY_LEN(sizes); k++) {
+        int out = sizes[k][0], in = sizes[k][1], r = MIN(4, MIN(out, in));
+        for (int graded = 0; graded < 2; graded++) {
+            struct rng rng = rng_make(k, RNG_TEST, 0, 0);
+            float *w = xmalloc(sizeof *w * (size_t)(out * in));
+            for (int i = 0; i < out * in; i++)
+                w[i] = rng_normal(&rng) * (graded ? powf(0.5f, (float)(i % in)) : 1);
+            double *d = doubles_of(w, (size_t)(out * in));
+            struct arena ar = {0};
+            struct singular sv = dense_svd(w, out, in, r, &rng, &ar);
+            double kept2 = 0, all = norm(d, (size_t)(out * in)), best = best_error(d, out, in, r);
+            for (int c = 0; c < r; c++) kept2 += sv.s[c] * sv.s[c];
+            double got = sqrt(fmax(0, all * all - kept2));
+            assert_true(got > best - 1e-6 * all &&
+                        got < best * (graded ? 1.0001 : 1.02) + 1e-6 * all);
+            arena_release(&ar);
+            free(w);
+            free(d);
+        }
+    }
+}
+
+static void test_norm_kept(void **state) {
+    (void)state;
+    struct adapter *p[3];
+    parents_make(p);
+    for (int k = 0; k < 3; k++) {
+        for (uint64_t seed = 0; seed < 4; seed++) {
+            struct adapter *s = apply_ok("spectrum", (struct operands){&p[k], NULL, 1, 0, 1, seed});
+            struct adapter *r = apply_ok("rotate", (struct operands){&p[k], NULL, 1, 0, 1, seed});
+            for (int i = 0; i < n_modules(s); i++) {
+                size_t n = size_of(s, i);
+                double *x = dense(p[k], i), *y = dense(s, i), *z = dense(r, i), size = norm(x, n);
+                assert_true(fabs(norm(y, n) - size) <= 1e-6 * size);
+                assert_true(fabs(norm(z, n) - size) <= 1e-6 * size);
+                free(x);
+                free(y);
+                free(z);
+            }
+            assert_true(operator_change(s, p[k]) > 0.1 && operator_change(r, p[k]) > 0.1);
+            adapter_release(s);
+            adapter_release(r);
+        }
+    }
+    parents_release(p);
+}
+
+/* The change grows with the step: what a caller that adapts it relies on. */
+static void test_steps(void **state) {
+    (void)state;
+    static const char *const names[] = {"noise", "noise_absolute", "spectrum", "rotate"};
+    struct adapter *p[3];
+    parents_make(p);
+    for (size_t k = 0; k < ARRAY_LEN(names); k++) {
+        double before = -1;
+        for (float step = 0; step <= 0.5f; step = step * 2 + 0.01f) {
+            struct adapter *c = apply_ok(names[k], (struct operands){p, NULL, 1, 0, step, 7});
+            double change = operator_change(c, p[0]);
+            assert_true(change > before && (step > 0 || change < 1e-6));
+            before = change;
+            adapter_release(c);
+        }
+    }
+    parents_release(p);
+}
+
+static void test_structure(void **state) {
+    (void)state;
+    struct adapter *p[3];
+    parents_make(p);
+    for (uint64_t seed = 0; seed < 6; seed++) {
+        struct adapter *d = apply_ok("drop", (struct operands){&p[2], NULL, 1, 0, 0.2f, seed});
+        struct adapter *all = apply_ok("drop", (struct operands){&p[2], NULL, 1, 0, 1, seed});
+        struct adapter *r = apply_ok("rank", (struct operands){&p[2], NULL, 1, 0, 0.05f, seed});
+        struct adapter *n = apply_ok("reinit", (struct operands){&p[2], NULL, 1, 0, 0, seed});
+        int anew = 0;
+        for (int i = 0; i < n_modules(d); i++) {
+            assert_true(d->loras[i].r >= 1 && d->loras[i].r < 5);
+            assert_int_equal(all->loras[i].r, 1);
+            assert_true(r->loras[i].r == 4 || r->loras[i].r == 6);
+            double *x = dense(n, i);
+            anew += norm(x, size_of(n, i)) == 0;
+            free(x);
+        }
+        assert_int_equal(anew, 1);
+        double far = operator_change(r, p[2]);
+        assert_true(r->loras[0].r == 6 ? far > 0.01 && far < 0.2 : far < 0.9);
+        adapter_release(d);
+        adapter_release(all);
+        adapter_release(r);
+        adapter_release(n);
+    }
+    struct adapter *r = apply_ok("rank", (struct operands){&p[2], NULL, 1, 2, 0.05f, 0});
+    double *want = dense(p[2], PROJ_DOWN);
+    double best = best_error(want, out_of(r, PROJ_DOWN), in_of(r, PROJ_DOWN), 2);
+    assert_int_equal(r->loras[PROJ_DOWN].r, 2);
+    assert_true(fabs(module_error(r, PROJ_DOWN, want) * norm(want, size_of(r, PROJ_DOWN)) - best) <
+                1e-5 * best);
+    free(want);
+    adapter_release(r);
+    r = apply_ok("reinit", (struct operands){&p[2], NULL, 1, 0, 1, 0});
+    assert_true(adapter_dot(r, r) == 0 && r->config.rslora);
+    adapter_release(r);
+    parents_release(p);
+}
+
+static void test_change(void **state) {
+    (void)state;
+    struct adapter *p[3];
+    parents_make(p);
+    struct adapter *x2 = adapter_scale(p[0], 1.5f), *zero = adapter_scale(p[0], 0);
+    assert_true(fabs(operator_change(x2, p[0]) - 0.5) < 1e-7);
+    assert_true(operator_change(p[0], p[0]) == 0);
+    assert_true(isinf(operator_change(p[0], zero)) && operator_change(zero, zero) == 0);
+    adapter_release(x2);
+    adapter_release(zero);
+    parents_release(p);
+}
+
+/* Same seed, same hash; the lineage says how to make it again; chance depends on the seed. */
+static void test_rows_repeat(void **state) {
+    (void)state;
+    static const char *const by_chance =
+        " layer module split split_linear svd_mix delta_dare delta_dare_ties dare_linear dare_ties "
+        "dare_linear_svd dare_ties_svd noise noise_absolute spectrum rotate drop rank reinit ";
+    struct model_config s = shape_make(4, 24, 3, 1, 8, 40);
+    struct adapter *p[] = {adapter_quick(&s, 4, 8, "all-linear", 1),
+                           adapter_quick(&s, 4, 4, "all-linear", 2)};
+    const struct operator* op;
+    int n = 0;
+    for (; (op = operator_at(n)); n++) {
+        char *word = xasprintf(" %s ", op->name);
+        bool chance = strstr(by_chance, word), differs = false;
+        struct operands x = {p, NULL, MIN(2, op->most), 0, NAN, 0};
+        struct adapter *first = apply_ok(op->name, x);
+        for (x.seed = 0; x.seed < 6; x.seed++) {
+            struct adapter *a = apply_ok(op->name, x), *b = apply_ok(op->name, x);
+            assert_string_equal(a->hash, b->hash);
+            differs |= strcmp(a->hash, first->hash) != 0;
+            assert_string_equal(json_string_value(json_object_get(a->lineage, "operator")),
+                                op->name);
+            assert_non_null(
+                strstr(json_string_value(json_object_get(a->lineage, "parents")), p[0]->hash));
+            assert_int_equal(json_object_get(a->lineage, "step") != NULL, op->unit != NULL);
+            adapter_release(a);
+            adapter_release(b);
+        }
+        if (differs != chance) fprintf(stderr, "operator '%s'\n", op->name);
+        assert_int_equal(differs, chance);
+        assert_ptr_equal(row(op->name), op);
+        assert_true(op->about && op->about[0] && op->least >= 1 && op->most >= op->least);
+        assert_true(!op->unit || (op->step >= op->step_min && op->step <= op->step_max));
+        adapter_release(first);
+        free(word);
+    }
+    assert_int_equal(n, 32);
+    adapter_release(p[0]);
+    adapter_release(p[1]);
+}
+
+static void test_refused(void **state) {
+    (void)state;
+    struct adapter *p[3];
+    struct model_config s = shape_small(), t = shape_make(1, 24, 3, 1, 8, 40);
+    struct error err = {0};
+    parents_make(p);
+    struct adapter *dora = adapter_random(
+        &s, (struct adapter_config){.r = 2, .alpha = 2, .dora = true}, "all-linear", 1);
+    struct adapter *other = adapter_quick(&t, 2, 2, "q_proj", 1);
+    struct adapter *with_dora[] = {p[0], dora}, *unlike[] = {p[0], other}, *one[] = {dora};
+    const struct operator* op;
+    for (int i = 0; (op = operator_at(i)); i++) {
+        int n = MIN(2, op->most);
+        assert_refused(op->name, (struct operands){n == 1 ? one : with_dora, NULL, n, 0, NAN, 0},
+                       ERR_MISMATCH, "DoRA");
+        if (n == 2)
+            assert_refused(op->name, (struct operands){unlike, NULL, 2, 0, NAN, 0}, ERR_MISMATCH,
+                           "differ in shape");
+        if (op->unit)
+            assert_refused(op->name, (struct operands){p, NULL, n, 0, op->step_max + 1, 0},
+                           ERR_USAGE, "is not in");
+        assert_refused(op->name, (struct operands){p, NULL, 0, 0, NAN, 0}, ERR_USAGE, "not 0");
+    }
+    assert_refused("slerp", (struct operands){p, NULL, 3, 0, NAN, 0}, ERR_USAGE,
+                   "operator 'slerp' takes 2 parents, not 3");
+    assert_refused("delta", (struct operands){p, (const float[]){1, NAN}, 2, 0, NAN, 0}, ERR_USAGE,
+                   "no finite number");
+    assert_refused("delta", (struct operands){p, NULL, 2, -1, NAN, 0}, ERR_USAGE, "rank -1");
+    assert_refused("slerp", (struct operands){p, (const float[]){1, -1}, 2, 0, NAN, 0}, ERR_USAGE,
+                   "cancel");
+    assert_refused("delta", (struct operands){p, (const float[]){3e38f, 3e38f}, 2, 5, NAN, 0},
+                   ERR_NUMERIC, "'delta' overflows");
+    assert_refused("delta", (struct operands){p, (const float[]){0, 0}, 2, 5, NAN, 0}, ERR_MISMATCH,
+                   "nothing of the parents is left");
+    assert_null(operator_find("融合", &err));
+    assert_non_null(strstr(err.text, "no operator '融合'; there are delta, seed, ratio"));
+    adapter_release(dora);
+    adapter_release(other);
+    parents_release(p);
+}
+
+/* A random adapter: some modules, own ranks and alphas; sometimes with a zero B, a zero alpha,
+ * rank-stabilised, or far from 1 in size. */
+static struct adapter *adapter_wild(const struct model_config *s, struct rng *rng) {
+    struct adapter_module *m = xcalloc((size_t)s->n_layers * N_PROJ, sizeof *m);
+    struct adapter_config c = {.r = 1, .alpha = 1, .rslora = rng_below(rng, 3) == 0, .modules = m};
+    for (int i = 0; i < s->n_layers * N_PROJ; i++)
+        if (i == 0 || rng_below(rng, 3))
+            m[i] = (struct adapter_module){1 + (int32_t)rng_below(rng, 12),
+                                           (float)((int)rng_below(rng, 9) - 1)};
+    struct adapter *a = adapter_random(s, c, NULL, rng_u64(rng));
+    struct adapter *b = adapter_scale(a, (const float[]){1, 1, 0, 1e-12f, 1e9f}[rng_below(rng, 5)]);
+    adapter_release(a);
+    free(m);
+    return b;
+}
+
+static void test_wild(void **state) {
+    (void)state;
+    struct rng rng = rng_make(9, RNG_TEST, 1, 0);
+    int made = 0, refused = 0;
+    for (int round = 0; round < 25; round++) {
+        int heads = 1 + (int)rng_below(&rng, 3), dim = 2 * (1 + (int)rng_below(&rng, 4));
+        struct model_config s =
+            shape_make(1 + (int)rng_below(&rng, 2), 1 + (int)rng_below(&rng, 20), heads, 1, dim,
+                       1 + (int)rng_below(&rng, 30));
+        struct adapter *p[3];
+        float w[3];
+        for (int k = 0; k < 3; k++) p[k] = adapter_wild(&s, &rng), w[k] = 2 * rng_normal(&rng);
+        const struct operator* op;
+        for (int i = 0; (op = operator_at(i)); i++) {
+            struct error err = {0};
+            struct operands x = {p,
+                                 rng_below(&rng, 3) ? w : NULL,
+                                 MIN(op->most, 1 + (int)rng_below(&rng, 3)),
+                                 (int32_t)(rng_below(&rng, 2) * rng_below(&rng, 30)),
+                                 op->step_min + (op->step_max - op->step_min) * rng_uniform(&rng),
+                                 rng_u64(&rng)};
+            x.n = MAX(x.n, op->least);
+            struct adapter *c = operator_apply(op, &x, &err);
+            if (!c) {
+                refused++;
+                assert_true(err.code == ERR_MISMATCH || err.code == ERR_USAGE ||
+                            err.code == ERR_NUMERIC);
+                continue;
+            }
+            made++;
+            assert_true(adapter_fits(c, &s));
+            for (int k = 0; k < n_modules(c); k++)
+                assert_true(c->loras[k].r <= 40 && isfinite(c->loras[k].scale));
+            for (int k = 0; k < x.n; k++) assert_false(isnan(operator_change(c, p[k])));
+            adapter_release(c);
+        }
+        for (int k = 0; k < 3; k++) adapter_release(p[k]);
+    }
+    assert_true(made > 400 && refused > 20); /* PEFT's equal ranks, mostly */
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_delta_exact), cmocka_unit_test(test_delta_best),
+        cmocka_unit_test(test_lines),       cmocka_unit_test(test_slerp),
+        cmocka_unit_test(test_choices),     cmocka_unit_test(test_split_passage),
+        cmocka_unit_test(test_svd_mix),     cmocka_unit_test(test_ties),
+        cmocka_unit_test(test_dare),        cmocka_unit_test(test_peft_factors),
+        cmocka_unit_test(test_peft_delta),  cmocka_unit_test(test_dense_svd),
+        cmocka_unit_test(test_norm_kept),   cmocka_unit_test(test_steps),
+        cmocka_unit_test(test_structure),   cmocka_unit_test(test_change),
+        cmocka_unit_test(test_rows_repeat), cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_wild),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -618,7 +618,7 @@ static void test_dense_svd(void **state) {
                 w[i] = rng_normal(&rng) * (graded ? powf(0.5f, (float)(i % in)) : 1);
             double *d = doubles_of(w, (size_t)(out * in));
             struct arena ar = {0};
-            struct singular sv = dense_svd(w, out, in, r, &rng, &ar);
+            struct singular sv = dense_svd(w, out, in, r, &ar);
             double kept2 = 0, all = norm(d, (size_t)(out * in)), best = best_error(d, out, in, r);
             for (int c = 0; c < r; c++) kept2 += sv.s[c] * sv.s[c];
             double got = sqrt(fmax(0, all * all - kept2));

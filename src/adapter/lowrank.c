@@ -108,11 +108,12 @@ static void dense_turned_times(const float *w, int out, int in, const double *y,
 }
 
 /* q [out][l], orthonormal, spans nearly what w's l largest left singular vectors do. */
-static void range_find(const float *w, int out, int in, int l, struct rng *rng, double *q) {
+static void range_find(const float *w, int out, int in, int l, double *q) {
+    struct rng rng = rng_make(0, RNG_NOISE, (uint32_t)in, (uint32_t)l);
     struct arena tmp = {0};
     double *z = doubles_alloc(&tmp, in, l), *y = doubles_alloc(&tmp, out, l);
     double *t = doubles_alloc(&tmp, in, l), *r = doubles_alloc(&tmp, l, l);
-    for (size_t i = 0; i < (size_t)in * (size_t)l; i++) z[i] = rng_normal(rng);
+    for (size_t i = 0; i < (size_t)in * (size_t)l; i++) z[i] = rng_normal(&rng);
     for (int round = 0;; round++) {
         dense_times(w, out, in, z, l, y);
         linalg_qr(y, out, l, q, r);
@@ -137,13 +138,12 @@ static void range_whole(const float *w, int out, int in, int l, double *q) {
 }
 
 /* w ≈ Q (Qᵀ w), and that is the stack of Q and wᵀ Q. */
-struct singular dense_svd(const float *w, int out, int in, int r, struct rng *rng,
-                          struct arena *ar) {
+struct singular dense_svd(const float *w, int out, int in, int r, struct arena *ar) {
     int l = MIN(r + OVERSAMPLE, MIN(out, in));
     struct arena tmp = {0};
     struct stack s = stack_make(&tmp, out, in, l);
     if (l < MIN(out, in))
-        range_find(w, out, in, l, rng, s.left);
+        range_find(w, out, in, l, s.left);
     else
         range_whole(w, out, in, l, s.left);
     dense_turned_times(w, out, in, s.left, l, s.right);

@@ -35,12 +35,11 @@ struct singular stack_svd(const struct stack *s, struct arena *ar);
 /*
  * Of a dense matrix w [out][in]. Exact when it has no more than r + 8 singular values; else those
  * r + 8 that a random range finder with power iterations holds (Halko, Martinsson and Tropp 2011,
- * algorithm 4.4), its noise drawn from `rng`: of the truncation to rank r, the error is within a
- * few per cent of the best possible also where singular values hardly fall, and equal to it where
- * they do.
+ * algorithm 4.4), its noise the same in every call: of the truncation to rank r, the error is
+ * within a few per cent of the best possible also where singular values hardly fall, and equal to
+ * it where they do.
  */
-struct singular dense_svd(const float *w, int out, int in, int r, struct rng *rng,
-                          struct arena *ar);
+struct singular dense_svd(const float *w, int out, int in, int r, struct arena *ar);
 /* The first r: A = √S Vᵀ to a [r][in], B = U √S to b [out][r]. What lies beyond n stays as it is.
  * By Eckart and Young the error is the norm of the values left out. */
 void singular_write(const struct singular *sv, int r, float *a, float *b);

@@ -154,8 +154,7 @@ static int module_merge(const struct operands *x, int32_t i, struct rule rule, s
         w[n++] = operand_weight(x, p) * (rule.peft ? (double)lo->scale : 1);
     }
     tensors_merge(t, w, n, size, rule, x->step, x->seed, (uint32_t)(2 * i));
-    struct rng rng = rng_make(x->seed, RNG_MUTATE, (uint32_t)(2 * i), 15);
-    struct singular sv = dense_svd(t[0], out, in, r, &rng, &ar);
+    struct singular sv = dense_svd(t[0], out, in, r, &ar);
     for (size_t k = 0; k < size; k++) total2 += (double)t[0][k] * (double)t[0][k];
     draft_truncate(d, i, &sv, r, total2);
 out:

@@ -3,6 +3,7 @@
 #define _GNU_SOURCE
 #include "adapter/adapter.h"
 #include "cli/train_run.h"
+#include "evolve/operators.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -11,7 +12,7 @@
 struct options {
     char *model;
     struct strings parents, weights;
-    char *child, *compat, *out, *type, *targets;
+    char *child, *compat, *out, *type, *targets, *operator, * step;
     double alpha, mut, mut_std;
     int64_t rank, seed;
     bool fold;
@@ -21,7 +22,8 @@ struct options {
 static const struct option_row adapter_rows[] = {
     ROW("model", OPT_STRING, model, "models/fry", 0, 0, "MODEL",
         "the base that the adapters belong to"),
-    ROW("parents", OPT_LIST, parents, NULL, 0, 0, "A B", "blend: two adapters"),
+    ROW("parents", OPT_LIST, parents, NULL, 0, 0, "A B",
+        "blend: two adapters, or what the operator takes"),
     ROW("child", OPT_STRING, child, NULL, 0, 0, "DIR", "blend: where the child goes"),
     ROW("alpha", OPT_FLOAT, alpha, "0.5", -4, 4, "T", "blend: share of the second parent"),
     ROW("mut", OPT_FLOAT, mut, "0.05", 0, 1, "P", "blend: probability that a tensor mutates"),
@@ -33,9 +35,13 @@ static const struct option_row adapter_rows[] = {
     ROW("seed", OPT_INT, seed, "0", 0, 9e15, "N", "blend: of the mutation; new: of A"),
     ROW("compat", OPT_STRING, compat, NULL, 0, 0, "seed",
         "blend A and B apart and mutate absolutely, as the predecessor"),
+    ROW("operator", OPT_STRING, operator, NULL, 0, 0, "NAME",
+        "blend: by an operator that 'shoal adapter operators' lists, without --alpha and --mut"),
+    ROW("step", OPT_STRING, step, NULL, 0, 0, "S", "blend: the operator's step; default its own"),
     ROW("fold", OPT_BOOL, fold, NULL, 0, 0, NULL,
         "convert to GGUF: put scales that one alpha cannot say into B"),
-    ROW("weights", OPT_LIST, weights, NULL, 0, 0, "W", "merge: one for each adapter; default 1"),
+    ROW("weights", OPT_LIST, weights, NULL, 0, 0, "W",
+        "merge: one for each adapter, default 1; operator: for each parent"),
     ROW("out", OPT_STRING, out, NULL, 0, 0, "OUT", "merge: file ending in .gguf, or a directory"),
     ROW("type", OPT_STRING, type, NULL, 0, 0, "TYPE",
         "merge: f32, f16, bf16, q8_0, q4_0; default: the model's when it is a float, else f32"),
@@ -198,13 +204,72 @@ static int adapter_convert(const struct common *c, const struct options *o, stru
     return rc;
 }
 
-static int adapter_blend_files(const struct common *c, const struct options *o, struct model *m,
-                               struct error *err) {
+static int number_parse(const char *text, const char *what, float *value, struct error *err) {
+    char *end;
+    *value = strtof(text, &end);
+    if (!*end && end != text && isfinite(*value)) return OK;
+    return error_set(err, ERR_USAGE, "%s '%s' is not a number", what, text);
+}
+
+static int adapter_operators(const struct common *c) {
+    static const char *const kinds[] = {"crossover", "PEFT", "mutation"};
+    const struct operator* op;
+    for (int i = 0; (op = operator_at(i)); i++) {
+        if (c->json)
+            cli_print(json_pack("{s:s,s:s,s:s,s:i,s:i,s:s?,s:f,s:f,s:f}", "operator", op->name,
+                                "kind", kinds[op->kind], "about", op->about, "parents_min",
+                                op->least, "parents_max", op->most, "step_unit", op->unit, "step",
+                                (double)op->step, "step_min", (double)op->step_min, "step_max",
+                                (double)op->step_max));
+        else if (op->unit)
+            printf("%-20s %s; step %g in %g to %g: %s\n", op->name, op->about, (double)op->step,
+                   (double)op->step_min, (double)op->step_max, op->unit);
+        else
+            printf("%-20s %s\n", op->name, op->about);
+    }
+    return OK;
+}
+
+/* The child of --operator, or NULL. */
+static struct adapter *operator_files(const struct options *o, struct model *m, struct error *err) {
+    struct adapter *list[OPERATOR_PARENTS_MAX] = {0}, *child = NULL;
+    float weights[OPERATOR_PARENTS_MAX] = {0}, step = NAN;
+    int n = o->parents.n;
+    const struct operator* op = operator_find(o->operator, err);
+    if (!op || (o->step && number_parse(o->step, "step", &step, err) != OK)) return NULL;
+    if (o->step && !op->unit) {
+        error_set(err, ERR_USAGE, "operator '%s' has no step", op->name);
+        return NULL;
+    }
+    if (n > OPERATOR_PARENTS_MAX || (o->weights.n && o->weights.n != n)) {
+        error_set(err, ERR_USAGE, "%d weights for %d parents (at most %d)", o->weights.n, n,
+                  OPERATOR_PARENTS_MAX);
+        return NULL;
+    }
+    for (int i = 0; i < n; i++) {
+        if (o->weights.n && number_parse(o->weights.v[i], "weight", &weights[i], err) != OK)
+            goto out;
+        if (!(list[i] = adapter_open(o->parents.v[i], m, err))) goto out;
+    }
+    struct operands x = {
+        list, o->weights.n ? weights : NULL, n, (int32_t)o->rank, step, (uint64_t)o->seed};
+    child = operator_apply(op, &x, err);
+out:
+    for (int i = 0; i < n; i++) adapter_release(list[i]);
+    return child;
+}
+
+/* --alpha and --mut, in the middle of which there is a child that nobody sees. */
+static struct adapter *blend_files(const struct options *o, struct model *m, struct error *err) {
     bool seed = o->compat && strcmp(o->compat, "seed") == 0;
-    if (o->parents.n != 2)
-        return error_set(err, ERR_USAGE, "--parents wants two adapter directories");
-    if (!o->child) return error_set(err, ERR_USAGE, "--child is missing");
-    if (o->compat && !seed) return error_set(err, ERR_USAGE, "--compat knows only 'seed'");
+    if (o->parents.n != 2) {
+        error_set(err, ERR_USAGE, "--parents wants two adapter directories");
+        return NULL;
+    }
+    if (o->compat && !seed) {
+        error_set(err, ERR_USAGE, "--compat knows only 'seed'");
+        return NULL;
+    }
     struct adapter *a = adapter_open(o->parents.v[0], m, err);
     struct adapter *b = a ? adapter_open(o->parents.v[1], m, err) : NULL;
     struct adapter *mid = b ? adapter_blend(a, b, (float)o->alpha, (int32_t)o->rank,
@@ -212,15 +277,22 @@ static int adapter_blend_files(const struct common *c, const struct options *o, 
                             : NULL;
     struct adapter *child =
         mid ? adapter_mutate(mid, (float)o->mut, (float)o->mut_std, seed, (uint64_t)o->seed) : NULL;
+    adapter_release(a);
+    adapter_release(b);
+    adapter_release(mid);
+    return child;
+}
+
+static int adapter_blend_files(const struct common *c, const struct options *o, struct model *m,
+                               struct error *err) {
+    if (!o->child) return error_set(err, ERR_USAGE, "--child is missing");
+    struct adapter *child = o->operator? operator_files(o, m, err) : blend_files(o, m, err);
     int rc = child ? adapter_save(child, o->child, m->name, err) : err->code;
     if (rc == OK && c->json)
         cli_print(json_pack("{s:s,s:s,s:i}", "child", o->child, "hash", child->hash, "rank",
                             child->config.r));
     else if (rc == OK)
         printf("%s: rank %d, sha-256 %s\n", o->child, child->config.r, child->hash);
-    adapter_release(a);
-    adapter_release(b);
-    adapter_release(mid);
     adapter_release(child);
     return rc;
 }
@@ -236,12 +308,9 @@ static struct adapter *sum_open(const struct options *o, struct model *m,
         return NULL;
     }
     for (int i = 0; i < n; i++) {
-        char *end = NULL;
-        weights[i] = o->weights.n ? strtof(o->weights.v[i], &end) : 1;
-        if ((end && (*end || end == o->weights.v[i])) || !isfinite(weights[i])) {
-            error_set(err, ERR_USAGE, "weight '%s' is not a number", o->weights.v[i]);
+        weights[i] = 1;
+        if (o->weights.n && number_parse(o->weights.v[i], "weight", &weights[i], err) != OK)
             goto out;
-        }
         if (!(list[i] = adapter_open(args->v[i + 2], m, err))) goto out;
     }
     sum =
@@ -302,8 +371,8 @@ static int verb_run(const struct common *c, const struct options *o, struct mode
     if (strcmp(verb, "convert") == 0) return adapter_convert(c, o, m, args, err);
     if (strcmp(verb, "merge") == 0) return adapter_merge_files(c, o, m, args, pool, err);
     return error_set(err, ERR_USAGE,
-                     "no '%s'; there are list, info, inspect, rollback, new, blend, convert and "
-                     "merge",
+                     "no '%s'; there are list, info, inspect, rollback, new, blend, operators, "
+                     "convert and merge",
                      verb);
 }
 
@@ -312,6 +381,7 @@ static int run_adapter(const struct common *c, const void *options, const struct
     const struct options *o = options;
     bool merge = strcmp(args->v[0], "merge") == 0 && args->n > 1;
     if (strcmp(args->v[0], "list") == 0) return adapter_list(c, args, err);
+    if (strcmp(args->v[0], "operators") == 0) return adapter_operators(c);
     char *path = cli_find(merge ? args->v[1] : o->model);
     struct pool *pool = pool_new((int)c->threads);
     struct model *m = model_open(path, cli_class(c), err);
@@ -324,7 +394,7 @@ static int run_adapter(const struct common *c, const void *options, const struct
 
 const struct command cmd_adapter = {
     .name = "adapter",
-    .args = "list|info|inspect|rollback|new|blend|convert|merge …",
+    .args = "list|info|inspect|rollback|new|blend|operators|convert|merge …",
     .summary = "describe adapters, make, blend, convert and merge them",
     .about = "An adapter is a PEFT directory or a GGUF LoRA file. inspect also shows its effect on "
              "the base's next tokens; merge\n"
@@ -336,6 +406,7 @@ const struct command cmd_adapter = {
              "  shoal adapter rollback /tmp/critic\n"
              "  shoal adapter new --model models/fry --rank 8 --seed 1 begun.gguf\n"
              "  shoal adapter blend --parents A B --child C --alpha 0.5 --mut 0.05 --mut-std 0.01\n"
+             "  shoal adapter blend --operator delta_ties --parents A B C --child D --step 0.2\n"
              "  shoal adapter convert --model base.gguf peft-directory lora.gguf\n"
              "  shoal adapter merge models/fry A B --weights 0.7 0.3 --out merged.gguf --type q8_0",
     .rows = adapter_rows,

@@ -153,9 +153,9 @@ static double best_error(const double *w, int out, int in, int r) {
     return sqrt(rest);
 }
 
-static const struct operator* row(const char *name) {
+static const struct adapter_operator *row(const char *name) {
     struct error err = {0};
-    const struct operator* op = operator_find(name, &err);
+    const struct adapter_operator *op = operator_find(name, &err);
     assert_non_null(op);
     return op;
 }
@@ -737,7 +737,7 @@ static void test_rows_repeat(void **state) {
     struct model_config s = shape_make(4, 24, 3, 1, 8, 40);
     struct adapter *p[] = {adapter_quick(&s, 4, 8, "all-linear", 1),
                            adapter_quick(&s, 4, 4, "all-linear", 2)};
-    const struct operator* op;
+    const struct adapter_operator *op;
     int n = 0;
     for (; (op = operator_at(n)); n++) {
         char *word = xasprintf(" %s ", op->name);
@@ -779,7 +779,7 @@ static void test_refused(void **state) {
         &s, (struct adapter_config){.r = 2, .alpha = 2, .dora = true}, "all-linear", 1);
     struct adapter *other = adapter_quick(&t, 2, 2, "q_proj", 1);
     struct adapter *with_dora[] = {p[0], dora}, *unlike[] = {p[0], other}, *one[] = {dora};
-    const struct operator* op;
+    const struct adapter_operator *op;
     for (int i = 0; (op = operator_at(i)); i++) {
         int n = MIN(2, op->most);
         assert_refused(op->name, (struct operands){n == 1 ? one : with_dora, NULL, n, 0, NAN, 0},
@@ -838,7 +838,7 @@ static void test_wild(void **state) {
         struct adapter *p[3];
         float w[3];
         for (int k = 0; k < 3; k++) p[k] = adapter_wild(&s, &rng), w[k] = 2 * rng_normal(&rng);
-        const struct operator* op;
+        const struct adapter_operator *op;
         for (int i = 0; (op = operator_at(i)); i++) {
             struct error err = {0};
             struct operands x = {p,

@@ -12,7 +12,7 @@
 struct options {
     char *model;
     struct strings parents, weights;
-    char *child, *compat, *out, *type, *targets, *operator, * step;
+    char *child, *compat, *out, *type, *targets, *op_name, *step;
     double alpha, mut, mut_std;
     int64_t rank, seed;
     bool fold;
@@ -35,7 +35,7 @@ static const struct option_row adapter_rows[] = {
     ROW("seed", OPT_INT, seed, "0", 0, 9e15, "N", "blend: of the mutation; new: of A"),
     ROW("compat", OPT_STRING, compat, NULL, 0, 0, "seed",
         "blend A and B apart and mutate absolutely, as the predecessor"),
-    ROW("operator", OPT_STRING, operator, NULL, 0, 0, "NAME",
+    ROW("operator", OPT_STRING, op_name, NULL, 0, 0, "NAME",
         "blend: by an operator that 'shoal adapter operators' lists, without --alpha and --mut"),
     ROW("step", OPT_STRING, step, NULL, 0, 0, "S", "blend: the operator's step; default its own"),
     ROW("fold", OPT_BOOL, fold, NULL, 0, 0, NULL,
@@ -213,7 +213,7 @@ static int number_parse(const char *text, const char *what, float *value, struct
 
 static int adapter_operators(const struct common *c) {
     static const char *const kinds[] = {"crossover", "PEFT", "mutation"};
-    const struct operator* op;
+    const struct adapter_operator *op;
     for (int i = 0; (op = operator_at(i)); i++) {
         if (c->json)
             cli_print(json_pack("{s:s,s:s,s:s,s:i,s:i,s:s?,s:f,s:f,s:f}", "operator", op->name,
@@ -235,7 +235,7 @@ static struct adapter *operator_files(const struct options *o, struct model *m, 
     struct adapter *list[OPERATOR_PARENTS_MAX] = {0}, *child = NULL;
     float weights[OPERATOR_PARENTS_MAX] = {0}, step = NAN;
     int n = o->parents.n;
-    const struct operator* op = operator_find(o->operator, err);
+    const struct adapter_operator *op = operator_find(o->op_name, err);
     if (!op || (o->step && number_parse(o->step, "step", &step, err) != OK)) return NULL;
     if (o->step && !op->unit) {
         error_set(err, ERR_USAGE, "operator '%s' has no step", op->name);
@@ -286,7 +286,7 @@ static struct adapter *blend_files(const struct options *o, struct model *m, str
 static int adapter_blend_files(const struct common *c, const struct options *o, struct model *m,
                                struct error *err) {
     if (!o->child) return error_set(err, ERR_USAGE, "--child is missing");
-    struct adapter *child = o->operator? operator_files(o, m, err) : blend_files(o, m, err);
+    struct adapter *child = o->op_name ? operator_files(o, m, err) : blend_files(o, m, err);
     int rc = child ? adapter_save(child, o->child, m->name, err) : err->code;
     if (rc == OK && c->json)
         cli_print(json_pack("{s:s,s:s,s:i}", "child", o->child, "hash", child->hash, "rank",

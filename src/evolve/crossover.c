@@ -263,7 +263,7 @@ static struct adapter *make_svd(const struct operands *x, json_t *lineage, struc
 #define MANY 2, OPERATOR_PARENTS_MAX
 #define TWO 2, 2
 #define NO_STEP NULL, 0, 0, 0
-const struct operator crossover_operators[] = {
+const struct adapter_operator crossover_operators[] = {
     {"delta", "the weighted sum of ΔW", OPERATOR_CROSSOVER, MANY, NO_STEP, make_delta},
     {"seed", "A and B apart, the second parent's weight for it (the predecessor)",
      OPERATOR_CROSSOVER, TWO, NO_STEP, make_seed},

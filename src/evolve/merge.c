@@ -284,7 +284,7 @@ MAKE(make_prune_svd, merge_delta, SPARSE_TRIM, false, true)
 #define TRIMMED "share of elements kept", 0.2f, 0, 1
 #define DENSITY "share of elements kept", 0.5f, 0.01f, 1
 #define PEFT_DENSITY "density", 0.5f, 0.01f, 1
-const struct operator merge_operators[] = {
+const struct adapter_operator merge_operators[] = {
     {"delta_ties", "TIES on ΔW: trim, elect signs, disjoint mean", OPERATOR_CROSSOVER, MANY,
      TRIMMED, delta_ties},
     {"delta_dare", "DARE on ΔW: drop by chance, rescale, add up", OPERATOR_CROSSOVER, MANY, DENSITY,
@@ -295,7 +295,7 @@ const struct operator merge_operators[] = {
      delta_prune},
     {0},
 };
-const struct operator peft_operators[] = {
+const struct adapter_operator peft_operators[] = {
     {"linear", "PEFT: A and B added up apart", OPERATOR_PEFT, ANY, NO_STEP, make_linear},
     {"cat", "PEFT: A and B side by side, of the added ranks: exact", OPERATOR_PEFT, ANY, NO_STEP,
      make_cat},

@@ -199,7 +199,7 @@ static struct adapter *make_reinit(const struct operands *x, json_t *lineage, st
 }
 
 #define ONE OPERATOR_MUTATION, 1, 1
-const struct operator mutation_operators[] = {
+const struct adapter_operator mutation_operators[] = {
     {"noise", "noise on three tensors in ten, relative to a tensor's own deviation", ONE,
      "deviation, of the tensor's", 0.1f, 0, 10, make_noise},
     {"noise_absolute", "noise on three tensors in ten (the predecessor)", ONE, "deviation", 0.01f,

@@ -11,19 +11,19 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const struct operator*
-    const tables[] = {crossover_operators, merge_operators, peft_operators, mutation_operators};
+static const struct adapter_operator *const tables[] = {crossover_operators, merge_operators,
+                                                        peft_operators, mutation_operators};
 
-const struct operator* operator_at(int i) {
+const struct adapter_operator *operator_at(int i) {
     for (size_t t = 0; t < ARRAY_LEN(tables); t++)
-        for (const struct operator* op = tables[t]; op->name; op++)
+        for (const struct adapter_operator *op = tables[t]; op->name; op++)
             if (i-- == 0) return op;
     return NULL;
 }
 
-const struct operator* operator_find(const char *name, struct error *err) {
+const struct adapter_operator *operator_find(const char *name, struct error *err) {
     struct buf known = {0};
-    const struct operator* op;
+    const struct adapter_operator *op;
     for (int i = 0; (op = operator_at(i)); i++) {
         if (strcmp(op->name, name) == 0) break;
         buf_printf(&known, "%s%s", i ? ", " : "", op->name);
@@ -98,7 +98,8 @@ struct adapter *operator_sum(const struct operands *x, const double *coef, json_
     return operator_child(&d, lineage, err);
 }
 
-static int parents_check(const struct operator* op, const struct operands *x, struct error *err) {
+static int parents_check(const struct adapter_operator *op, const struct operands *x,
+                         struct error *err) {
     if (x->n < op->least || x->n > op->most)
         return error_set(err, ERR_USAGE, "operator '%s' takes %d%s parent%s, not %d", op->name,
                          op->least, op->most > op->least ? " or more" : "", op->most > 1 ? "s" : "",
@@ -117,7 +118,8 @@ static int parents_check(const struct operator* op, const struct operands *x, st
     return OK;
 }
 
-static int operands_check(const struct operator* op, const struct operands *x, struct error *err) {
+static int operands_check(const struct adapter_operator *op, const struct operands *x,
+                          struct error *err) {
     if (op->unit && !(x->step >= op->step_min && x->step <= op->step_max))
         return error_set(err, ERR_USAGE, "step %g of operator '%s' is not in %g to %g (%s)",
                          (double)x->step, op->name, (double)op->step_min, (double)op->step_max,
@@ -128,23 +130,36 @@ static int operands_check(const struct operator* op, const struct operands *x, s
     return parents_check(op, x, err);
 }
 
-static json_t *lineage_make(const struct operator* op, const struct operands *x) {
-    struct buf parents = {0}, weights = {0};
+/* As few digits as read back the same. */
+static void number_add(struct buf *b, float f) {
+    char text[32];
+    for (int digits = 1; digits <= 9; digits++) {
+        snprintf(text, sizeof text, "%.*g", digits, (double)f);
+        if (strtof(text, NULL) == f) break;
+    }
+    buf_add(b, text, strlen(text));
+}
+
+static json_t *lineage_make(const struct adapter_operator *op, const struct operands *x) {
+    struct buf parents = {0}, weights = {0}, step = {0};
     for (int p = 0; p < x->n; p++) {
         buf_printf(&parents, "%s%s", p ? " " : "", x->parents[p]->hash);
-        buf_printf(&weights, "%s%.9g", p ? " " : "", operand_weight(x, p));
+        if (p) buf_add(&weights, " ", 1);
+        number_add(&weights, (float)operand_weight(x, p));
     }
     json_t *o = json_pack("{s:s, s:s}", "operator", op->name, "parents", parents.data);
     if (x->n > 1) json_object_set_new(o, "weights", json_string(weights.data));
-    if (op->unit) json_object_set_new(o, "step", json_sprintf("%.9g", (double)x->step));
+    number_add(&step, x->step);
+    if (op->unit) json_object_set_new(o, "step", json_string(step.data));
     if (x->rank) json_object_set_new(o, "rank", json_sprintf("%d", (int)x->rank));
     json_object_set_new(o, "seed", json_sprintf("%llu", (unsigned long long)x->seed));
     buf_release(&parents);
     buf_release(&weights);
+    buf_release(&step);
     return o;
 }
 
-struct adapter *operator_apply(const struct operator* op, const struct operands *x,
+struct adapter *operator_apply(const struct adapter_operator *op, const struct operands *x,
                                struct error *err) {
     struct operands own = *x;
     if (isnan(own.step)) own.step = op->step;

@@ -23,14 +23,15 @@ struct operands {
     struct adapter *const *parents; /* [n]; crossover of two calls them a and b */
     const float *weights;           /* [n], or NULL: 1 / n each */
     int n;
-    int32_t rank; /* of every module of a child made from ΔW; 0: the largest parent's there. It
-                   * never exceeds what the module can have */
-    float step;   /* see the row; NAN: the row's own */
+    /* Of every module of a child made from ΔW, at most what the module can have; 0: the largest
+     * parent's there. Mutations but `rank` and PEFT's rows on A and B keep the parents'. */
+    int32_t rank;
+    float step; /* see the row; NAN: the row's own */
     uint64_t seed;
 };
 
 enum operator_kind { OPERATOR_CROSSOVER, OPERATOR_PEFT, OPERATOR_MUTATION };
-struct operator{
+struct adapter_operator {
     const char *name, *about;
     enum operator_kind kind;
     int least, most;  /* parents */
@@ -40,21 +41,21 @@ struct operator{
     struct adapter *(*make)(const struct operands *x, json_t *lineage, struct error *err);
 };
 /* In the order in which they are listed; NULL beyond the last. */
-const struct operator* operator_at(int i);
+const struct adapter_operator *operator_at(int i);
 /* ERR_USAGE lists what there is. */
-const struct operator* operator_find(const char *name, struct error *err);
+const struct adapter_operator *operator_find(const char *name, struct error *err);
 /*
  * The child. Its lineage: operator, parents (hashes), weights, step, rank, seed, and where ΔW was
  * re-factorised "error", the relative norm of what the rank could not hold. ERR_USAGE: operands
  * that the row does not take; ERR_MISMATCH: parents that do not go together; ERR_NUMERIC: overflow.
  */
-struct adapter *operator_apply(const struct operator* op, const struct operands *x,
+struct adapter *operator_apply(const struct adapter_operator *op, const struct operands *x,
                                struct error *err);
 /* ‖ΔW_child - ΔW_parent‖ / ‖ΔW_parent‖, down to about 1e-8; of a zero parent 0 or infinity. */
 double operator_change(const struct adapter *child, const struct adapter *parent);
 
 /* The parts of the table, each in its own file; each ends with a row without a name. */
-extern const struct operator crossover_operators[], merge_operators[], peft_operators[],
+extern const struct adapter_operator crossover_operators[], merge_operators[], peft_operators[],
     mutation_operators[];
 
 /* For rows. */

@@ -196,6 +196,7 @@ static struct adapter *split(const struct operands *x, bool arc, json_t *lineage
         n += has_module(x->parents[0], i) || has_module(x->parents[1], i);
     struct rng rng = rng_make(x->seed, RNG_MUTATE, 0, 2);
     double point = 1 + rng_below(&rng, (uint32_t)MAX(1, n - 1)), half = (double)x->step * n / 2;
+    if (!x->weights) json_object_set_new(lineage, "weights", json_string("1 0"));
     json_object_set_new(lineage, "split", json_sprintf("%g of %g", point, n));
     double *coef = coefs_make(x);
     for (int32_t i = 0; i < module_count(x); i++) {

@@ -402,10 +402,11 @@ static void test_svd_mix(void **state) {
                     off += (wv - su) * (wv - su);
                     size += su * su;
                 }
-                if (sqrt(off / size) < 1e-5) from[q]++, hits++;
+                if (sqrt(off / size) >= 1e-5) continue;
+                assert_true(q == 1 || k < 3); /* the first has three */
+                from[q]++, hits++;
             }
             assert_int_equal(hits, 1);
-            if (k >= 3) assert_true(hits == 1); /* only the second parent has so many */
         }
         free(w[0]);
         free(w[1]);

@@ -143,19 +143,21 @@ static struct adapter *make_slerp(const struct operands *x, json_t *lineage, str
     return sum_take(x, coef, lineage, err);
 }
 
-/* One of the parents that `able` marks, by weight (none below 0; all 0: evenly). */
+/* One of the parents that `able` marks, by weight (none below 0; all 0: evenly); -1: none is. */
 static int parent_draw(const struct operands *x, const bool *able, struct rng *rng) {
     double w[OPERATOR_PARENTS_MAX], sum = 0;
-    int last = -1;
+    int chosen = -1;
     for (int p = 0; p < x->n; p++) sum += w[p] = able[p] ? MAX(0, operand_weight(x, p)) : 0;
-    for (int p = 0; sum == 0 && p < x->n; p++) w[p] = able[p];
-    for (int p = 0; p < x->n; p++) last = w[p] > 0 ? p : last;
-    double total = 0;
-    for (int p = 0; p < x->n; p++) total += w[p];
-    double u = rng_uniform(rng) * total;
-    for (int p = 0; p < x->n; p++)
-        if (w[p] > 0 && (u -= w[p]) < 0) return p;
-    return last;
+    for (int p = 0; sum <= 0 && p < x->n; p++) w[p] = able[p];
+    sum = 0;
+    for (int p = 0; p < x->n; p++) sum += w[p];
+    double u = (double)rng_uniform(rng) * sum;
+    for (int p = 0; p < x->n && u >= 0; p++) {
+        if (w[p] == 0) continue;
+        u -= w[p];
+        chosen = p;
+    }
+    return chosen;
 }
 
 /* Modules begin .. begin + n come from one parent that has any of them. */

@@ -138,7 +138,7 @@ static void jacobi(double *a, double *v, int n) {
         for (int i = 0; i < n; i++)
             for (int j = i + 1; j < n; j++) {
                 double size = sqrt(fabs(a[i * n + i])) * sqrt(fabs(a[j * n + j]));
-                if (!(fabs(a[i * n + j]) > 1e-16 * size)) continue;
+                if (!(fabs(a[i * n + j]) > 0x1p-50 * size)) continue;
                 jacobi_turn(a, v, n, i, j);
                 turned = true;
             }

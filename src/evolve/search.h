@@ -54,9 +54,9 @@ json_t *search_save(const struct search *s);
 /* Strict: ERR_FORMAT names what is missing or wrong. */
 struct search *search_load(const json_t *v, struct error *err);
 
-/* The step after a mutation of size `step` has moved behaviour by `measured` where `target` was
- * wanted: step · (target/measured)^gain, at most doubled or halved. With shares of success for the
- * two, target 1/5 is Rechenberg's rule upside down: swap them. */
+/* Rechenberg's 1/5 rule with behaviour in the place of success: the step after a mutation of size
+ * `step` has moved behaviour by `measured` where `target` was wanted. It is
+ * step · (target/measured)^gain, at most doubled or halved. */
 double step_adapt(double step, double measured, double target, double gain);
 
 #endif

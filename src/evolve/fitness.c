@@ -345,13 +345,13 @@ static void pursue(struct operators *o) {
 
 /*
  * The bet that gains + margin are negative on average: wealth grows by 1 - λ g, with λ from the
- * gains before this one (Kelly's, kept to [0, 1/2]). Where it does no harm, wealth is a
+ * gains before this one (Kelly's, kept to [0, 0.9]). Where it does no harm, wealth is a
  * supermartingale, and Ville's inequality bounds the probability that it ever exceeds n/α.
  */
 static void bet(struct operator_record *v, double g) {
     double mean = v->used ? v->sum / (double)v->used : 0;
     double size = (v->squares + 1) / ((double)v->used + 1);
-    v->wealth += math_log(1 - fmin(0.5, fmax(0, -mean / size)) * g);
+    v->wealth += math_log(1 - fmin(0.9, fmax(0, -mean / size)) * g);
     v->sum += g;
     v->squares += g * g;
 }

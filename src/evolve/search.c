@@ -156,17 +156,22 @@ static void cma_axes(struct search *s) {
     free(a);
 }
 
+/* mean + σ C^(1/2) z with the symmetric root: where axes are of equal length their directions are
+ * rounding's, and the root does not depend on them. */
 static void cma_ask(struct search *s) {
     struct cma c = cma_of(s);
     int n = s->n;
+    double z[SEARCH_CMA_NUMBERS];
     cma_axes(s);
     for (int m = 0; m < s->batch; m++) {
         struct rng r = stream(s, m);
         double *x = row(s, s->x, m);
         memcpy(x, c.mean, vector(s));
+        for (int i = 0; i < n; i++) z[i] = *c.sigma * (double)rng_normal(&r);
         for (int k = 0; k < n; k++) {
-            double z = *c.sigma * s->axis[k] * (double)rng_normal(&r);
-            for (int i = 0; i < n; i++) x[i] += s->basis[i * n + k] * z;
+            double along = 0;
+            for (int i = 0; i < n; i++) along += s->basis[i * n + k] * z[i];
+            for (int i = 0; i < n; i++) x[i] += s->basis[i * n + k] * s->axis[k] * along;
         }
     }
 }

@@ -77,9 +77,10 @@ struct race_rule {
 };
 
 static double margin_paired(double variance, int n, double p, double range) {
-    (void)range;
-    // the quantile's expansion wants some degrees of freedom, and a variance of 0 in few is luck
-    return n < 8 ? INFINITY : t_upper(p, n - 1) * sqrt(fmax(variance, 1.0 / n / n) / n);
+    // the quantile's expansion wants some degrees of freedom, and no variance in a few items is
+    // luck
+    if (n < 8) return INFINITY;
+    return t_upper(p, n - 1) * sqrt(fmax(variance, range * range / n / n) / n);
 }
 
 /* The difference of two scores has twice their range. */

@@ -232,21 +232,29 @@ static void cma_covariance(struct search *s, const struct cma_rates *r, double o
         }
 }
 
+/* y[mu]: the steps of the better half in units of σ, in the place of the points; step: their mean.
+ */
+static void cma_steps(struct search *s, const struct cma_rates *r, const int *order,
+                      const double **y, double *step) {
+    struct cma c = cma_of(s);
+    for (int k = 0; k < r->mu; k++) {
+        double *v = row(s, s->x, order[k]);
+        for (int i = 0; i < s->n; i++) {
+            v[i] = (v[i] - c.mean[i]) / *c.sigma;
+            step[i] += r->weight[k] * v[i];
+        }
+        y[k] = v;
+    }
+}
+
 static void cma_tell(struct search *s, const double *fitness, const int *order) {
     (void)fitness;
     struct cma c = cma_of(s);
     struct cma_rates r = cma_rates(s->n, s->batch);
     int n = s->n;
-    double *step = xcalloc((size_t)n, sizeof *step), longest = 0;
+    double step[SEARCH_CMA_NUMBERS] = {0}, longest = 0;
     const double **y = xcalloc((size_t)r.mu, sizeof *y);
-    for (int k = 0; k < r.mu; k++) {
-        double *v = row(s, s->x, order[k]);
-        for (int i = 0; i < n; i++) {
-            v[i] = (v[i] - c.mean[i]) / *c.sigma;
-            step[i] += r.weight[k] * v[i];
-        }
-        y[k] = v;
-    }
+    cma_steps(s, &r, order, y, step);
     for (int i = 0; i < n; i++) c.mean[i] += *c.sigma * step[i];
     double length = cma_sigma_path(s, &r, step);
     // the path does not count while σ still has far to grow, else C would stretch along it
@@ -261,7 +269,6 @@ static void cma_tell(struct search *s, const double *fitness, const int *order) 
     *c.sigma = fmax(*c.sigma, s->o.sigma_min / longest);
     free(r.weight);
     free(y);
-    free(step);
 }
 
 /*

@@ -3,8 +3,8 @@
  *
  * A searcher is one row of a table and works on plain data: all that it knows is an array of
  * doubles, which search_save writes as JSON and search_load reads back to the bit, between any two
- * calls. What it draws comes from (seed, generation, member). All of them look at the order of
- * fitness only, so any increasing function of it gives the same search. Fitness is
+ * calls. What it draws comes from (seed, generation, member): its seed is its own. All look at the
+ * order of fitness only, so any increasing function of it gives the same search. Fitness is
  * larger-is-better; NaN counts as the worst. One thread at a time.
  *
  * What a number means is the caller's. Over the coefficients of K founders (founder i begins at the

@@ -880,6 +880,7 @@ static void test_reward_plan(void **state) {
     assert_int_equal(
         policy_run(model, &job, 1, &o, METHOD_GRPO, &p, &reward, NULL, NULL, log, &err), OK);
     fclose(log);
+    adapter_release(job.result);
     json_t *lines = log_lines(text);
     const json_t *own = json_object_get(plan.completions, "a"),
                  *run = json_object_get(json_object_get(json_array_get(lines, 0), "adapters"), "a");
@@ -903,7 +904,6 @@ static void test_reward_plan(void **state) {
     assert_int_equal(plan.sampled, 128);
     assert_int_equal(plan.run.samples, 3 * 400);
     policy_plan_release(&plan);
-    adapter_release(job.result);
     json_decref(lines);
     free(text);
     options_free(&o, &p);

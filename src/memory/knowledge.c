@@ -37,7 +37,9 @@ enum {
 /* BM25's usual constants (Robertson and Zaragoza 2009). */
 static const double BM25_K1 = 1.2, BM25_B = 0.75;
 
+/* All or nothing: a kill between two of these must not leave what owner_check then refuses. */
 static const char schema[] =
+    "BEGIN IMMEDIATE;"
     "CREATE TABLE IF NOT EXISTS files(id INTEGER PRIMARY KEY, path TEXT NOT NULL UNIQUE,"
     "  hash TEXT NOT NULL, chars INTEGER NOT NULL, documents INTEGER NOT NULL) STRICT;"
     "CREATE TABLE IF NOT EXISTS chunks(id INTEGER PRIMARY KEY, file INTEGER NOT NULL,"
@@ -50,7 +52,8 @@ static const char schema[] =
     "NULL,"
     "  PRIMARY KEY(hash, model)) STRICT, WITHOUT ROWID;"
     "PRAGMA application_id = 0x53484b42;"
-    "PRAGMA user_version = 1";
+    "PRAGMA user_version = 1;"
+    "COMMIT";
 
 enum statement {
     FILE_GET,
@@ -171,19 +174,19 @@ static int query_number(struct knowledge *k, const char *text, int64_t *out, str
     return rc;
 }
 
-/* A database of somebody else's is left as it is. */
-static int owner_check(struct knowledge *k, struct error *err) {
-    int64_t id = 0, tables = 0, version = 0;
+/* A database of somebody else's is left as it is. Version 0: nothing is in it yet. */
+static int owner_check(struct knowledge *k, int64_t *version, struct error *err) {
+    int64_t id = 0, tables = 0;
     if (query_number(k, "PRAGMA application_id", &id, err) != OK ||
         query_number(k, "SELECT count(*) FROM sqlite_schema", &tables, err) != OK ||
-        query_number(k, "PRAGMA user_version", &version, err) != OK)
+        query_number(k, "PRAGMA user_version", version, err) != OK)
         return err->code;
     if (tables && id != APPLICATION_ID)
         return error_set(err, ERR_MISMATCH, "'%s' is no knowledge base", k->path);
-    if (version > 1)
+    if (*version > 1)
         return error_set(err, ERR_MISMATCH,
                          "'%s' was made by a newer shoal (version %d, this one knows 1)", k->path,
-                         (int)version);
+                         (int)*version);
     return OK;
 }
 
@@ -194,12 +197,13 @@ struct knowledge *knowledge_open(const char *path, bool create, struct error *er
         return NULL;
     }
     struct knowledge *k = xcalloc(1, sizeof *k);
+    int64_t version = 0;
     k->path = xstrdup(path);
     int rc = sqlite3_open(path, &k->db) == SQLITE_OK ? OK : fail(k, err, "open");
     if (rc == OK) sqlite3_busy_timeout(k->db, 10000);
-    if (rc == OK) rc = owner_check(k, err);
+    if (rc == OK) rc = owner_check(k, &version, err);
     if (rc == OK) rc = exec(k, "PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL", err);
-    if (rc == OK) rc = exec(k, schema, err);
+    if (rc == OK && version == 0) rc = exec(k, schema, err);
     if (rc == OK) return k;
     knowledge_close(k);
     return NULL;

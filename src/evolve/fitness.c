@@ -1,0 +1,393 @@
+/*
+ * Combination, racing, the winner's curse and operators' credit: arithmetic on scores that somebody
+ * else has measured.
+ *
+ * Invariant of a race: all candidates that are in have seen the same items 0..seen-1; who is out
+ * keeps the scores it had. So two that were ever compared were compared on common items.
+ */
+#include "evolve/fitness.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+static double sum_of(const double *v, int n) {
+    double sum = 0;
+    for (int i = 0; i < n; i++) sum += v[i];
+    return sum;
+}
+
+struct interval fitness_combine(struct fitness_term *t, int n_terms, int n_items) {
+    double *sum = xcalloc((size_t)MAX(n_items, 1), sizeof *sum), apart = 0, below = 0, above = 0;
+    for (int k = 0; k < n_terms; k++) {
+        double w = t[k].weight;
+        if (t[k].items) {
+            t[k].value = stats_mean(t[k].items, n_items);
+            for (int i = 0; i < n_items; i++) sum[i] += w * t[k].items[i];
+            continue;
+        }
+        double down = w * (t[k].value.value - t[k].value.lo),
+               up = w * (t[k].value.hi - t[k].value.value);
+        apart += w * t[k].value.value;
+        below += w < 0 ? up * up : down * down;
+        above += w < 0 ? down * down : up * up;
+    }
+    struct interval v = stats_mean(sum, n_items);
+    below += (v.value - v.lo) * (v.value - v.lo);
+    above += (v.hi - v.value) * (v.hi - v.value);
+    v.value += apart;
+    v.lo = v.value - sqrt(below);
+    v.hi = v.value + sqrt(above);
+    free(sum);
+    return v;
+}
+
+/* Upper quantile of Student's t: Abramowitz & Stegun 26.2.23 and 26.7.5. p is the upper tail, at
+ * most 1/2. */
+static double t_upper(double p, int dof) {
+    double a = sqrt(-2 * math_log(fmax(p, 1e-300))), v = dof;
+    double z = a - (2.515517 + a * (0.802853 + a * 0.010328)) /
+                       (1 + a * (1.432788 + a * (0.189269 + a * 0.001308)));
+    double z2 = z * z;
+    return z + z * (z2 + 1) / (4 * v) + z * (3 + z2 * (16 + 5 * z2)) / (96 * v * v) +
+           z * (-15 + z2 * (17 + z2 * (19 + 3 * z2))) / (384 * v * v * v);
+}
+
+/* Of a - b: mean and variance of one. */
+static void difference(const double *a, const double *b, int n, double *mean, double *variance) {
+    double dev = 0;
+    *mean = (sum_of(a, n) - sum_of(b, n)) / n;
+    for (int i = 0; i < n; i++) dev += (a[i] - b[i] - *mean) * (a[i] - b[i] - *mean);
+    *variance = n > 1 ? dev / (n - 1) : INFINITY;
+}
+
+bool fitness_better(const double *a, const double *b, int n, double alpha) {
+    double mean, variance;
+    if (n < 2) return false;
+    difference(a, b, n, &mean, &variance);
+    return mean > 0 && mean > t_upper(alpha, n - 1) * sqrt(variance / n);
+}
+
+/* racing */
+
+/* How far the mean of n paired differences may lie from the truth, but with probability p. */
+struct race_rule {
+    const char *name;
+    double (*margin)(double variance, int n, double p, double range); /* NULL: halving */
+};
+
+static double margin_paired(double variance, int n, double p, double range) {
+    // the quantile's expansion wants some degrees of freedom, and no variance in a few items is
+    // luck
+    if (n < 8) return INFINITY;
+    return t_upper(p, n - 1) * sqrt(fmax(variance, range * range / n / n) / n);
+}
+
+/* The difference of two scores has twice their range. */
+static double margin_bernstein(double variance, int n, double p, double range) {
+    double l = math_log(2 / p);
+    return n < 2 ? INFINITY : sqrt(2 * variance * l / n) + 7 * 2 * range * l / (3.0 * (n - 1));
+}
+
+static double margin_hoeffding(double variance, int n, double p, double range) {
+    (void)variance;
+    return 2 * range * sqrt(math_log(1 / p) / (2.0 * n));
+}
+
+static const struct race_rule race_rules[] = {{"halving", NULL},
+                                              {"paired", margin_paired},
+                                              {"bernstein", margin_bernstein},
+                                              {"hoeffding", margin_hoeffding}};
+
+#define AT(field) offsetof(struct race_options, field)
+const struct option_row race_option_rows[] = {
+    {"race", OPT_STRING, AT(rule), "halving", 0, 0, "NAME",
+     "halving, paired, bernstein or hoeffding"},
+    {"race-budget", OPT_INT, AT(budget), "0", 0, 1e12, "N",
+     "answers that a race may cost; 0: a tenth of all candidates on all items"},
+    {"race-block", OPT_INT, AT(block), "10", 1, 1e6, "N", "items between looks"},
+    {"race-alpha", OPT_FLOAT, AT(alpha), "0.05", 1e-9, 0.5, "P",
+     "probability that the best is thrown out"},
+    {"race-range", OPT_FLOAT, AT(range), "1", 0, 1e9, "X", "largest minus smallest score"},
+    {0},
+};
+
+struct race {
+    const struct race_rule *rule;
+    struct race_options o; /* `rule` is not used */
+    int n, n_items, left, looks, n_looks, seen;
+    int64_t spent;
+    int *seen_by;   /* [N] items seen */
+    bool *in;       /* [N] */
+    double *scores; /* [N][n_items] */
+};
+
+struct race *race_new(const struct race_options *o, int n, int n_items, struct error *err) {
+    const struct race_rule *rule = NULL;
+    for (size_t i = 0; i < ARRAY_LEN(race_rules); i++)
+        if (strcmp(race_rules[i].name, o->rule) == 0) rule = &race_rules[i];
+    int64_t all = (int64_t)n * n_items, budget = o->budget ? MIN(o->budget, all) : all / 10;
+    CHECK(n >= 1);
+    if (!rule)
+        error_set(err, ERR_USAGE,
+                  "race '%s' is not known; there are halving, paired, bernstein, hoeffding",
+                  o->rule);
+    else if (budget < n)
+        error_set(err, ERR_USAGE,
+                  "a race of %d candidates needs %d answers at least, and may cost %lld; give more "
+                  "items",
+                  n, n, (long long)budget);
+    if (!rule || budget < n) return NULL;
+    struct race *r = xcalloc(1, sizeof *r);
+    *r = (struct race){.rule = rule, .o = *o, .n = n, .n_items = n_items, .left = n, .n_looks = 1};
+    r->o.budget = budget;
+    r->o.rule = NULL;
+    while (1 << r->n_looks < n) r->n_looks++;
+    r->seen_by = xcalloc((size_t)n, sizeof *r->seen_by);
+    r->in = xcalloc((size_t)n, sizeof *r->in);
+    r->scores = try_calloc((size_t)all, sizeof *r->scores, err);
+    memset(r->in, true, (size_t)n * sizeof *r->in);
+    if (r->scores) return r;
+    race_free(r);
+    return NULL;
+}
+
+void race_free(struct race *r) {
+    if (!r) return;
+    free(r->seen_by);
+    free(r->in);
+    free(r->scores);
+    free(r);
+}
+
+static double *scores_of(const struct race *r, int i) {
+    return r->scores + (size_t)i * (size_t)r->n_items;
+}
+
+/* Halving gives each look its part of what is left to spend; never more than there is. */
+static int block(const struct race *r) {
+    int64_t rest = r->o.budget - r->spent, items = r->o.block;
+    if (!r->rule->margin) items = rest / MAX(r->n_looks - r->looks, 1) / r->left;
+    items = MIN(MAX(items, 1), rest / r->left);
+    return (int)MIN(items, r->n_items - r->seen);
+}
+
+int race_next(const struct race *r, int *who, int *from, int *to) {
+    int n = 0;
+    *from = *to = r->seen;
+    if (r->left > 1) *to += block(r);
+    if (*to == *from) return 0;
+    for (int i = 0; i < r->n; i++)
+        if (r->in[i]) who[n++] = i;
+    return n;
+}
+
+static double mean_of(const struct race *r, int i) {
+    return r->seen_by[i] ? sum_of(scores_of(r, i), r->seen_by[i]) / r->seen_by[i] : 0;
+}
+
+int race_winner(const struct race *r) {
+    int best = -1;
+    for (int i = 0; i < r->n; i++)
+        if (r->in[i] && (best < 0 || mean_of(r, i) > mean_of(r, best))) best = i;
+    return best;
+}
+
+static void halve(struct race *r) {
+    int keep = (r->left + 1) / 2, *order = xcalloc((size_t)r->n, sizeof *order);
+    double *mean = xcalloc((size_t)r->n, sizeof *mean);
+    for (int i = 0; i < r->n; i++) mean[i] = r->in[i] ? mean_of(r, i) : -INFINITY;
+    for (int i = 0; i < r->n; i++) { // by insertion: those that are out stay behind all others
+        int at = i;
+        for (; at > 0 && (mean[order[at - 1]] < mean[i] || (!r->in[order[at - 1]] && r->in[i]));
+             at--)
+            order[at] = order[at - 1];
+        order[at] = i;
+    }
+    for (int i = keep; i < r->n; i++) r->in[order[i]] = false;
+    r->left = keep;
+    free(mean);
+    free(order);
+}
+
+static void eliminate(struct race *r) {
+    int leader = race_winner(r);
+    double p = r->o.alpha / MAX(r->n - 1, 1) / ((double)r->looks * (r->looks + 1));
+    for (int i = 0; i < r->n; i++) {
+        double behind, variance;
+        if (!r->in[i] || i == leader) continue;
+        difference(scores_of(r, leader), scores_of(r, i), r->seen, &behind, &variance);
+        if (!(behind > r->rule->margin(variance, r->seen, p, r->o.range))) continue;
+        r->in[i] = false;
+        r->left--;
+    }
+}
+
+void race_tell(struct race *r, const double *scores) {
+    int items = r->left > 1 ? block(r) : 0;
+    CHECK(items > 0);
+    for (int i = 0; i < r->n; i++) {
+        if (!r->in[i]) continue;
+        memcpy(scores_of(r, i) + r->seen, scores, (size_t)items * sizeof *scores);
+        scores += items;
+        r->seen_by[i] = r->seen + items;
+        r->spent += items;
+    }
+    r->seen += items;
+    r->looks++;
+    if (r->rule->margin)
+        eliminate(r);
+    else
+        halve(r);
+}
+
+int64_t race_spent(const struct race *r) {
+    return r->spent;
+}
+
+int race_seen(const struct race *r, int candidate) {
+    return r->seen_by[candidate];
+}
+
+const double *race_scores(const struct race *r, int candidate) {
+    return scores_of(r, candidate);
+}
+
+bool race_decided(const struct race *r) {
+    return r->left == 1;
+}
+
+/* the winner's curse */
+
+/* Noise is what of the scores neither the candidate nor the item explains: an item that is hard for
+ * all moves all means alike and shrinks nobody. */
+void fitness_shrink(const double *scores, int n, int n_items, double *out) {
+    double *item = xcalloc((size_t)n_items, sizeof *item), all = 0, noise = 0, spread = 0;
+    for (int c = 0; c < n; c++) {
+        const double *s = scores + (size_t)c * (size_t)n_items;
+        out[c] = sum_of(s, n_items) / n_items;
+        all += out[c] / n;
+        for (int i = 0; i < n_items; i++) item[i] += s[i] / n;
+    }
+    for (int c = 0; c < n; c++) {
+        const double *s = scores + (size_t)c * (size_t)n_items;
+        for (int i = 0; i < n_items; i++) {
+            double rest = s[i] - item[i] - out[c] + all;
+            noise += rest * rest;
+        }
+        spread += (out[c] - all) * (out[c] - all);
+    }
+    noise /= (double)MAX(n - 1, 1) * MAX(n_items - 1, 1) * n_items; // variance of one mean
+    double stay = n < 4 ? 1 : spread > 0 ? fmax(0, 1 - (n - 3) * noise / spread) : 0;
+    for (int c = 0; c < n; c++) out[c] = all + stay * (out[c] - all);
+    free(item);
+}
+
+/* Scores [N][n_items]: who has the best sum over items first, first + step, … */
+static int best_on(const double *scores, int n, int n_items, int first, int step) {
+    double top = -INFINITY;
+    int best = 0;
+    for (int c = 0; c < n; c++) {
+        double sum = 0;
+        for (int i = first; i < n_items; i += step) sum += scores[(size_t)c * (size_t)n_items + i];
+        if (sum > top) top = sum, best = c;
+    }
+    return best;
+}
+
+struct interval fitness_split(const double *scores, int n, int n_items, int *winner) {
+    double *fresh = xcalloc((size_t)MAX(n_items, 1), sizeof *fresh);
+    for (int half = 0; half < 2; half++) {
+        const double *s = scores + (size_t)best_on(scores, n, n_items, half, 2) * (size_t)n_items;
+        for (int i = 1 - half; i < n_items; i += 2) fresh[i] = s[i];
+    }
+    struct interval v = stats_mean(fresh, n_items);
+    *winner = best_on(scores, n, n_items, 0, 1);
+    free(fresh);
+    return v;
+}
+
+/* operators */
+
+void operators_init(struct operators *o, int n, double alpha, double margin) {
+    CHECK(n >= 1 && n <= MAX_OPERATORS);
+    *o = (struct operators){.n = n, .rate = 0.1, .pursuit = 0.1, .alpha = alpha, .margin = margin};
+    o->p_min = 0.5 / n;
+    for (int i = 0; i < n; i++) o->v[i].p = 1.0 / n;
+}
+
+int operators_pick(const struct operators *o, struct rng *r) {
+    double at = (double)rng_uniform(r);
+    int last = 0;
+    for (int i = 0; i < o->n; i++) {
+        if (o->v[i].dropped) continue;
+        last = i;
+        if ((at -= o->v[i].p) < 0) break;
+    }
+    return last;
+}
+
+/* The best gains probability from the others, who keep p_min; the sum stays 1. */
+static void pursue(struct operators *o) {
+    int best = -1, live = 0;
+    double sum = 0;
+    for (int i = 0; i < o->n; i++) {
+        if (o->v[i].dropped) continue;
+        live++;
+        if (best < 0 || o->v[i].quality > o->v[best].quality) best = i;
+    }
+    for (int i = 0; i < o->n; i++) {
+        double to = i == best ? 1 - (live - 1) * o->p_min : o->p_min;
+        o->v[i].p = o->v[i].dropped ? 0 : o->v[i].p + o->pursuit * (to - o->v[i].p);
+        sum += o->v[i].p;
+    }
+    for (int i = 0; i < o->n; i++) o->v[i].p /= sum;
+}
+
+/*
+ * The bet that gains + margin are negative on average: wealth grows by 1 - λ g, with λ from the
+ * gains before this one (Kelly's, kept to [0, 0.9]). Where it does no harm, wealth is a
+ * supermartingale, and Ville's inequality bounds the probability that it ever exceeds n/α.
+ */
+static void bet(struct operator_record *v, double g) {
+    double mean = v->used ? v->sum / (double)v->used : 0;
+    double size = (v->squares + 1) / ((double)v->used + 1);
+    v->wealth += math_log(1 - fmin(0.9, fmax(0, -mean / size)) * g);
+    v->sum += g;
+    v->squares += g * g;
+}
+
+void operators_tell(struct operators *o, int which, double gain) {
+    struct operator_record *v = &o->v[which];
+    int live = 0;
+    gain = gain != gain ? -1 : fmin(1, fmax(-1, gain));
+    bet(v, fmin(1, gain + o->margin));
+    v->used++;
+    v->improved += gain > 0;
+    v->quality += fmax(o->rate, 1.0 / (double)v->used) * (gain - v->quality);
+    for (int i = 0; i < o->n; i++) live += !o->v[i].dropped;
+    if (live > 1 && v->wealth > math_log(o->n / o->alpha)) v->dropped = true;
+    pursue(o);
+}
+
+static int by_text(const void *a, const void *b) {
+    return strcmp(*(const char *const *)a, *(const char *const *)b);
+}
+
+int fitness_disjoint(const char *const *fitness_keys, int n, const char *const *test_keys, int m,
+                     struct error *err) {
+    const char **sorted = xcalloc((size_t)MAX(n, 1), sizeof *sorted), *one = NULL;
+    int both = 0;
+    if (n) memcpy(sorted, fitness_keys, (size_t)n * sizeof *sorted);
+    qsort(sorted, (size_t)n, sizeof *sorted, by_text);
+    for (int i = 0; i < m; i++) {
+        if (!bsearch(&test_keys[i], sorted, (size_t)n, sizeof *sorted, by_text)) continue;
+        one = both++ ? one : test_keys[i];
+    }
+    free(sorted);
+    if (!both) return OK;
+    return error_set(err, ERR_MISMATCH,
+                     "%d of %d test items are among those of fitness, '%s' for one; a result would "
+                     "measure what was selected for",
+                     both, m, one);
+}

@@ -1,0 +1,677 @@
+/*
+ * CMA-ES, particle swarm, a genetic algorithm, and chance.
+ *
+ * Invariants: `state` is everything that outlives a call, so ask is a pure function of state, seed
+ * and generation (a searcher loaded between ask and tell asks for the same batch again); only
+ * + - × ÷ sqrt and math_* touch it, in a fixed order. The first 1 + n doubles of state are the best
+ * fitness and its vector, for every searcher; what follows is laid out by its `*_of` function.
+ */
+#include "evolve/search.h"
+#include "evolve/select.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct searcher {
+    const char *name;
+    int max_n;
+    size_t (*size)(int n, int batch); /* doubles of state behind the best */
+    /* first: [batch][n] made from the starts; center: [n] their mean */
+    void (*start)(struct search *s, const double *first, const double *center);
+    void (*ask)(struct search *s);                                           /* fills x */
+    void (*tell)(struct search *s, const double *fitness, const int *order); /* order: best first */
+};
+
+struct search {
+    const struct searcher *kind;
+    struct search_options o; /* `searcher` is not used: kind */
+    int n, batch;
+    uint64_t seed;
+    int64_t generation;
+    bool asked;
+    size_t n_state;
+    double *state, *x;    /* x: [batch][n] */
+    double *basis, *axis; /* cma, made by ask: [n][n] columns are axes, [n] their lengths */
+};
+
+#define AT(field) offsetof(struct search_options, field)
+const struct option_row search_option_rows[] = {
+    {"searcher", OPT_STRING, AT(searcher), "cma", 0, 0, "NAME", "cma, pso, ga or random"},
+    {"batch", OPT_INT, AT(batch), "0", 0, SEARCH_BATCH, "N",
+     "points a generation; 0: the searcher's own"},
+    {"sigma", OPT_FLOAT, AT(sigma), "0.3", 1e-12, 1e6, "X", "first step of a search"},
+    {"sigma-min", OPT_FLOAT, AT(sigma_min), "1e-12", 0, 1e6, "X", "cma: least step"},
+    {"lo", OPT_FLOAT, AT(lo), "0", -1e9, 1e9, "X", "least value of a number; a box where lo < hi"},
+    {"hi", OPT_FLOAT, AT(hi), "0", -1e9, 1e9, "X", "largest value of a number"},
+    {"inertia", OPT_FLOAT, AT(inertia), "0.2", 0, 10, "W", "pso: weight of its velocity"},
+    {"cognitive", OPT_FLOAT, AT(cognitive), "0.3", 0, 10, "W", "pso: of its own best"},
+    {"social", OPT_FLOAT, AT(social), "0.4", 0, 10, "W", "pso: of the swarm's best"},
+    {"repel", OPT_FLOAT, AT(repel), "0.05", 0, 10, "W", "pso: away from the swarm's worst"},
+    {"step", OPT_FLOAT, AT(step), "0.5", 0, 10, "X", "pso: share of the velocity that is gone"},
+    {"step-decay", OPT_FLOAT, AT(step_decay), "0.95", 0, 1, "X", "pso: step times this a round"},
+    {"step-min", OPT_FLOAT, AT(step_min), "0.1", 0, 10, "X", "pso: least step"},
+    {"restart", OPT_INT, AT(restart), "3", 1, 1e6, "N",
+     "pso: rounds without progress before a particle begins again at its best"},
+    {"blx", OPT_FLOAT, AT(blx), "0.5", 0, 10, "A", "ga: how far beyond two parents (BLX-alpha)"},
+    {"mutate", OPT_FLOAT, AT(mutate), "0.1", 0, 1, "P", "ga: probability that a number mutates"},
+    {"tournament", OPT_INT, AT(tournament), "2", 1, 1000, "N", "ga: how many meet for a parent"},
+    {0},
+};
+
+static struct rng stream(const struct search *s, int member) {
+    return rng_make(s->seed, RNG_MUTATE, (uint32_t)s->generation, (uint32_t)member);
+}
+
+static double dot(const double *a, const double *b, int n) {
+    double sum = 0;
+    for (int i = 0; i < n; i++) sum += a[i] * b[i];
+    return sum;
+}
+
+static size_t vector(const struct search *s) {
+    return (size_t)s->n * sizeof(double);
+}
+
+static double *own(const struct search *s) {
+    return s->state + 1 + s->n;
+}
+
+static double *row(const struct search *s, double *rows, int i) {
+    return rows + (size_t)i * (size_t)s->n;
+}
+
+/* CMA-ES (Hansen, "The CMA evolution strategy: a tutorial", 2016): his defaults, without negative
+ * weights. */
+
+struct cma {
+    double *sigma, *mean, *path_sigma, *path_c, *cov; /* 1, [n], [n], [n], [n][n] */
+};
+
+static struct cma cma_of(const struct search *s) {
+    double *p = own(s);
+    int n = s->n;
+    return (struct cma){p, p + 1, p + 1 + n, p + 1 + 2 * n, p + 1 + 3 * n};
+}
+
+static size_t cma_size(int n, int batch) {
+    (void)batch;
+    return 1 + 3 * (size_t)n + (size_t)n * (size_t)n;
+}
+
+static void cma_start(struct search *s, const double *first, const double *center) {
+    (void)first;
+    struct cma c = cma_of(s);
+    *c.sigma = s->o.sigma;
+    memcpy(c.mean, center, vector(s));
+    for (int i = 0; i < s->n; i++) row(s, c.cov, i)[i] = 1;
+}
+
+/* Rows and columns i and j of a turn so that a[i][j] vanishes; the columns of v turn along. */
+static void jacobi_turn(double *a, double *v, int n, int i, int j) {
+    double theta = (a[j * n + j] - a[i * n + i]) / (2 * a[i * n + j]);
+    double t = (theta < 0 ? -1 : 1) / (fabs(theta) + sqrt(1 + theta * theta));
+    double c = 1 / sqrt(1 + t * t), s = t * c;
+    for (int k = 0; k < n; k++) {
+        double x = a[k * n + i], y = a[k * n + j];
+        a[k * n + i] = c * x - s * y;
+        a[k * n + j] = s * x + c * y;
+    }
+    for (int k = 0; k < n; k++) {
+        double x = a[i * n + k], y = a[j * n + k];
+        a[i * n + k] = c * x - s * y;
+        a[j * n + k] = s * x + c * y;
+        x = v[k * n + i], y = v[k * n + j];
+        v[k * n + i] = c * x - s * y;
+        v[k * n + j] = s * x + c * y;
+    }
+    a[i * n + j] = a[j * n + i] = 0;
+}
+
+/* Columns of v: eigenvectors of the symmetric a, which is used up; its diagonal: eigenvalues.
+ * Cyclic Jacobi, whose order of turns is fixed. */
+static void jacobi(double *a, double *v, int n) {
+    for (int i = 0; i < n * n; i++) v[i] = i % (n + 1) == 0;
+    bool turned = true;
+    for (int sweep = 0; sweep < 40 && turned; sweep++) {
+        turned = false;
+        for (int i = 0; i < n; i++)
+            for (int j = i + 1; j < n; j++) {
+                double size = sqrt(fabs(a[i * n + i])) * sqrt(fabs(a[j * n + j]));
+                if (!(fabs(a[i * n + j]) > 0x1p-50 * size)) continue;
+                jacobi_turn(a, v, n, i, j);
+                turned = true;
+            }
+    }
+}
+
+/* The axes of the ellipsoid that is sampled. Rounding must not make one of no length. */
+static void cma_axes(struct search *s) {
+    int n = s->n;
+    double *a = xcalloc((size_t)n * (size_t)n, sizeof *a), longest = 0;
+    memcpy(a, cma_of(s).cov, (size_t)n * vector(s));
+    jacobi(a, s->basis, n);
+    for (int i = 0; i < n; i++) longest = fmax(longest, a[i * n + i]);
+    for (int i = 0; i < n; i++) s->axis[i] = sqrt(fmax(a[i * n + i], 1e-14 * longest));
+    free(a);
+}
+
+/* mean + σ C^(1/2) z with the symmetric root: where axes are of equal length their directions are
+ * rounding's, and the root does not depend on them. */
+static void cma_ask(struct search *s) {
+    struct cma c = cma_of(s);
+    int n = s->n;
+    double z[SEARCH_CMA_NUMBERS];
+    cma_axes(s);
+    for (int m = 0; m < s->batch; m++) {
+        struct rng r = stream(s, m);
+        double *x = row(s, s->x, m);
+        memcpy(x, c.mean, vector(s));
+        for (int i = 0; i < n; i++) z[i] = *c.sigma * (double)rng_normal(&r);
+        for (int k = 0; k < n; k++) {
+            double along = 0;
+            for (int i = 0; i < n; i++) along += s->basis[i * n + k] * z[i];
+            for (int i = 0; i < n; i++) x[i] += s->basis[i * n + k] * s->axis[k] * along;
+        }
+    }
+}
+
+/* Learning rates, from n and the weights of the better half. */
+struct cma_rates {
+    int mu;
+    double *weight; /* [mu] */
+    double mass;    /* the weights' effective number */
+    double sigma, damp, path, one, many, chi;
+};
+
+static struct cma_rates cma_rates(int n_int, int batch) {
+    double n = n_int, sum = 0, squares = 0;
+    struct cma_rates r = {.mu = MAX(batch / 2, 1)};
+    r.weight = xcalloc((size_t)r.mu, sizeof *r.weight);
+    for (int i = 0; i < r.mu; i++) {
+        r.weight[i] = math_log((batch + 1) / 2.0) - math_log(i + 1);
+        sum += r.weight[i];
+    }
+    for (int i = 0; i < r.mu; i++) r.weight[i] /= sum, squares += r.weight[i] * r.weight[i];
+    r.mass = 1 / squares;
+    r.sigma = (r.mass + 2) / (n + r.mass + 5);
+    r.damp = 1 + 2 * fmax(0, sqrt((r.mass - 1) / (n + 1)) - 1) + r.sigma;
+    r.path = (4 + r.mass / n) / (n + 4 + 2 * r.mass / n);
+    r.one = 2 / ((n + 1.3) * (n + 1.3) + r.mass);
+    r.many = fmin(1 - r.one, 2 * (r.mass - 2 + 1 / r.mass) / ((n + 2) * (n + 2) + r.mass));
+    r.chi = sqrt(n) * (1 - 1 / (4 * n) + 1 / (21 * n * n)); // E‖N(0, I)‖
+    return r;
+}
+
+/* path = (1 - rate) path + … C^(-1/2) mean step: what successive steps have in common, where the
+ * ellipsoid is a sphere. Returns its length. */
+static double cma_sigma_path(struct search *s, const struct cma_rates *r, const double *step) {
+    struct cma c = cma_of(s);
+    int n = s->n;
+    double by = sqrt(r->sigma * (2 - r->sigma) * r->mass);
+    for (int i = 0; i < n; i++) c.path_sigma[i] *= 1 - r->sigma;
+    for (int k = 0; k < n; k++) {
+        double z = 0;
+        for (int i = 0; i < n; i++) z += s->basis[i * n + k] * step[i];
+        z *= by / s->axis[k];
+        for (int i = 0; i < n; i++) c.path_sigma[i] += s->basis[i * n + k] * z;
+    }
+    return sqrt(dot(c.path_sigma, c.path_sigma, n));
+}
+
+static void cma_covariance(struct search *s, const struct cma_rates *r, double old,
+                           const double *const *y) {
+    struct cma c = cma_of(s);
+    int n = s->n;
+    for (int i = 0; i < n; i++)
+        for (int j = 0; j <= i; j++) {
+            double sum = 0;
+            for (int k = 0; k < r->mu; k++) sum += r->weight[k] * y[k][i] * y[k][j];
+            double v = old * c.cov[i * n + j] + r->one * c.path_c[i] * c.path_c[j] + r->many * sum;
+            c.cov[i * n + j] = c.cov[j * n + i] = v;
+        }
+}
+
+/* y[mu]: the steps of the better half in units of σ, in the place of the points; step: their mean.
+ */
+static void cma_steps(struct search *s, const struct cma_rates *r, const int *order,
+                      const double **y, double *step) {
+    struct cma c = cma_of(s);
+    for (int k = 0; k < r->mu; k++) {
+        double *v = row(s, s->x, order[k]);
+        for (int i = 0; i < s->n; i++) {
+            v[i] = (v[i] - c.mean[i]) / *c.sigma;
+            step[i] += r->weight[k] * v[i];
+        }
+        y[k] = v;
+    }
+}
+
+static void cma_tell(struct search *s, const double *fitness, const int *order) {
+    (void)fitness;
+    struct cma c = cma_of(s);
+    struct cma_rates r = cma_rates(s->n, s->batch);
+    int n = s->n;
+    double step[SEARCH_CMA_NUMBERS] = {0}, longest = 0;
+    const double **y = xcalloc((size_t)r.mu, sizeof *y);
+    cma_steps(s, &r, order, y, step);
+    for (int i = 0; i < n; i++) c.mean[i] += *c.sigma * step[i];
+    double length = cma_sigma_path(s, &r, step);
+    // the path does not count while σ still has far to grow, else C would stretch along it
+    double settled = 1 - math_pow(1 - r.sigma, 2.0 * (double)(s->generation + 1));
+    bool stalled = !(length / sqrt(settled) < (1.4 + 2 / (n + 1.0)) * r.chi);
+    double by = stalled ? 0 : sqrt(r.path * (2 - r.path) * r.mass);
+    for (int i = 0; i < n; i++) c.path_c[i] = (1 - r.path) * c.path_c[i] + by * step[i];
+    double old = 1 - r.one - r.many + (stalled ? r.one * r.path * (2 - r.path) : 0);
+    cma_covariance(s, &r, old, y);
+    *c.sigma *= math_exp(fmin(1, r.sigma / r.damp * (length / r.chi - 1)));
+    for (int i = 0; i < n; i++) longest = fmax(longest, s->axis[i]);
+    *c.sigma = fmax(*c.sigma, s->o.sigma_min / longest);
+    free(r.weight);
+    free(y);
+}
+
+/*
+ * Particle swarm as in Model Swarms (Feng et al. 2025). With weights w = coefficient × uniform,
+ * divided by their sum,
+ *     v ← w_v v + w_p (own best - x) + w_g (swarm's best - x) + w_r (x - swarm's worst)
+ *     x ← x + step v
+ * and the step shrinks. A particle that has found nothing new for `restart` rounds begins again at
+ * its own best, without velocity.
+ */
+
+struct pso {
+    double *step, *worst_fitness, *worst; /* 1, 1, [n] */
+    double *stale, *fitness;              /* [batch] rounds since its best; that best's fitness */
+    double *x, *v, *best;                 /* [batch][n] */
+};
+
+static struct pso pso_of(const struct search *s) {
+    double *p = own(s);
+    size_t n = (size_t)s->n, b = (size_t)s->batch;
+    struct pso o = {.step = p, .worst_fitness = p + 1, .worst = p + 2};
+    o.stale = o.worst + n;
+    o.fitness = o.stale + b;
+    o.x = o.fitness + b;
+    o.v = o.x + b * n;
+    o.best = o.v + b * n;
+    return o;
+}
+
+static size_t pso_size(int n, int batch) {
+    return 2 + (size_t)n + 2 * (size_t)batch + 3 * (size_t)batch * (size_t)n;
+}
+
+/* First velocities point to another particle. */
+static void pso_start(struct search *s, const double *first, const double *center) {
+    (void)center;
+    struct pso p = pso_of(s);
+    *p.step = s->o.step;
+    *p.worst_fitness = INFINITY;
+    memcpy(p.x, first, (size_t)s->batch * vector(s));
+    memcpy(p.best, first, (size_t)s->batch * vector(s));
+    for (int m = 0; m < s->batch; m++) {
+        struct rng r = rng_make(s->seed, RNG_MUTATE, UINT32_MAX, (uint32_t)m);
+        const double *to = row(s, p.x, (int)rng_below(&r, (uint32_t)s->batch));
+        for (int i = 0; i < s->n; i++) row(s, p.v, m)[i] = to[i] - row(s, p.x, m)[i];
+        p.fitness[m] = -INFINITY;
+    }
+}
+
+static void pso_ask(struct search *s) {
+    memcpy(s->x, pso_of(s).x, (size_t)s->batch * vector(s));
+}
+
+static void pso_move(struct search *s, struct pso *p, int m) {
+    struct rng r = stream(s, m);
+    const double *best = row(s, p->best, m), *swarm = s->state + 1;
+    double *x = row(s, p->x, m), *v = row(s, p->v, m), sum = 0;
+    double w[4] = {s->o.inertia, s->o.cognitive, s->o.social, s->o.repel};
+    for (int k = 0; k < 4; k++) w[k] *= (double)rng_uniform(&r), sum += w[k];
+    for (int k = 0; k < 4; k++) w[k] /= sum > 0 ? sum : 1;
+    for (int i = 0; i < s->n; i++) {
+        v[i] = w[0] * v[i] + w[1] * (best[i] - x[i]) + w[2] * (swarm[i] - x[i]) +
+               w[3] * (x[i] - p->worst[i]);
+        x[i] += *p->step * v[i];
+    }
+}
+
+static void pso_tell(struct search *s, const double *fitness, const int *order) {
+    struct pso p = pso_of(s);
+    int last = order[s->batch - 1];
+    memcpy(p.x, s->x, (size_t)s->batch * vector(s)); // where a box has put them
+    if (fitness[last] < *p.worst_fitness) {
+        *p.worst_fitness = fitness[last];
+        memcpy(p.worst, row(s, p.x, last), vector(s));
+    }
+    for (int m = 0; m < s->batch; m++) {
+        if (fitness[m] > p.fitness[m]) {
+            p.fitness[m] = fitness[m];
+            p.stale[m] = 0;
+            memcpy(row(s, p.best, m), row(s, p.x, m), vector(s));
+        } else if (++p.stale[m] >= (double)s->o.restart) {
+            p.stale[m] = 0;
+            memcpy(row(s, p.x, m), row(s, p.best, m), vector(s));
+            memset(row(s, p.v, m), 0, vector(s));
+        }
+    }
+    for (int m = 0; m < s->batch; m++) pso_move(s, &p, m);
+    *p.step = fmax(*p.step * s->o.step_decay, s->o.step_min);
+}
+
+/* A genetic algorithm: parents by tournament, BLX-α (Eshelman & Schaffer 1993), noise as large as a
+ * tenth of what the pool spreads, and the best of parents and children stay. */
+
+struct ga {
+    double *fitness, *x; /* [batch], [batch][n] */
+};
+
+static struct ga ga_of(const struct search *s) {
+    return (struct ga){own(s), own(s) + s->batch};
+}
+
+static size_t ga_size(int n, int batch) {
+    return (size_t)batch + (size_t)batch * (size_t)n;
+}
+
+static void ga_start(struct search *s, const double *first, const double *center) {
+    (void)center;
+    memcpy(ga_of(s).x, first, (size_t)s->batch * vector(s));
+}
+
+static void ga_child(struct search *s, const struct ga *g, const double *spread, int m) {
+    struct rng r = stream(s, m);
+    struct select_pool pool = {
+        .n = s->batch, .fitness = g->fitness, .tournament = (int)s->o.tournament};
+    int parents[2];
+    selection_find("tournament")->pick(&pool, &r, parents, 2);
+    const double *a = row(s, g->x, parents[0]), *b = row(s, g->x, parents[1]);
+    for (int i = 0; i < s->n; i++) {
+        double t = (1 + 2 * s->o.blx) * (double)rng_uniform(&r) - s->o.blx;
+        double v = a[i] + t * (b[i] - a[i]);
+        if ((double)rng_uniform(&r) < s->o.mutate) v += 0.1 * spread[i] * (double)rng_normal(&r);
+        row(s, s->x, m)[i] = v;
+    }
+}
+
+static void ga_ask(struct search *s) {
+    struct ga g = ga_of(s);
+    double *spread = xcalloc((size_t)s->n, sizeof *spread);
+    for (int i = 0; i < s->n; i++) {
+        double lo = INFINITY, hi = -INFINITY;
+        for (int m = 0; m < s->batch; m++) {
+            lo = fmin(lo, row(s, g.x, m)[i]);
+            hi = fmax(hi, row(s, g.x, m)[i]);
+        }
+        spread[i] = hi - lo;
+    }
+    if (s->generation == 0) memcpy(s->x, g.x, (size_t)s->batch * vector(s));
+    for (int m = 0; s->generation && m < s->batch; m++) ga_child(s, &g, spread, m);
+    free(spread);
+}
+
+static void ga_tell(struct search *s, const double *fitness, const int *order) {
+    (void)order;
+    struct ga g = ga_of(s);
+    int old = s->generation ? s->batch : 0, all = old + s->batch;
+    double *x = xcalloc((size_t)all, vector(s)), *f = xcalloc((size_t)all, sizeof *f);
+    int *place = xcalloc((size_t)all, sizeof *place);
+    memcpy(x, g.x, (size_t)old * vector(s));
+    memcpy(f, g.fitness, (size_t)old * sizeof *f);
+    memcpy(x + (size_t)old * (size_t)s->n, s->x, (size_t)s->batch * vector(s));
+    memcpy(f + old, fitness, (size_t)s->batch * sizeof *f);
+    select_order(f, all, place);
+    for (int m = 0; m < s->batch; m++) {
+        g.fitness[m] = f[place[m]];
+        memcpy(row(s, g.x, m), row(s, x, place[m]), vector(s));
+    }
+    free(x);
+    free(f);
+    free(place);
+}
+
+/* Chance, which any of the others has to beat. */
+
+static size_t random_size(int n, int batch) {
+    (void)batch;
+    return (size_t)n;
+}
+
+static void random_start(struct search *s, const double *first, const double *center) {
+    (void)first;
+    memcpy(own(s), center, vector(s));
+}
+
+static void random_ask(struct search *s) {
+    for (int m = 0; m < s->batch; m++) {
+        struct rng r = stream(s, m);
+        for (int i = 0; i < s->n; i++)
+            row(s, s->x, m)[i] = s->o.hi > s->o.lo
+                                     ? s->o.lo + (s->o.hi - s->o.lo) * (double)rng_uniform(&r)
+                                     : own(s)[i] + s->o.sigma * (double)rng_normal(&r);
+    }
+}
+
+static void random_tell(struct search *s, const double *fitness, const int *order) {
+    (void)s, (void)fitness, (void)order;
+}
+
+static const struct searcher searchers[] = {
+    {"cma", SEARCH_CMA_NUMBERS, cma_size, cma_start, cma_ask, cma_tell},
+    {"pso", SEARCH_NUMBERS, pso_size, pso_start, pso_ask, pso_tell},
+    {"ga", SEARCH_NUMBERS, ga_size, ga_start, ga_ask, ga_tell},
+    {"random", SEARCH_NUMBERS, random_size, random_start, random_ask, random_tell},
+};
+
+static const struct searcher *searcher_find(const char *name) {
+    for (size_t i = 0; name && i < ARRAY_LEN(searchers); i++)
+        if (strcmp(searchers[i].name, name) == 0) return &searchers[i];
+    return NULL;
+}
+
+/* A searcher without its start. */
+static struct search *search_make(const struct search_options *o, int n, uint64_t seed,
+                                  struct error *err) {
+    const struct searcher *kind = searcher_find(o->searcher);
+    if (!kind) {
+        error_set(err, ERR_USAGE, "searcher '%s' is not known; there are cma, pso, ga, random",
+                  o->searcher ? o->searcher : "");
+        return NULL;
+    }
+    if (n < 1 || n > kind->max_n) {
+        error_set(err, ERR_USAGE, "searcher '%s' takes 1 to %d numbers, not %d", kind->name,
+                  kind->max_n, n);
+        return NULL;
+    }
+    int batch = o->batch ? (int)o->batch : 4 + (int)(3 * math_log(n));
+    if (batch < 2 || batch > SEARCH_BATCH) {
+        error_set(err, ERR_USAGE, "a batch has 2 to %d points, not %d", SEARCH_BATCH, batch);
+        return NULL;
+    }
+    struct search *s = xcalloc(1, sizeof *s);
+    *s = (struct search){.kind = kind, .o = *o, .n = n, .batch = batch, .seed = seed};
+    s->o.searcher = NULL;
+    s->o.batch = batch;
+    s->n_state = 1 + (size_t)n + kind->size(n, batch);
+    s->state = try_calloc(s->n_state, sizeof(double), err);
+    s->x = try_calloc((size_t)batch * (size_t)n, sizeof(double), err);
+    s->basis = try_calloc(kind->ask == cma_ask ? (size_t)n * (size_t)n : 1, sizeof(double), err);
+    s->axis = try_calloc((size_t)n, sizeof(double), err);
+    if (s->state && s->x && s->basis && s->axis) return s;
+    search_free(s);
+    return NULL;
+}
+
+/* first: [batch][n]. */
+static void first_members(const struct search *s, const double *starts, int n_starts,
+                          double *first) {
+    for (int m = 0; m < s->batch; m++) {
+        struct rng r = rng_make(s->seed, RNG_INIT, 0, (uint32_t)m);
+        int a = m, b = m;
+        if (m >= n_starts) {
+            a = (int)rng_below(&r, (uint32_t)n_starts);
+            b = n_starts > 1 ? (int)rng_below(&r, (uint32_t)n_starts - 1) : a;
+            b += n_starts > 1 && b >= a;
+        }
+        double t = (double)rng_uniform(&r), noise = m && n_starts == 1 ? s->o.sigma : 0;
+        for (int i = 0; i < s->n; i++) {
+            double from = starts[(size_t)a * (size_t)s->n + (size_t)i],
+                   to = starts[(size_t)b * (size_t)s->n + (size_t)i];
+            first[(size_t)m * (size_t)s->n + (size_t)i] =
+                from + t * (to - from) + (noise > 0 ? noise * (double)rng_normal(&r) : 0);
+        }
+    }
+}
+
+struct search *search_new(const struct search_options *o, const double *starts, int n_starts, int n,
+                          uint64_t seed, struct error *err) {
+    CHECK(n_starts >= 1);
+    struct search *s = search_make(o, n, seed, err);
+    if (!s) return NULL;
+    double *first = xcalloc((size_t)s->batch, vector(s)), *center = xcalloc(1, vector(s));
+    first_members(s, starts, n_starts, first);
+    for (int i = 0; i < n; i++) {
+        for (int k = 0; k < n_starts; k++) center[i] += starts[(size_t)k * (size_t)n + (size_t)i];
+        center[i] /= n_starts;
+    }
+    s->state[0] = -INFINITY;
+    s->kind->start(s, first, center);
+    free(first);
+    free(center);
+    return s;
+}
+
+void search_free(struct search *s) {
+    if (!s) return;
+    free(s->state);
+    free(s->x);
+    free(s->basis);
+    free(s->axis);
+    free(s);
+}
+
+int search_batch(const struct search *s) {
+    return s->batch;
+}
+
+int64_t search_generation(const struct search *s) {
+    return s->generation;
+}
+
+const double *search_ask(struct search *s) {
+    if (s->asked) return s->x;
+    s->kind->ask(s);
+    for (int i = 0; s->o.hi > s->o.lo && i < s->batch * s->n; i++)
+        s->x[i] = fmin(s->o.hi, fmax(s->o.lo, s->x[i]));
+    s->asked = true;
+    return s->x;
+}
+
+void search_tell(struct search *s, const double *fitness) {
+    double *f = xcalloc((size_t)s->batch, sizeof *f);
+    int *order = xcalloc((size_t)s->batch, sizeof *order);
+    search_ask(s); // a searcher that was loaded since has to know what it asked
+    for (int m = 0; m < s->batch; m++) f[m] = fitness[m] != fitness[m] ? -INFINITY : fitness[m];
+    select_order(f, s->batch, order);
+    if (f[order[0]] > s->state[0]) {
+        s->state[0] = f[order[0]];
+        memcpy(s->state + 1, row(s, s->x, order[0]), vector(s));
+    }
+    s->kind->tell(s, f, order);
+    s->generation++;
+    s->asked = false;
+    free(f);
+    free(order);
+}
+
+const double *search_best(const struct search *s, double *fitness) {
+    if (fitness) *fitness = s->state[0];
+    return s->state[0] > -INFINITY ? s->state + 1 : NULL;
+}
+
+const double *search_center(const struct search *s) {
+    return s->kind->ask == cma_ask ? cma_of(s).mean : search_best(s, NULL);
+}
+
+double step_adapt(double step, double measured, double target, double gain) {
+    CHECK(step > 0 && target > 0 && gain > 0);
+    if (!(measured > 0)) return 2 * step;
+    return step * fmin(2, fmax(0.5, math_pow(target / measured, gain)));
+}
+
+/* saving: options by their rows; infinite fitness, which JSON has not, as words */
+
+static json_t *number_json(double v) {
+    return isfinite(v) ? json_real(v) : json_string(v > 0 ? "inf" : "-inf");
+}
+
+static bool number_parse(const json_t *v, double *out) {
+    const char *text = json_string_value(v);
+    *out = json_number_value(v);
+    if (text) *out = strcmp(text, "inf") == 0 ? INFINITY : -INFINITY;
+    return json_is_number(v) || (text && (*out > 0 || strcmp(text, "-inf") == 0));
+}
+
+json_t *search_save(const struct search *s) {
+    json_t *options = json_object(), *state = json_array();
+    for (const struct option_row *r = search_option_rows; r->name; r++) {
+        const void *at = (const char *)&s->o + r->offset;
+        if (r->type == OPT_INT)
+            json_object_set_new(options, r->name, json_integer(*(const int64_t *)at));
+        if (r->type == OPT_FLOAT)
+            json_object_set_new(options, r->name, number_json(*(const double *)at));
+    }
+    for (size_t i = 0; i < s->n_state; i++) json_array_append_new(state, number_json(s->state[i]));
+    return json_pack("{s:s,s:i,s:I,s:I,s:o,s:o}", "searcher", s->kind->name, "numbers", s->n,
+                     "seed", (json_int_t)s->seed, "generation", (json_int_t)s->generation,
+                     "options", options, "state", state);
+}
+
+static int options_load(const json_t *v, struct search_options *o, struct error *err) {
+    for (const struct option_row *r = search_option_rows; r->name; r++) {
+        const json_t *x = json_object_get(v, r->name);
+        void *at = (char *)o + r->offset;
+        if (r->type == OPT_STRING) continue;
+        bool integer = r->type == OPT_INT && json_is_integer(x);
+        double d = json_number_value(x);
+        if (!(integer || (r->type == OPT_FLOAT && json_is_number(x))) || d < r->min || d > r->max)
+            return error_set(err, ERR_FORMAT, "a saved search has no valid '%s'", r->name);
+        if (integer)
+            *(int64_t *)at = json_integer_value(x);
+        else
+            *(double *)at = d;
+    }
+    return OK;
+}
+
+struct search *search_load(const json_t *v, struct error *err) {
+    const char *name;
+    json_int_t n, seed, generation;
+    json_t *options, *state;
+    struct search_options o = {0};
+    if (json_unpack((json_t *)(uintptr_t)v, "{s:s,s:I,s:I,s:I,s:o,s:o}", "searcher", &name,
+                    "numbers", &n, "seed", &seed, "generation", &generation, "options", &options,
+                    "state", &state)) {
+        error_set(
+            err, ERR_FORMAT,
+            "a saved search lacks one of searcher, numbers, seed, generation, options, state");
+        return NULL;
+    }
+    if (options_load(options, &o, err) != OK) return NULL;
+    if (n < 1 || n > SEARCH_NUMBERS || generation < 0 || generation > INT32_MAX) {
+        error_set(err, ERR_FORMAT, "a saved search has %lld numbers and generation %lld",
+                  (long long)n, (long long)generation);
+        return NULL;
+    }
+    o.searcher = (char *)(uintptr_t)name;
+    struct search *s = search_make(&o, (int)n, (uint64_t)seed, err);
+    if (!s) return NULL;
+    s->generation = generation;
+    bool fits = json_array_size(state) == s->n_state;
+    for (size_t i = 0; fits && i < s->n_state; i++)
+        fits = number_parse(json_array_get(state, i), &s->state[i]);
+    if (fits) return s;
+    error_set(err, ERR_FORMAT, "the state of a saved search is not %zu numbers", s->n_state);
+    search_free(s);
+    return NULL;
+}

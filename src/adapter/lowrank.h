@@ -12,6 +12,9 @@
 
 #include "adapter/adapter.h"
 
+/* <ΔW_a, ΔW_b> of one module, out × in; 0 where either has none. */
+double lora_dot(const struct lora *a, const struct lora *b, int64_t out, int64_t in);
+
 /* Σ of weighted low-rank maps: left · rightᵀ. */
 struct stack {
     int out, in, k;

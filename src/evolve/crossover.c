@@ -74,22 +74,6 @@ static struct adapter *make_extrapolate(const struct operands *x, json_t *lineag
     return sum_even(x, w, lineage, err);
 }
 
-static double rows_dot(const float *x, const float *y, int64_t n, int64_t dx, int64_t dy) {
-    double s = 0;
-    for (int64_t i = 0; i < n; i++) s += (double)x[i * dx] * (double)y[i * dy];
-    return s;
-}
-
-/* <ΔW_a, ΔW_b> of one module: Σ_ij (B_aᵀ B_b)_ij (A_a A_bᵀ)_ij. */
-static double module_dot(const struct lora *a, const struct lora *b, int64_t out, int64_t in) {
-    double sum = 0;
-    for (int32_t i = 0; i < a->r; i++)
-        for (int32_t j = 0; j < b->r; j++)
-            sum += rows_dot(a->b + i, b->b + j, out, a->r, b->r) *
-                   rows_dot(a->a + i * in, b->a + j * in, in, 1, 1);
-    return (double)a->scale * (double)b->scale * sum;
-}
-
 /* By bisection, because only math_cos has the same bits everywhere. */
 static double arc_cosine(double c) {
     double low = 0, high = 3.14159265358979323846;
@@ -123,8 +107,7 @@ static void module_slerp(const struct operands *x, int32_t i, double t, double w
     const struct lora *a = &x->parents[0]->loras[i], *b = &x->parents[1]->loras[i];
     const struct model_config *shape = &x->parents[0]->shape;
     int64_t in = proj_in(shape, i % N_PROJ), out = proj_out(shape, i % N_PROJ);
-    slerp_coefs(module_dot(a, a, out, in), module_dot(b, b, out, in), module_dot(a, b, out, in), t,
-                w);
+    slerp_coefs(lora_dot(a, a, out, in), lora_dot(b, b, out, in), lora_dot(a, b, out, in), t, w);
 }
 
 /* b's share of two weights; ERR_USAGE when they cancel. */

@@ -45,10 +45,7 @@ static struct adapter *sum_even(const struct operands *x, const double *w, json_
 static struct adapter *make_seed(const struct operands *x, json_t *lineage, struct error *err) {
     struct adapter *mid = adapter_blend(x->parents[0], x->parents[1], (float)operand_weight(x, 1),
                                         x->rank, BLEND_SEED, err);
-    if (!mid) return NULL;
-    struct adapter *child = adapter_from_data(&mid->shape, &mid->config, mid->data, lineage);
-    adapter_release(mid);
-    return child;
+    return operator_relabel(mid, lineage);
 }
 
 static struct adapter *make_delta(const struct operands *x, json_t *lineage, struct error *err) {

@@ -240,11 +240,7 @@ static struct adapter *merge_factors(const struct operands *x, struct rule rule,
 static struct adapter *make_cat(const struct operands *x, json_t *lineage, struct error *err) {
     float w[OPERATOR_PARENTS_MAX];
     for (int p = 0; p < x->n; p++) w[p] = (float)operand_weight(x, p);
-    struct adapter *mid = adapter_stack(x->parents, w, x->n, err);
-    if (!mid) return NULL;
-    struct adapter *child = adapter_from_data(&mid->shape, &mid->config, mid->data, lineage);
-    adapter_release(mid);
-    return child;
+    return operator_relabel(adapter_stack(x->parents, w, x->n, err), lineage);
 }
 
 /* No element is looked at, so this needs no dense matrix. */

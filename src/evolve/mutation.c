@@ -20,24 +20,19 @@ static int32_t module_count(const struct operands *x) {
     return x->parents[0]->shape.n_layers * N_PROJ;
 }
 
-/* Takes over `a`: its content under this table's lineage. */
-static struct adapter *relabel(struct adapter *a, json_t *lineage) {
-    struct adapter *child = adapter_from_data(&a->shape, &a->config, a->data, lineage);
-    adapter_release(a);
-    return child;
-}
-
 #define NOISE_SHARE 0.3f /* of tensors that get noise */
 
 static struct adapter *make_noise(const struct operands *x, json_t *lineage, struct error *err) {
     (void)err;
-    return relabel(adapter_mutate(x->parents[0], NOISE_SHARE, x->step, false, x->seed), lineage);
+    return operator_relabel(adapter_mutate(x->parents[0], NOISE_SHARE, x->step, false, x->seed),
+                            lineage);
 }
 
 static struct adapter *make_noise_absolute(const struct operands *x, json_t *lineage,
                                            struct error *err) {
     (void)err;
-    return relabel(adapter_mutate(x->parents[0], NOISE_SHARE, x->step, true, x->seed), lineage);
+    return operator_relabel(adapter_mutate(x->parents[0], NOISE_SHARE, x->step, true, x->seed),
+                            lineage);
 }
 
 /* Σ s². */

@@ -52,6 +52,13 @@ struct adapter *operator_child(struct draft *d, json_t *lineage, struct error *e
     return child;
 }
 
+struct adapter *operator_relabel(struct adapter *a, json_t *lineage) {
+    if (!a) return NULL;
+    struct adapter *child = adapter_from_data(&a->shape, &a->config, a->data, lineage);
+    adapter_release(a);
+    return child;
+}
+
 /* The parents with a part in module i: their number, the last of them, their ranks' sum. */
 static int parts_count(const struct operands *x, const double *coef, int32_t i, int *last, int *k) {
     int n = 0;

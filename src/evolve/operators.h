@@ -65,6 +65,8 @@ double operand_weight(const struct operands *x, int p);
 int32_t operand_rank(const struct operands *x, int32_t i, int32_t most);
 /* Finishes the child of `d`; ERR_MISMATCH when nothing is left of it. */
 struct adapter *operator_child(struct draft *d, json_t *lineage, struct error *err);
+/* Takes over `a` (NULL: so is the result): its content under another lineage, which is borrowed. */
+struct adapter *operator_relabel(struct adapter *a, json_t *lineage);
 /* coef [L·N_PROJ][n]: child = Σ coef · ΔW in each module, truncated to its rank; a module where
  * only one parent counts is that parent's, as it is, when the rank allows. */
 struct adapter *operator_sum(const struct operands *x, const double *coef, json_t *lineage,

@@ -180,14 +180,16 @@ struct singular dense_svd(const float *w, int out, int in, int r, struct arena *
     return sv;
 }
 
+void singular_put(const struct singular *sv, int c, int r, float *a, float *b) {
+    double root = sqrt(sv->s[c]);
+    for (int i = 0; i < sv->out; i++)
+        b[(size_t)i * r + c] = (float)(sv->u[(size_t)i * sv->n + c] * root);
+    for (int j = 0; j < sv->in; j++)
+        a[(size_t)c * sv->in + j] = (float)(sv->v[(size_t)j * sv->n + c] * root);
+}
+
 void singular_write(const struct singular *sv, int r, float *a, float *b) {
-    for (int c = 0; c < MIN(r, sv->n); c++) {
-        double root = sqrt(sv->s[c]);
-        for (int i = 0; i < sv->out; i++)
-            b[(size_t)i * r + c] = (float)(sv->u[(size_t)i * sv->n + c] * root);
-        for (int j = 0; j < sv->in; j++)
-            a[(size_t)c * sv->in + j] = (float)(sv->v[(size_t)j * sv->n + c] * root);
-    }
+    for (int c = 0; c < MIN(r, sv->n); c++) singular_put(sv, c, r, a, b);
 }
 
 struct draft draft_make(const struct model_config *shape, float dropout) {

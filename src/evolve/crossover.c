@@ -207,17 +207,14 @@ static struct adapter *make_split_linear(const struct operands *x, json_t *linea
 static void triplets_choose(const struct operands *x, const struct singular *sv, int32_t i,
                             struct draft *d) {
     struct rng rng = rng_make(x->seed, RNG_MUTATE, (uint32_t)i, 3);
-    int most = 0, n_u = sv[0].out, n_v = sv[0].in;
+    int most = 0;
     for (int p = 0; p < x->n; p++) most = MAX(most, sv[p].n);
     int32_t r = operand_rank(x, i, most);
     float *a = draft_add(d, i, r), *b = draft_b(d, i, a);
     for (int32_t c = 0; c < r; c++) {
         bool able[OPERATOR_PARENTS_MAX] = {false};
         for (int p = 0; p < x->n; p++) able[p] = c < sv[p].n;
-        const struct singular *from = &sv[parent_draw(x, able, &rng)];
-        double root = sqrt(from->s[c]);
-        for (int k = 0; k < n_u; k++) b[k * r + c] = (float)(from->u[k * from->n + c] * root);
-        for (int k = 0; k < n_v; k++) a[c * n_v + k] = (float)(from->v[k * from->n + c] * root);
+        singular_put(&sv[parent_draw(x, able, &rng)], c, r, a, b);
     }
 }
 

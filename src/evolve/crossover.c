@@ -12,16 +12,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-static int32_t module_count(const struct operands *x) {
-    return x->parents[0]->shape.n_layers * N_PROJ;
-}
-
 static bool has_module(const struct adapter *a, int32_t i) {
     return a->loras[i].r > 0;
 }
 
 static double *coefs_make(const struct operands *x) {
-    return xcalloc((size_t)module_count(x) * (size_t)x->n, sizeof(double));
+    return xcalloc((size_t)operand_modules(x) * (size_t)x->n, sizeof(double));
 }
 
 /* Takes over `coef`. */
@@ -36,7 +32,7 @@ static struct adapter *sum_take(const struct operands *x, double *coef, json_t *
 static struct adapter *sum_even(const struct operands *x, const double *w, json_t *lineage,
                                 struct error *err) {
     double *coef = coefs_make(x);
-    for (int32_t i = 0; i < module_count(x); i++)
+    for (int32_t i = 0; i < operand_modules(x); i++)
         memcpy(coef + (size_t)i * (size_t)x->n, w, (size_t)x->n * sizeof *w);
     return sum_take(x, coef, lineage, err);
 }
@@ -119,7 +115,7 @@ static struct adapter *make_slerp(const struct operands *x, json_t *lineage, str
     double t;
     if (share_find(x, &t, err) != OK) return NULL;
     double *coef = coefs_make(x);
-    for (int32_t i = 0; i < module_count(x); i++) module_slerp(x, i, t, coef + 2 * i);
+    for (int32_t i = 0; i < operand_modules(x); i++) module_slerp(x, i, t, coef + 2 * i);
     return sum_take(x, coef, lineage, err);
 }
 
@@ -153,7 +149,7 @@ static void group_choose(const struct operands *x, int32_t begin, int32_t n, dou
 static struct adapter *choose_groups(const struct operands *x, int32_t n, json_t *lineage,
                                      struct error *err) {
     double *coef = coefs_make(x);
-    for (int32_t i = 0; i < module_count(x); i += n) group_choose(x, i, n, coef);
+    for (int32_t i = 0; i < operand_modules(x); i += n) group_choose(x, i, n, coef);
     return sum_take(x, coef, lineage, err);
 }
 
@@ -174,14 +170,14 @@ static struct adapter *split(const struct operands *x, bool arc, json_t *lineage
                              struct error *err) {
     double t = 0, at = 0, n = 0;
     if (x->weights && share_find(x, &t, err) != OK) return NULL;
-    for (int32_t i = 0; i < module_count(x); i++)
+    for (int32_t i = 0; i < operand_modules(x); i++)
         n += has_module(x->parents[0], i) || has_module(x->parents[1], i);
     struct rng rng = rng_make(x->seed, RNG_MUTATE, 0, 2);
     double point = 1 + rng_below(&rng, (uint32_t)MAX(1, n - 1)), half = (double)x->step * n / 2;
     if (!x->weights) json_object_set_new(lineage, "weights", json_string("1 0"));
     json_object_set_new(lineage, "split", json_sprintf("%g of %g", point, n));
     double *coef = coefs_make(x);
-    for (int32_t i = 0; i < module_count(x); i++) {
+    for (int32_t i = 0; i < operand_modules(x); i++) {
         if (!has_module(x->parents[0], i) && !has_module(x->parents[1], i)) continue;
         double far = at++ + 0.5 - point, over = far > 0 ? 1 : 0;
         if (half > 0) over = MIN(1, MAX(0, 0.5 + far / (2 * half)));
@@ -221,7 +217,7 @@ static void triplets_choose(const struct operands *x, const struct singular *sv,
 static struct adapter *make_svd(const struct operands *x, json_t *lineage, struct error *err) {
     const struct model_config *shape = &x->parents[0]->shape;
     struct draft d = draft_make(shape, x->parents[0]->config.dropout);
-    for (int32_t i = 0; i < module_count(x); i++) {
+    for (int32_t i = 0; i < operand_modules(x); i++) {
         struct singular sv[OPERATOR_PARENTS_MAX];
         struct arena ar = {0};
         int in = proj_in(shape, i % N_PROJ), out = proj_out(shape, i % N_PROJ), any = 0;

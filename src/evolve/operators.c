@@ -33,6 +33,10 @@ const struct adapter_operator *operator_find(const char *name, struct error *err
     return op;
 }
 
+int32_t operand_modules(const struct operands *x) {
+    return x->parents[0]->shape.n_layers * N_PROJ;
+}
+
 double operand_weight(const struct operands *x, int p) {
     return x->weights ? (double)x->weights[p] : 1.0 / x->n;
 }
@@ -100,7 +104,7 @@ struct adapter *operator_sum(const struct operands *x, const double *coef, json_
                              struct error *err) {
     const struct adapter *a = x->parents[0];
     struct draft d = draft_make(&a->shape, a->config.dropout);
-    for (int32_t i = 0; i < a->shape.n_layers * N_PROJ; i++)
+    for (int32_t i = 0; i < operand_modules(x); i++)
         module_sum(x, coef + (size_t)i * (size_t)x->n, i, &d);
     return operator_child(&d, lineage, err);
 }

@@ -59,6 +59,7 @@ extern const struct adapter_operator crossover_operators[], merge_operators[], p
     mutation_operators[];
 
 /* For rows. */
+int32_t operand_modules(const struct operands *x); /* of the parents' shape, with or without ΔW */
 double operand_weight(const struct operands *x, int p);
 /* The rank wanted of module i, or the largest of the parents', and at most `most` and what its
  * matrix can have. */

@@ -7,6 +7,7 @@
  * of ΔW are in merge.c.
  */
 #include "evolve/operators.h"
+#include "evolve/select.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -119,31 +120,23 @@ static struct adapter *make_slerp(const struct operands *x, json_t *lineage, str
     return sum_take(x, coef, lineage, err);
 }
 
-/* One of the parents that `able` marks, by weight (none below 0; all 0: evenly); -1: none is. */
+/* One of the parents that `able` marks, by weight (none below 0; all 0: evenly). */
 static int parent_draw(const struct operands *x, const bool *able, struct rng *rng) {
     double w[OPERATOR_PARENTS_MAX], sum = 0;
-    int chosen = -1;
     for (int p = 0; p < x->n; p++) sum += w[p] = able[p] ? MAX(0, operand_weight(x, p)) : 0;
-    for (int p = 0; sum <= 0 && p < x->n; p++) w[p] = able[p];
-    sum = 0;
-    for (int p = 0; p < x->n; p++) sum += w[p];
-    double u = (double)rng_uniform(rng) * sum;
-    for (int p = 0; p < x->n && u >= 0; p++) {
-        if (w[p] == 0) continue;
-        u -= w[p];
-        chosen = p;
-    }
-    return chosen;
+    bool even = sum == 0;
+    for (int p = 0; even && p < x->n; p++) sum += w[p] = able[p];
+    return select_wheel(w, sum, x->n, rng);
 }
 
-/* Modules begin .. begin + n come from one parent that has any of them. */
+/* Modules begin .. begin + n come from one parent that has any of them, if there is one. */
 static void group_choose(const struct operands *x, int32_t begin, int32_t n, double *coef) {
     struct rng rng = rng_make(x->seed, RNG_MUTATE, (uint32_t)begin, 1);
     bool able[OPERATOR_PARENTS_MAX] = {false};
     for (int p = 0; p < x->n; p++)
         for (int32_t i = begin; i < begin + n; i++) able[p] |= has_module(x->parents[p], i);
     int from = parent_draw(x, able, &rng);
-    for (int32_t i = begin; from >= 0 && i < begin + n; i++) coef[i * x->n + from] = 1;
+    for (int32_t i = begin; i < begin + n; i++) coef[i * x->n + from] = 1;
 }
 
 static struct adapter *choose_groups(const struct operands *x, int32_t n, json_t *lineage,

@@ -7,6 +7,8 @@
  */
 #include "evolve/fitness.h"
 
+#include "evolve/select.h"
+
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -317,14 +319,9 @@ void operators_init(struct operators *o, int n, double alpha, double margin) {
 }
 
 int operators_pick(const struct operators *o, struct rng *r) {
-    double at = (double)rng_uniform(r);
-    int last = 0;
-    for (int i = 0; i < o->n; i++) {
-        if (o->v[i].dropped) continue;
-        last = i;
-        if ((at -= o->v[i].p) < 0) break;
-    }
-    return last;
+    double p[MAX_OPERATORS];
+    for (int i = 0; i < o->n; i++) p[i] = o->v[i].p;
+    return select_wheel(p, 1, o->n, r);
 }
 
 /* The best gains probability from the others, who keep p_min; the sum stays 1. */

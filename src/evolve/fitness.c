@@ -196,20 +196,15 @@ int race_winner(const struct race *r) {
 }
 
 static void halve(struct race *r) {
-    int keep = (r->left + 1) / 2, *order = xcalloc((size_t)r->n, sizeof *order);
-    double *mean = xcalloc((size_t)r->n, sizeof *mean);
-    for (int i = 0; i < r->n; i++) mean[i] = r->in[i] ? mean_of(r, i) : -INFINITY;
-    for (int i = 0; i < r->n; i++) { // by insertion: those that are out stay behind all others
-        int at = i;
-        for (; at > 0 && (mean[order[at - 1]] < mean[i] || (!r->in[order[at - 1]] && r->in[i]));
-             at--)
-            order[at] = order[at - 1];
-        order[at] = i;
-    }
-    for (int i = keep; i < r->n; i++) r->in[order[i]] = false;
-    r->left = keep;
+    int n = r->left, k = 0, *who = xcalloc((size_t)n, 2 * sizeof *who), *order = who + n;
+    double *mean = xcalloc((size_t)n, sizeof *mean);
+    for (int i = 0; i < r->n; i++)
+        if (r->in[i]) mean[k] = mean_of(r, i), who[k++] = i;
+    select_order(mean, n, order);
+    r->left = (n + 1) / 2;
+    for (k = r->left; k < n; k++) r->in[who[order[k]]] = false;
+    free(who);
     free(mean);
-    free(order);
 }
 
 static void eliminate(struct race *r) {

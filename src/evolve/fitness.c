@@ -44,15 +44,13 @@ struct interval fitness_combine(struct fitness_term *t, int n_terms, int n_items
     return v;
 }
 
-/* Upper quantile of Student's t: Abramowitz & Stegun 26.2.23 and 26.7.5. p is the upper tail, at
- * most 1/2. */
+/* Of Student's t, by its upper tail p, at most 1/2: the normal quantile is Abramowitz & Stegun's
+ * 26.2.23. */
 static double t_upper(double p, int dof) {
-    double a = sqrt(-2 * math_log(fmax(p, 1e-300))), v = dof;
+    double a = sqrt(-2 * math_log(fmax(p, 1e-300)));
     double z = a - (2.515517 + a * (0.802853 + a * 0.010328)) /
                        (1 + a * (1.432788 + a * (0.189269 + a * 0.001308)));
-    double z2 = z * z;
-    return z + z * (z2 + 1) / (4 * v) + z * (3 + z2 * (16 + 5 * z2)) / (96 * v * v) +
-           z * (-15 + z2 * (17 + z2 * (19 + 3 * z2))) / (384 * v * v * v);
+    return stats_t(z, dof);
 }
 
 /* Of a - b: mean and variance of one. */

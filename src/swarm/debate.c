@@ -78,7 +78,8 @@ int debate_run(const struct asker *a, const struct agent *team, int n_agents,
                struct debate *out, struct progress *p, struct error *err) {
     *out = (struct debate){.n_agents = n_agents, .n_items = n_items, .rounds = o->rounds};
     if (n_agents < 1 || n_agents > TEAM_MAX)
-        return error_set(err, ERR_USAGE, "a debate needs 1 to 17 agents, not %d", n_agents);
+        return error_set(err, ERR_USAGE, "a debate needs 1 to %d agents, not %d", TEAM_MAX,
+                         n_agents);
     if (o->rounds < 1) return error_set(err, ERR_USAGE, "a debate needs at least one round");
     struct workflow *own = o->workflow ? NULL : workflow_open("brief", err);
     const struct workflow *w = o->workflow ? o->workflow : own;

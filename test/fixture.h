@@ -13,6 +13,22 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* A small Llama, for what needs no weights. */
+static inline struct model_config fixture_shape(int layers, int d, int heads, int kv, int head_dim,
+                                                int ff) {
+    return (struct model_config){.arch = arch_find("llama"),
+                                 .n_layers = layers,
+                                 .d_model = d,
+                                 .n_heads = heads,
+                                 .n_kv_heads = kv,
+                                 .head_dim = head_dim,
+                                 .d_ff = ff,
+                                 .vocab_size = 64,
+                                 .max_seq_len = 32,
+                                 .rope_theta = 10000,
+                                 .rms_norm_eps = 1e-5f};
+}
+
 static inline void fixture_norm(const float *norm, int64_t n, struct rng *rng) {
     float *g = (float *)(uintptr_t)norm; // model_new's weights are writable
     for (int64_t i = 0; g && i < n; i++) g[i] = 0.5f + rng_uniform(rng);

@@ -8,6 +8,7 @@
  */
 #define _GNU_SOURCE
 #include "adapter/adapter.h"
+#include "fixture.h"
 
 #include <dirent.h>
 #include <math.h>
@@ -21,22 +22,8 @@
 
 #include <cmocka.h>
 
-static struct model_config shape_make(int layers, int d, int heads, int kv, int head_dim, int ff) {
-    return (struct model_config){.arch = arch_find("llama"),
-                                 .n_layers = layers,
-                                 .d_model = d,
-                                 .n_heads = heads,
-                                 .n_kv_heads = kv,
-                                 .head_dim = head_dim,
-                                 .d_ff = ff,
-                                 .vocab_size = 64,
-                                 .max_seq_len = 32,
-                                 .rope_theta = 10000,
-                                 .rms_norm_eps = 1e-5f};
-}
-
 static struct model_config shape_small(void) {
-    return shape_make(3, 24, 3, 1, 8, 40);
+    return fixture_shape(3, 24, 3, 1, 8, 40);
 }
 
 static struct adapter_config config_make(int r, float alpha, const char *targets) {
@@ -509,7 +496,7 @@ static void test_blend_best(void **state) {
 /* Ranks beyond the matrix: in and out are smaller than r_a + r_b, and k_proj is a single row. */
 static void test_blend_tiny(void **state) {
     (void)state;
-    struct model_config s = shape_make(2, 3, 2, 1, 1, 5);
+    struct model_config s = fixture_shape(2, 3, 2, 1, 1, 5);
     struct adapter *a = adapter_quick(&s, 4, "all-linear", 1),
                    *b = adapter_quick(&s, 2, "all-linear", 2);
     struct adapter *c = blend_ok(a, b, 0.3f, 0, BLEND_DELTA),
@@ -694,7 +681,7 @@ static int changed_tensors(const struct adapter *a, const struct adapter *b, dou
 
 static void test_mutate_statistics(void **state) {
     (void)state;
-    struct model_config s = shape_make(20, 24, 3, 1, 8, 40);
+    struct model_config s = fixture_shape(20, 24, 3, 1, 8, 40);
     struct adapter *a = adapter_quick(&s, 4, "all-linear", 1), *twice = adapter_scale(a, 3);
     static const float ps[] = {0, 0.25f, 1};
     for (size_t i = 0; i < ARRAY_LEN(ps); i++) {
@@ -793,7 +780,7 @@ static void round_trip(const struct adapter *a) {
 
 static void test_round_trip(void **state) {
     (void)state;
-    struct model_config s = shape_make(12, 8, 2, 1, 4, 16); /* layer 10 sorts before layer 2 */
+    struct model_config s = fixture_shape(12, 8, 2, 1, 4, 16); /* layer 10 sorts before layer 2 */
     struct adapter_config plain = config_make(4, 8, "q_proj,v_proj"),
                           rs = config_make(3, 22.627417f, "all-linear");
     rs.rslora = true;
@@ -811,7 +798,7 @@ static void test_round_trip(void **state) {
  * their canonical form. */
 static void test_round_trip_mixed(void **state) {
     (void)state;
-    struct model_config s = shape_make(12, 8, 2, 1, 4, 16);
+    struct model_config s = fixture_shape(12, 8, 2, 1, 4, 16);
     struct adapter_module m[12 * N_PROJ];
     struct adapter_config c = {.r = 2, .alpha = 4, .dropout = 0.1f, .modules = m};
     for (int kind = 0; kind < 4; kind++) {
@@ -832,7 +819,7 @@ static void test_round_trip_mixed(void **state) {
 
 static void test_saved_form(void **state) {
     (void)state;
-    struct model_config s = shape_make(11, 8, 2, 1, 4, 16);
+    struct model_config s = fixture_shape(11, 8, 2, 1, 4, 16);
     struct adapter *a = adapter_quick(&s, 4, "v_proj,q_proj", 1);
     char *dir = temp_dir(), *inside = path_join(dir, "a"), *path;
     struct safetensors st;
@@ -913,7 +900,7 @@ static void hand_write(struct hand *h, const char *dir, const char *config) {
 }
 
 static struct model_config shape_hand(void) {
-    return shape_make(2, 8, 2, 1, 4, 16);
+    return fixture_shape(2, 8, 2, 1, 4, 16);
 }
 
 /* The shortest config there is, other types, and the adapter's name left in the keys. */
@@ -1242,7 +1229,7 @@ static void test_other_model(void **state) {
     char *dir =
         xasprintf("%s/data/adapters/peft-gpt2-tiny-synthetic", shared ? shared : "../shared");
     char *file = path_join(dir, "adapter_model.safetensors"), before[HASH_LEN], after[HASH_LEN];
-    struct model_config s = shape_make(12, 768, 12, 12, 64, 3072);
+    struct model_config s = fixture_shape(12, 768, 12, 12, 64, 3072);
     struct error err;
     if (!path_exists(file)) {
         fprintf(stderr, "SKIP: '%s' is not there (set SHOAL_SHARED)\n", file);

@@ -374,6 +374,27 @@ END
     "$shoal" convert models/fry -o "$tmp/fry.gguf" 2>/dev/null
     says "an adapter trained on other bytes of the base" 0 "was trained on a base with sha-256" "$shoal" run "$tmp/fry.gguf" -p x -n 1 --adapter "$tmp/t1"
     says "weights and adapters that do not match" 2 "1 weights for 2 adapters" "$shoal" adapter merge models/fry "$tmp/t1" "$tmp/t2" --weights 1 --out "$tmp/no.gguf"
+    "$shoal" adapter operators >"$tmp/out" 2>"$tmp/err" && "$shoal" adapter operators --json >"$tmp/rows" 2>>"$tmp/err"
+    for o in delta slerp delta_ties cat noise; do
+        if grep -q "^$o  *[^ ]" "$tmp/out"; then ok "adapter operators lists $o"; else bad "adapter operators lists $o" "$(cat "$tmp/out" "$tmp/err")"; fi; done
+    holds "and with --json its bounds" '"operator":"extrapolate","kind":"crossover",' "$tmp/rows"
+    if [ "$(wc -l <"$tmp/rows")" = "$(wc -l <"$tmp/out")" ]; then ok "a line an operator"; else bad "a line an operator" "$(wc -l "$tmp/rows" "$tmp/out")"; fi
+    blend() { "$shoal" adapter blend --parents "$tmp/t1" "$tmp/es1" "$@"; }
+    blend --operator slerp --child "$tmp/child1" --threads 1 --json >"$tmp/one" 2>"$tmp/err"
+    SHOAL_CPU=scalar blend --operator slerp --child "$tmp/child2" --threads 2 --json >"$tmp/out" 2>>"$tmp/err"
+    same "an operator's child with 1 and 2 threads, scalar and best level" "$tmp/child1/adapter_model.safetensors" "$tmp/child2/adapter_model.safetensors"
+    key=$(field hash <"$tmp/one")
+    if [ ${#key} = 66 ] && [ "$(field hash <"$tmp/out")" = "$key" ]; then ok "has one hash"; else bad "has one hash" "$(cat "$tmp/one" "$tmp/out" "$tmp/err")"; fi
+    blend --operator slerp --weights 3 1 --child "$tmp/child3" --json >"$tmp/out" 2>"$tmp/err"
+    if [ -s "$tmp/out" ] && [ "$(field hash <"$tmp/out")" != "$key" ]; then ok "and another by other weights"; else bad "and another by other weights" "$(cat "$tmp/out" "$tmp/err")"; fi
+    "$shoal" adapter inspect "$tmp/child3" --json >"$tmp/out" 2>"$tmp/err"
+    holds "a child knows where it comes from" '"operator":"slerp"' "$tmp/out"
+    holds "and with which weights" '"weights":"3 1"' "$tmp/out"
+    says "an operator that is none" 2 "no operator 'splice'; there are delta, seed, ratio, extrapolate, slerp," blend --operator splice --child "$tmp/no"
+    says "a parent too many" 2 "operator 'slerp' takes 2 parents, not 3" "$shoal" adapter blend --operator slerp --parents "$tmp/t1" "$tmp/t2" "$tmp/es1" --child "$tmp/no"
+    says "weights and parents that do not match" 2 "1 weights for 2 adapters" blend --operator slerp --weights 1 --child "$tmp/no"
+    says "a step of what has none" 2 "operator 'slerp' has no step" blend --operator slerp --step 1 --child "$tmp/no"
+    absent "what is refused leaves no child" "$tmp/no"
     fry() { "$shoal" run models/fry --chat 'sort: k b x' --quiet "$@" 2>>"$tmp/err"; }
     fry --adapter "$tmp/t1" --seed 3 --ids >"$tmp/one"
     fry --adapter "$tmp/t1=1.0" --seed 3 --ids >"$tmp/out"

@@ -8,6 +8,7 @@
  */
 #define _GNU_SOURCE
 #include "evolve/operators.h"
+#include "fixture.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -17,22 +18,8 @@
 
 #include <cmocka.h>
 
-static struct model_config shape_make(int layers, int d, int heads, int kv, int head_dim, int ff) {
-    return (struct model_config){.arch = arch_find("llama"),
-                                 .n_layers = layers,
-                                 .d_model = d,
-                                 .n_heads = heads,
-                                 .n_kv_heads = kv,
-                                 .head_dim = head_dim,
-                                 .d_ff = ff,
-                                 .vocab_size = 64,
-                                 .max_seq_len = 32,
-                                 .rope_theta = 10000,
-                                 .rms_norm_eps = 1e-5f};
-}
-
 static struct model_config shape_small(void) {
-    return shape_make(2, 24, 3, 1, 8, 40);
+    return fixture_shape(2, 24, 3, 1, 8, 40);
 }
 
 static int n_modules(const struct adapter *a) {
@@ -310,7 +297,7 @@ static int origin(const struct adapter *c, struct adapter *const *p, int n, int 
 
 static void test_choices(void **state) {
     (void)state;
-    struct model_config s = shape_make(6, 24, 3, 1, 8, 40);
+    struct model_config s = fixture_shape(6, 24, 3, 1, 8, 40);
     struct adapter *p[] = {adapter_quick(&s, 2, 4, "all-linear", 1),
                            adapter_quick(&s, 4, 4, "all-linear", 2)};
     int seen[2] = {0}, mixed = 0;
@@ -349,7 +336,7 @@ static void test_choices(void **state) {
 /* A wide passage goes over in steps: shares fall, module by module, and end swapped. */
 static void test_split_passage(void **state) {
     (void)state;
-    struct model_config s = shape_make(4, 24, 3, 1, 8, 40);
+    struct model_config s = fixture_shape(4, 24, 3, 1, 8, 40);
     struct adapter *p[] = {adapter_quick(&s, 2, 4, "q_proj,k_proj", 1),
                            adapter_quick(&s, 2, 4, "q_proj,k_proj", 2)};
     for (uint64_t seed = 0; seed < 5; seed++) {
@@ -485,7 +472,7 @@ static void test_ties(void **state) {
 /* The mean of DARE over many seeds is the plain sum; each outcome is made of ΔW / density and 0. */
 static void test_dare(void **state) {
     (void)state;
-    struct model_config s = shape_make(1, 16, 2, 1, 8, 24);
+    struct model_config s = fixture_shape(1, 16, 2, 1, 8, 24);
     struct adapter *p[] = {adapter_quick(&s, 3, 3, "q_proj", 1),
                            adapter_quick(&s, 3, 6, "q_proj", 2)};
     const float f[] = {0.75f, 0.25f};
@@ -735,7 +722,7 @@ static void test_rows_repeat(void **state) {
     static const char *const by_chance =
         " layer module split split_linear svd_mix delta_dare delta_dare_ties dare_linear dare_ties "
         "dare_linear_svd dare_ties_svd noise noise_absolute spectrum rotate drop rank reinit ";
-    struct model_config s = shape_make(4, 24, 3, 1, 8, 40);
+    struct model_config s = fixture_shape(4, 24, 3, 1, 8, 40);
     struct adapter *p[] = {adapter_quick(&s, 4, 8, "all-linear", 1),
                            adapter_quick(&s, 4, 4, "all-linear", 2)};
     const struct adapter_operator *op;
@@ -773,7 +760,7 @@ static void test_rows_repeat(void **state) {
 static void test_refused(void **state) {
     (void)state;
     struct adapter *p[3];
-    struct model_config s = shape_small(), t = shape_make(1, 24, 3, 1, 8, 40);
+    struct model_config s = shape_small(), t = fixture_shape(1, 24, 3, 1, 8, 40);
     struct error err = {0};
     parents_make(p);
     struct adapter *dora = adapter_random(
@@ -834,8 +821,8 @@ static void test_wild(void **state) {
     for (int round = 0; round < 25; round++) {
         int heads = 1 + (int)rng_below(&rng, 3), dim = 2 * (1 + (int)rng_below(&rng, 4));
         struct model_config s =
-            shape_make(1 + (int)rng_below(&rng, 2), 1 + (int)rng_below(&rng, 20), heads, 1, dim,
-                       1 + (int)rng_below(&rng, 30));
+            fixture_shape(1 + (int)rng_below(&rng, 2), 1 + (int)rng_below(&rng, 20), heads, 1, dim,
+                          1 + (int)rng_below(&rng, 30));
         struct adapter *p[3];
         float w[3];
         for (int k = 0; k < 3; k++) p[k] = adapter_wild(&s, &rng), w[k] = 2 * rng_normal(&rng);

@@ -251,42 +251,12 @@ struct adapter *adapter_scale(const struct adapter *a, float s) {
     return adapter_finish(&a->shape, &a->config, data, lineage);
 }
 
-/* left [ra][rb] := B_aᵀ B_b, from rows of B. */
-static void gram_left(double *left, const struct lora *a, const struct lora *b, int out) {
-    memset(left, 0, (size_t)a->r * (size_t)b->r * sizeof *left);
-    for (int o = 0; o < out; o++) {
-        const float *x = a->b + (size_t)o * (size_t)a->r, *y = b->b + (size_t)o * (size_t)b->r;
-        for (int i = 0; i < a->r; i++)
-            for (int j = 0; j < b->r; j++) left[(size_t)i * b->r + j] += (double)x[i] * y[j];
-    }
-}
-
-static double rows_dot(const float *x, const float *y, int n) {
-    double s = 0;
-    for (int i = 0; i < n; i++) s += (double)x[i] * y[i];
-    return s;
-}
-
-/* <s_a B_a A_a, s_b B_b A_b> = s_a s_b Σ_ij (B_aᵀ B_b)_ij (A_a A_bᵀ)_ij. */
-static double module_dot(const struct lora *a, const struct lora *b, int out, int in) {
-    double *left = xmalloc((size_t)a->r * (size_t)b->r * sizeof *left), sum = 0;
-    gram_left(left, a, b, out);
-    for (int i = 0; i < a->r; i++)
-        for (int j = 0; j < b->r; j++)
-            sum += left[(size_t)i * b->r + j] *
-                   rows_dot(a->a + (size_t)i * in, b->a + (size_t)j * in, in);
-    free(left);
-    return (double)a->scale * b->scale * sum;
-}
-
 double adapter_dot(const struct adapter *a, const struct adapter *b) {
     CHECK(adapter_fits(a, &b->shape));
     double sum = 0;
     for (int32_t i = 0; i < module_count(a); i++) {
-        const struct lora *la = lora_at(a, i), *lb = lora_at(b, i);
-        if (la->r > 0 && lb->r > 0)
-            sum +=
-                module_dot(la, lb, proj_out(&a->shape, i % N_PROJ), proj_in(&a->shape, i % N_PROJ));
+        int64_t out = proj_out(&a->shape, i % N_PROJ), in = proj_in(&a->shape, i % N_PROJ);
+        sum += lora_dot(lora_at(a, i), lora_at(b, i), out, in);
     }
     return sum;
 }

@@ -15,6 +15,34 @@ static double *doubles_alloc(struct arena *ar, int rows, int cols) {
     return arena_alloc(ar, (size_t)rows * (size_t)cols * sizeof(double));
 }
 
+/* left [ra][rb] := B_aᵀ B_b, from rows of B. */
+static void gram_left(double *left, const struct lora *a, const struct lora *b, int64_t out) {
+    memset(left, 0, (size_t)a->r * (size_t)b->r * sizeof *left);
+    for (int64_t o = 0; o < out; o++) {
+        const float *x = a->b + o * a->r, *y = b->b + o * b->r;
+        for (int i = 0; i < a->r; i++)
+            for (int j = 0; j < b->r; j++) left[(size_t)i * b->r + j] += (double)x[i] * y[j];
+    }
+}
+
+static double rows_dot(const float *x, const float *y, int64_t n) {
+    double s = 0;
+    for (int64_t i = 0; i < n; i++) s += (double)x[i] * y[i];
+    return s;
+}
+
+/* <s_a B_a A_a, s_b B_b A_b> = s_a s_b Σ_ij (B_aᵀ B_b)_ij (A_a A_bᵀ)_ij. */
+double lora_dot(const struct lora *a, const struct lora *b, int64_t out, int64_t in) {
+    if (a->r == 0 || b->r == 0) return 0;
+    double *left = xmalloc((size_t)a->r * (size_t)b->r * sizeof *left), sum = 0;
+    gram_left(left, a, b, out);
+    for (int i = 0; i < a->r; i++)
+        for (int j = 0; j < b->r; j++)
+            sum += left[(size_t)i * b->r + j] * rows_dot(a->a + i * in, b->a + j * in, in);
+    free(left);
+    return (double)a->scale * b->scale * sum;
+}
+
 struct stack stack_make(struct arena *ar, int out, int in, int k) {
     return (struct stack){.out = out,
                           .in = in,
@@ -152,14 +180,16 @@ struct singular dense_svd(const float *w, int out, int in, int r, struct arena *
     return sv;
 }
 
+void singular_put(const struct singular *sv, int c, int r, float *a, float *b) {
+    double root = sqrt(sv->s[c]);
+    for (int i = 0; i < sv->out; i++)
+        b[(size_t)i * r + c] = (float)(sv->u[(size_t)i * sv->n + c] * root);
+    for (int j = 0; j < sv->in; j++)
+        a[(size_t)c * sv->in + j] = (float)(sv->v[(size_t)j * sv->n + c] * root);
+}
+
 void singular_write(const struct singular *sv, int r, float *a, float *b) {
-    for (int c = 0; c < MIN(r, sv->n); c++) {
-        double root = sqrt(sv->s[c]);
-        for (int i = 0; i < sv->out; i++)
-            b[(size_t)i * r + c] = (float)(sv->u[(size_t)i * sv->n + c] * root);
-        for (int j = 0; j < sv->in; j++)
-            a[(size_t)c * sv->in + j] = (float)(sv->v[(size_t)j * sv->n + c] * root);
-    }
+    for (int c = 0; c < MIN(r, sv->n); c++) singular_put(sv, c, r, a, b);
 }
 
 struct draft draft_make(const struct model_config *shape, float dropout) {

@@ -12,6 +12,9 @@
 
 #include "adapter/adapter.h"
 
+/* <ΔW_a, ΔW_b> of one module, out × in; 0 where either has none. */
+double lora_dot(const struct lora *a, const struct lora *b, int64_t out, int64_t in);
+
 /* Σ of weighted low-rank maps: left · rightᵀ. */
 struct stack {
     int out, in, k;
@@ -40,6 +43,8 @@ struct singular stack_svd(const struct stack *s, struct arena *ar);
  * it where they do.
  */
 struct singular dense_svd(const float *w, int out, int in, int r, struct arena *ar);
+/* The triplet c: √s v to row c of a [r][in], √s u to column c of b [out][r]. */
+void singular_put(const struct singular *sv, int c, int r, float *a, float *b);
 /* The first r: A = √S Vᵀ to a [r][in], B = U √S to b [out][r]. What lies beyond n stays as it is.
  * By Eckart and Young the error is the norm of the values left out. */
 void singular_write(const struct singular *sv, int r, float *a, float *b);

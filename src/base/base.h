@@ -308,6 +308,8 @@ void yaml_release(struct yaml *y);
 json_t *json_parse(const char *text, size_t len, const char *what, struct error *err);
 json_t *json_file(const char *path, struct error *err);
 bool json_is_texts(const json_t *v); /* a list of strings and nothing else */
+/* A path as a string, or null where it is no UTF-8. */
+json_t *json_path(const char *path);
 /* Canonical text: sorted keys, compact. malloc'ed. */
 char *json_text(const json_t *v);
 /*

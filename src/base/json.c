@@ -171,6 +171,11 @@ char *json_text(const json_t *v) {
     return text;
 }
 
+json_t *json_path(const char *path) {
+    json_t *v = json_string(path);
+    return v ? v : json_null();
+}
+
 static int value_visit(struct cursor *c, json_each_fn fn, void *ctx, struct error *err) {
     int line = c->line;
     json_t *v = cursor_value(c, err);

@@ -46,9 +46,7 @@ static int list_one(const struct common *c, const char *dir, struct error *err) 
     bool current = false;
     if (!versions) return err->code;
     if (c->json) {
-        json_t *name = json_string(dir);
-        cli_print(
-            json_pack("{s:o,s:o}", "adapter", name ? name : json_null(), "versions", versions));
+        cli_print(json_pack("{s:o,s:o}", "adapter", json_path(dir), "versions", versions));
         return OK;
     }
     printf("%s: %zu version%s\n", dir, n, n == 1 ? "" : "s");

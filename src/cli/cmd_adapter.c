@@ -230,32 +230,55 @@ static int adapter_operators(const struct common *c) {
     return OK;
 }
 
+/* Adapters with their --weights, 1 where none are given. */
+struct weighted {
+    int n;
+    struct adapter *v[OPERATOR_PARENTS_MAX];
+    float weights[OPERATOR_PARENTS_MAX];
+};
+
+static void weighted_release(struct weighted *w) {
+    for (int i = 0; i < w->n; i++) adapter_release(w->v[i]);
+}
+
+/* weighted_release is called also after an error. */
+static int weighted_open(struct weighted *w, const struct options *o, char *const *paths, int n,
+                         struct model *m, struct error *err) {
+    *w = (struct weighted){.n = 0};
+    if (n > OPERATOR_PARENTS_MAX || (o->weights.n && o->weights.n != n))
+        return error_set(err, ERR_USAGE, "%d weights for %d adapters (at most %d)", o->weights.n, n,
+                         OPERATOR_PARENTS_MAX);
+    for (int i = 0; i < n; i++) {
+        w->weights[i] = 1;
+        if (o->weights.n && number_parse(o->weights.v[i], "weight", &w->weights[i], err) != OK)
+            return err->code;
+        if (!(w->v[i] = adapter_open(paths[i], m, err))) return err->code;
+        w->n++;
+    }
+    return OK;
+}
+
 /* The child of --operator, or NULL. */
 static struct adapter *operator_files(const struct options *o, struct model *m, struct error *err) {
-    struct adapter *list[OPERATOR_PARENTS_MAX] = {0}, *child = NULL;
-    float weights[OPERATOR_PARENTS_MAX] = {0}, step = NAN;
-    int n = o->parents.n;
+    struct weighted w;
+    struct adapter *child = NULL;
+    float step = NAN;
     const struct adapter_operator *op = operator_find(o->op_name, err);
     if (!op || (o->step && number_parse(o->step, "step", &step, err) != OK)) return NULL;
     if (o->step && !op->unit) {
         error_set(err, ERR_USAGE, "operator '%s' has no step", op->name);
         return NULL;
     }
-    if (n > OPERATOR_PARENTS_MAX || (o->weights.n && o->weights.n != n)) {
-        error_set(err, ERR_USAGE, "%d weights for %d parents (at most %d)", o->weights.n, n,
-                  OPERATOR_PARENTS_MAX);
-        return NULL;
+    if (weighted_open(&w, o, o->parents.v, o->parents.n, m, err) == OK) {
+        struct operands x = {.parents = w.v,
+                             .weights = o->weights.n ? w.weights : NULL,
+                             .n = w.n,
+                             .rank = (int32_t)o->rank,
+                             .step = step,
+                             .seed = (uint64_t)o->seed};
+        child = operator_apply(op, &x, err);
     }
-    for (int i = 0; i < n; i++) {
-        if (o->weights.n && number_parse(o->weights.v[i], "weight", &weights[i], err) != OK)
-            goto out;
-        if (!(list[i] = adapter_open(o->parents.v[i], m, err))) goto out;
-    }
-    struct operands x = {
-        list, o->weights.n ? weights : NULL, n, (int32_t)o->rank, step, (uint64_t)o->seed};
-    child = operator_apply(op, &x, err);
-out:
-    for (int i = 0; i < n; i++) adapter_release(list[i]);
+    weighted_release(&w);
     return child;
 }
 
@@ -300,23 +323,12 @@ static int adapter_blend_files(const struct common *c, const struct options *o, 
 /* The adapters to merge as one: a single one of weight 1 as it is, else their weighted sum. */
 static struct adapter *sum_open(const struct options *o, struct model *m,
                                 const struct strings *args, struct error *err) {
-    int n = args->n - 2;
-    struct adapter *list[64] = {0}, *sum = NULL;
-    float weights[64] = {0};
-    if (n > (int)ARRAY_LEN(list) || (o->weights.n > 0 && o->weights.n != n)) {
-        error_set(err, ERR_USAGE, "%d weights for %d adapters (at most 64)", o->weights.n, n);
-        return NULL;
-    }
-    for (int i = 0; i < n; i++) {
-        weights[i] = 1;
-        if (o->weights.n && number_parse(o->weights.v[i], "weight", &weights[i], err) != OK)
-            goto out;
-        if (!(list[i] = adapter_open(args->v[i + 2], m, err))) goto out;
-    }
-    sum =
-        n == 1 && weights[0] == 1 ? adapter_retain(list[0]) : adapter_stack(list, weights, n, err);
-out:
-    for (int i = 0; i < n; i++) adapter_release(list[i]);
+    struct weighted w;
+    struct adapter *sum = NULL;
+    if (weighted_open(&w, o, args->v + 2, args->n - 2, m, err) == OK)
+        sum = w.n == 1 && w.weights[0] == 1 ? adapter_retain(w.v[0])
+                                            : adapter_stack(w.v, w.weights, w.n, err);
+    weighted_release(&w);
     return sum;
 }
 

@@ -327,12 +327,8 @@ static int do_facts(struct talker *ch, const char *arg, struct error *err) {
 }
 
 static int do_forget(struct talker *ch, const char *arg, struct error *err) {
-    int n;
     if (!*arg) return error_set(err, ERR_USAGE, "name what: /forget TEXT, or /forget all");
-    int rc = conversation_forget(ch->panel.pipeline.memory, strcmp(arg, "all") == 0 ? NULL : arg,
-                                 &n, err);
-    if (rc == OK) note("facts forgotten: %d", n);
-    return rc;
+    return facts_forget(ch->panel.pipeline.memory, arg, err);
 }
 
 static int do_quit(struct talker *ch, const char *arg, struct error *err) {

@@ -213,12 +213,8 @@ static int topic_run(struct session *s, const struct questions *q, struct buf *p
     return rc;
 }
 
-static struct adapter *adapter_of(void *setup, const char *path, struct error *err) {
-    return setup_adapter(setup, path, err);
-}
-
 static int session_open(struct session *s, struct error *err) {
-    int rc = team_load(s->team, adapter_of, s->st, err);
+    int rc = team_load(s->team, setup_adapter_of, s->st, err);
     if (rc == OK) rc = setup_engine(s->st, err);
     if (rc) return rc;
     s->speaker = (struct speaker){.engine = s->st->e, .model = s->st->m};

@@ -176,15 +176,11 @@ static int names_make(struct run *r, struct error *err) {
     return OK;
 }
 
-static struct adapter *adapter_of(void *setup, const char *path, struct error *err) {
-    return setup_adapter(setup, path, err);
-}
-
 static int contestants_load(struct run *r, struct error *err) {
     for (int k = 1; k < r->alone.n; k++)
         if (!(r->solvers[k].adapter = setup_adapter(&r->s, r->paths.v[k], err))) return err->code;
     for (int i = 0; i < r->o->teams.n; i++)
-        if (team_load(&r->teams[i], adapter_of, &r->s, err) != OK) return err->code;
+        if (team_load(&r->teams[i], setup_adapter_of, &r->s, err) != OK) return err->code;
     engine_fit(r);
     return setup_engine(&r->s, err);
 }

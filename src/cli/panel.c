@@ -207,15 +207,18 @@ int panel_close(struct panel *p, int rc, struct error *err) {
     return bases_close(&p->bases, rc, err);
 }
 
+int facts_forget(struct conversation *memory, const char *text, struct error *err) {
+    int n, rc = conversation_forget(memory, strcmp(text, "all") == 0 ? NULL : text, &n, err);
+    if (rc == OK) note("facts forgotten: %d", n);
+    return rc;
+}
+
 int panel_forget(const struct common *c, const struct setup_options *so, const char *conversation,
                  const char *text, struct error *err) {
     const struct setup s = {.c = c, .o = so};
-    int n = 0, rc = OK;
     struct store *store = setup_store(&s, err);
     struct conversation *memory = store ? conversation_open(store, conversation, err) : NULL;
-    if (!memory) rc = err->code;
-    if (rc == OK) rc = conversation_forget(memory, strcmp(text, "all") == 0 ? NULL : text, &n, err);
-    if (rc == OK) note("facts forgotten: %d", n);
+    int rc = memory ? facts_forget(memory, text, err) : err->code;
     conversation_close(memory);
     store_close(store);
     return rc;

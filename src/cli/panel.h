@@ -137,7 +137,9 @@ int panel_start(struct panel *p, const struct panel_wants *w, struct error *err)
 int panel_close(struct panel *p, int rc, struct error *err);
 /* The base whose stage it is. */
 struct setup *panel_base(struct panel *p, enum stage s);
-/* Takes facts away without a model: those that hold the text; "all" is all of them. */
+/* Takes away the facts that hold the text, or with "all" all of them, and says how many. */
+int facts_forget(struct conversation *memory, const char *text, struct error *err);
+/* The same without a model. */
 int panel_forget(const struct common *c, const struct setup_options *so, const char *conversation,
                  const char *text, struct error *err);
 /* The blackboard for people. */

@@ -131,6 +131,10 @@ struct adapter *setup_adapter(struct setup *s, const char *path, struct error *e
     return a;
 }
 
+struct adapter *setup_adapter_of(void *setup, const char *path, struct error *err) {
+    return setup_adapter(setup, path, err);
+}
+
 struct store *setup_store(const struct setup *s, struct error *err) {
     const char *slash = strrchr(s->o->store, '/');
     char *dir = slash ? strndup(s->o->store, (size_t)(slash - s->o->store)) : NULL;

@@ -67,6 +67,8 @@ int setup_open(struct setup *s, const struct common *c, const struct setup_optio
                const char *model, const struct setup_wants *w, struct error *err);
 /* Borrowed until setup_close; a path that is asked for again is the same adapter. */
 struct adapter *setup_adapter(struct setup *s, const char *path, struct error *err);
+/* The same as team_load calls it. */
+struct adapter *setup_adapter_of(void *setup, const char *path, struct error *err);
 int setup_engine(struct setup *s, struct error *err);
 /* Returns rc, or what went wrong with the records. */
 int setup_close(struct setup *s, int rc, struct error *err);

@@ -58,8 +58,7 @@ static json_t *plan_object(const struct plan_request *q, const struct policy_pla
 /* An adapter's data, and what its first completions were like. */
 static json_t *data_json(const struct plan_request *q, const struct policy_plan *plan, int i) {
     const struct sft_job *job = &q->jobs[i];
-    json_t *file = json_string(job->data); // a path may be no UTF-8
-    json_t *v = json_pack("{s:s,s:o,s:o}", "adapter", job->name, "file", file ? file : json_null(),
+    json_t *v = json_pack("{s:s,s:o,s:o}", "adapter", job->name, "file", json_path(job->data),
                           "lint", lint_json(&job->lint));
     if (plan->pairs) {
         json_object_set_new(v, "prompt", lengths_json(&plan->pairs[i].prompt));

@@ -114,12 +114,9 @@ static char *id_make(const char *out, const json_t *recipe) {
 static json_t *recipe_json(const struct train_run *r, const json_t *options,
                            const struct sft_job *jobs, char *const *dirs, int n) {
     json_t *list = json_array();
-    for (int i = 0; i < n; i++) {
-        json_t *file = json_string(jobs[i].data), *dir = json_string(dirs[i]);
-        json_array_append_new(list,
-                              json_pack("{s:s,s:o,s:o}", "name", jobs[i].name, "data",
-                                        file ? file : json_null(), "dir", dir ? dir : json_null()));
-    }
+    for (int i = 0; i < n; i++)
+        json_array_append_new(list, json_pack("{s:s,s:o,s:o}", "name", jobs[i].name, "data",
+                                              json_path(jobs[i].data), "dir", json_path(dirs[i])));
     return json_pack("{s:s,s:s,s:o,s:o}", "model", r->m->name, "model_sha256", r->m->hash, "jobs",
                      list, "options", json_deep_copy(options));
 }
@@ -291,11 +288,9 @@ static void trainee_print(const struct trainee *t, const struct sft_job *job) {
 
 static int trainee_tell(struct train_run *r, struct trainee *t, const struct sft_job *job,
                         struct error *err) {
-    json_t *where = json_string(t->where);
-    t->row =
-        json_pack("{s:s,s:o,s:s,s:f,s:f,s:b}", "adapter", t->name, "dir",
-                  where ? where : json_null(), "hash", job->result->hash, "first_loss",
-                  job->first_loss, "last_loss", job->last_loss, "published", (int)t->gate.publish);
+    t->row = json_pack("{s:s,s:o,s:s,s:f,s:f,s:b}", "adapter", t->name, "dir", json_path(t->where),
+                       "hash", job->result->hash, "first_loss", job->first_loss, "last_loss",
+                       job->last_loss, "published", (int)t->gate.publish);
     if (r->c->json) {
         json_t *line = json_deep_copy(t->row);
         json_object_set_new(line, "gate", gate_json(&t->gate));

@@ -151,6 +151,9 @@ struct paired {
     int64_t n, only_a, only_b;
 };
 struct paired stats_paired(const uint8_t *a, const uint8_t *b, int64_t n);
+/* The quantile of Student's t that belongs to the normal distribution's z: the Cornish-Fisher
+ * expansion in 1/ν (Abramowitz & Stegun 26.7.5), for a few degrees of freedom or more. */
+double stats_t(double z, int64_t dof);
 struct interval stats_mean(const double *v, int64_t n); /* mean with 95 % t interval */
 /* Two-sided p of paired differences whose signs mean nothing (Fisher's sign-flip test of the
  * mean): all 2^n flips where n <= 16, else 9999 drawn from a fixed seed. */

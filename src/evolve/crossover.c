@@ -7,21 +7,18 @@
  * of ΔW are in merge.c.
  */
 #include "evolve/operators.h"
+#include "evolve/select.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-
-static int32_t module_count(const struct operands *x) {
-    return x->parents[0]->shape.n_layers * N_PROJ;
-}
 
 static bool has_module(const struct adapter *a, int32_t i) {
     return a->loras[i].r > 0;
 }
 
 static double *coefs_make(const struct operands *x) {
-    return xcalloc((size_t)module_count(x) * (size_t)x->n, sizeof(double));
+    return xcalloc((size_t)operand_modules(x) * (size_t)x->n, sizeof(double));
 }
 
 /* Takes over `coef`. */
@@ -36,7 +33,7 @@ static struct adapter *sum_take(const struct operands *x, double *coef, json_t *
 static struct adapter *sum_even(const struct operands *x, const double *w, json_t *lineage,
                                 struct error *err) {
     double *coef = coefs_make(x);
-    for (int32_t i = 0; i < module_count(x); i++)
+    for (int32_t i = 0; i < operand_modules(x); i++)
         memcpy(coef + (size_t)i * (size_t)x->n, w, (size_t)x->n * sizeof *w);
     return sum_take(x, coef, lineage, err);
 }
@@ -45,10 +42,7 @@ static struct adapter *sum_even(const struct operands *x, const double *w, json_
 static struct adapter *make_seed(const struct operands *x, json_t *lineage, struct error *err) {
     struct adapter *mid = adapter_blend(x->parents[0], x->parents[1], (float)operand_weight(x, 1),
                                         x->rank, BLEND_SEED, err);
-    if (!mid) return NULL;
-    struct adapter *child = adapter_from_data(&mid->shape, &mid->config, mid->data, lineage);
-    adapter_release(mid);
-    return child;
+    return operator_relabel(mid, lineage);
 }
 
 static struct adapter *make_delta(const struct operands *x, json_t *lineage, struct error *err) {
@@ -72,22 +66,6 @@ static struct adapter *make_extrapolate(const struct operands *x, json_t *lineag
                                         struct error *err) {
     double w[2] = {1 + (double)x->step, -(double)x->step};
     return sum_even(x, w, lineage, err);
-}
-
-static double rows_dot(const float *x, const float *y, int64_t n, int64_t dx, int64_t dy) {
-    double s = 0;
-    for (int64_t i = 0; i < n; i++) s += (double)x[i * dx] * (double)y[i * dy];
-    return s;
-}
-
-/* <ΔW_a, ΔW_b> of one module: Σ_ij (B_aᵀ B_b)_ij (A_a A_bᵀ)_ij. */
-static double module_dot(const struct lora *a, const struct lora *b, int64_t out, int64_t in) {
-    double sum = 0;
-    for (int32_t i = 0; i < a->r; i++)
-        for (int32_t j = 0; j < b->r; j++)
-            sum += rows_dot(a->b + i, b->b + j, out, a->r, b->r) *
-                   rows_dot(a->a + i * in, b->a + j * in, in, 1, 1);
-    return (double)a->scale * (double)b->scale * sum;
 }
 
 /* By bisection, because only math_cos has the same bits everywhere. */
@@ -123,8 +101,7 @@ static void module_slerp(const struct operands *x, int32_t i, double t, double w
     const struct lora *a = &x->parents[0]->loras[i], *b = &x->parents[1]->loras[i];
     const struct model_config *shape = &x->parents[0]->shape;
     int64_t in = proj_in(shape, i % N_PROJ), out = proj_out(shape, i % N_PROJ);
-    slerp_coefs(module_dot(a, a, out, in), module_dot(b, b, out, in), module_dot(a, b, out, in), t,
-                w);
+    slerp_coefs(lora_dot(a, a, out, in), lora_dot(b, b, out, in), lora_dot(a, b, out, in), t, w);
 }
 
 /* b's share of two weights; ERR_USAGE when they cancel. */
@@ -139,41 +116,33 @@ static struct adapter *make_slerp(const struct operands *x, json_t *lineage, str
     double t;
     if (share_find(x, &t, err) != OK) return NULL;
     double *coef = coefs_make(x);
-    for (int32_t i = 0; i < module_count(x); i++) module_slerp(x, i, t, coef + 2 * i);
+    for (int32_t i = 0; i < operand_modules(x); i++) module_slerp(x, i, t, coef + 2 * i);
     return sum_take(x, coef, lineage, err);
 }
 
-/* One of the parents that `able` marks, by weight (none below 0; all 0: evenly); -1: none is. */
+/* One of the parents that `able` marks, by weight (none below 0; all 0: evenly). */
 static int parent_draw(const struct operands *x, const bool *able, struct rng *rng) {
     double w[OPERATOR_PARENTS_MAX], sum = 0;
-    int chosen = -1;
     for (int p = 0; p < x->n; p++) sum += w[p] = able[p] ? MAX(0, operand_weight(x, p)) : 0;
-    for (int p = 0; sum <= 0 && p < x->n; p++) w[p] = able[p];
-    sum = 0;
-    for (int p = 0; p < x->n; p++) sum += w[p];
-    double u = (double)rng_uniform(rng) * sum;
-    for (int p = 0; p < x->n && u >= 0; p++) {
-        if (w[p] == 0) continue;
-        u -= w[p];
-        chosen = p;
-    }
-    return chosen;
+    bool even = sum == 0;
+    for (int p = 0; even && p < x->n; p++) sum += w[p] = able[p];
+    return select_wheel(w, sum, x->n, rng);
 }
 
-/* Modules begin .. begin + n come from one parent that has any of them. */
+/* Modules begin .. begin + n come from one parent that has any of them, if there is one. */
 static void group_choose(const struct operands *x, int32_t begin, int32_t n, double *coef) {
     struct rng rng = rng_make(x->seed, RNG_MUTATE, (uint32_t)begin, 1);
     bool able[OPERATOR_PARENTS_MAX] = {false};
     for (int p = 0; p < x->n; p++)
         for (int32_t i = begin; i < begin + n; i++) able[p] |= has_module(x->parents[p], i);
     int from = parent_draw(x, able, &rng);
-    for (int32_t i = begin; from >= 0 && i < begin + n; i++) coef[i * x->n + from] = 1;
+    for (int32_t i = begin; i < begin + n; i++) coef[i * x->n + from] = 1;
 }
 
 static struct adapter *choose_groups(const struct operands *x, int32_t n, json_t *lineage,
                                      struct error *err) {
     double *coef = coefs_make(x);
-    for (int32_t i = 0; i < module_count(x); i += n) group_choose(x, i, n, coef);
+    for (int32_t i = 0; i < operand_modules(x); i += n) group_choose(x, i, n, coef);
     return sum_take(x, coef, lineage, err);
 }
 
@@ -194,14 +163,14 @@ static struct adapter *split(const struct operands *x, bool arc, json_t *lineage
                              struct error *err) {
     double t = 0, at = 0, n = 0;
     if (x->weights && share_find(x, &t, err) != OK) return NULL;
-    for (int32_t i = 0; i < module_count(x); i++)
+    for (int32_t i = 0; i < operand_modules(x); i++)
         n += has_module(x->parents[0], i) || has_module(x->parents[1], i);
     struct rng rng = rng_make(x->seed, RNG_MUTATE, 0, 2);
     double point = 1 + rng_below(&rng, (uint32_t)MAX(1, n - 1)), half = (double)x->step * n / 2;
     if (!x->weights) json_object_set_new(lineage, "weights", json_string("1 0"));
     json_object_set_new(lineage, "split", json_sprintf("%g of %g", point, n));
     double *coef = coefs_make(x);
-    for (int32_t i = 0; i < module_count(x); i++) {
+    for (int32_t i = 0; i < operand_modules(x); i++) {
         if (!has_module(x->parents[0], i) && !has_module(x->parents[1], i)) continue;
         double far = at++ + 0.5 - point, over = far > 0 ? 1 : 0;
         if (half > 0) over = MIN(1, MAX(0, 0.5 + far / (2 * half)));
@@ -227,24 +196,21 @@ static struct adapter *make_split_linear(const struct operands *x, json_t *linea
 static void triplets_choose(const struct operands *x, const struct singular *sv, int32_t i,
                             struct draft *d) {
     struct rng rng = rng_make(x->seed, RNG_MUTATE, (uint32_t)i, 3);
-    int most = 0, n_u = sv[0].out, n_v = sv[0].in;
+    int most = 0;
     for (int p = 0; p < x->n; p++) most = MAX(most, sv[p].n);
     int32_t r = operand_rank(x, i, most);
     float *a = draft_add(d, i, r), *b = draft_b(d, i, a);
     for (int32_t c = 0; c < r; c++) {
         bool able[OPERATOR_PARENTS_MAX] = {false};
         for (int p = 0; p < x->n; p++) able[p] = c < sv[p].n;
-        const struct singular *from = &sv[parent_draw(x, able, &rng)];
-        double root = sqrt(from->s[c]);
-        for (int k = 0; k < n_u; k++) b[k * r + c] = (float)(from->u[k * from->n + c] * root);
-        for (int k = 0; k < n_v; k++) a[c * n_v + k] = (float)(from->v[k * from->n + c] * root);
+        singular_put(&sv[parent_draw(x, able, &rng)], c, r, a, b);
     }
 }
 
 static struct adapter *make_svd(const struct operands *x, json_t *lineage, struct error *err) {
     const struct model_config *shape = &x->parents[0]->shape;
     struct draft d = draft_make(shape, x->parents[0]->config.dropout);
-    for (int32_t i = 0; i < module_count(x); i++) {
+    for (int32_t i = 0; i < operand_modules(x); i++) {
         struct singular sv[OPERATOR_PARENTS_MAX];
         struct arena ar = {0};
         int in = proj_in(shape, i % N_PROJ), out = proj_out(shape, i % N_PROJ), any = 0;

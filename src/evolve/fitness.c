@@ -7,6 +7,8 @@
  */
 #include "evolve/fitness.h"
 
+#include "evolve/select.h"
+
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -42,15 +44,13 @@ struct interval fitness_combine(struct fitness_term *t, int n_terms, int n_items
     return v;
 }
 
-/* Upper quantile of Student's t: Abramowitz & Stegun 26.2.23 and 26.7.5. p is the upper tail, at
- * most 1/2. */
+/* Of Student's t, by its upper tail p, at most 1/2: the normal quantile is Abramowitz & Stegun's
+ * 26.2.23. */
 static double t_upper(double p, int dof) {
-    double a = sqrt(-2 * math_log(fmax(p, 1e-300))), v = dof;
+    double a = sqrt(-2 * math_log(fmax(p, 1e-300)));
     double z = a - (2.515517 + a * (0.802853 + a * 0.010328)) /
                        (1 + a * (1.432788 + a * (0.189269 + a * 0.001308)));
-    double z2 = z * z;
-    return z + z * (z2 + 1) / (4 * v) + z * (3 + z2 * (16 + 5 * z2)) / (96 * v * v) +
-           z * (-15 + z2 * (17 + z2 * (19 + 3 * z2))) / (384 * v * v * v);
+    return stats_t(z, dof);
 }
 
 /* Of a - b: mean and variance of one. */
@@ -194,20 +194,15 @@ int race_winner(const struct race *r) {
 }
 
 static void halve(struct race *r) {
-    int keep = (r->left + 1) / 2, *order = xcalloc((size_t)r->n, sizeof *order);
-    double *mean = xcalloc((size_t)r->n, sizeof *mean);
-    for (int i = 0; i < r->n; i++) mean[i] = r->in[i] ? mean_of(r, i) : -INFINITY;
-    for (int i = 0; i < r->n; i++) { // by insertion: those that are out stay behind all others
-        int at = i;
-        for (; at > 0 && (mean[order[at - 1]] < mean[i] || (!r->in[order[at - 1]] && r->in[i]));
-             at--)
-            order[at] = order[at - 1];
-        order[at] = i;
-    }
-    for (int i = keep; i < r->n; i++) r->in[order[i]] = false;
-    r->left = keep;
+    int n = r->left, k = 0, *who = xcalloc((size_t)n, 2 * sizeof *who), *order = who + n;
+    double *mean = xcalloc((size_t)n, sizeof *mean);
+    for (int i = 0; i < r->n; i++)
+        if (r->in[i]) mean[k] = mean_of(r, i), who[k++] = i;
+    select_order(mean, n, order);
+    r->left = (n + 1) / 2;
+    for (k = r->left; k < n; k++) r->in[who[order[k]]] = false;
+    free(who);
     free(mean);
-    free(order);
 }
 
 static void eliminate(struct race *r) {
@@ -317,14 +312,9 @@ void operators_init(struct operators *o, int n, double alpha, double margin) {
 }
 
 int operators_pick(const struct operators *o, struct rng *r) {
-    double at = (double)rng_uniform(r);
-    int last = 0;
-    for (int i = 0; i < o->n; i++) {
-        if (o->v[i].dropped) continue;
-        last = i;
-        if ((at -= o->v[i].p) < 0) break;
-    }
-    return last;
+    double p[MAX_OPERATORS];
+    for (int i = 0; i < o->n; i++) p[i] = o->v[i].p;
+    return select_wheel(p, 1, o->n, r);
 }
 
 /* The best gains probability from the others, who keep p_min; the sum stays 1. */

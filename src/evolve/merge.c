@@ -173,7 +173,7 @@ static struct adapter *merge_delta(const struct operands *x, struct rule rule, j
                                    struct error *err) {
     const struct adapter *a = x->parents[0];
     struct draft d = draft_make(&a->shape, a->config.dropout);
-    for (int32_t i = 0; i < a->shape.n_layers * N_PROJ; i++) {
+    for (int32_t i = 0; i < operand_modules(x); i++) {
         if (!any_has(x, i) || module_merge(x, i, rule, &d, err) == OK) continue;
         draft_release(&d);
         return NULL;
@@ -223,7 +223,7 @@ static struct adapter *merge_factors(const struct operands *x, struct rule rule,
                                      struct error *err) {
     const struct model_config *shape = &x->parents[0]->shape;
     struct draft d = draft_make(shape, x->parents[0]->config.dropout);
-    for (int32_t i = 0, r; i < shape->n_layers * N_PROJ; i++) {
+    for (int32_t i = 0, r; i < operand_modules(x); i++) {
         if (ranks_check(x, i, &r, err) != OK) {
             draft_release(&d);
             return NULL;
@@ -240,16 +240,12 @@ static struct adapter *merge_factors(const struct operands *x, struct rule rule,
 static struct adapter *make_cat(const struct operands *x, json_t *lineage, struct error *err) {
     float w[OPERATOR_PARENTS_MAX];
     for (int p = 0; p < x->n; p++) w[p] = (float)operand_weight(x, p);
-    struct adapter *mid = adapter_stack(x->parents, w, x->n, err);
-    if (!mid) return NULL;
-    struct adapter *child = adapter_from_data(&mid->shape, &mid->config, mid->data, lineage);
-    adapter_release(mid);
-    return child;
+    return operator_relabel(adapter_stack(x->parents, w, x->n, err), lineage);
 }
 
 /* No element is looked at, so this needs no dense matrix. */
 static struct adapter *make_svd(const struct operands *x, json_t *lineage, struct error *err) {
-    int32_t modules = x->parents[0]->shape.n_layers * N_PROJ;
+    int32_t modules = operand_modules(x);
     double *coef = xcalloc((size_t)modules * (size_t)x->n, sizeof *coef);
     for (int32_t i = 0; i < modules; i++)
         for (int p = 0; p < x->n; p++)

@@ -16,28 +16,19 @@
 /* Streams of a seed, after those of crossover. */
 enum { STREAM_SPECTRUM = 4, STREAM_ROTATE, STREAM_DROP, STREAM_RANK, STREAM_REINIT };
 
-static int32_t module_count(const struct operands *x) {
-    return x->parents[0]->shape.n_layers * N_PROJ;
-}
-
-/* Takes over `a`: its content under this table's lineage. */
-static struct adapter *relabel(struct adapter *a, json_t *lineage) {
-    struct adapter *child = adapter_from_data(&a->shape, &a->config, a->data, lineage);
-    adapter_release(a);
-    return child;
-}
-
 #define NOISE_SHARE 0.3f /* of tensors that get noise */
 
 static struct adapter *make_noise(const struct operands *x, json_t *lineage, struct error *err) {
     (void)err;
-    return relabel(adapter_mutate(x->parents[0], NOISE_SHARE, x->step, false, x->seed), lineage);
+    return operator_relabel(adapter_mutate(x->parents[0], NOISE_SHARE, x->step, false, x->seed),
+                            lineage);
 }
 
 static struct adapter *make_noise_absolute(const struct operands *x, json_t *lineage,
                                            struct error *err) {
     (void)err;
-    return relabel(adapter_mutate(x->parents[0], NOISE_SHARE, x->step, true, x->seed), lineage);
+    return operator_relabel(adapter_mutate(x->parents[0], NOISE_SHARE, x->step, true, x->seed),
+                            lineage);
 }
 
 /* Σ s². */
@@ -69,7 +60,7 @@ static struct adapter *change_modules(const struct operands *x, module_change *c
                                       json_t *lineage, struct error *err) {
     const struct adapter *a = x->parents[0];
     struct draft d = draft_make(&a->shape, a->config.dropout);
-    for (int32_t i = 0; i < module_count(x); i++) {
+    for (int32_t i = 0; i < operand_modules(x); i++) {
         const struct lora *lo = &a->loras[i];
         struct arena ar = {0};
         if (lo->r == 0) continue;
@@ -178,11 +169,11 @@ static struct adapter *make_reinit(const struct operands *x, json_t *lineage, st
     struct adapter *fresh = adapter_new(&a->shape, &a->config, x->seed);
     struct rng one = rng_make(x->seed, RNG_MUTATE, 0, STREAM_REINIT);
     uint32_t adapted = 0;
-    for (int32_t i = 0; i < module_count(x); i++) adapted += a->loras[i].r > 0;
+    for (int32_t i = 0; i < operand_modules(x); i++) adapted += a->loras[i].r > 0;
     uint32_t sure = rng_below(&one, adapted);
     float *data = xmalloc(a->n_data * sizeof *data);
     memcpy(data, a->data, a->n_data * sizeof *data);
-    for (int32_t i = 0, at = 0; i < module_count(x); i++) {
+    for (int32_t i = 0, at = 0; i < operand_modules(x); i++) {
         const struct lora *lo = &a->loras[i];
         struct rng rng = rng_make(x->seed, RNG_MUTATE, (uint32_t)i + 1, STREAM_REINIT);
         if (lo->r == 0) continue;

@@ -33,6 +33,10 @@ const struct adapter_operator *operator_find(const char *name, struct error *err
     return op;
 }
 
+int32_t operand_modules(const struct operands *x) {
+    return x->parents[0]->shape.n_layers * N_PROJ;
+}
+
 double operand_weight(const struct operands *x, int p) {
     return x->weights ? (double)x->weights[p] : 1.0 / x->n;
 }
@@ -49,6 +53,13 @@ struct adapter *operator_child(struct draft *d, json_t *lineage, struct error *e
     if (d->size2 > 0) json_object_set_new(lineage, "error", json_sprintf("%.3g", draft_error(d)));
     struct adapter *child = draft_finish(d, lineage);
     if (!child) error_set(err, ERR_MISMATCH, "nothing of the parents is left in the child");
+    return child;
+}
+
+struct adapter *operator_relabel(struct adapter *a, json_t *lineage) {
+    if (!a) return NULL;
+    struct adapter *child = adapter_from_data(&a->shape, &a->config, a->data, lineage);
+    adapter_release(a);
     return child;
 }
 
@@ -93,7 +104,7 @@ struct adapter *operator_sum(const struct operands *x, const double *coef, json_
                              struct error *err) {
     const struct adapter *a = x->parents[0];
     struct draft d = draft_make(&a->shape, a->config.dropout);
-    for (int32_t i = 0; i < a->shape.n_layers * N_PROJ; i++)
+    for (int32_t i = 0; i < operand_modules(x); i++)
         module_sum(x, coef + (size_t)i * (size_t)x->n, i, &d);
     return operator_child(&d, lineage, err);
 }

@@ -59,12 +59,15 @@ extern const struct adapter_operator crossover_operators[], merge_operators[], p
     mutation_operators[];
 
 /* For rows. */
+int32_t operand_modules(const struct operands *x); /* of the parents' shape, with or without ΔW */
 double operand_weight(const struct operands *x, int p);
 /* The rank wanted of module i, or the largest of the parents', and at most `most` and what its
  * matrix can have. */
 int32_t operand_rank(const struct operands *x, int32_t i, int32_t most);
 /* Finishes the child of `d`; ERR_MISMATCH when nothing is left of it. */
 struct adapter *operator_child(struct draft *d, json_t *lineage, struct error *err);
+/* Takes over `a` (NULL: so is the result): its content under another lineage, which is borrowed. */
+struct adapter *operator_relabel(struct adapter *a, json_t *lineage);
 /* coef [L·N_PROJ][n]: child = Σ coef · ΔW in each module, truncated to its rank; a module where
  * only one parent counts is that parent's, as it is, when the rank allows. */
 struct adapter *operator_sum(const struct operands *x, const double *coef, json_t *lineage,

@@ -37,10 +37,7 @@ void select_order(const double *fitness, int n, int *order) {
     placed_order(v, n, order);
 }
 
-/* An index with probability in proportion to weight, which is never negative. */
-static int wheel(const double *weight, int n, struct rng *r) {
-    double sum = 0;
-    for (int i = 0; i < n; i++) sum += weight[i];
+int select_wheel(const double *weight, double sum, int n, struct rng *r) {
     double at = (double)rng_uniform(r) * sum;
     for (int i = 0; i < n; i++) {
         at -= weight[i];
@@ -82,7 +79,7 @@ static void pick_tournament(const struct select_pool *p, struct rng *r, int *out
 
 /* Linear ranking (Baker 1985); equals share their places. */
 static void pick_rank(const struct select_pool *p, struct rng *r, int *out, int k) {
-    double *weight = xcalloc((size_t)p->n, sizeof *weight);
+    double *weight = xcalloc((size_t)p->n, sizeof *weight), sum = 0;
     double slope = fmin(2, fmax(1, p->slope));
     for (int i = 0; i < p->n; i++) {
         double below = 0, f = worth(p->fitness[i]);
@@ -90,9 +87,9 @@ static void pick_rank(const struct select_pool *p, struct rng *r, int *out, int 
             double g = worth(p->fitness[j]);
             below += g < f ? 1 : j != i && g == f ? 0.5 : 0;
         }
-        weight[i] = 2 - slope + 2 * (slope - 1) * below / MAX(p->n - 1, 1);
+        sum += weight[i] = 2 - slope + 2 * (slope - 1) * below / MAX(p->n - 1, 1);
     }
-    for (int i = 0; i < k; i++) out[i] = wheel(weight, p->n, r);
+    for (int i = 0; i < k; i++) out[i] = select_wheel(weight, sum, p->n, r);
     free(weight);
 }
 
@@ -109,9 +106,10 @@ static void from_worst(const double *fitness, int n, double *out) {
 }
 
 static void pick_roulette(const struct select_pool *p, struct rng *r, int *out, int k) {
-    double *weight = xcalloc((size_t)p->n, sizeof *weight);
+    double *weight = xcalloc((size_t)p->n, sizeof *weight), sum = 0;
     from_worst(p->fitness, p->n, weight);
-    for (int i = 0; i < k; i++) out[i] = wheel(weight, p->n, r);
+    for (int i = 0; i < p->n; i++) sum += weight[i];
+    for (int i = 0; i < k; i++) out[i] = select_wheel(weight, sum, p->n, r);
     free(weight);
 }
 

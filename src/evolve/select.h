@@ -32,6 +32,10 @@ struct selection {
 extern const struct selection selections[];
 const struct selection *selection_find(const char *name); /* NULL when unknown */
 
+/* An index drawn in proportion to weight[N], none of it negative, whose sum is given; 0 where all
+ * is 0. */
+int select_wheel(const double *weight, double sum, int n, struct rng *r);
+
 /* order[N]: best first. */
 void select_order(const double *fitness, int n, int *order);
 

@@ -244,7 +244,7 @@ int credit_leave_one_out(const struct asker *a, const struct agent *team, int n_
                          const struct debate *full, struct interval *value, struct progress *p,
                          struct error *err) {
     const uint8_t *with = full->voted + (size_t)(full->rounds - 1) * (size_t)n_items;
-    struct agent rest[17];
+    struct agent rest[TEAM_MAX];
     for (int i = 0; i < n_agents; i++) {
         struct debate d;
         int n = 0;

@@ -48,9 +48,14 @@ static void costs_add(struct debate *d, const struct talk *o) {
     }
 }
 
-bool debate_right(const struct debate *d, const struct item *items, int item, int choice) {
+/* right: of each answer, where the item has no choices. */
+static bool choice_right(const struct item *it, const uint8_t *right, int choice) {
     if (choice < 0) return false;
-    return items[item].n_choices ? choice == items[item].correct : d->talks[item].right[choice];
+    return it->n_choices ? choice == it->correct : right[choice];
+}
+
+bool debate_right(const struct debate *d, const struct item *items, int item, int choice) {
+    return choice_right(&items[item], d->talks[item].right, choice);
 }
 
 static void item_measure(struct debate *d, const struct item *items, const struct vote *v, int i) {
@@ -78,7 +83,8 @@ int debate_run(const struct asker *a, const struct agent *team, int n_agents,
                struct debate *out, struct progress *p, struct error *err) {
     *out = (struct debate){.n_agents = n_agents, .n_items = n_items, .rounds = o->rounds};
     if (n_agents < 1 || n_agents > TEAM_MAX)
-        return error_set(err, ERR_USAGE, "a debate needs 1 to 17 agents, not %d", n_agents);
+        return error_set(err, ERR_USAGE, "a debate needs 1 to %d agents, not %d", TEAM_MAX,
+                         n_agents);
     if (o->rounds < 1) return error_set(err, ERR_USAGE, "a debate needs at least one round");
     struct workflow *own = o->workflow ? NULL : workflow_open("brief", err);
     const struct workflow *w = o->workflow ? o->workflow : own;
@@ -206,8 +212,7 @@ void samples_vote(const struct samples *s, const struct item *items, int k, uint
                 votes[m++] = s->answers[first + (size_t)j];
         int choice =
             m ? vote_decide(&vote_table[0], votes, m, it->n_choices ? it->n_choices : s->k) : -1;
-        right[i] = choice >= 0 &&
-                   (it->n_choices ? choice == it->correct : s->right[first + (size_t)choice]);
+        right[i] = choice_right(it, s->right + first, choice);
     }
     free(votes);
 }

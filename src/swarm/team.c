@@ -47,10 +47,15 @@ static const struct option_row member_rows[] = {
 };
 #undef ROW
 
+/* Returns the error's code. */
+static int say_where(const struct yaml *y, const char *at, struct error *err) {
+    return error_wrap(err, "'%s', line %d", y->path, MAX(yaml_line(y, at), 1));
+}
+
 static int refuse(const struct yaml *y, const char *at, const char *what, const char *subject,
                   struct error *err) {
-    return error_set(err, ERR_FORMAT, "'%s', line %d: %s '%s'", y->path, MAX(yaml_line(y, at), 1),
-                     what, subject);
+    error_set(err, ERR_FORMAT, "%s '%s'", what, subject);
+    return say_where(y, at, err);
 }
 
 static const char *keep(struct team *t, const char *text) {
@@ -122,8 +127,11 @@ static int term_read(struct team *t, const struct yaml *y, const char *at, const
 static int terms_read(struct team *t, const struct yaml *y, const char *at,
                       const struct strings *terms, struct error *err) {
     int rc = OK;
-    if (terms->n < 1 || terms->n > ENGINE_MIX_MAX)
-        return refuse(y, at, "an adapter, or a mix of at most 16, is expected at", at, err);
+    if (terms->n < 1 || terms->n > ENGINE_MIX_MAX) {
+        error_set(err, ERR_FORMAT, "an adapter, or a mix of at most %d, is expected at '%s'",
+                  ENGINE_MIX_MAX, at);
+        return say_where(y, at, err);
+    }
     for (int i = 0; rc == OK && i < terms->n; i++) {
         rc = term_read(t, y, at, terms->v[i], err);
         const char *last = rc == OK ? t->adapters.v[t->adapters.n - 1] : "";
@@ -175,8 +183,10 @@ static int agent_read(struct team *t, const struct yaml *y, int i, struct error 
 static int agents_read(struct team *t, const struct yaml *y, struct error *err) {
     const json_t *list = json_object_get(y->root, "agents");
     int n = (int)json_array_size(list), rc = OK;
-    if (n < 1 || n > TEAM_MAX)
-        return refuse(y, "agents", "a list of 1 to 17 agents is expected in", "agents", err);
+    if (n < 1 || n > TEAM_MAX) {
+        error_set(err, ERR_FORMAT, "a list of 1 to %d agents is expected in 'agents'", TEAM_MAX);
+        return say_where(y, "agents", err);
+    }
     for (int i = 0; rc == OK && i < n; i++) rc = agent_read(t, y, i, err);
     return rc;
 }
@@ -203,7 +213,7 @@ static int top_read(struct team *t, const struct yaml *y, const struct top *o, s
     char *path = is_builtin(o->protocol) ? xstrdup(o->protocol) : path_beside(y->path, o->protocol);
     struct workflow *w = workflow_open(path, err);
     free(path);
-    if (!w) return error_wrap(err, "'%s', line %d", y->path, MAX(yaml_line(y, "protocol"), 1));
+    if (!w) return say_where(y, "protocol", err);
     workflow_take(t, w);
     const char *slash = strrchr(y->path, '/'), *file = slash ? slash + 1 : y->path;
     t->name = o->name ? xstrdup(o->name) : strndup(file, strcspn(file, "."));
@@ -212,8 +222,7 @@ static int top_read(struct team *t, const struct yaml *y, const struct top *o, s
     t->options.temperature = (float)o->temperature;
     t->options.max_tokens = (int32_t)o->max_tokens;
     if (o->rounds) t->options.rounds = (int)o->rounds;
-    if (o->vote && !(t->options.vote = vote_parse(o->vote, err)))
-        return error_wrap(err, "'%s', line %d", y->path, yaml_line(y, "vote"));
+    if (o->vote && !(t->options.vote = vote_parse(o->vote, err))) return say_where(y, "vote", err);
     return OK;
 }
 

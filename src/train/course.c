@@ -69,8 +69,7 @@ int result_make(const struct trainer *t, const struct model *m, int j, const cha
 }
 
 json_t *data_about(const struct sft_job *job, const char *data, const char *start) {
-    json_t *path = json_string(job->data); // a path may be no UTF-8
-    return json_pack("{s:s,s:o,s:s,s:s,s:o}", "name", job->name, "file", path ? path : json_null(),
+    return json_pack("{s:s,s:o,s:s,s:s,s:o}", "name", job->name, "file", json_path(job->data),
                      "sha256", data, "start", start, "lint", lint_json(&job->lint));
 }
 

@@ -208,11 +208,13 @@ static void scales_gather(float *by, const struct matrix *w, int64_t u, int64_t 
     memset(by + n, 0, (size_t)(whole_blocks(n) - n) * sizeof *by);
 }
 
-/* Four quads of bytes: byte j of quad i becomes byte i of quad j, by two perfect shuffles, each of
- * a step that SSE2 has. */
+/* Four quads of bytes: byte j of quad i becomes byte i of quad j, by two perfect shuffles. Each is
+ * written as the two steps that SSE2 has, or gcc makes it byte by byte. */
 typedef uint8_t quads __attribute__((vector_size(16)));
+typedef uint64_t halves __attribute__((vector_size(16)));
 static quads halves_shuffled(quads x) {
-    return __builtin_shufflevector(x, x, 0, 8, 1, 9, 2, 10, 3, 11, 4, 12, 5, 13, 6, 14, 7, 15);
+    quads high = (quads)__builtin_shufflevector((halves)x, (halves)x, 1, 1);
+    return __builtin_shufflevector(x, high, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
 }
 
 static quads quads_turned(quads x) {

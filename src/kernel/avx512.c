@@ -197,17 +197,48 @@ static int32_t offset_of(const struct matrix *w) {
     return w->layout == LAYOUT_Q4 ? w->zero : w->layout == LAYOUT_NF4 ? NF4_OFFSET : 128;
 }
 
-/* start[m][b] = -offset · Σ x over block b0 + b, for rows m0… */
+INLINE __m512 add_integers(__m512 a, __m512 b) {
+    return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(a), _mm512_castps_si512(b)));
+}
+
+/* The sums of 256 bytes by groups, times the offset: 16 of them, or of 32 bytes the first 8. Words
+ * travel as floats do. */
+INLINE __m512i groups_sum(const int8_t *x, int32_t offset, int group) {
+    __m512 v[4];
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++)
+        v[i] = _mm512_castsi512_ps(_mm512_dpbusd_epi32(
+            _mm512_set1_epi32(0), _mm512_set1_epi8((char)offset), _mm512_loadu_si512(x + 64 * i)));
+    const __m512 a = add_integers(_mm512_shuffle_ps(v[0], v[1], 0x44),
+                                  _mm512_shuffle_ps(v[0], v[1], 0xEE)),
+                 b = add_integers(_mm512_shuffle_ps(v[2], v[3], 0x44),
+                                  _mm512_shuffle_ps(v[2], v[3], 0xEE));
+    // word i of quarter q: the 16 bytes of quarter q of vector i
+    __m512 sums = add_integers(_mm512_shuffle_ps(a, b, 0x88), _mm512_shuffle_ps(a, b, 0xDD));
+    __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    if (group == QK) {
+        sums = add_integers(_mm512_shuffle_f32x4(sums, sums, 0x88),
+                            _mm512_shuffle_f32x4(sums, sums, 0xDD));
+        order = _mm512_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7, 0, 0, 0, 0, 0, 0, 0, 0);
+    }
+    return _mm512_castps_si512(_mm512_permutexvar_ps(order, sums));
+}
+
+/* start[m][b] = -offset · Σ x over block b0 + b, for rows m0…; what follows b1 is overwritten. */
 static void starts_fill(int32_t start[Q_ROW_BLOCK][Q_BLOCKS], const struct q_product *p, int64_t m0,
                         int64_t rows, int64_t b0, int64_t b1) {
     const int group = layout_group(p->w->layout);
+    const int64_t some = 256 / group;
     const int32_t offset = offset_of(p->w);
     for (int64_t m = 0; m < rows; m++) {
         const int8_t *q = p->in->q + (m0 + m) * p->in->k;
-        for (int64_t b = b0; b < b1; b++) {
-            int32_t sum = 0;
-            for (int j = 0; j < group; j++) sum += q[b * group + j];
-            start[m][b - b0] = -offset * sum;
+        for (int64_t b = b0; b < b1; b += some) {
+            int8_t tail[256] = {0};
+            const bool whole = b + some <= b1;
+            if (!whole) memcpy(tail, q + b * group, (size_t)((b1 - b) * group));
+            const __m512i sums = groups_sum(whole ? q + b * group : tail, offset, group);
+            _mm512_mask_storeu_ps(start[m] + b - b0, lanes_mask(some),
+                                  _mm512_castsi512_ps(_mm512_sub_epi32(_mm512_set1_epi32(0), sums)));
         }
     }
 }
@@ -394,6 +425,15 @@ static void avx512_gemm_q(float *y, int64_t ldy, const struct inputs *in, const 
     ahead_begin(in->ahead, ((n1 - n0 + 31) / 32) * ((in->rows + Q_ROWS - 1) / Q_ROWS));
     for (int64_t m = 0; m < in->rows; m += Q_ROW_BLOCK) {
         q_rows_mul(&p, m, MIN(in->rows - m, Q_ROW_BLOCK), n0, n1);
+    }
+}
+
+static void avx512_multiply_to_int8(const int16_t *x, const int16_t *by, int64_t k, int8_t *q) {
+    const __m512i byte = _mm512_set1_epi32(128 << 16 | 128);
+    for (int64_t i = 0; i < k; i += 32) {
+        const __m512i h = _mm512_mulhrs_epi16(_mm512_loadu_si512(x + i), _mm512_loadu_si512(by + i));
+        _mm256_storeu_si256((__m256i *)(void *)(q + i),
+                            _mm512_cvtepi16_epi8(_mm512_mulhrs_epi16(h, byte)));
     }
 }
 
@@ -594,28 +634,28 @@ INLINE void mix_pack(float *panel, const void *v, int64_t ldv, int64_t k, int64_
 }
 
 /* Rows of two vectors: twice the sums that two units of four steps keep in flight. */
-enum { MIX_ROWS = 8 };
+enum { MIX_ROWS = 12 };
 
 /* `rows` rows of 32 columns. */
 INLINE void mix_tile(float *y, int64_t ldy, const float *t, int64_t tm, int64_t tj,
                      const float *panel, int64_t k, int64_t n, int rows) {
     const __mmask16 mask[2] = {lanes_mask(n), n > 16 ? lanes_mask(n - 16) : 0};
     __m512 acc[MIX_ROWS][2];
-#pragma GCC unroll 8
+#pragma GCC unroll 12
     for (int r = 0; r < rows; r++) {
         for (int h = 0; h < 2; h++)
             acc[r][h] = _mm512_maskz_loadu_ps(mask[h], y + r * ldy + 16 * h);
     }
     for (int64_t j = 0; j < k; j++, t += tj, panel += 32) {
         const __m512 v0 = _mm512_loadu_ps(panel), v1 = _mm512_loadu_ps(panel + 16);
-#pragma GCC unroll 8
+#pragma GCC unroll 12
         for (int r = 0; r < rows; r++) {
             const __m512 a = _mm512_set1_ps(t[r * tm]);
             acc[r][0] = _mm512_fmadd_ps(a, v0, acc[r][0]);
             acc[r][1] = _mm512_fmadd_ps(a, v1, acc[r][1]);
         }
     }
-#pragma GCC unroll 8
+#pragma GCC unroll 12
     for (int r = 0; r < rows; r++) {
         for (int h = 0; h < 2; h++) _mm512_mask_storeu_ps(y + r * ldy + 16 * h, mask[h], acc[r][h]);
     }
@@ -756,6 +796,7 @@ void kernels_fill_avx512(struct kernels *k) {
     k->gemm_q8 = avx512_gemm_q;
     k->gemm_q4 = avx512_gemm_q;
     k->gemm_bf16_fast = avx512_gemm_bf16_fast;
+    k->multiply_to_int8 = avx512_multiply_to_int8;
     k->dot = avx512_dot;
     k->sum = avx512_sum;
     k->max = avx512_max;

@@ -276,6 +276,22 @@ EMULATED __m512i _mm512_dpbusd_epi32(__m512i src, __m512i a, __m512i b) {
     return src;
 }
 
+/* (a b + 2^14) >> 15 of signed 16-bit lanes. */
+EMULATE_INT(_mm512_mulhrs_epi16, 32, h,
+            (uint16_t)(((int16_t)a.h[l] * (int16_t)b.h[l] + (1 << 14)) >> 15))
+
+EMULATED __m256i _mm512_cvtepi16_epi8(__m512i a) {
+    uint8_t b[32];
+    __m256i r;
+    for (int l = 0; l < 32; l++) b[l] = (uint8_t)a.h[l];
+    memcpy(&r, b, sizeof r);
+    return r;
+}
+
+EMULATED void _mm256_storeu_si256(__m256i *p, __m256i a) {
+    memcpy(p, &a, sizeof a);
+}
+
 #include "amx.h"
 
 #endif

@@ -1103,6 +1103,15 @@ static void exp_row(float *y, const float *x, int64_t n) {
     for (int64_t i = 0; i < n; i += 8) store_some(y + i, exp_lanes(load_some(x + i, n - i)), n - i);
 }
 
+static void act_back(float *dx, float *dup, const float *dy, const float *x, const float *up,
+                     int64_t n, bool gelu) {
+    act_back_with(exp_row, dx, dup, dy, x, up, n, gelu);
+}
+
+static void softmax_back(float *dp, const float *p, float mean, float scale, int64_t n) {
+    softmax_back_with(dp, p, mean, scale, n);
+}
+
 static float softmax_row(float *x, int64_t n) {
     __m256 m = _mm256_set1_ps(max_row(x, n));
     for (int64_t i = 0; i < n; i += 8)
@@ -1193,5 +1202,7 @@ void kernels_fill_avx2(struct kernels *k) {
     k->gelu = gelu_row;
     k->exp = exp_row;
     k->softmax = softmax_row;
+    k->act_back = act_back;
+    k->softmax_back = softmax_back;
     k->adamw = adamw_row;
 }

@@ -114,6 +114,28 @@ static inline float round_even(float u) {
     return (u + 0x1.8p+23f) - 0x1.8p+23f;
 }
 
+/* What levels compile for themselves, element by element; `exp` is the level's. */
+static inline void act_back_with(void (*exp)(float *, const float *, int64_t), float *restrict dx,
+                                 float *restrict dup, const float *restrict dy,
+                                 const float *restrict x, const float *restrict up, int64_t n,
+                                 bool gelu) {
+    for (int64_t c = 0; c < n; c++)
+        dx[c] = gelu ? -x[c] * (GELU_LINE + GELU_CUBE * (x[c] * x[c])) : -x[c];
+    exp(dx, dx, n);
+    for (int64_t c = 0; c < n; c++) {
+        float sigma = 1.0f / (1.0f + dx[c]), y = x[c] * sigma,
+              slope = gelu ? GELU_LINE + 3.0f * GELU_CUBE * (x[c] * x[c]) : 1.0f,
+              d = sigma + y * (1.0f - sigma) * slope;
+        dx[c] = d * (up ? dy[c] * up[c] : dy[c]);
+        if (up) dup[c] = y * dy[c];
+    }
+}
+
+static inline void softmax_back_with(float *restrict dp, const float *restrict p, float mean,
+                                     float scale, int64_t n) {
+    for (int64_t c = 0; c < n; c++) dp[c] = p[c] * (dp[c] - mean) * scale;
+}
+
 /*
  * Large mixes: columns of v in panels as wide as a tile of outputs, MIX_J rows at a time, packed as f32 so that they stay
  * in the first-level cache while all rows of t meet them. Between such slabs an output waits in y, so its chain of

@@ -315,7 +315,8 @@ INLINE void panels_run(float part[Q_ROWS][Q_PANELS][16], const struct q_product 
     const int8_t *x = p->in->q + m * k;
     __m512 acc[Q_ROWS][Q_PANELS];
     for (int r = 0; r < rows; r++) {
-        for (int j = 0; j < panels; j++) acc[r][j] = _mm512_loadu_ps(part[r][j]);
+        for (int j = 0; j < panels; j++)
+            acc[r][j] = b0 ? _mm512_loadu_ps(part[r][j]) : _mm512_setzero_ps();
     }
     for (int64_t b = b0; b < b1; b++) {
         __m512i dots[Q_ROWS][Q_PANELS];
@@ -398,7 +399,9 @@ static void q_rows_mul(const struct q_product *p, int64_t m0, int64_t rows, int6
     for (int64_t panel = n0 / 16; panel < end; panel += Q_PANELS) {
         const int panels = end - panel >= 2 ? 2 : 1;
         float part[Q_ROW_BLOCK][Q_PANELS][16];
-        memset(part, 0, sizeof part[0] * (size_t)rows);
+        for (int64_t m = 0; m < rows; m++)
+            for (int j = 0; j < panels; j++)
+                __builtin_prefetch(p->y + (m0 + m) * p->ldy + (panel + j) * PANEL, 1);
         for (int64_t b0 = 0; b0 < p->blocks; b0 += Q_BLOCKS) {
             const int64_t b1 = MIN(p->blocks, b0 + Q_BLOCKS);
             if (filled != b0) starts_fill(start, p, m0, rows, b0, b1);
@@ -582,8 +585,8 @@ static float avx512_softmax(float *x, int64_t n) {
 INLINE void mix_block(float *y, int64_t ldy, const float *t, int64_t tm, int64_t tj, const void *v,
                       int64_t ldv, int64_t k, int rows, int vectors, __mmask16 tail, bool bf16) {
     const __mmask16 full = 0xFFFF;
-    __m512 acc[4][4];
-#pragma GCC unroll 4
+    __m512 acc[8][4];
+#pragma GCC unroll 8
     for (int r = 0; r < rows; r++) {
 #pragma GCC unroll 4
         for (int c = 0; c < vectors; c++) {
@@ -595,12 +598,12 @@ INLINE void mix_block(float *y, int64_t ldy, const float *t, int64_t tm, int64_t
         for (int c = 0; c < vectors; c++) {
             const __mmask16 mask = c == vectors - 1 ? tail : full;
             const __m512 x = weights_load(v, j * ldv + 16 * c, mask, false, bf16);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
             for (int r = 0; r < rows; r++)
                 acc[r][c] = _mm512_fmadd_ps(_mm512_set1_ps(t[r * tm + j * tj]), x, acc[r][c]);
         }
     }
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int r = 0; r < rows; r++) {
 #pragma GCC unroll 4
         for (int c = 0; c < vectors; c++) {
@@ -609,18 +612,41 @@ INLINE void mix_block(float *y, int64_t ldy, const float *t, int64_t tm, int64_t
     }
 }
 
-/* Four rows or one against all n columns. */
+/* Eight, four or one row against all n columns. */
 INLINE void mix_rows(const struct mix *p, int64_t m, int rows, bool bf16) {
     const size_t size = bf16 ? sizeof(uint16_t) : sizeof(float);
     const float *t = p->t + m * p->tm;
     float *y = p->y + m * p->ldy;
+    const int vectors = rows == 8 ? 2 : 4;
     int64_t c = 0;
-    for (; c + 64 <= p->n; c += 64)
+    for (; c + 16 * vectors <= p->n; c += 16 * vectors)
         mix_block(y + c, p->ldy, t, p->tm, p->tj, (const char *)p->v + (size_t)c * size, p->ldv,
-                  p->k, rows, 4, 0xFFFF, bf16);
+                  p->k, rows, vectors, 0xFFFF, bf16);
     for (; c < p->n; c += 16)
         mix_block(y + c, p->ldy, t, p->tm, p->tj, (const char *)p->v + (size_t)c * size, p->ldv,
                   p->k, rows, 1, lanes_mask(p->n - c), bf16);
+}
+
+/* Rows of at most eight columns, those of a small rank: half vectors, of which a unit may start
+ * twice as many. */
+INLINE void mix_narrow(const struct mix *p, int64_t m, int rows, int64_t tm) {
+    const __mmask8 mask = (__mmask8)lanes_mask(p->n);
+    const float *t = p->t + m * tm, *t4 = t + 4 * tm, *v = p->v;
+    float *y = p->y + m * p->ldy;
+    __m256 acc[16];
+#pragma GCC unroll 16
+    for (int r = 0; r < rows; r++) acc[r] = _mm256_maskz_loadu_ps(mask, y + r * p->ldy);
+    __asm__("" : "+r"(t4)); // two bases reach eight rows
+    for (int64_t j = 0; j < p->k; j++, t += p->tj, t4 += p->tj, v += p->ldv) {
+        const __m256 x = _mm256_maskz_loadu_ps(mask, v);
+#pragma GCC unroll 16
+        for (int r = 0; r < rows; r++) {
+            const float a = r < 4 ? t[r * tm] : t4[(r - 4) * tm];
+            acc[r] = _mm256_fmadd_ps(_mm256_set1_ps(a), x, acc[r]);
+        }
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < rows; r++) _mm256_mask_storeu_ps(y + r * p->ldy, mask, acc[r]);
 }
 
 /* panel[k][32]: zeros from column n on. */
@@ -678,6 +704,11 @@ INLINE void mix_any(const struct mix *p, const struct mix_tiles *tiles, bool bf1
         return;
     }
     int64_t m = 0;
+    const bool narrow = p->n <= 8 && !bf16;
+    // rows that lie side by side: as many as a cache line holds
+    for (; narrow && p->tm == 1 && m + 16 <= p->rows; m += 16) mix_narrow(p, m, 16, 1);
+    for (; narrow && m + 8 <= p->rows; m += 8) mix_narrow(p, m, 8, p->tm);
+    for (; m + 8 <= p->rows; m += 8) mix_rows(p, m, 8, bf16);
     for (; m + 4 <= p->rows; m += 4) mix_rows(p, m, 4, bf16);
     for (; m < p->rows; m++) mix_rows(p, m, 1, bf16);
 }

@@ -212,6 +212,18 @@ EMULATED __m512 _mm512_mask_add_ps(__m512 src, __mmask16 k, __m512 a, __m512 b) 
     return src;
 }
 
+EMULATED __m256 _mm256_set1_ps(float a) {
+    __m256 r;
+    for (int l = 0; l < 8; l++) r.f[l] = a;
+    return r;
+}
+
+EMULATED __m256 _mm256_fmadd_ps(__m256 a, __m256 b, __m256 c) {
+    __m256 r;
+    for (int l = 0; l < 8; l++) r.f[l] = fmaf(a.f[l], b.f[l], c.f[l]);
+    return r;
+}
+
 EMULATED __m256 _mm256_add_ps(__m256 a, __m256 b) {
     for (int l = 0; l < 8; l++) a.f[l] += b.f[l];
     return a;

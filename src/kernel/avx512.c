@@ -594,6 +594,9 @@ INLINE void mix_block(float *y, int64_t ldy, const float *t, int64_t tm, int64_t
         }
     }
     for (int64_t j = 0; j < k; j++) {
+        if (rows == 8) // a narrow stretch of many long rows
+            for (int c = 0; c < vectors; c++)
+                __builtin_prefetch((const char *)v + ((j + 12) * ldv + 16 * c) * (bf16 ? 2 : 4));
 #pragma GCC unroll 4
         for (int c = 0; c < vectors; c++) {
             const __mmask16 mask = c == vectors - 1 ? tail : full;
@@ -639,6 +642,7 @@ INLINE void mix_narrow(const struct mix *p, int64_t m, int rows, int64_t tm) {
     __asm__("" : "+r"(t4)); // two bases reach eight rows
     for (int64_t j = 0; j < p->k; j++, t += p->tj, t4 += p->tj, v += p->ldv) {
         const __m256 x = _mm256_maskz_loadu_ps(mask, v);
+        if (tm == 1) __builtin_prefetch(t + 12 * p->tj);
 #pragma GCC unroll 16
         for (int r = 0; r < rows; r++) {
             const float a = r < 4 ? t[r * tm] : t4[(r - 4) * tm];
@@ -687,15 +691,28 @@ INLINE void mix_tile(float *y, int64_t ldy, const float *t, int64_t tm, int64_t 
     }
 }
 
-static void mix_tile_8(float *y, int64_t ldy, const float *t, int64_t tm, int64_t tj,
-                       const float *panel, int64_t k, int64_t n, int rows) {
-    if (rows == MIX_ROWS) {
-        mix_tile(y, ldy, t, tm, tj, panel, k, n, MIX_ROWS);
+static void mix_tile_any(float *y, int64_t ldy, const float *t, int64_t tm, int64_t tj,
+                         const float *panel, int64_t k, int64_t n, int rows) {
+#define ROWS(count)                                                                                \
+    case count:                                                                                    \
+        mix_tile(y, ldy, t, tm, tj, panel, k, n, count);                                           \
         return;
+    switch (rows) {
+        ROWS(12)
+        ROWS(11)
+        ROWS(10)
+        ROWS(9)
+        ROWS(8)
+        ROWS(7)
+        ROWS(6)
+        ROWS(5)
+        ROWS(4)
+        ROWS(3)
+        ROWS(2)
+    default:
+        mix_tile(y, ldy, t, tm, tj, panel, k, n, 1);
     }
-    for (; rows >= 4; rows -= 4, y += 4 * ldy, t += 4 * tm)
-        mix_tile(y, ldy, t, tm, tj, panel, k, n, 4);
-    for (; rows > 0; rows--, y += ldy, t += tm) mix_tile(y, ldy, t, tm, tj, panel, k, n, 1);
+#undef ROWS
 }
 
 INLINE void mix_any(const struct mix *p, const struct mix_tiles *tiles, bool bf16) {
@@ -720,7 +737,7 @@ INLINE void mix_any(const struct mix *p, const struct mix_tiles *tiles, bool bf1
     static void name(float *y, int64_t ldy, const float *t, int64_t tm, int64_t tj, int64_t rows,  \
                      const type *v, int64_t ldv, int64_t k, int64_t n) {                           \
         const struct mix p = {y, t, v, ldy, tm, tj, rows, ldv, k, n};                              \
-        const struct mix_tiles tiles = {MIX_ROWS, 32, name##_pack, mix_tile_8};                    \
+        const struct mix_tiles tiles = {MIX_ROWS, 32, name##_pack, mix_tile_any};                    \
         mix_any(&p, &tiles, bf16);                                                                 \
     }
 MIX(avx512_mix_f32, float, false)

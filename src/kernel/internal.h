@@ -140,9 +140,10 @@ static inline void softmax_back_with(float *restrict dp, const float *restrict p
  * Large mixes: columns of v in panels as wide as a tile of outputs, MIX_J rows at a time, packed as f32 so that they stay
  * in the first-level cache while all rows of t meet them. Between such slabs an output waits in y, so its chain of
  * multiply-adds is kernel.h's. A t whose j are apart in memory is packed as well, MIX_M rows at a time; one in rows is
- * read as it lies, MIX_DIRECT rows for each time that v is packed.
+ * read as it lies, MIX_DIRECT rows for each time that v is packed, and so is one in columns that meets
+ * no more than MIX_FEW of v's, too few to pay for it (a head's keys and values).
  */
-enum { MIX_J = 256, MIX_M = 96, MIX_DIRECT = 384 };
+enum { MIX_J = 256, MIX_M = 96, MIX_DIRECT = 384, MIX_FEW = 64 };
 
 struct mix {
     float *y;
@@ -182,7 +183,7 @@ static inline void mix_slab(const struct mix *p, const struct mix_tiles *l, int6
     int64_t groups = (rows + l->rows - 1) / l->rows, group = (rows + groups - 1) / groups;
     const float *t = p->t + m * tm + j * tj;
     int64_t step = group * tm; // from one group of rows to the next
-    if (tj != 1) {
+    if (tj != 1 && (tm != 1 || p->n > MIX_FEW)) {
         mix_pack_t(packed, t, tm, tj, rows, k, group);
         t = packed, tm = 1, tj = group, step = group * k;
     }

@@ -174,6 +174,19 @@ static void check_exp(const struct kernels *k, int64_t n, int nasty) {
     ref->gelu(y.v, x.v, n);
     k->gelu(z.v, x.v, n);
     same_all(y.v, z.v, n, "gelu", k, n);
+    for (int way = 0; way < 4; way++) { // silu and gelu, gated or not
+        struct floats dy = filled(n, nasty), up = copied(y), up2 = copied(y);
+        const float *by = way & 2 ? u.v : NULL;
+        ref->act_back(y.v, up.v, dy.v, x.v, by, n, way & 1);
+        k->act_back(z.v, up2.v, dy.v, x.v, by, n, way & 1);
+        same_all(y.v, z.v, n, "act_back", k, n);
+        same_all(up.v, up2.v, n, "act_back's dup", k, n);
+        floats_free(dy), floats_free(up), floats_free(up2);
+    }
+    memcpy(z.v, y.v, (size_t)n * sizeof(float));
+    ref->softmax_back(y.v, x.v, 0.3f, 0.125f, n);
+    k->softmax_back(z.v, x.v, 0.3f, 0.125f, n);
+    same_all(y.v, z.v, n, "softmax_back", k, n);
     memcpy(y.v, x.v, (size_t)n * sizeof(float));
     memcpy(z.v, x.v, (size_t)n * sizeof(float));
     same_one(ref->softmax(y.v, n), k->softmax(z.v, n), "softmax's sum", k, n);
@@ -754,7 +767,8 @@ static void back_near(const float *dx, int64_t lddx, const double *want, int64_t
         off += (got - want[i]) * (got - want[i]);
         both += got * want[i], a += got * got, b += want[i] * want[i];
     }
-    if (!(sqrt(off / b) <= (int8 ? 1.5e-2 : 2e-6)) || both / sqrt(a * b) < (int8 ? 0.9999 : 1 - 1e-9))
+    if (!(sqrt(off / b) <= (int8 ? 1.5e-2 : 2e-6)) ||
+        both / sqrt(a * b) < (int8 ? 0.9999 : 1 - 1e-9))
         fail_msg("%s %s: error %g of the norm, cosine %.9f", what, int8 ? "int8" : "f32",
                  sqrt(off / b), both / sqrt(a * b));
 }

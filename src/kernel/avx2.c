@@ -357,7 +357,7 @@ INLINE void mix_rows(const struct mix *p, int64_t m, int R, enum elem e) {
     const float *t = p->t + m * p->tm;
     int64_t c = 0;
     for (; c + 64 / R <= p->n; c += 64 / R)
-        mix_block(y + c, p->ldy, t, p->tm, p->tj, weights_row(p->v, 1, c, e), p->ldv, p->k, 0, R,
+        mix_block(y + c, p->ldy, t, p->tm, p->tj, weights_row(p->v, 1, c, e), p->ldv, p->k, 8, R,
                   8 / R, e);
     for (; c < p->n; c += 8)
         mix_block(y + c, p->ldy, t, p->tm, p->tj, weights_row(p->v, 1, c, e), p->ldv, p->k,
@@ -422,6 +422,8 @@ INLINE void mix_any(const struct mix *p, const struct mix_tiles *tiles, int64_t 
         mix_panels(p, tiles, size);
         return;
     }
+    // few columns, those of a small rank: eight rows keep as many sums in flight
+    for (; p->n <= 8 && m + 8 <= p->rows; m += 8) mix_rows(p, m, 8, e);
     for (; m + 4 <= p->rows; m += 4) mix_rows(p, m, 4, e);
     for (; m < p->rows; m++) mix_rows(p, m, 1, e);
 }
@@ -886,7 +888,7 @@ INLINE void block_quantize(const float *x, int64_t b, int8_t *q, float *d) {
 }
 
 /* Scales of eight blocks, which share two divisions; false when something is not finite. */
-INLINE bool scales_make(const float *x, int64_t b, float *d, float *inverse) {
+INLINE bool scales_make(const float *x, int64_t b, float max, float *d, float *inverse) {
     __m256 v[4];
     __m256i m[8];
     UNROLL for (int i = 0; i < 8; i++) {
@@ -894,7 +896,7 @@ INLINE bool scales_make(const float *x, int64_t b, float *d, float *inverse) {
         m[i] = lanes_most(v);
     }
     __m256i most = blocks_most(m), odd = _mm256_cmpgt_epi32(most, _mm256_set1_epi32(0x7f7fffff));
-    __m256 scale = _mm256_div_ps(_mm256_castsi256_ps(most), _mm256_set1_ps(127.0f)),
+    __m256 scale = _mm256_div_ps(_mm256_castsi256_ps(most), _mm256_set1_ps(max)),
            tiny = _mm256_cmp_ps(scale, _mm256_set1_ps(FLT_MIN), _CMP_LT_OQ);
     _mm256_storeu_ps(d + b, _mm256_andnot_ps(tiny, scale));
     _mm256_storeu_ps(inverse, _mm256_andnot_ps(tiny, _mm256_div_ps(_mm256_set1_ps(1.0f), scale)));
@@ -910,7 +912,7 @@ static void quantize_row(const float *x, int64_t k, int8_t *q, float *d) {
         bool finite[MANY / 8];
         n = MIN(blocks - b, MANY) / 8 * 8;
         for (int64_t i = 0; i < n; i += 8)
-            finite[i / 8] = scales_make(x, b + i, d, inverse + i);
+            finite[i / 8] = scales_make(x, b + i, 127.0f, d, inverse + i);
         for (int64_t i = 0; i < n; i++) {
             __m256 v[4];
             if (!finite[i / 8]) {
@@ -932,23 +934,41 @@ INLINE void words_put(int16_t *q, const __m256i a[4]) {
     }
 }
 
-static void quantize_row16(const float *x, int64_t k, int16_t *q, float *d) {
+static void block_quantize16(const float *x, int64_t b, int16_t *q, float *d) {
     const __m256 most = _mm256_set1_ps(QUANTIZED16_MAX);
-    for (int64_t b = 0; b < k / QK; b++) {
-        __m256 v[4];
-        __m256i a[4];
-        block_load(v, x, b);
-        float scale = block_amax(v) / QUANTIZED16_MAX;
-        bool tiny = scale < FLT_MIN;
-        __m256 inverse = _mm256_set1_ps(tiny ? 0.0f : 1.0f / scale);
-        d[b] = tiny ? 0.0f : scale;
-        UNROLL for (int i = 0; i < 4; i++) {
-            __m256 u = _mm256_mul_ps(v[i], inverse), real = _mm256_cmp_ps(u, u, _CMP_ORD_Q);
-            u = _mm256_max_ps(_mm256_sub_ps(_mm256_setzero_ps(), most), _mm256_min_ps(most, u));
-            a[i] = _mm256_cvtps_epi32(_mm256_and_ps(u, real));
-        }
-        words_put(q + b * QK, a);
+    __m256 v[4];
+    __m256i a[4];
+    block_load(v, x, b);
+    float scale = block_amax(v) / QUANTIZED16_MAX;
+    bool tiny = scale < FLT_MIN;
+    __m256 inverse = _mm256_set1_ps(tiny ? 0.0f : 1.0f / scale);
+    d[b] = tiny ? 0.0f : scale;
+    UNROLL for (int i = 0; i < 4; i++) {
+        __m256 u = _mm256_mul_ps(v[i], inverse), real = _mm256_cmp_ps(u, u, _CMP_ORD_Q);
+        u = _mm256_max_ps(_mm256_sub_ps(_mm256_setzero_ps(), most), _mm256_min_ps(most, u));
+        a[i] = _mm256_cvtps_epi32(_mm256_and_ps(u, real));
     }
+    words_put(q + b * QK, a);
+}
+
+static void quantize_row16(const float *x, int64_t k, int16_t *q, float *d) {
+    int64_t b = 0, blocks = k / QK;
+    for (; b + 8 <= blocks; b += 8) {
+        float inverse[8];
+        bool finite = scales_make(x, b, QUANTIZED16_MAX, d, inverse);
+        for (int i = 0; i < 8; i++) {
+            __m256 v[4], by = _mm256_broadcast_ss(inverse + i);
+            __m256i a[4];
+            if (!finite) {
+                block_quantize16(x, b + i, q, d);
+                continue;
+            }
+            block_load(v, x, b + i);
+            UNROLL for (int h = 0; h < 4; h++) a[h] = _mm256_cvtps_epi32(_mm256_mul_ps(v[h], by));
+            words_put(q + (b + i) * QK, a);
+        }
+    }
+    for (; b < blocks; b++) block_quantize16(x, b, q, d);
 }
 
 static void multiply_to_int8(const int16_t *x, const int16_t *by, int64_t k, int8_t *q) {
@@ -1103,6 +1123,15 @@ static void exp_row(float *y, const float *x, int64_t n) {
     for (int64_t i = 0; i < n; i += 8) store_some(y + i, exp_lanes(load_some(x + i, n - i)), n - i);
 }
 
+static void act_back(float *dx, float *dup, const float *dy, const float *x, const float *up,
+                     int64_t n, bool gelu) {
+    act_back_with(exp_row, dx, dup, dy, x, up, n, gelu);
+}
+
+static void softmax_back(float *dp, const float *p, float mean, float scale, int64_t n) {
+    softmax_back_with(dp, p, mean, scale, n);
+}
+
 static float softmax_row(float *x, int64_t n) {
     __m256 m = _mm256_set1_ps(max_row(x, n));
     for (int64_t i = 0; i < n; i += 8)
@@ -1193,5 +1222,7 @@ void kernels_fill_avx2(struct kernels *k) {
     k->gelu = gelu_row;
     k->exp = exp_row;
     k->softmax = softmax_row;
+    k->act_back = act_back;
+    k->softmax_back = softmax_back;
     k->adamw = adamw_row;
 }

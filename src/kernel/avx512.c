@@ -197,17 +197,48 @@ static int32_t offset_of(const struct matrix *w) {
     return w->layout == LAYOUT_Q4 ? w->zero : w->layout == LAYOUT_NF4 ? NF4_OFFSET : 128;
 }
 
-/* start[m][b] = -offset · Σ x over block b0 + b, for rows m0… */
+INLINE __m512 add_integers(__m512 a, __m512 b) {
+    return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(a), _mm512_castps_si512(b)));
+}
+
+/* The sums of 256 bytes by groups, times the offset: 16 of them, or of 32 bytes the first 8. Words
+ * travel as floats do. */
+INLINE __m512i groups_sum(const int8_t *x, int32_t offset, int group) {
+    __m512 v[4];
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++)
+        v[i] = _mm512_castsi512_ps(_mm512_dpbusd_epi32(
+            _mm512_set1_epi32(0), _mm512_set1_epi8((char)offset), _mm512_loadu_si512(x + 64 * i)));
+    const __m512 a = add_integers(_mm512_shuffle_ps(v[0], v[1], 0x44),
+                                  _mm512_shuffle_ps(v[0], v[1], 0xEE)),
+                 b = add_integers(_mm512_shuffle_ps(v[2], v[3], 0x44),
+                                  _mm512_shuffle_ps(v[2], v[3], 0xEE));
+    // word i of quarter q: the 16 bytes of quarter q of vector i
+    __m512 sums = add_integers(_mm512_shuffle_ps(a, b, 0x88), _mm512_shuffle_ps(a, b, 0xDD));
+    __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    if (group == QK) {
+        sums = add_integers(_mm512_shuffle_f32x4(sums, sums, 0x88),
+                            _mm512_shuffle_f32x4(sums, sums, 0xDD));
+        order = _mm512_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7, 0, 0, 0, 0, 0, 0, 0, 0);
+    }
+    return _mm512_castps_si512(_mm512_permutexvar_ps(order, sums));
+}
+
+/* start[m][b] = -offset · Σ x over block b0 + b, for rows m0…; what follows b1 is overwritten. */
 static void starts_fill(int32_t start[Q_ROW_BLOCK][Q_BLOCKS], const struct q_product *p, int64_t m0,
                         int64_t rows, int64_t b0, int64_t b1) {
     const int group = layout_group(p->w->layout);
+    const int64_t some = 256 / group;
     const int32_t offset = offset_of(p->w);
     for (int64_t m = 0; m < rows; m++) {
         const int8_t *q = p->in->q + (m0 + m) * p->in->k;
-        for (int64_t b = b0; b < b1; b++) {
-            int32_t sum = 0;
-            for (int j = 0; j < group; j++) sum += q[b * group + j];
-            start[m][b - b0] = -offset * sum;
+        for (int64_t b = b0; b < b1; b += some) {
+            int8_t tail[256] = {0};
+            const bool whole = b + some <= b1;
+            if (!whole) memcpy(tail, q + b * group, (size_t)((b1 - b) * group));
+            const __m512i sums = groups_sum(whole ? q + b * group : tail, offset, group);
+            _mm512_mask_storeu_ps(start[m] + b - b0, lanes_mask(some),
+                                  _mm512_castsi512_ps(_mm512_sub_epi32(_mm512_set1_epi32(0), sums)));
         }
     }
 }
@@ -284,7 +315,8 @@ INLINE void panels_run(float part[Q_ROWS][Q_PANELS][16], const struct q_product 
     const int8_t *x = p->in->q + m * k;
     __m512 acc[Q_ROWS][Q_PANELS];
     for (int r = 0; r < rows; r++) {
-        for (int j = 0; j < panels; j++) acc[r][j] = _mm512_loadu_ps(part[r][j]);
+        for (int j = 0; j < panels; j++)
+            acc[r][j] = b0 ? _mm512_loadu_ps(part[r][j]) : _mm512_setzero_ps();
     }
     for (int64_t b = b0; b < b1; b++) {
         __m512i dots[Q_ROWS][Q_PANELS];
@@ -367,7 +399,9 @@ static void q_rows_mul(const struct q_product *p, int64_t m0, int64_t rows, int6
     for (int64_t panel = n0 / 16; panel < end; panel += Q_PANELS) {
         const int panels = end - panel >= 2 ? 2 : 1;
         float part[Q_ROW_BLOCK][Q_PANELS][16];
-        memset(part, 0, sizeof part[0] * (size_t)rows);
+        for (int64_t m = 0; m < rows; m++)
+            for (int j = 0; j < panels; j++)
+                __builtin_prefetch(p->y + (m0 + m) * p->ldy + (panel + j) * PANEL, 1);
         for (int64_t b0 = 0; b0 < p->blocks; b0 += Q_BLOCKS) {
             const int64_t b1 = MIN(p->blocks, b0 + Q_BLOCKS);
             if (filled != b0) starts_fill(start, p, m0, rows, b0, b1);
@@ -394,6 +428,15 @@ static void avx512_gemm_q(float *y, int64_t ldy, const struct inputs *in, const 
     ahead_begin(in->ahead, ((n1 - n0 + 31) / 32) * ((in->rows + Q_ROWS - 1) / Q_ROWS));
     for (int64_t m = 0; m < in->rows; m += Q_ROW_BLOCK) {
         q_rows_mul(&p, m, MIN(in->rows - m, Q_ROW_BLOCK), n0, n1);
+    }
+}
+
+static void avx512_multiply_to_int8(const int16_t *x, const int16_t *by, int64_t k, int8_t *q) {
+    const __m512i byte = _mm512_set1_epi32(128 << 16 | 128);
+    for (int64_t i = 0; i < k; i += 32) {
+        const __m512i h = _mm512_mulhrs_epi16(_mm512_loadu_si512(x + i), _mm512_loadu_si512(by + i));
+        _mm256_storeu_si256((__m256i *)(void *)(q + i),
+                            _mm512_cvtepi16_epi8(_mm512_mulhrs_epi16(h, byte)));
     }
 }
 
@@ -542,8 +585,8 @@ static float avx512_softmax(float *x, int64_t n) {
 INLINE void mix_block(float *y, int64_t ldy, const float *t, int64_t tm, int64_t tj, const void *v,
                       int64_t ldv, int64_t k, int rows, int vectors, __mmask16 tail, bool bf16) {
     const __mmask16 full = 0xFFFF;
-    __m512 acc[4][4];
-#pragma GCC unroll 4
+    __m512 acc[8][4];
+#pragma GCC unroll 8
     for (int r = 0; r < rows; r++) {
 #pragma GCC unroll 4
         for (int c = 0; c < vectors; c++) {
@@ -551,16 +594,19 @@ INLINE void mix_block(float *y, int64_t ldy, const float *t, int64_t tm, int64_t
         }
     }
     for (int64_t j = 0; j < k; j++) {
+        if (rows == 8) // a narrow stretch of many long rows
+            for (int c = 0; c < vectors; c++)
+                __builtin_prefetch((const char *)v + ((j + 12) * ldv + 16 * c) * (bf16 ? 2 : 4));
 #pragma GCC unroll 4
         for (int c = 0; c < vectors; c++) {
             const __mmask16 mask = c == vectors - 1 ? tail : full;
             const __m512 x = weights_load(v, j * ldv + 16 * c, mask, false, bf16);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
             for (int r = 0; r < rows; r++)
                 acc[r][c] = _mm512_fmadd_ps(_mm512_set1_ps(t[r * tm + j * tj]), x, acc[r][c]);
         }
     }
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int r = 0; r < rows; r++) {
 #pragma GCC unroll 4
         for (int c = 0; c < vectors; c++) {
@@ -569,18 +615,42 @@ INLINE void mix_block(float *y, int64_t ldy, const float *t, int64_t tm, int64_t
     }
 }
 
-/* Four rows or one against all n columns. */
+/* Eight, four or one row against all n columns. */
 INLINE void mix_rows(const struct mix *p, int64_t m, int rows, bool bf16) {
     const size_t size = bf16 ? sizeof(uint16_t) : sizeof(float);
     const float *t = p->t + m * p->tm;
     float *y = p->y + m * p->ldy;
+    const int vectors = rows == 8 ? 2 : 4;
     int64_t c = 0;
-    for (; c + 64 <= p->n; c += 64)
+    for (; c + 16 * vectors <= p->n; c += 16 * vectors)
         mix_block(y + c, p->ldy, t, p->tm, p->tj, (const char *)p->v + (size_t)c * size, p->ldv,
-                  p->k, rows, 4, 0xFFFF, bf16);
+                  p->k, rows, vectors, 0xFFFF, bf16);
     for (; c < p->n; c += 16)
         mix_block(y + c, p->ldy, t, p->tm, p->tj, (const char *)p->v + (size_t)c * size, p->ldv,
                   p->k, rows, 1, lanes_mask(p->n - c), bf16);
+}
+
+/* Rows of at most eight columns, those of a small rank: half vectors, of which a unit may start
+ * twice as many. */
+INLINE void mix_narrow(const struct mix *p, int64_t m, int rows, int64_t tm) {
+    const __mmask8 mask = (__mmask8)lanes_mask(p->n);
+    const float *t = p->t + m * tm, *t4 = t + 4 * tm, *v = p->v;
+    float *y = p->y + m * p->ldy;
+    __m256 acc[16];
+#pragma GCC unroll 16
+    for (int r = 0; r < rows; r++) acc[r] = _mm256_maskz_loadu_ps(mask, y + r * p->ldy);
+    __asm__("" : "+r"(t4)); // two bases reach eight rows
+    for (int64_t j = 0; j < p->k; j++, t += p->tj, t4 += p->tj, v += p->ldv) {
+        const __m256 x = _mm256_maskz_loadu_ps(mask, v);
+        if (tm == 1) __builtin_prefetch(t + 12 * p->tj);
+#pragma GCC unroll 16
+        for (int r = 0; r < rows; r++) {
+            const float a = r < 4 ? t[r * tm] : t4[(r - 4) * tm];
+            acc[r] = _mm256_fmadd_ps(_mm256_set1_ps(a), x, acc[r]);
+        }
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < rows; r++) _mm256_mask_storeu_ps(y + r * p->ldy, mask, acc[r]);
 }
 
 /* panel[k][32]: zeros from column n on. */
@@ -594,42 +664,55 @@ INLINE void mix_pack(float *panel, const void *v, int64_t ldv, int64_t k, int64_
 }
 
 /* Rows of two vectors: twice the sums that two units of four steps keep in flight. */
-enum { MIX_ROWS = 8 };
+enum { MIX_ROWS = 12 };
 
 /* `rows` rows of 32 columns. */
 INLINE void mix_tile(float *y, int64_t ldy, const float *t, int64_t tm, int64_t tj,
                      const float *panel, int64_t k, int64_t n, int rows) {
     const __mmask16 mask[2] = {lanes_mask(n), n > 16 ? lanes_mask(n - 16) : 0};
     __m512 acc[MIX_ROWS][2];
-#pragma GCC unroll 8
+#pragma GCC unroll 12
     for (int r = 0; r < rows; r++) {
         for (int h = 0; h < 2; h++)
             acc[r][h] = _mm512_maskz_loadu_ps(mask[h], y + r * ldy + 16 * h);
     }
     for (int64_t j = 0; j < k; j++, t += tj, panel += 32) {
         const __m512 v0 = _mm512_loadu_ps(panel), v1 = _mm512_loadu_ps(panel + 16);
-#pragma GCC unroll 8
+#pragma GCC unroll 12
         for (int r = 0; r < rows; r++) {
             const __m512 a = _mm512_set1_ps(t[r * tm]);
             acc[r][0] = _mm512_fmadd_ps(a, v0, acc[r][0]);
             acc[r][1] = _mm512_fmadd_ps(a, v1, acc[r][1]);
         }
     }
-#pragma GCC unroll 8
+#pragma GCC unroll 12
     for (int r = 0; r < rows; r++) {
         for (int h = 0; h < 2; h++) _mm512_mask_storeu_ps(y + r * ldy + 16 * h, mask[h], acc[r][h]);
     }
 }
 
-static void mix_tile_8(float *y, int64_t ldy, const float *t, int64_t tm, int64_t tj,
-                       const float *panel, int64_t k, int64_t n, int rows) {
-    if (rows == MIX_ROWS) {
-        mix_tile(y, ldy, t, tm, tj, panel, k, n, MIX_ROWS);
+static void mix_tile_any(float *y, int64_t ldy, const float *t, int64_t tm, int64_t tj,
+                         const float *panel, int64_t k, int64_t n, int rows) {
+#define ROWS(count)                                                                                \
+    case count:                                                                                    \
+        mix_tile(y, ldy, t, tm, tj, panel, k, n, count);                                           \
         return;
+    switch (rows) {
+        ROWS(12)
+        ROWS(11)
+        ROWS(10)
+        ROWS(9)
+        ROWS(8)
+        ROWS(7)
+        ROWS(6)
+        ROWS(5)
+        ROWS(4)
+        ROWS(3)
+        ROWS(2)
+    default:
+        mix_tile(y, ldy, t, tm, tj, panel, k, n, 1);
     }
-    for (; rows >= 4; rows -= 4, y += 4 * ldy, t += 4 * tm)
-        mix_tile(y, ldy, t, tm, tj, panel, k, n, 4);
-    for (; rows > 0; rows--, y += ldy, t += tm) mix_tile(y, ldy, t, tm, tj, panel, k, n, 1);
+#undef ROWS
 }
 
 INLINE void mix_any(const struct mix *p, const struct mix_tiles *tiles, bool bf16) {
@@ -638,6 +721,11 @@ INLINE void mix_any(const struct mix *p, const struct mix_tiles *tiles, bool bf1
         return;
     }
     int64_t m = 0;
+    const bool narrow = p->n <= 8 && !bf16;
+    // rows that lie side by side: as many as a cache line holds
+    for (; narrow && p->tm == 1 && m + 16 <= p->rows; m += 16) mix_narrow(p, m, 16, 1);
+    for (; narrow && m + 8 <= p->rows; m += 8) mix_narrow(p, m, 8, p->tm);
+    for (; m + 8 <= p->rows; m += 8) mix_rows(p, m, 8, bf16);
     for (; m + 4 <= p->rows; m += 4) mix_rows(p, m, 4, bf16);
     for (; m < p->rows; m++) mix_rows(p, m, 1, bf16);
 }
@@ -649,7 +737,7 @@ INLINE void mix_any(const struct mix *p, const struct mix_tiles *tiles, bool bf1
     static void name(float *y, int64_t ldy, const float *t, int64_t tm, int64_t tj, int64_t rows,  \
                      const type *v, int64_t ldv, int64_t k, int64_t n) {                           \
         const struct mix p = {y, t, v, ldy, tm, tj, rows, ldv, k, n};                              \
-        const struct mix_tiles tiles = {MIX_ROWS, 32, name##_pack, mix_tile_8};                    \
+        const struct mix_tiles tiles = {MIX_ROWS, 32, name##_pack, mix_tile_any};                    \
         mix_any(&p, &tiles, bf16);                                                                 \
     }
 MIX(avx512_mix_f32, float, false)
@@ -756,6 +844,7 @@ void kernels_fill_avx512(struct kernels *k) {
     k->gemm_q8 = avx512_gemm_q;
     k->gemm_q4 = avx512_gemm_q;
     k->gemm_bf16_fast = avx512_gemm_bf16_fast;
+    k->multiply_to_int8 = avx512_multiply_to_int8;
     k->dot = avx512_dot;
     k->sum = avx512_sum;
     k->max = avx512_max;

@@ -208,11 +208,13 @@ static void scales_gather(float *by, const struct matrix *w, int64_t u, int64_t 
     memset(by + n, 0, (size_t)(whole_blocks(n) - n) * sizeof *by);
 }
 
-/* Four quads of bytes: byte j of quad i becomes byte i of quad j, by two perfect shuffles, each of
- * a step that SSE2 has. */
+/* Four quads of bytes: byte j of quad i becomes byte i of quad j, by two perfect shuffles. Each is
+ * written as the two steps that SSE2 has, or gcc makes it byte by byte. */
 typedef uint8_t quads __attribute__((vector_size(16)));
+typedef uint64_t halves __attribute__((vector_size(16)));
 static quads halves_shuffled(quads x) {
-    return __builtin_shufflevector(x, x, 0, 8, 1, 9, 2, 10, 3, 11, 4, 12, 5, 13, 6, 14, 7, 15);
+    quads high = (quads)__builtin_shufflevector((halves)x, (halves)x, 1, 1);
+    return __builtin_shufflevector(x, high, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
 }
 
 static quads quads_turned(quads x) {
@@ -271,6 +273,18 @@ static void panels_turn(const struct turned *t, const struct matrix *w, int64_t 
     }
 }
 
+/* Asks for a unit that is turned next, panels [g, end): its blocks lie pages apart, where no
+ * machine looks ahead by itself. */
+static void unit_ahead(const struct matrix *w, int64_t u, int64_t g, int64_t end) {
+    int64_t bytes = layout_bytes(w->layout), stride = w->k / layout_group(w->layout) * bytes,
+            scales = layout_scales(w->layout, w->k);
+    for (; g < end; g++) {
+        const char *at = (const char *)w->data + g * stride + u * bytes;
+        for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(at + i, 0, 2);
+        if (w->scales) __builtin_prefetch(w->scales + g * scales + u * PANEL, 0, 2);
+    }
+}
+
 /* dY of the slice in 16 bits; outputs that only fill the last block are zeros. */
 static void back_narrow(void *ctx, int64_t begin, int64_t end, int thread) {
     (void)thread;
@@ -307,7 +321,8 @@ static void back_int8(void *ctx, int64_t begin, int64_t end, int thread) {
     const struct matrix *w = p->w;
     const struct kernels *kern = kernels_get();
     int group = layout_group(w->layout);
-    int64_t padded = whole_blocks(p->n);
+    int64_t padded = whole_blocks(p->n), first = p->slice / PANEL,
+            panels = (p->n + PANEL - 1) / PANEL;
     float unit[2 * PANEL];
     struct turned t = turned_layout(scratch_of(p, thread), padded);
     struct matrix turned = *w;
@@ -325,6 +340,9 @@ static void back_int8(void *ctx, int64_t begin, int64_t end, int thread) {
         for (int64_t m = 0; m < p->some; m += BACK_ROWS) {
             struct inputs in = {.rows = MIN(p->some - m, BACK_ROWS), .k = padded};
             in.q = t.q, in.d = t.d;
+            if (u + 1 < end)
+                unit_ahead(w, u + 1, first + panels * m / p->some,
+                           first + panels * (m + in.rows) / p->some);
             rows_quantize(&t, p, m, in.rows);
             (w->layout < LAYOUT_Q4 ? kern->gemm_q8 : kern->gemm_q4)(
                 p->dx + (p->first + m) * p->lddx + u * group, p->lddx, &in, &turned, 0, group,

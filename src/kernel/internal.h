@@ -114,13 +114,36 @@ static inline float round_even(float u) {
     return (u + 0x1.8p+23f) - 0x1.8p+23f;
 }
 
+/* What levels compile for themselves, element by element; `exp` is the level's. */
+static inline void act_back_with(void (*exp)(float *, const float *, int64_t), float *restrict dx,
+                                 float *restrict dup, const float *restrict dy,
+                                 const float *restrict x, const float *restrict up, int64_t n,
+                                 bool gelu) {
+    for (int64_t c = 0; c < n; c++)
+        dx[c] = gelu ? -x[c] * (GELU_LINE + GELU_CUBE * (x[c] * x[c])) : -x[c];
+    exp(dx, dx, n);
+    for (int64_t c = 0; c < n; c++) {
+        float sigma = 1.0f / (1.0f + dx[c]), y = x[c] * sigma,
+              slope = gelu ? GELU_LINE + 3.0f * GELU_CUBE * (x[c] * x[c]) : 1.0f,
+              d = sigma + y * (1.0f - sigma) * slope;
+        dx[c] = d * (up ? dy[c] * up[c] : dy[c]);
+        if (up) dup[c] = y * dy[c];
+    }
+}
+
+static inline void softmax_back_with(float *restrict dp, const float *restrict p, float mean,
+                                     float scale, int64_t n) {
+    for (int64_t c = 0; c < n; c++) dp[c] = p[c] * (dp[c] - mean) * scale;
+}
+
 /*
  * Large mixes: columns of v in panels as wide as a tile of outputs, MIX_J rows at a time, packed as f32 so that they stay
  * in the first-level cache while all rows of t meet them. Between such slabs an output waits in y, so its chain of
  * multiply-adds is kernel.h's. A t whose j are apart in memory is packed as well, MIX_M rows at a time; one in rows is
- * read as it lies, MIX_DIRECT rows for each time that v is packed.
+ * read as it lies, MIX_DIRECT rows for each time that v is packed, and so is one in columns that meets
+ * no more than MIX_FEW of v's, too few to pay for it (a head's keys and values).
  */
-enum { MIX_J = 256, MIX_M = 96, MIX_DIRECT = 384 };
+enum { MIX_J = 256, MIX_M = 96, MIX_DIRECT = 384, MIX_FEW = 64 };
 
 struct mix {
     float *y;
@@ -160,7 +183,7 @@ static inline void mix_slab(const struct mix *p, const struct mix_tiles *l, int6
     int64_t groups = (rows + l->rows - 1) / l->rows, group = (rows + groups - 1) / groups;
     const float *t = p->t + m * tm + j * tj;
     int64_t step = group * tm; // from one group of rows to the next
-    if (tj != 1) {
+    if (tj != 1 && (tm != 1 || p->n > MIX_FEW)) {
         mix_pack_t(packed, t, tm, tj, rows, k, group);
         t = packed, tm = 1, tj = group, step = group * k;
     }

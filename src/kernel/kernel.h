@@ -220,9 +220,13 @@ struct kernels {
     void (*rope)(float *x, const float *cos, const float *sin, int64_t half); /* pairs (i, i+half): HF order */
     void (*silu_mul)(float *y, const float *gate, const float *up, int64_t n); /* y = gate*sigmoid(gate)*up */
     void (*gelu)(float *y, const float *x, int64_t n);                    /* the tanh form ("gelu_new"): GELU_LINE */
+    /* Back through y = f(x) · up, f silu or gelu: dx = f'(x) · (dy · up), dup = dy · f(x). With up NULL, y = f(x), dx = f'(x) · dy. */
+    void (*act_back)(float *dx, float *dup, const float *dy, const float *x, const float *up, int64_t n, bool gelu);
     void (*exp)(float *y, const float *x, int64_t n);                     /* clamps to [0, FLT_MAX]; exp(-inf) = 0 */
     /* y = exp(x - max) in place, returns the sum by the `sum` rule (the caller divides). */
     float (*softmax)(float *x, int64_t n);
+    /* dp = p (dp - mean) scale: back through a softmax, mean being Σ p dp, and through what scaled its scores. */
+    void (*softmax_back)(float *dp, const float *p, float mean, float scale, int64_t n);
     /* dst[c][r] = src[r][c]: moves bits, computes nothing. */
     void (*transpose)(float *dst, int64_t ld_dst, const float *src, int64_t ld_src, int64_t rows, int64_t cols);
     /* AdamW on n values: m, v, w updated in place; bc1/bc2 are the bias corrections 1-β^t. Elementwise. */

@@ -334,6 +334,15 @@ static void exp_row(float *y, const float *x, int64_t n) {
     for (int64_t i = 0; i < n; i++) y[i] = exp_value(x[i]);
 }
 
+static void act_back(float *dx, float *dup, const float *dy, const float *x, const float *up,
+                     int64_t n, bool gelu) {
+    act_back_with(exp_row, dx, dup, dy, x, up, n, gelu);
+}
+
+static void softmax_back(float *dp, const float *p, float mean, float scale, int64_t n) {
+    softmax_back_with(dp, p, mean, scale, n);
+}
+
 static float softmax_row(float *x, int64_t n) {
     float m = max_row(x, n);
     for (int64_t i = 0; i < n; i++) x[i] = exp_value(x[i] - m);
@@ -392,6 +401,8 @@ void kernels_fill_scalar(struct kernels *k) {
         .gelu = gelu_row,
         .exp = exp_row,
         .softmax = softmax_row,
+        .act_back = act_back,
+        .softmax_back = softmax_back,
         .adamw = adamw_row,
     };
 }

@@ -130,7 +130,7 @@ static void scores_backward(const struct trainer *t, const struct head *h, float
         t->k->scale(pr + first, by[i - i0], end - first);
         float mean = t->k->dot(pr + first, dr + first, end - first);
         memset(dr, 0, (size_t)first * sizeof *dr);
-        for (int64_t j = first; j < end; j++) dr[j] = pr[j] * (dr[j] - mean) * h->scale;
+        t->k->softmax_back(dr + first, pr + first, mean, h->scale, end - first);
         memset(dr + end, 0, (size_t)(i1 - i - 1) * sizeof *dr);
     }
 }

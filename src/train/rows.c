@@ -147,38 +147,18 @@ void rows_activation(struct trainer *t, const float *gate, const float *up, int6
     pool_run(t->pool, activation_items, &j, rows, 8);
 }
 
-/* y = x σ(u(x)) and its derivative σ + x σ (1 - σ) u'(x), for silu (u = x) and gelu. `s` holds
- * exp(-u) and becomes the derivative. */
-static void bend(float *restrict y, float *restrict s, const float *restrict x, int64_t n,
-                 bool gelu) {
-    for (int64_t c = 0; c < n; c++) {
-        float sigma = 1.0f / (1.0f + s[c]),
-              slope = gelu ? GELU_LINE + 3.0f * GELU_CUBE * (x[c] * x[c]) : 1.0f;
-        y[c] = x[c] * sigma;
-        s[c] = sigma + y[c] * (1.0f - sigma) * slope;
-    }
-}
-
 static void activation_backward_items(void *ctx, int64_t begin, int64_t end, int thread) {
     (void)thread;
     const struct rows_job *j = ctx;
-    bool gelu = j->t->c.arch->gelu, gated = j->x != NULL;
+    const struct trainer *t = j->t;
+    bool gelu = t->c.arch->gelu;
     for (int64_t i = begin; i < end; i++) {
         int64_t at = i * j->width;
-        const float *restrict x = (gated ? j->x : j->u) + at, *restrict up = j->u + at,
-                              *restrict dact = j->t->dact + at;
-        float *restrict dgate = j->t->dgate + at, *restrict dup = j->t->dup + at;
-        for (int64_t c = 0; c < j->width; c++)
-            dgate[c] = gelu ? -x[c] * (GELU_LINE + GELU_CUBE * (x[c] * x[c])) : -x[c];
-        j->t->k->exp(dgate, dgate, j->width);
-        bend(dup, dgate, x, j->width, gelu);
-        if (gated)
-            for (int64_t c = 0; c < j->width; c++) {
-                dgate[c] *= dact[c] * up[c];
-                dup[c] *= dact[c];
-            }
+        if (j->x)
+            t->k->act_back(t->dgate + at, t->dup + at, t->dact + at, j->x + at, j->u + at, j->width,
+                           gelu);
         else
-            for (int64_t c = 0; c < j->width; c++) dup[c] = dgate[c] * dact[c];
+            t->k->act_back(t->dup + at, NULL, t->dact + at, j->u + at, NULL, j->width, gelu);
     }
 }
 

@@ -212,6 +212,18 @@ EMULATED __m512 _mm512_mask_add_ps(__m512 src, __mmask16 k, __m512 a, __m512 b) 
     return src;
 }
 
+EMULATED __m256 _mm256_set1_ps(float a) {
+    __m256 r;
+    for (int l = 0; l < 8; l++) r.f[l] = a;
+    return r;
+}
+
+EMULATED __m256 _mm256_fmadd_ps(__m256 a, __m256 b, __m256 c) {
+    __m256 r;
+    for (int l = 0; l < 8; l++) r.f[l] = fmaf(a.f[l], b.f[l], c.f[l]);
+    return r;
+}
+
 EMULATED __m256 _mm256_add_ps(__m256 a, __m256 b) {
     for (int l = 0; l < 8; l++) a.f[l] += b.f[l];
     return a;
@@ -274,6 +286,22 @@ EMULATED __m512i _mm512_cvtepu8_epi32(__m128i a) {
 EMULATED __m512i _mm512_dpbusd_epi32(__m512i src, __m512i a, __m512i b) {
     for (int j = 0; j < 64; j++) src.u[j / 4] += (uint32_t)((int32_t)a.b[j] * (int8_t)b.b[j]);
     return src;
+}
+
+/* (a b + 2^14) >> 15 of signed 16-bit lanes. */
+EMULATE_INT(_mm512_mulhrs_epi16, 32, h,
+            (uint16_t)(((int16_t)a.h[l] * (int16_t)b.h[l] + (1 << 14)) >> 15))
+
+EMULATED __m256i _mm512_cvtepi16_epi8(__m512i a) {
+    uint8_t b[32];
+    __m256i r;
+    for (int l = 0; l < 32; l++) b[l] = (uint8_t)a.h[l];
+    memcpy(&r, b, sizeof r);
+    return r;
+}
+
+EMULATED void _mm256_storeu_si256(__m256i *p, __m256i a) {
+    memcpy(p, &a, sizeof a);
 }
 
 #include "amx.h"

@@ -477,9 +477,9 @@ static void base_read_once(void **state) {
     uint64_t per_step = 7 * (uint64_t)m->config.n_layers + 1;
     forward_run(f, rows, 20, segs, 20, out, 20, logits);
     assert_int_equal(forward_stats(f)->weight_passes, per_step);
-    // no results: neither the head is read, nor the last layer's o, gate, up and down
+    // no results: neither the head is read, nor the last layer's q, o, gate, up and down
     forward_run(f, rows, 20, segs, 20, out, 0, logits);
-    assert_int_equal(forward_stats(f)->weight_passes, 2 * per_step - 5);
+    assert_int_equal(forward_stats(f)->weight_passes, 2 * per_step - 6);
     assert_int_equal(forward_stats(f)->steps, 2);
     assert_int_equal(forward_stats(f)->rows, 40);
     for (int i = 0; i < 20; i++) adapter_release(a[i]);

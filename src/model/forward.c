@@ -27,7 +27,7 @@
 
 enum {
     RANK_CHUNK = 64,        /* higher ranks are added in rounds of it */
-    CUT = 16,               /* outputs: panels of packed weights, cache lines of f32 results */
+    CUT = 32,               /* outputs: two panels of packed weights, whole cache lines */
     MIN_PARALLEL = 1 << 15, /* multiply-adds below which waking threads costs more than it gives */
     MAX_FUSED = 3,
     LOW_COST = 4,    /* a low-rank multiply-add, in those of packed weights (measured) */
@@ -734,7 +734,7 @@ static void store_rows(void *ctx, int64_t begin, int64_t end, int thread) {
     }
 }
 
-static void attend_rows(void *ctx, int64_t begin, int64_t end, int thread) {
+static void qkv_rows(void *ctx, int64_t begin, int64_t end, int thread) {
     query_rows(ctx, begin, end, thread);
     store_rows(ctx, begin, end, thread);
 }
@@ -954,8 +954,8 @@ static void qkv_run(struct forward *f) {
     struct inputs in = inputs_for(&f->m->layers[f->layer].proj[PROJ_Q], 3, f->h, f->n_rows,
                                   f->in_scratch, f->o.pool);
     products_run(f, &in, qkv, 3);
-    pool_run(pool_for(f, 4 * f->n_rows * (c->n_heads + c->n_kv_heads) * c->head_dim), attend_rows,
-             f, f->n_rows, 1);
+    pool_run(pool_for(f, 4 * (int64_t)f->n_rows * (c->n_heads + c->n_kv_heads) * c->head_dim),
+             qkv_rows, f, f->n_rows, 1);
 }
 
 /* The same where only these rows go on: nobody asks for the others' queries. */
@@ -1024,10 +1024,9 @@ static bool is_ascending(const int32_t *v, int32_t n) {
     return v != NULL;
 }
 
-void forward_run(struct forward *f, const struct row *rows, int32_t n_rows,
-                 const struct segment *segs, int32_t n_segs, const int32_t *out_rows, int32_t n_out,
-                 float *logits) {
-    const struct model_config *c = &f->m->config;
+static void call_begin(struct forward *f, const struct row *rows, int32_t n_rows,
+                       const struct segment *segs, int32_t n_segs, const int32_t *out_rows,
+                       int32_t n_out) {
     f->rows = rows;
     f->n_rows = n_rows;
     f->segs = segs;
@@ -1036,10 +1035,21 @@ void forward_run(struct forward *f, const struct row *rows, int32_t n_rows,
     for (int32_t i = 0; i < n_rows; i++)
         CHECK(kv_reserve(f->kv, rows[i].slot, rows[i].pos, rows[i].pos + 1));
     blocks_make(f);
+    f->stats.steps++;
+    f->stats.rows += (uint64_t)n_rows;
+}
 
-    pool_run(pool_for(f, 4 * (int64_t)n_rows * c->d_model), embed_rows, f, n_rows, 1);
-    bool narrow = n_out < n_rows && is_ascending(out_rows, n_out);
-    for (f->layer = 0; f->layer < c->n_layers; f->layer++)
+static void embed_run(struct forward *f) {
+    int64_t cost = 4 * (int64_t)f->n_rows * f->m->config.d_model;
+    pool_run(pool_for(f, cost), embed_rows, f, f->n_rows, 1);
+}
+
+/* From layer `first` on, to the results. */
+static void layers_finish(struct forward *f, int32_t first, const int32_t *out_rows, int32_t n_out,
+                          float *logits) {
+    const struct model_config *c = &f->m->config;
+    bool narrow = n_out < f->n_rows && is_ascending(out_rows, n_out);
+    for (f->layer = first; f->layer < c->n_layers; f->layer++)
         layer_run(f, narrow && f->layer == c->n_layers - 1 ? out_rows : NULL, n_out);
     if (narrow) out_rows = f->kept_outs;
     if (n_out > 0) {
@@ -1051,6 +1061,31 @@ void forward_run(struct forward *f, const struct row *rows, int32_t n_rows,
         jobs_run(f);
         heads_run(f, out_rows, n_out, logits);
     }
-    f->stats.steps++;
-    f->stats.rows += (uint64_t)n_rows;
+}
+
+void forward_run(struct forward *f, const struct row *rows, int32_t n_rows,
+                 const struct segment *segs, int32_t n_segs, const int32_t *out_rows, int32_t n_out,
+                 float *logits) {
+    call_begin(f, rows, n_rows, segs, n_segs, out_rows, n_out);
+    embed_run(f);
+    layers_finish(f, 0, out_rows, n_out, logits);
+}
+
+void forward_lower(struct forward *f, int32_t end, const struct row *rows, int32_t n_rows,
+                   float *stream) {
+    CHECK(end > 0 && end < f->m->config.n_layers);
+    call_begin(f, rows, n_rows, NULL, 0, NULL, 0);
+    embed_run(f);
+    for (f->layer = 0; f->layer < end; f->layer++) layer_run(f, NULL, 0);
+    memcpy(stream, f->x, (size_t)n_rows * (size_t)f->m->config.d_model * sizeof *stream);
+}
+
+void forward_upper(struct forward *f, int32_t first, const float *const *streams,
+                   const struct row *rows, int32_t n_rows, const struct segment *segs,
+                   int32_t n_segs, const int32_t *out_rows, int32_t n_out, float *logits) {
+    size_t d = (size_t)f->m->config.d_model;
+    CHECK(first > 0 && first < f->m->config.n_layers);
+    call_begin(f, rows, n_rows, segs, n_segs, out_rows, n_out);
+    for (int32_t i = 0; i < n_rows; i++) memcpy(f->x + (size_t)i * d, streams[i], d * sizeof *f->x);
+    layers_finish(f, first, out_rows, n_out, logits);
 }

@@ -7,6 +7,7 @@
  */
 #include "train/train.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 #define AT(field) offsetof(struct train_options, field)
@@ -21,6 +22,8 @@ const struct option_row train_option_rows[] = {
      "dropout before the adapters' A"},
     {"target", OPT_LIST, AT(target), "all-linear", 0, 0, "NAME",
      "projections to adapt: q_proj v_proj, or all-linear"},
+    {"layers", OPT_LIST, AT(layers), "all", 0, 0, "N",
+     "layers to adapt, counted from 0: 4 5, or 12-29, or all"},
     {"use-rslora", OPT_BOOL, AT(use_rslora), NULL, 0, 0, NULL,
      "LoRA scale is alpha / sqrt(r) instead"},
     {"use-dora", OPT_BOOL, AT(use_dora), NULL, 0, 0, NULL,
@@ -58,6 +61,7 @@ const struct option_row train_option_rows[] = {
     ALIAS("alpha", "lora-alpha"),
     ALIAS("dropout", "lora-dropout"),
     ALIAS("target-modules", "target"),
+    ALIAS("layers-to-transform", "layers"),
     ALIAS("num-train-epochs", "epochs"),
     ALIAS("learning-rate", "lr"),
     ALIAS("batch-size", "bsz"),
@@ -102,8 +106,56 @@ int schedule_parse(const char *name, enum schedule *out, struct error *err) {
     return MIN(i, OK);
 }
 
-int train_adapter_config(const struct train_options *o, struct adapter_config *out,
-                         struct error *err) {
+/* One of "all", "4" and "4-7", `n` characters of it, into on [L]. */
+static int layers_mark(const char *text, size_t n, int32_t n_layers, bool *on, struct error *err) {
+    char item[32], *end;
+    long first = 0, last = n_layers - 1;
+    snprintf(item, sizeof item, "%.*s", (int)MIN(n, sizeof item), text);
+    if (strcmp(item, "all") != 0) {
+        first = last = strtol(item, &end, 10);
+        if (*end == '-' && end > item) last = strtol(end + 1, &end, 10);
+        if (*end || !strchr("0123456789", *item))
+            return error_set(err, ERR_USAGE, "layers '%s' is neither 'all', a number nor a range",
+                             item);
+    }
+    if (first > last || last >= n_layers)
+        return error_set(err, ERR_USAGE, "layers '%s' are not in 0-%d, the model's", item,
+                         (int)n_layers - 1);
+    for (long l = first; l <= last; l++) on[l] = true;
+    return OK;
+}
+
+static int layers_parse(const struct strings *list, int32_t n_layers, bool *on, struct error *err) {
+    int rc = OK, n = 0;
+    for (int i = 0; i < list->n; i++)
+        for (const char *p = list->v[i]; !rc && *p;) {
+            size_t len = strcspn(p, ", ");
+            if (len > 0) rc = layers_mark(p, len, n_layers, on, err), n++;
+            p += len + (p[len] != 0);
+        }
+    return rc || n ? rc : error_set(err, ERR_USAGE, "no layers named (try '4-5' or 'all')");
+}
+
+/* Leaves `modules` NULL where all layers are meant. */
+static int modules_make(const struct train_options *o, const struct model_config *shape,
+                        struct adapter_config *c, struct error *err) {
+    int32_t n = shape->n_layers, named = 0;
+    bool *on = xcalloc((size_t)n, sizeof *on);
+    int rc = layers_parse(&o->layers, n, on, err);
+    for (int32_t l = 0; l < n; l++) named += on[l];
+    if (!rc && named < n) {
+        struct adapter_module *m = xcalloc((size_t)n * N_PROJ, sizeof *m);
+        for (int32_t i = 0; i < n * N_PROJ; i++)
+            if (on[i / N_PROJ] && c->target[i % N_PROJ])
+                m[i] = (struct adapter_module){c->r, c->alpha};
+        c->modules = m;
+    }
+    free(on);
+    return rc;
+}
+
+int train_adapter_config(const struct train_options *o, const struct model_config *shape,
+                         struct adapter_config *out, struct error *err) {
     struct buf list = {0};
     *out = (struct adapter_config){.r = (int32_t)o->r,
                                    .dropout = (float)o->lora_dropout,
@@ -113,5 +165,6 @@ int train_adapter_config(const struct train_options *o, struct adapter_config *o
     for (int i = 0; i < o->target.n; i++) buf_printf(&list, "%s%s", i ? "," : "", o->target.v[i]);
     int rc = adapter_targets_parse(list.data ? list.data : "all-linear", out->target, err);
     buf_release(&list);
-    return rc;
+    if (!rc) rc = modules_make(o, shape, out, err);
+    return rc ? rc : adapter_config_check(shape, out, err);
 }

@@ -106,65 +106,25 @@ int schedule_parse(const char *name, enum schedule *out, struct error *err) {
     return MIN(i, OK);
 }
 
-/* One of "all", "4" and "4-7", `n` characters of it, into on [L]. */
-static int layers_mark(const char *text, size_t n, int32_t n_layers, bool *on, struct error *err) {
-    char item[32], *end;
-    long first = 0, last = n_layers - 1;
-    snprintf(item, sizeof item, "%.*s", (int)MIN(n, sizeof item), text);
-    if (strcmp(item, "all") != 0) {
-        first = last = strtol(item, &end, 10);
-        if (*end == '-' && end > item) last = strtol(end + 1, &end, 10);
-        if (*end || !strchr("0123456789", *item))
-            return error_set(err, ERR_USAGE, "layers '%s' is neither 'all', a number nor a range",
-                             item);
-    }
-    if (first > last || last >= n_layers)
-        return error_set(err, ERR_USAGE, "layers '%s' are not in 0-%d, the model's", item,
-                         (int)n_layers - 1);
-    for (long l = first; l <= last; l++) on[l] = true;
-    return OK;
-}
-
-static int layers_parse(const struct strings *list, int32_t n_layers, bool *on, struct error *err) {
-    int rc = OK, n = 0;
-    for (int i = 0; i < list->n; i++)
-        for (const char *p = list->v[i]; !rc && *p;) {
-            size_t len = strcspn(p, ", ");
-            if (len > 0) rc = layers_mark(p, len, n_layers, on, err), n++;
-            p += len + (p[len] != 0);
-        }
-    return rc || n ? rc : error_set(err, ERR_USAGE, "no layers named (try '4-5' or 'all')");
-}
-
-/* Leaves `modules` NULL where all layers are meant. */
-static int modules_make(const struct train_options *o, const struct model_config *shape,
-                        struct adapter_config *c, struct error *err) {
-    int32_t n = shape->n_layers, named = 0;
-    bool *on = xcalloc((size_t)n, sizeof *on);
-    int rc = layers_parse(&o->layers, n, on, err);
-    for (int32_t l = 0; l < n; l++) named += on[l];
-    if (!rc && named < n) {
-        struct adapter_module *m = xcalloc((size_t)n * N_PROJ, sizeof *m);
-        for (int32_t i = 0; i < n * N_PROJ; i++)
-            if (on[i / N_PROJ] && c->target[i % N_PROJ])
-                m[i] = (struct adapter_module){c->r, c->alpha};
-        c->modules = m;
-    }
-    free(on);
-    return rc;
+/* "q_proj,k_proj" of a list's names, or `none`; malloc'ed. */
+static char *list_join(const struct strings *list, const char *none) {
+    struct buf text = {0};
+    for (int i = 0; i < list->n; i++) buf_printf(&text, "%s%s", i ? "," : "", list->v[i]);
+    return text.data ? text.data : xstrdup(none);
 }
 
 int train_adapter_config(const struct train_options *o, const struct model_config *shape,
                          struct adapter_config *out, struct error *err) {
-    struct buf list = {0};
+    char *targets = list_join(&o->target, "all-linear"), *layers = list_join(&o->layers, "all");
     *out = (struct adapter_config){.r = (int32_t)o->r,
                                    .dropout = (float)o->lora_dropout,
                                    .rslora = o->use_rslora,
                                    .dora = o->use_dora};
     out->alpha = (float)(o->lora_alpha > 0 ? o->lora_alpha : 2.0 * (double)o->r);
-    for (int i = 0; i < o->target.n; i++) buf_printf(&list, "%s%s", i ? "," : "", o->target.v[i]);
-    int rc = adapter_targets_parse(list.data ? list.data : "all-linear", out->target, err);
-    buf_release(&list);
-    if (!rc) rc = modules_make(o, shape, out, err);
-    return rc ? rc : adapter_config_check(shape, out, err);
+    int rc = adapter_targets_parse(targets, out->target, err);
+    if (!rc) rc = adapter_layers_parse(layers, shape, out, err);
+    if (!rc) rc = adapter_config_check(shape, out, err);
+    free(targets);
+    free(layers);
+    return rc;
 }

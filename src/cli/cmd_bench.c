@@ -392,9 +392,14 @@ static double noise_seconds(struct bench *b, const struct variant *v) {
     return clock_now() - start;
 }
 
+/* All prompts differ in their first two, or the bare base would share them. */
+static int32_t question_token(const struct bench *b, int i, int j) {
+    int32_t vocab = b->m->config.vocab_size;
+    return j == 0 ? i % vocab : j == 1 ? i / vocab : some_token(b, i * 131 + j);
+}
+
 /* Multiple choice by likelihood through an engine: QUESTIONS for each of CANDIDATES, the next
- * candidate's after every one, so that a batch is as mixed as it can be. Prompts differ in all, or
- * the bare base would share them. */
+ * candidate's after every one, so that a batch is as mixed as it can be. */
 static double population_seconds(struct bench *b, const struct variant *v) {
     enum { N = CANDIDATES * QUESTIONS, PROMPT = SPAN_MAX / 2 };
     static struct request r[N];
@@ -412,7 +417,7 @@ static double population_seconds(struct bench *b, const struct variant *v) {
     struct engine *e = engine_new(b->m, &eo, &err);
     CHECK(e != NULL);
     for (int i = 0; i < N; i++) {
-        for (int j = 0; j < prompt; j++) prompts[i][j] = some_token(b, i * 131 + j);
+        for (int j = 0; j < prompt; j++) prompts[i][j] = question_token(b, i, j);
         for (int k = 0; k < CHOICES; k++) {
             for (int j = 0; j < CHOICE_TOKENS; j++) words[i][k][j] = some_token(b, i + k * 17 + j);
             choices[i][k] = (struct token_seq){words[i][k], CHOICE_TOKENS};
@@ -432,7 +437,7 @@ static double population_seconds(struct bench *b, const struct variant *v) {
     return seconds;
 }
 
-/* A generation: members read one sample, a quarter of which is answer; one update. */
+/* A generation: members read one sample, a quarter of which is its answer; and an update. */
 static double es_seconds(struct bench *b, const struct variant *v) {
     (void)v;
     double start = clock_now();

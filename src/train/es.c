@@ -95,7 +95,7 @@ struct es {
     int n;
     int32_t first;                     /* the lowest layer that the adapter changes */
     float *stream;                     /* before it, [rows of all samples][D]; NULL where it is 0 */
-    int64_t *stream_at;                /* [n] the first row of a sample */
+    int64_t *stream_at;                /* [n + 1] the first row of a sample */
     struct lora_pack *center, **pairs; /* [N/2]: those that the pass in progress reads */
     float *factors;                    /* of one pair, all projections: [2][in], [out][2] */
     size_t *factor_at;                 /* [L][N_PROJ] */

@@ -88,20 +88,32 @@ static inline struct model *fixture_model(const char *shape, bool tied, enum ten
     return fixture_model_of(c, tied, type, cls);
 }
 
-/* Both factors random; alpha = 1.5 r, so the scale is 1.5. `targets` as on the command line. */
-static inline struct adapter *fixture_adapter(const struct model_config *c, int32_t r,
-                                              const char *targets, float std, uint64_t seed) {
+/* Both factors random; alpha = 1.5 r, so the scale is 1.5. `targets` as on the command line, from
+ * layer `first` on. */
+static inline struct adapter *fixture_adapter_from(const struct model_config *c, int32_t first,
+                                                   int32_t r, const char *targets, float std,
+                                                   uint64_t seed) {
     struct error err;
     struct adapter_config ac = {.r = r, .alpha = 1.5f * (float)r};
     if (adapter_targets_parse(targets, ac.target, &err) != OK)
         check_failed(__FILE__, __LINE__, err.text);
+    struct adapter_module *modules = xcalloc((size_t)c->n_layers * N_PROJ, sizeof *modules);
+    for (int32_t i = first * N_PROJ; i < c->n_layers * N_PROJ; i++)
+        if (ac.target[i % N_PROJ]) modules[i] = (struct adapter_module){ac.r, ac.alpha};
+    if (first > 0) ac.modules = modules;
     size_t n = adapter_floats(c, &ac);
     float *data = xcalloc(n, sizeof *data);
     struct rng rng = rng_make(seed, RNG_TEST, 1, 0);
     for (size_t i = 0; i < n; i++) data[i] = std * rng_normal(&rng);
     struct adapter *a = adapter_from_data(c, &ac, data, NULL);
     free(data);
+    free(modules);
     return a;
+}
+
+static inline struct adapter *fixture_adapter(const struct model_config *c, int32_t r,
+                                              const char *targets, float std, uint64_t seed) {
+    return fixture_adapter_from(c, 0, r, targets, std, seed);
 }
 
 /* The n weights of a tensor by its name, base + scale · [-1, 1): the formula of

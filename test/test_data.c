@@ -622,6 +622,8 @@ static void test_names(void **state) {
         {"--lora-r=16", "--target", "v_proj", "--target", "q_proj", "--epochs=3", "--learning-rate",
          "1e-3", "--batch-size", "2", "--grad-accum", "8"},
     };
+    struct model_config shape;
+    assert_int_equal(shape_find("fry", &shape, &err), OK);
     for (size_t i = 0; i < ARRAY_LEN(lines); i++) {
         struct train_options o;
         struct strings rest = {0};
@@ -633,7 +635,8 @@ static void test_names(void **state) {
             fail_msg("%s", err.text);
         assert_int_equal(rest.n, 0);
         assert_true(o.r == 16 && o.epochs == 3 && o.lr == 1e-3 && o.bsz == 2 && o.grad_accum == 8);
-        assert_int_equal(train_adapter_config(&o, &c, &err), OK);
+        assert_int_equal(train_adapter_config(&o, &shape, &c, &err), OK);
+        assert_null(c.modules);
         assert_true(c.alpha == 32 && c.r == 16 && !c.dora && !c.rslora);
         for (int p = 0; p < N_PROJ; p++) assert_int_equal(c.target[p], p == PROJ_Q || p == PROJ_V);
         options_release(train_option_rows, &o);
@@ -645,6 +648,38 @@ static void test_names(void **state) {
         assert_non_null(of->name);
         assert_int_not_equal(of->type, OPT_ALIAS);
     }
+}
+
+/* Bit l of `want`: layer l of six is adapted; 0: refused. */
+static void layers_check(const char *text, uint32_t want, const struct model_config *shape) {
+    const char *argv[] = {"--layers", text, "--target", "v_proj"};
+    struct train_options o;
+    struct adapter_config c;
+    struct strings rest = {0};
+    options_default(train_option_rows, &o);
+    assert_int_equal(options_parse(train_option_rows, &o, 4, (char **)(uintptr_t)argv, &rest, &err),
+                     OK);
+    assert_int_equal(train_adapter_config(&o, shape, &c, &err), want ? OK : ERR_USAGE);
+    for (int32_t i = 0; want && i < 6 * N_PROJ; i++)
+        assert_int_equal(adapter_module_at(&c, i / N_PROJ, i % N_PROJ).r,
+                         i % N_PROJ == PROJ_V && want >> i / N_PROJ & 1 ? o.r : 0);
+    assert_true((c.modules == NULL) == (want == 63 || want == 0));
+    free((void *)(uintptr_t)c.modules);
+    options_release(train_option_rows, &o);
+}
+
+static void test_layers(void **state) {
+    (void)state;
+    struct model_config shape;
+    assert_int_equal(shape_find("fry", &shape, &err), OK);
+    assert_int_equal(shape.n_layers, 6);
+    layers_check("all", 63, &shape);
+    layers_check("0-5", 63, &shape);
+    layers_check("4,5", 48, &shape);
+    layers_check("1 3-4", 26, &shape);
+    layers_check("0", 1, &shape);
+    static const char *const refused[] = {"6", "3-6", "4-3", "-1", "x", "2x", "1-", " ", "1-2-3"};
+    for (size_t i = 0; i < ARRAY_LEN(refused); i++) layers_check(refused[i], 0, &shape);
 }
 
 static void test_options(void **state) {
@@ -680,12 +715,12 @@ int main(void) {
         cmocka_unit_test(test_messages),     cmocka_unit_test(test_pretty_japanese),
         cmocka_unit_test(test_other_forms),  cmocka_unit_test(test_cut),
         cmocka_unit_test(test_refused),      cmocka_unit_test(test_kill_and_resume),
-        cmocka_unit_test(test_options),      cmocka_unit_test(test_lint_counts),
-        cmocka_unit_test(test_lint_looks),   cmocka_unit_test(test_lint_overlap),
-        cmocka_unit_test(test_weights),      cmocka_unit_test(test_shown),
-        cmocka_unit_test(test_shown_clean),  cmocka_unit_test(test_plan),
-        cmocka_unit_test(test_not_a_number), cmocka_unit_test(test_names),
-        cmocka_unit_test(test_members_plan),
+        cmocka_unit_test(test_options),      cmocka_unit_test(test_layers),
+        cmocka_unit_test(test_lint_counts),  cmocka_unit_test(test_lint_looks),
+        cmocka_unit_test(test_lint_overlap), cmocka_unit_test(test_weights),
+        cmocka_unit_test(test_shown),        cmocka_unit_test(test_shown_clean),
+        cmocka_unit_test(test_plan),         cmocka_unit_test(test_not_a_number),
+        cmocka_unit_test(test_names),        cmocka_unit_test(test_members_plan),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }

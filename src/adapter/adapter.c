@@ -62,6 +62,50 @@ int adapter_targets_parse(const char *list, bool target[N_PROJ], struct error *e
                : error_set(err, ERR_USAGE, "no target named (try 'q_proj,v_proj' or 'all-linear')");
 }
 
+/* Marks one of "all", "4" and "4-7", the first n characters of `text`, in on [L]. */
+static int layers_mark(const char *text, size_t n, int32_t n_layers, bool *on, struct error *err) {
+    char item[32], *end;
+    long first = 0, last = n_layers - 1;
+    snprintf(item, sizeof item, "%.*s", (int)MIN(n, sizeof item), text);
+    if (strcmp(item, "all") != 0) {
+        first = last = strtol(item, &end, 10);
+        if (*end == '-' && end > item) last = strtol(end + 1, &end, 10);
+        if (*end || !strchr("0123456789", *item))
+            return error_set(err, ERR_USAGE, "layers '%s' is neither 'all', a number nor a range",
+                             item);
+    }
+    if (first > last || last >= n_layers)
+        return error_set(err, ERR_USAGE, "layers '%s' are not in 0-%d, the model's", item,
+                         (int)n_layers - 1);
+    for (long l = first; l <= last; l++) on[l] = true;
+    return OK;
+}
+
+static struct adapter_module *modules_of(const struct adapter_config *c, const bool *on,
+                                         int32_t n_layers) {
+    struct adapter_module *m = xcalloc((size_t)n_layers * N_PROJ, sizeof *m);
+    for (int32_t i = 0; i < n_layers * N_PROJ; i++)
+        if (on[i / N_PROJ] && c->target[i % N_PROJ]) m[i] = (struct adapter_module){c->r, c->alpha};
+    return m;
+}
+
+int adapter_layers_parse(const char *list, const struct model_config *shape,
+                         struct adapter_config *c, struct error *err) {
+    int32_t n = shape->n_layers, named = 0;
+    bool *on = xcalloc((size_t)n, sizeof *on);
+    int rc = OK;
+    for (const char *p = list; !rc && *p;) {
+        size_t len = strcspn(p, ", ");
+        if (len > 0) rc = layers_mark(p, len, n, on, err);
+        p += len + (p[len] != 0);
+    }
+    for (int32_t l = 0; l < n; l++) named += on[l];
+    if (!rc && !named) rc = error_set(err, ERR_USAGE, "no layers named (try '4-5' or 'all')");
+    if (!rc && named < n) c->modules = modules_of(c, on, n);
+    free(on);
+    return rc;
+}
+
 struct adapter_module adapter_module_at(const struct adapter_config *c, int32_t layer,
                                         enum proj p) {
     if (c->modules) return c->modules[layer * N_PROJ + (int)p];
@@ -408,8 +452,7 @@ const struct lora_pack *adapter_keep_pack(struct adapter *a, enum elem elem) {
 
 size_t adapter_bytes(const struct adapter *a) {
     size_t modules = (size_t)a->shape.n_layers * N_PROJ, n = sizeof *a + a->bound.used;
-    n += (a->loras ? modules * sizeof *a->loras : 0) +
-         (a->data ? a->n_data * sizeof *a->data : 0);
+    n += (a->loras ? modules * sizeof *a->loras : 0) + (a->data ? a->n_data * sizeof *a->data : 0);
     if (a->config.modules) n += modules * sizeof *a->config.modules;
     if (a->magnitude) n += modules * sizeof *a->magnitude;
     if (a->overlay) n += sizeof *a->overlay;

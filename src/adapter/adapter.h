@@ -65,6 +65,10 @@ struct adapter {
 
 /* "q_proj,v_proj" or "all-linear" → targets. */
 int adapter_targets_parse(const char *list, bool target[N_PROJ], struct error *err);
+/* "all", "4,5", "12-29": layers counted from 0 that the config's targets are adapted in. Where these
+ * are not all, c->modules becomes a list, malloc'ed, that says so. */
+int adapter_layers_parse(const char *list, const struct model_config *shape,
+                         struct adapter_config *c, struct error *err);
 /* A ~ U(±1/sqrt(in)), B = 0 (PEFT's initialisation), from (seed, RNG_INIT). */
 struct adapter *adapter_new(const struct model_config *shape, const struct adapter_config *c,
                             uint64_t seed);

@@ -11,7 +11,7 @@
 #include "adapter/adapter.h"
 #include "cli/cli.h"
 #include "engine/engine.h"
-#include "train/train.h"
+#include "train/es.h"
 
 #include <inttypes.h>
 #include <malloc.h>
@@ -22,14 +22,18 @@
 
 enum {
     MAX_BATCH = 20,
-    SPAN_MAX = 64, /* tokens before a decode, of a request in and out, of a perturbation */
+    CANDIDATES = 64, /* of population, */
+    QUESTIONS = 8,   /* each asked the same */
+    CHOICES = 4,
+    CHOICE_TOKENS = 3, /* the last of which is only predicted */
+    SPAN_MAX = 64,     /* tokens before a decode, of a request in and out, of a perturbation */
     DECODE_STEPS = 16,
     NOISE_SEQS = 4, /* members in one step */
     MAX_REPS = 1000,
 };
 
 struct options {
-    char *model, *shape, *quant, *what, *lora, *kv, *history, *targets;
+    char *model, *shape, *quant, *what, *lora, *kv, *history, *targets, *layers;
     int64_t reps, tokens, rank, members, registered, samples, adapters;
     struct strings set;
 };
@@ -45,7 +49,8 @@ static const struct option_row rows[] = {
     {"kv", OPT_STRING, offsetof(struct options, kv), "f32", 0, 0, "ELEM",
      "the KV cache is held as f32, bf16, f16 or i8"},
     {"what", OPT_STRING, offsetof(struct options, what), "peak,bandwidth,prefill,decode,serve", 0,
-     0, "LIST", "peak, bandwidth, prefill, decode, serve, pool, noise, memory, train"},
+     0, "LIST",
+     "peak, bandwidth, prefill, decode, serve, pool, noise, es, population, memory, train"},
     {"reps", OPT_INT, offsetof(struct options, reps), "5", 1, 1000, "N",
      "repetitions; medians are printed"},
     {"tokens", OPT_INT, offsetof(struct options, tokens), "512", 1, 8192, "N",
@@ -53,8 +58,10 @@ static const struct option_row rows[] = {
     {"rank", OPT_INT, offsetof(struct options, rank), "8", 1, 256, "R", "of the adapters"},
     {"targets", OPT_STRING, offsetof(struct options, targets), "all-linear", 0, 0, "LIST",
      "what the adapters change"},
+    {"layers", OPT_STRING, offsetof(struct options, layers), "all", 0, 0, "LIST",
+     "where: all, or as in 4-5"},
     {"members", OPT_INT, offsetof(struct options, members), "64", 1, 65536, "N",
-     "perturbations of noise"},
+     "perturbations of noise and of a generation of es"},
     {"registered", OPT_INT, offsetof(struct options, registered), "2000", 20, 1000000, "N",
      "adapters that pool registers"},
     {"samples", OPT_INT, offsetof(struct options, samples), "4", 1, 4096, "N",
@@ -62,7 +69,7 @@ static const struct option_row rows[] = {
     {"adapters", OPT_INT, offsetof(struct options, adapters), "1", 0, MAX_BATCH, "N",
      "that train trains in one pass (0: the weights themselves)"},
     {"set", OPT_LIST, offsetof(struct options, set), NULL, 0, 0, "NAME=X …",
-     "options of 'shoal train' for train, such as optim=sgd"},
+     "options of 'shoal train' for train and es, such as optim=sgd"},
     {"history", OPT_STRING, offsetof(struct options, history), "", 0, 0, "FILE",
      "append the results to this CSV file"},
     {0},
@@ -76,13 +83,14 @@ struct bench {
     struct forward *f;
     enum elem lora, kv;
     int32_t span; /* SPAN_MAX, or half of a short context */
-    struct adapter *adapters[MAX_BATCH];
+    struct adapter *adapters[CANDIDATES];
     struct lora_part parts[MAX_BATCH], noise[NOISE_SEQS];
     struct adapter_pool *few, *many; /* MAX_BATCH registered adapters, and o->registered */
     int64_t cold;                    /* the next of the many to be asked for */
     struct trainer *one, *all;       /* of one adapter or all weights, and of o->adapters */
     struct sample *samples;
-    int rc; /* of train: the first thing that failed, with `err` saying what */
+    struct es *es;
+    int rc; /* of train and es: the first thing that failed, with `err` saying what */
     struct error *err;
     float *logits;
     FILE *history;
@@ -169,10 +177,11 @@ static void print(const struct bench *b, const struct variant *v, double tps, do
     fflush(stdout);
 }
 
-/* All variants in turn, o->reps times, after one round to warm up. `passes`: times the weights are
- * read for the units of a variant, per unit. */
-static void group_run(struct bench *b, const struct variant *v, int n, double ops_a_unit) {
-    double *t = xcalloc((size_t)n * MAX_REPS, sizeof *t), ratio[MAX_REPS], seconds[MAX_REPS];
+/* All variants in turn, o->reps times, after one round to warm up. Returns the last one's seconds.
+ */
+static double group_run(struct bench *b, const struct variant *v, int n, double ops_a_unit) {
+    double *t = xcalloc((size_t)n * MAX_REPS, sizeof *t), ratio[MAX_REPS], seconds[MAX_REPS],
+           last = 0;
     int64_t reps = b->o->reps;
     for (int i = 0; i < n; i++) v[i].seconds(b, &v[i]);
     for (int64_t r = 0; r < reps; r++)
@@ -182,11 +191,12 @@ static void group_run(struct bench *b, const struct variant *v, int n, double op
             seconds[r] = t[i * MAX_REPS + r];
             ratio[r] = t[r] / v[0].units / (seconds[r] / v[i].units);
         }
-        double tps = v[i].units / median(seconds, reps);
+        double tps = last = v[i].units / median(seconds, reps);
         print(b, &v[i], tps, median(ratio, reps), ops_a_unit * tps,
               tps / v[i].batch * weight_bytes(b->m));
     }
     free(t);
+    return v[n - 1].units / last;
 }
 
 /* 256 rows against 512 × 512 weights: everything stays in the second-level cache. */
@@ -382,6 +392,60 @@ static double noise_seconds(struct bench *b, const struct variant *v) {
     return clock_now() - start;
 }
 
+/* All prompts differ in their first two, or the bare base would share them. */
+static int32_t question_token(const struct bench *b, int i, int j) {
+    int32_t vocab = b->m->config.vocab_size;
+    return j == 0 ? i % vocab : j == 1 ? i / vocab : some_token(b, i * 131 + j);
+}
+
+/* Multiple choice by likelihood through an engine: QUESTIONS for each of CANDIDATES, the next
+ * candidate's after every one, so that a batch is as mixed as it can be. */
+static double population_seconds(struct bench *b, const struct variant *v) {
+    enum { N = CANDIDATES * QUESTIONS, PROMPT = SPAN_MAX / 2 };
+    static struct request r[N];
+    static int32_t prompts[N][PROMPT], words[N][CHOICES][CHOICE_TOKENS];
+    static struct token_seq choices[N][CHOICES];
+    int32_t prompt = b->span / 2 - CHOICES * (CHOICE_TOKENS - 1);
+    struct error err;
+    struct engine_options eo = {.max_rows = 512,
+                                .max_seqs = CANDIDATES,
+                                .max_len = b->span,
+                                .max_out = 256,
+                                .lora_elem = b->lora,
+                                .kv_elem = b->kv,
+                                .pool = b->pool};
+    struct engine *e = engine_new(b->m, &eo, &err);
+    CHECK(e != NULL);
+    for (int i = 0; i < N; i++) {
+        for (int j = 0; j < prompt; j++) prompts[i][j] = question_token(b, i, j);
+        for (int k = 0; k < CHOICES; k++) {
+            for (int j = 0; j < CHOICE_TOKENS; j++) words[i][k][j] = some_token(b, i + k * 17 + j);
+            choices[i][k] = (struct token_seq){words[i][k], CHOICE_TOKENS};
+        }
+        r[i] = (struct request){.prompt = prompts[i],
+                                .n_prompt = prompt,
+                                .choices = choices[i],
+                                .n_choices = CHOICES,
+                                .adapter = v->adapters ? b->adapters[i % v->adapters] : NULL};
+    }
+    double start = clock_now();
+    CHECK(engine_run(e, r, N, NULL, &err) == OK);
+    double seconds = clock_now() - start;
+    CHECK(engine_stats(e).rows == (uint64_t)v->units);
+    for (int i = 0; i < N; i++) request_release(&r[i]);
+    engine_free(e);
+    return seconds;
+}
+
+/* A generation: members read one sample, a quarter of which is its answer; and an update. */
+static double es_seconds(struct bench *b, const struct variant *v) {
+    (void)v;
+    double start = clock_now();
+    if (b->rc == OK) b->rc = es_accumulate(b->es, b->one, 0, b->samples, 1, b->err);
+    if (b->rc == OK) b->rc = trainer_update(b->one, 1e-4f, NULL, b->err);
+    return clock_now() - start;
+}
+
 static void bench_prefill(struct bench *b) {
     int tokens = (int)MIN(b->o->tokens, b->m->config.max_seq_len);
     struct variant v[] = {{"prefill", 1, tokens, 0, tokens, prefill_seconds},
@@ -470,6 +534,15 @@ static void bench_noise(struct bench *b) {
     group_run(b, v, 2, token_ops(&b->m->config));
 }
 
+static void bench_population(struct bench *b) {
+    double units = CANDIDATES * QUESTIONS * (b->span / 2);
+    int n = CANDIDATES * QUESTIONS, len = b->span / 2;
+    struct variant v[] = {{"population", n, len, 0, units, population_seconds},
+                          {"population", n, len, 1, units, population_seconds},
+                          {"population", n, len, CANDIDATES, units, population_seconds}};
+    group_run(b, v, 3, token_ops(&b->m->config));
+}
+
 static void print_memory(const struct bench *b, double engine, double adapters) {
     double high = (double)process_bytes("VmHWM");
     if (b->c->json)
@@ -517,33 +590,6 @@ static int bench_memory(struct bench *b, const struct adapter_config *ac, struct
     for (int i = 0; i < MAX_BATCH; i++) request_release(&r[i]);
     if (rc == OK) print_memory(b, (double)engine_bytes(&b->m->config, &eo), adapters);
     engine_free(e);
-    return rc;
-}
-
-static int bench_speed(struct bench *b, const struct adapter_config *ac, struct error *err) {
-    struct forward_options fo = {.max_rows = (int32_t)MAX(b->o->tokens, NOISE_SEQS * b->span),
-                                 .n_slots = MAX_BATCH,
-                                 .slot_len = (int32_t)MAX(b->o->tokens, b->span + DECODE_STEPS),
-                                 .kv_elem = b->kv,
-                                 .pool = b->pool};
-    fo.slot_len = MIN(fo.slot_len, b->m->config.max_seq_len);
-    b->f = forward_new(b->m, &fo);
-    if (!b->f) return error_set(err, ERR_MEMORY, "no memory for '%s'", shape_name(b));
-    b->logits = xcalloc((size_t)MAX_BATCH * (size_t)b->m->config.vocab_size, sizeof *b->logits);
-    for (int i = 0; i < MAX_BATCH; i++) {
-        b->adapters[i] = adapter_new(&b->m->config, ac, (uint64_t)i);
-        b->parts[i] =
-            (struct lora_part){.pack = adapter_pack(b->adapters[i], b->lora), .weight = 1};
-    }
-    bench_peak(b, b->m->layers[0].proj[PROJ_Q].type);
-    if (wanted(b->o, "bandwidth")) bench_bandwidth(b);
-    if (wanted(b->o, "prefill")) bench_prefill(b);
-    if (wanted(b->o, "decode")) bench_decode(b);
-    if (wanted(b->o, "serve")) bench_serve(b);
-    if (wanted(b->o, "noise")) bench_noise(b);
-    int rc = wanted(b->o, "pool") ? bench_pool(b, err) : OK;
-    forward_free(b->f);
-    free(b->logits);
     return rc;
 }
 
@@ -645,6 +691,81 @@ static int bench_train(struct bench *b, const struct adapter_config *ac, struct 
     return b->rc;
 }
 
+static void print_generations(const struct bench *b, double seconds) {
+    double minutes = seconds * 1000 / 60;
+    if (b->c->json)
+        cli_print(json_pack("{s:s,s:f,s:f}", "what", "generations", "seconds", seconds,
+                            "minutes_a_thousand", minutes));
+    else
+        printf("%.3f s a generation of %" PRId64 " members, %.1f minutes for 1,000\n", seconds,
+               b->o->members, minutes);
+}
+
+/* Generations of evolution strategies, update included, beside the bare base over the same rows. */
+static int bench_es(struct bench *b, struct error *err) {
+    int members = (int)b->o->members;
+    double units = (double)members * b->span;
+    struct variant v[] = {{"noise", members, b->span, 0, units, noise_seconds},
+                          {"es", members, b->span, members, units, es_seconds}};
+    struct es_options eo;
+    struct train_options o;
+    struct sample s = {.n = b->span + 1};
+    int rc = train_options(b, &o, err);
+    options_default(es_option_rows, &eo);
+    eo.population = members;
+    if (rc == OK) rc = es_options_check(&eo, &o, err);
+    b->err = err;
+    b->one = rc == OK ? trainer_new_lora(b->m, b->adapters, 1, &o, b->pool, err) : NULL;
+    if (b->one) {
+        s.tokens = xmalloc((size_t)s.n * sizeof *s.tokens);
+        s.mask = xcalloc((size_t)s.n, 1);
+        for (int32_t j = 0; j < s.n; j++) s.tokens[j] = some_token(b, j);
+        memset(s.mask + s.n - s.n / 4, 1, (size_t)s.n / 4);
+        b->samples = &s;
+        b->es = es_new(b->m, &eo, b->pool);
+        double seconds = group_run(b, v, 2, token_ops(&b->m->config));
+        if (b->rc == OK) print_generations(b, seconds);
+        sample_release(&s);
+        rc = b->rc;
+    } else {
+        rc = err->code;
+    }
+    es_free(b->es);
+    trainer_free(b->one);
+    options_release(es_option_rows, &eo);
+    options_release(train_option_rows, &o);
+    return rc;
+}
+
+static int bench_speed(struct bench *b, const struct adapter_config *ac, struct error *err) {
+    struct forward_options fo = {.max_rows = (int32_t)MAX(b->o->tokens, NOISE_SEQS * b->span),
+                                 .n_slots = MAX_BATCH,
+                                 .slot_len = (int32_t)MAX(b->o->tokens, b->span + DECODE_STEPS),
+                                 .kv_elem = b->kv,
+                                 .pool = b->pool};
+    fo.slot_len = MIN(fo.slot_len, b->m->config.max_seq_len);
+    b->f = forward_new(b->m, &fo);
+    if (!b->f) return error_set(err, ERR_MEMORY, "no memory for '%s'", shape_name(b));
+    b->logits = xcalloc((size_t)MAX_BATCH * (size_t)b->m->config.vocab_size, sizeof *b->logits);
+    for (int i = 0; i < (wanted(b->o, "population") ? CANDIDATES : MAX_BATCH); i++)
+        b->adapters[i] = adapter_new(&b->m->config, ac, (uint64_t)i);
+    for (int i = 0; i < MAX_BATCH; i++)
+        b->parts[i] =
+            (struct lora_part){.pack = adapter_pack(b->adapters[i], b->lora), .weight = 1};
+    bench_peak(b, b->m->layers[0].proj[PROJ_Q].type);
+    if (wanted(b->o, "bandwidth")) bench_bandwidth(b);
+    if (wanted(b->o, "prefill")) bench_prefill(b);
+    if (wanted(b->o, "decode")) bench_decode(b);
+    if (wanted(b->o, "serve")) bench_serve(b);
+    if (wanted(b->o, "noise")) bench_noise(b);
+    if (wanted(b->o, "population")) bench_population(b);
+    int rc = wanted(b->o, "pool") ? bench_pool(b, err) : OK;
+    if (rc == OK && wanted(b->o, "es")) rc = bench_es(b, err);
+    forward_free(b->f);
+    free(b->logits);
+    return rc;
+}
+
 /* The model, or the shape's random one in the wanted weight type. */
 static struct model *bench_model(const struct common *c, const struct options *o,
                                  struct error *err) {
@@ -697,14 +818,16 @@ static int run(const struct common *c, const void *options, const struct strings
     if (wanted(b.o, "memory")) mallopt(M_MMAP_THRESHOLD, 1 << 16); // what is freed goes back
     b.pool = pool_new((int)c->threads);
     b.m = bench_model(c, b.o, err);
-    int rc = b.m ? bench_check(&b, &ac, err) : err->code;
+    int rc = b.m ? adapter_layers_parse(b.o->layers, &b.m->config, &ac, err) : err->code;
+    if (rc == OK) rc = bench_check(&b, &ac, err);
     if (rc == OK && wanted(b.o, "memory"))
         rc = bench_memory(&b, &ac, err);
     else if (rc == OK && wanted(b.o, "train"))
         rc = bench_train(&b, &ac, err);
     else if (rc == OK)
         rc = bench_speed(&b, &ac, err);
-    for (int i = 0; i < MAX_BATCH; i++) adapter_release(b.adapters[i]);
+    for (int i = 0; i < CANDIDATES; i++) adapter_release(b.adapters[i]);
+    free((void *)(uintptr_t)ac.modules);
     if (b.history && fclose(b.history) != 0)
         rc = error_errno(err, "cannot write '%s'", b.o->history);
     model_close(b.m);
@@ -723,7 +846,9 @@ const struct command cmd_bench = {
         "serve: 20 requests at once of 64 tokens in and 64 out, with no adapter, one for all, 20\n"
         "different ones. pool: the same from 20 and from many registered adapters, that stay in\n"
         "memory or (cold) are others every time, each read from its file. noise: members of 64\n"
-        "prefilled tokens, each under its own rank-1 perturbation made from a counter. memory\n"
+        "prefilled tokens, each under its own rank-1 perturbation made from a counter. es: the\n"
+        "same as generations of 'shoal train --method es', with their update. population: 8\n"
+        "questions of 32 tokens for each of 64 adapters, in mixed batches, and for none. memory\n"
         "(alone): 20 agents in as few bytes as it takes. train (alone): an update of one adapter,\n"
         "its forward pass (x is how many of them an update takes), and one of several adapters.\n"
         "Where the context is shorter than 128 tokens, half of it stands for these 64.\n"

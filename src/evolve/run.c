@@ -305,10 +305,10 @@ static bool recall_founders(struct run *r) {
 static int founders_start(const struct run *r, const struct train_options *o,
                           struct adapter **start, struct error *err) {
     struct adapter_config c;
-    if (train_adapter_config(o, &c, err) != OK) return err->code;
-    if (adapter_config_check(&r->model->config, &c, err) != OK) return err->code;
-    *start = adapter_new(&r->model->config, &c, (uint64_t)o->seed);
-    return OK;
+    int rc = train_adapter_config(o, &r->model->config, &c, err);
+    if (rc == OK) *start = adapter_new(&r->model->config, &c, (uint64_t)o->seed);
+    free((void *)(uintptr_t)c.modules);
+    return rc;
 }
 
 static int train_founders(struct run *r, struct error *err) {

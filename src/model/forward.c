@@ -27,7 +27,7 @@
 
 enum {
     RANK_CHUNK = 64,        /* higher ranks are added in rounds of it */
-    CUT = 16,               /* outputs: panels of packed weights, cache lines of f32 results */
+    CUT = 32,               /* outputs: two panels of packed weights, whole cache lines */
     MIN_PARALLEL = 1 << 15, /* multiply-adds below which waking threads costs more than it gives */
     MAX_FUSED = 3,
     LOW_COST = 4,    /* a low-rank multiply-add, in those of packed weights (measured) */
@@ -696,34 +696,47 @@ static void rope_row(const struct forward *f, float *x, int64_t pos) {
                   (local ? f->sin_local : f->sin) + pos * half, half);
 }
 
-/* Biases, head norms and rotary embedding of q and k in place; k and v go into the cache. */
+/* Bias, norms and rotary embedding of one row's `n` heads, in place. */
+static void heads_finish(const struct forward *f, float *x, int64_t row, int32_t n,
+                         const float *bias, const float *norm) {
+    int64_t e = f->m->config.head_dim;
+    x += row * n * e;
+    if (bias) f->kern->axpy(x, 1.0f, bias, n * e);
+    for (int32_t h = 0; h < n; h++, x += e) {
+        if (norm) f->kern->rmsnorm(x, x, norm, f->m->config.rms_norm_eps, e);
+        rope_row(f, x, f->rows[row].pos);
+    }
+}
+
+static void query_rows(void *ctx, int64_t begin, int64_t end, int thread) {
+    const struct forward *f = ctx;
+    const struct layer *l = &f->m->layers[f->layer];
+    (void)thread;
+    for (int64_t i = begin; i < end; i++)
+        heads_finish(f, f->q, i, f->m->config.n_heads, l->bias[PROJ_Q], l->q_norm);
+}
+
+/* Keys and values, finished, go into the cache. */
 static void store_rows(void *ctx, int64_t begin, int64_t end, int thread) {
     const struct forward *f = ctx;
     const struct model_config *c = &f->m->config;
     const struct layer *l = &f->m->layers[f->layer];
-    const struct kernels *kern = f->kern;
     int64_t e = c->head_dim, kv = c->n_kv_heads * e;
     (void)thread;
     for (int64_t i = begin; i < end; i++) {
-        int64_t pos = f->rows[i].pos;
-        if (l->bias[PROJ_Q])
-            kern->axpy(f->q + i * c->n_heads * e, 1.0f, l->bias[PROJ_Q], c->n_heads * e);
-        if (l->bias[PROJ_K]) kern->axpy(f->k + i * kv, 1.0f, l->bias[PROJ_K], kv);
-        if (l->bias[PROJ_V]) kern->axpy(f->v + i * kv, 1.0f, l->bias[PROJ_V], kv);
-        for (int32_t h = 0; h < c->n_heads; h++) {
-            float *q = f->q + (i * c->n_heads + h) * e;
-            if (l->q_norm) kern->rmsnorm(q, q, l->q_norm, c->rms_norm_eps, e);
-            rope_row(f, q, pos);
-        }
+        const struct row *r = &f->rows[i];
+        heads_finish(f, f->k, i, c->n_kv_heads, l->bias[PROJ_K], l->k_norm);
+        if (l->bias[PROJ_V]) f->kern->axpy(f->v + i * kv, 1.0f, l->bias[PROJ_V], kv);
         for (int32_t g = 0; g < c->n_kv_heads; g++) {
-            float *k = f->k + (i * c->n_kv_heads + g) * e;
-            if (l->k_norm) kern->rmsnorm(k, k, l->k_norm, c->rms_norm_eps, e);
-            rope_row(f, k, pos);
-            kv_store(f->kv, f->rows[i].slot, (int32_t)pos, f->layer, g, false, k);
-            kv_store(f->kv, f->rows[i].slot, (int32_t)pos, f->layer, g, true,
-                     f->v + (i * c->n_kv_heads + g) * e);
+            kv_store(f->kv, r->slot, r->pos, f->layer, g, false, f->k + i * kv + g * e);
+            kv_store(f->kv, r->slot, r->pos, f->layer, g, true, f->v + i * kv + g * e);
         }
     }
+}
+
+static void qkv_rows(void *ctx, int64_t begin, int64_t end, int thread) {
+    query_rows(ctx, begin, end, thread);
+    store_rows(ctx, begin, end, thread);
 }
 
 /* How many positions a row sees in this layer, its own the last of them. */
@@ -904,12 +917,11 @@ static void blocks_make(struct forward *f) {
 
 /*
  * After the last layer's keys and values are stored, only rows of which results are wanted have
- * anything left to do: the call goes on with these alone. Their bits are the same, as no row's
- * depend on its neighbours.
+ * anything left to do: the call goes on with these alone, their residual stream and its norm. Their
+ * bits are the same, as no row's depend on its neighbours.
  */
 static void rows_narrow(struct forward *f, const int32_t *wanted, int32_t n) {
-    size_t d = (size_t)f->m->config.d_model,
-           q = (size_t)f->m->config.n_heads * (size_t)f->m->config.head_dim;
+    size_t d = (size_t)f->m->config.d_model;
     int32_t n_segs = 0, at = 0;
     for (int32_t s = 0; s < f->n_segs; s++) {
         struct segment g = f->segs[s];
@@ -923,7 +935,7 @@ static void rows_narrow(struct forward *f, const int32_t *wanted, int32_t n) {
     for (int32_t i = 0; i < n; i++) { // wanted[i] >= i: what is overwritten is done with
         size_t from = (size_t)wanted[i], to = (size_t)i;
         memmove(f->x + to * d, f->x + from * d, d * sizeof *f->x);
-        memmove(f->q + to * q, f->q + from * q, q * sizeof *f->q);
+        memmove(f->h + to * d, f->h + from * d, d * sizeof *f->h);
         f->kept[i] = f->rows[from];
         f->kept_outs[i] = i;
     }
@@ -934,23 +946,48 @@ static void rows_narrow(struct forward *f, const int32_t *wanted, int32_t n) {
     blocks_make(f);
 }
 
+/* Queries, and keys and values in the cache, from the norm in f->h. */
+static void qkv_run(struct forward *f) {
+    const struct model_config *c = &f->m->config;
+    const struct product qkv[] = {
+        {PROJ_Q, f->q, false}, {PROJ_K, f->k, false}, {PROJ_V, f->v, false}};
+    struct inputs in = inputs_for(&f->m->layers[f->layer].proj[PROJ_Q], 3, f->h, f->n_rows,
+                                  f->in_scratch, f->o.pool);
+    products_run(f, &in, qkv, 3);
+    pool_run(pool_for(f, 4 * (int64_t)f->n_rows * (c->n_heads + c->n_kv_heads) * c->head_dim),
+             qkv_rows, f, f->n_rows, 1);
+}
+
+/* The same where only these rows go on: nobody asks for the others' queries. */
+static void qkv_narrow(struct forward *f, const int32_t *wanted, int32_t n) {
+    const struct model_config *c = &f->m->config;
+    const struct layer *l = &f->m->layers[f->layer];
+    const struct product kv[] = {{PROJ_K, f->k, false}, {PROJ_V, f->v, false}},
+                         q = {PROJ_Q, f->q, false};
+    struct inputs in = inputs_for(&l->proj[PROJ_K], 2, f->h, f->n_rows, f->in_scratch, f->o.pool);
+    products_run(f, &in, kv, 2);
+    pool_run(pool_for(f, 4 * (int64_t)f->n_rows * c->n_kv_heads * c->head_dim), store_rows, f,
+             f->n_rows, 1);
+    rows_narrow(f, wanted, n);
+    if (n == 0) return;
+    in = inputs_for(&l->proj[PROJ_Q], 1, f->h, n, f->in_scratch, f->o.pool);
+    products_run(f, &in, &q, 1);
+    pool_run(pool_for(f, 4 * (int64_t)n * c->n_heads * c->head_dim), query_rows, f, n, 1);
+}
+
 /* `wanted` [n_wanted]: the only rows whose results matter; NULL: all. */
 static void layer_run(struct forward *f, const int32_t *wanted, int32_t n_wanted) {
     const struct model_config *c = &f->m->config;
     const struct layer *l = &f->m->layers[f->layer];
+    rows_norm(f, f->h, f->x, NULL, f->n_rows, l->attn_norm, l->attn_norm_bias);
+    if (wanted)
+        qkv_narrow(f, wanted, n_wanted);
+    else
+        qkv_run(f);
     int64_t rows = f->n_rows;
-    rows_norm(f, f->h, f->x, NULL, rows, l->attn_norm, l->attn_norm_bias);
-    struct inputs in = inputs_for(&l->proj[PROJ_Q], 3, f->h, rows, f->in_scratch, f->o.pool);
-    const struct product qkv[] = {
-        {PROJ_Q, f->q, false}, {PROJ_K, f->k, false}, {PROJ_V, f->v, false}};
-    products_run(f, &in, qkv, 3);
-    pool_run(pool_for(f, 4 * rows * (c->n_heads + c->n_kv_heads) * c->head_dim), store_rows, f,
-             rows, 1);
-    if (wanted) rows_narrow(f, wanted, n_wanted);
-    rows = f->n_rows;
     if (rows == 0) return;
     attend_run(f);
-    in = inputs_for(&l->proj[PROJ_O], 1, f->att, rows, f->in_scratch, f->o.pool);
+    struct inputs in = inputs_for(&l->proj[PROJ_O], 1, f->att, rows, f->in_scratch, f->o.pool);
     branch_end(f, &in, PROJ_O, l->post_attn_norm);
 
     rows_norm(f, f->h, f->x, NULL, rows, l->ffn_norm, l->ffn_norm_bias);
@@ -987,10 +1024,9 @@ static bool is_ascending(const int32_t *v, int32_t n) {
     return v != NULL;
 }
 
-void forward_run(struct forward *f, const struct row *rows, int32_t n_rows,
-                 const struct segment *segs, int32_t n_segs, const int32_t *out_rows, int32_t n_out,
-                 float *logits) {
-    const struct model_config *c = &f->m->config;
+static void call_begin(struct forward *f, const struct row *rows, int32_t n_rows,
+                       const struct segment *segs, int32_t n_segs, const int32_t *out_rows,
+                       int32_t n_out) {
     f->rows = rows;
     f->n_rows = n_rows;
     f->segs = segs;
@@ -999,10 +1035,21 @@ void forward_run(struct forward *f, const struct row *rows, int32_t n_rows,
     for (int32_t i = 0; i < n_rows; i++)
         CHECK(kv_reserve(f->kv, rows[i].slot, rows[i].pos, rows[i].pos + 1));
     blocks_make(f);
+    f->stats.steps++;
+    f->stats.rows += (uint64_t)n_rows;
+}
 
-    pool_run(pool_for(f, 4 * (int64_t)n_rows * c->d_model), embed_rows, f, n_rows, 1);
-    bool narrow = is_ascending(out_rows, n_out);
-    for (f->layer = 0; f->layer < c->n_layers; f->layer++)
+static void embed_run(struct forward *f) {
+    int64_t cost = 4 * (int64_t)f->n_rows * f->m->config.d_model;
+    pool_run(pool_for(f, cost), embed_rows, f, f->n_rows, 1);
+}
+
+/* From layer `first` on, to the results. */
+static void layers_finish(struct forward *f, int32_t first, const int32_t *out_rows, int32_t n_out,
+                          float *logits) {
+    const struct model_config *c = &f->m->config;
+    bool narrow = n_out < f->n_rows && is_ascending(out_rows, n_out);
+    for (f->layer = first; f->layer < c->n_layers; f->layer++)
         layer_run(f, narrow && f->layer == c->n_layers - 1 ? out_rows : NULL, n_out);
     if (narrow) out_rows = f->kept_outs;
     if (n_out > 0) {
@@ -1014,6 +1061,31 @@ void forward_run(struct forward *f, const struct row *rows, int32_t n_rows,
         jobs_run(f);
         heads_run(f, out_rows, n_out, logits);
     }
-    f->stats.steps++;
-    f->stats.rows += (uint64_t)n_rows;
+}
+
+void forward_run(struct forward *f, const struct row *rows, int32_t n_rows,
+                 const struct segment *segs, int32_t n_segs, const int32_t *out_rows, int32_t n_out,
+                 float *logits) {
+    call_begin(f, rows, n_rows, segs, n_segs, out_rows, n_out);
+    embed_run(f);
+    layers_finish(f, 0, out_rows, n_out, logits);
+}
+
+void forward_lower(struct forward *f, int32_t end, const struct row *rows, int32_t n_rows,
+                   float *stream) {
+    CHECK(end > 0 && end < f->m->config.n_layers);
+    call_begin(f, rows, n_rows, NULL, 0, NULL, 0);
+    embed_run(f);
+    for (f->layer = 0; f->layer < end; f->layer++) layer_run(f, NULL, 0);
+    memcpy(stream, f->x, (size_t)n_rows * (size_t)f->m->config.d_model * sizeof *stream);
+}
+
+void forward_upper(struct forward *f, int32_t first, const float *const *streams,
+                   const struct row *rows, int32_t n_rows, const struct segment *segs,
+                   int32_t n_segs, const int32_t *out_rows, int32_t n_out, float *logits) {
+    size_t d = (size_t)f->m->config.d_model;
+    CHECK(first > 0 && first < f->m->config.n_layers);
+    call_begin(f, rows, n_rows, segs, n_segs, out_rows, n_out);
+    for (int32_t i = 0; i < n_rows; i++) memcpy(f->x + (size_t)i * d, streams[i], d * sizeof *f->x);
+    layers_finish(f, first, out_rows, n_out, logits);
 }

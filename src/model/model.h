@@ -469,6 +469,18 @@ struct kv *forward_kv(const struct forward *f);
 void forward_run(struct forward *f, const struct row *rows, int32_t n_rows,
                  const struct segment *segs, int32_t n_segs, const int32_t *out_rows, int32_t n_out,
                  float *logits);
+/*
+ * The same in two halves, for rows that read the same tokens under adapters that change nothing
+ * below layer `first`: what lies below is computed once for all of them, bare. forward_lower leaves
+ * the residual stream before layer `end`, [n_rows][D]; forward_upper takes row i's from streams[i]
+ * [D], and no overlay changes an embedding any more. Each half writes its own layers of the cache
+ * and reads no others, so the second may use other slots.
+ */
+void forward_lower(struct forward *f, int32_t end, const struct row *rows, int32_t n_rows,
+                   float *stream);
+void forward_upper(struct forward *f, int32_t first, const float *const *streams,
+                   const struct row *rows, int32_t n_rows, const struct segment *segs,
+                   int32_t n_segs, const int32_t *out_rows, int32_t n_out, float *logits);
 const struct forward_stats *forward_stats(const struct forward *f);
 /* Final-norm hidden states of the last call's out_rows, [n_out][D]. */
 const float *forward_hidden(const struct forward *f);

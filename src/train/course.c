@@ -47,8 +47,7 @@ int64_t course_steps(const struct course *c, int64_t n, int64_t per_step) {
 int starts_make(const struct model *m, const struct sft_job *jobs, int n,
                 const struct train_options *o, struct adapter **starts, struct error *err) {
     struct adapter_config a;
-    int rc = train_adapter_config(o, &a, err);
-    if (!rc) rc = adapter_config_check(&m->config, &a, err);
+    int rc = train_adapter_config(o, &m->config, &a, err);
     for (int j = 0; !rc && j < n; j++) {
         char *key = xasprintf("%s %lld", jobs[j].name, (long long)o->seed);
         starts[j] = jobs[j].start ? adapter_retain(jobs[j].start)
@@ -56,6 +55,7 @@ int starts_make(const struct model *m, const struct sft_job *jobs, int n,
         free(key);
         if (!starts[j]) rc = err->code;
     }
+    free((void *)(uintptr_t)a.modules);
     return rc;
 }
 

@@ -22,6 +22,9 @@
  * wanted token is the most probable one after those before it, and that is what one forward pass
  * over the sample shows.
  *
+ * Where the adapter changes the upper layers only, what lies below is computed once for all
+ * members.
+ *
  * Invariant: rows of the forward pass do not know their neighbours, scores are summed per sample
  * and samples in order, and sums over pairs go in their order. So neither threads nor passes change
  * a bit.
@@ -73,6 +76,7 @@ struct es {
     int32_t *out_rows;   /* [max_rows] rows before a target */
     int32_t *target;     /* [max_rows] the token after them */
     struct reading *out; /* [max_rows] of one target each */
+    const float **enter; /* [max_rows] where in `stream` a row begins */
 
     /* a pass */
     struct seq seqs[MAX_SEQS];
@@ -89,12 +93,16 @@ struct es {
     uint64_t seed;
     const struct sample *samples;
     int n;
+    int32_t first;                     /* the lowest layer that the adapter changes */
+    float *stream;                     /* before it, [rows of all samples][D]; NULL where it is 0 */
+    int64_t *stream_at;                /* [n + 1] the first row of a sample */
     struct lora_pack *center, **pairs; /* [N/2]: those that the pass in progress reads */
     float *factors;                    /* of one pair, all projections: [2][in], [out][2] */
     size_t *factor_at;                 /* [L][N_PROJ] */
     double *coef;                      /* [N/2] what a pair's direction is multiplied by */
 
     size_t fixed_size, packs_size, packs_most; /* bytes: of es_new; of packs, now and at most */
+    size_t stream_most;
 };
 
 static double fitness_loss(const struct reading *s, int n) {
@@ -228,6 +236,7 @@ static void forward_drop(struct es *e) {
     free(e->out_rows);
     free(e->target);
     free(e->out);
+    free(e->enter);
     e->forward = NULL;
 }
 
@@ -252,7 +261,7 @@ double es_fitness_spread(const struct es *e) {
 }
 
 size_t es_bytes(const struct es *e) {
-    return e->fixed_size + e->forward_size + e->packs_most;
+    return e->fixed_size + e->forward_size + e->packs_most + e->stream_most;
 }
 
 /* Rows of a sample: the last target is only predicted, and what comes after it changes nothing. */
@@ -277,15 +286,16 @@ static int forward_fit(struct es *e, struct error *err) {
                                  .max_parts = 2 * MAX_SEQS,
                                  .pool = e->pool};
     size_t rows = (size_t)e->max_rows;
-    e->forward_size =
-        forward_bytes(&e->m->config, &fo) +
-        rows * (sizeof *e->rows + sizeof *e->out_rows + sizeof *e->target + sizeof *e->out);
+    e->forward_size = forward_bytes(&e->m->config, &fo) +
+                      rows * (sizeof *e->rows + sizeof *e->out_rows + sizeof *e->target +
+                              sizeof *e->out + sizeof *e->enter);
     e->forward = forward_new(e->m, &fo);
     e->rows = try_calloc(rows, sizeof *e->rows, err);
     e->out_rows = try_calloc(rows, sizeof *e->out_rows, err);
     e->target = try_calloc(rows, sizeof *e->target, err);
     e->out = try_calloc(rows, sizeof *e->out, err);
-    if (e->forward && e->rows && e->out_rows && e->target && e->out) return OK;
+    e->enter = try_calloc(rows, sizeof *e->enter, err);
+    if (e->forward && e->rows && e->out_rows && e->target && e->out && e->enter) return OK;
     forward_drop(e);
     return error_set(err, ERR_MEMORY, "no memory for passes of %d tokens (%zu MB)", e->max_rows,
                      e->forward_size >> 20);
@@ -404,11 +414,15 @@ static void gradient_items(void *ctx, int64_t begin, int64_t end, int thread) {
 
 /* passes */
 
+static bool pass_has_room(const struct es *e, int32_t rows) {
+    return e->n_seqs < MAX_SEQS && e->n_rows + rows <= e->max_rows;
+}
+
 /* Appends a member's reading of a sample; false when the pass has no room for it. */
 static bool pass_add(struct es *e, int member, int sample, struct reading *score) {
     const struct sample *s = &e->samples[sample];
     int32_t rows = sample_rows(s), pair = member / 2;
-    if (e->n_seqs == MAX_SEQS || e->n_rows + rows > e->max_rows) return false;
+    if (!pass_has_room(e, rows)) return false;
     if (!rows) return true;
     if (!e->pairs[pair]) e->pairs[pair] = pair_pack(e, pair);
     bool mirrored = member % 2;
@@ -427,6 +441,8 @@ static bool pass_add(struct es *e, int member, int sample, struct reading *score
             e->target[e->n_out] = s->tokens[i + 1];
             e->out_rows[e->n_out++] = e->n_rows;
         }
+        if (e->stream)
+            e->enter[e->n_rows] = e->stream + (e->stream_at[sample] + i) * e->m->config.d_model;
         e->rows[e->n_rows++] = (struct row){s->tokens[i], i, e->n_seqs};
     }
     g->end = e->n_rows;
@@ -473,7 +489,10 @@ static void head_run(struct es *e) {
 
 static int pass_run(struct es *e, struct error *err) {
     int rc = OK;
-    if (e->n_rows)
+    if (e->n_rows && e->stream)
+        forward_upper(e->forward, e->first, e->enter, e->rows, e->n_rows, e->segs, e->n_segs,
+                      e->out_rows, e->n_out, NULL);
+    else if (e->n_rows)
         forward_run(e->forward, e->rows, e->n_rows, e->segs, e->n_segs, e->out_rows, e->n_out,
                     NULL);
     head_run(e);
@@ -491,6 +510,54 @@ static int pass_run(struct es *e, struct error *err) {
     }
     e->n_rows = e->n_seqs = e->n_segs = e->n_out = 0;
     return rc;
+}
+
+static int32_t lowest_layer(const struct es *e) {
+    int32_t i = 0, n = e->m->config.n_layers * N_PROJ;
+    while (i < n && !lora_of(e->t, e->index, i / N_PROJ, i % N_PROJ)->r) i++;
+    return MIN(i / N_PROJ, e->m->config.n_layers - 1);
+}
+
+/* The samples' rows through the layers below the adapter, in passes. */
+static void stream_fill(struct es *e) {
+    int64_t from = 0;
+    for (int i = 0; i <= e->n; i++) {
+        const struct sample *s = &e->samples[i];
+        int32_t rows = i < e->n ? sample_rows(s) : 0;
+        if (e->n_rows && (i == e->n || !pass_has_room(e, rows))) {
+            forward_lower(e->forward, e->first, e->rows, e->n_rows,
+                          e->stream + from * e->m->config.d_model);
+            while (e->n_seqs > 0) kv_trim(forward_kv(e->forward), --e->n_seqs, 0);
+            e->n_rows = 0;
+            from = e->stream_at[i];
+        }
+        for (int32_t k = 0; k < rows; k++)
+            e->rows[e->n_rows++] = (struct row){s->tokens[k], k, e->n_seqs};
+        e->n_seqs += rows > 0;
+    }
+}
+
+/* Members read the same samples: what lies below the adapter is the same for all of them. */
+static int stream_make(struct es *e, struct error *err) {
+    e->first = lowest_layer(e);
+    if (!e->first) return OK;
+    e->stream_at = xcalloc((size_t)e->n + 1, sizeof *e->stream_at);
+    for (int i = 0; i < e->n; i++)
+        e->stream_at[i + 1] = e->stream_at[i] + sample_rows(&e->samples[i]);
+    size_t row = (size_t)e->m->config.d_model * sizeof *e->stream,
+           rows = (size_t)e->stream_at[e->n];
+    e->stream = try_calloc(rows, row, err);
+    if (!e->stream) return err->code;
+    e->stream_most = MAX(e->stream_most, rows * row);
+    stream_fill(e);
+    return OK;
+}
+
+static void stream_drop(struct es *e) {
+    free(e->stream);
+    free(e->stream_at);
+    e->stream = NULL;
+    e->stream_at = NULL;
 }
 
 static void pairs_drop(struct es *e, int64_t end) {
@@ -568,13 +635,15 @@ int es_accumulate(struct es *e, struct trainer *t, int index, const struct sampl
     if (rc) return rc;
     struct reading *scores = xcalloc((size_t)(e->o->population * n), sizeof *scores);
     e->center = center_pack(e);
-    rc = members_run(e, scores, err);
+    rc = stream_make(e, err);
+    if (!rc) rc = members_run(e, scores, err);
     if (!rc) {
         coefs_make(e, scores);
         group_count(e, scores);
         pool_run(e->pool, gradient_items, e, (int64_t)e->m->config.n_layers * N_PROJ, 1);
     }
     pack_drop(e, &e->center);
+    stream_drop(e);
     free(scores);
     return rc;
 }

@@ -7,6 +7,7 @@
  */
 #include "train/train.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 #define AT(field) offsetof(struct train_options, field)
@@ -21,6 +22,8 @@ const struct option_row train_option_rows[] = {
      "dropout before the adapters' A"},
     {"target", OPT_LIST, AT(target), "all-linear", 0, 0, "NAME",
      "projections to adapt: q_proj v_proj, or all-linear"},
+    {"layers", OPT_LIST, AT(layers), "all", 0, 0, "N",
+     "layers to adapt, counted from 0: 4 5, or 12-29, or all"},
     {"use-rslora", OPT_BOOL, AT(use_rslora), NULL, 0, 0, NULL,
      "LoRA scale is alpha / sqrt(r) instead"},
     {"use-dora", OPT_BOOL, AT(use_dora), NULL, 0, 0, NULL,
@@ -58,6 +61,7 @@ const struct option_row train_option_rows[] = {
     ALIAS("alpha", "lora-alpha"),
     ALIAS("dropout", "lora-dropout"),
     ALIAS("target-modules", "target"),
+    ALIAS("layers-to-transform", "layers"),
     ALIAS("num-train-epochs", "epochs"),
     ALIAS("learning-rate", "lr"),
     ALIAS("batch-size", "bsz"),
@@ -102,16 +106,25 @@ int schedule_parse(const char *name, enum schedule *out, struct error *err) {
     return MIN(i, OK);
 }
 
-int train_adapter_config(const struct train_options *o, struct adapter_config *out,
-                         struct error *err) {
-    struct buf list = {0};
+/* "q_proj,k_proj" of a list's names, or `none`; malloc'ed. */
+static char *list_join(const struct strings *list, const char *none) {
+    struct buf text = {0};
+    for (int i = 0; i < list->n; i++) buf_printf(&text, "%s%s", i ? "," : "", list->v[i]);
+    return text.data ? text.data : xstrdup(none);
+}
+
+int train_adapter_config(const struct train_options *o, const struct model_config *shape,
+                         struct adapter_config *out, struct error *err) {
+    char *targets = list_join(&o->target, "all-linear"), *layers = list_join(&o->layers, "all");
     *out = (struct adapter_config){.r = (int32_t)o->r,
                                    .dropout = (float)o->lora_dropout,
                                    .rslora = o->use_rslora,
                                    .dora = o->use_dora};
     out->alpha = (float)(o->lora_alpha > 0 ? o->lora_alpha : 2.0 * (double)o->r);
-    for (int i = 0; i < o->target.n; i++) buf_printf(&list, "%s%s", i ? "," : "", o->target.v[i]);
-    int rc = adapter_targets_parse(list.data ? list.data : "all-linear", out->target, err);
-    buf_release(&list);
+    int rc = adapter_targets_parse(targets, out->target, err);
+    if (!rc) rc = adapter_layers_parse(layers, shape, out, err);
+    if (!rc) rc = adapter_config_check(shape, out, err);
+    free(targets);
+    free(layers);
     return rc;
 }

@@ -42,6 +42,7 @@ struct train_options {   /* filled from option rows; names as in PEFT/TRL */
     int64_t seed;          /* 0 */
     int64_t save_steps;    /* 200 */
     struct strings target; /* all-linear; names, each of which may be a list "q_proj,k_proj" */
+    struct strings layers; /* all; numbers "4", ranges "4-7" and lists of them */
     bool use_rslora, use_dora, gradient_checkpointing;
     bool f32_backward; /* quantised bases: gradients of activations not in int8 blocks */
     char *optim;     /* adamw; see optim_parse */
@@ -51,9 +52,10 @@ extern const struct option_row train_option_rows[];
 enum optim { OPTIM_ADAMW, OPTIM_ADAMW_8BIT, OPTIM_SGD };
 int optim_parse(const char *name, enum optim *out, struct error *err);
 int schedule_parse(const char *name, enum schedule *out, struct error *err);
-/* Rank, alpha, dropout and targets of a fresh adapter. */
-int train_adapter_config(const struct train_options *o, struct adapter_config *out,
-                         struct error *err);
+/* Rank, alpha, dropout, targets and layers of a fresh adapter, checked. Its `modules` are malloc'ed:
+ * the caller frees them, in every case. */
+int train_adapter_config(const struct train_options *o, const struct model_config *shape,
+                         struct adapter_config *out, struct error *err);
 float schedule_lr(enum schedule s, double lr, double min_ratio, int64_t step, int64_t warmup,
                   int64_t total);
 

@@ -23,7 +23,7 @@ same() { if [ -s "$2" ] && cmp -s "$2" "$3"; then ok "$1"; else bad "$1" "'$2' a
 absent() { if [ -e "$2" ]; then bad "$1" "'$2' was left behind"; else ok "$1"; fi; }
 
 # ---- the command line
-for c in demo run train pretrain debate evolve eval resume convert adapter model bench doctor pull quantize embed replay synth knowledge ask chat; do
+for c in demo run train pretrain debate evolve eval resume fork lineage runs convert adapter model bench doctor pull quantize embed replay synth knowledge ask chat; do
     if "$shoal" $c --help 2>/dev/null | grep -q "^usage: shoal $c"; then ok "$c --help"; else bad "$c --help" "no usage"; fi
     says "$c refuses an unknown flag" 2 "unknown flag '--nonsense'" "$shoal" $c --nonsense
 done
@@ -295,6 +295,37 @@ printf 'model: models/fry\nseed: 1\nsede: 2\n' >"$tmp/r.yaml"
 says "an unknown recipe key" 2 "r.yaml', line 3" "$shoal" evolve "$tmp/r.yaml" --runs "$tmp/runs"
 absent "a bad recipe starts no run" "$tmp/runs"
 says "resume of nothing" 1 "no run" "$shoal" resume none --runs "$tmp"
+says "fork of nothing" 1 "no run" "$shoal" fork none --at 1 --runs "$tmp"
+says "lineage of nothing" 1 "none" "$shoal" lineage none --runs "$tmp"
+# A small evolution from adapters that are there, its fork, its replay and its tree.
+for i in 1 2; do "$shoal" adapter new --model models/fry --rank 2 --seed $i "$tmp/born$i" --quiet 2>/dev/null; done
+"$shoal" adapter blend --operator noise_absolute --parents "$tmp/born1" --child "$tmp/founder1" --step 0.05 --seed 1 >/dev/null 2>&1
+"$shoal" adapter blend --operator noise_absolute --parents "$tmp/born2" --child "$tmp/founder2" --step 0.05 --seed 2 >/dev/null 2>&1
+cat >"$tmp/evolve.yaml" <<YAML
+model: models/fry
+personas: ["一=$tmp/founder1", "two=$tmp/founder2"]
+tasks: [copy]
+YAML
+says "a persona's name is plain" 2 "cannot name a persona" "$shoal" evolve "$tmp/evolve.yaml" --runs "$tmp/runs"
+cat >"$tmp/evolve.yaml" <<YAML
+model: models/fry
+personas: [one=$tmp/founder1, two=$tmp/founder2]
+tasks: [copy]
+rounds: 0
+working: false
+test_items: 20
+evolve: {generations: 2, population: 4, rank: 2}
+fitness: {items: 10}
+YAML
+if "$shoal" evolve "$tmp/evolve.yaml" --runs "$tmp/runs" --id e1 --exact --quiet --json >"$tmp/e1.json" 2>"$tmp/err"; then ok "evolve from adapters"
+else bad "evolve from adapters" "$(cat "$tmp/err")"; fi
+"$shoal" resume e1 --runs "$tmp/runs" --quiet --json >"$tmp/e1-again.json" 2>/dev/null
+same "a finished run says the same again" "$tmp/e1.json" "$tmp/e1-again.json"
+"$shoal" fork e1 --at 1 --id e2 --runs "$tmp/runs" --quiet >/dev/null 2>&1
+same "a fork without a change is the run" "$tmp/runs/e1/evolution.jsonl" "$tmp/runs/e2/evolution.jsonl"
+if "$shoal" replay --run e1 --generation 2 --runs "$tmp/runs" --quiet 2>/dev/null | grep -q "same bits"; then ok "a generation replayed"
+else bad "a generation replayed" "no 'same bits'"; fi
+if "$shoal" lineage e1 --runs "$tmp/runs" | grep -q "^ancestry of"; then ok "lineage"; else bad "lineage" "no ancestry"; fi
 
 # ---- the starter model
 if [ -e models/fry/config.json ]; then
@@ -373,6 +404,35 @@ END
     same "the merged model generates alike" "$tmp/ids_peft" "$tmp/ids_merged"
     "$shoal" convert models/fry -o "$tmp/fry.gguf" 2>/dev/null
     says "an adapter trained on other bytes of the base" 0 "was trained on a base with sha-256" "$shoal" run "$tmp/fry.gguf" -p x -n 1 --adapter "$tmp/t1"
+    for n in 1 2; do
+        "$shoal" adapter extract models/fry "$tmp/merged.gguf" --rank 4 --threads $n --out "$tmp/ex$n" --json >"$tmp/out" 2>"$tmp/err"
+    done
+    same "extracting gives the same adapter with 1 and 2 threads" "$tmp/ex1/adapter_model.safetensors" "$tmp/ex2/adapter_model.safetensors"
+    holds "extract finds the rank in every layer" '"down_proj":{"layers":6,"rank_min":4,"rank_max":4,' "$tmp/out"
+    # far NAME LIMIT A B: adapter B is A to within LIMIT of A's norm.
+    far() {
+        "$shoal" adapter blend --operator delta --parents "$3" "$4" --weights 1 -1 --rank 8 --child "$tmp/far" >/dev/null 2>"$tmp/err"
+        "$shoal" adapter info "$3" "$tmp/far" --json 2>>"$tmp/err" | field norm >"$tmp/norms"
+        if awk -v limit="$2" 'NR == 1 {size = $1} END {exit NR != 2 || !(size > 0 && $1 < limit * size)}' "$tmp/norms"; then ok "$1"
+        else bad "$1" "$(tr '\n' ' ' <"$tmp/norms"; cat "$tmp/err")"; fi
+    }
+    far "what was merged is extracted again, but for the rounding of the base's weights" 1e-4 "$tmp/t1" "$tmp/ex1"
+    "$shoal" adapter resize "$tmp/t1" --rank 2 --out "$tmp/small" >"$tmp/out" 2>"$tmp/err"
+    holds "adapter resize" "q_proj    6 of 6 layers, rank 2, error 0." "$tmp/out"
+    "$shoal" adapter extract models/fry "$tmp/merged.gguf" --rank 2 --out "$tmp/small2" --quiet >/dev/null 2>"$tmp/err"
+    far "extracting at a rank is resizing to it" 1e-4 "$tmp/small" "$tmp/small2"
+    "$shoal" adapter resize "$tmp/t1" --energy 0.9 --out "$tmp/small.gguf" --fold --json >"$tmp/out" 2>"$tmp/err"
+    error=$(sed 's/"modules".*//' "$tmp/out" | field error)
+    if awk -v e="$error" 'BEGIN {exit !(e > 0 && e * e <= 0.1)}' && grep -q '"rank_min":[123],' "$tmp/out"; then ok "the rank that an energy needs"; else bad "the rank that an energy needs" "$(cat "$tmp/out" "$tmp/err")"; fi
+    says "an energy and no rank to speak of" 2 "--rank R, --energy E or both" "$shoal" adapter resize "$tmp/t1" --out "$tmp/no"
+    says "nothing to extract" 1 "no projection is changed" "$shoal" adapter extract models/fry models/fry --rank 2 --out "$tmp/no"
+    says "a fine-tuned model of another base" 1 "'a' (qwen3, 2 layers of 32) was not made from 'fry'" "$shoal" adapter extract models/fry "$tmp/a.gguf" --rank 2 --out "$tmp/no"
+    cp "$tmp/merged.gguf" "$tmp/nan.gguf"
+    printf '\377\377\377\177' | dd of="$tmp/nan.gguf" bs=4 seek=$(($(wc -c <"$tmp/nan.gguf") / 8)) conv=notrunc 2>/dev/null
+    says "weights that are no numbers" 1 "a projection holds weights that are no numbers" "$shoal" adapter extract models/fry "$tmp/nan.gguf" --rank 2 --out "$tmp/no"
+    absent "refused extracts write nothing" "$tmp/no"
+    "$shoal" model new --shape tiny-qwen3 --seed 4 "$tmp/other.gguf" 2>/dev/null
+    says "what an adapter cannot hold is named" 0 "'a' and 'other' differ in the embedding, the head, as well" "$shoal" adapter extract "$tmp/a.gguf" "$tmp/other.gguf" --energy 0.5 --rank 20 --out "$tmp/ex_other"
     says "weights and adapters that do not match" 2 "1 weights for 2 adapters" "$shoal" adapter merge models/fry "$tmp/t1" "$tmp/t2" --weights 1 --out "$tmp/no.gguf"
     "$shoal" adapter operators >"$tmp/out" 2>"$tmp/err" && "$shoal" adapter operators --json >"$tmp/rows" 2>>"$tmp/err"
     for o in delta slerp delta_ties cat noise; do

@@ -42,20 +42,22 @@ struct known {
     int calls, last_n;
 };
 
-static int known_evaluate(void *ctx, struct candidate *c, int n, struct error *e) {
+static int known_evaluate(void *ctx, int generation, struct candidate *c, int n, int witnesses,
+                          struct assay *out, struct error *e) {
     struct known *k = ctx;
     (void)e;
+    (void)out;
+    (void)generation;
     k->calls++;
-    k->last_n = n;
+    k->last_n = n - witnesses;
     for (int i = 0; i < n; i++) {
-        c[i].performance = c[i].cooperation = (struct interval){0};
-        c[i].novelty = 0;
+        c[i].performance = c[i].cooperation = c[i].novelty = (struct interval){0};
         if (k->target) c[i].performance.value = -adapter_distance(c[i].adapter, k->target);
         for (int j = 0; !k->target && j < 8 && k->by_name[j].name; j++) {
             if (strcmp(k->by_name[j].name, c[i].name) != 0) continue;
             c[i].performance.value = k->by_name[j].performance;
             c[i].cooperation.value = k->by_name[j].cooperation;
-            c[i].novelty = k->by_name[j].novelty;
+            c[i].novelty.value = k->by_name[j].novelty;
         }
     }
     return OK;
@@ -73,6 +75,13 @@ struct garden {
     struct known known;
 };
 
+static void operators_are(struct garden *g, const char *crossovers, const char *mutations) {
+    strings_release(&g->o.crossovers);
+    strings_release(&g->o.mutations);
+    strings_add(&g->o.crossovers, crossovers);
+    strings_add(&g->o.mutations, mutations);
+}
+
 static void garden_open(struct garden *g, bool plant) {
     struct model_config c;
     *g = (struct garden){0};
@@ -87,6 +96,9 @@ static void garden_open(struct garden *g, bool plant) {
     }
     options_default(evolve_option_rows, &g->o);
     options_default(fitness_option_rows, &g->f);
+    operators_are(g, "delta", "noise");
+    free(g->o.selection);
+    g->o.selection = xstrdup("truncation");
     g->known.target = g->target;
 }
 
@@ -123,9 +135,10 @@ static void test_best_never_gets_worse(void **state) {
         double best = -1e9;
         for (int t = 0; t < 6; t++) {
             garden_evaluate(&g);
-            assert_true(g.p.c[0].fitness >= best);
-            best = g.p.c[0].fitness;
-            for (int i = 1; i < g.p.n; i++) assert_true(g.p.c[i - 1].fitness >= g.p.c[i].fitness);
+            assert_true(g.p.c[0].fitness.value >= best);
+            best = g.p.c[0].fitness.value;
+            for (int i = 1; i < g.p.n; i++)
+                assert_true(g.p.c[i - 1].fitness.value >= g.p.c[i].fitness.value);
             garden_breed(&g);
         }
     }
@@ -144,15 +157,15 @@ static void test_children_can_be_better(void **state) {
         g.founders[i] = to;
     }
     g.o.rank = 8;
-    g.o.mutate_std = 0.02;
+    g.o.mutate = 0;
     garden_begin(&g, 1);
     garden_evaluate(&g);
-    double founders = g.p.c[0].fitness;
+    double founders = g.p.c[0].fitness.value;
     for (int t = 0; t < 3; t++) {
         garden_breed(&g);
         garden_evaluate(&g);
     }
-    assert_true(g.p.c[0].fitness > founders + 0.05);
+    assert_true(g.p.c[0].fitness.value > founders + 0.05);
     assert_true(g.p.c[0].parents[0][0] != 0);
     garden_close(&g);
 }
@@ -198,7 +211,7 @@ static void history(struct garden *g, uint64_t seed, struct buf *out) {
         garden_evaluate(g);
         for (int i = 0; i < g->p.n; i++)
             buf_printf(out, "%s %s %.17g\n", g->p.c[i].name, g->p.c[i].adapter->hash,
-                       g->p.c[i].fitness);
+                       g->p.c[i].fitness.value);
         garden_breed(g);
     }
 }
@@ -227,11 +240,12 @@ static int rank_of(const char order[][32], int n, const char *name) {
     return -1;
 }
 
-/* The rules of breeding: the best two as they are, children of two different parents of the better
- * half, one call. */
+/* The rules of breeding: the best two as they are, children of one or of two different parents of
+ * the better half, one call, and who is a parent is measured beside its children. */
 static void test_rules_of_breeding(void **state) {
     (void)state;
     struct garden g;
+    int mutants = 0;
     garden_open(&g, false);
     garden_begin(&g, 1);
     for (int t = 0; t < 4; t++) {
@@ -252,20 +266,31 @@ static void test_rules_of_breeding(void **state) {
             if (i < 2) assert_ptr_equal(c->adapter, best[i]);
             if (i < 2) assert_string_equal(c->name, order[i]);
             if (i < 2) continue;
+            bool mutant = c->how->kind == OPERATOR_MUTATION;
+            mutants += mutant;
+            assert_int_equal(!mutant, c->parents[1][0] != 0);
             assert_string_not_equal(c->parents[0], c->parents[1]);
-            for (int k = 0; k < 2; k++)
+            for (int k = 0; k < 2 - mutant; k++)
                 assert_true(rank_of((const char(*)[32])order, n, c->parents[k]) < 3);
-            assert_true(c->blend >= 0.3 && c->blend <= 0.7);
+            assert_true(mutant || (c->blend >= 0.3 && c->blend <= 0.7));
             const json_t *lineage = c->adapter->lineage;
             const char *parents = json_string_value(json_object_get(lineage, "parents"));
-            for (int k = 0; k < 2; k++)
+            for (int k = 0; k < 2 - mutant; k++)
                 assert_memory_equal(parents + k * HASH_LEN,
                                     hash[rank_of((const char(*)[32])order, n, c->parents[k])],
                                     HASH_LEN - 1);
-            assert_string_equal(json_string_value(json_object_get(lineage, "operator")), "delta");
+            assert_string_equal(json_string_value(json_object_get(lineage, "operator")),
+                                mutant ? "noise" : "delta");
             for (int j = 0; j < n; j++) assert_string_not_equal(c->name, order[j]);
+            for (int k = 0; k < 2 - mutant; k++) {
+                bool beside = false;
+                for (int j = 0; j < g.p.n + g.p.witnesses; j++)
+                    beside |= j != i && strcmp(g.p.c[j].name, c->parents[k]) == 0;
+                assert_true(beside);
+            }
         }
     }
+    assert_true(mutants > 0);
     garden_close(&g);
 }
 
@@ -288,10 +313,10 @@ static void test_weights(void **state) {
     g.known.by_name[3].cooperation = 0.4, g.known.by_name[3].novelty = 0.25;
     garden_begin(&g, 1);
     garden_evaluate(&g);
-    close_to(candidate_find(&g.p, "ann")->fitness, 0.6 * 0.9, 1e-15);
-    close_to(candidate_find(&g.p, "bea")->fitness, 0.3 * 0.5, 1e-15);
-    close_to(candidate_find(&g.p, "cid")->fitness, 0.1 * 0.8, 1e-15);
-    close_to(candidate_find(&g.p, "dee")->fitness, 0.6 * 0.5 + 0.3 * 0.4 + 0.1 * 0.25, 1e-15);
+    close_to(candidate_find(&g.p, "ann")->fitness.value, 0.6 * 0.9, 1e-15);
+    close_to(candidate_find(&g.p, "bea")->fitness.value, 0.3 * 0.5, 1e-15);
+    close_to(candidate_find(&g.p, "cid")->fitness.value, 0.1 * 0.8, 1e-15);
+    close_to(candidate_find(&g.p, "dee")->fitness.value, 0.6 * 0.5 + 0.3 * 0.4 + 0.1 * 0.25, 1e-15);
     assert_string_equal(g.p.c[0].name, "ann");
     assert_string_equal(g.p.c[4].name, "eve"); /* a tie at nothing: by name */
     assert_string_equal(g.p.c[5].name, "fay");
@@ -312,8 +337,7 @@ static void test_seed_crossover(void **state) {
     (void)state;
     struct garden g;
     garden_open(&g, false);
-    free(g.o.crossover);
-    g.o.crossover = xstrdup("seed");
+    operators_are(&g, "seed", "noise");
     g.o.mutate = 0;
     garden_begin(&g, 1);
     garden_evaluate(&g);
@@ -338,14 +362,115 @@ static void test_seed_crossover(void **state) {
      * lost by the refusal. */
     garden_close(&g);
     garden_open(&g, true);
-    free(g.o.crossover);
-    g.o.crossover = xstrdup("seed");
+    operators_are(&g, "seed", "noise");
     garden_begin(&g, 1);
     garden_evaluate(&g);
     assert_int_equal(population_breed(&g.p, &err), ERR_MISMATCH);
     assert_non_null(strstr(err.text, "ranks differ"));
     assert_int_equal(g.p.n, FOUNDERS);
     assert_int_equal(g.p.generation, 0);
+    garden_close(&g);
+}
+
+/* An operator whose children lose is dropped, by the evidence of its own children only; the other
+ * goes on, and its step follows the divergence that was measured. */
+static void test_harm_is_dropped(void **state) {
+    (void)state;
+    struct garden g;
+    garden_open(&g, false);
+    operators_are(&g, "delta", "reinit,noise");
+    g.o.mutate = 1;
+    g.o.population = 12;
+    garden_begin(&g, 1);
+    g.p.mutations.step[0] = 1; /* everything anew: nothing of the parent is left */
+    const struct operator_set *s = &g.p.mutations;
+    int64_t used = 0;
+    for (int t = 0; t < 40 && !s->credit.v[0].dropped; t++) {
+        garden_evaluate(&g);
+        garden_breed(&g);
+        g.p.mutations.step[0] = 0.9;
+        used = s->credit.v[0].used;
+    }
+    assert_true(s->credit.v[0].dropped);
+    assert_true(s->credit.v[0].quality < -0.02);
+    assert_false(s->credit.v[1].dropped);
+    for (int t = 0; t < 3; t++) {
+        garden_evaluate(&g);
+        garden_breed(&g);
+        for (int i = g.p.o->elites; i < g.p.n; i++)
+            assert_string_equal(g.p.c[i].how->name, "noise");
+    }
+    assert_true(s->credit.v[0].used - used <= 12); /* those who were on their way */
+    garden_close(&g);
+}
+
+/* A landscape of items: candidate i is right on what its name's letter says, and behaves so. */
+static int letters_evaluate(void *ctx, int generation, struct candidate *c, int n, int witnesses,
+                            struct assay *out, struct error *e) {
+    enum { ITEMS = 6 };
+    (void)ctx;
+    (void)generation;
+    (void)witnesses;
+    (void)e;
+    *out = (struct assay){.n_items = ITEMS,
+                          .scores = xcalloc((size_t)n * ITEMS, sizeof(double)),
+                          .distance = xcalloc((size_t)n * (size_t)n, sizeof(double))};
+    for (int i = 0; i < n; i++) {
+        c[i].n_items = ITEMS;
+        c[i].cooperation = c[i].novelty = (struct interval){0};
+        c[i].descriptor[0] = c[i].descriptor[1] = 0.1 + 0.1 * (c[i].adapter->hash[0] % 8);
+        for (int k = 0; k < ITEMS; k++)
+            out->scores[i * ITEMS + k] = (c[i].adapter->hash[k] + k) % 2;
+    }
+    for (int i = 0; i < n; i++)
+        for (int j = 0; j < n; j++)
+            for (int k = 0; k < ITEMS; k++)
+                out->distance[i * n + j] +=
+                    fabs(out->scores[i * ITEMS + k] - out->scores[j * ITEMS + k]) / ITEMS;
+    return OK;
+}
+
+/* Under every selection, with sharing, roles and an archive: the same history from the same seed,
+ * fitness in order, an assay that goes with its candidates, a child in every role. */
+static void test_every_selection(void **state) {
+    (void)state;
+    struct garden g;
+    const struct landscape l = {NULL, letters_evaluate};
+    garden_open(&g, false);
+    for (const struct selection *sel = selections; sel->name; sel++)
+        for (int kind = 0; kind < 4; kind++) {
+            free(g.o.selection);
+            g.o.selection = xstrdup(sel->name);
+            g.o.share = kind == 1 ? 0.5 : 0;
+            g.o.roles = kind == 2;
+            g.o.archive = kind == 3 ? 5 : 0;
+            g.o.population = 14;
+            g.o.elites = kind == 2 ? FOUNDERS : 2;
+            char last[2][HASH_LEN];
+            for (int again = 0; again < 2; again++) {
+                garden_begin(&g, 7);
+                for (int t = 0; t < 3; t++) {
+                    assert_int_equal(population_evaluate(&g.p, &l, &err), OK);
+                    for (int i = 0; i < g.p.n; i++) {
+                        const double *row = g.p.assay.scores + i * g.p.assay.n_items;
+                        double mean = 0;
+                        for (int k = 0; k < g.p.assay.n_items; k++)
+                            mean += row[k] / g.p.assay.n_items;
+                        close_to(g.p.c[i].performance.value, mean, 1e-12);
+                        assert_true(i == 0 || g.p.c[i - 1].fitness.value >= g.p.c[i].fitness.value);
+                    }
+                    json_t *v = population_json(&g.p);
+                    assert_int_equal(json_is_object(json_object_get(v, "archive")), kind == 3);
+                    json_decref(v);
+                    garden_breed(&g);
+                    bool seen[FOUNDERS] = {false};
+                    for (int i = 0; i < g.p.n; i++) seen[g.p.c[i].role] = true;
+                    for (int q = 0; kind == 2 && q < FOUNDERS; q++) assert_true(seen[q]);
+                }
+                strcpy(last[again], g.p.c[g.p.n - 1].adapter->hash);
+            }
+            assert_string_equal(last[0], last[1]);
+        }
     garden_close(&g);
 }
 
@@ -448,6 +573,20 @@ static void data_make(void) {
     }
 }
 
+/* A task of one's own. */
+static void questions_make(void) {
+    struct buf b = {0};
+    for (int i = 0; i < 24; i++)
+        buf_printf(&b,
+                   "{\"question\": \"%dの次の数は?\", \"choices\": [\"%d\", \"%d\", \"%d\"], "
+                   "\"answer\": 1}\n",
+                   i, i + 2, i + 1, i + 3);
+    char *path = path_join(dir, "own.jsonl");
+    assert_int_equal(file_write(path, b.data, b.len, &err), OK);
+    free(path);
+    buf_release(&b);
+}
+
 /* The founder "all" learns from both files joined. */
 static char *recipe_text(void) {
     return xasprintf(
@@ -456,8 +595,10 @@ static char *recipe_text(void) {
         "tasks: [copy, pick, order]\nrounds: 2\nmax_tokens: 4\ntest_items: 9\n"
         "train: {r: 2, max_steps: 6, lr: 0.02, bsz: 2, grad_accum: 1, lora_dropout: 0, save_steps: "
         "2}\n"
-        "evolve: {generations: 2, population: 4, elites: 2, rank: 4}\nfitness: {items: 6}\n",
-        dir, dir, dir, dir, dir);
+        "evolve: {generations: 2, population: 4, elites: 2, rank: 4, burst: 2, learn: %s/a.jsonl}\n"
+        "learn: {bsz: 2, grad_accum: 1, lr: 0.01, lora_dropout: 0}\nfitness: {items: 6}\n"
+        "retain: [sort]\nretain_items: 4\n",
+        dir, dir, dir, dir, dir, dir);
 }
 
 static int runs_open(void **state) {
@@ -468,6 +609,7 @@ static int runs_open(void **state) {
     snprintf(recipe_path, sizeof recipe_path, "%s/recipe.yaml", dir);
     model_make();
     data_make();
+    questions_make();
     char *text = recipe_text();
     int rc = file_write(recipe_path, text, strlen(text), &err);
     free(text);
@@ -480,12 +622,22 @@ static int runs_close(void **state) {
     return folder_remove(dir);
 }
 
+static struct run_env env_of(const char *root, int threads) {
+    return (struct run_env){.pool = pool_new(threads),
+                            .cls = CLASS_EXACT,
+                            .root = path_join(dir, root),
+                            .find = find_as_is};
+}
+
+static void env_release(struct run_env *e) {
+    pool_free(e->pool);
+    free((char *)e->root);
+}
+
 /* Starts or continues run ROOT/r. */
 static json_t *run_once(const char *root, bool resume, bool zero, int threads, struct error *e) {
     struct run_options o;
-    char *path = path_join(dir, root);
-    struct pool *pool = pool_new(threads);
-    struct run_env env = {.pool = pool, .cls = CLASS_EXACT, .root = path, .find = find_as_is};
+    struct run_env env = env_of(root, threads);
     json_t *result = NULL;
     if (resume) {
         result = run_resume(&env, "r", e);
@@ -496,8 +648,7 @@ static json_t *run_once(const char *root, bool resume, bool zero, int threads, s
         }
         run_options_release(&o);
     }
-    pool_free(pool);
-    free(path);
+    env_release(&env);
     return result;
 }
 
@@ -518,8 +669,9 @@ static const json_t *reference_run(void) {
 
 static void results_are_equal(const json_t *a, const json_t *b) {
     static const char *const parts[] = {"adapters", "generations", "table", "comparisons",
-                                        "debate"};
+                                        "debate",   "retention",   "spent"};
     for (size_t i = 0; i < ARRAY_LEN(parts); i++) {
+        if (!json_object_get(a, parts[i]) && !json_object_get(b, parts[i])) continue;
         char *x = json_text(json_object_get(a, parts[i])),
              *y = json_text(json_object_get(b, parts[i]));
         assert_string_equal(x, y);
@@ -579,14 +731,23 @@ static double number_of(const json_t *v, const char *key) {
     return json_number_value(json_object_get(v, key));
 }
 
+static double value_of(const json_t *v, const char *key) {
+    return number_of(json_object_get(v, key), "value");
+}
+
 /* What an undisturbed run leaves, and that training and adapters did something. */
 static void test_run(void **state) {
     (void)state;
     const json_t *result = reference_run();
-    static const char *const files[] = {
-        "recipe.yaml",   "manifest.json", "result.json",
-        "report.html",   "train.jsonl",   "adapters/gen_0/a/adapter_model.safetensors",
-        "adapters/gen_2"};
+    static const char *const files[] = {"recipe.yaml",
+                                        "manifest.json",
+                                        "result.json",
+                                        "report.html",
+                                        "train.jsonl",
+                                        "evolution.jsonl",
+                                        "adapters/gen_1/g1c0/README.md",
+                                        "adapters/gen_0/a/adapter_model.safetensors",
+                                        "adapters/gen_2"};
     for (size_t i = 0; i < ARRAY_LEN(files); i++) assert_true(run_file("ref", files[i]));
     assert_false(run_file("ref", "checkpoint.bin"));
     status_is("ref", "done");
@@ -594,8 +755,9 @@ static void test_run(void **state) {
     assert_int_equal(json_array_size(json_object_get(result, "comparisons")), 6);
     assert_int_equal(json_array_size(json_object_get(result, "generations")), 3);
     assert_int_equal(json_object_size(json_object_get(result, "adapters")), 3 + 4 + 4);
-    const json_t *first = json_array_get(json_object_get(result, "generations"), 0);
-    for (size_t i = 0; i < 3; i++) assert_true(number_of(json_array_get(first, i), "novelty") > 0);
+    const json_t *first =
+        json_object_get(json_array_get(json_object_get(result, "generations"), 0), "candidates");
+    for (size_t i = 0; i < 3; i++) assert_true(value_of(json_array_get(first, i), "novelty") > 0);
     /* The best founder is compared under its own name, not under another's that begins alike. */
     const json_t *compared = json_array_get(json_object_get(result, "comparisons"), 0);
     const char *best = json_string_value(json_object_get(json_array_get(first, 0), "name"));
@@ -640,7 +802,7 @@ static void test_threads_change_nothing(void **state) {
  */
 static void test_zero_adapters_have_no_effect(void **state) {
     (void)state;
-    json_t *result = run_well("zero", false, true, 1), *list, *c;
+    json_t *result = run_well("zero", false, true, 1), *generation, *list, *c;
     const json_t *base = table_row(result, "base");
     static const char *const solos[] = {
         "a", "b", "all", "generation 0", "generation 1", "generation 2", "first-round vote"};
@@ -650,12 +812,14 @@ static void test_zero_adapters_have_no_effect(void **state) {
         if (i < 6) close_to(number_of(row, "generated"), number_of(base, "generated"), 0);
     }
     size_t g, i;
-    json_array_foreach (json_object_get(result, "generations"), g, list)
+    json_array_foreach (json_object_get(result, "generations"), g, generation) {
+        list = json_object_get(generation, "candidates");
         json_array_foreach (list, i, c) {
-            close_to(number_of(c, "novelty"), 0, 0);
-            close_to(number_of(json_object_get(c, "cooperation"), "value"), 0, 0);
-            close_to(number_of(c, "fitness"), number_of(json_array_get(list, 0), "fitness"), 0);
+            close_to(value_of(c, "novelty"), 0, 0);
+            close_to(value_of(c, "cooperation"), 0, 0);
+            close_to(value_of(c, "fitness"), value_of(json_array_get(list, 0), "fitness"), 0);
         }
+    }
     int compared = 0;
     json_array_foreach (json_object_get(result, "comparisons"), i, c) {
         const char *a = json_string_value(json_object_get(c, "a")),
@@ -736,28 +900,26 @@ static void test_kill_at_every_stage(void **state) {
     killed_run_ends_the_same("stages");
 }
 
-/* Killed after shares of a time, each time from where the last kill left it; returns how often that
- * came in time. */
-static int kill_repeatedly(const char *root, double seconds) {
-    static const double shares[] = {0.02, 0.2, 0.1, 0.35, 0.15, 0.5, 0.05, 0.6};
+/* Killed at random moments, each time from where the last kill left it; returns how often that came
+ * in time. */
+static int kill_repeatedly(const char *root, int times, double seconds) {
+    struct rng r = rng_make(20, RNG_TEST, 0, 0);
     int killed = 0;
-    for (size_t i = 0; i < ARRAY_LEN(shares); i++) {
+    for (; killed < times; killed++) {
         pid_t child = run_child(root);
-        usleep((unsigned)(1e6 * shares[i] * seconds));
+        usleep((unsigned)(1e6 * seconds * (double)rng_uniform(&r)));
         if (!child_kill(child)) break;
-        killed++;
     }
     return killed;
 }
 
-/* The time is that of a whole run; should the machine have become faster meanwhile, again with
- * shorter ones. */
+/* Twenty times in one run. Should it have ended before, again with shorter times. */
 static void test_kill_at_any_moment(void **state) {
     (void)state;
     char root[] = "moments0";
     reference_run();
-    double seconds = reference_seconds;
-    for (; kill_repeatedly(root, seconds) < 3 && root[7] < '9'; root[7]++) seconds /= 3;
+    double seconds = reference_seconds / 2;
+    for (; kill_repeatedly(root, 20, seconds) < 20 && root[7] < '9'; root[7]++) seconds /= 2;
     assert_true(root[7] < '9');
     killed_run_ends_the_same(root);
 }
@@ -897,6 +1059,199 @@ static void test_failed_run(void **state) {
     free(a);
 }
 
+/* Other ways of searching, over the founders of the reference run. */
+static const char *const ways[] = {
+    "evolve: {search: breed, generations: 2, population: 5, elites: 3, roles: true, mutate: 0.5, "
+    "rank: 0, selection: lexicase, share: 0.1, mutations: [spectrum, drop, rank, reinit]}\n",
+    "evolve: {search: breed, generations: 1, population: 10, elites: 3}\n",
+    "evolve: {search: breed, generations: 3, population: 5, archive: 4, selection: pareto}\n"
+    "save: best\n",
+    "evolve: {search: breed, generations: 2, population: 6}\n"
+    "race: {rule: halving, budget: 24}\n",
+    "evolve: {search: coefficients, generations: 3}\nsearch: {searcher: cma, batch: 6}\n",
+    "evolve: {search: coefficients, generations: 2, merge: delta_ties}\n"
+    "search: {searcher: pso, batch: 4}\n",
+    "evolve: {search: coefficients, generations: 2, per_layer: true}\n"
+    "search: {searcher: ga, batch: 4}\n",
+    "evolve: {search: merge, merge: delta_dare_ties}\n",
+    "evolve: {search: gradient, flops: 3e8, learn: LEARN}\n",
+    "evolve: {search: es, burst: 2, generations: 1, learn: LEARN}\nes: {population: 4}\n",
+    "evolve: {search: none}\n",
+};
+
+/* The founders' directories as personas, `way`, and no debate. */
+static char *way_text(const char *way, bool race) {
+    char *learn = path_join(dir, "b.jsonl");
+    struct buf b = {0};
+    buf_printf(&b,
+               "model: %s/tiny\nseed: 5\nrounds: 0\nmax_tokens: 4\ntest_items: 8\n"
+               "tasks: [pick]\npersonas:\n",
+               dir);
+    for (int i = 0; i < 3; i++) {
+        const char *name = (const char *[]){"a", "b", "all"}[i];
+        buf_printf(&b, "  - %s=%s/ref/r/adapters/gen_0/%s\n", name, dir, name);
+    }
+    buf_puts(&b,
+             race ? "fitness: {items: 8, race: true, performance: 1, cooperation: 0, novelty: 0}\n"
+                  : "fitness: {items: 6, measure: probability, credit: shapley}\n");
+    const char *at = strstr(way, "LEARN");
+    buf_add(&b, way, at ? (size_t)(at - way) : strlen(way));
+    if (at) buf_printf(&b, "%s%s", learn, at + 5);
+    free(learn);
+    return b.data;
+}
+
+static json_t *way_run(const char *root, const char *text, int threads) {
+    struct run_options o;
+    struct run_env env = env_of(root, threads);
+    char *path = path_join(dir, "way.yaml");
+    assert_int_equal(file_write(path, text, strlen(text), &err), OK);
+    if (run_recipe_load(&o, path, &err) != OK) fail_msg("%s", err.text);
+    json_t *result = run_execute(&env, &o, "r", NULL, &err);
+    if (!result) fail_msg("%s\n%s", err.text, text);
+    run_options_release(&o);
+    env_release(&env);
+    free(path);
+    return result;
+}
+
+/* Every way ends, leaves an adapter on disk, has the same bits from one thread and two, and says
+ * the same again when it is continued. */
+static void test_every_way(void **state) {
+    (void)state;
+    reference_run();
+    for (size_t i = 0; i < ARRAY_LEN(ways); i++) {
+        char one[16], two[16];
+        bool race = strstr(ways[i], "race:") != NULL;
+        snprintf(one, sizeof one, "way%zu", i);
+        snprintf(two, sizeof two, "two%zu", i);
+        char *text = way_text(ways[i], race);
+        json_t *a = way_run(one, text, 1), *b = way_run(two, text, 2);
+        results_are_equal(a, b);
+        json_t *again = run_well(one, true, false, 1);
+        results_are_equal(a, again);
+        const json_t *list = json_object_get(a, "generations"),
+                     *last = json_array_get(list, json_array_size(list) - 1);
+        const json_t *best = json_array_get(json_object_get(last, "candidates"), 0);
+        char *key = xasprintf("gen_%d/%s", (int)json_array_size(list) - 1,
+                              json_string_value(json_object_get(best, "name")));
+        assert_string_equal(json_string_value(json_object_get(json_object_get(a, "adapters"), key)),
+                            json_string_value(json_object_get(best, "hash")));
+        assert_true(number_of(json_object_get(a, "spent"), "flops") > 0);
+        assert_int_equal(json_array_size(json_object_get(a, "comparisons")), 2);
+        free(key);
+        free(text);
+        json_decref(a);
+        json_decref(b);
+        json_decref(again);
+    }
+}
+
+/* The budget is kept, but for questions that are longer than the last ones were. */
+static void test_flops_are_kept(void **state) {
+    (void)state;
+    reference_run();
+    char *text =
+        way_text("evolve: {search: breed, generations: 50, population: 4, flops: 1e9}\n", false);
+    json_t *v = way_run("budget", text, 1);
+    double flops = number_of(json_object_get(v, "spent"), "flops");
+    if (!(flops > 7e8 && flops <= 1.01e9)) fail_msg("%g FLOPs", flops);
+    assert_true(json_array_size(json_object_get(v, "generations")) < 51);
+    json_decref(v);
+    free(text);
+}
+
+/* A fork without a change is the run itself; with another seed it is that up to where it leaves. A
+ * generation computed anew has the bits that it had. */
+static void test_fork_and_replay(void **state) {
+    (void)state;
+    struct run_env env = env_of("ref", 1);
+    reference_run();
+    json_t *same = run_fork(&env, "r", 1, NULL, -1, "same", &err);
+    if (!same) fail_msg("%s", err.text);
+    results_are_equal(reference, same);
+    json_t *other = run_fork(&env, "r", 1, NULL, 77, "other", &err);
+    if (!other) fail_msg("%s", err.text);
+    const json_t *g = json_object_get(reference, "generations"),
+                 *h = json_object_get(other, "generations");
+    for (size_t i = 0; i < 2; i++)
+        assert_true(json_equal(json_array_get(g, i), json_array_get(h, i)));
+    assert_false(json_equal(json_array_get(g, 2), json_array_get(h, 2)));
+    json_t *far = run_fork(&env, "other", 2, NULL, -1, "far", &err);
+    if (!far) fail_msg("%s", err.text);
+    assert_true(json_equal(h, json_object_get(far, "generations")));
+    for (int at = 0; at <= 2; at++) {
+        json_t *r = run_replay(&env, at ? "other" : "r", at, &err);
+        if (!r) fail_msg("%s", err.text);
+        assert_true(json_is_true(json_object_get(r, "equal")));
+        assert_int_equal(json_array_size(json_object_get(r, "candidates")), at ? 4 : 3);
+        json_decref(r);
+    }
+    assert_null(run_replay(&env, "r", 9, &err));
+    assert_non_null(strstr(err.text, "no generation 9"));
+    assert_null(run_fork(&env, "r", 1, NULL, -1, "same", &err));
+    assert_int_equal(err.code, ERR_STATE);
+    char *text = way_text(ways[0], false), *path = path_join(dir, "way.yaml");
+    assert_int_equal(file_write(path, text, strlen(text), &err), OK);
+    assert_null(run_fork(&env, "r", 1, path, -1, "stranger", &err));
+    assert_int_equal(err.code, ERR_MISMATCH);
+    json_decref(same);
+    json_decref(other);
+    json_decref(far);
+    free(text);
+    free(path);
+    env_release(&env);
+}
+
+static void test_pause(void **state) {
+    (void)state;
+    volatile bool pause = true;
+    struct run_options o;
+    struct run_env env = env_of("paused", 1);
+    reference_run();
+    env.pause = &pause;
+    assert_int_equal(run_recipe_load(&o, recipe_path, &err), OK);
+    assert_null(run_execute(&env, &o, "r", NULL, &err));
+    assert_int_equal(err.code, ERR_STATE);
+    assert_non_null(strstr(err.text, "shoal resume r"));
+    status_is("paused", "paused");
+    run_options_release(&o);
+    env_release(&env);
+    killed_run_ends_the_same("paused");
+}
+
+/* Founders that are copies but for noise: nothing could be bred from them. */
+static void test_copies_are_refused(void **state) {
+    (void)state;
+    struct model_config c;
+    struct run_options o;
+    struct run_env env = env_of("copies", 1);
+    reference_run();
+    assert_int_equal(shape_find("tiny-llama", &c, &err), OK);
+    char *from = path_join(dir, "ref/r/adapters/gen_0/a"), *to = path_join(dir, "copy"),
+         *path = path_join(dir, "way.yaml");
+    struct adapter *a = adapter_load(from, &c, &err);
+    struct adapter *copy = adapter_mutate(a, 1, 0.005f, false, 3);
+    assert_int_equal(adapter_save(copy, to, "tiny", &err), OK);
+    char *text = xasprintf("model: %s/tiny\nrounds: 0\npersonas: [\"first=%s\", \"second=%s\"]\n"
+                           "tasks: [pick]\n",
+                           dir, from, to);
+    assert_int_equal(file_write(path, text, strlen(text), &err), OK);
+    assert_int_equal(run_recipe_load(&o, path, &err), OK);
+    assert_null(run_execute(&env, &o, "r", NULL, &err));
+    assert_int_equal(err.code, ERR_MISMATCH);
+    assert_non_null(strstr(err.text, "first"));
+    assert_non_null(strstr(err.text, "second"));
+    run_options_release(&o);
+    adapter_release(a);
+    adapter_release(copy);
+    env_release(&env);
+    free(from);
+    free(to);
+    free(path);
+    free(text);
+}
+
 /* Recipes. Each bad one is a whole file; `says` must be in the message. */
 static void recipe_is_refused(const char *text, const char *says) {
     struct run_options o;
@@ -920,13 +1275,25 @@ static void test_bad_recipes(void **state) {
     recipe_is_refused(TWO TASK "evolve:\n  population: 4\n  populaton: 5\n", "line 5");
     recipe_is_refused(TWO TASK "train:\n  rank: 5\n", "line 4");
     recipe_is_refused(TWO TASK "fitness:\n  items: none\n", "line 4");
-    recipe_is_refused(TWO TASK "rounds: 0\n", "line 3");
+    recipe_is_refused(TWO TASK "rounds: -1\n", "line 3");
     recipe_is_refused(TASK, "two personas");
     recipe_is_refused("personas: [a=x]\n" TASK, "two personas");
     recipe_is_refused(TWO, "no tasks");
     recipe_is_refused(TWO "tasks: [pick, knitting]\n", "knitting");
     recipe_is_refused(TWO TASK "vote: loudest\n", "loudest");
-    recipe_is_refused(TWO TASK "evolve: {crossover: wild}\n", "wild");
+    recipe_is_refused(TWO TASK "evolve: {crossovers: [slerp, wild]}\n", "no operator 'wild'");
+    recipe_is_refused(TWO TASK "evolve: {mutations: [slerp]}\n", "'slerp' is no mutation");
+    recipe_is_refused(TWO TASK "evolve: {crossovers: []}\n", "no crossover");
+    recipe_is_refused(TWO TASK "evolve: {selection: luck}\n", "luck");
+    recipe_is_refused(TWO TASK "evolve: {search: guess}\n", "guess");
+    recipe_is_refused(TWO TASK "evolve: {elites: 7}\n", "more elites");
+    recipe_is_refused(TWO TASK "evolve: {burst: 3}\n", "evolve.learn");
+    recipe_is_refused(TWO TASK "evolve: {search: es, learn: x}\nes: {population: 3}\n", "odd");
+    recipe_is_refused(TWO TASK "fitness: {race: true}\n", "performance alone");
+    recipe_is_refused(TWO TASK "fitness: {measure: feeling}\n", "feeling");
+    recipe_is_refused(TWO TASK "fitness: {credit: all}\n", "loo or shapley");
+    recipe_is_refused(TWO TASK "retain: [knitting]\n", "knitting");
+    recipe_is_refused(TWO TASK "save: none\n", "save is all or best");
     recipe_is_refused("personas: [a=x, b]\n" TASK, "'b' is not name=file");
     recipe_is_refused("personas: [a=x, b=]\n" TASK, "'b=' is not name=file");
     recipe_is_refused("personas: [a=x, b=+]\n" TASK, "'b=+' is not name=file");
@@ -955,16 +1322,14 @@ static void test_report_is_self_contained(void **state) {
     struct buf page = {0};
     assert_int_equal(file_read(path, 1 << 24, &page, &err), OK);
     static const char *const outside[] = {
-        "http:", "https:", "src=", "href=", "<script", "@import", "url("};
+        "http:", "https:", "src=", "<script", "@import", "url("};
     for (size_t i = 0; i < ARRAY_LEN(outside); i++) assert_null(strstr(page.data, outside[i]));
     assert_non_null(strstr(page.data, "first-round vote"));
     buf_release(&page);
     /* Made again from a result whose names are hostile: nothing gets through as markup. */
     json_t *copy = json_deep_copy(reference);
-    json_t *c = json_array_get(json_array_get(json_object_get(copy, "generations"), 0), 0);
-    json_object_set_new(c, "name", json_string("<script>x</script>"));
     json_object_set_new(json_array_get(json_object_get(copy, "table"), 0), "name",
-                        json_string("<script>y</script>"));
+                        json_string("<script>x</script>"));
     assert_int_equal(report_write(copy, other, &err), OK);
     assert_int_equal(file_read(other, 1 << 24, &page, &err), OK);
     assert_null(strstr(page.data, "<script"));
@@ -984,6 +1349,8 @@ int main(void) {
         cmocka_unit_test(test_rules_of_breeding),
         cmocka_unit_test(test_weights),
         cmocka_unit_test(test_seed_crossover),
+        cmocka_unit_test(test_harm_is_dropped),
+        cmocka_unit_test(test_every_selection),
         cmocka_unit_test(test_preserve_norm),
         cmocka_unit_test(test_bad_populations_are_refused),
         cmocka_unit_test(test_run),
@@ -999,6 +1366,11 @@ int main(void) {
         cmocka_unit_test(test_unknown_runs),
         cmocka_unit_test(test_missing_data),
         cmocka_unit_test(test_failed_run),
+        cmocka_unit_test(test_every_way),
+        cmocka_unit_test(test_flops_are_kept),
+        cmocka_unit_test(test_fork_and_replay),
+        cmocka_unit_test(test_pause),
+        cmocka_unit_test(test_copies_are_refused),
         cmocka_unit_test(test_bad_recipes),
         cmocka_unit_test(test_report_is_self_contained),
     };

@@ -517,6 +517,299 @@ static void test_dare(void **state) {
     adapter_release(p[1]);
 }
 
+/* By sorting, as mergekit states it: without the smallest n_bottom and the largest n_top. */
+static void naive_middle(double *x, size_t n, double density) {
+    double *sorted = xmalloc(n * sizeof *sorted);
+    size_t keep = (size_t)(density * (double)n), n_top = n / 100;
+    if (keep + n_top > n) n_top = n - keep;
+    for (size_t i = 0; i < n; i++) sorted[i] = fabs(x[i]);
+    qsort(sorted, n, sizeof *sorted, descending);
+    for (size_t i = 0; i < n; i++)
+        if (fabs(x[i]) > sorted[n_top] || fabs(x[i]) < sorted[n_top + keep - 1]) x[i] = 0;
+    free(sorted);
+}
+
+static double *naive_sum(double **x, const double *w, int n, size_t size) {
+    double *sum = xcalloc(size, sizeof *sum);
+    for (int k = 0; k < n; k++)
+        for (size_t i = 0; i < size; i++) sum[i] += w[k] * x[k][i];
+    return sum;
+}
+
+static void test_breadcrumbs(void **state) {
+    (void)state;
+    struct adapter *p[3];
+    const float f[] = {0.5f, 0.3f, -0.2f};
+    const double w[] = {(double)f[0], (double)f[1], (double)f[2]};
+    parents_make(p);
+    for (int k = 0; k < 4; k++) {
+        const char *name = k % 2 ? "delta_breadcrumbs_ties" : "delta_breadcrumbs";
+        float density = k < 2 ? 0.3f : 0.995f; /* more than what the outliers leave */
+        struct adapter *c = apply_ok(name, (struct operands){p, f, 3, 40, density, 0});
+        for (int i = 0; i < n_modules(c); i++) {
+            double *x[3];
+            size_t n = size_of(c, i);
+            for (int q = 0; q < 3; q++) {
+                x[q] = dense(p[q], i);
+                naive_middle(x[q], n, (double)density);
+            }
+            double *want = k % 2 ? naive_elect(x, w, 3, n, false) : naive_sum(x, w, 3, n);
+            assert_true(module_error(c, i, want) < 1e-5);
+            free(want);
+            for (int q = 0; q < 3; q++) free(x[q]);
+        }
+        adapter_release(c);
+    }
+    parents_release(p);
+}
+
+/* The probability with which MAGPRUNE keeps element i of a row of n. */
+static double naive_chance(const double *row, int n, int i, double density) {
+    int rank = 0;
+    double band = fmin(0.15, fmin(density / 2, 1 - density));
+    for (int j = 0; j < n; j++) rank += fabs(row[j]) < fabs(row[i]);
+    return density - band + 2 * band * rank / (n - 1);
+}
+
+/* Elements are 0 or x / chance, as often as that says; DELLA elects among the same survivors. */
+static void test_della(void **state) {
+    (void)state;
+    struct model_config s = fixture_shape(1, 16, 2, 1, 8, 24);
+    struct adapter *p[] = {adapter_quick(&s, 3, 3, "k_proj", 1),
+                           adapter_quick(&s, 3, 6, "k_proj", 2)};
+    const float only[2][2] = {{1, 0}, {0, 1}}, f[] = {0.75f, 0.25f};
+    const double w[] = {0.75, 0.25};
+    const int m = PROJ_K, in = in_of(p[0], m), rounds = 300;
+    size_t n = size_of(p[0], m);
+    double *x = dense(p[0], m), expected = 0, large = 0;
+    int kept = 0, kept_large = 0;
+    for (int seed = 0; seed < rounds; seed++) {
+        struct adapter *own[2];
+        double *thin[2];
+        for (int k = 0; k < 2; k++) {
+            own[k] = apply_ok("delta_della_linear",
+                              (struct operands){p, only[k], 2, 16, 0.4f, (uint64_t)seed});
+            thin[k] = dense(own[k], m);
+        }
+        for (size_t i = 0; i < n; i++) {
+            double chance = naive_chance(x + i / in * in, in, (int)i % in, (double)0.4f);
+            bool there = fabs(thin[0][i]) > 1e-4;
+            if (fabs(x[i]) < 1e-2) continue;
+            assert_true(!there || fabs(thin[0][i] - x[i] / chance) < 1e-4 * (1 + fabs(x[i])));
+            expected += chance;
+            kept += there;
+            if (chance < 0.5) continue;
+            large += chance;
+            kept_large += there;
+        }
+        for (int k = 0; k < 2; k++)
+            for (size_t i = 0; i < n; i++)
+                if (fabs(thin[k][i]) < 1e-4) thin[k][i] = 0; /* what the SVD left of zeros */
+        struct adapter *c =
+            apply_ok("delta_della", (struct operands){p, f, 2, 16, 0.4f, (uint64_t)seed});
+        double *want = naive_elect(thin, w, 2, n, false);
+        assert_true(module_error(c, m, want) < 1e-3);
+        free(want);
+        adapter_release(c);
+        for (int k = 0; k < 2; k++) {
+            free(thin[k]);
+            adapter_release(own[k]);
+        }
+    }
+    assert_true(fabs(kept - expected) < 5 * sqrt(0.25 * expected / 0.4));
+    assert_true(large > 1000 && fabs(kept_large - large) < 5 * sqrt(0.5 * large));
+    struct adapter *whole = apply_ok("delta_della_linear", (struct operands){p, f, 2, 16, 1, 0});
+    assert_true(sum_error(whole, p, w, 2) < 1e-5);
+    adapter_release(whole);
+    free(x);
+    adapter_release(p[0]);
+    adapter_release(p[1]);
+}
+
+/* Select, calculate, erase, as the paper orders them, of x[k] = n w ΔW. */
+static double *naive_sce(double **x, int n, size_t size, double density) {
+    double *out = xcalloc(size, sizeof *out), *var = xcalloc(size, sizeof *var), coef[3], all = 0;
+    double *sorted = xmalloc(size * sizeof *sorted);
+    size_t differ = 0;
+    for (size_t i = 0; i < size; i++) {
+        double mean = 0;
+        for (int k = 0; k < n; k++) mean += x[k][i] / n;
+        for (int k = 0; k < n; k++) var[i] += (x[k][i] - mean) * (x[k][i] - mean) / n;
+        differ += var[i] > 0;
+        sorted[i] = var[i];
+    }
+    qsort(sorted, size, sizeof *sorted, descending);
+    size_t keep = (size_t)(density * (double)differ);
+    for (int k = 0; k < n; k++) {
+        coef[k] = 0;
+        for (size_t i = 0; i < size; i++) {
+            if (density < 1 && var[i] < sorted[keep - 1]) x[k][i] = 0;
+            coef[k] += x[k][i] * x[k][i];
+        }
+        all += coef[k];
+    }
+    for (size_t i = 0; i < size; i++) {
+        double sum = 0, weight = 0, vote = 0;
+        for (int k = 0; k < n; k++) vote += x[k][i];
+        for (int k = 0; k < n; k++) {
+            if (x[k][i] == 0 || (vote >= 0) != (x[k][i] > 0)) continue;
+            sum += coef[k] / all * x[k][i];
+            weight += coef[k] / all;
+        }
+        if (weight > 0) out[i] = sum / weight;
+    }
+    free(var);
+    free(sorted);
+    return out;
+}
+
+/* x [n][size] := ΔW of module i, times n and its weight. */
+static void deltas_scaled(double **x, struct adapter *const *p, const float *weights, int n,
+                          int i) {
+    for (int k = 0; k < n; k++) {
+        x[k] = dense(p[k], i);
+        for (size_t e = 0; weights && e < size_of(p[k], i); e++) x[k][e] *= n * (double)weights[k];
+    }
+}
+
+static void assert_sce(struct adapter *const *p, const float *weights, int n, float density) {
+    struct adapter *c = apply_ok("delta_sce", (struct operands){p, weights, n, 40, density, 0});
+    for (int i = 0; i < n_modules(c); i++) {
+        double *x[3];
+        deltas_scaled(x, p, weights, n, i);
+        double *want = naive_sce(x, n, size_of(c, i), (double)density);
+        assert_true(module_error(c, i, want) < 1e-5);
+        free(want);
+        for (int k = 0; k < n; k++) free(x[k]);
+    }
+    adapter_release(c);
+}
+
+/* The adapter with zeros in the first half of all rows of B. */
+static struct adapter *half_zeroed(const struct adapter *a) {
+    struct adapter *b = adapter_from_data(&a->shape, &a->config, a->data, NULL);
+    for (int i = 0; i < n_modules(a); i++) {
+        size_t n = (size_t)(out_of(a, i) / 2 * a->loras[i].r);
+        if (n > 0) memset(b->data + (a->loras[i].b - a->data), 0, n * sizeof *b->data);
+    }
+    return b;
+}
+
+static void test_sce(void **state) {
+    (void)state;
+    struct adapter *p[3];
+    parents_make(p);
+    assert_sce(p, NULL, 3, 0.4f);
+    assert_sce(p, NULL, 3, 0.1f);
+    assert_sce(p, NULL, 3, 1);
+    assert_sce(p, (const float[]){0.5f, 0.3f, -0.2f}, 3, 0.4f);
+    struct adapter *half[] = {half_zeroed(p[0]), half_zeroed(p[2])};
+    assert_sce(half, NULL, 2, 0.4f); /* of the elements that differ */
+    adapter_release(half[0]);
+    adapter_release(half[1]);
+    parents_release(p);
+}
+
+/* ‖Σ share · log_m(u)‖ of module i, m being the child's direction there, and in *size how far its
+ * length is from the parents' mean. */
+static double karcher_pull(const struct adapter *c, struct adapter *const *p, const double *share,
+                           int n, int i, double *size) {
+    size_t len = size_of(c, i);
+    double *m = dense(c, i), *pull = xcalloc(len, sizeof *pull), nm = norm(m, len), sum = 0;
+    *size = nm;
+    for (int k = 0; k < n; k++) sum += p[k]->loras[i].r > 0 ? share[k] : 0;
+    for (int k = 0; k < n; k++) {
+        double *u = dense(p[k], i), nu = norm(u, len), d = 0;
+        *size -= share[k] * nu;
+        for (size_t e = 0; e < len && nu > 0; e++) d += u[e] / nu * (m[e] / nm);
+        double angle = acos(fmin(1, fmax(-1, d))), w = angle > 0 ? angle / sin(angle) : 1;
+        for (size_t e = 0; e < len && nu > 0; e++)
+            pull[e] += share[k] / sum * w * (u[e] / nu - d * m[e] / nm);
+        free(u);
+    }
+    double e = norm(pull, len);
+    *size /= nm;
+    free(m);
+    free(pull);
+    return e;
+}
+
+static void test_karcher(void **state) {
+    (void)state;
+    struct adapter *p[3];
+    parents_make(p);
+    struct adapter *turned = adapter_scale(p[0], -2);
+    const float f[] = {1, 0.3f, 0.7f};
+    const double w[] = {0.5, 0.15, 0.35}; /* the same, of sum 1 */
+    for (int n = 2; n <= 3; n++) {
+        struct adapter *c = apply_ok("karcher", (struct operands){p, f, n, 13, NAN, 0});
+        for (int i = 0; i < n_modules(c); i++) {
+            double part = n == 2 ? 0.65 : 1, share[3], off;
+            for (int k = 0; k < n; k++) share[k] = w[k] / part;
+            assert_true(karcher_pull(c, p, share, n, i, &off) < 1e-5 && fabs(off) < 1e-5);
+        }
+        adapter_release(c);
+    }
+    struct adapter *pair[] = {p[0], p[2]}, *opposed[] = {p[0], turned};
+    for (int k = 0; k < 2; k++) { /* beyond an end as well */
+        const float t[2][2] = {{0.3f, 0.7f}, {1.2f, -0.2f}};
+        struct adapter *c = apply_ok("karcher", (struct operands){pair, t[k], 2, 8, NAN, 0});
+        struct adapter *s = apply_ok("slerp", (struct operands){pair, t[k], 2, 8, NAN, 0});
+        assert_true(operator_change(c, s) < 1e-6);
+        adapter_release(c);
+        adapter_release(s);
+    }
+    struct adapter *c = apply_ok("karcher", (struct operands){opposed, NULL, 2, 0, NAN, 0});
+    assert_true(fabs(operator_change(c, p[0]) - 0.5) < 1e-6); /* the first's, of length 1.5 */
+    adapter_release(c);
+    assert_refused("karcher", (struct operands){p, (const float[]){1, -1, 0}, 3, 0, NAN, 0},
+                   ERR_USAGE, "cancel");
+    assert_refused("karcher", (struct operands){p, (const float[]){9, 9, -17}, 3, 0, NAN, 0},
+                   ERR_NUMERIC, "was not reached; take weights");
+    adapter_release(turned);
+    parents_release(p);
+}
+
+static void test_model_stock(void **state) {
+    (void)state;
+    struct adapter *p[3], *q[3];
+    const double third[] = {1.0 / 3, 1.0 / 3, 1.0 / 3};
+    parents_make(p);
+    for (int k = 0; k < 3; k++) /* alike, so that there is an angle to speak of */
+        q[k] = apply_ok("delta", (struct operands){(struct adapter *[]){p[0], p[k]},
+                                                   (const float[]){1, 0.5f}, 2, 8, NAN, 0});
+    struct adapter *c = apply_ok("model_stock", (struct operands){q, NULL, 3, 13, NAN, 0});
+    for (int i = 0; i < n_modules(c); i++) {
+        size_t n = size_of(c, i);
+        double *x[3], cosine = 0;
+        for (int k = 0; k < 3; k++) x[k] = dense(q[k], i);
+        for (int a = 0; a < 3; a++)
+            for (int b = 0; b < a; b++)
+                for (size_t e = 0; e < n; e++)
+                    cosine += x[a][e] * x[b][e] / (norm(x[a], n) * norm(x[b], n)) / 3;
+        double *want = naive_sum(x, third, 3, n), t = 3 * cosine / (1 + 2 * cosine);
+        assert_true(t > 0.5 && t <= 1 + 1e-9);
+        for (size_t e = 0; e < n; e++) want[e] *= t;
+        assert_true(module_error(c, i, want) < 1e-6);
+        free(want);
+        for (int k = 0; k < 3; k++) free(x[k]);
+    }
+    adapter_release(c);
+    struct adapter *same[] = {p[0], p[0]}, *opposed[] = {p[0], adapter_scale(p[0], -1)};
+    c = apply_ok("model_stock", (struct operands){same, NULL, 2, 0, NAN, 0});
+    assert_true(operator_change(c, p[0]) < 1e-6);
+    adapter_release(c);
+    assert_refused("model_stock", (struct operands){opposed, NULL, 2, 0, NAN, 0}, ERR_STATE,
+                   "nothing of the parents is left");
+    c = apply_ok("model_stock",
+                 (struct operands){opposed, (const float[]){0.5f, -0.5f}, 2, 0, NAN, 0});
+    assert_true(operator_change(c, p[0]) < 1e-6);
+    adapter_release(c);
+    adapter_release(opposed[1]);
+    for (int k = 0; k < 3; k++) adapter_release(q[k]);
+    parents_release(p);
+}
+
 static double *doubles_of(const float *v, size_t n) {
     double *d = xmalloc(n * sizeof *d);
     for (size_t i = 0; i < n; i++) d[i] = v[i];
@@ -617,6 +910,17 @@ static void test_dense_svd(void **state) {
             free(d);
         }
     }
+}
+
+static void test_rank_for_energy(void **state) {
+    (void)state;
+    double s[] = {3, 2, 1};
+    const struct singular sv = {.n = 3, .s = s};
+    assert_int_equal(singular_rank(&sv, 14, 9.0 / 14, 3), 1);
+    assert_int_equal(singular_rank(&sv, 14, 0.65, 3), 2);
+    assert_int_equal(singular_rank(&sv, 14, 0.95, 3), 3);
+    assert_int_equal(singular_rank(&sv, 14, 0.95, 2), 2);
+    assert_int_equal(singular_rank(&sv, 20, 0.95, 3), 3);
 }
 
 static void test_norm_kept(void **state) {
@@ -720,7 +1024,8 @@ static void test_change(void **state) {
 static void test_rows_repeat(void **state) {
     (void)state;
     static const char *const by_chance =
-        " layer module split split_linear svd_mix delta_dare delta_dare_ties dare_linear dare_ties "
+        " layer module split split_linear svd_mix delta_dare delta_dare_ties delta_della "
+        "delta_della_linear dare_linear dare_ties "
         "dare_linear_svd dare_ties_svd noise noise_absolute spectrum rotate drop rank reinit ";
     struct model_config s = fixture_shape(4, 24, 3, 1, 8, 40);
     struct adapter *p[] = {adapter_quick(&s, 4, 8, "all-linear", 1),
@@ -752,7 +1057,7 @@ static void test_rows_repeat(void **state) {
         adapter_release(first);
         free(word);
     }
-    assert_int_equal(n, 32);
+    assert_int_equal(n, 39);
     adapter_release(p[0]);
     adapter_release(p[1]);
 }
@@ -789,7 +1094,7 @@ static void test_refused(void **state) {
                    "cancel");
     assert_refused("delta", (struct operands){p, (const float[]){3e38f, 3e38f}, 2, 5, NAN, 0},
                    ERR_NUMERIC, "'delta' overflows");
-    assert_refused("delta", (struct operands){p, (const float[]){0, 0}, 2, 5, NAN, 0}, ERR_MISMATCH,
+    assert_refused("delta", (struct operands){p, (const float[]){0, 0}, 2, 5, NAN, 0}, ERR_STATE,
                    "nothing of the parents is left");
     assert_null(operator_find("融合", &err));
     assert_non_null(strstr(err.text, "no operator '融合'; there are delta, seed, ratio"));
@@ -839,8 +1144,9 @@ static void test_wild(void **state) {
             struct adapter *c = operator_apply(op, &x, &err);
             if (!c) {
                 refused++;
+                bool to_base = err.code == ERR_STATE && strcmp(op->name, "model_stock") == 0;
                 assert_true(err.code == ERR_MISMATCH || err.code == ERR_USAGE ||
-                            err.code == ERR_NUMERIC);
+                            err.code == ERR_NUMERIC || to_base);
                 continue;
             }
             made++;
@@ -857,15 +1163,18 @@ static void test_wild(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_delta_exact), cmocka_unit_test(test_delta_best),
-        cmocka_unit_test(test_lines),       cmocka_unit_test(test_slerp),
-        cmocka_unit_test(test_choices),     cmocka_unit_test(test_split_passage),
-        cmocka_unit_test(test_svd_mix),     cmocka_unit_test(test_ties),
-        cmocka_unit_test(test_dare),        cmocka_unit_test(test_peft_factors),
-        cmocka_unit_test(test_peft_delta),  cmocka_unit_test(test_dense_svd),
-        cmocka_unit_test(test_norm_kept),   cmocka_unit_test(test_steps),
-        cmocka_unit_test(test_structure),   cmocka_unit_test(test_change),
-        cmocka_unit_test(test_rows_repeat), cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_delta_exact),  cmocka_unit_test(test_delta_best),
+        cmocka_unit_test(test_lines),        cmocka_unit_test(test_slerp),
+        cmocka_unit_test(test_choices),      cmocka_unit_test(test_split_passage),
+        cmocka_unit_test(test_svd_mix),      cmocka_unit_test(test_ties),
+        cmocka_unit_test(test_dare),         cmocka_unit_test(test_breadcrumbs),
+        cmocka_unit_test(test_della),        cmocka_unit_test(test_sce),
+        cmocka_unit_test(test_karcher),      cmocka_unit_test(test_model_stock),
+        cmocka_unit_test(test_peft_factors), cmocka_unit_test(test_peft_delta),
+        cmocka_unit_test(test_dense_svd),    cmocka_unit_test(test_rank_for_energy),
+        cmocka_unit_test(test_norm_kept),    cmocka_unit_test(test_steps),
+        cmocka_unit_test(test_structure),    cmocka_unit_test(test_change),
+        cmocka_unit_test(test_rows_repeat),  cmocka_unit_test(test_refused),
         cmocka_unit_test(test_wild),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

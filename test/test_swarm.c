@@ -185,25 +185,26 @@ static void test_worth_of_the_only_one_who_knows(void **state) {
 static void test_novelty(void **state) {
     (void)state;
     struct answer answers[3 * ITEMS];
-    double novelty[3];
+    struct interval novelty[3];
+    double distance[9] = {0};
     items_make();
     for (int i = 0; i < 3 * ITEMS; i++) answers[i] = answer_of(0.1f, 0.2f, 0.3f, 0.4f);
-    credit_novelty(answers, 3, plain_items, ITEMS, novelty);
-    for (int a = 0; a < 3; a++) close_to(novelty[a], 0, 1e-12);
+    credit_novelty(answers, 3, 3, plain_items, ITEMS, novelty, distance);
+    for (int a = 0; a < 3; a++) close_to(novelty[a].value, 0, 1e-12);
     for (int i = 0; i < 3 * ITEMS; i++)
         answers[i] = i / ITEMS == 0   ? answer_of(1, 0, 0, 0)
                      : i / ITEMS == 1 ? answer_of(0, 0.5f, 0.5f, 0)
                                       : answer_of(0, 0, 0, 1);
-    credit_novelty(answers, 3, plain_items, ITEMS, novelty);
-    for (int a = 0; a < 3; a++) close_to(novelty[a], 1, 1e-12);
+    credit_novelty(answers, 3, 3, plain_items, ITEMS, novelty, distance);
+    for (int a = 0; a < 3; a++) close_to(novelty[a].value, 1, 1e-12);
     /* (1, 0) and (½, ½): ½·log2(4/3) + ½·(½·log2(2/3) + ½·log2 2) = 0.3112781… */
     for (int i = 0; i < 2 * ITEMS; i++)
         answers[i] = i < ITEMS ? answer_of(1, 0, 0, 0) : answer_of(0.5f, 0.5f, 0, 0);
-    credit_novelty(answers, 2, plain_items, ITEMS, novelty);
-    close_to(novelty[0], 0.311278124459133, 1e-12);
-    close_to(novelty[1], novelty[0], 1e-12);
-    credit_novelty(answers, 1, plain_items, ITEMS, novelty);
-    close_to(novelty[0], 0, 0);
+    credit_novelty(answers, 2, 2, plain_items, ITEMS, novelty, distance);
+    close_to(novelty[0].value, 0.311278124459133, 1e-12);
+    close_to(novelty[1].value, novelty[0].value, 1e-12);
+    credit_novelty(answers, 1, 1, plain_items, ITEMS, novelty, distance);
+    close_to(novelty[0].value, 0, 0);
 }
 
 /* Agents "0" … "9" answer (own number + item) mod 4 in the first round. Later, with `follow`, agent

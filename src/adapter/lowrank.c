@@ -25,10 +25,16 @@ static void gram_left(double *left, const struct lora *a, const struct lora *b, 
     }
 }
 
-static double rows_dot(const float *x, const float *y, int64_t n) {
-    double s = 0;
-    for (int64_t i = 0; i < n; i++) s += (double)x[i] * y[i];
-    return s;
+/* s [n] := x · y_j for n rows y_j of `len`, at most ROWS: that many sums at once, each in order, do
+ * not wait for one another. */
+enum { ROWS = 8 };
+static void rows_dot(const float *x, const float *y, int n, int64_t len, double *s) {
+    const float *row[ROWS];
+    double t[ROWS] = {0};
+    for (int j = 0; j < ROWS; j++) row[j] = y + MIN(j, n - 1) * len;
+    for (int64_t k = 0; k < len; k++)
+        for (int j = 0; j < ROWS; j++) t[j] += (double)x[k] * row[j][k];
+    memcpy(s, t, (size_t)n * sizeof *s);
 }
 
 /* <s_a B_a A_a, s_b B_b A_b> = s_a s_b Σ_ij (B_aᵀ B_b)_ij (A_a A_bᵀ)_ij. */
@@ -37,8 +43,12 @@ double lora_dot(const struct lora *a, const struct lora *b, int64_t out, int64_t
     double *left = xmalloc((size_t)a->r * (size_t)b->r * sizeof *left), sum = 0;
     gram_left(left, a, b, out);
     for (int i = 0; i < a->r; i++)
-        for (int j = 0; j < b->r; j++)
-            sum += left[(size_t)i * b->r + j] * rows_dot(a->a + i * in, b->a + j * in, in);
+        for (int j = 0; j < b->r; j += ROWS) {
+            double right[ROWS];
+            int n = MIN(ROWS, b->r - j);
+            rows_dot(a->a + i * in, b->a + j * in, n, in, right);
+            for (int k = 0; k < n; k++) sum += left[(size_t)i * b->r + j + k] * right[k];
+        }
     free(left);
     return (double)a->scale * b->scale * sum;
 }
@@ -190,6 +200,13 @@ void singular_put(const struct singular *sv, int c, int r, float *a, float *b) {
 
 void singular_write(const struct singular *sv, int r, float *a, float *b) {
     for (int c = 0; c < MIN(r, sv->n); c++) singular_put(sv, c, r, a, b);
+}
+
+int32_t singular_rank(const struct singular *sv, double total2, double share, int32_t most) {
+    double kept2 = 0;
+    for (int32_t c = 0; c < MIN(most, sv->n); c++)
+        if ((kept2 += sv->s[c] * sv->s[c]) >= share * total2) return c + 1;
+    return most;
 }
 
 struct draft draft_make(const struct model_config *shape, float dropout) {

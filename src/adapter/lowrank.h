@@ -49,6 +49,10 @@ void singular_put(const struct singular *sv, int c, int r, float *a, float *b);
  * By Eckart and Young the error is the norm of the values left out. */
 void singular_write(const struct singular *sv, int r, float *a, float *b);
 
+/* How many of the singular values, the largest first, hold `share` of a whole whose ‖·‖² is total2:
+ * 1 to `most`, `most` also where they do not. */
+int32_t singular_rank(const struct singular *sv, double total2, double share, int32_t most);
+
 /*
  * An adapter in the making: modules are added in order of layer and projection, each with its own
  * rank and scale 1.

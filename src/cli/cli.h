@@ -14,7 +14,7 @@
 /* Options that every command takes. */
 struct common {
     bool json, quiet, exact, fast, help; /* exact and fast: not both */
-    int64_t threads; /* 0: all */
+    int64_t threads;                     /* 0: all */
 };
 
 /* A section of the recipe that a command reads, for its help; "" is the top level. */
@@ -30,21 +30,25 @@ struct command {
     const struct recipe_section *recipe; /* ends with a NULL name; may be NULL */
     /* Where flags go before a recipe that is the first argument: fills the options from it. */
     int (*recipe_load)(void *options, const char *path, struct error *err);
-    size_t size;                         /* of the struct that rows fill */
-    int min_args, max_args;              /* positional; -1: any */
+    size_t size;            /* of the struct that rows fill */
+    int min_args, max_args; /* positional; -1: any */
     int (*run)(const struct common *c, const void *options, const struct strings *args,
                struct error *err);
 };
 /* One definition a file cmd_*.c; the table is in main.c. */
 extern const struct command cmd_demo, cmd_run, cmd_train, cmd_pretrain, cmd_debate, cmd_evolve,
-    cmd_eval, cmd_resume, cmd_convert, cmd_adapter, cmd_model, cmd_bench, cmd_doctor, cmd_pull,
-    cmd_quantize, cmd_embed, cmd_replay, cmd_synth, cmd_knowledge, cmd_ask, cmd_chat;
+    cmd_eval, cmd_resume, cmd_fork, cmd_convert, cmd_adapter, cmd_model, cmd_bench, cmd_doctor,
+    cmd_pull, cmd_quantize, cmd_embed, cmd_replay, cmd_synth, cmd_knowledge, cmd_ask, cmd_chat,
+    cmd_lineage;
 
 /* Where models and recipes live: the argument itself, else below the folder of the program's own
  * checkout. malloc'ed. */
 char *cli_find(const char *path);
 bool cli_is_recipe(const char *path); /* by its name: .yaml or .yml */
 enum numeric_class cli_class(const struct common *c);
+/* A generation of a run computed anew and compared (cmd_evolve.c). */
+int evolve_replay(const struct common *c, const char *runs, const char *id, int64_t generation,
+                  struct error *err);
 /* Prints one JSON object as a line on stdout and releases it. */
 void cli_print(json_t *v);
 

@@ -1,7 +1,7 @@
 /* shoal adapter: looks at adapters, blends and mutates them, converts them between PEFT and GGUF,
- * merges them into their base. */
+ * merges them into their base. Extracting and resizing are in adapter_extract.c. */
 #define _GNU_SOURCE
-#include "adapter/adapter.h"
+#include "cli/adapter_extract.h"
 #include "cli/train_run.h"
 #include "evolve/operators.h"
 
@@ -13,7 +13,7 @@ struct options {
     char *model;
     struct strings parents, weights;
     char *child, *compat, *out, *type, *targets, *op_name, *step;
-    double alpha, mut, mut_std;
+    double alpha, mut, mut_std, energy;
     int64_t rank, seed;
     bool fold;
 };
@@ -30,7 +30,10 @@ static const struct option_row adapter_rows[] = {
     ROW("mut-std", OPT_FLOAT, mut_std, "0.01", 0, 100, "S",
         "blend: noise, relative to the tensor's own deviation"),
     ROW("rank", OPT_INT, rank, "0", 0, 1024, "R",
-        "blend: rank of the child; 0: the larger parent's; new: its rank; 0: 8"),
+        "blend: rank of the child; 0: the larger parent's; new: its rank; 0: 8; extract, resize: "
+        "at most; 0: as --energy wants"),
+    ROW("energy", OPT_FLOAT, energy, "0", 0, 1, "E",
+        "extract, resize: the smallest rank that keeps this share of |ΔW|² in each module"),
     ROW("targets", OPT_STRING, targets, "all-linear", 0, 0, "LIST", "new: q_proj,v_proj …"),
     ROW("seed", OPT_INT, seed, "0", 0, 9e15, "N", "blend: of the mutation; new: of A"),
     ROW("compat", OPT_STRING, compat, NULL, 0, 0, "seed",
@@ -39,10 +42,11 @@ static const struct option_row adapter_rows[] = {
         "blend: by an operator that 'shoal adapter operators' lists, without --alpha and --mut"),
     ROW("step", OPT_STRING, step, NULL, 0, 0, "S", "blend: the operator's step; default its own"),
     ROW("fold", OPT_BOOL, fold, NULL, 0, 0, NULL,
-        "convert to GGUF: put scales that one alpha cannot say into B"),
+        "writing GGUF: put scales that one alpha cannot say into B"),
     ROW("weights", OPT_LIST, weights, NULL, 0, 0, "W",
         "merge: one for each adapter, default 1; operator: for each parent"),
-    ROW("out", OPT_STRING, out, NULL, 0, 0, "OUT", "merge: file ending in .gguf, or a directory"),
+    ROW("out", OPT_STRING, out, NULL, 0, 0, "OUT",
+        "merge, extract, resize: file ending in .gguf, or a directory"),
     ROW("type", OPT_STRING, type, NULL, 0, 0, "TYPE",
         "merge: f32, f16, bf16, q8_0, q4_0; default: the model's when it is a float, else f32"),
     {0},
@@ -62,8 +66,7 @@ static int adapter_make(const struct options *o, const struct model *m, const st
     if (args->n != 2) return error_set(err, ERR_USAGE, "new wants one name to write to");
     if (adapter_targets_parse(o->targets, ac.target, err) != OK) return err->code;
     struct adapter *a = adapter_new(&m->config, &ac, (uint64_t)o->seed);
-    int rc = ends_gguf(args->v[1]) ? adapter_save_gguf(a, args->v[1], m->path, false, err)
-                                   : adapter_save(a, args->v[1], m->path, err);
+    int rc = adapter_write(a, args->v[1], m->path, false, err);
     adapter_release(a);
     return rc;
 }
@@ -126,12 +129,12 @@ static json_t *modules_json(const struct adapter *a) {
     return out;
 }
 
-static json_t *divergence_json(struct divergence d) {
+json_t *divergence_json(struct divergence d) {
     return json_pack("{s:f, s:f, s:f, s:i}", "kl_mean", d.mean, "kl_max", d.max, "same_top",
                      d.same_top, "positions", d.positions);
 }
 
-static void print_divergence(const char *what, struct divergence d) {
+void print_divergence(const char *what, struct divergence d) {
     printf("  %s: KL mean %.3g, max %.3g nats; same first token at %.1f %% of %d positions\n", what,
            d.mean, d.max, 100 * d.same_top, d.positions);
 }
@@ -194,8 +197,7 @@ static int adapter_convert(const struct common *c, const struct options *o, stru
     struct adapter *a = adapter_open(args->v[1], m, err);
     if (!a) return err->code;
     const char *base = a->base ? a->base : m->name, *out = args->v[2];
-    int rc = ends_gguf(out) ? adapter_save_gguf(a, out, base, o->fold, err)
-                            : adapter_save(a, out, base, err);
+    int rc = adapter_write(a, out, base, o->fold, err);
     if (rc == OK && c->json)
         cli_print(json_pack("{s:s,s:s}", "out", out, "from_hash", a->hash));
     else if (rc == OK)
@@ -222,10 +224,10 @@ static int adapter_operators(const struct common *c) {
                                 (double)op->step, "step_min", (double)op->step_min, "step_max",
                                 (double)op->step_max));
         else if (op->unit)
-            printf("%-20s %s; step %g in %g to %g: %s\n", op->name, op->about, (double)op->step,
+            printf("%-22s %s; step %g in %g to %g: %s\n", op->name, op->about, (double)op->step,
                    (double)op->step_min, (double)op->step_max, op->unit);
         else
-            printf("%-20s %s\n", op->name, op->about);
+            printf("%-22s %s\n", op->name, op->about);
     }
     return OK;
 }
@@ -375,6 +377,7 @@ static int adapter_merge_files(const struct common *c, const struct options *o, 
 static int verb_run(const struct common *c, const struct options *o, struct model *m,
                     const struct strings *args, struct pool *pool, struct error *err) {
     const char *verb = args->v[0];
+    struct cut cut = {(int32_t)o->rank, o->energy};
     if (strcmp(verb, "info") == 0) return adapter_info(c, m, args, err);
     if (strcmp(verb, "inspect") == 0) return adapter_inspect(c, m, args, pool, err);
     if (strcmp(verb, "rollback") == 0) return adapter_restore(c, m, args, err);
@@ -382,19 +385,23 @@ static int verb_run(const struct common *c, const struct options *o, struct mode
     if (strcmp(verb, "blend") == 0) return adapter_blend_files(c, o, m, err);
     if (strcmp(verb, "convert") == 0) return adapter_convert(c, o, m, args, err);
     if (strcmp(verb, "merge") == 0) return adapter_merge_files(c, o, m, args, pool, err);
+    if (strcmp(verb, "extract") == 0)
+        return adapter_extract(c, m, args, cut, o->out, o->fold, pool, err);
+    if (strcmp(verb, "resize") == 0)
+        return adapter_resize(c, m, args, cut, o->out, o->fold, pool, err);
     return error_set(err, ERR_USAGE,
                      "no '%s'; there are list, info, inspect, rollback, new, blend, operators, "
-                     "convert and merge",
+                     "convert, merge, extract and resize",
                      verb);
 }
 
 static int run_adapter(const struct common *c, const void *options, const struct strings *args,
                        struct error *err) {
     const struct options *o = options;
-    bool merge = strcmp(args->v[0], "merge") == 0 && args->n > 1;
+    bool merge = strcmp(args->v[0], "merge") == 0, extract = strcmp(args->v[0], "extract") == 0;
     if (strcmp(args->v[0], "list") == 0) return adapter_list(c, args, err);
     if (strcmp(args->v[0], "operators") == 0) return adapter_operators(c);
-    char *path = cli_find(merge ? args->v[1] : o->model);
+    char *path = cli_find((merge || extract) && args->n > 1 ? args->v[1] : o->model);
     struct pool *pool = pool_new((int)c->threads);
     struct model *m = model_open(path, cli_class(c), err);
     int rc = m ? verb_run(c, o, m, args, pool, err) : err->code;
@@ -406,21 +413,27 @@ static int run_adapter(const struct common *c, const void *options, const struct
 
 const struct command cmd_adapter = {
     .name = "adapter",
-    .args = "list|info|inspect|rollback|new|blend|operators|convert|merge …",
-    .summary = "describe adapters, make, blend, convert and merge them",
-    .about = "An adapter is a PEFT directory or a GGUF LoRA file. inspect also shows its effect on "
-             "the base's next tokens; merge\n"
-             "shows the same for what merging lost; rollback makes the version before current "
-             "again, or the one "
-             "that HASH names.\n\n"
-             "  shoal adapter inspect runs/ID/adapters/gen_0/critic\n"
-             "  shoal adapter list runs/ID/adapters/gen_0 /tmp/critic\n"
-             "  shoal adapter rollback /tmp/critic\n"
-             "  shoal adapter new --model models/fry --rank 8 --seed 1 begun.gguf\n"
-             "  shoal adapter blend --parents A B --child C --alpha 0.5 --mut 0.05 --mut-std 0.01\n"
-             "  shoal adapter blend --operator delta_ties --parents A B C --child D --step 0.2\n"
-             "  shoal adapter convert --model base.gguf peft-directory lora.gguf\n"
-             "  shoal adapter merge models/fry A B --weights 0.7 0.3 --out merged.gguf --type q8_0",
+    .args = "list|info|inspect|rollback|new|blend|operators|convert|merge|extract|resize …",
+    .summary = "describe adapters, make, blend, convert, merge, extract and resize them",
+    .about =
+        "An adapter is a PEFT directory or a GGUF LoRA file. inspect also shows its effect on "
+        "the base's next tokens; merge\n"
+        "shows the same for what merging lost; rollback makes the version before current "
+        "again, or the one "
+        "that HASH names;\n"
+        "extract makes an adapter of how a fine-tuned model differs from its base; resize "
+        "lowers ranks (to drop elements\n"
+        "of ΔW: blend --operator delta_prune).\n\n"
+        "  shoal adapter inspect runs/ID/adapters/gen_0/critic\n"
+        "  shoal adapter list runs/ID/adapters/gen_0 /tmp/critic\n"
+        "  shoal adapter rollback /tmp/critic\n"
+        "  shoal adapter new --model models/fry --rank 8 --seed 1 begun.gguf\n"
+        "  shoal adapter blend --parents A B --child C --alpha 0.5 --mut 0.05 --mut-std 0.01\n"
+        "  shoal adapter blend --operator delta_ties --parents A B C --child D --step 0.2\n"
+        "  shoal adapter convert --model base.gguf peft-directory lora.gguf\n"
+        "  shoal adapter merge models/fry A B --weights 0.7 0.3 --out merged.gguf --type q8_0\n"
+        "  shoal adapter extract models/fry finetuned.gguf --rank 16 --out D\n"
+        "  shoal adapter resize D --energy 0.9 --out E",
     .rows = adapter_rows,
     .size = sizeof(struct options),
     .min_args = 1,

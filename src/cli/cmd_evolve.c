@@ -1,14 +1,17 @@
-/* shoal evolve, demo and resume: runs of evolve/run.c. The demo is the evolve command on the recipe
- * that ships. */
+/* shoal evolve, demo, resume and fork: runs of evolve/run.c. The demo is the evolve command on the
+ * recipe that ships. */
 #define _GNU_SOURCE
 #include "cli/cli.h"
 #include "evolve/evolve.h"
 
+#include <signal.h>
 #include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
 
 struct options {
-    char *runs, *id;
-    int64_t seed;
+    char *runs, *id, *recipe;
+    int64_t seed, at;
     bool zero_adapters;
 };
 #define ROOT_ROW                                                                                   \
@@ -27,11 +30,48 @@ static const struct option_row rows[] = {
     {0},
 };
 static const struct option_row resume_rows[] = {ROOT_ROW, {0}};
+static const struct option_row fork_rows[] = {
+    ROOT_ROW,
+    {"at", OPT_INT, offsetof(struct options, at), "0", 0, 1e6, "G",
+     "the last generation that both have"},
+    {"recipe", OPT_STRING, offsetof(struct options, recipe), NULL, 0, 0, "FILE",
+     "what the generations after it follow; default: the same"},
+    {"seed", OPT_INT, offsetof(struct options, seed), "-1", -1, 9e15, "N",
+     "of the generations after it; -1: the same"},
+    {"id", OPT_STRING, offsetof(struct options, id), NULL, 0, 0, "ID",
+     "name of the new run; default: date, time and seed"},
+    {0},
+};
+
+/* Ctrl-C: the first pauses at the next step, the second stops at once. Nothing is lost by either.
+ */
+static volatile bool pause_wanted;
+
+static void interrupted(int signal_number) {
+    static const char text[] = "\npausing at the next step; once more to stop at once\n";
+    pause_wanted = true;
+    signal(signal_number, SIG_DFL);
+    if (write(STDERR_FILENO, text, sizeof text - 1) < 0) return;
+}
+
+/* The pool is the caller's to free. */
+static struct run_env env_make(const struct common *c, const char *root) {
+    signal(SIGINT, interrupted);
+    return (struct run_env){.pool = pool_new((int)c->threads),
+                            .cls = cli_class(c),
+                            .root = root,
+                            .find = cli_find,
+                            .pause = &pause_wanted};
+}
 
 static const struct recipe_section sections[] = {{"", run_option_rows},
                                                  {"train", train_option_rows},
                                                  {"evolve", evolve_option_rows},
                                                  {"fitness", fitness_option_rows},
+                                                 {"search", search_option_rows},
+                                                 {"race", race_option_rows},
+                                                 {"learn", train_option_rows},
+                                                 {"es", es_option_rows},
                                                  {0}};
 
 static void print_result(const struct common *c, const struct options *o, json_t *result) {
@@ -62,8 +102,7 @@ static int start(const struct common *c, const struct options *o, const char *re
                  struct error *err) {
     struct run_options ro;
     char *path = cli_find(recipe);
-    struct pool *pool = pool_new((int)c->threads);
-    struct run_env env = {.pool = pool, .cls = cli_class(c), .root = o->runs, .find = cli_find};
+    struct run_env env = env_make(c, o->runs);
     json_t *result = NULL;
     int rc = run_recipe_load(&ro, path, err);
     if (rc == OK && o->id && !id_is_safe(o->id))
@@ -77,7 +116,7 @@ static int start(const struct common *c, const struct options *o, const char *re
     }
     if (result) print_result(c, o, result);
     run_options_release(&ro);
-    pool_free(pool);
+    pool_free(env.pool);
     free(path);
     return rc;
 }
@@ -93,16 +132,58 @@ static int run_evolve(const struct common *c, const void *options, const struct 
     return start(c, options, args->v[0], err);
 }
 
+static int known_id(const char *id, struct error *err) {
+    return id_is_safe(id) ? OK : error_set(err, ERR_MISSING, "no run '%s'", id);
+}
+
 static int run_again(const struct common *c, const void *options, const struct strings *args,
                      struct error *err) {
     const struct options *o = options;
-    struct pool *pool = pool_new((int)c->threads);
-    struct run_env env = {.pool = pool, .cls = cli_class(c), .root = o->runs, .find = cli_find};
-    json_t *result = id_is_safe(args->v[0]) ? run_resume(&env, args->v[0], err) : NULL;
-    if (!id_is_safe(args->v[0])) error_set(err, ERR_MISSING, "no run '%s'", args->v[0]);
+    if (known_id(args->v[0], err) != OK) return err->code;
+    struct run_env env = env_make(c, o->runs);
+    json_t *result = run_resume(&env, args->v[0], err);
     if (result) print_result(c, o, result);
-    pool_free(pool);
+    pool_free(env.pool);
     return result ? OK : err->code;
+}
+
+static int run_forked(const struct common *c, const void *options, const struct strings *args,
+                      struct error *err) {
+    const struct options *o = options;
+    if (known_id(args->v[0], err) != OK) return err->code;
+    if (o->id && !id_is_safe(o->id))
+        return error_set(err, ERR_USAGE, "'%s' is no name for a run; use letters, digits, - and _",
+                         o->id);
+    struct run_env env = env_make(c, o->runs);
+    json_t *result = run_fork(&env, args->v[0], (int)o->at, o->recipe, o->seed, o->id, err);
+    if (result) print_result(c, o, result);
+    pool_free(env.pool);
+    return result ? OK : err->code;
+}
+
+int evolve_replay(const struct common *c, const char *runs, const char *id, int64_t generation,
+                  struct error *err) {
+    if (known_id(id, err) != OK) return err->code;
+    struct run_env env = env_make(c, runs);
+    json_t *v = run_replay(&env, id, (int)generation, err), *row;
+    pool_free(env.pool);
+    if (!v) return err->code;
+    bool equal = json_is_true(json_object_get(v, "equal"));
+    size_t i;
+    json_array_foreach (json_object_get(v, "candidates"), i, row)
+        if (!c->json)
+            printf("%-12s %.12s  fitness %.6f  %s\n",
+                   json_string_value(json_object_get(row, "name")),
+                   json_string_value(json_object_get(row, "hash")),
+                   json_number_value(json_object_get(json_object_get(row, "fitness"), "value")),
+                   json_is_true(json_object_get(row, "equal")) ? "same bits" : "DIFFERS");
+    if (c->json)
+        cli_print(v);
+    else
+        json_decref(v);
+    return equal ? OK
+                 : error_set(err, ERR_MISMATCH, "generation %d of run '%s' came out differently",
+                             (int)generation, id);
 }
 
 const struct command cmd_demo = {
@@ -125,7 +206,10 @@ const struct command cmd_evolve = {
     .about =
         "A recipe is YAML: model, personas, tasks, and the sections train, evolve and fitness. "
         "Everything a run does is\n"
-        "kept in runs/shoal.db and runs/ID; a killed run is continued with 'shoal resume ID'.\n\n"
+        "kept in runs/shoal.db and runs/ID: Ctrl-C pauses it, and what was paused or killed is "
+        "continued with\n"
+        "'shoal resume ID', changed from a generation on with 'shoal fork ID', drawn with 'shoal "
+        "lineage ID'.\n\n"
         "  shoal evolve examples/demo.yaml --seed 7",
     .recipe = sections,
     .rows = rows,
@@ -146,4 +230,20 @@ const struct command cmd_resume = {
     .min_args = 1,
     .max_args = 1,
     .run = run_again,
+};
+const struct command cmd_fork = {
+    .name = "fork",
+    .args = "ID",
+    .summary = "a new run that is another up to a generation",
+    .about =
+        "Founders and generations up to --at are the other run's, found and not computed again; "
+        "from there on the new\n"
+        "run follows its own recipe or seed. With neither it becomes the same run, bit for bit.\n\n"
+        "  shoal fork 20261122-060712-s1 --at 2 --seed 9\n"
+        "  shoal fork 20261122-060712-s1 --at 2 --recipe bolder.yaml --id bolder",
+    .rows = fork_rows,
+    .size = sizeof(struct options),
+    .min_args = 1,
+    .max_args = 1,
+    .run = run_forked,
 };

@@ -11,7 +11,8 @@
 #include <string.h>
 
 struct options {
-    char *store;
+    char *store, *run, *runs;
+    int64_t generation;
     bool list;
 };
 static const struct option_row rows[] = {
@@ -19,6 +20,11 @@ static const struct option_row rows[] = {
      "where calls were kept"},
     {"list", OPT_BOOL, offsetof(struct options, list), NULL, 0, 0, NULL,
      "what is kept, newest first"},
+    {"run", OPT_STRING, offsetof(struct options, run), NULL, 0, 0, "ID",
+     "instead: a generation of this run"},
+    {"generation", OPT_INT, offsetof(struct options, generation), "0", 0, 1e6, "G",
+     "with --run: which"},
+    {"runs", OPT_STRING, offsetof(struct options, runs), "runs", 0, 0, "DIR", "folder of runs"},
     {0},
 };
 
@@ -191,8 +197,10 @@ static int replay_call(const struct common *c, struct store *s, const char *pref
 static int run(const struct common *c, const void *options, const struct strings *args,
                struct error *err) {
     const struct options *o = options;
-    if (o->list == (args->n == 1))
-        return error_set(err, ERR_USAGE, "give the beginning of a call's key, or --list");
+    if (o->run && args->n == 0 && !o->list)
+        return evolve_replay(c, o->runs, o->run, o->generation, err);
+    if (o->run || o->list == (args->n == 1))
+        return error_set(err, ERR_USAGE, "give the beginning of a call's key, --list or --run ID");
     if (!path_exists(o->store))
         return error_set(err, ERR_MISSING,
                          "no calls are kept in '%s'; --record keeps them, --store names the file",
@@ -205,13 +213,14 @@ static int run(const struct common *c, const void *options, const struct strings
 
 const struct command cmd_replay = {
     .name = "replay",
-    .args = "KEY|--list",
-    .summary = "run a recorded call again: same bits, or what differs",
+    .args = "KEY|--list|--run ID",
+    .summary = "run a recorded call or a generation again: same bits, or what differs",
     .about = "Calls are kept by 'run', 'eval' and 'debate' with --record. The beginning of a key\n"
              "is enough. Exit status 0: the same bits; 1: not the same, and the lines say why.\n\n"
              "  shoal run models/fry -p 'two plus two' --record --json\n"
              "  shoal replay --list\n"
-             "  shoal replay 3f9aa118",
+             "  shoal replay 3f9aa118\n"
+             "  shoal replay --run 20261122-060712-s1 --generation 3",
     .rows = rows,
     .size = sizeof(struct options),
     .min_args = 0,

@@ -18,7 +18,8 @@ struct interval stats_wilson(int64_t correct, int64_t n) {
     double p = (double)correct / (double)n, z2 = Z95 * Z95, d = 1 + z2 / (double)n;
     double mid = (p + z2 / (2 * (double)n)) / d;
     double half = Z95 / d * sqrt(p * (1 - p) / (double)n + z2 / (4.0 * (double)n * (double)n));
-    return (struct interval){p, fmax(0, mid - half), fmin(1, mid + half)};
+    /* At 0 and n one end is the value itself, but for rounding. */
+    return (struct interval){p, fmin(p, fmax(0, mid - half)), fmax(p, fmin(1, mid + half))};
 }
 
 /* Two-sided exact binomial p for k of m at 1/2: twice the smaller tail, at most 1. */

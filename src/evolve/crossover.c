@@ -97,11 +97,20 @@ static void slerp_coefs(double aa, double bb, double ab, double t, double w[2]) 
     w[1] = math_sin(t * theta) / math_sin(theta) * size / nb;
 }
 
-static void module_slerp(const struct operands *x, int32_t i, double t, double w[2]) {
-    const struct lora *a = &x->parents[0]->loras[i], *b = &x->parents[1]->loras[i];
+/* <ΔW_a, ΔW_b> of all pairs in module i: g [n][n]. */
+static void module_gram(const struct operands *x, int32_t i, double *g) {
     const struct model_config *shape = &x->parents[0]->shape;
     int64_t in = proj_in(shape, i % N_PROJ), out = proj_out(shape, i % N_PROJ);
-    slerp_coefs(lora_dot(a, a, out, in), lora_dot(b, b, out, in), lora_dot(a, b, out, in), t, w);
+    for (int a = 0; a < x->n; a++)
+        for (int b = 0; b <= a; b++)
+            g[a * x->n + b] = g[b * x->n + a] =
+                lora_dot(&x->parents[b]->loras[i], &x->parents[a]->loras[i], out, in);
+}
+
+static void module_slerp(const struct operands *x, int32_t i, double t, double w[2]) {
+    double g[4];
+    module_gram(x, i, g);
+    slerp_coefs(g[0], g[3], g[1], t, w);
 }
 
 /* b's share of two weights; ERR_USAGE when they cancel. */
@@ -117,6 +126,131 @@ static struct adapter *make_slerp(const struct operands *x, json_t *lineage, str
     if (share_find(x, &t, err) != OK) return NULL;
     double *coef = coefs_make(x);
     for (int32_t i = 0; i < operand_modules(x); i++) module_slerp(x, i, t, coef + 2 * i);
+    return sum_take(x, coef, lineage, err);
+}
+
+/* ΔW as directions: g [n][n] becomes their cosines; norm [n], 0 where there is no direction. */
+static void gram_normalise(double *g, int n, double *norm) {
+    for (int k = 0; k < n; k++) norm[k] = g[k * n + k] > 0 ? sqrt(g[k * n + k]) : 0;
+    for (int k = 0; k < n; k++)
+        for (int j = 0; j < n; j++)
+            g[k * n + j] = norm[k] > 0 && norm[j] > 0 ? g[k * n + j] / (norm[k] * norm[j]) : 0;
+}
+
+/* ‖Σ c u‖ by the inner products g of the u. */
+static double length(const double *g, const double *c, int n) {
+    double sum = 0;
+    for (int k = 0; k < n; k++)
+        for (int j = 0; j < n; j++) sum += c[k] * c[j] * g[k * n + j];
+    return sqrt(MAX(0, sum));
+}
+
+static void scale(double *c, int n, double by) {
+    for (int k = 0; k < n; k++) c[k] *= by;
+}
+
+/* Half of the digits of a length computed by inner products. */
+#define SPHERE_NEAR 1e-7
+#define SPHERE_ROUNDS 1000
+
+/* to := Σ share · log_m(u), m = Σ c u: which way, and how far, the directions pull the point m of
+ * the unit sphere. From the point opposite to it a direction pulls nowhere. */
+static void sphere_pull(const double *g, const double *share, const double *c, int n, double *to) {
+    memset(to, 0, (size_t)n * sizeof *to);
+    for (int k = 0; k < n; k++) {
+        double d = 0;
+        for (int j = 0; j < n; j++) d += c[j] * g[k * n + j];
+        double sine = sqrt(MAX(0, 1 - d * d));
+        if (share[k] == 0 || sine < SPHERE_NEAR) continue;
+        double w = share[k] * arc_cosine(d) / sine;
+        to[k] += w;
+        for (int j = 0; j < n; j++) to[j] -= w * d * c[j];
+    }
+}
+
+/*
+ * Coefficients c of unit vectors with inner products g [n][n]: their Riemannian mean on the sphere
+ * (Karcher 1977), where all pull together is 0, by going along it from the normalised weighted mean
+ * (the first vector, when that is 0). False: not reached, as can be with shares below 0.
+ */
+static bool sphere_mean(const double *g, const double *share, int n, double *c) {
+    int first = 0;
+    while (first < n - 1 && share[first] == 0) first++;
+    memcpy(c, share, (size_t)n * sizeof *c);
+    if (length(g, c, n) < SPHERE_NEAR)
+        for (int k = 0; k < n; k++) c[k] = k == first;
+    for (int round = 0; round < SPHERE_ROUNDS; round++) {
+        double pull[OPERATOR_PARENTS_MAX];
+        scale(c, n, 1 / length(g, c, n));
+        sphere_pull(g, share, c, n, pull);
+        double far = length(g, pull, n);
+        if (far < SPHERE_NEAR) return true;
+        for (int k = 0; k < n; k++) c[k] = math_cos(far) * c[k] + math_sin(far) / far * pull[k];
+    }
+    return false;
+}
+
+/* As slerp, for any number: the mean direction, as long as the parents are in the mean. */
+static int module_karcher(const struct operands *x, int32_t i, const double *share, double *coef,
+                          struct error *err) {
+    double g[OPERATOR_PARENTS_MAX * OPERATOR_PARENTS_MAX], norm[OPERATOR_PARENTS_MAX];
+    double own[OPERATOR_PARENTS_MAX], sum = 0, size = 0;
+    module_gram(x, i, g);
+    gram_normalise(g, x->n, norm);
+    for (int p = 0; p < x->n; p++) {
+        own[p] = norm[p] > 0 ? share[p] : 0;
+        sum += own[p];
+        size += share[p] * norm[p];
+    }
+    if (sum == 0) return OK; /* there is no direction, or those that count cancel */
+    scale(own, x->n, 1 / sum);
+    if (!sphere_mean(g, own, x->n, coef))
+        return error_set(err, ERR_NUMERIC,
+                         "the mean on the sphere of '%s' was not reached; take "
+                         "weights that differ less, none below 0",
+                         proj_names[i % N_PROJ]);
+    for (int p = 0; p < x->n; p++) coef[p] = norm[p] > 0 ? coef[p] * size / norm[p] : 0;
+    return OK;
+}
+
+static struct adapter *make_karcher(const struct operands *x, json_t *lineage, struct error *err) {
+    double share[OPERATOR_PARENTS_MAX], sum = 0;
+    for (int p = 0; p < x->n; p++) sum += share[p] = operand_weight(x, p);
+    if (sum == 0) {
+        error_set(err, ERR_USAGE, "the weights cancel");
+        return NULL;
+    }
+    scale(share, x->n, 1 / sum);
+    double *coef = coefs_make(x);
+    for (int32_t i = 0; i < operand_modules(x); i++) {
+        if (module_karcher(x, i, share, coef + (size_t)i * (size_t)x->n, err) == OK) continue;
+        free(coef);
+        return NULL;
+    }
+    return sum_take(x, coef, lineage, err);
+}
+
+/*
+ * Model Stock (Jang, Yun and Han 2024): the parents' mean, drawn towards the base (no ΔW) by t =
+ * N cosθ / (1 + (N - 1) cosθ), cosθ being the mean over pairs as in mergekit. Where that is below
+ * 0 the paper's triangle does not exist, and the base is taken.
+ */
+static void module_stock(const struct operands *x, int32_t i, double *coef) {
+    double g[OPERATOR_PARENTS_MAX * OPERATOR_PARENTS_MAX], norm[OPERATOR_PARENTS_MAX], c = 0;
+    int n = x->n;
+    module_gram(x, i, g);
+    gram_normalise(g, n, norm);
+    for (int a = 0; a < n; a++)
+        for (int b = 0; b < a; b++)
+            c += g[a * n + b] * (operand_weight(x, a) * operand_weight(x, b) < 0 ? -1 : 1);
+    c = MAX(0, c / (n * (n - 1) / 2.0));
+    for (int p = 0; p < n; p++) coef[p] = operand_weight(x, p) * n * c / (1 + (n - 1) * c);
+}
+
+static struct adapter *make_stock(const struct operands *x, json_t *lineage, struct error *err) {
+    double *coef = coefs_make(x);
+    for (int32_t i = 0; i < operand_modules(x); i++)
+        module_stock(x, i, coef + (size_t)i * (size_t)x->n);
     return sum_take(x, coef, lineage, err);
 }
 
@@ -233,24 +367,30 @@ static struct adapter *make_svd(const struct operands *x, json_t *lineage, struc
 #define TWO 2, 2
 #define NO_STEP NULL, 0, 0, 0
 const struct adapter_operator crossover_operators[] = {
-    {"delta", "the weighted sum of ΔW", OPERATOR_CROSSOVER, MANY, NO_STEP, make_delta},
+    {"delta", "the weighted sum of ΔW (task arithmetic)", OPERATOR_CROSSOVER, SHARES_OF_DELTA, MANY,
+     NO_STEP, make_delta},
     {"seed", "A and B apart, the second parent's weight for it (the predecessor)",
-     OPERATOR_CROSSOVER, TWO, NO_STEP, make_seed},
-    {"ratio", "the sum of ΔW in the ratio of weights that are fitness", OPERATOR_CROSSOVER, MANY,
-     NO_STEP, make_ratio},
-    {"extrapolate", "beyond the first parent, away from the second", OPERATOR_CROSSOVER, TWO,
-     "how far, of their distance", 0.3f, -2, 2, make_extrapolate},
-    {"slerp", "ΔW along the arc between the parents, module by module", OPERATOR_CROSSOVER, TWO,
-     NO_STEP, make_slerp},
-    {"layer", "each layer from one parent, drawn by weight", OPERATOR_CROSSOVER, MANY, NO_STEP,
-     make_layer},
-    {"module", "each projection from one parent, drawn by weight", OPERATOR_CROSSOVER, MANY,
-     NO_STEP, make_module},
+     OPERATOR_CROSSOVER, SHARES_OF_FACTORS, TWO, NO_STEP, make_seed},
+    {"ratio", "the sum of ΔW in the ratio of weights that are fitness", OPERATOR_CROSSOVER,
+     SHARES_ARE_FITNESS, MANY, NO_STEP, make_ratio},
+    {"extrapolate", "beyond the first parent, away from the second", OPERATOR_CROSSOVER,
+     SHARES_NONE, TWO, "how far, of their distance", 0.3f, -2, 2, make_extrapolate},
+    {"slerp", "ΔW along the arc between the parents, module by module", OPERATOR_CROSSOVER,
+     SHARES_OF_DELTA, TWO, NO_STEP, make_slerp},
+    {"karcher", "ΔW's mean direction on the sphere, module by module: slerp of many",
+     OPERATOR_CROSSOVER, SHARES_OF_DELTA, MANY, NO_STEP, make_karcher},
+    {"model_stock", "the sum of ΔW, smaller in each module the less the parents' directions agree",
+     OPERATOR_CROSSOVER, SHARES_OF_DELTA, MANY, NO_STEP, make_stock},
+    {"layer", "each layer from one parent, drawn by weight", OPERATOR_CROSSOVER, SHARES_OF_DELTA,
+     MANY, NO_STEP, make_layer},
+    {"module", "each projection from one parent, drawn by weight", OPERATOR_CROSSOVER,
+     SHARES_OF_DELTA, MANY, NO_STEP, make_module},
     {"split", "shares on one side of a drawn point, swapped on the other; along the arc",
-     OPERATOR_CROSSOVER, TWO, "width of the passage, of all modules", 0, 0, 1, make_split},
-    {"split_linear", "the same along the straight line", OPERATOR_CROSSOVER, TWO,
+     OPERATOR_CROSSOVER, SHARES_NONE, TWO, "width of the passage, of all modules", 0, 0, 1,
+     make_split},
+    {"split_linear", "the same along the straight line", OPERATOR_CROSSOVER, SHARES_NONE, TWO,
      "width of the passage, of all modules", 0, 0, 1, make_split_linear},
     {"svd_mix", "singular triplets of ΔW, each from one parent, drawn by weight",
-     OPERATOR_CROSSOVER, MANY, NO_STEP, make_svd},
+     OPERATOR_CROSSOVER, SHARES_OF_DELTA, MANY, NO_STEP, make_svd},
     {0},
 };

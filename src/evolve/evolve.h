@@ -2,107 +2,231 @@
  * evolve: a population of adapters that is evaluated, selected and bred, and the whole experiment
  * around it.
  *
- * The first half is pure: struct population changes only through population_breed, and fitness
- * comes from a `landscape`, which is the swarm on an engine in a run and a known function in tests.
- * The second half is a run: recipe in, run folder out, every stage recomputable, so that a killed
- * run is resumed by running it again over what the store already holds.
+ * The first half is pure: struct population changes only through population_evaluate and
+ * population_breed, and what candidates are worth comes from a `landscape`, which is the swarm on
+ * an engine in a run and a known function in tests. The second half is a run: recipe in, run folder
+ * out, every stage recomputable, so that a killed run is resumed by running it again over what the
+ * store already holds.
  */
 #ifndef SHOAL_EVOLVE_H
 #define SHOAL_EVOLVE_H
 
+#include "evolve/fitness.h"
+#include "evolve/operators.h"
+#include "evolve/search.h"
+#include "evolve/select.h"
 #include "swarm/swarm.h"
-#include "train/train.h"
+#include "train/es.h"
 
 /* population */
 
 struct evolve_options {
+    char *search; /* a row of run_searches */
     int64_t generations, population, elites, rank;
-    double blend_min, blend_max; /* share of the second parent */
-    double mutate, mutate_std;   /* probability a tensor, and size relative to its deviation */
-    double gain_max;             /* a child's ΔW is drawn up to so many times larger */
-    bool preserve_norm; /* a child's ‖ΔW‖ is the parents' mean, not what averaging unlike parents
+    double flops;                         /* that a search may spend; 0: no limit */
+    struct strings crossovers, mutations; /* operators, among which credit decides */
+    double mutate;                        /* share of children that are mutants of one parent */
+    double blend_min, blend_max;          /* share of the second parent */
+    bool preserve_norm; /* a child of two has their mean ‖ΔW‖, not what averaging unlike parents
                            leaves */
-    char *crossover;    /* "delta" or "seed" */
+    double move;        /* divergence of behaviour that mutations aim at; 0: their step stays */
+    double harm;        /* operators whose children lose so much on average are dropped; 0: none */
+    char *selection;
+    double keep, slope; /* as in select_pool */
+    int64_t tournament;
+    double share;    /* radius of fitness sharing, in divergence of behaviour; 0: none */
+    int64_t archive; /* bins an axis of the MAP-Elites archive that parents come from; 0: none */
+    bool roles;      /* co-evolution: each founder begins a role */
+    bool per_layer;  /* a search over coefficients has one for each layer of each founder */
+    char *merge;     /* operator that a search over coefficients makes its candidates with */
+    int64_t burst;   /* updates of LoRA gradient that a child gets before it is measured */
+    char *learn;     /* conversations of bursts, gradient and es */
 };
 extern const struct option_row evolve_option_rows[];
 
 struct fitness_options {
-    int64_t items; /* dev questions, spread over the tasks */
+    int64_t items; /* dev questions a generation, spread over the tasks */
+    bool fresh;    /* other questions in each generation */
+    char *measure; /* right: 0 or 1 an item; probability: of the right choice */
+    char *credit;  /* of cooperation: loo, or shapley in the vote */
+    bool race;     /* section "race" decides who is asked how much */
     double performance, cooperation, novelty;
 };
 extern const struct option_row fitness_option_rows[];
 
+enum { MAX_POPULATION = 64, MAX_CANDIDATES = 2 * MAX_POPULATION, DESCRIPTORS = 2 };
 struct candidate {
     char name[32]; /* unique in its run: "critic", "g1c0" */
     struct adapter *adapter;
-    char parents[2][32]; /* "" for founders */
-    double blend;
-    bool elite; /* carried over unchanged */
-    struct interval performance, cooperation;
-    double novelty, fitness;
+    const struct mix_term *mix; /* [n_mix] in the adapter's place; borrowed */
+    int n_mix;
+    char parents[2][32];                /* "" for founders, and the second of a mutant */
+    const struct adapter_operator *how; /* that made it; NULL: a founder */
+    double blend, step;                 /* share of the second parent; of the operator; or NAN */
+    int role;                           /* 0 without roles */
+    bool elite;                         /* carried over unchanged */
+    /* What its landscape fills in. */
+    struct interval performance, cooperation, novelty;
+    double descriptor[DESCRIPTORS]; /* of behaviour, each in 0..1 */
+    int n_items;                    /* that it was asked: all but in a race */
+    /* What follows. */
+    struct interval fitness;
+    double shared;   /* fitness as selection sees it */
+    double expected; /* performance without the winner's curse (fitness_shrink) */
 };
+/* What the candidates of one generation did, beside their own fields. */
+struct assay {
+    int n_items;
+    double *scores;   /* [n][n_items]; NAN: not asked */
+    double *distance; /* [n][n] mean Jensen-Shannon divergence of behaviour, 0..1 */
+};
+void assay_release(struct assay *a);
 struct landscape {
     void *ctx;
-    /* Fills performance, cooperation and novelty of all n at once. */
-    int (*evaluate)(void *ctx, struct candidate *c, int n, struct error *err);
+    /* Measures all n at once, on the generation's items. The last `witnesses` are only to be
+     * compared with: nobody's cooperation or novelty depends on them. Fills an empty assay. */
+    int (*evaluate)(void *ctx, int generation, struct candidate *c, int n, int witnesses,
+                    struct assay *out, struct error *err);
 };
-#define MAX_POPULATION 64
+/* One kind of operators with their credit and steps. */
+struct operator_set {
+    struct operators credit;
+    const struct adapter_operator *op[MAX_OPERATORS];
+    double step[MAX_OPERATORS];
+};
 struct population {
-    struct evolve_options o;
-    struct fitness_options f;
+    const struct evolve_options *o; /* these two change by population_change only */
+    const struct fitness_options *f;
     uint64_t seed;
     int generation, n;
-    struct candidate c[MAX_POPULATION];
+    int n_roles;
+    struct candidate c[MAX_CANDIDATES]; /* [n], after them witnesses */
+    int witnesses; /* parents that are not carried over: they are measured beside their children,
+                      so that gains are paired and what chose the parents is not what they are
+                      measured by; then they go */
+    struct assay assay; /* of the last evaluation, in the order of its candidates */
+    struct operator_set crossovers, mutations;
+    struct archive archive;
+    struct candidate *hall; /* [n_hall] who is or was in the archive; its id is the index */
+    int n_hall;
 };
-/* Founders are retained. */
+/* ERR_USAGE where the options make no sense, whoever the founders are. */
+int population_check(const struct evolve_options *o, const struct fitness_options *f,
+                     struct error *err);
+/* Founders are retained. The options are borrowed. */
 int population_init(struct population *p, const struct evolve_options *o,
                     const struct fitness_options *f, uint64_t seed, struct adapter *const *founders,
                     const char *const *names, int n, struct error *err);
 void population_release(struct population *p);
-/* Evaluates everybody, computes fitness, sorts by it (ties: name). */
+/* Other options and seed from the next generation on; operators that are no longer the same begin
+ * without credit. */
+int population_change(struct population *p, const struct evolve_options *o,
+                      const struct fitness_options *f, uint64_t seed, struct error *err);
+/* Evaluates everybody, computes fitness with its interval, credits operators, adapts steps, fills
+ * the archive, lets witnesses go, sorts by fitness (ties: name). */
 int population_evaluate(struct population *p, const struct landscape *l, struct error *err);
-/* The next generation: elites first, unchanged; each child blends two distinct parents of the
- * better half and mutates. */
+/* The next generation: elites first, unchanged; each child comes from one operator, a crossover of
+ * two distinct parents or a mutation of one. Everything random is drawn from (seed, generation,
+ * child). */
 int population_breed(struct population *p, struct error *err);
+/* What the last generation was: {candidates: [...], diversity: {...}, operators: [...], archive}.
+ */
+json_t *population_json(const struct population *p);
+json_t *candidate_json(const struct candidate *c);
+
+/* diversity.c */
+
+/* Of n adapters: smallest and mean relative distance and mean cosine of ΔW, mean ‖ΔW‖, and smallest
+ * and mean divergence of behaviour. distance: [n][n], or NULL. */
+struct diversity {
+    double weights_min, weights_mean, cosine_mean, norm_mean, behaviour_min, behaviour_mean;
+    int twin[2]; /* whose weights are nearest */
+};
+struct diversity diversity_of(struct adapter *const *a, int n, const double *distance);
+json_t *diversity_json(const struct diversity *d);
+/* ERR_MISMATCH, with the figures, where two founders are copies but for noise: their distance is
+ * under a twentieth. */
+int diversity_check(const struct diversity *d, const char *const *names, struct error *err);
 
 /* runs */
 
 struct run_options {
     char *model;
     int64_t seed;
-    struct strings personas;    /* "name=conversations.jsonl"; several files are joined by '+' */
+    struct strings personas;    /* "name=conversations.jsonl"; several files are joined by '+'; or
+                                   "name=DIR", an adapter that is there */
     struct strings tasks;       /* families */
-    int64_t rounds, max_tokens; /* of a debate, and of one agent's thinking */
+    struct strings retain;      /* families not trained for, whose accuracy must not suffer */
+    int64_t rounds, max_tokens; /* of a debate (0: none), and of one agent's thinking */
     bool working;
     char *vote;
-    int64_t test_items;
+    int64_t test_items, retain_items;
+    char *save;         /* all candidates, or best: each generation's */
     double temperature; /* of self-consistency's samples */
     bool zero_adapters; /* replace every trained founder by a zero adapter: all effects must vanish
                          */
     struct train_options train;     /* section "train" */
     struct evolve_options evolve;   /* section "evolve" */
     struct fitness_options fitness; /* section "fitness" */
+    struct search_options search;   /* section "search": of coefficients */
+    struct race_options race;       /* section "race" */
+    struct train_options learn;     /* section "learn": of bursts and gradient */
+    struct es_options es;           /* section "es" */
     char *text;                     /* the recipe's own bytes */
 };
-extern const struct option_row run_option_rows[];
+extern const struct option_row run_option_rows[]; /* the top level */
+/* The sections by name; a row without one ends them. */
+struct run_section {
+    const char *name;
+    const struct option_row *rows;
+    size_t offset; /* in run_options */
+};
+extern const struct run_section run_sections[];
 int run_recipe_load(struct run_options *o, const char *path, struct error *err);
 void run_options_release(struct run_options *o);
+
+/* A way to look for a better adapter, from the founders on. */
+struct run;
+struct run_search {
+    const char *name, *about;
+    /* Evaluates and records each generation. */
+    int (*go)(struct run *r, struct error *err);
+};
+extern const struct run_search run_searches[]; /* a row without name ends it */
 
 struct run_env {
     struct pool *pool;
     enum numeric_class cls;
     const char *root;                /* folder of runs: "runs" */
     char *(*find)(const char *path); /* where relative names of models and data are looked for */
+    const volatile bool *pause;      /* set from outside: stop at the next step; may be NULL */
 };
 /* Starts (id NULL: a fresh one is made and written to *id_out) or continues a run; returns its
- * result object: {run, adapters: {name: hash}, table: [...], comparisons: [...]}. */
+ * result object: {run, adapters: {name: hash}, generations, table, comparisons, retention, spent}.
+ * ERR_STATE where it was paused. */
 json_t *run_execute(const struct run_env *env, const struct run_options *o, const char *id,
                     char **id_out, struct error *err);
 /* Continues runs/ID from its stored recipe. */
 json_t *run_resume(const struct run_env *env, const char *id, struct error *err);
+/*
+ * A new run that is runs/ID up to generation `at` and from there on follows another recipe (NULL:
+ * the same) and seed (-1: the same). Nothing of what is shared is computed again. The recipes must
+ * have founders and fitness questions in common.
+ */
+json_t *run_fork(const struct run_env *env, const char *id, int at, const char *recipe,
+                 int64_t seed, const char *new_id, struct error *err);
+/* Computes generation `at` of a finished or interrupted run anew, without the store's answers, and
+ * compares: {generation, equal, candidates: [{name, hash, fitness, equal}]}. */
+json_t *run_replay(const struct run_env *env, const char *id, int at, struct error *err);
+/* README.md of an adapter's folder, as a hub expects it, from the candidate's JSON. */
+int card_write(const char *dir, const char *model, const char *run, int generation,
+               const json_t *candidate, struct error *err);
 /* The table for people. */
 void run_print(const json_t *result, FILE *f);
 /* report.html from the result object: self-contained, plots as SVG. */
 int report_write(const json_t *result, const char *path, struct error *err);
+/* The family tree of a run from its ledger, as text; of one candidate's ancestors when `name` is
+ * not NULL. */
+int lineage_print(const json_t *generations, const char *name, FILE *f, struct error *err);
 
 #endif

@@ -101,14 +101,14 @@ static const struct race_rule race_rules[] = {{"halving", NULL},
 
 #define AT(field) offsetof(struct race_options, field)
 const struct option_row race_option_rows[] = {
-    {"race", OPT_STRING, AT(rule), "halving", 0, 0, "NAME",
+    {"rule", OPT_STRING, AT(rule), "halving", 0, 0, "NAME",
      "halving, paired, bernstein or hoeffding"},
-    {"race-budget", OPT_INT, AT(budget), "0", 0, 1e12, "N",
+    {"budget", OPT_INT, AT(budget), "0", 0, 1e12, "N",
      "answers that a race may cost; 0: a tenth of all candidates on all items"},
-    {"race-block", OPT_INT, AT(block), "10", 1, 1e6, "N", "items between looks"},
-    {"race-alpha", OPT_FLOAT, AT(alpha), "0.05", 1e-9, 0.5, "P",
+    {"block", OPT_INT, AT(block), "10", 1, 1e6, "N", "items between looks"},
+    {"alpha", OPT_FLOAT, AT(alpha), "0.05", 1e-9, 0.5, "P",
      "probability that the best is thrown out"},
-    {"race-range", OPT_FLOAT, AT(range), "1", 0, 1e9, "X", "largest minus smallest score"},
+    {"range", OPT_FLOAT, AT(range), "1", 0, 1e9, "X", "largest minus smallest score"},
     {0},
 };
 

@@ -7,6 +7,12 @@
  * to its rank: what an element-wise rule leaves is of full rank, so "error" in the lineage is worth
  * a look.
  *
+ * Where they come from: TIES (Yadav et al. 2023), DARE (Yu et al. 2023), Model Breadcrumbs (Davari
+ * and Belilovsky 2023), DELLA (Deep, Bhardwaj and Poria 2024), SCE (Wan et al. 2024, FuseChat),
+ * with mergekit's constants where a paper leaves them open. Different from mergekit: DELLA divides
+ * what it keeps by each element's own probability, as its paper does, and narrows the band of
+ * probabilities near 0 and 1 instead of refusing; sign election ends in delta_ties' disjoint mean.
+ *
  * PEFT's combination types keep PEFT's arithmetic, with what follows from it: those on A and B have
  * cross terms (the product of sums is not the sum of products) and need equal ranks; those ending
  * in _svd, and svd, count an adapter's scale twice, once in its ΔW and once in its weight; a
@@ -23,11 +29,28 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum sparse { SPARSE_NONE, SPARSE_TRIM, SPARSE_DROP };
+enum sparse {
+    SPARSE_NONE,
+    SPARSE_TRIM,   /* keep the largest */
+    SPARSE_MIDDLE, /* of those but OUTLIERS, keep the largest (breadcrumbs) */
+    SPARSE_DROP,   /* keep any by chance, and rescale */
+    SPARSE_RANKED, /* the same, the larger in its row the likelier (MAGPRUNE) */
+    SPARSE_SELECT, /* keep where parents differ most, and weigh each by its square (SCE) */
+};
 struct rule {
-    enum sparse sparse; /* keep the largest; or any, by chance, and rescale */
-    bool elect;         /* only elements of the elected sign count; else a weighted sum */
-    bool peft;          /* elects and averages as PEFT does */
+    enum sparse sparse;
+    bool elect; /* only elements of the elected sign count; else a weighted sum */
+    bool peft;  /* elects and averages as PEFT does */
+};
+#define OUTLIERS 0.01  /* share of elements */
+#define RANK_BAND 0.15 /* how far probabilities reach to either side of the density */
+
+/* Of one size; all are changed by a merge, whose result is in the first. */
+struct tensors {
+    float *x[OPERATOR_PARENTS_MAX]; /* [n][rows][cols] */
+    double w[OPERATOR_PARENTS_MAX];
+    int n;
+    size_t rows, cols;
 };
 
 static uint32_t magnitude_bits(float x) {
@@ -55,25 +78,36 @@ static uint32_t bin_find(const uint32_t *count, size_t *k) {
     return bin;
 }
 
-/* Keeps the `keep` largest magnitudes; a radix selection, because n is millions. */
-static void tensor_trim(float *w, size_t n, size_t keep) {
+/* The k-th largest magnitude (k counts from 1), by radix selection, because n is millions; *equal:
+ * how many of its equals are among the k largest. */
+static uint32_t magnitude_at(const float *w, size_t n, size_t k, size_t *equal) {
+    uint32_t *count = xmalloc(65536 * sizeof *count);
+    *equal = k;
+    magnitudes_count(w, n, -1, count);
+    uint32_t high = bin_find(count, equal);
+    magnitudes_count(w, n, high, count);
+    uint32_t low = bin_find(count, equal);
+    free(count);
+    return high << 16 | low;
+}
+
+/* Zeroes the `top` largest magnitudes and all but the `keep` largest of the rest. */
+static void tensor_keep(float *w, size_t n, size_t top, size_t keep) {
+    size_t n_most = 0, n_least = 0;
     if (keep >= n) return;
     if (keep == 0) {
         memset(w, 0, n * sizeof *w);
         return;
     }
-    uint32_t *count = xmalloc(65536 * sizeof *count);
-    size_t equal = keep;
-    magnitudes_count(w, n, -1, count);
-    uint32_t high = bin_find(count, &equal);
-    magnitudes_count(w, n, high, count);
-    uint32_t least = high << 16 | bin_find(count, &equal);
+    top = MIN(top, n - keep);
+    uint32_t most = top > 0 ? magnitude_at(w, n, top, &n_most) : UINT32_MAX;
+    uint32_t least = magnitude_at(w, n, top + keep, &n_least);
     for (size_t i = 0; i < n; i++) {
         uint32_t m = magnitude_bits(w[i]);
-        if (m > least || (m == least && equal > 0 && equal--)) continue;
-        w[i] = 0;
+        bool is_top = m > most || (m == most && n_most > 0 && n_most--);
+        bool is_kept = m > least || (m == least && n_least > 0 && n_least--);
+        if (is_top || !is_kept) w[i] = 0;
     }
-    free(count);
 }
 
 static void tensor_drop(float *w, size_t n, float density, struct rng *rng) {
@@ -81,39 +115,113 @@ static void tensor_drop(float *w, size_t n, float density, struct rng *rng) {
         w[i] = rng_uniform(rng) < density ? (float)((double)w[i] / (double)density) : 0;
 }
 
-/* The elements x[k][i], k < n: Σ w x, or the mean of those w x that have the elected sign. TIES
- * elects by the weighted sum and divides by the weights that agree; times the sum of all weights,
- * so that equal weights 1/n give its disjoint mean. */
-static double element_merge(float *const *x, size_t i, const double *w, int n, struct rule rule) {
+static int ascending(const void *a, const void *b) {
+    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+    return (x > y) - (x < y);
+}
+
+/* An element of rank j among its row's n magnitudes, the smallest being 0, is kept with probability
+ * density - band + 2 band j / (n - 1). */
+static void row_drop_ranked(float *w, size_t n, double density, uint64_t *order, struct rng *rng) {
+    double band = MIN(RANK_BAND, MIN(density / 2, 1 - density));
+    for (size_t j = 0; j < n; j++) order[j] = (uint64_t)magnitude_bits(w[j]) << 32 | j;
+    qsort(order, n, sizeof *order, ascending);
+    for (size_t j = 0; j < n; j++) {
+        double keep = density + (n > 1 ? band * (2 * (double)j / (double)(n - 1) - 1) : 0);
+        float *v = w + (uint32_t)order[j];
+        *v = (double)rng_uniform(rng) < keep ? (float)((double)*v / keep) : 0;
+    }
+}
+
+static void tensor_drop_ranked(float *w, size_t rows, size_t cols, float density, struct rng *rng) {
+    uint64_t *order = xmalloc(cols * sizeof *order);
+    for (size_t r = 0; r < rows; r++)
+        row_drop_ranked(w + r * cols, cols, (double)density, order, rng);
+    free(order);
+}
+
+/* The standard deviation of the parents' elements; it orders like their variance. */
+static float spread(const struct tensors *t, size_t i) {
+    double mean = 0, square = 0;
+    for (int k = 0; k < t->n; k++) mean += (double)t->x[k][i] / t->n;
+    for (int k = 0; k < t->n; k++) {
+        double off = (double)t->x[k][i] - mean;
+        square += off * off / t->n;
+    }
+    return (float)sqrt(square);
+}
+
+/* Elements stay where the parents' spread is among the largest: `density` of those that have any.
+ */
+static void tensors_mask(struct tensors *t, double density) {
+    size_t size = t->rows * t->cols, n = 0;
+    float *s = xmalloc(size * sizeof *s);
+    for (size_t i = 0; i < size; i++) n += (s[i] = spread(t, i)) > 0;
+    tensor_keep(s, size, 0, (size_t)(density * (double)n));
+    for (int k = 0; k < t->n; k++)
+        for (size_t i = 0; i < size; i++)
+            if (s[i] == 0) t->x[k][i] = 0;
+    free(s);
+}
+
+/* SCE has weights of its own, in proportion to Σ x² of what is left of a parent; what the parents
+ * were given scales them before, equal weights by 1. */
+static void tensors_select(struct tensors *t, double density) {
+    size_t size = t->rows * t->cols;
+    double all = 0;
+    for (int k = 0; k < t->n; k++)
+        for (size_t i = 0; i < size; i++) t->x[k][i] = (float)(t->n * t->w[k] * (double)t->x[k][i]);
+    if (density < 1) tensors_mask(t, density);
+    for (int k = 0; k < t->n; k++) {
+        t->w[k] = 0;
+        for (size_t i = 0; i < size; i++) t->w[k] += (double)t->x[k][i] * (double)t->x[k][i];
+        all += t->w[k];
+    }
+    for (int k = 0; k < t->n; k++) t->w[k] = all > 0 ? t->w[k] / all : 1.0 / t->n;
+}
+
+/* The elements i: Σ w x, or the mean of those w x that have the elected sign. TIES elects by the
+ * weighted sum and divides by the weights that agree; times the sum of all weights, so that equal
+ * weights 1/n give its disjoint mean. SCE and PEFT elect by the plain sum. */
+static double element_merge(const struct tensors *t, size_t i, struct rule rule) {
+    bool plain = rule.peft || rule.sparse == SPARSE_SELECT;
     double sum = 0, elected = 0, agreeing = 0, all = 0;
-    for (int k = 0; k < n; k++) {
-        double v = (double)x[k][i];
-        sum += w[k] * v;
-        elected += rule.peft ? v : w[k] * v;
-        all += fabs(w[k]);
+    for (int k = 0; k < t->n; k++) {
+        double v = (double)t->x[k][i], w = t->w[k];
+        sum += w * v;
+        elected += plain ? v : w * v;
+        all += fabs(w);
     }
     if (!rule.elect) return sum;
     sum = 0;
-    for (int k = 0; k < n; k++) {
-        double v = (double)x[k][i], sign = rule.peft ? v : w[k] * v;
+    for (int k = 0; k < t->n; k++) {
+        double v = (double)t->x[k][i], w = t->w[k], sign = plain ? v : w * v;
         if (sign == 0 || (sign > 0) != (elected >= 0)) continue;
-        sum += w[k] * v;
-        agreeing += rule.peft ? 1 : fabs(w[k]);
+        sum += w * v;
+        agreeing += rule.peft ? 1 : fabs(w);
     }
     if (agreeing == 0) return 0;
     return rule.peft ? sum / agreeing : sum / agreeing * all;
 }
 
-/* x[0] := the merge of x[0..n), each of `size`; `id` names the stream. All are changed. */
-static void tensors_merge(float **x, const double *w, int n, size_t size, struct rule rule,
-                          float density, uint64_t seed, uint32_t id) {
-    for (int k = 0; k < n; k++) {
-        struct rng rng = rng_make(seed, RNG_MUTATE, id, 16 + (uint32_t)k);
-        if (rule.sparse == SPARSE_TRIM)
-            tensor_trim(x[k], size, (size_t)((double)density * (double)size));
-        if (rule.sparse == SPARSE_DROP) tensor_drop(x[k], size, density, &rng);
+static void tensor_thin(float *w, const struct tensors *t, enum sparse sparse, float density,
+                        struct rng *rng) {
+    size_t n = t->rows * t->cols, keep = (size_t)((double)density * (double)n);
+    if (sparse == SPARSE_TRIM) tensor_keep(w, n, 0, keep);
+    if (sparse == SPARSE_MIDDLE) tensor_keep(w, n, (size_t)(OUTLIERS * (double)n), keep);
+    if (sparse == SPARSE_DROP) tensor_drop(w, n, density, rng);
+    if (sparse == SPARSE_RANKED) tensor_drop_ranked(w, t->rows, t->cols, density, rng);
+}
+
+/* `id` names the stream. */
+static void tensors_merge(struct tensors *t, const struct operands *x, struct rule rule,
+                          uint32_t id) {
+    for (int k = 0; k < t->n; k++) {
+        struct rng rng = rng_make(x->seed, RNG_MUTATE, id, 16 + (uint32_t)k);
+        tensor_thin(t->x[k], t, rule.sparse, x->step, &rng);
     }
-    for (size_t i = 0; i < size; i++) x[0][i] = (float)element_merge(x, i, w, n, rule);
+    if (rule.sparse == SPARSE_SELECT) tensors_select(t, (double)x->step);
+    for (size_t i = 0; i < t->rows * t->cols; i++) t->x[0][i] = (float)element_merge(t, i, rule);
 }
 
 /* scale · B A [out][in]. */
@@ -129,37 +237,42 @@ static void delta_fill(float *w, const struct lora *lo, int out, int in) {
     free(row);
 }
 
-static void tensors_free(float **x, int n) {
-    for (int k = 0; k < n; k++) free(x[k]);
+static void tensors_release(struct tensors *t) {
+    for (int k = 0; k < t->n; k++) free(t->x[k]);
 }
 
-/* The merged ΔW of module i, brought to its rank. The papers let a parent without the module count
- * as zeros, PEFT leaves it out. */
-static int module_merge(const struct operands *x, int32_t i, struct rule rule, struct draft *d,
-                        struct error *err) {
-    int out = proj_out(d->shape, i % N_PROJ), in = proj_in(d->shape, i % N_PROJ), n = 0, rc = OK;
-    size_t size = (size_t)out * (size_t)in;
-    float *t[OPERATOR_PARENTS_MAX] = {NULL};
-    double w[OPERATOR_PARENTS_MAX] = {0}, total2 = 0;
-    struct arena ar = {0};
-    int32_t r = operand_rank(x, i, ADAPTER_RANK_MAX);
+/* ΔW of module i of all parents. The papers let a parent without the module count as zeros, PEFT
+ * leaves it out. */
+static int deltas_fill(struct tensors *t, const struct operands *x, int32_t i, bool peft,
+                       struct error *err) {
     for (int p = 0; p < x->n; p++) {
         const struct lora *lo = &x->parents[p]->loras[i];
-        if (lo->r == 0 && rule.peft) continue;
-        if (!(t[n] = try_calloc(size, sizeof **t, err))) {
-            rc = err->code;
-            goto out;
-        }
-        delta_fill(t[n], lo, out, in);
-        w[n++] = operand_weight(x, p) * (rule.peft ? (double)lo->scale : 1);
+        if (lo->r == 0 && peft) continue;
+        if (!(t->x[t->n] = try_calloc(t->rows * t->cols, sizeof *t->x[0], err))) return err->code;
+        delta_fill(t->x[t->n], lo, (int)t->rows, (int)t->cols);
+        t->w[t->n++] = operand_weight(x, p) * (peft ? (double)lo->scale : 1);
     }
-    tensors_merge(t, w, n, size, rule, x->step, x->seed, (uint32_t)(2 * i));
-    struct singular sv = dense_svd(t[0], out, in, r, &ar);
-    for (size_t k = 0; k < size; k++) total2 += (double)t[0][k] * (double)t[0][k];
-    draft_truncate(d, i, &sv, r, total2);
-out:
-    arena_release(&ar);
-    tensors_free(t, n);
+    return OK;
+}
+
+/* The merged ΔW of module i, brought to its rank. */
+static int module_merge(const struct operands *x, int32_t i, struct rule rule, struct draft *d,
+                        struct error *err) {
+    int out = proj_out(d->shape, i % N_PROJ), in = proj_in(d->shape, i % N_PROJ);
+    struct tensors t = {.rows = (size_t)out, .cols = (size_t)in};
+    int rc = deltas_fill(&t, x, i, rule.peft, err);
+    if (rc == OK) {
+        struct arena ar = {0};
+        int32_t r = operand_rank(x, i, ADAPTER_RANK_MAX);
+        double total2 = 0;
+        tensors_merge(&t, x, rule, (uint32_t)(2 * i));
+        struct singular sv = dense_svd(t.x[0], out, in, r, &ar);
+        for (size_t k = 0; k < t.rows * t.cols; k++)
+            total2 += (double)t.x[0][k] * (double)t.x[0][k];
+        draft_truncate(d, i, &sv, r, total2);
+        arena_release(&ar);
+    }
+    tensors_release(&t);
     return rc;
 }
 
@@ -203,20 +316,18 @@ static int ranks_check(const struct operands *x, int32_t i, int32_t *r, struct e
  * side. `to` gets the merge. */
 static void factor_merge(const struct operands *x, int32_t i, bool is_b, struct rule rule,
                          size_t size, float *to) {
-    float *t[OPERATOR_PARENTS_MAX] = {NULL};
-    double w[OPERATOR_PARENTS_MAX] = {0};
-    int n = 0;
+    struct tensors t = {.rows = 1, .cols = size};
     for (int p = 0; p < x->n; p++) {
         const struct lora *lo = &x->parents[p]->loras[i];
         if (lo->r == 0) continue;
         double weight = operand_weight(x, p) * (double)lo->scale;
-        w[n] = sqrt(fabs(weight)) * (weight < 0 && !is_b ? -1 : 1);
-        t[n] = xmalloc(size * sizeof **t);
-        memcpy(t[n++], is_b ? lo->b : lo->a, size * sizeof **t);
+        t.w[t.n] = sqrt(fabs(weight)) * (weight < 0 && !is_b ? -1 : 1);
+        t.x[t.n] = xmalloc(size * sizeof *to);
+        memcpy(t.x[t.n++], is_b ? lo->b : lo->a, size * sizeof *to);
     }
-    tensors_merge(t, w, n, size, rule, x->step, x->seed, (uint32_t)(2 * i + is_b));
-    memcpy(to, t[0], size * sizeof *to);
-    tensors_free(t, n);
+    tensors_merge(&t, x, rule, (uint32_t)(2 * i + is_b));
+    memcpy(to, t.x[0], size * sizeof *to);
+    tensors_release(&t);
 }
 
 static struct adapter *merge_factors(const struct operands *x, struct rule rule, json_t *lineage,
@@ -263,6 +374,11 @@ MAKE(delta_ties, merge_delta, SPARSE_TRIM, true, false)
 MAKE(delta_dare, merge_delta, SPARSE_DROP, false, false)
 MAKE(delta_dare_ties, merge_delta, SPARSE_DROP, true, false)
 MAKE(delta_prune, merge_delta, SPARSE_TRIM, false, false)
+MAKE(delta_breadcrumbs, merge_delta, SPARSE_MIDDLE, false, false)
+MAKE(delta_breadcrumbs_ties, merge_delta, SPARSE_MIDDLE, true, false)
+MAKE(delta_della, merge_delta, SPARSE_RANKED, true, false)
+MAKE(delta_della_linear, merge_delta, SPARSE_RANKED, false, false)
+MAKE(delta_sce, merge_delta, SPARSE_SELECT, true, false)
 MAKE(make_linear, merge_factors, SPARSE_NONE, false, true)
 MAKE(make_ties, merge_factors, SPARSE_TRIM, true, true)
 MAKE(make_ties_svd, merge_delta, SPARSE_TRIM, true, true)
@@ -281,32 +397,49 @@ MAKE(make_prune_svd, merge_delta, SPARSE_TRIM, false, true)
 #define DENSITY "share of elements kept", 0.5f, 0.01f, 1
 #define PEFT_DENSITY "density", 0.5f, 0.01f, 1
 const struct adapter_operator merge_operators[] = {
-    {"delta_ties", "TIES on ΔW: trim, elect signs, disjoint mean", OPERATOR_CROSSOVER, MANY,
-     TRIMMED, delta_ties},
-    {"delta_dare", "DARE on ΔW: drop by chance, rescale, add up", OPERATOR_CROSSOVER, MANY, DENSITY,
-     delta_dare},
+    {"delta_ties", "TIES on ΔW: trim, elect signs, disjoint mean", OPERATOR_CROSSOVER,
+     SHARES_OF_DELTA, MANY, TRIMMED, delta_ties},
+    {"delta_dare", "DARE on ΔW: drop by chance, rescale, add up", OPERATOR_CROSSOVER,
+     SHARES_OF_DELTA, MANY, DENSITY, delta_dare},
     {"delta_dare_ties", "DARE on ΔW, then signs elected and the disjoint mean", OPERATOR_CROSSOVER,
-     MANY, DENSITY, delta_dare_ties},
-    {"delta_prune", "the largest elements of ΔW, added up", OPERATOR_CROSSOVER, ANY, DENSITY,
-     delta_prune},
+     SHARES_OF_DELTA, MANY, DENSITY, delta_dare_ties},
+    {"delta_prune", "the largest elements of ΔW, added up", OPERATOR_CROSSOVER, SHARES_OF_DELTA,
+     ANY, DENSITY, delta_prune},
+    {"delta_breadcrumbs", "ΔW without its largest hundredth and its smallest elements, added up",
+     OPERATOR_CROSSOVER, SHARES_OF_DELTA, MANY, DENSITY, delta_breadcrumbs},
+    {"delta_breadcrumbs_ties", "the same, then signs elected and the disjoint mean",
+     OPERATOR_CROSSOVER, SHARES_OF_DELTA, MANY, DENSITY, delta_breadcrumbs_ties},
+    {"delta_della", "DELLA on ΔW: drop the small likelier, rescale, elect signs, disjoint mean",
+     OPERATOR_CROSSOVER, SHARES_OF_DELTA, MANY, DENSITY, delta_della},
+    {"delta_della_linear", "DELLA's dropping on ΔW, added up", OPERATOR_CROSSOVER, SHARES_OF_DELTA,
+     MANY, DENSITY, delta_della_linear},
+    {"delta_sce", "SCE on ΔW: where parents differ most, weighed by squares, minority signs erased",
+     OPERATOR_CROSSOVER, SHARES_OF_DELTA, MANY, "share of differing elements kept", 0.5f, 0.01f, 1,
+     delta_sce},
     {0},
 };
 const struct adapter_operator peft_operators[] = {
-    {"linear", "PEFT: A and B added up apart", OPERATOR_PEFT, ANY, NO_STEP, make_linear},
-    {"cat", "PEFT: A and B side by side, of the added ranks: exact", OPERATOR_PEFT, ANY, NO_STEP,
-     make_cat},
-    {"svd", "PEFT: ΔW added up, with scales counted twice", OPERATOR_PEFT, ANY, NO_STEP, make_svd},
-    {"ties", "PEFT: TIES on A and on B", OPERATOR_PEFT, ANY, PEFT_DENSITY, make_ties},
-    {"ties_svd", "PEFT: TIES on ΔW", OPERATOR_PEFT, ANY, PEFT_DENSITY, make_ties_svd},
-    {"dare_linear", "PEFT: DARE on A and on B", OPERATOR_PEFT, ANY, PEFT_DENSITY, make_dare_linear},
-    {"dare_ties", "PEFT: DARE on A and on B, then TIES' signs", OPERATOR_PEFT, ANY, PEFT_DENSITY,
-     make_dare_ties},
-    {"dare_linear_svd", "PEFT: DARE on ΔW", OPERATOR_PEFT, ANY, PEFT_DENSITY, make_dare_linear_svd},
-    {"dare_ties_svd", "PEFT: DARE on ΔW, then TIES' signs", OPERATOR_PEFT, ANY, PEFT_DENSITY,
-     make_dare_ties_svd},
-    {"magnitude_prune", "PEFT: the largest elements of A and of B", OPERATOR_PEFT, ANY,
-     PEFT_DENSITY, make_prune},
-    {"magnitude_prune_svd", "PEFT: the largest elements of ΔW", OPERATOR_PEFT, ANY, PEFT_DENSITY,
-     make_prune_svd},
+    {"linear", "PEFT: A and B added up apart", OPERATOR_PEFT, SHARES_OF_FACTORS, ANY, NO_STEP,
+     make_linear},
+    {"cat", "PEFT: A and B side by side, of the added ranks: exact", OPERATOR_PEFT,
+     SHARES_OF_FACTORS, ANY, NO_STEP, make_cat},
+    {"svd", "PEFT: ΔW added up, with scales counted twice", OPERATOR_PEFT, SHARES_OF_FACTORS, ANY,
+     NO_STEP, make_svd},
+    {"ties", "PEFT: TIES on A and on B", OPERATOR_PEFT, SHARES_OF_FACTORS, ANY, PEFT_DENSITY,
+     make_ties},
+    {"ties_svd", "PEFT: TIES on ΔW", OPERATOR_PEFT, SHARES_OF_FACTORS, ANY, PEFT_DENSITY,
+     make_ties_svd},
+    {"dare_linear", "PEFT: DARE on A and on B", OPERATOR_PEFT, SHARES_OF_FACTORS, ANY, PEFT_DENSITY,
+     make_dare_linear},
+    {"dare_ties", "PEFT: DARE on A and on B, then TIES' signs", OPERATOR_PEFT, SHARES_OF_FACTORS,
+     ANY, PEFT_DENSITY, make_dare_ties},
+    {"dare_linear_svd", "PEFT: DARE on ΔW", OPERATOR_PEFT, SHARES_OF_FACTORS, ANY, PEFT_DENSITY,
+     make_dare_linear_svd},
+    {"dare_ties_svd", "PEFT: DARE on ΔW, then TIES' signs", OPERATOR_PEFT, SHARES_OF_FACTORS, ANY,
+     PEFT_DENSITY, make_dare_ties_svd},
+    {"magnitude_prune", "PEFT: the largest elements of A and of B", OPERATOR_PEFT,
+     SHARES_OF_FACTORS, ANY, PEFT_DENSITY, make_prune},
+    {"magnitude_prune_svd", "PEFT: the largest elements of ΔW", OPERATOR_PEFT, SHARES_OF_FACTORS,
+     ANY, PEFT_DENSITY, make_prune_svd},
     {0},
 };

@@ -189,7 +189,7 @@ static struct adapter *make_reinit(const struct operands *x, json_t *lineage, st
     return adapter_take(&a->shape, &a->config, data, lineage);
 }
 
-#define ONE OPERATOR_MUTATION, 1, 1
+#define ONE OPERATOR_MUTATION, SHARES_NONE, 1, 1
 const struct adapter_operator mutation_operators[] = {
     {"noise", "noise on three tensors in ten, relative to a tensor's own deviation", ONE,
      "deviation, of the tensor's", 0.1f, 0, 10, make_noise},

@@ -52,7 +52,7 @@ int32_t operand_rank(const struct operands *x, int32_t i, int32_t most) {
 struct adapter *operator_child(struct draft *d, json_t *lineage, struct error *err) {
     if (d->size2 > 0) json_object_set_new(lineage, "error", json_sprintf("%.3g", draft_error(d)));
     struct adapter *child = draft_finish(d, lineage);
-    if (!child) error_set(err, ERR_MISMATCH, "nothing of the parents is left in the child");
+    if (!child) error_set(err, ERR_STATE, "nothing of the parents is left in the child");
     return child;
 }
 

@@ -31,9 +31,17 @@ struct operands {
 };
 
 enum operator_kind { OPERATOR_CROSSOVER, OPERATOR_PEFT, OPERATOR_MUTATION };
+/* What weights are to a row, for who breeds with it. */
+enum operator_shares {
+    SHARES_OF_DELTA,   /* shares of ΔW */
+    SHARES_OF_FACTORS, /* shares of A and B apart: ranks are the parents' */
+    SHARES_ARE_FITNESS,
+    SHARES_NONE /* none are wanted; the first parent should be the fitter */
+};
 struct adapter_operator {
     const char *name, *about;
     enum operator_kind kind;
+    enum operator_shares shares;
     int least, most;  /* parents */
     const char *unit; /* what the step is; NULL: it has none */
     float step, step_min, step_max;
@@ -47,7 +55,8 @@ const struct adapter_operator *operator_find(const char *name, struct error *err
 /*
  * The child. Its lineage: operator, parents (hashes), weights, step, rank, seed, and where ΔW was
  * re-factorised "error", the relative norm of what the rank could not hold. ERR_USAGE: operands
- * that the row does not take; ERR_MISMATCH: parents that do not go together; ERR_NUMERIC: overflow.
+ * that the row does not take; ERR_MISMATCH: parents that do not go together; ERR_STATE: nothing of them is left; ERR_NUMERIC:
+ * overflow, or a mean that iteration does not reach.
  */
 struct adapter *operator_apply(const struct adapter_operator *op, const struct operands *x,
                                struct error *err);
@@ -64,7 +73,7 @@ double operand_weight(const struct operands *x, int p);
 /* The rank wanted of module i, or the largest of the parents', and at most `most` and what its
  * matrix can have. */
 int32_t operand_rank(const struct operands *x, int32_t i, int32_t most);
-/* Finishes the child of `d`; ERR_MISMATCH when nothing is left of it. */
+/* Finishes the child of `d`; ERR_STATE when nothing is left of it. */
 struct adapter *operator_child(struct draft *d, json_t *lineage, struct error *err);
 /* Takes over `a` (NULL: so is the result): its content under another lineage, which is borrowed. */
 struct adapter *operator_relabel(struct adapter *a, json_t *lineage);

@@ -1,6 +1,10 @@
 /*
  * Selection and breeding: the decisions, without any I/O. Everything random is drawn from (seed,
  * generation, child), so a generation is the same whoever computes it and whenever.
+ *
+ * A child comes from one operator, so that what it gained and how far it moved are that operator's.
+ * Gains are measured on the generation's own items, its parents beside it: who was chosen for being
+ * lucky on the items before is as unlucky here as anybody.
  */
 #include "evolve/evolve.h"
 
@@ -12,166 +16,630 @@
     { name, type, offsetof(struct type_, field), fallback, min, max, metavar, help }
 
 const struct option_row evolve_option_rows[] = {
-    ROW(evolve_options, "generations", OPT_INT, generations, "3", 0, 1000, "N",
-        "generations bred after the founders"),
+    ROW(evolve_options, "search", OPT_STRING, search, "breed", 0, 0, "NAME",
+        "breed, coefficients, merge, gradient, es or none"),
+    ROW(evolve_options, "generations", OPT_INT, generations, "3", 0, 100000, "N",
+        "generations after the founders"),
     ROW(evolve_options, "population", OPT_INT, population, "6", 2, MAX_POPULATION, "N",
         "candidates a generation"),
     ROW(evolve_options, "elites", OPT_INT, elites, "2", 1, MAX_POPULATION, "N",
         "best ones kept unchanged"),
-    ROW(evolve_options, "rank", OPT_INT, rank, "16", 1, 256, "R", "rank of children"),
+    ROW(evolve_options, "rank", OPT_INT, rank, "16", 0, 256, "R",
+        "rank of children of two; 0: the larger parent's"),
+    ROW(evolve_options, "flops", OPT_FLOAT, flops, "0", 0, 1e30, "N",
+        "that the search may spend; 0: no limit"),
+    ROW(evolve_options, "crossovers", OPT_LIST, crossovers,
+        "delta,slerp,split,svd_mix,extrapolate,delta_ties", 0, 0, "NAME",
+        "operators of 'shoal adapter operators' among which credit decides"),
+    ROW(evolve_options, "mutations", OPT_LIST, mutations, "spectrum,rotate,noise", 0, 0, "NAME",
+        "the same of mutations"),
+    ROW(evolve_options, "mutate", OPT_FLOAT, mutate, "0.3", 0, 1, "P",
+        "share of children that are mutants of one parent"),
     ROW(evolve_options, "blend-min", OPT_FLOAT, blend_min, "0.3", -1, 2, "T",
         "least share of the second parent"),
     ROW(evolve_options, "blend-max", OPT_FLOAT, blend_max, "0.7", -1, 2, "T",
         "largest share of the second parent"),
-    ROW(evolve_options, "mutate", OPT_FLOAT, mutate, "0.3", 0, 1, "P",
-        "probability that a tensor mutates"),
-    ROW(evolve_options, "mutate-std", OPT_FLOAT, mutate_std, "0.1", 0, 10, "S",
-        "noise over the tensor's own deviation"),
-    ROW(evolve_options, "gain-max", OPT_FLOAT, gain_max, "1", 1, 10, "X",
-        "a child's ΔW times 1 to X, drawn evenly: above 1 it extrapolates"),
     ROW(evolve_options, "preserve-norm", OPT_BOOL, preserve_norm, "true", 0, 0, NULL,
-        "rescale a child to its parents' mean norm"),
-    ROW(evolve_options, "crossover", OPT_STRING, crossover, "delta", 0, 0, "NAME",
-        "delta (blend of ΔW) or seed (A and B apart, as the predecessor)"),
+        "rescale a child of two to its parents' mean norm"),
+    ROW(evolve_options, "move", OPT_FLOAT, move, "0.02", 0, 1, "D",
+        "divergence of behaviour that mutations aim at, by their step; 0: the step stays"),
+    ROW(evolve_options, "harm", OPT_FLOAT, harm, "0.02", 0, 1, "D",
+        "operators whose children lose more than that on average are dropped; 0: none is"),
+    ROW(evolve_options, "selection", OPT_STRING, selection, "tournament", 0, 0, "NAME",
+        "of parents: elite, truncation, tournament, rank, roulette, pareto, lexicase"),
+    ROW(evolve_options, "keep", OPT_FLOAT, keep, "0.5", 0.01, 1, "P",
+        "truncation: share that may breed"),
+    ROW(evolve_options, "tournament", OPT_INT, tournament, "2", 1, MAX_POPULATION, "N",
+        "how many meet"),
+    ROW(evolve_options, "slope", OPT_FLOAT, slope, "1.7", 1, 2, "S",
+        "rank: children expected of the best"),
+    ROW(evolve_options, "share", OPT_FLOAT, share, "0", 0, 1, "D",
+        "fitness is shared among those who behave alike, nearer than this; 0: not"),
+    ROW(evolve_options, "archive", OPT_INT, archive, "0", 0, 256, "BINS",
+        "parents come from a MAP-Elites archive of so many bins an axis; 0: from selection"),
+    ROW(evolve_options, "roles", OPT_BOOL, roles, NULL, 0, 0, NULL,
+        "co-evolution: each founder begins a role, and worth is what one adds to the others' best"),
+    ROW(evolve_options, "merge", OPT_STRING, merge, "delta", 0, 0, "NAME",
+        "operator that a search over coefficients makes candidates with; delta is not even made"),
+    ROW(evolve_options, "per-layer", OPT_BOOL, per_layer, NULL, 0, 0, NULL,
+        "a search over coefficients has one for each layer of each founder (delta only)"),
+    ROW(evolve_options, "burst", OPT_INT, burst, "0", 0, 1e6, "N",
+        "updates of LoRA gradient that a child learns before it is measured (Lamarck)"),
+    ROW(evolve_options, "learn", OPT_STRING, learn, NULL, 0, 0, "FILE",
+        "conversations of bursts, and of the searches gradient and es"),
     {0},
 };
 
 const struct option_row fitness_option_rows[] = {
-    ROW(fitness_options, "items", OPT_INT, items, "200", 1, 1e6, "N", "dev questions"),
+    ROW(fitness_options, "items", OPT_INT, items, "200", 1, 1e6, "N", "dev questions a generation"),
+    ROW(fitness_options, "fresh", OPT_BOOL, fresh, "true", 0, 0, NULL,
+        "other questions in each generation"),
+    ROW(fitness_options, "measure", OPT_STRING, measure, "right", 0, 0, "NAME",
+        "of an answer: right (0 or 1) or probability of the right choice"),
+    ROW(fitness_options, "race", OPT_BOOL, race, NULL, 0, 0, NULL,
+        "candidates race, as section 'race' says; performance only"),
     ROW(fitness_options, "performance", OPT_FLOAT, performance, "0.6", 0, 1, "W",
         "weight of own accuracy"),
     ROW(fitness_options, "cooperation", OPT_FLOAT, cooperation, "0.3", 0, 1, "W",
-        "weight of leave-one-out worth"),
+        "weight of its worth to the vote of all"),
+    ROW(fitness_options, "credit", OPT_STRING, credit, "loo", 0, 0, "NAME",
+        "of that worth: loo (leave one out) or shapley (exact to 8 candidates, then sampled)"),
     ROW(fitness_options, "novelty", OPT_FLOAT, novelty, "0.1", 0, 1, "W",
         "weight of difference from the others"),
     {0},
 };
 
-int population_init(struct population *p, const struct evolve_options *o,
-                    const struct fitness_options *f, uint64_t seed, struct adapter *const *founders,
-                    const char *const *names, int n, struct error *err) {
-    *p = (struct population){.o = *o, .f = *f, .seed = seed};
-    if (n < 2 || n > MAX_POPULATION)
-        return error_set(err, ERR_USAGE, "evolution needs 2 to %d founders, not %d", MAX_POPULATION,
-                         n);
-    if (o->elites > o->population)
-        return error_set(err, ERR_USAGE, "more elites (%d) than candidates (%d)", (int)o->elites,
-                         (int)o->population);
-    for (int i = 0; i < n; i++) {
-        if (strlen(names[i]) >= sizeof p->c[i].name)
-            return error_set(err, ERR_USAGE, "name '%s' is too long", names[i]);
-        strcpy(p->c[i].name, names[i]);
-        p->c[i].adapter = adapter_retain(founders[i]);
-        p->n = i + 1;
-    }
-    return OK;
+void assay_release(struct assay *a) {
+    free(a->scores);
+    free(a->distance);
+    *a = (struct assay){0};
+}
+
+static void candidate_retain(struct candidate *to, const struct candidate *from) {
+    *to = *from;
+    if (to->adapter) adapter_retain(to->adapter);
 }
 
 static void candidates_release(struct candidate *c, int n) {
     for (int i = 0; i < n; i++) adapter_release(c[i].adapter);
 }
 
-void population_release(struct population *p) {
-    candidates_release(p->c, p->n);
-    p->n = 0;
+/* Names, each of which may be a list "delta,slerp", of one kind. */
+static int set_add(struct operator_set *s, const char *list, bool mutation, struct error *err) {
+    char *names = xstrdup(list), *save = NULL;
+    int rc = OK;
+    for (char *n = strtok_r(names, ", ", &save); n && rc == OK; n = strtok_r(NULL, ", ", &save)) {
+        const struct adapter_operator *op = operator_find(n, err);
+        if (!op)
+            rc = err->code;
+        else if ((op->kind == OPERATOR_MUTATION) != mutation)
+            rc = error_set(err, ERR_USAGE, "'%s' is %s", n,
+                           mutation ? "no mutation" : "no crossover");
+        else if (s->credit.n == MAX_OPERATORS)
+            rc = error_set(err, ERR_USAGE, "more than %d operators", MAX_OPERATORS);
+        else
+            s->op[s->credit.n++] = op;
+    }
+    free(names);
+    return rc;
 }
 
-static int by_fitness(const void *a, const void *b) {
-    const struct candidate *x = a, *y = b;
-    if (x->fitness != y->fitness) return x->fitness < y->fitness ? 1 : -1;
-    return strcmp(x->name, y->name);
+/* None is needed where no child is of that kind. */
+static int set_init(struct operator_set *s, const struct strings *lists, bool mutation, bool needed,
+                    double harm, struct error *err) {
+    int rc = OK;
+    *s = (struct operator_set){0};
+    for (int i = 0; rc == OK && i < lists->n; i++) rc = set_add(s, lists->v[i], mutation, err);
+    int n = s->credit.n;
+    if (rc == OK && needed && n == 0)
+        rc = error_set(err, ERR_USAGE, "no %s is named", mutation ? "mutation" : "crossover");
+    /* Nobody loses more than 1. */
+    if (rc == OK && n > 0) operators_init(&s->credit, n, 0.05, harm > 0 ? harm : 1);
+    for (int i = 0; i < n; i++) s->step[i] = (double)s->op[i]->step;
+    return rc;
+}
+
+static int options_check(const struct evolve_options *o, const struct fitness_options *f, int n,
+                         struct error *err) {
+    if (n < 2 || n > MAX_POPULATION)
+        return error_set(err, ERR_USAGE, "evolution needs 2 to %d founders, not %d", MAX_POPULATION,
+                         n);
+    if (o->elites > o->population)
+        return error_set(err, ERR_USAGE, "more elites (%d) than candidates (%d)", (int)o->elites,
+                         (int)o->population);
+    if (!selection_find(o->selection))
+        return error_set(err, ERR_USAGE,
+                         "no selection '%s'; there are elite, truncation, tournament, rank, "
+                         "roulette, pareto and lexicase",
+                         o->selection);
+    bool whole = o->share > 0 || o->archive > 0 || o->roles || f->cooperation > 0 ||
+                 f->novelty > 0 || strcmp(o->selection, "lexicase") == 0;
+    if (f->race && whole)
+        return error_set(err, ERR_USAGE,
+                         "a race asks candidates different numbers of questions: it goes with "
+                         "performance alone, without cooperation, novelty, share, archive, roles "
+                         "and lexicase");
+    return OK;
+}
+
+static int sets_init(struct population *p, struct error *err) {
+    const struct evolve_options *o = p->o;
+    int rc = set_init(&p->crossovers, &o->crossovers, false, o->mutate < 1, o->harm, err);
+    return rc ? rc : set_init(&p->mutations, &o->mutations, true, o->mutate > 0, o->harm, err);
+}
+
+/* Over what landscapes describe behaviour by. */
+static int archive_open(struct population *p, struct error *err) {
+    struct archive_axis axis[DESCRIPTORS];
+    for (int d = 0; d < DESCRIPTORS; d++) axis[d] = (struct archive_axis){0, 1, (int)p->o->archive};
+    return p->o->archive ? archive_init(&p->archive, axis, DESCRIPTORS, err) : OK;
+}
+
+int population_check(const struct evolve_options *o, const struct fitness_options *f,
+                     struct error *err) {
+    struct population p = {.o = o, .f = f};
+    return options_check(o, f, 2, err) == OK ? sets_init(&p, err) : err->code;
+}
+
+int population_init(struct population *p, const struct evolve_options *o,
+                    const struct fitness_options *f, uint64_t seed, struct adapter *const *founders,
+                    const char *const *names, int n, struct error *err) {
+    *p = (struct population){.o = o, .f = f, .seed = seed, .n_roles = o->roles ? n : 1};
+    if (options_check(o, f, n, err) != OK) return err->code;
+    if (sets_init(p, err) != OK) return err->code;
+    if (archive_open(p, err) != OK) return err->code;
+    for (int i = 0; i < n; i++) {
+        if (strlen(names[i]) >= sizeof p->c[i].name)
+            return error_set(err, ERR_USAGE, "name '%s' is too long", names[i]);
+        strcpy(p->c[i].name, names[i]);
+        p->c[i].adapter = adapter_retain(founders[i]);
+        p->c[i].step = p->c[i].blend = NAN;
+        p->c[i].role = o->roles ? i : 0;
+        p->n = i + 1;
+    }
+    return OK;
+}
+
+static bool lists_equal(const struct strings *a, const struct strings *b) {
+    bool equal = a->n == b->n;
+    for (int i = 0; equal && i < a->n; i++) equal = strcmp(a->v[i], b->v[i]) == 0;
+    return equal;
+}
+
+int population_change(struct population *p, const struct evolve_options *o,
+                      const struct fitness_options *f, uint64_t seed, struct error *err) {
+    const struct evolve_options *old = p->o;
+    p->o = o;
+    p->f = f;
+    p->seed = seed;
+    if (o == old) return OK;
+    if (options_check(o, f, MAX(p->n, 2), err) != OK) return err->code;
+    bool same = lists_equal(&o->crossovers, &old->crossovers) &&
+                lists_equal(&o->mutations, &old->mutations) && o->harm == old->harm;
+    int rc = same ? OK : sets_init(p, err);
+    if (rc != OK || o->archive == old->archive) return rc;
+    return error_set(err, ERR_USAGE, "the archive of a run cannot be changed");
+}
+
+void population_release(struct population *p) {
+    candidates_release(p->c, p->n + p->witnesses);
+    candidates_release(p->hall, p->n_hall);
+    free(p->hall);
+    archive_release(&p->archive);
+    assay_release(&p->assay);
+    *p = (struct population){0};
+}
+
+static const struct candidate *find(const struct population *p, const char *name) {
+    for (int i = 0; i < p->n + p->witnesses; i++)
+        if (strcmp(p->c[i].name, name) == 0) return &p->c[i];
+    return NULL;
+}
+
+static bool is_better(const struct candidate *x, const struct candidate *y) {
+    if (x->fitness.value != y->fitness.value) return x->fitness.value > y->fitness.value;
+    return strcmp(x->name, y->name) < 0;
+}
+
+/* evaluation */
+
+static void fitness_of(struct population *p, int i) {
+    struct candidate *c = &p->c[i];
+    const struct assay *a = &p->assay;
+    bool whole = a->scores && c->n_items == a->n_items;
+    struct fitness_term t[] = {
+        {p->f->performance, whole ? a->scores + (size_t)i * (size_t)a->n_items : NULL,
+         c->performance},
+        {p->f->cooperation, NULL, c->cooperation},
+        {p->f->novelty, NULL, c->novelty},
+    };
+    c->fitness = fitness_combine(t, ARRAY_LEN(t), a->n_items);
+    c->performance = t[0].value;
+    c->expected = c->performance.value;
+    c->shared = c->fitness.value;
+}
+
+/* Of those who answered everything, the best looks better than it is. */
+static void expect(struct population *p) {
+    double expected[MAX_CANDIDATES];
+    int n = p->n + p->witnesses;
+    if (!p->assay.scores) return;
+    for (int i = 0; i < n; i++)
+        if (p->c[i].n_items < p->assay.n_items) return;
+    fitness_shrink(p->assay.scores, n, p->assay.n_items, expected);
+    for (int i = 0; i < n; i++) p->c[i].expected = expected[i];
+}
+
+static void share(struct population *p) {
+    double fitness[MAX_POPULATION], shared[MAX_POPULATION];
+    int n = p->n, all = n + p->witnesses;
+    double *near = xcalloc((size_t)n * (size_t)n, sizeof *near);
+    for (int i = 0; i < n; i++) {
+        fitness[i] = p->c[i].fitness.value;
+        for (int j = 0; j < n; j++) near[i * n + j] = p->assay.distance[i * all + j];
+    }
+    fitness_share(fitness, near, n, p->o->share, shared);
+    for (int i = 0; i < n; i++) p->c[i].shared = shared[i];
+    free(near);
+}
+
+/* The child's operator learns what the child gained, and a mutation how far it moved. */
+static void credit(struct population *p, int i) {
+    const struct candidate *c = &p->c[i], *a = find(p, c->parents[0]), *b = find(p, c->parents[1]);
+    bool mutant = c->how->kind == OPERATOR_MUTATION;
+    struct operator_set *s = mutant ? &p->mutations : &p->crossovers;
+    int which = 0;
+    while (which < s->credit.n && s->op[which] != c->how) which++;
+    if (!a || which == s->credit.n) return;
+    double before = b ? (a->fitness.value + b->fitness.value) / 2 : a->fitness.value;
+    operators_tell(&s->credit, which, c->fitness.value - before);
+    if (!mutant || !c->how->unit || p->o->move <= 0 || !p->assay.distance) return;
+    double moved = p->assay.distance[(a - p->c) * (p->n + p->witnesses) + i];
+    s->step[which] =
+        fmin((double)c->how->step_max,
+             fmax((double)c->how->step_min, step_adapt(s->step[which], moved, p->o->move, 0.3)));
+}
+
+/* Who enters the archive is kept in the hall; who was pushed out of its cell leaves. */
+static void archive_all(struct population *p) {
+    for (int i = 0; i < p->n; i++) {
+        if (p->c[i].elite ||
+            !archive_add(&p->archive, p->c[i].descriptor, p->c[i].fitness.value, p->n_hall))
+            continue;
+        p->hall = xrealloc(p->hall, (size_t)(p->n_hall + 1) * sizeof *p->hall);
+        candidate_retain(&p->hall[p->n_hall++], &p->c[i]);
+    }
+    for (int h = 0; h < p->n_hall; h++) {
+        bool in = false;
+        for (int k = 0; k < p->archive.n_cells; k++) in |= p->archive.id[k] == h;
+        if (in) continue;
+        adapter_release(p->hall[h].adapter);
+        p->hall[h].adapter = NULL;
+    }
+}
+
+/* The assay without witnesses, in the candidates' new order. */
+static void assay_reorder(struct assay *a, const int *order, int n, int all) {
+    struct assay b = {.n_items = a->n_items};
+    size_t row = (size_t)a->n_items;
+    if (a->scores) b.scores = xcalloc((size_t)n * row + 1, sizeof *b.scores);
+    if (a->distance) b.distance = xcalloc((size_t)n * (size_t)n, sizeof *b.distance);
+    for (int i = 0; i < n; i++) {
+        if (row && a->scores)
+            memcpy(b.scores + (size_t)i * row, a->scores + (size_t)order[i] * row,
+                   row * sizeof *b.scores);
+        for (int j = 0; a->distance && j < n; j++)
+            b.distance[i * n + j] = a->distance[order[i] * all + order[j]];
+    }
+    assay_release(a);
+    *a = b;
+}
+
+static void sort(struct population *p) {
+    struct candidate sorted[MAX_POPULATION];
+    int order[MAX_POPULATION], all = p->n + p->witnesses;
+    for (int i = 0; i < p->n; i++) {
+        int at = i;
+        for (; at > 0 && is_better(&p->c[i], &p->c[order[at - 1]]); at--) order[at] = order[at - 1];
+        order[at] = i;
+    }
+    for (int i = 0; i < p->n; i++) sorted[i] = p->c[order[i]];
+    assay_reorder(&p->assay, order, p->n, all);
+    candidates_release(p->c + p->n, p->witnesses);
+    p->witnesses = 0;
+    memcpy(p->c, sorted, (size_t)p->n * sizeof *sorted);
 }
 
 int population_evaluate(struct population *p, const struct landscape *l, struct error *err) {
-    int rc = l->evaluate(l->ctx, p->c, p->n, err);
-    for (int i = 0; rc == OK && i < p->n; i++) {
-        struct candidate *c = &p->c[i];
-        c->fitness = p->f.performance * c->performance.value +
-                     p->f.cooperation * c->cooperation.value + p->f.novelty * c->novelty;
+    int all = p->n + p->witnesses;
+    assay_release(&p->assay);
+    if (l->evaluate(l->ctx, p->generation, p->c, all, p->witnesses, &p->assay, err) != OK)
+        return err->code;
+    for (int i = 0; i < all; i++) fitness_of(p, i);
+    expect(p);
+    if (p->o->share > 0 && p->assay.distance) share(p);
+    for (int i = 0; i < p->n; i++)
+        if (p->c[i].how && !p->c[i].elite) credit(p, i);
+    if (p->archive.n_cells) archive_all(p);
+    sort(p);
+    return OK;
+}
+
+/* breeding */
+
+/* Somebody of a role (-1: any) but for one, as the recipe selects. Index, or -1: there is nobody.
+ */
+static int select_one(const struct population *p, int role, int except, struct rng *rng) {
+    const struct selection *how = selection_find(p->o->selection);
+    bool objectives = strcmp(how->name, "pareto") == 0;
+    int idx[MAX_POPULATION], n = 0, chosen = -1;
+    double fitness[MAX_POPULATION];
+    size_t m = !how->by_scores ? 0 : objectives ? 3 : (size_t)p->assay.n_items;
+    double *scores = xcalloc((size_t)p->n * m + 1, sizeof *scores);
+    for (int i = 0; i < p->n; i++) {
+        const struct candidate *c = &p->c[i];
+        if (i == except || (role >= 0 && c->role != role)) continue;
+        double *own = scores + (size_t)n * m;
+        if (objectives)
+            memcpy(own, (double[]){c->performance.value, c->cooperation.value, c->novelty.value},
+                   3 * sizeof *own);
+        else if (m)
+            memcpy(own, p->assay.scores + (size_t)i * m, m * sizeof *own);
+        fitness[n] = c->shared;
+        idx[n++] = i;
     }
-    if (rc == OK) qsort(p->c, (size_t)p->n, sizeof *p->c, by_fitness);
-    return rc;
+    struct select_pool pool = {.n = n,
+                               .fitness = fitness,
+                               .scores = scores,
+                               .n_scores = (int)m,
+                               .keep = p->o->keep,
+                               .tournament = (int)p->o->tournament,
+                               .slope = p->o->slope};
+    if (n > 0) how->pick(&pool, rng, &chosen, 1);
+    free(scores);
+    return n > 0 ? idx[chosen] : -1;
+}
+
+static const struct candidate *first_parent(const struct population *p, int role, struct rng *rng) {
+    if (p->archive.n_cells) return &p->hall[archive_pick(&p->archive, rng)];
+    int i = select_one(p, role, -1, rng);
+    return &p->c[i >= 0 ? i : select_one(p, -1, -1, rng)];
+}
+
+/* Drawn as the first was, but another; where one is chosen again and again, anybody else. */
+static const struct candidate *second_parent(const struct population *p, const struct candidate *a,
+                                             struct rng *rng) {
+    const struct candidate *here = find(p, a->name);
+    int first = here ? (int)(here - p->c) : -1, i = first;
+    for (int try = 0; i == first && try < 16; try++) i = select_one(p, -1, -1, rng);
+    return &p->c[i != first ? i : select_one(p, -1, first, rng)];
+}
+
+/* The same under another scale, with what was done in its lineage. */
+static struct adapter *rescaled(struct adapter *child, double by) {
+    json_t *lineage = json_copy(child->lineage);
+    json_object_set_new(lineage, "scaled", json_sprintf("%.9g", by));
+    struct adapter *a = operator_relabel(adapter_scale(child, (float)by), lineage);
+    json_decref(lineage);
+    adapter_release(child);
+    return a;
 }
 
 /* Beyond a parent (t outside 0..1) that parent's own norm is kept: a negative one would turn the
  * child round. */
-static struct adapter *replaced(struct adapter *old, struct adapter *new) {
-    adapter_release(old);
-    return new;
-}
-
 static struct adapter *preserve_norm(struct adapter *child, const struct adapter *a,
                                      const struct adapter *b, double t) {
     t = fmin(1, fmax(0, t));
     double want = (1 - t) * sqrt(adapter_dot(a, a)) + t * sqrt(adapter_dot(b, b));
     double have = sqrt(adapter_dot(child, child));
-    if (!(have > 0)) return child;
-    return replaced(child, adapter_scale(child, (float)(want / have)));
+    return have > 0 && want > 0 ? rescaled(child, want / have) : child;
 }
 
-/* The child under its parents' own hashes: the blend between them is nowhere kept. */
-static struct adapter *with_lineage(struct adapter *child, const struct candidate *a,
-                                    const struct candidate *b, const struct evolve_options *o,
-                                    double t, float gain, uint64_t seed) {
-    char *parents = xasprintf("%s %s", a->adapter->hash, b->adapter->hash);
-    char *how = xasprintf("blend %.9g, gain %.9g, mutate %.9g × %.9g, seed %llu", t, (double)gain,
-                          o->mutate, o->mutate_std, (unsigned long long)seed);
-    json_t *lineage =
-        json_pack("{s:s,s:s,s:s}", "parents", parents, "operator", o->crossover, "settings", how);
-    struct adapter *named = adapter_from_data(&child->shape, &child->config, child->data, lineage);
-    json_decref(lineage);
-    adapter_release(child);
-    free(parents);
-    free(how);
-    return named;
+/* What a row of shares gets for weights, of two; NULL: nothing. */
+static const float *weights_for(const struct adapter_operator *op, const struct candidate *a,
+                                const struct candidate *b, double t, float w[2]) {
+    bool fitness = op->shares == SHARES_ARE_FITNESS;
+    w[0] = fitness ? (float)a->fitness.value : (float)(1 - t);
+    w[1] = fitness ? (float)b->fitness.value : (float)t;
+    return op->shares == SHARES_NONE ? NULL : w;
 }
 
-/* Two distinct parents of the better half (of three at least, so that few founders all count), a
- * blend, a mutation. */
-static int make_child(const struct population *p, int generation, int k, struct candidate *out,
-                      struct error *err) {
-    struct rng r = rng_make(p->seed, RNG_SELECT, (uint32_t)generation, (uint32_t)k);
-    uint32_t half = (uint32_t)MIN(p->n, MAX(3, (p->n + 1) / 2));
-    uint32_t i = rng_below(&r, half), j = rng_below(&r, half - 1);
-    const struct candidate *a = &p->c[i], *b = &p->c[j + (j >= i)];
-    double t = p->o.blend_min + (p->o.blend_max - p->o.blend_min) * (double)rng_uniform(&r);
-    bool seed_kind = strcmp(p->o.crossover, "seed") == 0;
-    struct adapter *child =
-        adapter_blend(a->adapter, b->adapter, (float)t, seed_kind ? 0 : (int32_t)p->o.rank,
-                      seed_kind ? BLEND_SEED : BLEND_DELTA, err);
-    if (!child) return err->code;
-    if (p->o.preserve_norm && !seed_kind) child = preserve_norm(child, a->adapter, b->adapter, t);
-    uint64_t seed = rng_u64(&r);
-    float gain = 1 + (float)(p->o.gain_max - 1) * rng_uniform(&r);
-    if (gain != 1 && !seed_kind) child = replaced(child, adapter_scale(child, gain));
-    struct adapter *mutant =
-        adapter_mutate(child, (float)p->o.mutate, (float)p->o.mutate_std, seed_kind, seed);
-    adapter_release(child);
-    *out =
-        (struct candidate){.adapter = with_lineage(mutant, a, b, &p->o, t, gain, seed), .blend = t};
-    snprintf(out->name, sizeof out->name, "g%dc%d", generation, k);
+static int cross(const struct population *p, const struct adapter_operator *op,
+                 const struct candidate *a, struct candidate *out, struct rng *rng,
+                 struct error *err) {
+    const struct candidate *b = second_parent(p, a, rng);
+    out->role = a->role;
+    if (op->shares == SHARES_NONE && is_better(b, a)) {
+        const struct candidate *fitter = b;
+        b = a;
+        a = fitter;
+    }
+    float w[2];
+    double t = p->o->blend_min + (p->o->blend_max - p->o->blend_min) * (double)rng_uniform(rng);
+    float step = op->step * (0.5f + rng_uniform(rng)); // else the same parents had the same child
+    if (op->unit) out->step = (double)fminf(op->step_max, fmaxf(op->step_min, step));
+    if (op->shares != SHARES_NONE) out->blend = t;
+    struct adapter *parents[2] = {a->adapter, b->adapter};
+    struct operands x = {.parents = parents,
+                         .weights = weights_for(op, a, b, t, w),
+                         .n = 2,
+                         .rank = op->shares == SHARES_OF_FACTORS ? 0 : (int32_t)p->o->rank,
+                         .step = (float)out->step,
+                         .seed = rng_u64(rng)};
+    if (!(out->adapter = operator_apply(op, &x, err))) return err->code;
+    if (p->o->preserve_norm && op->shares == SHARES_OF_DELTA)
+        out->adapter = preserve_norm(out->adapter, parents[0], parents[1], t);
     strcpy(out->parents[0], a->name);
     strcpy(out->parents[1], b->name);
     return OK;
 }
 
-int population_breed(struct population *p, struct error *err) {
-    struct candidate next[MAX_POPULATION];
-    int n = 0, rc = OK, keep = MIN((int)p->o.elites, p->n);
-    for (; n < keep; n++) {
-        next[n] = p->c[n];
-        next[n].elite = true;
-        adapter_retain(next[n].adapter);
+static int mutate(const struct operator_set *s, int which, const struct candidate *a,
+                  struct candidate *out, struct rng *rng, struct error *err) {
+    struct operands x = {.parents = (struct adapter *[]){a->adapter},
+                         .n = 1,
+                         .step = (float)s->step[which],
+                         .seed = rng_u64(rng)};
+    out->role = a->role;
+    out->step = s->step[which];
+    strcpy(out->parents[0], a->name);
+    out->adapter = operator_apply(s->op[which], &x, err);
+    return out->adapter ? OK : err->code;
+}
+
+/* Of the k-th child, or -1: of nobody in particular. */
+static int role_of_child(const struct population *p, int k) {
+    return p->o->roles ? k % p->n_roles : -1;
+}
+
+static bool is_there(const struct candidate *c, int n, const char *hash) {
+    for (int i = 0; i < n; i++)
+        if (strcmp(c[i].adapter->hash, hash) == 0) return true;
+    return false;
+}
+
+/* Child k, after the n that `next` has. What leaves nothing of its parents (they may have nothing
+ * in common), and what is there already, is drawn again a few times. */
+static int make_child(const struct population *p, int generation, int k, struct candidate *next,
+                      int n, struct error *err) {
+    struct rng rng = rng_make(p->seed, RNG_SELECT, (uint32_t)generation, (uint32_t)k);
+    struct candidate *out = &next[n];
+    enum { TRIES = 8 };
+    for (int try = 1;; try++) {
+        bool mutant = (double)rng_uniform(&rng) < p->o->mutate;
+        const struct operator_set *s = mutant ? &p->mutations : &p->crossovers;
+        const struct candidate *a = first_parent(p, role_of_child(p, k), &rng);
+        int which = operators_pick(&s->credit, &rng);
+        *out = (struct candidate){.how = s->op[which], .step = NAN, .blend = NAN};
+        snprintf(out->name, sizeof out->name, "g%dc%d", generation, k);
+        int rc = mutant ? mutate(s, which, a, out, &rng, err)
+                        : cross(p, s->op[which], a, out, &rng, err);
+        bool again = rc == ERR_STATE || (rc == OK && (is_there(p->c, p->n, out->adapter->hash) ||
+                                                      is_there(next, n, out->adapter->hash)));
+        if (!again || try == TRIES) return rc;
+        adapter_release(out->adapter);
+        out->adapter = NULL;
     }
-    for (int k = 0; rc == OK && n < (int)p->o.population; k++)
-        if ((rc = make_child(p, p->generation + 1, k, &next[n], err)) == OK) n++;
+}
+
+/* The best of each role first, then the best of all. */
+static int keep_elites(const struct population *p, struct candidate *next) {
+    int n = 0, most = MIN((int)p->o->elites, p->n);
+    bool taken[MAX_POPULATION] = {false}, filled[MAX_POPULATION] = {false};
+    for (int pass = p->n_roles > 1 ? 0 : 1; pass < 2; pass++)
+        for (int i = 0; i < p->n && n < most; i++) {
+            if (taken[i] || (pass == 0 && filled[p->c[i].role])) continue;
+            taken[i] = filled[p->c[i].role] = true;
+            candidate_retain(&next[n], &p->c[i]);
+            next[n++].elite = true;
+        }
+    return n;
+}
+
+/* Parents that are not among the n of `next` are put after them. */
+static int add_witnesses(const struct population *p, struct candidate *next, int n) {
+    int all = n;
+    for (int i = 0; i < n; i++)
+        for (int k = 0; k < 2 && !next[i].elite; k++) {
+            bool there = !next[i].parents[k][0];
+            for (int j = 0; j < all; j++) there |= strcmp(next[j].name, next[i].parents[k]) == 0;
+            const struct candidate *c = there ? NULL : find(p, next[i].parents[k]);
+            for (int h = 0; !there && !c && h < p->n_hall; h++)
+                if (strcmp(p->hall[h].name, next[i].parents[k]) == 0) c = &p->hall[h];
+            if (c && all < MAX_CANDIDATES) candidate_retain(&next[all++], c);
+        }
+    return all - n;
+}
+
+int population_breed(struct population *p, struct error *err) {
+    struct candidate next[MAX_CANDIDATES];
+    int n = keep_elites(p, next), rc = OK;
+    for (int k = 0; rc == OK && n < (int)p->o->population; k++)
+        if ((rc = make_child(p, p->generation + 1, k, next, n, err)) == OK) n++;
     if (rc != OK) {
         candidates_release(next, n);
         return rc;
     }
+    int witnesses = add_witnesses(p, next, n);
     candidates_release(p->c, p->n);
-    memcpy(p->c, next, sizeof *next * (size_t)n);
+    memcpy(p->c, next, sizeof *next * (size_t)(n + witnesses));
     p->n = n;
+    p->witnesses = witnesses;
     p->generation++;
     return OK;
+}
+
+/* as JSON */
+
+static json_t *interval_json(struct interval v) {
+    return json_pack("{s:f,s:f,s:f}", "value", v.value, "lo", v.lo, "hi", v.hi);
+}
+
+json_t *candidate_json(const struct candidate *c) {
+    json_t *parents = json_array(), *weights = c->n_mix ? json_array() : NULL;
+    for (int k = 0; k < 2 && c->parents[k][0]; k++)
+        json_array_append_new(parents, json_string(c->parents[k]));
+    for (int i = 0; i < c->n_mix; i++)
+        json_array_append_new(weights, json_real((double)c->mix[i].weight));
+    json_t *v =
+        json_pack("{s:s,s:s*,s:i,s:b,s:o,s:s*,s:o,s:f,s:o,s:o,s:o,s:i}", "name", c->name, "hash",
+                  c->adapter ? c->adapter->hash : NULL, "role", c->role, "elite", (int)c->elite,
+                  "parents", parents, "operator", c->how ? c->how->name : NULL, "performance",
+                  interval_json(c->performance), "expected", c->expected, "cooperation",
+                  interval_json(c->cooperation), "novelty", interval_json(c->novelty), "fitness",
+                  interval_json(c->fitness), "items", c->n_items);
+    if (!isnan(c->step)) json_object_set_new(v, "step", json_real(c->step));
+    if (!isnan(c->blend)) json_object_set_new(v, "blend", json_real(c->blend));
+    if (weights) json_object_set_new(v, "weights", weights);
+    return v;
+}
+
+static void set_json(const struct operator_set *s, const char *kind, json_t *out) {
+    for (int i = 0; i < s->credit.n; i++) {
+        const struct operator_record *r = &s->credit.v[i];
+        json_t *v = json_pack("{s:s,s:s,s:I,s:I,s:f,s:f,s:b}", "name", s->op[i]->name, "kind", kind,
+                              "used", (json_int_t)r->used, "improved", (json_int_t)r->improved,
+                              "quality", r->quality, "p", r->p, "dropped", (int)r->dropped);
+        if (!isnan(s->step[i]) && s->op[i]->unit)
+            json_object_set_new(v, "step", json_real(s->step[i]));
+        json_array_append_new(out, v);
+    }
+}
+
+static json_t *archive_json(const struct population *p) {
+    const struct archive *a = &p->archive;
+    json_t *cells = json_array();
+    for (int k = 0; k < a->n_cells; k++) {
+        if (a->id[k] < 0) continue;
+        json_array_append_new(cells, json_pack("{s:i,s:i,s:s,s:f}", "x", k / a->axis[1].bins, "y",
+                                               k % a->axis[1].bins, "name", p->hall[a->id[k]].name,
+                                               "fitness", a->fitness[k]));
+    }
+    return json_pack("{s:i,s:f,s:f,s:o}", "bins", a->axis[0].bins, "coverage", archive_coverage(a),
+                     "qd_score", archive_qd_score(a, 0), "cells", cells);
+}
+
+enum { DIVERSITY_MOST = 24 };
+
+json_t *population_json(const struct population *p) {
+    struct adapter *a[MAX_POPULATION];
+    json_t *list = json_array(), *operators = json_array();
+    for (int i = 0; i < p->n; i++) {
+        a[i] = p->c[i].adapter;
+        json_array_append_new(list, candidate_json(&p->c[i]));
+    }
+    /* Of the fittest: pairs grow with the square, and of a large base each costs tens of
+     * milliseconds. */
+    int n = MIN(p->n, DIVERSITY_MOST);
+    double *near = p->assay.distance ? xcalloc((size_t)n * (size_t)n, sizeof *near) : NULL;
+    for (int i = 0; near && i < n; i++)
+        memcpy(near + i * n, p->assay.distance + i * p->n, (size_t)n * sizeof *near);
+    struct diversity d = diversity_of(a, n, near);
+    free(near);
+    set_json(&p->crossovers, "crossover", operators);
+    set_json(&p->mutations, "mutation", operators);
+    json_t *v = json_pack("{s:i,s:o,s:o,s:o}", "generation", p->generation, "candidates", list,
+                          "diversity", diversity_json(&d), "operators", operators);
+    if (p->archive.n_cells) json_object_set_new(v, "archive", archive_json(p));
+    return v;
 }

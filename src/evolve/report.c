@@ -1,25 +1,64 @@
 /*
- * A run as one page: the table, what was compared with what, fitness by generation and the family
- * tree as SVG, some debates, and the manifest. Self-contained: no script, no font, no address.
- * Everything is made from the result object, so the page can be made again from result.json. All
- * text from outside is escaped.
+ * A run as one page: the table, what was compared with what, what evolution did by generation, some
+ * debates, and the manifest. Self-contained: no script, no font, no address but of the candidates'
+ * cards beside it. Everything is made from the result object, so the page can be made again from
+ * result.json. All text from outside is escaped; what grows with the run is cut and says so.
  */
 #define _GNU_SOURCE
-#include "base/page.h"
-#include "evolve/evolve.h"
+#include "evolve/report.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-static const char *text_of(const json_t *v, const char *key) {
-    const char *s = json_string_value(json_object_get(v, key));
-    return s ? s : "";
+enum { ROWS_SHOWN = 120, CANDIDATES_SHOWN = 300, RINGS_SHOWN = 4000, ARCHIVE_SIDE = 32 };
+
+/* shared */
+
+static void add_percent(struct buf *b, const char *s) {
+    for (; *s; s++) {
+        bool plain = (*s >= 'a' && *s <= 'z') || (*s >= 'A' && *s <= 'Z') ||
+                     (*s >= '0' && *s <= '9') || strchr("-_.~", *s);
+        buf_printf(b, plain ? "%c" : "%%%02X", (unsigned char)*s);
+    }
 }
 
-static double number_of(const json_t *v, const char *key) {
-    return json_number_value(json_object_get(v, key));
+void report_name(const struct report *r, const char *name) {
+    int at = lineage_find(r->l, name), born = at < 0 ? 0 : r->l->v[at].generation;
+    char *key = xasprintf("gen_%d/%s", born, name);
+    bool carded = at >= 0 && json_object_get(r->adapters, key);
+    free(key);
+    if (carded) {
+        buf_printf(r->b, "<a href=\"adapters/gen_%d/", born);
+        add_percent(r->b, name);
+        buf_puts(r->b, "/README.md\">");
+    }
+    page_text(r->b, name);
+    if (carded) buf_puts(r->b, "</a>");
 }
+
+void report_cell(struct buf *b, const char *before, int digits, double v, const char *after) {
+    if (isfinite(v))
+        buf_printf(b, "<td class=n>%s%.*f%s", before, digits, v, after);
+    else
+        buf_puts(b, "<td class=n>–");
+}
+
+/* Of many columns: cells are not broken, the table scrolls. */
+#define WIDE_TABLE                                                                                 \
+    "<div style=\"overflow-x:auto\"><table style=\"white-space:nowrap;font-size:.8rem\">"
+#define WIDE_TABLE_END "</table></div>\n"
+
+/* Of a long table the first and the last rows are shown, and how many stood between them. */
+static bool row_shown(struct buf *b, size_t i, size_t n, int columns) {
+    if (n <= ROWS_SHOWN || i < ROWS_SHOWN / 2 || i >= n - ROWS_SHOWN / 2) return true;
+    if (i == ROWS_SHOWN / 2)
+        buf_printf(b, "<tr><td class=soft colspan=%d>… %zu more are in result.json</tr>\n", columns,
+                   n - ROWS_SHOWN);
+    return false;
+}
+
+/* held-out questions */
 
 /* The interval as a bar from 0 to 100 %, with a mark at the value. */
 static void interval_bar(struct buf *b, double v, double lo, double hi) {
@@ -39,14 +78,16 @@ static void results_table(struct buf *b, const json_t *table) {
                 "class=n>accuracy<th>95 % interval<th>"
                 "<th class=n>tokens read<th class=n>written</tr>\n");
     json_array_foreach (table, i, row) {
-        double v = number_of(row, "acc"), lo = number_of(row, "lo"), hi = number_of(row, "hi");
+        if (!row_shown(b, i, json_array_size(table), 7)) continue;
+        double v = record_number(row, "acc"), lo = record_number(row, "lo"),
+               hi = record_number(row, "hi");
         buf_puts(b, "<tr><td>");
-        page_text(b, text_of(row, "name"));
+        page_text(b, record_text(row, "name"));
         buf_printf(b, "<td class=n>%d<td class=n>%.1f %%<td>%.1f – %.1f<td>",
-                   (int)number_of(row, "n"), 100 * v, 100 * lo, 100 * hi);
+                   (int)record_number(row, "n"), 100 * v, 100 * lo, 100 * hi);
         interval_bar(b, v, lo, hi);
-        buf_printf(b, "<td class=n>%.0f<td class=n>%.0f</tr>\n", number_of(row, "prefilled"),
-                   number_of(row, "generated"));
+        buf_printf(b, "<td class=n>%.0f<td class=n>%.0f</tr>\n", record_number(row, "prefilled"),
+                   record_number(row, "generated"));
     }
     buf_puts(b, "</table>\n");
 }
@@ -62,115 +103,395 @@ static void comparisons_table(struct buf *b, const json_t *list) {
     json_array_foreach (list, i, row) {
         bool sure = json_is_true(json_object_get(row, "significant"));
         buf_puts(b, "<tr><td>");
-        page_text(b, text_of(row, "a"));
+        page_text(b, record_text(row, "a"));
         buf_puts(b, " <span class=soft>against</span> ");
-        page_text(b, text_of(row, "b"));
+        page_text(b, record_text(row, "b"));
         buf_printf(b, "<td class=n>%+.1f<td>%+.1f – %+.1f<td class=n>%.2g<td class=%s>%s</tr>\n",
-                   100 * number_of(row, "diff"), 100 * number_of(row, "lo"),
-                   100 * number_of(row, "hi"), number_of(row, "p_holm"), sure ? "yes" : "soft",
-                   !sure                        ? "not significant"
-                   : number_of(row, "diff") > 0 ? "better"
-                                                : "worse");
+                   100 * record_number(row, "diff"), 100 * record_number(row, "lo"),
+                   100 * record_number(row, "hi"), record_number(row, "p_holm"),
+                   sure ? "yes" : "soft",
+                   !sure                            ? "not significant"
+                   : record_number(row, "diff") > 0 ? "better"
+                                                    : "worse");
     }
     buf_puts(b, "</table>\n");
 }
 
-static void fitness_range(const json_t *generations, double *lo, double *hi) {
-    size_t g, i;
-    json_t *list, *c;
-    *lo = 1, *hi = 0;
-    json_array_foreach (generations, g, list)
+static void retention_cells(struct buf *b, const json_t *v) {
+    report_cell(b, "", 1, 100 * record_number(v, "acc"), " %");
+    buf_printf(b, "<td class=soft>%.1f – %.1f", 100 * record_number(v, "lo"),
+               100 * record_number(v, "hi"));
+}
+
+static const char *retention_verdict(const json_t *row) {
+    if (!(record_number(row, "p_holm") < 0.05)) return "no change found";
+    return record_interval(row, "diff").value > 0 ? "better" : "lost";
+}
+
+static void retention_table(struct buf *b, const json_t *list) {
+    size_t i;
+    json_t *row;
+    if (!json_array_size(list)) return;
+    buf_puts(b, "<h2>What was not trained for</h2><p class=soft>Families that fitness never asks: "
+                "the best founder beside the best of the last generation, on the same questions."
+                "</p>" WIDE_TABLE
+                "<tr><th>family<th class=n>n<th class=n>founder<th><th class=n>evolved"
+                "<th><th class=n>points<th>95 % interval<th class=n>p<th>verdict</tr>\n");
+    json_array_foreach (list, i, row) {
+        const char *verdict = retention_verdict(row);
+        struct interval d = record_interval(row, "diff");
+        buf_puts(b, "<tr><td>");
+        page_text(b, record_text(row, "family"));
+        report_cell(b, "", 0, record_number(row, "n"), "");
+        retention_cells(b, json_object_get(row, "founder"));
+        retention_cells(b, json_object_get(row, "evolved"));
+        buf_printf(b, "<td class=n>%+.1f<td>%+.1f – %+.1f<td class=n>%.2g<td%s>%s</tr>\n",
+                   100 * d.value, 100 * d.lo, 100 * d.hi, record_number(row, "p_holm"),
+                   strcmp(verdict, "lost") == 0 ? " class=yes style=\"color:var(--b)\"" : "",
+                   verdict);
+    }
+    buf_puts(b, WIDE_TABLE_END);
+}
+
+/* generations */
+
+static const json_t *candidates_of(const json_t *generation) {
+    return json_object_get(generation, "candidates");
+}
+
+static const json_t *last_of(const json_t *generations) {
+    return json_array_get(generations, json_array_size(generations) - 1);
+}
+
+static size_t candidates_count(const json_t *generations) {
+    size_t g, n = 0;
+    json_t *v;
+    json_array_foreach (generations, g, v) n += json_array_size(candidates_of(v));
+    return n;
+}
+
+/* By generation; [n] each. */
+struct course {
+    double *x, *best, *lo, *hi, *mean;
+    int n;
+};
+
+static struct course course_of(const json_t *generations, struct plot *p) {
+    size_t n = json_array_size(generations), g, i;
+    json_t *v, *c;
+    double *all = xcalloc(5 * n + 1, sizeof *all);
+    struct course o = {all, all + n, all + 2 * n, all + 3 * n, all + 4 * n, (int)n};
+    p->y0 = INFINITY, p->y1 = -INFINITY;
+    json_array_foreach (generations, g, v) {
+        const json_t *list = candidates_of(v);
+        struct interval best = record_interval(json_array_get(list, 0), "fitness");
+        o.x[g] = (double)g, o.best[g] = best.value, o.lo[g] = best.lo, o.hi[g] = best.hi;
+        p->y0 = fmin(p->y0, best.lo), p->y1 = fmax(p->y1, best.hi);
         json_array_foreach (list, i, c) {
-            double v = number_of(c, "fitness");
-            *lo = fmin(*lo, v);
-            *hi = fmax(*hi, v);
+            double f = record_interval(c, "fitness").value;
+            p->y0 = fmin(p->y0, f), p->y1 = fmax(p->y1, f);
+            o.mean[g] += f / (double)json_array_size(list);
+        }
+    }
+    return o;
+}
+
+/* Along the upper ends and back along the lower ones, over what is known. */
+static void course_band(struct buf *b, const struct plot *p, const struct course *o) {
+    bool begun = false;
+    buf_puts(b, "<path fill=\"var(--b)\" fill-opacity=\".18\" d=\"");
+    for (int i = 0; i < 2 * o->n; i++) {
+        int k = i < o->n ? i : 2 * o->n - 1 - i;
+        double y = i < o->n ? o->hi[k] : o->lo[k];
+        if (!isfinite(y)) continue;
+        buf_printf(b, "%c%.1f %.1f", begun ? 'L' : 'M', plot_x(p, o->x[k]), plot_y(p, y));
+        begun = true;
+    }
+    buf_puts(b, "\"/>");
+}
+
+static void fitness_rings(struct buf *b, const struct plot *p, const json_t *generations) {
+    size_t g, i;
+    json_t *v, *c;
+    json_array_foreach (generations, g, v)
+        json_array_foreach (candidates_of(v), i, c) {
+            double f = record_interval(c, "fitness").value;
+            if (!isfinite(f)) continue;
+            buf_printf(b,
+                       "<circle cx=\"%.1f\" cy=\"%.1f\" r=\"3\" fill=\"none\" "
+                       "stroke=\"var(--a)\" stroke-opacity=\".5\"><title>",
+                       plot_x(p, (double)g), plot_y(p, f));
+            page_text(b, record_text(c, "name"));
+            buf_printf(b, " %.4f</title></circle>", f);
         }
 }
 
-static void fitness_plot(struct buf *b, const json_t *generations) {
-    size_t n = json_array_size(generations), g, i;
-    json_t *list, *c;
-    double *x = xcalloc(n + 1, sizeof *x), *best = xcalloc(n + 1, sizeof *best);
+static void fitness_plot(const struct report *r) {
+    struct buf *b = r->b;
+    size_t n = json_array_size(r->generations);
     struct plot p = {
         .label = "fitness by generation", .x_title = "generation", .x1 = n > 1 ? (double)n - 1 : 1};
-    fitness_range(generations, &p.y0, &p.y1);
+    struct course o = course_of(r->generations, &p);
+    bool rings = candidates_count(r->generations) <= RINGS_SHOWN;
     buf_puts(b, "<h2>Fitness by generation</h2>");
     plot_open(b, &p);
-    json_array_foreach (generations, g, list) {
-        x[g] = (double)g;
-        best[g] = number_of(json_array_get(list, 0), "fitness");
-        json_array_foreach (list, i, c) {
-            buf_printf(
-                b,
-                "<circle cx=\"%.1f\" cy=\"%.1f\" r=\"4\" fill=\"none\" stroke=\"var(--a)\"><title>",
-                plot_x(&p, x[g]), plot_y(&p, number_of(c, "fitness")));
-            page_text(b, text_of(c, "name"));
-            buf_printf(b, " %.4f</title></circle>", number_of(c, "fitness"));
-        }
-    }
-    plot_line(b, &p, 1, x, best, (int)n);
+    course_band(b, &p, &o);
+    if (rings) fitness_rings(b, &p, r->generations);
+    plot_line(b, &p, 1, o.x, o.best, o.n);
+    plot_line(b, &p, 0, o.x, o.mean, o.n);
     plot_close(b);
-    buf_puts(b, "<p class=soft>Rings: candidates on the dev questions. Line: the best of each "
-                "generation.</p>\n");
-    free(x);
-    free(best);
-}
-
-/* Where a candidate stands in the tree: column by generation, row by rank. */
-static bool tree_place(const json_t *generations, size_t g, const char *name, double *x,
-                       double *y) {
-    size_t i;
-    json_t *c;
-    json_array_foreach (json_array_get(generations, g), i, c) {
-        if (strcmp(text_of(c, "name"), name) != 0) continue;
-        *x = 70 + 190.0 * (double)g;
-        *y = 30 + 44.0 * (double)i;
-        return true;
-    }
-    return false;
-}
-
-static void tree_edge(struct buf *b, const json_t *generations, size_t g, const char *parent,
-                      double x, double y) {
-    double px, py;
-    if (g == 0 || !*parent || !tree_place(generations, g - 1, parent, &px, &py)) return;
-    double mid = (px + 45 + x - 45) / 2;
-    buf_printf(b,
-               "<path d=\"M%.0f %.0fC%.0f %.0f %.0f %.0f %.0f %.0f\" fill=\"none\" "
-               "stroke=\"var(--soft)\"/>",
-               px + 45, py, mid, py, mid, y, x - 45, y);
-}
-
-static void family_tree(struct buf *b, const json_t *generations) {
-    size_t n = json_array_size(generations), g, i, most = 1;
-    json_t *list, *c;
-    double x, y;
-    json_array_foreach (generations, g, list) most = MAX(most, json_array_size(list));
+    buf_puts(b, "<p>");
+    plot_legend(b, 1, "the best, and its 95 % interval");
+    plot_legend(b, 0, "mean");
     buf_printf(
         b,
-        "<h2>Family tree</h2><svg viewBox=\"0 0 %zu %zu\" role=\"img\" aria-label=\"family tree\">",
-        190 * n + 20, 44 * most + 30);
-    json_array_foreach (generations, g, list)
-        json_array_foreach (list, i, c) {
-            const char *name = text_of(c, "name");
-            bool elite = json_is_true(json_object_get(c, "elite"));
-            if (!tree_place(generations, g, name, &x, &y)) continue;
-            tree_edge(b, generations, g, elite ? name : text_of(c, "parent_a"), x, y);
-            if (!elite) tree_edge(b, generations, g, text_of(c, "parent_b"), x, y);
-            buf_printf(b,
-                       "<rect x=\"%.0f\" y=\"%.0f\" width=\"90\" height=\"34\" rx=\"6\" "
-                       "fill=\"var(--paper)\" stroke=\"var(%s)\" "
-                       "stroke-width=\"%d\"/><text x=\"%.0f\" y=\"%.0f\" text-anchor=\"middle\">",
-                       x - 45, y - 17, i == 0 ? "--b" : "--line", i == 0 ? 2 : 1, x, y - 2);
-            page_text(b, name);
-            buf_printf(b,
-                       "</text><text x=\"%.0f\" y=\"%.0f\" text-anchor=\"middle\" "
-                       "class=soft>%.3f%s</text>",
-                       x, y + 12, number_of(c, "fitness"), elite ? " kept" : "");
-        }
-    buf_puts(b, "</svg>\n<p class=soft>Columns are generations, the fittest on top (red). Numbers "
-                "are fitness.</p>\n");
+        "</p>\n<p class=soft>%sMeasured on the dev questions that selection saw: the best of "
+        "many looks better than it is. The table above is of questions it never saw.</p>\n",
+        rings ? "Rings are candidates. " : "");
+    free(o.x);
 }
+
+static void diversity_plot(const struct report *r) {
+    static const char *const keys[] = {"weights_mean", "weights_min", "behaviour_mean",
+                                       "behaviour_min"};
+    static const char *const names[] = {"weights, mean", "weights, nearest two", "behaviour, mean",
+                                        "behaviour, nearest two"};
+    struct curve *c = xcalloc(ARRAY_LEN(keys), sizeof *c);
+    size_t g;
+    json_t *v;
+    int points = 0;
+    json_array_foreach (r->generations, g, v)
+        for (size_t k = 0; k < ARRAY_LEN(keys); k++)
+            curve_add(&c[k], (double)g, record_number(json_object_get(v, "diversity"), keys[k]));
+    for (size_t k = 0; k < ARRAY_LEN(keys); k++) points += c[k].n;
+    if (points) {
+        buf_puts(r->b, "<h2>Diversity by generation</h2>");
+        plot_curves(r->b, "diversity by generation", "generation", c, names, ARRAY_LEN(keys));
+        buf_puts(r->b, "<p class=soft>Between every two candidates: ‖ΔW − ΔW′‖ over their mean "
+                       "norm (1.4 for unrelated ones), and the Jensen-Shannon divergence of their "
+                       "answers.</p>\n");
+    }
+    free(c);
+}
+
+/* Who was bred by this operator (NULL: by any), and of those whose generation is over, who
+ * outlived it. */
+struct bred {
+    int children, judged, survived;
+};
+
+static struct bred bred_by(const struct lineage *l, const char *made) {
+    struct bred n = {0};
+    for (int i = 0; i < l->n; i++) {
+        const struct lineage_node *v = &l->v[i];
+        if (v->parent[0] < 0 || (made && strcmp(record_text(v->born, "operator"), made) != 0))
+            continue;
+        n.children++;
+        n.judged += v->generation < l->generations - 1;
+        n.survived += v->last > v->generation;
+    }
+    return n;
+}
+
+static void share_bar(struct buf *b, double share) {
+    buf_printf(b,
+               "<td><svg viewBox=\"0 0 100 10\" style=\"width:4rem\"><path d=\"M0 5H100\" "
+               "stroke=\"var(--line)\"/><path d=\"M0 5H%.1f\" stroke=\"var(--a)\" "
+               "stroke-width=\"8\"/></svg>",
+               isfinite(share) ? 100 * fmin(1, fmax(0, share)) : 0);
+}
+
+static void operator_row(const struct report *r, const json_t *v, const struct bred *all) {
+    struct buf *b = r->b;
+    struct bred n = bred_by(r->l, record_text(v, "name"));
+    buf_puts(b, "<tr><td>");
+    page_text(b, record_text(v, "name"));
+    if (json_is_true(json_object_get(v, "dropped")))
+        buf_puts(b, " <b style=\"color:var(--b)\">dropped</b>");
+    buf_puts(b, "<td class=soft>");
+    page_text(b, record_text(v, "kind"));
+    report_cell(b, "", 0, record_number(v, "used"), "");
+    report_cell(b, "", 0, record_number(v, "improved"), "");
+    report_cell(b, record_number(v, "quality") < 0 ? "" : "+", 4, record_number(v, "quality"), "");
+    report_cell(b, "", 3, record_number(v, "step"), "");
+    report_cell(b, "", 1, 100 * record_number(v, "p"), " %");
+    share_bar(b, record_number(v, "p"));
+    buf_printf(b, "<td class=n>%d of %d", n.survived, n.judged);
+    report_cell(b, "", 1, 100.0 * n.survived / all->survived, " %");
+    share_bar(b, (double)n.survived / all->survived);
+    buf_puts(b, "</tr>\n");
+}
+
+static void operators_table(const struct report *r) {
+    const json_t *list = json_object_get(last_of(r->generations), "operators");
+    struct bred all = bred_by(r->l, NULL);
+    size_t i;
+    json_t *v;
+    if (!json_array_size(list)) return;
+    buf_puts(r->b,
+             "<h2>Operators</h2>" WIDE_TABLE "<tr><th>operator<th>kind<th class=n>used<th "
+             "class=n>improved<th class=n>mean gain<th class=n>step<th class=n>probability<th>"
+             "<th class=n>survived<th class=n>of survivors<th></tr>\n");
+    json_array_foreach (list, i, v) operator_row(r, v, &all);
+    buf_puts(r->b, WIDE_TABLE_END
+             "<p class=soft>Gain: a child's fitness minus its parents', on "
+             "questions that did not choose them; recent children count more. Survived: "
+             "children that were kept beyond the generation they were born in.</p>\n");
+}
+
+/* archive */
+
+/* cell[side²]: the fittest of each block of cells; returns their side. */
+static int archive_blocks(const json_t *archive, const json_t **cell, struct interval *range) {
+    json_int_t bins = json_integer_value(json_object_get(archive, "bins"));
+    int side = (int)MIN(bins, ARCHIVE_SIDE);
+    size_t i;
+    json_t *c;
+    *range = (struct interval){.lo = INFINITY, .hi = -INFINITY};
+    if (bins < 1 || bins > 1 << 20) return 0;
+    json_array_foreach (json_object_get(archive, "cells"), i, c) {
+        json_int_t x = json_integer_value(json_object_get(c, "x")),
+                   y = json_integer_value(json_object_get(c, "y"));
+        double f = record_number(c, "fitness");
+        if (x < 0 || x >= bins || y < 0 || y >= bins || !isfinite(f)) continue;
+        const json_t **at = &cell[y * side / bins * side + x * side / bins];
+        if (!*at || f > record_number(*at, "fitness")) *at = c;
+        range->lo = fmin(range->lo, f), range->hi = fmax(range->hi, f);
+    }
+    return side;
+}
+
+static void archive_cell(const struct report *r, const json_t *c, double x, double y, double size,
+                         double shade) {
+    buf_printf(r->b,
+               "<g><rect x=\"%.1f\" y=\"%.1f\" width=\"%.1f\" height=\"%.1f\" "
+               "fill=\"var(--a)\" fill-opacity=\"%.2f\"/>",
+               x, y, size, size, 0.12 + 0.7 * shade);
+    buf_puts(r->b, "<title>");
+    page_text(r->b, record_text(c, "name"));
+    buf_printf(r->b, " %.4f</title>", record_number(c, "fitness"));
+    buf_printf(r->b,
+               "<text x=\"%.1f\" y=\"%.1f\" text-anchor=\"middle\" style=\"font-size:%.1fpx\">",
+               x + size / 2, y + size / 2 + 3, fmin(11, size / 5));
+    report_name(r, record_text(c, "name"));
+    buf_puts(r->b, "</text></g>\n");
+}
+
+static void archive_map(const struct report *r) {
+    const json_t *archive = json_object_get(last_of(r->generations), "archive"),
+                 *cell[ARCHIVE_SIDE * ARCHIVE_SIDE] = {0};
+    struct interval range;
+    int side = archive_blocks(archive, cell, &range);
+    if (side < 1 || range.lo > range.hi) return;
+    double size = 480.0 / side;
+    buf_puts(r->b, "<h2>Archive</h2><svg viewBox=\"0 0 860 500\" role=\"img\" "
+                   "aria-label=\"archive\"><rect x=\"190\" y=\"2\" width=\"480\" height=\"480\" "
+                   "fill=\"none\" stroke=\"var(--line)\"/>");
+    for (int i = 0; i < side * side; i++)
+        if (cell[i])
+            archive_cell(r, cell[i], 190 + size * (i % side), 482 - size * (i / side + 1), size,
+                         range.hi > range.lo ? (record_number(cell[i], "fitness") - range.lo) /
+                                                   (range.hi - range.lo)
+                                             : 1);
+    buf_puts(r->b, "<text x=\"670\" y=\"498\" text-anchor=\"end\" class=soft>first descriptor →"
+                   "</text><text x=\"182\" y=\"14\" text-anchor=\"end\" class=soft>second ↑</text>"
+                   "</svg>\n");
+    buf_printf(r->b,
+               "<p class=soft>The fittest that did so, by two descriptors of behaviour; the "
+               "fuller the colour the fitter, from %.4f to %.4f.%s Filled: %.1f %% of the cells; "
+               "QD score %.4g.</p>\n",
+               range.lo, range.hi,
+               side < record_number(archive, "bins") ? " Each square is several cells." : "",
+               100 * record_number(archive, "coverage"), record_number(archive, "qd_score"));
+}
+
+/* candidates and cost */
+
+static void candidate_row(const struct report *r, const json_t *c, int generation) {
+    struct buf *b = r->b;
+    struct interval f = record_interval(c, "fitness");
+    const json_t *parents = json_object_get(c, "parents"), *parent;
+    size_t i;
+    buf_printf(b, "<tr><td class=n>%d<td>", generation);
+    report_name(r, record_text(c, "name"));
+    report_cell(b, "", 4, f.value, "");
+    buf_puts(b, "<td class=soft>");
+    if (isfinite(f.lo) && isfinite(f.hi)) buf_printf(b, "%.4f – %.4f", f.lo, f.hi);
+    report_cell(b, "", 1, 100 * record_interval(c, "performance").value, " %");
+    report_cell(b, "", 4, record_interval(c, "cooperation").value, "");
+    report_cell(b, "", 4, record_interval(c, "novelty").value, "");
+    report_cell(b, "", 0, record_number(c, "items"), "");
+    buf_puts(b, "<td>");
+    bool kept = json_is_true(json_object_get(c, "elite"));
+    page_text(b, kept ? "kept" : record_text(c, "operator"));
+    if (!kept)
+        json_array_foreach (parents, i, parent) {
+            buf_puts(b, i ? " × " : " <span class=soft>of</span> ");
+            report_name(r, json_string_value(parent) ? json_string_value(parent) : "");
+        }
+    buf_printf(b, "<td class=soft>%.8s</tr>\n", record_text(c, "hash"));
+}
+
+static void candidates_table(const struct report *r) {
+    size_t i, shown = 0, all = candidates_count(r->generations);
+    json_t *c;
+    buf_puts(r->b, "<h2>Candidates</h2>");
+    if (all > CANDIDATES_SHOWN)
+        buf_printf(r->b, "<p class=soft>The last %d of %zu; evolution.jsonl has all.</p>",
+                   CANDIDATES_SHOWN, all);
+    buf_puts(r->b,
+             WIDE_TABLE "<tr><th class=n>generation<th>name<th class=n>fitness<th>95 % interval"
+                        "<th class=n>performance<th class=n>cooperation<th class=n>novelty<th "
+                        "class=n>items<th>made by<th>hash</tr>\n");
+    for (size_t g = json_array_size(r->generations); g-- > 0;)
+        json_array_foreach (candidates_of(json_array_get(r->generations, g)), i, c)
+            if (shown++ < CANDIDATES_SHOWN) candidate_row(r, c, (int)g);
+    buf_puts(r->b, WIDE_TABLE_END);
+}
+
+static void cost_row(struct buf *b, const char *what, const json_t *spent) {
+    double flops = record_number(spent, "flops");
+    if (!spent) return;
+    buf_printf(b, "<tr><td>%s", what);
+    report_cell(b, "", 0, record_number(spent, "forward_tokens"), "");
+    report_cell(b, "", 0, record_number(spent, "trained_tokens"), "");
+    buf_printf(b, "<td class=n>%.3g</tr>\n", flops);
+}
+
+static void cost_table(struct buf *b, const json_t *result) {
+    const json_t *last = last_of(json_object_get(result, "generations")),
+                 *search = json_object_get(last, "spent"), *run = json_object_get(result, "spent");
+    if (!search && !run) return;
+    buf_puts(b, "<h2>Cost</h2><table><tr><th><th class=n>tokens read or written<th class=n>tokens "
+                "trained on<th class=n>floating-point operations</tr>\n");
+    cost_row(b, "search", search);
+    cost_row(b, "whole run, tests included", run);
+    buf_puts(b, "</table>\n");
+}
+
+static void evolution_sections(struct buf *b, const json_t *result) {
+    struct error err;
+    struct lineage l;
+    const json_t *generations = json_object_get(result, "generations");
+    int rc = lineage_of(&l, generations, &err);
+    struct report r = {b, &l, generations, json_object_get(result, "adapters")};
+    fitness_plot(&r);
+    diversity_plot(&r);
+    operators_table(&r);
+    if (rc == OK && l.n > 0) {
+        report_survival(&r);
+        report_tree(&r);
+    } else if (rc != OK) {
+        buf_puts(b, "<p>The family tree cannot be shown: ");
+        page_text(b, err.text);
+        buf_puts(b, "</p>\n");
+    }
+    archive_map(&r);
+    candidates_table(&r);
+    lineage_release(&l);
+}
+
+/* the rest */
 
 static void debate_section(struct buf *b, const json_t *debate) {
     size_t i;
@@ -181,12 +502,12 @@ static void debate_section(struct buf *b, const json_t *debate) {
                "<h2>The debate</h2><p>Hearing the others made %.0f answers right and %.0f wrong. "
                "Worth of each agent by "
                "leave-one-out (points, 95 %% interval):",
-               number_of(debate, "became_right"), number_of(debate, "became_wrong"));
+               record_number(debate, "became_right"), record_number(debate, "became_wrong"));
     json_object_foreach (json_object_get(debate, "leave_one_out"), name, v) {
         buf_puts(b, " ");
         page_text(b, name);
-        buf_printf(b, " %+.1f (%+.1f – %+.1f)", 100 * number_of(v, "value"),
-                   100 * number_of(v, "lo"), 100 * number_of(v, "hi"));
+        buf_printf(b, " %+.1f (%+.1f – %+.1f)", 100 * record_number(v, "value"),
+                   100 * record_number(v, "lo"), 100 * record_number(v, "hi"));
     }
     buf_puts(b, ".</p>\n");
     json_array_foreach (json_object_get(debate, "transcripts"), i, v) {
@@ -196,23 +517,28 @@ static void debate_section(struct buf *b, const json_t *debate) {
     }
 }
 
+/* Without the adapters' hashes: they are as many as candidates. */
 static void manifest_section(struct buf *b, const json_t *manifest) {
-    char *text = json_dumps(manifest, JSON_INDENT(2) | JSON_SORT_KEYS);
+    json_t *shown = json_copy((json_t *)(uintptr_t)manifest);
+    json_object_del(shown, "adapters");
+    char *text = json_dumps(shown, JSON_INDENT(2) | JSON_SORT_KEYS);
     buf_puts(b, "<h2>What this depends on</h2><pre>");
     page_text(b, text ? text : "");
     buf_puts(b, "</pre>\n");
     free(text);
+    json_decref(shown);
 }
 
 int report_write(const json_t *result, const char *path, struct error *err) {
     struct buf b = {0};
-    const json_t *generations = json_object_get(result, "generations");
-    char *title = xasprintf("Shoal run %s", text_of(result, "run"));
+    char *title = xasprintf("Shoal run %s", record_text(result, "run"));
     page_open(&b, title);
+    buf_puts(&b, "<style>a{color:var(--a)}</style>\n");
     results_table(&b, json_object_get(result, "table"));
     comparisons_table(&b, json_object_get(result, "comparisons"));
-    fitness_plot(&b, generations);
-    family_tree(&b, generations);
+    retention_table(&b, json_object_get(result, "retention"));
+    evolution_sections(&b, result);
+    cost_table(&b, result);
     debate_section(&b, json_object_get(result, "debate"));
     manifest_section(&b, json_object_get(result, "manifest"));
     page_close(&b);
@@ -222,24 +548,40 @@ int report_write(const json_t *result, const char *path, struct error *err) {
     return rc;
 }
 
+static void retention_print(const json_t *list, FILE *f) {
+    size_t i;
+    json_t *row;
+    if (json_array_size(list)) fprintf(f, "\nfamilies not trained for, best founder → evolved:\n");
+    json_array_foreach (list, i, row) {
+        struct interval d = record_interval(row, "diff");
+        fprintf(f, "  %s: %.1f → %.1f %%, %+.1f (%+.1f – %+.1f), p = %.2g: %s\n",
+                record_text(row, "family"),
+                100 * record_number(json_object_get(row, "founder"), "acc"),
+                100 * record_number(json_object_get(row, "evolved"), "acc"), 100 * d.value,
+                100 * d.lo, 100 * d.hi, record_number(row, "p_holm"), retention_verdict(row));
+    }
+}
+
 void run_print(const json_t *result, FILE *f) {
     size_t i;
     json_t *row;
     fprintf(f, "\n%-34s %6s %9s   %-13s %11s %8s\n", "held-out questions", "n", "accuracy",
             "95 % interval", "tokens read", "written");
     json_array_foreach (json_object_get(result, "table"), i, row)
-        fprintf(f, "%-34s %6d %7.1f %%   %5.1f – %-5.1f %11.0f %8.0f\n", text_of(row, "name"),
-                (int)number_of(row, "n"), 100 * number_of(row, "acc"), 100 * number_of(row, "lo"),
-                100 * number_of(row, "hi"), number_of(row, "prefilled"),
-                number_of(row, "generated"));
+        fprintf(f, "%-34s %6d %7.1f %%   %5.1f – %-5.1f %11.0f %8.0f\n", record_text(row, "name"),
+                (int)record_number(row, "n"), 100 * record_number(row, "acc"),
+                100 * record_number(row, "lo"), 100 * record_number(row, "hi"),
+                record_number(row, "prefilled"), record_number(row, "generated"));
     fprintf(f, "\non the same questions, points gained (McNemar, Holm-corrected):\n");
     json_array_foreach (json_object_get(result, "comparisons"), i, row) {
         bool sure = json_is_true(json_object_get(row, "significant"));
-        fprintf(f, "  %s against %s: %+.1f (%+.1f – %+.1f), p = %.2g: %s\n", text_of(row, "a"),
-                text_of(row, "b"), 100 * number_of(row, "diff"), 100 * number_of(row, "lo"),
-                100 * number_of(row, "hi"), number_of(row, "p_holm"),
-                !sure                        ? "not significant"
-                : number_of(row, "diff") > 0 ? "better"
-                                             : "worse");
+        fprintf(f, "  %s against %s: %+.1f (%+.1f – %+.1f), p = %.2g: %s\n", record_text(row, "a"),
+                record_text(row, "b"), 100 * record_number(row, "diff"),
+                100 * record_number(row, "lo"), 100 * record_number(row, "hi"),
+                record_number(row, "p_holm"),
+                !sure                            ? "not significant"
+                : record_number(row, "diff") > 0 ? "better"
+                                                 : "worse");
     }
+    retention_print(json_object_get(result, "retention"), f);
 }

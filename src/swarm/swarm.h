@@ -239,8 +239,9 @@ int credit_leave_one_out(const struct asker *a, const struct agent *team, int n_
 void credit_vote_loo(const struct vote *v, const struct answer *answers, int n_agents,
                      const struct item *items, int n_items, struct interval *value);
 /* Novelty of each agent: mean Jensen-Shannon divergence (base 2, in 0..1) of its answer
- * distributions from the others'. */
-void credit_novelty(const struct answer *answers, int n_agents, const struct item *items,
-                    int n_items, double *value);
+ * distributions from those of the first `team` agents, itself apart. distance: [n_agents][n_agents]
+ * divergence of each pair, its diagonal untouched; or NULL. */
+void credit_novelty(const struct answer *answers, int n_agents, int team, const struct item *items,
+                    int n_items, struct interval *value, double *distance);
 
 #endif

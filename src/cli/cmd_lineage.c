@@ -1,0 +1,81 @@
+/* shoal lineage RUN: the family tree of a run, also of one that is still going on. */
+#define _GNU_SOURCE
+#include "cli/cli.h"
+#include "evolve/lineage.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+struct options {
+    char *runs;
+    bool dot;
+};
+static const struct option_row rows[] = {
+    {"runs", OPT_STRING, offsetof(struct options, runs), "runs", 0, 0, "DIR", "folder of runs"},
+    {"dot", OPT_BOOL, offsetof(struct options, dot), NULL, 0, 0, NULL,
+     "the tree as Graphviz, for 'dot -Tsvg'"},
+    {0},
+};
+
+static json_t *run_generations(const char *runs, const char *id, struct error *err) {
+    char *dir = path_join(runs, id), *path = path_join(dir, "evolution.jsonl");
+    json_t *generations = NULL;
+    if (strchr(id, '/') || *id == '.' || !path_is_dir(dir))
+        error_set(err, ERR_MISSING, "no run '%s' in '%s'", id, runs);
+    else if (!path_exists(path))
+        error_set(err, ERR_STATE, "run '%s' has evaluated no generation yet: there is no '%s'", id,
+                  path);
+    else
+        generations = lineage_load(path, err);
+    free(dir);
+    free(path);
+    return generations;
+}
+
+static int print_json(const json_t *generations, const char *id, const char *name,
+                      struct error *err) {
+    json_t *v = lineage_json(generations, name, err);
+    if (!v) return err->code;
+    json_object_set_new(v, "run", json_string(id));
+    cli_print(v);
+    return OK;
+}
+
+static int print_dot(const json_t *generations, const char *name, struct error *err) {
+    struct buf b = {0};
+    int rc = lineage_dot(generations, name, &b, err);
+    if (rc == OK) fwrite(b.data, 1, b.len, stdout);
+    buf_release(&b);
+    return rc;
+}
+
+static int run_lineage(const struct common *c, const void *options, const struct strings *args,
+                       struct error *err) {
+    const struct options *o = options;
+    const char *id = args->v[0], *name = args->n > 1 ? args->v[1] : NULL;
+    if (c->json && o->dot) return error_set(err, ERR_USAGE, "--json and --dot exclude each other");
+    json_t *generations = run_generations(o->runs, id, err);
+    if (!generations) return err->code;
+    int rc = c->json  ? print_json(generations, id, name, err)
+             : o->dot ? print_dot(generations, name, err)
+                      : lineage_print(generations, name, stdout, err);
+    json_decref(generations);
+    return rc;
+}
+
+const struct command cmd_lineage = {
+    .name = "lineage",
+    .args = "RUN [NAME]",
+    .summary = "who descends from whom in a run, and by which operator",
+    .about =
+        "Prints the candidates of runs/RUN by generation, or NAME and its ancestors, each with\n"
+        "fitness as first measured, hash, operator and parents, and the founders' shares of the\n"
+        "ancestry. Works while the run goes on.\n\n"
+        "  shoal lineage 20260801-093000-s1 g3c2\n"
+        "  shoal lineage 20260801-093000-s1 --dot | dot -Tsvg -o tree.svg",
+    .rows = rows,
+    .size = sizeof(struct options),
+    .min_args = 1,
+    .max_args = 2,
+    .run = run_lineage,
+};

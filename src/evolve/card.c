@@ -1,0 +1,116 @@
+/*
+ * A model card: the README.md that Hugging Face shows beside an adapter. Names come from recipes
+ * and files, so they are quoted for YAML, for Markdown and for the shell.
+ */
+#define _GNU_SOURCE
+#include "evolve/lineage.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* A double-quoted scalar: JSON's are YAML's. */
+static void yaml_text(struct buf *b, const char *s) {
+    struct buf line = {0};
+    text_line(&line, s);
+    json_t *v = json_stringn(line.data ? line.data : "", line.len);
+    char *text = json_dumps(v, JSON_ENCODE_ANY);
+    buf_puts(b, text);
+    free(text);
+    json_decref(v);
+    buf_release(&line);
+}
+
+/* As it is: a backslash takes the meaning from any punctuation. */
+static void markdown_text(struct buf *b, const char *s) {
+    struct buf line = {0};
+    text_line(&line, s);
+    for (size_t i = 0; i < line.len; i++) {
+        if (strchr("\\`*_{}[]<>()#|&~!$", line.data[i])) buf_puts(b, "\\");
+        buf_add(b, line.data + i, 1);
+    }
+    buf_release(&line);
+}
+
+/* One word of a command. */
+static void shell_text(struct buf *b, const char *s) {
+    struct buf line = {0};
+    text_line(&line, s);
+    buf_puts(b, "'");
+    for (size_t i = 0; i < line.len; i++)
+        if (line.data[i] == '\'')
+            buf_puts(b, "'\\''");
+        else
+            buf_add(b, line.data + i, 1);
+    buf_puts(b, "'");
+    buf_release(&line);
+}
+
+static void row_text(struct buf *b, const char *title, const char *text) {
+    buf_printf(b, "| %s | ", title);
+    markdown_text(b, text);
+    buf_puts(b, " |\n");
+}
+
+static void row_number(struct buf *b, const char *title, double v) {
+    if (isfinite(v)) buf_printf(b, "| %s | %.4g |\n", title, v);
+}
+
+static void front_matter(struct buf *b, const char *model) {
+    buf_puts(b, "---\nbase_model: ");
+    yaml_text(b, model);
+    buf_puts(b, "\nlibrary_name: peft\ntags:\n- lora\n- shoal\n- evolution\n---\n\n");
+}
+
+static void origin(struct buf *b, const char *run, int generation, const json_t *c) {
+    const json_t *parents = json_object_get(c, "parents"), *parent;
+    const char *made = record_text(c, "operator");
+    size_t i;
+    buf_puts(b, "| origin | |\n|---|---|\n");
+    row_text(b, "run", run);
+    buf_printf(b, "| generation | %d |\n", generation);
+    row_text(b, "made by", *made ? made : json_array_size(parents) ? "crossover" : "training");
+    json_array_foreach (parents, i, parent)
+        row_text(b, i ? "second parent" : "parent",
+                 json_string_value(parent) ? json_string_value(parent) : "");
+    row_number(b, "share of the second parent", record_number(c, "blend"));
+    row_number(b, "step", record_number(c, "step"));
+    row_text(b, "SHA-256 of config and weights", record_text(c, "hash"));
+}
+
+static void scores(struct buf *b, const json_t *c) {
+    static const char *const keys[] = {"fitness", "performance", "cooperation", "novelty"};
+    double items = record_number(c, "items");
+    buf_puts(b, "\n| score | value | 95 % interval |\n|---|---|---|\n");
+    for (size_t i = 0; i < ARRAY_LEN(keys); i++) {
+        struct interval x = record_interval(c, keys[i]);
+        if (!isfinite(x.value)) continue;
+        buf_printf(b, "| %s | %.4f | ", keys[i], x.value);
+        if (isfinite(x.lo) && isfinite(x.hi)) buf_printf(b, "%.4f – %.4f", x.lo, x.hi);
+        buf_puts(b, " |\n");
+    }
+    if (isfinite(items)) buf_printf(b, "\nMeasured on %.0f questions.", items);
+    buf_puts(b, "\nSelection saw these scores: they flatter the best of a generation. Held-out "
+                "results are in the run's report.html.\n");
+}
+
+int card_write(const char *dir, const char *model, const char *run, int generation,
+               const json_t *candidate, struct error *err) {
+    struct buf b = {0};
+    char *path = path_join(dir, "README.md");
+    front_matter(&b, model);
+    buf_puts(&b, "# ");
+    markdown_text(&b, record_text(candidate, "name"));
+    buf_puts(&b, "\n\nA LoRA adapter of ");
+    markdown_text(&b, model);
+    buf_puts(&b, ", from a population that `shoal evolve` bred.\n\n");
+    origin(&b, run, generation, candidate);
+    scores(&b, candidate);
+    buf_puts(&b, "\nTo use it (DIR is the folder of this file):\n\n    shoal run ");
+    shell_text(&b, model);
+    buf_puts(&b, " --adapter DIR --chat 'a question'\n");
+    int rc = file_write(path, b.data, b.len, err);
+    buf_release(&b);
+    free(path);
+    return rc;
+}

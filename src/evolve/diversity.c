@@ -1,0 +1,79 @@
+/*
+ * How much adapters differ, in weights and in what they do. Evolution lives on differences: blends
+ * of copies are copies, whatever the operator.
+ */
+#include "evolve/evolve.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+/* Under this share of their norm two adapters differ by no more than a mutation. */
+static const double COPY_DISTANCE = 0.05;
+
+/* As adapter_distance and adapter_cosine, from inner products that were computed once. */
+static double distance_of(double aa, double bb, double ab) {
+    double mean = (sqrt(aa) + sqrt(bb)) / 2;
+    return mean == 0 ? 0 : sqrt(fmax(0, aa + bb - 2 * ab)) / mean;
+}
+
+static double cosine_of(double aa, double bb, double ab) {
+    double norms = sqrt(aa) * sqrt(bb);
+    return norms == 0 ? 0 : fmax(-1, fmin(1, ab / norms));
+}
+
+static void pair_add(struct diversity *d, int i, int j, double distance, double cosine) {
+    if (!(distance >= d->weights_min)) {
+        d->weights_min = distance;
+        d->twin[0] = i;
+        d->twin[1] = j;
+    }
+    d->weights_mean += distance;
+    d->cosine_mean += cosine;
+}
+
+struct diversity diversity_of(struct adapter *const *a, int n, const double *distance) {
+    struct diversity d = {.weights_min = NAN, .behaviour_min = NAN};
+    double *square = xcalloc((size_t)n + 1, sizeof *square), pairs = n * (n - 1) / 2.0;
+    for (int i = 0; i < n; i++) {
+        square[i] = fmax(0, adapter_dot(a[i], a[i]));
+        d.norm_mean += sqrt(square[i]) / n;
+    }
+    for (int i = 0; i < n; i++)
+        for (int j = i + 1; j < n; j++) {
+            double dot = adapter_dot(a[i], a[j]), apart = distance ? distance[i * n + j] : NAN;
+            pair_add(&d, i, j, distance_of(square[i], square[j], dot),
+                     cosine_of(square[i], square[j], dot));
+            d.behaviour_min = fmin(d.behaviour_min, apart);
+            d.behaviour_mean += apart;
+        }
+    d.weights_mean /= pairs; // of one adapter alone: NaN
+    d.cosine_mean /= pairs;
+    d.behaviour_mean /= pairs;
+    free(square);
+    return d;
+}
+
+static void number_set(json_t *v, const char *key, double x) {
+    json_object_set_new(v, key, isfinite(x) ? json_real(x) : json_null());
+}
+
+json_t *diversity_json(const struct diversity *d) {
+    json_t *v = json_object();
+    number_set(v, "weights_min", d->weights_min);
+    number_set(v, "weights_mean", d->weights_mean);
+    number_set(v, "cosine_mean", d->cosine_mean);
+    number_set(v, "norm_mean", d->norm_mean);
+    number_set(v, "behaviour_min", d->behaviour_min);
+    number_set(v, "behaviour_mean", d->behaviour_mean);
+    return v;
+}
+
+int diversity_check(const struct diversity *d, const char *const *names, struct error *err) {
+    if (!(d->weights_min < COPY_DISTANCE)) return OK;
+    return error_set(err, ERR_MISMATCH,
+                     "founders '%s' and '%s' are copies but for noise: they differ by %.2g %% of "
+                     "their norm, and should by %.0f %% or more; train them on different "
+                     "conversations, or leave one out",
+                     names[d->twin[0]], names[d->twin[1]], 100 * d->weights_min,
+                     100 * COPY_DISTANCE);
+}

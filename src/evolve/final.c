@@ -1,0 +1,281 @@
+/*
+ * final: what came of a run, on questions that fitness never saw. Solos, the founders' debate with
+ * its controls, the generations, and what was lost elsewhere; every comparison is paired and
+ * corrected for their number.
+ */
+#define _GNU_SOURCE
+#include "evolve/run.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+static json_t *interval_json(struct interval v) {
+    return json_pack("{s:f,s:f,s:f}", "value", v.value, "lo", v.lo, "hi", v.hi);
+}
+
+static struct measured *add_row(struct run *r, const char *name) {
+    CHECK(r->n_rows < r->max_rows);
+    struct measured *m = &r->rows[r->n_rows++];
+    snprintf(m->name, sizeof m->name, "%s", name);
+    m->right = xcalloc((size_t)r->n_test + 1, 1);
+    return m;
+}
+
+/* One agent alone on any questions. */
+static int solo_run(struct run *r, struct adapter *a, const struct item *items, int n,
+                    struct measured *m, struct progress *bar, struct error *err) {
+    struct agent agent = {.name = "solo", .adapter = a};
+    struct debate_options o = {.rounds = 1,
+                               .working = r->o->working,
+                               .vote = vote_find(r->o->vote),
+                               .max_tokens = (int32_t)r->o->max_tokens};
+    struct debate d;
+    int rc = run_pause_check(r, err);
+    if (rc != OK) return rc;
+    rc = debate_run(&r->asker, &agent, 1, items, n, &o, &d, bar, err);
+    if (rc == OK) memcpy(m->right, d.solo, (size_t)n);
+    m->prefilled = d.prefilled;
+    m->generated = d.generated;
+    debate_release(&d);
+    return rc;
+}
+
+static int measure_solo(struct run *r, const char *name, struct adapter *a, struct progress *bar,
+                        struct error *err) {
+    return solo_run(r, a, r->test, r->n_test, add_row(r, name), bar, err);
+}
+
+static json_t *transcripts(const struct run *r, const struct debate *d, const struct agent *team) {
+    json_t *list = json_array();
+    for (int i = 0; i < r->n_test && i < 5; i++) {
+        struct buf b = {0};
+        debate_transcript(d, team, &r->test[i], i, vote_find(r->o->vote), &b);
+        json_array_append_new(list, json_stringn(b.data, b.len));
+        buf_release(&b);
+    }
+    return list;
+}
+
+/* The debate of all founders, its first-round vote, and each founder's worth by debates without it.
+ */
+static int measure_debate(struct run *r, struct progress *bar, struct error *err) {
+    struct agent team[MAX_FOUNDERS];
+    struct interval worth[MAX_FOUNDERS];
+    struct debate_options o = {.rounds = (int)r->o->rounds,
+                               .working = r->o->working,
+                               .vote = vote_find(r->o->vote),
+                               .max_tokens = (int32_t)r->o->max_tokens,
+                               .seed = (uint64_t)r->o->seed};
+    struct debate d;
+    for (int i = 0; i < r->n_founders; i++)
+        team[i] = (struct agent){.name = r->names[i], .adapter = r->founders[i]};
+    int rc = debate_run(&r->asker, team, r->n_founders, r->test, r->n_test, &o, &d, bar, err);
+    if (rc == OK)
+        rc = credit_leave_one_out(&r->asker, team, r->n_founders, r->test, r->n_test, &o, &d, worth,
+                                  bar, err);
+    if (rc == OK) {
+        struct measured *debate = add_row(r, "debate"), *vote = add_row(r, "first-round vote");
+        memcpy(debate->right, d.voted + (size_t)(d.rounds - 1) * (size_t)r->n_test,
+               (size_t)r->n_test);
+        memcpy(vote->right, d.voted, (size_t)r->n_test);
+        debate->prefilled = d.prefilled;
+        debate->generated = d.generated;
+        for (int i = 0; i < r->n_founders; i++) vote->generated += r->rows[1 + i].generated;
+        for (int i = 0; i < r->n_founders; i++) vote->prefilled += r->rows[1 + i].prefilled;
+        json_t *credit = json_object();
+        for (int i = 0; i < r->n_founders; i++)
+            json_object_set_new(credit, r->names[i], interval_json(worth[i]));
+        json_object_set_new(
+            r->result, "debate",
+            json_pack("{s:I,s:I,s:I,s:o,s:o}", "became_right", (json_int_t)d.flips_good,
+                      "became_wrong", (json_int_t)d.flips_bad, "truncated", (json_int_t)d.truncated,
+                      "leave_one_out", credit, "transcripts", transcripts(r, &d, team)));
+    }
+    debate_release(&d);
+    return rc;
+}
+
+/* The best founder (by dev fitness) sampled until it has generated at least what the debate did. */
+static int measure_self_consistency(struct run *r, const struct candidate *best,
+                                    struct progress *bar, struct error *err) {
+    const struct measured *debate = NULL, *solo = NULL;
+    for (int i = 0; i < r->n_rows; i++) {
+        if (strcmp(r->rows[i].name, "debate") == 0) debate = &r->rows[i];
+        if (strcmp(r->rows[i].name, best->name) == 0) solo = &r->rows[i];
+    }
+    double one = (double)MAX(solo->generated, 1);
+    int k = MAX(1, MIN(64, (int)ceil((double)debate->generated / one)));
+    struct agent agent = {.name = best->name, .adapter = best->adapter};
+    struct measured *m = add_row(r, "");
+    bar->total += (int64_t)(k - r->n_founders * (int)r->o->rounds) * r->n_test;
+    snprintf(m->name, sizeof m->name, "self-consistency %s@%d", best->name, k);
+    struct samples drawn;
+    int rc = samples_draw(&r->asker, &agent, r->test, r->n_test, k, (float)r->o->temperature,
+                          (int32_t)r->o->max_tokens, (uint64_t)r->o->seed, NULL, &drawn, bar, err);
+    if (rc == OK) samples_vote(&drawn, r->test, k, m->right);
+    for (int i = 0; i < k; i++) {
+        m->prefilled += drawn.prefilled[i];
+        m->generated += drawn.generated[i];
+    }
+    samples_release(&drawn);
+    return rc;
+}
+
+/* Of many generations a dozen, the last among them. */
+static bool is_shown(const struct run *r, int g) {
+    int every = MAX(1, (r->n_best - 1 + 9) / 10);
+    return g % every == 0 || g == r->n_best - 1;
+}
+
+static int measure_rows(struct run *r, struct progress *bar, struct error *err) {
+    char name[80];
+    int rc = measure_solo(r, "base", NULL, bar, err);
+    for (int i = 0; rc == OK && i < r->n_founders; i++)
+        rc = measure_solo(r, r->names[i], r->founders[i], bar, err);
+    if (rc == OK && r->o->rounds) rc = measure_debate(r, bar, err);
+    if (rc == OK && r->o->rounds) rc = measure_self_consistency(r, &r->best[0], bar, err);
+    for (int g = 0; rc == OK && g < r->n_best; g++) {
+        if (!is_shown(r, g)) continue;
+        snprintf(name, sizeof name, "generation %d best (%s)", g, r->best[g].name);
+        rc = measure_solo(r, name, r->best[g].adapter, bar, err);
+    }
+    return rc;
+}
+
+static int64_t count_right(const struct measured *m, int n) {
+    int64_t right = 0;
+    for (int i = 0; i < n; i++) right += m->right[i];
+    return right;
+}
+
+static json_t *table_json(const struct run *r) {
+    json_t *table = json_array();
+    for (int i = 0; i < r->n_rows; i++) {
+        const struct measured *m = &r->rows[i];
+        struct interval ci = stats_wilson(count_right(m, r->n_test), r->n_test);
+        json_array_append_new(table, json_pack("{s:s,s:i,s:f,s:f,s:f,s:I,s:I}", "name", m->name,
+                                               "n", r->n_test, "acc", ci.value, "lo", ci.lo, "hi",
+                                               ci.hi, "prefilled", (json_int_t)m->prefilled,
+                                               "generated", (json_int_t)m->generated));
+    }
+    return table;
+}
+
+/* The row of that name, else the last one that begins so. */
+static const struct measured *find_row(const struct run *r, const char *prefix) {
+    const struct measured *found = NULL;
+    for (int i = 0; i < r->n_rows; i++)
+        if (strcmp(r->rows[i].name, prefix) == 0) return &r->rows[i];
+    for (int i = 0; i < r->n_rows; i++)
+        if (strncmp(r->rows[i].name, prefix, strlen(prefix)) == 0) found = &r->rows[i];
+    return found;
+}
+
+/* The comparisons that the run is about, on the same questions, corrected for their number (Holm).
+ */
+static json_t *comparisons_json(const struct run *r, const char *best_founder) {
+    const char *pairs[][2] = {{best_founder, "base"},         {"generation", best_founder},
+                              {"debate", best_founder},       {"debate", "first-round vote"},
+                              {"debate", "self-consistency"}, {"generation", "self-consistency"}};
+    enum { N = ARRAY_LEN(pairs), WITHOUT_DEBATE = 2 };
+    struct paired d[N];
+    double p[N], adjusted[N];
+    json_t *list = json_array();
+    int n = r->o->rounds ? N : WITHOUT_DEBATE;
+    for (int i = 0; i < n; i++) {
+        d[i] = stats_paired(find_row(r, pairs[i][0])->right, find_row(r, pairs[i][1])->right,
+                            r->n_test);
+        p[i] = d[i].p;
+    }
+    stats_holm(p, n, adjusted);
+    for (int i = 0; i < n; i++) {
+        bool significant = adjusted[i] < 0.05;
+        json_array_append_new(
+            list, json_pack("{s:s,s:s,s:f,s:f,s:f,s:f,s:f,s:b}", "a",
+                            find_row(r, pairs[i][0])->name, "b", find_row(r, pairs[i][1])->name,
+                            "diff", d[i].diff.value, "lo", d[i].diff.lo, "hi", d[i].diff.hi, "p",
+                            p[i], "p_holm", adjusted[i], "significant", (int)significant));
+    }
+    return list;
+}
+
+/* Families that nobody trained for: the best founder and what evolution ended with, paired. */
+static int measure_retention(struct run *r, struct progress *bar, struct error *err) {
+    const struct strings *families = &r->o->retain;
+    int most = (int)r->o->retain_items, rc = OK;
+    struct measured before = {.right = xcalloc((size_t)most + 1, 1)},
+                    after = {.right = xcalloc((size_t)most + 1, 1)};
+    struct paired *d = xcalloc((size_t)families->n + 1, sizeof *d);
+    double *p = xcalloc(2 * (size_t)families->n + 1, sizeof *p), *holm = p + families->n;
+    json_t *list = json_array(), *row;
+    for (int i = 0; rc == OK && i < families->n; i++) {
+        struct strings one = {&families->v[i], 1};
+        int n = trial_count(r, &one, SPLIT_TEST, most);
+        struct item *items = trial_items(r, &one, SPLIT_TEST, (uint64_t)r->o->seed, 0, n);
+        rc = solo_run(r, r->best[0].adapter, items, n, &before, bar, err);
+        if (rc == OK) rc = solo_run(r, r->best[r->n_best - 1].adapter, items, n, &after, bar, err);
+        d[i] = stats_paired(after.right, before.right, n);
+        p[i] = d[i].p;
+        struct interval b = stats_wilson(count_right(&before, n), n),
+                        a = stats_wilson(count_right(&after, n), n);
+        json_array_append_new(list,
+                              json_pack("{s:s,s:i,s:{s:f,s:f,s:f},s:{s:f,s:f,s:f},s:o}", "family",
+                                        families->v[i], "n", n, "founder", "acc", b.value, "lo",
+                                        b.lo, "hi", b.hi, "evolved", "acc", a.value, "lo", a.lo,
+                                        "hi", a.hi, "diff", interval_json(d[i].diff)));
+        trial_items_free(items, n);
+    }
+    stats_holm(p, families->n, holm);
+    size_t i;
+    json_array_foreach (list, i, row) json_object_set_new(row, "p_holm", json_real(holm[i]));
+    json_object_set_new(r->result, "retention", list);
+    free(before.right);
+    free(after.right);
+    free(d);
+    free(p);
+    return rc;
+}
+
+static const char **keys_of(const struct item *v, int n) {
+    const char **keys = xcalloc((size_t)n + 1, sizeof *keys);
+    for (int i = 0; i < n; i++) keys[i] = v[i].key;
+    return keys;
+}
+
+/* Splits are disjoint by construction; that they were is looked at, not assumed. */
+static int check_disjoint(struct run *r, struct error *err) {
+    const char **test = keys_of(r->test, r->n_test);
+    int rc = OK;
+    for (int g = 0; rc == OK && g < r->n_best; g++) {
+        int n;
+        struct item *items = trial_generation_items(r, g, &n);
+        const char **keys = keys_of(items, n);
+        rc = fitness_disjoint(keys, n, test, r->n_test, err);
+        free(keys);
+        trial_items_free(items, n);
+    }
+    free(test);
+    return rc;
+}
+
+int final_measure(struct run *r, struct error *err) {
+    struct progress bar;
+    int64_t n = r->n_founders, shown = 0, rounds = r->o->rounds;
+    for (int g = 0; g < r->n_best; g++) shown += is_shown(r, g);
+    r->max_rows = (int)(n + shown) + 4; /* base, debate, vote, samples */
+    r->rows = xcalloc((size_t)r->max_rows, sizeof *r->rows);
+    r->n_test = trial_count(r, &r->o->tasks, SPLIT_TEST, r->o->test_items);
+    r->test = trial_items(r, &r->o->tasks, SPLIT_TEST, (uint64_t)r->o->seed, 0, r->n_test);
+    int rc = check_disjoint(r, err);
+    progress_start(&bar, "held-out test",
+                   (1 + n + shown + (n + n * (n - 1) + n) * rounds) * r->n_test +
+                       2 * r->o->retain.n * r->o->retain_items);
+    if (rc == OK) rc = measure_rows(r, &bar, err);
+    if (rc == OK && r->o->retain.n) rc = measure_retention(r, &bar, err);
+    progress_finish(&bar, NULL);
+    if (rc != OK) return rc;
+    json_object_set_new(r->result, "table", table_json(r));
+    json_object_set_new(r->result, "comparisons", comparisons_json(r, r->best[0].name));
+    return OK;
+}

@@ -1,0 +1,494 @@
+/*
+ * The family tree of a run: built from its records, printed as text, JSON and Graphviz.
+ *
+ * Records may come from a file that anybody wrote or that a run is still writing. What does not fit
+ * together (an unknown parent, a generation left out) is refused; names are cleaned where they are
+ * shown.
+ */
+#define _GNU_SOURCE
+#include "evolve/lineage.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { DEPTH_SHOWN = 24 }; /* a tree that goes deeper leaves the screen */
+static const size_t FILE_LIMIT = (size_t)1 << 30;
+
+const char *record_text(const json_t *v, const char *key) {
+    const char *s = json_string_value(json_object_get(v, key));
+    return s ? s : "";
+}
+
+double record_number(const json_t *v, const char *key) {
+    const json_t *x = json_object_get(v, key);
+    return json_is_number(x) ? json_number_value(x) : NAN;
+}
+
+struct interval record_interval(const json_t *v, const char *key) {
+    const json_t *x = json_object_get(v, key);
+    return (struct interval){record_number(x, "value"), record_number(x, "lo"),
+                             record_number(x, "hi")};
+}
+
+void text_line(struct buf *b, const char *s) {
+    size_t from = b->len;
+    buf_add_clean(b, s, strlen(s));
+    for (; from < b->len; from++)
+        if (b->data[from] == '\n' || b->data[from] == '\t') b->data[from] = ' ';
+}
+
+/* building */
+
+int lineage_find(const struct lineage *l, const char *name) {
+    const json_t *at = json_object_get(l->index, name);
+    return at ? (int)json_integer_value(at) : -1;
+}
+
+static int check_candidate(const json_t *c, struct error *err) {
+    const json_t *parents = json_object_get(c, "parents");
+    if (!*record_text(c, "name")) return error_set(err, ERR_FORMAT, "a candidate has no 'name'");
+    if (!isfinite(record_interval(c, "fitness").value))
+        return error_set(err, ERR_FORMAT, "'%s' has no 'fitness' with a 'value'",
+                         record_text(c, "name"));
+    if (!json_is_texts(parents) || json_array_size(parents) > 2)
+        return error_set(err, ERR_FORMAT, "the 'parents' of '%s' are not a list of up to two names",
+                         record_text(c, "name"));
+    return OK;
+}
+
+static int check_candidates(const json_t *list, struct error *err) {
+    size_t i, n = json_array_size(list);
+    json_t *c;
+    int rc = OK;
+    if (n < 1 || n > MAX_CANDIDATES)
+        return error_set(err, ERR_FORMAT, "'candidates' is not a list of 1 to %d", MAX_CANDIDATES);
+    json_array_foreach (list, i, c)
+        if (rc == OK) rc = check_candidate(c, err);
+    return rc;
+}
+
+/* Forgets this generation and all later ones. */
+static void lineage_cut(struct lineage *l, int generation) {
+    while (l->n > 0 && l->v[l->n - 1].generation >= generation)
+        json_object_del(l->index, l->v[--l->n].name);
+    for (int i = 0; i < l->n; i++) l->v[i].last = MIN(l->v[i].last, generation - 1);
+    l->generations = generation;
+}
+
+static int node_add(struct lineage *l, const json_t *c, struct error *err) {
+    struct lineage_node v = {.name = record_text(c, "name"), .born = c, .parent = {-1, -1}};
+    const json_t *parents = json_object_get(c, "parents");
+    int n = (int)json_array_size(parents);
+    double blend = record_number(c, "blend");
+    v.generation = v.last = l->generations;
+    for (int i = 0; i < n; i++) {
+        const char *name = json_string_value(json_array_get(parents, (size_t)i));
+        v.parent[i] = lineage_find(l, name);
+        if (v.parent[i] < 0 || l->v[v.parent[i]].generation == v.generation)
+            return error_set(err, ERR_FORMAT,
+                             "'%s' descends from '%s', who is in no earlier generation", v.name,
+                             name);
+    }
+    v.share[1] = n < 2 ? 0 : isnan(blend) ? 0.5 : fmin(1, fmax(0, blend));
+    v.share[0] = 1 - v.share[1];
+    if ((l->n & (l->n - 1)) == 0) l->v = xrealloc(l->v, sizeof *l->v * (size_t)MAX(1, 2 * l->n));
+    json_object_set_new(l->index, v.name, json_integer(l->n));
+    l->v[l->n++] = v;
+    return OK;
+}
+
+/* An old one that stays, or a new one. */
+static int candidate_add(struct lineage *l, const json_t *c, struct error *err) {
+    int at = lineage_find(l, record_text(c, "name"));
+    if (at < 0) return node_add(l, c, err);
+    if (l->v[at].last == l->generations)
+        return error_set(err, ERR_FORMAT, "two candidates are named '%s'", l->v[at].name);
+    l->v[at].last = l->generations;
+    return OK;
+}
+
+int lineage_add(struct lineage *l, const json_t *generation, struct error *err) {
+    const json_t *number = json_object_get(generation, "generation"), *c,
+                 *list = json_object_get(generation, "candidates");
+    json_int_t g = json_integer_value(number);
+    size_t i;
+    if (!json_is_integer(number) || g < 0)
+        return error_set(err, ERR_FORMAT, "no generation: its 'generation' is missing");
+    if (g > l->generations)
+        return error_set(err, ERR_FORMAT, "generation %lld follows, where %d is expected",
+                         (long long)g, l->generations);
+    if (check_candidates(list, err) != OK) return err->code;
+    if (!l->index) l->index = json_object();
+    lineage_cut(l, (int)g);
+    int rc = OK;
+    json_array_foreach (list, i, c)
+        if (rc == OK) rc = candidate_add(l, c, err);
+    if (rc != OK) return lineage_cut(l, (int)g), rc;
+    l->best = lineage_find(l, record_text(json_array_get(list, 0), "name"));
+    l->generations++;
+    return OK;
+}
+
+int lineage_of(struct lineage *l, const json_t *generations, struct error *err) {
+    size_t i;
+    json_t *g;
+    int rc = OK;
+    *l = (struct lineage){.best = -1};
+    json_array_foreach (generations, i, g)
+        if (rc == OK) rc = lineage_add(l, g, err);
+    if (rc != OK) lineage_release(l);
+    return rc;
+}
+
+void lineage_release(struct lineage *l) {
+    free(l->v);
+    json_decref(l->index);
+    *l = (struct lineage){.best = -1};
+}
+
+void lineage_ancestors(const struct lineage *l, int node, bool *in) {
+    memset(in, 0, (size_t)l->n * sizeof *in);
+    in[node] = true;
+    for (int i = node; i >= 0; i--)
+        for (int k = 0; in[i] && k < 2; k++)
+            if (l->v[i].parent[k] >= 0) in[l->v[i].parent[k]] = true;
+}
+
+void lineage_flow(const struct lineage *l, double *flow) {
+    for (int i = l->n - 1; i >= 0; i--)
+        for (int k = 0; k < 2; k++)
+            if (l->v[i].parent[k] >= 0) flow[l->v[i].parent[k]] += flow[i] * l->v[i].share[k];
+}
+
+/* reading */
+
+/* The line again, with everything before it blank, so that the message has the right place. */
+static void line_error(struct buf *b, size_t end, size_t start, const char *path,
+                       struct error *err) {
+    for (size_t i = 0; i < start; i++)
+        if (b->data[i] != '\n') b->data[i] = ' ';
+    json_decref(json_parse(b->data, end, path, err));
+}
+
+static int line_add(struct lineage *l, json_t *list, json_t *v, const char *path, int line,
+                    struct error *err) {
+    int rc = lineage_add(l, v, err);
+    if (rc != OK) return error_wrap(err, "'%s', line %d", path, line);
+    while (json_array_size(list) >= (size_t)l->generations)
+        json_array_remove(list, json_array_size(list) - 1);
+    json_array_append(list, v);
+    return OK;
+}
+
+static int lines_read(struct buf *b, const char *path, struct lineage *l, json_t *list,
+                      struct error *err) {
+    int rc = OK, line = 1;
+    for (size_t start = 0, end; rc == OK && start < b->len; start = end + 1, line++) {
+        const char *newline = memchr(b->data + start, '\n', b->len - start);
+        end = newline ? (size_t)(newline - b->data) : b->len;
+        if (strspn(b->data + start, " \t\r") == end - start) continue;
+        json_t *v = json_parse(b->data + start, end - start, path, err);
+        if (!v && !newline) break; // it is still being written
+        if (!v) {
+            line_error(b, end, start, path, err);
+            return err->code;
+        }
+        rc = line_add(l, list, v, path, line, err);
+        json_decref(v);
+    }
+    return rc;
+}
+
+json_t *lineage_load(const char *path, struct error *err) {
+    struct buf b = {0};
+    struct lineage l = {.best = -1};
+    json_t *list = json_array();
+    int rc = file_read(path, FILE_LIMIT, &b, err);
+    if (rc == OK) rc = lines_read(&b, path, &l, list, err);
+    if (rc == OK && l.n == 0) rc = error_set(err, ERR_STATE, "'%s' holds no generation yet", path);
+    lineage_release(&l);
+    buf_release(&b);
+    if (rc == OK) return list;
+    json_decref(list);
+    return NULL;
+}
+
+/* showing */
+
+/* What is shown: everybody (in = NULL), or a node and its ancestors. */
+struct view {
+    struct lineage l;
+    int of; /* whose ancestry: the named one, or the best */
+    bool *in;
+};
+
+static int view_open(struct view *w, const json_t *generations, const char *name,
+                     struct error *err) {
+    *w = (struct view){0};
+    int rc = lineage_of(&w->l, generations, err);
+    if (rc != OK) return rc;
+    w->of = name ? lineage_find(&w->l, name) : w->l.best;
+    if (w->of < 0)
+        return error_set(err, ERR_MISSING, "no candidate '%s' in %d generations", name ? name : "",
+                         w->l.generations);
+    w->in = name ? xcalloc((size_t)w->l.n, sizeof *w->in) : NULL;
+    if (name) lineage_ancestors(&w->l, w->of, w->in);
+    return OK;
+}
+
+static void view_close(struct view *w) {
+    lineage_release(&w->l);
+    free(w->in);
+}
+
+static bool view_has(const struct view *w, int node) {
+    return !w->in || w->in[node];
+}
+
+static bool is_founder(const struct lineage_node *v) {
+    return v->parent[0] < 0;
+}
+
+/* [{founder, share}] of the ancestry of `of`, in order of birth. */
+static json_t *founders_json(const struct view *w) {
+    double *flow = xcalloc((size_t)w->l.n, sizeof *flow);
+    json_t *list = json_array();
+    flow[w->of] = 1;
+    lineage_flow(&w->l, flow);
+    for (int i = 0; i < w->l.n; i++)
+        if (is_founder(&w->l.v[i]) && flow[i] > 0)
+            json_array_append_new(
+                list, json_pack("{s:s,s:f}", "founder", w->l.v[i].name, "share", flow[i]));
+    free(flow);
+    return list;
+}
+
+/* "founder", or "slerp of a 60 % and b 40 %, step 0.3". */
+static void add_how(struct buf *b, const struct lineage *l, const struct lineage_node *v) {
+    double step = record_number(v->born, "step");
+    const char *made = record_text(v->born, "operator");
+    const json_t *weights = json_object_get(v->born, "weights"), *weight;
+    size_t i;
+    text_line(b, *made ? made : is_founder(v) ? "founder" : "child");
+    for (int k = 0; k < 2 && v->parent[k] >= 0; k++) {
+        buf_puts(b, k ? " and " : " of ");
+        text_line(b, l->v[v->parent[k]].name);
+        if (v->parent[1] >= 0) buf_printf(b, " %.0f %%", 100 * v->share[k]);
+    }
+    if (isfinite(step)) buf_printf(b, ", step %.3g", step);
+    json_array_foreach (weights, i, weight)
+        buf_printf(b, "%s%.3g", i ? " " : ", weights ", json_number_value(weight));
+}
+
+/* Lines of text in columns: what stands first is as wide as the widest. */
+struct tree_row {
+    char *head, *how;
+    const json_t *record; /* fitness and hash are this one's; NULL: a line of its own */
+};
+struct tree_rows {
+    struct tree_row *v;
+    size_t n;
+};
+
+static void rows_add(struct tree_rows *r, char *head, char *how, const json_t *record) {
+    if ((r->n & (r->n - 1)) == 0) r->v = xrealloc(r->v, sizeof *r->v * MAX((size_t)1, 2 * r->n));
+    r->v[r->n++] = (struct tree_row){head, how, record};
+}
+
+static int columns_of(const char *text) {
+    return (int)strlen(text) - column_bytes(text, 0);
+}
+
+static void rows_print(const struct tree_rows *r, FILE *f) {
+    int wide = 0;
+    for (size_t i = 0; i < r->n; i++) wide = MAX(wide, columns_of(r->v[i].head));
+    for (size_t i = 0; i < r->n; i++) {
+        const struct tree_row *v = &r->v[i];
+        if (!v->record) {
+            fprintf(f, "%s\n", v->head);
+            continue;
+        }
+        struct interval x = record_interval(v->record, "fitness");
+        fprintf(f, "%-*s  %8.4f", column_bytes(v->head, wide), v->head, x.value);
+        if (isfinite(x.lo) && isfinite(x.hi)) fprintf(f, " (%.4f – %.4f)", x.lo, x.hi);
+        fprintf(f, "  %.8s  %s\n", record_text(v->record, "hash"), v->how);
+    }
+}
+
+static void rows_release(struct tree_rows *r) {
+    for (size_t i = 0; i < r->n; i++) {
+        free(r->v[i].head);
+        free(r->v[i].how);
+    }
+    free(r->v);
+}
+
+/* Its text; the caller's to free. */
+static char *head_of(const char *before, const char *name) {
+    struct buf b = {0};
+    buf_puts(&b, before);
+    text_line(&b, name);
+    return b.data;
+}
+
+static void generation_rows(struct tree_rows *r, const struct lineage *l, const json_t *generation,
+                            int number) {
+    const json_t *list = json_object_get(generation, "candidates"), *c;
+    size_t i, n = json_array_size(list);
+    rows_add(r, xasprintf("generation %d", number), NULL, NULL);
+    json_array_foreach (list, i, c) {
+        const struct lineage_node *v = &l->v[lineage_find(l, record_text(c, "name"))];
+        struct buf how = {0};
+        if (v->generation < number)
+            buf_printf(&how, "kept since generation %d", v->generation);
+        else
+            add_how(&how, l, v);
+        rows_add(r, head_of(i + 1 < n ? "├── " : "└── ", v->name), how.data, c);
+    }
+}
+
+struct climb {
+    const struct lineage *l;
+    struct tree_rows *rows;
+    bool *seen;
+};
+
+/* The node and below it its ancestors; whose ancestors were shown above, or stand too deep, says
+ * so. */
+static void ancestor_rows(struct climb *c, int node, const char *before, int depth, bool last) {
+    const struct lineage_node *v = &c->l->v[node];
+    const char *branch = !depth ? "" : last ? "└── " : "├── ";
+    char *stem = xasprintf("%s%s", before, branch), *below = xasprintf("%s%s", before,
+                                                                       !depth ? ""
+                                                                       : last ? "    "
+                                                                              : "│   ");
+    bool again = c->seen[node] && !is_founder(v), deep = depth == DEPTH_SHOWN && !is_founder(v);
+    struct buf how = {0};
+    add_how(&how, c->l, v);
+    if (again || deep) buf_puts(&how, again ? ", as above" : ", and so on");
+    rows_add(c->rows, head_of(stem, v->name), how.data, v->born);
+    c->seen[node] = c->seen[node] || !deep;
+    for (int k = 0; k < 2 && !again && !deep; k++)
+        if (v->parent[k] >= 0)
+            ancestor_rows(c, v->parent[k], below, depth + 1, k || v->parent[1] < 0);
+    free(stem);
+    free(below);
+}
+
+static void print_founders(const struct view *w, FILE *f) {
+    json_t *list = founders_json(w), *v;
+    size_t i;
+    struct buf b = {0};
+    buf_puts(&b, "\nancestry of ");
+    text_line(&b, w->l.v[w->of].name);
+    if (w->of == w->l.best) buf_printf(&b, ", the fittest of generation %d", w->l.generations - 1);
+    json_array_foreach (list, i, v) {
+        buf_puts(&b, i ? ", " : ": ");
+        text_line(&b, record_text(v, "founder"));
+        buf_printf(&b, " %.1f %%", 100 * record_number(v, "share"));
+    }
+    fprintf(f, "%s\n", b.data);
+    buf_release(&b);
+    json_decref(list);
+}
+
+int lineage_print(const json_t *generations, const char *name, FILE *f, struct error *err) {
+    struct view w;
+    struct tree_rows rows = {0};
+    int rc = view_open(&w, generations, name, err);
+    if (rc == OK && name) {
+        struct climb c = {&w.l, &rows, xcalloc((size_t)w.l.n, sizeof *c.seen)};
+        ancestor_rows(&c, w.of, "", 0, true);
+        free(c.seen);
+    }
+    for (int g = 0; rc == OK && !name && g < w.l.generations; g++)
+        generation_rows(&rows, &w.l, json_array_get(generations, (size_t)g), g);
+    if (rc == OK) rows_print(&rows, f);
+    if (rc == OK) print_founders(&w, f);
+    rows_release(&rows);
+    view_close(&w);
+    return rc;
+}
+
+static json_t *node_json(const struct lineage_node *v) {
+    static const char *const keys[] = {"hash",  "role",    "operator", "step",
+                                       "blend", "weights", "fitness"};
+    json_t *out =
+        json_pack("{s:s,s:i,s:i}", "name", v->name, "generation", v->generation, "last", v->last);
+    for (size_t i = 0; i < ARRAY_LEN(keys); i++) {
+        json_t *x = json_object_get(v->born, keys[i]);
+        if (x) json_object_set(out, keys[i], x);
+    }
+    return out;
+}
+
+json_t *lineage_json(const json_t *generations, const char *name, struct error *err) {
+    struct view w;
+    json_t *out = NULL, *nodes = json_array(), *edges = json_array();
+    int rc = view_open(&w, generations, name, err);
+    for (int i = 0; rc == OK && i < w.l.n; i++) {
+        const struct lineage_node *v = &w.l.v[i];
+        if (!view_has(&w, i)) continue;
+        json_array_append_new(nodes, node_json(v));
+        for (int k = 0; k < 2 && v->parent[k] >= 0; k++)
+            json_array_append_new(edges,
+                                  json_pack("{s:s,s:s,s:f}", "parent", w.l.v[v->parent[k]].name,
+                                            "child", v->name, "share", v->share[k]));
+    }
+    if (rc == OK)
+        out = json_pack("{s:s,s:i,s:O,s:O,s:o}", "of", w.l.v[w.of].name, "generations",
+                        w.l.generations, "nodes", nodes, "edges", edges, "founders",
+                        founders_json(&w));
+    json_decref(nodes);
+    json_decref(edges);
+    view_close(&w);
+    return out;
+}
+
+/* Inside quotes of a Graphviz label, where a backslash begins an escape. */
+static void dot_text(struct buf *b, const char *s) {
+    struct buf line = {0};
+    text_line(&line, s);
+    for (size_t i = 0; i < line.len; i++) {
+        if (line.data[i] == '"' || line.data[i] == '\\') buf_puts(b, "\\");
+        buf_add(b, line.data + i, 1);
+    }
+    buf_release(&line);
+}
+
+static void dot_node(struct buf *b, const struct view *w, int node) {
+    const struct lineage_node *v = &w->l.v[node];
+    buf_printf(b, "  n%d [label=\"", node);
+    dot_text(b, v->name);
+    buf_puts(b, "\\n");
+    dot_text(b, is_founder(v) ? "founder" : record_text(v->born, "operator"));
+    buf_printf(b, "\\n%.4f\"%s];\n", record_interval(v->born, "fitness").value,
+               node == w->of ? ", penwidth=3" : "");
+    for (int k = 0; k < 2 && v->parent[k] >= 0; k++)
+        buf_printf(b, "  n%d -> n%d [penwidth=%.2f];\n", v->parent[k], node, 0.5 + 2 * v->share[k]);
+}
+
+/* A rank holds who was born in one generation. */
+static void dot_ranks(struct buf *b, const struct view *w) {
+    for (int g = 0, i = 0; g < w->l.generations; g++) {
+        buf_puts(b, "  { rank=same;");
+        for (; i < w->l.n && w->l.v[i].generation == g; i++)
+            if (view_has(w, i)) buf_printf(b, " n%d;", i);
+        buf_puts(b, " }\n");
+    }
+}
+
+int lineage_dot(const json_t *generations, const char *name, struct buf *out, struct error *err) {
+    struct view w;
+    int rc = view_open(&w, generations, name, err);
+    if (rc == OK) {
+        buf_puts(out, "digraph lineage {\n  node [shape=box, fontname=\"sans-serif\"];\n");
+        for (int i = 0; i < w.l.n; i++)
+            if (view_has(&w, i)) dot_node(out, &w, i);
+        dot_ranks(out, &w);
+        buf_puts(out, "}\n");
+    }
+    view_close(&w);
+    return rc;
+}

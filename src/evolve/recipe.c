@@ -1,0 +1,179 @@
+/*
+ * recipe: what a run is asked to do, from YAML: the top level and its sections, each a table of
+ * options. A key that no table knows is an error with its line, and whatever can be refused without
+ * the model is refused here.
+ */
+#include "evolve/run.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define ROW(name, type, field, fallback, min, max, metavar, help)                                  \
+    { name, type, offsetof(struct run_options, field), fallback, min, max, metavar, help }
+
+const struct option_row run_option_rows[] = {
+    ROW("model", OPT_STRING, model, "models/fry", 0, 0, "MODEL", "the base"),
+    ROW("seed", OPT_INT, seed, "1", 0, 9e15, "N", "of everything random"),
+    ROW("personas", OPT_LIST, personas, NULL, 0, 0, "NAME=FILE",
+        "founders: their conversations, or an adapter's directory"),
+    ROW("tasks", OPT_LIST, tasks, NULL, 0, 0, "TASK",
+        "what fitness and the final test ask: families, or JSONL files, which are parted for the "
+        "two"),
+    ROW("retain", OPT_LIST, retain, NULL, 0, 0, "TASK",
+        "tasks whose accuracy should not suffer: measured at the end"),
+    ROW("rounds", OPT_INT, rounds, "2", 0, 16, "N",
+        "rounds of a debate of the founders; 0: no debate"),
+    ROW("max-tokens", OPT_INT, max_tokens, "24", 1, 4096, "N", "tokens of thinking a turn"),
+    ROW("working", OPT_BOOL, working, "true", 0, 0, NULL, "think before answering"),
+    ROW("vote", OPT_STRING, vote, "confidence", 0, 0, "NAME",
+        "majority, confidence, logprob or borda"),
+    ROW("test-items", OPT_INT, test_items, "500", 1, 1e6, "N", "held-out questions of the table"),
+    ROW("retain-items", OPT_INT, retain_items, "1000", 1, 1e6, "N",
+        "held-out questions of each task of retain"),
+    ROW("save", OPT_STRING, save, "all", 0, 0, "NAME",
+        "adapters that are kept as folders: all, or best of each generation"),
+    ROW("temperature", OPT_FLOAT, temperature, "0.7", 0.01, 10, "T",
+        "of self-consistency's samples"),
+    ROW("zero-adapters", OPT_BOOL, zero_adapters, NULL, 0, 0, NULL,
+        "replace founders by zero adapters and leave bursts out (a control)"),
+    {0},
+};
+#undef ROW
+
+#define SECTION(name, rows)                                                                        \
+    { #name, rows, offsetof(struct run_options, name) }
+const struct run_section run_sections[] = {
+    SECTION(train, train_option_rows),     SECTION(evolve, evolve_option_rows),
+    SECTION(fitness, fitness_option_rows), SECTION(search, search_option_rows),
+    SECTION(race, race_option_rows),       SECTION(learn, train_option_rows),
+    SECTION(es, es_option_rows),           {0},
+};
+
+static void run_options_default(struct run_options *o) {
+    *o = (struct run_options){0};
+    options_default(run_option_rows, o);
+    for (const struct run_section *s = run_sections; s->name; s++)
+        options_default(s->rows, (char *)o + s->offset);
+}
+
+void run_options_release(struct run_options *o) {
+    options_release(run_option_rows, o);
+    for (const struct run_section *s = run_sections; s->name; s++)
+        options_release(s->rows, (char *)o + s->offset);
+    free(o->text);
+}
+
+/* A persona's name becomes a folder and a row of the table, so it must be plain, its own, and no
+ * row's or child's. */
+static bool name_is_plain(const char *name, size_t len) {
+    static const char *const taken[] = {"base",    "debate", "generation", "self-consistency",
+                                        "evolved", "made"};
+    for (size_t i = 0; i < len; i++)
+        if (!((name[i] | 32) >= 'a' && (name[i] | 32) <= 'z') &&
+            !(name[i] >= '0' && name[i] <= '9') && name[i] != '-' && name[i] != '_')
+            return false;
+    for (size_t i = 0; i < ARRAY_LEN(taken); i++)
+        if (strlen(taken[i]) == len && memcmp(taken[i], name, len) == 0) return false;
+    bool child = len > 1 && name[0] == 'g' && name[1] >= '0' && name[1] <= '9';
+    return len > 0 && len <= 20 && !child;
+}
+
+static int check_personas(const struct run_options *o, const char *path, struct error *err) {
+    if (o->personas.n > MAX_FOUNDERS)
+        return error_set(err, ERR_USAGE, "'%s': more than %d personas", path, MAX_FOUNDERS);
+    for (int i = 0; i < o->personas.n; i++) {
+        const char *v = o->personas.v[i], *eq = strchr(v, '=');
+        if (!eq || eq == v || strspn(eq + 1, "+") == strlen(eq + 1))
+            return error_set(err, ERR_USAGE, "'%s': '%s' is not name=file", path, v);
+        if (!name_is_plain(v, (size_t)(eq - v)))
+            return error_set(
+                err, ERR_USAGE,
+                "'%s': '%.*s' cannot name a persona; use up to 20 letters, digits, - and _, "
+                "but not base, debate, generation, self-consistency or g1c0",
+                path, (int)MIN(eq - v, 80), v);
+        for (int j = 0; j < i; j++)
+            if (strncmp(o->personas.v[j], v, (size_t)(eq - v) + 1) == 0)
+                return error_set(err, ERR_USAGE, "'%s': two personas are named '%.*s'", path,
+                                 (int)(eq - v), v);
+    }
+    return OK;
+}
+
+/* A file has a dot in its name; a family has none. */
+static int check_tasks(const struct strings *names, const char *path, struct error *err) {
+    for (int i = 0; i < names->n; i++)
+        if (fry_find(names->v[i]) < 0 && !strchr(names->v[i], '.'))
+            return error_set(err, ERR_USAGE, "'%s': no task '%s'; name a family or a JSONL file",
+                             path, names->v[i]);
+    return OK;
+}
+
+static int check_search(const struct evolve_options *o, struct error *err) {
+    struct buf known = {0};
+    const struct run_search *s = run_searches;
+    for (; s->name && strcmp(s->name, o->search) != 0; s++)
+        buf_printf(&known, "%s%s", s == run_searches ? "" : ", ", s->name);
+    if (!s->name) error_set(err, ERR_USAGE, "no search '%s'; there are %s", o->search, known.data);
+    buf_release(&known);
+    if (!s->name) return err->code;
+    bool learns = strcmp(o->search, "gradient") == 0 || strcmp(o->search, "es") == 0;
+    if ((learns || o->burst > 0) && !o->learn)
+        return error_set(err, ERR_USAGE,
+                         "set evolve.learn to the conversations that %s learns from",
+                         learns ? o->search : "a burst");
+    return OK;
+}
+
+/* What the sections say for themselves, by those who will follow them. */
+static int check_sections(const struct run_options *o, struct error *err) {
+    int rc = check_search(&o->evolve, err);
+    if (rc == OK) rc = population_check(&o->evolve, &o->fitness, err);
+    if (rc == OK && strcmp(o->evolve.search, "es") == 0)
+        rc = es_options_check(&o->es, &o->learn, err);
+    if (rc == OK && o->fitness.race) {
+        struct race *r = race_new(&o->race, (int)o->evolve.population, (int)o->fitness.items, err);
+        rc = r ? OK : err->code;
+        race_free(r);
+    }
+    return rc;
+}
+
+static int check_options(const struct run_options *o, const char *path, struct error *err) {
+    if (o->personas.n < 2)
+        return error_set(err, ERR_USAGE, "'%s': at least two personas are needed", path);
+    if (o->tasks.n < 1) return error_set(err, ERR_USAGE, "'%s': no tasks are named", path);
+    if (!vote_find(o->vote)) return error_set(err, ERR_USAGE, "'%s': no vote '%s'", path, o->vote);
+    if (strcmp(o->save, "all") != 0 && strcmp(o->save, "best") != 0)
+        return error_set(err, ERR_USAGE, "'%s': save is all or best, not '%s'", path, o->save);
+    const char *m = o->fitness.measure;
+    if (strcmp(m, "right") != 0 && strcmp(m, "probability") != 0)
+        return error_set(err, ERR_USAGE, "'%s': no measure '%s'; there are right and probability",
+                         path, m);
+    if (strcmp(o->fitness.credit, "loo") != 0 && strcmp(o->fitness.credit, "shapley") != 0)
+        return error_set(err, ERR_USAGE, "'%s': credit is loo or shapley, not '%s'", path,
+                         o->fitness.credit);
+    if (check_tasks(&o->tasks, path, err) != OK) return err->code;
+    if (check_tasks(&o->retain, path, err) != OK) return err->code;
+    if (check_sections(o, err) != OK) return error_wrap(err, "'%s'", path);
+    return check_personas(o, path, err);
+}
+
+int run_recipe_load(struct run_options *o, const char *path, struct error *err) {
+    struct yaml y;
+    struct buf text = {0};
+    run_options_default(o);
+    int rc = yaml_load(&y, path, err);
+    if (rc != OK) return rc;
+    if (yaml_line(&y, "train.seed"))
+        rc = error_set(err, ERR_USAGE, "'%s', line %d: a run has one seed; set 'seed' at the top",
+                       path, yaml_line(&y, "train.seed"));
+    for (const struct run_section *s = run_sections; rc == OK && s->name; s++)
+        rc = options_from_yaml(s->rows, (char *)o + s->offset, &y, s->name, err);
+    for (const struct run_section *s = run_sections; rc == OK && s->name; s++)
+        json_object_del(y.root, s->name);
+    if (rc == OK) rc = options_from_yaml(run_option_rows, o, &y, NULL, err);
+    yaml_release(&y);
+    if (rc == OK) rc = file_read(path, 1 << 20, &text, err);
+    o->text = text.data;
+    return rc == OK ? check_options(o, path, err) : rc;
+}

@@ -1,0 +1,331 @@
+/*
+ * The page's pictures of descent. A whole population over many generations is no readable picture,
+ * so a large run shows only those through whom most of the last best's ancestry came.
+ */
+#define _GNU_SOURCE
+#include "evolve/report.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* of the tree: nodes that are all shown, where no row has more than ROW_WHOLE; of larger ones, in
+ * all and a row */
+enum { TREE_WHOLE = 80, ROW_WHOLE = 10, TREE_SHOWN = 240, ROW_SHOWN = 8 };
+enum { BOX = 92, BOX_HIGH = 34, PITCH = 98, ROW_HIGH = 76, LABEL = 40 };
+enum { COHORTS = 6, LINES = 16 };
+
+/* family tree */
+
+struct drawing {
+    const struct report *r;
+    const struct lineage *l;
+    double *flow;   /* [n] share of the best's ancestry that came through each */
+    bool *ancestor; /* [n] of the best, and itself */
+    bool *shown;    /* [n] */
+    double *x, *y;  /* [n] middle of its box */
+    double wide, high;
+    bool whole;
+};
+
+struct ranked {
+    int node;
+    double key;
+};
+
+static int by_key(const void *a, const void *b) {
+    const struct ranked *x = a, *y = b;
+    return x->key != y->key ? (x->key < y->key ? -1 : 1) : x->node - y->node;
+}
+
+/* Those with the most flow, and in no generation too many. */
+static void choose_ancestors(struct drawing *d) {
+    const struct lineage *l = d->l;
+    struct ranked *order = xcalloc((size_t)l->n, sizeof *order);
+    int *row = xcalloc((size_t)l->generations, sizeof *row), shown = 0;
+    for (int i = 0; i < l->n; i++) order[i] = (struct ranked){i, -d->flow[i]};
+    qsort(order, (size_t)l->n, sizeof *order, by_key);
+    for (int i = 0; i < l->n && shown < TREE_SHOWN; i++) {
+        int node = order[i].node, *n = &row[l->v[node].generation];
+        if (!d->ancestor[node] || *n == ROW_SHOWN) continue;
+        d->shown[node] = true;
+        ++*n;
+        shown++;
+    }
+    free(order);
+    free(row);
+}
+
+static bool tree_is_small(const struct lineage *l) {
+    int row = 0;
+    for (int i = 0; i < l->n; i++) {
+        row = i > 0 && l->v[i].generation == l->v[i - 1].generation ? row + 1 : 1;
+        if (row > ROW_WHOLE) return false;
+    }
+    return l->n <= TREE_WHOLE;
+}
+
+/* Where a node would like to stand: below its parents. */
+static double wish(const struct drawing *d, int node) {
+    double sum = 0;
+    int n = 0;
+    for (int k = 0; k < 2; k++) {
+        int parent = d->l->v[node].parent[k];
+        if (parent < 0 || !d->shown[parent]) continue;
+        sum += d->x[parent];
+        n++;
+    }
+    return n ? sum / n : d->wide / 2;
+}
+
+/* A row for each generation in which somebody shown was born. */
+static void place(struct drawing *d) {
+    const struct lineage *l = d->l;
+    struct ranked row[MAX_CANDIDATES];
+    d->wide = 860;
+    d->high = 8;
+    for (int i = 0; i < l->n;) {
+        int n = 0, generation = l->v[i].generation;
+        for (; i < l->n && l->v[i].generation == generation; i++)
+            if (d->shown[i]) row[n++] = (struct ranked){i, wish(d, i)};
+        if (!n) continue;
+        qsort(row, (size_t)n, sizeof *row, by_key);
+        double pitch = fmin(1.6 * PITCH, (d->wide - LABEL) / n);
+        for (int k = 0; k < n; k++) {
+            d->x[row[k].node] = LABEL + (d->wide - LABEL) / 2 + pitch * (k - (n - 1) / 2.0);
+            d->y[row[k].node] = d->high + BOX_HIGH / 2.0;
+        }
+        d->high += ROW_HIGH;
+    }
+}
+
+static void draw_edges(const struct drawing *d, int node) {
+    const struct lineage_node *v = &d->l->v[node];
+    for (int k = 0; k < 2; k++) {
+        int p = v->parent[k];
+        if (p < 0 || !d->shown[p]) continue;
+        double y0 = d->y[p] + BOX_HIGH / 2.0, y1 = d->y[node] - BOX_HIGH / 2.0, mid = (y0 + y1) / 2;
+        buf_printf(d->r->b,
+                   "<path d=\"M%.0f %.0fC%.0f %.0f %.0f %.0f %.0f %.0f\" fill=\"none\" "
+                   "stroke=\"var(--%s)\" stroke-width=\"%.1f\"/>",
+                   d->x[p], y0, d->x[p], mid, d->x[node], mid, d->x[node], y1,
+                   d->ancestor[node] ? "a" : "line", 1 + 3 * d->flow[node] * v->share[k]);
+    }
+}
+
+static void draw_title(const struct drawing *d, int node) {
+    const struct lineage_node *v = &d->l->v[node];
+    struct interval f = record_interval(v->born, "fitness");
+    struct buf *b = d->r->b;
+    buf_puts(b, "<title>");
+    page_text(b, v->name);
+    for (int k = 0; k < 2 && v->parent[k] >= 0; k++) {
+        buf_puts(b, k ? " × " : " of ");
+        page_text(b, d->l->v[v->parent[k]].name);
+        buf_printf(b, " %.0f %%", 100 * v->share[k]);
+    }
+    buf_printf(b, ", fitness %.4f (%.4f – %.4f), generations %d – %d", f.value, f.lo, f.hi,
+               v->generation, v->last);
+    if (d->ancestor[node]) buf_printf(b, ", %.1f %% of the best's ancestry", 100 * d->flow[node]);
+    buf_puts(b, "</title>");
+}
+
+/* A name that is too long for its box is drawn narrower. */
+static void draw_box(const struct drawing *d, int node) {
+    const struct lineage_node *v = &d->l->v[node];
+    struct buf *b = d->r->b;
+    bool best = node == d->l->best;
+    double x = d->x[node], y = d->y[node];
+    int columns = (int)strlen(v->name) - column_bytes(v->name, 0);
+    buf_puts(b, "<g>");
+    draw_title(d, node);
+    buf_printf(b,
+               "<rect x=\"%.0f\" y=\"%.0f\" width=\"%d\" height=\"%d\" rx=\"6\" "
+               "fill=\"var(--paper)\" stroke=\"var(--%s)\" stroke-width=\"%d\"/>"
+               "<text x=\"%.0f\" y=\"%.0f\" text-anchor=\"middle\"%s>",
+               x - BOX / 2, y - BOX_HIGH / 2, BOX, BOX_HIGH,
+               best                ? "b"
+               : d->ancestor[node] ? "a"
+                                   : "line",
+               best ? 2 : 1, x, y - 2,
+               columns > 12 ? " textLength=\"82\" lengthAdjust=\"spacingAndGlyphs\"" : "");
+    report_name(d->r, v->name);
+    buf_printf(b, "</text><text x=\"%.0f\" y=\"%.0f\" text-anchor=\"middle\" class=soft>%.3f ", x,
+               y + 12, record_interval(v->born, "fitness").value);
+    page_text(b, record_text(v->born, "operator"));
+    buf_puts(b, "</text></g>\n");
+}
+
+static void draw_tree(const struct drawing *d) {
+    struct buf *b = d->r->b;
+    int labelled = -1;
+    buf_printf(b, "<svg viewBox=\"0 0 %.0f %.0f\" role=\"img\" aria-label=\"family tree\">",
+               d->wide, d->high - ROW_HIGH + BOX_HIGH + 8);
+    for (int i = 0; i < d->l->n; i++)
+        if (d->shown[i]) draw_edges(d, i);
+    for (int i = 0; i < d->l->n; i++) {
+        if (!d->shown[i]) continue;
+        if (d->l->v[i].generation != labelled)
+            buf_printf(b, "<text x=\"0\" y=\"%.0f\" class=soft>%d</text>", d->y[i] + 4,
+                       d->l->v[i].generation);
+        labelled = d->l->v[i].generation;
+        draw_box(d, i);
+    }
+    buf_puts(b, "</svg>\n");
+}
+
+static void tree_caption(const struct drawing *d) {
+    int ancestors = 0, shown = 0;
+    for (int i = 0; i < d->l->n; i++) {
+        ancestors += d->ancestor[i];
+        shown += d->shown[i];
+    }
+    buf_puts(d->r->b, "<p class=soft>");
+    if (!d->whole)
+        buf_printf(d->r->b,
+                   "Only ancestors of the last generation's best are shown, of %d those %d through "
+                   "whom most of its ancestry came; %d candidates lived. ",
+                   ancestors, shown, d->l->n);
+    buf_puts(d->r->b, "A row holds who was born in that generation; numbers are fitness when first "
+                      "measured. Red: the best of the last generation; blue: its ancestors, and "
+                      "the wider a line, the more of its ancestry came that way.</p>\n");
+}
+
+void report_tree(const struct report *r) {
+    const struct lineage *l = r->l;
+    size_t n = (size_t)l->n;
+    double *numbers = xcalloc(3 * n, sizeof *numbers);
+    bool *marks = xcalloc(2 * n, sizeof *marks);
+    struct drawing d = {.r = r,
+                        .l = l,
+                        .flow = numbers,
+                        .x = numbers + n,
+                        .y = numbers + 2 * n,
+                        .ancestor = marks,
+                        .shown = marks + n,
+                        .whole = tree_is_small(l)};
+    lineage_ancestors(l, l->best, d.ancestor);
+    d.flow[l->best] = 1;
+    lineage_flow(l, d.flow);
+    if (d.whole)
+        memset(d.shown, 1, n * sizeof *d.shown);
+    else
+        choose_ancestors(&d);
+    place(&d);
+    buf_puts(r->b, "<h2>Family tree</h2>");
+    draw_tree(&d);
+    tree_caption(&d);
+    free(numbers);
+    free(marks);
+}
+
+/* survival */
+
+/* How many of those born in [from, to) were there for `age` generations after, and how many of
+ * those went then. Who is there at the end is known no further. */
+static void at_risk(const struct lineage *l, int from, int to, int age, int *stayed, int *gone) {
+    *stayed = *gone = 0;
+    for (int i = 0; i < l->n; i++) {
+        const struct lineage_node *v = &l->v[i];
+        if (v->generation < from || v->generation >= to) continue;
+        *stayed += v->last - v->generation > age;
+        *gone += v->last - v->generation == age && v->last < l->generations - 1;
+    }
+}
+
+/* The product-limit estimate (Kaplan & Meier 1958) of the share that is still there after x
+ * generations; ends where nobody is left to tell. */
+static void survival_curve(const struct lineage *l, int from, int to, struct curve *c) {
+    double share = 1;
+    curve_add(c, 0, 1);
+    for (int age = 0, stayed, gone; age < l->generations - 1 && share > 0; age++) {
+        at_risk(l, from, to, age, &stayed, &gone);
+        if (stayed + gone == 0) break;
+        share *= (double)stayed / (stayed + gone);
+        curve_add(c, age + 1, share);
+    }
+}
+
+/* Founders, and who was born later in ranges of generations. */
+static void cohorts_plot(const struct report *r) {
+    const struct lineage *l = r->l;
+    struct curve *c = xcalloc(COHORTS + 1, sizeof *c);
+    char *names[COHORTS + 1] = {0};
+    int bred = l->generations - 2; /* generations of children that could outlive their own */
+    int n = MAX(0, MIN(COHORTS, bred));
+    for (int i = 0; i <= n; i++) {
+        int from = i ? 1 + (i - 1) * bred / n : 0, to = i ? 1 + i * bred / n : 1;
+        names[i] = !i               ? xstrdup("founders")
+                   : to - from == 1 ? xasprintf("born in generation %d", from)
+                                    : xasprintf("born in %d – %d", from, to - 1);
+        survival_curve(l, from, to, &c[i]);
+    }
+    buf_puts(r->b, "<h2>Survival</h2>");
+    plot_curves(r->b, "survival", "generations after birth", c, (const char *const *)names, n + 1);
+    buf_puts(r->b, "<p class=soft>Share of candidates that are still there so many generations "
+                   "after birth; those there at the end count as far as they are known "
+                   "(Kaplan-Meier).</p>\n");
+    for (int i = 0; i <= n; i++) free(names[i]);
+    free(c);
+}
+
+/* Of the ancestry of all in a generation, what comes from each founder; [n] of nodes. */
+static void ancestry(const struct lineage *l, int generation, double *flow) {
+    int there = 0;
+    memset(flow, 0, (size_t)l->n * sizeof *flow);
+    for (int i = 0; i < l->n; i++)
+        there += l->v[i].generation <= generation && generation <= l->v[i].last;
+    for (int i = 0; i < l->n; i++)
+        if (l->v[i].generation <= generation && generation <= l->v[i].last) flow[i] = 1.0 / there;
+    lineage_flow(l, flow);
+}
+
+/* The first founders have lines of their own; the rest is one more. */
+static int founder_lines(const struct lineage *l, const double *flow, double share[LINES + 1]) {
+    int n = 0;
+    memset(share, 0, (LINES + 1) * sizeof *share);
+    for (int i = 0; i < l->n; i++) {
+        if (l->v[i].parent[0] >= 0) continue;
+        bool own = l->v[i].generation == 0 && i < LINES;
+        share[own ? i : LINES] += flow[i];
+        if (own) n = i + 1;
+    }
+    return n;
+}
+
+static void lines_plot(const struct report *r) {
+    const struct lineage *l = r->l;
+    struct curve *c = xcalloc(LINES + 1, sizeof *c);
+    char *names[LINES + 1];
+    double *flow = xcalloc((size_t)l->n, sizeof *flow), share[LINES + 1];
+    bool rest = false;
+    int n = 0;
+    for (int g = 0; g < l->generations; g++) {
+        ancestry(l, g, flow);
+        n = founder_lines(l, flow, share);
+        rest = rest || share[LINES] > 0;
+        for (int i = 0; i < n; i++) curve_add(&c[i], g, 100 * share[i]);
+        curve_add(&c[LINES], g, 100 * share[LINES]);
+    }
+    for (int i = 0; i < n; i++) names[i] = xasprintf("%s %.1f %%", l->v[i].name, 100 * share[i]);
+    if (rest) {
+        c[n] = c[LINES];
+        names[n++] = xasprintf("all others %.1f %%", 100 * share[LINES]);
+    }
+    buf_puts(r->b, "<h2>Founders' lines</h2>");
+    plot_curves(r->b, "ancestry by founder", "generation", c, (const char *const *)names, n);
+    buf_puts(r->b, "<p class=soft>Share of a generation's ancestry, in percent. A child's ancestry "
+                   "is its parents' by the share that each had in "
+                   "the blend. Figures beside the names are of the last generation.</p>\n");
+    for (int i = 0; i < n; i++) free(names[i]);
+    free(flow);
+    free(c);
+}
+
+void report_survival(const struct report *r) {
+    bool bred = false;
+    for (int i = 0; i < r->l->n; i++) bred = bred || r->l->v[i].parent[0] >= 0;
+    if (!bred) return;
+    cohorts_plot(r);
+    lines_plot(r);
+}

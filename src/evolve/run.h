@@ -1,0 +1,107 @@
+/*
+ * run: what the files of a run share. run.c opens, continues and ends it; trial.c measures
+ * candidates, searches.c looks for better ones, final.c measures what came of it on questions that
+ * fitness never saw.
+ *
+ * A run is a function of its recipe, seed, base, data and numeric class. It keeps no cursor: calls
+ * are in the store, what was trained is in the run's folder with its ledger row, so continuing a
+ * run means computing it again from the start, where all that was done before is found instead of
+ * computed. That is why a killed run ends with the same hashes.
+ */
+#ifndef SHOAL_EVOLVE_RUN_H
+#define SHOAL_EVOLVE_RUN_H
+
+#include "evolve/evolve.h"
+
+enum { MAX_FOUNDERS = 16, MAX_SEGMENTS = 16 };
+
+/* Generations up to `until` follow these options. */
+struct segment_of_run {
+    int until;
+    struct run_options o;
+};
+
+/* Of one adapter on the held-out questions. */
+struct measured {
+    char name[80];
+    uint8_t *right; /* [test items] */
+    int64_t prefilled, generated;
+};
+
+struct spent {
+    int64_t forward_tokens, trained_tokens;
+    double flops;
+};
+
+struct run {
+    const struct run_env *env;
+    const struct run_options *o;  /* of the last segment: what is measured at the end */
+    struct segment_of_run *forks; /* [n_forks] what a fork's earlier generations follow */
+    int n_forks;
+    const char *id;
+    char *dir, *from; /* of a fork: the run that it left; else NULL */
+    struct store *store;
+    struct model *model;
+    struct engine *engine;
+    struct speaker speaker;
+    struct asker asker;
+    struct source *sources; /* questions of the tasks: trial.c */
+    struct item *test;
+    int n_test, n_founders;
+    struct adapter *founders[MAX_FOUNDERS];
+    char names[MAX_FOUNDERS][24];
+    char *data[MAX_FOUNDERS]; /* conversation files, or adapters' directories, as found */
+    bool ready[MAX_FOUNDERS]; /* data is an adapter */
+    struct candidate *best;   /* [n_best] the fittest of each generation, retained */
+    int n_best;
+    struct spent spent;
+    double learn_tokens;   /* of a sample of evolve.learn; 0: not counted yet */
+    struct measured *rows; /* [n_rows] */
+    int n_rows, max_rows;
+    json_t *result, *adapters, *generations;
+    FILE *log; /* evolution.jsonl */
+    int only;  /* replay: the generation that is computed anew; -1: none */
+};
+
+/* The options that generation g follows. */
+const struct run_options *run_options_at(const struct run *r, int g);
+/* ERR_STATE when somebody asked for a pause. */
+int run_pause_check(const struct run *r, struct error *err);
+/* Writes an adapter's folder with its card, ledger row and the result's hash. */
+int run_publish(struct run *r, int generation, const char *name, const struct adapter *a,
+                const json_t *scores, struct error *err);
+/* What an earlier, killed process left: its folder must hold what the ledger says, and the
+ * lineage's `key` must be `value` (key NULL: any). NULL: there is none. */
+struct adapter *run_recall(struct run *r, int generation, const char *name, const char *key,
+                           const char *value);
+/* A generation that was measured: ledger, folders, log. Takes `v` over; c [n] is fittest first. */
+int run_record(struct run *r, json_t *v, const struct candidate *c, int n, struct error *err);
+
+/* trial.c */
+
+/* The landscape of a run: ctx is the run. */
+int trial_evaluate(void *ctx, int generation, struct candidate *c, int n, int witnesses,
+                   struct assay *out, struct error *err);
+/* Opens the tasks' files, once each. */
+int trial_open(struct run *r, const struct strings *tasks, struct error *err);
+void trial_close(struct run *r);
+/* `n`, or as many as the tasks' files have, in equal parts. */
+int trial_count(const struct run *r, const struct strings *tasks, enum split split, int64_t n);
+/* n questions from `begin` on, task by task in turn. */
+struct item *trial_items(const struct run *r, const struct strings *tasks, enum split split,
+                         uint64_t seed, uint32_t begin, int n);
+void trial_items_free(struct item *v, int n);
+/* What fitness asks in a generation: [*n]. */
+struct item *trial_generation_items(const struct run *r, int generation, int *n);
+/* FLOPs of a token forward through base and adapter of rank r; training's are twice that. */
+double trial_token_flops(const struct run *r);
+void spent_forward(struct run *r, int64_t tokens);
+void spent_trained(struct run *r, double tokens);
+json_t *spent_json(const struct run *r);
+
+/* final.c */
+
+/* Everything on the held-out questions, as `result` holds it. */
+int final_measure(struct run *r, struct error *err);
+
+#endif

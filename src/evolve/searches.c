@@ -1,0 +1,445 @@
+/*
+ * searches: the ways from founders to something better, rows of one table. All measure founders
+ * first, as generation 0, on the same questions; all count what they spend, and stop before they
+ * would spend more than the recipe allows; all end with a recorded generation whose first candidate
+ * is what the search came to.
+ */
+#define _GNU_SOURCE
+#include "evolve/run.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* May a step that costs so much begin? */
+static bool affords(const struct run *r, double flops) {
+    return r->o->evolve.flops <= 0 || r->spent.flops + flops <= r->o->evolve.flops;
+}
+
+static json_t *generation_json(int generation, const struct candidate *c, int n) {
+    json_t *list = json_array();
+    struct adapter *a[MAX_CANDIDATES];
+    int made = 0;
+    for (int i = 0; i < n; i++) {
+        json_array_append_new(list, candidate_json(&c[i]));
+        if (c[i].adapter) a[made++] = c[i].adapter;
+    }
+    struct diversity d = diversity_of(a, made, NULL);
+    return json_pack("{s:i,s:o,s:o}", "generation", generation, "candidates", list, "diversity",
+                     diversity_json(&d));
+}
+
+/* Measures [n] candidates and puts the fittest first; ties: order given. scores may be NULL. */
+static int measure(struct run *r, int generation, struct candidate *c, int n, double *fitness,
+                   struct error *err) {
+    const struct fitness_options *f = &run_options_at(r, generation)->fitness;
+    struct assay a = {0};
+    int rc = trial_evaluate(r, generation, c, n, 0, &a, err);
+    for (int i = 0; rc == OK && i < n; i++) {
+        struct fitness_term t[] = {{f->performance, NULL, c[i].performance},
+                                   {f->cooperation, NULL, c[i].cooperation},
+                                   {f->novelty, NULL, c[i].novelty}};
+        c[i].fitness = fitness_combine(t, ARRAY_LEN(t), a.n_items);
+        c[i].expected = c[i].performance.value;
+        if (fitness) fitness[i] = c[i].fitness.value;
+    }
+    assay_release(&a);
+    for (int i = 1; rc == OK && i < n; i++)
+        for (int k = i; k > 0 && c[k].fitness.value > c[k - 1].fitness.value; k--) {
+            struct candidate held = c[k];
+            c[k] = c[k - 1];
+            c[k - 1] = held;
+        }
+    return rc;
+}
+
+static struct candidate founder(const struct run *r, int i) {
+    struct candidate c = {.adapter = r->founders[i], .blend = NAN, .step = NAN};
+    strcpy(c.name, r->names[i]);
+    return c;
+}
+
+/* Generation 0; *best: the index of the fittest. */
+static int measure_founders(struct run *r, int *best, struct error *err) {
+    struct candidate c[MAX_FOUNDERS];
+    for (int i = 0; i < r->n_founders; i++) c[i] = founder(r, i);
+    int rc = measure(r, 0, c, r->n_founders, NULL, err);
+    if (rc == OK) rc = run_record(r, generation_json(0, c, r->n_founders), c, r->n_founders, err);
+    for (int i = 0; i < r->n_founders; i++)
+        if (rc == OK && c[0].adapter == r->founders[i]) *best = i;
+    return rc;
+}
+
+/* A last generation of one. Takes the adapter over. */
+static int conclude(struct run *r, int generation, struct adapter *made, const char *parent,
+                    const struct adapter_operator *how, struct error *err) {
+    struct candidate c = {.name = "made", .adapter = made, .how = how, .blend = NAN, .step = NAN};
+    if (parent) snprintf(c.parents[0], sizeof c.parents[0], "%s", parent);
+    int rc = measure(r, generation, &c, 1, NULL, err);
+    if (rc == OK) rc = run_record(r, generation_json(generation, &c, 1), &c, 1, err);
+    adapter_release(made);
+    return rc;
+}
+
+static int none(struct run *r, struct error *err) {
+    int best = 0;
+    return measure_founders(r, &best, err);
+}
+
+/* learning by gradient */
+
+/* Mean tokens of a sample, by which training is counted. */
+static int count_learn_tokens(struct run *r, struct error *err) {
+    struct dataset d;
+    if (r->learn_tokens > 0) return OK;
+    char *path = r->env->find(r->o->evolve.learn);
+    int rc = dataset_load(&d, path, r->model->tok, (int32_t)r->model->config.max_seq_len, err);
+    if (rc == OK && d.n == 0) rc = error_set(err, ERR_FORMAT, "'%s' holds no sample", path);
+    if (rc == OK) r->learn_tokens = (double)d.tokens / d.n;
+    if (rc == OK) dataset_release(&d);
+    free(path);
+    return rc;
+}
+
+static double update_tokens(const struct run *r, const struct train_options *o) {
+    return r->learn_tokens * (double)(o->bsz * o->grad_accum);
+}
+
+/* The lineage of what learned: of what it was before, with what it learned. */
+static json_t *learned_lineage(const struct adapter *before, const char *data, const char *how,
+                               int64_t updates, int64_t seed) {
+    json_t *l = before->lineage ? json_copy(before->lineage) : json_object();
+    json_object_set_new(l, "before", json_string(before->hash));
+    json_object_set_new(l, "learned",
+                        json_sprintf("%s, %lld updates of '%s', seed %lld", how, (long long)updates,
+                                     data, (long long)seed));
+    return l;
+}
+
+/* Trains the adapters together, each in place, by `updates`; with es where that is given. */
+static int learn(struct run *r, int generation, struct adapter **a, char (*const names)[32], int n,
+                 int64_t updates, const struct es_options *es, struct error *err) {
+    const struct run_options *o = run_options_at(r, generation);
+    struct train_options t = o->learn;
+    struct sft_job *jobs = xcalloc((size_t)n, sizeof *jobs);
+    char *data = r->env->find(o->evolve.learn),
+         *checkpoint = n == 1 ? path_join(r->dir, "learn.bin") : NULL;
+    bool quiet = log_quiet;
+    t.seed = o->seed + generation;
+    t.max_steps = updates;
+    for (int i = 0; i < n; i++)
+        jobs[i] = (struct sft_job){.name = names[i], .data = data, .start = a[i]};
+    log_quiet |= n > 1; // a burst of many is a moment of a run
+    int rc = sft_run_watched(r->model, jobs, n, &t, es, r->env->pool, checkpoint, NULL, err);
+    log_quiet = quiet;
+    for (int i = 0; i < n; i++) {
+        if (rc != OK) {
+            adapter_release(jobs[i].result);
+            continue;
+        }
+        json_t *l = learned_lineage(a[i], o->evolve.learn, es ? "es" : "sft", updates, t.seed);
+        adapter_release(a[i]);
+        a[i] = operator_relabel(jobs[i].result, l);
+        json_decref(l);
+    }
+    if (rc == OK && checkpoint) unlink(checkpoint);
+    free(checkpoint);
+    free(data);
+    free(jobs);
+    return rc;
+}
+
+/* The same for one, unless an earlier process has done it. */
+static int learn_once(struct run *r, struct adapter **a, const char *name, int64_t updates,
+                      const struct es_options *es, struct error *err) {
+    char names[1][32];
+    struct adapter *before = run_recall(r, 1, name, "before", (*a)->hash);
+    snprintf(names[0], sizeof names[0], "%s", name);
+    if (before) {
+        adapter_release(*a);
+        *a = before;
+        return OK;
+    }
+    int rc = learn(r, 1, a, names, 1, updates, es, err);
+    return rc == OK ? run_publish(r, 1, name, *a, NULL, err) : rc;
+}
+
+/* The best founder learns from all that the budget allows. */
+static int learn_alone(struct run *r, const struct es_options *es, struct error *err) {
+    int best = 0, rc = count_learn_tokens(r, err);
+    const struct evolve_options *e = &r->o->evolve;
+    if (rc == OK) rc = measure_founders(r, &best, err);
+    if (rc != OK) return rc;
+    double tokens = update_tokens(r, &r->o->learn),
+           cost = tokens * trial_token_flops(r) * (es ? (double)es->population : 2);
+    double left = e->flops > 0 ? (e->flops - r->spent.flops) / cost
+                               : (double)(MAX(1, e->burst) * MAX(1, e->generations));
+    int64_t updates = (int64_t)fmax(1, floor(left));
+    struct adapter *a = adapter_retain(r->founders[best]);
+    rc = learn_once(r, &a, "made", updates, es, err);
+    if (es)
+        spent_forward(r, (int64_t)(tokens * (double)es->population * (double)updates));
+    else
+        spent_trained(r, tokens * (double)updates);
+    if (rc == OK) return conclude(r, 1, a, r->names[best], NULL, err);
+    adapter_release(a);
+    return rc;
+}
+
+static int gradient(struct run *r, struct error *err) {
+    return learn_alone(r, NULL, err);
+}
+
+static int es(struct run *r, struct error *err) {
+    return learn_alone(r, &r->o->es, err);
+}
+
+/* breeding */
+
+/* Children learn for a burst before they are measured: Lamarck's. What an earlier process has
+ * taught is recalled. */
+static int burst(struct run *r, struct population *p, struct error *err) {
+    struct adapter *a[MAX_POPULATION];
+    char names[MAX_POPULATION][32];
+    int who[MAX_POPULATION], n = 0, rc = OK;
+    const struct run_options *o = run_options_at(r, p->generation);
+    for (int i = 0; i < p->n; i++) {
+        struct candidate *c = &p->c[i];
+        if (c->elite) continue;
+        spent_trained(r, update_tokens(r, &o->learn) * (double)o->evolve.burst);
+        struct adapter *done = run_recall(r, p->generation, c->name, "before", c->adapter->hash);
+        if (done) {
+            adapter_release(c->adapter);
+            c->adapter = done;
+            continue;
+        }
+        strcpy(names[n], c->name);
+        a[n] = c->adapter;
+        who[n++] = i;
+    }
+    if (n > 0) rc = learn(r, p->generation, a, names, n, o->evolve.burst, NULL, err);
+    for (int k = 0; k < n; k++) p->c[who[k]].adapter = a[k];
+    for (int k = 0; rc == OK && k < n; k++)
+        rc = run_publish(r, p->generation, names[k], a[k], NULL, err);
+    return rc;
+}
+
+/* What teaching and measuring those who were just bred will cost, by what one cost before. */
+static double bred_cost(const struct run *r, const struct population *p, double one) {
+    const struct run_options *o = run_options_at(r, p->generation);
+    int children = 0;
+    for (int i = 0; i < p->n; i++) children += !p->c[i].elite;
+    double learned = (double)children * (double)o->evolve.burst * update_tokens(r, &o->learn);
+    return one * (p->n + p->witnesses) + 2 * learned * trial_token_flops(r);
+}
+
+static int breed_next(struct run *r, struct population *p, struct error *err) {
+    const struct run_options *o = run_options_at(r, p->generation + 1);
+    int rc = population_change(p, &o->evolve, &o->fitness, (uint64_t)o->seed, err);
+    return rc == OK ? population_breed(p, err) : rc;
+}
+
+/* Measures who is there; *one: what a candidate cost. */
+static int breed_measure(struct run *r, struct population *p, double *one, struct error *err) {
+    const struct landscape l = {r, trial_evaluate};
+    double before = r->spent.flops;
+    int all = p->n + p->witnesses, rc = population_evaluate(p, &l, err);
+    *one = (r->spent.flops - before) / all;
+    return rc == OK ? run_record(r, population_json(p), p->c, p->n, err) : rc;
+}
+
+static int breed(struct run *r, struct error *err) {
+    struct population *p = xcalloc(1, sizeof *p);
+    const struct run_options *o = run_options_at(r, 0);
+    const char *names[MAX_FOUNDERS];
+    struct progress bar;
+    double one = 0;
+    int rc = r->o->evolve.burst > 0 ? count_learn_tokens(r, err) : OK;
+    for (int i = 0; i < r->n_founders; i++) names[i] = r->names[i];
+    if (rc == OK)
+        rc = population_init(p, &o->evolve, &o->fitness, (uint64_t)o->seed, r->founders, names,
+                             r->n_founders, err);
+    progress_start(&bar, "generations", r->o->evolve.generations + 1);
+    for (int g = 0; rc == OK; g++) {
+        rc = breed_measure(r, p, &one, err);
+        progress_update(&bar, g + 1, p->c[0].name);
+        if (rc != OK || g == r->o->evolve.generations) break;
+        rc = breed_next(r, p, err);
+        if (rc != OK || !affords(r, bred_cost(r, p, one))) break;
+        if (run_options_at(r, g + 1)->evolve.burst > 0 && !r->o->zero_adapters)
+            rc = burst(r, p, err);
+    }
+    progress_finish(&bar, NULL);
+    population_release(p);
+    free(p);
+    return rc;
+}
+
+/* search over coefficients of founders */
+
+/* Candidates are founders' sums with given weights, or with weights of each layer's own, and where
+ * the operator has a step also that, from 0 to 1 within its bounds. */
+struct hunt {
+    struct run *r;
+    const struct adapter_operator *op;
+    struct search *search;
+    int n;    /* numbers of a candidate */
+    int sets; /* of weights: 1, or one a layer */
+    struct candidate c[MAX_POPULATION];
+    struct mix_term mix[MAX_POPULATION][MAX_FOUNDERS];
+};
+
+static struct adapter *hunt_layers(const struct operands *x, const double *v, struct error *err) {
+    int modules = operand_modules(x);
+    double *coef = xcalloc((size_t)modules * (size_t)x->n, sizeof *coef);
+    json_t *lineage = json_pack("{s:s}", "operator", "delta, layer by layer");
+    for (int i = 0; i < modules; i++)
+        memcpy(coef + (size_t)i * (size_t)x->n, v + i / N_PROJ * x->n, (size_t)x->n * sizeof *coef);
+    struct adapter *a = operator_sum(x, coef, lineage, err);
+    json_decref(lineage);
+    free(coef);
+    return a;
+}
+
+static struct adapter *hunt_make(const struct hunt *h, const double *v, struct error *err) {
+    struct run *r = h->r;
+    float w[MAX_FOUNDERS];
+    for (int i = 0; i < r->n_founders; i++) w[i] = (float)v[i];
+    struct operands x = {.parents = r->founders,
+                         .weights = w,
+                         .n = r->n_founders,
+                         .rank = (int32_t)r->o->evolve.rank,
+                         .step = NAN,
+                         .seed = (uint64_t)r->o->seed};
+    if (h->sets > 1) return hunt_layers(&x, v, err);
+    if (h->op->unit)
+        x.step = h->op->step_min +
+                 (h->op->step_max - h->op->step_min) * fminf(1, fmaxf(0, (float)v[r->n_founders]));
+    return operator_apply(h->op, &x, err);
+}
+
+/* delta is a mix of the founders, exact without being made. */
+static int hunt_candidates(struct hunt *h, const double *v, int n, struct error *err) {
+    bool mixed = h->sets == 1 && strcmp(h->op->name, "delta") == 0;
+    for (int i = 0; i < n; i++) {
+        struct candidate *c = &h->c[i];
+        *c = (struct candidate){.how = h->op, .blend = NAN, .step = NAN, .mix = h->mix[i]};
+        snprintf(c->name, sizeof c->name, "g%lldc%d", (long long)search_generation(h->search) + 1,
+                 i);
+        c->n_mix = h->sets == 1 ? h->r->n_founders : 0;
+        for (int k = 0; k < c->n_mix; k++)
+            h->mix[i][k] =
+                (struct mix_term){.adapter = h->r->founders[k], .weight = (float)v[i * h->n + k]};
+        if (!mixed && !(c->adapter = hunt_make(h, v + i * h->n, err))) return err->code;
+    }
+    return OK;
+}
+
+static int hunt_check(const struct hunt *h, struct error *err) {
+    const struct run *r = h->r;
+    if (h->op->most < r->n_founders)
+        return error_set(err, ERR_USAGE,
+                         "operator '%s' takes %d parents, and there are %d founders", h->op->name,
+                         h->op->most, r->n_founders);
+    if (h->sets > 1 && strcmp(h->op->name, "delta") != 0)
+        return error_set(err, ERR_USAGE, "weights of each layer's own are of 'delta', not of '%s'",
+                         h->op->name);
+    return OK;
+}
+
+/* Each founder alone, with the operator's own step. */
+static int hunt_open(struct hunt *h, struct error *err) {
+    struct run *r = h->r;
+    if (!(h->op = operator_find(r->o->evolve.merge, err))) return err->code;
+    h->sets = r->o->evolve.per_layer ? r->model->config.n_layers : 1;
+    if (hunt_check(h, err) != OK) return err->code;
+    h->n = r->n_founders * h->sets + (h->op->unit != NULL);
+    double *starts = xcalloc((size_t)r->n_founders * (size_t)h->n, sizeof *starts);
+    for (int i = 0; i < r->n_founders; i++) {
+        for (int k = 0; k < h->sets; k++) starts[i * h->n + k * r->n_founders + i] = 1;
+        if (h->op->unit)
+            starts[(i + 1) * h->n - 1] =
+                (double)((h->op->step - h->op->step_min) / (h->op->step_max - h->op->step_min));
+    }
+    h->search = search_new(&r->o->search, starts, r->n_founders, h->n, (uint64_t)r->o->seed, err);
+    free(starts);
+    if (h->search && search_batch(h->search) > MAX_POPULATION)
+        return error_set(err, ERR_USAGE, "a batch of %d candidates is more than %d",
+                         search_batch(h->search), MAX_POPULATION);
+    return h->search ? OK : err->code;
+}
+
+static const double *weights_of(struct hunt *h, const struct candidate *c) {
+    int i = 0;
+    while (h->mix[i] != c->mix) i++;
+    return search_ask(h->search) + i * h->n;
+}
+
+static int hunt_generation(struct hunt *h, int g, struct error *err) {
+    int n = search_batch(h->search), rc = hunt_candidates(h, search_ask(h->search), n, err);
+    double fitness[MAX_POPULATION];
+    struct candidate order[MAX_POPULATION];
+    memcpy(order, h->c, sizeof order);
+    if (rc == OK) rc = measure(h->r, g, order, n, NULL, err);
+    for (int i = 0; rc == OK && i < n; i++)
+        for (int k = 0; k < n; k++)
+            if (order[k].mix == h->c[i].mix) fitness[i] = order[k].fitness.value;
+    bool mixed = rc == OK && !order[0].adapter; // the best is made, to be kept
+    if (mixed && !(order[0].adapter = hunt_make(h, weights_of(h, &order[0]), err))) rc = err->code;
+    if (rc == OK) rc = run_record(h->r, generation_json(g, order, n), order, n, err);
+    if (rc == OK) search_tell(h->search, fitness);
+    if (mixed) adapter_release(order[0].adapter);
+    for (int i = 0; i < n; i++) adapter_release(h->c[i].adapter);
+    return rc;
+}
+
+static int coefficients(struct run *r, struct error *err) {
+    struct hunt *h = xcalloc(1, sizeof *h);
+    struct progress bar;
+    int best = 0, g = 1, rc;
+    h->r = r;
+    rc = hunt_open(h, err);
+    if (rc == OK) rc = measure_founders(r, &best, err);
+    progress_start(&bar, "generations", r->o->evolve.generations + 1);
+    for (double cost = 0; rc == OK && g <= r->o->evolve.generations && affords(r, cost); g++) {
+        double before = r->spent.flops;
+        rc = hunt_generation(h, g, err);
+        cost = r->spent.flops - before;
+        progress_update(&bar, g, NULL);
+    }
+    progress_finish(&bar, NULL);
+    const double *v = rc == OK && g > 1 ? search_center(h->search) : NULL;
+    if (v) {
+        struct adapter *made = hunt_make(h, v, err);
+        rc = made ? conclude(r, g, made, NULL, h->op, err) : err->code;
+    }
+    search_free(h->search);
+    free(h);
+    return rc;
+}
+
+/* All founders with equal weights by one operator: a soup, TIES, DARE. */
+static int merge(struct run *r, struct error *err) {
+    int best = 0, rc = measure_founders(r, &best, err);
+    const struct adapter_operator *op = rc == OK ? operator_find(r->o->evolve.merge, err) : NULL;
+    struct operands x = {.parents = r->founders,
+                         .n = r->n_founders,
+                         .rank = (int32_t)r->o->evolve.rank,
+                         .step = NAN,
+                         .seed = (uint64_t)r->o->seed};
+    struct adapter *made = op ? operator_apply(op, &x, err) : NULL;
+    return made ? conclude(r, 1, made, NULL, op, err) : err->code;
+}
+
+const struct run_search run_searches[] = {
+    {"breed", "a population of adapters: selection, crossover, mutation, bursts of gradient",
+     breed},
+    {"coefficients", "the founders' coefficients, by what section 'search' names: cma, pso …",
+     coefficients},
+    {"merge", "all founders once, with equal weights", merge},
+    {"gradient", "the best founder learns by LoRA gradient", gradient},
+    {"es", "the best founder learns by evolution strategies", es},
+    {"none", "founders only", none},
+    {0},
+};

@@ -1,0 +1,391 @@
+/*
+ * trial: the landscape of a run. Candidates answer the generation's questions in heterogeneous
+ * batches; what they are worth, alone and to the others, follows from those answers.
+ *
+ * All candidates of a generation get the same questions, so that a question's own difficulty
+ * cancels. Which these are depends on the recipe and the generation only.
+ */
+#include "eval/bank.h"
+#include "evolve/run.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* cost */
+
+double trial_token_flops(const struct run *r) {
+    const struct model_config *c = &r->model->config;
+    double weights = (double)c->vocab_size * c->d_model, rank = 0;
+    for (int p = 0; p < N_PROJ; p++) {
+        double in = (double)proj_in(c, (enum proj)p), out = (double)proj_out(c, (enum proj)p);
+        weights += in * out * c->n_layers;
+        rank += (in + out) * c->n_layers;
+    }
+    return 2 * (weights + rank * (double)r->o->train.r);
+}
+
+void spent_forward(struct run *r, int64_t tokens) {
+    r->spent.forward_tokens += tokens;
+    r->spent.flops += (double)tokens * trial_token_flops(r);
+}
+
+void spent_trained(struct run *r, double tokens) {
+    r->spent.trained_tokens += (int64_t)tokens;
+    r->spent.flops += 2 * tokens * trial_token_flops(r);
+}
+
+json_t *spent_json(const struct run *r) {
+    return json_pack("{s:I,s:I,s:f}", "forward_tokens", (json_int_t)r->spent.forward_tokens,
+                     "trained_tokens", (json_int_t)r->spent.trained_tokens, "flops",
+                     r->spent.flops);
+}
+
+/* questions */
+
+/* A task of the recipe: a family, or a file, half of whose questions are for fitness and half for
+ * the test, by their own hash: no seed carries a question across. */
+struct source {
+    char *name;
+    int family; /* -1: a file */
+    struct bank bank;
+    struct item *items; /* [bank.n] */
+    uint32_t *of[2];    /* fitness, test: which, in a seeded order */
+    int n_of[2];
+    struct source *next;
+};
+
+static bool is_test(const struct item *it) {
+    return hash_u64(it->question, strlen(it->question)) & 1;
+}
+
+static int source_sort(struct source *s, uint64_t seed, struct error *err) {
+    for (int k = 0; k < 2; k++) s->of[k] = xcalloc((size_t)s->bank.n + 1, sizeof *s->of[k]);
+    for (int64_t i = 0; i < s->bank.n; i++) {
+        int k = is_test(&s->items[i]);
+        if (s->items[i].n_choices < 2)
+            return error_set(
+                err, ERR_USAGE,
+                "'%s': question %lld has no choices; fitness needs answers that can be "
+                "chosen",
+                s->name, (long long)i + 1);
+        s->of[k][s->n_of[k]++] = (uint32_t)i;
+    }
+    for (int k = 0; k < 2; k++) {
+        struct rng rng = rng_make(seed, RNG_SHUFFLE, (uint32_t)k, 0);
+        rng_shuffle(&rng, s->of[k], (size_t)s->n_of[k]);
+    }
+    if (s->n_of[0] && s->n_of[1]) return OK;
+    return error_set(err, ERR_USAGE, "'%s' has too few questions to be parted", s->name);
+}
+
+static int source_open(struct run *r, const char *name, struct error *err) {
+    struct source *s = xcalloc(1, sizeof *s);
+    const struct bank_options o = {.split = SPLIT_TEST, .seed = 1};
+    s->name = xstrdup(name);
+    s->family = fry_find(name);
+    s->next = r->sources;
+    r->sources = s;
+    if (s->family >= 0) return OK;
+    char *path = r->env->find(name);
+    int rc = bank_open(&s->bank, path, &o, err);
+    if (rc == OK) s->items = bank_items(&s->bank);
+    if (rc == OK) rc = source_sort(s, 1, err);
+    free(path);
+    return rc;
+}
+
+static const struct source *source_find(const struct run *r, const char *name) {
+    const struct source *s = r->sources;
+    while (s && strcmp(s->name, name) != 0) s = s->next;
+    return s;
+}
+
+int trial_open(struct run *r, const struct strings *tasks, struct error *err) {
+    int rc = OK;
+    for (int i = 0; rc == OK && i < tasks->n; i++)
+        if (!source_find(r, tasks->v[i])) rc = source_open(r, tasks->v[i], err);
+    return rc;
+}
+
+void trial_close(struct run *r) {
+    for (struct source *s; (s = r->sources);) {
+        r->sources = s->next;
+        bank_items_release(s->items, s->bank.n);
+        bank_release(&s->bank);
+        for (int k = 0; k < 2; k++) free(s->of[k]);
+        free(s->name);
+        free(s);
+    }
+}
+
+static struct item item_copy(const struct item *it) {
+    struct item c = {.n_choices = it->n_choices, .correct = it->correct, .lang = it->lang};
+    c.question = xstrdup(it->question);
+    c.key = xstrdup(it->question);
+    for (int i = 0; i < it->n_choices; i++) c.choices[i] = xstrdup(it->choices[i]);
+    return c;
+}
+
+int trial_count(const struct run *r, const struct strings *tasks, enum split split, int64_t n) {
+    for (int i = 0; i < tasks->n; i++) {
+        const struct source *s = source_find(r, tasks->v[i]);
+        if (s->family < 0) n = MIN(n, (int64_t)s->n_of[split == SPLIT_TEST] * tasks->n);
+    }
+    return (int)n;
+}
+
+struct item *trial_items(const struct run *r, const struct strings *tasks, enum split split,
+                         uint64_t seed, uint32_t begin, int n) {
+    struct item *v = xcalloc((size_t)n + 1, sizeof *v);
+    for (int i = 0; i < n; i++) {
+        const struct source *s = source_find(r, tasks->v[i % tasks->n]);
+        uint32_t at = begin + (uint32_t)(i / tasks->n);
+        int k = split == SPLIT_TEST;
+        if (s->family >= 0)
+            fry_item(s->family, split, seed, at, false, &v[i]);
+        else
+            v[i] = item_copy(&s->items[s->of[k][at % (uint32_t)s->n_of[k]]]);
+    }
+    return v;
+}
+
+void trial_items_free(struct item *v, int n) {
+    for (int i = 0; v && i < n; i++) item_release(&v[i]);
+    free(v);
+}
+
+/* One generation's questions and the answers to them, [n][n_items]; one that was not asked has no
+ * choice and no probabilities. */
+struct trial {
+    struct run *r;
+    const struct run_options *o;
+    struct candidate *c;
+    int n, team; /* candidates, and without witnesses */
+    struct item *items;
+    int n_items;
+    struct answer *answers;
+    int *asked; /* [n] */
+};
+
+struct item *trial_generation_items(const struct run *r, int generation, int *n) {
+    const struct run_options *o = run_options_at(r, generation);
+    *n = trial_count(r, &o->tasks, SPLIT_DEV, o->fitness.items);
+    int each = (*n + o->tasks.n - 1) / o->tasks.n;
+    uint32_t begin = o->fitness.fresh ? (uint32_t)generation * (uint32_t)each : 0;
+    return trial_items(r, &o->tasks, SPLIT_DEV, (uint64_t)o->seed, begin, *n);
+}
+
+enum { ASK_AT_ONCE = 8192 };
+
+/* Asks whoever is in `who` the items [from, to). */
+static int ask(struct trial *t, const int *who, int n_who, int from, int to, struct error *err) {
+    int n = to - from, rc = OK;
+    struct call *calls = xcalloc((size_t)n_who * (size_t)n + 1, sizeof *calls);
+    struct message(*chats)[2] = xcalloc((size_t)n + 1, sizeof *chats);
+    struct agent *agents = xcalloc((size_t)n_who + 1, sizeof *agents);
+    for (int k = 0; k < n_who; k++) {
+        const struct candidate *c = &t->c[who[k]];
+        bool mixed = !c->adapter;
+        agents[k] = (struct agent){.name = c->name,
+                                   .adapter = c->adapter,
+                                   .mix = mixed ? c->mix : NULL,
+                                   .n_mix = mixed ? c->n_mix : 0};
+        for (int i = 0; i < n; i++) {
+            struct call *call = &calls[k * n + i];
+            *call = call_question(&agents[k], &t->items[from + i], -1, chats[i]);
+            call->working = t->o->working;
+            call->max_tokens = (int32_t)t->o->max_tokens;
+        }
+    }
+    for (int at = 0; rc == OK && at < n_who * n; at += ASK_AT_ONCE) {
+        rc = run_pause_check(t->r, err);
+        if (rc == OK)
+            rc =
+                t->r->asker.ask(t->r->asker.ctx, calls + at, MIN(ASK_AT_ONCE, n_who * n - at), err);
+    }
+    for (int j = 0; j < n_who * n; j++) {
+        struct call *call = &calls[j];
+        t->answers[(size_t)who[j / n] * (size_t)t->n_items + (size_t)(from + j % n)] = call->answer;
+        spent_forward(t->r, call->n_prefilled + call->n_generated);
+        call_release(call);
+    }
+    for (int k = 0; k < n_who; k++) t->asked[who[k]] = to;
+    free(agents);
+    free(chats);
+    free(calls);
+    return rc;
+}
+
+static double score_of(const struct trial *t, int i, int item) {
+    const struct answer *a = &t->answers[(size_t)i * (size_t)t->n_items + (size_t)item];
+    int right = t->items[item].correct;
+    return strcmp(t->o->fitness.measure, "right") == 0 ? a->choice == right
+                                                       : (double)a->prob[right];
+}
+
+/* Candidates that fall behind are asked no further. */
+static int race(struct trial *t, struct error *err) {
+    struct race_options o = t->o->race;
+    if (o.budget > 0) o.budget = MAX(o.budget, t->n); // witnesses come on top
+    struct race *race = race_new(&o, t->n, t->n_items, err);
+    int *who = xcalloc((size_t)t->n, sizeof *who), from, to, n, rc = race ? OK : err->code;
+    while (rc == OK && (n = race_next(race, who, &from, &to)) > 0) {
+        double *scores = xcalloc((size_t)n * (size_t)(to - from), sizeof *scores);
+        rc = ask(t, who, n, from, to, err);
+        for (int j = 0; rc == OK && j < n * (to - from); j++)
+            scores[j] = score_of(t, who[j / (to - from)], from + j % (to - from));
+        if (rc == OK) race_tell(race, scores);
+        free(scores);
+    }
+    free(who);
+    race_free(race);
+    return rc;
+}
+
+static int ask_all(struct trial *t, struct error *err) {
+    int *who = xcalloc((size_t)t->n + 1, sizeof *who);
+    for (int i = 0; i < t->n; i++) who[i] = i;
+    int rc = ask(t, who, t->n, 0, t->n_items, err);
+    free(who);
+    return rc;
+}
+
+/* what answers are worth */
+
+static void fill_scores(struct trial *t, struct assay *out) {
+    out->n_items = t->n_items;
+    out->scores = xcalloc((size_t)t->n * (size_t)t->n_items + 1, sizeof *out->scores);
+    for (int i = 0; i < t->n; i++) {
+        double *row = out->scores + (size_t)i * (size_t)t->n_items;
+        for (int k = 0; k < t->n_items; k++) row[k] = k < t->asked[i] ? score_of(t, i, k) : NAN;
+        t->c[i].n_items = t->asked[i];
+        t->c[i].performance = stats_mean(row, t->asked[i]);
+    }
+}
+
+/* What candidate i adds to the vote of the best of the other roles. Elites stand first, in the
+ * order of their fitness. */
+static struct interval worth_in_role(const struct trial *t, int i, uint8_t *with,
+                                     uint8_t *without) {
+    const struct vote *v = vote_find(t->o->vote);
+    int partners[MAX_POPULATION], n = 0;
+    bool seen[MAX_POPULATION] = {false};
+    seen[t->c[i].role] = true;
+    for (int j = 0; j < t->team; j++) {
+        if (seen[t->c[j].role]) continue;
+        seen[t->c[j].role] = true;
+        partners[n++] = j;
+    }
+    for (int k = 0; k < t->n_items; k++) {
+        struct answer team[MAX_POPULATION + 1];
+        const struct item *it = &t->items[k];
+        for (int j = 0; j < n; j++)
+            team[j] = t->answers[(size_t)partners[j] * (size_t)t->n_items + (size_t)k];
+        team[n] = t->answers[(size_t)i * (size_t)t->n_items + (size_t)k];
+        with[k] = vote_decide(v, team, n + 1, it->n_choices) == it->correct;
+        without[k] = n > 0 && vote_decide(v, team, n, it->n_choices) == it->correct;
+    }
+    return stats_paired(with, without, t->n_items).diff;
+}
+
+enum { PERMUTATIONS = 64 }; /* of sampled Shapley values */
+
+static int shapley(struct trial *t, struct interval *worth, struct error *err) {
+    struct vote_game v = {.vote = vote_find(t->o->vote),
+                          .answers = t->answers,
+                          .items = t->items,
+                          .n_agents = t->team,
+                          .n_items = t->n_items};
+    struct game g = vote_game(&v);
+    struct worth w[MAX_POPULATION];
+    int rc = OK;
+    if (t->team > GAME_AGENTS) {
+        rc = credit_sampled(&g, PERMUTATIONS, (uint64_t)t->o->seed, w, err);
+    } else {
+        uint8_t *right = xcalloc((size_t)t->n_items << t->team, 1);
+        rc = game_play_all(&g, right, err);
+        if (rc == OK) credit_exact(right, t->team, t->n_items, w);
+        free(right);
+    }
+    for (int i = 0; rc == OK && i < t->team; i++) worth[i] = w[i].shapley;
+    return rc;
+}
+
+static void worth_in_roles(const struct trial *t, struct interval *worth) {
+    uint8_t *with = xcalloc(2 * (size_t)t->n_items + 1, 1);
+    for (int i = 0; i < t->team; i++) worth[i] = worth_in_role(t, i, with, with + t->n_items);
+    free(with);
+}
+
+static int fill_cooperation(struct trial *t, struct error *err) {
+    struct interval worth[MAX_POPULATION];
+    int rc = OK;
+    if (t->o->evolve.roles)
+        worth_in_roles(t, worth);
+    else if (strcmp(t->o->fitness.credit, "shapley") == 0)
+        rc = shapley(t, worth, err);
+    else
+        credit_vote_loo(vote_find(t->o->vote), t->answers, t->team, t->items, t->n_items, worth);
+    for (int i = 0; rc == OK && i < t->team; i++) t->c[i].cooperation = worth[i];
+    return rc;
+}
+
+static void fill_novelty(struct trial *t, struct assay *out) {
+    struct interval *novelty = xcalloc((size_t)t->n + 1, sizeof *novelty);
+    out->distance = xcalloc((size_t)t->n * (size_t)t->n + 1, sizeof *out->distance);
+    credit_novelty(t->answers, t->n, t->team, t->items, t->n_items, novelty, out->distance);
+    for (int i = 0; i < t->n; i++) t->c[i].novelty = novelty[i];
+    free(novelty);
+}
+
+/* Behaviour for the archive: how sure (entropy of the answer over that of a guess), and how often
+ * the choice is the team's most common one. */
+static void fill_descriptors(struct trial *t) {
+    const struct vote *majority = vote_find("majority");
+    for (int k = 0; k < t->n_items; k++) {
+        struct answer team[MAX_CANDIDATES];
+        int n_choices = t->items[k].n_choices;
+        for (int i = 0; i < t->n; i++) team[i] = t->answers[i * t->n_items + k];
+        int common = vote_decide(majority, team, t->team, n_choices);
+        for (int i = 0; i < t->n; i++) {
+            double entropy = 0;
+            for (int j = 0; j < n_choices; j++) {
+                double p = (double)team[i].prob[j];
+                if (p > 0) entropy -= p * math_log(p) / math_log(n_choices);
+            }
+            t->c[i].descriptor[0] += entropy / t->n_items;
+            t->c[i].descriptor[1] += (double)(team[i].choice == common) / t->n_items;
+        }
+    }
+}
+
+int trial_evaluate(void *ctx, int generation, struct candidate *c, int n, int witnesses,
+                   struct assay *out, struct error *err) {
+    struct run *r = ctx;
+    struct trial t = {.r = r,
+                      .o = run_options_at(r, generation),
+                      .c = c,
+                      .n = n,
+                      .team = n - witnesses,
+                      .asked = xcalloc((size_t)n + 1, sizeof *t.asked)};
+    bool anew = r->only == generation;
+    struct store *store = r->speaker.store;
+    t.items = trial_generation_items(r, generation, &t.n_items);
+    t.answers = xcalloc((size_t)n * (size_t)t.n_items + 1, sizeof *t.answers);
+    for (int i = 0; i < n; i++)
+        c[i].descriptor[0] = c[i].descriptor[1] = 0,
+        c[i].cooperation = c[i].novelty = (struct interval){0};
+    if (anew) r->speaker.store = NULL;
+    int rc = t.o->fitness.race ? race(&t, err) : ask_all(&t, err);
+    r->speaker.store = store;
+    if (rc == OK) fill_scores(&t, out);
+    bool whole = rc == OK && !t.o->fitness.race;
+    if (whole) rc = fill_cooperation(&t, err);
+    if (whole) fill_novelty(&t, out);
+    if (whole) fill_descriptors(&t);
+    trial_items_free(t.items, t.n_items);
+    free(t.answers);
+    free(t.asked);
+    return rc;
+}

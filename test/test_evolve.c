@@ -1064,9 +1064,12 @@ static const char *const ways[] = {
     "evolve: {search: breed, generations: 2, population: 5, elites: 3, roles: true, mutate: 0.5, "
     "rank: 0, selection: lexicase, share: 0.1, mutations: [spectrum, drop, rank, reinit]}\n",
     "evolve: {search: breed, generations: 1, population: 10, elites: 3}\n",
+    "fitness: {items: 6, apart: embedding}\nevolve: {generations: 1}\n",
+    "fitness: {items: 6, apart: disagreement}\nevolve: {generations: 1}\n",
     "evolve: {search: breed, generations: 3, population: 5, archive: 4, selection: pareto}\n"
     "save: best\n",
     "evolve: {search: breed, generations: 2, population: 6}\n"
+    "fitness: {items: 8, race: true, performance: 1, cooperation: 0, novelty: 0}\n"
     "race: {rule: halving, budget: 24}\n",
     "evolve: {search: coefficients, generations: 3}\nsearch: {searcher: cma, batch: 6}\n",
     "evolve: {search: coefficients, generations: 2, merge: delta_ties}\n"
@@ -1080,20 +1083,19 @@ static const char *const ways[] = {
 };
 
 /* The founders' directories as personas, `way`, and no debate. */
-static char *way_text(const char *way, bool race) {
+static char *way_text(const char *way) {
     char *learn = path_join(dir, "b.jsonl");
     struct buf b = {0};
     buf_printf(&b,
                "model: %s/tiny\nseed: 5\nrounds: 0\nmax_tokens: 4\ntest_items: 8\n"
-               "tasks: [pick]\npersonas:\n",
-               dir);
+               "tasks: [pick, %s/own.jsonl]\npersonas:\n",
+               dir, dir);
     for (int i = 0; i < 3; i++) {
         const char *name = (const char *[]){"a", "b", "all"}[i];
         buf_printf(&b, "  - %s=%s/ref/r/adapters/gen_0/%s\n", name, dir, name);
     }
-    buf_puts(&b,
-             race ? "fitness: {items: 8, race: true, performance: 1, cooperation: 0, novelty: 0}\n"
-                  : "fitness: {items: 6, measure: probability, credit: shapley}\n");
+    if (!strstr(way, "fitness:"))
+        buf_puts(&b, "fitness: {items: 6, measure: probability, credit: shapley}\n");
     const char *at = strstr(way, "LEARN");
     buf_add(&b, way, at ? (size_t)(at - way) : strlen(way));
     if (at) buf_printf(&b, "%s%s", learn, at + 5);
@@ -1122,10 +1124,9 @@ static void test_every_way(void **state) {
     reference_run();
     for (size_t i = 0; i < ARRAY_LEN(ways); i++) {
         char one[16], two[16];
-        bool race = strstr(ways[i], "race:") != NULL;
         snprintf(one, sizeof one, "way%zu", i);
         snprintf(two, sizeof two, "two%zu", i);
-        char *text = way_text(ways[i], race);
+        char *text = way_text(ways[i]);
         json_t *a = way_run(one, text, 1), *b = way_run(two, text, 2);
         results_are_equal(a, b);
         json_t *again = run_well(one, true, false, 1);
@@ -1151,8 +1152,7 @@ static void test_every_way(void **state) {
 static void test_flops_are_kept(void **state) {
     (void)state;
     reference_run();
-    char *text =
-        way_text("evolve: {search: breed, generations: 50, population: 4, flops: 1e9}\n", false);
+    char *text = way_text("evolve: {search: breed, generations: 50, population: 4, flops: 1e9}\n");
     json_t *v = way_run("budget", text, 1);
     double flops = number_of(json_object_get(v, "spent"), "flops");
     if (!(flops > 7e8 && flops <= 1.01e9)) fail_msg("%g FLOPs", flops);
@@ -1191,7 +1191,7 @@ static void test_fork_and_replay(void **state) {
     assert_non_null(strstr(err.text, "no generation 9"));
     assert_null(run_fork(&env, "r", 1, NULL, -1, "same", &err));
     assert_int_equal(err.code, ERR_STATE);
-    char *text = way_text(ways[0], false), *path = path_join(dir, "way.yaml");
+    char *text = way_text(ways[0]), *path = path_join(dir, "way.yaml");
     assert_int_equal(file_write(path, text, strlen(text), &err), OK);
     assert_null(run_fork(&env, "r", 1, path, -1, "stranger", &err));
     assert_int_equal(err.code, ERR_MISMATCH);
@@ -1291,6 +1291,8 @@ static void test_bad_recipes(void **state) {
     recipe_is_refused(TWO TASK "evolve: {search: es, learn: x}\nes: {population: 3}\n", "odd");
     recipe_is_refused(TWO TASK "fitness: {race: true}\n", "performance alone");
     recipe_is_refused(TWO TASK "fitness: {measure: feeling}\n", "feeling");
+    recipe_is_refused(TWO TASK "fitness: {apart: far}\n", "js, disagreement or embedding");
+    recipe_is_refused(TWO TASK "working: false\nfitness: {apart: embedding}\n", "working");
     recipe_is_refused(TWO TASK "fitness: {credit: all}\n", "loo or shapley");
     recipe_is_refused(TWO TASK "retain: [knitting]\n", "knitting");
     recipe_is_refused(TWO TASK "save: none\n", "save is all or best");
@@ -1321,8 +1323,7 @@ static void test_report_is_self_contained(void **state) {
     char *path = path_join(dir, "ref/r/report.html"), *other = path_join(dir, "other.html");
     struct buf page = {0};
     assert_int_equal(file_read(path, 1 << 24, &page, &err), OK);
-    static const char *const outside[] = {
-        "http:", "https:", "src=", "<script", "@import", "url("};
+    static const char *const outside[] = {"http:", "https:", "src=", "<script", "@import", "url("};
     for (size_t i = 0; i < ARRAY_LEN(outside); i++) assert_null(strstr(page.data, outside[i]));
     assert_non_null(strstr(page.data, "first-round vote"));
     buf_release(&page);

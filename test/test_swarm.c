@@ -188,23 +188,32 @@ static void test_novelty(void **state) {
     struct interval novelty[3];
     double distance[9] = {0};
     items_make();
+    const struct behaviour x = {answers, plain_items, ITEMS};
     for (int i = 0; i < 3 * ITEMS; i++) answers[i] = answer_of(0.1f, 0.2f, 0.3f, 0.4f);
-    credit_novelty(answers, 3, 3, plain_items, ITEMS, novelty, distance);
+    credit_novelty(credit_js, &x, 3, 3, ITEMS, novelty, distance);
     for (int a = 0; a < 3; a++) close_to(novelty[a].value, 0, 1e-12);
     for (int i = 0; i < 3 * ITEMS; i++)
         answers[i] = i / ITEMS == 0   ? answer_of(1, 0, 0, 0)
                      : i / ITEMS == 1 ? answer_of(0, 0.5f, 0.5f, 0)
                                       : answer_of(0, 0, 0, 1);
-    credit_novelty(answers, 3, 3, plain_items, ITEMS, novelty, distance);
+    credit_novelty(credit_js, &x, 3, 3, ITEMS, novelty, distance);
     for (int a = 0; a < 3; a++) close_to(novelty[a].value, 1, 1e-12);
     /* (1, 0) and (½, ½): ½·log2(4/3) + ½·(½·log2(2/3) + ½·log2 2) = 0.3112781… */
     for (int i = 0; i < 2 * ITEMS; i++)
         answers[i] = i < ITEMS ? answer_of(1, 0, 0, 0) : answer_of(0.5f, 0.5f, 0, 0);
-    credit_novelty(answers, 2, 2, plain_items, ITEMS, novelty, distance);
+    credit_novelty(credit_js, &x, 2, 2, ITEMS, novelty, distance);
     close_to(novelty[0].value, 0.311278124459133, 1e-12);
     close_to(novelty[1].value, novelty[0].value, 1e-12);
-    credit_novelty(answers, 1, 1, plain_items, ITEMS, novelty, distance);
+    credit_novelty(credit_js, &x, 1, 1, ITEMS, novelty, distance);
     close_to(novelty[0].value, 0, 0);
+    /* Two of three choose alike; the third is a witness and counts for nobody. */
+    for (int i = 0; i < 3 * ITEMS; i++) answers[i].choice = i / ITEMS == 2;
+    credit_novelty(credit_disagreement, &x, 3, 2, ITEMS, novelty, distance);
+    close_to(novelty[0].value, 0, 0);
+    close_to(novelty[2].value, 1, 0);
+    close_to(distance[1], 0, 0);
+    close_to(distance[2], 1, 0);
+    close_to(distance[5], 1, 0);
 }
 
 /* Agents "0" … "9" answer (own number + item) mod 4 in the first round. Later, with `follow`, agent

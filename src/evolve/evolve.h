@@ -48,6 +48,7 @@ struct fitness_options {
     int64_t items; /* dev questions a generation, spread over the tasks */
     bool fresh;    /* other questions in each generation */
     char *measure; /* right: 0 or 1 an item; probability: of the right choice */
+    char *apart;   /* of behaviour: js, disagreement, or embedding (of what was written) */
     char *credit;  /* of cooperation: loo, or shapley in the vote */
     bool race;     /* section "race" decides who is asked how much */
     double performance, cooperation, novelty;
@@ -78,7 +79,7 @@ struct candidate {
 struct assay {
     int n_items;
     double *scores;   /* [n][n_items]; NAN: not asked */
-    double *distance; /* [n][n] mean Jensen-Shannon divergence of behaviour, 0..1 */
+    double *distance; /* [n][n] of behaviour, 0..1 */
 };
 void assay_release(struct assay *a);
 struct landscape {

@@ -55,8 +55,8 @@ const struct adapter_operator *operator_find(const char *name, struct error *err
 /*
  * The child. Its lineage: operator, parents (hashes), weights, step, rank, seed, and where ΔW was
  * re-factorised "error", the relative norm of what the rank could not hold. ERR_USAGE: operands
- * that the row does not take; ERR_MISMATCH: parents that do not go together; ERR_STATE: nothing of them is left; ERR_NUMERIC:
- * overflow, or a mean that iteration does not reach.
+ * that the row does not take; ERR_MISMATCH: parents that do not go together; ERR_STATE: nothing of
+ * them is left; ERR_NUMERIC: overflow, or a mean that iteration does not reach.
  */
 struct adapter *operator_apply(const struct adapter_operator *op, const struct operands *x,
                                struct error *err);

@@ -80,6 +80,9 @@ const struct option_row fitness_option_rows[] = {
         "candidates race, as section 'race' says; performance only"),
     ROW(fitness_options, "performance", OPT_FLOAT, performance, "0.6", 0, 1, "W",
         "weight of own accuracy"),
+    ROW(fitness_options, "apart", OPT_STRING, apart, "js", 0, 0, "NAME",
+        "what behaviour lies apart by: js (answers' divergence), disagreement, or embedding (of "
+        "workings, as the base embeds them)"),
     ROW(fitness_options, "cooperation", OPT_FLOAT, cooperation, "0.3", 0, 1, "W",
         "weight of its worth to the vote of all"),
     ROW(fitness_options, "credit", OPT_STRING, credit, "loo", 0, 0, "NAME",

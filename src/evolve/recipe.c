@@ -152,6 +152,15 @@ static int check_options(const struct run_options *o, const char *path, struct e
     if (strcmp(o->fitness.credit, "loo") != 0 && strcmp(o->fitness.credit, "shapley") != 0)
         return error_set(err, ERR_USAGE, "'%s': credit is loo or shapley, not '%s'", path,
                          o->fitness.credit);
+    const char *apart = o->fitness.apart;
+    if (strcmp(apart, "js") != 0 && strcmp(apart, "disagreement") != 0 &&
+        strcmp(apart, "embedding") != 0)
+        return error_set(err, ERR_USAGE,
+                         "'%s': behaviour is apart by js, disagreement or embedding, not '%s'",
+                         path, apart);
+    if (strcmp(apart, "embedding") == 0 && !o->working)
+        return error_set(err, ERR_USAGE,
+                         "'%s': embedding compares workings; 'working: false' has none", path);
     if (check_tasks(&o->tasks, path, err) != OK) return err->code;
     if (check_tasks(&o->retain, path, err) != OK) return err->code;
     if (check_sections(o, err) != OK) return error_wrap(err, "'%s'", path);

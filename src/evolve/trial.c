@@ -7,6 +7,7 @@
  */
 #include "eval/bank.h"
 #include "evolve/run.h"
+#include "memory/memory.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -165,7 +166,8 @@ struct trial {
     struct item *items;
     int n_items;
     struct answer *answers;
-    int *asked; /* [n] */
+    char **texts; /* [n][n_items] what was written, or NULL */
+    int *asked;   /* [n] */
 };
 
 struct item *trial_generation_items(const struct run *r, int generation, int *n) {
@@ -206,7 +208,9 @@ static int ask(struct trial *t, const int *who, int n_who, int from, int to, str
     }
     for (int j = 0; j < n_who * n; j++) {
         struct call *call = &calls[j];
-        t->answers[(size_t)who[j / n] * (size_t)t->n_items + (size_t)(from + j % n)] = call->answer;
+        size_t at = (size_t)who[j / n] * (size_t)t->n_items + (size_t)(from + j % n);
+        t->answers[at] = call->answer;
+        if (t->texts) t->texts[at] = xstrdup(call->text ? call->text : "");
         spent_forward(t->r, call->n_prefilled + call->n_generated);
         call_release(call);
     }
@@ -331,12 +335,77 @@ static int fill_cooperation(struct trial *t, struct error *err) {
     return rc;
 }
 
-static void fill_novelty(struct trial *t, struct assay *out) {
+/* Workings as vectors; most are written by several candidates and embedded once. */
+struct words {
+    char **text; /* [n][n_items] of the trial's */
+    int *which;  /* the same: which vector */
+    float *v;    /* [distinct][d] */
+    int32_t d;
+    int n_items;
+};
+
+static int by_words(const void *a, const void *b) {
+    return strcmp(**(char **const *)a, **(char **const *)b);
+}
+
+/* which[] by order of the texts; returns how many distinct ones there are, in list[]. */
+static int words_count(struct words *w, size_t n, const char **list) {
+    char ***order = xcalloc(n + 1, sizeof *order);
+    int distinct = 0;
+    for (size_t i = 0; i < n; i++) order[i] = &w->text[i];
+    qsort(order, n, sizeof *order, by_words);
+    for (size_t i = 0; i < n; i++) {
+        if (i == 0 || strcmp(*order[i], *order[i - 1]) != 0) list[distinct++] = *order[i];
+        w->which[order[i] - w->text] = distinct - 1;
+    }
+    free(order);
+    return distinct;
+}
+
+static int words_embed(struct words *w, struct trial *t, struct error *err) {
+    struct engine_embedder own = {
+        .engine = t->r->engine, .model = t->r->model, .max_len = engine_max_len(t->r->engine)};
+    struct embedder e;
+    size_t n = (size_t)t->n * (size_t)t->n_items;
+    const char **list = xcalloc(n + 1, sizeof *list);
+    w->which = xcalloc(n + 1, sizeof *w->which);
+    int distinct = words_count(w, n, list), rc = embedder_open(&e, &own, err);
+    w->d = rc == OK ? e.d : 0;
+    w->v = xcalloc((size_t)distinct * (size_t)w->d + 1, sizeof *w->v);
+    if (rc == OK) rc = e.embed(e.ctx, list, distinct, w->v, err);
+    free(list);
+    return rc;
+}
+
+/* Half of what cosine lacks to 1. */
+static double words_apart(const void *ctx, int a, int b, int item) {
+    const struct words *w = ctx;
+    int x = w->which[a * w->n_items + item], y = w->which[b * w->n_items + item];
+    if (x == y) return 0;
+    double cosine =
+        vector_cosine(w->v + (size_t)x * (size_t)w->d, w->v + (size_t)y * (size_t)w->d, w->d);
+    return fmin(1, fmax(0, (1 - cosine) / 2));
+}
+
+static int fill_novelty(struct trial *t, struct assay *out, struct error *err) {
+    struct behaviour answers = {t->answers, t->items, t->n_items};
+    struct words words = {.text = t->texts, .n_items = t->n_items};
     struct interval *novelty = xcalloc((size_t)t->n + 1, sizeof *novelty);
+    const char *apart = t->o->fitness.apart;
+    bool said = strcmp(apart, "embedding") == 0;
+    int rc = said ? words_embed(&words, t, err) : OK;
     out->distance = xcalloc((size_t)t->n * (size_t)t->n + 1, sizeof *out->distance);
-    credit_novelty(t->answers, t->n, t->team, t->items, t->n_items, novelty, out->distance);
-    for (int i = 0; i < t->n; i++) t->c[i].novelty = novelty[i];
+    if (rc == OK)
+        credit_novelty(said                       ? words_apart
+                       : strcmp(apart, "js") == 0 ? credit_js
+                                                  : credit_disagreement,
+                       said ? (const void *)&words : &answers, t->n, t->team, t->n_items, novelty,
+                       out->distance);
+    for (int i = 0; rc == OK && i < t->n; i++) t->c[i].novelty = novelty[i];
+    free(words.which);
+    free(words.v);
     free(novelty);
+    return rc;
 }
 
 /* Behaviour for the archive: how sure (entropy of the answer over that of a guess), and how often
@@ -376,15 +445,19 @@ int trial_evaluate(void *ctx, int generation, struct candidate *c, int n, int wi
     for (int i = 0; i < n; i++)
         c[i].descriptor[0] = c[i].descriptor[1] = 0,
         c[i].cooperation = c[i].novelty = (struct interval){0};
+    if (strcmp(t.o->fitness.apart, "embedding") == 0)
+        t.texts = xcalloc((size_t)n * (size_t)t.n_items + 1, sizeof *t.texts);
     if (anew) r->speaker.store = NULL;
     int rc = t.o->fitness.race ? race(&t, err) : ask_all(&t, err);
     r->speaker.store = store;
     if (rc == OK) fill_scores(&t, out);
     bool whole = rc == OK && !t.o->fitness.race;
     if (whole) rc = fill_cooperation(&t, err);
-    if (whole) fill_novelty(&t, out);
+    if (whole && rc == OK) rc = fill_novelty(&t, out, err);
     if (whole) fill_descriptors(&t);
     trial_items_free(t.items, t.n_items);
+    for (int i = 0; t.texts && i < n * t.n_items; i++) free(t.texts[i]);
+    free(t.texts);
     free(t.answers);
     free(t.asked);
     return rc;

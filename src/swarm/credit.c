@@ -297,34 +297,39 @@ static double jensen_shannon(const float *p, const float *q, int n) {
     return fmax(0, sum / log2);
 }
 
-/* a's divergence from b on every item; added to what each has from those of the team. */
-static double pair_divergence(const struct answer *a, const struct answer *b,
-                              const struct item *items, int n_items, double *to_a, double *to_b) {
-    double sum = 0;
-    for (int i = 0; i < n_items; i++) {
-        double js = jensen_shannon(a[i].prob, b[i].prob, items[i].n_choices);
-        if (to_a) to_a[i] += js;
-        if (to_b) to_b[i] += js;
-        sum += js;
-    }
-    return n_items ? sum / n_items : 0;
+double credit_js(const void *ctx, int a, int b, int item) {
+    const struct behaviour *x = ctx;
+    return jensen_shannon(x->answers[(size_t)a * (size_t)x->n_items + (size_t)item].prob,
+                          x->answers[(size_t)b * (size_t)x->n_items + (size_t)item].prob,
+                          x->items[item].n_choices);
 }
 
-void credit_novelty(const struct answer *answers, int n_agents, int team, const struct item *items,
-                    int n_items, struct interval *value, double *distance) {
+double credit_disagreement(const void *ctx, int a, int b, int item) {
+    const struct behaviour *x = ctx;
+    return x->answers[(size_t)a * (size_t)x->n_items + (size_t)item].choice !=
+           x->answers[(size_t)b * (size_t)x->n_items + (size_t)item].choice;
+}
+
+void credit_novelty(behaviour_fn apart, const void *ctx, int n_agents, int team, int n_items,
+                    struct interval *value, double *distance) {
     size_t row = (size_t)n_items;
     double *sums = xcalloc((size_t)n_agents * row + 1, sizeof *sums);
     for (int a = 0; a < n_agents; a++)
         for (int b = a + 1; b < n_agents; b++) {
-            double d =
-                pair_divergence(answers + a * row, answers + b * row, items, n_items,
-                                b < team ? sums + a * row : NULL, a < team ? sums + b * row : NULL);
-            if (distance) distance[a * n_agents + b] = distance[b * n_agents + a] = d;
+            double all = 0;
+            for (int i = 0; i < n_items; i++) {
+                double d = apart(ctx, a, b, i);
+                if (b < team) sums[(size_t)a * row + (size_t)i] += d;
+                if (a < team) sums[(size_t)b * row + (size_t)i] += d;
+                all += d;
+            }
+            all = n_items ? all / n_items : 0;
+            if (distance) distance[a * n_agents + b] = distance[b * n_agents + a] = all;
         }
     for (int a = 0; a < n_agents; a++) {
         int others = a < team ? team - 1 : team;
-        for (int i = 0; others > 1 && i < n_items; i++) sums[a * row + (size_t)i] /= others;
-        value[a] = others > 0 && n_items ? stats_mean(sums + a * row, n_items)
+        for (int i = 0; others > 1 && i < n_items; i++) sums[(size_t)a * row + (size_t)i] /= others;
+        value[a] = others > 0 && n_items ? stats_mean(sums + (size_t)a * row, n_items)
                                          : (struct interval){0, 0, 0};
     }
     free(sums);

@@ -238,10 +238,20 @@ int credit_leave_one_out(const struct asker *a, const struct agent *team, int n_
  * no further call. */
 void credit_vote_loo(const struct vote *v, const struct answer *answers, int n_agents,
                      const struct item *items, int n_items, struct interval *value);
-/* Novelty of each agent: mean Jensen-Shannon divergence (base 2, in 0..1) of its answer
- * distributions from those of the first `team` agents, itself apart. distance: [n_agents][n_agents]
- * divergence of each pair, its diagonal untouched; or NULL. */
-void credit_novelty(const struct answer *answers, int n_agents, int team, const struct item *items,
-                    int n_items, struct interval *value, double *distance);
+/* How far two agents lie apart on an item, 0..1. */
+typedef double (*behaviour_fn)(const void *ctx, int a, int b, int item);
+struct behaviour {
+    const struct answer *answers; /* [n_agents][n_items] */
+    const struct item *items;
+    int n_items;
+};
+/* With a struct behaviour as ctx: the Jensen-Shannon divergence (base 2) of their answer
+ * distributions; whether they chose otherwise. */
+double credit_js(const void *ctx, int a, int b, int item);
+double credit_disagreement(const void *ctx, int a, int b, int item);
+/* Novelty of each agent: its mean distance from the first `team` agents, itself apart. distance:
+ * [n_agents][n_agents] mean of each pair, its diagonal untouched; or NULL. */
+void credit_novelty(behaviour_fn apart, const void *ctx, int n_agents, int team, int n_items,
+                    struct interval *value, double *distance);
 
 #endif

@@ -326,6 +326,35 @@ same "a fork without a change is the run" "$tmp/runs/e1/evolution.jsonl" "$tmp/r
 if "$shoal" replay --run e1 --generation 2 --runs "$tmp/runs" --quiet 2>/dev/null | grep -q "same bits"; then ok "a generation replayed"
 else bad "a generation replayed" "no 'same bits'"; fi
 if "$shoal" lineage e1 --runs "$tmp/runs" | grep -q "^ancestry of"; then ok "lineage"; else bad "lineage" "no ancestry"; fi
+# Groups of runs: what they came to is written by hand.
+cat >"$tmp/seed.yaml" <<YAML
+model: models/fry
+personas: [one=$tmp/founder1, two=$tmp/founder2]
+tasks: [copy]
+rounds: 0
+working: false
+test_items: 1
+evolve: {search: none}
+fitness: {items: 1}
+YAML
+came_to() { # ID ACCURACY ELSEWHERE SINCE
+    "$shoal" evolve "$tmp/seed.yaml" --runs "$tmp/runs" --id "$1" --quiet >/dev/null 2>"$tmp/err" || bad "run $1" "$(cat "$tmp/err")"
+    printf '{"table":[{"acc":0,"n":1},{"acc":%s,"n":50}],"spent":{"flops":1e9},"retention":[{"evolved":{"acc":%s},"diff":{"value":%s}}]}' \
+        "$2" "$3" "$4" >"$tmp/runs/$1/result.json"
+}
+came_to x-s1 0.5 0.8 -0.01; came_to x-s2 0.6 0.8 0.01; came_to x-s3 0.7 0.8 0.03
+came_to y-s2 0.58 0.7 0; came_to y-s1 0.45 0.6 0; came_to y-s3 0.61 0.8 0; came_to y-s4 0.9 0.8 0
+"$shoal" runs --runs "$tmp/runs" --compare x y >"$tmp/out" 2>"$tmp/err"
+holds "the mean of three seeds" "60.00 (35.16 … 84.84)" "$tmp/out"
+holds "and what they lost" "+1.00 (-3.97 … +5.97)" "$tmp/out"
+holds "groups are paired by seed" "+5.33 (-3.39 … +14.06)" "$tmp/out"
+holds "all eight flips of three pairs" "0.25, 0.25" "$tmp/out"
+"$shoal" runs --runs "$tmp/runs" --compare x y --base y >"$tmp/out" 2>"$tmp/err"
+holds "retention since another group" "+10.00 (-14.84 … +34.84)" "$tmp/out"
+says "a group of no run" 1 "no finished run is named 'z-" "$shoal" runs --runs "$tmp/runs" --compare x z
+says "no folder of runs" 1 "no runs in" "$shoal" runs --runs "$tmp/nowhere"
+"$shoal" runs --runs "$tmp/runs" >"$tmp/out"
+holds "runs are listed" "y-s4" "$tmp/out"
 
 # ---- the starter model
 if [ -e models/fry/config.json ]; then

@@ -1,0 +1,276 @@
+/*
+ * shoal runs: what runs there are, and what groups of them came to.
+ *
+ * A group is every run whose id is its name and "-KEY"; a key says what is repeated: a seed
+ * ("s3"), or a family and a seed ("order-s3"). Groups are compared with the first one on the keys
+ * that both have, so that what a seed makes easy or hard for everybody cancels.
+ */
+#define _GNU_SOURCE
+#include "cli/cli.h"
+#include "eval/eval.h"
+#include "store/store.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct options {
+    char *runs, *base;
+    struct strings compare;
+};
+static const struct option_row rows[] = {
+    {"runs", OPT_STRING, offsetof(struct options, runs), "runs", 0, 0, "DIR",
+     "folder of runs and of shoal.db"},
+    {"compare", OPT_LIST, offsetof(struct options, compare), NULL, 0, 0, "NAME",
+     "groups to compare: finished runs whose ids are NAME-KEY, such as NAME-s1, NAME-s2"},
+    {"base", OPT_STRING, offsetof(struct options, base), NULL, 0, 0, "NAME",
+     "group that retention is counted from; default: each run's own best founder"},
+    {0},
+};
+
+static const char *text_of(const json_t *v, const char *key) {
+    const char *text = json_string_value(json_object_get(v, key));
+    return text ? text : "";
+}
+
+static double number_of(const json_t *v, const char *key) {
+    return json_number_value(json_object_get(v, key));
+}
+
+/* What a run came to. */
+struct outcome {
+    const char *key; /* borrowed from the list of runs */
+    double accuracy, flops;
+    double elsewhere, retention; /* mean accuracy on the retained tasks; and since the founder */
+    int64_t items;
+};
+struct group {
+    const char *name;
+    struct outcome *v; /* [n] */
+    int n;
+    bool retains; /* all of them measured families that they were not to lose */
+};
+
+/* The key of a run in a group; NULL: it is not in it. */
+static const char *key_in(const char *id, const char *group) {
+    size_t n = strlen(group);
+    return strncmp(id, group, n) == 0 && id[n] == '-' && id[n + 1] ? id + n + 1 : NULL;
+}
+
+/* The table's last row is what a search ended with. */
+static int outcome_read(const char *root, const char *id, struct outcome *o, bool *retains,
+                        struct error *err) {
+    char *path = xasprintf("%s/%s/result.json", root, id);
+    json_t *v = json_file(path, err), *table = json_object_get(v, "table"),
+           *retention = json_object_get(v, "retention"), *row;
+    size_t n = json_array_size(table), families = json_array_size(retention), i;
+    int rc = v ? OK : err->code;
+    if (v && n == 0) rc = error_set(err, ERR_FORMAT, "'%s' has no table", path);
+    if (rc == OK) {
+        const json_t *last = json_array_get(table, n - 1);
+        o->accuracy = number_of(last, "acc");
+        o->items = (int64_t)number_of(last, "n");
+        o->flops = number_of(json_object_get(v, "spent"), "flops");
+        json_array_foreach (retention, i, row) {
+            o->retention += number_of(json_object_get(row, "diff"), "value") / (double)families;
+            o->elsewhere += number_of(json_object_get(row, "evolved"), "acc") / (double)families;
+        }
+        *retains &= families > 0;
+    }
+    json_decref(v);
+    free(path);
+    return rc;
+}
+
+static int group_read(const char *root, const json_t *runs, struct group *g, struct error *err) {
+    size_t i;
+    json_t *run;
+    int rc = OK;
+    g->retains = true;
+    g->v = xcalloc(json_array_size(runs) + 1, sizeof *g->v);
+    json_array_foreach (runs, i, run) {
+        const char *key = key_in(text_of(run, "id"), g->name);
+        if (rc != OK || !key || strcmp(text_of(run, "status"), "done") != 0) continue;
+        g->v[g->n].key = key;
+        rc = outcome_read(root, text_of(run, "id"), &g->v[g->n++], &g->retains, err);
+    }
+    if (rc == OK && g->n == 0)
+        rc = error_set(err, ERR_MISSING, "no finished run is named '%s-…'; 'shoal runs' lists them",
+                       g->name);
+    return rc;
+}
+
+/* Of one number of the runs of a group. */
+static struct interval spread(const struct group *g, size_t field) {
+    double *v = xcalloc((size_t)g->n + 1, sizeof *v);
+    for (int i = 0; i < g->n; i++) v[i] = *(const double *)((const char *)&g->v[i] + field);
+    struct interval mean = stats_mean(v, g->n);
+    free(v);
+    return mean;
+}
+
+/* a - b in a number of the runs whose keys both have. */
+struct pairing {
+    struct interval diff;
+    double p;
+    int n;
+};
+static struct pairing paired(const struct group *a, const struct group *b, size_t field) {
+    double *diff = xcalloc((size_t)a->n + 1, sizeof *diff);
+    struct pairing r = {.p = 1};
+    for (int i = 0; i < a->n; i++)
+        for (int j = 0; j < b->n; j++)
+            if (strcmp(a->v[i].key, b->v[j].key) == 0)
+                diff[r.n++] = *(const double *)((const char *)&a->v[i] + field) -
+                              *(const double *)((const char *)&b->v[j] + field);
+    r.diff = stats_mean(diff, r.n);
+    if (r.n > 0) r.p = stats_sign_flip(diff, r.n);
+    free(diff);
+    return r;
+}
+
+static json_t *interval_json(struct interval v) {
+    return json_pack("{s:f,s:f,s:f}", "value", v.value, "lo", v.lo, "hi", v.hi);
+}
+
+/* Without a base: since each run's own founder. */
+static struct interval retention(const struct group *g, const struct group *base) {
+    if (!base->name) return spread(g, offsetof(struct outcome, retention));
+    return paired(g, base, offsetof(struct outcome, elsewhere)).diff;
+}
+
+static json_t *group_json(const struct group *g, const struct group *base) {
+    json_t *v = json_pack("{s:s,s:i,s:I,s:o,s:f}", "group", g->name, "runs", g->n, "items",
+                          (json_int_t)g->v[0].items, "accuracy",
+                          interval_json(spread(g, offsetof(struct outcome, accuracy))), "flops",
+                          spread(g, offsetof(struct outcome, flops)).value);
+    if (g->retains) json_object_set_new(v, "retention", interval_json(retention(g, base)));
+    return v;
+}
+
+/* Every group, and what the first has over each other one. */
+static json_t *comparison_json(const struct group *g, int n, const struct group *base) {
+    json_t *list = json_array();
+    double *p = xcalloc(2 * (size_t)n + 1, sizeof *p), *holm = p + n;
+    struct pairing *d = xcalloc((size_t)n + 1, sizeof *d);
+    for (int i = 1; i < n; i++) {
+        d[i] = paired(&g[0], &g[i], offsetof(struct outcome, accuracy));
+        p[i - 1] = d[i].p;
+    }
+    stats_holm(p, n - 1, holm);
+    for (int i = 0; i < n; i++) {
+        json_t *v = group_json(&g[i], base);
+        if (i > 0 && d[i].n > 0)
+            json_object_set_new(v, "first",
+                                json_pack("{s:o,s:i,s:f,s:f}", "ahead", interval_json(d[i].diff),
+                                          "pairs", d[i].n, "p", d[i].p, "p_holm", holm[i - 1]));
+        json_array_append_new(list, v);
+    }
+    free(p);
+    free(d);
+    return list;
+}
+
+/* "+1.20 (+0.31 … +2.09)" in 26 columns; `format` is of one number. */
+static void print_points(const json_t *v, const char *format) {
+    static const char *const keys[] = {"value", "lo", "hi"}, *const between[] = {" (", " … ", ")"};
+    struct buf b = {0};
+    int width = 26;
+    for (int i = 0; v && i < 3; i++) {
+        buf_printf(&b, format, 100 * number_of(v, keys[i]));
+        buf_puts(&b, between[i]);
+    }
+    if (v) width += (int)strlen("…") - 1;
+    printf("%-*s", width, v ? b.data : "");
+    buf_release(&b);
+}
+
+static void comparison_print(const json_t *list) {
+    size_t i;
+    json_t *v;
+    printf("%-22s%5s%8s  %-26s%-11s%-26s%-26s%s\n", "group", "runs", "items", "accuracy, %",
+           "FLOPs", "retention, points", "the first is ahead by", "p, Holm's");
+    json_array_foreach (list, i, v) {
+        const json_t *first = json_object_get(v, "first");
+        printf("%-22s%5d%8d  ", text_of(v, "group"), (int)number_of(v, "runs"),
+               (int)number_of(v, "items"));
+        print_points(json_object_get(v, "accuracy"), "%.2f");
+        printf("%-11.2e", number_of(v, "flops"));
+        print_points(json_object_get(v, "retention"), "%+.2f");
+        print_points(json_object_get(first, "ahead"), "%+.2f");
+        if (first) printf("%.2g, %.2g", number_of(first, "p"), number_of(first, "p_holm"));
+        putchar('\n');
+    }
+}
+
+static int compare(const struct common *c, const struct options *o, const json_t *runs,
+                   struct error *err) {
+    int n = o->compare.n, rc = OK;
+    struct group *g = xcalloc((size_t)n + 1, sizeof *g), *base = g + n;
+    for (int i = 0; i < n; i++) g[i].name = o->compare.v[i];
+    base->name = o->base;
+    for (int i = 0; rc == OK && i <= n; i++)
+        if (g[i].name) rc = group_read(o->runs, runs, &g[i], err);
+    json_t *list = rc == OK ? comparison_json(g, n, base) : NULL, *v;
+    size_t k;
+    if (list && !c->json) comparison_print(list);
+    json_array_foreach (list, k, v)
+        if (c->json) cli_print(json_incref(v));
+    json_decref(list);
+    for (int i = 0; i <= n; i++) free(g[i].v);
+    free(g);
+    return rc;
+}
+
+static void list_runs(const struct common *c, const json_t *runs) {
+    size_t i;
+    json_t *v;
+    json_array_foreach (runs, i, v) {
+        if (c->json)
+            cli_print(json_incref(v));
+        else
+            printf("%-32s %-8s %-8s %s\n", text_of(v, "id"), text_of(v, "kind"),
+                   text_of(v, "status"), text_of(v, "created"));
+    }
+}
+
+static int run_runs(const struct common *c, const void *options, const struct strings *args,
+                    struct error *err) {
+    (void)args;
+    const struct options *o = options;
+    char *db = path_join(o->runs, "shoal.db");
+    struct store *s = NULL;
+    if (!path_exists(db))
+        error_set(err, ERR_MISSING, "no runs in '%s'; --runs names their folder", o->runs);
+    else
+        s = store_open(db, err);
+    json_t *runs = s ? store_run_list(s, err) : NULL;
+    int rc = runs ? OK : err->code;
+    if (rc == OK && o->compare.n)
+        rc = compare(c, o, runs, err);
+    else if (rc == OK)
+        list_runs(c, runs);
+    json_decref(runs);
+    store_close(s);
+    free(db);
+    return rc;
+}
+
+const struct command cmd_runs = {
+    .name = "runs",
+    .args = "",
+    .summary = "list runs, or compare groups of them over their seeds",
+    .about =
+        "Of each group: the mean accuracy of what its runs ended with, what they spent, and what "
+        "was lost or gained on the\n"
+        "families to be retained; then how far the first group is ahead, paired by seed. Intervals "
+        "are Student's t of 95 %\n"
+        "over runs; p is from flipping the signs of the pairs, so that five pairs cannot go below "
+        "0.0625.\n\n"
+        "  shoal runs\n"
+        "  shoal runs --compare hybrid soup gradient",
+    .rows = rows,
+    .size = sizeof(struct options),
+    .max_args = 0,
+    .run = run_runs,
+};

@@ -93,10 +93,12 @@ struct item *trial_items(const struct run *r, const struct strings *tasks, enum 
 void trial_items_free(struct item *v, int n);
 /* What fitness asks in a generation: [*n]. */
 struct item *trial_generation_items(const struct run *r, int generation, int *n);
-/* FLOPs of a token forward through base and adapter of rank r; training's are twice that. */
-double trial_token_flops(const struct run *r);
-void spent_forward(struct run *r, int64_t tokens);
-void spent_trained(struct run *r, double tokens);
+/* FLOPs of a token forward through the base and an adapter (NULL: none); training's are twice that.
+ */
+double trial_token_flops(const struct run *r, const struct adapter *a);
+/* `flops` are those of a token forward. */
+void spent_forward(struct run *r, int64_t tokens, double flops);
+void spent_trained(struct run *r, double tokens, double flops);
 json_t *spent_json(const struct run *r);
 
 /* final.c */

@@ -165,23 +165,29 @@ static int learn_once(struct run *r, struct adapter **a, const char *name, int64
     return rc == OK ? run_publish(r, 1, name, *a, NULL, err) : rc;
 }
 
+/* How often the best founder can learn, and be measured at the end, for what is left. */
+static int64_t affordable_updates(const struct run *r, double founder, double update) {
+    const struct evolve_options *e = &r->o->evolve;
+    double n = e->flops > 0 ? (e->flops - r->spent.flops - founder) / update : INFINITY;
+    if (r->o->learn.max_steps > 0) n = fmin(n, (double)r->o->learn.max_steps);
+    if (isinf(n)) n = (double)(MAX(1, e->burst) * MAX(1, e->generations));
+    return (int64_t)fmax(1, floor(n));
+}
+
 /* The best founder learns from all that the budget allows. */
 static int learn_alone(struct run *r, const struct es_options *es, struct error *err) {
     int best = 0, rc = count_learn_tokens(r, err);
-    const struct evolve_options *e = &r->o->evolve;
     if (rc == OK) rc = measure_founders(r, &best, err);
     if (rc != OK) return rc;
-    double tokens = update_tokens(r, &r->o->learn),
-           cost = tokens * trial_token_flops(r) * (es ? (double)es->population : 2);
-    double left = e->flops > 0 ? (e->flops - r->spent.flops) / cost
-                               : (double)(MAX(1, e->burst) * MAX(1, e->generations));
-    int64_t updates = (int64_t)fmax(1, floor(left));
     struct adapter *a = adapter_retain(r->founders[best]);
+    double tokens = update_tokens(r, &r->o->learn), flops = trial_token_flops(r, a);
+    int64_t updates = affordable_updates(r, r->spent.flops / r->n_founders,
+                                         tokens * flops * (es ? (double)es->population : 2));
     rc = learn_once(r, &a, "made", updates, es, err);
     if (es)
-        spent_forward(r, (int64_t)(tokens * (double)es->population * (double)updates));
+        spent_forward(r, (int64_t)(tokens * (double)es->population * (double)updates), flops);
     else
-        spent_trained(r, tokens * (double)updates);
+        spent_trained(r, tokens * (double)updates, flops);
     if (rc == OK) return conclude(r, 1, a, r->names[best], NULL, err);
     adapter_release(a);
     return rc;
@@ -207,7 +213,8 @@ static int burst(struct run *r, struct population *p, struct error *err) {
     for (int i = 0; i < p->n; i++) {
         struct candidate *c = &p->c[i];
         if (c->elite) continue;
-        spent_trained(r, update_tokens(r, &o->learn) * (double)o->evolve.burst);
+        spent_trained(r, update_tokens(r, &o->learn) * (double)o->evolve.burst,
+                      trial_token_flops(r, c->adapter));
         struct adapter *done = run_recall(r, p->generation, c->name, "before", c->adapter->hash);
         if (done) {
             adapter_release(c->adapter);
@@ -228,10 +235,10 @@ static int burst(struct run *r, struct population *p, struct error *err) {
 /* What teaching and measuring those who were just bred will cost, by what one cost before. */
 static double bred_cost(const struct run *r, const struct population *p, double one) {
     const struct run_options *o = run_options_at(r, p->generation);
-    int children = 0;
-    for (int i = 0; i < p->n; i++) children += !p->c[i].elite;
-    double learned = (double)children * (double)o->evolve.burst * update_tokens(r, &o->learn);
-    return one * (p->n + p->witnesses) + 2 * learned * trial_token_flops(r);
+    double learned = 0, tokens = (double)o->evolve.burst * update_tokens(r, &o->learn);
+    for (int i = 0; i < p->n; i++)
+        if (!p->c[i].elite) learned += tokens * trial_token_flops(r, p->c[i].adapter);
+    return one * (p->n + p->witnesses) + 2 * learned;
 }
 
 static int breed_next(struct run *r, struct population *p, struct error *err) {

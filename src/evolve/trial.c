@@ -15,25 +15,30 @@
 
 /* cost */
 
-double trial_token_flops(const struct run *r) {
+static double lora_flops(const struct adapter *a) {
+    double numbers = 0;
+    for (int32_t i = 0; i < a->shape.n_layers * N_PROJ; i++)
+        numbers += (double)(proj_in(&a->shape, i % N_PROJ) + proj_out(&a->shape, i % N_PROJ)) *
+                   a->loras[i].r;
+    return 2 * numbers;
+}
+
+double trial_token_flops(const struct run *r, const struct adapter *a) {
     const struct model_config *c = &r->model->config;
-    double weights = (double)c->vocab_size * c->d_model, rank = 0;
-    for (int p = 0; p < N_PROJ; p++) {
-        double in = (double)proj_in(c, (enum proj)p), out = (double)proj_out(c, (enum proj)p);
-        weights += in * out * c->n_layers;
-        rank += (in + out) * c->n_layers;
-    }
-    return 2 * (weights + rank * (double)r->o->train.r);
+    double numbers = (double)c->vocab_size * c->d_model;
+    for (int p = 0; p < N_PROJ; p++)
+        numbers += (double)proj_in(c, p) * (double)proj_out(c, p) * c->n_layers;
+    return 2 * numbers + (a ? lora_flops(a) : 0);
 }
 
-void spent_forward(struct run *r, int64_t tokens) {
+void spent_forward(struct run *r, int64_t tokens, double flops) {
     r->spent.forward_tokens += tokens;
-    r->spent.flops += (double)tokens * trial_token_flops(r);
+    r->spent.flops += (double)tokens * flops;
 }
 
-void spent_trained(struct run *r, double tokens) {
+void spent_trained(struct run *r, double tokens, double flops) {
     r->spent.trained_tokens += (int64_t)tokens;
-    r->spent.flops += 2 * tokens * trial_token_flops(r);
+    r->spent.flops += 2 * tokens * flops;
 }
 
 json_t *spent_json(const struct run *r) {
@@ -178,6 +183,12 @@ struct item *trial_generation_items(const struct run *r, int generation, int *n)
     return trial_items(r, &o->tasks, SPLIT_DEV, (uint64_t)o->seed, begin, *n);
 }
 
+static double candidate_flops(const struct run *r, const struct candidate *c) {
+    double flops = trial_token_flops(r, c->adapter);
+    for (int k = 0; !c->adapter && k < c->n_mix; k++) flops += lora_flops(c->mix[k].adapter);
+    return flops;
+}
+
 enum { ASK_AT_ONCE = 8192 };
 
 /* Asks whoever is in `who` the items [from, to). */
@@ -211,7 +222,8 @@ static int ask(struct trial *t, const int *who, int n_who, int from, int to, str
         size_t at = (size_t)who[j / n] * (size_t)t->n_items + (size_t)(from + j % n);
         t->answers[at] = call->answer;
         if (t->texts) t->texts[at] = xstrdup(call->text ? call->text : "");
-        spent_forward(t->r, call->n_prefilled + call->n_generated);
+        spent_forward(t->r, call->n_prefilled + call->n_generated,
+                      candidate_flops(t->r, &t->c[who[j / n]]));
         call_release(call);
     }
     for (int k = 0; k < n_who; k++) t->asked[who[k]] = to;

@@ -162,7 +162,8 @@ struct run_options {
     bool working;
     char *vote;
     int64_t test_items, retain_items;
-    char *save;         /* all candidates, or best: each generation's */
+    bool curve; /* the table has all founders and generations, not the first best and the last */
+    char *save; /* all candidates, or best: each generation's */
     double temperature; /* of self-consistency's samples */
     bool zero_adapters; /* replace every trained founder by a zero adapter: all effects must vanish
                          */

@@ -122,17 +122,23 @@ static int measure_self_consistency(struct run *r, const struct candidate *best,
     return rc;
 }
 
-/* Of many generations a dozen, the last among them. */
+/* Of many generations a dozen, the last among them; without a curve that one alone. */
 static bool is_shown(const struct run *r, int g) {
+    if (!r->o->curve) return g == r->n_best - 1;
     int every = MAX(1, (r->n_best - 1 + 9) / 10);
     return g % every == 0 || g == r->n_best - 1;
+}
+
+/* A debate is compared with all who took part. */
+static bool has_row(const struct run *r, int founder) {
+    return r->o->curve || r->o->rounds || r->founders[founder] == r->best[0].adapter;
 }
 
 static int measure_rows(struct run *r, struct progress *bar, struct error *err) {
     char name[80];
     int rc = measure_solo(r, "base", NULL, bar, err);
     for (int i = 0; rc == OK && i < r->n_founders; i++)
-        rc = measure_solo(r, r->names[i], r->founders[i], bar, err);
+        if (has_row(r, i)) rc = measure_solo(r, r->names[i], r->founders[i], bar, err);
     if (rc == OK && r->o->rounds) rc = measure_debate(r, bar, err);
     if (rc == OK && r->o->rounds) rc = measure_self_consistency(r, &r->best[0], bar, err);
     for (int g = 0; rc == OK && g < r->n_best; g++) {
@@ -263,13 +269,14 @@ int final_measure(struct run *r, struct error *err) {
     struct progress bar;
     int64_t n = r->n_founders, shown = 0, rounds = r->o->rounds;
     for (int g = 0; g < r->n_best; g++) shown += is_shown(r, g);
-    r->max_rows = (int)(n + shown) + 4; /* base, debate, vote, samples */
+    for (int i = 0; i < n; i++) shown += has_row(r, i);
+    r->max_rows = (int)shown + 4; /* base, debate, vote, samples */
     r->rows = xcalloc((size_t)r->max_rows, sizeof *r->rows);
     r->n_test = trial_count(r, &r->o->tasks, SPLIT_TEST, r->o->test_items);
     r->test = trial_items(r, &r->o->tasks, SPLIT_TEST, (uint64_t)r->o->seed, 0, r->n_test);
     int rc = check_disjoint(r, err);
     progress_start(&bar, "held-out test",
-                   (1 + n + shown + (n + n * (n - 1) + n) * rounds) * r->n_test +
+                   (1 + shown + (n + n * (n - 1) + n) * rounds) * r->n_test +
                        2 * r->o->retain.n * r->o->retain_items);
     if (rc == OK) rc = measure_rows(r, &bar, err);
     if (rc == OK && r->o->retain.n) rc = measure_retention(r, &bar, err);

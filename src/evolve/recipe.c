@@ -28,6 +28,9 @@ const struct option_row run_option_rows[] = {
     ROW("vote", OPT_STRING, vote, "confidence", 0, 0, "NAME",
         "majority, confidence, logprob or borda"),
     ROW("test-items", OPT_INT, test_items, "500", 1, 1e6, "N", "held-out questions of the table"),
+    ROW("curve", OPT_BOOL, curve, "true", 0, 0, NULL,
+        "the table has every founder, and the best of each generation (a dozen of many); else the "
+        "best founder and what came last"),
     ROW("retain-items", OPT_INT, retain_items, "1000", 1, 1e6, "N",
         "held-out questions of each task of retain"),
     ROW("save", OPT_STRING, save, "all", 0, 0, "NAME",

@@ -30,9 +30,8 @@ static json_t *generation_json(int generation, const struct candidate *c, int n)
                      diversity_json(&d));
 }
 
-/* Measures [n] candidates and puts the fittest first; ties: order given. scores may be NULL. */
-static int measure(struct run *r, int generation, struct candidate *c, int n, double *fitness,
-                   struct error *err) {
+/* Measures [n] candidates and puts the fittest first; ties: order given. */
+static int measure(struct run *r, int generation, struct candidate *c, int n, struct error *err) {
     const struct fitness_options *f = &run_options_at(r, generation)->fitness;
     struct assay a = {0};
     int rc = trial_evaluate(r, generation, c, n, 0, &a, err);
@@ -42,7 +41,6 @@ static int measure(struct run *r, int generation, struct candidate *c, int n, do
                                    {f->novelty, NULL, c[i].novelty}};
         c[i].fitness = fitness_combine(t, ARRAY_LEN(t), a.n_items);
         c[i].expected = c[i].performance.value;
-        if (fitness) fitness[i] = c[i].fitness.value;
     }
     assay_release(&a);
     for (int i = 1; rc == OK && i < n; i++)
@@ -64,7 +62,7 @@ static struct candidate founder(const struct run *r, int i) {
 static int measure_founders(struct run *r, int *best, struct error *err) {
     struct candidate c[MAX_FOUNDERS];
     for (int i = 0; i < r->n_founders; i++) c[i] = founder(r, i);
-    int rc = measure(r, 0, c, r->n_founders, NULL, err);
+    int rc = measure(r, 0, c, r->n_founders, err);
     if (rc == OK) rc = run_record(r, generation_json(0, c, r->n_founders), c, r->n_founders, err);
     for (int i = 0; i < r->n_founders; i++)
         if (rc == OK && c[0].adapter == r->founders[i]) *best = i;
@@ -76,7 +74,7 @@ static int conclude(struct run *r, int generation, struct adapter *made, const c
                     const struct adapter_operator *how, struct error *err) {
     struct candidate c = {.name = "made", .adapter = made, .how = how, .blend = NAN, .step = NAN};
     if (parent) snprintf(c.parents[0], sizeof c.parents[0], "%s", parent);
-    int rc = measure(r, generation, &c, 1, NULL, err);
+    int rc = measure(r, generation, &c, 1, err);
     if (rc == OK) rc = run_record(r, generation_json(generation, &c, 1), &c, 1, err);
     adapter_release(made);
     return rc;
@@ -90,12 +88,11 @@ static int none(struct run *r, struct error *err) {
 /* learning by gradient */
 
 /* Mean tokens of a sample, by which training is counted. */
-static int count_learn_tokens(struct run *r, struct error *err) {
+static int count_learn_tokens(struct run *r, const struct run_options *o, struct error *err) {
     struct dataset d;
     if (r->learn_tokens > 0) return OK;
-    char *path = r->env->find(r->o->evolve.learn);
+    char *path = r->env->find(o->evolve.learn);
     int rc = dataset_load(&d, path, r->model->tok, (int32_t)r->model->config.max_seq_len, err);
-    if (rc == OK && d.n == 0) rc = error_set(err, ERR_FORMAT, "'%s' holds no sample", path);
     if (rc == OK) r->learn_tokens = (double)d.tokens / d.n;
     if (rc == OK) dataset_release(&d);
     free(path);
@@ -176,7 +173,7 @@ static int64_t affordable_updates(const struct run *r, double founder, double up
 
 /* The best founder learns from all that the budget allows. */
 static int learn_alone(struct run *r, const struct es_options *es, struct error *err) {
-    int best = 0, rc = count_learn_tokens(r, err);
+    int best = 0, rc = count_learn_tokens(r, r->o, err);
     if (rc == OK) rc = measure_founders(r, &best, err);
     if (rc != OK) return rc;
     struct adapter *a = adapter_retain(r->founders[best]);
@@ -243,7 +240,8 @@ static double bred_cost(const struct run *r, const struct population *p, double 
 
 static int breed_next(struct run *r, struct population *p, struct error *err) {
     const struct run_options *o = run_options_at(r, p->generation + 1);
-    int rc = population_change(p, &o->evolve, &o->fitness, (uint64_t)o->seed, err);
+    int rc = o->evolve.burst > 0 ? count_learn_tokens(r, o, err) : OK;
+    if (rc == OK) rc = population_change(p, &o->evolve, &o->fitness, (uint64_t)o->seed, err);
     return rc == OK ? population_breed(p, err) : rc;
 }
 
@@ -262,10 +260,8 @@ static int breed(struct run *r, struct error *err) {
     const char *names[MAX_FOUNDERS];
     struct progress bar;
     double one = 0;
-    int rc = r->o->evolve.burst > 0 ? count_learn_tokens(r, err) : OK;
     for (int i = 0; i < r->n_founders; i++) names[i] = r->names[i];
-    if (rc == OK)
-        rc = population_init(p, &o->evolve, &o->fitness, (uint64_t)o->seed, r->founders, names,
+    int rc = population_init(p, &o->evolve, &o->fitness, (uint64_t)o->seed, r->founders, names,
                              r->n_founders, err);
     progress_start(&bar, "generations", r->o->evolve.generations + 1);
     for (int g = 0; rc == OK; g++) {
@@ -388,7 +384,7 @@ static int hunt_generation(struct hunt *h, int g, struct error *err) {
     double fitness[MAX_POPULATION];
     struct candidate order[MAX_POPULATION];
     memcpy(order, h->c, sizeof order);
-    if (rc == OK) rc = measure(h->r, g, order, n, NULL, err);
+    if (rc == OK) rc = measure(h->r, g, order, n, err);
     for (int i = 0; rc == OK && i < n; i++)
         for (int k = 0; k < n; k++)
             if (order[k].mix == h->c[i].mix) fitness[i] = order[k].fitness.value;

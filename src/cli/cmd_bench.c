@@ -22,8 +22,8 @@
 
 enum {
     MAX_BATCH = 20,
-    CANDIDATES = 64, /* of population, */
-    QUESTIONS = 8,   /* each asked the same */
+    CANDIDATES = 64, /* of population */
+    QUESTIONS = 4,   /* for each */
     CHOICES = 4,
     CHOICE_TOKENS = 3, /* the last of which is only predicted */
     SPAN_MAX = 64,     /* tokens before a decode, of a request in and out, of a perturbation */
@@ -847,7 +847,7 @@ const struct command cmd_bench = {
         "different ones. pool: the same from 20 and from many registered adapters, that stay in\n"
         "memory or (cold) are others every time, each read from its file. noise: members of 64\n"
         "prefilled tokens, each under its own rank-1 perturbation made from a counter. es: the\n"
-        "same as generations of 'shoal train --method es', with their update. population: 8\n"
+        "same as generations of 'shoal train --method es', with their update. population: 4\n"
         "questions of 32 tokens for each of 64 adapters, in mixed batches, and for none. memory\n"
         "(alone): 20 agents in as few bytes as it takes. train (alone): an update of one adapter,\n"
         "its forward pass (x is how many of them an update takes), and one of several adapters.\n"

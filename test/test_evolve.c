@@ -322,8 +322,7 @@ static void test_weights(void **state) {
     assert_string_equal(g.p.c[5].name, "fay");
     static const char *const winner[3] = {"ann", "bea", "cid"};
     for (int i = 0; i < 3; i++) {
-        g.f = (struct fitness_options){
-            .performance = i == 0, .cooperation = i == 1, .novelty = i == 2};
+        g.f.performance = i == 0, g.f.cooperation = i == 1, g.f.novelty = i == 2;
         garden_begin(&g, 1);
         garden_evaluate(&g);
         assert_string_equal(g.p.c[0].name, winner[i]);

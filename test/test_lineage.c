@@ -49,7 +49,7 @@ static int count_of(const char *text, const char *what) {
 
 /* runs by hand */
 
-static json_t *interval_json(double v) {
+static json_t *point_json(double v) {
     return json_pack("{s:f,s:f,s:f}", "value", v, "lo", v - 0.05, "hi", v + 0.05);
 }
 
@@ -68,8 +68,8 @@ static json_t *add(json_t *generation, const char *name, const char *a, const ch
     json_t *c = json_pack("{s:s,s:s,s:i,s:b,s:o,s:s?,s:o,s:o,s:o,s:o,s:o,s:o,s:i}", "name", name,
                           "hash", hash, "role", 0, "elite", 0, "parents", parents, "operator", made,
                           "step", number(step), "blend", number(blend), "performance",
-                          interval_json(0.5), "cooperation", interval_json(0.01), "novelty",
-                          interval_json(0.1), "fitness", interval_json(fitness), "items", 200);
+                          point_json(0.5), "cooperation", point_json(0.01), "novelty",
+                          point_json(0.1), "fitness", point_json(fitness), "items", 200);
     assert_non_null(c);
     json_array_append_new(json_object_get(generation, "candidates"), c);
     return c;
@@ -385,7 +385,7 @@ static void test_json(void **state) {
            *one = lineage_json(run, "g1c0", &err);
     assert_int_equal(json_array_size(json_object_get(all, "nodes")), 7);
     assert_int_equal(json_array_size(json_object_get(all, "edges")), 6);
-    assert_string_equal(record_text(all, "of"), "g2c0");
+    assert_string_equal(json_text_at(all, "of"), "g2c0");
     char *text = json_text(json_object_get(one, "edges"));
     assert_string_equal(text, "[{\"child\":\"g1c0\",\"parent\":\"a<b>&\\\"c\\\"\",\"share\":0.25},"
                               "{\"child\":\"g1c0\",\"parent\":\"日本語\",\"share\":0.75}]");
@@ -395,7 +395,7 @@ static void test_json(void **state) {
                               "{\"founder\":\"日本語\",\"share\":0.75}]");
     free(text);
     const json_t *node = json_array_get(json_object_get(one, "nodes"), 2);
-    assert_string_equal(record_text(node, "operator"), "slerp");
+    assert_string_equal(json_text_at(node, "operator"), "slerp");
     close_to(record_number(node, "last"), 2, 0);
     close_to(record_interval(node, "fitness").value, 0.6, 0);
     assert_null(lineage_json(run, "nobody", &err));
@@ -491,8 +491,8 @@ static void test_command(void **state) {
     free(out);
     free(lineage_run(named, true, &rc));
     assert_int_equal(rc, OK);
-    assert_string_equal(record_text(cli_printed, "run"), "r");
-    assert_string_equal(record_text(cli_printed, "of"), "g2c1");
+    assert_string_equal(json_text_at(cli_printed, "run"), "r");
+    assert_string_equal(json_text_at(cli_printed, "of"), "g2c1");
     free(lineage_run(dot, true, &rc));
     assert_int_equal(rc, ERR_USAGE);
     free(lineage_run(nobody, false, &rc));
@@ -520,7 +520,7 @@ static json_t *result_of(json_t *run) {
     size_t t, i;
     json_array_foreach (run, t, g)
         json_array_foreach (json_object_get(g, "candidates"), i, c) {
-            char *key = xasprintf("gen_%d/%s", (int)t, record_text(c, "name"));
+            char *key = xasprintf("gen_%d/%s", (int)t, json_text_at(c, "name"));
             json_object_set(adapters, key, json_object_get(c, "hash"));
             free(key);
         }
@@ -531,7 +531,7 @@ static json_t *result_of(json_t *run) {
         0.4, "hi", 0.6, "prefilled", 10, "generated", 20, "comparisons", "a", "<a>", "b", "<b>",
         "diff", 0.1, "lo", 0.0, "hi", 0.2, "p_holm", 0.01, "significant", 1, "generations", run,
         "retention", "family", "<family>", "n", 300, "founder", "acc", 0.75, "lo", 0.7, "hi", 0.8,
-        "evolved", "acc", 0.25, "lo", 0.2, "hi", 0.3, "diff", interval_json(-0.5), "p_holm", 0.001,
+        "evolved", "acc", 0.25, "lo", 0.2, "hi", 0.3, "diff", point_json(-0.5), "p_holm", 0.001,
         "spent", "forward_tokens", 123456, "trained_tokens", 789, "flops", 1.5e15, "manifest",
         "adapters", adapters);
     assert_non_null(result);
@@ -783,8 +783,8 @@ static void test_card(void **state) {
     json_t *c = add(g, "g3c1", "g2c0", KANJI, "slerp", 0.375, 0.25, 0.61);
     char *card = card_of("fry", "20260801-s1", c), hash[HASH_LEN];
     json_t *front = front_matter(card), *tags = json_pack("[s,s,s]", "lora", "shoal", "evolution");
-    assert_string_equal(record_text(front, "base_model"), "fry");
-    assert_string_equal(record_text(front, "library_name"), "peft");
+    assert_string_equal(json_text_at(front, "base_model"), "fry");
+    assert_string_equal(json_text_at(front, "library_name"), "peft");
     assert_true(json_equal(json_object_get(front, "tags"), tags));
     assert_int_equal(json_object_size(front), 3);
     has(card, "\n# g3c1\n");
@@ -817,7 +817,7 @@ static void test_card_quotes(void **state) {
         struct buf line = {0};
         text_line(&line, models[i]);
         assert_int_equal(json_object_size(front), 3);
-        assert_string_equal(record_text(front, "base_model"), line.data ? line.data : "");
+        assert_string_equal(json_text_at(front, "base_model"), line.data ? line.data : "");
         has(card, "\n# \\<i\\>\\|\\`x\\` \\# y\n");
         assert_int_equal(count_of(card, "\n# "), 1);
         assert_int_equal(count_of(card, "\n---\n"), 1);

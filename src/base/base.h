@@ -307,6 +307,9 @@ void yaml_release(struct yaml *y);
  * which has line and column. */
 json_t *json_parse(const char *text, size_t len, const char *what, struct error *err);
 json_t *json_file(const char *path, struct error *err);
+/* What stands under a key: "" or 0 where there is no text or number. */
+const char *json_text_at(const json_t *v, const char *key);
+double json_number_at(const json_t *v, const char *key);
 bool json_is_texts(const json_t *v); /* a list of strings and nothing else */
 /* A path as a string, or null where it is no UTF-8. */
 json_t *json_path(const char *path);

@@ -258,6 +258,15 @@ int json_each(const char *path, json_each_fn fn, void *ctx, struct error *err) {
     return rc;
 }
 
+const char *json_text_at(const json_t *v, const char *key) {
+    const char *text = json_string_value(json_object_get(v, key));
+    return text ? text : "";
+}
+
+double json_number_at(const json_t *v, const char *key) {
+    return json_number_value(json_object_get(v, key));
+}
+
 bool json_is_texts(const json_t *v) {
     size_t i;
     const json_t *text;

@@ -11,11 +11,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const char *text_at(const json_t *v, const char *key) {
-    const char *s = json_string_value(json_object_get(v, key));
-    return s ? s : "";
-}
-
 /* Tags come from a file that anybody may have written: no escape sequences for the terminal. */
 static void print_tags(const json_t *tags) {
     json_t *tag;
@@ -31,7 +26,7 @@ static void print_tags(const json_t *tags) {
 static void print_version(const json_t *v) {
     const json_t *score = json_object_get(v, "score");
     printf("  %c %.12s  %-20.20s  ", json_is_true(json_object_get(v, "current")) ? '*' : ' ',
-           text_at(v, "hash"), text_at(v, "created"));
+           json_text_at(v, "hash"), json_text_at(v, "created"));
     if (json_is_number(score))
         printf("score %+.4f", json_number_value(score));
     else

@@ -273,10 +273,6 @@ static void holm(struct run *r) {
 
 /* printing */
 
-static json_t *interval_json(struct interval v) {
-    return json_pack("{s:f,s:f,s:f}", "value", v.value, "lo", v.lo, "hi", v.hi);
-}
-
 static void stand_json(const struct bank *b, const char *who, const char *kind,
                        const struct standing *s, bool first) {
     const struct cost *c = &s->cost;

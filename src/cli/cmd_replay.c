@@ -40,11 +40,6 @@ struct replay {
     struct request r;
 };
 
-static const char *text_of(const json_t *v, const char *key) {
-    const char *text = json_string_value(json_object_get(v, key));
-    return text ? text : "";
-}
-
 static int list_calls(const struct common *c, struct store *s, struct error *err) {
     json_t *all = store_record_list(s, err), *v;
     size_t i;
@@ -53,9 +48,9 @@ static int list_calls(const struct common *c, struct store *s, struct error *err
         if (c->json)
             cli_print(json_incref(v));
         else
-            printf("%.16s  %s  %s %s  %s, %d adapters\n", text_of(v, "key"), text_of(v, "created"),
-                   text_of(v, "class"), text_of(v, "level"), text_of(v, "model"),
-                   (int)json_array_size(json_object_get(v, "adapters")));
+            printf("%.16s  %s  %s %s  %s, %d adapters\n", json_text_at(v, "key"),
+                   json_text_at(v, "created"), json_text_at(v, "class"), json_text_at(v, "level"),
+                   json_text_at(v, "model"), (int)json_array_size(json_object_get(v, "adapters")));
     }
     json_decref(all);
     return OK;
@@ -63,14 +58,14 @@ static int list_calls(const struct common *c, struct store *s, struct error *err
 
 /* Notes a difference that may or may not reach the outputs. */
 static void field_compare(struct replay *r, const char *key, const char *now) {
-    const char *was = text_of(r->call, key);
+    const char *was = json_text_at(r->call, key);
     if (strcmp(was, now) != 0) buf_printf(&r->differs, "%s: was '%s', is '%s'\n", key, was, now);
 }
 
 /* The model as it was; false when it is not there or not the same, which ends the replay. */
 static bool model_again(struct replay *r, struct error *err) {
-    const char *path = text_of(r->call, "model");
-    bool fast = strcmp(text_of(r->call, "class"), "fast") == 0 && !r->c->exact;
+    const char *path = json_text_at(r->call, "model");
+    bool fast = strcmp(json_text_at(r->call, "class"), "fast") == 0 && !r->c->exact;
     r->s.pool = pool_new((int)r->c->threads);
     r->s.m = model_open(path, fast ? CLASS_FAST : CLASS_EXACT, err);
     const char *hash = r->s.m ? model_hash(r->s.m, err) : NULL;
@@ -78,15 +73,15 @@ static bool model_again(struct replay *r, struct error *err) {
         buf_printf(&r->differs, "model: cannot be opened: %s\n", err->text);
         return false;
     }
-    if (strcmp(hash, text_of(r->call, "model_hash")) == 0) return true;
+    if (strcmp(hash, json_text_at(r->call, "model_hash")) == 0) return true;
     buf_printf(&r->differs, "model file '%s' changed: was %s, is %s\n", path,
-               text_of(r->call, "model_hash"), hash);
+               json_text_at(r->call, "model_hash"), hash);
     return false;
 }
 
 static bool adapter_again(struct replay *r, const json_t *v, struct mix_term *out,
                           struct error *err) {
-    const char *path = text_of(v, "path"), *hash = text_of(v, "hash");
+    const char *path = json_text_at(v, "path"), *hash = json_text_at(v, "hash");
     const json_t *noise = json_object_get(v, "noise"), *weight = json_object_get(v, "weight");
     *out = (struct mix_term){.weight = weight ? (float)json_number_value(weight) : 1};
     if (noise) {
@@ -126,8 +121,8 @@ static int call_again(struct replay *r, struct error *err) {
                                .max_seqs = 1,
                                .max_len = (int32_t)MIN(longest, r->s.m->config.max_seq_len),
                                .pool = r->s.pool};
-    if (elem_parse(text_of(r->call, "kv"), &o.kv_elem, err) != OK ||
-        elem_parse(text_of(r->call, "lora"), &o.lora_elem, err) != OK)
+    if (elem_parse(json_text_at(r->call, "kv"), &o.kv_elem, err) != OK ||
+        elem_parse(json_text_at(r->call, "lora"), &o.lora_elem, err) != OK)
         return err->code;
     r->s.engine = o;
     r->s.e = engine_new(r->s.m, &o, err);
@@ -165,13 +160,13 @@ static int replay_run(struct replay *r, bool *same, struct error *err) {
 static void print_outcome(const struct replay *r, bool same) {
     const char *differs = r->differs.data ? r->differs.data : "";
     if (r->c->json)
-        cli_print(json_pack("{s:s,s:b,s:s,s:i}", "call", text_of(r->call, "key"), "same", (int)same,
-                            "differs", differs, "tokens", r->r.n_out));
+        cli_print(json_pack("{s:s,s:b,s:s,s:i}", "call", json_text_at(r->call, "key"), "same",
+                            (int)same, "differs", differs, "tokens", r->r.n_out));
     else if (same)
-        printf("%ssame bits: call %.16s, %d tokens\n", differs, text_of(r->call, "key"),
+        printf("%ssame bits: call %.16s, %d tokens\n", differs, json_text_at(r->call, "key"),
                r->r.n_out);
     else
-        printf("%scall %.16s differs\n", differs, text_of(r->call, "key"));
+        printf("%scall %.16s differs\n", differs, json_text_at(r->call, "key"));
 }
 
 static int replay_call(const struct common *c, struct store *s, const char *prefix,
@@ -184,7 +179,8 @@ static int replay_call(const struct common *c, struct store *s, const char *pref
     int rc = replay_run(&r, &same, err);
     if (rc == OK) print_outcome(&r, same);
     if (rc == OK && !same)
-        rc = error_set(err, ERR_MISMATCH, "call '%.16s' is not the same", text_of(r.call, "key"));
+        rc = error_set(err, ERR_MISMATCH, "call '%.16s' is not the same",
+                       json_text_at(r.call, "key"));
     rc = setup_close(&r.s, rc, err);
     request_release(&r.r);
     grammar_free(r.grammar);

@@ -28,15 +28,6 @@ static const struct option_row rows[] = {
     {0},
 };
 
-static const char *text_of(const json_t *v, const char *key) {
-    const char *text = json_string_value(json_object_get(v, key));
-    return text ? text : "";
-}
-
-static double number_of(const json_t *v, const char *key) {
-    return json_number_value(json_object_get(v, key));
-}
-
 /* What a run came to. */
 struct outcome {
     const char *key; /* borrowed from the list of runs */
@@ -68,12 +59,14 @@ static int outcome_read(const char *root, const char *id, struct outcome *o, boo
     if (v && n == 0) rc = error_set(err, ERR_FORMAT, "'%s' has no table", path);
     if (rc == OK) {
         const json_t *last = json_array_get(table, n - 1);
-        o->accuracy = number_of(last, "acc");
-        o->items = (int64_t)number_of(last, "n");
-        o->flops = number_of(json_object_get(v, "spent"), "flops");
+        o->accuracy = json_number_at(last, "acc");
+        o->items = (int64_t)json_number_at(last, "n");
+        o->flops = json_number_at(json_object_get(v, "spent"), "flops");
         json_array_foreach (retention, i, row) {
-            o->retention += number_of(json_object_get(row, "diff"), "value") / (double)families;
-            o->elsewhere += number_of(json_object_get(row, "evolved"), "acc") / (double)families;
+            o->retention +=
+                json_number_at(json_object_get(row, "diff"), "value") / (double)families;
+            o->elsewhere +=
+                json_number_at(json_object_get(row, "evolved"), "acc") / (double)families;
         }
         *retains &= families > 0;
     }
@@ -89,10 +82,10 @@ static int group_read(const char *root, const json_t *runs, struct group *g, str
     g->retains = true;
     g->v = xcalloc(json_array_size(runs) + 1, sizeof *g->v);
     json_array_foreach (runs, i, run) {
-        const char *key = key_in(text_of(run, "id"), g->name);
-        if (rc != OK || !key || strcmp(text_of(run, "status"), "done") != 0) continue;
+        const char *key = key_in(json_text_at(run, "id"), g->name);
+        if (rc != OK || !key || strcmp(json_text_at(run, "status"), "done") != 0) continue;
         g->v[g->n].key = key;
-        rc = outcome_read(root, text_of(run, "id"), &g->v[g->n++], &g->retains, err);
+        rc = outcome_read(root, json_text_at(run, "id"), &g->v[g->n++], &g->retains, err);
     }
     if (rc == OK && g->n == 0)
         rc = error_set(err, ERR_MISSING, "no finished run is named '%s-…'; 'shoal runs' lists them",
@@ -127,10 +120,6 @@ static struct pairing paired(const struct group *a, const struct group *b, size_
     if (r.n > 0) r.p = stats_sign_flip(diff, r.n);
     free(diff);
     return r;
-}
-
-static json_t *interval_json(struct interval v) {
-    return json_pack("{s:f,s:f,s:f}", "value", v.value, "lo", v.lo, "hi", v.hi);
 }
 
 /* Without a base: since each run's own founder. */
@@ -177,7 +166,7 @@ static void print_points(const json_t *v, const char *format) {
     struct buf b = {0};
     int width = 26;
     for (int i = 0; v && i < 3; i++) {
-        buf_printf(&b, format, 100 * number_of(v, keys[i]));
+        buf_printf(&b, format, 100 * json_number_at(v, keys[i]));
         buf_puts(&b, between[i]);
     }
     if (v) width += (int)strlen("…") - 1;
@@ -192,13 +181,14 @@ static void comparison_print(const json_t *list) {
            "FLOPs", "retention, points", "the first is ahead by", "p, Holm's");
     json_array_foreach (list, i, v) {
         const json_t *first = json_object_get(v, "first");
-        printf("%-22s%5d%8d  ", text_of(v, "group"), (int)number_of(v, "runs"),
-               (int)number_of(v, "items"));
+        printf("%-22s%5d%8d  ", json_text_at(v, "group"), (int)json_number_at(v, "runs"),
+               (int)json_number_at(v, "items"));
         print_points(json_object_get(v, "accuracy"), "%.2f");
-        printf("%-11.2e", number_of(v, "flops"));
+        printf("%-11.2e", json_number_at(v, "flops"));
         print_points(json_object_get(v, "retention"), "%+.2f");
         print_points(json_object_get(first, "ahead"), "%+.2f");
-        if (first) printf("%.2g, %.2g", number_of(first, "p"), number_of(first, "p_holm"));
+        if (first)
+            printf("%.2g, %.2g", json_number_at(first, "p"), json_number_at(first, "p_holm"));
         putchar('\n');
     }
 }
@@ -229,8 +219,8 @@ static void list_runs(const struct common *c, const json_t *runs) {
         if (c->json)
             cli_print(json_incref(v));
         else
-            printf("%-32s %-8s %-8s %s\n", text_of(v, "id"), text_of(v, "kind"),
-                   text_of(v, "status"), text_of(v, "created"));
+            printf("%-32s %-8s %-8s %s\n", json_text_at(v, "id"), json_text_at(v, "kind"),
+                   json_text_at(v, "status"), json_text_at(v, "created"));
     }
 }
 

@@ -142,6 +142,7 @@ struct model_shift models_compare(const struct model *const m[2], const struct p
 struct interval {
     double value, lo, hi;
 };
+json_t *interval_json(struct interval v); /* {value, lo, hi} */
 struct interval stats_wilson(int64_t correct, int64_t n); /* 95 % score interval of a proportion */
 /* Difference of two paired 0/1 vectors, a - b: mean, 95 % interval (normal on the paired
  * differences), and McNemar's exact two-sided p (binomial on the discordant pairs). */

@@ -13,6 +13,10 @@
 #define Z80 0.8416212335729143
 
 /* Wilson 1927, 95 %. */
+json_t *interval_json(struct interval v) {
+    return json_pack("{s:f,s:f,s:f}", "value", v.value, "lo", v.lo, "hi", v.hi);
+}
+
 struct interval stats_wilson(int64_t correct, int64_t n) {
     if (n <= 0) return (struct interval){0, 0, 1};
     double p = (double)correct / (double)n, z2 = Z95 * Z95, d = 1 + z2 / (double)n;

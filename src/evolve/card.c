@@ -64,7 +64,7 @@ static void front_matter(struct buf *b, const char *model) {
 
 static void origin(struct buf *b, const char *run, int generation, const json_t *c) {
     const json_t *parents = json_object_get(c, "parents"), *parent;
-    const char *made = record_text(c, "operator");
+    const char *made = json_text_at(c, "operator");
     size_t i;
     buf_puts(b, "| origin | |\n|---|---|\n");
     row_text(b, "run", run);
@@ -75,7 +75,7 @@ static void origin(struct buf *b, const char *run, int generation, const json_t 
                  json_string_value(parent) ? json_string_value(parent) : "");
     row_number(b, "share of the second parent", record_number(c, "blend"));
     row_number(b, "step", record_number(c, "step"));
-    row_text(b, "SHA-256 of config and weights", record_text(c, "hash"));
+    row_text(b, "SHA-256 of config and weights", json_text_at(c, "hash"));
 }
 
 static void scores(struct buf *b, const json_t *c) {
@@ -100,7 +100,7 @@ int card_write(const char *dir, const char *model, const char *run, int generati
     char *path = path_join(dir, "README.md");
     front_matter(&b, model);
     buf_puts(&b, "# ");
-    markdown_text(&b, record_text(candidate, "name"));
+    markdown_text(&b, json_text_at(candidate, "name"));
     buf_puts(&b, "\n\nA LoRA adapter of ");
     markdown_text(&b, model);
     buf_puts(&b, ", from a population that `shoal evolve` bred.\n\n");

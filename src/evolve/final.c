@@ -10,10 +10,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-static json_t *interval_json(struct interval v) {
-    return json_pack("{s:f,s:f,s:f}", "value", v.value, "lo", v.lo, "hi", v.hi);
-}
-
 static struct measured *add_row(struct run *r, const char *name) {
     CHECK(r->n_rows < r->max_rows);
     struct measured *m = &r->rows[r->n_rows++];

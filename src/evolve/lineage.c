@@ -15,11 +15,6 @@
 enum { DEPTH_SHOWN = 24 }; /* a tree that goes deeper leaves the screen */
 static const size_t FILE_LIMIT = (size_t)1 << 30;
 
-const char *record_text(const json_t *v, const char *key) {
-    const char *s = json_string_value(json_object_get(v, key));
-    return s ? s : "";
-}
-
 double record_number(const json_t *v, const char *key) {
     const json_t *x = json_object_get(v, key);
     return json_is_number(x) ? json_number_value(x) : NAN;
@@ -47,13 +42,13 @@ int lineage_find(const struct lineage *l, const char *name) {
 
 static int check_candidate(const json_t *c, struct error *err) {
     const json_t *parents = json_object_get(c, "parents");
-    if (!*record_text(c, "name")) return error_set(err, ERR_FORMAT, "a candidate has no 'name'");
+    if (!*json_text_at(c, "name")) return error_set(err, ERR_FORMAT, "a candidate has no 'name'");
     if (!isfinite(record_interval(c, "fitness").value))
         return error_set(err, ERR_FORMAT, "'%s' has no 'fitness' with a 'value'",
-                         record_text(c, "name"));
+                         json_text_at(c, "name"));
     if (!json_is_texts(parents) || json_array_size(parents) > 2)
         return error_set(err, ERR_FORMAT, "the 'parents' of '%s' are not a list of up to two names",
-                         record_text(c, "name"));
+                         json_text_at(c, "name"));
     return OK;
 }
 
@@ -77,7 +72,7 @@ static void lineage_cut(struct lineage *l, int generation) {
 }
 
 static int node_add(struct lineage *l, const json_t *c, struct error *err) {
-    struct lineage_node v = {.name = record_text(c, "name"), .born = c, .parent = {-1, -1}};
+    struct lineage_node v = {.name = json_text_at(c, "name"), .born = c, .parent = {-1, -1}};
     const json_t *parents = json_object_get(c, "parents");
     int n = (int)json_array_size(parents);
     double blend = record_number(c, "blend");
@@ -100,7 +95,7 @@ static int node_add(struct lineage *l, const json_t *c, struct error *err) {
 
 /* An old one that stays, or a new one. */
 static int candidate_add(struct lineage *l, const json_t *c, struct error *err) {
-    int at = lineage_find(l, record_text(c, "name"));
+    int at = lineage_find(l, json_text_at(c, "name"));
     if (at < 0) return node_add(l, c, err);
     if (l->v[at].last == l->generations)
         return error_set(err, ERR_FORMAT, "two candidates are named '%s'", l->v[at].name);
@@ -125,7 +120,7 @@ int lineage_add(struct lineage *l, const json_t *generation, struct error *err) 
     json_array_foreach (list, i, c)
         if (rc == OK) rc = candidate_add(l, c, err);
     if (rc != OK) return lineage_cut(l, (int)g), rc;
-    l->best = lineage_find(l, record_text(json_array_get(list, 0), "name"));
+    l->best = lineage_find(l, json_text_at(json_array_get(list, 0), "name"));
     l->generations++;
     return OK;
 }
@@ -267,7 +262,7 @@ static json_t *founders_json(const struct view *w) {
 /* "founder", or "slerp of a 60 % and b 40 %, step 0.3". */
 static void add_how(struct buf *b, const struct lineage *l, const struct lineage_node *v) {
     double step = record_number(v->born, "step");
-    const char *made = record_text(v->born, "operator");
+    const char *made = json_text_at(v->born, "operator");
     const json_t *weights = json_object_get(v->born, "weights"), *weight;
     size_t i;
     text_line(b, *made ? made : is_founder(v) ? "founder" : "child");
@@ -312,7 +307,7 @@ static void rows_print(const struct tree_rows *r, FILE *f) {
         struct interval x = record_interval(v->record, "fitness");
         fprintf(f, "%-*s  %8.4f", column_bytes(v->head, wide), v->head, x.value);
         if (isfinite(x.lo) && isfinite(x.hi)) fprintf(f, " (%.4f – %.4f)", x.lo, x.hi);
-        fprintf(f, "  %.8s  %s\n", record_text(v->record, "hash"), v->how);
+        fprintf(f, "  %.8s  %s\n", json_text_at(v->record, "hash"), v->how);
     }
 }
 
@@ -338,7 +333,7 @@ static void generation_rows(struct tree_rows *r, const struct lineage *l, const 
     size_t i, n = json_array_size(list);
     rows_add(r, xasprintf("generation %d", number), NULL, NULL);
     json_array_foreach (list, i, c) {
-        const struct lineage_node *v = &l->v[lineage_find(l, record_text(c, "name"))];
+        const struct lineage_node *v = &l->v[lineage_find(l, json_text_at(c, "name"))];
         struct buf how = {0};
         if (v->generation < number)
             buf_printf(&how, "kept since generation %d", v->generation);
@@ -385,7 +380,7 @@ static void print_founders(const struct view *w, FILE *f) {
     if (w->of == w->l.best) buf_printf(&b, ", the fittest of generation %d", w->l.generations - 1);
     json_array_foreach (list, i, v) {
         buf_puts(&b, i ? ", " : ": ");
-        text_line(&b, record_text(v, "founder"));
+        text_line(&b, json_text_at(v, "founder"));
         buf_printf(&b, " %.1f %%", 100 * record_number(v, "share"));
     }
     fprintf(f, "%s\n", b.data);
@@ -462,7 +457,7 @@ static void dot_node(struct buf *b, const struct view *w, int node) {
     buf_printf(b, "  n%d [label=\"", node);
     dot_text(b, v->name);
     buf_puts(b, "\\n");
-    dot_text(b, is_founder(v) ? "founder" : record_text(v->born, "operator"));
+    dot_text(b, is_founder(v) ? "founder" : json_text_at(v->born, "operator"));
     buf_printf(b, "\\n%.4f\"%s];\n", record_interval(v->born, "fitness").value,
                node == w->of ? ", penwidth=3" : "");
     for (int k = 0; k < 2 && v->parent[k] >= 0; k++)

@@ -45,8 +45,7 @@ json_t *lineage_json(const json_t *generations, const char *name, struct error *
 int lineage_dot(const json_t *generations, const char *name, struct buf *out, struct error *err);
 
 /* For those who show records. */
-const char *record_text(const json_t *v, const char *key); /* "" where there is none */
-double record_number(const json_t *v, const char *key);    /* NAN where there is none */
+double record_number(const json_t *v, const char *key); /* NAN where there is none */
 struct interval record_interval(const json_t *v, const char *key);
 void text_line(struct buf *b, const char *s); /* buf_add_clean, and on one line */
 

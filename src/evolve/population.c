@@ -574,10 +574,6 @@ int population_breed(struct population *p, struct error *err) {
 
 /* as JSON */
 
-static json_t *interval_json(struct interval v) {
-    return json_pack("{s:f,s:f,s:f}", "value", v.value, "lo", v.lo, "hi", v.hi);
-}
-
 json_t *candidate_json(const struct candidate *c) {
     json_t *parents = json_array(), *weights = c->n_mix ? json_array() : NULL;
     for (int k = 0; k < 2 && c->parents[k][0]; k++)

@@ -82,7 +82,7 @@ static void results_table(struct buf *b, const json_t *table) {
         double v = record_number(row, "acc"), lo = record_number(row, "lo"),
                hi = record_number(row, "hi");
         buf_puts(b, "<tr><td>");
-        page_text(b, record_text(row, "name"));
+        page_text(b, json_text_at(row, "name"));
         buf_printf(b, "<td class=n>%d<td class=n>%.1f %%<td>%.1f – %.1f<td>",
                    (int)record_number(row, "n"), 100 * v, 100 * lo, 100 * hi);
         interval_bar(b, v, lo, hi);
@@ -103,9 +103,9 @@ static void comparisons_table(struct buf *b, const json_t *list) {
     json_array_foreach (list, i, row) {
         bool sure = json_is_true(json_object_get(row, "significant"));
         buf_puts(b, "<tr><td>");
-        page_text(b, record_text(row, "a"));
+        page_text(b, json_text_at(row, "a"));
         buf_puts(b, " <span class=soft>against</span> ");
-        page_text(b, record_text(row, "b"));
+        page_text(b, json_text_at(row, "b"));
         buf_printf(b, "<td class=n>%+.1f<td>%+.1f – %+.1f<td class=n>%.2g<td class=%s>%s</tr>\n",
                    100 * record_number(row, "diff"), 100 * record_number(row, "lo"),
                    100 * record_number(row, "hi"), record_number(row, "p_holm"),
@@ -141,7 +141,7 @@ static void retention_table(struct buf *b, const json_t *list) {
         const char *verdict = retention_verdict(row);
         struct interval d = record_interval(row, "diff");
         buf_puts(b, "<tr><td>");
-        page_text(b, record_text(row, "family"));
+        page_text(b, json_text_at(row, "family"));
         report_cell(b, "", 0, record_number(row, "n"), "");
         retention_cells(b, json_object_get(row, "founder"));
         retention_cells(b, json_object_get(row, "evolved"));
@@ -221,7 +221,7 @@ static void fitness_rings(struct buf *b, const struct plot *p, const json_t *gen
                        "<circle cx=\"%.1f\" cy=\"%.1f\" r=\"3\" fill=\"none\" "
                        "stroke=\"var(--a)\" stroke-opacity=\".5\"><title>",
                        plot_x(p, (double)g), plot_y(p, f));
-            page_text(b, record_text(c, "name"));
+            page_text(b, json_text_at(c, "name"));
             buf_printf(b, " %.4f</title></circle>", f);
         }
 }
@@ -284,7 +284,7 @@ static struct bred bred_by(const struct lineage *l, const char *made) {
     struct bred n = {0};
     for (int i = 0; i < l->n; i++) {
         const struct lineage_node *v = &l->v[i];
-        if (v->parent[0] < 0 || (made && strcmp(record_text(v->born, "operator"), made) != 0))
+        if (v->parent[0] < 0 || (made && strcmp(json_text_at(v->born, "operator"), made) != 0))
             continue;
         n.children++;
         n.judged += v->generation < l->generations - 1;
@@ -303,13 +303,13 @@ static void share_bar(struct buf *b, double share) {
 
 static void operator_row(const struct report *r, const json_t *v, const struct bred *all) {
     struct buf *b = r->b;
-    struct bred n = bred_by(r->l, record_text(v, "name"));
+    struct bred n = bred_by(r->l, json_text_at(v, "name"));
     buf_puts(b, "<tr><td>");
-    page_text(b, record_text(v, "name"));
+    page_text(b, json_text_at(v, "name"));
     if (json_is_true(json_object_get(v, "dropped")))
         buf_puts(b, " <b style=\"color:var(--b)\">dropped</b>");
     buf_puts(b, "<td class=soft>");
-    page_text(b, record_text(v, "kind"));
+    page_text(b, json_text_at(v, "kind"));
     report_cell(b, "", 0, record_number(v, "used"), "");
     report_cell(b, "", 0, record_number(v, "improved"), "");
     report_cell(b, record_number(v, "quality") < 0 ? "" : "+", 4, record_number(v, "quality"), "");
@@ -368,12 +368,12 @@ static void archive_cell(const struct report *r, const json_t *c, double x, doub
                "fill=\"var(--a)\" fill-opacity=\"%.2f\"/>",
                x, y, size, size, 0.12 + 0.7 * shade);
     buf_puts(r->b, "<title>");
-    page_text(r->b, record_text(c, "name"));
+    page_text(r->b, json_text_at(c, "name"));
     buf_printf(r->b, " %.4f</title>", record_number(c, "fitness"));
     buf_printf(r->b,
                "<text x=\"%.1f\" y=\"%.1f\" text-anchor=\"middle\" style=\"font-size:%.1fpx\">",
                x + size / 2, y + size / 2 + 3, fmin(11, size / 5));
-    report_name(r, record_text(c, "name"));
+    report_name(r, json_text_at(c, "name"));
     buf_puts(r->b, "</text></g>\n");
 }
 
@@ -413,7 +413,7 @@ static void candidate_row(const struct report *r, const json_t *c, int generatio
     const json_t *parents = json_object_get(c, "parents"), *parent;
     size_t i;
     buf_printf(b, "<tr><td class=n>%d<td>", generation);
-    report_name(r, record_text(c, "name"));
+    report_name(r, json_text_at(c, "name"));
     report_cell(b, "", 4, f.value, "");
     buf_puts(b, "<td class=soft>");
     if (isfinite(f.lo) && isfinite(f.hi)) buf_printf(b, "%.4f – %.4f", f.lo, f.hi);
@@ -423,13 +423,13 @@ static void candidate_row(const struct report *r, const json_t *c, int generatio
     report_cell(b, "", 0, record_number(c, "items"), "");
     buf_puts(b, "<td>");
     bool kept = json_is_true(json_object_get(c, "elite"));
-    page_text(b, kept ? "kept" : record_text(c, "operator"));
+    page_text(b, kept ? "kept" : json_text_at(c, "operator"));
     if (!kept)
         json_array_foreach (parents, i, parent) {
             buf_puts(b, i ? " × " : " <span class=soft>of</span> ");
             report_name(r, json_string_value(parent) ? json_string_value(parent) : "");
         }
-    buf_printf(b, "<td class=soft>%.8s</tr>\n", record_text(c, "hash"));
+    buf_printf(b, "<td class=soft>%.8s</tr>\n", json_text_at(c, "hash"));
 }
 
 static void candidates_table(const struct report *r) {
@@ -531,7 +531,7 @@ static void manifest_section(struct buf *b, const json_t *manifest) {
 
 int report_write(const json_t *result, const char *path, struct error *err) {
     struct buf b = {0};
-    char *title = xasprintf("Shoal run %s", record_text(result, "run"));
+    char *title = xasprintf("Shoal run %s", json_text_at(result, "run"));
     page_open(&b, title);
     buf_puts(&b, "<style>a{color:var(--a)}</style>\n");
     results_table(&b, json_object_get(result, "table"));
@@ -555,7 +555,7 @@ static void retention_print(const json_t *list, FILE *f) {
     json_array_foreach (list, i, row) {
         struct interval d = record_interval(row, "diff");
         fprintf(f, "  %s: %.1f → %.1f %%, %+.1f (%+.1f – %+.1f), p = %.2g: %s\n",
-                record_text(row, "family"),
+                json_text_at(row, "family"),
                 100 * record_number(json_object_get(row, "founder"), "acc"),
                 100 * record_number(json_object_get(row, "evolved"), "acc"), 100 * d.value,
                 100 * d.lo, 100 * d.hi, record_number(row, "p_holm"), retention_verdict(row));
@@ -568,15 +568,15 @@ void run_print(const json_t *result, FILE *f) {
     fprintf(f, "\n%-34s %6s %9s   %-13s %11s %8s\n", "held-out questions", "n", "accuracy",
             "95 % interval", "tokens read", "written");
     json_array_foreach (json_object_get(result, "table"), i, row)
-        fprintf(f, "%-34s %6d %7.1f %%   %5.1f – %-5.1f %11.0f %8.0f\n", record_text(row, "name"),
+        fprintf(f, "%-34s %6d %7.1f %%   %5.1f – %-5.1f %11.0f %8.0f\n", json_text_at(row, "name"),
                 (int)record_number(row, "n"), 100 * record_number(row, "acc"),
                 100 * record_number(row, "lo"), 100 * record_number(row, "hi"),
                 record_number(row, "prefilled"), record_number(row, "generated"));
     fprintf(f, "\non the same questions, points gained (McNemar, Holm-corrected):\n");
     json_array_foreach (json_object_get(result, "comparisons"), i, row) {
         bool sure = json_is_true(json_object_get(row, "significant"));
-        fprintf(f, "  %s against %s: %+.1f (%+.1f – %+.1f), p = %.2g: %s\n", record_text(row, "a"),
-                record_text(row, "b"), 100 * record_number(row, "diff"),
+        fprintf(f, "  %s against %s: %+.1f (%+.1f – %+.1f), p = %.2g: %s\n", json_text_at(row, "a"),
+                json_text_at(row, "b"), 100 * record_number(row, "diff"),
                 100 * record_number(row, "lo"), 100 * record_number(row, "hi"),
                 record_number(row, "p_holm"),
                 !sure                            ? "not significant"

@@ -152,7 +152,7 @@ static void draw_box(const struct drawing *d, int node) {
     report_name(d->r, v->name);
     buf_printf(b, "</text><text x=\"%.0f\" y=\"%.0f\" text-anchor=\"middle\" class=soft>%.3f ", x,
                y + 12, record_interval(v->born, "fitness").value);
-    page_text(b, record_text(v->born, "operator"));
+    page_text(b, json_text_at(v->born, "operator"));
     buf_puts(b, "</text></g>\n");
 }
 

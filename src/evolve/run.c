@@ -146,11 +146,6 @@ int run_publish(struct run *r, int generation, const char *name, const struct ad
     return rc;
 }
 
-static const char *text_at(const json_t *v, const char *key) {
-    const char *s = json_string_value(json_object_get(v, key));
-    return s ? s : "";
-}
-
 static struct adapter *recall_of(struct run *r, const char *id, int generation, const char *name,
                                  const char *key, const char *value) {
     size_t at;
@@ -160,12 +155,12 @@ static struct adapter *recall_of(struct run *r, const char *id, int generation, 
     ledger = store_adapter_list(r->store, id, &ignored);
     json_array_foreach (ledger, at, row) {
         if (json_integer_value(json_object_get(row, "generation")) != generation) continue;
-        if (strcmp(text_at(row, "name"), name) != 0) continue;
-        if (key && strcmp(text_at(json_object_get(row, "lineage"), key), value) != 0) continue;
+        if (strcmp(json_text_at(row, "name"), name) != 0) continue;
+        if (key && strcmp(json_text_at(json_object_get(row, "lineage"), key), value) != 0) continue;
         char *dir = adapter_dir(r, id, generation, name);
         a = adapter_load(dir, &r->model->config, &ignored);
         free(dir);
-        if (a && strcmp(a->hash, text_at(row, "hash")) == 0) {
+        if (a && strcmp(a->hash, json_text_at(row, "hash")) == 0) {
             /* The folder need not know where it came from; the ledger does. */
             a = operator_relabel(a, json_object_get(row, "lineage"));
             break;
@@ -290,11 +285,10 @@ static int train_founders(struct run *r, struct error *err) {
     return rc;
 }
 
-/* Trained, found or recalled; and that they are not copies of one another. */
-static int founders_make(struct run *r, struct error *err) {
+/* That they are not copies of one another; those of a control become zero. */
+static int founders_check(struct run *r, struct error *err) {
     const char *names[MAX_FOUNDERS];
-    int rc = recall_founders(r) ? OK : train_founders(r, err);
-    if (rc != OK) return rc;
+    int rc = OK;
     for (int i = 0; i < r->n_founders; i++) {
         names[i] = r->names[i];
         if (!r->o->zero_adapters) continue;
@@ -308,8 +302,14 @@ static int founders_make(struct run *r, struct error *err) {
         rc = store_event(r->store, r->id, "founders", v, err);
         json_decref(v);
     }
-    if (rc != OK) return rc;
-    return r->o->zero_adapters ? OK : diversity_check(&d, names, err);
+    if (rc != OK || r->o->zero_adapters) return rc;
+    return diversity_check(&d, names, err);
+}
+
+/* Trained, found or recalled. */
+static int founders_make(struct run *r, struct error *err) {
+    int rc = recall_founders(r) ? OK : train_founders(r, err);
+    return rc == OK ? founders_check(r, err) : rc;
 }
 
 /* the run's papers */
@@ -398,7 +398,7 @@ static int finish(struct run *r, json_t *manifest, struct error *err) {
     json_t *row;
     int rc = OK;
     json_array_foreach (json_object_get(r->result, "table"), i, row)
-        if (rc == OK) rc = store_result_put(r->store, r->id, text_at(row, "name"), row, err);
+        if (rc == OK) rc = store_result_put(r->store, r->id, json_text_at(row, "name"), row, err);
     if (rc == OK) rc = write_json(r, "manifest.json", manifest, err);
     if (rc == OK) rc = write_json(r, "result.json", r->result, err);
     if (rc == OK) rc = report_write(r->result, page, err);
@@ -498,13 +498,13 @@ static int read_forks(struct run *r, struct error *err) {
     const json_t *list = json_object_get(v, "segments");
     size_t n = json_array_size(list), i;
     int rc = !v && path_exists(path) ? err->code : OK;
-    if (v && (n < 1 || n > MAX_SEGMENTS || !*text_at(v, "from")))
+    if (v && (n < 1 || n > MAX_SEGMENTS || !*json_text_at(v, "from")))
         rc = error_set(err, ERR_FORMAT, "'%s' names no run and its segments", path);
-    if (rc == OK && v) r->from = xstrdup(text_at(v, "from"));
+    if (rc == OK && v) r->from = xstrdup(json_text_at(v, "from"));
     if (rc == OK && v) r->forks = xcalloc(n, sizeof *r->forks);
     json_array_foreach (list, i, s) {
         if (rc != OK) break;
-        char *recipe = path_join(r->dir, text_at(s, "recipe"));
+        char *recipe = path_join(r->dir, json_text_at(s, "recipe"));
         struct segment_of_run *f = &r->forks[r->n_forks++];
         rc = run_recipe_load(&f->o, recipe, err);
         f->until = (int)json_integer_value(json_object_get(s, "until"));
@@ -558,7 +558,7 @@ static int stored_options(const struct run_env *env, const char *id, struct run_
         const char *level = json_string_value(json_object_get(how, "level"));
         o->seed = json_integer_value(json_object_get(how, "seed"));
         o->zero_adapters = json_is_true(json_object_get(how, "zero_adapters"));
-        *cls = strcmp(text_at(how, "class"), "fast") == 0 ? CLASS_FAST : CLASS_EXACT;
+        *cls = strcmp(json_text_at(how, "class"), "fast") == 0 ? CLASS_FAST : CLASS_EXACT;
         if (rc == OK && *cls == CLASS_FAST && (!level || strcmp(level, kernels_get()->name) != 0))
             rc = error_set(err, ERR_MISMATCH,
                            "run '%s' was made in the fast class at level '%s': level '%s' cannot "
@@ -684,8 +684,8 @@ static json_t *replay_compare(const json_t *then, const json_t *now, int at) {
     json_array_foreach (b, i, c) {
         bool same = json_equal(c, json_array_get(a, i));
         equal &= same;
-        json_t *row = json_pack("{s:s,s:s,s:b}", "name", text_at(c, "name"), "hash",
-                                text_at(c, "hash"), "equal", (int)same);
+        json_t *row = json_pack("{s:s,s:s,s:b}", "name", json_text_at(c, "name"), "hash",
+                                json_text_at(c, "hash"), "equal", (int)same);
         json_object_set(row, "fitness", json_object_get(c, "fitness"));
         json_array_append_new(list, row);
     }
@@ -705,7 +705,7 @@ json_t *run_replay(const struct run_env *env, const char *id, int at, struct err
     if (rc == OK) rc = load_founders(&r, err);
     if (rc == OK && !recall_founders(&r))
         rc = error_set(err, ERR_MISSING, "the founders of run '%s' are gone", id);
-    if (rc == OK) rc = founders_make(&r, err);
+    if (rc == OK) rc = founders_check(&r, err);
     if (rc == OK) search(&r, err);
     const json_t *now = json_array_get(r.generations, (size_t)at);
     if (now) result = replay_compare(then, now, at);

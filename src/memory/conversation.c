@@ -35,11 +35,6 @@ static json_t *state_empty(void) {
     return json_pack("{s:[],s:s,s:{}}", "exchanges", "summary", "", "facts");
 }
 
-static const char *text_of(const json_t *v, const char *key) {
-    const char *text = json_string_value(json_object_get(v, key));
-    return text ? text : "";
-}
-
 /* A document from a file: whether everything in it is what the functions below expect. */
 static bool state_good(const json_t *state) {
     const json_t *exchanges = json_object_get(state, "exchanges"), *v,
@@ -113,8 +108,8 @@ static const struct {
 };
 
 static void exchange_add(struct buf *out, const json_t *v, enum language l) {
-    buf_printf(out, "%s%s%s\n%s%s%s\n", labels[l].user, labels[l].colon, text_of(v, "user"),
-               labels[l].assistant, labels[l].colon, text_of(v, "assistant"));
+    buf_printf(out, "%s%s%s\n%s%s%s\n", labels[l].user, labels[l].colon, json_text_at(v, "user"),
+               labels[l].assistant, labels[l].colon, json_text_at(v, "assistant"));
 }
 
 /* Summarises the n oldest exchanges of `state` and forgets them. */
@@ -124,9 +119,9 @@ static int oldest_forget(json_t *state, size_t n, const struct summarizer *s, st
     int rc = OK;
     for (size_t i = 0; i < n; i++) {
         const json_t *v = json_array_get(exchanges, i);
-        exchange_add(&talk, v, language_of(text_of(v, "user")));
+        exchange_add(&talk, v, language_of(json_text_at(v, "user")));
     }
-    if (s) rc = s->summarize(s->ctx, text_of(state, "summary"), talk.data, &summary, err);
+    if (s) rc = s->summarize(s->ctx, json_text_at(state, "summary"), talk.data, &summary, err);
     json_t *kept = s && rc == OK && summary.len ? text_kept(summary.data) : NULL;
     if (s && rc == OK && summary.len && !kept)
         rc = error_set(err, ERR_FORMAT, "the summary of a conversation is no UTF-8 text");
@@ -294,7 +289,7 @@ static bool facts_text(const struct conversation *c, enum language l, const char
 }
 
 void conversation_known(const struct conversation *c, enum language l, struct buf *out) {
-    const char *summary = text_of(c->state, "summary");
+    const char *summary = json_text_at(c->state, "summary");
     struct buf known = {0};
     if (*summary) buf_printf(out, "%s%s%s\n", labels[l].summary, labels[l].colon, summary);
     if (facts_text(c, l, l == LANG_EN ? "; " : "；", &known))

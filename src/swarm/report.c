@@ -16,7 +16,7 @@
 
 enum { CONTESTANTS = 5, SAMPLED = 200, SEEDS = 8 };
 
-static json_t *interval_json(struct interval v) {
+static json_t *bounds_json(struct interval v) {
     return json_pack("[f,f,f]", v.value, v.lo, v.hi);
 }
 
@@ -261,11 +261,10 @@ static int credit_make(struct maker *m, struct progress *p, json_t **out, struct
     }
     json_t *agents = json_array();
     for (int a = 0; rc == OK && a < m->n_agents; a++)
-        json_array_append_new(agents,
-                              json_pack("{s:s,s:o,s:o,s:o}", "name", m->team[a].name, "shapley",
-                                        interval_json(worth[a].shapley), "banzhaf",
-                                        interval_json(worth[a].banzhaf), "leave_one_out",
-                                        interval_json(worth[a].leave_one_out)));
+        json_array_append_new(agents, json_pack("{s:s,s:o,s:o,s:o}", "name", m->team[a].name,
+                                                "shapley", bounds_json(worth[a].shapley), "banzhaf",
+                                                bounds_json(worth[a].banzhaf), "leave_one_out",
+                                                bounds_json(worth[a].leave_one_out)));
     *out =
         json_pack("{s:s,s:s,s:o,s:o}", "game", m->w->credit_debate ? "debate" : "first-round vote",
                   "method", exact ? "exact" : "sampled", "agents", agents, "sampling_error",

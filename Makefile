@@ -60,7 +60,7 @@ LIBS_test_hub.c := $(shell pkg-config --libs libmicrohttpd 2>/dev/null)
 FLAGS_test_faults.c := $(addprefix -Wl$(comma)--wrap=,malloc calloc realloc free strndup realpath vasprintf exit \
                        open fstat read mmap fdopen fwrite fflush fsync fclose rename)
 
-.PHONY: all deps demo test tests fuzz bench bench-peers bench-train results-swarm clean
+.PHONY: all deps demo test tests fuzz bench bench-peers bench-train results-swarm results-evolve clean
 all: $(O)/shoal $(O)/choose
 
 deps:
@@ -129,8 +129,8 @@ $(O)/fuzzer $(O)/seeds: $(O)/%: test/fuzz/%.c test/fuzz/targets.c $(O)/libshoal.
 	$(Q)$(CC) $(CFLAGS_ALL) $(FLAGS_$(<F)) -o $@ $< $(O)/libshoal.a $(LIBS)
 
 # The tables of docs/RESULTS.md.
-results-swarm: deps all
-	$(Q)sh scripts/results-swarm.sh
+results-swarm results-evolve: deps all
+	$(Q)sh scripts/$@.sh
 
 tests: $(TESTS:%=$(O)/%)
 

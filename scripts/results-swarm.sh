@@ -36,10 +36,6 @@ debate() {
 }
 {
     cat <<END
-# Results
-
-Figures of commands that anybody can run again; exact class, so the same digits on every processor.
-
 ## Debates (\`make results-swarm\`)
 
 Three personas and a verifier (a critic trained to weigh first answers on pick, order and arithmetic) on the starter model, rank 8 each; $n questions of the test
@@ -58,5 +54,5 @@ END
     echo
     echo "Every agent sees a third of the facts. A vote without talk cannot know; a talk can."
     debate --agents "$work/talker" "$work/talker" "$work/talker" --tasks largest,earliest --n "$n" --working=false
-} >"$work/RESULTS.md"
-cp "$work/RESULTS.md" docs/RESULTS.md
+} >"$work/part.md"
+sh scripts/results-part.sh "Debates" <"$work/part.md"

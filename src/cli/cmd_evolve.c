@@ -204,7 +204,7 @@ const struct command cmd_evolve = {
     .args = "RECIPE",
     .summary = "train founders, debate, breed and measure, as a recipe says",
     .about =
-        "A recipe is YAML: model, personas, tasks, and the sections train, evolve and fitness. "
+        "A recipe is YAML: model, personas, tasks, and sections; docs/EVOLUTION.md explains them. "
         "Everything a run does is\n"
         "kept in runs/shoal.db and runs/ID: Ctrl-C pauses it, and what was paused or killed is "
         "continued with\n"

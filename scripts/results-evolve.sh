@@ -1,0 +1,136 @@
+#!/bin/sh
+# results-evolve: writes docs/RESULTS.md's part on evolution, from nothing but models/fry and this file.
+#
+# For every family and seed: four founders that speak one language each, then every method from the same founders
+# with the same FLOPs, each as a run of its own, METHOD-FAMILY-sSEED below $WORK/runs. Finished runs are not run
+# again, interrupted ones are continued. In the exact class the same commands give the same digits everywhere.
+# SEEDS, FAMILIES, METHODS, N (test questions), WORK (build/results-evolve) and SHOAL may be set.
+set -eu
+cd "$(dirname "$0")/.."
+shoal="${SHOAL:-$PWD/build/shoal}" work="${WORK:-build/results-evolve}" n="${N:-5000}"
+seeds="${SEEDS:-1 2 3 4 5}" families="${FAMILIES:-arithmetic order route syllogism}"
+methods="${METHODS-hybrid founder soup ties dare cma pso ga gradient es}"
+flops=${FLOPS:-1e12} hard="arithmetic pick order route syllogism" easy="copy sort compare sequence voice"
+founders="en1 en2 en3 en4 ja1 ja2 zh1 zh2"
+own=${OWN:-100} rest=${REST:-50} learn=${LEARN:-150} # conversations: of a founder's family, of all others; of what learners share
+runs="$work/runs" recipes="$work/recipes"
+mkdir -p "$runs" "$recipes"
+
+# without NAME LIST: the others, joined by commas.
+without() { echo "$2" | tr ' ' '\n' | grep -vx "$1" | paste -sd, -; }
+lines() { sed -n "$1,$(($1 + $2 - 1))p"; } # FIRST COUNT
+
+# Conversations in one language, by their letters.
+en() { LC_ALL=C grep -v '[^ -~]'; }
+ja() { LC_ALL=C grep -P '\xe3[\x81-\x83]|昇順|降順'; }
+zh() { LC_ALL=C grep '[^ -~]' | LC_ALL=C grep -vP '\xe3[\x81-\x83]|昇順|降順'; }
+
+# data: what each founder learns, and what all learners share; no line twice.
+data() {
+    data="$work/data/$family-s$seed"
+    [ -f "$data/learn.jsonl" ] && return
+    mkdir -p "$data"
+    "$shoal" model data --quiet --tasks "$family" --n $((own * 16)) --seed "$seed" "$data/all"
+    "$shoal" model data --quiet --tasks "$(without "$family" "$easy $hard")" --n $((rest * 8)) --seed "$seed" "$data/rest"
+    sed "1,${learn}d" "$data/all" >"$data/own"
+    k=0
+    for who in $founders; do
+        language=${who%[0-9]} nth=${who#??}
+        { $language <"$data/own" | lines $(((nth - 1) * own + 1)) $own; lines $((k * rest + 1)) $rest <"$data/rest"; } >"$data/$who.jsonl"
+        k=$((k + 1))
+    done
+    lines 1 $learn <"$data/all" >"$data/learn.jsonl"
+    rm "$data/all" "$data/own" "$data/rest"
+}
+
+# personas SUFFIX FOLDER: all of them as a recipe names them.
+personas() {
+    for who in $founders; do echo "  - $who=$2/$who$1"; done
+}
+
+# recipe METHOD: what is the same for all, and what is the method's own.
+recipe() {
+    echo "model: models/fry"
+    echo "seed: $seed"
+    echo "personas:"
+    if [ "$1" = founder ]; then personas .jsonl "$data"; else personas "" "$runs/founder-$family-s$seed/adapters/gen_0"; fi
+    cat <<END
+tasks: [$family]
+retain: [$(without "$family" "$hard")]
+rounds: 0
+working: false
+curve: false
+test_items: $n
+retain_items: ${RETAIN:-1000}
+save: best
+train: {r: 8, lr: 0.003, bsz: 12, grad_accum: 1, max_steps: 150, lora_dropout: 0}
+fitness: {items: 100, performance: 1, cooperation: 0, novelty: 0}
+END
+    coefficients="evolve: {search: coefficients, flops: $flops, generations: 1000"
+    case $1 in
+    founder) echo "evolve: {search: none}" ;;
+    soup) echo "evolve: {search: merge, merge: delta}" ;;
+    ties) echo "$coefficients, merge: delta_ties}" && echo "search: {searcher: cma}" ;;
+    dare) echo "$coefficients, merge: delta_dare_ties}" && echo "search: {searcher: cma}" ;;
+    cma) echo "$coefficients}" && echo "search: {searcher: cma}" ;;
+    pso) echo "$coefficients}" && echo "search: {searcher: pso}" ;;
+    ga) cat <<END ;;
+evolve:
+  {search: breed, flops: $flops, generations: 1000, population: 10, elites: 1, selection: roulette, mutate: 0.3,
+   crossovers: [delta, delta_ties, delta_dare, delta_dare_ties], mutations: [noise]}
+END
+    gradient) cat <<END ;;
+evolve: {search: gradient, flops: $flops, learn: $data/learn.jsonl}
+learn: {lr: 0.003, bsz: 8, grad_accum: 1, lora_dropout: 0}
+END
+    es) cat <<END ;;
+evolve: {search: es, flops: $flops, learn: $data/learn.jsonl}
+learn: {lr: 0.003, bsz: 8, grad_accum: 1, lora_dropout: 0}
+es: {population: 16, sigma: 0.01}
+END
+    hybrid) cat <<END ;;
+evolve:
+  {search: breed, flops: $flops, generations: 1000, population: 4, elites: 1, rank: 16, mutate: 0,
+   crossovers: [delta], blend_min: 0.4, blend_max: 0.6, burst: 25, learn: $data/learn.jsonl}
+learn: {lr: 0.003, bsz: 8, grad_accum: 1, lora_dropout: 0}
+END
+    esac
+}
+
+# run METHOD, unless it is done.
+run() {
+    id="$1-$family-s$seed"
+    [ -f "$runs/$id/result.json" ] && return
+    recipe "$1" >"$recipes/$id.yaml"
+    echo "$id" >&2
+    "$shoal" resume "$id" --runs "$runs" --exact --quiet >/dev/null 2>&1 ||
+        "$shoal" evolve "$recipes/$id.yaml" --runs "$runs" --id "$id" --exact --quiet >/dev/null
+}
+
+for seed in $seeds; do
+    for family in $families; do
+        data
+        run founder
+        for method in $methods; do run "$method"; done
+    done
+done
+
+# A group is a method on a family; its runs are the seeds.
+{
+    cat <<END
+## Evolution (\`make results-evolve\`)
+
+Ways to make a better adapter of the same founders ($(echo "$founders" | wc -w) of rank 8, each of which learned $own conversations of the family in one language and $rest of others) on
+the starter model, each with $flops FLOPs; gradient, es and hybrid learn from the same $learn further conversations. $n test questions a seed, $(echo "$seeds" | wc -w) seeds. Intervals
+are of 95 % over the seeds, differences are paired by seed. Retention: points lost or gained on the other hard families since the best founder.
+END
+    for family in $families; do
+        groups=""
+        for method in $methods; do groups="$groups $method-$family"; done
+        echo
+        echo "### $family"
+        echo
+        "$shoal" runs --runs "$runs" --compare $groups | sed 's/^/    /'
+    done
+} >"$work/part.md"
+sh scripts/results-part.sh "Evolution" <"$work/part.md"

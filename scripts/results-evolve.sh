@@ -1,7 +1,7 @@
 #!/bin/sh
 # results-evolve: writes docs/RESULTS.md's part on evolution, from nothing but models/fry and this file.
 #
-# For every family and seed: four founders that speak one language each, then every method from the same founders
+# For every family and seed: eight founders that speak one language each, then every method from the same founders
 # with the same FLOPs, each as a run of its own, METHOD-FAMILY-sSEED below $WORK/runs. Finished runs are not run
 # again, interrupted ones are continued. In the exact class the same commands give the same digits everywhere.
 # SEEDS, FAMILIES, METHODS, N (test questions), WORK (build/results-evolve) and SHOAL may be set.

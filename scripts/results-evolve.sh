@@ -4,6 +4,7 @@
 # For every family and seed: eight founders that speak one language each, then every method from the same founders
 # with the same FLOPs, each as a run of its own, METHOD-FAMILY-sSEED below $WORK/runs. Finished runs are not run
 # again, interrupted ones are continued. In the exact class the same commands give the same digits everywhere.
+# The methods' settings are first guesses: tune them on a seed that is not reported before believing a difference.
 # SEEDS, FAMILIES, METHODS, N (test questions), WORK (build/results-evolve) and SHOAL may be set.
 set -eu
 cd "$(dirname "$0")/.."

@@ -134,6 +134,10 @@ int population_breed(struct population *p, struct error *err);
  */
 json_t *population_json(const struct population *p);
 json_t *candidate_json(const struct candidate *c);
+/* Fitness and what follows from it, by what a landscape filled in; scores: [n_items] of its
+ * performance, or NULL. */
+void candidate_fitness(struct candidate *c, const struct fitness_options *f, const double *scores,
+                       int n_items);
 
 /* diversity.c */
 

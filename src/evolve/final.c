@@ -226,7 +226,7 @@ static int measure_retention(struct run *r, struct progress *bar, struct error *
                                         families->v[i], "n", n, "founder", "acc", b.value, "lo",
                                         b.lo, "hi", b.hi, "evolved", "acc", a.value, "lo", a.lo,
                                         "hi", a.hi, "diff", interval_json(d[i].diff)));
-        trial_items_free(items, n);
+        bank_items_release(items, n);
     }
     stats_holm(p, families->n, holm);
     size_t i;
@@ -255,7 +255,7 @@ static int check_disjoint(struct run *r, struct error *err) {
         const char **keys = keys_of(items, n);
         rc = fitness_disjoint(keys, n, test, r->n_test, err);
         free(keys);
-        trial_items_free(items, n);
+        bank_items_release(items, n);
     }
     free(test);
     return rc;

@@ -246,20 +246,22 @@ static bool is_better(const struct candidate *x, const struct candidate *y) {
 
 /* evaluation */
 
-static void fitness_of(struct population *p, int i) {
-    struct candidate *c = &p->c[i];
-    const struct assay *a = &p->assay;
-    bool whole = a->scores && c->n_items == a->n_items;
-    struct fitness_term t[] = {
-        {p->f->performance, whole ? a->scores + (size_t)i * (size_t)a->n_items : NULL,
-         c->performance},
-        {p->f->cooperation, NULL, c->cooperation},
-        {p->f->novelty, NULL, c->novelty},
-    };
-    c->fitness = fitness_combine(t, ARRAY_LEN(t), a->n_items);
+void candidate_fitness(struct candidate *c, const struct fitness_options *f, const double *scores,
+                       int n_items) {
+    struct fitness_term t[] = {{f->performance, scores, c->performance},
+                               {f->cooperation, NULL, c->cooperation},
+                               {f->novelty, NULL, c->novelty}};
+    c->fitness = fitness_combine(t, ARRAY_LEN(t), n_items);
     c->performance = t[0].value;
     c->expected = c->performance.value;
     c->shared = c->fitness.value;
+}
+
+static void fitness_of(struct population *p, int i) {
+    const struct assay *a = &p->assay;
+    bool whole = a->scores && p->c[i].n_items == a->n_items;
+    candidate_fitness(&p->c[i], p->f, whole ? a->scores + (size_t)i * (size_t)a->n_items : NULL,
+                      a->n_items);
 }
 
 /* Of those who answered everything, the best looks better than it is. */

@@ -12,7 +12,6 @@
 #define _GNU_SOURCE
 #include "evolve/run.h"
 
-#include <dirent.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -115,7 +114,7 @@ static void run_close(struct run *r) {
     free(r->best);
     for (int i = 0; i < r->n_forks; i++) run_options_release(&r->forks[i].o);
     free(r->forks);
-    trial_items_free(r->test, r->n_test);
+    bank_items_release(r->test, r->n_test);
     trial_close(r);
     if (r->log) fclose(r->log);
     engine_free(r->engine);

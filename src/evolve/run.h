@@ -11,6 +11,7 @@
 #ifndef SHOAL_EVOLVE_RUN_H
 #define SHOAL_EVOLVE_RUN_H
 
+#include "eval/bank.h"
 #include "evolve/evolve.h"
 
 enum { MAX_FOUNDERS = 16, MAX_SEGMENTS = 16 };
@@ -87,10 +88,9 @@ int trial_open(struct run *r, const struct strings *tasks, struct error *err);
 void trial_close(struct run *r);
 /* `n`, or as many as the tasks' files have, in equal parts. */
 int trial_count(const struct run *r, const struct strings *tasks, enum split split, int64_t n);
-/* n questions from `begin` on, task by task in turn. */
+/* n questions from `begin` on, task by task in turn; for bank_items_release. */
 struct item *trial_items(const struct run *r, const struct strings *tasks, enum split split,
                          uint64_t seed, uint32_t begin, int n);
-void trial_items_free(struct item *v, int n);
 /* What fitness asks in a generation: [*n]. */
 struct item *trial_generation_items(const struct run *r, int generation, int *n);
 /* FLOPs of a token forward through the base and an adapter (NULL: none); training's are twice that.

@@ -35,13 +35,7 @@ static int measure(struct run *r, int generation, struct candidate *c, int n, st
     const struct fitness_options *f = &run_options_at(r, generation)->fitness;
     struct assay a = {0};
     int rc = trial_evaluate(r, generation, c, n, 0, &a, err);
-    for (int i = 0; rc == OK && i < n; i++) {
-        struct fitness_term t[] = {{f->performance, NULL, c[i].performance},
-                                   {f->cooperation, NULL, c[i].cooperation},
-                                   {f->novelty, NULL, c[i].novelty}};
-        c[i].fitness = fitness_combine(t, ARRAY_LEN(t), a.n_items);
-        c[i].expected = c[i].performance.value;
-    }
+    for (int i = 0; rc == OK && i < n; i++) candidate_fitness(&c[i], f, NULL, a.n_items);
     assay_release(&a);
     for (int i = 1; rc == OK && i < n; i++)
         for (int k = i; k > 0 && c[k].fitness.value > c[k - 1].fitness.value; k--) {

@@ -5,7 +5,6 @@
  * All candidates of a generation get the same questions, so that a question's own difficulty
  * cancels. Which these are depends on the recipe and the generation only.
  */
-#include "eval/bank.h"
 #include "evolve/run.h"
 #include "memory/memory.h"
 
@@ -154,11 +153,6 @@ struct item *trial_items(const struct run *r, const struct strings *tasks, enum 
             v[i] = item_copy(&s->items[s->of[k][at % (uint32_t)s->n_of[k]]]);
     }
     return v;
-}
-
-void trial_items_free(struct item *v, int n) {
-    for (int i = 0; v && i < n; i++) item_release(&v[i]);
-    free(v);
 }
 
 /* One generation's questions and the answers to them, [n][n_items]; one that was not asked has no
@@ -467,7 +461,7 @@ int trial_evaluate(void *ctx, int generation, struct candidate *c, int n, int wi
     if (whole) rc = fill_cooperation(&t, err);
     if (whole && rc == OK) rc = fill_novelty(&t, out, err);
     if (whole) fill_descriptors(&t);
-    trial_items_free(t.items, t.n_items);
+    bank_items_release(t.items, t.n_items);
     for (int i = 0; t.texts && i < n * t.n_items; i++) free(t.texts[i]);
     free(t.texts);
     free(t.answers);

@@ -1075,6 +1075,8 @@ static const char *const ways[] = {
     "search: {searcher: pso, batch: 4}\n",
     "evolve: {search: coefficients, generations: 2, per_layer: true}\n"
     "search: {searcher: ga, batch: 4}\n",
+    "evolve: {search: coefficients, generations: 9, flops: 4e8, burst: 2, learn: LEARN}\n"
+    "search: {searcher: cma, batch: 4}\n",
     "evolve: {search: merge, merge: delta_dare_ties}\n",
     "evolve: {search: gradient, flops: 3e8, learn: LEARN}\n",
     "evolve: {search: es, burst: 2, generations: 1, learn: LEARN}\nes: {population: 4}\n",
@@ -1150,14 +1152,21 @@ static void test_every_way(void **state) {
 /* The budget is kept, but for questions that are longer than the last ones were. */
 static void test_flops_are_kept(void **state) {
     (void)state;
+    static const char *const searches[] = {
+        "evolve: {search: breed, generations: 50, population: 4, flops: 1e9}\n",
+        "evolve: {search: coefficients, generations: 50, burst: 2, flops: 1e9, learn: LEARN}\n"
+        "search: {batch: 4}\n"};
     reference_run();
-    char *text = way_text("evolve: {search: breed, generations: 50, population: 4, flops: 1e9}\n");
-    json_t *v = way_run("budget", text, 1);
-    double flops = number_of(json_object_get(v, "spent"), "flops");
-    if (!(flops > 7e8 && flops <= 1.01e9)) fail_msg("%g FLOPs", flops);
-    assert_true(json_array_size(json_object_get(v, "generations")) < 51);
-    json_decref(v);
-    free(text);
+    for (size_t i = 0; i < ARRAY_LEN(searches); i++) {
+        char root[16], *text = way_text(searches[i]);
+        snprintf(root, sizeof root, "budget%zu", i);
+        json_t *v = way_run(root, text, 1);
+        double flops = number_of(json_object_get(v, "spent"), "flops");
+        if (!(flops > 7e8 && flops <= 1.01e9)) fail_msg("%g FLOPs", flops);
+        assert_true(json_array_size(json_object_get(v, "generations")) < 51);
+        json_decref(v);
+        free(text);
+    }
 }
 
 /* A fork without a change is the run itself; with another seed it is that up to where it leaves. A

@@ -64,7 +64,8 @@ const struct option_row evolve_option_rows[] = {
     ROW(evolve_options, "per-layer", OPT_BOOL, per_layer, NULL, 0, 0, NULL,
         "a search over coefficients has one for each layer of each founder (delta only)"),
     ROW(evolve_options, "burst", OPT_INT, burst, "0", 0, 1e6, "N",
-        "updates of LoRA gradient that a child learns before it is measured (Lamarck)"),
+        "updates of LoRA gradient that a child, or what coefficients came to, learns before it is "
+        "measured (Lamarck)"),
     ROW(evolve_options, "learn", OPT_STRING, learn, NULL, 0, 0, "FILE",
         "conversations of bursts, and of the searches gradient and es"),
     {0},

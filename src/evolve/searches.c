@@ -142,18 +142,18 @@ static int learn(struct run *r, int generation, struct adapter **a, char (*const
 }
 
 /* The same for one, unless an earlier process has done it. */
-static int learn_once(struct run *r, struct adapter **a, const char *name, int64_t updates,
-                      const struct es_options *es, struct error *err) {
+static int learn_once(struct run *r, int generation, struct adapter **a, const char *name,
+                      int64_t updates, const struct es_options *es, struct error *err) {
     char names[1][32];
-    struct adapter *before = run_recall(r, 1, name, "before", (*a)->hash);
+    struct adapter *before = run_recall(r, generation, name, "before", (*a)->hash);
     snprintf(names[0], sizeof names[0], "%s", name);
     if (before) {
         adapter_release(*a);
         *a = before;
         return OK;
     }
-    int rc = learn(r, 1, a, names, 1, updates, es, err);
-    return rc == OK ? run_publish(r, 1, name, *a, NULL, err) : rc;
+    int rc = learn(r, generation, a, names, 1, updates, es, err);
+    return rc == OK ? run_publish(r, generation, name, *a, NULL, err) : rc;
 }
 
 /* How often the best founder can learn, and be measured at the end, for what is left. */
@@ -174,7 +174,7 @@ static int learn_alone(struct run *r, const struct es_options *es, struct error 
     double tokens = update_tokens(r, &r->o->learn), flops = trial_token_flops(r, a);
     int64_t updates = affordable_updates(r, r->spent.flops / r->n_founders,
                                          tokens * flops * (es ? (double)es->population : 2));
-    rc = learn_once(r, &a, "made", updates, es, err);
+    rc = learn_once(r, 1, &a, "made", updates, es, err);
     if (es)
         spent_forward(r, (int64_t)(tokens * (double)es->population * (double)updates), flops);
     else
@@ -276,7 +276,8 @@ static int breed(struct run *r, struct error *err) {
 /* search over coefficients of founders */
 
 /* Candidates are founders' sums with given weights, or with weights of each layer's own, and where
- * the operator has a step also that, from 0 to 1 within its bounds. */
+ * the operator has a step also that, from 0 to 1 within its bounds. With `burst`, the result of the
+ * search learns before it is measured: first what founders know, then what examples say. */
 struct hunt {
     struct run *r;
     const struct adapter_operator *op;
@@ -391,26 +392,52 @@ static int hunt_generation(struct hunt *h, int g, struct error *err) {
     return rc;
 }
 
+/* Tokens of the burst that the result gets, and FLOPs of one of them; 0 without a burst. */
+static int hunt_lesson(struct hunt *h, double *tokens, double *flops, struct error *err) {
+    struct run *r = h->r;
+    *tokens = *flops = 0;
+    if (r->o->evolve.burst == 0 || r->o->zero_adapters) return OK;
+    if (count_learn_tokens(r, r->o, err) != OK) return err->code;
+    struct adapter *a = hunt_make(h, search_ask(h->search), err); // all have the same rank
+    if (!a) return err->code;
+    *tokens = (double)r->o->evolve.burst * update_tokens(r, &r->o->learn);
+    *flops = trial_token_flops(r, a);
+    adapter_release(a);
+    return OK;
+}
+
+/* What the search came to, after its burst. */
+static int hunt_conclude(struct hunt *h, int g, double tokens, double flops, struct error *err) {
+    struct run *r = h->r;
+    struct adapter *made = hunt_make(h, search_center(h->search), err);
+    int rc = made ? OK : err->code;
+    if (rc == OK && tokens > 0) rc = learn_once(r, g, &made, "made", r->o->evolve.burst, NULL, err);
+    spent_trained(r, tokens, flops);
+    if (rc == OK) return conclude(r, g, made, NULL, h->op, err);
+    adapter_release(made);
+    return rc;
+}
+
 static int coefficients(struct run *r, struct error *err) {
     struct hunt *h = xcalloc(1, sizeof *h);
     struct progress bar;
+    double tokens, flops, cost = 0; // cost: of a generation
     int best = 0, g = 1, rc;
     h->r = r;
     rc = hunt_open(h, err);
+    if (rc == OK) rc = hunt_lesson(h, &tokens, &flops, err);
     if (rc == OK) rc = measure_founders(r, &best, err);
+    double last = rc == OK ? 2 * tokens * flops + r->spent.flops / r->n_founders : 0;
     progress_start(&bar, "generations", r->o->evolve.generations + 1);
-    for (double cost = 0; rc == OK && g <= r->o->evolve.generations && affords(r, cost); g++) {
+    for (; rc == OK && g <= r->o->evolve.generations && affords(r, cost + last); g++) {
         double before = r->spent.flops;
         rc = hunt_generation(h, g, err);
         cost = r->spent.flops - before;
         progress_update(&bar, g, NULL);
     }
     progress_finish(&bar, NULL);
-    const double *v = rc == OK && g > 1 ? search_center(h->search) : NULL;
-    if (v) {
-        struct adapter *made = hunt_make(h, v, err);
-        rc = made ? conclude(r, g, made, NULL, h->op, err) : err->code;
-    }
+    if (rc == OK && g == 1) warn("evolve.flops allow no generation beyond the founders");
+    if (rc == OK && g > 1) rc = hunt_conclude(h, g, tokens, flops, err);
     search_free(h->search);
     free(h);
     return rc;

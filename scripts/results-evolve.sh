@@ -75,7 +75,7 @@ END
     gradient-order) updates=60 ;;
     gradient-route) updates=240 ;;
     hybrid-arithmetic | hybrid-pick) lr=0.001 updates=60 ;;
-    es-*) lr=0.01 updates=0 ;;
+    es-*) updates=0 ;;
     esac
     coefficients="evolve: {search: coefficients, flops: $flops, generations: 1000"
     learner="flops: $flops, learn: $data/learn.jsonl"

@@ -307,6 +307,90 @@ static void test_tempered_gradient(void **state) {
     trainer_free(t);
 }
 
+/* A policy over three tokens: -A log π(a) - β H(π) of each sample's last token. */
+enum { CHOICES = 3 };
+static const int32_t choices[CHOICES] = {11, 200, 5};
+static const double choice_advantage[N] = {1.5, -0.5, 2, -1}, choice_beta = 0.3;
+
+static double choice_terms(const double logp[CHOICES], int32_t token, double advantage,
+                           double *entropy) {
+    double at = 0;
+    *entropy = 0;
+    for (int k = 0; k < CHOICES; k++) {
+        *entropy -= exp(logp[k]) * logp[k];
+        if (choices[k] == token) at = logp[k];
+    }
+    return -advantage * at - choice_beta * *entropy;
+}
+
+static int choice_loss(void *ctx, struct scored *v, int n, struct error *e) {
+    const struct sample *batch = ctx;
+    (void)e;
+    for (int i = 0; i < n; i++) {
+        double a = choice_advantage[v[i].sample - batch], entropy;
+        int32_t token = v[i].sample->tokens[LEN - 1];
+        v[i].loss = choice_terms(v[i].logp, token, a, &entropy);
+        for (int k = 0; k < CHOICES; k++) {
+            double p = exp(v[i].logp[k]);
+            v[i].weight[k] = (float)(choice_beta * p * (v[i].logp[k] + 1));
+            if (choices[k] == token) v[i].weight[k] -= (float)a;
+        }
+        v[i].count = 1;
+    }
+    return OK;
+}
+
+/* The same by log-probabilities over the whole vocabulary, one token at a time. */
+static double choice_oracle(struct trainer *t, const struct sample *v, const void *ctx) {
+    double loss = 0;
+    (void)ctx;
+    for (int i = 0; i < N; i++) {
+        double logp[CHOICES], lp[LEN], sum = 0, entropy;
+        int32_t tokens[LEN];
+        struct sample one = v[i];
+        memcpy(tokens, v[i].tokens, sizeof tokens);
+        one.tokens = tokens;
+        for (int k = 0; k < CHOICES; k++) {
+            tokens[LEN - 1] = choices[k];
+            assert_int_equal(logps(t, &one, lp), 1);
+            logp[k] = lp[0];
+            sum += exp(lp[0]);
+        }
+        for (int k = 0; k < CHOICES; k++) logp[k] -= log(sum);
+        loss += choice_terms(logp, v[i].tokens[LEN - 1], choice_advantage[i], &entropy);
+    }
+    return loss;
+}
+
+static void test_choices_gradient(void **state) {
+    (void)state;
+    struct sample v[N];
+    struct trainer *t = trainer_make(v);
+    struct update_stats st;
+    for (int i = 0; i < N; i++) {
+        memset(v[i].mask, 0, LEN);
+        v[i].mask[LEN - 1] = 1;
+        v[i].tokens[LEN - 1] = choices[i % CHOICES];
+    }
+    const struct loss loss = {
+        .fn = choice_loss, .ctx = v, .choices = choices, .n_choices = CHOICES};
+    assert_int_equal(trainer_accumulate_loss(t, v, N, &loss, &err), OK);
+    double own = choice_oracle(t, v, NULL);
+    gradients_check(t, v, &(struct oracle){choice_oracle, NULL});
+    assert_int_equal(trainer_update(t, 0, &st, &err), OK);
+    assert_true(fabs(st.loss - own / N) < 1e-5);
+    /* and the next pass is over the whole vocabulary again */
+    double before, after;
+    int32_t targets;
+    assert_int_equal(trainer_score(t, v, 1, &before, &targets, &err), OK);
+    assert_int_equal(trainer_accumulate(t, v, 1, &err), OK);
+    assert_int_equal(trainer_update(t, 0, &st, &err), OK);
+    after = st.loss;
+    assert_float_equal(before, after, 1e-9);
+    for (int i = 0; i < N; i++) sample_release(&v[i]);
+    trainer_free(t);
+}
+
 /* At the policy that wrote them, without KL, the gradient is that of -A log π. */
 static void test_fresh_gradient(void **state) {
     (void)state;
@@ -991,15 +1075,25 @@ static void test_refusals(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_dpo_gradient),      cmocka_unit_test(test_policy_gradient),
-        cmocka_unit_test(test_tempered_gradient), cmocka_unit_test(test_fresh_gradient),
-        cmocka_unit_test(test_advantages),        cmocka_unit_test(test_rewards),
-        cmocka_unit_test(test_reward_refusals),   cmocka_unit_test(test_pairs),
-        cmocka_unit_test(test_cut_pairs),         cmocka_unit_test(test_prompts),
-        cmocka_unit_test(test_reward_rises),      cmocka_unit_test(test_same_bits),
-        cmocka_unit_test(test_broken_reward),     cmocka_unit_test(test_kl_bound),
-        cmocka_unit_test(test_dpo_run),           cmocka_unit_test(test_refusals),
-        cmocka_unit_test(test_dpo_plan),          cmocka_unit_test(test_reward_plan),
+        cmocka_unit_test(test_dpo_gradient),
+        cmocka_unit_test(test_policy_gradient),
+        cmocka_unit_test(test_tempered_gradient),
+        cmocka_unit_test(test_fresh_gradient),
+        cmocka_unit_test(test_choices_gradient),
+        cmocka_unit_test(test_advantages),
+        cmocka_unit_test(test_rewards),
+        cmocka_unit_test(test_reward_refusals),
+        cmocka_unit_test(test_pairs),
+        cmocka_unit_test(test_cut_pairs),
+        cmocka_unit_test(test_prompts),
+        cmocka_unit_test(test_reward_rises),
+        cmocka_unit_test(test_same_bits),
+        cmocka_unit_test(test_broken_reward),
+        cmocka_unit_test(test_kl_bound),
+        cmocka_unit_test(test_dpo_run),
+        cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_dpo_plan),
+        cmocka_unit_test(test_reward_plan),
         cmocka_unit_test(test_entropy),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);

@@ -31,6 +31,28 @@ static void gather_rows(void *ctx, int64_t begin, int64_t end, int thread) {
     }
 }
 
+/* Logits → log-probabilities over the choices and the nll of the target among them; with w the
+ * loss's derivatives by those and p the probabilities, a choice's logit has w - p · sum(w), all
+ * others nothing. */
+static void choice_row(struct trainer *t, int64_t target, float *row) {
+    int32_t n = t->n_choices;
+    double *logp = t->choice_logp + target * n, max = -INFINITY, sum = 0, total = 0;
+    const float *w = t->choice_weight + target * n;
+    for (int32_t i = 0; i < n; i++) {
+        logp[i] = row[t->choices[i]] * t->logit_scale;
+        max = fmax(max, logp[i]);
+        total += w[i];
+    }
+    for (int32_t i = 0; i < n; i++) sum += math_exp(logp[i] - max);
+    for (int32_t i = 0; i < n; i++) {
+        logp[i] -= max + math_log(sum);
+        if (t->choices[i] == t->target_token[target]) t->target_nll[target] = -logp[i];
+    }
+    memset(row, 0, (size_t)t->c.vocab_size * sizeof *row);
+    for (int32_t i = 0; i < n; i++)
+        row[t->choices[i]] = (float)(w[i] - math_exp(logp[i]) * total) * t->logit_scale;
+}
+
 /* Logits → nll, and logits → weight · (softmax minus the target's one-hot), in place; both of the
  * scaled logits. */
 static void loss_rows(void *ctx, int64_t begin, int64_t end, int thread) {
@@ -40,6 +62,10 @@ static void loss_rows(void *ctx, int64_t begin, int64_t end, int thread) {
     int64_t v = t->c.vocab_size;
     for (int64_t i = begin; i < end; i++) {
         float *row = t->logits + i * v;
+        if (t->choices) {
+            choice_row(t, job->first + i, row);
+            continue;
+        }
         int32_t token = t->target_token[job->first + i];
         if (t->logit_scale != 1) t->k->scale(row, t->logit_scale, v);
         double at_target = row[token], max = t->k->max(row, v);

@@ -142,6 +142,10 @@ struct trainer {
     float *hx, *hn, *dhn;      /* [N][D]: residual stream, normed, gradient */
     float *logits;             /* [N][V], then their gradient */
     float logit_scale;         /* of the loss in progress: 1 over its temperature */
+    const int32_t *choices;    /* [n_choices] of the loss in progress, or NULL */
+    int32_t n_choices;
+    double *choice_logp;       /* [targets][n_choices] */
+    float *choice_weight;      /* the same: d loss / d choice_logp */
     float **att_scratch;       /* [threads] */
 };
 

@@ -250,7 +250,8 @@ static int accumulate(struct learner *l, bool fresh, struct error *err) {
                              .token_mean = l->method == METHOD_GRPO,
                              .fresh = fresh,
                              .sums = l->sums};
-    const struct loss loss = {policy_loss, &pl, (float)l->o->temperature};
+    const struct loss loss = {
+        .fn = policy_loss, .ctx = &pl, .temperature = (float)l->o->temperature};
     int rc = OK;
     for (int i = 0, n; !rc && (n = pass_fill(l, &i)) > 0;)
         rc = trainer_accumulate_loss(l->c.trainer, l->batch, n, &loss, err);

@@ -83,8 +83,8 @@ int trainer_accumulate(struct trainer *t, const struct sample *samples, int n, s
  */
 struct scored {
     const struct sample *sample;
-    const double *logp; /* [n] of its targets, in order */
-    float *weight;      /* [n] to be filled: d loss / d logp */
+    const double *logp; /* [n] of its targets, in order; of a loss over choices [n][n_choices] */
+    float *weight;      /* the same, to be filled: d loss / d logp */
     int32_t n;
     double loss, count; /* to be filled */
 };
@@ -92,6 +92,10 @@ struct loss {
     int (*fn)(void *ctx, struct scored *samples, int n, struct error *err);
     void *ctx;
     float temperature; /* the log-probabilities are of logits over it; 0: over 1 */
+    /* A target is one of these tokens, and the log-probabilities are of them all, normalised over
+     * them alone: a policy over so many actions. NULL: of the targets in the whole vocabulary. */
+    const int32_t *choices;
+    int32_t n_choices;
 };
 int trainer_accumulate_loss(struct trainer *t, const struct sample *samples, int n,
                             const struct loss *loss, struct error *err);

@@ -406,11 +406,14 @@ static int loss_apply(struct trainer *t, const struct loss *loss, struct error *
                                .logp = logp + at,
                                .weight = t->target_weight + at,
                                .n = (int32_t)(end - at)};
+        if (!t->choices) continue;
+        v[s].logp = t->choice_logp + at * t->n_choices;
+        v[s].weight = t->choice_weight + at * t->n_choices;
     }
     int rc = loss->fn(loss->ctx, v, t->n_spans, err);
     for (int s = 0; !rc && s < t->n_spans; s++) {
         struct group *g = &t->groups[t->spans[s].adapter];
-        for (int32_t i = 0; i < v[s].n; i++) v[s].weight[i] = -v[s].weight[i];
+        for (int32_t i = 0; i < v[s].n && !t->choices; i++) v[s].weight[i] = -v[s].weight[i];
         g->nll += v[s].loss;
         g->count += v[s].count;
     }
@@ -426,6 +429,40 @@ static void likelihood_add(struct trainer *t) {
     }
 }
 
+/* Room for a loss over choices, among which every target must be. */
+static int choices_begin(struct trainer *t, const struct loss *loss, struct error *err) {
+    t->choices = loss ? loss->choices : NULL;
+    if (!t->choices) return OK;
+    t->n_choices = loss->n_choices;
+    for (int32_t i = 0; i < t->n_choices; i++)
+        CHECK(t->choices[i] >= 0 && t->choices[i] < t->c.vocab_size);
+    for (int64_t i = 0; i < t->targets; i++) {
+        int32_t k = 0;
+        while (k < t->n_choices && t->choices[k] != t->target_token[i]) k++;
+        CHECK(k < t->n_choices);
+    }
+    size_t n = (size_t)(t->targets * t->n_choices);
+    t->choice_logp = try_calloc(n, sizeof *t->choice_logp, err);
+    t->choice_weight = try_calloc(n, sizeof *t->choice_weight, err);
+    return t->choice_logp && t->choice_weight ? OK : err->code;
+}
+
+static void choices_end(struct trainer *t) {
+    free(t->choice_logp);
+    free(t->choice_weight);
+    t->choice_logp = NULL;
+    t->choice_weight = NULL;
+    t->choices = NULL;
+}
+
+static int pass_run(struct trainer *t, const struct loss *loss, struct error *err) {
+    int rc = layers_forward(t, err);
+    if (!rc && loss && !(rc = head_loss(t, false, err))) rc = loss_apply(t, loss, err);
+    if (!rc) rc = head_loss(t, true, err);
+    if (!rc) rc = layers_backward(t, err);
+    return rc;
+}
+
 static int pass_accumulate(struct trainer *t, const struct sample *samples, int n,
                            const struct loss *loss, struct error *err) {
     int rc = batch_pack(t, samples, n, err);
@@ -434,10 +471,8 @@ static int pass_accumulate(struct trainer *t, const struct sample *samples, int 
     t->logit_scale = loss && loss->temperature > 0 ? 1 / loss->temperature : 1;
     for (int64_t i = 0; i < t->targets; i++) t->target_weight[i] = 1;
     if (t->targets) {
-        rc = layers_forward(t, err);
-        if (!rc && loss && !(rc = head_loss(t, false, err))) rc = loss_apply(t, loss, err);
-        if (!rc) rc = head_loss(t, true, err);
-        if (!rc) rc = layers_backward(t, err);
+        if ((rc = choices_begin(t, loss, err)) == OK) rc = pass_run(t, loss, err);
+        choices_end(t);
         if (rc) return rc;
         if (!loss) likelihood_add(t);
         t->seen += t->targets;

@@ -15,8 +15,9 @@ methods="${METHODS-hybrid founder soup ties dare cma pso ga gradient es}"
 flops=${FLOPS:-2e12} hard="arithmetic pick order route syllogism" easy="copy sort compare sequence voice"
 founders="en1 en2 en3 en4 ja1 ja2 zh1 zh2"
 own=${OWN:-100} rest=${REST:-50} learn=${LEARN:-150} # conversations: of a founder's family, of all others; of what learners share
-runs="$work/runs" recipes="$work/recipes"
+runs="$work/runs" recipes="$work/recipes" base="$work/fry-q8_0.gguf"
 mkdir -p "$runs" "$recipes"
+[ -f "$base" ] || "$shoal" quantize --quiet models/fry "$base" --type q8_0 >/dev/null # a third of f32's time
 
 # without NAME LIST: the others, joined by commas.
 without() { echo "$2" | tr ' ' '\n' | grep -vx "$1" | paste -sd, -; }
@@ -54,7 +55,7 @@ personas() {
 recipe() {
     items=60
     case $1 in founder | gradient | es) items=200 ;; esac # who measures founders only can afford more
-    echo "model: models/fry"
+    echo "model: $base"
     echo "seed: $seed"
     echo "personas:"
     if [ "$1" = founder ]; then personas .jsonl "$data"; else personas "" "$runs/founder-$family-s$seed/adapters/gen_0"; fi
@@ -72,9 +73,9 @@ fitness: {items: $items, measure: probability, performance: 1, cooperation: 0, n
 END
     lr=0.003 updates=120
     case $1-$family in
-    gradient-order) updates=60 ;;
-    gradient-route) updates=240 ;;
-    hybrid-arithmetic | hybrid-pick) lr=0.001 updates=60 ;;
+    gradient-arithmetic | hybrid-pick) lr=0.001 updates=60 ;;
+    gradient-pick | gradient-route) updates=240 ;;
+    hybrid-route) updates=200 ;;
     es-*) updates=0 ;;
     esac
     coefficients="evolve: {search: coefficients, flops: $flops, generations: 1000"
@@ -82,9 +83,9 @@ END
     case $1 in
     founder) echo "evolve: {search: none}" ;;
     soup) echo "evolve: {search: merge, merge: delta}" ;;
-    ties) echo "$coefficients, merge: delta_ties}" && echo "search: {searcher: cma}" ;;
-    dare) echo "$coefficients, merge: delta_dare_ties}" && echo "search: {searcher: cma}" ;;
-    cma) echo "$coefficients}" && echo "search: {searcher: cma}" ;;
+    ties) echo "$coefficients, merge: delta_ties}" && echo "search: {searcher: cma, sigma: 0.1}" ;;
+    dare) echo "$coefficients, merge: delta_dare_ties}" && echo "search: {searcher: cma, sigma: 0.1}" ;;
+    cma) echo "$coefficients}" && echo "search: {searcher: cma, sigma: 0.1}" ;;
     pso) echo "$coefficients}" && echo "search: {searcher: pso}" ;;
     ga) cat <<END ;;
 evolve:
@@ -93,7 +94,7 @@ evolve:
 END
     gradient) echo "evolve: {search: gradient, $learner}" ;;
     es) echo "evolve: {search: es, $learner}" && echo "es: {population: 16, sigma: 0.01}" ;;
-    hybrid) echo "$coefficients, rank: 16, burst: $updates, learn: $data/learn.jsonl}" && echo "search: {searcher: cma}" ;;
+    hybrid) echo "$coefficients, rank: 16, burst: $updates, learn: $data/learn.jsonl}" && echo "search: {searcher: cma, sigma: 0.1}" ;;
     esac
     echo "learn: {lr: $lr, max_steps: $updates, bsz: 16, grad_accum: 1, lora_dropout: 0}"
 }

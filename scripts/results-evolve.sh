@@ -79,12 +79,14 @@ END
     es-*) updates=0 ;;
     esac
     coefficients="evolve: {search: coefficients, flops: $flops, generations: 1000"
+    # what these make has to be made, by SVDs that cost more than the questions: so many fit
+    made="evolve: {search: coefficients, flops: $flops, generations: 6"
     learner="flops: $flops, learn: $data/learn.jsonl"
     case $1 in
     founder) echo "evolve: {search: none}" ;;
     soup) echo "evolve: {search: merge, merge: delta}" ;;
-    ties) echo "$coefficients, merge: delta_ties}" && echo "search: {searcher: cma, sigma: 0.1}" ;;
-    dare) echo "$coefficients, merge: delta_dare_ties}" && echo "search: {searcher: cma, sigma: 0.1}" ;;
+    ties) echo "$made, merge: delta_ties}" && echo "search: {searcher: cma, sigma: 0.1}" ;;
+    dare) echo "$made, merge: delta_dare_ties}" && echo "search: {searcher: cma, sigma: 0.1}" ;;
     cma) echo "$coefficients}" && echo "search: {searcher: cma, sigma: 0.1}" ;;
     pso) echo "$coefficients}" && echo "search: {searcher: pso}" ;;
     ga) cat <<END ;;

@@ -173,6 +173,7 @@ enum rng_purpose {
     RNG_TASK,
     RNG_TEST,
     RNG_NOISE,
+    RNG_WORLD,
 };
 struct rng {
     uint32_t key[2], ctr[4], out[4];

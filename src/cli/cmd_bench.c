@@ -12,6 +12,7 @@
 #include "cli/cli.h"
 #include "engine/engine.h"
 #include "train/es.h"
+#include "world/world.h"
 
 #include <inttypes.h>
 #include <malloc.h>
@@ -28,12 +29,14 @@ enum {
     CHOICE_TOKENS = 3, /* the last of which is only predicted */
     SPAN_MAX = 64,     /* tokens before a decode, of a request in and out, of a perturbation */
     DECODE_STEPS = 16,
-    NOISE_SEQS = 4, /* members in one step */
+    NOISE_SEQS = 4,      /* members in one step */
+    WORLD_TICKS = 16384, /* of a repetition of world */
+    WORLD_FOLK = 20,     /* its agents */
     MAX_REPS = 1000,
 };
 
 struct options {
-    char *model, *shape, *quant, *what, *lora, *kv, *history, *targets, *layers;
+    char *model, *shape, *quant, *what, *lora, *kv, *history, *targets, *layers, *rules;
     int64_t reps, tokens, rank, members, registered, samples, adapters;
     struct strings set;
 };
@@ -50,7 +53,7 @@ static const struct option_row rows[] = {
      "the KV cache is held as f32, bf16, f16 or i8"},
     {"what", OPT_STRING, offsetof(struct options, what), "peak,bandwidth,prefill,decode,serve", 0,
      0, "LIST",
-     "peak, bandwidth, prefill, decode, serve, pool, noise, es, population, memory, train"},
+     "peak, bandwidth, prefill, decode, serve, pool, noise, es, population, memory, train, world"},
     {"reps", OPT_INT, offsetof(struct options, reps), "5", 1, 1000, "N",
      "repetitions; medians are printed"},
     {"tokens", OPT_INT, offsetof(struct options, tokens), "512", 1, 8192, "N",
@@ -70,6 +73,8 @@ static const struct option_row rows[] = {
      "that train trains in one pass (0: the weights themselves)"},
     {"set", OPT_LIST, offsetof(struct options, set), NULL, 0, 0, "NAME=X …",
      "options of 'shoal train' for train and es, such as optim=sgd"},
+    {"rules", OPT_STRING, offsetof(struct options, rules), "repaired", 0, 0, "NAME",
+     "of world: seed, repaired or a YAML file"},
     {"history", OPT_STRING, offsetof(struct options, history), "", 0, 0, "FILE",
      "append the results to this CSV file"},
     {0},
@@ -766,6 +771,56 @@ static int bench_speed(struct bench *b, const struct adapter_config *ac, struct 
     return rc;
 }
 
+/* Agent-steps a second, resets of worlds where nobody lives any more included; actions are the
+ * policy's or, without one, those drawn before. */
+static double world_speed(struct world *w, const struct world_rules *r,
+                          const struct world_policy *policy, int16_t (*drawn)[WORLD_FOLK]) {
+    int64_t steps = 0;
+    double start = clock_now();
+    world_reset(w, r, WORLD_FOLK, 1);
+    for (int t = 0; t < WORLD_TICKS; t++) {
+        if (world_over(w)) world_reset(w, r, WORLD_FOLK, (uint64_t)t);
+        if (policy) world_policy_act(policy, w, r, 1, drawn[t]);
+        steps += w->n_living;
+        world_step(w, r, drawn[t]);
+    }
+    return (double)steps / (clock_now() - start);
+}
+
+static void print_world(const struct common *c, const char *rules, const char *actions,
+                        double speed) {
+    if (c->json)
+        cli_print(json_pack("{s:s,s:s,s:i,s:s,s:f}", "what", "world", "rules", rules, "agents",
+                            WORLD_FOLK, "actions", actions, "agent_steps_per_second", speed));
+    else
+        printf("world     %d agents  rules %s  actions %-9s  %7.2f million agent-steps/s\n",
+               WORLD_FOLK, rules, actions, 1e-6 * speed);
+}
+
+/* The world alone, on one core: random actions that were drawn before, and drawn as it goes. */
+static int bench_world(const struct common *c, const struct options *o, struct error *err) {
+    struct world_rules rules;
+    double before[MAX_REPS], policy[MAX_REPS];
+    int rc = world_rules_load(&rules, o->rules, err);
+    if (rc == OK) {
+        struct world *w = xmalloc(sizeof *w);
+        int16_t(*drawn)[WORLD_FOLK] = xmalloc(sizeof *drawn * WORLD_TICKS);
+        struct rng rng = rng_make(1, RNG_TEST, 0, 0);
+        for (int t = 0; t < WORLD_TICKS; t++)
+            for (int i = 0; i < WORLD_FOLK; i++) drawn[t][i] = (int16_t)rng_below(&rng, N_ACTIONS);
+        for (int64_t i = 0; i < o->reps; i++) {
+            before[i] = world_speed(w, &rules, NULL, drawn);
+            policy[i] = world_speed(w, &rules, world_policy_find("random"), drawn);
+        }
+        print_world(c, o->rules, "drawn", median(before, o->reps));
+        print_world(c, o->rules, "policy's", median(policy, o->reps));
+        free(drawn);
+        free(w);
+    }
+    world_rules_release(&rules);
+    return rc;
+}
+
 /* The model, or the shape's random one in the wanted weight type. */
 static struct model *bench_model(const struct common *c, const struct options *o,
                                  struct error *err) {
@@ -812,6 +867,7 @@ static int run(const struct common *c, const void *options, const struct strings
     struct bench b = {.c = c, .o = options};
     struct adapter_config ac = {.r = (int32_t)b.o->rank, .alpha = 2 * (float)b.o->rank};
     (void)args;
+    if (wanted(b.o, "world")) return bench_world(c, b.o, err);
     if (elem_parse(b.o->lora, &b.lora, err) != OK || elem_parse(b.o->kv, &b.kv, err) != OK ||
         adapter_targets_parse(b.o->targets, ac.target, err) != OK || history_open(&b, err) != OK)
         return err->code;
@@ -851,6 +907,7 @@ const struct command cmd_bench = {
         "questions of 32 tokens for each of 64 adapters, in mixed batches, and for none. memory\n"
         "(alone): 20 agents in as few bytes as it takes. train (alone): an update of one adapter,\n"
         "its forward pass (x is how many of them an update takes), and one of several adapters.\n"
+        "world (alone): agent-steps a second of a world without a model, on one core.\n"
         "Where the context is shorter than 128 tokens, half of it stands for these 64.\n"
         "Adapters have random A and zero B; their products cost what trained ones cost.",
     .rows = rows,

@@ -29,6 +29,7 @@
 #include "swarm/blackboard.h"
 #include "swarm/team.h"
 #include "train/synth.h"
+#include "world/world.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -986,6 +987,36 @@ static void fuzz_board(const uint8_t *data, size_t size) {
     json_decref(events);
 }
 
+/* What is accepted can be lived in and told: nobody stands in a wall, nothing comes from nowhere.
+ */
+static void world_use(const struct world_rules *r, uint64_t seed) {
+    enum { AGENTS = 3, TICKS = 12 };
+    static struct world w;
+    struct buf text = {0};
+    int16_t actions[AGENTS];
+    world_reset(&w, r, AGENTS, seed);
+    for (int t = 0; t < TICKS; t++) {
+        world_policy_act(&world_policies[t % 3], &w, r, seed, actions);
+        for (int i = 0; i < AGENTS; i++) actions[i] += (int16_t)(N_ACTIONS * (t % (r->words + 1)));
+        world_step(&w, r, actions);
+        int64_t energy = w.energy_spent - w.energy_given;
+        for (int i = 0; i < AGENTS; i++) {
+            MUST(!(w.cells[w.agents[i].cell] & CELL_WALL));
+            energy += w.agents[i].energy;
+            world_prompt(&w, r, i, &text);
+        }
+        MUST(energy == 0 && w.food_eaten + w.food_lost <= w.food_grown);
+    }
+    buf_release(&text);
+}
+
+static void fuzz_world(const uint8_t *data, size_t size) {
+    struct error err;
+    struct world_rules r;
+    if (world_rules_parse(&r, "input", (const char *)data, size, &err) == OK) world_use(&r, size);
+    world_rules_release(&r);
+}
+
 static const struct fuzz_target fuzz_targets[] = {
     {"gguf", fuzz_gguf},
     {"gguf_tokenizer", fuzz_gguf_tokenizer},
@@ -1019,6 +1050,7 @@ static const struct fuzz_target fuzz_targets[] = {
     {"document", fuzz_document},
     {"board", fuzz_board},
     {"rules", fuzz_rules},
+    {"world", fuzz_world},
 };
 
 static const struct fuzz_target *fuzz_target_find(const char *name) {

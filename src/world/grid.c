@@ -1,0 +1,402 @@
+/*
+ * grid: how a world begins and what a tick does to it.
+ *
+ * It draws from the one random source under ids of its own (enum draw), so that a world of the same
+ * seed grows the same food whatever its agents do. It knows no text and no policy.
+ *
+ * Invariants, which the tests check after every tick: agents and predators stand on free cells,
+ * predators on no home unless they have no other place; food and material lie on free cells that
+ * are no home, never both; what was grown is on cells, held, used up or lost; what energy was given
+ * is spent or left; the dead hold nothing and change no more. `struct world` has no padding, so its
+ * bytes are its state.
+ */
+#include "world/world.h"
+
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+_Static_assert(sizeof(struct world_agent) == 56 + 16 + WORLD_CELLS / 8, "padding in world_agent");
+_Static_assert(offsetof(struct world, agents) ==
+                   32 + WORLD_CELLS + 2 * WORLD_HOMES + 2 * WORLD_PREDATORS + 64,
+               "padding in world");
+
+/* The id of rng_make, and what its step is. */
+enum draw {
+    DRAW_WALLS, /* attempt */
+    DRAW_HOMES, /* 0 */
+    DRAW_FOOD,  /* 2 · tick; 1 is the extra time at reset */
+    DRAW_MATERIAL,
+    DRAW_BEGIN,     /* agent */
+    DRAW_DEN,       /* predator */
+    DRAW_ROAM = 16, /* + predator; tick */
+};
+enum { TRIES = 64 }; /* at a cell, or a whole drawing, before something simpler is done */
+
+static int inner_cell(const struct world *w, struct rng *r) {
+    int x = 1 + (int)rng_below(r, (uint32_t)w->size - 2);
+    int y = 1 + (int)rng_below(r, (uint32_t)w->size - 2);
+    return y * w->size + x;
+}
+
+/* A random inner cell that is nothing of `not`; the first home when none is found. */
+static int16_t place_find(const struct world *w, enum draw what, int who, int not ) {
+    struct rng r = rng_make(w->seed, RNG_WORLD, (uint32_t)what, (uint32_t)who);
+    for (int i = 0; i < TRIES; i++) {
+        int cell = inner_cell(w, &r);
+        if (!(w->cells[cell] & not )) return (int16_t)cell;
+    }
+    return w->homes[0];
+}
+
+/* the ground */
+
+static void home_add(struct world *w, int cell) {
+    w->cells[cell] = CELL_HOME;
+    w->homes[w->n_homes++] = (int16_t)cell;
+}
+
+static void homes_place(struct world *w, const struct world_rules *r) {
+    struct rng rng = rng_make(w->seed, RNG_WORLD, DRAW_HOMES, 0);
+    home_add(w, w->size / 2 * w->size + w->size / 2);
+    for (int64_t i = 1; i < r->homes; i++) {
+        for (int t = 0; t < TRIES; t++) {
+            int cell = inner_cell(w, &rng);
+            if (w->cells[cell] & CELL_HOME) continue;
+            home_add(w, cell);
+            break;
+        }
+    }
+}
+
+/* Everything but the homes: the border and, at random, inner walls. */
+static void walls_draw(struct world *w, int64_t attempts, int draw) {
+    struct rng r = rng_make(w->seed, RNG_WORLD, DRAW_WALLS, (uint32_t)draw);
+    int n = w->size;
+    for (int i = 0; i < n * n; i++) w->cells[i] &= CELL_HOME;
+    for (int i = 0; i < n; i++)
+        w->cells[i] = w->cells[(n - 1) * n + i] = w->cells[i * n] = w->cells[i * n + n - 1] =
+            CELL_WALL;
+    for (int64_t i = 0; i < attempts; i++) {
+        int cell = inner_cell(w, &r);
+        if (!(w->cells[cell] & CELL_HOME)) w->cells[cell] = CELL_WALL;
+    }
+}
+
+/* Makes walls of all cells that no home reaches; returns how many are left free. */
+static int unreachable_fill(struct world *w) {
+    int16_t queue[WORLD_CELLS];
+    bool reached[WORLD_CELLS] = {false};
+    int n = 0;
+    for (int i = 0; i < w->n_homes; i++) reached[queue[n++] = w->homes[i]] = true;
+    for (int at = 0; at < n; at++) {
+        for (int move = 0; move < 4; move++) {
+            int cell = cell_beside(w, queue[at], move);
+            if (reached[cell] || w->cells[cell] & CELL_WALL) continue;
+            reached[queue[n++] = (int16_t)cell] = true;
+        }
+    }
+    for (int i = 0; i < w->size * w->size; i++)
+        if (!reached[i]) w->cells[i] = CELL_WALL;
+    return n;
+}
+
+static void ground_draw(struct world *w, const struct world_rules *r) {
+    int64_t walls = r->walls < 0 ? r->size : r->walls;
+    int half = ((w->size - 2) * (w->size - 2) + 1) / 2;
+    homes_place(w, r);
+    walls_draw(w, walls, 0);
+    if (!r->reachable) return;
+    for (int draw = 1; unreachable_fill(w) < half; draw++)
+        walls_draw(w, draw < TRIES ? walls : 0, draw);
+}
+
+/* The ground, food and material of a map; where agents begin goes to `begins`. Returns how many
+ * such places there are. */
+static int map_place(struct world *w, const struct strings *map, int16_t *begins) {
+    int n = 0;
+    memset(w->cells, CELL_WALL, (size_t)w->size * (size_t)w->size);
+    for (int row = 0; row < map->n; row++) {
+        for (int x = 0; map->v[row][x]; x++) {
+            int cell = (map->n - 1 - row) * w->size + x;
+            char c = map->v[row][x];
+            if (c == '#') continue;
+            w->cells[cell] = c == 'F' ? CELL_FOOD : c == 'M' ? CELL_MATERIAL : 0;
+            w->food_grown += c == 'F';
+            w->material_grown += c == 'M';
+            if (c == 'H') home_add(w, cell);
+            if (c == 'A') begins[n++] = (int16_t)cell;
+        }
+    }
+    return n;
+}
+
+/* Puts `kind` on random cells where there is nothing. */
+static void grow(struct world *w, enum draw what, int kind, int64_t attempts, int64_t *grown,
+                 uint32_t step) {
+    struct rng r = rng_make(w->seed, RNG_WORLD, what, step);
+    for (int64_t i = 0; i < attempts; i++) {
+        int cell = inner_cell(w, &r);
+        if (w->cells[cell]) continue;
+        w->cells[cell] = (uint8_t)kind;
+        ++*grown;
+    }
+}
+
+static void food_grow(struct world *w, const struct world_rules *r, uint32_t step) {
+    grow(w, DRAW_FOOD, CELL_FOOD, r->food, &w->food_grown, step);
+}
+
+static void material_grow(struct world *w, const struct world_rules *r, uint32_t step) {
+    grow(w, DRAW_MATERIAL, CELL_MATERIAL, r->material, &w->material_grown, step);
+}
+
+/* What the tick brings that has just begun. */
+static void tick_grow(struct world *w, const struct world_rules *r) {
+    uint32_t step = 2 * (uint32_t)w->tick;
+    if (w->tick % r->food_every == 0) food_grow(w, r, step);
+    if (w->tick % r->material_every == 0) material_grow(w, r, step);
+}
+
+/* what an agent notices */
+
+/* Places without a memory hold 0, which is a wall. */
+static void known_drop(struct world_agent *a, int at) {
+    a->n_known--;
+    for (int i = at; i < WORLD_KNOWN - 1; i++) a->known[i] = a->known[i + 1];
+    a->known[WORLD_KNOWN - 1] = 0;
+}
+
+static int known_find(const struct world_agent *a, int cell) {
+    for (int i = 0; i < a->n_known; i++)
+        if (a->known[i] == cell) return i;
+    return -1;
+}
+
+/* A third of a tick's time goes here; all places at once are faster than a search that ends early.
+ */
+static void agent_remember(struct world_agent *a, int cell) {
+    bool known = false;
+    for (int i = 0; i < WORLD_KNOWN; i++) known |= a->known[i] == cell;
+    if (known) return;
+    if (a->n_known == WORLD_KNOWN) known_drop(a, 0);
+    a->known[a->n_known++] = (int16_t)cell;
+}
+
+static void agents_look(struct world *w) {
+    for (int i = 0; i < w->n_agents; i++) {
+        struct world_agent *a = &w->agents[i];
+        for (int move = 0; a->alive && move < 4; move++) {
+            int cell = cell_beside(w, a->cell, move);
+            if (w->cells[cell] & CELL_FOOD) agent_remember(a, cell);
+        }
+    }
+}
+
+/* True when the cell is new to the agent. */
+static bool agent_sees(struct world_agent *a, int cell) {
+    bool fresh = !agent_has_seen(a, cell);
+    a->seen[cell / 64] |= (uint64_t)1 << (cell % 64);
+    return fresh;
+}
+
+/* the beginning */
+
+static void agent_begin(struct world *w, const struct world_rules *r, int cell) {
+    struct world_agent *a = &w->agents[w->n_living++];
+    *a = (struct world_agent){
+        .cell = (int16_t)cell, .energy = (int16_t)r->energy, .alive = 1, .last = {-1, -1}};
+    agent_sees(a, cell);
+    w->energy_given += r->energy;
+}
+
+static int map_side(const struct strings *map) {
+    return MAX(map->n, (int)strlen(map->v[0]));
+}
+
+void world_reset(struct world *w, const struct world_rules *r, int n_agents, uint64_t seed) {
+    int16_t begins[WORLD_CELLS];
+    int n_begins = 0;
+    CHECK(n_agents > 0 && n_agents <= WORLD_AGENTS);
+    memset(w, 0, sizeof *w);
+    w->seed = seed;
+    w->size = r->map.n ? map_side(&r->map) : (int32_t)r->size;
+    w->n_agents = n_agents;
+    w->n_predators = (int32_t)r->predators;
+    if (r->map.n)
+        n_begins = map_place(w, &r->map, begins);
+    else
+        ground_draw(w, r);
+    for (int i = 0; i < n_agents; i++)
+        agent_begin(w, r,
+                    n_begins ? begins[i % n_begins] : place_find(w, DRAW_BEGIN, i, CELL_WALL));
+    for (int p = 0; p < w->n_predators; p++)
+        w->predators[p] = place_find(w, DRAW_DEN, p, CELL_WALL | CELL_HOME);
+    food_grow(w, r, 1);
+    material_grow(w, r, 1);
+    tick_grow(w, r);
+    agents_look(w);
+}
+
+/* what agents do: each returns the reward */
+
+static double agent_move(struct world *w, const struct world_rewards *r, struct world_agent *a,
+                         int move) {
+    int cell = cell_beside(w, a->cell, move), there = w->cells[cell];
+    if (there & CELL_WALL) {
+        a->blocked++;
+        return r->blocked;
+    }
+    double reward = r->move;
+    a->cell = (int16_t)cell;
+    if (agent_sees(a, cell)) reward += r->fresh;
+    if (there & CELL_FOOD)
+        reward += r->food;
+    else if (there & CELL_HOME && a->holds)
+        reward += r->home;
+    return reward;
+}
+
+static double agent_pick(struct world *w, const struct world_rewards *r, struct world_agent *a) {
+    uint8_t *here = &w->cells[a->cell];
+    if (a->holds || !(*here & (CELL_FOOD | CELL_MATERIAL))) return r->wrong;
+    if (*here & CELL_FOOD) {
+        int known = known_find(a, a->cell);
+        if (known >= 0) known_drop(a, known);
+        a->holds = HOLDS_FOOD;
+        a->collected++;
+    } else {
+        a->holds = HOLDS_MATERIAL;
+    }
+    *here = 0;
+    return r->pick;
+}
+
+static double agent_drop(struct world *w, const struct world_rules *r, struct world_agent *a) {
+    if (!(w->cells[a->cell] & CELL_HOME) || !a->holds) return r->rewards.wrong;
+    bool food = a->holds == HOLDS_FOOD;
+    a->holds = HOLDS_NOTHING;
+    if (!food) {
+        a->built++;
+        w->material_built++;
+        return r->rewards.built;
+    }
+    int64_t meal = MIN(r->meal, r->energy - a->energy);
+    a->energy += (int16_t)meal;
+    a->delivered++;
+    w->energy_given += meal;
+    w->food_eaten++;
+    return r->rewards.drop;
+}
+
+static void agent_tire(struct world *w, struct world_agent *a, int64_t energy) {
+    energy = MIN(energy, a->energy);
+    a->energy -= (int16_t)energy;
+    w->energy_spent += energy;
+    if (a->energy > 0) return;
+    w->food_lost += a->holds == HOLDS_FOOD;
+    w->material_lost += a->holds == HOLDS_MATERIAL;
+    a->alive = a->holds = HOLDS_NOTHING;
+    w->n_living--;
+}
+
+static void agent_act(struct world *w, const struct world_rules *r, struct world_agent *a,
+                      int action) {
+    CHECK(action >= 0 && action < N_ACTIONS * (r->words + 1));
+    int act = action % N_ACTIONS;
+    a->word = (uint8_t)(action / N_ACTIONS);
+    a->last[0] = a->last[1];
+    a->last[1] = (int16_t)act;
+    a->reward = act == PICK_FOOD   ? agent_pick(w, &r->rewards, a)
+                : act == DROP_FOOD ? agent_drop(w, r, a)
+                                   : agent_move(w, &r->rewards, a, act);
+    a->total += a->reward;
+    a->steps++;
+    agent_tire(w, a, 1);
+}
+
+/* predators */
+
+/* The nearest living agent that a predator sees, or NULL; where it is from there. */
+static const struct world_agent *prey_find(const struct world *w, int from, int64_t sight, int *dx,
+                                           int *dy) {
+    const struct world_agent *prey = NULL;
+    int64_t nearest = sight + 1;
+    for (int i = 0; i < w->n_agents; i++) {
+        const struct world_agent *a = &w->agents[i];
+        int x = a->cell % w->size - from % w->size, y = a->cell / w->size - from / w->size;
+        if (!a->alive || abs(x) + abs(y) >= nearest) continue;
+        nearest = abs(x) + abs(y);
+        prey = a, *dx = x, *dy = y;
+    }
+    return prey;
+}
+
+/* The cell in that direction, or its own where no predator goes. */
+static int predator_step(const struct world *w, int cell, int move) {
+    int to = cell_beside(w, cell, move);
+    return w->cells[to] & (CELL_WALL | CELL_HOME) ? cell : to;
+}
+
+/* Along the longer way first, along the other one where that is closed. */
+static int predator_chase(const struct world *w, int cell, int dx, int dy) {
+    int along_x = dx > 0 ? MOVE_EAST : MOVE_WEST, along_y = dy > 0 ? MOVE_NORTH : MOVE_SOUTH;
+    bool x_first = abs(dx) >= abs(dy);
+    int to = cell;
+    if (dx || dy) to = predator_step(w, cell, x_first ? along_x : along_y);
+    if (to == cell && dx && dy) to = predator_step(w, cell, x_first ? along_y : along_x);
+    return to;
+}
+
+static void predator_bite(struct world *w, const struct world_rules *r, int cell) {
+    if (w->cells[cell] & CELL_HOME) return;
+    for (int i = 0; i < w->n_agents; i++) {
+        struct world_agent *a = &w->agents[i];
+        if (!a->alive || a->cell != cell) continue;
+        a->bites++;
+        a->reward += r->rewards.bitten;
+        a->total += r->rewards.bitten;
+        agent_tire(w, a, r->bite);
+    }
+}
+
+static void predator_act(struct world *w, const struct world_rules *r, int p) {
+    int cell = w->predators[p], dx, dy;
+    if (prey_find(w, cell, r->sight, &dx, &dy)) {
+        cell = predator_chase(w, cell, dx, dy);
+    } else {
+        struct rng rng = rng_make(w->seed, RNG_WORLD, (uint32_t)(DRAW_ROAM + p), (uint32_t)w->tick);
+        cell = predator_step(w, cell, (int)rng_below(&rng, 4));
+    }
+    w->predators[p] = (int16_t)cell;
+    predator_bite(w, r, cell);
+}
+
+/* a tick */
+
+void world_step(struct world *w, const struct world_rules *r, const int16_t *actions) {
+    for (int i = 0; i < w->n_agents; i++) {
+        struct world_agent *a = &w->agents[i];
+        a->reward = 0;
+        if (a->alive) agent_act(w, r, a, actions[i]);
+    }
+    for (int p = 0; p < w->n_predators; p++) predator_act(w, r, p);
+    w->tick++;
+    tick_grow(w, r);
+    agents_look(w);
+}
+
+bool world_over(const struct world *w) {
+    return w->n_living == 0;
+}
+
+double agent_fitness(const struct world_agent *a) {
+    double delivered = a->delivered;
+    double f = a->total + 5.0 * a->collected + 10.0 * delivered + 0.1 * a->steps +
+               50.0 * delivered / (a->steps + 1);
+    return MAX(f, 0.0);
+}
+
+void world_hash(const struct world *w, char out[HASH_LEN]) {
+    hash_bytes(w, offsetof(struct world, agents) + (size_t)w->n_agents * sizeof *w->agents, out);
+}

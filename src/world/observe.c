@@ -1,0 +1,142 @@
+/*
+ * observe: what an agent is told in words, what its answer means, and the map for people.
+ *
+ * The text is the predecessor's to the character, bugs included where the rules are `seed`; what
+ * other rules add stands between its parts. Nothing here changes a world.
+ */
+#include "world/world.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+const char *const action_names[N_ACTIONS] = {"move_north", "move_south", "move_east",
+                                             "move_west",  "pick_food",  "drop_food"};
+
+/* ", unexplored area" or ", familiar area", by the share of the cells around that it has stood on.
+ */
+static void add_area(const struct world *w, const struct world_agent *a, struct buf *out) {
+    enum { REACH = 3 };
+    int x0 = a->cell % w->size, y0 = a->cell / w->size, seen = 0, all = 0;
+    for (int y = MAX(0, y0 - REACH); y <= MIN(w->size - 1, y0 + REACH); y++) {
+        for (int x = MAX(0, x0 - REACH); x <= MIN(w->size - 1, x0 + REACH); x++) {
+            seen += agent_has_seen(a, y * w->size + x);
+            all++;
+        }
+    }
+    if (10 * seen < 3 * all) buf_puts(out, ", unexplored area");
+    if (10 * seen > 8 * all) buf_puts(out, ", familiar area");
+}
+
+static void add_here(const struct world *w, const struct world_agent *a, struct buf *out) {
+    int here = w->cells[a->cell];
+    if (here & CELL_FOOD) buf_puts(out, ", here: food");
+    if (here & CELL_MATERIAL) buf_puts(out, ", here: material");
+    if (here & CELL_HOME) buf_puts(out, ", at home");
+}
+
+/* One kind of thing on the four cells around. */
+static void add_sight(const char *name, const bool there[4], bool *first, struct buf *out) {
+    static const char *const arrows[4] = {"↑", "↓", "→", "←"};
+    for (int move = 0; move < 4; move++) {
+        if (!there[move]) continue;
+        buf_printf(out, "%s%s%s", *first ? ". See: " : " ", name, arrows[move]);
+        *first = false;
+    }
+}
+
+static void add_sights(const struct world *w, const struct world_agent *a, struct buf *out) {
+    static const struct {
+        const char *name;
+        int kind;
+    } kinds[] = {
+        {"food", CELL_FOOD}, {"home", CELL_HOME}, {"wall", CELL_WALL}, {"material", CELL_MATERIAL}};
+    bool there[4], first = true;
+    for (size_t k = 0; k < ARRAY_LEN(kinds); k++) {
+        for (int move = 0; move < 4; move++)
+            there[move] = w->cells[cell_beside(w, a->cell, move)] & kinds[k].kind;
+        add_sight(kinds[k].name, there, &first, out);
+    }
+    for (int move = 0; move < 4; move++)
+        there[move] = world_has_predator(w, cell_beside(w, a->cell, move));
+    add_sight("wolf", there, &first, out);
+}
+
+/* What the others said in the last tick. */
+static void add_words(const struct world *w, const struct world_rules *r,
+                      const struct world_agent *a, struct buf *out) {
+    bool first = true;
+    for (int i = 0; i < w->n_agents; i++) {
+        const struct world_agent *other = &w->agents[i];
+        int far = abs(other->cell % w->size - a->cell % w->size) +
+                  abs(other->cell / w->size - a->cell / w->size);
+        if (other == a || !other->alive || !other->word || far > r->hearing) continue;
+        buf_printf(out, "%s%d", first ? ". Heard: " : " ", other->word);
+        first = false;
+    }
+}
+
+void world_observe(const struct world *w, const struct world_rules *r, int agent, struct buf *out) {
+    const struct world_agent *a = &w->agents[agent];
+    buf_printf(out, "At (%d,%d), E%d", a->cell % w->size, a->cell / w->size, a->energy);
+    if (a->holds) buf_puts(out, a->holds == HOLDS_FOOD ? ", has food" : ", has material");
+    if (r->here) add_here(w, a, out);
+    add_area(w, a, out);
+    if (a->n_known && !a->holds) buf_printf(out, ", remember %d food", a->n_known);
+    add_sights(w, a, out);
+    if (r->words) add_words(w, r, a, out);
+}
+
+void world_prompt(const struct world *w, const struct world_rules *r, int agent, struct buf *out) {
+    const int16_t *last = w->agents[agent].last;
+    if (last[1] >= 0) {
+        buf_puts(out, "[");
+        if (last[0] >= 0) buf_printf(out, "%s,", action_names[last[0]]);
+        buf_printf(out, "%s] ", action_names[last[1]]);
+    }
+    world_observe(w, r, agent, out);
+    buf_puts(out, ". Action:");
+}
+
+int action_parse(const char *text, bool repaired) {
+    static const struct {
+        enum action action;
+        const char *words[4];
+    } table[N_ACTIONS] = {
+        {MOVE_NORTH, {"north", "up", "↑"}},       {MOVE_SOUTH, {"south", "down", "↓"}},
+        {MOVE_EAST, {"east", "right", "→"}},      {MOVE_WEST, {"west", "left", "←"}},
+        {PICK_FOOD, {"pick", "collect", "take"}}, {DROP_FOOD, {"drop", "store", "deliver"}},
+    };
+    int action = -1, verbs = N_ACTIONS - PICK_FOOD;
+    char *lower = xstrdup(text);
+    for (char *p = lower; *p; p++)
+        if (*p >= 'A' && *p <= 'Z') *p = (char)(*p + 'a' - 'A');
+    for (int i = 0; action < 0 && i < N_ACTIONS; i++) {
+        int row = repaired ? (i + N_ACTIONS - verbs) % N_ACTIONS : i;
+        for (const char *const *word = table[row].words; action < 0 && *word; word++)
+            if (strstr(lower, *word)) action = table[row].action;
+    }
+    free(lower);
+    return action;
+}
+
+static char cell_letter(const struct world *w, int cell) {
+    for (int i = 0; i < w->n_agents; i++)
+        if (w->agents[i].alive && w->agents[i].cell == cell) return i < 26 ? (char)('A' + i) : '@';
+    if (world_has_predator(w, cell)) return '*';
+    int here = w->cells[cell];
+    return here & CELL_WALL       ? '#'
+           : here & CELL_HOME     ? '+'
+           : here & CELL_FOOD     ? 'f'
+           : here & CELL_MATERIAL ? 'm'
+                                  : '.';
+}
+
+void world_draw(const struct world *w, struct buf *out) {
+    for (int y = w->size - 1; y >= 0; y--) {
+        for (int x = 0; x < w->size; x++) {
+            char c = cell_letter(w, y * w->size + x);
+            buf_add(out, &c, 1);
+        }
+        buf_puts(out, "\n");
+    }
+}

@@ -1,0 +1,160 @@
+/*
+ * policy: ways to act without a model. They set the scale: what chance reaches, and what somebody
+ * reaches who plans with no more than an agent can know.
+ */
+#include "world/world.h"
+
+#include <string.h>
+
+/* rule */
+
+/* What an agent knows: the first home, and the walls and homes beside every cell it was on. */
+struct knowledge {
+    const struct world *w;
+    const struct world_agent *a;
+    bool hungry;              /* too much so to carry material */
+    bool looked[WORLD_CELLS]; /* stood on, or beside such a cell */
+};
+/* What it may be after: home, what it can pick up, a place where it has not looked. */
+enum goal { GOAL_HOME, GOAL_LOAD, GOAL_NEW };
+
+static void knowledge_make(struct knowledge *k, const struct world *w,
+                           const struct world_rules *rules, int agent) {
+    *k = (struct knowledge){.w = w, .a = &w->agents[agent]};
+    k->hungry = rules->meal > 0 && k->a->energy < rules->energy / 2;
+    for (int cell = 0; cell < w->size * w->size; cell++) {
+        if (!agent_has_seen(k->a, cell)) continue;
+        k->looked[cell] = true;
+        for (int move = 0; move < 4; move++) k->looked[cell_beside(w, cell, move)] = true;
+    }
+}
+
+static bool is_beside(const struct knowledge *k, int cell) {
+    for (int move = 0; move < 4; move++)
+        if (cell_beside(k->w, k->a->cell, move) == cell) return true;
+    return false;
+}
+
+/* Cells of which it knows nothing are free, it hopes; the border is where the world ends. */
+static bool can_enter(const struct knowledge *k, int cell) {
+    int x = cell % k->w->size, y = cell / k->w->size, last = k->w->size - 1;
+    if (x == 0 || y == 0 || x == last || y == last) return false;
+    if (k->looked[cell] && k->w->cells[cell] & CELL_WALL) return false;
+    return !(is_beside(k, cell) && world_has_predator(k->w, cell));
+}
+
+static bool is_load(const struct knowledge *k, int cell) {
+    return k->w->cells[cell] & CELL_FOOD || (k->w->cells[cell] & CELL_MATERIAL && !k->hungry);
+}
+
+/* A remembered place on which it has stood is spent: somebody else was there first. */
+static bool is_remembered(const struct knowledge *k, int cell) {
+    for (int i = 0; i < k->a->n_known; i++)
+        if (k->a->known[i] == cell) return !agent_has_seen(k->a, cell);
+    return false;
+}
+
+static bool is_goal(const struct knowledge *k, enum goal goal, int cell) {
+    bool told = cell == k->w->homes[0];
+    if (goal == GOAL_HOME) return (told || k->looked[cell]) && k->w->cells[cell] & CELL_HOME;
+    if (goal == GOAL_NEW) return !k->looked[cell];
+    return (is_beside(k, cell) && is_load(k, cell)) || is_remembered(k, cell);
+}
+
+/* The first move of a shortest way that may exist, or -1. */
+static int way_to(const struct knowledge *k, enum goal goal, struct rng *r) {
+    int16_t queue[WORLD_CELLS];
+    int8_t first[WORLD_CELLS];
+    int n = 1, turn = (int)rng_below(r, 4); /* so that agents at one place part */
+    memset(first, -1, sizeof first);
+    queue[0] = k->a->cell;
+    first[k->a->cell] = 0;
+    for (int at = 0; at < n; at++) {
+        for (int i = 0; i < 4; i++) {
+            int move = (turn + i) % 4, cell = cell_beside(k->w, queue[at], move);
+            if (first[cell] >= 0 || !can_enter(k, cell)) continue;
+            first[cell] = at == 0 ? (int8_t)move : first[queue[at]];
+            if (is_goal(k, goal, cell)) return first[cell];
+            queue[n++] = (int16_t)cell;
+        }
+    }
+    return -1;
+}
+
+/* Straight on, mostly; never back where there is another way. */
+static int stroll(const struct knowledge *k, struct rng *r) {
+    int last = k->a->last[1], back = last ^ 1, turn = (int)rng_below(r, 4);
+    bool walked = last >= 0 && last < 4;
+    if (walked && rng_below(r, 8) && can_enter(k, cell_beside(k->w, k->a->cell, last))) return last;
+    for (int i = 0; i < 4; i++) {
+        int move = (turn + i) % 4;
+        if (!(walked && move == back) && can_enter(k, cell_beside(k->w, k->a->cell, move)))
+            return move;
+    }
+    return walked ? back : turn;
+}
+
+/* Whether something to pick up is here; who is not told remembers it, unless it has just tried. */
+static bool load_is_here(const struct knowledge *k, bool told) {
+    const struct world_agent *a = k->a;
+    if (told) return is_load(k, a->cell);
+    for (int i = 0; i < a->n_known; i++)
+        if (a->known[i] == a->cell) return a->last[1] != PICK_FOOD;
+    return false;
+}
+
+static bool is_hunted(const struct knowledge *k) {
+    for (int move = 0; move < 4; move++)
+        if (world_has_predator(k->w, cell_beside(k->w, k->a->cell, move))) return true;
+    return false;
+}
+
+/* Loaded: home. Else to the nearest load it sees or remembers, else where it has not looked yet,
+ * else about. Who stands beside a wolf keeps walking: what moves is not caught. */
+static int rule_act(const struct world *w, const struct world_rules *rules, int agent,
+                    struct rng *r) {
+    struct knowledge k;
+    knowledge_make(&k, w, rules, agent);
+    if (k.a->holds && w->cells[k.a->cell] & CELL_HOME) return DROP_FOOD;
+    if (!k.a->holds && load_is_here(&k, rules->here) && !is_hunted(&k)) return PICK_FOOD;
+    int move = way_to(&k, k.a->holds ? GOAL_HOME : GOAL_LOAD, r);
+    if (move < 0 && !k.a->holds) move = way_to(&k, GOAL_NEW, r);
+    return move < 0 ? stroll(&k, r) : move;
+}
+
+/* chance */
+
+static int random_act(const struct world *w, const struct world_rules *rules, int agent,
+                      struct rng *r) {
+    (void)w, (void)rules, (void)agent;
+    return (int)rng_below(r, N_ACTIONS);
+}
+
+static int mock_act(const struct world *w, const struct world_rules *rules, int agent,
+                    struct rng *r) {
+    (void)w, (void)rules, (void)agent;
+    return (int)rng_below(r, PICK_FOOD);
+}
+
+const struct world_policy world_policies[] = {
+    {"rule", "fetches what it sees and remembers, and explores", rule_act},
+    {"random", "any of the six actions", random_act},
+    {"mock", "any move, as the predecessor's mock model: it never picks anything up", mock_act},
+    {0},
+};
+
+const struct world_policy *world_policy_find(const char *name) {
+    for (const struct world_policy *p = world_policies; p->name; p++)
+        if (strcmp(p->name, name) == 0) return p;
+    return NULL;
+}
+
+void world_policy_act(const struct world_policy *p, const struct world *w,
+                      const struct world_rules *rules, uint64_t seed, int16_t *actions) {
+    enum { DRAW_POLICY = 64 }; /* + agent: the id of rng_make (grid.c has the smaller ones) */
+    for (int i = 0; i < w->n_agents; i++) {
+        if (!w->agents[i].alive) continue;
+        struct rng r = rng_make(seed, RNG_WORLD, DRAW_POLICY + (uint32_t)i, (uint32_t)w->tick);
+        actions[i] = (int16_t)p->act(w, rules, i, &r);
+    }
+}

@@ -1,0 +1,193 @@
+/*
+ * rules: what a world is like, from a rule set's name or a YAML file.
+ *
+ * The rows' own defaults are the rules `seed`; a rule set is a text in the files' own language that
+ * is read before the file. What the rows cannot refuse alone is refused here, so that a world can
+ * be made of every set of rules that was loaded.
+ */
+#include "world/world.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define ROW(name, type, field, fallback, min, max, metavar, help)                                  \
+    { name, type, offsetof(struct world_rules, field), fallback, min, max, metavar, help }
+#define REWARD(name, fallback, help)                                                               \
+    ROW("rewards-" #name, OPT_FLOAT, rewards.name, fallback, -1e6, 1e6, "X", help)
+
+const struct option_row world_rule_rows[] = {
+    ROW("rules", OPT_STRING, rules, "seed", 0, 0, "NAME",
+        "what the other rules are where they are not given: seed or repaired"),
+    ROW("size", OPT_INT, size, "20", 4, WORLD_SIDE, "N", "cells of a side, with its border"),
+    ROW("walls", OPT_INT, walls, "-1", -1, WORLD_CELLS, "N",
+        "attempts at an inner wall; -1: as many as size"),
+    ROW("food", OPT_INT, food, "5", 0, WORLD_CELLS, "N", "attempts at food each time it grows"),
+    ROW("food-every", OPT_INT, food_every, "50", 1, 1e6, "N",
+        "ticks from one such time to the next"),
+    ROW("energy", OPT_INT, energy, "200", 1, 30000, "N", "at birth, and at most; a step costs 1"),
+    ROW("meal", OPT_INT, meal, "0", 0, 30000, "N", "energy that food gives who brings it home"),
+    ROW("here", OPT_BOOL, here, NULL, 0, 0, NULL, "agents are told what is on their own cell"),
+    ROW("reachable", OPT_BOOL, reachable, NULL, 0, 0, NULL,
+        "a home can be reached from every free cell"),
+    ROW("homes", OPT_INT, homes, "1", 1, WORLD_HOMES, "N", "the first is in the middle"),
+    ROW("predators", OPT_INT, predators, "0", 0, WORLD_PREDATORS, "N", "how many hunt the agents"),
+    ROW("sight", OPT_INT, sight, "5", 0, 2 * WORLD_SIDE, "N", "steps that predators see far"),
+    ROW("bite", OPT_INT, bite, "20", 0, 30000, "N", "energy that a predator takes"),
+    ROW("material", OPT_INT, material, "0", 0, WORLD_CELLS, "N",
+        "attempts at building material each time"),
+    ROW("material-every", OPT_INT, material_every, "50", 1, 1e6, "N",
+        "ticks from one such time to the next"),
+    ROW("words", OPT_INT, words, "0", 0, WORLD_WORDS - 1, "N",
+        "words that agents can say, beside silence"),
+    ROW("hearing", OPT_INT, hearing, "5", 0, 2 * WORLD_SIDE, "N", "steps that words are heard far"),
+    ROW("map", OPT_LIST, map, NULL, 0, 0, "ROW",
+        "a drawn world, rows from north to south: # wall, H home, F food, M material, A where "
+        "agents begin, . free"),
+    REWARD(move, "-0.2", "of each step"),
+    REWARD(fresh, "0.5", "added on a cell where the agent never was"),
+    REWARD(food, "3", "added on food"),
+    REWARD(home, "5", "added at home, for who carries something"),
+    REWARD(blocked, "-3", "of a step into a wall, instead of those"),
+    REWARD(pick, "10", "of picking something up"),
+    REWARD(drop, "20", "of bringing food home"),
+    REWARD(built, "10", "of bringing material home"),
+    REWARD(wrong, "-1", "of picking up or dropping where that does nothing"),
+    REWARD(bitten, "-5", "added for each bite"),
+    {0},
+};
+#undef REWARD
+#undef ROW
+
+const struct world_rule_set world_rule_sets[] = {
+    {"seed", "the predecessor's world, to the string and to the number", "rules: seed"},
+    {"repaired", "agents know where they stand, can reach home, and food feeds them",
+     "rules: repaired\nhere: true\nreachable: true\nmeal: 100\nfood: 8\nfood_every: 10"},
+    {0},
+};
+
+static const struct world_rule_set *set_find(const char *name) {
+    for (const struct world_rule_set *s = world_rule_sets; s->name; s++)
+        if (strcmp(s->name, name) == 0) return s;
+    return NULL;
+}
+
+/* Returns ERR_USAGE. */
+static int set_unknown(const char *what, const char *name, const char *more, struct error *err) {
+    struct buf known = {0};
+    for (const struct world_rule_set *s = world_rule_sets; s->name; s++)
+        buf_printf(&known, "%s%s", s == world_rule_sets ? "" : " and ", s->name);
+    int rc = error_set(err, ERR_USAGE, "no %s '%s'; there are %s%s", what, name, known.data, more);
+    buf_release(&known);
+    return rc;
+}
+
+static int set_apply(struct world_rules *r, const struct world_rule_set *set, struct error *err) {
+    struct yaml y;
+    int rc = yaml_parse(&y, set->name, set->yaml, strlen(set->yaml), err);
+    if (rc == OK) rc = options_from_yaml(world_rule_rows, r, &y, NULL, err);
+    yaml_release(&y);
+    return rc;
+}
+
+/* maps */
+
+/* A map may be one text of several lines. */
+static void map_split(struct strings *map) {
+    if (map->n != 1 || !strchr(map->v[0], '\n')) return;
+    struct strings rows = {0};
+    for (char *rest = map->v[0], *row; (row = strsep(&rest, "\n")) != NULL;)
+        if (rest || *row) strings_add(&rows, row);
+    strings_release(map);
+    *map = rows;
+}
+
+static int map_row_check(const struct strings *map, int row, int width, int *homes,
+                         struct error *err) {
+    const char *v = map->v[row];
+    if ((int)strlen(v) != width)
+        return error_set(err, ERR_FORMAT, "row %d of the map has %zu cells, the first one has %d",
+                         row + 1, strlen(v), width);
+    for (int x = 0; x < width; x++) {
+        bool border = row == 0 || row == map->n - 1 || x == 0 || x == width - 1;
+        if (!strchr("#HFMA.", v[x]))
+            return error_set(err, ERR_FORMAT,
+                             "row %d of the map, cell %d: '%.*s' is none of # H F M A .", row + 1,
+                             x + 1, v[x] & 0x80 ? 0 : 1, v + x);
+        if (border && v[x] != '#')
+            return error_set(err, ERR_FORMAT, "row %d of the map, cell %d: the border is open",
+                             row + 1, x + 1);
+        *homes += v[x] == 'H';
+    }
+    return OK;
+}
+
+static int map_check(const struct strings *map, struct error *err) {
+    int width = (int)MIN(strlen(map->v[0]), WORLD_SIDE + 1), homes = 0, rc = OK;
+    if (width > WORLD_SIDE || map->n > WORLD_SIDE)
+        return error_set(err, ERR_FORMAT, "the map is larger than %d by %d cells", WORLD_SIDE,
+                         WORLD_SIDE);
+    for (int row = 0; rc == OK && row < map->n; row++)
+        rc = map_row_check(map, row, width, &homes, err);
+    if (rc == OK && (homes < 1 || homes > WORLD_HOMES))
+        rc = error_set(err, ERR_FORMAT, "the map has %d homes ('H'); it needs 1 to %d", homes,
+                       WORLD_HOMES);
+    return rc;
+}
+
+int world_rules_check(const struct world_rules *r, struct error *err) {
+    if (!set_find(r->rules)) return set_unknown("rules", r->rules, "", err);
+    return r->map.n ? map_check(&r->map, err) : OK;
+}
+
+/* files */
+
+/* A map says these itself. */
+static int map_alone(const struct yaml *y, struct error *err) {
+    static const char *const keys[] = {"size", "walls", "homes"};
+    for (size_t i = 0; i < ARRAY_LEN(keys); i++)
+        if (yaml_line(y, keys[i]))
+            return error_set(err, ERR_USAGE, "'%s', line %d: the map says '%s' itself", y->path,
+                             yaml_line(y, keys[i]), keys[i]);
+    return OK;
+}
+
+static int rules_from(struct world_rules *r, const struct yaml *y, struct error *err) {
+    const json_t *base = json_object_get(y->root, "rules");
+    const struct world_rule_set *set =
+        json_is_string(base) ? set_find(json_string_value(base)) : NULL;
+    int rc = set ? set_apply(r, set, err) : OK;
+    if (rc == OK) rc = options_from_yaml(world_rule_rows, r, y, NULL, err);
+    if (rc != OK) return rc;
+    map_split(&r->map);
+    if (r->map.n && map_alone(y, err) != OK) return err->code;
+    if (world_rules_check(r, err) == OK) return OK;
+    return error_wrap(err, "'%s', line %d", y->path,
+                      yaml_line(y, set_find(r->rules) ? "map" : "rules"));
+}
+
+int world_rules_parse(struct world_rules *r, const char *path, const char *text, size_t len,
+                      struct error *err) {
+    struct yaml y;
+    *r = (struct world_rules){0};
+    options_default(world_rule_rows, r);
+    int rc = yaml_parse(&y, path, text, len, err);
+    if (rc == OK) rc = rules_from(r, &y, err);
+    yaml_release(&y);
+    return rc;
+}
+
+int world_rules_load(struct world_rules *r, const char *name, struct error *err) {
+    const struct world_rule_set *set = set_find(name);
+    struct buf text = {0};
+    *r = (struct world_rules){0};
+    if (set) return world_rules_parse(r, name, set->yaml, strlen(set->yaml), err);
+    if (!path_exists(name)) return set_unknown("world", name, ", and YAML files", err);
+    int rc = file_read(name, 1 << 20, &text, err);
+    if (rc == OK) rc = world_rules_parse(r, name, text.data, text.len, err);
+    buf_release(&text);
+    return rc;
+}
+
+void world_rules_release(struct world_rules *r) {
+    options_release(world_rule_rows, r);
+}

@@ -1,0 +1,854 @@
+/*
+ * test_world: the grid's rules one by one, every string that agents are shown, files of rules and
+ * what they are refused for, policies, and what must hold after every tick of every kind of world.
+ */
+/* levels: once */
+#define _GNU_SOURCE
+#include "world/world.h"
+
+#include <glob.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+static struct error err;
+
+/* Rules of a file's text; the next call releases them. */
+static const struct world_rules *rules_of(const char *text) {
+    static struct world_rules r;
+    world_rules_release(&r);
+    if (world_rules_parse(&r, "w.yaml", text, strlen(text), &err) != OK) fail_msg("%s", err.text);
+    return &r;
+}
+
+/* One agent's or, in turn, several agents' next actions. */
+static void act(struct world *w, const struct world_rules *r, int action) {
+    int16_t actions[WORLD_AGENTS];
+    for (int i = 0; i < WORLD_AGENTS; i++) actions[i] = (int16_t)action;
+    world_step(w, r, actions);
+}
+
+static void act_two(struct world *w, const struct world_rules *r, int first, int second) {
+    world_step(w, r, (int16_t[]){(int16_t)first, (int16_t)second});
+}
+
+static int cell_at(const struct world *w, int x, int y) {
+    return y * w->size + x;
+}
+
+static int count(const struct world *w, int kind) {
+    int n = 0;
+    for (int i = 0; i < w->size * w->size; i++) n += (w->cells[i] & kind) != 0;
+    return n;
+}
+
+/* rules */
+
+static void test_rule_sets(void **state) {
+    (void)state;
+    struct world_rules r;
+    assert_int_equal(world_rules_load(&r, "seed", &err), OK);
+    assert_string_equal(r.rules, "seed");
+    assert_true(r.size == 20 && r.walls == -1 && r.food == 5 && r.food_every == 50);
+    assert_true(r.energy == 200 && r.meal == 0 && !r.here && !r.reachable && r.homes == 1);
+    assert_true(r.predators == 0 && r.material == 0 && r.words == 0 && r.map.n == 0);
+    const struct world_rewards want = {.move = -0.2,
+                                       .fresh = 0.5,
+                                       .food = 3,
+                                       .home = 5,
+                                       .blocked = -3,
+                                       .pick = 10,
+                                       .drop = 20,
+                                       .built = 10,
+                                       .wrong = -1,
+                                       .bitten = -5};
+    assert_memory_equal(&r.rewards, &want, sizeof want);
+    world_rules_release(&r);
+    assert_int_equal(world_rules_load(&r, "repaired", &err), OK);
+    assert_string_equal(r.rules, "repaired");
+    assert_true(r.here && r.reachable && r.meal == 100 && r.food == 8 && r.food_every == 10);
+    assert_true(r.size == 20 && r.walls == -1 && r.energy == 200);
+    world_rules_release(&r);
+}
+
+static void test_rules_of_a_file(void **state) {
+    (void)state;
+    const struct world_rules *r =
+        rules_of("food: 2\nrules: repaired\nrewards: {move: 0, wrong: -7}\nfood-every: 3\n");
+    assert_true(r->meal == 100 && r->food == 2 && r->food_every == 3 && r->here);
+    assert_true(r->rewards.move == 0 && r->rewards.wrong == -7 && r->rewards.pick == 10);
+    r = rules_of("");
+    assert_true(r->meal == 0 && r->food == 5 && strcmp(r->rules, "seed") == 0);
+    r = rules_of("map: |\n  ####\n  #HA#\n  ####\n");
+    assert_true(r->map.n == 3 && strcmp(r->map.v[1], "#HA#") == 0);
+    r = rules_of("map: ['####', '#HA#', '####']\nrules: repaired\n");
+    assert_true(r->map.n == 3 && r->meal == 100);
+}
+
+static void test_refusals(void **state) {
+    (void)state;
+    static const struct {
+        const char *text, *message;
+        int code;
+    } cases[] = {
+        {"\nrules: fair\n", "'w.yaml', line 2: no rules 'fair'; there are seed and repaired",
+         ERR_USAGE},
+        {"rules: 3\n", "'w.yaml', line 1: 'rules' wants text", ERR_USAGE},
+        {"size: 3\n", "'w.yaml', line 1: 'size' cannot be 3: it must be 4 to 64", ERR_USAGE},
+        {"foods: 3\n", "line 1: unknown key 'foods', did you mean 'food'?", ERR_USAGE},
+        {"rewards: {pik: 3}\n", "unknown key 'rewards_pik', did you mean 'rewards_pick'?",
+         ERR_USAGE},
+        {"food_every: 0\n", "'food_every' cannot be 0", ERR_USAGE},
+        {"words: 16\n", "'words' cannot be 16: it must be 0 to 15", ERR_USAGE},
+        {"- food\n", "must be a mapping", ERR_USAGE},
+        {"food: [", "'w.yaml', line", ERR_FORMAT},
+        {"walls: 4\nmap: ['###', '#H#', '###']\n", "line 1: the map says 'walls' itself",
+         ERR_USAGE},
+        {"rules: seed\nmap: ['###', '#.#', '###']\n",
+         "'w.yaml', line 2: the map has 0 homes ('H'); it needs 1 to 8", ERR_FORMAT},
+        {"map: ['###########', '#HHHHHHHHH#', '###########']\n", "the map has 9 homes", ERR_FORMAT},
+        {"map: ['###', '#H', '###']\n", "row 2 of the map has 2 cells, the first one has 3",
+         ERR_FORMAT},
+        {"map: ['####', '#Hx#', '####']\n", "row 2 of the map, cell 3: 'x' is none of # H F M A .",
+         ERR_FORMAT},
+        {"map: ['####', '#H..', '####']\n", "row 2 of the map, cell 4: the border is open",
+         ERR_FORMAT},
+        {"map: ['#H#']\n", "row 1 of the map, cell 2: the border is open", ERR_FORMAT},
+        {"map: ['']\n", "0 homes", ERR_FORMAT},
+        {"map: ['#################################################################']\n",
+         "the map is larger than 64 by 64 cells", ERR_FORMAT},
+    };
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        struct world_rules r;
+        err.text[0] = 0;
+        int rc = world_rules_parse(&r, "w.yaml", cases[i].text, strlen(cases[i].text), &err);
+        if (rc != cases[i].code || !strstr(err.text, cases[i].message))
+            fail_msg("%s gives %d: %s", cases[i].text, rc, err.text);
+        world_rules_release(&r);
+    }
+    struct world_rules r;
+    assert_int_equal(world_rules_load(&r, "nowhere", &err), ERR_USAGE);
+    assert_string_equal(err.text,
+                        "no world 'nowhere'; there are seed and repaired, and YAML files");
+    world_rules_release(&r);
+}
+
+/* how worlds begin */
+
+/* Cells that homes reach, found by asking every cell again and again. */
+static int reached_count(const struct world *w) {
+    static bool reached[WORLD_CELLS];
+    int n = 0, before = -1;
+    for (int i = 0; i < w->size * w->size; i++) reached[i] = w->cells[i] & CELL_HOME;
+    while (n != before) {
+        before = n;
+        n = 0;
+        for (int i = 0; i < w->size * w->size; i++) {
+            if (w->cells[i] & CELL_WALL) continue;
+            for (int move = 0; move < 4; move++) reached[i] |= reached[cell_beside(w, i, move)];
+            n += reached[i];
+        }
+    }
+    return n;
+}
+
+static void check_border(const struct world *w) {
+    for (int i = 0; i < w->size; i++) {
+        assert_int_equal(w->cells[i], CELL_WALL);
+        assert_int_equal(w->cells[cell_at(w, i, w->size - 1)], CELL_WALL);
+        assert_int_equal(w->cells[cell_at(w, 0, i)], CELL_WALL);
+        assert_int_equal(w->cells[cell_at(w, w->size - 1, i)], CELL_WALL);
+    }
+}
+
+static void test_ground(void **state) {
+    (void)state;
+    struct world w;
+    bool closed = false;
+    for (uint64_t seed = 0; seed < 50; seed++) {
+        world_reset(&w, rules_of("size: 9\nwalls: 30\n"), 3, seed);
+        check_border(&w);
+        assert_int_equal(w.cells[4 * 9 + 4], CELL_HOME);
+        int walls = count(&w, CELL_WALL) - 32;
+        assert_true(walls > 8 && walls <= 30);
+        closed |= reached_count(&w) < 81 - count(&w, CELL_WALL);
+        world_reset(&w, rules_of("size: 9\nwalls: 30\nreachable: true\nhomes: 3\n"), 3, seed);
+        check_border(&w);
+        assert_int_equal(count(&w, CELL_HOME), 3);
+        assert_int_equal(w.n_homes, 3);
+        int reached = reached_count(&w);
+        assert_int_equal(reached, 81 - count(&w, CELL_WALL));
+        assert_true(reached >= 25);
+    }
+    assert_true(closed); // else these walls show nothing
+    world_reset(&w, rules_of("size: 8\nwalls: 4000\nreachable: true"), 1, 1);
+    assert_int_equal(count(&w, CELL_WALL), 28); // no drawing leaves half of the cells
+    world_reset(&w, rules_of("size: 4\nwalls: 4000\nhomes: 8"), 1, 1);
+    assert_int_equal(w.n_homes, 4);
+}
+
+static void test_begin(void **state) {
+    (void)state;
+    struct world w;
+    for (uint64_t seed = 0; seed < 20; seed++) {
+        world_reset(&w, rules_of("rules: repaired\npredators: 16"), WORLD_AGENTS, seed);
+        assert_true(w.tick == 0 && w.n_living == WORLD_AGENTS && w.n_agents == WORLD_AGENTS);
+        for (int i = 0; i < WORLD_AGENTS; i++) {
+            const struct world_agent *a = &w.agents[i];
+            assert_true(a->alive && a->energy == 200 && !a->holds && a->last[1] == -1);
+            assert_true(!(w.cells[a->cell] & CELL_WALL) && agent_has_seen(a, a->cell));
+        }
+        for (int p = 0; p < 16; p++)
+            assert_false(w.cells[w.predators[p]] & (CELL_WALL | CELL_HOME));
+        assert_true(w.food_grown > 8 && w.food_grown <= 16 && count(&w, CELL_FOOD) == w.food_grown);
+    }
+    world_reset(&w, rules_of("size: 64\nwalls: 4096\nreachable: false"), 4, 3);
+    for (int i = 0; i < 4; i++) assert_false(w.cells[w.agents[i].cell] & CELL_WALL);
+}
+
+static const char *const drawn = "food: 0\nmap: |\n"
+                                 "  ######\n"
+                                 "  #AF.H#\n"
+                                 "  #.M#.#\n"
+                                 "  #A..H#\n"
+                                 "  ######\n";
+
+static void test_map(void **state) {
+    (void)state;
+    struct world w;
+    const struct world_rules *r = rules_of(drawn);
+    struct buf b = {0};
+    world_reset(&w, r, 3, 1);
+    world_draw(&w, &b);
+    /* square, with another row of walls in the north; the first and third agent in one place */
+    assert_string_equal(b.data, "######\n######\n#Af.+#\n#.m#.#\n#B..+#\n######\n");
+    assert_true(w.size == 6 && w.n_homes == 2 && w.food_grown == 1 && w.material_grown == 1);
+    assert_int_equal(w.homes[0], cell_at(&w, 4, 3));
+    assert_int_equal(w.homes[1], cell_at(&w, 4, 1));
+    assert_int_equal(w.agents[2].cell, cell_at(&w, 1, 3));
+    act(&w, r, MOVE_SOUTH);
+    w.predators[w.n_predators++] = (int16_t)cell_at(&w, 2, 1);
+    b.len = 0;
+    world_draw(&w, &b);
+    assert_string_equal(b.data, "######\n######\n#.f.+#\n#Am#.#\n#B*.+#\n######\n");
+    world_reset(&w, rules_of("map: |\n  ####\n  #.H#\n  #..#\n  ####\n"), 64, 1);
+    for (int i = 0; i < 64; i++) assert_false(w.cells[w.agents[i].cell] & CELL_WALL);
+    buf_release(&b);
+}
+
+/* acting */
+
+static void test_moves(void **state) {
+    (void)state;
+    struct world w;
+    const struct world_rules *r = rules_of("food: 0\nmap: ['#####', '#.HF#', '#A..#', '#####']");
+    const struct world_agent *a = w.agents;
+    world_reset(&w, r, 1, 1);
+    static const struct {
+        int action, x, y;
+        double reward;
+    } steps[] = {
+        {MOVE_NORTH, 1, 2, -0.2 + 0.5},
+        {MOVE_NORTH, 1, 2, -3},
+        {MOVE_WEST, 1, 2, -3},
+        {MOVE_EAST, 2, 2, -0.2 + 0.5},
+        {MOVE_WEST, 1, 2, -0.2},
+        {MOVE_EAST, 2, 2, -0.2},
+        {MOVE_EAST, 3, 2, -0.2 + 0.5 + 3},
+        {MOVE_SOUTH, 3, 1, -0.2 + 0.5},
+        {MOVE_NORTH, 3, 2, -0.2 + 3},
+        {DROP_FOOD, 3, 2, -1},
+        {PICK_FOOD, 3, 2, 10},
+        {PICK_FOOD, 3, 2, -1},
+        {DROP_FOOD, 3, 2, -1},
+        {MOVE_WEST, 2, 2, -0.2 + 5},
+        {MOVE_SOUTH, 2, 1, -0.2 + 0.5},
+        {MOVE_NORTH, 2, 2, -0.2 + 5},
+        {DROP_FOOD, 2, 2, 20},
+        {DROP_FOOD, 2, 2, -1},
+        {PICK_FOOD, 2, 2, -1},
+    };
+    double total = 0;
+    for (size_t i = 0; i < ARRAY_LEN(steps); i++) {
+        act(&w, r, steps[i].action);
+        total += steps[i].reward;
+        assert_int_equal(a->cell, cell_at(&w, steps[i].x, steps[i].y));
+        assert_true(a->reward == steps[i].reward && a->total == total);
+        assert_true(a->last[1] == steps[i].action && a->steps == (int)i + 1);
+        assert_int_equal(a->last[0], i ? steps[i - 1].action : -1);
+        assert_int_equal(a->energy, 199 - (int)i);
+    }
+    assert_true(a->blocked == 2 && a->collected == 1 && a->delivered == 1 && a->built == 0);
+    assert_true(w.food_eaten == 1 && w.energy_given == 200 && w.energy_spent == 19);
+    assert_true(agent_fitness(a) == total + 5 + 10 + 0.1 * 19 + 50.0 / 20);
+    struct world_agent poor = {.total = -100, .steps = 10};
+    assert_true(agent_fitness(&poor) == 0);
+}
+
+static void test_material(void **state) {
+    (void)state;
+    struct world w;
+    const struct world_rules *r = rules_of("food: 0\nmap: ['#####', '#AMH#', '#####']");
+    const struct world_agent *a = w.agents;
+    world_reset(&w, r, 1, 1);
+    act(&w, r, MOVE_EAST);
+    assert_true(a->reward == -0.2 + 0.5);
+    act(&w, r, PICK_FOOD);
+    assert_true(a->reward == 10 && a->holds == HOLDS_MATERIAL && a->collected == 0);
+    act(&w, r, MOVE_EAST);
+    assert_true(a->reward == -0.2 + 0.5 + 5);
+    act(&w, r, DROP_FOOD);
+    assert_true(a->reward == 10 && a->built == 1 && a->delivered == 0 && !a->holds);
+    assert_true(w.material_grown == 1 && w.material_built == 1 && a->energy == 196);
+}
+
+static void test_energy(void **state) {
+    (void)state;
+    struct world w;
+    const struct world_rules *r =
+        rules_of("energy: 5\nmeal: 3\nfood: 0\nmap: ['####', '#AH#', '####']");
+    struct world_agent *a = w.agents;
+    world_reset(&w, r, 2, 1);
+    w.cells[a->cell] = CELL_FOOD, w.food_grown++;
+    act_two(&w, r, PICK_FOOD, MOVE_EAST);
+    act_two(&w, r, MOVE_EAST, MOVE_EAST);
+    act_two(&w, r, DROP_FOOD, MOVE_EAST); // 3 left, 2 more of the 3 there is room for, 1 spent
+    assert_true(a->energy == 4 && a->delivered == 1 && w.energy_given == 12);
+    w.agents[1].holds = HOLDS_FOOD, w.food_grown++;
+    act(&w, r, PICK_FOOD);
+    act(&w, r, PICK_FOOD);
+    assert_true(w.n_living == 1 && !w.agents[1].alive && !w.agents[1].holds && w.food_lost == 1);
+    assert_true(w.agents[1].energy == 0 && w.agents[1].reward == -1 && w.agents[1].steps == 5);
+    struct world_agent dead = w.agents[1];
+    dead.reward = 0;
+    act(&w, r, MOVE_WEST);
+    assert_memory_equal(&w.agents[1], &dead, sizeof dead);
+    assert_false(world_over(&w));
+    act(&w, r, MOVE_WEST);
+    assert_true(world_over(&w) && w.energy_spent == w.energy_given);
+}
+
+static void test_memory(void **state) {
+    (void)state;
+    struct world w;
+    const struct world_rules *r = rules_of("food: 0\nmap: |\n"
+                                           "  ###############\n"
+                                           "  #.FFFFFFFFFFFF#\n"
+                                           "  #A............#\n"
+                                           "  #.F..........H#\n"
+                                           "  ###############\n");
+    struct world_agent *a = w.agents;
+    world_reset(&w, r, 1, 1);
+    assert_int_equal(a->n_known, 0);
+    act(&w, r, MOVE_EAST); // north before south
+    assert_true(a->n_known == 2 && a->known[0] == cell_at(&w, 2, 3));
+    assert_int_equal(a->known[1], cell_at(&w, 2, 1));
+    for (int i = 0; i < 8; i++) act(&w, r, MOVE_EAST);
+    assert_true(a->n_known == 10 && a->known[9] == cell_at(&w, 10, 3));
+    act(&w, r, MOVE_EAST); // the oldest goes
+    assert_true(a->n_known == 10 && a->known[0] == cell_at(&w, 2, 1));
+    assert_int_equal(a->known[9], cell_at(&w, 11, 3));
+    act(&w, r, MOVE_NORTH); // beside (10,3), which is known, and (12,3)
+    assert_true(a->n_known == 10 && a->known[0] == cell_at(&w, 3, 3));
+    act(&w, r, PICK_FOOD);
+    assert_true(a->n_known == 9 && a->known[7] == cell_at(&w, 10, 3));
+    assert_int_equal(a->known[8], cell_at(&w, 12, 3));
+    w.cells[a->known[8]] = 0; // somebody else's
+    act(&w, r, DROP_FOOD);
+    assert_int_equal(a->n_known, 9);
+}
+
+static void test_growth(void **state) {
+    (void)state;
+    struct world w;
+    const struct world_rules *r =
+        rules_of("size: 64\nwalls: 0\nfood: 3\nfood_every: 4\nmaterial: 2\nmaterial_every: 3");
+    world_reset(&w, r, 1, 5);
+    assert_true(w.food_grown == 6 && w.material_grown == 4);
+    for (int t = 1; t < 40; t++) {
+        int64_t food = w.food_grown, material = w.material_grown;
+        act(&w, r, DROP_FOOD);
+        food = w.food_grown - food, material = w.material_grown - material;
+        assert_int_equal(w.tick, t);
+        assert_true(t % 4 == 0 ? food >= 2 && food <= 3 : food == 0); // one may hit another
+        assert_true(t % 3 == 0 ? material >= 1 && material <= 2 : material == 0);
+    }
+    assert_true(w.food_grown > 30 && w.material_grown > 26);
+    r = rules_of("size: 6\nwalls: 0\nfood: 500\nmaterial: 500");
+    world_reset(&w, r, 1, 5);
+    assert_true(count(&w, CELL_FOOD) == 15 && count(&w, CELL_MATERIAL) == 0); // all but home
+    act(&w, r, DROP_FOOD);
+    assert_int_equal(w.food_grown, 15);
+}
+
+static void test_predators(void **state) {
+    (void)state;
+    struct world w;
+    const struct world_rules *r = rules_of("food: 0\npredators: 1\nsight: 4\nbite: 7\nmap: |\n"
+                                           "  #########\n"
+                                           "  #A......#\n"
+                                           "  #.#.....#\n"
+                                           "  #..H...A#\n"
+                                           "  #########\n");
+    int16_t *wolf = w.predators;
+    struct world_agent *a = &w.agents[0], *b = &w.agents[1];
+    world_reset(&w, r, 2, 1);
+    b->cell = (int16_t)cell_at(&w, 7, 3);
+    *wolf = (int16_t)cell_at(&w, 4, 3); // both agents three steps away: the first; x is longer
+    act(&w, r, DROP_FOOD);
+    assert_int_equal(*wolf, cell_at(&w, 3, 3));
+    a->cell = (int16_t)cell_at(&w, 1, 1);
+    *wolf = (int16_t)cell_at(&w, 3, 3); // as far along x as along y: x first
+    act(&w, r, DROP_FOOD);
+    assert_int_equal(*wolf, cell_at(&w, 2, 3));
+    act(&w, r, DROP_FOOD); // y is longer but a wall; x
+    assert_int_equal(*wolf, cell_at(&w, 1, 3));
+    a->cell = (int16_t)cell_at(&w, 3, 1);
+    *wolf = (int16_t)cell_at(&w, 3, 2); // at home: cannot be entered, and there is no other way
+    act(&w, r, DROP_FOOD);
+    assert_int_equal(*wolf, cell_at(&w, 3, 2));
+    assert_true(a->bites == 0 && b->bites == 0);
+    a->cell = b->cell = (int16_t)cell_at(&w, 4, 2);
+    b->energy = 6;
+    act(&w, r, DROP_FOOD);
+    assert_int_equal(*wolf, cell_at(&w, 4, 2));
+    assert_true(a->bites == 1 && a->reward == -6 && a->total == -10 && a->energy == 200 - 5 - 7);
+    assert_true(b->bites == 1 && b->energy == 0 && !b->alive && w.n_living == 1);
+    act(&w, r, DROP_FOOD); // where it is it stays, and bites again; the dead are left alone
+    assert_true(*wolf == cell_at(&w, 4, 2) && a->bites == 2 && b->bites == 1);
+    assert_int_equal(w.energy_spent, (6 + 14) + (5 + 5));
+}
+
+static void test_predators_roam(void **state) {
+    (void)state;
+    struct world w;
+    const struct world_rules *r = rules_of("size: 8\nwalls: 9\npredators: 4\nsight: 0\nbite: 0");
+    int moved = 0;
+    world_reset(&w, r, 1, 9);
+    for (int t = 0; t < 150; t++) {
+        int16_t before[4];
+        memcpy(before, w.predators, sizeof before);
+        for (int p = 0; p < 4; p++) {
+            struct rng rng = rng_make(9, RNG_WORLD, (uint32_t)(16 + p), (uint32_t)w.tick);
+            int to = cell_beside(&w, before[p], (int)rng_below(&rng, 4));
+            bool prey = before[p] == w.agents[0].cell;
+            if (!prey && !(w.cells[to] & (CELL_WALL | CELL_HOME))) before[p] = (int16_t)to, moved++;
+        }
+        act(&w, r, PICK_FOOD);
+        assert_memory_equal(w.predators, before, sizeof before);
+    }
+    assert_true(moved > 100);
+}
+
+/* words */
+
+static void observes(const struct world *w, const struct world_rules *r, int agent,
+                     const char *want) {
+    struct buf b = {0};
+    world_observe(w, r, agent, &b);
+    assert_string_equal(b.data, want);
+    buf_release(&b);
+}
+
+static void prompts(const struct world *w, const struct world_rules *r, const char *want) {
+    struct buf b = {0};
+    world_prompt(w, r, 0, &b);
+    assert_string_equal(b.data, want);
+    buf_release(&b);
+}
+
+static void test_strings(void **state) {
+    (void)state;
+    struct world w;
+    const char *map = "food: 0\nmap: |\n  ######\n  #AF.H#\n  #.M#.#\n  #A..H#\n  ######\n";
+    const struct world_rules *r = rules_of(map);
+    world_reset(&w, r, 1, 1);
+    prompts(&w, r,
+            "At (1,3), E200, unexplored area, remember 1 food. See: food→ wall↑ wall←. Action:");
+    act(&w, r, MOVE_EAST); // the seed's agents are not told what is on their cell
+    prompts(&w, r,
+            "[move_east] At (2,3), E199, unexplored area, remember 1 food. See: wall↑ "
+            "material↓. Action:");
+    act(&w, r, PICK_FOOD);
+    prompts(&w, r,
+            "[move_east,pick_food] At (2,3), E198, has food, unexplored area. See: wall↑ "
+            "material↓. Action:");
+    act(&w, r, MOVE_EAST);
+    observes(&w, r, 0, "At (3,3), E197, has food, unexplored area. See: home→ wall↑ wall↓");
+    act(&w, r, MOVE_EAST);
+    prompts(&w, r,
+            "[move_east,move_east] At (4,3), E196, has food, unexplored area. See: wall↑ "
+            "wall→. Action:");
+    act(&w, r, MOVE_SOUTH);
+    observes(&w, r, 0, "At (4,2), E195, has food, unexplored area. See: home↑ home↓ wall→ wall←");
+    struct buf text = {0};
+    buf_printf(&text, "rules: repaired\n%s", map);
+    r = rules_of(text.data);
+    world_reset(&w, r, 1, 1);
+    act(&w, r, MOVE_EAST);
+    observes(&w, r, 0,
+             "At (2,3), E199, here: food, unexplored area, remember 1 food. See: wall↑ "
+             "material↓");
+    act(&w, r, MOVE_SOUTH);
+    observes(&w, r, 0,
+             "At (2,2), E198, here: material, unexplored area, remember 1 food. See: "
+             "food↑ wall→");
+    act(&w, r, PICK_FOOD);
+    observes(&w, r, 0, "At (2,2), E197, has material, unexplored area. See: food↑ wall→");
+    w.agents[0].cell = w.homes[0];
+    w.predators[0] = w.predators[1] = (int16_t)cell_at(&w, 4, 2), w.n_predators = 2;
+    observes(&w, r, 0,
+             "At (4,3), E197, has material, at home, unexplored area. See: wall↑ wall→ "
+             "wolf↓");
+    r = rules_of("food: 0\nmap: ['#####', '#...#', '#H..#', '#A..#', '#####']");
+    world_reset(&w, r, 1, 1);
+    w.agents[0].cell = (int16_t)cell_at(&w, 2, 2); // in the open there is nothing to see
+    observes(&w, r, 0, "At (2,2), E200, unexplored area. See: home←");
+    w.agents[0].cell = (int16_t)cell_at(&w, 3, 3);
+    w.cells[cell_at(&w, 4, 3)] = w.cells[cell_at(&w, 3, 4)] = 0;
+    observes(&w, r, 0, "At (3,3), E200, unexplored area");
+    buf_release(&text);
+}
+
+/* Less than 0.3 and more than 0.8 of the cells of the square that lie in the world. */
+static void test_areas(void **state) {
+    (void)state;
+    struct world w;
+    const struct world_rules *r =
+        rules_of("food: 0\nmap: ['######', '#A...#', '#...H#', '######']");
+    struct world_agent *a = w.agents;
+    static const struct {
+        int seen;
+        const char *want;
+    } cases[] = {{8, "At (1,2), E200, unexplored area. See: wall↑ wall←"},
+                 {9, "At (1,2), E200. See: wall↑ wall←"},
+                 {24, "At (1,2), E200. See: wall↑ wall←"},
+                 {25, "At (1,2), E200, familiar area. See: wall↑ wall←"}};
+    world_reset(&w, r, 1, 1); // 6 by 6: 5 by 6 cells around (1,2)
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        memset(a->seen, 0, sizeof a->seen);
+        a->seen[0] = (uint64_t)1 << 5; // outside the square
+        for (int n = 0; n < cases[i].seen; n++) a->seen[0] |= (uint64_t)1 << (n / 5 * 6 + n % 5);
+        observes(&w, r, 0, cases[i].want);
+    }
+}
+
+static void test_words(void **state) {
+    (void)state;
+    struct world w;
+    const struct world_rules *r = rules_of(
+        "food: 0\nwords: 9\nhearing: 3\nmap: ['#######', '#A..AH#', '#.A...#', '#######']");
+    world_reset(&w, r, 3, 1);
+    observes(&w, r, 0, "At (1,2), E200, unexplored area. See: wall↑ wall←");
+    world_step(&w, r, (int16_t[]){PICK_FOOD + 6 * 4, PICK_FOOD + 6 * 9, DROP_FOOD});
+    assert_true(w.agents[0].last[1] == PICK_FOOD && w.agents[1].word == 9 && !w.agents[2].word);
+    observes(&w, r, 0, "At (1,2), E199, unexplored area. See: wall↑ wall←. Heard: 9");
+    observes(&w, r, 2, "At (2,1), E199, unexplored area. See: wall↓. Heard: 4 9");
+    world_step(&w, r, (int16_t[]){DROP_FOOD, MOVE_EAST + 6, PICK_FOOD + 6 * 2});
+    observes(&w, r, 0, "At (1,2), E198, unexplored area. See: wall↑ wall←. Heard: 2"); // too far
+    w.agents[2].alive = 0;
+    observes(&w, r, 0, "At (1,2), E198, unexplored area. See: wall↑ wall←");
+}
+
+static void test_parser(void **state) {
+    (void)state;
+    static const struct {
+        const char *text;
+        int seed, repaired;
+    } cases[] = {
+        {" move_north", MOVE_NORTH, MOVE_NORTH},
+        {"Go SOUTH now", MOVE_SOUTH, MOVE_SOUTH},
+        {"east", MOVE_EAST, MOVE_EAST},
+        {"the West", MOVE_WEST, MOVE_WEST},
+        {"↑", MOVE_NORTH, MOVE_NORTH},
+        {"↓ or →", MOVE_SOUTH, MOVE_SOUTH},
+        {"→", MOVE_EAST, MOVE_EAST},
+        {"← ←", MOVE_WEST, MOVE_WEST},
+        {"down", MOVE_SOUTH, MOVE_SOUTH},
+        {"turn right", MOVE_EAST, MOVE_EAST},
+        {"left", MOVE_WEST, MOVE_WEST},
+        {"pick_food", PICK_FOOD, PICK_FOOD},
+        {"Collect", PICK_FOOD, PICK_FOOD},
+        {"take it", PICK_FOOD, PICK_FOOD},
+        {"drop", DROP_FOOD, DROP_FOOD},
+        {"STORE", DROP_FOOD, DROP_FOOD},
+        {"deliver", DROP_FOOD, DROP_FOOD},
+        {"pick up food", MOVE_NORTH, PICK_FOOD},
+        {"drop it down", MOVE_SOUTH, DROP_FOOD},
+        {"deliver or take", PICK_FOOD, PICK_FOOD},
+        {"south, then north", MOVE_NORTH, MOVE_NORTH},
+        {"supper", MOVE_NORTH, MOVE_NORTH},
+        {"wait", -1, -1},
+        {"", -1, -1},
+        {"\xff\xfe", -1, -1},
+    };
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        int seed = action_parse(cases[i].text, false), repaired = action_parse(cases[i].text, true);
+        if (seed != cases[i].seed || repaired != cases[i].repaired)
+            fail_msg("'%s' gives %d and %d", cases[i].text, seed, repaired);
+    }
+    for (int i = 0; i < N_ACTIONS; i++) assert_int_equal(action_parse(action_names[i], true), i);
+}
+
+/* the same again */
+
+static void run(struct world *w, const struct world_rules *r, const char *policy, int ticks) {
+    int16_t actions[WORLD_AGENTS];
+    for (int t = 0; t < ticks; t++) {
+        world_policy_act(world_policy_find(policy), w, r, 3, actions);
+        world_step(w, r, actions);
+    }
+}
+
+static void test_same_again(void **state) {
+    (void)state;
+    struct world_rules r;
+    static struct world a, b;
+    char first[HASH_LEN], second[HASH_LEN];
+    assert_int_equal(world_rules_load(&r, "worlds/predators.yaml", &err), OK);
+    world_reset(&a, &r, 9, 77);
+    run(&a, &r, "random", 40);
+    struct world snapshot = a;
+    run(&a, &r, "random", 40);
+    world_hash(&a, first);
+    memset(&b, 1, sizeof b);
+    world_reset(&b, &r, 9, 77);
+    run(&b, &r, "random", 80);
+    world_hash(&b, second);
+    assert_string_equal(first, second);
+    assert_memory_equal(&a, &b, sizeof a);
+    world_hash(&snapshot, second);
+    assert_string_not_equal(first, second);
+    run(&snapshot, &r, "random", 40);
+    assert_memory_equal(&a, &snapshot, sizeof a);
+    snapshot.agents[8].seen[3] ^= 4;
+    world_hash(&snapshot, second);
+    assert_string_not_equal(first, second);
+    world_reset(&b, &r, 9, 78);
+    assert_memory_not_equal(a.cells, b.cells, sizeof a.cells);
+    world_rules_release(&r);
+}
+
+/* what always holds */
+
+/* What may be in an agent's memory although it is not there any more: picked by others since. */
+static bool taken[WORLD_AGENTS][WORLD_CELLS];
+
+static void check_memory(const struct world *before, const struct world *w, int i) {
+    const struct world_agent *a = &w->agents[i];
+    for (int j = 0; j < w->n_agents; j++)
+        if (w->agents[j].collected > before->agents[j].collected)
+            taken[i][w->agents[j].cell] = j != i;
+    if (a->collected > before->agents[i].collected)
+        for (int k = 0; k < a->n_known; k++) assert_true(a->known[k] != a->cell);
+    for (int k = 0; k < a->n_known; k++) {
+        assert_true(w->cells[a->known[k]] & CELL_FOOD || taken[i][a->known[k]]);
+        for (int m = 0; m < k; m++) assert_true(a->known[m] != a->known[k]);
+    }
+    for (int k = a->n_known; k < WORLD_KNOWN; k++) assert_int_equal(a->known[k], 0);
+    for (int move = 0; a->alive && move < 4; move++) {
+        int cell = cell_beside(w, a->cell, move);
+        bool known = !(w->cells[cell] & CELL_FOOD) || a->n_known == WORLD_KNOWN;
+        for (int k = 0; k < a->n_known; k++) known |= a->known[k] == cell;
+        assert_true(known);
+    }
+}
+
+static void check_dead(const struct world_agent *before, const struct world_agent *a) {
+    struct world_agent same = *before;
+    same.reward = 0;
+    assert_memory_equal(a, &same, sizeof same);
+    assert_int_equal(a->energy, 0);
+}
+
+/* Places, counts and sums over everybody. */
+static void check_sums(const struct world *w) {
+    int64_t energy = 0, collected = 0, delivered = 0, built = 0, food = 0, material = 0, living = 0;
+    for (int i = 0; i < w->n_agents; i++) {
+        const struct world_agent *a = &w->agents[i];
+        assert_false(w->cells[a->cell] & CELL_WALL);
+        assert_true(agent_has_seen(a, a->cell));
+        assert_true(a->alive == (a->energy > 0) && (a->alive || !a->holds));
+        energy += a->energy;
+        collected += a->collected;
+        delivered += a->delivered;
+        built += a->built;
+        food += a->holds == HOLDS_FOOD;
+        material += a->holds == HOLDS_MATERIAL;
+        living += a->alive;
+    }
+    for (int p = 0; p < w->n_predators; p++)
+        assert_false(w->cells[w->predators[p]] & (CELL_WALL | CELL_HOME));
+    assert_int_equal(living, w->n_living);
+    assert_int_equal(energy, w->energy_given - w->energy_spent);
+    assert_int_equal(w->food_grown, count(w, CELL_FOOD) + food + w->food_eaten + w->food_lost);
+    assert_int_equal(w->material_grown,
+                     count(w, CELL_MATERIAL) + material + w->material_built + w->material_lost);
+    assert_int_equal(collected, food + w->food_eaten + w->food_lost);
+    assert_int_equal(delivered, w->food_eaten);
+    assert_int_equal(built, w->material_built);
+}
+
+static void check_tick(const struct world *before, const struct world *w) {
+    check_sums(w);
+    assert_int_equal(w->tick, before->tick + 1);
+    for (int i = 0; i < w->n_agents; i++) {
+        const struct world_agent *a = &w->agents[i], *was = &before->agents[i];
+        check_memory(before, w, i);
+        if (!was->alive) {
+            check_dead(was, a);
+            continue;
+        }
+        assert_true(a->total == was->total + a->reward || a->bites > was->bites);
+        assert_int_equal(a->steps, was->steps + 1);
+    }
+    for (int i = 0; i < w->size * w->size; i++)
+        assert_int_equal(w->cells[i] & (CELL_WALL | CELL_HOME),
+                         before->cells[i] & (CELL_WALL | CELL_HOME));
+}
+
+/* Two agents know what they do, so that the others have somebody to live with. */
+static void draw_actions(const struct world *w, const struct world_rules *r, struct rng *rng,
+                         int16_t *actions) {
+    const struct world_policy *rule = world_policy_find("rule");
+    for (int i = 0; i < w->n_agents; i++) {
+        int act = i < 2 ? rule->act(w, r, i, rng) : (int)rng_below(rng, N_ACTIONS);
+        int word = (int)rng_below(rng, (uint32_t)r->words + 1);
+        actions[i] = (int16_t)(act + N_ACTIONS * word);
+    }
+}
+
+/* Lives worlds of these rules for so many agent-ticks; returns what was delivered and built. */
+static int64_t check_rules(const char *name, int64_t agent_ticks) {
+    static struct world w, before;
+    struct world_rules r;
+    struct rng rng = rng_make(1, RNG_TEST, 0, 0);
+    int16_t actions[WORLD_AGENTS];
+    int64_t done = 0;
+    if (world_rules_load(&r, name, &err) != OK) fail_msg("%s", err.text);
+    for (uint64_t seed = 0; agent_ticks > 0; seed++) {
+        world_reset(&w, &r, 1 + (int)rng_below(&rng, 40), seed);
+        memset(taken, 0, sizeof taken);
+        check_sums(&w);
+        while (!world_over(&w) && w.tick < 600) {
+            agent_ticks -= w.n_living;
+            before = w;
+            draw_actions(&w, &r, &rng, actions);
+            world_step(&w, &r, actions);
+            check_tick(&before, &w);
+        }
+        done += w.food_eaten + w.material_built;
+    }
+    world_rules_release(&r);
+    return done;
+}
+
+/* A million ticks of agents in all, of every rule set and file. */
+static void test_always(void **state) {
+    (void)state;
+    glob_t files;
+    assert_int_equal(glob("worlds/*.yaml", 0, NULL, &files), 0);
+    assert_true(files.gl_pathc >= 5);
+    int64_t share = 1000000 / (int64_t)(files.gl_pathc + 2) + 1;
+    for (size_t i = 0; i < files.gl_pathc; i++)
+        assert_true(check_rules(files.gl_pathv[i], share) > 0);
+    for (const struct world_rule_set *s = world_rule_sets; s->name; s++)
+        assert_true(check_rules(s->name, share) > 0);
+    globfree(&files);
+}
+
+/* policies */
+
+static double delivered(const char *rules, const char *policy, int maps) {
+    static struct world w;
+    struct world_rules r;
+    double n = 0;
+    if (world_rules_load(&r, rules, &err) != OK) fail_msg("%s", err.text);
+    for (int m = 0; m < maps; m++) {
+        world_reset(&w, &r, 20, (uint64_t)m);
+        run(&w, &r, policy, 500);
+        n += (double)w.food_eaten / 20;
+    }
+    world_rules_release(&r);
+    return n / maps;
+}
+
+static void test_policies(void **state) {
+    (void)state;
+    double rule = delivered("repaired", "rule", 3), chance = delivered("repaired", "random", 3);
+    print_message("delivered per agent in 500 ticks: rule %.2f, random %.2f\n", rule, chance);
+    assert_true(rule > 14 && chance < 0.5 && delivered("repaired", "mock", 1) == 0);
+    assert_true(delivered("seed", "rule", 2) > 0.5); // five places of food, and then starving
+    assert_true(delivered("worlds/maze.yaml", "rule", 1) > 1);
+    assert_null(world_policy_find("best"));
+    const struct world_rules *r = rules_of("");
+    static struct world w;
+    int counts[2][N_ACTIONS] = {{0}};
+    world_reset(&w, r, 1, 1);
+    for (uint32_t t = 0; t < 6000; t++) {
+        struct rng a = rng_make(1, RNG_TEST, 0, t), b = a;
+        counts[0][world_policy_find("random")->act(&w, r, 0, &a)]++;
+        counts[1][world_policy_find("mock")->act(&w, r, 0, &b)]++;
+    }
+    for (int i = 0; i < N_ACTIONS; i++) {
+        assert_true(counts[0][i] > 850 && counts[0][i] < 1150);
+        assert_true(i < 4 ? counts[1][i] > 1300 && counts[1][i] < 1700 : counts[1][i] == 0);
+    }
+}
+
+/* The rule acts the same when everything changes that its agent never stood beside. */
+static void test_rule_knows_no_more(void **state) {
+    (void)state;
+    static struct world w, other;
+    const struct world_policy *rule = world_policy_find("rule");
+    const struct world_rules *r = rules_of("rules: repaired\nmaterial: 9\npredators: 2\nhomes: 4");
+    struct rng rng = rng_make(2, RNG_TEST, 0, 0);
+    world_reset(&w, r, 8, 4);
+    for (int t = 0; t < 150; t++) {
+        run(&w, r, "rule", 1);
+        int i = t % 8;
+        bool looked[WORLD_CELLS] = {false};
+        for (int cell = w.size; cell < w.size * (w.size - 1); cell++)
+            for (int move = 0; move < 4; move++)
+                looked[cell] |= agent_has_seen(&w.agents[i], cell) ||
+                                agent_has_seen(&w.agents[i], cell_beside(&w, cell, move));
+        other = w;
+        for (int cell = w.size; cell < w.size * (w.size - 1); cell++)
+            if (!looked[cell] && cell != w.homes[0])
+                other.cells[cell] = (uint8_t)(1 << rng_below(&rng, 4));
+        for (int j = 0; j < 8; j++)
+            if (j != i) other.agents[j].cell = other.homes[0];
+        struct rng a = rng_make(3, RNG_TEST, 0, (uint32_t)t), b = a;
+        assert_int_equal(rule->act(&w, r, i, &a), rule->act(&other, r, i, &b));
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_rule_sets),
+        cmocka_unit_test(test_rules_of_a_file),
+        cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_ground),
+        cmocka_unit_test(test_begin),
+        cmocka_unit_test(test_map),
+        cmocka_unit_test(test_moves),
+        cmocka_unit_test(test_material),
+        cmocka_unit_test(test_energy),
+        cmocka_unit_test(test_memory),
+        cmocka_unit_test(test_growth),
+        cmocka_unit_test(test_predators),
+        cmocka_unit_test(test_predators_roam),
+        cmocka_unit_test(test_strings),
+        cmocka_unit_test(test_areas),
+        cmocka_unit_test(test_words),
+        cmocka_unit_test(test_parser),
+        cmocka_unit_test(test_same_again),
+        cmocka_unit_test(test_always),
+        cmocka_unit_test(test_policies),
+        cmocka_unit_test(test_rule_knows_no_more),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

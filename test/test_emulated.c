@@ -95,6 +95,10 @@ static void rows_case(struct rng *r, int64_t rows, int64_t k, int64_t n0, int64_
     scalar->gemm_bf16(want, ldy, x, ldx, rows, half, ldw, k, n0, n1, add);
     wide.gemm_bf16(got, ldy, x, ldx, rows, half, ldw, k, n0, n1, add);
     assert_same(got, want, size, "gemm_bf16");
+    const int8_t *bytes = (const int8_t *)half;
+    scalar->gemm_i8(want, ldy, x, ldx, rows, bytes, ldw, k, n0, n1, add);
+    wide.gemm_i8(got, ldy, x, ldx, rows, bytes, ldw, k, n0, n1, add);
+    assert_same(got, want, size, "gemm_i8");
     free(x), free(w), free(half), free(got), free(want);
 }
 
@@ -125,6 +129,13 @@ struct packed_case {
 static int8_t quant(struct rng *r) {
     return rng_below(r, 8) == 0 ? (int8_t)(rng_below(r, 2) ? 127 : -127)
                                 : (int8_t)((int)rng_below(r, 255) - 127);
+}
+
+/* Sums of the blocks of q, in a block of their own size. */
+static int32_t *totals_of(const int8_t *q, int64_t blocks) {
+    int32_t *total = xcalloc((size_t)blocks, sizeof *total);
+    for (int64_t i = 0; i < blocks * 32; i++) total[i / 32] += q[i];
+    return total;
 }
 
 static void half_put(uint8_t *to, struct rng *r) {
@@ -194,8 +205,13 @@ static void packed_compare(struct rng *r, const struct packed_case *c, int64_t n
     (nibbles ? wide.gemm_q4 : wide.gemm_q8)(got, ldy, &in, &c->w, n0, n1, add);
     assert_same(got, want, size, tensor_type_name(c->w.type));
     memcpy(got, before, (size_t)size * sizeof *got);
+    in.total = totals_of(in.q, c->rows * (c->k / 32));
+    (nibbles ? wide.gemm_q4 : wide.gemm_q8)(got, ldy, &in, &c->w, n0, n1, add);
+    assert_same(got, want, size, "with sums made before");
+    memcpy(got, before, (size_t)size * sizeof *got);
     (nibbles ? tiles.gemm_q4 : tiles.gemm_q8)(got, ldy, &in, &c->w, n0, n1, add);
     assert_same(got, want, size, tensor_type_name(c->w.type));
+    free(in.total);
     assert_true(ahead.n < (int64_t)ARRAY_LEN(soon) || size < 64);
     free(got), free(want), free(before);
 }
@@ -224,6 +240,40 @@ static void test_packed(void **state) {
             packed_release(&c);
         }
     }
+}
+
+/* What adapters are multiplied with: `rows` rows over k, n ranks or outputs, half as many pairs as
+ * k has blocks. */
+static void adapter_case(struct rng *r, int64_t rows, int64_t k, int64_t n, int64_t pairs) {
+    const int64_t ldy = n + 1, ldv = n + 2, ldt = 2 * pairs + 2, size = (rows - 1) * ldy + n;
+    const int64_t bytes = MAX(n * k, 2 * ((pairs - 1) * ldv + n));
+    struct inputs in = {.rows = rows, .k = k, .q = xmalloc((size_t)(rows * k))};
+    int8_t *w = xmalloc((size_t)bytes);
+    int16_t *t = xmalloc((size_t)((rows - 1) * ldt + 2 * pairs) * sizeof *t);
+    float *s = numbers(r, rows, PLAIN), *got, *want;
+    in.d = numbers(r, rows * (k / 32), PLAIN);
+    for (int64_t i = 0; i < rows * k; i++) in.q[i] = quant(r);
+    for (int64_t i = 0; i < bytes; i++) w[i] = quant(r);
+    for (int64_t i = 0; i < (rows - 1) * ldt + 2 * pairs; i++)
+        t[i] = (int16_t)((int)rng_below(r, 65535) - 32767);
+    outputs_make(r, &got, &want, size, true);
+    scalar->dots_i8(want, ldy, &in, w, k, 0, n);
+    wide.dots_i8(got, ldy, &in, w, k, 0, n);
+    assert_same(got, want, size, "dots_i8");
+    scalar->mix_pairs(want, ldy, t, ldt, s, rows, w, ldv, pairs, n);
+    wide.mix_pairs(got, ldy, t, ldt, s, rows, w, ldv, pairs, n);
+    assert_same(got, want, size, "mix_pairs");
+    free(in.q), free(in.d), free(w), free(t), free(s), free(got), free(want);
+}
+
+static void test_adapters(void **state) {
+    (void)state;
+    static const int64_t rows[] = {1, 3, 4, 7, 8, 13}, ns[] = {1, 2, 5, 8, 11, 16, 40, 65};
+    struct rng r = rng_make(9, RNG_TEST, 0, 0);
+    for (size_t i = 0; i < ARRAY_LEN(rows); i++)
+        for (size_t j = 0; j < ARRAY_LEN(ns); j++)
+            adapter_case(&r, rows[i], 32 * (int64_t)(1 + (i + j) % 4), ns[j],
+                         (int64_t)(1 + (i + 2 * j) % 9));
 }
 
 static void bf16_make(struct packed_case *c, struct rng *r, int64_t n, int64_t k, int64_t rows) {
@@ -497,11 +547,11 @@ static int tables_fill(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_rows),           cmocka_unit_test(test_packed),
-        cmocka_unit_test(test_bf16_fast),      cmocka_unit_test(test_shapes_kept),
-        cmocka_unit_test(test_vectors),        cmocka_unit_test(test_max),
-        cmocka_unit_test(test_exp_everywhere), cmocka_unit_test(test_mix),
-        cmocka_unit_test(test_adamw),
+        cmocka_unit_test(test_rows),        cmocka_unit_test(test_packed),
+        cmocka_unit_test(test_adapters),    cmocka_unit_test(test_bf16_fast),
+        cmocka_unit_test(test_shapes_kept), cmocka_unit_test(test_vectors),
+        cmocka_unit_test(test_max),         cmocka_unit_test(test_exp_everywhere),
+        cmocka_unit_test(test_mix),         cmocka_unit_test(test_adamw),
     };
     return cmocka_run_group_tests_name("emulated", tests, tables_fill, NULL);
 }

@@ -592,11 +592,7 @@ static void test_bf16_fast(void **state) {
 /* One product through a slot, whatever the type. */
 static void product(const struct kernels *k, const struct matrix *w, struct inputs in, int64_t m0,
                     int64_t rows, int64_t n0, int64_t n1, float *y, int64_t ldy) {
-    int64_t kp = (in.k + 31) / 32 * 32;
-    in.rows = rows;
-    in.x += m0 * in.ldx;
-    if (in.q) in.q += m0 * in.k, in.d += m0 * (in.k / 32);
-    in.bf16 += m0 * kp;
+    in = inputs_rows(&in, m0, m0 + rows);
     y += m0 * ldy;
     if (w->type == TENSOR_Q8_0)
         k->gemm_q8(y, ldy, &in, w, n0, n1, false);

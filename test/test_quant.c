@@ -340,11 +340,7 @@ static void test_products_blind(void **state) {
         }
         for (int rows = 1; rows <= 9; rows += 4) {
             for (int m = 0; m < ROWS; m += rows) {
-                struct inputs in = c.in;
-                in.rows = MIN(rows, ROWS - m);
-                in.q += m * K;
-                in.d += m * K / 32;
-                in.sum += m * K / 32;
+                struct inputs in = inputs_rows(&c.in, m, MIN(m + rows, ROWS));
                 for (int n = 0; n < N; n += 32)
                     matrix_mul_range(part + m * N, N, &in, &c.w, n, MIN(n + 32, N), false);
             }

@@ -282,6 +282,7 @@ INLINE void int8_mul(float *y, int64_t ldy, const struct inputs *in, const struc
     rest.rows = in->rows - m4;
     rest.q = in->q + m4 * in->k;
     rest.d = in->d + m4 * (in->k / QK);
+    if (in->total) rest.total = in->total + m4 * (in->k / QK);
     narrow(y + m4 * ldy, ldy, &rest, w, n0, n1, add);
 }
 

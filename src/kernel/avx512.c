@@ -32,8 +32,14 @@ enum {
 
 /* 16 weights at w[i…] as f32; lanes outside `mask` are +0 and are not read. `whole` promises a full
  * mask. */
-INLINE __m512 weights_load(const void *w, int64_t i, __mmask16 mask, bool whole, bool bf16) {
-    if (bf16) {
+INLINE __m512 weights_load(const void *w, int64_t i, __mmask16 mask, bool whole, enum elem e) {
+    if (e == ELEM_I8) {
+        const int8_t *b = (const int8_t *)w + i;
+        __m128i bytes = whole ? _mm_loadu_si128((const __m128i *)(const void *)b)
+                              : _mm_maskz_loadu_epi8(mask, b);
+        return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes));
+    }
+    if (e == ELEM_BF16) {
         const uint16_t *h = (const uint16_t *)w + i;
         __m256i half = whole ? _mm256_loadu_si256((const __m256i *)(const void *)h)
                              : _mm256_maskz_loadu_epi16(mask, h);
@@ -46,7 +52,7 @@ INLINE __m512 weights_load(const void *w, int64_t i, __mmask16 mask, bool whole,
 /* acc[r][c] += x[r][i…] * w[c][i…], lane by lane. */
 INLINE void tile_step(__m512 acc[TILE_ROWS][TILE_COLS], const float *x, int64_t ldx, const void *w,
                       int64_t ldw, int64_t i, __mmask16 mask, bool whole, int rows, int cols,
-                      bool bf16) {
+                      enum elem e) {
     __m512 xs[TILE_ROWS];
 #pragma GCC unroll 3
     for (int r = 0; r < rows; r++) {
@@ -55,7 +61,7 @@ INLINE void tile_step(__m512 acc[TILE_ROWS][TILE_COLS], const float *x, int64_t 
     }
 #pragma GCC unroll 8
     for (int c = 0; c < cols; c++) {
-        __m512 ws = weights_load(w, c * ldw + i, mask, whole, bf16);
+        __m512 ws = weights_load(w, c * ldw + i, mask, whole, e);
 #pragma GCC unroll 3
         for (int r = 0; r < rows; r++) acc[r][c] = _mm512_fmadd_ps(xs[r], ws, acc[r][c]);
     }
@@ -71,15 +77,20 @@ INLINE __m512 fold_4(__m512 ab, __m512 cd) {
     return _mm512_add_ps(_mm512_shuffle_f32x4(ab, cd, 0x88), _mm512_shuffle_f32x4(ab, cd, 0xDD));
 }
 
-/* The fixed tree over eight accumulators: element c of the result is the sum of v[c]'s lanes. */
-INLINE __m256 lanes_sum8(const __m512 *v) {
-    __m512 lo = fold_4(fold_8(v[0], v[1]), fold_8(v[2], v[3]));
-    __m512 hi = fold_4(fold_8(v[4], v[5]), fold_8(v[6], v[7]));
+/* The tree over eight lanes each: element c of the result is the sum of half c of the four. */
+INLINE __m256 halves_sum8(__m512 ab, __m512 cd, __m512 ef, __m512 gh) {
+    __m512 lo = fold_4(ab, cd), hi = fold_4(ef, gh);
     __m512 two = _mm512_add_ps(_mm512_shuffle_ps(lo, hi, 0x44), _mm512_shuffle_ps(lo, hi, 0xEE));
     __m512 one =
         _mm512_add_ps(_mm512_shuffle_ps(two, two, 0x88), _mm512_shuffle_ps(two, two, 0xDD));
     const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 0, 0, 0, 0, 0, 0, 0, 0);
     return _mm512_castps512_ps256(_mm512_permutexvar_ps(order, one));
+}
+
+/* The fixed tree over eight accumulators: element c of the result is the sum of v[c]'s lanes. */
+INLINE __m256 lanes_sum8(const __m512 *v) {
+    return halves_sum8(fold_8(v[0], v[1]), fold_8(v[2], v[3]), fold_8(v[4], v[5]),
+                       fold_8(v[6], v[7]));
 }
 
 /* The same tree over one accumulator. */
@@ -91,7 +102,7 @@ INLINE float lanes_sum(__m512 v) {
 
 /* y[r][c] (+)= x[r]·w[c] for rows × cols outputs; both are constants where this is inlined. */
 INLINE void tile_mul(float *y, int64_t ldy, const float *x, int64_t ldx, const void *w, int64_t ldw,
-                     int64_t k, int rows, int cols, bool bf16, bool add) {
+                     int64_t k, int rows, int cols, enum elem e, bool add) {
     __m512 acc[TILE_ROWS][TILE_COLS];
 #pragma GCC unroll 3
     for (int r = 0; r < TILE_ROWS; r++) {
@@ -99,8 +110,8 @@ INLINE void tile_mul(float *y, int64_t ldy, const float *x, int64_t ldx, const v
         for (int c = 0; c < TILE_COLS; c++) acc[r][c] = _mm512_setzero_ps();
     }
     int64_t i = 0;
-    for (; i + 16 <= k; i += 16) tile_step(acc, x, ldx, w, ldw, i, 0xFFFF, true, rows, cols, bf16);
-    if (i < k) tile_step(acc, x, ldx, w, ldw, i, lanes_mask(k - i), false, rows, cols, bf16);
+    for (; i + 16 <= k; i += 16) tile_step(acc, x, ldx, w, ldw, i, 0xFFFF, true, rows, cols, e);
+    if (i < k) tile_step(acc, x, ldx, w, ldw, i, lanes_mask(k - i), false, rows, cols, e);
     const __mmask8 out = (__mmask8)((1u << cols) - 1);
 #pragma GCC unroll 3
     for (int r = 0; r < rows; r++) {
@@ -115,36 +126,42 @@ INLINE void tile_mul(float *y, int64_t ldy, const float *x, int64_t ldx, const v
  * a compiler's time grows faster than a function. */
 typedef void (*tile_fn)(float *y, int64_t ldy, const float *x, int64_t ldx, const void *w,
                         int64_t ldw, int64_t k, bool add);
-#define TILE(name, rows, cols, bf16)                                                               \
+#define TILE(name, rows, cols, e)                                                                  \
     static __attribute__((noinline)) void name(float *y, int64_t ldy, const float *x, int64_t ldx, \
                                                const void *w, int64_t ldw, int64_t k, bool add) {  \
-        tile_mul(y, ldy, x, ldx, w, ldw, k, rows, cols, bf16, add);                                \
+        tile_mul(y, ldy, x, ldx, w, ldw, k, rows, cols, e, add);                                   \
     }
-#define TILES(kind, rows, bf16)                                                                    \
-    TILE(kind##_##rows##x1, rows, 1, bf16)                                                         \
-    TILE(kind##_##rows##x4, rows, 4, bf16)                                                         \
-    TILE(kind##_##rows##x8, rows, 8, bf16)
+#define TILES(kind, rows, e)                                                                       \
+    TILE(kind##_##rows##x1, rows, 1, e)                                                            \
+    TILE(kind##_##rows##x4, rows, 4, e)                                                            \
+    TILE(kind##_##rows##x8, rows, 8, e)
 
-TILES(f32, 1, false)
-TILES(f32, 2, false)
-TILES(f32, 3, false)
-TILES(bf16, 1, true)
-TILES(bf16, 2, true)
-TILES(bf16, 3, true)
+TILES(f32, 1, ELEM_F32)
+TILES(f32, 2, ELEM_F32)
+TILES(f32, 3, ELEM_F32)
+TILES(bf16, 1, ELEM_BF16)
+TILES(bf16, 2, ELEM_BF16)
+TILES(bf16, 3, ELEM_BF16)
+TILES(i8, 1, ELEM_I8)
+TILES(i8, 2, ELEM_I8)
+TILES(i8, 3, ELEM_I8)
 
-/* [bf16][rows - 1][1, 4 or 8 outputs] */
-static const tile_fn tile_fns[2][TILE_ROWS][3] = {
-    {{f32_1x1, f32_1x4, f32_1x8}, {f32_2x1, f32_2x4, f32_2x8}, {f32_3x1, f32_3x4, f32_3x8}},
-    {{bf16_1x1, bf16_1x4, bf16_1x8},
-     {bf16_2x1, bf16_2x4, bf16_2x8},
-     {bf16_3x1, bf16_3x4, bf16_3x8}},
+/* [element][rows - 1][1, 4 or 8 outputs] */
+static const tile_fn tile_fns[N_ELEM][TILE_ROWS][3] = {
+    [ELEM_F32] = {{f32_1x1, f32_1x4, f32_1x8},
+                  {f32_2x1, f32_2x4, f32_2x8},
+                  {f32_3x1, f32_3x4, f32_3x8}},
+    [ELEM_BF16] = {{bf16_1x1, bf16_1x4, bf16_1x8},
+                   {bf16_2x1, bf16_2x4, bf16_2x8},
+                   {bf16_3x1, bf16_3x4, bf16_3x8}},
+    [ELEM_I8] = {{i8_1x1, i8_1x4, i8_1x8}, {i8_2x1, i8_2x4, i8_2x8}, {i8_3x1, i8_3x4, i8_3x8}},
 };
 
 /* Rows in blocks, in each block 8 outputs at a time; what is left at the end goes by 4 and by 1. */
-static void rows_mul(float *y, int64_t ldy, const float *x, int64_t ldx, int64_t rows,
-                     const void *w, int64_t ldw, int64_t k, int64_t n0, int64_t n1, bool bf16,
+INLINE void rows_mul(float *y, int64_t ldy, const float *x, int64_t ldx, int64_t rows,
+                     const void *w, int64_t ldw, int64_t k, int64_t n0, int64_t n1, enum elem e,
                      bool add) {
-    const size_t size = bf16 ? sizeof(uint16_t) : sizeof(float);
+    const size_t size = e == ELEM_F32 ? sizeof(float) : e == ELEM_BF16 ? sizeof(uint16_t) : 1;
     for (int64_t begin = 0; begin < rows; begin += ROW_BLOCK) {
         const int64_t end = MIN(rows, begin + ROW_BLOCK);
         for (int64_t n = n0, cols; n < n1; n += cols) {
@@ -152,7 +169,7 @@ static void rows_mul(float *y, int64_t ldy, const float *x, int64_t ldx, int64_t
             const void *wn = (const char *)w + (size_t)(n * ldw) * size;
             cols = shape == 2 ? 8 : shape == 1 ? 4 : 1;
             for (int64_t m = begin; m < end; m += TILE_ROWS) {
-                const tile_fn mul = tile_fns[bf16][MIN(end - m, TILE_ROWS) - 1][shape];
+                const tile_fn mul = tile_fns[e][MIN(end - m, TILE_ROWS) - 1][shape];
                 mul(y + m * ldy + n, ldy, x + m * ldx, ldx, wn, ldw, k, add);
             }
         }
@@ -162,13 +179,19 @@ static void rows_mul(float *y, int64_t ldy, const float *x, int64_t ldx, int64_t
 static void avx512_gemm_f32(float *y, int64_t ldy, const float *x, int64_t ldx, int64_t rows,
                             const float *w, int64_t ldw, int64_t k, int64_t n0, int64_t n1,
                             bool add) {
-    rows_mul(y, ldy, x, ldx, rows, w, ldw, k, n0, n1, false, add);
+    rows_mul(y, ldy, x, ldx, rows, w, ldw, k, n0, n1, ELEM_F32, add);
 }
 
 static void avx512_gemm_bf16(float *y, int64_t ldy, const float *x, int64_t ldx, int64_t rows,
                              const uint16_t *w, int64_t ldw, int64_t k, int64_t n0, int64_t n1,
                              bool add) {
-    rows_mul(y, ldy, x, ldx, rows, w, ldw, k, n0, n1, true, add);
+    rows_mul(y, ldy, x, ldx, rows, w, ldw, k, n0, n1, ELEM_BF16, add);
+}
+
+static void avx512_gemm_i8(float *y, int64_t ldy, const float *x, int64_t ldx, int64_t rows,
+                           const int8_t *w, int64_t ldw, int64_t k, int64_t n0, int64_t n1,
+                           bool add) {
+    rows_mul(y, ldy, x, ldx, rows, w, ldw, k, n0, n1, ELEM_I8, add);
 }
 
 /*
@@ -224,22 +247,39 @@ INLINE __m512i groups_sum(const int8_t *x, int32_t offset, int group) {
     return _mm512_castps_si512(_mm512_permutexvar_ps(order, sums));
 }
 
-/* start[m][b] = -offset · Σ x over block b0 + b, for rows m0…; what follows b1 is overwritten. */
+/* The same from sums that are there already. */
+static void starts_scale(int32_t *start, const int32_t *total, int32_t offset, int64_t blocks) {
+    const __m512i by = _mm512_set1_epi32(-offset);
+    for (int64_t b = 0; b < blocks; b += 16) {
+        const __m512 sums = _mm512_maskz_loadu_ps(lanes_mask(blocks - b), total + b);
+        _mm512_storeu_si512(start + b, _mm512_mullo_epi32(_mm512_castps_si512(sums), by));
+    }
+}
+
+/* start[b] = -offset · Σ q over block b; what follows is overwritten. */
+static void starts_sum(int32_t *start, const int8_t *q, int32_t offset, int64_t blocks, int group) {
+    const int64_t some = 256 / group;
+    for (int64_t b = 0; b < blocks; b += some) {
+        int8_t tail[256] = {0};
+        const bool whole = b + some <= blocks;
+        if (!whole) memcpy(tail, q + b * group, (size_t)((blocks - b) * group));
+        const __m512i sums = groups_sum(whole ? q + b * group : tail, offset, group);
+        _mm512_mask_storeu_ps(start + b, lanes_mask(some),
+                              _mm512_castsi512_ps(_mm512_sub_epi32(_mm512_set1_epi32(0), sums)));
+    }
+}
+
+/* start[m][b] of rows m0… and blocks b0… to b1. */
 static void starts_fill(int32_t start[Q_ROW_BLOCK][Q_BLOCKS], const struct q_product *p, int64_t m0,
                         int64_t rows, int64_t b0, int64_t b1) {
     const int group = layout_group(p->w->layout);
-    const int64_t some = 256 / group;
     const int32_t offset = offset_of(p->w);
-    for (int64_t m = 0; m < rows; m++) {
-        const int8_t *q = p->in->q + (m0 + m) * p->in->k;
-        for (int64_t b = b0; b < b1; b += some) {
-            int8_t tail[256] = {0};
-            const bool whole = b + some <= b1;
-            if (!whole) memcpy(tail, q + b * group, (size_t)((b1 - b) * group));
-            const __m512i sums = groups_sum(whole ? q + b * group : tail, offset, group);
-            _mm512_mask_storeu_ps(start[m] + b - b0, lanes_mask(some),
-                                  _mm512_castsi512_ps(_mm512_sub_epi32(_mm512_set1_epi32(0), sums)));
-        }
+    const struct inputs *in = p->in;
+    for (int64_t m = m0; m < m0 + rows; m++) {
+        if (in->total && group == QK)
+            starts_scale(start[m - m0], in->total + m * p->blocks + b0, offset, b1 - b0);
+        else
+            starts_sum(start[m - m0], in->q + m * in->k + b0 * group, offset, b1 - b0, group);
     }
 }
 
@@ -265,8 +305,8 @@ INLINE void quads_load(const uint8_t *block, int p, enum layout l, __m512i *lo, 
     }
 }
 
-/* Four activation bytes in every lane. */
-INLINE __m512i quad_spread(const int8_t *x) {
+/* Four bytes in every lane. */
+INLINE __m512i quad_spread(const void *x) {
     int32_t four;
     memcpy(&four, x, sizeof four);
     return _mm512_set1_epi32(four);
@@ -431,10 +471,154 @@ static void avx512_gemm_q(float *y, int64_t ldy, const struct inputs *in, const 
     }
 }
 
+/* Two rows of int8 weights, as unsigned bytes. */
+INLINE __m512i halves_load(const int8_t *a, const int8_t *b) {
+    const __m256i lo = _mm256_loadu_si256((const __m256i *)(const void *)a),
+                  hi = _mm256_loadu_si256((const __m256i *)(const void *)b);
+    return _mm512_xor_si512(_mm512_inserti64x4(_mm512_castsi256_si512(lo), hi, 1),
+                            _mm512_set1_epi8((char)0x80));
+}
+
+enum { DOTS_ROWS = 4, DOTS_PAIRS = 4 }; /* 16 sums; of pairs of weight rows, eight lanes each */
+
+/* y[r][c] for `rows` rows of x from `m` on and `cols` rows of w, of which there are at least two a
+ * pair; a single one goes in both halves. */
+INLINE void dots_tile(float *y, int64_t ldy, const struct inputs *in, int64_t m, const int8_t *w,
+                      int64_t ldw, int cols, int rows, int pairs) {
+    const int64_t k = in->k, blocks = k / QK;
+    const int8_t *q = in->q + m * k;
+    const float *d = in->d + m * blocks;
+    const int64_t next = cols > 1 ? ldw : 0;
+    __m512 acc[DOTS_ROWS][DOTS_PAIRS];
+#pragma GCC unroll 4
+    for (int r = 0; r < rows; r++) {
+#pragma GCC unroll 4
+        for (int p = 0; p < pairs; p++) acc[r][p] = _mm512_setzero_ps();
+    }
+    for (int64_t b = 0; b < blocks; b++) {
+        __m512i x[DOTS_ROWS], start[DOTS_ROWS], zero = _mm512_set1_epi32(0);
+#pragma GCC unroll 4
+        for (int r = 0; r < rows; r++) {
+            x[r] = _mm512_broadcast_i64x4(
+                _mm256_loadu_si256((const __m256i *)(const void *)(q + r * k + b * QK)));
+            start[r] = _mm512_sub_epi32(
+                zero, _mm512_dpbusd_epi32(zero, _mm512_set1_epi8((char)0x80), x[r]));
+        }
+#pragma GCC unroll 4
+        for (int p = 0; p < pairs; p++) {
+            const int8_t *at = w + 2 * p * ldw + b * QK;
+            const __m512i u = halves_load(at, at + next);
+#pragma GCC unroll 4
+            for (int r = 0; r < rows; r++)
+                acc[r][p] =
+                    _mm512_fmadd_ps(_mm512_cvtepi32_ps(_mm512_dpbusd_epi32(start[r], u, x[r])),
+                                    _mm512_set1_ps(d[r * blocks + b]), acc[r][p]);
+        }
+    }
+    const __mmask8 out = (__mmask8)((1u << cols) - 1);
+#pragma GCC unroll 4
+    for (int r = 0; r < rows; r++) {
+        const int last = pairs - 1;
+        _mm256_mask_storeu_ps(
+            y + (m + r) * ldy, out,
+            halves_sum8(acc[r][0], acc[r][MIN(1, last)], acc[r][MIN(2, last)], acc[r][last]));
+    }
+}
+
+static void avx512_dots_i8(float *y, int64_t ldy, const struct inputs *in, const int8_t *w,
+                           int64_t ldw, int64_t n0, int64_t n1) {
+    for (int64_t n = n0, cols; n < n1; n += cols) {
+        const int8_t *wn = w + n * ldw;
+        cols = n1 - n >= 8 ? 8 : MIN(n1 - n, 2);
+        for (int64_t m = 0, rows; m < in->rows; m += rows) {
+            rows = in->rows - m >= DOTS_ROWS ? DOTS_ROWS : 1;
+            if (rows > 1 && cols == 8)
+                dots_tile(y + n, ldy, in, m, wn, ldw, 8, DOTS_ROWS, DOTS_PAIRS);
+            else if (cols == 8)
+                dots_tile(y + n, ldy, in, m, wn, ldw, 8, 1, DOTS_PAIRS);
+            else if (rows > 1)
+                dots_tile(y + n, ldy, in, m, wn, ldw, (int)cols, DOTS_ROWS, 1);
+            else
+                dots_tile(y + n, ldy, in, m, wn, ldw, (int)cols, 1, 1);
+        }
+    }
+}
+
+/* acc[r][c] += the pairs of row r by those of vector c; the last vector has the lanes of `tail`. */
+INLINE void pairs_step(__m512i acc[8][4], const int16_t *t, int64_t ldt, const int8_t *v, int rows,
+                       int vectors, __mmask16 tail) {
+    __m512i w[4];
+#pragma GCC unroll 4
+    for (int c = 0; c < vectors; c++)
+        w[c] = _mm512_cvtepi8_epi16(
+            _mm256_maskz_loadu_epi16(c == vectors - 1 ? tail : 0xFFFF, v + 32 * c));
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; r++) {
+        const __m512i both = quad_spread(t + r * ldt);
+#pragma GCC unroll 4
+        for (int c = 0; c < vectors; c++) acc[r][c] = _mm512_dpwssd_epi32(acc[r][c], w[c], both);
+    }
+}
+
+/* `rows` rows of some vectors of outputs over all pairs. Four at a time: at the end of a loop gcc
+ * copies all sums. */
+INLINE void pairs_tile(float *y, int64_t ldy, const int16_t *t, int64_t ldt, const float *s,
+                       const int8_t *v, int64_t ldv, int64_t pairs, int rows, int vectors,
+                       __mmask16 tail) {
+    __m512i acc[8][4];
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; r++) {
+#pragma GCC unroll 4
+        for (int c = 0; c < vectors; c++) acc[r][c] = _mm512_set1_epi32(0);
+    }
+    int64_t j = 0;
+    for (; j + 4 <= pairs; j += 4) {
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; i++)
+            pairs_step(acc, t + 2 * (j + i), ldt, v + 2 * (j + i) * ldv, rows, vectors, tail);
+    }
+    for (; j < pairs; j++) pairs_step(acc, t + 2 * j, ldt, v + 2 * j * ldv, rows, vectors, tail);
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; r++) {
+#pragma GCC unroll 4
+        for (int c = 0; c < vectors; c++) {
+            const __mmask16 mask = c == vectors - 1 ? tail : 0xFFFF;
+            float *out = y + r * ldy + 16 * c;
+            _mm512_mask_storeu_ps(out, mask,
+                                  _mm512_fmadd_ps(_mm512_cvtepi32_ps(acc[r][c]),
+                                                  _mm512_set1_ps(s[r]),
+                                                  _mm512_maskz_loadu_ps(mask, out)));
+        }
+    }
+}
+
+/* Rows of all outputs, `vectors` at a time. */
+INLINE void pairs_rows(float *y, int64_t ldy, const int16_t *t, int64_t ldt, const float *s,
+                       const int8_t *v, int64_t ldv, int64_t pairs, int64_t n, int rows,
+                       int vectors) {
+    int64_t c = 0;
+    for (; c + 16 * vectors <= n; c += 16 * vectors)
+        pairs_tile(y + c, ldy, t, ldt, s, v + 2 * c, ldv, pairs, rows, vectors, 0xFFFF);
+    for (; c < n; c += 16)
+        pairs_tile(y + c, ldy, t, ldt, s, v + 2 * c, ldv, pairs, rows, 1, lanes_mask(n - c));
+}
+
+static void avx512_mix_pairs(float *y, int64_t ldy, const int16_t *t, int64_t ldt, const float *s,
+                             int64_t rows, const int8_t *v, int64_t ldv, int64_t pairs, int64_t n) {
+    int64_t m = 0;
+    for (; m + 8 <= rows; m += 8)
+        pairs_rows(y + m * ldy, ldy, t + m * ldt, ldt, s + m, v, ldv, pairs, n, 8, 2);
+    for (; m + 4 <= rows; m += 4)
+        pairs_rows(y + m * ldy, ldy, t + m * ldt, ldt, s + m, v, ldv, pairs, n, 4, 2);
+    for (; m < rows; m++)
+        pairs_rows(y + m * ldy, ldy, t + m * ldt, ldt, s + m, v, ldv, pairs, n, 1, 4);
+}
+
 static void avx512_multiply_to_int8(const int16_t *x, const int16_t *by, int64_t k, int8_t *q) {
     const __m512i byte = _mm512_set1_epi32(128 << 16 | 128);
     for (int64_t i = 0; i < k; i += 32) {
-        const __m512i h = _mm512_mulhrs_epi16(_mm512_loadu_si512(x + i), _mm512_loadu_si512(by + i));
+        const __m512i h =
+            _mm512_mulhrs_epi16(_mm512_loadu_si512(x + i), _mm512_loadu_si512(by + i));
         _mm256_storeu_si256((__m256i *)(void *)(q + i),
                             _mm512_cvtepi16_epi8(_mm512_mulhrs_epi16(h, byte)));
     }
@@ -583,7 +767,7 @@ static float avx512_softmax(float *x, int64_t n) {
 
 /* Rows × vectors accumulators of y over all of k; the last vector has the lanes of `tail`. */
 INLINE void mix_block(float *y, int64_t ldy, const float *t, int64_t tm, int64_t tj, const void *v,
-                      int64_t ldv, int64_t k, int rows, int vectors, __mmask16 tail, bool bf16) {
+                      int64_t ldv, int64_t k, int rows, int vectors, __mmask16 tail, enum elem e) {
     const __mmask16 full = 0xFFFF;
     __m512 acc[8][4];
 #pragma GCC unroll 8
@@ -596,11 +780,12 @@ INLINE void mix_block(float *y, int64_t ldy, const float *t, int64_t tm, int64_t
     for (int64_t j = 0; j < k; j++) {
         if (rows == 8) // a narrow stretch of many long rows
             for (int c = 0; c < vectors; c++)
-                __builtin_prefetch((const char *)v + ((j + 12) * ldv + 16 * c) * (bf16 ? 2 : 4));
+                __builtin_prefetch((const char *)v +
+                                   ((j + 12) * ldv + 16 * c) * (e == ELEM_BF16 ? 2 : 4));
 #pragma GCC unroll 4
         for (int c = 0; c < vectors; c++) {
             const __mmask16 mask = c == vectors - 1 ? tail : full;
-            const __m512 x = weights_load(v, j * ldv + 16 * c, mask, false, bf16);
+            const __m512 x = weights_load(v, j * ldv + 16 * c, mask, false, e);
 #pragma GCC unroll 8
             for (int r = 0; r < rows; r++)
                 acc[r][c] = _mm512_fmadd_ps(_mm512_set1_ps(t[r * tm + j * tj]), x, acc[r][c]);
@@ -616,18 +801,18 @@ INLINE void mix_block(float *y, int64_t ldy, const float *t, int64_t tm, int64_t
 }
 
 /* Eight, four or one row against all n columns. */
-INLINE void mix_rows(const struct mix *p, int64_t m, int rows, bool bf16) {
-    const size_t size = bf16 ? sizeof(uint16_t) : sizeof(float);
+INLINE void mix_rows(const struct mix *p, int64_t m, int rows, enum elem e) {
+    const size_t size = e == ELEM_BF16 ? sizeof(uint16_t) : sizeof(float);
     const float *t = p->t + m * p->tm;
     float *y = p->y + m * p->ldy;
     const int vectors = rows == 8 ? 2 : 4;
     int64_t c = 0;
     for (; c + 16 * vectors <= p->n; c += 16 * vectors)
         mix_block(y + c, p->ldy, t, p->tm, p->tj, (const char *)p->v + (size_t)c * size, p->ldv,
-                  p->k, rows, vectors, 0xFFFF, bf16);
+                  p->k, rows, vectors, 0xFFFF, e);
     for (; c < p->n; c += 16)
         mix_block(y + c, p->ldy, t, p->tm, p->tj, (const char *)p->v + (size_t)c * size, p->ldv,
-                  p->k, rows, 1, lanes_mask(p->n - c), bf16);
+                  p->k, rows, 1, lanes_mask(p->n - c), e);
 }
 
 /* Rows of at most eight columns, those of a small rank: half vectors, of which a unit may start
@@ -654,12 +839,11 @@ INLINE void mix_narrow(const struct mix *p, int64_t m, int rows, int64_t tm) {
 }
 
 /* panel[k][32]: zeros from column n on. */
-INLINE void mix_pack(float *panel, const void *v, int64_t ldv, int64_t k, int64_t n, bool bf16) {
+INLINE void mix_pack(float *panel, const void *v, int64_t ldv, int64_t k, int64_t n, enum elem e) {
     const __mmask16 mask[2] = {lanes_mask(n), n > 16 ? lanes_mask(n - 16) : 0};
     for (int64_t j = 0; j < k; j++, panel += 32) {
         for (int h = 0; h < 2; h++)
-            _mm512_storeu_ps(panel + 16 * h,
-                             weights_load(v, j * ldv + 16 * h, mask[h], false, bf16));
+            _mm512_storeu_ps(panel + 16 * h, weights_load(v, j * ldv + 16 * h, mask[h], false, e));
     }
 }
 
@@ -715,33 +899,33 @@ static void mix_tile_any(float *y, int64_t ldy, const float *t, int64_t tm, int6
 #undef ROWS
 }
 
-INLINE void mix_any(const struct mix *p, const struct mix_tiles *tiles, bool bf16) {
+INLINE void mix_any(const struct mix *p, const struct mix_tiles *tiles, enum elem e) {
     if (mix_large(p)) {
-        mix_panels(p, tiles, bf16 ? sizeof(uint16_t) : sizeof(float));
+        mix_panels(p, tiles, e == ELEM_BF16 ? sizeof(uint16_t) : sizeof(float));
         return;
     }
     int64_t m = 0;
-    const bool narrow = p->n <= 8 && !bf16;
+    const bool narrow = p->n <= 8 && e == ELEM_F32;
     // rows that lie side by side: as many as a cache line holds
     for (; narrow && p->tm == 1 && m + 16 <= p->rows; m += 16) mix_narrow(p, m, 16, 1);
     for (; narrow && m + 8 <= p->rows; m += 8) mix_narrow(p, m, 8, p->tm);
-    for (; m + 8 <= p->rows; m += 8) mix_rows(p, m, 8, bf16);
-    for (; m + 4 <= p->rows; m += 4) mix_rows(p, m, 4, bf16);
-    for (; m < p->rows; m++) mix_rows(p, m, 1, bf16);
+    for (; m + 8 <= p->rows; m += 8) mix_rows(p, m, 8, e);
+    for (; m + 4 <= p->rows; m += 4) mix_rows(p, m, 4, e);
+    for (; m < p->rows; m++) mix_rows(p, m, 1, e);
 }
 
-#define MIX(name, type, bf16)                                                                      \
+#define MIX(name, type, e)                                                                         \
     static void name##_pack(float *panel, const void *v, int64_t ldv, int64_t k, int64_t n) {      \
-        mix_pack(panel, v, ldv, k, n, bf16);                                                       \
+        mix_pack(panel, v, ldv, k, n, e);                                                          \
     }                                                                                              \
     static void name(float *y, int64_t ldy, const float *t, int64_t tm, int64_t tj, int64_t rows,  \
                      const type *v, int64_t ldv, int64_t k, int64_t n) {                           \
         const struct mix p = {y, t, v, ldy, tm, tj, rows, ldv, k, n};                              \
-        const struct mix_tiles tiles = {MIX_ROWS, 32, name##_pack, mix_tile_any};                    \
-        mix_any(&p, &tiles, bf16);                                                                 \
+        const struct mix_tiles tiles = {MIX_ROWS, 32, name##_pack, mix_tile_any};                  \
+        mix_any(&p, &tiles, e);                                                                    \
     }
-MIX(avx512_mix_f32, float, false)
-MIX(avx512_mix_bf16, uint16_t, true)
+MIX(avx512_mix_f32, float, ELEM_F32)
+MIX(avx512_mix_bf16, uint16_t, ELEM_BF16)
 
 /* One k of some rows and panels, `stride` weights apart; half 0 where it is even. */
 INLINE void chains_step(__m512 acc[8][4], const float *x, int64_t ldx, const uint16_t *pairs,
@@ -841,6 +1025,9 @@ static void avx512_adamw(float *w, const float *g, float *m, float *v, int64_t n
 void kernels_fill_avx512(struct kernels *k) {
     k->gemm_f32 = avx512_gemm_f32;
     k->gemm_bf16 = avx512_gemm_bf16;
+    k->gemm_i8 = avx512_gemm_i8;
+    k->dots_i8 = avx512_dots_i8;
+    k->mix_pairs = avx512_mix_pairs;
     k->gemm_q8 = avx512_gemm_q;
     k->gemm_q4 = avx512_gemm_q;
     k->gemm_bf16_fast = avx512_gemm_bf16_fast;

@@ -480,14 +480,17 @@ static size_t align_64(size_t n) {
     return (n + 63) & ~(size_t)63;
 }
 
-/* Offsets of the four parts from a 64-byte boundary; the last is the end. */
-static void inputs_layout(int64_t rows, int64_t k, size_t at[5]) {
+enum { INPUTS_PARTS = 5 };
+
+/* Offsets of the parts from a 64-byte boundary; the last is the end. */
+static void inputs_layout(int64_t rows, int64_t k, size_t at[INPUTS_PARTS + 1]) {
     size_t r = (size_t)rows, kp = (size_t)(k + 31) / 32 * 32;
     at[0] = 0;
     at[1] = align_64(r * kp);
     at[2] = at[1] + align_64(r * (kp / 32) * sizeof(float));
     at[3] = at[2] + align_64(r * (kp / 32) * sizeof(float));
-    at[4] = at[3] + align_64(r * kp * sizeof(uint16_t));
+    at[4] = at[3] + align_64(r * (kp / 32) * sizeof(int32_t));
+    at[5] = at[4] + align_64(r * kp * sizeof(uint16_t));
 }
 
 size_t elem_size(enum elem e) {
@@ -597,16 +600,17 @@ void pairs_mix(float *y, int64_t ldy, const float *t, int64_t ldt, int64_t rows,
 }
 
 size_t inputs_scratch(int64_t max_rows, int64_t max_k) {
-    size_t at[5];
+    size_t at[INPUTS_PARTS + 1];
     inputs_layout(max_rows, max_k, at);
-    return at[4] + 64;
+    return at[INPUTS_PARTS] + 64;
 }
 
-/* What minima are multiplied with: d · Σ q of each block, the sum a whole number. */
-static void sums_make(float *sum, const int8_t *q, const float *d, int64_t blocks) {
+/* Σ q of each block, what offsets of weights are multiplied with; and d times it, for minima. */
+static void sums_make(int32_t *total, float *sum, const int8_t *q, const float *d, int64_t blocks) {
     for (int64_t b = 0; b < blocks; b++, q += QK) {
         int32_t s = 0;
         for (int i = 0; i < QK; i++) s += q[i];
+        total[b] = s;
         sum[b] = d[b] * (float)s;
     }
 }
@@ -619,9 +623,9 @@ static void inputs_range(void *ctx, int64_t begin, int64_t end, int thread) {
     for (int64_t m = begin; m < end; m++) {
         const float *x = in->x + m * in->ldx;
         if (in->q) {
-            int64_t blocks = in->k / QK;
-            kern->quantize_row(x, in->k, in->q + m * in->k, in->d + m * blocks);
-            sums_make(in->sum + m * blocks, in->q + m * in->k, in->d + m * blocks, blocks);
+            int64_t blocks = in->k / QK, at = m * blocks;
+            kern->quantize_row(x, in->k, in->q + m * in->k, in->d + at);
+            sums_make(in->total + at, in->sum + at, in->q + m * in->k, in->d + at, blocks);
         }
         if (in->bf16) {
             kern->to_bf16_row(x, in->k, in->bf16 + m * kp);
@@ -635,15 +639,16 @@ void inputs_prepare(struct inputs *in, const float *x, int64_t ldx, int64_t rows
     *in = (struct inputs){.rows = rows, .k = k, .ldx = ldx, .x = x};
     if (!int8 && !bf16) return;
     CHECK(!int8 || k % QK == 0);
-    size_t at[5];
+    size_t at[INPUTS_PARTS + 1];
     inputs_layout(rows, k, at);
     uint8_t *base = (uint8_t *)align_64((uintptr_t)scratch);
     if (int8) {
         in->q = (int8_t *)(base + at[0]);
         in->d = (float *)(void *)(base + at[1]);
         in->sum = (float *)(void *)(base + at[2]);
+        in->total = (int32_t *)(void *)(base + at[3]);
     }
-    if (bf16) in->bf16 = (uint16_t *)(void *)(base + at[3]);
+    if (bf16) in->bf16 = (uint16_t *)(void *)(base + at[4]);
     pool_run(rows * k < 8192 ? NULL : pool, inputs_range, in, rows, 1);
 }
 
@@ -666,6 +671,7 @@ struct inputs inputs_rows(const struct inputs *in, int64_t begin, int64_t end) {
     if (part.q) part.q += begin * part.k;
     if (part.d) part.d += begin * (part.k / QK);
     if (part.sum) part.sum += begin * (part.k / QK);
+    if (part.total) part.total += begin * (part.k / QK);
     if (part.bf16) part.bf16 += begin * ((part.k + 31) / 32 * 32);
     return part;
 }

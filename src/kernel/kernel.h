@@ -158,6 +158,7 @@ struct inputs {
     int8_t *q;        /* [rows][K] */
     float *d;         /* [rows][K/32] */
     float *sum;       /* [rows][K/32]: d · Σ q of the block */
+    int32_t *total;   /* [rows][K/32]: Σ q; or NULL: products make it themselves */
     uint16_t *bf16;   /* [rows][K rounded up to 32], zero padded */
     struct ahead *ahead; /* or NULL; one thread's */
 };

@@ -4,13 +4,14 @@
  *
  * Per layer the base is read once for all rows; adapters add their low-rank parts segment by
  * segment. Products that read the same input (q, k, v; gate, up) are one parallel region, in which
- * the first halves of the low-rank parts, t = gain · A x, run beside the base; a second region adds
- * Σ_r t_r b_r. Work lies on a line of costs that is cut into equal parts, so twenty short segments
- * spread over threads as well as one long one. The residual stream is the output that o and down
- * accumulate into. Attention goes block by block of rows (one row's heads that share keys, or up to
- * MAX_QUERIES rows of a sequence) and page by page of the cache. What else an adapter may have
- * comes in where it applies: DoRA's multipliers after a product, embedding rows of its own when
- * tokens are looked up, a head of its own over its outputs.
+ * the first halves of the low-rank parts, t = gain · A x, run beside the base; the next region goes
+ * by rows, adds Σ_r t_r b_r and does at once what follows with these rows, while they are in the
+ * caches. Work of the first lies on a line of costs that is cut into equal parts, so twenty short
+ * segments spread over threads as well as one long one. The residual stream is the output that o
+ * and down accumulate into. Attention goes block by block of rows (one row's heads that share keys,
+ * or up to MAX_QUERIES rows of a sequence) and page by page of the cache. What else an adapter may
+ * have comes in where it applies: DoRA's multipliers after a product, embedding rows of its own
+ * when tokens are looked up, a head of its own over its outputs.
  *
  * Invariant: a row's bits depend on its own tokens and adapters only. Every number is made by
  * kernel calls whose arithmetic does not know how many rows, outputs or pages lie beside it, so
@@ -27,6 +28,7 @@
 
 enum {
     RANK_CHUNK = 64,        /* higher ranks are added in rounds of it */
+    B_ROWS = 32,            /* rows of a low-rank part's outputs that wait for what follows */
     CUT = 32,               /* outputs: two panels of packed weights, whole cache lines */
     MIN_PARALLEL = 1 << 15, /* multiply-adds below which waking threads costs more than it gives */
     MAX_FUSED = 3,
@@ -35,20 +37,21 @@ enum {
     MAX_QUERIES = 8, /* that read the same keys at once: rows of a sequence, or heads of a row */
 };
 
-enum job_kind { JOB_BASE, JOB_LOW_A, JOB_LOW_B };
+enum job_kind { JOB_BASE, JOB_LOW_A };
 
 /* One product y[rows][n] of which any range of outputs can be made alone. */
 struct job {
     enum job_kind kind;
     const struct matrix *w;       /* JOB_BASE */
-    const struct inputs *in;      /* JOB_BASE, JOB_LOW_A: of all rows */
-    const struct segment *seg;    /* low-rank jobs */
-    const struct lora_part *part; /* JOB_LOW_A */
+    const struct inputs *in;      /* of all rows */
+    const struct segment *seg;    /* JOB_LOW_A */
+    const struct lora_part *part; /* JOB_LOW_A, with its map, or NULL of a perturbation */
+    const struct lora_map *map;
     enum proj proj;
     float *y, *t; /* t [rows][RANK_CHUNK]: what A makes and B reads */
     int64_t ldy, rows, k, n;
-    int64_t r0, at; /* JOB_LOW_A: ranks from r0 of the part go to t[at…]; JOB_LOW_B: the round's
-                       first rank */
+    int64_t start;  /* where it begins on the line */
+    int64_t r0, at; /* JOB_LOW_A: ranks from r0 of the part go to t[at…] */
     bool add;
 };
 
@@ -92,6 +95,7 @@ struct forward {
     int n_jobs;
     int n_extents;
     int64_t cost, base_cost; /* of all jobs on the line, and of the base's, which come first */
+    int64_t b_cost;          /* of the low-rank parts' second halves in this round */
     int parts;               /* the line is cut into */
 };
 
@@ -207,8 +211,12 @@ static struct pool *pool_for(const struct forward *f, int64_t cost) {
     return cost >= MIN_PARALLEL ? f->o.pool : NULL;
 }
 
-static int64_t part_rank(const struct lora_part *p, int32_t layer, enum proj proj) {
-    return p->pack ? lora_map_at(p->pack, layer, proj)->r : 1;
+static const struct lora_map *part_map(const struct lora_part *p, int32_t layer, enum proj proj) {
+    return p->pack ? lora_map_at(p->pack, layer, proj) : NULL;
+}
+
+static int64_t map_rank(const struct lora_map *m) {
+    return m ? m->r : 1;
 }
 
 /* Columns of t that a part takes: even, so that rounds never tear the pairs of int8 maps. */
@@ -219,6 +227,18 @@ static int64_t part_width(int64_t r) {
 static float *signs_of(const struct forward *f, int thread) {
     const struct model_config *c = &f->m->config;
     return f->signs + (int64_t)thread * MAX(MAX(c->d_model, c->n_heads * c->head_dim), c->d_ff);
+}
+
+/* Row by row, eight ranks at a time as vectors. */
+static void gains_apply(float *t, int64_t rows, const float *gain, float weight, int64_t n) {
+    float by[RANK_CHUNK];
+    for (int64_t r = 0; r < n; r++) by[r] = gain[r] * weight;
+    for (int64_t i = 0; i < rows; i++, t += RANK_CHUNK) {
+        int64_t r = 0;
+        for (; r + 8 <= n; r += 8)
+            for (int l = 0; l < 8; l++) t[r + l] *= by[r + l];
+        for (; r < n; r++) t[r] *= by[r];
+    }
 }
 
 /* t = weight · gain · A x for ranks [n0, n1) of the job. */
@@ -237,7 +257,7 @@ static void low_a_range(const struct forward *f, const struct job *j, int64_t n0
         for (int64_t i = 0; i < j->rows; i++) t[i * RANK_CHUNK] *= p->weight;
         return;
     }
-    const struct lora_map *m = lora_map_at(p->pack, f->layer, j->proj);
+    const struct lora_map *m = j->map;
     const char *a = (const char *)m->a + j->r0 * j->k * (int64_t)elem_size(p->pack->elem);
     if (p->pack->elem == ELEM_I8 && in.q) {
         f->kern->dots_i8(t, RANK_CHUNK, &in, (const int8_t *)a, j->k, n0, n1);
@@ -245,37 +265,7 @@ static void low_a_range(const struct forward *f, const struct job *j, int64_t n0
         rows_dots(p->pack->elem, t, RANK_CHUNK, in.x, in.ldx, j->rows, a, j->k, j->k, n0, n1,
                   false);
     }
-    for (int64_t r = n0; r < n1; r++) {
-        float by = m->gain[j->r0 + r] * p->weight;
-        for (int64_t i = 0; i < j->rows; i++) t[i * RANK_CHUNK + r] *= by;
-    }
-}
-
-/* y += Σ_r t_r b_r over the parts' ranks of this round, in their order, for outputs [n0, n1). */
-static void low_b_range(const struct forward *f, const struct job *j, int64_t n0, int64_t n1,
-                        int thread) {
-    int64_t at = -j->r0, width = n1 - n0; // where a part's ranks begin in t
-    float *y = j->y + n0;
-    for (int32_t i = 0; i < j->seg->n_parts && at < RANK_CHUNK; i++) {
-        const struct lora_part *p = &j->seg->parts[i];
-        int64_t r = part_rank(p, f->layer, j->proj), lo = MAX(-at, 0), hi = MIN(r, RANK_CHUNK - at);
-        if (lo < hi && !p->pack) {
-            float *u = signs_of(f, thread);
-            noise_signs(&p->noise, f->layer, j->proj, true, n0, width, ELEM_F32, u);
-            rows_mix(ELEM_F32, y, j->ldy, j->t + at, RANK_CHUNK, 1, j->rows, u, width, 1, width);
-        } else if (lo < hi) {
-            const struct lora_map *m = lora_map_at(p->pack, f->layer, j->proj);
-            int64_t es = (int64_t)elem_size(p->pack->elem);
-            const char *b = (const char *)m->bt + lo * j->n * es;
-            if (p->pack->elem == ELEM_I8)
-                pairs_mix(y, j->ldy, j->t + at + lo, RANK_CHUNK, j->rows,
-                          (const int8_t *)b + 2 * n0, j->n, hi - lo, width);
-            else
-                rows_mix(p->pack->elem, y, j->ldy, j->t + at + lo, RANK_CHUNK, 1, j->rows,
-                         b + n0 * es, j->n, hi - lo, width);
-        }
-        at += part_width(r);
-    }
+    gains_apply(t + n0, j->rows, m->gain + j->r0 + n0, p->weight, n1 - n0);
 }
 
 /* What one output of a job costs on the line: multiply-adds of packed weights. */
@@ -283,56 +273,63 @@ static int64_t job_unit(const struct job *j) {
     return j->rows * j->k * (j->kind == JOB_BASE ? 1 : LOW_COST);
 }
 
-/* The base's product, and the share of the line's maps that this stretch of it, from `at` on the
- * line, has to fetch. */
-static void base_range(const struct forward *f, const struct job *j, int64_t at, int64_t n0,
-                       int64_t n1) {
-    int64_t unit = job_unit(j), lo = f->n_extents * (at + n0 * unit) / f->base_cost,
-            hi = f->n_extents * (at + n1 * unit) / f->base_cost;
+/* The base's product, and the share of the line's maps that this stretch of it has to fetch. */
+static void base_range(const struct forward *f, const struct job *j, int64_t n0, int64_t n1) {
+    int64_t unit = job_unit(j), lo = f->n_extents * (j->start + n0 * unit) / f->base_cost,
+            hi = f->n_extents * (j->start + n1 * unit) / f->base_cost;
     struct ahead a = {f->extents + lo, hi - lo, 0, 0};
     struct inputs in = *j->in;
     if (a.n > 0) in.ahead = &a;
     matrix_mul_range(j->y, j->ldy, &in, j->w, n0, n1, j->add);
 }
 
-/* Outputs [n0, n1) of the job that begins at `at` on the line. */
-static void job_range(const struct forward *f, const struct job *j, int64_t at, int64_t n0,
-                      int64_t n1, int thread) {
+/* Outputs [n0, n1) of the job. */
+static void job_range(const struct forward *f, const struct job *j, int64_t n0, int64_t n1,
+                      int thread) {
     switch (j->kind) {
     case JOB_BASE:
-        base_range(f, j, at, n0, n1);
+        base_range(f, j, n0, n1);
         return;
     case JOB_LOW_A:
         low_a_range(f, j, n0, n1, thread);
         return;
-    case JOB_LOW_B:
-        low_b_range(f, j, n0, n1, thread);
-        return;
     }
 }
 
-/* Which output of a job that begins at `start` on the line lies at `pos`: the same answer for both
- * its neighbours. */
-static int64_t job_cut(const struct job *j, int64_t start, int64_t pos) {
+/* Which output of a job lies at `pos` on the line: the same answer for both its neighbours. */
+static int64_t job_cut(const struct job *j, int64_t pos) {
     int64_t unit = job_unit(j);
-    if (pos <= start) return 0;
-    if (pos >= start + j->n * unit) return j->n;
-    return (pos - start) / unit / CUT * CUT;
+    if (pos <= j->start) return 0;
+    if (pos >= j->start + j->n * unit) return j->n;
+    return (pos - j->start) / unit / CUT * CUT;
+}
+
+/* The last job that begins at or before `pos`. */
+static int job_at(const struct forward *f, int64_t pos) {
+    int lo = 0, hi = f->n_jobs - 1;
+    while (lo < hi) {
+        int mid = (lo + hi + 1) / 2;
+        if (f->jobs[mid].start <= pos)
+            lo = mid;
+        else
+            hi = mid - 1;
+    }
+    return lo;
 }
 
 static void jobs_part(void *ctx, int64_t begin, int64_t end, int thread) {
     const struct forward *f = ctx;
-    int64_t lo = f->cost * begin / f->parts, hi = f->cost * end / f->parts, start = 0;
-    for (int i = 0; i < f->n_jobs; i++) {
+    int64_t lo = f->cost * begin / f->parts, hi = f->cost * end / f->parts;
+    for (int i = job_at(f, lo); i < f->n_jobs && f->jobs[i].start < hi; i++) {
         const struct job *j = &f->jobs[i];
-        int64_t n0 = job_cut(j, start, lo), n1 = job_cut(j, start, hi);
-        if (n0 < n1) job_range(f, j, start, n0, n1, thread);
-        start += j->n * job_unit(j);
+        int64_t n0 = job_cut(j, lo), n1 = job_cut(j, hi);
+        if (n0 < n1) job_range(f, j, n0, n1, thread);
     }
 }
 
 static void job_add(struct forward *f, struct job j) {
     CHECK(f->n_jobs < MAX_FUSED * (1 + f->o.max_parts));
+    j.start = f->cost;
     f->jobs[f->n_jobs++] = j;
     f->cost += j.n * job_unit(&j);
     if (j.kind == JOB_BASE) f->base_cost = f->cost;
@@ -371,51 +368,44 @@ static const float *dora_mult(const struct forward *f, const struct segment *g, 
 }
 
 /* Both factors of a map, which lie together. */
-static void extent_add(struct forward *f, const struct lora_part *part, enum proj p) {
-    if (!part->pack) return;
-    const struct lora_map *m = lora_map_at(part->pack, f->layer, p);
+static void extent_add(struct forward *f, const struct lora_map *m) {
     f->extents[f->n_extents++] =
         (struct extent){m->a, (const char *)(m->gain + m->r) - (const char *)m->a};
 }
 
-/* Ranks [r0, r0 + RANK_CHUNK) of all parts of every segment, counted through: the jobs of A, one a
- * part, or of B, one a segment. Returns how many jobs that makes. */
-static int low_jobs(struct forward *f, enum job_kind kind, enum proj p, const struct inputs *in,
-                    float *y, float *aside, float *low, int64_t r0) {
-    int n_jobs = f->n_jobs;
-    int64_t out = proj_out(&f->m->config, p);
+/* Jobs of A for ranks [r0, r0 + RANK_CHUNK) of all parts of every segment, counted through. Returns
+ * how many ranks from r0 on a segment has at most: none below 1. */
+static int64_t low_jobs(struct forward *f, enum proj p, const struct inputs *in, float *low,
+                        int64_t r0) {
+    int64_t out = proj_out(&f->m->config, p), most = 0;
     for (int32_t s = 0; s < f->n_segs; s++) {
         const struct segment *g = &f->segs[s];
-        struct job j = {.kind = kind,
+        struct job j = {.kind = JOB_LOW_A,
                         .seg = g,
                         .proj = p,
+                        .in = in,
                         .t = low + (int64_t)g->begin * RANK_CHUNK,
-                        .rows = g->end - g->begin};
+                        .rows = g->end - g->begin,
+                        .k = in->k};
         int64_t at = -r0;
         for (int32_t i = 0; i < g->n_parts; i++) {
-            int64_t r = part_rank(&g->parts[i], f->layer, p), lo = MAX(-at, 0),
-                    hi = MIN(r, RANK_CHUNK - at);
-            if (kind == JOB_LOW_A && lo < hi) {
+            const struct lora_map *m = part_map(&g->parts[i], f->layer, p);
+            int64_t r = map_rank(m), lo = MAX(-at, 0), hi = MIN(r, RANK_CHUNK - at);
+            if (lo < hi) {
                 j.part = &g->parts[i];
-                j.in = in;
-                j.k = in->k;
+                j.map = m;
                 j.n = hi - lo;
                 j.r0 = lo;
                 j.at = at + lo;
                 job_add(f, j);
-                if (r0 == 0) extent_add(f, &g->parts[i], p);
+                if (r0 == 0 && m) extent_add(f, m);
             }
             at += part_width(r);
         }
-        if (kind == JOB_LOW_B && at > 0) {
-            j.y = (aside && dora_mult(f, g, p) ? aside : y) + g->begin * out;
-            j.ldy = j.n = out;
-            j.k = MIN(at, RANK_CHUNK);
-            j.r0 = r0;
-            job_add(f, j);
-        }
+        f->b_cost += LOW_COST * j.rows * out * MAX(MIN(at, RANK_CHUNK), 0);
+        most = MAX(most, at);
     }
-    return f->n_jobs - n_jobs;
+    return most;
 }
 
 struct product {
@@ -424,8 +414,8 @@ struct product {
     bool add; /* into y, which holds the residual stream */
 };
 
-/* The segment that row i lies in, or NULL. */
-static const struct segment *segment_of(const struct forward *f, int64_t i) {
+/* The first segment that ends after row i, or n_segs. */
+static int32_t segment_from(const struct forward *f, int64_t i) {
     int32_t lo = 0, hi = f->n_segs;
     while (lo < hi) {
         int32_t mid = (lo + hi) / 2;
@@ -434,7 +424,13 @@ static const struct segment *segment_of(const struct forward *f, int64_t i) {
         else
             hi = mid;
     }
-    return lo < f->n_segs && f->segs[lo].begin <= i ? &f->segs[lo] : NULL;
+    return lo;
+}
+
+/* The segment that row i lies in, or NULL. */
+static const struct segment *segment_of(const struct forward *f, int64_t i) {
+    int32_t s = segment_from(f, i);
+    return s < f->n_segs && f->segs[s].begin <= i ? &f->segs[s] : NULL;
 }
 
 /*
@@ -489,27 +485,107 @@ static void dora_run(const struct forward *f, const struct product *v, const flo
     pool_run(pool_for(f, 4 * f->n_rows * j.out), fn, &j, f->n_rows, 1);
 }
 
-/* y (+)= x Wᵀ + Σ parts (t Bᵀ) for products that share one input. */
-static void products_run(struct forward *f, const struct inputs *in, const struct product *v,
-                         int n) {
+/* What follows a product, row by row; NULL: nothing. */
+struct after {
+    pool_fn run;
+    void *ctx;
+    int64_t cost; /* of all rows */
+};
+
+/* The second halves of a round's low-rank parts, and what follows. */
+struct low_b {
+    const struct forward *f;
+    const struct product *v;
+    int n;
+    float *aside;
+    int64_t r0; /* the round's first rank */
+    struct after after;
+};
+
+/* y += Σ_r t_r b_r over the parts' ranks of this round, in their order, for rows [begin, end) of a
+ * segment. */
+static void low_b_rows(const struct low_b *b, const struct segment *g, int i, int64_t begin,
+                       int64_t end, int thread) {
+    const struct forward *f = b->f;
+    const enum proj proj = b->v[i].p;
+    const int64_t n = proj_out(&f->m->config, proj), rows = end - begin;
+    const float *t = f->low + (i * (int64_t)f->o.max_rows + begin) * RANK_CHUNK;
+    float *y = (b->aside && dora_mult(f, g, proj) ? b->aside : b->v[i].y) + begin * n;
+    int64_t at = -b->r0; // where a part's ranks begin in t
+    for (int32_t k = 0; k < g->n_parts && at < RANK_CHUNK; k++) {
+        const struct lora_part *p = &g->parts[k];
+        const struct lora_map *m = part_map(p, f->layer, proj);
+        int64_t r = map_rank(m), lo = MAX(-at, 0), hi = MIN(r, RANK_CHUNK - at);
+        if (lo < hi && !m) {
+            float *u = signs_of(f, thread);
+            noise_signs(&p->noise, f->layer, proj, true, 0, n, ELEM_F32, u);
+            rows_mix(ELEM_F32, y, n, t + at, RANK_CHUNK, 1, rows, u, n, 1, n);
+        } else if (lo < hi) {
+            enum elem e = p->pack->elem;
+            const char *bt = (const char *)m->bt + lo * n * (int64_t)elem_size(e);
+            if (e == ELEM_I8)
+                pairs_mix(y, n, t + at + lo, RANK_CHUNK, rows, (const int8_t *)bt, n, hi - lo, n);
+            else
+                rows_mix(e, y, n, t + at + lo, RANK_CHUNK, 1, rows, bt, n, hi - lo, n);
+        }
+        at += part_width(r);
+    }
+}
+
+/* In blocks of rows that stay in the caches until what follows is done. */
+static void low_b_part(void *ctx, int64_t begin, int64_t end, int thread) {
+    const struct low_b *b = ctx;
+    const struct forward *f = b->f;
+    for (int64_t stop; begin < end; begin = stop) {
+        stop = MIN(begin + B_ROWS, end);
+        for (int32_t s = segment_from(f, begin); s < f->n_segs && f->segs[s].begin < stop; s++)
+            for (int i = 0; i < b->n; i++)
+                low_b_rows(b, &f->segs[s], i, MAX(begin, f->segs[s].begin),
+                           MIN(stop, f->segs[s].end), thread);
+        if (b->after.run) b->after.run(b->after.ctx, begin, stop, thread);
+    }
+}
+
+static void after_run(const struct forward *f, const struct after *a) {
+    if (a->run) pool_run(pool_for(f, a->cost), a->run, a->ctx, f->n_rows, 1);
+}
+
+static void low_b_run(struct forward *f, struct low_b *b) {
+    double t0 = clock_now();
+    pool_run(pool_for(f, f->b_cost + b->after.cost), low_b_part, b, f->n_rows,
+             f->n_rows < 8 * B_ROWS ? 1 : 8);
+    f->stats.kernel_seconds += clock_now() - t0;
+}
+
+/* y (+)= x Wᵀ + Σ parts (t Bᵀ) for products that share one input, and what follows. */
+static void products_run(struct forward *f, const struct inputs *in, const struct product *v, int n,
+                         struct after after) {
     const struct layer *layer = &f->m->layers[f->layer];
     int64_t low = (int64_t)f->o.max_rows * RANK_CHUNK;
     float *aside = dora_aside(f, v, n);
-    for (int i = 0; i < n; i++)
+    bool dora = false;
+    for (int i = 0; i < n; i++) {
+        dora |= dora_any(f, v[i].p);
         base_job(f, &layer->proj[v[i].p], in, aside ? aside : v[i].y, v[i].add && !aside);
-    for (int64_t r0 = 0;; r0 += RANK_CHUNK) {
-        int found = 0;
-        for (int i = 0; i < n; i++)
-            found += low_jobs(f, JOB_LOW_A, v[i].p, in, v[i].y, aside, f->low + i * low, r0);
+    }
+    for (int64_t r0 = 0, most;; r0 += RANK_CHUNK) {
+        most = f->b_cost = 0;
+        for (int i = 0; i < n; i++) {
+            int64_t ranks = low_jobs(f, v[i].p, in, f->low + i * low, r0);
+            most = MAX(most, ranks);
+        }
         jobs_run(f);
         if (aside && r0 == 0) dora_run(f, &v[0], aside, plain_add_rows);
-        if (!found) break;
-        for (int i = 0; i < n; i++)
-            low_jobs(f, JOB_LOW_B, v[i].p, in, v[i].y, aside, f->low + i * low, r0);
-        jobs_run(f);
+        if (most <= 0) break;
+        struct low_b b = {.f = f, .v = v, .n = n, .aside = aside, .r0 = r0};
+        const bool last = most <= RANK_CHUNK && !dora;
+        if (last) b.after = after;
+        low_b_run(f, &b);
+        if (last) return;
     }
     for (int i = 0; i < n; i++)
         if (dora_any(f, v[i].p)) dora_run(f, &v[i], aside, dora_rows);
+    after_run(f, &after);
 }
 
 struct norm_job {
@@ -682,9 +758,9 @@ static void branch_rows(void *ctx, int64_t begin, int64_t end, int thread) {
 /* The last projection of a branch, o or down, from `in` to the residual stream. */
 static void branch_end(struct forward *f, const struct inputs *in, enum proj p, const float *norm) {
     struct branch b = {.f = f, .bias = f->m->layers[f->layer].bias[p], .norm = norm};
-    products_run(f, in, &(struct product){p, norm ? f->h : f->x, !norm}, 1);
-    if (b.bias || b.norm)
-        pool_run(pool_for(f, 4 * in->rows * f->m->config.d_model), branch_rows, &b, in->rows, 1);
+    struct after after = {b.bias || b.norm ? branch_rows : NULL, &b,
+                          4 * in->rows * f->m->config.d_model};
+    products_run(f, in, &(struct product){p, norm ? f->h : f->x, !norm}, 1, after);
 }
 
 static void rope_row(const struct forward *f, float *x, int64_t pos) {
@@ -953,9 +1029,10 @@ static void qkv_run(struct forward *f) {
         {PROJ_Q, f->q, false}, {PROJ_K, f->k, false}, {PROJ_V, f->v, false}};
     struct inputs in = inputs_for(&f->m->layers[f->layer].proj[PROJ_Q], 3, f->h, f->n_rows,
                                   f->in_scratch, f->o.pool);
-    products_run(f, &in, qkv, 3);
-    pool_run(pool_for(f, 4 * (int64_t)f->n_rows * (c->n_heads + c->n_kv_heads) * c->head_dim),
-             qkv_rows, f, f->n_rows, 1);
+    products_run(
+        f, &in, qkv, 3,
+        (struct after){qkv_rows, f,
+                       4 * (int64_t)f->n_rows * (c->n_heads + c->n_kv_heads) * c->head_dim});
 }
 
 /* The same where only these rows go on: nobody asks for the others' queries. */
@@ -965,20 +1042,30 @@ static void qkv_narrow(struct forward *f, const int32_t *wanted, int32_t n) {
     const struct product kv[] = {{PROJ_K, f->k, false}, {PROJ_V, f->v, false}},
                          q = {PROJ_Q, f->q, false};
     struct inputs in = inputs_for(&l->proj[PROJ_K], 2, f->h, f->n_rows, f->in_scratch, f->o.pool);
-    products_run(f, &in, kv, 2);
-    pool_run(pool_for(f, 4 * (int64_t)f->n_rows * c->n_kv_heads * c->head_dim), store_rows, f,
-             f->n_rows, 1);
+    products_run(
+        f, &in, kv, 2,
+        (struct after){store_rows, f, 4 * (int64_t)f->n_rows * c->n_kv_heads * c->head_dim});
     rows_narrow(f, wanted, n);
     if (n == 0) return;
     in = inputs_for(&l->proj[PROJ_Q], 1, f->h, n, f->in_scratch, f->o.pool);
-    products_run(f, &in, &q, 1);
-    pool_run(pool_for(f, 4 * (int64_t)n * c->n_heads * c->head_dim), query_rows, f, n, 1);
+    products_run(f, &in, &q, 1,
+                 (struct after){query_rows, f, 4 * (int64_t)n * c->n_heads * c->head_dim});
+}
+
+/* Where the layer's factors lie is asked for before it is needed: many adapters' maps have left the
+ * caches since the layer before, and one thread looks all of them up. */
+static void maps_ahead(const struct forward *f) {
+    for (int32_t s = 0; s < f->n_segs; s++)
+        for (int32_t i = 0; i < f->segs[s].n_parts; i++)
+            for (int p = 0; f->segs[s].parts[i].pack && p < N_PROJ; p++)
+                __builtin_prefetch(lora_map_at(f->segs[s].parts[i].pack, f->layer, (enum proj)p));
 }
 
 /* `wanted` [n_wanted]: the only rows whose results matter; NULL: all. */
 static void layer_run(struct forward *f, const int32_t *wanted, int32_t n_wanted) {
     const struct model_config *c = &f->m->config;
     const struct layer *l = &f->m->layers[f->layer];
+    maps_ahead(f);
     rows_norm(f, f->h, f->x, NULL, f->n_rows, l->attn_norm, l->attn_norm_bias);
     if (wanted)
         qkv_narrow(f, wanted, n_wanted);
@@ -995,8 +1082,8 @@ static void layer_run(struct forward *f, const int32_t *wanted, int32_t n_wanted
     in = inputs_for(&l->proj[gated ? PROJ_GATE : PROJ_UP], gated ? 2 : 1, f->h, rows, f->in_scratch,
                     f->o.pool);
     const struct product gate_up[] = {{PROJ_GATE, f->gate, false}, {PROJ_UP, f->up, false}};
-    products_run(f, &in, gated ? gate_up : gate_up + 1, gated ? 2 : 1);
-    pool_run(pool_for(f, 8 * rows * c->d_ff), act_rows, f, rows, 1);
+    products_run(f, &in, gated ? gate_up : gate_up + 1, gated ? 2 : 1,
+                 (struct after){act_rows, f, 8 * rows * c->d_ff});
     in = inputs_for(&l->proj[PROJ_DOWN], 1, f->gate, rows, f->in_scratch, f->o.pool);
     branch_end(f, &in, PROJ_DOWN, l->post_ffn_norm);
 }

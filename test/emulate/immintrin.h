@@ -125,6 +125,12 @@ EMULATED __m256i _mm256_maskz_loadu_epi16(__mmask16 k, const void *p) {
     return r;
 }
 
+EMULATED __m128i _mm_maskz_loadu_epi8(__mmask16 k, const void *p) {
+    __m128i r = {{0}};
+    EACH_LANE if (k >> l & 1) r.b[l] = ((const uint8_t *)p)[l];
+    return r;
+}
+
 EMULATED __m256 _mm256_maskz_loadu_ps(__mmask8 k, const void *p) {
     __m256 r = {{0}};
     for (int l = 0; l < 8; l++) {
@@ -155,6 +161,22 @@ EMULATED __m256 _mm512_castps512_ps256(__m512 a) {
     __m256 r;
     memcpy(&r, &a, sizeof r);
     return r;
+}
+
+EMULATED __m512i _mm512_castsi256_si512(__m256i a) {
+    __m512i r;
+    memset(&r, 0xA5, sizeof r); // the upper half is undefined
+    memcpy(&r, &a, sizeof a);
+    return r;
+}
+
+EMULATED __m512i _mm512_inserti64x4(__m512i a, __m256i b, int half) {
+    memcpy(a.b + 32 * half, &b, sizeof b);
+    return a;
+}
+
+EMULATED __m512i _mm512_broadcast_i64x4(__m256i a) {
+    return _mm512_inserti64x4(_mm512_castsi256_si512(a), a, 1);
 }
 
 /* In every 128-bit part: two elements of a, then two of b. */
@@ -245,6 +267,7 @@ EMULATED __m512 _mm512_cvtepi32_ps(__m512i a) {
         return r;                                                                                  \
     }
 EMULATE_INT(_mm512_add_epi32, 16, u, a.u[l] + b.u[l])
+EMULATE_INT(_mm512_mullo_epi32, 16, u, a.u[l] * b.u[l])
 EMULATE_INT(_mm512_sub_epi32, 16, u, a.u[l] - b.u[l])
 /* In every 128-bit part: byte b of it from a's, or zero where b's upper bit is set. */
 EMULATE_INT(_mm512_shuffle_epi8, 64, b, b.b[l] & 0x80 ? 0 : a.b[(l & ~15) + (b.b[l] & 15)])
@@ -276,6 +299,18 @@ EMULATED __m512i _mm512_cvtepu16_epi32(__m256i a) {
     return r;
 }
 
+EMULATED __m512i _mm512_cvtepi8_epi32(__m128i a) {
+    __m512i r;
+    EACH_LANE r.i[l] = (int8_t)a.b[l];
+    return r;
+}
+
+EMULATED __m512i _mm512_cvtepi8_epi16(__m256i a) {
+    __m512i r;
+    for (int l = 0; l < 32; l++) r.h[l] = (uint16_t)(int8_t)(a.h[l / 2] >> 8 * (l % 2));
+    return r;
+}
+
 EMULATED __m512i _mm512_cvtepu8_epi32(__m128i a) {
     __m512i r;
     EACH_LANE r.u[l] = a.b[l];
@@ -285,6 +320,13 @@ EMULATED __m512i _mm512_cvtepu8_epi32(__m128i a) {
 /* VPDPBUSD: four unsigned bytes of a by four signed bytes of b, added to src without saturation. */
 EMULATED __m512i _mm512_dpbusd_epi32(__m512i src, __m512i a, __m512i b) {
     for (int j = 0; j < 64; j++) src.u[j / 4] += (uint32_t)((int32_t)a.b[j] * (int8_t)b.b[j]);
+    return src;
+}
+
+/* VPDPWSSD: two signed words of a by two of b, added to src without saturation. */
+EMULATED __m512i _mm512_dpwssd_epi32(__m512i src, __m512i a, __m512i b) {
+    for (int j = 0; j < 32; j++)
+        src.u[j / 2] += (uint32_t)((int32_t)(int16_t)a.h[j] * (int16_t)b.h[j]);
     return src;
 }
 

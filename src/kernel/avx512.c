@@ -525,8 +525,17 @@ INLINE void dots_tile(float *y, int64_t ldy, const struct inputs *in, int64_t m,
     }
 }
 
+/* The level below: a single row of w, as a perturbation has, would leave half of each vector idle.
+ */
+static void (*single_dots_i8)(float *y, int64_t ldy, const struct inputs *in, const int8_t *w,
+                              int64_t ldw, int64_t n0, int64_t n1);
+
 static void avx512_dots_i8(float *y, int64_t ldy, const struct inputs *in, const int8_t *w,
                            int64_t ldw, int64_t n0, int64_t n1) {
+    if (n1 - n0 == 1) {
+        single_dots_i8(y, ldy, in, w, ldw, n0, n1);
+        return;
+    }
     for (int64_t n = n0, cols; n < n1; n += cols) {
         const int8_t *wn = w + n * ldw;
         cols = n1 - n >= 8 ? 8 : MIN(n1 - n, 2);
@@ -1026,6 +1035,7 @@ void kernels_fill_avx512(struct kernels *k) {
     k->gemm_f32 = avx512_gemm_f32;
     k->gemm_bf16 = avx512_gemm_bf16;
     k->gemm_i8 = avx512_gemm_i8;
+    if (k->dots_i8 != avx512_dots_i8) single_dots_i8 = k->dots_i8;
     k->dots_i8 = avx512_dots_i8;
     k->mix_pairs = avx512_mix_pairs;
     k->gemm_q8 = avx512_gemm_q;

@@ -61,7 +61,7 @@ FLAGS_test_faults.c := $(addprefix -Wl$(comma)--wrap=,malloc calloc realloc free
                        open fstat read mmap fdopen fwrite fflush fsync fclose rename)
 
 .PHONY: all deps demo test tests fuzz bench bench-peers bench-train results-swarm results-evolve clean
-all: $(O)/shoal $(O)/choose
+all: $(O)/shoal $(O)/choose $(O)/world
 
 deps:
 	$(Q)sh scripts/setup.sh

@@ -9,7 +9,7 @@
  * other requests in the batch, nor of threads.
  *
  * Link with -lshoal -ljansson -lyaml -lpcre2-8 -lsqlite3 -lsodium -lm -pthread; examples/choose.c
- * is a whole program.
+ * and examples/world.c are whole programs.
  */
 #ifndef SHOAL_H
 #define SHOAL_H
@@ -63,6 +63,54 @@ struct shoal_request {
 SHOAL_API int shoal_run(struct shoal *s, struct shoal_request *requests, int n,
                         struct shoal_error *err);
 SHOAL_API void shoal_request_release(struct shoal_request *r);
+
+/*
+ * The grid world (docs/WORLD.md). A world belongs to one thread at a time, needs no model, and is a
+ * function of its rules, its seed and the actions. Agents are numbered from 0.
+ */
+struct shoal_world;
+
+enum shoal_action {
+    SHOAL_MOVE_NORTH,
+    SHOAL_MOVE_SOUTH,
+    SHOAL_MOVE_EAST,
+    SHOAL_MOVE_WEST,
+    SHOAL_PICK_FOOD,
+    SHOAL_DROP_FOOD,
+    SHOAL_ACTIONS /* with a channel to talk: action + SHOAL_ACTIONS · word */
+};
+
+struct shoal_agent {
+    int alive, x, y, energy; /* north is y + 1 */
+    int holds;               /* 0 nothing, 1 food, 2 material */
+    int steps, collected, delivered, built, blocked, bites;
+    double reward, total, fitness; /* of the last step; of its life */
+};
+
+/* rules: "repaired" (NULL is that), "seed" or a YAML file; agents: 1 to 64. At tick 0. */
+SHOAL_API struct shoal_world *shoal_world_new(const char *rules, int agents,
+                                              unsigned long long seed, struct shoal_error *err);
+SHOAL_API void shoal_world_free(struct shoal_world *w);
+/* Tick 0 of another seed, from 0 to 2^63 - 1. 0 or a negative code. */
+SHOAL_API int shoal_world_reset(struct shoal_world *w, unsigned long long seed,
+                                struct shoal_error *err);
+/* actions: [agents]; those of the dead are not looked at. On an error nothing has changed. */
+SHOAL_API int shoal_world_step(struct shoal_world *w, const int *actions, struct shoal_error *err);
+SHOAL_API int shoal_world_tick(const struct shoal_world *w);
+SHOAL_API int shoal_world_living(const struct shoal_world *w); /* how many */
+SHOAL_API int shoal_world_agent(const struct shoal_world *w, int agent, struct shoal_agent *out,
+                                struct shoal_error *err);
+/* What an agent sees, what a model is asked, and the map: the world's own text, until the same
+ * function is called again. NULL: no such agent. */
+SHOAL_API const char *shoal_world_observe(struct shoal_world *w, int agent);
+SHOAL_API const char *shoal_world_prompt(struct shoal_world *w, int agent);
+SHOAL_API const char *shoal_world_draw(struct shoal_world *w);
+/* The action that a written answer means; -1: none. */
+SHOAL_API int shoal_world_parse(const struct shoal_world *w, const char *text);
+/* Everything as JSON text, to be freed by free(); and back, in this or another world. */
+SHOAL_API char *shoal_world_state(const struct shoal_world *w);
+SHOAL_API int shoal_world_restore(struct shoal_world *w, const char *state,
+                                  struct shoal_error *err);
 
 #ifdef __cplusplus
 }

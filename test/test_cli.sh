@@ -23,7 +23,7 @@ same() { if [ -s "$2" ] && cmp -s "$2" "$3"; then ok "$1"; else bad "$1" "'$2' a
 absent() { if [ -e "$2" ]; then bad "$1" "'$2' was left behind"; else ok "$1"; fi; }
 
 # ---- the command line
-for c in demo run train pretrain debate evolve eval resume fork lineage runs convert adapter model bench doctor pull quantize embed replay synth knowledge ask chat; do
+for c in demo run train pretrain debate evolve eval resume fork lineage runs convert adapter model bench doctor pull quantize embed replay synth knowledge ask chat world; do
     if "$shoal" $c --help 2>/dev/null | grep -q "^usage: shoal $c"; then ok "$c --help"; else bad "$c --help" "no usage"; fi
     says "$c refuses an unknown flag" 2 "unknown flag '--nonsense'" "$shoal" $c --nonsense
 done
@@ -598,6 +598,89 @@ END
     same "its adapter is that of shoal train" "$tmp/st/adapter_model.safetensors" "$tmp/st2/adapter_model.safetensors"
 else
     echo "skip the starter model: models/fry is not there"
+fi
+
+# ---- the world
+"$shoal" world --policy rule random --maps 6 --steps 200 --json >"$tmp/out" 2>"$tmp/err"
+"$shoal" world --policy rule random --maps 6 --steps 200 --json --quiet >"$tmp/again" 2>/dev/null
+same "policies measured twice give the same lines" "$tmp/out" "$tmp/again"
+holds "each policy has a line" '{"policy":"random","world":"repaired","maps":6,"seed":1,"agents":20,"steps":200,"delivered":{"value":' "$tmp/out"
+if sed -n 's/^{"difference":\["rule","random"\],"delivered":{"value":[^,]*,"lo":\([^,]*\),.*"p_delivered":\([^}]*\)}$/\1 \2/p' "$tmp/out" |
+    awk '{n++; if ($1 <= 0 || $2 > 0.05) bad = 1} END {exit bad || n != 1}'; then
+    ok "rule delivers more than chance"; else bad "rule delivers more than chance" "$(cat "$tmp/out")"; fi
+"$shoal" world --policy mock --maps 3 --steps 50 --world seed >"$tmp/out" 2>"$tmp/err"
+holds "the table" "world 'seed'" "$tmp/out"
+if grep -q '^mock  *0\.00 \[0\.00, 0\.00\]  *0\.00 \[' "$tmp/out"; then ok "the mock collects nothing"; else bad "the mock collects nothing" "$(cat "$tmp/out")"; fi
+holds "the speed is for people" "ticks a second" "$tmp/err"
+"$shoal" world --meal 0 --maps 2 --json --quiet >"$tmp/out" 2>/dev/null
+holds "a flag stands over the rule set, also with the rows' own default" '"survival":{"value":0.0,' "$tmp/out"
+life="$shoal world --seed 4 --agents 5 --steps 250 --words 2"
+$life --record "$tmp/life.jsonl" --json >"$tmp/out" 2>"$tmp/err"
+says "replay" 0 "" "$shoal" world --replay "$tmp/life.jsonl" --json
+cp "$tmp/out" "$tmp/again"
+$life --record "$tmp/life2.jsonl" --json >"$tmp/out" 2>"$tmp/err"
+same "a replay ends where the life ended" "$tmp/out" "$tmp/again"
+same "the same life gives the same trace" "$tmp/life.jsonl" "$tmp/life2.jsonl"
+"$shoal" world --replay "$tmp/life.jsonl" --at 120 --json >"$tmp/out" 2>"$tmp/err"
+holds "a tick is entered" '{"tick":120,"steps":250,"seed":4,"policy":"rule","hash":"' "$tmp/out"
+holds "with every agent" '{"agent":4,"alive":true,"cell":[' "$tmp/out"
+for policy in rule random; do
+    "$shoal" world --replay "$tmp/life.jsonl" --at 120 --continue --policy $policy --record "$tmp/$policy.jsonl" --quiet >/dev/null 2>"$tmp/err"
+    sed '1d' "$tmp/$policy.jsonl" >"$tmp/fork.$policy"; done
+sed '1d' "$tmp/life.jsonl" >"$tmp/whole"
+same "a fork by the same policy is the same life" "$tmp/whole" "$tmp/fork.rule"
+head -n 120 "$tmp/whole" >"$tmp/before"
+head -n 120 "$tmp/fork.random" >"$tmp/out"
+same "a fork keeps what was before it" "$tmp/before" "$tmp/out"
+if cmp -s "$tmp/whole" "$tmp/fork.random"; then bad "another policy lives otherwise" "the same"; else ok "another policy lives otherwise"; fi
+holds "and says where it left" '"fork":120' "$tmp/random.jsonl"
+says "a fork is a trace too" 0 "" "$shoal" world --replay "$tmp/random.jsonl"
+head -c 9000 "$tmp/life.jsonl" >"$tmp/cut.jsonl"
+says "a trace that a crash cut" 0 "has no end" "$shoal" world --replay "$tmp/cut.jsonl"
+sed 's/^\({"tick":50,"actions":\[\)[0-9]*/\10/' "$tmp/life.jsonl" >"$tmp/other.jsonl"
+cmp -s "$tmp/life.jsonl" "$tmp/other.jsonl" && sed 's/^\({"tick":50,"actions":\[\)[0-9]*/\11/' "$tmp/life.jsonl" >"$tmp/other.jsonl"
+says "a trace that is another world's" 1 "at tick 100 the world is not the one that was recorded" "$shoal" world --replay "$tmp/other.jsonl"
+mkfifo "$tmp/never"
+acts='{"actions":{"agent_0":1,"agent_1":2,"agent_2":3,"agent_3":0,"agent_4":4}}'
+$life --policy-pipe "i=0; while [ \$i -lt 30 ] && read l; do i=\$((i + 1)); echo '$acts'; done; cat '$tmp/never'" --record "$tmp/killed.jsonl" >/dev/null 2>&1 &
+killed=$!
+for i in 1 2 3 4 5 6 7 8 9 10; do [ "$(cat "$tmp/killed.jsonl" 2>/dev/null | wc -l)" -ge 31 ] && break; sleep 0.3; done
+kill -9 $killed 2>/dev/null
+wait $killed 2>/dev/null
+says "a life that was killed" 0 "was stopped after tick 30" "$shoal" world --replay "$tmp/killed.jsonl"
+: >"$tmp/never" & # ends the policy
+"$shoal" world --watch --steps 30 --world worlds/maze.yaml >"$tmp/out" 2>"$tmp/err"
+holds "where there is no terminal, the last picture" "tick 30 of 30" "$tmp/out"
+if grep -q "$(printf '\033')" "$tmp/out"; then bad "no escapes outside a terminal" "there are"; else ok "no escapes outside a terminal"; fi
+says "an unknown world" 2 "no world 'none'" "$shoal" world --world none
+says "an unknown policy" 2 "no policy 'none'" "$shoal" world --policy none
+says "the rule set is --world's" 2 "here it is --world seed" "$shoal" world --rules seed
+says "a map says its size itself" 2 "the map says size, walls and homes itself" "$shoal" world --world worlds/maze.yaml --size 30
+says "a trace has its own rules" 2 "a trace has its own rules" "$shoal" world --replay "$tmp/life.jsonl" --food 3
+says "a trace has its own agents" 2 "a trace has its own agents" "$shoal" world --replay "$tmp/life.jsonl" --agents 3
+says "a policy goes with --continue" 2 "go with --continue" "$shoal" world --replay "$tmp/life.jsonl" --policy random
+says "behind the end" 1 "ends with tick" "$shoal" world --replay "$tmp/life.jsonl" --at 251
+says "recording several worlds" 2 "are of one world and one policy" "$shoal" world --record "$tmp/x" --maps 2
+says "a trace that cannot be written" 1 "/proc/none" "$shoal" world --record /proc/none
+says "a full disk" 1 "cannot write the trace" "$shoal" world --record /dev/full
+says "no trace" 1 "no trace of a world" "$shoal" world --replay "$tmp/lines.jsonl"
+printf '{"reset":{"seed":7}}\nnonsense\n\0\377\n{"agents":{}}\n{"close":{}}\n{"agents":{}}\n' | "$shoal" world --pipe --agents 2 >"$tmp/out" 2>"$tmp/err"
+if [ "$(wc -l <"$tmp/out")" = 5 ] && [ "$(grep -c '^{"error":' "$tmp/out")" = 2 ] && tail -n 2 "$tmp/out" | grep -q '^{"agents":\["agent_0","agent_1"\]}$'; then
+    ok "world --pipe"; else bad "world --pipe" "$(head -c 600 "$tmp/out" "$tmp/err")"; fi
+says "a policy that ends" 1 "the policy 'exit 3', tick 0: it ended with exit code 3" "$shoal" world --policy-pipe 'exit 3'
+says "a policy that is silent" 1 "it was silent for 0.3 seconds (--timeout)" "$shoal" world --policy-pipe 'exec sleep 30' --timeout 0.3
+if "$(dirname "$shoal")/world" >"$tmp/out" 2>"$tmp/err"; then
+    holds "examples/world.c" "the second half once more: the same" "$tmp/out"; else bad "examples/world.c" "$(cat "$tmp/err")"; fi
+if command -v python3 >/dev/null; then
+    if python3 examples/world_env.py "$shoal" --size=12 >"$tmp/out" 2>"$tmp/err"; then
+        holds "examples/world_env.py" "after the end: nobody is left to act" "$tmp/out"; else bad "examples/world_env.py" "$(cat "$tmp/err")"; fi
+    "$shoal" world --policy random --policy-pipe "python3 examples/world_policy.py" --maps 2 --steps 100 --json >"$tmp/out" 2>"$tmp/err"
+    if grep -q '"policy":"pipe".*"delivered":{"value":[0-9.]*[1-9]' "$tmp/out"; then ok "examples/world_policy.py"; else bad "examples/world_policy.py" "$(cat "$tmp/out" "$tmp/err")"; fi
+    for how in q TERM SEGV hangup; do
+        if python3 test/watch_pty.py "$shoal" $how >"$tmp/out" 2>&1; then ok "the terminal comes back: $how"; else bad "the terminal comes back: $how" "$(cat "$tmp/out")"; fi
+    done
+else
+    echo "skip examples/world_env.py, examples/world_policy.py and the terminal: no python3"
 fi
 
 # ---- files that nobody here wrote

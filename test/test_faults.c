@@ -25,6 +25,7 @@
 #include "swarm/blackboard.h"
 #include "swarm/team.h"
 #include "train/synth.h"
+#include "world/trace.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -560,6 +561,16 @@ static int load_team(struct error *err) {
     return rc;
 }
 
+static int load_trace(struct error *err) {
+    struct trace t;
+    char *path = path_in("life.jsonl");
+    int rc = trace_load(&t, path, err);
+    if (rc == OK && t.n_ticks != 2) check_failed(__FILE__, __LINE__, "two ticks");
+    trace_release(&t);
+    free(path);
+    return rc;
+}
+
 /* A run is written and read back: what SQLite does without, nobody may miss. */
 static int open_store(struct error *err) {
     char *path = path_in("store.db");
@@ -702,6 +713,7 @@ static const struct path {
     {"checkpoint", load_checkpoint, 0, SWEPT},
     {"recipe", load_recipe, 0, SWEPT},
     {"team", load_team, 0, SWEPT},
+    {"trace", load_trace, 0, SWEPT},
     {"store", open_store, 0, SWEPT | SPARES},
     {"blackboard", write_board, 0, SWEPT | SPARES},
     {"conversation", talk, 0, SWEPT | SPARES},
@@ -1257,7 +1269,11 @@ static void texts_make(void) {
     put_text("questions.jsonl", questions, sizeof questions - 1);
     put_text("questions.csv", table, sizeof table - 1);
     put_text("prompts.jsonl", prompts, sizeof prompts - 1);
+    static const char life[] =
+        "{\"shoal_world\":1,\"rules\":{\"rules\":\"seed\"},\"agents\":2,\"seed\":1,\"steps\":9,"
+        "\"policy\":\"x\"}\n{\"tick\":1,\"actions\":[0,1]}\n{\"tick\":2,\"actions\":[2,5]}\n";
     put_text("recipe.yaml", recipe, sizeof recipe - 1);
+    put_text("life.jsonl", life, sizeof life - 1);
     put_text("team.yaml", team, sizeof team - 1);
     put_text("own.yaml", own, sizeof own - 1);
     put_text("page.html", page, sizeof page - 1);

@@ -30,6 +30,12 @@ struct command {
     const struct recipe_section *recipe; /* ends with a NULL name; may be NULL */
     /* Where flags go before a recipe that is the first argument: fills the options from it. */
     int (*recipe_load)(void *options, const char *path, struct error *err);
+    /* Where flags stand over something that another flag names: rows over the struct that begins at
+     * `over_at` in the options, which over_load fills. */
+    const struct option_row *over_rows;
+    size_t over_at;
+    const char *over_title; /* for help */
+    int (*over_load)(void *options, struct error *err);
     size_t size;            /* of the struct that rows fill */
     int min_args, max_args; /* positional; -1: any */
     int (*run)(const struct common *c, const void *options, const struct strings *args,
@@ -39,7 +45,7 @@ struct command {
 extern const struct command cmd_demo, cmd_run, cmd_train, cmd_pretrain, cmd_debate, cmd_evolve,
     cmd_eval, cmd_resume, cmd_fork, cmd_convert, cmd_adapter, cmd_model, cmd_bench, cmd_doctor,
     cmd_pull, cmd_quantize, cmd_embed, cmd_replay, cmd_synth, cmd_knowledge, cmd_ask, cmd_chat,
-    cmd_lineage, cmd_runs;
+    cmd_lineage, cmd_runs, cmd_world;
 
 /* Where models and recipes live: the argument itself, else below the folder of the program's own
  * checkout. malloc'ed. */

@@ -9,10 +9,11 @@
 #include <unistd.h>
 
 static const struct command *const commands[] = {
-    &cmd_demo,   &cmd_run,   &cmd_train,     &cmd_pretrain, &cmd_debate,   &cmd_ask,
-    &cmd_evolve, &cmd_eval,  &cmd_resume,    &cmd_fork,     &cmd_convert,  &cmd_adapter,
-    &cmd_model,  &cmd_bench, &cmd_doctor,    &cmd_pull,     &cmd_quantize, &cmd_embed,
-    &cmd_replay, &cmd_synth, &cmd_knowledge, &cmd_chat,     &cmd_lineage,  &cmd_runs,
+    &cmd_demo,      &cmd_run,      &cmd_train,   &cmd_pretrain, &cmd_debate,
+    &cmd_ask,       &cmd_evolve,   &cmd_eval,    &cmd_resume,   &cmd_fork,
+    &cmd_convert,   &cmd_adapter,  &cmd_model,   &cmd_bench,    &cmd_doctor,
+    &cmd_pull,      &cmd_quantize, &cmd_embed,   &cmd_replay,   &cmd_synth,
+    &cmd_knowledge, &cmd_chat,     &cmd_lineage, &cmd_runs,     &cmd_world,
 };
 
 static const struct option_row common_rows[] = {
@@ -74,6 +75,10 @@ static void usage(FILE *f) {
 static void help(const struct command *c) {
     printf("usage: shoal %s %s [options]\n\n%s\n\noptions:\n", c->name, c->args, c->about);
     if (c->rows) options_help(c->rows, stdout);
+    if (c->over_rows) {
+        printf("\n%s:\n", c->over_title);
+        options_help(c->over_rows, stdout);
+    }
     for (const struct recipe_section *r = c->recipe; r && r->name; r++) {
         printf("\nkeys of the recipe%s%s (name: value; '_' and '-' are the same):\n",
                *r->name ? ", section " : "", r->name);
@@ -83,16 +88,26 @@ static void help(const struct command *c) {
     options_help(common_rows, stdout);
 }
 
-/* The command's rows and the common ones as one table over one block: common first. */
-static struct option_row *joined_rows(const struct command *c) {
-    size_t n = ARRAY_LEN(common_rows) - 1, own = 0;
-    while (c->rows && c->rows[own].name) own++;
-    struct option_row *rows = xcalloc(n + own + 1, sizeof *rows);
-    memcpy(rows, common_rows, n * sizeof *rows);
-    for (size_t i = 0; i < own; i++) {
-        rows[n + i] = c->rows[i];
-        rows[n + i].offset += sizeof(struct common);
+static size_t rows_count(const struct option_row *rows) {
+    size_t n = 0;
+    while (rows && rows[n].name) n++;
+    return n;
+}
+
+static void rows_copy(struct option_row *to, const struct option_row *from, size_t n, size_t at) {
+    for (size_t i = 0; i < n; i++) {
+        to[i] = from[i];
+        to[i].offset += at;
     }
+}
+
+/* All rows as one table over one block: the common ones, then the command's. */
+static struct option_row *joined_rows(const struct command *c) {
+    size_t n = rows_count(common_rows), own = rows_count(c->rows), over = rows_count(c->over_rows);
+    struct option_row *rows = xcalloc(n + own + over + 1, sizeof *rows);
+    rows_copy(rows, common_rows, n, 0);
+    rows_copy(rows + n, c->rows, own, sizeof(struct common));
+    rows_copy(rows + n + own, c->over_rows, over, sizeof(struct common) + c->over_at);
     return rows;
 }
 
@@ -107,14 +122,28 @@ bool cli_is_recipe(const char *path) {
     return dot && (strcmp(dot, ".yaml") == 0 || strcmp(dot, ".yml") == 0);
 }
 
-/* The command line, and before it the recipe that it names, if the command reads one so. */
+/* Fills the options from what the command line, once read, names; 1 when there is such a thing. */
+static int options_preload(const struct command *c, const struct option_row *rows, char *block,
+                           const struct strings *args, struct error *err) {
+    int rc = OK;
+    if (c->over_load) {
+        rc = c->over_load(block + sizeof(struct common), err);
+    } else if (c->recipe_load && args->n && cli_is_recipe(args->v[0])) {
+        options_release(rows, block);
+        options_default(rows, block);
+        rc = c->recipe_load(block + sizeof(struct common), args->v[0], err);
+    } else {
+        return 0;
+    }
+    return rc == OK ? 1 : err->code;
+}
+
+/* The command line, and before it what it names. */
 static int options_read(const struct command *c, const struct option_row *rows, char *block,
                         int argc, char **argv, struct strings *args, struct error *err) {
     int rc = options_parse(rows, block, argc, argv, args, err);
-    if (rc != OK || !c->recipe_load || !args->n || !cli_is_recipe(args->v[0])) return rc;
-    options_release(rows, block);
-    options_default(rows, block);
-    if (c->recipe_load(block + sizeof(struct common), args->v[0], err) != OK) return err->code;
+    if (rc == OK) rc = options_preload(c, rows, block, args, err);
+    if (rc <= 0) return rc;
     strings_release(args);
     return options_parse(rows, block, argc, argv, args, err);
 }

@@ -29,7 +29,8 @@
 #include "swarm/blackboard.h"
 #include "swarm/team.h"
 #include "train/synth.h"
-#include "world/world.h"
+#include "world/pipe.h"
+#include "world/trace.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -1017,6 +1018,57 @@ static void fuzz_world(const uint8_t *data, size_t size) {
     world_rules_release(&r);
 }
 
+/* A trace that was read can be entered anywhere and comes back from JSON as the same. */
+static void fuzz_trace(const uint8_t *data, size_t size) {
+    static struct world w, other;
+    struct error err;
+    struct trace t, back;
+    w.n_agents = other.n_agents = 0;
+    if (trace_parse(&t, "trace", (const char *)data, size, &err) == OK) {
+        trace_seek(&t, &w, t.n_ticks);
+        json_t *v = trace_json(&t, &w);
+        MUST(trace_from_json(&back, v, &err) == OK && back.n_ticks == t.n_ticks);
+        trace_seek(&back, &other, back.n_ticks);
+        MUST(memcmp(&w, &other, sizeof w) == 0);
+        trace_seek(&t, &w, t.n_ticks / 2);
+        json_decref(v);
+        trace_release(&back);
+    }
+    trace_release(&t);
+}
+
+/* Every line is answered by one line of JSON, and what a world says of itself is taken back. */
+static void fuzz_world_pipe(const uint8_t *data, size_t size) {
+    struct error err;
+    struct world_rules r;
+    MUST(world_rules_load(&r, "repaired", &err) == OK);
+    struct world_server *s = world_server_new(&r, 2, 40, &err);
+    for (const char *at = (const char *)data, *end = at + size; s && at < end;) {
+        const char *stop = memchr(at, '\n', (size_t)(end - at));
+        struct buf out = {0};
+        bool open = world_server_answer(s, at, (size_t)((stop ? stop : end) - at), &out);
+        MUST(memchr(out.data, '\n', out.len) == out.data + out.len - 1);
+        json_t *v = json_parse(out.data, out.len, "answer", &err);
+        MUST(v != NULL);
+        json_decref(v);
+        buf_release(&out);
+        at = stop && open ? stop + 1 : end;
+    }
+    struct buf out = {0};
+    world_server_answer(s, "{\"state\":{}}", 12, &out);
+    if (strncmp(out.data, "{\"state\":", 9) == 0) {
+        struct buf again = {0};
+        buf_printf(&again, "{\"restore\":%s", out.data + 9);
+        out.len = 0;
+        world_server_answer(s, again.data, again.len, &out);
+        MUST(strncmp(out.data, "{\"observations\"", 15) == 0);
+        buf_release(&again);
+    }
+    buf_release(&out);
+    world_server_free(s);
+    world_rules_release(&r);
+}
+
 static const struct fuzz_target fuzz_targets[] = {
     {"gguf", fuzz_gguf},
     {"gguf_tokenizer", fuzz_gguf_tokenizer},
@@ -1051,6 +1103,8 @@ static const struct fuzz_target fuzz_targets[] = {
     {"board", fuzz_board},
     {"rules", fuzz_rules},
     {"world", fuzz_world},
+    {"trace", fuzz_trace},
+    {"world_pipe", fuzz_world_pipe},
 };
 
 static const struct fuzz_target *fuzz_target_find(const char *name) {

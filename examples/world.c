@@ -1,0 +1,60 @@
+/*
+ * A world lived by agents that walk at random until they stand on something; its state is saved in
+ * the middle and both halves agree. World "repaired", no model:
+ *
+ *   gcc -Iinclude examples/world.c build/libshoal.a -ljansson -lyaml -lpcre2-8 -lsqlite3 -lsodium
+ * -lunistring -lm -pthread -o world
+ *   ./world [RULES]
+ */
+#include "shoal.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { AGENTS = 20, STEPS = 300 };
+
+static int choose(struct shoal_world *w, int agent) {
+    const char *seen = shoal_world_observe(w, agent);
+    unsigned n = (unsigned)(shoal_world_tick(w) * 31 + agent * 17);
+    if (strstr(seen, "here: food") && !strstr(seen, "has food")) return SHOAL_PICK_FOOD;
+    if (strstr(seen, "at home") && strstr(seen, "has food")) return SHOAL_DROP_FOOD;
+    return (int)(n * 2654435761u >> 30); /* one of the four moves */
+}
+
+static int live(struct shoal_world *w, int until, struct shoal_error *err) {
+    int actions[AGENTS];
+    while (shoal_world_living(w) && shoal_world_tick(w) < until) {
+        for (int i = 0; i < AGENTS; i++) actions[i] = choose(w, i);
+        if (shoal_world_step(w, actions, err) != 0) return -1;
+    }
+    return 0;
+}
+
+int main(int argc, char **argv) {
+    struct shoal_error err = {0};
+    struct shoal_agent a;
+    char *half = NULL, *end = NULL, *again = NULL;
+    int delivered = 0, code = 1;
+    struct shoal_world *w = shoal_world_new(argc > 1 ? argv[1] : NULL, AGENTS, 7, &err);
+    if (!w || live(w, STEPS / 2, &err) != 0) goto out;
+    half = shoal_world_state(w);
+    if (live(w, STEPS, &err) != 0) goto out;
+    end = shoal_world_state(w);
+    printf("%s%s\n", shoal_world_draw(w), shoal_world_prompt(w, 0));
+    for (int i = 0; i < AGENTS; i++)
+        if (shoal_world_agent(w, i, &a, &err) == 0) delivered += a.delivered;
+    printf("tick %d, %d of %d live, %d delivered\n", shoal_world_tick(w), shoal_world_living(w),
+           AGENTS, delivered);
+    if (shoal_world_restore(w, half, &err) != 0 || live(w, STEPS, &err) != 0) goto out;
+    again = shoal_world_state(w);
+    printf("the second half once more: %s\n", strcmp(end, again) == 0 ? "the same" : "another");
+    code = strcmp(end, again) != 0;
+out:
+    if (err.code) fprintf(stderr, "world: %s\n", err.text);
+    free(half);
+    free(end);
+    free(again);
+    shoal_world_free(w);
+    return code;
+}

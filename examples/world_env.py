@@ -1,0 +1,95 @@
+"""Shoal's world as an environment in the shape of PettingZoo's Parallel API: `shoal world --pipe` behind a class.
+
+    python3 examples/world_env.py [SHOAL] [--rule=value ...]
+
+Standard library only. With PettingZoo installed, `class ShoalWorld(ParallelEnv)` and spaces made
+from `env.spaces()` are all that is missing; observations are text (observation space Text)."""
+import json
+import random
+import subprocess
+import sys
+
+
+class ShoalWorld:
+    metadata = {"name": "shoal_world_v0", "render_modes": []}
+
+    def __init__(self, shoal="build/shoal", *flags):
+        self.process = subprocess.Popen([shoal, "world", "--pipe", *flags], stdin=subprocess.PIPE,
+                                        stdout=subprocess.PIPE, encoding="utf-8")
+        spaces = self.ask("spaces")
+        self.possible_agents, self.actions = spaces["possible_agents"], spaces["actions"]
+        self.agents = []
+
+    def ask(self, request, what=None):
+        self.process.stdin.write(json.dumps({request: what or {}}) + "\n")
+        self.process.stdin.flush()
+        line = self.process.stdout.readline()
+        if not line:
+            raise EOFError("shoal has ended")
+        answer = json.loads(line)
+        if "error" in answer:
+            raise ValueError(answer["error"])
+        return answer
+
+    def reset(self, seed=None, options=None):
+        answer = self.ask("reset", {"seed": seed, "options": options})
+        self.agents = list(answer["observations"])
+        return answer["observations"], answer["infos"]
+
+    def step(self, actions):
+        """actions: for every agent of self.agents its name, a number or a model's free text."""
+        a = self.ask("step", actions)
+        gone = {x for x in self.agents if a["terminations"][x] or a["truncations"][x]}
+        self.agents = [x for x in self.agents if x not in gone]
+        return a["observations"], a["rewards"], a["terminations"], a["truncations"], a["infos"]
+
+    def state(self):
+        return self.ask("state")["state"]
+
+    def restore(self, state):
+        answer = self.ask("restore", state)
+        self.agents = list(answer["observations"])
+        return answer["observations"], answer["infos"]
+
+    def close(self):
+        self.ask("close")
+        self.process.stdin.close()
+        self.process.wait()
+        self.process.stdout.close()
+
+
+def act(rng, observation):
+    if "here: food" in observation and "has food" not in observation:
+        return "I pick up the food"  # free text is understood
+    if "at home" in observation and "has food" in observation:
+        return 5  # drop_food by its number
+    return rng.choice(["move_north", "move_south", "move_east", "move_west"])
+
+
+def live(env, observations, rng):
+    total = 0.0
+    while env.agents:
+        observations, rewards, _, _, _ = env.step({a: act(rng, observations[a]) for a in env.agents})
+        total += sum(rewards.values())
+    return total
+
+
+def main():
+    env = ShoalWorld(*(sys.argv[1:] or ["build/shoal"]))
+    observations, infos = env.reset(seed=7, options={"agents": 8, "steps": 120, "food": 20})
+    print(infos["agent_0"]["prompt"])
+    snapshot = env.state()
+    first = live(env, observations, random.Random(1))
+    observations, _ = env.restore(snapshot)
+    again = live(env, observations, random.Random(1))
+    print(f"reward of 8 agents in 120 steps: {first:.1f}; from the snapshot once more: {again:.1f}")
+    try:
+        env.step({"agent_0": "north"})
+    except ValueError as e:
+        print("after the end:", e)
+    env.close()
+    return 0 if first == again else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,570 @@
+/*
+ * shoal world: the grid world as a program — policies measured on the same maps, a world watched,
+ * recorded, entered again at any tick and continued otherwise, and the environment for other
+ * programs.
+ *
+ * Who plays is a struct player; everything else is the same for all of them.
+ */
+#define _GNU_SOURCE
+#include "cli/cli.h"
+#include "cli/watch.h"
+#include "eval/eval.h"
+#include "world/pipe.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+struct options {
+    char *world, *policy_pipe, *record, *replay;
+    struct strings policies;
+    int64_t agents, steps, maps, seed, at;
+    double timeout;
+    bool watch, on, pipe;
+    struct world_rules rules; /* --world's, under the flags */
+};
+#define ROW(name, type, field, fallback, min, max, metavar, help)                                  \
+    { name, type, offsetof(struct options, field), fallback, min, max, metavar, help }
+static const struct option_row rows[] = {
+    ROW("world", OPT_STRING, world, NULL, 0, 0, "NAME",
+        "repaired (the default), seed, or a YAML file: worlds/ has some"),
+    ROW("policy", OPT_LIST, policies, NULL, 0, 0, "NAME",
+        "who acts: rule (the default), random, mock; several are compared on the same maps"),
+    ROW("policy-pipe", OPT_STRING, policy_pipe, NULL, 0, 0, "CMD",
+        "another program that acts: it reads what agents see and writes what they do, a line a "
+        "tick"),
+    ROW("timeout", OPT_FLOAT, timeout, "10", 0.01, 1e6, "S",
+        "seconds that it may take for an answer"),
+    ROW("agents", OPT_INT, agents, NULL, 0, WORLD_AGENTS, "N",
+        "how many; 20 where it is not given"),
+    ROW("steps", OPT_INT, steps, NULL, 0, TRACE_TICKS, "N",
+        "ticks of a life; 500 where it is not given"),
+    ROW("maps", OPT_INT, maps, NULL, 0, 100000, "N",
+        "worlds, of seed, seed + 1 and so on; 20 where it is not given, or one that is watched or "
+        "recorded"),
+    ROW("seed", OPT_INT, seed, NULL, 0, 1e15, "N", "of the first one; 1 where it is not given"),
+    ROW("watch", OPT_BOOL, watch, NULL, 0, 0, NULL,
+        "show the world live; where stdout is no terminal, its last picture"),
+    ROW("record", OPT_STRING, record, NULL, 0, 0, "FILE", "write a trace of the world"),
+    ROW("replay", OPT_STRING, replay, NULL, 0, 0, "FILE", "a trace instead of a new world"),
+    ROW("at", OPT_INT, at, "-1", -1, TRACE_TICKS, "TICK", "the tick to enter it at; -1: its last"),
+    ROW("continue", OPT_BOOL, on, NULL, 0, 0, NULL,
+        "go on from there with --policy: a fork, which --record writes"),
+    ROW("pipe", OPT_BOOL, pipe, NULL, 0, 0, NULL,
+        "the environment for another program: a JSON object a line on stdin and stdout"),
+    {0},
+};
+
+enum { AGENTS = 20, STEPS = 500, MAPS = 20 };
+
+static const char *world_name(const struct options *o) {
+    return o->world ? o->world : "repaired";
+}
+
+/* A rule set's name or a file, which may lie in the program's own checkout. */
+static int rules_load(struct world_rules *r, const char *name, struct error *err) {
+    char *path = cli_is_recipe(name) ? cli_find(name) : xstrdup(name);
+    int rc = world_rules_load(r, path, err);
+    free(path);
+    return rc;
+}
+
+static int over_load(void *options, struct error *err) {
+    struct options *o = options;
+    world_rules_release(&o->rules);
+    return rules_load(&o->rules, world_name(o), err);
+}
+
+/* who plays */
+
+struct player {
+    const char *name;
+    const struct world_policy *policy; /* or: */
+    struct outside *outside;
+};
+
+static int player_act(const struct player *p, const struct world *w, const struct world_rules *r,
+                      uint64_t seed, int16_t *actions, struct error *err) {
+    if (p->outside) return outside_act(p->outside, w, r, actions, err);
+    world_policy_act(p->policy, w, r, seed, actions);
+    return OK;
+}
+
+static int player_open(struct player *p, const char *name, struct error *err) {
+    struct buf known = {0};
+    *p = (struct player){.name = name, .policy = world_policy_find(name)};
+    if (p->policy) return OK;
+    for (const struct world_policy *q = world_policies; q->name; q++)
+        buf_printf(&known, "%s%s", q == world_policies ? "" : ", ", q->name);
+    int rc = error_set(err, ERR_USAGE, "no policy '%s'; there are %s", name, known.data);
+    buf_release(&known);
+    return rc;
+}
+
+enum { MAX_PLAYERS = 16 };
+struct players {
+    struct player v[MAX_PLAYERS];
+    int n;
+};
+
+static int players_open(struct players *p, const struct options *o, struct error *err) {
+    int rc = OK;
+    if (o->policies.n + 1 > MAX_PLAYERS)
+        return error_set(err, ERR_USAGE, "at most %d policies", MAX_PLAYERS - 1);
+    for (int i = 0; rc == OK && i < o->policies.n; i++)
+        rc = player_open(&p->v[p->n++], o->policies.v[i], err);
+    if (rc == OK && !o->policies.n && !o->policy_pipe) rc = player_open(&p->v[p->n++], "rule", err);
+    if (rc != OK || !o->policy_pipe) return rc;
+    struct player *last = &p->v[p->n++];
+    *last = (struct player){.name = "pipe"};
+    last->outside = outside_open(o->policy_pipe, o->timeout, err);
+    return last->outside ? OK : err->code;
+}
+
+static void players_close(struct players *p) {
+    for (int i = 0; i < p->n; i++) outside_close(p->v[i].outside);
+}
+
+/* measuring */
+
+enum { CELL = 24 }; /* columns of the table */
+enum measure { DELIVERED, COLLECTED, BLOCKED, SURVIVAL, FITNESS, N_MEASURES };
+static const char *const measure_names[] = {"delivered", "collected", "blocked", "survival",
+                                            "fitness"};
+static const bool measure_shares[N_MEASURES] = {[BLOCKED] = true, [SURVIVAL] = true};
+
+struct lives {
+    double *v[N_MEASURES]; /* [maps]: a map's mean over its agents */
+};
+
+static void life_measure(const struct world *w, struct lives *l, int64_t map) {
+    double sum[N_MEASURES] = {0}, steps = 0, n = w->n_agents;
+    for (int i = 0; i < w->n_agents; i++) {
+        const struct world_agent *a = &w->agents[i];
+        sum[DELIVERED] += a->delivered;
+        sum[COLLECTED] += a->collected;
+        sum[BLOCKED] += a->blocked;
+        sum[SURVIVAL] += a->alive;
+        sum[FITNESS] += agent_fitness(a);
+        steps += a->steps;
+    }
+    for (int m = 0; m < N_MEASURES; m++) l->v[m][map] = sum[m] / (m == BLOCKED ? MAX(steps, 1) : n);
+}
+
+static int life_run(const struct options *o, const struct player *p, uint64_t seed, struct world *w,
+                    int64_t *ticks, struct error *err) {
+    int16_t actions[WORLD_AGENTS] = {0};
+    world_reset(w, &o->rules, (int)o->agents, seed);
+    while (!world_over(w) && w->tick < o->steps) {
+        if (player_act(p, w, &o->rules, seed, actions, err) != OK) return err->code;
+        world_step(w, &o->rules, actions);
+        ++*ticks;
+    }
+    return OK;
+}
+
+static int lives_run(const struct options *o, const struct players *p, struct lives *l,
+                     struct error *err) {
+    struct progress bar;
+    struct world *w = xcalloc(1, sizeof *w);
+    double began = clock_now();
+    int64_t done = 0, ticks = 0;
+    int rc = OK;
+    progress_start(&bar, "worlds", p->n * o->maps);
+    for (int i = 0; rc == OK && i < p->n; i++)
+        for (int64_t m = 0; rc == OK && m < o->maps; m++) {
+            rc = life_run(o, &p->v[i], (uint64_t)(o->seed + m), w, &ticks, err);
+            life_measure(w, &l[i], m);
+            progress_update(&bar, ++done, p->v[i].name);
+        }
+    double seconds = MAX(clock_now() - began, 1e-9);
+    if (rc == OK)
+        note("%lld ticks of %lld agents, %.0f ticks a second", (long long)ticks,
+             (long long)o->agents, (double)ticks / seconds);
+    free(w);
+    return rc;
+}
+
+static void lives_print_json(const struct options *o, const struct player *p,
+                             const struct lives *l) {
+    json_t *v = json_pack("{s:s,s:s,s:I,s:I,s:I,s:I}", "policy", p->name, "world", world_name(o),
+                          "maps", (json_int_t)o->maps, "seed", (json_int_t)o->seed, "agents",
+                          (json_int_t)o->agents, "steps", (json_int_t)o->steps);
+    for (int m = 0; m < N_MEASURES; m++)
+        json_object_set_new(v, measure_names[m], interval_json(stats_mean(l->v[m], o->maps)));
+    cli_print(v);
+}
+
+/* "12.34 [11.02, 13.66]" */
+static void add_interval(struct buf *out, struct interval v, double scale, const char *unit) {
+    buf_printf(out, "%.2f%s [%.2f, %.2f]", v.value * scale, unit, v.lo * scale, v.hi * scale);
+}
+
+static void lives_print_row(const struct options *o, const struct player *p,
+                            const struct lives *l) {
+    printf("%-8s", p->name);
+    for (int m = 0; m < N_MEASURES; m++) {
+        struct buf b = {0};
+        bool share = measure_shares[m];
+        add_interval(&b, stats_mean(l->v[m], o->maps), share ? 100 : 1, share ? " %" : "");
+        printf("  %-*s", m < FITNESS ? CELL : 0, b.data);
+        buf_release(&b);
+    }
+    printf("\n");
+}
+
+static void lives_table(const struct options *o, const struct players *p, const struct lives *l) {
+    printf("%lld maps from seed %lld on, %lld agents, %lld steps, world '%s'; a map's mean over "
+           "agents [95 %% over maps]\n\n%-8s",
+           (long long)o->maps, (long long)o->seed, (long long)o->agents, (long long)o->steps,
+           world_name(o), "policy");
+    for (int m = 0; m < N_MEASURES; m++) printf("  %-*s", m < FITNESS ? CELL : 0, measure_names[m]);
+    printf("\n");
+    for (int i = 0; i < p->n; i++) lives_print_row(o, &p->v[i], &l[i]);
+}
+
+/* The first policy against another one, map by map. */
+static void difference_print(const struct common *c, const struct options *o,
+                             const struct players *p, const struct lives *l, int other) {
+    double *diff[2];
+    static const enum measure of[2] = {DELIVERED, FITNESS};
+    for (int k = 0; k < 2; k++) {
+        diff[k] = xcalloc((size_t)o->maps, sizeof(double));
+        for (int64_t m = 0; m < o->maps; m++) diff[k][m] = l[0].v[of[k]][m] - l[other].v[of[k]][m];
+    }
+    struct interval delivered = stats_mean(diff[0], o->maps),
+                    fitness = stats_mean(diff[1], o->maps);
+    double odds = stats_sign_flip(diff[0], o->maps);
+    if (c->json) {
+        cli_print(json_pack("{s:[s,s],s:o,s:o,s:f}", "difference", p->v[0].name, p->v[other].name,
+                            "delivered", interval_json(delivered), "fitness",
+                            interval_json(fitness), "p_delivered", odds));
+    } else {
+        struct buf b = {0};
+        buf_printf(&b, "%s - %s, map by map: delivered ", p->v[0].name, p->v[other].name);
+        add_interval(&b, delivered, 1, "");
+        buf_printf(&b, ", p %.4f; fitness ", odds);
+        add_interval(&b, fitness, 1, "");
+        puts(b.data);
+        buf_release(&b);
+    }
+    free(diff[0]);
+    free(diff[1]);
+}
+
+static int measure(const struct common *c, const struct options *o, const struct players *p,
+                   struct error *err) {
+    struct lives l[MAX_PLAYERS];
+    for (int i = 0; i < p->n; i++)
+        for (int m = 0; m < N_MEASURES; m++) l[i].v[m] = xcalloc((size_t)o->maps, sizeof(double));
+    int rc = lives_run(o, p, l, err);
+    if (rc == OK && !c->json) lives_table(o, p, l);
+    for (int i = 0; rc == OK && c->json && i < p->n; i++) lives_print_json(o, &p->v[i], &l[i]);
+    if (rc == OK && !c->json && p->n > 1) printf("\n");
+    for (int i = 1; rc == OK && i < p->n; i++) difference_print(c, o, p, l, i);
+    for (int i = 0; i < p->n; i++)
+        for (int m = 0; m < N_MEASURES; m++) free(l[i].v[m]);
+    return rc;
+}
+
+/* one world */
+
+struct life {
+    struct trace t;
+    struct world w;
+    const struct player *player;
+    uint64_t seed; /* of who plays */
+    FILE *record;
+};
+
+/* The tick after the trace's last one. */
+static int life_grow(void *ctx, struct error *err) {
+    struct life *l = ctx;
+    int16_t actions[WORLD_AGENTS] = {0};
+    if (world_over(&l->w) || l->w.tick >= l->t.steps) return 0;
+    int rc = player_act(l->player, &l->w, &l->t.rules, l->seed, actions, err);
+    if (rc == OK) rc = trace_add(&l->t, &l->w, actions, err);
+    if (rc != OK) return rc;
+    world_step(&l->w, &l->t.rules, actions);
+    if (l->record) rc = trace_put(&l->t, &l->w, l->record, err);
+    return rc == OK ? 1 : rc;
+}
+
+static json_t *places_json(const struct world *w, const int16_t *cells, int n) {
+    json_t *list = json_array();
+    for (int i = 0; i < n; i++)
+        json_array_append_new(list, json_pack("[i,i]", cells[i] % w->size, cells[i] / w->size));
+    return list;
+}
+
+static json_t *buf_json(struct buf *b) {
+    json_t *v = json_stringn(b->data ? b->data : "", b->len);
+    buf_release(b);
+    return v;
+}
+
+static json_t *agent_json(const struct life *l, int i) {
+    static const char *const things[] = {"nothing", "food", "material"};
+    const struct world_agent *a = &l->w.agents[i];
+    struct buf see = {0}, prompt = {0};
+    json_t *last = json_array();
+    world_observe(&l->w, &l->t.rules, i, &see);
+    world_prompt(&l->w, &l->t.rules, i, &prompt);
+    for (int k = 0; k < 2; k++)
+        if (a->last[k] >= 0) json_array_append_new(last, json_string(action_names[a->last[k]]));
+    return json_pack("{s:i,s:b,s:[i,i],s:i,s:s,s:i,s:o,s:o,s:i,s:i,s:i,s:i,s:i,s:i,s:f,s:f,s:f,s:o,"
+                     "s:o}",
+                     "agent", i, "alive", (int)a->alive, "cell", a->cell % l->w.size,
+                     a->cell / l->w.size, "energy", (int)a->energy, "holds", things[a->holds],
+                     "word", (int)a->word, "known", places_json(&l->w, a->known, a->n_known),
+                     "last", last, "steps", a->steps, "collected", a->collected, "delivered",
+                     a->delivered, "built", a->built, "blocked", a->blocked, "bites", a->bites,
+                     "reward", a->reward, "total", a->total, "fitness", agent_fitness(a),
+                     "observation", buf_json(&see), "prompt", buf_json(&prompt));
+}
+
+static json_t *life_json(const struct life *l) {
+    const struct world *w = &l->w;
+    char hash[HASH_LEN];
+    struct buf map = {0};
+    json_t *agents = json_array();
+    for (int i = 0; i < w->n_agents; i++) json_array_append_new(agents, agent_json(l, i));
+    world_hash(w, hash);
+    world_draw(w, &map);
+    return json_pack("{s:i,s:I,s:I,s:s,s:s,s:i,s:o,s:o,s:o,s:I,s:I,s:I,s:o}", "tick", w->tick,
+                     "steps", (json_int_t)l->t.steps, "seed", (json_int_t)w->seed, "policy",
+                     l->t.policy, "hash", hash, "living", w->n_living, "picture", buf_json(&map),
+                     "homes", places_json(w, w->homes, w->n_homes), "predators",
+                     places_json(w, w->predators, w->n_predators), "food_grown",
+                     (json_int_t)w->food_grown, "food_eaten", (json_int_t)w->food_eaten,
+                     "food_lost", (json_int_t)w->food_lost, "agents", agents);
+}
+
+static void life_print(const struct life *l) {
+    struct buf b = {0};
+    struct watch v = {.t = &l->t, .w = (struct world *)(uintptr_t)&l->w};
+    watch_frame(&v, false, &b);
+    buf_puts(&b, "\n");
+    for (int i = 0; i < l->w.n_agents; i++) {
+        buf_printf(&b, "agent_%d: ", i);
+        world_observe(&l->w, &l->t.rules, i, &b);
+        buf_puts(&b, "\n");
+    }
+    fputs(b.data, stdout);
+    buf_release(&b);
+}
+
+/* Lives, shown or not; what is printed is where it stands afterwards. */
+static int life_go(const struct common *c, const struct options *o, struct life *l,
+                   struct error *err) {
+    struct watch v = {.t = &l->t, .w = &l->w, .grow = l->player ? life_grow : NULL, .ctx = l};
+    int rc = OK;
+    if (o->record) {
+        l->record = trace_create(&l->t, o->record, err);
+        if (!l->record) return err->code;
+    }
+    if (o->watch && !c->json) {
+        rc = watch_run(&v, err);
+    } else {
+        for (int more = l->player != NULL; rc >= 0 && more; more = rc) rc = life_grow(l, err);
+        if (rc >= 0 && c->json)
+            cli_print(life_json(l));
+        else if (rc >= 0)
+            life_print(l);
+    }
+    if (!l->record) return MIN(rc, 0);
+    if (rc < 0) { /* no end: it was not reached */
+        fclose(l->record);
+        return rc;
+    }
+    trace_seek(&l->t, &l->w, l->t.n_ticks);
+    return trace_close(&l->w, l->record, err);
+}
+
+static int live(const struct common *c, const struct options *o, const struct players *p,
+                struct error *err) {
+    struct life *l = xcalloc(1, sizeof *l);
+    l->player = &p->v[0];
+    l->seed = (uint64_t)o->seed;
+    int rc = trace_init(&l->t, &o->rules, (int)o->agents, l->seed, o->steps, l->player->name, err);
+    if (rc == OK) trace_seek(&l->t, &l->w, 0);
+    if (rc == OK) rc = life_go(c, o, l, err);
+    trace_release(&l->t);
+    free(l);
+    return rc;
+}
+
+/* The trace becomes the beginning of another life. */
+static int life_fork(struct life *l, const struct options *o, const struct players *p,
+                     struct error *err) {
+    trace_cut(&l->t, l->w.tick);
+    l->t.fork = l->w.tick;
+    l->player = &p->v[0];
+    l->seed = o->seed ? (uint64_t)o->seed : l->t.seed;
+    if (o->steps) l->t.steps = o->steps;
+    free(l->t.policy);
+    l->t.policy = xstrdup(l->player->name);
+    if (l->t.steps >= l->w.tick) return OK;
+    return error_set(err, ERR_USAGE, "--steps %lld is over at tick %d already",
+                     (long long)l->t.steps, l->w.tick);
+}
+
+static int replay(const struct common *c, const struct options *o, const struct players *p,
+                  struct error *err) {
+    struct life *l = xcalloc(1, sizeof *l);
+    int rc = trace_load(&l->t, o->replay, err);
+    if (rc == OK && !l->t.closed)
+        warn("'%s' has no end: whoever wrote it was stopped after tick %lld", o->replay,
+             (long long)l->t.n_ticks);
+    int64_t at = o->at >= 0 ? o->at : o->watch && !o->on ? 0 : l->t.n_ticks;
+    if (rc == OK && at > l->t.n_ticks)
+        rc = error_set(err, ERR_MISSING, "'%s' ends with tick %lld", o->replay,
+                       (long long)l->t.n_ticks);
+    if (rc == OK) trace_seek(&l->t, &l->w, at);
+    if (rc == OK && o->on) rc = life_fork(l, o, p, err);
+    if (rc == OK) rc = life_go(c, o, l, err);
+    trace_release(&l->t);
+    free(l);
+    return rc;
+}
+
+/* the environment */
+
+static int answer(struct world_server *s, struct line_reader *in, bool *open, struct error *err) {
+    const char *line;
+    size_t len;
+    struct buf out = {0};
+    int got = line_next(in, 0, &line, &len, err);
+    if (got == 0) *open = false;
+    if (got == 0 || (got < 0 && got != ERR_MEMORY)) return got;
+    if (got == ERR_MEMORY)
+        buf_printf(&out, "{\"error\":\"%s\"}\n", err->text);
+    else
+        *open = world_server_answer(s, line, len, &out);
+    bool good = fwrite(out.data, 1, out.len, stdout) == out.len && fflush(stdout) == 0;
+    buf_release(&out);
+    return good ? OK : error_set(err, ERR_IO, "nobody reads the answers any more");
+}
+
+static int serve(const struct options *o, struct error *err) {
+    struct line_reader in = {.fd = STDIN_FILENO, .limit = PIPE_LINE};
+    bool open = true;
+    int rc = OK;
+    struct world_server *s = world_server_new(&o->rules, (int)o->agents, o->steps, err);
+    if (!s) return err->code;
+    while (rc == OK && open) rc = answer(s, &in, &open, err);
+    line_reader_release(&in);
+    world_server_free(s);
+    return rc;
+}
+
+/* what goes with what */
+
+/* That no rule was given where a trace has its own; and never the rule set, which --world names. */
+static int rules_check(const struct options *o, struct error *err) {
+    struct world_rules r;
+    int rc = rules_load(&r, world_name(o), err);
+    json_t *own = world_rules_json(&r), *given = world_rules_json(&o->rules);
+    if (rc == OK && strcmp(r.rules, o->rules.rules) != 0)
+        rc = error_set(err, ERR_USAGE, "--rules is a key of world files; here it is --world %s",
+                       o->rules.rules);
+    else if (rc == OK && o->replay && (o->world || !json_equal(own, given)))
+        rc = error_set(err, ERR_USAGE, "a trace has its own rules: leave out --world and rules");
+    json_decref(own);
+    json_decref(given);
+    world_rules_release(&r);
+    return rc;
+}
+
+static int map_alone(const struct world_rules *r, struct error *err) {
+    struct world_rules plain = {0};
+    if (!r->map.n) return OK;
+    options_default(world_rule_rows, &plain);
+    bool alone = r->size == plain.size && r->walls == plain.walls && r->homes == plain.homes;
+    world_rules_release(&plain);
+    return alone ? OK : error_set(err, ERR_USAGE, "the map says size, walls and homes itself");
+}
+
+static int replay_check(const struct options *o, struct error *err) {
+    if (o->pipe) return error_set(err, ERR_USAGE, "--pipe and --replay exclude each other");
+    if (o->agents || o->maps)
+        return error_set(err, ERR_USAGE, "a trace has its own agents, and is one map");
+    if (!o->on && (o->policies.n || o->policy_pipe || o->steps || o->seed || o->record))
+        return error_set(
+            err, ERR_USAGE,
+            "--policy, --policy-pipe, --steps, --seed and --record go with --continue");
+    if (o->record && strcmp(o->record, o->replay) == 0)
+        return error_set(err, ERR_USAGE, "'%s' is the trace itself", o->record);
+    return OK;
+}
+
+static int options_check(const struct common *c, const struct options *o, struct error *err) {
+    bool one = o->watch || o->record || o->on;
+    if (o->watch && c->json)
+        return error_set(err, ERR_USAGE, "--watch is for people, --json for programs");
+    if (one && (o->maps > 1 || o->policies.n + (o->policy_pipe != NULL) > 1))
+        return error_set(err, ERR_USAGE,
+                         "--watch, --record and --continue are of one world and "
+                         "one policy");
+    if (rules_check(o, err) != OK) return err->code;
+    if (o->replay) return replay_check(o, err);
+    if (o->on || o->at >= 0)
+        return error_set(err, ERR_USAGE, "--%s is of a trace: give --replay FILE",
+                         o->on ? "continue" : "at");
+    if (o->pipe && (one || o->policies.n || o->policy_pipe || o->maps || o->seed))
+        return error_set(err, ERR_USAGE, "--pipe: whoever asks says what is done, and the seed");
+    if (map_alone(&o->rules, err) != OK) return err->code;
+    return world_rules_check(&o->rules, err);
+}
+
+static int play(const struct common *c, const struct options *o, const struct players *p,
+                struct error *err) {
+    if (o->replay) return replay(c, o, p, err);
+    struct options full = *o;
+    if (!full.agents) full.agents = AGENTS;
+    if (!full.steps) full.steps = STEPS;
+    if (!full.seed) full.seed = 1;
+    if (!full.maps) full.maps = MAPS;
+    if (o->pipe) return serve(&full, err);
+    return o->watch || o->record ? live(c, &full, p, err) : measure(c, &full, p, err);
+}
+
+static int run(const struct common *c, const void *options, const struct strings *args,
+               struct error *err) {
+    const struct options *o = options;
+    struct players p = {0};
+    (void)args;
+    int rc = options_check(c, o, err);
+    if (rc == OK && !o->pipe && (!o->replay || o->on)) rc = players_open(&p, o, err);
+    if (rc == OK) rc = play(c, o, &p, err);
+    players_close(&p);
+    return rc;
+}
+
+const struct command cmd_world = {
+    .name = "world",
+    .args = "",
+    .summary = "a grid world of agents: measure policies, watch, record, replay, drive it",
+    .about =
+        "Agents look for food and carry it home. Policies are compared on the same maps, or one "
+        "world is watched, recorded,\n"
+        "entered again at any tick of its trace and continued otherwise. Other programs can be "
+        "the agents (--pipe) or the\n"
+        "policy (--policy-pipe). docs/WORLD.md has the rules, the files and the protocol.\n\n"
+        "  shoal world --policy rule random --maps 20\n"
+        "  shoal world --watch --size 30 --predators 2        space, n, p, < and > work\n"
+        "  shoal world --world worlds/maze.yaml --record life.jsonl\n"
+        "  shoal world --replay life.jsonl --at 120 --json\n"
+        "  shoal world --replay life.jsonl --at 120 --continue --policy random --record "
+        "fork.jsonl\n"
+        "  shoal world --policy-pipe 'python3 examples/world_policy.py'",
+    .rows = rows,
+    .over_rows = world_rule_rows,
+    .over_at = offsetof(struct options, rules),
+    .over_title = "rules of the world, over those of --world",
+    .over_load = over_load,
+    .size = sizeof(struct options),
+    .min_args = 0,
+    .max_args = 0,
+    .run = run,
+};

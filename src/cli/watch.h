@@ -1,0 +1,33 @@
+/*
+ * watch: a world in the terminal, live or from a trace.
+ *
+ * Frame and keys are functions of a struct watch alone; watch_run puts them on a terminal, whose
+ * state comes back however the program ends. Where stdout is no terminal the world runs to its end
+ * and the last picture is printed.
+ */
+#ifndef SHOAL_WATCH_H
+#define SHOAL_WATCH_H
+
+#include "world/trace.h"
+
+struct watch {
+    const struct trace *t;
+    struct world *w; /* at some tick of the trace */
+    /* Adds the tick after the trace's last one and steps the world: 1; 0: it is over. NULL: a trace
+     * that does not grow. */
+    int (*grow)(void *ctx, struct error *err);
+    void *ctx;
+    int agent, speed; /* selected; an index of speeds */
+    bool paused, quit;
+};
+
+/* One tick on: 1, or 0 where there is none. */
+int watch_tick(struct watch *v, struct error *err);
+int watch_seek(struct watch *v, int64_t tick, struct error *err);
+/* What people see; with `ansi` the selected agent stands out. */
+void watch_frame(const struct watch *v, bool ansi, struct buf *out);
+/* space, n, p, '.', '<', '>', '+', '-', q; others do nothing. */
+int watch_key(struct watch *v, int key, struct error *err);
+int watch_run(struct watch *v, struct error *err);
+
+#endif

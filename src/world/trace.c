@@ -1,0 +1,376 @@
+/*
+ * trace: writing down what was done in a world, and reading it back without believing it.
+ *
+ * A trace never holds what a world computes, but for hashes that it is compared with. Rules go in
+ * and out as a mapping of their keys; on the way in the reader of recipes checks them.
+ *
+ * Invariant of a trace in memory: playing its actions in a world of its rules and seed breaks no
+ * contract; so whatever can be loaded can be shown, continued and saved.
+ */
+#include "world/trace.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { VERSION = 1 };
+static const size_t FILE_LIMIT = (size_t)1 << 30;
+
+/* rules */
+
+static json_t *row_json(const struct option_row *row, const struct world_rules *r) {
+    const void *field = (const char *)r + row->offset;
+    json_t *list;
+    switch (row->type) {
+    case OPT_BOOL:
+        return json_boolean(*(const bool *)field);
+    case OPT_INT:
+        return json_integer(*(const int64_t *)field);
+    case OPT_FLOAT:
+        return json_real(*(const double *)field);
+    case OPT_STRING:
+        return json_string(*(char *const *)field);
+    default:
+        list = json_array();
+        for (int i = 0; i < ((const struct strings *)field)->n; i++)
+            json_array_append_new(list, json_string(((const struct strings *)field)->v[i]));
+        return list;
+    }
+}
+
+/* Whether a rule is said: a map says some others itself, and there may be none. */
+static bool row_counts(const struct option_row *row, const struct world_rules *r) {
+    static const char *const of_maps[] = {"size", "walls", "homes"};
+    if (strcmp(row->name, "map") == 0) return r->map.n > 0;
+    for (size_t i = 0; i < ARRAY_LEN(of_maps); i++)
+        if (strcmp(row->name, of_maps[i]) == 0) return r->map.n == 0;
+    return true;
+}
+
+json_t *world_rules_json(const struct world_rules *r) {
+    json_t *out = json_object();
+    for (const struct option_row *row = world_rule_rows; row->name; row++) {
+        char *key = xstrdup(row->name);
+        for (char *p = key; *p; p++)
+            if (*p == '-') *p = '_';
+        if (row_counts(row, r)) json_object_set_new(out, key, row_json(row, r));
+        free(key);
+    }
+    return out;
+}
+
+int world_rules_from_json(struct world_rules *r, const char *what, const json_t *v,
+                          struct error *err) {
+    *r = (struct world_rules){0};
+    if (!json_is_object(v))
+        return error_set(err, ERR_FORMAT, "'%s' must be an object of rules", what);
+    char *text = json_text(v);
+    int rc = world_rules_parse(r, what, text, strlen(text), err);
+    free(text);
+    return rc;
+}
+
+/* in memory */
+
+int trace_init(struct trace *t, const struct world_rules *r, int n_agents, uint64_t seed,
+               int64_t steps, const char *policy, struct error *err) {
+    json_t *rules = world_rules_json(r);
+    *t = (struct trace){
+        .n_agents = n_agents, .seed = seed, .steps = steps, .policy = xstrdup(policy), .fork = -1};
+    int rc = world_rules_from_json(&t->rules, "rules", rules, err);
+    json_decref(rules);
+    return rc;
+}
+
+void trace_release(struct trace *t) {
+    world_rules_release(&t->rules);
+    free(t->policy);
+    free(t->actions);
+    *t = (struct trace){0};
+}
+
+static int16_t *trace_at(const struct trace *t, int64_t tick) {
+    return t->actions + tick * t->n_agents;
+}
+
+static int trace_grow(struct trace *t, struct error *err) {
+    if (t->n_ticks == TRACE_TICKS)
+        return error_set(err, ERR_MEMORY, "a trace has at most %d ticks", TRACE_TICKS);
+    if (t->n_ticks < t->cap) return OK;
+    int64_t cap = MAX(64, 2 * t->cap);
+    int16_t *more = try_realloc(t->actions, (size_t)(cap * t->n_agents) * sizeof *t->actions, err);
+    if (!more) return err->code;
+    t->actions = more;
+    t->cap = cap;
+    return OK;
+}
+
+int trace_add(struct trace *t, const struct world *w, const int16_t *actions, struct error *err) {
+    if (trace_grow(t, err) != OK) return err->code;
+    int16_t *to = trace_at(t, t->n_ticks++);
+    for (int i = 0; i < t->n_agents; i++) to[i] = w->agents[i].alive ? actions[i] : -1;
+    return OK;
+}
+
+void trace_seek(const struct trace *t, struct world *w, int64_t tick) {
+    CHECK(tick >= 0 && tick <= t->n_ticks);
+    if (w->n_agents == 0 || tick < w->tick) world_reset(w, &t->rules, t->n_agents, t->seed);
+    while (w->tick < tick) world_step(w, &t->rules, trace_at(t, w->tick));
+}
+
+void trace_cut(struct trace *t, int64_t tick) {
+    t->n_ticks = MIN(t->n_ticks, tick);
+    t->closed = false;
+}
+
+/* writing */
+
+static json_t *header_json(const struct trace *t) {
+    json_t *v = json_pack("{s:i,s:o,s:i,s:I,s:I,s:s}", "shoal_world", VERSION, "rules",
+                          world_rules_json(&t->rules), "agents", t->n_agents, "seed",
+                          (json_int_t)t->seed, "steps", (json_int_t)t->steps, "policy", t->policy);
+    CHECK(v != NULL);
+    if (t->fork >= 0) json_object_set_new(v, "fork", json_integer(t->fork));
+    return v;
+}
+
+static void header_add(const struct trace *t, struct buf *out) {
+    json_t *v = header_json(t);
+    char *text = json_dumps(v, JSON_COMPACT);
+    buf_printf(out, "%s\n", text);
+    free(text);
+    json_decref(v);
+}
+
+static void hash_add(const struct world *w, struct buf *out) {
+    char hash[HASH_LEN];
+    world_hash(w, hash);
+    buf_printf(out, ",\"hash\":\"%s\"}\n", hash);
+}
+
+/* The tick that ends in the world `w`. */
+static void tick_add(const struct trace *t, const struct world *w, struct buf *out) {
+    const int16_t *actions = trace_at(t, w->tick - 1);
+    buf_printf(out, "{\"tick\":%d,\"actions\":[", w->tick);
+    for (int i = 0; i < t->n_agents; i++) buf_printf(out, "%s%d", i ? "," : "", actions[i]);
+    buf_puts(out, "]");
+    if (w->tick % TRACE_HASHES == 0)
+        hash_add(w, out);
+    else
+        buf_puts(out, "}\n");
+}
+
+static int text_write(struct buf *b, FILE *f, struct error *err) {
+    errno = 0;
+    bool good = fwrite(b->data, 1, b->len, f) == b->len && fflush(f) == 0;
+    buf_release(b);
+    return good ? OK : error_errno(err, "cannot write the trace");
+}
+
+FILE *trace_create(const struct trace *t, const char *path, struct error *err) {
+    FILE *f = fopen(path, "w");
+    struct buf b = {0};
+    struct world *w = xcalloc(1, sizeof *w);
+    int rc = f ? OK : error_errno(err, "cannot write '%s'", path);
+    if (f) header_add(t, &b);
+    for (int64_t tick = 1; rc == OK && tick <= t->n_ticks; tick++) {
+        trace_seek(t, w, tick);
+        tick_add(t, w, &b);
+        if (b.len > 1 << 16) rc = text_write(&b, f, err);
+    }
+    if (rc == OK) rc = text_write(&b, f, err);
+    buf_release(&b);
+    free(w);
+    if (rc == OK) return f;
+    if (f) fclose(f);
+    return NULL;
+}
+
+int trace_put(const struct trace *t, const struct world *w, FILE *f, struct error *err) {
+    struct buf b = {0};
+    CHECK(w->tick == t->n_ticks && w->tick > 0);
+    tick_add(t, w, &b);
+    return text_write(&b, f, err);
+}
+
+int trace_close(const struct world *w, FILE *f, struct error *err) {
+    struct buf b = {0};
+    buf_printf(&b, "{\"end\":%d", w->tick);
+    hash_add(w, &b);
+    int rc = text_write(&b, f, err);
+    if (fclose(f) != 0 && rc == OK) rc = error_errno(err, "cannot write the trace");
+    return rc;
+}
+
+/* reading */
+
+static int keys_check(const json_t *v, const char *const *known, struct error *err) {
+    const char *key;
+    json_t *value;
+    json_object_foreach ((json_t *)(uintptr_t)v, key, value) {
+        int i = 0;
+        while (known[i] && strcmp(known[i], key) != 0) i++;
+        if (!known[i]) return error_set(err, ERR_FORMAT, "unknown key '%s'", key);
+    }
+    return OK;
+}
+
+/* A whole number in its range, or ERR_FORMAT; what is absent is an error too. */
+static int integer_take(const json_t *v, const char *key, int64_t min, int64_t max, int64_t *out,
+                        struct error *err) {
+    const json_t *n = json_object_get(v, key);
+    *out = json_integer_value(n);
+    if (json_is_integer(n) && *out >= min && *out <= max) return OK;
+    return error_set(err, ERR_FORMAT, "'%s' must be a whole number from %" PRId64 " to %" PRId64,
+                     key, min, max);
+}
+
+static int header_take(struct trace *t, const json_t *v, const char *const *known,
+                       struct error *err) {
+    int64_t version, agents, seed;
+    const json_t *policy = json_object_get(v, "policy");
+    *t = (struct trace){.fork = -1};
+    if (!json_is_object(v) || !json_object_get(v, "shoal_world"))
+        return error_set(err, ERR_FORMAT, "no trace of a world: 'shoal_world' is missing");
+    if (integer_take(v, "shoal_world", VERSION, VERSION, &version, err) != OK ||
+        keys_check(v, known, err) != OK ||
+        integer_take(v, "agents", 1, WORLD_AGENTS, &agents, err) != OK ||
+        integer_take(v, "seed", 0, INT64_MAX, &seed, err) != OK ||
+        integer_take(v, "steps", 1, TRACE_TICKS, &t->steps, err) != OK ||
+        (json_object_get(v, "fork") &&
+         integer_take(v, "fork", 0, TRACE_TICKS, &t->fork, err) != OK))
+        return err->code;
+    if (!json_is_string(policy)) return error_set(err, ERR_FORMAT, "'policy' must be text");
+    t->n_agents = (int)agents;
+    t->seed = (uint64_t)seed;
+    t->policy = xstrdup(json_string_value(policy));
+    return world_rules_from_json(&t->rules, "rules", json_object_get(v, "rules"), err);
+}
+
+/* One tick's actions, as the world `w` can take them; then `w` takes them. */
+static int actions_take(struct trace *t, struct world *w, const json_t *v, struct error *err) {
+    int16_t actions[WORLD_AGENTS];
+    int64_t n_actions = N_ACTIONS * (t->rules.words + 1);
+    if (!json_is_array(v) || json_array_size(v) != (size_t)t->n_agents)
+        return error_set(err, ERR_FORMAT, "'actions' must be a list of %d", t->n_agents);
+    for (int i = 0; i < t->n_agents; i++) {
+        const json_t *one = json_array_get(v, (size_t)i);
+        json_int_t a = json_integer_value(one);
+        bool alive = w->agents[i].alive;
+        if (!json_is_integer(one) || (alive ? a < 0 || a >= n_actions : a != -1))
+            return error_set(err, ERR_FORMAT,
+                             alive ? "agent %d does no action" : "agent %d is dead", i);
+        actions[i] = (int16_t)a;
+    }
+    if (trace_add(t, w, actions, err) != OK) return err->code;
+    world_step(w, &t->rules, actions);
+    return OK;
+}
+
+static int hash_check(const struct world *w, const json_t *v, struct error *err) {
+    char hash[HASH_LEN];
+    world_hash(w, hash);
+    if (json_is_string(v) && strcmp(json_string_value(v), hash) == 0) return OK;
+    return error_set(err, ERR_MISMATCH,
+                     "at tick %d the world is not the one that was recorded: '%s' is its hash",
+                     w->tick, hash);
+}
+
+static int tick_take(struct trace *t, struct world *w, const json_t *v, struct error *err) {
+    static const char *const known[] = {"tick", "actions", "hash", NULL};
+    const json_t *hash = json_object_get(v, "hash");
+    int64_t tick;
+    if (keys_check(v, known, err) != OK ||
+        integer_take(v, "tick", w->tick + 1, w->tick + 1, &tick, err) != OK ||
+        actions_take(t, w, json_object_get(v, "actions"), err) != OK)
+        return err->code;
+    if (!hash && tick % TRACE_HASHES == 0)
+        return error_set(err, ERR_FORMAT, "tick %d has no hash", w->tick);
+    return hash ? hash_check(w, hash, err) : OK;
+}
+
+static int end_take(struct trace *t, const struct world *w, const json_t *v, struct error *err) {
+    static const char *const known[] = {"end", "hash", NULL};
+    int64_t tick;
+    if (keys_check(v, known, err) != OK ||
+        integer_take(v, "end", w->tick, w->tick, &tick, err) != OK)
+        return err->code;
+    t->closed = true;
+    return hash_check(w, json_object_get(v, "hash"), err);
+}
+
+static int line_take(struct trace *t, struct world *w, const json_t *v, struct error *err) {
+    static const char *const header[] = {"shoal_world", "rules",  "agents", "seed",
+                                         "steps",       "policy", "fork",   NULL};
+    if (t->closed) return error_set(err, ERR_FORMAT, "the trace has ended, but more follows");
+    if (w->n_agents && json_object_get(v, "end")) return end_take(t, w, v, err);
+    if (w->n_agents) return tick_take(t, w, v, err);
+    if (header_take(t, v, header, err) != OK) return err->code;
+    trace_seek(t, w, 0);
+    return OK;
+}
+
+int trace_parse(struct trace *t, const char *what, const char *text, size_t len,
+                struct error *err) {
+    struct world *w = xcalloc(1, sizeof *w);
+    int rc = OK, line = 0;
+    *t = (struct trace){.fork = -1};
+    for (const char *at = text, *end = text + len, *stop; rc == OK; at = stop + 1) {
+        stop = at < end ? memchr(at, '\n', (size_t)(end - at)) : NULL;
+        if (!stop) break; /* what has no end is what a crash left of a line */
+        line++;
+        json_t *v = json_parse(at, (size_t)(stop - at), "trace", err);
+        rc = v ? line_take(t, w, v, err) : err->code;
+        json_decref(v);
+    }
+    if (rc != OK)
+        rc = error_wrap(err, "'%s', line %d", what, line);
+    else if (line == 0)
+        rc = error_set(err, ERR_FORMAT, "'%s' holds no whole line of a trace", what);
+    free(w);
+    return rc;
+}
+
+int trace_load(struct trace *t, const char *path, struct error *err) {
+    struct buf b = {0};
+    *t = (struct trace){.fork = -1};
+    int rc = file_read(path, FILE_LIMIT, &b, err);
+    if (rc == OK) rc = trace_parse(t, path, b.data ? b.data : "", b.len, err);
+    buf_release(&b);
+    return rc;
+}
+
+/* in one piece */
+
+json_t *trace_json(const struct trace *t, const struct world *w) {
+    char hash[HASH_LEN];
+    json_t *v = header_json(t), *ticks = json_array();
+    for (int64_t tick = 0; tick < t->n_ticks; tick++) {
+        json_t *actions = json_array();
+        for (int i = 0; i < t->n_agents; i++)
+            json_array_append_new(actions, json_integer(trace_at(t, tick)[i]));
+        json_array_append_new(ticks, actions);
+    }
+    world_hash(w, hash);
+    json_object_set_new(v, "actions", ticks);
+    json_object_set_new(v, "hash", json_string(hash));
+    return v;
+}
+
+int trace_from_json(struct trace *t, const json_t *v, struct error *err) {
+    static const char *const known[] = {"shoal_world", "rules", "agents",  "seed", "steps",
+                                        "policy",      "fork",  "actions", "hash", NULL};
+    const json_t *ticks = json_object_get(v, "actions");
+    struct world *w = xcalloc(1, sizeof *w);
+    int rc = header_take(t, v, known, err);
+    if (rc == OK && !json_is_array(ticks))
+        rc = error_set(err, ERR_FORMAT, "'actions' must be a list of ticks");
+    if (rc == OK) trace_seek(t, w, 0);
+    for (size_t i = 0; rc == OK && i < json_array_size(ticks); i++)
+        if ((rc = actions_take(t, w, json_array_get(ticks, i), err)) != OK)
+            error_wrap(err, "tick %zu", i + 1);
+    if (rc == OK) rc = hash_check(w, json_object_get(v, "hash"), err);
+    free(w);
+    return rc;
+}

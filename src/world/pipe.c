@@ -59,8 +59,7 @@ void add_info(const void *view, int agent, struct buf *out) {
 
 /* As the seed does with an answer that says nothing. */
 static int16_t random_move(const struct world *w, int agent) {
-    enum { DRAW_POLICY = 64 };
-    struct rng r = rng_make(w->seed, RNG_WORLD, DRAW_POLICY + (uint32_t)agent, (uint32_t)w->tick);
+    struct rng r = world_policy_rng(w->seed, agent, w->tick);
     return (int16_t)rng_below(&r, PICK_FOOD);
 }
 

@@ -151,10 +151,9 @@ const struct world_policy *world_policy_find(const char *name) {
 
 void world_policy_act(const struct world_policy *p, const struct world *w,
                       const struct world_rules *rules, uint64_t seed, int16_t *actions) {
-    enum { DRAW_POLICY = 64 }; /* + agent: the id of rng_make (grid.c has the smaller ones) */
     for (int i = 0; i < w->n_agents; i++) {
         if (!w->agents[i].alive) continue;
-        struct rng r = rng_make(seed, RNG_WORLD, DRAW_POLICY + (uint32_t)i, (uint32_t)w->tick);
+        struct rng r = world_policy_rng(seed, i, w->tick);
         actions[i] = (int16_t)p->act(w, rules, i, &r);
     }
 }

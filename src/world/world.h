@@ -149,6 +149,10 @@ struct world_policy {
     /* An action (in silence); what is random comes from r, which is made for (agent, tick). */
     int (*act)(const struct world *w, const struct world_rules *rules, int agent, struct rng *r);
 };
+/* What a policy draws from in a tick; grid.c draws under smaller ids. */
+static inline struct rng world_policy_rng(uint64_t seed, int agent, int tick) {
+    return rng_make(seed, RNG_WORLD, 64 + (uint32_t)agent, (uint32_t)tick);
+}
 extern const struct world_policy world_policies[]; /* rule, random, mock */
 const struct world_policy *world_policy_find(const char *name);
 /* Actions of all the living: [n_agents]. */

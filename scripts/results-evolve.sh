@@ -125,7 +125,7 @@ done
 ## Evolution (\`make results-evolve\`)
 
 Ways to make a better adapter of the same founders ($(echo "$founders" | wc -w) of rank 8, each of which learned $own conversations of the family in one language and $rest of others) on
-the starter model, each with $flops FLOPs; gradient, es and hybrid learn from the same $learn further conversations. $n test questions a seed, $(echo "$seeds" | wc -w) seeds. Intervals
+the starter model in q8_0, each with at most $flops FLOPs (ties and dare make few candidates, since making one costs more than asking it); gradient, es and hybrid learn from the same $learn further conversations. $n test questions a seed, $(echo "$seeds" | wc -w) seeds. Intervals
 are of 95 % over the seeds, differences are paired by seed. Retention: points lost or gained on the other hard families since the best founder.
 END
     for family in $families; do
@@ -134,7 +134,7 @@ END
         echo
         echo "### $family"
         echo
-        "$shoal" runs --runs "$runs" --compare $groups | sed 's/^/    /'
+        "$shoal" runs --runs "$runs" --compare $groups --base "founder-$family" | sed 's/^/    /'
     done
 } >"$work/part.md"
 sh scripts/results-part.sh "Evolution" <"$work/part.md"

@@ -81,13 +81,14 @@ END
     coefficients="evolve: {search: coefficients, flops: $flops, generations: 1000"
     # what these make has to be made, by SVDs that cost more than the questions: so many fit
     made="evolve: {search: coefficients, flops: $flops, generations: 6"
+    cma="search: {searcher: cma, sigma: 0.1}"
     learner="flops: $flops, learn: $data/learn.jsonl"
     case $1 in
     founder) echo "evolve: {search: none}" ;;
     soup) echo "evolve: {search: merge, merge: delta}" ;;
-    ties) echo "$made, merge: delta_ties}" && echo "search: {searcher: cma, sigma: 0.1}" ;;
-    dare) echo "$made, merge: delta_dare_ties}" && echo "search: {searcher: cma, sigma: 0.1}" ;;
-    cma) echo "$coefficients}" && echo "search: {searcher: cma, sigma: 0.1}" ;;
+    ties) echo "$made, merge: delta_ties}" && echo "$cma" ;;
+    dare) echo "$made, merge: delta_dare_ties}" && echo "$cma" ;;
+    cma) echo "$coefficients}" && echo "$cma" ;;
     pso) echo "$coefficients}" && echo "search: {searcher: pso}" ;;
     ga) cat <<END ;;
 evolve:
@@ -96,7 +97,7 @@ evolve:
 END
     gradient) echo "evolve: {search: gradient, $learner}" ;;
     es) echo "evolve: {search: es, $learner}" && echo "es: {population: 16, sigma: 0.01}" ;;
-    hybrid) echo "$coefficients, rank: 16, burst: $updates, learn: $data/learn.jsonl}" && echo "search: {searcher: cma, sigma: 0.1}" ;;
+    hybrid) echo "$coefficients, rank: 16, burst: $updates, learn: $data/learn.jsonl}" && echo "$cma" ;;
     esac
     echo "learn: {lr: $lr, max_steps: $updates, bsz: 16, grad_accum: 1, lora_dropout: 0}"
 }

@@ -476,15 +476,6 @@ static int rules_check(const struct options *o, struct error *err) {
     return rc;
 }
 
-static int map_alone(const struct world_rules *r, struct error *err) {
-    struct world_rules plain = {0};
-    if (!r->map.n) return OK;
-    options_default(world_rule_rows, &plain);
-    bool alone = r->size == plain.size && r->walls == plain.walls && r->homes == plain.homes;
-    world_rules_release(&plain);
-    return alone ? OK : error_set(err, ERR_USAGE, "the map says size, walls and homes itself");
-}
-
 static int replay_check(const struct options *o, struct error *err) {
     if (o->pipe) return error_set(err, ERR_USAGE, "--pipe and --replay exclude each other");
     if (o->agents || o->maps)
@@ -513,7 +504,6 @@ static int options_check(const struct common *c, const struct options *o, struct
                          o->on ? "continue" : "at");
     if (o->pipe && (one || o->policies.n || o->policy_pipe || o->maps || o->seed))
         return error_set(err, ERR_USAGE, "--pipe: whoever asks says what is done, and the seed");
-    if (map_alone(&o->rules, err) != OK) return err->code;
     return world_rules_check(&o->rules, err);
 }
 

@@ -76,10 +76,6 @@ int watch_key(struct watch *v, int key, struct error *err) {
 
 /* the frame */
 
-static char agent_letter(int i) {
-    return i < 26 ? (char)('A' + i) : '@';
-}
-
 static void add_status(const struct watch *v, struct buf *out) {
     const struct world *w = v->w;
     int64_t delivered = 0, built = 0;
@@ -98,7 +94,7 @@ static void add_status(const struct watch *v, struct buf *out) {
 static void add_bar(const struct watch *v, int i, struct buf *out) {
     const struct world_agent *a = &v->w->agents[i];
     int full = (int)((a->energy * (int64_t)BAR + v->t->rules.energy - 1) / v->t->rules.energy);
-    buf_printf(out, "%c%c%-2d ", i == v->agent ? '>' : ' ', agent_letter(i), i);
+    buf_printf(out, "%c%c%-2d ", i == v->agent ? '>' : ' ', world_agent_letter(i), i);
     for (int k = 0; k < BAR; k++) buf_puts(out, k < full ? "#" : ".");
     buf_printf(out, " %-5d%s", a->energy, a->holds == HOLDS_FOOD ? "f" : a->holds ? "m" : " ");
 }
@@ -112,7 +108,7 @@ static void add_map_row(const struct watch *v, const char *map, int row, bool an
     int x = here ? a->cell % w->size : w->size;
     buf_add(out, cells, (size_t)x);
     if (here) {
-        buf_printf(out, "\033[7m%c\033[0m", agent_letter(v->agent));
+        buf_printf(out, "\033[7m%c\033[0m", world_agent_letter(v->agent));
         buf_add(out, cells + x + 1, (size_t)(w->size - x - 1));
     }
 }

@@ -143,7 +143,7 @@ const char *shoal_world_draw(struct shoal_world *w) {
 }
 
 int shoal_world_parse(const struct shoal_world *w, const char *text) {
-    return action_parse(text, strcmp(w->t.rules.rules, "seed") != 0);
+    return world_action_parse(&w->t.rules, text);
 }
 
 char *shoal_world_state(const struct shoal_world *w) {

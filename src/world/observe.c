@@ -119,9 +119,13 @@ int action_parse(const char *text, bool repaired) {
     return action;
 }
 
+int world_action_parse(const struct world_rules *r, const char *text) {
+    return action_parse(text, strcmp(r->rules, "seed") != 0);
+}
+
 static char cell_letter(const struct world *w, int cell) {
     for (int i = 0; i < w->n_agents; i++)
-        if (w->agents[i].alive && w->agents[i].cell == cell) return i < 26 ? (char)('A' + i) : '@';
+        if (w->agents[i].alive && w->agents[i].cell == cell) return world_agent_letter(i);
     if (world_has_predator(w, cell)) return '*';
     int here = w->cells[cell];
     return here & CELL_WALL       ? '#'

@@ -83,7 +83,7 @@ int world_action_read(const struct world *w, const struct world_rules *r, int ag
     }
     json_int_t number = json_integer_value(what);
     if (json_is_string(what)) {
-        int found = action_parse(json_string_value(what), strcmp(r->rules, "seed") != 0);
+        int found = world_action_parse(r, json_string_value(what));
         *parsed = found >= 0;
         *action = *parsed ? (int16_t)found : random_move(w, agent);
     } else if (json_is_integer(what) && number >= 0 && number < n) {
@@ -214,11 +214,8 @@ static int rules_take(const struct world_server *s, const json_t *options, struc
                       struct error *err) {
     json_t *own =
         json_object_get(options, "rules") ? json_object() : world_rules_json(&s->plain.rules);
-    if (json_object_get(options, "map")) {
-        json_object_del(own, "size");
-        json_object_del(own, "walls");
-        json_object_del(own, "homes");
-    }
+    if (json_object_get(options, "map"))
+        for (const char *const *key = world_ground_keys; *key; key++) json_object_del(own, *key);
     json_object_update(own, (json_t *)(uintptr_t)options);
     int rc = world_rules_from_json(r, "options", own, err);
     json_decref(own);

@@ -58,6 +58,8 @@ const struct option_row world_rule_rows[] = {
 #undef REWARD
 #undef ROW
 
+const char *const world_ground_keys[] = {"size", "walls", "homes", NULL};
+
 const struct world_rule_set world_rule_sets[] = {
     {"seed", "the predecessor's world, to the string and to the number", "rules: seed"},
     {"repaired", "agents know where they stand, can reach home, and food feeds them",
@@ -134,20 +136,29 @@ static int map_check(const struct strings *map, struct error *err) {
     return rc;
 }
 
+/* Where flags may have said what a map says, nobody knows which: they are no longer the defaults.
+ */
+static int ground_check(const struct world_rules *r, struct error *err) {
+    struct world_rules plain = {0};
+    options_default(world_rule_rows, &plain);
+    bool alone = r->size == plain.size && r->walls == plain.walls && r->homes == plain.homes;
+    world_rules_release(&plain);
+    return alone ? OK : error_set(err, ERR_USAGE, "the map says size, walls and homes itself");
+}
+
 int world_rules_check(const struct world_rules *r, struct error *err) {
     if (!set_find(r->rules)) return set_unknown("rules", r->rules, "", err);
-    return r->map.n ? map_check(&r->map, err) : OK;
+    if (!r->map.n) return OK;
+    return ground_check(r, err) == OK ? map_check(&r->map, err) : err->code;
 }
 
 /* files */
 
-/* A map says these itself. */
 static int map_alone(const struct yaml *y, struct error *err) {
-    static const char *const keys[] = {"size", "walls", "homes"};
-    for (size_t i = 0; i < ARRAY_LEN(keys); i++)
-        if (yaml_line(y, keys[i]))
+    for (const char *const *key = world_ground_keys; *key; key++)
+        if (yaml_line(y, *key))
             return error_set(err, ERR_USAGE, "'%s', line %d: the map says '%s' itself", y->path,
-                             yaml_line(y, keys[i]), keys[i]);
+                             yaml_line(y, *key), *key);
     return OK;
 }
 

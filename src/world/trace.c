@@ -41,10 +41,9 @@ static json_t *row_json(const struct option_row *row, const struct world_rules *
 
 /* Whether a rule is said: a map says some others itself, and there may be none. */
 static bool row_counts(const struct option_row *row, const struct world_rules *r) {
-    static const char *const of_maps[] = {"size", "walls", "homes"};
     if (strcmp(row->name, "map") == 0) return r->map.n > 0;
-    for (size_t i = 0; i < ARRAY_LEN(of_maps); i++)
-        if (strcmp(row->name, of_maps[i]) == 0) return r->map.n == 0;
+    for (const char *const *key = world_ground_keys; *key; key++)
+        if (strcmp(row->name, *key) == 0) return r->map.n == 0;
     return true;
 }
 

@@ -67,6 +67,7 @@ int world_rules_load(struct world_rules *r, const char *name, struct error *err)
 /* The same of a file's text; `path` names it in errors. */
 int world_rules_parse(struct world_rules *r, const char *path, const char *text, size_t len,
                       struct error *err);
+extern const char *const world_ground_keys[]; /* rules that a map says itself; NULL ends them */
 /* What no single row can refuse. Loading does it; do it again when flags have changed a rule. */
 int world_rules_check(const struct world_rules *r, struct error *err);
 void world_rules_release(struct world_rules *r);
@@ -138,6 +139,12 @@ void world_prompt(const struct world *w, const struct world_rules *r, int agent,
  * up first, as there, so that "pick up" goes north; `repaired` looks for verbs before directions.
  * -1: nothing. */
 int action_parse(const char *text, bool repaired);
+/* The same as the rules want it. */
+int world_action_parse(const struct world_rules *r, const char *text);
+/* How people are shown an agent: a letter, or '@' beyond Z. */
+static inline char world_agent_letter(int agent) {
+    return agent < 26 ? (char)('A' + agent) : '@';
+}
 /* The state as text of a map, north first, for people. A cell shows the first of: a living agent
  * (letters, then '@'), a predator '*', '#', home '+', food 'f', material 'm', '.'. */
 void world_draw(const struct world *w, struct buf *out);

@@ -2,7 +2,8 @@
  * observe: what an agent is told in words, what its answer means, and the map for people.
  *
  * The text is the predecessor's to the character, bugs included where the rules are `seed`; what
- * other rules add stands between its parts. Nothing here changes a world.
+ * other rules add stands between its parts. The brief form says as much in a dozen letters, each
+ * with its place, which tiny models read faster and learn sooner. Nothing here changes a world.
  */
 #include "world/world.h"
 
@@ -70,13 +71,70 @@ static void add_words(const struct world *w, const struct world_rules *r,
         int far = abs(other->cell % w->size - a->cell % w->size) +
                   abs(other->cell / w->size - a->cell / w->size);
         if (other == a || !other->alive || !other->word || far > r->hearing) continue;
-        buf_printf(out, "%s%d", first ? ". Heard: " : " ", other->word);
+        buf_printf(out, "%s%d", first && !r->brief ? ". Heard: " : " ", other->word);
         first = false;
     }
 }
 
+/* brief */
+
+static int steps_between(const struct world *w, int a, int b) {
+    return abs(a % w->size - b % w->size) + abs(a / w->size - b / w->size);
+}
+
+int world_goal(const struct world *w, int agent) {
+    const struct world_agent *a = &w->agents[agent];
+    const int16_t *places = a->holds ? w->homes : a->known;
+    int n = a->holds ? w->n_homes : a->n_known, goal = -1;
+    for (int i = 0; i < n; i++) {
+        bool stood = agent_has_seen(a, places[i]);
+        if (a->holds ? i > 0 && !stood : stood) continue; // homes unheard of, food fetched before
+        if (goal < 0 || steps_between(w, a->cell, places[i]) < steps_between(w, a->cell, goal))
+            goal = places[i];
+    }
+    return goal;
+}
+
+static char ground_letter(const struct world *w, const struct world_agent *a, int cell) {
+    int here = w->cells[cell];
+    return here & CELL_FOOD          ? 'f'
+           : here & CELL_MATERIAL    ? 'm'
+           : here & CELL_HOME        ? 'h'
+           : agent_has_seen(a, cell) ? 'o'
+                                     : 'u';
+}
+
+static char side_letter(const struct world *w, const struct world_agent *a, int move) {
+    int cell = cell_beside(w, a->cell, move);
+    if (world_has_predator(w, cell)) return 'z';
+    return w->cells[cell] & CELL_WALL ? 'x' : ground_letter(w, a, cell);
+}
+
+static void observe_brief(const struct world *w, const struct world_rules *r, int agent,
+                          struct buf *out) {
+    const struct world_agent *a = &w->agents[agent];
+    int goal = world_goal(w, agent), to = goal < 0 ? a->cell : goal;
+    int dx = to % w->size - a->cell % w->size, dy = to / w->size - a->cell / w->size;
+    for (int move = 0; move < 4; move++)
+        buf_printf(out, "%s%c", move ? " " : "", side_letter(w, a, move));
+    buf_printf(out, " %c %c %c %c %c", r->here ? ground_letter(w, a, a->cell) : 'o',
+               "-fm"[a->holds],
+               dy > 0   ? 'n'
+               : dy < 0 ? 's'
+                        : '-',
+               dx > 0   ? 'e'
+               : dx < 0 ? 'w'
+                        : '-',
+               2 * a->energy >= r->energy ? '+' : '-');
+    if (r->words) add_words(w, r, a, out);
+}
+
 void world_observe(const struct world *w, const struct world_rules *r, int agent, struct buf *out) {
     const struct world_agent *a = &w->agents[agent];
+    if (r->brief) {
+        observe_brief(w, r, agent, out);
+        return;
+    }
     buf_printf(out, "At (%d,%d), E%d", a->cell % w->size, a->cell / w->size, a->energy);
     if (a->holds) buf_puts(out, a->holds == HOLDS_FOOD ? ", has food" : ", has material");
     if (r->here) add_here(w, a, out);
@@ -88,6 +146,12 @@ void world_observe(const struct world *w, const struct world_rules *r, int agent
 
 void world_prompt(const struct world *w, const struct world_rules *r, int agent, struct buf *out) {
     const int16_t *last = w->agents[agent].last;
+    if (r->brief) {
+        world_observe(w, r, agent, out);
+        for (int k = 0; k < 2; k++) buf_printf(out, " %c", last[k] < 0 ? '-' : "nsewpd"[last[k]]);
+        buf_puts(out, ":");
+        return;
+    }
     if (last[1] >= 0) {
         buf_puts(out, "[");
         if (last[0] >= 0) buf_printf(out, "%s,", action_names[last[0]]);

@@ -122,6 +122,56 @@ static int rule_act(const struct world *w, const struct world_rules *rules, int 
     return move < 0 ? stroll(&k, r) : move;
 }
 
+/* reflex */
+
+static bool is_open(const struct world *w, const struct world_agent *a, int move) {
+    int cell = cell_beside(w, a->cell, move);
+    return !(w->cells[cell] & CELL_WALL) && !world_has_predator(w, cell);
+}
+
+/* A way that is open and not back, beginning with `first`; back where there is no other. */
+static int any_way(const struct world *w, const struct world_agent *a, int first) {
+    int last = a->last[1], back = last >= 0 && last < 4 ? last ^ 1 : -1;
+    for (int i = 0; i < 4; i++) {
+        int move = (first + i) % 4;
+        if (move != back && is_open(w, a, move)) return move;
+    }
+    return back < 0 ? first : back;
+}
+
+/* Along either axis on which the goal is not reached, not back; else around what is in the way. */
+static int toward(const struct world *w, const struct world_agent *a, int goal, struct rng *r) {
+    int dx = goal % w->size - a->cell % w->size, dy = goal / w->size - a->cell / w->size;
+    int want[2], n = 0, last = a->last[1], turn = (int)rng_below(r, 4);
+    if (dy) want[n++] = dy > 0 ? MOVE_NORTH : MOVE_SOUTH;
+    if (dx) want[n++] = dx > 0 ? MOVE_EAST : MOVE_WEST;
+    for (int i = 0; i < n; i++) {
+        int move = want[(turn + i) % n];
+        if (is_open(w, a, move) && !(last >= 0 && last < 4 && move == (last ^ 1))) return move;
+    }
+    return any_way(w, a, turn);
+}
+
+/* What rule does, without a map: it looks at what a brief observation tells and at nothing else. */
+static int reflex_act(const struct world *w, const struct world_rules *rules, int agent,
+                      struct rng *r) {
+    const struct world_agent *a = &w->agents[agent];
+    int here = w->cells[a->cell], goal = world_goal(w, agent), last = a->last[1];
+    int turn = (int)rng_below(r, 4), ahead = last >= 0 && last < 4 ? last : turn;
+    if (a->holds && here & CELL_HOME) return DROP_FOOD;
+    if (!a->holds && rules->here && here & (CELL_FOOD | CELL_MATERIAL)) return PICK_FOOD;
+    for (int i = 0; !a->holds && i < 4; i++) {
+        int move = (turn + i) % 4;
+        if (w->cells[cell_beside(w, a->cell, move)] & CELL_FOOD && is_open(w, a, move)) return move;
+    }
+    if (goal >= 0) return toward(w, a, goal, r);
+    for (int i = 0; i < 4; i++) { // new ground, straight on first
+        int move = (ahead + i) % 4;
+        if (is_open(w, a, move) && !agent_has_seen(a, cell_beside(w, a->cell, move))) return move;
+    }
+    return any_way(w, a, rng_below(r, 8) ? ahead : turn);
+}
+
 /* chance */
 
 static int random_act(const struct world *w, const struct world_rules *rules, int agent,
@@ -138,6 +188,7 @@ static int mock_act(const struct world *w, const struct world_rules *rules, int 
 
 const struct world_policy world_policies[] = {
     {"rule", "fetches what it sees and remembers, and explores", rule_act},
+    {"reflex", "the same by what a brief observation tells, without a map", reflex_act},
     {"random", "any of the six actions", random_act},
     {"mock", "any move, as the predecessor's mock model: it never picks anything up", mock_act},
     {0},

@@ -27,6 +27,8 @@ const struct option_row world_rule_rows[] = {
     ROW("energy", OPT_INT, energy, "200", 1, 30000, "N", "at birth, and at most; a step costs 1"),
     ROW("meal", OPT_INT, meal, "0", 0, 30000, "N", "energy that food gives who brings it home"),
     ROW("here", OPT_BOOL, here, NULL, 0, 0, NULL, "agents are told what is on their own cell"),
+    ROW("brief", OPT_BOOL, brief, NULL, 0, 0, NULL,
+        "they are told in a dozen letters, not in words"),
     ROW("reachable", OPT_BOOL, reachable, NULL, 0, 0, NULL,
         "a home can be reached from every free cell"),
     ROW("homes", OPT_INT, homes, "1", 1, WORLD_HOMES, "N", "the first is in the middle"),
@@ -63,7 +65,8 @@ const char *const world_ground_keys[] = {"size", "walls", "homes", NULL};
 const struct world_rule_set world_rule_sets[] = {
     {"seed", "the predecessor's world, to the string and to the number", "rules: seed"},
     {"repaired", "agents know where they stand, can reach home, and food feeds them",
-     "rules: repaired\nhere: true\nreachable: true\nmeal: 100\nfood: 8\nfood_every: 10"},
+     "rules: repaired\nhere: true\nbrief: true\nreachable: true\nmeal: 100\nfood: 8\nfood_every: "
+     "10"},
     {0},
 };
 

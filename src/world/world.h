@@ -40,6 +40,7 @@ struct world_rules {    /* filled from option rows: recipe keys and, in the CLI,
     int64_t energy;     /* at birth, and at most */
     int64_t meal;       /* energy that food gives who brings it home; 0: none, as there */
     bool here;          /* observations say what is on the own cell */
+    bool brief;         /* and say it in letters */
     bool reachable;     /* a home can be reached from every free cell; a map stays as it is drawn */
     int64_t homes;      /* the first in the middle, further ones anywhere */
     int64_t predators, sight, bite; /* how many; how far they see (|dx| + |dy|); energy they take */
@@ -131,10 +132,19 @@ static inline bool world_has_predator(const struct world *w, int cell) {
 
 /* words: observe.c */
 
-/* "At (5,3), E80, has food. See: home↑ wall←", added to `out`. */
+/*
+ * "At (5,3), E80, has food. See: home↑ wall←", added to `out`. Brief: "u x f o h - s e +": the cells
+ * north, south, east and west (z wolf, x wall, f food, m material, h home, o stood on, u not yet);
+ * what is here; what it holds; which way its goal is, along y and along x (- neither); energy, + for
+ * half of it or more.
+ */
 void world_observe(const struct world *w, const struct world_rules *r, int agent, struct buf *out);
-/* "[move_north,pick_food] At (5,3), … . Action:" */
+/* "[move_north,pick_food] At (5,3), … . Action:" Brief: "u x f o h - s e + n p:". */
 void world_prompt(const struct world *w, const struct world_rules *r, int agent, struct buf *out);
+/* The goal that brief observations point to: who carries something wants the nearest home that it
+ * knows (the first, or stood on), else the nearest food that it remembers and has not stood on. A
+ * cell, or -1. */
+int world_goal(const struct world *w, int agent);
 /* What a written answer means. The words are looked for in an order, anywhere in the text: north or
  * up first, as there, so that "pick up" goes north; `repaired` looks for verbs before directions.
  * -1: nothing. */
@@ -160,7 +170,7 @@ struct world_policy {
 static inline struct rng world_policy_rng(uint64_t seed, int agent, int tick) {
     return rng_make(seed, RNG_WORLD, 64 + (uint32_t)agent, (uint32_t)tick);
 }
-extern const struct world_policy world_policies[]; /* rule, random, mock */
+extern const struct world_policy world_policies[]; /* rule, reflex, random, mock */
 const struct world_policy *world_policy_find(const char *name);
 /* Actions of all the living: [n_agents]. */
 void world_policy_act(const struct world_policy *p, const struct world *w,

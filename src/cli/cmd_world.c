@@ -8,6 +8,7 @@
 #define _GNU_SOURCE
 #include "cli/cli.h"
 #include "cli/watch.h"
+#include "cli/world_life.h"
 #include "eval/eval.h"
 #include "world/pipe.h"
 
@@ -22,10 +23,11 @@ struct options {
     double timeout;
     bool watch, on, pipe;
     struct world_rules rules; /* --world's, under the flags */
+    struct life_command life;
 };
 #define ROW(name, type, field, fallback, min, max, metavar, help)                                  \
     { name, type, offsetof(struct options, field), fallback, min, max, metavar, help }
-static const struct option_row rows[] = {
+static const struct option_row own_rows[] = {
     ROW("world", OPT_STRING, world, NULL, 0, 0, "NAME",
         "repaired (the default), seed, or a YAML file: worlds/ has some"),
     ROW("policy", OPT_LIST, policies, NULL, 0, 0, "NAME",
@@ -54,6 +56,25 @@ static const struct option_row rows[] = {
         "the environment for another program: a JSON object a line on stdin and stdout"),
     {0},
 };
+
+/* All tables: own_rows, and those of lives. */
+static struct option_row rows[96];
+
+static size_t rows_append(size_t at, const struct option_row *from, size_t offset) {
+    for (; from->name; from++, at++) {
+        CHECK(at + 1 < ARRAY_LEN(rows));
+        rows[at] = *from;
+        rows[at].offset += offset;
+    }
+    return at;
+}
+
+__attribute__((constructor)) static void rows_fill(void) {
+    size_t at = rows_append(0, own_rows, 0), life = offsetof(struct options, life.life);
+    at = rows_append(at, life_command_rows, offsetof(struct options, life));
+    at = rows_append(at, life_option_rows, life);
+    rows_append(at, learn_option_rows, life + offsetof(struct life_options, learn));
+}
 
 enum { AGENTS = 20, STEPS = 500, MAPS = 20 };
 
@@ -137,7 +158,7 @@ struct lives {
     double *v[N_MEASURES]; /* [maps]: a map's mean over its agents */
 };
 
-static void life_measure(const struct world *w, struct lives *l, int64_t map) {
+static void map_measure(const struct world *w, struct lives *l, int64_t map) {
     double sum[N_MEASURES] = {0}, steps = 0, n = w->n_agents;
     for (int i = 0; i < w->n_agents; i++) {
         const struct world_agent *a = &w->agents[i];
@@ -151,8 +172,8 @@ static void life_measure(const struct world *w, struct lives *l, int64_t map) {
     for (int m = 0; m < N_MEASURES; m++) l->v[m][map] = sum[m] / (m == BLOCKED ? MAX(steps, 1) : n);
 }
 
-static int life_run(const struct options *o, const struct player *p, uint64_t seed, struct world *w,
-                    int64_t *ticks, struct error *err) {
+static int map_run(const struct options *o, const struct player *p, uint64_t seed, struct world *w,
+                   int64_t *ticks, struct error *err) {
     int16_t actions[WORLD_AGENTS] = {0};
     world_reset(w, &o->rules, (int)o->agents, seed);
     while (!world_over(w) && w->tick < o->steps) {
@@ -173,8 +194,8 @@ static int lives_run(const struct options *o, const struct players *p, struct li
     progress_start(&bar, "worlds", p->n * o->maps);
     for (int i = 0; rc == OK && i < p->n; i++)
         for (int64_t m = 0; rc == OK && m < o->maps; m++) {
-            rc = life_run(o, &p->v[i], (uint64_t)(o->seed + m), w, &ticks, err);
-            life_measure(w, &l[i], m);
+            rc = map_run(o, &p->v[i], (uint64_t)(o->seed + m), w, &ticks, err);
+            map_measure(w, &l[i], m);
             progress_update(&bar, ++done, p->v[i].name);
         }
     double seconds = MAX(clock_now() - began, 1e-9);
@@ -269,7 +290,7 @@ static int measure(const struct common *c, const struct options *o, const struct
 
 /* one world */
 
-struct life {
+struct show {
     struct trace t;
     struct world w;
     const struct player *player;
@@ -278,8 +299,8 @@ struct life {
 };
 
 /* The tick after the trace's last one. */
-static int life_grow(void *ctx, struct error *err) {
-    struct life *l = ctx;
+static int show_grow(void *ctx, struct error *err) {
+    struct show *l = ctx;
     int16_t actions[WORLD_AGENTS] = {0};
     if (world_over(&l->w) || l->w.tick >= l->t.steps) return 0;
     int rc = player_act(l->player, &l->w, &l->t.rules, l->seed, actions, err);
@@ -303,7 +324,7 @@ static json_t *buf_json(struct buf *b) {
     return v;
 }
 
-static json_t *agent_json(const struct life *l, int i) {
+static json_t *agent_json(const struct show *l, int i) {
     static const char *const things[] = {"nothing", "food", "material"};
     const struct world_agent *a = &l->w.agents[i];
     struct buf see = {0}, prompt = {0};
@@ -323,7 +344,7 @@ static json_t *agent_json(const struct life *l, int i) {
                      "observation", buf_json(&see), "prompt", buf_json(&prompt));
 }
 
-static json_t *life_json(const struct life *l) {
+static json_t *show_json(const struct show *l) {
     const struct world *w = &l->w;
     char hash[HASH_LEN];
     struct buf map = {0};
@@ -340,7 +361,7 @@ static json_t *life_json(const struct life *l) {
                      "food_lost", (json_int_t)w->food_lost, "agents", agents);
 }
 
-static void life_print(const struct life *l) {
+static void show_print(const struct show *l) {
     struct buf b = {0};
     struct watch v = {.t = &l->t, .w = (struct world *)(uintptr_t)&l->w};
     watch_frame(&v, false, &b);
@@ -355,9 +376,9 @@ static void life_print(const struct life *l) {
 }
 
 /* Lives, shown or not; what is printed is where it stands afterwards. */
-static int life_go(const struct common *c, const struct options *o, struct life *l,
+static int show_go(const struct common *c, const struct options *o, struct show *l,
                    struct error *err) {
-    struct watch v = {.t = &l->t, .w = &l->w, .grow = l->player ? life_grow : NULL, .ctx = l};
+    struct watch v = {.t = &l->t, .w = &l->w, .grow = l->player ? show_grow : NULL, .ctx = l};
     int rc = OK;
     if (o->record) {
         l->record = trace_create(&l->t, o->record, err);
@@ -366,11 +387,11 @@ static int life_go(const struct common *c, const struct options *o, struct life 
     if (o->watch && !c->json) {
         rc = watch_run(&v, err);
     } else {
-        for (int more = l->player != NULL; rc >= 0 && more; more = rc) rc = life_grow(l, err);
+        for (int more = l->player != NULL; rc >= 0 && more; more = rc) rc = show_grow(l, err);
         if (rc >= 0 && c->json)
-            cli_print(life_json(l));
+            cli_print(show_json(l));
         else if (rc >= 0)
-            life_print(l);
+            show_print(l);
     }
     if (!l->record) return MIN(rc, 0);
     if (rc < 0) { /* no end: it was not reached */
@@ -383,19 +404,19 @@ static int life_go(const struct common *c, const struct options *o, struct life 
 
 static int live(const struct common *c, const struct options *o, const struct players *p,
                 struct error *err) {
-    struct life *l = xcalloc(1, sizeof *l);
+    struct show *l = xcalloc(1, sizeof *l);
     l->player = &p->v[0];
     l->seed = (uint64_t)o->seed;
     int rc = trace_init(&l->t, &o->rules, (int)o->agents, l->seed, o->steps, l->player->name, err);
     if (rc == OK) trace_seek(&l->t, &l->w, 0);
-    if (rc == OK) rc = life_go(c, o, l, err);
+    if (rc == OK) rc = show_go(c, o, l, err);
     trace_release(&l->t);
     free(l);
     return rc;
 }
 
 /* The trace becomes the beginning of another life. */
-static int life_fork(struct life *l, const struct options *o, const struct players *p,
+static int show_fork(struct show *l, const struct options *o, const struct players *p,
                      struct error *err) {
     trace_cut(&l->t, l->w.tick);
     l->t.fork = l->w.tick;
@@ -411,7 +432,7 @@ static int life_fork(struct life *l, const struct options *o, const struct playe
 
 static int replay(const struct common *c, const struct options *o, const struct players *p,
                   struct error *err) {
-    struct life *l = xcalloc(1, sizeof *l);
+    struct show *l = xcalloc(1, sizeof *l);
     int rc = trace_load(&l->t, o->replay, err);
     if (rc == OK && !l->t.closed)
         warn("'%s' has no end: whoever wrote it was stopped after tick %lld", o->replay,
@@ -421,8 +442,8 @@ static int replay(const struct common *c, const struct options *o, const struct 
         rc = error_set(err, ERR_MISSING, "'%s' ends with tick %lld", o->replay,
                        (long long)l->t.n_ticks);
     if (rc == OK) trace_seek(&l->t, &l->w, at);
-    if (rc == OK && o->on) rc = life_fork(l, o, p, err);
-    if (rc == OK) rc = life_go(c, o, l, err);
+    if (rc == OK && o->on) rc = show_fork(l, o, p, err);
+    if (rc == OK) rc = show_go(c, o, l, err);
     trace_release(&l->t);
     free(l);
     return rc;
@@ -519,11 +540,34 @@ static int play(const struct common *c, const struct options *o, const struct pl
     return o->watch || o->record ? live(c, &full, p, err) : measure(c, &full, p, err);
 }
 
+static int lives(const struct common *c, const struct options *o, const char *model,
+                 struct error *err) {
+    struct life_command life = o->life;
+    char *path = cli_find(model);
+    struct pool *pool = pool_new((int)c->threads);
+    struct model *m = model_open(path, cli_class(c), err);
+    life.life.steps = o->steps ? o->steps : STEPS;
+    life.life.seed = o->seed ? o->seed : 1;
+    struct life_job j = {.c = c,
+                         .o = &life,
+                         .rules = &o->rules,
+                         .world = world_name(o),
+                         .agents = o->agents ? (int)o->agents : AGENTS,
+                         .m = m,
+                         .pool = pool};
+    int rc = m ? life_options_check(&life.life, err) : err->code;
+    if (rc == OK) rc = life_run(&j, err);
+    model_close(m);
+    pool_free(pool);
+    free(path);
+    return rc;
+}
+
 static int run(const struct common *c, const void *options, const struct strings *args,
                struct error *err) {
     const struct options *o = options;
     struct players p = {0};
-    (void)args;
+    if (args->n) return lives(c, o, args->v[0], err);
     int rc = options_check(c, o, err);
     if (rc == OK && !o->pipe && (!o->replay || o->on)) rc = players_open(&p, o, err);
     if (rc == OK) rc = play(c, o, &p, err);
@@ -555,6 +599,6 @@ const struct command cmd_world = {
     .over_load = over_load,
     .size = sizeof(struct options),
     .min_args = 0,
-    .max_args = 0,
+    .max_args = 1,
     .run = run,
 };

@@ -121,13 +121,4 @@ int plan_time(int (*fn)(void *ctx, struct error *err), void *ctx, double *second
 /* The optimizer, with a learning rate of 0. */
 int plan_time_update(struct trainer *t, struct sft_plan *plan, struct error *err);
 
-/* undo.c: a copy of what updates change, so that one may be taken back. */
-struct undo;
-struct undo *undo_new(const struct trainer *t);
-size_t undo_bytes(const struct undo *u);
-void undo_keep(struct undo *u, const struct trainer *t);
-/* Adapter i is what it was when kept, and its optimizer too. */
-void undo_restore(const struct undo *u, struct trainer *t, int i);
-void undo_free(struct undo *u);
-
 #endif

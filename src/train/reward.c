@@ -352,7 +352,7 @@ static void step_log(const struct learner *l, json_t *line) {
 static int inner_update(struct learner *l, int64_t update, bool fresh, json_t *line, int *undone,
                         struct error *err) {
     sums_clear(l);
-    if (l->undo) undo_keep(l->undo, l->c.trainer);
+    for (int i = 0; l->undo && i < l->c.n; i++) undo_keep(l->undo, l->c.trainer, i);
     int rc = accumulate(l, fresh, err);
     if (!rc) rc = course_update(&l->c, update, err);
     if (!rc) step_log(l, line);

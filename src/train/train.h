@@ -106,6 +106,8 @@ struct update_stats {
 };
 /* Clips (per adapter), AdamW at learning rate `lr`, clears gradients. */
 int trainer_update(struct trainer *t, float lr, struct update_stats *out, struct error *err);
+/* Gradients that were added since the last update are gone. */
+void trainer_forget(struct trainer *t);
 int64_t trainer_updates(const struct trainer *t);
 double trainer_adapter_loss(const struct trainer *t, int i); /* of the last update */
 /* Forward only: summed negative log-likelihood of the targets, and their count. For held-out loss
@@ -131,6 +133,15 @@ struct train_tensor *trainer_tensor(struct trainer *t, int i);
 /* Everything that the next update depends on, in one file with a checksum; written atomically. */
 int trainer_save(const struct trainer *t, const char *path, const json_t *extra, struct error *err);
 int trainer_load(struct trainer *t, const char *path, json_t **extra, struct error *err);
+
+/* undo: a copy of what updates change in each adapter of a trainer, so that they may be taken back
+ * for one and not for others. Gradients that had been added are not in it. */
+struct undo;
+struct undo *undo_new(const struct trainer *t); /* holds nothing yet */
+size_t undo_bytes(const struct undo *u);
+void undo_keep(struct undo *u, const struct trainer *t, int i);
+void undo_restore(const struct undo *u, struct trainer *t, int i);
+void undo_free(struct undo *u);
 
 /* data */
 

@@ -304,6 +304,16 @@ void trainer_free(struct trainer *t) {
     free(t);
 }
 
+void trainer_forget(struct trainer *t) {
+    for (int i = 0; i < t->n_tensors; i++)
+        memset(t->tensors[i].g, 0, (size_t)t->tensors[i].n * sizeof(float));
+    for (int i = 0; i < t->n_groups; i++) {
+        t->groups[i].samples = 0;
+        t->groups[i].nll = t->groups[i].count = 0;
+    }
+    t->tokens = t->seen = 0;
+}
+
 int64_t trainer_updates(const struct trainer *t) {
     return t->updates;
 }

@@ -1,8 +1,7 @@
 /*
- * undo: takes an update back. A copy of every adapter's parameters and of what the optimizer
- * remembers of them; what gradients had been added is gone, as after an update.
+ * undo: takes updates back. A copy of every adapter's parameters and of what the optimizer
+ * remembers of them.
  */
-#include "train/course.h"
 #include "train/internal.h"
 
 #include <stdlib.h>
@@ -32,27 +31,29 @@ size_t undo_bytes(const struct undo *u) {
     return u->size;
 }
 
-void undo_keep(struct undo *u, const struct trainer *t) {
+/* Copies adapter i's tensors between trainer and copy, one way or the other. */
+static void adapter_copy(const struct undo *u, const struct trainer *t, int i, bool back) {
     uint8_t *p = u->bytes;
-    memcpy(u->groups, t->groups, (size_t)t->n_groups * sizeof *u->groups);
-    for (int i = 0; i < t->n_tensors; i++) {
-        memcpy(p, t->tensors[i].w, tensor_bytes(t, i));
-        p += tensor_bytes(t, i);
-        memcpy(p, t->moments[i].data, t->moments[i].bytes);
-        p += t->moments[i].bytes;
+    int first = t->groups[i].first, end = first + t->groups[i].n_tensors;
+    for (int k = 0; k < end; k++) {
+        uint8_t *w = (uint8_t *)t->tensors[k].w, *m = t->moments[k].data, *p_m;
+        size_t n = tensor_bytes(t, k), n_m = t->moments[k].bytes;
+        p_m = p + n;
+        if (k >= first) {
+            memcpy(back ? w : p, back ? p : w, n);
+            memcpy(back ? m : p_m, back ? p_m : m, n_m);
+        }
+        p = p_m + n_m;
     }
 }
 
+void undo_keep(struct undo *u, const struct trainer *t, int i) {
+    adapter_copy(u, t, i, false);
+    u->groups[i] = t->groups[i];
+}
+
 void undo_restore(const struct undo *u, struct trainer *t, int i) {
-    const uint8_t *p = u->bytes;
-    int first = t->groups[i].first, end = first + t->groups[i].n_tensors;
-    for (int k = 0; k < end; k++) {
-        if (k >= first) {
-            memcpy(t->tensors[k].w, p, tensor_bytes(t, k));
-            memcpy(t->moments[k].data, p + tensor_bytes(t, k), t->moments[k].bytes);
-        }
-        p += tensor_bytes(t, k) + t->moments[k].bytes;
-    }
+    adapter_copy(u, t, i, true);
     t->groups[i].updates = u->groups[i].updates;
     t->stale = true;
 }

@@ -1,0 +1,156 @@
+/*
+ * asker: one batch of decisions.
+ *
+ * A prompt is read, and the next token's probabilities over the tokens that say an action are the
+ * policy, exactly: nothing is generated and no text is read. Only `text` writes and parses, as the
+ * predecessor did; what names no action is then a random one.
+ *
+ * Not here: what a prompt says, who asks, what follows from an action.
+ */
+#include "world/life.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { TEXT_TOKENS = 10, ROWS = 256, SEQS = 64, LEN = 256 };
+
+struct asker {
+    const struct model *m;
+    const struct environment *e;
+    struct asker_options o;
+    struct engine *engine;
+    int32_t choices[LIFE_ACTIONS];
+    struct token_seq seqs[LIFE_ACTIONS];
+    struct request *requests; /* [cap] */
+    int cap;
+    struct ids tokens; /* of all prompts, end to end */
+};
+
+static int choices_make(struct asker *a, struct error *err) {
+    for (int i = 0; i < a->e->n_actions; i++) {
+        struct ids ids = {0};
+        struct buf word = {0};
+        buf_printf(&word, " %s", a->e->actions[i]);
+        tok_encode(a->m->tok, word.data, word.len, 0, &ids);
+        a->choices[i] = ids.n ? ids.v[0] : -1;
+        a->seqs[i] = (struct token_seq){&a->choices[i], 1};
+        ids_release(&ids);
+        buf_release(&word);
+        for (int j = 0; j <= i; j++)
+            if (a->choices[i] < 0 || (j < i && a->choices[j] == a->choices[i]))
+                return error_set(err, ERR_MISMATCH,
+                                 "the tokenizer of '%s' begins '%s' and '%s' with one token: "
+                                 "nothing told by it can be an action",
+                                 a->m->name, a->e->actions[j], a->e->actions[i]);
+    }
+    return OK;
+}
+
+struct asker *asker_new(const struct model *m, const struct environment *e,
+                        const struct asker_options *o, struct error *err) {
+    CHECK(e->n_actions > 0 && e->n_actions <= LIFE_ACTIONS);
+    struct asker *a = xcalloc(1, sizeof *a);
+    a->m = m;
+    a->e = e;
+    a->o = *o;
+    struct engine_options eo = {.max_rows = o->max_rows ? o->max_rows : ROWS,
+                                .max_seqs = o->max_seqs ? o->max_seqs : SEQS,
+                                .max_len = o->max_len ? o->max_len : LEN,
+                                .max_cached = 1,
+                                .lora_elem = o->lora_elem,
+                                .pool = o->pool};
+    eo.max_len = MIN(eo.max_len, m->config.max_seq_len);
+    if (!m->tok)
+        error_set(err, ERR_MISMATCH, "'%s' has no tokenizer", m->name);
+    else if (o->text || choices_make(a, err) == OK)
+        a->engine = engine_new(m, &eo, err);
+    if (a->engine) return a;
+    asker_free(a);
+    return NULL;
+}
+
+void asker_free(struct asker *a) {
+    if (!a) return;
+    engine_free(a->engine);
+    ids_release(&a->tokens);
+    free(a->requests);
+    free(a);
+}
+
+const int32_t *asker_choices(const struct asker *a) {
+    return a->choices;
+}
+
+void asker_read(struct asker *a, struct ask *asks, int n, const struct buf *text) {
+    int32_t *at = xcalloc((size_t)n + 1, sizeof *at);
+    a->tokens.n = 0;
+    for (int i = 0; i < n; i++) {
+        tok_encode(a->m->tok, text->data + asks[i].at, asks[i].len, TOK_BOS, &a->tokens);
+        at[i + 1] = a->tokens.n;
+    }
+    for (int i = 0; i < n; i++) { // the list has its place now
+        asks[i].tokens = a->tokens.v + at[i];
+        asks[i].n = at[i + 1] - at[i];
+    }
+    free(at);
+}
+
+static void request_fill(struct asker *a, struct request *r, struct ask *ask) {
+    *r = (struct request){.prompt = ask->tokens, .n_prompt = ask->n, .adapter = ask->adapter};
+    if (a->o.text) {
+        r->sampling = (struct sampling){.temperature = (float)a->o.temperature, .top_p = 1};
+        r->sampling.seed = rng_u64(&ask->rng);
+        r->max_tokens = TEXT_TOKENS;
+        return;
+    }
+    r->choices = a->seqs;
+    r->n_choices = a->e->n_actions;
+    r->logprob_temperature = (float)a->o.temperature;
+}
+
+/* The engine's are normalised over the vocabulary. */
+static void choice_draw(const struct asker *a, const struct request *r, struct ask *ask) {
+    int n = a->e->n_actions;
+    double most = -INFINITY, sum = 0, left = (double)rng_uniform(&ask->rng);
+    for (int i = 0; i < n; i++) most = fmax(most, (double)r->choice_logprob[i]);
+    for (int i = 0; i < n; i++) sum += math_exp((double)r->choice_logprob[i] - most);
+    double norm = most + math_log(sum);
+    ask->action = -1;
+    for (int i = 0; i < n; i++) {
+        ask->logp[i] = (double)r->choice_logprob[i] - norm;
+        double p = math_exp(ask->logp[i]);
+        if (ask->action < 0 && left < p) ask->action = i;
+        left -= p;
+    }
+    for (int i = 0; ask->action < 0 && i < n; i++) // rounding left a rest: the most probable one
+        if ((double)r->choice_logprob[i] >= most) ask->action = i;
+    if (ask->action < 0) ask->action = 0; // of no numbers at all
+}
+
+static void text_read(const struct asker *a, const struct request *r, struct ask *ask) {
+    struct buf b = {0};
+    tok_decode_all(a->m->tok, r->out, r->n_out, false, &b);
+    ask->action = a->e->parse(a->e->ctx, b.data ? b.data : "");
+    if (ask->action < 0) ask->action = (int)rng_below(&ask->rng, (uint32_t)a->e->n_actions);
+    memset(ask->logp, 0, sizeof ask->logp);
+    buf_release(&b);
+}
+
+int asker_decide(struct asker *a, struct ask *asks, int n, const struct buf *text,
+                 struct error *err) {
+    if (n > a->cap) {
+        a->cap = n;
+        a->requests = xrealloc(a->requests, (size_t)n * sizeof *a->requests);
+    }
+    asker_read(a, asks, n, text);
+    for (int i = 0; i < n; i++) request_fill(a, &a->requests[i], &asks[i]);
+    int rc = engine_run(a->engine, a->requests, n, NULL, err);
+    for (int i = 0; i < n; i++) {
+        struct request *r = &a->requests[i];
+        if (rc == OK && a->o.text) text_read(a, r, &asks[i]);
+        if (rc == OK && !a->o.text) choice_draw(a, r, &asks[i]);
+        request_release(r);
+    }
+    return rc;
+}

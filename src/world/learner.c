@@ -1,0 +1,530 @@
+/*
+ * learner: what minds remember, and how they learn from it while they live.
+ *
+ * A decision waits with its body until `horizon` rewards have followed; its return is then
+ *
+ *     R = r0 + γ r1 + … + γ^(H-1) r(H-1) + γ^H V(what the body saw then)
+ *
+ * and it goes into its mind's ring buffer. V is the baseline: linear in which tokens stand where
+ * before a prompt's end, single and in pairs, hashed into a table, learned by least mean squares.
+ * An update draws a batch for every mind and runs all of them through the base in one pass:
+ *
+ *     gradient   L = -min(ρ A, clip(ρ, 1 ± ε) A) - β H(π)     ρ = π(a) / π_then(a)
+ *                A = (R - V) / root of its mean square         PPO's bound, Schulman et al. 2017
+ *     clone      L = -log π(what the teacher would have done)
+ *
+ * with π the softmax over the actions alone. Minds whose numbers stop being numbers, or who have
+ * collapsed and are paid less for it, are put back to where they last were well; the others go on.
+ *
+ * Invariant: everything drawn depends on (seed, generation, tick, mind) and nothing else.
+ */
+#include "world/life.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    FEATURES = 1 << 14,
+    NEAR = 16,   /* tokens before the end that the baseline looks at */
+    WATCH = 100, /* ticks from one look at a mind's health to the next */
+};
+#define REPEATS_TOO_MUCH 0.98
+#define ENTROPY_TOO_LOW 0.02 /* nats */
+
+/* Decisions that are remembered, oldest first; the oldest is overwritten. */
+struct memory {
+    struct experience {
+        int32_t n;
+        int16_t action, teacher;
+        double logp, ret;
+    } * v;
+    int32_t *tokens; /* [cap][stride] */
+    int cap, stride, n, first;
+};
+struct mind {
+    struct adapter *adapter; /* as it is now */
+    struct memory memory;
+    int fresh;     /* experiences since its last update */
+    float *critic; /* [FEATURES] */
+    double square; /* running mean of squared errors of the baseline */
+    /* since the last look */
+    int64_t decisions, actions[LIFE_ACTIONS];
+    double entropy, sum, squares;
+    bool broken; /* numbers that are none */
+    /* of the last look */
+    struct mind_health health;
+    double kept_reward;
+};
+struct learner {
+    const struct learn_options *o;
+    double temperature;
+    const int32_t *choices;
+    int n_actions, n_minds, n_bodies;
+    bool clone;
+    uint64_t seed;
+    struct trainer *trainer;
+    struct undo *undo; /* of minds that were well */
+    struct mind *minds;
+    struct memory *waiting; /* [n_bodies] of at most `horizon` */
+    double *powers;         /* [horizon + 1] of the discount */
+
+    /* an update */
+    struct sample *samples;            /* [n_minds · batch] */
+    const struct experience **learned; /* [n_minds · batch] */
+    double *advantage;                 /* [n_minds · batch] */
+};
+
+/* memory */
+
+static struct experience *memory_at(const struct memory *m, int i) {
+    return &m->v[(m->first + i) % m->cap];
+}
+
+static int32_t *memory_tokens(const struct memory *m, const struct experience *e) {
+    return m->tokens + (int64_t)(e - m->v) * m->stride;
+}
+
+/* Longer prompts than all before widen every place. */
+static void memory_widen(struct memory *m, int n) {
+    if (n <= m->stride) return;
+    int wide = (n + 7) / 8 * 8;
+    int32_t *to = xcalloc((size_t)m->cap * (size_t)wide, sizeof *to);
+    for (int i = 0; m->stride && i < m->cap; i++)
+        memcpy(to + (int64_t)i * wide, m->tokens + (int64_t)i * m->stride,
+               (size_t)m->stride * sizeof *to);
+    free(m->tokens);
+    m->tokens = to;
+    m->stride = wide;
+}
+
+static void memory_add(struct memory *m, const struct experience *e, const int32_t *tokens) {
+    memory_widen(m, e->n);
+    if (m->n == m->cap) {
+        m->first = (m->first + 1) % m->cap;
+        m->n--;
+    }
+    struct experience *to = memory_at(m, m->n++);
+    *to = *e;
+    memcpy(memory_tokens(m, to), tokens, (size_t)e->n * sizeof *tokens);
+}
+
+static void memory_drop_oldest(struct memory *m) {
+    m->first = (m->first + 1) % m->cap;
+    m->n--;
+}
+
+static struct memory memory_make(int64_t cap) {
+    return (struct memory){.v = xcalloc((size_t)cap, sizeof(struct experience)), .cap = (int)cap};
+}
+
+static void memory_release(struct memory *m) {
+    free(m->v);
+    free(m->tokens);
+}
+
+/* the baseline */
+
+/* Indices of the features of a prompt, by distance from its end; returns how many. */
+static int features_of(const int32_t *tokens, int n, uint32_t *out) {
+    uint32_t own[NEAR];
+    int count = 0, near = MIN(n, NEAR);
+    for (int i = 0; i < near; i++) {
+        own[i] = ((uint32_t)tokens[n - 1 - i] * NEAR + (uint32_t)i) * 2654435761u;
+        out[count++] = own[i] >> 18;
+        for (int j = 0; j < i; j++) out[count++] = ((own[i] ^ own[j] * 5) * 2246822519u) >> 18;
+    }
+    return count;
+}
+_Static_assert(1 << 14 == FEATURES, "14 bits remain of a hash");
+
+enum { MOST_FEATURES = NEAR * (NEAR + 1) / 2 };
+
+static double guess(const struct mind *m, const int32_t *tokens, int n) {
+    uint32_t at[MOST_FEATURES];
+    double sum = 0;
+    int count = features_of(tokens, n, at);
+    for (int i = 0; i < count; i++) sum += (double)m->critic[at[i]];
+    return sum;
+}
+
+static void guess_better(struct learner *l, struct mind *m, const int32_t *tokens, int n,
+                         double ret) {
+    uint32_t at[MOST_FEATURES];
+    int count = features_of(tokens, n, at);
+    double error = ret - guess(m, tokens, n);
+    for (int i = 0; i < count; i++) m->critic[at[i]] += (float)(l->o->critic_rate * error / count);
+    m->square += (m->square > 0 ? 0.01 : 1) * (error * error - m->square);
+}
+
+/* what happens */
+
+static struct mind *mind_of(const struct learner *l, int body) {
+    return &l->minds[body % l->n_minds];
+}
+
+/* The oldest decision of a body has its return. */
+static void learn_of(struct learner *l, int body, double rest) {
+    struct memory *w = &l->waiting[body];
+    struct mind *m = mind_of(l, body);
+    struct experience *e = memory_at(w, 0);
+    const int32_t *tokens = memory_tokens(w, e);
+    e->ret += l->powers[w->n] * rest;
+    guess_better(l, m, tokens, e->n, e->ret);
+    memory_add(&m->memory, e, tokens);
+    m->fresh = MIN(m->fresh + 1, m->memory.cap);
+    memory_drop_oldest(w);
+}
+
+static void health_add(struct learner *l, struct mind *m, const struct ask *a) {
+    for (int i = 0; i < l->n_actions; i++) {
+        if (!isfinite(a->logp[i])) m->broken = true;
+        m->entropy -= math_exp(a->logp[i]) * a->logp[i];
+    }
+    m->actions[a->action]++;
+    m->decisions++;
+}
+
+void learner_acted(struct learner *l, int body, const struct ask *a, int teacher) {
+    struct memory *w = &l->waiting[body];
+    struct mind *m = mind_of(l, body);
+    health_add(l, m, a);
+    if (w->n == w->cap) learn_of(l, body, guess(m, a->tokens, a->n));
+    memory_add(w,
+               &(struct experience){.n = a->n,
+                                    .action = (int16_t)a->action,
+                                    .teacher = (int16_t)teacher,
+                                    .logp = a->logp[a->action]},
+               a->tokens);
+}
+
+void learner_paid(struct learner *l, int body, double reward, bool gone) {
+    struct memory *w = &l->waiting[body];
+    struct mind *m = mind_of(l, body);
+    m->sum += reward;
+    m->squares += reward * reward;
+    for (int i = 0; i < w->n; i++) memory_at(w, i)->ret += l->powers[w->n - 1 - i] * reward;
+    while (gone && w->n) learn_of(l, body, 0);
+}
+
+void learner_flush(struct learner *l, int body, const struct ask *next) {
+    double rest = next ? guess(mind_of(l, body), next->tokens, next->n) : 0;
+    while (l->waiting[body].n) learn_of(l, body, rest);
+}
+
+/* updates */
+
+/* Which of a mind's experiences: from those since its last update, or from all. */
+static int experience_draw(const struct learner *l, const struct mind *m, struct rng *r) {
+    int n = m->memory.n;
+    bool replayed = m->fresh == 0 || (double)rng_uniform(r) < l->o->replay;
+    int from = replayed ? n : MIN(m->fresh, n);
+    return n - 1 - (int)rng_below(r, (uint32_t)from);
+}
+
+static void sample_fill(struct learner *l, int i, int mind, const struct experience *e) {
+    const struct mind *m = &l->minds[mind];
+    const int32_t *tokens = memory_tokens(&m->memory, e);
+    struct sample *s = &l->samples[i];
+    s->tokens = xrealloc(s->tokens, (size_t)(e->n + 1) * sizeof *s->tokens);
+    s->mask = xrealloc(s->mask, (size_t)e->n + 1);
+    memcpy(s->tokens, tokens, (size_t)e->n * sizeof *tokens);
+    memset(s->mask, 0, (size_t)e->n);
+    s->tokens[e->n] = l->choices[l->clone ? e->teacher : e->action];
+    s->mask[e->n] = 1;
+    s->n = e->n + 1;
+    s->adapter = mind;
+    double size = sqrt(m->square);
+    l->learned[i] = e;
+    l->advantage[i] = size > 0 ? (e->ret - guess(m, tokens, e->n)) / size : 0;
+}
+
+static int batch_draw(struct learner *l, int generation, int tick) {
+    int n = 0;
+    for (int i = 0; i < l->n_minds; i++) {
+        struct mind *m = &l->minds[i];
+        struct rng r =
+            rng_make(l->seed, RNG_DATA, (uint32_t)(generation * 65536 + i), (uint32_t)tick);
+        if (m->memory.n < 2 * l->o->batch) continue;
+        for (int k = 0; k < l->o->batch; k++)
+            sample_fill(l, n++, i, memory_at(&m->memory, experience_draw(l, m, &r)));
+        m->fresh = 0;
+    }
+    return n;
+}
+
+/* The derivatives by the log-probabilities, each taken for itself: the trainer knows that they
+ * are a softmax. */
+static void gradient_loss(const struct learner *l, const struct experience *e, double advantage,
+                          struct scored *s) {
+    double ratio = math_exp(s->logp[e->action] - e->logp), entropy = 0;
+    double eps = l->o->clip, bound = fmin(fmax(ratio, 1 - eps), 1 + eps);
+    for (int i = 0; i < l->n_actions; i++) {
+        double p = math_exp(s->logp[i]);
+        entropy -= p * s->logp[i];
+        s->weight[i] = (float)(l->o->entropy * p * (s->logp[i] + 1));
+    }
+    if (ratio * advantage <= bound * advantage) s->weight[e->action] -= (float)(ratio * advantage);
+    s->loss = -fmin(ratio * advantage, bound * advantage) - l->o->entropy * entropy;
+}
+
+static int batch_loss(void *ctx, struct scored *scored, int n, struct error *err) {
+    struct learner *l = ctx;
+    (void)err;
+    for (int i = 0; i < n; i++) {
+        struct scored *s = &scored[i];
+        int64_t at = s->sample - l->samples;
+        const struct experience *e = l->learned[at];
+        s->count = 1;
+        if (!l->clone) {
+            gradient_loss(l, e, l->advantage[at], s);
+            continue;
+        }
+        for (int k = 0; k < l->n_actions; k++) s->weight[k] = k == e->teacher ? -1 : 0;
+        s->loss = -s->logp[e->teacher];
+    }
+    return OK;
+}
+
+static int mind_refresh(struct learner *l, int i, struct error *err) {
+    struct adapter *a = trainer_adapter(l->trainer, i, NULL);
+    if (!a) return err->code;
+    adapter_release(l->minds[i].adapter);
+    l->minds[i].adapter = a;
+    return OK;
+}
+
+static int accumulate(struct learner *l, int from, int n, struct error *err) {
+    struct loss loss = {.fn = batch_loss,
+                        .ctx = l,
+                        .temperature = (float)l->temperature,
+                        .choices = l->choices,
+                        .n_choices = l->n_actions};
+    return trainer_accumulate_loss(l->trainer, l->samples + from, n, &loss, err);
+}
+
+/* Where a pass of all minds met a number that is none: whose it is. Their samples lie together, in
+ * the order of minds; those of the broken are taken out. */
+static int broken_find(struct learner *l, int n, struct error *err) {
+    int per = (int)l->o->batch, left = 0;
+    for (int at = 0; at < n; at += per) {
+        struct error one;
+        trainer_forget(l->trainer);
+        int rc = accumulate(l, at, per, &one);
+        if (rc == ERR_NUMERIC) l->minds[l->samples[at].adapter].broken = true;
+        if (rc != OK && rc != ERR_NUMERIC) return error_set(err, rc, "%s", one.text);
+        left += rc == OK;
+    }
+    trainer_forget(l->trainer);
+    return left;
+}
+
+static int update(struct learner *l, int generation, int tick, struct error *err) {
+    int n = batch_draw(l, generation, tick);
+    if (n == 0) return OK;
+    int rc = accumulate(l, 0, n, err);
+    if (rc == OK) rc = trainer_update(l->trainer, (float)l->o->train.lr, NULL, err);
+    if (rc == ERR_NUMERIC) { // this update is nobody's; the broken are put back
+        rc = broken_find(l, n, err);
+        return rc < 0 ? rc : OK;
+    }
+    for (int i = 0, last = -1; rc == OK && i < n; i++) {
+        int mind = l->samples[i].adapter;
+        if (mind != last) rc = mind_refresh(l, mind, err);
+        last = mind;
+    }
+    return rc;
+}
+
+/* health */
+
+static void health_look(const struct learner *l, struct mind *m) {
+    struct mind_health *h = &m->health;
+    double n = (double)MAX(m->decisions, 1);
+    int64_t most = 0;
+    for (int i = 0; i < l->n_actions; i++) most = MAX(most, m->actions[i]);
+    h->decisions = m->decisions;
+    h->entropy = m->entropy / n;
+    h->most_repeated = (double)most / n;
+    h->reward = m->sum / n;
+    h->spread = sqrt(fmax(0, m->squares / n - h->reward * h->reward));
+    h->collapsed = m->decisions > 0 && (h->most_repeated >= REPEATS_TOO_MUCH ||
+                                        h->entropy < ENTROPY_TOO_LOW || h->spread == 0);
+    m->decisions = 0;
+    m->entropy = m->sum = m->squares = 0;
+    memset(m->actions, 0, sizeof m->actions);
+}
+
+static int put_back(struct learner *l, int i, struct error *err) {
+    undo_restore(l->undo, l->trainer, i);
+    l->minds[i].broken = false;
+    l->minds[i].health.rollbacks++;
+    l->minds[i].memory.n = l->minds[i].fresh = 0; // what it did since is not its own
+    memset(l->minds[i].critic, 0, FEATURES * sizeof(float));
+    return mind_refresh(l, i, err);
+}
+
+static int watch(struct learner *l, int tick, struct error *err) {
+    int rc = OK;
+    for (int i = 0; rc == OK && i < l->n_minds; i++) {
+        struct mind *m = &l->minds[i];
+        if (m->broken) rc = put_back(l, i, err);
+        if (rc != OK || tick % WATCH) continue;
+        health_look(l, m);
+        if (m->health.collapsed && m->health.reward < m->kept_reward) {
+            rc = put_back(l, i, err);
+        } else if (m->health.decisions) {
+            undo_keep(l->undo, l->trainer, i);
+            m->kept_reward = m->health.reward;
+        }
+    }
+    return rc;
+}
+
+int learner_tick(struct learner *l, int generation, int tick, struct error *err) {
+    int rc = tick % l->o->every ? OK : update(l, generation, tick, err);
+    return rc == OK ? watch(l, tick, err) : rc;
+}
+
+struct adapter *learner_adapter(const struct learner *l, int mind) {
+    return l->minds[mind].adapter;
+}
+
+int64_t learner_updates(const struct learner *l) {
+    return trainer_updates(l->trainer);
+}
+
+struct mind_health learner_health(const struct learner *l, int mind) {
+    return l->minds[mind].health;
+}
+
+/* making */
+
+static struct mind mind_make(const struct learn_options *o, const struct learner_begin *b, int i) {
+    struct mind m = {.adapter = adapter_retain(b->adapters[i]),
+                     .memory = memory_make(o->buffer),
+                     .critic = xcalloc(FEATURES, sizeof(float)),
+                     .kept_reward = -INFINITY};
+    if (b->critics && b->critics[i]) memcpy(m.critic, b->critics[i], FEATURES * sizeof(float));
+    return m;
+}
+
+static void room_make(struct learner *l) {
+    const struct learn_options *o = l->o;
+    size_t n = (size_t)l->n_minds * (size_t)o->batch;
+    l->samples = xcalloc(n, sizeof *l->samples);
+    l->learned = xcalloc(n, sizeof *l->learned);
+    l->advantage = xcalloc(n, sizeof *l->advantage);
+    l->powers = xcalloc((size_t)o->horizon + 1, sizeof *l->powers);
+    l->powers[0] = 1;
+    for (int i = 1; i <= o->horizon; i++) l->powers[i] = l->powers[i - 1] * o->discount;
+    l->waiting = xcalloc((size_t)l->n_bodies, sizeof *l->waiting);
+    for (int i = 0; i < l->n_bodies; i++) l->waiting[i] = memory_make(o->horizon);
+}
+
+struct learner *learner_new(const struct learn_options *o, const struct learner_begin *b,
+                            struct error *err) {
+    struct trainer *t = trainer_new_lora(b->m, b->adapters, b->n_minds, &o->train, b->pool, err);
+    if (!t) return NULL;
+    struct learner *l = xcalloc(1, sizeof *l);
+    *l = (struct learner){.o = o,
+                          .temperature = b->temperature,
+                          .choices = asker_choices(b->asker),
+                          .n_actions = b->n_actions,
+                          .n_minds = b->n_minds,
+                          .n_bodies = b->n_bodies,
+                          .clone = strcmp(o->learn, "clone") == 0,
+                          .seed = b->seed,
+                          .trainer = t,
+                          .undo = undo_new(t)};
+    room_make(l);
+    l->minds = xcalloc((size_t)l->n_minds, sizeof *l->minds);
+    for (int i = 0; i < l->n_minds; i++) {
+        l->minds[i] = mind_make(o, b, i);
+        undo_keep(l->undo, t, i);
+    }
+    return l;
+}
+
+size_t learner_critic_bytes(void) {
+    return FEATURES * sizeof(float);
+}
+
+float *learner_critic(const struct learner *l, int mind) {
+    float *copy = xmalloc(FEATURES * sizeof *copy);
+    memcpy(copy, l->minds[mind].critic, FEATURES * sizeof *copy);
+    return copy;
+}
+
+void learner_free(struct learner *l) {
+    if (!l) return;
+    for (int i = 0; i < l->n_minds; i++) {
+        adapter_release(l->minds[i].adapter);
+        memory_release(&l->minds[i].memory);
+        free(l->minds[i].critic);
+    }
+    for (int i = 0; i < l->n_bodies; i++) memory_release(&l->waiting[i]);
+    for (int64_t i = 0; i < l->n_minds * l->o->batch; i++) sample_release(&l->samples[i]);
+    undo_free(l->undo);
+    trainer_free(l->trainer);
+    free(l->samples);
+    free(l->learned);
+    free(l->advantage);
+    free(l->powers);
+    free(l->minds);
+    free(l->waiting);
+    free(l);
+}
+
+/* options */
+
+#define ROW(name, type, field, fallback, min, max, metavar, help)                                  \
+    { name, type, offsetof(struct learn_options, field), fallback, min, max, metavar, help }
+
+const struct option_row learn_option_rows[] = {
+    ROW("learn", OPT_STRING, learn, "gradient", 0, 0, "NAME",
+        "while they live, from rewards: gradient; from a teacher: clone; not at all: none"),
+    ROW("every", OPT_INT, every, "10", 1, 1e6, "N", "ticks from one update to the next"),
+    ROW("batch", OPT_INT, batch, "4", 1, 4096, "N", "experiences of each mind in an update"),
+    ROW("buffer", OPT_INT, buffer, "1000", 8, 1e6, "N", "experiences that a mind remembers"),
+    ROW("horizon", OPT_INT, horizon, "16", 1, 1000, "N",
+        "rewards that are counted one by one before the baseline's guess"),
+    ROW("discount", OPT_FLOAT, discount, "0.95", 0, 1, "X", "of rewards, a tick"),
+    ROW("replay", OPT_FLOAT, replay, "0.5", 0, 1, "P",
+        "share of a batch drawn from all that is remembered, not what is new"),
+    ROW("entropy", OPT_FLOAT, entropy, "0.01", 0, 10, "X", "weight of the entropy bonus"),
+    ROW("clip", OPT_FLOAT, clip, "0.2", 0, 10, "X",
+        "how far the ratio of new to old probability counts (PPO)"),
+    ROW("critic-rate", OPT_FLOAT, critic_rate, "0.1", 0, 1, "X", "learning rate of the baseline"),
+    ROW("lr", OPT_FLOAT, train.lr, "2e-3", 0, 1e3, "X", "learning rate of the adapters"),
+    ROW("r", OPT_INT, train.r, "8", 1, 1024, "N", "LoRA rank"),
+    ROW("lora-alpha", OPT_FLOAT, train.lora_alpha, "0", 0, 1e6, "X",
+        "LoRA scale is alpha / r (0: alpha = 2r)"),
+    ROW("target", OPT_LIST, train.target, "all-linear", 0, 0, "NAME",
+        "projections to adapt: q_proj v_proj, or all-linear"),
+    ROW("layers", OPT_LIST, train.layers, "all", 0, 0, "N",
+        "layers to adapt: 4 5, or 12-29, or all"),
+    ROW("optim", OPT_STRING, train.optim, "adamw", 0, 0, "NAME", "adamw, adamw_8bit or sgd"),
+    ROW("momentum", OPT_FLOAT, train.momentum, "0.9", 0, 0.999999, "X", "of sgd"),
+    ROW("beta1", OPT_FLOAT, train.beta1, "0.9", 0, 0.999999, "X", "AdamW's first decay"),
+    ROW("beta2", OPT_FLOAT, train.beta2, "0.99", 0, 0.9999999, "X", "AdamW's second decay"),
+    ROW("eps", OPT_FLOAT, train.eps, "1e-8", 1e-30, 1, "X", "AdamW's epsilon"),
+    ROW("weight-decay", OPT_FLOAT, train.weight_decay, "0", 0, 10, "X", "of matrices"),
+    ROW("max-grad-norm", OPT_FLOAT, train.max_grad_norm, "1", 0, 1e9, "X",
+        "clip each adapter's gradient (0: never)"),
+    {0},
+};
+
+int learn_options_check(const struct learn_options *o, struct error *err) {
+    static const char *const known[] = {"gradient", "clone", "none"};
+    enum optim optim;
+    bool found = false;
+    for (size_t i = 0; i < ARRAY_LEN(known); i++) found |= strcmp(o->learn, known[i]) == 0;
+    if (!found)
+        return error_set(err, ERR_USAGE, "no way to learn '%s'; there are gradient, clone and none",
+                         o->learn);
+    if (o->buffer < 2 * o->batch)
+        return error_set(err, ERR_USAGE, "a buffer of %lld holds no two batches of %lld",
+                         (long long)o->buffer, (long long)o->batch);
+    return optim_parse(o->train.optim, &optim, err);
+}

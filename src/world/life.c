@@ -1,0 +1,553 @@
+/*
+ * life: minds that live in environments, generation after generation.
+ *
+ * A generation: the environments begin anew; each tick all bodies decide at once, act, are paid and
+ * learn; at the end minds are ordered by fitness and the next ones are bred from the upper part as
+ * the predecessor says, but by its formula for ΔW: child = p1 · ratio + p2 · (1 - ratio), ratio =
+ * f1 / (f1 + f2). Children begin with what their parents learned (Lamarck, not Darwin).
+ *
+ * Invariant: everything drawn depends on (seed, generation, tick, body or child). Not here: files.
+ */
+#include "world/life.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { MAX_MINDS = 4096 };
+
+/* worlds as environments */
+
+static int place_reset(void *ctx, uint64_t seed, struct error *err) {
+    struct place *p = ctx;
+    (void)err;
+    world_reset(&p->w, p->rules, p->n_agents, seed);
+    return OK;
+}
+
+static bool place_prompt(void *ctx, int agent, struct buf *out) {
+    struct place *p = ctx;
+    if (!p->w.agents[agent].alive) return false;
+    world_prompt(&p->w, p->rules, agent, out);
+    return true;
+}
+
+static int place_step(void *ctx, const int16_t *actions, double *rewards, struct error *err) {
+    struct place *p = ctx;
+    (void)err;
+    world_step(&p->w, p->rules, actions);
+    for (int i = 0; i < p->n_agents; i++) rewards[i] = p->w.agents[i].reward;
+    return OK;
+}
+
+static int place_parse(void *ctx, const char *text) {
+    const struct place *p = ctx;
+    return world_action_parse(p->rules, text);
+}
+
+static int place_teach(void *ctx, int agent) {
+    const struct place *p = ctx;
+    struct rng r = world_policy_rng(p->w.seed, agent, p->w.tick);
+    return p->teacher->act(&p->w, p->rules, agent, &r);
+}
+
+static void place_measure(void *ctx, int agent, struct outcome *out) {
+    const struct place *p = ctx;
+    const struct world_agent *a = &p->w.agents[agent];
+    *out = (struct outcome){.fitness = agent_fitness(a),
+                            .reward = a->total,
+                            .delivered = a->delivered,
+                            .collected = a->collected,
+                            .blocked = a->blocked,
+                            .steps = a->steps,
+                            .alive = a->alive};
+}
+
+struct environment place_environment(struct place *p) {
+    static const char *const words[N_ACTIONS] = {"north", "south", "east", "west", "pick", "drop"};
+    return (struct environment){.ctx = p,
+                                .n_agents = p->n_agents,
+                                .n_actions = N_ACTIONS,
+                                .actions = words,
+                                .reset = place_reset,
+                                .prompt = place_prompt,
+                                .step = place_step,
+                                .parse = place_parse,
+                                .teach = p->teacher ? place_teach : NULL,
+                                .measure = place_measure};
+}
+
+/* living */
+
+struct life {
+    const struct model *m;
+    const struct life_options *o;
+    struct environment *const *envs; /* [worlds] */
+    struct pool *pool;
+    struct asker *asker;
+    struct learner *learner; /* while a generation lives and learns; else NULL */
+    int n_minds, n_agents, n_bodies, generation;
+    int64_t decisions;
+    struct mind_record *minds; /* [n_minds] who lives, or would */
+    struct mind_record *next;  /* [n_minds] while they are bred */
+
+    /* a tick */
+    struct buf text;
+    struct ask *asks;         /* [n_bodies] of the living, one after another */
+    int *body;                /* [n_bodies] whose */
+    int16_t *actions;         /* [n_bodies] */
+    double *rewards, *totals; /* [n_bodies] of the tick, of the life */
+    uint64_t *seeds;          /* [worlds] of maps */
+};
+
+uint64_t life_seed(uint64_t seed, int generation, int world) {
+    struct rng r = rng_make(seed, RNG_WORLD, (uint32_t)world, (uint32_t)generation);
+    return rng_u64(&r) >> 12; // so that JSON holds it
+}
+
+uint64_t life_held_out_seed(int map) {
+    return ((uint64_t)1 << 52) + (uint64_t)map; // beyond all that life_seed gives
+}
+
+static struct adapter *adapter_now(const struct life *l, int mind) {
+    return l->learner ? learner_adapter(l->learner, mind) : l->minds[mind].adapter;
+}
+
+/* Prompts of all who live in the first n environments; returns how many they are. */
+static int bodies_ask(struct life *l, int n_envs, int tick) {
+    int n = 0;
+    l->text.len = 0;
+    for (int b = 0; b < n_envs * l->n_agents; b++) {
+        int env = b / l->n_agents, agent = b % l->n_agents;
+        size_t at = l->text.len;
+        if (!l->envs[env]->prompt(l->envs[env]->ctx, agent, &l->text)) continue;
+        l->asks[n] = (struct ask){
+            .adapter = adapter_now(l, b % l->n_minds),
+            .rng = rng_make(l->seeds[env], RNG_SAMPLE, (uint32_t)agent, (uint32_t)tick),
+            .at = at,
+            .len = l->text.len - at};
+        l->body[n++] = b;
+    }
+    return n;
+}
+
+static void bodies_acted(struct life *l, int n) {
+    for (int i = 0; i < n; i++) {
+        int b = l->body[i], env = b / l->n_agents;
+        const struct environment *e = l->envs[env];
+        bool taught = l->learner && strcmp(l->o->learn.learn, "clone") == 0;
+        if (l->learner)
+            learner_acted(l->learner, b, &l->asks[i],
+                          taught ? e->teach(e->ctx, b % l->n_agents) : -1);
+        l->actions[b] = (int16_t)l->asks[i].action;
+    }
+}
+
+static void bodies_paid(struct life *l, int n) {
+    struct buf none = {0};
+    for (int i = 0; i < n; i++) {
+        int b = l->body[i], env = b / l->n_agents;
+        const struct environment *e = l->envs[env];
+        l->totals[b] += l->rewards[b];
+        if (!l->learner) continue;
+        none.len = 0;
+        bool gone = !e->prompt(e->ctx, b % l->n_agents, &none);
+        learner_paid(l->learner, b, l->rewards[b], gone);
+    }
+    buf_release(&none);
+}
+
+/* Returns how many decided, or an error. */
+static int tick_live(struct life *l, int n_envs, int tick, struct error *err) {
+    int n = bodies_ask(l, n_envs, tick);
+    if (n == 0) return 0;
+    if (asker_decide(l->asker, l->asks, n, &l->text, err) != OK) return err->code;
+    bodies_acted(l, n);
+    for (int e = 0; e < n_envs; e++)
+        if (l->envs[e]->step(l->envs[e]->ctx, l->actions + e * l->n_agents,
+                             l->rewards + e * l->n_agents, err) != OK)
+            return err->code;
+    bodies_paid(l, n);
+    return n;
+}
+
+static int envs_reset(struct life *l, int n_envs, struct error *err) {
+    memset(l->totals, 0, (size_t)l->n_bodies * sizeof *l->totals);
+    for (int e = 0; e < n_envs; e++)
+        if (l->envs[e]->reset(l->envs[e]->ctx, l->seeds[e], err) != OK) return err->code;
+    return OK;
+}
+
+/* What is still waiting for rewards when time is over gets the baseline's guess for the rest. */
+static void bodies_flush(struct life *l, int tick) {
+    int n = bodies_ask(l, (int)l->o->worlds, tick);
+    asker_read(l->asker, l->asks, n, &l->text);
+    for (int i = 0; i < n; i++) learner_flush(l->learner, l->body[i], &l->asks[i]);
+}
+
+static void outcome_add(struct outcome *to, const struct outcome *v, double by) {
+    to->fitness += by * v->fitness;
+    to->reward += by * v->reward;
+    to->delivered += by * v->delivered;
+    to->collected += by * v->collected;
+    to->blocked += by * v->blocked;
+    to->steps += by * v->steps;
+    to->alive += by * v->alive;
+}
+
+static struct outcome outcome_of(const struct life *l, int body) {
+    const struct environment *e = l->envs[body / l->n_agents];
+    struct outcome v = {.fitness = l->totals[body], .reward = l->totals[body]};
+    if (e->measure) e->measure(e->ctx, body % l->n_agents, &v);
+    return v;
+}
+
+/* What they lived, and what they have become. */
+static void minds_record(struct life *l) {
+    for (int i = 0; i < l->n_minds; i++) {
+        struct mind_record *m = &l->minds[i];
+        struct outcome before = m->outcome;
+        double n = (l->n_bodies - i + l->n_minds - 1) / l->n_minds;
+        m->outcome = (struct outcome){0};
+        for (int b = i; b < l->n_bodies; b += l->n_minds) {
+            struct outcome v = outcome_of(l, b);
+            outcome_add(&m->outcome, &v, 1 / n);
+        }
+        if (l->o->carry && m->elite) outcome_add(&m->outcome, &before, 1);
+        if (!l->learner) continue;
+        m->health = learner_health(l->learner, i);
+        adapter_release(m->adapter);
+        m->adapter = adapter_retain(learner_adapter(l->learner, i));
+        free(m->critic);
+        m->critic = learner_critic(l->learner, i);
+    }
+}
+
+/* By fitness, best first; who was before stays before at equal fitness. */
+static void minds_sort(struct life *l) {
+    for (int i = 1; i < l->n_minds; i++) {
+        struct mind_record m = l->minds[i];
+        int at = i;
+        for (; at > 0 && m.outcome.fitness > l->minds[at - 1].outcome.fitness; at--)
+            l->minds[at] = l->minds[at - 1];
+        l->minds[at] = m;
+    }
+}
+
+static int live(struct life *l, const struct life_watch *w, struct error *err) {
+    int n_envs = (int)l->o->worlds, n = 1, tick = 0;
+    for (int e = 0; e < n_envs; e++)
+        l->seeds[e] = life_seed((uint64_t)l->o->seed, l->generation, e);
+    int rc = envs_reset(l, n_envs, err);
+    while (rc == OK && tick < l->o->steps && (n = tick_live(l, n_envs, tick, err)) > 0) {
+        l->decisions += n;
+        tick++;
+        if (l->learner) rc = learner_tick(l->learner, l->generation, tick, err);
+        if (rc == OK && w && w->tick) rc = w->tick(w->ctx, tick, l->actions, err);
+    }
+    if (n < 0) rc = n;
+    if (rc == OK && l->learner) bodies_flush(l, tick);
+    return rc;
+}
+
+int life_measure(struct life *l, struct outcome *out, struct error *err) {
+    int rc = OK, maps = (int)l->o->held_out, worlds = (int)l->o->worlds;
+    for (int map = 0; rc == OK && map < maps; map += worlds) {
+        int n_envs = MIN(worlds, maps - map), n = 1;
+        for (int e = 0; e < n_envs; e++) l->seeds[e] = life_held_out_seed(map + e);
+        rc = envs_reset(l, n_envs, err);
+        for (int tick = 0; rc == OK && n > 0 && tick < l->o->steps; tick++)
+            n = tick_live(l, n_envs, tick, err);
+        if (n < 0) rc = n;
+        for (int b = 0; rc == OK && b < n_envs * l->n_agents; b++) {
+            struct outcome v = outcome_of(l, b);
+            if (b % l->n_agents == 0) out[map + b / l->n_agents] = (struct outcome){0};
+            outcome_add(&out[map + b / l->n_agents], &v, 1.0 / l->n_agents);
+        }
+    }
+    return rc;
+}
+
+/* breeding */
+
+/* ‖ΔW‖ of averaged parents is less than theirs where they differ: it is made theirs again. */
+static struct adapter *norm_keep(struct adapter *child, struct adapter *const *parents,
+                                 const float *weights) {
+    double want = 0, have = sqrt(adapter_dot(child, child));
+    for (int i = 0; i < 2; i++)
+        want += (double)weights[i] * sqrt(adapter_dot(parents[i], parents[i]));
+    if (have <= 0 || want <= 0) return child;
+    json_t *lineage = json_copy(child->lineage);
+    json_object_set_new(lineage, "scaled", json_sprintf("%.9g", want / have));
+    struct adapter *a = operator_relabel(adapter_scale(child, (float)(want / have)), lineage);
+    json_decref(lineage);
+    adapter_release(child);
+    return a;
+}
+
+/* The first parent's share, as there. */
+static double fitness_ratio(const struct mind_record *a, const struct mind_record *b) {
+    double f = fmax(a->outcome.fitness, 0), g = fmax(b->outcome.fitness, 0);
+    return f + g > 0 ? f / (f + g + 1e-6) : 0.5;
+}
+
+static struct adapter *cross(const struct life *l, const struct mind_record *a,
+                             const struct mind_record *b, uint64_t seed, struct error *err) {
+    const struct adapter_operator *op = operator_find(l->o->crossover, err);
+    if (!op) return NULL;
+    double ratio = fitness_ratio(a, b);
+    bool shares = op->shares != SHARES_ARE_FITNESS;
+    float w[2] = {(float)(shares ? ratio : a->outcome.fitness),
+                  (float)(shares ? 1 - ratio : b->outcome.fitness)};
+    struct adapter *parents[2] = {a->adapter, b->adapter};
+    struct operands x = {.parents = parents,
+                         .weights = op->shares == SHARES_NONE ? NULL : w,
+                         .n = 2,
+                         .rank = op->shares == SHARES_OF_FACTORS ? 0 : (int32_t)l->o->learn.train.r,
+                         .step = NAN,
+                         .seed = seed};
+    struct adapter *child = operator_apply(op, &x, err);
+    if (!child && err->code == ERR_STATE) return adapter_retain(parents[ratio < 0.5]);
+    return child && op->shares == SHARES_OF_DELTA ? norm_keep(child, parents, w) : child;
+}
+
+static struct adapter *mutated(const struct life *l, struct adapter *a, uint64_t seed,
+                               struct error *err) {
+    const struct adapter_operator *op = operator_find(l->o->mutation, err);
+    struct operands x = {.parents = &a, .n = 1, .step = NAN, .seed = seed};
+    struct adapter *child = op ? operator_apply(op, &x, err) : NULL;
+    adapter_release(a);
+    return child;
+}
+
+static float *critic_copy(const struct mind_record *m) {
+    if (!m->critic) return NULL;
+    float *copy = xmalloc(learner_critic_bytes());
+    return memcpy(copy, m->critic, learner_critic_bytes());
+}
+
+/* Child k, of two of the upper part, whose order is by fitness; it judges as the fitter one does.
+ */
+static int child_make(struct life *l, int k, struct error *err) {
+    struct rng r = rng_make((uint64_t)l->o->seed, RNG_SELECT, (uint32_t)k, (uint32_t)l->generation);
+    int n = MIN(l->n_minds, MAX(2, (int)(l->o->parents * (double)l->n_minds)));
+    int i = (int)rng_below(&r, (uint32_t)n), j = n > 1 ? (int)rng_below(&r, (uint32_t)n - 1) : 0;
+    const struct mind_record *a = &l->minds[i], *b = &l->minds[n > 1 && j >= i ? j + 1 : j];
+    struct mind_record *out = &l->next[k];
+    bool mutant = (double)rng_uniform(&r) < l->o->mutate;
+    snprintf(out->name, sizeof out->name, "g%dm%d", l->generation, k);
+    strcpy(out->parents[0], a->name);
+    strcpy(out->parents[1], b->name);
+    out->adapter = cross(l, a, b, rng_u64(&r), err);
+    if (out->adapter && mutant) out->adapter = mutated(l, out->adapter, rng_u64(&r), err);
+    out->critic = critic_copy(MIN(a, b));
+    return out->adapter ? OK : err->code;
+}
+
+static void records_release(struct mind_record *m, int n) {
+    for (int i = 0; i < n; i++) {
+        adapter_release(m[i].adapter);
+        free(m[i].critic);
+    }
+    memset(m, 0, (size_t)n * sizeof *m);
+}
+
+/* The next generation: elites first, unchanged, then children. */
+static int breed(struct life *l, struct error *err) {
+    int elites = MIN((int)l->o->elites, l->n_minds), rc = OK;
+    for (int i = 0; i < elites; i++) {
+        l->next[i] = l->minds[i];
+        l->next[i].adapter = adapter_retain(l->minds[i].adapter);
+        l->next[i].critic = critic_copy(&l->minds[i]);
+        l->next[i].elite = true;
+    }
+    for (int k = elites; rc == OK && k < l->n_minds; k++) rc = child_make(l, k, err);
+    struct mind_record *old = rc == OK ? l->minds : l->next;
+    if (rc == OK) l->minds = l->next;
+    l->next = old;
+    records_release(old, l->n_minds);
+    return rc;
+}
+
+/* generations */
+
+static int learner_begin(struct life *l, struct error *err) {
+    struct adapter **adapters = xcalloc((size_t)l->n_minds, sizeof *adapters);
+    const float **critics = xcalloc((size_t)l->n_minds, sizeof *critics);
+    for (int i = 0; i < l->n_minds; i++) {
+        adapters[i] = l->minds[i].adapter;
+        critics[i] = l->minds[i].critic;
+    }
+    struct learner_begin b = {.m = l->m,
+                              .asker = l->asker,
+                              .temperature = l->o->temperature,
+                              .n_actions = l->envs[0]->n_actions,
+                              .n_minds = l->n_minds,
+                              .n_bodies = l->n_bodies,
+                              .adapters = adapters,
+                              .critics = critics,
+                              .seed = (uint64_t)l->o->seed,
+                              .pool = l->pool};
+    l->learner = learner_new(&l->o->learn, &b, err);
+    free(adapters);
+    free(critics);
+    return l->learner ? OK : err->code;
+}
+
+int life_generation(struct life *l, const struct life_watch *w, struct error *err) {
+    int rc = l->generation > 0 && l->o->breed ? breed(l, err) : OK;
+    if (rc == OK && strcmp(l->o->learn.learn, "none") != 0) rc = learner_begin(l, err);
+    if (rc == OK) rc = live(l, w, err);
+    if (rc == OK) {
+        minds_record(l);
+        minds_sort(l);
+        l->generation++;
+    }
+    learner_free(l->learner);
+    l->learner = NULL;
+    return rc;
+}
+
+int life_generations(const struct life *l) {
+    return l->generation;
+}
+
+int64_t life_decisions(const struct life *l) {
+    return l->decisions;
+}
+
+int life_n_minds(const struct life *l) {
+    return l->n_minds;
+}
+
+const struct mind_record *life_mind(const struct life *l, int rank) {
+    CHECK(rank >= 0 && rank < l->n_minds);
+    return &l->minds[rank];
+}
+
+/* making */
+
+/* A fresh one whose B is noise, so that founders differ; deviation 0: plain fresh ones. */
+static struct adapter *founder_make(const struct life *l, int i, struct error *err) {
+    struct adapter_config c;
+    if (train_adapter_config(&l->o->learn.train, &l->m->config, &c, err) != OK) {
+        free((void *)(uintptr_t)c.modules);
+        return NULL;
+    }
+    struct rng r = rng_make((uint64_t)l->o->seed, RNG_INIT, (uint32_t)i, 1);
+    uint64_t seed = rng_u64(&r);
+    struct adapter *a = adapter_fresh(l->m, &c, seed, err), *b = NULL;
+    free((void *)(uintptr_t)c.modules);
+    if (!a || l->o->spread <= 0) return a;
+    b = adapter_mutate(a, 1, (float)l->o->spread, true, rng_u64(&r));
+    adapter_release(a);
+    return b;
+}
+
+static int minds_make(struct life *l, struct adapter *const *first, int n_first,
+                      struct error *err) {
+    for (int i = 0; i < l->n_minds; i++) {
+        struct mind_record *m = &l->minds[i];
+        snprintf(m->name, sizeof m->name, "g0m%d", i);
+        m->adapter = n_first ? adapter_retain(first[i % n_first]) : founder_make(l, i, err);
+        if (!m->adapter) return err->code;
+    }
+    return OK;
+}
+
+static void room_make(struct life *l) {
+    size_t n = (size_t)l->n_bodies;
+    l->minds = xcalloc((size_t)l->n_minds, sizeof *l->minds);
+    l->next = xcalloc((size_t)l->n_minds, sizeof *l->next);
+    l->asks = xcalloc(n, sizeof *l->asks);
+    l->body = xcalloc(n, sizeof *l->body);
+    l->actions = xcalloc(n, sizeof *l->actions);
+    l->rewards = xcalloc(n, sizeof *l->rewards);
+    l->totals = xcalloc(n, sizeof *l->totals);
+    l->seeds = xcalloc((size_t)l->o->worlds, sizeof *l->seeds);
+}
+
+struct life *life_new(const struct model *m, const struct life_options *o,
+                      struct environment *const *envs, struct adapter *const *first, int n_first,
+                      struct pool *pool, struct error *err) {
+    struct life *l = xcalloc(1, sizeof *l);
+    int agents = envs[0]->n_agents, bodies = agents * (int)o->worlds;
+    *l = (struct life){.m = m, .o = o, .envs = envs, .pool = pool, .n_agents = agents};
+    l->n_bodies = bodies;
+    l->n_minds = MIN(bodies, o->minds ? (int)o->minds : agents);
+    struct asker_options ao = {.temperature = o->temperature,
+                               .text = strcmp(o->decode, "text") == 0,
+                               .max_rows = MIN(512, MAX(64, bodies * 16)),
+                               .max_seqs = MIN(bodies, 256),
+                               .max_len = 128,
+                               .pool = pool};
+    room_make(l);
+    l->asker = asker_new(m, envs[0], &ao, err);
+    if (l->asker && minds_make(l, first, n_first, err) == OK) return l;
+    life_free(l);
+    return NULL;
+}
+
+void life_free(struct life *l) {
+    if (!l) return;
+    learner_free(l->learner);
+    asker_free(l->asker);
+    records_release(l->minds, l->n_minds);
+    records_release(l->next, l->n_minds);
+    buf_release(&l->text);
+    free(l->minds);
+    free(l->next);
+    free(l->asks);
+    free(l->body);
+    free(l->actions);
+    free(l->rewards);
+    free(l->totals);
+    free(l->seeds);
+    free(l);
+}
+
+/* options */
+
+#define ROW(name, type, field, fallback, min, max, metavar, help)                                  \
+    { name, type, offsetof(struct life_options, field), fallback, min, max, metavar, help }
+
+const struct option_row life_option_rows[] = {
+    ROW("minds", OPT_INT, minds, "0", 0, MAX_MINDS, "N",
+        "adapters; bodies beyond their number share them (0: one for each agent of a world)"),
+    ROW("worlds", OPT_INT, worlds, "1", 1, 1024, "N", "that minds live in at once"),
+    ROW("generations", OPT_INT, generations, "10", 0, 1e6, "N",
+        "lives, one after another; 0: only measure"),
+    ROW("temperature", OPT_FLOAT, temperature, "1", 1e-3, 100, "X", "of the draw among actions"),
+    ROW("decode", OPT_STRING, decode, "score", 0, 0, "NAME",
+        "score: the actions' exact probabilities; text: write and read it, as the predecessor"),
+    ROW("teacher", OPT_STRING, teacher, "reflex", 0, 0, "NAME", "the policy that clone follows"),
+    ROW("breed", OPT_BOOL, breed, "true", 0, 0, NULL,
+        "the next generation are elites and children of the fitter half"),
+    ROW("elites", OPT_INT, elites, "4", 0, MAX_MINDS, "N", "minds that go on as they are"),
+    ROW("parents", OPT_FLOAT, parents, "0.5", 0, 1, "P", "share of the fittest who have children"),
+    ROW("crossover", OPT_STRING, crossover, "delta", 0, 0, "NAME",
+        "operator of two (see 'shoal adapter operators')"),
+    ROW("mutation", OPT_STRING, mutation, "noise", 0, 0, "NAME", "operator of one"),
+    ROW("mutate", OPT_FLOAT, mutate, "0.1", 0, 1, "P", "share of the children that mutate"),
+    ROW("spread", OPT_FLOAT, spread, "0.02", 0, 10, "X",
+        "deviation of what founders differ by; 0: all begin as the bare model"),
+    ROW("carry", OPT_BOOL, carry, NULL, 0, 0, NULL,
+        "elites keep the statistics of earlier lives, as the predecessor's did"),
+    ROW("held-out", OPT_INT, held_out, "4", 1, 10000, "N",
+        "maps that nobody lives on, for measuring after each generation"),
+    {0},
+};
+
+int life_options_check(const struct life_options *o, struct error *err) {
+    bool text = strcmp(o->decode, "text") == 0;
+    if (!text && strcmp(o->decode, "score") != 0)
+        return error_set(err, ERR_USAGE, "no decoding '%s'; there are score and text", o->decode);
+    if (text && strcmp(o->learn.learn, "none") != 0)
+        return error_set(err, ERR_USAGE,
+                         "what is written has no probability to learn by: --decode text goes with "
+                         "--learn none");
+    if (!world_policy_find(o->teacher))
+        return error_set(err, ERR_USAGE, "no policy '%s' to be a teacher", o->teacher);
+    if (!operator_find(o->crossover, err) || !operator_find(o->mutation, err)) return err->code;
+    return learn_options_check(&o->learn, err);
+}

@@ -1,0 +1,207 @@
+/*
+ * life: agents that are models, in many worlds at once.
+ *
+ * A *mind* is an adapter over the one shared base, with what it remembers. A *body* is an agent of
+ * an environment; body b belongs to mind b % minds, so several bodies may share one. Each tick all
+ * living bodies are asked in one batch, the actions are drawn, the environments move, and what
+ * happened is remembered; every few ticks all minds learn from it in one pass; after a generation
+ * the fitter ones breed.
+ *
+ * Three parts, each usable without the next: `asker` (what a mind would do), `learner` (what it
+ * remembers, and its updates), `life` (generations). One thread drives each. Results are a function
+ * of model, options and seed: not of threads, nor of when a life was interrupted.
+ */
+#ifndef SHOAL_LIFE_H
+#define SHOAL_LIFE_H
+
+#include "engine/engine.h"
+#include "evolve/operators.h"
+#include "train/train.h"
+#include "world/world.h"
+
+enum { LIFE_ACTIONS = 32 }; /* most that an environment may have */
+
+/* environments */
+
+struct outcome {
+    double fitness, reward, delivered, collected, blocked, steps, alive;
+};
+/* Somewhere agents act. The world of world.h is one; another program can be one (pipe.h). */
+struct environment {
+    void *ctx;
+    int n_agents, n_actions;
+    const char *const *actions; /* [n_actions] words, of which a model says the first token */
+    int (*reset)(void *ctx, uint64_t seed, struct error *err);
+    /* What agent i is asked, added to `out`; false: it is gone, until the next reset. */
+    bool (*prompt)(void *ctx, int agent, struct buf *out);
+    /* actions: [n_agents]; rewards: [n_agents], to be filled in. */
+    int (*step)(void *ctx, const int16_t *actions, double *rewards, struct error *err);
+    /* What a model wrote, as an action; -1: none of them. */
+    int (*parse)(void *ctx, const char *text);
+    /* What the teacher would do; NULL: there is none. */
+    int (*teach)(void *ctx, int agent);
+    /* What became of an agent so far; NULL: rewards are all that is known. */
+    void (*measure)(void *ctx, int agent, struct outcome *out);
+};
+
+/* One world of world.h as such. */
+struct place {
+    struct world w;
+    const struct world_rules *rules; /* borrowed, as the teacher */
+    const struct world_policy *teacher;
+    int n_agents;
+};
+struct environment place_environment(struct place *p);
+
+/* asking */
+
+struct asker_options {
+    double temperature; /* of the policy: softmax over the actions' logits divided by it */
+    bool text;          /* write up to ten tokens and read them, as the predecessor did */
+    enum elem lora_elem;
+    int32_t max_rows, max_seqs,
+        max_len; /* of the engine; 0: enough for twenty agents; of prompts */
+    struct pool *pool;
+};
+struct ask {                 /* one decision */
+    struct adapter *adapter; /* NULL: the bare base */
+    struct rng rng;          /* of the draw */
+    size_t at, len;          /* of its prompt in the text that is given */
+    /* filled in */
+    const int32_t *tokens; /* [n] of the prompt; until the next call */
+    int32_t n;
+    double logp[LIFE_ACTIONS]; /* [n_actions] normalised over the actions; 0 of text */
+    int action;
+};
+struct asker;
+/* ERR_MISMATCH where the words' first tokens do not differ, so that none can be told by it. */
+struct asker *asker_new(const struct model *m, const struct environment *e,
+                        const struct asker_options *o, struct error *err);
+void asker_free(struct asker *a);
+/* All decisions, in as few passes over the base as the engine can. */
+int asker_decide(struct asker *a, struct ask *asks, int n, const struct buf *text,
+                 struct error *err);
+/* Tokens only, and no decision: what an observation is for who judges it. */
+void asker_read(struct asker *a, struct ask *asks, int n, const struct buf *text);
+const int32_t *asker_choices(const struct asker *a); /* [n_actions] the tokens that say them */
+
+/* learning */
+
+struct learn_options {          /* filled from option rows */
+    char *learn;                /* gradient, clone, es or none */
+    int64_t every;              /* 10: ticks from one update to the next */
+    int64_t batch;              /* 4: experiences of each mind in an update */
+    int64_t buffer;             /* 1000: experiences a mind remembers */
+    int64_t horizon;            /* 16: rewards counted one by one, before the critic's guess */
+    double discount;            /* 0.95 */
+    double replay;              /* 0.5: share of a batch drawn from all that is remembered */
+    double entropy;             /* 0.01: weight of the entropy bonus */
+    double clip;                /* 0.2: of the ratio of new to old probability, as in PPO */
+    double critic_rate;         /* 0.1: of the baseline */
+    double sigma;               /* 0.02: of es */
+    int64_t stretch;            /* 50: ticks that a perturbation of es lives */
+    struct train_options train; /* rank, targets, optimizer, rate: rows with their names */
+};
+extern const struct option_row learn_option_rows[];
+int learn_options_check(const struct learn_options *o, struct error *err);
+
+/* What is watched for over a stretch of ticks. */
+struct mind_health {
+    int64_t decisions;
+    double entropy;        /* nats, mean */
+    double most_repeated;  /* share of the most frequent action */
+    double reward, spread; /* mean of a step, and standard deviation */
+    bool collapsed; /* repeats one action, or hardly draws at all, or is paid the same always */
+    int rollbacks;  /* in its life */
+};
+struct learner;
+/* What minds begin with. Everything is borrowed but the adapters, which are retained; critics: [n]
+ * or NULL, each of learner_critic or NULL. */
+struct learner_begin {
+    const struct model *m;
+    const struct asker *asker;
+    double temperature;
+    int n_actions, n_minds, n_bodies;
+    struct adapter *const *adapters;
+    const float *const *critics;
+    uint64_t seed;
+    struct pool *pool;
+};
+struct learner *learner_new(const struct learn_options *o, const struct learner_begin *b,
+                            struct error *err);
+void learner_free(struct learner *l);
+/* Body `b` decided; teacher: what was right, or -1. Then what came of it. */
+void learner_acted(struct learner *l, int b, const struct ask *a, int teacher);
+void learner_paid(struct learner *l, int b, double reward, bool gone);
+/* The rewards so far are all there are of this life; `next` what body b would now be asked (NULL:
+ * it is gone). */
+void learner_flush(struct learner *l, int b, const struct ask *next);
+/* After tick `tick` (from 1) of `generation`: learns if it is time. */
+int learner_tick(struct learner *l, int generation, int tick, struct error *err);
+struct adapter *learner_adapter(const struct learner *l, int mind); /* borrowed: as it is now */
+float *learner_critic(const struct learner *l, int mind); /* its baseline, malloc'ed, of … */
+size_t learner_critic_bytes(void);
+int64_t learner_updates(const struct learner *l);
+struct mind_health learner_health(const struct learner *l, int mind);
+
+/* generations */
+
+struct life_options {    /* filled from option rows */
+    int64_t minds;       /* 0: as many as an environment has agents */
+    int64_t worlds;      /* 1: environments at once */
+    int64_t generations; /* 10 */
+    int64_t steps, seed; /* ticks of a life; these two are set by whoever makes it */
+    double temperature;  /* 1 */
+    char *decode;        /* score or text */
+    char *teacher;       /* reflex: a policy, of clone */
+    bool breed;          /* true */
+    int64_t elites;      /* 4: minds that go on unchanged */
+    double parents;      /* 0.5: share of the fittest whose children there are */
+    char *crossover;     /* delta: operator of two */
+    char *mutation;      /* noise: operator of one, on children */
+    double mutate;       /* 0.1: share of the children that mutate */
+    double spread;       /* 0.02: deviation of founders' B, so that they differ */
+    bool carry;          /* elites keep the statistics of earlier lives, as there */
+    int64_t held_out;    /* 4: maps that nobody lives on, for measuring */
+    struct learn_options learn;
+};
+extern const struct option_row life_option_rows[];
+int life_options_check(const struct life_options *o, struct error *err);
+
+/* Seeds of maps: of training by (seed, generation, world), held out ones the same for everybody. */
+uint64_t life_seed(uint64_t seed, int generation, int world);
+uint64_t life_held_out_seed(int map);
+
+struct life;
+/* Options, model, environments and pool are borrowed. `first`: [n_first] adapters that minds begin
+ * with in turn, or NULL: fresh ones. */
+struct life *life_new(const struct model *m, const struct life_options *o,
+                      struct environment *const *envs, struct adapter *const *first, int n_first,
+                      struct pool *pool, struct error *err);
+void life_free(struct life *l);
+struct life_watch { /* all may be NULL */
+    /* After every tick: the actions of environment 0. An error ends the life. */
+    int (*tick)(void *ctx, int tick, const int16_t *actions, struct error *err);
+    void *ctx;
+};
+/* One generation: everybody lives, learns, and breeds unless it was the last. */
+int life_generation(struct life *l, const struct life_watch *w, struct error *err);
+/* Everybody as they are now, on maps that nobody lives on. outcome: [held_out], a map's mean over
+ * its agents. */
+int life_measure(struct life *l, struct outcome *out, struct error *err);
+int life_generations(const struct life *l);   /* lived so far */
+int64_t life_decisions(const struct life *l); /* taken so far, without those measured */
+int life_n_minds(const struct life *l);
+struct mind_record {
+    char name[32], parents[2][32];
+    struct adapter *adapter;
+    float *critic;          /* what its baseline has learned, or NULL */
+    struct outcome outcome; /* of its life: the mean over its bodies */
+    struct mind_health health;
+    bool elite;
+};
+/* As it was at the end of the last generation, by fitness, best first; before the first one, as it
+ * begins. */
+const struct mind_record *life_mind(const struct life *l, int rank);
+
+#endif

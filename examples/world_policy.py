@@ -8,27 +8,24 @@ import json
 import random
 import sys
 
-MOVES = {"↑": "move_north", "↓": "move_south", "→": "move_east", "←": "move_west"}
+MOVES = ["move_north", "move_south", "move_east", "move_west"]
 
 
-def act(observation, cell, rng, size=20):
-    has_food = "has food" in observation
-    if "here: food" in observation and not has_food:
+def act(observation, rng):
+    """A brief observation: the four cells around, the own one, what is held, the way to the goal along y and x."""
+    letters = observation.split()
+    around, (here, held, along_y, along_x) = letters[:4], letters[4:8]
+    if held == "-" and here in "fm":
         return "pick_food"
-    if "at home" in observation and has_food:
+    if held != "-" and here == "h":
         return "drop_food"
-    seen = observation.partition("See: ")[2].split()
-    for thing in seen:
-        if thing[:-1] == ("home" if has_food else "food"):
-            return MOVES[thing[-1]]
-    free = [move for arrow, move in MOVES.items() if "wall" + arrow not in seen]
-    if has_food:  # home is in the middle
-        dx, dy = size // 2 - cell[0], size // 2 - cell[1]
-        wanted = [m for m, good in (("move_east", dx > 0), ("move_west", dx < 0), ("move_north", dy > 0),
-                                    ("move_south", dy < 0)) if good and m in free]
-        if wanted and rng.random() < 0.8:
-            return rng.choice(wanted)
-    return rng.choice(free or list(MOVES.values()))
+    if held == "-" and "f" in around:
+        return MOVES[around.index("f")]
+    free = [move for move, letter in zip(MOVES, around) if letter not in "xz"]
+    wanted = [move for move in free if move[5] in (along_y, along_x)]
+    if wanted and rng.random() < 0.8:
+        return rng.choice(wanted)
+    return rng.choice(free or MOVES)
 
 
 def main():
@@ -37,8 +34,7 @@ def main():
         world = json.loads(line)
         if world["tick"] == 0:
             rng = random.Random(world["seed"])
-        actions = {agent: act(text, world["infos"][agent]["cell"], rng)
-                   for agent, text in world["observations"].items()}
+        actions = {agent: act(text, rng) for agent, text in world["observations"].items()}
         print(json.dumps({"actions": actions}), flush=True)
 
 

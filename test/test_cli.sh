@@ -608,6 +608,10 @@ holds "each policy has a line" '{"policy":"random","world":"repaired","maps":6,"
 if sed -n 's/^{"difference":\["rule","random"\],"delivered":{"value":[^,]*,"lo":\([^,]*\),.*"p_delivered":\([^}]*\)}$/\1 \2/p' "$tmp/out" |
     awk '{n++; if ($1 <= 0 || $2 > 0.05) bad = 1} END {exit bad || n != 1}'; then
     ok "rule delivers more than chance"; else bad "rule delivers more than chance" "$(cat "$tmp/out")"; fi
+"$shoal" world --policy reflex random --maps 6 --steps 200 --json --quiet >"$tmp/out" 2>/dev/null
+if grep -q '^{"policy":"reflex".*"blocked":{"value":0.0,"lo":0.0,"hi":0.0}' "$tmp/out" &&
+    grep -q '^{"difference":\["reflex","random"\],"delivered":{"value":[1-9].*"p_delivered":0.0[0-4]' "$tmp/out"; then
+    ok "reflex delivers more than chance and meets no wall"; else bad "reflex delivers more than chance and meets no wall" "$(cat "$tmp/out")"; fi
 "$shoal" world --policy mock --maps 3 --steps 50 --world seed >"$tmp/out" 2>"$tmp/err"
 holds "the table" "world 'seed'" "$tmp/out"
 if grep -q '^mock  *0\.00 \[0\.00, 0\.00\]  *0\.00 \[' "$tmp/out"; then ok "the mock collects nothing"; else bad "the mock collects nothing" "$(cat "$tmp/out")"; fi
@@ -667,6 +671,13 @@ says "no trace" 1 "no trace of a world" "$shoal" world --replay "$tmp/lines.json
 printf '{"reset":{"seed":7}}\nnonsense\n\0\377\n{"agents":{}}\n{"close":{}}\n{"agents":{}}\n' | "$shoal" world --pipe --agents 2 >"$tmp/out" 2>"$tmp/err"
 if [ "$(wc -l <"$tmp/out")" = 5 ] && [ "$(grep -c '^{"error":' "$tmp/out")" = 2 ] && tail -n 2 "$tmp/out" | grep -q '^{"agents":\["agent_0","agent_1"\]}$'; then
     ok "world --pipe"; else bad "world --pipe" "$(head -c 600 "$tmp/out" "$tmp/err")"; fi
+for brief in true false; do
+    printf '{"reset":{"seed":7}}\n' | "$shoal" world --pipe --agents 1 --brief=$brief >"$tmp/out" 2>&1
+    cp "$tmp/out" "$tmp/$brief"; done
+printf '{"reset":{"seed":7}}\n' | "$shoal" world --pipe --agents 1 >"$tmp/out" 2>&1
+same "letters are what agents are told where nothing is said" "$tmp/true" "$tmp/out"
+holds "nine letters, and the last two actions behind them" '"prompt":"u u u u o - - - + - -:"' "$tmp/true"
+holds "or words" '"prompt":"At (16,2), E200, unexplored area. Action:"' "$tmp/false"
 says "a policy that ends" 1 "the policy 'exit 3', tick 0: it ended with exit code 3" "$shoal" world --policy-pipe 'exit 3'
 says "a policy that is silent" 1 "it was silent for 0.3 seconds (--timeout)" "$shoal" world --policy-pipe 'exec sleep 30' --timeout 0.3
 if "$(dirname "$shoal")/world" >"$tmp/out" 2>"$tmp/err"; then

@@ -54,6 +54,7 @@ static void test_rule_sets(void **state) {
     assert_string_equal(r.rules, "seed");
     assert_true(r.size == 20 && r.walls == -1 && r.food == 5 && r.food_every == 50);
     assert_true(r.energy == 200 && r.meal == 0 && !r.here && !r.reachable && r.homes == 1);
+    assert_false(r.brief);
     assert_true(r.predators == 0 && r.material == 0 && r.words == 0 && r.map.n == 0);
     const struct world_rewards want = {.move = -0.2,
                                        .fresh = 0.5,
@@ -69,7 +70,8 @@ static void test_rule_sets(void **state) {
     world_rules_release(&r);
     assert_int_equal(world_rules_load(&r, "repaired", &err), OK);
     assert_string_equal(r.rules, "repaired");
-    assert_true(r.here && r.reachable && r.meal == 100 && r.food == 8 && r.food_every == 10);
+    assert_true(r.here && r.brief && r.reachable && r.meal == 100 && r.food == 8 &&
+                r.food_every == 10);
     assert_true(r.size == 20 && r.walls == -1 && r.energy == 200);
     world_rules_release(&r);
 }
@@ -485,7 +487,7 @@ static void test_strings(void **state) {
     act(&w, r, MOVE_SOUTH);
     observes(&w, r, 0, "At (4,2), E195, has food, unexplored area. See: home↑ home↓ wall→ wall←");
     struct buf text = {0};
-    buf_printf(&text, "rules: repaired\n%s", map);
+    buf_printf(&text, "rules: repaired\nbrief: false\n%s", map);
     r = rules_of(text.data);
     world_reset(&w, r, 1, 1);
     act(&w, r, MOVE_EAST);
@@ -511,6 +513,134 @@ static void test_strings(void **state) {
     w.cells[cell_at(&w, 4, 3)] = w.cells[cell_at(&w, 3, 4)] = 0;
     observes(&w, r, 0, "At (3,3), E200, unexplored area");
     buf_release(&text);
+}
+
+static const char *const brief_map = "rules: repaired\nfood: 0\nmap: |\n"
+                                     "  ######\n"
+                                     "  #.F..#\n"
+                                     "  #M.AH#\n"
+                                     "  #....#\n"
+                                     "  ######\n";
+
+/* Every letter, by a life that comes past everything. */
+static void test_brief(void **state) {
+    (void)state;
+    struct world w;
+    const struct world_rules *r = rules_of(brief_map);
+    static const struct {
+        int action;
+        const char *want;
+    } lives[] = {
+        {MOVE_SOUTH, "o x u u o - - - + - s:"}, {MOVE_NORTH, "u o h u o - - - + s n:"},
+        {MOVE_WEST, "f u o m o - n - + n w:"},  {MOVE_WEST, "u u o x m - n e + w w:"},
+        {PICK_FOOD, "u u o x o m - e + w p:"},  {PICK_FOOD, "u u o x o m - e + p p:"},
+        {MOVE_EAST, "f u o o o m - e + p e:"},  {MOVE_NORTH, "x o u u f m s e + e n:"},
+        {MOVE_EAST, "x o u f o m s e + n e:"},  {MOVE_EAST, "x h x o o m s - + e e:"},
+        {MOVE_SOUTH, "o u x o h m - - + e s:"}, {DROP_FOOD, "o u x o h - - - + s d:"},
+        {MOVE_WEST, "o o h o o - - - + d w:"},  {MOVE_NORTH, "x o o f o - - - + w n:"},
+        {MOVE_WEST, "x o o u f - - - + n w:"},  {PICK_FOOD, "x o o u o f s e + w p:"},
+    };
+    world_reset(&w, r, 1, 1);
+    prompts(&w, r, "u u h u o - - - + - -:");
+    for (size_t i = 0; i < ARRAY_LEN(lives); i++) {
+        act(&w, r, lives[i].action);
+        prompts(&w, r, lives[i].want);
+    }
+}
+
+/* A wolf beside hides whatever its cell is; one on the own cell is not told. */
+static void test_brief_hidden(void **state) {
+    (void)state;
+    struct world w;
+    const struct world_rules *r = rules_of(brief_map);
+    world_reset(&w, r, 1, 1);
+    act(&w, r, MOVE_NORTH);
+    observes(&w, r, 0, "x o u f o - - w +");
+    w.n_predators = 2;
+    w.predators[0] = (int16_t)cell_at(&w, 2, 3);
+    w.predators[1] = (int16_t)cell_at(&w, 3, 2);
+    observes(&w, r, 0, "x z u z o - - w +");
+    w.agents[0].cell = w.predators[1];
+    observes(&w, r, 0, "o u h u o - n w +");
+}
+
+/* Without the rule `here` the own cell is always one that it has stood on. */
+static void test_brief_not_here(void **state) {
+    (void)state;
+    struct world w;
+    const struct world_rules *r =
+        rules_of("rules: repaired\nhere: false\nfood: 0\nmap: ['#####', '#AFH#', '#####']");
+    world_reset(&w, r, 1, 1);
+    for (int i = 0; i < 2; i++) {
+        act(&w, r, MOVE_EAST);
+        prompts(&w, r, i ? "x x x f o - - - + e e:" : "x x h o o - - - + - e:");
+    }
+}
+
+/* Homes that it knows: the first and those it stood on. Of equally near ones the first goes. */
+static void test_brief_goal(void **state) {
+    (void)state;
+    struct world w;
+    const struct world_rules *r = rules_of("rules: repaired\nfood: 0\nmap: |\n"
+                                           "  #########\n"
+                                           "  #......H#\n"
+                                           "  #.......#\n"
+                                           "  #H..A..H#\n"
+                                           "  #.......#\n"
+                                           "  #H......#\n"
+                                           "  #########\n");
+    struct world_agent *a = w.agents;
+    world_reset(&w, r, 1, 1);
+    assert_true(w.n_homes == 4 && w.homes[0] == cell_at(&w, 7, 5));
+    assert_int_equal(world_goal(&w, 0), -1);
+    a->holds = HOLDS_FOOD;
+    assert_int_equal(world_goal(&w, 0), w.homes[0]); // the nearer ones it has not heard of
+    observes(&w, r, 0, "u u u u o f n e +");
+    static const struct {
+        int stood, goal;
+        const char *want;
+    } cases[] = {{3, 0, "u u u u o f n e +"},  // as near as the first
+                 {2, 2, "u u u u o f - e +"},  // nearer
+                 {1, 1, "u u u u o f - w +"}}; // as near as the one before
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        int home = w.homes[cases[i].stood];
+        a->seen[home / 64] |= (uint64_t)1 << (home % 64);
+        assert_int_equal(world_goal(&w, 0), w.homes[cases[i].goal]);
+        observes(&w, r, 0, cases[i].want);
+    }
+    a->holds = HOLDS_NOTHING;
+    a->n_known = 3;
+    a->known[0] = w.homes[1]; // stood on
+    a->known[1] = (int16_t)cell_at(&w, 4, 1);
+    a->known[2] = (int16_t)cell_at(&w, 4, 5);
+    observes(&w, r, 0, "u u u u o - s - +");
+    a->known[1] = (int16_t)cell_at(&w, 3, 1);
+    observes(&w, r, 0, "u u u u o - n - +");
+    a->n_known = 1;
+    observes(&w, r, 0, "u u u u o - - - +");
+}
+
+/* + for half of it and more; half of an odd number is no whole one. */
+static void test_brief_energy(void **state) {
+    (void)state;
+    struct world w;
+    static const struct {
+        const char *rules;
+        int energy;
+        char want;
+    } cases[] = {{"energy: 8", 8, '+'}, {"energy: 8", 4, '+'}, {"energy: 8", 3, '-'},
+                 {"energy: 9", 5, '+'}, {"energy: 9", 4, '-'}, {"energy: 1", 1, '+'}};
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        char *text = xasprintf("rules: repaired\n%s\n", cases[i].rules);
+        const struct world_rules *r = rules_of(text);
+        struct buf b = {0};
+        world_reset(&w, r, 1, 1);
+        w.agents[0].energy = (int16_t)cases[i].energy;
+        world_observe(&w, r, 0, &b);
+        assert_true(b.len == 17 && b.data[16] == cases[i].want);
+        buf_release(&b);
+        free(text);
+    }
 }
 
 /* Less than 0.3 and more than 0.8 of the cells of the square that lie in the world. */
@@ -549,7 +679,15 @@ static void test_words(void **state) {
     observes(&w, r, 2, "At (2,1), E199, unexplored area. See: wall↓. Heard: 4 9");
     world_step(&w, r, (int16_t[]){DROP_FOOD, MOVE_EAST + 6, PICK_FOOD + 6 * 2});
     observes(&w, r, 0, "At (1,2), E198, unexplored area. See: wall↑ wall←. Heard: 2"); // too far
-    w.agents[2].alive = 0;
+    struct world_rules letters = *r;
+    letters.brief = true;
+    observes(&w, &letters, 0, "x u u x o - - - + 2");
+    prompts(&w, &letters, "x u u x o - - - + 2 p d:");
+    w.agents[1].cell = w.agents[0].cell; // in the order of their index
+    observes(&w, &letters, 0, "x u u x o - - - + 1 2");
+    letters.words = 0;
+    observes(&w, &letters, 0, "x u u x o - - - +");
+    w.agents[1].alive = w.agents[2].alive = 0;
     observes(&w, r, 0, "At (1,2), E198, unexplored area. See: wall↑ wall←");
 }
 
@@ -778,8 +916,11 @@ static double delivered(const char *rules, const char *policy, int maps) {
 
 static void test_policies(void **state) {
     (void)state;
-    double rule = delivered("repaired", "rule", 3), chance = delivered("repaired", "random", 3);
-    print_message("delivered per agent in 500 ticks: rule %.2f, random %.2f\n", rule, chance);
+    double rule = delivered("repaired", "rule", 3), chance = delivered("repaired", "random", 3),
+           reflex = delivered("repaired", "reflex", 3);
+    print_message("delivered per agent in 500 ticks: rule %.2f, reflex %.2f, random %.2f\n", rule,
+                  reflex, chance);
+    assert_true(reflex > 14 && delivered("worlds/homes.yaml", "reflex", 1) > 14);
     assert_true(rule > 14 && chance < 0.5 && delivered("repaired", "mock", 1) == 0);
     assert_true(delivered("seed", "rule", 2) > 0.5); // five places of food, and then starving
     assert_true(delivered("worlds/maze.yaml", "rule", 1) > 1);
@@ -826,6 +967,153 @@ static void test_rule_knows_no_more(void **state) {
     }
 }
 
+/* What it is told, and what reflex does for each of some draws. */
+struct told {
+    char prompt[48];
+    int8_t acts[6];
+};
+enum { TOLD = 1 << 16 };
+
+static struct told *told_find(struct told *all, const char *prompt) {
+    uint32_t at = 0;
+    for (const char *c = prompt; *c; c++) at = at * 31 + (unsigned char)*c;
+    for (at %= TOLD; *all[at].prompt && strcmp(all[at].prompt, prompt) != 0;) at = (at + 1) % TOLD;
+    return &all[at];
+}
+
+/* Whether it has been told the same before; then it must do the same, and never meet a wall. */
+static bool reflex_check(const struct world *w, const struct world_rules *r, int i,
+                         struct told *all) {
+    struct buf b = {0};
+    struct told now = {0};
+    world_prompt(w, r, i, &b);
+    assert_true(b.len < sizeof now.prompt);
+    memcpy(now.prompt, b.data, b.len);
+    buf_release(&b);
+    for (uint32_t k = 0; k < ARRAY_LEN(now.acts); k++) {
+        struct rng rng = rng_make(5, RNG_TEST, 0, k);
+        int act = world_policy_find("reflex")->act(w, r, i, &rng);
+        if (act < 4 && w->cells[cell_beside(w, w->agents[i].cell, act)] & CELL_WALL)
+            fail_msg("told '%s' it walks into a wall", now.prompt);
+        now.acts[k] = (int8_t)act;
+    }
+    struct told *before = told_find(all, now.prompt);
+    bool known = *before->prompt;
+    if (known && memcmp(before, &now, sizeof now) != 0)
+        fail_msg("told '%s' it does one thing and another", now.prompt);
+    *before = now;
+    return known;
+}
+
+/* Lives of half reflexes, half chance, so that it is told what it would not come to alone. */
+static int64_t reflex_live(const struct world_rules *r, uint64_t seed, struct told *all) {
+    static struct world w;
+    int64_t known = 0;
+    world_reset(&w, r, 12, seed);
+    while (!world_over(&w) && w.tick < 200) {
+        int16_t actions[WORLD_AGENTS];
+        for (int i = 0; i < w.n_agents; i++) {
+            struct rng rng = rng_make(seed, RNG_TEST, (uint32_t)i, (uint32_t)w.tick);
+            const char *who = rng_below(&rng, 8) < (uint32_t)i % 8 ? "reflex" : "random";
+            if (!w.agents[i].alive) continue;
+            known += reflex_check(&w, r, i, all);
+            actions[i] = (int16_t)world_policy_find(who)->act(&w, r, i, &rng);
+        }
+        world_step(&w, r, actions);
+    }
+    return known;
+}
+
+/* It acts the same whenever a brief observation and the last two actions are the same. */
+static void test_reflex_knows_no_more(void **state) {
+    (void)state;
+    static const char *const rules[] = {
+        "rules: repaired",
+        "rules: repaired\nhomes: 6\nmaterial: 9\nmaterial_every: 9\npredators: 2\nsight: 2",
+        "rules: repaired\nsize: 9\nwalls: 40\nreachable: false\nhomes: 4\npredators: 3",
+        "size: 12\nbrief: true\nmaterial: 4\nhomes: 3",
+    };
+    struct told *all = xmalloc(TOLD * sizeof *all);
+    for (size_t k = 0; k < ARRAY_LEN(rules); k++) {
+        const struct world_rules *r = rules_of(rules[k]);
+        int64_t known = 0;
+        memset(all, 0, TOLD * sizeof *all);
+        for (uint64_t seed = 0; seed < 12; seed++) known += reflex_live(r, seed, all);
+        assert_true(known > 2000); // else hardly anything has been compared
+    }
+    free(all);
+}
+
+/* Two agents of whom the same is told in worlds that have little else in common. */
+static void test_reflex_in_two_worlds(void **state) {
+    (void)state;
+    static struct world w, other;
+    struct buf a = {0}, b = {0};
+    struct world_rules r;
+    assert_int_equal(world_rules_load(&r, "repaired", &err), OK);
+    world_reset(&w, rules_of("food: 0\nmap: ['######', '#.AF.#', '#..H.#', '######']"), 1, 1);
+    world_reset(&other,
+                rules_of("food: 9\nmap: |\n  #########\n  #......F#\n  #.F.....#\n"
+                         "  ###...H.#\n  #.AF....#\n  #.......#\n  #########\n"),
+                3, 2);
+    for (int move = 0; move < 4; move++) {
+        int cell = cell_beside(&other, other.agents[0].cell, move);
+        other.cells[cell] = w.cells[cell_beside(&w, w.agents[0].cell, move)];
+    }
+    other.agents[0].energy = 120, other.agents[0].total = 31;
+    world_prompt(&w, &r, 0, &a);
+    world_prompt(&other, &r, 0, &b);
+    assert_string_equal(a.data, "x u f u o - - e + - -:");
+    assert_string_equal(a.data, b.data);
+    for (uint32_t k = 0; k < 50; k++) {
+        struct rng x = rng_make(6, RNG_TEST, 0, k), y = x;
+        int act = world_policy_find("reflex")->act(&w, &r, 0, &x);
+        assert_int_equal(act, MOVE_EAST); // food beside it, whatever is drawn
+        assert_int_equal(world_policy_find("reflex")->act(&other, &r, 0, &y), act);
+    }
+    buf_release(&a);
+    buf_release(&b);
+    world_rules_release(&r);
+}
+
+/* What it has to do is plain in each of these; moves are not drawn. */
+static void test_reflex_acts(void **state) {
+    (void)state;
+    static const struct {
+        const char *row;
+        int holds, last, predator, want;
+    } cases[] = {
+        {"#FA.H#", HOLDS_NOTHING, -1, 0, MOVE_WEST},         // food beside
+        {"#MA.H#", HOLDS_NOTHING, MOVE_EAST, 0, MOVE_WEST},  // material too, and back for it
+        {"#FA.H#", HOLDS_FOOD, MOVE_EAST, 0, MOVE_EAST},     // home
+        {"#F.AH#", HOLDS_MATERIAL, MOVE_WEST, 0, MOVE_EAST}, // home beside, and back to it
+        {"#.A.H#", HOLDS_NOTHING, MOVE_WEST, 0, MOVE_WEST},  // new ground, straight on
+        {"#H.A.#", HOLDS_FOOD, MOVE_EAST, 0, MOVE_EAST},     // not back where there is a way
+        {"#H.A##", HOLDS_FOOD, MOVE_EAST, 0, MOVE_WEST},     // back where there is none
+        {"#FA.H#", HOLDS_NOTHING, -1, 1, MOVE_EAST},         // a wolf on the food
+        {"##A.H#", HOLDS_NOTHING, -1, 3, MOVE_EAST},         // past the wolf sooner than a wall
+        {"##A#H#", HOLDS_NOTHING, MOVE_EAST, 0, PICK_FOOD},  // locked in
+        {"##A#H#", HOLDS_FOOD, -1, 0, PICK_FOOD},
+    };
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        static struct world w;
+        char *text =
+            xasprintf("rules: repaired\nfood: 0\nmap: ['######', '%s', '######']", cases[i].row);
+        const struct world_rules *r = rules_of(text);
+        world_reset(&w, r, 1, 1);
+        w.agents[0].holds = (uint8_t)cases[i].holds;
+        w.agents[0].last[1] = (int16_t)cases[i].last;
+        w.n_predators = cases[i].predator > 0;
+        w.predators[0] = (int16_t)cell_at(&w, cases[i].predator, w.agents[0].cell / w.size);
+        for (uint32_t k = 0; k < 20; k++) {
+            struct rng rng = rng_make(7, RNG_TEST, 0, k);
+            int got = world_policy_find("reflex")->act(&w, r, 0, &rng);
+            if (got != cases[i].want) fail_msg("case %zu: %s", i, action_names[got]);
+        }
+        free(text);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_rule_sets),
@@ -842,6 +1130,11 @@ int main(void) {
         cmocka_unit_test(test_predators),
         cmocka_unit_test(test_predators_roam),
         cmocka_unit_test(test_strings),
+        cmocka_unit_test(test_brief),
+        cmocka_unit_test(test_brief_hidden),
+        cmocka_unit_test(test_brief_not_here),
+        cmocka_unit_test(test_brief_goal),
+        cmocka_unit_test(test_brief_energy),
         cmocka_unit_test(test_areas),
         cmocka_unit_test(test_words),
         cmocka_unit_test(test_parser),
@@ -849,6 +1142,9 @@ int main(void) {
         cmocka_unit_test(test_always),
         cmocka_unit_test(test_policies),
         cmocka_unit_test(test_rule_knows_no_more),
+        cmocka_unit_test(test_reflex_knows_no_more),
+        cmocka_unit_test(test_reflex_in_two_worlds),
+        cmocka_unit_test(test_reflex_acts),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

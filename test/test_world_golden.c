@@ -273,7 +273,9 @@ int main(void) {
         GOLDEN("seed-small"),
         GOLDEN("seed-crowd"),
         GOLDEN("seed-here"),
+        GOLDEN("seed-brief"),
         GOLDEN("repaired"),
+        GOLDEN("repaired-words"),
         GOLDEN("repaired-hungry"),
         GOLDEN("repaired-plenty"),
         GOLDEN("repaired-walls"),
@@ -286,6 +288,7 @@ int main(void) {
         GOLDEN("map-oblong"),
         GOLDEN("map-homes"),
         GOLDEN("everything"),
+        GOLDEN("everything-words"),
         cmocka_unit_test(golden_answers),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

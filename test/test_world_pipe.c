@@ -463,12 +463,24 @@ static void test_pipe_many_worlds(void **state) {
 static void test_pipe_options(void **state) {
     (void)state;
     struct world_server *s = server_of("repaired", 50);
-    ask_only(s, "{\"reset\":{\"seed\":5,\"options\":{\"words\":3,\"hearing\":99,\"agents\":2}}}");
-    json_t *v =
-        ask_ok(s, "{\"step\":{\"agent_0\":{\"action\":\"west\",\"word\":2},\"agent_1\":20}}");
-    assert_non_null(strstr(observation(v, "agent_1"), "Heard: 2"));
-    assert_non_null(strstr(observation(v, "agent_0"), "Heard: 3"));
-    json_decref(v);
+    json_t *v;
+    for (int brief = 0; brief < 2; brief++) {
+        char line[160];
+        snprintf(line, sizeof line,
+                 "{\"reset\":{\"seed\":5,\"options\":{\"words\":3,\"hearing\":99,\"agents\":2%s}}}",
+                 brief ? "" : ",\"brief\":false");
+        ask_only(s, line);
+        v = ask_ok(s, "{\"step\":{\"agent_0\":{\"action\":\"west\",\"word\":2},\"agent_1\":20}}");
+        const char *first = observation(v, "agent_0"), *second = observation(v, "agent_1");
+        if (brief) { // behind nine letters
+            assert_string_equal(first + 17, " 3");
+            assert_string_equal(second + 17, " 2");
+        } else {
+            assert_non_null(strstr(first, ". Heard: 3"));
+            assert_non_null(strstr(second, ". Heard: 2"));
+        }
+        json_decref(v);
+    }
     v = ask_ok(s, "{\"spaces\":{}}");
     assert_int_equal(json_number_at(v, "n_actions"), 24);
     assert_int_equal(json_number_at(v, "max_steps"), 50);

@@ -31,7 +31,8 @@ static const struct option_row own_rows[] = {
     ROW("world", OPT_STRING, world, NULL, 0, 0, "NAME",
         "repaired (the default), seed, or a YAML file: worlds/ has some"),
     ROW("policy", OPT_LIST, policies, NULL, 0, 0, "NAME",
-        "who acts: rule (the default), random, mock; several are compared on the same maps"),
+        "who acts: rule (the default), reflex, random, mock; several are compared on the same "
+        "maps"),
     ROW("policy-pipe", OPT_STRING, policy_pipe, NULL, 0, 0, "CMD",
         "another program that acts: it reads what agents see and writes what they do, a line a "
         "tick"),

@@ -129,14 +129,25 @@ static bool is_open(const struct world *w, const struct world_agent *a, int move
     return !(w->cells[cell] & CELL_WALL) && !world_has_predator(w, cell);
 }
 
-/* A way that is open and not back, beginning with `first`; back where there is no other. */
+/* What costs least, beginning with `first`: an open way that is not back, back, past a wolf; who is
+ * locked in asks for what is not there rather than meet a wall. */
 static int any_way(const struct world *w, const struct world_agent *a, int first) {
-    int last = a->last[1], back = last >= 0 && last < 4 ? last ^ 1 : -1;
+    int last = a->last[1], back = last >= 0 && last < 4 ? last ^ 1 : -1, best = PICK_FOOD, most = 0;
     for (int i = 0; i < 4; i++) {
-        int move = (first + i) % 4;
-        if (move != back && is_open(w, a, move)) return move;
+        int move = (first + i) % 4, cell = cell_beside(w, a->cell, move);
+        int worth = w->cells[cell] & CELL_WALL    ? 0
+                    : world_has_predator(w, cell) ? 1
+                    : move == back                ? 2
+                                                  : 3;
+        if (worth > most) most = worth, best = move;
     }
-    return back < 0 ? first : back;
+    return best;
+}
+
+/* Ground that was not stood on; of what lies there it is not told. */
+static bool is_new(const struct world *w, const struct world_agent *a, int move) {
+    int cell = cell_beside(w, a->cell, move), things = CELL_FOOD | CELL_MATERIAL | CELL_HOME;
+    return is_open(w, a, move) && !(w->cells[cell] & things) && !agent_has_seen(a, cell);
 }
 
 /* Along either axis on which the goal is not reached, not back; else around what is in the way. */
@@ -158,16 +169,17 @@ static int reflex_act(const struct world *w, const struct world_rules *rules, in
     const struct world_agent *a = &w->agents[agent];
     int here = w->cells[a->cell], goal = world_goal(w, agent), last = a->last[1];
     int turn = (int)rng_below(r, 4), ahead = last >= 0 && last < 4 ? last : turn;
+    int wanted = a->holds ? CELL_HOME : CELL_FOOD | CELL_MATERIAL;
     if (a->holds && here & CELL_HOME) return DROP_FOOD;
     if (!a->holds && rules->here && here & (CELL_FOOD | CELL_MATERIAL)) return PICK_FOOD;
-    for (int i = 0; !a->holds && i < 4; i++) {
+    for (int i = 0; i < 4; i++) {
         int move = (turn + i) % 4;
-        if (w->cells[cell_beside(w, a->cell, move)] & CELL_FOOD && is_open(w, a, move)) return move;
+        if (w->cells[cell_beside(w, a->cell, move)] & wanted && is_open(w, a, move)) return move;
     }
     if (goal >= 0) return toward(w, a, goal, r);
     for (int i = 0; i < 4; i++) { // new ground, straight on first
         int move = (ahead + i) % 4;
-        if (is_open(w, a, move) && !agent_has_seen(a, cell_beside(w, a->cell, move))) return move;
+        if (is_new(w, a, move)) return move;
     }
     return any_way(w, a, rng_below(r, 8) ? ahead : turn);
 }

@@ -61,13 +61,13 @@ class Stream:
 # Rules
 
 SEED = {
-    "size": 20, "walls": -1, "food": 5, "food_every": 50, "energy": 200, "meal": 0, "here": False, "reachable": False,
-    "homes": 1, "predators": 0, "sight": 0, "bite": 0, "material": 0, "material_every": 1, "words": 0, "hearing": 0,
+    "size": 20, "walls": -1, "food": 5, "food_every": 50, "energy": 200, "meal": 0, "here": False, "brief": False,
+    "reachable": False, "homes": 1, "predators": 0, "sight": 0, "bite": 0, "material": 0, "material_every": 1, "words": 0, "hearing": 0,
     "map": [],
     "rewards": {"move": -0.2, "fresh": 0.5, "food": 3.0, "home": 5.0, "blocked": -3.0, "pick": 10.0, "drop": 20.0,
                 "built": 10.0, "wrong": -1.0, "bitten": -5.0},
 }
-REPAIRED = dict(SEED, here=True, reachable=True, meal=100, food=8, food_every=10)
+REPAIRED = dict(SEED, here=True, brief=True, reachable=True, meal=100, food=8, food_every=10)
 RULE_SETS = {"seed": SEED, "repaired": REPAIRED}
 
 
@@ -98,6 +98,10 @@ def beside(cell, direction):
 
 def distance(a, b):
     return abs(a[0] - b[0]) + abs(a[1] - b[1])
+
+
+def first_letter(kinds, cell, otherwise):
+    return next((letter for letter, cells in kinds if cell in cells), otherwise)
 
 
 class Agent:
@@ -370,6 +374,9 @@ class World:
                 if a is not agent and a.alive and a.word and distance(a.cell, agent.cell) <= self.rules["hearing"]]
 
     def observe(self, agent):
+        return self.in_letters(agent) if self.rules["brief"] else self.in_words(agent)
+
+    def in_words(self, agent):
         text = "At (%d,%d), E%d" % (agent.cell + (agent.energy,))
         if agent.holds:
             text += ", has " + agent.holds
@@ -382,7 +389,30 @@ class World:
             text += ". Heard: " + " ".join(self.heard(agent))
         return text
 
+    def goal(self, agent):
+        """Where it wants to go; where it is, if it wants to go nowhere."""
+        if agent.holds:
+            places = [c for c in self.homes if c == self.homes[0] or c in agent.seen]
+        else:
+            places = [c for c in agent.known if c not in agent.seen]
+        return min(places, key=lambda c: distance(c, agent.cell), default=agent.cell)  # the first of the nearest
+
+    def in_letters(self, agent):
+        hidden = [("z", self.predators), ("x", self.walls)]
+        ground = [("f", self.food), ("m", self.material), ("h", self.homes), ("o", agent.seen)]
+        slots = [first_letter(hidden + ground, beside(agent.cell, d), "u") for d in STEP]
+        slots.append(first_letter(ground, agent.cell, "o") if self.rules["here"] else "o")
+        slots.append({None: "-", "food": "f", "material": "m"}[agent.holds])
+        (x, y), (goal_x, goal_y) = agent.cell, self.goal(agent)
+        slots.append("n" if goal_y > y else "s" if goal_y < y else "-")
+        slots.append("e" if goal_x > x else "w" if goal_x < x else "-")
+        slots.append("+" if agent.energy >= self.rules["energy"] / 2 else "-")
+        return " ".join(slots + (self.heard(agent) if self.rules["words"] else []))
+
     def prompt(self, agent):
+        if self.rules["brief"]:
+            last = ["-", "-"] + ["nsewpd"[a] for a in agent.last]
+            return " ".join([self.observe(agent)] + last[-2:]) + ":"
         last = "[%s] " % ",".join(ACTIONS[a] for a in agent.last) if agent.last else ""
         return last + self.observe(agent) + ". Action:"
 
@@ -536,6 +566,10 @@ MAP = [
     "#A#.#.#....#",
     "############",
 ]
+EVERYTHING = {
+    "map": MAP[:1] + [row.replace("A", ".") for row in MAP[1:]], "food": 3, "food_every": 10, "material": 2,
+    "material_every": 10, "predators": 3, "sight": 3, "bite": 20, "words": 15, "hearing": 6, "energy": 70, "meal": 25,
+}
 CASES = {
     "seed": {
         "about": "the predecessor's world, until everybody is dead and three ticks beyond",
@@ -555,6 +589,15 @@ CASES = {
                  "rewards": {"move": -0.1, "fresh": 0.7, "food": 1.1, "home": 2.3, "blocked": -0.3, "pick": 0.123456789,
                              "drop": 1e-3, "wrong": -1e2}},
         "agents": 2, "seed": 5, "ticks": 150, "spell": 10},
+    "seed-brief": {
+        "about": "letters that do not say what is on the own cell; food that is remembered and gone; an odd energy",
+        "rules": "seed",
+        "keys": {"size": 8, "walls": 6, "brief": True, "food": 4, "food_every": 13, "energy": 81, "words": 2,
+                 "hearing": 3},
+        "agents": 4, "seed": 6, "ticks": 84, "spell": 1, "greedy": 70},
+    "repaired-words": {
+        "about": "the repaired world told in words",
+        "rules": "repaired", "keys": {"brief": False}, "agents": 8, "seed": 7, "ticks": 120, "spell": 25, "greedy": 60},
     "repaired": {
         "about": "the repaired world as it comes",
         "rules": "repaired", "keys": {}, "agents": 8, "seed": 7, "ticks": 240, "spell": 25, "greedy": 60},
@@ -564,15 +607,15 @@ CASES = {
         "agents": 6, "seed": 11, "ticks": 160, "spell": 25},
     "repaired-plenty": {
         "about": "more food than an agent remembers",
-        "rules": "repaired", "keys": {"size": 16, "food": 40, "food_every": 3},
+        "rules": "repaired", "keys": {"size": 16, "food": 40, "food_every": 3, "brief": False},
         "agents": 4, "seed": 12, "ticks": 80, "spell": 16, "greedy": 30},
     "repaired-walls": {
         "about": "walls are drawn more than once until enough cells can be reached",
         "rules": "repaired", "keys": {"size": 14, "walls": 86}, "agents": 4, "seed": 3, "ticks": 60, "spell": 15},
     "repaired-full": {
         "about": "so many walls that none are left, and time enough to know the place",
-        "rules": "repaired", "keys": {"size": 9, "walls": 400}, "agents": 2, "seed": 4, "ticks": 120, "spell": 10,
-        "greedy": 85, "explores": True},
+        "rules": "repaired", "keys": {"size": 9, "walls": 400, "brief": False},
+        "agents": 2, "seed": 4, "ticks": 120, "spell": 10, "greedy": 85, "explores": True},
     "homes": {
         "about": "several homes, of which all give a meal, and which further walls leave free",
         "rules": "repaired", "keys": {"size": 15, "homes": 6, "walls": 50},
@@ -601,7 +644,7 @@ CASES = {
         "about": "a drawn world that is no square, with a room that nobody can leave",
         "rules": "repaired",
         "keys": {"map": ["##########", "#A.F#..AM#", "#..#H##..#", "##..F.####", "#...#...A#", "##########"], "food": 1,
-                 "food_every": 11, "energy": 60, "meal": 25},
+                 "food_every": 11, "energy": 60, "meal": 25, "brief": False},
         "agents": 3, "seed": 67, "ticks": 70, "spell": 7, "greedy": 70},
     "map-homes": {
         "about": "nothing but homes: wolves have no other place either, and nobody is bitten",
@@ -610,11 +653,11 @@ CASES = {
         "agents": 3, "seed": 69, "ticks": 26, "spell": 5},
     "everything": {
         "about": "every further key at once",
-        "rules": "repaired",
-        "keys": {"map": MAP[:1] + [row.replace("A", ".") for row in MAP[1:]], "food": 3, "food_every": 10,
-                 "material": 2, "material_every": 10, "predators": 3, "sight": 3, "bite": 20, "words": 15, "hearing": 6, "energy": 70,
-                 "meal": 25},
-        "agents": 9, "seed": 71, "ticks": 100, "spell": 10, "greedy": 60},
+        "rules": "repaired", "keys": EVERYTHING, "agents": 9, "seed": 71, "ticks": 100, "spell": 10, "greedy": 60},
+    "everything-words": {
+        "about": "the same told in words",
+        "rules": "repaired", "keys": dict(EVERYTHING, brief=False), "agents": 9, "seed": 71, "ticks": 100, "spell": 10,
+        "greedy": 60},
 }
 
 

@@ -63,18 +63,6 @@ static bool is_hash(const char *name) {
     return strlen(name) == HASH_LEN - 1 && strspn(name, "0123456789abcdef") == HASH_LEN - 1;
 }
 
-/* A folder of files only. */
-static void folder_remove(const char *path) {
-    DIR *d = opendir(path);
-    for (const struct dirent *f; d && (f = readdir(d));) {
-        char *file = path_join(path, f->d_name);
-        if (f->d_name[0] != '.') unlink(file);
-        free(file);
-    }
-    if (d) closedir(d);
-    rmdir(path);
-}
-
 static int file_copy(const char *from_dir, const char *to_dir, const char *name,
                      struct error *err) {
     char *from = path_join(from_dir, name), *to = path_join(to_dir, name);

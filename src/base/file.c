@@ -12,6 +12,7 @@
 #define _GNU_SOURCE
 #include "base/base.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -319,6 +320,17 @@ int dir_make(const char *path, struct error *err) {
     }
     free(p);
     return rc;
+}
+
+void folder_remove(const char *path) {
+    DIR *d = opendir(path);
+    for (const struct dirent *f; d && (f = readdir(d));) {
+        char *file = path_join(path, f->d_name);
+        if (f->d_name[0] != '.') unlink(file);
+        free(file);
+    }
+    if (d) closedir(d);
+    rmdir(path);
 }
 
 _Static_assert(sizeof(crypto_hash_sha256_state) <= sizeof(((struct hasher *)0)->opaque),

@@ -21,7 +21,8 @@ struct options {
     struct strings policies;
     int64_t agents, steps, maps, seed, at;
     double timeout;
-    bool watch, on, pipe;
+    bool watch, on, pipe, best;
+    char *mind;
     struct world_rules rules; /* --world's, under the flags */
     struct life_command life;
 };
@@ -55,6 +56,8 @@ static const struct option_row own_rows[] = {
         "go on from there with --policy: a fork, which --record writes"),
     ROW("pipe", OPT_BOOL, pipe, NULL, 0, 0, NULL,
         "the environment for another program: a JSON object a line on stdin and stdout"),
+    ROW("best", OPT_BOOL, best, NULL, 0, 0, NULL, "of export: the fittest mind, as without it"),
+    ROW("mind", OPT_STRING, mind, NULL, 0, 0, "NAME", "of export: another one"),
     {0},
 };
 
@@ -102,40 +105,52 @@ static int over_load(void *options, struct error *err) {
 struct player {
     const char *name;
     const struct world_policy *policy; /* or: */
-    struct outside *outside;
+    struct outside *outside;           /* or: */
+    struct life_player *model;
 };
 
 static int player_act(const struct player *p, const struct world *w, const struct world_rules *r,
                       uint64_t seed, int16_t *actions, struct error *err) {
     if (p->outside) return outside_act(p->outside, w, r, actions, err);
+    if (p->model) return life_player_act(p->model, w, r, seed, actions, err);
     world_policy_act(p->policy, w, r, seed, actions);
     return OK;
 }
 
-static int player_open(struct player *p, const char *name, struct error *err) {
-    struct buf known = {0};
-    *p = (struct player){.name = name, .policy = world_policy_find(name)};
-    if (p->policy) return OK;
-    for (const struct world_policy *q = world_policies; q->name; q++)
-        buf_printf(&known, "%s%s", q == world_policies ? "" : ", ", q->name);
-    int rc = error_set(err, ERR_USAGE, "no policy '%s'; there are %s", name, known.data);
-    buf_release(&known);
-    return rc;
-}
-
 enum { MAX_PLAYERS = 16 };
+static const char MODEL[] = "model"; /* the name of the one on the command line */
 struct players {
+    const struct life_job *job; /* NULL: there is no model */
     struct player v[MAX_PLAYERS];
     int n;
 };
 
+static int player_open(struct players *all, const char *name, bool learns, struct error *err) {
+    struct buf known = {0};
+    struct player *p = &all->v[all->n++];
+    *p = (struct player){.name = name, .policy = world_policy_find(name)};
+    if (all->job && strcmp(name, MODEL) == 0) {
+        p->model = life_player_new(all->job, learns, err);
+        return p->model ? OK : err->code;
+    }
+    if (p->policy) return OK;
+    for (const struct world_policy *q = world_policies; q->name; q++)
+        buf_printf(&known, "%s, ", q->name);
+    int rc = error_set(err, ERR_USAGE, "no policy '%s'; there are %sand 'model' beside a model",
+                       name, known.data);
+    buf_release(&known);
+    return rc;
+}
+
 static int players_open(struct players *p, const struct options *o, struct error *err) {
     int rc = OK;
+    bool learns = o->watch || o->record || o->on; // what is measured does not change
     if (o->policies.n + 1 > MAX_PLAYERS)
         return error_set(err, ERR_USAGE, "at most %d policies", MAX_PLAYERS - 1);
     for (int i = 0; rc == OK && i < o->policies.n; i++)
-        rc = player_open(&p->v[p->n++], o->policies.v[i], err);
-    if (rc == OK && !o->policies.n && !o->policy_pipe) rc = player_open(&p->v[p->n++], "rule", err);
+        rc = player_open(p, o->policies.v[i], learns, err);
+    if (rc == OK && !o->policies.n && !o->policy_pipe)
+        rc = player_open(p, p->job ? MODEL : "rule", learns, err);
     if (rc != OK || !o->policy_pipe) return rc;
     struct player *last = &p->v[p->n++];
     *last = (struct player){.name = "pipe"};
@@ -144,7 +159,10 @@ static int players_open(struct players *p, const struct options *o, struct error
 }
 
 static void players_close(struct players *p) {
-    for (int i = 0; i < p->n; i++) outside_close(p->v[i].outside);
+    for (int i = 0; i < p->n; i++) {
+        outside_close(p->v[i].outside);
+        life_player_free(p->v[i].model);
+    }
 }
 
 /* measuring */
@@ -312,6 +330,11 @@ static int show_grow(void *ctx, struct error *err) {
     return rc == OK ? 1 : rc;
 }
 
+static void show_tell(void *ctx, int agent, struct buf *out) {
+    const struct show *l = ctx;
+    life_player_tell(l->player->model, agent, out);
+}
+
 static json_t *places_json(const struct world *w, const int16_t *cells, int n) {
     json_t *list = json_array();
     for (int i = 0; i < n; i++)
@@ -379,7 +402,12 @@ static void show_print(const struct show *l) {
 /* Lives, shown or not; what is printed is where it stands afterwards. */
 static int show_go(const struct common *c, const struct options *o, struct show *l,
                    struct error *err) {
-    struct watch v = {.t = &l->t, .w = &l->w, .grow = l->player ? show_grow : NULL, .ctx = l};
+    bool model = l->player && l->player->model;
+    struct watch v = {.t = &l->t,
+                      .w = &l->w,
+                      .grow = l->player ? show_grow : NULL,
+                      .tell = model ? show_tell : NULL,
+                      .ctx = l};
     int rc = OK;
     if (o->record) {
         l->record = trace_create(&l->t, o->record, err);
@@ -511,7 +539,8 @@ static int replay_check(const struct options *o, struct error *err) {
     return OK;
 }
 
-static int options_check(const struct common *c, const struct options *o, struct error *err) {
+static int options_check(const struct common *c, const struct options *o, bool model,
+                         struct error *err) {
     bool one = o->watch || o->record || o->on;
     if (o->watch && c->json)
         return error_set(err, ERR_USAGE, "--watch is for people, --json for programs");
@@ -520,6 +549,8 @@ static int options_check(const struct common *c, const struct options *o, struct
                          "--watch, --record and --continue are of one world and "
                          "one policy");
     if (rules_check(o, err) != OK) return err->code;
+    if (model && o->pipe) return error_set(err, ERR_USAGE, "--pipe is without a model");
+    if (model && life_options_check(&o->life.life, err) != OK) return err->code;
     if (o->replay) return replay_check(o, err);
     if (o->on || o->at >= 0)
         return error_set(err, ERR_USAGE, "--%s is of a trace: give --replay FILE",
@@ -532,60 +563,91 @@ static int options_check(const struct common *c, const struct options *o, struct
 static int play(const struct common *c, const struct options *o, const struct players *p,
                 struct error *err) {
     if (o->replay) return replay(c, o, p, err);
+    if (o->pipe) return serve(o, err);
+    return o->watch || o->record ? live(c, o, p, err) : measure(c, o, p, err);
+}
+
+static int players_play(const struct common *c, const struct options *o, const struct life_job *job,
+                        struct error *err) {
+    struct players p = {.job = job};
+    int rc = OK;
+    if (!o->pipe && (!o->replay || o->on)) rc = players_open(&p, o, err);
+    if (rc == OK) rc = play(c, o, &p, err);
+    players_close(&p);
+    return rc;
+}
+
+/* What was not given; a trace has its own. */
+static struct options options_fill(const struct options *o) {
     struct options full = *o;
+    if (o->replay) return full;
     if (!full.agents) full.agents = AGENTS;
     if (!full.steps) full.steps = STEPS;
     if (!full.seed) full.seed = 1;
     if (!full.maps) full.maps = MAPS;
-    if (o->pipe) return serve(&full, err);
-    return o->watch || o->record ? live(c, &full, p, err) : measure(c, &full, p, err);
+    return full;
 }
 
-static int lives(const struct common *c, const struct options *o, const char *model,
-                 struct error *err) {
-    struct life_command life = o->life;
+static int model_play(const struct common *c, const struct options *o, const char *model,
+                      struct error *err) {
+    struct options full = options_fill(o);
+    full.life.life.steps = full.steps;
+    full.life.life.seed = full.seed;
     char *path = cli_find(model);
     struct pool *pool = pool_new((int)c->threads);
     struct model *m = model_open(path, cli_class(c), err);
-    life.life.steps = o->steps ? o->steps : STEPS;
-    life.life.seed = o->seed ? o->seed : 1;
-    struct life_job j = {.c = c,
-                         .o = &life,
-                         .rules = &o->rules,
-                         .world = world_name(o),
-                         .agents = o->agents ? (int)o->agents : AGENTS,
-                         .m = m,
-                         .pool = pool};
-    int rc = m ? life_options_check(&life.life, err) : err->code;
-    if (rc == OK) rc = life_run(&j, err);
+    struct life_job job = {.c = c,
+                           .o = &full.life,
+                           .rules = &o->rules,
+                           .agents = (int)full.agents,
+                           .m = m,
+                           .pool = pool};
+    bool player = o->watch || o->record || o->replay || o->maps || o->policies.n || o->policy_pipe;
+    int rc = m ? OK : err->code;
+    if (rc == OK) rc = player ? players_play(c, &full, &job, err) : life_run(&job, err);
     model_close(m);
     pool_free(pool);
     free(path);
     return rc;
 }
 
+static int export(const struct options *o, const struct strings *args, struct error *err) {
+    if (args->n != 2)
+        return error_set(err, ERR_USAGE, "export: of which run? name its folder or its id");
+    if (o->best && o->mind)
+        return error_set(err, ERR_USAGE, "--best and --mind exclude each other");
+    return life_export(&o->life, args->v[1], o->mind, err);
+}
+
 static int run(const struct common *c, const void *options, const struct strings *args,
                struct error *err) {
     const struct options *o = options;
-    struct players p = {0};
-    if (args->n) return lives(c, o, args->v[0], err);
-    int rc = options_check(c, o, err);
-    if (rc == OK && !o->pipe && (!o->replay || o->on)) rc = players_open(&p, o, err);
-    if (rc == OK) rc = play(c, o, &p, err);
-    players_close(&p);
-    return rc;
+    if (args->n && strcmp(args->v[0], "export") == 0) return export(o, args, err);
+    if (args->n > 1) return error_set(err, ERR_USAGE, "'%s': one model at most", args->v[1]);
+    if (options_check(c, o, args->n, err) != OK) return err->code;
+    if (args->n) return model_play(c, o, args->v[0], err);
+    struct options full = options_fill(o);
+    return players_play(c, &full, NULL, err);
 }
 
 const struct command cmd_world = {
     .name = "world",
-    .args = "",
-    .summary = "a grid world of agents: measure policies, watch, record, replay, drive it",
+    .args = "[MODEL | export RUN]",
+    .summary = "a grid world of agents: models that live, learn and breed in it; policies, traces",
     .about =
-        "Agents look for food and carry it home. Policies are compared on the same maps, or one "
+        "Agents look for food and carry it home. With a model they are minds, an adapter each over "
+        "the one base, that learn\n"
+        "while they live and breed; each generation is measured on maps that nobody lives on, and "
+        "an interrupted run continues.\n"
+        "Without one, policies are compared on the same maps, or one "
         "world is watched, recorded,\n"
         "entered again at any tick of its trace and continued otherwise. Other programs can be "
         "the agents (--pipe) or the\n"
         "policy (--policy-pipe). docs/WORLD.md has the rules, the files and the protocol.\n\n"
+        "  shoal world models/fry --agents 20 --size 20 --steps 500 --generations 10\n"
+        "  shoal world models/fry --learn clone --minds 1 --batch 64 --every 2\n"
+        "  shoal world models/fry --adapter runs/world-1a2b3c4d --watch\n"
+        "  shoal world export runs/world-1a2b3c4d --best --out forager\n"
         "  shoal world --policy rule random --maps 20\n"
         "  shoal world --watch --size 30 --predators 2        space, n, p, < and > work\n"
         "  shoal world --world worlds/maze.yaml --record life.jsonl\n"
@@ -600,6 +662,6 @@ const struct command cmd_world = {
     .over_load = over_load,
     .size = sizeof(struct options),
     .min_args = 0,
-    .max_args = 1,
+    .max_args = 2,
     .run = run,
 };

@@ -137,6 +137,7 @@ static void add_selected(const struct watch *v, struct buf *out) {
     world_prompt(v->w, &v->t->rules, v->agent, out);
     buf_printf(out, "\ndid:    %s, reward %.1f\n",
                a->last[1] >= 0 ? action_names[a->last[1]] : "nothing yet", a->reward);
+    if (v->tell && v->w->tick == v->t->n_ticks && v->w->tick > 0) v->tell(v->ctx, v->agent, out);
 }
 
 void watch_frame(const struct watch *v, bool ansi, struct buf *out) {

@@ -16,7 +16,9 @@ struct watch {
     /* Adds the tick after the trace's last one and steps the world: 1; 0: it is over. NULL: a trace
      * that does not grow. */
     int (*grow)(void *ctx, struct error *err);
-    void *ctx;
+    void *ctx; /* of both */
+    /* Adds lines about what an agent last did; NULL: nothing is known. */
+    void (*tell)(void *ctx, int agent, struct buf *out);
     int agent, speed; /* selected; an index of speeds */
     bool paused, quit;
 };

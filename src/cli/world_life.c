@@ -1,13 +1,29 @@
 /*
  * world_life: a run of lives — generation after generation, each measured on maps that nobody lives
  * on, beside policies without a model on the same maps.
+ *
+ *     RUN/state.json, minds/, critics-G.bin    see life_state.c; its `extra` has the curve
+ *     RUN/trace-G.jsonl                        the first world of generation G
+ *     RUN/curve.jsonl, report.html             the curve for programs and for people
+ *
+ * A run's name is a hash of all that decides it but the number of generations, so the same command
+ * continues an interrupted run, and one of more generations a finished run.
  */
+#define _GNU_SOURCE
 #include "cli/world_life.h"
 
+#include "base/page.h"
 #include "eval/eval.h"
+#include "store/store.h"
+#include "train/log.h"
+#include "world/trace.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
+
+enum { MAX_FIRST = 4096, BAR = 24 };
+static const char *const baselines[] = {"rule", "random"};
 
 struct run {
     const struct life_job *j;
@@ -15,16 +31,63 @@ struct run {
     struct place *places; /* [worlds] */
     struct environment *envs, **list;
     struct life *life;
-    struct progress bar;
+    char *dir, *id;
+    struct store *store;
     struct outcome *measured; /* [held_out] */
+    json_t *identity, *curve; /* a row a generation, and what was before the first */
+    json_t *beside;           /* rows of the baselines */
+    /* a generation */
+    struct progress bar;
+    struct trace trace;
+    struct world *shadow; /* of the trace */
+    FILE *record;
 };
 
+/* what minds begin with */
+
+struct first {
+    struct adapter *v[MAX_FIRST];
+    int n;
+};
+
+static int first_add(struct first *f, const char *path, struct model *m, struct error *err) {
+    if (f->n == MAX_FIRST) return error_set(err, ERR_USAGE, "at most %d adapters", MAX_FIRST);
+    struct adapter *a = adapter_open(path, m, err);
+    if (a) f->v[f->n++] = a;
+    return a ? OK : err->code;
+}
+
+/* A run's folder stands for all its minds, the best one first. */
+static int first_open(struct first *f, const struct strings *paths, struct model *m,
+                      struct error *err) {
+    int rc = OK;
+    for (int i = 0; rc == OK && i < paths->n; i++) {
+        struct error none;
+        json_t *state = life_state(paths->v[i], &none), *mind;
+        size_t k;
+        if (!state) rc = first_add(f, paths->v[i], m, err);
+        json_array_foreach (json_object_get(state, "minds"), k, mind) {
+            char *path = xasprintf("%s/minds/%s", paths->v[i], json_text_at(mind, "hash"));
+            if (rc == OK) rc = first_add(f, path, m, err);
+            free(path);
+        }
+        json_decref(state);
+    }
+    return rc;
+}
+
+static void first_release(struct first *f) {
+    for (int i = 0; i < f->n; i++) adapter_release(f->v[i]);
+}
+
+/* beginning */
+
 static void places_make(struct run *r) {
-    int n = (int)r->o->worlds;
-    r->places = xcalloc((size_t)n, sizeof *r->places);
-    r->envs = xcalloc((size_t)n, sizeof *r->envs);
-    r->list = xcalloc((size_t)n, sizeof *r->list);
-    for (int i = 0; i < n; i++) {
+    size_t n = (size_t)r->o->worlds;
+    r->places = xcalloc(n, sizeof *r->places);
+    r->envs = xcalloc(n, sizeof *r->envs);
+    r->list = xcalloc(n, sizeof *r->list);
+    for (size_t i = 0; i < n; i++) {
         r->places[i] = (struct place){.rules = r->j->rules,
                                       .teacher = world_policy_find(r->o->teacher),
                                       .n_agents = r->j->agents};
@@ -33,74 +96,507 @@ static void places_make(struct run *r) {
     }
 }
 
-static int tick_seen(void *ctx, int tick, const int16_t *actions, struct error *err) {
-    struct run *r = ctx;
-    (void)actions, (void)err;
-    progress_update(&r->bar, life_generations(r->life) * r->o->steps + tick, NULL);
-    return OK;
+static json_t *identity_make(const struct run *r, const struct first *f) {
+    json_t *life = options_json(life_option_rows, r->o), *first = json_array();
+    json_object_update(life, options_json(learn_option_rows, &r->o->learn));
+    json_object_del(life, "generations");
+    for (int i = 0; i < f->n; i++) json_array_append_new(first, json_string(f->v[i]->hash));
+    return json_pack("{s:s,s:s,s:s,s:i,s:I,s:I,s:o,s:o,s:o}", "model", r->j->m->name,
+                     "model_sha256", r->j->m->hash, "class",
+                     r->j->m->cls == CLASS_EXACT ? "exact" : "fast", "agents", r->j->agents,
+                     "steps", (json_int_t)r->o->steps, "seed", (json_int_t)r->o->seed, "rules",
+                     world_rules_json(r->j->rules), "life", life, "adapters", first);
 }
 
-static struct interval delivered(const struct run *r) {
-    double *v = xcalloc((size_t)r->o->held_out, sizeof *v);
-    for (int i = 0; i < r->o->held_out; i++) v[i] = r->measured[i].delivered;
-    struct interval out = stats_mean(v, r->o->held_out);
+static void place_name(struct run *r) {
+    char *text = json_text(r->identity), hash[HASH_LEN];
+    hash_bytes(text, strlen(text), hash);
+    r->id = xasprintf("world-%.8s", hash);
+    r->dir = r->j->o->out ? xstrdup(r->j->o->out) : path_join(r->j->o->runs, r->id);
+    free(text);
+}
+
+static int record_open(struct run *r, struct error *err) {
+    struct error missing;
+    char *path = path_join(r->j->o->runs, "shoal.db");
+    int rc = dir_make(r->j->o->runs, err);
+    if (rc == OK && !(r->store = store_open(path, err))) rc = err->code;
+    free(path);
+    if (rc != OK) return error_wrap(err, "the run cannot be recorded; name a folder with --runs");
+    json_t *old = store_run_get(r->store, r->id, &missing);
+    rc = old ? store_run_status(r->store, r->id, "running", err)
+             : store_run_add(r->store, r->id, "world", r->identity, err);
+    json_decref(old);
+    return rc;
+}
+
+/* What the folder holds is this run's, or nothing. */
+static int state_continue(struct run *r, struct error *err) {
+    struct error none;
+    json_t *state = life_state(r->dir, &none);
+    if (!state && none.code != ERR_MISSING) return error_set(err, none.code, "%s", none.text);
+    if (!state) return OK;
+    const json_t *extra = json_object_get(state, "extra");
+    int rc = OK;
+    if (!json_equal(json_object_get(extra, "identity"), r->identity))
+        rc = error_set(err, ERR_MISMATCH,
+                       "'%s' holds a run of other options; name another folder with --out", r->dir);
+    if (rc == OK) rc = life_load(r->life, r->dir, state, err);
+    if (rc == OK) {
+        json_decref(r->curve);
+        r->curve = json_deep_copy(json_object_get(extra, "curve"));
+        note("run %s goes on after generation %d", r->id, life_generations(r->life));
+    }
+    json_decref(state);
+    return rc;
+}
+
+/* measuring */
+
+static struct interval mean_of(const struct outcome *v, int64_t n, size_t field) {
+    double *x = xcalloc((size_t)n, sizeof *x);
+    for (int64_t i = 0; i < n; i++) memcpy(&x[i], (const uint8_t *)&v[i] + field, sizeof x[i]);
+    struct interval out = stats_mean(x, n);
+    free(x);
+    return out;
+}
+
+/* {delivered, collected, fitness, reward, alive}: over maps, of a map's mean over its agents. */
+static json_t *measured_json(const struct outcome *v, int64_t n) {
+#define FIELD(name) #name, interval_json(mean_of(v, n, offsetof(struct outcome, name)))
+    return json_pack("{s:o,s:o,s:o,s:o,s:o}", FIELD(delivered), FIELD(collected), FIELD(fitness),
+                     FIELD(reward), FIELD(alive));
+#undef FIELD
+}
+
+static void baseline_measure(struct run *r, const char *name) {
+    const struct world_policy *policy = world_policy_find(name);
+    int16_t actions[WORLD_AGENTS];
+    struct world *w = xcalloc(1, sizeof *w);
+    for (int64_t map = 0; map < r->o->held_out; map++) {
+        uint64_t seed = life_held_out_seed((int)map);
+        world_reset(w, r->j->rules, r->j->agents, seed);
+        while (!world_over(w) && w->tick < r->o->steps) {
+            world_policy_act(policy, w, r->j->rules, seed, actions);
+            world_step(w, r->j->rules, actions);
+        }
+        r->measured[map] = outcome_of_world(w);
+    }
+    free(w);
+    json_array_append_new(r->beside, json_pack("{s:s,s:o}", "policy", name, "held_out",
+                                               measured_json(r->measured, r->o->held_out)));
+}
+
+/* What all minds lived, and what is wrong with how many. */
+static json_t *lived_json(const struct run *r) {
+    int n = life_n_minds(r->life), collapsed = 0, rollbacks = 0;
+    double entropy = 0;
+    struct outcome *v = xcalloc((size_t)n, sizeof *v);
+    for (int i = 0; i < n; i++) {
+        const struct mind_record *m = life_mind(r->life, i);
+        v[i] = m->outcome;
+        entropy += m->health.entropy / n;
+        collapsed += m->health.collapsed;
+        rollbacks += m->health.rollbacks;
+    }
+    json_t *out = measured_json(v, n);
+    json_object_update_new(out, json_pack("{s:f,s:i,s:i,s:s}", "entropy", entropy, "collapsed",
+                                          collapsed, "rollbacks", rollbacks, "best",
+                                          life_mind(r->life, 0)->name));
     free(v);
     return out;
 }
 
-static int generation_tell(struct run *r, double seconds, struct error *err) {
-    if (life_measure(r->life, r->measured, err) != OK) return err->code;
-    struct interval d = delivered(r);
-    double mean = 0, fitness = 0, entropy = 0, reward = 0;
-    int collapsed = 0, back = 0, n = life_n_minds(r->life);
-    for (int i = 0; i < n; i++) {
-        const struct mind_record *m = life_mind(r->life, i);
-        mean += m->outcome.delivered / n;
-        fitness += m->outcome.fitness / n;
-        entropy += m->health.entropy / n;
-        reward += m->health.reward / n;
-        collapsed += m->health.collapsed;
-        back += m->health.rollbacks;
+static double delivered_of(const json_t *row) {
+    return json_number_at(json_object_get(json_object_get(row, "held_out"), "delivered"), "value");
+}
+
+/* telling */
+
+static void row_print(const struct run *r, const char *name, const json_t *row) {
+    const json_t *held = json_object_get(row, "held_out"), *d = json_object_get(held, "delivered"),
+                 *lived = json_object_get(row, "lived");
+    double best = fmax(1e-9, delivered_of(json_array_get(r->beside, 0)));
+    int full = (int)(BAR * fmin(1, fmax(0, delivered_of(row) / best)) + 0.5);
+    char bar[3 * BAR + 1] = "";
+    for (int i = 0; i < BAR; i++) strcat(bar, i < full ? "█" : "·");
+    printf("%-10s %10lld %s %6.2f [%5.2f, %5.2f]  %8.1f", name,
+           (long long)json_number_at(row, "decisions"), bar, delivered_of(row),
+           json_number_at(d, "lo"), json_number_at(d, "hi"),
+           json_number_at(json_object_get(held, "fitness"), "value"));
+    if (lived) {
+        printf("  %5.2f", json_number_at(lived, "entropy"));
+        int collapsed = (int)json_number_at(lived, "collapsed"),
+            rollbacks = (int)json_number_at(lived, "rollbacks");
+        if (collapsed) printf("  %d collapsed", collapsed);
+        if (rollbacks) printf("  %d put back", rollbacks);
     }
-    printf("%3d  %8lld  held out %6.2f [%6.2f, %6.2f]  lived %6.2f  fitness %8.2f  entropy %.3f "
-           "reward "
-           "%.3f collapsed %d back %d  %.1f s\n",
-           life_generations(r->life), (long long)life_decisions(r->life), d.value, d.lo, d.hi, mean,
-           fitness, entropy, reward, collapsed, back, seconds);
+    printf("\n");
     fflush(stdout);
-    return OK;
+}
+
+static void curve_print_row(const struct run *r, const json_t *row) {
+    char name[32];
+    snprintf(name, sizeof name, "%d", (int)json_number_at(row, "generation"));
+    if (r->j->c->json)
+        cli_print(json_deep_copy(row));
+    else
+        row_print(r, name, row);
+}
+
+static void table_begin(const struct run *r) {
+    size_t i;
+    json_t *row;
+    if (r->j->c->json) {
+        json_array_foreach (r->beside, i, row) cli_print(json_deep_copy(row));
+    } else {
+        printf("%s: %lld held-out maps, %d agents, %lld steps; delivered by an agent [95 %% over "
+               "maps]; the bar is full at rule's\n\n%-10s %10s %-*s %-22s  %8s  %s\n",
+               r->id, (long long)r->o->held_out, r->j->agents, (long long)r->o->steps, "generation",
+               "decisions", BAR, "", "delivered", "fitness", "entropy");
+        json_array_foreach (r->beside, i, row) row_print(r, json_text_at(row, "policy"), row);
+    }
+    json_array_foreach (r->curve, i, row) curve_print_row(r, row);
+}
+
+/* pages */
+
+static void chart(struct buf *page, const struct run *r, const char *part, const char *key,
+                  const char *title) {
+    enum { LINES = 1 + ARRAY_LEN(baselines) };
+    struct curve *c = xcalloc(LINES, sizeof *c), *spread = xcalloc(LINES, sizeof *spread);
+    const char *names[LINES] = {"minds", baselines[0], baselines[1]};
+    size_t i;
+    json_t *row;
+    bool beside = strcmp(part, "held_out") == 0;
+    json_array_foreach (r->curve, i, row) {
+        const json_t *v = json_object_get(json_object_get(row, part), key);
+        double x = json_number_at(row, "decisions");
+        if (!v) continue;
+        bool plain = json_is_number(v);
+        double y = plain ? json_number_value(v) : json_number_at(v, "value");
+        curve_add(&c[0], x, y);
+        curve_add(&spread[0], x, plain ? 0 : fmax(0, json_number_at(v, "hi") - y));
+        for (int k = 1; beside && k < LINES; k++) {
+            const json_t *b = json_object_get(json_array_get(r->beside, (size_t)k - 1), part);
+            curve_add(&c[k], x, json_number_at(json_object_get(b, key), "value"));
+            curve_add(&spread[k], x, 0);
+        }
+    }
+    buf_printf(page, "<h2>%s</h2>\n", title);
+    plot_bands(page, title, "decisions", c, spread, names, beside ? LINES : 1);
+    free(c);
+    free(spread);
+}
+
+static json_t *minds_table(const struct run *r) {
+    json_t *rows = json_array();
+    for (int i = 0; i < life_n_minds(r->life); i++) {
+        const struct mind_record *m = life_mind(r->life, i);
+        json_array_append_new(
+            rows, json_pack("{s:s,s:s,s:s,s:f,s:f,s:f,s:f,s:b,s:i}", "mind", m->name, "parents",
+                            m->parents[0][0] ? m->parents[0] : "", "and", m->parents[1], "fitness",
+                            m->outcome.fitness, "delivered", m->outcome.delivered, "reward",
+                            m->outcome.reward, "entropy", m->health.entropy, "collapsed",
+                            (int)m->health.collapsed, "put back", m->health.rollbacks));
+    }
+    return rows;
+}
+
+static int report_write(const struct run *r, struct error *err) {
+    struct buf page = {0};
+    char *path = path_join(r->dir, "report.html"), *title = xasprintf("Shoal world %s", r->id);
+    json_t *minds = minds_table(r);
+    page_open(&page, title);
+    chart(&page, r, "held_out", "delivered", "Delivered by an agent, on held-out maps");
+    chart(&page, r, "held_out", "fitness", "Fitness, on held-out maps");
+    chart(&page, r, "lived", "entropy", "Entropy of the policy, nats");
+    buf_puts(&page, "<h2>Minds of the last generation</h2>\n");
+    page_table(&page, minds);
+    buf_puts(&page, "<h2>The run</h2>\n");
+    page_table(&page, r->identity);
+    page_close(&page);
+    int rc = file_write(path, page.data, page.len, err);
+    buf_release(&page);
+    json_decref(minds);
+    free(title);
+    free(path);
+    return rc;
+}
+
+static int curve_write(const struct run *r, struct error *err) {
+    struct buf b = {0};
+    size_t i;
+    json_t *row;
+    json_array_foreach (r->curve, i, row) {
+        char *text = json_text(row);
+        buf_printf(&b, "%s\n", text);
+        free(text);
+    }
+    char *path = path_join(r->dir, "curve.jsonl");
+    int rc = file_write(path, b.data, b.len, err);
+    buf_release(&b);
+    free(path);
+    return rc;
+}
+
+/* generations */
+
+/* The state is what counts: what else there is can be made again from it. */
+static int generation_keep(struct run *r, struct error *err) {
+    json_t *extra = json_pack("{s:O,s:O}", "identity", r->identity, "curve", r->curve);
+    const json_t *row = json_array_get(r->curve, json_array_size(r->curve) - 1);
+    int rc = life_save(r->life, r->dir, extra, err);
+    if (rc == OK) rc = store_metric_put(r->store, r->id, life_generations(r->life), row, err);
+    if (rc == OK) rc = curve_write(r, err);
+    if (rc == OK) rc = report_write(r, err);
+    json_decref(extra);
+    return rc;
+}
+
+static int generation_measure(struct run *r, struct error *err) {
+    int rc = life_measure(r->life, r->measured, err), g = life_generations(r->life);
+    if (rc != OK) return rc;
+    json_t *row = json_pack("{s:i,s:I,s:o}", "generation", g, "decisions",
+                            (json_int_t)life_decisions(r->life), "held_out",
+                            measured_json(r->measured, r->o->held_out));
+    if (g > 0) json_object_set_new(row, "lived", lived_json(r));
+    json_array_append_new(r->curve, row);
+    rc = generation_keep(r, err);
+    if (rc == OK) curve_print_row(r, row);
+    return rc;
+}
+
+static int trace_begin(struct run *r, struct error *err) {
+    int g = life_generations(r->life);
+    char *path = xasprintf("%s/trace-%d.jsonl", r->dir, g + 1);
+    int rc = trace_init(&r->trace, r->j->rules, r->j->agents, life_seed((uint64_t)r->o->seed, g, 0),
+                        r->o->steps, r->id, err);
+    if (rc == OK) trace_seek(&r->trace, r->shadow, 0);
+    if (rc == OK && !(r->record = trace_create(&r->trace, path, err))) rc = err->code;
+    free(path);
+    return rc;
+}
+
+static int trace_tick(struct run *r, struct error *err) {
+    if (world_over(r->shadow)) return OK; // other worlds live on
+    int rc = trace_add(&r->trace, r->shadow, life_actions(r->life), err);
+    if (rc == OK) trace_seek(&r->trace, r->shadow, r->trace.n_ticks);
+    return rc == OK ? trace_put(&r->trace, r->shadow, r->record, err) : rc;
+}
+
+static int trace_end(struct run *r, int rc, struct error *err) {
+    if (r->record && rc == OK)
+        rc = trace_close(r->shadow, r->record, err);
+    else if (r->record)
+        fclose(r->record);
+    r->record = NULL;
+    trace_release(&r->trace);
+    memset(r->shadow, 0, sizeof *r->shadow);
+    return rc;
+}
+
+static int generation_live(struct run *r, struct error *err) {
+    int64_t before = life_generations(r->life) * r->o->steps;
+    int rc = trace_begin(r, err), n = 1;
+    if (rc == OK) rc = life_begin(r->life, NULL, err);
+    for (int64_t tick = 1; rc == OK && (n = life_tick(r->life, err)) > 0; tick++) {
+        rc = trace_tick(r, err);
+        progress_update(&r->bar, before + tick, NULL);
+    }
+    rc = trace_end(r, n < 0 ? n : rc, err);
+    if (rc == OK) life_end(r->life);
+    return rc;
 }
 
 static int generations_run(struct run *r, struct error *err) {
-    struct life_watch w = {.tick = tick_seen, .ctx = r};
-    int rc = generation_tell(r, 0, err);
+    int rc = json_array_size(r->curve) ? OK : generation_measure(r, err);
     progress_start(&r->bar, "lives", r->o->generations * r->o->steps);
-    for (int g = 0; rc == OK && g < r->o->generations; g++) {
-        double began = clock_now();
-        rc = life_generation(r->life, &w, err);
-        if (rc == OK) rc = generation_tell(r, clock_now() - began, err);
+    while (rc == OK && life_generations(r->life) < r->o->generations) {
+        rc = generation_live(r, err);
+        if (rc == OK) rc = generation_measure(r, err);
     }
+    progress_finish(&r->bar, NULL);
     return rc;
+}
+
+static int run_open(struct run *r, const struct first *first, struct error *err) {
+    if (!model_hash(r->j->m, err)) return err->code;
+    r->identity = identity_make(r, first);
+    place_name(r);
+    places_make(r);
+    r->curve = json_array();
+    r->beside = json_array();
+    r->measured = xcalloc((size_t)r->o->held_out, sizeof *r->measured);
+    r->shadow = xcalloc(1, sizeof *r->shadow);
+    r->life = life_new(r->j->m, r->o, r->list, first->v, first->n, r->j->pool, err);
+    int rc = r->life ? dir_make(r->dir, err) : err->code;
+    return rc == OK ? record_open(r, err) : rc;
+}
+
+static void run_release(struct run *r) {
+    life_free(r->life);
+    store_close(r->store);
+    json_decref(r->identity);
+    json_decref(r->curve);
+    json_decref(r->beside);
+    free(r->measured);
+    free(r->shadow);
+    free(r->places);
+    free(r->envs);
+    free(r->list);
+    free(r->dir);
+    free(r->id);
 }
 
 int life_run(const struct life_job *j, struct error *err) {
     struct run r = {.j = j, .o = &j->o->life};
-    places_make(&r);
-    r.measured = xcalloc((size_t)r.o->held_out, sizeof *r.measured);
-    r.life = life_new(j->m, r.o, r.list, NULL, 0, j->pool, err);
-    int rc = r.life ? generations_run(&r, err) : err->code;
-    life_free(r.life);
-    free(r.measured);
-    free(r.places);
-    free(r.envs);
-    free(r.list);
+    struct first *first = xcalloc(1, sizeof *first);
+    struct error ignored;
+    int rc = first_open(first, &j->o->adapters, j->m, err);
+    if (rc == OK) rc = run_open(&r, first, err);
+    if (rc == OK) rc = state_continue(&r, err);
+    if (rc == OK) {
+        note("run %s in %s; if interrupted, the same command continues it", r.id, r.dir);
+        for (size_t i = 0; i < ARRAY_LEN(baselines); i++) baseline_measure(&r, baselines[i]);
+        table_begin(&r);
+        rc = generations_run(&r, err);
+    }
+    if (r.store) store_run_status(r.store, r.id, rc == OK ? "done" : "failed", &ignored);
+    if (rc == OK)
+        note("curves: '%s/report.html'; the best mind: shoal world export %s --out DIR", r.dir,
+             r.dir);
+    run_release(&r);
+    first_release(first);
+    free(first);
     return rc;
 }
 
-#define ROW(name, type, field, metavar, help)                                                      \
-    { name, type, offsetof(struct life_command, field), NULL, 0, 0, metavar, help }
+/* exporting */
+
+static const json_t *mind_find(const json_t *state, const char *name) {
+    const json_t *minds = json_object_get(state, "minds"), *mind;
+    size_t i;
+    if (!name) return json_array_get(minds, 0);
+    json_array_foreach (minds, i, mind)
+        if (strcmp(json_text_at(mind, "name"), name) == 0) return mind;
+    return NULL;
+}
+
+static int file_export(const char *from, const char *to, const char *name, struct error *err) {
+    char *a = path_join(from, name), *b = path_join(to, name);
+    struct buf bytes = {0};
+    int rc = file_read(a, (size_t)1 << 32, &bytes, err);
+    if (rc == OK) rc = file_write(b, bytes.data, bytes.len, err);
+    buf_release(&bytes);
+    free(a);
+    free(b);
+    return rc;
+}
+
+int life_export(const struct life_command *o, const char *run, const char *name,
+                struct error *err) {
+    char *dir = path_is_dir(run) ? xstrdup(run) : path_join(o->runs, run);
+    json_t *state = life_state(dir, err);
+    const json_t *mind = mind_find(state, name);
+    int rc = state ? OK : error_wrap(err, "'%s' is no run of a world", run);
+    if (rc == OK && !o->out) rc = error_set(err, ERR_USAGE, "--out DIR is missing: where to");
+    if (rc == OK && !mind)
+        rc = error_set(err, ERR_MISSING, "'%s' has no mind '%s'", run, name ? name : "");
+    if (rc == OK) {
+        char *from = xasprintf("%s/minds/%s", dir, json_text_at(mind, "hash"));
+        rc = dir_make(o->out, err);
+        if (rc == OK) rc = file_export(from, o->out, "adapter_model.safetensors", err);
+        if (rc == OK) rc = file_export(from, o->out, "adapter_config.json", err);
+        if (rc == OK)
+            printf("%s: fitness %.1f, %.2f delivered, wrote '%s'\n", json_text_at(mind, "name"),
+                   json_number_at(json_object_get(mind, "outcome"), "fitness"),
+                   json_number_at(json_object_get(mind, "outcome"), "delivered"), o->out);
+        free(from);
+    }
+    json_decref(state);
+    free(dir);
+    return rc;
+}
+
+/* playing */
+
+struct life_player {
+    const struct life_job *j;
+    struct life_options o; /* the command's, for one world that does not end by itself */
+    struct first first;
+    struct place place;
+    struct environment env, *list;
+    struct life *life; /* made when the world is known */
+    uint64_t seed;
+    int tick; /* that comes next in the world that was last played */
+};
+
+struct life_player *life_player_new(const struct life_job *j, bool learns, struct error *err) {
+    static char none[] = "none";
+    struct life_player *p = xcalloc(1, sizeof *p);
+    p->j = j;
+    p->o = j->o->life;
+    p->o.worlds = 1;
+    p->o.steps = INT32_MAX;
+    p->o.breed = false;
+    if (!learns) p->o.learn.learn = none;
+    if (j->o->adapters.n == 0) p->o.spread = 0;
+    if (first_open(&p->first, &j->o->adapters, j->m, err) == OK) return p;
+    life_player_free(p);
+    return NULL;
+}
+
+void life_player_free(struct life_player *p) {
+    if (!p) return;
+    life_free(p->life);
+    first_release(&p->first);
+    free(p);
+}
+
+/* Another world than the one played so far, or a tick that was not the next. */
+static int player_enter(struct life_player *p, const struct world *w, const struct world_rules *r,
+                        uint64_t seed, struct error *err) {
+    if (p->life) life_end(p->life);
+    p->place = (struct place){
+        .rules = r, .teacher = world_policy_find(p->o.teacher), .n_agents = w->n_agents};
+    p->env = place_environment(&p->place);
+    p->list = &p->env;
+    if (!p->life)
+        p->life = life_new(p->j->m, &p->o, &p->list, p->first.v, p->first.n, p->j->pool, err);
+    int rc = p->life ? life_begin(p->life, &seed, err) : err->code;
+    if (rc == OK) life_enter(p->life, w->tick);
+    return rc;
+}
+
+int life_player_act(struct life_player *p, const struct world *w, const struct world_rules *r,
+                    uint64_t seed, int16_t *actions, struct error *err) {
+    int rc = OK;
+    if (!p->life || w->tick != p->tick || seed != p->seed) rc = player_enter(p, w, r, seed, err);
+    p->place.w = *w;
+    if (rc == OK) rc = life_tick(p->life, err);
+    if (rc < 0) return rc;
+    memcpy(actions, life_actions(p->life), (size_t)w->n_agents * sizeof *actions);
+    p->seed = seed;
+    p->tick = w->tick + 1;
+    return OK;
+}
+
+void life_player_tell(const struct life_player *p, int agent, struct buf *out) {
+    const struct ask *a = p->life ? life_asked(p->life, agent) : NULL;
+    if (!a || a->logp[0] == a->logp[1]) return; // gone, or what was written has no probabilities
+    buf_puts(out, "chose: ");
+    for (int i = 0; i < N_ACTIONS; i++)
+        buf_printf(out, " %s %.2f", p->env.actions[i], math_exp(a->logp[i]));
+    buf_puts(out, "\n");
+}
+
+#define ROW(name, type, field, fallback, metavar, help)                                            \
+    { name, type, offsetof(struct life_command, field), fallback, 0, 0, metavar, help }
 const struct option_row life_command_rows[] = {
-    ROW("out", OPT_STRING, out, "DIR", "keep the run there: adapters, curves, a page"),
-    ROW("adapter", OPT_LIST, adapters, "DIR", "what minds begin with, in turn"),
+    ROW("adapter", OPT_LIST, adapters, NULL, "DIR",
+        "what minds begin with, in turn: adapters, or runs of worlds for all their minds"),
+    ROW("runs", OPT_STRING, runs, "runs", "DIR", "folder of runs and of shoal.db"),
+    ROW("out", OPT_STRING, out, NULL, "DIR", "folder of this run; of export: of the adapter"),
     {0},
 };

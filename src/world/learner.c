@@ -1,9 +1,10 @@
 /*
  * learner: what minds remember, and how they learn from it while they live.
  *
- * A decision waits with its body until `horizon` rewards have followed; its return is then
+ * A decision waits with its body until `horizon` rewards have followed; its return is then what the
+ * baseline guessed and was wrong by (generalised advantage estimation, Schulman et al. 2016)
  *
- *     R = r0 + γ r1 + … + γ^(H-1) r(H-1) + γ^H V(what the body saw then)
+ *     R = V(s0) + Σ (γ λ)^k δk      δk = rk + γ V(s(k+1)) - V(sk)      k = 0 … horizon - 1
  *
  * and it goes into its mind's ring buffer. V is the baseline: linear in which tokens stand where
  * before a prompt's end, single and in pairs, hashed into a table, learned by least mean squares.
@@ -37,7 +38,9 @@ struct memory {
     struct experience {
         int32_t n;
         int16_t action, teacher;
-        double logp, ret;
+        double logp, ret; /* ret: while it waits, what its errors so far sum to */
+        double value;     /* guessed when it was taken */
+        double reward;    /* that it was paid at once */
     } * v;
     int32_t *tokens; /* [cap][stride] */
     int cap, stride, n, first;
@@ -67,7 +70,7 @@ struct learner {
     struct undo *undo; /* of minds that were well */
     struct mind *minds;
     struct memory *waiting; /* [n_bodies] of at most `horizon` */
-    double *powers;         /* [horizon + 1] of the discount */
+    double *powers;         /* [horizon + 1] of γ λ */
 
     /* an update */
     struct sample *samples;            /* [n_minds · batch] */
@@ -164,16 +167,25 @@ static struct mind *mind_of(const struct learner *l, int body) {
 }
 
 /* The oldest decision of a body has its return. */
-static void learn_of(struct learner *l, int body, double rest) {
+static void learn_of(struct learner *l, int body) {
     struct memory *w = &l->waiting[body];
     struct mind *m = mind_of(l, body);
     struct experience *e = memory_at(w, 0);
     const int32_t *tokens = memory_tokens(w, e);
-    e->ret += l->powers[w->n] * rest;
+    e->ret += e->value;
     guess_better(l, m, tokens, e->n, e->ret);
     memory_add(&m->memory, e, tokens);
     m->fresh = MIN(m->fresh + 1, m->memory.cap);
     memory_drop_oldest(w);
+}
+
+/* The newest decision has led to what is worth `next`: its error counts for all that wait. */
+static void error_add(struct learner *l, int body, double next) {
+    struct memory *w = &l->waiting[body];
+    if (w->n == 0) return;
+    const struct experience *last = memory_at(w, w->n - 1);
+    double delta = last->reward + l->o->discount * next - last->value;
+    for (int i = 0; i < w->n; i++) memory_at(w, i)->ret += l->powers[w->n - 1 - i] * delta;
 }
 
 static void health_add(struct learner *l, struct mind *m, const struct ask *a) {
@@ -188,13 +200,16 @@ static void health_add(struct learner *l, struct mind *m, const struct ask *a) {
 void learner_acted(struct learner *l, int body, const struct ask *a, int teacher) {
     struct memory *w = &l->waiting[body];
     struct mind *m = mind_of(l, body);
+    double value = guess(m, a->tokens, a->n);
     health_add(l, m, a);
-    if (w->n == w->cap) learn_of(l, body, guess(m, a->tokens, a->n));
+    error_add(l, body, value);
+    if (w->n == w->cap) learn_of(l, body);
     memory_add(w,
                &(struct experience){.n = a->n,
                                     .action = (int16_t)a->action,
                                     .teacher = (int16_t)teacher,
-                                    .logp = a->logp[a->action]},
+                                    .logp = a->logp[a->action],
+                                    .value = value},
                a->tokens);
 }
 
@@ -203,13 +218,13 @@ void learner_paid(struct learner *l, int body, double reward, bool gone) {
     struct mind *m = mind_of(l, body);
     m->sum += reward;
     m->squares += reward * reward;
-    for (int i = 0; i < w->n; i++) memory_at(w, i)->ret += l->powers[w->n - 1 - i] * reward;
-    while (gone && w->n) learn_of(l, body, 0);
+    memory_at(w, w->n - 1)->reward = reward;
+    if (gone) learner_flush(l, body, NULL);
 }
 
 void learner_flush(struct learner *l, int body, const struct ask *next) {
-    double rest = next ? guess(mind_of(l, body), next->tokens, next->n) : 0;
-    while (l->waiting[body].n) learn_of(l, body, rest);
+    error_add(l, body, next ? guess(mind_of(l, body), next->tokens, next->n) : 0);
+    while (l->waiting[body].n) learn_of(l, body);
 }
 
 /* updates */
@@ -319,11 +334,18 @@ static int broken_find(struct learner *l, int n, struct error *err) {
     return left;
 }
 
+/* Rises from a fresh optimizer's first updates, which know next to nothing of the gradient's size.
+ */
+static float rate(const struct learner *l) {
+    double done = (double)trainer_updates(l->trainer) + 1, rise = (double)l->o->warmup;
+    return (float)(l->o->train.lr * (done < rise ? done / rise : 1));
+}
+
 static int update(struct learner *l, int generation, int tick, struct error *err) {
     int n = batch_draw(l, generation, tick);
     if (n == 0) return OK;
     int rc = accumulate(l, 0, n, err);
-    if (rc == OK) rc = trainer_update(l->trainer, (float)l->o->train.lr, NULL, err);
+    if (rc == OK) rc = trainer_update(l->trainer, rate(l), NULL, err);
     if (rc == ERR_NUMERIC) { // this update is nobody's; the broken are put back
         rc = broken_find(l, n, err);
         return rc < 0 ? rc : OK;
@@ -417,7 +439,7 @@ static void room_make(struct learner *l) {
     l->advantage = xcalloc(n, sizeof *l->advantage);
     l->powers = xcalloc((size_t)o->horizon + 1, sizeof *l->powers);
     l->powers[0] = 1;
-    for (int i = 1; i <= o->horizon; i++) l->powers[i] = l->powers[i - 1] * o->discount;
+    for (int i = 1; i <= o->horizon; i++) l->powers[i] = l->powers[i - 1] * o->discount * o->lambda;
     l->waiting = xcalloc((size_t)l->n_bodies, sizeof *l->waiting);
     for (int i = 0; i < l->n_bodies; i++) l->waiting[i] = memory_make(o->horizon);
 }
@@ -488,15 +510,19 @@ const struct option_row learn_option_rows[] = {
     ROW("batch", OPT_INT, batch, "4", 1, 4096, "N", "experiences of each mind in an update"),
     ROW("buffer", OPT_INT, buffer, "1000", 8, 1e6, "N", "experiences that a mind remembers"),
     ROW("horizon", OPT_INT, horizon, "16", 1, 1000, "N",
-        "rewards that are counted one by one before the baseline's guess"),
-    ROW("discount", OPT_FLOAT, discount, "0.95", 0, 1, "X", "of rewards, a tick"),
-    ROW("replay", OPT_FLOAT, replay, "0.5", 0, 1, "P",
+        "ticks after which a decision's return is settled"),
+    ROW("discount", OPT_FLOAT, discount, "0.9", 0, 1, "X", "of rewards, a tick"),
+    ROW("lambda", OPT_FLOAT, lambda, "0.5", 0, 1, "X",
+        "how much of a return is rewards, not the baseline's guesses (GAE)"),
+    ROW("replay", OPT_FLOAT, replay, "0.25", 0, 1, "P",
         "share of a batch drawn from all that is remembered, not what is new"),
-    ROW("entropy", OPT_FLOAT, entropy, "0.01", 0, 10, "X", "weight of the entropy bonus"),
+    ROW("entropy", OPT_FLOAT, entropy, "0.05", 0, 10, "X", "weight of the entropy bonus"),
     ROW("clip", OPT_FLOAT, clip, "0.2", 0, 10, "X",
         "how far the ratio of new to old probability counts (PPO)"),
     ROW("critic-rate", OPT_FLOAT, critic_rate, "0.1", 0, 1, "X", "learning rate of the baseline"),
-    ROW("lr", OPT_FLOAT, train.lr, "2e-3", 0, 1e3, "X", "learning rate of the adapters"),
+    ROW("lr", OPT_FLOAT, train.lr, "1e-3", 0, 1e3, "X", "learning rate of the adapters"),
+    ROW("warmup", OPT_INT, warmup, "20", 0, 1e6, "N",
+        "updates in which that rate is reached, in each life"),
     ROW("r", OPT_INT, train.r, "8", 1, 1024, "N", "LoRA rank"),
     ROW("lora-alpha", OPT_FLOAT, train.lora_alpha, "0", 0, 1e6, "X",
         "LoRA scale is alpha / r (0: alpha = 2r)"),

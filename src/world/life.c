@@ -8,7 +8,7 @@
  *
  * Invariant: everything drawn depends on (seed, generation, tick, body or child). Not here: files.
  */
-#include "world/life.h"
+#include "world/life_internal.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -51,16 +51,38 @@ static int place_teach(void *ctx, int agent) {
     return p->teacher->act(&p->w, p->rules, agent, &r);
 }
 
-static void place_measure(void *ctx, int agent, struct outcome *out) {
-    const struct place *p = ctx;
-    const struct world_agent *a = &p->w.agents[agent];
-    *out = (struct outcome){.fitness = agent_fitness(a),
+static struct outcome outcome_of_agent(const struct world_agent *a) {
+    return (struct outcome){.fitness = agent_fitness(a),
                             .reward = a->total,
                             .delivered = a->delivered,
                             .collected = a->collected,
                             .blocked = a->blocked,
                             .steps = a->steps,
                             .alive = a->alive};
+}
+
+static void outcome_add(struct outcome *to, const struct outcome *v, double by) {
+    to->fitness += by * v->fitness;
+    to->reward += by * v->reward;
+    to->delivered += by * v->delivered;
+    to->collected += by * v->collected;
+    to->blocked += by * v->blocked;
+    to->steps += by * v->steps;
+    to->alive += by * v->alive;
+}
+
+struct outcome outcome_of_world(const struct world *w) {
+    struct outcome sum = {0};
+    for (int i = 0; i < w->n_agents; i++) {
+        struct outcome v = outcome_of_agent(&w->agents[i]);
+        outcome_add(&sum, &v, 1.0 / w->n_agents);
+    }
+    return sum;
+}
+
+static void place_measure(void *ctx, int agent, struct outcome *out) {
+    const struct place *p = ctx;
+    *out = outcome_of_agent(&p->w.agents[agent]);
 }
 
 struct environment place_environment(struct place *p) {
@@ -78,27 +100,6 @@ struct environment place_environment(struct place *p) {
 }
 
 /* living */
-
-struct life {
-    const struct model *m;
-    const struct life_options *o;
-    struct environment *const *envs; /* [worlds] */
-    struct pool *pool;
-    struct asker *asker;
-    struct learner *learner; /* while a generation lives and learns; else NULL */
-    int n_minds, n_agents, n_bodies, generation;
-    int64_t decisions;
-    struct mind_record *minds; /* [n_minds] who lives, or would */
-    struct mind_record *next;  /* [n_minds] while they are bred */
-
-    /* a tick */
-    struct buf text;
-    struct ask *asks;         /* [n_bodies] of the living, one after another */
-    int *body;                /* [n_bodies] whose */
-    int16_t *actions;         /* [n_bodies] */
-    double *rewards, *totals; /* [n_bodies] of the tick, of the life */
-    uint64_t *seeds;          /* [worlds] of maps */
-};
 
 uint64_t life_seed(uint64_t seed, int generation, int world) {
     struct rng r = rng_make(seed, RNG_WORLD, (uint32_t)world, (uint32_t)generation);
@@ -159,8 +160,9 @@ static void bodies_paid(struct life *l, int n) {
 
 /* Returns how many decided, or an error. */
 static int tick_live(struct life *l, int n_envs, int tick, struct error *err) {
-    int n = bodies_ask(l, n_envs, tick);
+    int n = l->n_asked = bodies_ask(l, n_envs, tick);
     if (n == 0) return 0;
+    for (int b = 0; b < n_envs * l->n_agents; b++) l->actions[b] = -1;
     if (asker_decide(l->asker, l->asks, n, &l->text, err) != OK) return err->code;
     bodies_acted(l, n);
     for (int e = 0; e < n_envs; e++)
@@ -183,16 +185,6 @@ static void bodies_flush(struct life *l, int tick) {
     int n = bodies_ask(l, (int)l->o->worlds, tick);
     asker_read(l->asker, l->asks, n, &l->text);
     for (int i = 0; i < n; i++) learner_flush(l->learner, l->body[i], &l->asks[i]);
-}
-
-static void outcome_add(struct outcome *to, const struct outcome *v, double by) {
-    to->fitness += by * v->fitness;
-    to->reward += by * v->reward;
-    to->delivered += by * v->delivered;
-    to->collected += by * v->collected;
-    to->blocked += by * v->blocked;
-    to->steps += by * v->steps;
-    to->alive += by * v->alive;
 }
 
 static struct outcome outcome_of(const struct life *l, int body) {
@@ -232,22 +224,6 @@ static void minds_sort(struct life *l) {
             l->minds[at] = l->minds[at - 1];
         l->minds[at] = m;
     }
-}
-
-static int live(struct life *l, const struct life_watch *w, struct error *err) {
-    int n_envs = (int)l->o->worlds, n = 1, tick = 0;
-    for (int e = 0; e < n_envs; e++)
-        l->seeds[e] = life_seed((uint64_t)l->o->seed, l->generation, e);
-    int rc = envs_reset(l, n_envs, err);
-    while (rc == OK && tick < l->o->steps && (n = tick_live(l, n_envs, tick, err)) > 0) {
-        l->decisions += n;
-        tick++;
-        if (l->learner) rc = learner_tick(l->learner, l->generation, tick, err);
-        if (rc == OK && w && w->tick) rc = w->tick(w->ctx, tick, l->actions, err);
-    }
-    if (n < 0) rc = n;
-    if (rc == OK && l->learner) bodies_flush(l, tick);
-    return rc;
 }
 
 int life_measure(struct life *l, struct outcome *out, struct error *err) {
@@ -344,7 +320,7 @@ static int child_make(struct life *l, int k, struct error *err) {
     return out->adapter ? OK : err->code;
 }
 
-static void records_release(struct mind_record *m, int n) {
+void mind_records_release(struct mind_record *m, int n) {
     for (int i = 0; i < n; i++) {
         adapter_release(m[i].adapter);
         free(m[i].critic);
@@ -365,7 +341,7 @@ static int breed(struct life *l, struct error *err) {
     struct mind_record *old = rc == OK ? l->minds : l->next;
     if (rc == OK) l->minds = l->next;
     l->next = old;
-    records_release(old, l->n_minds);
+    mind_records_release(old, l->n_minds);
     return rc;
 }
 
@@ -394,18 +370,47 @@ static int learner_begin(struct life *l, struct error *err) {
     return l->learner ? OK : err->code;
 }
 
-int life_generation(struct life *l, const struct life_watch *w, struct error *err) {
+int life_begin(struct life *l, const uint64_t *seeds, struct error *err) {
+    int n = (int)l->o->worlds;
     int rc = l->generation > 0 && l->o->breed ? breed(l, err) : OK;
+    for (int e = 0; e < n; e++)
+        l->seeds[e] = seeds ? seeds[e] : life_seed((uint64_t)l->o->seed, l->generation, e);
     if (rc == OK && strcmp(l->o->learn.learn, "none") != 0) rc = learner_begin(l, err);
-    if (rc == OK) rc = live(l, w, err);
-    if (rc == OK) {
-        minds_record(l);
-        minds_sort(l);
-        l->generation++;
-    }
+    l->tick = 0;
+    return rc == OK ? envs_reset(l, n, err) : rc;
+}
+
+int life_tick(struct life *l, struct error *err) {
+    if (l->tick >= l->o->steps) return 0;
+    int n = tick_live(l, (int)l->o->worlds, l->tick, err);
+    if (n <= 0) return n;
+    l->decisions += n;
+    l->tick++;
+    int rc = l->learner ? learner_tick(l->learner, l->generation, l->tick, err) : OK;
+    return rc == OK ? n : rc;
+}
+
+void life_end(struct life *l) {
+    if (l->learner) bodies_flush(l, l->tick);
+    minds_record(l);
+    minds_sort(l);
+    l->generation++;
     learner_free(l->learner);
     l->learner = NULL;
-    return rc;
+}
+
+void life_enter(struct life *l, int tick) {
+    l->tick = tick;
+}
+
+const int16_t *life_actions(const struct life *l) {
+    return l->actions;
+}
+
+const struct ask *life_asked(const struct life *l, int body) {
+    for (int i = 0; i < l->n_asked; i++)
+        if (l->body[i] == body) return &l->asks[i];
+    return NULL;
 }
 
 int life_generations(const struct life *l) {
@@ -492,8 +497,8 @@ void life_free(struct life *l) {
     if (!l) return;
     learner_free(l->learner);
     asker_free(l->asker);
-    records_release(l->minds, l->n_minds);
-    records_release(l->next, l->n_minds);
+    mind_records_release(l->minds, l->n_minds);
+    mind_records_release(l->next, l->n_minds);
     buf_release(&l->text);
     free(l->minds);
     free(l->next);

@@ -52,6 +52,7 @@ struct place {
     int n_agents;
 };
 struct environment place_environment(struct place *p);
+struct outcome outcome_of_world(const struct world *w); /* the mean over its agents */
 
 /* asking */
 
@@ -88,18 +89,18 @@ const int32_t *asker_choices(const struct asker *a); /* [n_actions] the tokens t
 /* learning */
 
 struct learn_options {          /* filled from option rows */
-    char *learn;                /* gradient, clone, es or none */
+    char *learn;                /* gradient, clone or none */
     int64_t every;              /* 10: ticks from one update to the next */
     int64_t batch;              /* 4: experiences of each mind in an update */
     int64_t buffer;             /* 1000: experiences a mind remembers */
-    int64_t horizon;            /* 16: rewards counted one by one, before the critic's guess */
-    double discount;            /* 0.95 */
-    double replay;              /* 0.5: share of a batch drawn from all that is remembered */
-    double entropy;             /* 0.01: weight of the entropy bonus */
+    int64_t horizon;            /* 16: ticks after which a return is settled */
+    double discount;            /* 0.9 */
+    double lambda;              /* 0.5: of generalised advantage estimation */
+    double replay;              /* 0.25: share of a batch drawn from all that is remembered */
+    double entropy;             /* 0.05: weight of the entropy bonus */
     double clip;                /* 0.2: of the ratio of new to old probability, as in PPO */
     double critic_rate;         /* 0.1: of the baseline */
-    double sigma;               /* 0.02: of es */
-    int64_t stretch;            /* 50: ticks that a perturbation of es lives */
+    int64_t warmup;             /* 20: updates */
     struct train_options train; /* rank, targets, optimizer, rate: rows with their names */
 };
 extern const struct option_row learn_option_rows[];
@@ -179,13 +180,20 @@ struct life *life_new(const struct model *m, const struct life_options *o,
                       struct environment *const *envs, struct adapter *const *first, int n_first,
                       struct pool *pool, struct error *err);
 void life_free(struct life *l);
-struct life_watch { /* all may be NULL */
-    /* After every tick: the actions of environment 0. An error ends the life. */
-    int (*tick)(void *ctx, int tick, const int16_t *actions, struct error *err);
-    void *ctx;
-};
-/* One generation: everybody lives, learns, and breeds unless it was the last. */
-int life_generation(struct life *l, const struct life_watch *w, struct error *err);
+/*
+ * A generation: life_begin breeds it from the last one, where there was one and breeding is on, and
+ * begins the environments anew, with these seeds [worlds] or its own (NULL); life_tick until it
+ * returns 0; life_end records who lived and what they have learned. life_tick returns how many
+ * decided.
+ */
+int life_begin(struct life *l, const uint64_t *seeds, struct error *err);
+int life_tick(struct life *l, struct error *err);
+void life_end(struct life *l);
+/* The environments are at that tick already: draws go on from there. After life_begin. */
+void life_enter(struct life *l, int tick);
+const int16_t *life_actions(const struct life *l); /* [bodies] of the last tick; -1: it was gone */
+/* What a body was asked in the last tick, and did; NULL: it was gone. */
+const struct ask *life_asked(const struct life *l, int body);
 /* Everybody as they are now, on maps that nobody lives on. outcome: [held_out], a map's mean over
  * its agents. */
 int life_measure(struct life *l, struct outcome *out, struct error *err);
@@ -200,6 +208,14 @@ struct mind_record {
     struct mind_health health;
     bool elite;
 };
+/* Between two generations, to a folder and back; `extra` (an object) is the caller's. Loading wants
+ * a life of the same options that has not lived yet, and what life_state gave: the folder's {…,
+ * generation, minds: [mind_json], extra}, or NULL with ERR_MISSING where there is none. */
+int life_save(const struct life *l, const char *dir, const json_t *extra, struct error *err);
+json_t *life_state(const char *dir, struct error *err);
+int life_load(struct life *l, const char *dir, const json_t *state, struct error *err);
+json_t *outcome_json(const struct outcome *o);
+json_t *mind_json(const struct mind_record *m);
 /* As it was at the end of the last generation, by fitness, best first; before the first one, as it
  * begins. */
 const struct mind_record *life_mind(const struct life *l, int rank);

@@ -64,7 +64,9 @@ const char *const world_ground_keys[] = {"size", "walls", "homes", NULL};
 
 const struct world_rule_set world_rule_sets[] = {
     {"seed", "the predecessor's world, to the string and to the number", "rules: seed"},
-    {"repaired", "agents know where they stand, can reach home, and food feeds them",
+    /* What is paid for being somewhere is earned best by walking to and fro, and a price on trying
+     * to pick something up teaches never to try. */
+    {"repaired", "agents know where they stand, can reach home, food feeds them, and work pays",
      "rules: repaired\nhere: true\nbrief: true\nreachable: true\nmeal: 100\nfood: 8\nfood_every: "
      "10"},
     {0},

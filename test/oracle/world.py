@@ -67,13 +67,14 @@ SEED = {
     "rewards": {"move": -0.2, "fresh": 0.5, "food": 3.0, "home": 5.0, "blocked": -3.0, "pick": 10.0, "drop": 20.0,
                 "built": 10.0, "wrong": -1.0, "bitten": -5.0},
 }
-REPAIRED = dict(SEED, here=True, brief=True, reachable=True, meal=100, food=8, food_every=10)
+REPAIRED = dict(SEED, here=True, brief=True, reachable=True, meal=100, food=8, food_every=10,
+                rewards=dict(SEED["rewards"], food=0.0, home=0.0, wrong=-0.3))
 RULE_SETS = {"seed": SEED, "repaired": REPAIRED}
 
 
 def rules_of(name, keys):
     rules = dict(RULE_SETS[name], **keys)
-    rules["rewards"] = dict(SEED["rewards"], **keys.get("rewards", {}))
+    rules["rewards"] = dict(RULE_SETS[name]["rewards"], **keys.get("rewards", {}))
     return rules
 
 

@@ -1,0 +1,31 @@
+/* What the files of a life share. */
+#ifndef SHOAL_LIFE_INTERNAL_H
+#define SHOAL_LIFE_INTERNAL_H
+
+#include "world/life.h"
+
+struct life {
+    const struct model *m;
+    const struct life_options *o;
+    struct environment *const *envs; /* [worlds] */
+    struct pool *pool;
+    struct asker *asker;
+    struct learner *learner; /* while a generation lives and learns; else NULL */
+    int n_minds, n_agents, n_bodies, generation, tick;
+    int64_t decisions;
+    struct mind_record *minds; /* [n_minds] who lives, or would */
+    struct mind_record *next;  /* [n_minds] while they are bred */
+
+    /* a tick */
+    struct buf text;
+    struct ask *asks; /* [n_bodies] of the living, one after another */
+    int n_asked;
+    int *body;                /* [n_bodies] whose */
+    int16_t *actions;         /* [n_bodies] */
+    double *rewards, *totals; /* [n_bodies] of the tick, of the life */
+    uint64_t *seeds;          /* [worlds] of maps */
+};
+
+void mind_records_release(struct mind_record *m, int n); /* and zeroes them */
+
+#endif

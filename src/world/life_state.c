@@ -1,0 +1,226 @@
+/*
+ * life_state: a life on disk, as it was between two generations.
+ *
+ *     state.json         who there is, what they were worth, and what the caller adds
+ *     minds/HASH/        adapters, by content, as PEFT directories
+ *     critics-G.bin      what their baselines have learned after generation G
+ *
+ * state.json is replaced last and names everything else by hash, so a kill at any moment leaves the
+ * generation before or this one, whole. What no state names any more is removed afterwards.
+ */
+#define _GNU_SOURCE
+#include "world/life_internal.h"
+
+#include <dirent.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { VERSION = 1, STATE_BYTES = 256 << 20 };
+
+static const char *const outcome_names[] = {"fitness", "reward", "delivered", "collected",
+                                            "blocked", "steps",  "alive"};
+_Static_assert(sizeof(struct outcome) == ARRAY_LEN(outcome_names) * sizeof(double),
+               "a name for each number of an outcome");
+
+json_t *outcome_json(const struct outcome *o) {
+    json_t *v = json_object();
+    for (size_t i = 0; i < ARRAY_LEN(outcome_names); i++)
+        json_object_set_new(v, outcome_names[i], json_real(((const double *)o)[i]));
+    return v;
+}
+
+static int outcome_read(const json_t *v, struct outcome *out, struct error *err) {
+    for (size_t i = 0; i < ARRAY_LEN(outcome_names); i++) {
+        const json_t *n = json_object_get(v, outcome_names[i]);
+        if (!json_is_number(n))
+            return error_set(err, ERR_FORMAT, "an outcome has no number '%s'", outcome_names[i]);
+        ((double *)out)[i] = json_number_value(n);
+    }
+    return OK;
+}
+
+json_t *mind_json(const struct mind_record *m) {
+    const struct mind_health *h = &m->health;
+    json_t *parents = json_array();
+    for (int k = 0; k < 2 && m->parents[k][0]; k++)
+        json_array_append_new(parents, json_string(m->parents[k]));
+    return json_pack("{s:s,s:s,s:o,s:b,s:o,s:{s:I,s:f,s:f,s:f,s:f,s:b,s:i}}", "name", m->name,
+                     "hash", m->adapter->hash, "parents", parents, "elite", (int)m->elite,
+                     "outcome", outcome_json(&m->outcome), "health", "decisions",
+                     (json_int_t)h->decisions, "entropy", h->entropy, "most_repeated",
+                     h->most_repeated, "reward", h->reward, "spread", h->spread, "collapsed",
+                     (int)h->collapsed, "rollbacks", h->rollbacks);
+}
+
+/* saving */
+
+static int adapter_keep(const struct life *l, const char *dir, const struct adapter *a,
+                        struct error *err) {
+    char *path = xasprintf("%s/minds/%s", dir, a->hash);
+    char *last = path_join(path, "adapter_config.json"); // what saving writes last
+    int rc = path_exists(last) ? OK : adapter_save(a, path, l->m->name, err);
+    free(last);
+    free(path);
+    return rc;
+}
+
+/* All critics, one after another; of who has none zeros. */
+static int critics_keep(const struct life *l, const char *path, char hash[HASH_LEN],
+                        struct error *err) {
+    size_t each = learner_critic_bytes(), all = each * (size_t)l->n_minds;
+    uint8_t *bytes = try_calloc(1, all, err);
+    if (!bytes) return err->code;
+    for (int i = 0; i < l->n_minds; i++)
+        if (l->minds[i].critic) memcpy(bytes + each * (size_t)i, l->minds[i].critic, each);
+    hash_bytes(bytes, all, hash);
+    int rc = file_write(path, bytes, all, err);
+    free(bytes);
+    return rc;
+}
+
+static char *critics_path(const char *dir, int generation) {
+    return xasprintf("%s/critics-%d.bin", dir, generation);
+}
+
+static bool is_named(const struct life *l, const char *hash) {
+    for (int i = 0; i < l->n_minds; i++)
+        if (strcmp(l->minds[i].adapter->hash, hash) == 0) return true;
+    return false;
+}
+
+static void unnamed_remove(const struct life *l, const char *dir) {
+    char *minds = path_join(dir, "minds"), *critics = critics_path(dir, l->generation - 1);
+    DIR *d = opendir(minds);
+    for (const struct dirent *f; d && (f = readdir(d));) {
+        char *path = path_join(minds, f->d_name);
+        if (strlen(f->d_name) == HASH_LEN - 1 && !is_named(l, f->d_name)) folder_remove(path);
+        free(path);
+    }
+    if (d) closedir(d);
+    unlink(critics);
+    free(minds);
+    free(critics);
+}
+
+int life_save(const struct life *l, const char *dir, const json_t *extra, struct error *err) {
+    char hash[HASH_LEN], *path = path_join(dir, "state.json"),
+                         *critics = critics_path(dir, l->generation);
+    json_t *minds = json_array();
+    int rc = dir_make(dir, err);
+    for (int i = 0; rc == OK && i < l->n_minds; i++) {
+        rc = adapter_keep(l, dir, l->minds[i].adapter, err);
+        json_array_append_new(minds, mind_json(&l->minds[i]));
+    }
+    if (rc == OK) rc = critics_keep(l, critics, hash, err);
+    if (rc == OK) {
+        json_t *v = json_pack("{s:i,s:i,s:I,s:s,s:O,s:O}", "shoal_life", VERSION, "generation",
+                              l->generation, "decisions", (json_int_t)l->decisions, "critics", hash,
+                              "minds", minds, "extra", extra);
+        char *text = json_text(v);
+        rc = file_write(path, text, strlen(text), err);
+        free(text);
+        json_decref(v);
+    }
+    if (rc == OK) unnamed_remove(l, dir);
+    json_decref(minds);
+    free(critics);
+    free(path);
+    return rc;
+}
+
+/* loading */
+
+static int name_read(const json_t *v, char out[32], struct error *err) {
+    const char *name = json_is_string(v) ? json_string_value(v) : "";
+    if (!*name || strlen(name) > 31)
+        return error_set(err, ERR_FORMAT, "a mind has no name of at most 31 bytes");
+    strcpy(out, name);
+    return OK;
+}
+
+static int mind_read(const struct life *l, const char *dir, const json_t *v,
+                     struct mind_record *out, struct error *err) {
+    const json_t *parents = json_object_get(v, "parents"), *h = json_object_get(v, "health");
+    const char *hash = json_text_at(v, "hash");
+    char *path = xasprintf("%s/minds/%s", dir, hash);
+    int rc = name_read(json_object_get(v, "name"), out->name, err);
+    for (size_t k = 0; rc == OK && k < MIN(json_array_size(parents), 2); k++)
+        rc = name_read(json_array_get(parents, k), out->parents[k], err);
+    if (rc == OK) rc = outcome_read(json_object_get(v, "outcome"), &out->outcome, err);
+    if (rc == OK && strspn(hash, "0123456789abcdef") != HASH_LEN - 1)
+        rc = error_set(err, ERR_FORMAT, "'%s' is no hash", hash);
+    if (rc == OK && !(out->adapter = adapter_load(path, &l->m->config, err))) rc = err->code;
+    if (rc == OK && strcmp(out->adapter->hash, hash) != 0)
+        rc = error_set(err, ERR_MISMATCH, "'%s' is not what was saved there", path);
+    out->elite = json_is_true(json_object_get(v, "elite"));
+    out->health = (struct mind_health){
+        .decisions = (int64_t)json_number_at(h, "decisions"),
+        .entropy = json_number_at(h, "entropy"),
+        .most_repeated = json_number_at(h, "most_repeated"),
+        .reward = json_number_at(h, "reward"),
+        .spread = json_number_at(h, "spread"),
+        .collapsed = json_is_true(json_object_get(h, "collapsed")),
+        .rollbacks = (int)json_number_at(h, "rollbacks"),
+    };
+    free(path);
+    return rc;
+}
+
+static int critics_read(const struct life *l, const char *path, const char *want,
+                        struct mind_record *minds, struct error *err) {
+    size_t each = learner_critic_bytes(), all = each * (size_t)l->n_minds;
+    char hash[HASH_LEN];
+    struct buf b = {0};
+    int rc = file_read(path, all, &b, err);
+    if (rc == OK) hash_bytes(b.data, b.len, hash);
+    if (rc == OK && (b.len != all || strcmp(hash, want) != 0))
+        rc = error_set(err, ERR_MISMATCH, "'%s' is not what was saved there", path);
+    for (int i = 0; rc == OK && i < l->n_minds; i++) {
+        minds[i].critic = xmalloc(each);
+        memcpy(minds[i].critic, b.data + each * (size_t)i, each);
+    }
+    buf_release(&b);
+    return rc;
+}
+
+static int state_read(struct life *l, const char *dir, const json_t *v, struct error *err) {
+    const json_t *minds = json_object_get(v, "minds");
+    int generation = (int)json_number_at(v, "generation"), rc = OK;
+    if (json_number_at(v, "shoal_life") != VERSION)
+        return error_set(err, ERR_FORMAT, "it is no state of a life that this program knows");
+    if (json_array_size(minds) != (size_t)l->n_minds || generation < 0)
+        return error_set(err, ERR_MISMATCH, "it has %zu minds, and here there are %d",
+                         json_array_size(minds), l->n_minds);
+    struct mind_record *read = xcalloc((size_t)l->n_minds, sizeof *read);
+    char *critics = critics_path(dir, generation);
+    for (int i = 0; rc == OK && i < l->n_minds; i++)
+        rc = mind_read(l, dir, json_array_get(minds, (size_t)i), &read[i], err);
+    if (rc == OK) rc = critics_read(l, critics, json_text_at(v, "critics"), read, err);
+    if (rc == OK) {
+        struct mind_record *old = l->minds;
+        l->minds = read;
+        read = old;
+        l->generation = generation;
+        l->decisions = (int64_t)json_number_at(v, "decisions");
+    }
+    mind_records_release(read, l->n_minds);
+    free(read);
+    free(critics);
+    return rc;
+}
+
+json_t *life_state(const char *dir, struct error *err) {
+    char *path = path_join(dir, "state.json");
+    struct buf b = {0};
+    json_t *v = NULL;
+    if (file_read(path, STATE_BYTES, &b, err) == OK) v = json_parse(b.data, b.len, path, err);
+    buf_release(&b);
+    free(path);
+    return v;
+}
+
+int life_load(struct life *l, const char *dir, const json_t *state, struct error *err) {
+    if (state_read(l, dir, state, err) == OK) return OK;
+    return error_wrap(err, "'%s/state.json'", dir);
+}

@@ -67,8 +67,9 @@ const struct world_rule_set world_rule_sets[] = {
     /* What is paid for being somewhere is earned best by walking to and fro, and a price on trying
      * to pick something up teaches never to try. */
     {"repaired", "agents know where they stand, can reach home, food feeds them, and work pays",
-     "rules: repaired\nhere: true\nbrief: true\nreachable: true\nmeal: 100\nfood: 8\nfood_every: "
-     "10"},
+     "{rules: repaired, here: true, brief: true, reachable: true, meal: 100, food: 8, food_every: "
+     "10, "
+     "rewards: {food: 0, home: 0, wrong: -0.3}}"},
     {0},
 };
 

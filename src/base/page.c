@@ -272,13 +272,42 @@ void plot_curves(struct buf *b, const char *label, const char *x_title, const st
     plot_bands(b, label, x_title, c, NULL, names, n);
 }
 
-void plot_bands(struct buf *b, const char *label, const char *x_title, const struct curve *c,
-                const struct curve *spread, const char *const *names, int n) {
+static void plot_draw(struct buf *b, const char *label, const char *x_title, const struct curve *c,
+                      const struct curve *spread, int n) {
     struct plot p = range_of(label, x_title, c, spread, n);
     plot_open(b, &p);
     for (int i = 0; spread && i < n; i++) band(b, &p, i, &c[i], &spread[i]);
     for (int i = 0; i < n; i++) plot_line(b, &p, i, c[i].x, c[i].y, c[i].n);
     plot_close(b);
+}
+
+void plot_file(struct buf *b, const char *label, const char *x_title, const struct curve *c,
+               const struct curve *spread, const char *const *names, int n) {
+    enum { ROW = 20, COLUMN = 210, COLUMNS = 4 };
+    int tall = TOP + ROW + TALL + ROW * ((n + COLUMNS - 1) / COLUMNS) + TOP;
+    buf_printf(b,
+               "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%d\" height=\"%d\" "
+               "viewBox=\"0 0 %d %d\"><style>%s</style>\n<rect width=\"%d\" height=\"%d\" "
+               "fill=\"var(--paper)\"/><text x=\"%d\" y=\"%d\">",
+               WIDE, tall, WIDE, tall, style, WIDE, tall, LEFT, ROW);
+    page_text(b, label);
+    buf_printf(b, "</text>\n<svg y=\"%d\" width=\"%d\" height=\"%d\">", TOP + ROW, WIDE, TALL);
+    plot_draw(b, label, x_title, c, spread, n);
+    buf_puts(b, "</svg>\n");
+    for (int i = 0; i < n; i++) {
+        int x = LEFT + COLUMN * (i % COLUMNS), y = TOP + 2 * ROW + TALL + ROW * (i / COLUMNS);
+        buf_printf(b, "<path d=\"M%d %dh28\"", x, y - 4);
+        stroke(b, i);
+        buf_printf(b, "/><text x=\"%d\" y=\"%d\">", x + 34, y);
+        page_text(b, names[i]);
+        buf_puts(b, "</text>\n");
+    }
+    buf_puts(b, "</svg>\n");
+}
+
+void plot_bands(struct buf *b, const char *label, const char *x_title, const struct curve *c,
+                const struct curve *spread, const char *const *names, int n) {
+    plot_draw(b, label, x_title, c, spread, n);
     if (names && n > 0) {
         buf_puts(b, "<p>");
         for (int i = 0; i < n; i++) plot_legend(b, i, names[i]);

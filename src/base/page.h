@@ -43,6 +43,9 @@ void curve_add(struct curve *c, double x, double y); /* not finite: left out */
 /* n charts' worth of lines in one chart; names may be NULL: no legend. */
 void plot_curves(struct buf *b, const char *label, const char *x_title, const struct curve *c,
                  const char *const *names, int n);
+/* A chart as a file of its own: plot_bands' with its names below, under its own style sheet. */
+void plot_file(struct buf *b, const char *label, const char *x_title, const struct curve *c,
+               const struct curve *spread, const char *const *names, int n);
 /* The same with a band around each line, as high as `spread` [n] (may be NULL) above and below. A
  * curve of spreads has the points of its line, or none: no band. */
 void plot_bands(struct buf *b, const char *label, const char *x_title, const struct curve *c,

@@ -623,6 +623,8 @@ static int run(const struct common *c, const void *options, const struct strings
                struct error *err) {
     const struct options *o = options;
     if (args->n && strcmp(args->v[0], "export") == 0) return export(o, args, err);
+    if (args->n > 1 && strcmp(args->v[0], "compare") == 0)
+        return life_compare(c, &o->life, args, err);
     if (args->n > 1) return error_set(err, ERR_USAGE, "'%s': one model at most", args->v[1]);
     if (options_check(c, o, args->n, err) != OK) return err->code;
     if (args->n) return model_play(c, o, args->v[0], err);
@@ -632,7 +634,7 @@ static int run(const struct common *c, const void *options, const struct strings
 
 const struct command cmd_world = {
     .name = "world",
-    .args = "[MODEL | export RUN]",
+    .args = "[MODEL | export RUN | compare GROUP …]",
     .summary = "a grid world of agents: models that live, learn and breed in it; policies, traces",
     .about =
         "Agents look for food and carry it home. With a model they are minds, an adapter each over "
@@ -648,6 +650,7 @@ const struct command cmd_world = {
         "  shoal world models/fry --learn clone --minds 1 --batch 64 --every 2\n"
         "  shoal world models/fry --adapter runs/world-1a2b3c4d --watch\n"
         "  shoal world export runs/world-1a2b3c4d --best --out forager\n"
+        "  shoal world compare both online evolution --runs results --out curves.svg\n"
         "  shoal world --policy rule random --maps 20\n"
         "  shoal world --watch --size 30 --predators 2        space, n, p, < and > work\n"
         "  shoal world --world worlds/maze.yaml --record life.jsonl\n"
@@ -662,6 +665,6 @@ const struct command cmd_world = {
     .over_load = over_load,
     .size = sizeof(struct options),
     .min_args = 0,
-    .max_args = 2,
+    .max_args = -1,
     .run = run,
 };

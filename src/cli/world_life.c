@@ -324,15 +324,21 @@ static int report_write(const struct run *r, struct error *err) {
     return rc;
 }
 
-static int curve_write(const struct run *r, struct error *err) {
-    struct buf b = {0};
+static void rows_add(const json_t *rows, struct buf *out) {
     size_t i;
     json_t *row;
-    json_array_foreach (r->curve, i, row) {
+    json_array_foreach (rows, i, row) {
         char *text = json_text(row);
-        buf_printf(&b, "%s\n", text);
+        buf_printf(out, "%s\n", text);
         free(text);
     }
+}
+
+/* Policies first, then generations. */
+static int curve_write(const struct run *r, struct error *err) {
+    struct buf b = {0};
+    rows_add(r->beside, &b);
+    rows_add(r->curve, &b);
     char *path = path_join(r->dir, "curve.jsonl");
     int rc = file_write(path, b.data, b.len, err);
     buf_release(&b);
@@ -597,6 +603,7 @@ const struct option_row life_command_rows[] = {
     ROW("adapter", OPT_LIST, adapters, NULL, "DIR",
         "what minds begin with, in turn: adapters, or runs of worlds for all their minds"),
     ROW("runs", OPT_STRING, runs, "runs", "DIR", "folder of runs and of shoal.db"),
-    ROW("out", OPT_STRING, out, NULL, "DIR", "folder of this run; of export: of the adapter"),
+    ROW("out", OPT_STRING, out, NULL, "DIR",
+        "folder of this run; of export: of the adapter; of compare: a chart, .svg"),
     {0},
 };

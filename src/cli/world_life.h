@@ -28,6 +28,9 @@ int life_run(const struct life_job *j, struct error *err);
 /* A mind of a run as a PEFT directory; name NULL: the best one. */
 int life_export(const struct life_command *o, const char *run, const char *name, struct error *err);
 
+/* Groups of runs, names[1] and on, over their seeds; o->out: a chart as SVG. */
+int life_compare(const struct common *common, const struct life_command *o,
+                 const struct strings *names, struct error *err);
 /* A model as a player of one world at a time. */
 struct life_player;
 struct life_player *life_player_new(const struct life_job *j, bool learns, struct error *err);

@@ -514,7 +514,7 @@ const struct option_row learn_option_rows[] = {
     ROW("discount", OPT_FLOAT, discount, "0.9", 0, 1, "X", "of rewards, a tick"),
     ROW("lambda", OPT_FLOAT, lambda, "0.5", 0, 1, "X",
         "how much of a return is rewards, not the baseline's guesses (GAE)"),
-    ROW("replay", OPT_FLOAT, replay, "0.25", 0, 1, "P",
+    ROW("replay-share", OPT_FLOAT, replay, "0.25", 0, 1, "P",
         "share of a batch drawn from all that is remembered, not what is new"),
     ROW("entropy", OPT_FLOAT, entropy, "0.05", 0, 10, "X", "weight of the entropy bonus"),
     ROW("clip", OPT_FLOAT, clip, "0.2", 0, 10, "X",

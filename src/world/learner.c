@@ -66,6 +66,7 @@ struct learner {
     int n_actions, n_minds, n_bodies;
     bool clone;
     uint64_t seed;
+    int64_t steps; /* of a life */
     struct trainer *trainer;
     struct undo *undo; /* of minds that were well */
     struct mind *minds;
@@ -334,18 +335,21 @@ static int broken_find(struct learner *l, int n, struct error *err) {
     return left;
 }
 
-/* Rises from a fresh optimizer's first updates, which know next to nothing of the gradient's size.
+/* Rises from a fresh optimizer's first updates, which know next to nothing of the gradient's size,
+ * and falls to a tenth at the end of a life: what goes on from there is more than the last few
+ * moments.
  */
-static float rate(const struct learner *l) {
+static float rate(const struct learner *l, int tick) {
     double done = (double)trainer_updates(l->trainer) + 1, rise = (double)l->o->warmup;
-    return (float)(l->o->train.lr * (done < rise ? done / rise : 1));
+    double rest = 1 - 0.9 * fmin(1, (double)tick / (double)l->steps);
+    return (float)(l->o->train.lr * rest * (done < rise ? done / rise : 1));
 }
 
 static int update(struct learner *l, int generation, int tick, struct error *err) {
     int n = batch_draw(l, generation, tick);
     if (n == 0) return OK;
     int rc = accumulate(l, 0, n, err);
-    if (rc == OK) rc = trainer_update(l->trainer, rate(l), NULL, err);
+    if (rc == OK) rc = trainer_update(l->trainer, rate(l, tick), NULL, err);
     if (rc == ERR_NUMERIC) { // this update is nobody's; the broken are put back
         rc = broken_find(l, n, err);
         return rc < 0 ? rc : OK;
@@ -457,6 +461,7 @@ struct learner *learner_new(const struct learn_options *o, const struct learner_
                           .n_bodies = b->n_bodies,
                           .clone = strcmp(o->learn, "clone") == 0,
                           .seed = b->seed,
+                          .steps = b->steps,
                           .trainer = t,
                           .undo = undo_new(t)};
     room_make(l);
@@ -522,7 +527,7 @@ const struct option_row learn_option_rows[] = {
     ROW("critic-rate", OPT_FLOAT, critic_rate, "0.1", 0, 1, "X", "learning rate of the baseline"),
     ROW("lr", OPT_FLOAT, train.lr, "1e-3", 0, 1e3, "X", "learning rate of the adapters"),
     ROW("warmup", OPT_INT, warmup, "20", 0, 1e6, "N",
-        "updates in which that rate is reached, in each life"),
+        "updates in which that rate is reached in each life, to fall to a tenth at its end"),
     ROW("r", OPT_INT, train.r, "8", 1, 1024, "N", "LoRA rank"),
     ROW("lora-alpha", OPT_FLOAT, train.lora_alpha, "0", 0, 1e6, "X",
         "LoRA scale is alpha / r (0: alpha = 2r)"),

@@ -363,6 +363,7 @@ static int learner_begin(struct life *l, struct error *err) {
                               .adapters = adapters,
                               .critics = critics,
                               .seed = (uint64_t)l->o->seed,
+                              .steps = l->o->steps,
                               .pool = l->pool};
     l->learner = learner_new(&l->o->learn, &b, err);
     free(adapters);
@@ -522,7 +523,7 @@ const struct option_row life_option_rows[] = {
     ROW("worlds", OPT_INT, worlds, "1", 1, 1024, "N", "that minds live in at once"),
     ROW("generations", OPT_INT, generations, "10", 0, 1e6, "N",
         "lives, one after another; 0: only measure"),
-    ROW("temperature", OPT_FLOAT, temperature, "1", 1e-3, 100, "X", "of the draw among actions"),
+    ROW("temperature", OPT_FLOAT, temperature, "2", 1e-3, 100, "X", "of the draw among actions"),
     ROW("decode", OPT_STRING, decode, "score", 0, 0, "NAME",
         "score: the actions' exact probabilities; text: write and read it, as the predecessor"),
     ROW("teacher", OPT_STRING, teacher, "reflex", 0, 0, "NAME", "the policy that clone follows"),

@@ -126,6 +126,7 @@ struct learner_begin {
     struct adapter *const *adapters;
     const float *const *critics;
     uint64_t seed;
+    int64_t steps; /* ticks of a life */
     struct pool *pool;
 };
 struct learner *learner_new(const struct learn_options *o, const struct learner_begin *b,

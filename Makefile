@@ -60,7 +60,7 @@ LIBS_test_hub.c := $(shell pkg-config --libs libmicrohttpd 2>/dev/null)
 FLAGS_test_faults.c := $(addprefix -Wl$(comma)--wrap=,malloc calloc realloc free strndup realpath vasprintf exit \
                        open fstat read mmap fdopen fwrite fflush fsync fclose rename)
 
-.PHONY: all deps demo test tests fuzz bench bench-peers bench-train results-swarm results-evolve clean
+.PHONY: all deps demo test tests fuzz bench bench-peers bench-train results-swarm results-evolve results-world clean
 all: $(O)/shoal $(O)/choose $(O)/world
 
 deps:
@@ -129,7 +129,7 @@ $(O)/fuzzer $(O)/seeds: $(O)/%: test/fuzz/%.c test/fuzz/targets.c $(O)/libshoal.
 	$(Q)$(CC) $(CFLAGS_ALL) $(FLAGS_$(<F)) -o $@ $< $(O)/libshoal.a $(LIBS)
 
 # The tables of docs/RESULTS.md.
-results-swarm results-evolve: deps all
+results-swarm results-evolve results-world: deps all
 	$(Q)sh scripts/$@.sh
 
 tests: $(TESTS:%=$(O)/%)

@@ -1,0 +1,57 @@
+#!/bin/sh
+# results-world: writes docs/RESULTS.md's part on the world and docs/world.svg, from nothing but models/fry and this file.
+#
+# Every group is one way to live, every run of it a seed, GROUP-sSEED below $WORK/runs; all are measured after each
+# generation on the same maps, on which nobody lives. Finished runs are not run again, interrupted ones are continued.
+# In the exact class the same commands give the same digits everywhere.
+# SEEDS, GROUPS_OF_RUNS, GENERATIONS, HELD (maps to measure on), WORK (build/results-world), THREADS and SHOAL may be set.
+set -eu
+cd "$(dirname "$0")/.."
+shoal="${SHOAL:-$PWD/build/shoal}" work="${WORK:-build/results-world}" held="${HELD:-8}" generations="${GENERATIONS:-12}"
+seeds="${SEEDS:-1 2 3 4 5}" groups="${GROUPS_OF_RUNS:-both online evolution frozen untrained taught taught_online one_mind one_taught}"
+runs="$work/runs" base="$work/fry-q8_0.gguf"
+mkdir -p "$runs"
+[ -f "$base" ] || "$shoal" quantize --quiet models/fry "$base" --type q8_0 >/dev/null # a third of f32's time
+
+# What a group's runs are told beside what all are told.
+flags() {
+    learning="--every 2 --batch 16" one="--minds 1 --no-breed --spread 0 --every 2 --batch 64 --buffer 20000"
+    case $1 in
+    both) echo "$learning" ;;
+    online) echo "$learning --no-breed" ;;
+    evolution) echo "--learn none" ;;
+    frozen) echo "--learn none --no-breed --generations 1" ;;
+    untrained) echo "--learn none --no-breed --spread 0 --generations 1" ;;
+    taught) echo "--learn clone $learning" ;;
+    taught_online) echo "--learn clone $learning --no-breed" ;;
+    one_mind) echo "$one --replay-share 0.5" ;;
+    one_taught) echo "--learn clone $one" ;;
+    esac
+}
+
+for seed in $seeds; do
+    for group in $groups; do
+        [ -f "$runs/$group-s$seed/done" ] && continue
+        echo "$group-s$seed" >&2
+        # shellcheck disable=SC2046
+        "$shoal" world "$base" --exact --quiet --threads "${THREADS:-0}" --seed "$seed" --generations "$generations" \
+            --held-out "$held" --runs "$work/db" --out "$runs/$group-s$seed" $(flags "$group") >/dev/null
+        touch "$runs/$group-s$seed/done"
+    done
+done
+
+{
+    cat <<END
+## The world (\`make results-world\`)
+
+Twenty agents on the starter model in q8_0, rules \`repaired\`, lives of 500 ticks, $(echo "$seeds" | wc -w) seeds; measured on $held held-out maps, the same for all. Every agent
+has an adapter of its own (rank 8, all projections) but where one mind is said. \`both\` learns by policy gradient from its own rewards while it lives, and the next generation is
+bred; \`online\` learns and is not bred, \`evolution\` is bred and does not learn, \`frozen\` does neither, \`untrained\` is the model without adapters. \`taught\` and \`taught_online\` are
+\`both\` and \`online\` with a teacher (\`reflex\`) in place of rewards; \`one_mind\` and \`one_taught\` are one adapter that all twenty share, from rewards and from the teacher.
+
+![Learning curves](world.svg)
+
+END
+    "$shoal" world compare $groups --runs "$runs" --out docs/world.svg | sed 's/^/    /'
+} >"$work/part.md"
+sh scripts/results-part.sh "The world" <"$work/part.md"

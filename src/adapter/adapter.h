@@ -111,6 +111,17 @@ struct segment adapter_segment(const struct adapter *a, int32_t begin, int32_t e
  * neither embedding nor head. Algebra, saving and other elements are then a broken contract. The
  * caller is the only owner yet. */
 const struct lora_pack *adapter_keep_pack(struct adapter *a, enum elem elem);
+/*
+ * An adapter in half the bytes: made from floats (malloc'ed, taken over) whose values are first
+ * rounded to f16, up or down at random by how near they lie, so that changes too small for a digit
+ * are kept on the average; then as adapter_keep_pack. The hash is of the rounded values, and
+ * adapter_whole gives those back: nothing more is lost on the way. Plain adapters only.
+ */
+struct adapter *adapter_narrow(const struct model_config *shape, const struct adapter_config *c,
+                               float *data, json_t *lineage, struct rng *rng);
+/* With its factors: itself, retained, or a copy made of its f16 pack. */
+struct adapter *adapter_whole(struct adapter *a);
+void adapter_floats_of(const struct adapter *a, float *out); /* [n_data] the same as floats */
 /* The memory that it occupies, packs made so far included. Any thread. */
 size_t adapter_bytes(const struct adapter *a);
 struct adapter *adapter_retain(struct adapter *a);

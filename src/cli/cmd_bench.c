@@ -12,7 +12,7 @@
 #include "cli/cli.h"
 #include "engine/engine.h"
 #include "train/es.h"
-#include "world/world.h"
+#include "world/life.h"
 
 #include <inttypes.h>
 #include <malloc.h>
@@ -36,9 +36,10 @@ enum {
 };
 
 struct options {
-    char *model, *shape, *quant, *what, *lora, *kv, *history, *targets, *layers, *rules;
-    int64_t reps, tokens, rank, members, registered, samples, adapters;
+    char *model, *shape, *quant, *what, *lora, *kv, *history, *targets, *layers, *rules, *tokenizer;
+    int64_t reps, tokens, rank, members, registered, samples, adapters, ticks;
     struct strings set;
+    bool world;
 };
 static const struct option_row rows[] = {
     {"model", OPT_STRING, offsetof(struct options, model), "", 0, 0, "PATH",
@@ -53,7 +54,14 @@ static const struct option_row rows[] = {
      "the KV cache is held as f32, bf16, f16 or i8"},
     {"what", OPT_STRING, offsetof(struct options, what), "peak,bandwidth,prefill,decode,serve", 0,
      0, "LIST",
-     "peak, bandwidth, prefill, decode, serve, pool, noise, es, population, memory, train, world"},
+     "peak, bandwidth, prefill, decode, serve, pool, noise, es, population, memory, train, world, "
+     "life"},
+    {"world", OPT_BOOL, offsetof(struct options, world), NULL, 0, 0, NULL,
+     "the same as --what world,life"},
+    {"ticks", OPT_INT, offsetof(struct options, ticks), "60", 2, 100000, "N",
+     "that life lives, frozen and again learning"},
+    {"tokenizer", OPT_STRING, offsetof(struct options, tokenizer), "", 0, 0, "FILE",
+     "of life: a tokenizer.json for a shape, whose own knows bytes only"},
     {"reps", OPT_INT, offsetof(struct options, reps), "5", 1, 1000, "N",
      "repetitions; medians are printed"},
     {"tokens", OPT_INT, offsetof(struct options, tokens), "512", 1, 8192, "N",
@@ -72,7 +80,7 @@ static const struct option_row rows[] = {
     {"adapters", OPT_INT, offsetof(struct options, adapters), "1", 0, MAX_BATCH, "N",
      "that train trains in one pass (0: the weights themselves)"},
     {"set", OPT_LIST, offsetof(struct options, set), NULL, 0, 0, "NAME=X …",
-     "options of 'shoal train' for train and es, such as optim=sgd"},
+     "options of 'shoal train' for train and es, of 'shoal world' for life, such as optim=sgd"},
     {"rules", OPT_STRING, offsetof(struct options, rules), "repaired", 0, 0, "NAME",
      "of world: seed, repaired or a YAML file"},
     {"history", OPT_STRING, offsetof(struct options, history), "", 0, 0, "FILE",
@@ -821,6 +829,148 @@ static int bench_world(const struct common *c, const struct options *o, struct e
     return rc;
 }
 
+/* lives */
+
+/* Two option tables as one, over a struct life_options. */
+static const struct option_row *life_rows(void) {
+    static struct option_row all[64];
+    size_t n = 0;
+    for (const struct option_row *r = life_option_rows; r->name; r++) all[n++] = *r;
+    for (const struct option_row *r = learn_option_rows; r->name; r++) {
+        CHECK(n + 1 < ARRAY_LEN(all));
+        all[n] = *r;
+        all[n++].offset += offsetof(struct life_options, learn);
+    }
+    return all;
+}
+
+/* Defaults, this command's rank and targets, and what --set says. */
+static int life_options_make(const struct options *o, struct life_options *out, struct error *err) {
+    struct strings flags = {0}, rest = {0};
+    char *first[] = {xasprintf("--r=%" PRId64, o->rank), xasprintf("--target=%s", o->targets)};
+    options_default(life_rows(), out);
+    for (size_t i = 0; i < ARRAY_LEN(first); i++) strings_add(&flags, first[i]);
+    for (int i = 0; i < o->set.n; i++) {
+        char *flag = xasprintf("--%s", o->set.v[i]);
+        strings_add(&flags, flag);
+        free(flag);
+    }
+    int rc = options_parse(life_rows(), out, flags.n, flags.v, &rest, err);
+    if (rc == OK) rc = life_options_check(out, err);
+    for (size_t i = 0; i < ARRAY_LEN(first); i++) free(first[i]);
+    strings_release(&flags);
+    strings_release(&rest);
+    out->steps = o->ticks;
+    out->seed = 1;
+    return rc;
+}
+
+/* One generation: a life's ticks, by the clock, those that learned apart. */
+struct lived {
+    double seconds, plain, learned; /* of all; medians of a tick without an update, and with one */
+    int64_t decisions;
+    int minds;
+};
+
+static int life_run(struct bench *b, const struct life_options *lo, struct place *places,
+                    struct lived *out, struct error *err) {
+    struct environment *envs = xcalloc((size_t)lo->worlds, sizeof *envs), **list;
+    double *plain = xcalloc((size_t)lo->steps, sizeof *plain),
+           *learned = xcalloc((size_t)lo->steps, sizeof *learned);
+    int64_t n_plain = 0, n_learned = 0;
+    list = xcalloc((size_t)lo->worlds, sizeof *list);
+    for (int64_t i = 0; i < lo->worlds; i++) {
+        envs[i] = place_environment(&places[i]);
+        list[i] = &envs[i];
+    }
+    struct life *l = life_new(b->m, lo, list, NULL, 0, b->pool, err);
+    int rc = l ? life_begin(l, NULL, err) : err->code, n = 1;
+    while (rc == OK && n > 0) {
+        int64_t updates = life_updates(l);
+        double start = clock_now();
+        n = life_tick(l, err);
+        double seconds = clock_now() - start;
+        if (n <= 0) break;
+        out->seconds += seconds;
+        *(life_updates(l) > updates ? &learned[n_learned++] : &plain[n_plain++]) = seconds;
+    }
+    if (n < 0) rc = n;
+    if (rc == OK) {
+        out->plain = n_plain ? median(plain, n_plain) : 0;
+        out->learned = n_learned ? median(learned, n_learned) : 0;
+        out->decisions = life_decisions(l);
+        out->minds = life_n_minds(l);
+        life_end(l);
+    }
+    life_free(l);
+    free(list);
+    free(envs);
+    free(plain);
+    free(learned);
+    return rc;
+}
+
+static void print_life(const struct bench *b, const struct life_options *lo,
+                       const struct lived *frozen, const struct lived *v) {
+    double high = (double)process_bytes("VmHWM"),
+           still = (double)frozen->decisions / frozen->seconds,
+           learning = (double)v->decisions / v->seconds;
+    if (b->c->json)
+        cli_print(json_pack("{s:s,s:s,s:s,s:s,s:i,s:I,s:I,s:s,s:b,s:f,s:f,s:f,s:f,s:f,s:f}", "what",
+                            "life", "shape", shape_name(b), "quant", tensor_type_name(b->m->type),
+                            "rules", b->o->rules, "minds", v->minds, "worlds",
+                            (json_int_t)lo->worlds, "rank", (json_int_t)lo->learn.train.r,
+                            "targets", b->o->targets, "lean", (int)lo->lean, "decisions_per_second",
+                            still, "learning_decisions_per_second", learning, "tick", frozen->plain,
+                            "tick_between_updates", v->plain, "tick_with_update", v->learned,
+                            "VmHWM", high));
+    else
+        printf("life      %d minds  %" PRId64 " worlds of %d  rules %s  rank %" PRId64 " of %s%s\n"
+               "          %.1f decisions/s, learning %.1f; a tick %.1f ms, with an update %.1f ms;"
+               " VmHWM %.1f MB\n",
+               v->minds, lo->worlds, WORLD_FOLK, b->o->rules, lo->learn.train.r, b->o->targets,
+               lo->lean ? ", lean" : "", still, learning, 1e3 * frozen->plain, 1e3 * v->learned,
+               1e-6 * high);
+}
+
+/* A generation of minds that do not learn and one of the same that do; without breeding. */
+static int bench_life(struct bench *b, struct error *err) {
+    struct life_options lo, still;
+    struct world_rules rules = {0};
+    struct lived frozen = {0}, learning = {0};
+    struct place *places = NULL;
+    int rc = life_options_make(b->o, &lo, err);
+    if (rc == OK) rc = world_rules_load(&rules, b->o->rules, err);
+    if (rc == OK) {
+        places = xcalloc((size_t)lo.worlds, sizeof *places);
+        for (int64_t i = 0; i < lo.worlds; i++)
+            places[i] = (struct place){
+                .rules = &rules, .teacher = world_policy_find(lo.teacher), .n_agents = WORLD_FOLK};
+        still = lo;
+        still.learn.learn = "none";
+        rc = life_run(b, &still, places, &frozen, err);
+    }
+    if (rc == OK) rc = life_run(b, &lo, places, &learning, err);
+    if (rc == OK) print_life(b, &lo, &frozen, &learning);
+    free(places);
+    world_rules_release(&rules);
+    options_release(life_rows(), &lo);
+    return rc;
+}
+
+static int tokenizer_take(struct model *m, const char *path, struct error *err) {
+    if (!*path) return OK;
+    struct tokenizer *t = tok_from_json(path, err);
+    if (t && tok_vocab_size(t) > m->config.vocab_size) {
+        tok_free(t);
+        return error_set(err, ERR_MISMATCH, "'%s' has more pieces than the model has rows", path);
+    }
+    if (!t) return err->code;
+    tok_free(m->tok);
+    m->tok = t;
+    return OK;
+}
+
 /* The model, or the shape's random one in the wanted weight type. */
 static struct model *bench_model(const struct common *c, const struct options *o,
                                  struct error *err) {
@@ -867,16 +1017,24 @@ static int run(const struct common *c, const void *options, const struct strings
     struct bench b = {.c = c, .o = options};
     struct adapter_config ac = {.r = (int32_t)b.o->rank, .alpha = 2 * (float)b.o->rank};
     (void)args;
-    if (wanted(b.o, "world")) return bench_world(c, b.o, err);
+    if (b.o->world || wanted(b.o, "world")) {
+        int done = bench_world(c, b.o, err);
+        if (done != OK || (!b.o->world && !wanted(b.o, "life"))) return done;
+    }
     if (elem_parse(b.o->lora, &b.lora, err) != OK || elem_parse(b.o->kv, &b.kv, err) != OK ||
         adapter_targets_parse(b.o->targets, ac.target, err) != OK || history_open(&b, err) != OK)
         return err->code;
-    if (wanted(b.o, "memory")) mallopt(M_MMAP_THRESHOLD, 1 << 16); // what is freed goes back
+    bool lives = b.o->world || wanted(b.o, "life");
+    if (lives || wanted(b.o, "memory"))
+        mallopt(M_MMAP_THRESHOLD, 1 << 16); // what is freed goes back
     b.pool = pool_new((int)c->threads);
     b.m = bench_model(c, b.o, err);
     int rc = b.m ? adapter_layers_parse(b.o->layers, &b.m->config, &ac, err) : err->code;
     if (rc == OK) rc = bench_check(&b, &ac, err);
-    if (rc == OK && wanted(b.o, "memory"))
+    if (rc == OK) rc = tokenizer_take(b.m, b.o->tokenizer, err);
+    if (rc == OK && lives)
+        rc = bench_life(&b, err);
+    else if (rc == OK && wanted(b.o, "memory"))
         rc = bench_memory(&b, &ac, err);
     else if (rc == OK && wanted(b.o, "train"))
         rc = bench_train(&b, &ac, err);
@@ -898,6 +1056,7 @@ const struct command cmd_bench = {
     .about =
         "  shoal bench --shape smollm-135m --quant q8_0 --json\n"
         "  shoal bench --what memory --quant nf4 --kv i8 --targets q_proj,v_proj\n"
+        "  shoal bench --world --model models/fry --set worlds=64 minds=256\n"
         "  shoal bench --what train --shape smollm-135m --quant bf16 --samples 4 --tokens 512\n\n"
         "serve: 20 requests at once of 64 tokens in and 64 out, with no adapter, one for all, 20\n"
         "different ones. pool: the same from 20 and from many registered adapters, that stay in\n"
@@ -907,7 +1066,10 @@ const struct command cmd_bench = {
         "questions of 32 tokens for each of 64 adapters, in mixed batches, and for none. memory\n"
         "(alone): 20 agents in as few bytes as it takes. train (alone): an update of one adapter,\n"
         "its forward pass (x is how many of them an update takes), and one of several adapters.\n"
-        "world (alone): agent-steps a second of a world without a model, on one core.\n"
+        "world (alone, or with life): agent-steps a second of a world without a model, on one "
+        "core.\n"
+        "life: twenty agents a world whose minds are adapters, frozen and then learning as they "
+        "live.\n"
         "Where the context is shorter than 128 tokens, half of it stands for these 64.\n"
         "Adapters have random A and zero B; their products cost what trained ones cost.",
     .rows = rows,

@@ -99,6 +99,20 @@ const struct lora_map *lora_map_at(const struct lora_pack *p, int32_t layer, enu
     return at < 0 ? &none : &p->maps[at];
 }
 
+static float elem_at(enum elem e, const void *p, int64_t i) {
+    if (e == ELEM_F32) return ((const float *)p)[i];
+    uint16_t bits = ((const uint16_t *)p)[i];
+    return e == ELEM_F16 ? f16_to_f32(bits) : bf16_to_f32(bits);
+}
+
+void lora_map_read(const struct lora_map *m, enum elem elem, int64_t in, int64_t out, float *a,
+                   float *b) {
+    CHECK(elem != ELEM_I8); // its scales are in the gain
+    for (int64_t i = 0; i < m->r * in; i++) a[i] = elem_at(elem, m->a, i);
+    for (int64_t n = 0; n < out; n++)
+        for (int32_t r = 0; r < m->r; r++) b[n * m->r + r] = elem_at(elem, m->bt, r * out + n);
+}
+
 void lora_pack_free(struct lora_pack *p) {
     if (!p) return;
     free(p->maps);

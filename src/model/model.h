@@ -369,6 +369,9 @@ struct lora_pack *lora_pack_new(const struct model_config *c, const struct lora 
                                 enum elem elem);
 /* One projection's map; of rank 0 where the adapter has none. */
 const struct lora_map *lora_map_at(const struct lora_pack *p, int32_t layer, enum proj proj);
+/* A's rows and B's (columns of Bᵀ) of a map that is not int8, as f32. */
+void lora_map_read(const struct lora_map *m, enum elem elem, int64_t in, int64_t out, float *a,
+                   float *b);
 void lora_pack_free(struct lora_pack *p); /* NULL is fine */
 
 /*

@@ -115,7 +115,7 @@ static void head_lay(struct trainer *t) {
     t->hx = floats(t, n * d);
     t->hn = floats(t, n * d);
     t->dhn = floats(t, n * d);
-    t->logits = floats(t, n * t->c.vocab_size);
+    t->logits = floats(t, n * t->cap_columns);
 }
 
 static void rope_lay(struct trainer *t) {
@@ -139,12 +139,12 @@ static void rope_fill(struct trainer *t) {
 }
 
 static void batch_lay(struct trainer *t) {
-    int64_t wide = t->c.d_model, long_out = t->c.vocab_size;
+    int64_t wide = t->c.d_model;
     for (int p = 0; p < N_PROJ; p++)
         wide = MAX(wide, MAX(proj_in(&t->c, (enum proj)p), proj_out(&t->c, (enum proj)p)));
     t->chunk = MIN(CHUNK, t->cap_rows);
     /* about 16 MB of logits at a time */
-    t->head_chunk = MAX(16, MIN(1024, ((int64_t)1 << 22) / long_out / 16 * 16));
+    t->head_chunk = MAX(16, MIN(1024, ((int64_t)1 << 22) / t->c.vocab_size / 16 * 16));
     t->aside = NULL;
     activations_lay(t);
     gradients_lay(t, wide);
@@ -152,7 +152,7 @@ static void batch_lay(struct trainer *t) {
     rope_lay(t);
     t->in_scratch = act_take(t, inputs_scratch(MAX(t->chunk, t->head_chunk), wide));
     t->back_scratch =
-        act_take(t, matrix_back_scratch(MAX(wide, (int64_t)long_out), pool_size(t->pool)));
+        act_take(t, matrix_back_scratch(MAX(wide, t->cap_columns), pool_size(t->pool)));
     t->spans = act_take(t, (size_t)t->cap_rows * sizeof *t->spans);
     t->tokens_in = act_take(t, (size_t)t->cap_rows * sizeof *t->tokens_in);
     t->pos = act_take(t, (size_t)t->cap_rows * sizeof *t->pos);
@@ -187,10 +187,17 @@ static void kept_choose(struct trainer *t) {
     t->kept = (int)MIN((room - least) / each, (size_t)t->c.n_layers - 1);
 }
 
+/* Room to spare, so that little more does not lay everything out again. */
+static int64_t rounded(int64_t rows) {
+    int64_t step = rows < 128 ? 16 : 128;
+    return (rows / step + 1) * step;
+}
+
 static void caps_raise(struct trainer *t, int64_t rows, int64_t longest) {
-    t->cap_rows = MAX(t->cap_rows, (rows / 128 + 1) * 128);
+    t->cap_rows = MAX(t->cap_rows, rounded(rows));
+    t->cap_columns = MAX(t->cap_columns, t->columns);
     t->cap_len = MAX(t->cap_len, (longest / 64 + 1) * 64);
-    t->cap_whole = MAX(t->cap_whole, (t->whole / 128 + 1) * 128);
+    t->cap_whole = MAX(t->cap_whole, rounded(t->whole));
 }
 
 size_t trainer_bytes(const struct trainer *t, int64_t rows, int64_t longest) {
@@ -200,6 +207,7 @@ size_t trainer_bytes(const struct trainer *t, int64_t rows, int64_t longest) {
     s.att_scratch = xcalloc((size_t)pool_size(t->pool), sizeof *s.att_scratch);
     caps_raise(&s, rows, longest);
     s.kept = 0;
+    s.cap_columns = t->c.vocab_size;
     if (rows > 0) bytes = batch_bytes(&s);
     free(s.acts);
     free(s.att_scratch);
@@ -208,15 +216,22 @@ size_t trainer_bytes(const struct trainer *t, int64_t rows, int64_t longest) {
     return bytes;
 }
 
+void batch_forget(struct trainer *t) {
+    arena_release(&t->act);
+    t->cap_rows = t->cap_len = t->cap_whole = t->cap_columns = 0;
+}
+
 /* Everything is laid out again when a batch is larger than all before it: counted, asked for at
  * once, so that a batch too large for the machine is an error, and then placed. */
 static int batch_reserve(struct trainer *t, struct error *err) {
-    if (t->rows <= t->cap_rows && t->longest <= t->cap_len && t->whole <= t->cap_whole) return OK;
+    if (t->rows <= t->cap_rows && t->longest <= t->cap_len && t->whole <= t->cap_whole &&
+        t->columns <= t->cap_columns)
+        return OK;
     caps_raise(t, t->rows, t->longest);
     arena_release(&t->act);
     kept_choose(t);
     if (arena_reserve(&t->act, batch_bytes(t), err) != OK) {
-        t->cap_rows = t->cap_len = t->cap_whole = 0;
+        batch_forget(t);
         return error_wrap(err, "a batch of %lld tokens", (long long)t->rows);
     }
     batch_lay(t);

@@ -3,7 +3,8 @@
  *
  * Only rows that predict a target are computed, `head_chunk` of them at a time, so the logits never
  * exist all at once; they become their own gradient in place. The gradient is of the *sum* over
- * targets: the update divides.
+ * targets: the update divides. A loss over choices wants no other logits than theirs, so only the
+ * panels of the head that hold those are multiplied, with the same bits.
  *
  * Invariant: chunks are a function of the vocabulary's size alone, so sums over rows keep their
  * order.
@@ -11,6 +12,7 @@
 #include "train/internal.h"
 
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 struct loss_job {
@@ -31,6 +33,20 @@ static void gather_rows(void *ctx, int64_t begin, int64_t end, int thread) {
     }
 }
 
+/* The panel of choice i begins at column i · CHOICE_PANEL. */
+static float *choice_at(const struct trainer *t, float *row, int32_t i) {
+    return row + i * CHOICE_PANEL + t->choices[i] % CHOICE_PANEL;
+}
+
+static void choice_panels(struct trainer *t, const struct inputs *in) {
+    const struct matrix *w = &t->model->head;
+    for (int32_t i = 0; i < t->n_choices; i++) {
+        int64_t n0 = t->choices[i] / CHOICE_PANEL * CHOICE_PANEL, n1 = MIN(n0 + CHOICE_PANEL, w->n);
+        uintptr_t column0 = (uintptr_t)(t->logits + i * CHOICE_PANEL) - (size_t)n0 * sizeof(float);
+        matrix_mul_range((float *)column0, t->columns, in, w, n0, n1, false);
+    }
+}
+
 /* Logits → log-probabilities over the choices and the nll of the target among them; with w the
  * loss's derivatives by those and p the probabilities, a choice's logit has w - p · sum(w), all
  * others nothing. */
@@ -39,7 +55,7 @@ static void choice_row(struct trainer *t, int64_t target, float *row) {
     double *logp = t->choice_logp + target * n, max = -INFINITY, sum = 0, total = 0;
     const float *w = t->choice_weight + target * n;
     for (int32_t i = 0; i < n; i++) {
-        logp[i] = row[t->choices[i]] * t->logit_scale;
+        logp[i] = *choice_at(t, row, i) * t->logit_scale;
         max = fmax(max, logp[i]);
         total += w[i];
     }
@@ -48,9 +64,8 @@ static void choice_row(struct trainer *t, int64_t target, float *row) {
         logp[i] -= max + math_log(sum);
         if (t->choices[i] == t->target_token[target]) t->target_nll[target] = -logp[i];
     }
-    memset(row, 0, (size_t)t->c.vocab_size * sizeof *row);
     for (int32_t i = 0; i < n; i++)
-        row[t->choices[i]] = (float)(w[i] - math_exp(logp[i]) * total) * t->logit_scale;
+        *choice_at(t, row, i) = (float)(w[i] - math_exp(logp[i]) * total) * t->logit_scale;
 }
 
 /* Logits → nll, and logits → weight · (softmax minus the target's one-hot), in place; both of the
@@ -59,7 +74,7 @@ static void loss_rows(void *ctx, int64_t begin, int64_t end, int thread) {
     (void)thread;
     const struct loss_job *job = ctx;
     struct trainer *t = job->t;
-    int64_t v = t->c.vocab_size;
+    int64_t v = t->columns;
     for (int64_t i = begin; i < end; i++) {
         float *row = t->logits + i * v;
         if (t->choices) {
@@ -77,13 +92,37 @@ static void loss_rows(void *ctx, int64_t begin, int64_t end, int thread) {
     }
 }
 
-static void chunk_backward(struct trainer *t, int64_t first, int64_t n) {
+/* dhn of n rows whose gradient is of few logits, and the head's own. */
+static void choices_backward(struct trainer *t, int64_t n) {
+    int64_t d = t->c.d_model;
+    float *w = xmalloc((size_t)d * sizeof *w);
+    memset(t->dhn, 0, (size_t)(n * d) * sizeof *t->dhn);
+    for (int32_t k = 0; k < t->n_choices; k++) {
+        matrix_row(&t->model->head, t->choices[k], w);
+        for (int64_t i = 0; i < n; i++) {
+            float dy = *choice_at(t, t->logits + i * t->columns, k);
+            t->k->axpy(t->dhn + i * d, dy, w, d);
+            if (t->full) t->k->axpy(t->g_head + t->choices[k] * d, dy, t->hn + i * d, d);
+        }
+    }
+    free(w);
+}
+
+static void vocabulary_backward(struct trainer *t, int64_t n) {
     const struct matrix *w = &t->model->head;
     int64_t d = t->c.d_model;
     matrix_mul_back(t->dhn, d, t->logits, w->n, n, w, t->int8_backward, false, t->back_scratch,
                     t->pool);
     if (t->full)
         mix_pool(ELEM_F32, t->g_head, d, t->logits, 1, w->n, w->n, t->hn, d, n, d, true, t->pool);
+}
+
+static void chunk_backward(struct trainer *t, int64_t first, int64_t n) {
+    int64_t d = t->c.d_model;
+    if (t->choices)
+        choices_backward(t, n);
+    else
+        vocabulary_backward(t, n);
     rows_norm_backward(t, t->dhn, t->dhn, t->hx,
                        (struct norm){t->model->final_norm, t->model->final_norm_bias,
                                      t->g_final_norm, t->g_final_norm_bias},
@@ -101,7 +140,10 @@ int head_loss(struct trainer *t, bool backward, struct error *err) {
         struct loss_job job = {.t = t, .first = first};
         pool_run(t->pool, gather_rows, &job, n, 8);
         struct inputs in = inputs_for(w, 1, t->hn, n, t->in_scratch, t->pool);
-        matrix_mul(t->logits, w->n, &in, w, false, t->pool);
+        if (t->choices)
+            choice_panels(t, &in);
+        else
+            matrix_mul(t->logits, w->n, &in, w, false, t->pool);
         pool_run(t->pool, loss_rows, &job, n, 1);
         for (int64_t i = first; i < first + n; i++)
             if (!isfinite(t->target_nll[i]))

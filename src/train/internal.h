@@ -111,6 +111,7 @@ struct trainer {
     bool measuring;            /* the layout is only counted, into act_bytes */
     size_t act_bytes;
     int64_t cap_rows, cap_len; /* what `act` was laid out for */
+    int64_t columns, cap_columns; /* of a row of logits: V, or a panel for each choice */
     int64_t whole, cap_whole;  /* rows of all samples of a call, whose passes have fewer */
     int64_t rows, targets, longest;
     int64_t chunk;             /* C: rows that a layer's row-wise parts take at a time */
@@ -140,7 +141,7 @@ struct trainer {
     /* the head's chunk of N rows */
     int64_t head_chunk;        /* N */
     float *hx, *hn, *dhn;      /* [N][D]: residual stream, normed, gradient */
-    float *logits;             /* [N][V], then their gradient */
+    float *logits;             /* [N][columns], then their gradient */
     float logit_scale;         /* of the loss in progress: 1 over its temperature */
     const int32_t *choices;    /* [n_choices] of the loss in progress, or NULL */
     int32_t n_choices;
@@ -153,12 +154,15 @@ static inline struct lora_params *lora_of(const struct trainer *t, int adapter, 
     return &t->loras[((int64_t)adapter * t->c.n_layers + l) * N_PROJ + p];
 }
 
+#define CHOICE_PANEL 16 /* outputs that products give at least, one of which is the choice's */
+
 /* batch.c: packs samples (those of one adapter together, in the order given) and makes room. */
 int batch_pack(struct trainer *t, const struct sample *samples, int n, struct error *err);
 /* How many of the samples the next pass takes, of a call that may be cut into several: with
  * checkpointing few, otherwise all; the bits are the same. batch_whole says before what the call
  * holds. */
 int batch_next(const struct trainer *t, const struct sample *samples, int n);
+void batch_forget(struct trainer *t); /* its memory; the next one is laid out anew */
 void batch_whole(struct trainer *t, const struct sample *samples, int n);
 
 /* layers.c: t->acts[l].x → t->acts[l + 1].x, and t->dx back through the layer (in place). */

@@ -67,6 +67,7 @@ size_t moments_bytes(enum optim o, int64_t n) {
     int64_t blocks = (n + MOMENT_BLOCK - 1) / MOMENT_BLOCK;
     if (o == OPTIM_ADAMW) return (size_t)n * 2 * sizeof(float);
     if (o == OPTIM_SGD) return (size_t)n * sizeof(float);
+    if (o == OPTIM_SGD_BARE) return 0;
     return (size_t)blocks * (2 * sizeof(float) + 2 * MOMENT_BLOCK);
 }
 
@@ -119,6 +120,10 @@ static void sgd(const struct step_job *j, struct train_tensor *x, int64_t begin,
     }
 }
 
+static void sgd_bare(const struct step_job *j, struct train_tensor *x, int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; i++) x->w[i] -= j->lr * (x->g[i] + j->decay * x->w[i]);
+}
+
 /* Pieces begin at multiples of MOMENT_BLOCK. */
 static void step_items(void *ctx, int64_t begin, int64_t end, int thread) {
     (void)thread;
@@ -129,6 +134,8 @@ static void step_items(void *ctx, int64_t begin, int64_t end, int thread) {
     t->k->scale(x->g + begin, j->factor, end - begin);
     if (t->optim == OPTIM_SGD)
         sgd(j, x, begin, end);
+    else if (t->optim == OPTIM_SGD_BARE)
+        sgd_bare(j, x, begin, end);
     else if (t->optim == OPTIM_ADAMW_8BIT)
         adamw_8bit(j, x, begin, end);
     else

@@ -49,7 +49,7 @@ struct train_options {   /* filled from option rows; names as in PEFT/TRL */
     double momentum; /* 0.9, of sgd */
 };
 extern const struct option_row train_option_rows[];
-enum optim { OPTIM_ADAMW, OPTIM_ADAMW_8BIT, OPTIM_SGD };
+enum optim { OPTIM_ADAMW, OPTIM_ADAMW_8BIT, OPTIM_SGD, OPTIM_SGD_BARE /* without momentum */ };
 int optim_parse(const char *name, enum optim *out, struct error *err);
 int schedule_parse(const char *name, enum schedule *out, struct error *err);
 /* Rank, alpha, dropout, targets and layers of a fresh adapter, checked. Its `modules` are malloc'ed:
@@ -120,6 +120,15 @@ int trainer_score(struct trainer *t, const struct sample *samples, int n, double
 int trainer_score_targets(struct trainer *t, const struct sample *samples, int n, double *nll,
                           struct error *err);
 struct adapter *trainer_adapter(const struct trainer *t, int i, json_t *lineage); /* a snapshot */
+/* One slot of a trainer for several adapters of one layout in turn: its numbers, and what the
+ * optimizer remembers of them, out and in. moments NULL: nothing yet. */
+const float *trainer_floats(const struct trainer *t, int i); /* [adapter_floats] as in its data */
+size_t trainer_moments_bytes(const struct trainer *t, int i);
+void trainer_moments(const struct trainer *t, int i, uint8_t *out);
+void trainer_put(struct trainer *t, int i, struct adapter *a, const uint8_t *moments,
+                 int64_t updates);
+/* Lets go of what passes need, until the next one. */
+void trainer_rest(struct trainer *t);
 /* Parameters and their gradients as flat views, for tests and optimizers: tensor i of
  * trainer_n_tensors. */
 struct train_tensor {

@@ -186,7 +186,7 @@ static struct trainer *trainer_alloc(const struct model *m, int n_groups,
     t->k = kernels_get();
     t->pool = pool;
     t->seed = (uint64_t)o->seed;
-    t->optim = optim;
+    t->optim = optim == OPTIM_SGD && o->momentum == 0 ? OPTIM_SGD_BARE : optim;
     t->beta1 = (float)o->beta1;
     t->beta2 = (float)o->beta2;
     t->eps = (float)o->eps;
@@ -333,6 +333,45 @@ double trainer_adapter_loss(const struct trainer *t, int i) {
     return t->groups[i].loss;
 }
 
+const float *trainer_floats(const struct trainer *t, int i) {
+    CHECK(i >= 0 && i < t->n_adapters);
+    return t->data[i];
+}
+
+size_t trainer_moments_bytes(const struct trainer *t, int i) {
+    const struct group *g = &t->groups[i];
+    size_t bytes = 0;
+    for (int k = g->first; k < g->first + g->n_tensors; k++) bytes += t->moments[k].bytes;
+    return bytes;
+}
+
+void trainer_moments(const struct trainer *t, int i, uint8_t *out) {
+    const struct group *g = &t->groups[i];
+    for (int k = g->first; k < g->first + g->n_tensors; out += t->moments[k++].bytes)
+        memcpy(out, t->moments[k].data, t->moments[k].bytes);
+}
+
+void trainer_put(struct trainer *t, int i, struct adapter *a, const uint8_t *moments,
+                 int64_t updates) {
+    CHECK(i >= 0 && i < t->n_adapters && a->n_data == t->adapters[i]->n_data && !a->config.dora);
+    struct group *g = &t->groups[i];
+    adapter_floats_of(a, t->data[i]);
+    adapter_release(t->adapters[i]);
+    t->adapters[i] = adapter_retain(a);
+    for (int k = g->first; k < g->first + g->n_tensors; k++) {
+        size_t n = t->moments[k].bytes;
+        if (moments) memcpy(t->moments[k].data, moments, n);
+        if (!moments) memset(t->moments[k].data, 0, n);
+        moments += moments ? n : 0;
+    }
+    g->updates = moments ? updates : 0;
+    t->stale = true;
+}
+
+void trainer_rest(struct trainer *t) {
+    batch_forget(t);
+}
+
 struct adapter *trainer_adapter(const struct trainer *t, int i, json_t *lineage) {
     CHECK(i >= 0 && i < t->n_adapters);
     return adapter_from_data(&t->c, &t->adapters[i]->config, t->data[i], lineage);
@@ -475,6 +514,7 @@ static int pass_run(struct trainer *t, const struct loss *loss, struct error *er
 
 static int pass_accumulate(struct trainer *t, const struct sample *samples, int n,
                            const struct loss *loss, struct error *err) {
+    t->columns = loss && loss->choices ? (int64_t)loss->n_choices * CHOICE_PANEL : t->c.vocab_size;
     int rc = batch_pack(t, samples, n, err);
     if (rc) return rc;
     t->dropping = t->dropout > 0;
@@ -518,6 +558,7 @@ static int32_t sample_targets(const struct sample *s) {
 
 static int pass_score(struct trainer *t, const struct sample *samples, int n, double *nll,
                       struct error *err) {
+    t->columns = t->c.vocab_size;
     int rc = batch_pack(t, samples, n, err);
     if (rc) return rc;
     t->dropping = false;

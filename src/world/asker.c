@@ -19,7 +19,8 @@ struct asker {
     const struct model *m;
     const struct environment *e;
     struct asker_options o;
-    struct engine *engine;
+    struct engine_options engine_options;
+    struct engine *engine; /* NULL: it rests */
     int32_t choices[LIFE_ACTIONS];
     struct token_seq seqs[LIFE_ACTIONS];
     struct request *requests; /* [cap] */
@@ -47,6 +48,20 @@ static int choices_make(struct asker *a, struct error *err) {
     return OK;
 }
 
+static int awake(struct asker *a, struct error *err) {
+    if (!a->engine) a->engine = engine_new(a->m, &a->engine_options, err);
+    return a->engine ? OK : err->code;
+}
+
+enum elem asker_elem(const struct asker *a) {
+    return a->o.lora_elem;
+}
+
+void asker_rest(struct asker *a) {
+    engine_free(a->engine);
+    a->engine = NULL;
+}
+
 struct asker *asker_new(const struct model *m, const struct environment *e,
                         const struct asker_options *o, struct error *err) {
     CHECK(e->n_actions > 0 && e->n_actions <= LIFE_ACTIONS);
@@ -54,17 +69,19 @@ struct asker *asker_new(const struct model *m, const struct environment *e,
     a->m = m;
     a->e = e;
     a->o = *o;
-    struct engine_options eo = {.max_rows = o->max_rows ? o->max_rows : ROWS,
-                                .max_seqs = o->max_seqs ? o->max_seqs : SEQS,
-                                .max_len = o->max_len ? o->max_len : LEN,
-                                .max_cached = 1,
-                                .lora_elem = o->lora_elem,
-                                .pool = o->pool};
-    eo.max_len = MIN(eo.max_len, m->config.max_seq_len);
+    a->engine_options = (struct engine_options){.max_rows = o->max_rows ? o->max_rows : ROWS,
+                                                .max_seqs = o->max_seqs ? o->max_seqs : SEQS,
+                                                .max_len = o->max_len ? o->max_len : LEN,
+                                                .max_cached = 1,
+                                                .n_pages = o->n_pages,
+                                                .kv_elem = o->kv_elem,
+                                                .lora_elem = o->lora_elem,
+                                                .pool = o->pool};
+    a->engine_options.max_len = MIN(a->engine_options.max_len, m->config.max_seq_len);
     if (!m->tok)
         error_set(err, ERR_MISMATCH, "'%s' has no tokenizer", m->name);
     else if (o->text || choices_make(a, err) == OK)
-        a->engine = engine_new(m, &eo, err);
+        awake(a, err);
     if (a->engine) return a;
     asker_free(a);
     return NULL;
@@ -139,6 +156,7 @@ static void text_read(const struct asker *a, const struct request *r, struct ask
 
 int asker_decide(struct asker *a, struct ask *asks, int n, const struct buf *text,
                  struct error *err) {
+    if (awake(a, err) != OK) return err->code;
     if (n > a->cap) {
         a->cap = n;
         a->requests = xrealloc(a->requests, (size_t)n * sizeof *a->requests);

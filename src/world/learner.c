@@ -17,18 +17,27 @@
  * with π the softmax over the actions alone. Minds whose numbers stop being numbers, or who have
  * collapsed and are paid less for it, are put back to where they last were well; the others go on.
  *
+ * With groups there is one trainer of so many places, and the minds of a group take theirs for an
+ * update: gradients and activations are then needed once for a group. Groups have their turns in
+ * ticks spread evenly from one update to the next. Lean minds are held as f16 and rounded at random
+ * after an update; what they were like when they were well lies in a file without a name.
+ *
  * Invariant: everything drawn depends on (seed, generation, tick, mind) and nothing else.
  */
+#define _GNU_SOURCE
 #include "world/life.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 enum {
     FEATURES = 1 << 14,
-    NEAR = 16,   /* tokens before the end that the baseline looks at */
-    WATCH = 100, /* ticks from one look at a mind's health to the next */
+    NEAR = 16,      /* tokens before the end that the baseline looks at */
+    WATCH = 100,    /* ticks from one look at a mind's health to the next */
+    LEAN_ROWS = 32, /* tokens of samples in one pass, of a lean life */
 };
 #define REPEATS_TOO_MUCH 0.98
 #define ENTROPY_TOO_LOW 0.02 /* nats */
@@ -48,9 +57,11 @@ struct memory {
 struct mind {
     struct adapter *adapter; /* as it is now */
     struct memory memory;
-    int fresh;     /* experiences since its last update */
-    float *critic; /* [FEATURES] */
-    double square; /* running mean of squared errors of the baseline */
+    int fresh;        /* experiences since its last update */
+    float *critic;    /* [FEATURES] */
+    double square;    /* running mean of squared errors of the baseline */
+    uint8_t *moments; /* of a group's: what the optimizer remembers, or NULL */
+    int64_t updates;
     /* since the last look */
     int64_t decisions, actions[LIFE_ACTIONS];
     double entropy, sum, squares;
@@ -64,11 +75,16 @@ struct learner {
     double temperature;
     const int32_t *choices;
     int n_actions, n_minds, n_bodies;
-    bool clone;
+    bool clone, lean;
+    enum elem lora_elem; /* that minds are asked as */
+    struct pool *pool;
     uint64_t seed;
     int64_t steps; /* of a life */
+    int group; /* minds that learn together */
+    int first; /* of the group whose turn it is */
     struct trainer *trainer;
-    struct undo *undo; /* of minds that were well */
+    struct undo *undo; /* of minds that were well; with groups instead: */
+    FILE *shelf;       /* their floats, one mind's after the other's */
     struct mind *minds;
     struct memory *waiting; /* [n_bodies] of at most `horizon` */
     double *powers;         /* [horizon + 1] of γ λ */
@@ -89,11 +105,13 @@ static int32_t *memory_tokens(const struct memory *m, const struct experience *e
     return m->tokens + (int64_t)(e - m->v) * m->stride;
 }
 
-/* Longer prompts than all before widen every place. */
+/* Longer prompts than all before widen every place. All of it is written, so that a life's memory
+ * shows at once and not after a thousand ticks. */
 static void memory_widen(struct memory *m, int n) {
     if (n <= m->stride) return;
     int wide = (n + 7) / 8 * 8;
-    int32_t *to = xcalloc((size_t)m->cap * (size_t)wide, sizeof *to);
+    size_t bytes = (size_t)m->cap * (size_t)wide * sizeof(int32_t);
+    int32_t *to = memset(xmalloc(bytes), 0, bytes);
     for (int i = 0; m->stride && i < m->cap; i++)
         memcpy(to + (int64_t)i * wide, m->tokens + (int64_t)i * m->stride,
                (size_t)m->stride * sizeof *to);
@@ -119,7 +137,8 @@ static void memory_drop_oldest(struct memory *m) {
 }
 
 static struct memory memory_make(int64_t cap) {
-    return (struct memory){.v = xcalloc((size_t)cap, sizeof(struct experience)), .cap = (int)cap};
+    size_t bytes = (size_t)cap * sizeof(struct experience);
+    return (struct memory){.v = memset(xmalloc(bytes), 0, bytes), .cap = (int)cap};
 }
 
 static void memory_release(struct memory *m) {
@@ -249,7 +268,7 @@ static void sample_fill(struct learner *l, int i, int mind, const struct experie
     s->tokens[e->n] = l->choices[l->clone ? e->teacher : e->action];
     s->mask[e->n] = 1;
     s->n = e->n + 1;
-    s->adapter = mind;
+    s->adapter = mind - l->first;
     double size = sqrt(m->square);
     l->learned[i] = e;
     l->advantage[i] = size > 0 ? (e->ret - guess(m, tokens, e->n)) / size : 0;
@@ -257,7 +276,7 @@ static void sample_fill(struct learner *l, int i, int mind, const struct experie
 
 static int batch_draw(struct learner *l, int generation, int tick) {
     int n = 0;
-    for (int i = 0; i < l->n_minds; i++) {
+    for (int i = l->first; i < MIN(l->first + l->group, l->n_minds); i++) {
         struct mind *m = &l->minds[i];
         struct rng r =
             rng_make(l->seed, RNG_DATA, (uint32_t)(generation * 65536 + i), (uint32_t)tick);
@@ -302,21 +321,61 @@ static int batch_loss(void *ctx, struct scored *scored, int n, struct error *err
     return OK;
 }
 
-static int mind_refresh(struct learner *l, int i, struct error *err) {
-    struct adapter *a = trainer_adapter(l->trainer, i, NULL);
-    if (!a) return err->code;
-    adapter_release(l->minds[i].adapter);
-    l->minds[i].adapter = a;
-    return OK;
+static bool grouped(const struct learner *l) {
+    return l->shelf != NULL;
+}
+
+/* `floats` is malloc'ed and taken over. */
+static void mind_become(struct learner *l, int i, float *floats, struct rng *r) {
+    struct mind *m = &l->minds[i];
+    const struct adapter *was = m->adapter;
+    struct adapter *a = l->lean ? adapter_narrow(&was->shape, &was->config, floats, NULL, r)
+                                : adapter_take(&was->shape, &was->config, floats, NULL);
+    adapter_release(m->adapter);
+    m->adapter = a;
+}
+
+/* What the trainer has made of a mind, by an update in that tick. */
+static void mind_refresh(struct learner *l, int i, int generation, int tick) {
+    struct mind *m = &l->minds[i];
+    struct rng r =
+        rng_make(l->seed, RNG_SHUFFLE, (uint32_t)(generation * 65536 + i), (uint32_t)tick);
+    size_t bytes = m->adapter->n_data * sizeof(float);
+    mind_become(l, i, memcpy(xmalloc(bytes), trainer_floats(l->trainer, i - l->first), bytes), &r);
+    m->updates++;
+    if (!grouped(l) || trainer_moments_bytes(l->trainer, i - l->first) == 0) return;
+    if (!m->moments) m->moments = xmalloc(trainer_moments_bytes(l->trainer, i - l->first));
+    trainer_moments(l->trainer, i - l->first, m->moments);
+}
+
+/* The minds of the group take their places in the trainer. */
+static void group_enter(struct learner *l) {
+    for (int i = 0; grouped(l) && i < l->group && l->first + i < l->n_minds; i++) {
+        const struct mind *m = &l->minds[l->first + i];
+        trainer_put(l->trainer, i, m->adapter, m->moments, m->updates);
+    }
+}
+
+/* How many samples a pass takes: the same gradients come of any number. */
+static int pass_samples(const struct learner *l, int from, int n) {
+    int taken = 0, rows = 0;
+    if (!l->lean) return n;
+    while (taken < n && (rows += l->samples[from + taken].n) <= LEAN_ROWS) taken++;
+    return MAX(taken, 1);
 }
 
 static int accumulate(struct learner *l, int from, int n, struct error *err) {
+    int rc = OK;
     struct loss loss = {.fn = batch_loss,
                         .ctx = l,
                         .temperature = (float)l->temperature,
                         .choices = l->choices,
                         .n_choices = l->n_actions};
-    return trainer_accumulate_loss(l->trainer, l->samples + from, n, &loss, err);
+    for (int taken; rc == OK && n > 0; from += taken, n -= taken) {
+        taken = pass_samples(l, from, n);
+        rc = trainer_accumulate_loss(l->trainer, l->samples + from, taken, &loss, err);
+    }
+    return rc;
 }
 
 /* Where a pass of all minds met a number that is none: whose it is. Their samples lie together, in
@@ -327,7 +386,7 @@ static int broken_find(struct learner *l, int n, struct error *err) {
         struct error one;
         trainer_forget(l->trainer);
         int rc = accumulate(l, at, per, &one);
-        if (rc == ERR_NUMERIC) l->minds[l->samples[at].adapter].broken = true;
+        if (rc == ERR_NUMERIC) l->minds[l->first + l->samples[at].adapter].broken = true;
         if (rc != OK && rc != ERR_NUMERIC) return error_set(err, rc, "%s", one.text);
         left += rc == OK;
     }
@@ -340,25 +399,48 @@ static int broken_find(struct learner *l, int n, struct error *err) {
  * moments.
  */
 static float rate(const struct learner *l, int tick) {
-    double done = (double)trainer_updates(l->trainer) + 1, rise = (double)l->o->warmup;
+    double done = (double)l->minds[l->first].updates + 1, rise = (double)l->o->warmup;
     double rest = 1 - 0.9 * fmin(1, (double)tick / (double)l->steps);
     return (float)(l->o->train.lr * rest * (done < rise ? done / rise : 1));
+}
+
+struct refresh {
+    struct learner *l;
+    int *minds;
+    int generation, tick;
+};
+
+static void refresh_items(void *ctx, int64_t begin, int64_t end, int thread) {
+    const struct refresh *r = ctx;
+    (void)thread;
+    for (int64_t i = begin; i < end; i++) {
+        mind_refresh(r->l, r->minds[i], r->generation, r->tick);
+        adapter_pack(r->l->minds[r->minds[i]].adapter, r->l->lora_elem);
+    }
+}
+
+/* All who have learned: their hashes and packs are made side by side, unless memory is short. */
+static void minds_refresh(struct learner *l, int n, int generation, int tick) {
+    struct refresh r = {l, xcalloc((size_t)l->group, sizeof(int)), generation, tick};
+    int learned = 0;
+    for (int i = 0; i < n; i += (int)l->o->batch)
+        r.minds[learned++] = l->first + l->samples[i].adapter;
+    pool_run(l->lean ? NULL : l->pool, refresh_items, &r, learned, 1);
+    free(r.minds);
 }
 
 static int update(struct learner *l, int generation, int tick, struct error *err) {
     int n = batch_draw(l, generation, tick);
     if (n == 0) return OK;
+    group_enter(l);
     int rc = accumulate(l, 0, n, err);
     if (rc == OK) rc = trainer_update(l->trainer, rate(l, tick), NULL, err);
+    if (l->lean) trainer_rest(l->trainer);
     if (rc == ERR_NUMERIC) { // this update is nobody's; the broken are put back
         rc = broken_find(l, n, err);
         return rc < 0 ? rc : OK;
     }
-    for (int i = 0, last = -1; rc == OK && i < n; i++) {
-        int mind = l->samples[i].adapter;
-        if (mind != last) rc = mind_refresh(l, mind, err);
-        last = mind;
-    }
+    if (rc == OK) minds_refresh(l, n, generation, tick);
     return rc;
 }
 
@@ -381,13 +463,47 @@ static void health_look(const struct learner *l, struct mind *m) {
     memset(m->actions, 0, sizeof m->actions);
 }
 
+/* A copy of a mind that is well, and back to it. */
+static int well_keep(struct learner *l, int i, struct error *err) {
+    const struct adapter *a = l->minds[i].adapter;
+    if (!grouped(l)) {
+        undo_keep(l->undo, l->trainer, i);
+        return OK;
+    }
+    size_t bytes = a->n_data * sizeof(float);
+    float *floats = xmalloc(bytes);
+    adapter_floats_of(a, floats);
+    ssize_t done = pwrite(fileno(l->shelf), floats, bytes, (off_t)((size_t)i * bytes));
+    free(floats);
+    return done == (ssize_t)bytes ? OK : error_errno(err, "cannot keep a copy of a mind");
+}
+
+static int well_restore(struct learner *l, int i, struct error *err) {
+    struct mind *m = &l->minds[i];
+    struct rng unused = rng_make(l->seed, RNG_SHUFFLE, 0, 0); // what was rounded once stays
+    size_t bytes = m->adapter->n_data * sizeof(float);
+    float *floats = xmalloc(bytes);
+    if (!grouped(l)) {
+        undo_restore(l->undo, l->trainer, i);
+        memcpy(floats, trainer_floats(l->trainer, i), bytes);
+    } else if (pread(fileno(l->shelf), floats, bytes, (off_t)((size_t)i * bytes)) !=
+               (ssize_t)bytes) {
+        free(floats);
+        return error_errno(err, "cannot read the copy of a mind");
+    }
+    mind_become(l, i, floats, &unused);
+    free(m->moments);
+    m->moments = NULL;
+    return OK;
+}
+
 static int put_back(struct learner *l, int i, struct error *err) {
-    undo_restore(l->undo, l->trainer, i);
+    if (well_restore(l, i, err) != OK) return err->code;
     l->minds[i].broken = false;
     l->minds[i].health.rollbacks++;
     l->minds[i].memory.n = l->minds[i].fresh = 0; // what it did since is not its own
     memset(l->minds[i].critic, 0, FEATURES * sizeof(float));
-    return mind_refresh(l, i, err);
+    return OK;
 }
 
 static int watch(struct learner *l, int tick, struct error *err) {
@@ -400,7 +516,7 @@ static int watch(struct learner *l, int tick, struct error *err) {
         if (m->health.collapsed && m->health.reward < m->kept_reward) {
             rc = put_back(l, i, err);
         } else if (m->health.decisions) {
-            undo_keep(l->undo, l->trainer, i);
+            rc = well_keep(l, i, err);
             m->kept_reward = m->health.reward;
         }
     }
@@ -408,7 +524,12 @@ static int watch(struct learner *l, int tick, struct error *err) {
 }
 
 int learner_tick(struct learner *l, int generation, int tick, struct error *err) {
-    int rc = tick % l->o->every ? OK : update(l, generation, tick, err);
+    int rc = OK, every = (int)l->o->every, groups = (l->n_minds + l->group - 1) / l->group;
+    for (int g = 0; rc == OK && g < groups; g++) { // the last one's turn is every `every` ticks
+        int turn = (int)((int64_t)(g + 1) * every / groups);
+        l->first = g * l->group;
+        if ((tick - turn) % every == 0) rc = update(l, generation, tick, err);
+    }
     return rc == OK ? watch(l, tick, err) : rc;
 }
 
@@ -417,7 +538,9 @@ struct adapter *learner_adapter(const struct learner *l, int mind) {
 }
 
 int64_t learner_updates(const struct learner *l) {
-    return trainer_updates(l->trainer);
+    int64_t n = 0;
+    for (int i = 0; i < l->n_minds; i++) n += l->minds[i].updates;
+    return n;
 }
 
 struct mind_health learner_health(const struct learner *l, int mind) {
@@ -437,7 +560,7 @@ static struct mind mind_make(const struct learn_options *o, const struct learner
 
 static void room_make(struct learner *l) {
     const struct learn_options *o = l->o;
-    size_t n = (size_t)l->n_minds * (size_t)o->batch;
+    size_t n = (size_t)l->group * (size_t)o->batch;
     l->samples = xcalloc(n, sizeof *l->samples);
     l->learned = xcalloc(n, sizeof *l->learned);
     l->advantage = xcalloc(n, sizeof *l->advantage);
@@ -448,9 +571,34 @@ static void room_make(struct learner *l) {
     for (int i = 0; i < l->n_bodies; i++) l->waiting[i] = memory_make(o->horizon);
 }
 
+/* With groups its places are anybody's: it is made for the first minds' layout. */
+static struct trainer *trainer_make(const struct learn_options *o, const struct learner_begin *b,
+                                    int group, struct error *err) {
+    struct train_options to = o->train;
+    struct adapter **whole = xcalloc((size_t)group, sizeof(struct adapter *));
+    to.gradient_checkpointing |= b->lean;
+    for (int i = 0; i < group; i++) whole[i] = adapter_whole(b->adapters[i]);
+    struct trainer *t = trainer_new_lora(b->m, whole, group, &to, b->pool, err);
+    for (int i = 0; i < group; i++) adapter_release(whole[i]);
+    free(whole);
+    return t;
+}
+
+static int copies_make(struct learner *l, struct error *err) {
+    int rc = OK;
+    if (l->lean || l->group < l->n_minds) {
+        if (!(l->shelf = tmpfile())) return error_errno(err, "no room for copies of minds");
+    } else {
+        l->undo = undo_new(l->trainer);
+    }
+    for (int i = 0; rc == OK && i < l->n_minds; i++) rc = well_keep(l, i, err);
+    return rc;
+}
+
 struct learner *learner_new(const struct learn_options *o, const struct learner_begin *b,
                             struct error *err) {
-    struct trainer *t = trainer_new_lora(b->m, b->adapters, b->n_minds, &o->train, b->pool, err);
+    int group = o->group ? (int)MIN(o->group, b->n_minds) : b->n_minds;
+    struct trainer *t = trainer_make(o, b, group, err);
     if (!t) return NULL;
     struct learner *l = xcalloc(1, sizeof *l);
     *l = (struct learner){.o = o,
@@ -460,17 +608,19 @@ struct learner *learner_new(const struct learn_options *o, const struct learner_
                           .n_minds = b->n_minds,
                           .n_bodies = b->n_bodies,
                           .clone = strcmp(o->learn, "clone") == 0,
+                          .lean = b->lean,
+                          .lora_elem = asker_elem(b->asker),
+                          .pool = b->pool,
                           .seed = b->seed,
                           .steps = b->steps,
-                          .trainer = t,
-                          .undo = undo_new(t)};
+                          .group = group,
+                          .trainer = t};
     room_make(l);
     l->minds = xcalloc((size_t)l->n_minds, sizeof *l->minds);
-    for (int i = 0; i < l->n_minds; i++) {
-        l->minds[i] = mind_make(o, b, i);
-        undo_keep(l->undo, t, i);
-    }
-    return l;
+    for (int i = 0; i < l->n_minds; i++) l->minds[i] = mind_make(o, b, i);
+    if (copies_make(l, err) == OK) return l;
+    learner_free(l);
+    return NULL;
 }
 
 size_t learner_critic_bytes(void) {
@@ -489,10 +639,12 @@ void learner_free(struct learner *l) {
         adapter_release(l->minds[i].adapter);
         memory_release(&l->minds[i].memory);
         free(l->minds[i].critic);
+        free(l->minds[i].moments);
     }
     for (int i = 0; i < l->n_bodies; i++) memory_release(&l->waiting[i]);
-    for (int64_t i = 0; i < l->n_minds * l->o->batch; i++) sample_release(&l->samples[i]);
+    for (int64_t i = 0; i < l->group * l->o->batch; i++) sample_release(&l->samples[i]);
     undo_free(l->undo);
+    if (l->shelf) fclose(l->shelf);
     trainer_free(l->trainer);
     free(l->samples);
     free(l->learned);
@@ -528,6 +680,8 @@ const struct option_row learn_option_rows[] = {
     ROW("lr", OPT_FLOAT, train.lr, "1e-3", 0, 1e3, "X", "learning rate of the adapters"),
     ROW("warmup", OPT_INT, warmup, "20", 0, 1e6, "N",
         "updates in which that rate is reached in each life, to fall to a tenth at its end"),
+    ROW("group", OPT_INT, group, "0", 0, 4096, "N",
+        "minds that learn together, groups one after another in the ticks between (0: all)"),
     ROW("r", OPT_INT, train.r, "8", 1, 1024, "N", "LoRA rank"),
     ROW("lora-alpha", OPT_FLOAT, train.lora_alpha, "0", 0, 1e6, "X",
         "LoRA scale is alpha / r (0: alpha = 2r)"),

@@ -14,7 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_MINDS = 4096 };
+enum { MAX_MINDS = 4096, LEAN_ROWS = 64, LEAN_SEQS = 4 };
 
 /* worlds as environments */
 
@@ -267,6 +267,17 @@ static double fitness_ratio(const struct mind_record *a, const struct mind_recor
     return f + g > 0 ? f / (f + g + 1e-6) : 0.5;
 }
 
+/* As lean minds are held, of an adapter that is let go of. */
+struct adapter *mind_narrow(struct adapter *a, uint64_t seed) {
+    struct rng r = rng_make(seed, RNG_SHUFFLE, 0, 1);
+    size_t bytes = a->n_data * sizeof(float);
+    float *data = xmalloc(bytes);
+    adapter_floats_of(a, data);
+    struct adapter *narrow = adapter_narrow(&a->shape, &a->config, data, a->lineage, &r);
+    adapter_release(a);
+    return narrow;
+}
+
 static struct adapter *cross(const struct life *l, const struct mind_record *a,
                              const struct mind_record *b, uint64_t seed, struct error *err) {
     const struct adapter_operator *op = operator_find(l->o->crossover, err);
@@ -275,7 +286,7 @@ static struct adapter *cross(const struct life *l, const struct mind_record *a,
     bool shares = op->shares != SHARES_ARE_FITNESS;
     float w[2] = {(float)(shares ? ratio : a->outcome.fitness),
                   (float)(shares ? 1 - ratio : b->outcome.fitness)};
-    struct adapter *parents[2] = {a->adapter, b->adapter};
+    struct adapter *parents[2] = {adapter_whole(a->adapter), adapter_whole(b->adapter)};
     struct operands x = {.parents = parents,
                          .weights = op->shares == SHARES_NONE ? NULL : w,
                          .n = 2,
@@ -283,8 +294,12 @@ static struct adapter *cross(const struct life *l, const struct mind_record *a,
                          .step = NAN,
                          .seed = seed};
     struct adapter *child = operator_apply(op, &x, err);
-    if (!child && err->code == ERR_STATE) return adapter_retain(parents[ratio < 0.5]);
-    return child && op->shares == SHARES_OF_DELTA ? norm_keep(child, parents, w) : child;
+    if (!child && err->code == ERR_STATE)
+        child = adapter_retain(parents[ratio < 0.5]);
+    else if (child && op->shares == SHARES_OF_DELTA)
+        child = norm_keep(child, parents, w);
+    for (int i = 0; i < 2; i++) adapter_release(parents[i]);
+    return child;
 }
 
 static struct adapter *mutated(const struct life *l, struct adapter *a, uint64_t seed,
@@ -316,6 +331,7 @@ static int child_make(struct life *l, int k, struct error *err) {
     strcpy(out->parents[1], b->name);
     out->adapter = cross(l, a, b, rng_u64(&r), err);
     if (out->adapter && mutant) out->adapter = mutated(l, out->adapter, rng_u64(&r), err);
+    if (out->adapter && l->o->lean) out->adapter = mind_narrow(out->adapter, rng_u64(&r));
     out->critic = critic_copy(MIN(a, b));
     return out->adapter ? OK : err->code;
 }
@@ -364,6 +380,7 @@ static int learner_begin(struct life *l, struct error *err) {
                               .critics = critics,
                               .seed = (uint64_t)l->o->seed,
                               .steps = l->o->steps,
+                              .lean = l->o->lean,
                               .pool = l->pool};
     l->learner = learner_new(&l->o->learn, &b, err);
     free(adapters);
@@ -381,13 +398,25 @@ int life_begin(struct life *l, const uint64_t *seeds, struct error *err) {
     return rc == OK ? envs_reset(l, n, err) : rc;
 }
 
+/* A second copy of what minds began with is more than a lean life has room for. */
+static void records_follow(struct life *l) {
+    for (int i = 0; i < l->n_minds; i++) {
+        struct adapter *now = learner_adapter(l->learner, i);
+        if (l->minds[i].adapter == now) continue;
+        adapter_release(l->minds[i].adapter);
+        l->minds[i].adapter = adapter_retain(now);
+    }
+}
+
 int life_tick(struct life *l, struct error *err) {
     if (l->tick >= l->o->steps) return 0;
     int n = tick_live(l, (int)l->o->worlds, l->tick, err);
     if (n <= 0) return n;
     l->decisions += n;
     l->tick++;
+    if (l->learner && l->o->lean) asker_rest(l->asker); // its memory is the trainer's now
     int rc = l->learner ? learner_tick(l->learner, l->generation, l->tick, err) : OK;
+    if (l->learner && l->o->lean) records_follow(l);
     return rc == OK ? n : rc;
 }
 
@@ -420,6 +449,10 @@ int life_generations(const struct life *l) {
 
 int64_t life_decisions(const struct life *l) {
     return l->decisions;
+}
+
+int64_t life_updates(const struct life *l) {
+    return l->learner ? learner_updates(l->learner) : 0;
 }
 
 int life_n_minds(const struct life *l) {
@@ -457,6 +490,7 @@ static int minds_make(struct life *l, struct adapter *const *first, int n_first,
         snprintf(m->name, sizeof m->name, "g0m%d", i);
         m->adapter = n_first ? adapter_retain(first[i % n_first]) : founder_make(l, i, err);
         if (!m->adapter) return err->code;
+        if (l->o->lean) m->adapter = mind_narrow(m->adapter, (uint64_t)(l->o->seed + i));
     }
     return OK;
 }
@@ -487,6 +521,15 @@ struct life *life_new(const struct model *m, const struct life_options *o,
                                .max_seqs = MIN(bodies, 256),
                                .max_len = 128,
                                .pool = pool};
+    if (elem_parse(o->lora, &ao.lora_elem, err) != OK) {
+        free(l);
+        return NULL;
+    }
+    if (o->lean) { // a few bodies at a time, in pages of which a prompt mostly needs one
+        ao.max_rows = LEAN_ROWS;
+        ao.max_seqs = ao.n_pages = LEAN_SEQS;
+        ao.lora_elem = ao.kv_elem = ELEM_F16;
+    }
     room_make(l);
     l->asker = asker_new(m, envs[0], &ao, err);
     if (l->asker && minds_make(l, first, n_first, err) == OK) return l;
@@ -541,6 +584,10 @@ const struct option_row life_option_rows[] = {
         "elites keep the statistics of earlier lives, as the predecessor's did"),
     ROW("held-out", OPT_INT, held_out, "4", 1, 10000, "N",
         "maps that nobody lives on, for measuring after each generation"),
+    ROW("lora", OPT_STRING, lora, "f32", 0, 0, "ELEM",
+        "minds are asked as f32, bf16, f16 or i8 (lean ones as f16); they learn in f32"),
+    ROW("lean", OPT_BOOL, lean, NULL, 0, 0, NULL,
+        "in little memory: minds are held as f16, asked and taught a few at a time"),
     {0},
 };
 

@@ -61,7 +61,9 @@ struct asker_options {
     bool text;          /* write up to ten tokens and read them, as the predecessor did */
     enum elem lora_elem;
     int32_t max_rows, max_seqs,
-        max_len; /* of the engine; 0: enough for twenty agents; of prompts */
+        max_len;       /* of the engine; 0: enough for twenty agents; of prompts */
+    int32_t n_pages;   /* of its cache; 0: enough for all of them to be long */
+    enum elem kv_elem; /* that it is held as */
     struct pool *pool;
 };
 struct ask {                 /* one decision */
@@ -84,6 +86,9 @@ int asker_decide(struct asker *a, struct ask *asks, int n, const struct buf *tex
                  struct error *err);
 /* Tokens only, and no decision: what an observation is for who judges it. */
 void asker_read(struct asker *a, struct ask *asks, int n, const struct buf *text);
+enum elem asker_elem(const struct asker *a); /* that adapters are packed as */
+/* Lets go of the engine's memory, until the next decision. */
+void asker_rest(struct asker *a);
 const int32_t *asker_choices(const struct asker *a); /* [n_actions] the tokens that say them */
 
 /* learning */
@@ -101,6 +106,7 @@ struct learn_options {          /* filled from option rows */
     double clip;                /* 0.2: of the ratio of new to old probability, as in PPO */
     double critic_rate;         /* 0.1: of the baseline */
     int64_t warmup;             /* 20: updates */
+    int64_t group;              /* 0: minds that learn together, groups in turn; 0: all */
     struct train_options train; /* rank, targets, optimizer, rate: rows with their names */
 };
 extern const struct option_row learn_option_rows[];
@@ -127,6 +133,7 @@ struct learner_begin {
     const float *const *critics;
     uint64_t seed;
     int64_t steps; /* ticks of a life */
+    bool lean; /* adapters are narrow, and so are those that come of them */
     struct pool *pool;
 };
 struct learner *learner_new(const struct learn_options *o, const struct learner_begin *b,
@@ -143,7 +150,7 @@ int learner_tick(struct learner *l, int generation, int tick, struct error *err)
 struct adapter *learner_adapter(const struct learner *l, int mind); /* borrowed: as it is now */
 float *learner_critic(const struct learner *l, int mind); /* its baseline, malloc'ed, of … */
 size_t learner_critic_bytes(void);
-int64_t learner_updates(const struct learner *l);
+int64_t learner_updates(const struct learner *l); /* of all minds together */
 struct mind_health learner_health(const struct learner *l, int mind);
 
 /* generations */
@@ -165,6 +172,8 @@ struct life_options {    /* filled from option rows */
     double spread;       /* 0.02: deviation of founders' B, so that they differ */
     bool carry;          /* elites keep the statistics of earlier lives, as there */
     int64_t held_out;    /* 4: maps that nobody lives on, for measuring */
+    bool lean;           /* in as little memory as it takes */
+    char *lora;          /* f32: what minds are asked as */
     struct learn_options learn;
 };
 extern const struct option_row life_option_rows[];
@@ -200,6 +209,7 @@ const struct ask *life_asked(const struct life *l, int body);
 int life_measure(struct life *l, struct outcome *out, struct error *err);
 int life_generations(const struct life *l);   /* lived so far */
 int64_t life_decisions(const struct life *l); /* taken so far, without those measured */
+int64_t life_updates(const struct life *l);   /* of all minds together, in this generation */
 int life_n_minds(const struct life *l);
 struct mind_record {
     char name[32], parents[2][32];
@@ -218,7 +228,7 @@ int life_load(struct life *l, const char *dir, const json_t *state, struct error
 json_t *outcome_json(const struct outcome *o);
 json_t *mind_json(const struct mind_record *m);
 /* As it was at the end of the last generation, by fitness, best first; before the first one, as it
- * begins. */
+ * begins. Of a lean life, while it lives, the adapter is the one of now. */
 const struct mind_record *life_mind(const struct life *l, int rank);
 
 #endif

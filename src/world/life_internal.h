@@ -26,6 +26,7 @@ struct life {
     uint64_t *seeds;          /* [worlds] of maps */
 };
 
+struct adapter *mind_narrow(struct adapter *a, uint64_t seed); /* takes `a` over */
 void mind_records_release(struct mind_record *m, int n); /* and zeroes them */
 
 #endif

@@ -55,11 +55,13 @@ json_t *mind_json(const struct mind_record *m) {
 
 /* saving */
 
-static int adapter_keep(const struct life *l, const char *dir, const struct adapter *a,
+static int adapter_keep(const struct life *l, const char *dir, struct adapter *a,
                         struct error *err) {
     char *path = xasprintf("%s/minds/%s", dir, a->hash);
     char *last = path_join(path, "adapter_config.json"); // what saving writes last
-    int rc = path_exists(last) ? OK : adapter_save(a, path, l->m->name, err);
+    struct adapter *whole = adapter_whole(a);
+    int rc = path_exists(last) ? OK : adapter_save(whole, path, l->m->name, err);
+    adapter_release(whole);
     free(last);
     free(path);
     return rc;
@@ -153,6 +155,7 @@ static int mind_read(const struct life *l, const char *dir, const json_t *v,
     if (rc == OK && !(out->adapter = adapter_load(path, &l->m->config, err))) rc = err->code;
     if (rc == OK && strcmp(out->adapter->hash, hash) != 0)
         rc = error_set(err, ERR_MISMATCH, "'%s' is not what was saved there", path);
+    if (rc == OK && l->o->lean) out->adapter = mind_narrow(out->adapter, 0); // as it was
     out->elite = json_is_true(json_object_get(v, "elite"));
     out->health = (struct mind_health){
         .decisions = (int64_t)json_number_at(h, "decisions"),

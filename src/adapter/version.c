@@ -109,7 +109,7 @@ static int version_install(const struct versions *v, const char *hash, struct er
 /* Finishes what a killed call has begun. */
 static int versions_mend(const struct versions *v, struct error *err) {
     struct buf hash = {0};
-    dir_remove(v->tmp);
+    dir_delete(v->tmp);
     if (!path_exists(v->installing)) return OK;
     int rc = file_read(v->installing, HASH_LEN, &hash, err);
     if (rc == OK && !is_hash(hash.data ? hash.data : ""))
@@ -237,14 +237,14 @@ static int version_add(const struct versions *v, const struct adapter *a, const 
     if (rc == OK) {
         rc = about_write(path, about, err);
     } else if (rc != ERR_IO && rc != ERR_MEMORY) { // not there, or damaged
-        dir_remove(path);
+        dir_delete(path);
         rc = dir_make(v->tmp, err);
         if (rc == OK && !from) rc = adapter_save(a, v->tmp, base, err);
         for (int i = 0; rc == OK && from && i < 2; i++)
             rc = file_copy(from, v->tmp, file_names[i], err);
         if (rc == OK) rc = about_write(v->tmp, about, err);
         if (rc == OK) rc = path_move(v->tmp, path, err);
-        if (rc != OK) dir_remove(v->tmp);
+        if (rc != OK) dir_delete(v->tmp);
     }
     json_decref(about);
     free(path);

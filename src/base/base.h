@@ -137,7 +137,7 @@ char *path_join(const char *dir, const char *name); /* malloc'ed */
 /* A path that a file names, which begins where that file is. malloc'ed. */
 char *path_beside(const char *file, const char *path);
 int dir_make(const char *path, struct error *err); /* mkdir -p */
-void dir_remove(const char *path);              /* with its files; hidden ones keep it there */
+void dir_delete(const char *path);              /* with its files; hidden ones keep it there */
 
 /* hashes */
 

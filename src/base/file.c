@@ -322,7 +322,7 @@ int dir_make(const char *path, struct error *err) {
     return rc;
 }
 
-void dir_remove(const char *path) {
+void dir_delete(const char *path) {
     DIR *d = opendir(path);
     for (const struct dirent *f; d && (f = readdir(d));) {
         char *file = path_join(path, f->d_name);

@@ -96,7 +96,7 @@ static void unnamed_remove(const struct life *l, const char *dir) {
     DIR *d = opendir(minds);
     for (const struct dirent *f; d && (f = readdir(d));) {
         char *path = path_join(minds, f->d_name);
-        if (strlen(f->d_name) == HASH_LEN - 1 && !is_named(l, f->d_name)) dir_remove(path);
+        if (strlen(f->d_name) == HASH_LEN - 1 && !is_named(l, f->d_name)) dir_delete(path);
         free(path);
     }
     if (d) closedir(d);

@@ -694,6 +694,48 @@ else
     echo "skip examples/world_env.py, examples/world_policy.py and the terminal: no python3"
 fi
 
+# ---- minds in another program's world
+says "--env-pipe without a model" 2 "name one" "$shoal" world --env-pipe 'exit 3'
+says "--env-pipe and a policy" 2 "minds only live in --env-pipe" "$shoal" world "$m" --env-pipe 'exit 3' --policy random
+says "--env-pipe and a world" 2 "its own agents and rules" "$shoal" world "$m" --env-pipe 'exit 3' --world seed
+says "--env-pipe and a rule" 2 "its own agents and rules" "$shoal" world "$m" --env-pipe 'exit 3' --food 3
+says "--env-pipe and agents" 2 "its own agents and rules" "$shoal" world "$m" --env-pipe 'exit 3' --agents 3
+says "an environment that ends" 1 "the environment 'exit 3', spaces: it ended with exit code 3" "$shoal" world "$m" --env-pipe 'exit 3'
+says "an environment that is silent" 1 "it was silent for 0.3 seconds (--timeout)" "$shoal" world "$m" --env-pipe 'exec sleep 30' --timeout 0.3
+if [ -e models/fry/config.json ]; then
+    # minds NAME FLAG…: lives one mind, whose order among others cannot differ where fitness does.
+    minds() {
+        name=$1
+        shift
+        "$shoal" world models/fry --minds 1 --worlds 2 --steps 12 --seed 5 --held-out 2 --every 4 --runs "$tmp/lives" --out "$tmp/$name" --json --quiet "$@" >"$tmp/$name.out" 2>"$tmp/err" ||
+            bad "a life: $name" "$(head -c 300 "$tmp/err")"
+        grep -o '"hash":"[0-9a-f]*"' "$tmp/$name/state.json" >"$tmp/$name.minds"
+        grep -ho '"tick":[0-9]*,"actions":[^]]*' "$tmp/$name"/trace-*.jsonl >"$tmp/$name.done"
+        grep -o '"reward":{"value":[^,]*' "$tmp/$name.out" | tail -n "+$from" >"$tmp/$name.paid"
+    }
+    pipe="'$shoal' world --pipe --agents 3 --steps 12"
+    from=2 # rule's reward stands first
+    minds here --generations 2 --agents 3
+    from=1
+    minds there --generations 2 --env-pipe "$pipe"
+    minds halved --generations 1 --env-pipe "$pipe"
+    minds halved --generations 2 --env-pipe "$pipe"
+    same "a mind lives through the pipe as without it" "$tmp/there.minds" "$tmp/here.minds"
+    same "it does the same" "$tmp/there.done" "$tmp/here.done"
+    same "it and chance are paid the same" "$tmp/there.paid" "$tmp/here.paid"
+    same "a life outside goes on where it ended" "$tmp/halved.minds" "$tmp/there.minds"
+    if [ "$(wc -l <"$tmp/there.done")" = 24 ] && [ -s "$tmp/there.minds" ]; then ok "both lives are whole"; else bad "both lives are whole" "$(cat "$tmp/there.done")"; fi
+    says "nobody to learn from" 1 "names no 'teacher'" "$shoal" world models/fry --learn clone --env-pipe "$pipe" --runs "$tmp/lives" --quiet
+    if command -v python3 >/dev/null; then
+        minds corridor --generations 1 --env-pipe "python3 examples/corridor_env.py"
+        holds "examples/corridor_env.py" '"generation":1,"decisions":96,' "$tmp/corridor.out"
+    else
+        echo "skip examples/corridor_env.py: no python3"
+    fi
+else
+    echo "skip minds in another program's world: models/fry is not there"
+fi
+
 # ---- files that nobody here wrote
 if [ -d "$shared/data" ]; then
     s=$shared/data/stories260K

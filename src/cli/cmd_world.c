@@ -17,7 +17,7 @@
 #include <unistd.h>
 
 struct options {
-    char *world, *policy_pipe, *record, *replay;
+    char *world, *policy_pipe, *env_pipe, *record, *replay;
     struct strings policies;
     int64_t agents, steps, maps, seed, at;
     double timeout;
@@ -37,6 +37,9 @@ static const struct option_row own_rows[] = {
     ROW("policy-pipe", OPT_STRING, policy_pipe, NULL, 0, 0, "CMD",
         "another program that acts: it reads what agents see and writes what they do, a line a "
         "tick"),
+    ROW("env-pipe", OPT_STRING, env_pipe, NULL, 0, 0, "CMD",
+        "another program that is the world in which the model's minds live: it answers resets and "
+        "steps"),
     ROW("timeout", OPT_FLOAT, timeout, "10", 0.01, 1e6, "S",
         "seconds that it may take for an answer"),
     ROW("agents", OPT_INT, agents, NULL, 0, WORLD_AGENTS, "N",
@@ -539,6 +542,27 @@ static int replay_check(const struct options *o, struct error *err) {
     return OK;
 }
 
+/* Of a world that is another program's. */
+static int outside_check(const struct options *o, bool model, struct error *err) {
+    struct world_rules r;
+    if (!model)
+        return error_set(err, ERR_USAGE, "--env-pipe is for the minds of a model: name one");
+    if (o->watch || o->record || o->replay || o->maps || o->policies.n || o->policy_pipe || o->pipe)
+        return error_set(err, ERR_USAGE,
+                         "minds only live in --env-pipe: leave out --pipe, --policy, "
+                         "--policy-pipe, --maps, --watch, --record and --replay");
+    int rc = rules_load(&r, world_name(o), err);
+    json_t *own = world_rules_json(&r), *given = world_rules_json(&o->rules);
+    if (rc == OK && (o->world || o->agents || !json_equal(own, given)))
+        rc = error_set(
+            err, ERR_USAGE,
+            "--env-pipe has its own agents and rules: leave out --agents, --world and rules");
+    json_decref(own);
+    json_decref(given);
+    world_rules_release(&r);
+    return rc;
+}
+
 static int options_check(const struct common *c, const struct options *o, bool model,
                          struct error *err) {
     bool one = o->watch || o->record || o->on;
@@ -549,6 +573,7 @@ static int options_check(const struct common *c, const struct options *o, bool m
                          "--watch, --record and --continue are of one world and "
                          "one policy");
     if (rules_check(o, err) != OK) return err->code;
+    if (o->env_pipe && outside_check(o, model, err) != OK) return err->code;
     if (model && o->pipe) return error_set(err, ERR_USAGE, "--pipe is without a model");
     if (model && life_options_check(&o->life.life, err) != OK) return err->code;
     if (o->replay) return replay_check(o, err);
@@ -588,9 +613,24 @@ static struct options options_fill(const struct options *o) {
     return full;
 }
 
+/* The environment says who lives in it and, where nobody else does, for how long. */
+static int outside_begin(struct outside_envs **out, struct options *o, struct error *err) {
+    const struct life_options *life = &o->life.life;
+    bool taught = strcmp(life->learn.learn, "clone") == 0;
+    *out = outside_envs_open(o->env_pipe, o->timeout, (int)life->worlds, taught, err);
+    if (!*out) return err->code;
+    o->agents = outside_envs_list(*out)[0]->n_agents;
+    if (!o->steps) o->steps = outside_envs_max_steps(*out);
+    return OK;
+}
+
 static int model_play(const struct common *c, const struct options *o, const char *model,
                       struct error *err) {
-    struct options full = options_fill(o);
+    struct options full = *o;
+    struct outside_envs *outside = NULL;
+    int rc = o->env_pipe ? outside_begin(&outside, &full, err) : OK;
+    if (rc != OK) return rc;
+    full = options_fill(&full);
     full.life.life.steps = full.steps;
     full.life.life.seed = full.seed;
     char *path = cli_find(model);
@@ -599,12 +639,14 @@ static int model_play(const struct common *c, const struct options *o, const cha
     struct life_job job = {.c = c,
                            .o = &full.life,
                            .rules = &o->rules,
+                           .outside = outside,
                            .agents = (int)full.agents,
                            .m = m,
                            .pool = pool};
     bool player = o->watch || o->record || o->replay || o->maps || o->policies.n || o->policy_pipe;
-    int rc = m ? OK : err->code;
+    if (!m) rc = err->code;
     if (rc == OK) rc = player ? players_play(c, &full, &job, err) : life_run(&job, err);
+    outside_envs_free(outside);
     model_close(m);
     pool_free(pool);
     free(path);
@@ -644,8 +686,9 @@ const struct command cmd_world = {
         "Without one, policies are compared on the same maps, or one "
         "world is watched, recorded,\n"
         "entered again at any tick of its trace and continued otherwise. Other programs can be "
-        "the agents (--pipe) or the\n"
-        "policy (--policy-pipe). docs/WORLD.md has the rules, the files and the protocol.\n\n"
+        "the agents (--pipe), the\n"
+        "policy (--policy-pipe) or the world in which minds live (--env-pipe). docs/WORLD.md has "
+        "the rules, the files and the protocol.\n\n"
         "  shoal world models/fry --agents 20 --size 20 --steps 500 --generations 10\n"
         "  shoal world models/fry --learn clone --minds 1 --batch 64 --every 2\n"
         "  shoal world models/fry --adapter runs/world-1a2b3c4d --watch\n"
@@ -657,7 +700,8 @@ const struct command cmd_world = {
         "  shoal world --replay life.jsonl --at 120 --json\n"
         "  shoal world --replay life.jsonl --at 120 --continue --policy random --record "
         "fork.jsonl\n"
-        "  shoal world --policy-pipe 'python3 examples/world_policy.py'",
+        "  shoal world --policy-pipe 'python3 examples/world_policy.py'\n"
+        "  shoal world models/fry --env-pipe 'python3 examples/corridor_env.py' --worlds 16",
     .rows = rows,
     .over_rows = world_rule_rows,
     .over_at = offsetof(struct options, rules),

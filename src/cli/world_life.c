@@ -3,7 +3,8 @@
  * on, beside policies without a model on the same maps.
  *
  *     RUN/state.json, minds/, critics-G.bin    see life_state.c; its `extra` has the curve
- *     RUN/trace-G.jsonl                        the first world of generation G
+ *     RUN/trace-G.jsonl                        the first world of generation G; of an environment
+ *                                              outside what was done in it
  *     RUN/curve.jsonl, report.html             the curve for programs and for people
  *
  * A run's name is a hash of all that decides it but the number of generations, so the same command
@@ -29,7 +30,8 @@ struct run {
     const struct life_job *j;
     const struct life_options *o;
     struct place *places; /* [worlds] */
-    struct environment *envs, **list;
+    struct environment *envs, **own;
+    struct environment *const *list; /* own, or those outside */
     struct life *life;
     char *dir, *id;
     struct store *store;
@@ -84,16 +86,21 @@ static void first_release(struct first *f) {
 
 static void places_make(struct run *r) {
     size_t n = (size_t)r->o->worlds;
+    if (r->j->outside) {
+        r->list = outside_envs_list(r->j->outside);
+        return;
+    }
     r->places = xcalloc(n, sizeof *r->places);
     r->envs = xcalloc(n, sizeof *r->envs);
-    r->list = xcalloc(n, sizeof *r->list);
+    r->own = xcalloc(n, sizeof *r->own);
     for (size_t i = 0; i < n; i++) {
         r->places[i] = (struct place){.rules = r->j->rules,
                                       .teacher = world_policy_find(r->o->teacher),
                                       .n_agents = r->j->agents};
         r->envs[i] = place_environment(&r->places[i]);
-        r->list[i] = &r->envs[i];
+        r->own[i] = &r->envs[i];
     }
+    r->list = r->own;
 }
 
 static json_t *identity_make(const struct run *r, const struct first *f) {
@@ -101,11 +108,14 @@ static json_t *identity_make(const struct run *r, const struct first *f) {
     json_object_update(life, options_json(learn_option_rows, &r->o->learn));
     json_object_del(life, "generations");
     for (int i = 0; i < f->n; i++) json_array_append_new(first, json_string(f->v[i]->hash));
+    bool outside = r->j->outside != NULL;
     return json_pack("{s:s,s:s,s:s,s:i,s:I,s:I,s:o,s:o,s:o}", "model", r->j->m->name,
                      "model_sha256", r->j->m->hash, "class",
                      r->j->m->cls == CLASS_EXACT ? "exact" : "fast", "agents", r->j->agents,
-                     "steps", (json_int_t)r->o->steps, "seed", (json_int_t)r->o->seed, "rules",
-                     world_rules_json(r->j->rules), "life", life, "adapters", first);
+                     "steps", (json_int_t)r->o->steps, "seed", (json_int_t)r->o->seed,
+                     outside ? "environment" : "rules",
+                     outside ? outside_envs_json(r->j->outside) : world_rules_json(r->j->rules),
+                     "life", life, "adapters", first);
 }
 
 static void place_name(struct run *r) {
@@ -161,12 +171,78 @@ static struct interval mean_of(const struct outcome *v, int64_t n, size_t field)
     return out;
 }
 
-/* {delivered, collected, fitness, reward, alive}: over maps, of a map's mean over its agents. */
-static json_t *measured_json(const struct outcome *v, int64_t n) {
-#define FIELD(name) #name, interval_json(mean_of(v, n, offsetof(struct outcome, name)))
-    return json_pack("{s:o,s:o,s:o,s:o,s:o}", FIELD(delivered), FIELD(collected), FIELD(fitness),
-                     FIELD(reward), FIELD(alive));
-#undef FIELD
+/* What is measured; an environment outside says only what it pays. */
+static const struct {
+    const char *name;
+    size_t field;
+    bool world;
+} measures[] = {{"delivered", offsetof(struct outcome, delivered), true},
+                {"collected", offsetof(struct outcome, collected), true},
+                {"fitness", offsetof(struct outcome, fitness), false},
+                {"reward", offsetof(struct outcome, reward), false},
+                {"alive", offsetof(struct outcome, alive), true}};
+
+/* The first of them that there is. */
+static const char *headline(const struct run *r) {
+    return r->j->outside ? "reward" : "delivered";
+}
+
+/* Over maps, of a map's mean over its agents. */
+static json_t *measured_json(const struct run *r, const struct outcome *v, int64_t n) {
+    json_t *out = json_object();
+    for (size_t i = 0; i < ARRAY_LEN(measures); i++)
+        if (!measures[i].world || !r->j->outside)
+            json_object_set_new(out, measures[i].name,
+                                interval_json(mean_of(v, n, measures[i].field)));
+    return out;
+}
+
+static void beside_add(struct run *r, const char *policy) {
+    json_t *held_out = measured_json(r, r->measured, r->o->held_out);
+    json_array_append_new(r->beside,
+                          json_pack("{s:s,s:o}", "policy", policy, "held_out", held_out));
+}
+
+/* Draws as the policy `random` does; false: nobody is left to act. */
+static bool actions_draw(const struct environment *e, uint64_t seed, int tick, int16_t *actions,
+                         struct buf *scratch) {
+    bool any = false;
+    for (int i = 0; i < e->n_agents; i++) {
+        struct rng rng = world_policy_rng(seed, i, tick);
+        scratch->len = 0;
+        bool acts = !(e->over && e->over(e->ctx, i)) && e->prompt(e->ctx, i, scratch);
+        actions[i] = acts ? (int16_t)rng_below(&rng, (uint32_t)e->n_actions) : -1;
+        any |= acts;
+    }
+    return any;
+}
+
+/* A life of chance outside; nobody there knows another policy. */
+static int chance_live(struct run *r, uint64_t seed, struct outcome *out, struct error *err) {
+    const struct environment *e = r->list[0];
+    int16_t actions[ENV_AGENTS];
+    double *rewards = xcalloc(2 * (size_t)e->n_agents, sizeof *rewards), sum = 0,
+           *totals = rewards + e->n_agents;
+    struct buf scratch = {0};
+    int rc = e->reset(e->ctx, seed, err);
+    for (int tick = 0; rc == OK && tick < r->o->steps; tick++) {
+        if (!actions_draw(e, seed, tick, actions, &scratch)) break;
+        rc = e->step(e->ctx, actions, rewards, err);
+        for (int i = 0; i < e->n_agents; i++) totals[i] += rewards[i];
+    }
+    for (int i = 0; i < e->n_agents; i++) sum += totals[i] * (1.0 / e->n_agents);
+    *out = (struct outcome){.fitness = sum, .reward = sum};
+    buf_release(&scratch);
+    free(rewards);
+    return rc;
+}
+
+static int chance_measure(struct run *r, struct error *err) {
+    int rc = OK;
+    for (int64_t map = 0; rc == OK && map < r->o->held_out; map++)
+        rc = chance_live(r, life_held_out_seed((int)map), &r->measured[map], err);
+    if (rc == OK) beside_add(r, "random");
+    return rc;
 }
 
 static void baseline_measure(struct run *r, const char *name) {
@@ -183,8 +259,13 @@ static void baseline_measure(struct run *r, const char *name) {
         r->measured[map] = outcome_of_world(w);
     }
     free(w);
-    json_array_append_new(r->beside, json_pack("{s:s,s:o}", "policy", name, "held_out",
-                                               measured_json(r->measured, r->o->held_out)));
+    beside_add(r, name);
+}
+
+static int baselines_measure(struct run *r, struct error *err) {
+    if (r->j->outside) return chance_measure(r, err);
+    for (size_t i = 0; i < ARRAY_LEN(baselines); i++) baseline_measure(r, baselines[i]);
+    return OK;
 }
 
 /* What all minds lived, and what is wrong with how many. */
@@ -199,7 +280,7 @@ static json_t *lived_json(const struct run *r) {
         collapsed += m->health.collapsed;
         rollbacks += m->health.rollbacks;
     }
-    json_t *out = measured_json(v, n);
+    json_t *out = measured_json(r, v, n);
     json_object_update_new(out, json_pack("{s:f,s:i,s:i,s:s}", "entropy", entropy, "collapsed",
                                           collapsed, "rollbacks", rollbacks, "best",
                                           life_mind(r->life, 0)->name));
@@ -207,23 +288,29 @@ static json_t *lived_json(const struct run *r) {
     return out;
 }
 
-static double delivered_of(const json_t *row) {
-    return json_number_at(json_object_get(json_object_get(row, "held_out"), "delivered"), "value");
+static double headline_of(const struct run *r, const json_t *row) {
+    return json_number_at(json_object_get(json_object_get(row, "held_out"), headline(r)), "value");
 }
 
 /* telling */
 
+/* As full as what counts is of the first baseline's. */
+static void bar_print(const struct run *r, const json_t *row) {
+    double best = fmax(1e-9, headline_of(r, json_array_get(r->beside, 0)));
+    int full = (int)(BAR * fmin(1, fmax(0, headline_of(r, row) / best)) + 0.5);
+    for (int i = 0; i < BAR; i++) printf("%s", i < full ? "█" : "·");
+    printf(" ");
+}
+
 static void row_print(const struct run *r, const char *name, const json_t *row) {
-    const json_t *held = json_object_get(row, "held_out"), *d = json_object_get(held, "delivered"),
+    const json_t *held = json_object_get(row, "held_out"), *d = json_object_get(held, headline(r)),
                  *lived = json_object_get(row, "lived");
-    double best = fmax(1e-9, delivered_of(json_array_get(r->beside, 0)));
-    int full = (int)(BAR * fmin(1, fmax(0, delivered_of(row) / best)) + 0.5);
-    char bar[3 * BAR + 1] = "";
-    for (int i = 0; i < BAR; i++) strcat(bar, i < full ? "█" : "·");
-    printf("%-10s %10lld %s %6.2f [%5.2f, %5.2f]  %8.1f", name,
-           (long long)json_number_at(row, "decisions"), bar, delivered_of(row),
-           json_number_at(d, "lo"), json_number_at(d, "hi"),
-           json_number_at(json_object_get(held, "fitness"), "value"));
+    printf("%-10s %10lld ", name, (long long)json_number_at(row, "decisions"));
+    if (!r->j->outside) bar_print(r, row);
+    printf("%6.2f [%5.2f, %5.2f]", headline_of(r, row), json_number_at(d, "lo"),
+           json_number_at(d, "hi"));
+    if (!r->j->outside)
+        printf("  %8.1f", json_number_at(json_object_get(held, "fitness"), "value"));
     if (lived) {
         printf("  %5.2f", json_number_at(lived, "entropy"));
         int collapsed = (int)json_number_at(lived, "collapsed"),
@@ -244,16 +331,25 @@ static void curve_print_row(const struct run *r, const json_t *row) {
         row_print(r, name, row);
 }
 
+static void head_print(const struct run *r) {
+    printf("%s: %lld held-out maps, %d agents, %lld steps; ", r->id, (long long)r->o->held_out,
+           r->j->agents, (long long)r->o->steps);
+    if (r->j->outside)
+        printf("reward of an agent [95 %% over maps]\n\n%-10s %10s %-22s  %s\n", "generation",
+               "decisions", "reward", "entropy");
+    else
+        printf("delivered by an agent [95 %% over maps]; the bar is full at rule's\n\n"
+               "%-10s %10s %-*s %-22s  %8s  %s\n",
+               "generation", "decisions", BAR, "", "delivered", "fitness", "entropy");
+}
+
 static void table_begin(const struct run *r) {
     size_t i;
     json_t *row;
     if (r->j->c->json) {
         json_array_foreach (r->beside, i, row) cli_print(json_deep_copy(row));
     } else {
-        printf("%s: %lld held-out maps, %d agents, %lld steps; delivered by an agent [95 %% over "
-               "maps]; the bar is full at rule's\n\n%-10s %10s %-*s %-22s  %8s  %s\n",
-               r->id, (long long)r->o->held_out, r->j->agents, (long long)r->o->steps, "generation",
-               "decisions", BAR, "", "delivered", "fitness", "entropy");
+        head_print(r);
         json_array_foreach (r->beside, i, row) row_print(r, json_text_at(row, "policy"), row);
     }
     json_array_foreach (r->curve, i, row) curve_print_row(r, row);
@@ -265,10 +361,12 @@ static void chart(struct buf *page, const struct run *r, const char *part, const
                   const char *title) {
     enum { LINES = 1 + ARRAY_LEN(baselines) };
     struct curve *c = xcalloc(LINES, sizeof *c), *spread = xcalloc(LINES, sizeof *spread);
-    const char *names[LINES] = {"minds", baselines[0], baselines[1]};
+    const char *names[LINES] = {"minds"};
+    int lines = 1;
+    for (; strcmp(part, "held_out") == 0 && lines <= (int)json_array_size(r->beside); lines++)
+        names[lines] = json_text_at(json_array_get(r->beside, (size_t)lines - 1), "policy");
     size_t i;
     json_t *row;
-    bool beside = strcmp(part, "held_out") == 0;
     json_array_foreach (r->curve, i, row) {
         const json_t *v = json_object_get(json_object_get(row, part), key);
         double x = json_number_at(row, "decisions");
@@ -277,14 +375,14 @@ static void chart(struct buf *page, const struct run *r, const char *part, const
         double y = plain ? json_number_value(v) : json_number_at(v, "value");
         curve_add(&c[0], x, y);
         curve_add(&spread[0], x, plain ? 0 : fmax(0, json_number_at(v, "hi") - y));
-        for (int k = 1; beside && k < LINES; k++) {
+        for (int k = 1; k < lines; k++) {
             const json_t *b = json_object_get(json_array_get(r->beside, (size_t)k - 1), part);
             curve_add(&c[k], x, json_number_at(json_object_get(b, key), "value"));
             curve_add(&spread[k], x, 0);
         }
     }
     buf_printf(page, "<h2>%s</h2>\n", title);
-    plot_bands(page, title, "decisions", c, spread, names, beside ? LINES : 1);
+    plot_bands(page, title, "decisions", c, spread, names, lines);
     free(c);
     free(spread);
 }
@@ -308,8 +406,12 @@ static int report_write(const struct run *r, struct error *err) {
     char *path = path_join(r->dir, "report.html"), *title = xasprintf("Shoal world %s", r->id);
     json_t *minds = minds_table(r);
     page_open(&page, title);
-    chart(&page, r, "held_out", "delivered", "Delivered by an agent, on held-out maps");
-    chart(&page, r, "held_out", "fitness", "Fitness, on held-out maps");
+    if (r->j->outside) {
+        chart(&page, r, "held_out", "reward", "Reward of an agent, on held-out maps");
+    } else {
+        chart(&page, r, "held_out", "delivered", "Delivered by an agent, on held-out maps");
+        chart(&page, r, "held_out", "fitness", "Fitness, on held-out maps");
+    }
     chart(&page, r, "lived", "entropy", "Entropy of the policy, nats");
     buf_puts(&page, "<h2>Minds of the last generation</h2>\n");
     page_table(&page, minds);
@@ -365,7 +467,7 @@ static int generation_measure(struct run *r, struct error *err) {
     if (rc != OK) return rc;
     json_t *row = json_pack("{s:i,s:I,s:o}", "generation", g, "decisions",
                             (json_int_t)life_decisions(r->life), "held_out",
-                            measured_json(r->measured, r->o->held_out));
+                            measured_json(r, r->measured, r->o->held_out));
     if (g > 0) json_object_set_new(row, "lived", lived_json(r));
     json_array_append_new(r->curve, row);
     rc = generation_keep(r, err);
@@ -373,18 +475,49 @@ static int generation_measure(struct run *r, struct error *err) {
     return rc;
 }
 
-static int trace_begin(struct run *r, struct error *err) {
+/* What was done outside: nobody can play it here, so it is no trace of a world. */
+static int done_begin(struct run *r, const char *path, struct error *err) {
+    char *text = json_text(json_object_get(r->identity, "environment"));
+    uint64_t seed = life_seed((uint64_t)r->o->seed, life_generations(r->life), 0);
+    r->record = fopen(path, "we");
+    if (r->record)
+        fprintf(r->record, "{\"environment\":%s,\"seed\":%llu}\n", text, (unsigned long long)seed);
+    free(text);
+    return r->record ? OK : error_errno(err, "cannot write '%s'", path);
+}
+
+static int done_tick(struct run *r, int64_t tick, struct error *err) {
+    const int16_t *actions = life_actions(r->life);
+    fprintf(r->record, "{\"tick\":%lld,\"actions\":[", (long long)tick);
+    for (int i = 0; i < r->j->agents; i++) fprintf(r->record, "%s%d", i ? "," : "", actions[i]);
+    fprintf(r->record, "]}\n");
+    return ferror(r->record) ? error_errno(err, "cannot write what was done") : OK;
+}
+
+static int done_end(struct run *r, int rc, struct error *err) {
+    bool good = !r->record || fclose(r->record) == 0;
+    r->record = NULL;
+    return rc == OK && !good ? error_errno(err, "cannot write what was done") : rc;
+}
+
+static int world_begin(struct run *r, const char *path, struct error *err) {
     int g = life_generations(r->life);
-    char *path = xasprintf("%s/trace-%d.jsonl", r->dir, g + 1);
     int rc = trace_init(&r->trace, r->j->rules, r->j->agents, life_seed((uint64_t)r->o->seed, g, 0),
                         r->o->steps, r->id, err);
     if (rc == OK) trace_seek(&r->trace, r->shadow, 0);
     if (rc == OK && !(r->record = trace_create(&r->trace, path, err))) rc = err->code;
+    return rc;
+}
+
+static int trace_begin(struct run *r, struct error *err) {
+    char *path = xasprintf("%s/trace-%d.jsonl", r->dir, life_generations(r->life) + 1);
+    int rc = r->j->outside ? done_begin(r, path, err) : world_begin(r, path, err);
     free(path);
     return rc;
 }
 
-static int trace_tick(struct run *r, struct error *err) {
+static int trace_tick(struct run *r, int64_t tick, struct error *err) {
+    if (r->j->outside) return done_tick(r, tick, err);
     if (world_over(r->shadow)) return OK; // other worlds live on
     int rc = trace_add(&r->trace, r->shadow, life_actions(r->life), err);
     if (rc == OK) trace_seek(&r->trace, r->shadow, r->trace.n_ticks);
@@ -392,6 +525,7 @@ static int trace_tick(struct run *r, struct error *err) {
 }
 
 static int trace_end(struct run *r, int rc, struct error *err) {
+    if (r->j->outside) return done_end(r, rc, err);
     if (r->record && rc == OK)
         rc = trace_close(r->shadow, r->record, err);
     else if (r->record)
@@ -407,7 +541,7 @@ static int generation_live(struct run *r, struct error *err) {
     int rc = trace_begin(r, err), n = 1;
     if (rc == OK) rc = life_begin(r->life, NULL, err);
     for (int64_t tick = 1; rc == OK && (n = life_tick(r->life, err)) > 0; tick++) {
-        rc = trace_tick(r, err);
+        rc = trace_tick(r, tick, err);
         progress_update(&r->bar, before + tick, NULL);
     }
     rc = trace_end(r, n < 0 ? n : rc, err);
@@ -450,7 +584,7 @@ static void run_release(struct run *r) {
     free(r->shadow);
     free(r->places);
     free(r->envs);
-    free(r->list);
+    free(r->own);
     free(r->dir);
     free(r->id);
 }
@@ -464,7 +598,9 @@ int life_run(const struct life_job *j, struct error *err) {
     if (rc == OK) rc = state_continue(&r, err);
     if (rc == OK) {
         note("run %s in %s; if interrupted, the same command continues it", r.id, r.dir);
-        for (size_t i = 0; i < ARRAY_LEN(baselines); i++) baseline_measure(&r, baselines[i]);
+        rc = baselines_measure(&r, err);
+    }
+    if (rc == OK) {
         table_begin(&r);
         rc = generations_run(&r, err);
     }
@@ -515,9 +651,9 @@ int life_export(const struct life_command *o, const char *run, const char *name,
         if (rc == OK) rc = file_export(from, o->out, "adapter_model.safetensors", err);
         if (rc == OK) rc = file_export(from, o->out, "adapter_config.json", err);
         if (rc == OK)
-            printf("%s: fitness %.1f, %.2f delivered, wrote '%s'\n", json_text_at(mind, "name"),
+            printf("%s: fitness %.1f, reward %.2f, wrote '%s'\n", json_text_at(mind, "name"),
                    json_number_at(json_object_get(mind, "outcome"), "fitness"),
-                   json_number_at(json_object_get(mind, "outcome"), "delivered"), o->out);
+                   json_number_at(json_object_get(mind, "outcome"), "reward"), o->out);
         free(from);
     }
     json_decref(state);

@@ -7,6 +7,7 @@
 
 #include "cli/cli.h"
 #include "world/life.h"
+#include "world/outside_env.h"
 
 struct life_command {
     struct life_options life;
@@ -18,7 +19,8 @@ extern const struct option_row life_command_rows[];
 struct life_job {
     const struct common *c;
     const struct life_command *o;
-    const struct world_rules *rules; /* borrowed, as all of it */
+    const struct world_rules *rules;    /* borrowed, as all of it */
+    const struct outside_envs *outside; /* where minds live instead; NULL: in the world */
     int agents;
     struct model *m;
     struct pool *pool;

@@ -86,11 +86,10 @@ static void place_measure(void *ctx, int agent, struct outcome *out) {
 }
 
 struct environment place_environment(struct place *p) {
-    static const char *const words[N_ACTIONS] = {"north", "south", "east", "west", "pick", "drop"};
     return (struct environment){.ctx = p,
                                 .n_agents = p->n_agents,
                                 .n_actions = N_ACTIONS,
-                                .actions = words,
+                                .actions = action_said,
                                 .reset = place_reset,
                                 .prompt = place_prompt,
                                 .step = place_step,
@@ -114,13 +113,19 @@ static struct adapter *adapter_now(const struct life *l, int mind) {
     return l->learner ? learner_adapter(l->learner, mind) : l->minds[mind].adapter;
 }
 
-/* Prompts of all who live in the first n environments; returns how many they are. */
-static int bodies_ask(struct life *l, int n_envs, int tick) {
+static bool is_over(const struct environment *e, int agent) {
+    return e->over && e->over(e->ctx, agent);
+}
+
+/* Prompts of all who live in the first n environments, `ended`: of those too whose time is over;
+ * returns how many they are. */
+static int bodies_ask(struct life *l, int n_envs, int tick, bool ended) {
     int n = 0;
     l->text.len = 0;
     for (int b = 0; b < n_envs * l->n_agents; b++) {
         int env = b / l->n_agents, agent = b % l->n_agents;
         size_t at = l->text.len;
+        if (!ended && is_over(l->envs[env], agent)) continue;
         if (!l->envs[env]->prompt(l->envs[env]->ctx, agent, &l->text)) continue;
         l->asks[n] = (struct ask){
             .adapter = adapter_now(l, b % l->n_minds),
@@ -160,11 +165,14 @@ static void bodies_paid(struct life *l, int n) {
 
 /* Returns how many decided, or an error. */
 static int tick_live(struct life *l, int n_envs, int tick, struct error *err) {
-    int n = l->n_asked = bodies_ask(l, n_envs, tick);
+    int n = l->n_asked = bodies_ask(l, n_envs, tick, false);
     if (n == 0) return 0;
     for (int b = 0; b < n_envs * l->n_agents; b++) l->actions[b] = -1;
     if (asker_decide(l->asker, l->asks, n, &l->text, err) != OK) return err->code;
     bodies_acted(l, n);
+    for (int e = 0; e < n_envs; e++)
+        if (l->envs[e]->will_step)
+            l->envs[e]->will_step(l->envs[e]->ctx, l->actions + e * l->n_agents);
     for (int e = 0; e < n_envs; e++)
         if (l->envs[e]->step(l->envs[e]->ctx, l->actions + e * l->n_agents,
                              l->rewards + e * l->n_agents, err) != OK)
@@ -176,13 +184,15 @@ static int tick_live(struct life *l, int n_envs, int tick, struct error *err) {
 static int envs_reset(struct life *l, int n_envs, struct error *err) {
     memset(l->totals, 0, (size_t)l->n_bodies * sizeof *l->totals);
     for (int e = 0; e < n_envs; e++)
+        if (l->envs[e]->will_reset) l->envs[e]->will_reset(l->envs[e]->ctx, l->seeds[e]);
+    for (int e = 0; e < n_envs; e++)
         if (l->envs[e]->reset(l->envs[e]->ctx, l->seeds[e], err) != OK) return err->code;
     return OK;
 }
 
 /* What is still waiting for rewards when time is over gets the baseline's guess for the rest. */
 static void bodies_flush(struct life *l, int tick) {
-    int n = bodies_ask(l, (int)l->o->worlds, tick);
+    int n = bodies_ask(l, (int)l->o->worlds, tick, true);
     asker_read(l->asker, l->asks, n, &l->text);
     for (int i = 0; i < n; i++) learner_flush(l->learner, l->body[i], &l->asks[i]);
 }

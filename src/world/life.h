@@ -17,33 +17,14 @@
 #include "engine/engine.h"
 #include "evolve/operators.h"
 #include "train/train.h"
+#include "world/environment.h"
 #include "world/world.h"
-
-enum { LIFE_ACTIONS = 32 }; /* most that an environment may have */
 
 /* environments */
 
 struct outcome {
     double fitness, reward, delivered, collected, blocked, steps, alive;
 };
-/* Somewhere agents act. The world of world.h is one; another program can be one (pipe.h). */
-struct environment {
-    void *ctx;
-    int n_agents, n_actions;
-    const char *const *actions; /* [n_actions] words, of which a model says the first token */
-    int (*reset)(void *ctx, uint64_t seed, struct error *err);
-    /* What agent i is asked, added to `out`; false: it is gone, until the next reset. */
-    bool (*prompt)(void *ctx, int agent, struct buf *out);
-    /* actions: [n_agents]; rewards: [n_agents], to be filled in. */
-    int (*step)(void *ctx, const int16_t *actions, double *rewards, struct error *err);
-    /* What a model wrote, as an action; -1: none of them. */
-    int (*parse)(void *ctx, const char *text);
-    /* What the teacher would do; NULL: there is none. */
-    int (*teach)(void *ctx, int agent);
-    /* What became of an agent so far; NULL: rewards are all that is known. */
-    void (*measure)(void *ctx, int agent, struct outcome *out);
-};
-
 /* One world of world.h as such. */
 struct place {
     struct world w;

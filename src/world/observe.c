@@ -12,6 +12,7 @@
 
 const char *const action_names[N_ACTIONS] = {"move_north", "move_south", "move_east",
                                              "move_west",  "pick_food",  "drop_food"};
+const char *const action_said[N_ACTIONS] = {"north", "south", "east", "west", "pick", "drop"};
 
 /* ", unexplored area" or ", familiar area", by the share of the cells around that it has stood on.
  */

@@ -1,10 +1,10 @@
 /*
- * outside: lines with another program, and a program that plays.
+ * outside: lines with another program, and a program that plays (one that is the world has
+ * outside_env.c).
  *
- * The program gets a line a tick on its input and owes a line on its output; its words for people
- * go where ours go. Whatever it does wrong — an end, silence, another form of answer — is an error
- * with its command and the tick in it. It never outlives us: it leads a process group that is ended
- * with it.
+ * The program gets a line on its input and owes a line on its output; its words for people go where
+ * ours go. Whatever it does wrong — an end, silence, another form of answer — is an error. It never
+ * outlives us: it leads a process group that is ended with it.
  */
 #define _GNU_SOURCE
 #include "world/pipe_internal.h"
@@ -165,8 +165,7 @@ void outside_close(struct outside *o) {
     if (o->to >= 0) close(o->to);
     pid_t group = o->pid;
     if (group && !child_ended(o, o->failed ? 0.1 : o->timeout)) {
-        if (!o->failed)
-            warn("the policy '%s' did not end when its input did: it is killed", o->command);
+        if (!o->failed) warn("'%s' did not end when its input did: it is killed", o->command);
         kill(-group, SIGKILL);
         waitpid(group, NULL, 0);
     }
@@ -205,7 +204,23 @@ static int line_send(struct outside *o, const struct buf *b, struct error *err) 
     return OK;
 }
 
-static int question_send(struct outside *o, const struct view *v, uint64_t who, struct error *err) {
+int outside_exchange(struct outside *o, const struct buf *question, const char **line, size_t *len,
+                     struct error *err) {
+    int rc = line_send(o, question, err);
+    int got = rc == OK ? line_next(&o->from, o->timeout, line, len, err) : 0;
+    if (got == ERR_STATE)
+        rc = silent_error(o, err);
+    else if (rc == OK && got == 0)
+        rc = ended_error(o, err);
+    else if (got < 0)
+        rc = got;
+    o->failed |= rc != OK;
+    return rc;
+}
+
+/* a policy */
+
+static struct buf question_make(const struct view *v, uint64_t who) {
     struct buf b = {0};
     buf_printf(&b, "{\"tick\":%d,\"seed\":%" PRIu64 ",", v->w->tick, v->w->seed);
     add_each("observations", who, add_observation, v, &b);
@@ -214,19 +229,11 @@ static int question_send(struct outside *o, const struct view *v, uint64_t who, 
     buf_puts(&b, ",");
     add_each("infos", who, add_info, v, &b);
     buf_puts(&b, "}\n");
-    int rc = line_send(o, &b, err);
-    buf_release(&b);
-    return rc;
+    return b;
 }
 
-static int answer_take(struct outside *o, const struct view *v, uint64_t who, int16_t *actions,
-                       struct error *err) {
-    const char *line;
-    size_t len;
-    int got = line_next(&o->from, o->timeout, &line, &len, err);
-    if (got == ERR_STATE) return silent_error(o, err);
-    if (got == 0) return ended_error(o, err);
-    if (got < 0) return err->code;
+static int answer_read(struct outside *o, const struct view *v, uint64_t who, const char *line,
+                       size_t len, int16_t *actions, struct error *err) {
     json_t *answer = json_parse(line, len, "its answer", err);
     const json_t *object = json_object_get(answer, "actions");
     int rc = answer ? OK : err->code;
@@ -241,8 +248,13 @@ int outside_act(struct outside *o, const struct world *w, const struct world_rul
                 int16_t *actions, struct error *err) {
     struct view v = {.w = w, .r = r, .guessed = o->guessed, .begins = w->tick == 0};
     uint64_t who = agents_living(w);
-    if (question_send(o, &v, who, err) == OK && answer_take(o, &v, who, actions, err) == OK)
-        return OK;
+    struct buf question = question_make(&v, who);
+    const char *line;
+    size_t len;
+    int rc = outside_exchange(o, &question, &line, &len, err);
+    if (rc == OK) rc = answer_read(o, &v, who, line, len, actions, err);
+    buf_release(&question);
+    if (rc == OK) return OK;
     o->failed = true;
     return error_wrap(err, "the policy '%s', tick %d", o->command, w->tick);
 }

@@ -339,6 +339,8 @@ static int do_spaces(struct world_server *s, int at, const json_t *arg, struct b
     for (int i = 0; i < t->n_agents; i++) buf_printf(out, "%s\"agent_%d\"", i ? "," : "", i);
     buf_puts(out, "],\"actions\":[");
     for (int i = 0; i < N_ACTIONS; i++) buf_printf(out, "%s\"%s\"", i ? "," : "", action_names[i]);
+    buf_puts(out, "],\"said\":[");
+    for (int i = 0; i < N_ACTIONS; i++) buf_printf(out, "%s\"%s\"", i ? "," : "", action_said[i]);
     buf_printf(out, "],\"words\":%" PRId64 ",\"n_actions\":%" PRId64 ",\"max_steps\":%" PRId64,
                t->rules.words, N_ACTIONS * (t->rules.words + 1), t->steps);
     return OK;

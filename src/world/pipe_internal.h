@@ -24,4 +24,8 @@ void add_info(const void *view, int agent, struct buf *out);
 int actions_read(const struct view *v, uint64_t who, const json_t *object, int16_t *actions,
                  uint64_t *guessed, struct error *err);
 
+/* A line, with its newline, to another program, and its answer, good until the next call. */
+int outside_exchange(struct outside *o, const struct buf *question, const char **line, size_t *len,
+                     struct error *err);
+
 #endif

@@ -77,6 +77,7 @@ void world_rules_release(struct world_rules *r);
 
 enum action { MOVE_NORTH, MOVE_SOUTH, MOVE_EAST, MOVE_WEST, PICK_FOOD, DROP_FOOD, N_ACTIONS };
 extern const char *const action_names[N_ACTIONS]; /* "move_north" … */
+extern const char *const action_said[N_ACTIONS];  /* "north" …: what a model says */
 /* With a channel to talk, an action is action + N_ACTIONS · word. */
 
 enum { CELL_WALL = 1, CELL_HOME = 2, CELL_FOOD = 4, CELL_MATERIAL = 8 };
@@ -133,10 +134,10 @@ static inline bool world_has_predator(const struct world *w, int cell) {
 /* words: observe.c */
 
 /*
- * "At (5,3), E80, has food. See: home↑ wall←", added to `out`. Brief: "u x f o h - s e +": the cells
- * north, south, east and west (z wolf, x wall, f food, m material, h home, o stood on, u not yet);
- * what is here; what it holds; which way its goal is, along y and along x (- neither); energy, + for
- * half of it or more.
+ * "At (5,3), E80, has food. See: home↑ wall←", added to `out`. Brief: "u x f o h - s e +": the
+ * cells north, south, east and west (z wolf, x wall, f food, m material, h home, o stood on, u not
+ * yet); what is here; what it holds; which way its goal is, along y and along x (- neither);
+ * energy, + for half of it or more.
  */
 void world_observe(const struct world *w, const struct world_rules *r, int agent, struct buf *out);
 /* "[move_north,pick_food] At (5,3), … . Action:" Brief: "u x f o h - s e + n p:". */

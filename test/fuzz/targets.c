@@ -29,6 +29,7 @@
 #include "swarm/blackboard.h"
 #include "swarm/team.h"
 #include "train/synth.h"
+#include "world/outside_env.h"
 #include "world/pipe.h"
 #include "world/trace.h"
 
@@ -1069,6 +1070,62 @@ static void fuzz_world_pipe(const uint8_t *data, size_t size) {
     world_rules_release(&r);
 }
 
+/* The lines that are not yet answers. */
+struct env_lines {
+    const char *at, *end;
+};
+
+static int env_exchange(void *ctx, const struct buf *line, const char **answer, size_t *len,
+                        struct error *err) {
+    struct env_lines *in = ctx;
+    json_t *asked = json_parse(line->data, line->len, "request", err);
+    MUST(asked != NULL);
+    json_decref(asked);
+    if (in->at >= in->end) return error_set(err, ERR_STATE, "it ended");
+    const char *stop = memchr(in->at, '\n', (size_t)(in->end - in->at));
+    *answer = in->at;
+    *len = (size_t)((stop ? stop : in->end) - in->at);
+    in->at = stop ? stop + 1 : in->end;
+    return OK;
+}
+
+/* Whatever a program answers, who lives has a prompt and is paid a number. */
+static void env_use(struct environment *const *e, int worlds, struct error *err) {
+    static int16_t actions[ENV_AGENTS];
+    static double rewards[ENV_AGENTS];
+    struct buf text = {0};
+    int rc = OK;
+    for (int k = 0; k < worlds; k++) e[k]->will_reset(e[k]->ctx, (uint64_t)k);
+    for (int k = 0; rc == OK && k < worlds; k++) rc = e[k]->reset(e[k]->ctx, (uint64_t)k, err);
+    for (int tick = 0; rc == OK && tick < 8; tick++)
+        for (int k = 0; rc == OK && k < worlds; k++) {
+            for (int i = 0; i < e[k]->n_agents; i++) {
+                text.len = 0;
+                bool acts = e[k]->prompt(e[k]->ctx, i, &text) && !e[k]->over(e[k]->ctx, i);
+                MUST(!acts || text.len > 0);
+                int taught =
+                    acts && e[k]->teach ? e[k]->teach(e[k]->ctx, i) : tick % e[k]->n_actions;
+                MUST(taught >= 0 && taught < e[k]->n_actions);
+                actions[i] = (int16_t)(acts ? taught : -1);
+            }
+            rc = e[k]->step(e[k]->ctx, actions, rewards, err);
+            for (int i = 0; rc == OK && i < e[k]->n_agents; i++) MUST(rewards[i] == rewards[i]);
+            MUST(e[k]->parse(e[k]->ctx, text.data ? text.data : "") < e[k]->n_actions);
+        }
+    MUST(rc == OK || err->text[0]);
+    buf_release(&text);
+}
+
+static void fuzz_world_env(const uint8_t *data, size_t size) {
+    for (int worlds = 1; worlds <= 2; worlds++) {
+        struct error err = {0};
+        struct env_lines in = {(const char *)data, (const char *)data + size};
+        struct outside_envs *c = outside_envs_new(env_exchange, &in, worlds, size % 2 == 0, &err);
+        if (c) env_use(outside_envs_list(c), worlds, &err);
+        outside_envs_free(c);
+    }
+}
+
 static const struct fuzz_target fuzz_targets[] = {
     {"gguf", fuzz_gguf},
     {"gguf_tokenizer", fuzz_gguf_tokenizer},
@@ -1105,6 +1162,7 @@ static const struct fuzz_target fuzz_targets[] = {
     {"world", fuzz_world},
     {"trace", fuzz_trace},
     {"world_pipe", fuzz_world_pipe},
+    {"world_env", fuzz_world_env},
 };
 
 static const struct fuzz_target *fuzz_target_find(const char *name) {

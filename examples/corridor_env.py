@@ -1,0 +1,66 @@
+r"""An environment of its own in which Shoal's agents learn: corridors with a treasure at one end.
+
+    shoal world models/fry --env-pipe 'python3 examples/corridor_env.py' --worlds 8 --minds 1 --generations 8 \
+        --every 2 --batch 16 --lr 3e-3 --temperature 3 --entropy 0.1 --warmup 10 --held-out 8
+
+Each of four agents stands in a corridor of its own and is told its place, a letter from `a` to `e`, and whether the
+treasure lies at the left end or the right one, `<` or `>`. Who opens there is paid 1 and gets another corridor; all else
+costs 0.02. Standard library only: a line of JSON is asked, a line is answered (docs/WORLD.md)."""
+import json
+import random
+import sys
+
+AGENTS, LENGTH, STEPS = 4, 5, 100
+ACTIONS = ["left", "right", "open"]
+
+
+class Corridor:
+    def __init__(self, seed):
+        self.rng, self.tick = random.Random(seed), 0
+        self.at, self.goal = [0] * AGENTS, [0] * AGENTS
+        for i in range(AGENTS):
+            self.begin(i)
+
+    def begin(self, i):
+        self.at[i], self.goal[i] = LENGTH // 2, self.rng.choice([0, LENGTH - 1])
+
+    def tell(self):
+        return {"observations": {f"agent_{i}": f"{'abcde'[self.at[i]]} {'>' if self.goal[i] else '<'}"
+                                 for i in range(AGENTS)}}
+
+    def act(self, i, action):
+        if action == "open" and self.at[i] == self.goal[i]:
+            self.begin(i)
+            return 1.0
+        step = {"left": -1, "right": 1, "open": 0}[action]
+        self.at[i] = min(max(self.at[i] + step, 0), LENGTH - 1)
+        return -0.02
+
+    def step(self, actions):
+        rewards = {agent: self.act(int(agent[6:]), action) for agent, action in actions.items()}
+        self.tick += 1
+        over = self.tick >= STEPS
+        return {**self.tell(), "rewards": rewards, "terminations": {a: False for a in rewards},
+                "truncations": {a: over for a in rewards}}
+
+
+def answer(worlds, request):
+    world = request.get("world", 0)
+    if "spaces" in request:
+        return {"possible_agents": [f"agent_{i}" for i in range(AGENTS)], "actions": ACTIONS, "max_steps": STEPS}
+    if "reset" in request:
+        worlds[world] = Corridor(request["reset"]["seed"])
+        return worlds[world].tell()
+    return worlds[world].step(request["step"])
+
+
+def main():
+    worlds = {}
+    for line in sys.stdin:
+        asked = json.loads(line)
+        said = [answer(worlds, one) for one in asked] if isinstance(asked, list) else answer(worlds, asked)
+        print(json.dumps(said), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -174,6 +174,18 @@ static const struct shaping *shaping_find(const char *name) {
     return NULL;
 }
 
+int es_shaping_check(const char *name, struct error *err) {
+    if (shaping_find(name)) return OK;
+    return error_set(err, ERR_USAGE, "shaping '%s' is not known; there are zscore, rank, none",
+                     name ? name : "");
+}
+
+void es_shape(const char *shaping, double *f, int n) {
+    const struct shaping *s = shaping_find(shaping);
+    CHECK(s && n > 1);
+    s->shape(f, n);
+}
+
 int es_options_check(const struct es_options *o, const struct train_options *train,
                      struct error *err) {
     if (o->population < 2 || o->population % 2)
@@ -182,9 +194,7 @@ int es_options_check(const struct es_options *o, const struct train_options *tra
     if (!fitness_find(o->fitness))
         return error_set(err, ERR_USAGE, "fitness '%s' is not known; there are loss, exact",
                          o->fitness ? o->fitness : "");
-    if (!shaping_find(o->shaping))
-        return error_set(err, ERR_USAGE, "shaping '%s' is not known; there are zscore, rank, none",
-                         o->shaping ? o->shaping : "");
+    if (es_shaping_check(o->shaping, err) != OK) return err->code;
     if (train->use_dora)
         return error_set(err, ERR_USAGE, "method es trains plain LoRA; leave --use-dora out");
     if (train->gradient_checkpointing || train->f32_backward)
@@ -307,44 +317,42 @@ struct signs {
     float *u, *v, *p, *q; /* [out], [in], [R], [R] */
 };
 
-static struct signs signs_new(const struct es *e, int32_t r) {
-    const struct model_config *c = &e->m->config;
+static struct signs signs_new(const struct model_config *c, int32_t r) {
     size_t widest = (size_t)MAX(MAX(c->d_ff, c->d_model), c->n_heads * c->head_dim);
     float *all = xcalloc(2 * (widest + (size_t)r), sizeof *all);
     return (struct signs){all, all + widest, all + 2 * widest, all + 2 * widest + r};
 }
 
-static void signs_make(const struct es *e, int pair, int32_t l, enum proj proj, int32_t r,
-                       struct signs *s) {
-    const struct model_config *c = &e->m->config;
-    const struct lora_noise z = {e->seed, (uint32_t)pair};
-    noise_signs(&z, l, proj, true, 0, proj_out(c, proj), ELEM_F32, s->u);
-    noise_signs(&z, l, proj, false, 0, proj_in(c, proj), ELEM_F32, s->v);
-    noise_signs(&z, c->n_layers + l, proj, true, 0, r, ELEM_F32, s->p);
-    noise_signs(&z, c->n_layers + l, proj, false, 0, r, ELEM_F32, s->q);
+static void signs_make(const struct model_config *c, const struct lora_noise *z, int32_t l,
+                       enum proj proj, int32_t r, struct signs *s) {
+    noise_signs(z, l, proj, true, 0, proj_out(c, proj), ELEM_F32, s->u);
+    noise_signs(z, l, proj, false, 0, proj_in(c, proj), ELEM_F32, s->v);
+    noise_signs(z, c->n_layers + l, proj, true, 0, r, ELEM_F32, s->p);
+    noise_signs(z, c->n_layers + l, proj, false, 0, r, ELEM_F32, s->q);
 }
 
 struct pair_job {
-    struct es *e;
-    int pair;
-    struct lora *loras; /* [L][N_PROJ] */
+    const struct trainer *t;
+    int index;
+    struct lora_noise noise;
+    float *factors;   /* of a projection [2][in], [out][2] … */
+    const size_t *at; /* … from here: [L][N_PROJ] */
 };
 
 /* One pair's map of rank 2 in projections [begin, end): a = (Aᵀp, v), b = (u, B q). */
 static void pair_items(void *ctx, int64_t begin, int64_t end, int thread) {
     (void)thread;
     const struct pair_job *j = ctx;
-    struct es *e = j->e;
-    const struct kernels *k = e->t->k;
+    const struct kernels *k = j->t->k;
     for (int64_t i = begin; i < end; i++) {
         int32_t l = (int32_t)i / N_PROJ;
         enum proj proj = (enum proj)(i % N_PROJ);
-        const struct lora_params *lo = lora_of(e->t, e->index, l, (int)proj);
+        const struct lora_params *lo = lora_of(j->t, j->index, l, (int)proj);
         if (!lo->r) continue;
-        int64_t in = proj_in(&e->m->config, proj), out = proj_out(&e->m->config, proj);
-        float *a = e->factors + e->factor_at[i], *b = a + 2 * in;
-        struct signs s = signs_new(e, lo->r);
-        signs_make(e, j->pair, l, proj, lo->r, &s);
+        int64_t in = proj_in(&j->t->c, proj), out = proj_out(&j->t->c, proj);
+        float *a = j->factors + j->at[i], *b = a + 2 * in;
+        struct signs s = signs_new(&j->t->c, lo->r);
+        signs_make(&j->t->c, &j->noise, l, proj, lo->r, &s);
         memset(a, 0, (size_t)in * sizeof *a);
         for (int32_t r = 0; r < lo->r; r++) k->axpy(a, s.p[r], lo->a + r * in, in);
         memcpy(a + in, s.v, (size_t)in * sizeof *a);
@@ -352,10 +360,31 @@ static void pair_items(void *ctx, int64_t begin, int64_t end, int thread) {
             b[2 * o] = s.u[o];
             b[2 * o + 1] = k->dot(lo->b + o * lo->r, s.q, lo->r);
         }
-        j->loras[i] =
-            (struct lora){.a = a, .b = b, .r = 2, .scale = lo->scale * (float)e->o->sigma};
         free(s.u);
     }
+}
+
+struct adapter *es_direction(const struct trainer *t, int index, const struct lora_noise *z,
+                             double sigma) {
+    CHECK(!t->full && index >= 0 && index < t->n_adapters && !t->adapters[index]->config.dora);
+    const struct model_config *c = &t->c;
+    int32_t n = c->n_layers * N_PROJ;
+    struct adapter_module *modules = xcalloc((size_t)n, sizeof *modules);
+    size_t *at = xcalloc((size_t)n, sizeof *at), floats = 0;
+    for (int32_t i = 0; i < n; i++) {
+        const struct lora_params *lo = lora_of(t, index, i / N_PROJ, i % N_PROJ);
+        at[i] = floats;
+        if (!lo->r) continue;
+        modules[i] = (struct adapter_module){.r = 2, .alpha = 2 * lo->scale * (float)sigma};
+        floats += 2 * (size_t)(proj_in(c, i % N_PROJ) + proj_out(c, i % N_PROJ));
+    }
+    struct pair_job j = {t, index, *z, xcalloc(floats, sizeof(float)), at};
+    pool_run(t->pool, pair_items, &j, n, 1);
+    struct adapter_config ac = {.r = 2, .modules = modules};
+    struct adapter *a = adapter_take(c, &ac, j.factors, NULL);
+    free(modules);
+    free(at);
+    return a;
 }
 
 static struct lora_pack *pack_made(struct es *e, struct lora *loras) {
@@ -374,9 +403,19 @@ static void pack_drop(struct es *e, struct lora_pack **p) {
 
 static struct lora_pack *pair_pack(struct es *e, int pair) {
     int32_t n = e->m->config.n_layers * N_PROJ;
-    struct pair_job j = {e, pair, xcalloc((size_t)n, sizeof *j.loras)};
+    struct lora *loras = xcalloc((size_t)n, sizeof *loras);
+    struct pair_job j = {e->t, e->index, {e->seed, (uint32_t)pair}, e->factors, e->factor_at};
     pool_run(e->pool, pair_items, &j, n, 1);
-    return pack_made(e, j.loras);
+    for (int32_t i = 0; i < n; i++) {
+        const struct lora_params *lo = lora_of(e->t, e->index, i / N_PROJ, i % N_PROJ);
+        const float *a = e->factors + e->factor_at[i];
+        if (lo->r)
+            loras[i] = (struct lora){.a = a,
+                                     .b = a + 2 * proj_in(&e->m->config, i % N_PROJ),
+                                     .r = 2,
+                                     .scale = lo->scale * (float)e->o->sigma};
+    }
+    return pack_made(e, loras);
 }
 
 static struct lora_pack *center_pack(struct es *e) {
@@ -389,27 +428,43 @@ static struct lora_pack *center_pack(struct es *e) {
     return pack_made(e, loras);
 }
 
+struct sum_job {
+    const struct trainer *t;
+    int index;
+    uint64_t seed;
+    const double *coef; /* [n] */
+    int n;
+};
+
 /* g -= Σ coef E over the pairs, in their order, in projections [begin, end). */
-static void gradient_items(void *ctx, int64_t begin, int64_t end, int thread) {
+static void sum_items(void *ctx, int64_t begin, int64_t end, int thread) {
     (void)thread;
-    struct es *e = ctx;
-    const struct kernels *k = e->t->k;
+    const struct sum_job *j = ctx;
+    const struct kernels *k = j->t->k;
     for (int64_t i = begin; i < end; i++) {
         int32_t l = (int32_t)i / N_PROJ;
         enum proj proj = (enum proj)(i % N_PROJ);
-        const struct lora_params *lo = lora_of(e->t, e->index, l, (int)proj);
+        const struct lora_params *lo = lora_of(j->t, j->index, l, (int)proj);
         if (!lo->r) continue;
-        int64_t in = proj_in(&e->m->config, proj), out = proj_out(&e->m->config, proj);
-        struct signs s = signs_new(e, lo->r);
-        for (int pair = 0; pair < e->o->population / 2; pair++) {
-            float by = (float)-e->coef[pair];
+        int64_t in = proj_in(&j->t->c, proj), out = proj_out(&j->t->c, proj);
+        struct signs s = signs_new(&j->t->c, lo->r);
+        for (int pair = 0; pair < j->n; pair++) {
+            float by = (float)-j->coef[pair];
             if (by == 0) continue;
-            signs_make(e, pair, l, proj, lo->r, &s);
+            const struct lora_noise z = {j->seed, (uint32_t)pair};
+            signs_make(&j->t->c, &z, l, proj, lo->r, &s);
             for (int32_t r = 0; r < lo->r; r++) k->axpy(lo->ga + r * in, by * s.q[r], s.v, in);
             for (int64_t o = 0; o < out; o++) k->axpy(lo->gb + o * lo->r, by * s.u[o], s.p, lo->r);
         }
         free(s.u);
     }
+}
+
+void es_tell(struct trainer *t, int index, uint64_t seed, const double *coef, int n) {
+    CHECK(!t->full && index >= 0 && index < t->n_adapters);
+    struct sum_job j = {t, index, seed, coef, n};
+    pool_run(t->pool, sum_items, &j, (int64_t)t->c.n_layers * N_PROJ, 1);
+    t->groups[index].count += 1;
 }
 
 /* passes */
@@ -604,7 +659,6 @@ static void group_count(struct es *e, const struct reading *scores) {
         targets += scores[i].targets;
     }
     g->nll += nll / (double)targets;
-    g->count += 1;
     g->samples += e->n;
     e->t->seen += targets;
     for (int i = 0; i < e->n; i++) e->t->tokens += e->o->population * e->samples[i].n;
@@ -640,7 +694,7 @@ int es_accumulate(struct es *e, struct trainer *t, int index, const struct sampl
     if (!rc) {
         coefs_make(e, scores);
         group_count(e, scores);
-        pool_run(e->pool, gradient_items, e, (int64_t)e->m->config.n_layers * N_PROJ, 1);
+        es_tell(t, index, e->seed, e->coef, (int)e->o->population / 2);
     }
     pack_drop(e, &e->center);
     stream_drop(e);

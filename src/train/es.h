@@ -44,4 +44,16 @@ double es_fitness_spread(const struct es *e);
 /* The most bytes that it has held besides the trainer's. */
 size_t es_bytes(const struct es *e);
 
+/*
+ * For who evaluates members elsewhere: they are adapter `index` as it is plus and minus a map of
+ * rank 2, es_direction, made from the counter. Of fitness f, shaped, a pair's coefficient is
+ * (f₊ - f₋) / (N σ).
+ */
+struct adapter *es_direction(const struct trainer *t, int index, const struct lora_noise *z,
+                             double sigma);
+int es_shaping_check(const char *name, struct error *err);
+void es_shape(const char *shaping, double *f, int n); /* in place, by a name that there is; n > 1 */
+/* Adds -Σ coef E of directions (seed, 0 … n - 1) to the adapter's gradient, counted as one. */
+void es_tell(struct trainer *t, int index, uint64_t seed, const double *coef, int n);
+
 #endif

@@ -114,7 +114,11 @@ void asker_read(struct asker *a, struct ask *asks, int n, const struct buf *text
 }
 
 static void request_fill(struct asker *a, struct request *r, struct ask *ask) {
-    *r = (struct request){.prompt = ask->tokens, .n_prompt = ask->n, .adapter = ask->adapter};
+    *r = (struct request){.prompt = ask->tokens,
+                          .n_prompt = ask->n,
+                          .adapter = ask->n_mix ? NULL : ask->adapter,
+                          .mix = ask->n_mix ? ask->mix : NULL,
+                          .n_mix = ask->n_mix};
     if (a->o.text) {
         r->sampling = (struct sampling){.temperature = (float)a->o.temperature, .top_p = 1};
         r->sampling.seed = rng_u64(&ask->rng);

@@ -13,6 +13,7 @@
  *     gradient   L = -min(ρ A, clip(ρ, 1 ± ε) A) - β H(π)     ρ = π(a) / π_then(a)
  *                A = (R - V) / root of its mean square         PPO's bound, Schulman et al. 2017
  *     clone      L = -log π(what the teacher would have done)
+ *     es         no loss of actions: learner_es.c
  *
  * with π the softmax over the actions alone. Minds whose numbers stop being numbers, or who have
  * collapsed and are paid less for it, are put back to where they last were well; the others go on.
@@ -25,7 +26,8 @@
  * Invariant: everything drawn depends on (seed, generation, tick, mind) and nothing else.
  */
 #define _GNU_SOURCE
-#include "world/life.h"
+#include "train/es.h"
+#include "world/life_internal.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -80,11 +82,13 @@ struct learner {
     struct pool *pool;
     uint64_t seed;
     int64_t steps; /* of a life */
-    int group; /* minds that learn together */
-    int first; /* of the group whose turn it is */
+    int group;     /* minds that learn together */
+    int first;     /* of the group whose turn it is */
     struct trainer *trainer;
-    struct undo *undo; /* of minds that were well; with groups instead: */
-    FILE *shelf;       /* their floats, one mind's after the other's */
+    struct undo *undo;     /* of minds that were well; with groups instead: */
+    FILE *shelf;           /* their floats, one mind's after the other's */
+    struct learner_es *es; /* NULL: from actions, not from what a stretch of life was paid */
+    bool *told;            /* [n_minds] of es */
     struct mind *minds;
     struct memory *waiting; /* [n_bodies] of at most `horizon` */
     double *powers;         /* [horizon + 1] of γ λ */
@@ -217,11 +221,16 @@ static void health_add(struct learner *l, struct mind *m, const struct ask *a) {
     m->decisions++;
 }
 
+void learner_ask(struct learner *l, int generation, int tick, int body, struct ask *a) {
+    if (l->es) learner_es_ask(l->es, generation, tick, body, a);
+}
+
 void learner_acted(struct learner *l, int body, const struct ask *a, int teacher) {
     struct memory *w = &l->waiting[body];
     struct mind *m = mind_of(l, body);
-    double value = guess(m, a->tokens, a->n);
     health_add(l, m, a);
+    if (l->es) return;
+    double value = guess(m, a->tokens, a->n);
     error_add(l, body, value);
     if (w->n == w->cap) learn_of(l, body);
     memory_add(w,
@@ -238,6 +247,10 @@ void learner_paid(struct learner *l, int body, double reward, bool gone) {
     struct mind *m = mind_of(l, body);
     m->sum += reward;
     m->squares += reward * reward;
+    if (l->es) {
+        learner_es_paid(l->es, body, reward);
+        return;
+    }
     memory_at(w, w->n - 1)->reward = reward;
     if (gone) learner_flush(l, body, NULL);
 }
@@ -444,6 +457,14 @@ static int update(struct learner *l, int generation, int tick, struct error *err
     return rc;
 }
 
+static int update_es(struct learner *l, int generation, int tick, struct error *err) {
+    if (learner_es_tick(l->es, tick, l->told) == 0) return OK;
+    int rc = trainer_update(l->trainer, rate(l, tick), NULL, err);
+    for (int i = 0; rc == OK && i < l->n_minds; i++)
+        if (l->told[i]) mind_refresh(l, i, generation, tick);
+    return rc;
+}
+
 /* health */
 
 static void health_look(const struct learner *l, struct mind *m) {
@@ -503,6 +524,7 @@ static int put_back(struct learner *l, int i, struct error *err) {
     l->minds[i].health.rollbacks++;
     l->minds[i].memory.n = l->minds[i].fresh = 0; // what it did since is not its own
     memset(l->minds[i].critic, 0, FEATURES * sizeof(float));
+    if (l->es) learner_es_forget(l->es, i);
     return OK;
 }
 
@@ -525,7 +547,9 @@ static int watch(struct learner *l, int tick, struct error *err) {
 
 int learner_tick(struct learner *l, int generation, int tick, struct error *err) {
     int rc = OK, every = (int)l->o->every, groups = (l->n_minds + l->group - 1) / l->group;
-    for (int g = 0; rc == OK && g < groups; g++) { // the last one's turn is every `every` ticks
+    if (l->es) rc = update_es(l, generation, tick, err);
+    for (int g = 0; !l->es && rc == OK && g < groups;
+         g++) { // the last one's turn is every `every` ticks
         int turn = (int)((int64_t)(g + 1) * every / groups);
         l->first = g * l->group;
         if ((tick - turn) % every == 0) rc = update(l, generation, tick, err);
@@ -561,6 +585,7 @@ static struct mind mind_make(const struct learn_options *o, const struct learner
 static void room_make(struct learner *l) {
     const struct learn_options *o = l->o;
     size_t n = (size_t)l->group * (size_t)o->batch;
+    l->told = xcalloc((size_t)l->n_minds, sizeof *l->told);
     l->samples = xcalloc(n, sizeof *l->samples);
     l->learned = xcalloc(n, sizeof *l->learned);
     l->advantage = xcalloc(n, sizeof *l->advantage);
@@ -597,6 +622,9 @@ static int copies_make(struct learner *l, struct error *err) {
 
 struct learner *learner_new(const struct learn_options *o, const struct learner_begin *b,
                             struct error *err) {
+    bool es = strcmp(o->learn, "es") == 0;
+    for (int i = 0; es && i < b->n_minds; i++)
+        if (adapter_require_plain(b->adapters[i], "learning by es", err) != OK) return NULL;
     int group = o->group ? (int)MIN(o->group, b->n_minds) : b->n_minds;
     struct trainer *t = trainer_make(o, b, group, err);
     if (!t) return NULL;
@@ -615,6 +643,7 @@ struct learner *learner_new(const struct learn_options *o, const struct learner_
                           .steps = b->steps,
                           .group = group,
                           .trainer = t};
+    if (es) l->es = learner_es_new(o, b, t);
     room_make(l);
     l->minds = xcalloc((size_t)l->n_minds, sizeof *l->minds);
     for (int i = 0; i < l->n_minds; i++) l->minds[i] = mind_make(o, b, i);
@@ -643,6 +672,8 @@ void learner_free(struct learner *l) {
     }
     for (int i = 0; i < l->n_bodies; i++) memory_release(&l->waiting[i]);
     for (int64_t i = 0; i < l->group * l->o->batch; i++) sample_release(&l->samples[i]);
+    learner_es_free(l->es);
+    free(l->told);
     undo_free(l->undo);
     if (l->shelf) fclose(l->shelf);
     trainer_free(l->trainer);
@@ -662,7 +693,7 @@ void learner_free(struct learner *l) {
 
 const struct option_row learn_option_rows[] = {
     ROW("learn", OPT_STRING, learn, "gradient", 0, 0, "NAME",
-        "while they live, from rewards: gradient; from a teacher: clone; not at all: none"),
+        "while they live, from rewards: gradient or es; from a teacher: clone; not at all: none"),
     ROW("every", OPT_INT, every, "10", 1, 1e6, "N", "ticks from one update to the next"),
     ROW("batch", OPT_INT, batch, "4", 1, 4096, "N", "experiences of each mind in an update"),
     ROW("buffer", OPT_INT, buffer, "1000", 8, 1e6, "N", "experiences that a mind remembers"),
@@ -682,6 +713,12 @@ const struct option_row learn_option_rows[] = {
         "updates in which that rate is reached in each life, to fall to a tenth at its end"),
     ROW("group", OPT_INT, group, "0", 0, 4096, "N",
         "minds that learn together, groups one after another in the ticks between (0: all)"),
+    ROW("stretch", OPT_INT, stretch, "50", 1, 1e6, "N",
+        "es: ticks that a body lives with a perturbed adapter"),
+    ROW("sigma", OPT_FLOAT, sigma, "0.1", 1e-9, 1, "X",
+        "es: step of such an adapter in each number of A and B"),
+    ROW("shaping", OPT_STRING, shaping, "zscore", 0, 0, "NAME",
+        "es: rewards of a stretch to weights by zscore, rank or none"),
     ROW("r", OPT_INT, train.r, "8", 1, 1024, "N", "LoRA rank"),
     ROW("lora-alpha", OPT_FLOAT, train.lora_alpha, "0", 0, 1e6, "X",
         "LoRA scale is alpha / r (0: alpha = 2r)"),
@@ -701,13 +738,16 @@ const struct option_row learn_option_rows[] = {
 };
 
 int learn_options_check(const struct learn_options *o, struct error *err) {
-    static const char *const known[] = {"gradient", "clone", "none"};
+    static const char *const known[] = {"gradient", "clone", "es", "none"};
     enum optim optim;
     bool found = false;
     for (size_t i = 0; i < ARRAY_LEN(known); i++) found |= strcmp(o->learn, known[i]) == 0;
     if (!found)
-        return error_set(err, ERR_USAGE, "no way to learn '%s'; there are gradient, clone and none",
-                         o->learn);
+        return error_set(err, ERR_USAGE,
+                         "no way to learn '%s'; there are gradient, clone, es and none", o->learn);
+    if (es_shaping_check(o->shaping, err) != OK) return err->code;
+    if (strcmp(o->learn, "es") == 0 && o->group)
+        return error_set(err, ERR_USAGE, "--learn es updates all minds at once: leave out --group");
     if (o->buffer < 2 * o->batch)
         return error_set(err, ERR_USAGE, "a buffer of %lld holds no two batches of %lld",
                          (long long)o->buffer, (long long)o->batch);

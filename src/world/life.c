@@ -132,6 +132,7 @@ static int bodies_ask(struct life *l, int n_envs, int tick, bool ended) {
             .rng = rng_make(l->seeds[env], RNG_SAMPLE, (uint32_t)agent, (uint32_t)tick),
             .at = at,
             .len = l->text.len - at};
+        if (l->learner) learner_ask(l->learner, l->generation, tick, b, &l->asks[n]);
         l->body[n++] = b;
     }
     return n;
@@ -609,6 +610,8 @@ int life_options_check(const struct life_options *o, struct error *err) {
         return error_set(err, ERR_USAGE,
                          "what is written has no probability to learn by: --decode text goes with "
                          "--learn none");
+    if (o->lean && strcmp(o->learn.learn, "es") == 0)
+        return error_set(err, ERR_USAGE, "--learn es and --lean exclude each other");
     if (!world_policy_find(o->teacher))
         return error_set(err, ERR_USAGE, "no policy '%s' to be a teacher", o->teacher);
     if (!operator_find(o->crossover, err) || !operator_find(o->mutation, err)) return err->code;

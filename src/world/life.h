@@ -51,6 +51,8 @@ struct ask {                 /* one decision */
     struct adapter *adapter; /* NULL: the bare base */
     struct rng rng;          /* of the draw */
     size_t at, len;          /* of its prompt in the text that is given */
+    struct mix_term mix[2];  /* [n_mix] instead of the adapter, where there are any */
+    int n_mix;
     /* filled in */
     const int32_t *tokens; /* [n] of the prompt; until the next call */
     int32_t n;
@@ -75,7 +77,7 @@ const int32_t *asker_choices(const struct asker *a); /* [n_actions] the tokens t
 /* learning */
 
 struct learn_options {          /* filled from option rows */
-    char *learn;                /* gradient, clone or none */
+    char *learn;                /* gradient, clone, es or none */
     int64_t every;              /* 10: ticks from one update to the next */
     int64_t batch;              /* 4: experiences of each mind in an update */
     int64_t buffer;             /* 1000: experiences a mind remembers */
@@ -88,6 +90,9 @@ struct learn_options {          /* filled from option rows */
     double critic_rate;         /* 0.1: of the baseline */
     int64_t warmup;             /* 20: updates */
     int64_t group;              /* 0: minds that learn together, groups in turn; 0: all */
+    int64_t stretch;            /* 50: ticks that a member of es lives */
+    double sigma;               /* 0.1: its step */
+    char *shaping;              /* zscore: see es.h */
     struct train_options train; /* rank, targets, optimizer, rate: rows with their names */
 };
 extern const struct option_row learn_option_rows[];
@@ -114,12 +119,14 @@ struct learner_begin {
     const float *const *critics;
     uint64_t seed;
     int64_t steps; /* ticks of a life */
-    bool lean; /* adapters are narrow, and so are those that come of them */
+    bool lean;     /* adapters are narrow, and so are those that come of them */
     struct pool *pool;
 };
 struct learner *learner_new(const struct learn_options *o, const struct learner_begin *b,
                             struct error *err);
 void learner_free(struct learner *l);
+/* What body `b` decides with at `tick` (from 0), where that is not just its mind's adapter. */
+void learner_ask(struct learner *l, int generation, int tick, int b, struct ask *a);
 /* Body `b` decided; teacher: what was right, or -1. Then what came of it. */
 void learner_acted(struct learner *l, int b, const struct ask *a, int teacher);
 void learner_paid(struct learner *l, int b, double reward, bool gone);

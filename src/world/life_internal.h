@@ -27,6 +27,19 @@ struct life {
 };
 
 struct adapter *mind_narrow(struct adapter *a, uint64_t seed); /* takes `a` over */
+/* learner_es.c: what a learner by evolution strategies adds; it borrows everything. */
+struct learner_es;
+struct learner_es *learner_es_new(const struct learn_options *o, const struct learner_begin *b,
+                                  struct trainer *t);
+void learner_es_free(struct learner_es *e);
+/* Before tick `tick` + 1: whose adapter the body's mind is that of `a`, moved. */
+void learner_es_ask(struct learner_es *e, int generation, int tick, int body, struct ask *a);
+void learner_es_paid(struct learner_es *e, int body, double reward);
+/* After tick `tick`: adds estimates to the trainer; told: [minds] whose. Returns how many. */
+int learner_es_tick(struct learner_es *e, int tick, bool *told);
+/* What that mind's bodies have lived since its last update is not its own. */
+void learner_es_forget(struct learner_es *e, int mind);
+
 void mind_records_release(struct mind_record *m, int n); /* and zeroes them */
 
 #endif

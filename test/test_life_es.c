@@ -1,0 +1,594 @@
+/*
+ * Minds that learn by evolution strategies: what a learner estimates from members' rewards is the
+ * gradient that the trainer computes, in the mean over directions; lives are the same at any number
+ * of threads and after an interruption; and a mind learns a bandit, with one body and with eight.
+ *
+ * The model is tiny and drawn from a seed, with fry's tokenizer. Steps are those of plain gradient
+ * descent where the estimate itself is looked at: minus the change over the rate.
+ */
+/* levels: once */
+#define _GNU_SOURCE
+#include "fixture.h"
+#include "folder.h"
+#include "world/life.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+enum { ACTIONS = 6, AGENTS = 4 };
+
+static const char prompt[] = "x o f u o - - e + - n:";
+static const char *const words[ACTIONS] = {"north", "south", "east", "west", "pick", "drop"};
+static const double worth[ACTIONS] = {0.3, -1, 0.7, 0.1, 1.2, -0.4};
+
+static struct model *model;
+static struct adapter *start;
+static struct error err;
+static char folder[64];
+
+/* an environment that pays `worth` of what was done */
+
+struct bandit {
+    struct environment e;
+    int tick;
+};
+
+static int bandit_reset(void *ctx, uint64_t seed, struct error *e) {
+    struct bandit *b = ctx;
+    (void)seed, (void)e;
+    b->tick = 0;
+    return OK;
+}
+
+static bool bandit_prompt(void *ctx, int agent, struct buf *out) {
+    const struct bandit *b = ctx;
+    if (agent == 3 && b->tick >= 11) return false;
+    buf_printf(out, "x o %c f%s:", "abc"[b->tick % 3], agent % 2 ? " u" : "");
+    return true;
+}
+
+static int bandit_step(void *ctx, const int16_t *actions, double *rewards, struct error *e) {
+    struct bandit *b = ctx;
+    (void)e;
+    for (int i = 0; i < b->e.n_agents; i++) rewards[i] = actions[i] < 0 ? 0 : worth[actions[i]];
+    b->tick++;
+    return OK;
+}
+
+static void bandit_make(struct bandit *b) {
+    *b = (struct bandit){0};
+    b->e = (struct environment){.ctx = b,
+                                .n_agents = AGENTS,
+                                .n_actions = ACTIONS,
+                                .actions = words,
+                                .reset = bandit_reset,
+                                .prompt = bandit_prompt,
+                                .step = bandit_step};
+}
+
+static int suite_make(void **state) {
+    (void)state;
+    struct model_config c;
+    if (shape_find("tiny-llama", &c, &err) != OK) return -1;
+    c.vocab_size = 768;
+    c.max_seq_len = 128;
+    model = fixture_model_of(c, false, TENSOR_F32, CLASS_EXACT);
+    tok_free(model->tok);
+    model->tok = tok_from_json("models/fry/tokenizer.json", &err);
+    if (!model->tok) return -1;
+    start = fixture_adapter(&model->config, 2, "q_proj,down_proj", 0.15f, 100);
+    snprintf(folder, sizeof folder, "/tmp/shoal-life-es-XXXXXX");
+    return mkdtemp(folder) ? 0 : -1;
+}
+
+static int suite_free(void **state) {
+    (void)state;
+    adapter_release(start);
+    model_close(model);
+    return folder_remove(folder);
+}
+
+/* a learner whose bodies are asked the same thing, tick after tick */
+
+struct school {
+    struct bandit env;
+    struct asker *asker;
+    struct learn_options o;
+    struct learner *l;
+    int n_bodies, tick;
+    double logp[8][ACTIONS]; /* [bodies] of the last tick */
+};
+
+static void name_set(char **to, const char *name) {
+    free(*to);
+    *to = xstrdup(name);
+}
+
+/* lr: of plain descent. */
+static struct learn_options options(int stretch, double sigma, const char *shaping, double lr) {
+    struct learn_options o = {0};
+    options_default(learn_option_rows, &o);
+    name_set(&o.learn, "es");
+    name_set(&o.shaping, shaping);
+    name_set(&o.train.optim, "sgd");
+    o.stretch = stretch;
+    o.sigma = sigma;
+    o.warmup = 0;
+    o.train.momentum = 0;
+    o.train.max_grad_norm = 0;
+    o.train.lr = lr;
+    return o;
+}
+
+/* Takes the options over. */
+static void school_of(struct school *s, struct learn_options o, int minds, int bodies,
+                      uint64_t seed) {
+    struct adapter *adapters[] = {start, start};
+    *s = (struct school){.o = o, .n_bodies = bodies};
+    struct asker_options ao = {.temperature = 1, .max_len = 64};
+    bandit_make(&s->env);
+    s->asker = asker_new(model, &s->env.e, &ao, &err);
+    struct learner_begin b = {.m = model,
+                              .asker = s->asker,
+                              .temperature = 1,
+                              .n_actions = ACTIONS,
+                              .n_minds = minds,
+                              .n_bodies = bodies,
+                              .adapters = adapters,
+                              .seed = seed};
+    s->l = s->asker ? learner_new(&s->o, &b, &err) : NULL;
+    if (!s->l) fail_msg("%s", err.text);
+}
+
+static void school_open(struct school *s, struct learn_options o, int bodies, uint64_t seed) {
+    school_of(s, o, 1, bodies, seed);
+}
+
+static void school_close(struct school *s) {
+    learner_free(s->l);
+    asker_free(s->asker);
+    options_release(learn_option_rows, &s->o);
+}
+
+/* All but the bodies from `living` on are asked and act; asks: [living]. */
+static void school_ask(struct school *s, struct ask *asks, int living) {
+    struct buf text = {0};
+    buf_puts(&text, prompt);
+    for (int b = 0; b < living; b++) {
+        asks[b] = (struct ask){.adapter = learner_adapter(s->l, 0),
+                               .rng = rng_make(5, RNG_TEST, (uint32_t)b, (uint32_t)s->tick),
+                               .len = text.len};
+        learner_ask(s->l, 0, s->tick, b, &asks[b]);
+    }
+    if (asker_decide(s->asker, asks, living, &text, &err) != OK) fail_msg("%s", err.text);
+    for (int b = 0; b < living; b++) memcpy(s->logp[b], asks[b].logp, sizeof s->logp[b]);
+    buf_release(&text);
+}
+
+static void school_tick(struct school *s) {
+    if (learner_tick(s->l, 0, ++s->tick, &err) != OK) fail_msg("%s", err.text);
+}
+
+static double expected(const double *logp) {
+    double sum = 0;
+    for (int i = 0; i < ACTIONS; i++) sum += exp(logp[i]) * worth[i];
+    return sum;
+}
+
+/* A tick of the toy fitness: a body is paid what its policy is worth in the mean. `paid`: [living]
+ * instead, or NULL. */
+static void school_live(struct school *s, int living, const double *paid) {
+    struct ask asks[8];
+    school_ask(s, asks, living);
+    for (int b = 0; b < living; b++) {
+        learner_acted(s->l, b, &asks[b], -1);
+        learner_paid(s->l, b, paid ? paid[b] : expected(s->logp[b]), false);
+    }
+    school_tick(s);
+}
+
+/* How the adapter changed, over minus the rate: the gradient of a loss that was descended. */
+static double *change(const struct adapter *a, double lr) {
+    double *g = xcalloc(start->n_data, sizeof *g);
+    for (size_t i = 0; i < start->n_data; i++)
+        g[i] = ((double)start->data[i] - (double)a->data[i]) / lr;
+    return g;
+}
+
+static double dot(const double *a, const double *b) {
+    double sum = 0;
+    for (size_t i = 0; i < start->n_data; i++) sum += a[i] * b[i];
+    return sum;
+}
+
+/* the estimate */
+
+static int worth_loss(void *ctx, struct scored *v, int n, struct error *e) {
+    (void)ctx, (void)e;
+    for (int i = 0; i < n; i++) {
+        v[i].count = 1;
+        v[i].loss = -expected(v[i].logp);
+        for (int k = 0; k < ACTIONS; k++) v[i].weight[k] = (float)(-exp(v[i].logp[k]) * worth[k]);
+    }
+    return OK;
+}
+
+/* Of minus the fitness, by differentiation. */
+static double *true_gradient(void) {
+    const double lr = 0.1;
+    struct school s;
+    school_open(&s, options(1, 0.01, "none", lr), 2, 1);
+    struct trainer *t = trainer_new_lora(model, &start, 1, &s.o.train, NULL, &err);
+    struct ids ids = {0};
+    tok_encode(model->tok, prompt, strlen(prompt), TOK_BOS, &ids);
+    struct sample v = {.tokens = xcalloc((size_t)ids.n + 1, sizeof(int32_t)),
+                       .mask = xcalloc((size_t)ids.n + 1, 1),
+                       .n = ids.n + 1};
+    memcpy(v.tokens, ids.v, (size_t)ids.n * sizeof(int32_t));
+    v.tokens[ids.n] = asker_choices(s.asker)[0];
+    v.mask[ids.n] = 1;
+    struct loss loss = {.fn = worth_loss, .choices = asker_choices(s.asker), .n_choices = ACTIONS};
+    assert_int_equal(trainer_accumulate_loss(t, &v, 1, &loss, &err), OK);
+    assert_int_equal(trainer_update(t, (float)lr, NULL, &err), OK);
+    struct adapter *a = trainer_adapter(t, 0, NULL);
+    double *g = change(a, lr);
+    adapter_release(a);
+    trainer_free(t);
+    sample_release(&v);
+    ids_release(&ids);
+    school_close(&s);
+    return g;
+}
+
+/* One round of so many bodies, which live one stretch or, being odd in number, two. */
+static double *estimate(int bodies, uint64_t seed) {
+    const double lr = 0.1;
+    struct school s;
+    school_open(&s, options(1, 0.003, "none", lr), bodies, seed);
+    school_live(&s, bodies, NULL);
+    if (bodies % 2) {
+        assert_int_equal(learner_updates(s.l), 0);
+        school_live(&s, bodies, NULL);
+    }
+    assert_int_equal(learner_updates(s.l), 1);
+    double *g = change(learner_adapter(s.l, 0), lr);
+    school_close(&s);
+    return g;
+}
+
+/* Over many seeds: along the gradient the estimate's mean is 1, along something else it is what the
+ * gradient has there, both within their standard errors; and the mean of all points where it should
+ * for so many directions in so many dimensions: cos² = M / (M + d + 1). */
+static void estimate_is_right(int bodies, int seeds) {
+    double *g = true_gradient(), *mean = xcalloc(start->n_data, sizeof *mean);
+    double *other = xcalloc(start->n_data, sizeof *other);
+    struct rng rng = rng_make(9, RNG_TEST, 0, 0);
+    double size = dot(g, g), sum[2] = {0}, squares[2] = {0};
+    for (size_t i = 0; i < start->n_data; i++)
+        other[i] = sqrt(size / (double)start->n_data) * (double)rng_normal(&rng);
+    for (int k = 0; k < seeds; k++) {
+        double *e = estimate(bodies, (uint64_t)k);
+        double along[2] = {dot(e, g) / size, dot(e, other) / size};
+        for (int i = 0; i < 2; i++) {
+            sum[i] += along[i] / seeds;
+            squares[i] += along[i] * along[i] / seeds;
+        }
+        for (size_t i = 0; i < start->n_data; i++) mean[i] += e[i] / seeds;
+        free(e);
+    }
+    for (int i = 0; i < 2; i++) {
+        double want = i ? dot(g, other) / size : 1;
+        double error = sqrt((squares[i] - sum[i] * sum[i]) / seeds);
+        if (fabs(sum[i] - want) > 3 * error || error > 0.25)
+            fail_msg("%d bodies: %g ± %g, not %g", bodies, sum[i], error, want);
+    }
+    double m = (double)seeds * (bodies % 2 ? bodies : bodies / 2), d = (double)start->n_data;
+    double cosine = dot(mean, g) / sqrt(dot(mean, mean) * size), want = sqrt(m / (m + d + 1));
+    if (fabs(cosine - want) > 0.06) fail_msg("%d bodies: cosine %g, not %g", bodies, cosine, want);
+    free(g);
+    free(mean);
+    free(other);
+}
+
+static void test_estimate_side_by_side(void **state) {
+    (void)state;
+    estimate_is_right(8, 150);
+}
+
+static void test_estimate_in_turns(void **state) {
+    (void)state;
+    estimate_is_right(1, 300);
+    estimate_is_right(3, 100);
+}
+
+/* Who was gone counts as the mean of those who lived: of rewards 1, 0 and 1/2 only the first pair
+ * says something, (z₁ - z₀) / (3 σ), where two bodies alone would say (z₁ - z₀) / (2 σ). */
+static void test_who_was_gone(void **state) {
+    (void)state;
+    static const double paid[] = {1, 0, 0.5};
+    const double lr = 1e-3;
+    double *by[2];
+    for (int k = 0; k < 2; k++) {
+        struct school s;
+        school_open(&s, options(1, 0.01, "zscore", lr), 4, 3);
+        school_live(&s, k ? 3 : 2, paid);
+        by[k] = change(learner_adapter(s.l, 0), lr);
+        school_close(&s);
+    }
+    double ratio = dot(by[0], by[1]) / dot(by[0], by[0]), want = 2 * sqrt(1.5) / 3;
+    assert_true(fabs(ratio - want) < 1e-3);
+    assert_true(fabs(dot(by[1], by[1]) / dot(by[0], by[0]) - want * want) < 1e-3);
+    free(by[0]);
+    free(by[1]);
+}
+
+/* Body `body`'s direction in that tick, by its hash, and the sign it lives it with. */
+struct way {
+    char hash[HASH_LEN];
+    float weight;
+};
+
+static struct way way_at(struct school *s, int generation, int tick, int body) {
+    struct ask a = {.adapter = start};
+    struct way w;
+    learner_ask(s->l, generation, tick, body, &a);
+    assert_int_equal(a.n_mix, 2);
+    assert_true(a.mix[0].adapter == start && a.mix[0].weight == 1);
+    strcpy(w.hash, a.mix[1].adapter->hash);
+    w.weight = a.mix[1].weight;
+    return w;
+}
+
+/* A pair shares its direction, with both signs; pairs, rounds, minds, lives and seeds have their
+ * own. */
+static void test_directions(void **state) {
+    (void)state;
+    struct school two, one, other, minds;
+    school_open(&two, options(5, 0.01, "rank", 1), 4, 3);
+    school_open(&one, options(5, 0.01, "rank", 1), 1, 3);
+    school_open(&other, options(5, 0.01, "rank", 1), 4, 4);
+    school_of(&minds, options(5, 0.01, "rank", 1), 2, 4, 3);
+    struct way a = way_at(&two, 0, 0, 0), b = way_at(&two, 0, 4, 1);
+    assert_string_equal(a.hash, b.hash);
+    assert_true(a.weight == 1 && b.weight == -1);
+    assert_string_not_equal(a.hash, way_at(&two, 0, 4, 2).hash);
+    assert_string_not_equal(a.hash, way_at(&two, 0, 5, 0).hash);
+    assert_string_not_equal(a.hash, way_at(&two, 1, 0, 0).hash);
+    assert_string_not_equal(a.hash, way_at(&other, 0, 0, 0).hash);
+    assert_string_equal(a.hash, way_at(&one, 0, 0, 0).hash);
+    b = way_at(&one, 0, 9, 0);
+    assert_string_equal(a.hash, b.hash);
+    assert_true(b.weight == -1);
+    assert_string_not_equal(a.hash, way_at(&one, 0, 10, 0).hash);
+    school_close(&two);
+    school_close(&one);
+    a = way_at(&minds, 0, 0, 0);
+    assert_string_equal(a.hash, way_at(&minds, 0, 0, 2).hash);
+    assert_string_not_equal(a.hash, way_at(&minds, 0, 0, 1).hash);
+    school_close(&other);
+    school_close(&minds);
+}
+
+static void test_alike_teach_nothing(void **state) {
+    (void)state;
+    static const double paid[] = {0.5, 0.5, 0.5, 0.5};
+    struct school s;
+    school_open(&s, options(1, 0.01, "rank", 1), 4, 3);
+    school_live(&s, 4, paid);
+    school_live(&s, 1, paid);
+    assert_int_equal(learner_updates(s.l), 0);
+    assert_string_equal(learner_adapter(s.l, 0)->hash, start->hash);
+    school_close(&s);
+}
+
+/* A mind whose policy was no number is put back, and what it was paid as such is forgotten. */
+static void test_put_back_forgets(void **state) {
+    (void)state;
+    static const double good[] = {1, 0}, none[] = {0, 0};
+    for (int broken = 0; broken < 2; broken++) {
+        struct school s;
+        struct ask asks[2];
+        school_open(&s, options(2, 0.01, "zscore", 1e-3), 2, 3);
+        school_ask(&s, asks, 2);
+        if (broken) asks[0].logp[1] = NAN;
+        for (int b = 0; b < 2; b++) {
+            learner_acted(s.l, b, &asks[b], -1);
+            learner_paid(s.l, b, good[b], false);
+        }
+        school_tick(&s);
+        school_live(&s, 2, none);
+        assert_int_equal(learner_health(s.l, 0).rollbacks, broken);
+        assert_int_equal(learner_updates(s.l), !broken);
+        school_close(&s);
+    }
+}
+
+/* DoRA's magnitudes have no directions. */
+static void test_more_than_plain_is_refused(void **state) {
+    (void)state;
+    struct adapter_config c = {.r = 2, .alpha = 2, .target = {true}, .dora = true};
+    struct adapter *a = adapter_fresh(model, &c, 1, &err);
+    struct learn_options o = options(1, 0.01, "rank", 1);
+    struct learner_begin b = {
+        .m = model, .n_actions = ACTIONS, .n_minds = 1, .n_bodies = 1, .adapters = &a};
+    assert_null(learner_new(&o, &b, &err));
+    assert_int_equal(err.code, ERR_MISMATCH);
+    options_release(learn_option_rows, &o);
+    adapter_release(a);
+}
+
+/* learning */
+
+/* The probability of action 4 after so many stretches in which nothing else is paid. */
+static double bandit_learned(int bodies, int stretches, double lr) {
+    struct school s;
+    struct learn_options o = options(8, 0.1, "zscore", lr);
+    o.train.max_grad_norm = 1;
+    name_set(&o.train.optim, "adamw");
+    school_open(&s, o, bodies, 2);
+    for (int i = 0; i < stretches * 8; i++) {
+        struct ask asks[8];
+        school_ask(&s, asks, bodies);
+        for (int b = 0; b < bodies; b++) {
+            learner_acted(s.l, b, &asks[b], -1);
+            learner_paid(s.l, b, asks[b].action == 4, false);
+        }
+        school_tick(&s);
+    }
+    struct ask now = {.adapter = learner_adapter(s.l, 0), .len = strlen(prompt)};
+    struct buf text = {0};
+    buf_puts(&text, prompt);
+    assert_int_equal(asker_decide(s.asker, &now, 1, &text, &err), OK);
+    buf_release(&text);
+    school_close(&s);
+    return exp(now.logp[4]);
+}
+
+static void test_bandit(void **state) {
+    (void)state;
+    double before = bandit_learned(1, 0, 0), one = bandit_learned(1, 200, 0.03),
+           eight = bandit_learned(8, 60, 0.03);
+    print_message("the paid action's probability: %.3f; one body, 200 stretches: %.3f; eight, 60: "
+                  "%.3f\n",
+                  before, one, eight);
+    assert_true(before < 0.3 && one > 0.7 && eight > 0.8);
+    assert_true(bandit_learned(8, 20, 0) == before);
+}
+
+/* lives */
+
+struct place_of {
+    struct bandit envs[2];
+    struct environment *list[2];
+    struct life_options o;
+    struct pool *pool;
+    struct life *life;
+};
+
+static void life_open(struct place_of *p, const char *learn, double lr, int threads) {
+    *p = (struct place_of){.pool = threads > 1 ? pool_new(threads) : NULL};
+    options_default(life_option_rows, &p->o);
+    struct learn_options lo = options(5, 0.03, "rank", lr);
+    name_set(&lo.learn, learn);
+    p->o.learn = lo;
+    p->o.worlds = 2;
+    p->o.minds = 3; // two with three bodies, one with two
+    p->o.steps = 23;
+    p->o.seed = 4;
+    p->o.held_out = 2;
+    for (int i = 0; i < 2; i++) {
+        bandit_make(&p->envs[i]);
+        p->list[i] = &p->envs[i].e;
+    }
+    p->life = life_new(model, &p->o, p->list, &start, 1, p->pool, &err);
+    if (!p->life) fail_msg("%s", err.text);
+}
+
+static void life_close(struct place_of *p) {
+    life_free(p->life);
+    pool_free(p->pool);
+    options_release(life_option_rows, &p->o);
+    options_release(learn_option_rows, &p->o.learn);
+}
+
+static void life_live(struct place_of *p, int generations) {
+    for (int g = 0; g < generations; g++) {
+        int n = 1;
+        assert_int_equal(life_begin(p->life, NULL, &err), OK);
+        while ((n = life_tick(p->life, &err)) > 0) continue;
+        if (n < 0) fail_msg("%s", err.text);
+        life_end(p->life);
+    }
+}
+
+static void lives_are_one(const struct place_of *a, const struct place_of *b) {
+    for (int i = 0; i < life_n_minds(a->life); i++) {
+        const struct mind_record *x = life_mind(a->life, i), *y = life_mind(b->life, i);
+        assert_string_equal(x->adapter->hash, y->adapter->hash);
+        assert_string_equal(x->name, y->name);
+        assert_true(x->outcome.reward == y->outcome.reward);
+    }
+}
+
+static void test_threads_change_nothing(void **state) {
+    (void)state;
+    struct place_of one, two;
+    life_open(&one, "es", 0.1, 1);
+    life_open(&two, "es", 0.1, 2);
+    life_live(&one, 2);
+    life_live(&two, 2);
+    lives_are_one(&one, &two);
+    assert_string_not_equal(life_mind(one.life, 0)->adapter->hash, start->hash);
+    life_close(&one);
+    life_close(&two);
+}
+
+static void test_a_life_goes_on(void **state) {
+    (void)state;
+    struct place_of whole, first, second;
+    life_open(&whole, "es", 0.1, 1);
+    life_live(&whole, 3);
+    life_open(&first, "es", 0.1, 1);
+    life_live(&first, 1);
+    json_t *extra = json_object();
+    assert_int_equal(life_save(first.life, folder, extra, &err), OK);
+    life_close(&first);
+    life_open(&second, "es", 0.1, 1);
+    json_t *saved = life_state(folder, &err);
+    assert_int_equal(life_load(second.life, folder, saved, &err), OK);
+    life_live(&second, 2);
+    lives_are_one(&whole, &second);
+    json_decref(saved);
+    json_decref(extra);
+    life_close(&second);
+    life_close(&whole);
+}
+
+static void test_no_rate_no_change(void **state) {
+    (void)state;
+    struct place_of still, frozen;
+    struct outcome a[2], b[2];
+    life_open(&still, "es", 0, 1);
+    life_open(&frozen, "none", 0, 1);
+    life_live(&still, 1);
+    life_live(&frozen, 1);
+    for (int i = 0; i < life_n_minds(still.life); i++)
+        assert_string_equal(life_mind(still.life, i)->adapter->hash, start->hash);
+    assert_int_equal(life_measure(still.life, a, &err), OK);
+    assert_int_equal(life_measure(frozen.life, b, &err), OK);
+    assert_memory_equal(a, b, sizeof a);
+    life_close(&still);
+    life_close(&frozen);
+}
+
+static void test_options(void **state) {
+    (void)state;
+    struct learn_options o = options(5, 0.01, "rank", 1);
+    assert_int_equal(learn_options_check(&o, &err), OK);
+    name_set(&o.shaping, "odd");
+    assert_int_equal(learn_options_check(&o, &err), ERR_USAGE);
+    assert_non_null(strstr(err.text, "shaping 'odd' is not known"));
+    options_release(learn_option_rows, &o);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_estimate_side_by_side),
+        cmocka_unit_test(test_estimate_in_turns),
+        cmocka_unit_test(test_directions),
+        cmocka_unit_test(test_who_was_gone),
+        cmocka_unit_test(test_alike_teach_nothing),
+        cmocka_unit_test(test_put_back_forgets),
+        cmocka_unit_test(test_more_than_plain_is_refused),
+        cmocka_unit_test(test_bandit),
+        cmocka_unit_test(test_threads_change_nothing),
+        cmocka_unit_test(test_a_life_goes_on),
+        cmocka_unit_test(test_no_rate_no_change),
+        cmocka_unit_test(test_options),
+    };
+    return cmocka_run_group_tests(tests, suite_make, suite_free);
+}

@@ -59,6 +59,7 @@ LIBS_test_hub.c := $(shell pkg-config --libs libmicrohttpd 2>/dev/null)
 # Faults come in between Shoal and the C library: test/test_faults.c.
 FLAGS_test_faults.c := $(addprefix -Wl$(comma)--wrap=,malloc calloc realloc free strndup realpath vasprintf exit \
                        open fstat read mmap fdopen fwrite fflush fsync fclose rename)
+FLAGS_test_life.c := $(addprefix -Wl$(comma)--wrap=,open fwrite fflush fsync rename)
 
 .PHONY: all deps demo test tests fuzz bench bench-peers bench-train results-swarm results-evolve results-world clean
 all: $(O)/shoal $(O)/choose $(O)/world

@@ -736,6 +736,89 @@ else
     echo "skip minds in another program's world: models/fry is not there"
 fi
 
+# ---- minds in worlds
+if [ -e models/fry/config.json ]; then
+    lives="$shoal world models/fry --steps 20 --agents 4 --held-out 2 --every 5 --batch 2 --runs $tmp/lruns --quiet"
+    $lives --generations 1 --out "$tmp/lone" >"$tmp/one" 2>"$tmp/err" || bad "a life" "$(cat "$tmp/err")"
+    holds "the table of lives" "generation  decisions" "$tmp/one"
+    if [ "$(sed -n 's/^\(rule\|random\|0\|1\)  .*/\1/p' "$tmp/one" | tr '\n' ' ')" = "rule random 0 1 " ]; then
+        ok "baselines and generations have rows"; else bad "baselines and generations have rows" "$(cat "$tmp/one")"; fi
+    $lives --generations 1 --learn none --out "$tmp/lnone" >"$tmp/out" 2>"$tmp/err"
+    if grep -q '^1  *80 .*-$' "$tmp/out"; then ok "who does not learn is not watched"; else bad "who does not learn is not watched" "$(cat "$tmp/out")"; fi
+    if grep -q '^1  *80 .*  [01]\.[0-9]*[1-9]' "$tmp/one"; then ok "a generation's decisions and entropy"; else bad "a generation's decisions and entropy" "$(cat "$tmp/one")"; fi
+    for f in state.json curve.jsonl report.html trace-1.jsonl critics-1.bin minds; do
+        if [ -e "$tmp/lone/$f" ]; then ok "a run leaves $f"; else bad "a run leaves $f" "it is not there"; fi
+    done
+    says "the trace of a generation" 0 "" "$shoal" world --replay "$tmp/lone/trace-1.jsonl"
+    says "runs are listed" 0 "" "$shoal" runs --runs "$tmp/lruns"
+    holds "with worlds" "world-" "$tmp/out"
+    $lives --generations 2 --out "$tmp/lone" >"$tmp/two" 2>"$tmp/err"
+    sed '$d' "$tmp/two" >"$tmp/out"
+    same "more generations go on after the first" "$tmp/one" "$tmp/out"
+    holds "with another row" "2  " "$tmp/two"
+    cp "$tmp/lone/state.json" "$tmp/state"
+    $lives --generations 2 --out "$tmp/ltwo" --threads 2 >"$tmp/out" 2>"$tmp/err"
+    same "the same two lives at once, by two threads" "$tmp/two" "$tmp/out"
+    same "and the same state" "$tmp/lone/state.json" "$tmp/ltwo/state.json"
+    $lives --generations 2 --out "$tmp/lone" >"$tmp/out" 2>"$tmp/err"
+    same "what is done is shown again" "$tmp/two" "$tmp/out"
+    says "other options in the same folder" 1 "holds a run of other options; name another folder with --out" $lives --generations 3 --lr 2e-3 --out "$tmp/lone"
+    same "which leave it alone" "$tmp/state" "$tmp/lone/state.json"
+    $lives --generations 2 --out "$tmp/lone" --json >"$tmp/out" 2>"$tmp/err"
+    sed '1,2d' "$tmp/out" >"$tmp/rows"
+    if [ "$(wc -l <"$tmp/rows")" = "$(wc -l <"$tmp/lone/curve.jsonl")" ]; then ok "--json gives the curve's lines"; else bad "--json gives the curve's lines" "$(cat "$tmp/out")"; fi
+    holds "and the baselines'" '{"policy":"rule","held_out":{"delivered":{"value":' "$tmp/out"
+    holds "a row" '"generation":2,"held_out":' "$tmp/rows"
+
+    "$shoal" world export "$tmp/lone" --best --out "$tmp/best" >"$tmp/out" 2>"$tmp/err" || bad "export" "$(cat "$tmp/err")"
+    says "an exported mind runs" 0 "" "$shoal" run models/fry --adapter "$tmp/best" -p "two plus two" -n 3
+    says "and can be looked into" 0 "" "$shoal" adapter info "$tmp/best"
+    id=$(sed -n 's/^\(world-[0-9a-f]*\):.*/\1/p' "$tmp/one")
+    $lives --generations 1 >"$tmp/out" 2>"$tmp/err"
+    says "export by a run's name" 0 "" "$shoal" world export "$id" --mind g0m1 --runs "$tmp/lruns" --out "$tmp/g0m1"
+    holds "tells who it is" "g0m1: fitness" "$tmp/out"
+    says "a mind that is not there" 1 "has no mind 'g7m7'" "$shoal" world export "$tmp/lone" --mind g7m7 --out "$tmp/x"
+    says "export of what is no run" 1 "is no run of a world" "$shoal" world export "$tmp/none" --out "$tmp/x"
+    says "export to nowhere" 2 "--out DIR is missing" "$shoal" world export "$tmp/lone"
+    says "export of nothing" 2 "of which run?" "$shoal" world export
+    says "the best one and another one" 2 "exclude each other" "$shoal" world export "$tmp/lone" --best --mind g0m0 --out "$tmp/x"
+    sed "s/\"hash\":\"[0-9a-f]*\"/\"hash\":\"..\/..\/best\"/" "$tmp/lone/state.json" >"$tmp/other" && mkdir -p "$tmp/forged" && cp "$tmp/other" "$tmp/forged/state.json"
+    says "export of what is beside the run" 1 "is no hash" "$shoal" world export "$tmp/forged" --out "$tmp/x"
+    absent "which leaves nothing" "$tmp/x"
+
+    "$shoal" world models/fry --adapter "$tmp/lone" --watch --steps 4 --agents 3 --quiet >"$tmp/out" 2>"$tmp/err"
+    holds "what a mind thought is shown" "chose:  north 0." "$tmp/out"
+    "$shoal" world models/fry --adapter "$tmp/best" --record "$tmp/minds.jsonl" --steps 12 --agents 3 --quiet --seed 3 >"$tmp/out" 2>"$tmp/err"
+    says "a recorded model" 0 "" "$shoal" world --replay "$tmp/minds.jsonl"
+    fork="$shoal world models/fry --replay $tmp/minds.jsonl --at 5 --continue --quiet"
+    $fork --adapter "$tmp/best" --learn none --record "$tmp/f1.jsonl" >"$tmp/out" 2>"$tmp/err" || bad "a fork by a model" "$(cat "$tmp/err")"
+    $fork --adapter "$tmp/best" --learn none --record "$tmp/f2.jsonl" >"$tmp/out" 2>"$tmp/err"
+    same "a fork by a model, twice" "$tmp/f1.jsonl" "$tmp/f2.jsonl"
+    sed '1d' "$tmp/minds.jsonl" >"$tmp/whole"
+    sed '1d' "$tmp/f1.jsonl" >"$tmp/out"
+    same "the same mind goes on as it did" "$tmp/whole" "$tmp/out"
+    $fork --adapter "$tmp/g0m1" --temperature 50 --record "$tmp/f3.jsonl" >"$tmp/out" 2>"$tmp/err"
+    if cmp -s "$tmp/f1.jsonl" "$tmp/f3.jsonl"; then bad "another mind goes on otherwise" "the same"; else ok "another mind goes on otherwise"; fi
+    "$shoal" world models/fry --adapter "$tmp/best" --policy model random --maps 2 --steps 10 --agents 3 --quiet >"$tmp/out" 2>"$tmp/err"
+    holds "a model beside a policy" "model - random, map by map" "$tmp/out"
+
+    says "no way to learn" 2 "no way to learn 'rote'" "$shoal" world models/fry --learn rote
+    says "no decoding" 2 "no decoding 'loud'" "$shoal" world models/fry --decode loud
+    says "text is not learned from" 2 "goes with --learn none" "$shoal" world models/fry --decode text
+    says "no teacher" 2 "no policy 'nobody'" "$shoal" world models/fry --teacher nobody
+    says "no operator" 2 "nothing" "$shoal" world models/fry --crossover nothing
+    says "no optimizer" 2 "lion" "$shoal" world models/fry --optim lion
+    says "a buffer too small" 2 "holds no two batches" "$shoal" world models/fry --buffer 10 --batch 6
+    says "the environment needs no model" 2 "--pipe is without a model" "$shoal" world models/fry --pipe
+    says "two models" 2 "one model at most" "$shoal" world models/fry models/fry
+    says "a rate out of range" 2 "--lr" "$shoal" world models/fry --lr -1
+    says "an adapter that is not there" 1 "none" "$shoal" world models/fry --adapter "$tmp/none" --runs "$tmp/lruns"
+    "$shoal" model new --shape tiny-llama --seed 3 "$tmp/bytes.gguf" 2>/dev/null
+    says "words that begin alike" 1 "begins 'north' and 'south' with one token" "$shoal" world "$tmp/bytes.gguf" --runs "$tmp/lruns" --generations 1
+else
+    echo "skip minds in worlds: models/fry is not there"
+fi
+
 # ---- files that nobody here wrote
 if [ -d "$shared/data" ]; then
     s=$shared/data/stories260K

@@ -272,18 +272,20 @@ static int baselines_measure(struct run *r, struct error *err) {
 static json_t *lived_json(const struct run *r) {
     int n = life_n_minds(r->life), collapsed = 0, rollbacks = 0;
     double entropy = 0;
+    int64_t watched = 0;
     struct outcome *v = xcalloc((size_t)n, sizeof *v);
     for (int i = 0; i < n; i++) {
         const struct mind_record *m = life_mind(r->life, i);
         v[i] = m->outcome;
+        watched += m->health.decisions;
         entropy += m->health.entropy / n;
         collapsed += m->health.collapsed;
         rollbacks += m->health.rollbacks;
     }
     json_t *out = measured_json(r, v, n);
-    json_object_update_new(out, json_pack("{s:f,s:i,s:i,s:s}", "entropy", entropy, "collapsed",
-                                          collapsed, "rollbacks", rollbacks, "best",
-                                          life_mind(r->life, 0)->name));
+    json_object_update_new(out, json_pack("{s:i,s:i,s:s}", "collapsed", collapsed, "rollbacks",
+                                          rollbacks, "best", life_mind(r->life, 0)->name));
+    if (watched) json_object_set_new(out, "entropy", json_real(entropy));
     free(v);
     return out;
 }
@@ -312,7 +314,10 @@ static void row_print(const struct run *r, const char *name, const json_t *row) 
     if (!r->j->outside)
         printf("  %8.1f", json_number_at(json_object_get(held, "fitness"), "value"));
     if (lived) {
-        printf("  %5.2f", json_number_at(lived, "entropy"));
+        if (json_object_get(lived, "entropy"))
+            printf("  %5.2f", json_number_at(lived, "entropy"));
+        else
+            printf("  %5s", "-"); // who does not learn is not watched
         int collapsed = (int)json_number_at(lived, "collapsed"),
             rollbacks = (int)json_number_at(lived, "rollbacks");
         if (collapsed) printf("  %d collapsed", collapsed);
@@ -645,8 +650,11 @@ int life_export(const struct life_command *o, const char *run, const char *name,
     if (rc == OK && !o->out) rc = error_set(err, ERR_USAGE, "--out DIR is missing: where to");
     if (rc == OK && !mind)
         rc = error_set(err, ERR_MISSING, "'%s' has no mind '%s'", run, name ? name : "");
+    const char *hash = json_text_at(mind, "hash");
+    if (rc == OK && strspn(hash, "0123456789abcdef") != strlen(hash))
+        rc = error_set(err, ERR_FORMAT, "'%s' of '%s/state.json' is no hash", hash, dir);
     if (rc == OK) {
-        char *from = xasprintf("%s/minds/%s", dir, json_text_at(mind, "hash"));
+        char *from = xasprintf("%s/minds/%s", dir, hash);
         rc = dir_make(o->out, err);
         if (rc == OK) rc = file_export(from, o->out, "adapter_model.safetensors", err);
         if (rc == OK) rc = file_export(from, o->out, "adapter_config.json", err);

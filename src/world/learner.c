@@ -214,8 +214,10 @@ static void error_add(struct learner *l, int body, double next) {
 
 static void health_add(struct learner *l, struct mind *m, const struct ask *a) {
     for (int i = 0; i < l->n_actions; i++) {
-        if (!isfinite(a->logp[i])) m->broken = true;
-        m->entropy -= math_exp(a->logp[i]) * a->logp[i];
+        if (isfinite(a->logp[i]))
+            m->entropy -= math_exp(a->logp[i]) * a->logp[i];
+        else
+            m->broken = true;
     }
     m->actions[a->action]++;
     m->decisions++;
@@ -391,17 +393,35 @@ static int accumulate(struct learner *l, int from, int n, struct error *err) {
     return rc;
 }
 
+static bool gradients_finite(struct learner *l) {
+    for (int i = 0; i < trainer_n_tensors(l->trainer); i++) {
+        const struct train_tensor *t = trainer_tensor(l->trainer, i);
+        for (int64_t k = 0; k < t->n; k++)
+            if (!isfinite(t->g[k])) return false;
+    }
+    return true;
+}
+
+static void sample_move(struct learner *l, int to, int from) {
+    struct sample s = l->samples[to]; // its memory is used again
+    l->samples[to] = l->samples[from];
+    l->samples[from] = s;
+    l->learned[to] = l->learned[from];
+    l->advantage[to] = l->advantage[from];
+}
+
 /* Where a pass of all minds met a number that is none: whose it is. Their samples lie together, in
- * the order of minds; those of the broken are taken out. */
-static int broken_find(struct learner *l, int n, struct error *err) {
+ * the order of minds; those of the broken are taken out. Returns how many are left. */
+static int broken_drop(struct learner *l, int n, struct error *err) {
     int per = (int)l->o->batch, left = 0;
     for (int at = 0; at < n; at += per) {
         struct error one;
         trainer_forget(l->trainer);
         int rc = accumulate(l, at, per, &one);
-        if (rc == ERR_NUMERIC) l->minds[l->first + l->samples[at].adapter].broken = true;
         if (rc != OK && rc != ERR_NUMERIC) return error_set(err, rc, "%s", one.text);
-        left += rc == OK;
+        bool broken = rc != OK || !gradients_finite(l);
+        if (broken) l->minds[l->first + l->samples[at].adapter].broken = true;
+        for (int k = 0; !broken && k < per; k++) sample_move(l, left++, at + k);
     }
     trainer_forget(l->trainer);
     return left;
@@ -413,7 +433,7 @@ static int broken_find(struct learner *l, int n, struct error *err) {
  */
 static float rate(const struct learner *l, int tick) {
     double done = (double)l->minds[l->first].updates + 1, rise = (double)l->o->warmup;
-    double rest = 1 - 0.9 * fmin(1, (double)tick / (double)l->steps);
+    double rest = l->steps ? 1 - 0.9 * fmin(1, (double)tick / (double)l->steps) : 1;
     return (float)(l->o->train.lr * rest * (done < rise ? done / rise : 1));
 }
 
@@ -442,18 +462,22 @@ static void minds_refresh(struct learner *l, int n, int generation, int tick) {
     free(r.minds);
 }
 
+static int step(struct learner *l, int n, int tick, struct error *err) {
+    int rc = accumulate(l, 0, n, err);
+    return rc == OK ? trainer_update(l->trainer, rate(l, tick), NULL, err) : rc;
+}
+
 static int update(struct learner *l, int generation, int tick, struct error *err) {
     int n = batch_draw(l, generation, tick);
     if (n == 0) return OK;
     group_enter(l);
-    int rc = accumulate(l, 0, n, err);
-    if (rc == OK) rc = trainer_update(l->trainer, rate(l, tick), NULL, err);
-    if (l->lean) trainer_rest(l->trainer);
-    if (rc == ERR_NUMERIC) { // this update is nobody's; the broken are put back
-        rc = broken_find(l, n, err);
-        return rc < 0 ? rc : OK;
+    int rc = step(l, n, tick, err);
+    if (rc == ERR_NUMERIC) { // the others learn without the broken, who will be put back
+        n = broken_drop(l, n, err);
+        rc = n > 0 ? step(l, n, tick, err) : n;
     }
-    if (rc == OK) minds_refresh(l, n, generation, tick);
+    if (l->lean) trainer_rest(l->trainer);
+    if (rc == OK && n > 0) minds_refresh(l, n, generation, tick);
     return rc;
 }
 
@@ -519,11 +543,14 @@ static int well_restore(struct learner *l, int i, struct error *err) {
 }
 
 static int put_back(struct learner *l, int i, struct error *err) {
+    struct mind *m = &l->minds[i];
     if (well_restore(l, i, err) != OK) return err->code;
-    l->minds[i].broken = false;
-    l->minds[i].health.rollbacks++;
-    l->minds[i].memory.n = l->minds[i].fresh = 0; // what it did since is not its own
-    memset(l->minds[i].critic, 0, FEATURES * sizeof(float));
+    m->broken = false;
+    m->health.rollbacks++;
+    m->memory.n = m->fresh = 0; // what it did since is not its own
+    for (int b = i; b < l->n_bodies; b += l->n_minds) l->waiting[b].n = 0;
+    memset(m->critic, 0, FEATURES * sizeof(float));
+    m->square = 0;
     if (l->es) learner_es_forget(l->es, i);
     return OK;
 }
@@ -568,7 +595,9 @@ int64_t learner_updates(const struct learner *l) {
 }
 
 struct mind_health learner_health(const struct learner *l, int mind) {
-    return l->minds[mind].health;
+    struct mind m = l->minds[mind];
+    if (m.health.decisions == 0) health_look(l, &m); // a life too short for a look so far
+    return m.health;
 }
 
 /* making */

@@ -118,7 +118,7 @@ struct learner_begin {
     struct adapter *const *adapters;
     const float *const *critics;
     uint64_t seed;
-    int64_t steps; /* ticks of a life */
+    int64_t steps; /* ticks of a life, in which the learning rate falls; 0: it does not */
     bool lean;     /* adapters are narrow, and so are those that come of them */
     struct pool *pool;
 };

@@ -30,14 +30,47 @@ json_t *outcome_json(const struct outcome *o) {
     return v;
 }
 
-static int outcome_read(const json_t *v, struct outcome *out, struct error *err) {
-    for (size_t i = 0; i < ARRAY_LEN(outcome_names); i++) {
-        const json_t *n = json_object_get(v, outcome_names[i]);
-        if (!json_is_number(n))
-            return error_set(err, ERR_FORMAT, "an outcome has no number '%s'", outcome_names[i]);
-        ((double *)out)[i] = json_number_value(n);
-    }
+static int number_read(const json_t *v, const char *key, double *out, struct error *err) {
+    const json_t *n = json_object_get(v, key);
+    if (!json_is_number(n)) return error_set(err, ERR_FORMAT, "there is no number '%s'", key);
+    *out = json_number_value(n);
     return OK;
+}
+
+/* A count. */
+static int count_read(const json_t *v, const char *key, int64_t most, int64_t *out,
+                      struct error *err) {
+    const json_t *n = json_object_get(v, key);
+    *out = json_integer_value(n);
+    if (json_is_integer(n) && *out >= 0 && *out <= most) return OK;
+    return error_set(err, ERR_FORMAT, "there is no number '%s' from 0 to %lld", key,
+                     (long long)most);
+}
+
+static int bool_read(const json_t *v, const char *key, bool *out, struct error *err) {
+    const json_t *b = json_object_get(v, key);
+    *out = json_is_true(b);
+    return json_is_boolean(b) ? OK : error_set(err, ERR_FORMAT, "'%s' is not true or false", key);
+}
+
+static int outcome_read(const json_t *v, struct outcome *out, struct error *err) {
+    int rc = OK;
+    for (size_t i = 0; rc == OK && i < ARRAY_LEN(outcome_names); i++)
+        rc = number_read(v, outcome_names[i], (double *)out + i, err);
+    return rc;
+}
+
+static int health_read(const json_t *v, struct mind_health *out, struct error *err) {
+    int64_t rollbacks = 0;
+    int rc = count_read(v, "decisions", INT64_MAX, &out->decisions, err);
+    if (rc == OK) rc = number_read(v, "entropy", &out->entropy, err);
+    if (rc == OK) rc = number_read(v, "most_repeated", &out->most_repeated, err);
+    if (rc == OK) rc = number_read(v, "reward", &out->reward, err);
+    if (rc == OK) rc = number_read(v, "spread", &out->spread, err);
+    if (rc == OK) rc = bool_read(v, "collapsed", &out->collapsed, err);
+    if (rc == OK) rc = count_read(v, "rollbacks", INT32_MAX, &rollbacks, err);
+    out->rollbacks = (int)rollbacks;
+    return rc;
 }
 
 json_t *mind_json(const struct mind_record *m) {
@@ -141,32 +174,36 @@ static int name_read(const json_t *v, char out[32], struct error *err) {
     return OK;
 }
 
+static int parents_read(const json_t *v, char out[2][32], struct error *err) {
+    size_t n = json_array_size(v);
+    if (!json_is_array(v) || n > 2)
+        return error_set(err, ERR_FORMAT, "'parents' is no list of at most two names");
+    int rc = OK;
+    for (size_t k = 0; rc == OK && k < n; k++) rc = name_read(json_array_get(v, k), out[k], err);
+    return rc;
+}
+
+static int adapter_read(const struct life *l, const char *dir, const char *hash,
+                        struct adapter **out, struct error *err) {
+    if (strlen(hash) != HASH_LEN - 1 || strspn(hash, "0123456789abcdef") != HASH_LEN - 1)
+        return error_set(err, ERR_FORMAT, "'%s' is no hash", hash);
+    char *path = xasprintf("%s/minds/%s", dir, hash);
+    int rc = (*out = adapter_load(path, &l->m->config, err)) ? OK : err->code;
+    if (rc == OK && strcmp((*out)->hash, hash) != 0)
+        rc = error_set(err, ERR_MISMATCH, "'%s' is not what was saved there", path);
+    free(path);
+    return rc;
+}
+
 static int mind_read(const struct life *l, const char *dir, const json_t *v,
                      struct mind_record *out, struct error *err) {
-    const json_t *parents = json_object_get(v, "parents"), *h = json_object_get(v, "health");
-    const char *hash = json_text_at(v, "hash");
-    char *path = xasprintf("%s/minds/%s", dir, hash);
     int rc = name_read(json_object_get(v, "name"), out->name, err);
-    for (size_t k = 0; rc == OK && k < MIN(json_array_size(parents), 2); k++)
-        rc = name_read(json_array_get(parents, k), out->parents[k], err);
+    if (rc == OK) rc = parents_read(json_object_get(v, "parents"), out->parents, err);
     if (rc == OK) rc = outcome_read(json_object_get(v, "outcome"), &out->outcome, err);
-    if (rc == OK && strspn(hash, "0123456789abcdef") != HASH_LEN - 1)
-        rc = error_set(err, ERR_FORMAT, "'%s' is no hash", hash);
-    if (rc == OK && !(out->adapter = adapter_load(path, &l->m->config, err))) rc = err->code;
-    if (rc == OK && strcmp(out->adapter->hash, hash) != 0)
-        rc = error_set(err, ERR_MISMATCH, "'%s' is not what was saved there", path);
+    if (rc == OK) rc = health_read(json_object_get(v, "health"), &out->health, err);
+    if (rc == OK) rc = bool_read(v, "elite", &out->elite, err);
+    if (rc == OK) rc = adapter_read(l, dir, json_text_at(v, "hash"), &out->adapter, err);
     if (rc == OK && l->o->lean) out->adapter = mind_narrow(out->adapter, 0); // as it was
-    out->elite = json_is_true(json_object_get(v, "elite"));
-    out->health = (struct mind_health){
-        .decisions = (int64_t)json_number_at(h, "decisions"),
-        .entropy = json_number_at(h, "entropy"),
-        .most_repeated = json_number_at(h, "most_repeated"),
-        .reward = json_number_at(h, "reward"),
-        .spread = json_number_at(h, "spread"),
-        .collapsed = json_is_true(json_object_get(h, "collapsed")),
-        .rollbacks = (int)json_number_at(h, "rollbacks"),
-    };
-    free(path);
     return rc;
 }
 
@@ -189,14 +226,17 @@ static int critics_read(const struct life *l, const char *path, const char *want
 
 static int state_read(struct life *l, const char *dir, const json_t *v, struct error *err) {
     const json_t *minds = json_object_get(v, "minds");
-    int generation = (int)json_number_at(v, "generation"), rc = OK;
-    if (json_number_at(v, "shoal_life") != VERSION)
+    int64_t generation, decisions;
+    if (json_integer_value(json_object_get(v, "shoal_life")) != VERSION)
         return error_set(err, ERR_FORMAT, "it is no state of a life that this program knows");
-    if (json_array_size(minds) != (size_t)l->n_minds || generation < 0)
+    int rc = count_read(v, "generation", INT32_MAX - 1, &generation, err);
+    if (rc == OK) rc = count_read(v, "decisions", INT64_MAX, &decisions, err);
+    if (rc != OK) return rc;
+    if (json_array_size(minds) != (size_t)l->n_minds)
         return error_set(err, ERR_MISMATCH, "it has %zu minds, and here there are %d",
                          json_array_size(minds), l->n_minds);
     struct mind_record *read = xcalloc((size_t)l->n_minds, sizeof *read);
-    char *critics = critics_path(dir, generation);
+    char *critics = critics_path(dir, (int)generation);
     for (int i = 0; rc == OK && i < l->n_minds; i++)
         rc = mind_read(l, dir, json_array_get(minds, (size_t)i), &read[i], err);
     if (rc == OK) rc = critics_read(l, critics, json_text_at(v, "critics"), read, err);
@@ -204,8 +244,8 @@ static int state_read(struct life *l, const char *dir, const json_t *v, struct e
         struct mind_record *old = l->minds;
         l->minds = read;
         read = old;
-        l->generation = generation;
-        l->decisions = (int64_t)json_number_at(v, "decisions");
+        l->generation = (int)generation;
+        l->decisions = decisions;
     }
     mind_records_release(read, l->n_minds);
     free(read);

@@ -38,6 +38,13 @@
 #include <unistd.h>
 #include <unistr.h>
 
+/* Both names are also those of other headers here. */
+#define outcome life_outcome
+#define ask life_ask
+#include "world/life.h"
+#undef outcome
+#undef ask
+
 struct fuzz_target {
     const char *name;
     void (*run)(const uint8_t *data, size_t size);
@@ -1126,6 +1133,65 @@ static void fuzz_world_env(const uint8_t *data, size_t size) {
     }
 }
 
+/* Two founders over a tiny model, and the folder where they are saved. */
+static struct life *life_founded(const char *dir) {
+    static struct life_options o;
+    static struct place place;
+    static struct environment env, *list = &env;
+    static struct world_rules rules;
+    struct model_config c;
+    struct error err;
+    options_default(life_option_rows, &o);
+    options_default(learn_option_rows, &o.learn);
+    snprintf(o.decode, 5, "text"); // of "score": its words would begin with one byte
+    snprintf(o.learn.learn, 5, "none");
+    o.learn.train.r = 1;
+    o.worlds = 1;
+    MUST(world_rules_load(&rules, "repaired", &err) == OK);
+    place = (struct place){.rules = &rules, .n_agents = 2};
+    env = place_environment(&place);
+    MUST(shape_find("tiny-llama", &c, &err) == OK);
+    static struct model *m;
+    m = model_new(&c, 1, CLASS_EXACT);
+    struct life *l = life_new(m, &o, &list, NULL, 0, NULL, &err);
+    MUST(l != NULL);
+    json_t *extra = json_object();
+    MUST(life_save(l, dir, extra, &err) == OK);
+    json_decref(extra);
+    return l;
+}
+
+static json_t *life_resaved(struct life *l, const char *dir, const json_t *extra) {
+    struct error err;
+    MUST(life_save(l, dir, extra, &err) == OK);
+    json_t *v = life_state(dir, &err);
+    MUST(v != NULL);
+    return v;
+}
+
+/* What was taken is saved as something that is taken, and saved as the same. */
+static void fuzz_life_state(const uint8_t *data, size_t size) {
+    static struct life *l;
+    static char dir[400], again[400];
+    struct error err;
+    if (!l) {
+        snprintf(dir, sizeof dir, "%s", fuzz_path("life"));
+        snprintf(again, sizeof again, "%s", fuzz_path("life-again"));
+        l = life_founded(dir);
+    }
+    json_t *v = json_parse((const char *)data, size, "input", &err), *extra = json_object();
+    if (v && life_load(l, dir, v, &err) == OK) {
+        json_t *once = life_resaved(l, again, extra);
+        MUST(life_load(l, again, once, &err) == OK);
+        json_t *twice = life_resaved(l, again, extra);
+        MUST(json_equal(once, twice));
+        json_decref(once);
+        json_decref(twice);
+    }
+    json_decref(extra);
+    json_decref(v);
+}
+
 static const struct fuzz_target fuzz_targets[] = {
     {"gguf", fuzz_gguf},
     {"gguf_tokenizer", fuzz_gguf_tokenizer},
@@ -1163,6 +1229,7 @@ static const struct fuzz_target fuzz_targets[] = {
     {"trace", fuzz_trace},
     {"world_pipe", fuzz_world_pipe},
     {"world_env", fuzz_world_env},
+    {"life_state", fuzz_life_state},
 };
 
 static const struct fuzz_target *fuzz_target_find(const char *name) {

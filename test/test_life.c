@@ -1,0 +1,1624 @@
+/*
+ * Minds that live, learn and breed: what the asker says is what the model says, returns are those
+ * of a plain reading of the formula, gradients those of the loss, and a life is the same at any
+ * number of threads and after any interruption.
+ *
+ * The model is tiny and drawn from a seed, with fry's tokenizer, under which the six actions begin
+ * with six tokens.
+ */
+/* levels: once */
+#define _GNU_SOURCE
+#include "fixture.h"
+#include "folder.h"
+#include "world/life.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+enum { ACTIONS = 6, MINDS = 4 };
+
+static struct model *model;
+static struct adapter *ones[MINDS]; /* adapters of rank 2, all different */
+static char folder[64];
+
+/* an environment without anything between its agents */
+
+enum { TOY_AGENTS = 8 };
+struct toy {
+    struct environment e;
+    uint64_t seed;
+    int tick, dies_at[TOY_AGENTS]; /* 0: never */
+    int parsed, says;              /* how often something was read, and what it meant */
+};
+static const char *const words[ACTIONS] = {"north", "south", "east", "west", "pick", "drop"};
+
+static int toy_state(const struct toy *t, int agent) {
+    return (int)((t->seed + (uint64_t)(7 * agent + t->tick * (agent + 3))) % 5);
+}
+
+static int toy_reset(void *ctx, uint64_t seed, struct error *err) {
+    struct toy *t = ctx;
+    (void)err;
+    t->seed = seed;
+    t->tick = 0;
+    return OK;
+}
+
+static bool toy_prompt(void *ctx, int agent, struct buf *out) {
+    struct toy *t = ctx;
+    if (t->dies_at[agent] && t->tick >= t->dies_at[agent]) return false;
+    buf_printf(out, "x o %c f%s:", "abcde"[toy_state(t, agent)], agent % 2 ? " u" : "");
+    return true;
+}
+
+static int toy_teach(void *ctx, int agent) {
+    return (toy_state(ctx, agent) * 2) % ACTIONS;
+}
+
+static int toy_step(void *ctx, const int16_t *actions, double *rewards, struct error *err) {
+    struct toy *t = ctx;
+    (void)err;
+    for (int i = 0; i < t->e.n_agents; i++)
+        rewards[i] = actions[i] == toy_teach(t, i) ? 1 : -0.05 * actions[i];
+    t->tick++;
+    return OK;
+}
+
+static int toy_parse(void *ctx, const char *text) {
+    struct toy *t = ctx;
+    assert_non_null(text);
+    t->parsed++;
+    return t->says;
+}
+
+static void toy_make(struct toy *t, int agents) {
+    *t = (struct toy){.says = -1};
+    t->e = (struct environment){.ctx = t,
+                                .n_agents = agents,
+                                .n_actions = ACTIONS,
+                                .actions = words,
+                                .reset = toy_reset,
+                                .prompt = toy_prompt,
+                                .step = toy_step,
+                                .parse = toy_parse,
+                                .teach = toy_teach};
+}
+
+static int suite_make(void **state) {
+    (void)state;
+    struct model_config c;
+    struct error err;
+    if (shape_find("tiny-llama", &c, &err) != OK) return -1;
+    c.vocab_size = 768;
+    c.max_seq_len = 128;
+    model = fixture_model_of(c, false, TENSOR_F32, CLASS_EXACT);
+    tok_free(model->tok);
+    model->tok = tok_from_json("models/fry/tokenizer.json", &err);
+    if (!model->tok) return -1;
+    for (int i = 0; i < MINDS; i++)
+        ones[i] =
+            fixture_adapter(&model->config, 2, "q_proj,v_proj,down_proj", 0.15f, 100 + (uint64_t)i);
+    bool memory = access("/dev/shm", W_OK | X_OK) == 0;
+    snprintf(folder, sizeof folder, "%s/shoal-life-XXXXXX", memory ? "/dev/shm" : "/tmp");
+    return mkdtemp(folder) ? 0 : -1;
+}
+
+static int suite_free(void **state) {
+    (void)state;
+    for (int i = 0; i < MINDS; i++) adapter_release(ones[i]);
+    model_close(model);
+    return folder_remove(folder);
+}
+
+/* asking */
+
+static const char *const prompts[] = {"x o f u o - - e + - n:", "u u u u o f n w + p p:", "o",
+                                      "x u f",
+                                      "x x x x x x x x x x x x x x x x x x x x x x x x x:"};
+
+static struct asker *asker_open(struct toy *t, double temperature, bool text) {
+    struct error err;
+    struct asker_options o = {.temperature = temperature, .text = text, .max_len = 100};
+    struct asker *a = asker_new(model, &t->e, &o, &err);
+    if (!a) fail_msg("%s", err.text);
+    return a;
+}
+
+static struct ask ask_of(struct buf *text, const char *prompt, struct adapter *a, uint64_t seed) {
+    struct ask ask = {.adapter = a,
+                      .rng = rng_make(seed, RNG_TEST, 3, 0),
+                      .at = text->len,
+                      .len = strlen(prompt)};
+    buf_puts(text, prompt);
+    return ask;
+}
+
+static void decide(struct asker *a, struct ask *asks, int n, const struct buf *text) {
+    struct error err;
+    if (asker_decide(a, asks, n, text, &err) != OK) fail_msg("%s", err.text);
+}
+
+static void ask_one(struct asker *a, const char *prompt, struct adapter *by, struct ask *out) {
+    struct buf text = {0};
+    *out = ask_of(&text, prompt, by, 1);
+    decide(a, out, 1, &text);
+    buf_release(&text);
+}
+
+static int32_t first_token(const char *word) {
+    struct ids ids = {0};
+    char *spaced = xasprintf(" %s", word);
+    tok_encode(model->tok, spaced, strlen(spaced), 0, &ids);
+    int32_t id = ids.v[0];
+    ids_release(&ids);
+    free(spaced);
+    return id;
+}
+
+/* What the trainer says each action's token costs after a prompt, in nats over the vocabulary. */
+static void costs_of(struct trainer *t, const char *prompt, double *out) {
+    struct error err;
+    struct ids ids = {0};
+    struct sample v[ACTIONS];
+    int32_t counts[ACTIONS];
+    tok_encode(model->tok, prompt, strlen(prompt), TOK_BOS, &ids);
+    for (int i = 0; i < ACTIONS; i++) {
+        v[i] = (struct sample){.tokens = xcalloc((size_t)ids.n + 1, sizeof(int32_t)),
+                               .mask = xcalloc((size_t)ids.n + 1, 1),
+                               .n = ids.n + 1};
+        memcpy(v[i].tokens, ids.v, (size_t)ids.n * sizeof(int32_t));
+        v[i].tokens[ids.n] = first_token(words[i]);
+        v[i].mask[ids.n] = 1;
+    }
+    if (trainer_score(t, v, ACTIONS, out, counts, &err) != OK) fail_msg("%s", err.text);
+    for (int i = 0; i < ACTIONS; i++) sample_release(&v[i]);
+    ids_release(&ids);
+}
+
+static void softmax_is(const double *costs, double temperature, const double *logp) {
+    double sum = 0;
+    for (int i = 0; i < ACTIONS; i++) sum += exp((costs[0] - costs[i]) / temperature);
+    for (int i = 0; i < ACTIONS; i++) {
+        double want = (costs[0] - costs[i]) / temperature - log(sum);
+        if (fabs(want - logp[i]) > 2e-5 * (1 + fabs(want)))
+            fail_msg("action %d at temperature %g: %.9f, not %.9f", i, temperature, logp[i], want);
+    }
+}
+
+static struct train_options score_options(void) {
+    struct train_options o = {0};
+    o.max_grad_norm = 1;
+    return o;
+}
+
+static void test_policy_is_the_models(void **state) {
+    (void)state;
+    static const double temperatures[] = {0.3, 1, 2.5};
+    struct error err;
+    struct toy toy;
+    toy_make(&toy, 1);
+    struct adapter *bare = adapter_scale(ones[0], 0);
+    for (int k = 0; k < 2; k++) {
+        struct train_options o = score_options();
+        struct trainer *t = trainer_new_lora(model, k ? &ones[1] : &bare, 1, &o, NULL, &err);
+        assert_non_null(t);
+        for (size_t i = 0; i < ARRAY_LEN(temperatures); i++) {
+            struct asker *a = asker_open(&toy, temperatures[i], false);
+            for (size_t p = 0; p < ARRAY_LEN(prompts); p++) {
+                struct ask ask;
+                double costs[ACTIONS];
+                ask_one(a, prompts[p], k ? ones[1] : NULL, &ask);
+                costs_of(t, prompts[p], costs);
+                softmax_is(costs, temperatures[i], ask.logp);
+            }
+            asker_free(a);
+        }
+        trainer_free(t);
+    }
+    adapter_release(bare);
+}
+
+static void test_draws_follow_the_generator(void **state) {
+    (void)state;
+    enum { DRAWS = 400 };
+    struct toy toy;
+    struct buf text = {0};
+    struct ask *asks = xcalloc(DRAWS, sizeof *asks);
+    int counts[ACTIONS] = {0};
+    toy_make(&toy, 1);
+    struct asker *a = asker_open(&toy, 1.5, false);
+    for (int i = 0; i < DRAWS; i++) asks[i] = ask_of(&text, prompts[0], ones[0], (uint64_t)i);
+    decide(a, asks, DRAWS, &text);
+    for (int i = 0; i < DRAWS; i++) {
+        struct rng r = rng_make((uint64_t)i, RNG_TEST, 3, 0);
+        double at = (double)rng_uniform(&r), below = 0;
+        for (int k = 0; k < asks[i].action; k++) below += exp(asks[i].logp[k]);
+        double above = below + exp(asks[i].logp[asks[i].action]);
+        if (at < below - 1e-9 || at > above + 1e-9)
+            fail_msg("draw %d: %g took action %d, which has [%g, %g)", i, at, asks[i].action, below,
+                     above);
+        counts[asks[i].action]++;
+    }
+    for (int k = 0; k < ACTIONS; k++) {
+        double p = exp(asks[0].logp[k]), n = DRAWS;
+        if (fabs(counts[k] - n * p) > 5 * sqrt(n * p * (1 - p)) + 1)
+            fail_msg("action %d was drawn %d times of %g", k, counts[k], n * p);
+    }
+    asker_free(a);
+    buf_release(&text);
+    free(asks);
+}
+
+static void test_one_batch_is_one_by_one(void **state) {
+    (void)state;
+    enum { N = 3 * (int)ARRAY_LEN(prompts) };
+    struct adapter *of[3] = {NULL, ones[0], ones[1]};
+    struct ask asks[N], alone;
+    struct toy toy;
+    struct buf text = {0};
+    toy_make(&toy, 1);
+    struct asker *a = asker_open(&toy, 1, false);
+    for (int i = 0; i < N; i++) asks[i] = ask_of(&text, prompts[i / 3], of[i % 3], 1);
+    decide(a, asks, N, &text);
+    for (int i = 0; i < N; i++) {
+        int32_t n = asks[i].n;
+        ask_one(a, prompts[i / 3], of[i % 3], &alone);
+        assert_memory_equal(asks[i].logp, alone.logp, ACTIONS * sizeof(double));
+        assert_int_equal(asks[i].action, alone.action);
+        assert_int_equal(n, alone.n);
+        if (i % 3) assert_memory_not_equal(asks[i].logp, asks[i - 1].logp, sizeof(double));
+    }
+    asker_free(a);
+    buf_release(&text);
+}
+
+static void test_words_that_begin_alike(void **state) {
+    (void)state;
+    struct error err;
+    struct toy toy;
+    struct asker_options o = {.temperature = 1};
+    toy_make(&toy, 1);
+    struct model *bytes = fixture_model("tiny-llama", false, TENSOR_F32, CLASS_EXACT);
+    assert_null(asker_new(bytes, &toy.e, &o, &err));
+    assert_int_equal(err.code, ERR_MISMATCH);
+    assert_non_null(strstr(err.text, "begins 'north' and 'south' with one token"));
+    o.text = true; // what is written needs no such tokens
+    struct asker *a = asker_new(bytes, &toy.e, &o, &err);
+    assert_non_null(a);
+    asker_free(a);
+    model_close(bytes);
+}
+
+static void test_text_is_read(void **state) {
+    (void)state;
+    enum { N = 40 };
+    struct toy toy;
+    struct buf text = {0};
+    struct ask asks[N];
+    int seen[ACTIONS] = {0}, kinds = 0;
+    toy_make(&toy, 1);
+    struct asker *a = asker_open(&toy, 1, true);
+    toy.says = 4;
+    for (int i = 0; i < N; i++) asks[i] = ask_of(&text, prompts[i % 3], ones[1], (uint64_t)i);
+    decide(a, asks, N, &text);
+    assert_int_equal(toy.parsed, N);
+    for (int i = 0; i < N; i++) {
+        assert_int_equal(asks[i].action, 4);
+        assert_true(asks[i].logp[0] == 0 && asks[i].logp[5] == 0);
+    }
+    toy.says = -1;
+    text.len = 0;
+    for (int i = 0; i < N; i++) asks[i] = ask_of(&text, prompts[i % 3], ones[1], (uint64_t)i);
+    decide(a, asks, N, &text);
+    for (int i = 0; i < N; i++) seen[asks[i].action]++;
+    for (int k = 0; k < ACTIONS; k++) kinds += seen[k] > 0;
+    assert_int_equal(kinds, ACTIONS);
+    asker_free(a);
+    buf_release(&text);
+}
+
+/* learning, fed by hand */
+
+struct school {
+    struct toy toy;
+    struct asker *asker;
+    struct learner *l;
+    struct learn_options o;
+    int tick;
+};
+
+static struct learn_options learn_plain(const char *learn) {
+    struct learn_options o = {0};
+    options_default(learn_option_rows, &o);
+    free(o.learn);
+    o.learn = xstrdup(learn);
+    o.warmup = 0;
+    return o;
+}
+
+/* A step that is the mean gradient times the rate, and nothing else. */
+static void options_bare(struct learn_options *o, double lr) {
+    free(o->train.optim);
+    o->train.optim = xstrdup("sgd");
+    o->train.momentum = 0;
+    o->train.max_grad_norm = 0;
+    o->train.lr = lr;
+}
+
+/* Takes the options over. */
+static void school_open(struct school *s, struct learn_options o, double temperature, int minds,
+                        int bodies, struct adapter *const *adapters, uint64_t seed) {
+    struct error err;
+    *s = (struct school){.o = o};
+    toy_make(&s->toy, 1);
+    s->asker = asker_open(&s->toy, temperature, false);
+    struct learner_begin b = {.m = model,
+                              .asker = s->asker,
+                              .temperature = temperature,
+                              .n_actions = ACTIONS,
+                              .n_minds = minds,
+                              .n_bodies = bodies,
+                              .adapters = adapters,
+                              .seed = seed};
+    s->l = learner_new(&s->o, &b, &err);
+    if (!s->l) fail_msg("%s", err.text);
+}
+
+static void school_close(struct school *s) {
+    learner_free(s->l);
+    asker_free(s->asker);
+    options_release(learn_option_rows, &s->o);
+}
+
+static const char *school_hash(const struct school *s, int mind) {
+    return learner_adapter(s->l, mind)->hash;
+}
+
+static void school_update(struct school *s) {
+    struct error err;
+    s->tick += (int)s->o.every;
+    if (learner_tick(s->l, 0, s->tick, &err) != OK) fail_msg("%s", err.text);
+}
+
+/* A life of one decision: what was asked, done and paid. */
+struct lesson {
+    const char *prompt;
+    int action, teacher;
+    double logp, reward; /* logp 0: that of chance */
+};
+
+static void school_feed(struct school *s, int body, const struct lesson *v) {
+    struct ids ids = {0};
+    tok_encode(model->tok, v->prompt, strlen(v->prompt), TOK_BOS, &ids);
+    struct ask a = {.tokens = ids.v, .n = ids.n, .action = v->action};
+    for (int i = 0; i < ACTIONS; i++) a.logp[i] = -log(ACTIONS);
+    if (v->logp != 0) a.logp[v->action] = v->logp;
+    learner_acted(s->l, body, &a, v->teacher);
+    learner_paid(s->l, body, v->reward, true);
+    ids_release(&ids);
+}
+
+/* The plain reading of the formula, for prompts of one token each. */
+enum { STATES = 5, LONGEST = 40 };
+struct reading {
+    float v[STATES]; /* the baseline */
+    struct {
+        int state[LONGEST], n, settled;
+        double value[LONGEST + 1], reward[LONGEST];
+    } body[2];
+};
+
+static void reading_settle(struct reading *r, const struct learn_options *o, int b) {
+    int s = r->body[b].settled++, last = MIN(r->body[b].n, s + (int)o->horizon);
+    double ret = r->body[b].value[s];
+    for (int k = s; k < last; k++) {
+        double delta =
+            r->body[b].reward[k] + o->discount * r->body[b].value[k + 1] - r->body[b].value[k];
+        ret += pow(o->discount * o->lambda, k - s) * delta;
+    }
+    float *v = &r->v[r->body[b].state[s]];
+    *v += (float)(o->critic_rate * (ret - (double)*v));
+}
+
+static void reading_acted(struct reading *r, const struct learn_options *o, int b, int state) {
+    int n = r->body[b].n;
+    r->body[b].value[n] = (double)r->v[state];
+    if (n - r->body[b].settled == o->horizon) reading_settle(r, o, b);
+    r->body[b].state[n] = state;
+    r->body[b].n++;
+}
+
+static void reading_end(struct reading *r, const struct learn_options *o, int b, double value) {
+    r->body[b].value[r->body[b].n] = value;
+    while (r->body[b].settled < r->body[b].n) reading_settle(r, o, b);
+    r->body[b].n = r->body[b].settled = 0;
+}
+
+static int float_order(const void *a, const void *b) {
+    float x = *(const float *)a, y = *(const float *)b;
+    return (x > y) - (x < y);
+}
+
+/* The table's numbers that are none of 0 are the baseline's values. */
+static void critic_is(const struct school *s, const struct reading *r) {
+    float *table = learner_critic(s->l, 0), have[STATES], want[STATES];
+    int n = 0;
+    for (size_t i = 0; i < learner_critic_bytes() / sizeof(float); i++) {
+        if (table[i] == 0) continue;
+        assert_true(n < STATES);
+        have[n++] = table[i];
+    }
+    assert_int_equal(n, STATES);
+    memcpy(want, r->v, sizeof want);
+    qsort(have, STATES, sizeof *have, float_order);
+    qsort(want, STATES, sizeof *want, float_order);
+    for (int i = 0; i < STATES; i++)
+        if (fabs((double)(have[i] - want[i])) > 1e-5)
+            fail_msg("a value of the baseline is %.7f, not %.7f", (double)have[i], (double)want[i]);
+    free(table);
+}
+
+static void returns_compare(int horizon, int length, double lambda, bool dies) {
+    struct learn_options o = learn_plain("gradient");
+    o.horizon = horizon;
+    o.lambda = lambda;
+    o.every = 1 << 20;
+    o.critic_rate = 0.3;
+    struct school s;
+    struct reading r = {0};
+    struct rng rng = rng_make((uint64_t)(horizon * 100 + length), RNG_TEST, 9, 0);
+    school_open(&s, o, 1, 1, 2, ones, 1);
+    for (int life = 0; life < 4; life++)
+        for (int t = 0; t <= length; t++)
+            for (int b = 0; b < 2; b++) {
+                int state = (int)rng_below(&rng, STATES);
+                int32_t token = 300 + state;
+                struct ask a = {.tokens = &token, .n = 1, .action = state};
+                bool gone = dies && t == length - 1, over = t == length;
+                double reward = (double)rng_normal(&rng);
+                if (over && !dies) {
+                    reading_end(&r, &s.o, b, (double)r.v[state]);
+                    learner_flush(s.l, b, &a);
+                }
+                if (over) continue;
+                reading_acted(&r, &s.o, b, state);
+                learner_acted(s.l, b, &a, -1);
+                r.body[b].reward[r.body[b].n - 1] = reward;
+                if (gone) reading_end(&r, &s.o, b, 0);
+                learner_paid(s.l, b, reward, gone);
+            }
+    critic_is(&s, &r);
+    school_close(&s);
+}
+
+static void test_returns(void **state) {
+    (void)state;
+    static const int cases[][2] = {{3, 20}, {16, 5}, {6, 6}, {1, 9}, {5, 6}, {16, 33}};
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++)
+        for (int k = 0; k < 4; k++)
+            returns_compare(cases[i][0], cases[i][1], k & 1 ? 1 : 0.5, k & 2);
+}
+
+static struct lesson clone_lesson(int i) {
+    static const char *const ps[] = {"o",           "x o",           "x o f u",
+                                     "x o f u o -", "x o f u o - -", "x o f u o - - e + - n x x:"};
+    return (struct lesson){
+        .prompt = ps[MIN(i, 20) / 2 % 6], .teacher = i * 5 % ACTIONS, .reward = i};
+}
+
+static struct learn_options clone_options(void) {
+    struct learn_options o = learn_plain("clone");
+    options_bare(&o, 0.05);
+    o.buffer = 8;
+    o.batch = 4;
+    o.replay = 1; // of all that is remembered
+    return o;
+}
+
+/* Lessons first … last - 1, then updates; the hash of what was learned. */
+static char *cloned(int longest_first, int first, int last) {
+    struct school s;
+    school_open(&s, clone_options(), 1, 1, 1, ones, 3);
+    struct lesson wide = {.prompt = prompts[4]};
+    for (int i = 0; i < longest_first; i++) school_feed(&s, 0, &wide);
+    for (int i = first; i < last; i++) {
+        struct lesson v = clone_lesson(i);
+        school_feed(&s, 0, &v);
+    }
+    for (int i = 0; i < 4; i++) school_update(&s);
+    char *hash = xstrdup(school_hash(&s, 0));
+    school_close(&s);
+    return hash;
+}
+
+static void strings_same(char *a, char *b, bool same) {
+    if (same != (strcmp(a, b) == 0)) fail_msg("'%s' and '%s'", a, b);
+    free(a);
+    free(b);
+}
+
+static void test_memory_forgets_the_oldest(void **state) {
+    (void)state;
+    strings_same(cloned(0, 0, 8), cloned(1, 0, 8), true); // widened one by one, and at once
+    strings_same(cloned(0, 5, 13), cloned(0, 2, 13), true);
+    strings_same(cloned(0, 5, 13), cloned(8, 5, 13), true);
+    strings_same(cloned(0, 5, 13), cloned(21, 5, 13), true);
+    strings_same(cloned(0, 5, 13), cloned(0, 4, 12), false);
+}
+
+/* Of what came since the last update, unless it is a replay. */
+static void test_replay_share(void **state) {
+    (void)state;
+    struct lesson old = {.prompt = prompts[0], .teacher = 1}, new = {.prompt = prompts[1]};
+    for (int replay = 0; replay < 2; replay++) {
+        struct school s, t;
+        struct learn_options o = clone_options();
+        o.buffer = 40;
+        o.replay = replay;
+        school_open(&s, o, 1, 1, 1, ones, 3);
+        for (int i = 0; i < 16; i++) school_feed(&s, 0, &old);
+        school_update(&s);
+        struct adapter *then = adapter_retain(learner_adapter(s.l, 0));
+        for (int i = 0; i < 4; i++) school_feed(&s, 0, &new);
+        school_update(&s);
+        school_open(&t, clone_options(), 1, 1, 1, &then, 4);
+        for (int i = 0; i < 8; i++) school_feed(&t, 0, &new);
+        school_update(&t);
+        assert_int_equal(strcmp(school_hash(&s, 0), school_hash(&t, 0)) == 0, !replay);
+        adapter_release(then);
+        school_close(&s);
+        school_close(&t);
+    }
+}
+
+static double probability(const struct school *s, const char *prompt, int action) {
+    struct ask a;
+    ask_one(s->asker, prompt, learner_adapter(s->l, 0), &a);
+    return exp(a.logp[action]);
+}
+
+static void test_one_update_moves_the_policy(void **state) {
+    (void)state;
+    for (uint64_t seed = 1; seed <= 6; seed++) {
+        struct school s;
+        struct learn_options o = learn_plain("gradient");
+        int good = (int)(seed % ACTIONS), wrong = (good + 2) % ACTIONS;
+        o.batch = 16;
+        o.critic_rate = 0;
+        school_open(&s, o, 1, 1, 1, &ones[seed % MINDS], seed);
+        double before = probability(&s, prompts[0], good), bad = probability(&s, prompts[0], wrong);
+        for (int i = 0; i < 32; i++) {
+            struct lesson v = {.prompt = prompts[0],
+                               .action = i % 2 ? good : wrong,
+                               .logp = log(i % 2 ? before : bad),
+                               .reward = i % 2 ? 1 : -1};
+            school_feed(&s, 0, &v);
+        }
+        school_update(&s);
+        assert_int_equal(learner_updates(s.l), 1);
+        if (!(probability(&s, prompts[0], good) > before) ||
+            !(probability(&s, prompts[0], wrong) < bad))
+            fail_msg("seed %d: the rewarded %g to %g, the punished %g to %g", (int)seed, before,
+                     probability(&s, prompts[0], good), bad, probability(&s, prompts[0], wrong));
+        school_close(&s);
+    }
+}
+
+static void test_clone_follows_the_teacher(void **state) {
+    (void)state;
+    for (uint64_t seed = 1; seed <= 4; seed++) {
+        struct school s;
+        int right = (int)(seed % ACTIONS);
+        school_open(&s, learn_plain("clone"), 1, 1, 1, &ones[seed % MINDS], seed);
+        double before = probability(&s, prompts[1], right);
+        for (int i = 0; i < 8; i++) {
+            struct lesson v = {.prompt = prompts[1],
+                               .action = (right + 1) % ACTIONS,
+                               .teacher = right,
+                               .reward = -1};
+            school_feed(&s, 0, &v);
+        }
+        school_update(&s);
+        assert_true(probability(&s, prompts[1], right) > before);
+        school_close(&s);
+    }
+}
+
+/* The loss of one experience, from probabilities that are asked for anew. */
+struct task {
+    double temperature, ratio, old, advantage, entropy, clip;
+    int action;
+};
+
+static double task_loss(const struct school *s, const struct task *k, struct adapter *a) {
+    struct ask ask;
+    ask_one(s->asker, prompts[0], a, &ask);
+    double ratio = exp(ask.logp[k->action] - k->old), h = 0;
+    double bound = fmin(fmax(ratio, 1 - k->clip), 1 + k->clip);
+    for (int i = 0; i < ACTIONS; i++) h -= exp(ask.logp[i]) * ask.logp[i];
+    return -fmin(ratio * k->advantage, bound * k->advantage) - k->entropy * h;
+}
+
+static struct adapter *moved(const struct adapter *a, const double *along, double by) {
+    float *data = xcalloc(a->n_data, sizeof *data);
+    for (size_t i = 0; i < a->n_data; i++) data[i] = (float)((double)a->data[i] + by * along[i]);
+    return adapter_take(&a->shape, &a->config, data, NULL);
+}
+
+static double slope(const struct school *s, const struct task *k, const double *along) {
+    double sum = 0, loss[2];
+    for (size_t i = 0; i < ones[0]->n_data; i++) sum += along[i] * along[i];
+    double step = 0.01 / sqrt(sum);
+    for (int side = 0; side < 2; side++) {
+        struct adapter *a = moved(ones[0], along, side ? step : -step);
+        loss[side] = task_loss(s, k, a);
+        adapter_release(a);
+    }
+    return (loss[1] - loss[0]) / (2 * step);
+}
+
+/* One step of bare gradient from ones[0], after sixteen experiences of which eight remain; what it
+ * was in `gradient`. The square of the baseline's errors runs over all sixteen. */
+static void task_learn(struct school *s, struct task *k, double *gradient) {
+    enum { LR = 1 };
+    struct ask now;
+    struct learn_options o = learn_plain("gradient");
+    double square = 0;
+    options_bare(&o, LR);
+    o.buffer = 8;
+    o.critic_rate = 0;
+    o.entropy = k->entropy;
+    o.clip = k->clip;
+    school_open(s, o, k->temperature, 1, 1, ones, 5);
+    ask_one(s->asker, prompts[0], ones[0], &now);
+    k->old = now.logp[k->action] - log(k->ratio);
+    for (int i = 0; i < 16; i++) {
+        double reward = k->advantage * (i < 8 ? 0.5 : 1);
+        struct lesson v = {
+            .prompt = prompts[0], .action = k->action, .logp = k->old, .reward = reward};
+        square += (i ? 0.01 : 1) * (reward * reward - square);
+        school_feed(s, 0, &v);
+    }
+    k->advantage /= sqrt(square);
+    school_update(s);
+    const struct adapter *after = learner_adapter(s->l, 0);
+    for (size_t i = 0; i < after->n_data; i++)
+        gradient[i] = ((double)ones[0]->data[i] - (double)after->data[i]) / LR;
+}
+
+static void test_gradient_is_that_of_the_loss(void **state) {
+    (void)state;
+    static const struct task tasks[] = {
+        {.temperature = 1, .ratio = 1, .advantage = 2, .clip = 0.2, .action = 1},
+        {.temperature = 1, .ratio = 1.15, .advantage = 1, .clip = 0.2, .action = 2, .entropy = 0.1},
+        {.temperature = 0.6, .ratio = 0.85, .advantage = 3, .clip = 0.2, .action = 0},
+        {.temperature = 1, .ratio = 0.9, .advantage = -1, .clip = 0.2, .action = 3, .entropy = 0.5},
+        {.temperature = 2, .ratio = 1.9, .advantage = -1, .clip = 0.2, .action = 4},
+        {.temperature = 1, .ratio = 0.4, .advantage = 2, .clip = 0.2, .action = 5},
+        {.temperature = 1, .ratio = 2, .advantage = 2, .clip = 0.2, .action = 5, .entropy = 0.3},
+    };
+    size_t n = ones[0]->n_data;
+    double *g = xcalloc(n, sizeof *g), *d = xcalloc(n, sizeof *d);
+    for (size_t i = 0; i < ARRAY_LEN(tasks); i++) {
+        struct task k = tasks[i];
+        struct school s;
+        struct rng rng = rng_make(i, RNG_TEST, 4, 0);
+        double gg = 0, gd = 0;
+        task_learn(&s, &k, g);
+        for (size_t j = 0; j < n; j++) gg += g[j] * g[j];
+        assert_true(gg > 0);
+        for (size_t j = 0; j < n; j++) {
+            d[j] = g[j] + (double)rng_normal(&rng) * sqrt(gg / (double)n);
+            gd += g[j] * d[j];
+        }
+        double along = slope(&s, &k, g), across = slope(&s, &k, d);
+        if (fabs(along - gg) > 0.01 * gg || fabs(across - gd) > 0.02 * gg)
+            fail_msg("task %zu: slopes %g and %g, of the gradient %g and %g", i, along, across, gg,
+                     gd);
+        school_close(&s);
+    }
+    free(g);
+    free(d);
+}
+
+static void test_clipped_side_has_no_gradient(void **state) {
+    (void)state;
+    double *g = xcalloc(ones[0]->n_data, sizeof *g);
+    for (int side = 0; side < 2; side++) {
+        struct school s;
+        struct task k = {.temperature = 1,
+                         .ratio = side ? 1.5 : 0.6,
+                         .advantage = side ? 1 : -1,
+                         .clip = 0.2,
+                         .action = 2};
+        task_learn(&s, &k, g);
+        assert_int_equal(learner_updates(s.l), 1);
+        assert_string_equal(school_hash(&s, 0), ones[0]->hash);
+        school_close(&s);
+    }
+    free(g);
+}
+
+/* Three minds, eight lessons each and an update, three times; those of mind 1 were drawn with
+ * probability exp(rare). */
+static void class_teach(struct school *s, struct adapter *second, double rare) {
+    struct adapter *adapters[3] = {ones[0], second, ones[2]};
+    school_open(s, learn_plain("gradient"), 1, 3, 3, adapters, 6);
+    for (int round = 0; round < 3; round++) {
+        for (int i = 0; i < 24; i++) {
+            struct lesson v = {.prompt = prompts[i % 5],
+                               .action = i % ACTIONS,
+                               .logp = i % 3 == 1 ? rare : -1.5,
+                               .reward = i % 4 - 1};
+            school_feed(s, i % 3, &v);
+        }
+        school_update(s);
+    }
+}
+
+static void neighbours_same(const struct school *a, const struct school *b) {
+    assert_true(learner_updates(b->l) > 0);
+    for (int i = 0; i < 3; i += 2) {
+        assert_string_equal(school_hash(a, i), school_hash(b, i));
+        assert_string_not_equal(school_hash(a, i), ones[i]->hash);
+        assert_int_equal(learner_health(b->l, i).rollbacks, 0);
+    }
+}
+
+/* A mind whose weights give no numbers, among others that learn as they do beside a sound one. */
+static void test_the_broken_alone_are_put_back(void **state) {
+    (void)state;
+    struct school sound, broken;
+    double *along = xcalloc(ones[1]->n_data, sizeof *along);
+    for (size_t i = 0; i < ones[1]->n_data; i++) along[i] = 1e30;
+    struct adapter *huge = moved(ones[1], along, 1);
+    class_teach(&sound, ones[1], -1.5);
+    class_teach(&broken, huge, -1.5);
+    neighbours_same(&sound, &broken);
+    assert_int_equal(learner_health(sound.l, 1).rollbacks, 0);
+    assert_int_equal(learner_health(broken.l, 1).rollbacks, 3);
+    assert_string_equal(school_hash(&broken, 1), huge->hash);
+    school_close(&broken);
+    adapter_release(huge);
+    free(along);
+    int put_back = 0;
+    for (int rare = -60; rare > -92; rare -= 2) { // gradients beyond what a float holds
+        class_teach(&broken, ones[1], rare);
+        neighbours_same(&sound, &broken);
+        put_back += learner_health(broken.l, 1).rollbacks > 0;
+        school_close(&broken);
+    }
+    assert_true(put_back > 0 && put_back < 16);
+    school_close(&sound);
+}
+
+/* A tick of one mind in one body, with numbers or without. */
+static void school_tick(struct school *s, bool numbers) {
+    struct error err;
+    int32_t token = 300 + s->tick % 7;
+    struct ask a = {.tokens = &token, .n = 1, .action = s->tick % ACTIONS};
+    for (int i = 0; i < ACTIONS; i++) a.logp[i] = numbers ? -log(ACTIONS) : (double)NAN;
+    learner_acted(s->l, 0, &a, -1);
+    learner_paid(s->l, 0, s->tick % 3, false);
+    s->tick++;
+    if (learner_tick(s->l, 0, s->tick, &err) != OK) fail_msg("%s", err.text);
+}
+
+/* One decision without numbers is one that is undone, and nothing is learned from it later. */
+static void test_one_bad_decision(void **state) {
+    (void)state;
+    struct school s;
+    struct learn_options o = learn_plain("gradient");
+    o.every = 1;
+    o.replay = 1;
+    school_open(&s, o, 1, 1, 1, ones, 2);
+    while (s.tick < 100) school_tick(&s, s.tick != 40);
+    struct mind_health h = learner_health(s.l, 0);
+    assert_int_equal(h.rollbacks, 1);
+    assert_true(isfinite(h.entropy) && h.entropy > 1);
+    struct school fresh; // that begins after it
+    o = learn_plain("gradient");
+    o.every = 1;
+    o.replay = 1;
+    school_open(&fresh, o, 1, 1, 1, ones, 2);
+    for (fresh.tick = 41; fresh.tick < 100;) school_tick(&fresh, true);
+    assert_string_equal(school_hash(&s, 0), school_hash(&fresh, 0));
+    assert_string_not_equal(school_hash(&s, 0), ones[0]->hash);
+    school_close(&s);
+    school_close(&fresh);
+}
+
+/* A hundred ticks at rate 0 of four minds: a sound one, one that repeats itself, one that hardly
+ * draws, one that is paid the same always. */
+static void test_collapse_is_told(void **state) {
+    (void)state;
+    struct school s;
+    struct learn_options o = learn_plain("gradient");
+    o.train.lr = 0;
+    school_open(&s, o, 1, 4, 4, ones, 6);
+    for (s.tick = 1; s.tick <= 100; s.tick++) {
+        struct error err;
+        for (int b = 0; b < 4; b++) {
+            int32_t token = 300;
+            struct ask a = {.tokens = &token, .n = 1, .action = b == 1 ? 2 : s.tick % ACTIONS};
+            for (int i = 0; i < ACTIONS; i++) {
+                double p = b == 2 ? (i == 0 ? 1 - 5e-6 : 1e-6) : 1.0 / ACTIONS;
+                a.logp[i] = log(p);
+            }
+            learner_acted(s.l, b, &a, -1);
+            learner_paid(s.l, b, b == 3 ? 2 : s.tick % 2, false);
+        }
+        assert_int_equal(learner_tick(s.l, 0, s.tick, &err), OK);
+    }
+    for (int b = 0; b < 4; b++) {
+        struct mind_health h = learner_health(s.l, b);
+        assert_int_equal(h.decisions, 100);
+        assert_int_equal(h.collapsed, b != 0);
+        assert_true(fabs(h.reward - (b == 3 ? 2 : 0.5)) < 1e-12);
+        assert_true(fabs(h.spread - (b == 3 ? 0 : 0.5)) < 1e-12);
+        assert_true(fabs(h.most_repeated - (b == 1 ? 1 : 0.17)) < 1e-12);
+        if (b != 2) assert_true(fabs(h.entropy - log(ACTIONS)) < 1e-9);
+        assert_int_equal(h.rollbacks, 0); // there was nothing better before
+    }
+    school_close(&s);
+}
+
+/* lives */
+
+struct world_of {
+    struct life_options o;
+    struct world_rules rules;
+    struct place places[2];
+    struct toy toys[2];
+    struct environment envs[2], *list[2];
+    struct pool *pool;
+    struct life *life;
+};
+
+static struct life_options life_plain(const char *learn) {
+    struct life_options o = {0};
+    options_default(life_option_rows, &o);
+    options_default(learn_option_rows, &o.learn);
+    free(o.learn.learn);
+    o.learn.learn = xstrdup(learn);
+    o.learn.train.r = 2;
+    o.learn.every = 5;
+    o.worlds = 2;
+    o.steps = 45;
+    o.seed = 7;
+    o.held_out = 1;
+    o.elites = 1;
+    return o;
+}
+
+static void life_open(struct world_of *w) {
+    struct error err;
+    w->life = life_new(model, &w->o, w->list, ones, MINDS, w->pool, &err);
+    if (!w->life) fail_msg("%s", err.text);
+}
+
+/* Takes the options over. `toy`: agents that cannot meet. */
+static void world_make(struct world_of *w, struct life_options o, bool toy, int threads) {
+    struct error err;
+    *w = (struct world_of){.o = o, .pool = pool_new(threads)};
+    if (world_rules_load(&w->rules, "repaired", &err) != OK) fail_msg("%s", err.text);
+    for (int i = 0; i < o.worlds; i++) {
+        toy_make(&w->toys[i], MINDS);
+        w->toys[i].dies_at[2] = 17 + i;
+        w->places[i] = (struct place){
+            .rules = &w->rules, .teacher = world_policy_find("reflex"), .n_agents = MINDS};
+        w->envs[i] = toy ? w->toys[i].e : place_environment(&w->places[i]);
+        w->list[i] = &w->envs[i];
+    }
+    life_open(w);
+}
+
+static void world_free(struct world_of *w) {
+    life_free(w->life);
+    pool_free(w->pool);
+    world_rules_release(&w->rules);
+    options_release(learn_option_rows, &w->o.learn);
+    options_release(life_option_rows, &w->o);
+}
+
+/* A generation, or its first ticks. Actions are added to `story`, and at its end who lived. */
+static void generation(struct world_of *w, int ticks, struct buf *story) {
+    struct error err;
+    int n = 1, t = 0;
+    if (life_begin(w->life, NULL, &err) != OK) fail_msg("%s", err.text);
+    while (t++ < ticks && (n = life_tick(w->life, &err)) > 0)
+        for (int b = 0; b < MINDS * (int)w->o.worlds; b++)
+            buf_printf(story, "%d ", life_actions(w->life)[b]);
+    if (n < 0) fail_msg("%s", err.text);
+    if (ticks <= w->o.steps) return;
+    life_end(w->life);
+    buf_puts(story, "\n");
+}
+
+static void measured_tell(struct world_of *w, struct buf *story) {
+    struct error err;
+    struct outcome out[4];
+    assert_true(w->o.held_out <= 4);
+    if (life_measure(w->life, out, &err) != OK) fail_msg("%s", err.text);
+    for (int i = 0; i < w->o.held_out; i++)
+        buf_printf(story, "held out: %a %a\n", out[i].fitness, out[i].reward);
+}
+
+/* Who there is and what they were worth; of health only with `health`. */
+static void minds_tell(const struct life *l, bool health, struct buf *story) {
+    for (int i = 0; i < life_n_minds(l); i++) {
+        json_t *v = mind_json(life_mind(l, i));
+        assert_non_null(v);
+        if (!health) json_object_del(v, "health");
+        char *text = json_text(v);
+        buf_printf(story, "%s\n", text);
+        free(text);
+        json_decref(v);
+    }
+    buf_printf(story, "%d generations, %lld decisions\n", life_generations(l),
+               (long long)life_decisions(l));
+}
+
+enum { WHOLE = 1 << 20 };
+static char *lives(const char *learn, double lr, int threads, bool health) {
+    struct world_of w;
+    struct buf story = {0};
+    struct life_options o = life_plain(learn);
+    o.learn.train.lr = lr;
+    world_make(&w, o, false, threads);
+    for (int g = 0; g < 2; g++) {
+        generation(&w, WHOLE, &story);
+        minds_tell(w.life, health, &story);
+        measured_tell(&w, &story);
+    }
+    world_free(&w);
+    return story.data;
+}
+
+static void test_rate_zero_is_frozen(void **state) {
+    (void)state;
+    strings_same(lives("none", 0, 1, false), lives("gradient", 0, 1, false), true);
+    strings_same(lives("none", 0, 1, false), lives("clone", 0, 1, false), true);
+    strings_same(lives("none", 0, 1, false), lives("gradient", 0.01, 1, false), false);
+}
+
+static void test_threads_change_nothing(void **state) {
+    (void)state;
+    strings_same(lives("gradient", 0.01, 1, true), lives("gradient", 0.01, 2, true), true);
+    strings_same(lives("clone", 0.01, 1, true), lives("clone", 0.01, 2, true), true);
+}
+
+static char *place_in(const char *name) {
+    return path_join(folder, name);
+}
+
+static void saved(const struct life *l, const char *dir) {
+    struct error err;
+    json_t *extra = json_pack("{s:s}", "mine", "too");
+    if (life_save(l, dir, extra, &err) != OK) fail_msg("%s", err.text);
+    json_decref(extra);
+}
+
+static void loaded(struct life *l, const char *dir) {
+    struct error err;
+    json_t *state = life_state(dir, &err);
+    if (!state || life_load(l, dir, state, &err) != OK) fail_msg("%s", err.text);
+    assert_string_equal(json_text_at(json_object_get(state, "extra"), "mine"), "too");
+    json_decref(state);
+}
+
+/* Four generations; each ended by a save and begun by another object, which in `killed` ones lives
+ * some ticks and is lost. */
+static char *interrupted(const char *dir, const char *killed) {
+    struct world_of w;
+    struct buf story = {0}, lost = {0};
+    struct life_options o = life_plain("gradient");
+    o.carry = true;
+    o.mutate = 0.5;
+    world_make(&w, o, false, 1);
+    for (int g = 0; g < 4; g++) {
+        for (int k = 0; dir && g > 0 && k < 1 + (killed[g] == 'x'); k++) {
+            life_free(w.life);
+            life_open(&w);
+            loaded(w.life, dir);
+            if (killed[g] == 'x' && k == 0) generation(&w, 23, &lost);
+        }
+        generation(&w, WHOLE, &story);
+        minds_tell(w.life, true, &story);
+        if (dir) saved(w.life, dir);
+    }
+    world_free(&w);
+    buf_release(&lost);
+    return story.data;
+}
+
+static int entries(const char *path, const char *prefix) {
+    int n = 0;
+    DIR *d = opendir(path);
+    assert_non_null(d);
+    for (const struct dirent *e; (e = readdir(d));)
+        n += e->d_name[0] != '.' && strncmp(e->d_name, prefix, strlen(prefix)) == 0;
+    closedir(d);
+    return n;
+}
+
+static void test_interruptions_change_nothing(void **state) {
+    (void)state;
+    char *dir = place_in("interrupted"), *minds = path_join(dir, "minds");
+    strings_same(interrupted(NULL, "----"), interrupted(dir, "----"), true);
+    strings_same(interrupted(NULL, "----"), interrupted(dir, "-xx-"), true);
+    assert_int_equal(entries(minds, ""), MINDS); // what no state names is gone
+    assert_int_equal(entries(dir, "critics-"), 1);
+    free(minds);
+    free(dir);
+}
+
+/* Rates that make everybody's weights no numbers: all are put back, again and again, and what
+ * remains can be saved and read. */
+static void test_a_rate_that_breaks_everybody(void **state) {
+    (void)state;
+    struct world_of w;
+    struct buf story = {0};
+    struct life_options o = life_plain("gradient");
+    char *dir = place_in("broken");
+    o.learn.train.lr = 1e30;
+    o.learn.warmup = 0;
+    o.learn.batch = 2;
+    o.steps = 120;
+    o.breed = false;
+    world_make(&w, o, true, 1);
+    generation(&w, WHOLE, &story);
+    int rollbacks = 0;
+    for (int i = 0; i < MINDS; i++) {
+        const struct mind_record *m = life_mind(w.life, i);
+        rollbacks += m->health.rollbacks;
+        assert_true(isfinite(m->health.entropy));
+        for (size_t k = 0; k < m->adapter->n_data; k++) assert_true(isfinite(m->adapter->data[k]));
+    }
+    assert_true(rollbacks >= MINDS);
+    saved(w.life, dir);
+    life_free(w.life);
+    life_open(&w);
+    loaded(w.life, dir);
+    world_free(&w);
+    buf_release(&story);
+    free(dir);
+}
+
+/* One adapter of infinities among others, in an environment where nobody meets: the run goes on,
+ * and the others become what they become beside a sound one. */
+static void test_neighbours_of_the_broken(void **state) {
+    (void)state;
+    struct adapter *sound = ones[1], *after[2][MINDS] = {0};
+    double *along = xcalloc(sound->n_data, sizeof *along);
+    for (size_t i = 0; i < sound->n_data; i++) along[i] = INFINITY;
+    for (int k = 0; k < 2; k++) {
+        struct world_of w;
+        struct buf story = {0};
+        struct life_options o = life_plain("gradient");
+        o.worlds = 1;
+        if (k) ones[1] = moved(sound, along, 1);
+        world_make(&w, o, true, 1);
+        generation(&w, WHOLE, &story);
+        for (int i = 0; i < MINDS; i++) {
+            const struct mind_record *m = life_mind(w.life, i);
+            int who = m->name[3] - '0';
+            after[k][who] = adapter_retain(m->adapter);
+            assert_int_equal(m->health.rollbacks > 0, k == 1 && who == 1);
+        }
+        world_free(&w);
+        buf_release(&story);
+        if (k) adapter_release(ones[1]);
+        ones[1] = sound;
+    }
+    for (int i = 0; i < MINDS; i++) {
+        if (i != 1) assert_string_equal(after[0][i]->hash, after[1][i]->hash);
+        if (i != 1) assert_string_not_equal(after[0][i]->hash, ones[i]->hash);
+        adapter_release(after[0][i]);
+        adapter_release(after[1][i]);
+    }
+    free(along);
+}
+
+/* Lives too short for a look at anybody's health have been looked at when they end. */
+static void test_health_of_a_short_life(void **state) {
+    (void)state;
+    struct world_of w;
+    struct buf story = {0};
+    struct life_options o = life_plain("gradient");
+    o.learn.train.lr = 0;
+    o.steps = 20;
+    o.worlds = 1;
+    world_make(&w, o, true, 1);
+    generation(&w, WHOLE, &story);
+    for (int i = 0; i < MINDS; i++) {
+        const struct mind_record *m = life_mind(w.life, i);
+        assert_int_equal(m->health.decisions, m->name[3] == '2' ? 17 : 20);
+        assert_true(m->health.entropy > 0 && m->health.spread > 0);
+    }
+    world_free(&w);
+    buf_release(&story);
+}
+
+/* breeding */
+
+/* A generation, and who there was at its end. */
+struct parents {
+    struct mind_record v[MINDS];
+};
+
+static struct parents parents_of(const struct life *l) {
+    struct parents p;
+    for (int i = 0; i < MINDS; i++) {
+        p.v[i] = *life_mind(l, i);
+        adapter_retain(p.v[i].adapter);
+    }
+    return p;
+}
+
+static void parents_release(struct parents *p) {
+    for (int i = 0; i < MINDS; i++) adapter_release(p->v[i].adapter);
+}
+
+static const struct mind_record *parent_find(const struct parents *p, const char *name) {
+    for (int i = 0; i < MINDS; i++)
+        if (strcmp(p->v[i].name, name) == 0) return &p->v[i];
+    fail_msg("no parent '%s'", name);
+    return NULL;
+}
+
+/* ΔW of a child is that of its parents by their fitness, as long as theirs are by the same. */
+static void child_is(const struct parents *p, const struct mind_record *c) {
+    struct error err;
+    const struct mind_record *a = parent_find(p, c->parents[0]), *b = parent_find(p, c->parents[1]);
+    assert_ptr_not_equal(a, b);
+    assert_true(a < &p->v[2] && b < &p->v[2]);
+    double f = a->outcome.fitness, g = b->outcome.fitness;
+    f = fmax(f, 0), g = fmax(g, 0);
+    double ratio = f + g > 0 ? f / (f + g) : 0.5;
+    float w[2] = {(float)ratio, (float)(1 - ratio)};
+    struct adapter *both[2] = {a->adapter, b->adapter};
+    struct adapter *sum = adapter_stack(both, w, 2, &err);
+    assert_non_null(sum);
+    double na = sqrt(adapter_dot(a->adapter, a->adapter)),
+           nb = sqrt(adapter_dot(b->adapter, b->adapter)),
+           norm = sqrt(adapter_dot(c->adapter, c->adapter));
+    assert_true(adapter_cosine(sum, c->adapter) > 1 - 1e-5);
+    assert_true(fabs(norm / (ratio * na + (1 - ratio) * nb) - 1) < 1e-4);
+    json_t *parents = json_object_get(c->adapter->lineage, "parents");
+    assert_non_null(parents);
+    char *text = json_text(parents);
+    assert_non_null(strstr(text, a->adapter->hash));
+    assert_non_null(strstr(text, b->adapter->hash));
+    free(text);
+    adapter_release(sum);
+}
+
+static void test_children(void **state) {
+    (void)state;
+    struct world_of w;
+    struct buf story = {0};
+    struct error err;
+    struct life_options o = life_plain("none");
+    o.mutate = 0;
+    o.learn.train.r = 4; // so that nothing of two parents of rank 2 is lost
+    o.elites = 1;
+    world_make(&w, o, true, 1);
+    for (int g = 0; g < 3; g++) {
+        generation(&w, WHOLE, &story);
+        struct parents p = parents_of(w.life);
+        for (int i = 1; i < MINDS; i++)
+            assert_true(p.v[i - 1].outcome.fitness >= p.v[i].outcome.fitness);
+        assert_int_equal(life_begin(w.life, NULL, &err), OK);
+        if (g == 0) assert_true(p.v[0].outcome.fitness > 0);
+        for (int i = 0; g == 0 && i < MINDS; i++) {
+            const struct mind_record *m = life_mind(w.life, i);
+            assert_int_equal(m->elite, i < 1);
+            if (i == 0) assert_string_equal(m->adapter->hash, p.v[0].adapter->hash);
+            if (i == 0) assert_string_equal(m->name, p.v[0].name);
+            if (i > 0) child_is(&p, m);
+        }
+        life_end(w.life);
+        parents_release(&p);
+    }
+    world_free(&w);
+    buf_release(&story);
+}
+
+static void test_nobody_breeds(void **state) {
+    (void)state;
+    struct world_of w;
+    struct buf story = {0};
+    struct life_options o = life_plain("none");
+    o.breed = false;
+    world_make(&w, o, true, 1);
+    for (int g = 0; g < 2; g++) generation(&w, WHOLE, &story);
+    for (int i = 0; i < MINDS; i++) {
+        const struct mind_record *m = life_mind(w.life, i);
+        assert_string_equal(m->adapter->hash, ones[m->name[3] - '0']->hash);
+        assert_int_equal(m->name[1], '0');
+    }
+    world_free(&w);
+    buf_release(&story);
+}
+
+/* Mutants alone differ from children that are not: all of them, or none. */
+static void test_mutants(void **state) {
+    (void)state;
+    char *hashes[2][MINDS];
+    for (int k = 0; k < 2; k++) {
+        struct world_of w;
+        struct buf story = {0};
+        struct error err;
+        struct life_options o = life_plain("none");
+        o.mutate = k;
+        world_make(&w, o, true, 1);
+        generation(&w, WHOLE, &story);
+        assert_int_equal(life_begin(w.life, NULL, &err), OK);
+        for (int i = 0; i < MINDS; i++) hashes[k][i] = xstrdup(life_mind(w.life, i)->adapter->hash);
+        world_free(&w);
+        buf_release(&story);
+    }
+    for (int i = 0; i < MINDS; i++) strings_same(hashes[0][i], hashes[1][i], i == 0);
+}
+
+/* The same lives twice, the statistics of elites kept or not. */
+static void test_carry(void **state) {
+    (void)state;
+    double fitness[2][2], first = 0;
+    char names[2][32];
+    for (int k = 0; k < 2; k++) {
+        struct world_of w;
+        struct buf story = {0};
+        struct life_options o = life_plain("none");
+        o.carry = k;
+        world_make(&w, o, true, 1);
+        generation(&w, WHOLE, &story);
+        strcpy(names[k], life_mind(w.life, 0)->name);
+        first = life_mind(w.life, 0)->outcome.fitness;
+        generation(&w, WHOLE, &story);
+        for (int i = 0; i < MINDS; i++) {
+            const struct mind_record *m = life_mind(w.life, i);
+            if (strcmp(m->name, names[k]) == 0) fitness[k][0] = m->outcome.fitness;
+            if (strcmp(m->name, "g1m2") == 0) fitness[k][1] = m->outcome.fitness;
+        }
+        world_free(&w);
+        buf_release(&story);
+    }
+    assert_string_equal(names[0], names[1]);
+    assert_true(first != 0);
+    assert_true(fabs(fitness[1][0] - fitness[0][0] - first) < 1e-9);
+    assert_true(fitness[1][1] == fitness[0][1]);
+}
+
+/* state on disk */
+
+static char *life_told(const struct life *l) {
+    struct buf b = {0};
+    minds_tell(l, true, &b);
+    return b.data;
+}
+
+/* Refused with a reason that names the file, and everything is as it was. */
+static void refused(struct world_of *w, const char *dir, const json_t *state, const char *what) {
+    struct error err = {0};
+    char *before = life_told(w->life);
+    int rc = life_load(w->life, dir, state, &err);
+    if (rc == OK) fail_msg("%s was taken", what);
+    if (rc >= 0 || !strstr(err.text, "state.json': ")) fail_msg("%s: %d '%s'", what, rc, err.text);
+    strings_same(before, life_told(w->life), true);
+}
+
+/* Every member of an object that lies in `state`: gone, and of every other type. */
+static void members_damage(struct world_of *w, const char *dir, json_t *state, json_t *at) {
+    json_t *copy = json_deep_copy(at), *v;
+    const char *key;
+    json_object_foreach (copy, key, v) {
+        json_t *others[] = {json_null(),     json_object(),       json_array(),    json_true(),
+                            json_real(-7.5), json_string("\x7f"), json_real(1e300)};
+        if (strcmp(key, "extra") == 0) continue;
+        json_object_del(at, key);
+        refused(w, dir, state, key);
+        for (size_t i = 0; i < ARRAY_LEN(others); i++) {
+            bool kind = json_typeof(others[i]) == json_typeof(v) ||
+                        (json_is_number(others[i]) && json_is_real(v)) ||
+                        (json_is_boolean(v) && json_is_true(others[i]));
+            bool list = json_is_array(v) && strcmp(key, "parents") == 0 && json_is_array(others[i]);
+            bool fits = json_is_string(v) && strcmp(key, "name") == 0 && json_is_string(others[i]);
+            if ((kind && !json_is_string(v) && !json_is_object(v) && !json_is_array(v)) || list ||
+                fits)
+                continue;
+            char *what = xasprintf("'%s' as its other %zu", key, i);
+            json_object_set(at, key, others[i]);
+            refused(w, dir, state, what);
+            free(what);
+        }
+        for (size_t i = 0; i < ARRAY_LEN(others); i++) json_decref(others[i]);
+        json_object_set(at, key, v);
+    }
+    json_decref(copy);
+}
+
+static void file_damage(const char *path, int how) {
+    struct error err;
+    struct buf b = {0};
+    if (file_read(path, 1 << 30, &b, &err) != OK) fail_msg("%s", err.text);
+    if (how == 0) b.data[b.len - 5] ^= 1;
+    if (how == 1) b.len -= 1;
+    if (how == 2) buf_puts(&b, "x");
+    if (how == 3) unlink(path);
+    if (how < 3) assert_int_equal(file_write(path, b.data, b.len, &err), OK);
+    buf_release(&b);
+}
+
+static void files_damage(struct world_of *w, const char *dir, const json_t *state) {
+    struct error err;
+    const struct mind_record *m = life_mind(w->life, 2);
+    char *paths[] = {xasprintf("%s/critics-1.bin", dir),
+                     xasprintf("%s/minds/%s/adapter_model.safetensors", dir, m->adapter->hash),
+                     xasprintf("%s/minds/%s/adapter_config.json", dir, m->adapter->hash)};
+    for (size_t i = 0; i < ARRAY_LEN(paths); i++)
+        for (int how = i == 2 ? 3 : 0; how < 4; how++) {
+            struct buf whole = {0};
+            assert_int_equal(file_read(paths[i], 1 << 30, &whole, &err), OK);
+            file_damage(paths[i], how);
+            refused(w, dir, state, paths[i]);
+            assert_int_equal(file_write(paths[i], whole.data, whole.len, &err), OK);
+            buf_release(&whole);
+        }
+    for (size_t i = 0; i < ARRAY_LEN(paths); i++) free(paths[i]);
+}
+
+static void hash_damage(struct world_of *w, const char *dir, json_t *state, json_t *mind) {
+    char *hash = xstrdup(json_text_at(mind, "hash"));
+    char *longer = xasprintf("%s/.", hash), *zeros = xstrdup(hash);
+    char *parent = xasprintf("../minds/%s", hash);
+    memset(zeros, '0', strlen(zeros));
+    const char *wrong[] = {
+        zeros, longer, parent,
+        json_text_at(json_array_get(json_object_get(state, "minds"), 1), "name")};
+    for (size_t i = 0; i < ARRAY_LEN(wrong); i++) {
+        json_object_set_new(mind, "hash", json_string(wrong[i]));
+        refused(w, dir, state, wrong[i]);
+    }
+    json_object_set_new(mind, "hash", json_string(hash));
+    free(hash);
+    free(longer);
+    free(zeros);
+    free(parent);
+}
+
+static void test_damaged_states(void **state) {
+    (void)state;
+    struct world_of w;
+    struct buf story = {0};
+    struct error err;
+    char *dir = place_in("damaged"), *path = path_join(dir, "state.json");
+    assert_null(life_state(dir, &err));
+    assert_int_equal(err.code, ERR_MISSING);
+    world_make(&w, life_plain("gradient"), true, 1);
+    generation(&w, WHOLE, &story);
+    saved(w.life, dir);
+    json_t *v = life_state(dir, &err);
+    assert_non_null(v);
+    assert_int_equal(life_load(w.life, dir, v, &err), OK);
+    members_damage(&w, dir, v, v);
+    json_t *minds = json_object_get(v, "minds"), *mind = json_array_get(minds, 0);
+    members_damage(&w, dir, v, mind);
+    members_damage(&w, dir, v, json_object_get(mind, "outcome"));
+    members_damage(&w, dir, v, json_object_get(mind, "health"));
+    hash_damage(&w, dir, v, mind);
+    files_damage(&w, dir, v);
+    assert_int_equal(life_load(w.life, dir, v, &err), OK); // nothing of that has stayed
+    json_t *parents = json_object_get(mind, "parents");
+    for (int i = 0; i < 3; i++) json_array_append_new(parents, json_string("g0m0"));
+    refused(&w, dir, v, "three parents");
+    json_array_clear(parents);
+    json_array_append(minds, mind);
+    refused(&w, dir, v, "a mind more");
+    json_array_remove(minds, 0);
+    json_array_remove(minds, 0);
+    refused(&w, dir, v, "a mind less");
+    refused(&w, dir, minds, "a list");
+    json_decref(v);
+    assert_int_equal(file_write(path, "{\"minds\":", 9, &err), OK);
+    assert_null(life_state(dir, &err));
+    assert_int_equal(err.code, ERR_FORMAT);
+    world_free(&w);
+    buf_release(&story);
+    free(path);
+    free(dir);
+}
+
+/* Faults come in between Shoal and the C library (--wrap in the Makefile). */
+static long calls, fault_at; /* of the file system so far; the one that finds the disk full */
+static bool fault_kills;
+
+static bool call_fails(void) {
+    if (++calls != fault_at) return false;
+    if (fault_kills) _exit(7);
+    errno = ENOSPC;
+    return true;
+}
+
+int __real_open(const char *path, int flags, ...);
+size_t __real_fwrite(const void *p, size_t size, size_t n, FILE *f);
+int __real_fflush(FILE *f);
+int __real_fsync(int fd);
+int __real_rename(const char *from, const char *to);
+int __wrap_open(const char *path, int flags, ...);
+size_t __wrap_fwrite(const void *p, size_t size, size_t n, FILE *f);
+int __wrap_fflush(FILE *f);
+int __wrap_fsync(int fd);
+int __wrap_rename(const char *from, const char *to);
+
+int __wrap_open(const char *path, int flags, ...) {
+    va_list ap;
+    va_start(ap, flags);
+    mode_t mode = flags & O_CREAT ? va_arg(ap, mode_t) : 0;
+    va_end(ap);
+    return call_fails() ? -1 : __real_open(path, flags, mode);
+}
+
+size_t __wrap_fwrite(const void *p, size_t size, size_t n, FILE *f) {
+    if (f == stderr || f == stdout || !call_fails()) return __real_fwrite(p, size, n, f);
+    size_t half = __real_fwrite(p, size, n / 2, f);
+    errno = ENOSPC;
+    return half;
+}
+
+int __wrap_fflush(FILE *f) {
+    return f == stderr || f == stdout || !call_fails() ? __real_fflush(f) : EOF;
+}
+
+int __wrap_fsync(int fd) {
+    return call_fails() ? -1 : __real_fsync(fd);
+}
+
+int __wrap_rename(const char *from, const char *to) {
+    return call_fails() ? -1 : __real_rename(from, to);
+}
+
+/* Saves with the n-th call failing, or killing; whether it came to its end. */
+static bool saved_with_fault(const struct life *l, const char *dir, long n, bool kill) {
+    struct error err = {0};
+    json_t *extra = json_pack("{s:s}", "mine", "too");
+    int status = 0;
+    pid_t pid = kill ? fork() : 0;
+    fault_kills = kill;
+    calls = 0;
+    if (pid == 0) {
+        fault_at = n;
+        int rc = life_save(l, dir, extra, &err);
+        fault_at = 0;
+        if (kill) _exit(rc == OK ? 0 : 1);
+        if (rc != OK && (rc != ERR_IO || !err.text[0])) fail_msg("call %ld: %d", n, rc);
+        status = rc != OK;
+    } else {
+        assert_int_equal(waitpid(pid, &status, 0), pid);
+        assert_true(WIFEXITED(status) && WEXITSTATUS(status) != 1);
+    }
+    json_decref(extra);
+    return status == 0;
+}
+
+/* The generation before or this one, whole, whatever fails; and the next save mends. */
+static void test_saving_that_fails(void **state) {
+    (void)state;
+    struct world_of w;
+    struct buf story = {0};
+    char *dir = place_in("full"), *told[2];
+    struct life *of[2];
+    world_make(&w, life_plain("gradient"), true, 1);
+    for (int g = 0; g < 2; g++) {
+        generation(&w, WHOLE, &story);
+        saved(w.life, dir);
+        told[g] = life_told(of[g] = w.life);
+        life_open(&w);
+        loaded(w.life, dir);
+    }
+    for (int kill = 0; kill < 2; kill++) {
+        int kept = 0;
+        bool whole = false;
+        for (long n = 1; !whole; n++) {
+            saved(of[0], dir);
+            whole = saved_with_fault(of[1], dir, n, kill);
+            loaded(w.life, dir);
+            char *now = life_told(w.life);
+            bool old = strcmp(now, told[0]) == 0;
+            if ((!old && strcmp(now, told[1]) != 0) || (old && whole))
+                fail_msg("call %ld leaves %s", n, now);
+            kept += old;
+            saved(of[1], dir);
+            loaded(w.life, dir);
+            strings_same(now, xstrdup(old ? told[0] : told[1]), true);
+            strings_same(life_told(w.life), xstrdup(told[1]), true);
+        }
+        assert_true(kept > 20);
+    }
+    for (int g = 0; g < 2; g++) {
+        life_free(of[g]);
+        free(told[g]);
+    }
+    world_free(&w);
+    buf_release(&story);
+    free(dir);
+}
+
+/* options */
+
+static void test_options(void **state) {
+    (void)state;
+    static const struct {
+        size_t at;
+        const char *value, *says;
+    } wrong[] = {
+        {offsetof(struct life_options, decode), "loud", "no decoding 'loud'"},
+        {offsetof(struct life_options, decode), "text", "--learn none"},
+        {offsetof(struct life_options, teacher), "nobody", "no policy 'nobody'"},
+        {offsetof(struct life_options, crossover), "x", "'x'"},
+        {offsetof(struct life_options, mutation), "y", "'y'"},
+        {offsetof(struct life_options, learn.learn), "rote", "no way to learn 'rote'"},
+        {offsetof(struct life_options, learn.train.optim), "lion", "'lion'"},
+    };
+    struct error err;
+    for (size_t i = 0; i < ARRAY_LEN(wrong); i++) {
+        struct life_options o = life_plain("gradient");
+        assert_int_equal(life_options_check(&o, &err), OK);
+        char **at = (char **)(void *)((uint8_t *)&o + wrong[i].at);
+        free(*at);
+        *at = xstrdup(wrong[i].value);
+        assert_int_equal(life_options_check(&o, &err), ERR_USAGE);
+        if (!strstr(err.text, wrong[i].says)) fail_msg("'%s'", err.text);
+        options_release(learn_option_rows, &o.learn);
+        options_release(life_option_rows, &o);
+    }
+    struct life_options o = life_plain("clone");
+    o.learn.buffer = 2 * o.learn.batch - 1;
+    assert_int_equal(life_options_check(&o, &err), ERR_USAGE);
+    options_release(learn_option_rows, &o.learn);
+    options_release(life_option_rows, &o);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_policy_is_the_models),
+        cmocka_unit_test(test_draws_follow_the_generator),
+        cmocka_unit_test(test_one_batch_is_one_by_one),
+        cmocka_unit_test(test_words_that_begin_alike),
+        cmocka_unit_test(test_text_is_read),
+        cmocka_unit_test(test_returns),
+        cmocka_unit_test(test_memory_forgets_the_oldest),
+        cmocka_unit_test(test_replay_share),
+        cmocka_unit_test(test_one_update_moves_the_policy),
+        cmocka_unit_test(test_clone_follows_the_teacher),
+        cmocka_unit_test(test_gradient_is_that_of_the_loss),
+        cmocka_unit_test(test_clipped_side_has_no_gradient),
+        cmocka_unit_test(test_the_broken_alone_are_put_back),
+        cmocka_unit_test(test_one_bad_decision),
+        cmocka_unit_test(test_collapse_is_told),
+        cmocka_unit_test(test_rate_zero_is_frozen),
+        cmocka_unit_test(test_threads_change_nothing),
+        cmocka_unit_test(test_interruptions_change_nothing),
+        cmocka_unit_test(test_a_rate_that_breaks_everybody),
+        cmocka_unit_test(test_neighbours_of_the_broken),
+        cmocka_unit_test(test_health_of_a_short_life),
+        cmocka_unit_test(test_children),
+        cmocka_unit_test(test_nobody_breeds),
+        cmocka_unit_test(test_mutants),
+        cmocka_unit_test(test_carry),
+        cmocka_unit_test(test_damaged_states),
+        cmocka_unit_test(test_saving_that_fails),
+        cmocka_unit_test(test_options),
+    };
+    log_quiet = true;
+    return cmocka_run_group_tests(tests, suite_make, suite_free);
+}

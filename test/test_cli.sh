@@ -737,6 +737,9 @@ else
 fi
 
 # ---- minds in worlds
+says "flags of lives without a model" 2 "want a model" "$shoal" world --generations 3
+says "--best elsewhere" 2 "of 'shoal world export RUN'" "$shoal" world --best
+says "groups that are not there" 1 "has no run of a world 'both-" "$shoal" world compare both --runs "$tmp"
 if [ -e models/fry/config.json ]; then
     lives="$shoal world models/fry --steps 20 --agents 4 --held-out 2 --every 5 --batch 2 --runs $tmp/lruns --quiet"
     $lives --generations 1 --out "$tmp/lone" >"$tmp/one" 2>"$tmp/err" || bad "a life" "$(cat "$tmp/err")"

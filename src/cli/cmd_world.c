@@ -10,6 +10,7 @@
 #include "cli/watch.h"
 #include "cli/world_life.h"
 #include "eval/eval.h"
+#include "train/log.h"
 #include "world/pipe.h"
 
 #include <stdlib.h>
@@ -563,6 +564,25 @@ static int outside_check(const struct options *o, bool model, struct error *err)
     return rc;
 }
 
+/* Whether a flag of lives differs from its default. */
+static bool life_given(const struct options *o) {
+    struct life_options plain = {0};
+    options_default(life_option_rows, &plain);
+    options_default(learn_option_rows, &plain.learn);
+    json_t *a = options_json(life_option_rows, &plain),
+           *b = options_json(life_option_rows, &o->life.life),
+           *c = options_json(learn_option_rows, &plain.learn),
+           *d = options_json(learn_option_rows, &o->life.life.learn);
+    bool given = !json_equal(a, b) || !json_equal(c, d) || o->life.adapters.n || o->life.out;
+    json_decref(a);
+    json_decref(b);
+    json_decref(c);
+    json_decref(d);
+    options_release(life_option_rows, &plain);
+    options_release(learn_option_rows, &plain.learn);
+    return given;
+}
+
 static int options_check(const struct common *c, const struct options *o, bool model,
                          struct error *err) {
     bool one = o->watch || o->record || o->on;
@@ -574,6 +594,11 @@ static int options_check(const struct common *c, const struct options *o, bool m
                          "one policy");
     if (rules_check(o, err) != OK) return err->code;
     if (o->env_pipe && outside_check(o, model, err) != OK) return err->code;
+    if (!model && life_given(o))
+        return error_set(err, ERR_USAGE,
+                         "flags of minds and their lives want a model: shoal world MODEL");
+    if (o->best || o->mind)
+        return error_set(err, ERR_USAGE, "--best and --mind are of 'shoal world export RUN'");
     if (model && o->pipe) return error_set(err, ERR_USAGE, "--pipe is without a model");
     if (model && life_options_check(&o->life.life, err) != OK) return err->code;
     if (o->replay) return replay_check(o, err);

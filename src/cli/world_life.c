@@ -59,6 +59,15 @@ static int first_add(struct first *f, const char *path, struct model *m, struct 
     return a ? OK : err->code;
 }
 
+/* The folder of a mind that a state names, malloc'ed; NULL where its hash is none. */
+static char *mind_path(const char *run, const json_t *mind, struct error *err) {
+    const char *hash = json_text_at(mind, "hash");
+    if (strlen(hash) == HASH_LEN - 1 && strspn(hash, "0123456789abcdef") == HASH_LEN - 1)
+        return xasprintf("%s/minds/%s", run, hash);
+    error_set(err, ERR_FORMAT, "'%s' of '%s/state.json' is no hash", hash, run);
+    return NULL;
+}
+
 /* A run's folder stands for all its minds, the best one first. */
 static int first_open(struct first *f, const struct strings *paths, struct model *m,
                       struct error *err) {
@@ -69,8 +78,8 @@ static int first_open(struct first *f, const struct strings *paths, struct model
         size_t k;
         if (!state) rc = first_add(f, paths->v[i], m, err);
         json_array_foreach (json_object_get(state, "minds"), k, mind) {
-            char *path = xasprintf("%s/minds/%s", paths->v[i], json_text_at(mind, "hash"));
-            if (rc == OK) rc = first_add(f, path, m, err);
+            char *path = rc == OK ? mind_path(paths->v[i], mind, err) : NULL;
+            if (rc == OK) rc = path ? first_add(f, path, m, err) : err->code;
             free(path);
         }
         json_decref(state);
@@ -317,7 +326,7 @@ static void row_print(const struct run *r, const char *name, const json_t *row) 
         if (json_object_get(lived, "entropy"))
             printf("  %5.2f", json_number_at(lived, "entropy"));
         else
-            printf("  %5s", "-"); // who does not learn is not watched
+            printf("  %5s", "-"); // what is written has none
         int collapsed = (int)json_number_at(lived, "collapsed"),
             rollbacks = (int)json_number_at(lived, "rollbacks");
         if (collapsed) printf("  %d collapsed", collapsed);
@@ -643,28 +652,23 @@ static int file_export(const char *from, const char *to, const char *name, struc
 
 int life_export(const struct life_command *o, const char *run, const char *name,
                 struct error *err) {
-    char *dir = path_is_dir(run) ? xstrdup(run) : path_join(o->runs, run);
+    char *dir = path_is_dir(run) ? xstrdup(run) : path_join(o->runs, run), *from = NULL;
     json_t *state = life_state(dir, err);
     const json_t *mind = mind_find(state, name);
     int rc = state ? OK : error_wrap(err, "'%s' is no run of a world", run);
     if (rc == OK && !o->out) rc = error_set(err, ERR_USAGE, "--out DIR is missing: where to");
     if (rc == OK && !mind)
         rc = error_set(err, ERR_MISSING, "'%s' has no mind '%s'", run, name ? name : "");
-    const char *hash = json_text_at(mind, "hash");
-    if (rc == OK && strspn(hash, "0123456789abcdef") != strlen(hash))
-        rc = error_set(err, ERR_FORMAT, "'%s' of '%s/state.json' is no hash", hash, dir);
-    if (rc == OK) {
-        char *from = xasprintf("%s/minds/%s", dir, hash);
-        rc = dir_make(o->out, err);
-        if (rc == OK) rc = file_export(from, o->out, "adapter_model.safetensors", err);
-        if (rc == OK) rc = file_export(from, o->out, "adapter_config.json", err);
-        if (rc == OK)
-            printf("%s: fitness %.1f, reward %.2f, wrote '%s'\n", json_text_at(mind, "name"),
-                   json_number_at(json_object_get(mind, "outcome"), "fitness"),
-                   json_number_at(json_object_get(mind, "outcome"), "reward"), o->out);
-        free(from);
-    }
+    if (rc == OK && !(from = mind_path(dir, mind, err))) rc = err->code;
+    if (rc == OK) rc = dir_make(o->out, err);
+    if (rc == OK) rc = file_export(from, o->out, "adapter_model.safetensors", err);
+    if (rc == OK) rc = file_export(from, o->out, "adapter_config.json", err);
+    if (rc == OK)
+        printf("%s: fitness %.1f, reward %.2f, wrote '%s'\n", json_text_at(mind, "name"),
+               json_number_at(json_object_get(mind, "outcome"), "fitness"),
+               json_number_at(json_object_get(mind, "outcome"), "reward"), o->out);
     json_decref(state);
+    free(from);
     free(dir);
     return rc;
 }

@@ -39,10 +39,8 @@ enum {
     FEATURES = 1 << 14,
     NEAR = 16,      /* tokens before the end that the baseline looks at */
     WATCH = 100,    /* ticks from one look at a mind's health to the next */
-    LEAN_ROWS = 32, /* tokens of samples in one pass, of a lean life */
+    LEAN_ROWS = 40, /* tokens of samples in one pass, of a lean life */
 };
-#define REPEATS_TOO_MUCH 0.98
-#define ENTROPY_TOO_LOW 0.02 /* nats */
 
 /* Decisions that are remembered, oldest first; the oldest is overwritten. */
 struct memory {
@@ -64,10 +62,8 @@ struct mind {
     double square;    /* running mean of squared errors of the baseline */
     uint8_t *moments; /* of a group's: what the optimizer remembers, or NULL */
     int64_t updates;
-    /* since the last look */
-    int64_t decisions, actions[LIFE_ACTIONS];
-    double entropy, sum, squares;
-    bool broken; /* numbers that are none */
+    struct tally tally; /* since the last look */
+    bool broken;        /* numbers that are none */
     /* of the last look */
     struct mind_health health;
     double kept_reward;
@@ -212,17 +208,6 @@ static void error_add(struct learner *l, int body, double next) {
     for (int i = 0; i < w->n; i++) memory_at(w, i)->ret += l->powers[w->n - 1 - i] * delta;
 }
 
-static void health_add(struct learner *l, struct mind *m, const struct ask *a) {
-    for (int i = 0; i < l->n_actions; i++) {
-        if (isfinite(a->logp[i]))
-            m->entropy -= math_exp(a->logp[i]) * a->logp[i];
-        else
-            m->broken = true;
-    }
-    m->actions[a->action]++;
-    m->decisions++;
-}
-
 void learner_ask(struct learner *l, int generation, int tick, int body, struct ask *a) {
     if (l->es) learner_es_ask(l->es, generation, tick, body, a);
 }
@@ -230,7 +215,7 @@ void learner_ask(struct learner *l, int generation, int tick, int body, struct a
 void learner_acted(struct learner *l, int body, const struct ask *a, int teacher) {
     struct memory *w = &l->waiting[body];
     struct mind *m = mind_of(l, body);
-    health_add(l, m, a);
+    m->broken |= !tally_acted(&m->tally, a, l->n_actions);
     if (l->es) return;
     double value = guess(m, a->tokens, a->n);
     error_add(l, body, value);
@@ -247,8 +232,7 @@ void learner_acted(struct learner *l, int body, const struct ask *a, int teacher
 void learner_paid(struct learner *l, int body, double reward, bool gone) {
     struct memory *w = &l->waiting[body];
     struct mind *m = mind_of(l, body);
-    m->sum += reward;
-    m->squares += reward * reward;
+    tally_paid(&m->tally, reward);
     if (l->es) {
         learner_es_paid(l->es, body, reward);
         return;
@@ -491,23 +475,6 @@ static int update_es(struct learner *l, int generation, int tick, struct error *
 
 /* health */
 
-static void health_look(const struct learner *l, struct mind *m) {
-    struct mind_health *h = &m->health;
-    double n = (double)MAX(m->decisions, 1);
-    int64_t most = 0;
-    for (int i = 0; i < l->n_actions; i++) most = MAX(most, m->actions[i]);
-    h->decisions = m->decisions;
-    h->entropy = m->entropy / n;
-    h->most_repeated = (double)most / n;
-    h->reward = m->sum / n;
-    h->spread = sqrt(fmax(0, m->squares / n - h->reward * h->reward));
-    h->collapsed = m->decisions > 0 && (h->most_repeated >= REPEATS_TOO_MUCH ||
-                                        h->entropy < ENTROPY_TOO_LOW || h->spread == 0);
-    m->decisions = 0;
-    m->entropy = m->sum = m->squares = 0;
-    memset(m->actions, 0, sizeof m->actions);
-}
-
 /* A copy of a mind that is well, and back to it. */
 static int well_keep(struct learner *l, int i, struct error *err) {
     const struct adapter *a = l->minds[i].adapter;
@@ -561,7 +528,7 @@ static int watch(struct learner *l, int tick, struct error *err) {
         struct mind *m = &l->minds[i];
         if (m->broken) rc = put_back(l, i, err);
         if (rc != OK || tick % WATCH) continue;
-        health_look(l, m);
+        tally_look(&m->tally, l->n_actions, &m->health);
         if (m->health.collapsed && m->health.reward < m->kept_reward) {
             rc = put_back(l, i, err);
         } else if (m->health.decisions) {
@@ -596,7 +563,8 @@ int64_t learner_updates(const struct learner *l) {
 
 struct mind_health learner_health(const struct learner *l, int mind) {
     struct mind m = l->minds[mind];
-    if (m.health.decisions == 0) health_look(l, &m); // a life too short for a look so far
+    if (m.health.decisions == 0) // a life too short for a look so far
+        tally_look(&m.tally, l->n_actions, &m.health);
     return m.health;
 }
 

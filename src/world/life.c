@@ -98,6 +98,43 @@ struct environment place_environment(struct place *p) {
                                 .measure = place_measure};
 }
 
+/* health */
+
+#define REPEATS_TOO_MUCH 0.98
+#define ENTROPY_TOO_LOW 0.02 /* nats */
+
+bool tally_acted(struct tally *t, const struct ask *a, int n_actions) {
+    bool numbers = true;
+    for (int i = 0; i < n_actions; i++) {
+        if (isfinite(a->logp[i]))
+            t->entropy -= math_exp(a->logp[i]) * a->logp[i];
+        else
+            numbers = false;
+    }
+    t->actions[a->action]++;
+    t->decisions++;
+    return numbers;
+}
+
+void tally_paid(struct tally *t, double reward) {
+    t->sum += reward;
+    t->squares += reward * reward;
+}
+
+void tally_look(struct tally *t, int n_actions, struct mind_health *h) {
+    double n = (double)MAX(t->decisions, 1);
+    int64_t most = 0;
+    for (int i = 0; i < n_actions; i++) most = MAX(most, t->actions[i]);
+    h->decisions = t->decisions;
+    h->entropy = t->entropy / n;
+    h->most_repeated = (double)most / n;
+    h->reward = t->sum / n;
+    h->spread = sqrt(fmax(0, t->squares / n - h->reward * h->reward));
+    h->collapsed = t->decisions > 0 && (h->most_repeated >= REPEATS_TOO_MUCH ||
+                                        h->entropy < ENTROPY_TOO_LOW || h->spread == 0);
+    *t = (struct tally){0};
+}
+
 /* living */
 
 uint64_t life_seed(uint64_t seed, int generation, int world) {
@@ -143,6 +180,7 @@ static void bodies_acted(struct life *l, int n) {
         int b = l->body[i], env = b / l->n_agents;
         const struct environment *e = l->envs[env];
         bool taught = l->learner && strcmp(l->o->learn.learn, "clone") == 0;
+        if (!l->learner) tally_acted(&l->tallies[b % l->n_minds], &l->asks[i], e->n_actions);
         if (l->learner)
             learner_acted(l->learner, b, &l->asks[i],
                           taught ? e->teach(e->ctx, b % l->n_agents) : -1);
@@ -156,7 +194,10 @@ static void bodies_paid(struct life *l, int n) {
         int b = l->body[i], env = b / l->n_agents;
         const struct environment *e = l->envs[env];
         l->totals[b] += l->rewards[b];
-        if (!l->learner) continue;
+        if (!l->learner) {
+            tally_paid(&l->tallies[b % l->n_minds], l->rewards[b]);
+            continue;
+        }
         none.len = 0;
         bool gone = !e->prompt(e->ctx, b % l->n_agents, &none);
         learner_paid(l->learner, b, l->rewards[b], gone);
@@ -217,7 +258,12 @@ static void minds_record(struct life *l) {
             outcome_add(&m->outcome, &v, 1 / n);
         }
         if (l->o->carry && m->elite) outcome_add(&m->outcome, &before, 1);
-        if (!l->learner) continue;
+        if (!l->learner) {
+            m->health = (struct mind_health){0};
+            if (strcmp(l->o->decode, "text") != 0) // what is written has no entropy
+                tally_look(&l->tallies[i], l->envs[0]->n_actions, &m->health);
+            continue;
+        }
         m->health = learner_health(l->learner, i);
         adapter_release(m->adapter);
         m->adapter = adapter_retain(learner_adapter(l->learner, i));
@@ -406,6 +452,7 @@ int life_begin(struct life *l, const uint64_t *seeds, struct error *err) {
         l->seeds[e] = seeds ? seeds[e] : life_seed((uint64_t)l->o->seed, l->generation, e);
     if (rc == OK && strcmp(l->o->learn.learn, "none") != 0) rc = learner_begin(l, err);
     l->tick = 0;
+    memset(l->tallies, 0, (size_t)l->n_minds * sizeof *l->tallies);
     return rc == OK ? envs_reset(l, n, err) : rc;
 }
 
@@ -515,6 +562,7 @@ static void room_make(struct life *l) {
     l->actions = xcalloc(n, sizeof *l->actions);
     l->rewards = xcalloc(n, sizeof *l->rewards);
     l->totals = xcalloc(n, sizeof *l->totals);
+    l->tallies = xcalloc((size_t)l->n_minds, sizeof *l->tallies);
     l->seeds = xcalloc((size_t)l->o->worlds, sizeof *l->seeds);
 }
 
@@ -562,6 +610,7 @@ void life_free(struct life *l) {
     free(l->actions);
     free(l->rewards);
     free(l->totals);
+    free(l->tallies);
     free(l->seeds);
     free(l);
 }

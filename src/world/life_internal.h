@@ -4,6 +4,16 @@
 
 #include "world/life.h"
 
+/* What a mind did and was paid over some time. */
+struct tally {
+    int64_t decisions, actions[LIFE_ACTIONS];
+    double entropy, sum, squares;
+};
+bool tally_acted(struct tally *t, const struct ask *a, int n_actions); /* false: no numbers */
+void tally_paid(struct tally *t, double reward);
+/* What of a mind's health follows; the tally begins anew. */
+void tally_look(struct tally *t, int n_actions, struct mind_health *h);
+
 struct life {
     const struct model *m;
     const struct life_options *o;
@@ -23,6 +33,7 @@ struct life {
     int *body;                /* [n_bodies] whose */
     int16_t *actions;         /* [n_bodies] */
     double *rewards, *totals; /* [n_bodies] of the tick, of the life */
+    struct tally *tallies;    /* [n_minds] of a life in which nobody learns */
     uint64_t *seeds;          /* [worlds] of maps */
 };
 

@@ -527,11 +527,11 @@ static int watch(struct learner *l, int tick, struct error *err) {
     for (int i = 0; rc == OK && i < l->n_minds; i++) {
         struct mind *m = &l->minds[i];
         if (m->broken) rc = put_back(l, i, err);
-        if (rc != OK || tick % WATCH) continue;
+        if (rc != OK || tick % WATCH || !m->tally.decisions) continue;
         tally_look(&m->tally, l->n_actions, &m->health);
         if (m->health.collapsed && m->health.reward < m->kept_reward) {
             rc = put_back(l, i, err);
-        } else if (m->health.decisions) {
+        } else {
             rc = well_keep(l, i, err);
             m->kept_reward = m->health.reward;
         }

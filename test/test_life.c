@@ -1321,10 +1321,10 @@ static void refused(struct world_of *w, const char *dir, const json_t *state, co
 static void members_damage(struct world_of *w, const char *dir, json_t *state, json_t *at) {
     json_t *copy = json_deep_copy(at), *v;
     const char *key;
+    json_object_del(copy, "extra"); // is the caller's
     json_object_foreach (copy, key, v) {
         json_t *others[] = {json_null(),     json_object(),       json_array(),    json_true(),
                             json_real(-7.5), json_string("\x7f"), json_real(1e300)};
-        if (strcmp(key, "extra") == 0) continue;
         json_object_del(at, key);
         refused(w, dir, state, key);
         for (size_t i = 0; i < ARRAY_LEN(others); i++) {

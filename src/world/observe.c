@@ -3,7 +3,7 @@
  *
  * The text is the predecessor's to the character, bugs included where the rules are `seed`; what
  * other rules add stands between its parts. The brief form says as much in a dozen letters, each
- * with its place, which tiny models read faster and learn sooner. Nothing here changes a world.
+ * with its place: a third of the tokens or fewer. Nothing here changes a world.
  */
 #include "world/world.h"
 

@@ -59,24 +59,6 @@ static char *version_path(const struct versions *v, const char *hash) {
     return path_join(v->root, hash);
 }
 
-static bool is_hash(const char *name) {
-    return strlen(name) == HASH_LEN - 1 && strspn(name, "0123456789abcdef") == HASH_LEN - 1;
-}
-
-static int file_copy(const char *from_dir, const char *to_dir, const char *name,
-                     struct error *err) {
-    char *from = path_join(from_dir, name), *to = path_join(to_dir, name);
-    struct mapping m;
-    int rc = map_open(&m, from, err);
-    if (rc == OK) {
-        rc = file_write(to, m.data, m.size, err);
-        map_close(&m);
-    }
-    free(from);
-    free(to);
-    return rc;
-}
-
 static bool files_equal(const char *a_dir, const char *b_dir, const char *name) {
     char *a = path_join(a_dir, name), *b = path_join(b_dir, name);
     char hashes[2][HASH_LEN];
@@ -112,7 +94,7 @@ static int versions_mend(const struct versions *v, struct error *err) {
     dir_delete(v->tmp);
     if (!path_exists(v->installing)) return OK;
     int rc = file_read(v->installing, HASH_LEN, &hash, err);
-    if (rc == OK && !is_hash(hash.data ? hash.data : ""))
+    if (rc == OK && !hash_is_valid(hash.data ? hash.data : ""))
         rc = error_set(err, ERR_FORMAT, "'%s' names no version; remove it", v->installing);
     if (rc == OK) rc = version_install(v, hash.data, err);
     buf_release(&hash);
@@ -178,7 +160,7 @@ static int versions_list(const struct versions *v, json_t **out, struct error *e
     DIR *d = opendir(v->root);
     for (const struct dirent *f; rc == OK && d && (f = readdir(d)) && n < ARRAY_LEN(all);) {
         json_t *about = NULL;
-        if (is_hash(f->d_name)) rc = version_read(v, f->d_name, &about, err);
+        if (hash_is_valid(f->d_name)) rc = version_read(v, f->d_name, &about, err);
         if (!about) continue;
         json_object_set_new(about, "hash", json_string(f->d_name));
         json_object_set_new(about, "current", json_boolean(is_current(v, f->d_name)));

@@ -118,6 +118,8 @@ int file_read(const char *path, size_t limit, struct buf *out, struct error *err
  * old file stands and the temporary is gone. Keeps the old file's mode, follows a symbolic link,
  * refuses to replace what is not a regular file. */
 int file_write(const char *path, const void *data, size_t size, struct error *err);
+/* One file of a folder into another one, in the same way. */
+int file_copy(const char *from_dir, const char *to_dir, const char *name, struct error *err);
 /* The same for files too large to hold: writer_open, writer_put ..., then writer_commit or
  * writer_abort. */
 struct writer {
@@ -151,6 +153,7 @@ void hasher_add(struct hasher *h, const void *p, size_t n);
 void hasher_final(struct hasher *h, char out[HASH_LEN]);
 void hash_bytes(const void *p, size_t n, char out[HASH_LEN]);
 int hash_file(const char *path, char out[HASH_LEN], struct error *err);
+bool hash_is_valid(const char *text); /* whether it is one, as written here */
 uint64_t
 hash_u64(const void *p,
          size_t n); /* FNV-1a then a 64-bit finaliser: for tables and splits, not for identity */

@@ -333,6 +333,19 @@ void dir_delete(const char *path) {
     rmdir(path);
 }
 
+int file_copy(const char *from_dir, const char *to_dir, const char *name, struct error *err) {
+    char *from = path_join(from_dir, name), *to = path_join(to_dir, name);
+    struct mapping m;
+    int rc = map_open(&m, from, err);
+    if (rc == OK) {
+        rc = file_write(to, m.data, m.size, err);
+        map_close(&m);
+    }
+    free(from);
+    free(to);
+    return rc;
+}
+
 _Static_assert(sizeof(crypto_hash_sha256_state) <= sizeof(((struct hasher *)0)->opaque),
                "hasher too small");
 _Static_assert(_Alignof(crypto_hash_sha256_state) <= _Alignof(struct hasher), "hasher misaligned");
@@ -374,6 +387,10 @@ int hash_file(const char *path, char out[HASH_LEN], struct error *err) {
     int rc = file_stream(path, hash_add, &h, err);
     if (rc == OK) hasher_final(&h, out);
     return rc;
+}
+
+bool hash_is_valid(const char *text) {
+    return strlen(text) == HASH_LEN - 1 && strspn(text, "0123456789abcdef") == HASH_LEN - 1;
 }
 
 uint64_t hash_u64(const void *p, size_t n) {

@@ -59,13 +59,10 @@ static int first_add(struct first *f, const char *path, struct model *m, struct 
     return a ? OK : err->code;
 }
 
-/* The folder of a mind that a state names, malloc'ed; NULL where its hash is none. */
 static char *mind_path(const char *run, const json_t *mind, struct error *err) {
-    const char *hash = json_text_at(mind, "hash");
-    if (strlen(hash) == HASH_LEN - 1 && strspn(hash, "0123456789abcdef") == HASH_LEN - 1)
-        return xasprintf("%s/minds/%s", run, hash);
-    error_set(err, ERR_FORMAT, "'%s' of '%s/state.json' is no hash", hash, run);
-    return NULL;
+    char *path = life_mind_path(run, json_text_at(mind, "hash"), err);
+    if (!path) error_wrap(err, "'%s/state.json'", run);
+    return path;
 }
 
 /* A run's folder stands for all its minds, the best one first. */
@@ -114,7 +111,7 @@ static void places_make(struct run *r) {
 
 static json_t *identity_make(const struct run *r, const struct first *f) {
     json_t *life = options_json(life_option_rows, r->o), *first = json_array();
-    json_object_update(life, options_json(learn_option_rows, &r->o->learn));
+    json_object_update_new(life, options_json(learn_option_rows, &r->o->learn));
     json_object_del(life, "generations");
     for (int i = 0; i < f->n; i++) json_array_append_new(first, json_string(f->v[i]->hash));
     bool outside = r->j->outside != NULL;
@@ -639,17 +636,6 @@ static const json_t *mind_find(const json_t *state, const char *name) {
     return NULL;
 }
 
-static int file_export(const char *from, const char *to, const char *name, struct error *err) {
-    char *a = path_join(from, name), *b = path_join(to, name);
-    struct buf bytes = {0};
-    int rc = file_read(a, (size_t)1 << 32, &bytes, err);
-    if (rc == OK) rc = file_write(b, bytes.data, bytes.len, err);
-    buf_release(&bytes);
-    free(a);
-    free(b);
-    return rc;
-}
-
 int life_export(const struct life_command *o, const char *run, const char *name,
                 struct error *err) {
     char *dir = path_is_dir(run) ? xstrdup(run) : path_join(o->runs, run), *from = NULL;
@@ -661,8 +647,8 @@ int life_export(const struct life_command *o, const char *run, const char *name,
         rc = error_set(err, ERR_MISSING, "'%s' has no mind '%s'", run, name ? name : "");
     if (rc == OK && !(from = mind_path(dir, mind, err))) rc = err->code;
     if (rc == OK) rc = dir_make(o->out, err);
-    if (rc == OK) rc = file_export(from, o->out, "adapter_model.safetensors", err);
-    if (rc == OK) rc = file_export(from, o->out, "adapter_config.json", err);
+    if (rc == OK) rc = file_copy(from, o->out, "adapter_model.safetensors", err);
+    if (rc == OK) rc = file_copy(from, o->out, "adapter_config.json", err);
     if (rc == OK)
         printf("%s: fitness %.1f, reward %.2f, wrote '%s'\n", json_text_at(mind, "name"),
                json_number_at(json_object_get(mind, "outcome"), "fitness"),

@@ -63,6 +63,18 @@ struct adapter *operator_relabel(struct adapter *a, json_t *lineage) {
     return child;
 }
 
+struct adapter *operator_norm(struct adapter *a, double norm) {
+    double have = sqrt(adapter_dot(a, a));
+    if (have <= 0 || norm <= 0) return a;
+    double by = norm / have;
+    json_t *lineage = json_copy(a->lineage);
+    json_object_set_new(lineage, "scaled", json_sprintf("%.9g", by));
+    struct adapter *scaled = operator_relabel(adapter_scale(a, (float)by), lineage);
+    json_decref(lineage);
+    adapter_release(a);
+    return scaled;
+}
+
 /* The parents with a part in module i: their number, the last of them, their ranks' sum. */
 static int parts_count(const struct operands *x, const double *coef, int32_t i, int *last, int *k) {
     int n = 0;

@@ -77,6 +77,9 @@ int32_t operand_rank(const struct operands *x, int32_t i, int32_t most);
 struct adapter *operator_child(struct draft *d, json_t *lineage, struct error *err);
 /* Takes over `a` (NULL: so is the result): its content under another lineage, which is borrowed. */
 struct adapter *operator_relabel(struct adapter *a, json_t *lineage);
+/* Takes over `a`: scaled to ‖ΔW‖ = norm, which its lineage tells as "scaled"; as it is where it has
+ * no norm or is to have none. */
+struct adapter *operator_norm(struct adapter *a, double norm);
 /* coef [L·N_PROJ][n]: child = Σ coef · ΔW in each module, truncated to its rank; a module where
  * only one parent counts is that parent's, as it is, when the rank allows. */
 struct adapter *operator_sum(const struct operands *x, const double *coef, json_t *lineage,

@@ -421,24 +421,13 @@ static const struct candidate *second_parent(const struct population *p, const s
     return &p->c[i != first ? i : select_one(p, -1, first, rng)];
 }
 
-/* The same under another scale, with what was done in its lineage. */
-static struct adapter *rescaled(struct adapter *child, double by) {
-    json_t *lineage = json_copy(child->lineage);
-    json_object_set_new(lineage, "scaled", json_sprintf("%.9g", by));
-    struct adapter *a = operator_relabel(adapter_scale(child, (float)by), lineage);
-    json_decref(lineage);
-    adapter_release(child);
-    return a;
-}
-
 /* Beyond a parent (t outside 0..1) that parent's own norm is kept: a negative one would turn the
  * child round. */
 static struct adapter *preserve_norm(struct adapter *child, const struct adapter *a,
                                      const struct adapter *b, double t) {
     t = fmin(1, fmax(0, t));
     double want = (1 - t) * sqrt(adapter_dot(a, a)) + t * sqrt(adapter_dot(b, b));
-    double have = sqrt(adapter_dot(child, child));
-    return have > 0 && want > 0 ? rescaled(child, want / have) : child;
+    return operator_norm(child, want);
 }
 
 /* What a row of shares gets for weights, of two; NULL: nothing. */

@@ -539,15 +539,19 @@ static int watch(struct learner *l, int tick, struct error *err) {
     return rc;
 }
 
-int learner_tick(struct learner *l, int generation, int tick, struct error *err) {
+/* Of the groups whose turn it is; the last one's is every `every` ticks. */
+static int update_groups(struct learner *l, int generation, int tick, struct error *err) {
     int rc = OK, every = (int)l->o->every, groups = (l->n_minds + l->group - 1) / l->group;
-    if (l->es) rc = update_es(l, generation, tick, err);
-    for (int g = 0; !l->es && rc == OK && g < groups;
-         g++) { // the last one's turn is every `every` ticks
+    for (int g = 0; rc == OK && g < groups; g++) {
         int turn = (int)((int64_t)(g + 1) * every / groups);
         l->first = g * l->group;
         if ((tick - turn) % every == 0) rc = update(l, generation, tick, err);
     }
+    return rc;
+}
+
+int learner_tick(struct learner *l, int generation, int tick, struct error *err) {
+    int rc = l->es ? update_es(l, generation, tick, err) : update_groups(l, generation, tick, err);
     return rc == OK ? watch(l, tick, err) : rc;
 }
 

@@ -14,7 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_MINDS = 4096, LEAN_ROWS = 64, LEAN_SEQS = 4 };
+enum { MAX_MINDS = 4096, ASK_ROWS = 64, ASK_SEQS = 4 /* of lean lives */ };
 
 /* worlds as environments */
 
@@ -176,14 +176,15 @@ static int bodies_ask(struct life *l, int n_envs, int tick, bool ended) {
 }
 
 static void bodies_acted(struct life *l, int n) {
+    bool taught = strcmp(l->o->learn.learn, "clone") == 0;
     for (int i = 0; i < n; i++) {
         int b = l->body[i], env = b / l->n_agents;
         const struct environment *e = l->envs[env];
-        bool taught = l->learner && strcmp(l->o->learn.learn, "clone") == 0;
-        if (!l->learner) tally_acted(&l->tallies[b % l->n_minds], &l->asks[i], e->n_actions);
         if (l->learner)
             learner_acted(l->learner, b, &l->asks[i],
                           taught ? e->teach(e->ctx, b % l->n_agents) : -1);
+        else
+            tally_acted(&l->tallies[b % l->n_minds], &l->asks[i], e->n_actions);
         l->actions[b] = (int16_t)l->asks[i].action;
     }
 }
@@ -304,18 +305,11 @@ int life_measure(struct life *l, struct outcome *out, struct error *err) {
 /* breeding */
 
 /* ‖ΔW‖ of averaged parents is less than theirs where they differ: it is made theirs again. */
-static struct adapter *norm_keep(struct adapter *child, struct adapter *const *parents,
-                                 const float *weights) {
-    double want = 0, have = sqrt(adapter_dot(child, child));
+static double mean_norm(struct adapter *const *parents, const float *weights) {
+    double sum = 0;
     for (int i = 0; i < 2; i++)
-        want += (double)weights[i] * sqrt(adapter_dot(parents[i], parents[i]));
-    if (have <= 0 || want <= 0) return child;
-    json_t *lineage = json_copy(child->lineage);
-    json_object_set_new(lineage, "scaled", json_sprintf("%.9g", want / have));
-    struct adapter *a = operator_relabel(adapter_scale(child, (float)(want / have)), lineage);
-    json_decref(lineage);
-    adapter_release(child);
-    return a;
+        sum += (double)weights[i] * sqrt(adapter_dot(parents[i], parents[i]));
+    return sum;
 }
 
 /* The first parent's share, as there. */
@@ -354,7 +348,7 @@ static struct adapter *cross(const struct life *l, const struct mind_record *a,
     if (!child && err->code == ERR_STATE)
         child = adapter_retain(parents[ratio < 0.5]);
     else if (child && op->shares == SHARES_OF_DELTA)
-        child = norm_keep(child, parents, w);
+        child = operator_norm(child, mean_norm(parents, w));
     for (int i = 0; i < 2; i++) adapter_release(parents[i]);
     return child;
 }
@@ -585,8 +579,8 @@ struct life *life_new(const struct model *m, const struct life_options *o,
         return NULL;
     }
     if (o->lean) { // a few bodies at a time, in pages of which a prompt mostly needs one
-        ao.max_rows = LEAN_ROWS;
-        ao.max_seqs = ao.n_pages = LEAN_SEQS;
+        ao.max_rows = ASK_ROWS;
+        ao.max_seqs = ao.n_pages = ASK_SEQS;
         ao.lora_elem = ao.kv_elem = ELEM_F16;
     }
     room_make(l);

@@ -212,6 +212,8 @@ struct mind_record {
  * generation, minds: [mind_json], extra}, or NULL with ERR_MISSING where there is none. */
 int life_save(const struct life *l, const char *dir, const json_t *extra, struct error *err);
 json_t *life_state(const char *dir, struct error *err);
+/* The PEFT directory of a mind there, malloc'ed; NULL where what names it is no hash. */
+char *life_mind_path(const char *dir, const char *hash, struct error *err);
 int life_load(struct life *l, const char *dir, const json_t *state, struct error *err);
 json_t *outcome_json(const struct outcome *o);
 json_t *mind_json(const struct mind_record *m);

@@ -129,7 +129,7 @@ static void unnamed_remove(const struct life *l, const char *dir) {
     DIR *d = opendir(minds);
     for (const struct dirent *f; d && (f = readdir(d));) {
         char *path = path_join(minds, f->d_name);
-        if (strlen(f->d_name) == HASH_LEN - 1 && !is_named(l, f->d_name)) dir_delete(path);
+        if (hash_is_valid(f->d_name) && !is_named(l, f->d_name)) dir_delete(path);
         free(path);
     }
     if (d) closedir(d);
@@ -183,11 +183,16 @@ static int parents_read(const json_t *v, char out[2][32], struct error *err) {
     return rc;
 }
 
+char *life_mind_path(const char *dir, const char *hash, struct error *err) {
+    if (hash_is_valid(hash)) return xasprintf("%s/minds/%s", dir, hash);
+    error_set(err, ERR_FORMAT, "'%s' is no hash", hash);
+    return NULL;
+}
+
 static int adapter_read(const struct life *l, const char *dir, const char *hash,
                         struct adapter **out, struct error *err) {
-    if (strlen(hash) != HASH_LEN - 1 || strspn(hash, "0123456789abcdef") != HASH_LEN - 1)
-        return error_set(err, ERR_FORMAT, "'%s' is no hash", hash);
-    char *path = xasprintf("%s/minds/%s", dir, hash);
+    char *path = life_mind_path(dir, hash, err);
+    if (!path) return err->code;
     int rc = (*out = adapter_load(path, &l->m->config, err)) ? OK : err->code;
     if (rc == OK && strcmp((*out)->hash, hash) != 0)
         rc = error_set(err, ERR_MISMATCH, "'%s' is not what was saved there", path);

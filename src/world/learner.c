@@ -248,18 +248,40 @@ void learner_flush(struct learner *l, int body, const struct ask *next) {
 
 /* updates */
 
-/* Which of a mind's experiences: from those since its last update, or from all. */
-static int experience_draw(const struct learner *l, const struct mind *m, struct rng *r) {
+/* Whose experience: the mind's own, or anybody's. */
+static struct mind *experience_owner(struct learner *l, int mind, struct rng *r) {
+    struct mind *own = &l->minds[mind], *other = own;
+    if (l->o->share > 0 && (double)rng_uniform(r) < l->o->share)
+        other = &l->minds[rng_below(r, (uint32_t)l->n_minds)];
+    return other->memory.n ? other : own;
+}
+
+static double surprise(const struct experience *e) {
+    return fabs(e->ret - e->value);
+}
+
+/* Which of those: from what came since its owner's last update, or from all; of several candidates
+ * the one whose return surprised most. */
+static const struct experience *experience_draw(const struct learner *l, const struct mind *m,
+                                                struct rng *r) {
+    const struct experience *best = NULL;
     int n = m->memory.n;
     bool replayed = m->fresh == 0 || (double)rng_uniform(r) < l->o->replay;
     int from = replayed ? n : MIN(m->fresh, n);
-    return n - 1 - (int)rng_below(r, (uint32_t)from);
+    for (int k = 0; k < l->o->candidates; k++) {
+        const struct experience *e = memory_at(&m->memory, n - 1 - (int)rng_below(r, (uint32_t)from));
+        if (!best || surprise(e) > surprise(best)) best = e;
+    }
+    return best;
 }
 
-static void sample_fill(struct learner *l, int i, int mind, const struct experience *e) {
-    const struct mind *m = &l->minds[mind];
-    const int32_t *tokens = memory_tokens(&m->memory, e);
+/* Another's experience teaches the baseline too: its own has already, when it was settled. */
+static void sample_fill(struct learner *l, int i, int mind, struct rng *r) {
+    struct mind *m = &l->minds[mind], *owner = experience_owner(l, mind, r);
+    const struct experience *e = experience_draw(l, owner, r);
+    const int32_t *tokens = memory_tokens(&owner->memory, e);
     struct sample *s = &l->samples[i];
+    if (owner != m) guess_better(l, m, tokens, e->n, e->ret);
     s->tokens = xrealloc(s->tokens, (size_t)(e->n + 1) * sizeof *s->tokens);
     s->mask = xrealloc(s->mask, (size_t)e->n + 1);
     memcpy(s->tokens, tokens, (size_t)e->n * sizeof *tokens);
@@ -274,16 +296,14 @@ static void sample_fill(struct learner *l, int i, int mind, const struct experie
 }
 
 static int batch_draw(struct learner *l, int generation, int tick) {
-    int n = 0;
+    int n = 0, batch = (int)l->o->batch;
     for (int i = l->first; i < MIN(l->first + l->group, l->n_minds); i++) {
-        struct mind *m = &l->minds[i];
         struct rng r =
             rng_make(l->seed, RNG_DATA, (uint32_t)(generation * 65536 + i), (uint32_t)tick);
-        if (m->memory.n < 2 * l->o->batch) continue;
-        for (int k = 0; k < l->o->batch; k++)
-            sample_fill(l, n++, i, memory_at(&m->memory, experience_draw(l, m, &r)));
-        m->fresh = 0;
+        for (int k = 0; l->minds[i].memory.n >= 2 * batch && k < batch; k++)
+            sample_fill(l, n++, i, &r);
     }
+    for (int k = 0; k < n; k += batch) l->minds[l->first + l->samples[k].adapter].fresh = 0;
     return n;
 }
 
@@ -705,6 +725,10 @@ const struct option_row learn_option_rows[] = {
         "how much of a return is rewards, not the baseline's guesses (GAE)"),
     ROW("replay-share", OPT_FLOAT, replay, "0.25", 0, 1, "P",
         "share of a batch drawn from all that is remembered, not what is new"),
+    ROW("share", OPT_FLOAT, share, "0", 0, 1, "P",
+        "share of a batch drawn from what anybody has lived, not only oneself (SEAC)"),
+    ROW("candidates", OPT_INT, candidates, "1", 1, 1000, "N",
+        "experiences of which the most surprising is taken, for each place in a batch"),
     ROW("entropy", OPT_FLOAT, entropy, "0.05", 0, 10, "X", "weight of the entropy bonus"),
     ROW("clip", OPT_FLOAT, clip, "0.2", 0, 10, "X",
         "how far the ratio of new to old probability counts (PPO)"),

@@ -199,6 +199,18 @@ static void world_close(struct world *w) {
     model_close(w->m);
 }
 
+/* The same call, not yet run. */
+static struct request again(const struct request *was) {
+    struct request r = *was;
+    r.state = NULL;
+    r.out = r.top_ids = r.prompt_top_ids = NULL;
+    r.out_logprob = r.choice_logprob = r.choice_prob = NULL;
+    r.top_logprob = r.prompt_logprob = r.prompt_top_logprob = NULL;
+    r.n_out = r.n_generated = 0;
+    r.done = false;
+    return r;
+}
+
 /* Runs all in a random order, submitting `burst` at a time between steps, and compares with what
  * each gave alone. */
 static void together(const struct world *w, int max_rows, int max_seqs, int threads, int burst,
@@ -213,11 +225,7 @@ static void together(const struct world *w, int max_rows, int max_seqs, int thre
     if (id > 0) rng_shuffle(&rng, order, N_REQUESTS);
     for (int i = 0; i < N_REQUESTS; i++) {
         struct request *r = &got[order[i]];
-        *r = w->d[order[i]].r;
-        r->state = NULL;
-        r->out = r->top_ids = r->prompt_top_ids = NULL;
-        r->out_logprob = r->choice_logprob = r->choice_prob = NULL;
-        r->top_logprob = r->prompt_logprob = r->prompt_top_logprob = NULL;
+        *r = again(&w->d[order[i]].r);
         if (engine_submit(e, r, &err) != OK) fail_msg("%s", err.text);
         if (i % burst == burst - 1) engine_step(e);
     }
@@ -229,6 +237,53 @@ static void together(const struct world *w, int max_rows, int max_seqs, int thre
     assert_int_equal(engine_stats(e).finished, N_REQUESTS);
     engine_free(e);
     pool_free(pool);
+}
+
+/* What was cancelled is as far as it came; the others are as ever. */
+static void cancelled_disturb_nobody(void **state) {
+    (void)state;
+    struct world w;
+    struct error err;
+    world_open(&w, "tiny-llama", TENSOR_F32, 61);
+    for (int i = 0; i < N_REQUESTS; i++) {
+        struct engine *e = engine_make(w.m, 256, 1, NULL);
+        run_one(e, &w.d[i].r);
+        engine_free(e);
+    }
+    for (uint32_t round = 0; round < 8; round++) {
+        struct rng rng = rng_make(62, RNG_TEST, round, 0);
+        struct engine *e = engine_make(w.m, round % 2 ? 7 : 64, round % 3 ? 5 : 64, NULL);
+        struct request got[N_REQUESTS];
+        bool cancelled[N_REQUESTS] = {0};
+        int left = 1, n_cancelled = 0;
+        for (int i = 0; i < N_REQUESTS; i++) {
+            got[i] = again(&w.d[i].r);
+            if (engine_submit(e, &got[i], &err) != OK) fail_msg("%s", err.text);
+        }
+        for (int step = 0; left > 0; step++) {
+            int i = below(&rng, N_REQUESTS);
+            if (!got[i].done && below(&rng, 2)) {
+                engine_cancel(e, &got[i]);
+                assert_true(got[i].done && got[i].finish == FINISH_NONE);
+                cancelled[i] = true;
+                n_cancelled++;
+            }
+            left = engine_step(e);
+        }
+        assert_true(n_cancelled > 2);
+        assert_int_equal(engine_stats(e).finished, N_REQUESTS);
+        for (int i = 0; i < N_REQUESTS; i++) {
+            const struct request *alone = &w.d[i].r;
+            if (!cancelled[i]) same_result(alone, &got[i]);
+            assert_true(got[i].n_out <= alone->n_out && got[i].n_cached < alone->n_prompt);
+            if (got[i].n_out)
+                assert_memory_equal(alone->out, got[i].out,
+                                    (size_t)got[i].n_out * sizeof *alone->out);
+            request_release(&got[i]);
+        }
+        engine_free(e);
+    }
+    world_close(&w);
 }
 
 static void results_invariant(const char *shape, enum tensor_type type, uint32_t id) {
@@ -596,6 +651,7 @@ static void prefixes_are_shared(void **state) {
                                 .sampling = {1, 0, 1, 0, (uint64_t)i}};
     assert_int_equal(engine_run(e, r, 5, NULL, &err), OK);
     assert_int_equal(engine_stats(e).prefilled, 30 + 4);
+    for (int i = 0; i < 5; i++) assert_int_equal(r[i].n_cached, i ? 29 : 0);
     for (int i = 0; i < 5; i++) {
         struct engine *fresh = engine_make(m, 64, 1, NULL);
         alone = (struct request){.prompt = prompt,
@@ -1260,6 +1316,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(results_invariant_f32),
         cmocka_unit_test(results_invariant_q8),
         cmocka_unit_test(results_invariant_small),
+        cmocka_unit_test(cancelled_disturb_nobody),
         cmocka_unit_test(prompt_logprobs_equal_generated),
         cmocka_unit_test(sampling_options_act),
         cmocka_unit_test(typical_equals_naive),

@@ -411,7 +411,7 @@ static int32_t request_tokens(const struct request *r) {
     return r->n_prompt + r->max_tokens + r->suffix.n + longest;
 }
 
-static int request_check(const struct engine *e, const struct request *r, struct error *err) {
+int engine_check(const struct engine *e, const struct request *r, struct error *err) {
     int64_t longest = 0;
     if (r->n_prompt < 1) return error_set(err, ERR_USAGE, "the prompt is empty");
     if (r->max_tokens < 0)
@@ -542,7 +542,7 @@ static void request_enqueue(struct engine *e, struct request *r) {
     r->state = xcalloc(1, sizeof *r->state);
     r->state->pages = kv_pages_for(request_tokens(r));
     state_adapters(e, r);
-    r->n_out = r->n_prefilled = r->n_generated = 0;
+    r->n_out = r->n_prefilled = r->n_generated = r->n_cached = 0;
     r->choice = -1;
     r->finish = FINISH_NONE;
     r->done = false;
@@ -570,7 +570,7 @@ static void request_enqueue(struct engine *e, struct request *r) {
 }
 
 int engine_submit(struct engine *e, struct request *r, struct error *err) {
-    if (request_check(e, r, err) != OK) return err->code;
+    if (engine_check(e, r, err) != OK) return err->code;
     request_enqueue(e, r);
     return OK;
 }
@@ -642,6 +642,7 @@ static void request_admit(struct engine *e, struct request *r) {
     slot->owner = r;
     strcpy(slot->key, s->key);
     s->kv = slot->n;
+    r->n_cached = s->leader ? s->share : s->kv;
     s->end = r->n_prompt;
     s->phase = PHASE_PROMPT;
     e->active[e->n_active++] = r;
@@ -1021,6 +1022,43 @@ static void active_sweep(struct engine *e) {
     e->n_active = n;
 }
 
+/* Whoever was to share what `r` is reading reads it alone. */
+static void followers_release(const struct engine *e, const struct request *r) {
+    for (int32_t i = 0; i < e->n_active; i++) {
+        struct request *other = e->active[i];
+        if (other->state->leader != r) continue;
+        other->state->leader = NULL;
+        other->n_cached = other->state->kv;
+    }
+}
+
+static void waiting_remove(struct engine *e, struct request *r) {
+    struct request **at = &e->head, *before = NULL;
+    while (*at != r) {
+        before = *at;
+        at = &before->state->next;
+    }
+    *at = r->state->next;
+    if (e->tail == r) e->tail = before;
+    e->n_waiting--;
+}
+
+void engine_cancel(struct engine *e, struct request *r) {
+    if (r->done) return;
+    r->done = true;
+    r->finish = FINISH_NONE;
+    for (int32_t i = 0; i < e->n_active; i++)
+        if (e->active[i] == r) {
+            followers_release(e, r);
+            active_sweep(e);
+            return;
+        }
+    waiting_remove(e, r);
+    e->stats.finished++;
+    state_free(e, r);
+    if (e->o.finished) e->o.finished(e->o.finished_ctx, r);
+}
+
 int engine_step(struct engine *e) {
     waiting_admit(e);
     if (e->n_active == 0) return 0;
@@ -1040,7 +1078,7 @@ int engine_step(struct engine *e) {
 int engine_run(struct engine *e, struct request *reqs, int n, struct progress *p,
                struct error *err) {
     for (int i = 0; i < n; i++)
-        if (request_check(e, &reqs[i], err) != OK) return error_wrap(err, "request %d", i);
+        if (engine_check(e, &reqs[i], err) != OK) return error_wrap(err, "request %d", i);
     for (int i = 0; i < n; i++) request_enqueue(e, &reqs[i]);
     uint64_t before = e->stats.finished;
     int left;

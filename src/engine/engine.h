@@ -102,6 +102,7 @@ struct request {
     int32_t n_prefilled; /* tokens read in: prompt, suffix, distinct prefixes of choices;
                             the same whatever was shared with other requests */
     int32_t n_generated; /* the stop token included */
+    int32_t n_cached;    /* tokens of the prompt that other requests had read already */
     bool done;
 
     struct request_state *state; /* the engine's */
@@ -135,6 +136,11 @@ int32_t engine_max_len(const struct engine *e);
 /* Refuses (ERR_USAGE) a request that cannot fit: prompt + max_tokens + suffix + longest choice >
  * max_len, empty prompt, token out of range, an adapter of another shape. */
 int engine_submit(struct engine *e, struct request *r, struct error *err);
+/* The same without submitting. Any thread, also while the engine runs. */
+int engine_check(const struct engine *e, const struct request *r, struct error *err);
+/* Between steps: an unfinished request is done now, with FINISH_NONE and what it has so far. The
+ * others do not notice. */
+void engine_cancel(struct engine *e, struct request *r);
 /* One step; returns the number of unfinished requests. Finished ones have `done` set. */
 int engine_step(struct engine *e);
 /* Submits all (waiting ones queue) and steps until done. `p` (may be NULL) is updated with finished

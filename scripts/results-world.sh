@@ -7,25 +7,25 @@
 # SEEDS, GROUPS_OF_RUNS, GENERATIONS, HELD (maps to measure on), WORK (build/results-world), THREADS and SHOAL may be set.
 set -eu
 cd "$(dirname "$0")/.."
-shoal="${SHOAL:-$PWD/build/shoal}" work="${WORK:-build/results-world}" held="${HELD:-8}" generations="${GENERATIONS:-12}"
-seeds="${SEEDS:-1 2 3 4 5}" groups="${GROUPS_OF_RUNS:-both online evolution frozen untrained taught taught_online one_mind one_taught}"
+shoal="${SHOAL:-$PWD/build/shoal}" work="${WORK:-build/results-world}" held="${HELD:-4}" generations="${GENERATIONS:-12}"
+seeds="${SEEDS:-1 2 3 4 5}" groups="${GROUPS_OF_RUNS:-both online evolution frozen untrained taught taught_online one_taught}"
 runs="$work/runs" base="$work/fry-q8_0.gguf"
 mkdir -p "$runs"
 [ -f "$base" ] || "$shoal" quantize --quiet models/fry "$base" --type q8_0 >/dev/null # a third of f32's time
 
 # What a group's runs are told beside what all are told.
 flags() {
-    learning="--every 2 --batch 16" one="--minds 1 --no-breed --spread 0 --every 2 --batch 64 --buffer 20000"
+    rewards="--every 2 --batch 16 --share 1 --lr 2e-3 --entropy 0.03"
+    teacher="--learn clone --every 2 --batch 8 --replay-share 1"
     case $1 in
-    both) echo "$learning" ;;
-    online) echo "$learning --no-breed" ;;
+    both) echo "$rewards" ;;
+    online) echo "$rewards --no-breed" ;;
     evolution) echo "--learn none" ;;
     frozen) echo "--learn none --no-breed --generations 1" ;;
     untrained) echo "--learn none --no-breed --spread 0 --generations 1" ;;
-    taught) echo "--learn clone $learning" ;;
-    taught_online) echo "--learn clone $learning --no-breed" ;;
-    one_mind) echo "$one --replay-share 0.5" ;;
-    one_taught) echo "--learn clone $one" ;;
+    taught) echo "$teacher" ;;
+    taught_online) echo "$teacher --no-breed" ;;
+    one_taught) echo "--learn clone --minds 1 --no-breed --spread 0 --every 2 --batch 64 --buffer 20000" ;;
     esac
 }
 

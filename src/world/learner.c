@@ -256,23 +256,13 @@ static struct mind *experience_owner(struct learner *l, int mind, struct rng *r)
     return other->memory.n ? other : own;
 }
 
-static double surprise(const struct experience *e) {
-    return fabs(e->ret - e->value);
-}
-
-/* Which of those: from what came since its owner's last update, or from all; of several candidates
- * the one whose return surprised most. */
+/* Which of those: from what came since its owner's last update, or from all. */
 static const struct experience *experience_draw(const struct learner *l, const struct mind *m,
                                                 struct rng *r) {
-    const struct experience *best = NULL;
     int n = m->memory.n;
     bool replayed = m->fresh == 0 || (double)rng_uniform(r) < l->o->replay;
     int from = replayed ? n : MIN(m->fresh, n);
-    for (int k = 0; k < l->o->candidates; k++) {
-        const struct experience *e = memory_at(&m->memory, n - 1 - (int)rng_below(r, (uint32_t)from));
-        if (!best || surprise(e) > surprise(best)) best = e;
-    }
-    return best;
+    return memory_at(&m->memory, n - 1 - (int)rng_below(r, (uint32_t)from));
 }
 
 /* Another's experience teaches the baseline too: its own has already, when it was settled. */
@@ -727,8 +717,6 @@ const struct option_row learn_option_rows[] = {
         "share of a batch drawn from all that is remembered, not what is new"),
     ROW("share", OPT_FLOAT, share, "0", 0, 1, "P",
         "share of a batch drawn from what anybody has lived, not only oneself (SEAC)"),
-    ROW("candidates", OPT_INT, candidates, "1", 1, 1000, "N",
-        "experiences of which the most surprising is taken, for each place in a batch"),
     ROW("entropy", OPT_FLOAT, entropy, "0.05", 0, 10, "X", "weight of the entropy bonus"),
     ROW("clip", OPT_FLOAT, clip, "0.2", 0, 10, "X",
         "how far the ratio of new to old probability counts (PPO)"),

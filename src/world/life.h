@@ -86,7 +86,6 @@ struct learn_options {          /* filled from option rows */
     double lambda;              /* 0.5: of generalised advantage estimation */
     double replay;              /* 0.25: share of a batch drawn from all that is remembered */
     double share;               /* 0: share of a batch drawn from anybody's memory */
-    int64_t candidates;         /* 1: for each place of a batch, the most surprising of so many */
     double entropy;             /* 0.05: weight of the entropy bonus */
     double clip;                /* 0.2: of the ratio of new to old probability, as in PPO */
     double critic_rate;         /* 0.1: of the baseline */

@@ -1,0 +1,850 @@
+/*
+ * http: libmicrohttpd's callbacks, turned round. The library calls into a request again and again
+ * as bytes come; here that becomes one call of a handler in a thread that may block, and one answer
+ * from any thread.
+ *
+ *   reading ── body here ──> handed over ── answer ──> sending ── all out, or gone ──> ended
+ *      │ refused by admit          (suspended)          (a stream: suspended while it waits)
+ *      └───────────────────────────────────────────────^
+ *
+ * Invariants. 1. The library's objects of a connection are touched in the library's threads only,
+ * but for MHD_resume_connection, which is called exactly once for each suspension, under the
+ * exchange's lock. 2. A connection that is suspended cannot end, so an exchange that was handed
+ * over lives until it is answered. 3. `close` and `ended` are called once, in that order.
+ *
+ * A connection that is suspended is not looked at by the library, and a client that sends a byte a
+ * minute keeps its timers fresh: a thread here, the watch, closes what takes too long as a whole,
+ * and tells who waits for a client that has gone.
+ */
+#define _GNU_SOURCE
+#include "serve/http.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <microhttpd.h>
+#include <netdb.h>
+#include <poll.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+enum {
+    HEADER_BYTES = 32 << 10, /* of a request; also the library's memory for a connection */
+    STREAM_BLOCK = 8 << 10,
+    JSON_DEPTH = 100,
+    PING_SECONDS = 15,
+};
+
+enum phase { READING, HANDED_OVER, SENDING };
+
+struct header {
+    char *name, *value;
+};
+struct exchange {
+    int refs;
+    struct http *h;
+    struct exchange *next, *prev; /* in http's list, under its lock */
+    struct MHD_Connection *connection;
+    struct connection *place;
+    char *method, *path, *rest, peer[64];
+    bool local, head;
+    const struct route *route;
+    struct buf body;
+    double began;
+    void *user;
+
+    pthread_mutex_t lock; /* of what follows */
+    enum phase phase;
+    bool suspended, woken, ping, gone;
+    int status; /* 0: not answered */
+    struct header *headers;
+    int n_headers;
+    struct MHD_Response *response;
+    struct stream_source source; /* pull NULL: no stream */
+    struct buf out;              /* of the stream, not yet taken */
+    size_t taken;
+    bool over; /* after `out` the stream ends */
+    double last_out;
+    void (*on_gone)(void *ctx);
+    void *gone_ctx;
+};
+
+/* A client, from when it was accepted. */
+struct connection {
+    struct connection *next, *prev;
+    int fd;
+    double since; /* accepted, or its last request ended */
+    bool first;   /* nothing was asked yet */
+    struct exchange *x;
+};
+
+struct work {
+    struct work *next;
+    void (*fn)(void *ctx);
+    void *ctx;
+};
+
+struct http {
+    const struct http_options *o;
+    struct http_calls c;
+    struct MHD_Daemon *daemon;
+    int port;
+    char *cert, *key;
+    bool loopback;
+
+    pthread_mutex_t lock; /* of all below */
+    pthread_cond_t worked, ended;
+    struct work *head, *tail;
+    struct exchange *exchanges;
+    int n_exchanges;
+    struct connection *connections;
+    struct http_stats stats;
+    bool stopping, quit;
+    pthread_t *workers, watch;
+    int n_workers;
+    bool watching;
+};
+
+/* workers */
+
+void http_work(struct http *h, void (*fn)(void *ctx), void *ctx) {
+    struct work *w = xcalloc(1, sizeof *w);
+    *w = (struct work){.fn = fn, .ctx = ctx};
+    pthread_mutex_lock(&h->lock);
+    *(h->tail ? &h->tail->next : &h->head) = w;
+    h->tail = w;
+    pthread_cond_signal(&h->worked);
+    pthread_mutex_unlock(&h->lock);
+}
+
+static void *worker(void *ctx) {
+    struct http *h = ctx;
+    pthread_mutex_lock(&h->lock);
+    while (!h->quit || h->head) {
+        struct work *w = h->head;
+        if (!w) {
+            pthread_cond_wait(&h->worked, &h->lock);
+            continue;
+        }
+        h->head = w->next;
+        if (!h->head) h->tail = NULL;
+        pthread_mutex_unlock(&h->lock);
+        w->fn(w->ctx);
+        free(w);
+        pthread_mutex_lock(&h->lock);
+    }
+    pthread_mutex_unlock(&h->lock);
+    return NULL;
+}
+
+/* an exchange */
+
+struct exchange *exchange_retain(struct exchange *x) {
+    __atomic_add_fetch(&x->refs, 1, __ATOMIC_RELAXED);
+    return x;
+}
+
+void exchange_release(struct exchange *x) {
+    if (!x || __atomic_sub_fetch(&x->refs, 1, __ATOMIC_ACQ_REL) > 0) return;
+    for (int i = 0; i < x->n_headers; i++) {
+        free(x->headers[i].name);
+        free(x->headers[i].value);
+    }
+    free(x->headers);
+    free(x->method);
+    free(x->path);
+    free(x->rest);
+    buf_release(&x->body);
+    buf_release(&x->out);
+    pthread_mutex_destroy(&x->lock);
+    free(x);
+}
+
+const char *exchange_method(const struct exchange *x) {
+    return x->method;
+}
+const char *exchange_path(const struct exchange *x) {
+    return x->path;
+}
+const char *exchange_rest(const struct exchange *x) {
+    return x->rest ? x->rest : "";
+}
+const char *exchange_header(const struct exchange *x, const char *name) {
+    return MHD_lookup_connection_value(x->connection, MHD_HEADER_KIND, name);
+}
+const char *exchange_query(const struct exchange *x, const char *name) {
+    return MHD_lookup_connection_value(x->connection, MHD_GET_ARGUMENT_KIND, name);
+}
+const char *exchange_peer(const struct exchange *x) {
+    return x->peer;
+}
+bool exchange_is_local(const struct exchange *x) {
+    return x->local;
+}
+const struct buf *exchange_body(const struct exchange *x) {
+    return &x->body;
+}
+double exchange_began(const struct exchange *x) {
+    return x->began;
+}
+void exchange_set_user(struct exchange *x, void *user) {
+    x->user = user;
+}
+void *exchange_user(const struct exchange *x) {
+    return x->user;
+}
+const struct route *exchange_route(const struct exchange *x) {
+    return x->route;
+}
+int exchange_status(const struct exchange *x) {
+    return x->status;
+}
+
+/* The parser recurses; what is nested deeper than anybody needs is refused before it is called. */
+static bool depth_is_sane(const struct buf *b) {
+    int depth = 0, deepest = 0;
+    bool text = false;
+    for (size_t i = 0; i < b->len; i++) {
+        char c = b->data[i];
+        if (text && c == '\\')
+            i++;
+        else if (c == '"')
+            text = !text;
+        else if (!text && (c == '{' || c == '['))
+            deepest = MAX(deepest, ++depth);
+        else if (!text && (c == '}' || c == ']'))
+            depth--;
+    }
+    return deepest <= JSON_DEPTH;
+}
+
+json_t *exchange_json(const struct exchange *x, struct error *err) {
+    if (x->body.len == 0) {
+        error_set(err, ERR_FORMAT, "the request has no body; it wants JSON");
+        return NULL;
+    }
+    if (!depth_is_sane(&x->body)) {
+        error_set(err, ERR_FORMAT, "the JSON is nested more than %d deep", JSON_DEPTH);
+        return NULL;
+    }
+    return json_parse(x->body.data, x->body.len, "request", err);
+}
+
+void exchange_on_gone(struct exchange *x, void (*gone)(void *ctx), void *ctx) {
+    pthread_mutex_lock(&x->lock);
+    bool now = x->gone;
+    if (!now) {
+        x->on_gone = gone;
+        x->gone_ctx = ctx;
+    }
+    pthread_mutex_unlock(&x->lock);
+    if (now) gone(ctx);
+}
+
+/* answers */
+
+void exchange_add_header(struct exchange *x, const char *name, const char *value) {
+    x->headers = xrealloc(x->headers, sizeof *x->headers * (size_t)(x->n_headers + 1));
+    x->headers[x->n_headers++] = (struct header){xstrdup(name), xstrdup(value)};
+}
+
+static void header_put(struct MHD_Response *r, const char *name, const char *value) {
+    if (MHD_add_response_header(r, name, value) != MHD_YES)
+        warn("a header '%s' cannot be sent", name);
+}
+
+static bool cors_allows(const struct http *h, const char *origin) {
+    for (int i = 0; i < h->o->cors.n; i++)
+        if (strcmp(h->o->cors.v[i], "*") == 0 || strcmp(h->o->cors.v[i], origin) == 0) return true;
+    return false;
+}
+
+static void headers_put(struct exchange *x, const char *type) {
+    const char *origin = exchange_header(x, "Origin");
+    if (type) header_put(x->response, "Content-Type", type);
+    header_put(x->response, "X-Content-Type-Options", "nosniff");
+    for (int i = 0; i < x->n_headers; i++)
+        header_put(x->response, x->headers[i].name, x->headers[i].value);
+    if (origin && cors_allows(x->h, origin)) {
+        header_put(x->response, "Access-Control-Allow-Origin", origin);
+        header_put(x->response, "Vary", "Origin");
+    }
+    if (x->h->stopping) header_put(x->response, "Connection", "close");
+}
+
+/* The lock is held. */
+static void wake_locked(struct exchange *x) {
+    x->woken = true;
+    if (!x->suspended) return;
+    x->suspended = false;
+    MHD_resume_connection(x->connection);
+}
+
+void exchange_wake(struct exchange *x) {
+    pthread_mutex_lock(&x->lock);
+    wake_locked(x);
+    pthread_mutex_unlock(&x->lock);
+}
+
+static void answered(struct exchange *x, int status, const char *type) {
+    CHECK(x->response && x->status == 0);
+    pthread_mutex_lock(&x->lock);
+    headers_put(x, type);
+    x->status = status;
+    x->on_gone = NULL;
+    wake_locked(x);
+    pthread_mutex_unlock(&x->lock);
+}
+
+void exchange_reply(struct exchange *x, int status, const char *type, const void *data, size_t n) {
+    x->response =
+        MHD_create_response_from_buffer(n, (void *)(uintptr_t)data, MHD_RESPMEM_MUST_COPY);
+    answered(x, status, type);
+}
+
+void exchange_reply_json(struct exchange *x, int status, json_t *v) {
+    char *text = json_dumps(v, JSON_COMPACT | JSON_REAL_PRECISION(17));
+    CHECK(text != NULL);
+    x->response = MHD_create_response_from_buffer(strlen(text), text, MHD_RESPMEM_MUST_FREE);
+    json_decref(v);
+    answered(x, status, "application/json");
+}
+
+/* streams */
+
+/* Fills `out`; true when there is something to send or nothing ever again. The lock is held, and
+ * given up while the source is asked. */
+static bool stream_fill(struct exchange *x) {
+    if (x->taken < x->out.len || x->over) return true;
+    x->out.len = x->taken = 0;
+    x->woken = false;
+    pthread_mutex_unlock(&x->lock);
+    enum pulled p = x->source.pull(x->source.ctx, &x->out);
+    pthread_mutex_lock(&x->lock);
+    x->over = p == PULL_END;
+    return x->over || x->out.len > 0;
+}
+
+static bool ping_due(struct exchange *x) {
+    bool due = x->ping && x->source.idle;
+    x->ping = false;
+    if (due) buf_puts(&x->out, x->source.idle);
+    return due;
+}
+
+static ssize_t stream_read(void *ctx, uint64_t pos, char *to, size_t max) {
+    struct exchange *x = ctx;
+    ssize_t n = 0;
+    (void)pos;
+    pthread_mutex_lock(&x->lock);
+    while (n == 0 && !x->gone) {
+        if (stream_fill(x) || ping_due(x)) {
+            size_t left = x->out.len - x->taken;
+            if (left == 0) {
+                n = MHD_CONTENT_READER_END_OF_STREAM;
+                break;
+            }
+            n = (ssize_t)MIN(left, max);
+            memcpy(to, x->out.data + x->taken, (size_t)n);
+            x->taken += (size_t)n;
+            x->last_out = clock_now();
+        } else if (!x->woken) {
+            x->suspended = true;
+            MHD_suspend_connection(x->connection);
+            break;
+        }
+    }
+    if (x->gone) n = MHD_CONTENT_READER_END_WITH_ERROR;
+    pthread_mutex_unlock(&x->lock);
+    if (n > 0) __atomic_add_fetch(&x->h->stats.bytes_out, (uint64_t)n, __ATOMIC_RELAXED);
+    return n;
+}
+
+void exchange_stream(struct exchange *x, int status, const char *type,
+                     const struct stream_source *s) {
+    x->source = *s;
+    x->last_out = clock_now();
+    __atomic_add_fetch(&x->h->stats.streams, 1, __ATOMIC_RELAXED);
+    exchange_add_header(x, "Cache-Control", "no-store");
+    exchange_add_header(x, "X-Accel-Buffering", "no"); // proxies hold back what is not whole
+    x->response =
+        MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, STREAM_BLOCK, stream_read, x, NULL);
+    answered(x, status, type);
+}
+
+/* routes */
+
+/* "%41/%2F" → "A//"; false where a digit is none, or a zero byte hides. */
+static bool percent_decode(char *s) {
+    char *to = s;
+    for (; *s; s++, to++) {
+        char hex[3] = {0}, *end;
+        *to = *s;
+        if (*s != '%') continue;
+        memcpy(hex, s + 1, strnlen(s + 1, 2));
+        *to = (char)strtol(hex, &end, 16);
+        if (end != hex + 2 || !*to) return false;
+        s += 2;
+    }
+    *to = 0;
+    return true;
+}
+
+/* Whether a path, still encoded, has the route's parts; *rest: where the "*" begins. */
+static bool path_fits(const char *pattern, const char *path, const char **rest) {
+    while (*pattern && *pattern == *path) pattern++, path++;
+    *rest = path;
+    return (*pattern == '*' && *path) || (!*pattern && !*path);
+}
+
+/* Of a method; HEAD is GET without the body. *known: the path has another method. */
+static const struct route *route_find(const struct http *h, const char *method, const char *path,
+                                      const char **rest, bool *known) {
+    if (strcmp(method, "HEAD") == 0) method = "GET";
+    *known = false;
+    for (const struct route *r = h->c.routes; r->method; r++) {
+        if (!path_fits(r->path, path, rest)) continue;
+        if (strcmp(r->method, method) == 0) return r;
+        *known = true;
+    }
+    return NULL;
+}
+
+static void refuse(struct exchange *x, int status, const char *code, const char *message) {
+    x->h->c.refuse(x->h->c.ctx, x, status, code, message);
+}
+
+/* what browsers may do */
+
+static bool host_is_local(const char *host) {
+    static const char *const names[] = {"localhost", "127.0.0.1", "[::1]"};
+    for (size_t i = 0; i < ARRAY_LEN(names); i++) {
+        size_t n = strlen(names[i]);
+        if (strncasecmp(host, names[i], n) == 0 && (host[n] == 0 || host[n] == ':')) return true;
+    }
+    return false;
+}
+
+/* A page from elsewhere can make a browser send requests to this machine's own addresses, or give
+ * its own name the address: the first shows in Origin, the second in Host. */
+static bool origin_is_ok(struct exchange *x) {
+    const char *origin = exchange_header(x, "Origin"), *host = exchange_header(x, "Host");
+    if (x->h->loopback && host && !host_is_local(host)) return false;
+    if (!origin || cors_allows(x->h, origin)) return true;
+    const char *name = strstr(origin, "://");
+    return name && host && strcasecmp(name + 3, host) == 0;
+}
+
+static void preflight(struct exchange *x) {
+    exchange_add_header(x, "Access-Control-Allow-Methods", "GET, POST, PUT, DELETE, OPTIONS");
+    exchange_add_header(x, "Access-Control-Allow-Headers", "*, Authorization");
+    exchange_add_header(x, "Access-Control-Max-Age", "600");
+    exchange_reply(x, 204, NULL, "", 0);
+}
+
+/* the library's calls */
+
+static void peer_name(struct exchange *x) {
+    const union MHD_ConnectionInfo *info =
+        MHD_get_connection_info(x->connection, MHD_CONNECTION_INFO_CLIENT_ADDRESS);
+    const struct sockaddr *a = info ? info->client_addr : NULL;
+    socklen_t n =
+        a && a->sa_family == AF_INET6 ? sizeof(struct sockaddr_in6) : sizeof(struct sockaddr_in);
+    if (!a || getnameinfo(a, n, x->peer, sizeof x->peer, NULL, 0, NI_NUMERICHOST) != 0)
+        strcpy(x->peer, "unknown");
+    x->local = strncmp(x->peer, "127.", 4) == 0 || strcmp(x->peer, "::1") == 0 ||
+               strncmp(x->peer, "::ffff:127.", 11) == 0;
+}
+
+static struct exchange *exchange_new(struct http *h, struct MHD_Connection *c, const char *url,
+                                     const char *method) {
+    struct exchange *x = xcalloc(1, sizeof *x);
+    const union MHD_ConnectionInfo *info =
+        MHD_get_connection_info(c, MHD_CONNECTION_INFO_SOCKET_CONTEXT);
+    *x = (struct exchange){.refs = 1,
+                           .h = h,
+                           .connection = c,
+                           .place = info ? info->socket_context : NULL,
+                           .method = xstrdup(method),
+                           .path = xstrdup(url),
+                           .head = strcmp(method, "HEAD") == 0,
+                           .began = clock_now()};
+    pthread_mutex_init(&x->lock, NULL);
+    peer_name(x);
+    pthread_mutex_lock(&h->lock);
+    x->next = h->exchanges;
+    if (x->next) x->next->prev = x;
+    h->exchanges = x;
+    h->n_exchanges++;
+    h->stats.requests++;
+    if (x->place) {
+        x->place->x = x;
+        x->place->first = false;
+    }
+    pthread_mutex_unlock(&h->lock);
+    return x;
+}
+
+/* Everything that can be said before the body. Answered: it is refused. */
+static void headers_here(struct exchange *x) {
+    struct http *h = x->h;
+    const char *rest, *length = exchange_header(x, "Content-Length");
+    bool known;
+    x->route = route_find(h, x->method, x->path, &rest, &known);
+    if (x->route && *rest) x->rest = xstrdup(rest);
+    bool decoded = percent_decode(x->path) && (!x->rest || percent_decode(x->rest));
+    if (h->stopping)
+        refuse(x, 503, "shutting_down", "the server is shutting down; try again soon");
+    else if (!origin_is_ok(x))
+        refuse(x, 403, "origin_not_allowed",
+               "requests from this page's origin are not allowed; start the server with --cors and "
+               "the origin");
+    else if (!decoded)
+        refuse(x, 400, "invalid_path", "the path is not percent-encoded as it should be");
+    else if (strcmp(x->method, "OPTIONS") == 0 && exchange_header(x, "Origin"))
+        preflight(x);
+    else if (!x->route && known)
+        refuse(x, 405, "method_not_allowed", "this path has no such method");
+    else if (!x->route)
+        refuse(x, 404, "not_found", "there is no such path; docs/API.md lists all");
+    else if (length && strtod(length, NULL) > (double)h->o->max_body)
+        refuse(x, 413, "too_large", "the body is larger than --max-body");
+    else
+        h->c.admit(h->c.ctx, x, x->route);
+}
+
+static void handle(void *ctx) {
+    struct exchange *x = ctx;
+    x->route->handle(x->h->c.ctx, x);
+    exchange_release(x);
+}
+
+static enum MHD_Result body_here(struct exchange *x) {
+    pthread_mutex_lock(&x->lock);
+    x->phase = HANDED_OVER;
+    x->suspended = true;
+    MHD_suspend_connection(x->connection);
+    pthread_mutex_unlock(&x->lock);
+    http_work(x->h, handle, exchange_retain(x));
+    return MHD_YES;
+}
+
+/* A request whose client gives up while it is suspended is answered all the same: it goes nowhere,
+ * but only so does the library let it end. */
+static enum MHD_Result answer_send(struct exchange *x) {
+    x->phase = SENDING;
+    enum MHD_Result queued = MHD_queue_response(x->connection, (unsigned)x->status, x->response);
+    MHD_destroy_response(x->response);
+    return queued;
+}
+
+static enum MHD_Result body_take(struct exchange *x, const char *data, size_t *n) {
+    if (x->body.len + *n > (size_t)x->h->o->max_body) {
+        if (!x->status) refuse(x, 413, "too_large", "the body is larger than --max-body");
+        *n = 0;
+        return MHD_NO; // the library cannot answer in the middle of a body: it closes
+    }
+    buf_add(&x->body, data, *n);
+    *n = 0;
+    return MHD_YES;
+}
+
+static enum MHD_Result on_access(void *ctx, struct MHD_Connection *c, const char *url,
+                                 const char *method, const char *version, const char *data,
+                                 size_t *n, void **con_cls) {
+    struct exchange *x = *con_cls;
+    (void)version;
+    if (!x) {
+        x = *con_cls = exchange_new(ctx, c, url, method);
+        headers_here(x);
+        return x->status ? answer_send(x) : MHD_YES;
+    }
+    if (x->phase == READING && *n > 0) return body_take(x, data, n);
+    if (x->phase == READING) return body_here(x);
+    if (x->phase == HANDED_OVER && x->status) return answer_send(x);
+    return MHD_YES;
+}
+
+static void on_completed(void *ctx, struct MHD_Connection *c, void **con_cls,
+                         enum MHD_RequestTerminationCode why) {
+    struct http *h = ctx;
+    struct exchange *x = *con_cls;
+    (void)c;
+    if (!x) return;
+    *con_cls = NULL;
+    if (x->status && x->phase != SENDING) MHD_destroy_response(x->response);
+    if (x->source.pull) {
+        x->source.close(x->source.ctx, why == MHD_REQUEST_TERMINATED_COMPLETED_OK && !x->gone);
+        __atomic_sub_fetch(&h->stats.streams, 1, __ATOMIC_RELAXED);
+    }
+    h->c.ended(h->c.ctx, x);
+    pthread_mutex_lock(&h->lock);
+    if (x->prev) x->prev->next = x->next;
+    if (x->next) x->next->prev = x->prev;
+    if (h->exchanges == x) h->exchanges = x->next;
+    h->n_exchanges--;
+    if (x->place) {
+        x->place->x = NULL;
+        x->place->since = clock_now();
+    }
+    pthread_cond_broadcast(&h->ended);
+    pthread_mutex_unlock(&h->lock);
+    exchange_release(x);
+}
+
+static void on_connection(void *ctx, struct MHD_Connection *c, void **place,
+                          enum MHD_ConnectionNotificationCode what) {
+    struct http *h = ctx;
+    struct connection *p = *place;
+    pthread_mutex_lock(&h->lock);
+    if (what == MHD_CONNECTION_NOTIFY_STARTED) {
+        const union MHD_ConnectionInfo *info =
+            MHD_get_connection_info(c, MHD_CONNECTION_INFO_CONNECTION_FD);
+        p = *place = xcalloc(1, sizeof *p);
+        *p = (struct connection){
+            .next = h->connections, .fd = info->connect_fd, .since = clock_now(), .first = true};
+        if (p->next) p->next->prev = p;
+        h->connections = p;
+        h->stats.connections++;
+        h->stats.open++;
+    } else if (p) {
+        if (p->prev) p->prev->next = p->next;
+        if (p->next) p->next->prev = p->prev;
+        if (h->connections == p) h->connections = p->next;
+        h->stats.open--;
+        free(p);
+        *place = NULL;
+    }
+    pthread_mutex_unlock(&h->lock);
+}
+
+/* Paths are told apart before they are decoded. */
+static size_t leave_encoded(void *ctx, struct MHD_Connection *c, char *s) {
+    (void)ctx, (void)c;
+    return strlen(s);
+}
+
+/* the watch */
+
+static double patience(const struct http *h, const struct connection *p) {
+    if (!p->x) return h->o->header_seconds + (p->first ? 0 : h->o->idle_seconds);
+    return p->x->phase == READING ? h->o->body_seconds : 1e30;
+}
+
+static bool client_is_gone(int fd) {
+    struct pollfd p = {.fd = fd, .events = POLLRDHUP};
+    return poll(&p, 1, 0) > 0 && (p.revents & (POLLRDHUP | POLLHUP | POLLERR)) != 0;
+}
+
+/* A client that has gone: whoever computes for it is told, and a stream wakes to find out. */
+static void exchange_abandon(struct exchange *x) {
+    pthread_mutex_lock(&x->lock);
+    bool news = !x->gone && x->phase != READING;
+    void (*fn)(void *) = news && !x->status ? x->on_gone : NULL;
+    void *ctx = x->gone_ctx;
+    x->gone |= news;
+    x->on_gone = NULL;
+    if (news && x->status) wake_locked(x);
+    pthread_mutex_unlock(&x->lock);
+    if (fn) fn(ctx);
+}
+
+static void ping(struct exchange *x, double now) {
+    pthread_mutex_lock(&x->lock);
+    if (x->source.pull && x->suspended && x->status && now - x->last_out > PING_SECONDS) {
+        x->ping = true;
+        wake_locked(x);
+    }
+    pthread_mutex_unlock(&x->lock);
+}
+
+/* Looks after every connection; the exchanges of the gone are retained in `out`. */
+static int watch_look(struct http *h, struct exchange **out, int max) {
+    double now = clock_now();
+    int n = 0;
+    for (struct connection *p = h->connections; p; p = p->next) {
+        struct exchange *x = p->x;
+        double since = x ? x->began : p->since;
+        if (now - since > patience(h, p))
+            shutdown(p->fd, SHUT_RDWR); // the library then closes it
+        else if (x && x->phase != READING && (h->quit || client_is_gone(p->fd)) && n < max)
+            out[n++] = exchange_retain(x);
+        else if (x)
+            ping(x, now);
+    }
+    return n;
+}
+
+static void *watch(void *ctx) {
+    struct http *h = ctx;
+    enum { AT_ONCE = 256 };
+    struct exchange *gone[AT_ONCE];
+    pthread_mutex_lock(&h->lock);
+    while (!h->quit || h->n_exchanges) {
+        int n = watch_look(h, gone, AT_ONCE);
+        pthread_mutex_unlock(&h->lock);
+        for (int i = 0; i < n; i++) {
+            exchange_abandon(gone[i]);
+            exchange_release(gone[i]);
+        }
+        usleep(250000);
+        pthread_mutex_lock(&h->lock);
+    }
+    pthread_mutex_unlock(&h->lock);
+    return NULL;
+}
+
+/* beginning and end */
+
+static int address_of(const struct http_options *o, struct sockaddr_storage *out, bool *loopback,
+                      struct error *err) {
+    struct addrinfo want = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE}, *found;
+    char port[16];
+    snprintf(port, sizeof port, "%d", (int)o->port);
+    int rc = getaddrinfo(o->host, port, &want, &found);
+    if (rc != 0)
+        return error_set(err, ERR_USAGE, "'%s' is no address: %s", o->host, gai_strerror(rc));
+    memcpy(out, found->ai_addr, found->ai_addrlen);
+    const struct sockaddr_in *v4 = (void *)out;
+    const struct sockaddr_in6 *v6 = (void *)out;
+    *loopback = out->ss_family == AF_INET ? ntohl(v4->sin_addr.s_addr) >> 24 == 127
+                                          : IN6_IS_ADDR_LOOPBACK(&v6->sin6_addr);
+    freeaddrinfo(found);
+    return OK;
+}
+
+static char *pem_read(const char *path, struct error *err) {
+    struct buf b = {0};
+    if (file_read(path, 1 << 20, &b, err) == OK) return b.data ? b.data : xstrdup("");
+    buf_release(&b);
+    return NULL;
+}
+
+static int tls_read(struct http *h, struct error *err) {
+    if (!h->o->tls_cert != !h->o->tls_key)
+        return error_set(err, ERR_USAGE, "TLS wants both --tls-cert and --tls-key");
+    if (!h->o->tls_cert) return OK;
+    h->cert = pem_read(h->o->tls_cert, err);
+    h->key = h->cert ? pem_read(h->o->tls_key, err) : NULL;
+    return h->key ? OK : err->code;
+}
+
+static void library_says(void *ctx, const char *fmt, va_list ap) {
+    (void)ctx, (void)fmt, (void)ap; // clients that vanish, mostly; what matters is counted
+}
+
+static int daemon_start(struct http *h, struct error *err) {
+    struct sockaddr_storage address = {0};
+    if (address_of(h->o, &address, &h->loopback, err) != OK || tls_read(h, err) != OK)
+        return err->code;
+    unsigned flags = MHD_USE_EPOLL_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG;
+    struct MHD_OptionItem tls[] = {{MHD_OPTION_HTTPS_MEM_CERT, 0, h->cert},
+                                   {MHD_OPTION_HTTPS_MEM_KEY, 0, h->key},
+                                   {MHD_OPTION_END, 0, NULL}};
+    if (address.ss_family == AF_INET6) flags |= MHD_USE_IPv6;
+    if (h->cert) flags |= MHD_USE_TLS;
+    errno = 0;
+    h->daemon = MHD_start_daemon(
+        flags, 0, NULL, NULL, on_access, h, MHD_OPTION_EXTERNAL_LOGGER, library_says, NULL,
+        MHD_OPTION_SOCK_ADDR, &address, MHD_OPTION_THREAD_POOL_SIZE, 2u,
+        MHD_OPTION_CONNECTION_LIMIT, (unsigned)h->o->max_connections,
+        MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)HEADER_BYTES, MHD_OPTION_CONNECTION_TIMEOUT,
+        (unsigned)h->o->idle_seconds, MHD_OPTION_NOTIFY_COMPLETED, on_completed, h,
+        MHD_OPTION_NOTIFY_CONNECTION, on_connection, h, MHD_OPTION_UNESCAPE_CALLBACK, leave_encoded,
+        NULL, MHD_OPTION_LISTENING_ADDRESS_REUSE, 1u, MHD_OPTION_ARRAY, h->cert ? tls : tls + 2,
+        MHD_OPTION_END);
+    if (h->daemon) return OK;
+    return error_errno(err, "cannot listen on %s port %d%s", h->o->host, (int)h->o->port,
+                       h->cert ? " with this certificate and key" : "");
+}
+
+struct http *http_new(const struct http_options *o, const struct http_calls *c, struct error *err) {
+    struct http *h = xcalloc(1, sizeof *h);
+    *h = (struct http){.o = o, .c = *c};
+    pthread_mutex_init(&h->lock, NULL);
+    pthread_cond_init(&h->worked, NULL);
+    pthread_cond_init(&h->ended, NULL);
+    if (daemon_start(h, err) != OK) {
+        http_free(h);
+        return NULL;
+    }
+    h->port = MHD_get_daemon_info(h->daemon, MHD_DAEMON_INFO_BIND_PORT)->port;
+    h->workers = xcalloc((size_t)c->workers, sizeof *h->workers);
+    for (; h->n_workers < c->workers; h->n_workers++)
+        CHECK(pthread_create(&h->workers[h->n_workers], NULL, worker, h) == 0);
+    h->watching = pthread_create(&h->watch, NULL, watch, h) == 0;
+    CHECK(h->watching);
+    return h;
+}
+
+int http_port(const struct http *h) {
+    return h->port;
+}
+
+struct http_stats http_stats(struct http *h) {
+    pthread_mutex_lock(&h->lock);
+    struct http_stats s = h->stats;
+    pthread_mutex_unlock(&h->lock);
+    s.streams = __atomic_load_n(&h->stats.streams, __ATOMIC_RELAXED);
+    s.bytes_out = __atomic_load_n(&h->stats.bytes_out, __ATOMIC_RELAXED);
+    return s;
+}
+
+static void exchanges_wait(struct http *h, double seconds) {
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_sec += (time_t)seconds;
+    while (h->n_exchanges && pthread_cond_timedwait(&h->ended, &h->lock, &until) == 0) {}
+}
+
+void http_drain(struct http *h) {
+    MHD_socket listening = MHD_quiesce_daemon(h->daemon);
+    if (listening != MHD_INVALID_SOCKET) close(listening);
+    pthread_mutex_lock(&h->lock);
+    h->stopping = true;
+    exchanges_wait(h, h->o->drain_seconds);
+    pthread_mutex_unlock(&h->lock);
+}
+
+/* Workers end last: what is under way is answered by them. */
+void http_free(struct http *h) {
+    if (!h) return;
+    pthread_mutex_lock(&h->lock);
+    h->stopping = h->quit = true;
+    pthread_cond_broadcast(&h->worked);
+    pthread_mutex_unlock(&h->lock);
+    if (h->watching) pthread_join(h->watch, NULL); // after the last exchange that was handed over
+    if (h->daemon) MHD_stop_daemon(h->daemon);
+    for (int i = 0; i < h->n_workers; i++) pthread_join(h->workers[i], NULL);
+    free(h->workers);
+    free(h->cert);
+    free(h->key);
+    free(h);
+}
+
+/* options */
+
+#define ROW(name, type, field, fallback, min, max, metavar, help)                                  \
+    { name, type, offsetof(struct http_options, field), fallback, min, max, metavar, help }
+
+const struct option_row http_option_rows[] = {
+    ROW("host", OPT_STRING, host, "127.0.0.1", 0, 0, "ADDRESS",
+        "address to listen on; other machines need keys, or --no-auth"),
+    ROW("port", OPT_INT, port, "8000", 0, 65535, "N", "port; 0: any that is free"),
+    ROW("tls-cert", OPT_STRING, tls_cert, NULL, 0, 0, "FILE", "certificate (PEM): serve HTTPS"),
+    ROW("tls-key", OPT_STRING, tls_key, NULL, 0, 0, "FILE", "its key (PEM)"),
+    ROW("cors", OPT_LIST, cors, NULL, 0, 0, "ORIGIN …",
+        "origins whose pages may call from a browser, as https://example.org; '*': all"),
+    ROW("max-body", OPT_INT, max_body, "33554432", 1024, 1e12, "BYTES", "largest request body"),
+    ROW("max-connections", OPT_INT, max_connections, "4096", 1, 1e6, "N", "clients at once"),
+    ROW("header-seconds", OPT_FLOAT, header_seconds, "20", 0.1, 1e6, "S",
+        "time for a request's line and headers"),
+    ROW("body-seconds", OPT_FLOAT, body_seconds, "120", 0.1, 1e6, "S", "time for a whole body"),
+    ROW("idle-seconds", OPT_FLOAT, idle_seconds, "75", 1, 1e6, "S",
+        "time that a connection may be silent"),
+    ROW("drain-seconds", OPT_FLOAT, drain_seconds, "30", 0, 1e6, "S",
+        "at the end, time for replies under way"),
+    {0},
+};

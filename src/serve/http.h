@@ -1,0 +1,119 @@
+/*
+ * http: requests in, replies and streams out, over libmicrohttpd. It knows routes and limits, and
+ * nothing of models.
+ *
+ * Threads. The library's threads read and write sockets and never wait for anything else. When the
+ * body of a request is here, its route's handler is called in one of `workers` threads, where it
+ * may block; it answers once, then or later, from any thread: exchange_reply, or exchange_stream.
+ * A stream is pulled: when the socket has room, `pull` is asked for more in a thread of the
+ * library, and says whether there will be any; whoever has more afterwards calls exchange_wake. So
+ * who reads slowly is served slowly, and costs a buffer.
+ *
+ * Lives. An exchange is counted: the connection holds one reference and drops it when the reply is
+ * out or the client gone; who answers later or wakes holds another (exchange_retain). A client that
+ * vanishes is noticed within half a second also while nothing is written.
+ */
+#ifndef SHOAL_HTTP_H
+#define SHOAL_HTTP_H
+
+#include "base/base.h"
+
+struct exchange;
+struct http;
+
+/* A path is compared by parts; "*" as a last part stands for the rest, which may hold slashes, and
+ * is exchange_rest. Parts are percent-decoded after they were told apart. */
+struct route {
+    const char *method, *path;
+    int scope; /* whoever admits knows what it means */
+    void (*handle)(void *ctx, struct exchange *x);
+};
+
+struct http_options {         /* filled from option rows */
+    char *host;               /* 127.0.0.1 */
+    int64_t port;             /* 8000; 0: any, see http_port */
+    char *tls_cert, *tls_key; /* PEM files; both or none */
+    struct strings cors;      /* origins that browsers may call from; "*": any */
+    int64_t max_body;         /* 32 MiB */
+    int64_t max_connections;  /* 4096 */
+    double header_seconds;    /* 20: from the first byte of a request to the last of its body … */
+    double body_seconds;      /* 120 */
+    double idle_seconds;      /* 75: of a connection between requests */
+    double drain_seconds;     /* 30: that unfinished replies get at the end */
+};
+extern const struct option_row http_option_rows[];
+
+struct http_calls {
+    void *ctx;
+    const struct route *routes; /* ends with a NULL method */
+    int workers;
+    /* Whether the request may go on, before its body is read: OK, or it has been answered
+     * (exchange_refuse). */
+    int (*admit)(void *ctx, struct exchange *x, const struct route *r);
+    /* An error in this API's words. */
+    void (*refuse)(void *ctx, struct exchange *x, int status, const char *code,
+                   const char *message);
+    /* The reply is out, or given up. */
+    void (*ended)(void *ctx, const struct exchange *x);
+};
+/* ERR_USAGE for an address that is taken or a certificate that cannot be read. Everything in the
+ * options and calls is borrowed. */
+struct http *http_new(const struct http_options *o, const struct http_calls *c, struct error *err);
+int http_port(const struct http *h);
+/* No new connections; what is under way is finished, for drain_seconds at most. Then http_free. */
+void http_drain(struct http *h);
+void http_free(struct http *h);
+/* Runs fn in a worker's thread. */
+void http_work(struct http *h, void (*fn)(void *ctx), void *ctx);
+struct http_stats {
+    uint64_t connections, requests, bytes_out;
+    int open, streams; /* connections and unfinished streams now */
+};
+struct http_stats http_stats(struct http *h);
+
+/* a request */
+
+const char *exchange_method(const struct exchange *x);
+const char *exchange_path(const struct exchange *x); /* decoded, without the query */
+const char *exchange_rest(const struct exchange *x); /* what the route's "*" stands for; or "" */
+const char *exchange_header(const struct exchange *x, const char *name); /* NULL: there is none */
+const char *exchange_query(const struct exchange *x, const char *name);
+const char *exchange_peer(const struct exchange *x); /* the address in words */
+bool exchange_is_local(const struct exchange *x);    /* of this machine */
+/* The body; JSON of it is parsed strictly, nested at most 100 deep. */
+const struct buf *exchange_body(const struct exchange *x);
+json_t *exchange_json(const struct exchange *x, struct error *err);
+double exchange_began(const struct exchange *x); /* clock_now of its first line */
+/* One pointer of the caller's, from admit to ended. */
+void exchange_set_user(struct exchange *x, void *user);
+void *exchange_user(const struct exchange *x);
+const struct route *exchange_route(const struct exchange *x); /* NULL: none fits */
+int exchange_status(const struct exchange *x);                /* 0: not answered */
+
+/* an answer */
+
+/* Before the answer: a header more. */
+void exchange_add_header(struct exchange *x, const char *name, const char *value);
+void exchange_reply(struct exchange *x, int status, const char *type, const void *data, size_t n);
+void exchange_reply_json(struct exchange *x, int status, json_t *v); /* takes v over */
+
+enum pulled { PULL_MORE, PULL_WAIT, PULL_END };
+struct stream_source {
+    /* Appends what there is to say: PULL_MORE, to be asked again when it is out; PULL_WAIT: ask
+     * after exchange_wake; PULL_END after these bytes. Does not block, is not called twice at
+     * once. */
+    enum pulled (*pull)(void *ctx, struct buf *out);
+    /* The stream is over, or its client gone (`finished` false): called once. */
+    void (*close)(void *ctx, bool finished);
+    void *ctx;
+    const char *idle; /* sent when nothing was for 15 seconds, or NULL */
+};
+void exchange_stream(struct exchange *x, int status, const char *type,
+                     const struct stream_source *s);
+void exchange_wake(struct exchange *x); /* any thread, any number of times */
+/* Until the answer: called once, in a thread of http's own, when the client has gone. */
+void exchange_on_gone(struct exchange *x, void (*gone)(void *ctx), void *ctx);
+struct exchange *exchange_retain(struct exchange *x);
+void exchange_release(struct exchange *x);
+
+#endif

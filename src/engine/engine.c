@@ -216,6 +216,10 @@ int32_t engine_max_len(const struct engine *e) {
     return e->o.max_len;
 }
 
+int32_t engine_max_seqs(const struct engine *e) {
+    return e->o.max_seqs;
+}
+
 void engine_free(struct engine *e) {
     if (!e) return;
     for (int32_t i = 0; i < e->n_active; i++) state_free(e, e->active[i]);
@@ -233,6 +237,8 @@ void engine_free(struct engine *e) {
 struct engine_stats engine_stats(const struct engine *e) {
     struct engine_stats s = e->stats;
     s.weight_passes = forward_stats(e->f)->weight_passes;
+    s.pages = e->n_pages;
+    s.pages_free = e->n_pages - e->promised;
     return s;
 }
 

@@ -133,6 +133,7 @@ struct engine;
 struct engine *engine_new(const struct model *m, const struct engine_options *o, struct error *err);
 void engine_free(struct engine *e);
 int32_t engine_max_len(const struct engine *e);
+int32_t engine_max_seqs(const struct engine *e);
 /* Refuses (ERR_USAGE) a request that cannot fit: prompt + max_tokens + suffix + longest choice >
  * max_len, empty prompt, token out of range, an adapter of another shape. */
 int engine_submit(struct engine *e, struct request *r, struct error *err);
@@ -150,6 +151,7 @@ int engine_run(struct engine *e, struct request *reqs, int n, struct progress *p
 struct engine_stats {
     uint64_t steps, rows, weight_passes, prefilled /* rows really run */, generated, finished;
     int max_adapters_in_a_step;
+    int32_t pages, pages_free; /* of the KV cache: all, and what nobody who runs was promised */
 };
 struct engine_stats engine_stats(const struct engine *e);
 size_t engine_bytes(const struct model_config *c, const struct engine_options *o);

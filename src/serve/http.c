@@ -20,6 +20,7 @@
 #include "serve/http.h"
 
 #include <arpa/inet.h>
+#include <dlfcn.h>
 #include <errno.h>
 #include <microhttpd.h>
 #include <netdb.h>
@@ -29,6 +30,40 @@
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
+
+/* Loaded when a server starts: a program that serves nothing does not carry it, nor TLS. */
+#define MHD_FUNCTIONS(F)                                                                           \
+    F(MHD_add_response_header)                                                                     \
+    F(MHD_create_response_from_buffer)                                                             \
+    F(MHD_create_response_from_callback)                                                           \
+    F(MHD_destroy_response)                                                                        \
+    F(MHD_get_connection_info)                                                                     \
+    F(MHD_get_daemon_info)                                                                         \
+    F(MHD_lookup_connection_value)                                                                 \
+    F(MHD_queue_response)                                                                          \
+    F(MHD_quiesce_daemon)                                                                          \
+    F(MHD_resume_connection)                                                                       \
+    F(MHD_start_daemon)                                                                            \
+    F(MHD_stop_daemon)                                                                             \
+    F(MHD_suspend_connection)
+static struct {
+#define DECLARE(name) __typeof__(&name) name;
+    MHD_FUNCTIONS(DECLARE)
+} mhd;
+
+static int mhd_load(struct error *err) {
+    void *so = dlopen("libmicrohttpd.so.12", RTLD_NOW), *at; // stays loaded
+    if (!so)
+        return error_set(err, ERR_MISSING,
+                         "libmicrohttpd is not installed (%s); install libmicrohttpd12", dlerror());
+#define LOAD(name)                                                                                 \
+    if (!(at = dlsym(so, #name)))                                                                  \
+        return error_set(err, ERR_MISSING, "this libmicrohttpd has no '%s'; install a newer one",  \
+                         #name);                                                                   \
+    memcpy(&mhd.name, &at, sizeof at);
+    MHD_FUNCTIONS(LOAD)
+    return OK;
+}
 
 enum {
     HEADER_BYTES = 32 << 10, /* of a request; also the library's memory for a connection */
@@ -172,10 +207,10 @@ const char *exchange_rest(const struct exchange *x) {
     return x->rest ? x->rest : "";
 }
 const char *exchange_header(const struct exchange *x, const char *name) {
-    return MHD_lookup_connection_value(x->connection, MHD_HEADER_KIND, name);
+    return mhd.MHD_lookup_connection_value(x->connection, MHD_HEADER_KIND, name);
 }
 const char *exchange_query(const struct exchange *x, const char *name) {
-    return MHD_lookup_connection_value(x->connection, MHD_GET_ARGUMENT_KIND, name);
+    return mhd.MHD_lookup_connection_value(x->connection, MHD_GET_ARGUMENT_KIND, name);
 }
 const char *exchange_peer(const struct exchange *x) {
     return x->peer;
@@ -251,7 +286,7 @@ void exchange_add_header(struct exchange *x, const char *name, const char *value
 }
 
 static void header_put(struct MHD_Response *r, const char *name, const char *value) {
-    if (MHD_add_response_header(r, name, value) != MHD_YES)
+    if (mhd.MHD_add_response_header(r, name, value) != MHD_YES)
         warn("a header '%s' cannot be sent", name);
 }
 
@@ -279,7 +314,7 @@ static void wake_locked(struct exchange *x) {
     x->woken = true;
     if (!x->suspended) return;
     x->suspended = false;
-    MHD_resume_connection(x->connection);
+    mhd.MHD_resume_connection(x->connection);
 }
 
 void exchange_wake(struct exchange *x) {
@@ -300,14 +335,14 @@ static void answered(struct exchange *x, int status, const char *type) {
 
 void exchange_reply(struct exchange *x, int status, const char *type, const void *data, size_t n) {
     x->response =
-        MHD_create_response_from_buffer(n, (void *)(uintptr_t)data, MHD_RESPMEM_MUST_COPY);
+        mhd.MHD_create_response_from_buffer(n, (void *)(uintptr_t)data, MHD_RESPMEM_MUST_COPY);
     answered(x, status, type);
 }
 
 void exchange_reply_json(struct exchange *x, int status, json_t *v) {
     char *text = json_dumps(v, JSON_COMPACT | JSON_REAL_PRECISION(17));
     CHECK(text != NULL);
-    x->response = MHD_create_response_from_buffer(strlen(text), text, MHD_RESPMEM_MUST_FREE);
+    x->response = mhd.MHD_create_response_from_buffer(strlen(text), text, MHD_RESPMEM_MUST_FREE);
     json_decref(v);
     answered(x, status, "application/json");
 }
@@ -352,7 +387,7 @@ static ssize_t stream_read(void *ctx, uint64_t pos, char *to, size_t max) {
             x->last_out = clock_now();
         } else if (!x->woken) {
             x->suspended = true;
-            MHD_suspend_connection(x->connection);
+            mhd.MHD_suspend_connection(x->connection);
             break;
         }
     }
@@ -370,7 +405,7 @@ void exchange_stream(struct exchange *x, int status, const char *type,
     exchange_add_header(x, "Cache-Control", "no-store");
     exchange_add_header(x, "X-Accel-Buffering", "no"); // proxies hold back what is not whole
     x->response =
-        MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, STREAM_BLOCK, stream_read, x, NULL);
+        mhd.MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, STREAM_BLOCK, stream_read, x, NULL);
     answered(x, status, type);
 }
 
@@ -448,7 +483,7 @@ static void preflight(struct exchange *x) {
 
 static void peer_name(struct exchange *x) {
     const union MHD_ConnectionInfo *info =
-        MHD_get_connection_info(x->connection, MHD_CONNECTION_INFO_CLIENT_ADDRESS);
+        mhd.MHD_get_connection_info(x->connection, MHD_CONNECTION_INFO_CLIENT_ADDRESS);
     const struct sockaddr *a = info ? info->client_addr : NULL;
     socklen_t n =
         a && a->sa_family == AF_INET6 ? sizeof(struct sockaddr_in6) : sizeof(struct sockaddr_in);
@@ -462,7 +497,7 @@ static struct exchange *exchange_new(struct http *h, struct MHD_Connection *c, c
                                      const char *method) {
     struct exchange *x = xcalloc(1, sizeof *x);
     const union MHD_ConnectionInfo *info =
-        MHD_get_connection_info(c, MHD_CONNECTION_INFO_SOCKET_CONTEXT);
+        mhd.MHD_get_connection_info(c, MHD_CONNECTION_INFO_SOCKET_CONTEXT);
     *x = (struct exchange){.refs = 1,
                            .h = h,
                            .connection = c,
@@ -525,7 +560,7 @@ static enum MHD_Result body_here(struct exchange *x) {
     pthread_mutex_lock(&x->lock);
     x->phase = HANDED_OVER;
     x->suspended = true;
-    MHD_suspend_connection(x->connection);
+    mhd.MHD_suspend_connection(x->connection);
     pthread_mutex_unlock(&x->lock);
     http_work(x->h, handle, exchange_retain(x));
     return MHD_YES;
@@ -535,8 +570,9 @@ static enum MHD_Result body_here(struct exchange *x) {
  * but only so does the library let it end. */
 static enum MHD_Result answer_send(struct exchange *x) {
     x->phase = SENDING;
-    enum MHD_Result queued = MHD_queue_response(x->connection, (unsigned)x->status, x->response);
-    MHD_destroy_response(x->response);
+    enum MHD_Result queued =
+        mhd.MHD_queue_response(x->connection, (unsigned)x->status, x->response);
+    mhd.MHD_destroy_response(x->response);
     return queued;
 }
 
@@ -574,7 +610,7 @@ static void on_completed(void *ctx, struct MHD_Connection *c, void **con_cls,
     (void)c;
     if (!x) return;
     *con_cls = NULL;
-    if (x->status && x->phase != SENDING) MHD_destroy_response(x->response);
+    if (x->status && x->phase != SENDING) mhd.MHD_destroy_response(x->response);
     if (x->source.pull) {
         x->source.close(x->source.ctx, why == MHD_REQUEST_TERMINATED_COMPLETED_OK && !x->gone);
         __atomic_sub_fetch(&h->stats.streams, 1, __ATOMIC_RELAXED);
@@ -601,7 +637,7 @@ static void on_connection(void *ctx, struct MHD_Connection *c, void **place,
     pthread_mutex_lock(&h->lock);
     if (what == MHD_CONNECTION_NOTIFY_STARTED) {
         const union MHD_ConnectionInfo *info =
-            MHD_get_connection_info(c, MHD_CONNECTION_INFO_CONNECTION_FD);
+            mhd.MHD_get_connection_info(c, MHD_CONNECTION_INFO_CONNECTION_FD);
         p = *place = xcalloc(1, sizeof *p);
         *p = (struct connection){
             .next = h->connections, .fd = info->connect_fd, .since = clock_now(), .first = true};
@@ -647,8 +683,8 @@ static void exchange_abandon(struct exchange *x) {
     x->gone |= news;
     x->on_gone = NULL;
     if (news && x->status) wake_locked(x);
+    if (fn) fn(ctx); // locked: so it cannot be answered, and its answerer go, meanwhile
     pthread_mutex_unlock(&x->lock);
-    if (fn) fn(ctx);
 }
 
 static void ping(struct exchange *x, double now) {
@@ -737,7 +773,8 @@ static void library_says(void *ctx, const char *fmt, va_list ap) {
 
 static int daemon_start(struct http *h, struct error *err) {
     struct sockaddr_storage address = {0};
-    if (address_of(h->o, &address, &h->loopback, err) != OK || tls_read(h, err) != OK)
+    if (mhd_load(err) != OK || address_of(h->o, &address, &h->loopback, err) != OK ||
+        tls_read(h, err) != OK)
         return err->code;
     unsigned flags = MHD_USE_EPOLL_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG;
     struct MHD_OptionItem tls[] = {{MHD_OPTION_HTTPS_MEM_CERT, 0, h->cert},
@@ -746,7 +783,7 @@ static int daemon_start(struct http *h, struct error *err) {
     if (address.ss_family == AF_INET6) flags |= MHD_USE_IPv6;
     if (h->cert) flags |= MHD_USE_TLS;
     errno = 0;
-    h->daemon = MHD_start_daemon(
+    h->daemon = mhd.MHD_start_daemon(
         flags, 0, NULL, NULL, on_access, h, MHD_OPTION_EXTERNAL_LOGGER, library_says, NULL,
         MHD_OPTION_SOCK_ADDR, &address, MHD_OPTION_THREAD_POOL_SIZE, 2u,
         MHD_OPTION_CONNECTION_LIMIT, (unsigned)h->o->max_connections,
@@ -770,7 +807,7 @@ struct http *http_new(const struct http_options *o, const struct http_calls *c, 
         http_free(h);
         return NULL;
     }
-    h->port = MHD_get_daemon_info(h->daemon, MHD_DAEMON_INFO_BIND_PORT)->port;
+    h->port = mhd.MHD_get_daemon_info(h->daemon, MHD_DAEMON_INFO_BIND_PORT)->port;
     h->workers = xcalloc((size_t)c->workers, sizeof *h->workers);
     for (; h->n_workers < c->workers; h->n_workers++)
         CHECK(pthread_create(&h->workers[h->n_workers], NULL, worker, h) == 0);
@@ -800,7 +837,7 @@ static void exchanges_wait(struct http *h, double seconds) {
 }
 
 void http_drain(struct http *h) {
-    MHD_socket listening = MHD_quiesce_daemon(h->daemon);
+    MHD_socket listening = mhd.MHD_quiesce_daemon(h->daemon);
     if (listening != MHD_INVALID_SOCKET) close(listening);
     pthread_mutex_lock(&h->lock);
     h->stopping = true;
@@ -816,7 +853,7 @@ void http_free(struct http *h) {
     pthread_cond_broadcast(&h->worked);
     pthread_mutex_unlock(&h->lock);
     if (h->watching) pthread_join(h->watch, NULL); // after the last exchange that was handed over
-    if (h->daemon) MHD_stop_daemon(h->daemon);
+    if (h->daemon) mhd.MHD_stop_daemon(h->daemon);
     for (int i = 0; i < h->n_workers; i++) pthread_join(h->workers[i], NULL);
     free(h->workers);
     free(h->cert);

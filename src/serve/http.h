@@ -111,7 +111,8 @@ struct stream_source {
 void exchange_stream(struct exchange *x, int status, const char *type,
                      const struct stream_source *s);
 void exchange_wake(struct exchange *x); /* any thread, any number of times */
-/* Until the answer: called once, in a thread of http's own, when the client has gone. */
+/* Until the answer: called once, in a thread of http's own, when the client has gone. It may not
+ * touch this exchange. */
 void exchange_on_gone(struct exchange *x, void (*gone)(void *ctx), void *ctx);
 struct exchange *exchange_retain(struct exchange *x);
 void exchange_release(struct exchange *x);

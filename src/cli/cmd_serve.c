@@ -1,0 +1,83 @@
+/* shoal serve: one model, its adapters and teams over HTTP, until it is told to stop. */
+#define _GNU_SOURCE
+#include "cli/setup.h"
+#include "serve/serve.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+struct options {
+    struct setup_options setup;
+    struct serve_options serve;
+    int64_t max_seqs, max_len;
+};
+#define ROW(name, type, field, fallback, min, max, metavar, help)                                  \
+    { name, type, offsetof(struct options, field), fallback, min, max, metavar, help }
+#define ALIAS(name, of)                                                                            \
+    { name, OPT_ALIAS, 0, of, 0, 0, NULL, NULL }
+static const struct option_row rows[] = {
+    ROW("adapter", OPT_LIST, serve.adapters, NULL, 0, 0, "NAME=DIR …",
+        "adapters to serve, each a model of its own by that name"),
+    ROW("adapter-dir", OPT_STRING, serve.adapter_dir, NULL, 0, 0, "DIR",
+        "every adapter in this folder, under its own folder's name"),
+    ROW("served-model-name", OPT_LIST, serve.names, NULL, 0, 0, "NAME …",
+        "other names of the base"),
+    ROW("max-num-seqs", OPT_INT, max_seqs, "64", 1, 4096, "N", "replies that are written at once"),
+    ROW("max-model-len", OPT_INT, max_len, "0", 0, 1e9, "N",
+        "tokens of a prompt and its reply (0: the model's, at most 4096)"),
+    ROW("max-waiting", OPT_INT, serve.max_waiting, "2048", 1, 1e6, "N",
+        "requests that may wait; more are told to come back (503)"),
+    ROW("max-tokens", OPT_INT, serve.max_tokens, "1024", 1, 1e6, "N",
+        "of a reply whose request does not say"),
+    ALIAS("lora-modules", "adapter"),
+    SETUP_ROWS(struct options, setup),
+    {0},
+};
+#undef ROW
+
+static void ready(void *ctx, const char *url) {
+    const struct common *c = ctx;
+    if (c->json)
+        cli_print(json_pack("{s:s}", "listening", url));
+    else
+        note("listening on %s — OpenAI's API is at %s/v1; Ctrl-C stops", url, url);
+}
+
+static int run(const struct common *c, const void *options, const struct strings *args,
+               struct error *err) {
+    const struct options *o = options;
+    struct serve_options so = o->serve;
+    struct setup s;
+    struct setup_wants w = {.engine = {.max_seqs = (int32_t)o->max_seqs,
+                                       .max_len = (int32_t)o->max_len,
+                                       .max_out = (int32_t)MAX(o->max_seqs, 64)}};
+    int rc = setup_open(&s, c, &o->setup, args->v[0], &w, err);
+    if (rc == OK && !o->setup.dry_run) rc = setup_engine(&s, err);
+    so.ready = ready;
+    so.ready_ctx = (void *)(uintptr_t)c;
+    if (rc == OK && !o->setup.dry_run) rc = serve_run(s.m, s.e, &s.engine, s.path, &so, err);
+    return setup_close(&s, rc, err);
+}
+
+const struct command cmd_serve = {
+    .name = "serve",
+    .args = "MODEL",
+    .summary = "the model and its adapters over OpenAI's, vLLM's, llama.cpp's and Ollama's APIs",
+    .about =
+        "Serves a model and any number of LoRA adapters from one running batch: requests for\n"
+        "different adapters, and sums of them, are computed together. An adapter is a model name:\n"
+        "\"model\": \"NAME\", \"BASE:NAME\", \"BASE@NAME\", or a mix, \"a*0.7+b*0.3\".\n\n"
+        "  shoal serve models/fry --adapter critic=adapters/critic solver=adapters/solver\n"
+        "  curl localhost:8000/v1/chat/completions -H 'Content-Type: application/json' -d\n"
+        "    '{\"model\": \"critic\", \"messages\": [{\"role\": \"user\", \"content\": "
+        "\"Hi\"}]}'\n\n"
+        "Without keys it listens to this machine only ('shoal key add NAME' makes one).",
+    .rows = rows,
+    .over_rows = http_option_rows,
+    .over_at = offsetof(struct options, serve) + offsetof(struct serve_options, http),
+    .over_title = "HTTP",
+    .size = sizeof(struct options),
+    .min_args = 1,
+    .max_args = 1,
+    .run = run,
+};

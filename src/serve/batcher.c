@@ -1,0 +1,341 @@
+/*
+ * batcher: the engine's thread. The engine gets no more calls than it can run at once; who waits,
+ * waits here, where cancelling is cheap and live calls overtake those of the background.
+ *
+ * Invariant: the engine is touched by one thread only, and never while the lock is held, so that
+ * submitting costs nobody a step.
+ */
+#define _GNU_SOURCE
+#include "serve/batcher.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct queue {
+    struct call *head, *tail;
+    int n;
+};
+
+/* Work between two steps for somebody who waits for it. */
+struct errand {
+    struct errand *next;
+    const struct token_seq *texts;
+    int32_t n;
+    struct adapter *adapter;
+    float *out;
+    struct error *err;
+    int rc;
+    bool done;
+};
+
+struct batcher {
+    struct engine *e;
+    int max_waiting, max_running;
+    pthread_t thread;
+
+    pthread_mutex_t lock; /* of all below but `inside` */
+    pthread_cond_t news, errand_done;
+    struct queue live, background;
+    struct errand *errands;
+    int n_cancelled; /* calls inside that are to be cancelled */
+    bool quit;
+    struct batcher_stats stats;
+
+    struct call **inside; /* [n_inside] that the engine has; the thread's own */
+    int n_inside, n_background;
+};
+
+static void queue_add(struct queue *q, struct call *c) {
+    c->next = NULL;
+    *(q->tail ? &q->tail->next : &q->head) = c;
+    q->tail = c;
+    q->n++;
+}
+
+static struct call *queue_take(struct queue *q) {
+    struct call *c = q->head;
+    q->head = c->next;
+    if (!q->head) q->tail = NULL;
+    q->n--;
+    return c;
+}
+
+/* Whether it was there. */
+static bool queue_remove(struct queue *q, const struct call *c) {
+    struct call **at = &q->head, *before = NULL;
+    while (*at && *at != c) {
+        before = *at;
+        at = &before->next;
+    }
+    if (!*at) return false;
+    *at = c->next;
+    if (q->tail == c) q->tail = before;
+    q->n--;
+    return true;
+}
+
+static void call_tell(struct call *c) {
+    bool done = c->request.done;
+    double now = clock_now();
+    if (c->request.n_out > 0 && c->first == 0) c->first = now;
+    if (done) c->ended = now;
+    __atomic_store_n(&c->seen, c->request.n_out, __ATOMIC_RELEASE);
+    __atomic_store_n(&c->done, done, __ATOMIC_RELEASE);
+    c->changed(c, done);
+}
+
+/* Cancelled before the engine had it. */
+static void call_drop(struct call *c) {
+    c->request.done = true;
+    c->request.finish = FINISH_NONE;
+    call_tell(c);
+}
+
+/* What may start now: live calls first, those of the background in half of the places. The lock is
+ * held. */
+static struct call *call_next(struct batcher *b) {
+    if (b->n_inside == b->max_running) return NULL;
+    if (b->live.n) return queue_take(&b->live);
+    if (b->background.n && b->n_background < MAX(1, b->max_running / 2))
+        return queue_take(&b->background);
+    return NULL;
+}
+
+static void calls_start(struct batcher *b) {
+    struct error err;
+    pthread_mutex_lock(&b->lock);
+    for (struct call *c; (c = call_next(b));) {
+        b->inside[b->n_inside++] = c;
+        b->n_background += c->background;
+        c->started = clock_now();
+        CHECK(engine_submit(b->e, &c->request, &err) == OK); // it was checked
+    }
+    pthread_mutex_unlock(&b->lock);
+}
+
+static void calls_cancel(struct batcher *b) {
+    pthread_mutex_lock(&b->lock);
+    bool any = b->n_cancelled > 0;
+    b->n_cancelled = 0;
+    pthread_mutex_unlock(&b->lock);
+    for (int i = 0; any && i < b->n_inside; i++)
+        if (__atomic_load_n(&b->inside[i]->cancelled, __ATOMIC_ACQUIRE))
+            engine_cancel(b->e, &b->inside[i]->request);
+}
+
+static void calls_tell(struct batcher *b) {
+    int n = 0;
+    uint64_t cached = 0, cancelled = 0;
+    for (int i = 0; i < b->n_inside; i++) {
+        struct call *c = b->inside[i];
+        if (!c->request.done) {
+            b->inside[n++] = c;
+            if (c->request.n_out > c->seen) call_tell(c);
+            continue;
+        }
+        b->n_background -= c->background;
+        cached += (uint64_t)c->request.n_cached;
+        cancelled += c->request.finish == FINISH_NONE;
+        call_tell(c); // it may be gone after this
+    }
+    pthread_mutex_lock(&b->lock);
+    b->n_inside = n;
+    b->stats.cached += cached;
+    b->stats.cancelled += cancelled;
+    pthread_mutex_unlock(&b->lock);
+}
+
+static void errands_run(struct batcher *b) {
+    pthread_mutex_lock(&b->lock);
+    struct errand *list = b->errands;
+    b->errands = NULL;
+    pthread_mutex_unlock(&b->lock);
+    for (struct errand *w = list, *next; w; w = next) {
+        next = w->next;
+        w->rc = engine_embed(b->e, w->texts, w->n, w->adapter, w->out, w->err);
+        pthread_mutex_lock(&b->lock);
+        w->done = true;
+        pthread_cond_broadcast(&b->errand_done);
+        pthread_mutex_unlock(&b->lock);
+    }
+}
+
+static void step(struct batcher *b) {
+    double begin = clock_now();
+    engine_step(b->e);
+    struct engine_stats s = engine_stats(b->e);
+    pthread_mutex_lock(&b->lock);
+    b->stats.steps = s.steps;
+    b->stats.prefilled = s.prefilled;
+    b->stats.generated = s.generated;
+    b->stats.pages = s.pages;
+    b->stats.pages_free = s.pages_free;
+    b->stats.busy += clock_now() - begin;
+    pthread_mutex_unlock(&b->lock);
+}
+
+/* Returns false when it is time to go. */
+static bool news_wait(struct batcher *b) {
+    pthread_mutex_lock(&b->lock);
+    while (!b->quit && !b->live.n && !b->background.n && !b->errands && b->n_inside == 0)
+        pthread_cond_wait(&b->news, &b->lock);
+    bool go_on = !b->quit;
+    pthread_mutex_unlock(&b->lock);
+    return go_on;
+}
+
+static void *batcher_thread(void *ctx) {
+    struct batcher *b = ctx;
+    while (news_wait(b)) {
+        calls_start(b);
+        calls_cancel(b);
+        if (b->n_inside) step(b);
+        calls_tell(b);
+        errands_run(b);
+    }
+    for (int i = 0; i < b->n_inside; i++) engine_cancel(b->e, &b->inside[i]->request);
+    calls_tell(b);
+    while (b->live.n) call_drop(queue_take(&b->live));
+    while (b->background.n) call_drop(queue_take(&b->background));
+    errands_run(b);
+    return NULL;
+}
+
+struct batcher *batcher_new(struct engine *e, int max_waiting) {
+    struct batcher *b = xcalloc(1, sizeof *b);
+    *b = (struct batcher){.e = e, .max_waiting = max_waiting, .max_running = engine_max_seqs(e)};
+    b->inside = xcalloc((size_t)b->max_running, sizeof *b->inside);
+    pthread_mutex_init(&b->lock, NULL);
+    pthread_cond_init(&b->news, NULL);
+    pthread_cond_init(&b->errand_done, NULL);
+    struct engine_stats s = engine_stats(e);
+    b->stats.pages = s.pages;
+    b->stats.pages_free = s.pages_free;
+    CHECK(pthread_create(&b->thread, NULL, batcher_thread, b) == 0);
+    return b;
+}
+
+void batcher_free(struct batcher *b) {
+    if (!b) return;
+    pthread_mutex_lock(&b->lock);
+    b->quit = true;
+    pthread_cond_signal(&b->news);
+    pthread_mutex_unlock(&b->lock);
+    pthread_join(b->thread, NULL);
+    free(b->inside);
+    free(b);
+}
+
+int batcher_submit_all(struct batcher *b, struct call *const *c, int n, struct error *err) {
+    for (int i = 0; i < n; i++)
+        if (engine_check(b->e, &c[i]->request, err) != OK) return err->code;
+    pthread_mutex_lock(&b->lock);
+    bool full = b->quit || (!c[0]->background && b->live.n + n > b->max_waiting);
+    for (int i = 0; !full && i < n; i++) {
+        c[i]->submitted = clock_now();
+        queue_add(c[i]->background ? &b->background : &b->live, c[i]);
+    }
+    pthread_cond_signal(&b->news);
+    pthread_mutex_unlock(&b->lock);
+    if (!full) return OK;
+    return error_set(err, ERR_STATE, "%d requests wait already; try again later", b->max_waiting);
+}
+
+int batcher_submit(struct batcher *b, struct call *c, struct error *err) {
+    return batcher_submit_all(b, &c, 1, err);
+}
+
+void batcher_cancel(struct batcher *b, struct call *c) {
+    pthread_mutex_lock(&b->lock);
+    bool waiting = queue_remove(&b->live, c) || queue_remove(&b->background, c);
+    if (!waiting && !c->cancelled) {
+        __atomic_store_n(&c->cancelled, true, __ATOMIC_RELEASE);
+        b->n_cancelled++;
+    }
+    b->stats.cancelled += waiting;
+    pthread_mutex_unlock(&b->lock);
+    if (waiting) call_drop(c);
+}
+
+/* blocking */
+
+struct waiter {
+    pthread_mutex_t lock;
+    pthread_cond_t done;
+    int left;
+};
+
+static void run_changed(struct call *c, bool done) {
+    struct waiter *w = c->user;
+    if (!done) return;
+    pthread_mutex_lock(&w->lock);
+    w->left--;
+    pthread_cond_signal(&w->done);
+    pthread_mutex_unlock(&w->lock);
+}
+
+static void run_wait(struct batcher *b, struct waiter *w, struct call *calls, int n,
+                     const bool *stop) {
+    bool stopped = false;
+    pthread_mutex_lock(&w->lock);
+    while (w->left > 0) {
+        struct timespec until;
+        clock_gettime(CLOCK_REALTIME, &until);
+        until.tv_nsec += 200000000;
+        until.tv_sec += until.tv_nsec / 1000000000;
+        until.tv_nsec %= 1000000000;
+        pthread_cond_timedwait(&w->done, &w->lock, &until);
+        if (stopped || !stop || !__atomic_load_n(stop, __ATOMIC_ACQUIRE)) continue;
+        stopped = true;
+        pthread_mutex_unlock(&w->lock);
+        for (int i = 0; i < n; i++) batcher_cancel(b, &calls[i]);
+        pthread_mutex_lock(&w->lock);
+    }
+    pthread_mutex_unlock(&w->lock);
+}
+
+int batcher_run(struct batcher *b, struct request *r, int n, const bool *stop, struct error *err) {
+    struct waiter w = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, n};
+    struct call *calls = xcalloc((size_t)MAX(n, 1), sizeof *calls);
+    struct call **list = xcalloc((size_t)MAX(n, 1), sizeof *list);
+    for (int i = 0; i < n; i++) {
+        calls[i] =
+            (struct call){.request = r[i], .background = true, .changed = run_changed, .user = &w};
+        list[i] = &calls[i];
+    }
+    int rc = n > 0 ? batcher_submit_all(b, list, n, err) : OK;
+    if (rc == OK) run_wait(b, &w, calls, n, stop);
+    for (int i = 0; rc == OK && i < n; i++) r[i] = calls[i].request;
+    free(list);
+    free(calls);
+    if (rc == OK && stop && __atomic_load_n(stop, __ATOMIC_ACQUIRE))
+        rc = error_set(err, ERR_STATE, "cancelled");
+    return rc;
+}
+
+int batcher_embed(struct batcher *b, const struct token_seq *texts, int32_t n,
+                  struct adapter *adapter, float *out, struct error *err) {
+    struct errand w = {.texts = texts, .n = n, .adapter = adapter, .out = out, .err = err};
+    pthread_mutex_lock(&b->lock);
+    if (b->quit) {
+        pthread_mutex_unlock(&b->lock);
+        return error_set(err, ERR_STATE, "the server is shutting down");
+    }
+    w.next = b->errands;
+    b->errands = &w;
+    pthread_cond_signal(&b->news);
+    while (!w.done) pthread_cond_wait(&b->errand_done, &b->lock);
+    pthread_mutex_unlock(&b->lock);
+    return w.rc;
+}
+
+struct batcher_stats batcher_stats(struct batcher *b) {
+    pthread_mutex_lock(&b->lock);
+    struct batcher_stats s = b->stats;
+    s.running = b->n_inside;
+    s.waiting = b->live.n + b->background.n;
+    s.max_running = b->max_running;
+    pthread_mutex_unlock(&b->lock);
+    return s;
+}

@@ -1,0 +1,415 @@
+/*
+ * generation: from settings to calls, from tokens to text, from text to an API's deltas.
+ *
+ * Of an answer's text the part before `shown` is settled: the engine's cut at a stop text can only
+ * come after it, because what may be the beginning of one is held back. Within that, what stands
+ * before the first tool call is words.
+ */
+#define _GNU_SOURCE
+#include "serve/generation.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistr.h>
+
+static const char CALL_OPENS[] = "<tool_call>", CALL_CLOSES[] = "</tool_call>";
+
+/* text as JSON */
+
+json_t *json_text_of(const char *text, size_t n) {
+    struct buf b = {0};
+    while (n > 0) {
+        const uint8_t *bad = u8_check((const uint8_t *)text, n);
+        size_t good = bad ? (size_t)((const char *)bad - text) : n;
+        buf_add(&b, text, good);
+        if (!bad) break;
+        int skip = u8_mblen(bad, n - good);
+        buf_puts(&b, "\xEF\xBF\xBD");
+        good += (size_t)MAX(skip, 1);
+        text += good;
+        n -= good;
+    }
+    json_t *v = json_stringn(b.data ? b.data : "", b.len);
+    buf_release(&b);
+    return v;
+}
+
+json_t *json_token(const struct server *s, int32_t id) {
+    struct buf b = {0}, hex = {0};
+    tok_decode(s->m->tok, id, true, &b);
+    bool text = b.len == 0 || !u8_check((const uint8_t *)b.data, b.len);
+    buf_puts(&hex, "bytes:");
+    for (size_t i = 0; !text && i < b.len; i++) buf_printf(&hex, "\\x%02x", (uint8_t)b.data[i]);
+    json_t *v = text ? json_stringn(b.data ? b.data : "", b.len) : json_string(hex.data);
+    buf_release(&b);
+    buf_release(&hex);
+    return v;
+}
+
+json_t *json_logprob(float v) {
+    return json_real(isfinite(v) ? (double)v : -9999.0);
+}
+
+static void line_add(struct buf *out, json_t *v) {
+    char *text = json_dumps(v, JSON_COMPACT | JSON_REAL_PRECISION(9));
+    CHECK(text != NULL);
+    buf_puts(out, text);
+    free(text);
+    json_decref(v);
+}
+
+void sse_add(struct buf *out, json_t *v) {
+    buf_puts(out, "data: ");
+    line_add(out, v);
+    buf_puts(out, "\n\n");
+}
+
+void ndjson_add(struct buf *out, json_t *v) {
+    line_add(out, v);
+    buf_puts(out, "\n");
+}
+
+/* an answer's text */
+
+/* Bytes at the end that are the beginning of a character, or of one of the texts. */
+static size_t held_back(const char *text, size_t n, const struct strings *stops, bool tools) {
+    size_t held = 0, back = 0;
+    while (back < n && back < 3 && ((uint8_t)text[n - 1 - back] & 0xC0) == 0x80) back++;
+    if (back < n) {
+        uint8_t lead = (uint8_t)text[n - 1 - back];
+        size_t need = lead >= 0xF0 ? 4 : lead >= 0xE0 ? 3 : lead >= 0xC0 ? 2 : 1;
+        if (need > back + 1) held = back + 1;
+    }
+    for (int i = tools ? -1 : 0; i < stops->n; i++) {
+        const char *stop = i < 0 ? CALL_OPENS : stops->v[i];
+        for (size_t k = MIN(strlen(stop) - 1, n); k > held; k--)
+            if (memcmp(text + n - k, stop, k) == 0) held = k;
+    }
+    return held;
+}
+
+static void tokens_decode(const struct generation *g, struct answer *a, int32_t seen) {
+    const int32_t *out = a->call.request.out;
+    if (seen <= a->n_read) return;
+    a->ends = xrealloc(a->ends, sizeof *a->ends * (size_t)seen);
+    for (; a->n_read < seen; a->n_read++) {
+        tok_decode(g->s->m->tok, out[a->n_read], false, &a->text);
+        a->ends[a->n_read] = a->text.len;
+    }
+}
+
+/* tool calls */
+
+/* The end of the JSON value at `p`, or NULL where it goes on. */
+static const char *value_end(const char *p, const char *end) {
+    int depth = 0;
+    bool text = false;
+    for (; p < end; p++) {
+        if (text) {
+            if (*p == '\\')
+                p++;
+            else if (*p == '"')
+                text = false;
+        } else if (*p == '"') {
+            text = true;
+        } else if (*p == '{' || *p == '[') {
+            depth++;
+        } else if (*p == '}' || *p == ']') {
+            if (--depth < 0) return p; // of a bare value in an object
+        } else if (*p == ',' && depth == 0) {
+            return p;
+        }
+        if (!text && depth == 0 && (*p == '"' || *p == '}' || *p == ']')) return p + 1;
+    }
+    return NULL;
+}
+
+static const char *skip_blank(const char *p, const char *end) {
+    while (p < end && (*p == ' ' || *p == '\n' || *p == '\r' || *p == '\t')) p++;
+    return p;
+}
+
+/* The members of the object at `p` as far as they go: a name, and where the arguments stand.
+ * Returns the object's end, or NULL. */
+static const char *call_read(const char *text, const char *p, const char *end,
+                             struct tool_call *c) {
+    static const char *const args[] = {"\"arguments\"", "\"parameters\""};
+    p = skip_blank(p, end);
+    if (p == end || *p++ != '{') return NULL;
+    while ((p = skip_blank(p, end)) < end && *p != '}') {
+        const char *key = p, *key_end = value_end(p, end);
+        if (!key_end) return NULL;
+        p = skip_blank(key_end, end);
+        if (p == end || *p != ':') return NULL;
+        const char *v = skip_blank(p + 1, end), *v_end = value_end(v, end);
+        size_t n = (size_t)(key_end - key);
+        if (n == 6 && memcmp(key, "\"name\"", 6) == 0 && v_end && *v == '"' && !c->name) {
+            json_t *name = json_loadb(v, (size_t)(v_end - v), JSON_DECODE_ANY, NULL);
+            c->name = name ? xstrdup(json_string_value(name)) : NULL;
+            json_decref(name);
+        }
+        for (size_t i = 0; i < ARRAY_LEN(args); i++)
+            if (n == strlen(args[i]) && memcmp(key, args[i], n) == 0 && v < end) {
+                c->args = (size_t)(v - text);
+                c->args_end = v_end ? (size_t)(v_end - text) : 0;
+            }
+        if (!v_end) return NULL;
+        p = skip_blank(v_end, end);
+        if (p < end && *p == ',') p++;
+    }
+    return p < end ? p + 1 : NULL;
+}
+
+static struct tool_call *tool_at(const struct generation *g, struct answer *a, int i) {
+    if (i == a->n_tools) {
+        a->tools = xrealloc(a->tools, sizeof *a->tools * (size_t)(a->n_tools + 1));
+        a->tools[a->n_tools++] = (struct tool_call){0};
+        char id[40];
+        server_id(g->s, "call_", id);
+        memcpy(a->tools[i].id, id, sizeof a->tools[i].id - 1);
+    }
+    return &a->tools[i];
+}
+
+/* A reply whose calls are marked: words before, and perhaps between, the marks. */
+static void tools_marked(const struct generation *g, struct answer *a) {
+    const char *text = a->text.data, *end = text + a->shown, *p = text;
+    int n = 0;
+    for (const char *open; (open = memmem(p, (size_t)(end - p), CALL_OPENS, strlen(CALL_OPENS)));) {
+        const char *body = open + strlen(CALL_OPENS);
+        const char *close = memmem(body, (size_t)(end - body), CALL_CLOSES, strlen(CALL_CLOSES));
+        if (n == 0) a->words_end = (size_t)(open - text);
+        call_read(text, body, close ? close : end, tool_at(g, a, n));
+        if (a->tools[n].name) n++;
+        if (!close) break;
+        p = close + strlen(CALL_CLOSES);
+    }
+}
+
+/* A reply that is an object, and nothing else, is a call; whether it is one of those offered is
+ * known at the end. */
+static void tools_bare(const struct generation *g, struct answer *a) {
+    const char *text = a->text.data, *end = text + a->shown, *p = skip_blank(text, end);
+    if (p == end || *p != '{') return;
+    a->words_end = 0;
+    if (g->spec.tools == TOOLS_AUTO && !a->done) return;
+    struct tool_call c = {0};
+    const char *over = call_read(text, p, end, &c);
+    bool is_call = c.name && c.args && (g->spec.tools == TOOLS_FORCED || (over && c.args_end));
+    free(c.name);
+    if (is_call)
+        call_read(text, p, end, tool_at(g, a, 0));
+    else if (a->done)
+        a->words_end = a->shown;
+}
+
+/* Takes in what the batcher has added. */
+static void answer_advance(const struct generation *g, struct answer *a) {
+    bool done = __atomic_load_n(&a->call.done, __ATOMIC_ACQUIRE);
+    int32_t seen = __atomic_load_n(&a->call.seen, __ATOMIC_ACQUIRE);
+    bool tools = g->spec.tools != TOOLS_NONE;
+    if (a->done || (seen == a->n_read && !done)) return;
+    tokens_decode(g, a, seen);
+    a->shown = a->text.len;
+    if (done && g->spec.stops.n)
+        a->shown = MIN(a->shown, a->call.request.text.len);
+    else if (!done && a->text.len)
+        a->shown -= held_back(a->text.data, a->text.len, &g->spec.stops, tools);
+    a->done = done;
+    a->words_end = a->shown;
+    if (!tools || a->text.len == 0) return;
+    tools_bare(g, a);
+    if (a->n_tools == 0 && a->words_end > 0) tools_marked(g, a);
+}
+
+const char *answer_reason(const struct answer *a) {
+    if (!a->done) return NULL;
+    if (a->n_tools) return "tool_calls";
+    return a->call.request.finish == FINISH_LENGTH || a->call.request.finish == FINISH_NONE
+               ? "length"
+               : "stop";
+}
+
+struct usage generation_usage(const struct generation *g) {
+    struct usage u = {0};
+    for (int i = 0; i < g->spec.n_prompts; i++) u.prompt += g->spec.prompts[i].n;
+    for (int i = 0; i < g->n_answers; i++) {
+        u.completion += g->answers[i].call.request.n_generated;
+        if (g->answers[i].index % g->spec.n == 0) u.cached += g->answers[i].call.request.n_cached;
+    }
+    return u;
+}
+
+/* lives */
+
+void generation_spec_release(struct generation_spec *spec) {
+    for (int i = 0; i < spec->n_prompts; i++) ids_release(&spec->prompts[i]);
+    free(spec->prompts);
+    free(spec->bias);
+    strings_release(&spec->stops);
+    json_decref(spec->extra);
+    *spec = (struct generation_spec){0};
+}
+
+static void answer_release(struct answer *a) {
+    request_release(&a->call.request);
+    for (int i = 0; i < a->n_tools; i++) free(a->tools[i].name);
+    free(a->tools);
+    free(a->ends);
+    buf_release(&a->text);
+}
+
+static void generation_release(struct generation *g) {
+    if (__atomic_sub_fetch(&g->refs, 1, __ATOMIC_ACQ_REL) > 0) return;
+    for (int i = 0; i < g->n_answers; i++) answer_release(&g->answers[i]);
+    free(g->answers);
+    if (g->spec.grammar) server_grammar_release(g->s, g->spec.grammar);
+    generation_spec_release(&g->spec);
+    target_release(&g->target);
+    exchange_release(g->x);
+    free(g);
+}
+
+static void generation_cancel(void *ctx) {
+    struct generation *g = ctx;
+    g->gone = true;
+    for (int i = 0; i < g->n_answers; i++) batcher_cancel(g->s->batcher, &g->answers[i].call);
+}
+
+/* replies */
+
+static enum pulled stream_pull(void *ctx, struct buf *out) {
+    struct generation *g = ctx;
+    int finished = 0;
+    for (int i = 0; i < g->n_answers; i++) {
+        struct answer *a = &g->answers[i];
+        if (!a->begun && g->dialect->begin) g->dialect->begin(g, a, out);
+        a->begun = true;
+        answer_advance(g, a);
+        g->dialect->delta(g, a, out);
+        if (a->done && !a->finished) {
+            g->dialect->finish(g, a, out);
+            a->finished = true;
+        }
+        finished += a->finished;
+    }
+    if (finished < g->n_answers) return out->len ? PULL_MORE : PULL_WAIT;
+    g->dialect->end(g, out);
+    return PULL_END;
+}
+
+static void stream_close(void *ctx, bool finished) {
+    struct generation *g = ctx;
+    if (!finished) generation_cancel(g);
+    generation_release(g);
+}
+
+static void whole_reply(void *ctx) {
+    struct generation *g = ctx;
+    for (int i = 0; i < g->n_answers; i++) answer_advance(g, &g->answers[i]);
+    exchange_reply_json(g->x, 200, g->dialect->whole(g));
+    generation_release(g);
+}
+
+/* In the batcher's thread. */
+static void call_changed(struct call *c, bool done) {
+    struct generation *g = c->user;
+    if (g->spec.stream) exchange_wake(g->x);
+    if (!done) return;
+    bool last = __atomic_sub_fetch(&g->left, 1, __ATOMIC_ACQ_REL) == 0;
+    if (last && !g->spec.stream) http_work(g->s->http, whole_reply, g);
+    generation_release(g);
+}
+
+/* beginning */
+
+static void request_fill(struct generation *g, struct answer *a) {
+    struct generation_spec *spec = &g->spec;
+    struct request *r = &a->call.request;
+    const struct ids *prompt = &spec->prompts[a->prompt];
+    *r = (struct request){.prompt = prompt->v,
+                          .n_prompt = prompt->n,
+                          .sampling = spec->sampling,
+                          .max_tokens = MIN(spec->max_tokens, engine_max_len(g->s->e) - prompt->n),
+                          .stop = spec->stop_ids,
+                          .n_stop = spec->n_stop_ids,
+                          .stop_texts = (const char *const *)spec->stops.v,
+                          .n_stop_texts = spec->stops.n,
+                          .grammar = spec->grammar,
+                          .n_top = spec->n_top,
+                          .prompt_logprobs = spec->prompt_logprobs};
+    r->sampling.seed += (uint64_t)(a->index % spec->n);
+    r->sampling.bias = spec->bias;
+    target_apply(&g->target, r);
+    a->call.changed = call_changed;
+    a->call.user = g;
+}
+
+static struct generation *generation_new(struct server *s, struct exchange *x,
+                                         const struct dialect *d, const char *id_prefix,
+                                         struct target *t, struct generation_spec *spec) {
+    struct generation *g = xcalloc(1, sizeof *g);
+    int n = spec->n_prompts * spec->n;
+    *g = (struct generation){.refs = 1 + n,
+                             .left = n,
+                             .s = s,
+                             .x = exchange_retain(x),
+                             .dialect = d,
+                             .target = *t,
+                             .spec = *spec,
+                             .created = (int64_t)time(NULL),
+                             .began = exchange_began(x),
+                             .n_answers = n};
+    server_id(s, id_prefix, g->id);
+    g->answers = xcalloc((size_t)n, sizeof *g->answers);
+    for (int i = 0; i < n; i++) {
+        g->answers[i].index = i;
+        g->answers[i].prompt = i / spec->n;
+        request_fill(g, &g->answers[i]);
+    }
+    *t = (struct target){0};
+    *spec = (struct generation_spec){0};
+    return g;
+}
+
+static int prompts_check(const struct server *s, const struct generation_spec *spec,
+                         struct error *err) {
+    int32_t most = engine_max_len(s->e);
+    for (int i = 0; i < spec->n_prompts; i++)
+        if (spec->prompts[i].n + (spec->max_tokens > 0) > most)
+            return error_set(err, ERR_USAGE,
+                             "this model's context is %d tokens, and the prompt alone has %d; "
+                             "shorten it",
+                             most, spec->prompts[i].n);
+    return OK;
+}
+
+void generation_start(struct server *s, struct exchange *x, const struct dialect *d,
+                      const char *id_prefix, struct target *t, struct generation_spec *spec) {
+    struct error err;
+    if (prompts_check(s, spec, &err) != OK) {
+        api_fail(x, 400, NULL, "messages", "context_length_exceeded", "%s", err.text);
+        if (spec->grammar) server_grammar_release(s, spec->grammar);
+        generation_spec_release(spec);
+        target_release(t);
+        return;
+    }
+    struct generation *g = generation_new(s, x, d, id_prefix, t, spec);
+    struct call **calls = xcalloc((size_t)g->n_answers, sizeof *calls);
+    for (int i = 0; i < g->n_answers; i++) calls[i] = &g->answers[i].call;
+    __atomic_add_fetch(&g->refs, 1, __ATOMIC_RELAXED); // until the answer is on its way
+    int rc = batcher_submit_all(s->batcher, calls, g->n_answers, &err);
+    free(calls);
+    if (rc != OK) {
+        api_fail_error(x, &err, NULL);
+        g->refs = 1;
+    } else if (g->spec.stream) {
+        struct stream_source source = {stream_pull, stream_close, g, d->idle};
+        exchange_stream(x, 200, d->stream_type, &source);
+    } else {
+        exchange_on_gone(x, generation_cancel, g);
+    }
+    generation_release(g);
+}

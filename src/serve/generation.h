@@ -1,0 +1,115 @@
+/*
+ * generation: one request for text, whatever API it came by: prompts and settings in, deltas or a
+ * whole reply out in that API's form (its dialect).
+ *
+ * A generation is n answers to each of its prompts, every answer a call of the batcher. The text of
+ * an answer is advanced as its tokens come: never half a character, nothing that may yet turn out
+ * to begin a stop text, tool calls told apart from words. Whoever replies — a stream that is
+ * pulled, or a worker when all is there — is the only one to advance it.
+ *
+ * It is counted: by its exchange, and by each call until that is done.
+ */
+#ifndef SHOAL_GENERATION_H
+#define SHOAL_GENERATION_H
+
+#include "serve/batcher.h"
+#include "serve/http.h"
+#include "serve/server.h"
+
+enum tool_mode {
+    TOOLS_NONE,
+    TOOLS_AUTO, /* the model may call: <tool_call>{…}</tool_call>, or a reply that is an object */
+    TOOLS_FORCED, /* a grammar sees to it that the reply is one call */
+};
+
+/* What is asked for; everything is the generation's own and released with it. */
+struct generation_spec {
+    struct ids *prompts;
+    int n_prompts, n; /* n answers to each */
+    int32_t max_tokens;
+    struct sampling sampling; /* answer i of a prompt draws with seed + i */
+    struct token_bias *bias;
+    struct strings stops;
+    int32_t stop_ids[32];
+    int n_stop_ids;
+    int n_top;
+    bool logprobs, prompt_logprobs, echo, stream, include_usage;
+    struct grammar *grammar; /* borrowed of the server's */
+    enum tool_mode tools;
+    json_t *extra; /* the dialect's own */
+};
+
+/* A tool call in an answer's text. */
+struct tool_call {
+    char id[32], *name;
+    size_t args, args_end; /* bytes of the text; args_end 0: it goes on */
+    size_t sent;           /* of the arguments */
+    bool told;             /* that it begins */
+};
+
+struct answer {
+    struct call call;
+    int prompt, index;
+    struct buf text;  /* all that was decoded so far */
+    size_t *ends;     /* [n_read] the byte of the text that each token ends before */
+    int32_t n_read;   /* tokens decoded */
+    size_t shown;     /* bytes that may be told: whole characters, no stop text's beginning */
+    size_t words_end; /* … of these what are words; the rest is tool calls or is held back */
+    size_t sent;      /* bytes told; the stream's */
+    int32_t tokens_sent;
+    struct tool_call *tools;
+    int n_tools;
+    bool done, begun, finished; /* the last two: the stream has told so */
+};
+
+struct generation;
+/* How an API says it. Streams: each appends whole events. */
+struct dialect {
+    const char *stream_type, *idle;
+    void (*begin)(const struct generation *g, struct answer *a, struct buf *out);
+    /* What is new in an answer: words from a->sent to words_end, tool calls. */
+    void (*delta)(const struct generation *g, struct answer *a, struct buf *out);
+    void (*finish)(const struct generation *g, struct answer *a, struct buf *out);
+    void (*end)(const struct generation *g, struct buf *out);
+    json_t *(*whole)(const struct generation *g); /* all in one; takes nothing over */
+};
+
+struct generation {
+    int refs, left; /* left: calls not done */
+    struct server *s;
+    struct exchange *x;
+    const struct dialect *dialect;
+    struct target target;
+    struct generation_spec spec;
+    char id[40];
+    int64_t created; /* unix seconds */
+    double began;
+    struct answer *answers;
+    int n_answers;
+    bool gone;
+};
+
+/* Takes spec and target over, and answers the exchange, with an error if it must be. */
+void generation_start(struct server *s, struct exchange *x, const struct dialect *d,
+                      const char *id_prefix, struct target *t, struct generation_spec *spec);
+void generation_spec_release(struct generation_spec *spec);
+
+/* for dialects */
+
+/* "stop", "length" or "tool_calls"; NULL while it goes on. */
+const char *answer_reason(const struct answer *a);
+struct usage {
+    int64_t prompt, completion, cached;
+};
+struct usage generation_usage(const struct generation *g);
+/* Bytes of a text as a JSON string; what is no UTF-8 becomes U+FFFD. */
+json_t *json_text_of(const char *text, size_t n);
+/* A token as OpenAI writes one that is no text: its characters, or bytes:\xe3. */
+json_t *json_token(const struct server *s, int32_t id);
+json_t *json_logprob(float v); /* -inf is -9999 */
+/* An event of a stream: "data: {…}\n\n"; takes v over. */
+void sse_add(struct buf *out, json_t *v);
+/* A line of NDJSON; takes v over. */
+void ndjson_add(struct buf *out, json_t *v);
+
+#endif

@@ -1,0 +1,908 @@
+/*
+ * openai: chat, completions, embeddings and models as OpenAI's clients ask for them, with vLLM's
+ * further fields. Fields that are not known are ignored, as clients expect: they send what new
+ * versions of the API have.
+ *
+ * What a request says is read into a generation_spec; what comes of it is written by two dialects.
+ * Log-probabilities: a token is always among its own alternatives, printed from the same float as
+ * the best one, so that who compares them for equality is right.
+ */
+#define _GNU_SOURCE
+#include "serve/generation.h"
+
+#include <math.h>
+#include <sodium.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+
+enum { MAX_N = 128, MAX_PROMPTS = 2048, MAX_STOPS = 16, MAX_INPUTS = 2048, LOGIT_BIASES = 1024 };
+
+/* settings */
+
+static uint64_t seed_drawn(void) {
+    uint64_t v = 0;
+    CHECK(getrandom(&v, sizeof v, 0) == sizeof v);
+    return v >> 12; // so that clients in any language can send it back
+}
+
+static int bias_read(const struct server *s, const json_t *body, struct generation_spec *spec,
+                     struct error *err) {
+    json_t *o = field(body, "logit_bias"), *v;
+    const char *key;
+    if (!o) return OK;
+    if (!json_is_object(o) || json_object_size(o) > LOGIT_BIASES)
+        return error_set(err, ERR_USAGE,
+                         "'logit_bias' must be an object of at most %d token ids and numbers",
+                         LOGIT_BIASES);
+    spec->bias = xcalloc(json_object_size(o) + 1, sizeof *spec->bias);
+    json_object_foreach (o, key, v) {
+        char *end;
+        long id = strtol(key, &end, 10);
+        double x = json_number_value(v);
+        if (*end || end == key || id < 0 || id >= tok_vocab_size(s->m->tok) || !json_is_number(v) ||
+            !(x >= -100 && x <= 100))
+            return error_set(err, ERR_USAGE,
+                             "'logit_bias' has '%.40s', which is no token id with a bias from -100 "
+                             "to 100",
+                             key);
+        spec->bias[spec->sampling.n_bias++] =
+            (struct token_bias){(int32_t)id, x <= -100 ? -INFINITY : (float)x};
+    }
+    return OK;
+}
+
+static int stops_read(const struct server *s, const json_t *body, struct generation_spec *spec,
+                      struct error *err) {
+    const struct tokenizer *tok = s->m->tok;
+    bool ignore_eos = false;
+    json_t *ids = field(body, "stop_token_ids"), *v;
+    size_t i;
+    if (field_texts(body, "stop", MAX_STOPS, &spec->stops, err) != OK ||
+        field_bool(body, "ignore_eos", &ignore_eos, err) != OK)
+        return err->code;
+    for (int k = spec->stops.n - 1; k >= 0; k--) // "" stops nothing, and clients send it
+        if (!*spec->stops.v[k]) {
+            free(spec->stops.v[k]);
+            spec->stops.v[k] = spec->stops.v[--spec->stops.n];
+        }
+    if (!ignore_eos && tok_eos(tok) >= 0) spec->stop_ids[spec->n_stop_ids++] = tok_eos(tok);
+    if (!ignore_eos && tok_chat_end(tok) != tok_eos(tok) && tok_chat_end(tok) >= 0)
+        spec->stop_ids[spec->n_stop_ids++] = tok_chat_end(tok);
+    if (ids && (!json_is_array(ids) || json_array_size(ids) > 16))
+        return error_set(err, ERR_USAGE, "'stop_token_ids' must be a list of at most 16 ids");
+    json_array_foreach (ids, i, v) {
+        json_int_t id = json_integer_value(v);
+        if (!json_is_integer(v) || id < 0 || id >= tok_vocab_size(tok))
+            return error_set(err, ERR_USAGE, "'stop_token_ids' has what is no token id");
+        spec->stop_ids[spec->n_stop_ids++] = (int32_t)id;
+    }
+    return OK;
+}
+
+/* What both endpoints have in common. */
+static int settings_read(const struct server *s, const json_t *body, struct generation_spec *spec,
+                         struct error *err) {
+    double temperature = 1, top_p = 1, min_p = 0, typical_p = 1, repetition = 1, presence = 0,
+           frequency = 0;
+    int64_t n = 1, top_k = 0, seed = -1;
+    const json_t *stream_options = field(body, "stream_options");
+    if (field_number(body, "temperature", 0, 100, &temperature, err) != OK ||
+        field_number(body, "top_p", 0, 1, &top_p, err) != OK ||
+        field_number(body, "min_p", 0, 1, &min_p, err) != OK ||
+        field_number(body, "typical_p", 0, 1, &typical_p, err) != OK ||
+        field_number(body, "repetition_penalty", 1e-3, 100, &repetition, err) != OK ||
+        field_number(body, "presence_penalty", -2, 2, &presence, err) != OK ||
+        field_number(body, "frequency_penalty", -2, 2, &frequency, err) != OK ||
+        field_int(body, "top_k", -1, 1 << 30, &top_k, err) != OK ||
+        field_int(body, "n", 1, MAX_N, &n, err) != OK ||
+        field_int(body, "seed", INT64_MIN, INT64_MAX, &seed, err) != OK ||
+        field_bool(body, "stream", &spec->stream, err) != OK ||
+        (stream_options &&
+         field_bool(stream_options, "include_usage", &spec->include_usage, err) != OK))
+        return err->code;
+    spec->n = (int)n;
+    spec->sampling = (struct sampling){.temperature = (float)temperature,
+                                       .top_k = (int32_t)MAX(top_k, 0),
+                                       .top_p = top_p > 0 ? (float)top_p : 1e-6f,
+                                       .min_p = (float)min_p,
+                                       .typical_p = (float)typical_p,
+                                       .repetition_penalty = (float)repetition,
+                                       .presence_penalty = (float)presence,
+                                       .frequency_penalty = (float)frequency,
+                                       .seed = field(body, "seed") ? (uint64_t)seed : seed_drawn()};
+    if (bias_read(s, body, spec, err) != OK) return err->code;
+    return stops_read(s, body, spec, err);
+}
+
+static int grammar_named(struct server *s, struct generation_spec *spec, const char *kind,
+                         const json_t *v, struct error *err) {
+    char *text = json_is_string(v) ? xstrdup(json_string_value(v)) : json_text(v);
+    spec->grammar = server_grammar(s, kind, text, strlen(text), err);
+    free(text);
+    return spec->grammar ? OK : error_wrap(err, "the grammar");
+}
+
+/* vLLM's names for the same thing, old and new; texts to choose among. */
+static int guided_read(struct server *s, const json_t *body, struct generation_spec *spec,
+                       struct error *err) {
+    static const struct {
+        const char *old, *now, *kind;
+    } known[] = {{"guided_json", "json", "json_schema"},
+                 {"guided_regex", "regex", "regex"},
+                 {"guided_grammar", "grammar", "gbnf"},
+                 {"guided_choice", "choice", "choices"}};
+    const json_t *in = field(body, "structured_outputs"), *item;
+    for (size_t i = 0; i < ARRAY_LEN(known) && !spec->grammar; i++) {
+        const json_t *v = field(body, known[i].old);
+        size_t k;
+        if (!v && in) v = field(in, known[i].now);
+        if (!v) continue;
+        if (strcmp(known[i].kind, "choices") != 0) {
+            if (grammar_named(s, spec, known[i].kind, v, err) != OK) return err->code;
+            continue;
+        }
+        struct buf all = {0};
+        if (!json_is_texts(v) || json_array_size(v) == 0)
+            return error_set(err, ERR_USAGE, "a choice must be a list of strings");
+        json_array_foreach (v, k, item)
+            buf_add(&all, json_string_value(item), json_string_length(item) + 1);
+        spec->grammar = server_grammar(s, "choices", all.data, all.len, err);
+        buf_release(&all);
+        if (!spec->grammar) return err->code;
+    }
+    return OK;
+}
+
+static int format_read(struct server *s, const json_t *body, struct generation_spec *spec,
+                       struct error *err) {
+    const json_t *f = field(body, "response_format");
+    const char *type = f ? json_text_at(f, "type") : "text";
+    if (strcmp(type, "json_object") == 0)
+        spec->grammar = server_grammar(s, "json_object", "", 0, err);
+    else if (strcmp(type, "json_schema") == 0) {
+        const json_t *schema = field(json_object_get(f, "json_schema"), "schema");
+        if (!schema)
+            return error_set(err, ERR_USAGE, "'response_format.json_schema' has no 'schema'");
+        return grammar_named(s, spec, "json_schema", schema, err);
+    } else if (strcmp(type, "text") != 0)
+        return error_set(err, ERR_USAGE,
+                         "'response_format.type' must be text, json_object or json_schema");
+    if (strcmp(type, "json_object") == 0 && !spec->grammar) return err->code;
+    return spec->grammar ? OK : guided_read(s, body, spec, err);
+}
+
+/* tools */
+
+/* {"name": "f", "arguments": {…}} */
+static json_t *call_schema(const json_t *tool) {
+    const json_t *f = json_object_get(tool, "function");
+    json_t *params = json_incref(json_object_get(f, "parameters"));
+    if (!json_is_object(params) || json_object_size(params) == 0) {
+        json_decref(params);
+        params = json_pack("{s:s}", "type", "object");
+    }
+    return json_pack("{s:s,s:{s:{s:[s]},s:o},s:[s,s],s:b}", "type", "object", "properties", "name",
+                     "enum", json_text_at(f, "name"), "arguments", params, "required", "name",
+                     "arguments", "additionalProperties", 0);
+}
+
+static int tools_force(struct server *s, const json_t *tools, const char *only,
+                       struct generation_spec *spec, struct error *err) {
+    json_t *any = json_array(), *tool;
+    size_t i;
+    json_array_foreach (tools, i, tool) {
+        const char *name = json_text_at(json_object_get(tool, "function"), "name");
+        if (!only || strcmp(name, only) == 0) json_array_append_new(any, call_schema(tool));
+    }
+    if (json_array_size(any) == 0) {
+        json_decref(any);
+        return error_set(err, ERR_USAGE, "'tool_choice' names '%s', which is not in 'tools'",
+                         only ? only : "");
+    }
+    json_t *schema = json_array_size(any) == 1 ? json_incref(json_array_get(any, 0))
+                                               : json_pack("{s:O}", "anyOf", any);
+    spec->tools = TOOLS_FORCED;
+    int rc = grammar_named(s, spec, "json_schema", schema, err);
+    json_decref(schema);
+    json_decref(any);
+    return rc;
+}
+
+static int tools_check(const json_t *tools, struct error *err) {
+    const json_t *tool;
+    size_t i;
+    bool fine = json_is_array(tools) && json_array_size(tools) <= 128;
+    if (fine)
+        json_array_foreach (tools, i, tool)
+            fine &= *json_text_at(json_object_get(tool, "function"), "name") != 0;
+    return fine ? OK
+                : error_set(err, ERR_USAGE,
+                            "'tools' must be a list of {type: function, function: {name, …}}");
+}
+
+static int tools_read(struct server *s, const json_t *body, struct generation_spec *spec,
+                      struct error *err) {
+    const json_t *tools = field(body, "tools"), *choice = field(body, "tool_choice");
+    const char *how = json_is_string(choice) ? json_string_value(choice) : NULL;
+    if (!tools || json_array_size(tools) == 0) return OK;
+    if (tools_check(tools, err) != OK) return err->code;
+    if (json_is_object(choice))
+        return tools_force(s, tools, json_text_at(json_object_get(choice, "function"), "name"),
+                           spec, err);
+    if (how && strcmp(how, "required") == 0) return tools_force(s, tools, NULL, spec, err);
+    if (how && strcmp(how, "none") == 0) return OK;
+    if (how && strcmp(how, "auto") != 0)
+        return error_set(err, ERR_USAGE,
+                         "'tool_choice' must be none, auto, required or a function's name");
+    spec->tools = spec->grammar ? TOOLS_NONE : TOOLS_AUTO;
+    return OK;
+}
+
+/* chat */
+
+/* The template wants texts: parts become one, what a part is not text is refused. */
+static int content_flatten(json_t *message, struct error *err) {
+    json_t *content = field(message, "content"), *part;
+    size_t i;
+    if (!content) {
+        json_object_set_new(message, "content", json_string(""));
+        return OK;
+    }
+    if (json_is_string(content)) return OK;
+    if (!json_is_array(content))
+        return error_set(err, ERR_USAGE, "a message's 'content' must be a string or a list");
+    struct buf b = {0};
+    json_array_foreach (content, i, part) {
+        if (strcmp(json_text_at(part, "type"), "text") != 0) {
+            buf_release(&b);
+            return error_set(err, ERR_USAGE,
+                             "this model reads text only, and a message has '%.40s'",
+                             json_text_at(part, "type"));
+        }
+        buf_puts(&b, json_text_at(part, "text"));
+    }
+    json_object_set_new(message, "content", json_stringn(b.data ? b.data : "", b.len));
+    buf_release(&b);
+    return OK;
+}
+
+/* Tool calls of earlier turns come with their arguments as a string; templates write objects. */
+static void calls_unfold(json_t *message) {
+    json_t *calls = json_object_get(message, "tool_calls"), *call;
+    size_t i;
+    json_array_foreach (calls, i, call) {
+        json_t *f = json_object_get(call, "function");
+        const json_t *text = json_object_get(f, "arguments");
+        json_t *v = json_is_string(text)
+                        ? json_loadb(json_string_value(text), json_string_length(text), 0, NULL)
+                        : NULL;
+        if (v) json_object_set_new(f, "arguments", v);
+    }
+}
+
+static int messages_read(json_t *body, json_t **out, struct error *err) {
+    static const char *const roles[] = {"system",    "developer", "user",
+                                        "assistant", "tool",      "function"};
+    json_t *messages = field(body, "messages"), *m;
+    size_t i;
+    if (!json_is_array(messages) || json_array_size(messages) == 0)
+        return error_set(err, ERR_USAGE, "'messages' must be a list of at least one message");
+    json_array_foreach (messages, i, m) {
+        const char *role = json_text_at(m, "role");
+        bool known = false;
+        for (size_t k = 0; k < ARRAY_LEN(roles); k++) known |= strcmp(role, roles[k]) == 0;
+        if (!known)
+            return error_set(err, ERR_USAGE,
+                             "message %zu has the role '%.40s'; there are system, "
+                             "developer, user, assistant and tool",
+                             i, role);
+        if (strcmp(role, "developer") == 0) json_object_set_new(m, "role", json_string("system"));
+        if (content_flatten(m, err) != OK) return err->code;
+        calls_unfold(m);
+    }
+    *out = messages;
+    return OK;
+}
+
+static int chat_prompt(const struct server *s, json_t *body, struct generation_spec *spec,
+                       struct error *err) {
+    bool generation = true, go_on = false;
+    json_t *messages = NULL;
+    if (messages_read(body, &messages, err) != OK ||
+        field_bool(body, "add_generation_prompt", &generation, err) != OK ||
+        field_bool(body, "continue_final_message", &go_on, err) != OK)
+        return err->code;
+    spec->prompts = xcalloc(1, sizeof *spec->prompts);
+    spec->n_prompts = 1;
+    struct chat chat = {.messages = messages,
+                        .tools = spec->tools == TOOLS_NONE ? NULL : field(body, "tools"),
+                        .extra = field(body, "chat_template_kwargs"),
+                        .generation_prompt = generation && !go_on};
+    if (chat_tokens(s->m->tok, &chat, spec->prompts, NULL, err) != OK)
+        return error_wrap(err, "'messages'");
+    /* the last message goes on: what the template puts after it is taken off */
+    if (go_on) {
+        const json_t *last = json_array_get(messages, json_array_size(messages) - 1);
+        const char *text = json_text_at(last, "content");
+        struct ids words = {0};
+        tok_encode(s->m->tok, text, strlen(text), 0, &words);
+        for (int32_t n = spec->prompts->n; n >= words.n && words.n > 0; n--)
+            if (memcmp(spec->prompts->v + n - words.n, words.v,
+                       sizeof *words.v * (size_t)words.n) == 0) {
+                spec->prompts->n = n;
+                break;
+            }
+        ids_release(&words);
+    }
+    return OK;
+}
+
+/* The fields of logprobs, and how long a reply may be. */
+static int chat_limits(const struct server *s, const json_t *body, struct generation_spec *spec,
+                       struct error *err) {
+    int64_t max = s->o->max_tokens, top = 0;
+    if (field_bool(body, "logprobs", &spec->logprobs, err) != OK ||
+        field_int(body, "top_logprobs", 0, ENGINE_TOP_MAX, &top, err) != OK ||
+        field_int(body, "max_tokens", 1, INT32_MAX, &max, err) != OK ||
+        field_int(body, "max_completion_tokens", 1, INT32_MAX, &max, err) != OK)
+        return err->code;
+    if (top && !spec->logprobs)
+        return error_set(err, ERR_USAGE, "'top_logprobs' wants 'logprobs' to be true");
+    spec->n_top = (int)top;
+    spec->max_tokens = (int32_t)max;
+    return OK;
+}
+
+static json_t *token_logprob(const struct server *s, int32_t id, float logprob) {
+    struct buf b = {0};
+    json_t *bytes = json_array();
+    tok_decode(s->m->tok, id, true, &b);
+    for (size_t i = 0; i < b.len; i++)
+        json_array_append_new(bytes, json_integer((uint8_t)b.data[i]));
+    buf_release(&b);
+    return json_pack("{s:o,s:o,s:o}", "token", json_token(s, id), "logprob", json_logprob(logprob),
+                     "bytes", bytes);
+}
+
+static json_t *chat_logprobs(const struct generation *g, const struct answer *a, int32_t from,
+                             int32_t to) {
+    const struct request *r = &a->call.request;
+    json_t *content = json_array();
+    if (!g->spec.logprobs) {
+        json_decref(content);
+        return json_null();
+    }
+    for (int32_t i = from; i < to; i++) {
+        json_t *v = token_logprob(g->s, r->out[i], r->out_logprob[i]), *top = json_array();
+        for (int32_t k = 0; k < r->n_top; k++)
+            json_array_append_new(top, token_logprob(g->s, r->top_ids[i * r->n_top + k],
+                                                     r->top_logprob[i * r->n_top + k]));
+        json_object_set_new(v, "top_logprobs", top);
+        json_array_append_new(content, v);
+    }
+    return json_pack("{s:o,s:n}", "content", content, "refusal");
+}
+
+static json_t *usage_json(const struct generation *g) {
+    struct usage u = generation_usage(g);
+    return json_pack("{s:I,s:I,s:I,s:{s:I}}", "prompt_tokens", (json_int_t)u.prompt,
+                     "completion_tokens", (json_int_t)u.completion, "total_tokens",
+                     (json_int_t)(u.prompt + u.completion), "prompt_tokens_details",
+                     "cached_tokens", (json_int_t)u.cached);
+}
+
+/* Around one choice, or none. */
+static json_t *envelope(const struct generation *g, const char *object, json_t *choices) {
+    json_t *v = json_pack("{s:s,s:s,s:I,s:s,s:s,s:o}", "id", g->id, "object", object, "created",
+                          (json_int_t)g->created, "model", g->target.name, "system_fingerprint",
+                          g->s->fingerprint, "choices", choices);
+    if (g->spec.stream && g->spec.include_usage) json_object_set_new(v, "usage", json_null());
+    return v;
+}
+
+static void chunk_add(const struct generation *g, const struct answer *a, json_t *delta,
+                      json_t *logprobs, const char *reason, struct buf *out) {
+    sse_add(out, envelope(g, "chat.completion.chunk",
+                          json_pack("[{s:i,s:o,s:o,s:s?}]", "index", a->index, "delta", delta,
+                                    "logprobs", logprobs, "finish_reason", reason)));
+}
+
+static void chat_begin(const struct generation *g, struct answer *a, struct buf *out) {
+    chunk_add(g, a, json_pack("{s:s,s:s}", "role", "assistant", "content", ""), json_null(), NULL,
+              out);
+}
+
+static void tool_delta(const struct generation *g, struct answer *a, int i, struct buf *out) {
+    struct tool_call *c = &a->tools[i];
+    if (!c->name) return;
+    if (!c->told)
+        chunk_add(g, a,
+                  json_pack("{s:[{s:i,s:s,s:s,s:{s:s,s:s}}]}", "tool_calls", "index", i, "id",
+                            c->id, "type", "function", "function", "name", c->name, "arguments",
+                            ""),
+                  json_null(), NULL, out);
+    c->told = true;
+    size_t end = c->args_end ? c->args_end : a->shown;
+    if (!c->args || c->args + c->sent >= end) return;
+    json_t *words = json_text_of(a->text.data + c->args + c->sent, end - c->args - c->sent);
+    chunk_add(
+        g, a,
+        json_pack("{s:[{s:i,s:{s:o}}]}", "tool_calls", "index", i, "function", "arguments", words),
+        json_null(), NULL, out);
+    c->sent = end - c->args;
+}
+
+/* The tokens whose text has been told. */
+static int32_t tokens_told(const struct answer *a) {
+    int32_t n = a->tokens_sent;
+    while (n < a->n_read && (a->done || a->ends[n] <= a->sent)) n++;
+    return n;
+}
+
+static void chat_delta(const struct generation *g, struct answer *a, struct buf *out) {
+    if (a->words_end > a->sent) {
+        json_t *words = json_text_of(a->text.data + a->sent, a->words_end - a->sent);
+        a->sent = a->words_end;
+        int32_t to = tokens_told(a);
+        chunk_add(g, a, json_pack("{s:o}", "content", words),
+                  chat_logprobs(g, a, a->tokens_sent, to), NULL, out);
+        a->tokens_sent = to;
+    }
+    for (int i = 0; i < a->n_tools; i++) tool_delta(g, a, i, out);
+}
+
+static void chat_finish(const struct generation *g, struct answer *a, struct buf *out) {
+    chunk_add(g, a, json_object(), json_null(), answer_reason(a), out);
+}
+
+static void usage_end(const struct generation *g, const char *object, struct buf *out) {
+    if (g->spec.include_usage) {
+        json_t *v = envelope(g, object, json_array());
+        json_object_set_new(v, "usage", usage_json(g));
+        sse_add(out, v);
+    }
+    buf_puts(out, "data: [DONE]\n\n");
+}
+
+static void chat_end(const struct generation *g, struct buf *out) {
+    usage_end(g, "chat.completion.chunk", out);
+}
+
+static json_t *chat_message(const struct answer *a) {
+    json_t *calls = json_array();
+    for (int i = 0; i < a->n_tools; i++) {
+        const struct tool_call *c = &a->tools[i];
+        size_t end = c->args_end ? c->args_end : a->shown;
+        json_array_append_new(
+            calls, json_pack("{s:s,s:s,s:{s:s,s:o}}", "id", c->id, "type", "function", "function",
+                             "name", c->name ? c->name : "", "arguments",
+                             json_text_of(a->text.data + c->args, c->args ? end - c->args : 0)));
+    }
+    json_t *words =
+        a->words_end == 0 && a->n_tools ? json_null() : json_text_of(a->text.data, a->words_end);
+    json_t *m = json_pack("{s:s,s:o,s:n}", "role", "assistant", "content", words, "refusal");
+    if (a->n_tools)
+        json_object_set_new(m, "tool_calls", calls);
+    else
+        json_decref(calls);
+    return m;
+}
+
+static json_t *chat_whole(const struct generation *g) {
+    json_t *choices = json_array();
+    for (int i = 0; i < g->n_answers; i++) {
+        const struct answer *a = &g->answers[i];
+        json_array_append_new(choices,
+                              json_pack("{s:i,s:o,s:o,s:s}", "index", i, "message", chat_message(a),
+                                        "logprobs", chat_logprobs(g, a, 0, a->n_read),
+                                        "finish_reason", answer_reason(a)));
+    }
+    json_t *v = envelope(g, "chat.completion", choices);
+    json_object_set_new(v, "usage", usage_json(g));
+    return v;
+}
+
+static const struct dialect chat_dialect = {.stream_type = "text/event-stream",
+                                            .idle = ": waiting\n\n",
+                                            .begin = chat_begin,
+                                            .delta = chat_delta,
+                                            .finish = chat_finish,
+                                            .end = chat_end,
+                                            .whole = chat_whole};
+
+/* Whoever is asked for in a body. llama.cpp's `lora` says it without a name. */
+static int target_read(struct server *s, const json_t *body, struct target *t, struct error *err) {
+    const json_t *lora = field(body, "lora");
+    const char *model = NULL;
+    if (lora) return target_of_list(s, lora, t, err);
+    if (field_text(body, "model", &model, err) != OK) return err->code;
+    return target_find(s, model, t, err);
+}
+
+/* On an error everything that was read is given back, and the exchange answered. */
+static void generation_fail(struct server *s, struct exchange *x, struct target *t,
+                            struct generation_spec *spec, const struct error *err) {
+    api_fail_error(x, err, NULL);
+    if (spec->grammar) server_grammar_release(s, spec->grammar);
+    generation_spec_release(spec);
+    target_release(t);
+}
+
+static void chat_handle(void *ctx, struct exchange *x) {
+    struct server *s = ctx;
+    struct generation_spec spec = {0};
+    struct target t = {0};
+    struct error err;
+    json_t *body = exchange_json(x, &err);
+    int rc = body ? target_read(s, body, &t, &err) : err.code;
+    if (rc == OK) rc = settings_read(s, body, &spec, &err);
+    if (rc == OK) rc = chat_limits(s, body, &spec, &err);
+    if (rc == OK) rc = format_read(s, body, &spec, &err);
+    if (rc == OK) rc = tools_read(s, body, &spec, &err);
+    if (rc == OK) rc = chat_prompt(s, body, &spec, &err);
+    if (rc == OK)
+        generation_start(s, x, &chat_dialect, "chatcmpl-", &t, &spec);
+    else
+        generation_fail(s, x, &t, &spec, &err);
+    json_decref(body);
+}
+
+/* completions */
+
+static int ids_read(const struct server *s, const json_t *list, struct ids *out,
+                    struct error *err) {
+    const json_t *v;
+    size_t i;
+    json_array_foreach (list, i, v) {
+        json_int_t id = json_integer_value(v);
+        if (!json_is_integer(v) || id < 0 || id >= tok_vocab_size(s->m->tok))
+            return error_set(err, ERR_USAGE,
+                             "a prompt of token ids has at %zu what is none of this model's %d", i,
+                             tok_vocab_size(s->m->tok));
+        ids_add(out, (int32_t)id);
+    }
+    return OK;
+}
+
+static int prompt_read(const struct server *s, const json_t *v, struct ids *out,
+                       struct error *err) {
+    if (json_is_array(v)) return ids_read(s, v, out, err);
+    if (!json_is_string(v))
+        return error_set(err, ERR_USAGE, "a prompt must be a string or a list of token ids");
+    tok_encode(s->m->tok, json_string_value(v), json_string_length(v), TOK_SPECIAL | TOK_BOS, out);
+    return OK;
+}
+
+/* A string, strings, ids, or lists of ids. */
+int ids_of_prompts(const struct server *s, const json_t *v, int most, struct ids **out, int *n,
+                   struct error *err) {
+    bool many = json_is_array(v) && !json_is_integer(json_array_get(v, 0));
+    *n = many ? (int)json_array_size(v) : 1;
+    if (!v || *n < 1 || *n > most) {
+        *n = 0;
+        return error_set(err, ERR_USAGE,
+                         "a prompt must be a string, a list of token ids, or a list of 1 to %d of "
+                         "those",
+                         most);
+    }
+    *out = xcalloc((size_t)*n, sizeof **out);
+    for (int i = 0; i < *n; i++)
+        if (prompt_read(s, many ? json_array_get(v, (size_t)i) : v, &(*out)[i], err) != OK ||
+            ((*out)[i].n == 0 && error_set(err, ERR_USAGE, "prompt %d is empty", i) != OK))
+            return err->code;
+    return OK;
+}
+
+static int completion_read(struct server *s, const json_t *body, struct generation_spec *spec,
+                           struct error *err) {
+    int64_t max = 16, logprobs = -1, best_of = spec->n;
+    const char *suffix = NULL;
+    if (field_int(body, "max_tokens", 0, INT32_MAX, &max, err) != OK ||
+        field_int(body, "logprobs", 0, ENGINE_TOP_MAX, &logprobs, err) != OK ||
+        field_int(body, "prompt_logprobs", 0, ENGINE_TOP_MAX, &logprobs, err) != OK ||
+        field_int(body, "best_of", 1, MAX_N, &best_of, err) != OK ||
+        field_bool(body, "echo", &spec->echo, err) != OK ||
+        field_text(body, "suffix", &suffix, err) != OK)
+        return err->code;
+    if (suffix && *suffix)
+        return error_set(err, ERR_USAGE,
+                         "'suffix' is not supported: no model here fills in middles");
+    if (best_of != spec->n)
+        return error_set(err, ERR_USAGE, "'best_of' is not supported beyond 'n'");
+    spec->max_tokens = (int32_t)max;
+    spec->logprobs = logprobs >= 0;
+    spec->n_top = spec->logprobs ? (int)MAX(logprobs, 1) : 0;
+    spec->prompt_logprobs = spec->logprobs && spec->echo;
+    if (spec->echo && spec->logprobs && max == 1) spec->n_stop_ids = 0; // the one token is told
+    return ids_of_prompts(s, field(body, "prompt"), MAX_PROMPTS, &spec->prompts, &spec->n_prompts,
+                          err);
+}
+
+/* Two tokens may be written alike where they are no text. */
+static void top_add(const struct server *s, json_t *top, int32_t id, float logprob) {
+    json_t *name = json_token(s, id);
+    const char *key = json_string_value(name);
+    char other[32];
+    snprintf(other, sizeof other, "token_id:%d", id);
+    if (json_object_get(top, key)) key = other;
+    json_object_set_new(top, key, json_logprob(logprob));
+    json_decref(name);
+}
+
+struct logprob_lists {
+    json_t *tokens, *values, *tops, *offsets;
+    json_int_t offset; /* in characters */
+};
+
+static void lists_add(const struct generation *g, struct logprob_lists *l, int32_t id,
+                      float logprob, const int32_t *top_ids, const float *top, bool first) {
+    json_t *name = json_token(g->s, id), *tops = json_object();
+    struct buf text = {0};
+    bool has = false;
+    for (int32_t k = 0; !first && k < g->spec.n_top; k++) {
+        top_add(g->s, tops, top_ids[k], top[k]);
+        has |= top_ids[k] == id;
+    }
+    if (!first && !has) top_add(g->s, tops, id, logprob);
+    json_array_append_new(l->tokens, name);
+    json_array_append_new(l->values, first ? json_null() : json_logprob(logprob));
+    json_array_append_new(l->tops, first ? json_null() : json_incref(tops));
+    json_array_append_new(l->offsets, json_integer(l->offset));
+    tok_decode(g->s->m->tok, id, false, &text);
+    for (size_t i = 0; i < text.len; i++) l->offset += ((uint8_t)text.data[i] & 0xC0) != 0x80;
+    json_decref(tops);
+    buf_release(&text);
+}
+
+static json_t *completion_logprobs(const struct generation *g, const struct answer *a, int32_t from,
+                                   int32_t to, bool prompt) {
+    const struct request *r = &a->call.request;
+    struct logprob_lists l = {json_array(), json_array(), json_array(), json_array(), 0};
+    int32_t n = r->n_top;
+    for (int32_t i = 0; prompt && i < r->n_prompt; i++)
+        lists_add(g, &l, r->prompt[i], r->prompt_logprob[i], r->prompt_top_ids + (int64_t)i * n,
+                  r->prompt_top_logprob + (int64_t)i * n, i == 0);
+    for (int32_t i = from; i < to; i++)
+        lists_add(g, &l, r->out[i], r->out_logprob[i], r->top_ids + (int64_t)i * n,
+                  r->top_logprob + (int64_t)i * n, false);
+    return json_pack("{s:o,s:o,s:o,s:o}", "tokens", l.tokens, "token_logprobs", l.values,
+                     "top_logprobs", l.tops, "text_offset", l.offsets);
+}
+
+/* The prompt as text, where it is echoed. */
+static void echo_add(const struct generation *g, const struct answer *a, struct buf *out) {
+    const struct ids *p = &g->spec.prompts[a->prompt];
+    if (g->spec.echo) tok_decode_all(g->s->m->tok, p->v, p->n, false, out);
+}
+
+/* A reply of nothing but one end of text is still that token's. */
+static const char *completion_reason(const struct generation *g, const struct answer *a) {
+    const struct request *r = &a->call.request;
+    bool eos = a->done && r->n_out > 0 && r->out[r->n_out - 1] == tok_eos(g->s->m->tok);
+    return eos ? "stop" : answer_reason(a);
+}
+
+static json_t *completion_choice(const struct generation *g, const struct answer *a, json_t *text,
+                                 json_t *logprobs, const char *reason) {
+    (void)g;
+    return json_pack("{s:i,s:o,s:o,s:s?}", "index", a->index, "text", text, "logprobs", logprobs,
+                     "finish_reason", reason);
+}
+
+static json_t *completion_whole(const struct generation *g) {
+    json_t *choices = json_array();
+    for (int i = 0; i < g->n_answers; i++) {
+        const struct answer *a = &g->answers[i];
+        struct buf text = {0};
+        echo_add(g, a, &text);
+        buf_add(&text, a->text.data, a->words_end);
+        json_t *logprobs = g->spec.logprobs
+                               ? completion_logprobs(g, a, 0, a->n_read, g->spec.prompt_logprobs)
+                               : json_null();
+        json_array_append_new(choices, completion_choice(g, a, json_text_of(text.data, text.len),
+                                                         logprobs, completion_reason(g, a)));
+        buf_release(&text);
+    }
+    json_t *v = envelope(g, "text_completion", choices);
+    json_object_set_new(v, "usage", usage_json(g));
+    return v;
+}
+
+static void completion_chunk(const struct generation *g, const struct answer *a, json_t *text,
+                             json_t *logprobs, const char *reason, struct buf *out) {
+    json_t *choice = completion_choice(g, a, text, logprobs, reason);
+    sse_add(out, envelope(g, "text_completion", json_pack("[o]", choice)));
+}
+
+/* What is echoed comes with the first words, when its log-probabilities are there. */
+static void completion_delta(const struct generation *g, struct answer *a, struct buf *out) {
+    bool first = g->spec.echo && !a->finished && a->tokens_sent == 0 && a->sent == 0;
+    if (a->words_end == a->sent && !(first && a->done)) return;
+    struct buf text = {0};
+    if (first) echo_add(g, a, &text);
+    buf_add(&text, a->text.data + a->sent, a->words_end - a->sent);
+    a->sent = a->words_end;
+    int32_t to = tokens_told(a);
+    json_t *logprobs = g->spec.logprobs ? completion_logprobs(g, a, a->tokens_sent, to,
+                                                              first && g->spec.prompt_logprobs)
+                                        : json_null();
+    completion_chunk(g, a, json_text_of(text.data, text.len), logprobs, NULL, out);
+    a->tokens_sent = to;
+    buf_release(&text);
+}
+
+static void completion_finish(const struct generation *g, struct answer *a, struct buf *out) {
+    completion_chunk(g, a, json_string(""), json_null(), completion_reason(g, a), out);
+}
+
+static void completion_end(const struct generation *g, struct buf *out) {
+    usage_end(g, "text_completion", out);
+}
+
+static const struct dialect completion_dialect = {.stream_type = "text/event-stream",
+                                                  .idle = ": waiting\n\n",
+                                                  .delta = completion_delta,
+                                                  .finish = completion_finish,
+                                                  .end = completion_end,
+                                                  .whole = completion_whole};
+
+static void completion_handle(void *ctx, struct exchange *x) {
+    struct server *s = ctx;
+    struct generation_spec spec = {0};
+    struct target t = {0};
+    struct error err;
+    json_t *body = exchange_json(x, &err);
+    int rc = body ? target_read(s, body, &t, &err) : err.code;
+    if (rc == OK) rc = settings_read(s, body, &spec, &err);
+    if (rc == OK) rc = format_read(s, body, &spec, &err);
+    if (rc == OK) rc = completion_read(s, body, &spec, &err);
+    if (rc == OK)
+        generation_start(s, x, &completion_dialect, "cmpl-", &t, &spec);
+    else
+        generation_fail(s, x, &t, &spec, &err);
+    json_decref(body);
+}
+
+/* embeddings */
+
+struct embedding {
+    struct ids *texts;
+    int n, dims;
+    float *v; /* [n][D] */
+    bool base64;
+};
+
+static int embedding_read(const struct server *s, const json_t *body, struct embedding *e,
+                          struct error *err) {
+    const char *format = "float";
+    int64_t dims = s->m->config.d_model;
+    if (field_text(body, "encoding_format", &format, err) != OK ||
+        field_int(body, "dimensions", 1, s->m->config.d_model, &dims, err) != OK)
+        return err->code;
+    e->base64 = strcmp(format, "base64") == 0;
+    e->dims = (int)dims;
+    if (!e->base64 && strcmp(format, "float") != 0)
+        return error_set(err, ERR_USAGE, "'encoding_format' must be float or base64");
+    return ids_of_prompts(s, field(body, "input"), MAX_INPUTS, &e->texts, &e->n, err);
+}
+
+int embed_texts(struct server *s, const struct target *t, const struct ids *texts, int n,
+                float **out, struct error *err) {
+    struct token_seq *seqs = xcalloc((size_t)n, sizeof *seqs);
+    size_t d = (size_t)s->m->config.d_model;
+    if (t->n > 1) {
+        free(seqs);
+        return error_set(err, ERR_USAGE, "embeddings are of one adapter, not of a mix");
+    }
+    for (int i = 0; i < n; i++) seqs[i] = (struct token_seq){texts[i].v, texts[i].n};
+    *out = xcalloc((size_t)n * d, sizeof **out);
+    int rc = batcher_embed(s->batcher, seqs, n, t->n ? t->terms[0].adapter : NULL, *out, err);
+    free(seqs);
+    return rc;
+}
+
+/* The first `dims` of a vector, of length 1. */
+void embedding_scale(float *v, int dims) {
+    double sum = 0;
+    for (int i = 0; i < dims; i++) sum += (double)v[i] * (double)v[i];
+    float scale = sum > 0 ? (float)(1 / sqrt(sum)) : 0;
+    for (int i = 0; i < dims; i++) v[i] *= scale;
+}
+
+static json_t *embedding_value(const float *v, int dims, bool base64) {
+    json_t *list;
+    if (base64) {
+        size_t bytes = sizeof *v * (size_t)dims;
+        size_t room = sodium_base64_ENCODED_LEN(bytes, sodium_base64_VARIANT_ORIGINAL);
+        char *text = xmalloc(room);
+        sodium_bin2base64(text, room, (const unsigned char *)v, bytes,
+                          sodium_base64_VARIANT_ORIGINAL);
+        list = json_string(text);
+        free(text);
+        return list;
+    }
+    list = json_array();
+    for (int i = 0; i < dims; i++) json_array_append_new(list, json_real((double)v[i]));
+    return list;
+}
+
+static json_t *embedding_reply(const struct server *s, const struct target *t,
+                               const struct embedding *e) {
+    json_t *data = json_array();
+    int64_t tokens = 0;
+    for (int i = 0; i < e->n; i++) {
+        float *v = e->v + (int64_t)i * s->m->config.d_model;
+        embedding_scale(v, e->dims);
+        tokens += e->texts[i].n;
+        json_array_append_new(data, json_pack("{s:s,s:i,s:o}", "object", "embedding", "index", i,
+                                              "embedding", embedding_value(v, e->dims, e->base64)));
+    }
+    return json_pack("{s:s,s:o,s:s,s:{s:I,s:I}}", "object", "list", "data", data, "model", t->name,
+                     "usage", "prompt_tokens", (json_int_t)tokens, "total_tokens",
+                     (json_int_t)tokens);
+}
+
+static void embedding_handle(void *ctx, struct exchange *x) {
+    struct server *s = ctx;
+    struct embedding e = {0};
+    struct target t = {0};
+    struct error err;
+    json_t *body = exchange_json(x, &err);
+    int rc = body ? target_read(s, body, &t, &err) : err.code;
+    if (rc == OK) rc = embedding_read(s, body, &e, &err);
+    if (rc == OK) rc = embed_texts(s, &t, e.texts, e.n, &e.v, &err);
+    if (rc == OK)
+        exchange_reply_json(x, 200, embedding_reply(s, &t, &e));
+    else
+        api_fail_error(x, &err, NULL);
+    for (int i = 0; i < e.n; i++) ids_release(&e.texts[i]);
+    free(e.texts);
+    free(e.v);
+    target_release(&t);
+    json_decref(body);
+}
+
+/* models */
+
+static json_t *model_card(const struct server *s, const char *id, const char *root,
+                          const char *parent, int64_t created) {
+    json_t *path = json_path(root);
+    return json_pack("{s:s,s:s,s:I,s:s,s:o,s:s?,s:i,s:[]}", "id", id, "object", "model", "created",
+                     (json_int_t)created, "owned_by", "shoal", "root", path, "parent", parent,
+                     "max_model_len", engine_max_len(s->e), "permission");
+}
+
+static void models_handle(void *ctx, struct exchange *x) {
+    struct server *s = ctx;
+    int n;
+    struct listed *v = server_adapters(s, &n);
+    json_t *data = json_pack("[o]", model_card(s, s->name, s->path, NULL, s->started));
+    for (int i = 0; i < n; i++)
+        json_array_append_new(data, model_card(s, v[i].name, v[i].path, s->name, v[i].created));
+    server_adapters_free(v, n);
+    exchange_reply_json(x, 200, json_pack("{s:s,s:o}", "object", "list", "data", data));
+}
+
+static void model_handle(void *ctx, struct exchange *x) {
+    struct server *s = ctx;
+    const char *id = exchange_rest(x);
+    struct target t;
+    struct error err;
+    if (target_find(s, id, &t, &err) != OK) {
+        api_fail_error(x, &err, "model");
+        return;
+    }
+    exchange_reply_json(
+        x, 200, model_card(s, id, t.n ? t.label : s->path, t.n ? s->name : NULL, s->started));
+    target_release(&t);
+}
+
+const struct route openai_routes[] = {
+    {"POST", "/v1/chat/completions", CHAT, chat_handle},
+    {"POST", "/v1/completions", CHAT, completion_handle},
+    {"POST", "/v1/embeddings", CHAT, embedding_handle},
+    {"GET", "/v1/models", CHAT, models_handle},
+    {"GET", "/v1/models/*", CHAT, model_handle},
+    {0},
+};

@@ -1,0 +1,30 @@
+/*
+ * serve: the model, its adapters and its teams over the APIs that people already use.
+ *
+ * One call that returns when the server has been told to stop (SIGTERM, SIGINT) and everything
+ * under way is answered. Threads are its own; signals are blocked in them.
+ */
+#ifndef SHOAL_SERVE_H
+#define SHOAL_SERVE_H
+
+#include "engine/engine.h"
+#include "serve/http.h"
+
+struct serve_options { /* filled from option rows, but for the last two */
+    struct http_options http;
+    struct strings adapters; /* name=path, or a path, whose last part is the name */
+    char *adapter_dir;       /* every adapter in it, under its folder's name */
+    struct strings names;    /* other ids of the base */
+    int64_t max_waiting;     /* requests */
+    int64_t max_tokens;      /* of a reply where the request does not say */
+    /* Called when requests are taken, with the address. */
+    void (*ready)(void *ctx, const char *url);
+    void *ready_ctx;
+};
+
+/* Model and engine are the caller's, and the server's alone meanwhile. path: what the model was
+ * opened as; its last part is its id. */
+int serve_run(struct model *m, struct engine *e, const struct engine_options *eo, const char *path,
+              const struct serve_options *o, struct error *err);
+
+#endif

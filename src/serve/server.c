@@ -1,0 +1,548 @@
+/*
+ * server: what handlers share, and the life of the whole from the first route to the last reply.
+ */
+#define _GNU_SOURCE
+#include "serve/server.h"
+
+#include <signal.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { GRAMMARS_KEPT = 64, WORKERS = 8, MAX_ROUTES = 128 };
+
+/* errors */
+
+static const struct {
+    int status;
+    const char *type;
+} types[] = {
+    {400, "invalid_request_error"}, {401, "authentication_error"},  {403, "permission_error"},
+    {404, "not_found_error"},       {405, "invalid_request_error"}, {409, "conflict_error"},
+    {413, "invalid_request_error"}, {429, "rate_limit_error"},      {503, "overloaded_error"},
+};
+
+void api_fail(struct exchange *x, int status, const char *type, const char *param, const char *code,
+              const char *fmt, ...) {
+    char *message;
+    va_list ap;
+    va_start(ap, fmt);
+    CHECK(vasprintf(&message, fmt, ap) >= 0);
+    va_end(ap);
+    for (size_t i = 0; !type && i < ARRAY_LEN(types); i++)
+        if (types[i].status == status) type = types[i].type;
+    json_t *text = json_string(message);
+    exchange_reply_json(x, status,
+                        json_pack("{s:{s:o,s:s,s:s?,s:s?}}", "error", "message",
+                                  text ? text : json_string("the request cannot be understood"),
+                                  "type", type ? type : "server_error", "param", param, "code",
+                                  code));
+    free(message);
+}
+
+void api_fail_error(struct exchange *x, const struct error *err, const char *param) {
+    switch (err->code) {
+    case ERR_MISSING:
+        api_fail(x, 404, NULL, param ? param : "model", "model_not_found", "%s", err->text);
+        return;
+    case ERR_STATE:
+        exchange_add_header(x, "Retry-After", "1");
+        api_fail(x, 503, NULL, NULL, "overloaded", "%s", err->text);
+        return;
+    case ERR_IO:
+    case ERR_MEMORY:
+        api_fail(x, 500, NULL, param, "internal_error", "%s", err->text);
+        return;
+    default:
+        api_fail(x, 400, NULL, param, "invalid_value", "%s", err->text);
+    }
+}
+
+/* fields of requests */
+
+json_t *field(const json_t *o, const char *key) {
+    json_t *v = json_object_get(o, key);
+    return v && !json_is_null(v) ? v : NULL;
+}
+
+int field_number(const json_t *o, const char *key, double lo, double hi, double *out,
+                 struct error *err) {
+    const json_t *v = field(o, key);
+    double x = v ? json_number_value(v) : lo;
+    if (!v) return OK;
+    if (!json_is_number(v) || !(x >= lo && x <= hi))
+        return error_set(err, ERR_USAGE, "'%s' must be a number from %g to %g", key, lo, hi);
+    *out = x;
+    return OK;
+}
+
+int field_int(const json_t *o, const char *key, int64_t lo, int64_t hi, int64_t *out,
+              struct error *err) {
+    const json_t *v = field(o, key);
+    if (!v) return OK;
+    /* clients of languages with one kind of number write 16.0 */
+    double x = json_number_value(v);
+    bool whole = json_is_integer(v) || (json_is_real(v) && x == (double)(int64_t)x);
+    int64_t n = json_is_integer(v) ? json_integer_value(v) : whole ? (int64_t)x : 0;
+    if (!whole || n < lo || n > hi)
+        return error_set(err, ERR_USAGE, "'%s' must be a whole number from %lld to %lld", key,
+                         (long long)lo, (long long)hi);
+    *out = n;
+    return OK;
+}
+
+int field_bool(const json_t *o, const char *key, bool *out, struct error *err) {
+    const json_t *v = field(o, key);
+    if (!v) return OK;
+    if (!json_is_boolean(v)) return error_set(err, ERR_USAGE, "'%s' must be true or false", key);
+    *out = json_is_true(v);
+    return OK;
+}
+
+int field_text(const json_t *o, const char *key, const char **out, struct error *err) {
+    const json_t *v = field(o, key);
+    if (!v) return OK;
+    if (!json_is_string(v)) return error_set(err, ERR_USAGE, "'%s' must be a string", key);
+    *out = json_string_value(v);
+    return OK;
+}
+
+int field_texts(const json_t *o, const char *key, int most, struct strings *out,
+                struct error *err) {
+    const json_t *v = field(o, key), *item;
+    size_t i;
+    if (!v) return OK;
+    if (json_is_string(v)) {
+        strings_add(out, json_string_value(v));
+        return OK;
+    }
+    if (!json_is_texts(v) || json_array_size(v) > (size_t)most)
+        return error_set(err, ERR_USAGE, "'%s' must be a string or a list of at most %d", key,
+                         most);
+    json_array_foreach (v, i, item) strings_add(out, json_string_value(item));
+    return OK;
+}
+
+/* names */
+
+void server_id(struct server *s, const char *prefix, char out[40]) {
+    static const char letters[] = "abcdefghijklmnopqrstuvwxyz0123456789";
+    uint64_t n = __atomic_add_fetch(&s->drawn, 1, __ATOMIC_RELAXED);
+    struct rng r = rng_make((uint64_t)s->started ^ (uint64_t)getpid() << 32, RNG_SAMPLE,
+                            (uint32_t)(n >> 32), (uint32_t)n);
+    int at = snprintf(out, 16, "%s", prefix);
+    for (int i = 0; i < 24; i++) out[at++] = letters[rng_below(&r, sizeof letters - 1)];
+    out[at] = 0;
+}
+
+static struct listed *listed_find(const struct server *s, const char *name) {
+    for (int i = 0; i < s->n_adapters; i++)
+        if (strcmp(s->adapters[i].name, name) == 0) return &s->adapters[i];
+    return NULL;
+}
+
+static bool listed_has(struct server *s, const char *name) {
+    pthread_mutex_lock(&s->lock);
+    bool has = listed_find(s, name) != NULL;
+    pthread_mutex_unlock(&s->lock);
+    return has;
+}
+
+struct listed *server_adapters(struct server *s, int *n) {
+    pthread_mutex_lock(&s->lock);
+    struct listed *v = xcalloc((size_t)MAX(s->n_adapters, 1), sizeof *v);
+    *n = s->n_adapters;
+    for (int i = 0; i < *n; i++) {
+        v[i] = s->adapters[i];
+        v[i].name = xstrdup(v[i].name);
+        v[i].path = xstrdup(v[i].path);
+    }
+    pthread_mutex_unlock(&s->lock);
+    return v;
+}
+
+void server_adapters_free(struct listed *v, int n) {
+    for (int i = 0; i < n; i++) {
+        free(v[i].name);
+        free(v[i].path);
+    }
+    free(v);
+}
+
+/* The list follows the pool: what is in it can be had there. */
+static void listed_put(struct server *s, const char *name, const char *path) {
+    pthread_mutex_lock(&s->lock);
+    struct listed *l = listed_find(s, name);
+    if (l) {
+        free(l->path);
+    } else {
+        s->adapters = xrealloc(s->adapters, sizeof *l * (size_t)(s->n_adapters + 1));
+        l = &s->adapters[s->n_adapters++];
+        *l = (struct listed){.name = xstrdup(name), .id = s->next_id++};
+    }
+    l->path = xstrdup(path);
+    l->created = (int64_t)time(NULL);
+    pthread_mutex_unlock(&s->lock);
+}
+
+static void listed_remove(struct server *s, const char *name) {
+    pthread_mutex_lock(&s->lock);
+    struct listed *l = listed_find(s, name);
+    if (l) {
+        free(l->name);
+        free(l->path);
+        int after = --s->n_adapters - (int)(l - s->adapters);
+        memmove(l, l + 1, sizeof *l * (size_t)after);
+    }
+    pthread_mutex_unlock(&s->lock);
+}
+
+/* What a reply, a log and a file system can all hold; '*' and '+' make mixes. */
+static int name_check(const struct server *s, const char *name, struct error *err) {
+    size_t n = strlen(name);
+    bool fine = n > 0 && n <= 128 && name[0] != '.';
+    for (size_t i = 0; fine && i < n; i++)
+        fine = (uint8_t)name[i] > ' ' && !strchr("*+\\\"", name[i]);
+    if (!fine)
+        return error_set(err, ERR_USAGE,
+                         "'%.140s' is no name for an adapter: up to 128 letters, without blanks, "
+                         "'*' or '+'",
+                         name);
+    if (strcmp(name, s->name) == 0)
+        return error_set(err, ERR_USAGE, "'%s' is the base's name", name);
+    return OK;
+}
+
+int server_adapter_load(struct server *s, const char *name, const char *path, bool again,
+                        struct error *err) {
+    if (name_check(s, name, err) != OK) return err->code;
+    if (!again && listed_has(s, name))
+        return error_set(err, ERR_STATE, "the adapter '%s' is loaded already", name);
+    if (adapter_pool_publish_path(s->pool, name, path, err) != OK) return err->code;
+    listed_put(s, name, path);
+    return OK;
+}
+
+int server_adapter_unload(struct server *s, const char *name, struct error *err) {
+    if (!listed_has(s, name)) return error_set(err, ERR_MISSING, "there is no adapter '%s'", name);
+    listed_remove(s, name);
+    return adapter_pool_remove(s->pool, name, err);
+}
+
+/* The adapter's name in a model's: by itself, behind the base's, with Ollama's tag. */
+static char *adapter_name(struct server *s, const char *model) {
+    size_t n = strlen(s->name);
+    char *name = xstrdup(model), *tag;
+    if (listed_has(s, name)) return name;
+    if (strncmp(model, s->name, n) == 0 && (model[n] == ':' || model[n] == '@')) {
+        free(name);
+        name = xstrdup(model + n + 1);
+    }
+    if (!listed_has(s, name) && (tag = strrchr(name, ':')) && strcmp(tag, ":latest") == 0) *tag = 0;
+    return name;
+}
+
+static bool is_base(const struct server *s, const char *model) {
+    size_t n = strlen(s->name);
+    if (!model || !*model || strcmp(model, s->name) == 0 || strcmp(model, s->path) == 0)
+        return true;
+    for (int i = 0; i < s->o->names.n; i++)
+        if (strcmp(model, s->o->names.v[i]) == 0) return true;
+    return strncmp(model, s->name, n) == 0 && strcmp(model + n, ":latest") == 0;
+}
+
+static int target_add(struct server *s, const char *name, float weight, struct target *t,
+                      struct error *err) {
+    if (t->n == ENGINE_MIX_MAX)
+        return error_set(err, ERR_USAGE, "a mix has at most %d adapters", ENGINE_MIX_MAX);
+    if (!listed_has(s, name))
+        return error_set(err, ERR_MISSING,
+                         "the model '%s' does not exist; GET /v1/models lists those that do", name);
+    struct adapter *a = adapter_pool_get(s->pool, name, err);
+    if (!a) return err->code;
+    t->terms[t->n++] = (struct mix_term){.adapter = a, .weight = weight};
+    return OK;
+}
+
+/* "a*0.7+b*0.3" */
+static int target_mix(struct server *s, const char *model, struct target *t, struct error *err) {
+    char *copy = xstrdup(model), *rest = copy;
+    int rc = OK;
+    for (char *term; rc == OK && (term = strsep(&rest, "+"));) {
+        char *star = strchr(term, '*'), *end = NULL;
+        double w = star ? strtod(star + 1, &end) : 1;
+        if (star) *star = 0;
+        if (star && (end == star + 1 || *end || !(w >= -100 && w <= 100)))
+            rc = error_set(err, ERR_USAGE,
+                           "the weight of '%s' in the mix '%s' is no number from -100 to 100", term,
+                           model);
+        char *name = adapter_name(s, term);
+        if (rc == OK && !is_base(s, name)) rc = target_add(s, name, (float)w, t, err);
+        free(name);
+    }
+    free(copy);
+    return rc;
+}
+
+/* What stands where nobody is named: the adapters that have a scale. */
+static int target_standing(struct server *s, struct target *out, struct error *err) {
+    int n, rc = OK;
+    struct listed *v = server_adapters(s, &n);
+    for (int i = 0; i < n && rc == OK; i++)
+        if (v[i].scale != 0) rc = target_add(s, v[i].name, (float)v[i].scale, out, err);
+    out->label = xstrdup(out->n ? "mix" : "base");
+    server_adapters_free(v, n);
+    if (rc != OK) target_release(out);
+    return rc;
+}
+
+int target_find(struct server *s, const char *model, struct target *out, struct error *err) {
+    int rc = OK;
+    bool base = is_base(s, model);
+    *out = (struct target){.name = xstrdup(model && *model ? model : s->name)};
+    if (!model || !*model) return target_standing(s, out, err);
+    char *name = base ? xstrdup("base") : adapter_name(s, model);
+    if (!base && strpbrk(model, "*+") && !listed_has(s, name)) {
+        free(name);
+        name = xstrdup("mix");
+        rc = target_mix(s, model, out, err);
+    } else if (!base) {
+        rc = target_add(s, name, 1, out, err);
+    }
+    out->label = name;
+    if (rc != OK) target_release(out);
+    return rc;
+}
+
+/* Scales [n] of the list's ids; others stay as they are. */
+static int scales_read(const json_t *list, const struct listed *v, int n, double *scales,
+                       struct error *err) {
+    const json_t *item;
+    size_t i;
+    if (!json_is_array(list))
+        return error_set(err, ERR_USAGE, "adapters are a list of {\"id\": N, \"scale\": X}");
+    json_array_foreach (list, i, item) {
+        int64_t id = -1;
+        int at = 0;
+        double scale = 1;
+        if (field_int(item, "id", 0, 1 << 30, &id, err) != OK ||
+            field_number(item, "scale", -100, 100, &scale, err) != OK)
+            return err->code;
+        while (at < n && v[at].id != id) at++;
+        if (at == n)
+            return error_set(err, ERR_USAGE, "there is no adapter with the id %lld", (long long)id);
+        scales[at] = scale;
+    }
+    return OK;
+}
+
+int target_of_list(struct server *s, const json_t *list, struct target *out, struct error *err) {
+    int n;
+    struct listed *v = server_adapters(s, &n);
+    double *scales = xcalloc((size_t)n + 1, sizeof *scales);
+    *out = (struct target){.name = xstrdup(s->name), .label = xstrdup("mix")};
+    int rc = scales_read(list, v, n, scales, err);
+    for (int i = 0; rc == OK && i < n; i++)
+        if (scales[i] != 0) rc = target_add(s, v[i].name, (float)scales[i], out, err);
+    free(scales);
+    server_adapters_free(v, n);
+    if (rc != OK) target_release(out);
+    return rc;
+}
+
+int server_scales(struct server *s, const json_t *list, struct error *err) {
+    pthread_mutex_lock(&s->lock);
+    double *scales = xcalloc((size_t)s->n_adapters + 1, sizeof *scales);
+    int rc = scales_read(list, s->adapters, s->n_adapters, scales, err);
+    for (int i = 0; rc == OK && i < s->n_adapters; i++) s->adapters[i].scale = scales[i];
+    pthread_mutex_unlock(&s->lock);
+    free(scales);
+    return rc;
+}
+
+void target_release(struct target *t) {
+    for (int i = 0; i < t->n; i++) adapter_release(t->terms[i].adapter);
+    free(t->name);
+    free(t->label);
+    *t = (struct target){0};
+}
+
+void target_apply(const struct target *t, struct request *r) {
+    bool alone = t->n == 1 && t->terms[0].weight == 1.0f;
+    r->adapter = alone ? t->terms[0].adapter : NULL;
+    r->mix = alone || t->n == 0 ? NULL : t->terms;
+    r->n_mix = alone ? 0 : t->n;
+}
+
+/* grammars */
+
+/* Forgets those that nobody uses, oldest first. The lock is held. */
+static void grammars_trim(struct server *s) {
+    for (int i = s->n_grammars - 1; i >= 0 && s->n_grammars >= GRAMMARS_KEPT; i--) {
+        if (s->grammars[i].users) continue;
+        grammar_free(s->grammars[i].g);
+        s->n_grammars--;
+        memmove(&s->grammars[i], &s->grammars[i + 1],
+                sizeof *s->grammars * (size_t)(s->n_grammars - i));
+    }
+}
+
+struct grammar *server_grammar(struct server *s, const char *kind, const char *text, size_t len,
+                               struct error *err) {
+    struct grammar *g = grammar_from_source(kind, text, len, err);
+    if (!g) return NULL;
+    pthread_mutex_lock(&s->lock);
+    int at = 0;
+    while (at < s->n_grammars && strcmp(s->grammars[at].hash, grammar_hash(g)) != 0) at++;
+    if (at < s->n_grammars) {
+        grammar_free(g);
+    } else {
+        grammars_trim(s);
+        s->grammars = xrealloc(s->grammars, sizeof *s->grammars * (size_t)(s->n_grammars + 1));
+        memmove(s->grammars + 1, s->grammars, sizeof *s->grammars * (size_t)s->n_grammars++);
+        s->grammars[at = 0] = (struct known_grammar){.g = g};
+        strcpy(s->grammars[0].hash, grammar_hash(g));
+    }
+    s->grammars[at].users++;
+    g = s->grammars[at].g;
+    pthread_mutex_unlock(&s->lock);
+    return g;
+}
+
+void server_grammar_release(struct server *s, struct grammar *g) {
+    pthread_mutex_lock(&s->lock);
+    for (int i = 0; i < s->n_grammars; i++) s->grammars[i].users -= s->grammars[i].g == g;
+    pthread_mutex_unlock(&s->lock);
+}
+
+/* the whole */
+
+static int admit(void *ctx, struct exchange *x, const struct route *r) {
+    (void)ctx, (void)x, (void)r;
+    return OK;
+}
+
+static void refuse(void *ctx, struct exchange *x, int status, const char *code,
+                   const char *message) {
+    (void)ctx;
+    api_fail(x, status, NULL, NULL, code, "%s", message);
+}
+
+static void ended(void *ctx, const struct exchange *x) {
+    (void)ctx, (void)x;
+}
+
+static struct route *routes_join(void) {
+    static struct route all[MAX_ROUTES];
+    const struct route *const tables[] = {openai_routes, vllm_routes, llamacpp_routes};
+    int n = 0;
+    for (size_t i = 0; i < ARRAY_LEN(tables); i++)
+        for (const struct route *r = tables[i]; r->method; r++) {
+            CHECK(n + 1 < MAX_ROUTES);
+            all[n++] = *r;
+        }
+    all[n] = (struct route){0};
+    return all;
+}
+
+/* "models/fry" → "fry", "x/y.gguf" → "y" */
+static char *base_name(const char *path) {
+    char *copy = xstrdup(path), *end = copy + strlen(copy);
+    while (end > copy + 1 && end[-1] == '/') *--end = 0;
+    const char *slash = strrchr(copy, '/');
+    char *name = xstrdup(slash ? slash + 1 : copy), *dot = strstr(name, ".gguf");
+    if (dot && !dot[5]) *dot = 0;
+    free(copy);
+    return name;
+}
+
+static int adapters_add(struct server *s, struct error *err) {
+    for (int i = 0; i < s->o->adapters.n; i++) {
+        const char *spec = s->o->adapters.v[i], *is = strchr(spec, '=');
+        char *name = is ? strndup(spec, (size_t)(is - spec)) : base_name(spec);
+        int rc = server_adapter_load(s, name, is ? is + 1 : spec, false, err);
+        free(name);
+        if (rc != OK) return error_wrap(err, "--adapter %s", spec);
+    }
+    return OK;
+}
+
+/* Every adapter in the folder, with those of its names that may be one. */
+static int adapters_scan(struct server *s, struct error *err) {
+    struct arena mem = {0};
+    int n = 0;
+    if (!s->o->adapter_dir) return OK;
+    if (adapter_pool_scan(s->pool, s->o->adapter_dir, err) < 0) return err->code;
+    const struct adapter_pool_item *v = adapter_pool_list(s->pool, &mem, &n);
+    for (int i = 0; i < n; i++)
+        if (v[i].path && name_check(s, v[i].name, err) == OK) listed_put(s, v[i].name, v[i].path);
+    arena_release(&mem);
+    return OK;
+}
+
+static void server_release(struct server *s) {
+    http_free(s->http);
+    batcher_free(s->batcher);
+    adapter_pool_free(s->pool);
+    while (s->n_grammars) grammar_free(s->grammars[--s->n_grammars].g);
+    free(s->grammars);
+    server_adapters_free(s->adapters, s->n_adapters);
+    free(s->name);
+    free(s->path);
+}
+
+static void signals_block(sigset_t *set) {
+    sigemptyset(set);
+    sigaddset(set, SIGTERM);
+    sigaddset(set, SIGINT);
+    pthread_sigmask(SIG_BLOCK, set, NULL);
+    signal(SIGPIPE, SIG_IGN);
+}
+
+static int server_open(struct server *s, const struct engine_options *eo, struct error *err) {
+    struct adapter_pool_options po = {.elem = eo->lora_elem, .serve_only = false};
+    const char *hash = model_hash(s->m, err);
+    if (!hash) return err->code;
+    snprintf(s->fingerprint, sizeof s->fingerprint, "fp_%.12s", hash);
+    s->pool = adapter_pool_new(s->m, &po);
+    if (adapters_add(s, err) != OK || adapters_scan(s, err) != OK) return err->code;
+    s->batcher = batcher_new(s->e, (int)s->o->max_waiting);
+    struct http_calls calls = {.ctx = s,
+                               .routes = routes_join(),
+                               .workers = WORKERS,
+                               .admit = admit,
+                               .refuse = refuse,
+                               .ended = ended};
+    s->http = http_new(&s->o->http, &calls, err);
+    return s->http ? OK : err->code;
+}
+
+int serve_run(struct model *m, struct engine *e, const struct engine_options *eo, const char *path,
+              const struct serve_options *o, struct error *err) {
+    sigset_t set;
+    int got;
+    struct server s = {.o = o,
+                       .m = m,
+                       .e = e,
+                       .name = base_name(path),
+                       .path = xstrdup(path),
+                       .started = (int64_t)time(NULL)};
+    pthread_mutex_init(&s.lock, NULL);
+    signals_block(&set);
+    int rc = server_open(&s, eo, err);
+    if (rc == OK) {
+        char url[512];
+        snprintf(url, sizeof url, "%s://%s:%d", o->http.tls_cert ? "https" : "http", o->http.host,
+                 http_port(s.http));
+        o->ready(o->ready_ctx, url);
+        sigwait(&set, &got);
+        note("finishing what is under way; once more to stop at once");
+        http_drain(s.http);
+    }
+    server_release(&s);
+    pthread_sigmask(SIG_UNBLOCK, &set, NULL);
+    return rc;
+}

@@ -1,0 +1,125 @@
+/*
+ * server: what the APIs share — the model and its batch, adapters by name, who may do what, what is
+ * counted. One struct, made by serve_run and borrowed by every handler; what changes in it is under
+ * its lock.
+ */
+#ifndef SHOAL_SERVER_H
+#define SHOAL_SERVER_H
+
+#include "serve/batcher.h"
+#include "serve/http.h"
+#include "serve/serve.h"
+
+#include <pthread.h>
+
+enum scope { OPEN = 0, CHAT = 1, JOBS = 2, ADMIN = 4 };
+
+/* An adapter that can be asked for by its name. */
+struct listed {
+    char *name, *path;
+    int id;          /* vLLM's lora_int_id and, from 0, llama.cpp's */
+    int64_t created; /* unix seconds */
+    double scale;    /* in requests that name nothing: see llamacpp.c */
+};
+/* Grammars that requests named, newest first: the same schema is compiled once, and replies under
+ * it share what one has worked out. */
+struct known_grammar {
+    struct grammar *g;
+    char hash[HASH_LEN];
+    int users;
+};
+
+struct server {
+    const struct serve_options *o;
+    struct model *m;
+    char *name, *path; /* of the base; what its id is, and where it came from */
+    char fingerprint[32];
+    struct engine *e;
+    struct batcher *batcher;
+    struct adapter_pool *pool;
+    struct http *http;
+    int64_t started; /* unix seconds */
+
+    pthread_mutex_t lock;
+    struct listed *adapters; /* [n_adapters] by age */
+    int n_adapters, next_id;
+    struct known_grammar *grammars;
+    int n_grammars;
+    uint64_t drawn; /* ids so far */
+};
+
+/* models by name */
+
+/* What a model's name stands for. */
+struct target {
+    char *name;  /* as it was asked for; what replies call it */
+    char *label; /* of one adapter its name, "base", or "mix": what it is counted under */
+    struct mix_term terms[ENGINE_MIX_MAX]; /* retained */
+    int n;                                 /* 0: the base */
+};
+/* The base's id, "", or none (NULL): the base. Else an adapter's name, by itself or after the
+ * base's as BASE:NAME or BASE@NAME, or a sum of them, a*0.7+b*0.3. ERR_MISSING: there is none. */
+int target_find(struct server *s, const char *model, struct target *out, struct error *err);
+/* The same by llama.cpp's [{id, scale}]. */
+int target_of_list(struct server *s, const json_t *list, struct target *out, struct error *err);
+/* Sets scales by such a list, all or none; what it does not name is 0. */
+int server_scales(struct server *s, const json_t *list, struct error *err);
+void target_release(struct target *t);
+/* Puts the target into a request. */
+void target_apply(const struct target *t, struct request *r);
+/* Lists an adapter and loads it; `again`: in place of the one of that name. ERR_STATE: there is
+ * one; ERR_MISSING: nothing at that path; else what is wrong with it. */
+int server_adapter_load(struct server *s, const char *name, const char *path, bool again,
+                        struct error *err);
+int server_adapter_unload(struct server *s, const char *name, struct error *err);
+/* A copy of the list, each {name, path, id, created}; server_adapters_free frees it. */
+struct listed *server_adapters(struct server *s, int *n);
+void server_adapters_free(struct listed *v, int n);
+
+/* Compiled from "json_schema", "json_object", "regex", "gbnf" or "choices" (as grammar_from_source)
+ * or known already; borrowed until server_grammar_release. */
+struct grammar *server_grammar(struct server *s, const char *kind, const char *text, size_t len,
+                               struct error *err);
+void server_grammar_release(struct server *s, struct grammar *g);
+
+/* PREFIX and 24 letters that nobody had before. */
+void server_id(struct server *s, const char *prefix, char out[40]);
+
+/* errors */
+
+/* In OpenAI's form, which vLLM's clients read too: {"error": {message, type, param, code}}. The
+ * message is formatted; type NULL is what the status says. */
+void api_fail(struct exchange *x, int status, const char *type, const char *param, const char *code,
+              const char *fmt, ...) __attribute__((format(printf, 6, 7)));
+/* The same of an error of ours: its code says the status. */
+void api_fail_error(struct exchange *x, const struct error *err, const char *param);
+
+/* the APIs' routes; each ends with a NULL method */
+extern const struct route openai_routes[], vllm_routes[], llamacpp_routes[];
+
+/* what several APIs need of OpenAI's */
+
+/* A string, strings, ids, or lists of ids, 1 to `most`: [*n], the caller's also after an error. */
+int ids_of_prompts(const struct server *s, const json_t *v, int most, struct ids **out, int *n,
+                   struct error *err);
+/* [n][D], malloc'ed into *out; then the first `dims` of a vector, at length 1. */
+int embed_texts(struct server *s, const struct target *t, const struct ids *texts, int n,
+                float **out, struct error *err);
+void embedding_scale(float *v, int dims);
+
+/* fields of requests */
+
+/* The value under a key where it is not null. */
+json_t *field(const json_t *o, const char *key);
+/* Read into *out, which keeps its value when the key is absent or null. ERR_USAGE with the range:
+ * the key is then in err's text. */
+int field_number(const json_t *o, const char *key, double lo, double hi, double *out,
+                 struct error *err);
+int field_int(const json_t *o, const char *key, int64_t lo, int64_t hi, int64_t *out,
+              struct error *err);
+int field_bool(const json_t *o, const char *key, bool *out, struct error *err);
+int field_text(const json_t *o, const char *key, const char **out, struct error *err);
+/* A string or a list of at most `most` strings, appended. */
+int field_texts(const json_t *o, const char *key, int most, struct strings *out, struct error *err);
+
+#endif

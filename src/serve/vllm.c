@@ -1,0 +1,193 @@
+/*
+ * vllm: adapters loaded and unloaded while requests run, and the side endpoints that vLLM's and
+ * lm-evaluation-harness's users know, with vLLM's words to the letter where clients look at them.
+ *
+ * Not here: what vLLM shares with OpenAI, which is openai.c's.
+ */
+#define _GNU_SOURCE
+#include "serve/server.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static void said(struct exchange *x, const char *fmt, const char *name) {
+    char *text = xasprintf(fmt, name);
+    exchange_reply(x, 200, "text/plain; charset=utf-8", text, strlen(text));
+    free(text);
+}
+
+/* Answers where something is missing or of the wrong kind. */
+static bool names_read(struct exchange *x, const json_t *body, const char **name,
+                       const char **path) {
+    struct error err;
+    if (field_text(body, "lora_name", name, &err) != OK ||
+        (path && field_text(body, "lora_path", path, &err) != OK)) {
+        api_fail(x, 400, "BadRequestError", NULL, NULL, "%s", err.text);
+        return false;
+    }
+    return true;
+}
+
+static void load_handle(void *ctx, struct exchange *x) {
+    struct error err;
+    const char *name = "", *path = "";
+    bool again = false;
+    json_t *body = exchange_json(x, &err);
+    if (!body) {
+        api_fail(x, 400, "BadRequestError", NULL, NULL, "%s", err.text);
+        return;
+    }
+    if (!names_read(x, body, &name, &path)) {
+    } else if (field_bool(body, "load_inplace", &again, &err) != OK) {
+        api_fail(x, 400, "BadRequestError", NULL, NULL, "%s", err.text);
+    } else if (!*name || !*path) {
+        api_fail(x, 400, "InvalidUserInput", NULL, NULL,
+                 "Both 'lora_name' and 'lora_path' must be provided.");
+    } else if (server_adapter_load(ctx, name, path, again, &err) == OK) {
+        said(x, "Success: LoRA adapter '%s' added successfully.", name);
+    } else if (err.code == ERR_STATE && !again) {
+        api_fail(x, 400, "InvalidUserInput", NULL, NULL,
+                 "The lora adapter '%s' has already been loaded. If you want to load the adapter "
+                 "in place, set 'load_inplace' to True.",
+                 name);
+    } else if (err.code == ERR_MISSING) {
+        api_fail(x, 404, "NotFoundError", NULL, NULL, "%s", err.text);
+    } else {
+        api_fail(x, 400, "BadRequestError", NULL, NULL, "%s", err.text);
+    }
+    json_decref(body);
+}
+
+static void unload_handle(void *ctx, struct exchange *x) {
+    struct error err;
+    const char *name = "";
+    json_t *body = exchange_json(x, &err);
+    if (!body) {
+        api_fail(x, 400, "BadRequestError", NULL, NULL, "%s", err.text);
+        return;
+    }
+    if (!names_read(x, body, &name, NULL)) {
+    } else if (!*name) {
+        api_fail(x, 400, "InvalidUserInput", NULL, NULL,
+                 "'lora_name' needs to be provided to unload a LoRA adapter.");
+    } else if (server_adapter_unload(ctx, name, &err) == OK) {
+        said(x, "Success: LoRA adapter '%s' removed successfully.", name);
+    } else {
+        api_fail(x, 404, "NotFoundError", NULL, NULL, "The lora adapter '%s' cannot be found.",
+                 name);
+    }
+    json_decref(body);
+}
+
+/* the tokenizer */
+
+static int tokens_of(struct server *s, json_t *body, struct ids *out, struct error *err) {
+    bool specials = true, generation = true;
+    const char *prompt = NULL;
+    json_t *messages = field(body, "messages");
+    if (field_bool(body, "add_special_tokens", &specials, err) != OK ||
+        field_bool(body, "add_generation_prompt", &generation, err) != OK ||
+        field_text(body, "prompt", &prompt, err) != OK)
+        return err->code;
+    if (messages) {
+        struct chat chat = {.messages = messages, .generation_prompt = generation};
+        return chat_tokens(s->m->tok, &chat, out, NULL, err);
+    }
+    if (!prompt) return error_set(err, ERR_USAGE, "'prompt' or 'messages' must be given");
+    tok_encode(s->m->tok, prompt, strlen(prompt), TOK_SPECIAL | (specials ? TOK_BOS : 0), out);
+    return OK;
+}
+
+static void tokenize_handle(void *ctx, struct exchange *x) {
+    struct server *s = ctx;
+    struct ids ids = {0};
+    struct error err;
+    bool names = false;
+    json_t *body = exchange_json(x, &err);
+    int rc = body ? tokens_of(s, body, &ids, &err) : err.code;
+    if (rc == OK) rc = field_bool(body, "return_token_strs", &names, &err);
+    if (rc == OK) {
+        json_t *list = json_array(), *strs = names ? json_array() : json_null();
+        for (int32_t i = 0; i < ids.n; i++) {
+            json_array_append_new(list, json_integer(ids.v[i]));
+            if (names)
+                json_array_append_new(strs, json_string(tok_piece(s->m->tok, ids.v[i], NULL)));
+        }
+        exchange_reply_json(x, 200,
+                            json_pack("{s:i,s:i,s:o,s:o}", "count", ids.n, "max_model_len",
+                                      engine_max_len(s->e), "tokens", list, "token_strs", strs));
+    } else {
+        api_fail_error(x, &err, NULL);
+    }
+    ids_release(&ids);
+    json_decref(body);
+}
+
+static void detokenize_handle(void *ctx, struct exchange *x) {
+    struct server *s = ctx;
+    struct ids *ids = NULL;
+    int n = 0;
+    struct error err;
+    struct buf text = {0}, clean = {0};
+    json_t *body = exchange_json(x, &err);
+    const json_t *list = body ? field(body, "tokens") : NULL;
+    int rc = body ? OK : err.code;
+    if (rc == OK && !json_is_array(list))
+        rc = error_set(&err, ERR_USAGE, "'tokens' must be a list of token ids");
+    if (rc == OK && json_array_size(list) > 0) rc = ids_of_prompts(s, list, 1, &ids, &n, &err);
+    if (rc == OK) {
+        if (n) tok_decode_all(s->m->tok, ids[0].v, ids[0].n, true, &text);
+        buf_add_clean(&clean, text.data ? text.data : "", text.len);
+        exchange_reply_json(x, 200,
+                            json_pack("{s:s%}", "prompt", clean.data ? clean.data : "", clean.len));
+    } else {
+        api_fail_error(x, &err, "tokens");
+    }
+    for (int i = 0; i < n; i++) ids_release(&ids[i]);
+    free(ids);
+    buf_release(&text);
+    buf_release(&clean);
+    json_decref(body);
+}
+
+static json_t *special(const struct server *s, int32_t id) {
+    return id < 0 ? json_null() : json_string(tok_piece(s->m->tok, id, NULL));
+}
+
+/* The template is the model's own text: clients render it themselves. */
+static void tokenizer_handle(void *ctx, struct exchange *x) {
+    struct server *s = ctx;
+    const struct tokenizer *t = s->m->tok;
+    exchange_reply_json(x, 200,
+                        json_pack("{s:s,s:i,s:o,s:o,s:o,s:b,s:s}", "tokenizer_class", "shoal",
+                                  "model_max_length", engine_max_len(s->e), "bos_token",
+                                  special(s, tok_bos(t)), "eos_token", special(s, tok_eos(t)),
+                                  "pad_token", special(s, tok_eos(t)), "add_bos_token",
+                                  tok_add_bos(t), "chat_template",
+                                  s->m->chat_template ? s->m->chat_template : chat_ml));
+}
+
+/* whether it is there */
+
+static void health_handle(void *ctx, struct exchange *x) {
+    (void)ctx;
+    exchange_reply(x, 200, NULL, "", 0);
+}
+
+static void version_handle(void *ctx, struct exchange *x) {
+    (void)ctx;
+    exchange_reply_json(x, 200, json_pack("{s:s}", "version", SHOAL_VERSION));
+}
+
+const struct route vllm_routes[] = {
+    {"POST", "/v1/load_lora_adapter", ADMIN, load_handle},
+    {"POST", "/v1/unload_lora_adapter", ADMIN, unload_handle},
+    {"POST", "/tokenize", CHAT, tokenize_handle},
+    {"POST", "/detokenize", CHAT, detokenize_handle},
+    {"GET", "/tokenizer_info", CHAT, tokenizer_handle},
+    {"GET", "/health", OPEN, health_handle},
+    {"GET", "/ping", OPEN, health_handle},
+    {"POST", "/ping", OPEN, health_handle},
+    {"GET", "/version", OPEN, version_handle},
+    {0},
+};

@@ -579,6 +579,38 @@ static void test_replay_share(void **state) {
     }
 }
 
+/* Two minds with a lesson each; what becomes of the first one. */
+static char *shared_with(double share, const struct lesson *others, double *critic) {
+    static const struct lesson own = {.prompt = "x o f u", .teacher = 1, .reward = 1};
+    struct school s;
+    struct learn_options o = clone_options();
+    o.share = share;
+    school_open(&s, o, 1, 2, 2, ones, 3);
+    for (int i = 0; i < 8; i++) {
+        school_feed(&s, 0, &own);
+        school_feed(&s, 1, others);
+    }
+    for (int i = 0; i < 6; i++) school_update(&s);
+    float *baseline = learner_critic(s.l, 0);
+    for (size_t i = 0; i < learner_critic_bytes() / sizeof(float); i++)
+        *critic += fabs((double)baseline[i]);
+    free(baseline);
+    char *hash = xstrdup(school_hash(&s, 0));
+    school_close(&s);
+    return hash;
+}
+
+/* What others lived counts when it is shared, and only then; for the baseline too. */
+static void test_shared_experience(void **state) {
+    (void)state;
+    const struct lesson one = {.prompt = "u u u u o f n", .teacher = 2, .reward = 5};
+    const struct lesson two = {.prompt = "u u u u o f n", .teacher = 3, .reward = 5};
+    double alone = 0, shared = 0, unused = 0;
+    strings_same(shared_with(0, &one, &alone), shared_with(0, &two, &unused), true);
+    strings_same(shared_with(1, &one, &shared), shared_with(1, &two, &unused), false);
+    if (!(shared > 1.5 * alone)) fail_msg("a baseline of %g, with others' %g", alone, shared);
+}
+
 static double probability(const struct school *s, const char *prompt, int action) {
     struct ask a;
     ask_one(s->asker, prompt, learner_adapter(s->l, 0), &a);
@@ -1598,6 +1630,7 @@ int main(void) {
         cmocka_unit_test(test_returns),
         cmocka_unit_test(test_memory_forgets_the_oldest),
         cmocka_unit_test(test_replay_share),
+        cmocka_unit_test(test_shared_experience),
         cmocka_unit_test(test_one_update_moves_the_policy),
         cmocka_unit_test(test_clone_follows_the_teacher),
         cmocka_unit_test(test_gradient_is_that_of_the_loss),

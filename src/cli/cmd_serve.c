@@ -20,6 +20,8 @@ static const struct option_row rows[] = {
         "adapters to serve, each a model of its own by that name"),
     ROW("adapter-dir", OPT_STRING, serve.adapter_dir, NULL, 0, 0, "DIR",
         "every adapter in this folder, under its own folder's name"),
+    ROW("team", OPT_LIST, serve.teams, NULL, 0, 0, "NAME=FILE …",
+        "teams to serve (as 'shoal debate --team'), each a model by the name team:NAME"),
     ROW("served-model-name", OPT_LIST, serve.names, NULL, 0, 0, "NAME …",
         "other names of the base"),
     ROW("max-num-seqs", OPT_INT, max_seqs, "64", 1, 4096, "N", "replies that are written at once"),

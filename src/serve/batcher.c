@@ -13,7 +13,7 @@
 #include <string.h>
 
 struct queue {
-    struct call *head, *tail;
+    struct ticket *head, *tail;
     int n;
 };
 
@@ -42,19 +42,19 @@ struct batcher {
     bool quit;
     struct batcher_stats stats;
 
-    struct call **inside; /* [n_inside] that the engine has; the thread's own */
+    struct ticket **inside; /* [n_inside] that the engine has; the thread's own */
     int n_inside, n_background;
 };
 
-static void queue_add(struct queue *q, struct call *c) {
+static void queue_add(struct queue *q, struct ticket *c) {
     c->next = NULL;
     *(q->tail ? &q->tail->next : &q->head) = c;
     q->tail = c;
     q->n++;
 }
 
-static struct call *queue_take(struct queue *q) {
-    struct call *c = q->head;
+static struct ticket *queue_take(struct queue *q) {
+    struct ticket *c = q->head;
     q->head = c->next;
     if (!q->head) q->tail = NULL;
     q->n--;
@@ -62,8 +62,8 @@ static struct call *queue_take(struct queue *q) {
 }
 
 /* Whether it was there. */
-static bool queue_remove(struct queue *q, const struct call *c) {
-    struct call **at = &q->head, *before = NULL;
+static bool queue_remove(struct queue *q, const struct ticket *c) {
+    struct ticket **at = &q->head, *before = NULL;
     while (*at && *at != c) {
         before = *at;
         at = &before->next;
@@ -75,7 +75,7 @@ static bool queue_remove(struct queue *q, const struct call *c) {
     return true;
 }
 
-static void call_tell(struct call *c) {
+static void call_tell(struct ticket *c) {
     bool done = c->request.done;
     double now = clock_now();
     if (c->request.n_out > 0 && c->first == 0) c->first = now;
@@ -86,7 +86,7 @@ static void call_tell(struct call *c) {
 }
 
 /* Cancelled before the engine had it. */
-static void call_drop(struct call *c) {
+static void call_drop(struct ticket *c) {
     c->request.done = true;
     c->request.finish = FINISH_NONE;
     call_tell(c);
@@ -94,7 +94,7 @@ static void call_drop(struct call *c) {
 
 /* What may start now: live calls first, those of the background in half of the places. The lock is
  * held. */
-static struct call *call_next(struct batcher *b) {
+static struct ticket *call_next(struct batcher *b) {
     if (b->n_inside == b->max_running) return NULL;
     if (b->live.n) return queue_take(&b->live);
     if (b->background.n && b->n_background < MAX(1, b->max_running / 2))
@@ -105,7 +105,7 @@ static struct call *call_next(struct batcher *b) {
 static void calls_start(struct batcher *b) {
     struct error err;
     pthread_mutex_lock(&b->lock);
-    for (struct call *c; (c = call_next(b));) {
+    for (struct ticket *c; (c = call_next(b));) {
         b->inside[b->n_inside++] = c;
         b->n_background += c->background;
         c->started = clock_now();
@@ -128,7 +128,7 @@ static void calls_tell(struct batcher *b) {
     int n = 0;
     uint64_t cached = 0, cancelled = 0;
     for (int i = 0; i < b->n_inside; i++) {
-        struct call *c = b->inside[i];
+        struct ticket *c = b->inside[i];
         if (!c->request.done) {
             b->inside[n++] = c;
             if (c->request.n_out > c->seen) call_tell(c);
@@ -227,7 +227,7 @@ void batcher_free(struct batcher *b) {
     free(b);
 }
 
-int batcher_submit_all(struct batcher *b, struct call *const *c, int n, struct error *err) {
+int batcher_submit_all(struct batcher *b, struct ticket *const *c, int n, struct error *err) {
     for (int i = 0; i < n; i++)
         if (engine_check(b->e, &c[i]->request, err) != OK) return err->code;
     pthread_mutex_lock(&b->lock);
@@ -242,11 +242,11 @@ int batcher_submit_all(struct batcher *b, struct call *const *c, int n, struct e
     return error_set(err, ERR_STATE, "%d requests wait already; try again later", b->max_waiting);
 }
 
-int batcher_submit(struct batcher *b, struct call *c, struct error *err) {
+int batcher_submit(struct batcher *b, struct ticket *c, struct error *err) {
     return batcher_submit_all(b, &c, 1, err);
 }
 
-void batcher_cancel(struct batcher *b, struct call *c) {
+void batcher_cancel(struct batcher *b, struct ticket *c) {
     pthread_mutex_lock(&b->lock);
     bool waiting = queue_remove(&b->live, c) || queue_remove(&b->background, c);
     if (!waiting && !c->cancelled) {
@@ -266,7 +266,7 @@ struct waiter {
     int left;
 };
 
-static void run_changed(struct call *c, bool done) {
+static void run_changed(struct ticket *c, bool done) {
     struct waiter *w = c->user;
     if (!done) return;
     pthread_mutex_lock(&w->lock);
@@ -275,7 +275,7 @@ static void run_changed(struct call *c, bool done) {
     pthread_mutex_unlock(&w->lock);
 }
 
-static void run_wait(struct batcher *b, struct waiter *w, struct call *calls, int n,
+static void run_wait(struct batcher *b, struct waiter *w, struct ticket *calls, int n,
                      const bool *stop) {
     bool stopped = false;
     pthread_mutex_lock(&w->lock);
@@ -297,11 +297,11 @@ static void run_wait(struct batcher *b, struct waiter *w, struct call *calls, in
 
 int batcher_run(struct batcher *b, struct request *r, int n, const bool *stop, struct error *err) {
     struct waiter w = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, n};
-    struct call *calls = xcalloc((size_t)MAX(n, 1), sizeof *calls);
-    struct call **list = xcalloc((size_t)MAX(n, 1), sizeof *list);
+    struct ticket *calls = xcalloc((size_t)MAX(n, 1), sizeof *calls);
+    struct ticket **list = xcalloc((size_t)MAX(n, 1), sizeof *list);
     for (int i = 0; i < n; i++) {
-        calls[i] =
-            (struct call){.request = r[i], .background = true, .changed = run_changed, .user = &w};
+        calls[i] = (struct ticket){
+            .request = r[i], .background = true, .changed = run_changed, .user = &w};
         list[i] = &calls[i];
     }
     int rc = n > 0 ? batcher_submit_all(b, list, n, err) : OK;

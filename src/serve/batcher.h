@@ -15,16 +15,16 @@
 #include "engine/engine.h"
 
 struct batcher;
-struct call {
+struct ticket {
     struct request request; /* filled as engine.h says; what it borrows lives until done */
     bool background;
     /* In the batcher's thread, after a step that added tokens and when done: must be quick. After
      * the call with done = true the batcher touches it no more: it may be freed there. */
-    void (*changed)(struct call *c, bool done);
+    void (*changed)(struct ticket *c, bool done);
     void *user;
 
     /* the batcher's */
-    struct call *next;
+    struct ticket *next;
     int32_t seen; /* tokens that may be read: __atomic_load_n(…, __ATOMIC_ACQUIRE) */
     bool done;    /* the same: no more will come, all may be read */
     bool cancelled;
@@ -43,12 +43,12 @@ struct batcher_stats {
 struct batcher *batcher_new(struct engine *e, int max_waiting);
 void batcher_free(struct batcher *b); /* cancels what is left */
 /* ERR_USAGE: as engine_submit; ERR_STATE: too many wait. Nothing was submitted then. */
-int batcher_submit(struct batcher *b, struct call *c, struct error *err);
+int batcher_submit(struct batcher *b, struct ticket *c, struct error *err);
 /* All of them or none. */
-int batcher_submit_all(struct batcher *b, struct call *const *c, int n, struct error *err);
+int batcher_submit_all(struct batcher *b, struct ticket *const *c, int n, struct error *err);
 /* `changed` is called with done soon, with finish FINISH_NONE unless it was done already. The
  * caller knows that it lives. */
-void batcher_cancel(struct batcher *b, struct call *c);
+void batcher_cancel(struct batcher *b, struct ticket *c);
 /* Submits all as background calls and waits: what an asker does. `stop` (may be NULL) ends it early
  * once true: ERR_STATE. */
 int batcher_run(struct batcher *b, struct request *r, int n, const bool *stop, struct error *err);

@@ -90,8 +90,8 @@ static size_t held_back(const char *text, size_t n, const struct strings *stops,
     return held;
 }
 
-static void tokens_decode(const struct generation *g, struct answer *a, int32_t seen) {
-    const int32_t *out = a->call.request.out;
+static void tokens_decode(const struct generation *g, struct completion *a, int32_t seen) {
+    const int32_t *out = a->ticket.request.out;
     if (seen <= a->n_read) return;
     a->ends = xrealloc(a->ends, sizeof *a->ends * (size_t)seen);
     for (; a->n_read < seen; a->n_read++) {
@@ -162,7 +162,7 @@ static const char *call_read(const char *text, const char *p, const char *end,
     return p < end ? p + 1 : NULL;
 }
 
-static struct tool_call *tool_at(const struct generation *g, struct answer *a, int i) {
+static struct tool_call *tool_at(const struct generation *g, struct completion *a, int i) {
     if (i == a->n_tools) {
         a->tools = xrealloc(a->tools, sizeof *a->tools * (size_t)(a->n_tools + 1));
         a->tools[a->n_tools++] = (struct tool_call){0};
@@ -174,7 +174,7 @@ static struct tool_call *tool_at(const struct generation *g, struct answer *a, i
 }
 
 /* A reply whose calls are marked: words before, and perhaps between, the marks. */
-static void tools_marked(const struct generation *g, struct answer *a) {
+static void tools_marked(const struct generation *g, struct completion *a) {
     const char *text = a->text.data, *end = text + a->shown, *p = text;
     int n = 0;
     for (const char *open; (open = memmem(p, (size_t)(end - p), CALL_OPENS, strlen(CALL_OPENS)));) {
@@ -190,7 +190,7 @@ static void tools_marked(const struct generation *g, struct answer *a) {
 
 /* A reply that is an object, and nothing else, is a call; whether it is one of those offered is
  * known at the end. */
-static void tools_bare(const struct generation *g, struct answer *a) {
+static void tools_bare(const struct generation *g, struct completion *a) {
     const char *text = a->text.data, *end = text + a->shown, *p = skip_blank(text, end);
     if (p == end || *p != '{') return;
     a->words_end = 0;
@@ -205,16 +205,32 @@ static void tools_bare(const struct generation *g, struct answer *a) {
         a->words_end = a->shown;
 }
 
+/* The same of what somebody else says, who says whole characters. */
+static void outside_advance(struct completion *a) {
+    struct outside *o = a->outside;
+    pthread_mutex_lock(&o->lock);
+    buf_add(&a->text, o->words.data, o->words.len);
+    buf_add(&a->thoughts, o->thoughts.data, o->thoughts.len);
+    o->words.len = o->thoughts.len = 0;
+    a->done = o->done;
+    pthread_mutex_unlock(&o->lock);
+    a->shown = a->words_end = a->text.len;
+}
+
 /* Takes in what the batcher has added. */
-static void answer_advance(const struct generation *g, struct answer *a) {
-    bool done = __atomic_load_n(&a->call.done, __ATOMIC_ACQUIRE);
-    int32_t seen = __atomic_load_n(&a->call.seen, __ATOMIC_ACQUIRE);
+static void answer_advance(const struct generation *g, struct completion *a) {
+    if (a->outside) {
+        outside_advance(a);
+        return;
+    }
+    bool done = __atomic_load_n(&a->ticket.done, __ATOMIC_ACQUIRE);
+    int32_t seen = __atomic_load_n(&a->ticket.seen, __ATOMIC_ACQUIRE);
     bool tools = g->spec.tools != TOOLS_NONE;
     if (a->done || (seen == a->n_read && !done)) return;
     tokens_decode(g, a, seen);
     a->shown = a->text.len;
     if (done && g->spec.stops.n)
-        a->shown = MIN(a->shown, a->call.request.text.len);
+        a->shown = MIN(a->shown, a->ticket.request.text.len);
     else if (!done && a->text.len)
         a->shown -= held_back(a->text.data, a->text.len, &g->spec.stops, tools);
     a->done = done;
@@ -224,10 +240,11 @@ static void answer_advance(const struct generation *g, struct answer *a) {
     if (a->n_tools == 0 && a->words_end > 0) tools_marked(g, a);
 }
 
-const char *answer_reason(const struct answer *a) {
+const char *answer_reason(const struct completion *a) {
     if (!a->done) return NULL;
     if (a->n_tools) return "tool_calls";
-    return a->call.request.finish == FINISH_LENGTH || a->call.request.finish == FINISH_NONE
+    if (a->outside) return "stop";
+    return a->ticket.request.finish == FINISH_LENGTH || a->ticket.request.finish == FINISH_NONE
                ? "length"
                : "stop";
 }
@@ -235,9 +252,13 @@ const char *answer_reason(const struct answer *a) {
 struct usage generation_usage(const struct generation *g) {
     struct usage u = {0};
     for (int i = 0; i < g->spec.n_prompts; i++) u.prompt += g->spec.prompts[i].n;
+    for (int i = 0; i < g->n_answers && g->answers[i].outside; i++) {
+        u.prompt += g->answers[i].outside->cost.prompt;
+        u.completion += g->answers[i].outside->cost.completion;
+    }
     for (int i = 0; i < g->n_answers; i++) {
-        u.completion += g->answers[i].call.request.n_generated;
-        if (g->answers[i].index % g->spec.n == 0) u.cached += g->answers[i].call.request.n_cached;
+        u.completion += g->answers[i].ticket.request.n_generated;
+        if (g->answers[i].index % g->spec.n == 0) u.cached += g->answers[i].ticket.request.n_cached;
     }
     return u;
 }
@@ -253,12 +274,18 @@ void generation_spec_release(struct generation_spec *spec) {
     *spec = (struct generation_spec){0};
 }
 
-static void answer_release(struct answer *a) {
-    request_release(&a->call.request);
+static void answer_release(struct completion *a) {
+    request_release(&a->ticket.request);
     for (int i = 0; i < a->n_tools; i++) free(a->tools[i].name);
     free(a->tools);
     free(a->ends);
     buf_release(&a->text);
+    buf_release(&a->thoughts);
+    if (a->outside) {
+        buf_release(&a->outside->words);
+        buf_release(&a->outside->thoughts);
+        free(a->outside);
+    }
 }
 
 static void generation_release(struct generation *g) {
@@ -275,7 +302,13 @@ static void generation_release(struct generation *g) {
 static void generation_cancel(void *ctx) {
     struct generation *g = ctx;
     g->gone = true;
-    for (int i = 0; i < g->n_answers; i++) batcher_cancel(g->s->batcher, &g->answers[i].call);
+    for (int i = 0; i < g->n_answers; i++) {
+        struct completion *a = &g->answers[i];
+        if (a->outside)
+            __atomic_store_n(&a->outside->stop, true, __ATOMIC_RELEASE);
+        else
+            batcher_cancel(g->s->batcher, &a->ticket);
+    }
 }
 
 /* replies */
@@ -284,7 +317,7 @@ static enum pulled stream_pull(void *ctx, struct buf *out) {
     struct generation *g = ctx;
     int finished = 0;
     for (int i = 0; i < g->n_answers; i++) {
-        struct answer *a = &g->answers[i];
+        struct completion *a = &g->answers[i];
         if (!a->begun && g->dialect->begin) g->dialect->begin(g, a, out);
         a->begun = true;
         answer_advance(g, a);
@@ -314,7 +347,7 @@ static void whole_reply(void *ctx) {
 }
 
 /* In the batcher's thread. */
-static void call_changed(struct call *c, bool done) {
+static void call_changed(struct ticket *c, bool done) {
     struct generation *g = c->user;
     if (g->spec.stream) exchange_wake(g->x);
     if (!done) return;
@@ -325,9 +358,9 @@ static void call_changed(struct call *c, bool done) {
 
 /* beginning */
 
-static void request_fill(struct generation *g, struct answer *a) {
+static void request_fill(struct generation *g, struct completion *a) {
     struct generation_spec *spec = &g->spec;
-    struct request *r = &a->call.request;
+    struct request *r = &a->ticket.request;
     const struct ids *prompt = &spec->prompts[a->prompt];
     *r = (struct request){.prompt = prompt->v,
                           .n_prompt = prompt->n,
@@ -343,8 +376,8 @@ static void request_fill(struct generation *g, struct answer *a) {
     r->sampling.seed += (uint64_t)(a->index % spec->n);
     r->sampling.bias = spec->bias;
     target_apply(&g->target, r);
-    a->call.changed = call_changed;
-    a->call.user = g;
+    a->ticket.changed = call_changed;
+    a->ticket.user = g;
 }
 
 static struct generation *generation_new(struct server *s, struct exchange *x,
@@ -367,7 +400,6 @@ static struct generation *generation_new(struct server *s, struct exchange *x,
     for (int i = 0; i < n; i++) {
         g->answers[i].index = i;
         g->answers[i].prompt = i / spec->n;
-        request_fill(g, &g->answers[i]);
     }
     *t = (struct target){0};
     *spec = (struct generation_spec){0};
@@ -397,8 +429,11 @@ void generation_start(struct server *s, struct exchange *x, const struct dialect
         return;
     }
     struct generation *g = generation_new(s, x, d, id_prefix, t, spec);
-    struct call **calls = xcalloc((size_t)g->n_answers, sizeof *calls);
-    for (int i = 0; i < g->n_answers; i++) calls[i] = &g->answers[i].call;
+    struct ticket **calls = xcalloc((size_t)g->n_answers, sizeof *calls);
+    for (int i = 0; i < g->n_answers; i++) {
+        request_fill(g, &g->answers[i]);
+        calls[i] = &g->answers[i].ticket;
+    }
     __atomic_add_fetch(&g->refs, 1, __ATOMIC_RELAXED); // until the answer is on its way
     int rc = batcher_submit_all(s->batcher, calls, g->n_answers, &err);
     free(calls);
@@ -412,4 +447,70 @@ void generation_start(struct server *s, struct exchange *x, const struct dialect
         exchange_on_gone(x, generation_cancel, g);
     }
     generation_release(g);
+}
+
+/* somebody else's */
+
+void generation_say(struct generation *g, struct completion *a, const char *words,
+                    const char *thoughts, const struct usage *cost, bool done) {
+    struct outside *o = a->outside;
+    pthread_mutex_lock(&o->lock);
+    buf_puts(&o->words, words ? words : "");
+    if (g->spec.thoughts) buf_puts(&o->thoughts, thoughts ? thoughts : "");
+    if (cost) o->cost = *cost;
+    o->done = done;
+    pthread_mutex_unlock(&o->lock);
+    if (g->spec.stream) exchange_wake(g->x);
+}
+
+struct outsider {
+    struct generation *g;
+    void (*fn)(struct generation *g, void *ctx);
+    void *ctx;
+};
+
+static void *outsider_thread(void *ctx) {
+    struct outsider *o = ctx;
+    struct generation *g = o->g;
+    struct server *s = g->s;
+    o->fn(g, o->ctx);
+    if (g->spec.stream)
+        generation_release(g);
+    else
+        whole_reply(g);
+    __atomic_sub_fetch(&s->n_outside, 1, __ATOMIC_RELEASE);
+    free(o);
+    return NULL;
+}
+
+bool generation_start_outside(struct server *s, struct exchange *x, const struct dialect *d,
+                              const char *id_prefix, struct target *t, struct generation_spec *spec,
+                              void (*fn)(struct generation *g, void *ctx), void *ctx) {
+    pthread_t thread;
+    if (__atomic_add_fetch(&s->n_outside, 1, __ATOMIC_ACQUIRE) > OUTSIDE_MAX) {
+        __atomic_sub_fetch(&s->n_outside, 1, __ATOMIC_RELEASE);
+        exchange_add_header(x, "Retry-After", "2");
+        api_fail(x, 503, NULL, NULL, "overloaded", "%d teams talk already; try again later",
+                 OUTSIDE_MAX);
+        generation_spec_release(spec);
+        target_release(t);
+        return false;
+    }
+    struct generation *g = generation_new(s, x, d, id_prefix, t, spec);
+    struct outsider *o = xcalloc(1, sizeof *o);
+    *o = (struct outsider){g, fn, ctx};
+    g->refs = g->spec.stream ? 2 : 1; // the thread's, and the stream's
+    for (int i = 0; i < g->n_answers; i++) {
+        g->answers[i].outside = xcalloc(1, sizeof *g->answers[i].outside);
+        pthread_mutex_init(&g->answers[i].outside->lock, NULL);
+    }
+    if (g->spec.stream) {
+        struct stream_source source = {stream_pull, stream_close, g, d->idle};
+        exchange_stream(x, 200, d->stream_type, &source);
+    } else {
+        exchange_on_gone(x, generation_cancel, g);
+    }
+    CHECK(pthread_create(&thread, NULL, outsider_thread, o) == 0);
+    pthread_detach(thread);
+    return true;
 }

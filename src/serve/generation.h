@@ -2,7 +2,7 @@
  * generation: one request for text, whatever API it came by: prompts and settings in, deltas or a
  * whole reply out in that API's form (its dialect).
  *
- * A generation is n answers to each of its prompts, every answer a call of the batcher. The text of
+ * A generation is n answers to each of its prompts, every answer a ticket of the batcher. The text of
  * an answer is advanced as its tokens come: never half a character, nothing that may yet turn out
  * to begin a stop text, tool calls told apart from words. Whoever replies — a stream that is
  * pulled, or a worker when all is there — is the only one to advance it.
@@ -22,6 +22,10 @@ enum tool_mode {
     TOOLS_FORCED, /* a grammar sees to it that the reply is one call */
 };
 
+struct usage { /* tokens */
+    int64_t prompt, completion, cached;
+};
+
 /* What is asked for; everything is the generation's own and released with it. */
 struct generation_spec {
     struct ids *prompts;
@@ -34,6 +38,7 @@ struct generation_spec {
     int n_stop_ids;
     int n_top;
     bool logprobs, prompt_logprobs, echo, stream, include_usage;
+    bool thoughts;           /* a team's turns are told, as reasoning */
     struct grammar *grammar; /* borrowed of the server's */
     enum tool_mode tools;
     json_t *extra; /* the dialect's own */
@@ -47,8 +52,19 @@ struct tool_call {
     bool told;             /* that it begins */
 };
 
-struct answer {
-    struct call call;
+/* What somebody else than the batcher writes into an answer: a team. Under its lock. */
+struct outside {
+    pthread_mutex_t lock;
+    struct buf words, thoughts; /* not yet taken in */
+    struct usage cost;
+    bool done, stop; /* stop: nobody waits for it any more */
+};
+
+struct completion {
+    struct ticket ticket;
+    struct outside *outside; /* NULL: it is the call's */
+    struct buf thoughts;     /* what was said on the way to it */
+    size_t thoughts_sent;
     int prompt, index;
     struct buf text;  /* all that was decoded so far */
     size_t *ends;     /* [n_read] the byte of the text that each token ends before */
@@ -66,10 +82,10 @@ struct generation;
 /* How an API says it. Streams: each appends whole events. */
 struct dialect {
     const char *stream_type, *idle;
-    void (*begin)(const struct generation *g, struct answer *a, struct buf *out);
+    void (*begin)(const struct generation *g, struct completion *a, struct buf *out);
     /* What is new in an answer: words from a->sent to words_end, tool calls. */
-    void (*delta)(const struct generation *g, struct answer *a, struct buf *out);
-    void (*finish)(const struct generation *g, struct answer *a, struct buf *out);
+    void (*delta)(const struct generation *g, struct completion *a, struct buf *out);
+    void (*finish)(const struct generation *g, struct completion *a, struct buf *out);
     void (*end)(const struct generation *g, struct buf *out);
     json_t *(*whole)(const struct generation *g); /* all in one; takes nothing over */
 };
@@ -84,7 +100,7 @@ struct generation {
     char id[40];
     int64_t created; /* unix seconds */
     double began;
-    struct answer *answers;
+    struct completion *answers;
     int n_answers;
     bool gone;
 };
@@ -93,14 +109,20 @@ struct generation {
 void generation_start(struct server *s, struct exchange *x, const struct dialect *d,
                       const char *id_prefix, struct target *t, struct generation_spec *spec);
 void generation_spec_release(struct generation_spec *spec);
+/* The same where a thread of its own answers: fn(g, ctx) writes each answer's `outside` with
+ * generation_say, and then ends it. At most so many at once: else the exchange is told to come
+ * back. ctx is released by fn. */
+enum { OUTSIDE_MAX = 32 };
+bool generation_start_outside(struct server *s, struct exchange *x, const struct dialect *d,
+                              const char *id_prefix, struct target *t, struct generation_spec *spec,
+                              void (*fn)(struct generation *g, void *ctx), void *ctx);
+void generation_say(struct generation *g, struct completion *a, const char *words,
+                    const char *thoughts, const struct usage *cost, bool done);
 
 /* for dialects */
 
 /* "stop", "length" or "tool_calls"; NULL while it goes on. */
-const char *answer_reason(const struct answer *a);
-struct usage {
-    int64_t prompt, completion, cached;
-};
+const char *answer_reason(const struct completion *a);
 struct usage generation_usage(const struct generation *g);
 /* Bytes of a text as a JSON string; what is no UTF-8 becomes U+FFFD. */
 json_t *json_text_of(const char *text, size_t n);

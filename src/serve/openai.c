@@ -365,9 +365,9 @@ static json_t *token_logprob(const struct server *s, int32_t id, float logprob) 
                      "bytes", bytes);
 }
 
-static json_t *chat_logprobs(const struct generation *g, const struct answer *a, int32_t from,
+static json_t *chat_logprobs(const struct generation *g, const struct completion *a, int32_t from,
                              int32_t to) {
-    const struct request *r = &a->call.request;
+    const struct request *r = &a->ticket.request;
     json_t *content = json_array();
     if (!g->spec.logprobs) {
         json_decref(content);
@@ -401,19 +401,19 @@ static json_t *envelope(const struct generation *g, const char *object, json_t *
     return v;
 }
 
-static void chunk_add(const struct generation *g, const struct answer *a, json_t *delta,
+static void chunk_add(const struct generation *g, const struct completion *a, json_t *delta,
                       json_t *logprobs, const char *reason, struct buf *out) {
     sse_add(out, envelope(g, "chat.completion.chunk",
                           json_pack("[{s:i,s:o,s:o,s:s?}]", "index", a->index, "delta", delta,
                                     "logprobs", logprobs, "finish_reason", reason)));
 }
 
-static void chat_begin(const struct generation *g, struct answer *a, struct buf *out) {
+static void chat_begin(const struct generation *g, struct completion *a, struct buf *out) {
     chunk_add(g, a, json_pack("{s:s,s:s}", "role", "assistant", "content", ""), json_null(), NULL,
               out);
 }
 
-static void tool_delta(const struct generation *g, struct answer *a, int i, struct buf *out) {
+static void tool_delta(const struct generation *g, struct completion *a, int i, struct buf *out) {
     struct tool_call *c = &a->tools[i];
     if (!c->name) return;
     if (!c->told)
@@ -434,13 +434,23 @@ static void tool_delta(const struct generation *g, struct answer *a, int i, stru
 }
 
 /* The tokens whose text has been told. */
-static int32_t tokens_told(const struct answer *a) {
+static int32_t tokens_told(const struct completion *a) {
     int32_t n = a->tokens_sent;
     while (n < a->n_read && (a->done || a->ends[n] <= a->sent)) n++;
     return n;
 }
 
-static void chat_delta(const struct generation *g, struct answer *a, struct buf *out) {
+/* A team's turns, before its answer. */
+static void thoughts_delta(const struct generation *g, struct completion *a, struct buf *out) {
+    size_t n = a->thoughts.len - a->thoughts_sent;
+    if (n == 0) return;
+    json_t *words = json_text_of(a->thoughts.data + a->thoughts_sent, n);
+    a->thoughts_sent = a->thoughts.len;
+    chunk_add(g, a, json_pack("{s:o}", "reasoning_content", words), json_null(), NULL, out);
+}
+
+static void chat_delta(const struct generation *g, struct completion *a, struct buf *out) {
+    thoughts_delta(g, a, out);
     if (a->words_end > a->sent) {
         json_t *words = json_text_of(a->text.data + a->sent, a->words_end - a->sent);
         a->sent = a->words_end;
@@ -452,7 +462,7 @@ static void chat_delta(const struct generation *g, struct answer *a, struct buf 
     for (int i = 0; i < a->n_tools; i++) tool_delta(g, a, i, out);
 }
 
-static void chat_finish(const struct generation *g, struct answer *a, struct buf *out) {
+static void chat_finish(const struct generation *g, struct completion *a, struct buf *out) {
     chunk_add(g, a, json_object(), json_null(), answer_reason(a), out);
 }
 
@@ -469,7 +479,7 @@ static void chat_end(const struct generation *g, struct buf *out) {
     usage_end(g, "chat.completion.chunk", out);
 }
 
-static json_t *chat_message(const struct answer *a) {
+static json_t *chat_message(const struct completion *a) {
     json_t *calls = json_array();
     for (int i = 0; i < a->n_tools; i++) {
         const struct tool_call *c = &a->tools[i];
@@ -482,6 +492,9 @@ static json_t *chat_message(const struct answer *a) {
     json_t *words =
         a->words_end == 0 && a->n_tools ? json_null() : json_text_of(a->text.data, a->words_end);
     json_t *m = json_pack("{s:s,s:o,s:n}", "role", "assistant", "content", words, "refusal");
+    if (a->thoughts.len)
+        json_object_set_new(m, "reasoning_content",
+                            json_text_of(a->thoughts.data, a->thoughts.len));
     if (a->n_tools)
         json_object_set_new(m, "tool_calls", calls);
     else
@@ -492,7 +505,7 @@ static json_t *chat_message(const struct answer *a) {
 static json_t *chat_whole(const struct generation *g) {
     json_t *choices = json_array();
     for (int i = 0; i < g->n_answers; i++) {
-        const struct answer *a = &g->answers[i];
+        const struct completion *a = &g->answers[i];
         json_array_append_new(choices,
                               json_pack("{s:i,s:o,s:o,s:s}", "index", i, "message", chat_message(a),
                                         "logprobs", chat_logprobs(g, a, 0, a->n_read),
@@ -529,12 +542,36 @@ static void generation_fail(struct server *s, struct exchange *x, struct target 
     target_release(t);
 }
 
+/* Whether it is a team's to answer, or to refuse. */
+static bool chat_of_team(struct server *s, struct exchange *x, json_t *body) {
+    struct generation_spec spec = {0};
+    struct error err;
+    json_t *messages;
+    const char *model = json_string_value(field(body, "model"));
+    const struct served_team *t = team_find(s, model, &err);
+    if (!t && err.code == OK) return false;
+    int rc = t ? settings_read(s, body, &spec, &err) : err.code;
+    if (rc == OK) rc = field_bool(body, "include_reasoning", &spec.thoughts, &err);
+    if (rc == OK) rc = messages_read(body, &messages, &err);
+    if (rc == OK) {
+        team_chat(s, x, &chat_dialect, t, body, &spec);
+    } else {
+        api_fail_error(x, &err, NULL);
+        generation_spec_release(&spec);
+    }
+    return true;
+}
+
 static void chat_handle(void *ctx, struct exchange *x) {
     struct server *s = ctx;
     struct generation_spec spec = {0};
     struct target t = {0};
     struct error err;
     json_t *body = exchange_json(x, &err);
+    if (body && chat_of_team(s, x, body)) {
+        json_decref(body);
+        return;
+    }
     int rc = body ? target_read(s, body, &t, &err) : err.code;
     if (rc == OK) rc = settings_read(s, body, &spec, &err);
     if (rc == OK) rc = chat_limits(s, body, &spec, &err);
@@ -655,9 +692,9 @@ static void lists_add(const struct generation *g, struct logprob_lists *l, int32
     buf_release(&text);
 }
 
-static json_t *completion_logprobs(const struct generation *g, const struct answer *a, int32_t from,
-                                   int32_t to, bool prompt) {
-    const struct request *r = &a->call.request;
+static json_t *completion_logprobs(const struct generation *g, const struct completion *a,
+                                   int32_t from, int32_t to, bool prompt) {
+    const struct request *r = &a->ticket.request;
     struct logprob_lists l = {json_array(), json_array(), json_array(), json_array(), 0};
     int32_t n = r->n_top;
     for (int32_t i = 0; prompt && i < r->n_prompt; i++)
@@ -671,20 +708,20 @@ static json_t *completion_logprobs(const struct generation *g, const struct answ
 }
 
 /* The prompt as text, where it is echoed. */
-static void echo_add(const struct generation *g, const struct answer *a, struct buf *out) {
+static void echo_add(const struct generation *g, const struct completion *a, struct buf *out) {
     const struct ids *p = &g->spec.prompts[a->prompt];
     if (g->spec.echo) tok_decode_all(g->s->m->tok, p->v, p->n, false, out);
 }
 
 /* A reply of nothing but one end of text is still that token's. */
-static const char *completion_reason(const struct generation *g, const struct answer *a) {
-    const struct request *r = &a->call.request;
+static const char *completion_reason(const struct generation *g, const struct completion *a) {
+    const struct request *r = &a->ticket.request;
     bool eos = a->done && r->n_out > 0 && r->out[r->n_out - 1] == tok_eos(g->s->m->tok);
     return eos ? "stop" : answer_reason(a);
 }
 
-static json_t *completion_choice(const struct generation *g, const struct answer *a, json_t *text,
-                                 json_t *logprobs, const char *reason) {
+static json_t *completion_choice(const struct generation *g, const struct completion *a,
+                                 json_t *text, json_t *logprobs, const char *reason) {
     (void)g;
     return json_pack("{s:i,s:o,s:o,s:s?}", "index", a->index, "text", text, "logprobs", logprobs,
                      "finish_reason", reason);
@@ -693,7 +730,7 @@ static json_t *completion_choice(const struct generation *g, const struct answer
 static json_t *completion_whole(const struct generation *g) {
     json_t *choices = json_array();
     for (int i = 0; i < g->n_answers; i++) {
-        const struct answer *a = &g->answers[i];
+        const struct completion *a = &g->answers[i];
         struct buf text = {0};
         echo_add(g, a, &text);
         buf_add(&text, a->text.data, a->words_end);
@@ -709,14 +746,14 @@ static json_t *completion_whole(const struct generation *g) {
     return v;
 }
 
-static void completion_chunk(const struct generation *g, const struct answer *a, json_t *text,
+static void completion_chunk(const struct generation *g, const struct completion *a, json_t *text,
                              json_t *logprobs, const char *reason, struct buf *out) {
     json_t *choice = completion_choice(g, a, text, logprobs, reason);
     sse_add(out, envelope(g, "text_completion", json_pack("[o]", choice)));
 }
 
 /* What is echoed comes with the first words, when its log-probabilities are there. */
-static void completion_delta(const struct generation *g, struct answer *a, struct buf *out) {
+static void completion_delta(const struct generation *g, struct completion *a, struct buf *out) {
     bool first = g->spec.echo && !a->finished && a->tokens_sent == 0 && a->sent == 0;
     if (a->words_end == a->sent && !(first && a->done)) return;
     struct buf text = {0};
@@ -732,7 +769,7 @@ static void completion_delta(const struct generation *g, struct answer *a, struc
     buf_release(&text);
 }
 
-static void completion_finish(const struct generation *g, struct answer *a, struct buf *out) {
+static void completion_finish(const struct generation *g, struct completion *a, struct buf *out) {
     completion_chunk(g, a, json_string(""), json_null(), completion_reason(g, a), out);
 }
 
@@ -881,6 +918,11 @@ static void models_handle(void *ctx, struct exchange *x) {
     for (int i = 0; i < n; i++)
         json_array_append_new(data, model_card(s, v[i].name, v[i].path, s->name, v[i].created));
     server_adapters_free(v, n);
+    for (int i = 0; i < s->n_teams; i++) {
+        char *id = xasprintf("team:%s", s->teams[i].name);
+        json_array_append_new(data, model_card(s, id, s->path, s->name, s->started));
+        free(id);
+    }
     exchange_reply_json(x, 200, json_pack("{s:s,s:o}", "object", "list", "data", data));
 }
 

@@ -13,6 +13,7 @@
 struct serve_options { /* filled from option rows, but for the last two */
     struct http_options http;
     struct strings adapters; /* name=path, or a path, whose last part is the name */
+    struct strings teams;    /* name=file.yaml, or a file, whose last part is the name */
     char *adapter_dir;       /* every adapter in it, under its folder's name */
     struct strings names;    /* other ids of the base */
     int64_t max_waiting;     /* requests */

@@ -437,7 +437,8 @@ static void ended(void *ctx, const struct exchange *x) {
 
 static struct route *routes_join(void) {
     static struct route all[MAX_ROUTES];
-    const struct route *const tables[] = {openai_routes, vllm_routes, llamacpp_routes};
+    const struct route *const tables[] = {openai_routes, vllm_routes, llamacpp_routes,
+                                          teams_routes};
     int n = 0;
     for (size_t i = 0; i < ARRAY_LEN(tables); i++)
         for (const struct route *r = tables[i]; r->method; r++) {
@@ -485,7 +486,9 @@ static int adapters_scan(struct server *s, struct error *err) {
 
 static void server_release(struct server *s) {
     http_free(s->http);
+    while (__atomic_load_n(&s->n_outside, __ATOMIC_ACQUIRE)) usleep(1000); // they were told to stop
     batcher_free(s->batcher);
+    teams_release(s);
     adapter_pool_free(s->pool);
     while (s->n_grammars) grammar_free(s->grammars[--s->n_grammars].g);
     free(s->grammars);
@@ -508,7 +511,8 @@ static int server_open(struct server *s, const struct engine_options *eo, struct
     if (!hash) return err->code;
     snprintf(s->fingerprint, sizeof s->fingerprint, "fp_%.12s", hash);
     s->pool = adapter_pool_new(s->m, &po);
-    if (adapters_add(s, err) != OK || adapters_scan(s, err) != OK) return err->code;
+    if (adapters_add(s, err) != OK || adapters_scan(s, err) != OK || teams_open(s, err) != OK)
+        return err->code;
     s->batcher = batcher_new(s->e, (int)s->o->max_waiting);
     struct http_calls calls = {.ctx = s,
                                .routes = routes_join(),

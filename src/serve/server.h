@@ -9,6 +9,7 @@
 #include "serve/batcher.h"
 #include "serve/http.h"
 #include "serve/serve.h"
+#include "swarm/team.h"
 
 #include <pthread.h>
 
@@ -29,6 +30,12 @@ struct known_grammar {
     int users;
 };
 
+/* A team, asked for as team:NAME. */
+struct served_team {
+    char *name;
+    struct team team;
+};
+
 struct server {
     const struct serve_options *o;
     struct model *m;
@@ -46,6 +53,12 @@ struct server {
     struct known_grammar *grammars;
     int n_grammars;
     uint64_t drawn; /* ids so far */
+    int n_outside;  /* generations whose threads run */
+
+    struct served_team *teams; /* [n_teams] from the beginning on */
+    int n_teams;
+    struct adapter **team_adapters; /* [n_team_adapters] that they stand on */
+    int n_team_adapters;
 };
 
 /* models by name */
@@ -85,6 +98,19 @@ void server_grammar_release(struct server *s, struct grammar *g);
 /* PREFIX and 24 letters that nobody had before. */
 void server_id(struct server *s, const char *prefix, char out[40]);
 
+/* teams.c: workflows of agents that are asked like a model */
+
+int teams_open(struct server *s, struct error *err); /* those of the options */
+void teams_release(struct server *s);
+/* "team:NAME"; NULL: it is no team's. ERR_MISSING: it is, but there is none. */
+const struct served_team *team_find(const struct server *s, const char *model, struct error *err);
+struct dialect;
+struct generation_spec;
+/* Answers a chat's messages: what is read of spec is n, seed, temperature, stream and thoughts.
+ * Takes spec over. */
+void team_chat(struct server *s, struct exchange *x, const struct dialect *d,
+               const struct served_team *t, const json_t *body, struct generation_spec *spec);
+
 /* errors */
 
 /* In OpenAI's form, which vLLM's clients read too: {"error": {message, type, param, code}}. The
@@ -95,7 +121,7 @@ void api_fail(struct exchange *x, int status, const char *type, const char *para
 void api_fail_error(struct exchange *x, const struct error *err, const char *param);
 
 /* the APIs' routes; each ends with a NULL method */
-extern const struct route openai_routes[], vllm_routes[], llamacpp_routes[];
+extern const struct route openai_routes[], vllm_routes[], llamacpp_routes[], teams_routes[];
 
 /* what several APIs need of OpenAI's */
 

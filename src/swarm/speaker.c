@@ -212,7 +212,9 @@ static int compute(struct batch *b, struct error *err) {
     int m = 0, rc = OK;
     for (int i = 0; i < b->n; i++)
         if (is_new(&b->v[i])) reqs[m++] = b->v[i].req;
-    if (m > 0) rc = engine_run(b->s->engine, reqs, m, NULL, err);
+    if (m > 0)
+        rc = b->s->run ? b->s->run(b->s->run_ctx, reqs, m, err)
+                       : engine_run(b->s->engine, reqs, m, NULL, err);
     for (int i = 0, j = 0; i < b->n; i++)
         if (is_new(&b->v[i])) b->v[i].req = reqs[j++];
     b->s->computed += m;

@@ -81,6 +81,9 @@ struct speaker {
     struct model *model;
     struct store *store;     /* may be NULL: nothing is kept */
     int64_t asked, computed; /* calls, and those that were not in the store */
+    /* Instead of engine_run, where the engine has another driver: of it only limits are then read. */
+    int (*run)(void *ctx, struct request *reqs, int n, struct error *err);
+    void *run_ctx;
 };
 struct asker speaker_asker(struct speaker *s);
 

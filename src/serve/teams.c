@@ -1,0 +1,290 @@
+/*
+ * teams: a debate as a model. The question of a chat is put to a team of agents; what they say on
+ * the way is its reasoning, what they decide its reply.
+ *
+ * A team talks in a thread of its own. Its calls go to the one batch as background calls, so that
+ * people who chat are not kept waiting by agents who think; teams that talk at the same time, and
+ * agents of one step, share every pass over the base.
+ */
+#define _GNU_SOURCE
+#include "memory/memory.h"
+#include "serve/generation.h"
+#include "swarm/report.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { MAX_QUESTION = 1 << 16 };
+static const char PREFIX[] = "team:";
+
+/* the teams there are */
+
+static struct adapter *team_adapter(void *ctx, const char *path, struct error *err) {
+    struct server *s = ctx;
+    struct adapter *a = adapter_open(path, s->m, err);
+    if (!a) return NULL;
+    s->team_adapters =
+        xrealloc(s->team_adapters, sizeof *s->team_adapters * (size_t)(s->n_team_adapters + 1));
+    return s->team_adapters[s->n_team_adapters++] = a;
+}
+
+/* "x/critics.yaml" → "critics" */
+static char *team_name(const char *spec, const char **path) {
+    const char *is = strchr(spec, '='), *slash = strrchr(spec, '/');
+    *path = is ? is + 1 : spec;
+    if (is) return strndup(spec, (size_t)(is - spec));
+    const char *from = slash ? slash + 1 : spec, *dot = strrchr(from, '.');
+    return dot ? strndup(from, (size_t)(dot - from)) : xstrdup(from);
+}
+
+int teams_open(struct server *s, struct error *err) {
+    int n = s->o->teams.n;
+    s->teams = xcalloc((size_t)n + 1, sizeof *s->teams);
+    for (int i = 0; i < n; i++) {
+        struct served_team *t = &s->teams[s->n_teams++];
+        const char *path;
+        t->name = team_name(s->o->teams.v[i], &path);
+        if (team_read(&t->team, path, err) != OK || team_load(&t->team, team_adapter, s, err) != OK)
+            return error_wrap(err, "--team %s", s->o->teams.v[i]);
+    }
+    return OK;
+}
+
+void teams_release(struct server *s) {
+    for (int i = 0; i < s->n_teams; i++) {
+        free(s->teams[i].name);
+        team_release(&s->teams[i].team);
+    }
+    for (int i = 0; i < s->n_team_adapters; i++) adapter_release(s->team_adapters[i]);
+    free(s->teams);
+    free(s->team_adapters);
+}
+
+const struct served_team *team_find(const struct server *s, const char *model, struct error *err) {
+    err->code = OK;
+    if (!model || strncmp(model, PREFIX, strlen(PREFIX)) != 0) return NULL;
+    const char *name = model + strlen(PREFIX);
+    for (int i = 0; i < s->n_teams; i++)
+        if (strcmp(s->teams[i].name, name) == 0) return &s->teams[i];
+    error_set(err, ERR_MISSING, "there is no team '%s'; GET /v1/teams lists those there are", name);
+    return NULL;
+}
+
+/* talking */
+
+/* One question to one team, and who listens. */
+struct session {
+    struct server *s;
+    const struct served_team *t;
+    struct item item;
+    struct debate_options o;
+    struct speaker speaker;
+    struct asker inner;
+    const bool *stop;
+
+    /* of a generation */
+    struct generation *g;
+    struct completion *a;
+    struct usage cost;
+    int round;
+};
+
+static int batch_run(void *ctx, struct request *reqs, int n, struct error *err) {
+    struct session *d = ctx;
+    return batcher_run(d->s->batcher, reqs, n, d->stop, err);
+}
+
+/* What an agent said, for who reads along. */
+static void turn_tell(struct session *d, const struct call *c, struct buf *out) {
+    const char *text = c->text ? c->text : "";
+    buf_printf(out, "%s: %s", c->agent->name ? c->agent->name : "agent", text);
+    if (c->answer.choice >= 0 && c->answer.choice < d->item.n_choices)
+        buf_printf(out, "%s%s (%.0f %%)", *text ? " → " : "", d->item.choices[c->answer.choice],
+                   100 * (double)c->answer.prob[c->answer.choice]);
+    if (c->failed) buf_printf(out, "(%s)", c->failed);
+    buf_puts(out, "\n");
+}
+
+static int ask(void *ctx, struct call *calls, int n, struct error *err) {
+    struct session *d = ctx;
+    struct buf said = {0};
+    int rc = d->inner.ask(d->inner.ctx, calls, n, err);
+    for (int i = 0; rc == OK && i < n; i++) {
+        d->cost.prompt += calls[i].n_prefilled;
+        d->cost.completion += calls[i].n_generated;
+        turn_tell(d, &calls[i], &said);
+    }
+    if (rc == OK && d->g) generation_say(d->g, d->a, NULL, said.data, &d->cost, false);
+    buf_release(&said);
+    return rc;
+}
+
+/* Released by the caller: the item's texts and what debate_run made. */
+static int session_run(struct session *d, struct debate *out, struct error *err) {
+    d->speaker =
+        (struct speaker){.engine = d->s->e, .model = d->s->m, .run = batch_run, .run_ctx = d};
+    d->inner = speaker_asker(&d->speaker);
+    struct asker asker = {d, ask};
+    return debate_run(&asker, d->t->team.v, d->t->team.n, &d->item, 1, &d->o, out, NULL, err);
+}
+
+/* What was decided; of a workflow that ends in words, those; else what was said last. */
+static const char *reply_of(const struct talk *t) {
+    if (t->final >= 0) return t->v[t->final].text;
+    if (t->answer >= 0) return t->candidates[t->answer];
+    for (int i = t->n - 1; i >= 0; i--)
+        if (t->v[i].text && *t->v[i].text) return t->v[i].text;
+    return "";
+}
+
+static void generation_talk(struct generation *g, void *ctx) {
+    struct session *d = ctx;
+    for (int i = 0; i < g->n_answers; i++) {
+        struct debate out = {0};
+        struct error err;
+        d->g = g;
+        d->a = &g->answers[i];
+        d->stop = &d->a->outside->stop;
+        d->cost = (struct usage){0};
+        d->o.seed += i > 0;
+        int rc = session_run(d, &out, &err);
+        generation_say(g, d->a, rc == OK ? reply_of(&out.talks[0]) : "", rc == OK ? NULL : err.text,
+                       &d->cost, true);
+        debate_release(&out);
+    }
+    item_release(&d->item);
+    free(d);
+}
+
+/* reading */
+
+/* The last thing the user said; before it, where there was more, what was said so far. */
+static char *question_of(const json_t *messages) {
+    struct buf b = {0};
+    size_t n = json_array_size(messages), i;
+    const json_t *m;
+    json_array_foreach (messages, i, m) {
+        const char *role = json_text_at(m, "role"), *text = json_text_at(m, "content");
+        if (i + 1 < n && strcmp(role, "system") != 0) buf_printf(&b, "%s: %s\n", role, text);
+        if (i + 1 == n) buf_printf(&b, "%s%s", b.len ? "\n" : "", text);
+    }
+    return b.data ? b.data : xstrdup("");
+}
+
+static int choices_read(const json_t *body, struct item *item, struct error *err) {
+    struct strings list = {0};
+    int rc = field_texts(body, "choices", MAX_CHOICES, &list, err);
+    if (rc == OK && list.n == 1)
+        rc = error_set(err, ERR_USAGE, "'choices' wants 2 to %d answers", MAX_CHOICES);
+    item->n_choices = rc == OK ? list.n : 0;
+    for (int i = 0; i < item->n_choices; i++) item->choices[i] = xstrdup(list.v[i]);
+    strings_release(&list);
+    return rc;
+}
+
+/* Takes the question over. */
+static struct session *session_new(struct server *s, const struct served_team *t, char *question,
+                                   uint64_t seed) {
+    static const char *const codes[] = {[LANG_JA] = "ja", [LANG_EN] = "en", [LANG_ZH] = "zh"};
+    struct session *d = xcalloc(1, sizeof *d);
+    *d = (struct session){.s = s, .t = t, .o = t->team.options};
+    d->item =
+        (struct item){.question = question, .correct = -1, .lang = codes[language_of(question)]};
+    d->o.seed = seed;
+    return d;
+}
+
+void team_chat(struct server *s, struct exchange *x, const struct dialect *d,
+               const struct served_team *t, const json_t *body, struct generation_spec *spec) {
+    char *question = question_of(json_object_get(body, "messages"));
+    struct target target = {.name = xasprintf("%s%s", PREFIX, t->name), .label = xstrdup("team")};
+    struct session *talk;
+    struct error err;
+    if (!*question || strlen(question) > MAX_QUESTION) {
+        api_fail(x, 400, NULL, "messages", "invalid_value",
+                 "a team wants a question of 1 to %d bytes", MAX_QUESTION);
+        free(question);
+        goto refused;
+    }
+    talk = session_new(s, t, question, spec->sampling.seed);
+    if (field(body, "temperature")) talk->o.temperature = spec->sampling.temperature;
+    if (choices_read(body, &talk->item, &err) != OK) {
+        api_fail_error(x, &err, "choices");
+        item_release(&talk->item);
+        free(talk);
+        goto refused;
+    }
+    spec->prompts = xcalloc(1, sizeof *spec->prompts); // of no tokens: agents make their own
+    spec->n_prompts = 1;
+    if (generation_start_outside(s, x, d, "chatcmpl-", &target, spec, generation_talk, talk))
+        return;
+    item_release(&talk->item);
+    free(talk);
+    return;
+refused:
+    generation_spec_release(spec);
+    target_release(&target);
+}
+
+/* a debate as such */
+
+static void debate_handle(void *ctx, struct exchange *x) {
+    struct server *s = ctx;
+    struct error err;
+    const char *name = "", *question = "";
+    int64_t seed = 1, rounds = 0;
+    struct debate out = {0};
+    struct session *d = NULL;
+    json_t *body = exchange_json(x, &err);
+    int rc = body ? OK : err.code;
+    if (rc == OK) rc = field_text(body, "team", &name, &err);
+    if (rc == OK) rc = field_text(body, "question", &question, &err);
+    if (rc == OK) rc = field_int(body, "seed", 0, INT64_MAX, &seed, &err);
+    if (rc == OK) rc = field_int(body, "rounds", 1, 64, &rounds, &err);
+    if (rc == OK && (!*question || strlen(question) > MAX_QUESTION))
+        rc = error_set(&err, ERR_USAGE, "'question' must be of 1 to %d bytes", MAX_QUESTION);
+    char *model = xasprintf("%s%s", PREFIX, name);
+    const struct served_team *t = rc == OK ? team_find(s, model, &err) : NULL;
+    if (rc == OK && !t) rc = err.code;
+    if (rc == OK) {
+        d = session_new(s, t, xstrdup(question), (uint64_t)seed);
+        if (rounds) d->o.rounds = (int)rounds;
+        rc = choices_read(body, &d->item, &err);
+    }
+    if (rc == OK) rc = session_run(d, &out, &err);
+    if (rc == OK)
+        exchange_reply_json(x, 200, report_talk(&out, t->team.v, &d->item, 0));
+    else
+        api_fail_error(x, &err, "team");
+    debate_release(&out);
+    if (d) item_release(&d->item);
+    free(d);
+    free(model);
+    json_decref(body);
+}
+
+static void teams_handle(void *ctx, struct exchange *x) {
+    struct server *s = ctx;
+    json_t *list = json_array();
+    for (int i = 0; i < s->n_teams; i++) {
+        const struct team *t = &s->teams[i].team;
+        json_t *agents = json_array();
+        for (int k = 0; k < t->n; k++)
+            json_array_append_new(
+                agents,
+                json_pack("{s:s?,s:s?,s:s?}", "name", t->v[k].name, "system", t->v[k].system,
+                          "role",
+                          t->v[k].role ? t->v[k].role : workflow_role(t->options.workflow, k)));
+        json_array_append_new(list, json_pack("{s:s,s:s+,s:s?,s:s,s:o}", "name", s->teams[i].name,
+                                              "model", PREFIX, s->teams[i].name, "about", t->about,
+                                              "protocol", workflow_name(t->options.workflow),
+                                              "agents", agents));
+    }
+    exchange_reply_json(x, 200, json_pack("{s:o}", "teams", list));
+}
+
+const struct route teams_routes[] = {
+    {"GET", "/v1/teams", CHAT, teams_handle},
+    {"POST", "/v1/debate", CHAT, debate_handle},
+    {0},
+};

@@ -55,6 +55,7 @@ static int run(const struct common *c, const void *options, const struct strings
                                        .max_out = (int32_t)MAX(o->max_seqs, 64)}};
     int rc = setup_open(&s, c, &o->setup, args->v[0], &w, err);
     if (rc == OK && !o->setup.dry_run) rc = setup_engine(&s, err);
+    so.max_memory = s.limit;
     so.ready = ready;
     so.ready_ctx = (void *)(uintptr_t)c;
     if (rc == OK && !o->setup.dry_run) rc = serve_run(s.m, s.e, &s.engine, s.path, &so, err);

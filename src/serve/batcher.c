@@ -42,6 +42,9 @@ struct batcher {
     bool quit;
     struct batcher_stats stats;
 
+    void (*on_step)(void *ctx, double seconds, int32_t rows);
+    void *on_step_ctx;
+    uint64_t rows;          /* so far */
     struct ticket **inside; /* [n_inside] that the engine has; the thread's own */
     int n_inside, n_background;
 };
@@ -173,6 +176,8 @@ static void step(struct batcher *b) {
     b->stats.pages_free = s.pages_free;
     b->stats.busy += clock_now() - begin;
     pthread_mutex_unlock(&b->lock);
+    if (b->on_step) b->on_step(b->on_step_ctx, clock_now() - begin, (int32_t)(s.rows - b->rows));
+    b->rows = s.rows;
 }
 
 /* Returns false when it is time to go. */
@@ -338,4 +343,10 @@ struct batcher_stats batcher_stats(struct batcher *b) {
     s.max_running = b->max_running;
     pthread_mutex_unlock(&b->lock);
     return s;
+}
+
+void batcher_on_step(struct batcher *b, void (*fn)(void *ctx, double seconds, int32_t rows),
+                     void *ctx) {
+    b->on_step_ctx = ctx;
+    b->on_step = fn;
 }

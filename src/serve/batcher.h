@@ -56,5 +56,8 @@ int batcher_run(struct batcher *b, struct request *r, int n, const bool *stop, s
 int batcher_embed(struct batcher *b, const struct token_seq *texts, int32_t n,
                   struct adapter *adapter, float *out, struct error *err);
 struct batcher_stats batcher_stats(struct batcher *b);
+/* Called in its thread after every step. Before anything is submitted. */
+void batcher_on_step(struct batcher *b, void (*fn)(void *ctx, double seconds, int32_t rows),
+                     void *ctx);
 
 #endif

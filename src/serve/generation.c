@@ -252,13 +252,14 @@ const char *answer_reason(const struct completion *a) {
 struct usage generation_usage(const struct generation *g) {
     struct usage u = {0};
     for (int i = 0; i < g->spec.n_prompts; i++) u.prompt += g->spec.prompts[i].n;
-    for (int i = 0; i < g->n_answers && g->answers[i].outside; i++) {
-        u.prompt += g->answers[i].outside->cost.prompt;
-        u.completion += g->answers[i].outside->cost.completion;
+    for (int i = 0; i < g->n_completions && g->completions[i].outside; i++) {
+        u.prompt += g->completions[i].outside->cost.prompt;
+        u.completion += g->completions[i].outside->cost.completion;
     }
-    for (int i = 0; i < g->n_answers; i++) {
-        u.completion += g->answers[i].ticket.request.n_generated;
-        if (g->answers[i].index % g->spec.n == 0) u.cached += g->answers[i].ticket.request.n_cached;
+    for (int i = 0; i < g->n_completions; i++) {
+        u.completion += g->completions[i].ticket.request.n_generated;
+        if (g->completions[i].index % g->spec.n == 0)
+            u.cached += g->completions[i].ticket.request.n_cached;
     }
     return u;
 }
@@ -288,10 +289,29 @@ static void answer_release(struct completion *a) {
     }
 }
 
+static void generation_enlist(struct generation *g) {
+    struct server *s = g->s;
+    pthread_mutex_lock(&s->lock);
+    g->next = s->generations;
+    if (g->next) g->next->prev = g;
+    s->generations = g;
+    pthread_mutex_unlock(&s->lock);
+}
+
+static void generation_strike(struct generation *g) {
+    struct server *s = g->s;
+    pthread_mutex_lock(&s->lock);
+    if (g->next) g->next->prev = g->prev;
+    *(g->prev ? &g->prev->next : &s->generations) = g->next;
+    pthread_mutex_unlock(&s->lock);
+}
+
 static void generation_release(struct generation *g) {
     if (__atomic_sub_fetch(&g->refs, 1, __ATOMIC_ACQ_REL) > 0) return;
-    for (int i = 0; i < g->n_answers; i++) answer_release(&g->answers[i]);
-    free(g->answers);
+    generation_strike(g);
+    if (g->left == 0) counted_generation(g);
+    for (int i = 0; i < g->n_completions; i++) answer_release(&g->completions[i]);
+    free(g->completions);
     if (g->spec.grammar) server_grammar_release(g->s, g->spec.grammar);
     generation_spec_release(&g->spec);
     target_release(&g->target);
@@ -302,8 +322,8 @@ static void generation_release(struct generation *g) {
 static void generation_cancel(void *ctx) {
     struct generation *g = ctx;
     g->gone = true;
-    for (int i = 0; i < g->n_answers; i++) {
-        struct completion *a = &g->answers[i];
+    for (int i = 0; i < g->n_completions; i++) {
+        struct completion *a = &g->completions[i];
         if (a->outside)
             __atomic_store_n(&a->outside->stop, true, __ATOMIC_RELEASE);
         else
@@ -316,8 +336,8 @@ static void generation_cancel(void *ctx) {
 static enum pulled stream_pull(void *ctx, struct buf *out) {
     struct generation *g = ctx;
     int finished = 0;
-    for (int i = 0; i < g->n_answers; i++) {
-        struct completion *a = &g->answers[i];
+    for (int i = 0; i < g->n_completions; i++) {
+        struct completion *a = &g->completions[i];
         if (!a->begun && g->dialect->begin) g->dialect->begin(g, a, out);
         a->begun = true;
         answer_advance(g, a);
@@ -328,7 +348,7 @@ static enum pulled stream_pull(void *ctx, struct buf *out) {
         }
         finished += a->finished;
     }
-    if (finished < g->n_answers) return out->len ? PULL_MORE : PULL_WAIT;
+    if (finished < g->n_completions) return out->len ? PULL_MORE : PULL_WAIT;
     g->dialect->end(g, out);
     return PULL_END;
 }
@@ -341,7 +361,7 @@ static void stream_close(void *ctx, bool finished) {
 
 static void whole_reply(void *ctx) {
     struct generation *g = ctx;
-    for (int i = 0; i < g->n_answers; i++) answer_advance(g, &g->answers[i]);
+    for (int i = 0; i < g->n_completions; i++) answer_advance(g, &g->completions[i]);
     exchange_reply_json(g->x, 200, g->dialect->whole(g));
     generation_release(g);
 }
@@ -394,15 +414,16 @@ static struct generation *generation_new(struct server *s, struct exchange *x,
                              .spec = *spec,
                              .created = (int64_t)time(NULL),
                              .began = exchange_began(x),
-                             .n_answers = n};
+                             .n_completions = n};
     server_id(s, id_prefix, g->id);
-    g->answers = xcalloc((size_t)n, sizeof *g->answers);
+    g->completions = xcalloc((size_t)n, sizeof *g->completions);
     for (int i = 0; i < n; i++) {
-        g->answers[i].index = i;
-        g->answers[i].prompt = i / spec->n;
+        g->completions[i].index = i;
+        g->completions[i].prompt = i / spec->n;
     }
     *t = (struct target){0};
     *spec = (struct generation_spec){0};
+    generation_enlist(g);
     return g;
 }
 
@@ -429,13 +450,13 @@ void generation_start(struct server *s, struct exchange *x, const struct dialect
         return;
     }
     struct generation *g = generation_new(s, x, d, id_prefix, t, spec);
-    struct ticket **calls = xcalloc((size_t)g->n_answers, sizeof *calls);
-    for (int i = 0; i < g->n_answers; i++) {
-        request_fill(g, &g->answers[i]);
-        calls[i] = &g->answers[i].ticket;
+    struct ticket **calls = xcalloc((size_t)g->n_completions, sizeof *calls);
+    for (int i = 0; i < g->n_completions; i++) {
+        request_fill(g, &g->completions[i]);
+        calls[i] = &g->completions[i].ticket;
     }
     __atomic_add_fetch(&g->refs, 1, __ATOMIC_RELAXED); // until the answer is on its way
-    int rc = batcher_submit_all(s->batcher, calls, g->n_answers, &err);
+    int rc = batcher_submit_all(s->batcher, calls, g->n_completions, &err);
     free(calls);
     if (rc != OK) {
         api_fail_error(x, &err, NULL);
@@ -500,9 +521,10 @@ bool generation_start_outside(struct server *s, struct exchange *x, const struct
     struct outsider *o = xcalloc(1, sizeof *o);
     *o = (struct outsider){g, fn, ctx};
     g->refs = g->spec.stream ? 2 : 1; // the thread's, and the stream's
-    for (int i = 0; i < g->n_answers; i++) {
-        g->answers[i].outside = xcalloc(1, sizeof *g->answers[i].outside);
-        pthread_mutex_init(&g->answers[i].outside->lock, NULL);
+    g->left = 0;
+    for (int i = 0; i < g->n_completions; i++) {
+        g->completions[i].outside = xcalloc(1, sizeof *g->completions[i].outside);
+        pthread_mutex_init(&g->completions[i].outside->lock, NULL);
     }
     if (g->spec.stream) {
         struct stream_source source = {stream_pull, stream_close, g, d->idle};

@@ -2,9 +2,9 @@
  * generation: one request for text, whatever API it came by: prompts and settings in, deltas or a
  * whole reply out in that API's form (its dialect).
  *
- * A generation is n answers to each of its prompts, every answer a ticket of the batcher. The text of
- * an answer is advanced as its tokens come: never half a character, nothing that may yet turn out
- * to begin a stop text, tool calls told apart from words. Whoever replies — a stream that is
+ * A generation is n answers to each of its prompts, every answer a ticket of the batcher. The text
+ * of an answer is advanced as its tokens come: never half a character, nothing that may yet turn
+ * out to begin a stop text, tool calls told apart from words. Whoever replies — a stream that is
  * pulled, or a worker when all is there — is the only one to advance it.
  *
  * It is counted: by its exchange, and by each call until that is done.
@@ -91,7 +91,8 @@ struct dialect {
 };
 
 struct generation {
-    int refs, left; /* left: calls not done */
+    int refs, left;                 /* left: tickets not done */
+    struct generation *next, *prev; /* in the server's list */
     struct server *s;
     struct exchange *x;
     const struct dialect *dialect;
@@ -100,8 +101,8 @@ struct generation {
     char id[40];
     int64_t created; /* unix seconds */
     double began;
-    struct completion *answers;
-    int n_answers;
+    struct completion *completions;
+    int n_completions;
     bool gone;
 };
 

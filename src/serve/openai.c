@@ -504,8 +504,8 @@ static json_t *chat_message(const struct completion *a) {
 
 static json_t *chat_whole(const struct generation *g) {
     json_t *choices = json_array();
-    for (int i = 0; i < g->n_answers; i++) {
-        const struct completion *a = &g->answers[i];
+    for (int i = 0; i < g->n_completions; i++) {
+        const struct completion *a = &g->completions[i];
         json_array_append_new(choices,
                               json_pack("{s:i,s:o,s:o,s:s}", "index", i, "message", chat_message(a),
                                         "logprobs", chat_logprobs(g, a, 0, a->n_read),
@@ -729,8 +729,8 @@ static json_t *completion_choice(const struct generation *g, const struct comple
 
 static json_t *completion_whole(const struct generation *g) {
     json_t *choices = json_array();
-    for (int i = 0; i < g->n_answers; i++) {
-        const struct completion *a = &g->answers[i];
+    for (int i = 0; i < g->n_completions; i++) {
+        const struct completion *a = &g->completions[i];
         struct buf text = {0};
         echo_add(g, a, &text);
         buf_add(&text, a->text.data, a->words_end);

@@ -10,7 +10,7 @@
 #include "engine/engine.h"
 #include "serve/http.h"
 
-struct serve_options { /* filled from option rows, but for the last two */
+struct serve_options { /* filled from option rows, but for the last three */
     struct http_options http;
     struct strings adapters; /* name=path, or a path, whose last part is the name */
     struct strings teams;    /* name=file.yaml, or a file, whose last part is the name */
@@ -18,6 +18,7 @@ struct serve_options { /* filled from option rows, but for the last two */
     struct strings names;    /* other ids of the base */
     int64_t max_waiting;     /* requests */
     int64_t max_tokens;      /* of a reply where the request does not say */
+    size_t max_memory;       /* that was planned for; 0: no limit */
     /* Called when requests are taken, with the address. */
     void (*ready)(void *ctx, const char *url);
     void *ready_ctx;

@@ -3,6 +3,7 @@
  */
 #define _GNU_SOURCE
 #include "serve/server.h"
+#include "serve/metrics.h"
 
 #include <signal.h>
 #include <stdarg.h>
@@ -432,7 +433,7 @@ static void refuse(void *ctx, struct exchange *x, int status, const char *code,
 }
 
 static void ended(void *ctx, const struct exchange *x) {
-    (void)ctx, (void)x;
+    counted_exchange(ctx, x);
 }
 
 static struct route *routes_join(void) {
@@ -489,6 +490,7 @@ static void server_release(struct server *s) {
     while (__atomic_load_n(&s->n_outside, __ATOMIC_ACQUIRE)) usleep(1000); // they were told to stop
     batcher_free(s->batcher);
     teams_release(s);
+    metrics_free(s->metrics);
     adapter_pool_free(s->pool);
     while (s->n_grammars) grammar_free(s->grammars[--s->n_grammars].g);
     free(s->grammars);
@@ -514,6 +516,7 @@ static int server_open(struct server *s, const struct engine_options *eo, struct
     if (adapters_add(s, err) != OK || adapters_scan(s, err) != OK || teams_open(s, err) != OK)
         return err->code;
     s->batcher = batcher_new(s->e, (int)s->o->max_waiting);
+    counted_open(s);
     struct http_calls calls = {.ctx = s,
                                .routes = routes_join(),
                                .workers = WORKERS,

@@ -13,7 +13,8 @@
 
 #include <pthread.h>
 
-enum scope { OPEN = 0, CHAT = 1, JOBS = 2, ADMIN = 4 };
+/* What a route wants of who calls it; METRICS is open on this machine, else CHAT's. */
+enum scope { OPEN = 0, CHAT = 1, JOBS = 2, ADMIN = 4, METRICS = 8 };
 
 /* An adapter that can be asked for by its name. */
 struct listed {
@@ -52,8 +53,12 @@ struct server {
     int n_adapters, next_id;
     struct known_grammar *grammars;
     int n_grammars;
-    uint64_t drawn; /* ids so far */
-    int n_outside;  /* generations whose threads run */
+    uint64_t drawn;                 /* ids so far */
+    struct generation *generations; /* that are under way */
+    int n_outside;                  /* generations whose threads run */
+
+    struct metrics *metrics;
+    struct metric *step_seconds, *step_tokens;
 
     struct served_team *teams; /* [n_teams] from the beginning on */
     int n_teams;
@@ -98,6 +103,13 @@ void server_grammar_release(struct server *s, struct grammar *g);
 /* PREFIX and 24 letters that nobody had before. */
 void server_id(struct server *s, const char *prefix, char out[40]);
 
+/* counted.c: metrics */
+
+void counted_open(struct server *s); /* after the batcher */
+struct generation;
+void counted_generation(const struct generation *g);
+void counted_exchange(struct server *s, const struct exchange *x);
+
 /* teams.c: workflows of agents that are asked like a model */
 
 int teams_open(struct server *s, struct error *err); /* those of the options */
@@ -121,7 +133,8 @@ void api_fail(struct exchange *x, int status, const char *type, const char *para
 void api_fail_error(struct exchange *x, const struct error *err, const char *param);
 
 /* the APIs' routes; each ends with a NULL method */
-extern const struct route openai_routes[], vllm_routes[], llamacpp_routes[], teams_routes[];
+extern const struct route openai_routes[], vllm_routes[], llamacpp_routes[], teams_routes[],
+    counted_routes[];
 
 /* what several APIs need of OpenAI's */
 

@@ -139,11 +139,11 @@ static const char *reply_of(const struct talk *t) {
 
 static void generation_talk(struct generation *g, void *ctx) {
     struct session *d = ctx;
-    for (int i = 0; i < g->n_answers; i++) {
+    for (int i = 0; i < g->n_completions; i++) {
         struct debate out = {0};
         struct error err;
         d->g = g;
-        d->a = &g->answers[i];
+        d->a = &g->completions[i];
         d->stop = &d->a->outside->stop;
         d->cost = (struct usage){0};
         d->o.seed += i > 0;

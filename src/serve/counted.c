@@ -1,0 +1,216 @@
+/*
+ * counted: where the server's figures come from. What happens is counted when it is over (a
+ * request, a reply), what stands is read when somebody asks.
+ */
+#define _GNU_SOURCE
+#include "serve/generation.h"
+#include "serve/metrics.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+enum { ADAPTERS_TOLD = 32 };
+
+static struct metric *of_model(struct server *s, enum metric_id id) {
+    const char *const labels[] = {"", s->name, "0"};
+    return metric_find(s->metrics, id, labels, 2);
+}
+
+static void observe(struct server *s, enum metric_id id, double seconds) {
+    metric_observe(of_model(s, id), fmax(seconds, 0));
+}
+
+/* a reply */
+
+static void ticket_counted(struct server *s, const struct ticket *t) {
+    bool begun = t->started > 0, first = t->first > 0;
+    int32_t n = t->request.n_generated;
+    const char *why = t->request.finish == FINISH_NONE     ? "abort"
+                      : t->request.finish == FINISH_LENGTH ? "length"
+                                                           : "stop";
+    metric_add(metric_get(s->metrics, METRIC_VLLM_SUCCESS, s->name, "0", why), 1);
+    observe(s, METRIC_VLLM_E2E, t->ended - t->submitted);
+    observe(s, METRIC_VLLM_QUEUE_TIME, (begun ? t->started : t->ended) - t->submitted);
+    if (begun) observe(s, METRIC_VLLM_INFERENCE_TIME, t->ended - t->started);
+    if (!first) return;
+    observe(s, METRIC_VLLM_PREFILL_TIME, t->first - t->started);
+    observe(s, METRIC_VLLM_DECODE_TIME, t->ended - t->first);
+    observe(s, METRIC_VLLM_TTFT, t->first - t->submitted);
+    if (n > 1) observe(s, METRIC_VLLM_INTER_TOKEN, (t->ended - t->first) / (n - 1));
+}
+
+void counted_generation(const struct generation *g) {
+    struct server *s = g->s;
+    struct metrics *m = s->metrics;
+    const char *label = g->target.label;
+    struct usage u = generation_usage(g);
+    int64_t most = 0;
+    double first = 0;
+    for (int i = 0; i < g->n_completions; i++) {
+        const struct ticket *t = &g->completions[i].ticket;
+        if (g->completions[i].outside) continue;
+        ticket_counted(s, t);
+        most = MAX(most, t->request.n_generated);
+        if (t->first > 0 && (first == 0 || t->first < first)) first = t->first;
+    }
+    metric_add(of_model(s, METRIC_VLLM_PROMPT_TOKENS), (double)u.prompt);
+    metric_add(of_model(s, METRIC_VLLM_GENERATION_TOKENS), (double)u.completion);
+    metric_add(of_model(s, METRIC_VLLM_PREFIX_QUERIES), (double)u.prompt);
+    metric_add(of_model(s, METRIC_VLLM_PREFIX_HITS), (double)u.cached);
+    observe(s, METRIC_VLLM_REQUEST_PROMPT, (double)u.prompt);
+    observe(s, METRIC_VLLM_REQUEST_GENERATION, (double)u.completion);
+    observe(s, METRIC_VLLM_MAX_GENERATION, (double)most);
+    observe(s, METRIC_VLLM_PARAMS_N, g->spec.n);
+    observe(s, METRIC_VLLM_PARAMS_MAX_TOKENS, g->spec.max_tokens);
+    metric_add(metric_get(m, METRIC_ADAPTER_REQUESTS, label), 1);
+    metric_add(metric_get(m, METRIC_ADAPTER_PROMPT_TOKENS, label), (double)u.prompt);
+    metric_add(metric_get(m, METRIC_ADAPTER_GENERATION_TOKENS, label), (double)u.completion);
+    if (first > 0)
+        metric_observe(metric_get(m, METRIC_ADAPTER_TTFT, label), fmax(first - g->began, 0));
+    if (g->gone) metric_add(metric_get(m, METRIC_CANCELLED), 1);
+    if (g->spec.grammar)
+        metric_add(metric_get(m, METRIC_CONSTRAINED, grammar_kind(g->spec.grammar)), 1);
+    metric_add(metric_get(m, METRIC_MURMUR_TASKS, "0", g->completions->outside ? "team" : "chat"),
+               1);
+    metric_observe(
+        metric_get(m, METRIC_MURMUR_TASK_TIME, g->completions->outside ? "team" : "chat"),
+        fmax(clock_now() - g->began, 0));
+}
+
+/* a request */
+
+void counted_exchange(struct server *s, const struct exchange *x) {
+    struct metrics *m = s->metrics;
+    char status[16];
+    int code = exchange_status(x);
+    snprintf(status, sizeof status, "%d", code);
+    metric_add(metric_get(m, METRIC_RECEIVED), 1);
+    metric_add(metric_get(m, METRIC_MURMUR_REQUESTS, exchange_method(x), code ? status : "gone"),
+               1);
+    metric_observe(metric_get(m, METRIC_MURMUR_REQUEST_TIME, exchange_method(x)),
+                   fmax(clock_now() - exchange_began(x), 0));
+    if (code >= 400) metric_add(metric_get(m, METRIC_MURMUR_ERRORS, "api", status), 1);
+    if (code >= 400 && code < 500)
+        metric_add(metric_get(m, METRIC_REJECTED,
+                              code == 401   ? "key"
+                              : code == 403 ? "scope"
+                              : code == 404 ? "missing"
+                              : code == 413 ? "size"
+                              : code == 429 ? "limit"
+                                            : "invalid"),
+                   1);
+    if (code == 503) metric_add(metric_get(m, METRIC_REJECTED, "overload"), 1);
+}
+
+/* what stands */
+
+static bool said_already(const char *list, const char *name) {
+    size_t n = strlen(name);
+    for (const char *at = list; (at = strstr(at, name)); at += n)
+        if ((at == list || at[-1] == ',') && (at[n] == 0 || at[n] == ',')) return true;
+    return false;
+}
+
+/* Adapters of replies that are written, and of those that wait. */
+static void adapters_told(struct server *s) {
+    struct buf lists[2] = {{0}, {0}};
+    char most[16];
+    pthread_mutex_lock(&s->lock);
+    for (const struct generation *g = s->generations; g; g = g->next) {
+        const struct completion *c = g->completions;
+        if (g->target.n == 0 || c->outside) continue;
+        struct buf *list = &lists[__atomic_load_n(&c->ticket.seen, __ATOMIC_ACQUIRE) == 0];
+        if (list->data && said_already(list->data, g->target.label)) continue;
+        buf_printf(list, "%s%s", list->len ? "," : "", g->target.label);
+    }
+    pthread_mutex_unlock(&s->lock);
+    snprintf(most, sizeof most, "%d", batcher_stats(s->batcher).max_running);
+    struct metric *info =
+        metric_get(s->metrics, METRIC_VLLM_LORA, most, lists[0].data ? lists[0].data : "",
+                   lists[1].data ? lists[1].data : "");
+    metric_set(info, (double)time(NULL));
+    buf_release(&lists[0]);
+    buf_release(&lists[1]);
+}
+
+static void counted_refresh(struct server *s) {
+    struct metrics *m = s->metrics;
+    struct batcher_stats b = batcher_stats(s->batcher);
+    struct adapter_pool_stats p = adapter_pool_stats(s->pool);
+    double used = b.pages ? 1 - (double)b.pages_free / b.pages : 0;
+    metric_set(of_model(s, METRIC_VLLM_RUNNING), b.running);
+    metric_set(of_model(s, METRIC_VLLM_WAITING), b.waiting);
+    metric_set(of_model(s, METRIC_VLLM_KV_USAGE), used);
+    metric_total(of_model(s, METRIC_VLLM_PREEMPTIONS), 0);
+    metric_set(metric_get(m, METRIC_ADAPTERS), p.n_resident);
+    metric_set(metric_get(m, METRIC_ADAPTERS_BYTES), (double)p.bytes);
+    metric_total(metric_get(m, METRIC_ADAPTER_LOADS), (double)p.loads);
+    metric_total(metric_get(m, METRIC_ADAPTER_DROPS), (double)p.drops);
+    metric_set(metric_get(m, METRIC_MURMUR_NODES), 1);
+    metric_set(metric_get(m, METRIC_MURMUR_LOAD, "0"), (double)b.running / b.max_running);
+    metric_set(metric_get(m, METRIC_MURMUR_PENDING), b.waiting);
+    metric_set(metric_get(m, METRIC_MURMUR_MEMORY, "adapters"), (double)p.bytes);
+    metric_set(metric_get(m, METRIC_MURMUR_MEMORY, "process"), (double)process_bytes("VmRSS"));
+    adapters_told(s);
+}
+
+static void step_counted(void *ctx, double seconds, int32_t tokens) {
+    struct server *s = ctx;
+    metric_observe(s->step_seconds, seconds);
+    metric_observe(s->step_tokens, tokens);
+}
+
+void counted_open(struct server *s) {
+    char pages[16];
+    s->metrics = metrics_new(0);
+    s->step_seconds = metric_get(s->metrics, METRIC_STEP);
+    s->step_tokens = of_model(s, METRIC_VLLM_ITERATION_TOKENS);
+    snprintf(pages, sizeof pages, "%d", (int)engine_stats(s->e).pages);
+    metric_set(metric_get(s->metrics, METRIC_VLLM_CACHE_CONFIG, "16", pages), 1);
+    if (s->o->max_memory)
+        metric_set(metric_get(s->metrics, METRIC_MEMORY_BUDGET), (double)s->o->max_memory);
+    batcher_on_step(s->batcher, step_counted, s);
+}
+
+/* endpoints */
+
+static void metrics_handle(void *ctx, struct exchange *x) {
+    struct server *s = ctx;
+    const char *accept = exchange_header(x, "Accept");
+    bool open = accept && strstr(accept, "application/openmetrics-text");
+    struct buf out = {0};
+    counted_refresh(s);
+    metrics_text(s->metrics, &out, open);
+    exchange_reply(x, 200, open ? METRICS_TYPE_OPEN : METRICS_TYPE_TEXT, out.data, out.len);
+    buf_release(&out);
+}
+
+static void figures_handle(void *ctx, struct exchange *x) {
+    struct server *s = ctx;
+    counted_refresh(s);
+    exchange_reply_json(x, 200, metrics_json(s->metrics));
+}
+
+static void rules_handle(void *ctx, struct exchange *x) {
+    struct buf out = {0};
+    (void)ctx;
+    metrics_rules_yaml(&out);
+    exchange_reply(x, 200, "application/yaml", out.data, out.len);
+    buf_release(&out);
+}
+
+static void dashboard_handle(void *ctx, struct exchange *x) {
+    (void)ctx;
+    exchange_reply_json(x, 200, metrics_dashboard());
+}
+
+const struct route counted_routes[] = {
+    {"GET", "/metrics", METRICS, metrics_handle},
+    {"GET", "/v1/metrics", CHAT, figures_handle},
+    {"GET", "/v1/metrics/rules", METRICS, rules_handle},
+    {"GET", "/v1/metrics/dashboard", METRICS, dashboard_handle},
+    {0},
+};

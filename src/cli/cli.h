@@ -45,7 +45,7 @@ struct command {
 extern const struct command cmd_demo, cmd_run, cmd_train, cmd_pretrain, cmd_debate, cmd_evolve,
     cmd_eval, cmd_resume, cmd_fork, cmd_convert, cmd_adapter, cmd_model, cmd_bench, cmd_doctor,
     cmd_pull, cmd_quantize, cmd_embed, cmd_replay, cmd_synth, cmd_knowledge, cmd_ask, cmd_chat,
-    cmd_lineage, cmd_runs, cmd_world, cmd_serve, cmd_metrics;
+    cmd_lineage, cmd_runs, cmd_world, cmd_serve, cmd_key, cmd_metrics;
 
 /* Where models and recipes live: the argument itself, else below the folder of the program's own
  * checkout. malloc'ed. */

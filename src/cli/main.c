@@ -13,7 +13,7 @@ static const struct command *const commands[] = {
     &cmd_evolve, &cmd_eval,  &cmd_resume,    &cmd_fork,     &cmd_convert,  &cmd_adapter,
     &cmd_model,  &cmd_bench, &cmd_doctor,    &cmd_pull,     &cmd_quantize, &cmd_embed,
     &cmd_replay, &cmd_synth, &cmd_knowledge, &cmd_chat,     &cmd_lineage,  &cmd_runs,
-    &cmd_world,  &cmd_serve, &cmd_metrics,
+    &cmd_world,  &cmd_serve, &cmd_key,       &cmd_metrics,
 };
 
 static const struct option_row common_rows[] = {

@@ -4,6 +4,7 @@
  */
 #define _GNU_SOURCE
 #include "serve/generation.h"
+#include "serve/keys.h"
 #include "serve/metrics.h"
 
 #include <math.h>
@@ -56,6 +57,7 @@ void counted_generation(const struct generation *g) {
         most = MAX(most, t->request.n_generated);
         if (t->first > 0 && (first == 0 || t->first < first)) first = t->first;
     }
+    if (g->key) keys_spend(s->keys, g->key, u.prompt, u.completion, (double)time(NULL));
     metric_add(of_model(s, METRIC_VLLM_PROMPT_TOKENS), (double)u.prompt);
     metric_add(of_model(s, METRIC_VLLM_GENERATION_TOKENS), (double)u.completion);
     metric_add(of_model(s, METRIC_VLLM_PREFIX_QUERIES), (double)u.prompt);
@@ -78,6 +80,16 @@ void counted_generation(const struct generation *g) {
     metric_observe(
         metric_get(m, METRIC_MURMUR_TASK_TIME, g->completions->outside ? "team" : "chat"),
         fmax(clock_now() - g->began, 0));
+}
+
+void counted_prompts(struct server *s, const struct exchange *x, const struct target *t,
+                     const struct ids *prompts, int n) {
+    int64_t tokens = 0;
+    for (int i = 0; i < n; i++) tokens += prompts[i].n;
+    if (exchange_key(x)) keys_spend(s->keys, exchange_key(x), tokens, 0, (double)time(NULL));
+    metric_add(of_model(s, METRIC_VLLM_PROMPT_TOKENS), (double)tokens);
+    metric_add(metric_get(s->metrics, METRIC_ADAPTER_REQUESTS, t->label), 1);
+    metric_add(metric_get(s->metrics, METRIC_ADAPTER_PROMPT_TOKENS, t->label), (double)tokens);
 }
 
 /* a request */

@@ -316,6 +316,7 @@ static void generation_release(struct generation *g) {
     generation_spec_release(&g->spec);
     target_release(&g->target);
     exchange_release(g->x);
+    free(g->key);
     free(g);
 }
 
@@ -421,6 +422,7 @@ static struct generation *generation_new(struct server *s, struct exchange *x,
         g->completions[i].index = i;
         g->completions[i].prompt = i / spec->n;
     }
+    if (exchange_key(x)) g->key = xstrdup(exchange_key(x));
     *t = (struct target){0};
     *spec = (struct generation_spec){0};
     generation_enlist(g);

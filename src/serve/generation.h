@@ -103,6 +103,7 @@ struct generation {
     double began;
     struct completion *completions;
     int n_completions;
+    char *key; /* who asked; NULL: nobody in particular */
     bool gone;
 };
 

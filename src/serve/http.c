@@ -820,6 +820,10 @@ int http_port(const struct http *h) {
     return h->port;
 }
 
+bool http_is_loopback(const struct http *h) {
+    return h->loopback;
+}
+
 struct http_stats http_stats(struct http *h) {
     pthread_mutex_lock(&h->lock);
     struct http_stats s = h->stats;

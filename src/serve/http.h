@@ -60,6 +60,7 @@ struct http_calls {
  * options and calls is borrowed. */
 struct http *http_new(const struct http_options *o, const struct http_calls *c, struct error *err);
 int http_port(const struct http *h);
+bool http_is_loopback(const struct http *h); /* only this machine can reach it */
 /* No new connections; what is under way is finished, for drain_seconds at most. Then http_free. */
 void http_drain(struct http *h);
 void http_free(struct http *h);

@@ -889,9 +889,10 @@ static void embedding_handle(void *ctx, struct exchange *x) {
     int rc = body ? target_read(s, body, &t, &err) : err.code;
     if (rc == OK) rc = embedding_read(s, body, &e, &err);
     if (rc == OK) rc = embed_texts(s, &t, e.texts, e.n, &e.v, &err);
-    if (rc == OK)
+    if (rc == OK) {
+        counted_prompts(s, x, &t, e.texts, e.n);
         exchange_reply_json(x, 200, embedding_reply(s, &t, &e));
-    else
+    } else
         api_fail_error(x, &err, NULL);
     for (int i = 0; i < e.n; i++) ids_release(&e.texts[i]);
     free(e.texts);

@@ -3,8 +3,10 @@
  */
 #define _GNU_SOURCE
 #include "serve/server.h"
+#include "serve/keys.h"
 #include "serve/metrics.h"
 
+#include <math.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -421,9 +423,70 @@ void server_grammar_release(struct server *s, struct grammar *g) {
 
 /* the whole */
 
+/* who may do what */
+
+const char *exchange_key(const struct exchange *x) {
+    return exchange_user(x);
+}
+
+static const char *secret_of(const struct exchange *x) {
+    const char *bearer = exchange_header(x, "Authorization");
+    if (bearer && strncasecmp(bearer, "Bearer ", 7) == 0) return bearer + 7;
+    return exchange_header(x, "X-API-Key");
+}
+
+/* 429 says when to come back, in both forms that clients read. */
+static void limit_refuse(struct exchange *x, const struct key_answer *a) {
+    char seconds[32], ms[32];
+    if (a->wait > 0) {
+        snprintf(seconds, sizeof seconds, "%.0f", ceil(a->wait));
+        snprintf(ms, sizeof ms, "%.0f", ceil(a->wait * 1000));
+        exchange_add_header(x, "Retry-After", seconds);
+        exchange_add_header(x, "Retry-After-Ms", ms);
+    }
+    api_fail(x, 429, NULL, NULL,
+             a->verdict == KEY_LIMITED ? "rate_limit_exceeded" : "insufficient_quota", "%s",
+             a->why);
+}
+
+static int key_admit(struct server *s, struct exchange *x, int scope) {
+    struct key_answer a;
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    keys_admit(s->keys, secret_of(x), (unsigned)scope,
+               (double)now.tv_sec + (double)now.tv_nsec * 1e-9, &a);
+    switch (a.verdict) {
+    case KEY_ADMITTED:
+        exchange_set_user(x, xstrdup(a.id));
+        return OK;
+    case KEY_FORBIDDEN:
+        api_fail(x, 403, NULL, NULL, "insufficient_scope", "%s", a.why);
+        break;
+    case KEY_LIMITED:
+    case KEY_OVER_QUOTA:
+        limit_refuse(x, &a);
+        break;
+    default:
+        exchange_add_header(x, "WWW-Authenticate", "Bearer");
+        api_fail(x, 401, NULL, NULL, "invalid_api_key", "%s", a.why);
+    }
+    return ERR_STATE;
+}
+
+/* With keys, keys decide. Without, this machine may do everything; others, where the server
+ * listens to them at all and --no-auth says so, may chat. */
 static int admit(void *ctx, struct exchange *x, const struct route *r) {
-    (void)ctx, (void)x, (void)r;
-    return OK;
+    struct server *s = ctx;
+    bool local = exchange_is_local(x);
+    int scope = r->scope;
+    if (scope == OPEN || (scope == METRICS && local)) return OK;
+    if (scope == METRICS) scope = CHAT;
+    if (keys_any(s->keys)) return key_admit(s, x, scope);
+    if (local || (scope == CHAT && !s->o->auth)) return OK;
+    api_fail(x, 401, NULL, NULL, "no_keys",
+             "this server has no keys, and answers its own machine only; 'shoal key add NAME' "
+             "makes one");
+    return ERR_STATE;
 }
 
 static void refuse(void *ctx, struct exchange *x, int status, const char *code,
@@ -434,6 +497,7 @@ static void refuse(void *ctx, struct exchange *x, int status, const char *code,
 
 static void ended(void *ctx, const struct exchange *x) {
     counted_exchange(ctx, x);
+    free(exchange_user(x));
 }
 
 static struct route *routes_join(void) {
@@ -485,11 +549,26 @@ static int adapters_scan(struct server *s, struct error *err) {
     return OK;
 }
 
+static int keys_make(struct server *s, struct error *err) {
+    const char *from_environment = getenv("SHOAL_API_KEY");
+    unsigned all = KEY_CHAT | KEY_JOBS | KEY_ADMIN;
+    char *path = path_join(s->o->state_dir, "serve.db");
+    s->keys = keys_open(path, err);
+    free(path);
+    if (!s->keys) return err->code;
+    for (int i = 0; i < s->o->api_keys.n; i++)
+        if (keys_add_fixed(s->keys, s->o->api_keys.v[i], all, err) != OK) return err->code;
+    return from_environment && *from_environment
+               ? keys_add_fixed(s->keys, from_environment, all, err)
+               : OK;
+}
+
 static void server_release(struct server *s) {
     http_free(s->http);
     while (__atomic_load_n(&s->n_outside, __ATOMIC_ACQUIRE)) usleep(1000); // they were told to stop
     batcher_free(s->batcher);
     teams_release(s);
+    keys_close(s->keys);
     metrics_free(s->metrics);
     adapter_pool_free(s->pool);
     while (s->n_grammars) grammar_free(s->grammars[--s->n_grammars].g);
@@ -517,6 +596,7 @@ static int server_open(struct server *s, const struct engine_options *eo, struct
         return err->code;
     s->batcher = batcher_new(s->e, (int)s->o->max_waiting);
     counted_open(s);
+    if (keys_make(s, err) != OK) return err->code;
     struct http_calls calls = {.ctx = s,
                                .routes = routes_join(),
                                .workers = WORKERS,
@@ -524,7 +604,12 @@ static int server_open(struct server *s, const struct engine_options *eo, struct
                                .refuse = refuse,
                                .ended = ended};
     s->http = http_new(&s->o->http, &calls, err);
-    return s->http ? OK : err->code;
+    if (!s->http) return err->code;
+    if (http_is_loopback(s->http) || keys_any(s->keys) || !s->o->auth) return OK;
+    return error_set(err, ERR_USAGE,
+                     "'%s' is open to other machines, and there are no keys: make one with 'shoal "
+                     "key add NAME', or say --no-auth to let anybody chat",
+                     s->o->http.host);
 }
 
 int serve_run(struct model *m, struct engine *e, const struct engine_options *eo, const char *path,

@@ -57,6 +57,7 @@ struct server {
     struct generation *generations; /* that are under way */
     int n_outside;                  /* generations whose threads run */
 
+    struct keys *keys;
     struct metrics *metrics;
     struct metric *step_seconds, *step_tokens;
 
@@ -103,9 +104,15 @@ void server_grammar_release(struct server *s, struct grammar *g);
 /* PREFIX and 24 letters that nobody had before. */
 void server_id(struct server *s, const char *prefix, char out[40]);
 
+/* The id of the key that a request came with; NULL: it came with none. */
+const char *exchange_key(const struct exchange *x);
+
 /* counted.c: metrics */
 
 void counted_open(struct server *s); /* after the batcher */
+/* Prompts that were read and nothing generated. */
+void counted_prompts(struct server *s, const struct exchange *x, const struct target *t,
+                     const struct ids *prompts, int n);
 struct generation;
 void counted_generation(const struct generation *g);
 void counted_exchange(struct server *s, const struct exchange *x);

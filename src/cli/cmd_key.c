@@ -1,0 +1,179 @@
+/*
+ * shoal key add|list|revoke: who may use `shoal serve`.
+ *
+ * Works on the server's store, whether one runs or not: a running one notices within a second. A
+ * new key's secret goes to stdout, this once, and nowhere else.
+ */
+#define _GNU_SOURCE
+#include "cli/cli.h"
+#include "serve/keys.h"
+
+#include <sodium.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+struct options {
+    char *store;
+    struct strings scope;
+    int64_t rpm, tpm, quota_day, quota, days;
+};
+static const struct option_row rows[] = {
+    {"store", OPT_STRING, offsetof(struct options, store), "runs/serve/serve.db", 0, 0, "FILE",
+     "the server's store"},
+    {"scope", OPT_LIST, offsetof(struct options, scope), "chat", 0, 0, "SCOPE",
+     "add: what the key may do, of chat, jobs and admin; none implies another"},
+    {"rpm", OPT_INT, offsetof(struct options, rpm), "0", 0, 1e9, "N",
+     "add: requests a minute; 0: any number"},
+    {"tpm", OPT_INT, offsetof(struct options, tpm), "0", 0, 1e12, "N",
+     "add: tokens a minute, prompt and completion; 0: any number"},
+    {"quota-day", OPT_INT, offsetof(struct options, quota_day), "0", 0, 1e15, "N",
+     "add: tokens a day, by UTC; 0: any number"},
+    {"quota", OPT_INT, offsetof(struct options, quota), "0", 0, 1e15, "N",
+     "add: tokens in all; 0: any number"},
+    {"days", OPT_INT, offsetof(struct options, days), "0", 0, 36500, "N",
+     "add: days until the key expires; 0: never"},
+    {0},
+};
+
+static int scopes_of(const struct strings *names, unsigned *bits, struct error *err) {
+    *bits = 0;
+    for (int i = 0; i < names->n; i++) {
+        unsigned bit = key_scope_named(names->v[i]);
+        if (!bit)
+            return error_set(err, ERR_USAGE, "'%s' is none of the scopes chat, jobs and admin",
+                             names->v[i]);
+        *bits |= bit;
+    }
+    return OK;
+}
+
+static int add(const struct common *c, const struct options *o, struct keys *k, const char *name,
+               time_t now, struct error *err) {
+    char secret[KEY_SECRET_LEN];
+    struct key_spec spec = {.requests_per_minute = o->rpm,
+                            .tokens_per_minute = o->tpm,
+                            .quota_day = o->quota_day,
+                            .quota = o->quota,
+                            .expires = o->days ? now + o->days * 86400 : 0};
+    int rc = scopes_of(&o->scope, &spec.scopes, err);
+    if (rc == OK) rc = keys_add(k, name, &spec, (double)now, secret, err);
+    if (rc != OK) return rc;
+    if (c->json) {
+        cli_print(json_pack("{s:s,s:s}", "name", name, "secret", secret));
+    } else {
+        puts(secret);
+        note("this is the only time that the key of '%s' is shown", name);
+    }
+    sodium_memzero(secret, sizeof secret);
+    return OK;
+}
+
+/* The day of a time, or "" of 0. */
+static const char *day(const json_t *v, const char *key, char out[16]) {
+    time_t at = (time_t)json_number_at(v, key);
+    struct tm tm;
+    *out = 0;
+    if (at && gmtime_r(&at, &tm)) strftime(out, 16, "%Y-%m-%d", &tm);
+    return out;
+}
+
+static double tokens(const json_t *v, const char *when) {
+    const json_t *count = json_object_get(v, when);
+    return json_number_at(count, "prompt_tokens") + json_number_at(count, "completion_tokens");
+}
+
+static void scopes_print(const json_t *list) {
+    struct buf b = {0};
+    size_t i;
+    const json_t *name;
+    json_array_foreach (list, i, name)
+        buf_printf(&b, "%s%s", i ? "," : "", json_string_value(name));
+    printf("%-16s", b.data);
+    buf_release(&b);
+}
+
+static void key_print(const json_t *v, double now) {
+    char made[16], last[16];
+    double expires = json_number_at(v, "expires");
+    printf("%-22s%-16s…%-8s", json_text_at(v, "id"), json_text_at(v, "name"),
+           json_text_at(v, "tail"));
+    scopes_print(json_object_get(v, "scopes"));
+    printf("%-12s%-12s%12.0f%14.0f%14.0f  %s\n", day(v, "created", made), day(v, "last_used", last),
+           json_number_at(json_object_get(v, "all"), "requests"), tokens(v, "today"),
+           tokens(v, "all"),
+           json_number_at(v, "revoked")     ? "revoked"
+           : expires != 0 && expires <= now ? "expired"
+                                            : "");
+}
+
+static int list(const struct common *c, struct keys *k, time_t now) {
+    json_t *all = keys_list(k, (double)now), *v;
+    size_t i;
+    if (!c->json)
+        printf("%-22s%-16s%-9s%-16s%-12s%-12s%12s%14s%14s\n", "id", "name", "ends in", "scopes",
+               "made", "last used", "requests", "tokens today", "tokens");
+    json_array_foreach (all, i, v) {
+        if (c->json)
+            cli_print(json_incref(v));
+        else
+            key_print(v, (double)now);
+    }
+    json_decref(all);
+    return OK;
+}
+
+static int revoke(const struct common *c, struct keys *k, const char *name, time_t now,
+                  struct error *err) {
+    int rc = keys_revoke(k, name, (double)now, err);
+    if (rc == OK && c->json)
+        cli_print(json_pack("{s:s}", "revoked", name));
+    else if (rc == OK)
+        note("key '%s' is revoked", name);
+    return rc;
+}
+
+static int run(const struct common *c, const void *options, const struct strings *args,
+               struct error *err) {
+    const struct options *o = options;
+    const char *verb = args->v[0], *name = args->n > 1 ? args->v[1] : NULL;
+    bool adds = strcmp(verb, "add") == 0, lists = strcmp(verb, "list") == 0,
+         revokes = strcmp(verb, "revoke") == 0;
+    if (!adds && !lists && !revokes)
+        return error_set(err, ERR_USAGE, "'%s' is none of add, list and revoke", verb);
+    if (lists ? name != NULL : !name)
+        return error_set(err, ERR_USAGE, lists ? "list takes no name" : "say the name of the key");
+    if (!adds && !path_exists(o->store))
+        return error_set(err, ERR_MISSING,
+                         "no keys in '%s'; 'shoal key add NAME' makes one, --store names another "
+                         "file",
+                         o->store);
+    struct keys *k = keys_open(o->store, err);
+    if (!k) return err->code;
+    time_t now = time(NULL);
+    int rc = adds    ? add(c, o, k, name, now, err)
+             : lists ? list(c, k, now)
+                     : revoke(c, k, name, now, err);
+    keys_close(k);
+    return rc;
+}
+
+const struct command cmd_key = {
+    .name = "key",
+    .args = "add|list|revoke [NAME]",
+    .summary = "who may use the server: API keys, limits, and what was used",
+    .about =
+        "add prints the key's secret, once: the store keeps its hash only. A running server "
+        "notices\n"
+        "what is added or revoked within a second; from the first key on it asks for one. revoke\n"
+        "takes a name, or an id of the list.\n\n"
+        "  shoal key add alice --rpm 60 --tpm 20000 --quota-day 500000\n"
+        "  shoal key add trainer --scope chat jobs --days 30\n"
+        "  shoal key list\n"
+        "  shoal key revoke alice",
+    .rows = rows,
+    .size = sizeof(struct options),
+    .min_args = 1,
+    .max_args = 2,
+    .run = run,
+};

@@ -1,0 +1,970 @@
+/*
+ * API keys: who is let in, who waits and for how long, what is counted and what outlives the
+ * process; other handles and other processes; stores that somebody has been at; and the command.
+ *
+ * Times are made up, but where the module's own thread is waited for.
+ */
+/* levels: once */
+#define _GNU_SOURCE
+#include "cli/cli.h"
+#include "folder.h"
+#include "serve/keys.h"
+
+#include <math.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <sqlite3.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#define NOON (20000 * 86400.0 + 43200)
+
+static struct error err;
+static char dir[64], path[96];
+static struct key_answer answer;
+
+static int set_up(void **state) {
+    (void)state;
+    log_quiet = true;
+    err = (struct error){0};
+    snprintf(dir, sizeof dir, "/tmp/shoal-test-keys-XXXXXX");
+    if (!mkdtemp(dir)) return -1;
+    snprintf(path, sizeof path, "%s/deep/er/serve.db", dir);
+    return 0;
+}
+
+static int tear_down(void **state) {
+    (void)state;
+    return folder_remove(dir);
+}
+
+static struct keys *opened(void) {
+    struct keys *k = keys_open(path, &err);
+    if (!k) fail_msg("%s", err.text);
+    return k;
+}
+
+static void has(const char *text, const char *part) {
+    if (!strstr(text, part)) fail_msg("'%s' is not in '%s'", part, text);
+}
+
+static void synced(struct keys *k) {
+    if (keys_sync(k, &err) != OK) fail_msg("%s", err.text);
+}
+
+/* A key for chat with these limits; its secret, in one of many static places. */
+static const char *made(struct keys *k, const char *name, struct key_spec spec) {
+    static char secrets[1024][KEY_SECRET_LEN];
+    static int at;
+    char *secret = secrets[at++ % 1024];
+    if (!spec.scopes) spec.scopes = KEY_CHAT;
+    if (keys_add(k, name, &spec, NOON, secret, &err) != OK) fail_msg("%s", err.text);
+    return secret;
+}
+
+static enum key_verdict chat(struct keys *k, const char *secret, double now) {
+    enum key_verdict verdict = keys_admit(k, secret, KEY_CHAT, now, &answer);
+    assert_int_equal(verdict, answer.verdict);
+    assert_true((verdict == KEY_ADMITTED) == !*answer.why);
+    return verdict;
+}
+
+/* A number of the i-th key in the list, "name" or "when.name". */
+static int64_t listed(struct keys *k, size_t i, const char *when, const char *name) {
+    json_t *list = keys_list(k, NOON), *v = json_array_get(list, i);
+    const json_t *n = json_object_get(when ? json_object_get(v, when) : v, name);
+    assert_true(json_is_integer(n));
+    int64_t value = json_integer_value(n);
+    json_decref(list);
+    return value;
+}
+
+/* How many rows a statement of somebody else changes in the store. */
+static int changed(const char *sql) {
+    sqlite3 *db = NULL;
+    assert_int_equal(sqlite3_open(path, &db), SQLITE_OK);
+    sqlite3_busy_timeout(db, 10000);
+    assert_int_equal(sqlite3_exec(db, sql, NULL, NULL, NULL), SQLITE_OK);
+    int n = sqlite3_changes(db);
+    sqlite3_close(db);
+    return n;
+}
+
+static void tamper(const char *sql) {
+    assert_true(changed(sql) > 0);
+}
+
+/* secrets */
+
+static void test_secrets(void **state) {
+    (void)state;
+    struct keys *k = opened();
+    const char *one = made(k, "one", (struct key_spec){0}),
+               *two = made(k, "two", (struct key_spec){0});
+    assert_int_equal(strlen(one), KEY_SECRET_LEN - 1);
+    assert_int_equal(strncmp(one, "sk-shoal-", 9), 0);
+    assert_int_equal(strspn(one + 9, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+                                     "0123456789-_"),
+                     43);
+    assert_string_not_equal(one, two);
+    assert_int_equal(chat(k, one, NOON), KEY_ADMITTED);
+    assert_string_equal(answer.name, "one");
+    assert_int_equal(chat(k, two, NOON), KEY_ADMITTED);
+    assert_string_equal(answer.name, "two");
+    keys_close(k);
+}
+
+static void test_wrong_secrets(void **state) {
+    (void)state;
+    struct keys *k = opened();
+    const char *right = made(k, "one", (struct key_spec){0});
+    char wrong[KEY_SECRET_LEN + 1], huge[2000];
+    for (size_t i = 0; i < KEY_SECRET_LEN - 1; i++) {
+        memcpy(wrong, right, KEY_SECRET_LEN);
+        wrong[i] ^= 1;
+        assert_int_equal(chat(k, wrong, NOON), KEY_UNKNOWN);
+        wrong[i] = 0;
+        assert_int_equal(chat(k, wrong, NOON), KEY_UNKNOWN);
+    }
+    snprintf(wrong, sizeof wrong, "%sA", right);
+    assert_int_equal(chat(k, wrong, NOON), KEY_UNKNOWN);
+    assert_true(!*answer.id && !*answer.name && !strstr(answer.why, right));
+    memset(huge, 'x', sizeof huge - 1);
+    huge[sizeof huge - 1] = 0;
+    assert_int_equal(chat(k, huge, NOON), KEY_UNKNOWN);
+    has(answer.why, "not known");
+    assert_int_equal(chat(k, "", NOON), KEY_UNKNOWN);
+    has(answer.why, "is needed");
+    assert_int_equal(chat(k, NULL, NOON), KEY_UNKNOWN);
+    has(answer.why, "is needed");
+    keys_close(k);
+}
+
+/* A key is all of its hash, not only the digits that find it. */
+static void test_hash_is_whole(void **state) {
+    (void)state;
+    struct keys *k = opened();
+    const char *secret = made(k, "one", (struct key_spec){0});
+    keys_close(k);
+    tamper("UPDATE logs SET event = json_set(event, '$.hash', substr(event ->> '$.hash', 1, 63) ||"
+           " CASE substr(event ->> '$.hash', 64) WHEN '0' THEN '1' ELSE '0' END)");
+    k = opened();
+    assert_int_equal(chat(k, secret, NOON), KEY_UNKNOWN);
+    keys_close(k);
+}
+
+/* Whether any file of the folder holds the bytes. */
+static bool on_disk(const char *text) {
+    static const char *const ends[] = {"", "-wal", "-shm"};
+    bool found = false;
+    for (size_t i = 0; i < ARRAY_LEN(ends); i++) {
+        struct buf b = {0};
+        char *file = xasprintf("%s%s", path, ends[i]);
+        if (file_read(file, 1 << 24, &b, &err) == OK)
+            found |= memmem(b.data, b.len, text, strlen(text)) != NULL;
+        buf_release(&b);
+        free(file);
+    }
+    return found;
+}
+
+static void test_secrets_are_nowhere(void **state) {
+    (void)state;
+    struct keys *k = opened();
+    const char *secret = made(k, "one", (struct key_spec){0}), *fixed = "hunter2-hunter2";
+    char hash[HASH_LEN];
+    hash_bytes(secret, strlen(secret), hash);
+    assert_int_equal(keys_add_fixed(k, fixed, KEY_ADMIN, &err), OK);
+    assert_int_equal(chat(k, secret, NOON), KEY_ADMITTED);
+    synced(k);
+    assert_true(on_disk(hash)); /* the search does find */
+    assert_false(on_disk(secret + 9));
+    assert_false(on_disk(fixed));
+    json_t *list = keys_list(k, NOON);
+    char *text = json_text(list);
+    assert_null(strstr(text, secret + 9));
+    assert_null(strstr(text, hash));
+    assert_null(strstr(text, fixed));
+    assert_string_equal(json_text_at(json_array_get(list, 0), "tail"), secret + strlen(secret) - 4);
+    assert_string_equal(json_text_at(json_array_get(list, 1), "tail"), "");
+    free(text);
+    json_decref(list);
+    keys_close(k);
+}
+
+/* verdicts */
+
+static void test_scopes(void **state) {
+    (void)state;
+    struct keys *k = opened();
+    const char *secret = made(k, "one", (struct key_spec){.scopes = KEY_CHAT | KEY_JOBS});
+    assert_int_equal(keys_admit(k, secret, 0, NOON, &answer), KEY_ADMITTED);
+    assert_int_equal(keys_admit(k, secret, KEY_JOBS, NOON, &answer), KEY_ADMITTED);
+    assert_int_equal(keys_admit(k, secret, KEY_JOBS | KEY_CHAT, NOON, &answer), KEY_ADMITTED);
+    assert_int_equal(keys_admit(k, secret, KEY_ADMIN, NOON, &answer), KEY_FORBIDDEN);
+    assert_int_equal(keys_admit(k, secret, KEY_CHAT | KEY_ADMIN, NOON, &answer), KEY_FORBIDDEN);
+    assert_string_equal(answer.why, "API key 'one' lacks the scope 'admin'");
+    secret = made(k, "two", (struct key_spec){.scopes = KEY_ADMIN});
+    assert_int_equal(chat(k, secret, NOON), KEY_FORBIDDEN);
+    assert_int_equal(listed(k, 1, "all", "requests"), 0);
+    keys_close(k);
+}
+
+static void test_expiry_and_revocation(void **state) {
+    (void)state;
+    struct keys *k = opened();
+    const char *secret = made(k, "one", (struct key_spec){.expires = (int64_t)NOON + 10}),
+               *other = made(k, "two", (struct key_spec){0});
+    assert_int_equal(chat(k, secret, NOON + 9.9), KEY_ADMITTED);
+    assert_int_equal(chat(k, secret, NOON + 10), KEY_EXPIRED);
+    assert_string_equal(answer.name, "one");
+    assert_int_equal(keys_revoke(k, "one", NOON, &err), OK);
+    assert_int_equal(chat(k, secret, NOON), KEY_REVOKED);
+    assert_int_equal(listed(k, 0, NULL, "revoked"), (int64_t)NOON);
+    assert_int_equal(keys_revoke(k, "one", NOON, &err), ERR_MISSING);
+    /* The name is free again, and means the new key. */
+    const char *again = made(k, "one", (struct key_spec){0});
+    assert_int_equal(chat(k, again, NOON), KEY_ADMITTED);
+    assert_int_equal(chat(k, other, NOON), KEY_ADMITTED);
+    char id[KEY_ID_LEN];
+    memcpy(id, answer.id, sizeof id);
+    assert_int_equal(keys_revoke(k, id, NOON, &err), OK);
+    assert_int_equal(chat(k, other, NOON), KEY_REVOKED);
+    assert_int_equal(chat(k, again, NOON), KEY_ADMITTED);
+    assert_int_equal(keys_revoke(k, id, NOON, &err), ERR_STATE);
+    keys_close(k);
+}
+
+static void test_refused_keys(void **state) {
+    (void)state;
+    static const char *const names[] = {"", "a b", "a\n", "é", "key-1", "cli-1", "a/b"};
+    static const struct key_spec specs[] = {
+        {.scopes = 0},
+        {.scopes = 8},
+        {.scopes = 1, .requests_per_minute = -1},
+        {.scopes = 1, .quota = ((int64_t)1 << 53) + 1},
+        {.scopes = 1, .expires = (int64_t)NOON},
+    };
+    struct keys *k = opened();
+    char secret[KEY_SECRET_LEN], long_name[KEY_NAME_LEN + 1];
+    struct key_spec sound = {.scopes = KEY_CHAT};
+    for (size_t i = 0; i < ARRAY_LEN(names); i++)
+        assert_int_equal(keys_add(k, names[i], &sound, NOON, secret, &err), ERR_USAGE);
+    for (size_t i = 0; i < ARRAY_LEN(specs); i++)
+        assert_int_equal(keys_add(k, "one", &specs[i], NOON, secret, &err), ERR_USAGE);
+    memset(long_name, 'n', KEY_NAME_LEN);
+    long_name[KEY_NAME_LEN] = 0;
+    assert_int_equal(keys_add(k, long_name, &sound, NOON, secret, &err), ERR_USAGE);
+    assert_false(keys_any(k));
+    assert_int_equal(keys_add(k, long_name + 1, &sound, NOON, secret, &err), OK);
+    assert_int_equal(keys_add(k, long_name + 1, &sound, NOON, secret, &err), ERR_STATE);
+    assert_true(!*secret);
+    has(err.text, "revoke it first");
+    keys_close(k);
+}
+
+static void test_any(void **state) {
+    (void)state;
+    struct keys *k = opened();
+    assert_false(keys_any(k));
+    made(k, "one", (struct key_spec){0});
+    assert_true(keys_any(k));
+    assert_int_equal(keys_revoke(k, "one", NOON, &err), OK);
+    assert_true(keys_any(k)); /* else the revocation would let everybody in */
+    keys_close(k);
+    k = opened();
+    assert_true(keys_any(k));
+    keys_close(k);
+}
+
+static void test_fixed(void **state) {
+    (void)state;
+    struct keys *k = opened();
+    const char *stored = made(k, "one", (struct key_spec){0});
+    assert_int_equal(keys_add_fixed(k, "token-abc123", KEY_CHAT, &err), OK);
+    assert_int_equal(keys_admit(k, "token-abc123", KEY_ADMIN, NOON, &answer), KEY_FORBIDDEN);
+    assert_int_equal(keys_add_fixed(k, "token-abc123", KEY_ADMIN, &err), OK);
+    assert_int_equal(keys_admit(k, "token-abc123", KEY_ADMIN | KEY_CHAT, NOON, &answer),
+                     KEY_ADMITTED);
+    assert_string_equal(answer.id, "cli-1");
+    keys_spend(k, "cli-1", 5, 6, NOON);
+    assert_int_equal(listed(k, 1, "all", "completion_tokens"), 6);
+    assert_int_equal(keys_revoke(k, "cli-1", NOON, &err), ERR_STATE);
+    assert_int_equal(keys_add_fixed(k, stored, KEY_ADMIN, &err), ERR_USAGE);
+    assert_null(strstr(err.text, stored));
+    assert_int_equal(keys_add_fixed(k, "", KEY_ADMIN, &err), ERR_USAGE);
+    assert_int_equal(keys_add_fixed(k, "se cret", KEY_ADMIN, &err), ERR_USAGE);
+    assert_null(strstr(err.text, "se cret"));
+    keys_close(k);
+    assert_int_equal(changed("UPDATE documents SET value = value"), 0);
+    assert_int_equal(changed("UPDATE logs SET event = event"), 1);
+    k = opened();
+    assert_int_equal(chat(k, "token-abc123", NOON), KEY_UNKNOWN);
+    assert_int_equal(chat(k, stored, NOON), KEY_ADMITTED);
+    keys_close(k);
+}
+
+/* rates */
+
+static void test_requests_a_minute(void **state) {
+    (void)state;
+    struct keys *k = opened();
+    const char *secret = made(k, "one", (struct key_spec){.requests_per_minute = 6}),
+               *other = made(k, "two", (struct key_spec){.requests_per_minute = 6});
+    for (int i = 0; i < 6; i++) assert_int_equal(chat(k, secret, NOON), KEY_ADMITTED);
+    for (int i = 0; i < 3; i++) assert_int_equal(chat(k, secret, NOON + 4), KEY_LIMITED);
+    assert_true(fabs(answer.wait - 6) < 0.0011 && answer.wait > 6);
+    has(answer.why, "6 requests a minute");
+    assert_int_equal(chat(k, other, NOON + 4), KEY_ADMITTED);
+    assert_int_equal(chat(k, secret, NOON + 9.99), KEY_LIMITED);
+    assert_int_equal(chat(k, secret, NOON + 10.01), KEY_ADMITTED);
+    assert_int_equal(chat(k, secret, NOON + 10.01), KEY_LIMITED);
+    /* A bucket holds a minute's worth, however long it was left alone. */
+    for (int i = 0; i < 6; i++) assert_int_equal(chat(k, secret, NOON + 1e6), KEY_ADMITTED);
+    assert_int_equal(chat(k, secret, NOON + 1e6), KEY_LIMITED);
+    keys_close(k);
+}
+
+static void test_tokens_a_minute(void **state) {
+    (void)state;
+    struct keys *k = opened();
+    const char *secret = made(k, "one", (struct key_spec){.tokens_per_minute = 60});
+    assert_int_equal(chat(k, secret, NOON), KEY_ADMITTED);
+    keys_spend(k, answer.id, 100, 20, NOON);
+    assert_int_equal(chat(k, secret, NOON), KEY_LIMITED);
+    assert_true(fabs(answer.wait - 61) < 0.0011 && answer.wait > 61);
+    has(answer.why, "60 tokens a minute");
+    assert_int_equal(chat(k, secret, NOON + 60.9), KEY_LIMITED);
+    assert_int_equal(chat(k, secret, NOON + 61.1), KEY_ADMITTED);
+    keys_close(k);
+}
+
+/* Both limits at once: the longer wait is told, and refusals take nothing of either. */
+static void test_both_limits(void **state) {
+    (void)state;
+    struct keys *k = opened();
+    struct key_spec spec = {.requests_per_minute = 2, .tokens_per_minute = 60};
+    const char *secret = made(k, "one", spec);
+    for (int i = 0; i < 2; i++) assert_int_equal(chat(k, secret, NOON), KEY_ADMITTED);
+    keys_spend(k, answer.id, 0, 69, NOON);
+    assert_int_equal(chat(k, secret, NOON), KEY_LIMITED);
+    has(answer.why, "2 requests a minute");
+    assert_true(fabs(answer.wait - 30) < 0.0011);
+    keys_spend(k, answer.id, 0, 30, NOON);
+    assert_int_equal(chat(k, secret, NOON), KEY_LIMITED);
+    has(answer.why, "60 tokens a minute");
+    assert_true(fabs(answer.wait - 40) < 0.0011);
+    for (int i = 0; i < 2; i++) assert_int_equal(chat(k, secret, NOON + 100), KEY_ADMITTED);
+    keys_close(k);
+}
+
+/* For any rate: who waits as told is let in, who comes two milliseconds earlier is not, and in no
+ * time more get through than a bucket and the rate allow. */
+static void test_waits_are_right(void **state) {
+    (void)state;
+    struct keys *k = opened();
+    struct rng r = rng_make(7, RNG_TEST, 0, 0);
+    for (int trial = 0; trial < 40; trial++) {
+        int64_t rate = 1 + (int64_t)rng_below(&r, trial % 2 ? 20 : 5000);
+        char name[16];
+        snprintf(name, sizeof name, "k%d", trial);
+        const char *secret = made(k, name, (struct key_spec){.requests_per_minute = rate});
+        double now = NOON + rng_uniform(&r), begin = now;
+        int64_t passed = 0;
+        for (int i = 0; i < 3 * rate + 50; i++) {
+            if (chat(k, secret, now) == KEY_ADMITTED) {
+                passed++;
+                now += rng_below(&r, 4) ? 0 : 20 * rng_uniform(&r) / (double)rate;
+                continue;
+            }
+            double wait = answer.wait;
+            if (wait > 0.002) assert_int_equal(chat(k, secret, now + wait - 0.002), KEY_LIMITED);
+            now += wait;
+            assert_int_equal(chat(k, secret, now), KEY_ADMITTED);
+            passed++;
+        }
+        assert_true((double)passed <= (double)rate * (1 + (now - begin) / 60) + 1e-6);
+    }
+    keys_close(k);
+}
+
+/* A clock that is set back an hour blocks nobody for an hour; a late thread gains nothing. */
+static void test_clock_goes_back(void **state) {
+    (void)state;
+    struct keys *k = opened();
+    const char *secret = made(k, "one", (struct key_spec){.requests_per_minute = 60});
+    for (int i = 0; i < 60; i++) assert_int_equal(chat(k, secret, NOON), KEY_ADMITTED);
+    for (int i = 0; i < 100; i++) {
+        assert_int_equal(chat(k, secret, NOON - 0.5), KEY_LIMITED);
+        assert_int_equal(chat(k, secret, NOON), KEY_LIMITED);
+    }
+    assert_int_equal(chat(k, secret, NOON - 3600), KEY_LIMITED);
+    assert_int_equal(chat(k, secret, NOON - 3600 + 1.1), KEY_ADMITTED);
+    assert_int_equal(chat(k, secret, NOON - 3600 + 1.1), KEY_LIMITED);
+    keys_close(k);
+}
+
+/* quotas */
+
+static void test_quota_of_a_day(void **state) {
+    (void)state;
+    struct keys *k = opened();
+    const char *secret = made(k, "one", (struct key_spec){.quota_day = 100});
+    assert_int_equal(chat(k, secret, NOON), KEY_ADMITTED);
+    keys_spend(k, answer.id, 60, 39, NOON);
+    assert_int_equal(chat(k, secret, NOON), KEY_ADMITTED);
+    keys_spend(k, answer.id, 0, 1, NOON);
+    assert_int_equal(chat(k, secret, NOON + 200), KEY_OVER_QUOTA);
+    assert_true(answer.wait == 43000);
+    has(answer.why, "100 tokens a day");
+    assert_int_equal(chat(k, secret, NOON + 43199), KEY_OVER_QUOTA);
+    assert_int_equal(chat(k, secret, NOON + 43200), KEY_ADMITTED);
+    /* A thread that is late at midnight neither counts for the new day nor brings the old one back.
+     */
+    keys_spend(k, answer.id, 99, 0, NOON + 43200);
+    keys_spend(k, answer.id, 1000, 0, NOON + 43199);
+    assert_int_equal(chat(k, secret, NOON + 43201), KEY_ADMITTED);
+    keys_spend(k, answer.id, 1, 0, NOON + 43201);
+    assert_int_equal(chat(k, secret, NOON + 43202), KEY_OVER_QUOTA);
+    keys_close(k);
+    k = opened(); /* today's count outlives the process */
+    assert_int_equal(chat(k, secret, NOON + 43202), KEY_OVER_QUOTA);
+    assert_int_equal(chat(k, secret, NOON + 2 * 86400), KEY_ADMITTED);
+    keys_close(k);
+}
+
+static void test_quota_in_all(void **state) {
+    (void)state;
+    struct keys *k = opened();
+    const char *secret = made(k, "one", (struct key_spec){.quota = 100, .quota_day = 1000});
+    assert_int_equal(chat(k, secret, NOON), KEY_ADMITTED);
+    keys_spend(k, answer.id, 50, 10, NOON);
+    assert_int_equal(chat(k, secret, NOON + 86400), KEY_ADMITTED);
+    keys_spend(k, answer.id, 39, 1, NOON + 86400);
+    assert_int_equal(chat(k, secret, NOON + 1e7), KEY_OVER_QUOTA);
+    assert_true(answer.wait == 0);
+    assert_string_equal(answer.why, "the quota of 100 tokens is used up");
+    keys_close(k);
+    k = opened();
+    assert_int_equal(chat(k, secret, NOON + 2e7), KEY_OVER_QUOTA);
+    keys_close(k);
+}
+
+static void test_counts_do_not_overflow(void **state) {
+    (void)state;
+    struct keys *k = opened();
+    int64_t most = (int64_t)1 << 53;
+    const char *secret = made(k, "one", (struct key_spec){.tokens_per_minute = 1});
+    assert_int_equal(chat(k, secret, NOON), KEY_ADMITTED);
+    for (int i = 0; i < 3; i++) keys_spend(k, answer.id, most, most, NOON);
+    assert_int_equal(listed(k, 0, "all", "prompt_tokens"), most);
+    assert_int_equal(chat(k, secret, NOON + 1e6), KEY_LIMITED);
+    keys_close(k);
+    k = opened();
+    assert_int_equal(listed(k, 0, "all", "completion_tokens"), most);
+    keys_close(k);
+}
+
+/* the store */
+
+static void test_fresh_open(void **state) {
+    (void)state;
+    struct keys *k = opened();
+    struct key_spec spec = {KEY_JOBS | KEY_ADMIN, 60, 1000, 20000, 300000, (int64_t)NOON + 99999};
+    const char *secret = made(k, "one", spec);
+    for (int i = 0; i < 300; i++) { /* more than a page of the log */
+        char name[16];
+        snprintf(name, sizeof name, "k%d", i);
+        made(k, name, (struct key_spec){0});
+    }
+    assert_int_equal(keys_revoke(k, "k7", NOON, &err), OK);
+    assert_int_equal(keys_admit(k, secret, KEY_JOBS, NOON + 3, &answer), KEY_ADMITTED);
+    keys_spend(k, answer.id, 10, 20, NOON + 5);
+    json_t *before = keys_list(k, NOON + 6), *one = json_array_get(before, 0), *after,
+           *want =
+               json_pack("{s:s,s:s,s:[s,s],s:i,s:i,s:i,s:i,s:I,s:I,s:i,s:I,s:{s:i,s:i,s:i},"
+                         "s:{s:i,s:i,s:i}}",
+                         "name", "one", "tail", secret + strlen(secret) - 4, "scopes", "jobs",
+                         "admin", "requests_per_minute", 60, "tokens_per_minute", 1000, "quota_day",
+                         20000, "quota", 300000, "expires", (json_int_t)NOON + 99999, "created",
+                         (json_int_t)NOON, "revoked", 0, "last_used", (json_int_t)NOON + 5, "today",
+                         "requests", 1, "prompt_tokens", 10, "completion_tokens", 20, "all",
+                         "requests", 1, "prompt_tokens", 10, "completion_tokens", 20);
+    keys_close(k);
+    k = opened();
+    after = keys_list(k, NOON + 6);
+    assert_true(json_equal(before, after));
+    assert_int_equal(json_array_size(after), 301);
+    json_object_del(one, "id");
+    assert_true(json_equal(one, want));
+    assert_int_equal(listed(k, 8, NULL, "revoked"), (int64_t)NOON);
+    assert_int_equal(keys_admit(k, secret, KEY_ADMIN, NOON, &answer), KEY_ADMITTED);
+    json_decref(want);
+    json_decref(before);
+    json_decref(after);
+    keys_close(k);
+}
+
+static void test_second_handle(void **state) {
+    (void)state;
+    struct keys *server = opened(), *command = opened();
+    const char *secret = made(command, "one", (struct key_spec){0});
+    synced(server);
+    assert_true(keys_any(server));
+    assert_int_equal(chat(server, secret, NOON), KEY_ADMITTED);
+    assert_int_equal(keys_revoke(command, "one", NOON, &err), OK);
+    synced(server);
+    assert_int_equal(chat(server, secret, NOON), KEY_REVOKED);
+    /* A handle takes over what others did before it decides. */
+    made(command, "two", (struct key_spec){0});
+    char none[KEY_SECRET_LEN];
+    struct key_spec spec = {.scopes = KEY_CHAT};
+    assert_int_equal(keys_add(server, "two", &spec, NOON, none, &err), ERR_STATE);
+    made(server, "three", (struct key_spec){0});
+    assert_int_equal(keys_revoke(command, "three", NOON, &err), OK);
+    keys_close(command);
+    keys_close(server);
+}
+
+static void test_thread_notices(void **state) {
+    (void)state;
+    struct keys *server = opened(), *command = opened();
+    const char *secret = made(command, "one", (struct key_spec){0});
+    for (int i = 0; i < 2000 && chat(server, secret, NOON) != KEY_ADMITTED; i++) usleep(10000);
+    assert_int_equal(answer.verdict, KEY_ADMITTED);
+    assert_int_equal(keys_revoke(command, "one", NOON, &err), OK);
+    for (int i = 0; i < 2000 && chat(server, secret, NOON) != KEY_REVOKED; i++) usleep(10000);
+    assert_int_equal(answer.verdict, KEY_REVOKED);
+    keys_close(command);
+    keys_close(server);
+}
+
+static void test_two_servers_add_up(void **state) {
+    (void)state;
+    struct keys *a = opened(), *b;
+    const char *secret = made(a, "one", (struct key_spec){.quota = 100});
+    b = opened();
+    for (int i = 0; i < 3; i++) {
+        assert_int_equal(chat(a, secret, NOON), KEY_ADMITTED);
+        keys_spend(a, answer.id, 10, 0, NOON);
+        synced(a);
+        assert_int_equal(chat(b, secret, NOON), KEY_ADMITTED);
+        keys_spend(b, answer.id, 20, 1, NOON);
+        synced(b);
+    }
+    assert_int_equal(listed(b, 0, "all", "prompt_tokens"), 90);
+    assert_int_equal(listed(b, 0, "today", "completion_tokens"), 3);
+    assert_int_equal(listed(b, 0, "all", "requests"), 6);
+    keys_spend(a, answer.id, 10, 0, NOON);
+    synced(a);
+    assert_int_equal(chat(a, secret, NOON), KEY_OVER_QUOTA);
+    keys_close(a);
+    keys_close(b);
+}
+
+static void *sync_main(void *k) {
+    struct error own;
+    return keys_sync(k, &own) == OK ? k : NULL;
+}
+
+/* Another process holds the store: requests do not wait for it, and what they use while accounting
+ * waits to be written is counted once. */
+static void test_slow_store(void **state) {
+    (void)state;
+    struct keys *k = opened();
+    sqlite3 *db = NULL;
+    pthread_t syncs;
+    void *done;
+    const char *secret = made(k, "one", (struct key_spec){0});
+    synced(k);
+    assert_int_equal(sqlite3_open(path, &db), SQLITE_OK);
+    assert_int_equal(sqlite3_exec(db, "BEGIN IMMEDIATE", NULL, NULL, NULL), SQLITE_OK);
+    assert_int_equal(chat(k, secret, NOON), KEY_ADMITTED);
+    assert_int_equal(pthread_create(&syncs, NULL, sync_main, k), 0);
+    usleep(300000); /* it has begun, and waits */
+    double begin = clock_now();
+    assert_int_equal(chat(k, secret, NOON), KEY_ADMITTED);
+    keys_spend(k, answer.id, 7, 8, NOON);
+    assert_true(clock_now() - begin < 2);
+    assert_int_equal(listed(k, 0, "all", "requests"), 2);
+    assert_int_equal(sqlite3_exec(db, "COMMIT", NULL, NULL, NULL), SQLITE_OK);
+    sqlite3_close(db);
+    pthread_join(syncs, &done);
+    assert_non_null(done);
+    assert_int_equal(listed(k, 0, "all", "requests"), 2);
+    assert_int_equal(listed(k, 0, "all", "completion_tokens"), 8);
+    keys_close(k);
+    k = opened();
+    assert_int_equal(listed(k, 0, "today", "requests"), 2);
+    assert_int_equal(listed(k, 0, "all", "prompt_tokens"), 7);
+    keys_close(k);
+}
+
+enum { THREADS = 8, EACH = 400 };
+struct worker {
+    struct keys *k;
+    const char *shared, *own;
+    int64_t admitted, limited;
+};
+
+static void *worker_main(void *arg) {
+    struct worker *w = arg;
+    struct key_answer a;
+    for (int i = 0; i < EACH; i++) {
+        if (keys_admit(w->k, w->shared, KEY_CHAT, NOON, &a) == KEY_ADMITTED) {
+            w->admitted++;
+            keys_spend(w->k, a.id, 3, i, NOON);
+        } else {
+            w->limited += a.verdict == KEY_LIMITED;
+        }
+        if (keys_admit(w->k, w->own, KEY_CHAT, NOON, &a) == KEY_ADMITTED)
+            keys_spend(w->k, a.id, 1, 2, NOON);
+        if (i % 100 == 0) json_decref(keys_list(w->k, NOON));
+    }
+    return NULL;
+}
+
+/* While they admit and spend, keys are made and revoked and everything is written. */
+static void test_threads_add_up(void **state) {
+    (void)state;
+    enum { LIMIT = THREADS * EACH - 500 };
+    struct keys *k = opened();
+    struct worker w[THREADS] = {0};
+    pthread_t id[THREADS];
+    const char *shared = made(k, "shared", (struct key_spec){.requests_per_minute = LIMIT});
+    for (int i = 0; i < THREADS; i++) {
+        char name[16];
+        snprintf(name, sizeof name, "own%d", i);
+        w[i] = (struct worker){k, shared, made(k, name, (struct key_spec){0}), 0, 0};
+    }
+    for (int i = 0; i < THREADS; i++)
+        assert_int_equal(pthread_create(&id[i], NULL, worker_main, &w[i]), 0);
+    for (int i = 0; i < 40; i++) {
+        char name[16];
+        snprintf(name, sizeof name, "more%d", i);
+        made(k, name, (struct key_spec){0});
+        assert_int_equal(keys_revoke(k, name, NOON, &err), OK);
+        synced(k);
+    }
+    int64_t admitted = 0, limited = 0;
+    for (int i = 0; i < THREADS; i++) {
+        pthread_join(id[i], NULL);
+        admitted += w[i].admitted;
+        limited += w[i].limited;
+    }
+    assert_int_equal(admitted, LIMIT);
+    assert_int_equal(limited, 500);
+    keys_close(k);
+    k = opened();
+    assert_int_equal(listed(k, 0, "all", "requests"), LIMIT);
+    assert_int_equal(listed(k, 0, "all", "prompt_tokens"), 3 * LIMIT);
+    for (size_t i = 1; i <= THREADS; i++) {
+        assert_int_equal(listed(k, i, "all", "requests"), EACH);
+        assert_int_equal(listed(k, i, "today", "completion_tokens"), 2 * EACH);
+    }
+    keys_close(k);
+}
+
+/* The child spends, says so, and does nothing more; nobody calls keys_sync. */
+static void test_kill(void **state) {
+    (void)state;
+    int says[2];
+    char secret[KEY_SECRET_LEN];
+    assert_int_equal(pipe(says), 0);
+    pid_t child = fork();
+    if (child == 0) {
+        struct key_spec spec = {.scopes = KEY_CHAT};
+        struct keys *k = keys_open(path, &err);
+        if (!k || keys_add(k, "one", &spec, NOON, secret, &err) != OK ||
+            chat(k, secret, NOON) != KEY_ADMITTED)
+            _exit(1);
+        keys_spend(k, answer.id, 11, 22, NOON);
+        if (write(says[1], secret, sizeof secret) != sizeof secret) _exit(1);
+        for (;;) pause();
+    }
+    close(says[1]);
+    assert_int_equal(read(says[0], secret, sizeof secret), sizeof secret);
+    close(says[0]);
+    int64_t seen = 0;
+    for (int i = 0; i < 200 && !seen; i++) {
+        usleep(100000);
+        struct keys *k = opened();
+        seen = listed(k, 0, "all", "completion_tokens");
+        keys_close(k);
+    }
+    kill(child, SIGKILL);
+    waitpid(child, NULL, 0);
+    struct keys *k = opened();
+    assert_int_equal(listed(k, 0, "all", "prompt_tokens"), 11);
+    assert_int_equal(listed(k, 0, "all", "completion_tokens"), 22);
+    assert_int_equal(chat(k, secret, NOON), KEY_ADMITTED);
+    keys_close(k);
+}
+
+/* Killed at once after it was made, a key is there. */
+static void test_kill_loses_no_key(void **state) {
+    (void)state;
+    for (int round = 0; round < 4; round++) {
+        int says[2];
+        char secret[KEY_SECRET_LEN], name[16];
+        snprintf(name, sizeof name, "k%d", round);
+        assert_int_equal(pipe(says), 0);
+        pid_t child = fork();
+        if (child == 0) {
+            struct key_spec spec = {.scopes = KEY_CHAT};
+            struct keys *k = keys_open(path, &err);
+            if (!k || keys_add(k, name, &spec, NOON, secret, &err) != OK) _exit(1);
+            if (write(says[1], secret, sizeof secret) != sizeof secret) _exit(1);
+            kill(getpid(), SIGKILL);
+        }
+        close(says[1]);
+        assert_int_equal(read(says[0], secret, sizeof secret), sizeof secret);
+        close(says[0]);
+        waitpid(child, NULL, 0);
+        struct keys *k = opened();
+        assert_int_equal(chat(k, secret, NOON), KEY_ADMITTED);
+        keys_close(k);
+    }
+}
+
+/* damage */
+
+static const struct damage {
+    const char *sql, *says;
+} damages[] = {
+    {"UPDATE logs SET event = substr(event, 1, length(event) / 2) WHERE seq = 2", "event 2 of"},
+    {"UPDATE logs SET event = '' WHERE seq = 1", "event 1 of"},
+    {"UPDATE logs SET event = '[]' WHERE seq = 1", "event 1 of"},
+    {"DELETE FROM logs WHERE seq = 2", "those before it are gone"},
+    {"UPDATE logs SET event = json_set(event, '$.seq', 7) WHERE seq = 2", "event 2 of"},
+    {"UPDATE logs SET event = json_set(event, '$.op', 'grant') WHERE seq = 2", "neither"},
+    {"UPDATE logs SET event = json_remove(event, '$.quota') WHERE seq = 1", "quota"},
+    {"UPDATE logs SET event = json_set(event, '$.models', 'fry') WHERE seq = 1", "models"},
+    {"UPDATE logs SET event = json_set(event, '$.quota', -1) WHERE seq = 1", "below 0"},
+    {"UPDATE logs SET event = json_set(event, '$.quota', 1.5) WHERE seq = 1", "integer"},
+    {"UPDATE logs SET event = json_set(event, '$.quota', '9') WHERE seq = 1", "integer"},
+    {"UPDATE logs SET event = json_set(event, '$.scopes', json('[\"root\"]')) WHERE seq = 1",
+     "needs scopes"},
+    {"UPDATE logs SET event = json_set(event, '$.scopes', json('[]')) WHERE seq = 1",
+     "needs scopes"},
+    {"UPDATE logs SET event = json_set(event, '$.name', 'a b') WHERE seq = 1", "the name of"},
+    {"UPDATE logs SET event = json_set(event, '$.hash', 'abc') WHERE seq = 1", "no hash"},
+    {"UPDATE logs SET event = json_set(event, '$.tail', 'a' || char(27) || '[m') WHERE seq = 1",
+     "no tail"},
+    {"UPDATE logs SET event = json_set(event, '$.created', -1) WHERE seq = 1", "time of making"},
+    {"UPDATE logs SET event = json_set(event, '$.name', 'one') WHERE seq = 2", "twice"},
+    {"UPDATE logs SET event = json_set((SELECT event FROM logs WHERE seq = 1), '$.seq', 2, "
+     "'$.name', 'new') WHERE seq = 2",
+     "twice"},
+    {"UPDATE logs SET event = json_set(event, '$.id', 'key-0') WHERE seq = 3", "event 3 of"},
+    {"UPDATE logs SET event = json_set(event, '$.at', 0) WHERE seq = 3", "event 3 of"},
+    {"UPDATE documents SET value = substr(value, 1, 20)", "has used is damaged"},
+    {"UPDATE documents SET value = json_set(value, '$.all.requests', -5)", "has used is damaged"},
+    {"UPDATE documents SET value = json_set(value, '$.all.requests', 1e300)",
+     "has used is damaged"},
+    {"UPDATE documents SET value = json_set(value, '$.day', 9007199254740993)",
+     "has used is damaged"},
+    {"UPDATE documents SET value = json_remove(value, '$.today.requests')", "has used is damaged"},
+    {"UPDATE documents SET value = json_set(value, '$.free', 1)", "has used is damaged"},
+};
+
+static void test_damage_is_refused(void **state) {
+    for (size_t i = 0; i < ARRAY_LEN(damages); i++) {
+        struct keys *k = opened();
+        const char *secret = made(k, "one", (struct key_spec){0});
+        made(k, "two", (struct key_spec){0});
+        assert_int_equal(keys_revoke(k, "two", NOON, &err), OK);
+        assert_int_equal(chat(k, secret, NOON), KEY_ADMITTED);
+        keys_close(k);
+        keys_close(opened());
+        tamper(damages[i].sql);
+        if ((k = keys_open(path, &err)) != NULL) fail_msg("taken: %s", damages[i].sql);
+        assert_int_equal(err.code, ERR_FORMAT);
+        has(err.text, damages[i].says);
+        has(err.text, path);
+        has(err.text, "put the file back from a copy");
+        assert_int_equal(tear_down(state), 0);
+        assert_int_equal(set_up(state), 0);
+    }
+}
+
+/* A server that runs says so, keeps what it knows, and goes on counting. */
+static void test_damage_under_a_server(void **state) {
+    (void)state;
+    struct keys *k = opened();
+    const char *secret = made(k, "one", (struct key_spec){0});
+    tamper(
+        "INSERT INTO logs SELECT log, 2, json_set(event, '$.seq', 2, '$.op', 'grant') FROM logs");
+    assert_int_equal(chat(k, secret, NOON), KEY_ADMITTED);
+    assert_int_equal(keys_sync(k, &err), ERR_FORMAT);
+    has(err.text, "event 2 of");
+    assert_int_equal(chat(k, secret, NOON), KEY_ADMITTED);
+    assert_int_equal(keys_sync(k, &err), ERR_FORMAT);
+    tamper(
+        "UPDATE documents SET value = value WHERE value ->> '$.all.requests' = 2"); /* is there */
+    assert_int_equal(keys_revoke(k, "one", NOON, &err), ERR_FORMAT);
+    assert_int_equal(chat(k, secret, NOON), KEY_ADMITTED);
+    tamper("DELETE FROM logs WHERE seq = 2");
+    synced(k);
+    assert_int_equal(keys_revoke(k, "one", NOON, &err), OK);
+    keys_close(k);
+}
+
+/* Accounting that could not be written is written later, once. */
+static void test_failed_writes_are_kept(void **state) {
+    (void)state;
+    struct keys *k = opened();
+    const char *secret = made(k, "one", (struct key_spec){0});
+    assert_int_equal(chat(k, secret, NOON), KEY_ADMITTED);
+    keys_spend(k, answer.id, 10, 1, NOON);
+    synced(k);
+    tamper("UPDATE documents SET value = json_set(value, '$.free', 1)");
+    for (int i = 0; i < 3; i++) {
+        keys_spend(k, answer.id, 10, 1, NOON);
+        assert_int_equal(keys_sync(k, &err), ERR_FORMAT);
+        has(err.text, "has used is damaged");
+    }
+    assert_int_equal(listed(k, 0, "all", "prompt_tokens"), 40);
+    tamper("UPDATE documents SET value = json_remove(value, '$.free')");
+    synced(k);
+    synced(k);
+    keys_close(k);
+    k = opened();
+    assert_int_equal(listed(k, 0, "all", "prompt_tokens"), 40);
+    assert_int_equal(listed(k, 0, "all", "requests"), 1);
+    keys_close(k);
+}
+
+static void test_other_files_are_refused(void **state) {
+    (void)state;
+    char text[4096];
+    memset(text, 'x', sizeof text);
+    snprintf(path, sizeof path, "%s/serve.db", dir);
+    assert_int_equal(file_write(path, text, sizeof text, &err), OK);
+    assert_null(keys_open(path, &err));
+    has(err.text, "not a database");
+    snprintf(path, sizeof path, "%s/serve.db/serve.db", dir);
+    assert_null(keys_open(path, &err));
+    has(err.text, "cannot make the directory");
+}
+
+/* the command */
+
+static json_t *printed[4];
+static int n_printed;
+
+/* main.c's, which is not in the library. */
+void cli_print(json_t *v) {
+    assert_true(n_printed < 4);
+    printed[n_printed++] = v;
+}
+
+static void printed_clear(void) {
+    while (n_printed > 0) json_decref(printed[--n_printed]);
+}
+
+/* Runs it with --json. */
+static int command(const char *words) {
+    char *block = xcalloc(1, cmd_key.size), *line = xasprintf("%s --store %s", words, path),
+         *argv[16], *save = NULL;
+    struct common c = {.json = true, .quiet = true};
+    struct strings args = {0};
+    int argc = 0;
+    printed_clear();
+    for (char *w = strtok_r(line, " ", &save); w; w = strtok_r(NULL, " ", &save)) argv[argc++] = w;
+    options_default(cmd_key.rows, block);
+    int rc = options_parse(cmd_key.rows, block, argc, argv, &args, &err);
+    if (rc == OK) rc = cmd_key.run(&c, block, &args, &err);
+    options_release(cmd_key.rows, block);
+    strings_release(&args);
+    free(block);
+    free(line);
+    return rc;
+}
+
+static void test_command(void **state) {
+    (void)state;
+    assert_int_equal(command("list"), ERR_MISSING);
+    has(err.text, "shoal key add NAME");
+    assert_false(path_exists(path));
+    assert_int_equal(command("add one --rpm 2 --tpm 3 --quota-day 4 --quota 5 --scope chat jobs"),
+                     OK);
+    char *secret = xstrdup(json_text_at(printed[0], "secret"));
+    struct keys *k = opened();
+    assert_int_equal(keys_admit(k, secret, KEY_CHAT | KEY_JOBS, (double)time(NULL), &answer),
+                     KEY_ADMITTED);
+    keys_close(k);
+    free(secret);
+    assert_int_equal(command("add two --days 2"), OK);
+    assert_int_equal(command("list"), OK);
+    assert_int_equal(n_printed, 2);
+    static const char *const limits[] = {"requests_per_minute", "tokens_per_minute", "quota_day",
+                                         "quota"};
+    for (size_t i = 0; i < ARRAY_LEN(limits); i++)
+        assert_true(json_number_at(printed[0], limits[i]) == 2.0 + (double)i);
+    assert_true(json_number_at(printed[0], "expires") == 0);
+    assert_true(fabs(json_number_at(printed[1], "expires") - (double)time(NULL) - 172800) < 600);
+    assert_int_equal(json_array_size(json_object_get(printed[1], "scopes")), 1);
+    assert_int_equal(command("revoke one"), OK);
+    assert_int_equal(command("list"), OK);
+    assert_true(json_number_at(printed[0], "revoked") > 0);
+    printed_clear();
+}
+
+static void test_command_line_errors(void **state) {
+    (void)state;
+    static const char *const wrong[] = {"grant one",       "add",     "revoke",
+                                        "list one",        "add a/b", "add one --scope root",
+                                        "add one --rpm -1"};
+    assert_int_equal(command("add one"), OK);
+    for (size_t i = 0; i < ARRAY_LEN(wrong); i++)
+        if (command(wrong[i]) != ERR_USAGE) fail_msg("taken: %s", wrong[i]);
+    assert_int_equal(command("revoke two"), ERR_MISSING);
+    assert_int_equal(command("add one"), ERR_STATE);
+    printed_clear();
+}
+
+#define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        TEST(test_secrets),
+        TEST(test_wrong_secrets),
+        TEST(test_hash_is_whole),
+        TEST(test_secrets_are_nowhere),
+        TEST(test_scopes),
+        TEST(test_expiry_and_revocation),
+        TEST(test_refused_keys),
+        TEST(test_any),
+        TEST(test_fixed),
+        TEST(test_requests_a_minute),
+        TEST(test_tokens_a_minute),
+        TEST(test_both_limits),
+        TEST(test_waits_are_right),
+        TEST(test_clock_goes_back),
+        TEST(test_quota_of_a_day),
+        TEST(test_quota_in_all),
+        TEST(test_counts_do_not_overflow),
+        TEST(test_fresh_open),
+        TEST(test_second_handle),
+        TEST(test_thread_notices),
+        TEST(test_two_servers_add_up),
+        TEST(test_slow_store),
+        TEST(test_threads_add_up),
+        TEST(test_kill),
+        TEST(test_kill_loses_no_key),
+        TEST(test_damage_is_refused),
+        TEST(test_damage_under_a_server),
+        TEST(test_failed_writes_are_kept),
+        TEST(test_other_files_are_refused),
+        TEST(test_command),
+        TEST(test_command_line_errors),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

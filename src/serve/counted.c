@@ -181,7 +181,7 @@ void counted_open(struct server *s) {
     s->step_seconds = metric_get(s->metrics, METRIC_STEP);
     s->step_tokens = of_model(s, METRIC_VLLM_ITERATION_TOKENS);
     snprintf(pages, sizeof pages, "%d", (int)engine_stats(s->e).pages);
-    metric_set(metric_get(s->metrics, METRIC_VLLM_CACHE_CONFIG, "16", pages), 1);
+    metric_set(metric_get(s->metrics, METRIC_VLLM_CACHE_CONFIG, size, pages), 1);
     if (s->o->max_memory)
         metric_set(metric_get(s->metrics, METRIC_MEMORY_BUDGET), (double)s->o->max_memory);
     batcher_on_step(s->batcher, step_counted, s);

@@ -176,10 +176,11 @@ static void step_counted(void *ctx, double seconds, int32_t tokens) {
 }
 
 void counted_open(struct server *s) {
-    char pages[16];
+    char size[16], pages[16];
     s->metrics = metrics_new(0);
     s->step_seconds = metric_get(s->metrics, METRIC_STEP);
     s->step_tokens = of_model(s, METRIC_VLLM_ITERATION_TOKENS);
+    snprintf(size, sizeof size, "%d", KV_PAGE);
     snprintf(pages, sizeof pages, "%d", (int)engine_stats(s->e).pages);
     metric_set(metric_get(s->metrics, METRIC_VLLM_CACHE_CONFIG, size, pages), 1);
     if (s->o->max_memory)

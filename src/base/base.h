@@ -236,11 +236,17 @@ void warn(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 int column_bytes(const char *text, int columns);
 
 /* On a terminal: one line redrawn at most 10 times a second with bar, rate and remaining time.
- * Elsewhere: a line every 15 seconds. `detail` (may be NULL) is shown after the bar. */
+ * Elsewhere: a line every 15 seconds. `detail` (may be NULL) is shown after the bar.
+ *
+ * Where SHOAL_PROGRESS is the number of a pipe that was open when the program began, it gets lines
+ * of {"title", "done", "total", "seconds", "left"} too, also under --quiet: at most 5 a second of
+ * all bars, and the end of a bar that it knows of. "total" 0: not known; "left", the seconds to go,
+ * is missing until something is done. */
 struct progress {
     const char *title;
     double start, last;
     int64_t total, shown;
+    bool told;
 };
 void progress_start(struct progress *p, const char *title, int64_t total);
 void progress_update(struct progress *p, int64_t done, const char *detail);

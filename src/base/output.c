@@ -1,5 +1,6 @@
 /*
- * output: the clocks, words for people on stderr, and the progress line.
+ * output: the clocks, words for people on stderr, and progress: the line that people see, and
+ * lines for a program that has started us.
  *
  * It never writes to stdout, which belongs to results, uses no colour, and draws nothing when
  * stderr is not a terminal.
@@ -10,11 +11,15 @@
 #define _GNU_SOURCE
 #include "base/base.h"
 
+#include <fcntl.h>
+#include <limits.h>
+#include <poll.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 #include <uniwidth.h>
@@ -76,7 +81,7 @@ void warn(const char *fmt, ...) {
 
 enum { BAR_CELLS = 24 };
 
-static const double REDRAW_SECONDS = 0.1, LINE_SECONDS = 15.0;
+static const double REDRAW_SECONDS = 0.1, LINE_SECONDS = 15.0, TELL_SECONDS = 0.2;
 
 static bool on_terminal(void) {
     return isatty(STDERR_FILENO) == 1;
@@ -153,13 +158,64 @@ static void progress_draw(struct progress *p, double now, const char *detail, bo
     buf_release(&b);
 }
 
+static int told_fd = -1; /* SHOAL_PROGRESS's pipe */
+static _Atomic double told_at;
+
+/* Before main, while every open file is one that whoever started us gave, so that the number cannot
+ * be a file of ours. Programs that we start are not to write there. */
+__attribute__((constructor)) static void progress_pipe_take(void) {
+    const char *text = getenv("SHOAL_PROGRESS");
+    if (!text) return;
+    char *end;
+    struct stat st;
+    long fd = strtol(text, &end, 10);
+    if (end != text && !*end && fd > STDERR_FILENO && fd <= INT_MAX && fstat((int)fd, &st) == 0 &&
+        S_ISFIFO(st.st_mode) && fcntl((int)fd, F_SETFD, FD_CLOEXEC) == 0)
+        told_fd = (int)fd;
+    unsetenv("SHOAL_PROGRESS");
+}
+
+static char *progress_json(const struct progress *p, double seconds) {
+    struct buf title = {0};
+    buf_add_clean(&title, p->title, text_fit(p->title, 80));
+    json_t *v =
+        json_pack("{s:s#,s:I,s:I,s:f}", "title", title.data ? title.data : "", (int)title.len,
+                  "done", (json_int_t)p->shown, "total", (json_int_t)p->total, "seconds", seconds);
+    if (p->shown > 0 && p->total >= p->shown)
+        json_object_set_new(v, "left",
+                            json_real((double)(p->total - p->shown) * seconds / (double)p->shown));
+    char *text = json_dumps(v, JSON_COMPACT | JSON_REAL_PRECISION(6));
+    CHECK(text != NULL);
+    json_decref(v);
+    buf_release(&title);
+    return text;
+}
+
+/* A line, unless one was told just now: of all bars together, but for the end of a bar whose
+ * beginning was told. A pipe that nobody empties loses lines rather than hold us up. */
+static void progress_tell(struct progress *p, bool last) {
+    if (told_fd < 0 || (last && !p->told)) return;
+    double now = clock_now(), before = atomic_load(&told_at);
+    if (!last &&
+        (now - before < TELL_SECONDS || !atomic_compare_exchange_strong(&told_at, &before, now)))
+        return;
+    struct pollfd room = {.fd = told_fd, .events = POLLOUT};
+    char *text = progress_json(p, now - p->start), *line = xasprintf("%s\n", text);
+    if (poll(&room, 1, 0) == 1 && room.revents == POLLOUT)
+        p->told = write(told_fd, line, strlen(line)) > 0;
+    free(line);
+    free(text);
+}
+
 void progress_start(struct progress *p, const char *title, int64_t total) {
     double now = clock_now();
     *p = (struct progress){.title = title, .start = now, .last = now, .total = total};
+    progress_tell(p, false);
 }
 
 void progress_update(struct progress *p, int64_t done, const char *detail) {
     p->shown = done;
+    progress_tell(p, false);
     if (log_quiet) return;
     double now = clock_now();
     if (now - p->last >= (on_terminal() ? REDRAW_SECONDS : LINE_SECONDS))
@@ -167,5 +223,6 @@ void progress_update(struct progress *p, int64_t done, const char *detail) {
 }
 
 void progress_finish(struct progress *p, const char *detail) {
+    progress_tell(p, true);
     if (!log_quiet) progress_draw(p, clock_now(), detail, true);
 }

@@ -57,6 +57,7 @@ void counted_generation(const struct generation *g) {
         most = MAX(most, t->request.n_generated);
         if (t->first > 0 && (first == 0 || t->first < first)) first = t->first;
     }
+    if (!g->completions->outside) trace_keep(s, g);
     if (g->key) keys_spend(s->keys, g->key, u.prompt, u.completion, (double)time(NULL));
     metric_add(of_model(s, METRIC_VLLM_PROMPT_TOKENS), (double)u.prompt);
     metric_add(of_model(s, METRIC_VLLM_GENERATION_TOKENS), (double)u.completion);
@@ -167,6 +168,7 @@ static void counted_refresh(struct server *s) {
     metric_set(metric_get(m, METRIC_MURMUR_MEMORY, "adapters"), (double)p.bytes);
     metric_set(metric_get(m, METRIC_MURMUR_MEMORY, "process"), (double)process_bytes("VmRSS"));
     adapters_told(s);
+    server_jobs_count(s);
 }
 
 static void step_counted(void *ctx, double seconds, int32_t tokens) {

@@ -15,11 +15,14 @@ struct serve_options { /* filled from option rows, but for the last three */
     struct strings adapters; /* name=path, or a path, whose last part is the name */
     struct strings teams;    /* name=file.yaml, or a file, whose last part is the name */
     char *adapter_dir;       /* every adapter in it, under its folder's name */
+    char *runs;              /* the folder of runs that are shown */
+    double slow_seconds;     /* a reply that takes longer is logged */
     char *state_dir;         /* keys, jobs and what else outlives the server */
     struct strings api_keys; /* secrets that may do anything, beside the keys in the state */
     bool auth;               /* true: without keys, other machines may not even chat */
     struct strings names;    /* other ids of the base */
     int64_t max_waiting;     /* requests */
+    int64_t max_jobs;        /* that run at once */
     int64_t max_tokens;      /* of a reply where the request does not say */
     size_t max_memory;       /* that was planned for; 0: no limit */
     /* Called when requests are taken, with the address. */

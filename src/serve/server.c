@@ -502,8 +502,9 @@ static void ended(void *ctx, const struct exchange *x) {
 
 static struct route *routes_join(void) {
     static struct route all[MAX_ROUTES];
-    const struct route *const tables[] = {openai_routes, vllm_routes, llamacpp_routes, teams_routes,
-                                          counted_routes};
+    const struct route *const tables[] = {openai_routes, vllm_routes,    llamacpp_routes,
+                                          teams_routes,  counted_routes, jobs_routes,
+                                          system_routes};
     int n = 0;
     for (size_t i = 0; i < ARRAY_LEN(tables); i++)
         for (const struct route *r = tables[i]; r->method; r++) {
@@ -564,12 +565,17 @@ static int keys_make(struct server *s, struct error *err) {
 }
 
 static void server_release(struct server *s) {
+    pthread_mutex_lock(&s->lock);
+    s->closing = true;
+    pthread_mutex_unlock(&s->lock);
     http_free(s->http);
+    server_jobs_close(s);
     while (__atomic_load_n(&s->n_outside, __ATOMIC_ACQUIRE)) usleep(1000); // they were told to stop
     batcher_free(s->batcher);
     teams_release(s);
     keys_close(s->keys);
     metrics_free(s->metrics);
+    for (int i = 0; i < TRACES_KEPT; i++) json_decref(s->traces[i]);
     adapter_pool_free(s->pool);
     while (s->n_grammars) grammar_free(s->grammars[--s->n_grammars].g);
     free(s->grammars);
@@ -605,6 +611,7 @@ static int server_open(struct server *s, const struct engine_options *eo, struct
                                .ended = ended};
     s->http = http_new(&s->o->http, &calls, err);
     if (!s->http) return err->code;
+    if (server_jobs_open(s, err) != OK) return err->code;
     if (http_is_loopback(s->http) || keys_any(s->keys) || !s->o->auth) return OK;
     return error_set(err, ERR_USAGE,
                      "'%s' is open to other machines, and there are no keys: make one with 'shoal "
@@ -619,9 +626,10 @@ int serve_run(struct model *m, struct engine *e, const struct engine_options *eo
     struct server s = {.o = o,
                        .m = m,
                        .e = e,
-                       .name = base_name(path),
+                       .name = xstrdup(m->name),
                        .path = xstrdup(path),
-                       .started = (int64_t)time(NULL)};
+                       .started = (int64_t)time(NULL),
+                       .threads = pool_size(eo->pool)};
     pthread_mutex_init(&s.lock, NULL);
     signals_block(&set);
     int rc = server_open(&s, eo, err);

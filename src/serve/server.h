@@ -37,6 +37,7 @@ struct served_team {
     struct team team;
 };
 
+enum { TRACES_KEPT = 256 };
 struct server {
     const struct serve_options *o;
     struct model *m;
@@ -60,6 +61,16 @@ struct server {
     struct keys *keys;
     struct metrics *metrics;
     struct metric *step_seconds, *step_tokens;
+
+    json_t *traces[TRACES_KEPT]; /* where the time of the last replies went; a ring */
+    uint64_t n_traces;           /* so far */
+    int threads;
+
+    struct jobs *jobs;
+    char *jobs_store, *jobs_folder;
+    struct watcher *watchers; /* streams of jobs' events */
+    json_t *published;        /* object: ids of jobs whose results are served */
+    bool publishing, closing;
 
     struct served_team *teams; /* [n_teams] from the beginning on */
     int n_teams;
@@ -117,6 +128,15 @@ struct generation;
 void counted_generation(const struct generation *g);
 void counted_exchange(struct server *s, const struct exchange *x);
 
+/* system.c: a finished generation, by stage */
+void trace_keep(struct server *s, const struct generation *g);
+
+/* jobs_api.c */
+
+int server_jobs_open(struct server *s, struct error *err);
+void server_jobs_close(struct server *s);
+void server_jobs_count(struct server *s); /* for the metrics */
+
 /* teams.c: workflows of agents that are asked like a model */
 
 int teams_open(struct server *s, struct error *err); /* those of the options */
@@ -141,7 +161,7 @@ void api_fail_error(struct exchange *x, const struct error *err, const char *par
 
 /* the APIs' routes; each ends with a NULL method */
 extern const struct route openai_routes[], vllm_routes[], llamacpp_routes[], teams_routes[],
-    counted_routes[];
+    counted_routes[], jobs_routes[], system_routes[];
 
 /* what several APIs need of OpenAI's */
 

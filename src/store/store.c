@@ -69,6 +69,8 @@ enum statement {
     LOG_LIST,
     DOCUMENT_PUT,
     DOCUMENT_GET,
+    DOCUMENT_LIST,
+    DOCUMENT_DELETE,
     N_STATEMENTS
 };
 static const char *const sql[N_STATEMENTS] = {
@@ -100,6 +102,8 @@ static const char *const sql[N_STATEMENTS] = {
     [LOG_LIST] = "SELECT event FROM logs WHERE log = ?1 AND seq > ?2 ORDER BY seq LIMIT ?3",
     [DOCUMENT_PUT] = "INSERT OR REPLACE INTO documents VALUES(?1, ?2, ?3)",
     [DOCUMENT_GET] = "SELECT value FROM documents WHERE kind = ?1 AND id = ?2",
+    [DOCUMENT_LIST] = "SELECT id, value FROM documents WHERE kind = ?1 ORDER BY id",
+    [DOCUMENT_DELETE] = "DELETE FROM documents WHERE kind = ?1 AND id = ?2",
 };
 
 struct store {
@@ -544,4 +548,23 @@ json_t *store_document_get(struct store *s, const char *kind, const char *id, st
         fail(s, err, "read");
     sqlite3_reset(q);
     return v;
+}
+
+json_t *store_document_list(struct store *s, const char *kind, struct error *err) {
+    sqlite3_stmt *q = statement(s, DOCUMENT_LIST, err);
+    if (!q) return NULL;
+    bind_text(q, 1, kind);
+    json_t *all = json_object();
+    int rc;
+    while ((rc = sqlite3_step(q)) == SQLITE_ROW)
+        json_object_set_new(all, (const char *)sqlite3_column_text(q, 0), column_json(q, 1));
+    return list_finish(s, q, rc, all, err);
+}
+
+int store_document_delete(struct store *s, const char *kind, const char *id, struct error *err) {
+    sqlite3_stmt *q = statement(s, DOCUMENT_DELETE, err);
+    if (!q) return err->code;
+    bind_text(q, 1, kind);
+    bind_text(q, 2, id);
+    return finish(s, q, err);
 }

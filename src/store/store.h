@@ -102,6 +102,10 @@ json_t *store_log_list(struct store *s, const char *log, int64_t seq, int64_t li
 int store_document_put(struct store *s, const char *kind, const char *id, const json_t *value,
                        struct error *err);
 json_t *store_document_get(struct store *s, const char *kind, const char *id, struct error *err);
+/* An object of all of a kind, by id. */
+json_t *store_document_list(struct store *s, const char *kind, struct error *err);
+/* Deleting what is not there is no error. */
+int store_document_delete(struct store *s, const char *kind, const char *id, struct error *err);
 
 /* hub */
 

@@ -1,0 +1,55 @@
+/*
+ * job_child: a process that works for jobs.c: started, listened to, ended. It knows no jobs.
+ *
+ * Threads. The thread that starts children must live as long as they may, since they are killed
+ * when it ends; it alone reads and reaps. child_signal is safe wherever child_reap cannot happen
+ * meanwhile.
+ */
+#ifndef SHOAL_JOB_CHILD_H
+#define SHOAL_JOB_CHILD_H
+
+#include "base/base.h"
+
+#include <poll.h>
+#include <sys/types.h>
+
+/* What a child says: results on stdout, words on stderr, progress on the pipe of SHOAL_PROGRESS.
+ * The first two are kept in FOLDER/stdout.jsonl and FOLDER/stderr.txt. */
+enum inlet_kind { INLET_RESULTS, INLET_WORDS, INLET_PROGRESS, N_INLETS };
+enum { CHILD_FDS = 1 + N_INLETS };
+
+struct inlet {
+    int fd, file; /* -1: closed, none */
+    int64_t left; /* bytes that the file may grow */
+    struct buf line;
+    size_t len; /* of the line as it came; line.len may be less */
+};
+struct child {
+    pid_t pid; /* of the process and of its group */
+    int pidfd;
+    struct inlet in[N_INLETS];
+    struct error fault; /* why it was ended from here; code OK: it was not */
+};
+
+struct child_start {
+    const char *program, *folder;
+    const struct strings *args; /* without the program's name */
+    int64_t max_output;         /* of results */
+    bool same_priority;
+};
+/* NULL with the system's reason. */
+struct child *child_start(const struct child_start *s, struct error *err);
+void child_signal(const struct child *c, int signal); /* to its whole group */
+/* What to poll for; its pidfd first. With !read only whether it has ended. */
+void child_fds(const struct child *c, struct pollfd out[CHILD_FDS], bool read);
+
+/* A line without its end; len > n: so long was it, and these are its first bytes. */
+typedef void (*child_line_fn)(void *ctx, enum inlet_kind which, const char *line, size_t n,
+                              size_t len);
+/* Takes what is there, and not much more at once than pipes hold. */
+void child_read(struct child *c, child_line_fn take, void *ctx);
+/* Waits for its end, ends what it left behind, takes the rest, and frees it. Returns the wait
+ * status; -1: somebody else has reaped it. */
+int child_reap(struct child *c, child_line_fn take, void *ctx);
+
+#endif

@@ -1,0 +1,256 @@
+/*
+ * system: what the server is and has — model, memory, batch, adapters with their versions, runs
+ * with their curves and family trees — and where the time of its last replies went.
+ */
+#define _GNU_SOURCE
+#include "evolve/lineage.h"
+#include "serve/generation.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+/* the whole */
+
+static json_t *model_json(const struct server *s) {
+    const struct model_config *c = &s->m->config;
+    return json_pack("{s:s,s:o,s:s,s:s,s:i,s:i,s:i,s:i,s:i,s:i}", "id", s->name, "path",
+                     json_path(s->path), "hash", s->m->hash, "quantization",
+                     tensor_type_name(s->m->type), "layers", c->n_layers, "width", c->d_model,
+                     "heads", c->n_heads, "kv_heads", c->n_kv_heads, "vocabulary", c->vocab_size,
+                     "context", engine_max_len(s->e));
+}
+
+static json_t *batch_json(struct server *s) {
+    struct batcher_stats b = batcher_stats(s->batcher);
+    return json_pack("{s:i,s:i,s:i,s:I,s:I,s:I,s:I,s:f,s:i,s:i}", "running", b.running, "waiting",
+                     b.waiting, "max_running", b.max_running, "steps", (json_int_t)b.steps,
+                     "prefilled", (json_int_t)b.prefilled, "generated", (json_int_t)b.generated,
+                     "cancelled", (json_int_t)b.cancelled, "busy_seconds", b.busy, "kv_pages",
+                     (int)b.pages, "kv_pages_free", (int)b.pages_free);
+}
+
+static void system_handle(void *ctx, struct exchange *x) {
+    struct server *s = ctx;
+    struct http_stats h = http_stats(s->http);
+    struct adapter_pool_stats p = adapter_pool_stats(s->pool);
+    json_t *memory = json_pack("{s:I,s:I,s:I,s:I}", "resident", (json_int_t)process_bytes("VmRSS"),
+                               "peak", (json_int_t)process_bytes("VmHWM"), "budget",
+                               (json_int_t)s->o->max_memory, "adapters", (json_int_t)p.bytes);
+    json_t *http = json_pack("{s:i,s:i,s:I,s:I}", "open", h.open, "streams", h.streams, "requests",
+                             (json_int_t)h.requests, "bytes_out", (json_int_t)h.bytes_out);
+    exchange_reply_json(
+        x, 200,
+        json_pack("{s:s,s:I,s:I,s:s,s:s,s:i,s:o,s:o,s:o,s:o}", "version", SHOAL_VERSION, "started",
+                  (json_int_t)s->started, "now", (json_int_t)time(NULL), "level",
+                  cpu_level_name(kernels_get()->level), "class",
+                  s->m->cls == CLASS_EXACT ? "exact" : "fast", "threads", s->threads, "model",
+                  model_json(s), "batch", batch_json(s), "memory", memory, "http", http));
+}
+
+/* adapters */
+
+static json_t *item_json(const struct adapter_pool_item *i) {
+    return json_pack("{s:s,s:o?,s:s?,s:s,s:I,s:I,s:b,s:b,s:I,s:I}", "name", i->name, "path",
+                     i->path ? json_path(i->path) : NULL, "problem", i->problem, "hash", i->hash,
+                     "version", (json_int_t)i->version, "bytes", (json_int_t)i->bytes, "in_use",
+                     i->in_use, "pinned", i->pinned, "requests", (json_int_t)i->gets, "loads",
+                     (json_int_t)i->loads);
+}
+
+static void adapters_handle(void *ctx, struct exchange *x) {
+    struct server *s = ctx;
+    struct arena mem = {0};
+    json_t *list = json_array();
+    int n;
+    const struct adapter_pool_item *v = adapter_pool_list(s->pool, &mem, &n);
+    for (int i = 0; i < n; i++) json_array_append_new(list, item_json(&v[i]));
+    arena_release(&mem);
+    exchange_reply_json(x, 200, json_pack("{s:o}", "adapters", list));
+}
+
+/* The path that a listed adapter comes from, malloc'ed; NULL: it is not listed. */
+static char *adapter_path(struct server *s, const char *name) {
+    char *path = NULL;
+    int n;
+    struct listed *v = server_adapters(s, &n);
+    for (int i = 0; i < n; i++)
+        if (strcmp(v[i].name, name) == 0) path = xstrdup(v[i].path);
+    server_adapters_free(v, n);
+    return path;
+}
+
+/* "critic/versions" → "critic"; malloc'ed. NULL: the rest does not end so. */
+static char *rest_before(const struct exchange *x, const char *end) {
+    const char *rest = exchange_rest(x);
+    size_t n = strlen(rest), m = strlen(end);
+    return n > m && strcmp(rest + n - m, end) == 0 ? strndup(rest, n - m) : NULL;
+}
+
+static void versions_handle(void *ctx, struct exchange *x) {
+    struct error err;
+    char *name = rest_before(x, "/versions"), *path = name ? adapter_path(ctx, name) : NULL;
+    json_t *list = path ? adapter_versions(path, &err) : NULL;
+    if (list)
+        exchange_reply_json(x, 200, json_pack("{s:o}", "versions", list));
+    else if (path)
+        api_fail_error(x, &err, NULL);
+    else
+        api_fail(x, 404, NULL, NULL, "not_found", "there is no adapter '%.140s'",
+                 name ? name : exchange_rest(x));
+    free(path);
+    free(name);
+}
+
+/* Back to the version before, or to one whose hash begins with `to`; served from the next request
+ * on. */
+static void rollback_handle(void *ctx, struct exchange *x) {
+    struct server *s = ctx;
+    struct error err;
+    const char *to = NULL;
+    char hash[HASH_LEN], *name = rest_before(x, "/rollback"),
+                         *path = name ? adapter_path(s, name) : NULL;
+    json_t *body = exchange_body(x)->len ? exchange_json(x, &err) : json_object();
+    int rc = body ? field_text(body, "to", &to, &err) : err.code;
+    if (rc == OK && !path)
+        rc = error_set(&err, ERR_MISSING, "there is no adapter '%.140s'",
+                       name ? name : exchange_rest(x));
+    if (rc == OK) rc = adapter_rollback(path, &s->m->config, to, hash, &err);
+    if (rc == OK) rc = server_adapter_load(s, name, path, true, &err);
+    if (rc == OK)
+        exchange_reply_json(x, 200, json_pack("{s:s,s:s}", "name", name, "hash", hash));
+    else
+        api_fail_error(x, &err, NULL);
+    json_decref(body);
+    free(path);
+    free(name);
+}
+
+/* runs */
+
+/* Below the folder of runs, by a name that is none of a path. */
+static char *run_file(const struct server *s, const char *id, const char *name) {
+    if (!*id || *id == '.' || strchr(id, '/')) return NULL;
+    char *path = xasprintf("%s/%s/%s", s->o->runs, id, name);
+    if (path_exists(path)) return path;
+    free(path);
+    return NULL;
+}
+
+static void runs_handle(void *ctx, struct exchange *x) {
+    struct server *s = ctx;
+    struct error err;
+    char *path = path_join(s->o->runs, "shoal.db");
+    struct store *store = path_exists(path) ? store_open(path, &err) : NULL;
+    json_t *list = store ? store_run_list(store, &err) : json_array();
+    if (list)
+        exchange_reply_json(x, 200, json_pack("{s:o}", "runs", list));
+    else
+        api_fail_error(x, &err, NULL);
+    store_close(store);
+    free(path);
+}
+
+static int line_keep(void *list, const json_t *v, int line, struct error *err) {
+    (void)line, (void)err;
+    return json_array_append(list, (json_t *)(uintptr_t)v);
+}
+
+/* The lines of a run's log; none where there is none. */
+static json_t *lines_of(const struct server *s, const char *id, const char *name) {
+    struct error err;
+    json_t *list = json_array();
+    char *path = run_file(s, id, name);
+    if (path) json_each(path, line_keep, list, &err); // a last line may still be written
+    free(path);
+    return list;
+}
+
+static json_t *lineage_read(const struct server *s, const char *id, struct error *err) {
+    char *path = run_file(s, id, "evolution.jsonl");
+    json_t *generations = path ? lineage_load(path, err) : json_array();
+    json_t *v = generations ? lineage_json(generations, NULL, err) : NULL;
+    json_decref(generations);
+    free(path);
+    return v;
+}
+
+static json_t *result_of(const struct server *s, const char *id) {
+    struct error err;
+    char *path = run_file(s, id, "result.json");
+    json_t *v = path ? json_file(path, &err) : NULL;
+    free(path);
+    return v;
+}
+
+/* Everything that a run's page shows. */
+static void run_handle(void *ctx, struct exchange *x) {
+    struct server *s = ctx;
+    const char *id = exchange_rest(x);
+    struct error err;
+    char *folder = run_file(s, id, "");
+    json_t *tree = folder ? lineage_read(s, id, &err) : NULL;
+    if (tree)
+        exchange_reply_json(x, 200,
+                            json_pack("{s:s,s:o,s:o,s:o,s:o,s:o?}", "id", id, "training",
+                                      lines_of(s, id, "train.jsonl"), "generations",
+                                      lines_of(s, id, "evolution.jsonl"), "curve",
+                                      lines_of(s, id, "curve.jsonl"), "lineage", tree, "result",
+                                      result_of(s, id)));
+    else if (folder)
+        api_fail_error(x, &err, NULL);
+    else
+        api_fail(x, 404, NULL, NULL, "run_not_found", "there is no run '%.80s'", id);
+    free(folder);
+}
+
+/* where the time went */
+
+void trace_keep(struct server *s, const struct generation *g) {
+    const struct ticket *t = &g->completions->ticket;
+    struct usage u = generation_usage(g);
+    double now = clock_now();
+    json_t *v =
+        json_pack("{s:s,s:s,s:s,s:I,s:f,s:f,s:f,s:f,s:f,s:I,s:I,s:I,s:b}", "id", g->id, "model",
+                  g->target.name, "adapter", g->target.label, "at", (json_int_t)g->created, "read",
+                  t->submitted > 0 ? t->submitted - g->began : 0.0, "queue",
+                  t->started > 0 ? t->started - t->submitted : 0.0, "prefill",
+                  t->first > 0 ? t->first - t->started : 0.0, "decode",
+                  t->first > 0 ? t->ended - t->first : 0.0, "total", now - g->began,
+                  "prompt_tokens", (json_int_t)u.prompt, "cached_tokens", (json_int_t)u.cached,
+                  "completion_tokens", (json_int_t)u.completion, "gone", g->gone);
+    pthread_mutex_lock(&s->lock);
+    json_decref(s->traces[s->n_traces % TRACES_KEPT]);
+    s->traces[s->n_traces++ % TRACES_KEPT] = v;
+    pthread_mutex_unlock(&s->lock);
+    if (now - g->began >= s->o->slow_seconds && !g->gone)
+        note("slow: %s %s took %.1f s (queue %.2f, prefill %.2f, decode %.2f)", g->target.name,
+             g->id, now - g->began, json_number_at(v, "queue"), json_number_at(v, "prefill"),
+             json_number_at(v, "decode"));
+}
+
+/* The newest first; ?slow=SECONDS: those that took longer. */
+static void traces_handle(void *ctx, struct exchange *x) {
+    struct server *s = ctx;
+    const char *slow = exchange_query(x, "slow");
+    double least = slow ? strtod(slow, NULL) : 0;
+    json_t *list = json_array();
+    pthread_mutex_lock(&s->lock);
+    for (uint64_t i = 0; i < MIN(s->n_traces, TRACES_KEPT); i++) {
+        json_t *v = s->traces[(s->n_traces - 1 - i) % TRACES_KEPT];
+        if (json_number_at(v, "total") >= least) json_array_append_new(list, json_deep_copy(v));
+    }
+    pthread_mutex_unlock(&s->lock);
+    exchange_reply_json(x, 200, json_pack("{s:o}", "traces", list));
+}
+
+const struct route system_routes[] = {
+    {"GET", "/v1/system", CHAT, system_handle},
+    {"GET", "/v1/traces", CHAT, traces_handle},
+    {"GET", "/v1/adapters", CHAT, adapters_handle},
+    {"GET", "/v1/adapters/*", CHAT, versions_handle},
+    {"POST", "/v1/adapters/*", ADMIN, rollback_handle},
+    {"GET", "/v1/runs", CHAT, runs_handle},
+    {"GET", "/v1/runs/*", CHAT, run_handle},
+    {0},
+};

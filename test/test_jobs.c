@@ -1,0 +1,1113 @@
+/*
+ * test_jobs: jobs run, fail, wait, pause, end and come back after a kill; clients cannot make
+ * command lines of their own.
+ *
+ * The program that the jobs run is this one: given a kind as its first argument it plays a command
+ * whose behaviour its arguments name (acts, below), and one test runs the real program. Children
+ * run at this process's priority but in the test of that, or a busy machine would starve them.
+ */
+/* levels: once */
+#define _GNU_SOURCE
+#include "serve/jobs.h"
+
+#include "folder.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <sched.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <sqlite3.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+static struct error err;
+static char dir[64], store[96], folder[96];
+static struct jobs *j;
+static atomic_int n_changed;
+
+/* what a job's process does */
+
+static void print_json(json_t *v) {
+    char *text = json_dumps(v, JSON_COMPACT | JSON_ENCODE_ANY);
+    puts(text);
+    fflush(stdout);
+    free(text);
+    json_decref(v);
+}
+
+static void act_args(int argc, char **argv) {
+    json_t *list = json_array();
+    for (int i = 0; i < argc; i++) json_array_append_new(list, json_string(argv[i]));
+    print_json(list);
+}
+
+static void act_work(int argc, char **argv) {
+    struct progress p;
+    (void)argc, (void)argv;
+    progress_start(&p, "work", 25); /* its end is not when a line may be told */
+    for (int i = 1; i <= 25; i++) {
+        usleep(20000);
+        progress_update(&p, i, NULL);
+    }
+    progress_finish(&p, NULL);
+    print_json(json_pack("{s:i}", "answer", 42));
+    printf("not JSON, and no end of line");
+}
+
+static void act_fail(int argc, char **argv) {
+    (void)argc, (void)argv;
+    fprintf(stderr, "warning: a first line\nshoal world: cannot open 'x\x01y'\nusage: shoal\n");
+    exit(2);
+}
+
+static void act_silent(int argc, char **argv) {
+    (void)argc, (void)argv;
+    exit(3);
+}
+
+static void act_signal(int argc, char **argv) {
+    (void)argc, (void)argv;
+    raise(SIGUSR1);
+}
+
+static void act_stubborn(int argc, char **argv) {
+    (void)argc, (void)argv;
+    signal(SIGTERM, SIG_IGN);
+    pid_t pid = fork(); /* one more, which holds the pipes too */
+    if (pid != 0) print_json(json_integer(pid));
+    for (;;) pause();
+}
+
+static void tidy_end(int signal_number) {
+    (void)signal_number;
+    _exit(9);
+}
+
+static void act_tidy(int argc, char **argv) {
+    (void)argc, (void)argv;
+    signal(SIGTERM, tidy_end);
+    puts("true");
+    fflush(stdout);
+    for (;;) pause();
+}
+
+/* Ends before what it has started, which holds its pipes. */
+static void act_leave(int argc, char **argv) {
+    (void)argc, (void)argv;
+    pid_t pid = fork();
+    if (pid != 0) print_json(json_integer(pid));
+    while (pid == 0) pause();
+}
+
+static void act_spin(int argc, char **argv) {
+    (void)argc, (void)argv;
+    puts("true");
+    fflush(stdout);
+    for (volatile int i = 0;; i++) continue;
+}
+
+/* Until there is a file of that name. */
+static void act_wait(int argc, char **argv) {
+    CHECK(argc > 0);
+    for (puts("true"), fflush(stdout); !path_exists(argv[0]);) usleep(5000);
+}
+
+/* Waits for its end the first time, and is done the second. */
+static void act_once(int argc, char **argv) {
+    CHECK(argc > 0);
+    if (path_exists(argv[0])) {
+        print_json(json_pack("{s:b}", "again", 1));
+        return;
+    }
+    close(open(argv[0], O_WRONLY | O_CREAT, 0600));
+    puts("true");
+    fflush(stdout);
+    for (;;) pause();
+}
+
+static void act_lines(int argc, char **argv) {
+    CHECK(argc > 0);
+    for (int i = 0; i < atoi(argv[0]); i++) printf("{\"i\":%d}\n", i);
+}
+
+static void act_wide(int argc, char **argv) {
+    char text[100000];
+    CHECK(argc > 0);
+    memset(text, 'w', sizeof text);
+    for (int i = 0; i < atoi(argv[0]); i++) printf("\"%.*s\"\n", (int)sizeof text, text);
+}
+
+static void act_flood(int argc, char **argv) {
+    (void)argc, (void)argv;
+    char block[4096];
+    memset(block, 'x', sizeof block);
+    for (int i = 0; i < 4096; i++)
+        if (write(STDOUT_FILENO, block, sizeof block) < 0) exit(4);
+}
+
+static void act_long_line(int argc, char **argv) {
+    act_flood(argc, argv);
+    printf("\n1\n");
+}
+
+/* Beside progress, what is none. */
+static void act_garbage(int argc, char **argv) {
+    static const char *const bad[] = {
+        "\n",
+        "{}\n",
+        "null\n",
+        "\xff\xfe\n",
+        "[[[[\n",
+        "{\"title\":1,\"done\":1,\"total\":1}\n",
+        "{\"title\":\"x\",\"done\":-1,\"total\":1}\n",
+        "{\"title\":\"x\",\"done\":1}\n",
+        "{\"title\":\"x\",\"done\":1e300,\"total\":1}\n",
+        "unfinished",
+    };
+    struct buf b = {0};
+    (void)argc, (void)argv;
+    for (int i = 0; i < 1 << 20; i++) buf_puts(&b, "y");
+    buf_puts(&b, "\n{\"title\":\"");
+    for (int i = 0; i < 100; i++) buf_puts(&b, "鳥鳥");
+    buf_puts(&b, "\",\"done\":5,\"total\":0,\"left\":-1}\n");
+    for (size_t i = 0; i < ARRAY_LEN(bad); i++) buf_puts(&b, bad[i]);
+    for (size_t at = 0; at < b.len;) {
+        ssize_t n = write(3, b.data + at, b.len - at);
+        if (n < 0) exit(5);
+        at += (size_t)n;
+    }
+    buf_release(&b);
+}
+
+static int fds_open(void) {
+    DIR *d = opendir("/proc/self/fd");
+    int n = -1; /* its own */
+    for (const struct dirent *f; (f = readdir(d));) n += f->d_name[0] != '.';
+    closedir(d);
+    return n;
+}
+
+static void act_look(int argc, char **argv) {
+    (void)argc, (void)argv;
+    struct stat in;
+    sigset_t blocked;
+    fstat(STDIN_FILENO, &in);
+    sigprocmask(SIG_BLOCK, NULL, &blocked);
+    print_json(json_pack("{s:b,s:i,s:b,s:i,s:b,s:b}", "idle", sched_getscheduler(0) == SCHED_IDLE,
+                         "nice", getpriority(PRIO_PROCESS, 0), "leader", getpgrp() == getpid(),
+                         "fds", fds_open(), "null", S_ISCHR(in.st_mode), "term",
+                         sigismember(&blocked, SIGTERM)));
+}
+
+static void act_ticks(int argc, char **argv) {
+    (void)argc, (void)argv;
+    struct progress p;
+    double until = clock_now() + 1.05;
+    progress_start(&p, "ticks \"\xff", 1000000000);
+    for (int64_t i = 1; clock_now() < until; i++) progress_update(&p, i, "detail");
+    progress_finish(&p, NULL);
+}
+
+static const char *value_of(int argc, char **argv, const char *name) {
+    for (int i = 0; i < argc; i++)
+        if (strncmp(argv[i], name, strlen(name)) == 0) return argv[i] + strlen(name);
+    return "";
+}
+
+/* Is killed before its run is anything, and the second time after it is. */
+static void act_evolve(int argc, char **argv) {
+    const char *runs = value_of(argc, argv, "--runs=");
+    char *run = path_join(runs, value_of(argc, argv, "--id=")),
+         *manifest = path_join(run, "manifest.json");
+    bool second = path_exists(runs);
+    dir_make(second ? run : runs, &err);
+    if (second) file_write(manifest, "{}", 2, &err);
+    raise(SIGKILL);
+}
+
+static const struct {
+    const char *name;
+    void (*act)(int argc, char **argv);
+} acts[] = {{"args", act_args},       {"work", act_work},     {"fail", act_fail},
+            {"silent", act_silent},   {"signal", act_signal}, {"stubborn", act_stubborn},
+            {"spin", act_spin},       {"wait", act_wait},     {"once", act_once},
+            {"lines", act_lines},     {"flood", act_flood},   {"long-line", act_long_line},
+            {"garbage", act_garbage}, {"look", act_look},     {"ticks", act_ticks},
+            {"leave", act_leave},     {"wide", act_wide},     {"tidy", act_tidy}};
+
+static int play(int argc, char **argv) {
+    int at = 1;
+    log_quiet = true;
+    while (at < argc && strcmp(argv[at], "--") != 0) at++;
+    if (strcmp(argv[1], "evolve") == 0) act_evolve(argc, argv);
+    for (size_t i = 0; at + 1 < argc && i < ARRAY_LEN(acts); i++)
+        if (strcmp(acts[i].name, argv[at + 1]) == 0) {
+            acts[i].act(argc - at - 2, argv + at + 2);
+            return 0;
+        }
+    act_args(argc, argv);
+    return 0;
+}
+
+/* helpers */
+
+static void count_change(void *ctx) {
+    (void)ctx;
+    n_changed++;
+}
+
+static struct jobs *opened_with(struct jobs_options o) {
+    o.same_priority = true;
+    o.changed = count_change;
+    struct jobs *v = jobs_open(store, folder, &o, &err);
+    if (!v) fail_msg("%s", err.text);
+    return v;
+}
+
+static int set_up(void **state) {
+    (void)state;
+    log_quiet = true;
+    err = (struct error){0};
+    snprintf(dir, sizeof dir, "/tmp/shoal-test-jobs-XXXXXX");
+    if (!mkdtemp(dir)) return -1;
+    snprintf(store, sizeof store, "%s/jobs.db", dir);
+    snprintf(folder, sizeof folder, "%s/jobs", dir);
+    n_changed = 0;
+    j = opened_with((struct jobs_options){.cancel_seconds = 0.3});
+    return 0;
+}
+
+static int tear_down(void **state) {
+    (void)state;
+    jobs_close(j);
+    j = NULL;
+    return folder_remove(dir);
+}
+
+static void reopen(struct jobs_options o) {
+    jobs_close(j);
+    j = opened_with(o);
+}
+
+static char *in_dir(const char *name) {
+    static char path[2][128];
+    static int at;
+    at = !at;
+    snprintf(path[at], sizeof path[at], "%s/%s", dir, name);
+    return path[at];
+}
+
+static void touch(const char *name) {
+    assert_int_equal(file_write(in_dir(name), "", 0, &err), OK);
+}
+
+struct id {
+    char text[JOB_ID_LEN];
+};
+
+static struct id started(const char *act, const char *arg) {
+    struct id id;
+    json_t *request = json_pack("{s:s,s:[s,s]}", "kind", "world", "args", act, arg ? arg : "");
+    if (jobs_start(j, request, NULL, id.text, &err) != OK) fail_msg("%s", err.text);
+    json_decref(request);
+    return id;
+}
+
+static json_t *job(struct id id) {
+    json_t *v = jobs_get(j, id.text, &err);
+    if (!v) fail_msg("%s", err.text);
+    return v;
+}
+
+static bool job_is(struct id id, const char *state) {
+    json_t *v = job(id);
+    bool is = strcmp(json_text_at(v, "state"), state) == 0;
+    json_decref(v);
+    return is;
+}
+
+static void await(struct id id, const char *state) {
+    double until = clock_now() + 60;
+    while (!job_is(id, state) && clock_now() < until) usleep(2000);
+    if (job_is(id, state)) return;
+    json_t *v = job(id);
+    fail_msg("not %s: %s", state, json_dumps(v, 0));
+}
+
+static char *text_of(struct id id, const char *key) {
+    static char text[2048];
+    json_t *v = job(id);
+    snprintf(text, sizeof text, "%s", json_text_at(v, key));
+    json_decref(v);
+    return text;
+}
+
+static int number_of(struct id id, const char *key) {
+    json_t *v = job(id), *n = json_object_get(v, key);
+    int i = n ? (int)json_integer_value(n) : -1;
+    json_decref(v);
+    return i;
+}
+
+/* The events after one; their numbers grow. */
+static json_t *events(struct id id, int64_t after) {
+    json_t *list = jobs_events(j, id.text, after, &err), *e;
+    size_t i;
+    assert_non_null(list);
+    json_array_foreach (list, i, e) {
+        int64_t seq = json_integer_value(json_object_get(e, "seq"));
+        assert_true(seq > after);
+        after = seq;
+    }
+    return list;
+}
+
+static json_t *event_of_type(const json_t *list, const char *type, int which) {
+    size_t i;
+    json_t *e;
+    json_array_foreach (list, i, e)
+        if (strcmp(json_text_at(e, "type"), type) == 0 && which-- == 0) return e;
+    return NULL;
+}
+
+/* "queued running done": the states among the events. */
+static const char *told_states(struct id id) {
+    static char text[512];
+    json_t *list = events(id, 0), *e;
+    text[0] = 0;
+    for (int i = 0; (e = event_of_type(list, "state", i)); i++)
+        snprintf(text + strlen(text), sizeof text - strlen(text), "%s%s", i ? " " : "",
+                 json_text_at(e, "state"));
+    json_decref(list);
+    return text;
+}
+
+/* Until it has said something. */
+static void await_result(struct id id) {
+    double until = clock_now() + 60;
+    for (bool said = false; !said && clock_now() < until; usleep(2000)) {
+        json_t *list = events(id, 0);
+        said = event_of_type(list, "result", 0) != NULL;
+        json_decref(list);
+        if (said) return;
+    }
+    fail_msg("no result");
+}
+
+/* Its first result, which is the caller's. */
+static json_t *result_of(struct id id) {
+    json_t *list = events(id, 0), *v = json_object_get(event_of_type(list, "result", 0), "result");
+    json_incref(v);
+    json_decref(list);
+    return v;
+}
+
+/* Fields 14 and 15 of its stat; -1: gone, or a zombie that nobody has buried yet. */
+static long cpu_ticks(pid_t pid) {
+    char path[64], state = 'Z';
+    long user = -1, system = 0;
+    snprintf(path, sizeof path, "/proc/%d/stat", (int)pid);
+    FILE *f = fopen(path, "r");
+    if (!f) return -1;
+    int n = fscanf(f, "%*d (%*[^)]) %c %*d %*d %*d %*d %*d %*d %*d %*d %*d %*d %ld %ld", &state,
+                   &user, &system);
+    fclose(f);
+    return n == 3 && state != 'Z' ? user + system : -1;
+}
+
+static void await_death(pid_t pid) {
+    double until = clock_now() + 30;
+    while (cpu_ticks(pid) >= 0 && clock_now() < until) usleep(2000);
+    assert_true(cpu_ticks(pid) < 0);
+}
+
+/* running */
+
+static void test_done(void **state) {
+    (void)state;
+    struct id id = started("work", NULL);
+    await(id, "done");
+    assert_string_equal(told_states(id), "queued running done");
+    json_t *list = events(id, 0), *v = job(id), *e = event_of_type(list, "progress", 0);
+    assert_true(json_integer_value(json_object_get(json_array_get(list, 0), "seq")) == 1);
+    e = json_object_get(e, "progress");
+    assert_string_equal(json_text_at(e, "title"), "work");
+    assert_int_equal(json_number_at(e, "done"), 25);
+    assert_int_equal(json_number_at(e, "total"), 25);
+    assert_true(json_number_at(e, "seconds_left") == 0);
+    assert_true(json_equal(e, json_object_get(v, "progress")));
+    e = json_object_get(event_of_type(list, "result", 0), "result");
+    assert_int_equal(json_number_at(e, "answer"), 42);
+    assert_string_equal(json_text_at(event_of_type(list, "result", 1), "text"),
+                        "not JSON, and no end of line");
+    assert_int_equal(json_number_at(v, "exit"), 0);
+    assert_null(json_object_get(v, "note"));
+    assert_null(json_object_get(v, "pid"));
+    assert_int_equal(strlen(json_text_at(v, "started")), 20);
+    assert_int_equal(strlen(json_text_at(v, "ended")), 20);
+    assert_true(n_changed >= 3);
+    json_decref(list);
+    json_decref(v);
+    char *path = jobs_file(j, id.text, "stdout.jsonl", &err);
+    struct buf b = {0};
+    assert_int_equal(file_read(path, 1000, &b, &err), OK);
+    assert_string_equal(b.data, "{\"answer\":42}\nnot JSON, and no end of line");
+    buf_release(&b);
+    free(path);
+}
+
+/* Progress is told while it happens: at least twice, each with a number of its own. */
+static void test_progress_while_running(void **state) {
+    (void)state;
+    struct id id = started("work", NULL);
+    int told = 0;
+    for (int64_t seen = 0; !job_is(id, "done"); usleep(5000)) {
+        json_t *list = events(id, seen), *e = event_of_type(list, "progress", 0);
+        if (e) seen = json_integer_value(json_object_get(e, "seq"));
+        told += e != NULL;
+        json_decref(list);
+    }
+    assert_true(told >= 2);
+}
+
+static void test_failures(void **state) {
+    (void)state;
+    struct id bad = started("fail", NULL), silent = started("silent", NULL),
+              killed = started("signal", NULL);
+    await(bad, "failed");
+    await(silent, "failed");
+    await(killed, "failed");
+    assert_string_equal(text_of(bad, "note"), "shoal world: cannot open 'x\xef\xbf\xbdy'");
+    assert_int_equal(number_of(bad, "exit"), 2);
+    assert_non_null(strstr(text_of(silent, "note"), "exit status 3"));
+    assert_non_null(strstr(text_of(killed, "note"), "signal 10 (User defined signal 1)"));
+    assert_int_equal(number_of(killed, "signal"), SIGUSR1);
+    assert_string_equal(told_states(bad), "queued running failed");
+    assert_true(n_changed >= 2);
+    reopen((struct jobs_options){.program = "/nonexistent/shoal"});
+    struct id none = started("work", NULL);
+    await(none, "failed");
+    assert_string_equal(text_of(none, "note"),
+                        "cannot run '/nonexistent/shoal': No such file or directory");
+}
+
+static void test_cancel(void **state) {
+    (void)state;
+    struct id id = started("stubborn", NULL), waiting = started("work", NULL);
+    await_result(id);
+    pid_t pid = number_of(id, "pid");
+    assert_int_equal(jobs_cancel(j, waiting.text, &err), OK);
+    assert_true(job_is(waiting, "cancelled"));
+    double began = clock_now();
+    assert_int_equal(jobs_cancel(j, id.text, &err), OK);
+    assert_true(job_is(id, "running"));
+    assert_int_equal(jobs_cancel(j, id.text, &err), OK);
+    assert_int_equal(jobs_pause(j, id.text, &err), ERR_STATE);
+    assert_int_equal(jobs_resume(j, id.text, &err), ERR_STATE);
+    await(id, "cancelled");
+    assert_true(clock_now() - began >= 0.3);
+    json_t *helper = result_of(id);
+    await_death(pid);
+    await_death((pid_t)json_integer_value(helper));
+    json_decref(helper);
+    assert_int_equal(number_of(id, "signal"), SIGKILL);
+    assert_string_equal(told_states(id), "queued running cancelled");
+    struct id done = started("lines", "1");
+    await(done, "done");
+    assert_int_equal(jobs_cancel(j, done.text, &err), ERR_STATE);
+    assert_non_null(strstr(err.text, "is done and cannot be cancelled"));
+}
+
+static void test_left_behind(void **state) {
+    (void)state;
+    struct id id = started("leave", NULL);
+    await(id, "done");
+    json_t *left = result_of(id);
+    await_death((pid_t)json_integer_value(left));
+    json_decref(left);
+}
+
+/* Who is stopped is woken to be ended, and needs no SIGKILL. */
+static void test_cancel_paused(void **state) {
+    (void)state;
+    reopen((struct jobs_options){.cancel_seconds = 1000});
+    struct id id = started("tidy", NULL);
+    await_result(id);
+    assert_int_equal(jobs_pause(j, id.text, &err), OK);
+    assert_int_equal(jobs_cancel(j, id.text, &err), OK);
+    await(id, "cancelled");
+    assert_int_equal(number_of(id, "exit"), 9);
+}
+
+static void test_pause(void **state) {
+    (void)state;
+    struct id id = started("spin", NULL), next = started("lines", "1");
+    await_result(id);
+    pid_t pid = number_of(id, "pid");
+    assert_int_equal(jobs_pause(j, id.text, &err), OK);
+    assert_int_equal(jobs_pause(j, id.text, &err), OK);
+    assert_true(job_is(id, "paused"));
+    await(next, "done"); /* its place is free */
+    usleep(20000);
+    long before = cpu_ticks(pid);
+    usleep(300000);
+    assert_int_equal(cpu_ticks(pid), before);
+    assert_int_equal(jobs_delete(j, id.text, &err), ERR_STATE);
+    assert_int_equal(jobs_resume(j, id.text, &err), OK);
+    await(id, "running");
+    for (double until = clock_now() + 30; cpu_ticks(pid) < before + 5 && clock_now() < until;)
+        usleep(10000);
+    assert_true(cpu_ticks(pid) >= before + 5);
+    assert_int_equal(number_of(id, "pid"), pid);
+    assert_string_equal(told_states(id), "queued running paused queued running");
+}
+
+static void test_queue(void **state) {
+    (void)state;
+    struct id first = started("wait", in_dir("go")), second = started("lines", "1"),
+              third = started("lines", "1"), last = started("lines", "1");
+    await_result(first);
+    assert_int_equal(jobs_pause(j, second.text, &err), OK);
+    assert_true(job_is(third, "queued") && job_is(last, "queued"));
+    json_t *list = jobs_list(j);
+    assert_int_equal(json_array_size(list), 4);
+    assert_string_equal(json_text_at(json_array_get(list, 0), "id"), last.text);
+    assert_string_equal(json_text_at(json_array_get(list, 3), "id"), first.text);
+    json_decref(list);
+    touch("go");
+    await(last, "done");
+    assert_true(job_is(first, "done") && job_is(third, "done") && job_is(second, "paused"));
+    assert_string_equal(told_states(second), "queued paused");
+    assert_int_equal(jobs_resume(j, second.text, &err), OK);
+    await(second, "done");
+}
+
+/* Two at once, never three, and each begins when it is its turn. */
+static void test_two_at_once(void **state) {
+    (void)state;
+    reopen((struct jobs_options){.max_running = 2});
+    struct id a = started("wait", in_dir("a")), b = started("wait", in_dir("b")),
+              c = started("wait", in_dir("c")), d = started("lines", "1");
+    await_result(a);
+    await_result(b);
+    assert_true(job_is(c, "queued"));
+    touch("b");
+    await_result(c);
+    assert_true(job_is(a, "running") && job_is(d, "queued"));
+    touch("a");
+    await(d, "done");
+    assert_true(job_is(c, "running"));
+    touch("c");
+    await(c, "done");
+}
+
+static void test_run_again(void **state) {
+    (void)state;
+    struct id id = started("wait", in_dir("go"));
+    await_result(id);
+    assert_int_equal(jobs_cancel(j, id.text, &err), OK);
+    await(id, "cancelled");
+    struct id other = started("wait", in_dir("other"));
+    await_result(other);
+    struct id third = started("wait", in_dir("third"));
+    assert_int_equal(jobs_resume(j, id.text, &err), OK);
+    assert_true(job_is(id, "queued"));
+    assert_int_equal(number_of(id, "signal"), -1);
+    touch("other");
+    await_result(third); /* which was asked for before it was resumed */
+    assert_true(job_is(id, "queued"));
+    touch("third");
+    touch("go");
+    await(id, "done");
+    assert_int_equal(number_of(id, "attempts"), 2);
+    assert_int_equal(jobs_resume(j, id.text, &err), ERR_STATE);
+    char *path = jobs_file(j, id.text, "stdout.jsonl", &err);
+    assert_true(path_exists(path));
+    assert_int_equal(jobs_delete(j, id.text, &err), OK);
+    assert_false(path_exists(path));
+    assert_null(jobs_get(j, id.text, &err));
+    assert_int_equal(err.code, ERR_MISSING);
+    assert_int_equal(jobs_delete(j, id.text, &err), ERR_MISSING);
+    assert_null(jobs_events(j, id.text, 0, &err));
+    assert_null(jobs_file(j, id.text, "stdout.jsonl", &err));
+    free(path);
+    reopen((struct jobs_options){0});
+    assert_null(jobs_get(j, id.text, &err));
+    assert_true(job_is(other, "done"));
+}
+
+/* requests */
+
+static int start_text(const char *text, const char *key, char id[JOB_ID_LEN]) {
+    json_t *v = json_loads(text, JSON_DECODE_ANY | JSON_ALLOW_NUL, NULL);
+    assert_non_null(v);
+    int rc = jobs_start(j, v, key, id, &err);
+    json_decref(v);
+    return rc;
+}
+
+static void test_idempotency(void **state) {
+    (void)state;
+    struct id a, b;
+    assert_int_equal(start_text("{\"kind\":\"eval\",\"args\":[\"lines\",\"1\"]}", "k1", a.text),
+                     OK);
+    assert_int_equal(
+        start_text("{\"args\":[\"lines\",\"1\"],\"options\":{},\"kind\":\"eval\"}", "k1", b.text),
+        OK);
+    assert_string_equal(a.text, b.text);
+    assert_int_equal(start_text("{\"kind\":\"eval\",\"args\":[\"lines\",\"2\"]}", "k1", b.text),
+                     ERR_MISMATCH);
+    assert_non_null(strstr(err.text, a.text));
+    assert_int_equal(start_text("{\"kind\":\"eval\",\"args\":[\"lines\",\"1\"]}", "k2", b.text),
+                     OK);
+    assert_string_not_equal(a.text, b.text);
+    await(b, "done");
+    reopen((struct jobs_options){0}); /* also tomorrow */
+    assert_int_equal(start_text("{\"kind\":\"eval\",\"args\":[\"lines\",\"1\"]}", "k2", b.text),
+                     OK);
+    json_t *list = jobs_list(j);
+    assert_int_equal(json_array_size(list), 2);
+    json_decref(list);
+    char key[400];
+    memset(key, 'k', sizeof key);
+    key[sizeof key - 1] = 0;
+    assert_int_equal(start_text("{\"kind\":\"eval\"}", key, b.text), ERR_USAGE);
+    assert_int_equal(start_text("{\"kind\":\"eval\"}", "", b.text), ERR_USAGE);
+}
+
+static void test_command_line(void **state) {
+    (void)state;
+    static const char *const wanted[] = {"shoal",
+                                         "world",
+                                         "--generations=3",
+                                         "--no-breed",
+                                         "--exact",
+                                         "--lr=0.1",
+                                         "--adapters=a",
+                                         "--adapters=--out",
+                                         "--adapters=2",
+                                         "--name=; rm -rf $HOME",
+                                         "--json",
+                                         "--quiet",
+                                         "--",
+                                         "show",
+                                         "--out=x"};
+    struct id id;
+    assert_int_equal(start_text("{\"kind\":\"world\",\"args\":[\"show\",\"--out=x\"],\"options\":"
+                                "{\"generations\":3,\"breed\":false,\"exact\":true,\"lr\":0.1,"
+                                "\"adapters\":[\"a\",\"--out\",2],\"none\":[],"
+                                "\"name\":\"; rm -rf $HOME\"}}",
+                                NULL, id.text),
+                     OK);
+    await(id, "done");
+    json_t *v = result_of(id);
+    assert_int_equal(json_array_size(v), ARRAY_LEN(wanted));
+    for (size_t i = 0; i < ARRAY_LEN(wanted); i++)
+        assert_string_equal(json_string_value(json_array_get(v, i)), wanted[i]);
+    json_decref(v);
+}
+
+static bool no_files(void *ctx, const char *kind, const char *option) {
+    (void)ctx;
+    return strcmp(kind, "train") != 0 || strcmp(option, "out") != 0;
+}
+
+static void test_refused(void **state) {
+    (void)state;
+    static const char *const bad[] = {
+        "[]",
+        "{}",
+        "{\"kind\":\"pull\"}",
+        "{\"kind\":7}",
+        "{\"kind\":\"world\",\"program\":\"sh\"}",
+        "{\"kind\":\"world\",\"args\":\"a\"}",
+        "{\"kind\":\"world\",\"args\":[1]}",
+        "{\"kind\":\"world\",\"args\":[\"a\\u0000b\"]}",
+        "{\"kind\":\"world\",\"options\":[]}",
+        "{\"kind\":\"world\",\"options\":{\"a=b\":\"c\"}}",
+        "{\"kind\":\"world\",\"options\":{\"\":\"c\"}}",
+        "{\"kind\":\"world\",\"options\":{\"-x\":true}}",
+        "{\"kind\":\"world\",\"options\":{\"a b\":true}}",
+        "{\"kind\":\"world\",\"options\":{\"A\":true}}",
+        "{\"kind\":\"world\",\"options\":{\"policy_pipe\":\"sh\"}}",
+        "{\"kind\":\"world\",\"options\":{\"policy-pipe\":\"sh\"}}",
+        "{\"kind\":\"world\",\"options\":{\"env-pipe\":[\"sh\"]}}",
+        "{\"kind\":\"world\",\"options\":{\"a\":null}}",
+        "{\"kind\":\"world\",\"options\":{\"a\":{}}}",
+        "{\"kind\":\"world\",\"options\":{\"a\":[[\"b\"]]}}",
+        "{\"kind\":\"world\",\"options\":{\"a\":\"b\\u0000c\"}}",
+        "{\"kind\":\"train\",\"options\":{\"out\":\"/etc\"}}",
+    };
+    struct id id;
+    reopen((struct jobs_options){.allow = no_files, .max_jobs = 2});
+    for (size_t i = 0; i < ARRAY_LEN(bad); i++) {
+        if (start_text(bad[i], NULL, id.text) == OK) fail_msg("%s", bad[i]);
+        assert_int_equal(err.code, ERR_USAGE);
+    }
+    json_t *args = json_array(), *request = json_pack("{s:s,s:o}", "kind", "world", "args", args);
+    for (int i = 0; i < 2000; i++) json_array_append_new(args, json_string("x"));
+    assert_int_equal(jobs_start(j, request, NULL, id.text, &err), ERR_USAGE);
+    json_decref(request);
+    json_t *list = jobs_list(j);
+    assert_int_equal(json_array_size(list), 0);
+    json_decref(list);
+    await(started("lines", "1"), "done");
+    await(started("lines", "1"), "done");
+    assert_int_equal(start_text("{\"kind\":\"eval\"}", NULL, id.text), ERR_STATE);
+    assert_non_null(strstr(err.text, "delete some"));
+}
+
+/* bounds */
+
+static void test_many_events(void **state) {
+    (void)state;
+    struct id id = started("lines", "100000"), other = started("work", NULL);
+    await(id, "done");
+    await(other, "done");
+    json_t *list = events(id, 0);
+    size_t n = json_array_size(list);
+    assert_true(n > 1000 && n <= 4096);
+    /* The newest are there, each with its number. */
+    json_t *last = event_of_type(list, "state", 0), *before = json_array_get(list, n - 2);
+    assert_string_equal(json_text_at(last, "state"), "done");
+    assert_int_equal(json_number_at(json_object_get(before, "result"), "i"), 99999);
+    assert_int_equal(json_number_at(last, "seq"), 100000 + 3);
+    json_decref(list);
+    list = events(id, 100000);
+    assert_int_equal(json_array_size(list), 3);
+    json_decref(list);
+    struct id third = started("lines", "100000");
+    await(third, "done");
+    assert_string_equal(told_states(other), "done"); /* always there */
+    size_t rss = process_bytes("VmRSS");
+    for (int i = 0; i < 3; i++) await(started("lines", "100000"), "done");
+    assert_true(process_bytes("VmRSS") < rss + (8 << 20));
+    struct id wide = started("wide", "60");
+    await(wide, "done");
+    list = events(wide, 0);
+    assert_in_range(json_array_size(list), 15, 22); /* of 60 results, those in two megabytes */
+    json_decref(list);
+}
+
+static void test_too_long(void **state) {
+    (void)state;
+    struct id line = started("long-line", NULL);
+    await(line, "done");
+    json_t *list = events(line, 0);
+    assert_int_equal(json_number_at(event_of_type(list, "result", 0), "bytes"), 4096 * 4096);
+    assert_int_equal(json_number_at(event_of_type(list, "result", 1), "result"), 1);
+    json_decref(list);
+    reopen((struct jobs_options){.max_output = 100000});
+    struct id id = started("flood", NULL);
+    await(id, "failed");
+    assert_non_null(strstr(text_of(id, "note"), "results are too long"));
+    char *path = jobs_file(j, id.text, "stdout.jsonl", &err);
+    struct stat st;
+    assert_int_equal(stat(path, &st), 0);
+    assert_int_equal(st.st_size, 100000);
+    free(path);
+}
+
+static void test_garbage_progress(void **state) {
+    (void)state;
+    struct id id = started("garbage", NULL);
+    await(id, "done");
+    json_t *list = events(id, 0),
+           *p = json_object_get(event_of_type(list, "progress", 0), "progress");
+    size_t n = strlen(json_text_at(p, "title"));
+    assert_true(n > 190 && n <= 200 && n % 3 == 0); /* cut between two characters */
+    assert_int_equal(json_number_at(p, "done"), 5);
+    assert_null(json_object_get(p, "seconds_left"));
+    json_decref(list);
+}
+
+/* The pipe of SHOAL_PROGRESS from a program's side: lines that can be read, not too many; what is
+ * no pipe is left alone. */
+static size_t ticks_told(const char *number, int fd, struct buf *out) {
+    struct error none;
+    int ends[2];
+    assert_int_equal(pipe(ends), 0);
+    pid_t pid = fork();
+    if (pid == 0) {
+        setenv("SHOAL_PROGRESS", number, 1);
+        dup2(fd < 0 ? ends[1] : fd, 90);
+        close(ends[0]);
+        close(ends[1]);
+        execl("/proc/self/exe", "shoal", "world", "--", "ticks", (char *)NULL);
+        _exit(1);
+    }
+    close(ends[1]);
+    int status;
+    char path[32];
+    snprintf(path, sizeof path, "/proc/self/fd/%d", ends[0]);
+    assert_int_equal(file_read(path, 1 << 20, out, &none), OK);
+    close(ends[0]);
+    waitpid(pid, &status, 0);
+    assert_int_equal(status, 0);
+    size_t lines = 0;
+    for (size_t i = 0; i < out->len; i++) lines += out->data[i] == '\n';
+    return lines;
+}
+
+static void test_progress_pipe(void **state) {
+    (void)state;
+    struct buf b = {0};
+    size_t n = ticks_told("90", -1, &b);
+    if (n < 3 || n > 7) fail_msg("%zu lines: %s", n, b.data);
+    char *last = b.data;
+    for (char *end; (end = strchr(last, '\n')) && end[1]; last = end + 1) *end = 0;
+    json_t *v = json_loads(last, 0, NULL);
+    assert_string_equal(json_text_at(v, "title"), "ticks \"\xef\xbf\xbd");
+    assert_true(json_number_at(v, "done") > 100);
+    assert_int_equal(json_number_at(v, "total"), 1000000000);
+    assert_true(json_number_at(v, "seconds") > 1 && json_number_at(v, "left") > 1);
+    json_decref(v);
+    static const char *const bad[] = {"", "90x", "-90", "99999999999999999999", "1000"};
+    for (size_t i = 0; i < ARRAY_LEN(bad); i++) {
+        b.len = 0;
+        assert_int_equal(ticks_told(bad[i], -1, &b), 0);
+    }
+    int fd = open(in_dir("file"), O_RDWR | O_CREAT, 0600);
+    b.len = 0;
+    assert_int_equal(ticks_told("90", fd, &b), 0);
+    assert_int_equal(lseek(fd, 0, SEEK_END), 0);
+    close(fd);
+    buf_release(&b);
+}
+
+static void test_surroundings(void **state) {
+    (void)state;
+    jobs_close(j);
+    struct jobs_options o = {0};
+    j = jobs_open(store, folder, &o, &err);
+    int leak = open("/dev/null", O_RDONLY); /* not close-on-exec */
+    struct id id = started("look", NULL);
+    await(id, "done");
+    close(leak);
+    json_t *v = result_of(id);
+    assert_true(json_is_true(json_object_get(v, "idle")));
+    assert_int_equal(json_number_at(v, "nice"), 19);
+    assert_true(json_is_true(json_object_get(v, "leader")));
+    assert_true(json_is_true(json_object_get(v, "null")));
+    assert_true(json_is_false(json_object_get(v, "term")));
+    assert_int_equal(json_number_at(v, "fds"), 4);
+    json_decref(v);
+}
+
+/* coming back */
+
+/* A process that opens the jobs, starts one and waits to be killed; tells the job and its child. */
+static void service(int say) {
+    struct {
+        struct id id[3];
+        int pid;
+    } told;
+    log_quiet = true;
+    j = opened_with((struct jobs_options){0});
+    told.id[0] = started("once", in_dir("once"));
+    told.id[1] = started("lines", "1");
+    told.id[2] = started("lines", "1");
+    if (jobs_pause(j, told.id[2].text, &err) != OK) _exit(2);
+    await_result(told.id[0]);
+    told.pid = number_of(told.id[0], "pid");
+    if (write(say, &told, sizeof told) != sizeof told) _exit(1);
+    for (;;) pause();
+}
+
+static void test_killed(void **state) {
+    (void)state;
+    struct {
+        struct id id[3];
+        int pid;
+    } told;
+    int says[2];
+    jobs_close(j);
+    j = NULL;
+    assert_int_equal(pipe(says), 0);
+    pid_t pid = fork();
+    if (pid == 0) service(says[1]);
+    close(says[1]);
+    assert_int_equal(read(says[0], &told, sizeof told), sizeof told);
+    close(says[0]);
+    assert_true(cpu_ticks(told.pid) >= 0);
+    kill(pid, SIGKILL);
+    waitpid(pid, NULL, 0);
+    await_death(told.pid);
+    j = opened_with((struct jobs_options){0});
+    await(told.id[1], "done");
+    assert_true(job_is(told.id[0], "done")); /* it was first */
+    assert_true(job_is(told.id[2], "paused"));
+    assert_int_equal(number_of(told.id[0], "attempts"), 2);
+    json_t *v = result_of(told.id[0]), *list = events(told.id[0], 5);
+    assert_true(json_is_true(json_object_get(v, "again")));
+    /* Who had seen some events misses none of what follows. */
+    assert_string_equal(json_text_at(json_array_get(list, 0), "state"), "queued");
+    json_decref(list);
+    json_decref(v);
+    assert_int_equal(jobs_resume(j, told.id[2].text, &err), OK);
+    await(told.id[2], "done");
+}
+
+/* An end in good order is no other, but that a child is ended from here. */
+static void test_closed(void **state) {
+    (void)state;
+    struct id id = started("once", in_dir("once")), stopped = started("spin", NULL);
+    await_result(id);
+    pid_t pid = number_of(id, "pid");
+    struct jobs_options o = {0};
+    assert_null(jobs_open(store, folder, &o, &err)); /* one at a time */
+    assert_int_equal(err.code, ERR_STATE);
+    assert_int_equal(jobs_pause(j, id.text, &err), OK);
+    await_result(stopped);
+    assert_int_equal(jobs_pause(j, stopped.text, &err), OK);
+    assert_int_equal(jobs_cancel(j, stopped.text, &err), OK);
+    reopen((struct jobs_options){0});
+    await_death(pid);
+    assert_true(job_is(id, "paused"));
+    assert_true(job_is(stopped, "cancelled"));
+    assert_int_equal(jobs_resume(j, id.text, &err), OK);
+    await(id, "done");
+    json_t *before = events(id, 0);
+    reopen((struct jobs_options){0}); /* what is over has nothing new to tell */
+    json_t *last = json_array_get(before, json_array_size(before) - 1),
+           *list = events(id, json_integer_value(json_object_get(last, "seq")));
+    assert_int_equal(json_array_size(list), 0);
+    json_decref(list);
+    json_decref(before);
+    assert_string_equal(told_states(id), "done");
+}
+
+/* evolve does not begin a run twice: one that has begun is resumed by its id, one that was killed
+ * too early has another. */
+static void test_evolve(void **state) {
+    (void)state;
+    struct id id;
+    char text[400], run[64], runs[200];
+    snprintf(runs, sizeof runs, "--runs=%s", in_dir("runs"));
+    snprintf(text, sizeof text,
+             "{\"kind\":\"evolve\",\"args\":[\"r.yaml\"],\"options\":{\"runs\":\"%s\",\"seed\":3,"
+             "\"threads\":1}}",
+             in_dir("runs"));
+    assert_int_equal(start_text(text, NULL, id.text), OK);
+    await(id, "failed");
+    assert_non_null(strstr(text_of(id, "note"), "signal 9"));
+    reopen((struct jobs_options){0}); /* what it is to go on with is in the store too */
+    assert_int_equal(jobs_resume(j, id.text, &err), OK);
+    await(id, "failed");
+    reopen((struct jobs_options){0});
+    assert_int_equal(jobs_resume(j, id.text, &err), OK);
+    await(id, "done");
+    snprintf(run, sizeof run, "%s-2", id.text);
+    const char *const wanted[] = {"shoal",  "resume",  runs, "--threads=1",
+                                  "--json", "--quiet", "--", run};
+    json_t *v = result_of(id);
+    assert_int_equal(json_array_size(v), ARRAY_LEN(wanted));
+    for (size_t i = 0; i < ARRAY_LEN(wanted); i++)
+        assert_string_equal(json_string_value(json_array_get(v, i)), wanted[i]);
+    json_decref(v);
+}
+
+/* The store refuses: nothing is told that is not in it, and all is told when it is back. */
+static void store_exec(const char *sql) {
+    sqlite3 *db = NULL;
+    assert_int_equal(sqlite3_open(store, &db), SQLITE_OK);
+    sqlite3_busy_timeout(db, 10000);
+    assert_int_equal(sqlite3_exec(db, sql, NULL, NULL, NULL), SQLITE_OK);
+    sqlite3_close(db);
+}
+
+static void test_store_refuses(void **state) {
+    (void)state;
+    struct id id = started("wait", in_dir("go")), none;
+    await_result(id);
+    store_exec("ALTER TABLE documents RENAME TO away");
+    assert_int_equal(start_text("{\"kind\":\"eval\"}", NULL, none.text), ERR_IO);
+    assert_int_equal(jobs_pause(j, id.text, &err), ERR_IO);
+    assert_int_equal(jobs_cancel(j, id.text, &err), ERR_IO);
+    pid_t pid = number_of(id, "pid");
+    touch("go");
+    await_death(pid);
+    usleep(100000);
+    assert_true(job_is(id, "running"));
+    assert_string_equal(told_states(id), "queued running");
+    store_exec("ALTER TABLE away RENAME TO documents");
+    await(id, "done");
+    assert_string_equal(told_states(id), "queued running done");
+}
+
+/* The real program: worlds without a model. */
+static void test_program(void **state) {
+    (void)state;
+    char exe[4096], *slash;
+    ssize_t n = readlink("/proc/self/exe", exe, sizeof exe - 16);
+    assert_true(n > 0);
+    exe[n] = 0;
+    slash = strrchr(exe, '/');
+    strcpy(slash, "/shoal");
+    if (!path_exists(exe)) {
+        fprintf(stderr, "SKIP: no '%s'\n", exe);
+        skip();
+    }
+    reopen((struct jobs_options){.program = exe});
+    struct id id, bad;
+    assert_int_equal(start_text("{\"kind\":\"world\",\"options\":{\"policy\":[\"rule\",\"random\"],"
+                                "\"maps\":2,\"steps\":50}}",
+                                NULL, id.text),
+                     OK);
+    assert_int_equal(start_text("{\"kind\":\"world\",\"options\":{\"stepz\":50}}", NULL, bad.text),
+                     OK);
+    await(id, "done");
+    json_t *list = events(id, 0);
+    for (int i = 0; i < 2; i++)
+        assert_string_equal(
+            json_text_at(json_object_get(event_of_type(list, "result", i), "result"), "policy"),
+            i ? "random" : "rule");
+    assert_string_equal(
+        json_text_at(json_object_get(event_of_type(list, "progress", 0), "progress"), "title"),
+        "worlds");
+    json_decref(list);
+    await(bad, "failed");
+    assert_string_equal(text_of(bad, "note"),
+                        "shoal world: unknown flag '--stepz', did you mean '--steps'?");
+    assert_int_equal(number_of(bad, "exit"), 2);
+}
+
+int main(int argc, char **argv) {
+    if (argc > 1) return play(argc, argv);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(test_done, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_progress_while_running, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_failures, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_cancel, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_left_behind, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_cancel_paused, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_pause, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_queue, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_two_at_once, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_run_again, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_idempotency, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_command_line, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_refused, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_many_events, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_too_long, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_garbage_progress, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_progress_pipe, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_surroundings, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_killed, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_closed, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_evolve, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_store_refuses, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_program, set_up, tear_down),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

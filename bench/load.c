@@ -1,0 +1,201 @@
+/*
+ * load: many clients of a server at once, each with one stream after another, and what they saw.
+ *
+ *   build/load PORT STREAMS SECONDS MAX_TOKENS MODEL [MODEL …]
+ *   build/load PORT STREAMS SECONDS idle PATH       streams of PATH that say next to nothing
+ *
+ * One thread and epoll, so that on a machine of two processors most is left for the server. Client
+ * i asks for model i mod n. Prints one JSON object: replies, errors, tokens a second over the
+ * middle of the time, quantiles of the time to the first token and between tokens.
+ */
+#define _GNU_SOURCE
+#include <arpa/inet.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { SAMPLES = 1 << 20, TAIL = 32 };
+
+struct client {
+    int fd, number;
+    bool asked, begun, done;
+    double sent, last;
+    char tail[TAIL]; /* the end of what was read, for what lies across two reads */
+    size_t n_tail;
+    int status;
+    int64_t seen; /* bytes of this reply */
+};
+struct samples {
+    float *v;
+    int n;
+};
+
+static struct sockaddr_in server;
+static char **models;
+static int n_models, max_tokens;
+static const char *idle_path;
+static double began, seconds;
+static int64_t replies, errors, tokens, tokens_middle;
+static struct samples first, between;
+static uint64_t asked_so_far;
+
+static double now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+static void sample(struct samples *s, double x) {
+    if (s->n < SAMPLES) s->v[s->n++] = (float)x;
+}
+
+static int order(const void *a, const void *b) {
+    float x = *(const float *)a, y = *(const float *)b;
+    return (x > y) - (x < y);
+}
+
+static double quantile(struct samples *s, double q) {
+    if (s->n == 0) return 0;
+    qsort(s->v, (size_t)s->n, sizeof *s->v, order);
+    return (double)s->v[(int)(q * (s->n - 1))];
+}
+
+static void ask(struct client *c) {
+    char body[1024], head[1400];
+    int n = 0;
+    if (idle_path) {
+        n = snprintf(head, sizeof head, "GET %s HTTP/1.1\r\nHost: localhost\r\n\r\n", idle_path);
+    } else {
+        int len =
+            snprintf(body, sizeof body,
+                     "{\"model\":\"%s\",\"messages\":[{\"role\":\"user\",\"content\":\"%llu + "
+                     "%d = ?\"}],\"stream\":true,\"ignore_eos\":true,\"max_tokens\":%d,"
+                     "\"seed\":1}",
+                     models[c->number % n_models], (unsigned long long)asked_so_far++ % 900,
+                     c->number % 90, max_tokens);
+        n = snprintf(head, sizeof head,
+                     "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: "
+                     "application/json\r\nContent-Length: %d\r\n\r\n%s",
+                     len, body);
+    }
+    c->sent = now();
+    c->asked = true;
+    c->begun = false;
+    c->status = 0;
+    c->seen = 0;
+    c->n_tail = 0;
+    if (write(c->fd, head, (size_t)n) != n) errors++;
+}
+
+static int connect_to(void) {
+    int fd = socket(AF_INET, SOCK_STREAM, 0);
+    if (fd < 0 || connect(fd, (struct sockaddr *)&server, sizeof server) != 0) {
+        perror("load: connect");
+        exit(1);
+    }
+    fcntl(fd, F_SETFL, O_NONBLOCK);
+    return fd;
+}
+
+/* Events that hold a token: those with words, but for the first, which says who speaks. */
+static void take(struct client *c, const char *data, size_t n) {
+    char *text = malloc(c->n_tail + n + 1), *at = text;
+    double t = now();
+    bool over = false;
+    memcpy(text, c->tail, c->n_tail);
+    memcpy(text + c->n_tail, data, n);
+    text[c->n_tail + n] = 0;
+    size_t len = c->n_tail + n;
+    if (c->seen == 0 && sscanf(text, "HTTP/1.1 %d", &c->status) == 1 && c->status != 200) errors++;
+    c->seen += (int64_t)n;
+    for (char *hit; (hit = strstr(at, "\"delta\":{\"content\""));) {
+        if (!c->begun) sample(&first, t - c->sent);
+        if (c->begun) sample(&between, t - c->last);
+        c->begun = true;
+        c->last = t;
+        tokens++;
+        if (t > began + seconds * 0.25 && t < began + seconds * 0.75) tokens_middle++;
+        at = hit + 18;
+    }
+    over = strstr(at, "\r\n0\r\n\r\n") != NULL || (c->status != 200 && strstr(at, "}"));
+    size_t keep = len - (size_t)(at - text);
+    if (keep > TAIL - 1) keep = TAIL - 1;
+    memcpy(c->tail, text + len - keep, keep);
+    c->n_tail = keep;
+    free(text);
+    if (!over) return;
+    replies += c->status == 200;
+    if (t < began + seconds)
+        ask(c);
+    else
+        c->done = true;
+}
+
+static int drive(struct client *v, int n) {
+    char *buf = malloc(1 << 18);
+    int ep = epoll_create1(0), open = n;
+    struct epoll_event e[256];
+    for (int i = 0; i < n; i++) {
+        v[i] = (struct client){.fd = connect_to(), .number = i};
+        struct epoll_event in = {.events = EPOLLIN, .data.ptr = &v[i]};
+        epoll_ctl(ep, EPOLL_CTL_ADD, v[i].fd, &in);
+        ask(&v[i]);
+    }
+    while (open > 0 && now() < began + seconds + (idle_path ? 0 : 60)) {
+        int got = epoll_wait(ep, e, 256, 200);
+        for (int i = 0; i < got; i++) {
+            struct client *c = e[i].data.ptr;
+            ssize_t r = read(c->fd, buf, 1 << 18);
+            if (r > 0) take(c, buf, (size_t)r);
+            if (r < 0 && errno == EAGAIN) continue;
+            if (r <= 0) errors += !c->done;
+            if (r <= 0 || c->done) {
+                epoll_ctl(ep, EPOLL_CTL_DEL, c->fd, NULL);
+                close(c->fd);
+                open--;
+            }
+        }
+    }
+    free(buf);
+    return open;
+}
+
+int main(int argc, char **argv) {
+    struct rlimit limit = {65536, 65536};
+    if (argc < 6) {
+        fprintf(stderr, "usage: load PORT STREAMS SECONDS MAX_TOKENS MODEL … | load PORT STREAMS "
+                        "SECONDS idle PATH\n");
+        return 2;
+    }
+    setrlimit(RLIMIT_NOFILE, &limit);
+    int n = atoi(argv[2]);
+    server = (struct sockaddr_in){.sin_family = AF_INET,
+                                  .sin_port = htons((uint16_t)atoi(argv[1])),
+                                  .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    seconds = atof(argv[3]);
+    if (strcmp(argv[4], "idle") == 0) idle_path = argv[5];
+    max_tokens = atoi(argv[4]);
+    models = argv + 5;
+    n_models = argc - 5;
+    first.v = malloc(sizeof(float) * SAMPLES);
+    between.v = malloc(sizeof(float) * SAMPLES);
+    struct client *v = calloc((size_t)n, sizeof *v);
+    began = now();
+    int open = drive(v, n);
+    printf("{\"streams\":%d,\"replies\":%lld,\"errors\":%lld,\"unfinished\":%d,\"tokens\":%lld,"
+           "\"tokens_per_second\":%.1f,\"first_token\":{\"p50\":%.4f,\"p95\":%.4f},"
+           "\"between_tokens\":{\"p50\":%.5f,\"p95\":%.5f}}\n",
+           n, (long long)replies, (long long)errors, open, (long long)tokens,
+           (double)tokens_middle / (seconds * 0.5), quantile(&first, 0.5), quantile(&first, 0.95),
+           quantile(&between, 0.5), quantile(&between, 0.95));
+    return errors > 0;
+}

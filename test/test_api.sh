@@ -27,14 +27,14 @@ done
 url=$(sed -n 's/.*"listening":"http:\/\/\([^"]*\)".*/\1/p' "$tmp/listening")
 [ -n "$url" ] || { echo "not ok the server starts: $(head -c 300 "$tmp/err")"; exit 1; }
 
-# The lines inside ```sh fences; JOB is kept from one to the next.
+# The lines inside ```sh fences; JOB and LIFE are kept from one to the next.
 sed -n '/^```sh$/,/^```$/p' docs/API.md | grep -v '^```' >"$tmp/lines"
 n=0
 while IFS= read -r line; do
     n=$((n + 1))
     here=$(printf '%s\n' "$line" | sed "s|localhost:8000|$url|; s|adapters/critic|$tmp/critic|g; s|curl -s |curl -sS --fail-with-body --max-time 60 |")
     case $line in
-    JOB=*) eval "$here"; continue ;;
+    [A-Z]*=*) eval "$here"; continue ;;
     esac
     if eval "$here" >"$tmp/out" 2>"$tmp/why"; then echo "ok line $n: $(printf '%.70s' "$line")"
     else echo "not ok line $n: $(printf '%.90s' "$line"): $(head -c 300 "$tmp/out") $(head -c 200 "$tmp/why")"; fi

@@ -161,7 +161,7 @@ void api_fail_error(struct exchange *x, const struct error *err, const char *par
 
 /* the APIs' routes; each ends with a NULL method */
 extern const struct route openai_routes[], vllm_routes[], llamacpp_routes[], teams_routes[],
-    counted_routes[], jobs_routes[], system_routes[];
+    counted_routes[], jobs_routes[], system_routes[], worlds_routes[];
 
 /* what several APIs need of OpenAI's */
 

@@ -21,7 +21,7 @@ printf '%s\n' '{"messages": [{"role": "user", "content": "12 + 30 = ?"}, {"role"
     --runs "$tmp/runs" >"$tmp/listening" 2>"$tmp/err" &
 server=$!
 for _ in $(seq 100); do
-    grep -q listening "$tmp/listening" && break
+    grep -q listening "$tmp/listening" 2>/dev/null && break
     sleep 0.1
 done
 url=$(sed -n 's/.*"listening":"http:\/\/\([^"]*\)".*/\1/p' "$tmp/listening")

@@ -180,29 +180,44 @@ static void tools_marked(const struct generation *g, struct completion *a) {
     for (const char *open; (open = memmem(p, (size_t)(end - p), CALL_OPENS, strlen(CALL_OPENS)));) {
         const char *body = open + strlen(CALL_OPENS);
         const char *close = memmem(body, (size_t)(end - body), CALL_CLOSES, strlen(CALL_CLOSES));
+        struct tool_call *call = tool_at(g, a, n);
         if (n == 0) a->words_end = (size_t)(open - text);
-        call_read(text, body, close ? close : end, tool_at(g, a, n));
+        if (!call->name) call->args = call->args_end = 0;
+        call_read(text, body, close ? close : end, call);
         if (a->tools[n].name) n++;
         if (!close) break;
         p = close + strlen(CALL_CLOSES);
     }
+    if (!a->done || a->n_tools == n) return;
+    a->n_tools = n; // marks around what is no call
+    if (n == 0) a->words_end = a->shown;
 }
 
-/* A reply that is an object, and nothing else, is a call; whether it is one of those offered is
- * known at the end. */
-static void tools_bare(const struct generation *g, struct completion *a) {
+static bool is_offered(const struct generation *g, const char *name) {
+    const struct strings *v = &g->spec.tool_names;
+    int i = 0;
+    while (i < v->n && strcmp(v->v[i], name) != 0) i++;
+    return i < v->n;
+}
+
+/* A reply that is an object, and nothing else, is a call if it names what was offered, which is
+ * known at the end where it was not forced. Returns whether it is one, or may yet be. */
+static bool tools_bare(const struct generation *g, struct completion *a) {
     const char *text = a->text.data, *end = text + a->shown, *p = skip_blank(text, end);
-    if (p == end || *p != '{') return;
+    if (p == end || *p != '{') return false;
     a->words_end = 0;
-    if (g->spec.tools == TOOLS_AUTO && !a->done) return;
+    if (g->spec.tools == TOOLS_AUTO && !a->done) return true;
     struct tool_call c = {0};
     const char *over = call_read(text, p, end, &c);
-    bool is_call = c.name && c.args && (g->spec.tools == TOOLS_FORCED || (over && c.args_end));
+    bool whole = over && c.args_end;
+    bool is_call =
+        c.name && c.args && (g->spec.tools == TOOLS_FORCED || (whole && is_offered(g, c.name)));
     free(c.name);
     if (is_call)
         call_read(text, p, end, tool_at(g, a, 0));
     else if (a->done)
         a->words_end = a->shown;
+    return is_call || !a->done;
 }
 
 /* The same of what somebody else says, who says whole characters. */
@@ -236,14 +251,14 @@ static void answer_advance(const struct generation *g, struct completion *a) {
     a->done = done;
     a->words_end = a->shown;
     if (!tools || a->text.len == 0) return;
-    tools_bare(g, a);
-    if (a->n_tools == 0 && a->words_end > 0) tools_marked(g, a);
+    if (!tools_bare(g, a)) tools_marked(g, a);
 }
 
 const char *answer_reason(const struct completion *a) {
     if (!a->done) return NULL;
-    if (a->n_tools) return "tool_calls";
     if (a->outside) return "stop";
+    bool cut = a->ticket.request.finish == FINISH_LENGTH;
+    if (a->n_tools && !(cut && a->tools[a->n_tools - 1].args_end == 0)) return "tool_calls";
     return a->ticket.request.finish == FINISH_LENGTH || a->ticket.request.finish == FINISH_NONE
                ? "length"
                : "stop";
@@ -271,6 +286,7 @@ void generation_spec_release(struct generation_spec *spec) {
     free(spec->prompts);
     free(spec->bias);
     strings_release(&spec->stops);
+    strings_release(&spec->tool_names);
     json_decref(spec->extra);
     *spec = (struct generation_spec){0};
 }

@@ -41,7 +41,8 @@ struct generation_spec {
     bool thoughts;           /* a team's turns are told, as reasoning */
     struct grammar *grammar; /* borrowed of the server's */
     enum tool_mode tools;
-    json_t *extra; /* the dialect's own */
+    struct strings tool_names; /* that are offered */
+    json_t *extra;             /* the dialect's own */
 };
 
 /* A tool call in an answer's text. */
@@ -73,6 +74,7 @@ struct completion {
     size_t words_end; /* … of these what are words; the rest is tool calls or is held back */
     size_t sent;      /* bytes told; the stream's */
     int32_t tokens_sent;
+    json_int_t offset; /* characters of these; the stream's */
     struct tool_call *tools;
     int n_tools;
     bool done, begun, finished; /* the last two: the stream has told so */
@@ -120,6 +122,10 @@ bool generation_start_outside(struct server *s, struct exchange *x, const struct
                               void (*fn)(struct generation *g, void *ctx), void *ctx);
 void generation_say(struct generation *g, struct completion *a, const char *words,
                     const char *thoughts, const struct usage *cost, bool done);
+/* messages, chat_template_kwargs, … of OpenAI's: the prompt. Messages are put in order in place;
+ * after the tools. */
+int chat_prompt(const struct server *s, json_t *body, struct generation_spec *spec,
+                struct error *err);
 
 /* for dialects */
 

@@ -284,7 +284,12 @@ int server_jobs_open(struct server *s, struct error *err) {
     s->jobs_folder = path_join(s->o->state_dir, "jobs");
     s->published = json_object();
     s->jobs = jobs_open(s->jobs_store, s->jobs_folder, &o, err);
-    return s->jobs ? OK : err->code;
+    if (s->jobs) return OK;
+    return err->code == ERR_STATE
+               ? error_set(err, ERR_STATE,
+                           "another server keeps its state in '%s'; give this one --state DIR",
+                           s->o->state_dir)
+               : err->code;
 }
 
 void server_jobs_close(struct server *s) {

@@ -18,6 +18,9 @@
 
 enum { MAX_N = 128, MAX_PROMPTS = 2048, MAX_STOPS = 16, MAX_INPUTS = 2048, LOGIT_BIASES = 1024 };
 
+/* Clients parse what a call has, so none is an object too. */
+static const char NO_ARGUMENTS[] = "{}";
+
 /* settings */
 
 static uint64_t seed_drawn(void) {
@@ -117,7 +120,10 @@ static int settings_read(const struct server *s, const json_t *body, struct gene
 
 static int grammar_named(struct server *s, struct generation_spec *spec, const char *kind,
                          const json_t *v, struct error *err) {
-    char *text = json_is_string(v) ? xstrdup(json_string_value(v)) : json_text(v);
+    /* in the request's order, which is the one that the reply is written in */
+    char *text = json_is_string(v) ? xstrdup(json_string_value(v))
+                                   : json_dumps(v, JSON_COMPACT | JSON_ENCODE_ANY);
+    CHECK(text != NULL);
     spec->grammar = server_grammar(s, kind, text, strlen(text), err);
     free(text);
     return spec->grammar ? OK : error_wrap(err, "the grammar");
@@ -203,6 +209,7 @@ static int tools_force(struct server *s, const json_t *tools, const char *only,
     json_t *schema = json_array_size(any) == 1 ? json_incref(json_array_get(any, 0))
                                                : json_pack("{s:O}", "anyOf", any);
     spec->tools = TOOLS_FORCED;
+    if (spec->grammar) server_grammar_release(s, spec->grammar); // a call goes before a format
     int rc = grammar_named(s, spec, "json_schema", schema, err);
     json_decref(schema);
     json_decref(any);
@@ -221,9 +228,14 @@ static int tools_check(const json_t *tools, struct error *err) {
                             "'tools' must be a list of {type: function, function: {name, …}}");
 }
 
+static bool template_has_tools(const struct server *s) {
+    return s->m->chat_template && strstr(s->m->chat_template, "tools");
+}
+
 static int tools_read(struct server *s, const json_t *body, struct generation_spec *spec,
                       struct error *err) {
-    const json_t *tools = field(body, "tools"), *choice = field(body, "tool_choice");
+    const json_t *tools = field(body, "tools"), *choice = field(body, "tool_choice"), *tool;
+    size_t i;
     const char *how = json_is_string(choice) ? json_string_value(choice) : NULL;
     if (!tools || json_array_size(tools) == 0) return OK;
     if (tools_check(tools, err) != OK) return err->code;
@@ -235,7 +247,13 @@ static int tools_read(struct server *s, const json_t *body, struct generation_sp
     if (how && strcmp(how, "auto") != 0)
         return error_set(err, ERR_USAGE,
                          "'tool_choice' must be none, auto, required or a function's name");
-    spec->tools = spec->grammar ? TOOLS_NONE : TOOLS_AUTO;
+    if (!template_has_tools(s))
+        return error_set(err, ERR_USAGE,
+                         "this model's chat template does not speak of tools, so it cannot choose "
+                         "one; set 'tool_choice' to required or to a function's name");
+    spec->tools = TOOLS_AUTO;
+    json_array_foreach (tools, i, tool)
+        strings_add(&spec->tool_names, json_text_at(json_object_get(tool, "function"), "name"));
     return OK;
 }
 
@@ -305,18 +323,20 @@ static int messages_read(json_t *body, json_t **out, struct error *err) {
     return OK;
 }
 
-static int chat_prompt(const struct server *s, json_t *body, struct generation_spec *spec,
-                       struct error *err) {
+int chat_prompt(const struct server *s, json_t *body, struct generation_spec *spec,
+                struct error *err) {
     bool generation = true, go_on = false;
     json_t *messages = NULL;
     if (messages_read(body, &messages, err) != OK ||
         field_bool(body, "add_generation_prompt", &generation, err) != OK ||
         field_bool(body, "continue_final_message", &go_on, err) != OK)
         return err->code;
+    /* a reply that is made a call is one also where the template knows none */
+    bool told = spec->tools != TOOLS_NONE && template_has_tools(s);
     spec->prompts = xcalloc(1, sizeof *spec->prompts);
     spec->n_prompts = 1;
     struct chat chat = {.messages = messages,
-                        .tools = spec->tools == TOOLS_NONE ? NULL : field(body, "tools"),
+                        .tools = told ? field(body, "tools") : NULL,
                         .extra = field(body, "chat_template_kwargs"),
                         .generation_prompt = generation && !go_on};
     if (chat_tokens(s->m->tok, &chat, spec->prompts, NULL, err) != OK)
@@ -424,13 +444,15 @@ static void tool_delta(const struct generation *g, struct completion *a, int i, 
                   json_null(), NULL, out);
     c->told = true;
     size_t end = c->args_end ? c->args_end : a->shown;
-    if (!c->args || c->args + c->sent >= end) return;
-    json_t *words = json_text_of(a->text.data + c->args + c->sent, end - c->args - c->sent);
+    bool none = !c->args && a->done && c->sent == 0;
+    if (!none && (!c->args || c->args + c->sent >= end)) return;
+    json_t *words = none ? json_string(NO_ARGUMENTS)
+                         : json_text_of(a->text.data + c->args + c->sent, end - c->args - c->sent);
     chunk_add(
         g, a,
         json_pack("{s:[{s:i,s:{s:o}}]}", "tool_calls", "index", i, "function", "arguments", words),
         json_null(), NULL, out);
-    c->sent = end - c->args;
+    c->sent = none ? strlen(NO_ARGUMENTS) : end - c->args;
 }
 
 /* The tokens whose text has been told. */
@@ -484,10 +506,11 @@ static json_t *chat_message(const struct completion *a) {
     for (int i = 0; i < a->n_tools; i++) {
         const struct tool_call *c = &a->tools[i];
         size_t end = c->args_end ? c->args_end : a->shown;
-        json_array_append_new(
-            calls, json_pack("{s:s,s:s,s:{s:s,s:o}}", "id", c->id, "type", "function", "function",
-                             "name", c->name ? c->name : "", "arguments",
-                             json_text_of(a->text.data + c->args, c->args ? end - c->args : 0)));
+        json_t *args = c->args ? json_text_of(a->text.data + c->args, end - c->args)
+                               : json_string(NO_ARGUMENTS);
+        json_array_append_new(calls,
+                              json_pack("{s:s,s:s,s:{s:s,s:o}}", "id", c->id, "type", "function",
+                                        "function", "name", c->name, "arguments", args));
     }
     json_t *words =
         a->words_end == 0 && a->n_tools ? json_null() : json_text_of(a->text.data, a->words_end);
@@ -693,9 +716,9 @@ static void lists_add(const struct generation *g, struct logprob_lists *l, int32
 }
 
 static json_t *completion_logprobs(const struct generation *g, const struct completion *a,
-                                   int32_t from, int32_t to, bool prompt) {
+                                   int32_t from, int32_t to, bool prompt, json_int_t *offset) {
     const struct request *r = &a->ticket.request;
-    struct logprob_lists l = {json_array(), json_array(), json_array(), json_array(), 0};
+    struct logprob_lists l = {json_array(), json_array(), json_array(), json_array(), *offset};
     int32_t n = r->n_top;
     for (int32_t i = 0; prompt && i < r->n_prompt; i++)
         lists_add(g, &l, r->prompt[i], r->prompt_logprob[i], r->prompt_top_ids + (int64_t)i * n,
@@ -703,6 +726,7 @@ static json_t *completion_logprobs(const struct generation *g, const struct comp
     for (int32_t i = from; i < to; i++)
         lists_add(g, &l, r->out[i], r->out_logprob[i], r->top_ids + (int64_t)i * n,
                   r->top_logprob + (int64_t)i * n, false);
+    *offset = l.offset;
     return json_pack("{s:o,s:o,s:o,s:o}", "tokens", l.tokens, "token_logprobs", l.values,
                      "top_logprobs", l.tops, "text_offset", l.offsets);
 }
@@ -732,11 +756,12 @@ static json_t *completion_whole(const struct generation *g) {
     for (int i = 0; i < g->n_completions; i++) {
         const struct completion *a = &g->completions[i];
         struct buf text = {0};
+        json_int_t offset = 0;
         echo_add(g, a, &text);
         buf_add(&text, a->text.data, a->words_end);
-        json_t *logprobs = g->spec.logprobs
-                               ? completion_logprobs(g, a, 0, a->n_read, g->spec.prompt_logprobs)
-                               : json_null();
+        json_t *logprobs = g->spec.logprobs ? completion_logprobs(g, a, 0, a->n_read,
+                                                                  g->spec.prompt_logprobs, &offset)
+                                            : json_null();
         json_array_append_new(choices, completion_choice(g, a, json_text_of(text.data, text.len),
                                                          logprobs, completion_reason(g, a)));
         buf_release(&text);
@@ -761,9 +786,10 @@ static void completion_delta(const struct generation *g, struct completion *a, s
     buf_add(&text, a->text.data + a->sent, a->words_end - a->sent);
     a->sent = a->words_end;
     int32_t to = tokens_told(a);
-    json_t *logprobs = g->spec.logprobs ? completion_logprobs(g, a, a->tokens_sent, to,
-                                                              first && g->spec.prompt_logprobs)
-                                        : json_null();
+    json_t *logprobs = g->spec.logprobs
+                           ? completion_logprobs(g, a, a->tokens_sent, to,
+                                                 first && g->spec.prompt_logprobs, &a->offset)
+                           : json_null();
     completion_chunk(g, a, json_text_of(text.data, text.len), logprobs, NULL, out);
     a->tokens_sent = to;
     buf_release(&text);
@@ -936,8 +962,18 @@ static void model_handle(void *ctx, struct exchange *x) {
         api_fail_error(x, &err, "model");
         return;
     }
-    exchange_reply_json(
-        x, 200, model_card(s, id, t.n ? t.label : s->path, t.n ? s->name : NULL, s->started));
+    int n, at = 0;
+    struct listed *v = server_adapters(s, &n);
+    while (at < n && strcmp(v[at].name, t.label) != 0) at++;
+    json_t *card;
+    if (t.n == 0)
+        card = model_card(s, id, s->path, NULL, s->started);
+    else if (t.n == 1 && at < n)
+        card = model_card(s, id, v[at].path, s->name, v[at].created);
+    else // a mix is nowhere but in its name
+        card = model_card(s, id, id, s->name, s->started);
+    exchange_reply_json(x, 200, card);
+    server_adapters_free(v, n);
     target_release(&t);
 }
 

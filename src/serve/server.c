@@ -393,9 +393,20 @@ static void grammars_trim(struct server *s) {
     }
 }
 
+/* By the names that requests have for kinds of grammars. */
+static struct grammar *grammar_compile(const char *kind, const char *text, size_t len,
+                                       struct error *err) {
+    if (strcmp(kind, "json_schema") == 0) return grammar_new_json_schema(text, len, false, err);
+    if (strcmp(kind, "json_object") == 0) return grammar_new_json_object(err);
+    if (strcmp(kind, "regex") == 0) return grammar_new_regex(text, len, err);
+    if (strcmp(kind, "gbnf") == 0) return grammar_new_gbnf(text, len, err);
+    CHECK(strcmp(kind, "choices") == 0);
+    return grammar_from_source("list of choices", text, len, err);
+}
+
 struct grammar *server_grammar(struct server *s, const char *kind, const char *text, size_t len,
                                struct error *err) {
-    struct grammar *g = grammar_from_source(kind, text, len, err);
+    struct grammar *g = grammar_compile(kind, text, len, err);
     if (!g) return NULL;
     pthread_mutex_lock(&s->lock);
     int at = 0;

@@ -106,8 +106,8 @@ int server_adapter_unload(struct server *s, const char *name, struct error *err)
 struct listed *server_adapters(struct server *s, int *n);
 void server_adapters_free(struct listed *v, int n);
 
-/* Compiled from "json_schema", "json_object", "regex", "gbnf" or "choices" (as grammar_from_source)
- * or known already; borrowed until server_grammar_release. */
+/* Compiled from "json_schema", "json_object", "regex", "gbnf" or "choices" (every text with its
+ * zero byte), or known already; borrowed until server_grammar_release. */
 struct grammar *server_grammar(struct server *s, const char *kind, const char *text, size_t len,
                                struct error *err);
 void server_grammar_release(struct server *s, struct grammar *g);

@@ -5,7 +5,7 @@
  * Not here: what vLLM shares with OpenAI, which is openai.c's.
  */
 #define _GNU_SOURCE
-#include "serve/server.h"
+#include "serve/generation.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -81,18 +81,26 @@ static void unload_handle(void *ctx, struct exchange *x) {
 
 /* the tokenizer */
 
-static int tokens_of(struct server *s, json_t *body, struct ids *out, struct error *err) {
-    bool specials = true, generation = true;
+/* A conversation as chat has it. */
+static int tokens_of_chat(const struct server *s, json_t *body, struct ids *out,
+                          struct error *err) {
+    struct generation_spec spec = {.tools = field(body, "tools") ? TOOLS_AUTO : TOOLS_NONE};
+    int rc = chat_prompt(s, body, &spec, err);
+    if (rc == OK) {
+        *out = spec.prompts[0];
+        spec.prompts[0] = (struct ids){0};
+    }
+    generation_spec_release(&spec);
+    return rc;
+}
+
+static int tokens_of(const struct server *s, json_t *body, struct ids *out, struct error *err) {
+    bool specials = true;
     const char *prompt = NULL;
-    json_t *messages = field(body, "messages");
+    if (field(body, "messages")) return tokens_of_chat(s, body, out, err);
     if (field_bool(body, "add_special_tokens", &specials, err) != OK ||
-        field_bool(body, "add_generation_prompt", &generation, err) != OK ||
         field_text(body, "prompt", &prompt, err) != OK)
         return err->code;
-    if (messages) {
-        struct chat chat = {.messages = messages, .generation_prompt = generation};
-        return chat_tokens(s->m->tok, &chat, out, NULL, err);
-    }
     if (!prompt) return error_set(err, ERR_USAGE, "'prompt' or 'messages' must be given");
     tok_encode(s->m->tok, prompt, strlen(prompt), TOK_SPECIAL | (specials ? TOK_BOS : 0), out);
     return OK;
@@ -132,7 +140,8 @@ static void detokenize_handle(void *ctx, struct exchange *x) {
     json_t *body = exchange_json(x, &err);
     const json_t *list = body ? field(body, "tokens") : NULL;
     int rc = body ? OK : err.code;
-    if (rc == OK && !json_is_array(list))
+    if (rc == OK && (!json_is_array(list) ||
+                     (json_array_size(list) && !json_is_integer(json_array_get(list, 0)))))
         rc = error_set(&err, ERR_USAGE, "'tokens' must be a list of token ids");
     if (rc == OK && json_array_size(list) > 0) rc = ids_of_prompts(s, list, 1, &ids, &n, &err);
     if (rc == OK) {

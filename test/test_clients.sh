@@ -1,0 +1,100 @@
+#!/bin/sh
+# test_clients: the server as real clients use it: the npm packages openai, ollama, LangChain and LangGraph, and
+# what lm-evaluation-harness and users of vLLM send. Their programs are test/clients/*.mjs.
+#
+# Prints "ok NAME", "not ok NAME: why" and "skip NAME: why" lines; SHOAL is the binary. Packages come from the
+# lock file into build/clients, once for each version of it; nothing is written beside the sources.
+set -u
+cd "$(dirname "$0")/.." || exit 1
+SHOAL=${SHOAL:-build/shoal}
+home=$PWD/build/clients
+SHOAL_TMP=$(mktemp -d) || exit 1
+servers=
+# Of both servers: that they end well when told to is a check too.
+finish() {
+    for pid in $servers; do kill "$pid" 2>/dev/null; done
+    wait
+    rm -rf "$SHOAL_TMP"
+}
+trap finish EXIT
+trap 'exit 130' INT TERM
+
+skip_all() {
+    echo "skip clients: $1"
+    exit 0
+}
+node_major() { node -p 'process.versions.node.split(".")[0]' 2>/dev/null || echo 0; }
+[ "$(node_major)" -ge 20 ] || skip_all "they need Node 20, and 'node --version' says $(node --version 2>/dev/null || echo nothing)"
+
+# packages: whether they are installed; says why not. An answer that the lock file is wrong is a failure.
+packages() {
+    stamp=$(cat test/clients/package.json test/clients/package-lock.json | cksum)
+    mkdir -p "$home"
+    [ "$(cat "$home/installed" 2>/dev/null)" = "$stamp" ] && return 0
+    if ! command -v npm >/dev/null 2>&1; then
+        echo "skip clients of npm: there is no npm"
+        return 1
+    fi
+    cp test/clients/package.json test/clients/package-lock.json "$home" && rm -f "$home/installed"
+    if (cd "$home" && timeout 240 npm ci --ignore-scripts --no-audit --no-fund --fetch-retries=1) >"$SHOAL_TMP/npm" 2>&1; then
+        echo "$stamp" >"$home/installed"
+        return 0
+    fi
+    why=$(grep -i 'npm err' "$SHOAL_TMP/npm" | head -n 3 | tr '\n' ' ')
+    case $why in
+    *EUSAGE* | *EINTEGRITY* | *ERESOLVE* | *ETARGET* | *E404*) echo "not ok clients of npm: $why" ;;
+    *) echo "skip clients of npm: 'npm ci' could not install them: $why" ;;
+    esac
+    return 1
+}
+
+# serve NAME MODEL FLAGS…: starts one; its address is then in $url.
+serve() {
+    name=$1
+    shift
+    "$SHOAL" serve "$@" --port 0 --json --state "$SHOAL_TMP/$name.state" >"$SHOAL_TMP/$name.out" 2>"$SHOAL_TMP/$name.err" &
+    servers="$servers $!"
+    for _ in $(seq 100); do
+        url=$(sed -n 's/.*"listening":"\([^"]*\)".*/\1/p' "$SHOAL_TMP/$name.out")
+        [ -n "$url" ] && return 0
+        sleep 0.1
+    done
+    echo "not ok clients: 'shoal serve' does not listen: $(tail -n 3 "$SHOAL_TMP/$name.err")"
+    exit 1
+}
+
+# A model whose template tells tools by name.
+tools=$SHOAL_TMP/fry-tools
+cp -r models/fry "$tools"
+sed 's/"chat_template": "/&{% if tools %}{{ '"'<|im_start|>system\\\\n'"' }}{% for tool in tools %}{{ tool.function.name }}{% endfor %}{{ '"'<|im_end|>\\\\n'"' }}{% endif %}/' \
+    models/fry/tokenizer_config.json >"$tools/tokenizer_config.json"
+
+# Adapters in seconds: what they have learned does not matter, but that they speak their own way.
+if ! "$SHOAL" train models/fry --data a=data/personas/critic.jsonl b=data/personas/practitioner.jsonl --r 4 --lr 8e-3 --max-steps 40 --bsz 4 \
+    --grad-accum 1 --out "$SHOAL_TMP/adapters" --runs "$SHOAL_TMP/runs" --quiet >"$SHOAL_TMP/train" 2>&1; then
+    echo "not ok clients: 'shoal train': $(tail -n 3 "$SHOAL_TMP/train")"
+    exit 1
+fi
+cp -r "$SHOAL_TMP/adapters/a" "$SHOAL_TMP/adapters/broken"
+echo '{' >"$SHOAL_TMP/adapters/broken/adapter_config.json"
+
+serve plain models/fry --adapter a="$SHOAL_TMP/adapters/a" b="$SHOAL_TMP/adapters/b"
+SHOAL_URL=$url
+serve narrow "$tools" --max-num-seqs 1
+SHOAL_NARROW_URL=$url SHOAL_NARROW_MODEL=$tools SHOAL_MODEL=$PWD/models/fry SHOAL_LM_EVAL=$PWD/test/clients/lm_eval
+SHOAL_ADAPTERS=$SHOAL_TMP/adapters LANGSMITH_TRACING=false
+export SHOAL SHOAL_TMP SHOAL_URL SHOAL_NARROW_URL SHOAL_NARROW_MODEL SHOAL_MODEL SHOAL_LM_EVAL SHOAL_ADAPTERS LANGSMITH_TRACING
+
+clients="vllm lm_eval"
+packages && clients="$clients openai langchain langgraph ollama"
+for client in $clients; do
+    # Beside the packages, where Node looks for them.
+    cp test/clients/lib.mjs "test/clients/$client.mjs" "$home"
+    timeout -k 5 120 node "$home/$client.mjs" 2>"$SHOAL_TMP/node" || echo "not ok $client: exit $?: $(grep -v '^$' "$SHOAL_TMP/node" | head -n 5 | tr '\n' ' ')"
+done
+
+for pid in $servers; do
+    kill "$pid"
+    if wait "$pid"; then echo "ok a server ends when it is told to"; else echo "not ok a server ends when it is told to: exit $?"; fi
+done
+servers=

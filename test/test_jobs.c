@@ -687,20 +687,13 @@ static void test_idempotency(void **state) {
 
 static void test_command_line(void **state) {
     (void)state;
-    static const char *const wanted[] = {"shoal",
-                                         "world",
-                                         "--generations=3",
-                                         "--no-breed",
-                                         "--exact",
-                                         "--lr=0.1",
-                                         "--adapters=a",
-                                         "--adapters=--out",
-                                         "--adapters=2",
-                                         "--name=; rm -rf $HOME",
-                                         "--json",
-                                         "--quiet",
-                                         "--",
-                                         "show",
+    static const char *const wanted[] = {"shoal",        "world",
+                                         "--adapters=a", "--adapters=--out",
+                                         "--adapters=2", "--no-breed",
+                                         "--exact",      "--generations=3",
+                                         "--lr=0.1",     "--name=; rm -rf $HOME",
+                                         "--json",       "--quiet",
+                                         "--",           "show",
                                          "--out=x"};
     struct id id;
     assert_int_equal(start_text("{\"kind\":\"world\",\"args\":[\"show\",\"--out=x\"],\"options\":"

@@ -66,7 +66,7 @@ static int option_allowed(const struct jobs_options *o, const char *kind, const 
     const struct kind *k = kind_find(kind);
     bool refused = o->allow && !o->allow(o->ctx, kind, name);
     if (!name_is_plain(name))
-        return error_set(err, ERR_USAGE, "'%.64s' is no option: a-z, 0-9 and - make a name", name);
+        return error_set(err, ERR_USAGE, "the name of an option is made of a-z, 0-9 and -");
     for (size_t i = 0; i < ARRAY_LEN(k->refused); i++)
         refused |= k->refused[i] && strcmp(k->refused[i], name) == 0;
     return refused ? error_set(err, ERR_USAGE, "a job of '%s' may not be given '%.64s'", kind, name)
@@ -152,8 +152,7 @@ static int keys_check(const json_t *request, struct error *err) {
     json_object_foreach ((json_t *)(uintptr_t)request, key, v) {
         bool args = strcmp(key, "args") == 0, options = strcmp(key, "options") == 0;
         if (!args && !options && strcmp(key, "kind") != 0)
-            return error_set(err, ERR_USAGE, "unknown key '%.64s': a job has kind, args, options",
-                             key);
+            return error_set(err, ERR_USAGE, "a job has 'kind', 'args' and 'options', no more");
         if (args && !json_is_array(v)) return error_set(err, ERR_USAGE, "'args' must be a list");
         if (options && !json_is_object(v))
             return error_set(err, ERR_USAGE, "'options' must be an object");
@@ -176,8 +175,14 @@ int request_check(const struct jobs_options *o, const json_t *request, struct er
 }
 
 json_t *request_whole(const json_t *request) {
-    json_t *v = json_deep_copy(request);
+    struct error err;
+    json_t *v = json_deep_copy(request), *sorted;
     if (!json_object_get(v, "args")) json_object_set_new(v, "args", json_array());
     if (!json_object_get(v, "options")) json_object_set_new(v, "options", json_object());
-    return v;
+    char *text = json_text(v);
+    sorted = json_parse(text, strlen(text), "a request", &err);
+    CHECK(sorted != NULL);
+    free(text);
+    json_decref(v);
+    return sorted;
 }

@@ -14,7 +14,8 @@ const char *kind_resume(const char *name);
 int request_check(const struct jobs_options *o, const json_t *request, struct error *err);
 /* The command line of a checked request, without the program's name. */
 int request_args(const json_t *request, struct strings *args, struct error *err);
-/* A copy with what was left out, so that equal requests are equal values. */
+/* A copy with what was left out and its keys in order, as the store gives them back: equal requests
+ * are equal values and equal command lines, also tomorrow. */
 json_t *request_whole(const json_t *request);
 
 #endif

@@ -723,7 +723,7 @@ void jobs_close(struct jobs *j) {
 static struct job *job_find(struct jobs *j, const char *id, struct error *err) {
     for (int i = 0; i < j->n; i++)
         if (strcmp(j->v[i]->id, id) == 0) return j->v[i];
-    error_set(err, ERR_MISSING, "no job '%.64s'", id);
+    error_set(err, ERR_MISSING, "there is no job %s", id_is_valid(id) ? id : "of that name");
     return NULL;
 }
 

@@ -61,7 +61,7 @@ FLAGS_test_faults.c := $(addprefix -Wl$(comma)--wrap=,malloc calloc realloc free
                        open fstat read mmap fdopen fwrite fflush fsync fclose rename)
 FLAGS_test_life.c := $(addprefix -Wl$(comma)--wrap=,open fwrite fflush fsync rename)
 
-.PHONY: all deps demo test tests fuzz bench bench-peers bench-train results-swarm results-evolve results-world clean
+.PHONY: all deps demo test tests load fuzz bench bench-peers bench-train results-swarm results-evolve results-world clean
 all: $(O)/shoal $(O)/choose $(O)/world
 
 deps:
@@ -133,7 +133,16 @@ $(O)/fuzzer $(O)/seeds: $(O)/%: test/fuzz/%.c test/fuzz/targets.c $(O)/libshoal.
 results-swarm results-evolve results-world: deps all
 	$(Q)sh scripts/$@.sh
 
-tests: $(TESTS:%=$(O)/%)
+tests: $(TESTS:%=$(O)/%) $(O)/load
+
+$(O)/load: bench/load.c Makefile
+	$(call say,LD    $@)
+	$(Q)mkdir -p $(@D)
+	$(Q)$(CC) $(CFLAGS_ALL) -o $@ $<
+
+# The server under load for a minute, and 2,000 idle streams (test/test_load.sh does it for seconds).
+load: deps all tests
+	$(Q)SHOAL="$(PWD)/build/shoal" LOAD_SECONDS=60 sh test/test_load.sh
 
 clean:
 	rm -rf build

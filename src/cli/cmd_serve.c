@@ -5,6 +5,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 
 struct options {
     struct setup_options setup;
@@ -38,8 +39,10 @@ static const struct option_row rows[] = {
         "tokens of a prompt and its reply (0: the model's, at most 4096)"),
     ROW("max-waiting", OPT_INT, serve.max_waiting, "2048", 1, 1e6, "N",
         "requests that may wait; more are told to come back (503)"),
-    ROW("max-jobs", OPT_INT, serve.max_jobs, "1", 1, 64, "N",
-        "jobs that run at once, when nobody else wants the processor"),
+    ROW("max-jobs", OPT_INT, serve.max_jobs, "1", 1, 64, "N", "jobs that run at once"),
+    ROW("jobs-idle", OPT_BOOL, serve.jobs_idle, "true", 0, 0, NULL,
+        "jobs run when nobody else on the machine wants the processor; --no-jobs-idle: as others "
+        "do"),
     ROW("max-tokens", OPT_INT, serve.max_tokens, "1024", 1, 1e6, "N",
         "of a reply whose request does not say"),
     ALIAS("lora-modules", "adapter"),
@@ -56,6 +59,14 @@ static void ready(void *ctx, const char *url) {
         note("listening on %s — OpenAI's API is at %s/v1; Ctrl-C stops", url, url);
 }
 
+/* A client is a file descriptor, and shells allow a thousand. */
+static void files_allow(void) {
+    struct rlimit r;
+    if (getrlimit(RLIMIT_NOFILE, &r) != 0) return;
+    r.rlim_cur = r.rlim_max;
+    if (setrlimit(RLIMIT_NOFILE, &r) != 0) warn("at most %d files at once", (int)r.rlim_cur);
+}
+
 static int run(const struct common *c, const void *options, const struct strings *args,
                struct error *err) {
     const struct options *o = options;
@@ -64,6 +75,7 @@ static int run(const struct common *c, const void *options, const struct strings
     struct setup_wants w = {.engine = {.max_seqs = (int32_t)o->max_seqs,
                                        .max_len = (int32_t)o->max_len,
                                        .max_out = (int32_t)MAX(o->max_seqs, 64)}};
+    files_allow();
     int rc = setup_open(&s, c, &o->setup, args->v[0], &w, err);
     if (rc == OK && !o->setup.dry_run) rc = setup_engine(&s, err);
     so.max_memory = s.limit;

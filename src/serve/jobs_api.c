@@ -278,8 +278,11 @@ const struct route jobs_routes[] = {
 /* the server's */
 
 int server_jobs_open(struct server *s, struct error *err) {
-    struct jobs_options o = {
-        .max_running = (int)s->o->max_jobs, .ctx = s, .allow = jobs_allow, .changed = jobs_changed};
+    struct jobs_options o = {.max_running = (int)s->o->max_jobs,
+                             .same_priority = !s->o->jobs_idle,
+                             .ctx = s,
+                             .allow = jobs_allow,
+                             .changed = jobs_changed};
     s->jobs_store = path_join(s->o->state_dir, "jobs.db");
     s->jobs_folder = path_join(s->o->state_dir, "jobs");
     s->published = json_object();

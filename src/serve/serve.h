@@ -23,6 +23,7 @@ struct serve_options { /* filled from option rows, but for the last three */
     struct strings names;    /* other ids of the base */
     int64_t max_waiting;     /* requests */
     int64_t max_jobs;        /* that run at once */
+    bool jobs_idle;          /* and only when nobody else wants the processor */
     int64_t max_tokens;      /* of a reply where the request does not say */
     size_t max_memory;       /* that was planned for; 0: no limit */
     /* Called when requests are taken, with the address. */

@@ -1,0 +1,93 @@
+#!/bin/sh
+# test_load: the server with many clients: 200 streams over 20 adapters, 2,000 streams that say nothing, memory that
+# stays where it was, and a kill -9 in the middle after which nothing is missing.
+# Prints "ok NAME", "not ok NAME: why" and "skip NAME: why" lines; SHOAL is the binary, LOAD_SECONDS how long (5).
+set -u
+shoal=${SHOAL:-build/shoal} seconds=${LOAD_SECONDS:-5}
+load=$(dirname "$shoal")/load
+tmp=$(mktemp -d) || exit 1
+server=
+finish() {
+    [ -n "$server" ] && kill "$server" 2>/dev/null && wait "$server" 2>/dev/null
+    rm -rf "$tmp"
+}
+trap finish EXIT
+ok() { echo "ok $1"; }
+bad() { echo "not ok $1: $2"; }
+command -v curl >/dev/null || { echo "skip load: curl is not installed"; exit 0; }
+ulimit -n 8192 2>/dev/null || { echo "skip load: 8192 open files are not allowed here"; exit 0; }
+
+names=
+for i in $(seq 20); do
+    "$shoal" adapter new --model models/fry --rank 4 --seed "$i" "$tmp/a/agent$i" --quiet 2>"$tmp/err" ||
+        { bad "adapters are made" "$(head -c 300 "$tmp/err")"; exit 1; }
+    names="$names agent$i"
+done
+start() {
+    rm -f "$tmp/listening"
+    "$shoal" serve models/fry --port 0 --json --adapter-dir "$tmp/a" --state "$tmp/state" --max-num-seqs 200 \
+        --max-model-len 128 >"$tmp/listening" 2>"$tmp/err" &
+    server=$!
+    for _ in $(seq 100); do
+        url=$(sed -n 's/.*"listening":"http:\/\/\([^"]*\)".*/\1/p' "$tmp/listening" 2>/dev/null)
+        [ -n "$url" ] && return
+        sleep 0.1
+    done
+    bad "the server starts" "$(head -c 300 "$tmp/err")"
+    exit 1
+}
+resident() { awk '/^VmRSS/ { print $2 }' "/proc/$server/status"; }
+start
+port=${url##*:}
+
+# A round to warm up: engine, adapters, caches of streams.
+# shellcheck disable=SC2086
+"$load" "$port" 200 2 32 $names >"$tmp/warm" || bad "200 streams, warming up" "$(cat "$tmp/warm")"
+before=$(resident)
+# shellcheck disable=SC2086
+if "$load" "$port" 200 "$seconds" 32 $names >"$tmp/out" && grep -q '"unfinished":0' "$tmp/out"; then ok "200 streams over 20 adapters for $seconds s"
+else bad "200 streams over 20 adapters for $seconds s" "$(cat "$tmp/out")"; fi
+echo "# $(cat "$tmp/out")"
+after=$(resident)
+if [ $((after - before)) -lt 20480 ]; then ok "memory stays flat"; else bad "memory stays flat" "$before to $after kB"; fi
+
+# A job that waits gives a stream with nothing to say.
+job=$(curl -sS "http://$url/v1/jobs" -d '{"kind": "world", "args": ["models/fry"], "options": {"generations": 50, "out": "life"}}' | sed 's/.*"id":"\([^"]*\)".*/\1/')
+curl -sS -X POST "http://$url/v1/jobs/$job/pause" >"$tmp/paused"
+before=$(resident)
+"$load" "$port" 2000 "$seconds" idle "/v1/jobs/$job/events" >"$tmp/idle" &
+idle=$!
+sleep $((seconds / 2 + 1))
+streams=$(curl -sS "http://$url/v1/system" | sed 's/.*"streams":\([0-9]*\).*/\1/')
+if [ "$streams" -ge 2000 ]; then ok "2,000 idle streams"; else bad "2,000 idle streams" "there are $streams"; fi
+reply=$(curl -sS --max-time 20 "http://$url/v1/completions" -d '{"prompt": "12 + 30 =", "max_tokens": 4}')
+case $reply in
+*'"text"'*) ok "others are served beside them" ;;
+*) bad "others are served beside them" "$reply" ;;
+esac
+after=$(resident)
+if [ $((after - before)) -lt 163840 ]; then ok "an idle stream costs little: $(((after - before) / 2)) bytes · 1,000"; else bad "an idle stream costs little" "$before to $after kB for 2,000"; fi
+if wait $idle; then ok "none of them broke"; else bad "none of them broke" "$(cat "$tmp/idle")"; fi
+
+# Killed under load: what was acknowledged is there afterwards.
+key=$("$shoal" key add kept --scope chat jobs admin --store "$tmp/state/serve.db" --json | sed 's/.*"secret":"\([^"]*\)".*/\1/')
+# shellcheck disable=SC2086
+"$load" "$port" 50 3 32 $names >/dev/null 2>&1 &
+stream=$!
+second=$(curl -sS -H "Authorization: Bearer $key" "http://$url/v1/jobs" -H 'Idempotency-Key: k' -d '{"kind": "world", "args": ["models/fry"], "options": {"generations": 2, "steps": 10, "agents": 4, "held-out": 1, "out": "b"}}' | sed 's/.*"id":"\([^"]*\)".*/\1/')
+sleep 1
+kill -9 "$server"
+wait "$server" 2>/dev/null
+wait "$stream" 2>/dev/null
+start
+list=$(curl -sS -H "Authorization: Bearer $key" "http://$url/v1/jobs")
+for id in "$job" "$second"; do
+    case $list in
+    *"$id"*) ok "job $id survived kill -9" ;;
+    *) bad "job $id survived kill -9" "$(printf '%.300s' "$list")" ;;
+    esac
+done
+case $list in
+*'"state":"paused"'*) ok "what was paused stays so" ;;
+*) bad "what was paused stays so" "$(printf '%.600s' "$list")" ;;
+esac

@@ -35,9 +35,10 @@ struct batcher {
     pthread_t thread;
 
     pthread_mutex_t lock; /* of all below but `inside` */
-    pthread_cond_t news, errand_done;
+    pthread_cond_t news, errand_done, askers_gone;
     struct queue live, background;
-    struct errand *errands;
+    struct errand *errands, *last_errand;
+    int n_askers;    /* threads in batcher_embed, which batcher_free waits for */
     int n_cancelled; /* calls inside that are to be cancelled */
     bool quit;
     struct batcher_stats stats;
@@ -105,16 +106,23 @@ static struct ticket *call_next(struct batcher *b) {
     return NULL;
 }
 
-static void calls_start(struct batcher *b) {
-    struct error err;
+static struct ticket *call_start(struct batcher *b) {
     pthread_mutex_lock(&b->lock);
-    for (struct ticket *c; (c = call_next(b));) {
+    struct ticket *c = call_next(b);
+    if (c) {
         b->inside[b->n_inside++] = c;
         b->n_background += c->background;
+    }
+    pthread_mutex_unlock(&b->lock);
+    return c;
+}
+
+static void calls_start(struct batcher *b) {
+    struct error err;
+    for (struct ticket *c; (c = call_start(b));) {
         c->started = clock_now();
         CHECK(engine_submit(b->e, &c->request, &err) == OK); // it was checked
     }
-    pthread_mutex_unlock(&b->lock);
 }
 
 static void calls_cancel(struct batcher *b) {
@@ -149,19 +157,20 @@ static void calls_tell(struct batcher *b) {
     pthread_mutex_unlock(&b->lock);
 }
 
-static void errands_run(struct batcher *b) {
+/* The oldest errand: one a step, so that who asks for many does not stop the rest. */
+static void errand_run(struct batcher *b) {
     pthread_mutex_lock(&b->lock);
-    struct errand *list = b->errands;
-    b->errands = NULL;
+    struct errand *w = b->errands;
+    bool quit = b->quit;
+    if (w) b->errands = w->next;
     pthread_mutex_unlock(&b->lock);
-    for (struct errand *w = list, *next; w; w = next) {
-        next = w->next;
-        w->rc = engine_embed(b->e, w->texts, w->n, w->adapter, w->out, w->err);
-        pthread_mutex_lock(&b->lock);
-        w->done = true;
-        pthread_cond_broadcast(&b->errand_done);
-        pthread_mutex_unlock(&b->lock);
-    }
+    if (!w) return;
+    w->rc = quit ? error_set(w->err, ERR_STATE, "the server is shutting down")
+                 : engine_embed(b->e, w->texts, w->n, w->adapter, w->out, w->err);
+    pthread_mutex_lock(&b->lock);
+    w->done = true;
+    pthread_cond_broadcast(&b->errand_done);
+    pthread_mutex_unlock(&b->lock);
 }
 
 static void step(struct batcher *b) {
@@ -190,6 +199,16 @@ static bool news_wait(struct batcher *b) {
     return go_on;
 }
 
+/* Whoever still waits at the end, and may be cancelled by others meanwhile. */
+static struct ticket *call_waiting(struct batcher *b) {
+    pthread_mutex_lock(&b->lock);
+    struct queue *q = b->live.n ? &b->live : &b->background;
+    struct ticket *c = q->n ? queue_take(q) : NULL;
+    b->stats.cancelled += c != NULL;
+    pthread_mutex_unlock(&b->lock);
+    return c;
+}
+
 static void *batcher_thread(void *ctx) {
     struct batcher *b = ctx;
     while (news_wait(b)) {
@@ -197,13 +216,12 @@ static void *batcher_thread(void *ctx) {
         calls_cancel(b);
         if (b->n_inside) step(b);
         calls_tell(b);
-        errands_run(b);
+        errand_run(b);
     }
     for (int i = 0; i < b->n_inside; i++) engine_cancel(b->e, &b->inside[i]->request);
     calls_tell(b);
-    while (b->live.n) call_drop(queue_take(&b->live));
-    while (b->background.n) call_drop(queue_take(&b->background));
-    errands_run(b);
+    for (struct ticket *c; (c = call_waiting(b));) call_drop(c);
+    while (b->errands) errand_run(b);
     return NULL;
 }
 
@@ -214,6 +232,7 @@ struct batcher *batcher_new(struct engine *e, int max_waiting) {
     pthread_mutex_init(&b->lock, NULL);
     pthread_cond_init(&b->news, NULL);
     pthread_cond_init(&b->errand_done, NULL);
+    pthread_cond_init(&b->askers_gone, NULL);
     struct engine_stats s = engine_stats(e);
     b->stats.pages = s.pages;
     b->stats.pages_free = s.pages_free;
@@ -228,6 +247,9 @@ void batcher_free(struct batcher *b) {
     pthread_cond_signal(&b->news);
     pthread_mutex_unlock(&b->lock);
     pthread_join(b->thread, NULL);
+    pthread_mutex_lock(&b->lock);
+    while (b->n_askers) pthread_cond_wait(&b->askers_gone, &b->lock);
+    pthread_mutex_unlock(&b->lock);
     free(b->inside);
     free(b);
 }
@@ -236,7 +258,7 @@ int batcher_submit_all(struct batcher *b, struct ticket *const *c, int n, struct
     for (int i = 0; i < n; i++)
         if (engine_check(b->e, &c[i]->request, err) != OK) return err->code;
     pthread_mutex_lock(&b->lock);
-    bool full = b->quit || (!c[0]->background && b->live.n + n > b->max_waiting);
+    bool quit = b->quit, full = quit || (!c[0]->background && b->live.n + n > b->max_waiting);
     for (int i = 0; !full && i < n; i++) {
         c[i]->submitted = clock_now();
         queue_add(c[i]->background ? &b->background : &b->live, c[i]);
@@ -244,6 +266,7 @@ int batcher_submit_all(struct batcher *b, struct ticket *const *c, int n, struct
     pthread_cond_signal(&b->news);
     pthread_mutex_unlock(&b->lock);
     if (!full) return OK;
+    if (quit) return error_set(err, ERR_STATE, "the server is shutting down");
     return error_set(err, ERR_STATE, "%d requests wait already; try again later", b->max_waiting);
 }
 
@@ -327,10 +350,12 @@ int batcher_embed(struct batcher *b, const struct token_seq *texts, int32_t n,
         pthread_mutex_unlock(&b->lock);
         return error_set(err, ERR_STATE, "the server is shutting down");
     }
-    w.next = b->errands;
-    b->errands = &w;
+    *(b->errands ? &b->last_errand->next : &b->errands) = &w;
+    b->last_errand = &w;
+    b->n_askers++;
     pthread_cond_signal(&b->news);
     while (!w.done) pthread_cond_wait(&b->errand_done, &b->lock);
+    if (--b->n_askers == 0) pthread_cond_signal(&b->askers_gone);
     pthread_mutex_unlock(&b->lock);
     return w.rc;
 }
@@ -339,7 +364,7 @@ struct batcher_stats batcher_stats(struct batcher *b) {
     pthread_mutex_lock(&b->lock);
     struct batcher_stats s = b->stats;
     s.running = b->n_inside;
-    s.waiting = b->live.n + b->background.n;
+    s.waiting = b->live.n + b->background.n + b->n_askers;
     s.max_running = b->max_running;
     pthread_mutex_unlock(&b->lock);
     return s;

@@ -32,7 +32,7 @@ struct ticket {
 };
 
 struct batcher_stats {
-    int running, waiting, max_running;
+    int running, waiting, max_running; /* calls; who embeds waits, too */
     uint64_t steps, prefilled, generated, cached, cancelled;
     int32_t pages, pages_free; /* of the KV cache */
     double busy;               /* seconds in steps */
@@ -41,7 +41,9 @@ struct batcher_stats {
 /* The engine is borrowed and belongs to the batcher's thread until batcher_free. max_waiting: calls
  * beyond which more are refused. */
 struct batcher *batcher_new(struct engine *e, int max_waiting);
-void batcher_free(struct batcher *b); /* cancels what is left */
+/* Cancels what is left: who waits in batcher_run or batcher_embed returns. Nobody may call it from
+ * then on. */
+void batcher_free(struct batcher *b);
 /* ERR_USAGE: as engine_submit; ERR_STATE: too many wait. Nothing was submitted then. */
 int batcher_submit(struct batcher *b, struct ticket *c, struct error *err);
 /* All of them or none. */
@@ -52,7 +54,8 @@ void batcher_cancel(struct batcher *b, struct ticket *c);
 /* Submits all as background calls and waits: what an asker does. `stop` (may be NULL) ends it early
  * once true: ERR_STATE. */
 int batcher_run(struct batcher *b, struct request *r, int n, const bool *stop, struct error *err);
-/* engine_embed between two steps. */
+/* engine_embed between two steps, which wait for it: few texts at once. ERR_STATE: it is being
+ * freed. */
 int batcher_embed(struct batcher *b, const struct token_seq *texts, int32_t n,
                   struct adapter *adapter, float *out, struct error *err);
 struct batcher_stats batcher_stats(struct batcher *b);

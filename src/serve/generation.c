@@ -445,6 +445,17 @@ static struct generation *generation_new(struct server *s, struct exchange *x,
     return g;
 }
 
+/* Before anything is made of it: what could never wait in full would be told to try again. */
+static int answers_check(const struct server *s, const struct generation_spec *spec,
+                         struct error *err) {
+    int64_t n = (int64_t)spec->n_prompts * spec->n;
+    if (n <= s->o->max_waiting) return OK;
+    return error_set(err, ERR_USAGE,
+                     "%d prompts with 'n' = %d are %lld replies, and this server takes %lld at "
+                     "once; send fewer in a request",
+                     spec->n_prompts, spec->n, (long long)n, (long long)s->o->max_waiting);
+}
+
 static int prompts_check(const struct server *s, const struct generation_spec *spec,
                          struct error *err) {
     int32_t most = engine_max_len(s->e);
@@ -460,8 +471,10 @@ static int prompts_check(const struct server *s, const struct generation_spec *s
 void generation_start(struct server *s, struct exchange *x, const struct dialect *d,
                       const char *id_prefix, struct target *t, struct generation_spec *spec) {
     struct error err;
-    if (prompts_check(s, spec, &err) != OK) {
-        api_fail(x, 400, NULL, "messages", "context_length_exceeded", "%s", err.text);
+    bool many = answers_check(s, spec, &err) != OK;
+    if (many || prompts_check(s, spec, &err) != OK) {
+        api_fail(x, 400, NULL, many ? "n" : "messages",
+                 many ? "invalid_value" : "context_length_exceeded", "%s", err.text);
         if (spec->grammar) server_grammar_release(s, spec->grammar);
         generation_spec_release(spec);
         target_release(t);

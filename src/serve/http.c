@@ -9,8 +9,13 @@
  *
  * Invariants. 1. The library's objects of a connection are touched in the library's threads only,
  * but for MHD_resume_connection, which is called exactly once for each suspension, under the
- * exchange's lock. 2. A connection that is suspended cannot end, so an exchange that was handed
- * over lives until it is answered. 3. `close` and `ended` are called once, in that order.
+ * exchange's lock, and never before the answer: the library would ask for one again and wait for
+ * ever. 2. A connection that is suspended cannot end, so an exchange that was handed over lives
+ * until it is answered. 3. `close` and `ended` are called once, in that order. 4. Locks are taken
+ * in the order exchange, whoever answers, http.
+ *
+ * What is refused is read to its end before it is answered: many clients listen only after they
+ * have spoken, and a connection closed under them looks like a server that died.
  *
  * A connection that is suspended is not looked at by the library, and a client that sends a byte a
  * minute keeps its timers fresh: a thread here, the watch, closes what takes too long as a whole,
@@ -20,8 +25,10 @@
 #include "serve/http.h"
 
 #include <arpa/inet.h>
+#include <ctype.h>
 #include <dlfcn.h>
 #include <errno.h>
+#include <math.h>
 #include <microhttpd.h>
 #include <netdb.h>
 #include <poll.h>
@@ -69,6 +76,9 @@ enum {
     HEADER_BYTES = 32 << 10, /* of a request; also the library's memory for a connection */
     STREAM_BLOCK = 8 << 10,
     JSON_DEPTH = 100,
+    JSON_WEIGHT = 4 << 20, /* see json_is_sane */
+    DISCARDED = 4,         /* of a refused body, so many times the limit are read */
+    HELD = 8,              /* of all bodies, so many times the limit are held */
     PING_SECONDS = 15,
 };
 
@@ -84,16 +94,18 @@ struct exchange {
     struct MHD_Connection *connection;
     struct connection *place;
     char *method, *path, *rest, peer[64];
-    bool local, head;
+    bool local, head, handed_over;
     const struct route *route;
     struct buf body;
+    int64_t discarded; /* bytes of the body of a request that is refused */
     double began;
     void *user;
 
+    enum phase phase; /* atomic, as is status: the watch looks on */
+    int status;       /* 0: not answered; set under the lock */
+
     pthread_mutex_t lock; /* of what follows */
-    enum phase phase;
     bool suspended, woken, ping, gone;
-    int status; /* 0: not answered */
     struct header *headers;
     int n_headers;
     struct MHD_Response *response;
@@ -135,8 +147,11 @@ struct http {
     struct exchange *exchanges;
     int n_exchanges;
     struct connection *connections;
-    struct http_stats stats;
-    bool stopping, quit;
+    struct http_stats stats; /* streams and bytes_out are atomic */
+    int64_t held;            /* bytes of bodies; atomic, as is stopping */
+    bool stopping;           /* nothing new */
+    bool quit;               /* what is under way is cut off */
+    bool finished;           /* nothing is under way: workers leave */
     pthread_t *workers, watch;
     int n_workers;
     bool watching;
@@ -157,7 +172,7 @@ void http_work(struct http *h, void (*fn)(void *ctx), void *ctx) {
 static void *worker(void *ctx) {
     struct http *h = ctx;
     pthread_mutex_lock(&h->lock);
-    while (!h->quit || h->head) {
+    while (!h->finished || h->head) {
         struct work *w = h->head;
         if (!w) {
             pthread_cond_wait(&h->worked, &h->lock);
@@ -181,6 +196,11 @@ struct exchange *exchange_retain(struct exchange *x) {
     return x;
 }
 
+static void body_release(struct exchange *x) {
+    __atomic_sub_fetch(&x->h->held, (int64_t)x->body.len, __ATOMIC_RELAXED);
+    buf_release(&x->body);
+}
+
 void exchange_release(struct exchange *x) {
     if (!x || __atomic_sub_fetch(&x->refs, 1, __ATOMIC_ACQ_REL) > 0) return;
     for (int i = 0; i < x->n_headers; i++) {
@@ -191,7 +211,6 @@ void exchange_release(struct exchange *x) {
     free(x->method);
     free(x->path);
     free(x->rest);
-    buf_release(&x->body);
     buf_release(&x->out);
     pthread_mutex_destroy(&x->lock);
     free(x);
@@ -234,12 +253,23 @@ const struct route *exchange_route(const struct exchange *x) {
     return x->route;
 }
 int exchange_status(const struct exchange *x) {
-    return x->status;
+    return __atomic_load_n(&x->status, __ATOMIC_ACQUIRE);
 }
 
-/* The parser recurses; what is nested deeper than anybody needs is refused before it is called. */
-static bool depth_is_sane(const struct buf *b) {
+static enum phase phase_of(const struct exchange *x) {
+    return __atomic_load_n(&x->phase, __ATOMIC_ACQUIRE);
+}
+
+static bool is_stopping(const struct http *h) {
+    return __atomic_load_n(&h->stopping, __ATOMIC_ACQUIRE);
+}
+
+/* The parser recurses, and three bytes of "{}," become three hundred of memory: what is nested
+ * deeper or has more values than anybody needs is refused before it is called. A value weighs 1, a
+ * list or an object 8: some 30 bytes each. */
+static int json_is_sane(const struct buf *b, struct error *err) {
     int depth = 0, deepest = 0;
+    int64_t weight = 0;
     bool text = false;
     for (size_t i = 0; i < b->len; i++) {
         char c = b->data[i];
@@ -248,11 +278,20 @@ static bool depth_is_sane(const struct buf *b) {
         else if (c == '"')
             text = !text;
         else if (!text && (c == '{' || c == '['))
-            deepest = MAX(deepest, ++depth);
+            depth++, deepest = MAX(deepest, depth), weight += 8;
         else if (!text && (c == '}' || c == ']'))
             depth--;
+        else if (!text && c == ',')
+            weight++;
     }
-    return deepest <= JSON_DEPTH;
+    if (deepest > JSON_DEPTH)
+        return error_set(err, ERR_FORMAT, "the JSON is nested more than %d deep", JSON_DEPTH);
+    if (weight > JSON_WEIGHT)
+        return error_set(err, ERR_FORMAT,
+                         "the JSON has too many values: at most %d, a list or an object counting "
+                         "for 8; send several requests",
+                         JSON_WEIGHT);
+    return OK;
 }
 
 json_t *exchange_json(const struct exchange *x, struct error *err) {
@@ -260,11 +299,15 @@ json_t *exchange_json(const struct exchange *x, struct error *err) {
         error_set(err, ERR_FORMAT, "the request has no body; it wants JSON");
         return NULL;
     }
-    if (!depth_is_sane(&x->body)) {
-        error_set(err, ERR_FORMAT, "the JSON is nested more than %d deep", JSON_DEPTH);
-        return NULL;
-    }
+    if (json_is_sane(&x->body, err) != OK) return NULL;
     return json_parse(x->body.data, x->body.len, "request", err);
+}
+
+bool exchange_is_gone(struct exchange *x) {
+    pthread_mutex_lock(&x->lock);
+    bool gone = x->gone;
+    pthread_mutex_unlock(&x->lock);
+    return gone;
 }
 
 void exchange_on_gone(struct exchange *x, void (*gone)(void *ctx), void *ctx) {
@@ -306,13 +349,13 @@ static void headers_put(struct exchange *x, const char *type) {
         header_put(x->response, "Access-Control-Allow-Origin", origin);
         header_put(x->response, "Vary", "Origin");
     }
-    if (x->h->stopping) header_put(x->response, "Connection", "close");
+    if (is_stopping(x->h)) header_put(x->response, "Connection", "close");
 }
 
 /* The lock is held. */
 static void wake_locked(struct exchange *x) {
     x->woken = true;
-    if (!x->suspended) return;
+    if (!x->suspended || !x->status) return;
     x->suspended = false;
     mhd.MHD_resume_connection(x->connection);
 }
@@ -323,12 +366,16 @@ void exchange_wake(struct exchange *x) {
     pthread_mutex_unlock(&x->lock);
 }
 
-static void answered(struct exchange *x, int status, const char *type) {
-    CHECK(x->response && x->status == 0);
+/* `source`: of a stream, or NULL. */
+static void answered(struct exchange *x, int status, const char *type,
+                     const struct stream_source *source) {
+    CHECK(x->response && exchange_status(x) == 0);
     pthread_mutex_lock(&x->lock);
     headers_put(x, type);
-    x->status = status;
+    if (source) x->source = *source;
+    x->last_out = clock_now();
     x->on_gone = NULL;
+    __atomic_store_n(&x->status, status, __ATOMIC_RELEASE);
     wake_locked(x);
     pthread_mutex_unlock(&x->lock);
 }
@@ -336,7 +383,7 @@ static void answered(struct exchange *x, int status, const char *type) {
 void exchange_reply(struct exchange *x, int status, const char *type, const void *data, size_t n) {
     x->response =
         mhd.MHD_create_response_from_buffer(n, (void *)(uintptr_t)data, MHD_RESPMEM_MUST_COPY);
-    answered(x, status, type);
+    answered(x, status, type, NULL);
 }
 
 void exchange_reply_json(struct exchange *x, int status, json_t *v) {
@@ -344,7 +391,7 @@ void exchange_reply_json(struct exchange *x, int status, json_t *v) {
     CHECK(text != NULL);
     x->response = mhd.MHD_create_response_from_buffer(strlen(text), text, MHD_RESPMEM_MUST_FREE);
     json_decref(v);
-    answered(x, status, "application/json");
+    answered(x, status, "application/json", NULL);
 }
 
 /* streams */
@@ -391,7 +438,9 @@ static ssize_t stream_read(void *ctx, uint64_t pos, char *to, size_t max) {
             break;
         }
     }
-    if (x->gone) n = MHD_CONTENT_READER_END_WITH_ERROR;
+    /* To a socket that the watch has shut, so that nobody takes it for the end. (An error would be
+     * truer, but the library then keeps the connection until its time is up.) */
+    if (x->gone) n = MHD_CONTENT_READER_END_OF_STREAM;
     pthread_mutex_unlock(&x->lock);
     if (n > 0) __atomic_add_fetch(&x->h->stats.bytes_out, (uint64_t)n, __ATOMIC_RELAXED);
     return n;
@@ -399,14 +448,12 @@ static ssize_t stream_read(void *ctx, uint64_t pos, char *to, size_t max) {
 
 void exchange_stream(struct exchange *x, int status, const char *type,
                      const struct stream_source *s) {
-    x->source = *s;
-    x->last_out = clock_now();
     __atomic_add_fetch(&x->h->stats.streams, 1, __ATOMIC_RELAXED);
     exchange_add_header(x, "Cache-Control", "no-store");
     exchange_add_header(x, "X-Accel-Buffering", "no"); // proxies hold back what is not whole
     x->response =
         mhd.MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, STREAM_BLOCK, stream_read, x, NULL);
-    answered(x, status, type);
+    answered(x, status, type, s);
 }
 
 /* routes */
@@ -415,12 +462,11 @@ void exchange_stream(struct exchange *x, int status, const char *type,
 static bool percent_decode(char *s) {
     char *to = s;
     for (; *s; s++, to++) {
-        char hex[3] = {0}, *end;
         *to = *s;
         if (*s != '%') continue;
-        memcpy(hex, s + 1, strnlen(s + 1, 2));
-        *to = (char)strtol(hex, &end, 16);
-        if (end != hex + 2 || !*to) return false;
+        if (!isxdigit((uint8_t)s[1]) || !isxdigit((uint8_t)s[2])) return false;
+        *to = (char)strtol((char[]){s[1], s[2], 0}, NULL, 16);
+        if (!*to) return false;
         s += 2;
     }
     *to = 0;
@@ -530,7 +576,7 @@ static void headers_here(struct exchange *x) {
     x->route = route_find(h, x->method, x->path, &rest, &known);
     if (x->route && *rest) x->rest = xstrdup(rest);
     bool decoded = percent_decode(x->path) && (!x->rest || percent_decode(x->rest));
-    if (h->stopping)
+    if (is_stopping(h))
         refuse(x, 503, "shutting_down", "the server is shutting down; try again soon");
     else if (!origin_is_ok(x))
         refuse(x, 403, "origin_not_allowed",
@@ -553,12 +599,14 @@ static void headers_here(struct exchange *x) {
 static void handle(void *ctx) {
     struct exchange *x = ctx;
     x->route->handle(x->h->c.ctx, x);
+    body_release(x); // a reply may take minutes, and its request can be large
     exchange_release(x);
 }
 
 static enum MHD_Result body_here(struct exchange *x) {
     pthread_mutex_lock(&x->lock);
-    x->phase = HANDED_OVER;
+    x->handed_over = true;
+    __atomic_store_n(&x->phase, HANDED_OVER, __ATOMIC_RELEASE);
     x->suspended = true;
     mhd.MHD_suspend_connection(x->connection);
     pthread_mutex_unlock(&x->lock);
@@ -569,22 +617,35 @@ static enum MHD_Result body_here(struct exchange *x) {
 /* A request whose client gives up while it is suspended is answered all the same: it goes nowhere,
  * but only so does the library let it end. */
 static enum MHD_Result answer_send(struct exchange *x) {
-    x->phase = SENDING;
+    __atomic_store_n(&x->phase, SENDING, __ATOMIC_RELEASE);
     enum MHD_Result queued =
-        mhd.MHD_queue_response(x->connection, (unsigned)x->status, x->response);
+        mhd.MHD_queue_response(x->connection, (unsigned)exchange_status(x), x->response);
     mhd.MHD_destroy_response(x->response);
     return queued;
 }
 
-static enum MHD_Result body_take(struct exchange *x, const char *data, size_t *n) {
-    if (x->body.len + *n > (size_t)x->h->o->max_body) {
-        if (!x->status) refuse(x, 413, "too_large", "the body is larger than --max-body");
-        *n = 0;
-        return MHD_NO; // the library cannot answer in the middle of a body: it closes
-    }
-    buf_add(&x->body, data, *n);
-    *n = 0;
-    return MHD_YES;
+static void body_add(struct exchange *x, const char *data, size_t n) {
+    struct http *h = x->h;
+    int64_t held = __atomic_add_fetch(&h->held, (int64_t)n, __ATOMIC_RELAXED);
+    buf_add(&x->body, data, n);
+    if ((int64_t)x->body.len > h->o->max_body)
+        refuse(x, 413, "too_large", "the body is larger than --max-body");
+    else if (held > HELD * h->o->max_body)
+        refuse(x, 503, "overloaded", "too many large requests at once; try again later");
+    if (exchange_status(x)) body_release(x);
+}
+
+/* False where the client has been listened to for long enough. */
+static bool body_discard(struct exchange *x, size_t n) {
+    x->discarded += (int64_t)n;
+    return x->discarded <= DISCARDED * x->h->o->max_body;
+}
+
+/* Whether who was refused is worth listening to: not who waits to be told so before its body. */
+static bool is_patient(const struct exchange *x) {
+    const char *length = exchange_header(x, "Content-Length");
+    return !exchange_header(x, "Expect") &&
+           (!length || strtod(length, NULL) <= (double)(DISCARDED * x->h->o->max_body));
 }
 
 static enum MHD_Result on_access(void *ctx, struct MHD_Connection *c, const char *url,
@@ -595,11 +656,19 @@ static enum MHD_Result on_access(void *ctx, struct MHD_Connection *c, const char
     if (!x) {
         x = *con_cls = exchange_new(ctx, c, url, method);
         headers_here(x);
-        return x->status ? answer_send(x) : MHD_YES;
+        return exchange_status(x) && !is_patient(x) ? answer_send(x) : MHD_YES;
     }
-    if (x->phase == READING && *n > 0) return body_take(x, data, n);
-    if (x->phase == READING) return body_here(x);
-    if (x->phase == HANDED_OVER && x->status) return answer_send(x);
+    enum phase phase = phase_of(x);
+    size_t got = *n;
+    *n = 0;
+    if (phase == READING && got > 0 && exchange_status(x))
+        return body_discard(x, got) ? MHD_YES : MHD_NO;
+    if (phase == READING && got > 0)
+        body_add(x, data, got);
+    else if (phase != SENDING && exchange_status(x))
+        return answer_send(x);
+    else if (phase == READING)
+        return body_here(x);
     return MHD_YES;
 }
 
@@ -610,7 +679,8 @@ static void on_completed(void *ctx, struct MHD_Connection *c, void **con_cls,
     (void)c;
     if (!x) return;
     *con_cls = NULL;
-    if (x->status && x->phase != SENDING) mhd.MHD_destroy_response(x->response);
+    if (!x->handed_over) body_release(x);
+    if (exchange_status(x) && phase_of(x) != SENDING) mhd.MHD_destroy_response(x->response);
     if (x->source.pull) {
         x->source.close(x->source.ctx, why == MHD_REQUEST_TERMINATED_COMPLETED_OK && !x->gone);
         __atomic_sub_fetch(&h->stats.streams, 1, __ATOMIC_RELAXED);
@@ -666,7 +736,7 @@ static size_t leave_encoded(void *ctx, struct MHD_Connection *c, char *s) {
 
 static double patience(const struct http *h, const struct connection *p) {
     if (!p->x) return h->o->header_seconds + (p->first ? 0 : h->o->idle_seconds);
-    return p->x->phase == READING ? h->o->body_seconds : 1e30;
+    return phase_of(p->x) == READING ? h->o->body_seconds : 1e30;
 }
 
 static bool client_is_gone(int fd) {
@@ -677,58 +747,67 @@ static bool client_is_gone(int fd) {
 /* A client that has gone: whoever computes for it is told, and a stream wakes to find out. */
 static void exchange_abandon(struct exchange *x) {
     pthread_mutex_lock(&x->lock);
-    bool news = !x->gone && x->phase != READING;
+    bool news = !x->gone;
     void (*fn)(void *) = news && !x->status ? x->on_gone : NULL;
     void *ctx = x->gone_ctx;
-    x->gone |= news;
+    x->gone = true;
     x->on_gone = NULL;
-    if (news && x->status) wake_locked(x);
+    if (news) wake_locked(x);
     if (fn) fn(ctx); // locked: so it cannot be answered, and its answerer go, meanwhile
     pthread_mutex_unlock(&x->lock);
 }
 
 static void ping(struct exchange *x, double now) {
     pthread_mutex_lock(&x->lock);
-    if (x->source.pull && x->suspended && x->status && now - x->last_out > PING_SECONDS) {
+    if (x->source.idle && x->suspended && now - x->last_out > PING_SECONDS) {
         x->ping = true;
         wake_locked(x);
     }
     pthread_mutex_unlock(&x->lock);
 }
 
-/* Looks after every connection; the exchanges of the gone are retained in `out`. */
-static int watch_look(struct http *h, struct exchange **out, int max) {
-    double now = clock_now();
+/* What was seen of an exchange that is not being read. */
+struct seen {
+    struct exchange *x; /* retained */
+    bool gone;
+};
+
+/* Looks after every connection; into out, which has room for all, what is to be done when the lock
+ * is given up again. Cutting off does not end a connection: the library does, when it sees it. */
+static int watch_look(struct http *h, double now, struct seen *out) {
     int n = 0;
     for (struct connection *p = h->connections; p; p = p->next) {
         struct exchange *x = p->x;
-        double since = x ? x->began : p->since;
-        if (now - since > patience(h, p))
-            shutdown(p->fd, SHUT_RDWR); // the library then closes it
-        else if (x && x->phase != READING && (h->quit || client_is_gone(p->fd)) && n < max)
-            out[n++] = exchange_retain(x);
-        else if (x)
-            ping(x, now);
+        enum phase phase = x ? phase_of(x) : READING;
+        bool late = now - (x ? x->began : p->since) > patience(h, p);
+        bool gone = h->quit || (phase != READING && client_is_gone(p->fd));
+        if (late || (gone && x && phase != HANDED_OVER)) shutdown(p->fd, SHUT_RDWR);
+        if (phase != READING) out[n++] = (struct seen){exchange_retain(x), gone};
     }
     return n;
 }
 
 static void *watch(void *ctx) {
     struct http *h = ctx;
-    enum { AT_ONCE = 256 };
-    struct exchange *gone[AT_ONCE];
+    struct seen *seen = NULL;
     pthread_mutex_lock(&h->lock);
     while (!h->quit || h->n_exchanges) {
-        int n = watch_look(h, gone, AT_ONCE);
+        double now = clock_now();
+        seen = xrealloc(seen, sizeof *seen * (size_t)(h->n_exchanges + 1));
+        int n = watch_look(h, now, seen);
         pthread_mutex_unlock(&h->lock);
         for (int i = 0; i < n; i++) {
-            exchange_abandon(gone[i]);
-            exchange_release(gone[i]);
+            if (seen[i].gone)
+                exchange_abandon(seen[i].x);
+            else
+                ping(seen[i].x, now);
+            exchange_release(seen[i].x);
         }
         usleep(250000);
         pthread_mutex_lock(&h->lock);
     }
     pthread_mutex_unlock(&h->lock);
+    free(seen);
     return NULL;
 }
 
@@ -790,11 +869,11 @@ static int daemon_start(struct http *h, struct error *err) {
         MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)HEADER_BYTES, MHD_OPTION_CONNECTION_TIMEOUT,
         (unsigned)h->o->idle_seconds, MHD_OPTION_NOTIFY_COMPLETED, on_completed, h,
         MHD_OPTION_NOTIFY_CONNECTION, on_connection, h, MHD_OPTION_UNESCAPE_CALLBACK, leave_encoded,
-        NULL, MHD_OPTION_LISTENING_ADDRESS_REUSE, 1u, MHD_OPTION_ARRAY, h->cert ? tls : tls + 2,
-        MHD_OPTION_END);
+        NULL, MHD_OPTION_ARRAY, h->cert ? tls : tls + 2, MHD_OPTION_END);
     if (h->daemon) return OK;
-    return error_errno(err, "cannot listen on %s port %d%s", h->o->host, (int)h->o->port,
-                       h->cert ? " with this certificate and key" : "");
+    return error_set(err, ERR_USAGE, "cannot listen on %s port %d%s: %s; another --port may do",
+                     h->o->host, (int)h->o->port, h->cert ? " with this certificate and key" : "",
+                     errno ? strerror(errno) : "refused");
 }
 
 struct http *http_new(const struct http_options *o, const struct http_calls *c, struct error *err) {
@@ -826,17 +905,21 @@ bool http_is_loopback(const struct http *h) {
 
 struct http_stats http_stats(struct http *h) {
     pthread_mutex_lock(&h->lock);
-    struct http_stats s = h->stats;
+    struct http_stats s = {.connections = h->stats.connections,
+                           .requests = h->stats.requests,
+                           .open = h->stats.open,
+                           .streams = __atomic_load_n(&h->stats.streams, __ATOMIC_RELAXED),
+                           .bytes_out = __atomic_load_n(&h->stats.bytes_out, __ATOMIC_RELAXED)};
     pthread_mutex_unlock(&h->lock);
-    s.streams = __atomic_load_n(&h->stats.streams, __ATOMIC_RELAXED);
-    s.bytes_out = __atomic_load_n(&h->stats.bytes_out, __ATOMIC_RELAXED);
     return s;
 }
 
 static void exchanges_wait(struct http *h, double seconds) {
     struct timespec until;
     clock_gettime(CLOCK_REALTIME, &until);
-    until.tv_sec += (time_t)seconds;
+    double nanoseconds = (double)until.tv_nsec + (seconds - floor(seconds)) * 1e9;
+    until.tv_sec += (time_t)seconds + (nanoseconds >= 1e9);
+    until.tv_nsec = (long)fmod(nanoseconds, 1e9);
     while (h->n_exchanges && pthread_cond_timedwait(&h->ended, &h->lock, &until) == 0) {}
 }
 
@@ -844,20 +927,24 @@ void http_drain(struct http *h) {
     MHD_socket listening = mhd.MHD_quiesce_daemon(h->daemon);
     if (listening != MHD_INVALID_SOCKET) close(listening);
     pthread_mutex_lock(&h->lock);
-    h->stopping = true;
+    __atomic_store_n(&h->stopping, true, __ATOMIC_RELEASE);
     exchanges_wait(h, h->o->drain_seconds);
     pthread_mutex_unlock(&h->lock);
 }
 
-/* Workers end last: what is under way is answered by them. */
+/* Workers end last: what is under way is answered by them, also by what is cancelled now. */
 void http_free(struct http *h) {
     if (!h) return;
     pthread_mutex_lock(&h->lock);
-    h->stopping = h->quit = true;
-    pthread_cond_broadcast(&h->worked);
+    __atomic_store_n(&h->stopping, true, __ATOMIC_RELEASE);
+    h->quit = true;
     pthread_mutex_unlock(&h->lock);
     if (h->watching) pthread_join(h->watch, NULL); // after the last exchange that was handed over
     if (h->daemon) mhd.MHD_stop_daemon(h->daemon);
+    pthread_mutex_lock(&h->lock);
+    h->finished = true;
+    pthread_cond_broadcast(&h->worked);
+    pthread_mutex_unlock(&h->lock);
     for (int i = 0; i < h->n_workers; i++) pthread_join(h->workers[i], NULL);
     free(h->workers);
     free(h->cert);

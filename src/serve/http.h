@@ -11,7 +11,8 @@
  *
  * Lives. An exchange is counted: the connection holds one reference and drops it when the reply is
  * out or the client gone; who answers later or wakes holds another (exchange_retain). A client that
- * vanishes is noticed within half a second also while nothing is written.
+ * vanishes is noticed within half a second also while nothing is written; one that closes its half
+ * of the connection counts as gone.
  */
 #ifndef SHOAL_HTTP_H
 #define SHOAL_HTTP_H
@@ -81,7 +82,7 @@ const char *exchange_header(const struct exchange *x, const char *name); /* NULL
 const char *exchange_query(const struct exchange *x, const char *name);
 const char *exchange_peer(const struct exchange *x); /* the address in words */
 bool exchange_is_local(const struct exchange *x);    /* of this machine */
-/* The body; JSON of it is parsed strictly, nested at most 100 deep. */
+/* The body, until the handler returns; JSON of it is parsed strictly, nested at most 100 deep. */
 const struct buf *exchange_body(const struct exchange *x);
 json_t *exchange_json(const struct exchange *x, struct error *err);
 double exchange_began(const struct exchange *x); /* clock_now of its first line */
@@ -90,6 +91,8 @@ void exchange_set_user(struct exchange *x, void *user);
 void *exchange_user(const struct exchange *x);
 const struct route *exchange_route(const struct exchange *x); /* NULL: none fits */
 int exchange_status(const struct exchange *x);                /* 0: not answered */
+/* Whether its client has gone: what takes long in a handler looks at it now and then. */
+bool exchange_is_gone(struct exchange *x);
 
 /* an answer */
 

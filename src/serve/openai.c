@@ -16,7 +16,14 @@
 #include <string.h>
 #include <sys/random.h>
 
-enum { MAX_N = 128, MAX_PROMPTS = 2048, MAX_STOPS = 16, MAX_INPUTS = 2048, LOGIT_BIASES = 1024 };
+enum {
+    MAX_N = 128,
+    MAX_PROMPTS = 2048,
+    MAX_STOPS = 16,
+    MAX_INPUTS = 2048,
+    LOGIT_BIASES = 1024,
+    EMBED_TOKENS = 512
+};
 
 /* Clients parse what a call has, so none is an object too. */
 static const char NO_ARGUMENTS[] = "{}";
@@ -850,8 +857,16 @@ static int embedding_read(const struct server *s, const json_t *body, struct emb
     return ids_of_prompts(s, field(body, "input"), MAX_INPUTS, &e->texts, &e->n, err);
 }
 
-int embed_texts(struct server *s, const struct target *t, const struct ids *texts, int n,
-                float **out, struct error *err) {
+/* As many texts as make a step or two of the engine, one at least. */
+static int slice_of(const struct token_seq *seqs, int n) {
+    int64_t tokens = 0;
+    int k = 0;
+    while (k < n && (k == 0 || tokens + seqs[k].n <= EMBED_TOKENS)) tokens += seqs[k++].n;
+    return k;
+}
+
+int embed_texts(struct server *s, struct exchange *x, const struct target *t,
+                const struct ids *texts, int n, float **out, struct error *err) {
     struct token_seq *seqs = xcalloc((size_t)n, sizeof *seqs);
     size_t d = (size_t)s->m->config.d_model;
     if (t->n > 1) {
@@ -860,7 +875,15 @@ int embed_texts(struct server *s, const struct target *t, const struct ids *text
     }
     for (int i = 0; i < n; i++) seqs[i] = (struct token_seq){texts[i].v, texts[i].n};
     *out = xcalloc((size_t)n * d, sizeof **out);
-    int rc = batcher_embed(s->batcher, seqs, n, t->n ? t->terms[0].adapter : NULL, *out, err);
+    struct adapter *a = t->n ? t->terms[0].adapter : NULL;
+    int rc = OK;
+    for (int i = 0, k; i < n && rc == OK; i += k) {
+        k = slice_of(seqs + i, n - i);
+        if (exchange_is_gone(x))
+            rc = error_set(err, ERR_STATE, "the client has gone");
+        else
+            rc = batcher_embed(s->batcher, seqs + i, k, a, *out + (size_t)i * d, err);
+    }
     free(seqs);
     return rc;
 }
@@ -914,7 +937,7 @@ static void embedding_handle(void *ctx, struct exchange *x) {
     json_t *body = exchange_json(x, &err);
     int rc = body ? target_read(s, body, &t, &err) : err.code;
     if (rc == OK) rc = embedding_read(s, body, &e, &err);
-    if (rc == OK) rc = embed_texts(s, &t, e.texts, e.n, &e.v, &err);
+    if (rc == OK) rc = embed_texts(s, x, &t, e.texts, e.n, &e.v, &err);
     if (rc == OK) {
         counted_prompts(s, x, &t, e.texts, e.n);
         exchange_reply_json(x, 200, embedding_reply(s, &t, &e));

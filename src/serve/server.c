@@ -37,12 +37,13 @@ void api_fail(struct exchange *x, int status, const char *type, const char *para
     va_end(ap);
     for (size_t i = 0; !type && i < ARRAY_LEN(types); i++)
         if (types[i].status == status) type = types[i].type;
-    json_t *text = json_string(message);
+    struct buf clean = {0}; // it may quote half a character of the request
+    buf_add_clean(&clean, message, strlen(message));
     exchange_reply_json(x, status,
-                        json_pack("{s:{s:o,s:s,s:s?,s:s?}}", "error", "message",
-                                  text ? text : json_string("the request cannot be understood"),
-                                  "type", type ? type : "server_error", "param", param, "code",
-                                  code));
+                        json_pack("{s:{s:s,s:s,s:s?,s:s?}}", "error", "message",
+                                  clean.data ? clean.data : "", "type",
+                                  type ? type : "server_error", "param", param, "code", code));
+    buf_release(&clean);
     free(message);
 }
 
@@ -88,7 +89,7 @@ int field_int(const json_t *o, const char *key, int64_t lo, int64_t hi, int64_t 
     if (!v) return OK;
     /* clients of languages with one kind of number write 16.0 */
     double x = json_number_value(v);
-    bool whole = json_is_integer(v) || (json_is_real(v) && x == (double)(int64_t)x);
+    bool whole = json_is_integer(v) || (json_is_real(v) && fabs(x) < 9e18 && x == floor(x));
     int64_t n = json_is_integer(v) ? json_integer_value(v) : whole ? (int64_t)x : 0;
     if (!whole || n < lo || n > hi)
         return error_set(err, ERR_USAGE, "'%s' must be a whole number from %lld to %lld", key,
@@ -650,6 +651,7 @@ int serve_run(struct model *m, struct engine *e, const struct engine_options *eo
                  http_port(s.http));
         o->ready(o->ready_ctx, url);
         sigwait(&set, &got);
+        pthread_sigmask(SIG_UNBLOCK, &set, NULL);
         note("finishing what is under way; once more to stop at once");
         http_drain(s.http);
     }

@@ -168,9 +168,10 @@ extern const struct route openai_routes[], vllm_routes[], llamacpp_routes[], tea
 /* A string, strings, ids, or lists of ids, 1 to `most`: [*n], the caller's also after an error. */
 int ids_of_prompts(const struct server *s, const json_t *v, int most, struct ids **out, int *n,
                    struct error *err);
-/* [n][D], malloc'ed into *out; then the first `dims` of a vector, at length 1. */
-int embed_texts(struct server *s, const struct target *t, const struct ids *texts, int n,
-                float **out, struct error *err);
+/* [n][D], malloc'ed into *out; then the first `dims` of a vector, at length 1. A few texts at a
+ * time, between which others are served; ERR_STATE: the client has gone. */
+int embed_texts(struct server *s, struct exchange *x, const struct target *t,
+                const struct ids *texts, int n, float **out, struct error *err);
 void embedding_scale(float *v, int dims);
 
 /* fields of requests */

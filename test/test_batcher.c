@@ -1,0 +1,342 @@
+/*
+ * test_batcher: requests that come and go from many threads at once get the bits that they would
+ * get alone, whoever is cancelled beside them, and nobody waits for ever at the end.
+ *
+ * The reference is engine_run on an engine of its own: a request's result is a function of the
+ * request.
+ */
+/* levels: once */
+#define _GNU_SOURCE
+#include "serve/batcher.h"
+
+#include "fixture.h"
+
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+enum { THREADS = 8, ROUNDS = 60, KNOWN = 40, TEXTS = 6, LEN = 48, SEQS = 6, WAITING = 500 };
+
+static struct model *m;
+static struct engine *e;
+static struct batcher *b;
+static struct adapter *adapters[2];
+static int32_t tokens[LEN];
+static struct request known[KNOWN]; /* with what engine_run made of them */
+static struct token_seq texts[TEXTS];
+static float *vectors; /* [TEXTS][D] */
+
+static struct engine *engine_small(void) {
+    struct error err;
+    struct engine_options o = {.max_rows = 24, .max_seqs = SEQS, .max_len = LEN};
+    struct engine *made = engine_new(m, &o, &err);
+    if (!made) fail_msg("%s", err.text);
+    return made;
+}
+
+static void request_draw(struct request *r, int i, struct rng *rng) {
+    *r = (struct request){.prompt = tokens + rng_below(rng, 8),
+                          .n_prompt = 1 + (int32_t)rng_below(rng, 16),
+                          .max_tokens = (int32_t)rng_below(rng, 24),
+                          .adapter = i % 3 ? adapters[i % 2] : NULL,
+                          .n_top = i % 4 ? 0 : 3,
+                          .sampling = {.temperature = 1, .top_p = 1, .seed = (uint64_t)i}};
+}
+
+static int once_up(void **state) {
+    struct model_config c = fixture_shape(2, 32, 4, 2, 8, 64);
+    struct rng rng = rng_make(1, RNG_TEST, 0, 0);
+    struct error err;
+    (void)state;
+    log_quiet = true;
+    c.max_seq_len = LEN;
+    m = fixture_model_of(c, true, TENSOR_F32, CLASS_EXACT);
+    for (int i = 0; i < 2; i++)
+        adapters[i] = fixture_adapter(&m->config, 4, "all-linear", 0.1f, (uint64_t)i + 1);
+    for (int i = 0; i < LEN; i++) tokens[i] = (int32_t)rng_below(&rng, 64);
+    for (int i = 0; i < KNOWN; i++) request_draw(&known[i], i, &rng);
+    for (int i = 0; i < TEXTS; i++) texts[i] = (struct token_seq){tokens + i, 3 + 5 * i};
+    vectors = xcalloc((size_t)TEXTS * 32, sizeof *vectors);
+    struct engine *alone = engine_small();
+    if (engine_run(alone, known, KNOWN, NULL, &err) != OK ||
+        engine_embed(alone, texts, TEXTS, adapters[0], vectors, &err) != OK)
+        fail_msg("%s", err.text);
+    engine_free(alone);
+    return 0;
+}
+
+static int once_down(void **state) {
+    (void)state;
+    for (int i = 0; i < KNOWN; i++) request_release(&known[i]);
+    for (int i = 0; i < 2; i++) adapter_release(adapters[i]);
+    free(vectors);
+    model_close(m);
+    return 0;
+}
+
+static int set_up(void **state) {
+    (void)state;
+    e = engine_small();
+    b = batcher_new(e, WAITING);
+    return 0;
+}
+
+static int tear_down(void **state) {
+    (void)state;
+    batcher_free(b);
+    engine_free(e);
+    return 0;
+}
+
+/* A request as it was before it ran. */
+static struct request fresh(int i) {
+    struct request r = known[i];
+    return (struct request){.prompt = r.prompt,
+                            .n_prompt = r.n_prompt,
+                            .max_tokens = r.max_tokens,
+                            .adapter = r.adapter,
+                            .n_top = r.n_top,
+                            .sampling = r.sampling};
+}
+
+/* Whether the first n tokens are the known ones, to the bit. */
+static bool begins_right(const struct request *r, int i, int32_t n) {
+    const struct request *k = &known[i];
+    return n <= k->n_out && memcmp(r->out, k->out, sizeof *r->out * (size_t)n) == 0 &&
+           memcmp(r->out_logprob, k->out_logprob, sizeof(float) * (size_t)n) == 0 &&
+           memcmp(r->top_logprob ? r->top_logprob : r->out_logprob,
+                  k->top_logprob ? k->top_logprob : k->out_logprob,
+                  sizeof(float) * (size_t)(n * MAX(k->n_top, 1))) == 0;
+}
+
+static bool is_right(const struct request *r, int i) {
+    return r->done && r->finish == known[i].finish && r->n_out == known[i].n_out &&
+           (r->n_out == 0 || begins_right(r, i, r->n_out));
+}
+
+/* a call that its thread looks at while it runs */
+
+struct watched {
+    struct ticket ticket;
+    pthread_mutex_t lock;
+    pthread_cond_t news;
+    bool over;
+};
+
+static void watched_changed(struct ticket *c, bool done) {
+    struct watched *w = c->user;
+    pthread_mutex_lock(&w->lock);
+    w->over = done;
+    pthread_cond_signal(&w->news);
+    pthread_mutex_unlock(&w->lock);
+}
+
+static bool call_round(int i, bool background, int cancel_after) {
+    struct watched w = {.lock = PTHREAD_MUTEX_INITIALIZER, .news = PTHREAD_COND_INITIALIZER};
+    struct error err;
+    w.ticket = (struct ticket){
+        .request = fresh(i), .background = background, .changed = watched_changed, .user = &w};
+    bool right = batcher_submit(b, &w.ticket, &err) == OK;
+    if (cancel_after == 0) batcher_cancel(b, &w.ticket);
+    pthread_mutex_lock(&w.lock);
+    while (right && !w.over) {
+        pthread_cond_wait(&w.news, &w.lock);
+        int32_t seen = __atomic_load_n(&w.ticket.seen, __ATOMIC_ACQUIRE);
+        right &= seen == 0 || begins_right(&w.ticket.request, i, seen);
+        if (w.over || cancel_after < 0 || seen < cancel_after) continue;
+        pthread_mutex_unlock(&w.lock);
+        batcher_cancel(b, &w.ticket);
+        pthread_mutex_lock(&w.lock);
+    }
+    pthread_mutex_unlock(&w.lock);
+    const struct request *r = &w.ticket.request;
+    bool cut = cancel_after >= 0 && r->done && r->finish == FINISH_NONE;
+    right &= cut ? r->n_out == 0 || begins_right(r, i, r->n_out) : is_right(r, i);
+    request_release(&w.ticket.request);
+    return right;
+}
+
+static bool run_round(struct rng *rng) {
+    struct request r[5];
+    int which[5];
+    struct error err;
+    for (int k = 0; k < 5; k++) r[k] = fresh(which[k] = (int)rng_below(rng, KNOWN));
+    bool right = batcher_run(b, r, 5, NULL, &err) == OK;
+    for (int k = 0; k < 5; k++) {
+        right = right && is_right(&r[k], which[k]);
+        request_release(&r[k]);
+    }
+    return right;
+}
+
+static bool embed_round(struct rng *rng) {
+    float out[TEXTS * 32];
+    struct error err;
+    int from = (int)rng_below(rng, TEXTS), n = 1 + (int)rng_below(rng, (uint32_t)(TEXTS - from));
+    return batcher_embed(b, texts + from, n, adapters[0], out, &err) == OK &&
+           memcmp(out, vectors + from * 32, sizeof *out * (size_t)n * 32) == 0;
+}
+
+static void *client(void *ctx) {
+    struct rng rng = rng_make(*(uint64_t *)ctx, RNG_TEST, 1, 0);
+    intptr_t wrong = 0;
+    for (int i = 0; i < ROUNDS; i++) {
+        uint32_t kind = rng_below(&rng, 8);
+        int cancel = kind < 4 ? -1 : (int)rng_below(&rng, 6);
+        if (kind == 0)
+            wrong += !run_round(&rng);
+        else if (kind == 1)
+            wrong += !embed_round(&rng);
+        else
+            wrong += !call_round((int)rng_below(&rng, KNOWN), kind % 3 == 0, cancel);
+    }
+    return (void *)wrong;
+}
+
+static void test_many_threads(void **state) {
+    pthread_t threads[THREADS];
+    uint64_t seeds[THREADS];
+    (void)state;
+    for (size_t i = 0; i < THREADS; i++) {
+        seeds[i] = i;
+        assert_int_equal(pthread_create(&threads[i], NULL, client, &seeds[i]), 0);
+    }
+    for (size_t i = 0; i < THREADS; i++) {
+        void *wrong;
+        pthread_join(threads[i], &wrong);
+        if (wrong) fail_msg("thread %zu: %d results are wrong", i, (int)(intptr_t)wrong);
+    }
+    struct batcher_stats s = batcher_stats(b);
+    assert_int_equal(s.waiting, 0);
+    assert_true(s.cancelled > 10 && s.generated > 1000);
+}
+
+/* the limits */
+
+struct tally {
+    int done, cut; /* atomic */
+};
+static void tally_changed(struct ticket *c, bool done) {
+    struct tally *t = c->user;
+    if (!done) return;
+    __atomic_add_fetch(&t->cut, c->request.finish == FINISH_NONE, __ATOMIC_SEQ_CST);
+    __atomic_add_fetch(&t->done, 1, __ATOMIC_SEQ_CST);
+}
+
+/* [n] long calls. */
+static struct ticket *calls_new(int n, struct tally *t) {
+    struct ticket *calls = xcalloc((size_t)n, sizeof *calls);
+    for (int i = 0; i < n; i++)
+        calls[i] = (struct ticket){.request = {.prompt = tokens, .n_prompt = 4, .max_tokens = 40},
+                                   .changed = tally_changed,
+                                   .user = t};
+    return calls;
+}
+
+static void calls_free(struct ticket *calls, int n) {
+    for (int i = 0; i < n; i++) request_release(&calls[i].request);
+    free(calls);
+}
+
+static void test_too_many(void **state) {
+    struct tally t = {0};
+    struct error err;
+    struct ticket *calls = calls_new(WAITING + 1, &t), *list[WAITING + 1];
+    (void)state;
+    for (int i = 0; i <= WAITING; i++) list[i] = &calls[i];
+    assert_int_equal(batcher_submit_all(b, list, WAITING + 1, &err), ERR_STATE);
+    calls[3].request.n_prompt = 0;
+    assert_int_equal(batcher_submit_all(b, list, WAITING, &err), ERR_USAGE);
+    usleep(20000);
+    assert_int_equal(batcher_stats(b).waiting + batcher_stats(b).running, 0);
+    assert_int_equal(t.done, 0);
+    calls_free(calls, WAITING + 1);
+}
+
+/* the end */
+
+/* A call that holds the batcher's thread until it is let go: what is submitted meanwhile waits. */
+static bool let_go;
+
+static void holding_changed(struct ticket *c, bool done) {
+    (void)c;
+    while (done && !__atomic_load_n(&let_go, __ATOMIC_ACQUIRE)) usleep(1000);
+}
+
+static void *run_until_freed(void *ctx) {
+    struct request r[8];
+    struct error err;
+    (void)ctx;
+    for (int i = 0; i < 8; i++)
+        r[i] = (struct request){.prompt = tokens, .n_prompt = 4, .max_tokens = 40};
+    int rc = batcher_run(b, r, 8, NULL, &err), cut = 0;
+    for (int i = 0; i < 8; i++) {
+        cut += r[i].done && r[i].finish == FINISH_NONE;
+        request_release(&r[i]);
+    }
+    return (void *)(intptr_t)(rc == OK ? cut : -1);
+}
+
+static void *embed_until_freed(void *ctx) {
+    float out[TEXTS * 32];
+    struct error err;
+    (void)ctx;
+    return (void *)(intptr_t)batcher_embed(b, texts, TEXTS, NULL, out, &err);
+}
+
+static void *let_go_later(void *ctx) {
+    usleep(5000);
+    __atomic_store_n(&let_go, true, __ATOMIC_RELEASE);
+    return ctx;
+}
+
+static void wait_for(int waiting) {
+    while (batcher_stats(b).waiting != waiting) usleep(1000);
+}
+
+static void test_free_while_others_wait(void **state) {
+    enum { N = 300, RUNS = 3, EMBEDS = 4 };
+    (void)state;
+    for (int round = 0; round < 10; round++) {
+        struct tally t = {0};
+        struct error err;
+        struct ticket *calls = calls_new(N, &t), holding = {.changed = holding_changed};
+        pthread_t threads[RUNS + EMBEDS + 1];
+        void *got;
+        let_go = false;
+        holding.request = (struct request){.prompt = tokens, .n_prompt = 4, .max_tokens = 1};
+        assert_int_equal(batcher_submit(b, &holding, &err), OK);
+        while (!__atomic_load_n(&holding.done, __ATOMIC_ACQUIRE)) usleep(1000);
+        for (int i = 0; i < N; i++) assert_int_equal(batcher_submit(b, &calls[i], &err), OK);
+        for (int i = 0; i < RUNS + EMBEDS; i++)
+            assert_int_equal(pthread_create(&threads[i], NULL,
+                                            i < RUNS ? run_until_freed : embed_until_freed, NULL),
+                             0);
+        wait_for(N + 8 * RUNS + EMBEDS);
+        assert_int_equal(pthread_create(&threads[RUNS + EMBEDS], NULL, let_go_later, NULL), 0);
+        batcher_free(b);
+        assert_int_equal(t.done, N);
+        assert_int_equal(t.cut, N);
+        for (int i = 0; i <= RUNS + EMBEDS; i++) {
+            pthread_join(threads[i], &got);
+            if (i < RUNS + EMBEDS) assert_int_equal((int)(intptr_t)got, i < RUNS ? 8 : ERR_STATE);
+        }
+        request_release(&holding.request);
+        calls_free(calls, N);
+        b = batcher_new(e, WAITING);
+    }
+}
+
+int main(void) {
+#define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
+    const struct CMUnitTest tests[] = {
+        TEST(test_many_threads),
+        TEST(test_too_many),
+        TEST(test_free_while_others_wait),
+    };
+    return cmocka_run_group_tests(tests, once_up, once_down);
+}

@@ -1,0 +1,886 @@
+/*
+ * test_http: http alone, with routes of its own and clients that nobody would want.
+ *
+ * Clients are raw sockets, so that they can stop in the middle of anything. What must hold: each
+ * gets an answer in the right form or is cut off in time, the others are served meanwhile, every
+ * stream is closed and every exchange ended once, and the server can be stopped at any moment.
+ */
+/* levels: once */
+#define _GNU_SOURCE
+#include "serve/http.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+enum { MAX_BODY = 64 << 10, LONG = 300 << 10, EVENTS = 20, CLIENTS = 64, ROUNDS = 25 };
+
+static struct http *h;
+static struct http_options options;
+static struct error err;
+/* What was seen; atomic. */
+static int admitted, ended, opened, closed, unfinished, gone;
+/* Handlers of /block wait for it. */
+static bool released;
+
+static int count(const int *n) {
+    return __atomic_load_n(n, __ATOMIC_SEQ_CST);
+}
+static void count_one(int *n) {
+    __atomic_add_fetch(n, 1, __ATOMIC_SEQ_CST);
+}
+
+static void nap(double seconds) {
+    usleep((useconds_t)(seconds * 1e6));
+}
+
+/* Waits until a count is `want`; false: it took longer. */
+static bool becomes(const int *n, int want, double seconds) {
+    for (double end = clock_now() + seconds; clock_now() < end; nap(0.01))
+        if (count(n) == want) return true;
+    return count(n) == want;
+}
+
+/* routes */
+
+static void short_handle(void *ctx, struct exchange *x) {
+    (void)ctx;
+    exchange_reply(x, 200, "text/plain", "short", 5);
+}
+
+static void long_handle(void *ctx, struct exchange *x) {
+    char *text = xmalloc(LONG);
+    (void)ctx;
+    memset(text, 'x', LONG);
+    exchange_reply(x, 200, "text/plain", text, LONG);
+    free(text);
+}
+
+static void echo_handle(void *ctx, struct exchange *x) {
+    const struct buf *b = exchange_body(x);
+    (void)ctx;
+    exchange_reply(x, 200, "text/plain", b->data ? b->data : "", b->len);
+}
+
+static void rest_handle(void *ctx, struct exchange *x) {
+    (void)ctx;
+    exchange_reply(x, 200, "text/plain", exchange_rest(x), strlen(exchange_rest(x)));
+}
+
+static void json_handle(void *ctx, struct exchange *x) {
+    struct error why;
+    json_t *v = exchange_json(x, &why);
+    (void)ctx;
+    exchange_reply(x, v ? 200 : 400, "text/plain", v ? "" : why.text, v ? 0 : strlen(why.text));
+    json_decref(v);
+}
+
+static void block_handle(void *ctx, struct exchange *x) {
+    (void)ctx;
+    while (!__atomic_load_n(&released, __ATOMIC_ACQUIRE)) nap(0.01);
+    exchange_reply(x, 200, "text/plain", "late", 4);
+}
+
+/* A reply that is being computed: once the client has gone it is given up, by way of a worker. */
+static void later_reply(void *ctx) {
+    struct exchange *x = ctx;
+    exchange_reply(x, 200, "text/plain", "given up", 8);
+    exchange_release(x);
+}
+static void later_gone(void *ctx) {
+    count_one(&gone);
+    http_work(h, later_reply, ctx);
+}
+static void later_handle(void *ctx, struct exchange *x) {
+    (void)ctx;
+    exchange_on_gone(x, later_gone, exchange_retain(x));
+}
+
+/* Streams. `left` events come from a thread of the stream's own; endless ones are made as they are
+ * asked for, silent ones never say anything. */
+struct stream {
+    struct exchange *x;
+    int ready, told, left; /* ready: atomic */
+    bool endless, over;    /* over: atomic, the thread is done with it */
+};
+
+static enum pulled stream_pull(void *ctx, struct buf *out) {
+    struct stream *s = ctx;
+    for (int i = 0; s->endless && i < 512; i++) buf_puts(out, "data: 0123\n\n");
+    if (s->endless) return PULL_MORE;
+    for (int ready = count(&s->ready); s->told < ready; s->told++)
+        buf_printf(out, "data: %d\n\n", s->told);
+    return s->told == s->left ? PULL_END : PULL_WAIT;
+}
+
+static void stream_close(void *ctx, bool finished) {
+    struct stream *s = ctx;
+    count_one(&closed);
+    if (!finished) count_one(&unfinished);
+    if (s->left > 0)
+        __atomic_store_n(&s->over, true, __ATOMIC_RELEASE); // its thread frees it
+    else
+        free(s);
+}
+
+static void *stream_write(void *ctx) {
+    struct stream *s = ctx;
+    for (int i = 0; i < s->left; i++) {
+        nap(0.01);
+        count_one(&s->ready);
+        exchange_wake(s->x);
+    }
+    while (!__atomic_load_n(&s->over, __ATOMIC_ACQUIRE)) nap(0.01);
+    exchange_release(s->x);
+    free(s);
+    return NULL;
+}
+
+static void stream_start(struct exchange *x, int events, bool endless) {
+    struct stream *s = xcalloc(1, sizeof *s);
+    struct stream_source source = {stream_pull, stream_close, s, ": ping\n\n"};
+    pthread_t thread;
+    *s = (struct stream){.left = events, .endless = endless};
+    count_one(&opened);
+    if (events > 0) {
+        s->x = exchange_retain(x);
+        assert_int_equal(pthread_create(&thread, NULL, stream_write, s), 0);
+        pthread_detach(thread);
+    }
+    exchange_stream(x, 200, "text/event-stream", &source);
+}
+static void events_handle(void *ctx, struct exchange *x) {
+    (void)ctx;
+    stream_start(x, EVENTS, false);
+}
+static void endless_handle(void *ctx, struct exchange *x) {
+    (void)ctx;
+    stream_start(x, 0, true);
+}
+static void silent_handle(void *ctx, struct exchange *x) {
+    (void)ctx;
+    stream_start(x, -1, false);
+}
+/* News before the answer, as of a model that is faster than its handler. */
+static void eager_handle(void *ctx, struct exchange *x) {
+    (void)ctx;
+    exchange_wake(x);
+    nap(0.05);
+    stream_start(x, EVENTS, false);
+}
+
+static const struct route routes[] = {
+    {"GET", "/short", 0, short_handle},   {"GET", "/long", 0, long_handle},
+    {"POST", "/echo", 0, echo_handle},    {"GET", "/rest/*", 0, rest_handle},
+    {"POST", "/json", 0, json_handle},    {"GET", "/block", 0, block_handle},
+    {"GET", "/later", 0, later_handle},   {"GET", "/events", 0, events_handle},
+    {"GET", "/silent", 0, silent_handle}, {"GET", "/endless", 0, endless_handle},
+    {"GET", "/eager", 0, eager_handle},   {0},
+};
+
+static int admit(void *ctx, struct exchange *x, const struct route *r) {
+    (void)ctx, (void)x, (void)r;
+    count_one(&admitted);
+    return OK;
+}
+static void refuse(void *ctx, struct exchange *x, int status, const char *code,
+                   const char *message) {
+    (void)ctx;
+    exchange_reply_json(x, status, json_pack("{s:s,s:s}", "code", code, "message", message));
+}
+static void has_ended(void *ctx, const struct exchange *x) {
+    (void)ctx, (void)x;
+    count_one(&ended);
+}
+
+static void serve(void) {
+    const struct http_calls calls = {
+        .routes = routes, .workers = 4, .admit = admit, .refuse = refuse, .ended = has_ended};
+    h = http_new(&options, &calls, &err);
+    if (!h) fail_msg("%s", err.text);
+}
+
+static int set_up(void **state) {
+    (void)state;
+    log_quiet = true;
+    options = (struct http_options){.host = (char *)(uintptr_t) "127.0.0.1",
+                                    .max_body = MAX_BODY,
+                                    .max_connections = 512,
+                                    .header_seconds = 1,
+                                    .body_seconds = 1,
+                                    .idle_seconds = 30,
+                                    .drain_seconds = 5};
+    admitted = ended = opened = closed = unfinished = gone = 0;
+    released = false;
+    serve();
+    return 0;
+}
+
+static int tear_down(void **state) {
+    (void)state;
+    __atomic_store_n(&released, true, __ATOMIC_RELEASE);
+    http_free(h);
+    h = NULL;
+    nap(0.05); // streams' threads
+    strings_release(&options.cors);
+    return count(&opened) == count(&closed) ? 0 : -1;
+}
+
+/* clients */
+
+static int dial(void) {
+    struct sockaddr_in a = {.sin_family = AF_INET, .sin_port = htons((uint16_t)http_port(h))};
+    a.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (connect(fd, (struct sockaddr *)&a, sizeof a) == 0) return fd;
+    close(fd);
+    return -1;
+}
+
+/* False where the server has closed. */
+static bool say(int fd, const char *text, size_t n) {
+    while (n > 0) {
+        ssize_t got = send(fd, text, n, MSG_NOSIGNAL);
+        if (got <= 0) return false;
+        text += got;
+        n -= (size_t)got;
+    }
+    return true;
+}
+
+static int dial_and_say(const char *text) {
+    int fd = dial();
+    assert_true(fd >= 0);
+    say(fd, text, strlen(text));
+    return fd;
+}
+
+/* Reads until the end, `until` (may be NULL) or the time; true: it ended. */
+static bool hear(int fd, struct buf *out, const char *until, double seconds) {
+    char block[16 << 10];
+    for (double end = clock_now() + seconds; clock_now() < end;) {
+        struct timeval t = {0, 50000};
+        setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &t, sizeof t);
+        ssize_t n = recv(fd, block, sizeof block, 0);
+        if (n == 0 || (n < 0 && errno != EAGAIN)) return true;
+        if (n > 0) buf_add(out, block, (size_t)n);
+        if (until && out->data && strstr(out->data, until)) return false;
+    }
+    return false;
+}
+
+static int status_of(const struct buf *b) {
+    int status = 0;
+    if (b->data) sscanf(b->data, "HTTP/1.%*d %d", &status);
+    return status;
+}
+
+/* One request whose connection closes after it: the status, or 0. */
+static int ask_bytes(const char *request, size_t n, struct buf *reply) {
+    int fd = dial();
+    reply->len = 0;
+    buf_puts(reply, "");
+    if (fd < 0) return 0;
+    say(fd, request, n);
+    hear(fd, reply, NULL, 5);
+    close(fd);
+    return status_of(reply);
+}
+static int ask(const char *request, struct buf *reply) {
+    return ask_bytes(request, strlen(request), reply);
+}
+
+#define REST " HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+#define HEADS(more) " HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n" more "\r\n\r\n"
+
+static void is_served(void) {
+    struct buf b = {0};
+    double began = clock_now();
+    assert_int_equal(ask("GET /short" REST, &b), 200);
+    assert_true(clock_now() - began < 1);
+    buf_release(&b);
+}
+
+/* the storm */
+
+static int events_of(const struct buf *b) {
+    int n = 0;
+    for (const char *p = b->data; p && (p = strstr(p, "data: ")); p++) n++;
+    return n;
+}
+
+/* One of them; what it listens to to the end must be whole. */
+static bool client_round(struct rng *rng, struct buf *b) {
+    static const char *const requests[] = {"GET /short" REST,
+                                           "GET /long" REST,
+                                           "GET /events" REST,
+                                           "GET /endless" REST,
+                                           "GET /later" REST,
+                                           "GET /silent" REST,
+                                           "GET /short HTTP/1.1\r\nHost: loc",
+                                           "POST /echo" HEADS("Content-Length: 5") "hello",
+                                           "POST /echo" HEADS("Content-Length: 9") "he"};
+    size_t kind = rng_below(rng, ARRAY_LEN(requests));
+    bool ends = kind <= 2 || kind == 7, stays = ends && rng_below(rng, 3) > 0;
+    int fd = dial();
+    if (fd < 0) return false;
+    b->len = 0;
+    buf_puts(b, "");
+    say(fd, requests[kind], strlen(requests[kind]));
+    bool over = hear(fd, b, NULL, stays ? 20 : 0.01 * (double)rng_below(rng, 6));
+    close(fd);
+    if (!stays) return true;
+    if (!over || status_of(b) != 200) return false;
+    if (kind == 1) return b->len > LONG;
+    if (kind == 2) return events_of(b) == EVENTS;
+    return strstr(b->data, kind == 0 ? "short" : "hello") != NULL;
+}
+
+static void *client(void *ctx) {
+    struct rng rng = rng_make(*(int *)ctx, RNG_TEST, 0, 0);
+    struct buf b = {0};
+    intptr_t wrong = 0;
+    for (int i = 0; i < ROUNDS; i++) wrong += !client_round(&rng, &b);
+    buf_release(&b);
+    return (void *)wrong;
+}
+
+static void test_storm(void **state) {
+    pthread_t threads[CLIENTS];
+    int seeds[CLIENTS];
+    (void)state;
+    for (int i = 0; i < CLIENTS; i++) {
+        seeds[i] = i;
+        assert_int_equal(pthread_create(&threads[i], NULL, client, &seeds[i]), 0);
+    }
+    for (int i = 0; i < CLIENTS; i++) {
+        void *wrong;
+        pthread_join(threads[i], &wrong);
+        if (wrong) fail_msg("client %d: %d replies were not whole", i, (int)(intptr_t)wrong);
+    }
+    for (int i = 0; i < 500 && http_stats(h).open; i++) nap(0.01);
+    struct http_stats s = http_stats(h);
+    assert_int_equal(s.open, 0);
+    assert_int_equal(s.streams, 0);
+    assert_int_equal(count(&ended), (int)s.requests);
+    assert_int_equal(count(&admitted), (int)s.requests);
+    assert_int_equal(count(&opened), count(&closed));
+    assert_true(count(&opened) > 100 && count(&unfinished) > 10 && count(&gone) > 10);
+    is_served();
+}
+
+/* requests that are slow, cut off, too large or odd */
+
+/* A byte of `text` every 100 ms: the seconds until the server has had enough. */
+static double trickled(const char *before, const char *text) {
+    struct buf b = {0};
+    int fd = dial_and_say(before);
+    double began = clock_now();
+    while (clock_now() - began < 5 && !hear(fd, &b, NULL, 0.1)) {
+        if (!*text || !say(fd, text++, 1)) break;
+    }
+    close(fd);
+    buf_release(&b);
+    return clock_now() - began;
+}
+
+static void test_slow(void **state) {
+    (void)state;
+    char slow[200];
+    memset(slow, 'a', sizeof slow - 1);
+    slow[sizeof slow - 1] = 0;
+    double headers = trickled("GET /short HTTP/1.1\r\nX-Slow: ", slow);
+    assert_true(headers > 0.8 && headers < 3);
+    double body = trickled("POST /echo" HEADS("Content-Length: 1000"), slow);
+    assert_true(body > 0.8 && body < 3);
+    double nothing = trickled("", "");
+    assert_true(nothing < 3);
+    is_served();
+}
+
+static void test_halves(void **state) {
+    static const char *const halves[] = {"G",
+                                         "GET /short",
+                                         "GET /short HTTP/1.1\r\n",
+                                         "GET /short HTTP/1.1\r\nHost: x",
+                                         "POST /echo" HEADS("Content-Length: 100"),
+                                         "POST /echo" HEADS("Content-Length: 100") "half",
+                                         "POST /echo" HEADS("Transfer-Encoding: chunked") "5\r\nab",
+                                         "POST /echo" HEADS("Transfer-Encoding: chunked") "zz\r\n"};
+    (void)state;
+    for (size_t i = 0; i < ARRAY_LEN(halves); i++) close(dial_and_say(halves[i]));
+    for (int i = 0; i < 200 && http_stats(h).open; i++) nap(0.01);
+    assert_int_equal(http_stats(h).open, 0);
+    assert_int_equal(count(&ended), (int)http_stats(h).requests);
+}
+
+/* A POST of n bytes, whole or in chunks, which is listened to afterwards only. */
+static int post(const char *path, size_t n, bool chunked, struct buf *reply) {
+    struct buf b = {0};
+    buf_printf(&b, "POST %s HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n", path);
+    if (chunked)
+        buf_printf(&b, "Transfer-Encoding: chunked\r\n\r\n");
+    else
+        buf_printf(&b, "Content-Length: %zu\r\n\r\n", n);
+    for (size_t at = 0; at < n;) {
+        size_t k = chunked ? MIN(n - at, 1000) : n;
+        if (chunked) buf_printf(&b, "%zx\r\n", k);
+        for (size_t i = 0; i < k; i++) buf_puts(&b, "b");
+        if (chunked) buf_puts(&b, "\r\n");
+        at += k;
+    }
+    if (chunked) buf_puts(&b, "0\r\n\r\n");
+    int status = ask_bytes(b.data, b.len, reply);
+    buf_release(&b);
+    return status;
+}
+
+static void test_bodies(void **state) {
+    struct buf b = {0};
+    (void)state;
+    for (int chunked = 0; chunked < 2; chunked++) {
+        assert_int_equal(post("/echo", MAX_BODY, chunked, &b), 200);
+        assert_true(b.len > MAX_BODY);
+        assert_int_equal(post("/echo", MAX_BODY + 1, chunked, &b), 413);
+        assert_non_null(strstr(b.data, "too_large"));
+        assert_int_equal(post("/nowhere", 2 * MAX_BODY, chunked, &b), 404);
+        assert_non_null(strstr(b.data, "not_found"));
+        int far = post("/echo", 20 * MAX_BODY, chunked, &b); // cut off, with or without a word
+        if (far != 0 && far != 413) fail_msg("%d %s", far, b.data);
+    }
+    assert_int_equal(ask("POST /echo" HEADS("Content-Length: 999999999999999999999"), &b) / 100, 4);
+    assert_int_equal(ask("POST /echo" HEADS("Content-Length: -1"), &b) / 100, 4);
+    assert_int_equal(
+        ask("POST /echo" HEADS("Content-Length: 99999999\r\nExpect: 100-continue"), &b), 413);
+    buf_release(&b);
+    is_served();
+}
+
+static void test_large_headers(void **state) {
+    struct buf request = {0}, b = {0};
+    (void)state;
+    buf_puts(&request, "GET /short HTTP/1.1\r\nHost: localhost\r\nX-Large: ");
+    for (int i = 0; i < 40 << 10; i++) buf_puts(&request, "h");
+    buf_puts(&request, "\r\n\r\n");
+    int status = ask(request.data, &b);
+    assert_true(status == 431 || status == 413 || status == 0);
+    request.len = 0;
+    buf_puts(&request, "GET /");
+    for (int i = 0; i < 40 << 10; i++) buf_puts(&request, "p");
+    buf_puts(&request, REST);
+    status = ask(request.data, &b);
+    assert_true(status == 414 || status == 0);
+    buf_release(&request);
+    buf_release(&b);
+    is_served();
+}
+
+static void test_paths(void **state) {
+    static const struct {
+        const char *path;
+        int status;
+        const char *rest;
+    } cases[] = {{"/rest/a%2Fb/c", 200, "\r\n\r\na/b/c"},
+                 {"/rest/%2e%2e%2F..%2f%2E%2e/etc", 200, "\r\n\r\n../../../etc"},
+                 {"/rest/%FF%C0%80", 200, "\xFF\xC0\x80"},
+                 {"/rest/\xFF\xC0", 200, "\xFF\xC0"},
+                 {"/rest/%00", 400, "invalid_path"},
+                 {"/rest/a%", 400, "invalid_path"},
+                 {"/rest/a%4", 400, "invalid_path"},
+                 {"/rest/%+1", 400, "invalid_path"},
+                 {"/rest/%-1", 400, "invalid_path"},
+                 {"/rest/% 1", 400, NULL},
+                 {"/rest/%zz", 400, "invalid_path"},
+                 {"/rest/", 404, "not_found"},
+                 {"/rest", 404, "not_found"},
+                 {"/rest/../short", 200, "\r\n\r\n../short"},
+                 {"//short", 404, NULL},
+                 {"/short/", 404, NULL},
+                 {"/short%3f", 404, NULL},
+                 {"/%73hort", 404, NULL},
+                 {"/short?x=%00&y=%zz", 200, "short"},
+                 {"*", 404, NULL},
+                 {"http://localhost/short", 404, NULL}};
+    struct buf b = {0}, request = {0};
+    (void)state;
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        request.len = 0;
+        buf_printf(&request, "GET %s" REST, cases[i].path);
+        int status = ask(request.data, &b);
+        if (status != cases[i].status)
+            fail_msg("'%s': %d, not %d: %s", cases[i].path, status, cases[i].status, b.data);
+        if (cases[i].rest && !strstr(b.data, cases[i].rest))
+            fail_msg("'%s': no '%s' in %s", cases[i].path, cases[i].rest, b.data);
+    }
+    static const char nul[] = "GET /sho\0rt" REST;
+    assert_int_not_equal(ask_bytes(nul, sizeof nul - 1, &b), 200);
+    buf_release(&b);
+    buf_release(&request);
+}
+
+static void test_methods(void **state) {
+    struct buf b = {0};
+    (void)state;
+    assert_int_equal(ask("HEAD /short" REST, &b), 200);
+    assert_non_null(strstr(b.data, "Content-Length: 5"));
+    assert_null(strstr(b.data, "short"));
+    assert_int_equal(ask("HEAD /events" REST, &b), 200);
+    assert_int_equal(events_of(&b), 0);
+    assert_int_equal(ask("POST /short" HEADS("Content-Length: 0"), &b), 405);
+    assert_int_equal(ask("BREW /short" REST, &b), 405);
+    assert_int_equal(ask("BREW /nowhere" REST, &b), 404);
+    assert_int_equal(ask("OPTIONS /short" REST, &b), 405);
+    buf_release(&b);
+}
+
+static void test_pipelined(void **state) {
+    struct buf b = {0};
+    (void)state;
+    int fd =
+        dial_and_say("GET /short HTTP/1.1\r\nHost: localhost\r\n\r\n"
+                     "POST /echo HTTP/1.1\r\nHost: localhost\r\nContent-Length: 3\r\n\r\none"
+                     "GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n"
+                     "POST /nowhere HTTP/1.1\r\nHost: localhost\r\nContent-Length: 3\r\n\r\ntwo"
+                     "GET /short" REST);
+    assert_true(hear(fd, &b, NULL, 5));
+    close(fd);
+    const char *p = b.data;
+    static const char *const order[] = {"\r\n\r\nshort", "\r\n\r\none", "data: 19", "not_found",
+                                        "\r\n\r\nshort"};
+    for (size_t i = 0; i < ARRAY_LEN(order); i++) {
+        p = strstr(p, order[i]);
+        if (!p) fail_msg("no '%s' in its place: %s", order[i], b.data);
+        p++;
+    }
+    assert_int_equal(events_of(&b), EVENTS);
+    buf_release(&b);
+}
+
+static void test_json(void **state) {
+    struct buf body = {0}, b = {0}, request = {0};
+    static const struct {
+        const char *open, *between, *close;
+        int n, status;
+    } cases[] = {{"[", "", "]", 100, 200},
+                 {"[", "", "]", 101, 400},
+                 {"[", "", "]", 5000, 400},
+                 {"[", "", "", 30000, 400},
+                 {"{\"a\":", "1", "}", 100, 200},
+                 {"{\"a\":", "1", "}", 101, 400},
+                 {"", "[\"[[[[\\\"]]\"]", "", 1, 200}};
+    (void)state;
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        body.len = request.len = 0;
+        for (int k = 0; k < cases[i].n; k++) buf_puts(&body, cases[i].open);
+        buf_puts(&body, cases[i].between);
+        for (int k = 0; k < cases[i].n; k++) buf_puts(&body, cases[i].close);
+        buf_printf(&request,
+                   "POST /json HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+                   "Content-Length: %zu\r\n\r\n%s",
+                   body.len, body.data);
+        int status = ask(request.data, &b);
+        if (status != cases[i].status) fail_msg("case %zu: %d %s", i, status, b.data);
+    }
+    buf_release(&body);
+    buf_release(&request);
+    buf_release(&b);
+}
+
+/* Three bytes a list would become a gigabyte. */
+static void test_json_bomb(void **state) {
+    struct buf b = {0}, reply = {0};
+    (void)state;
+    tear_down(NULL);
+    options.max_body = 8 << 20;
+    options.body_seconds = 20;
+    serve();
+    buf_printf(&b,
+               "POST /json HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+               "Content-Length: %d\r\n\r\n[",
+               3 * 1000000 + 4);
+    for (int i = 0; i < 1000000; i++) buf_puts(&b, "{},");
+    buf_puts(&b, "{}]");
+    assert_int_equal(ask_bytes(b.data, b.len, &reply), 400);
+    if (!strstr(reply.data, "too many values")) fail_msg("%s", reply.data);
+    buf_release(&b);
+    buf_release(&reply);
+}
+
+/* browsers */
+
+static void test_origins(void **state) {
+    static const struct {
+        const char *headers;
+        int status;
+    } cases[] = {{"Host: localhost", 200},
+                 {"Host: LOCALHOST:8000", 200},
+                 {"Host: 127.0.0.1:8000", 200},
+                 {"Host: [::1]:8000", 200},
+                 {"Host: evil.example", 403}, /* a name given this machine's address */
+                 {"Host: localhost.evil.example", 403},
+                 {"Host: 127.0.0.1.evil.example", 403},
+                 {"Host: localhost\r\nOrigin: http://localhost", 200},
+                 {"Host: localhost\r\nOrigin: https://evil.example", 403},
+                 {"Host: localhost\r\nOrigin: null", 403},
+                 {"Host: localhost\r\nOrigin: http://localhost.evil.example", 403},
+                 {"Host: localhost\r\nOrigin: https://good.example", 200},
+                 {"Host: evil.example\r\nOrigin: https://good.example", 403},
+                 {"Host: localhost\r\nOrigin: https://good.example.evil.example", 403}};
+    struct buf b = {0}, request = {0};
+    (void)state;
+    tear_down(NULL);
+    strings_add(&options.cors, "https://good.example");
+    serve();
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        request.len = 0;
+        buf_printf(&request,
+                   "POST /echo HTTP/1.1\r\nConnection: close\r\nContent-Length: 2\r\n"
+                   "%s\r\n\r\nhi",
+                   cases[i].headers);
+        int status = ask(request.data, &b);
+        if (status != cases[i].status) fail_msg("%s: %d", cases[i].headers, status);
+        bool named = strstr(b.data, "Access-Control-Allow-Origin: https://good.example") != NULL;
+        assert_int_equal(named, strstr(cases[i].headers, "good") &&
+                                    !strstr(cases[i].headers, "good.example."));
+    }
+    assert_int_equal(ask("OPTIONS /echo" HEADS("Origin: https://good.example"), &b), 204);
+    assert_non_null(strstr(b.data, "Access-Control-Allow-Methods: "));
+    assert_int_equal(ask("OPTIONS /echo" HEADS("Origin: https://evil.example"), &b), 403);
+    assert_null(strstr(b.data, "Access-Control-Allow"));
+    buf_release(&b);
+    buf_release(&request);
+}
+
+/* clients that do not read, or vanish */
+
+static int64_t resident(void) {
+    long pages = 0, all;
+    FILE *f = fopen("/proc/self/statm", "r");
+    assert_non_null(f);
+    assert_int_equal(fscanf(f, "%ld %ld", &all, &pages), 2);
+    fclose(f);
+    return (int64_t)pages * sysconf(_SC_PAGESIZE);
+}
+
+static void test_who_does_not_read(void **state) {
+    int fds[32];
+    (void)state;
+    is_served();
+    int64_t before = resident();
+    for (size_t i = 0; i < ARRAY_LEN(fds); i++) fds[i] = dial_and_say("GET /endless" REST);
+    for (int i = 0; i < 10; i++) {
+        nap(0.1);
+        is_served();
+    }
+    assert_int_equal(http_stats(h).streams, ARRAY_LEN(fds));
+    int64_t grown = resident() - before;
+    if (grown > 16 << 20) fail_msg("%d streams hold %lld bytes", 32, (long long)grown);
+    for (size_t i = 0; i < ARRAY_LEN(fds); i++) close(fds[i]);
+    assert_true(becomes(&closed, ARRAY_LEN(fds), 2));
+    assert_int_equal(count(&unfinished), ARRAY_LEN(fds));
+}
+
+static void test_who_vanishes(void **state) {
+    (void)state;
+    int fd = dial_and_say("GET /later" REST), other = dial_and_say("GET /silent" REST);
+    assert_true(becomes(&admitted, 2, 2));
+    nap(0.1);
+    assert_int_equal(count(&gone), 0);
+    close(fd);
+    assert_true(becomes(&gone, 1, 1));
+    assert_true(becomes(&ended, 1, 1));
+    close(other);
+    assert_true(becomes(&closed, 1, 1));
+}
+
+static void test_news_before_the_answer(void **state) {
+    struct buf b = {0};
+    (void)state;
+    for (int i = 0; i < 10; i++) {
+        assert_int_equal(ask("GET /eager" REST, &b), 200);
+        assert_int_equal(events_of(&b), EVENTS);
+    }
+    buf_release(&b);
+}
+
+static void test_ping(void **state) {
+    struct buf b = {0};
+    (void)state;
+    int fd = dial_and_say("GET /silent HTTP/1.1\r\nHost: localhost\r\n\r\n");
+    double began = clock_now();
+    hear(fd, &b, ": ping\n\n", 18);
+    assert_non_null(strstr(b.data, ": ping\n\n"));
+    assert_true(clock_now() - began > 14);
+    close(fd);
+    buf_release(&b);
+}
+
+/* the end */
+
+static void *drain(void *ctx) {
+    double *took = ctx, began = clock_now();
+    http_drain(h);
+    *took = clock_now() - began;
+    return NULL;
+}
+
+static void test_drain(void **state) {
+    struct buf b = {0};
+    pthread_t thread;
+    double took;
+    (void)state;
+    int idle = dial_and_say("GET /short HTTP/1.1\r\nHost: localhost\r\n\r\n");
+    hear(idle, &b, "short", 2);
+    b.len = 0;
+    int fd = dial_and_say("GET /events" REST);
+    hear(fd, &b, "data: 0", 2);
+    assert_int_equal(pthread_create(&thread, NULL, drain, &took), 0);
+    nap(0.05);
+    assert_int_equal(dial(), -1);
+    struct buf other = {0};
+    say(idle, "GET /short" REST, strlen("GET /short" REST));
+    hear(idle, &other, NULL, 2);
+    assert_int_equal(status_of(&other), 503);
+    assert_true(hear(fd, &b, NULL, 5));
+    assert_int_equal(events_of(&b), EVENTS);
+    pthread_join(thread, NULL);
+    assert_true(took < 2);
+    close(fd);
+    close(idle);
+    buf_release(&b);
+    buf_release(&other);
+}
+
+static void test_drain_has_an_end(void **state) {
+    double took;
+    (void)state;
+    options.drain_seconds = 0.5;
+    int fd = dial_and_say("GET /silent" REST);
+    assert_true(becomes(&opened, 1, 2));
+    drain(&took);
+    assert_true(took > 0.4 && took < 1);
+    assert_int_equal(count(&closed), 0);
+    close(fd);
+}
+
+static void *release_later(void *ctx) {
+    nap(0.5);
+    __atomic_store_n(&released, true, __ATOMIC_RELEASE);
+    return ctx;
+}
+
+/* Everything that can be under way, at once. */
+static void test_free_of_all(void **state) {
+    static const char *const requests[] = {
+        "GET /block" REST, "GET /later" REST,   "GET /silent" REST,
+        "GET /long" REST,  "GET /endless" REST, "POST /echo" HEADS("Content-Length: 9") "half",
+        "GET /short HTT",  "GET /events" REST,  "POST /nowhere" HEADS("Content-Length: 9") "ha"};
+    int fds[3 * ARRAY_LEN(requests)];
+    pthread_t thread;
+    (void)state;
+    tear_down(NULL);
+    options.body_seconds = options.header_seconds = options.idle_seconds = 100;
+    released = false;
+    serve();
+    for (size_t i = 0; i < ARRAY_LEN(fds); i++)
+        fds[i] = dial_and_say(requests[i % ARRAY_LEN(requests)]);
+    nap(0.3);
+    assert_int_equal(pthread_create(&thread, NULL, release_later, NULL), 0);
+    double began = clock_now();
+    http_free(h);
+    h = NULL;
+    double took = clock_now() - began;
+    pthread_join(thread, NULL);
+    if (took > 3) fail_msg("it took %.1f seconds", took);
+    assert_int_equal(count(&opened), count(&closed));
+    for (size_t i = 0; i < ARRAY_LEN(fds); i++) close(fds[i]);
+}
+
+/* Again and again while clients come: what begins during the end. */
+static void *knock(void *ctx) {
+    struct buf b = {0};
+    const bool *stop = ctx;
+    while (!__atomic_load_n(stop, __ATOMIC_ACQUIRE)) {
+        struct sockaddr_in a = {.sin_family = AF_INET, .sin_port = htons((uint16_t)options.port)};
+        a.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+        int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        if (connect(fd, (struct sockaddr *)&a, sizeof a) == 0) {
+            static const char post_it[] = "POST /echo" HEADS("Content-Length: 5") "hello";
+            say(fd, post_it, sizeof post_it - 1);
+            hear(fd, &b, NULL, 1);
+        }
+        close(fd);
+        b.len = 0;
+    }
+    buf_release(&b);
+    return NULL;
+}
+
+static void test_free_while_clients_come(void **state) {
+    pthread_t threads[8];
+    bool stop = false;
+    (void)state;
+    options.port = http_port(h);
+    for (size_t i = 0; i < ARRAY_LEN(threads); i++)
+        assert_int_equal(pthread_create(&threads[i], NULL, knock, &stop), 0);
+    for (int i = 0; i < 10; i++) {
+        nap(0.05);
+        http_free(h);
+        serve();
+    }
+    __atomic_store_n(&stop, true, __ATOMIC_RELEASE);
+    for (size_t i = 0; i < ARRAY_LEN(threads); i++) pthread_join(threads[i], NULL);
+    is_served();
+}
+
+static void test_addresses(void **state) {
+    const struct http_calls calls = {.routes = routes, .workers = 1};
+    struct http_options taken = options;
+    (void)state;
+    taken.port = http_port(h);
+    assert_null(http_new(&taken, &calls, &err));
+    assert_int_equal(err.code, ERR_USAGE);
+    taken.port = 0;
+    taken.host = (char *)(uintptr_t) "no.such.host.invalid";
+    assert_null(http_new(&taken, &calls, &err));
+    assert_int_equal(err.code, ERR_USAGE);
+    taken.host = options.host;
+    taken.tls_cert = (char *)(uintptr_t) "/nonexistent";
+    assert_null(http_new(&taken, &calls, &err));
+    assert_int_equal(err.code, ERR_USAGE);
+}
+
+int main(void) {
+#define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
+    const struct CMUnitTest tests[] = {
+        TEST(test_news_before_the_answer),
+        TEST(test_storm),
+        TEST(test_slow),
+        TEST(test_halves),
+        TEST(test_bodies),
+        TEST(test_large_headers),
+        TEST(test_paths),
+        TEST(test_methods),
+        TEST(test_pipelined),
+        TEST(test_json),
+        TEST(test_json_bomb),
+        TEST(test_origins),
+        TEST(test_who_does_not_read),
+        TEST(test_who_vanishes),
+        TEST(test_ping),
+        TEST(test_drain),
+        TEST(test_drain_has_an_end),
+        TEST(test_free_of_all),
+        TEST(test_free_while_clients_come),
+        TEST(test_addresses),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

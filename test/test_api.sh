@@ -18,7 +18,7 @@ printf '%s\n' '{"messages": [{"role": "user", "content": "12 + 30 = ?"}, {"role"
 "$shoal" train models/fry --runs "$tmp/runs" --data "$tmp/d.jsonl" --out "$tmp/critic" --r 2 --quiet >/dev/null 2>"$tmp/err" ||
     { echo "not ok an adapter is trained: $(head -c 300 "$tmp/err")"; exit 1; }
 "$shoal" serve models/fry --port 0 --json --adapter "critic=$tmp/critic" --team panel=examples/team.yaml --state "$tmp/state" \
-    --runs "$tmp/runs" >"$tmp/listening" 2>"$tmp/err" &
+    --runs "$tmp/runs" --no-jobs-idle >"$tmp/listening" 2>"$tmp/err" &
 server=$!
 for _ in $(seq 100); do
     grep -q listening "$tmp/listening" 2>/dev/null && break

@@ -24,7 +24,7 @@ static const struct option_row rows[] = {
     ROW("team", OPT_LIST, serve.teams, NULL, 0, 0, "NAME=FILE …",
         "teams to serve (as 'shoal debate --team'), each a model by the name team:NAME"),
     ROW("state", OPT_STRING, serve.state_dir, "runs/serve", 0, 0, "DIR",
-        "where keys, jobs and what else outlives the server are kept"),
+        "where keys, jobs, uploaded files, made models and what else outlives the server are kept"),
     ROW("runs", OPT_STRING, serve.runs, "runs", 0, 0, "DIR", "folder of the runs to show"),
     ROW("slow-seconds", OPT_FLOAT, serve.slow_seconds, "30", 0, 1e9, "S",
         "a reply that takes longer is logged with where its time went"),

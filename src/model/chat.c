@@ -151,18 +151,24 @@ static int32_t turn_end(const struct tokenizer *t) {
     return tok_is_special(t, end) ? end : -1;
 }
 
-void tok_set_chat_template(struct tokenizer *t, const char *text) {
-    chat_template_free(t->chat);
-    t->chat = NULL;
-    if (!text || strcmp(text, chat_ml) == 0) return;
-    struct chat_template *c = t->chat = xcalloc(1, sizeof *c);
+static struct chat_template *chat_template_new(const struct tokenizer *t, const char *text) {
+    struct chat_template *c = xcalloc(1, sizeof *c);
     c->jinja = jinja_parse(text, strlen(text), &c->problem);
     c->tokens = json_object();
     c->now = source_date();
     token_set(c->tokens, t, "bos_token", tok_bos(t));
     token_set(c->tokens, t, "eos_token", tok_eos(t));
     token_set(c->tokens, t, "unk_token", t->spec.unk);
-    c->end = c->jinja ? turn_end(t) : -1;
+    c->end = -1;
+    return c;
+}
+
+void tok_set_chat_template(struct tokenizer *t, const char *text) {
+    chat_template_free(t->chat);
+    t->chat = NULL;
+    if (!text || strcmp(text, chat_ml) == 0) return;
+    t->chat = chat_template_new(t, text);
+    if (t->chat->jinja) t->chat->end = turn_end(t);
 }
 
 void chat_template_free(struct chat_template *c) {
@@ -382,9 +388,22 @@ static int plain_encode(const struct tokenizer *t, const struct chat *chat, stru
     return rc;
 }
 
+/* Under a template that the conversation brings with it. */
+static int foreign_encode(const struct tokenizer *t, const struct chat *chat, struct ids *out,
+                          struct buf *mask, struct error *err) {
+    struct chat_template *c = chat_template_new(t, chat->template);
+    struct chat_text text = {0};
+    int rc = template_render(c, chat, &text, err);
+    if (rc == OK) text_encode(t, &text, out, mask);
+    chat_text_release(&text);
+    chat_template_free(c);
+    return rc;
+}
+
 int chat_tokens(const struct tokenizer *t, const struct chat *chat, struct ids *out,
                 struct buf *mask, struct error *err) {
     struct chat_text text;
+    if (chat->template) return foreign_encode(t, chat, out, mask, err);
     if (!t->chat) return plain_encode(t, chat, out, mask, err);
     int rc = chat_render(t, chat, &text, err);
     if (rc == OK) text_encode(t, &text, out, mask);

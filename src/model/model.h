@@ -131,7 +131,8 @@ int model_write_gguf(const struct model *m, const char *path, enum tensor_type t
                      struct error *err);
 int model_write_hf(const struct model *m, const char *dir, enum tensor_type type,
                    struct error *err);
-/* The weights of a model in canonical order, under Hugging Face's names: [n, k], a vector where n is
+/* The weights of a model in canonical order, under Hugging Face's names: [n, k], a vector where n
+ * is
  * 1. For who trains all of them: `data` is the model's own memory where that is f32. */
 struct model_weight {
     char name[96];
@@ -302,6 +303,7 @@ struct chat {
     const json_t *messages; /* array of objects, as in OpenAI's API */
     const json_t *tools;    /* array, or NULL */
     const json_t *extra;    /* object of further variables (enable_thinking, documents), or NULL */
+    const char *template;   /* Jinja, for chat_tokens in place of the tokenizer's; or NULL */
     bool generation_prompt;
 };
 int chat_tokens(const struct tokenizer *t, const struct chat *chat, struct ids *out,

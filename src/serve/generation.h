@@ -137,9 +137,34 @@ json_t *json_text_of(const char *text, size_t n);
 /* A token as OpenAI writes one that is no text: its characters, or bytes:\xe3. */
 json_t *json_token(const struct server *s, int32_t id);
 json_t *json_logprob(float v); /* -inf is -9999 */
+/* [to - from] {token, logprob, bytes, top_logprobs}. */
+json_t *logprobs_list(const struct generation *g, const struct completion *a, int32_t from,
+                      int32_t to);
+/* Tokens of the answer whose text has been told. */
+int32_t tokens_told(const struct completion *a);
 /* An event of a stream: "data: {…}\n\n"; takes v over. */
 void sse_add(struct buf *out, json_t *v);
 /* A line of NDJSON; takes v over. */
 void ndjson_add(struct buf *out, json_t *v);
+
+/* for who reads requests: fields as OpenAI and vLLM call them, into the spec */
+
+uint64_t seed_drawn(void);
+/* stop, stop_token_ids, ignore_eos. */
+int stops_read(const struct server *s, const json_t *body, struct generation_spec *spec,
+               struct error *err);
+/* spec->grammar from a text, or from a value as JSON; kinds as for server_grammar. */
+int grammar_named(struct server *s, struct generation_spec *spec, const char *kind, const json_t *v,
+                  struct error *err);
+/* tools, tool_choice; after the grammar. */
+int tools_read(struct server *s, const json_t *body, struct generation_spec *spec,
+               struct error *err);
+/* messages, chat_template, chat_template_kwargs …: the prompt. Messages are put in order in place;
+ * after the tools. */
+int chat_prompt(const struct server *s, json_t *body, struct generation_spec *spec,
+                struct error *err);
+/* Answers with the error and gives back what was read. */
+void generation_fail(struct server *s, struct exchange *x, struct target *t,
+                     struct generation_spec *spec, const struct error *err);
 
 #endif

@@ -97,8 +97,9 @@ struct exchange {
     bool local, head, handed_over;
     const struct route *route;
     struct buf body;
-    int64_t discarded; /* bytes of the body of a request that is refused */
-    double began;
+    int64_t discarded;      /* bytes of the body of a request that is refused */
+    struct body_sink *sink; /* has the body instead */
+    double began, fed;      /* fed: its sink's last part came */
     void *user;
 
     enum phase phase; /* atomic, as is status: the watch looks on */
@@ -239,6 +240,9 @@ bool exchange_is_local(const struct exchange *x) {
 }
 const struct buf *exchange_body(const struct exchange *x) {
     return &x->body;
+}
+struct body_sink *exchange_sink(const struct exchange *x) {
+    return x->sink;
 }
 double exchange_began(const struct exchange *x) {
     return x->began;
@@ -568,10 +572,20 @@ static struct exchange *exchange_new(struct http *h, struct MHD_Connection *c, c
     return x;
 }
 
+/* A route that may be used: where its body goes. */
+static void body_expect(struct exchange *x) {
+    struct http *h = x->h;
+    const char *length = exchange_header(x, "Content-Length");
+    if (h->c.admit(h->c.ctx, x, x->route) != OK || x->status) return;
+    if (h->c.sink) x->sink = h->c.sink(h->c.ctx, x, x->route);
+    if (!x->sink && !exchange_status(x) && length && strtod(length, NULL) > (double)h->o->max_body)
+        refuse(x, 413, "too_large", "the body is larger than --max-body");
+}
+
 /* Everything that can be said before the body. Answered: it is refused. */
 static void headers_here(struct exchange *x) {
     struct http *h = x->h;
-    const char *rest, *length = exchange_header(x, "Content-Length");
+    const char *rest;
     bool known;
     x->route = route_find(h, x->method, x->path, &rest, &known);
     if (x->route && *rest) x->rest = xstrdup(rest);
@@ -590,10 +604,8 @@ static void headers_here(struct exchange *x) {
         refuse(x, 405, "method_not_allowed", "this path has no such method");
     else if (!x->route)
         refuse(x, 404, "not_found", "there is no such path; docs/API.md lists all");
-    else if (length && strtod(length, NULL) > (double)h->o->max_body)
-        refuse(x, 413, "too_large", "the body is larger than --max-body");
     else
-        h->c.admit(h->c.ctx, x, x->route);
+        body_expect(x);
 }
 
 static void handle(void *ctx) {
@@ -648,6 +660,13 @@ static bool is_patient(const struct exchange *x) {
            (!length || strtod(length, NULL) <= (double)(DISCARDED * x->h->o->max_body));
 }
 
+/* False where the sink takes no more. */
+static bool sink_feed(struct exchange *x, const char *data, size_t n) {
+    double now = clock_now();
+    __atomic_store(&x->fed, &now, __ATOMIC_RELAXED);
+    return x->sink->put(x->sink, data, n) == OK;
+}
+
 static enum MHD_Result on_access(void *ctx, struct MHD_Connection *c, const char *url,
                                  const char *method, const char *version, const char *data,
                                  size_t *n, void **con_cls) {
@@ -663,6 +682,7 @@ static enum MHD_Result on_access(void *ctx, struct MHD_Connection *c, const char
     *n = 0;
     if (phase == READING && got > 0 && exchange_status(x))
         return body_discard(x, got) ? MHD_YES : MHD_NO;
+    if (phase == READING && got > 0 && x->sink) return sink_feed(x, data, got) ? MHD_YES : MHD_NO;
     if (phase == READING && got > 0)
         body_add(x, data, got);
     else if (phase != SENDING && exchange_status(x))
@@ -686,6 +706,7 @@ static void on_completed(void *ctx, struct MHD_Connection *c, void **con_cls,
         __atomic_sub_fetch(&h->stats.streams, 1, __ATOMIC_RELAXED);
     }
     h->c.ended(h->c.ctx, x);
+    if (x->sink) x->sink->drop(x->sink);
     pthread_mutex_lock(&h->lock);
     if (x->prev) x->prev->next = x->next;
     if (x->next) x->next->prev = x->prev;
@@ -779,7 +800,12 @@ static int watch_look(struct http *h, double now, struct seen *out) {
     for (struct connection *p = h->connections; p; p = p->next) {
         struct exchange *x = p->x;
         enum phase phase = x ? phase_of(x) : READING;
-        bool late = now - (x ? x->began : p->since) > patience(h, p);
+        double since = p->since;
+        if (x) {
+            __atomic_load(&x->fed, &since, __ATOMIC_RELAXED);
+            since = MAX(since, x->began);
+        }
+        bool late = now - since > patience(h, p);
         bool gone = h->quit || (phase != READING && client_is_gone(p->fd));
         if (late || (gone && x && phase != HANDED_OVER)) shutdown(p->fd, SHUT_RDWR);
         if (phase != READING) out[n++] = (struct seen){exchange_retain(x), gone};

@@ -44,6 +44,12 @@ struct http_options {         /* filled from option rows */
 };
 extern const struct option_row http_option_rows[];
 
+/* Takes a body a part at a time, in the library's threads, instead of memory: --max-body does not
+ * bound it, and body_seconds is the time that a part may take. */
+struct body_sink {
+    int (*put)(struct body_sink *sink, const void *p, size_t n); /* not OK: it hangs up */
+    void (*drop)(struct body_sink *sink); /* the exchange is over, whatever came of it */
+};
 struct http_calls {
     void *ctx;
     const struct route *routes; /* ends with a NULL method */
@@ -51,6 +57,8 @@ struct http_calls {
     /* Whether the request may go on, before its body is read: OK, or it has been answered
      * (exchange_refuse). */
     int (*admit)(void *ctx, struct exchange *x, const struct route *r);
+    /* After admit: where the body goes; NULL: into memory, or it has been answered. May be NULL. */
+    struct body_sink *(*sink)(void *ctx, struct exchange *x, const struct route *r);
     /* An error in this API's words. */
     void (*refuse)(void *ctx, struct exchange *x, int status, const char *code,
                    const char *message);
@@ -85,6 +93,7 @@ bool exchange_is_local(const struct exchange *x);    /* of this machine */
 /* The body, until the handler returns; JSON of it is parsed strictly, nested at most 100 deep. */
 const struct buf *exchange_body(const struct exchange *x);
 json_t *exchange_json(const struct exchange *x, struct error *err);
+struct body_sink *exchange_sink(const struct exchange *x);
 double exchange_began(const struct exchange *x); /* clock_now of its first line */
 /* One pointer of the caller's, from admit to ended. */
 void exchange_set_user(struct exchange *x, void *user);

@@ -12,9 +12,10 @@ static void list_handle(void *ctx, struct exchange *x) {
     int n;
     struct listed *v = server_adapters(s, &n);
     for (int i = 0; i < n; i++)
-        json_array_append_new(list, json_pack("{s:i,s:o,s:s,s:f}", "id", v[i].id, "path",
-                                              json_path(v[i].path), "name", v[i].name, "scale",
-                                              v[i].scale));
+        if (!v[i].bare)
+            json_array_append_new(list, json_pack("{s:i,s:o,s:s,s:f}", "id", v[i].id, "path",
+                                                  json_path(v[i].path), "name", v[i].name, "scale",
+                                                  v[i].scale));
     server_adapters_free(v, n);
     exchange_reply_json(x, 200, list);
 }

@@ -9,6 +9,7 @@
  */
 #define _GNU_SOURCE
 #include "serve/generation.h"
+#include "serve/go_template.h"
 
 #include <math.h>
 #include <sodium.h>
@@ -30,7 +31,7 @@ static const char NO_ARGUMENTS[] = "{}";
 
 /* settings */
 
-static uint64_t seed_drawn(void) {
+uint64_t seed_drawn(void) {
     uint64_t v = 0;
     CHECK(getrandom(&v, sizeof v, 0) == sizeof v);
     return v >> 12; // so that clients in any language can send it back
@@ -62,8 +63,8 @@ static int bias_read(const struct server *s, const json_t *body, struct generati
     return OK;
 }
 
-static int stops_read(const struct server *s, const json_t *body, struct generation_spec *spec,
-                      struct error *err) {
+int stops_read(const struct server *s, const json_t *body, struct generation_spec *spec,
+               struct error *err) {
     const struct tokenizer *tok = s->m->tok;
     bool ignore_eos = false;
     json_t *ids = field(body, "stop_token_ids"), *v;
@@ -125,8 +126,8 @@ static int settings_read(const struct server *s, const json_t *body, struct gene
     return stops_read(s, body, spec, err);
 }
 
-static int grammar_named(struct server *s, struct generation_spec *spec, const char *kind,
-                         const json_t *v, struct error *err) {
+int grammar_named(struct server *s, struct generation_spec *spec, const char *kind, const json_t *v,
+                  struct error *err) {
     /* in the request's order, which is the one that the reply is written in */
     char *text = json_is_string(v) ? xstrdup(json_string_value(v))
                                    : json_dumps(v, JSON_COMPACT | JSON_ENCODE_ANY);
@@ -239,8 +240,8 @@ static bool template_has_tools(const struct server *s) {
     return s->m->chat_template && strstr(s->m->chat_template, "tools");
 }
 
-static int tools_read(struct server *s, const json_t *body, struct generation_spec *spec,
-                      struct error *err) {
+int tools_read(struct server *s, const json_t *body, struct generation_spec *spec,
+               struct error *err) {
     const json_t *tools = field(body, "tools"), *choice = field(body, "tool_choice"), *tool;
     size_t i;
     const char *how = json_is_string(choice) ? json_string_value(choice) : NULL;
@@ -333,21 +334,29 @@ static int messages_read(json_t *body, json_t **out, struct error *err) {
 int chat_prompt(const struct server *s, json_t *body, struct generation_spec *spec,
                 struct error *err) {
     bool generation = true, go_on = false;
-    json_t *messages = NULL;
+    json_t *messages = NULL, *kwargs = field(body, "chat_template_kwargs");
+    const char *template = NULL;
     if (messages_read(body, &messages, err) != OK ||
+        field_text(body, "chat_template", &template, err) != OK ||
         field_bool(body, "add_generation_prompt", &generation, err) != OK ||
         field_bool(body, "continue_final_message", &go_on, err) != OK)
         return err->code;
+    if (kwargs && !json_is_object(kwargs))
+        return error_set(err, ERR_USAGE, "'chat_template_kwargs' must be an object");
     /* a reply that is made a call is one also where the template knows none */
     bool told = spec->tools != TOOLS_NONE && template_has_tools(s);
     spec->prompts = xcalloc(1, sizeof *spec->prompts);
     spec->n_prompts = 1;
+    json_t *extra = template ? go_template_variables(messages) : json_object();
+    if (kwargs) json_object_update(extra, kwargs);
     struct chat chat = {.messages = messages,
                         .tools = told ? field(body, "tools") : NULL,
-                        .extra = field(body, "chat_template_kwargs"),
+                        .extra = extra,
+                        .template = template,
                         .generation_prompt = generation && !go_on};
-    if (chat_tokens(s->m->tok, &chat, spec->prompts, NULL, err) != OK)
-        return error_wrap(err, "'messages'");
+    int rc = chat_tokens(s->m->tok, &chat, spec->prompts, NULL, err);
+    json_decref(extra);
+    if (rc != OK) return error_wrap(err, "'messages'");
     /* the last message goes on: what the template puts after it is taken off */
     if (go_on) {
         const json_t *last = json_array_get(messages, json_array_size(messages) - 1);
@@ -392,14 +401,10 @@ static json_t *token_logprob(const struct server *s, int32_t id, float logprob) 
                      "bytes", bytes);
 }
 
-static json_t *chat_logprobs(const struct generation *g, const struct completion *a, int32_t from,
-                             int32_t to) {
+json_t *logprobs_list(const struct generation *g, const struct completion *a, int32_t from,
+                      int32_t to) {
     const struct request *r = &a->ticket.request;
     json_t *content = json_array();
-    if (!g->spec.logprobs) {
-        json_decref(content);
-        return json_null();
-    }
     for (int32_t i = from; i < to; i++) {
         json_t *v = token_logprob(g->s, r->out[i], r->out_logprob[i]), *top = json_array();
         for (int32_t k = 0; k < r->n_top; k++)
@@ -408,7 +413,13 @@ static json_t *chat_logprobs(const struct generation *g, const struct completion
         json_object_set_new(v, "top_logprobs", top);
         json_array_append_new(content, v);
     }
-    return json_pack("{s:o,s:n}", "content", content, "refusal");
+    return content;
+}
+
+static json_t *chat_logprobs(const struct generation *g, const struct completion *a, int32_t from,
+                             int32_t to) {
+    if (!g->spec.logprobs) return json_null();
+    return json_pack("{s:o,s:n}", "content", logprobs_list(g, a, from, to), "refusal");
 }
 
 static json_t *usage_json(const struct generation *g) {
@@ -463,7 +474,7 @@ static void tool_delta(const struct generation *g, struct completion *a, int i, 
 }
 
 /* The tokens whose text has been told. */
-static int32_t tokens_told(const struct completion *a) {
+int32_t tokens_told(const struct completion *a) {
     int32_t n = a->tokens_sent;
     while (n < a->n_read && (a->done || a->ends[n] <= a->sent)) n++;
     return n;
@@ -564,8 +575,8 @@ static int target_read(struct server *s, const json_t *body, struct target *t, s
 }
 
 /* On an error everything that was read is given back, and the exchange answered. */
-static void generation_fail(struct server *s, struct exchange *x, struct target *t,
-                            struct generation_spec *spec, const struct error *err) {
+void generation_fail(struct server *s, struct exchange *x, struct target *t,
+                     struct generation_spec *spec, const struct error *err) {
     api_fail_error(x, err, NULL);
     if (spec->grammar) server_grammar_release(s, spec->grammar);
     generation_spec_release(spec);
@@ -603,6 +614,7 @@ static void chat_handle(void *ctx, struct exchange *x) {
         return;
     }
     int rc = body ? target_read(s, body, &t, &err) : err.code;
+    if (rc == OK) model_settings_apply(s, &t, body);
     if (rc == OK) rc = settings_read(s, body, &spec, &err);
     if (rc == OK) rc = chat_limits(s, body, &spec, &err);
     if (rc == OK) rc = format_read(s, body, &spec, &err);

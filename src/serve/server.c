@@ -39,10 +39,13 @@ void api_fail(struct exchange *x, int status, const char *type, const char *para
         if (types[i].status == status) type = types[i].type;
     struct buf clean = {0}; // it may quote half a character of the request
     buf_add_clean(&clean, message, strlen(message));
+    const char *text = clean.data ? clean.data : "";
     exchange_reply_json(x, status,
-                        json_pack("{s:{s:s,s:s,s:s?,s:s?}}", "error", "message",
-                                  clean.data ? clean.data : "", "type",
-                                  type ? type : "server_error", "param", param, "code", code));
+                        strncmp(exchange_path(x), "/api/", 5) == 0
+                            ? json_pack("{s:s}", "error", text)
+                            : json_pack("{s:{s:s,s:s,s:s?,s:s?}}", "error", "message", text, "type",
+                                        type ? type : "server_error", "param", param, "code",
+                                        code));
     buf_release(&clean);
     free(message);
 }
@@ -163,6 +166,7 @@ struct listed *server_adapters(struct server *s, int *n) {
         v[i] = s->adapters[i];
         v[i].name = xstrdup(v[i].name);
         v[i].path = xstrdup(v[i].path);
+        v[i].made = json_deep_copy(v[i].made);
     }
     pthread_mutex_unlock(&s->lock);
     return v;
@@ -172,22 +176,35 @@ void server_adapters_free(struct listed *v, int n) {
     for (int i = 0; i < n; i++) {
         free(v[i].name);
         free(v[i].path);
+        json_decref(v[i].made);
     }
     free(v);
 }
 
+json_t *server_model_made(struct server *s, const char *name) {
+    pthread_mutex_lock(&s->lock);
+    const struct listed *l = listed_find(s, name);
+    json_t *made = l ? json_deep_copy(l->made) : NULL;
+    pthread_mutex_unlock(&s->lock);
+    return made;
+}
+
 /* The list follows the pool: what is in it can be had there. */
-static void listed_put(struct server *s, const char *name, const char *path) {
+static void listed_put(struct server *s, const char *name, const char *path, bool bare,
+                       json_t *made) {
     pthread_mutex_lock(&s->lock);
     struct listed *l = listed_find(s, name);
     if (l) {
         free(l->path);
+        json_decref(l->made);
     } else {
         s->adapters = xrealloc(s->adapters, sizeof *l * (size_t)(s->n_adapters + 1));
         l = &s->adapters[s->n_adapters++];
         *l = (struct listed){.name = xstrdup(name), .id = s->next_id++};
     }
     l->path = xstrdup(path);
+    l->bare = bare;
+    l->made = made;
     l->created = (int64_t)time(NULL);
     pthread_mutex_unlock(&s->lock);
 }
@@ -198,6 +215,7 @@ static void listed_remove(struct server *s, const char *name) {
     if (l) {
         free(l->name);
         free(l->path);
+        json_decref(l->made);
         int after = --s->n_adapters - (int)(l - s->adapters);
         memmove(l, l + 1, sizeof *l * (size_t)after);
     }
@@ -226,14 +244,37 @@ int server_adapter_load(struct server *s, const char *name, const char *path, bo
     if (!again && listed_has(s, name))
         return error_set(err, ERR_STATE, "the adapter '%s' is loaded already", name);
     if (adapter_pool_publish_path(s->pool, name, path, err) != OK) return err->code;
-    listed_put(s, name, path);
+    listed_put(s, name, path, false, NULL);
     return OK;
+}
+
+int server_model_put(struct server *s, const char *name, const char *path, struct adapter *a,
+                     json_t *made, struct error *err) {
+    struct error none;
+    int rc = name_check(s, name, err);
+    if (rc == OK && a) rc = adapter_pool_publish(s->pool, name, a, err);
+    if (rc != OK) {
+        json_decref(made);
+        return rc;
+    }
+    listed_put(s, name, path, !a, made);
+    if (!a) adapter_pool_remove(s->pool, name, &none); // what had the name before, if it did
+    return OK;
+}
+
+static bool listed_bare(struct server *s, const char *name) {
+    pthread_mutex_lock(&s->lock);
+    const struct listed *l = listed_find(s, name);
+    bool bare = l && l->bare;
+    pthread_mutex_unlock(&s->lock);
+    return bare;
 }
 
 int server_adapter_unload(struct server *s, const char *name, struct error *err) {
     if (!listed_has(s, name)) return error_set(err, ERR_MISSING, "there is no adapter '%s'", name);
+    bool bare = listed_bare(s, name);
     listed_remove(s, name);
-    return adapter_pool_remove(s->pool, name, err);
+    return bare ? OK : adapter_pool_remove(s->pool, name, err);
 }
 
 /* The adapter's name in a model's: by itself, behind the base's, with Ollama's tag. */
@@ -265,6 +306,7 @@ static int target_add(struct server *s, const char *name, float weight, struct t
     if (!listed_has(s, name))
         return error_set(err, ERR_MISSING,
                          "the model '%s' does not exist; GET /v1/models lists those that do", name);
+    if (listed_bare(s, name)) return OK;
     struct adapter *a = adapter_pool_get(s->pool, name, err);
     if (!a) return err->code;
     t->terms[t->n++] = (struct mix_term){.adapter = a, .weight = weight};
@@ -507,6 +549,10 @@ static void refuse(void *ctx, struct exchange *x, int status, const char *code,
     api_fail(x, status, NULL, NULL, code, "%s", message);
 }
 
+static struct body_sink *sink(void *ctx, struct exchange *x, const struct route *r) {
+    return ollama_sink(ctx, x, r);
+}
+
 static void ended(void *ctx, const struct exchange *x) {
     counted_exchange(ctx, x);
     free(exchange_user(x));
@@ -516,7 +562,7 @@ static struct route *routes_join(void) {
     static struct route all[MAX_ROUTES];
     const struct route *const tables[] = {openai_routes, vllm_routes,    llamacpp_routes,
                                           teams_routes,  counted_routes, jobs_routes,
-                                          system_routes, worlds_routes};
+                                          system_routes, worlds_routes,  ollama_routes};
     int n = 0;
     for (size_t i = 0; i < ARRAY_LEN(tables); i++)
         for (const struct route *r = tables[i]; r->method; r++) {
@@ -557,7 +603,8 @@ static int adapters_scan(struct server *s, struct error *err) {
     if (adapter_pool_scan(s->pool, s->o->adapter_dir, err) < 0) return err->code;
     const struct adapter_pool_item *v = adapter_pool_list(s->pool, &mem, &n);
     for (int i = 0; i < n; i++)
-        if (v[i].path && name_check(s, v[i].name, err) == OK) listed_put(s, v[i].name, v[i].path);
+        if (v[i].path && name_check(s, v[i].name, err) == OK)
+            listed_put(s, v[i].name, v[i].path, false, NULL);
     arena_release(&mem);
     return OK;
 }
@@ -612,6 +659,7 @@ static int server_open(struct server *s, const struct engine_options *eo, struct
     s->pool = adapter_pool_new(s->m, &po);
     if (adapters_add(s, err) != OK || adapters_scan(s, err) != OK || teams_open(s, err) != OK)
         return err->code;
+    ollama_models_load(s);
     s->batcher = batcher_new(s->e, (int)s->o->max_waiting);
     counted_open(s);
     if (keys_make(s, err) != OK) return err->code;
@@ -619,6 +667,7 @@ static int server_open(struct server *s, const struct engine_options *eo, struct
                                .routes = routes_join(),
                                .workers = WORKERS,
                                .admit = admit,
+                               .sink = sink,
                                .refuse = refuse,
                                .ended = ended};
     s->http = http_new(&s->o->http, &calls, err);
@@ -643,6 +692,7 @@ int serve_run(struct model *m, struct engine *e, const struct engine_options *eo
                        .started = (int64_t)time(NULL),
                        .threads = pool_size(eo->pool)};
     pthread_mutex_init(&s.lock, NULL);
+    pthread_mutex_init(&s.making, NULL);
     signals_block(&set);
     int rc = server_open(&s, eo, err);
     if (rc == OK) {

@@ -22,6 +22,8 @@ struct listed {
     int id;          /* vLLM's lora_int_id and, from 0, llama.cpp's */
     int64_t created; /* unix seconds */
     double scale;    /* in requests that name nothing: see llamacpp.c */
+    bool bare;       /* no adapter: the base under another name, for its settings */
+    json_t *made;    /* what /api/create was told: see ollama_models.c; or NULL */
 };
 /* Grammars that requests named, newest first: the same schema is compiled once, and replies under
  * it share what one has worked out. */
@@ -76,6 +78,8 @@ struct server {
     int n_teams;
     struct adapter **team_adapters; /* [n_team_adapters] that they stand on */
     int n_team_adapters;
+
+    pthread_mutex_t making; /* held while a made model changes, here and on the disk */
 };
 
 /* models by name */
@@ -102,7 +106,13 @@ void target_apply(const struct target *t, struct request *r);
 int server_adapter_load(struct server *s, const char *name, const char *path, bool again,
                         struct error *err);
 int server_adapter_unload(struct server *s, const char *name, struct error *err);
-/* A copy of the list, each {name, path, id, created}; server_adapters_free frees it. */
+/* Lists a made model in place of what has its name: an adapter (retained; NULL: the bare base) and
+ * what it was made from (taken over, also after an error). */
+int server_model_put(struct server *s, const char *name, const char *path, struct adapter *a,
+                     json_t *made, struct error *err);
+/* A copy of what a model was made from; NULL: it was not made, or is not there. */
+json_t *server_model_made(struct server *s, const char *name);
+/* A copy of the list; server_adapters_free frees it. */
 struct listed *server_adapters(struct server *s, int *n);
 void server_adapters_free(struct listed *v, int n);
 
@@ -152,8 +162,9 @@ void team_chat(struct server *s, struct exchange *x, const struct dialect *d,
 
 /* errors */
 
-/* In OpenAI's form, which vLLM's clients read too: {"error": {message, type, param, code}}. The
- * message is formatted; type NULL is what the status says. */
+/* In OpenAI's form, which vLLM's clients read too: {"error": {message, type, param, code}}, and
+ * under /api in Ollama's, {"error": message}. The message is formatted; type NULL is what the
+ * status says. */
 void api_fail(struct exchange *x, int status, const char *type, const char *param, const char *code,
               const char *fmt, ...) __attribute__((format(printf, 6, 7)));
 /* The same of an error of ours: its code says the status. */
@@ -161,7 +172,17 @@ void api_fail_error(struct exchange *x, const struct error *err, const char *par
 
 /* the APIs' routes; each ends with a NULL method */
 extern const struct route openai_routes[], vllm_routes[], llamacpp_routes[], teams_routes[],
-    counted_routes[], jobs_routes[], system_routes[], worlds_routes[];
+    counted_routes[], jobs_routes[], system_routes[], worlds_routes[], ollama_routes[];
+
+/* made models: see ollama_models.c */
+
+/* Those that were made before, from state_dir; who cannot be made again is left out, aloud. */
+void ollama_models_load(struct server *s);
+/* Where an uploaded blob goes, for http's sink: NULL for other routes. */
+struct body_sink *ollama_sink(struct server *s, struct exchange *x, const struct route *r);
+/* What the target was made with, into a chat body of OpenAI's form as far as that does not say
+ * otherwise. */
+void model_settings_apply(struct server *s, const struct target *t, json_t *body);
 
 /* what several APIs need of OpenAI's */
 

@@ -1,0 +1,300 @@
+/*
+ * go_template: one pass over a template's actions, each written as its Jinja twin.
+ *
+ * Text is written as a string, so that Jinja's own rules for white space never apply to it. A
+ * template without .Messages says one turn: it stands in a loop over the turns, of which the last
+ * ends where its response does, since that is what is to be generated.
+ */
+#define _GNU_SOURCE
+#include "serve/go_template.h"
+
+#include <ctype.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { MAX_DEPTH = 32, MAX_BYTES = 64 << 10 };
+
+enum block { BLOCK_IF, BLOCK_RANGE };
+struct writer_state {
+    struct buf *out;
+    struct error *err;
+    enum block open[MAX_DEPTH];
+    int depth, ranges;
+    bool turns;    /* no .Messages */
+    bool answered; /* .Response stands in the text */
+};
+
+static int unknown(struct writer_state *w, const char *p, size_t n) {
+    return error_set(w->err, ERR_USAGE, "'{{ %.*s }}' in the template is not understood",
+                     (int)MIN(n, 80), p);
+}
+
+static void literal(struct buf *out, const char *p, size_t n) {
+    buf_puts(out, "'");
+    for (size_t i = 0; i < n; i++) {
+        if (p[i] == '\\' || p[i] == '\'') buf_puts(out, "\\");
+        buf_add(out, &p[i], 1);
+    }
+    buf_puts(out, "'");
+}
+
+/* expressions */
+
+struct expression {
+    struct writer_state *w;
+    const char *p, *end;
+    int depth;
+};
+
+static void blanks(struct expression *e) {
+    while (e->p < e->end && isspace((unsigned char)*e->p)) e->p++;
+}
+
+static size_t word_length(const struct expression *e) {
+    size_t n = 0;
+    while (e->p + n < e->end && (isalnum((unsigned char)e->p[n]) || e->p[n] == '_')) n++;
+    return n;
+}
+
+/* .Name, $.Name: what it is called in Jinja; NULL: nothing that is known there. */
+static const char *variable(const struct writer_state *w, const char *name, size_t n, bool root) {
+    static const struct {
+        const char *go, *turn, *all, *each;
+    } known[] = {{"System", "turn.system", "system", NULL},
+                 {"Prompt", "turn.prompt", "''", NULL},
+                 {"Response", "turn.response", "''", NULL},
+                 {"Messages", NULL, "messages", NULL},
+                 {"Tools", "''", "''", NULL}, // tools are the business of the model's own template
+                 {"Suffix", "''", "''", NULL},
+                 {"Role", NULL, NULL, "message.role"},
+                 {"Content", NULL, NULL, "message.content"},
+                 {"ToolCalls", NULL, NULL, "''"},
+                 {"Thinking", NULL, NULL, "''"}};
+    for (size_t i = 0; i < ARRAY_LEN(known); i++)
+        if (strlen(known[i].go) == n && memcmp(known[i].go, name, n) == 0)
+            return w->ranges && !root ? known[i].each : w->turns ? known[i].turn : known[i].all;
+    return NULL;
+}
+
+static bool expression(struct expression *e, struct buf *out);
+
+static bool quoted(struct expression *e, struct buf *out) {
+    struct buf text = {0};
+    for (e->p++; e->p < e->end && *e->p != '"'; e->p++) {
+        char c = *e->p;
+        if (c == '\\' && e->p + 1 < e->end) {
+            c = *++e->p;
+            if (c == 'n')
+                c = '\n';
+            else if (c == 't')
+                c = '\t';
+        }
+        buf_add(&text, &c, 1);
+    }
+    literal(out, text.data ? text.data : "", text.len);
+    buf_release(&text);
+    return e->p++ < e->end;
+}
+
+static bool operand(struct expression *e, struct buf *out) {
+    blanks(e);
+    if (e->p == e->end) return false;
+    if (*e->p == '"') return quoted(e, out);
+    if (*e->p == '(') {
+        e->p++;
+        if (!expression(e, out)) return false;
+        blanks(e);
+        return e->p < e->end && *e->p++ == ')';
+    }
+    bool root = *e->p == '$';
+    if (root) e->p++;
+    if (e->p == e->end || *e->p++ != '.') return false;
+    size_t n = word_length(e);
+    const char *name = variable(e->w, e->p, n, root);
+    e->p += n;
+    if (name) buf_puts(out, name);
+    return name != NULL;
+}
+
+/* A function before its operands, as Go has it, between them. */
+static bool function(struct expression *e, struct buf *out) {
+    static const struct {
+        const char *go, *jinja;
+        int most;
+    } known[] = {{"eq", " == ", 2}, {"ne", " != ", 2}, {"and", " and ", 16}, {"or", " or ", 16}};
+    size_t n = word_length(e), i = 0;
+    if (n == 3 && memcmp(e->p, "not", 3) == 0) {
+        e->p += n;
+        buf_puts(out, "(not ");
+        bool fine = operand(e, out);
+        buf_puts(out, ")");
+        return fine;
+    }
+    while (i < ARRAY_LEN(known) && (strlen(known[i].go) != n || memcmp(known[i].go, e->p, n))) i++;
+    if (i == ARRAY_LEN(known)) return false;
+    e->p += n;
+    buf_puts(out, "(");
+    int k = 0;
+    for (blanks(e); e->p < e->end && *e->p != ')'; blanks(e), k++) {
+        if (k) buf_puts(out, known[i].jinja);
+        if (!operand(e, out)) return false;
+    }
+    buf_puts(out, ")");
+    return k >= 2 && k <= known[i].most;
+}
+
+static bool expression(struct expression *e, struct buf *out) {
+    if (e->depth++ > MAX_DEPTH) return false;
+    blanks(e);
+    bool fine = word_length(e) ? function(e, out) : operand(e, out);
+    e->depth--;
+    return fine;
+}
+
+/* `before` and `after` around a whole expression. */
+static int wrap(struct writer_state *w, const char *before, const char *p, size_t n,
+                const char *after) {
+    struct expression e = {.w = w, .p = p, .end = p + n};
+    struct buf text = {0};
+    bool fine = expression(&e, &text);
+    blanks(&e);
+    if (fine && e.p == e.end) buf_printf(w->out, "%s%s%s", before, text.data, after);
+    buf_release(&text);
+    return fine && e.p == e.end ? OK : unknown(w, p, n);
+}
+
+/* actions */
+
+static bool begins(const char *p, size_t n, const char *word) {
+    size_t k = strlen(word);
+    return n >= k && memcmp(p, word, k) == 0 && (n == k || isspace((unsigned char)p[k]));
+}
+
+static int block_open(struct writer_state *w, enum block b, const char *p, size_t n) {
+    if (w->depth == MAX_DEPTH) return unknown(w, p, n);
+    w->open[w->depth++] = b;
+    if (b == BLOCK_IF) return wrap(w, "{% if ", p, n, " %}");
+    while (n && isspace((unsigned char)*p)) p++, n--;
+    bool messages =
+        (n == 9 && memcmp(p, ".Messages", 9) == 0) || (n == 10 && memcmp(p, "$.Messages", 10) == 0);
+    if (!messages || w->ranges++) return unknown(w, p, n);
+    buf_puts(w->out, "{% for message in messages %}");
+    return OK;
+}
+
+static int block_end(struct writer_state *w, const char *p, size_t n) {
+    if (w->depth == 0) return unknown(w, p, n);
+    enum block b = w->open[--w->depth];
+    if (b == BLOCK_RANGE) w->ranges--;
+    buf_puts(w->out, b == BLOCK_IF ? "{% endif %}" : "{% endfor %}");
+    return OK;
+}
+
+/* The last turn ends here. */
+static int response(struct writer_state *w, const char *p, size_t n) {
+    if (w->depth || w->answered) return unknown(w, p, n);
+    w->answered = true;
+    buf_puts(w->out, "{{ turn.response }}{% if not loop.last %}");
+    return OK;
+}
+
+static int action(struct writer_state *w, const char *p, size_t n) {
+    while (n && isspace((unsigned char)*p)) p++, n--;
+    while (n && isspace((unsigned char)p[n - 1])) n--;
+    if (n >= 2 && memcmp(p, "/*", 2) == 0) return OK;
+    if (begins(p, n, "if")) return block_open(w, BLOCK_IF, p + 2, n - 2);
+    if (begins(p, n, "range")) return block_open(w, BLOCK_RANGE, p + 5, n - 5);
+    if (begins(p, n, "end")) return n == 3 ? block_end(w, p, n) : unknown(w, p, n);
+    if (begins(p, n, "else") && w->depth) {
+        const char *rest = p + 4;
+        while (rest < p + n && isspace((unsigned char)*rest)) rest++;
+        size_t left = (size_t)(p + n - rest);
+        if (left == 0)
+            buf_puts(w->out, "{% else %}");
+        else if (begins(rest, left, "if") && w->open[w->depth - 1] == BLOCK_IF)
+            return wrap(w, "{% elif ", rest + 2, left - 2, " %}");
+        else
+            return unknown(w, p, n);
+        return OK;
+    }
+    if (w->turns && n == 9 && memcmp(p, ".Response", 9) == 0) return response(w, p, n);
+    return wrap(w, "{{ ", p, n, " }}");
+}
+
+static void text_put(struct writer_state *w, const char *p, size_t n, bool trim_left,
+                     bool trim_right) {
+    while (trim_left && n && isspace((unsigned char)*p)) p++, n--;
+    while (trim_right && n && isspace((unsigned char)p[n - 1])) n--;
+    if (n == 0) return;
+    buf_puts(w->out, "{{ ");
+    literal(w->out, p, n);
+    buf_puts(w->out, " }}");
+}
+
+static int actions(struct writer_state *w, const char *p) {
+    bool trimmed = false;
+    for (const char *open; (open = strstr(p, "{{"));) {
+        const char *close = strstr(open, "}}"), *from = open + 2;
+        if (!close) return error_set(w->err, ERR_USAGE, "a '{{' in the template is not closed");
+        const char *to = close;
+        bool left = *from == '-' && isspace((unsigned char)from[1]);
+        bool right = to - 1 > from && to[-1] == '-' && isspace((unsigned char)to[-2]);
+        text_put(w, p, (size_t)(open - p), trimmed, left);
+        from += left;
+        to -= right;
+        if (action(w, from, (size_t)(to - from)) != OK) return w->err->code;
+        trimmed = right;
+        p = close + 2;
+    }
+    text_put(w, p, strlen(p), trimmed, false);
+    if (w->depth)
+        return error_set(w->err, ERR_USAGE, "the template has fewer '{{ end }}' than blocks");
+    return OK;
+}
+
+int go_template_jinja(const char *text, bool bos, struct buf *out, struct error *err) {
+    struct writer_state w = {.out = out, .err = err, .turns = !strstr(text, ".Messages")};
+    if (strlen(text) > MAX_BYTES)
+        return error_set(err, ERR_USAGE, "the template is larger than %d bytes", MAX_BYTES);
+    if (bos) buf_puts(out, "{{ bos_token }}");
+    if (w.turns) buf_puts(out, "{% for turn in turns %}");
+    if (actions(&w, text) != OK) return err->code;
+    if (w.turns)
+        buf_puts(out, w.answered ? "{% endif %}{% endfor %}" : "{{ turn.response }}{% endfor %}");
+    return OK;
+}
+
+/* variables */
+
+/* Texts of one kind that follow each other are one, with an empty line between. */
+static void text_join(json_t *turn, const char *key, const char *text) {
+    const char *have = json_text_at(turn, key);
+    char *all = *have ? xasprintf("%s\n\n%s", have, text) : xstrdup(text);
+    json_object_set_new(turn, key, json_string(all));
+    free(all);
+}
+
+static json_t *turn_new(void) {
+    return json_pack("{s:s,s:s,s:s}", "system", "", "prompt", "", "response", "");
+}
+
+json_t *go_template_variables(const json_t *messages) {
+    json_t *turns = json_array(), *turn = turn_new(), *all = turn_new();
+    const json_t *m;
+    size_t i;
+    json_array_foreach (messages, i, m) {
+        const char *role = json_text_at(m, "role"), *text = json_text_at(m, "content");
+        bool system = strcmp(role, "system") == 0, answer = strcmp(role, "assistant") == 0;
+        bool said = *json_text_at(turn, "prompt") || *json_text_at(turn, "response");
+        if ((system && said) || (!answer && *json_text_at(turn, "response"))) {
+            json_array_append_new(turns, turn);
+            turn = turn_new();
+        }
+        if (system) text_join(all, "system", text);
+        text_join(turn, system ? "system" : answer ? "response" : "prompt", text);
+    }
+    json_array_append_new(turns, turn);
+    json_t *v = json_pack("{s:o,s:O}", "turns", turns, "system", json_object_get(all, "system"));
+    json_decref(all);
+    return v;
+}

@@ -533,6 +533,23 @@ def _():
 
 @test
 def _():
+    "a model made again while it answers says the one or the other"
+    froms = ('one', 'two', 'fry')
+    allowed, seen, over = {said(m, ZH) for m in froms}, [], []
+    same(len(allowed), 3)
+    def ask():
+        while not over: seen.append(post('/api/generate', model='again', prompt=ZH, stream=False, options=GREEDY))
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for t in threads: t.start()
+    for i in range(30): create(model='again', **{'from': froms[i % 3]})
+    over.append(True)
+    for t in threads: t.join()
+    same({status for status, _ in seen}, {200})
+    assert {v['response'] for _, v in seen} <= allowed and len({v['response'] for _, v in seen}) > 1, seen[:4]
+    create(model='again', **{'from': 'fry'})
+
+@test
+def _():
     "wrong creations say why and make nothing"
     for words, body in (('sha256:', {'adapters': {'a': 'sha256:' + '1' * 64}}), ('digest', {'adapters': {'adapter_config.json': 'x'}}), ("'adapters'", {'adapters': 5}),
                         ("'adapters'", {'adapters': [5]}), ('', {'adapters': ['/no/such/adapter']}), ("'temperature'", {'parameters': {'temperature': 'x'}}),

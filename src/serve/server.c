@@ -308,7 +308,7 @@ static int target_add(struct server *s, const char *name, float weight, struct t
                          "the model '%s' does not exist; GET /v1/models lists those that do", name);
     if (listed_bare(s, name)) return OK;
     struct adapter *a = adapter_pool_get(s->pool, name, err);
-    if (!a) return err->code;
+    if (!a) return listed_bare(s, name) ? OK : err->code; // it has just been made anew
     t->terms[t->n++] = (struct mix_term){.adapter = a, .weight = weight};
     return OK;
 }

@@ -2,12 +2,13 @@
 # results-world: writes docs/RESULTS.md's part on the world and docs/world.svg, from nothing but models/fry and this file.
 #
 # Every group is one way to live, every run of it a seed, GROUP-sSEED below $WORK/runs; all are measured after each
-# generation on the same maps, on which nobody lives. Finished runs are not run again, interrupted ones are continued.
-# In the exact class the same commands give the same digits everywhere.
-# SEEDS, GROUPS_OF_RUNS, GENERATIONS, HELD (maps to measure on), WORK (build/results-world), THREADS and SHOAL may be set.
+# generation on the same few maps, on which nobody lives, and at the end on many. Finished runs are not run again,
+# interrupted ones are continued. In the exact class the same commands give the same digits everywhere.
+# SEEDS, GROUPS_OF_RUNS, GENERATIONS, HELD and FINAL (maps to measure on), WORK (build/results-world), THREADS and
+# SHOAL may be set.
 set -eu
 cd "$(dirname "$0")/.."
-shoal="${SHOAL:-$PWD/build/shoal}" work="${WORK:-build/results-world}" held="${HELD:-4}" generations="${GENERATIONS:-12}"
+shoal="${SHOAL:-$PWD/build/shoal}" work="${WORK:-build/results-world}" held="${HELD:-2}" final="${FINAL:-16}" generations="${GENERATIONS:-12}"
 seeds="${SEEDS:-1 2 3 4 5}" groups="${GROUPS_OF_RUNS:-both online evolution frozen untrained taught taught_online one_taught}"
 runs="$work/runs" base="$work/fry-q8_0.gguf"
 mkdir -p "$runs"
@@ -40,18 +41,35 @@ for seed in $seeds; do
     done
 done
 
+# Everybody once more as they are at the end: nobody lives, all are measured.
+for seed in $seeds; do
+    for group in $groups; do
+        to="$work/final/$group-s$seed"
+        [ -f "$to/done" ] && continue
+        case $group in one_*) minds="--minds 1" ;; *) minds="" ;; esac
+        # shellcheck disable=SC2086
+        "$shoal" world "$base" --exact --quiet --threads "${THREADS:-0}" --adapter "$runs/$group-s$seed" $minds --learn none --no-breed \
+            --spread 0 --generations 0 --held-out "$final" --runs "$work/db" --out "$to" >/dev/null
+        touch "$to/done"
+    done
+done
+
 {
     cat <<END
 ## The world (\`make results-world\`)
 
-Twenty agents on the starter model in q8_0, rules \`repaired\`, lives of 500 ticks, $(echo "$seeds" | wc -w) seeds; measured on $held held-out maps, the same for all. Every agent
-has an adapter of its own (rank 8, all projections) but where one mind is said. \`both\` learns by policy gradient from its own rewards while it lives, and the next generation is
-bred; \`online\` learns and is not bred, \`evolution\` is bred and does not learn, \`frozen\` does neither, \`untrained\` is the model without adapters. \`taught\` and \`taught_online\` are
-\`both\` and \`online\` with a teacher (\`reflex\`) in place of rewards; \`one_mind\` and \`one_taught\` are one adapter that all twenty share, from rewards and from the teacher.
+Twenty agents on the starter model in q8_0, rules \`repaired\`, lives of 500 ticks, $generations generations, $(echo "$seeds" | wc -w) seeds. Every agent has an
+adapter of its own (rank 8, all projections) but where one mind is said. \`both\` learns by policy gradient from rewards, its own and what others met, while it lives, and the next
+generation is bred; \`online\` learns and is not bred, \`evolution\` is bred and does not learn, \`frozen\` does neither, \`untrained\` is the model without adapters. \`taught\`
+and \`taught_online\` are \`both\` and \`online\` with a teacher (\`reflex\`, which sees what they see) in place of rewards; \`one_taught\` is one adapter in all twenty bodies.
 
 ![Learning curves](world.svg)
 
+While they learn, on $held maps that nobody lives on (80 %: of what the policy \`rule\` delivers):
+
 END
     "$shoal" world compare $groups --runs "$runs" --out docs/world.svg | sed 's/^/    /'
+    printf '\nAs they are at the end, on %s maps, the same for all:\n\n' "$final"
+    "$shoal" world compare $groups --runs "$work/final" | cut -c1-63,74- | sed 's/^/    /'
 } >"$work/part.md"
 sh scripts/results-part.sh "The world" <"$work/part.md"

@@ -70,6 +70,6 @@ While they learn, on $held maps that nobody lives on (80 %: of what the policy \
 END
     "$shoal" world compare $groups --runs "$runs" --out docs/world.svg | sed 's/^/    /'
     printf '\nAs they are at the end, on %s maps, the same for all:\n\n' "$final"
-    "$shoal" world compare $groups --runs "$work/final" | cut -c1-63,74- | sed 's/^/    /'
+    "$shoal" world compare $groups --runs "$work/final" | sed 's/^/    /'
 } >"$work/part.md"
 sh scripts/results-part.sh "The world" <"$work/part.md"

@@ -139,16 +139,27 @@ static json_t *group_json(const struct comparison *c, int i) {
     return v;
 }
 
+/* Runs of nothing but a measurement have no course. */
+static bool has_course(const struct comparison *c) {
+    for (int i = 0; i < c->n; i++)
+        for (int k = 0; k < c->groups[i].n; k++) {
+            const struct member *m = c->groups[i].v[k];
+            if (m->n && m->decisions[m->n - 1] > 0) return true;
+        }
+    return false;
+}
+
 static void group_print(const struct comparison *c, int i) {
     const struct group *g = &c->groups[i];
     struct interval d = group_last(g);
     double diff[MAX_KEYS], time = median_time(c, g);
-    printf("%-16s %4d  %9.0f  %6.2f [%5.2f, %5.2f]  %4.0f %%  ", g->name, g->n,
-           g->v[0]->n ? g->v[0]->decisions[g->v[0]->n - 1] : 0, d.value, d.lo, d.hi,
-           100 * d.value / c->rule);
-    if (isfinite(time))
+    bool course = has_course(c);
+    printf("%-16s %4d  ", g->name, g->n);
+    if (course) printf("%9.0f  ", g->v[0]->n ? g->v[0]->decisions[g->v[0]->n - 1] : 0);
+    printf("%6.2f [%5.2f, %5.2f]  %4.0f %%  ", d.value, d.lo, d.hi, 100 * d.value / c->rule);
+    if (course && isfinite(time))
         printf("%9.0f", time);
-    else
+    else if (course)
         printf("%9s", "never");
     int n = i ? paired(&c->groups[0], g, diff) : 0;
     if (n > 1) {
@@ -160,10 +171,14 @@ static void group_print(const struct comparison *c, int i) {
 
 static void tell(const struct comparison *c, bool json) {
     if (!json) {
+        bool course = has_course(c);
         printf("delivered by an agent on held-out maps, at the end; rule %.2f, random %.2f [95 %% "
-               "over runs]\n\n%-16s %4s  %9s  %-22s  %6s  %9s   %s\n",
-               c->rule, c->random, "group", "runs", "decisions", "delivered", "rule's", "to 80 %",
-               "first group minus it, paired");
+               "over runs]\n\n%-16s %4s  ",
+               c->rule, c->random, "group", "runs");
+        if (course) printf("%9s  ", "decisions");
+        printf("%-22s  %6s  ", "delivered", "rule's");
+        if (course) printf("%9s", "to 80 %");
+        printf("   %s\n", "first group minus it, paired");
     }
     for (int i = 0; i < c->n; i++) {
         if (json)

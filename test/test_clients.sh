@@ -10,9 +10,8 @@ SHOAL=${SHOAL:-build/shoal}
 home=$PWD/build/clients
 SHOAL_TMP=$(mktemp -d) || exit 1
 servers=
-# Of both servers: that they end well when told to is a check too.
 finish() {
-    for pid in $servers; do kill "$pid" 2>/dev/null; done
+    for pid in $servers; do kill -9 "$pid" 2>/dev/null; done
     wait
     rm -rf "$SHOAL_TMP"
 }
@@ -52,7 +51,8 @@ packages() {
 serve() {
     name=$1
     shift
-    "$SHOAL" serve "$@" --port 0 --json --state "$SHOAL_TMP/$name.state" >"$SHOAL_TMP/$name.out" 2>"$SHOAL_TMP/$name.err" &
+    : >"$SHOAL_TMP/$name.out" # read before the server may have made it
+    "$SHOAL" serve "$@" --port 0 --drain-seconds 5 --json --state "$SHOAL_TMP/$name.state" >"$SHOAL_TMP/$name.out" 2>"$SHOAL_TMP/$name.err" &
     servers="$servers $!"
     for _ in $(seq 100); do
         url=$(sed -n 's/.*"listening":"\([^"]*\)".*/\1/p' "$SHOAL_TMP/$name.out")
@@ -95,6 +95,9 @@ done
 
 for pid in $servers; do
     kill "$pid"
+    (sleep 30 && kill -9 "$pid") >/dev/null 2>&1 &
+    guard=$!
     if wait "$pid"; then echo "ok a server ends when it is told to"; else echo "not ok a server ends when it is told to: exit $?"; fi
+    kill "$guard"
 done
 servers=

@@ -1,12 +1,15 @@
 // What the clients here share: a check is a name and a function that throws.
 import assert from "node:assert/strict";
-import { basename } from "node:path";
+import {basename} from "node:path";
 
-export { assert };
+export {assert};
 
 const client = basename(process.argv[1], ".mjs");
 
-/** The servers that test_clients.sh has started: the plain one, and one that speaks of tools and writes one reply at a time. */
+/**
+ * The servers that test_clients.sh has started: the plain one, and one that speaks of tools and writes one reply at a
+ * time.
+ */
 export const url = process.env.SHOAL_URL;
 export const narrowUrl = process.env.SHOAL_NARROW_URL;
 
@@ -27,13 +30,13 @@ export async function check(name, run) {
 export async function http(path, body, root = url) {
     const r = await fetch(root + path, {
         method: body === undefined ? "GET" : "POST",
-        headers: { "Content-Type": "application/json", Authorization: "Bearer " },
+        headers: {"Content-Type": "application/json", Authorization: "Bearer "},
         body: body === undefined ? undefined : JSON.stringify(body),
         signal: AbortSignal.timeout(20000),
     });
     const text = await r.text();
     const type = r.headers.get("content-type") ?? "";
-    return { status: r.status, type, text, json: type.startsWith("application/json") ? JSON.parse(text) : undefined };
+    return {status: r.status, type, text, json: type.startsWith("application/json") ? JSON.parse(text) : undefined};
 }
 
 /** The same where anything but 200 is a failure. */
@@ -43,4 +46,4 @@ export async function json(path, body, root = url) {
     return r.json;
 }
 
-export const user = (content) => [{ role: "user", content }];
+export const user = (content) => [{role: "user", content}];

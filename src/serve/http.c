@@ -28,6 +28,7 @@
 #include <ctype.h>
 #include <dlfcn.h>
 #include <errno.h>
+#include <malloc.h>
 #include <math.h>
 #include <microhttpd.h>
 #include <netdb.h>
@@ -75,6 +76,7 @@ static int mhd_load(struct error *err) {
 enum {
     HEADER_BYTES = 32 << 10, /* of a request; also the library's memory for a connection */
     STREAM_BLOCK = 8 << 10,
+    LARGE_BODY = 256 << 10,
     JSON_DEPTH = 100,
     JSON_WEIGHT = 4 << 20, /* see json_is_sane */
     DISCARDED = 4,         /* of a refused body, so many times the limit are read */
@@ -298,13 +300,17 @@ static int json_is_sane(const struct buf *b, struct error *err) {
     return OK;
 }
 
-json_t *exchange_json(const struct exchange *x, struct error *err) {
-    if (x->body.len == 0) {
+json_t *body_json(const struct buf *body, struct error *err) {
+    if (body->len == 0) {
         error_set(err, ERR_FORMAT, "the request has no body; it wants JSON");
         return NULL;
     }
-    if (json_is_sane(&x->body, err) != OK) return NULL;
-    return json_parse(x->body.data, x->body.len, "request", err);
+    if (json_is_sane(body, err) != OK) return NULL;
+    return json_parse(body->data, body->len, "request", err);
+}
+
+json_t *exchange_json(const struct exchange *x, struct error *err) {
+    return body_json(&x->body, err);
 }
 
 bool exchange_is_gone(struct exchange *x) {
@@ -608,10 +614,19 @@ static void headers_here(struct exchange *x) {
         body_expect(x);
 }
 
+/* What was freed goes back to the system now: the C library would keep it. */
+static void memory_return(void) {
+#ifdef __GLIBC__
+    malloc_trim(0);
+#endif
+}
+
 static void handle(void *ctx) {
     struct exchange *x = ctx;
     x->route->handle(x->h->c.ctx, x);
+    bool large = x->body.len > LARGE_BODY;
     body_release(x); // a reply may take minutes, and its request can be large
+    if (large) memory_return();
     exchange_release(x);
 }
 

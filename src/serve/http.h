@@ -94,7 +94,8 @@ bool exchange_is_local(const struct exchange *x);    /* of this machine */
 const struct buf *exchange_body(const struct exchange *x);
 json_t *exchange_json(const struct exchange *x, struct error *err);
 struct body_sink *exchange_sink(const struct exchange *x);
-double exchange_began(const struct exchange *x); /* clock_now of its first line */
+json_t *body_json(const struct buf *body, struct error *err); /* the same of any bytes */
+double exchange_began(const struct exchange *x);              /* clock_now of its first line */
 /* One pointer of the caller's, from admit to ended. */
 void exchange_set_user(struct exchange *x, void *user);
 void *exchange_user(const struct exchange *x);

@@ -413,8 +413,8 @@ static int context_prepend(const struct server *s, struct asked_text *q, struct 
     return rc;
 }
 
-static int generate_read(struct server *s, struct asked_text *q, const char **prompt,
-                         struct error *err) {
+static int ollama_generate_read(struct server *s, struct asked_text *q, const char **prompt,
+                                struct error *err) {
     const char *suffix = "", *system = NULL, *template = NULL;
     bool raw = false;
     if (field_text(q->body, "prompt", prompt, err) != OK ||
@@ -476,11 +476,12 @@ static void generate_handle(void *ctx, struct exchange *x) {
     struct asked_text q;
     const char *prompt = "";
     int rc = ask_read(s, x, &q, &err);
-    if (rc == OK) rc = generate_read(s, &q, &prompt, &err);
+    if (rc == OK) rc = ollama_generate_read(s, &q, &prompt, &err);
     ask_start(s, x, &q, &generate_dialect, rc, !*prompt, &err);
 }
 
-static int chat_read(struct server *s, struct asked_text *q, bool *empty, struct error *err) {
+static int ollama_chat_read(struct server *s, struct asked_text *q, bool *empty,
+                            struct error *err) {
     json_t *messages = field(q->body, "messages"), *m;
     size_t i;
     *empty = !messages || (json_is_array(messages) && json_array_size(messages) == 0);
@@ -502,7 +503,7 @@ static void chat_handle(void *ctx, struct exchange *x) {
     struct asked_text q;
     bool empty = false;
     int rc = ask_read(s, x, &q, &err);
-    if (rc == OK) rc = chat_read(s, &q, &empty, &err);
+    if (rc == OK) rc = ollama_chat_read(s, &q, &empty, &err);
     ask_start(s, x, &q, &chat_dialect, rc, empty, &err);
 }
 

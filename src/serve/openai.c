@@ -603,6 +603,17 @@ static bool chat_of_team(struct server *s, struct exchange *x, json_t *body) {
     return true;
 }
 
+int chat_read(struct server *s, json_t *body, struct target *t, struct generation_spec *spec,
+              struct error *err) {
+    int rc = target_read(s, body, t, err);
+    if (rc == OK) model_settings_apply(s, t, body);
+    if (rc == OK) rc = settings_read(s, body, spec, err);
+    if (rc == OK) rc = chat_limits(s, body, spec, err);
+    if (rc == OK) rc = format_read(s, body, spec, err);
+    if (rc == OK) rc = tools_read(s, body, spec, err);
+    return rc == OK ? chat_prompt(s, body, spec, err) : rc;
+}
+
 static void chat_handle(void *ctx, struct exchange *x) {
     struct server *s = ctx;
     struct generation_spec spec = {0};
@@ -613,13 +624,7 @@ static void chat_handle(void *ctx, struct exchange *x) {
         json_decref(body);
         return;
     }
-    int rc = body ? target_read(s, body, &t, &err) : err.code;
-    if (rc == OK) model_settings_apply(s, &t, body);
-    if (rc == OK) rc = settings_read(s, body, &spec, &err);
-    if (rc == OK) rc = chat_limits(s, body, &spec, &err);
-    if (rc == OK) rc = format_read(s, body, &spec, &err);
-    if (rc == OK) rc = tools_read(s, body, &spec, &err);
-    if (rc == OK) rc = chat_prompt(s, body, &spec, &err);
+    int rc = body ? chat_read(s, body, &t, &spec, &err) : err.code;
     if (rc == OK)
         generation_start(s, x, &chat_dialect, "chatcmpl-", &t, &spec);
     else
@@ -673,8 +678,8 @@ int ids_of_prompts(const struct server *s, const json_t *v, int most, struct ids
     return OK;
 }
 
-static int completion_read(struct server *s, const json_t *body, struct generation_spec *spec,
-                           struct error *err) {
+static int completion_limits(struct server *s, const json_t *body, struct generation_spec *spec,
+                             struct error *err) {
     int64_t max = 16, logprobs = -1, best_of = spec->n;
     const char *suffix = NULL;
     if (field_int(body, "max_tokens", 0, INT32_MAX, &max, err) != OK ||
@@ -829,16 +834,21 @@ static const struct dialect completion_dialect = {.stream_type = "text/event-str
                                                   .end = completion_end,
                                                   .whole = completion_whole};
 
+int completion_read(struct server *s, const json_t *body, struct target *t,
+                    struct generation_spec *spec, struct error *err) {
+    int rc = target_read(s, body, t, err);
+    if (rc == OK) rc = settings_read(s, body, spec, err);
+    if (rc == OK) rc = format_read(s, body, spec, err);
+    return rc == OK ? completion_limits(s, body, spec, err) : rc;
+}
+
 static void completion_handle(void *ctx, struct exchange *x) {
     struct server *s = ctx;
     struct generation_spec spec = {0};
     struct target t = {0};
     struct error err;
     json_t *body = exchange_json(x, &err);
-    int rc = body ? target_read(s, body, &t, &err) : err.code;
-    if (rc == OK) rc = settings_read(s, body, &spec, &err);
-    if (rc == OK) rc = format_read(s, body, &spec, &err);
-    if (rc == OK) rc = completion_read(s, body, &spec, &err);
+    int rc = body ? completion_read(s, body, &t, &spec, &err) : err.code;
     if (rc == OK)
         generation_start(s, x, &completion_dialect, "cmpl-", &t, &spec);
     else

@@ -6,6 +6,7 @@
 #include "serve/keys.h"
 #include "serve/metrics.h"
 
+#include <malloc.h>
 #include <math.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -15,7 +16,13 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { GRAMMARS_KEPT = 64, WORKERS = 8, MAX_ROUTES = 128 };
+enum {
+    GRAMMARS_KEPT = 64,
+    GRAMMARS_KEPT_BYTES = 512 << 10, /* of text; also those in use count */
+    GRAMMAR_BYTES = 256 << 10,
+    WORKERS = 8,
+    MAX_ROUTES = 128,
+};
 
 /* errors */
 
@@ -425,10 +432,20 @@ void target_apply(const struct target *t, struct request *r) {
 
 /* grammars */
 
-/* Forgets those that nobody uses, oldest first. The lock is held. */
-static void grammars_trim(struct server *s) {
-    for (int i = s->n_grammars - 1; i >= 0 && s->n_grammars >= GRAMMARS_KEPT; i--) {
+static size_t grammar_len(const struct grammar *g) {
+    size_t len;
+    grammar_source(g, &len);
+    return len;
+}
+
+/* Makes room for one more of `len` bytes: forgets those that nobody uses, oldest first. What is
+ * compiled is some fifty times as large as its text. The lock is held. */
+static void grammars_trim(struct server *s, size_t len) {
+    for (int i = 0; i < s->n_grammars; i++) len += grammar_len(s->grammars[i].g);
+    for (int i = s->n_grammars - 1; i >= 0; i--) {
+        if (s->n_grammars < GRAMMARS_KEPT && len <= GRAMMARS_KEPT_BYTES) return;
         if (s->grammars[i].users) continue;
+        len -= grammar_len(s->grammars[i].g);
         grammar_free(s->grammars[i].g);
         s->n_grammars--;
         memmove(&s->grammars[i], &s->grammars[i + 1],
@@ -449,15 +466,22 @@ static struct grammar *grammar_compile(const char *kind, const char *text, size_
 
 struct grammar *server_grammar(struct server *s, const char *kind, const char *text, size_t len,
                                struct error *err) {
+    if (len > GRAMMAR_BYTES) {
+        error_set(err, ERR_USAGE, "it has %zu bytes, and may have %d", len, GRAMMAR_BYTES);
+        return NULL;
+    }
     struct grammar *g = grammar_compile(kind, text, len, err);
-    if (!g) return NULL;
+    if (!g) {
+        err->code = ERR_USAGE; // what is too large for a grammar is the request's fault
+        return NULL;
+    }
     pthread_mutex_lock(&s->lock);
     int at = 0;
     while (at < s->n_grammars && strcmp(s->grammars[at].hash, grammar_hash(g)) != 0) at++;
     if (at < s->n_grammars) {
         grammar_free(g);
     } else {
-        grammars_trim(s);
+        grammars_trim(s, len);
         s->grammars = xrealloc(s->grammars, sizeof *s->grammars * (size_t)(s->n_grammars + 1));
         memmove(s->grammars + 1, s->grammars, sizeof *s->grammars * (size_t)s->n_grammars++);
         s->grammars[at = 0] = (struct known_grammar){.g = g};
@@ -643,6 +667,16 @@ static void server_release(struct server *s) {
     free(s->path);
 }
 
+/* Threads share two heaps, whose ends go back to the system: one for each, as large as what it once
+ * read, would be most of the server's memory. */
+static void memory_limit(void) {
+#ifdef __GLIBC__
+    mallopt(M_ARENA_MAX, 2);
+    mallopt(M_MMAP_THRESHOLD, 128 << 10);
+    mallopt(M_TRIM_THRESHOLD, 128 << 10);
+#endif
+}
+
 static void signals_block(sigset_t *set) {
     sigemptyset(set);
     sigaddset(set, SIGTERM);
@@ -694,6 +728,7 @@ int serve_run(struct model *m, struct engine *e, const struct engine_options *eo
     pthread_mutex_init(&s.lock, NULL);
     pthread_mutex_init(&s.making, NULL);
     signals_block(&set);
+    memory_limit();
     int rc = server_open(&s, eo, err);
     if (rc == OK) {
         char url[512];

@@ -184,6 +184,14 @@ struct body_sink *ollama_sink(struct server *s, struct exchange *x, const struct
  * otherwise. */
 void model_settings_apply(struct server *s, const struct target *t, json_t *body);
 
+struct generation_spec;
+/* Bodies as requests: whom they ask and for what, the caller's also after an error. */
+int chat_read(struct server *s, json_t *body, struct target *t, struct generation_spec *spec,
+              struct error *err);
+int completion_read(struct server *s, const json_t *body, struct target *t,
+                    struct generation_spec *spec, struct error *err);
+int tokenize_read(const struct server *s, json_t *body, struct ids *out, struct error *err);
+
 /* what several APIs need of OpenAI's */
 
 /* A string, strings, ids, or lists of ids, 1 to `most`: [*n], the caller's also after an error. */

@@ -94,7 +94,7 @@ static int tokens_of_chat(const struct server *s, json_t *body, struct ids *out,
     return rc;
 }
 
-static int tokens_of(const struct server *s, json_t *body, struct ids *out, struct error *err) {
+int tokenize_read(const struct server *s, json_t *body, struct ids *out, struct error *err) {
     bool specials = true;
     const char *prompt = NULL;
     if (field(body, "messages")) return tokens_of_chat(s, body, out, err);
@@ -112,7 +112,7 @@ static void tokenize_handle(void *ctx, struct exchange *x) {
     struct error err;
     bool names = false;
     json_t *body = exchange_json(x, &err);
-    int rc = body ? tokens_of(s, body, &ids, &err) : err.code;
+    int rc = body ? tokenize_read(s, body, &ids, &err) : err.code;
     if (rc == OK) rc = field_bool(body, "return_token_strs", &names, &err);
     if (rc == OK) {
         json_t *list = json_array(), *strs = names ? json_array() : json_null();

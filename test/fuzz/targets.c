@@ -38,12 +38,17 @@
 #include <unistd.h>
 #include <unistr.h>
 
-/* Both names are also those of other headers here. */
+/* These names are also those of other headers here. */
 #define outcome life_outcome
 #define ask life_ask
 #include "world/life.h"
 #undef outcome
 #undef ask
+#define call serve_call
+#define answer serve_answer
+#include "serve/generation.h"
+#undef call
+#undef answer
 
 struct fuzz_target {
     const char *name;
@@ -1192,6 +1197,81 @@ static void fuzz_life_state(const uint8_t *data, size_t size) {
     json_decref(v);
 }
 
+/* A server without sockets or threads: a tiny model of bytes, and an adapter, "spare". */
+static struct server *server_small(void) {
+    static struct serve_options o = {.max_waiting = 64, .max_tokens = 16};
+    static struct server s = {.o = &o, .name = (char *)(uintptr_t) "small"};
+    struct adapter_pool_options po = {0};
+    struct adapter_config c = {.r = 1, .alpha = 2, .target = {[PROJ_Q] = true}};
+    struct model_config shape = shape_small();
+    struct error err;
+    if (s.m) return &s;
+    shape.vocab_size = 259;
+    s.m = model_new(&shape, 1, CLASS_EXACT);
+    s.m->tok = tok_byte_fallback(259);
+    s.path = s.name;
+    s.pool = adapter_pool_new(s.m, &po);
+    s.adapters = xcalloc(1, sizeof *s.adapters);
+    s.adapters[s.n_adapters++] = (struct listed){.name = xstrdup("spare"), .path = xstrdup("x")};
+    pthread_mutex_init(&s.lock, NULL);
+    struct adapter *a = adapter_new(&shape, &c, 1);
+    MUST(adapter_pool_publish(s.pool, "spare", a, &err) == OK);
+    adapter_release(a);
+    return &s;
+}
+
+static void prompts_use(const struct ids *prompts, int n, int32_t vocab) {
+    for (int i = 0; i < n; i++)
+        for (int32_t k = 0; k < prompts[i].n; k++)
+            MUST(prompts[i].v[k] >= 0 && prompts[i].v[k] < vocab);
+}
+
+/* What the engine is told is what it takes. */
+static void spec_use(struct server *s, struct target *t, struct generation_spec *spec, bool read) {
+    if (read) {
+        const struct sampling *p = &spec->sampling;
+        MUST(spec->n_prompts >= 1 && spec->n >= 1 && spec->max_tokens >= 0);
+        MUST(p->temperature >= 0 && p->top_p > 0 && p->top_p <= 1 && p->top_k >= 0);
+        MUST(spec->n_stop_ids <= (int)ARRAY_LEN(spec->stop_ids) && t->n <= ENGINE_MIX_MAX);
+        MUST(spec->n_top <= ENGINE_TOP_MAX && t->name && t->label);
+        for (int i = 0; i < spec->stops.n; i++) MUST(*spec->stops.v[i]);
+        prompts_use(spec->prompts, spec->n_prompts, tok_vocab_size(s->m->tok));
+    }
+    if (spec->grammar) server_grammar_release(s, spec->grammar);
+    generation_spec_release(spec);
+    target_release(t);
+}
+
+/* Every reader reads every body, as it came: reading changes it. */
+static void fuzz_http_json(const uint8_t *data, size_t size) {
+    struct server *s = server_small();
+    struct buf body = {.data = (char *)(uintptr_t)data, .len = size};
+    for (int reader = 0; reader < 5; reader++) {
+        struct generation_spec spec = {0};
+        struct target t = {0};
+        struct ids ids = {0}, *texts = NULL;
+        struct error err;
+        int n = 0, rc = OK;
+        json_t *v = body_json(&body, &err);
+        if (!v) return;
+        if (reader == 0)
+            rc = chat_read(s, v, &t, &spec, &err);
+        else if (reader == 1)
+            rc = completion_read(s, v, &t, &spec, &err);
+        else if (reader == 2)
+            (void)tokenize_read(s, v, &ids, &err);
+        else if (reader == 3)
+            (void)ids_of_prompts(s, field(v, "input"), 16, &texts, &n, &err);
+        else
+            (void)server_scales(s, v, &err);
+        spec_use(s, &t, &spec, reader < 2 && rc == OK);
+        for (int i = 0; i < n; i++) ids_release(&texts[i]);
+        free(texts);
+        ids_release(&ids);
+        json_decref(v);
+    }
+}
+
 static const struct fuzz_target fuzz_targets[] = {
     {"gguf", fuzz_gguf},
     {"gguf_tokenizer", fuzz_gguf_tokenizer},
@@ -1230,6 +1310,7 @@ static const struct fuzz_target fuzz_targets[] = {
     {"world_pipe", fuzz_world_pipe},
     {"world_env", fuzz_world_env},
     {"life_state", fuzz_life_state},
+    {"http_json", fuzz_http_json},
 };
 
 static const struct fuzz_target *fuzz_target_find(const char *name) {

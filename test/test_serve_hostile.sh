@@ -1,0 +1,13 @@
+#!/bin/sh
+# test_serve_hostile: shoal serve beside clients that mean harm (serve_hostile.py). Every answer is an error in the
+# right form, the others are served meanwhile, memory does not stay, and every end is clean. SHOAL is the binary.
+set -u
+shoal=${SHOAL:-build/shoal}
+tmp=$(mktemp -d) || exit 1
+trap 'rm -rf "$tmp"' EXIT
+if ! command -v python3 >/dev/null 2>&1; then
+    echo "skip serve_hostile: python3 is not here"
+    exit 0
+fi
+"$shoal" adapter new --model models/fry --rank 4 --seed 1 "$tmp/spare" --quiet >/dev/null 2>&1 || echo "not ok adapter new: failed"
+python3 test/serve_hostile.py "$shoal" "$tmp"

@@ -114,6 +114,14 @@ $(O)/protocols.inc: $(wildcard protocols/*.yaml) Makefile
 $(O)/src/swarm/workflow.o: $(O)/protocols.inc
 $(O)/src/swarm/workflow.o: CFLAGS_ALL += -I$(O)
 
+# The web page lies in the program as its files are: a row for each.
+$(O)/page.inc: $(wildcard web/*) Makefile
+	$(call say,PAGE  $@)
+	$(Q)mkdir -p $(@D)
+	$(Q)n=0; for f in $(sort $(wildcard web/*)); do echo "FILE_ROW($$n, \"$$(basename $$f)\")"; n=$$((n + 1)); done >$@
+$(O)/src/serve/page.o: $(O)/page.inc
+$(O)/src/serve/page.o: CFLAGS_ALL += -I$(O)
+
 $(O)/%.o: %.c Makefile
 	$(call say,CC    $<)
 	$(Q)mkdir -p $(@D)

@@ -202,10 +202,13 @@ static void has_ended(void *ctx, const struct exchange *x) {
 }
 
 static void serve(void) {
-    const struct http_calls calls = {
-        .routes = routes, .workers = 4, .admit = admit, .refuse = refuse, .ended = has_ended};
-    h = http_new(&options, &calls, &err);
-    if (!h) fail_msg("%s", err.text);
+    const struct http_calls calls = {.routes = routes,
+                                     .workers = 4,
+                                     .self = &h,
+                                     .admit = admit,
+                                     .refuse = refuse,
+                                     .ended = has_ended};
+    if (!http_new(&options, &calls, &err)) fail_msg("%s", err.text);
 }
 
 static int set_up(void **state) {

@@ -871,6 +871,13 @@ static int address_of(const struct http_options *o, struct sockaddr_storage *out
     return OK;
 }
 
+bool http_is_loopback(const struct http_options *o) {
+    struct sockaddr_storage address = {0};
+    struct error ignored;
+    bool loopback = false;
+    return address_of(o, &address, &loopback, &ignored) == OK && loopback;
+}
+
 static char *pem_read(const char *path, struct error *err) {
     struct buf b = {0};
     if (file_read(path, 1 << 20, &b, err) == OK) return b.data ? b.data : xstrdup("");
@@ -923,7 +930,9 @@ struct http *http_new(const struct http_options *o, const struct http_calls *c, 
     pthread_mutex_init(&h->lock, NULL);
     pthread_cond_init(&h->worked, NULL);
     pthread_cond_init(&h->ended, NULL);
+    if (c->self) *c->self = h;
     if (daemon_start(h, err) != OK) {
+        if (c->self) *c->self = NULL;
         http_free(h);
         return NULL;
     }
@@ -938,10 +947,6 @@ struct http *http_new(const struct http_options *o, const struct http_calls *c, 
 
 int http_port(const struct http *h) {
     return h->port;
-}
-
-bool http_is_loopback(const struct http *h) {
-    return h->loopback;
 }
 
 struct http_stats http_stats(struct http *h) {

@@ -54,6 +54,7 @@ struct http_calls {
     void *ctx;
     const struct route *routes; /* ends with a NULL method */
     int workers;
+    struct http **self; /* set before anything is called, sooner than http_new returns; or NULL */
     /* Whether the request may go on, before its body is read: OK, or it has been answered
      * (exchange_refuse). */
     int (*admit)(void *ctx, struct exchange *x, const struct route *r);
@@ -69,7 +70,8 @@ struct http_calls {
  * options and calls is borrowed. */
 struct http *http_new(const struct http_options *o, const struct http_calls *c, struct error *err);
 int http_port(const struct http *h);
-bool http_is_loopback(const struct http *h); /* only this machine can reach it */
+/* Whether only this machine will be listened to. */
+bool http_is_loopback(const struct http_options *o);
 /* No new connections; what is under way is finished, for drain_seconds at most. Then http_free. */
 void http_drain(struct http *h);
 void http_free(struct http *h);

@@ -118,7 +118,7 @@ static void jobs_changed(void *ctx) {
     struct server *s = ctx;
     pthread_mutex_lock(&s->lock);
     for (struct watcher *w = s->watchers; w; w = w->next) exchange_wake(w->x);
-    if (!s->closing && !__atomic_exchange_n(&s->publishing, true, __ATOMIC_ACQ_REL))
+    if (!s->closing && s->http && !__atomic_exchange_n(&s->publishing, true, __ATOMIC_ACQ_REL))
         http_work(s->http, results_publish, s);
     pthread_mutex_unlock(&s->lock);
 }

@@ -860,9 +860,8 @@ static void version_handle(void *ctx, struct exchange *x) {
 static void root_handle(void *ctx, struct exchange *x) {
     static const char words[] = "Ollama is running";
     const char *accept = exchange_header(x, "Accept");
-    (void)ctx;
     if (accept && strcasestr(accept, "text/html"))
-        api_fail(x, 404, NULL, NULL, "not_found", "there is no page here; docs/API.md lists paths");
+        page_handle(ctx, x);
     else
         exchange_reply(x, 200, "text/plain; charset=utf-8", words, sizeof words - 1);
 }

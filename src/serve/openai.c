@@ -21,6 +21,7 @@ enum {
     MAX_N = 128,
     MAX_PROMPTS = 2048,
     MAX_STOPS = 16,
+    STOP_BYTES = 1024,
     MAX_INPUTS = 2048,
     LOGIT_BIASES = 1024,
     EMBED_TOKENS = 512
@@ -77,6 +78,10 @@ int stops_read(const struct server *s, const json_t *body, struct generation_spe
             free(spec->stops.v[k]);
             spec->stops.v[k] = spec->stops.v[--spec->stops.n];
         }
+    for (int k = 0; k < spec->stops.n; k++) // each is looked for after every token
+        if (strlen(spec->stops.v[k]) > STOP_BYTES)
+            return error_set(err, ERR_USAGE, "a text in 'stop' may have at most %d bytes",
+                             STOP_BYTES);
     if (!ignore_eos && tok_eos(tok) >= 0) spec->stop_ids[spec->n_stop_ids++] = tok_eos(tok);
     if (!ignore_eos && tok_chat_end(tok) != tok_eos(tok) && tok_chat_end(tok) >= 0)
         spec->stop_ids[spec->n_stop_ids++] = tok_chat_end(tok);

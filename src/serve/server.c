@@ -584,9 +584,9 @@ static void ended(void *ctx, const struct exchange *x) {
 
 static struct route *routes_join(void) {
     static struct route all[MAX_ROUTES];
-    const struct route *const tables[] = {openai_routes, vllm_routes,    llamacpp_routes,
-                                          teams_routes,  counted_routes, jobs_routes,
-                                          system_routes, worlds_routes,  ollama_routes};
+    const struct route *const tables[] = {
+        openai_routes, vllm_routes,   llamacpp_routes, teams_routes,  counted_routes,
+        jobs_routes,   system_routes, worlds_routes,   ollama_routes, page_routes};
     int n = 0;
     for (size_t i = 0; i < ARRAY_LEN(tables); i++)
         for (const struct route *r = tables[i]; r->method; r++) {
@@ -685,6 +685,16 @@ static void signals_block(sigset_t *set) {
     signal(SIGPIPE, SIG_IGN);
 }
 
+/* Nobody else's machine is listened to by accident. */
+static int address_admit(struct server *s, struct error *err) {
+    const struct http_options *o = &s->o->http;
+    if (http_is_loopback(o) || keys_any(s->keys) || !s->o->auth) return OK;
+    return error_set(err, ERR_USAGE,
+                     "'%s' is open to other machines, and there are no keys: make one with 'shoal "
+                     "key add NAME', or say --no-auth to let anybody chat",
+                     o->host);
+}
+
 static int server_open(struct server *s, const struct engine_options *eo, struct error *err) {
     struct adapter_pool_options po = {.elem = eo->lora_elem, .serve_only = false};
     const char *hash = model_hash(s->m, err);
@@ -696,22 +706,17 @@ static int server_open(struct server *s, const struct engine_options *eo, struct
     ollama_models_load(s);
     s->batcher = batcher_new(s->e, (int)s->o->max_waiting);
     counted_open(s);
-    if (keys_make(s, err) != OK) return err->code;
+    if (keys_make(s, err) != OK || address_admit(s, err) != OK) return err->code;
     struct http_calls calls = {.ctx = s,
                                .routes = routes_join(),
                                .workers = WORKERS,
+                               .self = &s->http,
                                .admit = admit,
                                .sink = sink,
                                .refuse = refuse,
                                .ended = ended};
-    s->http = http_new(&s->o->http, &calls, err);
-    if (!s->http) return err->code;
     if (server_jobs_open(s, err) != OK) return err->code;
-    if (http_is_loopback(s->http) || keys_any(s->keys) || !s->o->auth) return OK;
-    return error_set(err, ERR_USAGE,
-                     "'%s' is open to other machines, and there are no keys: make one with 'shoal "
-                     "key add NAME', or say --no-auth to let anybody chat",
-                     s->o->http.host);
+    return http_new(&s->o->http, &calls, err) ? OK : err->code;
 }
 
 int serve_run(struct model *m, struct engine *e, const struct engine_options *eo, const char *path,

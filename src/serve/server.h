@@ -172,7 +172,10 @@ void api_fail_error(struct exchange *x, const struct error *err, const char *par
 
 /* the APIs' routes; each ends with a NULL method */
 extern const struct route openai_routes[], vllm_routes[], llamacpp_routes[], teams_routes[],
-    counted_routes[], jobs_routes[], system_routes[], worlds_routes[], ollama_routes[];
+    counted_routes[], jobs_routes[], system_routes[], worlds_routes[], ollama_routes[],
+    page_routes[];
+
+void page_handle(void *ctx, struct exchange *x); /* page.c: what browsers get at / too */
 
 /* made models: see ollama_models.c */
 

@@ -1,0 +1,417 @@
+// The web page as people use it: see test/test_page.sh, which starts the server and names the browser.
+import assert from "node:assert/strict";
+import { createRequire } from "node:module";
+import { join } from "node:path";
+
+const { SHOAL_URL: url, SHOAL_ADAPTER: adapter, SHOTS: shots, CHROMIUM: chromium } = process.env;
+const { chromium: browsers } = createRequire(join(shots, "x.js"))("playwright-core");
+
+const views = ["chat", "debate", "agents", "jobs", "system", "settings"];
+const names = {
+    en: ["Chat", "Debate", "Agents", "Jobs", "System", "Settings"],
+    ja: ["チャット", "討論", "エージェント", "ジョブ", "システム", "設定"],
+    zh: ["对话", "辩论", "智能体", "任务", "系统", "设置"],
+};
+
+let failed = 0;
+async function check(name, run) {
+    try {
+        await run();
+        console.log(`ok page: ${name}`);
+    } catch (e) {
+        failed++;
+        console.log(`not ok page: ${name}: ${String(e?.message ?? e).replace(/\s*\n\s*/g, " | ").slice(0, 600)}`);
+    }
+}
+
+const browser = await browsers.launch({ executablePath: chromium, args: ["--no-sandbox"] });
+const hasJobs = (await fetch(url + "/v1/jobs")).ok;
+
+/* What no page may do: complain to the console, ask another host. `expected` are errors that a check provokes. */
+const said = [], strangers = [];
+let expected = /^$/;
+async function context(options) {
+    const c = await browser.newContext({ viewport: { width: 1280, height: 800 }, locale: "en-US", ...options });
+    c.on("request", (r) => {
+        if (new URL(r.url()).origin !== url) strangers.push(r.url());
+    });
+    c.on("console", (m) => {
+        const where = m.location().url ?? "";
+        if (!["error", "warning"].includes(m.type()) || expected.test(where) || (!hasJobs && /\/v1\/jobs/.test(where))) return;
+        said.push(`${m.type()}: ${m.text()} (${where})`);
+    });
+    c.on("weberror", (e) => said.push(`thrown: ${e.error().stack ?? e.error()}`));
+    c.setDefaultTimeout(15000);
+    return c;
+}
+async function page_of(c, view = "chat") {
+    const p = await c.newPage();
+    await p.goto(`${url}/#/${view}`);
+    await p.locator("nav a[aria-current]").waitFor();
+    return p;
+}
+async function provoke(what, run) {
+    expected = what;
+    await run();
+    expected = /^$/;
+}
+const go = (p, view) => p.locator(`nav a[href="#/${view}"]`).click();
+const reply = (p, n = 0) => p.locator(".column").nth(n).locator(".reply").last();
+async function chat(p, words) {
+    await p.locator(".composer > textarea").fill(words);
+    await p.keyboard.press("Enter");
+}
+const ended = (r) => r.and(r.page().locator('[aria-busy="false"]')).waitFor();
+
+/* ---- every view, in every language and theme, on a desk and on a phone */
+
+/** What a screen reader could not name, and what sticks out of the window. */
+const faults = () => {
+    const list = [];
+    for (const e of document.querySelectorAll("button, input, select, textarea, a, summary")) {
+        const name = e.getAttribute("aria-label") || e.labels?.[0]?.textContent || (e.matches("button, a, summary") ? e.textContent : "");
+        if (e.checkVisibility() && !name.trim()) list.push("no name: " + e.outerHTML.slice(0, 120));
+    }
+    if (document.documentElement.scrollWidth > innerWidth) list.push("wider than the window: " + document.documentElement.scrollWidth);
+    for (const e of document.querySelectorAll("main, main > *"))
+        if (e.scrollWidth > e.clientWidth + 1) list.push(`${e.tagName}.${e.className} is wider than its place: ${e.scrollWidth}`);
+    return list;
+};
+
+for (const lang of Object.keys(names))
+    await check(`every view in ${lang}`, async () => {
+        for (const theme of ["light", "dark"])
+            for (const width of [1280, 375]) {
+                const c = await context({ colorScheme: theme, locale: lang, viewport: { width, height: width > 400 ? 800 : 720 } });
+                const p = await page_of(c);
+                for (const [i, view] of views.entries()) {
+                    await go(p, view);
+                    await p.waitForFunction((v) => document.querySelector("main").className === v, view);
+                    assert.equal(await p.locator("nav a[aria-current=page]").textContent(), names[lang][i]);
+                    assert.equal(await p.locator("html").getAttribute("lang"), lang);
+                    await p.waitForTimeout(view === "system" ? 2300 : 120);
+                    await p.screenshot({ path: join(shots, `${view}-${lang}-${theme}-${width}.png`) });
+                    assert.deepEqual(await p.evaluate(faults), [], `${view} ${theme} ${width}`);
+                }
+                const [r, g, b] = await p.evaluate(() => getComputedStyle(document.documentElement).backgroundColor.match(/\d+/g).map(Number));
+                assert.equal(r + g + b < 200, theme === "dark");
+                await c.close();
+            }
+    });
+
+/* ---- chat */
+
+const desk = await context();
+const p = await page_of(desk);
+
+await check("a reply streams", async () => {
+    await p.locator(".panel summary").click();
+    await p.getByLabel("Max. tokens").fill("200");
+    await p.getByLabel("Temperature").fill("4");
+    await p.getByLabel("Seed").fill("7");
+    await p.evaluate(() => {
+        window.lengths = new Set();
+        new MutationObserver(() => window.lengths.add(document.querySelector(".words")?.textContent.length ?? 0))
+            .observe(document.querySelector("main"), { childList: true, subtree: true, characterData: true });
+    });
+    await chat(p, "sort 3, 1, 2");
+    await ended(reply(p));
+    assert.match(await reply(p).locator(".words").textContent(), /\S/);
+    assert.ok((await p.evaluate(() => window.lengths.size)) > 3, "the text came at once");
+    const stats = await reply(p).locator("footer").textContent();
+    assert.match(stats, /\d+ tokens · [\d,.]+ tokens\/s · first after [\d.]+ m?s/);
+    assert.equal(Number(/\d+/.exec(stats)[0]) <= 200, true);
+});
+
+await check("a token's alternatives are shown on hover, and by keys", async () => {
+    await reply(p).locator(".token").nth(1).hover();
+    await p.locator("#tip").waitFor();
+    assert.equal(await p.locator("#tip tr:not(.own)").count() >= 4, true);
+    const shares = (await p.locator("#tip .n").allTextContents()).map((s) => parseFloat(s.replace("< ", "")));
+    assert.ok(shares.length >= 5 && shares[0] >= shares[4] && shares.reduce((a, b) => a + b) <= 101, shares.join());
+    assert.ok((await p.locator("#tip tr.own").count()) >= 1, "the token itself is not among them");
+    await p.screenshot({ path: join(shots, "tokens.png") });
+    await p.mouse.move(5, 5);
+    await p.locator("#tip").waitFor({ state: "hidden" });
+    await reply(p).locator(".words").focus();
+    await p.keyboard.press("ArrowRight");
+    await p.keyboard.press("ArrowRight");
+    assert.equal(await reply(p).locator(".here").textContent(), await reply(p).locator(".token").nth(1).textContent());
+    assert.ok(await p.locator("#tip").isVisible());
+    await p.keyboard.press("Escape");
+    assert.ok(await p.locator("#tip").isHidden());
+});
+
+await check("a conversation is kept, and its words go along", async () => {
+    const before = await reply(p).locator(".words").textContent();
+    await p.reload();
+    assert.equal(await reply(p).locator(".words").textContent(), before);
+    const [sent] = await Promise.all([p.waitForRequest(/completions/), chat(p, "again")]);
+    const body = sent.postDataJSON();
+    assert.deepEqual(body.messages.map((m) => m.role), ["user", "assistant", "user"]);
+    assert.equal(body.messages[1].content, before);
+    assert.equal(body.seed, 7);
+    await ended(reply(p));
+    await p.getByText("New conversation").click();
+    assert.equal(await p.locator(".log article").count(), 0);
+});
+
+await check("stop stops, and what was said stays", async () => {
+    let free;
+    const held = new Promise((r) => (free = r));
+    await p.route("**/v1/chat/completions", async (route) => {
+        await held;
+        await route.abort().catch(() => {});
+    });
+    await chat(p, "wait");
+    await p.getByRole("button", { name: "Stop" }).click();
+    await ended(reply(p));
+    assert.match(await reply(p).locator("footer").textContent(), /stopped/);
+    free();
+    await p.unroute("**/v1/chat/completions");
+    await p.getByText("New conversation").click();
+});
+
+await check("two models side by side get the same words", async () => {
+    await p.getByLabel("Two side by side").check();
+    await p.getByLabel("Model 2").first().locator("select").selectOption("critic");
+    const models = [];
+    p.on("request", (r) => /completions/.test(r.url()) && models.push(r.postDataJSON().model));
+    await chat(p, "copy red blue");
+    await ended(reply(p, 0));
+    await ended(reply(p, 1));
+    assert.deepEqual(models.sort(), ["critic", "fry"]);
+    assert.deepEqual(await p.locator(".user").allTextContents(), ["copy red blue", "copy red blue"]);
+    await p.screenshot({ path: join(shots, "side-by-side.png") });
+    await p.getByText("New conversation").click();
+    await p.getByLabel("Two side by side").uncheck();
+});
+
+await check("a mix by hand; what the server refuses is shown in its words", async () => {
+    await p.locator(".picker select").selectOption("*");
+    await p.getByLabel("Mix of adapters").fill("critic*0.5+fry");
+    await chat(p, "3 + 4");
+    await ended(reply(p));
+    assert.match(await reply(p).locator("footer").textContent(), /tokens/);
+    await p.getByLabel("Mix of adapters").fill("nobody*1");
+    await provoke(/completions/, async () => {
+        await chat(p, "3 + 4");
+        await ended(reply(p));
+    });
+    assert.match(await reply(p).locator(".error").textContent(), /the model 'nobody' does not exist/);
+    await p.screenshot({ path: join(shots, "refused.png") });
+    await p.getByText("New conversation").click();
+});
+
+await check("a team's turns can be unfolded", async () => {
+    await p.locator(".picker select").selectOption("team:careful");
+    await chat(p, "3 + 4 = ?");
+    await ended(reply(p));
+    await reply(p).locator("summary").click();
+    const turns = await reply(p).locator("pre").textContent();
+    for (const name of ["doubter", "実務家", "explorer"]) assert.ok(turns.includes(name + ":"), turns);
+    await p.screenshot({ path: join(shots, "team.png") });
+    await p.locator(".picker select").selectOption("fry");
+    await p.getByText("New conversation").click();
+});
+
+await check("markup from a model is text", async () => {
+    const evil = '<img src=x onerror="document.title=1"><b>x</b>';
+    const chunk = (delta, finish = null) => `data: ${JSON.stringify({ choices: [{ index: 0, delta, logprobs: null, finish_reason: finish }] })}\n\n`;
+    await p.route("**/v1/chat/completions", (r) => r.fulfill({ contentType: "text/event-stream",
+        body: chunk({ content: evil }) + chunk({}, "stop") + "data: [DONE]\n\n" }));
+    await chat(p, evil);
+    await ended(reply(p));
+    assert.equal(await reply(p).locator(".words").textContent(), evil);
+    assert.equal(await p.locator("main img, main b").count(), 0);
+    await p.unroute("**/v1/chat/completions");
+    await p.getByText("New conversation").click();
+});
+
+/* ---- debate */
+
+await check("a debate is shown by rounds, with votes", async () => {
+    await go(p, "debate");
+    await p.getByLabel("Question").fill("pick the smallest of 4, 9, 2");
+    await p.getByLabel("Choices").fill("4\n9\n2");
+    await p.getByRole("button", { name: "Let them debate" }).click();
+    await p.locator(".votes").waitFor();
+    assert.equal(await p.locator(".round").count(), 2);
+    assert.equal(await p.locator(".said").count(), 6);
+    const answers = await p.locator(".said .answer").allTextContents();
+    assert.ok(answers.every((a) => ["4", "9", "2"].includes(a)), answers.join());
+    assert.equal((await p.locator(".votes td.n:nth-child(2)").allTextContents()).map(Number).reduce((a, b) => a + b), 3);
+    await p.screenshot({ path: join(shots, "debate.png"), fullPage: true });
+});
+
+await check("who changed their mind is marked", async () => {
+    const line = (round, answer) => ({ name: "a", round, text: "x", answer, confidence: 0.5 });
+    await p.route("**/v1/debate", (r) => r.fulfill({ json: { question: "q", said: [line(0, "4"), line(1, "9"), line(2, "9")],
+        scores: { 4: 0, 9: 1 }, ending: "agreement", rounds: 3, answer: "9" } }));
+    await p.getByRole("button", { name: "Let them debate" }).click();
+    await p.locator(".flipped").waitFor();
+    assert.equal(await p.locator(".flipped").count(), 1);
+    assert.match(await p.locator(".flipped footer").textContent(), /4 → 9.*changed/);
+    await p.unroute("**/v1/debate");
+});
+
+/* ---- agents, system, jobs */
+
+await check("agents: what each has done; an adapter goes and comes", async () => {
+    await go(p, "agents");
+    const row = p.locator("tr", { hasText: "critic" });
+    await row.waitFor();
+    assert.ok(Number(await row.locator("td").nth(0).textContent()) >= 1);
+    assert.ok(Number(await p.locator("tr", { hasText: "fry" }).first().locator("td").nth(2).textContent()) > 0);
+    await row.getByRole("button").click();
+    await row.waitFor({ state: "detached" });
+    await p.getByLabel("Name", { exact: true }).fill("critic");
+    await p.getByLabel("Path").fill(adapter);
+    await p.getByRole("button", { name: "Load", exact: true }).click();
+    await row.waitFor();
+    await p.getByText("doubter").first().waitFor();
+    await provoke(/load_lora/, async () => {
+        await p.getByLabel("Name", { exact: true }).fill("critic");
+        await p.getByLabel("Path").fill(adapter);
+        await p.getByRole("button", { name: "Load", exact: true }).click();
+        await p.locator(".notice").waitFor();
+    });
+    assert.match(await p.locator(".notice").textContent(), /already been loaded/);
+    await p.screenshot({ path: join(shots, "agents.png") });
+    await p.locator(".notice button").click();
+});
+
+await check("system: figures that live", async () => {
+    await go(p, "system");
+    await p.locator(".u-over").nth(5).waitFor();
+    await p.waitForTimeout(4500);
+    const facts = Object.fromEntries(await p.locator(".facts div").evaluateAll((all) => all.map((d) => [d.children[0].textContent, d.children[1].textContent])));
+    assert.match(facts.Memory, /^[\d.]+ MB$/);
+    assert.ok(Number(facts["Generated tokens"].replace(/,/g, "")) > 40, JSON.stringify(facts));
+    assert.match(await p.locator("tr", { hasText: "Whole request" }).textContent(), /\d m?s/);
+    // Something is drawn: a curve's colour is on the canvas.
+    const painted = await p.locator(".charts canvas").nth(4).evaluate((c) => {
+        const d = c.getContext("2d").getImageData(0, 0, c.width, c.height).data;
+        let n = 0;
+        for (let i = 0; i < d.length; i += 4) n += Math.abs(d[i] - 11) + Math.abs(d[i + 1] - 107) + Math.abs(d[i + 2] - 135) < 30 && d[i + 3] > 200;
+        return n;
+    });
+    assert.ok(painted > 20, `${painted} points`);
+    await p.screenshot({ path: join(shots, "system.png") });
+});
+
+if (hasJobs)
+    await check("a job is started, watched, drawn and deleted", async () => {
+        await go(p, "jobs");
+        await p.locator(".starter").getByLabel("Kind").selectOption("world");
+        await p.locator(".starter summary").nth(1).click();
+        const raw = p.getByLabel("Request");
+        await raw.fill(JSON.stringify({ kind: "world", args: [], options: { policy: ["rule", "random", "reflex"], maps: 6, steps: 100 } }));
+        assert.equal(await p.locator(".options .row").count(), 3);
+        await p.getByRole("button", { name: "Start" }).click();
+        await p.locator(".job .state.done").waitFor({ timeout: 60000 });
+        await p.locator(".detail canvas").waitFor();
+        assert.ok((await p.locator(".fields input").count()) > 5);
+        await p.locator(".fields label", { hasText: "survival.value" }).click();
+        await p.locator(".u-legend", { hasText: "survival.value" }).waitFor();
+        assert.ok((await p.locator(".events li").count()) >= 1);
+        await p.waitForTimeout(300);
+        await p.screenshot({ path: join(shots, "job.png"), fullPage: true });
+        await p.getByText("Lines of results: 5").click();
+        assert.match(await p.locator(".detail section pre").textContent(), /"policy":"rule"/);
+        await p.getByRole("button", { name: "Delete" }).click();
+        await p.locator(".detail .job").waitFor({ state: "detached" });
+    });
+else console.log("skip page: jobs: this server has none");
+
+/* ---- keys, settings, what is remembered */
+
+await check("by keyboard alone", async () => {
+    const press = async (...keys) => {
+        for (const k of keys) await p.keyboard.press(k);
+    };
+    const at = async (view) => p.waitForFunction((v) => document.querySelector("main").className === v, view);
+    await p.locator("main").focus();
+    for (const [key, view] of [["d", "debate"], ["a", "agents"], ["j", "jobs"], ["s", "system"], ["e", "settings"], ["c", "chat"]]) {
+        await press("g", key);
+        await at(view);
+    }
+    await press("/");
+    assert.equal(await p.evaluate(() => document.activeElement.getAttribute("aria-label")), "Message");
+    await p.keyboard.type("g d? /");
+    await press("Shift+Enter");
+    assert.equal(await p.locator(".composer > textarea").inputValue(), "g d? /\n");
+    await p.evaluate(() => document.activeElement.dispatchEvent(new KeyboardEvent("keydown", { key: "Enter", isComposing: true, bubbles: true })));
+    assert.equal(await p.locator(".user").count(), 0, "a word that is being composed was sent");
+    await p.locator(".composer > textarea").fill("");
+    await press("Escape", "?");
+    await p.getByRole("dialog", { name: "Keyboard shortcuts" }).waitFor();
+    await p.screenshot({ path: join(shots, "help.png") });
+    await press("Escape");
+    assert.equal(await p.locator("dialog").evaluate((d) => d.open), false);
+    await press("?", "Enter"); // its button has the focus
+    assert.equal(await p.locator("dialog").evaluate((d) => d.open), false);
+    await p.reload();
+    await press("Tab");
+    assert.equal(await p.evaluate(() => document.activeElement.id), "skip");
+    await press("Tab");
+    assert.ok(await p.evaluate(() => document.activeElement.matches("nav a:focus-visible") &&
+        getComputedStyle(document.activeElement).outlineStyle === "solid"), "focus is not to be seen");
+});
+
+await check("a key goes along, and stays in its tab unless it is to be remembered", async () => {
+    await go(p, "settings");
+    const save = async (remember) => {
+        await p.getByLabel("API key").fill("sk-nobody");
+        await p.getByLabel("Remember").setChecked(remember);
+        const [r] = await Promise.all([p.waitForRequest(/models/), p.getByRole("button", { name: "Save" }).click()]);
+        assert.equal(r.headers().authorization, "Bearer sk-nobody");
+        return p.evaluate(() => [sessionStorage.getItem("shoal.key"), localStorage.getItem("shoal.key")]);
+    };
+    assert.deepEqual(await save(false), ["sk-nobody", null]);
+    assert.deepEqual(await save(true), [null, "sk-nobody"]);
+    await p.getByLabel("API key").fill("");
+    await p.getByRole("button", { name: "Save" }).click();
+    await p.getByText("The server accepts it.").waitFor();
+    assert.deepEqual(await p.evaluate(() => [sessionStorage.getItem("shoal.key"), localStorage.getItem("shoal.key")]), [null, null]);
+});
+
+await check("a key that is refused leads to the settings", async () => {
+    await p.route("**/v1/teams", (r) => r.fulfill({ status: 401, json: { error: { message: "no such key" } } }));
+    await provoke(/teams/, async () => {
+        await go(p, "agents");
+        await p.locator(".notice", { hasText: "no such key" }).waitFor();
+    });
+    await p.locator(".notice a").click();
+    await p.getByLabel("API key").waitFor();
+    assert.equal(await p.locator(".notice").count(), 0);
+    await p.unroute("**/v1/teams");
+});
+
+await check("language and theme are switched and remembered", async () => {
+    await p.getByLabel("Language").selectOption("ja");
+    await p.getByLabel("テーマ").selectOption("dark");
+    await p.reload();
+    assert.equal(await p.locator("nav a[aria-current]").textContent(), "設定");
+    assert.equal(await p.evaluate(() => document.documentElement.dataset.theme), "dark");
+    await p.getByLabel("言語").selectOption("");
+    await p.getByLabel("Theme").selectOption("");
+    assert.equal(await p.locator("html").getAttribute("lang"), "en");
+});
+
+await check("a server that is gone is told, once", async () => {
+    await go(p, "system");
+    await provoke(/metrics/, async () => {
+        await p.route("**/v1/metrics", (r) => r.abort());
+        await p.locator(".notice", { hasText: "does not answer" }).waitFor();
+        await p.waitForTimeout(4500);
+        assert.equal(await p.locator(".notice").count(), 1);
+        await p.unroute("**/v1/metrics");
+        await p.locator(".notice").waitFor({ state: "detached" }); // it is there again
+    });
+});
+
+await check("nothing was said to the console", async () => assert.deepEqual(said, []));
+await check("no other host was asked", async () => assert.deepEqual(strangers, []));
+await browser.close();
+process.exit(failed ? 1 : 0);

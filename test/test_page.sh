@@ -1,0 +1,83 @@
+#!/bin/sh
+# test_page: the web page in a real browser: every view in three languages, both themes, on a desk and on a phone; chat,
+# debate, jobs, keys. What it looked like is in build/page/*.png.
+#
+# Prints "ok NAME", "not ok NAME: why" and "skip NAME: why" lines; SHOAL is the binary. Without a browser (CHROMIUM, or
+# chromium of the path) or npm's playwright-core, what curl sees is tested and the rest skipped aloud. Debian:
+# apt-get install --no-install-recommends chromium fonts-noto-cjk
+set -u
+cd "$(dirname "$0")/.." || exit 1
+SHOAL=${SHOAL:-build/shoal}
+home=$PWD/build/page
+tmp=$(mktemp -d) || exit 1
+server=
+finish() {
+    [ -n "$server" ] && kill "$server" 2>/dev/null
+    wait
+    rm -rf "$tmp"
+}
+trap finish EXIT
+trap 'exit 130' INT TERM
+ok() { echo "ok page: $1"; }
+bad() { echo "not ok page: $1: $2"; }
+holds() { if grep -qiF -- "$2" "$3"; then ok "$1"; else bad "$1" "no '$2' in: $(head -c 300 "$3")"; fi; }
+
+mkdir -p "$home"
+if ! "$SHOAL" adapter new --model models/fry --rank 2 --seed 1 "$tmp/critic" >"$tmp/err" 2>&1; then
+    bad "an adapter" "$(tail -n 2 "$tmp/err")"
+    exit 1
+fi
+: >"$tmp/out"
+"$SHOAL" serve models/fry --port 0 --json --state "$tmp/state" --adapter critic="$tmp/critic" --team careful=examples/team.yaml \
+    >"$tmp/out" 2>"$tmp/err" &
+server=$!
+url=
+for _ in $(seq 100); do
+    url=$(sed -n 's/.*"listening":"\([^"]*\)".*/\1/p' "$tmp/out")
+    [ -n "$url" ] && break
+    sleep 0.1
+done
+if [ -z "$url" ]; then
+    bad "serve" "it does not listen: $(tail -n 3 "$tmp/err")"
+    exit 1
+fi
+
+# ---- as files
+if command -v curl >/dev/null 2>&1; then
+    curl -sD "$tmp/head" -o "$tmp/index" "$url/"
+    holds "the page is at /" "<title>Shoal" "$tmp/index"
+    holds "nothing of others runs in it" "content-security-policy: default-src 'self'" "$tmp/head"
+    tag=$(sed -n 's/^[Ee][Tt]ag: \([^\r]*\).*/\1/p' "$tmp/head")
+    same=$(curl -s -o "$tmp/body" -w '%{http_code} %{size_download}' -H "If-None-Match: W/$tag" "$url/")
+    if [ -n "$tag" ] && [ "$same" = "304 0" ]; then ok "what a browser has it is not sent again"; else bad "what a browser has it is not sent again" "$same"; fi
+    for f in web/*; do
+        curl -s -o "$tmp/file" "$url/page/$(basename "$f")"
+        cmp -s "$f" "$tmp/file" || bad "the program holds web/" "$f differs"
+    done
+    ok "the program holds web/"
+    for f in nothing.js .. %2e%2e%2fMakefile app.js/ ../Makefile; do
+        code=$(curl -s --path-as-is -o /dev/null -w '%{http_code}' "$url/page/$f")
+        [ "$code" = 404 ] || bad "other files" "/page/$f: $code"
+    done
+    ok "other files it does not"
+else
+    echo "skip page as files: there is no curl"
+fi
+
+# ---- in a browser
+skip() {
+    echo "skip page in a browser: $1"
+    exit 0
+}
+[ "$(node -p 'process.versions.node.split(".")[0]' 2>/dev/null || echo 0)" -ge 20 ] || skip "it needs Node 20"
+chromium=${CHROMIUM:-$(command -v chromium || command -v chromium-browser || command -v google-chrome)}
+[ -n "$chromium" ] || skip "there is no chromium"
+if [ ! -d "$home/node_modules/playwright-core" ]; then
+    command -v npm >/dev/null 2>&1 || skip "there is no npm"
+    (cd "$home" && timeout 240 npm install --no-save --ignore-scripts --no-audit --no-fund --fetch-retries=1 playwright-core@1.65.1) \
+        >"$tmp/npm" 2>&1 || skip "npm could not install playwright-core: $(grep -i 'npm err' "$tmp/npm" | head -n 2 | tr '\n' ' ')"
+fi
+SHOAL_URL=$url CHROMIUM=$chromium SHOTS=$home SHOAL_ADAPTER=$tmp/critic timeout -k 5 400 node test/clients/page.mjs
+status=$?
+[ $status = 0 ] || bad "the browser's tests" "they ended with $status"
+exit $status

@@ -98,6 +98,13 @@ static bool id_is_safe(const char *id) {
     return *id != 0;
 }
 
+/* The last generation's adapters in reach of a browser. */
+static void next_print(const struct options *o, const struct run_options *ro, const char *id) {
+    printf("to talk to the last generation: shoal serve %s --adapter-dir "
+           "%s/%s/adapters/gen_%lld\nand open http://127.0.0.1:8000\n",
+           ro->model, o->runs, id, (long long)ro->evolve.generations);
+}
+
 static int start(const struct common *c, const struct options *o, const char *recipe,
                  struct error *err) {
     struct run_options ro;
@@ -114,7 +121,12 @@ static int start(const struct common *c, const struct options *o, const char *re
         result = run_execute(&env, &ro, o->id, NULL, err);
         rc = result ? OK : err->code;
     }
-    if (result) print_result(c, o, result);
+    if (result) {
+        char *id = xstrdup(json_text_at(result, "run"));
+        print_result(c, o, result);
+        if (!c->json) next_print(o, &ro, id);
+        free(id);
+    }
     run_options_release(&ro);
     pool_free(env.pool);
     free(path);

@@ -32,6 +32,8 @@ static const struct option_row rows[] = {
         "a key that may do anything, beside those of 'shoal key'; also from $SHOAL_API_KEY"),
     ROW("auth", OPT_BOOL, serve.auth, "true", 0, 0, NULL,
         "without keys, answer this machine only; --no-auth: other machines may chat"),
+    ROW("feedback", OPT_BOOL, serve.feedback, "true", 0, 0, NULL,
+        "keep the last replies, so that they can be rated; --no-feedback: no word is kept"),
     ROW("served-model-name", OPT_LIST, serve.names, NULL, 0, 0, "NAME …",
         "other names of the base"),
     ROW("max-num-seqs", OPT_INT, max_seqs, "64", 1, 4096, "N", "replies that are written at once"),

@@ -287,6 +287,8 @@ void generation_spec_release(struct generation_spec *spec) {
     free(spec->bias);
     strings_release(&spec->stops);
     strings_release(&spec->tool_names);
+    free(spec->user);
+    json_decref(spec->asked);
     json_decref(spec->extra);
     *spec = (struct generation_spec){0};
 }
@@ -366,6 +368,7 @@ static enum pulled stream_pull(void *ctx, struct buf *out) {
         finished += a->finished;
     }
     if (finished < g->n_completions) return out->len ? PULL_MORE : PULL_WAIT;
+    ab_remember(g);
     g->dialect->end(g, out);
     return PULL_END;
 }
@@ -379,6 +382,7 @@ static void stream_close(void *ctx, bool finished) {
 static void whole_reply(void *ctx) {
     struct generation *g = ctx;
     for (int i = 0; i < g->n_completions; i++) answer_advance(g, &g->completions[i]);
+    ab_remember(g); // first: who has the reply may rate it at once
     exchange_reply_json(g->x, 200, g->dialect->whole(g));
     generation_release(g);
 }
@@ -480,7 +484,10 @@ void generation_start(struct server *s, struct exchange *x, const struct dialect
         target_release(t);
         return;
     }
+    struct ab_arm arm;
+    ab_assign(s, x, t, spec->user, &arm);
     struct generation *g = generation_new(s, x, d, id_prefix, t, spec);
+    g->arm = arm;
     struct ticket **calls = xcalloc((size_t)g->n_completions, sizeof *calls);
     for (int i = 0; i < g->n_completions; i++) {
         request_fill(g, &g->completions[i]);

@@ -12,6 +12,7 @@
 #ifndef SHOAL_GENERATION_H
 #define SHOAL_GENERATION_H
 
+#include "serve/ab.h"
 #include "serve/batcher.h"
 #include "serve/http.h"
 #include "serve/server.h"
@@ -42,7 +43,9 @@ struct generation_spec {
     struct grammar *grammar; /* borrowed of the server's */
     enum tool_mode tools;
     struct strings tool_names; /* that are offered */
-    json_t *extra;             /* the dialect's own */
+    char *user;    /* whom the client asks for, or NULL: keeps to one side of an experiment */
+    json_t *asked; /* {messages} or {prompt} for who rates the reply, or NULL */
+    json_t *extra; /* the dialect's own */
 };
 
 /* A tool call in an answer's text. */
@@ -100,6 +103,7 @@ struct generation {
     const struct dialect *dialect;
     struct target target;
     struct generation_spec spec;
+    struct ab_arm arm;
     char id[40];
     int64_t created; /* unix seconds */
     double began;

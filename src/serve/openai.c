@@ -117,6 +117,8 @@ static int settings_read(const struct server *s, const json_t *body, struct gene
         (stream_options &&
          field_bool(stream_options, "include_usage", &spec->include_usage, err) != OK))
         return err->code;
+    const json_t *user = field(body, "user");
+    if (json_is_string(user)) spec->user = xstrdup(json_string_value(user));
     spec->n = (int)n;
     spec->sampling = (struct sampling){.temperature = (float)temperature,
                                        .top_k = (int32_t)MAX(top_k, 0),
@@ -350,6 +352,7 @@ int chat_prompt(const struct server *s, json_t *body, struct generation_spec *sp
         return error_set(err, ERR_USAGE, "'chat_template_kwargs' must be an object");
     /* a reply that is made a call is one also where the template knows none */
     bool told = spec->tools != TOOLS_NONE && template_has_tools(s);
+    spec->asked = json_pack("{s:O}", "messages", messages);
     spec->prompts = xcalloc(1, sizeof *spec->prompts);
     spec->n_prompts = 1;
     json_t *extra = template ? go_template_variables(messages) : json_object();
@@ -600,6 +603,7 @@ static bool chat_of_team(struct server *s, struct exchange *x, json_t *body) {
     if (rc == OK) rc = field_bool(body, "include_reasoning", &spec.thoughts, &err);
     if (rc == OK) rc = messages_read(body, &messages, &err);
     if (rc == OK) {
+        spec.asked = json_pack("{s:O}", "messages", messages);
         team_chat(s, x, &chat_dialect, t, body, &spec);
     } else {
         api_fail_error(x, &err, NULL);
@@ -704,6 +708,8 @@ static int completion_limits(struct server *s, const json_t *body, struct genera
     spec->n_top = spec->logprobs ? (int)MAX(logprobs, 1) : 0;
     spec->prompt_logprobs = spec->logprobs && spec->echo;
     if (spec->echo && spec->logprobs && max == 1) spec->n_stop_ids = 0; // the one token is told
+    if (json_is_string(field(body, "prompt")))
+        spec->asked = json_pack("{s:O}", "prompt", field(body, "prompt"));
     return ids_of_prompts(s, field(body, "prompt"), MAX_PROMPTS, &spec->prompts, &spec->n_prompts,
                           err);
 }

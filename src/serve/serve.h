@@ -20,6 +20,7 @@ struct serve_options { /* filled from option rows, but for the last three */
     char *state_dir;         /* keys, jobs and what else outlives the server */
     struct strings api_keys; /* secrets that may do anything, beside the keys in the state */
     bool auth;               /* true: without keys, other machines may not even chat */
+    bool feedback;           /* replies can be rated, and experiments live on that */
     struct strings names;    /* other ids of the base */
     int64_t max_waiting;     /* requests */
     int64_t max_jobs;        /* that run at once */

@@ -3,6 +3,7 @@
  */
 #define _GNU_SOURCE
 #include "serve/server.h"
+#include "serve/ab.h"
 #include "serve/keys.h"
 #include "serve/metrics.h"
 
@@ -251,6 +252,14 @@ int server_adapter_load(struct server *s, const char *name, const char *path, bo
     if (!again && listed_has(s, name))
         return error_set(err, ERR_STATE, "the adapter '%s' is loaded already", name);
     if (adapter_pool_publish_path(s->pool, name, path, err) != OK) return err->code;
+    listed_put(s, name, path, false, NULL);
+    ab_loaded(s, name);
+    return OK;
+}
+
+int server_adapter_publish(struct server *s, const char *name, struct adapter *a, const char *path,
+                           struct error *err) {
+    if (adapter_pool_publish(s->pool, name, a, err) != OK) return err->code;
     listed_put(s, name, path, false, NULL);
     return OK;
 }
@@ -584,9 +593,10 @@ static void ended(void *ctx, const struct exchange *x) {
 
 static struct route *routes_join(void) {
     static struct route all[MAX_ROUTES];
-    const struct route *const tables[] = {
-        openai_routes, vllm_routes,   llamacpp_routes, teams_routes,  counted_routes,
-        jobs_routes,   system_routes, worlds_routes,   ollama_routes, page_routes};
+    const struct route *const tables[] = {openai_routes, vllm_routes,    llamacpp_routes,
+                                          teams_routes,  counted_routes, jobs_routes,
+                                          system_routes, worlds_routes,  ollama_routes,
+                                          page_routes,   ab_routes,      feedback_routes};
     int n = 0;
     for (size_t i = 0; i < ARRAY_LEN(tables); i++)
         for (const struct route *r = tables[i]; r->method; r++) {
@@ -655,6 +665,7 @@ static void server_release(struct server *s) {
     server_jobs_close(s);
     while (__atomic_load_n(&s->n_outside, __ATOMIC_ACQUIRE)) usleep(1000); // they were told to stop
     batcher_free(s->batcher);
+    ab_close(s);
     teams_release(s);
     keys_close(s->keys);
     metrics_free(s->metrics);
@@ -706,7 +717,8 @@ static int server_open(struct server *s, const struct engine_options *eo, struct
     ollama_models_load(s);
     s->batcher = batcher_new(s->e, (int)s->o->max_waiting);
     counted_open(s);
-    if (keys_make(s, err) != OK || address_admit(s, err) != OK) return err->code;
+    if (keys_make(s, err) != OK || address_admit(s, err) != OK || ab_open(s, err) != OK)
+        return err->code;
     struct http_calls calls = {.ctx = s,
                                .routes = routes_join(),
                                .workers = WORKERS,

@@ -63,6 +63,7 @@ struct server {
     struct keys *keys;
     struct metrics *metrics;
     struct metric *step_seconds, *step_tokens;
+    struct ab *ab; /* experiments and feedback */
 
     json_t *traces[TRACES_KEPT]; /* where the time of the last replies went; a ring */
     uint64_t n_traces;           /* so far */
@@ -106,6 +107,9 @@ void target_apply(const struct target *t, struct request *r);
 int server_adapter_load(struct server *s, const char *name, const char *path, bool again,
                         struct error *err);
 int server_adapter_unload(struct server *s, const char *name, struct error *err);
+/* Puts an adapter that is in memory under a name; `path`: where one like it can be had. */
+int server_adapter_publish(struct server *s, const char *name, struct adapter *a, const char *path,
+                           struct error *err);
 /* Lists a made model in place of what has its name: an adapter (retained; NULL: the bare base) and
  * what it was made from (taken over, also after an error). */
 int server_model_put(struct server *s, const char *name, const char *path, struct adapter *a,
@@ -173,7 +177,7 @@ void api_fail_error(struct exchange *x, const struct error *err, const char *par
 /* the APIs' routes; each ends with a NULL method */
 extern const struct route openai_routes[], vllm_routes[], llamacpp_routes[], teams_routes[],
     counted_routes[], jobs_routes[], system_routes[], worlds_routes[], ollama_routes[],
-    page_routes[];
+    page_routes[], ab_routes[], feedback_routes[];
 
 void page_handle(void *ctx, struct exchange *x); /* page.c: what browsers get at / too */
 

@@ -1,0 +1,450 @@
+/*
+ * feedback: what people said of replies. The last replies are remembered, so that one can be rated
+ * by its id; one that was rated is a row, kept for good, and exported as data to train on.
+ *
+ * A row is {id, created, updated, model, key, messages or prompt, reply, rating, correction,
+ * comment, arm: {name, run, user, side, place}}: those that there are. Who says more of the same
+ * reply adds to its row or replaces what it says, except a rating that an experiment has used: what
+ * was looked at cannot be unseen. A reply is rated by the key that it was given to.
+ */
+#define _GNU_SOURCE
+#include "serve/ab.h"
+#include "serve/generation.h"
+#include "serve/metrics.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+enum {
+    REPLIES = 4096,
+    REPLIES_BYTES = 16 << 20, /* of what was asked and said; the oldest go first */
+    WORDS_MAX = 1 << 20,      /* a reply with more can be rated, and its words are not kept */
+    CORRECTION_MAX = 1 << 20,
+    COMMENT_MAX = 64 << 10,
+    PAGE = 64,
+    LIST_MAX = 1000,
+};
+
+struct told {
+    char id[40];
+    char *key, *model, *asked, *said; /* key may be NULL; the last two both or none, as JSON */
+    struct ab_arm arm;
+    int64_t created;
+    size_t bytes;
+};
+struct replies { /* a ring: v[first] is the oldest of n */
+    struct told v[REPLIES];
+    int first, n;
+    size_t bytes;
+};
+
+/* replies that can be rated */
+
+static void oldest_forget(struct replies *all) {
+    struct told *r = &all->v[all->first];
+    all->bytes -= r->bytes;
+    free(r->key);
+    free(r->model);
+    free(r->asked);
+    free(r->said);
+    all->first = (all->first + 1) % REPLIES;
+    all->n--;
+}
+
+void ab_remember(const struct generation *g) {
+    struct ab *ab = g->s->ab;
+    const struct completion *a = g->completions;
+    if (!ab->replies) return;
+    struct told r = {.key = g->key ? xstrdup(g->key) : NULL,
+                     .model = xstrdup(g->target.name),
+                     .arm = g->arm,
+                     .created = g->created};
+    memcpy(r.id, g->id, sizeof r.id);
+    if (g->spec.asked && a->words_end <= WORDS_MAX) {
+        json_t *said = json_text_of(a->text.data, a->words_end);
+        r.asked = json_text(g->spec.asked);
+        r.said = json_text(said);
+        json_decref(said);
+        r.bytes = strlen(r.asked) + strlen(r.said);
+    }
+    if (r.bytes > WORDS_MAX) {
+        free(r.asked);
+        free(r.said);
+        r.asked = r.said = NULL;
+        r.bytes = 0;
+    }
+    pthread_mutex_lock(&ab->table);
+    struct replies *all = ab->replies;
+    while (all->n == REPLIES || (all->n && all->bytes + r.bytes > REPLIES_BYTES))
+        oldest_forget(all);
+    all->v[(all->first + all->n++) % REPLIES] = r;
+    all->bytes += r.bytes;
+    pthread_mutex_unlock(&ab->table);
+}
+
+static json_t *told_row(const struct told *r) {
+    json_t *row = json_pack("{s:s,s:I,s:s,s:s*}", "id", r->id, "created", (json_int_t)r->created,
+                            "model", r->model, "key", r->key);
+    if (r->asked) {
+        json_t *asked = json_loads(r->asked, 0, NULL);
+        json_object_update(row, asked);
+        json_object_set_new(row, "reply", json_loads(r->said, JSON_DECODE_ANY, NULL));
+        json_decref(asked);
+    }
+    if (r->arm.run)
+        json_object_set_new(row, "arm",
+                            json_pack("{s:s,s:I,s:I,s:i}", "name", r->arm.name, "run",
+                                      (json_int_t)r->arm.run, "user", (json_int_t)r->arm.user,
+                                      "side", r->arm.side));
+    return row;
+}
+
+static json_t *told_find(struct ab *ab, const char *id) {
+    struct replies *all = ab->replies;
+    json_t *row = NULL;
+    pthread_mutex_lock(&ab->table);
+    for (int i = 0; i < all->n && !row; i++) {
+        const struct told *r = &all->v[(all->first + i) % REPLIES];
+        if (strcmp(r->id, id) == 0) row = told_row(r);
+    }
+    pthread_mutex_unlock(&ab->table);
+    return row;
+}
+
+/* What is known of a reply that this key was given. */
+static json_t *row_find(struct ab *ab, const char *id, const char *key, bool *fresh,
+                        struct error *err) {
+    json_t *row = store_document_get(ab->store, "feedback", id, err);
+    if (!row && err->code != ERR_MISSING) return NULL;
+    *fresh = !row;
+    if (!row) row = told_find(ab, id);
+    if (row && strcmp(json_text_at(row, "key"), key ? key : "") == 0) return row;
+    json_decref(row);
+    error_set(
+        err, ERR_MISSING,
+        "there is no reply '%.40s' that can be rated: the last %d can, since the server began "
+        "and with the key that asked",
+        id, REPLIES);
+    return NULL;
+}
+
+/* rating */
+
+struct opinion {
+    const char *id, *correction, *comment; /* NULL: nothing said */
+    double score;                          /* -1: none */
+};
+
+static int words_check(const char *key, const char *text, size_t most, struct error *err) {
+    if (!text || (*text && strlen(text) <= most)) return OK;
+    return error_set(err, ERR_USAGE, "'%s' must be of 1 to %zu bytes", key, most);
+}
+
+static int opinion_read(const json_t *body, struct opinion *o, struct error *err) {
+    double rating = 2;
+    *o = (struct opinion){.score = -1};
+    if (field_text(body, "id", &o->id, err) != OK ||
+        field_number(body, "rating", -1, 1, &rating, err) != OK ||
+        field_text(body, "correction", &o->correction, err) != OK ||
+        field_text(body, "comment", &o->comment, err) != OK ||
+        words_check("correction", o->correction, CORRECTION_MAX, err) != OK ||
+        words_check("comment", o->comment, COMMENT_MAX, err) != OK)
+        return err->code;
+    if (!o->id || strlen(o->id) >= sizeof((struct told *)0)->id)
+        return error_set(err, ERR_USAGE, "'id' must be a reply's id");
+    if (rating < 0 && rating != -1)
+        return error_set(err, ERR_USAGE, "'rating' must be 1 or -1, or from 0 to 1");
+    if (rating <= 1) o->score = fmax(rating, 0);
+    if (o->score < 0 && !o->correction && !o->comment)
+        return error_set(err, ERR_USAGE, "'rating', 'correction' or 'comment' must be given");
+    return OK;
+}
+
+static void row_add(json_t *row, const struct opinion *o) {
+    if (o->score >= 0) json_object_set_new(row, "rating", json_real(o->score));
+    if (o->correction) json_object_set_new(row, "correction", json_string(o->correction));
+    if (o->comment) json_object_set_new(row, "comment", json_string(o->comment));
+    json_object_set_new(row, "updated", json_integer((json_int_t)time(NULL)));
+}
+
+/* The arm of a row, and the place that its outcome has; -1: none yet. */
+static struct ab_arm row_arm(const json_t *row, int64_t *place) {
+    const json_t *v = json_object_get(row, "arm"), *at = json_object_get(v, "place");
+    struct ab_arm arm = {.run = json_integer_value(json_object_get(v, "run")),
+                         .user = json_integer_value(json_object_get(v, "user")),
+                         .side = json_integer_value(json_object_get(v, "side")) == 1};
+    snprintf(arm.name, sizeof arm.name, "%s", json_text_at(v, "name"));
+    *place = at ? json_integer_value(at) : -1;
+    return arm;
+}
+
+/* The row, the place in the list of rows when it is new, and the outcome: all or none. */
+static int row_put(struct ab *ab, const char *id, const json_t *row, bool fresh,
+                   const struct ab_arm *arm, json_t *outcome, struct error *err) {
+    json_t *events = json_pack("[{s:s}]", "id", id);
+    int rc = store_begin(ab->store, err);
+    bool begun = rc == OK;
+    if (rc == OK) rc = store_document_put(ab->store, "feedback", id, row, err);
+    if (rc == OK && fresh) rc = store_log_put(ab->store, "feedback", ab->n_rated + 1, events, err);
+    if (rc == OK && outcome) rc = ab_outcome_put(ab, arm, outcome, err);
+    if (rc == OK) rc = store_commit(ab->store, err);
+    if (rc == OK)
+        ab->n_rated += fresh;
+    else if (begun)
+        store_rollback(ab->store);
+    json_decref(events);
+    return rc;
+}
+
+/* disk is held. *counted: the rating is an experiment's outcome. */
+static int opinion_take(struct ab *ab, const struct opinion *o, const char *key, bool *counted,
+                        struct error *err) {
+    bool fresh;
+    int64_t place;
+    json_t *row = row_find(ab, o->id, key, &fresh, err), *outcome = NULL;
+    if (!row) return err->code;
+    struct ab_arm arm = row_arm(row, &place);
+    int rc = OK;
+    if (o->score >= 0 && ab_is_used(ab, &arm, place))
+        rc = error_set(err, ERR_STATE,
+                       "the experiment '%s' has used this reply's rating: it stands", arm.name);
+    if (rc == OK) {
+        place = o->score >= 0 ? ab_place(ab, &arm, place) : -1;
+        *counted = place >= 0;
+        if (*counted) {
+            outcome = ab_outcome(&arm, place, o->score, o->id);
+            json_object_set_new(json_object_get(row, "arm"), "place", json_integer(place));
+        }
+        row_add(row, o);
+        rc = row_put(ab, o->id, row, fresh, &arm, outcome, err);
+    }
+    if (rc == OK && outcome) ab_outcome_apply(ab, &arm, outcome);
+    json_decref(outcome);
+    json_decref(row);
+    return rc;
+}
+
+static void opinion_count(struct server *s, const struct opinion *o) {
+    metric_add(metric_get(s->metrics, METRIC_FEEDBACK,
+                          o->score < 0    ? "none"
+                          : o->score == 0 ? "down"
+                          : o->score == 1 ? "up"
+                                          : "between"),
+               1);
+}
+
+static void rate_handle(void *ctx, struct exchange *x) {
+    struct server *s = ctx;
+    struct opinion o;
+    struct error err;
+    bool counted = false;
+    json_t *body = exchange_json(x, &err);
+    int rc = body ? opinion_read(body, &o, &err) : err.code;
+    if (rc == OK && !s->ab->replies)
+        rc = error_set(&err, ERR_MISSING, "this server keeps no replies (--no-feedback)");
+    if (rc == OK) {
+        pthread_mutex_lock(&s->ab->disk);
+        rc = opinion_take(s->ab, &o, exchange_key(x), &counted, &err);
+        pthread_mutex_unlock(&s->ab->disk);
+    }
+    if (rc == OK) {
+        json_t *rating = o.score < 0 ? json_null() : json_real(o.score);
+        opinion_count(s, &o);
+        exchange_reply_json(x, 200,
+                            json_pack("{s:s,s:s,s:o,s:b}", "object", "feedback", "id", o.id,
+                                      "rating", rating, "counted", counted));
+    } else {
+        ab_fail(x, &err);
+    }
+    json_decref(body);
+}
+
+/* reading */
+
+/* A whole number of the query, or `fallback`. */
+static int query_int(const struct exchange *x, const char *name, int64_t fallback, int64_t most,
+                     int64_t *out, struct error *err) {
+    const char *text = exchange_query(x, name);
+    char *end = NULL;
+    *out = text ? strtoll(text, &end, 10) : fallback;
+    if (!text || (end != text && *end == 0 && *out >= 0 && *out <= most)) return OK;
+    return error_set(err, ERR_USAGE, "'%s' must be a whole number from 0 to %lld", name,
+                     (long long)most);
+}
+
+/* Rows after the first `seq`, at most `limit`. */
+static json_t *rows_after(struct store *store, int64_t seq, int64_t limit, struct error *err) {
+    json_t *ids = store_log_list(store, "feedback", seq, limit, err), *v, *rows;
+    size_t i;
+    if (!ids) return NULL;
+    rows = json_array();
+    json_array_foreach (ids, i, v) {
+        json_t *row = store_document_get(store, "feedback", json_text_at(v, "id"), err);
+        if (!row) {
+            json_decref(ids);
+            json_decref(rows);
+            return NULL;
+        }
+        json_array_append_new(rows, row);
+    }
+    json_decref(ids);
+    return rows;
+}
+
+static void list_handle(void *ctx, struct exchange *x) {
+    struct ab *ab = ((struct server *)ctx)->ab;
+    struct error err;
+    int64_t after, limit;
+    json_t *rows = NULL;
+    if (query_int(x, "after", 0, INT64_MAX, &after, &err) == OK &&
+        query_int(x, "limit", 100, LIST_MAX, &limit, &err) == OK) {
+        pthread_mutex_lock(&ab->disk);
+        rows = rows_after(ab->store, after, limit, &err);
+        pthread_mutex_unlock(&ab->disk);
+    }
+    if (!rows) {
+        ab_fail(x, &err);
+        return;
+    }
+    int64_t last = after + (int64_t)json_array_size(rows);
+    pthread_mutex_lock(&ab->disk);
+    bool more = last < ab->n_rated;
+    pthread_mutex_unlock(&ab->disk);
+    exchange_reply_json(x, 200,
+                        json_pack("{s:s,s:o,s:I,s:b}", "object", "list", "data", rows, "last",
+                                  (json_int_t)last, "has_more", more));
+}
+
+/* export */
+
+/* What was asked, with nothing but roles and words. Of `mute`, earlier turns of the assistant are
+ * marked as not to be learned: nobody has said that they were good. NULL: training cannot take it,
+ * because of tools, or because it ends in the assistant's own words. */
+static json_t *messages_plain(const json_t *messages, bool mute) {
+    json_t *out = json_array();
+    const json_t *m = NULL;
+    bool fine = json_array_size(messages) > 0;
+    size_t i;
+    json_array_foreach (messages, i, m) {
+        const char *role = json_text_at(m, "role");
+        bool said = strcmp(role, "assistant") == 0;
+        fine &= (said || strcmp(role, "user") == 0 || strcmp(role, "system") == 0) &&
+                !field(m, "tool_calls");
+        json_t *v = json_pack("{s:s,s:s}", "role", role, "content", json_text_at(m, "content"));
+        if (said && mute) json_object_set_new(v, "weight", json_integer(0));
+        json_array_append_new(out, v);
+        fine &= !(said && i + 1 == json_array_size(messages));
+    }
+    if (fine) return out;
+    json_decref(out);
+    return NULL;
+}
+
+static json_t *turn(const char *words) {
+    return json_pack("{s:s,s:s}", "role", "assistant", "content", words);
+}
+
+static json_t *row_sft(const json_t *row, const char *correction) {
+    const json_t *messages = json_object_get(row, "messages");
+    json_t *prompt = json_object_get(row, "prompt");
+    if (prompt) return json_pack("{s:O,s:s}", "prompt", prompt, "completion", correction);
+    json_t *list = messages_plain(messages, true);
+    if (list) json_array_append_new(list, turn(correction));
+    return list ? json_pack("{s:o}", "messages", list) : NULL;
+}
+
+static json_t *row_preference(const json_t *row, const char *correction) {
+    const char *reply = json_text_at(row, "reply");
+    json_t *prompt = json_object_get(row, "prompt");
+    if (!*reply || strcmp(reply, correction) == 0) return NULL;
+    if (prompt)
+        return json_pack("{s:O,s:s,s:s}", "prompt", prompt, "chosen", correction, "rejected",
+                         reply);
+    json_t *list = messages_plain(json_object_get(row, "messages"), false);
+    return list ? json_pack("{s:o,s:[o],s:[o]}", "prompt", list, "chosen", turn(correction),
+                            "rejected", turn(reply))
+                : NULL;
+}
+
+/* An export reads through a handle of its own, and holds up nobody. */
+struct export {
+    struct store *store;
+    int64_t seq;
+    json_t *(*line)(const json_t *row, const char *correction);
+};
+
+static enum pulled export_pull(void *ctx, struct buf *out) {
+    struct export *e = ctx;
+    while (out->len == 0) {
+        struct error err;
+        json_t *rows = rows_after(e->store, e->seq, PAGE, &err), *row;
+        size_t i, n = json_array_size(rows);
+        if (!rows) warn("export of feedback: %s", err.text);
+        json_array_foreach (rows, i, row) {
+            const char *correction = json_text_at(row, "correction");
+            json_t *line = *correction ? e->line(row, correction) : NULL;
+            if (line) ndjson_add(out, line);
+        }
+        json_decref(rows);
+        e->seq += (int64_t)n;
+        if (n < PAGE) return PULL_END;
+    }
+    return PULL_MORE;
+}
+
+static void export_close(void *ctx, bool finished) {
+    struct export *e = ctx;
+    (void)finished;
+    store_close(e->store);
+    free(e);
+}
+
+static void export_handle(void *ctx, struct exchange *x) {
+    struct ab *ab = ((struct server *)ctx)->ab;
+    const char *form = exchange_query(x, "form");
+    bool preference = form && strcmp(form, "preference") == 0;
+    struct error err;
+    if (form && !preference && strcmp(form, "sft") != 0) {
+        api_fail(x, 400, NULL, "form", "invalid_value", "'form' must be sft or preference");
+        return;
+    }
+    struct export *e = xcalloc(1, sizeof *e);
+    e->line = preference ? row_preference : row_sft;
+    e->store = store_open(ab->path, &err);
+    if (!e->store) {
+        free(e);
+        ab_fail(x, &err);
+        return;
+    }
+    struct stream_source source = {.pull = export_pull, .close = export_close, .ctx = e};
+    exchange_stream(x, 200, "application/x-ndjson", &source);
+}
+
+/* lives */
+
+/* Counts the rows there are. */
+int feedback_open(struct ab *ab, struct error *err) {
+    for (size_t n = LIST_MAX; n == LIST_MAX; ab->n_rated += (int64_t)n) {
+        json_t *page = store_log_list(ab->store, "feedback", ab->n_rated, LIST_MAX, err);
+        if (!page) return err->code;
+        n = json_array_size(page);
+        json_decref(page);
+    }
+    if (ab->s->o->feedback) ab->replies = xcalloc(1, sizeof *ab->replies);
+    return OK;
+}
+
+void feedback_close(struct ab *ab) {
+    while (ab->replies && ab->replies->n) oldest_forget(ab->replies);
+    free(ab->replies);
+    ab->replies = NULL;
+}
+
+const struct route feedback_routes[] = {
+    {"POST", "/v1/feedback", CHAT, rate_handle},
+    {"GET", "/v1/feedback", ADMIN, list_handle},
+    {"GET", "/v1/feedback/export", ADMIN, export_handle},
+    {0},
+};

@@ -1,0 +1,434 @@
+#!/bin/sh
+# test_ab: experiments and feedback as a client and an operator meet them — a server, two adapters that answer
+# differently, ratings by a rule, kill -9 and restarts, and data that 'shoal train' takes.
+# Prints "ok NAME", "not ok NAME: why" and "skip NAME: why" lines; SHOAL is the binary.
+set -u
+cd "$(dirname "$0")/.." || exit 1
+command -v python3 >/dev/null 2>&1 || { echo "skip ab: python3 is not installed"; exit 0; }
+tmp=$(mktemp -d) || exit 1
+trap 'rm -rf "$tmp"' EXIT
+SHOAL=${SHOAL:-build/shoal} TMP_DIR=$tmp python3 - <<'END'
+import atexit, http.client, json, os, signal, sqlite3, subprocess, sys, threading, traceback, urllib.parse
+
+shoal, tmp, model = os.environ["SHOAL"], os.environ["TMP_DIR"], "models/fry"
+failed = []
+
+
+def check(name, good, why=""):
+    print(f"ok {name}" if good else f"not ok {name}: {why}", flush=True)
+    if not good:
+        failed.append(name)
+
+
+def run(*args):
+    return subprocess.run([shoal, *args], capture_output=True, text=True)
+
+
+class Server:
+    def __init__(self, state, *more, adapters=("m=a", "n=c", "b=b", "c=c")):
+        self.state = f"{tmp}/{state}"
+        named = [f"{x.split('=')[0]}={tmp}/{x.split('=')[1]}" for x in adapters]
+        self.errors = open(f"{tmp}/{state}.err", "a+", errors="replace")
+        self.p = subprocess.Popen([shoal, "serve", model, "--json", "--quiet", "--port", "0", "--threads", "1",
+                                   "--state", self.state, "--adapter", *named, *more],
+                                  stdout=subprocess.PIPE, stderr=self.errors, text=True)
+        atexit.register(self.p.kill)  # harmless when it has ended
+        line = self.p.stdout.readline()
+        self.at = urllib.parse.urlparse(json.loads(line)["listening"]).netloc if line else None
+
+    def call(self, method, path, body=None, key=None):
+        c = http.client.HTTPConnection(self.at, timeout=60)
+        headers = {"Content-Type": "application/json"}
+        if key:
+            headers["Authorization"] = f"Bearer {key}"
+        c.request(method, path, None if body is None else json.dumps(body), headers)
+        r = c.getresponse()
+        data = r.read()
+        c.close()
+        try:
+            v = json.loads(data)
+        except ValueError:
+            v = data.decode()
+        return r.status, v, r.getheader("X-Shoal-AB")
+
+    def chat(self, name, key=None, question="what is 3 plus 4?", **more):
+        """(id, text, arm)"""
+        body = {"model": name, "max_tokens": 12, "temperature": 0,
+                "messages": [{"role": "user", "content": question}], **more}
+        status, v, arm = self.call("POST", "/v1/chat/completions", body, key)
+        if status != 200:
+            return None, v, status
+        if more.get("stream"):
+            parts = [json.loads(x[6:]) for x in v.split("\n") if x.startswith("data: {")]
+            text = "".join(p["choices"][0]["delta"].get("content", "") for p in parts)
+            return parts[0]["id"], text, arm
+        return v["id"], v["choices"][0]["message"]["content"], arm
+
+    def rate(self, id, rating=None, key=None, **more):
+        body = {"id": id, **more}
+        if rating is not None:
+            body["rating"] = rating
+        return self.call("POST", "/v1/feedback", body, key)[:2]
+
+    def get(self, name):
+        return self.call("GET", f"/v1/ab/{name}")[1]
+
+    def kill(self):
+        self.p.send_signal(signal.SIGKILL)
+        self.p.wait()
+        self.errors.close()
+
+    def said(self):
+        self.errors.flush()
+        return open(self.errors.name, errors="replace").read()
+
+    def end(self):
+        self.p.send_signal(signal.SIGTERM)
+        code = self.p.wait()
+        self.errors.close()
+        return code
+
+
+def play(s, name, ask, rule, most):
+    """Requests and ratings until the experiment ends; how many it took, and the replies."""
+    replies = []
+    for i in range(most):
+        id, text, arm = s.chat(ask, stream=i % 3 == 2)
+        replies.append((id, text, arm))
+        if arm is None:
+            break
+        status, v = s.rate(id, rule(arm[-1], i))
+        if status != 200:
+            check("a rating is taken", False, v)
+        if s.get(name)["state"] != "running":
+            break
+    return i + 1, replies
+
+
+def experiments(s, words):
+    refused = [({"name": "x", "model": "m", "b": "nobody"}, 404), ({"name": "x", "model": "m", "b": "m"}, 400),
+               ({"name": "x", "model": "fry", "b": "b"}, 400), ({"name": "x/y", "model": "m", "b": "b"}, 400),
+               ({"model": "m", "b": "b"}, 400), ({"name": "x", "model": "m"}, 400),
+               ({"name": "x", "model": "m", "b": "b", "share": 0}, 400),
+               ({"name": "x", "model": "m", "b": "b", "alpha": 0.9}, 400),
+               ({"name": "x", "model": "m", "b": "b*0.5+c*0.5"}, 400),
+               ({"name": "x", "model": "m", "b": "b", "max_pairs": 10, "min_pairs": 11}, 400),
+               ({"name": "x", "model": "m", "b": "b", "max_pairs": 10 ** 9}, 400)]
+    got = [s.call("POST", "/v1/ab", body)[0] for body, _ in refused]
+    check("wrong experiments are refused", got == [want for _, want in refused], got)
+    check("and leave nothing", s.call("GET", "/v1/ab")[1]["data"] == [])
+    status, v, _ = s.call("POST", "/v1/ab", {"name": "first", "model": "fry:m", "b": "b"})
+    check("an experiment begins", status == 200 and v["state"] == "running" and v["a"] == "m" and v["model"] == "m", v)
+    got = [s.call("POST", "/v1/ab", {"name": n, "model": "m", "b": "b"})[0] for n in ("first", "second")]
+    check("one by that name, and one on that model", got == [409, 409], got)
+    got = [s.call("GET", "/v1/ab/none")[0], s.call("POST", "/v1/ab/none/stop")[0], s.call("POST", "/v1/ab/first")[0],
+           s.call("DELETE", "/v1/ab/none")[0]]
+    check("unknown experiments", got == [404] * 4, got)
+
+    users = {u: {s.chat("m", user=f"人{u}")[2] for _ in range(4)} for u in range(24)}
+    check("a user stays on one side", all(len(v) == 1 for v in users.values()), users)
+    check("users are on both sides", len(set().union(*users.values())) == 2, users)
+    check("who asks for b by its name is not in it", s.chat("b")[2] is None)
+
+    mine = [s.chat("m", user="mine")[0] for _ in range(2)]
+    got = [s.rate(mine[k], r)[1]["counted"] for k, r in ((0, 0.5), (1, 0.5), (0, 0.25))]
+    check("of a user one rating counts, and can be replaced", got == [True, False, True]
+          and sum(s.get("first")["outcomes"].values()) == 1, got)
+    s.call("DELETE", "/v1/ab/first")
+    s.call("POST", "/v1/ab", {"name": "first", "model": "m", "b": "b", "once_per_user": False})
+    mine = [s.chat("m", user="mine")[0] for _ in range(2)]
+    got = [s.rate(i, 0.5)[1]["counted"] for i in mine]
+    check("or all that he gives", got == [True, True], got)
+    s.call("DELETE", "/v1/ab/first")
+    s.call("POST", "/v1/ab", {"name": "first", "model": "m", "b": "b"})
+
+    # Ratings of the first pair: replaced until they are used.
+    sides = {}
+    while len(sides) < 2:
+        id, text, arm = s.chat("m")
+        sides.setdefault(arm[-1], id)
+    check("a rating counts", s.rate(sides["a"], 0)[1].get("counted") is True)
+    check("and is replaced", s.rate(sides["a"], 0.5)[0] == 200 and s.get("first")["outcomes"] == {"a": 1, "b": 0})
+    s.rate(sides["b"], 1)
+    v = s.get("first")
+    check("a pair is made of the last word", v["pairs"] == 1 and v["mean"] == {"a": 0.5, "b": 1.0}, v)
+    check("a used rating stands", [s.rate(sides[k], 0)[0] for k in "ab"] == [409, 409])
+    check("more words are taken", s.rate(sides["a"], comment="なるほど")[0] == 200)
+    bad = [{"rating": 2}, {"rating": -0.5}, {"rating": "good"}, {}, {"correction": ""}, {"comment": 7},
+           {"rating": True}, {"correction": "x" * (1 << 20) + "x"}]
+    got = [s.call("POST", "/v1/feedback", {"id": sides["a"], **b})[0] for b in bad]
+    check("wrong ratings are refused", got == [400] * len(bad), got)
+    got = [s.rate(i, 1)[0] for i in ("chatcmpl-nobody", "x", "")] + [s.rate("y" * 100, 1)[0]]
+    check("wrong ids are refused", got == [404, 404, 404, 400], got)
+
+    n, replies = play(s, "first", "m", lambda arm, i: 1 if arm == "b" else -1, 200)
+    v = s.get("first")
+    check("b is found better", v["state"] == "decided" and v["decision"] == "b_better", v)
+    check("within 60 requests or so", n <= 90, n)
+    check("its figures are told", v["pairs"] >= 20 and v["difference"]["lo"] > 0 and v["mean"]["b"] > v["mean"]["a"]
+          and v["e_value"]["b_better"] >= v["e_value"]["decides_at"] == 40, v)
+    wrong = [r for r in replies if r[1] != words[{"a": "a", "b": "b"}[r[2][-1]]]]
+    check("each side answered by its adapter", not wrong and len({r[2] for r in replies}) == 2, wrong[:2])
+    check("the name stands for b now", s.chat("m")[1:] == (words["b"], None), s.chat("m"))
+    text = s.call("GET", "/metrics")[1]
+    check("metrics", f'shoal_ab_pairs{{experiment="first"}} {v["pairs"]}' in text
+          and 'shoal_ab_difference{experiment="first"}' in text and 'shoal_feedback_total{rating="up"}' in text)
+    check("late ratings count for nobody", s.rate(next(i for i, t, a in replies), comment="late")[1]["counted"] is False)
+    return v
+
+
+def restart_keeps(words, before):
+    s = Server("state")
+    after = s.get("first")
+    same = {k: v for k, v in before.items() if k != "requests"} == {k: v for k, v in after.items() if k != "requests"}
+    check("figures survive kill -9", same, after)
+    check("and nothing is complained of", s.said() == "", s.said())
+    check("and so does the swap", s.chat("m")[1] == words["b"])
+    # Killed after the last outcome, before the decision was noted: the next start decides.
+    s.kill()
+    db = sqlite3.connect(f"{s.state}/ab.db")
+    db.execute("delete from logs where log = 'ab/first' and json_extract(event, '$.op') = 'decided'")
+    db.execute("delete from documents where kind = 'promoted'")
+    db.commit()
+    db.close()
+    s = Server("state")
+    v = s.get("first")
+    check("a decision that was not noted is made up for", v["decision"] == "b_better" and v["state"] == "decided"
+          and s.chat("m")[1] == words["b"], v)
+    s.call("POST", "/v1/load_lora_adapter", {"lora_name": "m", "lora_path": f"{tmp}/a", "load_inplace": True})
+    check("an adapter loaded by hand replaces the winner", s.chat("m")[1] == words["a"])
+    s.kill()
+    s = Server("state")
+    check("and still does after a restart", s.chat("m")[1] == words["a"])
+    return s
+
+
+def rollback(s, words):
+    # b is worse, and a is another adapter than the model: the name is to stand for a's content.
+    v = s.call("POST", "/v1/ab", {"name": "second", "model": "n", "a": "m", "b": "b", "max_pairs": 500})[1]
+    pending, known = None, []
+    while s.get("second")["pairs"] < 8:
+        id, text, arm = s.chat("n")
+        s.rate(id, 1 if arm[-1] == "a" else 0)
+        known.append((id, arm[-1]))
+    unrated = s.chat("n")[0]
+    before = s.get("second")
+    s.kill()
+    s = Server("state")
+    after = s.get("second")
+    keys = ("state", "outcomes", "pairs", "mean", "difference", "e_value", "created")
+    check("kill -9 in the middle loses nothing", {k: before[k] for k in keys} == {k: after[k] for k in keys}, after)
+    check("used ratings stand after it", s.rate(known[0][0], 0.5)[0] == 409)
+    check("replies that nobody rated are forgotten", s.rate(unrated, 1)[0] == 404)
+    n, replies = play(s, "second", "n", lambda arm, i: 1 if arm == "a" else 0, 200)
+    v = s.get("second")
+    check("b is found worse", v["decision"] == "b_worse" and v["difference"]["hi"] < 0, v)
+    check("all traffic is a's", {s.chat("n")[1:] for _ in range(6)} == {(words["a"], None)}, s.chat("n"))
+    check("b is still there by its name", s.chat("b")[1] == words["b"])
+    return s
+
+
+def in_flight(s, words):
+    """A reply under way when b wins is finished by a."""
+    long = {"max_tokens": 400, "ignore_eos": True, "stream": True}
+    want = s.chat("m", **long)[1]  # of a's content, as n serves it
+    s.call("POST", "/v1/ab", {"name": "fifth", "model": "n", "b": "b", "min_pairs": 20})
+    user = next(u for u in map(str, range(99)) if s.chat("n", user=u)[2] == "fifth/a")
+    last = {}
+    while s.get("fifth")["pairs"] < 19 or len(last) < 2:
+        id, text, arm = s.chat("n")
+        if s.get("fifth")["pairs"] < 19:
+            s.rate(id, int(arm[-1] == "b"))
+        else:
+            last[arm[-1]] = id
+    got = []
+    talk = threading.Thread(target=lambda: got.append(s.chat("n", user=user, **long)))
+    talk.start()
+    while s.call("GET", "/metrics")[1].count('vllm:num_requests_running{model_name="fry",engine="0"} 1') == 0 and not got:
+        pass
+    for side in last:
+        s.rate(last[side], int(side == "b"))
+    under_way = not got
+    check("b wins", s.get("fifth")["decision"] == "b_better" and s.chat("n")[1] == words["b"], s.get("fifth"))
+    talk.join()
+    check("the reply under way is a's to its end", got[0][1:] == (want, "fifth/a") and len(want) > 100, got)
+    if not under_way:
+        print("skip the swap during a reply: the reply was faster")
+    s.kill()
+    s = Server("state")
+    check("a name given content twice has the last after a restart", s.chat("n")[1] == words["b"])
+    return s
+
+
+def one_by_one(s, words):
+    s.call("POST", "/v1/ab", {"name": "third", "model": "c", "b": "b", "max_pairs": 6, "min_pairs": 2})
+    ids = [s.chat("c") for _ in range(2)]
+    check("an experiment is stopped", s.call("POST", "/v1/ab/third/stop")[1]["state"] == "stopped")
+    check("and only once", s.call("POST", "/v1/ab/third/stop")[0] == 409)
+    check("its model is itself again", s.chat("c")[1:] == (words["c"], None))
+    check("and is deleted", s.call("DELETE", "/v1/ab/third")[0] == 200 and s.call("GET", "/v1/ab/third")[0] == 404)
+    s.call("POST", "/v1/ab", {"name": "third", "model": "c", "b": "b", "max_pairs": 6, "min_pairs": 2, "share": 0.5})
+    check("replies of the one before do not count", s.rate(ids[0][0], 1)[1]["counted"] is False)
+    n, _ = play(s, "third", "c", lambda arm, i: 0.5, 100)
+    v = s.get("third")
+    check("no difference is an answer", v["decision"] == "no_difference" and v["pairs"] == 6
+          and s.chat("c")[1:] == (words["c"], None), v)
+    check("an experiment on the model itself may follow",
+          s.call("POST", "/v1/ab", {"name": "fourth", "model": "c", "b": "b", "share": 0.9, "max_pairs": 1000})[0] == 200)
+    # Many at once: each rating is counted once.
+    counted, lock = [], threading.Lock()
+
+    def client(k):
+        for i in range(12):
+            id, text, arm = s.chat("c", stream=bool(i % 2))
+            status, v = s.rate(id, 0.5)
+            with lock:
+                counted.append((status, v.get("counted"), arm))
+
+    threads = [threading.Thread(target=client, args=(k,)) for k in range(6)]
+    [t.start() for t in threads]
+    [t.join() for t in threads]
+    v = s.get("fourth")
+    b = sum(c[2] == "fourth/b" for c in counted)
+    check("ratings from many at once", all(c[:2] == (200, True) for c in counted)
+          and v["outcomes"] == {"a": 72 - b, "b": b} and v["pairs"] == min(b, 72 - b), (v, b))
+    check("the share is kept to", 48 <= b <= 72, b)  # 64.8 on the average, and six deviations
+    s.kill()
+    s = Server("state")
+    check("and are there after a kill", s.get("fourth")["outcomes"] == v["outcomes"])
+    return s
+
+
+def feedback(s):
+    ja = "答えは7です。「3 + 4 = 7」😀\n理由：三と四を足す。"
+    turns = [{"role": "system", "content": "短く答えて"}, {"role": "user", "content": [{"type": "text", "text": "三たす四は?"}]},
+             {"role": "assistant", "content": "八", "name": "x"}, {"role": "user", "content": "本当に?"}]
+    status, v, _ = s.call("POST", "/v1/chat/completions", {"model": "b", "max_tokens": 8, "messages": turns})
+    check("a correction in Japanese", s.rate(v["id"], -1, correction=ja, comment="違う")[0] == 200)
+    said = v["choices"][0]["message"]["content"]
+    status, v, _ = s.call("POST", "/v1/completions", {"model": "b", "max_tokens": 8, "prompt": "三たす四は"})
+    check("a completion is corrected", s.rate(v["id"], correction="七")[0] == 200)
+    status, t, _ = s.call("POST", "/v1/chat/completions", {"model": "b", "max_tokens": 8, "messages": [
+        {"role": "user", "content": "hi"}, {"role": "assistant", "content": "", "tool_calls": [
+            {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]},
+        {"role": "tool", "tool_call_id": "1", "content": "7"}]})
+    check("a reply after a tool's is corrected", status == 200 and s.rate(t["id"], correction="7")[0] == 200, t)
+
+    rows, after = [], 0
+    while True:
+        status, page, _ = s.call("GET", f"/v1/feedback?after={after}&limit=50")
+        rows += page["data"]
+        after = page["last"]
+        if not page["has_more"]:
+            break
+    ids = [r["id"] for r in rows]
+    check("all feedback in pages", len(ids) == len(set(ids)) > 150 and len(page["data"]) <= 50, len(ids))
+    row = rows[-3]
+    check("a row is whole", row["correction"] == ja and row["reply"] == said and row["rating"] == 0 and row["model"] == "b"
+          and row["messages"][1]["content"] == "三たす四は?" and row["comment"] == "違う", row)
+    got = [s.call("GET", f"/v1/feedback?{q}")[0] for q in ("after=x", "limit=-1", "limit=99999999", "after=")]
+    check("wrong pages are refused", got == [400] * 4, got)
+    check("a form there is not", s.call("GET", "/v1/feedback/export?form=csv")[0] == 400)
+
+    for form, method in (("sft", "sft"), ("preference", "dpo")):
+        status, text, _ = s.call("GET", f"/v1/feedback/export?form={form}")
+        if not isinstance(text, str):
+            text = json.dumps(text, ensure_ascii=False)
+        lines = [json.loads(x) for x in text.splitlines()]
+        check(f"export {form}: what was corrected, without tools", len(lines) == 2, text[:500])
+        path = f"{tmp}/{form}.jsonl"
+        with open(path, "w") as f:
+            f.write(text)
+        r = run("train", model, "--data", path, "--method", method, "--out", f"{tmp}/out", "--dry-run", "--r", "4",
+                "--json", "--quiet")
+        lint = json.loads(r.stdout)["data"][0]["lint"] if r.returncode == 0 else {}
+        check(f"shoal train takes {form}", lint.get("kept") == (2 if form == "sft" else 4), r.stderr[-500:] + r.stdout[:500])
+        if form == "sft":
+            check("only the correction is learned", lines[0]["messages"][-1] == {"role": "assistant", "content": ja}
+                  and lines[0]["messages"][2] == {"role": "assistant", "content": "八", "weight": 0}, lines[0])
+            learned = "".join(p["text"] for b in json.loads(r.stdout)["first_batch"] for p in b["parts"] if p["learned"])
+            check("by training, too", ja in learned and "八" not in learned, learned)
+            check("a prompt and its completion", lines[1] == {"prompt": "三たす四は", "completion": "七"}, lines[1])
+        else:
+            check("chosen and rejected", lines[0]["chosen"][0]["content"] == ja
+                  and lines[0]["rejected"][0]["content"] == said and len(lines[0]["prompt"]) == 4, lines[0])
+
+
+def scopes():
+    state = f"{tmp}/keyed"
+    os.makedirs(state)
+    keys = {}
+    for name, scope in (("one", "chat"), ("two", "chat"), ("root", "admin")):
+        r = run("key", "add", name, "--store", f"{state}/serve.db", "--scope", scope, "--json", "--quiet")
+        keys[name] = json.loads(r.stdout)["secret"] if r.returncode == 0 else r.stderr
+    s = Server("keyed")
+    id, _, _ = s.chat("b", key=keys["one"])
+    check("another's reply cannot be rated", s.rate(id, 1, key=keys["two"])[0] == 404)
+    check("one's own can", s.rate(id, 1, key=keys["one"])[0] == 200)
+    check("nor once it is kept", s.rate(id, 0, key=keys["two"])[0] == 404)
+    got = [s.call(m, p, key=keys["one"])[0] for m, p in
+           (("GET", "/v1/ab"), ("POST", "/v1/ab"), ("GET", "/v1/feedback"), ("GET", "/v1/feedback/export"))]
+    check("chat's keys see no experiments", got == [403] * 4, got)
+    check("an administrator does", s.call("GET", "/v1/feedback", key=keys["root"])[1]["data"][0]["id"] == id)
+    check("the server ends well", s.end() == 0)
+
+
+def troubles():
+    s = Server("none", "--no-feedback")
+    id = s.chat("m")[0]
+    got = [s.rate(id, 1)[0], s.call("POST", "/v1/ab", {"name": "x", "model": "m", "b": "b"})[0]]
+    check("--no-feedback keeps nothing", got == [404, 409], got)
+    s.end()
+    # An adapter of a running experiment that is another now: the name's own answers, and it is said.
+    s = Server("state", adapters=("m=a", "n=c", "b=a", "c=c"))
+    v = s.get("fourth")
+    found = v["problem"] is None and s.chat("c")[2] is not None
+    check("an experiment finds its adapters where they were", found, v)
+    s.kill()
+    os.rename(f"{tmp}/b", f"{tmp}/b.away")
+    s = Server("state", adapters=("m=a", "n=c", "c=c"))
+    v = s.get("fourth")
+    check("without them it waits", v["state"] == "running" and "b" in (v["problem"] or "") and s.chat("c")[2] is None, v)
+    check("and says so", "fourth" in s.said())
+    s.kill()
+    os.rename(f"{tmp}/b.away", f"{tmp}/b")
+    db = sqlite3.connect(f"{s.state}/ab.db")
+    db.execute("update logs set event = replace(event, '\"side\":', '\"sine\":') where log = 'ab/second' and seq = 4")
+    db.commit()
+    db.close()
+    s = Server("state")
+    code = s.p.wait()
+    check("a damaged log is refused by name", code == 1 and "event 4 of A/B 'second' is damaged" in s.said(), s.said()[-400:])
+
+
+def main():
+    for k, name in enumerate("abc"):
+        run("adapter", "new", "--model", model, "--rank", "4", "--seed", str(k + 1), f"{tmp}/z{name}", "--quiet")
+        r = run("adapter", "blend", "--model", model, "--compat", "seed", "--parents", f"{tmp}/z{name}", f"{tmp}/z{name}",
+                "--child", f"{tmp}/{name}", "--mut", "1", "--mut-std", "0.15", "--seed", str(k + 1), "--quiet")
+        if r.returncode:
+            check("adapters", False, r.stderr)
+            return
+    s = Server("state")
+    words = {"a": s.chat("m")[1], "b": s.chat("b")[1], "c": s.chat("c")[1]}
+    check("three adapters that answer differently", len(set(words.values())) == 3, words)
+    before = experiments(s, words)
+    s.kill()
+    s = restart_keeps(words, before)
+    s = rollback(s, words)
+    s = in_flight(s, words)
+    s = one_by_one(s, words)
+    feedback(s)
+    s.kill()
+    scopes()
+    troubles()
+
+
+try:
+    main()
+except Exception:
+    traceback.print_exc()
+    print("not ok ab: the test itself broke off", flush=True)
+    failed.append("test")
+sys.exit(bool(failed))
+END

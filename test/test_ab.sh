@@ -290,8 +290,10 @@ def one_by_one(s, words):
     [t.join() for t in threads]
     v = s.get("fourth")
     b = sum(c[2] == "fourth/b" for c in counted)
-    check("ratings from many at once", all(c[:2] == (200, True) for c in counted)
-          and v["outcomes"] == {"a": 72 - b, "b": b} and v["pairs"] == min(b, 72 - b), (v, b))
+    n = {side: sum(c[1] and c[2] == "fourth/" + side for c in counted) for side in "ab"}
+    check("ratings from many at once", all(c[0] == 200 for c in counted)
+          and v["outcomes"] == n and v["pairs"] == min(n.values()), (v, n))
+    check("of the larger side as many count as of the smaller", n["a"] == 72 - b and 0 < n["b"] <= 22, n)  # 7.2, and six deviations
     check("the share is kept to", 48 <= b <= 72, b)  # 64.8 on the average, and six deviations
     s.kill()
     s = Server("state")

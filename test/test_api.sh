@@ -17,6 +17,8 @@ command -v curl >/dev/null || { echo "skip api: curl is not installed"; exit 0; 
 printf '%s\n' '{"messages": [{"role": "user", "content": "12 + 30 = ?"}, {"role": "assistant", "content": "answer: 42"}]}' >"$tmp/d.jsonl"
 "$shoal" train models/fry --runs "$tmp/runs" --data "$tmp/d.jsonl" --out "$tmp/critic" --r 2 --quiet >/dev/null 2>"$tmp/err" ||
     { echo "not ok an adapter is trained: $(head -c 300 "$tmp/err")"; exit 1; }
+"$shoal" train models/fry --runs "$tmp/runs" --data "$tmp/d.jsonl" --out "$tmp/newer" --r 4 --quiet >/dev/null 2>"$tmp/err" ||
+    { echo "not ok another one is trained: $(head -c 300 "$tmp/err")"; exit 1; }
 "$shoal" serve models/fry --port 0 --json --adapter "critic=$tmp/critic" --team panel=examples/team.yaml --state "$tmp/state" \
     --runs "$tmp/runs" --no-jobs-idle >"$tmp/listening" 2>"$tmp/err" &
 server=$!
@@ -27,12 +29,12 @@ done
 url=$(sed -n 's/.*"listening":"http:\/\/\([^"]*\)".*/\1/p' "$tmp/listening")
 [ -n "$url" ] || { echo "not ok the server starts: $(head -c 300 "$tmp/err")"; exit 1; }
 
-# The lines inside ```sh fences; JOB and LIFE are kept from one to the next.
+# The lines inside ```sh fences; what a line assigns is kept from one to the next.
 sed -n '/^```sh$/,/^```$/p' docs/API.md | grep -v '^```' >"$tmp/lines"
 n=0
 while IFS= read -r line; do
     n=$((n + 1))
-    here=$(printf '%s\n' "$line" | sed "s|localhost:8000|$url|; s|adapters/critic|$tmp/critic|g; s|curl -s |curl -sS --fail-with-body --max-time 60 |")
+    here=$(printf '%s\n' "$line" | sed "s|localhost:8000|$url|; s|adapters/critic|$tmp/critic|g; s|adapters/newer|$tmp/newer|g; s|curl -s |curl -sS --fail-with-body --max-time 60 |")
     case $line in
     [A-Z]*=*) eval "$here"; continue ;;
     esac

@@ -44,11 +44,11 @@ fi
 
 # ---- as files
 if command -v curl >/dev/null 2>&1; then
-    curl -sD "$tmp/head" -o "$tmp/index" "$url/"
+    curl -sD "$tmp/head" -H 'Accept: text/html' -o "$tmp/index" "$url/"
     holds "the page is at /" "<title>Shoal" "$tmp/index"
     holds "nothing of others runs in it" "content-security-policy: default-src 'self'" "$tmp/head"
     tag=$(sed -n 's/^[Ee][Tt]ag: \([^\r]*\).*/\1/p' "$tmp/head")
-    same=$(curl -s -o "$tmp/body" -w '%{http_code} %{size_download}' -H "If-None-Match: W/$tag" "$url/")
+    same=$(curl -s -o "$tmp/body" -w '%{http_code} %{size_download}' -H 'Accept: text/html' -H "If-None-Match: W/$tag" "$url/")
     if [ -n "$tag" ] && [ "$same" = "304 0" ]; then ok "what a browser has it is not sent again"; else bad "what a browser has it is not sent again" "$same"; fi
     for f in web/*; do
         curl -s -o "$tmp/file" "$url/page/$(basename "$f")"

@@ -436,6 +436,7 @@ static void experiment_settle(struct ab *ab, struct experiment *e) {
 
 int64_t ab_place(struct ab *ab, const struct ab_arm *arm, int64_t at) {
     struct experiment *e = experiment_of(ab, arm);
+    if (arm->spare) return -1;
     if (e) experiment_settle(ab, e);
     if (!e || e->state != RUNNING || e->test.decision != SEQUENTIAL_CONTINUE) return -1;
     if (at < 0 && e->once && arm->user && user_heard(e, arm->user)) return -1;
@@ -477,12 +478,16 @@ static int64_t user_number(const struct experiment *e, const char *user) {
     return (int64_t)((hash_u64(user, strlen(user)) ^ e->seed) >> 11 | 1);
 }
 
-/* By the user, or else by the number of the request since the server began. */
-static int side_draw(const struct ab *ab, struct experiment *e, int64_t user) {
+/* By the user, or else by the number of the request since the server began. In [0, 1), b is below
+ * its share; what counts of either side lies next to that line, as wide as the smaller one is. */
+static void side_draw(const struct ab *ab, struct experiment *e, struct ab_arm *arm) {
+    int64_t user = arm->user;
     uint64_t key = user ? (uint64_t)user : e->seed;
     uint32_t id = user ? 0 : (uint32_t)ab->s->started, step = user ? 0 : (uint32_t)e->drawn++;
     struct rng r = rng_make(key, RNG_SELECT, id, step);
-    return (double)rng_uniform(&r) < e->share;
+    double at = (double)rng_uniform(&r), smaller = fmin(e->share, 1 - e->share);
+    arm->side = at < e->share;
+    arm->spare = fabs(at - e->share) > smaller;
 }
 
 void ab_assign(struct server *s, struct exchange *x, struct target *t, const char *user,
@@ -495,7 +500,7 @@ void ab_assign(struct server *s, struct exchange *x, struct target *t, const cha
     if (e && e->arms[0]) {
         arm->run = e->run;
         arm->user = user_number(e, user);
-        arm->side = side_draw(ab, e, arm->user);
+        side_draw(ab, e, arm);
         memcpy(arm->name, e->name, sizeof arm->name);
         e->sent[arm->side]++;
         adapter_release(t->terms[0].adapter);

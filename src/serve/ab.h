@@ -10,9 +10,10 @@
  *
  * What the test assumes of pairs is what drawing lots gives: that without a difference neither side
  * is to be expected ahead. A user who stays on one side draws once, so by default his first rating
- * counts and no other: a generous one would else be ahead for his side all day. Where b gets much
- * less than half of the requests, its i-th outcome comes later than a's, and a day on which
- * everybody grows kinder looks like a difference.
+ * counts and no other: a generous one would else be ahead for his side all day. Where the sides
+ * have unequal shares, of the larger one only so many replies count as the smaller has: else the
+ * i-th outcome of the one would come later than the other's, and a day on which everybody grows
+ * kinder would look like a difference.
  *
  * What is kept, in STATE/ab.db: log "ab" the experiments' names; log "ab/NAME" what happened to
  * each; log "feedback" the ids of rated replies in order, document "feedback"/ID each; document
@@ -39,6 +40,7 @@ struct ab_arm {
     char name[AB_NAME_LEN];
     int64_t run, user;
     int side;
+    bool spare; /* what people say of it does not count: see above */
 };
 
 struct experiment;

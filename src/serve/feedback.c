@@ -95,9 +95,9 @@ static json_t *told_row(const struct told *r) {
     }
     if (r->arm.run)
         json_object_set_new(row, "arm",
-                            json_pack("{s:s,s:I,s:I,s:i}", "name", r->arm.name, "run",
+                            json_pack("{s:s,s:I,s:I,s:i,s:b}", "name", r->arm.name, "run",
                                       (json_int_t)r->arm.run, "user", (json_int_t)r->arm.user,
-                                      "side", r->arm.side));
+                                      "side", r->arm.side, "spare", r->arm.spare));
     return row;
 }
 
@@ -174,7 +174,8 @@ static struct ab_arm row_arm(const json_t *row, int64_t *place) {
     const json_t *v = json_object_get(row, "arm"), *at = json_object_get(v, "place");
     struct ab_arm arm = {.run = json_integer_value(json_object_get(v, "run")),
                          .user = json_integer_value(json_object_get(v, "user")),
-                         .side = json_integer_value(json_object_get(v, "side")) == 1};
+                         .side = json_integer_value(json_object_get(v, "side")) == 1,
+                         .spare = json_is_true(json_object_get(v, "spare"))};
     snprintf(arm.name, sizeof arm.name, "%s", json_text_at(v, "name"));
     *place = at ? json_integer_value(at) : -1;
     return arm;

@@ -1208,7 +1208,6 @@ static struct server *server_small(void) {
     if (s.m) return &s;
     shape.vocab_size = 259;
     s.m = model_new(&shape, 1, CLASS_EXACT);
-    s.m->tok = tok_byte_fallback(259);
     s.path = s.name;
     s.pool = adapter_pool_new(s.m, &po);
     s.adapters = xcalloc(1, sizeof *s.adapters);

@@ -10,10 +10,10 @@ cd "$(dirname "$0")/.." || exit 1
 SHOAL=${SHOAL:-build/shoal}
 home=$PWD/build/page
 tmp=$(mktemp -d) || exit 1
-server=
+servers=
 finish() {
-    [ -n "$server" ] && kill "$server" 2>/dev/null
-    wait
+    for pid in $servers; do kill "$pid" 2>/dev/null; done
+    for pid in $servers; do wait "$pid" || bad "a server that is told to end" "exit $?: $(cat "$tmp"/*.err | head -c 600)"; done
     rm -rf "$tmp"
 }
 trap finish EXIT
@@ -27,20 +27,25 @@ if ! "$SHOAL" adapter new --model models/fry --rank 2 --seed 1 "$tmp/critic" >"$
     bad "an adapter" "$(tail -n 2 "$tmp/err")"
     exit 1
 fi
-: >"$tmp/out"
-"$SHOAL" serve models/fry --port 0 --json --state "$tmp/state" --adapter critic="$tmp/critic" --team careful=examples/team.yaml \
-    >"$tmp/out" 2>"$tmp/err" &
-server=$!
-url=
-for _ in $(seq 100); do
-    url=$(sed -n 's/.*"listening":"\([^"]*\)".*/\1/p' "$tmp/out")
-    [ -n "$url" ] && break
-    sleep 0.1
-done
-if [ -z "$url" ]; then
-    bad "serve" "it does not listen: $(tail -n 3 "$tmp/err")"
+
+# serve NAME FLAGS…: starts one; its address is then in $url.
+serve() {
+    name=$1
+    shift
+    : >"$tmp/$name.out" # read before the server may have made it
+    "$SHOAL" serve models/fry --port 0 --json --state "$tmp/$name" "$@" >"$tmp/$name.out" 2>"$tmp/$name.err" &
+    servers="$servers $!"
+    for _ in $(seq 100); do
+        url=$(sed -n 's/.*"listening":"\([^"]*\)".*/\1/p' "$tmp/$name.out")
+        [ -n "$url" ] && return 0
+        sleep 0.1
+    done
+    bad "serve" "it does not listen: $(tail -n 3 "$tmp/$name.err")"
     exit 1
-fi
+}
+serve locked --api-key sk-of-the-test
+locked=$url
+serve plain --adapter critic="$tmp/critic" --team careful=examples/team.yaml
 
 # ---- as files
 if command -v curl >/dev/null 2>&1; then
@@ -50,16 +55,18 @@ if command -v curl >/dev/null 2>&1; then
     tag=$(sed -n 's/^[Ee][Tt]ag: \([^\r]*\).*/\1/p' "$tmp/head")
     same=$(curl -s -o "$tmp/body" -w '%{http_code} %{size_download}' -H 'Accept: text/html' -H "If-None-Match: W/$tag" "$url/")
     if [ -n "$tag" ] && [ "$same" = "304 0" ]; then ok "what a browser has it is not sent again"; else bad "what a browser has it is not sent again" "$same"; fi
+    wrong=
     for f in web/*; do
         curl -s -o "$tmp/file" "$url/page/$(basename "$f")"
-        cmp -s "$f" "$tmp/file" || bad "the program holds web/" "$f differs"
+        cmp -s "$f" "$tmp/file" || wrong="$wrong $f"
     done
-    ok "the program holds web/"
+    if [ -z "$wrong" ]; then ok "the program holds web/"; else bad "the program holds web/" "other bytes:$wrong"; fi
+    wrong=
     for f in nothing.js .. %2e%2e%2fMakefile app.js/ ../Makefile; do
         code=$(curl -s --path-as-is -o /dev/null -w '%{http_code}' "$url/page/$f")
-        [ "$code" = 404 ] || bad "other files" "/page/$f: $code"
+        [ "$code" = 404 ] || wrong="$wrong /page/$f: $code"
     done
-    ok "other files it does not"
+    if [ -z "$wrong" ]; then ok "and no other files"; else bad "and no other files" "$wrong"; fi
 else
     echo "skip page as files: there is no curl"
 fi
@@ -77,7 +84,7 @@ if [ ! -d "$home/node_modules/playwright-core" ]; then
     (cd "$home" && timeout 240 npm install --no-save --ignore-scripts --no-audit --no-fund --fetch-retries=1 playwright-core@1.65.1) \
         >"$tmp/npm" 2>&1 || skip "npm could not install playwright-core: $(grep -i 'npm err' "$tmp/npm" | head -n 2 | tr '\n' ' ')"
 fi
-SHOAL_URL=$url CHROMIUM=$chromium SHOTS=$home SHOAL_ADAPTER=$tmp/critic timeout -k 5 400 node test/clients/page.mjs
+SHOAL_URL=$url SHOAL_LOCKED_URL=$locked CHROMIUM=$chromium SHOTS=$home SHOAL_ADAPTER=$tmp/critic timeout -k 5 400 node test/clients/page.mjs
 status=$?
 [ $status = 0 ] || bad "the browser's tests" "they ended with $status"
 exit $status

@@ -106,6 +106,7 @@ export function every(ms, f) {
     turn();
     return () => {
         over = true;
+        told?.remove();
         clearTimeout(timer);
     };
 }

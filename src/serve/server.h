@@ -138,6 +138,9 @@ void counted_open(struct server *s); /* after the batcher */
 /* Prompts that were read and nothing generated. */
 void counted_prompts(struct server *s, const struct exchange *x, const struct target *t,
                      const struct ids *prompts, int n);
+/* Tokens that a key has used otherwise. */
+struct usage;
+void counted_tokens(struct server *s, const struct exchange *x, const struct usage *u);
 struct generation;
 void counted_generation(const struct generation *g);
 void counted_exchange(struct server *s, const struct exchange *x);

@@ -137,6 +137,12 @@ static const char *reply_of(const struct talk *t) {
     return "";
 }
 
+static void session_free(struct session *d) {
+    if (!d) return;
+    item_release(&d->item);
+    free(d);
+}
+
 static void generation_talk(struct generation *g, void *ctx) {
     struct session *d = ctx;
     for (int i = 0; i < g->n_completions; i++) {
@@ -152,8 +158,7 @@ static void generation_talk(struct generation *g, void *ctx) {
                        &d->cost, true);
         debate_release(&out);
     }
-    item_release(&d->item);
-    free(d);
+    session_free(d);
 }
 
 /* reading */
@@ -210,16 +215,14 @@ void team_chat(struct server *s, struct exchange *x, const struct dialect *d,
     if (field(body, "temperature")) talk->o.temperature = spec->sampling.temperature;
     if (choices_read(body, &talk->item, &err) != OK) {
         api_fail_error(x, &err, "choices");
-        item_release(&talk->item);
-        free(talk);
+        session_free(talk);
         goto refused;
     }
     spec->prompts = xcalloc(1, sizeof *spec->prompts); // of no tokens: agents make their own
     spec->n_prompts = 1;
     if (generation_start_outside(s, x, d, "chatcmpl-", &target, spec, generation_talk, talk))
         return;
-    item_release(&talk->item);
-    free(talk);
+    session_free(talk);
     return;
 refused:
     generation_spec_release(spec);
@@ -228,38 +231,53 @@ refused:
 
 /* a debate as such */
 
+static struct session *debate_read(struct server *s, const json_t *body, struct error *err) {
+    const char *name = "", *question = "";
+    int64_t seed = 1, rounds = 0;
+    if (field_text(body, "team", &name, err) != OK ||
+        field_text(body, "question", &question, err) != OK ||
+        field_int(body, "seed", 0, INT64_MAX, &seed, err) != OK ||
+        field_int(body, "rounds", 1, 64, &rounds, err) != OK)
+        return NULL;
+    if (!*question || strlen(question) > MAX_QUESTION) {
+        error_set(err, ERR_USAGE, "'question' must be of 1 to %d bytes", MAX_QUESTION);
+        return NULL;
+    }
+    char *model = xasprintf("%s%s", PREFIX, name);
+    const struct served_team *t = team_find(s, model, err);
+    free(model);
+    if (!t) return NULL;
+    struct session *d = session_new(s, t, xstrdup(question), (uint64_t)seed);
+    if (rounds) d->o.rounds = (int)rounds;
+    if (choices_read(body, &d->item, err) == OK) return d;
+    session_free(d);
+    return NULL;
+}
+
+static void stop_talking(void *stop) {
+    __atomic_store_n((bool *)stop, true, __ATOMIC_RELEASE);
+}
+
 static void debate_handle(void *ctx, struct exchange *x) {
     struct server *s = ctx;
     struct error err;
-    const char *name = "", *question = "";
-    int64_t seed = 1, rounds = 0;
     struct debate out = {0};
-    struct session *d = NULL;
+    bool stop = false;
     json_t *body = exchange_json(x, &err);
-    int rc = body ? OK : err.code;
-    if (rc == OK) rc = field_text(body, "team", &name, &err);
-    if (rc == OK) rc = field_text(body, "question", &question, &err);
-    if (rc == OK) rc = field_int(body, "seed", 0, INT64_MAX, &seed, &err);
-    if (rc == OK) rc = field_int(body, "rounds", 1, 64, &rounds, &err);
-    if (rc == OK && (!*question || strlen(question) > MAX_QUESTION))
-        rc = error_set(&err, ERR_USAGE, "'question' must be of 1 to %d bytes", MAX_QUESTION);
-    char *model = xasprintf("%s%s", PREFIX, name);
-    const struct served_team *t = rc == OK ? team_find(s, model, &err) : NULL;
-    if (rc == OK && !t) rc = err.code;
+    struct session *d = body ? debate_read(s, body, &err) : NULL;
+    int rc = d ? OK : err.code;
     if (rc == OK) {
-        d = session_new(s, t, xstrdup(question), (uint64_t)seed);
-        if (rounds) d->o.rounds = (int)rounds;
-        rc = choices_read(body, &d->item, &err);
+        exchange_on_gone(x, stop_talking, &stop);
+        d->stop = &stop;
+        rc = session_run(d, &out, &err);
+        counted_tokens(s, x, &d->cost);
     }
-    if (rc == OK) rc = session_run(d, &out, &err);
     if (rc == OK)
-        exchange_reply_json(x, 200, report_talk(&out, t->team.v, &d->item, 0));
+        exchange_reply_json(x, 200, report_talk(&out, d->t->team.v, &d->item, 0));
     else
         api_fail_error(x, &err, "team");
     debate_release(&out);
-    if (d) item_release(&d->item);
-    free(d);
-    free(model);
+    session_free(d);
     json_decref(body);
 }
 

@@ -64,9 +64,10 @@ export async function call(path, { method, body, signal, headers } = {}) {
 export const json = async (path, o) => (await call(path, o)).json();
 export const text = async (path, o) => (await call(path, o)).text();
 
-/** Server-sent events of a reply: {event, data}. EventSource could not send a key. */
+/** Server-sent events of a reply: {event, data}. EventSource could not send a key. o.opened(response): its head is there. */
 export async function* events(path, o) {
     const r = await call(path, o);
+    o?.opened?.(r);
     const reader = r.body.pipeThrough(new TextDecoderStream()).getReader();
     let rest = "";
     try {

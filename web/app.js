@@ -1,12 +1,15 @@
 // The page: which views there are, how one moves between them, what keys do.
 import { complain, fill, h, load, tip } from "./dom.js";
 import { choose, t } from "./words.js";
+import * as ab from "./ab.js";
 import * as agents from "./agents.js";
 import * as chat from "./chat.js";
 import * as debate from "./debate.js";
+import * as evolution from "./evolution.js";
 import * as jobs from "./jobs.js";
 import * as settings from "./settings.js";
 import * as system from "./system.js";
+import * as world from "./world.js";
 
 /*
  * A view is a module with open(root, path): it fills root and returns what ends it, or nothing.
@@ -18,6 +21,9 @@ const views = [
     { id: "debate", key: "d", view: debate },
     { id: "agents", key: "a", view: agents },
     { id: "jobs", key: "j", view: jobs },
+    { id: "world", key: "w", view: world },
+    { id: "evolution", key: "v", view: evolution },
+    { id: "ab", key: "x", view: ab },
     { id: "system", key: "s", view: system },
     { id: "settings", key: "e", view: settings },
 ];
@@ -71,6 +77,7 @@ const keys = [
     [["Enter"], () => t("key_send")],
     [["Shift", "Enter"], () => t("key_newline")],
     [["←", "→"], () => t("key_tokens")],
+    [["Space"], () => t("key_play")],
 ];
 
 function help_show() {
@@ -89,7 +96,7 @@ let going = 0; // when "g" was pressed
 const writes = (e) => e.matches?.("input:not([type=checkbox]):not([type=radio]), textarea, select, [contenteditable]");
 
 addEventListener("keydown", (e) => {
-    if (e.ctrlKey || e.altKey || e.metaKey || e.isComposing || help.open) return;
+    if (e.ctrlKey || e.altKey || e.metaKey || e.isComposing || document.querySelector("dialog[open]")) return;
     if (e.key === "Escape") {
         tip.hide();
         if (writes(e.target)) e.target.blur();

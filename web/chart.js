@@ -10,11 +10,11 @@ const dashes = [[], [6, 3], [2, 3], [8, 3, 2, 3], [12, 4]];
 
 /**
  * A figure with a curve: draw(data) takes uPlot's columns, [x, y, y, …]. series: [{label, format}].
- * x is seconds of the clock where `time`.
+ * x is seconds of the clock where `time`. bands: [[upper, lower], …], columns to fill between.
  */
 export class Chart {
-    constructor({ title, series, time = false, height = 130, format = (v) => v?.toLocaleString(lang()), x = "" }) {
-        this.o = { title, series, time, height, format, x };
+    constructor({ title, series, time = false, height = 130, format = (v) => v?.toLocaleString(lang()), x = "", bands = [] }) {
+        this.o = { title, series, time, height, format, x, bands };
         this.place = h("div", { class: "plot" });
         this.element = h("figure", { class: "chart" }, title && h("figcaption", null, title), this.place);
         this.watch = new ResizeObserver(() => this.plot?.setSize({ width: this.width(), height: this.o.height }));
@@ -25,7 +25,7 @@ export class Chart {
         return Math.max(120, this.place.clientWidth);
     }
     build() {
-        const { series, time, height, format, x } = this.o;
+        const { series, time, height, format, x, bands } = this.o;
         const axis = {
             stroke: colour("--muted"), grid: { stroke: colour("--line"), width: 1 }, ticks: { show: false },
             font: "11px system-ui, sans-serif",
@@ -41,6 +41,7 @@ export class Chart {
         return new globalThis.uPlot({
             width: this.width(), height, cursor: { drag: { x: true, y: false }, points: { size: 6 } },
             legend: { live: true },
+            bands: bands.map((of) => ({ series: of, fill: colour("--accent") + "22" })),
             scales: { x: { time: false }, y: { range: (u, lo, hi) => range(lo, hi) } },
             axes: [
                 { ...axis, size: 24, space: 70, values: time ? (u, v) => v.map(hour) : undefined },

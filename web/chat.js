@@ -1,6 +1,6 @@
 // Chat: one model, or two side by side that get the same words.
-import { ApiError, events, models } from "./api.js";
-import { complain, fill, h, labelled, load, number, option, percent, save, seconds, tip } from "./dom.js";
+import { ApiError, events, json, models } from "./api.js";
+import { bars, complain, fill, h, labelled, load, number, option, save, seconds, tip } from "./dom.js";
 import { t } from "./words.js";
 
 const TOP = 5; // alternatives of a token that are asked for
@@ -14,11 +14,14 @@ const fields = [ // of a request; empty: the server's own
 /*
  * columns: [{model, messages}], of which the second is shown when `two`. A message is {role,
  * content} and, of a reply, thoughts, tokens [[text, logprob, [[text, logprob], …]], …], stats
- * {first, speed, n, finish} and error. `node` and `live` are the screen's and are not kept.
+ * {first, speed, n, finish} and error; id, at and arm (its side of an experiment) as the server
+ * said; and what a person said of it: rating, correction. `node` and `live` are the screen's and
+ * are not kept.
  */
 const blank = { columns: [{ model: "", messages: [] }, { model: "", messages: [] }], two: false, settings: {} };
 const state = { ...blank, ...load("chat", {}) };
 let known = { base: [], adapters: [], teams: [] };
+let takes = null; // since when replies can be rated, in seconds; null: they cannot
 let running = null; // AbortController of the replies under way
 let repaint = () => {};
 
@@ -61,10 +64,12 @@ async function reply(column, m, signal) {
     const began = performance.now(), decoder = new TextDecoder();
     let first = 0, last = 0, usage = null;
     try {
-        for await (const e of events("/v1/chat/completions", { body: request_of(column), signal })) {
+        const opened = (r) => (m.arm = r.headers.get("X-Shoal-AB") ?? undefined);
+        for await (const e of events("/v1/chat/completions", { body: request_of(column), signal, opened })) {
             if (e.data === "[DONE]") break;
             const v = JSON.parse(e.data), choice = v.choices?.[0];
             if (v.error) throw new ApiError(500, v.error.message);
+            if (v.id) [m.id, m.at] = [v.id, v.created];
             if (v.usage) usage = v.usage;
             if (choice?.finish_reason) m.stats.finish = choice.finish_reason;
             if (choice?.delta?.reasoning_content) m.thoughts = (m.thoughts ?? "") + choice.delta.reasoning_content;
@@ -113,19 +118,53 @@ async function send(words) {
     repaint(false);
 }
 
+/* what a person says of a reply */
+
+/** Of what came whole, since the server began. */
+const can_be_rated = (m) => takes !== null && m.id && !m.live && !m.error && m.stats?.finish !== "stopped" && m.at >= takes;
+
+async function rate(m, said) {
+    try {
+        await json("/v1/feedback", { body: { id: m.id, ...said } });
+        Object.assign(m, said);
+        keep();
+    } catch (e) {
+        complain(e);
+    }
+    m.node?.paint();
+}
+
+/** Words in place of the reply's; the dialog is gone with its answer. */
+function correct(m) {
+    const words = h("textarea", { rows: 6, required: true, value: m.correction ?? m.content });
+    const close = () => dialog.close();
+    const dialog = h("dialog", { class: "correction", "aria-label": t("correct"), onclose: () => dialog.remove() },
+        h("form", { onsubmit: (e) => {
+            e.preventDefault();
+            close();
+            rate(m, { correction: words.value });
+        } }, labelled(t("correction"), words, t("correction_hint")), h("div", { class: "row" }, h("span", { class: "space" }),
+            h("button", { type: "button", onclick: close }, t("dismiss")), h("button", { type: "submit", class: "main" }, t("save")))));
+    document.body.append(dialog);
+    dialog.showModal();
+    words.focus();
+}
+
+function rating_node(m) {
+    const thumb = (rating, text, label) => h("button", {
+        type: "button", "aria-label": t(label), title: t(label), "aria-pressed": String(m.rating === rating), onclick: () => rate(m, { rating }),
+    }, text);
+    return h("span", { class: "rating", role: "group", "aria-label": t("rating") }, thumb(1, "👍", "good"), thumb(-1, "👎", "bad"),
+        h("button", { type: "button", "aria-pressed": String(!!m.correction), onclick: () => correct(m) }, t(m.correction ? "corrected" : "correct")));
+}
+
 /* what it looks like */
 
-function bars(token) {
+function alternatives(token) {
     const own = (o) => o[1] === token[1], best = token[2];
     // What was drawn may be none of the likeliest.
     const all = best.some(own) ? best : [...best, [token[0], token[1]]];
-    return h("table", { class: "bars" }, all.map(([text, logprob]) => {
-        const p = Math.exp(logprob);
-        const bar = h("div", { class: "bar" });
-        bar.style.width = 100 * p + "%";
-        return h("tr", { class: logprob === token[1] && "own" }, h("td", null, h("code", null, visible(text))),
-            h("td", { class: "track" }, bar), h("td", { class: "n" }, percent(p)));
-    }));
+    return bars(all.map((o) => ({ text: visible(o[0]), p: Math.exp(o[1]), own: own(o) })));
 }
 const visible = (text) => text.replaceAll(" ", "␣").replaceAll("\n", "⏎").replaceAll("\t", "⇥") || "∅";
 
@@ -158,7 +197,7 @@ class Words {
         if (span.dataset?.token === undefined) return tip.hide();
         this.element.querySelector(".here")?.classList.remove("here");
         span.classList.add("here");
-        tip.show(span, bars(this.message.tokens[span.dataset.token]));
+        tip.show(span, alternatives(this.message.tokens[span.dataset.token]));
         return undefined;
     }
     key(e) {
@@ -183,7 +222,9 @@ function message_node(m) {
         words.paint(m);
         node.setAttribute("aria-busy", String(!!m.live));
         node.classList.toggle("live", !!m.live);
-        fill(below, stats_of(m), m.error && h("p", { class: "error", role: "alert" }, m.error));
+        const held = below.contains(document.activeElement) && [...below.querySelectorAll("button")].indexOf(document.activeElement);
+        fill(below, h("span", null, stats_of(m)), m.arm && h("span", { class: "tag", title: t("arm") }, m.arm), can_be_rated(m) && rating_node(m), m.error && h("p", { class: "error", role: "alert" }, m.error));
+        if (held !== false) below.querySelectorAll("button")[held]?.focus();
         if (follow) node.parentNode.scrollTop = node.parentNode.scrollHeight;
     };
     m.node = node;
@@ -302,7 +343,12 @@ export function open(root, path) {
         known = m;
         if (root.contains(form)) repaint();
     }).catch(complain);
+    json("/v1/system").then((v) => {
+        takes = v.feedback ? v.started : null;
+        state.columns.forEach((c) => c.messages.forEach((m) => m.node?.paint?.()));
+    }).catch(complain);
     return () => {
+        document.querySelector(".correction")?.close();
         repaint = () => {};
         state.columns.forEach((c) => c.messages.forEach((m) => delete m.node));
     };

@@ -111,6 +111,24 @@ export function every(ms, f) {
     };
 }
 
+/** Shares as bars, {text, p, own} each; `own` is the one that it is about. */
+export const bars = (rows) => h("table", { class: "bars" }, rows.map(({ text, p, own }) => {
+    const bar = h("div", { class: "bar" });
+    bar.style.width = 100 * p + "%";
+    return h("tr", { class: own && "own" }, h("td", null, h("code", null, text)),
+        h("td", { class: "track" }, bar), h("td", { class: "n" }, percent(p)));
+}));
+
+/** {value, lo, hi} on a line between two ends; its middle is marked where that is 0. The numbers are said beside it. */
+export function scale(v, from, to) {
+    const at = (x) => (100 * (Math.max(from, Math.min(to, x)) - from)) / (to - from);
+    const span = h("i", { class: "span" }), dot = h("i", { class: "dot" });
+    span.style.left = at(v.lo) + "%";
+    span.style.width = at(v.hi) - at(v.lo) + "%";
+    dot.style.left = at(v.value) + "%";
+    return h("div", { class: from === -to ? "scale zero" : "scale", "aria-hidden": "true" }, span, dot);
+}
+
 /** Tooltips: one for all, beside an element. */
 export const tip = {
     element: () => document.getElementById("tip"),

@@ -39,13 +39,14 @@ static void system_handle(void *ctx, struct exchange *x) {
                                (json_int_t)s->o->max_memory, "adapters", (json_int_t)p.bytes);
     json_t *http = json_pack("{s:i,s:i,s:I,s:I}", "open", h.open, "streams", h.streams, "requests",
                              (json_int_t)h.requests, "bytes_out", (json_int_t)h.bytes_out);
-    exchange_reply_json(
-        x, 200,
-        json_pack("{s:s,s:I,s:I,s:s,s:s,s:i,s:o,s:o,s:o,s:o}", "version", SHOAL_VERSION, "started",
-                  (json_int_t)s->started, "now", (json_int_t)time(NULL), "level",
-                  cpu_level_name(kernels_get()->level), "class",
-                  s->m->cls == CLASS_EXACT ? "exact" : "fast", "threads", s->threads, "model",
-                  model_json(s), "batch", batch_json(s), "memory", memory, "http", http));
+    exchange_reply_json(x, 200,
+                        json_pack("{s:s,s:I,s:I,s:s,s:s,s:i,s:b,s:o,s:o,s:o,s:o}", "version",
+                                  SHOAL_VERSION, "started", (json_int_t)s->started, "now",
+                                  (json_int_t)time(NULL), "level",
+                                  cpu_level_name(kernels_get()->level), "class",
+                                  s->m->cls == CLASS_EXACT ? "exact" : "fast", "threads",
+                                  s->threads, "feedback", s->o->feedback, "model", model_json(s),
+                                  "batch", batch_json(s), "memory", memory, "http", http));
 }
 
 /* adapters */
@@ -166,10 +167,13 @@ static json_t *lines_of(const struct server *s, const char *id, const char *name
     return list;
 }
 
+/* null: there are no generations, or none yet. */
 static json_t *lineage_read(const struct server *s, const char *id, struct error *err) {
     char *path = run_file(s, id, "evolution.jsonl");
     json_t *generations = path ? lineage_load(path, err) : json_array();
-    json_t *v = generations ? lineage_json(generations, NULL, err) : NULL;
+    json_t *v = NULL;
+    if (generations)
+        v = json_array_size(generations) ? lineage_json(generations, NULL, err) : json_null();
     json_decref(generations);
     free(path);
     return v;

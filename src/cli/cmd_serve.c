@@ -11,6 +11,10 @@ struct options {
     struct setup_options setup;
     struct serve_options serve;
     int64_t max_seqs, max_len;
+    struct {
+        bool enabled;
+        int64_t loras, rank, cpu;
+    } vllm; /* flags of those who come from there */
 };
 #define ROW(name, type, field, fallback, min, max, metavar, help)                                  \
     { name, type, offsetof(struct options, field), fallback, min, max, metavar, help }
@@ -18,7 +22,7 @@ struct options {
     { name, OPT_ALIAS, 0, of, 0, 0, NULL, NULL }
 static const struct option_row rows[] = {
     ROW("adapter", OPT_LIST, serve.adapters, NULL, 0, 0, "NAME=DIR …",
-        "adapters to serve, each a model of its own by that name"),
+        "adapters to serve, each a model of its own by that name; vLLM's {\"name\", \"path\"} too"),
     ROW("adapter-dir", OPT_STRING, serve.adapter_dir, NULL, 0, 0, "DIR",
         "every adapter in this folder, under its own folder's name"),
     ROW("team", OPT_LIST, serve.teams, NULL, 0, 0, "NAME=FILE …",
@@ -47,6 +51,11 @@ static const struct option_row rows[] = {
         "do"),
     ROW("max-tokens", OPT_INT, serve.max_tokens, "1024", 1, 1e6, "N",
         "of a reply whose request does not say"),
+    ROW("enable-lora", OPT_BOOL, vllm.enabled, "true", 0, 0, NULL,
+        "as vLLM has it, and needs nothing here, like the next three"),
+    ROW("max-loras", OPT_INT, vllm.loras, "0", 0, 1e9, "N", ""),
+    ROW("max-lora-rank", OPT_INT, vllm.rank, "0", 0, 1e9, "N", ""),
+    ROW("max-cpu-loras", OPT_INT, vllm.cpu, "0", 0, 1e9, "N", ""),
     ALIAS("lora-modules", "adapter"),
     SETUP_ROWS(struct options, setup),
     {0},

@@ -618,14 +618,26 @@ static char *base_name(const char *path) {
     return name;
 }
 
-static int adapters_add(struct server *s, struct error *err) {
-    for (int i = 0; i < s->o->adapters.n; i++) {
-        const char *spec = s->o->adapters.v[i], *is = strchr(spec, '=');
-        char *name = is ? strndup(spec, (size_t)(is - spec)) : base_name(spec);
-        int rc = server_adapter_load(s, name, is ? is + 1 : spec, false, err);
-        free(name);
-        if (rc != OK) return error_wrap(err, "--adapter %s", spec);
+/* "critic=DIR", "DIR", or {"name": "critic", "path": "DIR"}. */
+static int adapter_add(struct server *s, const char *spec, struct error *err) {
+    const char *is = strchr(spec, '=');
+    if (*spec == '{') {
+        json_t *v = json_parse(spec, strlen(spec), "adapter", err);
+        const char *path = json_text_at(v, "path");
+        int rc = v ? server_adapter_load(s, json_text_at(v, "name"), path, false, err) : err->code;
+        json_decref(v);
+        return rc;
     }
+    char *name = is ? strndup(spec, (size_t)(is - spec)) : base_name(spec);
+    int rc = server_adapter_load(s, name, is ? is + 1 : spec, false, err);
+    free(name);
+    return rc;
+}
+
+static int adapters_add(struct server *s, struct error *err) {
+    for (int i = 0; i < s->o->adapters.n; i++)
+        if (adapter_add(s, s->o->adapters.v[i], err) != OK)
+            return error_wrap(err, "--adapter %s", s->o->adapters.v[i]);
     return OK;
 }
 

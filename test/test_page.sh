@@ -1,6 +1,6 @@
 #!/bin/sh
 # test_page: the web page in a real browser: every view in three languages, both themes, on a desk and on a phone; chat,
-# debate, jobs, keys. What it looked like is in build/page/*.png.
+# debate, jobs, worlds, evolution, experiments, keys. What it looked like is in build/page/*.png.
 #
 # Prints "ok NAME", "not ok NAME: why" and "skip NAME: why" lines; SHOAL is the binary. Without a browser (CHROMIUM, or
 # chromium of the path) or npm's playwright-core, what curl sees is tested and the rest skipped aloud. Debian:
@@ -23,10 +23,24 @@ bad() { echo "not ok page: $1: $2"; }
 holds() { if grep -qiF -- "$2" "$3"; then ok "$1"; else bad "$1" "no '$2' in: $(head -c 300 "$3")"; fi; }
 
 mkdir -p "$home"
-if ! "$SHOAL" adapter new --model models/fry --rank 2 --seed 1 "$tmp/critic" >"$tmp/err" 2>&1; then
-    bad "an adapter" "$(tail -n 2 "$tmp/err")"
-    exit 1
-fi
+need() { "$@" >"$tmp/err" 2>&1 || { bad "$*" "$(tail -n 2 "$tmp/err")"; exit 1; }; }
+need "$SHOAL" adapter new --model models/fry --rank 2 --seed 1 "$tmp/critic"
+need "$SHOAL" adapter new --model models/fry --rank 2 --seed 2 "$tmp/newer"
+# Runs to look at: one that trains and breeds, and a life.
+cat >"$tmp/small.yaml" <<YAML
+model: models/fry
+personas: [doubter=data/personas/critic.jsonl, explorer=data/personas/explorer.jsonl]
+tasks: [copy]
+rounds: 0
+working: false
+test_items: 12
+train: {r: 2, max_steps: 4, bsz: 4}
+evolve: {generations: 2, population: 4, elites: 1, rank: 2}
+fitness: {items: 8}
+YAML
+need "$SHOAL" evolve "$tmp/small.yaml" --runs "$tmp/runs" --id grown --quiet
+need "$SHOAL" world models/fry --runs "$tmp/runs" --world worlds/predators.yaml --generations 1 --steps 12 --agents 6 --held-out 1 --quiet
+lived=$(cd "$tmp/runs" && echo world-*)
 
 # serve NAME FLAGS…: starts one; its address is then in $url.
 serve() {
@@ -43,9 +57,9 @@ serve() {
     bad "serve" "it does not listen: $(tail -n 3 "$tmp/$name.err")"
     exit 1
 }
-serve locked --api-key sk-of-the-test
+serve locked --api-key sk-of-the-test --no-feedback
 locked=$url
-serve plain --adapter critic="$tmp/critic" --team careful=examples/team.yaml
+serve plain --runs "$tmp/runs" --adapter critic="$tmp/critic" --adapter newer="$tmp/newer" --team careful=examples/team.yaml
 
 # ---- as files
 if command -v curl >/dev/null 2>&1; then
@@ -84,7 +98,8 @@ if [ ! -d "$home/node_modules/playwright-core" ]; then
     (cd "$home" && timeout 240 npm install --no-save --ignore-scripts --no-audit --no-fund --fetch-retries=1 playwright-core@1.65.1) \
         >"$tmp/npm" 2>&1 || skip "npm could not install playwright-core: $(grep -i 'npm err' "$tmp/npm" | head -n 2 | tr '\n' ' ')"
 fi
-SHOAL_URL=$url SHOAL_LOCKED_URL=$locked CHROMIUM=$chromium SHOTS=$home SHOAL_ADAPTER=$tmp/critic timeout -k 5 400 node test/clients/page.mjs
+SHOAL_URL=$url SHOAL_LOCKED_URL=$locked CHROMIUM=$chromium SHOTS=$home SHOAL_ADAPTER=$tmp/critic SHOAL_LIVED=$lived \
+    timeout -k 5 500 node test/clients/page.mjs
 status=$?
 [ $status = 0 ] || bad "the browser's tests" "they ended with $status"
 exit $status

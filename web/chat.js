@@ -1,6 +1,6 @@
 // Chat: one model, or two side by side that get the same words.
 import { ApiError, events, json, models } from "./api.js";
-import { bars, complain, fill, h, labelled, load, number, option, save, seconds, tip } from "./dom.js";
+import { bars, complain, fill, h, labelled, load, number, option, save, seconds, svg, tip } from "./dom.js";
 import { t } from "./words.js";
 
 const TOP = 5; // alternatives of a token that are asked for
@@ -150,11 +150,14 @@ function correct(m) {
     words.focus();
 }
 
+// Drawn: not every machine has a font with thumbs.
+const THUMB = "M1.5 7h2.5v7H1.5zM5.5 7.2 8.3 1.5c1.3 0 1.9.9 1.6 2.1L9.2 6.3h4c.9 0 1.4.7 1.2 1.5l-1.3 5c-.2.7-.7 1.2-1.5 1.2H5.5z";
+
 function rating_node(m) {
-    const thumb = (rating, text, label) => h("button", {
+    const thumb = (rating, label) => h("button", {
         type: "button", "aria-label": t(label), title: t(label), "aria-pressed": String(m.rating === rating), onclick: () => rate(m, { rating }),
-    }, text);
-    return h("span", { class: "rating", role: "group", "aria-label": t("rating") }, thumb(1, "👍", "good"), thumb(-1, "👎", "bad"),
+    }, svg("svg", { viewBox: "0 0 16 16", class: "thumb", "aria-hidden": "true" }, svg("path", { d: THUMB, transform: rating < 0 ? "rotate(180 8 8)" : null })));
+    return h("span", { class: "rating", role: "group", "aria-label": t("rating") }, thumb(1, "good"), thumb(-1, "bad"),
         h("button", { type: "button", "aria-pressed": String(!!m.correction), onclick: () => correct(m) }, t(m.correction ? "corrected" : "correct")));
 }
 

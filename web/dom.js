@@ -14,6 +14,16 @@ export function h(tag, props, ...children) {
     return e;
 }
 
+/** The same of a picture. */
+export function svg(tag, props, ...children) {
+    const e = document.createElementNS("http://www.w3.org/2000/svg", tag);
+    for (const [k, v] of Object.entries(props ?? {}))
+        if (k.startsWith("on")) e.addEventListener(k.slice(2), v);
+        else if (v !== undefined && v !== null) e.setAttribute(k, v);
+    e.append(...children.flat(9).filter(Boolean));
+    return e;
+}
+
 export const fill = (e, ...children) => e.replaceChildren(...children.flat(9).filter((c) => c || c === 0));
 
 /** A label over its field. */

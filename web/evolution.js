@@ -1,26 +1,17 @@
 // Evolution: a run's generations as curves, as a family tree, and what came of them.
 import { json } from "./api.js";
 import { Chart } from "./chart.js";
-import { every, fill, h, moment, number, percent, scale } from "./dom.js";
+import { every, fill, h, moment, number, percent, scale, svg } from "./dom.js";
 import { t } from "./words.js";
 
 const COLUMN = 132, ROW = 40, WIDE = 104, TALL = 30, EDGE = 8; // of the tree, in pixels
 
 /** 0.68 [0.61, 0.75] of {value, lo, hi}. */
-const interval = (v, f = number) => (v ? `${f(v.value)} [${f(v.lo)}, ${f(v.hi)}]` : "–");
+const interval = (v) => (v ? [number(v.value), h("small", null, ` [${number(v.lo, 2)}, ${number(v.hi, 2)}]`)] : "–");
 /** A percentage with its tenth: differences are small. */
 const points = (v) => (Number.isFinite(v) ? `${(100 * v).toFixed(1)} %` : "–");
 
 /* the family tree */
-
-function svg(tag, props, ...children) {
-    const e = document.createElementNS("http://www.w3.org/2000/svg", tag);
-    for (const [k, v] of Object.entries(props ?? {}))
-        if (k.startsWith("on")) e.addEventListener(k.slice(2), v);
-        else if (v !== undefined && v !== null) e.setAttribute(k, v);
-    e.append(...children.flat(9).filter(Boolean));
-    return e;
-}
 
 /** Where a candidate is in a generation: it stands in every one that it lives in. */
 const place = (name, generation) => `${generation} ${name}`;

@@ -110,15 +110,16 @@ function draw(canvas, tape, frame, chosen) {
     });
     frame.food.forEach((at) => disc(...middle(at), cell * 0.22, colour("--series-2")));
     frame.material.forEach((at) => box(at, 0.45, colour("--series-1")));
-    frame.predators.forEach((at) => {
-        const [x, y] = corner(at);
+    const predator = (at, part) => {
+        const [x, y] = corner(at), tall = cell * part;
         g.fillStyle = colour("--bad");
         g.beginPath();
-        g.moveTo(x + cell / 2, y + cell * 0.1);
-        g.lineTo(x + cell * 0.92, y + cell * 0.9);
-        g.lineTo(x + cell * 0.08, y + cell * 0.9);
+        g.moveTo(x + tall / 2, y + tall * 0.1);
+        g.lineTo(x + tall * 0.92, y + tall * 0.9);
+        g.lineTo(x + tall * 0.08, y + tall * 0.9);
         g.fill();
-    });
+    };
+    frame.predators.forEach((at) => predator(at, 1));
     g.textAlign = "center";
     g.textBaseline = "middle";
     g.font = `600 ${cell * 0.62}px system-ui, sans-serif`;
@@ -136,6 +137,7 @@ function draw(canvas, tape, frame, chosen) {
         }
         g.fillStyle = colour("--on-accent");
         g.fillText(LETTERS[i], x, y + cell * 0.04);
+        if (frame.predators.some((at) => at[0] === a[0] && at[1] === a[1])) predator(a, 0.5);
         if (a[3]) disc(x + cell * 0.34, y - cell * 0.34, cell * 0.2, colour(a[3] === FOOD ? "--series-2" : "--series-1"));
     }
 }

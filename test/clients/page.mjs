@@ -3,15 +3,18 @@ import assert from "node:assert/strict";
 import { createRequire } from "node:module";
 import { join } from "node:path";
 
-const { SHOAL_URL: url, SHOAL_LOCKED_URL: locked, SHOAL_ADAPTER: adapter, SHOTS: shots, CHROMIUM: chromium } = process.env;
+const { SHOAL_URL: url, SHOAL_LOCKED_URL: locked, SHOAL_ADAPTER: adapter, SHOAL_LIVED: lived, SHOTS: shots, CHROMIUM: chromium } = process.env;
 const { chromium: browsers } = createRequire(join(shots, "x.js"))("playwright-core");
 
-const views = ["chat", "debate", "agents", "jobs", "system", "settings"];
+const views = ["chat", "debate", "agents", "jobs", "world", "evolution", "ab", "system", "settings"];
 const names = {
-    en: ["Chat", "Debate", "Agents", "Jobs", "System", "Settings"],
-    ja: ["チャット", "討論", "エージェント", "ジョブ", "システム", "設定"],
-    zh: ["对话", "辩论", "智能体", "任务", "系统", "设置"],
+    en: ["Chat", "Debate", "Agents", "Jobs", "World", "Evolution", "Experiments", "System", "Settings"],
+    ja: ["チャット", "討論", "エージェント", "ジョブ", "世界", "進化", "実験", "システム", "設定"],
+    zh: ["对话", "辩论", "智能体", "任务", "世界", "演化", "实验", "系统", "设置"],
 };
+
+/* What of a view is looked at; what is to be there then. */
+const deep = { world: [`world/${lived}`, ".chip"], evolution: ["evolution/grown", ".node.kin"], ab: ["ab/trial", ".detail table"] };
 
 let failed = 0;
 async function check(name, run) {
@@ -25,6 +28,11 @@ async function check(name, run) {
 }
 
 const browser = await browsers.launch({ executablePath: chromium, args: ["--no-sandbox"] });
+const api = async (path, body, method) => {
+    const r = await fetch(url + path, { method: method ?? (body ? "POST" : "GET"), body: body && JSON.stringify(body) });
+    assert.ok(r.ok, `${path}: ${r.status}`);
+    return Object.assign(await r.json(), { headers: r.headers });
+};
 const hasJobs = (await fetch(url + "/v1/jobs")).ok;
 
 /* What no page may do: complain to the console, ask another host. `expected` are errors that a check provokes. */
@@ -78,6 +86,7 @@ const faults = () => {
     return list;
 };
 
+await api("/v1/ab", { name: "trial", model: "newer", b: "critic" });
 for (const lang of Object.keys(names))
     await check(`every view in ${lang}`, async () => {
         for (const theme of ["light", "dark"])
@@ -89,6 +98,14 @@ for (const lang of Object.keys(names))
                     await p.waitForFunction((v) => document.querySelector("main").className === v, view);
                     assert.equal(await p.locator("nav a[aria-current=page]").textContent(), names[lang][i]);
                     assert.equal(await p.locator("html").getAttribute("lang"), lang);
+                    if (deep[view]) {
+                        await p.evaluate((hash) => (location.hash = hash), "#/" + deep[view][0]);
+                        await p.locator(deep[view][1]).first().waitFor();
+                    }
+                    if (view === "world") {
+                        await p.locator(".chip").first().click();
+                        await p.locator(".mind .bars").waitFor();
+                    }
                     await p.waitForTimeout(view === "system" ? 2300 : 120);
                     await p.screenshot({ path: join(shots, `${view}-${lang}-${theme}-${width}.png`) });
                     assert.deepEqual(await p.evaluate(faults), [], `${view} ${theme} ${width}`);
@@ -346,6 +363,165 @@ if (hasJobs)
     });
 else console.log("skip page: jobs: this server has none");
 
+/* ---- worlds, evolution, experiments */
+
+const address = (p, hash) => p.evaluate((h) => (location.hash = h), hash);
+const tick_of = (p) => p.locator(".stage output").textContent();
+
+if (hasJobs)
+    await check("a small life is begun and followed to its end", async () => {
+        await go(p, "world");
+        await p.locator(".starter summary").click();
+        const form = p.locator(".starter form");
+        await form.getByLabel("Name").fill("life");
+        for (const [label, n] of [["Generations", 2], ["Ticks", 20], ["Agents", 4]]) await form.getByLabel(label).fill(String(n));
+        await form.getByRole("button", { name: "Start" }).click();
+        await p.locator(".chip").nth(3).waitFor({ timeout: 60000 });
+        await p.getByLabel("Follow").check();
+        await p.waitForFunction(() => document.querySelector(".stage output")?.textContent === "20 / 20" &&
+            document.querySelectorAll("main .grid select")[1]?.value === "2", null, { timeout: 90000 });
+        await p.getByLabel("Follow").uncheck();
+        assert.ok((await painted(p.locator("canvas.world"))) > 20, "no agent is drawn");
+    });
+else console.log("skip page: a life as a job: this server has none");
+
+await check("a life is played, stepped through and looked into", async () => {
+    await address(p, `#/world/${lived}`);
+    await p.locator(".chip").nth(5).waitFor();
+    assert.equal(await tick_of(p), "0 / 12");
+    await p.getByLabel("Speed").selectOption("30");
+    await p.getByRole("button", { name: "Play" }).click();
+    await p.waitForFunction(() => document.querySelector(".stage output").textContent === "12 / 12");
+    await p.getByRole("button", { name: "Play" }).waitFor(); // at its end it stands
+    await p.getByLabel("One tick back").click();
+    assert.equal(await tick_of(p), "11 / 12");
+    await p.getByRole("slider").fill("5");
+    await p.waitForFunction(() => document.querySelector(".stage output").textContent === "5 / 12");
+    await p.locator("canvas.world").focus();
+    await p.keyboard.press("ArrowLeft");
+    await p.waitForFunction(() => document.querySelector(".stage output").textContent === "4 / 12");
+
+    const frames = await api(`/v1/worlds/frames?run=${lived}&generation=1&from=4&n=1`);
+    const i = frames.frames[0].agents.findIndex(Boolean), [x, y, energy] = frames.frames[0].agents[i];
+    const box = await p.locator("canvas.world").boundingBox(), cell = box.width / frames.size;
+    const [asked] = await Promise.all([p.waitForRequest(/worlds\/agent/),
+        p.locator("canvas.world").click({ position: { x: (x + 0.5) * cell, y: (frames.size - y - 0.5) * cell } })]);
+    const chosen = Number(new URL(asked.url()).searchParams.get("agent"));
+    assert.deepEqual(frames.frames[0].agents[chosen].slice(0, 2), [x, y]);
+    const v = await api(`/v1/worlds/agent?run=${lived}&generation=1&tick=4&agent=${chosen}&model=fry`);
+    await p.locator(".mind .bars").waitFor();
+    const shown = await p.locator(".mind").textContent();
+    assert.ok(shown.includes(v.observation) && shown.includes(v.prompt), shown);
+    if (chosen === i) assert.equal(v.energy, energy);
+    assert.equal(await p.locator(".mind dd").first().textContent(), String(v.energy));
+    assert.equal(await p.locator(".mind .own code").textContent(), v.action);
+    const shares = (await p.locator(".mind .bars .n").allTextContents()).map(parseFloat);
+    assert.deepEqual(shares.map(Math.round), Object.values(v.probabilities).map((s) => Math.round(100 * s)));
+    const [again] = await Promise.all([p.waitForRequest(/model=critic/), p.getByLabel("Model that is asked").selectOption("critic")]);
+    assert.equal(new URL(again.url()).searchParams.get("tick"), "4");
+    await p.getByText("What critic would do").waitFor();
+    await p.screenshot({ path: join(shots, "life.png"), fullPage: true });
+});
+
+await check("evolution: curves, a family tree to click through, results", async () => {
+    await go(p, "evolution");
+    await p.locator(".queue a", { hasText: "grown" }).click();
+    await p.locator(".node").first().waitFor();
+    const run = await api("/v1/runs/grown"), { nodes, edges, of } = run.lineage;
+    assert.equal(await p.locator(".node").count(), run.generations.reduce((n, g) => n + g.candidates.length, 0));
+    const text = (name) => p.locator(".tree + .panel dt", { hasText: name }).locator("+ dd").textContent();
+    const kin = (name, all = new Set([name])) => {
+        for (const e of edges) if (e.child === name) kin(e.parent, all.add(e.parent));
+        return all;
+    };
+    const highlighted = async () => new Set(await p.locator(".node.kin title").allTextContents());
+    assert.deepEqual(await highlighted(), kin(of));
+    const child = nodes.findLast((v) => edges.some((e) => e.child === v.name));
+    await p.locator(".node", { hasText: child.name }).first().click();
+    assert.deepEqual(await highlighted(), kin(child.name));
+    assert.equal(await text("Operator"), child.operator);
+    assert.equal(await text("Hash"), child.hash);
+    const from = edges.filter((e) => e.child === child.name);
+    for (const e of from) assert.match(await text("Parents"), new RegExp(`${e.parent} ${Math.round(100 * e.share)} %`));
+    assert.ok((await text("Fitness")).startsWith(child.fitness.value.toLocaleString("en", { maximumSignificantDigits: 3 })));
+    await p.locator(".tree + .panel button").first().press("Enter");
+    assert.equal(await p.locator(".tree + .panel h3").evaluate((e) => e.firstChild.data), from[0].parent);
+    await p.locator(".node", { hasText: child.name }).first().focus();
+    await p.keyboard.press("Space");
+    assert.equal(await p.locator(".tree + .panel h3").evaluate((e) => e.firstChild.data), child.name);
+    assert.equal(await p.evaluate(() => document.activeElement.getAttribute("aria-pressed")), "true", "the focus is lost");
+    const rows = await p.locator("table", { hasText: "Accuracy" }).locator("tbody tr").allTextContents();
+    assert.equal(rows.length, run.result.table.length);
+    rows.forEach((r, i) => assert.ok(r.includes(`${(100 * run.result.table[i].acc).toFixed(1)} %`), r));
+    await p.locator(".u-legend", { hasText: "doubter" }).waitFor();
+    await p.screenshot({ path: join(shots, "evolution.png"), fullPage: true });
+    const fitness = run.generations.at(-1).candidates.map((c) => c.fitness.value), told = p.locator(".u-legend").first().locator(".u-value");
+    const digits = (v) => v.toLocaleString("en", { maximumSignificantDigits: 3 });
+    assert.deepEqual((await told.allTextContents()).slice(1, 3), [fitness.reduce((a, v) => a + v) / fitness.length, Math.max(...fitness)].map(digits));
+    assert.ok((await painted(p.locator(".detail canvas").nth(2))) > 20, "no loss is drawn");
+    await p.locator(".queue a", { hasText: lived }).click(); // a run without a tree
+    await p.locator(".u-legend", { hasText: "rule" }).first().waitFor();
+    assert.equal(await p.locator(".node").count(), 0);
+});
+
+await check("a reply is rated and corrected, and says which side of an experiment it is of", async () => {
+    await go(p, "chat");
+    await p.locator(".picker option[value=newer]").waitFor({ state: "attached" });
+    await p.locator(".picker select").selectOption("newer");
+    await chat(p, "3 + 4 = ?");
+    await ended(reply(p));
+    assert.match(await reply(p).locator("footer .tag").textContent(), /^trial\/[ab]$/);
+    const answered = () => p.waitForResponse(/feedback/).then((r) => r.json());
+    const [up] = await Promise.all([answered(), reply(p).getByRole("button", { name: "Good" }).click()]);
+    assert.equal(up.rating, 1);
+    await reply(p).locator('[aria-label="Good"][aria-pressed="true"]').waitFor();
+    await reply(p).getByRole("button", { name: "correct" }).click();
+    await p.screenshot({ path: join(shots, "correction.png") });
+    await p.keyboard.press("Escape");
+    assert.equal(await p.locator(".correction").count(), 0);
+    await reply(p).getByRole("button", { name: "correct" }).click();
+    await p.getByLabel("What it should have said").fill("answer: 7");
+    await Promise.all([answered(), p.getByRole("button", { name: "Save" }).click()]);
+    await reply(p).getByRole("button", { name: "corrected" }).waitFor();
+    const { data } = await api("/v1/feedback");
+    assert.deepEqual([data.at(-1).id, data.at(-1).rating, data.at(-1).correction], [up.id, 1, "answer: 7"]);
+    await p.screenshot({ path: join(shots, "rated.png") });
+    await p.reload();
+    await reply(p).locator('[aria-label="Good"][aria-pressed="true"]').waitFor();
+    await p.getByText("New conversation").click();
+});
+
+await check("an experiment is begun, watched until it is decided, and deleted", async () => {
+    await go(p, "ab");
+    await p.locator(".queue a", { hasText: "trial" }).click();
+    await p.getByRole("button", { name: "Stop" }).click();
+    await p.locator(".job .state.stopped").waitFor();
+    await p.getByRole("button", { name: "Delete" }).click();
+    await p.locator(".detail .job").waitFor({ state: "detached" });
+    await p.getByLabel("Name", { exact: true }).fill("second");
+    await p.getByLabel("Name that is asked").selectOption("newer");
+    await p.getByLabel("Compared with").selectOption("critic");
+    await p.getByRole("button", { name: "Start" }).click();
+    await p.locator(".job .state.running").waitFor();
+    const figures = () => api("/v1/ab/second");
+    for (let i = 0; i < 200 && (await figures()).state === "running"; i++) {
+        const r = await api("/v1/chat/completions", { model: "newer", messages: [{ role: "user", content: "x" }], max_tokens: 1 });
+        await api("/v1/feedback", { id: r.id, rating: r.headers.get("x-shoal-ab") === "second/b" ? 1 : -1 });
+        if (i % 10 === 9) await p.waitForTimeout(700); // it is looked at meanwhile
+    }
+    await p.locator(".decision.b_better").waitFor();
+    const e = await figures();
+    assert.equal(e.decision, "b_better");
+    const numbers = await p.locator(".detail table.list td").allTextContents();
+    assert.deepEqual(numbers.map(Number), [e.requests.a, e.outcomes.a, e.mean.a, e.requests.b, e.outcomes.b, e.mean.b]);
+    assert.ok((await p.locator(".detail").textContent()).includes(`/ ${e.e_value.decides_at}`));
+    assert.equal(await p.locator(".bars tr.own").count(), 1, "what has decided is not marked");
+    assert.ok((await painted(p.locator(".detail canvas"))) > 20, "no curve is drawn");
+    await p.screenshot({ path: join(shots, "experiment.png"), fullPage: true });
+    await p.getByRole("button", { name: "Delete" }).click();
+    await p.locator(".detail .job").waitFor({ state: "detached" });
+});
+
 /* ---- keys, settings, what is remembered */
 
 await check("by keyboard alone", async () => {
@@ -354,7 +530,7 @@ await check("by keyboard alone", async () => {
     };
     const at = async (view) => p.waitForFunction((v) => document.querySelector("main").className === v, view);
     await p.locator("main").focus();
-    for (const [key, view] of [["d", "debate"], ["a", "agents"], ["j", "jobs"], ["s", "system"], ["e", "settings"], ["c", "chat"]]) {
+    for (const [key, view] of [["d", "debate"], ["a", "agents"], ["j", "jobs"], ["w", "world"], ["v", "evolution"], ["x", "ab"], ["s", "system"], ["e", "settings"], ["c", "chat"]]) {
         await press("g", key);
         await at(view);
     }
@@ -424,6 +600,8 @@ await check("a server with keys: the page is there, and asks for one", async () 
     await chat(q, "3 + 4");
     await ended(reply(q));
     assert.match(await reply(q).locator("footer").textContent(), /tokens/);
+    await q.waitForTimeout(300);
+    assert.equal(await q.locator(".rating").count(), 0, "a server that keeps no replies is offered ratings");
     await q.close();
 });
 

@@ -55,6 +55,7 @@ export function save(name, value) {
 export function number(v, digits = 3) {
     if (v === null || v === undefined || !Number.isFinite(v)) return "–";
     if (Number.isInteger(v)) return v.toLocaleString(lang());
+    if (Math.abs(v) < 1e-4) return v.toExponential(1); // not a row of zeros
     return v.toLocaleString(lang(), { maximumSignificantDigits: digits });
 }
 export function percent(v) {

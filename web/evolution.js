@@ -217,7 +217,7 @@ function result_nodes(result) {
             h("tbody", null, comparisons.map((c) => h("tr", null, h("th", { scope: "row" }, `${c.a} − ${c.b}`), h("td", { class: "n" }, points(c.diff)),
                 h("td", { class: "n" }, `[${points(c.lo)}, ${points(c.hi)}]`),
                 h("td", { class: "scales" }, scale({ value: c.diff, lo: c.lo, hi: c.hi }, -0.5, 0.5)),
-                h("td", { class: "n" }, c.p_holm < 1e-4 ? c.p_holm.toExponential(1) : number(c.p_holm, 2), c.significant && " *"))))), h("small", null, t("stars")))],
+                h("td", { class: "n" }, number(c.p_holm, 2), c.significant && " *"))))), h("small", null, t("stars")))],
     ];
 }
 

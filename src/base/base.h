@@ -93,6 +93,8 @@ void buf_add(struct buf *b, const void *p, size_t n);
 void buf_puts(struct buf *b, const char *s);
 /* For people: control characters but newline and tab, and what is no UTF-8, become U+FFFD. */
 void buf_add_clean(struct buf *b, const char *text, size_t len);
+/* Bytes of the whole characters at the beginning of a text that is still growing. */
+size_t utf8_whole(const char *text, size_t n);
 void buf_printf(struct buf *b, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 void buf_release(struct buf *b);
 

@@ -235,6 +235,15 @@ void buf_puts(struct buf *b, const char *s) {
     buf_add(b, s, strlen(s));
 }
 
+size_t utf8_whole(const char *text, size_t n) {
+    size_t back = 0;
+    while (back < n && back < 3 && ((uint8_t)text[n - 1 - back] & 0xC0) == 0x80) back++;
+    if (back == n) return n;
+    uint8_t lead = (uint8_t)text[n - 1 - back];
+    size_t need = lead >= 0xF0 ? 4 : lead >= 0xE0 ? 3 : lead >= 0xC0 ? 2 : 1;
+    return need > back + 1 ? n - back - 1 : n;
+}
+
 void buf_add_clean(struct buf *b, const char *text, size_t len) {
     const uint8_t *p = (const uint8_t *)text, *end = p + len;
     while (p < end) {

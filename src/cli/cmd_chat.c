@@ -104,16 +104,6 @@ static int flags_check(const struct options *o, struct error *err) {
 
 /* the model alone */
 
-/* Bytes of the whole characters at the beginning of a text that is still growing. */
-static size_t whole_chars(const char *text, size_t n) {
-    size_t back = 0;
-    while (back < n && back < 3 && ((uint8_t)text[n - 1 - back] & 0xC0) == 0x80) back++;
-    if (back == n) return n;
-    uint8_t lead = (uint8_t)text[n - 1 - back];
-    size_t need = lead >= 0xF0 ? 4 : lead >= 0xE0 ? 3 : lead >= 0xC0 ? 2 : 1;
-    return need > back + 1 ? n - back - 1 : n;
-}
-
 /* A reply on its way: what was decoded, and how much of that was shown. */
 struct stream {
     const struct tokenizer *tok;
@@ -125,7 +115,7 @@ struct stream {
 
 static void stream_go(struct stream *s, const struct request *r) {
     while (s->n < r->n_out) tok_decode(s->tok, r->out[s->n++], false, &s->raw);
-    size_t end = r->done ? s->raw.len : whole_chars(s->raw.data, s->raw.len), from = s->clean.len;
+    size_t end = r->done ? s->raw.len : utf8_whole(s->raw.data, s->raw.len), from = s->clean.len;
     if (end > s->shown) buf_add_clean(&s->clean, s->raw.data + s->shown, end - s->shown);
     s->shown = end;
     if (s->silent || s->clean.len == from) return;

@@ -75,13 +75,7 @@ void ndjson_add(struct buf *out, json_t *v) {
 
 /* Bytes at the end that are the beginning of a character, or of one of the texts. */
 static size_t held_back(const char *text, size_t n, const struct strings *stops, bool tools) {
-    size_t held = 0, back = 0;
-    while (back < n && back < 3 && ((uint8_t)text[n - 1 - back] & 0xC0) == 0x80) back++;
-    if (back < n) {
-        uint8_t lead = (uint8_t)text[n - 1 - back];
-        size_t need = lead >= 0xF0 ? 4 : lead >= 0xE0 ? 3 : lead >= 0xC0 ? 2 : 1;
-        if (need > back + 1) held = back + 1;
-    }
+    size_t held = n - utf8_whole(text, n);
     for (int i = tools ? -1 : 0; i < stops->n; i++) {
         const char *stop = i < 0 ? CALL_OPENS : stops->v[i];
         for (size_t k = MIN(strlen(stop) - 1, n); k > held; k--)

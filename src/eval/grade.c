@@ -209,7 +209,7 @@ static bool another_follows(struct span s) {
     while (s.len && strchr(")]}. *", *s.at)) s = behind(s, 1);
     size_t link = word_behind(s, links, ARRAY_LEN(links)), len, next;
     if (!link) return false;
-    bool bracket;
+    bool bracket = false;
     s = unwrap(behind(s, link), &bracket);
     char c = ascii_at(s, &len);
     return is_choice(c) && !isalnum((unsigned char)ascii_at(behind(s, len), &next));

@@ -61,7 +61,7 @@ FLAGS_test_faults.c := $(addprefix -Wl$(comma)--wrap=,malloc calloc realloc free
                        open fstat read mmap fdopen fwrite fflush fsync fclose rename)
 FLAGS_test_life.c := $(addprefix -Wl$(comma)--wrap=,open fwrite fflush fsync rename)
 
-.PHONY: all deps demo test tests load fuzz bench bench-peers bench-train results-swarm results-evolve results-world clean
+.PHONY: all deps demo test tests load fuzz bench bench-peers bench-train bench-serve results-swarm results-evolve results-world clean
 all: $(O)/shoal $(O)/choose $(O)/world
 
 deps:
@@ -143,10 +143,18 @@ results-swarm results-evolve results-world: deps all
 
 tests: $(TESTS:%=$(O)/%) $(O)/load
 
-$(O)/load: bench/load.c Makefile
+$(O)/load: bench/load.c bench/tally.h Makefile
 	$(call say,LD    $@)
 	$(Q)mkdir -p $(@D)
 	$(Q)$(CC) $(CFLAGS_ALL) -o $@ $<
+
+$(O)/bare: bench/bare.c bench/tally.h $(O)/libshoal.a Makefile
+	$(call say,LD    $@)
+	$(Q)$(CC) $(CFLAGS_ALL) -o $@ $< $(O)/libshoal.a $(LIBS)
+
+# The server under load and the bare engine with the same work, in turn.
+bench-serve: deps all $(O)/load $(O)/bare
+	$(Q)sh scripts/bench-serve.sh
 
 # The server under load for a minute, and 2,000 idle streams (test/test_load.sh does it for seconds).
 load: deps all tests

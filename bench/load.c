@@ -9,6 +9,8 @@
  * middle of the time, quantiles of the time to the first token and between tokens.
  */
 #define _GNU_SOURCE
+#include "tally.h"
+
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -23,50 +25,28 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { SAMPLES = 1 << 20, TAIL = 32 };
+enum { TAIL = 32 };
 
 struct client {
     int fd, number;
-    bool asked, begun, done;
-    double sent, last;
-    char tail[TAIL]; /* the end of what was read, for what lies across two reads */
+    bool done;
+    double sent, last; /* last: 0 before the first token */
+    char tail[TAIL];   /* the end of what was read, for what lies across two reads */
     size_t n_tail;
     int status;
-    int64_t seen; /* bytes of this reply */
+    int64_t read; /* bytes of this reply */
 };
-struct samples {
-    float *v;
-    int n;
-};
-
 static struct sockaddr_in server;
 static char **models;
 static int n_models, max_tokens;
 static const char *idle_path;
-static double began, seconds;
-static int64_t replies, errors, tokens, tokens_middle;
-static struct samples first, between;
+static struct tally seen;
 static uint64_t asked_so_far;
 
 static double now(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
-}
-
-static void sample(struct samples *s, double x) {
-    if (s->n < SAMPLES) s->v[s->n++] = (float)x;
-}
-
-static int order(const void *a, const void *b) {
-    float x = *(const float *)a, y = *(const float *)b;
-    return (x > y) - (x < y);
-}
-
-static double quantile(struct samples *s, double q) {
-    if (s->n == 0) return 0;
-    qsort(s->v, (size_t)s->n, sizeof *s->v, order);
-    return (double)s->v[(int)(q * (s->n - 1))];
 }
 
 static void ask(struct client *c) {
@@ -88,12 +68,11 @@ static void ask(struct client *c) {
                      len, body);
     }
     c->sent = now();
-    c->asked = true;
-    c->begun = false;
+    c->last = 0;
     c->status = 0;
-    c->seen = 0;
+    c->read = 0;
     c->n_tail = 0;
-    if (write(c->fd, head, (size_t)n) != n) errors++;
+    if (write(c->fd, head, (size_t)n) != n) seen.errors++;
 }
 
 static int connect_to(void) {
@@ -115,15 +94,12 @@ static void take(struct client *c, const char *data, size_t n) {
     memcpy(text + c->n_tail, data, n);
     text[c->n_tail + n] = 0;
     size_t len = c->n_tail + n;
-    if (c->seen == 0 && sscanf(text, "HTTP/1.1 %d", &c->status) == 1 && c->status != 200) errors++;
-    c->seen += (int64_t)n;
+    if (c->read == 0 && sscanf(text, "HTTP/1.1 %d", &c->status) == 1 && c->status != 200)
+        seen.errors++;
+    c->read += (int64_t)n;
     for (char *hit; (hit = strstr(at, "\"delta\":{\"content\""));) {
-        if (!c->begun) sample(&first, t - c->sent);
-        if (c->begun) sample(&between, t - c->last);
-        c->begun = true;
+        tally_token(&seen, t, c->sent, c->last);
         c->last = t;
-        tokens++;
-        if (t > began + seconds * 0.25 && t < began + seconds * 0.75) tokens_middle++;
         at = hit + 18;
     }
     over = strstr(at, "\r\n0\r\n\r\n") != NULL || (c->status != 200 && strstr(at, "}"));
@@ -133,8 +109,8 @@ static void take(struct client *c, const char *data, size_t n) {
     c->n_tail = keep;
     free(text);
     if (!over) return;
-    replies += c->status == 200;
-    if (t < began + seconds)
+    seen.replies += c->status == 200;
+    if (t < seen.began + seen.seconds)
         ask(c);
     else
         c->done = true;
@@ -150,14 +126,14 @@ static int drive(struct client *v, int n) {
         epoll_ctl(ep, EPOLL_CTL_ADD, v[i].fd, &in);
         ask(&v[i]);
     }
-    while (open > 0 && now() < began + seconds + (idle_path ? 0 : 60)) {
+    while (open > 0 && now() < seen.began + seen.seconds + (idle_path ? 0 : 60)) {
         int got = epoll_wait(ep, e, 256, 200);
         for (int i = 0; i < got; i++) {
             struct client *c = e[i].data.ptr;
             ssize_t r = read(c->fd, buf, 1 << 18);
             if (r > 0) take(c, buf, (size_t)r);
             if (r < 0 && errno == EAGAIN) continue;
-            if (r <= 0) errors += !c->done;
+            if (r <= 0) seen.errors += !c->done;
             if (r <= 0 || c->done) {
                 epoll_ctl(ep, EPOLL_CTL_DEL, c->fd, NULL);
                 close(c->fd);
@@ -181,21 +157,13 @@ int main(int argc, char **argv) {
     server = (struct sockaddr_in){.sin_family = AF_INET,
                                   .sin_port = htons((uint16_t)atoi(argv[1])),
                                   .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    seconds = atof(argv[3]);
     if (strcmp(argv[4], "idle") == 0) idle_path = argv[5];
     max_tokens = atoi(argv[4]);
     models = argv + 5;
     n_models = argc - 5;
-    first.v = malloc(sizeof(float) * SAMPLES);
-    between.v = malloc(sizeof(float) * SAMPLES);
     struct client *v = calloc((size_t)n, sizeof *v);
-    began = now();
+    seen = tally_new(now(), atof(argv[3]));
     int open = drive(v, n);
-    printf("{\"streams\":%d,\"replies\":%lld,\"errors\":%lld,\"unfinished\":%d,\"tokens\":%lld,"
-           "\"tokens_per_second\":%.1f,\"first_token\":{\"p50\":%.4f,\"p95\":%.4f},"
-           "\"between_tokens\":{\"p50\":%.5f,\"p95\":%.5f}}\n",
-           n, (long long)replies, (long long)errors, open, (long long)tokens,
-           (double)tokens_middle / (seconds * 0.5), quantile(&first, 0.5), quantile(&first, 0.95),
-           quantile(&between, 0.5), quantile(&between, 0.95));
-    return errors > 0;
+    tally_print(&seen, n, open);
+    return seen.errors > 0;
 }

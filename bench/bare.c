@@ -1,0 +1,103 @@
+/*
+ * bare: what bench/load.c asks of a server, asked of the engine itself, without threads or HTTP
+ * between.
+ *
+ *   build/bare MODEL STREAMS SECONDS MAX_TOKENS MAX_LEN ADAPTER [ADAPTER …]
+ *
+ * The same conversations under the same adapters, each stream one after another, and the same JSON
+ * object. A reply's place is taken by the next before the following step, which no client can do.
+ */
+#include "adapter/adapter.h"
+#include "engine/engine.h"
+#include "tally.h"
+
+struct stream {
+    struct request request;
+    struct ids prompt;
+    int number;
+    int32_t seen;
+    double sent, last;
+};
+static struct model *m;
+static struct engine *e;
+static struct adapter *adapters[256];
+static int n_adapters, max_tokens;
+static uint64_t asked_so_far;
+static struct tally tally;
+
+static void or_die(int rc, const struct error *err) {
+    if (rc == OK) return;
+    fprintf(stderr, "bare: %s\n", err->text);
+    exit(1);
+}
+
+static void ask(struct stream *s) {
+    struct error err;
+    char text[64];
+    snprintf(text, sizeof text, "%llu + %d = ?", (unsigned long long)asked_so_far++ % 900,
+             s->number % 90);
+    s->sent = clock_now();
+    request_release(&s->request);
+    s->prompt.n = 0;
+    or_die(chat_encode(m->tok, &(struct message){"user", text}, 1, true, &s->prompt, NULL, &err),
+           &err);
+    s->request = (struct request){.prompt = s->prompt.v,
+                                  .n_prompt = (int32_t)s->prompt.n,
+                                  .adapter = adapters[s->number % n_adapters],
+                                  .sampling = {.temperature = 1, .top_p = 1, .seed = 1},
+                                  .max_tokens = max_tokens};
+    s->seen = 0;
+    s->last = 0;
+    or_die(engine_submit(e, &s->request, &err), &err);
+}
+
+/* Whether the stream goes on. */
+static bool look(struct stream *s, double now) {
+    for (; s->seen < s->request.n_out; s->seen++) {
+        tally_token(&tally, now, s->sent, s->last);
+        s->last = now;
+    }
+    if (!s->request.done) return true;
+    tally.replies++;
+    if (now >= tally.began + tally.seconds) return false;
+    ask(s);
+    return true;
+}
+
+static void drive(struct stream **v, int n) {
+    for (int i = 0; i < n; i++) ask(v[i]);
+    while (n > 0) {
+        engine_step(e);
+        double now = clock_now();
+        for (int i = 0; i < n; i++)
+            while (i < n && !look(v[i], now)) v[i] = v[--n];
+    }
+}
+
+int main(int argc, char **argv) {
+    struct error err = {0};
+    if (argc < 7 || argc > 6 + 256) {
+        fprintf(stderr, "usage: bare MODEL STREAMS SECONDS MAX_TOKENS MAX_LEN ADAPTER …\n");
+        return 2;
+    }
+    int n = atoi(argv[2]);
+    max_tokens = atoi(argv[4]);
+    m = model_open(argv[1], CLASS_EXACT, &err);
+    or_die(m ? OK : err.code, &err);
+    for (int i = 6; i < argc; i++) {
+        adapters[n_adapters++] = adapter_open(argv[i], m, &err);
+        or_die(adapters[n_adapters - 1] ? OK : err.code, &err);
+    }
+    struct engine_options o = {.max_seqs = n, .max_len = atoi(argv[5]), .pool = pool_new(0)};
+    e = engine_new(m, &o, &err);
+    or_die(e ? OK : err.code, &err);
+    struct stream **v = xcalloc((size_t)n, sizeof(struct stream *));
+    for (int i = 0; i < n; i++) {
+        v[i] = xcalloc(1, sizeof *v[i]);
+        v[i]->number = i;
+    }
+    tally = tally_new(clock_now(), atof(argv[3]));
+    drive(v, n);
+    tally_print(&tally, n, 0);
+    return 0;
+}

@@ -1,0 +1,57 @@
+/* tally: what load and bare saw, and the one object that both print. */
+#ifndef SHOAL_BENCH_TALLY_H
+#define SHOAL_BENCH_TALLY_H
+
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+enum { TALLY_SAMPLES = 1 << 20 };
+struct samples {
+    float *v;
+    int n;
+};
+struct tally {
+    double began, seconds;
+    int64_t replies, errors, tokens, tokens_middle; /* of the middle half of the time */
+    struct samples first, between;
+};
+
+static inline struct tally tally_new(double began, double seconds) {
+    return (struct tally){.began = began,
+                          .seconds = seconds,
+                          .first.v = malloc(sizeof(float) * TALLY_SAMPLES),
+                          .between.v = malloc(sizeof(float) * TALLY_SAMPLES)};
+}
+
+/* A token at `t` of a stream that was asked at `sent` and had its last one at `last`, or none yet.
+ */
+static inline void tally_token(struct tally *y, double t, double sent, double last) {
+    struct samples *s = last > 0 ? &y->between : &y->first;
+    if (s->n < TALLY_SAMPLES) s->v[s->n++] = (float)(t - (last > 0 ? last : sent));
+    y->tokens++;
+    y->tokens_middle += t > y->began + y->seconds * 0.25 && t < y->began + y->seconds * 0.75;
+}
+
+static inline int tally_order(const void *a, const void *b) {
+    float x = *(const float *)a, y = *(const float *)b;
+    return (x > y) - (x < y);
+}
+
+static inline double tally_quantile(struct samples *s, double q) {
+    if (s->n == 0) return 0;
+    qsort(s->v, (size_t)s->n, sizeof *s->v, tally_order);
+    return (double)s->v[(int)(q * (s->n - 1))];
+}
+
+static inline void tally_print(struct tally *y, int streams, int unfinished) {
+    printf("{\"streams\":%d,\"replies\":%lld,\"errors\":%lld,\"unfinished\":%d,\"tokens\":%lld,"
+           "\"tokens_per_second\":%.1f,\"first_token\":{\"p50\":%.4f,\"p95\":%.4f},"
+           "\"between_tokens\":{\"p50\":%.5f,\"p95\":%.5f}}\n",
+           streams, (long long)y->replies, (long long)y->errors, unfinished, (long long)y->tokens,
+           (double)y->tokens_middle / (y->seconds * 0.5), tally_quantile(&y->first, 0.5),
+           tally_quantile(&y->first, 0.95), tally_quantile(&y->between, 0.5),
+           tally_quantile(&y->between, 0.95));
+}
+
+#endif

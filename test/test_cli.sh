@@ -30,6 +30,8 @@ done
 says "no command" 2 "usage: shoal COMMAND" "$shoal"
 says "unknown command" 2 "no command 'fly'" "$shoal" fly
 if "$shoal" doctor --json | grep -q '"level"'; then ok "doctor --json"; else bad "doctor --json" "no level"; fi
+says "serve plans its adapters" 1 "nothing" "$shoal" serve models/fry --adapter x=nothing --dry-run
+if "$shoal" serve models/fry --max-memory 120M --dry-run --json | grep -q '"limit":125829120'; then ok "serve --max-memory plans"; else bad "serve --max-memory plans" "no plan"; fi
 
 # ---- model files
 "$shoal" model new --shape tiny-qwen3 --seed 3 "$tmp/a.gguf" 2>"$tmp/err" || bad "model new" "$(cat "$tmp/err")"

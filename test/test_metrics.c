@@ -423,14 +423,14 @@ static void test_removed_adapter_gives_its_place(void **state) {
     metrics_free(m);
     m = metrics_new(1);
     struct metric *requests = metric_get(m, METRIC_ADAPTER_REQUESTS, "old"),
-                  *errors = metric_get(m, METRIC_ADAPTER_ERRORS, "old");
+                  *errors = metric_get(m, METRIC_ADAPTER_LOOPS, "old");
     metric_remove(m, requests);
     assert_null(strstr(read_text(false), "shoal_requests_total"));
     metric_get(m, METRIC_ADAPTER_REQUESTS, "new");
     assert_null(strstr(read_text(false), "adapter=\"new\""));
     metric_remove(m, errors);
-    metric_get(m, METRIC_ADAPTER_ERRORS, "new");
-    assert_non_null(strstr(read_text(false), "shoal_request_errors_total{adapter=\"new\"} 0\n"));
+    metric_get(m, METRIC_ADAPTER_LOOPS, "new");
+    assert_non_null(strstr(read_text(false), "shoal_request_loops_total{adapter=\"new\"} 0\n"));
 }
 
 static void test_families_are_bounded(void **state) {

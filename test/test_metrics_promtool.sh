@@ -94,12 +94,16 @@ tests:
       - {series: 'process_resident_memory_bytes{instance="a"}', values: '96x60'}
       - {series: 'process_resident_memory_bytes{instance="b"}', values: '96x60'}
       - {series: 'shoal_memory_budget_bytes{instance="a"}', values: '100x60'}
+      - {series: 'shoal_requests_received_total{instance="a"}', values: '0+20x60'}
+      - {series: 'shoal_requests_failed_total{instance="a"}', values: '0+3x60'}
+      - {series: 'shoal_requests_received_total{instance="b"}', values: '0+20x60'}
+      - {series: 'shoal_requests_failed_total{instance="b"}', values: '0+1.5x60'}
       - {series: 'shoal_requests_total{instance="a",adapter="x"}', values: '0+10x60'}
       - {series: 'shoal_requests_total{instance="a",adapter="y"}', values: '0+10x60'}
-      - {series: 'shoal_request_errors_total{instance="a",adapter="y"}', values: '0+3x60'}
+      - {series: 'shoal_request_loops_total{instance="a",adapter="y"}', values: '0+3x60'}
       - {series: 'shoal_requests_total{instance="b",adapter="x"}', values: '0+10x60'}
       - {series: 'shoal_requests_total{instance="b",adapter="y"}', values: '0+10x60'}
-      - {series: 'shoal_request_errors_total{instance="b",adapter="x"}', values: '0+1.5x60'}
+      - {series: 'shoal_request_loops_total{instance="b",adapter="x"}', values: '0+1.5x60'}
       - {series: 'vllm:num_requests_waiting{instance="a"}', values: '51x60'}
       - {series: 'vllm:num_requests_waiting{instance="b"}', values: '50x60'}
       - {series: 'vllm:time_to_first_token_seconds_bucket{instance="a",le="10.0"}', values: '0+94x60'}
@@ -140,6 +144,7 @@ fires() {
     fires ShoalMemoryHigh warning 'instance: a'
     fires ShoalMemoryBudget warning 'instance: a'
     fires ShoalErrorRatio critical 'instance: a'
+    fires ShoalLoopRatio warning 'instance: a'
     fires ShoalQueueWaiting warning 'instance: a'
     fires ShoalFirstTokenSlow warning 'instance: a'
     fires ShoalLossNaN critical 'instance: a, job: 1' 'instance: a, job: 2'

@@ -1,5 +1,5 @@
 // System: what the server does now, from the figures that it gives to anybody who asks.
-import { figures } from "./api.js";
+import { figures, json } from "./api.js";
 import { Chart } from "./chart.js";
 import { bytes, every, fill, h, number, percent, seconds } from "./dom.js";
 import { t } from "./words.js";
@@ -22,6 +22,8 @@ const latencies = [
     ["queue", "vllm:request_queue_time_seconds"],
     ["one_step", "shoal_step_seconds"],
 ];
+
+const parts = ["weights", "tokenizer", "adapters", "kv", "activations", "rest"];
 
 const history = { at: [] };
 let before = null; // the last figures, for differences
@@ -73,6 +75,27 @@ function facts_node(f, v) {
     return h("dl", { class: "facts" }, rows.map(([id, text]) => h("div", null, h("dt", null, t(id)), h("dd", null, text))));
 }
 
+/** What the server said of itself, the plan of its memory, and alerts that are near or raised. */
+function plan_node(v) {
+    const p = v.memory.plan, k = v.kernels, total = Object.entries(p).filter(([id]) => parts.includes(id)).reduce((sum, [, n]) => sum + n, 0);
+    const rows = parts.map((id) => [id, id === "adapters" ? v.memory.adapters : p[id]]).filter(([, n]) => n > 0);
+    return h("div", { class: "grid" },
+        h("section", { class: "panel" }, h("h2", null, t("memory_plan")), h("table", { class: "list" }, h("tbody", null, rows.map(([id, n]) => h("tr", null,
+            h("th", { scope: "row" }, t("plan_" + id)), h("td", { class: "n" }, bytes(n)),
+            h("td", null, h("meter", { min: 0, max: Math.max(total, n), value: n, "aria-label": t("plan_" + id) })))))),
+        h("small", null, p.limit ? `${t("budget")}: ${bytes(p.limit)}` : t("no_budget"), ` · ${t("peak")}: ${bytes(v.memory.peak)}`)),
+        h("section", { class: "panel" }, h("h2", null, t("kernels")), h("dl", { class: "facts" }, [
+            ["level", k.level], ["class", k.class], ["weights", k.weights], ["kv", k.kv], ["lora", k.lora], ["threads", k.threads],
+        ].map(([id, text]) => h("div", null, h("dt", null, t("kernel_" + id)), h("dd", null, text))))));
+}
+
+function alerts_node(v) {
+    const near = v.alerts.filter((a) => a.state !== "inactive");
+    if (!near.length) return h("p", { class: "quiet" }, t("no_alerts"));
+    return h("ul", { class: "alerts" }, near.map((a) => h("li", { class: a.state }, h("b", null, a.alert), " ", t("alert_" + a.state), ": ", a.summary,
+        a.value === null ? null : ` (${number(a.value)})`)));
+}
+
 const latency_node = (f) => h("div", { class: "wide" }, h("table", { class: "list" },
     h("thead", null, h("tr", null, h("th", null, t("latency")),
         ["n", "mean", "p50", "p90", "p99"].map((id) => h("th", { class: "n" }, t("q_" + id))))),
@@ -84,19 +107,22 @@ const latency_node = (f) => h("div", { class: "wide" }, h("table", { class: "lis
 
 export function open(root) {
     let over = false;
-    const facts = h("div"), latency = h("div");
+    const facts = h("div"), latency = h("div"), plan = h("div"), alerts = h("div", { role: "status" });
     const drawn = charts.map((c) => [c, new Chart({
         title: t("chart_" + c.id), time: true, x: t("time"), format: c.format, series: c.series.map((id) => ({ label: t(id) })),
     })]);
-    const links = ["/metrics", "/v1/metrics", "/v1/metrics/rules", "/v1/metrics/dashboard"];
-    fill(root, h("h1", null, t("view_system")), facts, h("div", { class: "charts" }, drawn.map(([, c]) => c.element)),
-        latency, h("p", { class: "quiet" }, t("figures_from"), " ", links.map((l) => [h("a", { href: l, target: "_blank", rel: "noopener" }, l), " "])));
+    const links = ["/metrics", "/v1/metrics", "/v1/system", "/v1/alerts", "/v1/metrics/rules", "/v1/metrics/dashboard"];
+    fill(root, h("h1", null, t("view_system")), alerts, facts, h("div", { class: "charts" }, drawn.map(([, c]) => c.element)),
+        latency, plan, h("p", { class: "quiet" }, t("figures_from"), " ", links.map((l) => [h("a", { href: l, target: "_blank", rel: "noopener" }, l), " "])));
     const draw = () => drawn.forEach(([c, chart]) => chart.draw([history.at, ...c.series.map((id) => history[id])]));
     if (history.at.length) draw();
     const stop = every(EVERY, async () => {
         const f = await figures();
         if (over) return;
-        const v = look(f);
+        const v = look(f), [system, warnings] = await Promise.all([json("/v1/system"), json("/v1/alerts")]);
+        if (over) return;
+        fill(plan, plan_node(system));
+        fill(alerts, alerts_node(warnings));
         fill(facts, facts_node(f, v));
         fill(latency, latency_node(f));
         draw();

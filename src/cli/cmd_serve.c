@@ -51,6 +51,12 @@ static const struct option_row rows[] = {
         "do"),
     ROW("max-tokens", OPT_INT, serve.max_tokens, "1024", 1, 1e6, "N",
         "of a reply whose request does not say"),
+    ROW("alert-webhook", OPT_LIST, serve.alert_webhooks, NULL, 0, 0, "URL …",
+        "who is told of alerts, in Alertmanager's form"),
+    ROW("alert-slack", OPT_LIST, serve.alert_slacks, NULL, 0, 0, "URL …",
+        "the same for Slack's incoming webhooks; also from $SHOAL_ALERT_SLACK"),
+    ROW("alert-seconds", OPT_FLOAT, serve.alert_seconds, "15", 0, 3600, "S",
+        "between two looks at the alerts (0: never)"),
     ROW("enable-lora", OPT_BOOL, vllm.enabled, "true", 0, 0, NULL,
         "as vLLM has it, and needs nothing here, like the next three"),
     ROW("max-loras", OPT_INT, vllm.loras, "0", 0, 1e9, "N", ""),
@@ -78,21 +84,38 @@ static void files_allow(void) {
     if (setrlimit(RLIMIT_NOFILE, &r) != 0) warn("at most %d files at once", (int)r.rlim_cur);
 }
 
+/* For the plan: what lies at the paths of NAME=DIR. Those in vLLM's form come on top of it. */
+static struct strings adapter_paths(const struct strings *adapters) {
+    struct strings paths = {0};
+    for (int i = 0; i < adapters->n; i++) {
+        const char *is = strchr(adapters->v[i], '=');
+        if (*adapters->v[i] != '{') strings_add(&paths, is ? is + 1 : adapters->v[i]);
+    }
+    return paths;
+}
+
 static int run(const struct common *c, const void *options, const struct strings *args,
                struct error *err) {
     const struct options *o = options;
     struct serve_options so = o->serve;
     struct setup s;
-    struct setup_wants w = {.engine = {.max_seqs = (int32_t)o->max_seqs,
+    struct plan plan;
+    struct strings paths = adapter_paths(&o->serve.adapters);
+    struct setup_wants w = {.adapters = &paths,
+                            .engine = {.max_rows = 256,
+                                       .max_seqs = (int32_t)o->max_seqs,
                                        .max_len = (int32_t)o->max_len,
                                        .max_out = (int32_t)MAX(o->max_seqs, 64)}};
     files_allow();
     int rc = setup_open(&s, c, &o->setup, args->v[0], &w, err);
     if (rc == OK && !o->setup.dry_run) rc = setup_engine(&s, err);
+    if (rc == OK) rc = setup_plan(&s, &w, &plan, err);
     so.max_memory = s.limit;
+    so.plan = &plan;
     so.ready = ready;
     so.ready_ctx = (void *)(uintptr_t)c;
     if (rc == OK && !o->setup.dry_run) rc = serve_run(s.m, s.e, &s.engine, s.path, &so, err);
+    strings_release(&paths);
     return setup_close(&s, rc, err);
 }
 

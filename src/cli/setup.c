@@ -76,6 +76,12 @@ static int plan_before(struct setup *s, const struct setup_wants *w, struct erro
     return rc;
 }
 
+int setup_plan(const struct setup *s, const struct setup_wants *w, struct plan *out,
+               struct error *err) {
+    struct plan_input in;
+    return plan_input_make(s, w, &in, err) == OK ? plan_make(&in, out, err) : err->code;
+}
+
 /* All that is known before the plan. */
 static int setup_begin(struct setup *s, const struct common *c, const struct setup_options *o,
                        const char *model, const struct setup_wants *w, struct error *err) {

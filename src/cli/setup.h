@@ -60,6 +60,9 @@ struct setup_wants {
 };
 /* The store that --store names, its folder made where there is none. */
 struct store *setup_store(const struct setup *s, struct error *err);
+/* The plan of what was opened, also where there is no limit. */
+int setup_plan(const struct setup *s, const struct setup_wants *w, struct plan *out,
+               struct error *err);
 /* The bytes of the smallest engine that works, and of all that is wanted. */
 int setup_sizes(const struct common *c, const struct setup_options *o, const char *model,
                 const struct setup_wants *w, size_t *least, size_t *most, struct error *err);

@@ -3,6 +3,7 @@
  * request, a reply), what stands is read when somebody asks.
  */
 #define _GNU_SOURCE
+#include "serve/alerts.h"
 #include "serve/generation.h"
 #include "serve/keys.h"
 #include "serve/metrics.h"
@@ -43,6 +44,18 @@ static void ticket_counted(struct server *s, const struct ticket *t) {
     if (n > 1) observe(s, METRIC_VLLM_INTER_TOKEN, (t->ended - t->first) / (n - 1));
 }
 
+/* Whether a reply ends in a cycle of few tokens, four times and for some length: it says nothing
+ * more. */
+static bool ends_in_loop(const int32_t *v, int32_t n) {
+    enum { LONGEST = 48, LEAST = 48, TIMES = 4 };
+    for (int32_t p = 1; p <= LONGEST && p * TIMES <= n; p++) {
+        int32_t same = 0, want = MAX(LEAST, p * TIMES) - p;
+        while (same < want && same + p < n && v[n - 1 - same] == v[n - 1 - same - p]) same++;
+        if (same == want) return true;
+    }
+    return false;
+}
+
 void counted_generation(const struct generation *g) {
     struct server *s = g->s;
     struct metrics *m = s->metrics;
@@ -55,6 +68,8 @@ void counted_generation(const struct generation *g) {
         if (g->completions[i].outside) continue;
         ticket_counted(s, t);
         most = MAX(most, t->request.n_generated);
+        if (ends_in_loop(t->request.out, t->request.n_out))
+            metric_add(metric_get(m, METRIC_ADAPTER_LOOPS, label), 1);
         if (t->first > 0 && (first == 0 || t->first < first)) first = t->first;
     }
     if (!g->completions->outside) trace_keep(s, g);
@@ -122,6 +137,7 @@ void counted_exchange(struct server *s, const struct exchange *x) {
                               : code == 429 ? "limit"
                                             : "invalid"),
                    1);
+    if (code >= 500) metric_add(metric_get(m, METRIC_FAILED), 1);
     if (code == 503) metric_add(metric_get(m, METRIC_REJECTED, "overload"), 1);
 }
 
@@ -156,7 +172,7 @@ static void adapters_told(struct server *s) {
     buf_release(&lists[1]);
 }
 
-static void counted_refresh(struct server *s) {
+void counted_refresh(struct server *s) {
     struct metrics *m = s->metrics;
     struct batcher_stats b = batcher_stats(s->batcher);
     struct adapter_pool_stats p = adapter_pool_stats(s->pool);
@@ -229,10 +245,16 @@ static void dashboard_handle(void *ctx, struct exchange *x) {
     exchange_reply_json(x, 200, metrics_dashboard());
 }
 
+static void alerts_handle(void *ctx, struct exchange *x) {
+    struct server *s = ctx;
+    exchange_reply_json(x, 200, alerts_json(s->alerts));
+}
+
 const struct route counted_routes[] = {
     {"GET", "/metrics", METRICS, metrics_handle},
     {"GET", "/v1/metrics", CHAT, figures_handle},
     {"GET", "/v1/metrics/rules", METRICS, rules_handle},
     {"GET", "/v1/metrics/dashboard", METRICS, dashboard_handle},
+    {"GET", "/v1/alerts", CHAT, alerts_handle},
     {0},
 };

@@ -164,10 +164,10 @@ static uint64_t histogram_read(const struct metric *s, uint64_t counts[METRICS_B
     return sum;
 }
 
-double metric_quantile(const struct metric *s, double q) {
-    const struct metric_family *f = s->family;
+/* Of cumulative counts. */
+static double quantile(const struct metric_family *f, const uint64_t *counts, double q) {
     CHECK(f->type == METRIC_TYPE_HISTOGRAM);
-    uint64_t counts[METRICS_BOUNDS + 1], total = histogram_read(s, counts);
+    uint64_t total = counts[f->n_bounds];
     if (total == 0 || isnan(q)) return NAN;
     if (q < 0 || q > 1) return q < 0 ? -INFINITY : INFINITY;
     double rank = q * (double)total;
@@ -176,6 +176,18 @@ double metric_quantile(const struct metric *s, double q) {
     if (i == f->n_bounds) return f->bounds[i - 1];
     double below = i > 0 ? (double)counts[i - 1] : 0, from = i > 0 ? f->bounds[i - 1] : 0;
     return from + (f->bounds[i] - from) * (rank - below) / ((double)counts[i] - below);
+}
+
+double metric_quantile(const struct metric *s, double q) {
+    uint64_t counts[METRICS_BOUNDS + 1];
+    histogram_read(s, counts);
+    return quantile(s->family, counts, q);
+}
+
+double metric_counts_quantile(enum metric_id id, const uint64_t *counts, double q) {
+    uint64_t sums[METRICS_BOUNDS + 1], sum = 0;
+    for (int i = 0; i <= metric_families[id].n_bounds; i++) sums[i] = sum += counts[i];
+    return quantile(&metric_families[id], sums, q);
 }
 
 /* series */
@@ -414,6 +426,34 @@ static void read_all(struct metrics *m) {
     if (decoding > 0)
         told(m, METRIC_LLAMA_SPEED, NULL, family_sum(m, METRIC_VLLM_REQUEST_GENERATION) / decoding);
     read_gpus(m);
+}
+
+void metrics_refresh(struct metrics *m) {
+    pthread_mutex_lock(&m->lock);
+    read_all(m);
+    pthread_mutex_unlock(&m->lock);
+}
+
+static bool has_label(const struct metric *s, const char *value) {
+    for (int i = 0; i < s->family->n_labels; i++)
+        if (strcmp(s->values[i], value) == 0) return true;
+    return false;
+}
+
+struct metric_reading metric_read(struct metrics *m, enum metric_id id, const char *label) {
+    struct metric_reading r = {0};
+    const struct family_series *all = &m->series[id];
+    pthread_mutex_lock(&m->lock);
+    for (int i = 0; i < all->n; i++) {
+        if (label && !has_label(all->v[i], label)) continue;
+        r.n++;
+        r.value += metric_value(all->v[i]);
+        if (metric_families[id].type != METRIC_TYPE_HISTOGRAM) continue;
+        for (int k = 0; k <= metric_families[id].n_bounds; k++)
+            r.counts[k] += atomic_load_explicit(&all->v[i]->buckets[k], memory_order_relaxed);
+    }
+    pthread_mutex_unlock(&m->lock);
+    return r;
 }
 
 /* text */

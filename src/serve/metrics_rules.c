@@ -11,87 +11,59 @@
 #include <stdlib.h>
 #include <string.h>
 
-/*
- * In an expression $1 to $4 are the names of the alert's families. It becomes an alert when it has
- * held for so long; Prometheus takes it back when it no longer holds.
- */
-static const struct alert {
-    const char *name, *severity, *lasts, *expr;
-    enum metric_id families[4];
-    const char *summary;
-} alerts[] = {
-    {"ShoalAbsent", "critical", "5m", "absent($1)", {METRIC_BUILD}, "No Shoal server answers."},
-    {"ShoalNoActiveNodes", "critical", "1m", "$1 < 1", {METRIC_MURMUR_NODES}, "No node is active."},
-    {"ShoalCpuHigh",
-     "warning",
-     "5m",
-     "rate($1[5m]) / $2 > 0.8",
-     {METRIC_PROCESS_CPU, METRIC_CPUS},
+const struct alert_rule alert_rules[N_ALERT_RULES] = {
+    {"ShoalAbsent", "critical", 300, ALERT_ABSENT, 0, METRIC_BUILD, 0, "No Shoal server answers."},
+    {"ShoalNoActiveNodes", "critical", 60, ALERT_BELOW, 1, METRIC_MURMUR_NODES, 0,
+     "No node is active."},
+    {"ShoalCpuHigh", "warning", 300, ALERT_RATE, 0.8, METRIC_PROCESS_CPU, METRIC_CPUS,
      "The server uses more than 80 % of its processors."},
-    {"ShoalMemoryHigh",
-     "warning",
-     "5m",
-     "1 - $1 / $2 > 0.85",
-     {METRIC_HOST_AVAILABLE, METRIC_HOST_MEMORY},
+    {"ShoalMemoryHigh", "warning", 300, ALERT_USED, 0.85, METRIC_HOST_AVAILABLE, METRIC_HOST_MEMORY,
      "More than 85 % of the machine's memory is in use."},
-    {"ShoalMemoryBudget",
-     "warning",
-     "2m",
-     "$1 / $2 > 0.95",
-     {METRIC_PROCESS_RESIDENT, METRIC_MEMORY_BUDGET},
-     "The server is within 5 % of its memory budget."},
-    {"ShoalErrorRatio",
-     "critical",
-     "5m",
-     "sum without (adapter) (rate($1[5m])) / sum without (adapter) (rate($2[5m])) > 0.1",
-     {METRIC_ADAPTER_ERRORS, METRIC_ADAPTER_REQUESTS},
+    {"ShoalMemoryBudget", "warning", 120, ALERT_RATIO, 0.95, METRIC_PROCESS_RESIDENT,
+     METRIC_MEMORY_BUDGET, "The server is within 5 % of its memory budget."},
+    {"ShoalErrorRatio", "critical", 300, ALERT_RATE_RATIO, 0.1, METRIC_FAILED, METRIC_RECEIVED,
      "More than 10 % of requests fail."},
-    {"ShoalQueueWaiting",
-     "warning",
-     "5m",
-     "$1 > 50",
-     {METRIC_VLLM_WAITING},
+    {"ShoalLoopRatio", "warning", 300, ALERT_RATE_RATIO, 0.1, METRIC_ADAPTER_LOOPS,
+     METRIC_ADAPTER_REQUESTS, "More than 10 % of replies end in a loop of the same tokens."},
+    {"ShoalQueueWaiting", "warning", 300, ALERT_ABOVE, 50, METRIC_VLLM_WAITING, 0,
      "More than 50 requests wait for a place in the batch."},
-    {"ShoalFirstTokenSlow",
-     "warning",
-     "10m",
-     "histogram_quantile(0.95, rate($1_bucket[5m])) > 10",
-     {METRIC_VLLM_TTFT},
+    {"ShoalFirstTokenSlow", "warning", 600, ALERT_P95, 10, METRIC_VLLM_TTFT, 0,
      "One request in 20 waits more than 10 seconds for its first token."},
-    {"ShoalLossNaN",
-     "critical",
-     "0m",
-     "$1 != $1 or abs($1) == Inf",
-     {METRIC_TRAIN_LOSS},
+    {"ShoalLossNaN", "critical", 0, ALERT_NO_NUMBER, 0, METRIC_TRAIN_LOSS, 0,
      "The loss of a training is no number any more."},
-    {"ShoalJobFailed",
-     "warning",
-     "0m",
-     "increase($1{state=\"failed\"}[15m]) > 0 or"
-     " ($1{state=\"failed\"} unless $1{state=\"failed\"} offset 15m) > 0",
-     {METRIC_JOBS_ENDED},
-     "A job failed in the last 15 minutes."},
-    {"ShoalWorldStalled",
-     "warning",
-     "10m",
-     "$1 == 0",
-     {METRIC_WORLD_SPEED},
+    {"ShoalJobFailed", "warning", 0, ALERT_FAILED, 0, METRIC_JOBS_ENDED, 0, "A job failed."},
+    {"ShoalWorldStalled", "warning", 600, ALERT_BELOW, 0.001, METRIC_WORLD_SPEED, 0,
      "The agents of a world take no decisions."},
-    {"ShoalRestartsOften",
-     "warning",
-     "0m",
-     "changes($1[1h]) > 3",
-     {METRIC_PROCESS_START},
+    {"ShoalRestartsOften", "warning", 0, ALERT_RESTARTS, 3, METRIC_PROCESS_START, 0,
      "The server began anew more than three times in an hour."},
 };
 
-static json_t *expression(const struct alert *a) {
+/* What holds when there is something to say. $a and $b are the families' names, $l the limit. */
+static const char *const expressions[] = {
+    [ALERT_ABSENT] = "absent($a)",
+    [ALERT_BELOW] = "$a < $l",
+    [ALERT_ABOVE] = "$a > $l",
+    [ALERT_RATIO] = "$a / $b > $l",
+    [ALERT_USED] = "1 - $a / $b > $l",
+    [ALERT_RATE] = "rate($a[5m]) / $b > $l",
+    [ALERT_RATE_RATIO] =
+        "sum without (adapter) (rate($a[5m])) / sum without (adapter) (rate($b[5m])) > $l",
+    [ALERT_P95] = "histogram_quantile(0.95, rate($a_bucket[5m])) > $l",
+    [ALERT_NO_NUMBER] = "$a != $a or abs($a) == Inf",
+    [ALERT_FAILED] = "increase($a{state=\"failed\"}[15m]) > 0 or"
+                     " ($a{state=\"failed\"} unless $a{state=\"failed\"} offset 15m) > 0",
+    [ALERT_RESTARTS] = "changes($a[1h]) > $l",
+};
+
+static json_t *expression(const struct alert_rule *r) {
     struct buf b = {0};
-    for (const char *p = a->expr; *p; p++) {
-        if (*p == '$')
-            buf_puts(&b, metric_families[a->families[*++p - '1']].name);
-        else
+    for (const char *p = expressions[r->form]; *p; p++) {
+        if (*p != '$')
             buf_add(&b, p, 1);
+        else if (*++p == 'l')
+            buf_printf(&b, "%g", r->limit);
+        else
+            buf_puts(&b, metric_families[*p == 'a' ? r->a : r->b].name);
     }
     json_t *v = json_string(b.data);
     buf_release(&b);
@@ -100,12 +72,14 @@ static json_t *expression(const struct alert *a) {
 
 json_t *metrics_rules(void) {
     json_t *list = json_array();
-    for (size_t i = 0; i < ARRAY_LEN(alerts); i++) {
-        const struct alert *a = &alerts[i];
+    for (size_t i = 0; i < N_ALERT_RULES; i++) {
+        const struct alert_rule *r = &alert_rules[i];
+        char lasts[16];
+        snprintf(lasts, sizeof lasts, "%dm", r->lasts / 60);
         json_array_append_new(list,
-                              json_pack("{s:s,s:o,s:s,s:{s:s},s:{s:s}}", "alert", a->name, "expr",
-                                        expression(a), "for", a->lasts, "labels", "severity",
-                                        a->severity, "annotations", "summary", a->summary));
+                              json_pack("{s:s,s:o,s:s,s:{s:s},s:{s:s}}", "alert", r->name, "expr",
+                                        expression(r), "for", lasts, "labels", "severity",
+                                        r->severity, "annotations", "summary", r->summary));
     }
     return json_pack("{s:[{s:s,s:o}]}", "groups", "name", "shoal", "rules", list);
 }

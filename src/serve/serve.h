@@ -7,10 +7,10 @@
 #ifndef SHOAL_SERVE_H
 #define SHOAL_SERVE_H
 
-#include "engine/engine.h"
+#include "engine/plan.h"
 #include "serve/http.h"
 
-struct serve_options { /* filled from option rows, but for the last three */
+struct serve_options { /* filled from option rows, but for the last four */
     struct http_options http;
     struct strings adapters; /* name=path, or a path, whose last part is the name */
     struct strings teams;    /* name=file.yaml, or a file, whose last part is the name */
@@ -26,7 +26,10 @@ struct serve_options { /* filled from option rows, but for the last three */
     int64_t max_jobs;        /* that run at once */
     bool jobs_idle;          /* and only when nobody else wants the processor */
     int64_t max_tokens;      /* of a reply where the request does not say */
-    size_t max_memory;       /* that was planned for; 0: no limit */
+    double alert_seconds;    /* between two looks at the alerts; 0: none */
+    struct strings alert_webhooks, alert_slacks; /* who is told */
+    size_t max_memory;                           /* that was planned for; 0: no limit */
+    const struct plan *plan;                     /* where the memory goes, adapters aside */
     /* Called when requests are taken, with the address. */
     void (*ready)(void *ctx, const char *url);
     void *ready_ctx;

@@ -4,6 +4,7 @@
 #define _GNU_SOURCE
 #include "serve/server.h"
 #include "serve/ab.h"
+#include "serve/alerts.h"
 #include "serve/keys.h"
 #include "serve/metrics.h"
 
@@ -674,6 +675,7 @@ static void server_release(struct server *s) {
     s->closing = true;
     pthread_mutex_unlock(&s->lock);
     http_free(s->http);
+    alerts_free(s->alerts);
     server_jobs_close(s);
     while (__atomic_load_n(&s->n_outside, __ATOMIC_ACQUIRE)) usleep(1000); // they were told to stop
     batcher_free(s->batcher);
@@ -681,6 +683,7 @@ static void server_release(struct server *s) {
     teams_release(s);
     keys_close(s->keys);
     metrics_free(s->metrics);
+    strings_release(&s->slacks);
     for (int i = 0; i < TRACES_KEPT; i++) json_decref(s->traces[i]);
     adapter_pool_free(s->pool);
     while (s->n_grammars) grammar_free(s->grammars[--s->n_grammars].g);
@@ -718,6 +721,25 @@ static int address_admit(struct server *s, struct error *err) {
                      o->host);
 }
 
+static void metrics_current(void *ctx) {
+    counted_refresh(ctx);
+}
+
+/* Of Slack's addresses one may come from the environment, where nobody else reads it. */
+static int alerts_begin(struct server *s, struct error *err) {
+    const char *slack = getenv("SHOAL_ALERT_SLACK");
+    struct alerts_options o = {.seconds = s->o->alert_seconds,
+                               .webhooks = &s->o->alert_webhooks,
+                               .slacks = &s->slacks,
+                               .source = s->name,
+                               .refresh = metrics_current,
+                               .ctx = s};
+    for (int i = 0; i < s->o->alert_slacks.n; i++) strings_add(&s->slacks, s->o->alert_slacks.v[i]);
+    if (slack && *slack) strings_add(&s->slacks, slack);
+    s->alerts = alerts_new(s->metrics, &o, err);
+    return s->alerts ? OK : err->code;
+}
+
 static int server_open(struct server *s, const struct engine_options *eo, struct error *err) {
     struct adapter_pool_options po = {.elem = eo->lora_elem, .serve_only = false};
     const char *hash = model_hash(s->m, err);
@@ -739,7 +761,7 @@ static int server_open(struct server *s, const struct engine_options *eo, struct
                                .sink = sink,
                                .refuse = refuse,
                                .ended = ended};
-    if (server_jobs_open(s, err) != OK) return err->code;
+    if (server_jobs_open(s, err) != OK || alerts_begin(s, err) != OK) return err->code;
     return http_new(&s->o->http, &calls, err) ? OK : err->code;
 }
 

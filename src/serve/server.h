@@ -63,6 +63,8 @@ struct server {
     struct keys *keys;
     struct metrics *metrics;
     struct metric *step_seconds, *step_tokens;
+    struct alerts *alerts;
+    struct strings slacks;
     struct ab *ab; /* experiments and feedback */
 
     json_t *traces[TRACES_KEPT]; /* where the time of the last replies went; a ring */
@@ -144,6 +146,7 @@ void counted_tokens(struct server *s, const struct exchange *x, const struct usa
 struct generation;
 void counted_generation(const struct generation *g);
 void counted_exchange(struct server *s, const struct exchange *x);
+void counted_refresh(struct server *s); /* what stands now; what the metrics' owner reads aside */
 
 /* system.c: a finished generation, by stage */
 void trace_keep(struct server *s, const struct generation *g);

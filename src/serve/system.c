@@ -3,6 +3,7 @@
  * with their curves and family trees — and where the time of its last replies went.
  */
 #define _GNU_SOURCE
+#include "engine/record.h"
 #include "evolve/lineage.h"
 #include "serve/generation.h"
 
@@ -30,23 +31,33 @@ static json_t *batch_json(struct server *s) {
                      (int)b.pages, "kv_pages_free", (int)b.pages_free);
 }
 
+static json_t *memory_json(const struct server *s) {
+    struct adapter_pool_stats p = adapter_pool_stats(s->pool);
+    return json_pack("{s:I,s:I,s:I,s:I,s:o}", "resident", (json_int_t)process_bytes("VmRSS"),
+                     "peak", (json_int_t)process_bytes("VmHWM"), "budget",
+                     (json_int_t)s->o->max_memory, "adapters", (json_int_t)p.bytes, "plan",
+                     plan_json(s->o->plan));
+}
+
+/* What runs where: the instructions that the products use, and what they multiply. */
+static json_t *kernels_json(const struct server *s) {
+    return json_pack("{s:s,s:s,s:s,s:s,s:s,s:i}", "level", cpu_level_name(kernels_get()->level),
+                     "class", s->m->cls == CLASS_EXACT ? "exact" : "fast", "weights",
+                     tensor_type_name(s->m->type), "kv", elem_name(s->o->plan->engine.kv_elem),
+                     "lora", elem_name(s->o->plan->engine.lora_elem), "threads", s->threads);
+}
+
 static void system_handle(void *ctx, struct exchange *x) {
     struct server *s = ctx;
     struct http_stats h = http_stats(s->http);
-    struct adapter_pool_stats p = adapter_pool_stats(s->pool);
-    json_t *memory = json_pack("{s:I,s:I,s:I,s:I}", "resident", (json_int_t)process_bytes("VmRSS"),
-                               "peak", (json_int_t)process_bytes("VmHWM"), "budget",
-                               (json_int_t)s->o->max_memory, "adapters", (json_int_t)p.bytes);
     json_t *http = json_pack("{s:i,s:i,s:I,s:I}", "open", h.open, "streams", h.streams, "requests",
                              (json_int_t)h.requests, "bytes_out", (json_int_t)h.bytes_out);
     exchange_reply_json(x, 200,
-                        json_pack("{s:s,s:I,s:I,s:s,s:s,s:i,s:b,s:o,s:o,s:o,s:o}", "version",
-                                  SHOAL_VERSION, "started", (json_int_t)s->started, "now",
-                                  (json_int_t)time(NULL), "level",
-                                  cpu_level_name(kernels_get()->level), "class",
-                                  s->m->cls == CLASS_EXACT ? "exact" : "fast", "threads",
-                                  s->threads, "feedback", s->o->feedback, "model", model_json(s),
-                                  "batch", batch_json(s), "memory", memory, "http", http));
+                        json_pack("{s:s,s:I,s:I,s:b,s:o,s:o,s:o,s:o,s:o}", "version", SHOAL_VERSION,
+                                  "started", (json_int_t)s->started, "now", (json_int_t)time(NULL),
+                                  "feedback", s->o->feedback, "kernels", kernels_json(s), "model",
+                                  model_json(s), "batch", batch_json(s), "memory", memory_json(s),
+                                  "http", http));
 }
 
 /* adapters */

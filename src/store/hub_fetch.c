@@ -16,10 +16,8 @@
  */
 #define _GNU_SOURCE
 #include "store/hub_internal.h"
+#include "store/libcurl.h"
 
-#define CURL_DISABLE_TYPECHECK // its checks are macros of the names below
-#include <curl/curl.h>
-#include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
@@ -29,41 +27,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#if LIBCURL_VERSION_NUM < 0x075500
-#error libcurl before 7.85 may keep credentials on redirects to another port
-#endif
-
-/* libcurl is loaded when something is pulled: linked, its thirty libraries would cost every other
- * command 6 MB, which twenty agents in 100 MB do not have. */
-#define CURL_FUNCTIONS(X)                                                                          \
-    X(curl_global_init)                                                                            \
-    X(curl_global_cleanup)                                                                         \
-    X(curl_easy_init)                                                                              \
-    X(curl_easy_cleanup)                                                                           \
-    X(curl_easy_setopt)                                                                            \
-    X(curl_easy_getinfo)                                                                           \
-    X(curl_easy_perform)                                                                           \
-    X(curl_easy_strerror)                                                                          \
-    X(curl_slist_append)                                                                           \
-    X(curl_slist_free_all)
-static struct {
-#define MEMBER(name) __typeof__(&name) name;
-    CURL_FUNCTIONS(MEMBER)
-} lib;
-
-static int curl_load(struct error *err) {
-    void *so = dlopen("libcurl.so.4", RTLD_NOW), *at; // stays loaded
-    if (!so)
-        return error_set(err, ERR_MISSING, "libcurl is not installed (%s); install libcurl4",
-                         dlerror());
-#define LOAD(name)                                                                                 \
-    if (!(at = dlsym(so, #name)))                                                                  \
-        return error_set(err, ERR_MISSING, "this libcurl has no '%s'; install a newer one",        \
-                         #name);                                                                   \
-    memcpy(&lib.name, &at, sizeof at);
-    CURL_FUNCTIONS(LOAD)
-    return OK;
-}
+static const struct libcurl *lib;
 
 enum {
     MAX_TRIES = 6,
@@ -174,25 +138,25 @@ static int token_init(struct hub_client *c, struct error *err) {
 
 static void curl_set_up(struct hub_client *c, const struct hub_options *o) {
     bool https = strncmp(c->endpoint, "https:", 6) == 0;
-    lib.curl_easy_setopt(c->curl, CURLOPT_PROTOCOLS_STR, "http,https");
-    lib.curl_easy_setopt(c->curl, CURLOPT_REDIR_PROTOCOLS_STR, https ? "https" : "http,https");
-    lib.curl_easy_setopt(c->curl, CURLOPT_FOLLOWLOCATION, 1L);
-    lib.curl_easy_setopt(c->curl, CURLOPT_MAXREDIRS, 8L);
-    lib.curl_easy_setopt(c->curl, CURLOPT_NOSIGNAL, 1L);
-    lib.curl_easy_setopt(c->curl, CURLOPT_ERRORBUFFER, c->message);
-    lib.curl_easy_setopt(c->curl, CURLOPT_USERAGENT, "shoal/" SHOAL_VERSION);
-    lib.curl_easy_setopt(c->curl, CURLOPT_CONNECTTIMEOUT, 30L);
-    lib.curl_easy_setopt(c->curl, CURLOPT_LOW_SPEED_LIMIT, 1L);
-    lib.curl_easy_setopt(c->curl, CURLOPT_LOW_SPEED_TIME, o->stall > 0 ? (long)o->stall : 60L);
+    lib->curl_easy_setopt(c->curl, CURLOPT_PROTOCOLS_STR, "http,https");
+    lib->curl_easy_setopt(c->curl, CURLOPT_REDIR_PROTOCOLS_STR, https ? "https" : "http,https");
+    lib->curl_easy_setopt(c->curl, CURLOPT_FOLLOWLOCATION, 1L);
+    lib->curl_easy_setopt(c->curl, CURLOPT_MAXREDIRS, 8L);
+    lib->curl_easy_setopt(c->curl, CURLOPT_NOSIGNAL, 1L);
+    lib->curl_easy_setopt(c->curl, CURLOPT_ERRORBUFFER, c->message);
+    lib->curl_easy_setopt(c->curl, CURLOPT_USERAGENT, "shoal/" SHOAL_VERSION);
+    lib->curl_easy_setopt(c->curl, CURLOPT_CONNECTTIMEOUT, 30L);
+    lib->curl_easy_setopt(c->curl, CURLOPT_LOW_SPEED_LIMIT, 1L);
+    lib->curl_easy_setopt(c->curl, CURLOPT_LOW_SPEED_TIME, o->stall > 0 ? (long)o->stall : 60L);
 }
 
 struct hub_client *hub_client_new(const struct hub_name *name, const struct hub_options *o,
                                   struct error *err) {
-    if (curl_load(err) != OK) return NULL;
+    if (!(lib = libcurl_load(err))) return NULL;
     struct hub_client *c = xcalloc(1, sizeof *c);
-    lib.curl_global_init(CURL_GLOBAL_DEFAULT); /* counted: every client takes and gives one */
+    lib->curl_global_init(CURL_GLOBAL_DEFAULT); /* counted: every client takes and gives one */
     *c = (struct hub_client){.name = name, .backoff = o->backoff > 0 ? o->backoff : 1};
-    c->curl = lib.curl_easy_init();
+    c->curl = lib->curl_easy_init();
     CHECK(c->curl != NULL);
     if (endpoint_init(c, err) == OK && token_init(c, err) == OK) {
         curl_set_up(c, o);
@@ -204,8 +168,8 @@ struct hub_client *hub_client_new(const struct hub_name *name, const struct hub_
 
 void hub_client_free(struct hub_client *c) {
     if (!c) return;
-    lib.curl_easy_cleanup(c->curl);
-    lib.curl_global_cleanup();
+    lib->curl_easy_cleanup(c->curl);
+    lib->curl_global_cleanup();
     free(c->endpoint);
     free(c->token);
     free(c);
@@ -336,7 +300,7 @@ static size_t on_body(char *data, size_t size, size_t n, void *ctx) {
     struct request *r = ctx;
     long status = 0;
     (void)size;
-    lib.curl_easy_getinfo(r->client->curl, CURLINFO_RESPONSE_CODE, &status);
+    lib->curl_easy_getinfo(r->client->curl, CURLINFO_RESPONSE_CODE, &status);
     if (status != 200 && status != 206) return n; /* words about an error; the status says it */
     if (r->part) {
         if (!r->started) r->rc = partial_begin(r->part, r, status);
@@ -353,7 +317,7 @@ static size_t on_body(char *data, size_t size, size_t n, void *ctx) {
 
 static struct curl_slist *header_add(struct curl_slist *list, const char *name, const char *value) {
     char *line = xasprintf("%s: %s", name, value);
-    struct curl_slist *longer = lib.curl_slist_append(list, line);
+    struct curl_slist *longer = lib->curl_slist_append(list, line);
     CHECK(longer != NULL);
     free(line);
     return longer;
@@ -389,7 +353,7 @@ static int curl_error(struct request *r, CURLcode code) {
     };
     bool again = false;
     for (size_t i = 0; i < ARRAY_LEN(passing); i++) again = again || passing[i] == code;
-    const char *why = *c->message ? c->message : lib.curl_easy_strerror(code);
+    const char *why = *c->message ? c->message : lib->curl_easy_strerror(code);
     error_set(r->err, ERR_IO, "cannot load %s%s%s from '%s': %s%s", r->file ? "'" : "the listing",
               r->file ? r->file : "", r->file ? "'" : "", c->endpoint, why,
               again && !c->reached ? "; is this machine online, and HF_ENDPOINT or the proxy right?"
@@ -435,7 +399,7 @@ static int not_found(struct request *r) {
 static int status_error(struct request *r, long status) {
     const struct hub_client *c = r->client;
     const char *url = NULL;
-    lib.curl_easy_getinfo(c->curl, CURLINFO_EFFECTIVE_URL, &url);
+    lib->curl_easy_getinfo(c->curl, CURLINFO_EFFECTIVE_URL, &url);
     bool hub = url && strncmp(url, c->endpoint, strlen(c->endpoint)) == 0;
     if (hub && (status == 401 || status == 403)) return refused(r, status);
     if (hub && status == 404) return not_found(r);
@@ -454,18 +418,18 @@ static CURLcode request_send(struct request *r, long *status) {
     struct curl_slist *headers = request_headers(r);
     curl_off_t connected = 0;
     c->message[0] = '\0';
-    lib.curl_easy_setopt(c->curl, CURLOPT_URL, r->url);
-    lib.curl_easy_setopt(c->curl, CURLOPT_HTTPHEADER, headers);
-    lib.curl_easy_setopt(c->curl, CURLOPT_HEADERFUNCTION, on_header);
-    lib.curl_easy_setopt(c->curl, CURLOPT_HEADERDATA, r);
-    lib.curl_easy_setopt(c->curl, CURLOPT_WRITEFUNCTION, on_body);
-    lib.curl_easy_setopt(c->curl, CURLOPT_WRITEDATA, r);
-    CURLcode code = lib.curl_easy_perform(c->curl);
-    lib.curl_easy_getinfo(c->curl, CURLINFO_RESPONSE_CODE, status);
-    lib.curl_easy_getinfo(c->curl, CURLINFO_CONNECT_TIME_T, &connected);
+    lib->curl_easy_setopt(c->curl, CURLOPT_URL, r->url);
+    lib->curl_easy_setopt(c->curl, CURLOPT_HTTPHEADER, headers);
+    lib->curl_easy_setopt(c->curl, CURLOPT_HEADERFUNCTION, on_header);
+    lib->curl_easy_setopt(c->curl, CURLOPT_HEADERDATA, r);
+    lib->curl_easy_setopt(c->curl, CURLOPT_WRITEFUNCTION, on_body);
+    lib->curl_easy_setopt(c->curl, CURLOPT_WRITEDATA, r);
+    CURLcode code = lib->curl_easy_perform(c->curl);
+    lib->curl_easy_getinfo(c->curl, CURLINFO_RESPONSE_CODE, status);
+    lib->curl_easy_getinfo(c->curl, CURLINFO_CONNECT_TIME_T, &connected);
     c->reached = c->reached || connected > 0 || *status > 0;
-    lib.curl_easy_setopt(c->curl, CURLOPT_HTTPHEADER, NULL);
-    lib.curl_slist_free_all(headers);
+    lib->curl_easy_setopt(c->curl, CURLOPT_HTTPHEADER, NULL);
+    lib->curl_slist_free_all(headers);
     return code;
 }
 
@@ -497,7 +461,7 @@ static void sleep_for(double seconds) {
 /* Waits before the next try: as long as the server asks, else twice as long each time. */
 static int request_wait(struct request *r, int tries) {
     curl_off_t asked = 0;
-    lib.curl_easy_getinfo(r->client->curl, CURLINFO_RETRY_AFTER, &asked);
+    lib->curl_easy_getinfo(r->client->curl, CURLINFO_RETRY_AFTER, &asked);
     double wait = MAX(r->client->backoff * (double)(1 << tries), (double)asked);
     if (asked > LONGEST_WAIT)
         return error_set(r->err, r->err->code, "%s, and asks to wait %lld s", r->err->text,

@@ -348,6 +348,23 @@ static void serve_dir(const char *path) {
 }
 
 /* A model's own directory, through the hub, is the same model. */
+/* Asks only: no folder is made, and of what is here only the rest is told. */
+static void a_plan_of_a_pull(void **state) {
+    (void)state;
+    json_t *plan = hub_plan(NAME, &quick, &err);
+    if (!plan) fail_msg("%s", err.text);
+    assert_int_equal(json_array_size(json_object_get(plan, "files")), 2);
+    assert_int_equal(json_number_at(plan, "bytes"), 300024);
+    assert_string_equal(json_text_at(plan, "folder"), folder);
+    assert_false(path_exists(cache));
+    json_decref(plan);
+    assert_pulls();
+    plan = hub_plan(NAME, &quick, &err);
+    assert_int_equal(json_number_at(plan, "bytes"), 0);
+    assert_int_equal(json_number_at(plan, "here already"), 2);
+    json_decref(plan);
+}
+
 static void a_pulled_model_opens(void **state) {
     (void)state;
     char made[96], hash[HASH_LEN];
@@ -758,6 +775,7 @@ int main(void) {
         TEST(choice_of_files),
         TEST(git_hash_is_gits),
         TEST(pulls_and_records),
+        TEST(a_plan_of_a_pull),
         TEST(a_pulled_model_opens),
         TEST(a_pulled_adapter_loads),
         TEST(files_by_name),

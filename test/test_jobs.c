@@ -209,6 +209,17 @@ static void act_look(int argc, char **argv) {
                          sigismember(&blocked, SIGTERM)));
 }
 
+/* Of variables that set options, those that reach a job. */
+static void act_settings(int argc, char **argv) {
+    static const char *const names[] = {"SHOAL_CONFIG", "SHOAL_ALL_THREADS", "SHOAL_WORLD_STEPS",
+                                        "SHOAL_WORLDLY", "SHOAL_EVAL_N"};
+    json_t *v = json_object();
+    (void)argc, (void)argv;
+    for (size_t i = 0; i < ARRAY_LEN(names); i++)
+        if (getenv(names[i])) json_object_set_new(v, names[i], json_string(getenv(names[i])));
+    print_json(v);
+}
+
 static void act_ticks(int argc, char **argv) {
     (void)argc, (void)argv;
     struct progress p;
@@ -238,12 +249,13 @@ static void act_evolve(int argc, char **argv) {
 static const struct {
     const char *name;
     void (*act)(int argc, char **argv);
-} acts[] = {{"args", act_args},       {"work", act_work},     {"fail", act_fail},
-            {"silent", act_silent},   {"signal", act_signal}, {"stubborn", act_stubborn},
-            {"spin", act_spin},       {"wait", act_wait},     {"once", act_once},
-            {"lines", act_lines},     {"flood", act_flood},   {"long-line", act_long_line},
-            {"garbage", act_garbage}, {"look", act_look},     {"ticks", act_ticks},
-            {"leave", act_leave},     {"wide", act_wide},     {"tidy", act_tidy}};
+} acts[] = {{"args", act_args},        {"work", act_work},     {"fail", act_fail},
+            {"silent", act_silent},    {"signal", act_signal}, {"stubborn", act_stubborn},
+            {"spin", act_spin},        {"wait", act_wait},     {"once", act_once},
+            {"lines", act_lines},      {"flood", act_flood},   {"long-line", act_long_line},
+            {"garbage", act_garbage},  {"look", act_look},     {"ticks", act_ticks},
+            {"leave", act_leave},      {"wide", act_wide},     {"tidy", act_tidy},
+            {"settings", act_settings}};
 
 static int play(int argc, char **argv) {
     int at = 1;
@@ -735,6 +747,7 @@ static void test_refused(void **state) {
         "{\"kind\":\"world\",\"options\":{\"policy_pipe\":\"sh\"}}",
         "{\"kind\":\"world\",\"options\":{\"policy-pipe\":\"sh\"}}",
         "{\"kind\":\"world\",\"options\":{\"env-pipe\":[\"sh\"]}}",
+        "{\"kind\":\"world\",\"options\":{\"config\":\"/etc/passwd\"}}",
         "{\"kind\":\"world\",\"options\":{\"a\":null}}",
         "{\"kind\":\"world\",\"options\":{\"a\":{}}}",
         "{\"kind\":\"world\",\"options\":{\"a\":[[\"b\"]]}}",
@@ -876,6 +889,23 @@ static void test_progress_pipe(void **state) {
     assert_int_equal(lseek(fd, 0, SEEK_END), 0);
     close(fd);
     buf_release(&b);
+}
+
+/* A job is what its record says: neither files nor variables of the server say more. */
+static void test_settings_stay_out(void **state) {
+    (void)state;
+    static const char *const names[] = {"SHOAL_CONFIG", "SHOAL_ALL_THREADS", "SHOAL_WORLD_STEPS",
+                                        "SHOAL_WORLDLY", "SHOAL_EVAL_N"};
+    for (size_t i = 0; i < ARRAY_LEN(names); i++) setenv(names[i], "7", 1);
+    struct id id = started("settings", NULL);
+    await(id, "done");
+    json_t *v = result_of(id);
+    assert_int_equal(json_object_size(v), 3);
+    assert_string_equal(json_text_at(v, "SHOAL_CONFIG"), "");
+    assert_string_equal(json_text_at(v, "SHOAL_WORLDLY"), "7");
+    assert_string_equal(json_text_at(v, "SHOAL_EVAL_N"), "7");
+    json_decref(v);
+    for (size_t i = 0; i < ARRAY_LEN(names); i++) unsetenv(names[i]);
 }
 
 static void test_surroundings(void **state) {
@@ -1091,6 +1121,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test_setup_teardown(test_idempotency, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_command_line, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_refused, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_settings_stay_out, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_many_events, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_too_long, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_garbage_progress, set_up, tear_down),

@@ -141,7 +141,7 @@ char *path_join(const char *dir, const char *name); /* malloc'ed */
 /* A path that a file names, which begins where that file is. malloc'ed. */
 char *path_beside(const char *file, const char *path);
 int dir_make(const char *path, struct error *err); /* mkdir -p */
-void dir_delete(const char *path);              /* with its files; hidden ones keep it there */
+void dir_delete(const char *path);                 /* with its files; hidden ones keep it there */
 
 /* hashes */
 
@@ -266,8 +266,9 @@ enum option_type {
     OPT_INT,
     OPT_FLOAT,
     OPT_STRING,
-    OPT_LIST, /* strings; repeats and takes several */
-    OPT_ALIAS /* another name, not shown in help, of the row that `fallback` names */
+    OPT_LIST,    /* strings; repeats and takes several */
+    OPT_SECRETS, /* the same, never shown */
+    OPT_ALIAS    /* another name, not shown in help, of the row that `fallback` names */
 };
 struct option_row {
     const char *name; /* "grad-accum" for --grad-accum / grad_accum; NULL ends a table */
@@ -291,6 +292,37 @@ void options_default(const struct option_row *rows, void *out);
  * to `positional`. "-" and "-5" are not flags. */
 int options_parse(const struct option_row *rows, void *out, int argc, char **argv,
                   struct strings *positional, struct error *err);
+
+/* Where a value came from: of each row of a table, for whoever asks. */
+enum option_from { FROM_DEFAULT, FROM_FILE, FROM_ENV, FROM_RECIPE, FROM_FLAG };
+struct option_origin {
+    enum option_from from;
+    int line; /* of the file */
+};
+/* The same, noting what was given in origin[rows]. */
+int options_parse_noting(const struct option_row *rows, void *out, int argc, char **argv,
+                         struct strings *positional, struct option_origin *origin,
+                         struct error *err);
+/* Sets rows from the variables PREFIX_NAME, capitals and '_' for '-', of an environment. A list's
+ * items stand between blanks; an empty variable is none; one that names no row is warned of, since
+ * an environment is not ours alone. */
+int options_from_env(const struct option_row *rows, void *out, const char *prefix,
+                     char *const *environment, struct option_origin *origin, struct error *err);
+/* Sets rows from one section of a configuration file; an absent one leaves them. A list's items are
+ * the lines of that key. Errors begin "FILE:LINE: "; `who` is what the section is of. */
+struct config_file;
+int options_from_config(const struct option_row *rows, void *out, const struct config_file *c,
+                        const char *section, const char *who, struct option_origin *origin,
+                        struct error *err);
+/* A row's value as the text that sets it; false: there is none (NULL, an empty list). A secret is
+ * told by its number only. */
+bool option_text(const struct option_row *row, const void *out, struct buf *b);
+/* SHOAL_SERVE_MAX_TOKENS of "SHOAL_SERVE" and "max-tokens". */
+void option_variable(const char *prefix, const char *name, struct buf *b);
+/* The option of this name, or what an alias of this name stands for; NULL: there is none. */
+const struct option_row *option_find(const struct option_row *rows, const char *name);
+/* Which of n names may have been meant, or NULL. */
+const char *name_nearest(const char *const *names, int n, const char *name);
 /* Sets rows from a YAML mapping (see yaml_load); an unknown key is an error naming its file and
  * line. `section` may be NULL or a dotted path inside the document ("train.lora"); an absent
  * section leaves the defaults. A mapping under a key that is no row continues the name: "lora:
@@ -300,6 +332,31 @@ int options_from_yaml(const struct option_row *rows, void *out, const struct yam
                       const char *section, struct error *err);
 void options_help(const struct option_row *rows, FILE *f);
 void options_release(const struct option_row *rows, void *out); /* frees strings and lists */
+
+/* A configuration file: sections of KEY = VALUE. The first section, "", is what stands before any
+ * other. config_release is harmless after an error. */
+struct config_entry {
+    const char *key, *value;
+    int line;
+};
+struct config_section {
+    const char *name;
+    int line;     /* where it begins; 0: the first */
+    int first, n; /* its entries */
+};
+struct config_file {
+    const char *path; /* NULL: there is no file */
+    struct config_section *sections;
+    struct config_entry *v;
+    int n_sections, n;
+    bool shared; /* others may read the file */
+    struct arena arena;
+};
+int config_load(struct config_file *c, const char *path, struct error *err);
+int config_parse(struct config_file *c, const char *path, const char *text, size_t len,
+                 struct error *err); /* the same of a text; `path` names it in errors */
+const struct config_section *config_section(const struct config_file *c, const char *name);
+void config_release(struct config_file *c);
 
 /* A YAML file as jansson values, with the line of every key ("a.b.0.c"). Anchors and tags are
  * refused; duplicates too. An empty file is null. */

@@ -2,9 +2,10 @@
  * option: one table row per option, from which the command line, recipe keys, defaults, ranges and
  * help all come.
  *
- * It knows no command and no option by name. Values reach a row by one way only (value_set for
- * text, value_from_json for recipes), so a range holds wherever the value came from; the table's
- * own defaults go through it too, and a bad one is a broken contract.
+ * It knows no command and no option by name. Values reach a row by one way only (value_set for the
+ * text of flags, variables and configuration files, value_from_json for recipes), so a range holds
+ * wherever the value came from; the table's own defaults go through it too, and a bad one is a
+ * broken contract.
  *
  * Invariant: a string or list field always owns its memory, so options_release is safe at any
  * moment after options_default. A list given again by a later source replaces the earlier source's
@@ -31,6 +32,10 @@ void strings_release(struct strings *s) {
 
 static void *row_field(const struct option_row *row, void *out) {
     return (char *)out + row->offset;
+}
+
+static bool row_is_list(const struct option_row *row) {
+    return row->type == OPT_LIST || row->type == OPT_SECRETS;
 }
 
 static bool row_ranged(const struct option_row *row) {
@@ -138,6 +143,7 @@ static int value_set(const struct option_row *row, void *out, const char *text, 
         string_set(row, out, text);
         return OK;
     case OPT_LIST:
+    case OPT_SECRETS:
         strings_add(row_field(row, out), text);
         return OK;
     case OPT_ALIAS: /* row_find gives the row that it stands for */
@@ -153,16 +159,15 @@ static void list_split(const struct option_row *row, void *out) {
     free(copy);
 }
 
-static const size_t field_sizes[] = {[OPT_BOOL] = sizeof(bool),
-                                     [OPT_INT] = sizeof(int64_t),
-                                     [OPT_FLOAT] = sizeof(double),
-                                     [OPT_STRING] = sizeof(char *),
-                                     [OPT_LIST] = sizeof(struct strings)};
+static const size_t field_sizes[] = {
+    [OPT_BOOL] = sizeof(bool),           [OPT_INT] = sizeof(int64_t),
+    [OPT_FLOAT] = sizeof(double),        [OPT_STRING] = sizeof(char *),
+    [OPT_LIST] = sizeof(struct strings), [OPT_SECRETS] = sizeof(struct strings)};
 
 /* The field must be zero or owned. */
 static void row_default(const struct option_row *row, void *out) {
     struct error err = {0};
-    if (row->type == OPT_LIST) {
+    if (row_is_list(row)) {
         strings_release(row_field(row, out));
         if (row->fallback) list_split(row, out);
     } else if (row->type == OPT_STRING) {
@@ -184,7 +189,7 @@ void options_default(const struct option_row *rows, void *out) {
 void options_release(const struct option_row *rows, void *out) {
     for (const struct option_row *row = rows; row->name; row++) {
         if (row->type == OPT_STRING) string_set(row, out, NULL);
-        if (row->type == OPT_LIST) strings_release(row_field(row, out));
+        if (row_is_list(row)) strings_release(row_field(row, out));
     }
 }
 
@@ -252,7 +257,7 @@ struct command_line {
     void *out;
     int argc, at;
     char **argv;
-    bool *seen; /* [rows] lists that this command line has already begun */
+    bool *seen; /* [rows] that this command line has given */
     struct error *err;
 };
 
@@ -298,7 +303,7 @@ static int flag_value(struct command_line *c, const struct option_row *row, cons
         return error_set(c->err, ERR_USAGE, "'%s' needs a value%s%s", who, row->metavar ? ": " : "",
                          row->metavar ? row->metavar : "");
     if (!attached) value = c->argv[c->at++];
-    if (row->type != OPT_LIST) return value_set(row, c->out, value, who, c->err);
+    if (!row_is_list(row)) return value_set(row, c->out, value, who, c->err);
     list_add(c, row, value);
     while (!attached && c->at < c->argc && !is_flag(c->argv[c->at]))
         list_add(c, row, c->argv[c->at++]);
@@ -329,13 +334,20 @@ static int flag_take(struct command_line *c, const char *arg) {
         rc = flag_value(c, row, who, value ? value + 1 : NULL);
     }
     free(who);
+    c->seen[row - c->rows] = true;
     return rc;
 }
 
-int options_parse(const struct option_row *rows, void *out, int argc, char **argv,
-                  struct strings *positional, struct error *err) {
-    size_t n_rows = 0;
-    while (rows[n_rows].name) n_rows++;
+static size_t rows_count(const struct option_row *rows) {
+    size_t n = 0;
+    while (rows[n].name) n++;
+    return n;
+}
+
+int options_parse_noting(const struct option_row *rows, void *out, int argc, char **argv,
+                         struct strings *positional, struct option_origin *origin,
+                         struct error *err) {
+    size_t n_rows = rows_count(rows);
     struct command_line c = {.rows = rows, .out = out, .argc = argc, .argv = argv, .err = err};
     c.seen = xcalloc(n_rows, sizeof(*c.seen));
     int rc = OK;
@@ -350,8 +362,165 @@ int options_parse(const struct option_row *rows, void *out, int argc, char **arg
             strings_add(positional, arg);
         }
     }
+    for (size_t i = 0; origin && i < n_rows; i++)
+        if (c.seen[i]) origin[i] = (struct option_origin){FROM_FLAG, 0};
     free(c.seen);
     return rc;
+}
+
+int options_parse(const struct option_row *rows, void *out, int argc, char **argv,
+                  struct strings *positional, struct error *err) {
+    return options_parse_noting(rows, out, argc, argv, positional, NULL, err);
+}
+
+/* the environment and configuration files */
+
+const struct option_row *option_find(const struct option_row *rows, const char *name) {
+    return row_find(rows, name, strlen(name));
+}
+
+const char *name_nearest(const char *const *names, int n, const char *name) {
+    struct option_row *rows = xcalloc((size_t)n + 1, sizeof *rows);
+    for (int i = 0; i < n; i++) rows[i].name = names[i];
+    const struct option_row *near = row_nearest(rows, name, strlen(name));
+    const char *found = near ? near->name : NULL;
+    free(rows);
+    return found;
+}
+
+static char upper(char c) {
+    return c == '-' ? '_' : c >= 'a' && c <= 'z' ? (char)(c - 'a' + 'A') : c;
+}
+
+void option_variable(const char *prefix, const char *name, struct buf *b) {
+    buf_printf(b, "%s_", prefix);
+    for (; *name; name++) buf_add(b, (const char[]){upper(*name)}, 1);
+}
+
+/* As given again on a command line: blanks separate a list's items. */
+static int variable_set(const struct option_row *row, void *out, const char *text, const char *who,
+                        struct error *err) {
+    if (!row_is_list(row)) return value_set(row, out, text, who, err);
+    char *copy = xstrdup(text), *save = NULL;
+    strings_release(row_field(row, out));
+    for (char *item = strtok_r(copy, " \t\n", &save); item; item = strtok_r(NULL, " \t\n", &save))
+        strings_add(row_field(row, out), item);
+    free(copy);
+    return OK;
+}
+
+/* The value of a variable of this name in NAME=VALUE, or NULL. */
+static const char *variable_value(const char *variable, const char *name) {
+    size_t n = strlen(name);
+    return strncmp(variable, name, n) == 0 && variable[n] == '=' ? variable + n + 1 : NULL;
+}
+
+static void variable_unknown(const struct option_row *rows, const char *prefix,
+                             const char *variable) {
+    size_t n = strlen(prefix) + 1;
+    char *name = strndup(variable + n, strcspn(variable + n, "="));
+    for (char *p = name; name && *p; p++) *p = *p >= 'A' && *p <= 'Z' ? (char)(*p + 'a' - 'A') : *p;
+    const struct option_row *near = name ? row_nearest(rows, name, strlen(name)) : NULL;
+    struct buf b = {0};
+    if (near) option_variable(prefix, near->name, &b);
+    warn("the variable %.*s sets nothing%s%s%s", (int)strcspn(variable, "="), variable,
+         near ? "; did you mean " : "", near ? b.data : "", near ? "?" : "");
+    buf_release(&b);
+    free(name);
+}
+
+int options_from_env(const struct option_row *rows, void *out, const char *prefix,
+                     char *const *environment, struct option_origin *origin, struct error *err) {
+    size_t len = strlen(prefix);
+    int rc = OK;
+    for (; rc == OK && *environment; environment++) {
+        const char *value = NULL;
+        if (strncmp(*environment, prefix, len) != 0 || (*environment)[len] != '_') continue;
+        const struct option_row *row = rows;
+        struct buf name = {0};
+        for (; row->name && !value; row++) {
+            name.len = 0;
+            option_variable(prefix, row->name, &name);
+            value = variable_value(*environment, name.data);
+        }
+        if (!value) {
+            variable_unknown(rows, prefix, *environment);
+        } else if (*value) {
+            row = option_find(rows, row[-1].name);
+            rc = variable_set(row, out, value, name.data, err);
+            if (origin) origin[row - rows] = (struct option_origin){FROM_ENV, 0};
+        }
+        buf_release(&name);
+    }
+    return rc;
+}
+
+static int entry_unknown(const struct option_row *rows, const char *path,
+                         const struct config_entry *e, const char *who, struct error *err) {
+    const struct option_row *near = row_nearest(rows, e->key, strlen(e->key));
+    return error_set(err, ERR_USAGE, "%s:%d: %s has no option '%s'%s%s%s", path, e->line, who,
+                     e->key, near ? "; did you mean '" : "", near ? near->name : "",
+                     near ? "'?" : "");
+}
+
+static int entry_set(const struct option_row *rows, void *out, const char *path,
+                     const struct config_entry *e, const char *who, int *lines, struct error *err) {
+    const struct option_row *row = option_find(rows, e->key);
+    if (!row) return entry_unknown(rows, path, e, who, err);
+    int *line = &lines[row - rows];
+    if (*line && !row_is_list(row))
+        return error_set(err, ERR_USAGE, "%s:%d: '%s' is set in line %d already", path, e->line,
+                         e->key, *line);
+    if (!*line && row_is_list(row)) strings_release(row_field(row, out));
+    *line = e->line;
+    int rc = value_set(row, out, e->value, e->key, err);
+    return rc == OK ? OK : error_wrap(err, "%s:%d", path, e->line);
+}
+
+int options_from_config(const struct option_row *rows, void *out, const struct config_file *c,
+                        const char *section, const char *who, struct option_origin *origin,
+                        struct error *err) {
+    const struct config_section *s = config_section(c, section);
+    size_t n_rows = rows_count(rows);
+    int *lines = xcalloc(n_rows + 1, sizeof *lines), rc = OK; /* where each was set; 0: nowhere */
+    for (int i = 0; rc == OK && s && i < s->n; i++)
+        rc = entry_set(rows, out, c->path, &c->v[s->first + i], who, lines, err);
+    for (size_t i = 0; origin && i < n_rows; i++)
+        if (lines[i]) origin[i] = (struct option_origin){FROM_FILE, lines[i]};
+    free(lines);
+    return rc;
+}
+
+static bool list_text(const struct strings *list, bool secret, struct buf *b) {
+    if (secret && list->n) buf_printf(b, "(%d, not shown)", list->n);
+    for (int i = 0; !secret && i < list->n; i++) buf_printf(b, "%s%s", i ? " " : "", list->v[i]);
+    return list->n > 0;
+}
+
+bool option_text(const struct option_row *row, const void *out, struct buf *b) {
+    const void *field = (const char *)out + row->offset;
+    buf_add(b, "", 0);
+    switch (row->type) {
+    case OPT_BOOL:
+        buf_puts(b, *(const bool *)field ? "true" : "false");
+        return true;
+    case OPT_INT:
+        buf_printf(b, "%lld", (long long)*(const int64_t *)field);
+        return true;
+    case OPT_FLOAT:
+        buf_printf(b, "%.15g", *(const double *)field);
+        return true;
+    case OPT_STRING:
+        if (*(char *const *)field) buf_puts(b, *(char *const *)field);
+        return *(char *const *)field != NULL;
+    case OPT_LIST:
+    case OPT_SECRETS:
+        return list_text(field, row->type == OPT_SECRETS, b);
+    case OPT_ALIAS:
+        break;
+    }
+    CHECK(!"option type");
+    return false;
 }
 
 static const char *json_kind(const json_t *v) {
@@ -421,6 +590,7 @@ static int value_from_json(const struct option_row *row, void *out, const json_t
         string_set(row, out, json_string_value(v));
         return OK;
     case OPT_LIST:
+    case OPT_SECRETS:
         return list_from_json(row_field(row, out), v, who, err);
     case OPT_ALIAS:
         break;
@@ -505,8 +675,7 @@ int options_from_yaml(const struct option_row *rows, void *out, const struct yam
     const json_t *map;
     int rc = section_find(doc, section ? section : "", &map, err);
     if (rc != OK || !map) return rc;
-    size_t n_rows = 0;
-    while (rows[n_rows].name) n_rows++;
+    size_t n_rows = rows_count(rows);
     struct recipe r = {.rows = rows, .out = out, .doc = doc, .err = err};
     r.seen = xcalloc(n_rows, sizeof(*r.seen));
     rc = recipe_apply(&r, map, section ? section : "", "");
@@ -522,7 +691,7 @@ static void add_flag(struct buf *b, const struct option_row *row) {
     if (row->type == OPT_BOOL) return;
     const char *word = row->type == OPT_INT || row->type == OPT_FLOAT ? "N" : "TEXT";
     if (row->metavar) word = row->metavar;
-    buf_printf(b, " %s%s", word, row->type == OPT_LIST ? "..." : "");
+    buf_printf(b, " %s%s", word, row_is_list(row) ? "..." : "");
 }
 
 /* " (1 to 256; default 8)" */

@@ -213,9 +213,10 @@ static void cut_report(const struct common *c, const struct cutting *k, const ch
             json_pack("{s:s, s:s, s:I, s:f, s:o}", "out", out, "hash", a->hash, "parameters",
                       (json_int_t)a->n_data, "error", error, "modules", kinds_json(k));
         for (int i = 0; i < n; i++) json_object_set_new(o, e[i].name, divergence_json(e[i].d));
-        cli_print(o);
+        cli_print(k->cut.dry_run ? json_pack("{s:o}", "dry_run", o) : o);
         return;
     }
+    if (k->cut.dry_run) printf("dry run, nothing is written:\n");
     printf("%s: %zu parameters, error %.3g of |ΔW|\n", out, a->n_data, error);
     print_kinds(k);
     for (int i = 0; i < n; i++) print_divergence(e[i].about, e[i].d);
@@ -230,7 +231,7 @@ static struct adapter *cut_write(struct cutting *c, const char *out, const char 
     c->pieces = xcalloc((size_t)n, sizeof *c->pieces);
     pool_run(pool, modules_cut, c, n, 1);
     struct adapter *a = pieces_join(c, err);
-    if (a && adapter_write(a, out, base, fold, err) == OK) return a;
+    if (a && (c->cut.dry_run || adapter_write(a, out, base, fold, err) == OK)) return a;
     adapter_release(a);
     return NULL;
 }

@@ -11,6 +11,7 @@
 struct cut {
     int32_t rank; /* at most; 0: as the energy wants */
     double energy; /* the smallest rank that keeps this share of ‖ΔW‖²; 0: the rank alone counts */
+    bool dry_run; /* all but writing it */
 };
 /* args: extract BASE FINETUNED, `base` being open. */
 int adapter_extract(const struct common *c, struct model *base, const struct strings *args,

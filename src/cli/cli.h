@@ -15,6 +15,7 @@
 struct common {
     bool json, quiet, exact, fast, help; /* exact and fast: not both */
     int64_t threads;                     /* 0: all */
+    char *config;                        /* a file of settings; NULL: the usual one */
 };
 
 /* A section of the recipe that a command reads, for its help; "" is the top level. */
@@ -45,7 +46,10 @@ struct command {
 extern const struct command cmd_demo, cmd_run, cmd_train, cmd_pretrain, cmd_debate, cmd_evolve,
     cmd_eval, cmd_resume, cmd_fork, cmd_convert, cmd_adapter, cmd_model, cmd_bench, cmd_doctor,
     cmd_pull, cmd_quantize, cmd_embed, cmd_replay, cmd_synth, cmd_knowledge, cmd_ask, cmd_chat,
-    cmd_lineage, cmd_runs, cmd_world, cmd_serve, cmd_key, cmd_metrics;
+    cmd_lineage, cmd_runs, cmd_world, cmd_serve, cmd_key, cmd_metrics, cmd_config;
+/* NULL where there is none of this name, or there are not so many. */
+const struct command *cli_command(const char *name);
+const struct command *cli_command_at(int i);
 
 /* Where models and recipes live: the argument itself, else below the folder of the program's own
  * checkout. malloc'ed. */
@@ -57,5 +61,7 @@ int evolve_replay(const struct common *c, const char *runs, const char *id, int6
                   struct error *err);
 /* Prints one JSON object as a line on stdout and releases it. */
 void cli_print(json_t *v);
+/* The same of what a command would do, under "dry_run"; for people a line a key. */
+void cli_plan(const struct common *c, json_t *plan);
 
 #endif

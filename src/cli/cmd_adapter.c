@@ -15,7 +15,7 @@ struct options {
     char *child, *compat, *out, *type, *targets, *op_name, *step;
     double alpha, mut, mut_std, energy;
     int64_t rank, seed;
-    bool fold;
+    bool fold, dry_run;
 };
 #define ROW(name, type, field, fallback, min, max, metavar, help)                                  \
     { name, type, offsetof(struct options, field), fallback, min, max, metavar, help }
@@ -47,6 +47,8 @@ static const struct option_row adapter_rows[] = {
         "merge: one for each adapter, default 1; operator: for each parent"),
     ROW("out", OPT_STRING, out, NULL, 0, 0, "OUT",
         "merge, extract, resize: file ending in .gguf, or a directory"),
+    ROW("dry-run", OPT_BOOL, dry_run, NULL, 0, 0, NULL,
+        "new, blend, convert, merge, extract, resize: compute what would be written, not write it"),
     ROW("type", OPT_STRING, type, NULL, 0, 0, "TYPE",
         "merge: f32, f16, bf16, q8_0, q4_0; default: the model's when it is a float, else f32"),
     {0},
@@ -58,15 +60,26 @@ static bool ends_gguf(const char *path) {
     return n > 5 && strcmp(path + n - 5, ".gguf") == 0;
 }
 
+/* What would have been written. */
+static void adapter_plan(const struct common *c, const struct adapter *a, const char *out) {
+    cli_plan(c, json_pack("{s:o,s:i,s:I,s:s,s:b}", "writes", json_path(out), "rank", a->config.r,
+                          "parameters", (json_int_t)a->n_data, "hash", a->hash, "replaces",
+                          (int)path_exists(out)));
+}
+
 /* Untrained, as PEFT begins: B is zero, so it changes nothing yet. */
-static int adapter_make(const struct options *o, const struct model *m, const struct strings *args,
-                        struct error *err) {
+static int adapter_make(const struct common *c, const struct options *o, const struct model *m,
+                        const struct strings *args, struct error *err) {
     struct adapter_config ac = {.r = o->rank ? (int32_t)o->rank : 8};
     ac.alpha = 2 * (float)ac.r;
     if (args->n != 2) return error_set(err, ERR_USAGE, "new wants one name to write to");
     if (adapter_targets_parse(o->targets, ac.target, err) != OK) return err->code;
     struct adapter *a = adapter_new(&m->config, &ac, (uint64_t)o->seed);
-    int rc = adapter_write(a, args->v[1], m->path, false, err);
+    int rc = OK;
+    if (o->dry_run)
+        adapter_plan(c, a, args->v[1]);
+    else
+        rc = adapter_write(a, args->v[1], m->path, false, err);
     adapter_release(a);
     return rc;
 }
@@ -197,8 +210,10 @@ static int adapter_convert(const struct common *c, const struct options *o, stru
     struct adapter *a = adapter_open(args->v[1], m, err);
     if (!a) return err->code;
     const char *base = a->base ? a->base : m->name, *out = args->v[2];
-    int rc = adapter_write(a, out, base, o->fold, err);
-    if (rc == OK && c->json)
+    int rc = o->dry_run ? OK : adapter_write(a, out, base, o->fold, err);
+    if (o->dry_run)
+        adapter_plan(c, a, out);
+    else if (rc == OK && c->json)
         cli_print(json_pack("{s:s,s:s}", "out", out, "from_hash", a->hash));
     else if (rc == OK)
         printf("%s: from sha-256 %s\n", out, a->hash);
@@ -312,8 +327,11 @@ static int adapter_blend_files(const struct common *c, const struct options *o, 
                                struct error *err) {
     if (!o->child) return error_set(err, ERR_USAGE, "--child is missing");
     struct adapter *child = o->op_name ? operator_files(o, m, err) : blend_files(o, m, err);
-    int rc = child ? adapter_save(child, o->child, m->name, err) : err->code;
-    if (rc == OK && c->json)
+    int rc = child ? OK : err->code;
+    if (child && !o->dry_run) rc = adapter_save(child, o->child, m->name, err);
+    if (child && o->dry_run)
+        adapter_plan(c, child, o->child);
+    else if (rc == OK && c->json)
         cli_print(json_pack("{s:s,s:s,s:i}", "child", o->child, "hash", child->hash, "rank",
                             child->config.r));
     else if (rc == OK)
@@ -364,6 +382,15 @@ static int adapter_merge_files(const struct common *c, const struct options *o, 
         return error_set(err, ERR_USAGE, "no weight type '%s'", o->type);
     struct adapter *a = sum_open(o, m, args, err);
     if (!a) return err->code;
+    if (o->dry_run) {
+        struct quant q = quant_pure(type);
+        cli_plan(c, json_pack("{s:o,s:s,s:I,s:b}", "writes", json_path(o->out), "type",
+                              tensor_type_name(type), "bytes of weights",
+                              (json_int_t)quant_bytes(&q, &m->config), "replaces",
+                              (int)path_exists(o->out)));
+        adapter_release(a);
+        return OK;
+    }
     struct model *merged = adapter_merge(m, a, err);
     int rc = !merged             ? err->code
              : ends_gguf(o->out) ? model_write_gguf(merged, o->out, type, err)
@@ -377,11 +404,15 @@ static int adapter_merge_files(const struct common *c, const struct options *o, 
 static int verb_run(const struct common *c, const struct options *o, struct model *m,
                     const struct strings *args, struct pool *pool, struct error *err) {
     const char *verb = args->v[0];
-    struct cut cut = {(int32_t)o->rank, o->energy};
+    struct cut cut = {(int32_t)o->rank, o->energy, o->dry_run};
+    if (o->dry_run && strcmp(verb, "rollback") == 0)
+        return error_set(err, ERR_USAGE,
+                         "rollback has no --dry-run: 'shoal adapter list' shows "
+                         "the versions");
     if (strcmp(verb, "info") == 0) return adapter_info(c, m, args, err);
     if (strcmp(verb, "inspect") == 0) return adapter_inspect(c, m, args, pool, err);
     if (strcmp(verb, "rollback") == 0) return adapter_restore(c, m, args, err);
-    if (strcmp(verb, "new") == 0) return adapter_make(o, m, args, err);
+    if (strcmp(verb, "new") == 0) return adapter_make(c, o, m, args, err);
     if (strcmp(verb, "blend") == 0) return adapter_blend_files(c, o, m, err);
     if (strcmp(verb, "convert") == 0) return adapter_convert(c, o, m, args, err);
     if (strcmp(verb, "merge") == 0) return adapter_merge_files(c, o, m, args, pool, err);

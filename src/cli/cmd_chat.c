@@ -69,6 +69,7 @@ static bool row_changed(const struct option_row *row, const void *options, const
     case OPT_STRING:
         return text_changed(*(char *const *)at, *(char *const *)was);
     case OPT_LIST:
+    case OPT_SECRETS:
         return ((const struct strings *)at)->n > 0;
     case OPT_ALIAS:
         break;

@@ -12,7 +12,7 @@
 struct options {
     char *runs, *id, *recipe;
     int64_t seed, at;
-    bool zero_adapters;
+    bool zero_adapters, dry_run;
 };
 #define ROOT_ROW                                                                                   \
     {                                                                                              \
@@ -27,6 +27,8 @@ static const struct option_row rows[] = {
      "of everything random; -1: the recipe's"},
     {"zero-adapters", OPT_BOOL, offsetof(struct options, zero_adapters), NULL, 0, 0, NULL,
      "control: replace trained founders by zero adapters, so that every effect must vanish"},
+    {"dry-run", OPT_BOOL, offsetof(struct options, dry_run), NULL, 0, 0, NULL,
+     "check the recipe and its files, print what it takes, and stop"},
     {0},
 };
 static const struct option_row resume_rows[] = {ROOT_ROW, {0}};
@@ -98,6 +100,13 @@ static bool id_is_safe(const char *id) {
     return *id != 0;
 }
 
+static int plan(const struct common *c, const struct run_env *env, const struct run_options *o,
+                struct error *err) {
+    json_t *v = run_plan(env, o, err);
+    if (v) cli_plan(c, v);
+    return v ? OK : err->code;
+}
+
 /* The last generation's adapters in reach of a browser. */
 static void next_print(const struct options *o, const struct run_options *ro, const char *id) {
     printf("to talk to the last generation: shoal serve %s --adapter-dir "
@@ -118,6 +127,10 @@ static int start(const struct common *c, const struct options *o, const char *re
     if (rc == OK) {
         if (o->seed >= 0) ro.seed = o->seed;
         ro.zero_adapters |= o->zero_adapters;
+    }
+    if (rc == OK && o->dry_run) {
+        rc = plan(c, &env, &ro, err);
+    } else if (rc == OK) {
         result = run_execute(&env, &ro, o->id, NULL, err);
         rc = result ? OK : err->code;
     }

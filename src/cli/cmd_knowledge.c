@@ -149,6 +149,22 @@ static int forget(const struct common *c, struct knowledge *k, const struct stri
     return OK;
 }
 
+/* DB is not even opened, which would make it. */
+static int plan(const struct common *c, const struct strings *args, bool adds, struct error *err) {
+    json_t *paths = json_array();
+    int rc = OK;
+    for (int i = 2; rc == OK && i < args->n; i++) {
+        json_array_append_new(paths, json_path(args->v[i]));
+        if (adds && !path_exists(args->v[i]))
+            rc = error_set(err, ERR_MISSING, "there is no '%s'", args->v[i]);
+    }
+    if (rc == OK)
+        cli_plan(c, json_pack("{s:o,s:b,s:O}", "writes", json_path(args->v[1]), "there already",
+                              (int)path_exists(args->v[1]), adds ? "reads" : "forgets", paths));
+    json_decref(paths);
+    return rc;
+}
+
 static int run(const struct common *c, const void *options, const struct strings *args,
                struct error *err) {
     const struct options *o = options;
@@ -162,11 +178,13 @@ static int run(const struct common *c, const void *options, const struct strings
                          verb);
     if (o->adapter && !o->model) return error_set(err, ERR_USAGE, "--adapter goes with --model");
     struct embedding x = {0};
-    struct knowledge *k = knowledge_open(args->v[1], adds, err);
-    bool embeds = k && o->model && (adds || searches);
-    int rc = !k ? err->code : embeds ? embedding_open(&x, c, o, err) : OK;
+    bool dry = o->setup.dry_run && (adds || removes);
+    struct knowledge *k = dry ? NULL : knowledge_open(args->v[1], adds, err);
+    bool embeds = (k || dry) && o->model && (adds || searches);
+    int rc = !k && !dry ? err->code : embeds ? embedding_open(&x, c, o, err) : OK;
     const struct embedder *e = embeds ? &x.embedder : NULL;
-    if (rc == OK && !(embeds && !x.setup.m)) /* nothing after --dry-run */
+    if (rc == OK && dry) rc = plan(c, args, adds, err);
+    if (rc == OK && !dry && !(embeds && !x.setup.m)) /* nothing after --dry-run */
         rc = adds       ? add(c, o, k, e, args, err)
              : searches ? search(c, o, k, e, args, err)
              : lists    ? list(c, k, err)

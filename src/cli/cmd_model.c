@@ -10,7 +10,7 @@
 struct options {
     char *shape, *quant, *tasks, *tokenizer, *out;
     int64_t seed, n;
-    bool critic;
+    bool critic, dry_run;
 };
 
 /* GGUF by ending or by existing file, else a Hugging Face directory. */
@@ -110,11 +110,17 @@ static int run_convert(const struct common *c, const void *options, const struct
                                    : model_open(path, CLASS_EXACT, err);
     int rc = m ? OK : err->code;
     if (m && !o->quant && (m->type == TENSOR_BF16 || m->type == TENSOR_F16)) type = m->type;
-    if (rc == OK) rc = write_model(m, o->out, type, err);
-    if (rc == OK) note("wrote '%s'", o->out);
+    struct quant q = quant_pure(type);
+    if (rc == OK && o->dry_run)
+        cli_plan(c, json_pack("{s:o,s:s,s:I,s:b}", "writes", json_path(o->out), "type",
+                              tensor_type_name(type), "bytes of weights",
+                              (json_int_t)quant_bytes(&q, &m->config), "replaces",
+                              (int)path_exists(o->out)));
+    else if (rc == OK)
+        rc = write_model(m, o->out, type, err);
+    if (rc == OK && !o->dry_run) note("wrote '%s'", o->out);
     model_close(m);
     free(path);
-    (void)c;
     return rc;
 }
 
@@ -128,7 +134,8 @@ static const struct option_row model_rows[] = {
     {"n", OPT_INT, offsetof(struct options, n), "600", 1, 1e7, "N",
      "conversations a persona, or in all (data)"},
     {"tasks", OPT_STRING, offsetof(struct options, tasks), NULL, 0, 0, "LIST",
-     "task families whose questions and answers are written to one file (data), not personas; or largest, earliest: what needs talk"},
+     "task families whose questions and answers are written to one file (data), not personas; or "
+     "largest, earliest: what needs talk"},
     {"critic", OPT_BOOL, offsetof(struct options, critic), NULL, 0, 0, NULL,
      "with --tasks: conversations that weigh three first answers, right half of the time"},
     {0},
@@ -138,6 +145,8 @@ static const struct option_row convert_rows[] = {
      "file ending in .gguf, or a directory"},
     {"tokenizer", OPT_STRING, offsetof(struct options, tokenizer), NULL, 0, 0, "FILE",
      "the tokenizer of a llama2.c .bin"},
+    {"dry-run", OPT_BOOL, offsetof(struct options, dry_run), NULL, 0, 0, NULL,
+     "print how large it would be, and stop"},
     {"quant", OPT_STRING, offsetof(struct options, quant), NULL, 0, 0, "TYPE",
      "f32, f16, bf16, q8_0, q4_0, nf4, q4_k … (see 'shoal quantize')"},
     {0},

@@ -7,12 +7,22 @@
 
 struct options {
     char *out;
+    bool dry_run;
 };
 static const struct option_row rows[] = {
     {"out", OPT_STRING, offsetof(struct options, out), NULL, 0, 0, "DIR",
      "where the model goes; default: the recipe's folder"},
+    {"dry-run", OPT_BOOL, offsetof(struct options, dry_run), NULL, 0, 0, NULL,
+     "check the recipe, print what it takes, and stop"},
     {0},
 };
+
+static int plan(const struct common *c, const struct pretrain_options *recipe, const char *dir,
+                struct error *err) {
+    json_t *v = pretrain_plan(recipe, dir, err);
+    if (v) cli_plan(c, v);
+    return v ? OK : err->code;
+}
 
 static int run(const struct common *c, const void *options, const struct strings *args,
                struct error *err) {
@@ -27,7 +37,9 @@ static int run(const struct common *c, const void *options, const struct strings
         rc = options_from_yaml(pretrain_option_rows, &recipe, &y, NULL, err);
         yaml_release(&y);
     }
-    if (rc == OK) rc = pretrain_run(&recipe, o->out ? o->out : dirname(copy), pool, err);
+    const char *dir = o->out ? o->out : dirname(copy);
+    if (rc == OK)
+        rc = o->dry_run ? plan(c, &recipe, dir, err) : pretrain_run(&recipe, dir, pool, err);
     options_release(pretrain_option_rows, &recipe);
     pool_free(pool);
     free(path);

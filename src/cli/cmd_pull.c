@@ -42,7 +42,13 @@ static int list_pulled(const struct common *c, struct error *err) {
 static int run_pull(const struct common *c, const void *options, const struct strings *args,
                     struct error *err) {
     if (strcmp(args->v[0], "list") == 0) return list_pulled(c, err);
-    json_t *record = hub_pull(args->v[0], options, err);
+    const struct hub_options *o = options;
+    if (o->dry_run) {
+        json_t *plan = hub_plan(args->v[0], o, err);
+        if (plan) cli_plan(c, plan);
+        return plan ? OK : err->code;
+    }
+    json_t *record = hub_pull(args->v[0], o, err);
     if (!record) return err->code;
     int n;
     double mb = 1e-6 * (double)files_size(record, &n);
@@ -63,6 +69,8 @@ static const struct option_row pull_rows[] = {
      "load these files instead of the usual ones; '*' matches '/' too"},
     {"to", OPT_STRING, offsetof(struct hub_options, to), NULL, 0, 0, "DIR",
      "into this folder, not the cache"},
+    {"dry-run", OPT_BOOL, offsetof(struct hub_options, dry_run), NULL, 0, 0, NULL,
+     "ask the hub, print what would be loaded and where to, and stop"},
     {0},
 };
 

@@ -19,6 +19,7 @@
 struct options {
     char *type, *text;
     int64_t tokens;
+    bool dry_run;
 };
 
 enum { TEXT_LIMIT = 64 << 20, WINDOW = 512, MAX_SEQS = 4096 };
@@ -80,15 +81,21 @@ static bool same_file(const char *a, const char *b) {
     return stat(a, &x) == 0 && stat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
 }
 
+static bool ends_gguf(const char *out) {
+    size_t n = strlen(out);
+    return n > 5 && strcmp(out + n - 5, ".gguf") == 0;
+}
+
+static int form_check(const char *out, const struct quant *q, struct error *err) {
+    if (ends_gguf(out) || q->mix == QUANT_PURE) return OK;
+    return error_set(err, ERR_USAGE, "'%s' does not end in .gguf, which %s needs", out, q->name);
+}
+
 static int copy_write(const struct model *m, const char *out, const struct quant *q,
                       struct pool *pool, struct error *err) {
-    size_t n = strlen(out);
     struct progress bar;
-    if (n <= 5 || strcmp(out + n - 5, ".gguf") != 0) {
-        if (q->mix == QUANT_PURE) return model_write_hf(m, out, q->type, err);
-        return error_set(err, ERR_USAGE, "'%s' does not end in .gguf, which %s needs", out,
-                         q->name);
-    }
+    if (form_check(out, q, err) != OK) return err->code;
+    if (!ends_gguf(out)) return model_write_hf(m, out, q->type, err);
     progress_start(&bar, "weights", model_param_count(&m->config));
     int rc = model_quantize_gguf(m, out, q, pool, &bar, err);
     progress_finish(&bar, NULL);
@@ -104,6 +111,16 @@ static int64_t file_bytes(const struct model *m) {
     int64_t n = 0;
     for (int i = 0; i < m->n_maps; i++) n += (int64_t)m->maps[i].size;
     return n;
+}
+
+static int plan(const struct common *c, const struct model *m, const char *out,
+                const struct quant *q, struct error *err) {
+    if (form_check(out, q, err) != OK) return err->code;
+    cli_plan(c, json_pack("{s:o,s:s,s:I,s:I,s:f,s:b}", "writes", json_path(out), "type", q->name,
+                          "bytes of weights", (json_int_t)quant_bytes(q, &m->config),
+                          "original bytes", (json_int_t)file_bytes(m), "bits a weight",
+                          bits_of(m, q), "replaces", (int)path_exists(out)));
+    return OK;
 }
 
 static void print_result(const struct common *c, const struct model *const m[2], const char *out,
@@ -176,11 +193,14 @@ static int run(const struct common *c, const void *options, const struct strings
     if (rc == OK && tensor_type_quantised(from->type))
         warn("'%s' is quantised already (%s): what that lost is not in the figures", from->name,
              tensor_type_name(from->type));
-    if (rc == OK) rc = copy_write(from, out, &q, pool, err);
-    if (rc == OK && !(to = model_open(out, cli_class(c), err))) rc = err->code;
+    if (rc == OK && o->dry_run)
+        rc = plan(c, from, out, &q, err);
+    else if (rc == OK)
+        rc = copy_write(from, out, &q, pool, err);
+    if (rc == OK && !o->dry_run && !(to = model_open(out, cli_class(c), err))) rc = err->code;
     const struct model *const both[2] = {from, to};
-    if (rc == OK) rc = copy_compare(o, both, pool, &d, err);
-    if (rc == OK) print_result(c, both, out, &q, &d);
+    if (rc == OK && !o->dry_run) rc = copy_compare(o, both, pool, &d, err);
+    if (rc == OK && !o->dry_run) print_result(c, both, out, &q, &d);
     model_close(to);
     model_close(from);
     pool_free(pool);
@@ -195,6 +215,8 @@ static const struct option_row rows[] = {
      "what both models read; without it chats in English, Japanese and Chinese"},
     {"tokens", OPT_INT, offsetof(struct options, tokens), "4096", 2, 1e6, "N",
      "of the text at most"},
+    {"dry-run", OPT_BOOL, offsetof(struct options, dry_run), NULL, 0, 0, NULL,
+     "print how large the copy would be, and stop"},
     {0},
 };
 

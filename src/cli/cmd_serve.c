@@ -32,7 +32,7 @@ static const struct option_row rows[] = {
     ROW("runs", OPT_STRING, serve.runs, "runs", 0, 0, "DIR", "folder of the runs to show"),
     ROW("slow-seconds", OPT_FLOAT, serve.slow_seconds, "30", 0, 1e9, "S",
         "a reply that takes longer is logged with where its time went"),
-    ROW("api-key", OPT_LIST, serve.api_keys, NULL, 0, 0, "SECRET …",
+    ROW("api-key", OPT_SECRETS, serve.api_keys, NULL, 0, 0, "SECRET …",
         "a key that may do anything, beside those of 'shoal key'; also from $SHOAL_API_KEY"),
     ROW("auth", OPT_BOOL, serve.auth, "true", 0, 0, NULL,
         "without keys, answer this machine only; --no-auth: other machines may chat"),
@@ -53,7 +53,7 @@ static const struct option_row rows[] = {
         "of a reply whose request does not say"),
     ROW("alert-webhook", OPT_LIST, serve.alert_webhooks, NULL, 0, 0, "URL …",
         "who is told of alerts, in Alertmanager's form"),
-    ROW("alert-slack", OPT_LIST, serve.alert_slacks, NULL, 0, 0, "URL …",
+    ROW("alert-slack", OPT_SECRETS, serve.alert_slacks, NULL, 0, 0, "URL …",
         "the same for Slack's incoming webhooks; also from $SHOAL_ALERT_SLACK"),
     ROW("alert-seconds", OPT_FLOAT, serve.alert_seconds, "15", 0, 3600, "S",
         "between two looks at the alerts (0: never)"),
@@ -84,6 +84,8 @@ static void files_allow(void) {
     if (setrlimit(RLIMIT_NOFILE, &r) != 0) warn("at most %d files at once", (int)r.rlim_cur);
 }
 
+enum { STEP_ROWS = 256 }; /* the engine's own choice, which a plan wants said */
+
 /* For the plan: what lies at the paths of NAME=DIR. Those in vLLM's form come on top of it. */
 static struct strings adapter_paths(const struct strings *adapters) {
     struct strings paths = {0};
@@ -100,14 +102,17 @@ static int run(const struct common *c, const void *options, const struct strings
     struct serve_options so = o->serve;
     struct setup s;
     struct plan plan;
-    struct strings paths = adapter_paths(&o->serve.adapters);
+    struct strings paths;
     struct setup_wants w = {.adapters = &paths,
-                            .engine = {.max_rows = 256,
+                            .engine = {.max_rows = STEP_ROWS,
                                        .max_seqs = (int32_t)o->max_seqs,
                                        .max_len = (int32_t)o->max_len,
                                        .max_out = (int32_t)MAX(o->max_seqs, 64)}};
     files_allow();
-    int rc = setup_open(&s, c, &o->setup, args->v[0], &w, err);
+    int rc = http_tls_check(&so.http, err);
+    if (rc != OK) return rc;
+    paths = adapter_paths(&o->serve.adapters);
+    rc = setup_open(&s, c, &o->setup, args->v[0], &w, err);
     if (rc == OK && !o->setup.dry_run) rc = setup_engine(&s, err);
     if (rc == OK) rc = setup_plan(&s, &w, &plan, err);
     so.max_memory = s.limit;

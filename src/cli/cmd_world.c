@@ -597,6 +597,8 @@ static int options_check(const struct common *c, const struct options *o, bool m
     if (!model && life_given(o))
         return error_set(err, ERR_USAGE,
                          "flags of minds and their lives want a model: shoal world MODEL");
+    if (!model && o->life.dry_run)
+        return error_set(err, ERR_USAGE, "--dry-run is of lives, which want a model");
     if (o->best || o->mind)
         return error_set(err, ERR_USAGE, "--best and --mind are of 'shoal world export RUN'");
     if (model && o->pipe) return error_set(err, ERR_USAGE, "--pipe is without a model");
@@ -670,6 +672,8 @@ static int model_play(const struct common *c, const struct options *o, const cha
                            .pool = pool};
     bool player = o->watch || o->record || o->replay || o->maps || o->policies.n || o->policy_pipe;
     if (!m) rc = err->code;
+    if (rc == OK && player && o->life.dry_run)
+        rc = error_set(err, ERR_USAGE, "--dry-run is of lives, and not of a player of one world");
     if (rc == OK) rc = player ? players_play(c, &full, &job, err) : life_run(&job, err);
     outside_envs_free(outside);
     model_close(m);

@@ -1,7 +1,7 @@
 /* The program's entry: finds the command, parses its options, turns errors into one line and an
  * exit code. */
 #define _GNU_SOURCE
-#include "cli/cli.h"
+#include "cli/settings.h"
 
 #include <signal.h>
 #include <stdlib.h>
@@ -13,23 +13,18 @@ static const struct command *const commands[] = {
     &cmd_evolve, &cmd_eval,  &cmd_resume,    &cmd_fork,     &cmd_convert,  &cmd_adapter,
     &cmd_model,  &cmd_bench, &cmd_doctor,    &cmd_pull,     &cmd_quantize, &cmd_embed,
     &cmd_replay, &cmd_synth, &cmd_knowledge, &cmd_chat,     &cmd_lineage,  &cmd_runs,
-    &cmd_world,  &cmd_serve, &cmd_key,       &cmd_metrics,
+    &cmd_world,  &cmd_serve, &cmd_key,       &cmd_metrics,  &cmd_config,
 };
 
-static const struct option_row common_rows[] = {
-    {"json", OPT_BOOL, offsetof(struct common, json), NULL, 0, 0, NULL,
-     "results as JSON lines on stdout"},
-    {"quiet", OPT_BOOL, offsetof(struct common, quiet), NULL, 0, 0, NULL,
-     "no notes and no progress on stderr"},
-    {"exact", OPT_BOOL, offsetof(struct common, exact), NULL, 0, 0, NULL,
-     "exact numeric class: the same bits on every processor"},
-    {"fast", OPT_BOOL, offsetof(struct common, fast), NULL, 0, 0, NULL,
-     "fast numeric class: bf16 weights run faster, with other bits (the default where AMX is)"},
-    {"threads", OPT_INT, offsetof(struct common, threads), "0", 0, 1024, "N",
-     "threads; 0: all processors"},
-    {"help", OPT_BOOL, offsetof(struct common, help), NULL, 0, 0, NULL, "this text"},
-    {0},
-};
+const struct command *cli_command_at(int i) {
+    return i < (int)ARRAY_LEN(commands) ? commands[i] : NULL;
+}
+
+const struct command *cli_command(const char *name) {
+    for (size_t i = 0; i < ARRAY_LEN(commands); i++)
+        if (strcmp(name, commands[i]->name) == 0) return commands[i];
+    return NULL;
+}
 
 enum numeric_class cli_class(const struct common *c) {
     return c->exact ? CLASS_EXACT : c->fast ? CLASS_FAST : kernels_default_class();
@@ -72,7 +67,7 @@ static void usage(FILE *f) {
                "three minutes.\n");
 }
 
-static void help(const struct command *c) {
+static void help(const struct command *c, const struct common *s) {
     printf("usage: shoal %s %s [options]\n\n%s\n\noptions:\n", c->name, c->args, c->about);
     if (c->rows) options_help(c->rows, stdout);
     if (c->over_rows) {
@@ -85,30 +80,10 @@ static void help(const struct command *c) {
         options_help(r->rows, stdout);
     }
     printf("\nfor every command:\n");
-    options_help(common_rows, stdout);
-}
-
-static size_t rows_count(const struct option_row *rows) {
-    size_t n = 0;
-    while (rows && rows[n].name) n++;
-    return n;
-}
-
-static void rows_copy(struct option_row *to, const struct option_row *from, size_t n, size_t at) {
-    for (size_t i = 0; i < n; i++) {
-        to[i] = from[i];
-        to[i].offset += at;
-    }
-}
-
-/* All rows as one table over one block: the common ones, then the command's. */
-static struct option_row *joined_rows(const struct command *c) {
-    size_t n = rows_count(common_rows), own = rows_count(c->rows), over = rows_count(c->over_rows);
-    struct option_row *rows = xcalloc(n + own + over + 1, sizeof *rows);
-    rows_copy(rows, common_rows, n, 0);
-    rows_copy(rows + n, c->rows, own, sizeof(struct common));
-    rows_copy(rows + n + own, c->over_rows, over, sizeof(struct common) + c->over_at);
-    return rows;
+    settings_help(stdout);
+    const char *path = settings_path(s->config);
+    printf("\nsettings are read from %s%s%s; 'shoal config explain %s' shows them\n",
+           path ? "'" : "", path ? path : "no file", path ? "'" : "", c->name);
 }
 
 static int usage_error(const struct command *c, const struct error *err) {
@@ -122,67 +97,41 @@ bool cli_is_recipe(const char *path) {
     return dot && (strcmp(dot, ".yaml") == 0 || strcmp(dot, ".yml") == 0);
 }
 
-/* Fills the options from what the command line, once read, names; 1 when there is such a thing. */
-static int options_preload(const struct command *c, const struct option_row *rows, char *block,
-                           const struct strings *args, struct error *err) {
-    int rc = OK;
-    if (c->over_load) {
-        rc = c->over_load(block + sizeof(struct common), err);
-    } else if (c->recipe_load && args->n && cli_is_recipe(args->v[0])) {
-        options_release(rows, block);
-        options_default(rows, block);
-        rc = c->recipe_load(block + sizeof(struct common), args->v[0], err);
-    } else {
-        return 0;
-    }
-    return rc == OK ? 1 : err->code;
+/* What is wrong before the command itself begins. */
+static int line_check(const struct command *c, const struct settings *s, struct error *err) {
+    int n = s->args.n;
+    if (settings_common(s)->exact && settings_common(s)->fast)
+        return error_set(err, ERR_USAGE, "--exact and --fast exclude each other");
+    if (settings_common(s)->help) return OK;
+    if (n < c->min_args) return error_set(err, ERR_USAGE, "arguments are missing");
+    if (c->max_args >= 0 && n > c->max_args) return error_set(err, ERR_USAGE, "too many arguments");
+    return OK;
 }
 
-/* The command line, and before it what it names. */
-static int options_read(const struct command *c, const struct option_row *rows, char *block,
-                        int argc, char **argv, struct strings *args, struct error *err) {
-    int rc = options_parse(rows, block, argc, argv, args, err);
-    if (rc == OK) rc = options_preload(c, rows, block, args, err);
-    if (rc <= 0) return rc;
-    strings_release(args);
-    return options_parse(rows, block, argc, argv, args, err);
+static int command_run(const struct command *c, const struct settings *s, struct error *err) {
+    const struct common *common = settings_common(s);
+    if (common->help) {
+        help(c, common);
+        return OK;
+    }
+    log_quiet = common->quiet;
+    settings_note(s);
+    return c->run(common, settings_options(s), &s->args, err);
 }
 
 static int run_command(const struct command *c, int argc, char **argv) {
     struct error err = {0};
-    struct strings args = {0};
-    struct option_row *rows = joined_rows(c);
-    char *block = xcalloc(1, sizeof(struct common) + c->size);
-    struct common *common = (struct common *)block;
-    int code = 0;
-    options_default(rows, block);
-    int read = options_read(c, rows, block, argc, argv, &args, &err);
-    if (read == OK && common->exact && common->fast)
-        read = error_set(&err, ERR_USAGE, "--exact and --fast exclude each other");
-    if (read == ERR_USAGE) {
+    struct settings s;
+    int code = 0, rc = settings_read(&s, c, argc, argv, &err);
+    if (rc == OK) rc = line_check(c, &s, &err);
+    if (rc == OK) rc = command_run(c, &s, &err);
+    if (rc == ERR_USAGE)
         code = usage_error(c, &err);
-    } else if (read != OK) {
+    else if (rc != OK)
         fprintf(stderr, "shoal %s: %s\n", c->name, err.text), code = 1;
-    } else if (common->help) {
-        help(c);
-    } else if (args.n < c->min_args || (c->max_args >= 0 && args.n > c->max_args)) {
-        error_set(&err, ERR_USAGE,
-                  args.n < c->min_args ? "arguments are missing" : "too many arguments");
-        code = usage_error(c, &err);
-    } else {
-        log_quiet = common->quiet;
-        int rc = c->run(common, block + sizeof *common, &args, &err);
-        if (rc == ERR_USAGE)
-            code = usage_error(c, &err);
-        else if (rc != OK)
-            fprintf(stderr, "shoal %s: %s\n", c->name, err.text), code = 1;
-        if (code == 0 && (fflush(stdout) || ferror(stdout)))
-            fprintf(stderr, "shoal: cannot write the result\n"), code = 1;
-    }
-    options_release(rows, block);
-    strings_release(&args);
-    free(block);
-    free(rows);
+    if (code == 0 && (fflush(stdout) || ferror(stdout)))
+        fprintf(stderr, "shoal: cannot write the result\n"), code = 1;
+    settings_release(&s);
     return code;
 }
 
@@ -201,9 +150,8 @@ int main(int argc, char **argv) {
         puts("shoal " SHOAL_VERSION);
         return 0;
     }
-    for (size_t i = 0; i < ARRAY_LEN(commands); i++)
-        if (strcmp(argv[1], commands[i]->name) == 0)
-            return run_command(commands[i], argc - 2, argv + 2);
+    const struct command *c = cli_command(argv[1]);
+    if (c) return run_command(c, argc - 2, argv + 2);
     fprintf(stderr, "shoal: no command '%s'; 'shoal --help' lists them\n", argv[1]);
     return 2;
 }

@@ -600,25 +600,46 @@ static void run_release(struct run *r) {
     free(r->id);
 }
 
+/* Where the run would be kept, which its options and the base decide, and what it takes. */
+static int life_plan(struct run *r, const struct first *first, struct error *err) {
+    if (!model_hash(r->j->m, err)) return err->code;
+    r->identity = identity_make(r, first);
+    place_name(r);
+    int64_t bodies = r->o->worlds * r->j->agents, minds = r->o->minds ? r->o->minds : bodies;
+    cli_plan(r->j->c,
+             json_pack("{s:s,s:s,s:b,s:I,s:I,s:I,s:I,s:I,s:s,s:s}", "run", r->id, "writes", r->dir,
+                       "continues", (int)path_is_dir(r->dir), "minds", (json_int_t)minds, "agents",
+                       (json_int_t)bodies, "ticks", (json_int_t)r->o->steps, "generations",
+                       (json_int_t)r->o->generations, "decisions, at most",
+                       (json_int_t)(bodies * r->o->steps * r->o->generations), "learns",
+                       r->o->learn.learn, "records", r->j->o->runs));
+    return OK;
+}
+
+static int life_work(struct run *r, const struct first *first, struct error *err) {
+    struct error ignored;
+    int rc = run_open(r, first, err);
+    if (rc == OK) rc = state_continue(r, err);
+    if (rc == OK) {
+        note("run %s in %s; if interrupted, the same command continues it", r->id, r->dir);
+        rc = baselines_measure(r, err);
+    }
+    if (rc == OK) {
+        table_begin(r);
+        rc = generations_run(r, err);
+    }
+    if (r->store) store_run_status(r->store, r->id, rc == OK ? "done" : "failed", &ignored);
+    if (rc == OK)
+        note("curves: '%s/report.html'; the best mind: shoal world export %s --out DIR", r->dir,
+             r->dir);
+    return rc;
+}
+
 int life_run(const struct life_job *j, struct error *err) {
     struct run r = {.j = j, .o = &j->o->life};
     struct first *first = xcalloc(1, sizeof *first);
-    struct error ignored;
     int rc = first_open(first, &j->o->adapters, j->m, err);
-    if (rc == OK) rc = run_open(&r, first, err);
-    if (rc == OK) rc = state_continue(&r, err);
-    if (rc == OK) {
-        note("run %s in %s; if interrupted, the same command continues it", r.id, r.dir);
-        rc = baselines_measure(&r, err);
-    }
-    if (rc == OK) {
-        table_begin(&r);
-        rc = generations_run(&r, err);
-    }
-    if (r.store) store_run_status(r.store, r.id, rc == OK ? "done" : "failed", &ignored);
-    if (rc == OK)
-        note("curves: '%s/report.html'; the best mind: shoal world export %s --out DIR", r.dir,
-             r.dir);
+    if (rc == OK) rc = j->o->dry_run ? life_plan(&r, first, err) : life_work(&r, first, err);
     run_release(&r);
     first_release(first);
     free(first);
@@ -739,5 +760,7 @@ const struct option_row life_command_rows[] = {
     ROW("runs", OPT_STRING, runs, "runs", "DIR", "folder of runs and of shoal.db"),
     ROW("out", OPT_STRING, out, NULL, "DIR",
         "folder of this run; of export: of the adapter; of compare: a chart, .svg"),
+    ROW("dry-run", OPT_BOOL, dry_run, NULL, NULL,
+        "of lives: print what they take and where they are kept, and stop"),
     {0},
 };

@@ -13,6 +13,7 @@ struct life_command {
     struct life_options life;
     char *runs, *out;        /* folder of runs; of this one */
     struct strings adapters; /* that minds begin with */
+    bool dry_run;
 };
 extern const struct option_row life_command_rows[];
 

@@ -212,6 +212,9 @@ struct run_env {
  * ERR_STATE where it was paused. */
 json_t *run_execute(const struct run_env *env, const struct run_options *o, const char *id,
                     char **id_out, struct error *err);
+/* What that would read, ask and write, the recipe's files having been found and its questions
+ * counted. NULL: `err` says what is wrong. */
+json_t *run_plan(const struct run_env *env, const struct run_options *o, struct error *err);
 /* Continues runs/ID from its stored recipe. */
 json_t *run_resume(const struct run_env *env, const char *id, struct error *err);
 /*

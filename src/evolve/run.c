@@ -542,6 +542,48 @@ json_t *run_execute(const struct run_env *env, const struct run_options *o, cons
     return result;
 }
 
+/* Where the founders come from, each file being there. */
+static json_t *founders_plan(const struct run_env *env, const struct run_options *o,
+                             struct error *err) {
+    json_t *all = json_array();
+    *err = (struct error){0};
+    for (int i = 0; err->code == OK && i < o->personas.n; i++) {
+        char *list = xstrdup(strchr(o->personas.v[i], '=') + 1), *save = NULL;
+        for (char *f = strtok_r(list, "+", &save); f; f = strtok_r(NULL, "+", &save)) {
+            char *found = env->find(f);
+            if (!path_exists(found))
+                error_set(err, ERR_MISSING, "persona '%s': there is no '%s'", o->personas.v[i], f);
+            free(found);
+        }
+        json_array_append_new(all, json_path(o->personas.v[i]));
+        free(list);
+    }
+    return all;
+}
+
+json_t *run_plan(const struct run_env *env, const struct run_options *o, struct error *err) {
+    struct run r = {.env = env, .o = o};
+    struct model_size size;
+    char *path = env->find(o->model);
+    json_t *founders = founders_plan(env, o, err), *v = NULL;
+    int rc = err->code;
+    if (rc == OK) rc = model_measure(path, env->cls, &size, err);
+    if (rc == OK) rc = trial_open(&r, &o->tasks, err);
+    if (rc == OK) rc = trial_open(&r, &o->retain, err);
+    if (rc == OK)
+        v = json_pack("{s:o,s:I,s:O,s:s,s:I,s:I,s:i,s:i,s:I,s:s}", "model", json_path(path),
+                      "model bytes", (json_int_t)size.weights, "founders", founders, "search",
+                      o->evolve.search, "generations", (json_int_t)o->evolve.generations,
+                      "population", (json_int_t)o->evolve.population, "items a generation",
+                      trial_count(&r, &o->tasks, SPLIT_DEV, o->fitness.items), "test items",
+                      trial_count(&r, &o->tasks, SPLIT_TEST, o->test_items), "rounds of debate",
+                      (json_int_t)o->rounds, "writes", env->root);
+    trial_close(&r);
+    json_decref(founders);
+    free(path);
+    return v;
+}
+
 /* A stored run's recipe, seed and numeric class, and that this machine can give its bits. */
 static int stored_options(const struct run_env *env, const char *id, struct run_options *o,
                           enum numeric_class *cls, struct error *err) {

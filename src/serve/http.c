@@ -37,6 +37,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 /* Loaded when a server starts: a program that serves nothing does not carry it, nor TLS. */
@@ -898,15 +899,47 @@ static void library_says(void *ctx, const char *fmt, va_list ap) {
     (void)ctx, (void)fmt, (void)ap; // clients that vanish, mostly; what matters is counted
 }
 
+static const char TLS_VERSIONS[] = "NORMAL:-VERS-ALL:+VERS-TLS1.3:+VERS-TLS1.2";
+
+/* The library says whether a key is the certificate's only by starting: so it starts, listening to
+ * nothing. */
+static int pair_check(const struct http *h, struct error *err) {
+    struct MHD_Daemon *d = mhd.MHD_start_daemon(
+        MHD_USE_EPOLL_INTERNAL_THREAD | MHD_USE_ERROR_LOG | MHD_USE_TLS | MHD_USE_NO_LISTEN_SOCKET,
+        0, NULL, NULL, on_access, NULL, MHD_OPTION_EXTERNAL_LOGGER, library_says, NULL,
+        MHD_OPTION_HTTPS_MEM_CERT, h->cert, MHD_OPTION_HTTPS_MEM_KEY, h->key,
+        MHD_OPTION_HTTPS_PRIORITIES, TLS_VERSIONS, MHD_OPTION_END);
+    if (!d)
+        return error_set(err, ERR_USAGE, "'%s' and '%s' are no certificate and its own key, in PEM",
+                         h->o->tls_cert, h->o->tls_key);
+    mhd.MHD_stop_daemon(d);
+    return OK;
+}
+
+int http_tls_check(const struct http_options *o, struct error *err) {
+    struct http h = {.o = o};
+    struct stat st;
+    int rc = tls_read(&h, err);
+    if (rc == OK && h.cert) rc = mhd_load(err);
+    if (rc == OK && h.cert) rc = pair_check(&h, err);
+    if (rc == OK && h.key && stat(o->tls_key, &st) == 0 && (st.st_mode & S_IROTH))
+        warn("others can read the key '%s': chmod 600 it", o->tls_key);
+    free(h.cert);
+    free(h.key);
+    return rc;
+}
+
 static int daemon_start(struct http *h, struct error *err) {
     struct sockaddr_storage address = {0};
     if (mhd_load(err) != OK || address_of(h->o, &address, &h->loopback, err) != OK ||
         tls_read(h, err) != OK)
         return err->code;
     unsigned flags = MHD_USE_EPOLL_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG;
-    struct MHD_OptionItem tls[] = {{MHD_OPTION_HTTPS_MEM_CERT, 0, h->cert},
-                                   {MHD_OPTION_HTTPS_MEM_KEY, 0, h->key},
-                                   {MHD_OPTION_END, 0, NULL}};
+    struct MHD_OptionItem tls[] = {
+        {MHD_OPTION_HTTPS_MEM_CERT, 0, h->cert},
+        {MHD_OPTION_HTTPS_MEM_KEY, 0, h->key},
+        {MHD_OPTION_HTTPS_PRIORITIES, 0, (void *)(uintptr_t)TLS_VERSIONS},
+        {MHD_OPTION_END, 0, NULL}};
     if (address.ss_family == AF_INET6) flags |= MHD_USE_IPv6;
     if (h->cert) flags |= MHD_USE_TLS;
     errno = 0;
@@ -917,7 +950,7 @@ static int daemon_start(struct http *h, struct error *err) {
         MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)HEADER_BYTES, MHD_OPTION_CONNECTION_TIMEOUT,
         (unsigned)h->o->idle_seconds, MHD_OPTION_NOTIFY_COMPLETED, on_completed, h,
         MHD_OPTION_NOTIFY_CONNECTION, on_connection, h, MHD_OPTION_UNESCAPE_CALLBACK, leave_encoded,
-        NULL, MHD_OPTION_ARRAY, h->cert ? tls : tls + 2, MHD_OPTION_END);
+        NULL, MHD_OPTION_ARRAY, h->cert ? tls : tls + 3, MHD_OPTION_END);
     if (h->daemon) return OK;
     return error_set(err, ERR_USAGE, "cannot listen on %s port %d%s: %s; another --port may do",
                      h->o->host, (int)h->o->port, h->cert ? " with this certificate and key" : "",

@@ -43,6 +43,9 @@ struct http_options {         /* filled from option rows */
     double drain_seconds;     /* 30: that unfinished replies get at the end */
 };
 extern const struct option_row http_option_rows[];
+/* Whether the certificate and its key can be served with, if there are any: for whoever has much
+ * to load first. Warns of a key that others can read. */
+int http_tls_check(const struct http_options *o, struct error *err);
 
 /* Takes a body a part at a time, in the library's threads, instead of memory: --max-body does not
  * bound it, and body_seconds is the time that a part may take. */

@@ -17,6 +17,7 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
@@ -97,15 +98,28 @@ static pid_t child_launch(struct launch *l) {
     return pid;
 }
 
-/* This process's environment, with the pipe's number. The strings are borrowed. */
-static char **environment(void) {
-    static char told[] = "SHOAL_PROGRESS=3";
+/* SHOAL_PROGRESS, and what sets options: a job is what its record says, also when it is continued
+ * after a configuration file or a variable has changed. */
+static bool is_withheld(const char *variable, const char *command) {
+    static const char *const names[] = {"SHOAL_PROGRESS=", "SHOAL_CONFIG=", "SHOAL_ALL_"};
+    for (size_t i = 0; i < ARRAY_LEN(names); i++)
+        if (strncmp(variable, names[i], strlen(names[i])) == 0) return true;
+    size_t n = strlen(command), begin = strlen("SHOAL_");
+    return strncmp(variable, "SHOAL_", begin) == 0 &&
+           strncasecmp(variable + begin, command, n) == 0 && variable[begin + n] == '_';
+}
+
+/* This process's environment, with the pipe's number and no file of settings. The strings are
+ * borrowed. */
+static char **environment(const char *command) {
+    static char told[] = "SHOAL_PROGRESS=3", no_file[] = "SHOAL_CONFIG=";
     size_t n = 0, m = 0;
     while (environ[n]) n++;
-    char **v = xcalloc(n + 2, sizeof *v);
+    char **v = xcalloc(n + 3, sizeof *v);
     for (size_t i = 0; i < n; i++)
-        if (strncmp(environ[i], told, strlen("SHOAL_PROGRESS=")) != 0) v[m++] = environ[i];
-    v[m] = told;
+        if (!is_withheld(environ[i], command)) v[m++] = environ[i];
+    v[m++] = told;
+    v[m] = no_file;
     return v;
 }
 
@@ -173,7 +187,7 @@ struct child *child_start(const struct child_start *s, struct error *err) {
     struct child *c = child_new();
     struct launch l = {.program = s->program,
                        .argv = arguments(s->args),
-                       .envp = environment(),
+                       .envp = environment(s->args->n ? s->args->v[0] : ""),
                        .fds = {-1, -1, -1, -1},
                        .idle = !s->same_priority,
                        .parent = getpid()};

@@ -64,7 +64,8 @@ static bool name_is_plain(const char *name) {
 static int option_allowed(const struct jobs_options *o, const char *kind, const char *name,
                           struct error *err) {
     const struct kind *k = kind_find(kind);
-    bool refused = o->allow && !o->allow(o->ctx, kind, name);
+    /* A file of settings could say what was not checked here, and its errors quote it. */
+    bool refused = strcmp(name, "config") == 0 || (o->allow && !o->allow(o->ctx, kind, name));
     if (!name_is_plain(name))
         return error_set(err, ERR_USAGE, "the name of an option is made of a-z, 0-9 and -");
     for (size_t i = 0; i < ARRAY_LEN(k->refused); i++)

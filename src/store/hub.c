@@ -363,7 +363,8 @@ static int pull_lock(struct pull *p) {
     return rc;
 }
 
-static int pull_open(struct pull *p, const char *name, const struct hub_options *o) {
+/* What the hub has and which of it is wanted. */
+static int pull_list(struct pull *p, const char *name, const struct hub_options *o) {
     struct error *err = p->err;
     if (hub_name_parse(name, &p->name, err) != OK) return err->code;
     p->dir = o->to ? xstrdup(o->to) : cache_dir(&p->name, err);
@@ -372,7 +373,12 @@ static int pull_open(struct pull *p, const char *name, const struct hub_options 
     if (!listing) return err->code;
     int rc = hub_repo_parse(listing, &p->repo, err);
     json_decref(listing);
-    if (rc == OK) rc = hub_repo_select(&p->repo, &p->name, &o->include, err);
+    return rc == OK ? hub_repo_select(&p->repo, &p->name, &o->include, err) : rc;
+}
+
+static int pull_open(struct pull *p, const char *name, const struct hub_options *o) {
+    struct error *err = p->err;
+    int rc = pull_list(p, name, o);
     if (rc == OK) rc = dir_make(p->dir, err);
     if (rc == OK) rc = pull_lock(p);
     if (rc != OK) return rc;
@@ -542,6 +548,34 @@ json_t *hub_pull(const char *name, const struct hub_options *o, struct error *er
     }
     pull_close(&p);
     return record;
+}
+
+/* The survey without its refusals: of files that are here already, nothing would be loaded. */
+static json_t *plan_json(const struct pull *p) {
+    json_t *files = json_array();
+    int64_t bytes = 0;
+    int here = 0;
+    for (int i = 0; i < p->repo.n; i++) {
+        const struct hub_file *f = &p->repo.files[i];
+        if (!f->wanted) continue;
+        char *path = path_join(p->dir, f->path);
+        bool right = file_is_right(path, f);
+        here += right;
+        bytes += right ? 0 : f->size;
+        if (!right) json_array_append_new(files, json_path(f->path));
+        free(path);
+    }
+    return json_pack("{s:s,s:s,s:o,s:o,s:I,s:i}", "repo", p->name.repo, "commit", p->repo.commit,
+                     "folder", json_path(p->dir), "files", files, "bytes", (json_int_t)bytes,
+                     "here already", here);
+}
+
+json_t *hub_plan(const char *name, const struct hub_options *o, struct error *err) {
+    struct pull p = {.lock = -1, .err = err};
+    int rc = pull_list(&p, name, o);
+    json_t *plan = rc == OK ? plan_json(&p) : NULL;
+    pull_close(&p);
+    return plan;
 }
 
 /* what is here */

@@ -123,6 +123,7 @@ struct hub_options {
     struct strings include; /* globs of files to pull instead of the usual ones */
     double backoff, stall;  /* seconds: the first wait before a retry, silence that counts as a
                                lost connection; 0: 1 and 60 */
+    bool dry_run;           /* for whoever asks hub_plan first */
 };
 bool hub_is_name(const char *path); /* begins with "hf:" */
 /* The folder, or the GGUF file, that a name stands for, malloc'ed; NULL with the command to run
@@ -134,6 +135,9 @@ char *hub_find(const char *name, struct error *err);
  * by the next. Returns the record, with "path" and the bytes "loaded" added, or NULL.
  */
 json_t *hub_pull(const char *name, const struct hub_options *o, struct error *err);
+/* What that would download: {repo, commit, folder, files, bytes, "here already"}. Only asks the hub
+ * for its listing. */
+json_t *hub_plan(const char *name, const struct hub_options *o, struct error *err);
 /* An array of the records in the cache, each with "path". */
 json_t *hub_list(struct error *err);
 

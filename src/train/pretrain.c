@@ -303,6 +303,26 @@ static int pretrain_open(struct pretrain *p, struct error *err) {
     return trainer_load(p->trainer, p->checkpoint, NULL, err);
 }
 
+/* AdamW in f32: a weight, its gradient and two moments. */
+enum { TRAINED_BYTES = 16 };
+
+json_t *pretrain_plan(const struct pretrain_options *o, const char *dir, struct error *err) {
+    struct pretrain p = {.o = *o};
+    struct model_config c;
+    if (parse_mix(&p, err) != OK || shape_find(o->shape, &c, err) != OK) return NULL;
+    c.vocab_size = (int32_t)o->vocab;
+    int64_t n = model_param_count(&c);
+    char *checkpoint = path_join(dir, "checkpoint.bin");
+    json_t *v = json_pack("{s:s,s:I,s:I,s:I,s:I,s:I,s:o,s:b}", "shape", o->shape, "parameters",
+                          (json_int_t)n, "updates", (json_int_t)o->steps, "tokens, about",
+                          (json_int_t)(o->steps * o->rows), "bytes at least",
+                          (json_int_t)(n * TRAINED_BYTES), "bytes written",
+                          (json_int_t)(n * (int64_t)sizeof(float)), "writes", json_path(dir),
+                          "continues", (int)path_exists(checkpoint));
+    free(checkpoint);
+    return v;
+}
+
 int pretrain_run(const struct pretrain_options *o, const char *dir, struct pool *pool,
                  struct error *err) {
     struct pretrain p = {.o = *o, .pool = pool, .dir = dir, .started = clock_now()};

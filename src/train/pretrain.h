@@ -11,6 +11,9 @@ struct pretrain_options {
     struct strings mix;
 };
 extern const struct option_row pretrain_option_rows[];
+/* What that would take, checked as it would be: {shape, parameters, updates, done, tokens, ...};
+ * "parameters" is for the whole vocabulary. NULL: `err` says what is wrong. */
+json_t *pretrain_plan(const struct pretrain_options *o, const char *dir, struct error *err);
 /* Writes the finished model as a Hugging Face directory, with log.jsonl; continues from
  * DIR/checkpoint.bin if there. */
 int pretrain_run(const struct pretrain_options *o, const char *dir, struct pool *pool,

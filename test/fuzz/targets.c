@@ -1271,6 +1271,56 @@ static void fuzz_http_json(const uint8_t *data, size_t size) {
     }
 }
 
+/* What was accepted is text, and written out again it is read as the same. */
+static void config_same(const struct config_file *a, const struct config_file *b) {
+    MUST(a->n == b->n && a->n_sections == b->n_sections);
+    for (int i = 0; i < a->n; i++) {
+        const struct config_entry *x = &a->v[i], *y = &b->v[i];
+        MUST(*x->key && strcmp(x->key, y->key) == 0 && strcmp(x->value, y->value) == 0);
+        MUST(x->line > 0 && (i == 0 || x->line > a->v[i - 1].line));
+    }
+}
+
+static void config_write(const struct config_file *c, struct buf *b) {
+    for (int i = 0; i < c->n_sections; i++) {
+        const struct config_section *s = &c->sections[i];
+        if (i > 0) buf_printf(b, "[%s]\n", s->name);
+        for (int k = s->first; k < s->first + s->n; k++) {
+            const char *quote = strchr(c->v[k].value, '"') ? "" : "\"";
+            buf_printf(b, "%s = %s%s%s\n", c->v[k].key, quote, c->v[k].value, quote);
+        }
+    }
+}
+
+static void fuzz_config(const uint8_t *data, size_t size) {
+    static const struct option_row rows[] = {
+        {"port", OPT_INT, 0, "1", 0, 65535, NULL, NULL},
+        {"rate", OPT_FLOAT, 8, NULL, 0, 0, NULL, NULL},
+        {"name", OPT_STRING, 16, NULL, 0, 0, NULL, NULL},
+        {"item", OPT_LIST, 24, "a,b", 0, 0, NULL, NULL},
+        {"loud", OPT_BOOL, 24 + sizeof(struct strings), NULL, 0, 0, NULL, NULL},
+        {0},
+    };
+    struct config_file c, again;
+    struct error err;
+    struct buf b = {0};
+    _Alignas(8) char out[64 + sizeof(struct strings)];
+    if (config_parse(&c, "c", (const char *)data, size, &err) != OK) return;
+    config_write(&c, &b);
+    /* Quotes may make a line, or all of them, longer than the limits. */
+    if (config_parse(&again, "c", b.data ? b.data : "", b.len, &err) == OK) {
+        config_same(&c, &again);
+        config_release(&again);
+    } else {
+        MUST(strstr(err.text, "longer than") || strstr(err.text, "larger than"));
+    }
+    options_default(rows, out);
+    (void)options_from_config(rows, out, &c, "serve", "serve", NULL, &err);
+    options_release(rows, out);
+    buf_release(&b);
+    config_release(&c);
+}
+
 static const struct fuzz_target fuzz_targets[] = {
     {"gguf", fuzz_gguf},
     {"gguf_tokenizer", fuzz_gguf_tokenizer},
@@ -1310,6 +1360,7 @@ static const struct fuzz_target fuzz_targets[] = {
     {"world_env", fuzz_world_env},
     {"life_state", fuzz_life_state},
     {"http_json", fuzz_http_json},
+    {"config", fuzz_config},
 };
 
 static const struct fuzz_target *fuzz_target_find(const char *name) {

@@ -1,0 +1,177 @@
+/*
+ * config: a configuration file as sections of KEY = VALUE, each with its line.
+ *
+ *     # a comment stands on a line of its own
+ *     [serve]
+ *     port = 8000
+ *     adapter = critic=adapters/critic
+ *     adapter = solver=adapters/solver
+ *
+ * It knows no command and no option: what a key means is for options_from_config. A value is the
+ * rest of its line without the blanks around it, or what stands between double quotes; there are no
+ * escapes. What could be read in two ways (a section twice, a remark after a value) is refused, so
+ * that nobody has to know which one wins.
+ *
+ * Invariant: no text that was accepted holds a control character but the tab, and all is UTF-8.
+ */
+#define _GNU_SOURCE
+#include "base/base.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistr.h>
+
+enum { FILE_LIMIT = 1 << 20, LINE_LIMIT = 8192, NAME_LIMIT = 63 };
+
+struct reader {
+    struct config_file *c;
+    int line, n_sections, n_entries; /* the last two: room that there is */
+    struct error *err;
+};
+
+static int refuse(const struct reader *r, const char *why) {
+    return error_set(r->err, ERR_USAGE, "%s:%d: %s", r->c->path, r->line, why);
+}
+
+static bool blank(char c) {
+    return c == ' ' || c == '\t';
+}
+
+/* Moves both ends inwards over blanks. */
+static void trim(const char **at, const char **end) {
+    while (*at < *end && blank(**at)) ++*at;
+    while (*end > *at && blank((*end)[-1])) --*end;
+}
+
+static char *text_copy(struct config_file *c, const char *at, const char *end) {
+    char *text = arena_alloc(&c->arena, (size_t)(end - at) + 1);
+    memcpy(text, at, (size_t)(end - at));
+    return text;
+}
+
+static bool is_name(const char *at, const char *end) {
+    static const char letters[] = "abcdefghijklmnopqrstuvwxyz0123456789-_";
+    if (at == end || end - at > NAME_LIMIT) return false;
+    for (; at < end; at++)
+        if (!memchr(letters, *at, sizeof letters - 1)) return false;
+    return true;
+}
+
+static int section_begin(struct reader *r, const char *at, const char *end) {
+    struct config_file *c = r->c;
+    if (end[-1] != ']') return refuse(r, "a section is [NAME] and nothing else");
+    at++, end--;
+    trim(&at, &end);
+    if (!is_name(at, end)) return refuse(r, "a section's name is a command's, or 'all'");
+    char *name = text_copy(c, at, end);
+    for (int i = 0; i < c->n_sections; i++)
+        if (strcmp(c->sections[i].name, name) == 0)
+            return error_set(r->err, ERR_USAGE, "%s:%d: section [%s] began in line %d already",
+                             c->path, r->line, name, c->sections[i].line);
+    if (c->n_sections == r->n_sections) {
+        r->n_sections = 2 * r->n_sections + 8;
+        c->sections = xrealloc(c->sections, (size_t)r->n_sections * sizeof *c->sections);
+    }
+    c->sections[c->n_sections++] = (struct config_section){name, r->line, c->n, 0};
+    return OK;
+}
+
+/* Without its quotes. A '#' after a blank is taken for a remark by most readers, so it is refused
+ * where nothing says that it belongs to the value. */
+static int value_trim(const struct reader *r, const char **at, const char **end) {
+    trim(at, end);
+    if (*at < *end && **at == '"') {
+        if (*end - *at < 2 || (*end)[-1] != '"' ||
+            memchr(*at + 1, '"', (size_t)(*end - *at) - 2) != NULL)
+            return refuse(r, "a value in quotes ends with the line and holds no other quotes");
+        ++*at, --*end;
+        return OK;
+    }
+    for (const char *p = *at; p + 1 < *end; p++)
+        if (blank(p[0]) && p[1] == '#')
+            return refuse(r, "a comment stands on a line of its own; a value that holds ' #' "
+                             "stands in quotes");
+    return OK;
+}
+
+static int entry_add(struct reader *r, const char *at, const char *end) {
+    struct config_file *c = r->c;
+    const char *equals = memchr(at, '=', (size_t)(end - at));
+    if (!equals) return refuse(r, "expected KEY = VALUE, [SECTION] or a comment");
+    const char *key_end = equals, *value = equals + 1;
+    trim(&at, &key_end);
+    if (!is_name(at, key_end)) return refuse(r, "a key is made of a-z, 0-9, '-' and '_'");
+    if (value_trim(r, &value, &end) != OK) return r->err->code;
+    if (c->n == r->n_entries) {
+        r->n_entries = 2 * r->n_entries + 32;
+        c->v = xrealloc(c->v, (size_t)r->n_entries * sizeof *c->v);
+    }
+    c->v[c->n++] =
+        (struct config_entry){text_copy(c, at, key_end), text_copy(c, value, end), r->line};
+    c->sections[c->n_sections - 1].n++;
+    return OK;
+}
+
+static bool is_clean(const char *at, const char *end) {
+    for (const char *p = at; p < end; p++)
+        if (((unsigned char)*p < ' ' && *p != '\t') || *p == 0x7f) return false;
+    return u8_check((const uint8_t *)at, (size_t)(end - at)) == NULL;
+}
+
+static int line_read(struct reader *r, const char *at, const char *end) {
+    if (end - at > LINE_LIMIT)
+        return error_set(r->err, ERR_USAGE, "%s:%d: the line is longer than %d bytes", r->c->path,
+                         r->line, LINE_LIMIT);
+    if (at < end && end[-1] == '\r') end--;
+    if (!is_clean(at, end)) return refuse(r, "the line holds bytes that are no UTF-8 text");
+    trim(&at, &end);
+    if (at == end || *at == '#' || *at == ';') return OK;
+    return *at == '[' ? section_begin(r, at, end) : entry_add(r, at, end);
+}
+
+int config_parse(struct config_file *c, const char *path, const char *text, size_t len,
+                 struct error *err) {
+    *c = (struct config_file){0};
+    c->path = arena_strdup(&c->arena, path);
+    c->sections = xcalloc(1, sizeof *c->sections);
+    c->sections[c->n_sections++] = (struct config_section){"", 0, 0, 0}; /* before any other */
+    struct reader r = {.c = c, .n_sections = 1, .err = err};
+    int rc = OK;
+    if (len > FILE_LIMIT)
+        rc = error_set(err, ERR_USAGE, "'%s' is larger than the limit of %d bytes", path,
+                       FILE_LIMIT);
+    if (rc == OK && len >= 3 && memcmp(text, "\xEF\xBB\xBF", 3) == 0) text += 3, len -= 3;
+    for (const char *end = text + len; rc == OK && text < end;) {
+        const char *stop = memchr(text, '\n', (size_t)(end - text));
+        r.line++;
+        rc = line_read(&r, text, stop ? stop : end);
+        text = stop ? stop + 1 : end;
+    }
+    if (rc != OK) config_release(c);
+    return rc;
+}
+
+int config_load(struct config_file *c, const char *path, struct error *err) {
+    struct buf text = {0};
+    struct stat st;
+    *c = (struct config_file){0};
+    int rc = file_read(path, FILE_LIMIT, &text, err);
+    if (rc == OK) rc = config_parse(c, path, text.data, text.len, err);
+    if (rc == OK) c->shared = stat(path, &st) == 0 && (st.st_mode & S_IROTH);
+    buf_release(&text);
+    return rc;
+}
+
+const struct config_section *config_section(const struct config_file *c, const char *name) {
+    for (int i = 0; i < c->n_sections; i++)
+        if (strcmp(c->sections[i].name, name) == 0) return &c->sections[i];
+    return NULL;
+}
+
+void config_release(struct config_file *c) {
+    free(c->sections);
+    free(c->v);
+    arena_release(&c->arena);
+    *c = (struct config_file){0};
+}

@@ -1,0 +1,138 @@
+/* shoal config explain|check|defaults: which values a command would work with, and whose they are;
+ * whether a file is right; what the defaults are, to be told later when they have changed. */
+#define _GNU_SOURCE
+#include "cli/settings.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static const char *const from_names[] = {[FROM_DEFAULT] = "default",
+                                         [FROM_FILE] = "file",
+                                         [FROM_ENV] = "env",
+                                         [FROM_RECIPE] = "recipe",
+                                         [FROM_FLAG] = "flag"};
+
+/* Which of the two variables it was: the command's own stands over that for all. */
+static void variable_text(const struct settings *s, const char *name, struct buf *b) {
+    struct buf prefix = {0};
+    option_variable("SHOAL", s->command->name, &prefix);
+    option_variable(prefix.data, name, b);
+    const char *value = getenv(b->data);
+    if (!value || !*value) {
+        b->len = 0;
+        option_variable("SHOAL_ALL", name, b);
+    }
+    buf_release(&prefix);
+}
+
+/* "shoal.conf:12", the variable, the recipe; empty for flags and defaults. */
+static void source_text(const struct settings *s, const struct option_row *row,
+                        struct option_origin origin, struct buf *b) {
+    buf_add(b, "", 0);
+    if (origin.from == FROM_FILE) buf_printf(b, "%s:%d", s->config.path, origin.line);
+    if (origin.from == FROM_ENV) variable_text(s, row->name, b);
+    if (origin.from == FROM_RECIPE) buf_puts(b, s->args.v[0]);
+}
+
+static void value_print(const struct common *c, const struct settings *s,
+                        const struct option_row *row, struct option_origin origin) {
+    struct buf value = {0}, source = {0}, clean = {0};
+    bool any = option_text(row, s->block, &value), secret = row->type == OPT_SECRETS;
+    source_text(s, row, origin, &source);
+    buf_add_clean(&clean, any ? value.data : "-", any ? value.len : 1);
+    if (c->json)
+        cli_print(json_pack("{s:s,s:s,s:o,s:b,s:s,s:s}", "command", s->command->name, "option",
+                            row->name, "value",
+                            any && !secret ? json_string(clean.data) : json_null(), "secret",
+                            secret, "from", from_names[origin.from], "source", source.data));
+    else
+        printf("%-24s %-24s %s%s%s\n", row->name, clean.data, from_names[origin.from],
+               source.len ? " " : "", source.data);
+    buf_release(&value);
+    buf_release(&source);
+    buf_release(&clean);
+}
+
+/* args: explain COMMAND [its own command line] */
+static int explain(const struct common *c, const struct strings *args, struct error *err) {
+    const struct command *k = args->n > 1 ? cli_command(args->v[1]) : NULL;
+    if (args->n < 2) return error_set(err, ERR_USAGE, "explain which command?");
+    if (!k)
+        return error_set(err, ERR_USAGE, "no command '%s'; 'shoal --help' lists them", args->v[1]);
+    struct strings line = {0};
+    for (int i = 2; i < args->n; i++) strings_add(&line, args->v[i]);
+    if (c->config) {
+        strings_add(&line, "--config");
+        strings_add(&line, c->config);
+    }
+    struct settings s;
+    int rc = settings_read(&s, k, line.n, line.v, err);
+    if (rc == OK && !c->json)
+        printf("shoal %s, settings file: %s\n", k->name, s.config.path ? s.config.path : "none");
+    const struct option_row *rows = settings_rows(&s);
+    for (int i = 0; rc == OK && rows[i].name; i++)
+        if (rows[i].type != OPT_ALIAS) value_print(c, &s, &rows[i], settings_origin(&s, i));
+    if (rc == OK) settings_note(&s);
+    settings_release(&s);
+    strings_release(&line);
+    return rc;
+}
+
+static int check(const struct common *c, const struct strings *args, struct error *err) {
+    struct config_file file = {0};
+    if (args->n != 2) return error_set(err, ERR_USAGE, "check wants one FILE");
+    int rc = config_load(&file, args->v[1], err);
+    if (rc == OK) rc = settings_check(&file, err);
+    if (rc == OK && c->json)
+        cli_print(json_pack("{s:o,s:b,s:i}", "file", json_path(args->v[1]), "valid", 1, "options",
+                            file.n));
+    else if (rc == OK)
+        printf("%s: %d values, no errors\n", args->v[1], file.n);
+    config_release(&file);
+    return rc;
+}
+
+static int defaults(void) {
+    json_t *v = settings_defaults();
+    char *text = json_dumps(v, JSON_INDENT(1) | JSON_SORT_KEYS);
+    CHECK(text != NULL);
+    puts(text);
+    free(text);
+    json_decref(v);
+    return OK;
+}
+
+static int run(const struct common *c, const void *options, const struct strings *args,
+               struct error *err) {
+    const char *verb = args->v[0];
+    (void)options;
+    if (strcmp(verb, "explain") == 0) return explain(c, args, err);
+    if (strcmp(verb, "check") == 0) return check(c, args, err);
+    if (strcmp(verb, "defaults") == 0 && args->n == 1) return defaults();
+    return error_set(err, ERR_USAGE, "no '%s'; there are explain, check and defaults", verb);
+}
+
+const struct command cmd_config = {
+    .name = "config",
+    .args = "explain COMMAND [-- ITS FLAGS] | check FILE | defaults",
+    .summary = "where the values of a command's options come from",
+    .about =
+        "An option is what its flag says, else the recipe that the command line names, else the\n"
+        "variable SHOAL_COMMAND_OPTION (as SHOAL_SERVE_PORT) or SHOAL_ALL_OPTION, else the file,\n"
+        "else its default. The file is --config FILE, else $SHOAL_CONFIG, else ./shoal.conf:\n\n"
+        "  # comments stand on lines of their own\n"
+        "  [all]\n"
+        "  threads = 2\n"
+        "  [serve]\n"
+        "  port = 9000\n"
+        "  adapter = critic=adapters/critic\n"
+        "  adapter = solver=adapters/solver\n\n"
+        "defaults prints all defaults as JSON; a file that begins 'defaults = FILE' with them is\n"
+        "told when one that it relies on has changed. docs/CONFIG.md says more.\n\n"
+        "  shoal config explain serve\n"
+        "  shoal config explain serve --json -- --port 9000\n"
+        "  shoal config check shoal.conf",
+    .min_args = 1,
+    .max_args = -1,
+    .run = run,
+};

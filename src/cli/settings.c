@@ -1,0 +1,350 @@
+/* Where the values of a command's options come from: settings.h. */
+#define _GNU_SOURCE
+#include "cli/settings.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static const char FOUND_FILE[] = "./shoal.conf";
+
+/* Said on the command line only. */
+static const struct option_row line_rows[] = {
+    {"config", OPT_STRING, offsetof(struct common, config), NULL, 0, 0, "FILE",
+     "values of options ('shoal config --help'); default: $SHOAL_CONFIG, else ./shoal.conf; '': "
+     "none"},
+    {"help", OPT_BOOL, offsetof(struct common, help), NULL, 0, 0, NULL, "this text"},
+    {0},
+};
+enum { N_LINE_ROWS = ARRAY_LEN(line_rows) - 1 };
+
+static const struct option_row common_rows[] = {
+    {"json", OPT_BOOL, offsetof(struct common, json), NULL, 0, 0, NULL,
+     "results as JSON lines on stdout"},
+    {"quiet", OPT_BOOL, offsetof(struct common, quiet), NULL, 0, 0, NULL,
+     "no notes and no progress on stderr"},
+    {"exact", OPT_BOOL, offsetof(struct common, exact), NULL, 0, 0, NULL,
+     "exact numeric class: the same bits on every processor"},
+    {"fast", OPT_BOOL, offsetof(struct common, fast), NULL, 0, 0, NULL,
+     "fast numeric class: bf16 weights run faster, with other bits (the default where AMX is)"},
+    {"threads", OPT_INT, offsetof(struct common, threads), "0", 0, 1024, "N",
+     "threads; 0: all processors"},
+    {0},
+};
+
+void settings_help(FILE *f) {
+    options_help(common_rows, f);
+    options_help(line_rows, f);
+}
+
+static size_t rows_count(const struct option_row *rows) {
+    size_t n = 0;
+    while (rows && rows[n].name) n++;
+    return n;
+}
+
+static size_t rows_copy(struct option_row *to, size_t at, const struct option_row *from,
+                        size_t offset) {
+    for (; from && from->name; from++, at++) {
+        to[at] = *from;
+        to[at].offset += offset;
+    }
+    return at;
+}
+
+/* All rows as one table over one block. */
+static void settings_make(struct settings *s, const struct command *c) {
+    size_t n = N_LINE_ROWS + rows_count(common_rows) + rows_count(c->rows) +
+               rows_count(c->over_rows),
+           own = sizeof(struct common);
+    *s = (struct settings){.command = c};
+    s->rows = xcalloc(n + 1, sizeof *s->rows);
+    s->origins = xcalloc(n + 1, sizeof *s->origins);
+    s->block = xcalloc(1, own + c->size);
+    size_t at = rows_copy(s->rows, 0, line_rows, 0);
+    at = rows_copy(s->rows, at, common_rows, 0);
+    at = rows_copy(s->rows, at, c->rows, own);
+    rows_copy(s->rows, at, c->over_rows, own + c->over_at);
+    options_default(s->rows, s->block);
+}
+
+void settings_release(struct settings *s) {
+    if (s->rows) options_release(s->rows, s->block);
+    strings_release(&s->args);
+    config_release(&s->config);
+    free(s->block);
+    free(s->origins);
+    free(s->rows);
+    *s = (struct settings){0};
+}
+
+const struct common *settings_common(const struct settings *s) {
+    return (const void *)s->block;
+}
+
+const void *settings_options(const struct settings *s) {
+    return s->block + sizeof(struct common);
+}
+
+const struct option_row *settings_rows(const struct settings *s) {
+    return s->rows + N_LINE_ROWS;
+}
+
+struct option_origin settings_origin(const struct settings *s, int i) {
+    return s->origins[N_LINE_ROWS + i];
+}
+
+/* the file */
+
+const char *settings_path(const char *given) {
+    const char *path = given ? given : getenv("SHOAL_CONFIG");
+    if (path) return *path ? path : NULL;
+    return path_exists(FOUND_FILE) ? FOUND_FILE : NULL;
+}
+
+/* A file that nobody named may set what programs are run: it must be of who runs this. */
+static int owner_check(const char *path, struct error *err) {
+    struct stat st;
+    if (path != FOUND_FILE || stat(path, &st) != 0) return OK;
+    bool own = (st.st_uid == geteuid() || st.st_uid == 0) && !(st.st_mode & S_IWOTH);
+    return own ? OK
+               : error_set(err, ERR_USAGE,
+                           "'%s' is another user's, or others may write it: name it with --config, "
+                           "or say --config ''",
+                           path);
+}
+
+static int section_unknown(const struct config_file *c, const struct config_section *section,
+                           struct error *err) {
+    const char *names[64] = {"all"};
+    int n = 1;
+    for (const struct command *k; n < (int)ARRAY_LEN(names) && (k = cli_command_at(n - 1)); n++)
+        names[n] = k->name;
+    const char *near = name_nearest(names, n, section->name);
+    return error_set(err, ERR_USAGE, "%s:%d: no command '%s'%s%s%s", c->path, section->line,
+                     section->name, near ? "; did you mean '" : "", near ? near : "",
+                     near ? "'?" : "");
+}
+
+static int section_check(const struct config_file *c, const struct config_section *section,
+                         struct error *err) {
+    const struct command *k = cli_command(section->name);
+    if (strcmp(section->name, "all") == 0) {
+        struct common common;
+        options_default(common_rows, &common);
+        int rc = options_from_config(common_rows, &common, c, "all", "[all]", NULL, err);
+        options_release(common_rows, &common);
+        return rc;
+    }
+    if (!k) return section_unknown(c, section, err);
+    struct settings s;
+    settings_make(&s, k);
+    int rc = options_from_config(settings_rows(&s), s.block, c, k->name, k->name, NULL, err);
+    settings_release(&s);
+    return rc;
+}
+
+/* Before any section stands only which defaults the file was written for. */
+static int head_check(const struct config_file *c, struct error *err) {
+    for (int i = 0; i < c->sections[0].n; i++) {
+        const struct config_entry *e = &c->v[i];
+        if (strcmp(e->key, "defaults") != 0)
+            return error_set(err, ERR_USAGE,
+                             "%s:%d: '%s' stands before any section: put [COMMAND] or [all] above "
+                             "it",
+                             c->path, e->line, e->key);
+        if (i > 0)
+            return error_set(err, ERR_USAGE, "%s:%d: '%s' is set in line %d already", c->path,
+                             e->line, e->key, c->v[0].line);
+    }
+    return OK;
+}
+
+int settings_check(const struct config_file *c, struct error *err) {
+    int rc = head_check(c, err);
+    for (int i = 1; rc == OK && i < c->n_sections; i++) rc = section_check(c, &c->sections[i], err);
+    return rc;
+}
+
+static int file_open(struct settings *s, struct error *err) {
+    const char *path = settings_path(settings_common(s)->config);
+    if (!path) return OK;
+    int rc = owner_check(path, err);
+    if (rc == OK) rc = config_load(&s->config, path, err);
+    return rc == OK ? settings_check(&s->config, err) : rc;
+}
+
+/* the sources in their order */
+
+/* What stands below the command line: the file, then variables; of both what is for all commands
+ * first. */
+static int sources_apply(struct settings *s, struct error *err) {
+    struct option_origin *origins = s->origins + N_LINE_ROWS;
+    const struct option_row *rows = settings_rows(s);
+    const char *name = s->command->name;
+    struct buf prefix = {0};
+    option_variable("SHOAL", name, &prefix);
+    int rc = OK;
+    if (s->config.path) {
+        rc = options_from_config(common_rows, s->block, &s->config, "all", "[all]", origins, err);
+        if (rc == OK)
+            rc = options_from_config(rows, s->block, &s->config, name, name, origins, err);
+    }
+    if (rc == OK) rc = options_from_env(common_rows, s->block, "SHOAL_ALL", environ, origins, err);
+    if (rc == OK) rc = options_from_env(rows, s->block, prefix.data, environ, origins, err);
+    buf_release(&prefix);
+    return rc;
+}
+
+static int line_apply(struct settings *s, int argc, char **argv, struct error *err) {
+    strings_release(&s->args);
+    return options_parse_noting(s->rows, s->block, argc, argv, &s->args, s->origins, err);
+}
+
+/* The texts of all values: what they were before a recipe. */
+static char **values_text(const struct settings *s) {
+    size_t n = rows_count(s->rows);
+    char **v = xcalloc(n + 1, sizeof *v);
+    for (size_t i = 0; i < n; i++) {
+        struct buf b = {0};
+        if (s->rows[i].type != OPT_ALIAS) option_text(&s->rows[i], s->block, &b);
+        v[i] = b.data;
+    }
+    return v;
+}
+
+static int recipe_apply(struct settings *s, const char *path, struct error *err) {
+    char **before = values_text(s);
+    int rc = s->command->recipe_load(s->block + sizeof(struct common), path, err);
+    char **after = values_text(s);
+    for (size_t i = 0; i < rows_count(s->rows); i++) {
+        bool changed = before[i] && strcmp(before[i], after[i]) != 0;
+        if (changed) s->origins[i] = (struct option_origin){FROM_RECIPE, 0};
+        free(before[i]);
+        free(after[i]);
+    }
+    free(before);
+    free(after);
+    return rc;
+}
+
+/* The command's rows that stand over what another of its options names, as if that were the
+ * default. */
+static int over_apply(struct settings *s, int argc, char **argv, struct error *err) {
+    int rc = line_apply(s, argc, argv, err);
+    if (rc == OK) rc = s->command->over_load(s->block + sizeof(struct common), err);
+    return rc == OK ? sources_apply(s, err) : rc;
+}
+
+static int sources_read(struct settings *s, int argc, char **argv, struct error *err) {
+    const struct command *c = s->command;
+    bool recipe = c->recipe_load && s->args.n && cli_is_recipe(s->args.v[0]);
+    char *path = recipe ? xstrdup(s->args.v[0]) : NULL;
+    options_release(s->rows, s->block);
+    options_default(s->rows, s->block);
+    int rc = sources_apply(s, err);
+    if (rc == OK && c->over_load) rc = over_apply(s, argc, argv, err);
+    if (rc == OK && recipe) rc = recipe_apply(s, path, err);
+    if (rc == OK) rc = line_apply(s, argc, argv, err);
+    free(path);
+    return rc;
+}
+
+/* The line is read first for what it names: a file, a recipe, or that only help is wanted. */
+int settings_read(struct settings *s, const struct command *c, int argc, char **argv,
+                  struct error *err) {
+    settings_make(s, c);
+    int rc = line_apply(s, argc, argv, err);
+    if (rc != OK || settings_common(s)->help) return rc;
+    /* 'shoal config' reads files itself, and a wrong one must not keep it from saying why. */
+    rc = c == &cmd_config ? OK : file_open(s, err);
+    return rc == OK ? sources_read(s, argc, argv, err) : rc;
+}
+
+/* defaults */
+
+static json_t *default_json(const struct option_row *row, const struct settings *s) {
+    struct buf b = {0};
+    json_t *v = option_text(row, s->block, &b) ? json_string(b.data) : json_null();
+    buf_release(&b);
+    return v;
+}
+
+/* Of one command that nobody told anything. */
+static json_t *defaults_of(const struct command *c) {
+    struct settings s;
+    json_t *all = json_object();
+    settings_make(&s, c);
+    for (const struct option_row *row = settings_rows(&s); row->name; row++)
+        if (row->type != OPT_ALIAS) json_object_set_new(all, row->name, default_json(row, &s));
+    settings_release(&s);
+    return all;
+}
+
+json_t *settings_defaults(void) {
+    json_t *all = json_object();
+    const struct command *c;
+    for (int i = 0; (c = cli_command_at(i)); i++) json_object_set_new(all, c->name, defaults_of(c));
+    return json_pack("{s:s,s:o}", "version", SHOAL_VERSION, "commands", all);
+}
+
+int settings_changed(const struct settings *s, const json_t *was, struct buf *b) {
+    const json_t *commands = json_object_get(was, "commands"),
+                 *then = json_object_get(commands, s->command->name), *old;
+    json_t *now = defaults_of(s->command);
+    const struct option_row *rows = settings_rows(s);
+    int n = 0;
+    for (int i = 0; rows[i].name; i++) {
+        const json_t *is = json_object_get(now, rows[i].name);
+        if (!is || !(old = json_object_get(then, rows[i].name)) || json_equal(is, old)) continue;
+        if (settings_origin(s, i).from != FROM_DEFAULT) continue;
+        const char *x = json_string_value(old), *y = json_string_value(is);
+        buf_printf(b, "%s%s's default of '%s' was %s in %s and is %s now", n++ ? "\n" : "",
+                   s->command->name, rows[i].name, x ? x : "nothing", json_text_at(was, "version"),
+                   y ? y : "nothing");
+    }
+    json_decref(now);
+    return n;
+}
+
+/* what should be known */
+
+static bool has_secrets(const struct config_file *c) {
+    for (int i = 1; i < c->n_sections; i++) {
+        const struct config_section *section = &c->sections[i];
+        const struct command *k = cli_command(section->name);
+        for (int j = 0; k && k->rows && j < section->n; j++) {
+            const struct option_row *row = option_find(k->rows, c->v[section->first + j].key);
+            if (row && row->type == OPT_SECRETS) return true;
+        }
+    }
+    return false;
+}
+
+static void defaults_note(const struct settings *s) {
+    if (s->config.sections[0].n == 0) return;
+    char *path = path_beside(s->config.path, s->config.v[0].value);
+    struct error err = {0};
+    struct buf b = {0};
+    json_t *was = json_file(path, &err);
+    if (!was)
+        warn("%s:%d: defaults: %s", s->config.path, s->config.v[0].line, err.text);
+    else if (settings_changed(s, was, &b))
+        warn("%s", b.data);
+    json_decref(was);
+    buf_release(&b);
+    free(path);
+}
+
+void settings_note(const struct settings *s) {
+    bool used = false;
+    if (!s->config.path) return;
+    for (size_t i = 0; i < rows_count(s->rows); i++) used |= s->origins[i].from == FROM_FILE;
+    if (used && strcmp(s->config.path, FOUND_FILE) == 0)
+        note("settings of '%s' are used ('shoal config explain %s' shows them)", FOUND_FILE,
+             s->command->name);
+    if (s->config.shared && has_secrets(&s->config))
+        warn("'%s' holds secrets, and others can read it: chmod 600 it", s->config.path);
+    defaults_note(s);
+}

@@ -1,0 +1,85 @@
+#!/bin/sh
+# test_dry: a dry run says what would happen and leaves every file as it was: none made, changed, touched or removed.
+# Prints "ok NAME", "not ok NAME: why" and "skip NAME: why" lines; SHOAL is the binary.
+set -u
+shoal=$(realpath "${SHOAL:-build/shoal}")
+root=$PWD
+tmp=$(mktemp -d) || exit 1
+trap 'rm -rf "$tmp"' EXIT
+here=$tmp/here
+mkdir "$here" && cd "$here" || exit 1
+export SHOAL_CONFIG='' SHOAL_CACHE="$here/cache"
+model=$root/models/fry
+
+ok() { echo "ok $1"; }
+bad() { echo "not ok $1: $2"; }
+listing() { find "$here" -printf '%P %y %s %T@\n' | sort; }
+# dry NAME TEXT COMMAND…: the command prints TEXT and the folder stays as it is.
+dry() {
+    name=$1 text=$2
+    shift 2
+    listing >"$tmp/before"
+    "$shoal" "$@" --dry-run >"$tmp/out" 2>&1 </dev/null
+    got=$?
+    listing >"$tmp/after"
+    if [ $got != 0 ]; then bad "$name" "exit $got: $(tail -c 300 "$tmp/out")"
+    elif ! grep -qF -- "$text" "$tmp/out"; then bad "$name" "no '$text' in: $(head -c 300 "$tmp/out")"
+    elif ! cmp -s "$tmp/before" "$tmp/after"; then bad "$name" "it changed $(diff "$tmp/before" "$tmp/after" | head -3 | tr '\n' ' ')"
+    else ok "$name"; fi
+}
+
+printf '%s\n' '{"messages": [{"role": "user", "content": "12 + 30 = ?"}, {"role": "assistant", "content": "answer: 42"}]}' >d.jsonl
+printf '{"prompt": "12 + 30 = ?"}\n' >p.jsonl
+printf 'one line of notes\n' >notes.txt
+"$shoal" adapter new --model "$model" --rank 2 --seed 1 a >"$tmp/out" 2>&1 && "$shoal" adapter new --model "$model" --rank 2 --seed 2 b >>"$tmp/out" 2>&1 &&
+    "$shoal" model new --shape tiny-llama tiny.gguf >>"$tmp/out" 2>&1 && "$shoal" model new --shape tiny-llama --seed 2 tuned.gguf >>"$tmp/out" 2>&1 &&
+    "$shoal" adapter extract tiny.gguf tuned.gguf --rank 2 --out c >>"$tmp/out" 2>&1 && "$shoal" knowledge add kept.db notes.txt >>"$tmp/out" 2>&1 ||
+    { bad "there are files to work on" "$(cat "$tmp/out")"; exit 1; }
+printf 'shape: tiny-llama\nsteps: 7\nrows: 64\n' >small.yaml
+sed "s|models/fry|$model|" "$root/examples/demo.yaml" >evolve.yaml
+
+dry "train" "time: about" train "$model" --data d.jsonl --out new --runs runs --r 2
+dry "pretrain" "updates            7" pretrain small.yaml --out new
+dry "evolve" "items a generation" evolve evolve.yaml
+dry "demo" "generations" demo
+dry "world" "decisions, at most 20" world "$model" --agents 2 --steps 5 --generations 2 --runs runs
+dry "world, in a folder" "writes             new" world "$model" --agents 2 --steps 5 --generations 2 --out new
+dry "quantize" "bytes of weights" quantize tiny.gguf new.gguf --type q8_0
+dry "quantize, over a file" "replaces           yes" quantize tiny.gguf tuned.gguf --type q8_0
+dry "convert" "bytes of weights" convert tiny.gguf -o new
+dry "adapter new" "writes             new" adapter new --model "$model" new
+dry "adapter blend" "writes             new" adapter blend --model "$model" --parents a b --child new
+dry "adapter convert" "writes             new.gguf" adapter convert --model "$model" a new.gguf
+dry "adapter merge" "bytes of weights" adapter merge "$model" a --out new.gguf
+dry "adapter extract" "dry run, nothing is written" adapter extract tiny.gguf tuned.gguf --rank 2 --out new
+dry "adapter resize" "dry run, nothing is written" adapter resize --model tiny.gguf c --rank 1 --out new
+dry "knowledge add" "reads              notes.txt" knowledge add new.db notes.txt
+dry "knowledge add, with embeddings" "reads              notes.txt" knowledge add kept.db notes.txt --model "$model"
+dry "knowledge remove" "forgets            notes.txt" knowledge remove kept.db notes.txt
+dry "run" "total" run "$model" -p x --record --session new.session
+dry "chat" "total" chat "$model"
+dry "ask" "total" ask "$model" "12 + 30 = ?"
+dry "debate" "total" debate "$model" --topic "12 + 30 = ?" --choices 41 42 --agents a b
+dry "eval" "total" eval "$model" --tasks pick --n 5 --items new.jsonl --record
+dry "embed" "total" embed "$model" x
+dry "synth" "total" synth "$model" --prompts p.jsonl --out new.jsonl --then-train new
+dry "serve" "total" serve "$model" --port 0
+dry "serve, within a limit" "total" serve "$model" --port 0 --max-memory 500M
+
+# What a run would refuse, its dry run refuses.
+refused() {
+    name=$1 text=$2
+    shift 2
+    if "$shoal" "$@" --dry-run >"$tmp/out" 2>&1; then bad "$name" "it was not refused"
+    elif grep -qF -- "$text" "$tmp/out"; then ok "$name"; else bad "$name" "no '$text' in: $(head -c 300 "$tmp/out")"; fi
+}
+sed "s|persona|&|; s|data/personas/critic.jsonl|none.jsonl|" evolve.yaml >missing.yaml
+refused "evolve without a founder's file" "there is no 'none.jsonl'" evolve missing.yaml
+printf 'mix: [nothing=1]\n' >mixed.yaml
+refused "pretrain on no family" "no task family" pretrain mixed.yaml
+refused "knowledge of what is not there" "there is no 'none.txt'" knowledge add new.db none.txt
+refused "a mixture outside GGUF" "does not end in .gguf" quantize tiny.gguf new --type q4_k_m
+refused "a rollback" "rollback has no --dry-run" adapter rollback --model "$model" a
+"$shoal" quantize tiny.gguf new.gguf --type q8_0 --dry-run --json >"$tmp/out" 2>/dev/null
+if grep -q '^{"dry_run":{"writes":"new.gguf"' "$tmp/out"; then ok "as JSON"; else bad "as JSON" "$(head -c 200 "$tmp/out")"; fi
+cd "$root" || exit 1

@@ -1,12 +1,15 @@
 #!/bin/sh
 # test_api: every curl line of docs/API.md, against the server that the page describes: each is answered with success,
-# and every route that the program has stands on the page.
+# and every route that the program has stands on the page. Then what the protocols say, on servers of its own:
+# serve_protocols.py.
 # Prints "ok NAME", "not ok NAME: why" and "skip NAME: why" lines; SHOAL is the binary.
 set -u
 shoal=${SHOAL:-build/shoal}
 tmp=$(mktemp -d) || exit 1
 server=
+servers=
 finish() {
+    for pid in $servers; do kill "$pid" 2>/dev/null && wait "$pid" 2>/dev/null; done
     [ -n "$server" ] && kill "$server" 2>/dev/null && wait "$server" 2>/dev/null
     rm -rf "$tmp"
 }
@@ -50,3 +53,41 @@ done
 kill "$server"
 if wait "$server"; then echo "ok it ends when told to"; else echo "not ok it ends when told to: exit $?"; fi
 server=
+
+command -v python3 >/dev/null || { echo "skip protocols: python3 is not installed"; exit 0; }
+
+# up ARGUMENTS…: another server; its address is in $url.
+up() {
+    : >"$tmp/listening"
+    "$shoal" serve "$@" --port 0 --json --drain-seconds 2 >"$tmp/listening" 2>"$tmp/err" &
+    servers="$servers $!"
+    for _ in $(seq 100); do
+        url=$(sed -n 's/.*"listening":"\([^"]*\)".*/\1/p' "$tmp/listening")
+        [ -n "$url" ] && return 0
+        sleep 0.1
+    done
+    echo "not ok the server of the protocols starts: $(head -c 300 "$tmp/err")"
+    exit 1
+}
+
+# Two adapters that say other things than the base, and a folder that vLLM's resolver would look into.
+seed=1
+for i in one two; do
+    "$shoal" adapter new --model models/fry --rank 4 --seed $seed "$tmp/new$i" --quiet >/dev/null 2>"$tmp/err" &&
+        "$shoal" adapter blend --parents "$tmp/new$i" "$tmp/new$i" --child "$tmp/$i" --compat seed --mut 1 --mut-std 0.15 --seed $seed \
+            --quiet >/dev/null 2>"$tmp/err" || { echo "not ok adapters for the protocols: $(head -c 300 "$tmp/err")"; exit 1; }
+    seed=$((seed + 1))
+done
+mkdir "$tmp/resolver"
+for i in late alien bad; do cp -r "$tmp/two" "$tmp/resolver/$i"; done
+sed -i 's/"base_model_name_or_path": "[^"]*"/"base_model_name_or_path": "other\/llama"/' "$tmp/resolver/alien/adapter_config.json"
+head -c 100 "$tmp/two/adapter_model.safetensors" >"$tmp/resolver/bad/adapter_model.safetensors"
+# The base again, with a template that knows tools.
+cp -r models/fry "$tmp/tooled"
+sed -i "s/\"chat_template\": *\"/&{% if tools %}{{ tools | tojson }}{% endif %}/" "$tmp/tooled/tokenizer_config.json"
+up "$tmp/tooled" --state "$tmp/state2"
+TOOLED=$url
+VLLM_PLUGINS=lora_filesystem_resolver VLLM_LORA_RESOLVER_CACHE_DIR=$tmp/resolver VLLM_ALLOW_RUNTIME_LORA_UPDATING=True \
+    up models/fry --adapter "one=$tmp/one" --lora-modules "{\"name\": \"two\", \"path\": \"$tmp/two\", \"base_model_name\": \"fry\"}" \
+    --served-model-name second-name --enable-lora --max_loras 4 --max_lora_rank 16 --max-cpu-loras 4 --max-num-seqs 4 --state "$tmp/state3"
+URL=$url TMP=$tmp TOOLED=$TOOLED PYTHONDONTWRITEBYTECODE=1 python3 test/serve_protocols.py

@@ -1078,6 +1078,15 @@ static void sampling_options_act(void **state) {
     assert_int_equal(sample_token(logits, N, &s, &h, 0, &lp, scratch), 0);
     s.frequency_penalty = 0.11f; // 0: 2.78, 1: 2.79
     assert_int_equal(sample_token(logits, N, &s, &h, 0, &lp, scratch), 1);
+    s.penalty_last_n = 2; // the last 0 and the 1: 2.79, 2.79 and the rest as it is
+    assert_int_equal(sample_token(logits, N, &s, &h, 0, &lp, scratch), 0);
+    s.frequency_penalty = 0, s.presence_penalty = 0.6f, s.penalty_last_n = 4; // not the 5
+    assert_int_equal(sample_token(logits, N, &s, &h, 0, &lp, scratch), 5);
+    s.penalty_last_n = 5; // also what was asked: 0: 2.4, 5: 1.9
+    assert_int_equal(sample_token(logits, N, &s, &h, 0, &lp, scratch), 0);
+    s.presence_penalty = 0, s.repetition_penalty = 1.6f, s.penalty_last_n = 1; // only the 1
+    assert_int_equal(sample_token(logits, N, &s, &h, 0, &lp, scratch), 0);
+    s.repetition_penalty = 1, s.penalty_last_n = 0;
     struct token_bias bias[] = {{4, 100}, {0, -100}};
     s.bias = bias, s.n_bias = 2;
     assert_int_equal(sample_token(logits, N, &s, &h, 0, &lp, scratch), 4);

@@ -50,7 +50,8 @@ static struct sampling sampling_draw(struct rng *rng, struct arena *a) {
                          .typical_p = rng_uniform(rng),
                          .repetition_penalty = 1 + rng_uniform(rng),
                          .presence_penalty = rng_normal(rng),
-                         .frequency_penalty = rng_normal(rng)};
+                         .frequency_penalty = rng_normal(rng),
+                         .penalty_last_n = (int32_t)rng_below(rng, 3)};
     struct token_bias *b = arena_alloc(a, 3 * sizeof *b);
     for (int i = 0; i < 3; i++)
         b[i] =

@@ -38,7 +38,7 @@
 
 enum {
     PREFIX_MIN = 4, /* shorter common prefixes are not worth the look */
-    OUT_MIN = 16,    /* rows with logits a step, even for an engine of one sequence */
+    OUT_MIN = 16,   /* rows with logits a step, even for an engine of one sequence */
     DEFAULT_ROWS = 256,
     DEFAULT_SEQS = 64,
     DEFAULT_LEN = 4096,
@@ -322,6 +322,11 @@ void request_key(const struct request *r, const char *model_hash, enum numeric_c
     for (int32_t i = 0; i < r->sampling.n_bias; i++) {
         key_u64(&h, (uint64_t)r->sampling.bias[i].token);
         key_float(&h, r->sampling.bias[i].bias);
+    }
+    /* only where there is one, so that calls without it keep their identity */
+    if (r->sampling.penalty_last_n) {
+        key_text(&h, "penalty_last_n");
+        key_u64(&h, (uint64_t)r->sampling.penalty_last_n);
     }
     key_text(&h, r->grammar ? grammar_hash(r->grammar) : "-");
     key_u64(&h, (uint64_t)r->loop_tokens);

@@ -34,7 +34,10 @@ struct sampling {
      * multiplied (Keskar et al. 2019); 0 or 1: off. */
     float repetition_penalty;
     float presence_penalty,
-        frequency_penalty;         /* subtracted for tokens of the output: once, and by count */
+        frequency_penalty; /* subtracted for tokens of the output: once, and by count */
+    /* All three look at the last so many tokens of prompt and output as one text, as llama.cpp's
+     * do; 0: as said above. */
+    int32_t penalty_last_n;
     const struct token_bias *bias; /* added to logits */
     int32_t n_bias;
 };

@@ -78,12 +78,15 @@ static json_t *bias_json(const struct sampling *s) {
 }
 
 static json_t *sampling_json(const struct sampling *s) {
-    return json_pack(
+    json_t *v = json_pack(
         "{s:o,s:i,s:o,s:o,s:I,s:o,s:o,s:o,s:o,s:o}", "temperature", real_json(s->temperature),
         "top_k", s->top_k, "top_p", real_json(s->top_p), "min_p", real_json(s->min_p), "seed",
         (json_int_t)s->seed, "typical_p", real_json(s->typical_p), "repetition_penalty",
         real_json(s->repetition_penalty), "presence_penalty", real_json(s->presence_penalty),
         "frequency_penalty", real_json(s->frequency_penalty), "bias", bias_json(s));
+    if (s->penalty_last_n)
+        json_object_set_new(v, "penalty_last_n", json_integer(s->penalty_last_n));
+    return v;
 }
 
 /* The source as a text, or byte by byte where JSON cannot hold it. */
@@ -220,6 +223,8 @@ static void sampling_parse(struct reader *rd, const json_t *o, struct sampling *
                            .frequency_penalty = real(rd, o, "frequency_penalty"),
                            .bias = n ? v : NULL,
                            .n_bias = n};
+    if (json_object_get(o, "penalty_last_n"))
+        s->penalty_last_n = (int32_t)integer(rd, o, "penalty_last_n", 0, INT32_MAX);
 }
 
 static void lists_parse(struct reader *rd, const json_t *o, struct request *r) {

@@ -171,22 +171,39 @@ static void repetition_apply(float *x, float by, struct token_seq seen, int32_t 
     }
 }
 
-/* x: a copy of the logits. `mark` [V]: bit 0, in prompt or output; bit 1, in the output. */
-static void logits_adjust(float *x, int32_t n, const struct sampling *s, const struct history *h,
-                          int32_t *mark) {
-    for (int32_t i = 0; i < s->n_bias; i++) x[s->bias[i].token] += s->bias[i].bias;
-    if (!h) return;
-    memset(mark, 0, (size_t)n * sizeof *mark);
-    if (s->repetition_penalty != 0.0f && s->repetition_penalty != 1.0f) {
-        repetition_apply(x, s->repetition_penalty, h->prompt, mark);
-        repetition_apply(x, s->repetition_penalty, h->out, mark);
-    }
-    for (int32_t i = 0; i < h->out.n; i++) {
-        int32_t id = h->out.v[i];
+static void presence_apply(float *x, const struct sampling *s, struct token_seq seen,
+                           int32_t *mark) {
+    for (int32_t i = 0; i < seen.n; i++) {
+        int32_t id = seen.v[i];
         x[id] -= s->frequency_penalty;
         if (!(mark[id] & 2)) x[id] -= s->presence_penalty;
         mark[id] |= 2;
     }
+}
+
+static struct token_seq last_of(struct token_seq seq, int32_t n) {
+    int32_t skip = MAX(seq.n - n, 0);
+    return skip ? (struct token_seq){seq.v + skip, seq.n - skip} : seq;
+}
+
+/* x: a copy of the logits. `mark` [V]: bit 0, in prompt or output; bit 1, in the output,
+ * or, where a window says so, in both. */
+static void logits_adjust(float *x, int32_t n, const struct sampling *s, const struct history *h,
+                          int32_t *mark) {
+    for (int32_t i = 0; i < s->n_bias; i++) x[s->bias[i].token] += s->bias[i].bias;
+    if (!h) return;
+    struct token_seq prompt = h->prompt, out = h->out;
+    if (s->penalty_last_n > 0) {
+        out = last_of(out, s->penalty_last_n);
+        prompt = last_of(prompt, s->penalty_last_n - out.n);
+    }
+    memset(mark, 0, (size_t)n * sizeof *mark);
+    if (s->repetition_penalty != 0.0f && s->repetition_penalty != 1.0f) {
+        repetition_apply(x, s->repetition_penalty, prompt, mark);
+        repetition_apply(x, s->repetition_penalty, out, mark);
+    }
+    if (s->penalty_last_n > 0) presence_apply(x, s, prompt, mark);
+    presence_apply(x, s, out, mark);
     for (int32_t i = 0; h->allowed && i < n; i++)
         if (!(h->allowed[i / 32] >> i % 32 & 1)) x[i] = -INFINITY;
 }

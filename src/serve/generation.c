@@ -179,7 +179,7 @@ static void tools_marked(const struct generation *g, struct completion *a) {
         if (!call->name) call->args = call->args_end = 0;
         call_read(text, body, close ? close : end, call);
         if (a->tools[n].name) n++;
-        if (!close) break;
+        if (!close || (n && g->spec.one_call)) break;
         p = close + strlen(CALL_CLOSES);
     }
     if (!a->done || a->n_tools == n) return;
@@ -246,6 +246,20 @@ static void answer_advance(const struct generation *g, struct completion *a) {
     a->words_end = a->shown;
     if (!tools || a->text.len == 0) return;
     if (!tools_bare(g, a)) tools_marked(g, a);
+}
+
+int32_t tokens_kept(const struct completion *a) {
+    int32_t n = 0;
+    if (a->shown == a->text.len) return a->n_read;
+    while (n < a->n_read && (n ? a->ends[n - 1] : 0) < a->shown) n++;
+    return n;
+}
+
+int32_t tokens_told(const struct completion *a) {
+    int32_t n = a->tokens_sent;
+    if (a->done) return tokens_kept(a);
+    while (n < a->n_read && a->ends[n] <= a->sent) n++;
+    return n;
 }
 
 const char *answer_reason(const struct completion *a) {
@@ -393,20 +407,26 @@ static void call_changed(struct ticket *c, bool done) {
 
 /* beginning */
 
+static int32_t context_of(const struct server *s, const struct generation_spec *spec) {
+    int32_t most = engine_max_len(s->e);
+    return spec->context ? MIN(spec->context, most) : most;
+}
+
 static void request_fill(struct generation *g, struct completion *a) {
     struct generation_spec *spec = &g->spec;
     struct request *r = &a->ticket.request;
     const struct ids *prompt = &spec->prompts[a->prompt];
+    int32_t room = context_of(g->s, spec) - prompt->n;
     *r = (struct request){.prompt = prompt->v,
                           .n_prompt = prompt->n,
                           .sampling = spec->sampling,
-                          .max_tokens = MIN(spec->max_tokens, engine_max_len(g->s->e) - prompt->n),
+                          .max_tokens = MIN(spec->max_tokens, room),
                           .stop = spec->stop_ids,
                           .n_stop = spec->n_stop_ids,
                           .stop_texts = (const char *const *)spec->stops.v,
                           .n_stop_texts = spec->stops.n,
                           .grammar = spec->grammar,
-                          .n_top = spec->n_top,
+                          .n_top = MAX(spec->n_top, spec->n_prompt_top),
                           .prompt_logprobs = spec->prompt_logprobs};
     r->sampling.seed += (uint64_t)(a->index % spec->n);
     r->sampling.bias = spec->bias;
@@ -456,7 +476,7 @@ static int answers_check(const struct server *s, const struct generation_spec *s
 
 static int prompts_check(const struct server *s, const struct generation_spec *spec,
                          struct error *err) {
-    int32_t most = engine_max_len(s->e);
+    int32_t most = context_of(s, spec);
     for (int i = 0; i < spec->n_prompts; i++)
         if (spec->prompts[i].n + (spec->max_tokens > 0) > most)
             return error_set(err, ERR_USAGE,
@@ -464,6 +484,11 @@ static int prompts_check(const struct server *s, const struct generation_spec *s
                              "shorten it",
                              most, spec->prompts[i].n);
     return OK;
+}
+
+bool prompt_fits(const struct server *s, const struct generation_spec *spec) {
+    struct error err;
+    return prompts_check(s, spec, &err) == OK;
 }
 
 void generation_start(struct server *s, struct exchange *x, const struct dialect *d,

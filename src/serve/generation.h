@@ -31,14 +31,18 @@ struct usage { /* tokens */
 struct generation_spec {
     struct ids *prompts;
     int n_prompts, n; /* n answers to each */
+    int n_best;       /* of these so many are told, the most probable; 0: all */
     int32_t max_tokens;
+    int32_t context;          /* tokens of a prompt and its answer; 0: what the engine holds */
     struct sampling sampling; /* answer i of a prompt draws with seed + i */
     struct token_bias *bias;
     struct strings stops;
     int32_t stop_ids[32];
     int n_stop_ids;
-    int n_top;
+    int n_top, n_prompt_top; /* alternatives told of each token; the latter vLLM's, of prompts */
     bool logprobs, prompt_logprobs, echo, stream, include_usage;
+    bool prompt_tops;        /* the prompt's log-probabilities are told as vLLM does */
+    bool one_call;           /* of tools, at most */
     bool thoughts;           /* a team's turns are told, as reasoning */
     struct grammar *grammar; /* borrowed of the server's */
     enum tool_mode tools;
@@ -126,10 +130,6 @@ bool generation_start_outside(struct server *s, struct exchange *x, const struct
                               void (*fn)(struct generation *g, void *ctx), void *ctx);
 void generation_say(struct generation *g, struct completion *a, const char *words,
                     const char *thoughts, const struct usage *cost, bool done);
-/* messages, chat_template_kwargs, … of OpenAI's: the prompt. Messages are put in order in place;
- * after the tools. */
-int chat_prompt(const struct server *s, json_t *body, struct generation_spec *spec,
-                struct error *err);
 
 /* for dialects */
 
@@ -146,6 +146,10 @@ json_t *logprobs_list(const struct generation *g, const struct completion *a, in
                       int32_t to);
 /* Tokens of the answer whose text has been told. */
 int32_t tokens_told(const struct completion *a);
+/* Tokens of a whole answer that a stop text has left something of. */
+int32_t tokens_kept(const struct completion *a);
+/* A token as OpenAI lists one: {token, logprob, bytes}. */
+json_t *json_token_logprob(const struct server *s, int32_t id, float logprob);
 /* An event of a stream: "data: {…}\n\n"; takes v over. */
 void sse_add(struct buf *out, json_t *v);
 /* A line of NDJSON; takes v over. */
@@ -154,6 +158,14 @@ void ndjson_add(struct buf *out, json_t *v);
 /* for who reads requests: fields as OpenAI and vLLM call them, into the spec */
 
 uint64_t seed_drawn(void);
+/* Whoever is asked for: `model`, or llama.cpp's `lora`, or LoRAX's `parameters`. */
+int target_read(struct server *s, const json_t *body, struct target *t, struct error *err);
+/* Penalties as Ollama and llama.cpp have them, on the last so many tokens: 0 none, -1 all. */
+void penalties_set(struct sampling *s, double repeat, double presence, double frequency,
+                   int64_t last_n);
+/* logit_bias as OpenAI has it: {"id": bias}. */
+int bias_read(const struct server *s, const json_t *body, struct generation_spec *spec,
+              struct error *err);
 /* stop, stop_token_ids, ignore_eos. */
 int stops_read(const struct server *s, const json_t *body, struct generation_spec *spec,
                struct error *err);
@@ -167,6 +179,8 @@ int tools_read(struct server *s, const json_t *body, struct generation_spec *spe
  * after the tools. */
 int chat_prompt(const struct server *s, json_t *body, struct generation_spec *spec,
                 struct error *err);
+/* Whether every prompt has room, and for one token of a reply. */
+bool prompt_fits(const struct server *s, const struct generation_spec *spec);
 /* Answers with the error and gives back what was read. */
 void generation_fail(struct server *s, struct exchange *x, struct target *t,
                      struct generation_spec *spec, const struct error *err);

@@ -6,8 +6,9 @@
  * NDJSON unless "stream" is false, arguments of tools as objects, durations in nanoseconds. Errors
  * get Ollama's form from api_fail, by the path.
  *
- * One thing is not Ollama's default: repeat_penalty is 1, since the engine's looks at the whole
- * text and not at the last 64 tokens. Nothing is ever unloaded: keep_alive is read, and 0 answered.
+ * One thing is not Ollama's default: repeat_penalty is 1, off, so that a reply is what the model
+ * says. Nothing is ever unloaded: keep_alive is read, and 0 answered. num_ctx bounds a prompt and
+ * its reply; messages that do not fit are left out, the oldest first, unless truncate is false.
  */
 #define _GNU_SOURCE
 #include "serve/ollama.h"
@@ -95,7 +96,7 @@ int ollama_options_read(const struct server *s, const json_t *o, struct generati
                         struct error *err) {
     double temperature = 0.8, top_p = 0.9, min_p = 0, typical_p = 1, repeat = 1, presence = 0,
            frequency = 0;
-    int64_t top_k = 40, seed = -1, last_n = 64, predict = s->o->max_tokens;
+    int64_t top_k = 40, seed = -1, last_n = 64, predict = s->o->max_tokens, ctx = 0;
     if (field_number(o, "temperature", 0, 100, &temperature, err) != OK ||
         field_number(o, "top_p", 0, 1, &top_p, err) != OK ||
         field_number(o, "min_p", 0, 1, &min_p, err) != OK ||
@@ -106,19 +107,19 @@ int ollama_options_read(const struct server *s, const json_t *o, struct generati
         field_int(o, "top_k", -1, 1 << 30, &top_k, err) != OK ||
         field_int(o, "seed", INT64_MIN, INT64_MAX, &seed, err) != OK ||
         field_int(o, "repeat_last_n", -1, INT32_MAX, &last_n, err) != OK ||
+        field_int(o, "num_ctx", 0, INT32_MAX, &ctx, err) != OK ||
         field_int(o, "num_predict", -2, INT32_MAX, &predict, err) != OK)
         return err->code;
     spec->n = 1;
+    spec->context = (int32_t)ctx;
     spec->max_tokens = predict > 0 ? (int32_t)predict : INT32_MAX; // as far as the context goes
     spec->sampling = (struct sampling){.temperature = (float)temperature,
                                        .top_k = (int32_t)MAX(top_k, 0),
                                        .top_p = top_p > 0 ? (float)top_p : 1e-6f,
                                        .min_p = (float)min_p,
                                        .typical_p = (float)typical_p,
-                                       .repetition_penalty = last_n ? (float)repeat : 1.0f,
-                                       .presence_penalty = (float)presence,
-                                       .frequency_penalty = (float)frequency,
                                        .seed = seed >= 0 ? (uint64_t)seed : seed_drawn()};
+    penalties_set(&spec->sampling, repeat, presence, frequency, last_n);
     return stops_read(s, o, spec, err);
 }
 
@@ -279,7 +280,7 @@ static json_t *generate_whole(const struct generation *g) {
     const struct completion *a = &g->completions[0];
     json_t *v = reply_json(g);
     json_object_set_new(v, "response", json_text_of(a->text.data, a->words_end));
-    logprobs_put(g, a, 0, a->n_read, v);
+    logprobs_put(g, a, 0, tokens_kept(a), v);
     end_put(g, a, v);
     context_put(g, a, v);
     return v;
@@ -344,7 +345,7 @@ static json_t *chat_whole(const struct generation *g) {
     json_t *v = reply_json(g);
     json_object_set_new(
         v, "message", message_json(json_text_of(a->text.data, a->words_end), calls_take(a, true)));
-    logprobs_put(g, a, 0, a->n_read, v);
+    logprobs_put(g, a, 0, tokens_kept(a), v);
     end_put(g, a, v);
     return v;
 }
@@ -480,6 +481,51 @@ static void generate_handle(void *ctx, struct exchange *x) {
     ask_start(s, x, &q, &generate_dialect, rc, !*prompt, &err);
 }
 
+/* Messages without the oldest `skip` that are not the system's. */
+static json_t *messages_after(const json_t *messages, size_t skip) {
+    json_t *list = json_array(), *m;
+    size_t i;
+    json_array_foreach (messages, i, m) {
+        bool keep = skip == 0 || strcmp(json_text_at(m, "role"), "system") == 0;
+        if (keep)
+            json_array_append(list, m);
+        else
+            skip--;
+    }
+    return list;
+}
+
+static int prompt_after(struct server *s, struct asked_text *q, const json_t *messages, size_t skip,
+                        struct error *err) {
+    struct generation_spec *spec = &q->spec;
+    for (int i = 0; i < spec->n_prompts; i++) ids_release(&spec->prompts[i]);
+    free(spec->prompts);
+    json_decref(spec->asked);
+    spec->prompts = NULL;
+    spec->asked = NULL;
+    spec->n_prompts = 0;
+    return prompt_of(s, q, messages_after(messages, skip), NULL, err);
+}
+
+/* As few of the oldest messages are left out as the context demands, and never the last: by
+ * halves, since each try reads all. */
+static int prompt_fit(struct server *s, struct asked_text *q, const json_t *messages,
+                      struct error *err) {
+    bool cut = true;
+    json_t *m;
+    size_t i, low = 0, high = 0;
+    if (field_bool(q->body, "truncate", &cut, err) != OK) return err->code;
+    int rc = prompt_after(s, q, messages, 0, err);
+    json_array_foreach (messages, i, m) high += strcmp(json_text_at(m, "role"), "system") != 0;
+    if (!cut || high < 2 || rc != OK || prompt_fits(s, &q->spec)) return rc;
+    for (high--; rc == OK && low + 1 < high;) {
+        size_t half = low + (high - low) / 2;
+        rc = prompt_after(s, q, messages, half, err);
+        *(rc == OK && prompt_fits(s, &q->spec) ? &high : &low) = half;
+    }
+    return rc == OK ? prompt_after(s, q, messages, high, err) : rc;
+}
+
 static int ollama_chat_read(struct server *s, struct asked_text *q, bool *empty,
                             struct error *err) {
     json_t *messages = field(q->body, "messages"), *m;
@@ -494,7 +540,7 @@ static int ollama_chat_read(struct server *s, struct asked_text *q, bool *empty,
     if (!json_is_array(messages))
         return error_set(err, ERR_USAGE, "'messages' must be a list of {role, content}");
     if (tools_read(s, q->body, &q->spec, err) != OK) return err->code;
-    return prompt_of(s, q, json_incref(messages), NULL, err);
+    return prompt_fit(s, q, messages, err);
 }
 
 static void chat_handle(void *ctx, struct exchange *x) {

@@ -21,7 +21,7 @@ int ollama_name(const json_t *body, const char **name, struct error *err);
 /* As target_find, of a name that must be there, in Ollama's words. */
 int ollama_target(struct server *s, const char *name, struct target *t, struct error *err);
 /* Ollama's options into sampling, stops and max_tokens. What only says how to load a model
- * (num_ctx, num_thread …) is another's business and ignored. */
+ * (num_thread, use_mmap …) is another's business and ignored. */
 int ollama_options_read(const struct server *s, const json_t *options, struct generation_spec *spec,
                         struct error *err);
 /* Puts the model's messages, its system message where there is none, and its template into a chat

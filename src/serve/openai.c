@@ -38,8 +38,18 @@ uint64_t seed_drawn(void) {
     return v >> 12; // so that clients in any language can send it back
 }
 
-static int bias_read(const struct server *s, const json_t *body, struct generation_spec *spec,
-                     struct error *err) {
+void penalties_set(struct sampling *s, double repeat, double presence, double frequency,
+                   int64_t last_n) {
+    s->repetition_penalty = last_n ? (float)repeat : 1.0f;
+    s->presence_penalty = last_n ? (float)presence : 0.0f;
+    s->frequency_penalty = last_n ? (float)frequency : 0.0f;
+    bool any = s->repetition_penalty != 1.0f || s->presence_penalty != 0.0f ||
+               s->frequency_penalty != 0.0f;
+    s->penalty_last_n = any ? (int32_t)(last_n < 0 ? INT32_MAX : last_n) : 0;
+}
+
+int bias_read(const struct server *s, const json_t *body, struct generation_spec *spec,
+              struct error *err) {
     json_t *o = field(body, "logit_bias"), *v;
     const char *key;
     if (!o) return OK;
@@ -252,8 +262,12 @@ int tools_read(struct server *s, const json_t *body, struct generation_spec *spe
     const json_t *tools = field(body, "tools"), *choice = field(body, "tool_choice"), *tool;
     size_t i;
     const char *how = json_is_string(choice) ? json_string_value(choice) : NULL;
+    bool parallel = true;
     if (!tools || json_array_size(tools) == 0) return OK;
-    if (tools_check(tools, err) != OK) return err->code;
+    if (tools_check(tools, err) != OK ||
+        field_bool(body, "parallel_tool_calls", &parallel, err) != OK)
+        return err->code;
+    spec->one_call = !parallel;
     if (json_is_object(choice))
         return tools_force(s, tools, json_text_at(json_object_get(choice, "function"), "name"),
                            spec, err);
@@ -382,6 +396,19 @@ int chat_prompt(const struct server *s, json_t *body, struct generation_spec *sp
     return OK;
 }
 
+static int prompt_tops_read(const json_t *body, struct generation_spec *spec, struct error *err) {
+    int64_t top = 0;
+    spec->prompt_tops =
+        field(body, "prompt_logprobs") && !json_is_false(field(body, "prompt_logprobs"));
+    if (!spec->prompt_tops) return OK;
+    if (field_int(body, "prompt_logprobs", 0, ENGINE_TOP_MAX, &top, err) != OK) return err->code;
+    if (spec->stream)
+        return error_set(err, ERR_USAGE, "`prompt_logprobs` are not available when `stream=True`.");
+    spec->n_prompt_top = (int)top;
+    spec->prompt_logprobs = true;
+    return OK;
+}
+
 /* The fields of logprobs, and how long a reply may be. */
 static int chat_limits(const struct server *s, const json_t *body, struct generation_spec *spec,
                        struct error *err) {
@@ -395,10 +422,10 @@ static int chat_limits(const struct server *s, const json_t *body, struct genera
         return error_set(err, ERR_USAGE, "'top_logprobs' wants 'logprobs' to be true");
     spec->n_top = (int)top;
     spec->max_tokens = (int32_t)max;
-    return OK;
+    return prompt_tops_read(body, spec, err);
 }
 
-static json_t *token_logprob(const struct server *s, int32_t id, float logprob) {
+json_t *json_token_logprob(const struct server *s, int32_t id, float logprob) {
     struct buf b = {0};
     json_t *bytes = json_array();
     tok_decode(s->m->tok, id, true, &b);
@@ -414,10 +441,10 @@ json_t *logprobs_list(const struct generation *g, const struct completion *a, in
     const struct request *r = &a->ticket.request;
     json_t *content = json_array();
     for (int32_t i = from; i < to; i++) {
-        json_t *v = token_logprob(g->s, r->out[i], r->out_logprob[i]), *top = json_array();
-        for (int32_t k = 0; k < r->n_top; k++)
-            json_array_append_new(top, token_logprob(g->s, r->top_ids[i * r->n_top + k],
-                                                     r->top_logprob[i * r->n_top + k]));
+        json_t *v = json_token_logprob(g->s, r->out[i], r->out_logprob[i]), *top = json_array();
+        for (int32_t k = 0; k < g->spec.n_top; k++)
+            json_array_append_new(top, json_token_logprob(g->s, r->top_ids[i * r->n_top + k],
+                                                          r->top_logprob[i * r->n_top + k]));
         json_object_set_new(v, "top_logprobs", top);
         json_array_append_new(content, v);
     }
@@ -428,6 +455,36 @@ static json_t *chat_logprobs(const struct generation *g, const struct completion
                              int32_t to) {
     if (!g->spec.logprobs) return json_null();
     return json_pack("{s:o,s:n}", "content", logprobs_list(g, a, from, to), "refusal");
+}
+
+static void prompt_top_add(const struct server *s, json_t *tops, int32_t id, float logprob,
+                           int rank) {
+    char key[16];
+    snprintf(key, sizeof key, "%d", id);
+    json_object_set_new(tops, key,
+                        json_pack("{s:o,s:o,s:o}", "logprob", json_logprob(logprob), "rank",
+                                  rank ? json_integer(rank) : json_null(), "decoded_token",
+                                  json_token(s, id)));
+}
+
+/* vLLM's: each token among its alternatives by id, none at the first. The rank of a token that is
+ * not among them is not known. */
+static json_t *prompt_tops(const struct generation *g, const struct completion *a) {
+    const struct request *r = &a->ticket.request;
+    json_t *list = json_pack("[n]");
+    for (int32_t i = 1; i < r->n_prompt; i++) {
+        const int32_t *ids = r->prompt_top_ids + (int64_t)i * r->n_top;
+        const float *logprobs = r->prompt_top_logprob + (int64_t)i * r->n_top;
+        json_t *tops = json_object();
+        int rank = 0;
+        for (int k = r->n_top; k > 0; k--)
+            if (ids[k - 1] == r->prompt[i]) rank = k;
+        prompt_top_add(g->s, tops, r->prompt[i], r->prompt_logprob[i], rank);
+        for (int k = 0; k < g->spec.n_prompt_top; k++)
+            if (k + 1 != rank) prompt_top_add(g->s, tops, ids[k], logprobs[k], k + 1);
+        json_array_append_new(list, tops);
+    }
+    return list;
 }
 
 static json_t *usage_json(const struct generation *g) {
@@ -481,13 +538,6 @@ static void tool_delta(const struct generation *g, struct completion *a, int i, 
     c->sent = none ? strlen(NO_ARGUMENTS) : end - c->args;
 }
 
-/* The tokens whose text has been told. */
-int32_t tokens_told(const struct completion *a) {
-    int32_t n = a->tokens_sent;
-    while (n < a->n_read && (a->done || a->ends[n] <= a->sent)) n++;
-    return n;
-}
-
 /* A team's turns, before its answer. */
 static void thoughts_delta(const struct generation *g, struct completion *a, struct buf *out) {
     size_t n = a->thoughts.len - a->thoughts_sent;
@@ -510,8 +560,11 @@ static void chat_delta(const struct generation *g, struct completion *a, struct 
     for (int i = 0; i < a->n_tools; i++) tool_delta(g, a, i, out);
 }
 
+/* Tokens that are no words have had no chunk of their own. */
 static void chat_finish(const struct generation *g, struct completion *a, struct buf *out) {
-    chunk_add(g, a, json_object(), json_null(), answer_reason(a), out);
+    int32_t from = a->tokens_sent, to = a->outside ? from : tokens_told(a);
+    chunk_add(g, a, json_object(), from < to ? chat_logprobs(g, a, from, to) : json_null(),
+              answer_reason(a), out);
 }
 
 static void usage_end(const struct generation *g, const char *object, struct buf *out) {
@@ -557,11 +610,13 @@ static json_t *chat_whole(const struct generation *g) {
         const struct completion *a = &g->completions[i];
         json_array_append_new(choices,
                               json_pack("{s:i,s:o,s:o,s:s}", "index", i, "message", chat_message(a),
-                                        "logprobs", chat_logprobs(g, a, 0, a->n_read),
+                                        "logprobs", chat_logprobs(g, a, 0, tokens_kept(a)),
                                         "finish_reason", answer_reason(a)));
     }
     json_t *v = envelope(g, "chat.completion", choices);
     json_object_set_new(v, "usage", usage_json(g));
+    if (g->spec.prompt_tops)
+        json_object_set_new(v, "prompt_logprobs", prompt_tops(g, g->completions));
     return v;
 }
 
@@ -573,12 +628,66 @@ static const struct dialect chat_dialect = {.stream_type = "text/event-stream",
                                             .end = chat_end,
                                             .whole = chat_whole};
 
-/* Whoever is asked for in a body. llama.cpp's `lora` says it without a name. */
-static int target_read(struct server *s, const json_t *body, struct target *t, struct error *err) {
-    const json_t *lora = field(body, "lora");
-    const char *model = NULL;
+/* whom a body asks for */
+
+/* LoRAX's merged_adapters, as the sum that it is: {ids, weights, merge_strategy}. */
+static int target_merged(struct server *s, const json_t *merged, struct target *t,
+                         struct error *err) {
+    const json_t *ids = field(merged, "ids"), *weights = field(merged, "weights"), *id;
+    const char *strategy = "linear";
+    struct buf sum = {0};
+    size_t i;
+    if (field_text(merged, "merge_strategy", &strategy, err) != OK) return err->code;
+    if (strcmp(strategy, "linear") != 0)
+        return error_set(err, ERR_USAGE,
+                         "'merge_strategy' is linear in requests; make others with 'shoal adapter "
+                         "merge' and load what it writes");
+    if (!json_is_texts(ids) || json_array_size(ids) == 0 ||
+        (weights && json_array_size(weights) != json_array_size(ids)))
+        return error_set(err, ERR_USAGE, "'merged_adapters' must have 'ids' and as many 'weights'");
+    json_array_foreach (ids, i, id) {
+        const json_t *w = json_array_get(weights, i);
+        if (weights && !json_is_number(w)) {
+            buf_release(&sum);
+            return error_set(err, ERR_USAGE, "'weights' must be numbers");
+        }
+        buf_printf(&sum, "%s%s*%.9f", i ? "+" : "", json_string_value(id),
+                   weights ? json_number_value(w) : 1.0);
+    }
+    int rc = target_find(s, sum.data, t, err);
+    buf_release(&sum);
+    return rc;
+}
+
+/* LoRAX's adapter_id: a name, or, where the source is this machine, the path it was loaded from. */
+static int target_lorax(struct server *s, const json_t *parameters, const char *id,
+                        struct target *t, struct error *err) {
+    static const char *const sources[] = {"hub", "local", "s3", "pbase"};
+    const char *source = "hub";
+    bool known = false;
+    int n, at = 0;
+    if (field_text(parameters, "adapter_source", &source, err) != OK) return err->code;
+    for (size_t i = 0; i < ARRAY_LEN(sources); i++) known |= strcmp(source, sources[i]) == 0;
+    if (!known)
+        return error_set(err, ERR_USAGE, "'adapter_source' must be hub, local, s3 or pbase");
+    struct listed *v = server_adapters(s, &n);
+    while (at < n && strcmp(v[at].path, id) != 0) at++;
+    bool by_path = at < n && strcmp(source, "local") == 0;
+    int rc = target_find(s, by_path ? v[at].name : id, t, err);
+    server_adapters_free(v, n);
+    return rc;
+}
+
+int target_read(struct server *s, const json_t *body, struct target *t, struct error *err) {
+    const json_t *lora = field(body, "lora"), *parameters = field(body, "parameters"),
+                 *merged = field(parameters, "merged_adapters");
+    const char *model = NULL, *id = NULL;
     if (lora) return target_of_list(s, lora, t, err);
-    if (field_text(body, "model", &model, err) != OK) return err->code;
+    if (field_text(body, "model", &model, err) != OK ||
+        field_text(parameters, "adapter_id", &id, err) != OK)
+        return err->code;
+    if (merged) return target_merged(s, merged, t, err);
+    if (id && *id) return target_lorax(s, parameters, id, t, err);
     return target_find(s, model, t, err);
 }
 
@@ -689,11 +798,10 @@ int ids_of_prompts(const struct server *s, const json_t *v, int most, struct ids
 
 static int completion_limits(struct server *s, const json_t *body, struct generation_spec *spec,
                              struct error *err) {
-    int64_t max = 16, logprobs = -1, best_of = spec->n;
+    int64_t max = 16, logprobs = -1, best_of = spec->n, n = spec->n;
     const char *suffix = NULL;
     if (field_int(body, "max_tokens", 0, INT32_MAX, &max, err) != OK ||
         field_int(body, "logprobs", 0, ENGINE_TOP_MAX, &logprobs, err) != OK ||
-        field_int(body, "prompt_logprobs", 0, ENGINE_TOP_MAX, &logprobs, err) != OK ||
         field_int(body, "best_of", 1, MAX_N, &best_of, err) != OK ||
         field_bool(body, "echo", &spec->echo, err) != OK ||
         field_text(body, "suffix", &suffix, err) != OK)
@@ -701,14 +809,21 @@ static int completion_limits(struct server *s, const json_t *body, struct genera
     if (suffix && *suffix)
         return error_set(err, ERR_USAGE,
                          "'suffix' is not supported: no model here fills in middles");
-    if (best_of != spec->n)
-        return error_set(err, ERR_USAGE, "'best_of' is not supported beyond 'n'");
+    if (best_of < n || (best_of > n && spec->stream))
+        return error_set(err, ERR_USAGE,
+                         "'best_of' must not be less than 'n', and is not for streams");
+    if (best_of > n) {
+        spec->n_best = (int)n;
+        spec->n = (int)best_of;
+    }
     spec->max_tokens = (int32_t)max;
     spec->logprobs = logprobs >= 0;
     spec->n_top = spec->logprobs ? (int)MAX(logprobs, 1) : 0;
     spec->prompt_logprobs = spec->logprobs && spec->echo;
+    if (prompt_tops_read(body, spec, err) != OK) return err->code;
     if (spec->echo && spec->logprobs && max == 1) spec->n_stop_ids = 0; // the one token is told
-    if (json_is_string(field(body, "prompt")))
+    /* what is rated is the first answer, which need not be the one that is told */
+    if (json_is_string(field(body, "prompt")) && !spec->n_best)
         spec->asked = json_pack("{s:O}", "prompt", field(body, "prompt"));
     return ids_of_prompts(s, field(body, "prompt"), MAX_PROMPTS, &spec->prompts, &spec->n_prompts,
                           err);
@@ -779,28 +894,54 @@ static const char *completion_reason(const struct generation *g, const struct co
     return eos ? "stop" : answer_reason(a);
 }
 
-static json_t *completion_choice(const struct generation *g, const struct completion *a,
-                                 json_t *text, json_t *logprobs, const char *reason) {
-    (void)g;
-    return json_pack("{s:i,s:o,s:o,s:s?}", "index", a->index, "text", text, "logprobs", logprobs,
+static json_t *completion_choice(int index, json_t *text, json_t *logprobs, const char *reason) {
+    return json_pack("{s:i,s:o,s:o,s:s?}", "index", index, "text", text, "logprobs", logprobs,
                      "finish_reason", reason);
+}
+
+static json_t *choice_whole(const struct generation *g, const struct completion *a, int index) {
+    struct buf text = {0};
+    json_int_t offset = 0;
+    bool with_prompt = g->spec.echo && g->spec.logprobs;
+    /* who reads a prompt's log-probabilities counts on the token after it */
+    int32_t to = with_prompt ? a->n_read : tokens_kept(a);
+    echo_add(g, a, &text);
+    buf_add(&text, a->text.data, a->words_end);
+    json_t *v = completion_choice(
+        index, json_text_of(text.data, text.len),
+        g->spec.logprobs ? completion_logprobs(g, a, 0, to, with_prompt, &offset) : json_null(),
+        completion_reason(g, a));
+    if (g->spec.prompt_tops) json_object_set_new(v, "prompt_logprobs", prompt_tops(g, a));
+    buf_release(&text);
+    return v;
+}
+
+static double mean_logprob(const struct completion *a) {
+    const struct request *r = &a->ticket.request;
+    double sum = 0;
+    for (int32_t i = 0; i < r->n_out; i++) sum += (double)r->out_logprob[i];
+    return r->n_out ? sum / r->n_out : 0;
+}
+
+/* Of a prompt's answers those whose tokens were the most probable, the best first. */
+static void choices_best(const struct generation *g, int prompt, json_t *choices) {
+    const struct completion *all = g->completions + (ptrdiff_t)prompt * g->spec.n;
+    bool taken[MAX_N] = {false};
+    for (int k = 0; k < g->spec.n_best; k++) {
+        int best = -1;
+        for (int i = 0; i < g->spec.n; i++)
+            if (!taken[i] && (best < 0 || mean_logprob(&all[i]) > mean_logprob(&all[best])))
+                best = i;
+        taken[best] = true;
+        json_array_append_new(choices, choice_whole(g, &all[best], prompt * g->spec.n_best + k));
+    }
 }
 
 static json_t *completion_whole(const struct generation *g) {
     json_t *choices = json_array();
-    for (int i = 0; i < g->n_completions; i++) {
-        const struct completion *a = &g->completions[i];
-        struct buf text = {0};
-        json_int_t offset = 0;
-        echo_add(g, a, &text);
-        buf_add(&text, a->text.data, a->words_end);
-        json_t *logprobs = g->spec.logprobs ? completion_logprobs(g, a, 0, a->n_read,
-                                                                  g->spec.prompt_logprobs, &offset)
-                                            : json_null();
-        json_array_append_new(choices, completion_choice(g, a, json_text_of(text.data, text.len),
-                                                         logprobs, completion_reason(g, a)));
-        buf_release(&text);
-    }
+    for (int i = 0; g->spec.n_best && i < g->spec.n_prompts; i++) choices_best(g, i, choices);
+    for (int i = 0; !g->spec.n_best && i < g->n_completions; i++)
+        json_array_append_new(choices, choice_whole(g, &g->completions[i], i));
     json_t *v = envelope(g, "text_completion", choices);
     json_object_set_new(v, "usage", usage_json(g));
     return v;
@@ -808,7 +949,7 @@ static json_t *completion_whole(const struct generation *g) {
 
 static void completion_chunk(const struct generation *g, const struct completion *a, json_t *text,
                              json_t *logprobs, const char *reason, struct buf *out) {
-    json_t *choice = completion_choice(g, a, text, logprobs, reason);
+    json_t *choice = completion_choice(a->index, text, logprobs, reason);
     sse_add(out, envelope(g, "text_completion", json_pack("[o]", choice)));
 }
 
@@ -831,7 +972,10 @@ static void completion_delta(const struct generation *g, struct completion *a, s
 }
 
 static void completion_finish(const struct generation *g, struct completion *a, struct buf *out) {
-    completion_chunk(g, a, json_string(""), json_null(), completion_reason(g, a), out);
+    int32_t from = a->tokens_sent, to = tokens_told(a);
+    bool more = g->spec.logprobs && from < to;
+    json_t *rest = more ? completion_logprobs(g, a, from, to, false, &a->offset) : json_null();
+    completion_chunk(g, a, json_string(""), rest, completion_reason(g, a), out);
 }
 
 static void completion_end(const struct generation *g, struct buf *out) {
@@ -985,12 +1129,25 @@ static void embedding_handle(void *ctx, struct exchange *x) {
 
 /* models */
 
+/* What OpenAI's cards once had and vLLM's still have. */
+static json_t *permission_json(const char *model, int64_t created) {
+    char *id = xasprintf("modelperm-%s", model);
+    json_t *v =
+        json_pack("{s:s,s:s,s:I,s:b,s:b,s:b,s:b,s:b,s:b,s:s,s:n,s:b}", "id", id, "object",
+                  "model_permission", "created", (json_int_t)created, "allow_create_engine", 0,
+                  "allow_sampling", 1, "allow_logprobs", 1, "allow_search_indices", 0, "allow_view",
+                  1, "allow_fine_tuning", 0, "organization", "*", "group", "is_blocking", 0);
+    free(id);
+    return v;
+}
+
 static json_t *model_card(const struct server *s, const char *id, const char *root,
                           const char *parent, int64_t created) {
     json_t *path = json_path(root);
-    return json_pack("{s:s,s:s,s:I,s:s,s:o,s:s?,s:i,s:[]}", "id", id, "object", "model", "created",
-                     (json_int_t)created, "owned_by", "shoal", "root", path, "parent", parent,
-                     "max_model_len", engine_max_len(s->e), "permission");
+    return json_pack("{s:s,s:s,s:I,s:s,s:o,s:s?,s:i,s:[o]}", "id", id, "object", "model", "created",
+                     (json_int_t)created, "owned_by", "vllm", "root", path, "parent", parent,
+                     "max_model_len", engine_max_len(s->e), "permission",
+                     permission_json(id, created));
 }
 
 static void models_handle(void *ctx, struct exchange *x) {
@@ -998,6 +1155,9 @@ static void models_handle(void *ctx, struct exchange *x) {
     int n;
     struct listed *v = server_adapters(s, &n);
     json_t *data = json_pack("[o]", model_card(s, s->name, s->path, NULL, s->started));
+    for (int i = 0; i < s->o->names.n; i++)
+        if (strcmp(s->o->names.v[i], s->name) != 0)
+            json_array_append_new(data, model_card(s, s->o->names.v[i], s->path, NULL, s->started));
     for (int i = 0; i < n; i++)
         json_array_append_new(data, model_card(s, v[i].name, v[i].path, s->name, v[i].created));
     server_adapters_free(v, n);

@@ -320,7 +320,7 @@ static int target_add(struct server *s, const char *name, float weight, struct t
                       struct error *err) {
     if (t->n == ENGINE_MIX_MAX)
         return error_set(err, ERR_USAGE, "a mix has at most %d adapters", ENGINE_MIX_MAX);
-    if (!listed_has(s, name))
+    if (!listed_has(s, name) && !vllm_resolve(s, name))
         return error_set(err, ERR_MISSING,
                          "the model '%s' does not exist; GET /v1/models lists those that do", name);
     if (listed_bare(s, name)) return OK;

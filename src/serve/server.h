@@ -197,6 +197,12 @@ struct body_sink *ollama_sink(struct server *s, struct exchange *x, const struct
  * otherwise. */
 void model_settings_apply(struct server *s, const struct target *t, json_t *body);
 
+/* vllm.c: whether an adapter of that name was found where vLLM's environment says, and is loaded
+ * now. */
+bool vllm_resolve(struct server *s, const char *name);
+/* llamacpp.c: {content} as its tokens */
+void llamacpp_tokenize(const struct server *s, struct exchange *x, const json_t *body);
+
 struct generation_spec;
 /* Bodies as requests: whom they ask and for what, the caller's also after an error. */
 int chat_read(struct server *s, json_t *body, struct target *t, struct generation_spec *spec,

@@ -10,6 +10,38 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* adapters of a folder, by first use */
+
+/* Whether an adapter was made for this base, by what its configuration calls that. */
+static bool is_for_base(const struct server *s, const char *config) {
+    struct error err;
+    json_t *v = json_file(config, &err);
+    const char *base = json_text_at(v, "base_model_name_or_path"), *slash = strrchr(base, '/');
+    bool is =
+        *base && (strcmp(base, s->path) == 0 || strcmp(slash ? slash + 1 : base, s->name) == 0);
+    for (int i = 0; i < s->o->names.n; i++) is |= strcmp(base, s->o->names.v[i]) == 0;
+    json_decref(v);
+    return is;
+}
+
+bool vllm_resolve(struct server *s, const char *name) {
+    const char *plugins = getenv("VLLM_PLUGINS"), *folder = getenv("VLLM_LORA_RESOLVER_CACHE_DIR");
+    struct error err;
+    if (!plugins || !folder || !strstr(plugins, "lora_filesystem_resolver")) return false;
+    if (!*name || *name == '.' || strchr(name, '/')) return false;
+    char *path = path_join(folder, name), *config = path_join(path, "adapter_config.json");
+    bool loaded = path_exists(config) && is_for_base(s, config);
+    if (loaded && server_adapter_load(s, name, path, false, &err) != OK && err.code != ERR_STATE) {
+        warn("'%s' was asked for and cannot be loaded: %s", path, err.text);
+        loaded = false;
+    }
+    free(config);
+    free(path);
+    return loaded;
+}
+
+/* adapters by command */
+
 static void said(struct exchange *x, const char *fmt, const char *name) {
     char *text = xasprintf(fmt, name);
     exchange_reply(x, 200, "text/plain; charset=utf-8", text, strlen(text));
@@ -31,14 +63,18 @@ static bool names_read(struct exchange *x, const json_t *body, const char **name
 static void load_handle(void *ctx, struct exchange *x) {
     struct error err;
     const char *name = "", *path = "";
-    bool again = false;
+    bool again = false, stacked = false;
     json_t *body = exchange_json(x, &err);
     if (!body) {
         api_fail(x, 400, "BadRequestError", NULL, NULL, "%s", err.text);
         return;
     }
     if (!names_read(x, body, &name, &path)) {
-    } else if (field_bool(body, "load_inplace", &again, &err) != OK) {
+    } else if (field_bool(body, "load_inplace", &again, &err) != OK ||
+               field_bool(body, "is_3d_lora_weight", &stacked, &err) != OK ||
+               (stacked && error_set(&err, ERR_USAGE,
+                                     "'is_3d_lora_weight' is of experts' weights, which no model "
+                                     "here has") != OK)) {
         api_fail(x, 400, "BadRequestError", NULL, NULL, "%s", err.text);
     } else if (!*name || !*path) {
         api_fail(x, 400, "InvalidUserInput", NULL, NULL,
@@ -106,12 +142,18 @@ int tokenize_read(const struct server *s, json_t *body, struct ids *out, struct 
     return OK;
 }
 
+/* Also llama.cpp's, which calls the text `content`. */
 static void tokenize_handle(void *ctx, struct exchange *x) {
     struct server *s = ctx;
     struct ids ids = {0};
     struct error err;
     bool names = false;
     json_t *body = exchange_json(x, &err);
+    if (body && field(body, "content") && !field(body, "prompt") && !field(body, "messages")) {
+        llamacpp_tokenize(s, x, body);
+        json_decref(body);
+        return;
+    }
     int rc = body ? tokenize_read(s, body, &ids, &err) : err.code;
     if (rc == OK) rc = field_bool(body, "return_token_strs", &names, &err);
     if (rc == OK) {
@@ -131,6 +173,7 @@ static void tokenize_handle(void *ctx, struct exchange *x) {
     json_decref(body);
 }
 
+/* `prompt` is vLLM's name of the text and `content` llama.cpp's; they ask alike. */
 static void detokenize_handle(void *ctx, struct exchange *x) {
     struct server *s = ctx;
     struct ids *ids = NULL;
@@ -147,8 +190,10 @@ static void detokenize_handle(void *ctx, struct exchange *x) {
     if (rc == OK) {
         if (n) tok_decode_all(s->m->tok, ids[0].v, ids[0].n, true, &text);
         buf_add_clean(&clean, text.data ? text.data : "", text.len);
-        exchange_reply_json(x, 200,
-                            json_pack("{s:s%}", "prompt", clean.data ? clean.data : "", clean.len));
+        const char *said_so = clean.data ? clean.data : "";
+        exchange_reply_json(
+            x, 200,
+            json_pack("{s:s%,s:s%}", "prompt", said_so, clean.len, "content", said_so, clean.len));
     } else {
         api_fail_error(x, &err, "tokens");
     }

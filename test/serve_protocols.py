@@ -1,0 +1,471 @@
+# serve_protocols: the statements of the wire formats that test_ollama.sh and test_clients.sh do not check, one test each,
+# against the server that test_api.sh has started: the base fry (alias: second-name), adapters one and two, and in the
+# resolver's folder late (this base's), alien (another base's), bad (damaged).
+import base64, json, math, os, struct, threading, time, urllib.error, urllib.request
+
+url, tmp, tooled = os.environ['URL'], os.environ['TMP'], os.environ['TOOLED']
+
+def call(method, path, body=None, headers={}, at=None):
+    data = None if body is None else json.dumps(body).encode()
+    q = urllib.request.Request((at or url) + path, data, dict({'Content-Type': 'application/json'}, **headers), method=method)
+    try:
+        with urllib.request.urlopen(q, timeout=120) as r:
+            return r.status, r.read().decode(), r.headers
+    except urllib.error.HTTPError as e:
+        return e.code, e.read().decode(), e.headers
+
+def post(path, at=None, **body):
+    status, text, _ = call('POST', path, body, at=at)
+    assert status == 200, (status, text[:300])
+    return json.loads(text)
+
+def get(path):
+    status, text, _ = call('GET', path)
+    assert status == 200, (status, text[:300])
+    return json.loads(text)
+
+def events(path, at=None, **body):
+    status, text, headers = call('POST', path, dict(body, stream=True), at=at)
+    assert status == 200 and headers['Content-Type'] == 'text/event-stream', (status, text[:300])
+    return [e[6:] for e in text.split('\n\n') if e.startswith('data: ')]
+
+def chunks(path, at=None, **body):
+    v = events(path, at, **body)
+    assert v[-1] == '[DONE]', v[-1]
+    return [json.loads(e) for e in v[:-1]]
+
+def same(have, want):
+    assert have == want, 'have %r, want %r' % (have, want)
+
+def refused(path, status, words, **body):
+    code, text, _ = call('POST', path, body)
+    e = json.loads(text)['error']
+    assert code == status and words in e['message'] and set(e) == {'message', 'type', 'param', 'code'}, (code, text[:300])
+    return e
+
+ASK = '412と907、大きいのは？'
+
+def user(text):
+    return [{'role': 'user', 'content': text}]
+
+def chat(**body):
+    return post('/v1/chat/completions', **dict({'temperature': 0, 'max_tokens': 12, 'messages': user(ASK)}, **body))
+
+def words(**body):
+    return chat(**body)['choices'][0]['message']['content']
+
+tests = []
+def test(f):
+    tests.append(f)
+
+# OpenAI
+
+@test
+def _():
+    "chat: the fields of a reply and of its chunks"
+    v = chat(model='one')
+    same(set(v), {'id', 'object', 'created', 'model', 'choices', 'usage', 'system_fingerprint'})
+    same((v['object'], v['model'], v['id'][:9]), ('chat.completion', 'one', 'chatcmpl-'))
+    c = v['choices'][0]
+    same((set(c), c['logprobs']), ({'index', 'message', 'logprobs', 'finish_reason'}, None))
+    same((set(c['message']), c['message']['refusal']), ({'role', 'content', 'refusal'}, None))
+    u = v['usage']
+    same(u['total_tokens'], u['prompt_tokens'] + u['completion_tokens'])
+    assert isinstance(u['prompt_tokens_details']['cached_tokens'], int)
+    parts = chunks('/v1/chat/completions', model='one', messages=user(ASK), temperature=0, max_tokens=12, stream_options={'include_usage': True})
+    same({(p['id'], p['created'], p['object']) for p in parts}, {(parts[0]['id'], parts[0]['created'], 'chat.completion.chunk')})
+    same(parts[0]['choices'][0]['delta'], {'role': 'assistant', 'content': ''})
+    same((parts[-2]['choices'][0]['delta'], parts[-2]['choices'][0]['finish_reason']), ({}, c['finish_reason']))
+    same((parts[-1]['choices'], parts[-1]['usage']['completion_tokens']), ([], u['completion_tokens']))
+    same({p['usage'] is None for p in parts[:-1]}, {True})
+    same(''.join(p['choices'][0]['delta'].get('content', '') for p in parts[:-1]), c['message']['content'])
+    assert all('usage' not in p for p in chunks('/v1/chat/completions', messages=user('x'), max_tokens=2))
+
+@test
+def _():
+    "log-probabilities end with the text that a stop text leaves"
+    ask = dict(model='one', messages=user('sort: k b x'), logprobs=True)
+    full = chat(**ask)['choices'][0]
+    all_tokens = [t['token'] for t in full['logprobs']['content']]
+    stop = all_tokens[3]
+    assert stop[0] == ' ' and stop not in all_tokens[:3], all_tokens
+    cut = chat(**ask, stop=[stop])['choices'][0]
+    same(cut['message']['content'], full['message']['content'].split(stop)[0])
+    same([t['token'] for t in cut['logprobs']['content']], all_tokens[:3])
+    inside = chat(**ask, stop=[stop.strip()])['choices'][0]
+    same([t['token'] for t in inside['logprobs']['content']], all_tokens[:4]) # its blank is told
+    parts = chunks('/v1/chat/completions', **ask, temperature=0, max_tokens=12, stop=[stop])
+    same([t['token'] for p in parts for t in (p['choices'][0]['logprobs'] or {'content': []})['content']], all_tokens[:3])
+    v = post('/v1/completions', model='one', prompt='sort: k b x', temperature=0, max_tokens=8, logprobs=1)['choices'][0]
+    t = v['logprobs']['tokens']
+    cut = post('/v1/completions', model='one', prompt='sort: k b x', temperature=0, max_tokens=8, logprobs=1, stop=t[2])['choices'][0]
+    for k in ('tokens', 'token_logprobs', 'top_logprobs', 'text_offset'):
+        same(cut['logprobs'][k], v['logprobs'][k][:t.index(t[2])])
+    o = post('/api/chat', **ask, stream=False, options={'temperature': 0, 'num_predict': 12, 'stop': [stop]})
+    same([t['token'] for t in o['logprobs']], all_tokens[:3])
+
+@test
+def _():
+    "what streams tell of tokens is all that whole replies do, also of those without text"
+    silent = str(post('/tokenize', prompt='<|endoftext|>', add_special_tokens=False)['tokens'][0])
+    for bias in (0, 7.5, 100): # sometimes a token without text, and always
+        body = dict(model='two', prompt='猫は', temperature=3, seed=5, max_tokens=20, logprobs=2, ignore_eos=True, logit_bias={silent: bias})
+        whole = post('/v1/completions', **body)['choices'][0]
+        parts = [p['choices'][0] for p in chunks('/v1/completions', **body)]
+        same(''.join(p['text'] for p in parts), whole['text'])
+        same(len(whole['logprobs']['tokens']), 20)
+        for k in ('tokens', 'text_offset'):
+            same([t for p in parts if p['logprobs'] for t in p['logprobs'][k]], whole['logprobs'][k])
+        body = dict(body, messages=user(ASK), logprobs=True)
+        whole = post('/v1/chat/completions', **body)['choices'][0]
+        parts = [p['choices'][0] for p in chunks('/v1/chat/completions', **body)]
+        same([t['token'] for p in parts if p['logprobs'] for t in p['logprobs']['content']], [t['token'] for t in whole['logprobs']['content']])
+    same(whole['message']['content'], '')
+
+@test
+def _():
+    "completions: one token after an echoed prompt, every position with itself and the best, equal as floats"
+    prompts = [[5, 6, 7, 300], [250, 251]]
+    v = post('/v1/completions', model='one', prompt=prompts, temperature=0, max_tokens=1, logprobs=1, seed=1234, echo=True)
+    for c, p in zip(v['choices'], prompts):
+        l = c['logprobs']
+        same([len(l[k]) for k in ('tokens', 'token_logprobs', 'top_logprobs', 'text_offset')], [len(p) + 1] * 4)
+        same((l['token_logprobs'][0], l['top_logprobs'][0]), (None, None))
+        for t, x, top in zip(l['tokens'][1:], l['token_logprobs'][1:], l['top_logprobs'][1:]):
+            assert x in top.values() and 1 <= len(top) <= 2, (t, x, top)
+        same(l['token_logprobs'][-1], max(l['top_logprobs'][-1].values()))
+    same([c['index'] for c in v['choices']], [0, 1])
+    none = post('/v1/completions', model='one', prompt=prompts[0], temperature=0, max_tokens=0, logprobs=1, echo=True)['choices'][0]
+    same(len(none['logprobs']['tokens']), 4)
+
+@test
+def _():
+    "completions: index is prompt·n + sample, and best_of tells the most probable"
+    v = post('/v1/completions', model='two', prompt=['春', '12 +'], n=3, temperature=2, seed=3, max_tokens=6, logprobs=0)
+    same([c['index'] for c in v['choices']], list(range(6)))
+    best = post('/v1/completions', model='two', prompt=['春', '12 +'], n=1, best_of=3, temperature=2, seed=3, max_tokens=6, logprobs=0)
+    mean = lambda c: sum(c['logprobs']['token_logprobs']) / max(len(c['logprobs']['token_logprobs']), 1)
+    for p in (0, 1):
+        want = max(v['choices'][3 * p:3 * p + 3], key=mean)
+        same((best['choices'][p]['index'], best['choices'][p]['text']), (p, want['text']))
+    same((len(best['choices']), best['usage']['completion_tokens']), (2, v['usage']['completion_tokens']))
+    refused('/v1/completions', 400, "'best_of'", prompt='x', n=3, best_of=2)
+    refused('/v1/completions', 400, "'best_of'", prompt='x', best_of=2, stream=True)
+
+@test
+def _():
+    "prompt_logprobs as vLLM has them"
+    p = post('/tokenize', prompt='12 + 30 =')['tokens']
+    v = post('/v1/completions', model='one', prompt=p, temperature=0, max_tokens=1, prompt_logprobs=2)['choices'][0]
+    echo = post('/v1/completions', model='one', prompt=p, temperature=0, max_tokens=1, logprobs=2, echo=True)['choices'][0]['logprobs']
+    rows = v['prompt_logprobs']
+    same((len(rows), rows[0], v['logprobs']), (len(p), None, None))
+    for i in range(1, len(p)):
+        mine = rows[i][str(p[i])]
+        same((mine['logprob'], mine['decoded_token']), (echo['token_logprobs'][i], echo['tokens'][i]))
+        same(sorted((e['logprob'] for e in rows[i].values()), reverse=True)[:2], sorted(echo['top_logprobs'][i].values(), reverse=True)[:2])
+        same(next(e['rank'] for e in rows[i].values() if e['logprob'] == max(echo['top_logprobs'][i].values())), 1)
+    c = chat(model='one', prompt_logprobs=0, max_tokens=1)
+    same((len(c['prompt_logprobs']), {len(r) for r in c['prompt_logprobs'][1:]}), (c['usage']['prompt_tokens'], {1}))
+    refused('/v1/completions', 400, '`prompt_logprobs` are not available when `stream=True`.', prompt='x', prompt_logprobs=1, stream=True)
+    both = post('/v1/completions', model='one', prompt=p, temperature=0, max_tokens=2, prompt_logprobs=3, logprobs=1)['choices'][0]
+    same([len(t) for t in both['logprobs']['top_logprobs']], [1, 1])
+
+@test
+def _():
+    "embeddings: floats, base64, tokens, dimensions"
+    f = post('/v1/embeddings', model='one', input=['one', '二'])
+    b = post('/v1/embeddings', model='one', input=['one', '二'], encoding_format='base64')
+    same((f['object'], [d['index'] for d in f['data']], f['usage']['total_tokens']), ('list', [0, 1], f['usage']['prompt_tokens']))
+    for x, y in zip(f['data'], b['data']):
+        raw = base64.b64decode(y['embedding'])
+        same([struct.unpack('<f', struct.pack('<f', e))[0] for e in x['embedding']], list(struct.unpack('<%df' % (len(raw) // 4), raw)))
+    ids = post('/v1/embeddings', model='one', input=post('/tokenize', prompt='one')['tokens'], dimensions=8)
+    full = f['data'][0]['embedding'][:8]
+    norm = math.sqrt(sum(e * e for e in full))
+    assert all(abs(a - e / norm) < 1e-5 for a, e in zip(ids['data'][0]['embedding'], full)) and len(ids['data'][0]['embedding']) == 8
+
+@test
+def _():
+    "one call at most where parallel_tool_calls is false"
+    two = '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call><tool_call>{"name": "g", "arguments": {}}</tool_call>'
+    tools = [{'type': 'function', 'function': {'name': n}} for n in 'fg']
+    body = dict(messages=user('x'), tools=tools, guided_choice=[two], max_tokens=200)
+    names = lambda v: [c['function']['name'] for c in v['choices'][0]['message']['tool_calls']]
+    same(names(post('/v1/chat/completions', at=tooled, **body)), ['f', 'g'])
+    v = post('/v1/chat/completions', at=tooled, parallel_tool_calls=False, **body)
+    same((names(v), v['choices'][0]['finish_reason'], v['choices'][0]['message']['content']), (['f'], 'tool_calls', None))
+    same(v['choices'][0]['message']['tool_calls'][0]['function']['arguments'], '{"a": 1}')
+    parts = chunks('/v1/chat/completions', at=tooled, parallel_tool_calls=False, **body)
+    calls = [c for p in parts for c in p['choices'][0]['delta'].get('tool_calls', [])]
+    same(({c['index'] for c in calls}, ''.join(c['function']['arguments'] for c in calls)), ({0}, '{"a": 1}'))
+    same((calls[0]['type'], calls[0]['function']['name'], parts[-1]['choices'][0]['finish_reason']), ('function', 'f', 'tool_calls'))
+    refused('/v1/chat/completions', 400, "'parallel_tool_calls'", messages=user('x'), tools=tools, tool_choice='required', parallel_tool_calls='no')
+
+@test
+def _():
+    "errors have message, type, param and code"
+    e = refused('/v1/chat/completions', 404, 'nobody', model='nobody', messages=user('x'))
+    same((e['param'], e['code']), ('model', 'model_not_found'))
+    same(refused('/v1/chat/completions', 400, 'messages', model='fry')['type'], 'invalid_request_error')
+    same(call('GET', '/v1/models', headers={'Authorization': 'Bearer '})[0], 200)
+
+# vLLM
+
+@test
+def _():
+    "models: cards as vLLM writes them, the base and its other names first"
+    cards = get('/v1/models')['data']
+    same([c['id'] for c in cards[:4]], ['fry', 'second-name', 'one', 'two'])
+    for c in cards:
+        same(set(c), {'id', 'object', 'created', 'owned_by', 'root', 'parent', 'max_model_len', 'permission'})
+        same((c['object'], c['owned_by'], c['permission'][0]['object']), ('model', 'vllm', 'model_permission'))
+        same(c['permission'][0]['allow_sampling'], True)
+    same([c['parent'] for c in cards[:3]], [None, None, 'fry'])
+    same(cards[2]['root'], tmp + '/one')
+    same(words(model='second-name'), words(model='fry'))
+    same(get('/v1/models/fry%3Aone')['root'], tmp + '/one')
+
+@test
+def _():
+    "an adapter of the resolver's folder is loaded when it is first asked for"
+    ids = [c['id'] for c in get('/v1/models')['data']]
+    assert 'late' not in ids, ids
+    same(words(model='late'), words(model='two'))
+    same(words(model='fry:late'), words(model='two'))
+    assert 'late' in [c['id'] for c in get('/v1/models')['data']]
+    for name in ('alien', 'bad', '../one', './late', 'none'):
+        refused('/v1/chat/completions', 404, 'does not exist', model=name, messages=user('x'))
+
+@test
+def _():
+    "load_lora_adapter: what is of experts is refused"
+    e = refused('/v1/load_lora_adapter', 400, 'is_3d_lora_weight', lora_name='x', lora_path=tmp + '/one', is_3d_lora_weight=True)
+    same(e['type'], 'BadRequestError')
+
+@test
+def _():
+    "adapters by the names of vLLM, Ray, llama.cpp and LoRAX"
+    one, base = words(model='one'), words(model='fry')
+    assert one != base
+    for body in ({'model': 'fry:one'}, {'model': 'fry@one'}, {'lora': [{'id': 0, 'scale': 1}]}, {'parameters': {'adapter_id': 'one'}},
+                 {'model': 'fry', 'parameters': {'adapter_id': 'one', 'adapter_source': 'hub'}},
+                 {'parameters': {'adapter_id': tmp + '/one', 'adapter_source': 'local'}},
+                 {'parameters': {'merged_adapters': {'ids': ['one', 'two'], 'weights': [1, 0], 'merge_strategy': 'linear'}}}):
+        same(words(**body), one)
+    mixed = {'merged_adapters': {'ids': ['one', 'two'], 'weights': [0.5, 0.25]}}
+    same(words(parameters=mixed, max_tokens=30), words(model='one*0.5+two*0.25', max_tokens=30))
+    for parameters, text in (({'adapter_id': 'one', 'adapter_source': 'moon'}, "'adapter_source'"), ({'adapter_id': 5}, "'adapter_id'"),
+                             ({'merged_adapters': {'ids': ['one'], 'merge_strategy': 'ties'}}, 'adapter merge'),
+                             ({'merged_adapters': {'ids': ['one'], 'weights': [1, 2]}}, "'weights'"),
+                             ({'merged_adapters': {'ids': ['one'], 'weights': ['1']}}, "'weights'"),
+                             ({'merged_adapters': {'weights': [1]}}, "'ids'")):
+        refused('/v1/chat/completions', 400, text, messages=user('x'), parameters=parameters)
+    refused('/v1/chat/completions', 404, 'nobody', messages=user('x'), parameters={'adapter_id': 'nobody'})
+
+@test
+def _():
+    "tokenize and detokenize: vLLM's form and llama.cpp's"
+    v = post('/tokenize', prompt='á 猫<|im_end|>', add_special_tokens=False)
+    same((set(v), v['token_strs'], v['count']), ({'count', 'max_model_len', 'tokens', 'token_strs'}, None, len(v['tokens'])))
+    l = post('/tokenize', content='á 猫<|im_end|>')
+    same(l, {'tokens': v['tokens']})
+    pieces = post('/tokenize', content='á 猫<|im_end|>', with_pieces=True)['tokens']
+    same([p['id'] for p in pieces], v['tokens'])
+    raw = b''.join(p['piece'].encode() if isinstance(p['piece'], str) else bytes(p['piece']) for p in pieces)
+    same(raw.decode(), 'á 猫<|im_end|>')
+    assert any(isinstance(p['piece'], list) for p in pieces)
+    assert len(post('/tokenize', content='<|im_end|>', parse_special=False)['tokens']) > len(post('/tokenize', content='<|im_end|>')['tokens']) == 1
+    same(post('/detokenize', tokens=v['tokens']), {'prompt': 'á 猫<|im_end|>', 'content': 'á 猫<|im_end|>'})
+    refused('/tokenize', 400, "'content'", content=5)
+
+# llama.cpp
+
+def complete(**body):
+    return post('/completion', **dict({'temperature': 0, 'n_predict': 8}, **body))
+
+@test
+def _():
+    "completion: the fields of a reply, and the text of /v1/completions"
+    v = complete(model='one', prompt='12 + 30 =')
+    want = post('/v1/completions', model='one', prompt='12 + 30 =', temperature=0, max_tokens=8)
+    same(v['content'], want['choices'][0]['text'])
+    same((v['tokens_predicted'], v['tokens_evaluated']), (want['usage']['completion_tokens'], want['usage']['prompt_tokens']))
+    same(set(v), {'index', 'content', 'tokens', 'stop', 'id_slot', 'tokens_predicted', 'tokens_evaluated', 'model', 'generation_settings', 'prompt',
+                  'has_new_line', 'truncated', 'stop_type', 'stopping_word', 'tokens_cached', 'timings'})
+    same((v['stop'], v['tokens'], v['model'], v['prompt'], v['truncated'], v['generation_settings']['n_predict']), (True, [], 'one', '12 + 30 =', False, 8))
+    t = v['timings']
+    same((t['prompt_n'] + t['cache_n'], t['predicted_n']), (v['tokens_evaluated'], v['tokens_predicted']))
+    assert t['prompt_ms'] > 0 and all(isinstance(t[k], float) for k in ('prompt_per_second', 'predicted_per_token_ms', 'predicted_per_second', 'predicted_ms'))
+    same(post('/completions', prompt='12 + 30 =', temperature=0, n_predict=8)['content'], complete(prompt='12 + 30 =')['content'])
+    same(complete(prompt='12 + 30 =', lora=[{'id': 0, 'scale': 1}])['content'], v['content'])
+
+@test
+def _():
+    "completion: why it stopped"
+    full = complete(model='one', prompt='sort: k b x', n_predict=5)
+    same((full['stop_type'], full['stopping_word'], full['truncated']), ('limit', '', False))
+    letter = next(c for c in full['content'] if c.isalnum())
+    v = complete(model='one', prompt='sort: k b x', n_predict=5, stop=['never so', letter])
+    same((v['content'], v['stop_type'], v['stopping_word']), (full['content'].split(letter)[0], 'word', letter))
+    same(complete(prompt='x', grammar='root ::= "yes" | "no"')['stop_type'], 'eos')
+    v = complete(prompt='長' * 100, n_predict=-1, ignore_eos=True)
+    same((v['stop_type'], v['truncated'], v['tokens_evaluated'] + v['tokens_predicted']), ('limit', True, v['generation_settings']['n_ctx']))
+    same(complete(prompt='x', n_predict=0)['content'], '')
+
+@test
+def _():
+    "completion: streams, tokens and probabilities"
+    v = complete(model='one', prompt='12 + 30 =', return_tokens=True, n_probs=3)
+    rows = v['completion_probabilities']
+    same([r['id'] for r in rows], v['tokens'])
+    same(''.join(bytes(b for r in rows for b in r['bytes']).decode()), v['content'])
+    assert all(len(r['top_logprobs']) == 3 and set(r) == set(r['top_logprobs'][0]) | {'top_logprobs'} for r in rows), rows[0]
+    assert all(r['logprob'] == max(t['logprob'] for t in r['top_logprobs']) for r in rows)
+    parts = [json.loads(e) for e in events('/completion', model='one', prompt='12 + 30 =', temperature=0, n_predict=8, n_probs=3)]
+    same([p['stop'] for p in parts], [False] * (len(parts) - 1) + [True])
+    same((''.join(p['content'] for p in parts), [t for p in parts for t in p['tokens']]), (v['content'], v['tokens']))
+    same(sum(len(p.get('completion_probabilities', [])) for p in parts), len(rows))
+    same(set(parts[0]), {'index', 'content', 'tokens', 'stop', 'id_slot', 'tokens_predicted', 'tokens_evaluated', 'completion_probabilities'})
+    same(parts[-1]['stop_type'], v['stop_type'])
+
+@test
+def _():
+    "completion: prompts of strings, ids and both"
+    ids = post('/tokenize', content='sort: k b x')['tokens']
+    one = complete(prompt='sort: k b x')['content']
+    for p in (ids, ['sort: k b', ids[-1]] if len(post('/tokenize', content='sort: k b')['tokens']) == len(ids) - 1 else ids, {'prompt_string': 'sort: k b x'}):
+        same(complete(prompt=p)['content'], one)
+    many = complete(prompt=['sort: k b x', [5, 6], {'prompt_string': 'x'}])
+    same(([m['index'] for m in many], many[0]['content']), ([0, 1, 2], one))
+    twice = complete(prompt='春', n_cmpl=2, temperature=2, seed=4)
+    same(len(twice), 2)
+    for bad in ([], None, 5.5, [['a', ['b']]], [5, ['a']], [99999999], {'prompt_string': 'x', 'multimodal_data': ['a']}, {}, [[5, {}]], ''):
+        refused('/completion', 400, '', prompt=bad)
+
+@test
+def _():
+    "completion: settings that make another text"
+    same(complete(prompt='x', json_schema={'enum': ['ab']})['content'], '"ab"')
+    same(complete(prompt='x', grammar='root ::= "yes"')['content'], 'yes')
+    refused('/completion', 400, 'not both', prompt='x', grammar='root ::= "a"', json_schema={})
+    plain = complete(prompt='sort: k b x', return_tokens=True)
+    banned = complete(prompt='sort: k b x', return_tokens=True, logit_bias=[[plain['tokens'][0], False]])
+    assert banned['tokens'][0] != plain['tokens'][0]
+    for bias in ([[7, 100]], {'7': 100}):
+        same(complete(prompt='x', n_predict=1, return_tokens=True, logit_bias=bias)['tokens'], [7])
+    text = complete(prompt='x', n_predict=2, return_tokens=True, logit_bias=[['猫', 100]])['tokens']
+    assert set(text) <= set(post('/tokenize', content='猫')['tokens']), text
+    for bad in ([[1]], [['a']], [[{}, 1]], 5, [[99999999, 1]]):
+        refused('/completion', 400, 'logit_bias', prompt='x', logit_bias=bad)
+    for key, value in (('mirostat', 2), ('dry_multiplier', 0.8), ('xtc_probability', 0.5), ('dynatemp_range', 1), ('post_sampling_probs', True)):
+        refused('/completion', 400, key, prompt='x', **{key: value})
+    same(complete(prompt='sort: k b x', mirostat=0, xtc_probability=0.0, cache_prompt=False, id_slot=3)['content'], plain['content'])
+    a, b = (post('/completion', model='two', prompt='春', seed=9, n_predict=12)['content'] for _ in range(2))
+    same(a, b)
+
+@test
+def _():
+    "penalties look at the last repeat_last_n tokens, of llama.cpp's requests and Ollama's"
+    # a bias makes one token the only one; the penalty frees the next place as long as it is in the window
+    def runs(n):
+        t = post('/completion', prompt='x', temperature=0, n_predict=9, return_tokens=True, logit_bias=[[7, 90]], presence_penalty=100, repeat_last_n=n)['tokens']
+        return [i for i, id in enumerate(t) if id == 7]
+    same((runs(0), runs(1), runs(3), runs(-1), runs(64)), (list(range(9)), [0, 2, 4, 6, 8], [0, 4, 8], [0], [0]))
+    seen = {n: post('/api/generate', model='fry', prompt='a a b b a a b b a a', raw=True, stream=False,
+                    options={'temperature': 0, 'num_predict': 12, 'repeat_penalty': 90, 'repeat_last_n': n})['response'] for n in (0, 2, -1)}
+    assert len(set(seen.values())) == 3, seen
+
+@test
+def _():
+    "lora-adapters, slots and props"
+    same([(a['id'], a['path'], a['scale']) for a in get('/lora-adapters')[:2]], [(0, tmp + '/one', 0.0), (1, tmp + '/two', 0.0)])
+    one = words(model='one')
+    same(json.loads(call('POST', '/lora-adapters', [{'id': 0, 'scale': 1.0}])[1]), {'success': True})
+    same((words(), words(model='fry') != one), (one, True))
+    call('POST', '/lora-adapters', [])
+    assert words() != one
+    p = get('/props')
+    same((p['model_path'].endswith('models/fry'), p['default_generation_settings']['params']['temperature'] > 0.79), (True, True))
+    same(p['chat_template'], json.load(open('models/fry/tokenizer_config.json'))['chat_template'])
+    slots = get('/slots')
+    same((len(slots), p['total_slots'], {s['is_processing'] for s in slots}), (4, 4, {False}))
+    same(p['default_generation_settings']['n_ctx'], slots[0]['n_ctx'])
+    stop = threading.Event()
+    def busy():
+        while not stop.is_set():
+            post('/v1/completions', prompt='x', n=4, max_tokens=400, ignore_eos=True, temperature=2, seed=77)
+    t = threading.Thread(target=busy)
+    t.start()
+    try:
+        seen, full = [], None
+        for _ in range(400):
+            seen = seen or [s for s in get('/slots') if s['is_processing']]
+            code, text, _ = call('GET', '/slots?fail_on_no_slot=1')
+            if code == 503: full = json.loads(text)['error']
+            if seen and full: break
+        assert seen and full, (len(seen), full)
+        n = seen[0]['next_token']
+        same((seen[0]['params']['seed'] // 10, n['has_next_token'], n['n_remain'] + n['n_decoded']), (7, True, 400))
+        same((full['message'], full['type']), ('no slot available', 'unavailable_error'))
+    finally:
+        stop.set()
+        t.join()
+
+# Ollama
+
+@test
+def _():
+    "num_ctx bounds prompt and reply; the oldest messages go, the system's and the last stay"
+    v = post('/api/generate', model='fry', prompt='x', raw=True, stream=False, options={'temperature': 5, 'seed': 1, 'num_predict': -1, 'num_ctx': 20, 'top_k': 0, 'top_p': 1, 'stop': []})
+    assert v['prompt_eval_count'] + v['eval_count'] <= 20, v
+    talk = [{'role': 'system', 'content': '短く'}] + [m for i in range(12) for m in (user('sort: k b x %d' % i)[0], {'role': 'assistant', 'content': 'b k x'})] + user('sort: q a')
+    opts = {'temperature': 0, 'num_predict': 8}
+    sizes = {}
+    for ctx in (0, 60, 100):
+        sizes[ctx] = post('/api/chat', model='one', messages=talk, stream=False, options=dict(opts, num_ctx=ctx))
+    assert sizes[60]['prompt_eval_count'] < 60 and sizes[60]['prompt_eval_count'] < sizes[100]['prompt_eval_count'] < 100 < sizes[0]['prompt_eval_count']
+    # what it left is the longest end that fits: that end by itself is the same prompt, one message more is too long
+    for k in range(1, len(talk)):
+        short = post('/api/chat', model='one', messages=[talk[0]] + talk[k:], stream=False, options=opts)
+        if short['prompt_eval_count'] < 60: break
+    same((short['prompt_eval_count'], short['message']['content']), (sizes[60]['prompt_eval_count'], sizes[60]['message']['content']))
+    code, text, _ = call('POST', '/api/chat', {'model': 'one', 'messages': talk, 'truncate': False, 'options': dict(opts, num_ctx=60)})
+    assert code == 400 and 'context is 60' in json.loads(text)['error'], text
+    code, text, _ = call('POST', '/api/generate', {'model': 'one', 'prompt': 'sort: k b x', 'options': {'num_ctx': 4}})
+    assert code == 400 and 'context is 4' in json.loads(text)['error'], text
+
+# Prometheus
+
+@test
+def _():
+    "metrics: the names and kinds that dashboards ask for"
+    status, text, headers = call('GET', '/metrics')
+    same(headers['Content-Type'], 'text/plain; version=0.0.4; charset=utf-8')
+    kinds = dict(l.split()[2:4] for l in text.splitlines() if l.startswith('# TYPE'))
+    same(len(kinds), sum(l.startswith('# TYPE') for l in text.splitlines()))
+    same(set(kinds), {l.split()[2] for l in text.splitlines() if l.startswith('# HELP')})
+    want = {'gauge': 'num_requests_running num_requests_waiting kv_cache_usage_perc gpu_cache_usage_perc cache_config_info lora_requests_info',
+            'counter': 'prompt_tokens_total generation_tokens_total request_success_total num_preemptions_total prefix_cache_queries_total prefix_cache_hits_total',
+            'histogram': 'time_to_first_token_seconds time_per_output_token_seconds inter_token_latency_seconds e2e_request_latency_seconds request_queue_time_seconds '
+                         'request_inference_time_seconds request_prefill_time_seconds request_decode_time_seconds request_prompt_tokens request_generation_tokens '
+                         'iteration_tokens_total request_max_num_generation_tokens request_params_n request_params_max_tokens'}
+    for kind, names in want.items():
+        for n in names.split():
+            same((n, kinds.get('vllm:' + n)), (n, kind))
+    for n, kind in {'murmurnet_requests_total': 'counter', 'murmurnet_tasks_processed_total': 'counter', 'murmurnet_errors_total': 'counter', 'murmurnet_active_nodes': 'gauge',
+                    'murmurnet_current_load': 'gauge', 'murmurnet_memory_usage_bytes': 'gauge', 'murmurnet_pending_tasks': 'gauge', 'murmurnet_request_duration_seconds': 'histogram',
+                    'murmurnet_task_execution_duration_seconds': 'histogram', 'murmurnet_response_size_bytes': 'histogram', 'llamacpp:prompt_tokens_total': 'counter',
+                    'llamacpp:tokens_predicted_total': 'counter', 'llamacpp:predicted_tokens_seconds': 'gauge', 'llamacpp:requests_processing': 'gauge',
+                    'llamacpp:requests_deferred': 'gauge', 'process_cpu_seconds_total': 'counter', 'process_resident_memory_bytes': 'gauge', 'process_open_fds': 'gauge',
+                    'process_start_time_seconds': 'gauge', 'shoal_build_info': 'gauge'}.items():
+        same((n, kinds.get(n)), (n, kind))
+    assert 'vllm:num_requests_running{model_name="fry",engine="0"}' in text
+    assert call('GET', '/metrics', headers={'Accept': 'application/openmetrics-text; version=1.0.0'})[1].endswith('# EOF\n')
+
+for f in tests:
+    try:
+        f()
+        print('ok protocols:', f.__doc__)
+    except Exception as e:
+        print('not ok protocols: %s: %s: %s' % (f.__doc__, type(e).__name__, str(e).replace('\n', ' ')[:600]))

@@ -91,6 +91,16 @@ export async function* events(path, o) {
     }
 }
 
+/** Work that is told while it goes on: tell(event, data) until its end; an error as it would be without a stream. */
+export async function follow(path, o, tell) {
+    for await (const { event, data } of events(path, { ...o, body: { ...o.body, stream: true } })) {
+        if (data === "[DONE]") return;
+        const v = JSON.parse(data);
+        if (event === "error") throw new ApiError(0, v.error.message);
+        tell(event, v);
+    }
+}
+
 /** The base, adapters and teams: {base, adapters, teams}, each {id, root, max_model_len, …}. */
 export async function models(signal) {
     const { data } = await json("/v1/models", { signal });

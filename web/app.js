@@ -3,6 +3,7 @@ import { complain, fill, h, load, tip } from "./dom.js";
 import { choose, t } from "./words.js";
 import * as ab from "./ab.js";
 import * as agents from "./agents.js";
+import * as ask from "./ask.js";
 import * as chat from "./chat.js";
 import * as debate from "./debate.js";
 import * as evolution from "./evolution.js";
@@ -19,6 +20,7 @@ import * as world from "./world.js";
 const views = [
     { id: "chat", key: "c", view: chat },
     { id: "debate", key: "d", view: debate },
+    { id: "ask", key: "b", view: ask },
     { id: "agents", key: "a", view: agents },
     { id: "jobs", key: "j", view: jobs },
     { id: "world", key: "w", view: world },

@@ -98,9 +98,8 @@ void counted_generation(const struct generation *g) {
         fmax(clock_now() - g->began, 0));
 }
 
-void counted_tokens(struct server *s, const struct exchange *x, const struct usage *u) {
-    if (exchange_key(x))
-        keys_spend(s->keys, exchange_key(x), u->prompt, u->completion, (double)time(NULL));
+void counted_tokens(struct server *s, const char *key, const struct usage *u) {
+    if (key) keys_spend(s->keys, key, u->prompt, u->completion, (double)time(NULL));
     metric_add(of_model(s, METRIC_VLLM_PROMPT_TOKENS), (double)u->prompt);
     metric_add(of_model(s, METRIC_VLLM_GENERATION_TOKENS), (double)u->completion);
 }

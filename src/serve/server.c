@@ -594,10 +594,10 @@ static void ended(void *ctx, const struct exchange *x) {
 
 static struct route *routes_join(void) {
     static struct route all[MAX_ROUTES];
-    const struct route *const tables[] = {openai_routes, vllm_routes,    llamacpp_routes,
-                                          teams_routes,  counted_routes, jobs_routes,
-                                          system_routes, worlds_routes,  ollama_routes,
-                                          page_routes,   ab_routes,      feedback_routes};
+    const struct route *const tables[] = {
+        openai_routes,  vllm_routes, llamacpp_routes, teams_routes,  ask_routes,
+        counted_routes, jobs_routes, system_routes,   worlds_routes, ollama_routes,
+        page_routes,    ab_routes,   feedback_routes};
     int n = 0;
     for (size_t i = 0; i < ARRAY_LEN(tables); i++)
         for (const struct route *r = tables[i]; r->method; r++) {

@@ -58,7 +58,8 @@ struct server {
     int n_grammars;
     uint64_t drawn;                 /* ids so far */
     struct generation *generations; /* that are under way */
-    int n_outside;                  /* generations whose threads run */
+    int n_outside;                  /* threads of teams that talk */
+    struct asking *askings;         /* questions in a conversation: ask_api.c */
 
     struct keys *keys;
     struct metrics *metrics;
@@ -142,7 +143,7 @@ void counted_prompts(struct server *s, const struct exchange *x, const struct ta
                      const struct ids *prompts, int n);
 /* Tokens that a key has used otherwise. */
 struct usage;
-void counted_tokens(struct server *s, const struct exchange *x, const struct usage *u);
+void counted_tokens(struct server *s, const char *key, const struct usage *u);
 struct generation;
 void counted_generation(const struct generation *g);
 void counted_exchange(struct server *s, const struct exchange *x);
@@ -182,8 +183,8 @@ void api_fail_error(struct exchange *x, const struct error *err, const char *par
 
 /* the APIs' routes; each ends with a NULL method */
 extern const struct route openai_routes[], vllm_routes[], llamacpp_routes[], teams_routes[],
-    counted_routes[], jobs_routes[], system_routes[], worlds_routes[], ollama_routes[],
-    page_routes[], ab_routes[], feedback_routes[];
+    ask_routes[], counted_routes[], jobs_routes[], system_routes[], worlds_routes[],
+    ollama_routes[], page_routes[], ab_routes[], feedback_routes[];
 
 void page_handle(void *ctx, struct exchange *x); /* page.c: what browsers get at / too */
 

@@ -8,7 +8,7 @@
  */
 #define _GNU_SOURCE
 #include "memory/memory.h"
-#include "serve/generation.h"
+#include "serve/live.h"
 #include "swarm/report.h"
 
 #include <stdlib.h>
@@ -86,7 +86,8 @@ struct session {
     struct generation *g;
     struct completion *a;
     struct usage cost;
-    int round;
+
+    struct live *live; /* of a debate as such */
 };
 
 static int batch_run(void *ctx, struct request *reqs, int n, struct error *err) {
@@ -137,7 +138,8 @@ static const char *reply_of(const struct talk *t) {
     return "";
 }
 
-static void session_free(struct session *d) {
+static void session_free(void *ctx) {
+    struct session *d = ctx;
     if (!d) return;
     item_release(&d->item);
     free(d);
@@ -231,6 +233,51 @@ refused:
 
 /* a debate as such */
 
+/* The answer that the speaker of utterance i gave before it; -1: none. */
+static int answer_before(const struct talk *o, int i) {
+    for (int k = i - 1; k >= 0; k--)
+        if (o->v[k].agent == o->v[i].agent && o->v[k].answer >= 0) return o->v[k].answer;
+    return -1;
+}
+
+static json_t *turn_json(const struct session *d, const struct talk *o, int i) {
+    json_t *v = report_utterance(o, d->t->team.v, i);
+    int before = answer_before(o, i), now = o->v[i].answer;
+    bool flip = before >= 0 && now >= 0 && before != now;
+    json_object_set_new(v, "flip", json_boolean(flip));
+    if (flip) json_object_set_new(v, "before", json_string(o->candidates[before]));
+    return v;
+}
+
+static void debate_heard(void *ctx, const struct talk *o, int item, int from) {
+    const struct session *d = ctx;
+    bool answered = false;
+    (void)item;
+    for (int i = from; i < o->n; i++) {
+        live_tell(d->live, "turn", turn_json(d, o, i));
+        answered = answered || o->v[i].answer >= 0;
+    }
+    if (!answered) return;
+    const char *leads = o->answer >= 0 ? o->candidates[o->answer] : NULL;
+    live_tell(d->live, "vote",
+              json_pack("{s:i,s:o,s:s?}", "round", o->v[o->n - 1].round, "scores", report_scores(o),
+                        "answer", leads));
+}
+
+static json_t *debate_talk(struct live *l, void *ctx, struct error *err) {
+    struct session *d = ctx;
+    struct debate out = {0};
+    d->live = l;
+    d->stop = live_stop(l);
+    d->o.heard = debate_heard;
+    d->o.heard_ctx = d;
+    int rc = session_run(d, &out, err);
+    live_spent(l, &d->cost);
+    json_t *v = rc == OK ? report_talk(&out, d->t->team.v, &d->item, 0) : NULL;
+    debate_release(&out);
+    return v;
+}
+
 static struct session *debate_read(struct server *s, const json_t *body, struct error *err) {
     const char *name = "", *question = "";
     int64_t seed = 1, rounds = 0;
@@ -254,30 +301,18 @@ static struct session *debate_read(struct server *s, const json_t *body, struct 
     return NULL;
 }
 
-static void stop_talking(void *stop) {
-    __atomic_store_n((bool *)stop, true, __ATOMIC_RELEASE);
-}
-
 static void debate_handle(void *ctx, struct exchange *x) {
     struct server *s = ctx;
     struct error err;
-    struct debate out = {0};
-    bool stop = false;
+    bool stream = false;
     json_t *body = exchange_json(x, &err);
-    struct session *d = body ? debate_read(s, body, &err) : NULL;
-    int rc = d ? OK : err.code;
-    if (rc == OK) {
-        exchange_on_gone(x, stop_talking, &stop);
-        d->stop = &stop;
-        rc = session_run(d, &out, &err);
-        counted_tokens(s, x, &d->cost);
-    }
-    if (rc == OK)
-        exchange_reply_json(x, 200, report_talk(&out, d->t->team.v, &d->item, 0));
+    struct session *d =
+        body && field_bool(body, "stream", &stream, &err) == OK ? debate_read(s, body, &err) : NULL;
+    const struct live_work work = {debate_talk, session_free, d};
+    if (d)
+        live_start(s, x, stream, &work);
     else
         api_fail_error(x, &err, "team");
-    debate_release(&out);
-    session_free(d);
     json_decref(body);
 }
 

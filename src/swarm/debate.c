@@ -102,7 +102,9 @@ int debate_run(const struct asker *a, const struct agent *team, int n_agents,
                                         .vote = o->vote,
                                         .grader = o->grader,
                                         .seconds = o->seconds,
-                                        .seed = o->seed};
+                                        .seed = o->seed,
+                                        .heard = o->heard,
+                                        .heard_ctx = o->heard_ctx};
     int rc = workflow_run(w, a, team, n_agents, items, n_items, &wo, out->talks, p, err);
     for (int i = 0; rc == OK && i < n_items; i++) item_measure(out, items, o->vote, i);
     workflow_free(own);

@@ -104,13 +104,19 @@ static int ask_aside(const struct pipeline_options *o, const char *system, const
 
 /* the board */
 
-static int board_put(const struct pipeline_options *o, const char *key, json_t *value,
-                     struct error *err) {
+static int board_put_of(const struct pipeline_options *o, const char *key, json_t *value,
+                        const struct call *c, int iteration, struct error *err) {
     if (!value) return error_set(err, ERR_FORMAT, "'%s' is not UTF-8", key);
     json_t *event = blackboard_write(o->board, key, value, NULL, err);
     json_decref(value);
+    if (event && o->wrote) o->wrote(o->wrote_ctx, event, c, iteration);
     json_decref(event);
     return event ? OK : err->code;
+}
+
+static int board_put(const struct pipeline_options *o, const char *key, json_t *value,
+                     struct error *err) {
+    return board_put_of(o, key, value, NULL, 0, err);
 }
 
 static int slot_put(const struct turn *t, int who, const char *text, struct error *err) {
@@ -136,7 +142,7 @@ static int utterance_put(struct turn *t, const struct call *c, struct error *err
     if (s == STAGE_INTERNAL) board_agent_key(who, key);
     t->spoken[who]++;
     const char *text = c->failed || !c->text ? "" : c->text;
-    int rc = board_put(t->o, key, json_string(text), err);
+    int rc = board_put_of(t->o, key, json_string(text), c, t->spoken[who], err);
     return rc == OK && *text ? slot_put(t, who, text, err) : rc;
 }
 

@@ -51,6 +51,10 @@ struct pipeline_options {
     /* Before `n` agents are asked at once; may be NULL. Iterations count from 1. */
     void (*progress)(void *ctx, const char *role, int iteration, int n);
     void *progress_ctx;
+    /* What was just written on the board, {timestamp, key, value}. `c`: the call whose words it
+     * is, with what was asked, the agent's so many-th; NULL: it is nobody's. May be NULL. */
+    void (*wrote)(void *ctx, const json_t *entry, const struct call *c, int iteration);
+    void *wrote_ctx;
 };
 
 /* Whose words an answer is: the one who answers; where nothing usable came from there, a member;

@@ -294,26 +294,33 @@ static json_t *endings_json(const struct debate *d) {
     return v;
 }
 
+json_t *report_utterance(const struct talk *o, const struct agent *team, int i) {
+    const struct utterance *u = &o->v[i];
+    json_t *line =
+        json_pack("{s:s,s:i,s:s}", "name", team[u->agent].name, "round", u->round, "text", u->text);
+    if (u->answer >= 0) {
+        json_object_set_new(line, "answer", json_string(o->candidates[u->answer]));
+        json_object_set_new(line, "confidence", json_real((double)u->confidence));
+    }
+    if (u->truncated) json_object_set_new(line, "truncated", json_true());
+    if (u->failed) json_object_set_new(line, "failed", json_string(u->failed));
+    return line;
+}
+
+json_t *report_scores(const struct talk *o) {
+    json_t *scores = json_object();
+    for (int c = 0; c < o->n_candidates; c++)
+        json_object_set_new(scores, o->candidates[c], json_real(o->scores[c]));
+    return scores;
+}
+
 json_t *report_talk(const struct debate *d, const struct agent *team, const struct item *it,
                     int item) {
     const struct talk *o = &d->talks[item];
-    json_t *said = json_array(), *scores = json_object();
-    for (int i = 0; i < o->n; i++) {
-        const struct utterance *u = &o->v[i];
-        json_t *line = json_pack("{s:s,s:i,s:s}", "name", team[u->agent].name, "round", u->round,
-                                 "text", u->text);
-        if (u->answer >= 0) {
-            json_object_set_new(line, "answer", json_string(o->candidates[u->answer]));
-            json_object_set_new(line, "confidence", json_real((double)u->confidence));
-        }
-        if (u->truncated) json_object_set_new(line, "truncated", json_true());
-        if (u->failed) json_object_set_new(line, "failed", json_string(u->failed));
-        json_array_append_new(said, line);
-    }
-    for (int c = 0; c < o->n_candidates; c++)
-        json_object_set_new(scores, o->candidates[c], json_real(o->scores[c]));
+    json_t *said = json_array();
+    for (int i = 0; i < o->n; i++) json_array_append_new(said, report_utterance(o, team, i));
     json_t *v = json_pack("{s:s,s:o,s:o,s:s,s:i}", "question", it->question, "said", said, "scores",
-                          scores, "ending", ending_names[o->ending], "rounds", o->rounds);
+                          report_scores(o), "ending", ending_names[o->ending], "rounds", o->rounds);
     if (o->answer >= 0) json_object_set_new(v, "answer", json_string(o->candidates[o->answer]));
     if (it->n_choices && it->correct >= 0)
         json_object_set_new(v, "right", json_string(it->choices[it->correct]));

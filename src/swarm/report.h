@@ -30,8 +30,12 @@ json_t *report_make(const struct asker *a, const struct agent *team, int n_agent
 void report_print(const json_t *r, FILE *f);
 void report_page_add(const json_t *r, struct buf *page);
 
-/* What was said about an item: {question, said: [{name, role, round, text, answer, confidence,
- * failed}], answer, ending, scores}; and as a conversation on a page. */
+/* An utterance of a talk: {name, round, text, answer, confidence, truncated, failed}; and how the
+ * vote stands: {answer: score}. */
+json_t *report_utterance(const struct talk *o, const struct agent *team, int i);
+json_t *report_scores(const struct talk *o);
+/* What was said about an item: {question, said: [utterances], answer, ending, scores}; and as a
+ * conversation on a page. */
 json_t *report_talk(const struct debate *d, const struct agent *team, const struct item *it,
                     int item);
 void report_talk_add(const json_t *talk, struct buf *page);

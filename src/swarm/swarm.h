@@ -81,7 +81,7 @@ struct speaker {
     struct model *model;
     struct store *store;     /* may be NULL: nothing is kept */
     int64_t asked, computed; /* calls, and those that were not in the store */
-    /* Instead of engine_run, where the engine has another driver: of it only limits are then read. */
+    /* Instead of engine_run, where the engine has another driver: of it only limits are read. */
     int (*run)(void *ctx, struct request *reqs, int n, struct error *err);
     void *run_ctx;
 };
@@ -120,7 +120,9 @@ struct debate_options {
     float temperature;           /* below 0: the workflow's own */
     int32_t max_tokens;          /* 0: the workflow's own */
     double seconds;              /* of every run; 0: the workflow's own */
-    const struct grader *grader; /* as in workflow_options */
+    const struct grader *grader; /* as in workflow_options, and so is */
+    void (*heard)(void *ctx, const struct talk *talk, int item, int from);
+    void *heard_ctx;
 };
 struct debate {
     int n_agents, n_items, rounds;

@@ -97,6 +97,10 @@ struct workflow_options {
     double seconds;        /* 0: the workflow's own */
     double (*clock)(void); /* that counts them; NULL: clock_now */
     uint64_t seed;
+    /* After a step of an item: what was said from utterance `from` on is new, and answer, scores
+     * and right are as if it ended here. May be NULL. */
+    void (*heard)(void *ctx, const struct talk *talk, int item, int from);
+    void *heard_ctx;
 };
 /* talks [n_items] are zeroed by the caller and released with talk_release, also after an
  * error. Errors are the asker's, or a template's that names node and line. */

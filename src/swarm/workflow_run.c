@@ -23,6 +23,7 @@ struct track {
     int turn;        /* in-turn: how many of its speakers have spoken */
     int waiting;     /* speakers of this step that have not */
     int step;        /* the first utterance of this step */
+    int told;        /* utterances that who listens has heard */
     int round, size; /* from 0; utterances that there is room for */
     int calls;
     int64_t generated;
@@ -366,6 +367,8 @@ static void track_decide(const struct run *r, struct track *t) {
     struct talk *o = t->o;
     struct answer *v = xcalloc((size_t)o->n + 1, sizeof *v);
     int n = ballots(r, t, v);
+    free(o->scores);
+    free(o->right);
     o->answer = -1;
     o->scores = xcalloc((size_t)o->n_candidates + 1, sizeof *o->scores);
     o->right = answers_right(t->item, r->options->grader, o->candidates, o->n_candidates);
@@ -383,6 +386,13 @@ static void track_decide(const struct run *r, struct track *t) {
         if (o->v[i].node == r->w->text && !o->v[i].failed) o->final = i;
     if (o->answer < 0 && o->final < 0 && o->ending != END_BUDGET) o->ending = END_NOBODY;
     free(v);
+}
+
+static void track_tell(const struct run *r, struct track *t) {
+    if (!r->options->heard) return;
+    track_decide(r, t);
+    r->options->heard(r->options->heard_ctx, t->o, t->index, t->told);
+    t->told = t->o->n;
 }
 
 /* All calls that wait for nothing, of all tracks. */
@@ -408,7 +418,9 @@ static int turn_run(struct run *r, const struct asker *asker, int *asked, struct
     if (rc == OK && n > 0) rc = asker->ask(asker->ctx, calls, n, err);
     for (int i = 0; rc == OK && i < n; i++) {
         utterance_add(r, a[i].track, a[i].agent, &calls[i]);
-        if (i + 1 == n || a[i + 1].track != a[i].track) rc = track_spoken(r, a[i].track, err);
+        if (i + 1 < n && a[i + 1].track == a[i].track) continue;
+        track_tell(r, a[i].track);
+        rc = track_spoken(r, a[i].track, err);
     }
     for (int i = 0; i < n + (rc != OK && (size_t)n < most); i++) {
         for (int m = 0; m < NODE_MESSAGES; m++) jinja_output_release(&a[i].texts[m]);

@@ -6,11 +6,11 @@ import { join } from "node:path";
 const { SHOAL_URL: url, SHOAL_LOCKED_URL: locked, SHOAL_ADAPTER: adapter, SHOAL_LIVED: lived, SHOTS: shots, CHROMIUM: chromium } = process.env;
 const { chromium: browsers } = createRequire(join(shots, "x.js"))("playwright-core");
 
-const views = ["chat", "debate", "agents", "jobs", "world", "evolution", "ab", "system", "settings"];
+const views = ["chat", "debate", "ask", "agents", "jobs", "world", "evolution", "ab", "system", "settings"];
 const names = {
-    en: ["Chat", "Debate", "Agents", "Jobs", "World", "Evolution", "Experiments", "System", "Settings"],
-    ja: ["チャット", "討論", "エージェント", "ジョブ", "世界", "進化", "実験", "システム", "設定"],
-    zh: ["对话", "辩论", "智能体", "任务", "世界", "演化", "实验", "系统", "设置"],
+    en: ["Chat", "Debate", "Blackboard", "Agents", "Jobs", "World", "Evolution", "Experiments", "System", "Settings"],
+    ja: ["チャット", "討論", "黒板", "エージェント", "ジョブ", "世界", "進化", "実験", "システム", "設定"],
+    zh: ["对话", "辩论", "黑板", "智能体", "任务", "世界", "演化", "实验", "系统", "设置"],
 };
 
 /* What of a view is looked at; what is to be there then. */
@@ -105,6 +105,11 @@ for (const lang of Object.keys(names))
                     if (view === "world") {
                         await p.locator(".chip").first().click();
                         await p.locator(".mind .bars").waitFor();
+                    }
+                    if (view === "ask") {
+                        await p.locator("textarea").fill("3 + 4 = ?");
+                        await p.locator("button.main").click();
+                        await p.locator(".outcome .whole").waitFor();
                     }
                     await p.waitForTimeout(view === "system" ? 2300 : 120);
                     await p.screenshot({ path: join(shots, `${view}-${lang}-${theme}-${width}.png`) });
@@ -273,31 +278,142 @@ await check("markup from a model is text", async () => {
     await p.getByText("New conversation").click();
 });
 
-/* ---- debate */
+/* ---- debate, blackboard */
+
+/** A server that says what we tell it to, when we do: window.say(event, data), window.say() for the end. */
+const scripted = (q, path) => q.evaluate((at) => {
+    const real = window.fetch;
+    window.gone = false;
+    window.fetch = async (to, o) => {
+        if (!to.includes(at)) return real(to, o);
+        let stream;
+        window.asked = JSON.parse(o.body);
+        o.signal.addEventListener("abort", () => {
+            window.gone = true;
+            stream.error(new DOMException("stopped", "AbortError"));
+        });
+        return new Response(new ReadableStream({ start: (c) => {
+            stream = c;
+            window.say = (event, data) => {
+                c.enqueue(new TextEncoder().encode(event ? `event: ${event}\ndata: ${JSON.stringify(data)}\n\n` : "data: [DONE]\n\n"));
+                if (!event) c.close();
+            };
+        } }));
+    };
+}, path);
+const say = (q, event, data) => q.evaluate(([e, v]) => window.say(e, v), [event, data]);
 
 await check("a debate is shown by rounds, with votes", async () => {
     await go(p, "debate");
     await p.getByLabel("Question").fill("pick the smallest of 4, 9, 2");
     await p.getByLabel("Choices").fill("4\n9\n2");
     await p.getByRole("button", { name: "Let them debate" }).click();
-    await p.locator(".votes").waitFor();
+    await p.locator(".decided").waitFor();
     assert.equal(await p.locator(".round").count(), 2);
     assert.equal(await p.locator(".said").count(), 6);
     const answers = await p.locator(".said .answer").allTextContents();
     assert.ok(answers.every((a) => ["4", "9", "2"].includes(a)), answers.join());
-    assert.equal((await p.locator(".votes td.n:nth-child(2)").allTextContents()).map(Number).reduce((a, b) => a + b), 3);
+    for (const column of [2, 3])
+        assert.equal((await p.locator(`.votes td.n:nth-child(${column})`).allTextContents()).map(Number).reduce((a, b) => a + b), 3);
+    const whole = await api("/v1/debate", { team: "careful", question: "pick the smallest of 4, 9, 2", choices: ["4", "9", "2"] });
+    assert.equal(await p.locator(".decided .answer").textContent(), whole.answer);
+    assert.deepEqual(await p.locator(".said p").allTextContents(), whole.said.map((u) => u.text.trim()));
     await p.screenshot({ path: join(shots, "debate.png"), fullPage: true });
 });
 
-await check("who changed their mind is marked", async () => {
-    const line = (round, answer) => ({ name: "a", round, text: "x", answer, confidence: 0.5 });
-    await p.route("**/v1/debate", (r) => r.fulfill({ json: { question: "q", said: [line(0, "4"), line(1, "9"), line(2, "9")],
-        scores: { 4: 0, 9: 1 }, ending: "agreement", rounds: 3, answer: "9" } }));
-    await p.getByRole("button", { name: "Let them debate" }).click();
-    await p.locator(".flipped").waitFor();
-    assert.equal(await p.locator(".flipped").count(), 1);
-    assert.match(await p.locator(".flipped footer").textContent(), /4 → 9.*changed/);
-    await p.unroute("**/v1/debate");
+await check("turns appear as they are spoken, who changes is marked, votes are counted as they come", async () => {
+    const q = await page_of(await context(), "debate");
+    await q.locator("option", { hasText: "careful" }).waitFor({ state: "attached" });
+    await scripted(q, "/v1/debate");
+    await q.getByLabel("Question").fill("q");
+    await q.getByRole("button", { name: "Let them debate" }).click();
+    const turn = (round, name, answer, before) => say(q, "turn", { name, round, text: "x", answer, confidence: 0.5, flip: !!before, before });
+    const rows = () => q.locator(".votes tbody tr").evaluateAll((all) => all.map((r) => [...r.cells].map((c) => c.textContent)));
+    await q.waitForFunction(() => window.say);
+    assert.equal(await q.evaluate(() => window.asked.stream), true);
+    await turn(0, "a", "4");
+    await q.locator(".said").waitFor();
+    assert.equal(await q.locator(".votes tr").count(), 0);
+    await turn(0, "b", "9");
+    await say(q, "vote", { round: 0, scores: { 4: 1, 9: 1 }, answer: "4" });
+    await q.locator(".votes tr.own").waitFor();
+    assert.deepEqual(await rows(), [["4", "1", "1", "", "1.00"], ["9", "1", "1", "", "1.00"]]);
+    await turn(1, "a", "9", "4");
+    await say(q, "vote", { round: 1, scores: { 4: 0, 9: 2 }, answer: "9" });
+    await q.locator(".flipped").waitFor();
+    assert.match(await q.locator(".flipped footer").textContent(), /4 → 9.*changed/);
+    await q.waitForFunction(() => document.querySelector(".votes tr.own").cells[4].textContent === "2.00");
+    assert.deepEqual(await rows(), [["9", "1", "2", "", "2.00"], ["4", "1", "0", "", "0.00"]]);
+    await q.getByText("They are talking").waitFor();
+    await go(q, "chat");
+    await turn(1, "b", "9");
+    await go(q, "debate"); // it went on meanwhile
+    assert.equal(await q.locator(".said").count(), 4);
+    await q.getByRole("button", { name: "Stop" }).click();
+    await q.getByRole("button", { name: "Let them debate" }).waitFor();
+    await q.getByText("stopped").waitFor();
+    assert.equal(await q.evaluate(() => window.gone), true);
+    assert.equal(await q.locator(".said").count(), 4, "what was said is gone");
+    await q.context().close();
+});
+
+await check("blackboard: what is written appears on it, the answer above", async () => {
+    await go(p, "ask");
+    await p.getByRole("textbox", { name: "Question" }).fill("What is 3 + 4?");
+    await p.getByLabel("Agents").fill("4");
+    await p.getByLabel("Iterations").fill("2");
+    await p.getByLabel("Roles").selectOption("planning");
+    const [sent] = await Promise.all([p.waitForRequest(/ask/), p.getByRole("button", { name: "Ask the team" }).click()]);
+    const asked = sent.postDataJSON();
+    assert.deepEqual([asked.agents, asked.role_type, asked.language, asked.stream], [4, "planning", "auto", true]);
+    await p.locator(".outcome .whole").waitFor();
+    const whole = await api("/v1/ask", { ...asked, stream: false });
+    assert.equal(await p.locator(".outcome .whole").textContent(), whole.answer);
+    assert.deepEqual(await p.locator(".round h3").allTextContents(), ["Given", "Iteration 1", "Iteration 2", "answer"]);
+    const spoken = whole.board.filter((e) => e.agent);
+    assert.equal(await p.locator(".note.agent").count(), 8);
+    assert.equal(await p.locator(".note.summary").count(), 2);
+    assert.deepEqual(await p.locator(".note.agent, .note.summary, .note.output").locator(".text").allTextContents(), spoken.map((e) => e.value.trim() || "–"));
+    assert.deepEqual((await p.locator(".note.agent b").allTextContents()).slice(0, 4), whole.roles.map((r) => r.name));
+    await p.screenshot({ path: join(shots, "blackboard.png"), fullPage: true });
+    await p.locator(".note.agent").nth(5).press("Enter");
+    const dialog = p.getByRole("dialog", { name: whole.roles[1].name });
+    await dialog.waitFor();
+    const entry = spoken.filter((e) => e.role === "agent")[5];
+    assert.equal(await dialog.locator(".whole").textContent(), entry.value.trim());
+    assert.deepEqual(await dialog.locator("pre").allTextContents(), entry.messages.map((m) => m.content));
+    await p.screenshot({ path: join(shots, "blackboard-entry.png") });
+    await p.keyboard.press("Escape");
+    await dialog.waitFor({ state: "detached" });
+    assert.ok(await p.locator(".note.agent").nth(5).evaluate((e) => e === document.activeElement), "the focus is lost");
+});
+
+await check("blackboard: who thinks is said, an entry stands at once, and it can be stopped", async () => {
+    const q = await page_of(await context({ viewport: { width: 375, height: 720 } }), "ask");
+    await scripted(q, "/v1/ask");
+    await q.getByRole("textbox", { name: "Question" }).fill("q");
+    await q.getByRole("button", { name: "Ask the team" }).click();
+    await q.waitForFunction(() => window.say);
+    await say(q, "entry", { seq: 1, key: "input", value: "q" });
+    await say(q, "step", { role: "agent", iteration: 1, agents: 2 });
+    await q.getByText("2 thinking…").waitFor();
+    assert.equal(await q.locator(".note").count(), 1);
+    await say(q, "entry", { seq: 2, key: "agent_0_output", value: "one <b>".repeat(90), agent: "1 Critic", role: "agent", iteration: 1, messages: [] });
+    await q.getByText("1 thinking…").waitFor();
+    await q.locator(".note.agent").waitFor();
+    await say(q, "entry", { seq: 3, key: "agent_1_output", value: "", agent: "2 Maker", role: "agent", iteration: 1, messages: [], failed: "no room" });
+    await q.locator(".note", { hasText: "no room" }).waitFor();
+    assert.equal(await q.locator(".waiting").count(), 0);
+    await say(q, "step", { role: "summary", iteration: 1, agents: 1 });
+    await q.locator(".waiting").waitFor();
+    await q.screenshot({ path: join(shots, "blackboard-375.png"), fullPage: true });
+    assert.deepEqual(await q.evaluate(faults), []);
+    await q.getByRole("button", { name: "Stop" }).click();
+    await q.getByText("stopped").waitFor();
+    assert.equal(await q.locator(".waiting").count(), 0);
+    assert.equal(await q.evaluate(() => window.gone), true);
+    assert.equal(await q.locator(".note").count(), 3);
+    await q.context().close();
 });
 
 /* ---- agents, system, jobs */
@@ -532,7 +648,7 @@ await check("by keyboard alone", async () => {
     };
     const at = async (view) => p.waitForFunction((v) => document.querySelector("main").className === v, view);
     await p.locator("main").focus();
-    for (const [key, view] of [["d", "debate"], ["a", "agents"], ["j", "jobs"], ["w", "world"], ["v", "evolution"], ["x", "ab"], ["s", "system"], ["e", "settings"], ["c", "chat"]]) {
+    for (const [key, view] of [["d", "debate"], ["b", "ask"], ["a", "agents"], ["j", "jobs"], ["w", "world"], ["v", "evolution"], ["x", "ab"], ["s", "system"], ["e", "settings"], ["c", "chat"]]) {
         await press("g", key);
         await at(view);
     }

@@ -1,0 +1,243 @@
+#!/bin/sh
+# test_ask: debates and the answer pipeline over HTTP, streamed and not: what is told while they go on, that it is what
+# 'shoal debate' and 'shoal ask' say, who leaves, what is remembered, and what is refused.
+# Prints "ok NAME", "not ok NAME: why" and "skip NAME: why" lines; SHOAL is the binary.
+set -u
+cd "$(dirname "$0")/.." || exit 1
+command -v python3 >/dev/null 2>&1 || { echo "skip ask: python3 is not installed"; exit 0; }
+tmp=$(mktemp -d) || exit 1
+trap 'rm -rf "$tmp"' EXIT
+SHOAL=${SHOAL:-build/shoal} TMP_DIR=$tmp python3 - <<'END'
+import atexit, concurrent.futures, http.client, json, os, signal, subprocess, sys, time, traceback, urllib.parse
+
+shoal, tmp, model = os.environ["SHOAL"], os.environ["TMP_DIR"], "models/fry"
+failed = []
+
+
+def check(name, good, why=""):
+    print(f"ok {name}" if good else f"not ok {name}: {str(why)[:600]}", flush=True)
+    if not good:
+        failed.append(name)
+
+
+def run(*args):
+    r = subprocess.run([shoal, *args], capture_output=True, text=True)
+    assert r.returncode == 0, r.stderr
+    return r.stdout
+
+
+class Server:
+    def __init__(self, state, *more):
+        self.p = subprocess.Popen([shoal, "serve", model, "--json", "--quiet", "--exact", "--port", "0", "--state", f"{tmp}/{state}",
+                                   "--team", "panel=examples/team.yaml", f"crowd={tmp}/crowd.yaml", *more],
+                                  stdout=subprocess.PIPE, stderr=open(f"{tmp}/{state}.err", "a+"), text=True)
+        atexit.register(self.p.kill)  # harmless when it has ended
+        self.at = urllib.parse.urlparse(json.loads(self.p.stdout.readline())["listening"]).netloc
+
+    def open(self, path, body, key=None):
+        c = http.client.HTTPConnection(self.at, timeout=120)
+        c.request("GET" if body is None else "POST", path, None if body is None else json.dumps(body),
+                  {"Authorization": f"Bearer {key}"} if key else {})
+        return c, c.getresponse
+
+    def call(self, path, body=None, key=None):
+        c, response = self.open(path, body, key)
+        r = response()
+        v = json.loads(r.read())
+        c.close()
+        return r.status, v
+
+    def stream(self, path, body, key=None):
+        """(connection, generator of (event, data)); "[DONE]" as it is."""
+        c, response = self.open(path, {**body, "stream": True}, key)
+        r = response()
+        assert r.status == 200 and r.getheader("Content-Type") == "text/event-stream", (r.status, r.read())
+
+        def events():
+            name = "message"
+            for line in iter(r.readline, b""):
+                line = line.decode().rstrip("\n")
+                if line.startswith("event: "):
+                    name = line[7:]
+                elif line.startswith("data: "):
+                    yield name, "[DONE]" if line[6:] == "[DONE]" else json.loads(line[6:])
+                    name = "message"
+        return c, events()
+
+    def running(self):
+        figures = self.call("/v1/metrics")[1]
+        return sum(s["value"] for n in ("running", "waiting") for s in figures[f"vllm:num_requests_{n}"]["series"])
+
+    def rests(self):
+        """Nothing runs, and for so long that it is no pause between two steps."""
+        end, still = time.time() + 20, 0
+        while time.time() < end and still < 8:
+            still = 0 if self.running() else still + 1
+            time.sleep(0.05)
+        return still == 8
+
+
+def timeless(v):
+    """Without when it was, and with as many digits as a terminal is told."""
+    if isinstance(v, dict):
+        return {k: timeless(x) for k, x in v.items() if k != "timestamp"}
+    if isinstance(v, list):
+        return [timeless(x) for x in v]
+    return float(f"{v:.8g}") if isinstance(v, float) else v
+
+
+def words(board):
+    return [e["value"] for e in board if "agent" in e]
+
+
+def all_of(server, path, body):
+    c, events = server.stream(path, body)
+    got = list(events)
+    c.close()
+    return got
+
+
+with open(f"{tmp}/crowd.yaml", "w") as f:  # who will not agree soon
+    f.write("temperature: 1.5\nrounds: 64\nagents:\n" + "".join(f"  - name: a{i}\n    system: You are number {i}.\n" for i in range(16)))
+s = Server("plain")
+debate = {"team": "panel", "question": "pick the smallest of 4, 9, 2", "choices": ["4", "9", "2"], "seed": 1}
+
+
+def debates():
+    for name, body in (("choices", debate), ("any answer", {"team": "panel", "question": "12 + 30 = ?", "rounds": 3, "seed": 5})):
+        status, plain = s.call("/v1/debate", body)
+        got = all_of(s, "/v1/debate", body)
+        kinds = [e for e, _ in got]
+        check(f"a debate ({name}) ends with what it is without a stream",
+              status == 200 and got[-2] == ("result", plain) and got[-1] == ("message", "[DONE]"), got[-2:])
+        turns = [v for e, v in got if e == "turn"]
+        bare = [{k: x for k, x in v.items() if k not in ("flip", "before")} for v in turns]
+        check(f"its turns are told in order ({name})", bare == plain["said"] and set(kinds[:-2]) == {"turn", "vote"}, turns)
+        last, good = {}, True
+        for v in turns:
+            before = last.get(v["name"])
+            flipped = "answer" in v and before is not None and before != v["answer"]
+            good = good and v["flip"] == flipped and v.get("before") == (before if flipped else None)
+            last[v["name"]] = v.get("answer", before)
+        check(f"who changes an answer is told ({name})", good and (name != "choices" or any(v["flip"] for v in turns)), turns)
+        rounds = [(e, v["round"]) for e, v in got if e in ("turn", "vote")]
+        votes = [v for e, v in got if e == "vote"]
+        check(f"a vote comes after the turns of its round ({name})",
+              len(votes) == plain["rounds"] and rounds == sorted(rounds, key=lambda x: (x[1], x[0])), rounds)
+        check(f"the last vote is the result's ({name})",
+              votes[-1]["scores"] == plain["scores"] and votes[-1].get("answer") == plain.get("answer"), votes)
+    told = json.loads(run("debate", model, "--exact", "--team", "examples/team.yaml", "--topic", debate["question"], "--choices",
+                          *debate["choices"], "--json", "--store", f"{tmp}/d.db"))
+    check("it is what 'shoal debate' says", timeless(s.call("/v1/debate", debate)[1]) == timeless(told), told)
+
+
+def cli(question, *more):
+    """With a store of its own: a board's numbers go on from one question to the next."""
+    return json.loads(run("ask", model, question, "--exact", "--json", "--board", "--store", f"{tmp}/{abs(hash(question))}.db", *more))
+
+
+def asks():
+    cases = [({"question": "What is 3 + 4?"}, []),
+             ({"question": "太陽はどこから昇りますか？", "agents": 2, "iterations": 3, "seed": 9, "role_type": "planning"},
+              ["--agents", "2", "--iterations", "3", "--seed", "9", "--role-type", "planning"]),
+             ({"question": "Why? " * 40, "agents": 4, "iterations": 1, "language": "zh", "role_type": "model", "max_tokens": 20},
+              ["--agents", "4", "--iterations", "1", "--language", "zh", "--role-type", "model", "--max-tokens", "20"])]
+    for body, flags in cases:
+        n, told = body["question"][:24].strip(), cli(body["question"], *flags)
+        status, plain = s.call("/v1/ask", body)
+        got = all_of(s, "/v1/ask", body)
+        check(f"'{n}': the same text as 'shoal ask'",
+              status == 200 and plain["answer"] == told["answer"] and words(plain["board"]) == [u["text"] for u in told["said"]]
+              and [e["agent"] for e in plain["board"] if "agent" in e] == [u["name"] for u in told["said"]], (plain, told))
+        board = {e["key"]: e for e in plain["board"]}
+        check(f"'{n}': its board", {k: (e["value"][:100], e["seq"]) for k, e in board.items()} ==
+              {k: (e["value"][:100], e["seq"]) for k, e in told["board"]["entries"].items()}, (board, told["board"]))
+        entries = [v for e, v in got if e == "entry"]
+        check(f"'{n}': streamed, it is the same",
+              got[-1] == ("message", "[DONE]") and got[-2][0] == "result" and timeless(got[-2][1]) == timeless(plain)
+              and timeless(entries) == timeless(plain["board"]), got)
+        seq = [e["seq"] for e in entries]
+        steps = [(e, v.get("iteration"), v.get("role")) for e, v in got if e == "step" or "agent" in v]
+        check(f"'{n}': entries come in order, each step said before",
+              seq == sorted(set(seq)) and all(k == "step" or ("step", i, r) in steps[:at] for at, (k, i, r) in enumerate(steps)), steps)
+        check(f"'{n}': roles and usage", len(plain["roles"]) == body.get("agents", 3) and plain["usage"]["completion_tokens"] > 0
+              and all(r["name"] in [e.get("agent") for e in entries] and r["description"] for r in plain["roles"]), plain["roles"])
+        asked = [e["messages"][-1]["content"] for e in entries if e.get("role") == "agent" and e["iteration"] == 1]
+        check(f"'{n}': what each was asked", asked and all(body["question"].strip() in a for a in asked), asked)
+    mine = [{"question": "What is 3 + 4?", "seed": i, "max_tokens": 16} for i in range(8)]
+    alone = [words(s.call("/v1/ask", b)[1]["board"]) for b in mine]
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        together = list(pool.map(lambda b: words(s.call("/v1/ask", b)[1]["board"]), mine))
+    check("eight at once say what each says alone", alone == together and alone[0] != alone[1], together)
+
+
+LONG = {"question": "Tell me all that you know of ships.", "agents": 15, "iterations": 16}
+
+
+def leaves():
+    c, events = s.stream("/v1/ask", {**LONG, "conversation": "left"})
+    first = next(v for e, v in events if e == "entry" and "agent" in v)
+    check("an entry is there while the others still think", first["iteration"] == 1 and s.running() > 0, first)
+    status, v = s.call("/v1/ask", {"question": "And boats?", "conversation": "left"})
+    check("a conversation answers one question at a time", status == 409 and v["error"]["param"] == "conversation", v)
+    c.close()
+    check("who leaves a stream stops it", s.rests())
+    end = time.time() + 10
+    while time.time() < end and s.call("/v1/ask", {"question": "Hi", "agents": 1, "iterations": 1, "max_tokens": 4, "conversation": "left"})[0] != 200:
+        time.sleep(0.1)
+    check("and frees its conversation", time.time() < end)
+    crowd = {"team": "crowd", "question": "Tell me all that you know of ships.", "rounds": 64}
+    for path, body in (("/v1/debate", {**crowd, "stream": True}), ("/v1/ask", LONG), ("/v1/debate", crowd)):
+        c, _ = s.open(path, body)
+        end = time.time() + 10
+        while time.time() < end and not s.running():
+            time.sleep(0.02)
+        began = s.running()
+        c.close()
+        check(f"so does who leaves {path}{' streamed' if body.get('stream') else ''}", began and s.rests(), began)
+
+
+def remembers():
+    small = {"agents": 1, "iterations": 1, "max_tokens": 8, "conversation": "me"}
+    locked = Server("locked", "--api-key", "sk-one", "sk-two")
+    locked.call("/v1/ask", {**small, "question": "My name is Anna."}, "sk-one")
+    ask = {**small, "question": "What is my name?"}
+    status, v = locked.call("/v1/ask", ask, "sk-one")
+    check("a conversation remembers", status == 200 and v["source"] == "memory" and "Anna" in v["answer"] and v["roles"] == [], v)
+    status, v = locked.call("/v1/ask", ask, "sk-two")
+    check("only for the key that it is of", status == 200 and v["source"] != "memory" and "Anna" not in json.dumps(v), v)
+    check("without a key nothing is asked", locked.call("/v1/ask", ask)[0] == 401)
+    locked.p.send_signal(signal.SIGTERM)
+    check("it ends when told to", locked.p.wait(60) == 0, open(f"{tmp}/locked.err").read())
+
+
+def refuses():
+    for path, body, status, says in (
+            ("/v1/ask", {}, 400, "'question'"), ("/v1/ask", {"question": "x" * 70000}, 400, "'question'"),
+            ("/v1/ask", {"question": 3}, 400, "'question'"), ("/v1/ask", {"question": "a", "agents": 16}, 400, "'agents'"),
+            ("/v1/ask", {"question": "a", "iterations": 0}, 400, "'iterations'"),
+            ("/v1/ask", {"question": "a", "role_type": "critics"}, 400, "auto, discussion"),
+            ("/v1/ask", {"question": "a", "language": "fr"}, 400, "auto, ja, en, zh"),
+            ("/v1/ask", {"question": "a", "conversation": ""}, 400, "'conversation'"),
+            ("/v1/ask", {"question": "a", "stream": 1}, 400, "'stream'"), ("/v1/ask", {"question": "a", "model": "nobody"}, 404, "nobody"),
+            ("/v1/ask", {"question": "a", "model": "team:panel"}, 404, "team:panel"), ("/v1/ask", [], 400, "'question'"),
+            ("/v1/debate", {**debate, "stream": "yes"}, 400, "'stream'"), ("/v1/debate", {**debate, "team": "none"}, 404, "none"),
+            ("/v1/debate", {**debate, "choices": ["one"], "stream": True}, 400, "'choices'")):
+        got, v = s.call(path, body)
+        check(f"{path} {json.dumps(body)[:50]} is refused", got == status and says in v["error"]["message"]
+              and {"message", "type", "param", "code"} <= set(v["error"]), (got, v))
+    check("after all of that nothing runs", s.rests())
+
+
+try:
+    debates()
+    asks()
+    leaves()
+    remembers()
+    refuses()
+except Exception:
+    check("no surprise", False, traceback.format_exc())
+s.p.send_signal(signal.SIGTERM)
+check("the server ends when told to", s.p.wait(60) == 0, open(f"{tmp}/plain.err").read())
+sys.exit(1 if failed else 0)
+END

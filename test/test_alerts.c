@@ -142,6 +142,24 @@ static void test_jobs_and_losses(void **state) {
     assert_state("ShoalLossNaN", "firing");
 }
 
+static void test_world_that_stands_still(void **state) {
+    (void)state;
+    struct metric *speed = metric_get(m, METRIC_WORLD_SPEED, "job-1");
+    int t = 0;
+    for (; t < 3000; t += 15) {
+        metric_set(speed, 100 + t);
+        alerts_look(a, t);
+    }
+    assert_state("ShoalWorldStalled", "inactive");
+    for (; t < 3000 + 600; t += 15) alerts_look(a, t);
+    assert_state("ShoalWorldStalled", "pending"); /* it moved five minutes ago */
+    for (; t < 3000 + 1200; t += 15) alerts_look(a, t);
+    assert_state("ShoalWorldStalled", "firing");
+    metric_set(speed, 90);
+    alerts_look(a, t);
+    assert_state("ShoalWorldStalled", "inactive");
+}
+
 static void test_without_figures_nothing_fires(void **state) {
     (void)state;
     for (int t = 0; t < 4000; t += 15) alerts_look(a, t);
@@ -266,6 +284,7 @@ int main(void) {
         cmocka_unit_test_setup_teardown(test_ratio_of_the_last_minutes, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_slow_first_tokens, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_jobs_and_losses, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_world_that_stands_still, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_without_figures_nothing_fires, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_messages, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_addresses, set_up, tear_down),

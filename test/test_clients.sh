@@ -78,7 +78,17 @@ fi
 cp -r "$SHOAL_TMP/adapters/a" "$SHOAL_TMP/adapters/broken"
 echo '{' >"$SHOAL_TMP/adapters/broken/adapter_config.json"
 
-serve plain models/fry --adapter a="$SHOAL_TMP/adapters/a" b="$SHOAL_TMP/adapters/b"
+# What LangGraph's debate is compared with.
+cat >"$SHOAL_TMP/pair.yaml" <<'END'
+protocol: du
+rounds: 3
+max_tokens: 40
+agents:
+  - {name: a, adapter: adapters/a, system: You look for what is wrong.}
+  - {name: b, adapter: adapters/b}
+END
+
+serve plain models/fry --adapter a="$SHOAL_TMP/adapters/a" b="$SHOAL_TMP/adapters/b" --team "$SHOAL_TMP/pair.yaml" --exact
 SHOAL_URL=$url
 serve narrow "$tools" --max-num-seqs 1
 SHOAL_NARROW_URL=$url SHOAL_NARROW_MODEL=$tools SHOAL_MODEL=$PWD/models/fry SHOAL_LM_EVAL=$PWD/test/clients/lm_eval

@@ -89,6 +89,13 @@ static void block_handle(void *ctx, struct exchange *x) {
     exchange_reply(x, 200, "text/plain", "late", 4);
 }
 
+static void named_handle(void *ctx, struct exchange *x) {
+    (void)ctx;
+    exchange_add_header(x, "X-One", "1");
+    exchange_add_header(x, "X-Two", "2");
+    exchange_reply(x, 200, "text/plain", "", 0);
+}
+
 /* A reply that is being computed: once the client has gone it is given up, by way of a worker. */
 static void later_reply(void *ctx) {
     struct exchange *x = ctx;
@@ -183,7 +190,8 @@ static const struct route routes[] = {
     {"POST", "/json", 0, json_handle},    {"GET", "/block", 0, block_handle},
     {"GET", "/later", 0, later_handle},   {"GET", "/events", 0, events_handle},
     {"GET", "/silent", 0, silent_handle}, {"GET", "/endless", 0, endless_handle},
-    {"GET", "/eager", 0, eager_handle},   {0},
+    {"GET", "/eager", 0, eager_handle},   {"GET", "/named", 0, named_handle},
+    {"GET", "/wait", 1, block_handle},    {0},
 };
 
 static int admit(void *ctx, struct exchange *x, const struct route *r) {
@@ -201,12 +209,18 @@ static void has_ended(void *ctx, const struct exchange *x) {
     count_one(&ended);
 }
 
+static bool is_slow(void *ctx, const struct route *r) {
+    (void)ctx;
+    return r->scope == 1;
+}
+
 static void serve(void) {
     const struct http_calls calls = {.routes = routes,
                                      .workers = 4,
                                      .self = &h,
                                      .admit = admit,
                                      .refuse = refuse,
+                                     .slow = is_slow,
                                      .ended = has_ended};
     if (!http_new(&options, &calls, &err)) fail_msg("%s", err.text);
 }
@@ -654,6 +668,10 @@ static void test_origins(void **state) {
         assert_int_equal(named, strstr(cases[i].headers, "good") &&
                                     !strstr(cases[i].headers, "good.example."));
     }
+    assert_int_equal(ask("GET /named" HEADS("Origin: https://good.example"), &b), 200);
+    assert_non_null(strstr(b.data, "Access-Control-Expose-Headers: X-One, X-Two\r\n"));
+    assert_int_equal(ask("GET /named" HEADS("Origin: http://localhost"), &b), 200);
+    assert_null(strstr(b.data, "Access-Control"));
     assert_int_equal(ask("OPTIONS /echo" HEADS("Origin: https://good.example"), &b), 204);
     assert_non_null(strstr(b.data, "Access-Control-Allow-Methods: "));
     assert_int_equal(ask("OPTIONS /echo" HEADS("Origin: https://evil.example"), &b), 403);
@@ -780,6 +798,21 @@ static void *release_later(void *ctx) {
     return ctx;
 }
 
+/* More who wait than there are workers, and others are served all the same. */
+static void test_slow_work(void **state) {
+    int fds[8];
+    struct buf b = {0};
+    (void)state;
+    for (size_t i = 0; i < ARRAY_LEN(fds); i++) fds[i] = dial_and_say("GET /wait" HEADS(""));
+    assert_true(becomes(&admitted, ARRAY_LEN(fds), 5));
+    nap(0.1);
+    for (int i = 0; i < 3; i++) assert_int_equal(ask("GET /short" HEADS(""), &b), 200);
+    __atomic_store_n(&released, true, __ATOMIC_RELEASE);
+    assert_true(becomes(&ended, ARRAY_LEN(fds) + 3, 5));
+    for (size_t i = 0; i < ARRAY_LEN(fds); i++) close(fds[i]);
+    buf_release(&b);
+}
+
 /* Everything that can be under way, at once. */
 static void test_free_of_all(void **state) {
     static const char *const requests[] = {
@@ -867,6 +900,7 @@ int main(void) {
         TEST(test_news_before_the_answer),
         TEST(test_storm),
         TEST(test_slow),
+        TEST(test_slow_work),
         TEST(test_halves),
         TEST(test_bodies),
         TEST(test_large_headers),

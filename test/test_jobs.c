@@ -15,6 +15,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <math.h>
 #include <sched.h>
 #include <setjmp.h>
 #include <signal.h>
@@ -26,6 +27,7 @@
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -189,6 +191,19 @@ static void act_garbage(int argc, char **argv) {
     buf_release(&b);
 }
 
+/* Figures: some known, a NaN, and what is none; then until there is a file. */
+static void act_figures(int argc, char **argv) {
+    CHECK(argc > 0);
+    for (int i = 1; i <= 1000; i++) {
+        figures_tell((const struct figure[]){{"train_step", i}, {"train_loss", 1.0 / i}}, 2);
+        usleep(500); /* all together they fit into a pipe, should nobody read */
+    }
+    figures_tell((const struct figure[]){{"train_loss", NAN}, {"jobs", 1}, {"none", 1}}, 3);
+    static const char bad[] = "{\"figures\":{\"train_reward\":\"x\"}}\n{\"figures\":[1]}\n";
+    if (write(3, bad, strlen(bad)) < 0) exit(5);
+    act_wait(argc, argv);
+}
+
 static int fds_open(void) {
     DIR *d = opendir("/proc/self/fd");
     int n = -1; /* its own */
@@ -249,13 +264,13 @@ static void act_evolve(int argc, char **argv) {
 static const struct {
     const char *name;
     void (*act)(int argc, char **argv);
-} acts[] = {{"args", act_args},        {"work", act_work},     {"fail", act_fail},
-            {"silent", act_silent},    {"signal", act_signal}, {"stubborn", act_stubborn},
-            {"spin", act_spin},        {"wait", act_wait},     {"once", act_once},
-            {"lines", act_lines},      {"flood", act_flood},   {"long-line", act_long_line},
-            {"garbage", act_garbage},  {"look", act_look},     {"ticks", act_ticks},
-            {"leave", act_leave},      {"wide", act_wide},     {"tidy", act_tidy},
-            {"settings", act_settings}};
+} acts[] = {{"args", act_args},         {"work", act_work},      {"fail", act_fail},
+            {"silent", act_silent},     {"signal", act_signal},  {"stubborn", act_stubborn},
+            {"spin", act_spin},         {"wait", act_wait},      {"once", act_once},
+            {"lines", act_lines},       {"flood", act_flood},    {"long-line", act_long_line},
+            {"garbage", act_garbage},   {"look", act_look},      {"ticks", act_ticks},
+            {"leave", act_leave},       {"wide", act_wide},      {"tidy", act_tidy},
+            {"settings", act_settings}, {"figures", act_figures}};
 
 static int play(int argc, char **argv) {
     int at = 1;
@@ -490,6 +505,61 @@ static void test_progress_while_running(void **state) {
         json_decref(list);
     }
     assert_true(told >= 2);
+}
+
+static const json_t *series_of(const json_t *v, const char *name) {
+    const json_t *one;
+    size_t i;
+    json_array_foreach (json_object_get(v, "series"), i, one)
+        if (strcmp(json_text_at(one, "name"), name) == 0) return one;
+    return NULL;
+}
+
+static double value_at(const json_t *series, const char *key, size_t i) {
+    return json_number_value(json_array_get(json_object_get(series, key), i));
+}
+
+static void assert_figures(struct id id) {
+    json_t *v = job(id), *last = json_object_get(v, "figures"), *s = jobs_series(j, id.text, &err);
+    const json_t *loss = series_of(s, "train_loss"), *steps = series_of(s, "train_step");
+    size_t n = json_array_size(json_object_get(loss, "at"));
+    assert_int_equal(json_object_size(last), 2);
+    assert_int_equal(json_number_at(last, "train_step"), 1000);
+    assert_true(json_is_null(json_object_get(last, "train_loss")));
+    assert_int_equal(json_array_size(json_object_get(s, "series")), 2);
+    assert_string_equal(json_text_at(loss, "metric"), "shoal_train_loss");
+    assert_int_equal(json_number_at(loss, "per"), 2);
+    assert_int_equal(n, 500);
+    assert_true(value_at(steps, "value", 0) == 1.5 && value_at(steps, "value", n - 1) == 999.5);
+    assert_float_equal(value_at(loss, "value", 0), (1 + 1 / 2.) / 2, 1e-6);
+    for (size_t i = 1; i < n; i++)
+        assert_true(value_at(loss, "at", i) >= value_at(loss, "at", i - 1));
+    assert_true(fabs(json_number_at(s, "began") + value_at(loss, "at", n - 1) - time(NULL)) < 60);
+    json_decref(s);
+    json_decref(v);
+}
+
+/* While it runs, when it has ended, and for the next process. */
+static void test_figures(void **state) {
+    (void)state;
+    struct id id = started("figures", in_dir("go")), silent = started("silent", NULL);
+    for (bool there = false; !there; usleep(5000)) {
+        json_t *list = events(id, 0);
+        there = event_of_type(list, "result", 0) != NULL;
+        json_decref(list);
+    }
+    usleep(200000); /* what it said elsewhere before */
+    assert_figures(id);
+    close(open(in_dir("go"), O_WRONLY | O_CREAT, 0600));
+    await(id, "done");
+    assert_figures(id);
+    reopen((struct jobs_options){0});
+    assert_figures(id);
+    json_t *none = jobs_series(j, silent.text, &err);
+    assert_int_equal(json_array_size(json_object_get(none, "series")), 0);
+    json_decref(none);
+    assert_null(jobs_series(j, "job-00000000", &err));
+    assert_int_equal(err.code, ERR_MISSING);
 }
 
 static void test_failures(void **state) {
@@ -1110,6 +1180,7 @@ int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_done, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_progress_while_running, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_figures, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_failures, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_cancel, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_left_behind, set_up, tear_down),

@@ -501,6 +501,23 @@ static void test_quantile(void **state) {
     assert_true(isnan(metric_quantile(h, NAN)));
 }
 
+/* All of a family go, and an adapter's place with them; others stay. */
+static void test_clear(void **state) {
+    struct buf out = {0};
+    (void)state;
+    metric_set(metric_get(m, METRIC_TRAIN_LOSS, "a"), 1);
+    metric_set(metric_get(m, METRIC_TRAIN_LOSS, "b"), 2);
+    metric_set(metric_get(m, METRIC_TRAIN_STEP, "a"), 3);
+    metrics_clear(m, METRIC_TRAIN_LOSS);
+    metrics_clear(m, METRIC_WORLD_SPEED);
+    metrics_text(m, &out, false);
+    assert_null(strstr(out.data, "shoal_train_loss"));
+    assert_non_null(strstr(out.data, "shoal_train_step{job=\"a\"} 3"));
+    metric_set(metric_get(m, METRIC_TRAIN_LOSS, "b"), 4);
+    assert_true(metric_value(metric_get(m, METRIC_TRAIN_LOSS, "b")) == 4);
+    buf_release(&out);
+}
+
 static void test_json(void **state) {
     (void)state;
     metric_set(metric_get(m, METRIC_TRAIN_LOSS, "a"), NAN);
@@ -666,6 +683,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test_setup_teardown(test_labels_from_outside, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_info_has_one_series, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_quantile, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_clear, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_json, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_process, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_rules, set_up, tear_down),

@@ -120,7 +120,7 @@ tests:
       - {series: 'shoal_jobs_ended_total{instance="b",kind="train",state="failed"}', values: '1x60'}
       - {series: 'shoal_jobs_ended_total{instance="b",kind="train",state="done"}', values: '0+1x60'}
       - {series: 'shoal_world_decisions_per_second{instance="a",job="1"}', values: '0x60'}
-      - {series: 'shoal_world_decisions_per_second{instance="b",job="1"}', values: '200x60'}
+      - {series: 'shoal_world_decisions_per_second{instance="b",job="1"}', values: '200+1x60'}
       - {series: 'process_start_time_seconds{instance="a"}', values: '1x8 2x8 3x8 4x8 5x20'}
       - {series: 'process_start_time_seconds{instance="b"}', values: '1x60'}
     alert_rule_test:

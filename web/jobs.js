@@ -224,10 +224,34 @@ class Results {
     }
 }
 
+/** What a job measures of itself, each figure along the time. */
+class Figures {
+    constructor() {
+        this.charts = h("div", { class: "charts" });
+        this.drawn = new Map();
+        this.element = h("section", { hidden: true }, h("h3", null, t("figures")), this.charts);
+    }
+    take({ began, series }) {
+        for (const s of series.filter((one) => one.at.length)) {
+            if (!this.drawn.has(s.name)) {
+                const chart = new Chart({ title: s.name.replaceAll("_", " "), time: true, x: t("time"), height: 170, format: (v) => number(v, 4), series: [{ label: s.name }] });
+                chart.element.title = s.help;
+                this.drawn.set(s.name, chart);
+                this.charts.append(chart.element);
+            }
+            this.element.hidden = false;
+            this.drawn.get(s.name).draw([s.at.map((at) => began + at), s.value]);
+        }
+    }
+    close() {
+        this.drawn.forEach((chart) => chart.close());
+    }
+}
+
 /** Everything about a job, kept up to date by its events. */
 function watch(root, id, changed) {
     const stop = new AbortController(), signal = stop.signal;
-    const head = h("div", { class: "job" }), log = h("ol", { class: "events" }), results = new Results();
+    const head = h("div", { class: "job" }), log = h("ol", { class: "events" }), results = new Results(), figures = new Figures();
     const told = h("pre", { class: "code" });
     const words = h("details", { ontoggle: async (e) => {
         if (!e.target.open) return;
@@ -245,8 +269,10 @@ function watch(root, id, changed) {
         paint();
     };
     // Results are read whole: of events only the newest are kept. The longer that takes, the rarer.
-    const load_results = async () =>
+    const load_results = async () => {
+        figures.take(await json(`/v1/jobs/${id}/series`, { signal }));
         results.take(await text(`/v1/jobs/${id}/results`, { signal }).catch((e) => (e.status === 404 ? "" : Promise.reject(e))));
+    };
     const fetch_results = async () => {
         stale = true;
         if (fetching) return;
@@ -267,7 +293,7 @@ function watch(root, id, changed) {
             const v = JSON.parse(e.data);
             after = v.seq ?? after;
             if (v.type === "progress") job.progress = v.progress;
-            if (v.type === "result") fetch_results().catch(complain);
+            if (v.type !== "state") fetch_results().catch(complain);
             if (v.type === "state") {
                 log.append(h("li", null, h("time", null, moment(v.at)), " ", t("state_" + v.state), v.note && `: ${v.note}`));
                 await again();
@@ -292,11 +318,12 @@ function watch(root, id, changed) {
         await again();
         await load_results();
     };
-    fill(root, head, results.element, h("details", { open: true }, h("summary", null, t("events")), log), words);
+    fill(root, head, figures.element, results.element, h("details", { open: true }, h("summary", null, t("events")), log), words);
     follow().catch(complain);
     return () => {
         stop.abort();
         results.close();
+        figures.close();
     };
 }
 

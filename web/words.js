@@ -165,6 +165,7 @@ const words = {
     until: ["ended {0}", "終了 {0}", "结束于 {0}"],
     attempts: ["attempt {0}", "{0} 回目", "第 {0} 次"],
     results: ["Results", "結果", "结果"],
+    figures: ["What it measures", "測定値", "测量值"],
     fields: ["Fields", "項目", "字段"],
     along: ["Along", "横軸", "横轴"],
     line: ["line", "行", "行"],

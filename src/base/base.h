@@ -254,6 +254,16 @@ void progress_start(struct progress *p, const char *title, int64_t total);
 void progress_update(struct progress *p, int64_t done, const char *detail);
 void progress_finish(struct progress *p, const char *detail);
 
+/* What a process measures of itself goes there too, as a line of {"figures": {name: value}}:
+ * always, unless the pipe is full; what is not finite as null. Names are those of metrics of jobs
+ * without their prefix: "train_loss" is shoal_train_loss of metrics.inc, and what is not there is
+ * not taken. */
+struct figure {
+    const char *name;
+    double value;
+};
+void figures_tell(const struct figure *v, int n);
+
 /* options */
 
 /*

@@ -13,6 +13,7 @@
 
 #include <fcntl.h>
 #include <limits.h>
+#include <math.h>
 #include <poll.h>
 #include <stdarg.h>
 #include <stdatomic.h>
@@ -191,19 +192,40 @@ static char *progress_json(const struct progress *p, double seconds) {
     return text;
 }
 
+/* A pipe that nobody empties loses lines rather than hold us up. */
+static bool line_tell(const char *text) {
+    struct pollfd room = {.fd = told_fd, .events = POLLOUT};
+    char *line = xasprintf("%s\n", text);
+    bool told =
+        poll(&room, 1, 0) == 1 && room.revents == POLLOUT && write(told_fd, line, strlen(line)) > 0;
+    free(line);
+    return told;
+}
+
 /* A line, unless one was told just now: of all bars together, but for the end of a bar whose
- * beginning was told. A pipe that nobody empties loses lines rather than hold us up. */
+ * beginning was told. */
 static void progress_tell(struct progress *p, bool last) {
     if (told_fd < 0 || (last && !p->told)) return;
     double now = clock_now(), before = atomic_load(&told_at);
     if (!last &&
         (now - before < TELL_SECONDS || !atomic_compare_exchange_strong(&told_at, &before, now)))
         return;
-    struct pollfd room = {.fd = told_fd, .events = POLLOUT};
-    char *text = progress_json(p, now - p->start), *line = xasprintf("%s\n", text);
-    if (poll(&room, 1, 0) == 1 && room.revents == POLLOUT)
-        p->told = write(told_fd, line, strlen(line)) > 0;
-    free(line);
+    char *text = progress_json(p, now - p->start);
+    p->told = line_tell(text);
+    free(text);
+}
+
+void figures_tell(const struct figure *v, int n) {
+    if (told_fd < 0) return;
+    json_t *figures = json_object();
+    for (int i = 0; i < n; i++)
+        json_object_set_new(figures, v[i].name,
+                            isfinite(v[i].value) ? json_real(v[i].value) : json_null());
+    json_t *line = json_pack("{s:o}", "figures", figures);
+    char *text = json_dumps(line, JSON_COMPACT | JSON_REAL_PRECISION(9));
+    CHECK(text != NULL);
+    json_decref(line);
+    line_tell(text);
     free(text);
 }
 

@@ -24,6 +24,7 @@
 #include <string.h>
 
 enum { MAX_FIRST = 4096, BAR = 24 };
+static const double SPEED_SECONDS = 1;
 static const char *const baselines[] = {"rule", "random"};
 
 struct run {
@@ -40,6 +41,8 @@ struct run {
     json_t *beside;           /* rows of the baselines */
     /* a generation */
     struct progress bar;
+    double told_at; /* when its speed was told, and its decisions then */
+    int64_t told;
     struct trace trace;
     struct world *shadow; /* of the trace */
     FILE *record;
@@ -140,8 +143,11 @@ static int record_open(struct run *r, struct error *err) {
     free(path);
     if (rc != OK) return error_wrap(err, "the run cannot be recorded; name a folder with --runs");
     json_t *old = store_run_get(r->store, r->id, &missing);
+    json_t *recipe = json_copy(r->identity);
+    if (r->j->o->out) json_object_set_new(recipe, "out", json_path(r->dir));
     rc = old ? store_run_status(r->store, r->id, "running", err)
-             : store_run_add(r->store, r->id, "world", r->identity, err);
+             : store_run_add(r->store, r->id, "world", recipe, err);
+    json_decref(recipe);
     json_decref(old);
     return rc;
 }
@@ -473,6 +479,24 @@ static int generation_keep(struct run *r, struct error *err) {
     return rc;
 }
 
+/* Means over the maps of held_out; outside there is reward only. */
+static void generation_tell(const json_t *row) {
+    static const struct {
+        const char *name, *of;
+    } told[] = {{"world_deliveries", "delivered"},
+                {"world_fitness", "fitness"},
+                {"world_reward", "reward"},
+                {"world_alive", "alive"}};
+    struct figure v[1 + ARRAY_LEN(told)] = {
+        {"world_generation", json_number_at(row, "generation")}};
+    int n = 1;
+    for (size_t i = 0; i < ARRAY_LEN(told); i++) {
+        const json_t *x = json_object_get(json_object_get(row, "held_out"), told[i].of);
+        if (x) v[n++] = (struct figure){told[i].name, json_number_at(x, "value")};
+    }
+    figures_tell(v, n);
+}
+
 static int generation_measure(struct run *r, struct error *err) {
     int rc = life_measure(r->life, r->measured, err), g = life_generations(r->life);
     if (rc != OK) return rc;
@@ -481,6 +505,7 @@ static int generation_measure(struct run *r, struct error *err) {
                             measured_json(r, r->measured, r->o->held_out));
     if (g > 0) json_object_set_new(row, "lived", lived_json(r));
     json_array_append_new(r->curve, row);
+    generation_tell(row);
     rc = generation_keep(r, err);
     if (rc == OK) curve_print_row(r, row);
     return rc;
@@ -547,14 +572,29 @@ static int trace_end(struct run *r, int rc, struct error *err) {
     return rc;
 }
 
+/* Over the time since it was told last, when that is long enough. */
+static void speed_tell(struct run *r, double seconds) {
+    double now = clock_now();
+    int64_t decisions = life_decisions(r->life);
+    if (now - r->told_at <= seconds) return;
+    double speed = (double)(decisions - r->told) / (now - r->told_at);
+    figures_tell((const struct figure[]){{"world_decisions_per_second", speed}}, 1);
+    r->told_at = now;
+    r->told = decisions;
+}
+
 static int generation_live(struct run *r, struct error *err) {
     int64_t before = life_generations(r->life) * r->o->steps;
+    double began = r->told_at = clock_now();
+    r->told = life_decisions(r->life);
     int rc = trace_begin(r, err), n = 1;
     if (rc == OK) rc = life_begin(r->life, NULL, err);
     for (int64_t tick = 1; rc == OK && (n = life_tick(r->life, err)) > 0; tick++) {
         rc = trace_tick(r, tick, err);
         progress_update(&r->bar, before + tick, NULL);
+        speed_tell(r, SPEED_SECONDS);
     }
+    if (r->told_at == began) speed_tell(r, 0);
     rc = trace_end(r, n < 0 ? n : rc, err);
     if (rc == OK) life_end(r->life);
     return rc;

@@ -12,6 +12,7 @@
 #define _GNU_SOURCE
 #include "evolve/run.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -202,6 +203,20 @@ static int publish_all(struct run *r, int g, const json_t *v, const struct candi
     return rc;
 }
 
+/* Diversity of a generation of one is not known. */
+static void generation_tell(int g, const json_t *v, const struct candidate *c, int n) {
+    const json_t *diversity = json_object_get(json_object_get(v, "diversity"), "weights_mean");
+    double sum = 0;
+    for (int i = 0; i < n; i++) sum += c[i].fitness.value;
+    figures_tell(
+        (const struct figure[]){
+            {"evolve_generation", g},
+            {"evolve_fitness_best", c[0].fitness.value},
+            {"evolve_fitness_mean", sum / n},
+            {"evolve_diversity", json_is_number(diversity) ? json_number_value(diversity) : NAN}},
+        4);
+}
+
 int run_record(struct run *r, json_t *v, const struct candidate *c, int n, struct error *err) {
     int g = r->n_best;
     json_object_set_new(v, "spent", spent_json(r));
@@ -215,6 +230,7 @@ int run_record(struct run *r, json_t *v, const struct candidate *c, int n, struc
     note("generation %d: best %s, fitness %.4f (%.4f – %.4f), accuracy %.1f %%", g, c[0].name,
          c[0].fitness.value, c[0].fitness.lo, c[0].fitness.hi, 100 * c[0].performance.value);
     log_generation(r, v);
+    generation_tell(g, v, c, n);
     return publish_all(r, g, v, c, n, err);
 }
 

@@ -96,6 +96,10 @@ static double value_of(struct watch *w, const struct alert_rule *r, const struct
                    : NAN;
     case ALERT_NO_NUMBER:
         return s->a.n ? !isfinite(s->a.value) : NAN;
+    case ALERT_STILL:
+        return s->a.n && since_then(w, s, &a, &b, counts, &seconds) && seconds > ALERT_WINDOW / 2
+                   ? a == 0
+                   : NAN;
     case ALERT_FAILED:
         return since_then(w, s, &a, &b, counts, &seconds) ? a : NAN;
     case ALERT_ABSENT: /* only somebody else can see it */

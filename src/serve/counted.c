@@ -35,7 +35,9 @@ static void ticket_counted(struct server *s, const struct ticket *t) {
                                                            : "stop";
     metric_add(metric_get(s->metrics, METRIC_VLLM_SUCCESS, s->name, "0", why), 1);
     observe(s, METRIC_VLLM_E2E, t->ended - t->submitted);
-    observe(s, METRIC_VLLM_QUEUE_TIME, (begun ? t->started : t->ended) - t->submitted);
+    double waited = (begun ? t->started : t->ended) - t->submitted;
+    observe(s, METRIC_VLLM_QUEUE_TIME, waited);
+    metric_observe(metric_get(s->metrics, METRIC_QUEUE_TIME), fmax(waited, 0));
     if (begun) observe(s, METRIC_VLLM_INFERENCE_TIME, t->ended - t->started);
     if (!first) return;
     observe(s, METRIC_VLLM_PREFILL_TIME, t->first - t->started);
@@ -202,6 +204,7 @@ static void step_counted(void *ctx, double seconds, int32_t tokens) {
 void counted_open(struct server *s) {
     char size[16], pages[16];
     s->metrics = metrics_new(0);
+    pthread_mutex_init(&s->counting, NULL);
     s->step_seconds = metric_get(s->metrics, METRIC_STEP);
     s->step_tokens = of_model(s, METRIC_VLLM_ITERATION_TOKENS);
     snprintf(size, sizeof size, "%d", KV_PAGE);
@@ -219,16 +222,21 @@ static void metrics_handle(void *ctx, struct exchange *x) {
     const char *accept = exchange_header(x, "Accept");
     bool open = accept && strstr(accept, "application/openmetrics-text");
     struct buf out = {0};
+    pthread_mutex_lock(&s->counting);
     counted_refresh(s);
     metrics_text(s->metrics, &out, open);
+    pthread_mutex_unlock(&s->counting);
     exchange_reply(x, 200, open ? METRICS_TYPE_OPEN : METRICS_TYPE_TEXT, out.data, out.len);
     buf_release(&out);
 }
 
 static void figures_handle(void *ctx, struct exchange *x) {
     struct server *s = ctx;
+    pthread_mutex_lock(&s->counting);
     counted_refresh(s);
-    exchange_reply_json(x, 200, metrics_json(s->metrics));
+    json_t *v = metrics_json(s->metrics);
+    pthread_mutex_unlock(&s->counting);
+    exchange_reply_json(x, 200, v);
 }
 
 static void rules_handle(void *ctx, struct exchange *x) {

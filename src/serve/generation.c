@@ -459,6 +459,7 @@ static struct generation *generation_new(struct server *s, struct exchange *x,
     if (exchange_key(x)) g->key = xstrdup(exchange_key(x));
     *t = (struct target){0};
     *spec = (struct generation_spec){0};
+    exchange_add_header(x, "X-Shoal-Reply", g->id); // not all dialects have a place for it
     generation_enlist(g);
     return g;
 }

@@ -75,7 +75,10 @@ static int mhd_load(struct error *err) {
 }
 
 enum {
-    HEADER_BYTES = 32 << 10, /* of a request; also the library's memory for a connection */
+    /* Of a request; also the library's memory for a connection. What is longer, or is no HTTP, the
+     * library answers itself (400, 413, 414, 431) before we hear of it, with a page of HTML: it has
+     * no way to give it other words. */
+    HEADER_BYTES = 32 << 10,
     STREAM_BLOCK = 8 << 10,
     LARGE_BODY = 256 << 10,
     JSON_DEPTH = 100,
@@ -136,6 +139,9 @@ struct work {
     void (*fn)(void *ctx);
     void *ctx;
 };
+struct works {
+    struct work *head, *tail;
+};
 
 struct http {
     const struct http_options *o;
@@ -147,7 +153,8 @@ struct http {
 
     pthread_mutex_t lock; /* of all below */
     pthread_cond_t worked, ended;
-    struct work *head, *tail;
+    struct works quick, slow;
+    int n_slow; /* workers that are at slow work */
     struct exchange *exchanges;
     int n_exchanges;
     struct connection *connections;
@@ -163,31 +170,54 @@ struct http {
 
 /* workers */
 
-void http_work(struct http *h, void (*fn)(void *ctx), void *ctx) {
+static void work_add(struct http *h, struct works *to, void (*fn)(void *ctx), void *ctx) {
     struct work *w = xcalloc(1, sizeof *w);
     *w = (struct work){.fn = fn, .ctx = ctx};
     pthread_mutex_lock(&h->lock);
-    *(h->tail ? &h->tail->next : &h->head) = w;
-    h->tail = w;
+    *(to->tail ? &to->tail->next : &to->head) = w;
+    to->tail = w;
     pthread_cond_signal(&h->worked);
     pthread_mutex_unlock(&h->lock);
+}
+
+void http_work(struct http *h, void (*fn)(void *ctx), void *ctx) {
+    work_add(h, &h->quick, fn, ctx);
+}
+
+static struct work *work_take(struct works *from) {
+    struct work *w = from->head;
+    if (!w) return NULL;
+    from->head = w->next;
+    if (!from->head) from->tail = NULL;
+    return w;
+}
+
+/* Slow work has half of the workers, so that the others can always say how the server is. At the
+ * end it may have all: who leaves must not leave any. */
+static struct work *work_next(struct http *h, bool *slow) {
+    bool room = h->finished || h->n_slow < MAX(h->c.workers / 2, 1);
+    struct work *w = room ? work_take(&h->slow) : NULL;
+    *slow = w != NULL;
+    return w ? w : work_take(&h->quick);
 }
 
 static void *worker(void *ctx) {
     struct http *h = ctx;
     pthread_mutex_lock(&h->lock);
-    while (!h->finished || h->head) {
-        struct work *w = h->head;
+    for (;;) {
+        bool slow;
+        struct work *w = work_next(h, &slow);
+        if (!w && h->finished) break;
         if (!w) {
             pthread_cond_wait(&h->worked, &h->lock);
             continue;
         }
-        h->head = w->next;
-        if (!h->head) h->tail = NULL;
+        h->n_slow += slow;
         pthread_mutex_unlock(&h->lock);
         w->fn(w->ctx);
         free(w);
         pthread_mutex_lock(&h->lock);
+        h->n_slow -= slow;
     }
     pthread_mutex_unlock(&h->lock);
     return NULL;
@@ -350,6 +380,15 @@ static bool cors_allows(const struct http *h, const char *origin) {
     return false;
 }
 
+/* A page from elsewhere may read only what is named. */
+static void headers_expose(struct exchange *x) {
+    struct buf names = {0};
+    for (int i = 0; i < x->n_headers; i++)
+        buf_printf(&names, "%s%s", i ? ", " : "", x->headers[i].name);
+    if (names.len) header_put(x->response, "Access-Control-Expose-Headers", names.data);
+    buf_release(&names);
+}
+
 static void headers_put(struct exchange *x, const char *type) {
     const char *origin = exchange_header(x, "Origin");
     if (type) header_put(x->response, "Content-Type", type);
@@ -359,6 +398,7 @@ static void headers_put(struct exchange *x, const char *type) {
     if (origin && cors_allows(x->h, origin)) {
         header_put(x->response, "Access-Control-Allow-Origin", origin);
         header_put(x->response, "Vary", "Origin");
+        headers_expose(x);
     }
     if (is_stopping(x->h)) header_put(x->response, "Connection", "close");
 }
@@ -638,7 +678,9 @@ static enum MHD_Result body_here(struct exchange *x) {
     x->suspended = true;
     mhd.MHD_suspend_connection(x->connection);
     pthread_mutex_unlock(&x->lock);
-    http_work(x->h, handle, exchange_retain(x));
+    struct http *h = x->h;
+    bool slow = h->c.slow && h->c.slow(h->c.ctx, x->route);
+    work_add(h, slow ? &h->slow : &h->quick, handle, exchange_retain(x));
     return MHD_YES;
 }
 

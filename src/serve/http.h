@@ -66,6 +66,9 @@ struct http_calls {
     /* An error in this API's words. */
     void (*refuse)(void *ctx, struct exchange *x, int status, const char *code,
                    const char *message);
+    /* Whether a route's handler waits for others for long: such have half of the workers. NULL:
+     * none does. */
+    bool (*slow)(void *ctx, const struct route *r);
     /* The reply is out, or given up. */
     void (*ended)(void *ctx, const struct exchange *x);
 };

@@ -15,6 +15,7 @@
 #include "serve/jobs.h"
 
 #include "serve/job_child.h"
+#include "serve/job_figures.h"
 #include "serve/job_request.h"
 #include "store/store.h"
 
@@ -37,6 +38,7 @@ enum {
     NUMBER_BLOCK = 1024,
     EVENTS_MAX = 4096,
     EVENTS_BYTES = 2 << 20, /* as text */
+    SERIES_BYTES = 4 << 20, /* of figures.json */
 };
 
 /* The thread looks at what children say so often at most, however much they say. */
@@ -60,15 +62,18 @@ struct job {
     int exit, signal; /* -1: unknown, or not that */
     char *note;
     json_t *progress; /* may be NULL */
+    json_t *figures;  /* the last of each; may be NULL */
 
     int64_t seq, reserved; /* the last number given, and reserved */
     int64_t state_seq, progress_seq;
 
-    struct child *child; /* also while paused */
-    double kill_at;      /* of a cancelled child; INFINITY: it is not, or was killed */
-    char *words;         /* the last line of its stderr */
-    bool progressed;     /* `progress` has no number yet */
-    bool over;           /* it ended as `outcome`, which is to be stored */
+    struct child *child;        /* also while paused */
+    double kill_at;             /* of a cancelled child; INFINITY: it is not, or was killed */
+    char *words;                /* the last line of its stderr */
+    struct job_figures *series; /* while there is a child that told some */
+    bool figured;               /* `figures` are older than `series` */
+    bool progressed;            /* `progress` has no number yet */
+    bool over;                  /* it ended as `outcome`, which is to be stored */
     enum job_state outcome;
 };
 
@@ -130,6 +135,7 @@ static json_t *job_json(const struct job *job) {
     if (job->cancel) json_object_set_new(v, "cancel", json_true());
     if (job->child) json_object_set_new(v, "pid", json_integer(job->child->pid));
     if (job->progress) json_object_set(v, "progress", job->progress);
+    if (job->figures) json_object_set(v, "figures", job->figures);
     return v;
 }
 
@@ -166,6 +172,8 @@ static bool id_is_valid(const char *id) {
 static void job_free(struct job *job) {
     json_decref(job->request);
     json_decref(job->progress);
+    json_decref(job->figures);
+    job_figures_free(job->series);
     free(job->key);
     free(job->run);
     free(job->note);
@@ -203,6 +211,7 @@ static struct job *job_from_json(const char *id, const json_t *v) {
     job->signal = (int)integer_at(known, "signal", -1);
     job->seq = job->reserved = job->state_seq = integer_at(v, "numbers", 0);
     job->progress = json_deep_copy(json_object_get(known, "progress"));
+    job->figures = json_deep_copy(json_object_get(known, "figures"));
     text_copy(job->created, known, "created");
     text_copy(job->started, known, "started");
     text_copy(job->ended, known, "ended");
@@ -259,6 +268,8 @@ static int job_set(struct jobs *j, struct job *job, enum job_state state, struct
         return rc;
     }
     job->state_seq = job->seq;
+    if (state_is_last(state) && j->o.ended)
+        j->o.ended(j->o.ctx, json_text_at(job->request, "kind"), state_names[state]);
     event_add(j, job, job->seq, state_event(job), 100);
     jobs_wake(j);
     return OK;
@@ -294,6 +305,42 @@ static void result_take(struct jobs *j, struct job *job, const char *line, size_
     event_add(j, job, job_number(j, job), v, 100 + n);
 }
 
+static char *series_path(const struct jobs *j, const struct job *job) {
+    char *dir = path_join(j->folder, job->id), *path = path_join(dir, "figures.json");
+    free(dir);
+    return path;
+}
+
+/* What was kept of it; empty where nothing was. */
+static struct job_figures *series_read(const struct jobs *j, const struct job *job) {
+    struct error none;
+    struct buf text = {0};
+    char *path = series_path(j, job);
+    json_t *v = file_read(path, SERIES_BYTES, &text, &none) == OK
+                    ? json_parse(text.data ? text.data : "", text.len, path, &none)
+                    : NULL;
+    struct job_figures *f = job_figures_from_json(v);
+    json_decref(v);
+    buf_release(&text);
+    free(path);
+    return f;
+}
+
+/* Its process is over. That figures cannot be kept is no reason for a job to fail. */
+static void series_keep(const struct jobs *j, struct job *job) {
+    struct error err;
+    if (!job->series) return;
+    json_t *v = job_figures_json(job->series);
+    char *path = series_path(j, job), *text = json_dumps(v, JSON_COMPACT | JSON_REAL_PRECISION(9));
+    CHECK(text != NULL);
+    if (file_write(path, text, strlen(text), &err) != OK) warn("jobs: %s", err.text);
+    job_figures_free(job->series);
+    job->series = NULL;
+    json_decref(v);
+    free(text);
+    free(path);
+}
+
 /* The last line is why it failed, but for how to call the command. */
 static void words_take(struct job *job, const char *line, size_t n) {
     static const char usage[] = "usage: ";
@@ -308,9 +355,19 @@ static json_t *title_json(const char *text) {
     return json_stringn(text, n);
 }
 
+static void figures_take(struct jobs *j, struct job *job, const json_t *figures) {
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    if (!job->series) job->series = series_read(j, job);
+    job_figures_take(job->series, (double)now.tv_sec + 1e-9 * (double)now.tv_nsec, figures);
+    job->figured = true;
+}
+
 /* What is not as base.h says is ignored: anything may write to the pipe. */
-static void progress_take(struct job *job, const char *line, size_t n) {
+static void progress_take(struct jobs *j, struct job *job, const char *line, size_t n) {
     json_t *v = json_loadb(line, n, JSON_REJECT_DUPLICATES, NULL);
+    if (json_is_object(json_object_get(v, "figures")))
+        figures_take(j, job, json_object_get(v, "figures"));
     const json_t *left = json_object_get(v, "left");
     int64_t done = integer_at(v, "done", -1), total = integer_at(v, "total", -1);
     if (json_is_string(json_object_get(v, "title")) && done >= 0 && total >= 0) {
@@ -331,11 +388,16 @@ static void line_take(void *ctx, enum inlet_kind which, const char *line, size_t
     else if (which == INLET_WORDS)
         words_take(l->job, line, n);
     else if (n == len)
-        progress_take(l->job, line, n);
+        progress_take(l->j, l->job, line, n);
 }
 
 /* Of all that came at once there is one number. */
 static void progress_tell(struct jobs *j, struct job *job) {
+    if (job->figured) {
+        json_decref(job->figures);
+        job->figures = job_figures_last(job->series);
+        job->figured = false;
+    }
     if (!job->progressed) return;
     job->progressed = false;
     job->progress_seq = job_number(j, job);
@@ -503,6 +565,7 @@ static void job_reap(struct jobs *j, struct job *job) {
     int status = child_reap(job->child, line_take, &l);
     job->child = NULL;
     progress_tell(j, job);
+    series_keep(j, job);
     job->exit = status != -1 && WIFEXITED(status) ? WEXITSTATUS(status) : -1;
     job->signal = status != -1 && WIFSIGNALED(status) ? WTERMSIG(status) : -1;
     bool well = job->exit == 0 && !fault.code;
@@ -592,6 +655,7 @@ static void children_end(struct jobs *j) {
         child_signal(j->v[i]->child, SIGKILL);
         child_reap(j->v[i]->child, line_take, &l);
         j->v[i]->child = NULL;
+        series_keep(j, j->v[i]);
     }
 }
 
@@ -918,6 +982,16 @@ json_t *jobs_events(struct jobs *j, const char *id, int64_t after, struct error 
     json_decref(list);
     pthread_mutex_unlock(&j->lock);
     return copy;
+}
+
+json_t *jobs_series(struct jobs *j, const char *id, struct error *err) {
+    pthread_mutex_lock(&j->lock);
+    const struct job *job = job_find(j, id, err);
+    struct job_figures *kept = job && !job->series ? series_read(j, job) : NULL;
+    json_t *v = job ? job_figures_json(kept ? kept : job->series) : NULL;
+    job_figures_free(kept);
+    pthread_mutex_unlock(&j->lock);
+    return v;
 }
 
 char *jobs_file(struct jobs *j, const char *id, const char *name, struct error *err) {

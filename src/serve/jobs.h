@@ -43,6 +43,8 @@ struct jobs_options {
     bool (*allow)(void *ctx, const char *kind, const char *option);
     /* Some job has new events; may be NULL. */
     void (*changed)(void *ctx);
+    /* A job came to its end, as "done", "failed" or "cancelled"; may be NULL. As allow. */
+    void (*ended)(void *ctx, const char *kind, const char *state);
 };
 
 struct jobs;
@@ -72,7 +74,8 @@ int jobs_start(struct jobs *j, const json_t *request, const char *key, char id[J
 /*
  * {id, kind, args, options, state, created} and, once they are known, pid, started, ended, exit or
  * signal, note (why it failed), cancel (true: asked to end), attempts (times it was begun),
- * progress {title, done, total, seconds_left}. ERR_MISSING: there is no such job.
+ * progress {title, done, total, seconds_left}, figures {name: the last value, or null where it is
+ * no number}. ERR_MISSING: there is no such job.
  */
 json_t *jobs_get(struct jobs *j, const char *id, struct error *err);
 json_t *jobs_list(struct jobs *j); /* an array, the newest first */
@@ -96,6 +99,11 @@ int jobs_delete(struct jobs *j, const char *id, struct error *err);
  * together some thousand events are kept. A job's last state is always there.
  */
 json_t *jobs_events(struct jobs *j, const char *id, int64_t after, struct error *err);
+
+/* What it told of itself in numbers, in all attempts: job_figures_json's, of no series where it
+ * told none. It is kept in FOLDER/ID/figures.json when a process ends; what a killed service had
+ * not kept is lost. */
+json_t *jobs_series(struct jobs *j, const char *id, struct error *err);
 
 /* The path of "stdout.jsonl" (the results of its last attempt) or "stderr.txt". malloc'ed; NULL
  * with ERR_MISSING when there is none yet. */

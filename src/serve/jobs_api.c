@@ -7,12 +7,16 @@
  * path, and options that name other places to write to, or programs to run, are refused.
  */
 #define _GNU_SOURCE
+#include "serve/job_figures.h"
 #include "serve/jobs.h"
 #include "serve/metrics.h"
 #include "serve/server.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
+
+enum { JOBS_TOLD = 16 }; /* whose figures are metrics, beside those that run */
 
 /* Who watches a job. */
 struct watcher {
@@ -210,6 +214,15 @@ static void file_reply(struct server *s, struct exchange *x, const char *id, con
     free(path);
 }
 
+static void series_reply(struct server *s, struct exchange *x, const char *id) {
+    struct error err;
+    json_t *v = jobs_series(s->jobs, id, &err);
+    if (v)
+        exchange_reply_json(x, 200, v);
+    else
+        fail(x, &err);
+}
+
 /* "job-1/events" → its two parts; the second may be missing. */
 static bool rest_split(const struct exchange *x, char id[JOB_ID_LEN], const char **what) {
     const char *rest = exchange_rest(x), *slash = strchrnul(rest, '/');
@@ -234,8 +247,11 @@ static void job_handle(void *ctx, struct exchange *x) {
         file_reply(s, x, id, "stdout.jsonl", "application/x-ndjson");
     else if (strcmp(what, "log") == 0)
         file_reply(s, x, id, "stderr.txt", "text/plain; charset=utf-8");
+    else if (strcmp(what, "series") == 0)
+        series_reply(s, x, id);
     else
-        api_fail(x, 404, NULL, NULL, "not_found", "of a job there are events, results and log");
+        api_fail(x, 404, NULL, NULL, "not_found",
+                 "of a job there are events, results, series and log");
     json_decref(job);
 }
 
@@ -277,11 +293,17 @@ const struct route jobs_routes[] = {
 
 /* the server's */
 
+static void job_ended(void *ctx, const char *kind, const char *state) {
+    struct server *s = ctx;
+    metric_add(metric_get(s->metrics, METRIC_JOBS_ENDED, kind, state), 1);
+}
+
 int server_jobs_open(struct server *s, struct error *err) {
     struct jobs_options o = {.max_running = (int)s->o->max_jobs,
                              .same_priority = !s->o->jobs_idle,
                              .ctx = s,
                              .allow = jobs_allow,
+                             .ended = job_ended,
                              .changed = jobs_changed};
     s->jobs_store = path_join(s->o->state_dir, "jobs.db");
     s->jobs_folder = path_join(s->o->state_dir, "jobs");
@@ -302,12 +324,13 @@ void server_jobs_close(struct server *s) {
     free(s->jobs_folder);
 }
 
-void server_jobs_count(struct server *s) {
+/* Jobs by kind and state; those of none are told too, so that a rule need not guess. */
+static void states_count(struct server *s, const json_t *list) {
     static const char *const states[] = {"queued", "running",   "paused",
                                          "done",   "cancelled", "failed"};
     static const char *const kinds[] = {"train", "evolve", "debate",  "ask",
                                         "world", "eval",   "quantize"};
-    json_t *list = jobs_list(s->jobs), *job;
+    json_t *job;
     int count[ARRAY_LEN(kinds)][ARRAY_LEN(states)] = {{0}};
     size_t i;
     json_array_foreach (list, i, job)
@@ -318,5 +341,47 @@ void server_jobs_count(struct server *s) {
     for (size_t k = 0; k < ARRAY_LEN(kinds); k++)
         for (size_t st = 0; st < ARRAY_LEN(states); st++)
             metric_set(metric_get(s->metrics, METRIC_JOBS, kinds[k], states[st]), count[k][st]);
+}
+
+/* What a job measures of itself stays when it has ended, but for speeds: it has none any more. */
+static void job_figures_count(struct server *s, const json_t *job, bool running) {
+    static const char speed[] = "_per_second";
+    const char *name;
+    json_t *v;
+    json_object_foreach (json_object_get(job, "figures"), name, v) {
+        enum metric_id id = figure_metric(name);
+        size_t n = strlen(name), m = strlen(speed);
+        if (id == N_METRICS || (!running && n > m && strcmp(name + n - m, speed) == 0)) continue;
+        metric_set(metric_get(s->metrics, id, json_text_at(job, "id")),
+                   json_is_number(v) ? json_number_value(v) : NAN);
+    }
+}
+
+/* Of the newest jobs that have something to tell; older ones make room. The list is the newest
+ * first. */
+static void figures_count(struct server *s, const json_t *list) {
+    json_t *job;
+    size_t i;
+    int n = 0;
+    for (enum metric_id id = 0; id < N_METRICS; id++)
+        if (id == METRIC_JOB_PROGRESS || is_figure(id)) metrics_clear(s->metrics, id);
+    json_array_foreach (list, i, job) {
+        bool running = strcmp(json_text_at(job, "state"), "running") == 0;
+        const json_t *progress = json_object_get(job, "progress");
+        double total = json_number_at(progress, "total");
+        if (!running && (n >= JOBS_TOLD || !json_object_get(job, "figures"))) continue;
+        n++;
+        job_figures_count(s, job, running);
+        if (running && total > 0)
+            metric_set(metric_get(s->metrics, METRIC_JOB_PROGRESS, json_text_at(job, "kind"),
+                                  json_text_at(job, "id")),
+                       fmin(json_number_at(progress, "done") / total, 1));
+    }
+}
+
+void server_jobs_count(struct server *s) {
+    json_t *list = jobs_list(s->jobs);
+    states_count(s, list);
+    figures_count(s, list);
     json_decref(list);
 }

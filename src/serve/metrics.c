@@ -347,6 +347,17 @@ void metric_remove(struct metrics *m, struct metric *series) {
     series_free(series);
 }
 
+void metrics_clear(struct metrics *m, enum metric_id id) {
+    struct family_series *all = &m->series[id];
+    pthread_mutex_lock(&m->lock);
+    while (all->n) {
+        struct metric *last = all->v[--all->n];
+        adapter_count(m, last, -1);
+        series_free(last);
+    }
+    pthread_mutex_unlock(&m->lock);
+}
+
 struct metrics *metrics_new(int max_adapters) {
     CHECK(max_adapters >= 0);
     struct metrics *m = xcalloc(1, sizeof *m);

@@ -65,6 +65,7 @@ void metrics_free(struct metrics *m);
 struct metric *metric_find(struct metrics *m, enum metric_id id, const char *const *labels, int n);
 /* For what has ended, such as a job. An adapter's last series gives its name's place back. */
 void metric_remove(struct metrics *m, struct metric *series);
+void metrics_clear(struct metrics *m, enum metric_id id); /* all of a family */
 
 void metric_add(struct metric *s, double x);     /* counter: x >= 0; gauge: any */
 void metric_total(struct metric *s, double x);   /* counter: a total kept elsewhere; never falls */
@@ -104,6 +105,7 @@ double metric_counts_quantile(enum metric_id id, const uint64_t *counts, double 
 enum alert_form {
     ALERT_ABSENT,     /* there is no a */
     ALERT_BELOW,      /* a < limit */
+    ALERT_STILL,      /* a has not changed in the last minutes */
     ALERT_ABOVE,      /* a > limit */
     ALERT_RATIO,      /* a / b > limit */
     ALERT_USED,       /* 1 - a / b > limit */

@@ -32,7 +32,7 @@ const struct alert_rule alert_rules[N_ALERT_RULES] = {
     {"ShoalLossNaN", "critical", 0, ALERT_NO_NUMBER, 0, METRIC_TRAIN_LOSS, 0,
      "The loss of a training is no number any more."},
     {"ShoalJobFailed", "warning", 0, ALERT_FAILED, 0, METRIC_JOBS_ENDED, 0, "A job failed."},
-    {"ShoalWorldStalled", "warning", 600, ALERT_BELOW, 0.001, METRIC_WORLD_SPEED, 0,
+    {"ShoalWorldStalled", "warning", 600, ALERT_STILL, 0, METRIC_WORLD_SPEED, 0,
      "The agents of a world take no decisions."},
     {"ShoalRestartsOften", "warning", 0, ALERT_RESTARTS, 3, METRIC_PROCESS_START, 0,
      "The server began anew more than three times in an hour."},
@@ -42,6 +42,7 @@ const struct alert_rule alert_rules[N_ALERT_RULES] = {
 static const char *const expressions[] = {
     [ALERT_ABSENT] = "absent($a)",
     [ALERT_BELOW] = "$a < $l",
+    [ALERT_STILL] = "changes($a[5m]) == 0",
     [ALERT_ABOVE] = "$a > $l",
     [ALERT_RATIO] = "$a / $b > $l",
     [ALERT_USED] = "1 - $a / $b > $l",

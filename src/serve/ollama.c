@@ -192,6 +192,8 @@ static int ask_read(struct server *s, struct exchange *x, struct asked_text *q, 
     if (!q->body || ollama_name(q->body, &name, err) != OK ||
         ollama_target(s, name, &q->target, err) != OK)
         return err->code;
+    const json_t *user = field(q->body, "user"); // not Ollama's, but experiments are by user
+    if (json_is_string(user)) q->spec.user = xstrdup(json_string_value(user));
     q->made = server_model_made(s, q->target.label);
     if (keep_alive_read(q->body, &q->unload, err) != OK || options_read(s, q, err) != OK ||
         field_bool(q->body, "stream", &q->spec.stream, err) != OK ||
@@ -431,6 +433,7 @@ static int ollama_generate_read(struct server *s, struct asked_text *q, const ch
     q->spec.extra = json_boolean(!raw);
     if (raw && (system || template || field(q->body, "context")))
         return error_set(err, ERR_USAGE, "raw mode does not support template, system, or context");
+    if (raw) q->spec.asked = json_pack("{s:O}", "prompt", json_object_get(q->body, "prompt"));
     if (raw)
         return ids_of_prompts(s, json_object_get(q->body, "prompt"), 1, &q->spec.prompts,
                               &q->spec.n_prompts, err);
@@ -916,8 +919,8 @@ const struct route ollama_routes[] = {
     {"GET", "/", OPEN, root_handle},
     {"POST", "/api/generate", CHAT, generate_handle},
     {"POST", "/api/chat", CHAT, chat_handle},
-    {"POST", "/api/embed", CHAT, embed_handle},
-    {"POST", "/api/embeddings", CHAT, embeddings_handle},
+    {"POST", "/api/embed", CHAT | SLOW, embed_handle},
+    {"POST", "/api/embeddings", CHAT | SLOW, embeddings_handle},
     {"GET", "/api/tags", CHAT, tags_handle},
     {"POST", "/api/show", CHAT, show_handle},
     {"GET", "/api/ps", CHAT, ps_handle},

@@ -1196,7 +1196,7 @@ static void model_handle(void *ctx, struct exchange *x) {
 const struct route openai_routes[] = {
     {"POST", "/v1/chat/completions", CHAT, chat_handle},
     {"POST", "/v1/completions", CHAT, completion_handle},
-    {"POST", "/v1/embeddings", CHAT, embedding_handle},
+    {"POST", "/v1/embeddings", CHAT | SLOW, embedding_handle},
     {"GET", "/v1/models", CHAT, models_handle},
     {"GET", "/v1/models/*", CHAT, model_handle},
     {0},

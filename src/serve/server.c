@@ -566,7 +566,7 @@ static int key_admit(struct server *s, struct exchange *x, int scope) {
 static int admit(void *ctx, struct exchange *x, const struct route *r) {
     struct server *s = ctx;
     bool local = exchange_is_local(x);
-    int scope = r->scope;
+    int scope = r->scope & ~SLOW;
     if (scope == OPEN || (scope == METRICS && local)) return OK;
     if (scope == METRICS) scope = CHAT;
     if (keys_any(s->keys)) return key_admit(s, x, scope);
@@ -575,6 +575,11 @@ static int admit(void *ctx, struct exchange *x, const struct route *r) {
              "this server has no keys, and answers its own machine only; 'shoal key add NAME' "
              "makes one");
     return ERR_STATE;
+}
+
+static bool is_slow(void *ctx, const struct route *r) {
+    (void)ctx;
+    return r->scope & SLOW;
 }
 
 static void refuse(void *ctx, struct exchange *x, int status, const char *code,
@@ -682,6 +687,7 @@ static void server_release(struct server *s) {
     ab_close(s);
     teams_release(s);
     keys_close(s->keys);
+    if (s->metrics) pthread_mutex_destroy(&s->counting);
     metrics_free(s->metrics);
     strings_release(&s->slacks);
     for (int i = 0; i < TRACES_KEPT; i++) json_decref(s->traces[i]);
@@ -760,6 +766,7 @@ static int server_open(struct server *s, const struct engine_options *eo, struct
                                .admit = admit,
                                .sink = sink,
                                .refuse = refuse,
+                               .slow = is_slow,
                                .ended = ended};
     if (server_jobs_open(s, err) != OK || alerts_begin(s, err) != OK) return err->code;
     return http_new(&s->o->http, &calls, err) ? OK : err->code;

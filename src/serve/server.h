@@ -13,8 +13,9 @@
 
 #include <pthread.h>
 
-/* What a route wants of who calls it; METRICS is open on this machine, else CHAT's. */
-enum scope { OPEN = 0, CHAT = 1, JOBS = 2, ADMIN = 4, METRICS = 8 };
+/* What a route wants of who calls it; METRICS is open on this machine, else CHAT's. With SLOW its
+ * handler waits for the batch. */
+enum scope { OPEN = 0, CHAT = 1, JOBS = 2, ADMIN = 4, METRICS = 8, SLOW = 16 };
 
 /* An adapter that can be asked for by its name. */
 struct listed {
@@ -63,6 +64,7 @@ struct server {
 
     struct keys *keys;
     struct metrics *metrics;
+    pthread_mutex_t counting; /* held from reading what stands to writing it as text */
     struct metric *step_seconds, *step_tokens;
     struct alerts *alerts;
     struct strings slacks;

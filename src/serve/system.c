@@ -140,27 +140,78 @@ static void rollback_handle(void *ctx, struct exchange *x) {
 
 /* runs */
 
-/* Below the folder of runs, by a name that is none of a path. */
-static char *run_file(const struct server *s, const char *id, const char *name) {
-    if (!*id || *id == '.' || strchr(id, '/')) return NULL;
-    char *path = xasprintf("%s/%s/%s", s->o->runs, id, name);
+static struct store *runs_store(const struct server *s, struct error *err) {
+    char *path = path_join(s->o->runs, "shoal.db");
+    struct store *store = NULL;
+    if (path_exists(path))
+        store = store_open(path, err);
+    else
+        error_set(err, ERR_MISSING, "'%s' holds no runs yet", s->o->runs);
+    free(path);
+    return store;
+}
+
+/* The name of the folder where a job of this server was told to write ("out"): malloc'ed; NULL: it
+ * was not. */
+static char *run_out(const struct server *s, struct store *store, const char *id) {
+    struct error missing;
+    json_t *run = store_run_get(store, id, &missing);
+    const json_t *recipe = json_object_get(run, "recipe"), *jobs = json_object_get(recipe, "jobs");
+    const char *own = json_text_at(recipe, "out"),
+               *out = *own ? own : json_text_at(json_array_get(jobs, 0), "dir"),
+               *slash = strrchr(out, '/');
+    char *path = slash ? xasprintf("%s/out%s", s->o->state_dir, slash) : NULL, *name = NULL;
+    if (path && strcmp(path, out) == 0 && slash[1] != '.') name = xstrdup(slash + 1);
+    free(path);
+    json_decref(run);
+    return name;
+}
+
+static char *folder_if(char *path) {
     if (path_exists(path)) return path;
     free(path);
     return NULL;
 }
 
+/* By the run's id, or by the name of its "out": a name that is none of a path. */
+static char *run_folder(const struct server *s, const char *id) {
+    struct error none;
+    if (!*id || *id == '.' || strchr(id, '/')) return NULL;
+    char *folder = folder_if(path_join(s->o->runs, id));
+    if (!folder) folder = folder_if(xasprintf("%s/out/%s", s->o->state_dir, id));
+    if (folder) return folder;
+    struct store *store = runs_store(s, &none);
+    char *out = store ? run_out(s, store, id) : NULL;
+    if (out) folder = folder_if(xasprintf("%s/out/%s", s->o->state_dir, out));
+    store_close(store);
+    free(out);
+    return folder;
+}
+
+static char *run_file(const char *folder, const char *name) {
+    return folder_if(path_join(folder, name));
+}
+
+/* Beside its id a run of a job has the name of its folder. */
 static void runs_handle(void *ctx, struct exchange *x) {
     struct server *s = ctx;
     struct error err;
-    char *path = path_join(s->o->runs, "shoal.db");
-    struct store *store = path_exists(path) ? store_open(path, &err) : NULL;
-    json_t *list = store ? store_run_list(store, &err) : json_array();
+    struct store *store = runs_store(s, &err);
+    json_t *list = store                     ? store_run_list(store, &err)
+                   : err.code == ERR_MISSING ? json_array()
+                                             : NULL,
+           *run;
+    size_t i;
+    json_array_foreach (list, i, run) {
+        char *out = run_out(s, store, json_text_at(run, "id"));
+        if (out) json_object_set_new(run, "out", json_string(out));
+        free(out);
+    }
     if (list)
         exchange_reply_json(x, 200, json_pack("{s:o}", "runs", list));
     else
         api_fail_error(x, &err, NULL);
     store_close(store);
-    free(path);
 }
 
 static int line_keep(void *list, const json_t *v, int line, struct error *err) {
@@ -169,18 +220,18 @@ static int line_keep(void *list, const json_t *v, int line, struct error *err) {
 }
 
 /* The lines of a run's log; none where there is none. */
-static json_t *lines_of(const struct server *s, const char *id, const char *name) {
+static json_t *lines_of(const char *folder, const char *name) {
     struct error err;
     json_t *list = json_array();
-    char *path = run_file(s, id, name);
+    char *path = run_file(folder, name);
     if (path) json_each(path, line_keep, list, &err); // a last line may still be written
     free(path);
     return list;
 }
 
 /* null: there are no generations, or none yet. */
-static json_t *lineage_read(const struct server *s, const char *id, struct error *err) {
-    char *path = run_file(s, id, "evolution.jsonl");
+static json_t *lineage_read(const char *folder, struct error *err) {
+    char *path = run_file(folder, "evolution.jsonl");
     json_t *generations = path ? lineage_load(path, err) : json_array();
     json_t *v = NULL;
     if (generations)
@@ -190,9 +241,9 @@ static json_t *lineage_read(const struct server *s, const char *id, struct error
     return v;
 }
 
-static json_t *result_of(const struct server *s, const char *id) {
+static json_t *result_of(const char *folder) {
     struct error err;
-    char *path = run_file(s, id, "result.json");
+    char *path = run_file(folder, "result.json");
     json_t *v = path ? json_file(path, &err) : NULL;
     free(path);
     return v;
@@ -203,15 +254,15 @@ static void run_handle(void *ctx, struct exchange *x) {
     struct server *s = ctx;
     const char *id = exchange_rest(x);
     struct error err;
-    char *folder = run_file(s, id, "");
-    json_t *tree = folder ? lineage_read(s, id, &err) : NULL;
+    char *folder = run_folder(s, id);
+    json_t *tree = folder ? lineage_read(folder, &err) : NULL;
     if (tree)
         exchange_reply_json(x, 200,
                             json_pack("{s:s,s:o,s:o,s:o,s:o,s:o?}", "id", id, "training",
-                                      lines_of(s, id, "train.jsonl"), "generations",
-                                      lines_of(s, id, "evolution.jsonl"), "curve",
-                                      lines_of(s, id, "curve.jsonl"), "lineage", tree, "result",
-                                      result_of(s, id)));
+                                      lines_of(folder, "train.jsonl"), "generations",
+                                      lines_of(folder, "evolution.jsonl"), "curve",
+                                      lines_of(folder, "curve.jsonl"), "lineage", tree, "result",
+                                      result_of(folder)));
     else if (folder)
         api_fail_error(x, &err, NULL);
     else

@@ -81,6 +81,7 @@ struct session {
     struct speaker speaker;
     struct asker inner;
     const bool *stop;
+    json_t *asked; /* of a trace: what each turn was asked, in the turns' order; else NULL */
 
     /* of a generation */
     struct generation *g;
@@ -106,9 +107,22 @@ static void turn_tell(struct session *d, const struct call *c, struct buf *out) 
     buf_puts(out, "\n");
 }
 
+/* With this POST /v1/chat/completions says the same as a turn in free text, but that an agent who
+ * repeats itself for long is cut short. */
+static json_t *call_json(const struct call *c) {
+    json_t *messages = json_array();
+    for (int i = 0; i < c->n_messages; i++)
+        json_array_append_new(messages, json_pack("{s:s,s:s}", "role", c->messages[i].role,
+                                                  "content", c->messages[i].content));
+    return json_pack("{s:o,s:i,s:f,s:f,s:I}", "messages", messages, "max_tokens", c->max_tokens,
+                     "temperature", (double)c->temperature, "top_p", (double)c->top_p, "seed",
+                     (json_int_t)c->seed);
+}
+
 static int ask(void *ctx, struct call *calls, int n, struct error *err) {
     struct session *d = ctx;
     struct buf said = {0};
+    for (int i = 0; d->asked && i < n; i++) json_array_append_new(d->asked, call_json(&calls[i]));
     int rc = d->inner.ask(d->inner.ctx, calls, n, err);
     for (int i = 0; rc == OK && i < n; i++) {
         d->cost.prompt += calls[i].n_prefilled;
@@ -142,6 +156,7 @@ static void session_free(void *ctx) {
     struct session *d = ctx;
     if (!d) return;
     item_release(&d->item);
+    json_decref(d->asked);
     free(d);
 }
 
@@ -264,6 +279,15 @@ static void debate_heard(void *ctx, const struct talk *o, int item, int from) {
                         "answer", leads));
 }
 
+/* Turns are asked in the order in which they are told. */
+static json_t *debate_json(const struct session *d, const struct debate *out) {
+    json_t *v = report_talk(out, d->t->team.v, &d->item, 0), *turn;
+    size_t i;
+    json_array_foreach (json_object_get(v, "said"), i, turn)
+        if (d->asked) json_object_set(turn, "asked", json_array_get(d->asked, i));
+    return v;
+}
+
 static json_t *debate_talk(struct live *l, void *ctx, struct error *err) {
     struct session *d = ctx;
     struct debate out = {0};
@@ -273,7 +297,7 @@ static json_t *debate_talk(struct live *l, void *ctx, struct error *err) {
     d->o.heard_ctx = d;
     int rc = session_run(d, &out, err);
     live_spent(l, &d->cost);
-    json_t *v = rc == OK ? report_talk(&out, d->t->team.v, &d->item, 0) : NULL;
+    json_t *v = rc == OK ? debate_json(d, &out) : NULL;
     debate_release(&out);
     return v;
 }
@@ -281,10 +305,14 @@ static json_t *debate_talk(struct live *l, void *ctx, struct error *err) {
 static struct session *debate_read(struct server *s, const json_t *body, struct error *err) {
     const char *name = "", *question = "";
     int64_t seed = 1, rounds = 0;
+    double temperature = -1;
+    bool trace = false;
     if (field_text(body, "team", &name, err) != OK ||
         field_text(body, "question", &question, err) != OK ||
         field_int(body, "seed", 0, INT64_MAX, &seed, err) != OK ||
-        field_int(body, "rounds", 1, 64, &rounds, err) != OK)
+        field_int(body, "rounds", 1, 64, &rounds, err) != OK ||
+        field_number(body, "temperature", 0, 100, &temperature, err) != OK ||
+        field_bool(body, "trace", &trace, err) != OK)
         return NULL;
     if (!*question || strlen(question) > MAX_QUESTION) {
         error_set(err, ERR_USAGE, "'question' must be of 1 to %d bytes", MAX_QUESTION);
@@ -296,6 +324,8 @@ static struct session *debate_read(struct server *s, const json_t *body, struct 
     if (!t) return NULL;
     struct session *d = session_new(s, t, xstrdup(question), (uint64_t)seed);
     if (rounds) d->o.rounds = (int)rounds;
+    if (temperature >= 0) d->o.temperature = (float)temperature;
+    if (trace) d->asked = json_array();
     if (choices_read(body, &d->item, err) == OK) return d;
     session_free(d);
     return NULL;

@@ -199,6 +199,6 @@ static void agent_handle(void *ctx, struct exchange *x) {
 
 const struct route worlds_routes[] = {
     {"GET", "/v1/worlds/frames", CHAT, frames_handle},
-    {"GET", "/v1/worlds/agent", CHAT, agent_handle},
+    {"GET", "/v1/worlds/agent", CHAT | SLOW, agent_handle},
     {0},
 };

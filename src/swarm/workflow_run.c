@@ -198,14 +198,15 @@ static int messages_make(const struct run *r, struct asking *a, struct call *c, 
 }
 
 /* By the agent's name and how often it has spoken, so that an agent draws the same in every team
- * (common random numbers), and however the graph is drawn. */
+ * (common random numbers), and however the graph is drawn. Of 53 bits, which also a client whose
+ * numbers are doubles can give back. */
 static uint64_t call_seed(const struct run *r, const struct track *t, int agent) {
     const char *name = r->team[agent].name;
     uint32_t spoken = 0;
     for (int i = 0; i < t->o->n; i++) spoken += t->o->v[i].agent == agent;
     struct rng rng = rng_make(r->options->seed ^ hash_u64(name, strlen(name)), RNG_SAMPLE,
                               (uint32_t)t->index, spoken);
-    return rng_u64(&rng);
+    return rng_u64(&rng) >> 11;
 }
 
 static int call_make(const struct run *r, struct asking *a, struct call *c, struct error *err) {

@@ -166,14 +166,21 @@ static bool save_due(const struct course *c, int64_t done) {
 }
 
 static int step_tell(const struct course *c, int64_t done, const json_t *more, struct error *err) {
-    double now = clock_now();
+    double now = clock_now(),
+           speed = now > c->began ? (double)c->stats.tokens / (now - c->began) : 0;
+    const json_t *reward = json_object_get(more, "reward");
+    figures_tell(
+        (const struct figure[]){{"train_step", (double)done},
+                                {"train_tokens_per_second", speed},
+                                reward ? (struct figure){"train_reward", json_number_value(reward)}
+                                       : (struct figure){"train_loss", c->stats.loss}},
+        3);
     if (!c->watch) return OK;
     struct sft_event e = {.step = done,
                           .steps = c->steps,
                           .lr = c->lr,
                           .seconds = now - c->started,
-                          .tokens_per_s =
-                              now > c->began ? (double)c->stats.tokens / (now - c->began) : 0,
+                          .tokens_per_s = speed,
                           .stats = &c->stats,
                           .jobs = c->jobs,
                           .n = c->n,

@@ -73,14 +73,17 @@ static bool save_due(const struct run *r, int64_t step) {
 
 static int update_tell(const struct run *r, int64_t step, float lr, const struct update_stats *st,
                        struct error *err) {
-    double now = clock_now();
+    double now = clock_now(), speed = now > r->began ? (double)st->tokens / (now - r->began) : 0;
+    figures_tell((const struct figure[]){{"train_step", (double)step},
+                                         {"train_loss", st->loss},
+                                         {"train_tokens_per_second", speed}},
+                 3);
     if (!r->watch) return OK;
     struct sft_event e = {.step = step,
                           .steps = r->steps,
                           .lr = (double)lr,
                           .seconds = now - r->started,
-                          .tokens_per_s =
-                              now > r->began ? (double)st->tokens / (now - r->began) : 0,
+                          .tokens_per_s = speed,
                           .stats = st,
                           .jobs = r->jobs,
                           .n = r->n,

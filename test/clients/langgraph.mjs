@@ -1,91 +1,133 @@
-// A debate as a LangGraph graph: two agents answer, read each other, answer again, and all four
-// answers vote. The same protocol in plain loops over the same server must come to the same.
+// The swarm's debate driven from LangGraph, beside the server's own: the graph holds the protocol (who hears whom,
+// when it is over, how answers are counted), the server says the turns. Both must come to the same, turn by turn:
+// the same messages, and with the same seeds the same words, answers, probabilities and votes.
 import {Annotation, END, START, StateGraph} from "@langchain/langgraph";
 import {ChatOpenAI} from "@langchain/openai";
 
-import {assert, check, json, url, user} from "./lib.mjs";
+import {assert, check, json, url} from "./lib.mjs";
 
-const items = ["2587 - 9 = ?", "7325減6等於?", "41 + 8 = ?", "906 + 5 = ?", "1200 - 3 = ?", "77 + 6 = ?"];
-const agents = ["a", "b"], rounds = 2, limits = {
-    temperature: 0,
-    seed: 1
-};
+// The team of test_clients.sh, and what the protocol "du" says in English.
+const agents = [{name: "a", system: "You look for what is wrong."}, {name: "b"}];
+const rounds = 3;
+const lead = "Other agents have worked on this question too. Their answers:";
+const go = "Use what is right in them, look for what is wrong, and give your answer to the question again.";
 
-const asked = (question, other) =>
-    (other === undefined ? question : `${question}\nanother says: ${other}\n${question}`);
-/** What follows the last "answer:", without blanks. */
-const answerOf = (text) => (text.split("answer:").length > 1 ? text.split("answer:").at(-1).replace(/\s/g, "") : "");
-/** The most frequent of the answers that are any; of equals the earliest. */
-function vote(answers) {
-    const given = answers.filter((x) => x !== "");
-    const count = (x) => given.filter((y) => y === x).length;
-    return given.reduce((best, x) => (best === undefined || count(x) > count(best) ? x : best), undefined);
+const items = ["2587 - 9 = ?", "41 + 8 = ?", "906 + 5 = ?", "1200 - 3 = ?", "77 + 6 = ?", "pick the smallest of 4, 9, 2"];
+
+/** What an agent is asked: the question, and from the second round on what the other said last. */
+function messagesOf(agent, question, other) {
+    const content = other === undefined ? question : `${question}\n\n${lead}\n\nAgent 1:\n${other || "(no answer)"}\n\n${go}`;
+    return [...(agent.system ? [{role: "system", content: agent.system}] : []), {role: "user", content}];
 }
 
-function debateGraph() {
+/** What follows the last "answer:" of a line, and the probability of the tokens that say it. */
+function answerOf(text, tokens) {
+    const at = text.toLowerCase().lastIndexOf("answer:");
+    if (at < 0) return null;
+    const from = at + "answer:".length, answer = text.slice(from).match(/^[ \t]*([^\n]*?)[ \t\r.]*(\n|$)/)[1];
+    if (!answer) return null;
+    const bytes = (s) => Buffer.byteLength(s);
+    const begin = bytes(text.slice(0, text.indexOf(answer, from))), end = begin + bytes(answer);
+    let place = 0, sum = 0;
+    for (const {logprob, bytes: {length}} of tokens) {
+        if (place < end && place + length > begin) sum += logprob;
+        place += length;
+    }
+    return {answer, confidence: Math.exp(sum)};
+}
+
+const same = (a, b) => a.replace(/\s/g, "").toLowerCase() === b.replace(/\s/g, "").toLowerCase();
+
+/** The majority of the last round, of equals the more probable one: {answer, scores}. */
+function vote(turns) {
+    const candidates = [];
+    for (const {answer} of turns)
+        if (answer && !candidates.some((c) => same(c.answer, answer.answer))) candidates.push({answer: answer.answer, score: 0, mass: 0});
+    for (const agent of agents) {
+        const last = turns.filter((t) => t.agent === agent.name && t.answer).at(-1)?.answer;
+        const c = last && candidates.find((one) => same(one.answer, last.answer));
+        if (!c) continue;
+        c.score += 1;
+        c.mass += last.confidence;
+    }
+    const best = candidates.reduce((b, c) => (!b || c.score > b.score || (c.score === b.score && c.mass > b.mass) ? c : b), undefined);
+    return {answer: best?.answer, scores: Object.fromEntries(candidates.map((c) => [c.answer, c.score]))};
+}
+
+/** `draws(agent, round)` gives a turn's temperature and seed. */
+function debateGraph(draws) {
     const State = Annotation.Root({
         question: Annotation(),
-        texts: Annotation({reducer: (old, more) => ({...old, ...more}), default: () => ({})}),
+        turns: Annotation({reducer: (old, more) => [...old, ...more], default: () => []}),
         verdict: Annotation(),
     });
     const graph = new StateGraph(State);
-    const node = (agent, round) => `${agent}_${round}`;
-    for (const [i, agent] of agents.entries()) {
-        const model = new ChatOpenAI({
-            model: agent,
-            apiKey: "none",
-            maxTokens: 40,
-            maxRetries: 0,
-            timeout: 30000,
-            temperature: limits.temperature,
-            modelKwargs: {seed: limits.seed},
-            configuration: {baseURL: `${url}/v1`}
-        });
-        for (let round = 0; round < rounds; round++)
-            graph.addNode(node(agent, round), async ({question, texts}) => {
-                const reply = await model.invoke(asked(question, texts[node(agents[1 - i], round - 1)]));
-                return {texts: {[node(agent, round)]: reply.content}};
+    const node = (agent, round) => `${agent.name}_${round}`;
+    const order = Array.from({length: rounds}, (_, round) => agents.map((agent) => node(agent, round)));
+    for (const [i, agent] of agents.entries())
+        for (let round = 0; round < rounds; round++) {
+            const {temperature, seed} = draws(agent, round);
+            const model = new ChatOpenAI({
+                model: agent.name,
+                apiKey: "none",
+                maxTokens: 40,
+                maxRetries: 0,
+                timeout: 30000,
+                temperature,
+                topP: 1,
+                logprobs: true,
+                modelKwargs: {seed},
+                configuration: {baseURL: `${url}/v1`},
             });
-    }
-    const order = Array.from({length: rounds}, (_, r) => agents.map((agent) => node(agent, r)));
-    graph.addNode("vote", ({texts}) => ({verdict: vote(order.flat().map((n) => answerOf(texts[n])))}));
-    for (const first of order[0])
-        graph.addEdge(START, first);
-    for (const next of order[1])
-        graph.addEdge(order[0], next);
-    return graph.addEdge(order[1], "vote").addEdge("vote", END).compile();
+            graph.addNode(node(agent, round), async ({question, turns}) => {
+                const other = turns.find((t) => t.agent === agents[1 - i].name && t.round === round - 1);
+                const messages = messagesOf(agent, question, other?.text);
+                const reply = await model.invoke(messages);
+                const tokens = reply.response_metadata.logprobs.content;
+                return {turns: [{agent: agent.name, round, messages, text: reply.content, answer: answerOf(reply.content, tokens)}]};
+            });
+        }
+    graph.addNode("vote", ({turns}) => ({verdict: vote(turns.toSorted((x, y) => x.round - y.round || (x.agent < y.agent ? -1 : 1)))}));
+    for (const first of order[0]) graph.addEdge(START, first);
+    for (let round = 1; round < rounds; round++)
+        for (const next of order[round]) graph.addEdge(order[round - 1], next);
+    return graph.addEdge(order.at(-1), "vote").addEdge("vote", END).compile();
 }
 
-async function debateLoops(question) {
-    const say = async (model, content) =>
-        (await json("/v1/chat/completions", {model, messages: user(content), max_tokens: 40, ...limits}))
-            .choices[0]
-            .message.content;
-    const texts = [];
-    for (let round = 0; round < rounds; round++) {
-        const before = texts.at(-1) ?? [];
-        texts.push([await say("a", asked(question, before[1])), await say("b", asked(question, before[0]))]);
-    }
-    return {texts, verdict: vote(texts.flat().map(answerOf))};
+/** One question both ways; whether anybody was moved by the other. */
+async function compared(question, temperature, seed) {
+    const own = await json("/v1/debate", {team: "pair", question, rounds, seed, temperature, trace: true});
+    const turnOf = (agent, round) => own.said.find((s) => s.name === agent.name && s.round === round);
+    const drawn = await debateGraph((agent, round) => turnOf(agent, round).asked).invoke({question});
+    assert.equal(own.said.length, agents.length * rounds);
+    for (const agent of agents)
+        for (let round = 0; round < rounds; round++) {
+            const theirs = drawn.turns.find((t) => t.agent === agent.name && t.round === round), ours = turnOf(agent, round);
+            assert.deepEqual(theirs.messages, ours.asked.messages);
+            assert.equal(theirs.text, ours.text);
+            assert.equal(theirs.answer?.answer, ours.answer);
+            if (ours.answer) assert.ok(Math.abs(theirs.answer.confidence - ours.confidence) < 1e-5);
+        }
+    assert.equal(drawn.verdict.answer, own.answer);
+    assert.deepEqual(drawn.verdict.scores, own.scores);
+    return agents.some((agent) => turnOf(agent, 0).text !== turnOf(agent, 1).text);
 }
 
-await check("a debate as a graph comes to what plain loops come to", async () => {
-    const graph = debateGraph();
-    const drawn = await Promise.all(items.map((question) => graph.invoke({question})));
-    let moved = 0;
-    for (const [i, question] of items.entries()) {
-        const plain = await debateLoops(question);
-        assert.equal(drawn[i].verdict, plain.verdict);
-        assert.match(drawn[i].verdict, /\d/);
-        assert.deepEqual([0, 1].map((r) => agents.map((a) => drawn[i].texts[`${a}_${r}`])), plain.texts);
-        moved += plain.texts[0].some((t, k) => t !== plain.texts[1][k]);
-    }
-    assert.ok(moved > 0, "nobody is moved by what the other says: the second round tests nothing");
+for (const [how, temperature, seed] of [["greedy", 0, 1], ["drawn at temperature 0.8", 0.8, 1], ["drawn with another seed", 0.8, 2]])
+    await check(`a debate as a graph is the server's own, turn by turn: ${how}`, async () => {
+        const moved = await Promise.all(items.map((question) => compared(question, temperature, seed)));
+        assert.ok(moved.some(Boolean), "nobody is moved by what the other says: later rounds test nothing");
+    });
+
+await check("seeds decide what is drawn", async () => {
+    const said = async (seed) =>
+        (await json("/v1/debate", {team: "pair", question: items[0], rounds: 1, temperature: 1.5, seed})).said.map((s) => s.text);
+    assert.notDeepEqual(await said(1), await said(2));
 });
 
 await check("a graph streams what its nodes say, as they say it", async () => {
     const seen = [];
-    for await (const update of await debateGraph().stream({question: items[0]}, {streamMode: "updates"}))
+    for await (const update of await debateGraph(() => ({temperature: 0, seed: 1})).stream({question: items[0]}, {streamMode: "updates"}))
         seen.push(...Object.keys(update));
     assert.deepEqual(seen.slice(0, 2).sort(), ["a_0", "b_0"]);
     assert.equal(seen.at(-1), "vote");

@@ -341,8 +341,8 @@ await check("models: the base first, then adapters, each to be had alone", async
     const all = [];
     for await (const m of client.models.list())
         all.push(m);
-    assert.deepEqual(all.map((m) => m.id), ["fry", "a", "b"]);
-    assert.deepEqual(all.map((m) => m.parent), [null, "fry", "fry"]);
+    assert.deepEqual(all.map((m) => m.id), ["fry", "a", "b", "team:pair"]);
+    assert.deepEqual(all.map((m) => m.parent), [null, "fry", "fry", "fry"]);
     for (const m of all)
         assert.deepEqual(await client.models.retrieve(m.id), m);
     assert.equal((await client.models.retrieve("fry:a")).id, "fry:a");

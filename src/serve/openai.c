@@ -1173,8 +1173,12 @@ static void model_handle(void *ctx, struct exchange *x) {
     struct server *s = ctx;
     const char *id = exchange_rest(x);
     struct target t;
-    struct error err;
-    if (target_find(s, id, &t, &err) != OK) {
+    struct error err = {0};
+    if (team_find(s, id, &err)) {
+        exchange_reply_json(x, 200, model_card(s, id, id, s->name, s->started));
+        return;
+    }
+    if (err.code || target_find(s, id, &t, &err) != OK) {
         api_fail_error(x, &err, "model");
         return;
     }

@@ -1175,7 +1175,7 @@ static void model_handle(void *ctx, struct exchange *x) {
     struct target t;
     struct error err = {0};
     if (team_find(s, id, &err)) {
-        exchange_reply_json(x, 200, model_card(s, id, id, s->name, s->started));
+        exchange_reply_json(x, 200, model_card(s, id, s->path, s->name, s->started));
         return;
     }
     if (err.code || target_find(s, id, &t, &err) != OK) {

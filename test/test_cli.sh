@@ -23,7 +23,7 @@ same() { if [ -s "$2" ] && cmp -s "$2" "$3"; then ok "$1"; else bad "$1" "'$2' a
 absent() { if [ -e "$2" ]; then bad "$1" "'$2' was left behind"; else ok "$1"; fi; }
 
 # ---- the command line
-for c in demo run train pretrain debate evolve eval resume fork lineage runs convert adapter model bench doctor pull quantize embed replay synth knowledge ask chat world serve key metrics config; do
+for c in demo run train pretrain debate evolve eval resume fork lineage runs convert adapter model bench doctor pull quantize embed replay synth knowledge ask chat world serve key metrics config backup restore; do
     if "$shoal" $c --help 2>/dev/null | grep -q "^usage: shoal $c"; then ok "$c --help"; else bad "$c --help" "no usage"; fi
     says "$c refuses an unknown flag" 2 "unknown flag '--nonsense'" "$shoal" $c --nonsense
 done

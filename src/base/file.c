@@ -314,7 +314,7 @@ int dir_make(const char *path, struct error *err) {
         end += strcspn(end, "/");
         char saved = *end;
         *end = '\0';
-        if (mkdir(p, 0777) < 0 && !(path_is_dir(p) && (errno == EEXIST || errno == EROFS)))
+        if (mkdir(p, 0777) < 0 && !((errno == EEXIST || errno == EROFS) && path_is_dir(p)))
             rc = error_errno(err, "cannot make the directory '%s'", p);
         *end = saved;
     }

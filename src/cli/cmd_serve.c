@@ -30,6 +30,9 @@ static const struct option_row rows[] = {
     ROW("state", OPT_STRING, serve.state_dir, "runs/serve", 0, 0, "DIR",
         "where keys, jobs, uploaded files, made models and what else outlives the server are kept"),
     ROW("runs", OPT_STRING, serve.runs, "runs", 0, 0, "DIR", "folder of the runs to show"),
+    ROW("backups", OPT_STRING, serve.backups, NULL, 0, 0, "DIR",
+        "folder of the backups of --state, --runs and --adapter-dir (default: 'backups' beside "
+        "--state)"),
     ROW("slow-seconds", OPT_FLOAT, serve.slow_seconds, "30", 0, 1e9, "S",
         "a reply that takes longer is logged with where its time went"),
     ROW("api-key", OPT_SECRETS, serve.api_keys, NULL, 0, 0, "SECRET …",

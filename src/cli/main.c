@@ -9,11 +9,12 @@
 #include <unistd.h>
 
 static const struct command *const commands[] = {
-    &cmd_demo,   &cmd_run,   &cmd_train,     &cmd_pretrain, &cmd_debate,   &cmd_ask,
-    &cmd_evolve, &cmd_eval,  &cmd_resume,    &cmd_fork,     &cmd_convert,  &cmd_adapter,
-    &cmd_model,  &cmd_bench, &cmd_doctor,    &cmd_pull,     &cmd_quantize, &cmd_embed,
-    &cmd_replay, &cmd_synth, &cmd_knowledge, &cmd_chat,     &cmd_lineage,  &cmd_runs,
-    &cmd_world,  &cmd_serve, &cmd_key,       &cmd_metrics,  &cmd_config,
+    &cmd_demo,    &cmd_run,   &cmd_train,     &cmd_pretrain, &cmd_debate,   &cmd_ask,
+    &cmd_evolve,  &cmd_eval,  &cmd_resume,    &cmd_fork,     &cmd_convert,  &cmd_adapter,
+    &cmd_model,   &cmd_bench, &cmd_doctor,    &cmd_pull,     &cmd_quantize, &cmd_embed,
+    &cmd_replay,  &cmd_synth, &cmd_knowledge, &cmd_chat,     &cmd_lineage,  &cmd_runs,
+    &cmd_world,   &cmd_serve, &cmd_key,       &cmd_metrics,  &cmd_config,   &cmd_backup,
+    &cmd_restore,
 };
 
 const struct command *cli_command_at(int i) {

@@ -18,6 +18,7 @@ struct serve_options { /* filled from option rows, but for the last four */
     char *runs;              /* the folder of runs that are shown */
     double slow_seconds;     /* a reply that takes longer is logged */
     char *state_dir;         /* keys, jobs and what else outlives the server */
+    char *backups;           /* the folder of backups; NULL: "backups" beside the state */
     struct strings api_keys; /* secrets that may do anything, beside the keys in the state */
     bool auth;               /* true: without keys, other machines may not even chat */
     bool feedback;           /* replies can be rated, and experiments live on that */

@@ -602,7 +602,7 @@ static struct route *routes_join(void) {
     const struct route *const tables[] = {
         openai_routes,  vllm_routes, llamacpp_routes, teams_routes,  ask_routes,
         counted_routes, jobs_routes, system_routes,   worlds_routes, ollama_routes,
-        page_routes,    ab_routes,   feedback_routes};
+        page_routes,    ab_routes,   feedback_routes, backups_routes};
     int n = 0;
     for (size_t i = 0; i < ARRAY_LEN(tables); i++)
         for (const struct route *r = tables[i]; r->method; r++) {
@@ -697,6 +697,7 @@ static void server_release(struct server *s) {
     server_adapters_free(s->adapters, s->n_adapters);
     free(s->name);
     free(s->path);
+    free(s->backups);
 }
 
 /* Threads share two heaps, whose ends go back to the system: one for each, as large as what it once
@@ -749,7 +750,7 @@ static int alerts_begin(struct server *s, struct error *err) {
 static int server_open(struct server *s, const struct engine_options *eo, struct error *err) {
     struct adapter_pool_options po = {.elem = eo->lora_elem, .serve_only = false};
     const char *hash = model_hash(s->m, err);
-    if (!hash) return err->code;
+    if (!hash || server_backups_open(s, err) != OK) return err->code;
     snprintf(s->fingerprint, sizeof s->fingerprint, "fp_%.12s", hash);
     s->pool = adapter_pool_new(s->m, &po);
     if (adapters_add(s, err) != OK || adapters_scan(s, err) != OK || teams_open(s, err) != OK)

@@ -86,6 +86,11 @@ struct server {
     int n_team_adapters;
 
     pthread_mutex_t making; /* held while a made model changes, here and on the disk */
+
+    char *backups; /* their folder */
+    const char
+        *backup_work; /* "backup", "check", "restore", "delete", which is under way; or NULL */
+    int64_t backed_up, to_backup; /* its bytes, and all of them */
 };
 
 /* models by name */
@@ -160,6 +165,11 @@ int server_jobs_open(struct server *s, struct error *err);
 void server_jobs_close(struct server *s);
 void server_jobs_count(struct server *s); /* for the metrics */
 
+/* backups_api.c */
+
+/* Before anything of the state is opened: what was asked to be restored is put in place. */
+int server_backups_open(struct server *s, struct error *err);
+
 /* teams.c: workflows of agents that are asked like a model */
 
 int teams_open(struct server *s, struct error *err); /* those of the options */
@@ -186,7 +196,7 @@ void api_fail_error(struct exchange *x, const struct error *err, const char *par
 /* the APIs' routes; each ends with a NULL method */
 extern const struct route openai_routes[], vllm_routes[], llamacpp_routes[], teams_routes[],
     ask_routes[], counted_routes[], jobs_routes[], system_routes[], worlds_routes[],
-    ollama_routes[], page_routes[], ab_routes[], feedback_routes[];
+    ollama_routes[], page_routes[], ab_routes[], feedback_routes[], backups_routes[];
 
 void page_handle(void *ctx, struct exchange *x); /* page.c: what browsers get at / too */
 

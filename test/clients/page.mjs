@@ -692,6 +692,46 @@ await check("a key goes along, and stays in its tab unless it is to be remembere
     assert.deepEqual(await p.evaluate(() => [sessionStorage.getItem("shoal.key"), localStorage.getItem("shoal.key")]), [null, null]);
 });
 
+await check("backups are made, checked, restored at the next start, deleted", async () => {
+    await go(p, "settings");
+    const part = p.locator(".backups"), rows = part.locator("tbody tr");
+    await part.getByText("There are none yet.").waitFor();
+    await part.getByRole("button", { name: "Back up now" }).click();
+    await part.getByText(/^Made: .* of which/).waitFor();
+    assert.equal(await rows.count(), 1);
+    await part.getByRole("button", { name: "Back up now" }).click();
+    await rows.nth(1).waitFor();
+    assert.match(await rows.nth(0).locator("td").nth(0).textContent(), /\d/);
+    await part.getByText(/^Made: /).waitFor();
+    await rows.nth(0).getByRole("button", { name: /^Check/ }).click();
+    await part.getByText(/are as they were made/).waitFor();
+
+    await rows.nth(0).getByRole("button", { name: /^Restore/ }).click();
+    await p.locator("dialog[open]").getByText("started the next time").waitFor();
+    await p.keyboard.press("Enter"); // cancel is what is in focus
+    await p.locator("dialog[open]").waitFor({ state: "detached" });
+    assert.equal((await api("/v1/backups")).restore, null);
+    await rows.nth(0).getByRole("button", { name: /^Restore/ }).click();
+    await p.locator("dialog[open]").getByRole("button", { name: "Restore" }).click();
+    await part.locator(".notice").getByText("started the next time").waitFor();
+    const { restore, backups } = await api("/v1/backups");
+    assert.equal(restore.id, backups[0].id);
+    await p.screenshot({ path: join(shots, "backups.png") });
+    await p.setViewportSize({ width: 375, height: 720 });
+    assert.deepEqual(await p.evaluate(faults), []);
+    await p.screenshot({ path: join(shots, "backups-375.png") });
+    await p.setViewportSize({ width: 1280, height: 800 });
+    await part.locator(".notice button").click();
+    await part.locator(".notice").waitFor({ state: "detached" });
+
+    for (const left of [1, 0]) {
+        await rows.nth(0).getByRole("button", { name: /^Delete/ }).click();
+        await p.locator("dialog[open]").getByRole("button", { name: "Delete" }).click();
+        await part.getByText(/^Deleted/).waitFor();
+        assert.equal(await rows.count(), left);
+    }
+});
+
 await check("a key that is refused leads to the settings", async () => {
     await p.route("**/v1/teams", (r) => r.fulfill({ status: 401, json: { error: { message: "no such key" } } }));
     await provoke(/teams/, async () => {

@@ -1,0 +1,246 @@
+/*
+ * shoal backup TO, shoal restore TO: all that the server and the runs keep, into a folder and back.
+ *
+ * What is kept has a name in the backup: "state", "runs", and of --also the last part of each path;
+ * restore finds its place by the same flags.
+ */
+#define _GNU_SOURCE
+#include "cli/cli.h"
+#include "store/backup.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+struct options {
+    char *state, *runs;
+    struct strings also;
+    bool list, check, replace;
+    int64_t prune;
+};
+#define ROW(name, type, field, fallback, min, max, metavar, help)                                  \
+    { name, type, offsetof(struct options, field), fallback, min, max, metavar, help }
+#define PLACES                                                                                     \
+    ROW("state", OPT_STRING, state, "runs/serve", 0, 0, "DIR", "the server's folder"),             \
+        ROW("runs", OPT_STRING, runs, "runs", 0, 0, "DIR", "folder of the runs"),                  \
+        ROW("also", OPT_LIST, also, NULL, 0, 0, "PATH …",                                          \
+            "folders and files beside these, by the last part of their paths")
+static const struct option_row backup_rows[] = {
+    PLACES,
+    ROW("list", OPT_BOOL, list, NULL, 0, 0, NULL, "the backups that there are"),
+    ROW("check", OPT_BOOL, check, NULL, 0, 0, NULL,
+        "read the backup ID, or all, again: exit 1 where something is missing or broken"),
+    ROW("prune", OPT_INT, prune, "0", 0, 1e6, "KEEP",
+        "remove all but the newest KEEP, and what only they had"),
+    {0},
+};
+static const struct option_row restore_rows[] = {
+    PLACES,
+    ROW("replace", OPT_BOOL, replace, NULL, 0, 0, NULL,
+        "where something is there already, keep it as PATH.before-… and take its place"),
+    {0},
+};
+#undef PLACES
+#undef ROW
+
+static bool told(void *ctx, int64_t done, int64_t total) {
+    struct progress *p = ctx;
+    p->total = total;
+    progress_update(p, done, NULL);
+    return true;
+}
+
+/* "adapters/critic/" → "critic". malloc'ed. */
+static char *last_part(const char *path) {
+    char *copy = xstrdup(path);
+    for (size_t n = strlen(copy); n > 1 && copy[n - 1] == '/';) copy[--n] = 0;
+    const char *slash = strrchr(copy, '/');
+    char *name = xstrdup(slash ? slash + 1 : copy);
+    free(copy);
+    return name;
+}
+
+/* The roots of the options; `names` holds what they borrow. */
+static int roots_of(const struct options *o, struct strings *names, struct backup_root *roots,
+                    struct error *err) {
+    int n = 0;
+    if (o->also.n > BACKUP_ROOTS_MAX - 3)
+        return error_set(err, ERR_USAGE, "--also takes at most %d paths", BACKUP_ROOTS_MAX - 3);
+    roots[n++] = (struct backup_root){"state", o->state};
+    roots[n++] = (struct backup_root){"runs", o->runs};
+    for (int i = 0; i < o->also.n; i++) {
+        char *name = last_part(o->also.v[i]);
+        strings_add(names, name);
+        free(name);
+    }
+    for (int i = 0; i < o->also.n; i++)
+        roots[n++] = (struct backup_root){names->v[i], o->also.v[i]};
+    return n;
+}
+
+static int count(const json_t *v, const char *key) {
+    return (int)json_array_size(json_object_get(v, key));
+}
+
+static void texts_warn(const json_t *v, const char *key, const char *words) {
+    const json_t *list = json_object_get(v, key), *text;
+    size_t i;
+    json_array_foreach (list, i, text) warn("%s%s", words, json_string_value(text));
+}
+
+static int list(const struct common *c, const char *to, struct error *err) {
+    json_t *all = backup_list(to, err), *v;
+    size_t i;
+    if (!all) return err->code;
+    if (!c->json) printf("%-21s%-22s%10s%16s%16s\n", "id", "made", "files", "bytes", "new bytes");
+    json_array_foreach (all, i, v) {
+        if (c->json)
+            cli_print(json_incref(v));
+        else if (json_object_get(v, "problem"))
+            printf("%-21s%s\n", json_text_at(v, "id"), json_text_at(v, "problem"));
+        else
+            printf("%-21s%-22s%10.0f%16.0f%16.0f\n", json_text_at(v, "id"),
+                   json_text_at(v, "created"), json_number_at(v, "files"),
+                   json_number_at(v, "bytes"), json_number_at(v, "new_bytes"));
+    }
+    json_decref(all);
+    return OK;
+}
+
+static int make(const struct common *c, const struct backup_place *p, struct error *err) {
+    json_t *v = backup_make(p, err);
+    if (!v) return err->code;
+    texts_warn(v, "left_out", "left out: ");
+    note("backup '%s': %.0f files, %.0f bytes, of which %.0f are new", json_text_at(v, "id"),
+         json_number_at(v, "files"), json_number_at(v, "bytes"), json_number_at(v, "new_bytes"));
+    if (c->json)
+        cli_print(v);
+    else
+        puts(json_text_at(v, "id")), json_decref(v);
+    return OK;
+}
+
+static int check(const struct common *c, const struct backup_place *p, const char *id,
+                 struct error *err) {
+    json_t *v = backup_check(p, id, err);
+    if (!v) return err->code;
+    int n = count(v, "problems"), rc = OK;
+    texts_warn(v, "problems", "");
+    if (n)
+        rc = error_set(err, ERR_FORMAT, "%d of the contents and manifests in '%s' %s broken", n,
+                       p->to, n == 1 ? "is" : "are");
+    else
+        note("%.0f backups, %.0f contents, %.0f bytes: all as they were made",
+             json_number_at(v, "backups"), json_number_at(v, "blobs"), json_number_at(v, "bytes"));
+    if (c->json)
+        cli_print(v);
+    else
+        json_decref(v);
+    return rc;
+}
+
+static int prune(const struct common *c, const char *to, int64_t keep, struct error *err) {
+    json_t *v = backup_prune(to, keep, err);
+    if (!v) return err->code;
+    note("%.0f backups are gone, and %.0f bytes", json_number_at(v, "backups"),
+         json_number_at(v, "bytes"));
+    if (c->json)
+        cli_print(v);
+    else
+        json_decref(v);
+    return OK;
+}
+
+static int backup(const struct common *c, const void *options, const struct strings *args,
+                  struct error *err) {
+    const struct options *o = options;
+    struct backup_root roots[BACKUP_ROOTS_MAX];
+    struct strings names = {0};
+    struct progress bar;
+    const char *to = args->v[0], *id = args->n > 1 ? args->v[1] : NULL;
+    if (o->list + o->check + (o->prune > 0) > 1)
+        return error_set(err, ERR_USAGE, "--list, --check and --prune exclude each other");
+    if (id && !o->check) return error_set(err, ERR_USAGE, "an id goes with --check");
+    int n = roots_of(o, &names, roots, err), rc = n;
+    struct backup_place p = {.to = to, .roots = roots, .n_roots = n, .told = told, .ctx = &bar};
+    if (n > 0) {
+        progress_start(&bar, o->check ? "check" : "backup", 0);
+        rc = o->list    ? list(c, to, err)
+             : o->check ? check(c, &p, id, err)
+             : o->prune ? prune(c, to, o->prune, err)
+                        : make(c, &p, err);
+    }
+    strings_release(&names);
+    return rc;
+}
+
+static void restored_note(const json_t *v) {
+    const char *name;
+    json_t *root;
+    json_object_foreach (json_object_get(v, "roots"), name, root) {
+        const char *before = json_text_at(root, "before");
+        note("%s: '%s' is as in backup '%s'%s%s", name, json_text_at(root, "path"),
+             json_text_at(v, "id"), *before ? "; what was there is in " : "", before);
+    }
+}
+
+static int restore(const struct common *c, const void *options, const struct strings *args,
+                   struct error *err) {
+    const struct options *o = options;
+    struct backup_root roots[BACKUP_ROOTS_MAX];
+    struct strings names = {0};
+    struct progress bar;
+    int n = roots_of(o, &names, roots, err);
+    struct backup_place p = {
+        .to = args->v[0], .roots = roots, .n_roots = n, .told = told, .ctx = &bar};
+    json_t *v = NULL;
+    if (n > 0) {
+        progress_start(&bar, "restore", 0);
+        v = backup_restore(&p, args->n > 1 ? args->v[1] : NULL, o->replace, err);
+    }
+    strings_release(&names);
+    if (!v) return err->code;
+    restored_note(v);
+    texts_warn(v, "left_out", "left out, for want of its --also: ");
+    if (c->json)
+        cli_print(v);
+    else
+        json_decref(v);
+    return OK;
+}
+
+const struct command cmd_backup = {
+    .name = "backup",
+    .args = "TO [ID]",
+    .summary = "a copy of all that the server and the runs keep; only what is new is written",
+    .about =
+        "Keeps the server's state, the runs and what --also names in the folder TO, while the\n"
+        "server runs. Contents are stored once, by their hash, for all backups in TO together.\n"
+        "'shoal restore' brings them back. TO is as private as what it holds.\n\n"
+        "  shoal backup /mnt/backups --also adapters team.yaml\n"
+        "  shoal backup /mnt/backups --list\n"
+        "  shoal backup /mnt/backups --check\n"
+        "  shoal backup /mnt/backups --prune 7",
+    .rows = backup_rows,
+    .size = sizeof(struct options),
+    .min_args = 1,
+    .max_args = 2,
+    .run = backup,
+};
+
+const struct command cmd_restore = {
+    .name = "restore",
+    .args = "TO [ID]",
+    .summary = "a backup back in its place: verified first, what was there is kept",
+    .about =
+        "Puts the backup ID of the folder TO, or the newest, where --state, --runs and --also\n"
+        "say. All of it is verified and written beside them before anything is replaced. Stop the\n"
+        "server and what else writes there first; a restore that was killed is finished by the\n"
+        "same command.\n\n"
+        "  shoal restore /mnt/backups\n"
+        "  shoal restore /mnt/backups 20261122-202530-123 --replace --also adapters team.yaml",
+    .rows = restore_rows,
+    .size = sizeof(struct options),
+    .min_args = 1,
+    .max_args = 2,
+    .run = restore,
+};

@@ -1,0 +1,1017 @@
+/*
+ * test_backup: what is kept comes back bit for bit, also from under a writer; a second backup
+ * writes what is new; what is broken, missing or forged is refused by name; and a kill or a full
+ * disk at any call of the file system leaves what was there before.
+ *
+ * The linker puts this file's functions between Shoal and the C library (--wrap in the Makefile):
+ * the n-th call of any of them fails, or ends the process. SQLite's own calls are not among them,
+ * so a full disk under SQLite is a limit on the size of files.
+ */
+/* levels: once */
+#define _GNU_SOURCE
+#include "store/backup.h"
+#include "store/store.h"
+
+#include "folder.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <ftw.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <sqlite3.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+/* faults */
+
+static struct {
+    long at, seen; /* the n-th call; 0: none */
+    bool kill;
+} fault;
+
+static bool fault_now(void) {
+    if (++fault.seen != fault.at) return false;
+    if (fault.kill) raise(SIGKILL);
+    errno = ENOSPC;
+    return true;
+}
+
+int __real_fflush(FILE *f);
+int __wrap_fflush(FILE *f);
+int __real_fsync(int fd);
+int __wrap_fsync(int fd);
+int __real_rename(const char *a, const char *b);
+int __wrap_rename(const char *a, const char *b);
+int __real_mkdir(const char *path, mode_t mode);
+int __wrap_mkdir(const char *path, mode_t mode);
+int __real_unlink(const char *path);
+int __wrap_unlink(const char *path);
+int __real_rmdir(const char *path);
+int __wrap_rmdir(const char *path);
+
+int __wrap_fflush(FILE *f) {
+    return fault_now() ? EOF : __real_fflush(f);
+}
+int __wrap_fsync(int fd) {
+    return fault_now() ? -1 : __real_fsync(fd);
+}
+int __wrap_rename(const char *a, const char *b) {
+    return fault_now() ? -1 : __real_rename(a, b);
+}
+int __wrap_mkdir(const char *path, mode_t mode) {
+    return fault_now() ? -1 : __real_mkdir(path, mode);
+}
+/* Removing does not need room: it is killed, but does not fail. */
+int __wrap_unlink(const char *path) {
+    if (fault.kill) fault_now();
+    return __real_unlink(path);
+}
+int __wrap_rmdir(const char *path) {
+    if (fault.kill) fault_now();
+    return __real_rmdir(path);
+}
+
+/* a server's folders */
+
+static struct error err;
+static char dir[64], to[96], runs[96], state[96];
+static struct backup_root roots[2] = {{"state", state}, {"runs", runs}};
+static struct backup_place place = {.to = to, .roots = roots, .n_roots = 2};
+
+static char *in(const char *folder, const char *name) {
+    static char paths[16][512];
+    static int at;
+    char *path = paths[at++ % 16];
+    snprintf(path, sizeof paths[0], "%s/%s", folder, name);
+    return path;
+}
+
+static void put(const char *path, const void *data, size_t n, mode_t mode) {
+    char *parent = strndup(path, (size_t)(strrchr(path, '/') - path));
+    if (dir_make(parent, &err) != OK || file_write(path, data, n, &err) != OK)
+        fail_msg("%s", err.text);
+    free(parent);
+    assert_int_equal(chmod(path, mode), 0);
+}
+
+static void put_text(const char *path, const char *text) {
+    put(path, text, strlen(text), 0644);
+}
+
+/* n bytes that depend on the seed. */
+static void put_bytes(const char *path, size_t n, uint32_t seed) {
+    uint32_t *v = xcalloc(n / 4 + 1, 4);
+    struct rng r = rng_make(seed, RNG_TEST, 0, 0);
+    rng_fill(&r, v, n / 4 + 1);
+    put(path, v, n, 0640);
+    free(v);
+}
+
+static void put_row(const char *db, const char *id) {
+    json_t *none = json_object();
+    struct store *s = store_open(db, &err);
+    if (!s || store_run_add(s, id, "test", none, &err) != OK) fail_msg("%s", err.text);
+    store_close(s);
+    json_decref(none);
+}
+
+/* The first column of the first row of a query. */
+static int64_t query(const char *db, const char *sql) {
+    sqlite3 *h = NULL;
+    sqlite3_stmt *q = NULL;
+    assert_int_equal(sqlite3_open_v2(db, &h, SQLITE_OPEN_READWRITE, NULL), SQLITE_OK);
+    assert_int_equal(sqlite3_prepare_v2(h, sql, -1, &q, NULL), SQLITE_OK);
+    assert_int_equal(sqlite3_step(q), SQLITE_ROW);
+    int64_t v = sqlite3_column_int64(q, 0);
+    sqlite3_finalize(q);
+    sqlite3_close(h);
+    return v;
+}
+
+static int64_t rows_of(const char *db) {
+    assert_int_equal(query(db, "SELECT integrity_check = 'ok' FROM pragma_integrity_check"), 1);
+    return query(db, "SELECT count(*) FROM runs");
+}
+
+static void folders_make(void) {
+    put_bytes(in(runs, "r1/adapters/critic/adapter_model.safetensors"), 700001, 1);
+    put_bytes(in(runs, "r1/adapters/critic/.versions/x/adapter_model.safetensors"), 700001, 1);
+    put_text(in(runs, "r1/recipe.yaml"), "model: fry\n");
+    put_text(in(runs, "r1/雪.txt"), "");
+    put_text(in(state, "jobs/job-1/stdout.jsonl"), "{\"a\": 1}\n");
+    assert_int_equal(mkdir(in(runs, "r1/empty"), 0750), 0);
+    assert_int_equal(chmod(in(runs, "r1/recipe.yaml"), 0444), 0);
+    put_row(in(runs, "shoal.db"), "one");
+    put_row(in(state, "serve.db"), "two");
+}
+
+static int set_up(void **test_state) {
+    (void)test_state;
+    log_quiet = true;
+    err = (struct error){0};
+    fault.at = 0;
+    fault.kill = false;
+    snprintf(dir, sizeof dir, "/tmp/shoal-test-backup-XXXXXX");
+    if (!mkdtemp(dir)) return -1;
+    snprintf(runs, sizeof runs, "%s/runs", dir);
+    snprintf(state, sizeof state, "%s/runs/serve", dir);
+    snprintf(to, sizeof to, "%s/runs/backups", dir);
+    folders_make();
+    return 0;
+}
+
+static int tear_down(void **test_state) {
+    (void)test_state;
+    return folder_remove(dir);
+}
+
+/* looking */
+
+static struct buf seen;
+static const char *seen_under;
+
+/* "path mode hash" of what a restore is to bring back; of databases, whose bytes are SQLite's, the
+ * rows. */
+static int look_at(const char *path, const struct stat *st, int type, struct FTW *at) {
+    const char *name = path + at->base, *dot = strrchr(name, '.');
+    char hash[HASH_LEN] = "";
+    if (strncmp(path, to, strlen(to)) == 0 || strstr(path, ".before-") ||
+        strstr(path, ".restoring") || at->level == 0)
+        return 0;
+    if (strcmp(name, "serve") == 0) return 0;
+    if (dot && (strcmp(dot, ".db-wal") == 0 || strcmp(dot, ".db-shm") == 0)) return 0;
+    if (dot && strcmp(dot, ".db") == 0)
+        snprintf(hash, sizeof hash, "%d rows", (int)rows_of(path));
+    else if (type == FTW_F)
+        assert_int_equal(hash_file(path, hash, &err), OK);
+    char *line = xasprintf("%s %o %s", path + strlen(seen_under),
+                           dot && strcmp(dot, ".db") == 0 ? 0 : st->st_mode & 0777, hash);
+    buf_printf(&seen, "%s\n", line);
+    free(line);
+    return 0;
+}
+
+static int by_text(const void *a, const void *b) {
+    return strcmp(*(char *const *)a, *(char *const *)b);
+}
+
+/* All of a folder as text. malloc'ed. */
+static char *look(const char *path) {
+    struct strings lines = {0};
+    char *rest = NULL;
+    seen = (struct buf){0};
+    seen_under = path;
+    assert_int_equal(nftw(path, look_at, 16, FTW_PHYS), 0);
+    for (char *l = strtok_r(seen.data, "\n", &rest); l; l = strtok_r(NULL, "\n", &rest))
+        strings_add(&lines, l);
+    qsort(lines.v, (size_t)lines.n, sizeof *lines.v, by_text);
+    struct buf sorted = {0};
+    for (int i = 0; i < lines.n; i++) buf_printf(&sorted, "%s\n", lines.v[i]);
+    strings_release(&lines);
+    buf_release(&seen);
+    return sorted.data;
+}
+
+static void looks_like(const char *before) {
+    char *now = look(runs);
+    assert_string_equal(now, before);
+    free(now);
+}
+
+static char id[BACKUP_ID_LEN];
+
+static json_t *made(void) {
+    json_t *v = backup_make(&place, &err);
+    if (!v) fail_msg("%s", err.text);
+    snprintf(id, sizeof id, "%s", json_text_at(v, "id"));
+    return v;
+}
+
+static void make(void) {
+    json_decref(made());
+}
+
+static void restore(const char *which, bool replace) {
+    json_t *v = backup_restore(&place, which, replace, &err);
+    if (!v) fail_msg("%s", err.text);
+    json_decref(v);
+}
+
+static void refuses(const char *which, int code, const char *words) {
+    json_t *v = backup_restore(&place, which, true, &err);
+    assert_null(v);
+    assert_int_equal(err.code, code);
+    if (!strstr(err.text, words)) fail_msg("no '%s' in: %s", words, err.text);
+}
+
+/* How many problems a check finds, the first in err. */
+static int problems(const char *which) {
+    json_t *v = backup_check(&place, which, &err);
+    if (!v) fail_msg("%s", err.text);
+    const json_t *list = json_object_get(v, "problems");
+    int n = (int)json_array_size(list);
+    if (n) error_set(&err, ERR_FORMAT, "%s", json_string_value(json_array_get(list, 0)));
+    json_decref(v);
+    return n;
+}
+
+static int counted, counted_tmp;
+static int count_one(const char *path, const struct stat *st, int type, struct FTW *at) {
+    (void)st;
+    counted += type == FTW_F && hash_is_valid(path + at->base);
+    counted_tmp += strstr(path + at->base, ".tmp-") != NULL;
+    return 0;
+}
+static int blobs(void) {
+    counted = counted_tmp = 0;
+    nftw(in(to, "blobs"), count_one, 16, FTW_PHYS);
+    return counted;
+}
+
+/* The blob of a file. */
+static char *blob_of(const char *path) {
+    char hash[HASH_LEN], name[128];
+    assert_int_equal(hash_file(path, hash, &err), OK);
+    snprintf(name, sizeof name, "blobs/%.2s/%s", hash, hash);
+    return in(to, name);
+}
+
+/* Without the backups, which are moved aside meanwhile. */
+static void runs_remove(void) {
+    assert_int_equal(__real_rename(to, in(dir, "aside")), 0);
+    assert_int_equal(folder_remove(runs), 0);
+    assert_int_equal(__real_mkdir(runs, 0755), 0);
+    assert_int_equal(__real_rename(in(dir, "aside"), to), 0);
+}
+
+/* A name in a folder that begins so; NULL. */
+static char *found(const char *folder, const char *beginning) {
+    DIR *d = opendir(folder);
+    char *path = NULL;
+    for (const struct dirent *f; d && !path && (f = readdir(d));)
+        if (strncmp(f->d_name, beginning, strlen(beginning)) == 0) path = in(folder, f->d_name);
+    if (d) closedir(d);
+    return path;
+}
+
+/* tests */
+
+static void test_round_trip(void **test_state) {
+    (void)test_state;
+    char *before = look(runs);
+    make();
+    runs_remove();
+    restore(NULL, false);
+    looks_like(before);
+    assert_int_equal(rows_of(in(state, "serve.db")), 1);
+    assert_null(found(runs, "serve.before"));
+    free(before);
+}
+
+static int private_one(const char *path, const struct stat *st, int type, struct FTW *at) {
+    (void)type, (void)at;
+    if (st->st_mode & 077) fail_msg("'%s' is open to others", path);
+    return 0;
+}
+
+static void test_private(void **test_state) {
+    (void)test_state;
+    make();
+    assert_int_equal(nftw(to, private_one, 16, FTW_PHYS), 0);
+}
+
+static void test_incremental(void **test_state) {
+    (void)test_state;
+    json_t *v = made();
+    int n = blobs();
+    /* the same content twice is one blob; so are both empty databases' rows not */
+    assert_int_equal(json_number_at(v, "new_blobs"), n);
+    assert_int_equal(n, 6);
+    json_decref(v);
+    v = made();
+    assert_int_equal(json_number_at(v, "new_blobs"), 0);
+    assert_int_equal(json_number_at(v, "new_bytes"), 0);
+    assert_int_equal(blobs(), n);
+    json_decref(v);
+    put_bytes(in(runs, "r1/more"), 5000, 9);
+    v = made();
+    assert_int_equal(json_number_at(v, "new_blobs"), 1);
+    assert_int_equal(json_number_at(v, "new_bytes"), 5000);
+    assert_int_equal(blobs(), n + 1);
+    json_decref(v);
+    assert_int_equal(problems(NULL), 0);
+}
+
+/* Rows come in pairs. */
+static bool writing;
+static void *write_pairs(void *path) {
+    sqlite3 *h = NULL;
+    CHECK(sqlite3_open(path, &h) == SQLITE_OK);
+    sqlite3_busy_timeout(h, 10000);
+    while (__atomic_load_n(&writing, __ATOMIC_ACQUIRE)) {
+        CHECK(sqlite3_exec(h,
+                           "BEGIN IMMEDIATE; INSERT INTO pairs VALUES(randomblob(3000));"
+                           "INSERT INTO pairs VALUES(randomblob(3000)); COMMIT",
+                           NULL, NULL, NULL) == SQLITE_OK);
+        usleep(200); // others want the lock too
+    }
+    sqlite3_close(h);
+    return NULL;
+}
+
+static void test_under_a_writer(void **test_state) {
+    (void)test_state;
+    pthread_t thread;
+    const char *db = in(state, "serve.db");
+    sqlite3 *h = NULL;
+    assert_int_equal(sqlite3_open(db, &h), SQLITE_OK);
+    assert_int_equal(sqlite3_exec(h, "CREATE TABLE pairs(v)", NULL, NULL, NULL), SQLITE_OK);
+    sqlite3_close(h);
+    char *path = xstrdup(db);
+    int64_t most = 0;
+    writing = true;
+    pthread_create(&thread, NULL, write_pairs, path);
+    for (int i = 0; i < 8; i++) {
+        usleep(20000);
+        make();
+    }
+    __atomic_store_n(&writing, false, __ATOMIC_RELEASE);
+    pthread_join(thread, NULL);
+    struct strings ids = {0};
+    json_t *list = backup_list(to, &err), *v;
+    size_t i;
+    json_array_foreach (list, i, v) strings_add(&ids, json_text_at(v, "id"));
+    for (int k = 0; k < ids.n; k++) {
+        restore(ids.v[k], true);
+        int64_t n = query(path, "SELECT count(*) FROM pairs");
+        assert_int_equal(n % 2, 0);
+        assert_int_equal(rows_of(path), 1);
+        most = MAX(most, n);
+    }
+    assert_true(most > 0);
+    strings_release(&ids);
+    json_decref(list);
+    free(path);
+}
+
+static bool appending;
+static void *append(void *path) {
+    FILE *f = fopen(path, "a");
+    for (int i = 0; __atomic_load_n(&appending, __ATOMIC_ACQUIRE); i++) {
+        fprintf(f, "line %d of what is said\n", i);
+        __real_fflush(f);
+    }
+    fclose(f);
+    return NULL;
+}
+
+/* What is appended to a file meanwhile does not matter: it is taken as long as it was. */
+static void test_growing(void **test_state) {
+    (void)test_state;
+    pthread_t thread;
+    char *path = xstrdup(in(state, "jobs/job-1/stdout.jsonl"));
+    appending = true;
+    pthread_create(&thread, NULL, append, path);
+    json_t *v = made();
+    __atomic_store_n(&appending, false, __ATOMIC_RELEASE);
+    pthread_join(thread, NULL);
+    assert_int_equal(json_array_size(json_object_get(v, "left_out")), 0);
+    struct buf all = {0}, kept = {0};
+    assert_int_equal(file_read(path, 1 << 30, &all, &err), OK);
+    restore(NULL, true);
+    assert_int_equal(file_read(path, 1 << 30, &kept, &err), OK);
+    assert_in_range(kept.len, 9, all.len);
+    assert_memory_equal(kept.data, all.data, kept.len);
+    json_decref(v);
+    buf_release(&all);
+    buf_release(&kept);
+    free(path);
+}
+
+/* Cuts a file short as soon as its reading has begun, each time. */
+static bool cut(void *ctx, int64_t done, int64_t total) {
+    (void)done, (void)total;
+    struct stat st;
+    if (stat(ctx, &st) == 0 && st.st_size > 4) CHECK(truncate(ctx, st.st_size / 2) == 0);
+    return true;
+}
+
+static void test_changing(void **test_state) {
+    (void)test_state;
+    char *path = xstrdup(in(runs, "r1/adapters/critic/adapter_model.safetensors"));
+    put_bytes(path, 4 << 20, 3);
+    place.told = cut;
+    place.ctx = path;
+    json_t *v = made();
+    place.told = NULL;
+    assert_int_equal(json_array_size(json_object_get(v, "left_out")), 1);
+    const char *words = json_string_value(json_array_get(json_object_get(v, "left_out"), 0));
+    assert_non_null(strstr(words, "adapter_model.safetensors kept changing"));
+    json_decref(v);
+    assert_int_equal(problems(NULL), 0);
+    free(path);
+}
+
+static void test_left_out(void **test_state) {
+    (void)test_state;
+    assert_int_equal(symlink("/etc/passwd", in(runs, "r1/link")), 0);
+    assert_int_equal(mkfifo(in(runs, "r1/pipe"), 0600), 0);
+    put_text(in(runs, "r1/\xff\xfe"), "x");
+    put_text(in(runs, "r1/half.tmp-12"), "x");
+    put_text(in(state, "jobs/lock"), "");
+    put_text(in(runs, "serve.before-20260101-000000-000/x"), "old");
+    json_t *v = made();
+    const json_t *list = json_object_get(v, "left_out");
+    char *text = json_text(list);
+    assert_int_equal(json_array_size(list), 2);
+    assert_non_null(strstr(text, "runs: r1/link is a link"));
+    assert_non_null(strstr(text, "has a name that cannot be kept"));
+    free(text);
+    json_decref(v);
+    runs_remove();
+    restore(NULL, false);
+    assert_false(path_exists(in(runs, "r1/pipe")) || path_exists(in(runs, "r1/half.tmp-12")) ||
+                 path_exists(in(state, "jobs/lock")) || found(runs, "serve.before"));
+    assert_true(path_exists(in(runs, "r1/recipe.yaml")));
+}
+
+static void test_nothing_there(void **test_state) {
+    (void)test_state;
+    json_t *list = backup_list(to, &err);
+    assert_int_equal(json_array_size(list), 0);
+    json_decref(list);
+    refuses(NULL, ERR_MISSING, "there are no backups");
+    assert_int_equal(folder_remove(runs), 0);
+    snprintf(to, sizeof to, "%s/elsewhere", dir);
+    assert_null(backup_make(&place, &err));
+    assert_int_equal(err.code, ERR_MISSING);
+}
+
+/* what is broken */
+
+static void byte_flip(const char *path, long at) {
+    int fd = open(path, O_RDWR);
+    uint8_t byte = 0;
+    assert_true(fd >= 0 && pread(fd, &byte, 1, at) == 1);
+    byte ^= 1;
+    assert_int_equal(pwrite(fd, &byte, 1, at), 1);
+    close(fd);
+}
+
+static void test_broken_blobs(void **test_state) {
+    (void)test_state;
+    char *before = look(runs);
+    char *model = xstrdup(blob_of(in(runs, "r1/adapters/critic/adapter_model.safetensors")));
+    char *recipe = xstrdup(blob_of(in(runs, "r1/recipe.yaml")));
+    make();
+    byte_flip(model, 654321);
+    assert_int_equal(problems(id), 1);
+    assert_non_null(strstr(err.text, "adapter_model.safetensors"));
+    refuses(NULL, ERR_FORMAT, "is not what it was");
+    byte_flip(model, 654321);
+    assert_int_equal(problems(NULL), 0);
+    assert_int_equal(truncate(model, 700000), 0);
+    assert_int_equal(problems(NULL), 1);
+    assert_non_null(strstr(err.text, "is not as long"));
+    assert_int_equal(__real_unlink(recipe), 0);
+    assert_int_equal(problems(NULL), 2);
+    refuses(NULL, ERR_FORMAT, "r1/");
+    looks_like(before);
+    assert_null(found(dir, "runs."));
+    make(); // which writes them again
+    assert_int_equal(problems(NULL), 0);
+    /* a link is no blob */
+    assert_int_equal(__real_unlink(recipe), 0);
+    assert_int_equal(symlink(in(runs, "r1/recipe.yaml"), recipe), 0);
+    assert_int_equal(problems(id), 1);
+    free(model);
+    free(recipe);
+    free(before);
+}
+
+static char *manifest(void) {
+    char name[64];
+    snprintf(name, sizeof name, "%s.json", id);
+    return in(to, name);
+}
+
+static void test_broken_manifests(void **test_state) {
+    (void)test_state;
+    make();
+    struct buf whole = {0};
+    assert_int_equal(file_read(manifest(), 1 << 20, &whole, &err), OK);
+    for (size_t n = 0; n < whole.len; n += 1 + whole.len / 50) {
+        assert_int_equal(file_write(manifest(), whole.data, n, &err), OK);
+        refuses(id, ERR_FORMAT, "is damaged");
+        assert_int_equal(problems(NULL), 1);
+    }
+    json_t *list = backup_list(to, &err);
+    assert_non_null(strstr(json_text_at(json_array_get(list, 0), "problem"), "is damaged"));
+    json_decref(list);
+    for (size_t at = 0; at < whole.len; at += 1 + whole.len / 50) {
+        assert_int_equal(file_write(manifest(), whole.data, whole.len, &err), OK);
+        byte_flip(manifest(), (long)at);
+        refuses(id, ERR_FORMAT, "is damaged");
+    }
+    buf_release(&whole);
+}
+
+/* The manifest with the first file's fields set anew and its hash made right. */
+static void forge(const char *fields) {
+    json_t *v = json_file(manifest(), &err), *set = json_loads(fields, 0, NULL);
+    char hash[HASH_LEN];
+    assert_non_null(v);
+    assert_non_null(set);
+    json_t *file = json_array_get(json_object_get(v, "files"), 0);
+    if (json_object_get(set, "top"))
+        json_object_update(v, json_object_get(set, "top"));
+    else
+        json_object_update(file, set);
+    json_object_del(v, "hash");
+    char *text = json_text(v);
+    hash_bytes(text, strlen(text), hash);
+    free(text);
+    json_object_set_new(v, "hash", json_string(hash));
+    text = json_text(v);
+    put_text(manifest(), text);
+    free(text);
+    json_decref(set);
+    json_decref(v);
+}
+
+static void test_forged_manifests(void **test_state) {
+    (void)test_state;
+    static const struct {
+        const char *fields, *words;
+    } cases[] = {
+        {"{\"path\": \"../x\"}", "no path below its root"},
+        {"{\"path\": \"/etc/x\"}", "no path below its root"},
+        {"{\"path\": \"a/../../x\"}", "no path below its root"},
+        {"{\"path\": \"a/..\"}", "no path below its root"},
+        {"{\"path\": \"./x\"}", "no path below its root"},
+        {"{\"path\": \"a//x\"}", "no path below its root"},
+        {"{\"path\": \"a/\"}", "no path below its root"},
+        {"{\"path\": \"x.swapping\"}", "no path below its root"},
+        {"{\"path\": \"x.before-20260101-000000-000/y\"}", "no path below its root"},
+        {"{\"path\": 7}", "no path below its root"},
+        {"{\"root\": \"elsewhere\"}", "which is no root"},
+        {"{\"path\": \"zzz\"}", "out of order"},
+        {"{\"mode\": 2541}", "lacks its mode"},
+        {"{\"mode\": -1}", "lacks its mode"},
+        {"{\"dir\": false, \"size\": -1}", "lacks its mode"},
+        {"{\"dir\": false, \"size\": 1e99}", "lacks its mode"},
+        {"{\"dir\": false, \"size\": 1, \"sha256\": \"../../x\"}", "lacks its mode"},
+        {"{\"top\": {\"format\": 2}}", "not of format"},
+        {"{\"top\": {\"id\": \"20260101-000000-000\"}}", "it calls itself"},
+        {"{\"top\": {\"files\": {}}}", "lacks its roots"},
+        {"{\"top\": {\"roots\": {\"../x\": \"y\"}}}", "no name of a root"},
+    };
+    make();
+    struct buf whole = {0};
+    assert_int_equal(file_read(manifest(), 1 << 20, &whole, &err), OK);
+    char *before = look(runs);
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        put(manifest(), whole.data, whole.len, 0600);
+        forge(cases[i].fields);
+        json_t *v = backup_restore(&place, id, true, &err);
+        if (v || !strstr(err.text, cases[i].words))
+            fail_msg("%s: %s", cases[i].fields, v ? "restored" : err.text);
+    }
+    put(manifest(), whole.data, whole.len, 0600);
+    looks_like(before);
+    refuses("../../x", ERR_MISSING, "is no backup's id");
+    refuses("20260101-000000-000", ERR_MISSING, "no backup");
+    restore(id, true); // forging has changed nothing else
+    free(before);
+    buf_release(&whole);
+}
+
+/* bringing back */
+
+static void test_replace(void **test_state) {
+    (void)test_state;
+    char *before = look(runs);
+    make();
+    put_text(in(runs, "r1/recipe2.yaml"), "changed\n");
+    put_text(in(state, "new"), "changed\n");
+    assert_null(backup_restore(&place, id, false, &err));
+    assert_int_equal(err.code, ERR_STATE);
+    assert_non_null(strstr(err.text, "--replace"));
+    json_t *v = backup_restore(&place, id, true, &err);
+    assert_non_null(v);
+    looks_like(before);
+    const json_t *r = json_object_get(v, "roots");
+    const char *old = json_text_at(json_object_get(r, "runs"), "before");
+    assert_true(path_exists(in(old, "r1/recipe2.yaml")));
+    assert_true(path_exists(in(json_text_at(json_object_get(r, "state"), "before"), "new")));
+    assert_false(path_exists(in(runs, "r1/recipe2.yaml")));
+    assert_false(path_exists(in(to, "restore.json")));
+    json_decref(v);
+    free(before);
+}
+
+static void test_in_use(void **test_state) {
+    (void)test_state;
+    make();
+    put_text(in(state, "jobs/lock"), "");
+    int fd = open(in(state, "jobs/lock"), O_RDWR);
+    assert_int_equal(flock(fd, LOCK_EX | LOCK_NB), 0);
+    refuses(id, ERR_STATE, "a server uses");
+    close(fd);
+    restore(id, true);
+}
+
+static void test_one_at_a_time(void **test_state) {
+    (void)test_state;
+    make();
+    int fd = open(in(to, "lock"), O_RDWR);
+    assert_int_equal(flock(fd, LOCK_EX | LOCK_NB), 0);
+    assert_null(backup_make(&place, &err));
+    assert_int_equal(err.code, ERR_STATE);
+    refuses(id, ERR_STATE, "is at work");
+    assert_null(backup_prune(to, 1, &err));
+    assert_null(backup_check(&place, NULL, &err));
+    close(fd);
+    make();
+}
+
+/* Roots by other names: a file, a folder apart, one that is not there. */
+static void test_also(void **test_state) {
+    (void)test_state;
+    char file[128], folder[128], other[128];
+    snprintf(file, sizeof file, "%s/team.yaml", dir);
+    snprintf(folder, sizeof folder, "%s/adapters", dir);
+    snprintf(other, sizeof other, "%s/absent", dir);
+    struct backup_root more[] = {
+        {"state", state}, {"runs", runs}, {"team.yaml", file}, {"adapters", folder}, {"no", other}};
+    struct backup_place p = {.to = to, .roots = more, .n_roots = 5};
+    put_text(file, "agents: 3\n");
+    put_text(in(folder, "a/x"), "1");
+    json_t *v = backup_make(&p, &err);
+    assert_non_null(v);
+    assert_int_equal(json_array_size(json_object_get(v, "left_out")), 1);
+    json_decref(v);
+    put_text(file, "agents: 4\n");
+    assert_int_equal(folder_remove(folder), 0);
+    p.n_roots = 3;
+    v = backup_restore(&p, NULL, true, &err);
+    assert_non_null(v);
+    assert_int_equal(json_array_size(json_object_get(v, "left_out")), 1); // adapters
+    json_decref(v);
+    assert_false(path_exists(folder));
+    p.n_roots = 4;
+    json_decref(backup_restore(&p, NULL, true, &err));
+    assert_true(path_exists(in(folder, "a/x")));
+    struct buf text = {0};
+    assert_int_equal(file_read(file, 100, &text, &err), OK);
+    assert_string_equal(text.data, "agents: 3\n");
+    assert_non_null(found(dir, "team.yaml.before-"));
+    buf_release(&text);
+    /* what lies deep in what is replaced is refused */
+    snprintf(state, sizeof state, "%s/runs/deep/serve", dir);
+    assert_null(backup_restore(&place, NULL, true, &err));
+    assert_int_equal(err.code, ERR_USAGE);
+}
+
+static void test_prune(void **test_state) {
+    (void)test_state;
+    char first[BACKUP_ID_LEN];
+    make();
+    snprintf(first, sizeof first, "%s", id);
+    int n = blobs();
+    put_bytes(in(runs, "r1/second"), 3000, 5);
+    make();
+    assert_int_equal(__real_unlink(in(runs, "r1/second")), 0);
+    put_bytes(in(runs, "r1/third"), 2000, 6);
+    make();
+    assert_int_equal(blobs(), n + 2);
+    json_t *v = backup_prune(to, 1, &err);
+    assert_int_equal(json_number_at(v, "backups"), 2);
+    assert_int_equal(json_number_at(v, "blobs"), 1);
+    assert_int_equal(json_number_at(v, "bytes"), 3000);
+    json_decref(v);
+    assert_int_equal(blobs(), n + 1);
+    assert_int_equal(problems(NULL), 0);
+    restore(NULL, true);
+    assert_null(backup_delete(to, first, &err));
+    assert_int_equal(err.code, ERR_MISSING);
+    /* while another manifest cannot be read, nobody knows what is needed */
+    char broken[BACKUP_ID_LEN];
+    snprintf(broken, sizeof broken, "%s", id);
+    char *path = xstrdup(manifest());
+    make();
+    put_text(path, "{");
+    assert_null(backup_delete(to, id, &err));
+    assert_int_equal(err.code, ERR_FORMAT);
+    assert_true(path_exists(manifest()));
+    json_decref(backup_delete(to, broken, &err));
+    assert_int_equal(problems(NULL), 0);
+    free(path);
+}
+
+static void test_marks(void **test_state) {
+    (void)test_state;
+    char *before = look(runs);
+    make();
+    put_text(in(state, "new"), "changed\n");
+    assert_null(backup_resume(&place, &err));
+    assert_int_equal(err.code, OK);
+    assert_int_equal(backup_unmark(to, id, &err), ERR_MISSING);
+    assert_int_equal(backup_mark(&place, id, &err), OK);
+    json_t *v = backup_marked(to);
+    assert_string_equal(json_text_at(v, "id"), id);
+    json_decref(v);
+    assert_null(backup_delete(to, id, &err));
+    assert_int_equal(err.code, ERR_STATE);
+    assert_int_equal(backup_unmark(to, id, &err), OK);
+    assert_null(backup_resume(&place, &err));
+    assert_true(path_exists(in(state, "new")));
+
+    /* other places than it was asked for */
+    assert_int_equal(backup_mark(&place, id, &err), OK);
+    struct backup_root elsewhere[] = {{"state", dir}, {"runs", runs}};
+    struct backup_place p = {.to = to, .roots = elsewhere, .n_roots = 2};
+    assert_null(backup_resume(&p, &err));
+    assert_int_equal(err.code, OK);
+    assert_true(path_exists(in(state, "new")));
+    v = backup_resume(&place, &err);
+    if (!v) fail_msg("%s", err.text);
+    json_decref(v);
+    looks_like(before);
+    assert_null(backup_marked(to));
+
+    /* broken between asking and doing */
+    assert_int_equal(backup_mark(&place, id, &err), OK);
+    assert_int_equal(__real_unlink(blob_of(in(runs, "r1/recipe.yaml"))), 0);
+    assert_null(backup_resume(&place, &err));
+    assert_int_equal(err.code, OK);
+    looks_like(before);
+    v = backup_marked(to);
+    assert_non_null(strstr(json_text_at(v, "failed"), "is missing"));
+    json_decref(v);
+    assert_int_equal(backup_mark(&place, id, &err), ERR_FORMAT);
+    free(before);
+}
+
+static bool stop(void *ctx, int64_t done, int64_t total) {
+    (void)ctx, (void)total;
+    return done < 300000;
+}
+
+static void test_stopped(void **test_state) {
+    (void)test_state;
+    place.told = stop;
+    assert_null(backup_make(&place, &err));
+    assert_int_equal(err.code, ERR_STATE);
+    assert_null(found(to, "2"));
+    blobs();
+    assert_int_equal(counted_tmp, 0);
+    place.told = NULL;
+    make();
+    place.told = stop;
+    assert_null(backup_check(&place, id, &err));
+    assert_int_equal(err.code, ERR_STATE);
+    refuses(id, ERR_STATE, "told to stop");
+    place.told = NULL;
+    assert_int_equal(problems(id), 0);
+}
+
+/* kills and full disks */
+
+static int child(int (*run)(void), long at, bool kill_it) {
+    int status;
+    pid_t pid = fork();
+    assert_true(pid >= 0);
+    if (pid == 0) {
+        fault.at = at;
+        fault.seen = 0;
+        fault.kill = kill_it;
+        _exit(run());
+    }
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
+}
+
+enum { DONE = 7, REFUSED, TOLERATED };
+
+static int ended(const json_t *v) {
+    return !v ? REFUSED : fault.at && fault.seen >= fault.at ? TOLERATED : DONE;
+}
+
+static int make_run(void) {
+    return ended(backup_make(&place, &err));
+}
+
+static int restore_run(void) {
+    return ended(backup_restore(&place, NULL, true, &err));
+}
+
+/* Of a call that ended after its manifest was there, too. */
+static void others_delete(const char *kept) {
+    json_t *list = backup_list(to, &err), *v;
+    size_t i;
+    json_array_foreach (list, i, v) {
+        json_t *gone = strcmp(json_text_at(v, "id"), kept) != 0
+                           ? backup_delete(to, json_text_at(v, "id"), &err)
+                           : json_object();
+        if (!gone) fail_msg("%s", err.text);
+        json_decref(gone);
+    }
+    json_decref(list);
+}
+
+/* A backup that ends at its n-th call, of all n. */
+static void make_faults(bool kill_it) {
+    char first[BACKUP_ID_LEN];
+    make();
+    snprintf(first, sizeof first, "%s", id);
+    int n = blobs(), whole = 0;
+    // Blobs' folders come and go with their names, so how many calls there are differs.
+    for (long at = 1; whole < 8; at++) {
+        put_bytes(in(runs, "r1/second"), 3000, (uint32_t)(100 + 2 * at));
+        put_bytes(in(runs, "r2/third"), 3000, (uint32_t)(101 + 2 * at));
+        put_row(in(runs, "shoal.db"), in("", "run"));
+        int how = child(make_run, at, kill_it);
+        whole += how == DONE;
+        if (how != DONE) assert_int_equal(how, kill_it ? -SIGKILL : REFUSED);
+        assert_true(at > 15 || how != DONE);
+        assert_int_equal(problems(first), 0);
+        blobs();
+        if (!kill_it) assert_int_equal(counted_tmp, 0);
+        make();
+        assert_int_equal(problems(NULL), 0);
+        blobs();
+        assert_int_equal(counted_tmp, 0);
+        others_delete(first);
+        assert_int_equal(__real_unlink(in(runs, "shoal.db")), 0);
+        put_row(in(runs, "shoal.db"), "one");
+        assert_int_equal(blobs(), n);
+    }
+}
+
+static void test_killed_backup(void **test_state) {
+    (void)test_state;
+    make_faults(true);
+}
+
+static void test_full_backup(void **test_state) {
+    (void)test_state;
+    make_faults(false);
+}
+
+/* Whether what was there before a restore is somewhere still. */
+static bool old_is_kept(void) {
+    char *old = found(dir, "runs.before-");
+    return path_exists(in(runs, "old")) || (old && path_exists(in(old, "old")));
+}
+
+static void restore_faults(bool kill_it) {
+    char *before = look(runs);
+    make();
+    int how;
+    long at = 1;
+    for (;; at++) {
+        put_text(in(runs, "old"), "1");
+        put_text(in(state, "old"), "1");
+        char *changed = look(runs);
+        how = child(restore_run, at, kill_it);
+        if (how == DONE) {
+            free(changed);
+            break;
+        }
+        assert_int_equal(how, kill_it ? -SIGKILL : REFUSED);
+        if (!old_is_kept()) fail_msg("call %ld: what was there is lost", at);
+        struct error why;
+        bool begun = backup_is_unfinished(state, &why) || backup_is_unfinished(runs, &why);
+        if (!begun && !path_exists(in(to, "restore.json"))) looks_like(changed);
+        assert_int_equal(problems(NULL), 0);
+        restore(NULL, true);
+        looks_like(before);
+        if (!old_is_kept()) fail_msg("call %ld: what was there is lost at last", at);
+        assert_false(backup_is_unfinished(state, &why) || backup_is_unfinished(runs, &why));
+        assert_false(path_exists(in(to, "restore.json")));
+        assert_int_equal(folder_remove(found(dir, "runs.before-")), 0);
+        for (char *old; (old = found(runs, "serve.before-"));)
+            assert_int_equal(folder_remove(old), 0);
+        free(changed);
+    }
+    assert_true(at > 40);
+    free(before);
+}
+
+static void test_killed_restore(void **test_state) {
+    (void)test_state;
+    restore_faults(true);
+}
+
+static void test_full_restore(void **test_state) {
+    (void)test_state;
+    restore_faults(false);
+}
+
+/* No file may become longer than this: SQLite's copy, a blob, the manifest. */
+static int limited_run(void) {
+    struct rlimit r = {(rlim_t)fault.at, (rlim_t)fault.at};
+    signal(SIGXFSZ, SIG_IGN);
+    fault.at = 0;
+    CHECK(setrlimit(RLIMIT_FSIZE, &r) == 0);
+    return make_run();
+}
+
+static void test_no_room(void **test_state) {
+    (void)test_state;
+    char first[BACKUP_ID_LEN];
+    make();
+    snprintf(first, sizeof first, "%s", id);
+    put_row(in(runs, "shoal.db"), "another");
+    put_bytes(in(runs, "r1/large"), 400000, 8);
+    for (long room = 0; room < 400000; room = 2 * room + 500) {
+        assert_int_equal(child(limited_run, room, false), REFUSED);
+        assert_int_equal(problems(first), 0);
+        blobs();
+        assert_int_equal(counted_tmp, 0);
+    }
+    make();
+    assert_int_equal(problems(NULL), 0);
+}
+
+#define TEST(f) cmocka_unit_test_setup_teardown(f, set_up, tear_down)
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        TEST(test_round_trip),
+        TEST(test_private),
+        TEST(test_incremental),
+        TEST(test_under_a_writer),
+        TEST(test_growing),
+        TEST(test_changing),
+        TEST(test_left_out),
+        TEST(test_nothing_there),
+        TEST(test_broken_blobs),
+        TEST(test_broken_manifests),
+        TEST(test_forged_manifests),
+        TEST(test_replace),
+        TEST(test_in_use),
+        TEST(test_one_at_a_time),
+        TEST(test_also),
+        TEST(test_prune),
+        TEST(test_marks),
+        TEST(test_stopped),
+        TEST(test_killed_backup),
+        TEST(test_full_backup),
+        TEST(test_killed_restore),
+        TEST(test_full_restore),
+        TEST(test_no_room),
+    };
+    return cmocka_run_group_tests_name("backup", tests, NULL, NULL);
+}

@@ -53,12 +53,13 @@ static void ask(struct stream *s) {
 
 /* Whether the stream goes on. */
 static bool look(struct stream *s, double now) {
-    for (; s->seen < s->request.n_out; s->seen++) {
-        tally_token(&tally, now, s->sent, s->last);
+    if (s->seen < s->request.n_out) {
+        tally_words(&tally, now, s->sent, s->last);
         s->last = now;
+        s->seen = s->request.n_out;
     }
     if (!s->request.done) return true;
-    tally.replies++;
+    tally_reply(&tally, now, s->request.n_out);
     if (now >= tally.began + tally.seconds) return false;
     ask(s);
     return true;

@@ -98,7 +98,7 @@ static void take(struct client *c, const char *data, size_t n) {
         seen.errors++;
     c->read += (int64_t)n;
     for (char *hit; (hit = strstr(at, "\"delta\":{\"content\""));) {
-        tally_token(&seen, t, c->sent, c->last);
+        tally_words(&seen, t, c->sent, c->last);
         c->last = t;
         at = hit + 18;
     }
@@ -109,7 +109,7 @@ static void take(struct client *c, const char *data, size_t n) {
     c->n_tail = keep;
     free(text);
     if (!over) return;
-    seen.replies += c->status == 200;
+    if (c->status == 200) tally_reply(&seen, t, max_tokens);
     if (t < seen.began + seen.seconds)
         ask(c);
     else

@@ -26,11 +26,16 @@ static inline struct tally tally_new(double began, double seconds) {
 
 /* A token at `t` of a stream that was asked at `sent` and had its last one at `last`, or none yet.
  */
-static inline void tally_token(struct tally *y, double t, double sent, double last) {
+static inline void tally_words(struct tally *y, double t, double sent, double last) {
     struct samples *s = last > 0 ? &y->between : &y->first;
     if (s->n < TALLY_SAMPLES) s->v[s->n++] = (float)(t - (last > 0 ? last : sent));
-    y->tokens++;
-    y->tokens_middle += t > y->began + y->seconds * 0.25 && t < y->began + y->seconds * 0.75;
+}
+
+/* A whole reply of n tokens, at `t`. */
+static inline void tally_reply(struct tally *y, double t, int n) {
+    y->replies++;
+    y->tokens += n;
+    if (t > y->began + y->seconds * 0.25 && t < y->began + y->seconds * 0.75) y->tokens_middle += n;
 }
 
 static inline int tally_order(const void *a, const void *b) {

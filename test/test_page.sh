@@ -47,7 +47,7 @@ serve() {
     name=$1
     shift
     : >"$tmp/$name.out" # read before the server may have made it
-    "$SHOAL" serve models/fry --port 0 --json --state "$tmp/$name" "$@" >"$tmp/$name.out" 2>"$tmp/$name.err" &
+    "$SHOAL" serve models/fry --port 0 --json --no-jobs-idle --state "$tmp/$name" "$@" >"$tmp/$name.out" 2>"$tmp/$name.err" &
     servers="$servers $!"
     for _ in $(seq 100); do
         url=$(sed -n 's/.*"listening":"\([^"]*\)".*/\1/p' "$tmp/$name.out")

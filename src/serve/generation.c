@@ -307,6 +307,7 @@ static void answer_release(struct completion *a) {
     free(a->tools);
     free(a->ends);
     buf_release(&a->text);
+    buf_release(&a->chunk);
     buf_release(&a->thoughts);
     if (a->outside) {
         buf_release(&a->outside->words);

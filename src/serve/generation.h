@@ -80,6 +80,7 @@ struct completion {
     size_t shown;     /* bytes that may be told: whole characters, no stop text's beginning */
     size_t words_end; /* … of these what are words; the rest is tool calls or is held back */
     size_t sent;      /* bytes told; the stream's */
+    struct buf chunk; /* of words that are none: see openai.c */
     int32_t tokens_sent;
     json_int_t offset; /* characters of these; the stream's */
     struct tool_call *tools;

@@ -547,14 +547,35 @@ static void thoughts_delta(const struct generation *g, struct completion *a, str
     chunk_add(g, a, json_pack("{s:o}", "reasoning_content", words), json_null(), NULL, out);
 }
 
+/* A chunk of words is another with other words: beside the words, what is said of each token is
+ * made once for a reply. Takes them over. */
+static void words_add(const struct generation *g, struct completion *a, json_t *words,
+                      json_t *logprobs, struct buf *out) {
+    static const char before[] = "\"content\":\"\"";
+    if (!json_is_null(logprobs)) {
+        chunk_add(g, a, json_pack("{s:o}", "content", words), logprobs, NULL, out);
+        return;
+    }
+    if (!a->chunk.len)
+        chunk_add(g, a, json_pack("{s:s}", "content", ""), json_null(), NULL, &a->chunk);
+    const char *gap = strstr(a->chunk.data, before);
+    char *text = json_dumps(words, JSON_ENCODE_ANY);
+    CHECK(gap && text);
+    gap += sizeof before - 3; // its two quotes are those of the words
+    buf_add(out, a->chunk.data, (size_t)(gap - a->chunk.data));
+    buf_puts(out, text);
+    buf_puts(out, gap + 2);
+    free(text);
+    json_decref(words);
+}
+
 static void chat_delta(const struct generation *g, struct completion *a, struct buf *out) {
     thoughts_delta(g, a, out);
     if (a->words_end > a->sent) {
         json_t *words = json_text_of(a->text.data + a->sent, a->words_end - a->sent);
         a->sent = a->words_end;
         int32_t to = tokens_told(a);
-        chunk_add(g, a, json_pack("{s:o}", "content", words),
-                  chat_logprobs(g, a, a->tokens_sent, to), NULL, out);
+        words_add(g, a, words, chat_logprobs(g, a, a->tokens_sent, to), out);
         a->tokens_sent = to;
     }
     for (int i = 0; i < a->n_tools; i++) tool_delta(g, a, i, out);

@@ -463,7 +463,7 @@ if (hasJobs)
         await raw.fill(JSON.stringify({ kind: "world", args: [], options: { policy: ["rule", "random", "reflex"], maps: 6, steps: 100 } }));
         assert.equal(await p.locator(".options .row").count(), 3);
         await p.getByRole("button", { name: "Start" }).click();
-        await p.locator(".job .state.done").waitFor({ timeout: 60000 });
+        await p.locator(".job .state.done").waitFor({ timeout: 180000 });
         await p.locator(".detail canvas").waitFor();
         assert.ok((await p.locator(".fields input").count()) > 5);
         await p.locator(".fields label", { hasText: "survival.value" }).click();
@@ -493,7 +493,7 @@ if (hasJobs)
         await form.getByLabel("Name").fill("life");
         for (const [label, n] of [["Generations", 2], ["Ticks", 20], ["Agents", 4]]) await form.getByLabel(label).fill(String(n));
         await form.getByRole("button", { name: "Start" }).click();
-        await p.locator(".chip").nth(3).waitFor({ timeout: 60000 });
+        await p.locator(".chip").nth(3).waitFor({ timeout: 180000 });
         await p.getByLabel("Follow").check();
         await p.waitForFunction(() => document.querySelector(".stage output")?.textContent === "20 / 20" &&
             document.querySelectorAll("main .grid select")[1]?.value === "2", null, { timeout: 90000 });

@@ -2,11 +2,11 @@
 # bench-serve: the server under load and the bare engine with the same work, in turn: tokens a second and the time to
 # the first token, medians of ROUNDS (5) rounds of SECONDS_EACH (10), for every number of streams in STREAMS ("20 200").
 #
-# Every stream has one of twenty adapters of rank 8 on models/fry and asks as soon as it was answered, 32 tokens each.
+# Every stream has one of twenty adapters of rank 8 on MODEL (models/fry) and asks as soon as it was answered, 32 tokens each.
 # Client and server share the machine's processors; the bare engine has them to itself.
 set -eu
 cd "$(dirname "$0")/.."
-shoal="$PWD/build/shoal" tmp=$(mktemp -d) server=
+model="${MODEL:-models/fry}" shoal="$PWD/build/shoal" tmp=$(mktemp -d) server=
 finish() {
     [ -n "$server" ] && kill "$server" 2>/dev/null && wait "$server" 2>/dev/null
     rm -rf "$tmp"
@@ -14,13 +14,13 @@ finish() {
 trap finish EXIT
 names= paths=
 for i in $(seq 20); do
-    "$shoal" adapter new --quiet --model models/fry --rank 8 --seed "$i" "$tmp/a/agent$i"
+    "$shoal" adapter new --quiet --model "$model" --rank 8 --seed "$i" "$tmp/a/agent$i"
     names="$names agent$i" paths="$paths $tmp/a/agent$i"
 done
 median() { sed -n "s/.*$2//p" "$1" | sed 's/[,}].*//' | sort -n | awk '{ v[NR] = $1 } END { print v[int((NR + 1) / 2)] }'; }
 printf '%-8s %-8s %14s %16s %16s\n' streams what tokens/s "first token s" "between tokens s"
 for streams in ${STREAMS:-20 200}; do
-    "$shoal" serve models/fry --exact --port 0 --json --quiet --adapter-dir "$tmp/a" --state "$tmp/state" \
+    "$shoal" serve "$model" --exact --port 0 --json --quiet --adapter-dir "$tmp/a" --state "$tmp/state" \
         --max-num-seqs "$streams" --max-model-len 128 >"$tmp/listening" 2>"$tmp/err" &
     server=$!
     port=
@@ -34,7 +34,7 @@ for streams in ${STREAMS:-20 200}; do
         # shellcheck disable=SC2086
         build/load "$port" "$streams" "${SECONDS_EACH:-10}" 32 $names >>"$tmp/served"
         # shellcheck disable=SC2086
-        build/bare models/fry "$streams" "${SECONDS_EACH:-10}" 32 128 $paths >>"$tmp/bare"
+        build/bare "$model" "$streams" "${SECONDS_EACH:-10}" 32 128 $paths >>"$tmp/bare"
     done
     kill "$server" && wait "$server" || true
     server=

@@ -185,5 +185,10 @@ bool prompt_fits(const struct server *s, const struct generation_spec *spec);
 /* Answers with the error and gives back what was read. */
 void generation_fail(struct server *s, struct exchange *x, struct target *t,
                      struct generation_spec *spec, const struct error *err);
+/* Reads the exchange's body as a request, and starts it or says why not. */
+void generation_answer(struct server *s, struct exchange *x, const struct dialect *d,
+                       const char *prefix,
+                       int (*read)(struct server *s, const json_t *body, struct target *t,
+                                   struct generation_spec *spec, struct error *err));
 
 #endif

@@ -393,17 +393,7 @@ static const struct dialect completion_dialect = {.stream_type = "text/event-str
                                                   .whole = completion_whole};
 
 static void completion_handle(void *ctx, struct exchange *x) {
-    struct server *s = ctx;
-    struct generation_spec spec = {0};
-    struct target t = {0};
-    struct error err;
-    json_t *body = exchange_json(x, &err);
-    int rc = body ? body_read(s, body, &t, &spec, &err) : err.code;
-    if (rc == OK)
-        generation_start(s, x, &completion_dialect, "llamacpp-", &t, &spec);
-    else
-        generation_fail(s, x, &t, &spec, &err);
-    json_decref(body);
+    generation_answer(ctx, x, &completion_dialect, "llamacpp-", body_read);
 }
 
 /* slots and properties */

@@ -51,8 +51,8 @@ static const char *const expressions[] = {
         "sum without (adapter) (rate($a[5m])) / sum without (adapter) (rate($b[5m])) > $l",
     [ALERT_P95] = "histogram_quantile(0.95, rate($a_bucket[5m])) > $l",
     [ALERT_NO_NUMBER] = "$a != $a or abs($a) == Inf",
-    [ALERT_FAILED] = "increase($a{state=\"failed\"}[15m]) > 0 or"
-                     " ($a{state=\"failed\"} unless $a{state=\"failed\"} offset 15m) > 0",
+    [ALERT_FAILED] = ("increase($a{state=\"failed\"}[15m]) > 0 or"
+                      " ($a{state=\"failed\"} unless $a{state=\"failed\"} offset 15m) > 0"),
     [ALERT_RESTARTS] = "changes($a[1h]) > $l",
 };
 

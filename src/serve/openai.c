@@ -721,6 +721,22 @@ void generation_fail(struct server *s, struct exchange *x, struct target *t,
     target_release(t);
 }
 
+void generation_answer(struct server *s, struct exchange *x, const struct dialect *d,
+                       const char *prefix,
+                       int (*read)(struct server *s, const json_t *body, struct target *t,
+                                   struct generation_spec *spec, struct error *err)) {
+    struct generation_spec spec = {0};
+    struct target t = {0};
+    struct error err;
+    json_t *body = exchange_json(x, &err);
+    int rc = body ? read(s, body, &t, &spec, &err) : err.code;
+    if (rc == OK)
+        generation_start(s, x, d, prefix, &t, &spec);
+    else
+        generation_fail(s, x, &t, &spec, &err);
+    json_decref(body);
+}
+
 /* Whether it is a team's to answer, or to refuse. */
 static bool chat_of_team(struct server *s, struct exchange *x, json_t *body) {
     struct generation_spec spec = {0};
@@ -1019,17 +1035,7 @@ int completion_read(struct server *s, const json_t *body, struct target *t,
 }
 
 static void completion_handle(void *ctx, struct exchange *x) {
-    struct server *s = ctx;
-    struct generation_spec spec = {0};
-    struct target t = {0};
-    struct error err;
-    json_t *body = exchange_json(x, &err);
-    int rc = body ? completion_read(s, body, &t, &spec, &err) : err.code;
-    if (rc == OK)
-        generation_start(s, x, &completion_dialect, "cmpl-", &t, &spec);
-    else
-        generation_fail(s, x, &t, &spec, &err);
-    json_decref(body);
+    generation_answer(ctx, x, &completion_dialect, "cmpl-", completion_read);
 }
 
 /* embeddings */

@@ -518,7 +518,7 @@ static bool is_apart(const struct making *m, const struct stat *st) {
     return false;
 }
 
-static int names_read(const char *dir, struct strings *out, struct error *err) {
+int backup_names(const char *dir, struct strings *out, struct error *err) {
     DIR *d = opendir(dir);
     if (!d) return error_errno(err, "cannot read '%s'", dir);
     for (const struct dirent *f; (f = readdir(d));)
@@ -531,7 +531,7 @@ static int names_read(const char *dir, struct strings *out, struct error *err) {
 static int folder_take(struct making *m, const struct backup_root *r, const char *path,
                        const char *full, int depth, struct error *err) {
     struct strings names = {0};
-    int rc = depth < DEPTH_MAX ? names_read(full, &names, err)
+    int rc = depth < DEPTH_MAX ? backup_names(full, &names, err)
                                : error_set(err, ERR_MEMORY, "'%s' lies too deep", full);
     if (rc == ERR_MISSING) rc = OK; // it went meanwhile, with all that was in it
     for (int i = 0; rc == OK && i < names.n; i++) {
@@ -599,7 +599,7 @@ static int64_t bytes_below(const struct making *m, const char *full, bool root, 
     if ((root ? stat(full, &st) : lstat(full, &st)) != 0) return 0;
     if (!S_ISDIR(st.st_mode)) return S_ISREG(st.st_mode) ? st.st_size : 0;
     if ((!root && is_apart(m, &st)) || depth == DEPTH_MAX) return 0;
-    names_read(full, &names, &none);
+    backup_names(full, &names, &none);
     for (int i = 0; i < names.n; i++) {
         char *below = path_join(full, names.v[i]);
         bytes += bytes_below(m, below, false, depth + 1);
@@ -702,12 +702,12 @@ static int blobs_each(const char *to, int (*fn)(void *ctx, const char *path, con
                       void *ctx, struct error *err) {
     char *top = path_join(to, "blobs");
     struct strings dirs = {0};
-    int rc = path_is_dir(top) ? names_read(top, &dirs, err) : OK;
+    int rc = path_is_dir(top) ? backup_names(top, &dirs, err) : OK;
     for (int i = 0; rc == OK && i < dirs.n; i++) {
         struct strings names = {0};
         char *dir = path_join(top, dirs.v[i]);
         if (path_is_dir(dir))
-            rc = names_read(dir, &names, err);
+            rc = backup_names(dir, &names, err);
         else
             fn(ctx, dir, dirs.v[i]);
         for (int k = 0; rc == OK && k < names.n; k++) {

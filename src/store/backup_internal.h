@@ -33,6 +33,8 @@ char *blob_path(const char *to, const char *hash);
 json_t *manifest_read(const char *to, const char *id, struct error *err);
 /* The newest, also of broken ones; ERR_MISSING: there is none. */
 int newest_find(const char *to, char id[BACKUP_ID_LEN], struct error *err);
+/* What lies in a folder, in no order. */
+int backup_names(const char *dir, struct strings *out, struct error *err);
 /* Ids in TO, the newest first. */
 int ids_read(const char *to, struct strings *out, struct error *err);
 

@@ -238,16 +238,6 @@ static bool stays(const struct restoring *r, const struct target *t, const char 
     return found;
 }
 
-static int names_read(const char *dir, struct strings *out, struct error *err) {
-    DIR *d = opendir(dir);
-    if (!d) return error_errno(err, "cannot read '%s'", dir);
-    for (const struct dirent *f; (f = readdir(d));)
-        if (strcmp(f->d_name, ".") != 0 && strcmp(f->d_name, "..") != 0)
-            strings_add(out, f->d_name);
-    closedir(d);
-    return OK;
-}
-
 static int remove_one(const char *path, const struct stat *st, int type, struct FTW *at) {
     (void)st, (void)type, (void)at;
     return remove(path);
@@ -327,7 +317,7 @@ static int places_check(struct restoring *r, struct error *err) {
 static int target_is_empty(const struct restoring *r, const struct target *t, struct error *err) {
     struct strings names = {0};
     int rc = OK, n = !path_is_dir(t->path) && path_exists(t->path);
-    if (path_is_dir(t->path)) rc = names_read(t->path, &names, err);
+    if (path_is_dir(t->path)) rc = backup_names(t->path, &names, err);
     for (int i = 0; i < names.n; i++) n += !stays(r, t, names.v[i]);
     strings_release(&names);
     if (rc == OK && n)
@@ -421,7 +411,7 @@ static char *before_of(const struct restoring *r, const struct target *t) {
 static int names_move(const struct restoring *r, const struct target *of, const char *from,
                       const char *to, struct error *err) {
     struct strings names = {0};
-    int rc = names_read(from, &names, err);
+    int rc = backup_names(from, &names, err);
     for (int i = 0; rc == OK && i < names.n; i++) {
         if (of && stays(r, of, names.v[i])) continue;
         char *a = path_join(from, names.v[i]), *b = path_join(to, names.v[i]);

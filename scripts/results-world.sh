@@ -69,6 +69,8 @@ While they learn, on $held maps that nobody lives on (80 %: of what the policy \
 
 END
     "$shoal" world compare $groups --runs "$runs" --out docs/world.svg | sed 's/^/    /'
+    printf '\nThe same with a teacher in place of rewards, against each alone:\n\n'
+    "$shoal" world compare taught taught_online evolution frozen untrained --runs "$runs" | sed 's/^/    /'
     printf '\nAs they are at the end, on %s maps, the same for all:\n\n' "$final"
     "$shoal" world compare $groups --runs "$work/final" | sed 's/^/    /'
 } >"$work/part.md"

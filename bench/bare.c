@@ -2,7 +2,7 @@
  * bare: what bench/load.c asks of a server, asked of the engine itself, without threads or HTTP
  * between.
  *
- *   build/bare MODEL STREAMS SECONDS MAX_TOKENS MAX_LEN ADAPTER [ADAPTER …]
+ *   build/bare MODEL STREAMS SECONDS MEAN_TOKENS MAX_LEN ADAPTER [ADAPTER …]
  *
  * The same conversations under the same adapters, each stream one after another, and the same JSON
  * object. A reply's place is taken by the next before the following step, which no client can do.
@@ -16,12 +16,12 @@ struct stream {
     struct ids prompt;
     int number;
     int32_t seen;
-    double sent, last;
+    double sent, first, last;
 };
 static struct model *m;
 static struct engine *e;
 static struct adapter *adapters[256];
-static int n_adapters, max_tokens;
+static int n_adapters, mean_tokens;
 static uint64_t asked_so_far;
 static struct tally tally;
 
@@ -34,7 +34,7 @@ static void or_die(int rc, const struct error *err) {
 static void ask(struct stream *s) {
     struct error err;
     char text[64];
-    snprintf(text, sizeof text, "%llu + %d = ?", (unsigned long long)asked_so_far++ % 900,
+    snprintf(text, sizeof text, "%llu + %d = ?", (unsigned long long)++asked_so_far % 900,
              s->number % 90);
     s->sent = clock_now();
     request_release(&s->request);
@@ -45,7 +45,7 @@ static void ask(struct stream *s) {
                                   .n_prompt = (int32_t)s->prompt.n,
                                   .adapter = adapters[s->number % n_adapters],
                                   .sampling = {.temperature = 1, .top_p = 1, .seed = 1},
-                                  .max_tokens = max_tokens};
+                                  .max_tokens = tally_length(asked_so_far, mean_tokens)};
     s->seen = 0;
     s->last = 0;
     or_die(engine_submit(e, &s->request, &err), &err);
@@ -55,11 +55,12 @@ static void ask(struct stream *s) {
 static bool look(struct stream *s, double now) {
     if (s->seen < s->request.n_out) {
         tally_words(&tally, now, s->sent, s->last);
+        if (s->last == 0) s->first = now;
         s->last = now;
         s->seen = s->request.n_out;
     }
     if (!s->request.done) return true;
-    tally_reply(&tally, now, s->request.n_out);
+    tally_reply(&tally, s->first, now, s->request.n_out);
     if (now >= tally.began + tally.seconds) return false;
     ask(s);
     return true;
@@ -78,11 +79,11 @@ static void drive(struct stream **v, int n) {
 int main(int argc, char **argv) {
     struct error err = {0};
     if (argc < 7 || argc > 6 + 256) {
-        fprintf(stderr, "usage: bare MODEL STREAMS SECONDS MAX_TOKENS MAX_LEN ADAPTER …\n");
+        fprintf(stderr, "usage: bare MODEL STREAMS SECONDS MEAN_TOKENS MAX_LEN ADAPTER …\n");
         return 2;
     }
     int n = atoi(argv[2]);
-    max_tokens = atoi(argv[4]);
+    mean_tokens = atoi(argv[4]);
     m = model_open(argv[1], CLASS_EXACT, &err);
     or_die(m ? OK : err.code, &err);
     for (int i = 6; i < argc; i++) {

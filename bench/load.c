@@ -1,7 +1,7 @@
 /*
  * load: many clients of a server at once, each with one stream after another, and what they saw.
  *
- *   build/load PORT STREAMS SECONDS MAX_TOKENS MODEL [MODEL …]
+ *   build/load PORT STREAMS SECONDS MEAN_TOKENS MODEL [MODEL …]
  *   build/load PORT STREAMS SECONDS idle PATH       streams of PATH that say next to nothing
  *
  * One thread and epoll, so that on a machine of two processors most is left for the server. Client
@@ -28,9 +28,9 @@
 enum { TAIL = 32 };
 
 struct client {
-    int fd, number;
+    int fd, number, asked; /* asked: tokens */
     bool done;
-    double sent, last; /* last: 0 before the first token */
+    double sent, first, last; /* last: 0 before the first token */
     char tail[TAIL];   /* the end of what was read, for what lies across two reads */
     size_t n_tail;
     int status;
@@ -38,7 +38,7 @@ struct client {
 };
 static struct sockaddr_in server;
 static char **models;
-static int n_models, max_tokens;
+static int n_models, mean_tokens;
 static const char *idle_path;
 static struct tally seen;
 static uint64_t asked_so_far;
@@ -55,13 +55,14 @@ static void ask(struct client *c) {
     if (idle_path) {
         n = snprintf(head, sizeof head, "GET %s HTTP/1.1\r\nHost: localhost\r\n\r\n", idle_path);
     } else {
+        c->asked = tally_length(++asked_so_far, mean_tokens);
         int len =
             snprintf(body, sizeof body,
                      "{\"model\":\"%s\",\"messages\":[{\"role\":\"user\",\"content\":\"%llu + "
                      "%d = ?\"}],\"stream\":true,\"ignore_eos\":true,\"max_tokens\":%d,"
                      "\"seed\":1}",
-                     models[c->number % n_models], (unsigned long long)asked_so_far++ % 900,
-                     c->number % 90, max_tokens);
+                     models[c->number % n_models], (unsigned long long)asked_so_far % 900,
+                     c->number % 90, c->asked);
         n = snprintf(head, sizeof head,
                      "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: "
                      "application/json\r\nContent-Length: %d\r\n\r\n%s",
@@ -99,6 +100,7 @@ static void take(struct client *c, const char *data, size_t n) {
     c->read += (int64_t)n;
     for (char *hit; (hit = strstr(at, "\"delta\":{\"content\""));) {
         tally_words(&seen, t, c->sent, c->last);
+        if (c->last == 0) c->first = t;
         c->last = t;
         at = hit + 18;
     }
@@ -109,7 +111,7 @@ static void take(struct client *c, const char *data, size_t n) {
     c->n_tail = keep;
     free(text);
     if (!over) return;
-    if (c->status == 200) tally_reply(&seen, t, max_tokens);
+    if (c->status == 200) tally_reply(&seen, c->last > 0 ? c->first : t, t, c->asked);
     if (t < seen.began + seen.seconds)
         ask(c);
     else
@@ -148,7 +150,7 @@ static int drive(struct client *v, int n) {
 int main(int argc, char **argv) {
     struct rlimit limit = {65536, 65536};
     if (argc < 6) {
-        fprintf(stderr, "usage: load PORT STREAMS SECONDS MAX_TOKENS MODEL … | load PORT STREAMS "
+        fprintf(stderr, "usage: load PORT STREAMS SECONDS MEAN_TOKENS MODEL … | load PORT STREAMS "
                         "SECONDS idle PATH\n");
         return 2;
     }
@@ -158,7 +160,7 @@ int main(int argc, char **argv) {
                                   .sin_port = htons((uint16_t)atoi(argv[1])),
                                   .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     if (strcmp(argv[4], "idle") == 0) idle_path = argv[5];
-    max_tokens = atoi(argv[4]);
+    mean_tokens = atoi(argv[4]);
     models = argv + 5;
     n_models = argc - 5;
     struct client *v = calloc((size_t)n, sizeof *v);

@@ -13,7 +13,8 @@ struct samples {
 };
 struct tally {
     double began, seconds;
-    int64_t replies, errors, tokens, tokens_middle; /* of the middle half of the time */
+    int64_t replies, errors, tokens;
+    double tokens_middle; /* of the middle half of the time */
     struct samples first, between;
 };
 
@@ -24,6 +25,12 @@ static inline struct tally tally_new(double began, double seconds) {
                           .between.v = malloc(sizeof(float) * TALLY_SAMPLES)};
 }
 
+/* How many tokens the n-th reply is asked for: from half of the mean to one and a half, so that
+ * replies do not end in step, as they do not elsewhere. */
+static inline int tally_length(uint64_t n, int mean) {
+    return mean / 2 + (int)(n * 2654435761u % (uint64_t)(mean + 1));
+}
+
 /* A token at `t` of a stream that was asked at `sent` and had its last one at `last`, or none yet.
  */
 static inline void tally_words(struct tally *y, double t, double sent, double last) {
@@ -31,11 +38,14 @@ static inline void tally_words(struct tally *y, double t, double sent, double la
     if (s->n < TALLY_SAMPLES) s->v[s->n++] = (float)(t - (last > 0 ? last : sent));
 }
 
-/* A whole reply of n tokens, at `t`. */
-static inline void tally_reply(struct tally *y, double t, int n) {
+/* A whole reply of n tokens, the first at `first` and the last at `t`: spread evenly between, so
+ * that a second's tokens are counted however few replies end in it. */
+static inline void tally_reply(struct tally *y, double first, double t, int n) {
+    double from = y->began + y->seconds * 0.25, to = y->began + y->seconds * 0.75;
+    double a = first > from ? first : from, b = t < to ? t : to;
     y->replies++;
     y->tokens += n;
-    if (t > y->began + y->seconds * 0.25 && t < y->began + y->seconds * 0.75) y->tokens_middle += n;
+    if (b > a) y->tokens_middle += n * (b - a) / (t - first);
 }
 
 static inline int tally_order(const void *a, const void *b) {
@@ -54,7 +64,7 @@ static inline void tally_print(struct tally *y, int streams, int unfinished) {
            "\"tokens_per_second\":%.1f,\"first_token\":{\"p50\":%.4f,\"p95\":%.4f},"
            "\"between_tokens\":{\"p50\":%.5f,\"p95\":%.5f}}\n",
            streams, (long long)y->replies, (long long)y->errors, unfinished, (long long)y->tokens,
-           (double)y->tokens_middle / (y->seconds * 0.5), tally_quantile(&y->first, 0.5),
+           y->tokens_middle / (y->seconds * 0.5), tally_quantile(&y->first, 0.5),
            tally_quantile(&y->first, 0.95), tally_quantile(&y->between, 0.5),
            tally_quantile(&y->between, 0.95));
 }

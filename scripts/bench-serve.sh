@@ -2,7 +2,7 @@
 # bench-serve: the server under load and the bare engine with the same work, in turn: tokens a second and the time to
 # the first token, medians of ROUNDS (5) rounds of SECONDS_EACH (10), for every number of streams in STREAMS ("20 200").
 #
-# Every stream has one of twenty adapters of rank 8 on MODEL (models/fry) and asks as soon as it was answered, 32 tokens each.
+# Every stream has one of twenty adapters of rank 8 on MODEL (models/fry) and asks as soon as it was answered, 16 to 48 tokens each.
 # Client and server share the machine's processors; the bare engine has them to itself.
 set -eu
 cd "$(dirname "$0")/.."

@@ -6,7 +6,7 @@
 # 2. test/check_layers.sh and test/test_*.sh, which print "ok NAME", "not ok NAME: why" and
 #    "skip NAME: why" lines and find the built binary in SHOAL.
 # 3. Every program once more under the address and undefined-behaviour sanitizers, leaks included.
-# A program's output is shown in full when it fails. The last line is "Tests: N passed, N failed,
+# A program's output is shown in full when it fails, and what failed once more at the end. The last line is "Tests: N passed, N failed,
 # N skipped"; a program that dies counts as one failure for each test it did not reach. What is
 # skipped is said aloud.
 # SHOAL_TESTS="test_a test_b" limits the programs and scripts to those names.
@@ -17,9 +17,11 @@ log=$(mktemp -d) || exit 1
 trap 'rm -rf "$log"' EXIT
 trap 'exit 130' INT TERM
 passed=0 failed=0 skipped=0
+: >"$log/failures"
 limit=600 # seconds before a program counts as hung
 
 finish() {
+    [ -s "$log/failures" ] && echo "== failed, once more" && cat "$log/failures"
     echo "Tests: $passed passed, $failed failed, $skipped skipped"
     [ "$failed" = 0 ]
     exit
@@ -56,6 +58,11 @@ report() {
     if [ "$f" != 0 ]; then
         sed 's/^/       | /' "$log/out"
         [ "$2" = 0 ] || echo "       | exit status $2"
+        {
+            echo "  $1${SHOAL_CPU:+ at SHOAL_CPU=$SHOAL_CPU}: exit status $2"
+            grep '^not ok' "$log/out" | grep -v '# SKIP' | cut -c 1-1000 | head -n 20
+            tail -n 5 "$log/out"
+        } >>"$log/failures"
     else
         grep -E '^(SKIP|skip)[: ]' "$log/out" | sort -u | sed 's/^/       /'
     fi

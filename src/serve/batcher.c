@@ -46,6 +46,7 @@ struct batcher {
     void (*on_step)(void *ctx, double seconds, int32_t rows);
     void *on_step_ctx;
     uint64_t rows;          /* so far */
+    double step_seconds;    /* of the last step */
     struct ticket **inside; /* [n_inside] that the engine has; the thread's own */
     int n_inside, n_background;
 };
@@ -135,25 +136,40 @@ static void calls_cancel(struct batcher *b) {
             engine_cancel(b->e, &b->inside[i]->request);
 }
 
-static void calls_tell(struct batcher *b) {
-    int n = 0;
+/* Those who are done first: they may ask again. Returns how many. */
+static int calls_tell(struct batcher *b) {
+    int n = 0, ended = 0;
     uint64_t cached = 0, cancelled = 0;
     for (int i = 0; i < b->n_inside; i++) {
         struct ticket *c = b->inside[i];
         if (!c->request.done) {
             b->inside[n++] = c;
-            if (c->request.n_out > c->seen) call_tell(c);
             continue;
         }
         b->n_background -= c->background;
         cached += (uint64_t)c->request.n_cached;
         cancelled += c->request.finish == FINISH_NONE;
+        ended++;
         call_tell(c); // it may be gone after this
     }
+    for (int i = 0; i < n; i++)
+        if (b->inside[i]->request.n_out > b->inside[i]->seen) call_tell(b->inside[i]);
     pthread_mutex_lock(&b->lock);
     b->n_inside = n;
     b->stats.cached += cached;
     b->stats.cancelled += cancelled;
+    pthread_mutex_unlock(&b->lock);
+    return ended;
+}
+
+/* Who asks again as soon as it was answered would miss a step by a moment, and its place in the
+ * batch stay empty: waits for as many as ended, for at most the 32nd part of a step. */
+static void linger(struct batcher *b, int ended) {
+    double until = clock_now() + b->step_seconds / 32;
+    struct timespec t = {(time_t)until, (long)((until - (double)(time_t)until) * 1e9)};
+    pthread_mutex_lock(&b->lock);
+    while (!b->quit && b->live.n + b->background.n < ended &&
+           pthread_cond_timedwait(&b->news, &b->lock, &t) == 0);
     pthread_mutex_unlock(&b->lock);
 }
 
@@ -176,6 +192,7 @@ static void errand_run(struct batcher *b) {
 static void step(struct batcher *b) {
     double begin = clock_now();
     engine_step(b->e);
+    b->step_seconds = clock_now() - begin;
     struct engine_stats s = engine_stats(b->e);
     pthread_mutex_lock(&b->lock);
     b->stats.steps = s.steps;
@@ -183,9 +200,9 @@ static void step(struct batcher *b) {
     b->stats.generated = s.generated;
     b->stats.pages = s.pages;
     b->stats.pages_free = s.pages_free;
-    b->stats.busy += clock_now() - begin;
+    b->stats.busy += b->step_seconds;
     pthread_mutex_unlock(&b->lock);
-    if (b->on_step) b->on_step(b->on_step_ctx, clock_now() - begin, (int32_t)(s.rows - b->rows));
+    if (b->on_step) b->on_step(b->on_step_ctx, b->step_seconds, (int32_t)(s.rows - b->rows));
     b->rows = s.rows;
 }
 
@@ -215,8 +232,9 @@ static void *batcher_thread(void *ctx) {
         calls_start(b);
         calls_cancel(b);
         if (b->n_inside) step(b);
-        calls_tell(b);
+        int ended = calls_tell(b);
         errand_run(b);
+        if (ended) linger(b, ended);
     }
     for (int i = 0; i < b->n_inside; i++) engine_cancel(b->e, &b->inside[i]->request);
     calls_tell(b);
@@ -230,7 +248,10 @@ struct batcher *batcher_new(struct engine *e, int max_waiting) {
     *b = (struct batcher){.e = e, .max_waiting = max_waiting, .max_running = engine_max_seqs(e)};
     b->inside = xcalloc((size_t)b->max_running, sizeof *b->inside);
     pthread_mutex_init(&b->lock, NULL);
-    pthread_cond_init(&b->news, NULL);
+    pthread_condattr_t monotonic;
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_cond_init(&b->news, &monotonic);
     pthread_cond_init(&b->errand_done, NULL);
     pthread_cond_init(&b->askers_gone, NULL);
     struct engine_stats s = engine_stats(e);

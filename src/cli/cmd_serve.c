@@ -29,7 +29,7 @@ static const struct option_row rows[] = {
         "teams to serve (as 'shoal debate --team'), each a model by the name team:NAME"),
     ROW("state", OPT_STRING, serve.state_dir, "runs/serve", 0, 0, "DIR",
         "where keys, jobs, uploaded files, made models and what else outlives the server are kept"),
-    ROW("runs", OPT_STRING, serve.runs, "runs", 0, 0, "DIR", "folder of the runs to show"),
+    ROW("runs", OPT_STRING, serve.runs, "runs", 0, 0, "DIR", "folder of the runs: of its jobs, and to show"),
     ROW("backups", OPT_STRING, serve.backups, NULL, 0, 0, "DIR",
         "folder of the backups of --state, --runs and --adapter-dir (default: 'backups' beside "
         "--state)"),

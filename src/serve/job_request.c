@@ -20,15 +20,16 @@ static const struct kind {
     const char *name;
     /* The command that goes on with a run by its id, for who refuses to begin one twice. */
     const char *resume;
+    const char *keeps;      /* the option that says where it keeps what it did */
     const char *refused[2]; /* options that name programs to run */
 } kinds[] = {
-    {"train", NULL, {0}},
-    {"evolve", "resume", {0}},
-    {"debate", NULL, {0}},
-    {"ask", NULL, {0}},
-    {"world", NULL, {"policy-pipe", "env-pipe"}},
-    {"eval", NULL, {0}},
-    {"quantize", NULL, {0}},
+    {"train", NULL, "runs", {0}},
+    {"evolve", "resume", "runs", {0}},
+    {"debate", NULL, "store", {0}},
+    {"ask", NULL, "store", {0}},
+    {"world", NULL, "runs", {"policy-pipe", "env-pipe"}},
+    {"eval", NULL, "store", {0}},
+    {"quantize", NULL, NULL, {0}},
 };
 
 static const struct kind *kind_find(const char *name) {
@@ -45,6 +46,12 @@ const char *kind_resume(const char *name) {
     const struct kind *k = kind_find(name);
     CHECK(k != NULL);
     return k->resume;
+}
+
+const char *kind_keeps(const char *name) {
+    const struct kind *k = kind_find(name);
+    CHECK(k != NULL);
+    return k->keeps;
 }
 
 static int kind_check(const json_t *v, struct error *err) {

@@ -9,6 +9,9 @@
 bool kind_exists(const char *name);
 /* The command that goes on with a run of this kind by its id; NULL: the same one does. */
 const char *kind_resume(const char *name);
+/* The option that says where it keeps what it did: "runs", a folder, or "store", a file of calls;
+ * NULL: it keeps nothing. */
+const char *kind_keeps(const char *name);
 
 /* ERR_USAGE: what of it is wrong, or not allowed. */
 int request_check(const struct jobs_options *o, const json_t *request, struct error *err);

@@ -406,11 +406,14 @@ static void progress_tell(struct jobs *j, struct job *job) {
 
 /* running */
 
-/* Where the job's run is, when a run of it has begun: its kind's `resume` finds it there. */
-static bool run_has_begun(const struct job *job) {
+/* Whether a run of it has begun: its kind's `resume` finds it there. */
+static bool run_has_begun(const struct jobs *j, const struct job *job) {
     const char *runs = json_text_at(json_object_get(job->request, "options"), "runs");
     if (!job->run) return false;
-    char *dir = path_join(*runs ? runs : "runs", job->run),
+    char *dir = path_join(*runs       ? runs
+                          : j->o.runs ? j->o.runs
+                                      : "runs",
+                          job->run),
          *manifest = path_join(dir, "manifest.json");
     bool begun = path_exists(manifest);
     free(dir);
@@ -425,12 +428,23 @@ static void run_name(struct job *job) {
     job->run = *id ? xstrdup(id) : xasprintf("%s-%lld", job->id, (long long)job->attempts);
 }
 
+/* Beside what else this process shows, unless the request says where. */
+static void keep_place(const struct jobs *j, const char *kind, json_t *options) {
+    const char *keeps = kind_keeps(kind);
+    if (!keeps || !j->o.runs || json_object_get(options, keeps)) return;
+    char *path =
+        strcmp(keeps, "store") == 0 ? path_join(j->o.runs, "calls.db") : xstrdup(j->o.runs);
+    json_object_set_new(options, keeps, json_path(path));
+    free(path);
+}
+
 /* The request with what this attempt differs in. */
-static json_t *attempt_request(struct job *job) {
-    const char *resume = kind_resume(json_text_at(job->request, "kind"));
+static json_t *attempt_request(const struct jobs *j, struct job *job) {
+    const char *kind = json_text_at(job->request, "kind"), *resume = kind_resume(kind);
     json_t *v = json_deep_copy(job->request), *options = json_object_get(v, "options"), *kept;
+    keep_place(j, kind, options);
     if (!resume) return v;
-    if (!run_has_begun(job)) {
+    if (!run_has_begun(j, job)) {
         run_name(job);
         json_object_set_new(options, "id", json_string(job->run));
         return v;
@@ -452,7 +466,7 @@ static int job_launch(struct jobs *j, struct job *job, struct error *err) {
     int rc = request_check(&j->o, job->request, err);
     if (rc != OK) return rc;
     job->attempts++;
-    json_t *request = attempt_request(job);
+    json_t *request = attempt_request(j, job);
     char *folder = path_join(j->folder, job->id);
     rc = request_args(request, &args, err);
     const struct child_start s = {.program = j->o.program,

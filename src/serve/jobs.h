@@ -30,10 +30,11 @@
 enum { JOB_ID_LEN = 13 }; /* "job-" and 8 hex digits, and NUL */
 
 struct jobs_options {
-    const char *program;   /* NULL: this one */
-    int max_running;       /* 0: 1. A paused process keeps its memory, but not its place */
-    int max_jobs;          /* that are kept, in whatever state; 0: 1000 */
-    int64_t max_output;    /* bytes of results; whoever writes more is stopped; 0: 64 MiB */
+    const char *program; /* NULL: this one */
+    const char *runs;    /* where commands keep what they did; NULL: where they do by themselves */
+    int max_running;     /* 0: 1. A paused process keeps its memory, but not its place */
+    int max_jobs;        /* that are kept, in whatever state; 0: 1000 */
+    int64_t max_output;  /* bytes of results; whoever writes more is stopped; 0: 64 MiB */
     double cancel_seconds; /* from asking a process to end to ending it; 0: 10 */
     bool same_priority;    /* children take the processor like this process */
     void *ctx;

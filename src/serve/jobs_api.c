@@ -300,6 +300,7 @@ static void job_ended(void *ctx, const char *kind, const char *state) {
 
 int server_jobs_open(struct server *s, struct error *err) {
     struct jobs_options o = {.max_running = (int)s->o->max_jobs,
+                             .runs = s->o->runs,
                              .same_priority = !s->o->jobs_idle,
                              .ctx = s,
                              .allow = jobs_allow,

@@ -215,6 +215,34 @@ static void test_many_threads(void **state) {
     assert_true(s.cancelled > 10 && s.generated > 1000);
 }
 
+/* who is told first */
+
+static struct {
+    int32_t v[64]; /* max_tokens of who was told, negative when done */
+    int n;
+} told;
+
+static void told_changed(struct ticket *c, bool done) {
+    told.v[told.n++] = done ? -c->request.max_tokens : c->request.max_tokens;
+}
+
+/* So that they can ask again before the next step. */
+static void test_done_is_told_first(void **state) {
+    static const int32_t wanted[] = {8, 3, 8, 3, -3, 8, 8, 8, 8, 8, -8};
+    struct ticket calls[2] = {{.changed = told_changed}, {.changed = told_changed}},
+                  *list[2] = {&calls[0], &calls[1]};
+    struct error err;
+    (void)state;
+    for (int i = 0; i < 2; i++)
+        calls[i].request =
+            (struct request){.prompt = tokens, .n_prompt = 4, .max_tokens = i ? 3 : 8};
+    assert_int_equal(batcher_submit_all(b, list, 2, &err), OK);
+    while (batcher_stats(b).running || batcher_stats(b).waiting) usleep(1000);
+    assert_int_equal(told.n, ARRAY_LEN(wanted));
+    assert_memory_equal(told.v, wanted, sizeof wanted);
+    for (int i = 0; i < 2; i++) request_release(&calls[i].request);
+}
+
 /* the limits */
 
 struct tally {
@@ -335,6 +363,7 @@ int main(void) {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
     const struct CMUnitTest tests[] = {
         TEST(test_many_threads),
+        TEST(test_done_is_told_first),
         TEST(test_too_many),
         TEST(test_free_while_others_wait),
     };

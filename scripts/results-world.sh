@@ -17,11 +17,12 @@ mkdir -p "$runs"
 # What a group's runs are told beside what all are told.
 flags() {
     rewards="--every 2 --batch 16 --share 1 --lr 2e-3 --entropy 0.03"
+    twice="--generations $((2 * generations))" # nobody shows them how: they need longer
     teacher="--learn clone --every 2 --batch 8 --replay-share 1"
     case $1 in
-    both) echo "$rewards" ;;
-    online) echo "$rewards --no-breed" ;;
-    evolution) echo "--learn none" ;;
+    both) echo "$rewards $twice" ;;
+    online) echo "$rewards $twice --no-breed" ;;
+    evolution) echo "$twice --learn none" ;;
     frozen) echo "--learn none --no-breed --generations 1" ;;
     untrained) echo "--learn none --no-breed --spread 0 --generations 1" ;;
     taught) echo "$teacher" ;;
@@ -58,7 +59,7 @@ done
     cat <<END
 ## The world (\`make results-world\`)
 
-Twenty agents on the starter model in q8_0, rules \`repaired\`, lives of 500 ticks, $generations generations, $(echo "$seeds" | wc -w) seeds. Every agent has an
+Twenty agents on the starter model in q8_0, rules \`repaired\`, lives of 500 ticks, $generations generations with a teacher and $((2 * generations)) without, $(echo "$seeds" | wc -w) seeds. Every agent has an
 adapter of its own (rank 8, all projections) but where one mind is said. \`both\` learns by policy gradient from rewards, its own and what others met, while it lives, and the next
 generation is bred; \`online\` learns and is not bred, \`evolution\` is bred and does not learn, \`frozen\` does neither, \`untrained\` is the model without adapters. \`taught\`
 and \`taught_online\` are \`both\` and \`online\` with a teacher (\`reflex\`, which sees what they see) in place of rewards; \`one_taught\` is one adapter in all twenty bodies.

@@ -727,6 +727,7 @@ await check("backups are made, checked, restored at the next start, deleted", as
     for (const left of [1, 0]) {
         await rows.nth(0).getByRole("button", { name: /^Delete/ }).click();
         await p.locator("dialog[open]").getByRole("button", { name: "Delete" }).click();
+        await rows.nth(left).waitFor({ state: "detached" });
         await part.getByText(/^Deleted/).waitFor();
         assert.equal(await rows.count(), left);
     }

@@ -128,7 +128,7 @@ void page_table(struct buf *b, const json_t *v) {
 
 /* charts */
 
-enum { WIDE = 860, TALL = 300, LEFT = 58, RIGHT = 20, TOP = 16, BOTTOM = 34 };
+enum { WIDE = 860, TALL = 300, LEFT = 58, RIGHT = 26, TOP = 16, BOTTOM = 34 };
 
 /* 1, 2 or 5 times a power of ten, so that a range has four to ten of them. */
 static double tick_of(double range) {

@@ -1,7 +1,7 @@
 // Experiments: adapters compared on live traffic by what people say of their replies.
 import { call, json, models } from "./api.js";
 import { Chart } from "./chart.js";
-import { complain, every, fill, h, labelled, load, moment, number, option, percent, save, scale } from "./dom.js";
+import { complain, every, fill, h, labelled, load, moment, mover, number, option, percent, save, scale } from "./dom.js";
 import { t } from "./words.js";
 
 const KEPT = 1000;
@@ -120,6 +120,7 @@ class Experiment {
 
 export function open(root, name) {
     const list = h("ul", { class: "queue" }), detail = h("div", { class: "detail" });
+    const move = mover();
     let over = false;
     const refresh = async () => {
         const { data } = await json("/v1/ab");
@@ -131,10 +132,10 @@ export function open(root, name) {
         shown?.take(data.find((e) => e.name === name));
     };
     const changed = (deleted) => {
-        if (deleted) location.hash = "#/ab";
+        if (deleted) move("#/ab");
         else refresh().catch(complain);
     };
-    fill(root, h("h1", null, t("view_ab")), h("p", { class: "quiet" }, t("ab_about")), starter((e) => (location.hash = "#/ab/" + encodeURIComponent(e.name))),
+    fill(root, h("h1", null, t("view_ab")), h("p", { class: "quiet" }, t("ab_about")), starter((e) => move("#/ab/" + encodeURIComponent(e.name))),
         h("div", { class: "split" }, list, detail));
     const shown = name ? new Experiment(detail, changed) : null;
     const stop = every(2000, refresh);

@@ -93,7 +93,7 @@ function help_show() {
     if (!help.open) help.showModal();
 }
 
-let going = 0; // when "g" was pressed
+let going = false; // "g" was the key before
 
 const writes = (e) => e.matches?.("input:not([type=checkbox]):not([type=radio]), textarea, select, [contenteditable]");
 
@@ -104,9 +104,9 @@ addEventListener("keydown", (e) => {
         if (writes(e.target)) e.target.blur();
         return;
     }
-    if (writes(e.target)) return;
-    const to = Date.now() - going < 1500 && views.find((v) => v.key === e.key);
-    going = e.key === "g" ? Date.now() : 0;
+    const to = going && views.find((v) => v.key === e.key);
+    going = e.key === "g";
+    if (writes(e.target)) return void (going = false);
     if (to) location.hash = "#/" + to.id;
     else if (e.key === "/") main.querySelector("[data-focus]")?.focus();
     else if (e.key === "?") help_show();

@@ -122,6 +122,12 @@ export function every(ms, f) {
     };
 }
 
+/** For a view that has waited for something: goes to an address, unless somebody has left meanwhile. */
+export function mover() {
+    const here = location.hash;
+    return (hash) => location.hash === here && (location.hash = hash);
+}
+
 /** Shares as bars, {text, p, own} each; `own` is the one that it is about. */
 export const bars = (rows) => h("table", { class: "bars" }, rows.map(({ text, p, own }) => {
     const bar = h("div", { class: "bar" });

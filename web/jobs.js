@@ -1,7 +1,7 @@
 // Jobs: long work that the server does for us — started, watched, paused, ended, and drawn.
 import { call, events, json, models, text } from "./api.js";
 import { Chart } from "./chart.js";
-import { complain, every, fill, h, labelled, load, moment, number, option, percent, save, seconds } from "./dom.js";
+import { complain, every, fill, h, labelled, load, moment, mover, number, option, percent, save, seconds } from "./dom.js";
 import { t } from "./words.js";
 
 const LINES = 200; // of results that are shown as they are
@@ -329,6 +329,7 @@ function watch(root, id, changed) {
 
 export function open(root, id) {
     const list = h("ul", { class: "queue" }), detail = h("div", { class: "detail" });
+    const move = mover();
     let gone = false;
     const refresh = async () => {
         const { jobs } = await json("/v1/jobs");
@@ -338,10 +339,10 @@ export function open(root, id) {
         if (held) list.querySelector(`[href="${held}"]`)?.focus();
     };
     const changed = (deleted) => {
-        if (deleted) location.hash = "#/jobs";
+        if (deleted) move("#/jobs");
         else refresh().catch(complain);
     };
-    fill(root, h("h1", null, t("view_jobs")), starter((job) => (location.hash = "#/jobs/" + job.id)),
+    fill(root, h("h1", null, t("view_jobs")), starter((job) => move("#/jobs/" + job.id)),
         h("div", { class: "split" }, list, detail));
     const leave = id ? watch(detail, id, changed) : null;
     const stop = every(2000, refresh);

@@ -344,6 +344,7 @@ class Player {
 export function open(root, path) {
     const leaving = new AbortController(), [wanted, wanted_generation] = path.split("/");
     let all = [], life = null, player = null, playing = null, last = 1;
+    let here = location.hash; // another one: somebody goes elsewhere, and is not to be called back
     const runs = h("select", { "data-focus": true, onchange: () => (location.hash = "#/world/" + encodeURIComponent(runs.value)) });
     const generations = h("select", { onchange: () => show(Number(generations.value)) });
     const model = h("select", { onchange: () => player?.look() });
@@ -356,6 +357,7 @@ export function open(root, path) {
         fill(status, life?.job && [h("a", { href: "#/jobs/" + life.job.id }, life.job.id), " · ", t("state_" + life.state), life.job.note && `: ${life.job.note}`]);
     };
     const show = async (generation) => {
+        if (location.hash !== here) return;
         playing?.abort();
         const own = (playing = new AbortController());
         leaving.signal.addEventListener("abort", () => own.abort());
@@ -363,6 +365,7 @@ export function open(root, path) {
         player = new Player(stage, life, generation, { model: () => model.value, signal: own.signal, ended: (g) => g < last && show(g + 1) });
         player.chosen = before;
         history.replaceState(null, "", `#/world/${encodeURIComponent(life.id)}/${generation}`);
+        here = location.hash;
         try {
             await player.open();
             last = Math.max(generation, await generations_of(life, player.tape.head.planned, own.signal));
@@ -387,7 +390,7 @@ export function open(root, path) {
         else if (first && life) fill(stage, h("p", { class: "quiet" }, t("not_begun")));
     };
     fill(root, h("h1", null, t("view_world")), starter((id) => {
-        location.hash = "#/world/" + encodeURIComponent(id);
+        if (location.hash === here) location.hash = "#/world/" + encodeURIComponent(id);
     }), h("div", { class: "grid" }, labelled(t("life"), runs), labelled(t("generation"), generations), labelled(t("model_asked"), model)), status, stage);
     models(leaving.signal).then((m) => {
         fill(model, [...m.base, ...m.adapters].map((o) => option(o.id, o.id, "")));

@@ -6,9 +6,9 @@
 # 2. test/check_layers.sh and test/test_*.sh, which print "ok NAME", "not ok NAME: why" and
 #    "skip NAME: why" lines and find the built binary in SHOAL.
 # 3. Every program once more under the address and undefined-behaviour sanitizers, leaks included.
-# A program's output is shown in full when it fails, and what failed once more at the end. The last line is "Tests: N passed, N failed,
-# N skipped"; a program that dies counts as one failure for each test it did not reach. What is
-# skipped is said aloud.
+# Of a program that fails first the reason is shown, then all that it said, and the reason once more
+# at the end. The last line is "Tests: N passed, N failed, N skipped"; a program that dies counts as
+# one failure for each test it did not reach. What is skipped is said aloud.
 # SHOAL_TESTS="test_a test_b" limits the programs and scripts to those names.
 set -u
 cd "$(dirname "$0")/.." || exit 1
@@ -56,13 +56,15 @@ report() {
     printf '  %-4s %-24s %4d passed %3d failed %3d skipped %4d.%d s\n' \
         "$word" "$1" "$p" "$f" "$s" $((ms / 1000)) $((ms % 1000 / 100))
     if [ "$f" != 0 ]; then
-        sed 's/^/       | /' "$log/out"
-        [ "$2" = 0 ] || echo "       | exit status $2"
+        # First why, then everything.
         {
-            echo "  $1${SHOAL_CPU:+ at SHOAL_CPU=$SHOAL_CPU}: exit status $2"
-            grep '^not ok' "$log/out" | grep -v '# SKIP' | cut -c 1-1000 | head -n 20
-            tail -n 5 "$log/out"
-        } >>"$log/failures"
+            grep -B 4 -A 6 '^not ok' "$log/out" | grep -v '^ok\|^not ok.*# SKIP' | cut -c 1-1000 | head -n 60
+            tail -n 5 "$log/out" | cut -c 1-1000
+            [ "$2" = 0 ] || echo "exit status $2"
+        } >"$log/why"
+        sed 's/^/       ! /' "$log/why"
+        sed 's/^/       | /' "$log/out"
+        { echo "  $1${SHOAL_CPU:+ at SHOAL_CPU=$SHOAL_CPU}:"; cat "$log/why"; } >>"$log/failures"
     else
         grep -E '^(SKIP|skip)[: ]' "$log/out" | sort -u | sed 's/^/       /'
     fi

@@ -25,7 +25,7 @@ printf '%s\n' '{"messages": [{"role": "user", "content": "12 + 30 = ?"}, {"role"
 "$shoal" serve models/fry --port 0 --json --adapter "{\"name\": \"critic\", \"path\": \"$tmp/critic\"}" --enable-lora --max-loras 8 --team panel=examples/team.yaml --state "$tmp/state" \
     --runs "$tmp/runs" --no-jobs-idle >"$tmp/listening" 2>"$tmp/err" &
 server=$!
-for _ in $(seq 100); do
+for _ in $(seq 600); do
     grep -q listening "$tmp/listening" 2>/dev/null && break
     sleep 0.1
 done
@@ -61,7 +61,7 @@ up() {
     : >"$tmp/listening"
     "$shoal" serve "$@" --port 0 --json --drain-seconds 2 >"$tmp/listening" 2>"$tmp/err" &
     servers="$servers $!"
-    for _ in $(seq 100); do
+    for _ in $(seq 600); do
         url=$(sed -n 's/.*"listening":"\([^"]*\)".*/\1/p' "$tmp/listening")
         [ -n "$url" ] && return 0
         sleep 0.1

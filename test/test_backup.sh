@@ -28,7 +28,7 @@ start() {
     # shellcheck disable=SC2086
     "$shoal" serve models/fry --port 0 --json $place --no-jobs-idle --adapter-dir "$tmp/adapters" >"$tmp/listening" 2>"$tmp/said" &
     server=$!
-    for _ in $(seq 200); do
+    for _ in $(seq 600); do
         url=$(sed -n 's/.*"listening":"\([^"]*\)".*/\1/p' "$tmp/listening")
         [ -n "$url" ] && return 0
         kill -0 "$server" 2>/dev/null || break

@@ -650,7 +650,7 @@ mkfifo "$tmp/never"
 acts='{"actions":{"agent_0":1,"agent_1":2,"agent_2":3,"agent_3":0,"agent_4":4}}'
 $life --policy-pipe "i=0; while [ \$i -lt 30 ] && read l; do i=\$((i + 1)); echo '$acts'; done; cat '$tmp/never'" --record "$tmp/killed.jsonl" >/dev/null 2>&1 &
 killed=$!
-for i in 1 2 3 4 5 6 7 8 9 10; do [ "$(cat "$tmp/killed.jsonl" 2>/dev/null | wc -l)" -ge 31 ] && break; sleep 0.3; done
+for i in $(seq 100); do [ "$(cat "$tmp/killed.jsonl" 2>/dev/null | wc -l)" -ge 31 ] && break; sleep 0.3; done
 kill -9 $killed 2>/dev/null
 wait $killed 2>/dev/null
 says "a life that was killed" 0 "was stopped after tick 30" "$shoal" world --replay "$tmp/killed.jsonl"

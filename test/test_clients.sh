@@ -54,7 +54,7 @@ serve() {
     : >"$SHOAL_TMP/$name.out" # read before the server may have made it
     "$SHOAL" serve "$@" --port 0 --drain-seconds 5 --json --state "$SHOAL_TMP/$name.state" >"$SHOAL_TMP/$name.out" 2>"$SHOAL_TMP/$name.err" &
     servers="$servers $!"
-    for _ in $(seq 100); do
+    for _ in $(seq 600); do
         url=$(sed -n 's/.*"listening":"\([^"]*\)".*/\1/p' "$SHOAL_TMP/$name.out")
         [ -n "$url" ] && return 0
         sleep 0.1

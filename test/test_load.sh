@@ -28,7 +28,7 @@ start() {
     "$shoal" serve models/fry --port 0 --json --adapter-dir "$tmp/a" --state "$tmp/state" --max-num-seqs 200 \
         --max-model-len 128 >"$tmp/listening" 2>"$tmp/err" &
     server=$!
-    for _ in $(seq 100); do
+    for _ in $(seq 600); do
         url=$(sed -n 's/.*"listening":"http:\/\/\([^"]*\)".*/\1/p' "$tmp/listening" 2>/dev/null)
         [ -n "$url" ] && return
         sleep 0.1

@@ -36,7 +36,7 @@ start() {
     "$shoal" serve "$@" --port 0 --json --drain-seconds 2 >"$out" 2>"$tmp/err" &
     server=$!
     url=
-    for _ in $(seq 300); do
+    for _ in $(seq 600); do
         url=$(sed -n 's/.*"listening": *"\([^"]*\)".*/\1/p' "$out")
         [ -n "$url" ] && return 0
         kill -0 $server 2>/dev/null || break
@@ -626,7 +626,7 @@ URL=$url python3 "$tmp/main.py"
 head -c 50000000 /dev/zero >"$tmp/zeros"
 digest=$(sha256sum "$tmp/zeros" | cut -d' ' -f1)
 curl -s -m 1 --limit-rate 1M -o /dev/null -T "$tmp/zeros" -X POST "$url/api/blobs/sha256:$digest"
-for _ in 1 2 3 4 5 6 7 8 9 10; do ls "$tmp/state/blobs" | grep -q tmp || break; sleep 0.3; done
+for _ in $(seq 100); do ls "$tmp/state/blobs" | grep -q tmp || break; sleep 0.3; done
 if ls "$tmp/state/blobs" | grep -q -e tmp -e "$digest"; then echo "not ok ollama: half an upload leaves nothing: $(ls "$tmp/state/blobs")"
 else echo "ok ollama: half an upload leaves nothing"; fi
 code=$(curl -s -o "$tmp/out" -w '%{http_code}' -T "$tmp/zeros" -X POST "$url/api/blobs/sha256:$digest")

@@ -49,7 +49,7 @@ serve() {
     : >"$tmp/$name.out" # read before the server may have made it
     "$SHOAL" serve models/fry --port 0 --json --no-jobs-idle --state "$tmp/$name" "$@" >"$tmp/$name.out" 2>"$tmp/$name.err" &
     servers="$servers $!"
-    for _ in $(seq 100); do
+    for _ in $(seq 600); do
         url=$(sed -n 's/.*"listening":"\([^"]*\)".*/\1/p' "$tmp/$name.out")
         [ -n "$url" ] && return 0
         sleep 0.1

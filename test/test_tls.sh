@@ -58,7 +58,7 @@ if grep -q "can read" "$tmp/err"; then bad "a key of one's own is not" "$(head -
 
 "$shoal" serve models/fry --port 0 --json --state "$tmp/state" --tls-cert "$tmp/a.pem" --tls-key "$tmp/a.key" >"$tmp/listening" 2>"$tmp/err" &
 server=$!
-for _ in $(seq 300); do
+for _ in $(seq 600); do
     grep -q listening "$tmp/listening" 2>/dev/null && break
     sleep 0.1
 done

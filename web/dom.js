@@ -122,10 +122,21 @@ export function every(ms, f) {
     };
 }
 
-/** For a view that has waited for something: goes to an address, unless somebody has left meanwhile. */
+/**
+ * For a view that has waited for something: move(hash) goes to an address, unless somebody has left meanwhile, and says
+ * whether. `silent`: the address only; what is shown is that already.
+ */
 export function mover() {
-    const here = location.hash;
-    return (hash) => location.hash === here && (location.hash = hash);
+    let here = location.hash;
+    return (hash, { silent = false } = {}) => {
+        if (location.hash !== here) return false;
+        if (!silent) location.hash = hash;
+        else {
+            history.replaceState(null, "", hash);
+            here = location.hash;
+        }
+        return true;
+    };
 }
 
 /** Shares as bars, {text, p, own} each; `own` is the one that it is about. */

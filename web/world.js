@@ -1,6 +1,6 @@
 // World: a life of minds, tick by tick as it was or is lived, and any agent of it from the inside.
 import { json, models } from "./api.js";
-import { bars, complain, every, fill, h, labelled, load, number, option, save } from "./dom.js";
+import { bars, complain, every, fill, h, labelled, load, mover, number, option, save } from "./dom.js";
 import { t } from "./words.js";
 
 const PIECE = 100, KEPT = 5000; // frames that are asked for at once, that are kept
@@ -344,7 +344,7 @@ class Player {
 export function open(root, path) {
     const leaving = new AbortController(), [wanted, wanted_generation] = path.split("/");
     let all = [], life = null, player = null, playing = null, last = 1;
-    let here = location.hash; // another one: somebody goes elsewhere, and is not to be called back
+    const move = mover();
     const runs = h("select", { "data-focus": true, onchange: () => (location.hash = "#/world/" + encodeURIComponent(runs.value)) });
     const generations = h("select", { onchange: () => show(Number(generations.value)) });
     const model = h("select", { onchange: () => player?.look() });
@@ -357,15 +357,13 @@ export function open(root, path) {
         fill(status, life?.job && [h("a", { href: "#/jobs/" + life.job.id }, life.job.id), " · ", t("state_" + life.state), life.job.note && `: ${life.job.note}`]);
     };
     const show = async (generation) => {
-        if (location.hash !== here) return;
+        if (!move(`#/world/${encodeURIComponent(life.id)}/${generation}`, { silent: true })) return;
         playing?.abort();
         const own = (playing = new AbortController());
         leaving.signal.addEventListener("abort", () => own.abort());
         const before = player?.chosen ?? null;
         player = new Player(stage, life, generation, { model: () => model.value, signal: own.signal, ended: (g) => g < last && show(g + 1) });
         player.chosen = before;
-        history.replaceState(null, "", `#/world/${encodeURIComponent(life.id)}/${generation}`);
-        here = location.hash;
         try {
             await player.open();
             last = Math.max(generation, await generations_of(life, player.tape.head.planned, own.signal));
@@ -389,9 +387,8 @@ export function open(root, path) {
         if (first && life && has_begun(life)) await show(Math.max(1, parseInt(wanted_generation, 10) || 1));
         else if (first && life) fill(stage, h("p", { class: "quiet" }, t("not_begun")));
     };
-    fill(root, h("h1", null, t("view_world")), starter((id) => {
-        if (location.hash === here) location.hash = "#/world/" + encodeURIComponent(id);
-    }), h("div", { class: "grid" }, labelled(t("life"), runs), labelled(t("generation"), generations), labelled(t("model_asked"), model)), status, stage);
+    fill(root, h("h1", null, t("view_world")), starter((id) => move("#/world/" + encodeURIComponent(id))),
+        h("div", { class: "grid" }, labelled(t("life"), runs), labelled(t("generation"), generations), labelled(t("model_asked"), model)), status, stage);
     models(leaving.signal).then((m) => {
         fill(model, [...m.base, ...m.adapters].map((o) => option(o.id, o.id, "")));
         player?.look();

@@ -73,6 +73,7 @@ demo: deps
 	build/shoal demo
 
 test: deps
+	$(Q)sh scripts/setup.sh --tests || echo "some packages are missing; their tests will be skipped"
 	$(Q)sh test/run.sh
 
 fuzz: deps

@@ -1,14 +1,23 @@
 #!/bin/sh
 # setup: makes sure that the Debian packages which Shoal is built from are installed.
 #
+# setup.sh [--tests] [PACKAGE ...]: with --tests also those that the tests need: real clients, a browser,
+# oracles. A test whose package cannot be installed is skipped with a message.
 # Nothing missing: silent, at once. Something missing: says what, and installs it as root or through
 # "sudo -n", asking nothing. Where it may not install, it prints the one line that would, and fails.
-# It never removes anything. Arguments are further packages to see to: setup.sh clang.
+# It never removes anything.
 set -u
+
+tests=
+if [ "${1-}" = --tests ]; then
+    shift
+    tests="curl python3 python3-numpy bubblewrap openssl procps chromium fonts-noto-cjk prometheus"
+    command -v npm >/dev/null || tests="$tests nodejs npm"
+fi
 
 packages="build-essential pkg-config git ca-certificates libjansson-dev libyaml-dev libpcre2-dev
 libsqlite3-dev libsodium-dev libunistring-dev libcurl4-openssl-dev libcmocka-dev libmicrohttpd-dev
-python3-jinja2 $*"
+python3-jinja2 $tests $*"
 
 if ! command -v dpkg-query >/dev/null 2>&1; then
     echo "setup: no dpkg here; the build needs the counterparts of these Debian packages:" >&2

@@ -1,0 +1,163 @@
+/*
+ * landlock: confining this process, by system calls of its own, since C libraries have none for it.
+ *
+ * What a kernel does not know of is left out of the rules; what it knows of is denied unless a rule
+ * allows it. A rule for a file has only the rights that files have.
+ */
+#define _GNU_SOURCE
+#include "sandbox/internal.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdatomic.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+/* As in linux/landlock.h of ABI 7; installed headers are often older than kernels. */
+enum {
+    CALL_CREATE_RULESET = 444,
+    CALL_ADD_RULE,
+    CALL_RESTRICT_SELF,
+    CREATE_VERSION = 1,
+    RULE_PATH_BENEATH = 1,
+};
+#define FS_EXECUTE (1ull << 0)
+#define FS_WRITE_FILE (1ull << 1)
+#define FS_READ_FILE (1ull << 2)
+#define FS_READ_DIR (1ull << 3)
+#define FS_REFER (1ull << 13)
+#define FS_TRUNCATE (1ull << 14)
+#define FS_IOCTL_DEV (1ull << 15)
+#define FS_ABI_1 ((1ull << 13) - 1)
+#define NET_TCP 3ull   /* bind, connect */
+#define SCOPE_ALL 3ull /* abstract sockets, signals */
+#define FS_OF_FILES (FS_EXECUTE | FS_WRITE_FILE | FS_READ_FILE | FS_TRUNCATE | FS_IOCTL_DEV)
+#define FS_READ (FS_EXECUTE | FS_READ_FILE | FS_READ_DIR)
+
+struct ruleset_attr {
+    uint64_t fs, net, scoped;
+};
+struct path_rule {
+    uint64_t allowed;
+    int32_t fd;
+} __attribute__((packed));
+
+static atomic_bool confined;
+
+bool sandbox_confined(void) {
+    return atomic_load(&confined);
+}
+
+int sandbox_landlock_abi(void) {
+    long abi = syscall(CALL_CREATE_RULESET, NULL, 0, CREATE_VERSION);
+    return abi > 0 ? (int)abi : 0;
+}
+
+/* All that this ABI can deny, and how much of the struct it knows. */
+static struct ruleset_attr handled(int abi, size_t *size) {
+    struct ruleset_attr a = {.fs = FS_ABI_1};
+    if (abi >= 2) a.fs |= FS_REFER;
+    if (abi >= 3) a.fs |= FS_TRUNCATE;
+    if (abi >= 5) a.fs |= FS_IOCTL_DEV;
+    if (abi >= 4) a.net = NET_TCP;
+    if (abi >= 6) a.scoped = SCOPE_ALL;
+    *size = abi >= 6 ? sizeof a : abi >= 4 ? 16 : 8;
+    return a;
+}
+
+static int rule_add(int rules, const char *path, uint64_t rights, struct error *err) {
+    struct path_rule r = {.allowed = rights, .fd = open(path, O_PATH | O_CLOEXEC)};
+    struct stat st;
+    if (r.fd < 0) return error_errno(err, "'%s' cannot be opened", path);
+    int rc = fstat(r.fd, &st) == 0 ? OK : error_errno(err, "'%s' cannot be read", path);
+    if (!rc && !S_ISDIR(st.st_mode)) r.allowed &= FS_OF_FILES;
+    if (!rc && syscall(CALL_ADD_RULE, rules, RULE_PATH_BENEATH, &r, 0) != 0)
+        rc = error_errno(err, "'%s' cannot be allowed", path);
+    close(r.fd);
+    return rc;
+}
+
+static int rules_add(int rules, const struct strings *paths, uint64_t rights, struct error *err) {
+    for (int i = 0; paths && i < paths->n; i++)
+        if (rule_add(rules, paths->v[i], rights, err) != OK) return err->code;
+    return OK;
+}
+
+/* What the C library, the loader, name and time look-ups and this program's own figures open. */
+static void system_add(int rules, uint64_t handled_fs) {
+    static const char *const read[] = {"/usr",
+                                       "/bin",
+                                       "/sbin",
+                                       "/lib",
+                                       "/lib32",
+                                       "/lib64",
+                                       "/etc/ld.so.cache",
+                                       "/etc/ld.so.conf",
+                                       "/etc/ld.so.conf.d",
+                                       "/etc/ld.so.preload",
+                                       "/etc/alternatives",
+                                       "/etc/localtime",
+                                       "/etc/timezone",
+                                       "/etc/locale.alias",
+                                       "/etc/nsswitch.conf",
+                                       "/etc/passwd",
+                                       "/etc/group",
+                                       "/etc/hosts",
+                                       "/etc/resolv.conf",
+                                       "/etc/gai.conf",
+                                       "/etc/host.conf",
+                                       "/etc/ssl/certs",
+                                       "/etc/ssl/openssl.cnf",
+                                       "/etc/fonts",
+                                       "/proc",
+                                       "/sys/devices/system/cpu",
+                                       "/sys/fs/cgroup"};
+    static const char *const devices[] = {"/dev/null", "/dev/zero", "/dev/full", "/dev/random",
+                                          "/dev/urandom"};
+    struct error ignored; /* not every system has all of them */
+    for (size_t i = 0; i < ARRAY_LEN(read); i++)
+        rule_add(rules, read[i], FS_READ & handled_fs, &ignored);
+    for (size_t i = 0; i < ARRAY_LEN(devices); i++)
+        rule_add(rules, devices[i], (FS_READ_FILE | FS_WRITE_FILE | FS_TRUNCATE) & handled_fs,
+                 &ignored);
+}
+
+static bool is_alone(void) {
+    DIR *d = opendir("/proc/self/task");
+    int n = 0;
+    for (const struct dirent *e; d && (e = readdir(d));) n += e->d_name[0] != '.';
+    if (d) closedir(d);
+    return n == 1;
+}
+
+static int restrict_self(int rules, struct error *err) {
+    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 && syscall(CALL_RESTRICT_SELF, rules, 0) == 0)
+        return OK;
+    return error_set(err, ERR_STATE, "this process cannot be confined: %s", strerror(errno));
+}
+
+int sandbox_confine(const struct strings *read, const struct strings *write, struct error *err) {
+    int abi = sandbox_landlock_abi();
+    size_t size;
+    if (!abi)
+        return error_set(err, ERR_STATE,
+                         "the kernel has no landlock, which confines a process (Linux 5.13 or "
+                         "newer, 'landlock' in /sys/kernel/security/lsm)");
+    if (!is_alone())
+        return error_set(err, ERR_STATE, "a process with several threads cannot be confined");
+    struct ruleset_attr all = handled(abi, &size);
+    int rules = (int)syscall(CALL_CREATE_RULESET, &all, size, 0);
+    if (rules < 0)
+        return error_set(err, ERR_STATE, "landlock refuses its rules: %s", strerror(errno));
+    system_add(rules, all.fs);
+    int rc = rules_add(rules, read, FS_READ & all.fs, err);
+    if (!rc) rc = rules_add(rules, write, all.fs & ~FS_IOCTL_DEV, err);
+    if (!rc) rc = restrict_self(rules, err);
+    close(rules);
+    if (!rc) atomic_store(&confined, true);
+    return rc;
+}

@@ -1,0 +1,619 @@
+/*
+ * process: a sandboxed command from its start to the end of the last process of its tree.
+ *
+ * Every command has a keeper, a thread that starts bwrap, waits for it and reads standard error.
+ * bwrap and its init ask the kernel to be killed when the thread that started them ends, and that
+ * must be neither early (a worker thread of the caller) nor late (never, where nothing waits).
+ *
+ * Order of a start, and what the death of this process leaves at each step:
+ *   1. bwrap makes the namespaces, asks to die with us, and tells the number of the init.
+ *   2. The keeper sets the init's limits. Before that they would hold for the user's processes
+ *      outside too: RLIMIT_NPROC counts per user and per namespace.
+ *   3. The init reads the seccomp filter from the gate. If we die before it was written, the filter
+ *      is empty, the kernel refuses it, and bwrap ends without starting the command.
+ *   4. The gate closes; init asks to die with bwrap, and the command runs.
+ * So an orphan cannot begin to run but between reading the filter and that request (some 0.1 ms).
+ *
+ * Order of an end: bwrap ends with the command, or is killed; the init is killed through a
+ * descriptor, never by number; when that descriptor is readable, the kernel has killed and reaped
+ * every process of the PID namespace.
+ *
+ * As root, a process has no RLIMIT_NPROC: the kernel does not apply it to user id 0 of the initial
+ * namespace, however it is mapped. There the keeper makes the user namespace, in which the command
+ * has an unused user id of the machine, and all other ids are mapped too so that CAP_DAC_OVERRIDE
+ * works on the files it is shown. Since only a process outside can write such a map, that start
+ * forks; otherwise it is a vfork, which copies no page tables.
+ */
+#define _GNU_SOURCE
+#include "sandbox/internal.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <math.h>
+#include <poll.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+struct sandbox {
+    /* set before the keeper begins */
+    char *bwrap, **argv;
+    struct sandbox_limits limits;
+    bool strict; /* more standard error than the limit ends the command */
+    bool mapped;
+    int fds[N_FDS];       /* bwrap's; closed when it has them */
+    int in, out;          /* the caller's ends; -1: none */
+    int errs, info, gate; /* the keeper's */
+    double begin, until;
+    /* the keeper's */
+    pthread_t keeper;
+    bool has_keeper;
+    pid_t pid;
+    int pidfd;
+    /* under `lock` */
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    bool started, ended;
+    int init;             /* the pidfd of pid 1 inside; -1: there is none yet */
+    struct error failure; /* with `ended` and code not OK: the command was never run */
+    enum sandbox_end end;
+    int status;
+    double seconds;
+    struct buf text; /* standard error */
+};
+
+/* descriptors */
+
+static void fd_close(int *fd) {
+    if (*fd >= 0) close(*fd);
+    *fd = -1;
+}
+
+/* Milliseconds until then for poll(); -1: for ever. */
+static int wait_left(double until) {
+    double left = until - clock_now();
+    return left > 1e6 ? -1 : left > 0 ? (int)(left * 1000) + 1 : 0;
+}
+
+static int pidfd_of(pid_t pid) {
+    return (int)syscall(SYS_pidfd_open, pid, 0);
+}
+
+/* A pipe whose end for us does not block. */
+static int pipe_make(int *theirs, int *ours, bool we_read, struct error *err) {
+    int ends[2];
+    if (pipe2(ends, O_CLOEXEC) != 0) return error_errno(err, "cannot make a pipe");
+    *theirs = ends[we_read];
+    *ours = ends[!we_read];
+    fcntl(*ours, F_SETFL, O_NONBLOCK);
+    return OK;
+}
+
+/* the new process */
+
+/* What the child needs to know between fork and exec, where it calls nothing but the system. */
+struct launch {
+    const struct sandbox *s;
+    int map_done; /* readable at its end when the maps are written; -1: there are none */
+    volatile int error;
+};
+
+/* Moved up first: they may be where others are to go. */
+static bool fds_place(const int from[N_FDS]) {
+    int high[N_FDS];
+    for (int i = 0; i < N_FDS; i++)
+        if ((high[i] = fcntl(from[i], F_DUPFD_CLOEXEC, N_FDS)) < 0) return false;
+    for (int i = 0; i < N_FDS; i++)
+        if (dup2(high[i], i) < 0) return false;
+    return close_range(N_FDS, ~0U, 0) == 0;
+}
+
+/* Becomes user and group 0 of the new namespace, which are unused ones outside. */
+static bool user_become(int map_done) {
+    char c;
+    while (read(map_done, &c, 1) < 0 && errno == EINTR) continue;
+    return syscall(SYS_setgroups, 0, NULL) == 0 && syscall(SYS_setresgid, 0, 0, 0) == 0 &&
+           syscall(SYS_setresuid, 0, 0, 0) == 0;
+}
+
+static _Noreturn void child_main(struct launch *l) {
+    static char *const env[] = {"PATH=/usr/local/bin:/usr/bin:/bin", "LANG=C.UTF-8", "HOME=/tmp",
+                                NULL};
+    const struct sigaction usual = {.sa_handler = SIG_DFL};
+    sigset_t none;
+    for (int i = 1; i < NSIG; i++) sigaction(i, &usual, NULL);
+    if ((l->map_done < 0 || user_become(l->map_done)) && fds_place(l->s->fds)) {
+        sigemptyset(&none);
+        sigprocmask(SIG_SETMASK, &none, NULL);
+        execve(l->s->bwrap, l->s->argv, env);
+    }
+    l->error = errno;
+    _exit(127);
+}
+
+/* root's user namespace */
+
+static int map_write(pid_t pid, const char *name, unsigned id, struct error *err) {
+    char path[64], text[64];
+    int n = snprintf(text, sizeof text, "0 %u 1\n1 0 %u\n", id, id);
+    snprintf(path, sizeof path, "/proc/%d/%s", (int)pid, name);
+    int fd = open(path, O_WRONLY | O_CLOEXEC);
+    bool good = fd >= 0 && write(fd, text, (size_t)n) == n;
+    if (!good) error_set(err, ERR_STATE, "root cannot map user ids: %s", strerror(errno));
+    if (fd >= 0) close(fd);
+    return good ? OK : ERR_STATE;
+}
+
+/* An id at the end of those that this process's own namespace has, where no account is. */
+static unsigned id_unused(const char *map, pid_t pid) {
+    unsigned inside = 0, outside = 0, n = 0;
+    FILE *f = fopen(map, "re");
+    if (f && fscanf(f, "%u %u %u", &inside, &outside, &n) != 3) n = 0;
+    if (f) fclose(f);
+    if (n > 0x7fff0000u) return 0x70000000u + (unsigned)pid;
+    return n > 8192 ? inside + n - 4096 + (unsigned)pid % 2048 : 0;
+}
+
+static int maps_write(pid_t pid, struct error *err) {
+    unsigned uid = id_unused("/proc/self/uid_map", pid), gid = id_unused("/proc/self/gid_map", pid);
+    if (!uid || !gid)
+        return error_set(err, ERR_STATE, "root has no unused user id here to run commands with");
+    int rc = map_write(pid, "gid_map", gid, err);
+    return rc ? rc : map_write(pid, "uid_map", uid, err);
+}
+
+static int launch_mapped(struct sandbox *s, struct error *err) {
+    int go[2];
+    if (pipe2(go, O_CLOEXEC) != 0) return error_errno(err, "cannot make a pipe");
+    struct launch l = {.s = s, .map_done = go[0]};
+    s->pid = (pid_t)syscall(SYS_clone, CLONE_NEWUSER | SIGCHLD, NULL, NULL, NULL, NULL);
+    if (s->pid == 0) {
+        close(go[1]);
+        child_main(&l);
+    }
+    close(go[0]);
+    int rc = s->pid > 0 ? maps_write(s->pid, err)
+                        : error_set(err, ERR_STATE, "cannot make a user namespace: %s%s",
+                                    strerror(errno), bwrap_remedy());
+    if (rc && s->pid > 0) {
+        kill(s->pid, SIGKILL);
+        waitpid(s->pid, NULL, 0);
+    }
+    close(go[1]);
+    return rc;
+}
+
+static int launch_plain(struct sandbox *s, struct error *err) {
+    struct launch l = {.s = s, .map_done = -1};
+    s->pid = vfork();
+    if (s->pid == 0) child_main(&l);
+    if (s->pid < 0) return error_set(err, ERR_STATE, "cannot start bwrap: %s", strerror(errno));
+    if (!l.error) return OK;
+    waitpid(s->pid, NULL, 0);
+    return error_set(err, ERR_STATE, "cannot start '%s': %s", s->bwrap, strerror(l.error));
+}
+
+static int launch(struct sandbox *s, struct error *err) {
+    int rc = s->mapped ? launch_mapped(s, err) : launch_plain(s, err);
+    for (int i = 0; i < N_FDS; i++) fd_close(&s->fds[i]);
+    if (rc) return s->pid = 0, rc;
+    s->pidfd = pidfd_of(s->pid);
+    if (s->pidfd >= 0) return OK;
+    rc = error_set(err, ERR_STATE, "a sandbox needs Linux 5.3 or newer: %s", strerror(errno));
+    kill(s->pid, SIGKILL);
+    waitpid(s->pid, NULL, 0);
+    return s->pid = 0, rc;
+}
+
+/* killing */
+
+static void end_as(struct sandbox *s, enum sandbox_end end) {
+    pthread_mutex_lock(&s->lock);
+    if (!s->ended && s->end == SANDBOX_EXITED) s->end = end;
+    if (!s->ended && s->init >= 0) syscall(SYS_pidfd_send_signal, s->init, SIGKILL, NULL, 0);
+    pthread_mutex_unlock(&s->lock);
+}
+
+void sandbox_kill(struct sandbox *s) {
+    end_as(s, SANDBOX_KILLED);
+}
+
+/* setting up */
+
+/* The number after "child-pid"; 0: bwrap ended or is out of time before it told it. */
+static pid_t init_number(struct sandbox *s) {
+    char text[256] = "";
+    for (size_t n = 0; n < sizeof text - 1 && !strchr(text, '}');) {
+        struct pollfd p = {.fd = s->info, .events = POLLIN};
+        int ready = poll(&p, 1, wait_left(s->until));
+        if (ready < 0 && errno == EINTR) continue;
+        ssize_t got = ready > 0 ? read(s->info, text + n, sizeof text - 1 - n) : 0;
+        if (got <= 0) return 0;
+        n += (size_t)got;
+        text[n] = 0;
+    }
+    const char *at = strstr(text, "\"child-pid\":");
+    return at ? (pid_t)strtol(at + strlen("\"child-pid\":"), NULL, 10) : 0;
+}
+
+static bool limit_set(pid_t pid, int what, double soft, double hard) {
+    struct rlimit have;
+    if (isinf(soft)) return true;
+    if (prlimit(pid, (enum __rlimit_resource)what, NULL, &have) != 0) return false;
+    struct rlimit want = {MIN((rlim_t)soft, have.rlim_max), MIN((rlim_t)hard, have.rlim_max)};
+    return prlimit(pid, (enum __rlimit_resource)what, &want, NULL) == 0;
+}
+
+static bool limits_set(pid_t pid, const struct sandbox_limits *l) {
+    double cpu = ceil(l->cpu_seconds);
+    return limit_set(pid, RLIMIT_CORE, 0, 0) && limit_set(pid, RLIMIT_CPU, cpu, cpu + 1) &&
+           limit_set(pid, RLIMIT_AS, (double)l->memory, (double)l->memory) &&
+           limit_set(pid, RLIMIT_FSIZE, (double)l->file_size, (double)l->file_size) &&
+           limit_set(pid, RLIMIT_NOFILE, l->files, l->files) &&
+           limit_set(pid, RLIMIT_NPROC, l->processes, l->processes);
+}
+
+/* Gives the filter and waits until it is read, which bwrap does when all else is done. A pipe of
+ * one page has room again only then. */
+static bool gate_open(struct sandbox *s) {
+    uint8_t filter[FILTER_MAX];
+    size_t n = seccomp_filter(filter);
+    struct pollfd p[2] = {{.fd = s->gate, .events = POLLOUT}, {.fd = s->pidfd, .events = POLLIN}};
+    bool sent =
+        fcntl(s->gate, F_SETPIPE_SZ, FILTER_MAX) > 0 && write(s->gate, filter, n) == (ssize_t)n;
+    while (sent && poll(p, 2, wait_left(s->until)) < 0 && errno == EINTR) continue;
+    return sent && (p[0].revents & POLLOUT) && !(p[0].revents & POLLERR);
+}
+
+/* Whether the command runs now. */
+static bool set_up(struct sandbox *s) {
+    pid_t number = init_number(s);
+    int init = number > 0 ? pidfd_of(number) : -1;
+    pthread_mutex_lock(&s->lock);
+    s->init = init;
+    pthread_mutex_unlock(&s->lock);
+    bool runs = init >= 0 && limits_set(number, &s->limits) && gate_open(s);
+    fd_close(&s->gate);
+    fd_close(&s->info);
+    return runs;
+}
+
+/* waiting */
+
+/* Takes what is there; false at the end of standard error. */
+static bool errs_read(struct sandbox *s) {
+    char bytes[4096];
+    ssize_t n;
+    while ((n = read(s->errs, bytes, sizeof bytes)) > 0) {
+        pthread_mutex_lock(&s->lock);
+        size_t room = s->limits.output - s->text.len;
+        buf_add(&s->text, bytes, MIN((size_t)n, room));
+        pthread_mutex_unlock(&s->lock);
+        if (s->strict && (size_t)n > room) end_as(s, SANDBOX_OUTPUT);
+    }
+    return n < 0 && (errno == EAGAIN || errno == EINTR);
+}
+
+/* Until bwrap has ended. */
+static void watch(struct sandbox *s, bool runs) {
+    bool open = true;
+    for (;;) {
+        struct pollfd p[2] = {{.fd = s->pidfd, .events = POLLIN},
+                              {.fd = open ? s->errs : -1, .events = POLLIN}};
+        int ready = poll(p, 2, wait_left(s->until));
+        if (ready == 0) {
+            end_as(s, SANDBOX_TIMED_OUT);
+            if (!runs) kill(s->pid, SIGKILL); // not reaped yet: it is ours
+            s->until = INFINITY;
+        }
+        if (ready > 0 && p[1].revents) open = errs_read(s);
+        if (ready > 0 && p[0].revents) return;
+    }
+}
+
+/* The rest of the tree, and bwrap itself. */
+static void reap(struct sandbox *s) {
+    siginfo_t info = {0};
+    if (s->init >= 0) {
+        struct pollfd p = {.fd = s->init, .events = POLLIN};
+        syscall(SYS_pidfd_send_signal, s->init, SIGKILL, NULL, 0);
+        while (poll(&p, 1, -1) < 0 && errno == EINTR) continue;
+    }
+    errs_read(s);
+    while (waitid(P_PID, (id_t)s->pid, &info, WEXITED) != 0 && errno == EINTR) continue;
+    s->status = info.si_code == CLD_EXITED ? info.si_status : 128 + info.si_status;
+}
+
+static void failure_set(struct sandbox *s) {
+    struct buf clean = {0};
+    size_t n = s->text.len;
+    while (n && s->text.data[n - 1] == '\n') n--;
+    buf_add_clean(&clean, n ? s->text.data : "", n);
+    error_set(&s->failure, ERR_STATE, "bubblewrap cannot make a sandbox: %.1000s%s",
+              clean.len ? clean.data : "it ended", bwrap_remedy());
+    buf_release(&clean);
+}
+
+static void tell(struct sandbox *s, bool ended) {
+    pthread_mutex_lock(&s->lock);
+    s->ended = ended;
+    if (ended) s->seconds = clock_now() - s->begin;
+    if (ended && s->end != SANDBOX_EXITED) s->status = -1;
+    if (!ended) s->started = true;
+    pthread_cond_broadcast(&s->changed);
+    pthread_mutex_unlock(&s->lock);
+}
+
+static void *keeper_main(void *ctx) {
+    struct sandbox *s = ctx;
+    if (launch(s, &s->failure) != OK) return tell(s, true), NULL;
+    s->failure.code = OK;
+    bool runs = set_up(s);
+    if (runs) tell(s, false);
+    watch(s, runs);
+    reap(s);
+    if (!runs && s->end == SANDBOX_EXITED) failure_set(s);
+    tell(s, true);
+    return NULL;
+}
+
+/* starting */
+
+/* Standard input: what the spec names, else a pipe or nothing. */
+static int input_open(struct sandbox *s, const struct sandbox_spec *spec, bool talk,
+                      struct error *err) {
+    int *fd = &s->fds[STDIN_FILENO];
+    if (spec->input)
+        *fd = memory_file(spec->input, spec->input_len, err);
+    else if (spec->in)
+        *fd = fcntl(spec->in, F_DUPFD_CLOEXEC, 0);
+    else if (talk)
+        return pipe_make(fd, &s->in, false, err);
+    else
+        *fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
+    if (*fd >= 0) return OK;
+    return spec->input ? err->code : error_errno(err, "cannot open a command's input");
+}
+
+static int fds_open(struct sandbox *s, const struct sandbox_spec *spec, bool talk,
+                    const struct buf *options, struct error *err) {
+    int rc = input_open(s, spec, talk, err);
+    if (!rc) rc = pipe_make(&s->fds[STDOUT_FILENO], &s->out, true, err);
+    if (!rc) rc = pipe_make(&s->fds[STDERR_FILENO], &s->errs, true, err);
+    if (!rc) rc = pipe_make(&s->fds[FD_INFO], &s->info, true, err);
+    if (!rc) rc = pipe_make(&s->fds[FD_GATE], &s->gate, false, err);
+    if (rc) return rc;
+    s->fds[FD_ARGS] = memory_file(options->data, options->len, err);
+    return s->fds[FD_ARGS] >= 0 ? OK : err->code;
+}
+
+/* bwrap's words: its options are in a file, the command follows. */
+static char **argv_make(const struct strings *command) {
+    static char name[] = "bwrap", args[] = "--args", end[] = "--", number[] = "5";
+    static_assert(FD_ARGS == 5, "the number");
+    char **v = xcalloc((size_t)command->n + 5, sizeof *v);
+    v[0] = name;
+    v[1] = args;
+    v[2] = number;
+    v[3] = end;
+    for (int i = 0; i < command->n; i++) v[4 + i] = command->v[i];
+    return v;
+}
+
+static int keeper_begin(struct sandbox *s, struct error *err) {
+    sigset_t all, old;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &old);
+    int rc = pthread_create(&s->keeper, NULL, keeper_main, s);
+    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    if (rc) return error_set(err, ERR_STATE, "cannot start a thread: %s", strerror(rc));
+    s->has_keeper = true;
+    pthread_mutex_lock(&s->lock);
+    while (!s->started && !s->ended) pthread_cond_wait(&s->changed, &s->lock);
+    rc = s->ended ? s->failure.code : OK;
+    if (rc) *err = s->failure;
+    pthread_mutex_unlock(&s->lock);
+    return rc;
+}
+
+static struct sandbox *sandbox_new(const struct sandbox_limits *l, bool strict) {
+    struct sandbox *s = xcalloc(1, sizeof *s);
+    pthread_condattr_t attr;
+    s->limits = limits_whole(l);
+    s->strict = strict;
+    s->mapped = geteuid() == 0;
+    s->in = s->out = s->errs = s->info = s->gate = s->pidfd = s->init = -1;
+    for (int i = 0; i < N_FDS; i++) s->fds[i] = -1;
+    s->begin = clock_now();
+    s->until = s->begin + s->limits.seconds;
+    pthread_mutex_init(&s->lock, NULL);
+    pthread_condattr_init(&attr);
+    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    pthread_cond_init(&s->changed, &attr);
+    pthread_condattr_destroy(&attr);
+    return s;
+}
+
+static int may_run(const struct sandbox_spec *spec, struct error *err) {
+    if (sandbox_command_check(err) != OK) return err->code;
+    if (sandbox_confined())
+        return error_set(err, ERR_STATE,
+                         "this process is confined, so it cannot make a sandbox for a command");
+    return program_check(spec, err);
+}
+
+static struct sandbox *start(const struct sandbox_spec *spec, bool talk, struct error *err) {
+    struct buf options = {0};
+    if (may_run(spec, err) != OK) return NULL;
+    struct sandbox *s = sandbox_new(&spec->limits, !talk);
+    s->argv = argv_make(spec->argv);
+    s->bwrap = bwrap_find(err);
+    int rc = s->bwrap ? bwrap_options(spec, &s->limits, s->mapped, &options, err) : err->code;
+    if (!rc) rc = fds_open(s, spec, talk, &options, err);
+    if (!rc) rc = keeper_begin(s, err);
+    buf_release(&options);
+    if (!rc) return s;
+    sandbox_free(s);
+    return NULL;
+}
+
+struct sandbox *sandbox_start(const struct sandbox_spec *spec, struct error *err) {
+    return start(spec, true, err);
+}
+
+/* talking */
+
+int sandbox_input_fd(const struct sandbox *s) {
+    return s->in;
+}
+
+int sandbox_output_fd(const struct sandbox *s) {
+    return s->out;
+}
+
+void sandbox_close_input(struct sandbox *s) {
+    fd_close(&s->in);
+}
+
+/* Without SIGPIPE, whatever the process does with it. */
+static ssize_t write_quietly(int fd, const void *p, size_t n) {
+    const struct timespec now = {0};
+    sigset_t set, old, pending;
+    sigemptyset(&set);
+    sigaddset(&set, SIGPIPE);
+    sigpending(&pending);
+    pthread_sigmask(SIG_BLOCK, &set, &old);
+    ssize_t w = write(fd, p, n);
+    int code = errno;
+    if (w < 0 && code == EPIPE && !sigismember(&pending, SIGPIPE)) sigtimedwait(&set, NULL, &now);
+    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    errno = code;
+    return w;
+}
+
+int sandbox_write(struct sandbox *s, const void *p, size_t n, double seconds, struct error *err) {
+    double until = clock_now() + seconds;
+    for (size_t at = 0; at < n;) {
+        ssize_t w = write_quietly(s->in, (const char *)p + at, n - at);
+        if (w >= 0) {
+            at += (size_t)w;
+        } else if (errno == EAGAIN) {
+            struct pollfd poll_in = {.fd = s->in, .events = POLLOUT};
+            if (poll(&poll_in, 1, wait_left(until)) == 0)
+                return error_set(err, ERR_STATE, "it did not read for %.3g seconds", seconds);
+        } else if (errno != EINTR) {
+            return error_set(err, ERR_STATE, "it has closed its input");
+        }
+    }
+    return OK;
+}
+
+ssize_t sandbox_read(struct sandbox *s, void *p, size_t n, double seconds, struct error *err) {
+    double until = clock_now() + seconds;
+    for (;;) {
+        ssize_t got = read(s->out, p, n);
+        if (got >= 0) return got;
+        struct pollfd poll_out = {.fd = s->out, .events = POLLIN};
+        if (errno == EAGAIN) {
+            if (poll(&poll_out, 1, wait_left(until)) == 0)
+                return error_set(err, ERR_STATE, "it was silent for %.3g seconds", seconds);
+        } else if (errno != EINTR) {
+            return error_errno(err, "cannot read a command's output");
+        }
+    }
+}
+
+/* ending */
+
+/* Whether it has ended, within so many seconds; the lock is held. */
+static bool ended_within(struct sandbox *s, double seconds) {
+    double until = clock_now() + MIN(seconds, 1e9);
+    struct timespec at = {.tv_sec = (time_t)until, .tv_nsec = (long)(fmod(until, 1) * 1e9)};
+    while (!s->ended && pthread_cond_timedwait(&s->changed, &s->lock, &at) != ETIMEDOUT) continue;
+    return s->ended;
+}
+
+int sandbox_wait(struct sandbox *s, double seconds, struct sandbox_result *out, struct error *err) {
+    pthread_mutex_lock(&s->lock);
+    bool ended = ended_within(s, seconds);
+    if (ended && out) {
+        *out = (struct sandbox_result){.end = s->end, .status = s->status, .seconds = s->seconds};
+        buf_add(&out->errs, s->text.data ? s->text.data : "", s->text.len);
+    }
+    pthread_mutex_unlock(&s->lock);
+    return ended ? OK : error_set(err, ERR_STATE, "it has not ended in %.3g seconds", seconds);
+}
+
+void sandbox_free(struct sandbox *s) {
+    if (!s) return;
+    if (s->has_keeper) {
+        sandbox_kill(s);
+        pthread_join(s->keeper, NULL);
+    }
+    int *const fds[] = {&s->in, &s->out, &s->errs, &s->info, &s->gate, &s->pidfd, &s->init};
+    for (size_t i = 0; i < ARRAY_LEN(fds); i++) fd_close(fds[i]);
+    for (int i = 0; i < N_FDS; i++) fd_close(&s->fds[i]);
+    pthread_mutex_destroy(&s->lock);
+    pthread_cond_destroy(&s->changed);
+    buf_release(&s->text);
+    free(s->bwrap);
+    free(s->argv);
+    free(s);
+}
+
+/* the whole at once */
+
+/* Standard output to its end, which comes when no process of the tree is left that has it. */
+static int output_read(struct sandbox *s, struct buf *out, struct error *err) {
+    char bytes[16 << 10];
+    ssize_t n;
+    while ((n = sandbox_read(s, bytes, sizeof bytes, INFINITY, err)) > 0) {
+        size_t room = s->limits.output - out->len;
+        buf_add(out, bytes, MIN((size_t)n, room));
+        if ((size_t)n > room) end_as(s, SANDBOX_OUTPUT);
+    }
+    return n < 0 ? err->code : OK;
+}
+
+int sandbox_run(const struct sandbox_spec *spec, struct sandbox_result *out, struct error *err) {
+    struct buf text = {0};
+    *out = (struct sandbox_result){0};
+    struct sandbox *s = start(spec, false, err);
+    if (!s) return err->code;
+    int rc = output_read(s, &text, err);
+    if (!rc) rc = sandbox_wait(s, INFINITY, out, err);
+    out->out = text;
+    sandbox_free(s);
+    if (rc) sandbox_result_release(out);
+    return rc;
+}
+
+void sandbox_result_release(struct sandbox_result *r) {
+    buf_release(&r->out);
+    buf_release(&r->errs);
+    *r = (struct sandbox_result){0};
+}
+
+const char *sandbox_failure(const struct sandbox_result *r, const struct sandbox_limits *limits) {
+    static _Thread_local char text[96];
+    struct sandbox_limits l = limits_whole(limits);
+    if (r->end == SANDBOX_EXITED && r->status == 0) return NULL;
+    if (r->end == SANDBOX_EXITED)
+        snprintf(text, sizeof text, "it failed with status %d", r->status);
+    else if (r->end == SANDBOX_TIMED_OUT)
+        snprintf(text, sizeof text, "it did not end in time (%.3g seconds)", l.seconds);
+    else if (r->end == SANDBOX_OUTPUT)
+        snprintf(text, sizeof text, "it printed more than %zu bytes", l.output);
+    else
+        snprintf(text, sizeof text, "it was killed");
+    return text;
+}

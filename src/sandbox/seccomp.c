@@ -1,0 +1,176 @@
+/*
+ * seccomp: a filter of system calls as bwrap takes it.
+ *
+ * Programs in a sandbox compute, read and write; the filter denies (EPERM) what they have no use
+ * for and what kernels were broken through: tracing, mounting, modules, keys, bpf, io_uring, user
+ * namespaces, and typing into a terminal (TIOCSTI). It is a second line: none of the sandbox's
+ * promises stands on it alone. clone3 takes its flags in memory, which a filter cannot see, so it
+ * is reported as missing (ENOSYS) and the C library uses clone.
+ */
+#define _GNU_SOURCE
+#include "sandbox/internal.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <linux/audit.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <sched.h>
+#include <stddef.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/syscall.h>
+
+#if defined __x86_64__
+#define ARCH AUDIT_ARCH_X86_64
+#elif defined __aarch64__
+#define ARCH AUDIT_ARCH_AARCH64
+#endif
+
+#define RETURN(what) BPF_STMT(BPF_RET | BPF_K, (what))
+#define ALLOW RETURN(SECCOMP_RET_ALLOW)
+
+#ifndef ARCH
+
+size_t seccomp_filter(uint8_t out[FILTER_MAX]) {
+    const struct sock_filter allow = ALLOW;
+    memcpy(out, &allow, sizeof allow);
+    return sizeof allow;
+}
+
+#else
+
+/* Numbers from 424 on are the same on all architectures; older headers lack the newest. */
+enum {
+    CALL_IO_URING_SETUP = 425,
+    CALL_IO_URING_ENTER,
+    CALL_IO_URING_REGISTER,
+    CALL_OPEN_TREE,
+    CALL_MOVE_MOUNT,
+    CALL_FSOPEN,
+    CALL_FSCONFIG,
+    CALL_FSMOUNT,
+    CALL_FSPICK,
+    CALL_CLONE3 = 435,
+    CALL_PIDFD_GETFD = 438,
+    CALL_MOUNT_SETATTR = 442,
+    CALL_QUOTACTL_FD = 443,
+    CALL_OPEN_TREE_ATTR = 467,
+};
+
+static const uint32_t denied[] = {
+    /* other processes' memory and descriptors */
+    SYS_ptrace,
+    SYS_process_vm_readv,
+    SYS_process_vm_writev,
+    CALL_PIDFD_GETFD,
+    SYS_kcmp,
+    /* namespaces and mounts */
+    SYS_unshare,
+    SYS_setns,
+    SYS_mount,
+    SYS_umount2,
+    SYS_pivot_root,
+    SYS_chroot,
+    CALL_OPEN_TREE,
+    CALL_MOVE_MOUNT,
+    CALL_FSOPEN,
+    CALL_FSCONFIG,
+    CALL_FSMOUNT,
+    CALL_FSPICK,
+    CALL_MOUNT_SETATTR,
+    CALL_OPEN_TREE_ATTR,
+    /* the kernel itself, and interfaces that it was often broken through */
+    SYS_bpf,
+    SYS_perf_event_open,
+    SYS_userfaultfd,
+    CALL_IO_URING_SETUP,
+    CALL_IO_URING_ENTER,
+    CALL_IO_URING_REGISTER,
+    SYS_add_key,
+    SYS_request_key,
+    SYS_keyctl,
+    SYS_init_module,
+    SYS_finit_module,
+    SYS_delete_module,
+    SYS_kexec_load,
+    SYS_kexec_file_load,
+    SYS_reboot,
+    SYS_syslog,
+    SYS_acct,
+    SYS_swapon,
+    SYS_swapoff,
+    SYS_quotactl,
+    CALL_QUOTACTL_FD,
+    SYS_lookup_dcookie,
+    SYS_nfsservctl,
+    SYS_vhangup,
+    /* files by number, past their folders */
+    SYS_open_by_handle_at,
+    SYS_name_to_handle_at,
+    /* the clock of all */
+    SYS_settimeofday,
+    SYS_clock_settime,
+    SYS_adjtimex,
+    SYS_clock_adjtime,
+    /* memory that no limit counts */
+    SYS_shmget,
+    SYS_msgget,
+#ifdef __x86_64__
+    SYS_modify_ldt,
+    SYS_iopl,
+    SYS_ioperm,
+    SYS__sysctl,
+    SYS_uselib,
+    SYS_ustat,
+#endif
+};
+
+#define LOAD(field) BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, field))
+#define SKIP_UNLESS(value, n) BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, (value), 0, (n))
+#define DENY RETURN(SECCOMP_RET_ERRNO | EPERM)
+/* The low half of an argument: both architectures are little-endian. */
+#define ARG(i) LOAD(args[i])
+
+/* Another architecture's calls have other numbers: they end the program. */
+static const struct sock_filter head[] = {
+    LOAD(arch),
+    SKIP_UNLESS(ARCH, 1),
+    BPF_STMT(BPF_JMP | BPF_JA, 1),
+    RETURN(SECCOMP_RET_KILL_PROCESS),
+    LOAD(nr),
+#ifdef __x86_64__
+    BPF_JUMP(BPF_JMP | BPF_JGE | BPF_K, 0x40000000, 0, 1), /* the x32 ABI's numbers */
+    DENY,
+#endif
+    SKIP_UNLESS(CALL_CLONE3, 1),
+    RETURN(SECCOMP_RET_ERRNO | ENOSYS),
+    SKIP_UNLESS(SYS_clone, 4),
+    ARG(0),
+    BPF_JUMP(BPF_JMP | BPF_JSET | BPF_K, CLONE_NEWUSER, 0, 1),
+    DENY,
+    ALLOW,
+    SKIP_UNLESS(SYS_ioctl, 4),
+    ARG(1),
+    SKIP_UNLESS(TIOCSTI, 1),
+    DENY,
+    ALLOW,
+};
+
+static size_t put(uint8_t *out, size_t at, struct sock_filter f) {
+    memcpy(out + at, &f, sizeof f);
+    return at + sizeof f;
+}
+
+size_t seccomp_filter(uint8_t out[FILTER_MAX]) {
+    static_assert(sizeof head + (2 * ARRAY_LEN(denied) + 1) * sizeof *head <= FILTER_MAX, "room");
+    size_t n = sizeof head;
+    memcpy(out, head, sizeof head);
+    for (size_t i = 0; i < ARRAY_LEN(denied); i++) {
+        n = put(out, n, (struct sock_filter)SKIP_UNLESS(denied[i], 1));
+        n = put(out, n, (struct sock_filter)DENY);
+    }
+    return put(out, n, (struct sock_filter)ALLOW);
+}
+
+#endif

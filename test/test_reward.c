@@ -8,6 +8,7 @@
  */
 /* levels: once */
 #define _GNU_SOURCE /* fopencookie */
+#include "sandbox/sandbox.h"
 #include "train/policy.h"
 
 #include "fixture.h"
@@ -23,6 +24,7 @@
 static struct error err;
 static struct model *model;
 static char path[64], state_path[64];
+static bool sandboxed; /* how rewards that are commands are run */
 
 static int set_up(void **state) {
     (void)state;
@@ -446,12 +448,29 @@ static void test_advantages(void **state) {
 
 /* rewards */
 
+static struct policy_options named(const char *spec, double timeout) {
+    struct policy_options p;
+    options_default(policy_option_rows, &p);
+    free(p.reward);
+    p.reward = xstrdup(spec);
+    p.reward_timeout = timeout;
+    p.reward_sandbox = sandboxed;
+    return p;
+}
+
+static int named_open(struct reward *r, const char *spec, double timeout) {
+    struct policy_options p = named(spec, timeout);
+    int rc = reward_open(r, &p, &err);
+    options_release(policy_option_rows, &p);
+    return rc;
+}
+
 static double reward_of(const char *spec, const char *item, const char *said) {
     struct reward r;
     double got = NAN;
     json_t *v = json_parse(item, strlen(item), "item", &err);
     assert_non_null(v);
-    if (reward_open(&r, spec, 10, &err) != OK) fail_msg("%s", err.text);
+    if (named_open(&r, spec, 10) != OK) fail_msg("%s", err.text);
     const struct completion c[2] = {{v, said, true}, {v, "", false}};
     double both[2] = {NAN, NAN};
     if (r.check && r.check(r.ctx, v, &err) != OK) fail_msg("%s", err.text);
@@ -464,8 +483,17 @@ static double reward_of(const char *spec, const char *item, const char *said) {
     return got;
 }
 
-static void test_rewards(void **state) {
-    (void)state;
+/* Once without the sandbox, and once with it where there is one. */
+static bool each_way(int i) {
+    sandboxed = i == 1;
+    if (i == 1 && sandbox_available(&err) != OK) {
+        print_message("# skipped in the sandbox: %s\n", err.text);
+        return false;
+    }
+    return i < 2;
+}
+
+static void rewards_check(void) {
     static const struct {
         const char *spec, *item, *said;
         double want;
@@ -494,7 +522,7 @@ static void test_rewards(void **state) {
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
         struct reward r;
         if (cases[i].want == -1 && cases[i].spec[0] == 'r') {
-            assert_int_equal(reward_open(&r, cases[i].spec, 1, &err), ERR_FORMAT);
+            assert_int_equal(named_open(&r, cases[i].spec, 1), ERR_FORMAT);
             continue;
         }
         double got = reward_of(cases[i].spec, cases[i].item, cases[i].said);
@@ -503,8 +531,12 @@ static void test_rewards(void **state) {
     }
 }
 
-static void test_reward_refusals(void **state) {
+static void test_rewards(void **state) {
     (void)state;
+    for (int i = 0; each_way(i); i++) rewards_check();
+}
+
+static void refusals_check(void) {
     static const struct {
         const char *spec, *why;
         double timeout;
@@ -520,7 +552,6 @@ static void test_reward_refusals(void **state) {
         {"shell:echo 1; echo nan", "a number is wanted", 5},
         {"shell:yes 1", "more than its numbers", 5},
         {"command:sleep 100", "in time", 0.1},
-        {"shell:sleep 100 & echo 1; echo 2", "in time", 0.1}, /* a child holds the pipe */
         {"shell:echo 1; echo 2; exec >&-; sleep 100", "in time", 0.1},
     };
     json_t *item = json_object();
@@ -528,7 +559,7 @@ static void test_reward_refusals(void **state) {
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
         struct reward r;
         double out[2], start = clock_now();
-        int rc = reward_open(&r, cases[i].spec, cases[i].timeout, &err);
+        int rc = named_open(&r, cases[i].spec, cases[i].timeout);
         if (rc == OK) rc = r.all(r.ctx, c, 2, out, &err);
         assert_int_not_equal(rc, OK);
         if (!strstr(err.text, cases[i].why)) fail_msg("%s: %s", cases[i].spec, err.text);
@@ -536,6 +567,119 @@ static void test_reward_refusals(void **state) {
         reward_close(&r);
     }
     json_decref(item);
+}
+
+static void test_reward_refusals(void **state) {
+    (void)state;
+    for (int i = 0; each_way(i); i++) refusals_check();
+}
+
+/* What a command in the sandbox prints for two completions, as the first number; or NaN. */
+static double run_with(const struct policy_options *p) {
+    struct reward r;
+    double out[2] = {NAN, NAN};
+    json_t *item = json_object();
+    const struct completion c[2] = {{item, "a", true}, {item, "b", true}};
+    int rc = reward_open(&r, p, &err);
+    if (rc == OK) rc = r.all(r.ctx, c, 2, out, &err);
+    reward_close(&r);
+    json_decref(item);
+    return rc == OK ? out[0] : NAN;
+}
+
+/* The status that a shell's line ends with in the sandbox. */
+static double status_of(const char *line, const char *writes) {
+    char *spec = xasprintf("shell:{ %s; } >/dev/null 2>&1; echo $?; echo 0", line);
+    struct policy_options p = named(spec, 20);
+    p.reward_sandbox = true;
+    if (writes) strings_add(&p.reward_write, writes);
+    double got = run_with(&p);
+    options_release(policy_option_rows, &p);
+    free(spec);
+    return got;
+}
+
+static void test_reward_sandbox(void **state) {
+    (void)state;
+    char folder[] = "/tmp/shoal-test-rewards-XXXXXX", *here = realpath(".", NULL);
+    if (sandbox_available(&err) != OK) {
+        print_message("# skipped: %s\n", err.text);
+        skip();
+    }
+    assert_non_null(mkdtemp(folder));
+    setenv("SHOAL_API_KEY", "secret", 1);
+    char *beside = xasprintf("ls %s", folder), *at = xasprintf("cd %s && echo 1 >a", folder);
+    /* the working folder is read, and nothing is written but /tmp */
+    assert_int_equal((int)status_of("test -r Makefile", NULL), 0);
+    assert_int_equal((int)status_of("echo 1 >/tmp/a && cat /tmp/a", NULL), 0);
+    assert_int_not_equal((int)status_of("echo 1 >written-by-a-reward", NULL), 0);
+    assert_int_not_equal((int)status_of("echo 1 >/usr/written-by-a-reward", NULL), 0);
+    assert_int_not_equal((int)status_of(beside, NULL), 0);
+    assert_int_equal((int)status_of(at, folder), 0);
+    assert_int_not_equal((int)status_of("env | grep -q SHOAL_API_KEY", NULL), 0);
+    assert_int_equal((int)status_of("test $(tail -n +3 /proc/net/dev | wc -l) = 1", NULL), 0);
+    /* what is left behind is killed, and the numbers count */
+    assert_int_equal((int)status_of("sleep 987 & setsid sleep 987 & true", NULL), 0);
+    char *file = path_join(folder, "a");
+    assert_true(path_exists(file));
+    free(file);
+    free(beside);
+    free(at);
+    free(here);
+    dir_delete(folder);
+    unsetenv("SHOAL_API_KEY");
+}
+
+/* From a folder that is not shown as a whole: a file that a word names is. */
+static void test_reward_at_home(void **state) {
+    (void)state;
+    char folder[] = "/tmp/shoal-test-rewards-XXXXXX", *here = realpath(".", NULL);
+    const char *home = getenv("HOME");
+    char *old = home ? xstrdup(home) : NULL;
+    static const char script[] = "import os\nprint(len(os.listdir('.')))\nprint(0)\n";
+    if (sandbox_available(&err) != OK || access("/usr/bin/python3", X_OK) != 0) {
+        print_message("# skipped: no sandbox or no /usr/bin/python3\n");
+        skip();
+    }
+    assert_non_null(mkdtemp(folder));
+    setenv("HOME", folder, 1);
+    assert_int_equal(chdir(folder), 0);
+    assert_int_equal(file_write("reward.py", script, strlen(script), &err), OK);
+    assert_int_equal(file_write("secret", "x", 1, &err), OK);
+    struct policy_options p = named("command:/usr/bin/python3 reward.py", 20);
+    p.reward_sandbox = true;
+    assert_true(run_with(&p) == 1);
+    strings_add(&p.reward_read, folder);
+    assert_true(run_with(&p) == 2);
+    options_release(policy_option_rows, &p);
+    assert_int_equal(chdir(here), 0);
+    if (old) setenv("HOME", old, 1);
+    dir_delete(folder);
+    free(old);
+    free(here);
+}
+
+/* Commands that are refused are refused with and without the sandbox; nothing else is. */
+static void test_reward_forbidden(void **state) {
+    (void)state;
+    pid_t pid = fork();
+    if (pid == 0) {
+        struct reward r;
+        int bad = 0;
+        sandbox_forbid("no commands in a test");
+        for (int i = 0; i < 2; i++) {
+            sandboxed = i;
+            bad += named_open(&r, "command:true", 1) != ERR_STATE;
+            bad += named_open(&r, "shell:true", 1) != ERR_STATE;
+            bad += strcmp(err.text, "no commands in a test") != 0;
+        }
+        bad += named_open(&r, "exact", 1) != OK;
+        reward_close(&r);
+        _exit(bad);
+    }
+    int status;
+    waitpid(pid, &status, 0);
+    assert_int_equal(status, 0);
 }
 
 /* data */
@@ -622,7 +766,7 @@ static void test_prompts(void **state) {
     (void)state;
     struct prompt_set p;
     struct reward exact;
-    assert_int_equal(reward_open(&exact, "exact", 1, &err), OK);
+    assert_int_equal(named_open(&exact, "exact", 1), OK);
     struct prompt_source from = {
         .path = path, .tok = model->tok, .prefix = "so:", .max_length = 100, .reward = &exact};
     static const struct {
@@ -1075,25 +1219,17 @@ static void test_refusals(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_dpo_gradient),
-        cmocka_unit_test(test_policy_gradient),
-        cmocka_unit_test(test_tempered_gradient),
-        cmocka_unit_test(test_fresh_gradient),
-        cmocka_unit_test(test_choices_gradient),
-        cmocka_unit_test(test_advantages),
-        cmocka_unit_test(test_rewards),
-        cmocka_unit_test(test_reward_refusals),
-        cmocka_unit_test(test_pairs),
-        cmocka_unit_test(test_cut_pairs),
-        cmocka_unit_test(test_prompts),
-        cmocka_unit_test(test_reward_rises),
-        cmocka_unit_test(test_same_bits),
-        cmocka_unit_test(test_broken_reward),
-        cmocka_unit_test(test_kl_bound),
-        cmocka_unit_test(test_dpo_run),
-        cmocka_unit_test(test_refusals),
-        cmocka_unit_test(test_dpo_plan),
-        cmocka_unit_test(test_reward_plan),
+        cmocka_unit_test(test_dpo_gradient),      cmocka_unit_test(test_policy_gradient),
+        cmocka_unit_test(test_tempered_gradient), cmocka_unit_test(test_fresh_gradient),
+        cmocka_unit_test(test_choices_gradient),  cmocka_unit_test(test_advantages),
+        cmocka_unit_test(test_rewards),           cmocka_unit_test(test_reward_refusals),
+        cmocka_unit_test(test_reward_sandbox),    cmocka_unit_test(test_reward_at_home),
+        cmocka_unit_test(test_reward_forbidden),  cmocka_unit_test(test_pairs),
+        cmocka_unit_test(test_cut_pairs),         cmocka_unit_test(test_prompts),
+        cmocka_unit_test(test_reward_rises),      cmocka_unit_test(test_same_bits),
+        cmocka_unit_test(test_broken_reward),     cmocka_unit_test(test_kl_bound),
+        cmocka_unit_test(test_dpo_run),           cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_dpo_plan),          cmocka_unit_test(test_reward_plan),
         cmocka_unit_test(test_entropy),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);

@@ -247,7 +247,7 @@ static pid_t init_number(struct sandbox *s) {
 
 static bool limit_set(pid_t pid, int what, double soft, double hard) {
     struct rlimit have;
-    if (isinf(soft)) return true;
+    if (!(soft < 9e18)) return true; // no limit
     if (prlimit(pid, (enum __rlimit_resource)what, NULL, &have) != 0) return false;
     struct rlimit want = {MIN((rlim_t)soft, have.rlim_max), MIN((rlim_t)hard, have.rlim_max)};
     return prlimit(pid, (enum __rlimit_resource)what, &want, NULL) == 0;

@@ -32,8 +32,7 @@ int sandbox_command_check(struct error *err) {
 
 /* bwrap */
 
-/* The first executable file of this name in a list of folders; malloc'ed, or NULL. */
-static char *path_search(const char *folders, const char *name) {
+char *sandbox_program_find(const char *folders, const char *name) {
     for (const char *at = folders; at && *at;) {
         size_t n = strcspn(at, ":");
         char *path = xasprintf("%.*s/%s", (int)n, at, name);
@@ -46,7 +45,7 @@ static char *path_search(const char *folders, const char *name) {
 
 char *bwrap_find(struct error *err) {
     const char *folders = getenv("PATH");
-    char *path = path_search(folders ? folders : "/usr/local/bin:/usr/bin:/bin", "bwrap");
+    char *path = sandbox_program_find(folders ? folders : "/usr/local/bin:/usr/bin:/bin", "bwrap");
     if (!path)
         error_set(err, ERR_MISSING,
                   "bubblewrap, which runs commands in a sandbox, is not installed (apt install "
@@ -88,7 +87,7 @@ int program_check(const struct sandbox_spec *s, struct error *err) {
     if (!*name) return error_set(err, ERR_USAGE, "a command is empty");
     char *path = *name == '/'        ? xstrdup(name)
                  : strchr(name, '/') ? path_join(s->dir ? s->dir : "/tmp", name)
-                                     : path_search(folders ? folders : usual_path, name);
+                                     : sandbox_program_find(folders ? folders : usual_path, name);
     bool good = path && !path_is_dir(path) && access(path, X_OK) == 0;
     int rc = good ? OK
                   : error_set(err, ERR_MISSING, "program '%s' %s", name,

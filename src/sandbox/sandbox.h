@@ -39,7 +39,7 @@
 struct sandbox_limits {
     double seconds;     /* 60 of wall time; INFINITY for servers that run until they are killed */
     double cpu_seconds; /* of each process, rounded up; no limit */
-    size_t memory;      /* 4 GiB of address space of each process */
+    size_t memory;      /* 4 GiB of address space of each process; SIZE_MAX: no limit */
     size_t file_size;   /* 256 MiB: of each file that is written */
     size_t tmp_size;    /* 256 MiB: of all files in /tmp, and again of those in /dev/shm */
     size_t output;      /* 1 MiB: of standard output, and again of standard error */
@@ -84,6 +84,10 @@ struct sandbox_result {
 int sandbox_available(struct error *err);
 /* "bubblewrap 0.8.0"; NULL and `err` where there is none. malloc'ed. */
 char *sandbox_version(struct error *err);
+
+/* The first executable file of this name in absolute folders, as in PATH ("A:B"; NULL: none).
+ * malloc'ed, or NULL. */
+char *sandbox_program_find(const char *folders, const char *name);
 
 /* Runs a command to its end, whichever that is (`out->end`): OK. Else nothing of the command was
  * run, and `out` is empty: ERR_STATE (commands are forbidden; bwrap cannot make a sandbox),

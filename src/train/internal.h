@@ -226,4 +226,15 @@ size_t moments_bytes(enum optim o, int64_t n);
 /* True when every value is a number: neither NaN nor Inf. */
 bool all_finite(const float *x, int64_t n);
 
+/* reward_command.c: struct reward's `all` by a program. `words`: split at blanks, or a shell's line.
+ */
+struct reward_command;
+struct completion;
+struct policy_options;
+struct reward_command *reward_command_open(const char *words, bool shell,
+                                           const struct policy_options *o, struct error *err);
+int reward_command_run(const struct reward_command *c, const struct completion *v, int n,
+                       double *out, struct error *err);
+void reward_command_close(struct reward_command *c); /* NULL is nothing */
+
 #endif

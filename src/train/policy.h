@@ -26,6 +26,9 @@ struct policy_options {     /* filled from option rows */
     double kl_coef, kl_max; /* 0.02, 0: no bound */
     char *reward;           /* exact */
     double reward_timeout;  /* 60 seconds an update, of commands */
+    bool reward_sandbox;    /* true: commands run in a sandbox, … */
+    bool reward_network;    /* false: with the network, */
+    struct strings reward_read, reward_write; // and with these folders too
 };
 extern const struct option_row policy_option_rows[];
 
@@ -52,8 +55,13 @@ struct reward {
  * answer that is a number the text's last number. `regex` or `regex:PATTERN`: 1 where the item's
  * "pattern", or PATTERN, matches. `command:WORDS`: the program reads a line {"item", "completion",
  * "ended"} for each and prints a number for each; no shell, `shell:LINE` is one.
+ *
+ * A command runs in a sandbox (sandbox/sandbox.h) and is killed with all that it started when it
+ * ends. It reads the system, the working folder (unless that is /, /tmp or the home folder), its
+ * program's folder, files among its words, and reward_read; it writes /tmp, which is its own, and
+ * reward_write. ERR_STATE or ERR_MISSING: commands cannot be run here.
  */
-int reward_open(struct reward *r, const char *spec, double timeout, struct error *err);
+int reward_open(struct reward *r, const struct policy_options *o, struct error *err);
 void reward_close(struct reward *r);
 
 /* runs */

@@ -522,7 +522,7 @@ static int learner_make(struct learner *l, const struct course *c, enum method m
     l->trainees = xcalloc((size_t)c->n, sizeof *l->trainees);
     l->sums = xcalloc((size_t)c->n, sizeof *l->sums);
     l->sampled = xcalloc((size_t)c->n, sizeof *l->sampled);
-    int rc = reward ? OK : reward_open(&l->named, o->reward, o->reward_timeout, err);
+    int rc = reward ? OK : reward_open(&l->named, o, err);
     l->reward = reward ? *reward : l->named;
     return rc;
 }

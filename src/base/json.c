@@ -10,6 +10,7 @@
  */
 #include "base/base.h"
 
+#include <malloc.h>
 #include <setjmp.h>
 #include <stdlib.h>
 #include <string.h>
@@ -52,46 +53,91 @@ static int cursor_peek(struct cursor *c) {
 
 /*
  * jansson gets its memory here. A document too large for the machine is an error, but the parser
- * does not survive a refusal: it loses characters and then its place. So while it runs, what it
- * holds is listed, and a refusal frees all of that and leaves the parser by longjmp. Elsewhere
- * jansson's values are small and their makers do not look.
+ * does not survive a refusal: it loses characters and then its place. So while it runs, the blocks
+ * that it holds are listed, and a refusal frees all of them and leaves the parser by longjmp.
+ * Elsewhere jansson's values are small and their makers do not check.
+ *
+ * Most blocks that the parser frees are among the last that it made: keys, buffers. They are freed
+ * at once. Any other block stays listed and is freed when the parse ends, so that no free takes
+ * more than constant time: searching the list made the clean-up after a syntax error quadratic.
+ * What waits is bounded by what the values hold: tables that were outgrown (together smaller than
+ * the tables that replaced them) and the keys of lists and objects. Blocks of LARGE_BLOCK bytes
+ * have a list of their own, which is short enough to be searched.
+ *
+ * Invariant: `held` and `large` list every block of the parse that is not freed yet, `late` those
+ * of `held` that the parser has freed. A running parser frees its own blocks only. Blocks have no
+ * header: other code frees values in any thread at any time, and frees the text of json_dumps with
+ * free().
  */
+enum { HELD_RECENT = 8 }; /* a member, its value and its key are 4 blocks or fewer */
+static const size_t LARGE_BLOCK = (size_t)1 << 20;
+
+struct blocks {
+    void **v;
+    size_t n, cap;
+};
 static _Thread_local struct parse {
     bool running, refused;
-    void **held; /* [n] blocks, in no order */
-    size_t n, cap;
+    struct blocks held, large, late;
     jmp_buf out;
 } parse;
 
-static void parse_refuse(void) {
-    for (size_t i = 0; i < parse.n; i++) free(parse.held[i]);
-    parse.n = 0;
+static void blocks_free(struct blocks *b) {
+    for (size_t i = 0; i < b->n; i++) free(b->v[i]);
+    free(b->v);
+    *b = (struct blocks){0};
+}
+
+static _Noreturn void parse_refuse(void) {
+    blocks_free(&parse.held);
+    blocks_free(&parse.large);
+    parse.late.n = 0; /* they were held too */
     parse.refused = true;
     longjmp(parse.out, 1);
 }
 
-static void *json_memory(size_t size) {
-    if (!parse.running) return xmalloc(size);
-    if (parse.n == parse.cap) {
-        size_t cap = MAX(2 * parse.cap, (size_t)1024);
-        void **held = realloc(parse.held, cap * sizeof *held);
-        if (!held) parse_refuse();
-        parse.held = held;
-        parse.cap = cap;
-    }
-    void *p = malloc(size);
-    if (!p) parse_refuse();
-    return parse.held[parse.n++] = p;
+/* Room for one more. */
+static void blocks_reserve(struct blocks *b) {
+    if (b->n < b->cap) return;
+    size_t cap = MAX(2 * b->cap, (size_t)1024);
+    void **v = realloc(b->v, cap * sizeof(*v));
+    if (!v) parse_refuse();
+    b->v = v;
+    b->cap = cap;
 }
 
-/* What the parser frees it has mostly just made: the search begins at the end. */
-static void json_memory_free(void *p) {
-    for (size_t i = parse.running ? parse.n : 0; i-- > 0;)
-        if (parse.held[i] == p) {
-            parse.held[i] = parse.held[--parse.n];
-            break;
+/* Whether the block was among the last n, and is free now. */
+static bool blocks_take(struct blocks *b, void *p, size_t n) {
+    for (size_t i = b->n, end = i - MIN(i, n); i-- > end;)
+        if (b->v[i] == p) {
+            b->v[i] = b->v[--b->n];
+            free(p);
+            return true;
         }
-    free(p);
+    return false;
+}
+
+static bool block_is_large(void *p) {
+    return malloc_usable_size(p) >= LARGE_BLOCK;
+}
+
+static void *json_memory(size_t size) {
+    if (!parse.running) return xmalloc(size);
+    struct blocks *b = size >= LARGE_BLOCK ? &parse.large : &parse.held;
+    blocks_reserve(b);
+    void *p = malloc(size);
+    if (!p) parse_refuse();
+    return b->v[b->n++] = p;
+}
+
+static void json_memory_free(void *p) {
+    if (!parse.running) {
+        free(p);
+    } else if (p && !blocks_take(&parse.held, p, HELD_RECENT) &&
+               !(block_is_large(p) && blocks_take(&parse.large, p, SIZE_MAX))) {
+        blocks_reserve(&parse.late);
+        parse.late.v[parse.late.n++] = p;
+    }
 }
 
 __attribute__((constructor)) static void json_memory_set(void) {
@@ -105,8 +151,9 @@ static json_t *text_load(const char *text, size_t len, json_error_t *je) {
         v = json_loadb(text, len, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY | JSON_DISABLE_EOF_CHECK,
                        je);
     parse.running = false;
-    free(parse.held);
-    parse.held = NULL;
+    free(parse.held.v);
+    free(parse.large.v);
+    blocks_free(&parse.late);
     return v;
 }
 

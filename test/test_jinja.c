@@ -532,7 +532,7 @@ static void test_limits(void **state) {
         "{% endfor %}",
         "memory");
     assert_refused("{{ 'x' * 1000 * 9999999999 }}", "memory");
-    assert_refused("{{ 'x' * 9999999999 }}", "too many steps");
+    assert_refused("{{ 'x' * 9999999999 }}", "memory");
     assert_refused("{{ '%99999d' % 1 }}", "not supported");
     assert_refused("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "nested too deeply");
     assert_refused("{% set ns = namespace(l=[]) %}{% for i in range(9999) %}{% set ns.l = [ns.l] %}"
@@ -548,7 +548,7 @@ static void test_limits(void **state) {
     for (size_t i = 0; i < ARRAY_LEN(nests); i++) {
         struct buf b = {0};
         buf_puts(&b, nests[i][0]);
-        for (int k = 0; k < 100000; k++) buf_puts(&b, nests[i][1]);
+        for (int k = 0; k < 50000; k++) buf_puts(&b, nests[i][1]);
         buf_puts(&b, nests[i][2]);
         assert_refused(b.data, "nested too deeply");
         buf_release(&b);

@@ -159,6 +159,9 @@ bool hash_is_valid(const char *text); /* whether it is one, as written here */
 uint64_t
 hash_u64(const void *p,
          size_t n); /* FNV-1a then a 64-bit finaliser: for tables and splits, not for identity */
+/* SipHash-2-4 under a key that the process draws once: for tables whose keys a caller chooses.
+ * Differs between runs, so nothing but the speed of a table may depend on it. */
+uint64_t hash_keyed(const void *p, size_t n);
 
 /* randomness */
 

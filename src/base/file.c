@@ -16,11 +16,13 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <pthread.h>
 #include <sodium.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -391,6 +393,21 @@ int hash_file(const char *path, char out[HASH_LEN], struct error *err) {
 
 bool hash_is_valid(const char *text) {
     return strlen(text) == HASH_LEN - 1 && strspn(text, "0123456789abcdef") == HASH_LEN - 1;
+}
+
+static uint8_t table_key[crypto_shorthash_KEYBYTES];
+
+static void table_key_draw(void) {
+    CHECK(getrandom(table_key, sizeof table_key, 0) == sizeof table_key);
+}
+
+uint64_t hash_keyed(const void *p, size_t n) {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    uint64_t h;
+    pthread_once(&once, table_key_draw);
+    _Static_assert(sizeof h == crypto_shorthash_BYTES, "a hash of 64 bits");
+    crypto_shorthash((uint8_t *)&h, p, n, table_key);
+    return h;
 }
 
 uint64_t hash_u64(const void *p, size_t n) {

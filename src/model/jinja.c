@@ -36,9 +36,26 @@ static _Noreturn void work_refused(struct work *w) {
     longjmp(w->out, 1);
 }
 
-void work_charge(struct work *w, size_t bytes) {
-    w->steps += 1 + bytes / 32;
-    if (w->steps > MAX_WORK_STEPS) work_fail(w, "the template takes too many steps");
+enum { STEPS_PER_POLL = 1 << 16 };
+
+void work_begin(struct work *w, struct error *err, bool (*stop)(void *ctx), void *ctx) {
+    *w = (struct work){.err = err,
+                       .line = 1,
+                       .max_bytes = JINJA_MAX_BYTES,
+                       .max_steps = JINJA_MAX_STEPS,
+                       .next = MIN(STEPS_PER_POLL, JINJA_MAX_STEPS),
+                       .stop = stop,
+                       .stop_ctx = ctx};
+}
+
+void work_check(struct work *w) {
+    if (w->steps >= w->max_steps)
+        work_fail(w, "the template takes too many steps, more than %llu",
+                  (unsigned long long)w->max_steps);
+    w->next = MIN(w->steps + STEPS_PER_POLL, w->max_steps);
+    if (!w->stop || !w->stop(w->stop_ctx)) return;
+    error_set(w->err, ERR_STATE, "line %d: the rendering was ended", w->line);
+    longjmp(w->out, 1);
 }
 
 static void *work_block(struct work *w, size_t size) {
@@ -50,8 +67,8 @@ static void *work_block(struct work *w, size_t size) {
 void *work_alloc(struct work *w, size_t size) {
     const size_t block = 1 << 16;
     size = (size + 15) & ~(size_t)15;
-    if (size > MAX_WORK_BYTES || w->bytes + size > MAX_WORK_BYTES)
-        work_fail(w, "the template takes more than %zu MiB of memory", MAX_WORK_BYTES >> 20);
+    if (size > w->max_bytes || w->bytes + size > w->max_bytes)
+        work_fail(w, "the template takes more than %zu MiB of memory", w->max_bytes >> 20);
     w->bytes += size;
     work_charge(w, size);
     if (size > block / 4) return work_block(w, size);
@@ -75,19 +92,15 @@ void *work_grow(struct work *w, void *v, size_t n, size_t *cap, size_t size) {
 }
 
 void work_enter(struct work *w) {
+    work_steps(w, 1);
     if (++w->depth > MAX_DEPTH) work_fail(w, "nested too deeply");
 }
 
 /* scopes */
 
-struct variable {
-    struct str name;
-    struct value v;
-};
 struct scope {
     struct scope *parent;
-    struct variable *v;
-    size_t n, cap;
+    struct dict vars;
 };
 
 struct render {
@@ -102,13 +115,7 @@ struct render {
 };
 
 static void scope_set(struct render *r, struct scope *s, struct str name, struct value v) {
-    for (size_t i = 0; i < s->n; i++) {
-        if (!str_equal(s->v[i].name, name)) continue;
-        s->v[i].v = v;
-        return;
-    }
-    s->v = work_grow(&r->w, s->v, s->n, &s->cap, sizeof *s->v);
-    s->v[s->n++] = (struct variable){name, v};
+    dict_set(&r->w, &s->vars, STRING(name), v);
 }
 
 static void set_named(struct render *r, struct scope *s, const char *name, struct value v) {
@@ -122,9 +129,10 @@ static struct scope *scope_push(struct render *r, struct scope *parent) {
 }
 
 static struct value name_get(struct render *r, struct str name) {
-    for (const struct scope *s = r->scope; s; s = s->parent)
-        for (size_t i = 0; i < s->n; i++)
-            if (str_equal(s->v[i].name, name)) return s->v[i].v;
+    for (struct scope *s = r->scope; s; s = s->parent) {
+        const struct value *found = dict_find(&r->w, &s->vars, STRING(name));
+        if (found) return *found;
+    }
     const struct function *f = function_find(name);
     if (f && !(r->now < 0 && strcmp(f->name, "strftime_now") == 0))
         return (struct value){.kind = V_FUNCTION, .function = f};
@@ -160,6 +168,7 @@ static struct args eval_args(struct render *r, const struct nodes *list) {
         else
             a.v[a.n++] = eval(r, n);
     }
+    work_steps(&r->w, a.n_named); /* looked for by name, in a few places for each call */
     return a;
 }
 
@@ -183,6 +192,7 @@ static void bind_parameters(struct render *r, const struct macro *m, const struc
         struct str name = n->list.v[i]->name;
         struct value v = {.kind = V_UNDEFINED, .s = name};
         const char *text = str_from(&r->w, name.p, name.n, 0).p;
+        work_steps(&r->w, a->n_named);
         for (size_t k = 0; k < a->n_named; k++) used += str_equal(a->named[k].key.s, name);
         v = arg_get(a, i, text, v);
         if (i >= a->n && v.kind == V_UNDEFINED && i >= required)
@@ -490,6 +500,7 @@ static void run_generation(struct render *r, const struct node *n) {
     uint8_t *origins = work_alloc(&r->w, s.n);
     for (size_t i = 0; i < s.n; i++)
         origins[i] = (uint8_t)((s.origins ? s.origins[i] : 0) | JINJA_GENERATED);
+    work_scan(&r->w, s.n);
     s.origins = origins;
     print(r, s);
 }
@@ -549,6 +560,8 @@ static enum flow run(struct render *r, const struct nodes *body) {
 
 /* entry */
 
+/* Memory is allowed in proportion to the input: the copies that a template makes of a long
+ * conversation fit, and a short request cannot take much. */
 static void variables_set(struct render *r, const struct jinja_input *in) {
     const char *name;
     json_t *v;
@@ -560,6 +573,7 @@ static void variables_set(struct render *r, const struct jinja_input *in) {
     }
     json_object_foreach ((json_t *)(uintptr_t)in->trusted, name, v)
         set_named(r, r->scope, name, value_from_json(&r->w, v, 0));
+    r->w.max_bytes = MIN(JINJA_MAX_BYTES, JINJA_OWN_BYTES + 16 * r->w.bytes);
 }
 
 static void output_take(struct render *r, struct jinja_output *out) {
@@ -580,8 +594,8 @@ int jinja_render(const struct jinja *j, const struct jinja_input *in, struct jin
     struct render *r = xcalloc(1, sizeof *r);
     int rc = OK;
     *out = (struct jinja_output){0};
-    r->w.err = err;
-    r->w.line = 1;
+    work_begin(&r->w, err, in->stop, in->stop_ctx);
+    r->w.steps = in->spent;
     r->out = &r->root;
     r->message = -1;
     r->now = in->now;
@@ -592,6 +606,8 @@ int jinja_render(const struct jinja *j, const struct jinja_input *in, struct jin
     } else {
         rc = err->code;
     }
+    out->steps = r->w.steps - in->spent;
+    out->bytes = r->w.bytes;
     arena_release(&r->w.arena);
     free(r);
     return rc;

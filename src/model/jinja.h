@@ -6,8 +6,9 @@
  * immutable sandbox, break and continue, its `tojson`, raise_exception, strftime_now and
  * {% generation %}. What this subset lacks is an error that names it with its line.
  *
- * A template is foreign code: recursion, steps and memory are bounded, and it reaches nothing but
- * its variables.
+ * A template is foreign code and reaches nothing but its variables. Its length, recursion, steps
+ * and memory are bounded: every operation is charged to one budget in proportion to its work, and
+ * an error names the limit that was reached.
  *
  * Every byte of the result says where it came from, so that a caller can tell the template's own
  * words, where special tokens count, from what people wrote, where they must not, and can find the
@@ -17,6 +18,12 @@
 #define SHOAL_JINJA_H
 
 #include "base/base.h"
+
+#define JINJA_MAX_TEXT ((size_t)1 << 20)     /* bytes of a template */
+#define JINJA_MAX_STEPS ((uint64_t)20000000) /* of a parse, or of renderings that share a budget   \
+                                              */
+#define JINJA_MAX_BYTES ((size_t)256 << 20)  /* of memory, for one parse or rendering */
+#define JINJA_OWN_BYTES ((size_t)32 << 20)   /* ... of which so many beside what the input takes */
 
 struct jinja;
 /* Errors say the line; callers say whose template it is. */
@@ -39,14 +46,20 @@ struct jinja_output {
     size_t n;
     struct jinja_run *runs; /* [n_runs], ascending; they cover the text */
     size_t n_runs;
+    uint64_t steps; /* what it took; after an error too */
+    size_t bytes;
 };
 struct jinja_input {
     const json_t *vars;    /* object; its "messages" are known as the conversation */
     const json_t *trusted; /* object or NULL: strings that count as the template's (bos_token …) */
     int64_t now;           /* of strftime_now, seconds since 1970 in UTC; < 0: it is undefined */
+    uint64_t spent;        /* steps of the same budget that earlier renderings took */
+    /* Polled about every millisecond; true ends the rendering. NULL: it is never ended. */
+    bool (*stop)(void *ctx);
+    void *stop_ctx;
 };
-/* raise_exception is ERR_MISMATCH, anything else ERR_FORMAT. Free the output with
- * jinja_output_release, also after an error. */
+/* raise_exception is ERR_MISMATCH, `stop` ERR_STATE, anything else, limits too, ERR_FORMAT. Free
+ * the output with jinja_output_release, also after an error. */
 int jinja_render(const struct jinja *j, const struct jinja_input *in, struct jinja_output *out,
                  struct error *err);
 void jinja_output_release(struct jinja_output *out);

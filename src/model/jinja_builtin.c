@@ -23,13 +23,20 @@ struct value arg_get(const struct args *a, size_t i, const char *name, struct va
     return other;
 }
 
+/* In a list of names between single spaces. */
 static bool name_listed(const char *names, struct str name) {
-    for (const char *p = names; p && *p; p += strspn(p, " ")) {
-        size_t n = strcspn(p, " ");
-        if (n == name.n && memcmp(p, name.p, n) == 0) return true;
-        p += n;
+    for (const char *p = names; p && *p && name.n; p++) {
+        if (*p == name.p[0] && strcspn(p, " ") == name.n && memcmp(p, name.p, name.n) == 0)
+            return true;
+        p = strchr(p, ' ');
+        if (!p) break;
     }
     return false;
+}
+
+/* str_is for a search in a table, where most names begin with another letter. */
+static bool row_is(struct str s, const char *name) {
+    return s.n && s.p[0] == name[0] && str_is(s, name);
 }
 
 void args_check(struct work *w, const struct args *a, const char *what, size_t min, size_t max,
@@ -164,10 +171,13 @@ static struct value extreme(struct work *w, struct value v, const struct args *a
     struct value attribute = arg_get(a, 1, "attribute", NONE);
     const struct list *l = value_items(w, v);
     size_t best = 0;
-    for (size_t i = 1; i < l->n; i++)
-        if (value_compare(w, sort_key(w, l->v[i], attribute, cased),
-                          sort_key(w, l->v[best], attribute, cased)) == sign)
-            best = i;
+    struct value best_key = l->n > 1 ? sort_key(w, l->v[0], attribute, cased) : NONE;
+    for (size_t i = 1; i < l->n; i++) {
+        struct value key = sort_key(w, l->v[i], attribute, cased);
+        if (value_compare(w, key, best_key) != sign) continue;
+        best = i;
+        best_key = key;
+    }
     return l->n ? l->v[best] : UNDEFINED;
 }
 
@@ -431,7 +441,7 @@ static struct list *split_lines(struct work *w, struct str s, bool keep) {
         list_add(w, out, STRING(str_part(s, from, keep ? i + end : i)));
         from = i += end;
     }
-    work_charge(w, s.n);
+    work_scan(w, s.n);
     if (from < s.n) list_add(w, out, STRING(str_part(s, from, s.n)));
     return out;
 }
@@ -475,6 +485,7 @@ static struct value filter_wordcount(struct work *w, struct value v, const struc
     struct str s = value_str(w, v);
     int64_t n = 0;
     bool within = false;
+    work_scan(w, s.n);
     for (size_t i = 0; i < s.n; i++) {
         uint8_t c = (uint8_t)s.p[i];
         if (c >= 0x80) work_fail(w, "'wordcount' of this text is not supported");
@@ -536,6 +547,7 @@ static bool digits_only(const char *p) {
 static bool int_parse(struct work *w, struct str s, int64_t *out) {
     s = str_strip(w, s, NULL, STRIP_LEFT | STRIP_RIGHT);
     const char *p = str_from(w, s.p, s.n, 0).p;
+    work_scan(w, s.n);
     if (strlen(p) != s.n || !digits_only(p + (*p == '+' || *p == '-'))) {
         if (memchr(s.p, '_', s.n)) work_fail(w, "'int' of this string is not supported");
         return false;
@@ -549,6 +561,7 @@ static bool float_parse(struct work *w, struct str s, double *out) {
     s = str_strip(w, s, NULL, STRIP_LEFT | STRIP_RIGHT);
     const char *p = str_from(w, s.p, s.n, 0).p;
     char *end;
+    work_steps(w, 8 + s.n);
     for (size_t i = 0; i < s.n; i++) {
         if (s.p[i] == '_') work_fail(w, "'float' of this string is not supported");
         if (s.p[i] == 'x' || s.p[i] == 'X' || s.p[i] == '(' || s.p[i] == 0) return false;
@@ -609,6 +622,7 @@ static struct value filter_round(struct work *w, struct value v, const struct ar
     if (v.kind != V_FLOAT) return INT(v.i);
     if (!isfinite(v.f)) return v;
     char text[400];
+    work_steps(w, 400);
     snprintf(text, sizeof text, "%.*f", (int)precision, v.f);
     return FLOAT(strtod(text, NULL));
 }
@@ -683,7 +697,7 @@ static const struct filter {
 
 static const struct filter *filter_find(struct str name) {
     for (size_t i = 0; i < ARRAY_LEN(filters); i++)
-        if (str_is(name, filters[i].name)) return &filters[i];
+        if (row_is(name, filters[i].name)) return &filters[i];
     return NULL;
 }
 
@@ -696,7 +710,7 @@ struct value filter_apply(struct work *w, struct str name, struct value v, const
     if (!f->apply) work_fail(w, "the filter '%s' is not supported", f->name);
     if (v.kind == V_MARKUP && f->apply != filter_escape && f->apply != filter_safe)
         work_fail(w, "what 'safe' and 'escape' make can only be printed");
-    work_charge(w, 64);
+    work_steps(w, 6);
     return f->apply(w, v, a);
 }
 
@@ -854,7 +868,7 @@ static const struct test {
 
 static const struct test *test_find(struct str name) {
     for (size_t i = 0; i < ARRAY_LEN(tests); i++)
-        if (str_is(name, tests[i].name)) return &tests[i];
+        if (row_is(name, tests[i].name)) return &tests[i];
     return NULL;
 }
 
@@ -863,7 +877,7 @@ bool test_known(struct str name) {
 }
 
 bool test_apply(struct work *w, struct str name, struct value v, const struct args *a) {
-    work_charge(w, 32);
+    work_steps(w, 4);
     return test_find(name)->apply(w, v, a);
 }
 
@@ -904,7 +918,7 @@ static struct list *split_space(struct work *w, struct str s, int64_t max) {
         list_add(w, out, STRING(str_part(s, 0, end)));
         size_t next = end;
         while (next < s.n && char_is_space(char_at(s.p + next, &len))) next += (size_t)len;
-        work_charge(w, next);
+        work_scan(w, 2 * next);
         s = str_part(s, next, s.n);
     }
     return out;
@@ -983,6 +997,7 @@ static bool affixed(struct work *w, struct str s, struct value what, bool end) {
         return false;
     }
     struct str part = need_str(w, what, end ? "endswith" : "startswith");
+    work_charge(w, part.n);
     return part.n <= s.n &&
            str_equal(end ? str_part(s, s.n - part.n, s.n) : str_part(s, 0, part.n), part);
 }
@@ -1102,6 +1117,7 @@ static struct value all_chars(struct work *w, struct str s, const struct args *a
     args_check(w, a, name, 0, 0, NULL);
     bool all = s.n > 0;
     int len;
+    work_steps(w, 1 + s.n / 4);
     for (size_t i = 0; i < s.n; i += (size_t)len) {
         uint32_t c = char_at(s.p + i, &len);
         if (c >= 0x80 && !char_is_east_asian(c))
@@ -1147,6 +1163,7 @@ static struct value str_format(struct work *w, struct str s, const struct args *
             if (strpbrk(p, ":!.[{")) work_fail(w, "'{%s}' in a format is not supported", p);
             if (name.n > 9) p = str_from(w, name.p, name.n, 0).p;
             size_t at = name.n == 0 ? used++ : digits_only(p) ? (size_t)atoi(p) : SIZE_MAX;
+            work_steps(w, 8 + a->n_named);
             struct value v = arg_get(a, at, name.n && !digits_only(p) ? p : NULL, UNDEFINED);
             if (at != SIZE_MAX && at >= a->n) work_fail(w, "'format' has too few values");
             if (v.kind == V_UNDEFINED) work_fail(w, "'format' has no value for '%s'", p);
@@ -1287,10 +1304,10 @@ bool method_exists(struct value v, struct str name) {
 
 struct value method_call(struct work *w, const struct method *m, const struct args *a) {
     struct value v = m->self;
-    work_charge(w, 64);
+    work_steps(w, 8);
     if (v.kind == V_STR)
         for (size_t i = 0; i < ARRAY_LEN(str_methods); i++)
-            if (str_is(m->name, str_methods[i].name)) return str_methods[i].call(w, v.s, a);
+            if (row_is(m->name, str_methods[i].name)) return str_methods[i].call(w, v.s, a);
     if (!name_listed(attributes_of(v)->have, m->name))
         work_fail(w, "the method '%.*s' of a %s is not supported", (int)m->name.n, m->name.p,
                   value_type(v));
@@ -1349,8 +1366,8 @@ static struct value function_namespace(struct work *w, const struct args *a) {
 _Noreturn static struct value function_raise(struct work *w, const struct args *a) {
     args_check(w, a, "raise_exception", 1, 1, "message");
     struct str s = value_str(w, arg_get(a, 0, "message", NONE));
-    error_set(w->err, ERR_MISMATCH, "it refuses this conversation: %.*s",
-              (int)MIN(s.n, 1000u), s.p);
+    error_set(w->err, ERR_MISMATCH, "it refuses this conversation: %.*s", (int)MIN(s.n, 1000u),
+              s.p);
     longjmp(w->out, 1);
 }
 
@@ -1362,6 +1379,7 @@ static struct value function_strftime(struct work *w, const struct args *a) {
     struct tm tm;
     gmtime_r(&seconds, &tm);
     if (format.n > 200) work_fail(w, "a date's format is too long");
+    work_steps(w, 400);
     size_t n = strftime(out, sizeof out, str_from(w, format.p, format.n, 0).p, &tm);
     return STRING(str_from(w, out, n, 0));
 }
@@ -1379,6 +1397,6 @@ const struct function *function_find(struct str name) {
         {"cycler", function_lacking},        {"joiner", function_lacking},
     };
     for (size_t i = 0; i < ARRAY_LEN(functions); i++)
-        if (str_is(name, functions[i].name)) return &functions[i];
+        if (row_is(name, functions[i].name)) return &functions[i];
     return NULL;
 }

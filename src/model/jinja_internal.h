@@ -7,7 +7,7 @@
  *
  * Everything lives in the arena of one `struct work`, given back at once; an error is a jump out of
  * the walk to the entry point, so no function in here cleans up or returns a code. Whatever costs
- * time or memory in proportion to its input goes through work_alloc or work_charge.
+ * time or memory in proportion to its input goes through work_alloc, work_charge or work_scan.
  */
 #ifndef SHOAL_JINJA_INTERNAL_H
 #define SHOAL_JINJA_INTERNAL_H
@@ -16,25 +16,49 @@
 
 #include <setjmp.h>
 
-#define MAX_WORK_BYTES ((size_t)256 << 20) /* one parse or one rendering */
-#define MAX_WORK_STEPS 50000000ull
 #define MAX_DEPTH 400 /* of nested expressions, blocks, macro calls and values */
 
+/*
+ * The state of one parse or one rendering, and its budget. A step is at most about 25 ns on a
+ * processor of 2020: work_charge for bytes that are copied, work_scan for bytes or elements that
+ * are looked at one by one. Every loop over what a template or its variables decide charges one of
+ * them before it starts or in each round.
+ *
+ * Invariant: steps < next between charges; work_check runs when they reach it.
+ */
 struct work {
     jmp_buf out;
     struct error *err;
     struct arena arena;
     char *free; /* bump allocation in blocks of the arena */
-    size_t left, bytes;
-    uint64_t steps;
+    size_t left, bytes, max_bytes;
+    uint64_t steps, next, max_steps; /* next: steps at which `stop` is asked, or the limit */
+    bool (*stop)(void *ctx);         /* or NULL */
+    void *stop_ctx;
     int depth, line;
 };
 /* Refuses with "line N: ..." and leaves the walk. */
 _Noreturn void work_fail(struct work *w, const char *fmt, ...)
     __attribute__((format(printf, 2, 3)));
 void *work_alloc(struct work *w, size_t size); /* zeroed, 16-byte aligned */
-void work_charge(struct work *w, size_t bytes);
+/* Limits of a parse; of a rendering until its variables are known. `stop` may be NULL. */
+void work_begin(struct work *w, struct error *err, bool (*stop)(void *ctx), void *ctx);
+void work_check(struct work *w); /* fails where a limit is reached or `stop` says so */
 void work_enter(struct work *w); /* one level deeper; w->depth-- leaves it */
+
+static inline void work_steps(struct work *w, uint64_t steps) {
+    w->steps += steps;
+    if (w->steps >= w->next) work_check(w);
+}
+
+static inline void work_charge(struct work *w, size_t bytes) {
+    work_steps(w, 1 + bytes / 32);
+}
+
+static inline void work_scan(struct work *w, size_t n) {
+    work_steps(w, 1 + n / 8);
+}
+
 /* Room for one more of `size` bytes behind the n that are there. */
 void *work_grow(struct work *w, void *v, size_t n, size_t *cap, size_t size);
 
@@ -88,10 +112,19 @@ struct list {
 struct pair {
     struct value key, value;
 };
+struct slot {
+    uint32_t at, tag; /* index of the pair + 1, 0: free; the upper half of the key's hash */
+};
+/* Pairs in the order of their insertion; nothing is ever taken out. Beyond a few pairs, `slots` is
+ * a hash table of the first `hashed` of them. Its hash has a key of the process, so that a caller
+ * cannot choose keys that collide; neither results nor the steps that are charged depend on it. */
 struct dict {
     struct pair *v;
     size_t n, cap;
-    int message; /* index in messages, or -1 */
+    struct slot *slots;
+    size_t n_slots, hashed; /* n_slots: a power of 2 */
+    bool odd;               /* has a key that is compared with each in turn */
+    int message;            /* index in messages, or -1 */
 };
 struct method {
     struct value self;
@@ -148,8 +181,10 @@ struct str str_replace(struct work *w, struct str s, struct str old, struct str 
 struct list *list_new(struct work *w, enum list_kind kind);
 void list_add(struct work *w, struct list *l, struct value v);
 struct dict *dict_new(struct work *w);
-struct value *dict_find(struct work *w, const struct dict *d, struct value key); /* or NULL */
-struct value *dict_get(struct work *w, const struct dict *d, const char *key);
+/* Without looking for the key, which is not there yet. */
+void dict_append(struct work *w, struct dict *d, struct value key, struct value v);
+struct value *dict_find(struct work *w, struct dict *d, struct value key); /* or NULL */
+struct value *dict_get(struct work *w, struct dict *d, const char *key);
 void dict_set(struct work *w, struct dict *d, struct value key, struct value v);
 
 const char *value_type(struct value v); /* Python's name of its type, for messages */

@@ -986,6 +986,7 @@ static void parse_body(struct parser *p, struct nodes *out, const char *const *e
 /* Newlines become \n, one at the end goes, and what is no UTF-8 is refused. */
 static void source_take(struct parser *p, const char *text, size_t len) {
     char *copy = work_alloc(p->w, len + 8);
+    work_scan(p->w, len);
     if (u8_check((const uint8_t *)text, len)) work_fail(p->w, "the template is not UTF-8");
     for (size_t i = 0; i < len; i++) {
         bool pair = text[i] == '\r' && i + 1 < len && text[i + 1] == '\n';
@@ -997,9 +998,12 @@ static void source_take(struct parser *p, const char *text, size_t len) {
 }
 
 struct jinja *jinja_parse(const char *text, size_t len, struct error *err) {
+    if (len > JINJA_MAX_TEXT) {
+        error_set(err, ERR_FORMAT, "the template is larger than %zu bytes", JINJA_MAX_TEXT);
+        return NULL;
+    }
     struct jinja *j = xcalloc(1, sizeof *j);
-    j->w.err = err;
-    j->w.line = 1;
+    work_begin(&j->w, err, NULL, NULL);
     if (setjmp(j->w.out) == 0) {
         struct parser *p = work_alloc(&j->w, sizeof *p);
         *p = (struct parser){.w = &j->w, .line = 1};

@@ -81,7 +81,7 @@ bool char_is_space(uint32_t c) {
 
 size_t str_length(struct work *w, struct str s) {
     size_t n = 0;
-    work_charge(w, s.n);
+    work_scan(w, s.n);
     for (size_t i = 0; i < s.n; i++) n += ((uint8_t)s.p[i] & 0xC0) != 0x80;
     return n;
 }
@@ -159,8 +159,15 @@ static const struct case_range case_ranges[] = {
 };
 
 static const struct case_range *char_case(struct work *w, uint32_t c) {
-    for (size_t i = 0; i < ARRAY_LEN(case_ranges); i++)
-        if (c >= case_ranges[i].first && c <= case_ranges[i].last) return &case_ranges[i];
+    size_t low = 0, high = ARRAY_LEN(case_ranges);
+    while (low < high) {
+        size_t mid = (low + high) / 2;
+        if (c > case_ranges[mid].last)
+            low = mid + 1;
+        else
+            high = mid;
+    }
+    if (low < ARRAY_LEN(case_ranges) && c >= case_ranges[low].first) return &case_ranges[low];
     work_fail(w, "the case of U+%04X is not supported", (unsigned)c);
 }
 
@@ -177,7 +184,9 @@ static void char_convert(struct work *w, char *p, enum char_case to, int *len, b
     if (*len > 1) p[*len - 1] = (char)(0x80 | (c & 63));
 }
 
+/* For a change of case, which is charged here. */
 static char *str_copy(struct work *w, struct str s) {
+    work_steps(w, s.n / 2);
     char *p = work_alloc(w, s.n + 1);
     if (s.n) memcpy(p, s.p, s.n);
     return p;
@@ -203,7 +212,7 @@ struct str str_title(struct work *w, struct str s) {
 bool str_is_case(struct work *w, struct str s, enum char_case wanted) {
     int len;
     bool any = false;
-    work_charge(w, s.n);
+    work_steps(w, 1 + s.n / 2);
     for (size_t i = 0; i < s.n; i += (size_t)len) {
         int kind = char_case(w, char_at(s.p + i, &len))->kind;
         if (kind == (wanted == TO_LOWER ? UPPER : LOWER)) return false;
@@ -214,8 +223,10 @@ bool str_is_case(struct work *w, struct str s, enum char_case wanted) {
 
 /* stripping and replacing */
 
-static bool char_stripped(const char *p, int len, uint32_t c, const struct str *chars) {
+static bool char_stripped(struct work *w, const char *p, int len, uint32_t c,
+                          const struct str *chars) {
     if (!chars) return char_is_space(c);
+    work_scan(w, chars->n);
     for (size_t i = 0; i + (size_t)len <= chars->n; i++)
         if (memcmp(chars->p + i, p, (size_t)len) == 0) return true;
     return false;
@@ -224,19 +235,19 @@ static bool char_stripped(const char *p, int len, uint32_t c, const struct str *
 struct str str_strip(struct work *w, struct str s, const struct str *chars, int sides) {
     size_t begin = 0, end = s.n;
     int len;
-    work_charge(w, s.n);
     while ((sides & STRIP_LEFT) && begin < end) {
         uint32_t c = char_at(s.p + begin, &len);
-        if (!char_stripped(s.p + begin, len, c, chars)) break;
+        if (!char_stripped(w, s.p + begin, len, c, chars)) break;
         begin += (size_t)len;
     }
     while ((sides & STRIP_RIGHT) && end > begin) {
         size_t at = end - 1;
         while (((uint8_t)s.p[at] & 0xC0) == 0x80) at--;
         uint32_t c = char_at(s.p + at, &len);
-        if (!char_stripped(s.p + at, len, c, chars)) break;
+        if (!char_stripped(w, s.p + at, len, c, chars)) break;
         end = at;
     }
+    work_steps(w, 1 + (begin + s.n - end) / 2);
     return str_part(s, begin, end);
 }
 

@@ -30,38 +30,115 @@ struct dict *dict_new(struct work *w) {
     return d;
 }
 
-static bool hashable(struct value v) {
-    if (v.kind == V_DICT) return false;
-    if (v.kind != V_LIST) return true;
-    for (size_t i = 0; v.list->kind == TUPLE && i < v.list->n; i++)
-        if (!hashable(v.list->v[i])) return false;
-    return v.list->kind != LIST;
+static bool hashable(struct work *w, struct value v) {
+    bool fine = v.kind != V_DICT && (v.kind != V_LIST || v.list->kind != LIST);
+    work_enter(w);
+    for (size_t i = 0; fine && v.kind == V_LIST && v.list->kind == TUPLE && i < v.list->n; i++)
+        fine = hashable(w, v.list->v[i]);
+    w->depth--;
+    return fine;
 }
 
-struct value *dict_find(struct work *w, const struct dict *d, struct value key) {
-    for (size_t i = 0; i < d->n; i++) {
-        bool same = key.kind == V_STR && d->v[i].key.kind == V_STR
-                        ? str_equal(key.s, d->v[i].key.s)
-                        : value_equal(w, d->v[i].key, key);
-        if (same) return &d->v[i].value;
+/* Equal numbers of different kinds have one hash: floats that are integers are hashed as such. */
+static uint64_t number_hash(struct value v) {
+    int64_t i = v.i;
+    if (v.kind == V_FLOAT && v.f >= -0x1p63 && v.f < 0x1p63 && v.f == (double)(int64_t)v.f)
+        i = (int64_t)v.f;
+    else if (v.kind == V_FLOAT)
+        memcpy(&i, &v.f, sizeof i);
+    return hash_keyed(&i, sizeof i);
+}
+
+/* False: keys of this kind are not hashed. Equal keys have equal hashes. */
+static bool key_hash(struct work *w, struct value key, uint64_t *out) {
+    if (key.kind == V_STR) {
+        work_charge(w, 4 * key.s.n);
+        *out = hash_keyed(key.s.p, key.s.n);
+        return true;
     }
-    work_charge(w, 8 * d->n);
+    work_steps(w, 1);
+    if (value_is_number(key)) *out = number_hash(key);
+    if (key.kind == V_NONE || key.kind == V_UNDEFINED) *out = key.kind;
+    if (key.kind != V_LIST || key.list->kind != TUPLE)
+        return value_is_number(key) || key.kind == V_NONE || key.kind == V_UNDEFINED;
+    uint64_t parts[2] = {key.list->n, 0};
+    bool all = true;
+    work_enter(w);
+    for (size_t i = 0; all && i < key.list->n; i++) {
+        all = key_hash(w, key.list->v[i], &parts[1]);
+        parts[0] = hash_keyed(parts, sizeof parts);
+    }
+    w->depth--;
+    *out = parts[0];
+    return all;
+}
+
+static bool keys_equal(struct work *w, struct value a, struct value b) {
+    if (a.kind != V_STR || b.kind != V_STR) return value_equal(w, a, b);
+    if (a.s.n != b.s.n) return false;
+    work_charge(w, a.s.n);
+    return str_equal(a.s, b.s);
+}
+
+/* The slot of a key, or the free one where it would be. */
+static struct slot *dict_slot(struct work *w, struct dict *d, struct value key, uint64_t hash) {
+    for (size_t i = hash & (d->n_slots - 1);; i = (i + 1) & (d->n_slots - 1)) {
+        struct slot *s = &d->slots[i];
+        if (!s->at || (s->tag == hash >> 32 && keys_equal(w, d->v[s->at - 1].key, key))) return s;
+    }
+}
+
+/* Brings the table up to date: at most half full. */
+static void dict_hash(struct work *w, struct dict *d) {
+    uint64_t hash;
+    if (2 * d->n > d->n_slots) {
+        d->n_slots = MAX(d->n_slots, (size_t)16);
+        while (d->n_slots < 4 * d->n) d->n_slots *= 2;
+        d->slots = work_alloc(w, d->n_slots * sizeof *d->slots);
+        d->hashed = 0;
+    }
+    for (; d->hashed < d->n && !d->odd; d->hashed++) {
+        struct value key = d->v[d->hashed].key;
+        d->odd = !key_hash(w, key, &hash);
+        if (!d->odd)
+            *dict_slot(w, d, key, hash) = (struct slot){(uint32_t)d->hashed + 1, hash >> 32};
+    }
+}
+
+static struct value *dict_scan(struct work *w, struct dict *d, struct value key) {
+    work_scan(w, d->n);
+    for (size_t i = 0; i < d->n; i++)
+        if (keys_equal(w, d->v[i].key, key)) return &d->v[i].value;
     return NULL;
 }
 
-struct value *dict_get(struct work *w, const struct dict *d, const char *key) {
+struct value *dict_find(struct work *w, struct dict *d, struct value key) {
+    const size_t few = 8;
+    uint64_t hash;
+    if (d->n <= few || d->odd || !key_hash(w, key, &hash)) return dict_scan(w, d, key);
+    dict_hash(w, d);
+    if (d->odd) return dict_scan(w, d, key);
+    const struct slot *s = dict_slot(w, d, key, hash);
+    return s->at ? &d->v[s->at - 1].value : NULL;
+}
+
+struct value *dict_get(struct work *w, struct dict *d, const char *key) {
     return dict_find(w, d, STRING(((struct str){key, strlen(key), NULL})));
 }
 
-void dict_set(struct work *w, struct dict *d, struct value key, struct value v) {
-    if (!hashable(key)) work_fail(w, "a %s cannot be a key", value_type(key));
-    struct value *there = dict_find(w, d, key);
-    if (there) {
-        *there = v;
-        return;
-    }
+void dict_append(struct work *w, struct dict *d, struct value key, struct value v) {
     d->v = work_grow(w, d->v, d->n, &d->cap, sizeof *d->v);
     d->v[d->n++] = (struct pair){key, v};
+}
+
+void dict_set(struct work *w, struct dict *d, struct value key, struct value v) {
+    if (key.kind != V_STR && !hashable(w, key))
+        work_fail(w, "a %s cannot be a key", value_type(key));
+    struct value *there = dict_find(w, d, key);
+    if (there)
+        *there = v;
+    else
+        dict_append(w, d, key, v);
 }
 
 struct list *value_items(struct work *w, struct value v) {
@@ -158,7 +235,7 @@ static bool lists_equal(struct work *w, const struct list *a, const struct list 
     return true;
 }
 
-static bool dicts_equal(struct work *w, const struct dict *a, const struct dict *b) {
+static bool dicts_equal(struct work *w, const struct dict *a, struct dict *b) {
     if (a->n != b->n) return false;
     for (size_t i = 0; i < a->n; i++) {
         const struct value *v = dict_find(w, b, a->v[i].key);
@@ -169,6 +246,7 @@ static bool dicts_equal(struct work *w, const struct dict *a, const struct dict 
 
 bool value_equal(struct work *w, struct value a, struct value b) {
     bool same;
+    work_steps(w, 1);
     if (value_is_number(a) && value_is_number(b)) return number_compare(a, b) == 0;
     refuse_markup(w, a, b);
     if (a.kind != b.kind) return false;
@@ -201,6 +279,7 @@ static bool is_sequence(struct value v) {
 }
 
 int value_compare(struct work *w, struct value a, struct value b) {
+    work_steps(w, 1);
     if (value_is_number(a) && value_is_number(b)) return number_compare(a, b);
     if (a.kind == V_STR && b.kind == V_STR) {
         int c = memcmp(a.s.p, b.s.p, MIN(a.s.n, b.s.n));
@@ -222,12 +301,13 @@ int value_compare(struct work *w, struct value a, struct value b) {
 
 bool value_in(struct work *w, struct value needle, struct value hay) {
     if (hay.kind == V_STR) {
+        refuse_markup(w, needle, hay);
         if (needle.kind != V_STR)
             work_fail(w, "'in' a string needs a string, not a %s", value_type(needle));
         return str_find(w, hay.s, needle.s, 0) != SIZE_MAX;
     }
     if (hay.kind == V_DICT) {
-        if (!hashable(needle)) work_fail(w, "a %s cannot be a key", value_type(needle));
+        if (!hashable(w, needle)) work_fail(w, "a %s cannot be a key", value_type(needle));
         return dict_find(w, hay.dict, needle) != NULL;
     }
     const struct list *l = value_items(w, hay);
@@ -243,6 +323,7 @@ static struct str float_repr(struct work *w, double f) {
     if (isnan(f)) return STR("nan");
     if (isinf(f)) return f > 0 ? STR("inf") : STR("-inf");
     int precision = 1;
+    work_steps(w, 200); /* up to 17 conversions both ways */
     do snprintf(digits, sizeof digits, "%.*e", precision - 1, f);
     while (strtod(digits, NULL) != f && ++precision <= 17);
     int exponent = atoi(strchr(digits, 'e') + 1);
@@ -264,8 +345,22 @@ static bool char_hidden(uint32_t c) {
            (c >= 0xE0000 && c <= 0xE0FFF) || c >= 0xF0000;
 }
 
+/* Adds the bytes from i on that are written as they are in JSON and by repr; the end of them.
+ * wide: those beyond ASCII too. */
+static size_t plain_add(struct work *w, struct text *t, struct str s, size_t i, bool wide) {
+    size_t end = i;
+    for (; end < s.n; end++) {
+        uint8_t c = (uint8_t)s.p[end];
+        if (c < 0x20 || (c >= 0x7F && !wide) || c == '"' || c == '\\' || (c == '\'' && !wide))
+            break;
+    }
+    if (end > i) text_add(w, t, str_part(s, i, end));
+    return end;
+}
+
 static void repr_char(struct work *w, struct text *t, struct str s, uint32_t c, char quote) {
     char b[12];
+    work_steps(w, char_hidden(c) ? 6 : 1);
     if (c == '\n' || c == '\r' || c == '\t')
         snprintf(b, sizeof b, "\\%c", c == '\n' ? 'n' : c == '\r' ? 'r' : 't');
     else if (c == '\\' || c == (uint32_t)quote)
@@ -286,7 +381,8 @@ static void repr_str(struct work *w, struct text *t, struct str s) {
     char quote[] = {single && !twice ? '"' : '\'', 0};
     int len;
     text_puts(w, t, quote);
-    for (size_t i = 0; i < s.n; i += (size_t)len) {
+    work_scan(w, s.n);
+    for (size_t i = 0; (i = plain_add(w, t, s, i, false)) < s.n; i += (size_t)len) {
         uint32_t c = char_at(s.p + i, &len);
         repr_char(w, t, str_part(s, i, i + (size_t)len), c, quote[0]);
     }
@@ -330,6 +426,7 @@ struct str value_repr(struct work *w, struct value v) {
         text_puts(w, &t, v.i ? "True" : "False");
         break;
     case V_INT:
+        work_steps(w, 4);
         snprintf(number, sizeof number, "%lld", (long long)v.i);
         text_puts(w, &t, number);
         break;
@@ -364,6 +461,7 @@ static void json_char(struct work *w, struct text *t, struct str s, uint32_t c, 
     static const char from[] = "\"\\\n\r\t\f\b", to[] = "\"\\nrtfb";
     const char *known = c && c < 0x80 ? strchr(from, (int)c) : NULL;
     char b[16];
+    work_steps(w, 4);
     if (known)
         snprintf(b, sizeof b, "\\%c", to[known - from]);
     else if (c >= 0x20 && (c < 0x7F || !ascii))
@@ -379,7 +477,8 @@ static void json_char(struct work *w, struct text *t, struct str s, uint32_t c, 
 static void json_str(struct work *w, struct text *t, struct str s, bool ascii) {
     int len;
     text_puts(w, t, "\"");
-    for (size_t i = 0; i < s.n; i += (size_t)len) {
+    work_scan(w, s.n);
+    for (size_t i = 0; (i = plain_add(w, t, s, i, !ascii)) < s.n; i += (size_t)len) {
         uint32_t c = char_at(s.p + i, &len);
         json_char(w, t, str_part(s, i, i + (size_t)len), c, ascii);
     }
@@ -401,21 +500,26 @@ static void json_break(struct work *w, struct text *t, const struct json_style *
     for (int i = 0; i < level; i++) text_add(w, t, *s->indent);
 }
 
-static int pair_order(struct work *w, const struct pair *a, const struct pair *b) {
-    return value_compare(w, a->key, b->key);
+/* A stable merge sort by key. */
+static void pairs_sort(struct work *w, struct pair *v, struct pair *scratch, size_t n) {
+    size_t half = n / 2, a = 0, b = half, out = 0;
+    if (n < 2) return;
+    pairs_sort(w, v, scratch, half);
+    pairs_sort(w, v + half, scratch, n - half);
+    while (a < half && b < n)
+        scratch[out++] = value_compare(w, v[b].key, v[a].key) < 0 ? v[b++] : v[a++];
+    while (a < half) scratch[out++] = v[a++];
+    while (b < n) scratch[out++] = v[b++];
+    work_charge(w, 2 * n * sizeof *v);
+    memcpy(v, scratch, n * sizeof *v);
 }
 
-static struct dict *dict_sorted(struct work *w, const struct dict *d) {
+static const struct dict *dict_sorted(struct work *w, const struct dict *d) {
     struct dict *out = dict_new(w);
-    for (size_t i = 0; i < d->n; i++) {
-        dict_set(w, out, d->v[i].key, d->v[i].value);
-        for (size_t k = i; k > 0 && pair_order(w, &out->v[k], &out->v[k - 1]) < 0; k--) {
-            struct pair swap = out->v[k];
-            out->v[k] = out->v[k - 1];
-            out->v[k - 1] = swap;
-            work_charge(w, sizeof swap);
-        }
-    }
+    out->v = work_alloc(w, 2 * (d->n + 1) * sizeof *out->v);
+    out->n = d->n;
+    if (d->n) memcpy(out->v, d->v, d->n * sizeof *out->v);
+    pairs_sort(w, out->v, out->v + d->n, d->n);
     return out;
 }
 
@@ -472,9 +576,8 @@ static struct value dict_from_json(struct work *w, const json_t *v, uint8_t orig
     const char *key;
     json_t *item;
     json_object_foreach ((json_t *)(uintptr_t)v, key, item) {
-        d->v = work_grow(w, d->v, d->n, &d->cap, sizeof *d->v); /* keys differ already */
-        d->v[d->n++] = (struct pair){STRING(str_from(w, key, strlen(key), origin)),
-                                     value_from_json(w, item, origin)};
+        struct value name = STRING(str_from(w, key, strlen(key), origin));
+        dict_append(w, d, name, value_from_json(w, item, origin));
     }
     return (struct value){.kind = V_DICT, .dict = d};
 }
@@ -511,18 +614,19 @@ static bool role_known(const char *role) {
 }
 
 struct value value_messages(struct work *w, const json_t *list) {
-    struct value out = value_from_json(w, list, JINJA_DATA);
+    struct list *out = list_new(w, LIST);
     for (size_t i = 0; i < json_array_size(list); i++) {
         const json_t *m = json_array_get(list, i);
         const char *role = json_string_value(json_object_get(m, "role"));
-        if (!json_is_object(m)) continue;
         bool own = role && strcmp(role, "assistant") == 0;
-        out.list->v[i] = value_from_json(w, m, own ? JINJA_DATA | JINJA_ASSISTANT : JINJA_DATA);
-        out.list->v[i].dict->message = (int)i;
-        struct value *r = role_known(role) ? dict_get(w, out.list->v[i].dict, "role") : NULL;
+        struct value v = value_from_json(w, m, own ? JINJA_DATA | JINJA_ASSISTANT : JINJA_DATA);
+        list_add(w, out, v);
+        if (v.kind != V_DICT) continue;
+        v.dict->message = (int)i;
+        struct value *r = role_known(role) ? dict_get(w, v.dict, "role") : NULL;
         if (r) r->s.origins = NULL;
     }
-    return out;
+    return LISTED(out);
 }
 
 /* arithmetic */
@@ -600,15 +704,26 @@ static struct value float_binary(struct work *w, int op, double a, double b) {
     return FLOAT(op == '%' ? float_mod(a, b) : float_floordiv(a, b));
 }
 
-static struct value repeat(struct work *w, struct value v, int64_t n) {
-    if (v.kind == V_STR) {
-        struct text t = {0};
-        for (int64_t i = 0; v.s.n && i < n; i++) text_add(w, &t, v.s);
-        return STRING(text_str(&t));
-    }
+/* n copies of `size` bytes at p; NULL: none of p. */
+static void *copies(struct work *w, const void *p, size_t size, size_t n) {
+    char *out = work_alloc(w, n * size + 1);
+    work_charge(w, n * size);
+    work_steps(w, n);
+    for (size_t i = 0; p && i < n; i++) memcpy(out + i * size, p, size);
+    return out;
+}
+
+static struct value repeat(struct work *w, struct value v, int64_t times) {
+    bool text = v.kind == V_STR;
+    size_t size = text ? v.s.n : v.list->n, n = times > 0 ? (size_t)times : 0;
+    if (size && n > w->max_bytes / size) n = w->max_bytes / size + 1; /* which is refused */
+    if (size == 0) n = 0;
+    if (text)
+        return STRING(((struct str){copies(w, v.s.p, size, n), n * size,
+                                    v.s.origins ? copies(w, v.s.origins, size, n) : NULL}));
     struct list *out = list_new(w, v.list->kind);
-    for (int64_t i = 0; v.list->n && i < n; i++)
-        for (size_t k = 0; k < v.list->n; k++) list_add(w, out, v.list->v[k]);
+    out->v = copies(w, v.list->v, size * sizeof *out->v, n);
+    out->n = out->cap = n * size;
     return LISTED(out);
 }
 
@@ -630,6 +745,7 @@ static bool repeats(struct value v, struct value times) {
 }
 
 struct value value_binary(struct work *w, int op, struct value a, struct value b) {
+    work_steps(w, 1);
     if (value_is_number(a) && value_is_number(b)) {
         if (a.kind == V_FLOAT || b.kind == V_FLOAT)
             return float_binary(w, op, value_float(a), value_float(b));
@@ -659,6 +775,7 @@ static size_t percent_one(struct work *w, struct text *t, const char *p, struct 
     if (!value_is_number(v)) work_fail(w, "'%%%c' needs a number, not a %s", type, value_type(v));
     const char *dot = memchr(p, '.', n);
     if (dot && strtol(dot + 1, NULL, 10) > 100) work_fail(w, "a format's precision is too large");
+    work_steps(w, strchr("fFeEgG", type) ? 400 : 8);
     if (strchr("fFeEgG", type)) {
         spec[n + 1] = type;
         snprintf(out, sizeof out, spec, value_float(v));
@@ -681,6 +798,7 @@ struct str value_percent(struct work *w, struct str format, struct value args) {
     bool tuple = args.kind == V_LIST && args.list->kind == TUPLE;
     size_t n = tuple ? args.list->n : 1, used = 0, from = 0;
     const char *copy = str_from(w, format.p, format.n, 0).p; /* with a NUL */
+    work_scan(w, format.n);
     for (size_t i = 0; i < format.n; i++) {
         if (format.p[i] != '%') continue;
         text_add(w, &t, str_part(format, from, i));
@@ -734,6 +852,7 @@ struct value value_attr(struct work *w, struct value v, struct str name) {
         work_fail(w, "'%.*s' is undefined", (int)MIN(v.s.n, 60u), v.s.p ? v.s.p : "");
     if (name.n > 1 && name.p[0] == '_' && name.p[1] == '_')
         work_fail(w, "the attribute '%.*s' is not allowed", (int)MIN(name.n, 60u), name.p);
+    work_steps(w, v.kind == V_STR || v.kind == V_LOOP ? 8 : 4);
     if (method_exists(v, name)) {
         struct method *m = work_alloc(w, sizeof *m);
         *m = (struct method){v, name};
@@ -747,6 +866,15 @@ struct value value_attr(struct work *w, struct value v, struct str name) {
     return found ? *found : undefined_named(name);
 }
 
+/* Byte offset of character i <= length. */
+static size_t char_offset(struct work *w, struct str s, size_t i, size_t length) {
+    if (s.n == length) return i;
+    size_t at = 0;
+    work_scan(w, i);
+    for (int len; i > 0; i--, at += (size_t)len) char_at(s.p + at, &len);
+    return at;
+}
+
 static struct value index_at(struct work *w, struct value v, int64_t i) {
     if (v.kind == V_LIST) {
         int64_t n = (int64_t)v.list->n;
@@ -758,19 +886,16 @@ static struct value index_at(struct work *w, struct value v, int64_t i) {
     if (i < 0) i += n;
     if (i < 0 || i >= n) return UNDEFINED;
     int len;
-    size_t at = 0;
-    for (; i >= 0; i--) {
-        char_at(v.s.p + at, &len);
-        at += (size_t)len;
-    }
-    return STRING(str_part(v.s, at - (size_t)len, at));
+    size_t at = char_offset(w, v.s, (size_t)i, (size_t)n);
+    char_at(v.s.p + at, &len);
+    return STRING(str_part(v.s, at, at + (size_t)len));
 }
 
 struct value value_item(struct work *w, struct value v, struct value index) {
     if (v.kind == V_UNDEFINED)
         work_fail(w, "'%.*s' is undefined", (int)MIN(v.s.n, 60u), v.s.p ? v.s.p : "");
     if (v.kind == V_DICT) {
-        const struct value *found = hashable(index) ? dict_find(w, v.dict, index) : NULL;
+        const struct value *found = hashable(w, index) ? dict_find(w, v.dict, index) : NULL;
         if (found) return *found;
     }
     bool whole = index.kind == V_INT || index.kind == V_BOOL;
@@ -795,6 +920,20 @@ static int64_t slice_bound(struct work *w, struct value v, int64_t n, int64_t lo
     return MIN(MAX(i, low), high);
 }
 
+/* Characters begin, begin + step … of a string of n. */
+static struct value slice_str(struct work *w, struct str s, int64_t n, int64_t begin, int64_t end,
+                              int64_t step) {
+    struct text t = {0};
+    if (step == 1) {
+        end = MAX(begin, end);
+        return STRING(str_part(s, char_offset(w, s, (size_t)begin, (size_t)n),
+                               char_offset(w, s, (size_t)end, (size_t)n)));
+    }
+    const struct list *items = value_items(w, STRING(s));
+    for (int64_t i = begin; step < 0 ? i > end : i < end; i += step) text_add(w, &t, items->v[i].s);
+    return STRING(text_str(&t));
+}
+
 struct value value_slice(struct work *w, struct value v, const struct value part[3]) {
     bool list = v.kind == V_LIST && v.list->kind != GENERATOR && v.list->kind != VIEW;
     if (v.kind == V_UNDEFINED)
@@ -804,17 +943,12 @@ struct value value_slice(struct work *w, struct value v, const struct value part
     if (step == 0) work_fail(w, "a slice's step is 0");
     step = MAX(step, -INT64_MAX / 2);
     step = MIN(step, INT64_MAX / 2);
-    const struct list *items = value_items(w, v);
-    int64_t n = (int64_t)items->n, low = step < 0 ? -1 : 0, high = step < 0 ? n - 1 : n;
+    int64_t n = (int64_t)(list ? v.list->n : str_length(w, v.s));
+    int64_t low = step < 0 ? -1 : 0, high = step < 0 ? n - 1 : n;
     int64_t begin = slice_bound(w, part[0], n, low, high, step < 0 ? high : low);
     int64_t end = slice_bound(w, part[1], n, low, high, step < 0 ? low : high);
-    struct list *out = list_new(w, list ? v.list->kind : LIST);
-    struct text t = {0};
-    for (int64_t i = begin; step < 0 ? i > end : i < end; i += step) {
-        if (list)
-            list_add(w, out, items->v[i]);
-        else
-            text_add(w, &t, items->v[i].s);
-    }
-    return list ? LISTED(out) : STRING(text_str(&t));
+    if (!list) return slice_str(w, v.s, n, begin, end, step);
+    struct list *out = list_new(w, v.list->kind);
+    for (int64_t i = begin; step < 0 ? i > end : i < end; i += step) list_add(w, out, v.list->v[i]);
+    return LISTED(out);
 }

@@ -184,9 +184,18 @@ int32_t tok_chat_end(const struct tokenizer *t) {
     return end >= 0 ? end : tok_eos(t);
 }
 
+/* One conversation under one template. It is rendered up to five times, with one budget for all. */
+struct rendering {
+    const struct chat_template *c;
+    const struct chat *chat;
+    uint64_t steps; /* so far */
+};
+
 /* Renders the first n messages. */
-static int render(const struct chat_template *c, const struct chat *chat, size_t n, bool prompt,
-                  struct jinja_output *out, struct error *err) {
+static int render(struct rendering *r, size_t n, bool prompt, struct jinja_output *out,
+                  struct error *err) {
+    const struct chat_template *c = r->c;
+    const struct chat *chat = r->chat;
     if (!c->jinja) {
         *err = c->problem;
         *out = (struct jinja_output){0};
@@ -199,8 +208,14 @@ static int render(const struct chat_template *c, const struct chat *chat, size_t
     json_object_set(vars, "tools", chat->tools ? (json_t *)(uintptr_t)chat->tools : json_null());
     if (!json_object_get(vars, "documents")) json_object_set_new(vars, "documents", json_null());
     json_object_set_new(vars, "add_generation_prompt", json_boolean(prompt));
-    struct jinja_input in = {.vars = vars, .trusted = c->tokens, .now = c->now};
+    struct jinja_input in = {.vars = vars,
+                             .trusted = c->tokens,
+                             .now = c->now,
+                             .spent = r->steps,
+                             .stop = chat->stop,
+                             .stop_ctx = chat->stop_ctx};
     int rc = jinja_render(c->jinja, &in, out, err);
+    r->steps += out->steps;
     json_decref(vars);
     return rc ? error_wrap(err, "chat template") : OK;
 }
@@ -215,11 +230,10 @@ static bool is_assistant(const struct chat *chat, int message) {
 
 /* What asking for a generation adds to the first n messages: at the end, or else in place of what
  * the template ends with. */
-static int header_of(const struct chat_template *c, const struct chat *chat, size_t n,
-                     struct buf *header, struct error *err) {
+static int header_of(struct rendering *r, size_t n, struct buf *header, struct error *err) {
     struct jinja_output with, without = {0};
-    int rc = render(c, chat, n, true, &with, err);
-    if (rc == OK) rc = render(c, chat, n, false, &without, err);
+    int rc = render(r, n, true, &with, err);
+    if (rc == OK) rc = render(r, n, false, &without, err);
     if (rc == OK) {
         size_t from = with.n;
         bool goes_on = with.n >= without.n && memcmp(with.text, without.text, without.n) == 0;
@@ -235,14 +249,14 @@ static int header_of(const struct chat_template *c, const struct chat *chat, siz
 }
 
 /* The header that generation would get; of a conversation that cannot be cut before the first turn
- * of the assistant, that behind the whole. */
-static void header_find(const struct chat_template *c, const struct chat *chat,
-                        struct buf *header) {
-    size_t n = json_array_size(chat->messages), first = 0;
-    struct error ignored;
-    while (first < n && !is_assistant(chat, (int)first)) first++;
-    bool found = first > 0 && header_of(c, chat, first, header, &ignored) == OK;
-    if (!found) header_of(c, chat, n, header, &ignored);
+ * of the assistant, that behind the whole. A template that refuses both has none; fails only where
+ * the rendering was ended or has no steps left. */
+static int header_find(struct rendering *r, struct buf *header, struct error *err) {
+    size_t n = json_array_size(r->chat->messages), first = 0;
+    while (first < n && !is_assistant(r->chat, (int)first)) first++;
+    int rc = first > 0 ? header_of(r, first, header, err) : ERR_FORMAT;
+    if (rc != OK && rc != ERR_STATE) rc = header_of(r, n, header, err);
+    return rc == ERR_STATE || (rc != OK && r->steps >= JINJA_MAX_STEPS) ? rc : OK;
 }
 
 /* Marks a turn but for its header and the white space behind its end. */
@@ -259,24 +273,26 @@ static void turn_mark(const struct jinja_output *o, const struct buf *header, si
     memset(own + begin + same, 1, end - begin - same);
 }
 
-static void own_mark(const struct chat_template *c, const struct chat *chat,
-                     const struct jinja_output *o, uint8_t *own) {
-    bool generated = false;
+static int own_mark(struct rendering *r, const struct jinja_output *o, uint8_t *own,
+                    struct error *err) {
+    bool generated = false, sought = false;
+    int rc = OK;
     struct buf header = {0};
     for (size_t i = 0; i < o->n; i++) {
         own[i] = (o->origins[i] & JINJA_GENERATED) != 0;
         generated |= own[i];
     }
-    if (generated) return;
-    for (size_t k = 0; k < o->n_runs; k++) {
+    for (size_t k = 0; rc == OK && !generated && k < o->n_runs; k++) {
         size_t begin = o->runs[k].begin, end = k + 1 < o->n_runs ? o->runs[k + 1].begin : o->n;
-        bool turn = is_assistant(chat, o->runs[k].message);
-        if (turn && !header.data) header_find(c, chat, &header);
+        bool turn = is_assistant(r->chat, o->runs[k].message);
+        if (turn && !sought) rc = header_find(r, &header, err);
+        sought |= turn;
         if (turn) turn_mark(o, &header, begin, end, own);
         for (size_t i = begin; !turn && i < end; i++)
             own[i] = (o->origins[i] & JINJA_ASSISTANT) != 0;
     }
     buf_release(&header);
+    return rc;
 }
 
 /* Neighbouring bytes of one kind are one span. */
@@ -299,17 +315,19 @@ static void spans_make(const struct jinja_output *o, const uint8_t *own, struct 
 
 static int template_render(const struct chat_template *c, const struct chat *chat,
                            struct chat_text *out, struct error *err) {
+    struct rendering r = {.c = c, .chat = chat};
     struct jinja_output o;
-    int rc = render(c, chat, json_array_size(chat->messages), chat->generation_prompt, &o, err);
+    uint8_t *own = NULL;
+    int rc = render(&r, json_array_size(chat->messages), chat->generation_prompt, &o, err);
+    if (rc == OK && !(own = try_calloc(o.n + 1, 1, err))) rc = err->code;
+    if (rc == OK) rc = own_mark(&r, &o, own, err);
     if (rc == OK) {
-        uint8_t *own = xcalloc(o.n + 1, 1);
-        own_mark(c, chat, &o, own);
         spans_make(&o, own, out);
-        free(own);
         out->text = o.text;
         out->len = o.n;
         o.text = NULL;
     }
+    free(own);
     jinja_output_release(&o);
     return rc;
 }

@@ -305,6 +305,9 @@ struct chat {
     const json_t *extra;    /* object of further variables (enable_thinking, documents), or NULL */
     const char *template;   /* Jinja, for chat_tokens in place of the tokenizer's; or NULL */
     bool generation_prompt;
+    /* Polled while a template is rendered; true ends it with ERR_STATE. NULL: it is never ended. */
+    bool (*stop)(void *ctx);
+    void *stop_ctx;
 };
 int chat_tokens(const struct tokenizer *t, const struct chat *chat, struct ids *out,
                 struct buf *mask, struct error *err);

@@ -19,6 +19,7 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -277,6 +278,329 @@ static void test_full_disk(void **state) {
     assert_file(path, "old");
     assert_int_equal(count_files(in_scratch("full")), 1);
     free(data);
+}
+
+/* A pipe without a writer would hold whoever opens it; a device may have no end. */
+static void test_only_files(void **state) {
+    (void)state;
+    struct error err = {0};
+    struct mapping m;
+    struct buf b = {0};
+    char hash[HASH_LEN], head[4];
+    const char *pipe_path = in_scratch("pipe");
+    assert_int_equal(mkfifo(pipe_path, 0600), 0);
+    alarm(20); /* a hang ends the program */
+    assert_int_equal(map_open(&m, pipe_path, &err), ERR_IO);
+    assert_has(err.text, "it is a pipe, not a regular file");
+    assert_int_equal(map_read(&m, pipe_path, &err), ERR_IO);
+    assert_int_equal(file_head(pipe_path, head, sizeof head), 0);
+    assert_int_equal(file_read("/dev/zero", 1 << 20, &b, &err), ERR_IO);
+    assert_has(err.text, "it is a device");
+    assert_int_equal(file_read("/dev/null", 1 << 20, &b, &err), OK);
+
+    pid_t writer = fork(); /* a command line may name a pipe */
+    if (writer == 0) {
+        int fd = open(pipe_path, O_WRONLY);
+        _exit(fd >= 0 && write(fd, "abc", 3) == 3 ? 0 : 1);
+    }
+    assert_int_equal(file_read(pipe_path, 1 << 20, &b, &err), OK);
+    assert_string_equal(b.data, "abc");
+    assert_int_equal(waitpid(writer, NULL, 0), writer);
+
+    files_only_regular(true); /* a request may not */
+    assert_int_equal(file_read(pipe_path, 1 << 20, &b, &err), ERR_IO);
+    assert_int_equal(file_read("/dev/null", 1 << 20, &b, &err), ERR_IO);
+    assert_int_equal(hash_file(pipe_path, hash, &err), ERR_IO);
+    assert_null(json_file(pipe_path, &err));
+    assert_has(err.text, "it is a pipe");
+    files_only_regular(false);
+    alarm(0);
+    buf_release(&b);
+}
+
+static unsigned mode_of(const char *path) {
+    struct stat st;
+    assert_int_equal(lstat(path, &st), 0);
+    return st.st_mode & 07777;
+}
+
+static void test_private(void **state) {
+    (void)state;
+    struct error err = {0};
+    mode_t before = umask(0);
+    log_quiet = true;
+    assert_int_equal(dir_make_private(in_scratch("p/q"), &err), OK);
+    assert_int_equal(mode_of(in_scratch("p")), 0777);
+    assert_int_equal(mode_of(in_scratch("p/q")), 0700);
+    assert_int_equal(chmod(in_scratch("p/q"), 0755), 0);
+    assert_int_equal(dir_make_private(in_scratch("p/q"), &err), OK);
+    assert_int_equal(mode_of(in_scratch("p/q")), 0700);
+
+    const char *path = in_scratch("p/q/file");
+    assert_int_equal(file_write(path, "a", 1, &err), OK);
+    assert_int_equal(mode_of(path), 0666);
+    assert_int_equal(file_write_private(path, "b", 1, &err), OK);
+    assert_int_equal(mode_of(path), 0600);
+    assert_int_equal(file_write(path, "c", 1, &err), OK); /* keeps it */
+    assert_int_equal(mode_of(path), 0600);
+    assert_int_equal(file_make_private(in_scratch("p/q/new"), &err), OK);
+    assert_int_equal(mode_of(in_scratch("p/q/new")), 0600);
+    assert_int_equal(chmod(path, 0664), 0);
+    assert_int_equal(file_make_private(path, &err), OK);
+    assert_int_equal(mode_of(path), 0600);
+    assert_file(path, "c");
+
+    /* A folder that all may write in is no place for a state. */
+    assert_int_equal(dir_make(in_scratch("p/shared"), &err), OK);
+    assert_int_equal(chmod(in_scratch("p/shared"), 01777), 0);
+    assert_int_equal(dir_make_private(in_scratch("p/shared"), &err), ERR_STATE);
+    assert_int_equal(mode_of(in_scratch("p/shared")), 01777);
+    umask(before);
+    log_quiet = false;
+}
+
+static void test_protect(void **state) {
+    (void)state;
+    struct error err = {0};
+    static const char *const names[] = {"serve.db", "jobs", NULL};
+    mode_t before = umask(022);
+    assert_int_equal(dir_make(in_scratch("s/jobs/1"), &err), OK);
+    const char *files[] = {"s/serve.db", "s/serve.db-wal", "s/jobs/1/log", "s/other", "outside"};
+    for (size_t i = 0; i < ARRAY_LEN(files); i++) file_with(files[i], "x");
+    assert_int_equal(symlink(in_scratch("outside"), in_scratch("s/jobs/link")), 0);
+    assert_int_equal(symlink(scratch, in_scratch("s/jobs/all")), 0);
+    assert_int_equal(mkfifo(in_scratch("s/jobs/pipe"), 0644), 0);
+    assert_int_equal(dir_protect(in_scratch("s"), names), 6);
+    for (size_t i = 0; i < 3; i++) assert_int_equal(mode_of(in_scratch(files[i])), 0600);
+    assert_int_equal(mode_of(in_scratch("s")), 0700);
+    assert_int_equal(mode_of(in_scratch("s/jobs/1")), 0700);
+    assert_int_equal(mode_of(in_scratch("s/other")), 0644);
+    assert_int_equal(mode_of(in_scratch("outside")), 0644);
+    assert_int_equal(dir_protect(in_scratch("s"), names), 0);
+    assert_int_equal(dir_protect(in_scratch("none"), NULL), 0);
+    umask(before);
+}
+
+/* A number that no process has. */
+static pid_t dead_pid(void) {
+    pid_t pid = fork();
+    if (pid == 0) _exit(0);
+    assert_int_equal(waitpid(pid, NULL, 0), pid);
+    return pid;
+}
+
+static const char *temporary_with(const char *dir, const char *fmt, long pid) {
+    char *tail = xasprintf(fmt, pid), *name = path_join(dir, tail);
+    const char *path = file_with(name, "left");
+    free(tail);
+    free(name);
+    return path;
+}
+
+static void test_leftovers(void **state) {
+    (void)state;
+    struct error err = {0};
+    long dead = dead_pid();
+    assert_int_equal(dir_make(in_scratch("l"), &err), OK);
+    char *gone[] = {xstrdup(temporary_with("l", "file.tmp-%ld", dead)),
+                    xstrdup(temporary_with("l", "file.tmp-%ld-12", dead)),
+                    xstrdup(temporary_with("l", "file.tmp-%ld-3", getpid()))};
+    char *kept[] = {xstrdup(temporary_with("l", "file.tmp-%ld", getppid())),
+                    xstrdup(temporary_with("l", "file.tmp-%ld-", dead)),
+                    xstrdup(temporary_with("l", "file.tmp-%ld.bak", dead)),
+                    xstrdup(temporary_with("l", "file.tmp-0%ld", dead)),
+                    xstrdup(temporary_with("l", "other.tmp-%ld", dead)),
+                    xstrdup(temporary_with("l", "xfile.tmp-%ld", dead))};
+    /* One that another process writes whose number means nothing here: it is locked. */
+    char *locked = xstrdup(temporary_with("l", "file.tmp-%ld-99", dead));
+    int fd = open(locked, O_RDONLY);
+    assert_int_equal(flock(fd, LOCK_EX), 0);
+    char *link_name = xasprintf("l/file.tmp-%ld-5", dead);
+    assert_int_equal(symlink(kept[0], in_scratch(link_name)), 0);
+
+    assert_int_equal(file_write(in_scratch("l/file"), "new", 3, &err), OK);
+    for (size_t i = 0; i < ARRAY_LEN(gone); i++) assert_false(path_exists(gone[i]));
+    for (size_t i = 0; i < ARRAY_LEN(kept); i++) assert_true(path_exists(kept[i]));
+    assert_true(path_exists(locked));
+    assert_true(path_exists(in_scratch(link_name)));
+    close(fd);
+    assert_int_equal(file_write(in_scratch("l/file"), "new", 3, &err), OK);
+    assert_false(path_exists(locked));
+
+    /* A folder that is protected loses those of every file. */
+    dir_protect(in_scratch("l"), NULL);
+    assert_false(path_exists(kept[4]));
+    assert_true(path_exists(kept[0]));
+    for (size_t i = 0; i < ARRAY_LEN(gone); i++) free(gone[i]);
+    for (size_t i = 0; i < ARRAY_LEN(kept); i++) free(kept[i]);
+    free(locked);
+    free(link_name);
+}
+
+/* Killed in the middle of a write, and written again: one file is left. */
+static void test_leftover_of_the_killed(void **state) {
+    (void)state;
+    struct error err = {0};
+    assert_int_equal(dir_make(in_scratch("k"), &err), OK);
+    const char *path = in_scratch("k/file");
+    int ready[2];
+    assert_int_equal(pipe(ready), 0);
+    pid_t pid = fork();
+    if (pid == 0) {
+        struct writer w;
+        if (writer_open(&w, path, &err) != OK || write(ready[1], "x", 1) != 1) _exit(1);
+        for (;;) pause();
+    }
+    char c;
+    assert_int_equal(read(ready[0], &c, 1), 1);
+    assert_int_equal(file_write(path, "one", 3, &err), OK);
+    assert_int_equal(count_files(in_scratch("k")), 2); /* the other writer is alive */
+    kill(pid, SIGKILL);
+    assert_int_equal(waitpid(pid, NULL, 0), pid);
+    assert_int_equal(file_write(path, "two", 3, &err), OK);
+    assert_int_equal(count_files(in_scratch("k")), 1);
+    assert_file(path, "two");
+    close(ready[0]);
+    close(ready[1]);
+}
+
+static void test_hold(void **state) {
+    (void)state;
+    struct error err = {0};
+    assert_int_equal(dir_make(in_scratch("h"), &err), OK);
+    const char *dir = in_scratch("h");
+    int ready[2];
+    char c;
+    assert_int_equal(pipe(ready), 0);
+    pid_t pid = fork();
+    if (pid == 0) {
+        if (dir_hold(dir, "run", &err) < 0 || write(ready[1], "x", 1) != 1) _exit(1);
+        for (;;) pause();
+    }
+    assert_int_equal(read(ready[0], &c, 1), 1);
+    assert_int_equal(dir_hold(dir, "run", &err), ERR_STATE);
+    char *want = xasprintf("run '%s' is in use by another process (%ld)", dir, (long)pid);
+    assert_string_equal(err.text, want);
+    free(want);
+    kill(pid, SIGKILL); /* the lock ends with the process */
+    assert_int_equal(waitpid(pid, NULL, 0), pid);
+    int fd = dir_hold(dir, "run", &err);
+    assert_true(fd >= 0);
+    assert_int_equal(dir_hold(dir, "run", &err), ERR_STATE);
+    dir_release(fd, dir);
+    assert_int_equal(count_files(dir), 0);
+    fd = dir_hold(dir, "run", &err);
+    assert_true(fd >= 0);
+    dir_release(fd, dir);
+    assert_true(dir_hold(in_scratch("h/none"), "run", &err) < 0);
+    close(ready[0]);
+    close(ready[1]);
+}
+
+/* A child that reads a page of a mapped file after `spoil`. Returns its status, and what it said.
+ */
+static int fault_child(const char *path, bool spoil, char *said, size_t size) {
+    int out[2], status;
+    assert_int_equal(pipe(out), 0);
+    pid_t pid = fork();
+    if (pid == 0) {
+        struct error err;
+        struct mapping m;
+        struct rlimit none = {0, 0};
+        setrlimit(RLIMIT_CORE, &none);
+        dup2(out[1], STDERR_FILENO);
+        signal(SIGBUS, SIG_DFL); /* cmocka has its own */
+        maps_guard();
+        if (map_open(&m, path, &err) != OK) _exit(9);
+        if (spoil && truncate(path, 10) != 0) _exit(9);
+        if (!spoil) raise(SIGBUS);
+        volatile uint8_t sum = m.data[m.size - 1];
+        _exit(sum == 0 ? 0 : 8);
+    }
+    close(out[1]);
+    ssize_t n = read(out[0], said, size - 1);
+    said[MAX(n, 0)] = 0;
+    close(out[0]);
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    return status;
+}
+
+static void test_mapped_file_shrinks(void **state) {
+    (void)state;
+    struct error err = {0};
+    struct mapping m;
+    char said[4096], data[20000] = {0};
+    const char *path = in_scratch("mapped");
+    assert_int_equal(file_write(path, data, sizeof data, &err), OK);
+    int status = fault_child(path, true, said, sizeof said);
+    assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 1);
+    char *want = xasprintf("shoal: '%s' became shorter while it was in use; start again\n", path);
+    assert_string_equal(said, want);
+    free(want);
+    /* Any other bus error keeps its action. */
+    assert_int_equal(file_write(path, data, sizeof data, &err), OK);
+    status = fault_child(path, false, said, sizeof said);
+    assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGBUS);
+    assert_null(strstr(said, "became shorter"));
+
+    assert_int_equal(map_open(&m, path, &err), OK);
+    assert_int_equal(maps_check(&err), OK);
+    assert_int_equal(file_write(path, data, 100, &err), OK); /* another file of this name */
+    assert_int_equal(maps_check(&err), OK);
+    map_close(&m);
+    assert_int_equal(map_open(&m, path, &err), OK);
+    assert_int_equal(truncate(path, 50), 0);
+    assert_int_equal(maps_check(&err), ERR_STATE);
+    assert_has(err.text, "was changed while it was in use");
+    map_close(&m);
+    assert_int_equal(maps_check(&err), OK);
+}
+
+/* The system's own reason, not that of a look which came after it. */
+static void test_reasons(void **state) {
+    (void)state;
+    struct error err = {0};
+    char name[300];
+    memset(name, 'n', sizeof name - 1);
+    name[sizeof name - 1] = 0;
+    char *long_path = path_join(scratch, name),
+         *below = path_join(file_with("plain2", ""), "sub/x");
+    assert_true(dir_make(long_path, &err) < 0);
+    assert_has(err.text, "File name too long");
+    assert_true(dir_make(below, &err) < 0);
+    assert_has(err.text, "plain2': File exists");
+    assert_true(file_write(long_path, "x", 1, &err) < 0);
+    assert_has(err.text, "File name too long");
+    assert_true(dir_make("/proc/none/x", &err) < 0);
+    free(long_path);
+    free(below);
+    assert_int_equal(dir_make(in_scratch("locked"), &err), OK);
+    const char *inside = in_scratch("locked/in");
+    int out[2];
+    char said[600];
+    assert_int_equal(pipe(out), 0);
+    assert_int_equal(chmod(scratch, 0755), 0);
+    pid_t pid = fork();
+    if (pid == 0) { /* as a user to whom the folder does not belong */
+        if (geteuid() == 0 && (setgid(65534) != 0 || setuid(65534) != 0)) _exit(77);
+        if (geteuid() != 65534 && chmod(in_scratch("locked"), 0500) != 0) _exit(77);
+        int rc = dir_make(inside, &err);
+        dprintf(out[1], "%s|", rc < 0 ? err.text : "made");
+        rc = file_write(inside, "x", 1, &err);
+        dprintf(out[1], "%s|", rc < 0 ? err.text : "written");
+        _exit(0);
+    }
+    int status;
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    close(out[1]);
+    ssize_t n = read(out[0], said, sizeof said - 1);
+    said[MAX(n, 0)] = 0;
+    close(out[0]);
+    if (WEXITSTATUS(status) == 77) skip();
+    const char *second = strchr(said, '|');
+    assert_non_null(second);
+    assert_has(second, "Permission denied|");
+    assert_has(said, "Permission denied|cannot");
 }
 
 static void test_paths(void **state) {
@@ -1062,6 +1386,14 @@ int main(void) {
         cmocka_unit_test(test_atomic_write),
         cmocka_unit_test(test_full_disk),
         cmocka_unit_test(test_paths),
+        cmocka_unit_test(test_only_files),
+        cmocka_unit_test(test_private),
+        cmocka_unit_test(test_protect),
+        cmocka_unit_test(test_leftovers),
+        cmocka_unit_test(test_leftover_of_the_killed),
+        cmocka_unit_test(test_hold),
+        cmocka_unit_test(test_mapped_file_shrinks),
+        cmocka_unit_test(test_reasons),
         cmocka_unit_test(test_hashes),
         cmocka_unit_test(test_philox),
         cmocka_unit_test(test_rng_fill),

@@ -164,10 +164,7 @@ int adapter_bind(struct adapter *a, const struct model *m, struct error *err) {
 
 bool adapter_path_is_gguf(const char *path) {
     char magic[4] = "";
-    FILE *f = path_is_dir(path) ? NULL : fopen(path, "rb");
-    bool yes = f && fread(magic, 1, sizeof magic, f) == sizeof magic && !memcmp(magic, "GGUF", 4);
-    if (f) fclose(f);
-    return yes;
+    return file_head(path, magic, sizeof magic) == sizeof magic && !memcmp(magic, "GGUF", 4);
 }
 
 /* A base that was converted or quantised has another hash and still fits, so this is no refusal. */

@@ -106,20 +106,40 @@ struct mapping {
     void *copy; /* map_read's memory */
 };
 int map_open(struct mapping *m, const char *path, struct error *err);
-/* The same with a copy of the bytes, for files that somebody may rewrite meanwhile: reading a map
- * beyond a file's new end kills the process. */
+/* The same with a copy of the bytes, for files that may be rewritten meanwhile: reading a map
+ * beyond a file's new end ends the process. */
 int map_read(struct mapping *m, const char *path, struct error *err);
 void map_close(struct mapping *m);
 /* Lets the pages inside these bytes of a mapping leave memory; they are read from the file again
  * when touched. */
 void map_drop(const void *p, size_t size);
+/* A program calls it once, before its threads: reading a mapping beyond the file's new end is then
+ * a message with the file's name and exit 1. Other bus errors keep their action. */
+void maps_guard(void);
+/* ERR_STATE with the name of a mapped file that has another size or time than when it was mapped.
+ * Costs a system call a mapping. */
+int maps_check(struct error *err);
+
+/* A regular file for reading, never a pipe, a device or a folder; does not wait. The descriptor, or
+ * a negative error. map_open, map_read and file_head open files in this way. */
+struct stat;
+int file_open_regular(const char *path, struct stat *st, struct error *err);
+/* Bytes at the beginning of a regular file, as many as were read; 0 after any error. */
+size_t file_head(const char *path, void *out, size_t size);
+/* The functions below also read pipes, terminals and /dev/null, as a command line may name them.
+ * From files_only_regular(true) on they do not: a server's paths come from requests, and a pipe
+ * without a writer would hold its thread. */
+void files_only_regular(bool only);
 
 /* Whole file into `out` (appended). Refuses files above `limit` bytes. */
 int file_read(const char *path, size_t limit, struct buf *out, struct error *err);
 /* All or nothing: writes PATH.tmp-PID[-N], fsyncs file and directory, renames; on any failure the
  * old file stands and the temporary is gone. Keeps the old file's mode, follows a symbolic link,
- * refuses to replace what is not a regular file. */
+ * refuses to replace what is not a regular file. Temporaries of PATH that a killed process left are
+ * removed. */
 int file_write(const char *path, const void *data, size_t size, struct error *err);
+/* The same with mode 0600 whatever the umask and the old file's mode: conversations and secrets. */
+int file_write_private(const char *path, const void *data, size_t size, struct error *err);
 /* One file of a folder into another one, in the same way. */
 int file_copy(const char *from_dir, const char *to_dir, const char *name, struct error *err);
 /* The same for files too large to hold: writer_open, writer_put ..., then writer_commit or
@@ -130,6 +150,7 @@ struct writer {
     uint64_t pos;
 };
 int writer_open(struct writer *w, const char *path, struct error *err);
+int writer_open_private(struct writer *w, const char *path, struct error *err); /* mode 0600 */
 int writer_put(struct writer *w, const void *p, size_t n, struct error *err);
 int writer_commit(struct writer *w, struct error *err); /* closes in every case */
 void writer_abort(struct writer *w);                    /* harmless after commit */
@@ -141,7 +162,24 @@ char *path_join(const char *dir, const char *name); /* malloc'ed */
 /* A path that a file names, which begins where that file is. malloc'ed. */
 char *path_beside(const char *file, const char *path);
 int dir_make(const char *path, struct error *err); /* mkdir -p */
-void dir_delete(const char *path);                 /* with its files; hidden ones keep it there */
+/* The same, the last folder with mode 0700. One that is there loses the rights of others, with a
+ * note; one that all may write in, such as /tmp, is refused. */
+int dir_make_private(const char *path, struct error *err);
+/* A new, empty file of mode 0600, or an old one without the rights of others: a database before
+ * SQLite opens it, whose other files inherit its mode. */
+int file_make_private(const char *path, struct error *err);
+/* Takes the rights of others from a folder, from its entries whose names begin with one of `names`
+ * (ends with NULL; NULL: any name) and from all below those, as far as it is ours and in one file
+ * system; removes leftovers of killed writers there. Returns how many entries it changed. */
+int dir_protect(const char *path, const char *const *names);
+/* A lock file that this process holds until it releases it or dies. The descriptor, or ERR_STATE
+ * with the process that has it: "SUBJECT is in use by another process (PID)". */
+int file_hold(const char *path, const char *subject, struct error *err);
+void hold_release(int fd, const char *path); /* removes the file; harmless for fd < 0 */
+/* The same for a folder, by DIR/lock; `what` is it in the message: "run 'runs/x'". */
+int dir_hold(const char *dir, const char *what, struct error *err);
+void dir_release(int fd, const char *dir);
+void dir_delete(const char *path); /* with its files; hidden ones keep it there */
 
 /* hashes */
 

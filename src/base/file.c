@@ -1,8 +1,8 @@
 /*
- * file: mapped and whole files in, all-or-nothing files out, paths, and SHA-256.
+ * file: whole files in, all-or-nothing files out, paths, and SHA-256.
  *
- * It does not cache and does not lock: two writers of one path are both complete and the later
- * rename wins.
+ * It does not cache, and two writers of one path do not wait for each other: both are complete and
+ * the later rename wins.
  *
  * Invariant of a writer: until writer_commit has renamed the temporary, PATH is untouched; after
  * any failure the temporary is gone. Only regular files are ever replaced, so that "-o /dev/stdout"
@@ -11,8 +11,8 @@
  */
 #define _GNU_SOURCE
 #include "base/base.h"
+#include "base/folder.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -21,91 +21,67 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-static int file_open(const char *path, struct stat *st, struct error *err) {
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
+static atomic_bool only_regular; /* set by files_only_regular */
+
+void files_only_regular(bool only) {
+    atomic_store(&only_regular, only);
+}
+
+static int kind_refuse(const char *path, mode_t mode, struct error *err) {
+    const char *kind = S_ISDIR(mode)    ? "directory"
+                       : S_ISFIFO(mode) ? "pipe"
+                       : S_ISSOCK(mode) ? "socket"
+                                        : "device";
+    return error_set(err, ERR_IO, "cannot read '%s': it is a %s, not a regular file", path, kind);
+}
+
+/* What a command reads besides regular files: pipes, terminals, /dev/null. Other devices may have
+ * no end. */
+static bool is_stream(int fd, const struct stat *st) {
+    struct stat null;
+    return S_ISFIFO(st->st_mode) || (S_ISCHR(st->st_mode) && isatty(fd)) ||
+           (S_ISCHR(st->st_mode) && stat("/dev/null", &null) == 0 && st->st_rdev == null.st_rdev);
+}
+
+/* Looks before it opens, since opening a device may have effects, and again after, since the name
+ * may have changed its meaning. A pipe is waited for only where pipes are read. */
+static int open_kind(const char *path, bool streams, struct stat *st, struct error *err) {
+    if (stat(path, st) == 0 && !S_ISREG(st->st_mode) && (!streams || S_ISDIR(st->st_mode)))
+        return kind_refuse(path, st->st_mode, err);
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY | (streams ? 0 : O_NONBLOCK));
     if (fd < 0) return error_errno(err, "cannot open '%s'", path);
-    if (fstat(fd, st) < 0) {
+    if (fstat(fd, st) < 0)
         error_errno(err, "cannot examine '%s'", path);
-        close(fd);
-        return err->code;
-    }
-    if (S_ISDIR(st->st_mode)) {
-        close(fd);
-        return error_set(err, ERR_IO, "cannot read '%s': it is a directory", path);
-    }
-    return fd;
-}
-
-int map_open(struct mapping *m, const char *path, struct error *err) {
-    *m = (struct mapping){0};
-    struct stat st;
-    int fd = file_open(path, &st, err);
-    if (fd < 0) return fd;
-    int rc = OK;
-    const void *p = ""; /* an empty file has nothing to map, is valid, and has an address */
-    if (!S_ISREG(st.st_mode)) {
-        rc = error_set(err, ERR_IO, "cannot map '%s': it is not a regular file", path);
-    } else if (st.st_size > 0) {
-        p = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
-        if (p == MAP_FAILED) rc = error_errno(err, "cannot map '%s'", path);
-    }
+    else if (S_ISREG(st->st_mode) || (streams && is_stream(fd, st)))
+        return fd;
+    else
+        kind_refuse(path, st->st_mode, err);
     close(fd);
-    if (rc == OK) *m = (struct mapping){.data = p, .size = (size_t)st.st_size};
-    return rc;
+    return err->code;
 }
 
-/* Reads until `size` bytes are there; a file that has become shorter is an error. */
-static int read_fully(int fd, uint8_t *to, size_t size, const char *path, struct error *err) {
-    for (size_t at = 0; at < size;) {
-        ssize_t n = read(fd, to + at, size - at);
+int file_open_regular(const char *path, struct stat *st, struct error *err) {
+    return open_kind(path, false, st, err);
+}
+
+size_t file_head(const char *path, void *out, size_t size) {
+    struct stat st;
+    struct error none;
+    int fd = file_open_regular(path, &st, &none);
+    if (fd < 0) return 0;
+    size_t have = 0;
+    while (have < size) {
+        ssize_t n = read(fd, (uint8_t *)out + have, size - have);
         if (n < 0 && errno == EINTR) continue;
-        if (n < 0) return error_errno(err, "cannot read '%s'", path);
-        if (n == 0) return error_set(err, ERR_IO, "'%s' became shorter while it was read", path);
-        at += (size_t)n;
-    }
-    return OK;
-}
-
-int map_read(struct mapping *m, const char *path, struct error *err) {
-    *m = (struct mapping){0};
-    struct stat st;
-    int fd = file_open(path, &st, err);
-    if (fd < 0) return fd;
-    size_t size = (size_t)st.st_size;
-    int rc = OK;
-    if (!S_ISREG(st.st_mode)) {
-        rc = error_set(err, ERR_IO, "cannot read '%s': it is not a regular file", path);
-    } else if (!(m->copy = try_calloc(size + 1, 1, err))) {
-        rc = error_wrap(err, "'%s'", path);
-    } else {
-        rc = read_fully(fd, m->copy, size, path, err);
-        m->data = m->copy;
-        m->size = size;
+        if (n <= 0) break;
+        have += (size_t)n;
     }
     close(fd);
-    if (rc != OK) map_close(m);
-    return rc;
-}
-
-void map_close(struct mapping *m) {
-    if (m->copy)
-        free(m->copy);
-    else if (m->size)
-        munmap((void *)(uintptr_t)m->data, m->size);
-    *m = (struct mapping){0};
-}
-
-void map_drop(const void *p, size_t size) {
-    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), begin = (uintptr_t)p + page - 1,
-              end = (uintptr_t)p + size;
-    begin -= begin % page;
-    end -= end % page;
-    if (begin < end) madvise((void *)begin, end - begin, MADV_DONTNEED); // advice: may fail
+    return have;
 }
 
 /* Calls add(ctx, bytes, n) for the whole file, which may be a pipe; a negative return of add stops
@@ -113,7 +89,7 @@ void map_drop(const void *p, size_t size) {
 static int file_stream(const char *path, int (*add)(void *ctx, const void *p, size_t n), void *ctx,
                        struct error *err) {
     struct stat st;
-    int fd = file_open(path, &st, err);
+    int fd = open_kind(path, !atomic_load(&only_regular), &st, err);
     if (fd < 0) return fd;
     enum { CHUNK = 256 * 1024 };
     uint8_t *chunk = xmalloc(CHUNK);
@@ -179,35 +155,42 @@ static char *writer_target(const char *path, mode_t *mode, struct error *err) {
 }
 
 /* Creates a temporary that did not exist before; the counter keeps threads and leftovers of a dead
- * process apart. */
-static int writer_create(struct writer *w) {
+ * process apart. The temporary is locked until it has its final name or is gone: folder.c removes
+ * those that no process has locked. */
+static int writer_create(struct writer *w, mode_t mode) {
     static atomic_uint counter;
     for (int tries = 0; tries < 1000; tries++) {
         unsigned n = atomic_fetch_add(&counter, 1);
         w->tmp = n ? xasprintf("%s.tmp-%ld-%u", w->path, (long)getpid(), n)
                    : xasprintf("%s.tmp-%ld", w->path, (long)getpid());
-        int fd = open(w->tmp, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-        if (fd >= 0) return fd;
+        int fd = open(w->tmp, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, mode);
+        if (fd >= 0 && leftover_own(fd, w->tmp)) return fd;
+        int why = fd >= 0 ? EEXIST : errno;
+        if (fd >= 0) close(fd);
         free(w->tmp);
         w->tmp = NULL;
-        if (errno != EEXIST) return -1;
+        errno = why;
+        if (why != EEXIST) return -1;
     }
     return -1;
 }
 
-int writer_open(struct writer *w, const char *path, struct error *err) {
+/* Mode 0: that of the file which is replaced, or the default. */
+static int writer_begin(struct writer *w, const char *path, mode_t mode, struct error *err) {
     *w = (struct writer){0};
-    mode_t mode;
-    w->path = writer_target(path, &mode, err);
+    mode_t old;
+    w->path = writer_target(path, &old, err);
     if (!w->path) return err->code;
-    int fd = writer_create(w);
+    if (!mode) mode = old;
+    leftovers_remove(w->path);
+    /* From the beginning no wider than in the end. */
+    int fd = writer_create(w, mode ? mode & 0600 : 0666);
     if (fd < 0) {
         error_errno(err, "cannot create '%s'", path);
         writer_abort(w);
         return err->code;
     }
-    if (mode && fchmod(fd, mode) < 0)
-        mode = 0; /* not ours to keep: the new file has the default mode */
+    if (mode && fchmod(fd, mode) < 0) mode = 0; /* not ours to keep */
     w->f = fdopen(fd, "wb");
     if (!w->f) {
         error_errno(err, "cannot open '%s'", w->tmp);
@@ -216,6 +199,14 @@ int writer_open(struct writer *w, const char *path, struct error *err) {
         return err->code;
     }
     return OK;
+}
+
+int writer_open(struct writer *w, const char *path, struct error *err) {
+    return writer_begin(w, path, 0, err);
+}
+
+int writer_open_private(struct writer *w, const char *path, struct error *err) {
+    return writer_begin(w, path, 0600, err);
 }
 
 int writer_put(struct writer *w, const void *p, size_t n, struct error *err) {
@@ -249,6 +240,7 @@ int writer_commit(struct writer *w, struct error *err) {
     if (fflush(w->f) != 0 || ferror(w->f) || fsync(fileno(w->f)) != 0)
         rc = error_errno(err, "cannot write '%s'", w->path);
     FILE *f = w->f;
+    int held = fcntl(fileno(f), F_DUPFD_CLOEXEC, 0); /* keeps the lock until after the rename */
     w->f = NULL;
     if (fclose(f) != 0 && rc == OK) rc = error_errno(err, "cannot write '%s'", w->path);
     if (rc == OK && rename(w->tmp, w->path) != 0)
@@ -258,6 +250,7 @@ int writer_commit(struct writer *w, struct error *err) {
         w->tmp = NULL; /* it is PATH now: abort must not remove anything */
         rc = dir_sync(w->path, err);
     }
+    if (held >= 0) close(held);
     writer_abort(w);
     return rc;
 }
@@ -270,14 +263,23 @@ void writer_abort(struct writer *w) {
     *w = (struct writer){0};
 }
 
-int file_write(const char *path, const void *data, size_t size, struct error *err) {
+static int bytes_write(const char *path, mode_t mode, const void *data, size_t size,
+                       struct error *err) {
     struct writer w;
-    int rc = writer_open(&w, path, err);
+    int rc = writer_begin(&w, path, mode, err);
     if (rc != OK) return rc;
     rc = writer_put(&w, data, size, err);
     if (rc == OK) rc = writer_commit(&w, err);
     writer_abort(&w);
     return rc;
+}
+
+int file_write(const char *path, const void *data, size_t size, struct error *err) {
+    return bytes_write(path, 0, data, size, err);
+}
+
+int file_write_private(const char *path, const void *data, size_t size, struct error *err) {
+    return bytes_write(path, 0600, data, size, err);
 }
 
 int path_move(const char *from, const char *to, struct error *err) {
@@ -286,14 +288,22 @@ int path_move(const char *from, const char *to, struct error *err) {
     return rc == OK ? dir_sync(from, err) : rc;
 }
 
+/* A look leaves errno as it was: it often comes between a failure and the words for it. */
+static bool look(const char *path, struct stat *st) {
+    int before = errno;
+    bool there = stat(path, st) == 0;
+    errno = before;
+    return there;
+}
+
 bool path_exists(const char *path) {
     struct stat st;
-    return stat(path, &st) == 0;
+    return look(path, &st);
 }
 
 bool path_is_dir(const char *path) {
     struct stat st;
-    return stat(path, &st) == 0 && S_ISDIR(st.st_mode);
+    return look(path, &st) && S_ISDIR(st.st_mode);
 }
 
 char *path_join(const char *dir, const char *name) {
@@ -306,33 +316,6 @@ char *path_beside(const char *file, const char *path) {
     const char *slash = strrchr(file, '/');
     if (*path == '/' || !slash) return xstrdup(path);
     return xasprintf("%.*s/%s", (int)(slash - file), file, path);
-}
-
-int dir_make(const char *path, struct error *err) {
-    char *p = xstrdup(path);
-    int rc = OK;
-    for (char *end = p; rc == OK && *end;) {
-        end += strspn(end, "/");
-        end += strcspn(end, "/");
-        char saved = *end;
-        *end = '\0';
-        if (mkdir(p, 0777) < 0 && !((errno == EEXIST || errno == EROFS) && path_is_dir(p)))
-            rc = error_errno(err, "cannot make the directory '%s'", p);
-        *end = saved;
-    }
-    free(p);
-    return rc;
-}
-
-void dir_delete(const char *path) {
-    DIR *d = opendir(path);
-    for (const struct dirent *f; d && (f = readdir(d));) {
-        char *file = path_join(path, f->d_name);
-        if (f->d_name[0] != '.') unlink(file);
-        free(file);
-    }
-    if (d) closedir(d);
-    rmdir(path);
 }
 
 int file_copy(const char *from_dir, const char *to_dir, const char *name, struct error *err) {

@@ -1,0 +1,13 @@
+/* Inside base: temporaries that a killed process has left. */
+#ifndef SHOAL_FOLDER_H
+#define SHOAL_FOLDER_H
+
+#include <stdbool.h>
+
+/* Locks a temporary that was just created under the name `tmp`; false: another process has taken
+ * it for a leftover. */
+bool leftover_own(int fd, const char *tmp);
+/* Removes PATH.tmp-PID and PATH.tmp-PID-N of processes that no longer run. */
+void leftovers_remove(const char *path);
+
+#endif

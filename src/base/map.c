@@ -1,0 +1,184 @@
+/*
+ * map: files in memory, mapped or copied, and what happens when a mapped file shrinks.
+ *
+ * A page of a mapping that lies beyond the file's new end cannot be read: the kernel sends SIGBUS.
+ * maps_guard() turns that into a message with the file's name and exit 1. The handler finds the
+ * file in a table of all mappings, which needs no lock: a slot is free, being filled, or ready, and
+ * only a ready one is read. Faults at other addresses keep their default action.
+ *
+ * It does not notice what another process writes into the file within its old size; maps_check()
+ * compares sizes and times for those who want to know before the fault.
+ */
+#define _GNU_SOURCE
+#include "base/base.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum slot_state { SLOT_FREE, SLOT_FILLING, SLOT_READY };
+
+/* `path` is empty where it was too long to be kept. */
+static struct slot {
+    atomic_int state;
+    uintptr_t begin;
+    size_t size;
+    dev_t dev;
+    ino_t ino;
+    struct timespec mtime;
+    char path[512];
+} slots[256];
+
+static struct sigaction action_before;
+
+/* Mappings above the table's size stay unguarded. */
+static void slot_take(const void *p, const struct stat *st, const char *path) {
+    for (size_t i = 0; i < ARRAY_LEN(slots); i++) {
+        struct slot *s = &slots[i];
+        int free_state = SLOT_FREE;
+        if (!atomic_compare_exchange_strong(&s->state, &free_state, SLOT_FILLING)) continue;
+        s->begin = (uintptr_t)p;
+        s->size = (size_t)st->st_size;
+        s->dev = st->st_dev;
+        s->ino = st->st_ino;
+        s->mtime = st->st_mtim;
+        size_t n = strlen(path);
+        memcpy(s->path, path, n < sizeof s->path ? n + 1 : 0);
+        if (n >= sizeof s->path) s->path[0] = '\0';
+        atomic_store(&s->state, SLOT_READY);
+        return;
+    }
+}
+
+static void slot_release(const void *p) {
+    for (size_t i = 0; i < ARRAY_LEN(slots); i++)
+        if (atomic_load(&slots[i].state) == SLOT_READY && slots[i].begin == (uintptr_t)p)
+            atomic_store(&slots[i].state, SLOT_FREE);
+}
+
+static const struct slot *slot_of(uintptr_t at) {
+    for (size_t i = 0; i < ARRAY_LEN(slots); i++)
+        if (atomic_load(&slots[i].state) == SLOT_READY && at >= slots[i].begin &&
+            at - slots[i].begin < slots[i].size)
+            return &slots[i];
+    return NULL;
+}
+
+/* In a signal handler: nothing that allocates or locks. */
+static void put(const char *text) {
+    if (write(STDERR_FILENO, text, strlen(text)) < 0) return;
+}
+
+static void bus_caught(int sig, siginfo_t *info, void *context) {
+    struct stat st;
+    const struct slot *s = info->si_code == BUS_ADRERR ? slot_of((uintptr_t)info->si_addr) : NULL;
+    (void)context;
+    if (!s) { /* the access is repeated and meets the action that was there before */
+        sigaction(SIGBUS, &action_before, NULL);
+        if (info->si_code <= 0) raise(sig); /* it was sent, nothing will repeat it */
+        return;
+    }
+    bool shorter = stat(s->path, &st) != 0 || (size_t)st.st_size < s->size;
+    put("shoal: '");
+    put(*s->path ? s->path : "a mapped file");
+    put(shorter ? "' became shorter while it was in use; start again\n"
+                : "' cannot be read any more: input/output error\n");
+    _exit(1);
+}
+
+void maps_guard(void) {
+    struct sigaction a = {.sa_sigaction = bus_caught, .sa_flags = SA_SIGINFO};
+    sigemptyset(&a.sa_mask);
+    CHECK(sigaction(SIGBUS, &a, &action_before) == 0);
+}
+
+/* Whether the file at the slot's path is the mapped one, with another size or time. Another file
+ * of that name is none of ours: the mapped one goes on without a name. */
+static bool slot_changed(const struct slot *s) {
+    struct stat st;
+    return atomic_load(&s->state) == SLOT_READY && *s->path && stat(s->path, &st) == 0 &&
+           st.st_dev == s->dev && st.st_ino == s->ino &&
+           ((size_t)st.st_size != s->size || st.st_mtim.tv_sec != s->mtime.tv_sec ||
+            st.st_mtim.tv_nsec != s->mtime.tv_nsec);
+}
+
+int maps_check(struct error *err) {
+    for (size_t i = 0; i < ARRAY_LEN(slots); i++)
+        if (slot_changed(&slots[i]))
+            return error_set(err, ERR_STATE, "'%s' was changed while it was in use; start again",
+                             slots[i].path);
+    return OK;
+}
+
+int map_open(struct mapping *m, const char *path, struct error *err) {
+    *m = (struct mapping){0};
+    struct stat st;
+    int fd = file_open_regular(path, &st, err);
+    if (fd < 0) return fd;
+    int rc = OK;
+    const void *p = ""; /* an empty file has nothing to map, is valid, and has an address */
+    if (st.st_size > 0) {
+        p = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
+        if (p == MAP_FAILED)
+            rc = error_errno(err, "cannot map '%s'", path);
+        else
+            slot_take(p, &st, path);
+    }
+    close(fd);
+    if (rc == OK) *m = (struct mapping){.data = p, .size = (size_t)st.st_size};
+    return rc;
+}
+
+/* Reads until `size` bytes are there; a file that has become shorter is an error. */
+static int read_fully(int fd, uint8_t *to, size_t size, const char *path, struct error *err) {
+    for (size_t at = 0; at < size;) {
+        ssize_t n = read(fd, to + at, size - at);
+        if (n < 0 && errno == EINTR) continue;
+        if (n < 0) return error_errno(err, "cannot read '%s'", path);
+        if (n == 0) return error_set(err, ERR_IO, "'%s' became shorter while it was read", path);
+        at += (size_t)n;
+    }
+    return OK;
+}
+
+int map_read(struct mapping *m, const char *path, struct error *err) {
+    *m = (struct mapping){0};
+    struct stat st;
+    int fd = file_open_regular(path, &st, err);
+    if (fd < 0) return fd;
+    size_t size = (size_t)st.st_size;
+    int rc = OK;
+    if (!(m->copy = try_calloc(size + 1, 1, err))) {
+        rc = error_wrap(err, "'%s'", path);
+    } else {
+        rc = read_fully(fd, m->copy, size, path, err);
+        m->data = m->copy;
+        m->size = size;
+    }
+    close(fd);
+    if (rc != OK) map_close(m);
+    return rc;
+}
+
+void map_close(struct mapping *m) {
+    if (m->copy) {
+        free(m->copy);
+    } else if (m->size) {
+        slot_release(m->data);
+        munmap((void *)(uintptr_t)m->data, m->size);
+    }
+    *m = (struct mapping){0};
+}
+
+void map_drop(const void *p, size_t size) {
+    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), begin = (uintptr_t)p + page - 1,
+              end = (uintptr_t)p + size;
+    begin -= begin % page;
+    end -= end % page;
+    if (begin < end) madvise((void *)begin, end - begin, MADV_DONTNEED); // advice: may fail
+}

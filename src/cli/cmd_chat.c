@@ -267,7 +267,7 @@ static int do_save(struct talker *ch, const char *arg, struct error *err) {
         turn_add(turns, "assistant", json_string_value(json_object_get(v, "assistant")));
     }
     messages_line(&text, turns);
-    int rc = file_write(arg, text.data, text.len, err);
+    int rc = file_write_private(arg, text.data, text.len, err);
     if (rc == OK) note("%zu exchanges saved in '%s'", json_array_size(all), arg);
     buf_release(&text);
     return rc;

@@ -128,10 +128,9 @@ static json_t *run_options(const struct train_command *o) {
     return all;
 }
 
-static int train_and_publish(const struct common *c, const struct train_command *o, struct model *m,
-                             struct sft_job *jobs, int n, struct pool *pool, struct error *err) {
-    int rc = dir_make(o->out, err);
-    if (rc != OK) return rc;
+static int out_train(const struct common *c, const struct train_command *o, struct model *m,
+                     struct sft_job *jobs, int n, struct pool *pool, struct error *err) {
+    int rc;
     char *checkpoint = path_join(o->out, "checkpoint.bin"),
          **dirs = xcalloc((size_t)n, sizeof *dirs);
     bool several = n > 1 || strchr(o->data.v[0], '=');
@@ -149,6 +148,16 @@ static int train_and_publish(const struct common *c, const struct train_command 
     for (int i = 0; i < n; i++) free(dirs[i]);
     free(dirs);
     free(checkpoint);
+    return rc;
+}
+
+/* The folder has one checkpoint. */
+static int train_and_publish(const struct common *c, const struct train_command *o, struct model *m,
+                             struct sft_job *jobs, int n, struct pool *pool, struct error *err) {
+    int rc = dir_make(o->out, err), held = -1;
+    if (rc == OK && (held = dir_hold(o->out, "folder", err)) < 0) rc = held;
+    if (rc == OK) rc = out_train(c, o, m, jobs, n, pool, err);
+    dir_release(held, o->out);
     return rc;
 }
 

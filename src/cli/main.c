@@ -139,6 +139,7 @@ static int run_command(const struct command *c, int argc, char **argv) {
 int main(int argc, char **argv) {
     signal(SIGXFSZ, SIG_IGN); /* a file limit is an error message, not a death */
     signal(SIGPIPE, SIG_IGN);
+    maps_guard();
     if (argc < 2) {
         usage(stderr);
         return 2;

@@ -174,6 +174,17 @@ static int embedder_start(struct panel *p, struct error *err) {
     return embedder_open(&p->embedder, &p->engine_embedder, err);
 }
 
+/* A conversation is kept whole: of two programs that continue it, one would lose what was said to
+ * the other. */
+static int conversation_hold(struct panel *p, const char *id, struct error *err) {
+    char hash[HASH_LEN], *subject = xasprintf("conversation '%s'", id);
+    hash_bytes(id, strlen(id), hash);
+    p->held_path = xasprintf("%s-%.16s.lock", p->bases.v[0].o->store, hash);
+    p->held = file_hold(p->held_path, subject, err);
+    free(subject);
+    return p->held < 0 ? p->held : OK;
+}
+
 int panel_start(struct panel *p, const struct panel_wants *w, struct error *err) {
     const struct panel_options *o = p->o;
     const char *id = o->conversation ? o->conversation : "ask";
@@ -186,6 +197,7 @@ int panel_start(struct panel *p, const struct panel_wants *w, struct error *err)
     /* a talk that is not kept leaves no board behind */
     board.store = w->remember && !o->conversation ? NULL : p->store;
     if (rc == OK && !(to->board = blackboard_open(&board, err))) rc = err->code;
+    if (rc == OK && o->conversation) rc = conversation_hold(p, id, err);
     if (rc == OK && (o->conversation || w->remember) &&
         !(to->memory = conversation_open(o->conversation ? p->store : NULL, id, err)))
         rc = err->code;
@@ -203,6 +215,8 @@ int panel_close(struct panel *p, int rc, struct error *err) {
     conversation_close(p->pipeline.memory);
     blackboard_close(p->pipeline.board);
     store_close(p->store);
+    if (p->held_path) hold_release(p->held, p->held_path);
+    free(p->held_path);
     workflow_free(p->w);
     return bases_close(&p->bases, rc, err);
 }

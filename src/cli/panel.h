@@ -114,6 +114,8 @@ struct panel {
     struct workflow *w;
     struct speaker speakers[BASES_MAX];
     struct store *store;
+    char *held_path; /* lock of the conversation, NULL: none */
+    int held;
     struct knowledge *knowledge;
     struct engine_embedder engine_embedder;
     struct embedder embedder;

@@ -138,7 +138,7 @@ static int record_open(struct train_run *r, const char *out, const json_t *optio
     json_t *recipe = recipe_json(r, options, jobs, dirs, r->n);
     r->id = id_make(out, recipe);
     r->dir = path_join(r->o->runs, r->id);
-    int rc = dir_make(r->dir, err);
+    int rc = dir_make_private(r->dir, err);
     if (rc == OK) rc = store_open_run(r, recipe, err);
     if (rc != OK) error_wrap(err, "the run cannot be recorded; name a folder with --runs");
     char *title = xasprintf("Shoal training %s", r->id);

@@ -36,6 +36,7 @@ struct run {
     struct life *life;
     char *dir, *id;
     struct store *store;
+    int held;                 /* lock of the folder; -1: none */
     struct outcome *measured; /* [held_out] */
     json_t *identity, *curve; /* a row a generation, and what was before the first */
     json_t *beside;           /* rows of the baselines */
@@ -621,13 +622,17 @@ static int run_open(struct run *r, const struct first *first, struct error *err)
     r->measured = xcalloc((size_t)r->o->held_out, sizeof *r->measured);
     r->shadow = xcalloc(1, sizeof *r->shadow);
     r->life = life_new(r->j->m, r->o, r->list, first->v, first->n, r->j->pool, err);
-    int rc = r->life ? dir_make(r->dir, err) : err->code;
+    int rc = !r->life       ? err->code
+             : r->j->o->out ? dir_make(r->dir, err)
+                            : dir_make_private(r->dir, err);
+    if (rc == OK && (r->held = dir_hold(r->dir, "run", err)) < 0) rc = r->held;
     return rc == OK ? record_open(r, err) : rc;
 }
 
 static void run_release(struct run *r) {
     life_free(r->life);
     store_close(r->store);
+    if (r->dir) dir_release(r->held, r->dir);
     json_decref(r->identity);
     json_decref(r->curve);
     json_decref(r->beside);
@@ -676,7 +681,7 @@ static int life_work(struct run *r, const struct first *first, struct error *err
 }
 
 int life_run(const struct life_job *j, struct error *err) {
-    struct run r = {.j = j, .o = &j->o->life};
+    struct run r = {.j = j, .o = &j->o->life, .held = -1};
     struct first *first = xcalloc(1, sizeof *first);
     int rc = first_open(first, &j->o->adapters, j->m, err);
     if (rc == OK) rc = j->o->dry_run ? life_plan(&r, first, err) : life_work(&r, first, err);

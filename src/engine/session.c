@@ -91,7 +91,7 @@ int engine_session_save(struct engine *e, struct token_seq tokens, struct adapte
         out.len += size;
         hash_bytes(out.data, out.len, digest);
         buf_add(&out, digest, DIGEST);
-        rc = file_write(path, out.data, out.len, err);
+        rc = file_write_private(path, out.data, out.len, err);
     }
     buf_release(&out);
     free(text);

@@ -83,7 +83,7 @@ static int run_open(struct run *r, bool fresh, struct error *err) {
     char *db = path_join(r->env->root, "shoal.db"), *path = r->env->find(r->o->model);
     struct engine_options eo = {
         .max_rows = 512, .max_seqs = 192, .max_len = 384, .pool = r->env->pool};
-    int rc = dir_make(r->dir, err);
+    int rc = dir_make_private(r->dir, err);
     if (rc == OK && !(r->store = store_open(db, err))) rc = err->code;
     if (rc == OK && fresh) rc = check_unused(r, err);
     if (rc == OK && !(r->model = model_open(path, r->env->cls, err))) rc = err->code;
@@ -535,11 +535,14 @@ static json_t *execute(const struct run_env *env, const struct run_options *o, c
                        bool fresh, struct error *err) {
     struct run r = {.env = env, .o = o, .id = id, .dir = path_join(env->root, id), .only = -1};
     r.result = json_pack("{s:s}", "run", id);
-    int rc = dir_make(env->root, err);
+    int rc = dir_make(env->root, err), held = -1;
+    if (rc == OK) rc = dir_make_private(r.dir, err);
+    if (rc == OK && (held = dir_hold(r.dir, "run", err)) < 0) rc = held;
     if (rc == OK) rc = read_forks(&r, err);
     if (rc == OK) rc = run_open(&r, fresh, err);
     if (rc == OK && fresh) rc = register_run(&r, err);
     if (rc == OK) rc = run_all(&r, err);
+    dir_release(held, r.dir);
     run_close(&r);
     if (rc == OK) return r.result;
     json_decref(r.result);
@@ -650,7 +653,7 @@ static bool founders_equal(const struct run_options *a, const struct run_options
  * they reach, then the parent itself. Their recipes are copied. */
 static int fork_papers(const struct run *parent, const char *dir, int at, struct error *err) {
     json_t *segments = json_array();
-    int rc = dir_make(dir, err), n = 0;
+    int rc = dir_make_private(dir, err), n = 0;
     for (int i = 0; rc == OK && i <= parent->n_forks; i++) {
         bool last = i == parent->n_forks || parent->forks[i].until >= at;
         const struct run_options *o = i < parent->n_forks ? &parent->forks[i].o : parent->o;

@@ -119,7 +119,10 @@ struct knowledge {
 };
 
 static int fail(struct knowledge *k, struct error *err, const char *what) {
-    return error_set(err, ERR_IO, "cannot %s '%s': %s", what, k->path, sqlite3_errmsg(k->db));
+    int why = sqlite3_errcode(k->db) == SQLITE_CANTOPEN ? sqlite3_system_errno(k->db) : 0;
+    const char *system = why ? strerrordesc_np(why) : NULL;
+    return error_set(err, ERR_IO, "cannot %s '%s': %s%s%s", what, k->path,
+                     sqlite3_errmsg(k->db), system ? ": " : "", system ? system : "");
 }
 
 static int exec(struct knowledge *k, const char *text, struct error *err) {
@@ -199,7 +202,8 @@ struct knowledge *knowledge_open(const char *path, bool create, struct error *er
     struct knowledge *k = xcalloc(1, sizeof *k);
     int64_t version = 0;
     k->path = xstrdup(path);
-    int rc = sqlite3_open(path, &k->db) == SQLITE_OK ? OK : fail(k, err, "open");
+    int rc = create && !path_exists(path) ? file_make_private(path, err) : OK;
+    if (rc == OK && sqlite3_open(path, &k->db) != SQLITE_OK) rc = fail(k, err, "open");
     if (rc == OK) sqlite3_busy_timeout(k->db, 10000);
     if (rc == OK) rc = owner_check(k, &version, err);
     if (rc == OK) rc = exec(k, "PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL", err);

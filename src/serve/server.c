@@ -15,6 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -563,8 +564,7 @@ static int key_admit(struct server *s, struct exchange *x, int scope) {
 
 /* With keys, keys decide. Without, this machine may do everything; others, where the server
  * listens to them at all and --no-auth says so, may chat. */
-static int admit(void *ctx, struct exchange *x, const struct route *r) {
-    struct server *s = ctx;
+static int scope_admit(struct server *s, struct exchange *x, const struct route *r) {
     bool local = exchange_is_local(x);
     int scope = r->scope & ~SLOW;
     if (scope == OPEN || (scope == METRICS && local)) return OK;
@@ -574,6 +574,14 @@ static int admit(void *ctx, struct exchange *x, const struct route *r) {
     api_fail(x, 401, NULL, NULL, "no_keys",
              "this server has no keys, and answers its own machine only; 'shoal key add NAME' "
              "makes one");
+    return ERR_STATE;
+}
+
+static int admit(void *ctx, struct exchange *x, const struct route *r) {
+    struct error err;
+    if (scope_admit(ctx, x, r) != OK) return ERR_STATE;
+    if ((r->scope & ~SLOW) != CHAT || maps_check(&err) == OK) return OK;
+    api_fail(x, 503, NULL, NULL, "model_changed", "%s", err.text);
     return ERR_STATE;
 }
 
@@ -770,7 +778,21 @@ static int server_open(struct server *s, const struct engine_options *eo, struct
                                .slow = is_slow,
                                .ended = ended};
     if (server_jobs_open(s, err) != OK || alerts_begin(s, err) != OK) return err->code;
+    files_only_regular(true); /* from here on, paths come from requests */
     return http_new(&s->o->http, &calls, err) ? OK : err->code;
+}
+
+/* Keys, conversations and jobs are this user's alone. Only what a server makes is touched: the
+ * folder may hold other things. */
+static int state_protect(const char *dir, struct error *err) {
+    static const char *const ours[] = {"serve.db", "ab.db",  "jobs.db", "conversations.db",
+                                       "token",    "jobs",   "out",     "adapters",
+                                       "blobs",    "models", NULL};
+    int rc = dir_make_private(dir, err);
+    int changed = rc == OK ? dir_protect(dir, ours) : 0;
+    if (changed)
+        note("%d files of '%s' were open to other users; they are private now", changed, dir);
+    return rc;
 }
 
 int serve_run(struct model *m, struct engine *e, const struct engine_options *eo, const char *path,
@@ -788,7 +810,9 @@ int serve_run(struct model *m, struct engine *e, const struct engine_options *eo
     pthread_mutex_init(&s.making, NULL);
     signals_block(&set);
     memory_limit();
-    int rc = server_open(&s, eo, err);
+    umask(077); /* also for what libraries and jobs write */
+    int rc = state_protect(o->state_dir, err);
+    if (rc == OK) rc = server_open(&s, eo, err);
     if (rc == OK) {
         char url[512];
         snprintf(url, sizeof url, "%s://%s:%d", o->http.tls_cert ? "https" : "http", o->http.host,

@@ -223,9 +223,14 @@ static void tokenizer_handle(void *ctx, struct exchange *x) {
 
 /* whether it is there */
 
+/* A base that was changed on the disk answers nothing that could be relied on. */
 static void health_handle(void *ctx, struct exchange *x) {
+    struct error err;
     (void)ctx;
-    exchange_reply(x, 200, NULL, "", 0);
+    if (maps_check(&err) == OK)
+        exchange_reply(x, 200, NULL, "", 0);
+    else
+        api_fail(x, 503, NULL, NULL, "model_changed", "%s", err.text);
 }
 
 static void version_handle(void *ctx, struct exchange *x) {

@@ -113,7 +113,10 @@ struct store {
 };
 
 static int fail(struct store *s, struct error *err, const char *what) {
-    return error_set(err, ERR_IO, "cannot %s '%s': %s", what, s->path, sqlite3_errmsg(s->db));
+    int why = sqlite3_errcode(s->db) == SQLITE_CANTOPEN ? sqlite3_system_errno(s->db) : 0;
+    const char *system = why ? strerrordesc_np(why) : NULL;
+    return error_set(err, ERR_IO, "cannot %s '%s': %s%s%s", what, s->path,
+                     sqlite3_errmsg(s->db), system ? ": " : "", system ? system : "");
 }
 
 static int exec(struct store *s, const char *text, struct error *err) {
@@ -139,8 +142,9 @@ static int check_version(struct store *s, struct error *err) {
 struct store *store_open(const char *path, struct error *err) {
     struct store *s = xcalloc(1, sizeof *s);
     s->path = xstrdup(path);
-    int rc = OK;
-    if (sqlite3_open(path, &s->db) != SQLITE_OK) rc = fail(s, err, "open");
+    /* It holds what was said and which keys there are. */
+    int rc = strcmp(path, ":memory:") == 0 ? OK : file_make_private(path, err);
+    if (rc == OK && sqlite3_open(path, &s->db) != SQLITE_OK) rc = fail(s, err, "open");
     if (rc == OK) sqlite3_busy_timeout(s->db, 10000);
     if (rc == OK) rc = exec(s, "PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL", err);
     if (rc == OK) rc = check_version(s, err);

@@ -328,14 +328,16 @@ int pretrain_run(const struct pretrain_options *o, const char *dir, struct pool 
     struct pretrain p = {.o = *o, .pool = pool, .dir = dir, .started = clock_now()};
     p.checkpoint = path_join(dir, "checkpoint.bin");
     char *log = path_join(dir, "log.jsonl");
-    int rc = parse_mix(&p, err);
+    int rc = parse_mix(&p, err), held = -1;
     if (rc == OK) rc = dir_make(dir, err);
+    if (rc == OK && (held = dir_hold(dir, "folder", err)) < 0) rc = held;
     if (rc == OK && !(p.log = fopen(log, path_exists(p.checkpoint) ? "a" : "w")))
         rc = error_errno(err, "cannot write '%s'", log);
     if (rc == OK) rc = pretrain_open(&p, err);
     if (rc == OK) rc = train_all(&p, err);
     if (rc == OK) rc = model_write_hf(p.model, dir, TENSOR_F32, err);
     if (rc == OK) unlink(p.checkpoint);
+    dir_release(held, dir);
     trainer_free(p.trainer);
     model_close(p.model);
     if (p.log) fclose(p.log);

@@ -19,6 +19,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -56,6 +57,17 @@ static void has(const char *text, const char *part) {
 
 static void synced(struct keys *k) {
     if (keys_sync(k, &err) != OK) fail_msg("%s", err.text);
+}
+
+/* SQLite's synchronisations, counted on their way to the system. */
+static int n_synced;
+__attribute__((visibility("default"))) int fdatasync(int fd);
+__attribute__((visibility("default"))) int fdatasync(int fd) {
+    __atomic_add_fetch(&n_synced, 1, __ATOMIC_SEQ_CST);
+    return (int)syscall(SYS_fdatasync, fd);
+}
+static int disk_syncs(void) {
+    return __atomic_load_n(&n_synced, __ATOMIC_SEQ_CST);
 }
 
 /* A key for chat with these limits; its secret, in one of many static places. */
@@ -310,6 +322,61 @@ static void test_fixed(void **state) {
     keys_close(k);
 }
 
+/* The start-up token may do everything, is in no store, and makes no server one that has keys. */
+static void test_token(void **state) {
+    (void)state;
+    char token[KEY_SECRET_LEN], other[KEY_SECRET_LEN], id[KEY_ID_LEN];
+    struct keys *k = opened();
+    keys_token(k, token);
+    assert_int_equal(strncmp(token, "st-", 3), 0);
+    assert_int_equal(strlen(token), 3 + 43);
+    assert_false(keys_any(k));
+    json_t *list = keys_list(k, NOON);
+    assert_int_equal(json_array_size(list), 0);
+    json_decref(list);
+    assert_int_equal(keys_admit(k, token, KEY_CHAT | KEY_JOBS | KEY_ADMIN, NOON, &answer),
+                     KEY_ADMITTED);
+    assert_string_equal(answer.id, KEY_TOKEN_ID);
+    keys_spend(k, answer.id, 5, 6, NOON);
+    assert_int_equal(keys_revoke(k, KEY_TOKEN_ID, NOON, &err), ERR_STATE);
+    token[20] ^= 1;
+    assert_int_equal(chat(k, token, NOON), KEY_UNKNOWN);
+    assert_false(keys_peek(k, token, id));
+    token[20] ^= 1;
+    assert_true(keys_peek(k, token, id));
+    assert_string_equal(id, KEY_TOKEN_ID);
+    const char *stored = made(k, "one", (struct key_spec){0});
+    assert_true(keys_any(k));
+    keys_close(k);
+    k = opened();
+    keys_token(k, other);
+    assert_string_not_equal(token, other);
+    assert_int_equal(chat(k, token, NOON), KEY_UNKNOWN);
+    assert_int_equal(chat(k, stored, NOON), KEY_ADMITTED);
+    keys_close(k);
+}
+
+/* Keys made and revoked are synchronised to the disk; what was used is not. */
+static void test_decisions_are_synced(void **state) {
+    (void)state;
+    struct keys *k = opened();
+    const char *secret = made(k, "one", (struct key_spec){0});
+    made(k, "two", (struct key_spec){0});
+    int before = disk_syncs();
+    made(k, "three", (struct key_spec){0});
+    assert_true(disk_syncs() > before);
+    before = disk_syncs();
+    assert_int_equal(keys_revoke(k, "two", NOON, &err), OK);
+    assert_true(disk_syncs() > before);
+    before = disk_syncs();
+    for (int i = 0; i < 10; i++) {
+        assert_int_equal(chat(k, secret, NOON), KEY_ADMITTED);
+        assert_int_equal(keys_sync(k, &err), OK);
+    }
+    assert_int_equal(disk_syncs(), before);
+    keys_close(k);
+}
+
 /* rates */
 
 static void test_requests_a_minute(void **state) {
@@ -407,6 +474,31 @@ static void test_clock_goes_back(void **state) {
     assert_int_equal(chat(k, secret, NOON - 3600), KEY_LIMITED);
     assert_int_equal(chat(k, secret, NOON - 3600 + 1.1), KEY_ADMITTED);
     assert_int_equal(chat(k, secret, NOON - 3600 + 1.1), KEY_LIMITED);
+    keys_close(k);
+}
+
+/* A clock that jumps to and fro admits no more than one bucket a jump, blocks no key, and an
+ * expiry is what the clock says. */
+static void test_clock_jumps(void **state) {
+    (void)state;
+    static const double jumps[] = {0, 86400 * 400.0, -3600, 1e9, -1e9, 7200, -86400, 0.25, -0.25, 0};
+    struct keys *k = opened();
+    const char *limited = made(k, "one", (struct key_spec){.requests_per_minute = 10,
+                                                           .quota_day = 100}),
+               *expires = made(k, "two", (struct key_spec){.expires = (int64_t)NOON + 60});
+    for (int round = 0; round < 3; round++)
+        for (size_t i = 0; i < ARRAY_LEN(jumps); i++) {
+            double now = NOON + jumps[i];
+            int got = 0;
+            for (int n = 0; n < 50; n++) got += chat(k, limited, now) == KEY_ADMITTED;
+            assert_true(got <= 10);
+            for (int n = 0; n < 50; n++)
+                assert_true(chat(k, limited, now + 1.2 * (n % 2)) != KEY_OVER_QUOTA);
+            got = 0; /* at rest again: a minute later it is as after any minute */
+            for (int n = 0; n < 20; n++) got += chat(k, limited, now + 62) == KEY_ADMITTED;
+            assert_int_equal(got, 10);
+            assert_int_equal(chat(k, expires, now) == KEY_EXPIRED, now >= NOON + 60);
+        }
     keys_close(k);
 }
 
@@ -943,11 +1035,14 @@ int main(void) {
         TEST(test_refused_keys),
         TEST(test_any),
         TEST(test_fixed),
+        TEST(test_token),
+        TEST(test_decisions_are_synced),
         TEST(test_requests_a_minute),
         TEST(test_tokens_a_minute),
         TEST(test_both_limits),
         TEST(test_waits_are_right),
         TEST(test_clock_goes_back),
+        TEST(test_clock_jumps),
         TEST(test_quota_of_a_day),
         TEST(test_quota_in_all),
         TEST(test_counts_do_not_overflow),

@@ -28,6 +28,7 @@
 
 #define LOG "keys"
 #define PREFIX "sk-shoal-"
+#define TOKEN_PREFIX "st-"
 #define BASE64URL "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-"
 /* What JSON numbers hold exactly everywhere. */
 #define COUNT_MAX ((int64_t)1 << 53)
@@ -47,7 +48,7 @@ struct bucket {
 };
 struct key {
     char id[KEY_ID_LEN], name[KEY_NAME_LEN], tail[TAIL + 1], hash[HASH_LEN];
-    bool fixed;
+    bool fixed, token; /* in memory only; a token is fixed too */
     int64_t created, revoked;
     struct key_spec spec;
     struct bucket requests, tokens;
@@ -60,7 +61,7 @@ struct keys {
     int64_t seq;
     pthread_mutex_t table; /* all below */
     struct key *v;         /* [n] */
-    int n, cap, n_fixed;
+    int n, cap, n_fixed, n_tokens;
     pthread_cond_t stop;
     bool stopping;
     pthread_t keeper;
@@ -361,6 +362,13 @@ static int events_read(struct keys *k, struct error *err) {
     }
 }
 
+/* Begins the transaction that a decision is made in: on the disk when it is committed. Accounting,
+ * which is written each second, does not wait for the disk. */
+static int decision_begin(struct keys *k, struct error *err) {
+    int rc = store_sync(k->store, true, err);
+    return rc == OK ? store_begin(k->store, err) : rc;
+}
+
 /* Ends the transaction that a decision is made in; the event may be NULL, with rc set. */
 static int event_commit(struct keys *k, json_t *event, int rc, struct error *err) {
     json_t *events = json_array();
@@ -375,20 +383,23 @@ static int event_commit(struct keys *k, json_t *event, int rc, struct error *err
         store_rollback(k->store);
     json_decref(events);
     json_decref(event);
+    struct error ignored;
+    store_sync(k->store, false, &ignored);
     return rc;
 }
 
-static void secret_make(char secret[KEY_SECRET_LEN], struct key *x) {
+static void secret_make(const char *prefix, char secret[KEY_SECRET_LEN], struct key *x) {
     unsigned char raw[RANDOM_BYTES];
-    char *text = secret + strlen(PREFIX);
+    char *text = secret + strlen(prefix);
     randombytes_buf(raw, sizeof raw);
-    memcpy(secret, PREFIX, strlen(PREFIX));
+    memcpy(secret, prefix, strlen(prefix) + 1);
     sodium_bin2base64(text, (size_t)(secret + KEY_SECRET_LEN - text), raw, sizeof raw,
                       sodium_base64_VARIANT_URLSAFE_NO_PADDING);
     sodium_memzero(raw, sizeof raw);
     /* Slow hashes are for passwords that can be guessed; nobody guesses 256 random bits. */
-    hash_bytes(secret, KEY_SECRET_LEN - 1, x->hash);
-    memcpy(x->tail, secret + KEY_SECRET_LEN - 1 - TAIL, TAIL + 1);
+    size_t n = strlen(secret);
+    hash_bytes(secret, n, x->hash);
+    memcpy(x->tail, secret + n - TAIL, TAIL + 1);
 }
 
 int keys_add(struct keys *k, const char *name, const struct key_spec *spec, double now,
@@ -400,9 +411,9 @@ int keys_add(struct keys *k, const char *name, const struct key_spec *spec, doub
         rc = error_set(err, ERR_USAGE, "an API key cannot have expired when it is made");
     if (rc != OK) return rc;
     memcpy(x.name, name, strlen(name) + 1);
-    secret_make(secret, &x);
+    secret_make(PREFIX, secret, &x);
     pthread_mutex_lock(&k->disk);
-    rc = store_begin(k->store, err);
+    rc = decision_begin(k, err);
     if (rc == OK) {
         rc = events_read(k, err);
         if (rc == OK && key_named(k, name) >= 0)
@@ -432,7 +443,7 @@ static int revocable(const struct keys *k, const char *id_or_name, struct error 
 
 int keys_revoke(struct keys *k, const char *id_or_name, double now, struct error *err) {
     pthread_mutex_lock(&k->disk);
-    int rc = store_begin(k->store, err), i;
+    int rc = decision_begin(k, err), i;
     if (rc == OK) {
         json_t *event = NULL;
         rc = events_read(k, err);
@@ -483,6 +494,22 @@ int keys_add_fixed(struct keys *k, const char *secret, unsigned bits, struct err
     }
     pthread_mutex_unlock(&k->disk);
     return rc;
+}
+
+void keys_token(struct keys *k, char secret[KEY_SECRET_LEN]) {
+    struct key x = {.id = KEY_TOKEN_ID,
+                    .name = "start-up token",
+                    .fixed = true,
+                    .token = true,
+                    .spec.scopes = KEY_CHAT | KEY_JOBS | KEY_ADMIN};
+    secret_make(TOKEN_PREFIX, secret, &x);
+    pthread_mutex_lock(&k->disk);
+    CHECK(k->n_tokens == 0);
+    key_push(k, &x);
+    pthread_mutex_lock(&k->table);
+    k->n_tokens++;
+    pthread_mutex_unlock(&k->table);
+    pthread_mutex_unlock(&k->disk);
 }
 
 /* admission */
@@ -563,13 +590,29 @@ static void key_count(struct key *x, struct count c, double now) {
     if (!x->fixed) usage_add(&x->unsaved, &u);
 }
 
+/* What a client sent as a key, as its hash; what is too long is hashed as nothing. */
+static size_t sent_hash(const char *secret, char hash[HASH_LEN]) {
+    size_t n = secret ? strnlen(secret, SENT_MAX + 1) : 0;
+    hash_bytes(secret, n <= SENT_MAX ? n : 0, hash);
+    return n;
+}
+
+bool keys_peek(struct keys *k, const char *secret, char id[KEY_ID_LEN]) {
+    char hash[HASH_LEN];
+    sent_hash(secret, hash);
+    pthread_mutex_lock(&k->table);
+    int i = key_hashed(k, hash);
+    if (i >= 0) memcpy(id, k->v[i].id, KEY_ID_LEN);
+    pthread_mutex_unlock(&k->table);
+    return i >= 0;
+}
+
 enum key_verdict keys_admit(struct keys *k, const char *secret, unsigned scope, double now,
                             struct key_answer *out) {
     char hash[HASH_LEN];
-    size_t n = secret ? strnlen(secret, SENT_MAX + 1) : 0;
     CHECK(now >= 0 && now < (double)COUNT_MAX);
     *out = (struct key_answer){.verdict = KEY_ADMITTED};
-    hash_bytes(secret, n <= SENT_MAX ? n : 0, hash);
+    size_t n = sent_hash(secret, hash);
     pthread_mutex_lock(&k->table);
     int i = key_hashed(k, hash);
     struct key *x = i >= 0 ? &k->v[i] : NULL;
@@ -605,7 +648,7 @@ void keys_spend(struct keys *k, const char *id, int64_t prompt_tokens, int64_t c
 
 bool keys_any(struct keys *k) {
     pthread_mutex_lock(&k->table);
-    bool any = k->n > 0;
+    bool any = k->n > k->n_tokens;
     pthread_mutex_unlock(&k->table);
     return any;
 }
@@ -626,7 +669,8 @@ static json_t *key_json(const struct key *x, double now) {
 json_t *keys_list(struct keys *k, double now) {
     json_t *list = json_array();
     pthread_mutex_lock(&k->table);
-    for (int i = 0; i < k->n; i++) json_array_append_new(list, key_json(&k->v[i], now));
+    for (int i = 0; i < k->n; i++)
+        if (!k->v[i].token) json_array_append_new(list, key_json(&k->v[i], now));
     pthread_mutex_unlock(&k->table);
     return list;
 }

@@ -8,7 +8,9 @@
  * Threads: everything may be called from any thread at any time, keys_close when no other call is
  * running. keys_admit and keys_spend touch memory only. A thread of the module's own takes over,
  * once a second, what other processes have changed in the store, and writes what was used; so a
- * kill loses a second of accounting at most, and never a key. Several servers may share a store:
+ * kill loses a second of accounting at most, and never a key. Keys made and revoked are on the disk
+ * when the call returns, so that a power failure does not bring a revoked key back; accounting is
+ * not synchronised. Several servers may share a store:
  * what they count adds up in it, each holding the limits to what it knows.
  *
  * Clock: `now` is in seconds since 1970, UTC, as the caller's clock says; days are UTC days. A
@@ -33,9 +35,11 @@ struct key_spec {
 
 enum {
     KEY_SECRET_LEN = 53, /* "sk-shoal-", 32 random bytes as base64url, NUL */
-    KEY_ID_LEN = 21,     /* "key-" and 16 digits, or "cli-N" */
+    KEY_ID_LEN = 21,     /* "key-" and 16 digits, "cli-N", or KEY_TOKEN_ID */
     KEY_NAME_LEN = 64,
 };
+
+#define KEY_TOKEN_ID "start:token" /* no key's name has a colon */
 
 struct keys;
 /* The file, and its folder, are made when they are not there. A store with a row that is not as
@@ -54,6 +58,11 @@ int keys_add(struct keys *k, const char *name, const struct key_spec *spec, doub
 /* A secret that the administrator chose: without limits, kept in memory only. The same again adds
  * scopes. */
 int keys_add_fixed(struct keys *k, const char *secret, unsigned scopes, struct error *err);
+/* Makes the start-up token: a secret of 32 random bytes after "st-" with every scope, in memory
+ * only. keys_any does not count it and keys_list does not show it. Called at most once. */
+void keys_token(struct keys *k, char secret[KEY_SECRET_LEN]);
+/* The id of a secret's key, whether it is usable or not; false: there is no such key. */
+bool keys_peek(struct keys *k, const char *secret, char id[KEY_ID_LEN]);
 int keys_revoke(struct keys *k, const char *id_or_name, double now, struct error *err);
 /* An array of {id, name, tail, scopes, requests_per_minute, tokens_per_minute, quota_day, quota,
  * expires, created, revoked, last_used, today, all}, oldest first: times are seconds, 0 is never;

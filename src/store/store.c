@@ -162,6 +162,10 @@ void store_close(struct store *s) {
     free(s);
 }
 
+int store_sync(struct store *s, bool full, struct error *err) {
+    return exec(s, full ? "PRAGMA synchronous = FULL" : "PRAGMA synchronous = NORMAL", err);
+}
+
 int store_begin(struct store *s, struct error *err) {
     return exec(s, "BEGIN IMMEDIATE", err);
 }

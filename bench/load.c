@@ -2,7 +2,8 @@
  * load: many clients of a server at once, each with one stream after another, and what they saw.
  *
  *   build/load PORT STREAMS SECONDS MEAN_TOKENS MODEL [MODEL …]
- *   build/load PORT STREAMS SECONDS idle PATH       streams of PATH that say next to nothing
+ *   build/load PORT STREAMS SECONDS idle PATH       streams of PATH that say next to nothing, with
+ *                                                   the key in $SHOAL_KEY
  *
  * One thread and epoll, so that on a machine of two processors most is left for the server. Client
  * i asks for model i mod n. Prints one JSON object: replies, errors, tokens a second over the
@@ -53,7 +54,10 @@ static void ask(struct client *c) {
     char body[1024], head[1400];
     int n = 0;
     if (idle_path) {
-        n = snprintf(head, sizeof head, "GET %s HTTP/1.1\r\nHost: localhost\r\n\r\n", idle_path);
+        const char *key = getenv("SHOAL_KEY");
+        n = snprintf(head, sizeof head,
+                     "GET %s HTTP/1.1\r\nHost: localhost\r\nX-API-Key: %.500s\r\n\r\n", idle_path,
+                     key ? key : "");
     } else {
         c->asked = tally_length(++asked_so_far, mean_tokens);
         int len =

@@ -26,7 +26,9 @@ class Server:
         self.process = subprocess.Popen(
             [shoal, "serve", "models/fry", "--port", "0", "--json", "--drain-seconds", "3", "--adapter", f"spare={tmp}/spare", *more],
             stdout=subprocess.PIPE, stderr=open(f"{tmp}/serve.err", "ab"))
-        self.port = int(json.loads(self.process.stdout.readline())["listening"].rsplit(":", 1)[1])
+        said = json.loads(self.process.stdout.readline())
+        self.port = int(said["listening"].rsplit(":", 1)[1])
+        self.token = open(said["token_file"]).read().strip()
 
     def ask(self, path, body=None, raw=None, timeout=60):
         """(status, text, seconds)"""
@@ -34,7 +36,8 @@ class Server:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
         data = raw if raw is not None else None if body is None else json.dumps(body).encode()
         try:
-            connection.request("GET" if data is None else "POST", path, data, {"Content-Type": "application/json"})
+            connection.request("GET" if data is None else "POST", path, data,
+                               {"Content-Type": "application/json", "Authorization": "Bearer " + self.token})
             reply = connection.getresponse()
             return reply.status, reply.read().decode(), time.time() - began
         finally:

@@ -5,9 +5,13 @@ import base64, json, math, os, struct, threading, time, urllib.error, urllib.req
 
 url, tmp, tooled = os.environ['URL'], os.environ['TMP'], os.environ['TOOLED']
 
+# The servers' start-up tokens: adapters are loaded with one.
+tokens = {url: open(os.environ['TOKEN_FILE']).read().strip(), tooled: open(os.environ['TOOLED_TOKEN_FILE']).read().strip()}
+
 def call(method, path, body=None, headers={}, at=None):
     data = None if body is None else json.dumps(body).encode()
-    q = urllib.request.Request((at or url) + path, data, dict({'Content-Type': 'application/json'}, **headers), method=method)
+    sent = {'Content-Type': 'application/json', 'Authorization': 'Bearer ' + tokens[at or url], **headers}
+    q = urllib.request.Request((at or url) + path, data, sent, method=method)
     try:
         with urllib.request.urlopen(q, timeout=120) as r:
             return r.status, r.read().decode(), r.headers

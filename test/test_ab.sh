@@ -35,12 +35,11 @@ class Server:
         atexit.register(self.p.kill)  # harmless when it has ended
         line = self.p.stdout.readline()
         self.at = urllib.parse.urlparse(json.loads(line)["listening"]).netloc if line else None
+        self.token = open(json.loads(line)["token_file"]).read().strip() if line else None
 
     def call(self, method, path, body=None, key=None):
         c = http.client.HTTPConnection(self.at, timeout=60)
-        headers = {"Content-Type": "application/json"}
-        if key:
-            headers["Authorization"] = f"Bearer {key}"
+        headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key or self.token}"}
         c.request(method, path, None if body is None else json.dumps(body), headers)
         r = c.getresponse()
         data = r.read()

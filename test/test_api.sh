@@ -37,7 +37,7 @@ sed -n '/^```sh$/,/^```$/p' docs/API.md | grep -v '^```' >"$tmp/lines"
 n=0
 while IFS= read -r line; do
     n=$((n + 1))
-    here=$(printf '%s\n' "$line" | sed "s|localhost:8000|$url|; s|adapters/critic|$tmp/critic|g; s|adapters/newer|$tmp/newer|g; s|curl -s |curl -sS --fail-with-body --max-time 60 |")
+    here=$(printf '%s\n' "$line" | sed "s|localhost:8000|$url|; s|adapters/critic|$tmp/critic|g; s|adapters/newer|$tmp/newer|g; s|runs/serve/token|$tmp/state/token|; s|curl -s |curl -sS --fail-with-body --max-time 60 |")
     case $line in
     [A-Z]*=*) eval "$here"; continue ;;
     esac
@@ -90,4 +90,4 @@ TOOLED=$url
 VLLM_PLUGINS=lora_filesystem_resolver VLLM_LORA_RESOLVER_CACHE_DIR=$tmp/resolver VLLM_ALLOW_RUNTIME_LORA_UPDATING=True \
     up models/fry --adapter "one=$tmp/one" --lora-modules "{\"name\": \"two\", \"path\": \"$tmp/two\", \"base_model_name\": \"fry\"}" \
     --served-model-name second-name --enable-lora --max_loras 4 --max_lora_rank 16 --max-cpu-loras 4 --max-num-seqs 4 --state "$tmp/state3"
-URL=$url TMP=$tmp TOOLED=$TOOLED PYTHONDONTWRITEBYTECODE=1 python3 test/serve_protocols.py
+URL=$url TMP=$tmp TOOLED=$TOOLED TOKEN_FILE=$tmp/state3/token TOOLED_TOKEN_FILE=$tmp/state2/token PYTHONDONTWRITEBYTECODE=1 python3 test/serve_protocols.py

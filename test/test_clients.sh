@@ -89,11 +89,11 @@ agents:
 END
 
 serve plain models/fry --adapter a="$SHOAL_TMP/adapters/a" b="$SHOAL_TMP/adapters/b" --team "$SHOAL_TMP/pair.yaml" --exact
-SHOAL_URL=$url
+SHOAL_URL=$url SHOAL_TOKEN=$(cat "$SHOAL_TMP/plain.state/token")
 serve narrow "$tools" --max-num-seqs 1
-SHOAL_NARROW_URL=$url SHOAL_NARROW_MODEL=$tools SHOAL_MODEL=$PWD/models/fry SHOAL_LM_EVAL=$PWD/test/clients/lm_eval
+SHOAL_NARROW_URL=$url SHOAL_NARROW_TOKEN=$(cat "$SHOAL_TMP/narrow.state/token") SHOAL_NARROW_MODEL=$tools SHOAL_MODEL=$PWD/models/fry SHOAL_LM_EVAL=$PWD/test/clients/lm_eval
 SHOAL_ADAPTERS=$SHOAL_TMP/adapters LANGSMITH_TRACING=false
-export SHOAL SHOAL_TMP SHOAL_URL SHOAL_NARROW_URL SHOAL_NARROW_MODEL SHOAL_MODEL SHOAL_LM_EVAL SHOAL_ADAPTERS LANGSMITH_TRACING
+export SHOAL SHOAL_TMP SHOAL_URL SHOAL_TOKEN SHOAL_NARROW_TOKEN SHOAL_NARROW_URL SHOAL_NARROW_MODEL SHOAL_MODEL SHOAL_LM_EVAL SHOAL_ADAPTERS LANGSMITH_TRACING
 
 clients="vllm lm_eval"
 packages && clients="$clients openai langchain langgraph ollama"

@@ -191,7 +191,7 @@ static const struct route routes[] = {
     {"GET", "/later", 0, later_handle},   {"GET", "/events", 0, events_handle},
     {"GET", "/silent", 0, silent_handle}, {"GET", "/endless", 0, endless_handle},
     {"GET", "/eager", 0, eager_handle},   {"GET", "/named", 0, named_handle},
-    {"GET", "/wait", 1, block_handle},    {0},
+    {"GET", "/wait", WORK_SLOW, block_handle},    {0},
 };
 
 static int admit(void *ctx, struct exchange *x, const struct route *r) {
@@ -209,9 +209,9 @@ static void has_ended(void *ctx, const struct exchange *x) {
     count_one(&ended);
 }
 
-static bool is_slow(void *ctx, const struct route *r) {
+static enum route_work work_of(void *ctx, const struct route *r) {
     (void)ctx;
-    return r->scope == 1;
+    return (enum route_work)r->scope;
 }
 
 static void serve(void) {
@@ -220,7 +220,7 @@ static void serve(void) {
                                      .self = &h,
                                      .admit = admit,
                                      .refuse = refuse,
-                                     .slow = is_slow,
+                                     .work = work_of,
                                      .ended = has_ended};
     if (!http_new(&options, &calls, &err)) fail_msg("%s", err.text);
 }

@@ -56,10 +56,11 @@ after=$(resident)
 if [ $((after - before)) -lt 20480 ]; then ok "memory stays flat"; else bad "memory stays flat" "$before to $after kB"; fi
 
 # A job that waits gives a stream with nothing to say.
-job=$(curl -sS "http://$url/v1/jobs" -d '{"kind": "world", "args": ["models/fry"], "options": {"generations": 50, "out": "life"}}' | sed 's/.*"id":"\([^"]*\)".*/\1/')
-curl -sS -X POST "http://$url/v1/jobs/$job/pause" >"$tmp/paused"
+token=$(cat "$tmp/state/token")
+job=$(curl -sS -H "X-API-Key: $token" "http://$url/v1/jobs" -d '{"kind": "world", "args": ["models/fry"], "options": {"generations": 50, "out": "life"}}' | sed 's/.*"id":"\([^"]*\)".*/\1/')
+curl -sS -H "X-API-Key: $token" -X POST "http://$url/v1/jobs/$job/pause" >"$tmp/paused"
 before=$(resident)
-"$load" "$port" 2000 "$seconds" idle "/v1/jobs/$job/events" >"$tmp/idle" &
+SHOAL_KEY=$token "$load" "$port" 2000 "$seconds" idle "/v1/jobs/$job/events" >"$tmp/idle" &
 idle=$!
 sleep $((seconds / 2 + 1))
 streams=$(curl -sS "http://$url/v1/system" | sed 's/.*"streams":\([0-9]*\).*/\1/')

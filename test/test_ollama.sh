@@ -38,6 +38,7 @@ start() {
     url=
     for _ in $(seq 600); do
         url=$(sed -n 's/.*"listening": *"\([^"]*\)".*/\1/p' "$out")
+        TOKEN_FILE=$(sed -n 's/.*"token_file": *"\([^"]*\)".*/\1/p' "$out")
         [ -n "$url" ] && return 0
         kill -0 $server 2>/dev/null || break
         sleep 0.1
@@ -56,11 +57,12 @@ stop() {
 cat >"$tmp/client.py" <<'END'
 import json, os, subprocess, sys, threading, urllib.request, urllib.error, hashlib, datetime, re
 url, tmp, shoal = os.environ['URL'], os.environ['TMP'], os.environ['SHOAL']
+token = open(os.environ['TOKEN_FILE']).read().strip() # models are made and deleted with it
 
 def call(method, path, body=None, raw=None, headers={}):
     """(status, text, headers)"""
     data = raw if raw is not None else None if body is None else json.dumps(body).encode()
-    q = urllib.request.Request(url + path, data, dict({'Content-Type': 'application/json'}, **headers), method=method)
+    q = urllib.request.Request(url + path, data, {'Content-Type': 'application/json', 'Authorization': 'Bearer ' + token, **headers}, method=method)
     try:
         with urllib.request.urlopen(q, timeout=120) as r:
             return r.status, r.read().decode(), r.headers
@@ -618,21 +620,21 @@ go()
 END
 
 SHOAL=$shoal TMP=$tmp
-export SHOAL TMP
+export SHOAL TMP TOKEN_FILE
 start main models/fry --adapter "one=$tmp/a1" "two=$tmp/a2" --state "$tmp/state"
 URL=$url python3 "$tmp/main.py"
 
 # An upload that breaks off leaves nothing, and one that is larger than --max-body is none of its business.
 head -c 50000000 /dev/zero >"$tmp/zeros"
 digest=$(sha256sum "$tmp/zeros" | cut -d' ' -f1)
-curl -s -m 1 --limit-rate 1M -o /dev/null -T "$tmp/zeros" -X POST "$url/api/blobs/sha256:$digest"
+curl -s -m 1 --limit-rate 1M -o /dev/null -H "X-API-Key: $(cat "$TOKEN_FILE")" -T "$tmp/zeros" -X POST "$url/api/blobs/sha256:$digest"
 for _ in $(seq 100); do ls "$tmp/state/blobs" | grep -q tmp || break; sleep 0.3; done
 if ls "$tmp/state/blobs" | grep -q -e tmp -e "$digest"; then echo "not ok ollama: half an upload leaves nothing: $(ls "$tmp/state/blobs")"
 else echo "ok ollama: half an upload leaves nothing"; fi
-code=$(curl -s -o "$tmp/out" -w '%{http_code}' -T "$tmp/zeros" -X POST "$url/api/blobs/sha256:$digest")
+code=$(curl -s -o "$tmp/out" -w '%{http_code}' -H "X-API-Key: $(cat "$TOKEN_FILE")" -T "$tmp/zeros" -X POST "$url/api/blobs/sha256:$digest")
 if [ "$code" = 201 ] && cmp -s "$tmp/zeros" "$tmp/state/blobs/sha256-$digest"; then echo "ok ollama: a blob may be larger than --max-body"
 else echo "not ok ollama: a blob may be larger than --max-body: $code $(head -c 200 "$tmp/out")"; fi
-code=$(curl -s -o "$tmp/out" -w '%{http_code}' -T "$tmp/zeros" -X POST "$url/api/generate")
+code=$(curl -s -o "$tmp/out" -w '%{http_code}' -H "X-API-Key: $(cat "$TOKEN_FILE")" -T "$tmp/zeros" -X POST "$url/api/generate")
 if [ "$code" = 413 ] && grep -q '^{"error":"' "$tmp/out"; then echo "ok ollama: a request may not"; else echo "not ok ollama: a request may not: $code $(head -c 200 "$tmp/out")"; fi
 stop "ollama: the server ends well"
 

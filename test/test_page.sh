@@ -98,7 +98,7 @@ if [ ! -d "$home/node_modules/playwright-core" ]; then
     (cd "$home" && timeout 240 npm install --no-save --ignore-scripts --no-audit --no-fund --fetch-retries=1 playwright-core@1.65.1) \
         >"$tmp/npm" 2>&1 || skip "npm could not install playwright-core: $(grep -i 'npm err' "$tmp/npm" | head -n 2 | tr '\n' ' ')"
 fi
-SHOAL_URL=$url SHOAL_LOCKED_URL=$locked CHROMIUM=$chromium SHOTS=$home SHOAL_ADAPTER=$tmp/critic SHOAL_LIVED=$lived \
+SHOAL_URL=$url SHOAL_TOKEN=$(cat "$tmp/plain/token") SHOAL_LOCKED_URL=$locked CHROMIUM=$chromium SHOTS=$home SHOAL_ADAPTER=$tmp/critic SHOAL_LIVED=$lived \
     timeout -k 5 500 node test/clients/page.mjs
 status=$?
 [ $status = 0 ] || bad "the browser's tests" "they ended with $status"

@@ -31,6 +31,19 @@ export const key = {
     },
 };
 
+/** Takes the start-up token out of the address, #token=…, into this tab; whether there was one. */
+export function token_take() {
+    const [, token] = /^#token=([\w-]+)$/.exec(location.hash) ?? [];
+    if (!token) return false;
+    try {
+        sessionStorage.setItem("shoal.key", token);
+    } catch {
+        // A browser that keeps nothing: requests go without it, and the server says what is missing.
+    }
+    history.replaceState(null, "", location.pathname + location.search); // not into its history
+    return true;
+}
+
 async function failure(r) {
     const text = await r.text();
     try {

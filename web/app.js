@@ -1,4 +1,5 @@
 // The page: which views there are, how one moves between them, what keys do.
+import { token_take } from "./api.js";
 import { complain, fill, h, load, tip } from "./dom.js";
 import { choose, t } from "./words.js";
 import * as ab from "./ab.js";
@@ -119,10 +120,14 @@ document.getElementById("skip").addEventListener("click", (e) => {
     e.preventDefault(); // the hash is the view's
     main.focus();
 });
-addEventListener("hashchange", () => show(true));
+addEventListener("hashchange", () => {
+    token_take(); // of an address that was pasted into a tab that shows the page
+    show(true);
+});
 addEventListener("shoal:words", () => show(false));
 addEventListener("unhandledrejection", (e) => complain(e.reason));
 addEventListener("error", (e) => complain(e.error ?? e.message));
 
+token_take();
 choose(load("language", ""));
 show(false);

@@ -36,7 +36,13 @@ static const struct option_row rows[] = {
     ROW("slow-seconds", OPT_FLOAT, serve.slow_seconds, "30", 0, 1e9, "S",
         "a reply that takes longer is logged with where its time went"),
     ROW("api-key", OPT_SECRETS, serve.api_keys, NULL, 0, 0, "SECRET …",
-        "a key that may do anything, beside those of 'shoal key'; also from $SHOAL_API_KEY"),
+        "a key that may do anything, beside those of 'shoal key'; also from $SHOAL_API_KEY; what is "
+        "on a command line, 'ps' shows to everybody on the machine: prefer --api-key-file"),
+    ROW("api-key-file", OPT_STRING, serve.api_key_file, NULL, 0, 0, "FILE",
+        "such keys, one a line; '#' begins a comment"),
+    ROW("max-concurrent", OPT_INT, serve.max_concurrent, "512", 0, 1e6, "N",
+        "requests under way of one key, and of one address, but not of this machine itself (0: any "
+        "number)"),
     ROW("auth", OPT_BOOL, serve.auth, "true", 0, 0, NULL,
         "without keys, answer this machine only; --no-auth: other machines may chat"),
     ROW("feedback", OPT_BOOL, serve.feedback, "true", 0, 0, NULL,
@@ -71,12 +77,18 @@ static const struct option_row rows[] = {
 };
 #undef ROW
 
-static void ready(void *ctx, const char *url) {
+/* The token is a secret: it is shown to a person, who needs it once, and not written where machines
+ * keep what they read. After '#' it is for the page only: browsers do not send it. */
+static void ready(void *ctx, const char *url, const char *page, const char *token,
+                  const char *token_path) {
     const struct common *c = ctx;
-    if (c->json)
-        cli_print(json_pack("{s:s}", "listening", url));
-    else
-        note("listening on %s — OpenAI's API is at %s/v1; Ctrl-C stops", url, url);
+    if (c->json) {
+        cli_print(json_pack("{s:s,s:s+,s:s}", "listening", url, "page", page, "/", "token_file",
+                            token_path));
+        return;
+    }
+    note("listening on %s — OpenAI's API is at %s/v1; Ctrl-C stops", url, url);
+    note("page %s/#token=%s", page, token);
 }
 
 /* A client is a file descriptor, and shells allow a thousand. */
@@ -112,7 +124,8 @@ static int run(const struct common *c, const void *options, const struct strings
                                        .max_len = (int32_t)o->max_len,
                                        .max_out = (int32_t)MAX(o->max_seqs, 64)}};
     files_allow();
-    int rc = http_tls_check(&so.http, err);
+    int rc = http_options_check(&so.http, err);
+    if (rc == OK) rc = http_tls_check(&so.http, err);
     if (rc != OK) return rc;
     paths = adapter_paths(&o->serve.adapters);
     rc = setup_open(&s, c, &o->setup, args->v[0], &w, err);
@@ -139,7 +152,12 @@ const struct command cmd_serve = {
         "  curl localhost:8000/v1/chat/completions -H 'Content-Type: application/json' -d\n"
         "    '{\"model\": \"critic\", \"messages\": [{\"role\": \"user\", \"content\": "
         "\"Hi\"}]}'\n\n"
-        "Without keys it listens to this machine only ('shoal key add NAME' makes one).",
+        "Without keys it listens to this machine only ('shoal key add NAME' makes one). Jobs and\n"
+        "changes of the server need a key, or the token that each start makes, prints with the\n"
+        "page's address, and keeps in the file 'token' of --state until the server ends.\n\n"
+        "It ends by SIGTERM or Ctrl-C, when replies under way are finished or --drain-seconds are\n"
+        "over. What has not ended 5 seconds later is left behind, with exit status 3; a second\n"
+        "signal ends it at once, with status 3 too.",
     .rows = rows,
     .over_rows = http_option_rows,
     .over_at = offsetof(struct options, serve) + offsetof(struct serve_options, http),

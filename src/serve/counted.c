@@ -258,7 +258,7 @@ static void alerts_handle(void *ctx, struct exchange *x) {
 }
 
 const struct route counted_routes[] = {
-    {"GET", "/metrics", METRICS, metrics_handle},
+    {"GET", "/metrics", METRICS | ASIDE, metrics_handle},
     {"GET", "/v1/metrics", CHAT, figures_handle},
     {"GET", "/v1/metrics/rules", METRICS, rules_handle},
     {"GET", "/v1/metrics/dashboard", METRICS, dashboard_handle},

@@ -22,7 +22,9 @@
  * and tells who waits for a client that has gone.
  */
 #define _GNU_SOURCE
+#include "serve/address.h"
 #include "serve/http.h"
+#include "serve/limits.h"
 
 #include <arpa/inet.h>
 #include <ctype.h>
@@ -47,6 +49,7 @@
     F(MHD_create_response_from_callback)                                                           \
     F(MHD_destroy_response)                                                                        \
     F(MHD_get_connection_info)                                                                     \
+    F(MHD_get_connection_values)                                                                   \
     F(MHD_get_daemon_info)                                                                         \
     F(MHD_lookup_connection_value)                                                                 \
     F(MHD_queue_response)                                                                          \
@@ -85,6 +88,8 @@ enum {
     JSON_WEIGHT = 4 << 20, /* see json_is_sane */
     DISCARDED = 4,         /* of a refused body, so many times the limit are read */
     HELD = 8,              /* of all bodies, so many times the limit are held */
+    HELD_BY_ONE = 2,       /* of one client's, but for this machine's own */
+    MAX_PROXIES = 64,
     PING_SECONDS = 15,
 };
 
@@ -99,10 +104,11 @@ struct exchange {
     struct exchange *next, *prev; /* in http's list, under its lock */
     struct MHD_Connection *connection;
     struct connection *place;
-    char *method, *path, *rest, peer[64];
+    char *method, *path, *rest, peer[ADDRESS_TEXT], client[ADDRESS_TEXT];
     bool local, head, handed_over;
     const struct route *route;
     struct buf body;
+    int64_t counted;        /* bytes of it that its client is charged with */
     int64_t discarded;      /* bytes of the body of a request that is refused */
     struct body_sink *sink; /* has the body instead */
     double began, fed;      /* fed: its sink's last part came */
@@ -131,6 +137,7 @@ struct connection {
     int fd;
     double since; /* accepted, or its last request ended */
     bool first;   /* nothing was asked yet */
+    char client[ADDRESS_TEXT]; /* that it is counted under; "": it is not */
     struct exchange *x;
 };
 
@@ -149,11 +156,15 @@ struct http {
     struct MHD_Daemon *daemon;
     int port;
     char *cert, *key;
-    bool loopback;
+    char machine[256]; /* its name */
+    struct address_block proxies[MAX_PROXIES];
+    int n_proxies;
+    struct limits *limits;
 
     pthread_mutex_t lock; /* of all below */
     pthread_cond_t worked, ended;
-    struct works quick, slow;
+    pthread_cond_t asked; /* something is aside */
+    struct works quick, slow, aside;
     int n_slow; /* workers that are at slow work */
     struct exchange *exchanges;
     int n_exchanges;
@@ -163,9 +174,9 @@ struct http {
     bool stopping;           /* nothing new */
     bool quit;               /* what is under way is cut off */
     bool finished;           /* nothing is under way: workers leave */
-    pthread_t *workers, watch;
+    pthread_t *workers, watch, alone;
     int n_workers;
-    bool watching;
+    bool watching, has_alone;
 };
 
 /* workers */
@@ -176,7 +187,7 @@ static void work_add(struct http *h, struct works *to, void (*fn)(void *ctx), vo
     pthread_mutex_lock(&h->lock);
     *(to->tail ? &to->tail->next : &to->head) = w;
     to->tail = w;
-    pthread_cond_signal(&h->worked);
+    pthread_cond_signal(to == &h->aside ? &h->asked : &h->worked);
     pthread_mutex_unlock(&h->lock);
 }
 
@@ -223,6 +234,26 @@ static void *worker(void *ctx) {
     return NULL;
 }
 
+/* Does what is aside, one at a time. */
+static void *aside_main(void *ctx) {
+    struct http *h = ctx;
+    pthread_mutex_lock(&h->lock);
+    for (;;) {
+        struct work *w = work_take(&h->aside);
+        if (!w && h->finished) break;
+        if (!w) {
+            pthread_cond_wait(&h->asked, &h->lock);
+            continue;
+        }
+        pthread_mutex_unlock(&h->lock);
+        w->fn(w->ctx);
+        free(w);
+        pthread_mutex_lock(&h->lock);
+    }
+    pthread_mutex_unlock(&h->lock);
+    return NULL;
+}
+
 /* an exchange */
 
 struct exchange *exchange_retain(struct exchange *x) {
@@ -232,6 +263,8 @@ struct exchange *exchange_retain(struct exchange *x) {
 
 static void body_release(struct exchange *x) {
     __atomic_sub_fetch(&x->h->held, (int64_t)x->body.len, __ATOMIC_RELAXED);
+    if (x->counted) limits_give(x->h->limits, x->client, LIMIT_BYTES, x->counted);
+    x->counted = 0;
     buf_release(&x->body);
 }
 
@@ -267,6 +300,9 @@ const char *exchange_query(const struct exchange *x, const char *name) {
 }
 const char *exchange_peer(const struct exchange *x) {
     return x->peer;
+}
+const char *exchange_client(const struct exchange *x) {
+    return x->client;
 }
 bool exchange_is_local(const struct exchange *x) {
     return x->local;
@@ -550,23 +586,44 @@ static void refuse(struct exchange *x, int status, const char *code, const char 
 
 /* what browsers may do */
 
-static bool host_is_local(const char *host) {
-    static const char *const names[] = {"localhost", "127.0.0.1", "[::1]"};
-    for (size_t i = 0; i < ARRAY_LEN(names); i++) {
-        size_t n = strlen(names[i]);
-        if (strncasecmp(host, names[i], n) == 0 && (host[n] == 0 || host[n] == ':')) return true;
-    }
-    return false;
+bool exchange_host_is_own(const struct exchange *x) {
+    const char *host = exchange_header(x, "Host"), *machine = x->h->machine;
+    const struct http_options *o = x->h->o;
+    char first[sizeof x->h->machine], on_link[sizeof x->h->machine + 8];
+    if (!host) return true; // browsers always send one
+    snprintf(first, sizeof first, "%.*s", (int)strcspn(machine, "."), machine);
+    snprintf(on_link, sizeof on_link, "%s.local", first);
+    bool own = host_is_address(host) || host_is(host, "localhost") || host_is(host, o->host);
+    if (*machine) own |= host_is(host, machine) || host_is(host, first) || host_is(host, on_link);
+    for (int i = 0; i < o->hosts.n; i++) own |= host_is(host, o->hosts.v[i]);
+    return own;
 }
 
-/* A page from elsewhere can make a browser send requests to this machine's own addresses, or give
- * its own name the address: the first shows in Origin, the second in Host. */
+/* A page from elsewhere can make a browser send requests to any address that the browser reaches,
+ * or give its own name the address: the first shows in Origin, the second in Host. */
+static bool host_is_ok(struct exchange *x) {
+    return (x->h->c.any_host && x->h->c.any_host(x->h->c.ctx)) || exchange_host_is_own(x);
+}
+
 static bool origin_is_ok(struct exchange *x) {
     const char *origin = exchange_header(x, "Origin"), *host = exchange_header(x, "Host");
-    if (x->h->loopback && host && !host_is_local(host)) return false;
     if (!origin || cors_allows(x->h, origin)) return true;
     const char *name = strstr(origin, "://");
     return name && host && strcasecmp(name + 3, host) == 0;
+}
+
+static enum MHD_Result host_count(void *ctx, enum MHD_ValueKind kind, const char *name,
+                                  const char *value) {
+    (void)kind, (void)value;
+    *(int *)ctx += strcasecmp(name, "Host") == 0;
+    return MHD_YES;
+}
+
+/* RFC 9112, 3.2: exactly one, but for HTTP/1.0, which knows none. */
+static bool has_host(struct exchange *x, const char *version) {
+    int n = 0;
+    mhd.MHD_get_connection_values(x->connection, MHD_HEADER_KIND, host_count, &n);
+    return n == 1 || (n == 0 && strcmp(version, "HTTP/1.0") == 0);
 }
 
 static void preflight(struct exchange *x) {
@@ -578,16 +635,43 @@ static void preflight(struct exchange *x) {
 
 /* the library's calls */
 
-static void peer_name(struct exchange *x) {
+struct forwarded {
+    bool any;
+    struct buf list; /* of all X-Forwarded-For headers */
+};
+static enum MHD_Result forwarded_look(void *ctx, enum MHD_ValueKind kind, const char *name,
+                                      const char *value) {
+    static const char *const names[] = {"X-Forwarded-For",   "X-Forwarded-Host", "Forwarded",
+                                        "X-Forwarded-Proto", "X-Real-IP",        "Via"};
+    struct forwarded *f = ctx;
+    (void)kind;
+    for (size_t i = 0; i < ARRAY_LEN(names); i++) {
+        if (strcasecmp(name, names[i]) != 0) continue;
+        f->any = true;
+        if (i == 0) buf_printf(&f->list, "%s%s", f->list.len ? "," : "", value ? value : "");
+    }
+    return MHD_YES;
+}
+
+/* The address that asks. A proxy on this machine must not make all the world local, so a request
+ * that any proxy has forwarded is not, unless a trusted one says that it came from here. */
+static void peer_find(struct exchange *x) {
     const union MHD_ConnectionInfo *info =
         mhd.MHD_get_connection_info(x->connection, MHD_CONNECTION_INFO_CLIENT_ADDRESS);
-    const struct sockaddr *a = info ? info->client_addr : NULL;
-    socklen_t n =
-        a && a->sa_family == AF_INET6 ? sizeof(struct sockaddr_in6) : sizeof(struct sockaddr_in);
-    if (!a || getnameinfo(a, n, x->peer, sizeof x->peer, NULL, 0, NI_NUMERICHOST) != 0)
-        strcpy(x->peer, "unknown");
-    x->local = strncmp(x->peer, "127.", 4) == 0 || strcmp(x->peer, "::1") == 0 ||
-               strncmp(x->peer, "::ffff:127.", 11) == 0;
+    struct http *h = x->h;
+    struct address a = {{0}}, client;
+    struct forwarded f = {0};
+    bool known = info && address_of_socket(info->client_addr, &a);
+    mhd.MHD_get_connection_values(x->connection, MHD_HEADER_KIND, forwarded_look, &f);
+    x->local = known && address_is_loopback(&a) && !f.any;
+    if (f.any && f.list.len && address_is_in(&a, h->proxies, h->n_proxies) &&
+        address_forwarded(f.list.data, h->proxies, h->n_proxies, &client)) {
+        x->local = known && address_is_loopback(&a) && address_is_loopback(&client);
+        a = client;
+    }
+    address_text(&a, x->peer);
+    address_client(&a, x->client);
+    buf_release(&f.list);
 }
 
 static struct exchange *exchange_new(struct http *h, struct MHD_Connection *c, const char *url,
@@ -604,7 +688,7 @@ static struct exchange *exchange_new(struct http *h, struct MHD_Connection *c, c
                            .head = strcmp(method, "HEAD") == 0,
                            .began = clock_now()};
     pthread_mutex_init(&x->lock, NULL);
-    peer_name(x);
+    peer_find(x);
     pthread_mutex_lock(&h->lock);
     x->next = h->exchanges;
     if (x->next) x->next->prev = x;
@@ -630,7 +714,7 @@ static void body_expect(struct exchange *x) {
 }
 
 /* Everything that can be said before the body. Answered: it is refused. */
-static void headers_here(struct exchange *x) {
+static void headers_here(struct exchange *x, const char *version) {
     struct http *h = x->h;
     const char *rest;
     bool known;
@@ -639,6 +723,12 @@ static void headers_here(struct exchange *x) {
     bool decoded = percent_decode(x->path) && (!x->rest || percent_decode(x->rest));
     if (is_stopping(h))
         refuse(x, 503, "shutting_down", "the server is shutting down; try again soon");
+    else if (!has_host(x, version))
+        refuse(x, 400, "invalid_host", "a request of HTTP/1.1 has exactly one Host header");
+    else if (!host_is_ok(x))
+        refuse(x, 403, "host_not_allowed",
+               "the Host of this request is no name of this server; start it with --allowed-host "
+               "and the name");
     else if (!origin_is_ok(x))
         refuse(x, 403, "origin_not_allowed",
                "requests from this page's origin are not allowed; start the server with --cors and "
@@ -671,16 +761,28 @@ static void handle(void *ctx) {
     exchange_release(x);
 }
 
+static enum MHD_Result answer_send(struct exchange *x);
+
+/* Its answer is sent at once: nothing is suspended. */
+static enum MHD_Result handle_instantly(struct exchange *x) {
+    x->route->handle(x->h->c.ctx, x);
+    CHECK(exchange_status(x));
+    body_release(x);
+    return answer_send(x);
+}
+
 static enum MHD_Result body_here(struct exchange *x) {
+    struct http *h = x->h;
+    enum route_work work = h->c.work ? h->c.work(h->c.ctx, x->route) : WORK_PLAIN;
+    if (work == WORK_INSTANT) return handle_instantly(x);
     pthread_mutex_lock(&x->lock);
     x->handed_over = true;
     __atomic_store_n(&x->phase, HANDED_OVER, __ATOMIC_RELEASE);
     x->suspended = true;
     mhd.MHD_suspend_connection(x->connection);
     pthread_mutex_unlock(&x->lock);
-    struct http *h = x->h;
-    bool slow = h->c.slow && h->c.slow(h->c.ctx, x->route);
-    work_add(h, slow ? &h->slow : &h->quick, handle, exchange_retain(x));
+    struct works *to = work == WORK_SLOW ? &h->slow : work == WORK_ASIDE ? &h->aside : &h->quick;
+    work_add(h, to, handle, exchange_retain(x));
     return MHD_YES;
 }
 
@@ -694,14 +796,24 @@ static enum MHD_Result answer_send(struct exchange *x) {
     return queued;
 }
 
+static void retry_refuse(struct exchange *x, const char *message) {
+    exchange_add_header(x, "Retry-After", "1");
+    refuse(x, 429, "too_many_at_once", message);
+}
+
 static void body_add(struct exchange *x, const char *data, size_t n) {
     struct http *h = x->h;
     int64_t held = __atomic_add_fetch(&h->held, (int64_t)n, __ATOMIC_RELAXED);
+    bool fits = x->local || limits_take(h->limits, x->client, LIMIT_BYTES, (int64_t)n,
+                                        HELD_BY_ONE * h->o->max_body);
+    if (fits && !x->local) x->counted += (int64_t)n;
     buf_add(&x->body, data, n);
     if ((int64_t)x->body.len > h->o->max_body)
         refuse(x, 413, "too_large", "the body is larger than --max-body");
     else if (held > HELD * h->o->max_body)
         refuse(x, 503, "overloaded", "too many large requests at once; try again later");
+    else if (!fits)
+        retry_refuse(x, "the bodies of your address's requests are too large at once");
     if (exchange_status(x)) body_release(x);
 }
 
@@ -729,10 +841,9 @@ static enum MHD_Result on_access(void *ctx, struct MHD_Connection *c, const char
                                  const char *method, const char *version, const char *data,
                                  size_t *n, void **con_cls) {
     struct exchange *x = *con_cls;
-    (void)version;
     if (!x) {
         x = *con_cls = exchange_new(ctx, c, url, method);
-        headers_here(x);
+        headers_here(x, version);
         return exchange_status(x) && !is_patient(x) ? answer_send(x) : MHD_YES;
     }
     enum phase phase = phase_of(x);
@@ -757,10 +868,16 @@ static void on_completed(void *ctx, struct MHD_Connection *c, void **con_cls,
     (void)c;
     if (!x) return;
     *con_cls = NULL;
+    /* The thread that answered may still be about to give the lock up, and the watch to take it. */
+    pthread_mutex_lock(&x->lock);
+    bool unsent = exchange_status(x) && phase_of(x) != SENDING, gone = x->gone;
+    struct MHD_Response *response = x->response;
+    struct stream_source source = x->source;
+    pthread_mutex_unlock(&x->lock);
     if (!x->handed_over) body_release(x);
-    if (exchange_status(x) && phase_of(x) != SENDING) mhd.MHD_destroy_response(x->response);
-    if (x->source.pull) {
-        x->source.close(x->source.ctx, why == MHD_REQUEST_TERMINATED_COMPLETED_OK && !x->gone);
+    if (unsent) mhd.MHD_destroy_response(response);
+    if (source.pull) {
+        source.close(source.ctx, why == MHD_REQUEST_TERMINATED_COMPLETED_OK && !gone);
         __atomic_sub_fetch(&h->stats.streams, 1, __ATOMIC_RELAXED);
     }
     h->c.ended(h->c.ctx, x);
@@ -779,6 +896,32 @@ static void on_completed(void *ctx, struct MHD_Connection *c, void **con_cls,
     exchange_release(x);
 }
 
+/* This machine's own connections and those of proxies, which bring many clients, are not limited
+ * by address. */
+static bool is_limited(const struct http *h, const struct address *a) {
+    return !address_is_loopback(a) && !address_is_in(a, h->proxies, h->n_proxies);
+}
+
+static enum MHD_Result on_accept(void *ctx, const struct sockaddr *from, socklen_t size) {
+    const struct http *h = ctx;
+    struct address a;
+    char client[ADDRESS_TEXT];
+    (void)size;
+    if (!address_of_socket(from, &a) || !is_limited(h, &a)) return MHD_YES;
+    address_client(&a, client);
+    return limits_room(h->limits, client, LIMIT_CONNECTIONS, h->o->max_per_address) ? MHD_YES
+                                                                                    : MHD_NO;
+}
+
+static void connection_count(struct http *h, struct MHD_Connection *c, struct connection *p) {
+    const union MHD_ConnectionInfo *info =
+        mhd.MHD_get_connection_info(c, MHD_CONNECTION_INFO_CLIENT_ADDRESS);
+    struct address a;
+    if (!info || !address_of_socket(info->client_addr, &a) || !is_limited(h, &a)) return;
+    address_client(&a, p->client);
+    limits_take(h->limits, p->client, LIMIT_CONNECTIONS, 1, 0);
+}
+
 static void on_connection(void *ctx, struct MHD_Connection *c, void **place,
                           enum MHD_ConnectionNotificationCode what) {
     struct http *h = ctx;
@@ -790,6 +933,7 @@ static void on_connection(void *ctx, struct MHD_Connection *c, void **place,
         p = *place = xcalloc(1, sizeof *p);
         *p = (struct connection){
             .next = h->connections, .fd = info->connect_fd, .since = clock_now(), .first = true};
+        connection_count(h, c, p);
         if (p->next) p->next->prev = p;
         h->connections = p;
         h->stats.connections++;
@@ -799,6 +943,7 @@ static void on_connection(void *ctx, struct MHD_Connection *c, void **place,
         if (p->next) p->next->prev = p->prev;
         if (h->connections == p) h->connections = p->next;
         h->stats.open--;
+        if (*p->client) limits_give(h->limits, p->client, LIMIT_CONNECTIONS, 1);
         free(p);
         *place = NULL;
     }
@@ -897,7 +1042,7 @@ static void *watch(void *ctx) {
 
 /* beginning and end */
 
-static int address_of(const struct http_options *o, struct sockaddr_storage *out, bool *loopback,
+static int address_of(const struct http_options *o, struct sockaddr_storage *out,
                       struct error *err) {
     struct addrinfo want = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE}, *found;
     char port[16];
@@ -906,19 +1051,31 @@ static int address_of(const struct http_options *o, struct sockaddr_storage *out
     if (rc != 0)
         return error_set(err, ERR_USAGE, "'%s' is no address: %s", o->host, gai_strerror(rc));
     memcpy(out, found->ai_addr, found->ai_addrlen);
-    const struct sockaddr_in *v4 = (void *)out;
-    const struct sockaddr_in6 *v6 = (void *)out;
-    *loopback = out->ss_family == AF_INET ? ntohl(v4->sin_addr.s_addr) >> 24 == 127
-                                          : IN6_IS_ADDR_LOOPBACK(&v6->sin6_addr);
     freeaddrinfo(found);
     return OK;
 }
 
 bool http_is_loopback(const struct http_options *o) {
-    struct sockaddr_storage address = {0};
+    struct sockaddr_storage socket = {0};
+    struct address a;
     struct error ignored;
-    bool loopback = false;
-    return address_of(o, &address, &loopback, &ignored) == OK && loopback;
+    return address_of(o, &socket, &ignored) == OK &&
+           address_of_socket((struct sockaddr *)&socket, &a) && address_is_loopback(&a);
+}
+
+static int proxies_read(const struct http_options *o, struct address_block v[MAX_PROXIES],
+                        struct error *err) {
+    if (o->proxies.n > MAX_PROXIES)
+        return error_set(err, ERR_USAGE, "--trusted-proxy takes at most %d addresses", MAX_PROXIES);
+    for (int i = 0; i < o->proxies.n; i++)
+        if (address_block_parse(o->proxies.v[i], &v[i], err) != OK)
+            return error_wrap(err, "--trusted-proxy");
+    return o->proxies.n;
+}
+
+int http_options_check(const struct http_options *o, struct error *err) {
+    struct address_block v[MAX_PROXIES];
+    return MIN(proxies_read(o, v, err), OK);
 }
 
 static char *pem_read(const char *path, struct error *err) {
@@ -973,7 +1130,7 @@ int http_tls_check(const struct http_options *o, struct error *err) {
 
 static int daemon_start(struct http *h, struct error *err) {
     struct sockaddr_storage address = {0};
-    if (mhd_load(err) != OK || address_of(h->o, &address, &h->loopback, err) != OK ||
+    if (mhd_load(err) != OK || address_of(h->o, &address, err) != OK ||
         tls_read(h, err) != OK)
         return err->code;
     unsigned flags = MHD_USE_EPOLL_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG;
@@ -986,7 +1143,7 @@ static int daemon_start(struct http *h, struct error *err) {
     if (h->cert) flags |= MHD_USE_TLS;
     errno = 0;
     h->daemon = mhd.MHD_start_daemon(
-        flags, 0, NULL, NULL, on_access, h, MHD_OPTION_EXTERNAL_LOGGER, library_says, NULL,
+        flags, 0, on_accept, h, on_access, h, MHD_OPTION_EXTERNAL_LOGGER, library_says, NULL,
         MHD_OPTION_SOCK_ADDR, &address, MHD_OPTION_THREAD_POOL_SIZE, 2u,
         MHD_OPTION_CONNECTION_LIMIT, (unsigned)h->o->max_connections,
         MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)HEADER_BYTES, MHD_OPTION_CONNECTION_TIMEOUT,
@@ -999,14 +1156,26 @@ static int daemon_start(struct http *h, struct error *err) {
                      errno ? strerror(errno) : "refused");
 }
 
+static void http_init(struct http *h) {
+    pthread_condattr_t monotonic;
+    pthread_mutex_init(&h->lock, NULL);
+    pthread_cond_init(&h->worked, NULL);
+    pthread_cond_init(&h->asked, NULL);
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_cond_init(&h->ended, &monotonic);
+    pthread_condattr_destroy(&monotonic);
+    h->limits = limits_new();
+    if (gethostname(h->machine, sizeof h->machine - 1) != 0) h->machine[0] = 0;
+}
+
 struct http *http_new(const struct http_options *o, const struct http_calls *c, struct error *err) {
     struct http *h = xcalloc(1, sizeof *h);
     *h = (struct http){.o = o, .c = *c};
-    pthread_mutex_init(&h->lock, NULL);
-    pthread_cond_init(&h->worked, NULL);
-    pthread_cond_init(&h->ended, NULL);
+    http_init(h);
+    h->n_proxies = proxies_read(o, h->proxies, err);
     if (c->self) *c->self = h;
-    if (daemon_start(h, err) != OK) {
+    if (h->n_proxies < 0 || daemon_start(h, err) != OK) {
         if (c->self) *c->self = NULL;
         http_free(h);
         return NULL;
@@ -1015,8 +1184,9 @@ struct http *http_new(const struct http_options *o, const struct http_calls *c, 
     h->workers = xcalloc((size_t)c->workers, sizeof *h->workers);
     for (; h->n_workers < c->workers; h->n_workers++)
         CHECK(pthread_create(&h->workers[h->n_workers], NULL, worker, h) == 0);
+    h->has_alone = pthread_create(&h->alone, NULL, aside_main, h) == 0;
     h->watching = pthread_create(&h->watch, NULL, watch, h) == 0;
-    CHECK(h->watching);
+    CHECK(h->has_alone && h->watching);
     return h;
 }
 
@@ -1035,9 +1205,13 @@ struct http_stats http_stats(struct http *h) {
     return s;
 }
 
+struct limits *http_limits(struct http *h) {
+    return h->limits;
+}
+
 static void exchanges_wait(struct http *h, double seconds) {
     struct timespec until;
-    clock_gettime(CLOCK_REALTIME, &until);
+    clock_gettime(CLOCK_MONOTONIC, &until);
     double nanoseconds = (double)until.tv_nsec + (seconds - floor(seconds)) * 1e9;
     until.tv_sec += (time_t)seconds + (nanoseconds >= 1e9);
     until.tv_nsec = (long)fmod(nanoseconds, 1e9);
@@ -1065,8 +1239,11 @@ void http_free(struct http *h) {
     pthread_mutex_lock(&h->lock);
     h->finished = true;
     pthread_cond_broadcast(&h->worked);
+    pthread_cond_broadcast(&h->asked);
     pthread_mutex_unlock(&h->lock);
     for (int i = 0; i < h->n_workers; i++) pthread_join(h->workers[i], NULL);
+    if (h->has_alone) pthread_join(h->alone, NULL);
+    limits_free(h->limits);
     free(h->workers);
     free(h->cert);
     free(h->key);
@@ -1085,9 +1262,17 @@ const struct option_row http_option_rows[] = {
     ROW("tls-cert", OPT_STRING, tls_cert, NULL, 0, 0, "FILE", "certificate (PEM): serve HTTPS"),
     ROW("tls-key", OPT_STRING, tls_key, NULL, 0, 0, "FILE", "its key (PEM)"),
     ROW("cors", OPT_LIST, cors, NULL, 0, 0, "ORIGIN …",
-        "origins whose pages may call from a browser, as https://example.org; '*': all"),
+        "origins whose pages may call from a browser, as https://example.org; '*': all, where the "
+        "server has keys"),
+    ROW("allowed-host", OPT_LIST, hosts, NULL, 0, 0, "NAME …",
+        "names of this server that requests may have in Host while there are no keys, beside IP "
+        "addresses, localhost, the machine's name and --host"),
+    ROW("trusted-proxy", OPT_LIST, proxies, NULL, 0, 0, "ADDRESS …",
+        "addresses, or ADDRESS/BITS, of proxies whose X-Forwarded-For names the client"),
     ROW("max-body", OPT_INT, max_body, "33554432", 1024, 1e12, "BYTES", "largest request body"),
     ROW("max-connections", OPT_INT, max_connections, "4096", 1, 1e6, "N", "clients at once"),
+    ROW("max-connections-per-address", OPT_INT, max_per_address, "512", 0, 1e6, "N",
+        "connections of one address, but this machine's and trusted proxies' (0: any number)"),
     ROW("header-seconds", OPT_FLOAT, header_seconds, "20", 0.1, 1e6, "S",
         "time for a request's line and headers"),
     ROW("body-seconds", OPT_FLOAT, body_seconds, "120", 0.1, 1e6, "S", "time for a whole body"),

@@ -4,7 +4,7 @@
  *
  * Threads. The library's threads read and write sockets and never wait for anything else. When the
  * body of a request is here, its route's handler is called in one of `workers` threads, where it
- * may block; it answers once, then or later, from any thread: exchange_reply, or exchange_stream.
+ * may block (enum route_work has the exceptions); it answers once, then or later, from any thread: exchange_reply, or exchange_stream.
  * A stream is pulled: when the socket has room, `pull` is asked for more in a thread of the
  * library, and says whether there will be any; whoever has more afterwards calls exchange_wake. So
  * who reads slowly is served slowly, and costs a buffer.
@@ -37,12 +37,18 @@ struct http_options {         /* filled from option rows */
     struct strings cors;      /* origins that browsers may call from; "*": any */
     int64_t max_body;         /* 32 MiB */
     int64_t max_connections;  /* 4096 */
+    int64_t max_per_address;  /* 512: connections, not of this machine's addresses or proxies */
+    struct strings hosts;     /* names of this server beside its own, for Host */
+    struct strings proxies;   /* addresses whose X-Forwarded-For is believed */
     double header_seconds;    /* 20: from the first byte of a request to the last of its body … */
     double body_seconds;      /* 120 */
     double idle_seconds;      /* 75: of a connection between requests */
     double drain_seconds;     /* 30: that unfinished replies get at the end */
 };
 extern const struct option_row http_option_rows[];
+/* Whether the options can be served with, for a caller that has much to load first: addresses of
+ * proxies. */
+int http_options_check(const struct http_options *o, struct error *err);
 /* Whether the certificate and its key can be served with, if there are any: for whoever has much
  * to load first. Warns of a key that others can read. */
 int http_tls_check(const struct http_options *o, struct error *err);
@@ -52,6 +58,14 @@ int http_tls_check(const struct http_options *o, struct error *err);
 struct body_sink {
     int (*put)(struct body_sink *sink, const void *p, size_t n); /* not OK: it hangs up */
     void (*drop)(struct body_sink *sink); /* the exchange is over, whatever came of it */
+};
+/* Where a route's handler is called. */
+enum route_work {
+    WORK_PLAIN,
+    WORK_SLOW,   /* it waits for others for long: such have half of the workers */
+    WORK_ASIDE,  /* in a thread of its own, so that it answers when all workers are busy: short */
+    WORK_INSTANT /* in the library's thread, which serves others too: it touches memory only, takes
+                    no lock, and answers before it returns */
 };
 struct http_calls {
     void *ctx;
@@ -66,9 +80,11 @@ struct http_calls {
     /* An error in this API's words. */
     void (*refuse)(void *ctx, struct exchange *x, int status, const char *code,
                    const char *message);
-    /* Whether a route's handler waits for others for long: such have half of the workers. NULL:
-     * none does. */
-    bool (*slow)(void *ctx, const struct route *r);
+    /* NULL: all are plain. */
+    enum route_work (*work)(void *ctx, const struct route *r);
+    /* Whether requests may name any host, since none is admitted without a key. NULL: they may
+     * not; see exchange_host_is_own. */
+    bool (*any_host)(void *ctx);
     /* The reply is out, or given up. */
     void (*ended)(void *ctx, const struct exchange *x);
 };
@@ -88,6 +104,8 @@ struct http_stats {
     int open, streams; /* connections and unfinished streams now */
 };
 struct http_stats http_stats(struct http *h);
+struct limits;
+struct limits *http_limits(struct http *h); /* by exchange_client and what the caller adds */
 
 /* a request */
 
@@ -96,8 +114,17 @@ const char *exchange_path(const struct exchange *x); /* decoded, without the que
 const char *exchange_rest(const struct exchange *x); /* what the route's "*" stands for; or "" */
 const char *exchange_header(const struct exchange *x, const char *name); /* NULL: there is none */
 const char *exchange_query(const struct exchange *x, const char *name);
-const char *exchange_peer(const struct exchange *x); /* the address in words */
-bool exchange_is_local(const struct exchange *x);    /* of this machine */
+/* The client's address in words: the socket's, or of a trusted proxy's request the one that it
+ * names; and the name under which its limits are kept. */
+const char *exchange_peer(const struct exchange *x);
+const char *exchange_client(const struct exchange *x);
+/* Of this machine: the socket's address is, and no proxy has forwarded the request, but for a
+ * trusted one that names an address of this machine. */
+bool exchange_is_local(const struct exchange *x);
+/* Whether Host names this server: an IP address, localhost, the machine's name, --host or
+ * --allowed-host; or there is none. A page whose own name was given this server's address (DNS
+ * rebinding) cannot say so. */
+bool exchange_host_is_own(const struct exchange *x);
 /* The body, until the handler returns; JSON of it is parsed strictly, nested at most 100 deep. */
 const struct buf *exchange_body(const struct exchange *x);
 json_t *exchange_json(const struct exchange *x, struct error *err);

@@ -796,6 +796,17 @@ void jobs_close(struct jobs *j) {
     jobs_free(j);
 }
 
+void jobs_stop(struct jobs *j, double seconds) {
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_sec += (time_t)seconds + 1;
+    if (pthread_mutex_timedlock(&j->lock, &until) != 0) return;
+    j->stop = true;
+    pthread_mutex_unlock(&j->lock);
+    jobs_wake(j);
+    pthread_timedjoin_np(j->thread, NULL, &until);
+}
+
 /* what callers ask for */
 
 static struct job *job_find(struct jobs *j, const char *id, struct error *err) {

@@ -60,6 +60,9 @@ struct jobs *jobs_open(const char *store, const char *folder, const struct jobs_
                        struct error *err);
 /* Ends running children; the next jobs_open takes them up. */
 void jobs_close(struct jobs *j);
+/* The first half of that for a process that is about to end while other threads still use this:
+ * ends running children, for so many seconds at most. Nothing may be called afterwards. */
+void jobs_stop(struct jobs *j, double seconds);
 
 /*
  * A request is {"kind", "args": [strings], "options": {name: value}}; a value is a string, a

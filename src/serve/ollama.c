@@ -931,6 +931,6 @@ const struct route ollama_routes[] = {
     {"DELETE", "/api/delete", ADMIN, ollama_delete_handle},
     {"POST", "/api/pull", ADMIN, network_handle},
     {"POST", "/api/push", ADMIN, network_handle},
-    {"GET", "/api/version", OPEN, version_handle},
+    {"GET", "/api/version", OPEN | INSTANT, version_handle},
     {0},
 };

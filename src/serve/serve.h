@@ -20,6 +20,8 @@ struct serve_options { /* filled from option rows, but for the last four */
     char *state_dir;         /* keys, jobs and what else outlives the server */
     char *backups;           /* the folder of backups; NULL: "backups" beside the state */
     struct strings api_keys; /* secrets that may do anything, beside the keys in the state */
+    char *api_key_file;      /* the same, a line each; NULL: none */
+    int64_t max_concurrent;  /* requests under way of a key, and of an address; 0: any number */
     bool auth;               /* true: without keys, other machines may not even chat */
     bool feedback;           /* replies can be rated, and experiments live on that */
     struct strings names;    /* other ids of the base */
@@ -31,8 +33,10 @@ struct serve_options { /* filled from option rows, but for the last four */
     struct strings alert_webhooks, alert_slacks; /* who is told */
     size_t max_memory;                           /* that was planned for; 0: no limit */
     const struct plan *plan;                     /* where the memory goes, adapters aside */
-    /* Called when requests are taken, with the address. */
-    void (*ready)(void *ctx, const char *url);
+    /* Called when requests are taken, with the address, that of the page for a browser of this
+     * machine (both end without a slash), and the start-up token with its file. */
+    void (*ready)(void *ctx, const char *url, const char *page, const char *token,
+                  const char *token_path);
     void *ready_ctx;
 };
 

@@ -5,6 +5,7 @@
 #include "serve/server.h"
 #include "serve/ab.h"
 #include "serve/alerts.h"
+#include "serve/jobs.h"
 #include "serve/keys.h"
 #include "serve/metrics.h"
 
@@ -512,84 +513,6 @@ void server_grammar_release(struct server *s, struct grammar *g) {
 
 /* the whole */
 
-/* who may do what */
-
-const char *exchange_key(const struct exchange *x) {
-    return exchange_user(x);
-}
-
-static const char *secret_of(const struct exchange *x) {
-    const char *bearer = exchange_header(x, "Authorization");
-    if (bearer && strncasecmp(bearer, "Bearer ", 7) == 0) return bearer + 7;
-    return exchange_header(x, "X-API-Key");
-}
-
-/* 429 says when to come back, in both forms that clients read. */
-static void limit_refuse(struct exchange *x, const struct key_answer *a) {
-    char seconds[32], ms[32];
-    if (a->wait > 0) {
-        snprintf(seconds, sizeof seconds, "%.0f", ceil(a->wait));
-        snprintf(ms, sizeof ms, "%.0f", ceil(a->wait * 1000));
-        exchange_add_header(x, "Retry-After", seconds);
-        exchange_add_header(x, "Retry-After-Ms", ms);
-    }
-    api_fail(x, 429, NULL, NULL,
-             a->verdict == KEY_LIMITED ? "rate_limit_exceeded" : "insufficient_quota", "%s",
-             a->why);
-}
-
-static int key_admit(struct server *s, struct exchange *x, int scope) {
-    struct key_answer a;
-    struct timespec now;
-    clock_gettime(CLOCK_REALTIME, &now);
-    keys_admit(s->keys, secret_of(x), (unsigned)scope,
-               (double)now.tv_sec + (double)now.tv_nsec * 1e-9, &a);
-    switch (a.verdict) {
-    case KEY_ADMITTED:
-        exchange_set_user(x, xstrdup(a.id));
-        return OK;
-    case KEY_FORBIDDEN:
-        api_fail(x, 403, NULL, NULL, "insufficient_scope", "%s", a.why);
-        break;
-    case KEY_LIMITED:
-    case KEY_OVER_QUOTA:
-        limit_refuse(x, &a);
-        break;
-    default:
-        exchange_add_header(x, "WWW-Authenticate", "Bearer");
-        api_fail(x, 401, NULL, NULL, "invalid_api_key", "%s", a.why);
-    }
-    return ERR_STATE;
-}
-
-/* With keys, keys decide. Without, this machine may do everything; others, where the server
- * listens to them at all and --no-auth says so, may chat. */
-static int scope_admit(struct server *s, struct exchange *x, const struct route *r) {
-    bool local = exchange_is_local(x);
-    int scope = r->scope & ~SLOW;
-    if (scope == OPEN || (scope == METRICS && local)) return OK;
-    if (scope == METRICS) scope = CHAT;
-    if (keys_any(s->keys)) return key_admit(s, x, scope);
-    if (local || (scope == CHAT && !s->o->auth)) return OK;
-    api_fail(x, 401, NULL, NULL, "no_keys",
-             "this server has no keys, and answers its own machine only; 'shoal key add NAME' "
-             "makes one");
-    return ERR_STATE;
-}
-
-static int admit(void *ctx, struct exchange *x, const struct route *r) {
-    struct error err;
-    if (scope_admit(ctx, x, r) != OK) return ERR_STATE;
-    if ((r->scope & ~SLOW) != CHAT || maps_check(&err) == OK) return OK;
-    api_fail(x, 503, NULL, NULL, "model_changed", "%s", err.text);
-    return ERR_STATE;
-}
-
-static bool is_slow(void *ctx, const struct route *r) {
-    (void)ctx;
-    return r->scope & SLOW;
-}
-
 static void refuse(void *ctx, struct exchange *x, int status, const char *code,
                    const char *message) {
     (void)ctx;
@@ -602,7 +525,7 @@ static struct body_sink *sink(void *ctx, struct exchange *x, const struct route 
 
 static void ended(void *ctx, const struct exchange *x) {
     counted_exchange(ctx, x);
-    free(exchange_user(x));
+    access_ended(ctx, x);
 }
 
 static struct route *routes_join(void) {
@@ -669,25 +592,12 @@ static int adapters_scan(struct server *s, struct error *err) {
     return OK;
 }
 
-static int keys_make(struct server *s, struct error *err) {
-    const char *from_environment = getenv("SHOAL_API_KEY");
-    unsigned all = KEY_CHAT | KEY_JOBS | KEY_ADMIN;
-    char *path = path_join(s->o->state_dir, "serve.db");
-    s->keys = keys_open(path, err);
-    free(path);
-    if (!s->keys) return err->code;
-    for (int i = 0; i < s->o->api_keys.n; i++)
-        if (keys_add_fixed(s->keys, s->o->api_keys.v[i], all, err) != OK) return err->code;
-    return from_environment && *from_environment
-               ? keys_add_fixed(s->keys, from_environment, all, err)
-               : OK;
-}
-
 static void server_release(struct server *s) {
     pthread_mutex_lock(&s->lock);
     s->closing = true;
     pthread_mutex_unlock(&s->lock);
     http_free(s->http);
+    __atomic_store_n(&s->http_ended, true, __ATOMIC_RELEASE);
     alerts_free(s->alerts);
     server_jobs_close(s);
     while (__atomic_load_n(&s->n_outside, __ATOMIC_ACQUIRE)) usleep(1000); // they were told to stop
@@ -695,6 +605,7 @@ static void server_release(struct server *s) {
     ab_close(s);
     teams_release(s);
     keys_close(s->keys);
+    access_close(s);
     if (s->metrics) pthread_mutex_destroy(&s->counting);
     metrics_free(s->metrics);
     strings_release(&s->slacks);
@@ -724,16 +635,6 @@ static void signals_block(sigset_t *set) {
     sigaddset(set, SIGINT);
     pthread_sigmask(SIG_BLOCK, set, NULL);
     signal(SIGPIPE, SIG_IGN);
-}
-
-/* Nobody else's machine is listened to by accident. */
-static int address_admit(struct server *s, struct error *err) {
-    const struct http_options *o = &s->o->http;
-    if (http_is_loopback(o) || keys_any(s->keys) || !s->o->auth) return OK;
-    return error_set(err, ERR_USAGE,
-                     "'%s' is open to other machines, and there are no keys: make one with 'shoal "
-                     "key add NAME', or say --no-auth to let anybody chat",
-                     o->host);
 }
 
 static void metrics_current(void *ctx) {
@@ -766,20 +667,83 @@ static int server_open(struct server *s, const struct engine_options *eo, struct
     ollama_models_load(s);
     s->batcher = batcher_new(s->e, (int)s->o->max_waiting);
     counted_open(s);
-    if (keys_make(s, err) != OK || address_admit(s, err) != OK || ab_open(s, err) != OK)
-        return err->code;
+    if (access_open(s, err) != OK || ab_open(s, err) != OK) return err->code;
     struct http_calls calls = {.ctx = s,
                                .routes = routes_join(),
                                .workers = WORKERS,
                                .self = &s->http,
-                               .admit = admit,
+                               .admit = access_admit,
                                .sink = sink,
                                .refuse = refuse,
-                               .slow = is_slow,
+                               .work = access_work,
+                               .any_host = access_any_host,
                                .ended = ended};
-    if (server_jobs_open(s, err) != OK || alerts_begin(s, err) != OK) return err->code;
+    if (server_jobs_open(s, err) != OK || alerts_begin(s, err) != OK ||
+        access_token(s, err) != OK) // the jobs' lock is held: the state is this server's
+        return err->code;
     files_only_regular(true); /* from here on, paths come from requests */
     return http_new(&s->o->http, &calls, err) ? OK : err->code;
+}
+
+/* The end is in two parts: replies under way have --drain-seconds; then they are cut off, and what
+ * computes them is told to stop. Code that does not look for END_SECONDS after that is left behind:
+ * the process ends without it. What is on the disk is as after a kill, which every start expects.
+ * So it is, at once, after a second signal. Jobs' children, which end when told to, have
+ * REST_SECONDS. */
+enum { END_SECONDS = 5, REST_SECONDS = 15, JOBS_SECONDS = 3, END_STATUS = 3 };
+struct last_phase {
+    struct server *s;
+    sigset_t set;
+    bool over; /* atomic: the end was reached without this */
+    pthread_t thread;
+};
+
+/* In a thread of its own, and without a lock that a stuck thread may hold. */
+static _Noreturn void end_now(struct server *s, const char *why, double jobs_seconds) {
+    warn("%s", why);
+    if (s->has_token) unlink(s->token_path);
+    if (s->jobs && jobs_seconds > 0) jobs_stop(s->jobs, jobs_seconds);
+    _exit(END_STATUS); // jobs that still run are killed with it (PR_SET_PDEATHSIG)
+}
+
+static void *ending_main(void *ctx) {
+    struct last_phase *e = ctx;
+    double end = clock_now() + e->s->o->http.drain_seconds + END_SECONDS;
+    const struct timespec look = {.tv_nsec = 50000000};
+    while (!__atomic_load_n(&e->over, __ATOMIC_ACQUIRE)) {
+        if (sigtimedwait(&e->set, NULL, &look) > 0)
+            end_now(e->s, "told to end a second time: ending at once", 0);
+        bool rest = __atomic_load_n(&e->s->http_ended, __ATOMIC_ACQUIRE);
+        if (clock_now() > end + (rest ? REST_SECONDS : 0))
+            end_now(e->s, "requests did not stop in time: ending without them",
+                    rest ? 0 : JOBS_SECONDS); // else they are being ended
+    }
+    return NULL;
+}
+
+/* The address for a browser of this machine: one that means all addresses is no address to go to.
+ */
+static void urls_print(const struct server *s, char url[512], char page[512]) {
+    const struct http_options *o = &s->o->http;
+    bool v6 = strchr(o->host, ':') != NULL;
+    const char *scheme = o->tls_cert ? "https" : "http",
+               *here = strcmp(o->host, "0.0.0.0") == 0 ? "127.0.0.1"
+                       : strcmp(o->host, "::") == 0    ? "::1"
+                                                       : o->host;
+    int port = http_port(s->http);
+    snprintf(url, 512, "%s://%s%s%s:%d", scheme, v6 ? "[" : "", o->host, v6 ? "]" : "", port);
+    snprintf(page, 512, "%s://%s%s%s:%d", scheme, v6 ? "[" : "", here, v6 ? "]" : "", port);
+}
+
+static void serve_until_told(struct server *s, struct last_phase *e) {
+    char url[512], page[512];
+    int got;
+    urls_print(s, url, page);
+    s->o->ready(s->o->ready_ctx, url, page, s->token, s->token_path);
+    sigwait(&e->set, &got);
+    note("finishing what is under way; once more to stop at once");
+    CHECK(pthread_create(&e->thread, NULL, ending_main, e) == 0);
+    http_drain(s->http);
 }
 
 /* Keys, conversations and jobs are this user's alone. Only what a server makes is touched: the
@@ -797,8 +761,6 @@ static int state_protect(const char *dir, struct error *err) {
 
 int serve_run(struct model *m, struct engine *e, const struct engine_options *eo, const char *path,
               const struct serve_options *o, struct error *err) {
-    sigset_t set;
-    int got;
     struct server s = {.o = o,
                        .m = m,
                        .e = e,
@@ -806,24 +768,18 @@ int serve_run(struct model *m, struct engine *e, const struct engine_options *eo
                        .path = xstrdup(path),
                        .started = (int64_t)time(NULL),
                        .threads = pool_size(eo->pool)};
+    struct last_phase ending = {.s = &s};
     pthread_mutex_init(&s.lock, NULL);
     pthread_mutex_init(&s.making, NULL);
-    signals_block(&set);
+    signals_block(&ending.set);
     memory_limit();
     umask(077); /* also for what libraries and jobs write */
     int rc = state_protect(o->state_dir, err);
     if (rc == OK) rc = server_open(&s, eo, err);
-    if (rc == OK) {
-        char url[512];
-        snprintf(url, sizeof url, "%s://%s:%d", o->http.tls_cert ? "https" : "http", o->http.host,
-                 http_port(s.http));
-        o->ready(o->ready_ctx, url);
-        sigwait(&set, &got);
-        pthread_sigmask(SIG_UNBLOCK, &set, NULL);
-        note("finishing what is under way; once more to stop at once");
-        http_drain(s.http);
-    }
+    if (rc == OK) serve_until_told(&s, &ending);
     server_release(&s);
-    pthread_sigmask(SIG_UNBLOCK, &set, NULL);
+    __atomic_store_n(&ending.over, true, __ATOMIC_RELEASE);
+    if (rc == OK) pthread_join(ending.thread, NULL);
+    pthread_sigmask(SIG_UNBLOCK, &ending.set, NULL);
     return rc;
 }

@@ -8,14 +8,25 @@
 
 #include "serve/batcher.h"
 #include "serve/http.h"
+#include "serve/keys.h"
 #include "serve/serve.h"
 #include "swarm/team.h"
 
 #include <pthread.h>
 
-/* What a route wants of who calls it; METRICS is open on this machine, else CHAT's. With SLOW its
- * handler waits for the batch. */
-enum scope { OPEN = 0, CHAT = 1, JOBS = 2, ADMIN = 4, METRICS = 8, SLOW = 16 };
+/* What a route needs of its caller (access.c); METRICS is open on this machine, else CHAT's. The
+ * last three say where its handler is called (enum route_work): with SLOW it waits for the batch,
+ * ASIDE and INSTANT answer also while all workers are busy. */
+enum scope {
+    OPEN = 0,
+    CHAT = 1,
+    JOBS = 2,
+    ADMIN = 4,
+    METRICS = 8,
+    SLOW = 16,
+    ASIDE = 32,
+    INSTANT = 64
+};
 
 /* An adapter that can be asked for by its name. */
 struct listed {
@@ -50,6 +61,7 @@ struct server {
     struct batcher *batcher;
     struct adapter_pool *pool;
     struct http *http;
+    bool http_ended; /* atomic: no request is under way, nor will be */
     int64_t started; /* unix seconds */
 
     pthread_mutex_t lock;
@@ -63,6 +75,8 @@ struct server {
     struct asking *askings;         /* questions in a conversation: ask_api.c */
 
     struct keys *keys;
+    char token[KEY_SECRET_LEN], *token_path; /* see access.c */
+    bool has_token;                          /* the file is there */
     struct metrics *metrics;
     pthread_mutex_t counting; /* held from reading what stands to writing it as text */
     struct metric *step_seconds, *step_tokens;
@@ -141,6 +155,17 @@ void server_id(struct server *s, const char *prefix, char out[40]);
 
 /* The id of the key that a request came with; NULL: it came with none. */
 const char *exchange_key(const struct exchange *x);
+
+/* access.c: what is admitted */
+
+int access_open(struct server *s, struct error *err); /* keys; what may not be without them */
+int access_token(struct server *s, struct error *err); /* makes the start-up token and its file */
+void access_close(struct server *s);                   /* takes the file away */
+/* For http. */
+int access_admit(void *ctx, struct exchange *x, const struct route *r);
+void access_ended(struct server *s, const struct exchange *x);
+bool access_any_host(void *ctx);
+enum route_work access_work(void *ctx, const struct route *r);
 
 /* counted.c: metrics */
 

@@ -244,9 +244,9 @@ const struct route vllm_routes[] = {
     {"POST", "/tokenize", CHAT, tokenize_handle},
     {"POST", "/detokenize", CHAT, detokenize_handle},
     {"GET", "/tokenizer_info", CHAT, tokenizer_handle},
-    {"GET", "/health", OPEN, health_handle},
-    {"GET", "/ping", OPEN, health_handle},
-    {"POST", "/ping", OPEN, health_handle},
-    {"GET", "/version", OPEN, version_handle},
+    {"GET", "/health", OPEN | INSTANT, health_handle},
+    {"GET", "/ping", OPEN | INSTANT, health_handle},
+    {"POST", "/ping", OPEN | INSTANT, health_handle},
+    {"GET", "/version", OPEN | INSTANT, version_handle},
     {0},
 };

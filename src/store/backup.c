@@ -558,6 +558,11 @@ static int content_take(struct making *m, const struct backup_root *r, const cha
     return OK;
 }
 
+/* A running server's start-up token, which opens it: right in its state, for its owner only. */
+static bool is_token(const char *path, const struct stat *st) {
+    return strcmp(path, "token") == 0 && (st->st_mode & 0777) == 0600;
+}
+
 /* A file, or a folder with what is in it; "" is the root. */
 static int path_take(struct making *m, const struct backup_root *r, const char *path, int depth,
                      struct error *err) {
@@ -572,7 +577,7 @@ static int path_take(struct making *m, const struct backup_root *r, const char *
     if ((*path ? lstat(full, &st) : stat(full, &st)) != 0) {
         if (errno != ENOENT) rc = error_errno(err, "cannot examine '%s'", full);
     } else if (S_ISDIR(st.st_mode) ? *path && (is_apart(m, &st) || is_companion(name))
-                                   : is_passing(name) || is_companion(name)) {
+                                   : is_passing(name) || is_token(path, &st) || is_companion(name)) {
         rc = OK;
     } else if (!is_text || strlen(path) > PATH_BYTES) {
         if (!again) leave_out(m, r->name, path, "has a name that cannot be kept");

@@ -13,6 +13,10 @@ const client = basename(process.argv[1], ".mjs");
 export const url = process.env.SHOAL_URL;
 export const narrowUrl = process.env.SHOAL_NARROW_URL;
 
+/** Their start-up tokens, for what needs the scope admin. */
+export const token = process.env.SHOAL_TOKEN;
+const narrowToken = process.env.SHOAL_NARROW_TOKEN;
+
 /** What a check throws that has nothing to check here. */
 export class Skip extends Error {}
 
@@ -30,7 +34,7 @@ export async function check(name, run) {
 export async function http(path, body, root = url) {
     const r = await fetch(root + path, {
         method: body === undefined ? "GET" : "POST",
-        headers: {"Content-Type": "application/json", Authorization: "Bearer "},
+        headers: {"Content-Type": "application/json", Authorization: "Bearer " + (root === url ? token : narrowToken)},
         body: body === undefined ? undefined : JSON.stringify(body),
         signal: AbortSignal.timeout(20000),
     });

@@ -1,10 +1,10 @@
 // The ollama package against the server.
 import {Ollama} from "ollama";
 
-import {assert, check, http, json, Skip, url, user} from "./lib.mjs";
+import {assert, check, http, json, Skip, token, url, user} from "./lib.mjs";
 
 const there = (await http("/api/version")).status === 200;
-const ollama = new Ollama({host: url});
+const ollama = new Ollama({host: url, headers: {Authorization: "Bearer " + token}});
 const question = "2587 - 9 = ?", options = {
     temperature: 0,
     num_predict: 40

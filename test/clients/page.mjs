@@ -3,7 +3,7 @@ import assert from "node:assert/strict";
 import { createRequire } from "node:module";
 import { join } from "node:path";
 
-const { SHOAL_URL: url, SHOAL_LOCKED_URL: locked, SHOAL_ADAPTER: adapter, SHOAL_LIVED: lived, SHOTS: shots, CHROMIUM: chromium } = process.env;
+const { SHOAL_URL: url, SHOAL_LOCKED_URL: locked, SHOAL_TOKEN: token, SHOAL_ADAPTER: adapter, SHOAL_LIVED: lived, SHOTS: shots, CHROMIUM: chromium } = process.env;
 const { chromium: browsers } = createRequire(join(shots, "x.js"))("playwright-core");
 
 const views = ["chat", "debate", "ask", "agents", "jobs", "world", "evolution", "ab", "system", "settings"];
@@ -34,11 +34,11 @@ async function until(holds, otherwise) {
 
 const browser = await browsers.launch({ executablePath: chromium, args: ["--no-sandbox"] });
 const api = async (path, body, method) => {
-    const r = await fetch(url + path, { method: method ?? (body ? "POST" : "GET"), body: body && JSON.stringify(body) });
+    const r = await fetch(url + path, { method: method ?? (body ? "POST" : "GET"), body: body && JSON.stringify(body), headers: { "X-API-Key": token } });
     assert.ok(r.ok, `${path}: ${r.status}`);
     return Object.assign(await r.json(), { headers: r.headers });
 };
-const hasJobs = (await fetch(url + "/v1/jobs")).ok;
+const hasJobs = (await fetch(url + "/v1/jobs", { headers: { "X-API-Key": token } })).ok;
 
 /* What no page may do: complain to the console, ask another host. `expected` are errors that a check provokes. */
 const said = [], strangers = [];
@@ -59,6 +59,7 @@ async function context(options) {
 }
 async function page_of(c, view = "chat") {
     const p = await c.newPage();
+    await p.goto(`${url}/#token=${token}`); // as the server prints it
     await p.goto(`${url}/#/${view}`);
     await p.locator("nav a[aria-current]").waitFor();
     return p;
@@ -753,6 +754,19 @@ await check("a key that is refused leads to the settings", async () => {
     await p.getByLabel("API key").waitFor();
     assert.equal(await p.locator(".notice").count(), 0);
     await p.unroute("**/v1/teams");
+});
+
+await check("the token of the address is taken out of it, and opens what needs one", async () => {
+    const c = await context(), q = await c.newPage();
+    await q.goto(`${url}/#token=${token}`);
+    await q.locator("nav a[aria-current]").waitFor();
+    assert.equal(await q.evaluate(() => location.href), `${url}/`);
+    await q.goBack().catch(() => {});
+    assert.ok(!q.url().includes("token"), q.url());
+    await q.goto(`${url}/#/settings`);
+    assert.equal(await q.getByLabel("API key").inputValue(), token);
+    assert.equal(await q.evaluate(() => localStorage.length), 0);
+    await c.close();
 });
 
 await check("a server with keys: the page is there, and asks for one", async () => {

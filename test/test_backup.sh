@@ -42,6 +42,8 @@ start() {
 need "$shoal" adapter new --model models/fry --rank 2 --seed 1 "$tmp/adapters/critic"
 need "$shoal" key add admin --scope chat jobs admin --store "$state/serve.db"
 key=$(cat "$tmp/out")
+need "$shoal" key add leaked --scope chat --store "$state/serve.db"
+leaked=$(cat "$tmp/out")
 start
 need get -X POST "$url/v1/jobs" -d '{"kind": "world", "args": [], "options": {"policy": "rule", "steps": 30}}'
 job=$(sed 's/.*"id":"\([^"]*\)".*/\1/' "$tmp/out")
@@ -81,6 +83,8 @@ first=$(sed 's/.*"id":"\([^"]*\)".*/\1/' "$tmp/out")
 need get --fail-with-body -X POST "$url/v1/backups/$first/check"
 holds "a check finds nothing" '"problems":[]' "$tmp/out"
 need "$shoal" key add later --store "$state/serve.db"
+later=$(cat "$tmp/out")
+need "$shoal" key revoke leaked --store "$state/serve.db"
 need get --fail-with-body -X DELETE "$url/v1/jobs/$job"
 need get --fail-with-body -X POST "$url/v1/backups/$first/restore"
 need get "$url/v1/backups"
@@ -92,7 +96,11 @@ stop
 start
 holds "the next start says what it does" "is as in backup '$first'" "$tmp/said"
 same "the job is there again, by the next start" "$job_before" "$(jobs "$job")"
-same "and the keys are those of then" "$(printf '%s' "$keys_before" | grep -c .)" "$(keys | grep -c .)"
+status() { curl -sS -o /dev/null -w '%{http_code}' -H "Authorization: Bearer $1" "$url/v1/models"; }
+same "a key that was valid then and is now is valid" 200 "$(status "$key")"
+same "a key that was revoked since stays revoked" 401 "$(status "$leaked")"
+same "a key that was made since is revoked" 401 "$(status "$later")"
+same "and both are recorded" 2 "$(keys | grep -o '"revoked":[1-9]' | grep -c .)"
 if ls -d "$state".before-* >/dev/null 2>&1; then ok "what was there is kept"; else bad "what was there is kept" "it is not"; fi
 need get "$url/v1/backups"
 holds "it happens once" '"restore":null' "$tmp/out"

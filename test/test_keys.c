@@ -18,8 +18,8 @@
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/wait.h>
 #include <sys/syscall.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -375,6 +375,84 @@ static void test_decisions_are_synced(void **state) {
     }
     assert_int_equal(disk_syncs(), before);
     keys_close(k);
+}
+
+/* restoring */
+
+/* The verdict on a secret in the store of a folder. */
+static enum key_verdict verdict_in(const char *folder, const char *secret) {
+    char *file = path_join(folder, "serve.db");
+    struct keys *k = keys_open(file, &err);
+    if (!k) fail_msg("%s", err.text);
+    enum key_verdict v = keys_admit(k, secret, KEY_CHAT, NOON, &answer);
+    keys_close(k);
+    free(file);
+    return v;
+}
+
+/* A state is put back to a backup of it: no secret that is refused now is taken again, and a second
+ * call changes nothing, as after a restore that was killed. */
+static void test_restore_revives_no_key(void **state) {
+    (void)state;
+    char staged[96], present[96], file[128];
+    snprintf(staged, sizeof staged, "%s/staged", dir);
+    snprintf(present, sizeof present, "%s/deep/er", dir);
+    snprintf(file, sizeof file, "%s/serve.db", staged);
+    struct keys *k = opened();
+    const char *stays = made(k, "stays", (struct key_spec){0}),
+               *leaked = made(k, "leaked", (struct key_spec){0}),
+               *old = made(k, "old", (struct key_spec){0});
+    assert_int_equal(keys_revoke(k, "old", NOON, &err), OK);
+    keys_close(k);
+    assert_int_equal(dir_make(staged, &err), OK);
+    assert_int_equal(file_copy(present, staged, "serve.db", &err), OK); // the backup
+    k = opened();
+    assert_int_equal(keys_revoke(k, "leaked", NOON, &err), OK);
+    const char *again = made(k, "leaked", (struct key_spec){0}),
+               *later = made(k, "later", (struct key_spec){0});
+    keys_close(k);
+    assert_int_equal(verdict_in(staged, leaked), KEY_ADMITTED); // so it would be
+    for (int i = 0; i < 2; i++) {
+        if (keys_restore(present, staged, &err) != OK) fail_msg("%s", err.text);
+        assert_int_equal(verdict_in(staged, stays), KEY_ADMITTED);
+        assert_int_equal(verdict_in(staged, leaked), KEY_REVOKED);
+        assert_int_equal(verdict_in(staged, old), KEY_REVOKED);
+        assert_int_equal(verdict_in(staged, again), KEY_REVOKED);
+        assert_int_equal(verdict_in(staged, later), KEY_REVOKED);
+    }
+    k = keys_open(file, &err);
+    assert_non_null(k);
+    json_t *list = keys_list(k, NOON);
+    assert_int_equal(json_array_size(list), 5);
+    json_decref(list);
+    keys_close(k);
+}
+
+/* Of a backup from before the first key, and of stores that are not there or damaged. */
+static void test_restore_of_no_keys(void **state) {
+    (void)state;
+    char staged[96], present[96], empty[96], file[128];
+    snprintf(staged, sizeof staged, "%s/staged", dir);
+    snprintf(present, sizeof present, "%s/deep/er", dir);
+    snprintf(empty, sizeof empty, "%s/empty", dir);
+    snprintf(file, sizeof file, "%s/serve.db", staged);
+    assert_int_equal(dir_make(staged, &err), OK);
+    assert_int_equal(dir_make(empty, &err), OK);
+    assert_int_equal(keys_restore(empty, staged, &err), OK);
+    assert_int_equal(keys_restore(dir, staged, &err), OK);
+    assert_false(path_exists(file));
+    struct keys *k = opened();
+    const char *secret = made(k, "one", (struct key_spec){0});
+    keys_close(k);
+    assert_int_equal(keys_restore(present, staged, &err), OK);
+    assert_int_equal(verdict_in(staged, secret), KEY_REVOKED);
+    k = keys_open(file, &err);
+    assert_non_null(k);
+    assert_true(keys_any(k)); // else the restore would have opened the server
+    keys_close(k);
+    tamper("UPDATE logs SET event = '{}'");
+    assert_int_equal(keys_restore(present, staged, &err), OK); // it may be restored for this
+    assert_int_equal(verdict_in(staged, secret), KEY_REVOKED);
 }
 
 /* rates */
@@ -1037,6 +1115,8 @@ int main(void) {
         TEST(test_fixed),
         TEST(test_token),
         TEST(test_decisions_are_synced),
+        TEST(test_restore_revives_no_key),
+        TEST(test_restore_of_no_keys),
         TEST(test_requests_a_minute),
         TEST(test_tokens_a_minute),
         TEST(test_both_limits),

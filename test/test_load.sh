@@ -79,7 +79,7 @@ key=$("$shoal" key add kept --scope chat jobs admin --store "$tmp/state/serve.db
 # shellcheck disable=SC2086
 "$load" "$port" 50 3 32 $names >/dev/null 2>&1 &
 stream=$!
-second=$(curl -sS -H "Authorization: Bearer $key" "http://$url/v1/jobs" -H 'Idempotency-Key: k' -d '{"kind": "world", "args": ["models/fry"], "options": {"generations": 2, "steps": 10, "agents": 4, "held-out": 1, "out": "b"}}' | sed 's/.*"id":"\([^"]*\)".*/\1/')
+second=$(curl -sS -H "X-API-Key: $token" "http://$url/v1/jobs" -H 'Idempotency-Key: k' -d '{"kind": "world", "args": ["models/fry"], "options": {"generations": 2, "steps": 10, "agents": 4, "held-out": 1, "out": "b"}}' | sed 's/.*"id":"\([^"]*\)".*/\1/')
 sleep 1
 kill -9 "$server"
 wait "$server" 2>/dev/null

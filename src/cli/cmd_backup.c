@@ -6,6 +6,7 @@
  */
 #define _GNU_SOURCE
 #include "cli/cli.h"
+#include "serve/keys.h"
 #include "store/backup.h"
 
 #include <stdlib.h>
@@ -190,8 +191,12 @@ static int restore(const struct common *c, const void *options, const struct str
     struct strings names = {0};
     struct progress bar;
     int n = roots_of(o, &names, roots, err);
-    struct backup_place p = {
-        .to = args->v[0], .roots = roots, .n_roots = n, .told = told, .ctx = &bar};
+    struct backup_place p = {.to = args->v[0],
+                             .roots = roots,
+                             .n_roots = n,
+                             .told = told,
+                             .ctx = &bar,
+                             .staged = keys_restore};
     json_t *v = NULL;
     if (n > 0) {
         progress_start(&bar, "restore", 0);

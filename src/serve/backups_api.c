@@ -17,7 +17,7 @@ enum { N_ROOTS = 3 };
 
 /* What is kept of this server: its state, the runs, and the folder of adapters where it has one. */
 static struct backup_place place_of(struct server *s, struct backup_root roots[N_ROOTS]) {
-    struct backup_place p = {.to = s->backups, .roots = roots};
+    struct backup_place p = {.to = s->backups, .roots = roots, .staged = keys_restore};
     roots[p.n_roots++] = (struct backup_root){"state", s->o->state_dir};
     roots[p.n_roots++] = (struct backup_root){"runs", s->o->runs};
     if (s->o->adapter_dir) roots[p.n_roots++] = (struct backup_root){"adapters", s->o->adapter_dir};

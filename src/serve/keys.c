@@ -299,6 +299,11 @@ static int add_read(json_t *event, struct key *x, struct error *err) {
     return OK;
 }
 
+static json_t *revoke_event(const char *id, int64_t seq, int64_t at) {
+    return json_pack("{s:s,s:I,s:s,s:I}", "op", "revoke", "seq", (json_int_t)seq, "id", id, "at",
+                     (json_int_t)at);
+}
+
 static int add_apply(struct keys *k, json_t *event, struct error *err) {
     struct key x;
     int rc = add_read(event, &x, err);
@@ -449,8 +454,7 @@ int keys_revoke(struct keys *k, const char *id_or_name, double now, struct error
         rc = events_read(k, err);
         i = rc == OK ? revocable(k, id_or_name, err) : rc;
         if (i >= 0)
-            event = json_pack("{s:s,s:I,s:s,s:I}", "op", "revoke", "seq", (json_int_t)k->seq + 1,
-                              "id", k->v[i].id, "at", (json_int_t)MAX(now, 1));
+            event = revoke_event(k->v[i].id, k->seq + 1, (int64_t)MAX(now, 1));
         rc = event_commit(k, event, MIN(i, OK), err);
     }
     pthread_mutex_unlock(&k->disk);
@@ -781,6 +785,69 @@ static void keys_free(struct keys *k) {
     free(k->path);
     free(k->v);
     free(k);
+}
+
+/* Without the thread: for the time of one call. */
+static struct keys *keys_load(const char *store_path, struct error *err) {
+    struct keys *k = xcalloc(1, sizeof *k);
+    k->path = xstrdup(store_path);
+    keys_init(k);
+    int rc = OK;
+    if (!(k->store = store_open(store_path, err))) rc = err->code;
+    if (rc == OK) rc = events_read(k, err);
+    if (rc == OK) return k;
+    keys_free(k);
+    return NULL;
+}
+
+static int event_put(struct keys *k, json_t *event, struct error *err) {
+    return event_commit(k, event, decision_begin(k, err), err);
+}
+
+static int revoke_put(struct keys *k, const char *id, int64_t at, struct error *err) {
+    return event_put(k, revoke_event(id, k->seq + 1, at), err);
+}
+
+/* A name that a key bears in `to` is not taken from it: the other key stays unknown there. */
+static int key_restore(struct keys *to, const struct key *x, int64_t now, int *n,
+                       struct error *err) {
+    int i = key_find(to, x->id), rc = OK;
+    if (i >= 0 ? !x->revoked || to->v[i].revoked : key_named(to, x->name) >= 0) return OK;
+    if (i < 0) rc = event_put(to, add_event(x, to->seq + 1), err);
+    if (rc == OK) rc = revoke_put(to, x->id, x->revoked ? x->revoked : now, err);
+    *n += rc == OK;
+    return rc;
+}
+
+/* Revocations first: they make names free. */
+static int keys_copy(const struct keys *from, struct keys *to, int *n, struct error *err) {
+    int rc = OK;
+    for (int round = 0; round < 2; round++)
+        for (int i = 0; rc == OK && i < from->n; i++)
+            if ((key_find(to, from->v[i].id) < 0) == (round == 1))
+                rc = key_restore(to, &from->v[i], (int64_t)time(NULL), n, err);
+    return rc;
+}
+
+int keys_restore(const char *present, const char *staged, struct error *err) {
+    char *from_path = path_join(present, "serve.db"), *to_path = path_join(staged, "serve.db");
+    struct error unread;
+    struct keys *from = path_exists(from_path) ? keys_load(from_path, &unread) : NULL, *to = NULL;
+    int rc = OK, n = 0;
+    if (!from && path_exists(from_path)) // which may be why it is restored
+        warn("keys that were revoked since the backup are not known, and may be valid again ('shoal "
+             "key list'): %s",
+             unread.text);
+    if (from && from->n) {
+        to = keys_load(to_path, err);
+        rc = to ? keys_copy(from, to, &n, err) : err->code;
+    }
+    if (rc == OK && n) note("%d API keys that were revoked, or made, since the backup are revoked", n);
+    if (from) keys_free(from);
+    if (to) keys_free(to);
+    free(from_path);
+    free(to_path);
+    return rc;
 }
 
 static int folder_make(const char *path, struct error *err) {

@@ -64,6 +64,11 @@ void keys_token(struct keys *k, char secret[KEY_SECRET_LEN]);
 /* The id of a secret's key, whether it is usable or not; false: there is no such key. */
 bool keys_peek(struct keys *k, const char *secret, char id[KEY_ID_LEN]);
 int keys_revoke(struct keys *k, const char *id_or_name, double now, struct error *err);
+/* For backups (store/backup.h): a state that is restored must not bring a key back. Of the keys in
+ * the file serve.db of the folder `present`, those that are revoked are revoked in that of `staged`
+ * too, and those that were made since the backup are added there as revoked: so their secrets stay
+ * refused, the record of them is kept, and a server that had keys does not become one without. */
+int keys_restore(const char *present, const char *staged, struct error *err);
 /* An array of {id, name, tail, scopes, requests_per_minute, tokens_per_minute, quota_day, quota,
  * expires, created, revoked, last_used, today, all}, oldest first: times are seconds, 0 is never;
  * today and all are {requests, prompt_tokens, completion_tokens}. */

@@ -31,6 +31,10 @@ struct backup_place {
     /* Bytes so far and in all, now and then; false: stop, with ERR_STATE. May be NULL. */
     bool (*told)(void *ctx, int64_t done, int64_t total);
     void *ctx;
+    /* Of a folder that is restored, before it is put in place: may change what is `staged` by what
+     * is `present`, which need not be there. Called again where a restore is begun anew. May be
+     * NULL. */
+    int (*staged)(const char *present, const char *staged, struct error *err);
 };
 
 /*

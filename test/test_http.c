@@ -8,6 +8,7 @@
 /* levels: once */
 #define _GNU_SOURCE
 #include "serve/http.h"
+#include "serve/limits.h"
 
 #include <arpa/inet.h>
 #include <errno.h>
@@ -184,6 +185,21 @@ static void eager_handle(void *ctx, struct exchange *x) {
     stream_start(x, EVENTS, false);
 }
 
+static void peer_handle(void *ctx, struct exchange *x) {
+    char text[256];
+    (void)ctx;
+    int n = snprintf(text, sizeof text, "<%s %s %s>", exchange_is_local(x) ? "local" : "remote",
+                     exchange_peer(x), exchange_client(x));
+    exchange_reply(x, 200, "text/plain", text, (size_t)n);
+}
+
+/* Its body is in memory until it is released. */
+static void held_handle(void *ctx, struct exchange *x) {
+    (void)ctx;
+    while (!__atomic_load_n(&released, __ATOMIC_ACQUIRE)) nap(0.001);
+    exchange_reply(x, 200, "text/plain", "held", 4);
+}
+
 static const struct route routes[] = {
     {"GET", "/short", 0, short_handle},   {"GET", "/long", 0, long_handle},
     {"POST", "/echo", 0, echo_handle},    {"GET", "/rest/*", 0, rest_handle},
@@ -191,7 +207,9 @@ static const struct route routes[] = {
     {"GET", "/later", 0, later_handle},   {"GET", "/events", 0, events_handle},
     {"GET", "/silent", 0, silent_handle}, {"GET", "/endless", 0, endless_handle},
     {"GET", "/eager", 0, eager_handle},   {"GET", "/named", 0, named_handle},
-    {"GET", "/wait", WORK_SLOW, block_handle},    {0},
+    {"GET", "/wait", WORK_SLOW, block_handle}, {"GET", "/instant", WORK_INSTANT, short_handle},
+    {"GET", "/aside", WORK_ASIDE, short_handle}, {"GET", "/peer", 0, peer_handle},
+    {"POST", "/held", 0, held_handle},         {0},
 };
 
 static int admit(void *ctx, struct exchange *x, const struct route *r) {
@@ -214,6 +232,12 @@ static enum route_work work_of(void *ctx, const struct route *r) {
     return (enum route_work)r->scope;
 }
 
+static bool keyed; /* as a server with keys says that any Host will do */
+static bool any_host(void *ctx) {
+    (void)ctx;
+    return keyed;
+}
+
 static void serve(void) {
     const struct http_calls calls = {.routes = routes,
                                      .workers = 4,
@@ -221,6 +245,7 @@ static void serve(void) {
                                      .admit = admit,
                                      .refuse = refuse,
                                      .work = work_of,
+                                     .any_host = any_host,
                                      .ended = has_ended};
     if (!http_new(&options, &calls, &err)) fail_msg("%s", err.text);
 }
@@ -236,7 +261,7 @@ static int set_up(void **state) {
                                     .idle_seconds = 30,
                                     .drain_seconds = 5};
     admitted = ended = opened = closed = unfinished = gone = 0;
-    released = false;
+    released = keyed = false;
     serve();
     return 0;
 }
@@ -248,6 +273,8 @@ static int tear_down(void **state) {
     h = NULL;
     nap(0.05); // streams' threads
     strings_release(&options.cors);
+    strings_release(&options.hosts);
+    strings_release(&options.proxies);
     return count(&opened) == count(&closed) ? 0 : -1;
 }
 
@@ -680,6 +707,247 @@ static void test_origins(void **state) {
     buf_release(&request);
 }
 
+/* Begins again with what a test has put into the options. */
+static void serve_again(void) {
+    http_free(h);
+    serve();
+}
+
+static int ask_with(const char *line, const char *headers, struct buf *reply) {
+    struct buf request = {0};
+    buf_printf(&request, "%s\r\nConnection: close\r\n%s\r\n\r\n", line, headers);
+    int status = ask(request.data, reply);
+    buf_release(&request);
+    return status;
+}
+
+/* A name that any page may have been given is refused whatever is listened to; with keys, which
+ * such a page does not have, it is not. */
+static void test_hosts(void **state) {
+    static const char *const binds[] = {"127.0.0.1", "0.0.0.0"};
+    static const struct {
+        const char *headers;
+        int without, with; /* keys */
+    } cases[] = {{"Host: 192.0.2.7:8000", 200, 200},
+                 {"Host: [2001:db8::7]:8000", 200, 200},
+                 {"Host: localhost.:8000", 200, 200},
+                 {"Host: 2001:db8::7", 403, 200},
+                 {"Host: 127.0.0.1:80x", 403, 200},
+                 {"Host: 127.1", 403, 200},
+                 {"Host: 0x7f000001", 403, 200},
+                 {"Host: 2130706433", 403, 200},
+                 {"Host: 127.0.0.1.evil.example", 403, 200},
+                 {"Host: evil.example", 403, 200},
+                 {"Host: evil.example:8000", 403, 200},
+                 {"Host: named.example", 200, 200},
+                 {"Host: NAMED.example:8000", 200, 200},
+                 {"Host: x.named.example", 403, 200},
+                 {"Host: ", 403, 200},
+                 {"Host: evil.example\r\nOrigin: http://evil.example", 403, 200},
+                 {"Host: evil.example\r\nOrigin: http://other.example", 403, 403},
+                 {"Host: localhost\r\nOrigin: http://evil.example", 403, 403},
+                 {"X-No: host", 400, 400},
+                 {"Host: localhost\r\nHost: localhost", 400, 400},
+                 {"Host: localhost\r\nHost: evil.example", 400, 400}};
+    struct buf b = {0};
+    char machine[256] = "", own[300];
+    (void)state;
+    strings_add(&options.hosts, "named.example");
+    for (size_t bind = 0; bind < ARRAY_LEN(binds); bind++) {
+        options.host = (char *)(uintptr_t)binds[bind];
+        serve_again();
+        for (size_t i = 0; i < ARRAY_LEN(cases); i++)
+            for (int k = 0; k < 2; k++) {
+                keyed = k;
+                int want = k ? cases[i].with : cases[i].without,
+                    status = ask_with("GET /short HTTP/1.1", cases[i].headers, &b);
+                if (status != want)
+                    fail_msg("%s on %s, keys %d: %d", cases[i].headers, binds[bind], k, status);
+            }
+        keyed = false;
+        gethostname(machine, sizeof machine - 1);
+        snprintf(own, sizeof own, "Host: %s:1", machine);
+        assert_int_equal(ask_with("GET /short HTTP/1.1", own, &b), 200);
+        assert_int_equal(ask_with("GET /short HTTP/1.0", "X-No: host", &b), 200);
+        assert_int_equal(ask_with("GET http://evil.example/short HTTP/1.1", "Host: localhost", &b),
+                         404);
+    }
+    buf_release(&b);
+}
+
+/* Who asks, where proxies are between. The test's own address is 127.0.0.1. */
+static void test_forwarded(void **state) {
+    static const struct {
+        const char *proxies, *headers, *want;
+    } cases[] = {
+        {"", "X-No: thing", "<local 127.0.0.1 127.0.0.1>"},
+        {"", "X-Forwarded-For: 192.0.2.1", "<remote 127.0.0.1 127.0.0.1>"},
+        {"", "X-Forwarded-For: 127.0.0.1", "<remote 127.0.0.1 127.0.0.1>"},
+        {"", "x-forwarded-host: localhost", "<remote 127.0.0.1 127.0.0.1>"},
+        {"", "X-Forwarded-Proto: https", "<remote 127.0.0.1 127.0.0.1>"},
+        {"", "Forwarded: for=127.0.0.1", "<remote 127.0.0.1 127.0.0.1>"},
+        {"", "X-Real-IP: 127.0.0.1", "<remote 127.0.0.1 127.0.0.1>"},
+        {"", "Via: 1.1 proxy", "<remote 127.0.0.1 127.0.0.1>"},
+        {"", "X-Forwarded-For:", "<remote 127.0.0.1 127.0.0.1>"},
+        {"192.0.2.0/24", "X-Forwarded-For: 127.0.0.1", "<remote 127.0.0.1 127.0.0.1>"},
+        {"127.0.0.1", "X-No: thing", "<local 127.0.0.1 127.0.0.1>"},
+        {"127.0.0.1", "Via: 1.1 proxy", "<remote 127.0.0.1 127.0.0.1>"},
+        {"127.0.0.1", "X-Forwarded-For: 192.0.2.1", "<remote 192.0.2.1 192.0.2.1>"},
+        {"127.0.0.1", "X-Forwarded-For: 127.0.0.1", "<local 127.0.0.1 127.0.0.1>"},
+        {"127.0.0.1", "X-Forwarded-For: 127.0.0.1, 192.0.2.1", "<remote 192.0.2.1 192.0.2.1>"},
+        {"127.0.0.1", "X-Forwarded-For: 127.0.0.1\r\nX-Forwarded-For: 192.0.2.1",
+         "<remote 192.0.2.1 192.0.2.1>"},
+        {"127.0.0.1", "X-Forwarded-For: 192.0.2.1, 198.51.100.2:77",
+         "<remote 198.51.100.2 198.51.100.2>"},
+        {"127.0.0.1 198.51.100.0/25", "X-Forwarded-For: 192.0.2.1, 198.51.100.2",
+         "<remote 192.0.2.1 192.0.2.1>"},
+        {"127.0.0.1 198.51.100.0/25", "X-Forwarded-For: 192.0.2.1, 198.51.100.200",
+         "<remote 198.51.100.200 198.51.100.200>"},
+        {"127.0.0.1", "X-Forwarded-For: [2001:db8:1:2:3::4]:9", "<remote 2001:db8:1:2:3::4 "
+                                                               "2001:db8:1:2::/64>"},
+        {"127.0.0.1", "X-Forwarded-For: ::ffff:192.0.2.9", "<remote 192.0.2.9 192.0.2.9>"},
+        {"127.0.0.1", "X-Forwarded-For: unknown", "<remote 127.0.0.1 127.0.0.1>"},
+        {"127.0.0.1", "X-Forwarded-For: 127.0.0.1, evil", "<remote 127.0.0.1 127.0.0.1>"},
+        {"127.0.0.1", "X-Forwarded-For: 127.0.0.1,", "<remote 127.0.0.1 127.0.0.1>"},
+    };
+    struct buf b = {0}, headers = {0};
+    (void)state;
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        if (i == 0 || strcmp(cases[i].proxies, cases[i - 1].proxies) != 0) {
+            char all[128], *rest = all, *one;
+            snprintf(all, sizeof all, "%s", cases[i].proxies);
+            strings_release(&options.proxies);
+            while ((one = strsep(&rest, " ")) != NULL)
+                if (*one) strings_add(&options.proxies, one);
+            serve_again();
+        }
+        headers.len = 0;
+        buf_printf(&headers, "Host: localhost\r\n%s", cases[i].headers);
+        assert_int_equal(ask_with("GET /peer HTTP/1.1", headers.data, &b), 200);
+        if (!strstr(b.data, cases[i].want))
+            fail_msg("%s, %s: %s", cases[i].proxies, cases[i].headers, strrchr(b.data, '<'));
+    }
+    buf_release(&b);
+    buf_release(&headers);
+}
+
+/* Whatever the workers do, some routes answer. */
+static void test_all_workers_busy(void **state) {
+    int fds[8];
+    struct buf b = {0};
+    (void)state;
+    for (size_t i = 0; i < ARRAY_LEN(fds); i++) fds[i] = dial_and_say("GET /block" HEADS(""));
+    assert_true(becomes(&admitted, ARRAY_LEN(fds), 5));
+    for (int i = 0; i < 20; i++) {
+        assert_int_equal(ask("GET /instant" HEADS(""), &b), 200);
+        assert_non_null(strstr(b.data, "\r\n\r\nshort"));
+        assert_int_equal(ask("HEAD /instant" HEADS(""), &b), 200);
+        assert_int_equal(ask("GET /aside" HEADS(""), &b), 200);
+    }
+    assert_int_equal(count(&ended), 60);
+    int fd = dial_and_say("GET /instant HTTP/1.1\r\nHost: localhost\r\n\r\n"
+                          "GET /aside HTTP/1.1\r\nHost: localhost\r\n\r\n"
+                          "GET /instant" HEADS(""));
+    b.len = 0;
+    assert_true(hear(fd, &b, NULL, 5));
+    int n = 0;
+    for (const char *at = b.data; (at = strstr(at, "short")); at++) n++;
+    assert_int_equal(n, 3);
+    close(fd);
+    __atomic_store_n(&released, true, __ATOMIC_RELEASE);
+    assert_true(becomes(&ended, ARRAY_LEN(fds) + 63, 5));
+    for (size_t i = 0; i < ARRAY_LEN(fds); i++) close(fds[i]);
+    buf_release(&b);
+}
+
+/* One forwarded client may hold the bodies of two requests; another one has its own two. */
+static void test_bytes_of_one_client(void **state) {
+    static const char *const clients[] = {"192.0.2.1", "192.0.2.1", "192.0.2.2", "192.0.2.1"};
+    struct buf request = {0}, b = {0};
+    int fds[ARRAY_LEN(clients)];
+    (void)state;
+    strings_add(&options.proxies, "127.0.0.1");
+    serve_again();
+    for (size_t i = 0; i < ARRAY_LEN(clients); i++) {
+        request.len = b.len = 0;
+        buf_printf(&request, "POST /held" HEADS("X-Forwarded-For: %s\r\nContent-Length: %d"),
+                   clients[i], MAX_BODY);
+        for (int k = 0; k < MAX_BODY; k++) buf_puts(&request, "x");
+        fds[i] = dial();
+        say(fds[i], request.data, request.len);
+        if (i == 2) assert_true(becomes(&admitted, 3, 5)), nap(0.2); // they are read, too
+    }
+    hear(fds[3], &b, NULL, 5);
+    assert_int_equal(status_of(&b), 429);
+    assert_non_null(strstr(b.data, "Retry-After: 1\r\n"));
+    __atomic_store_n(&released, true, __ATOMIC_RELEASE);
+    for (int i = 0; i < 3; i++) {
+        b.len = 0;
+        hear(fds[i], &b, NULL, 5);
+        assert_int_equal(status_of(&b), 200);
+    }
+    assert_true(becomes(&ended, 4, 5));
+    assert_int_equal(limits_clients(http_limits(h)), 0);
+    for (size_t i = 0; i < ARRAY_LEN(fds); i++) close(fds[i]);
+    buf_release(&b);
+    buf_release(&request);
+}
+
+/* limits */
+
+static void test_limits(void **state) {
+    struct limits *l = limits_new();
+    (void)state;
+    for (int i = 0; i < 3; i++) assert_true(limits_take(l, "a", LIMIT_REQUESTS, 1, 3));
+    assert_false(limits_take(l, "a", LIMIT_REQUESTS, 1, 3));
+    assert_true(limits_take(l, "a", LIMIT_CONNECTIONS, 1, 3));
+    assert_true(limits_take(l, "b", LIMIT_REQUESTS, 1, 3));
+    assert_false(limits_room(l, "a", LIMIT_REQUESTS, 3));
+    assert_true(limits_room(l, "a", LIMIT_REQUESTS, 0));
+    assert_true(limits_take(l, "a", LIMIT_REQUESTS, 1, 0));
+    limits_give(l, "a", LIMIT_REQUESTS, 4);
+    assert_int_equal(limits_clients(l), 2);
+    limits_give(l, "a", LIMIT_CONNECTIONS, 1);
+    limits_give(l, "b", LIMIT_REQUESTS, 1);
+    assert_int_equal(limits_clients(l), 0);
+    limits_free(l);
+}
+
+/* An address that guesses all the time gets WRONG_FREE guesses and then one for each wait. */
+static void test_wrong_keys(void **state) {
+    struct limits *l = limits_new();
+    char name[32];
+    int guesses = 0;
+    double now = 1000;
+    (void)state;
+    for (; now < 1600; now += 0.001) {
+        if (limits_wait(l, "a", now) > 0) continue;
+        limits_wrong(l, "a", now);
+        guesses++;
+    }
+    assert_in_range(guesses, WRONG_FREE + 10, WRONG_FREE + 17); // 1 + 2 + … + 32, then 60 each
+    assert_true(limits_wait(l, "a", now) > 0 && limits_wait(l, "a", now) <= WRONG_WAIT);
+    assert_true(limits_wait(l, "b", now) == 0);
+    limits_right(l, "b", 5);
+    assert_true(limits_was_right(l, "b", 5));
+    assert_false(limits_was_right(l, "b", 4) || limits_was_right(l, "a", 5));
+
+    now += WRONG_WAIT + WRONG_FORGET;
+    for (int i = 1; i < WRONG_FREE; i++) limits_wrong(l, "a", now);
+    assert_true(limits_wait(l, "a", now) == 0); // it begins anew
+    limits_wrong(l, "a", now);
+    assert_true(limits_wait(l, "a", now) == 1);
+
+    for (int i = 0; i < 3 * IDLE_MAX; i++) {
+        snprintf(name, sizeof name, "client-%d", i);
+        limits_wrong(l, name, now);
+        if (i % 100 == 0) limits_wrong(l, "a", now); // still there: it was seen lately
+    }
+    assert_int_equal(limits_clients(l), IDLE_MAX);
+    assert_true(limits_wait(l, "a", now) == WRONG_WAIT);
+    limits_free(l);
+}
+
 /* clients that do not read, or vanish */
 
 static int64_t resident(void) {
@@ -893,6 +1161,15 @@ static void test_addresses(void **state) {
     assert_null(http_new(&taken, &calls, &err));
     assert_int_equal(err.code, ERR_USAGE);
     taken.host = options.host;
+    static const char *const wrong[] = {"proxy.example", "10.0.0.0/33", "10.0.0.0/", "::1/129",
+                                        "10.0.0.0/8x",   "[::1]",       "",          "10.0.0.0/-1"};
+    for (size_t i = 0; i < ARRAY_LEN(wrong); i++) {
+        strings_add(&taken.proxies, wrong[i]);
+        assert_null(http_new(&taken, &calls, &err));
+        assert_int_equal(err.code, ERR_USAGE);
+        assert_int_equal(http_options_check(&taken, &err), ERR_USAGE);
+        strings_release(&taken.proxies);
+    }
     taken.tls_cert = (char *)(uintptr_t) "/nonexistent";
     assert_null(http_new(&taken, &calls, &err));
     assert_int_equal(err.code, ERR_USAGE);
@@ -914,6 +1191,12 @@ int main(void) {
         TEST(test_json),
         TEST(test_json_bomb),
         TEST(test_origins),
+        TEST(test_hosts),
+        TEST(test_forwarded),
+        TEST(test_all_workers_busy),
+        TEST(test_bytes_of_one_client),
+        TEST(test_limits),
+        TEST(test_wrong_keys),
         TEST(test_who_does_not_read),
         TEST(test_who_vanishes),
         TEST(test_ping),

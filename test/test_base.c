@@ -1376,6 +1376,50 @@ static void test_columns(void **state) {
     assert_int_equal(column_bytes("", 8), 8);
 }
 
+/* memory */
+
+/* In a process that may map 64 MB more: the first failure spends the reserve, which is taken again
+ * when there is room; a failure without it ends the process. */
+static int reserve_child(void) {
+    enum { MB = 1 << 20 };
+    FILE *f = fopen("/proc/self/statm", "r");
+    unsigned long pages = 0;
+    if (!f || fscanf(f, "%lu", &pages) != 1) return 10;
+    fclose(f);
+    rlim_t most = (rlim_t)pages * (rlim_t)sysconf(_SC_PAGESIZE) + 64 * MB;
+    if (setrlimit(RLIMIT_AS, &(struct rlimit){most, most}) != 0) return 11;
+    memory_reserve_keep(16 * MB);
+    if (memory_is_short()) return 12;
+    char *large = malloc(40 * MB);
+    struct error err;
+    if (!large || try_calloc(1, 14 * MB, &err) || err.code != ERR_MEMORY) return 13;
+    char *after = xmalloc(14 * MB); // fits only where the reserve was
+    after[0] = 1;
+    if (!memory_is_short()) return 14;
+    free(large);
+    if (memory_is_short()) return 15;
+    free(after);
+    if (!freopen("/dev/null", "w", stderr)) return 16;
+    free(xmalloc(200 * MB)); // never fits: exit status 1
+    return 17;
+}
+
+static void test_memory_reserve(void **state) {
+    (void)state;
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+    print_message("skip: a sanitizer maps memory of its own\n");
+    return;
+#endif
+    fflush(NULL);
+    pid_t pid = fork();
+    assert_true(pid >= 0);
+    if (pid == 0) _exit(reserve_child());
+    int status;
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    assert_true(WIFEXITED(status));
+    assert_int_equal(WEXITSTATUS(status), 1);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_error),
@@ -1418,6 +1462,7 @@ int main(void) {
         cmocka_unit_test(test_yaml_lines),
         cmocka_unit_test(test_yaml_errors),
         cmocka_unit_test(test_json_parse),
+        cmocka_unit_test(test_memory_reserve),
         cmocka_unit_test(test_json_errors),
         cmocka_unit_test(test_json_each),
         cmocka_unit_test(test_json_each_errors),

@@ -13,6 +13,7 @@
 #define SHOAL_BASE_H
 
 #include <jansson.h>
+#include <stdarg.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -62,12 +63,21 @@ _Noreturn void check_failed(const char *file, int line, const char *what);
  * that were wanted, when the system refuses. With err = NULL they are the functions below. */
 void *try_calloc(size_t n, size_t size, struct error *err);
 void *try_realloc(void *p, size_t size, struct error *err); /* on failure `p` stays as it is */
-/* For what is small: never return NULL. Out of memory is a message and exit 1. */
+/* For what is small: never return NULL. Out of memory is a message and exit 1, after the reserve was
+ * spent. */
 void *xmalloc(size_t size);
 void *xcalloc(size_t n, size_t size);
 void *xrealloc(void *p, size_t size);
 char *xstrdup(const char *s);
+char *xstrndup(const char *s, size_t n);
 char *xasprintf(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
+char *xvasprintf(const char *fmt, va_list ap) __attribute__((format(printf, 1, 0)));
+/* An emergency reserve for the functions above (0: none, as a process begins). When the system
+ * refuses memory, the reserve is freed and the process goes on; memory_is_short then tries to
+ * allocate the reserve again and returns true as long as that fails. A program that keeps one asks
+ * it before it takes new work. Any thread. */
+void memory_reserve_keep(size_t size);
+bool memory_is_short(void);
 
 /* An arena hands out 64-byte-aligned zeroed memory and gives all of it back at once. */
 struct arena {

@@ -4,7 +4,9 @@
  * It does not log and does not localise: a message is made here and shown by whoever catches it.
  * Memory comes in two kinds. What a file, a model or an option decides the size of is asked for
  * with the try_ functions, which refuse with an error; what is small by construction ends the
- * process when it is not to be had, because no caller could go on without it.
+ * process when it is not to be had, because no caller could go on without it. A server keeps an
+ * emergency reserve for that case: it is freed when the system refuses memory, and the allocation
+ * is tried again.
  *
  * Invariant: err->text is always NUL-terminated UTF-8 (as far as its inputs were), never cut inside
  * a character, and may itself be an argument of the call that replaces it.
@@ -14,6 +16,7 @@
 
 #include <errno.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistr.h>
@@ -36,9 +39,54 @@ static _Noreturn void memory_exhausted(size_t size) {
     exit(1);
 }
 
-static char *text_format(const char *fmt, va_list ap) {
-    char *text = NULL;
-    if (vasprintf(&text, fmt, ap) < 0) memory_exhausted(strlen(fmt));
+/* The emergency reserve: a block that is never touched, so it costs address space and no pages. */
+static struct {
+    _Atomic(void *) block;
+    atomic_size_t size; /* 0: the process keeps none */
+} reserve;
+
+void memory_reserve_keep(size_t size) {
+    atomic_store(&reserve.size, size);
+    if (size == 0) free(atomic_exchange(&reserve.block, NULL));
+    memory_is_short();
+}
+
+bool memory_is_short(void) {
+    size_t size = atomic_load(&reserve.size);
+    void *none = NULL;
+    if (size == 0 || atomic_load(&reserve.block)) return false;
+    void *block = malloc(size);
+    if (!block) return true;
+    if (!atomic_compare_exchange_strong(&reserve.block, &none, block)) free(block);
+    return false;
+}
+
+/* False: there was nothing left to free. */
+static bool reserve_spend(void) {
+    void *block = atomic_exchange(&reserve.block, NULL);
+    free(block);
+    return block != NULL;
+}
+
+/* realloc (calloc where `zeroed`) that gets a second chance from the reserve. The last try is for a
+ * thread that failed while another one was spending it. */
+static void *memory_get(void *p, size_t n, size_t size, bool zeroed) {
+    for (int tries = 0; tries < 3; tries++) {
+        void *q = zeroed ? calloc(n, size) : realloc(p, size);
+        if (q) return q;
+        if (!reserve_spend()) tries++;
+    }
+    return NULL;
+}
+
+__attribute__((format(printf, 1, 0))) static char *text_format(const char *fmt, va_list ap) {
+    va_list again;
+    va_copy(again, ap);
+    int n = vsnprintf(NULL, 0, fmt, again);
+    va_end(again);
+    CHECK(n >= 0);
+    char *text = xmalloc((size_t)n + 1);
+    vsnprintf(text, (size_t)n + 1, fmt, ap);
     return text;
 }
 
@@ -103,17 +151,20 @@ static size_t size_product(size_t n, size_t size) {
 }
 
 void *try_calloc(size_t n, size_t size, struct error *err) {
-    void *p = calloc(n ? n : 1, size ? size : 1);
+    n = MAX(n, (size_t)1);
+    size = MAX(size, (size_t)1);
+    void *p = err ? calloc(n, size) : memory_get(NULL, n, size, true);
     return p ? p : memory_refuse(size_product(n, size), err);
 }
 
 void *try_realloc(void *p, size_t size, struct error *err) {
-    void *q = realloc(p, size ? size : 1);
+    size = MAX(size, (size_t)1);
+    void *q = err ? realloc(p, size) : memory_get(p, 1, size, false);
     return q ? q : memory_refuse(size, err);
 }
 
 void *xmalloc(size_t size) {
-    void *p = malloc(size ? size : 1);
+    void *p = memory_get(NULL, 1, MAX(size, (size_t)1), false);
     if (!p) memory_exhausted(size);
     return p;
 }
@@ -131,12 +182,23 @@ char *xstrdup(const char *s) {
     return memcpy(xmalloc(size), s, size);
 }
 
+char *xstrndup(const char *s, size_t n) {
+    size_t len = strnlen(s, n);
+    char *copy = memcpy(xmalloc(len + 1), s, len);
+    copy[len] = '\0';
+    return copy;
+}
+
 char *xasprintf(const char *fmt, ...) {
     va_list ap;
     va_start(ap, fmt);
     char *text = text_format(fmt, ap);
     va_end(ap);
     return text;
+}
+
+char *xvasprintf(const char *fmt, va_list ap) {
+    return text_format(fmt, ap);
 }
 
 /* A block is this header, then `size` bytes from `base` (64-byte aligned) of which `used` are

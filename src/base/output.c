@@ -58,8 +58,7 @@ size_t process_bytes(const char *name) {
 }
 
 static void message_write(const char *prefix, const char *fmt, va_list ap) {
-    char *text = NULL;
-    CHECK(vasprintf(&text, fmt, ap) >= 0);
+    char *text = xvasprintf(fmt, ap);
     bool wipe = atomic_exchange(&line_stands, false);
     fprintf(stderr, "%s%s%s\n", wipe ? "\r\033[K" : "", prefix, text);
     free(text);

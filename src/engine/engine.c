@@ -508,10 +508,31 @@ static void state_adapters(const struct engine *e, const struct request *r) {
     }
 }
 
-static void tops_alloc(int32_t **ids, float **logprobs, int32_t n, int32_t n_top) {
-    if (n_top == 0) return;
-    *ids = xcalloc((size_t)n * (size_t)n_top, sizeof **ids);
-    *logprobs = xcalloc((size_t)n * (size_t)n_top, sizeof **logprobs);
+/* ids and logprobs [n][n_top]. */
+static int tops_alloc(int32_t **ids, float **logprobs, int32_t n, int32_t n_top,
+                      struct error *err) {
+    if (n_top == 0) return OK;
+    *ids = try_calloc((size_t)n * (size_t)n_top, sizeof **ids, err);
+    *logprobs = *ids ? try_calloc((size_t)n * (size_t)n_top, sizeof **logprobs, err) : NULL;
+    return *logprobs ? OK : err->code;
+}
+
+/* The outputs, whose size the request decides. */
+static int results_alloc(struct request *r, struct error *err) {
+    size_t n = (size_t)r->max_tokens;
+    if (n > 0 && (!(r->out = try_calloc(n, sizeof *r->out, err)) ||
+                  !(r->out_logprob = try_calloc(n, sizeof *r->out_logprob, err)) ||
+                  tops_alloc(&r->top_ids, &r->top_logprob, r->max_tokens, r->n_top, err) != OK))
+        return err->code;
+    if (r->prompt_logprobs &&
+        (!(r->prompt_logprob = try_calloc((size_t)r->n_prompt, sizeof *r->prompt_logprob, err)) ||
+         tops_alloc(&r->prompt_top_ids, &r->prompt_top_logprob, r->n_prompt, r->n_top, err) != OK))
+        return err->code;
+    size_t choices = (size_t)MAX(r->n_choices, 0);
+    if (choices > 0 && (!(r->choice_logprob = try_calloc(choices, sizeof(float), err)) ||
+                        !(r->choice_prob = try_calloc(choices, sizeof(float), err))))
+        return err->code;
+    return OK;
 }
 
 static struct grammar_machine *grammar_hold(struct engine *e, const struct grammar *g) {
@@ -549,7 +570,6 @@ static void state_grammar(struct engine *e, const struct request *r) {
 }
 
 static void request_enqueue(struct engine *e, struct request *r) {
-    CHECK(!r->state && !r->out && !r->choice_logprob); // zeroed, or released after an earlier use
     r->state = xcalloc(1, sizeof *r->state);
     r->state->pages = kv_pages_for(request_tokens(r));
     state_adapters(e, r);
@@ -558,20 +578,7 @@ static void request_enqueue(struct engine *e, struct request *r) {
     r->finish = FINISH_NONE;
     r->done = false;
     state_grammar(e, r);
-    if (r->max_tokens > 0) {
-        r->out = xcalloc((size_t)r->max_tokens, sizeof *r->out);
-        r->out_logprob = xcalloc((size_t)r->max_tokens, sizeof *r->out_logprob);
-        tops_alloc(&r->top_ids, &r->top_logprob, r->max_tokens, r->n_top);
-    }
-    if (r->prompt_logprobs) {
-        r->prompt_logprob = xcalloc((size_t)r->n_prompt, sizeof *r->prompt_logprob);
-        tops_alloc(&r->prompt_top_ids, &r->prompt_top_logprob, r->n_prompt, r->n_top);
-    }
-    if (r->n_choices > 0) {
-        r->state->sorted = choices_sort(r);
-        r->choice_logprob = xcalloc((size_t)r->n_choices, sizeof(float));
-        r->choice_prob = xcalloc((size_t)r->n_choices, sizeof(float));
-    }
+    if (r->n_choices > 0) r->state->sorted = choices_sort(r);
     if (e->tail)
         e->tail->state->next = r;
     else
@@ -582,6 +589,11 @@ static void request_enqueue(struct engine *e, struct request *r) {
 
 int engine_submit(struct engine *e, struct request *r, struct error *err) {
     if (engine_check(e, r, err) != OK) return err->code;
+    CHECK(!r->state && !r->out && !r->choice_logprob); // zeroed, or released after an earlier use
+    if (results_alloc(r, err) != OK) {
+        request_release(r);
+        return err->code;
+    }
     request_enqueue(e, r);
     return OK;
 }
@@ -1090,6 +1102,12 @@ int engine_run(struct engine *e, struct request *reqs, int n, struct progress *p
                struct error *err) {
     for (int i = 0; i < n; i++)
         if (engine_check(e, &reqs[i], err) != OK) return error_wrap(err, "request %d", i);
+    for (int i = 0; i < n; i++) {
+        CHECK(!reqs[i].state && !reqs[i].out && !reqs[i].choice_logprob);
+        if (results_alloc(&reqs[i], err) == OK) continue;
+        for (; i >= 0; i--) request_release(&reqs[i]);
+        return err->code;
+    }
     for (int i = 0; i < n; i++) request_enqueue(e, &reqs[i]);
     uint64_t before = e->stats.finished;
     int left;

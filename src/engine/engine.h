@@ -138,7 +138,8 @@ void engine_free(struct engine *e);
 int32_t engine_max_len(const struct engine *e);
 int32_t engine_max_seqs(const struct engine *e);
 /* Refuses (ERR_USAGE) a request that cannot fit: prompt + max_tokens + suffix + longest choice >
- * max_len, empty prompt, token out of range, an adapter of another shape. */
+ * max_len, empty prompt, token out of range, an adapter of another shape. ERR_MEMORY: there is no
+ * memory for its results. Nothing was submitted then. */
 int engine_submit(struct engine *e, struct request *r, struct error *err);
 /* The same without submitting. Any thread, also while the engine runs. */
 int engine_check(const struct engine *e, const struct request *r, struct error *err);

@@ -816,7 +816,7 @@ static void stop_handle(void *ctx, struct exchange *x) {
         api_fail(x, 404, NULL, NULL, "not_found", "there is POST /v1/ab and /v1/ab/NAME/stop");
         return;
     }
-    char *name = strndup(rest, (size_t)(verb - rest));
+    char *name = xstrndup(rest, (size_t)(verb - rest));
     experiment_answer(((struct server *)ctx)->ab, x, name, "stop");
     free(name);
 }

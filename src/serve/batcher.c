@@ -118,11 +118,15 @@ static struct ticket *call_start(struct batcher *b) {
     return c;
 }
 
+/* A call for whose results there is no memory is done: it stays inside until calls_tell. */
 static void calls_start(struct batcher *b) {
     struct error err;
     for (struct ticket *c; (c = call_start(b));) {
         c->started = clock_now();
-        CHECK(engine_submit(b->e, &c->request, &err) == OK); // it was checked
+        if (engine_submit(b->e, &c->request, &err) == OK) continue;
+        CHECK(err.code == ERR_MEMORY); // everything else was checked
+        c->request.done = c->starved = true;
+        c->request.finish = FINISH_NONE;
     }
 }
 
@@ -356,6 +360,9 @@ int batcher_run(struct batcher *b, struct request *r, int n, const bool *stop, s
     int rc = n > 0 ? batcher_submit_all(b, list, n, err) : OK;
     if (rc == OK) run_wait(b, &w, calls, n, stop);
     for (int i = 0; rc == OK && i < n; i++) r[i] = calls[i].request;
+    for (int i = 0; rc == OK && i < n; i++)
+        if (calls[i].starved)
+            rc = error_set(err, ERR_MEMORY, "out of memory: a call has no room for its results");
     free(list);
     free(calls);
     if (rc == OK && stop && __atomic_load_n(stop, __ATOMIC_ACQUIRE))

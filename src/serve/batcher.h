@@ -28,6 +28,7 @@ struct ticket {
     int32_t seen; /* tokens that may be read: __atomic_load_n(…, __ATOMIC_ACQUIRE) */
     bool done;    /* the same: no more will come, all may be read */
     bool cancelled;
+    bool starved; /* done because there was no memory for its results: it has none */
     double submitted, started, first, ended; /* clock_now; 0: not yet */
 };
 
@@ -52,7 +53,7 @@ int batcher_submit_all(struct batcher *b, struct ticket *const *c, int n, struct
  * caller knows that it lives. */
 void batcher_cancel(struct batcher *b, struct ticket *c);
 /* Submits all as background calls and waits: what an asker does. `stop` (may be NULL) ends it early
- * once true: ERR_STATE. */
+ * once true: ERR_STATE. ERR_MEMORY: one found no memory for its results. */
 int batcher_run(struct batcher *b, struct request *r, int n, const bool *stop, struct error *err);
 /* engine_embed between two steps, which wait for it: few texts at once. ERR_STATE: it is being
  * freed. */

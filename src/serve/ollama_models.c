@@ -329,12 +329,12 @@ static char *value_take(struct modelfile *f) {
     if (!block)
         while (to > from && strchr(" \t\r", to[-1])) to--;
     if (!block && to - from >= 2 && *from == '"' && to[-1] == '"') from++, to--;
-    return strndup(from, (size_t)(to - from));
+    return xstrndup(from, (size_t)(to - from));
 }
 
 static char *word_take(struct modelfile *f) {
     size_t n = strcspn(f->p, " \t\r\n");
-    char *word = strndup(f->p, n);
+    char *word = xstrndup(f->p, n);
     f->p += n;
     f->p += strspn(f->p, " \t");
     return word;
@@ -433,7 +433,7 @@ static int adapters_by_name(const json_t *named, json_t *list, struct error *err
             json_array_append(list, (json_t *)(uintptr_t)v);
             continue;
         }
-        char *folder = strndup(name, (size_t)(file - name));
+        char *folder = xstrndup(name, (size_t)(file - name));
         json_t *files = json_object_get(folders, folder);
         if (!files) {
             json_object_set_new(folders, folder, files = json_object());

@@ -41,10 +41,9 @@ static const struct {
 
 void api_fail(struct exchange *x, int status, const char *type, const char *param, const char *code,
               const char *fmt, ...) {
-    char *message;
     va_list ap;
     va_start(ap, fmt);
-    CHECK(vasprintf(&message, fmt, ap) >= 0);
+    char *message = xvasprintf(fmt, ap);
     va_end(ap);
     for (size_t i = 0; !type && i < ARRAY_LEN(types); i++)
         if (types[i].status == status) type = types[i].type;
@@ -565,7 +564,7 @@ static int adapter_add(struct server *s, const char *spec, struct error *err) {
         json_decref(v);
         return rc;
     }
-    char *name = is ? strndup(spec, (size_t)(is - spec)) : base_name(spec);
+    char *name = is ? xstrndup(spec, (size_t)(is - spec)) : base_name(spec);
     int rc = server_adapter_load(s, name, is ? is + 1 : spec, false, err);
     free(name);
     return rc;

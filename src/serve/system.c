@@ -96,7 +96,7 @@ static char *adapter_path(struct server *s, const char *name) {
 static char *rest_before(const struct exchange *x, const char *end) {
     const char *rest = exchange_rest(x);
     size_t n = strlen(rest), m = strlen(end);
-    return n > m && strcmp(rest + n - m, end) == 0 ? strndup(rest, n - m) : NULL;
+    return n > m && strcmp(rest + n - m, end) == 0 ? xstrndup(rest, n - m) : NULL;
 }
 
 static void versions_handle(void *ctx, struct exchange *x) {

@@ -32,9 +32,9 @@ static struct adapter *team_adapter(void *ctx, const char *path, struct error *e
 static char *team_name(const char *spec, const char **path) {
     const char *is = strchr(spec, '='), *slash = strrchr(spec, '/');
     *path = is ? is + 1 : spec;
-    if (is) return strndup(spec, (size_t)(is - spec));
+    if (is) return xstrndup(spec, (size_t)(is - spec));
     const char *from = slash ? slash + 1 : spec, *dot = strrchr(from, '.');
-    return dot ? strndup(from, (size_t)(dot - from)) : xstrdup(from);
+    return dot ? xstrndup(from, (size_t)(dot - from)) : xstrdup(from);
 }
 
 int teams_open(struct server *s, struct error *err) {

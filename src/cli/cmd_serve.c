@@ -11,6 +11,7 @@ struct options {
     struct setup_options setup;
     struct serve_options serve;
     int64_t max_seqs, max_len;
+    char *request_memory;
     struct {
         bool enabled;
         int64_t loras, rank, cpu;
@@ -54,6 +55,9 @@ static const struct option_row rows[] = {
         "tokens of a prompt and its reply (0: the model's, at most 4096)"),
     ROW("max-waiting", OPT_INT, serve.max_waiting, "2048", 1, 1e6, "N",
         "requests that may wait; more are told to come back (503)"),
+    ROW("max-request-memory", OPT_STRING, request_memory, NULL, 0, 0, "SIZE",
+        "for requests and replies at once, as 64M or 1G: beyond it requests are told to come back "
+        "(default: 512M, or an eighth of --max-memory)"),
     ROW("max-jobs", OPT_INT, serve.max_jobs, "1", 1, 64, "N", "jobs that run at once"),
     ROW("jobs-idle", OPT_BOOL, serve.jobs_idle, "true", 0, 0, NULL,
         "jobs run when nobody else on the machine wants the processor; --no-jobs-idle: as others "
@@ -111,6 +115,25 @@ static struct strings adapter_paths(const struct strings *adapters) {
     return paths;
 }
 
+/* The part of --max-memory that is for requests: what they say, what they are told, grammars and
+ * replies that can be rated. */
+static int request_memory(const struct options *o, struct serve_options *so, struct error *err) {
+    enum { LEAST = 8 << 20, USUAL = 512 << 20 };
+    size_t limit = 0, most = USUAL;
+    if (o->setup.max_memory && size_parse(o->setup.max_memory, &limit, err) != OK) return err->code;
+    so->adapter_memory = limit / 16;
+    if (limit) most = MIN(MAX(limit / 8, (size_t)LEAST), (size_t)USUAL);
+    if (o->request_memory && size_parse(o->request_memory, &most, err) != OK)
+        return error_wrap(err, "--max-request-memory");
+    if (most < LEAST)
+        return error_set(err, ERR_USAGE, "--max-request-memory must be at least %dM", LEAST >> 20);
+    so->request_memory = (int64_t)most;
+    if (!limit && !o->request_memory) return OK;
+    so->http.max_held = (int64_t)most / 4; // a body that grows has room for twice its bytes
+    so->http.max_body = MIN(so->http.max_body, so->http.max_held);
+    return OK;
+}
+
 static int run(const struct common *c, const void *options, const struct strings *args,
                struct error *err) {
     const struct options *o = options;
@@ -126,7 +149,10 @@ static int run(const struct common *c, const void *options, const struct strings
     files_allow();
     int rc = http_options_check(&so.http, err);
     if (rc == OK) rc = http_tls_check(&so.http, err);
+    if (rc == OK) rc = request_memory(o, &so, err);
     if (rc != OK) return rc;
+    w.requests = (size_t)so.request_memory + 2 * (size_t)so.http.max_held;
+    w.work = so.adapter_memory;
     paths = adapter_paths(&o->serve.adapters);
     rc = setup_open(&s, c, &o->setup, args->v[0], &w, err);
     if (rc == OK && !o->setup.dry_run) rc = setup_engine(&s, err);

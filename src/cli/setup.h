@@ -56,6 +56,7 @@ struct setup_wants {
     size_t limit;                 /* of several models, this one's part of --max-memory; 0: all */
     const struct strings *adapters;
     size_t work;
+    size_t requests; /* a server's: see plan_input */
     bool session; /* room to load and save the state of one sequence */
 };
 /* The store that --store names, its folder made where there is none. */

@@ -15,6 +15,7 @@
 #include <string.h>
 
 enum {
+    SERVER = 16 << 20,     /* threads, stores, metrics, and what freed memory leaves in two heaps */
     PROGRAM = 8 << 20,     /* code, libraries, stacks, the store: 5 to 7 MB were seen */
     TOKENIZER_FACTOR = 12, /* bytes in memory for one in its files, parsing included: 5 to 10 */
     ROWS_MIN = 16,
@@ -38,7 +39,7 @@ static size_t engine_need(const struct model_config *c, const struct engine_opti
 static size_t plan_sum(const struct plan_input *in, struct plan *p) {
     size_t engine = engine_need(&in->model.config, &p->engine, &p->kv);
     p->activations = engine - p->kv;
-    p->total = p->weights + p->tokenizer + p->adapters + p->work + engine;
+    p->total = p->weights + p->tokenizer + p->adapters + p->requests + p->work + engine;
     return p->total;
 }
 
@@ -76,17 +77,20 @@ static int plan_refuse(const struct plan *p, struct error *err) {
     return error_set(
         err, ERR_MEMORY,
         "a limit of '%.1f MB' is too small: one sequence of %d tokens needs %.1f MB (weights %.1f, "
-        "tokenizer %.1f, adapters %.1f, KV cache %.1f, activations %.1f, program and work %.1f); "
+        "tokenizer %.1f, adapters %.1f, KV cache %.1f, activations %.1f, requests %.1f, program and "
+        "work %.1f); "
         "raise --max-memory to %.0fM, use smaller weights, shorter texts, --kv i8 or fewer threads",
         mb(p->limit), p->engine.max_len, mb(p->total), mb(p->weights), mb(p->tokenizer),
-        mb(p->adapters), mb(p->kv), mb(p->activations), mb(p->work), mb(p->total) + 1);
+        mb(p->adapters), mb(p->kv), mb(p->activations), mb(p->requests), mb(p->work),
+        mb(p->total) + 1);
 }
 
 int plan_make(const struct plan_input *in, struct plan *out, struct error *err) {
     struct plan p = {.weights = in->model.weights + in->model.passing,
                      .tokenizer = in->model.words * TOKENIZER_FACTOR,
                      .adapters = in->adapters.held + in->adapters.passing,
-                     .work = PROGRAM + in->work,
+                     .requests = in->requests,
+                     .work = PROGRAM + in->work + (in->requests ? SERVER : 0),
                      .limit = in->limit,
                      .engine = in->want};
     CHECK(p.engine.max_rows > 0 && p.engine.max_seqs > 0 && p.engine.max_len > 0);
@@ -116,16 +120,20 @@ void plan_text(const struct plan *p, struct buf *out) {
                e->n_pages, KV_PAGE, elems[e->kv_elem], p->pages_wanted);
     buf_printf(out, "  activations  %9.1f  %d rows a step, %d sequences of at most %d tokens\n",
                mb(p->activations), e->max_rows, e->max_seqs, e->max_len);
-    buf_printf(out, "  rest         %9.1f  program and requests\n", mb(p->work));
+    if (p->requests)
+        buf_printf(out, "  requests     %9.1f  at most, with their replies\n", mb(p->requests));
+    buf_printf(out, "  rest         %9.1f  %s\n", mb(p->work),
+               p->requests ? "program and server" : "program and requests");
     buf_printf(out, "  total        %9.1f", mb(p->total));
     if (p->limit) buf_printf(out, "  of %.1f", mb(p->limit));
 }
 
 json_t *plan_json(const struct plan *p) {
     return json_pack(
-        "{s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:i,s:i,s:i,s:i,s:i}", "weights", (json_int_t)p->weights,
+        "{s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:i,s:i,s:i,s:i,s:i}", "weights", (json_int_t)p->weights,
         "tokenizer", (json_int_t)p->tokenizer, "adapters", (json_int_t)p->adapters, "kv",
-        (json_int_t)p->kv, "activations", (json_int_t)p->activations, "rest", (json_int_t)p->work,
+        (json_int_t)p->kv, "activations", (json_int_t)p->activations, "requests",
+        (json_int_t)p->requests, "rest", (json_int_t)p->work,
         "total", (json_int_t)p->total, "limit", (json_int_t)p->limit, "pages", p->engine.n_pages,
         "pages_wanted", p->pages_wanted, "max_rows", p->engine.max_rows, "max_seqs",
         p->engine.max_seqs, "max_len", p->engine.max_len);

@@ -21,6 +21,7 @@ struct plan_input {
     struct model_size model;
     struct adapter_size adapters; /* of all */
     size_t work;                  /* the caller's own: requests, answers, a session file */
+    size_t requests;              /* of a server: what clients send and are sent, at most */
     size_t limit;                 /* 0: none */
     struct engine_options want;   /* what would be used if memory did not matter */
 };
@@ -28,7 +29,7 @@ struct plan_input {
  * wanted make requests wait, smaller max_seqs and max_rows make steps smaller; no result changes.
  */
 struct plan {
-    size_t weights, tokenizer, adapters, kv, activations, work, total, limit;
+    size_t weights, tokenizer, adapters, kv, activations, requests, work, total, limit;
     int32_t pages_wanted;
     struct engine_options engine;
 };

@@ -745,7 +745,7 @@ static void start_handle(void *ctx, struct exchange *x) {
     struct server *s = ctx;
     struct proposal p = {0};
     struct error err;
-    json_t *body = exchange_json(x, &err), *out = NULL;
+    json_t *body = request_json(ctx, x, &err), *out = NULL;
     int rc = body ? OK : err.code;
     if (rc == OK && !s->ab->replies)
         rc = error_set(&err, ERR_STATE,

@@ -181,6 +181,15 @@ static bool is_open(struct server *s, const struct exchange *x, int scope) {
            !has_token(s, x);
 }
 
+/* The emergency reserve was spent and cannot be had again: nothing new. The routes that are open
+ * to all are those that say how the server is. */
+static bool is_short(struct exchange *x) {
+    if (!memory_is_short()) return false;
+    retry_after(x, 1);
+    api_fail(x, 503, NULL, NULL, "overloaded", "the server is short of memory; try again later");
+    return true;
+}
+
 int access_admit(void *ctx, struct exchange *x, const struct route *r) {
     struct server *s = ctx;
     char id[KEY_ID_LEN] = "";
@@ -188,6 +197,7 @@ int access_admit(void *ctx, struct exchange *x, const struct route *r) {
     int scope = r->scope & (CHAT | JOBS | ADMIN | METRICS), rc = OK;
     if (scope == OPEN) return OK;
     if (scope == METRICS && exchange_is_local(x) && exchange_host_is_own(x)) return OK;
+    if (is_short(x)) return ERR_STATE;
     if (scope == METRICS) scope = CHAT;
     if (is_open(s, x, scope)) {
         // without a key

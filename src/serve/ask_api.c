@@ -262,14 +262,22 @@ static int asking_read(struct asking *a, const struct exchange *x, const json_t 
     return target_find(a->s, model, &a->target, err);
 }
 
+/* What is written on the board, with what each agent was asked, is told and kept for the reply. */
+static int board_reserve(const struct asking *a, struct exchange *x, struct error *err) {
+    size_t turns = (size_t)(a->o.agents + 3) * (size_t)(a->o.iterations + 1),
+           words = (size_t)engine_max_len(a->s->e) * a->s->piece_bytes;
+    return request_reserve(a->s, x, turns * (4 * words + 4096), err);
+}
+
 static void ask_handle(void *ctx, struct exchange *x) {
     struct asking *a = asking_new(ctx);
     const struct live_work work = {answer, asking_free, a};
     struct error err;
     bool stream = false;
-    json_t *body = exchange_json(x, &err);
+    json_t *body = request_json(ctx, x, &err);
     int rc = body ? asking_read(a, x, body, &stream, &err) : err.code;
     json_decref(body);
+    if (rc == OK) rc = board_reserve(a, x, &err);
     if (rc == OK && conversation_claim(a)) {
         live_start(a->s, x, stream, &work);
         return;

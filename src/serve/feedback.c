@@ -241,7 +241,7 @@ static void rate_handle(void *ctx, struct exchange *x) {
     struct opinion o;
     struct error err;
     bool counted = false;
-    json_t *body = exchange_json(x, &err);
+    json_t *body = request_json(ctx, x, &err);
     int rc = body ? opinion_read(body, &o, &err) : err.code;
     if (rc == OK && !s->ab->replies)
         rc = error_set(&err, ERR_MISSING, "this server keeps no replies (--no-feedback)");
@@ -386,7 +386,7 @@ static enum pulled export_pull(void *ctx, struct buf *out) {
         json_array_foreach (rows, i, row) {
             const char *correction = json_text_at(row, "correction");
             json_t *line = *correction ? e->line(row, correction) : NULL;
-            if (line) ndjson_add(out, line);
+            if (line) ndjson_add(NULL, line, out);
         }
         json_decref(rows);
         e->seq += (int64_t)n;

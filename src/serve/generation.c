@@ -11,6 +11,7 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
 #include <time.h>
 #include <unistr.h>
 
@@ -52,22 +53,83 @@ json_t *json_logprob(float v) {
     return json_real(isfinite(v) ? (double)v : -9999.0);
 }
 
-static void line_add(struct buf *out, json_t *v) {
-    char *text = json_dumps(v, JSON_COMPACT | JSON_REAL_PRECISION(9));
-    CHECK(text != NULL);
-    buf_puts(out, text);
-    free(text);
+/* replies as text */
+
+static int text_put(const char *p, size_t n, void *out) {
+    buf_add(out, p, n);
+    return 0;
+}
+
+static void json_put(json_t *v, size_t flags, struct buf *out) {
+    CHECK(json_dump_callback(v, text_put, out, flags | JSON_COMPACT | JSON_ENCODE_ANY) == 0);
     json_decref(v);
 }
 
-void sse_add(struct buf *out, json_t *v) {
+/* How jansson writes a string that stands for a list, as far as all of a generation begin alike. */
+static void list_mark(const struct generation *g, char out[32]) {
+    snprintf(out, 32, "\"\\u0001%016llx ", (unsigned long long)g->nonce);
+}
+
+json_t *reply_list_json(const struct generation *g, const struct reply_list *l) {
+    return json_sprintf("\x01%016llx %d %d %d %d %lld", (unsigned long long)g->nonce, l->kind,
+                        l->index, l->from, l->to, (long long)l->offset);
+}
+
+static bool has_lists(const struct generation *g) {
+    return g && (g->spec.logprobs || g->spec.prompt_tops);
+}
+
+void reply_add(const struct generation *g, json_t *v, size_t flags, struct buf *out) {
+    struct buf text = {0};
+    char mark[32];
+    if (!has_lists(g)) {
+        json_put(v, flags, out);
+        return;
+    }
+    json_put(v, flags, &text);
+    list_mark(g, mark);
+    const char *p = text.data, *at;
+    for (; (at = strstr(p, mark)); p = strchr(at + strlen(mark), '"') + 1) {
+        struct reply_list l = {.flags = flags};
+        long long offset;
+        CHECK(sscanf(at + strlen(mark), "%d %d %d %d %lld", &l.kind, &l.index, &l.from, &l.to,
+                     &offset) == 5);
+        l.offset = offset;
+        buf_add(out, p, (size_t)(at - p));
+        g->dialect->list(g, &l, out);
+    }
+    buf_puts(out, p);
+    buf_release(&text);
+}
+
+/* A growing buffer has up to twice its content. */
+static bool reply_has_room(const struct generation *g, const struct buf *out) {
+    struct reply_room *room = g->room;
+    size_t need = 2 * out->len;
+    struct error err;
+    if (need <= room->bytes || room->refused) return !room->refused;
+    size_t more = need - room->bytes + (1 << 20);
+    room->refused = memory_budget_take(g->s->memory, g, more, &err) != OK;
+    if (!room->refused) room->bytes += more;
+    return !room->refused;
+}
+
+bool reply_item(const struct generation *g, const struct reply_list *l, json_t *v,
+                struct buf *out) {
+    char last = out->len ? out->data[out->len - 1] : 0;
+    if (last != '[' && last != '{') buf_puts(out, ",");
+    json_put(v, l->flags, out);
+    return reply_has_room(g, out);
+}
+
+void sse_add(const struct generation *g, json_t *v, struct buf *out) {
     buf_puts(out, "data: ");
-    line_add(out, v);
+    reply_add(g, v, JSON_REAL_PRECISION(9), out);
     buf_puts(out, "\n\n");
 }
 
-void ndjson_add(struct buf *out, json_t *v) {
-    line_add(out, v);
+void ndjson_add(const struct generation *g, json_t *v, struct buf *out) {
+    reply_add(g, v, JSON_REAL_PRECISION(9), out);
     buf_puts(out, "\n");
 }
 
@@ -342,8 +404,10 @@ static void generation_release(struct generation *g) {
     if (g->spec.grammar) server_grammar_release(g->s, g->spec.grammar);
     generation_spec_release(&g->spec);
     target_release(&g->target);
+    memory_budget_end(g->s->memory, g);
     exchange_release(g->x);
     free(g->key);
+    free(g->room);
     free(g);
 }
 
@@ -361,8 +425,31 @@ static void generation_cancel(void *ctx) {
 
 /* replies */
 
+/* Why a reply cannot be written; false: it can. */
+static bool reply_failed(const struct generation *g, struct error *err) {
+    bool failed = g->room->refused;
+    for (int i = 0; i < g->n_completions && !failed; i++)
+        failed = !g->completions[i].outside &&
+                 __atomic_load_n(&g->completions[i].ticket.done, __ATOMIC_ACQUIRE) &&
+                 g->completions[i].ticket.starved;
+    if (failed) error_set(err, ERR_STATE, "the server is short of memory; try again later");
+    return failed;
+}
+
+/* In place of what was appended since `from`. */
+static enum pulled stream_fail(struct generation *g, size_t from, const struct error *err,
+                               struct buf *out) {
+    bool events = strcmp(g->dialect->stream_type, "text/event-stream") == 0;
+    out->len = from;
+    (events ? sse_add : ndjson_add)(NULL, api_error_json(err, !events), out);
+    generation_cancel(g);
+    return PULL_END;
+}
+
 static enum pulled stream_pull(void *ctx, struct buf *out) {
     struct generation *g = ctx;
+    struct error err;
+    size_t from = out->len;
     int finished = 0;
     for (int i = 0; i < g->n_completions; i++) {
         struct completion *a = &g->completions[i];
@@ -376,6 +463,7 @@ static enum pulled stream_pull(void *ctx, struct buf *out) {
         }
         finished += a->finished;
     }
+    if (reply_failed(g, &err)) return stream_fail(g, from, &err, out);
     if (finished < g->n_completions) return out->len ? PULL_MORE : PULL_WAIT;
     ab_remember(g);
     g->dialect->end(g, out);
@@ -388,11 +476,29 @@ static void stream_close(void *ctx, bool finished) {
     generation_release(g);
 }
 
+/* The text belongs to the connection from here on, and so does its part of the reservation. */
+static void text_reply(struct generation *g, struct buf *text) {
+    memory_budget_move(g->s->memory, g, g->x, text->len);
+    exchange_reply_take(g->x, 200, "application/json", text);
+}
+
 static void whole_reply(void *ctx) {
     struct generation *g = ctx;
-    for (int i = 0; i < g->n_completions; i++) answer_advance(g, &g->completions[i]);
-    ab_remember(g); // first: who has the reply may rate it at once
-    exchange_reply_json(g->x, 200, g->dialect->whole(g));
+    struct buf text = {0};
+    struct error err;
+    bool failed = reply_failed(g, &err);
+    for (int i = 0; i < g->n_completions && !failed; i++) answer_advance(g, &g->completions[i]);
+    if (!failed) {
+        reply_add(g, g->dialect->whole(g), JSON_REAL_PRECISION(17), &text);
+        failed = reply_failed(g, &err);
+    }
+    if (failed) {
+        buf_release(&text);
+        api_fail_error(g->x, &err, NULL);
+    } else {
+        ab_remember(g); // first: who has the reply may rate it at once
+        text_reply(g, &text);
+    }
     generation_release(g);
 }
 
@@ -452,6 +558,10 @@ static struct generation *generation_new(struct server *s, struct exchange *x,
                              .began = exchange_began(x),
                              .n_completions = n};
     server_id(s, id_prefix, g->id);
+    CHECK(getrandom(&g->nonce, sizeof g->nonce, 0) == sizeof g->nonce);
+    g->room = xcalloc(1, sizeof *g->room);
+    memory_budget_move(s->memory, x, g, SIZE_MAX);
+    g->room->bytes = memory_budget_of(s->memory, g);
     g->completions = xcalloc((size_t)n, sizeof *g->completions);
     for (int i = 0; i < n; i++) {
         g->completions[i].index = i;
@@ -493,16 +603,26 @@ bool prompt_fits(const struct server *s, const struct generation_spec *spec) {
     return prompts_check(s, spec, &err) == OK;
 }
 
+static void generation_drop(struct server *s, struct target *t, struct generation_spec *spec) {
+    if (spec->grammar) server_grammar_release(s, spec->grammar);
+    generation_spec_release(spec);
+    target_release(t);
+}
+
 void generation_start(struct server *s, struct exchange *x, const struct dialect *d,
                       const char *id_prefix, struct target *t, struct generation_spec *spec) {
     struct error err;
+    const char *what = NULL;
     bool many = answers_check(s, spec, &err) != OK;
     if (many || prompts_check(s, spec, &err) != OK) {
         api_fail(x, 400, NULL, many ? "n" : "messages",
                  many ? "invalid_value" : "context_length_exceeded", "%s", err.text);
-        if (spec->grammar) server_grammar_release(s, spec->grammar);
-        generation_spec_release(spec);
-        target_release(t);
+        generation_drop(s, t, spec);
+        return;
+    }
+    if (generation_reserve(s, x, spec, context_of(s, spec), &what, &err) != OK) {
+        api_fail_error(x, &err, what);
+        generation_drop(s, t, spec);
         return;
     }
     struct ab_arm arm;
@@ -567,13 +687,18 @@ bool generation_start_outside(struct server *s, struct exchange *x, const struct
                               const char *id_prefix, struct target *t, struct generation_spec *spec,
                               void (*fn)(struct generation *g, void *ctx), void *ctx) {
     pthread_t thread;
+    struct error err;
+    if (request_reserve(s, x, (size_t)spec->n * TALK_BYTES, &err) != OK) {
+        api_fail_error(x, &err, "n");
+        generation_drop(s, t, spec);
+        return false;
+    }
     if (__atomic_add_fetch(&s->n_outside, 1, __ATOMIC_ACQUIRE) > OUTSIDE_MAX) {
         __atomic_sub_fetch(&s->n_outside, 1, __ATOMIC_RELEASE);
         exchange_add_header(x, "Retry-After", "2");
         api_fail(x, 503, NULL, NULL, "overloaded", "%d teams talk already; try again later",
                  OUTSIDE_MAX);
-        generation_spec_release(spec);
-        target_release(t);
+        generation_drop(s, t, spec);
         return false;
     }
     struct generation *g = generation_new(s, x, d, id_prefix, t, spec);

@@ -89,9 +89,20 @@ struct completion {
 };
 
 struct generation;
+/* A list in a reply that may be too large for a tree of JSON values: log-probabilities of the
+ * tokens from..to of an answer. The tree has a string in its place, and reply_add writes the list
+ * as text, one item's tree at a time. */
+struct reply_list {
+    int kind; /* the dialect's */
+    int index; /* of the answer */
+    int32_t from, to;
+    json_int_t offset; /* the dialect's */
+    size_t flags;      /* that jansson writes the reply with */
+};
 /* How an API says it. Streams: each appends whole events. */
 struct dialect {
     const char *stream_type, *idle;
+    void (*list)(const struct generation *g, const struct reply_list *l, struct buf *out);
     void (*begin)(const struct generation *g, struct completion *a, struct buf *out);
     /* What is new in an answer: words from a->sent to words_end, tool calls. */
     void (*delta)(const struct generation *g, struct completion *a, struct buf *out);
@@ -116,6 +127,11 @@ struct generation {
     int n_completions;
     char *key; /* who asked; NULL: nobody in particular */
     bool gone;
+    uint64_t nonce; /* in the strings that stand for lists: no client knows it */
+    struct reply_room {
+        size_t bytes; /* reserved for the reply's text */
+        bool refused; /* there was no memory for more of it: the reply fails */
+    } *room;
 };
 
 /* Takes spec and target over, and answers the exchange, with an error if it must be. */
@@ -142,9 +158,17 @@ json_t *json_text_of(const char *text, size_t n);
 /* A token as OpenAI writes one that is no text: its characters, or bytes:\xe3. */
 json_t *json_token(const struct server *s, int32_t id);
 json_t *json_logprob(float v); /* -inf is -9999 */
-/* [to - from] {token, logprob, bytes, top_logprobs}. */
-json_t *logprobs_list(const struct generation *g, const struct completion *a, int32_t from,
-                      int32_t to);
+/* A string that stands for the list. */
+json_t *reply_list_json(const struct generation *g, const struct reply_list *l);
+/* Appends v as text, its lists written by the dialect; takes v over. */
+void reply_add(const struct generation *g, json_t *v, size_t flags, struct buf *out);
+/* For writers of lists: appends v and a comma before it where it is not the first; takes v over.
+ * False: there is no memory for more. */
+bool reply_item(const struct generation *g, const struct reply_list *l, json_t *v, struct buf *out);
+/* Token i of an answer as {token, logprob, bytes, top_logprobs}. */
+json_t *token_logprobs(const struct generation *g, const struct completion *a, int32_t i);
+/* A dialect's `list` that writes [to - from] of those. */
+void logprobs_write(const struct generation *g, const struct reply_list *l, struct buf *out);
 /* Tokens of the answer whose text has been told. */
 int32_t tokens_told(const struct completion *a);
 /* Tokens of a whole answer that a stop text has left something of. */
@@ -152,9 +176,9 @@ int32_t tokens_kept(const struct completion *a);
 /* A token as OpenAI lists one: {token, logprob, bytes}. */
 json_t *json_token_logprob(const struct server *s, int32_t id, float logprob);
 /* An event of a stream: "data: {…}\n\n"; takes v over. */
-void sse_add(struct buf *out, json_t *v);
-/* A line of NDJSON; takes v over. */
-void ndjson_add(struct buf *out, json_t *v);
+void sse_add(const struct generation *g, json_t *v, struct buf *out);
+/* A line of NDJSON; takes v over. g NULL: of no generation. */
+void ndjson_add(const struct generation *g, json_t *v, struct buf *out);
 
 /* for who reads requests: fields as OpenAI and vLLM call them, into the spec */
 

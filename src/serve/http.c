@@ -473,6 +473,13 @@ void exchange_reply(struct exchange *x, int status, const char *type, const void
     answered(x, status, type, NULL);
 }
 
+void exchange_reply_take(struct exchange *x, int status, const char *type, struct buf *b) {
+    char *fit = realloc(b->data, MAX(b->len, (size_t)1)), *data = fit ? fit : b->data;
+    x->response = mhd.MHD_create_response_from_buffer(b->len, data, MHD_RESPMEM_MUST_FREE);
+    *b = (struct buf){0};
+    answered(x, status, type, NULL);
+}
+
 void exchange_reply_json(struct exchange *x, int status, json_t *v) {
     char *text = json_dumps(v, JSON_COMPACT | JSON_REAL_PRECISION(17));
     CHECK(text != NULL);
@@ -803,6 +810,13 @@ static void retry_refuse(struct exchange *x, const char *message) {
 
 static void body_add(struct exchange *x, const char *data, size_t n) {
     struct http *h = x->h;
+    int64_t most = h->o->max_held ? h->o->max_held : HELD * h->o->max_body;
+    struct error err;
+    if (buf_reserve(&x->body, n, &err) != OK) {
+        refuse(x, 503, "overloaded", "the server is short of memory; try again later");
+        body_release(x);
+        return;
+    }
     int64_t held = __atomic_add_fetch(&h->held, (int64_t)n, __ATOMIC_RELAXED);
     bool fits = x->local || limits_take(h->limits, x->client, LIMIT_BYTES, (int64_t)n,
                                         HELD_BY_ONE * h->o->max_body);
@@ -810,7 +824,7 @@ static void body_add(struct exchange *x, const char *data, size_t n) {
     buf_add(&x->body, data, n);
     if ((int64_t)x->body.len > h->o->max_body)
         refuse(x, 413, "too_large", "the body is larger than --max-body");
-    else if (held > HELD * h->o->max_body)
+    else if (held > most)
         refuse(x, 503, "overloaded", "too many large requests at once; try again later");
     else if (!fits)
         retry_refuse(x, "the bodies of your address's requests are too large at once");

@@ -36,6 +36,7 @@ struct http_options {         /* filled from option rows */
     char *tls_cert, *tls_key; /* PEM files; both or none */
     struct strings cors;      /* origins that browsers may call from; "*": any */
     int64_t max_body;         /* 32 MiB */
+    int64_t max_held; /* bytes of all bodies at once; 0: eight times max_body. No option row */
     int64_t max_connections;  /* 4096 */
     int64_t max_per_address;  /* 512: connections, not of this machine's addresses or proxies */
     struct strings hosts;     /* names of this server beside its own, for Host */
@@ -144,6 +145,8 @@ bool exchange_is_gone(struct exchange *x);
 /* Before the answer: a header more. */
 void exchange_add_header(struct exchange *x, const char *name, const char *value);
 void exchange_reply(struct exchange *x, int status, const char *type, const void *data, size_t n);
+void exchange_reply_take(struct exchange *x, int status, const char *type,
+                         struct buf *b); /* takes the bytes over */
 void exchange_reply_json(struct exchange *x, int status, json_t *v); /* takes v over */
 
 enum pulled { PULL_MORE, PULL_WAIT, PULL_END };

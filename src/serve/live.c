@@ -88,21 +88,9 @@ static void live_close(void *ctx, bool finished) {
 
 /* the thread */
 
-/* The status has been sent: what is wrong then is the server's. */
-static json_t *error_body(const struct error *err) {
-    bool busy = err->code == ERR_STATE;
-    struct buf clean = {0};
-    buf_add_clean(&clean, err->text, strlen(err->text));
-    json_t *v = json_pack("{s:{s:s,s:s,s:n,s:s}}", "error", "message", clean.data ? clean.data : "",
-                          "type", busy ? "overloaded_error" : "server_error", "param", "code",
-                          busy ? "overloaded" : "internal_error");
-    buf_release(&clean);
-    return v;
-}
-
 static void live_end(struct live *l, json_t *result, const struct error *err) {
     if (l->stream)
-        event_put(l, result ? "result" : "error", result ? result : error_body(err), true);
+        event_put(l, result ? "result" : "error", result ? result : api_error_json(err, false), true);
     else if (result)
         exchange_reply_json(l->x, 200, result);
     else
@@ -121,6 +109,17 @@ static void *live_thread(void *ctx) {
     live_release(l);
     __atomic_sub_fetch(&s->n_outside, 1, __ATOMIC_RELEASE);
     return NULL;
+}
+
+/* There is no memory for a thread. */
+static void live_thread_refused(struct live *l) {
+    struct server *s = l->s;
+    struct error err;
+    error_set(&err, ERR_MEMORY, "the server is short of memory; try again later");
+    l->work.release(l->work.ctx);
+    live_end(l, NULL, &err);
+    live_release(l);
+    __atomic_sub_fetch(&s->n_outside, 1, __ATOMIC_RELEASE);
 }
 
 void live_start(struct server *s, struct exchange *x, bool stream, const struct live_work *w) {
@@ -147,6 +146,8 @@ void live_start(struct server *s, struct exchange *x, bool stream, const struct 
         exchange_stream(x, 200, "text/event-stream", &source);
     else
         exchange_on_gone(x, live_cancel, l);
-    CHECK(pthread_create(&thread, NULL, live_thread, l) == 0);
-    pthread_detach(thread);
+    if (pthread_create(&thread, NULL, live_thread, l) == 0)
+        pthread_detach(thread);
+    else
+        live_thread_refused(l);
 }

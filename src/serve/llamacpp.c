@@ -36,7 +36,7 @@ static void list_handle(void *ctx, struct exchange *x) {
 static void scale_handle(void *ctx, struct exchange *x) {
     struct server *s = ctx;
     struct error err;
-    json_t *body = exchange_json(x, &err);
+    json_t *body = request_json(ctx, x, &err);
     int rc = body ? server_scales(s, body, &err) : err.code;
     if (rc == OK)
         exchange_reply_json(x, 200, json_pack("{s:b}", "success", 1));
@@ -266,19 +266,29 @@ static json_t *settings_json(const struct server *s, const struct generation_spe
 
 /* replies */
 
+/* OpenAI's list with the tokens' ids. */
+static json_t *probs_at(const struct generation *g, const struct completion *a, int32_t i) {
+    const struct request *r = &a->ticket.request;
+    json_t *v = token_logprobs(g, a, i), *tops = json_object_get(v, "top_logprobs");
+    json_object_set_new(v, "id", json_integer(r->out[i]));
+    for (int k = 0; k < g->spec.n_top; k++)
+        json_object_set_new(json_array_get(tops, (size_t)k), "id",
+                            json_integer(r->top_ids[i * r->n_top + k]));
+    return v;
+}
+
+static void probs_write(const struct generation *g, const struct reply_list *l, struct buf *out) {
+    const struct completion *a = &g->completions[l->index];
+    buf_puts(out, "[");
+    for (int32_t i = l->from; i < l->to; i++)
+        if (!reply_item(g, l, probs_at(g, a, i), out)) return;
+    buf_puts(out, "]");
+}
+
 static json_t *probs_json(const struct generation *g, const struct completion *a, int32_t from,
                           int32_t to) {
-    const struct request *r = &a->ticket.request;
-    json_t *list = logprobs_list(g, a, from, to);
-    for (int32_t i = from; i < to; i++) {
-        json_t *v = json_array_get(list, (size_t)(i - from)),
-               *tops = json_object_get(v, "top_logprobs");
-        json_object_set_new(v, "id", json_integer(r->out[i]));
-        for (int k = 0; k < g->spec.n_top; k++)
-            json_object_set_new(json_array_get(tops, (size_t)k), "id",
-                                json_integer(r->top_ids[i * r->n_top + k]));
-    }
-    return list;
+    const struct reply_list l = {.index = a->index, .from = from, .to = to};
+    return reply_list_json(g, &l);
 }
 
 static json_t *tokens_json(const struct generation *g, const struct completion *a, int32_t from,
@@ -356,13 +366,13 @@ static void part_delta(const struct generation *g, struct completion *a, struct 
     a->sent = a->words_end;
     int32_t from = a->tokens_sent;
     a->tokens_sent = tokens_told(a);
-    sse_add(out, part_json(g, a, words, from, a->tokens_sent, false));
+    sse_add(g, part_json(g, a, words, from, a->tokens_sent, false), out);
 }
 
 static void part_finish(const struct generation *g, struct completion *a, struct buf *out) {
     json_t *v = part_json(g, a, json_string(""), a->tokens_sent, tokens_told(a), true);
     end_put(g, a, v);
-    sse_add(out, v);
+    sse_add(g, v, out);
 }
 
 static void nothing_more(const struct generation *g, struct buf *out) {
@@ -387,6 +397,7 @@ static json_t *completion_whole(const struct generation *g) {
 
 static const struct dialect completion_dialect = {.stream_type = "text/event-stream",
                                                   .idle = ": waiting\n\n",
+                                                  .list = probs_write,
                                                   .delta = part_delta,
                                                   .finish = part_finish,
                                                   .end = nothing_more,
@@ -499,7 +510,7 @@ static json_t *piece_json(const struct server *s, int32_t id) {
     return v;
 }
 
-void llamacpp_tokenize(const struct server *s, struct exchange *x, const json_t *body) {
+void llamacpp_tokenize(struct server *s, struct exchange *x, const json_t *body) {
     struct ids ids = {0};
     struct error err;
     const char *text = "";
@@ -513,6 +524,11 @@ void llamacpp_tokenize(const struct server *s, struct exchange *x, const json_t 
     }
     tok_encode(s->m->tok, text, strlen(text), (add ? TOK_BOS : 0) | (parse ? TOK_SPECIAL : 0),
                &ids);
+    if (request_reserve_list(s, x, ids.n, pieces ? PIECE_BYTES : INTEGER_BYTES, "content", &err)) {
+        api_fail_error(x, &err, NULL);
+        ids_release(&ids);
+        return;
+    }
     json_t *list = json_array();
     for (int i = 0; i < ids.n; i++)
         json_array_append_new(

@@ -188,7 +188,7 @@ static int options_read(struct server *s, struct asked_text *q, struct error *er
 static int ask_read(struct server *s, struct exchange *x, struct asked_text *q, struct error *err) {
     const char *name;
     *q = (struct asked_text){.spec.stream = true};
-    q->body = exchange_json(x, err);
+    q->body = request_json(s, x, err);
     if (!q->body || ollama_name(q->body, &name, err) != OK ||
         ollama_target(s, name, &q->target, err) != OK)
         return err->code;
@@ -230,7 +230,8 @@ static void end_put(const struct generation *g, const struct completion *a, json
 /* Log-probabilities of the tokens from `from` to what has been told. */
 static void logprobs_put(const struct generation *g, const struct completion *a, int32_t from,
                          int32_t to, json_t *v) {
-    if (g->spec.logprobs) json_object_set_new(v, "logprobs", logprobs_list(g, a, from, to));
+    const struct reply_list l = {.index = a->index, .from = from, .to = to};
+    if (g->spec.logprobs) json_object_set_new(v, "logprobs", reply_list_json(g, &l));
 }
 
 static void nothing_more(const struct generation *g, struct buf *out) {
@@ -267,7 +268,7 @@ static void generate_delta(const struct generation *g, struct completion *a, str
     json_t *v = reply_json(g);
     json_object_set_new(v, "response", words_take(g, a, v));
     json_object_set_new(v, "done", json_false());
-    ndjson_add(out, v);
+    ndjson_add(g, v, out);
 }
 
 static void generate_finish(const struct generation *g, struct completion *a, struct buf *out) {
@@ -275,7 +276,7 @@ static void generate_finish(const struct generation *g, struct completion *a, st
     json_object_set_new(v, "response", json_string(""));
     end_put(g, a, v);
     context_put(g, a, v);
-    ndjson_add(out, v);
+    ndjson_add(g, v, out);
 }
 
 static json_t *generate_whole(const struct generation *g) {
@@ -289,6 +290,7 @@ static json_t *generate_whole(const struct generation *g) {
 }
 
 static const struct dialect generate_dialect = {.stream_type = "application/x-ndjson",
+                                                .list = logprobs_write,
                                                 .delta = generate_delta,
                                                 .finish = generate_finish,
                                                 .end = nothing_more,
@@ -332,14 +334,14 @@ static void chat_delta(const struct generation *g, struct completion *a, struct 
     json_t *words = a->words_end > a->sent ? words_take(g, a, v) : json_string("");
     json_object_set_new(v, "message", message_json(words, calls));
     json_object_set_new(v, "done", json_false());
-    ndjson_add(out, v);
+    ndjson_add(g, v, out);
 }
 
 static void chat_finish(const struct generation *g, struct completion *a, struct buf *out) {
     json_t *v = reply_json(g);
     json_object_set_new(v, "message", message_json(json_string(""), json_array()));
     end_put(g, a, v);
-    ndjson_add(out, v);
+    ndjson_add(g, v, out);
 }
 
 static json_t *chat_whole(const struct generation *g) {
@@ -353,6 +355,7 @@ static json_t *chat_whole(const struct generation *g) {
 }
 
 static const struct dialect chat_dialect = {.stream_type = "application/x-ndjson",
+                                            .list = logprobs_write,
                                             .delta = chat_delta,
                                             .finish = chat_finish,
                                             .end = nothing_more,
@@ -605,7 +608,7 @@ static int embedding_read(struct server *s, struct exchange *x, const char *key,
     const char *name;
     bool unload;
     int64_t dims = s->m->config.d_model;
-    e->body = exchange_json(x, err);
+    e->body = request_json(s, x, err);
     if (!e->body || ollama_name(e->body, &name, err) != OK ||
         ollama_target(s, name, &e->target, err) != OK ||
         keep_alive_read(e->body, &unload, err) != OK ||
@@ -881,7 +884,7 @@ static void show_handle(void *ctx, struct exchange *x) {
     struct target t = {0};
     struct error err;
     const char *name;
-    json_t *body = exchange_json(x, &err);
+    json_t *body = request_json(ctx, x, &err);
     int rc = body ? ollama_name(body, &name, &err) : err.code;
     if (rc == OK) rc = ollama_target(ctx, name, &t, &err);
     if (rc == OK)

@@ -587,7 +587,7 @@ static void statuses_reply(struct exchange *x, const json_t *lines, bool stream)
         exchange_reply_json(x, 200, json_pack("{s:s}", "status", "success"));
         return;
     }
-    json_array_foreach (lines, i, line) ndjson_add(&out, json_pack("{s:O}", "status", line));
+    json_array_foreach (lines, i, line) ndjson_add(NULL, json_pack("{s:O}", "status", line), &out);
     exchange_reply(x, 200, "application/x-ndjson", out.data, out.len);
     buf_release(&out);
 }
@@ -596,7 +596,7 @@ void ollama_create_handle(void *ctx, struct exchange *x) {
     struct server *s = ctx;
     struct error err;
     bool stream = true;
-    json_t *lines = json_array(), *made = NULL, *body = exchange_json(x, &err);
+    json_t *lines = json_array(), *made = NULL, *body = request_json(ctx, x, &err);
     int rc = body ? field_bool(body, "stream", &stream, &err) : err.code;
     if (rc == OK) rc = made_read(s, body, lines, &made, &err);
     if (rc == OK) {
@@ -618,7 +618,7 @@ void ollama_copy_handle(void *ctx, struct exchange *x) {
     struct server *s = ctx;
     struct error err;
     const char *from = "", *to = "";
-    json_t *made = NULL, *body = exchange_json(x, &err);
+    json_t *made = NULL, *body = request_json(ctx, x, &err);
     int rc = body ? field_text(body, "source", &from, &err) : err.code;
     if (rc == OK) rc = field_text(body, "destination", &to, &err);
     if (rc == OK && (!*from || !*to))
@@ -662,7 +662,7 @@ static int model_delete(struct server *s, const char *name, struct error *err) {
 void ollama_delete_handle(void *ctx, struct exchange *x) {
     struct error err;
     const char *name = "";
-    json_t *body = exchange_json(x, &err);
+    json_t *body = request_json(ctx, x, &err);
     int rc = body ? ollama_name(body, &name, &err) : err.code;
     if (rc == OK) rc = model_delete(ctx, name, &err);
     if (rc == OK)

@@ -436,25 +436,32 @@ json_t *json_token_logprob(const struct server *s, int32_t id, float logprob) {
                      "bytes", bytes);
 }
 
-json_t *logprobs_list(const struct generation *g, const struct completion *a, int32_t from,
-                      int32_t to) {
+json_t *token_logprobs(const struct generation *g, const struct completion *a, int32_t i) {
     const struct request *r = &a->ticket.request;
-    json_t *content = json_array();
-    for (int32_t i = from; i < to; i++) {
-        json_t *v = json_token_logprob(g->s, r->out[i], r->out_logprob[i]), *top = json_array();
-        for (int32_t k = 0; k < g->spec.n_top; k++)
-            json_array_append_new(top, json_token_logprob(g->s, r->top_ids[i * r->n_top + k],
-                                                          r->top_logprob[i * r->n_top + k]));
-        json_object_set_new(v, "top_logprobs", top);
-        json_array_append_new(content, v);
-    }
-    return content;
+    json_t *v = json_token_logprob(g->s, r->out[i], r->out_logprob[i]), *top = json_array();
+    for (int32_t k = 0; k < g->spec.n_top; k++)
+        json_array_append_new(top, json_token_logprob(g->s, r->top_ids[i * r->n_top + k],
+                                                      r->top_logprob[i * r->n_top + k]));
+    json_object_set_new(v, "top_logprobs", top);
+    return v;
 }
+
+void logprobs_write(const struct generation *g, const struct reply_list *l, struct buf *out) {
+    const struct completion *a = &g->completions[l->index];
+    buf_puts(out, "[");
+    for (int32_t i = l->from; i < l->to; i++)
+        if (!reply_item(g, l, token_logprobs(g, a, i), out)) return;
+    buf_puts(out, "]");
+}
+
+/* What a list of these dialects is. */
+enum { LIST_TOKENS, LIST_PROMPT_TOPS, LIST_LEGACY, LIST_LEGACY_ECHO };
 
 static json_t *chat_logprobs(const struct generation *g, const struct completion *a, int32_t from,
                              int32_t to) {
+    const struct reply_list l = {.kind = LIST_TOKENS, .index = a->index, .from = from, .to = to};
     if (!g->spec.logprobs) return json_null();
-    return json_pack("{s:o,s:n}", "content", logprobs_list(g, a, from, to), "refusal");
+    return json_pack("{s:o,s:n}", "content", reply_list_json(g, &l), "refusal");
 }
 
 static void prompt_top_add(const struct server *s, json_t *tops, int32_t id, float logprob,
@@ -469,22 +476,41 @@ static void prompt_top_add(const struct server *s, json_t *tops, int32_t id, flo
 
 /* vLLM's: each token among its alternatives by id, none at the first. The rank of a token that is
  * not among them is not known. */
-static json_t *prompt_tops(const struct generation *g, const struct completion *a) {
+static json_t *prompt_tops_at(const struct generation *g, const struct completion *a, int32_t i) {
     const struct request *r = &a->ticket.request;
-    json_t *list = json_pack("[n]");
-    for (int32_t i = 1; i < r->n_prompt; i++) {
-        const int32_t *ids = r->prompt_top_ids + (int64_t)i * r->n_top;
-        const float *logprobs = r->prompt_top_logprob + (int64_t)i * r->n_top;
-        json_t *tops = json_object();
-        int rank = 0;
-        for (int k = r->n_top; k > 0; k--)
-            if (ids[k - 1] == r->prompt[i]) rank = k;
-        prompt_top_add(g->s, tops, r->prompt[i], r->prompt_logprob[i], rank);
-        for (int k = 0; k < g->spec.n_prompt_top; k++)
-            if (k + 1 != rank) prompt_top_add(g->s, tops, ids[k], logprobs[k], k + 1);
-        json_array_append_new(list, tops);
+    const int32_t *ids = r->prompt_top_ids + (int64_t)i * r->n_top;
+    const float *logprobs = r->prompt_top_logprob + (int64_t)i * r->n_top;
+    json_t *tops = json_object();
+    int rank = 0;
+    if (i == 0) {
+        json_decref(tops);
+        return json_null();
     }
-    return list;
+    for (int k = r->n_top; k > 0; k--)
+        if (ids[k - 1] == r->prompt[i]) rank = k;
+    prompt_top_add(g->s, tops, r->prompt[i], r->prompt_logprob[i], rank);
+    for (int k = 0; k < g->spec.n_prompt_top; k++)
+        if (k + 1 != rank) prompt_top_add(g->s, tops, ids[k], logprobs[k], k + 1);
+    return tops;
+}
+
+static void prompt_tops_write(const struct generation *g, const struct reply_list *l,
+                              struct buf *out) {
+    const struct completion *a = &g->completions[l->index];
+    buf_puts(out, "[");
+    for (int32_t i = l->from; i < l->to; i++)
+        if (!reply_item(g, l, prompt_tops_at(g, a, i), out)) return;
+    buf_puts(out, "]");
+}
+
+static json_t *prompt_tops(const struct generation *g, const struct completion *a) {
+    const struct reply_list l = {
+        .kind = LIST_PROMPT_TOPS, .index = a->index, .to = a->ticket.request.n_prompt};
+    return reply_list_json(g, &l);
+}
+
+static void chat_list(const struct generation *g, const struct reply_list *l, struct buf *out) {
+    (l->kind == LIST_TOKENS ? logprobs_write : prompt_tops_write)(g, l, out);
 }
 
 static json_t *usage_json(const struct generation *g) {
@@ -506,9 +532,9 @@ static json_t *envelope(const struct generation *g, const char *object, json_t *
 
 static void chunk_add(const struct generation *g, const struct completion *a, json_t *delta,
                       json_t *logprobs, const char *reason, struct buf *out) {
-    sse_add(out, envelope(g, "chat.completion.chunk",
-                          json_pack("[{s:i,s:o,s:o,s:s?}]", "index", a->index, "delta", delta,
-                                    "logprobs", logprobs, "finish_reason", reason)));
+    json_t *choices = json_pack("[{s:i,s:o,s:o,s:s?}]", "index", a->index, "delta", delta,
+                                "logprobs", logprobs, "finish_reason", reason);
+    sse_add(g, envelope(g, "chat.completion.chunk", choices), out);
 }
 
 static void chat_begin(const struct generation *g, struct completion *a, struct buf *out) {
@@ -592,7 +618,7 @@ static void usage_end(const struct generation *g, const char *object, struct buf
     if (g->spec.include_usage) {
         json_t *v = envelope(g, object, json_array());
         json_object_set_new(v, "usage", usage_json(g));
-        sse_add(out, v);
+        sse_add(g, v, out);
     }
     buf_puts(out, "data: [DONE]\n\n");
 }
@@ -643,6 +669,7 @@ static json_t *chat_whole(const struct generation *g) {
 
 static const struct dialect chat_dialect = {.stream_type = "text/event-stream",
                                             .idle = ": waiting\n\n",
+                                            .list = chat_list,
                                             .begin = chat_begin,
                                             .delta = chat_delta,
                                             .finish = chat_finish,
@@ -728,7 +755,7 @@ void generation_answer(struct server *s, struct exchange *x, const struct dialec
     struct generation_spec spec = {0};
     struct target t = {0};
     struct error err;
-    json_t *body = exchange_json(x, &err);
+    json_t *body = request_json(s, x, &err);
     int rc = body ? read(s, body, &t, &spec, &err) : err.code;
     if (rc == OK)
         generation_start(s, x, d, prefix, &t, &spec);
@@ -774,7 +801,7 @@ static void chat_handle(void *ctx, struct exchange *x) {
     struct generation_spec spec = {0};
     struct target t = {0};
     struct error err;
-    json_t *body = exchange_json(x, &err);
+    json_t *body = request_json(ctx, x, &err);
     if (body && chat_of_team(s, x, body)) {
         json_decref(body);
         return;
@@ -877,45 +904,90 @@ static void top_add(const struct server *s, json_t *top, int32_t id, float logpr
     json_decref(name);
 }
 
-struct logprob_lists {
-    json_t *tokens, *values, *tops, *offsets;
-    json_int_t offset; /* in characters */
+/* Of the tokens of a prompt (where it is echoed) and of its answer, in this order. */
+struct scored {
+    int32_t id;
+    float logprob;
+    const int32_t *top_ids; /* [n_top]; NULL: nothing precedes the token */
+    const float *top;
 };
 
-static void lists_add(const struct generation *g, struct logprob_lists *l, int32_t id,
-                      float logprob, const int32_t *top_ids, const float *top, bool first) {
-    json_t *name = json_token(g->s, id), *tops = json_object();
-    struct buf text = {0};
-    bool has = false;
-    for (int32_t k = 0; !first && k < g->spec.n_top; k++) {
-        top_add(g->s, tops, top_ids[k], top[k]);
-        has |= top_ids[k] == id;
-    }
-    if (!first && !has) top_add(g->s, tops, id, logprob);
-    json_array_append_new(l->tokens, name);
-    json_array_append_new(l->values, first ? json_null() : json_logprob(logprob));
-    json_array_append_new(l->tops, first ? json_null() : json_incref(tops));
-    json_array_append_new(l->offsets, json_integer(l->offset));
-    tok_decode(g->s->m->tok, id, false, &text);
-    for (size_t i = 0; i < text.len; i++) l->offset += ((uint8_t)text.data[i] & 0xC0) != 0x80;
-    json_decref(tops);
-    buf_release(&text);
+static struct scored scored_at(const struct completion *a, int32_t i, bool prompt) {
+    const struct request *r = &a->ticket.request;
+    int64_t n = r->n_top;
+    if (prompt && i < r->n_prompt)
+        return (struct scored){r->prompt[i], r->prompt_logprob[i],
+                               i ? r->prompt_top_ids + i * n : NULL, r->prompt_top_logprob + i * n};
+    if (prompt) i -= r->n_prompt;
+    return (struct scored){r->out[i], r->out_logprob[i], r->top_ids + i * n, r->top_logprob + i * n};
 }
 
+static json_t *scored_tops(const struct generation *g, const struct scored *t) {
+    json_t *tops = json_object();
+    bool has = false;
+    for (int32_t k = 0; k < g->spec.n_top; k++) {
+        top_add(g->s, tops, t->top_ids[k], t->top[k]);
+        has |= t->top_ids[k] == t->id;
+    }
+    if (!has) top_add(g->s, tops, t->id, t->logprob);
+    return tops;
+}
+
+static json_int_t characters_of(const struct server *s, int32_t id) {
+    struct buf text = {0};
+    json_int_t n = 0;
+    tok_decode(s->m->tok, id, false, &text);
+    for (size_t i = 0; i < text.len; i++) n += ((uint8_t)text.data[i] & 0xC0) != 0x80;
+    buf_release(&text);
+    return n;
+}
+
+enum { SCORED_TOKENS, SCORED_VALUES, SCORED_TOPS, SCORED_OFFSETS, SCORED_LISTS };
+
+static json_t *scored_json(const struct generation *g, const struct scored *t, int which,
+                           json_int_t *offset) {
+    json_int_t at = *offset;
+    if (which == SCORED_TOKENS) return json_token(g->s, t->id);
+    if (which == SCORED_VALUES) return t->top_ids ? json_logprob(t->logprob) : json_null();
+    if (which == SCORED_TOPS) return t->top_ids ? scored_tops(g, t) : json_null();
+    *offset += characters_of(g->s, t->id);
+    return json_integer(at);
+}
+
+/* One list after the other, so that none has to be kept. */
+static void legacy_write(const struct generation *g, const struct reply_list *l, struct buf *out) {
+    static const char *const names[SCORED_LISTS] = {"tokens", "token_logprobs", "top_logprobs",
+                                                    "text_offset"};
+    const struct completion *a = &g->completions[l->index];
+    bool prompt = l->kind == LIST_LEGACY_ECHO;
+    json_int_t offset = l->offset;
+    for (int which = 0; which < SCORED_LISTS; which++) {
+        buf_printf(out, "%s\"%s\":[", which ? "]," : "{", names[which]);
+        for (int32_t i = l->from; i < l->to; i++) {
+            struct scored t = scored_at(a, i, prompt);
+            if (!reply_item(g, l, scored_json(g, &t, which, &offset), out)) return;
+        }
+    }
+    buf_puts(out, "]}");
+}
+
+static void completion_list(const struct generation *g, const struct reply_list *l,
+                            struct buf *out) {
+    (l->kind == LIST_PROMPT_TOPS ? prompt_tops_write : legacy_write)(g, l, out);
+}
+
+/* Of the answer's tokens from..to, after those of the prompt if `prompt`. */
 static json_t *completion_logprobs(const struct generation *g, const struct completion *a,
                                    int32_t from, int32_t to, bool prompt, json_int_t *offset) {
     const struct request *r = &a->ticket.request;
-    struct logprob_lists l = {json_array(), json_array(), json_array(), json_array(), *offset};
-    int32_t n = r->n_top;
-    for (int32_t i = 0; prompt && i < r->n_prompt; i++)
-        lists_add(g, &l, r->prompt[i], r->prompt_logprob[i], r->prompt_top_ids + (int64_t)i * n,
-                  r->prompt_top_logprob + (int64_t)i * n, i == 0);
-    for (int32_t i = from; i < to; i++)
-        lists_add(g, &l, r->out[i], r->out_logprob[i], r->top_ids + (int64_t)i * n,
-                  r->top_logprob + (int64_t)i * n, false);
-    *offset = l.offset;
-    return json_pack("{s:o,s:o,s:o,s:o}", "tokens", l.tokens, "token_logprobs", l.values,
-                     "top_logprobs", l.tops, "text_offset", l.offsets);
+    struct reply_list l = {.kind = prompt ? LIST_LEGACY_ECHO : LIST_LEGACY,
+                           .index = a->index,
+                           .from = from,
+                           .to = to + (prompt ? r->n_prompt : 0),
+                           .offset = *offset};
+    for (int32_t i = l.from; i < l.to; i++)
+        *offset += characters_of(g->s, scored_at(a, i, prompt).id);
+    return reply_list_json(g, &l);
 }
 
 /* The prompt as text, where it is echoed. */
@@ -987,7 +1059,7 @@ static json_t *completion_whole(const struct generation *g) {
 static void completion_chunk(const struct generation *g, const struct completion *a, json_t *text,
                              json_t *logprobs, const char *reason, struct buf *out) {
     json_t *choice = completion_choice(a->index, text, logprobs, reason);
-    sse_add(out, envelope(g, "text_completion", json_pack("[o]", choice)));
+    sse_add(g, envelope(g, "text_completion", json_pack("[o]", choice)), out);
 }
 
 /* What is echoed comes with the first words, when its log-probabilities are there. */
@@ -1021,6 +1093,7 @@ static void completion_end(const struct generation *g, struct buf *out) {
 
 static const struct dialect completion_dialect = {.stream_type = "text/event-stream",
                                                   .idle = ": waiting\n\n",
+                                                  .list = completion_list,
                                                   .delta = completion_delta,
                                                   .finish = completion_finish,
                                                   .end = completion_end,
@@ -1078,7 +1151,12 @@ int embed_texts(struct server *s, struct exchange *x, const struct target *t,
         return error_set(err, ERR_USAGE, "embeddings are of one adapter, not of a mix");
     }
     for (int i = 0; i < n; i++) seqs[i] = (struct token_seq){texts[i].v, texts[i].n};
-    *out = xcalloc((size_t)n * d, sizeof **out);
+    if (request_reserve_list(s, x, (int64_t)n * (int64_t)d, sizeof **out + REAL_BYTES, "input",
+                             err) != OK ||
+        !(*out = try_calloc((size_t)n * d, sizeof **out, err))) {
+        free(seqs);
+        return err->code;
+    }
     struct adapter *a = t->n ? t->terms[0].adapter : NULL;
     int rc = OK;
     for (int i = 0, k; i < n && rc == OK; i += k) {
@@ -1138,7 +1216,7 @@ static void embedding_handle(void *ctx, struct exchange *x) {
     struct embedding e = {0};
     struct target t = {0};
     struct error err;
-    json_t *body = exchange_json(x, &err);
+    json_t *body = request_json(ctx, x, &err);
     int rc = body ? target_read(s, body, &t, &err) : err.code;
     if (rc == OK) rc = embedding_read(s, body, &e, &err);
     if (rc == OK) rc = embed_texts(s, x, &t, e.texts, e.n, &e.v, &err);

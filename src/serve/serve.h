@@ -23,6 +23,7 @@ struct serve_options { /* filled from option rows, but for the last four */
     char *api_key_file;      /* the same, a line each; NULL: none */
     int64_t max_concurrent;  /* requests under way of a key, and of an address; 0: any number */
     bool auth;               /* true: without keys, other machines may not even chat */
+    int64_t request_memory;  /* bytes of requests and their replies at once; 0: 512 MB */
     bool feedback;           /* replies can be rated, and experiments live on that */
     struct strings names;    /* other ids of the base */
     int64_t max_waiting;     /* requests */
@@ -32,6 +33,7 @@ struct serve_options { /* filled from option rows, but for the last four */
     double alert_seconds;    /* between two looks at the alerts; 0: none */
     struct strings alert_webhooks, alert_slacks; /* who is told */
     size_t max_memory;                           /* that was planned for; 0: no limit */
+    size_t adapter_memory; /* of it, for adapters that are loaded later */
     const struct plan *plan;                     /* where the memory goes, adapters aside */
     /* Called when requests are taken, with the address, that of the page for a browser of this
      * machine (both end without a slash), and the start-up token with its file. */

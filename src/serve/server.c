@@ -22,7 +22,6 @@
 
 enum {
     GRAMMARS_KEPT = 64,
-    GRAMMARS_KEPT_BYTES = 512 << 10, /* of text; also those in use count */
     GRAMMAR_BYTES = 256 << 10,
     WORKERS = 8,
     MAX_ROUTES = 128,
@@ -66,16 +65,30 @@ void api_fail_error(struct exchange *x, const struct error *err, const char *par
         api_fail(x, 404, NULL, param ? param : "model", "model_not_found", "%s", err->text);
         return;
     case ERR_STATE:
+    case ERR_MEMORY:
         exchange_add_header(x, "Retry-After", "1");
         api_fail(x, 503, NULL, NULL, "overloaded", "%s", err->text);
         return;
     case ERR_IO:
-    case ERR_MEMORY:
         api_fail(x, 500, NULL, param, "internal_error", "%s", err->text);
         return;
     default:
         api_fail(x, 400, NULL, param, "invalid_value", "%s", err->text);
     }
+}
+
+/* The status has been sent: what is wrong then is the server's. */
+json_t *api_error_json(const struct error *err, bool plain) {
+    bool busy = err->code == ERR_STATE || err->code == ERR_MEMORY;
+    struct buf clean = {0};
+    buf_add_clean(&clean, err->text, strlen(err->text));
+    const char *text = clean.data ? clean.data : "";
+    json_t *v = plain ? json_pack("{s:s}", "error", text)
+                      : json_pack("{s:{s:s,s:s,s:n,s:s}}", "error", "message", text, "type",
+                                  busy ? "overloaded_error" : "server_error", "param", "code",
+                                  busy ? "overloaded" : "internal_error");
+    buf_release(&clean);
+    return v;
 }
 
 /* fields of requests */
@@ -454,7 +467,7 @@ static size_t grammar_len(const struct grammar *g) {
 static void grammars_trim(struct server *s, size_t len) {
     for (int i = 0; i < s->n_grammars; i++) len += grammar_len(s->grammars[i].g);
     for (int i = s->n_grammars - 1; i >= 0; i--) {
-        if (s->n_grammars < GRAMMARS_KEPT && len <= GRAMMARS_KEPT_BYTES) return;
+        if (s->n_grammars < GRAMMARS_KEPT && len <= s->kept_grammars) return;
         if (s->grammars[i].users) continue;
         len -= grammar_len(s->grammars[i].g);
         grammar_free(s->grammars[i].g);
@@ -523,8 +536,10 @@ static struct body_sink *sink(void *ctx, struct exchange *x, const struct route 
 }
 
 static void ended(void *ctx, const struct exchange *x) {
-    counted_exchange(ctx, x);
-    access_ended(ctx, x);
+    struct server *s = ctx;
+    counted_exchange(s, x);
+    memory_budget_end(s->memory, x);
+    access_ended(s, x);
 }
 
 static struct route *routes_join(void) {
@@ -613,6 +628,8 @@ static void server_release(struct server *s) {
     while (s->n_grammars) grammar_free(s->grammars[--s->n_grammars].g);
     free(s->grammars);
     server_adapters_free(s->adapters, s->n_adapters);
+    memory_budget_free(s->memory);
+    memory_reserve_keep(0);
     free(s->name);
     free(s->path);
     free(s->backups);
@@ -655,8 +672,18 @@ static int alerts_begin(struct server *s, struct error *err) {
     return s->alerts ? OK : err->code;
 }
 
+/* Under --max-memory the pool may have what was planned for the adapters of the command line and for
+ * those that are loaded later, and what the plan left over. 0: no limit. */
+static size_t adapters_room(const struct server *s) {
+    const struct plan *p = s->o->plan;
+    if (!s->o->max_memory || !p) return 0;
+    size_t spare = p->limit > p->total ? p->limit - p->total : 0;
+    return p->adapters + spare + s->o->adapter_memory;
+}
+
 static int server_open(struct server *s, const struct engine_options *eo, struct error *err) {
-    struct adapter_pool_options po = {.elem = eo->lora_elem, .serve_only = false};
+    struct adapter_pool_options po = {
+        .elem = eo->lora_elem, .serve_only = false, .max_bytes = adapters_room(s)};
     const char *hash = model_hash(s->m, err);
     if (!hash || server_backups_open(s, err) != OK) return err->code;
     snprintf(s->fingerprint, sizeof s->fingerprint, "fp_%.12s", hash);
@@ -773,6 +800,7 @@ int serve_run(struct model *m, struct engine *e, const struct engine_options *eo
     signals_block(&ending.set);
     memory_limit();
     umask(077); /* also for what libraries and jobs write */
+    request_memory_open(&s);
     int rc = state_protect(o->state_dir, err);
     if (rc == OK) rc = server_open(&s, eo, err);
     if (rc == OK) serve_until_told(&s, &ending);

@@ -9,6 +9,7 @@
 #include "serve/batcher.h"
 #include "serve/http.h"
 #include "serve/keys.h"
+#include "serve/memory_budget.h"
 #include "serve/serve.h"
 #include "swarm/team.h"
 
@@ -61,8 +62,12 @@ struct server {
     struct batcher *batcher;
     struct adapter_pool *pool;
     struct http *http;
-    bool http_ended; /* atomic: no request is under way, nor will be */
-    int64_t started; /* unix seconds */
+    bool http_ended;              /* atomic: no request is under way, nor will be */
+    struct memory_budget *memory; /* of requests: see request_memory.c */
+    size_t piece_bytes;           /* of a token's text, on average over the vocabulary */
+    size_t kept_replies;          /* bytes of replies that can be rated */
+    size_t kept_grammars;         /* bytes of their text; also those in use count */
+    int64_t started;              /* unix seconds */
 
     pthread_mutex_t lock;
     struct listed *adapters; /* [n_adapters] by age */
@@ -218,6 +223,29 @@ void api_fail(struct exchange *x, int status, const char *type, const char *para
 /* The same of an error of ours: its code says the status. */
 void api_fail_error(struct exchange *x, const struct error *err, const char *param);
 
+/* An error as a stream writes it in place of a reply; plain: in Ollama's form. */
+json_t *api_error_json(const struct error *err, bool plain);
+
+/* request_memory.c: what a request needs, reserved before it is used. An exchange's reservation is
+ * given back when its reply is out, a generation's with the generation. */
+
+void request_memory_open(struct server *s); /* after the model */
+/* `bytes` more for the exchange: ERR_STATE not now, ERR_USAGE never. */
+int request_reserve(struct server *s, struct exchange *x, size_t bytes, struct error *err);
+/* The same for a reply of n values; an error names the field. */
+int request_reserve_list(struct server *s, struct exchange *x, int64_t n, size_t each,
+                         const char *what, struct error *err);
+enum { INTEGER_BYTES = 64, PIECE_BYTES = 320, REAL_BYTES = 64 }; /* of a value, in tree and text */
+/* The body as JSON, when there is memory for its values and for reading its text as tokens. */
+json_t *request_json(struct server *s, struct exchange *x, struct error *err);
+struct generation_spec;
+/* The worst case of a generation in place of what its body needed. *what: of a request that does
+ * not fit, the field that most of it is for. */
+int generation_reserve(struct server *s, struct exchange *x, const struct generation_spec *spec,
+                       int32_t context, const char **what, struct error *err);
+/* Of an answer that agents talk about, or an answer of the pipeline. */
+enum { TALK_BYTES = 1 << 20 };
+
 /* the APIs' routes; each ends with a NULL method */
 extern const struct route openai_routes[], vllm_routes[], llamacpp_routes[], teams_routes[],
     ask_routes[], counted_routes[], jobs_routes[], system_routes[], worlds_routes[],
@@ -239,7 +267,7 @@ void model_settings_apply(struct server *s, const struct target *t, json_t *body
  * now. */
 bool vllm_resolve(struct server *s, const char *name);
 /* llamacpp.c: {content} as its tokens */
-void llamacpp_tokenize(const struct server *s, struct exchange *x, const json_t *body);
+void llamacpp_tokenize(struct server *s, struct exchange *x, const json_t *body);
 
 struct generation_spec;
 /* Bodies as requests: whom they ask and for what, the caller's also after an error. */

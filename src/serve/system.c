@@ -122,7 +122,7 @@ static void rollback_handle(void *ctx, struct exchange *x) {
     const char *to = NULL;
     char hash[HASH_LEN], *name = rest_before(x, "/rollback"),
                          *path = name ? adapter_path(s, name) : NULL;
-    json_t *body = exchange_body(x)->len ? exchange_json(x, &err) : json_object();
+    json_t *body = exchange_body(x)->len ? request_json(ctx, x, &err) : json_object();
     int rc = body ? field_text(body, "to", &to, &err) : err.code;
     if (rc == OK && !path)
         rc = error_set(&err, ERR_MISSING, "there is no adapter '%.140s'",

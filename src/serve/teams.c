@@ -335,10 +335,14 @@ static void debate_handle(void *ctx, struct exchange *x) {
     struct server *s = ctx;
     struct error err;
     bool stream = false;
-    json_t *body = exchange_json(x, &err);
+    json_t *body = request_json(ctx, x, &err);
     struct session *d =
         body && field_bool(body, "stream", &stream, &err) == OK ? debate_read(s, body, &err) : NULL;
     const struct live_work work = {debate_talk, session_free, d};
+    if (d && request_reserve(s, x, 2 * TALK_BYTES, &err) != OK) {
+        session_free(d);
+        d = NULL;
+    }
     if (d)
         live_start(s, x, stream, &work);
     else

@@ -64,7 +64,7 @@ static void load_handle(void *ctx, struct exchange *x) {
     struct error err;
     const char *name = "", *path = "";
     bool again = false, stacked = false;
-    json_t *body = exchange_json(x, &err);
+    json_t *body = request_json(ctx, x, &err);
     if (!body) {
         api_fail(x, 400, "BadRequestError", NULL, NULL, "%s", err.text);
         return;
@@ -97,7 +97,7 @@ static void load_handle(void *ctx, struct exchange *x) {
 static void unload_handle(void *ctx, struct exchange *x) {
     struct error err;
     const char *name = "";
-    json_t *body = exchange_json(x, &err);
+    json_t *body = request_json(ctx, x, &err);
     if (!body) {
         api_fail(x, 400, "BadRequestError", NULL, NULL, "%s", err.text);
         return;
@@ -148,7 +148,7 @@ static void tokenize_handle(void *ctx, struct exchange *x) {
     struct ids ids = {0};
     struct error err;
     bool names = false;
-    json_t *body = exchange_json(x, &err);
+    json_t *body = request_json(ctx, x, &err);
     if (body && field(body, "content") && !field(body, "prompt") && !field(body, "messages")) {
         llamacpp_tokenize(s, x, body);
         json_decref(body);
@@ -156,6 +156,8 @@ static void tokenize_handle(void *ctx, struct exchange *x) {
     }
     int rc = body ? tokenize_read(s, body, &ids, &err) : err.code;
     if (rc == OK) rc = field_bool(body, "return_token_strs", &names, &err);
+    if (rc == OK)
+        rc = request_reserve_list(s, x, ids.n, names ? PIECE_BYTES : INTEGER_BYTES, "prompt", &err);
     if (rc == OK) {
         json_t *list = json_array(), *strs = names ? json_array() : json_null();
         for (int32_t i = 0; i < ids.n; i++) {
@@ -180,12 +182,15 @@ static void detokenize_handle(void *ctx, struct exchange *x) {
     int n = 0;
     struct error err;
     struct buf text = {0}, clean = {0};
-    json_t *body = exchange_json(x, &err);
+    json_t *body = request_json(ctx, x, &err);
     const json_t *list = body ? field(body, "tokens") : NULL;
     int rc = body ? OK : err.code;
     if (rc == OK && (!json_is_array(list) ||
                      (json_array_size(list) && !json_is_integer(json_array_get(list, 0)))))
         rc = error_set(&err, ERR_USAGE, "'tokens' must be a list of token ids");
+    if (rc == OK)
+        rc = request_reserve_list(s, x, (int64_t)json_array_size(list), 8 * s->piece_bytes,
+                                  "tokens", &err);
     if (rc == OK && json_array_size(list) > 0) rc = ids_of_prompts(s, list, 1, &ids, &n, &err);
     if (rc == OK) {
         if (n) tok_decode_all(s->m->tok, ids[0].v, ids[0].n, true, &text);

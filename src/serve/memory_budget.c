@@ -1,0 +1,146 @@
+/*
+ * memory_budget: a table of owners with their bytes, and the sum of them.
+ *
+ * Invariant: `used` is the sum of the owners' bytes and never more than `most`; no owner has more
+ * than its share. It counts what is reserved; it does not measure what the process uses.
+ */
+#define _GNU_SOURCE
+#include "serve/memory_budget.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+
+enum { BUCKETS = 1024 };
+
+struct owner {
+    struct owner *next;
+    const void *key;
+    size_t bytes;
+};
+struct memory_budget {
+    pthread_mutex_t lock;
+    struct owner *buckets[BUCKETS];
+    struct memory_budget_stats stats;
+};
+
+struct memory_budget *memory_budget_new(size_t most) {
+    struct memory_budget *b = xcalloc(1, sizeof *b);
+    pthread_mutex_init(&b->lock, NULL);
+    b->stats.most = most;
+    return b;
+}
+
+void memory_budget_free(struct memory_budget *b) {
+    if (!b) return;
+    for (int i = 0; i < BUCKETS; i++)
+        for (struct owner *o = b->buckets[i], *next; o; o = next) {
+            next = o->next;
+            free(o);
+        }
+    pthread_mutex_destroy(&b->lock);
+    free(b);
+}
+
+size_t memory_budget_share(const struct memory_budget *b) {
+    return b->stats.most / 2;
+}
+
+/* The place that points to the owner, or to NULL where it would be added. The lock is held. */
+static struct owner **owner_find(struct memory_budget *b, const void *key) {
+    uint64_t hash = (uint64_t)(uintptr_t)key * 0x9E3779B97F4A7C15ull;
+    struct owner **at = &b->buckets[hash >> 54];
+    while (*at && (*at)->key != key) at = &(*at)->next;
+    return at;
+}
+
+static double mb(size_t bytes) {
+    return (double)bytes / (1 << 20);
+}
+
+static int owner_set(struct memory_budget *b, struct owner **at, const void *key, size_t bytes,
+                     struct error *err) {
+    size_t had = *at ? (*at)->bytes : 0, others = b->stats.used - had;
+    if (bytes > had && bytes > memory_budget_share(b)) {
+        b->stats.refused++;
+        return error_set(err, ERR_USAGE,
+                         "it needs about %.1f MB of memory, and a request may have %.1f MB here "
+                         "(half of --max-request-memory)",
+                         mb(bytes), mb(memory_budget_share(b)));
+    }
+    if (bytes > had && bytes > b->stats.most - others) {
+        b->stats.refused++;
+        return error_set(err, ERR_STATE,
+                         "the memory for requests is in use (%.1f of %.1f MB, and this one needs "
+                         "about %.1f); try again later",
+                         mb(others), mb(b->stats.most), mb(bytes));
+    }
+    if (!*at) {
+        *at = xcalloc(1, sizeof **at);
+        (*at)->key = key;
+        b->stats.owners++;
+    }
+    (*at)->bytes = bytes;
+    b->stats.used = others + bytes;
+    b->stats.peak = MAX(b->stats.peak, b->stats.used);
+    return OK;
+}
+
+int memory_budget_set(struct memory_budget *b, const void *owner, size_t bytes, struct error *err) {
+    pthread_mutex_lock(&b->lock);
+    int rc = owner_set(b, owner_find(b, owner), owner, bytes, err);
+    pthread_mutex_unlock(&b->lock);
+    return rc;
+}
+
+int memory_budget_take(struct memory_budget *b, const void *owner, size_t bytes,
+                       struct error *err) {
+    pthread_mutex_lock(&b->lock);
+    struct owner **at = owner_find(b, owner);
+    size_t had = *at ? (*at)->bytes : 0;
+    int rc = owner_set(b, at, owner, bytes > SIZE_MAX - had ? SIZE_MAX : had + bytes, err);
+    pthread_mutex_unlock(&b->lock);
+    return rc;
+}
+
+void memory_budget_move(struct memory_budget *b, const void *from, const void *to, size_t bytes) {
+    pthread_mutex_lock(&b->lock);
+    struct owner *giver = *owner_find(b, from), **at = owner_find(b, to);
+    if (giver && !*at) {
+        *at = xcalloc(1, sizeof **at);
+        (*at)->key = to;
+        b->stats.owners++;
+    }
+    size_t moved = giver ? MIN(bytes, giver->bytes) : 0;
+    if (moved) {
+        giver->bytes -= moved;
+        (*at)->bytes += moved;
+    }
+    pthread_mutex_unlock(&b->lock);
+}
+
+size_t memory_budget_of(struct memory_budget *b, const void *owner) {
+    pthread_mutex_lock(&b->lock);
+    struct owner **at = owner_find(b, owner);
+    size_t bytes = *at ? (*at)->bytes : 0;
+    pthread_mutex_unlock(&b->lock);
+    return bytes;
+}
+
+void memory_budget_end(struct memory_budget *b, const void *owner) {
+    pthread_mutex_lock(&b->lock);
+    struct owner **at = owner_find(b, owner), *o = *at;
+    if (o) {
+        b->stats.used -= o->bytes;
+        b->stats.owners--;
+        *at = o->next;
+        free(o);
+    }
+    pthread_mutex_unlock(&b->lock);
+}
+
+struct memory_budget_stats memory_budget_stats(struct memory_budget *b) {
+    pthread_mutex_lock(&b->lock);
+    struct memory_budget_stats s = b->stats;
+    pthread_mutex_unlock(&b->lock);
+    return s;
+}

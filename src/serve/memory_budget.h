@@ -1,0 +1,36 @@
+/*
+ * memory_budget: the memory that requests may use at once, reserved before it is used.
+ *
+ * A reservation belongs to an owner (an exchange) and is given back as a whole when that has ended:
+ * when its reply is out, not when its handler returns. All functions may be called from any thread.
+ */
+#ifndef SHOAL_SERVE_MEMORY_BUDGET_H
+#define SHOAL_SERVE_MEMORY_BUDGET_H
+
+#include "base/base.h"
+
+struct memory_budget;
+struct memory_budget_stats {
+    size_t most, used, peak; /* bytes */
+    int owners;
+    uint64_t refused;
+};
+
+/* most: bytes for all owners; one owner may have half of them. */
+struct memory_budget *memory_budget_new(size_t most);
+void memory_budget_free(struct memory_budget *b);
+/* Bytes that one owner may have. */
+size_t memory_budget_share(const struct memory_budget *b);
+/* `bytes` more for the owner. ERR_STATE: they do not fit now; ERR_USAGE: never. Nothing is reserved
+ * then. */
+int memory_budget_take(struct memory_budget *b, const void *owner, size_t bytes, struct error *err);
+/* Makes the owner's reservation `bytes` in all; errors as for take, which leave it as it was. */
+int memory_budget_set(struct memory_budget *b, const void *owner, size_t bytes, struct error *err);
+size_t memory_budget_of(struct memory_budget *b, const void *owner);
+/* Makes what one owner has reserved another's. */
+void memory_budget_move(struct memory_budget *b, const void *from, const void *to, size_t bytes);
+/* Gives everything of the owner back; an owner without a reservation is fine. */
+void memory_budget_end(struct memory_budget *b, const void *owner);
+struct memory_budget_stats memory_budget_stats(struct memory_budget *b);
+
+#endif

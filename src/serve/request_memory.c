@@ -1,0 +1,122 @@
+/*
+ * request_memory: how many bytes a request may need, from its fields, before it is admitted.
+ *
+ * The figures are those of the structures that are used: jansson's values, the engine's results,
+ * text in growing buffers. A token's text is counted with the vocabulary's average length; a client
+ * can steer a reply to longer tokens, and then the writer of the reply reserves more as it goes
+ * (reply_item). Nothing here allocates for a request.
+ */
+#define _GNU_SOURCE
+#include "serve/generation.h"
+
+#include <string.h>
+
+enum {
+    MB = 1 << 20,
+    BUDGET_DEFAULT = 512 * MB,
+    RESERVE = 16 * MB,       /* for the first allocation that fails */
+    REPLIES_KEPT = 16 * MB,  /* that can be rated, at most */
+    GRAMMARS_KEPT = 25 * MB, /* with what GRAMMAR_FACTOR bytes for each of their text come to */
+    GRAMMAR_FACTOR = 50,
+    VALUE_BYTES = 112,       /* of a value in a tree, with its key */
+    CONTAINER_BYTES = 320,   /* of a list or an object beside its members */
+    TEXT_FACTOR = 24,        /* bytes for a byte of text while it becomes tokens */
+    ANSWER_BYTES = 4 << 10,  /* of an answer without its tokens */
+    REQUEST_BYTES = 16 << 10,
+    ALTERNATIVE_BYTES = 88,  /* of a log-probability as text, the token aside */
+};
+
+void request_memory_open(struct server *s) {
+    const struct tokenizer *tok = s->m->tok;
+    size_t all = 0, n = (size_t)tok_vocab_size(tok), most = (size_t)s->o->request_memory;
+    for (size_t i = 0; i < n; i++) all += strlen(tok_piece(tok, (int32_t)i, NULL));
+    s->piece_bytes = all / MAX(n, (size_t)1) + 2;
+    if (most == 0) most = BUDGET_DEFAULT;
+    s->kept_replies = MIN((size_t)REPLIES_KEPT, most / 8);
+    s->kept_grammars = MIN((size_t)GRAMMARS_KEPT, most / 8) / GRAMMAR_FACTOR;
+    s->memory =
+        memory_budget_new(most - s->kept_replies - s->kept_grammars * (size_t)GRAMMAR_FACTOR);
+    memory_reserve_keep(RESERVE);
+}
+
+int request_reserve(struct server *s, struct exchange *x, size_t bytes, struct error *err) {
+    return memory_budget_take(s->memory, x, bytes, err);
+}
+
+/* Of the tree that a text of JSON becomes. What is in strings counts alike: arguments of tool calls
+ * are JSON in a string, and become a tree as well. */
+static size_t tree_bytes(const struct buf *b) {
+    size_t bytes = b->len;
+    for (size_t i = 0; i < b->len; i++) {
+        char c = b->data[i];
+        if (c == '{' || c == '[') bytes += CONTAINER_BYTES;
+        if (c == ',' || c == ':') bytes += VALUE_BYTES;
+    }
+    return bytes;
+}
+
+json_t *request_json(struct server *s, struct exchange *x, struct error *err) {
+    const struct buf *body = exchange_body(x);
+    size_t bytes = tree_bytes(body) + TEXT_FACTOR * body->len;
+    if (request_reserve(s, x, bytes, err) == OK) return exchange_json(x, err);
+    error_wrap(err, "the body");
+    return NULL;
+}
+
+int request_reserve_list(struct server *s, struct exchange *x, int64_t n, size_t each,
+                         const char *what, struct error *err) {
+    if (request_reserve(s, x, (size_t)n * each, err) == OK) return OK;
+    return err->code == ERR_USAGE ? error_wrap(err, "'%s'", what) : err->code;
+}
+
+/* Bytes by the field that decides them. */
+struct need {
+    size_t prompt, tokens, scores, prompt_scores;
+};
+
+/* Of one answer to a prompt of n_prompt tokens. */
+static struct need answer_need(const struct server *s, const struct generation_spec *spec,
+                               size_t n_prompt, size_t n) {
+    size_t piece = s->piece_bytes, alternative = ALTERNATIVE_BYTES + 6 * piece,
+           n_top = (size_t)MAX(spec->n_top, spec->n_prompt_top),
+           results = sizeof(int32_t) + sizeof(float) + n_top * (sizeof(int32_t) + sizeof(float));
+    struct need need = {.prompt = ANSWER_BYTES + n_prompt * (6 * piece + 2 * sizeof(int32_t)),
+                        .tokens = n * (sizeof(size_t) + 12 * piece + 3 * VALUE_BYTES / 2)};
+    if (spec->grammar) need.tokens += (size_t)tok_vocab_size(s->m->tok) / 8 + 64 * 1024;
+    need.scores = n * results;
+    if (spec->logprobs) need.scores += 2 * n * (1 + (size_t)spec->n_top) * alternative;
+    if (spec->prompt_logprobs) need.prompt_scores = n_prompt * results;
+    if (spec->prompt_logprobs && spec->logprobs && spec->echo)
+        need.prompt_scores += 2 * n_prompt * (1 + (size_t)spec->n_top) * alternative;
+    if (spec->prompt_tops)
+        need.prompt_scores += 2 * n_prompt * (1 + (size_t)spec->n_prompt_top) * alternative;
+    return need;
+}
+
+static const char *need_field(const struct need *need, const struct generation_spec *spec) {
+    size_t most =
+        MAX(MAX(need->prompt, need->tokens), MAX(need->scores, need->prompt_scores));
+    if (most == need->prompt_scores) return spec->prompt_tops ? "prompt_logprobs" : "logprobs";
+    if (most == need->scores) return "logprobs";
+    if (spec->n > 1) return "n";
+    return most == need->tokens ? "max_tokens" : "prompt";
+}
+
+int generation_reserve(struct server *s, struct exchange *x, const struct generation_spec *spec,
+                       int32_t context, const char **what, struct error *err) {
+    struct need all = {0};
+    for (int i = 0; i < spec->n_prompts; i++) {
+        size_t n_prompt = (size_t)spec->prompts[i].n, room = (size_t)context - n_prompt,
+               n = MIN((size_t)spec->max_tokens, room), answers = (size_t)spec->n;
+        struct need one = answer_need(s, spec, n_prompt, n);
+        all.prompt += answers * one.prompt;
+        all.tokens += answers * one.tokens;
+        all.scores += answers * one.scores;
+        all.prompt_scores += answers * one.prompt_scores;
+    }
+    size_t bytes = REQUEST_BYTES + tree_bytes(exchange_body(x)) + all.prompt + all.tokens +
+                   all.scores + all.prompt_scores;
+    *what = need_field(&all, spec);
+    if (memory_budget_set(s->memory, x, bytes, err) == OK) return OK;
+    return err->code == ERR_USAGE ? error_wrap(err, "'%s'", *what) : err->code;
+}

@@ -11,7 +11,7 @@ struct options {
     struct setup_options setup;
     struct serve_options serve;
     int64_t max_seqs, max_len;
-    char *request_memory;
+    char *request_memory, *max_feedback;
     struct {
         bool enabled;
         int64_t loras, rank, cpu;
@@ -48,6 +48,8 @@ static const struct option_row rows[] = {
         "without keys, answer this machine only; --no-auth: other machines may chat"),
     ROW("feedback", OPT_BOOL, serve.feedback, "true", 0, 0, NULL,
         "keep the last replies, so that they can be rated; --no-feedback: no word is kept"),
+    ROW("max-feedback", OPT_STRING, max_feedback, "1G", 0, 0, "SIZE",
+        "of the file of ratings and experiments; a key may write a sixteenth of it a day"),
     ROW("served-model-name", OPT_LIST, serve.names, NULL, 0, 0, "NAME …",
         "other names of the base"),
     ROW("max-num-seqs", OPT_INT, max_seqs, "64", 1, 4096, "N", "replies that are written at once"),
@@ -150,6 +152,10 @@ static int run(const struct common *c, const void *options, const struct strings
     int rc = http_options_check(&so.http, err);
     if (rc == OK) rc = http_tls_check(&so.http, err);
     if (rc == OK) rc = request_memory(o, &so, err);
+    size_t feedback = 0;
+    if (rc == OK && size_parse(o->max_feedback, &feedback, err) != OK)
+        rc = error_wrap(err, "--max-feedback");
+    so.max_feedback = (int64_t)feedback;
     if (rc != OK) return rc;
     w.requests = (size_t)so.request_memory + 2 * (size_t)so.http.max_held;
     w.work = so.adapter_memory;

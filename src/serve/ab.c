@@ -18,7 +18,7 @@
 #include <string.h>
 #include <time.h>
 
-enum { LIVE_MAX = 64, PAGE = 256 };
+enum { LIVE_MAX = 64, NAMES_MAX = 4096, PAGE = 256 };
 
 enum state { DELETED, RUNNING, STOPPED, DECIDED };
 
@@ -566,7 +566,7 @@ static int proposal_read(struct server *s, const json_t *body, struct proposal *
                          struct error *err) {
     *p = (struct proposal){
         .name = "", .share = 0.5, .alpha = 0.05, .min_pairs = 20, .max_pairs = 1000, .once = true};
-    if (field_text(body, "name", &p->name, err) != OK || name_check(p->name, err) != OK ||
+    if (field_name(body, "name", &p->name, err) != OK || name_check(p->name, err) != OK ||
         adapter_read(s, body, "model", NULL, &p->names[0], NULL, err) != OK ||
         adapter_read(s, body, "a", p->names[0], &p->names[1], &p->arms[0], err) != OK ||
         adapter_read(s, body, "b", NULL, &p->names[2], &p->arms[1], err) != OK ||
@@ -638,6 +638,10 @@ static int start_check(const struct ab *ab, const struct proposal *p, struct err
     if ((e = experiment_on(ab, p->names[0])))
         return error_set(err, ERR_STATE, "the experiment '%s' runs on '%s'; stop it first", e->name,
                          p->names[0]);
+    if (!e && ab->n >= NAMES_MAX)
+        return error_set(err, ERR_STATE,
+                         "experiments have had %d names, which are kept; use one of a deleted one",
+                         NAMES_MAX);
     if (live >= LIVE_MAX)
         return error_set(err, ERR_STATE, "there are %d experiments; delete some first", LIVE_MAX);
     return OK;

@@ -13,9 +13,11 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
 
-enum { MAX_QUESTION = 1 << 16, MAX_ID = 128 };
+enum { MAX_QUESTION = 1 << 16, MAX_ID = 128, KEY_CONVERSATIONS = 256 };
+static const int64_t ALL_CONVERSATIONS = (int64_t)1 << 30; /* bytes of their file */
 
 struct asking {
     struct asking *next; /* of those with a conversation, under the server's lock */
@@ -113,13 +115,49 @@ static json_t *answer_json(const struct asking *a, const struct pipeline_answer 
                      (json_int_t)(a->cost.prompt + a->cost.completion));
 }
 
+/* A key has its last KEY_CONVERSATIONS; the one that was used longest ago is forgotten for a new
+ * one. `list` is its conversations, the last one used at the end. */
+static int conversation_touch(struct asking *a, json_t *list, struct error *err) {
+    size_t n = json_array_size(list);
+    for (size_t i = 0; i < n; i++)
+        if (strcmp(json_string_value(json_array_get(list, i)), a->conversation) == 0) {
+            json_array_remove(list, i);
+            break;
+        }
+    json_array_append_new(list, json_string(a->conversation));
+    if (json_array_size(list) <= KEY_CONVERSATIONS) return OK;
+    int rc = store_document_delete(a->store, "conversation",
+                                   json_string_value(json_array_get(list, 0)), err);
+    json_array_remove(list, 0);
+    return rc;
+}
+
+static int conversation_admit(struct asking *a, struct error *err) {
+    char *key = xstrndup(a->conversation, strcspn(a->conversation, "/"));
+    int rc = store_begin(a->store, err);
+    bool begun = rc == OK;
+    json_t *list = begun ? store_document_get(a->store, "conversations", key, err) : NULL;
+    if (begun && !list) rc = err->code == ERR_MISSING ? OK : err->code;
+    if (rc == OK && !json_is_texts(list)) {
+        json_decref(list);
+        list = json_array();
+    }
+    if (rc == OK) rc = conversation_touch(a, list, err);
+    if (rc == OK) rc = store_document_put(a->store, "conversations", key, list, err);
+    if (rc == OK) rc = store_commit(a->store, err);
+    if (rc != OK && begun) store_rollback(a->store);
+    json_decref(list);
+    free(key);
+    return rc;
+}
+
 static int board_open(struct asking *a, struct error *err) {
     const struct blackboard_options board = {.name = "ask", .clock = now};
     if (!(a->o.board = blackboard_open(&board, err))) return err->code;
     if (!a->conversation) return OK;
     char *path = path_join(a->s->o->state_dir, "conversations.db");
     a->store = store_open(path, err);
-    if (a->store) a->o.memory = conversation_open(a->store, a->conversation, err);
+    if (a->store && conversation_admit(a, err) == OK) a->o.memory = conversation_open(a->store, a->conversation, err);
     free(path);
     return a->o.memory ? OK : err->code;
 }
@@ -185,7 +223,7 @@ static int texts_read(struct asking *a, const struct exchange *x, const json_t *
                       struct error *err) {
     const char *question = "", *id = NULL, *key = exchange_key(x);
     if (field_text(body, "question", &question, err) != OK ||
-        field_text(body, "conversation", &id, err) != OK)
+        field_name(body, "conversation", &id, err) != OK)
         return err->code;
     if (!*question || strlen(question) > MAX_QUESTION)
         return error_set(err, ERR_USAGE, "'question' must be of 1 to %d bytes", MAX_QUESTION);
@@ -269,6 +307,18 @@ static int board_reserve(const struct asking *a, struct exchange *x, struct erro
     return request_reserve(a->s, x, turns * (4 * words + 4096), err);
 }
 
+static bool conversations_full(const struct asking *a) {
+    static const char *const ends[] = {"", "-wal"};
+    int64_t bytes = 0;
+    for (size_t i = 0; a->conversation && i < ARRAY_LEN(ends); i++) {
+        struct stat st;
+        char *path = xasprintf("%s/conversations.db%s", a->s->o->state_dir, ends[i]);
+        if (stat(path, &st) == 0) bytes += (int64_t)st.st_size;
+        free(path);
+    }
+    return bytes > ALL_CONVERSATIONS;
+}
+
 static void ask_handle(void *ctx, struct exchange *x) {
     struct asking *a = asking_new(ctx);
     const struct live_work work = {answer, asking_free, a};
@@ -278,6 +328,14 @@ static void ask_handle(void *ctx, struct exchange *x) {
     int rc = body ? asking_read(a, x, body, &stream, &err) : err.code;
     json_decref(body);
     if (rc == OK) rc = board_reserve(a, x, &err);
+    if (rc == OK && conversations_full(a)) {
+        api_fail(x, 507, NULL, "conversation", "conversations_full",
+                 "the conversations of this server have %lld bytes, and no more are kept; ask "
+                 "without 'conversation'",
+                 (long long)ALL_CONVERSATIONS);
+        asking_free(a);
+        return;
+    }
     if (rc == OK && conversation_claim(a)) {
         live_start(a->s, x, stream, &work);
         return;

@@ -118,15 +118,23 @@ void counted_prompts(struct server *s, const struct exchange *x, const struct ta
 
 /* a request */
 
+/* A client may call a method as it likes, and every name is a series. */
+static const char *method_of(const struct exchange *x) {
+    static const char *const known[] = {"GET", "POST", "HEAD", "DELETE", "OPTIONS", "PUT", "PATCH"};
+    for (size_t i = 0; i < ARRAY_LEN(known); i++)
+        if (strcmp(exchange_method(x), known[i]) == 0) return known[i];
+    return "other";
+}
+
 void counted_exchange(struct server *s, const struct exchange *x) {
     struct metrics *m = s->metrics;
     char status[16];
     int code = exchange_status(x);
     snprintf(status, sizeof status, "%d", code);
     metric_add(metric_get(m, METRIC_RECEIVED), 1);
-    metric_add(metric_get(m, METRIC_MURMUR_REQUESTS, exchange_method(x), code ? status : "gone"),
+    metric_add(metric_get(m, METRIC_MURMUR_REQUESTS, method_of(x), code ? status : "gone"),
                1);
-    metric_observe(metric_get(m, METRIC_MURMUR_REQUEST_TIME, exchange_method(x)),
+    metric_observe(metric_get(m, METRIC_MURMUR_REQUEST_TIME, method_of(x)),
                    fmax(clock_now() - exchange_began(x), 0));
     if (code >= 400) metric_add(metric_get(m, METRIC_MURMUR_ERRORS, "api", status), 1);
     if (code >= 400 && code < 500)

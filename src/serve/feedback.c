@@ -15,14 +15,19 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
 
 enum {
     REPLIES = 4096,
-    REPLIES_BYTES = 16 << 20, /* of what was asked and said; the oldest go first */
+    KEY_SHARE = 4, /* a key's replies have a quarter of the bytes that are kept */
+    CHANGES = 16,  /* times that a reply may be rated */
+    DAY_SHARE = 16, /* a key may write a sixteenth of --max-feedback a day */
+    PAGE_BYTES = 4 << 20, /* of rows that are read at once, give or take one */
     WORDS_MAX = 1 << 20,      /* a reply with more can be rated, and its words are not kept */
     CORRECTION_MAX = 1 << 20,
     COMMENT_MAX = 64 << 10,
+    ROW_BYTES = 512, /* of a row and its event in the store, words aside */
     PAGE = 64,
     LIST_MAX = 1000,
 };
@@ -37,7 +42,7 @@ struct told {
 struct replies { /* a ring: v[first] is the oldest of n */
     struct told v[REPLIES];
     int first, n;
-    size_t bytes;
+    size_t bytes, most; /* in all, names included; the oldest go first */
 };
 
 /* replies that can be rated */
@@ -51,6 +56,38 @@ static void oldest_forget(struct replies *all) {
     free(r->said);
     all->first = (all->first + 1) % REPLIES;
     all->n--;
+}
+
+static bool same_key(const struct told *a, const struct told *b) {
+    return strcmp(a->key ? a->key : "", b->key ? b->key : "") == 0;
+}
+
+static void words_forget(struct replies *all, struct told *r) {
+    size_t words = r->asked ? strlen(r->asked) + strlen(r->said) : 0;
+    free(r->asked);
+    free(r->said);
+    r->asked = r->said = NULL;
+    r->bytes -= words;
+    all->bytes -= words;
+}
+
+/* Where several keys are in use, the oldest words of one that has more than its share go first, so
+ * that it does not push out the others'. */
+static void share_keep(struct replies *all, const struct told *fresh) {
+    size_t bytes = fresh->bytes;
+    bool others = false;
+    for (int i = 0; i < all->n; i++) {
+        const struct told *r = &all->v[(all->first + i) % REPLIES];
+        bytes += same_key(r, fresh) ? r->bytes : 0;
+        others = others || !same_key(r, fresh);
+    }
+    for (int i = 0; others && i < all->n && bytes > all->most / KEY_SHARE; i++) {
+        struct told *r = &all->v[(all->first + i) % REPLIES];
+        if (!same_key(r, fresh) || !r->asked) continue;
+        bytes -= r->bytes;
+        words_forget(all, r);
+        bytes += r->bytes;
+    }
 }
 
 void ab_remember(const struct generation *g) {
@@ -69,16 +106,17 @@ void ab_remember(const struct generation *g) {
         json_decref(said);
         r.bytes = strlen(r.asked) + strlen(r.said);
     }
-    if (r.bytes > WORDS_MAX) {
+    if (r.bytes > MIN((size_t)WORDS_MAX, g->s->kept_replies / KEY_SHARE)) {
         free(r.asked);
         free(r.said);
         r.asked = r.said = NULL;
         r.bytes = 0;
     }
+    r.bytes += strlen(r.model) + (r.key ? strlen(r.key) : 0) + sizeof r;
     pthread_mutex_lock(&ab->table);
     struct replies *all = ab->replies;
-    while (all->n == REPLIES || (all->n && all->bytes + r.bytes > REPLIES_BYTES))
-        oldest_forget(all);
+    share_keep(all, &r);
+    while (all->n == REPLIES || (all->n && all->bytes + r.bytes > all->most)) oldest_forget(all);
     all->v[(all->first + all->n++) % REPLIES] = r;
     all->bytes += r.bytes;
     pthread_mutex_unlock(&ab->table);
@@ -162,6 +200,57 @@ static int opinion_read(const json_t *body, struct opinion *o, struct error *err
     return OK;
 }
 
+/* quotas: what ratings write is bounded for a reply, for a key and day, and in all. */
+
+struct refusal {
+    int status; /* 0: none */
+    const char *code;
+};
+
+static json_t *day_read(struct ab *ab, const char *key, int64_t *bytes) {
+    struct error none;
+    int64_t day = (int64_t)time(NULL) / 86400;
+    json_t *v = store_document_get(ab->store, "feedback_day", key ? key : "", &none);
+    bool today = v && json_integer_value(json_object_get(v, "day")) == day;
+    *bytes = today ? json_integer_value(json_object_get(v, "bytes")) : 0;
+    json_decref(v);
+    return json_pack("{s:I,s:I}", "day", (json_int_t)day, "bytes", (json_int_t)*bytes);
+}
+
+static int64_t file_bytes(const char *path, const char *end) {
+    struct stat st;
+    char *name = xasprintf("%s%s", path, end);
+    int64_t n = stat(name, &st) == 0 ? (int64_t)st.st_size : 0;
+    free(name);
+    return n;
+}
+
+static int quota_refuse(struct refusal *why, int status, const char *code, struct error *err,
+                        const char *text) {
+    *why = (struct refusal){status, code};
+    return error_set(err, ERR_STATE, "%s", text);
+}
+
+/* Whether `bytes` more may be written for a row, which is counted there. */
+static int quota_check(struct ab *ab, json_t *row, int64_t today, int64_t bytes,
+                       struct refusal *why, struct error *err) {
+    int64_t most = ab->s->o->max_feedback;
+    json_int_t changes = json_integer_value(json_object_get(row, "changes")) + 1;
+    if (changes > CHANGES)
+        return quota_refuse(why, 429, "insufficient_quota", err,
+                            "this reply has been rated 16 times: its rating stands");
+    if (today + bytes > most / DAY_SHARE)
+        return quota_refuse(why, 429, "insufficient_quota", err,
+                            "ratings of a key may write a sixteenth of --max-feedback a day, and "
+                            "this key's have; come back tomorrow");
+    if (file_bytes(ab->path, "") + file_bytes(ab->path, "-wal") + bytes > most)
+        return quota_refuse(why, 507, "feedback_full", err,
+                            "the file of ratings is as large as --max-feedback allows: raise that, "
+                            "or export the ratings and begin with another --state");
+    json_object_set_new(row, "changes", json_integer(changes));
+    return OK;
+}
+
 static void row_add(json_t *row, const struct opinion *o) {
     if (o->score >= 0) json_object_set_new(row, "rating", json_real(o->score));
     if (o->correction) json_object_set_new(row, "correction", json_string(o->correction));
@@ -183,11 +272,14 @@ static struct ab_arm row_arm(const json_t *row, int64_t *place) {
 
 /* The row, the place in the list of rows when it is new, and the outcome: all or none. */
 static int row_put(struct ab *ab, const char *id, const json_t *row, bool fresh,
-                   const struct ab_arm *arm, json_t *outcome, struct error *err) {
+                   const struct ab_arm *arm, json_t *outcome, const char *key, const json_t *day,
+                   struct error *err) {
     json_t *events = json_pack("[{s:s}]", "id", id);
     int rc = store_begin(ab->store, err);
     bool begun = rc == OK;
     if (rc == OK) rc = store_document_put(ab->store, "feedback", id, row, err);
+    if (rc == OK)
+        rc = store_document_put(ab->store, "feedback_day", key ? key : "", day, err);
     if (rc == OK && fresh) rc = store_log_put(ab->store, "feedback", ab->n_rated + 1, events, err);
     if (rc == OK && outcome) rc = ab_outcome_put(ab, arm, outcome, err);
     if (rc == OK) rc = store_commit(ab->store, err);
@@ -201,28 +293,33 @@ static int row_put(struct ab *ab, const char *id, const json_t *row, bool fresh,
 
 /* disk is held. *counted: the rating is an experiment's outcome. */
 static int opinion_take(struct ab *ab, const struct opinion *o, const char *key, bool *counted,
-                        struct error *err) {
+                        struct refusal *why, struct error *err) {
     bool fresh;
-    int64_t place;
+    int64_t place, today, bytes;
     json_t *row = row_find(ab, o->id, key, &fresh, err), *outcome = NULL;
     if (!row) return err->code;
+    json_t *day = day_read(ab, key, &today);
     struct ab_arm arm = row_arm(row, &place);
     int rc = OK;
     if (o->score >= 0 && ab_is_used(ab, &arm, place))
         rc = error_set(err, ERR_STATE,
                        "the experiment '%s' has used this reply's rating: it stands", arm.name);
+    row_add(row, o);
+    bytes = (int64_t)json_dumpb(row, NULL, 0, JSON_COMPACT) + ROW_BYTES;
+    if (rc == OK) rc = quota_check(ab, row, today, bytes, why, err);
     if (rc == OK) {
+        json_object_set_new(day, "bytes", json_integer(today + bytes));
         place = o->score >= 0 ? ab_place(ab, &arm, place) : -1;
         *counted = place >= 0;
         if (*counted) {
             outcome = ab_outcome(&arm, place, o->score, o->id);
             json_object_set_new(json_object_get(row, "arm"), "place", json_integer(place));
         }
-        row_add(row, o);
-        rc = row_put(ab, o->id, row, fresh, &arm, outcome, err);
+        rc = row_put(ab, o->id, row, fresh, &arm, outcome, key, day, err);
     }
     if (rc == OK && outcome) ab_outcome_apply(ab, &arm, outcome);
     json_decref(outcome);
+    json_decref(day);
     json_decref(row);
     return rc;
 }
@@ -240,6 +337,7 @@ static void rate_handle(void *ctx, struct exchange *x) {
     struct server *s = ctx;
     struct opinion o;
     struct error err;
+    struct refusal why = {0};
     bool counted = false;
     json_t *body = request_json(ctx, x, &err);
     int rc = body ? opinion_read(body, &o, &err) : err.code;
@@ -247,7 +345,7 @@ static void rate_handle(void *ctx, struct exchange *x) {
         rc = error_set(&err, ERR_MISSING, "this server keeps no replies (--no-feedback)");
     if (rc == OK) {
         pthread_mutex_lock(&s->ab->disk);
-        rc = opinion_take(s->ab, &o, exchange_key(x), &counted, &err);
+        rc = opinion_take(s->ab, &o, exchange_key(x), &counted, &why, &err);
         pthread_mutex_unlock(&s->ab->disk);
     }
     if (rc == OK) {
@@ -256,6 +354,8 @@ static void rate_handle(void *ctx, struct exchange *x) {
         exchange_reply_json(x, 200,
                             json_pack("{s:s,s:s,s:o,s:b}", "object", "feedback", "id", o.id,
                                       "rating", rating, "counted", counted));
+    } else if (why.status) {
+        api_fail(x, why.status, NULL, NULL, why.code, "%s", err.text);
     } else {
         ab_fail(x, &err);
     }
@@ -275,10 +375,10 @@ static int query_int(const struct exchange *x, const char *name, int64_t fallbac
                      (long long)most);
 }
 
-/* Rows after the first `seq`, at most `limit`. */
+/* Rows after the first `seq`, at most `limit` and as many as PAGE_BYTES have room for, but one. */
 static json_t *rows_after(struct store *store, int64_t seq, int64_t limit, struct error *err) {
     json_t *ids = store_log_list(store, "feedback", seq, limit, err), *v, *rows;
-    size_t i;
+    size_t i, bytes = 0;
     if (!ids) return NULL;
     rows = json_array();
     json_array_foreach (ids, i, v) {
@@ -289,6 +389,7 @@ static json_t *rows_after(struct store *store, int64_t seq, int64_t limit, struc
             return NULL;
         }
         json_array_append_new(rows, row);
+        if ((bytes += json_dumpb(row, NULL, 0, JSON_COMPACT)) > PAGE_BYTES) break;
     }
     json_decref(ids);
     return rows;
@@ -390,7 +491,7 @@ static enum pulled export_pull(void *ctx, struct buf *out) {
         }
         json_decref(rows);
         e->seq += (int64_t)n;
-        if (n < PAGE) return PULL_END;
+        if (n == 0) return PULL_END;
     }
     return PULL_MORE;
 }
@@ -433,7 +534,10 @@ int feedback_open(struct ab *ab, struct error *err) {
         n = json_array_size(page);
         json_decref(page);
     }
-    if (ab->s->o->feedback) ab->replies = xcalloc(1, sizeof *ab->replies);
+    if (ab->s->o->feedback) {
+        ab->replies = xcalloc(1, sizeof *ab->replies);
+        ab->replies->most = ab->s->kept_replies;
+    }
     return OK;
 }
 

@@ -43,7 +43,7 @@ static json_t *now_json(void) {
 
 int ollama_name(const json_t *body, const char **name, struct error *err) {
     *name = "";
-    if (field_text(body, "name", name, err) != OK || field_text(body, "model", name, err) != OK)
+    if (field_name(body, "name", name, err) != OK || field_name(body, "model", name, err) != OK)
         return err->code;
     return **name ? OK : error_set(err, ERR_USAGE, "'model' must name a model");
 }
@@ -192,8 +192,9 @@ static int ask_read(struct server *s, struct exchange *x, struct asked_text *q, 
     if (!q->body || ollama_name(q->body, &name, err) != OK ||
         ollama_target(s, name, &q->target, err) != OK)
         return err->code;
-    const json_t *user = field(q->body, "user"); // not Ollama's, but experiments are by user
-    if (json_is_string(user)) q->spec.user = xstrdup(json_string_value(user));
+    const char *user = NULL; // not Ollama's, but experiments are by user
+    if (field_name(q->body, "user", &user, err) != OK) return err->code;
+    if (user) q->spec.user = xstrdup(user);
     q->made = server_model_made(s, q->target.label);
     if (keep_alive_read(q->body, &q->unload, err) != OK || options_read(s, q, err) != OK ||
         field_bool(q->body, "stream", &q->spec.stream, err) != OK ||

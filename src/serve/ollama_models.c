@@ -619,8 +619,8 @@ void ollama_copy_handle(void *ctx, struct exchange *x) {
     struct error err;
     const char *from = "", *to = "";
     json_t *made = NULL, *body = request_json(ctx, x, &err);
-    int rc = body ? field_text(body, "source", &from, &err) : err.code;
-    if (rc == OK) rc = field_text(body, "destination", &to, &err);
+    int rc = body ? field_name(body, "source", &from, &err) : err.code;
+    if (rc == OK) rc = field_name(body, "destination", &to, &err);
     if (rc == OK && (!*from || !*to))
         rc = error_set(&err, ERR_USAGE, "'source' and 'destination' must be given");
     if (rc == OK) rc = name_free(s, to, &err);

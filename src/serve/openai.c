@@ -127,8 +127,9 @@ static int settings_read(const struct server *s, const json_t *body, struct gene
         (stream_options &&
          field_bool(stream_options, "include_usage", &spec->include_usage, err) != OK))
         return err->code;
-    const json_t *user = field(body, "user");
-    if (json_is_string(user)) spec->user = xstrdup(json_string_value(user));
+    const char *user = NULL;
+    if (field_name(body, "user", &user, err) != OK) return err->code;
+    if (user) spec->user = xstrdup(user);
     spec->n = (int)n;
     spec->sampling = (struct sampling){.temperature = (float)temperature,
                                        .top_k = (int32_t)MAX(top_k, 0),
@@ -246,11 +247,15 @@ static int tools_check(const json_t *tools, struct error *err) {
     size_t i;
     bool fine = json_is_array(tools) && json_array_size(tools) <= 128;
     if (fine)
-        json_array_foreach (tools, i, tool)
-            fine &= *json_text_at(json_object_get(tool, "function"), "name") != 0;
+        json_array_foreach (tools, i, tool) {
+            size_t n = strlen(json_text_at(json_object_get(tool, "function"), "name"));
+            fine &= n > 0 && n <= NAME_BYTES;
+        }
     return fine ? OK
                 : error_set(err, ERR_USAGE,
-                            "'tools' must be a list of {type: function, function: {name, …}}");
+                            "'tools' must be a list of at most 128 {type: function, function: "
+                            "{name, …}}, each 'name' of at most %d bytes",
+                            NAME_BYTES);
 }
 
 static bool template_has_tools(const struct server *s) {

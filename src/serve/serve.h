@@ -25,6 +25,7 @@ struct serve_options { /* filled from option rows, but for the last four */
     bool auth;               /* true: without keys, other machines may not even chat */
     int64_t request_memory;  /* bytes of requests and their replies at once; 0: 512 MB */
     bool feedback;           /* replies can be rated, and experiments live on that */
+    int64_t max_feedback;    /* bytes of the file of ratings and experiments */
     struct strings names;    /* other ids of the base */
     int64_t max_waiting;     /* requests */
     int64_t max_jobs;        /* that run at once */

@@ -36,6 +36,7 @@ static const struct {
     {400, "invalid_request_error"}, {401, "authentication_error"},  {403, "permission_error"},
     {404, "not_found_error"},       {405, "invalid_request_error"}, {409, "conflict_error"},
     {413, "invalid_request_error"}, {429, "rate_limit_error"},      {503, "overloaded_error"},
+    {507, "insufficient_storage"},
 };
 
 void api_fail(struct exchange *x, int status, const char *type, const char *param, const char *code,
@@ -138,6 +139,12 @@ int field_text(const json_t *o, const char *key, const char **out, struct error 
     if (!json_is_string(v)) return error_set(err, ERR_USAGE, "'%s' must be a string", key);
     *out = json_string_value(v);
     return OK;
+}
+
+int field_name(const json_t *o, const char *key, const char **out, struct error *err) {
+    if (field_text(o, key, out, err) != OK) return err->code;
+    if (!field(o, key) || strlen(*out) <= NAME_BYTES) return OK;
+    return error_set(err, ERR_USAGE, "'%s' may have at most %d bytes", key, NAME_BYTES);
 }
 
 int field_texts(const json_t *o, const char *key, int most, struct strings *out,
@@ -378,6 +385,10 @@ static int target_standing(struct server *s, struct target *out, struct error *e
 
 int target_find(struct server *s, const char *model, struct target *out, struct error *err) {
     int rc = OK;
+    *out = (struct target){0};
+    size_t most = model && strpbrk(model, "*+") ? MIX_BYTES : NAME_BYTES;
+    if (model && strlen(model) > most)
+        return error_set(err, ERR_USAGE, "'model' may have at most %zu bytes", most);
     bool base = is_base(s, model);
     *out = (struct target){.name = xstrdup(model && *model ? model : s->name)};
     if (!model || !*model) return target_standing(s, out, err);

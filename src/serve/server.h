@@ -300,6 +300,9 @@ int field_int(const json_t *o, const char *key, int64_t lo, int64_t hi, int64_t 
               struct error *err);
 int field_bool(const json_t *o, const char *key, bool *out, struct error *err);
 int field_text(const json_t *o, const char *key, const char **out, struct error *err);
+/* A text that is kept or compared: of at most NAME_BYTES. */
+enum { NAME_BYTES = 256, MIX_BYTES = 4096 /* of a sum of names */ };
+int field_name(const json_t *o, const char *key, const char **out, struct error *err);
 /* A string or a list of at most `most` strings, appended. */
 int field_texts(const json_t *o, const char *key, int most, struct strings *out, struct error *err);
 

@@ -307,7 +307,7 @@ static struct session *debate_read(struct server *s, const json_t *body, struct 
     int64_t seed = 1, rounds = 0;
     double temperature = -1;
     bool trace = false;
-    if (field_text(body, "team", &name, err) != OK ||
+    if (field_name(body, "team", &name, err) != OK ||
         field_text(body, "question", &question, err) != OK ||
         field_int(body, "seed", 0, INT64_MAX, &seed, err) != OK ||
         field_int(body, "rounds", 1, 64, &rounds, err) != OK ||

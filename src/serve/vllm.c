@@ -52,7 +52,7 @@ static void said(struct exchange *x, const char *fmt, const char *name) {
 static bool names_read(struct exchange *x, const json_t *body, const char **name,
                        const char **path) {
     struct error err;
-    if (field_text(body, "lora_name", name, &err) != OK ||
+    if (field_name(body, "lora_name", name, &err) != OK ||
         (path && field_text(body, "lora_path", path, &err) != OK)) {
         api_fail(x, 400, "BadRequestError", NULL, NULL, "%s", err.text);
         return false;

@@ -1121,6 +1121,58 @@ static void typical_equals_naive(void **state) {
     }
 }
 
+static struct grammar *hostile_grammar(void) {
+    struct buf b = {0};
+    struct error err;
+    buf_puts(&b, "root ::= r\nr ::= [a-z ] r");
+    for (int i = 0; i < 3000; i++) buf_puts(&b, " | [a-z ] r \"b\"");
+    buf_puts(&b, " | \"a\"");
+    struct grammar *g = grammar_new_gbnf(b.data, b.len, &err);
+    if (!g) fail_msg("%s", err.text);
+    buf_release(&b);
+    return g;
+}
+
+/* Requests whose masks are expensive delay no other, and say what they say alone. */
+static void grammars_delay_no_others(void **state) {
+    (void)state;
+    struct error err;
+    struct model *m = fixture_model("tiny-llama", false, TENSOR_F32, CLASS_EXACT);
+    struct engine *e = engine_make(m, 16, 4, NULL);
+    struct grammar *g = hostile_grammar();
+    int32_t prompt[] = {10, 20, 30, 40, 50, 60}, other[] = {10, 20, 30, 40, 50, 60, 70};
+    struct request alone = {.prompt = prompt, .n_prompt = 6, .grammar = g, .max_tokens = 6};
+    struct request slow = alone, plain = {.prompt = other, .n_prompt = 7, .max_tokens = 8};
+    run_one(e, &alone);
+    engine_free(e);
+    e = engine_make(m, 16, 4, NULL);
+    assert_int_equal(engine_submit(e, &slow, &err), OK);
+    assert_int_equal(engine_submit(e, &plain, &err), OK);
+    int steps = 0;
+    while (!plain.done && steps < 100) {
+        engine_step(e);
+        steps++;
+    }
+    assert_true(plain.done && steps <= 10);
+    assert_true(slow.n_out <= 2); // its masks take many steps
+    struct request given_up = {.prompt = prompt, .n_prompt = 6, .grammar = g, .max_tokens = 6};
+    assert_int_equal(engine_submit(e, &given_up, &err), OK);
+    for (int i = 0; i < 5; i++) engine_step(e);
+    engine_cancel(e, &given_up);
+    while (!slow.done) engine_step(e);
+    assert_int_equal(slow.n_out, alone.n_out);
+    assert_memory_equal(slow.out, alone.out, (size_t)alone.n_out * sizeof *slow.out);
+    assert_memory_equal(slow.out_logprob, alone.out_logprob,
+                        (size_t)alone.n_out * sizeof *slow.out_logprob);
+    request_release(&alone);
+    request_release(&slow);
+    request_release(&plain);
+    request_release(&given_up);
+    grammar_free(g);
+    engine_free(e);
+    model_close(m);
+}
+
 /* Whatever the sampler likes, what comes out is a whole text of the grammar when there is room for
  * one, and ends where nothing can follow. */
 static void grammars_are_kept(void **state) {
@@ -1330,6 +1382,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(sampling_options_act),
         cmocka_unit_test(typical_equals_naive),
         cmocka_unit_test(grammars_are_kept),
+        cmocka_unit_test(grammars_delay_no_others),
         cmocka_unit_test(loops_and_stop_texts),
         cmocka_unit_test(embeddings_are_means),
         cmocka_unit_test(sessions_resume),

@@ -639,6 +639,109 @@ static void test_masks_shared(void **state) {
     arena_release(&p.arena);
 }
 
+/* Advances with at most `units` at a time, none of which does much more than it may. */
+static void advance(struct grammar_state *s, int32_t token, int32_t left, uint32_t *bits,
+                    int64_t units, int *calls) {
+    for (*calls = 1;; ++*calls) {
+        int64_t given = units;
+        if (grammar_advance(s, token, left, bits, &given)) return;
+        assert_true(given <= 0);
+    }
+}
+
+/* Replies in slices of any size, in a machine that forgets meanwhile, have the masks of replies
+ * that are never put off. */
+static void check_slices(const char *kind, const char *source, uint64_t seed) {
+    struct error err;
+    struct pieces p = pieces_make(4);
+    struct grammar *g = made(compiled(kind, source, &err), &err);
+    struct grammar_vocab *v = grammar_vocab_from(p.v, p.lens, p.n);
+    struct grammar_machine *one = grammar_machine_new(g, v, 0),
+                           *sliced = grammar_machine_new(g, v, 8192);
+    struct rng r = rng_make(seed, RNG_TEST, 0, 0);
+    uint32_t a[40], b[40];
+    int calls, most = 0, n = 1;
+    for (int reply = 0; reply < 6; reply++) {
+        struct grammar_state x = grammar_state_new(one), y = grammar_state_new(sliced);
+        int32_t token = -1, left = reply < 3 ? 40 : grammar_shortest(g) + 10;
+        for (; left > 0 && n > 0; left--) {
+            bool fits;
+            if (token >= 0) assert_true(grammar_accept_token(&x, token));
+            fits = grammar_rest(&x) <= left;
+            grammar_mask(&x, fits ? left - 1 : -1, a);
+            advance(&y, token, left, b, 1 + rng_below(&r, reply % 2 ? 5 : 3000), &calls);
+            most = MAX(most, calls);
+            assert_memory_equal(a, b, (size_t)(p.n + 31) / 32 * sizeof *a);
+            assert_int_equal(grammar_rest(&x), grammar_rest(&y));
+            n = 0;
+            for (int32_t t = 0; t < p.n; t++) n += bit(a, t);
+            token = n ? draw(&r, a, p.n, n) : -1;
+        }
+        if (n > 0) {
+            advance(&y, token, 0, NULL, 1, &calls);
+            assert_true(grammar_accept_token(&x, token));
+            assert_int_equal(grammar_is_final(&x), grammar_is_final(&y));
+        }
+        n = 1;
+        grammar_state_release(&x);
+        grammar_state_release(&y);
+    }
+    assert_true(most > 10);
+    grammar_machine_free(one);
+    grammar_machine_free(sliced);
+    grammar_vocab_free(v);
+    grammar_free(g);
+    arena_release(&p.arena);
+}
+
+static void test_slices(void **state) {
+    (void)state;
+    check_slices("schema", "true", 1);
+    check_slices(
+        "schema",
+        "{\"type\":\"array\",\"items\":{\"type\":\"object\",\"properties\":{\"a\":{\"type\":"
+        "\"integer\"},\"b\":{\"enum\":[\"ab\",\"abc\"]}},\"required\":[\"b\"]}}",
+        2);
+    check_slices("regex", "((a|b)*c|[a-z ]{1,30}){1,9}", 3);
+    check_slices("gbnf", "root ::= r\nr ::= \"a\" r | [a-z ] r \"b\" | [a-z] r? r \"c\" | \"a\"",
+                 4);
+}
+
+/* A job that is given up leaves a machine in which others go on. */
+static void test_slices_given_up(void **state) {
+    (void)state;
+    struct error err;
+    struct pieces p = pieces_make(4);
+    struct grammar *g = made(grammar_new_json_object(&err), &err);
+    struct grammar_vocab *v = grammar_vocab_from(p.v, p.lens, p.n);
+    struct grammar_machine *m = grammar_machine_new(g, v, 0), *one = grammar_machine_new(g, v, 0);
+    uint32_t a[40], b[40];
+    for (int i = 1; i < 200; i += 7) {
+        struct grammar_state x = grammar_state_new(m), y = grammar_state_new(m),
+                             z = grammar_state_new(one);
+        assert_true(grammar_accept_bytes(&x, "{\"a\": [", 7));
+        assert_true(grammar_accept_bytes(&y, "{\"a\": ", 6));
+        assert_true(grammar_accept_bytes(&z, "{\"a\": ", 6));
+        int64_t units = i, none = 100;
+        if (!grammar_advance(&x, -1, 50, a, &units)) {
+            assert_false(grammar_advance(&y, -1, 50, b, &none)); // the machine is at x
+            assert_int_equal(none, 100);
+        }
+        grammar_state_release(&x);
+        int calls;
+        advance(&y, -1, 50, b, 1000, &calls);
+        grammar_mask(&z, 49, a);
+        assert_memory_equal(a, b, (size_t)(p.n + 31) / 32 * sizeof *a);
+        grammar_state_release(&y);
+        grammar_state_release(&z);
+    }
+    grammar_machine_free(m);
+    grammar_machine_free(one);
+    grammar_vocab_free(v);
+    grammar_free(g);
+    arena_release(&p.arena);
+}
+
 /* Every token of a tokenizer: its bit is that of its decoded bytes; special tokens have none. */
 static void check_tokenizer(struct tokenizer *t) {
     static const char *const prefixes[] = {"", "{\"", "{\"名前\": \"しま\xE3\x81",
@@ -1105,6 +1208,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_regex_pcre2), cmocka_unit_test(test_random_grammars),
         cmocka_unit_test(test_numbers),     cmocka_unit_test(test_integers),
         cmocka_unit_test(test_masks),       cmocka_unit_test(test_masks_shared),
+        cmocka_unit_test(test_slices),      cmocka_unit_test(test_slices_given_up),
         cmocka_unit_test(test_tokenizers),  cmocka_unit_test(test_replies),
         cmocka_unit_test(test_hostile),     cmocka_unit_test(test_deep),
         cmocka_unit_test(test_mangled),

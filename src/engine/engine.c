@@ -1,10 +1,11 @@
 /*
  * The engine: continuous batching of requests that each name their own adapter.
  *
- * A step: (1) waiting requests take free slots, first come first served; (2) every sequence that
- * decodes gives one row, the rest of the rows goes to chunks of prompts, suffixes and choices,
- * oldest first; (3) rows are grouped by adapter in order of first appearance and run at once; (4)
- * tokens are drawn from the logits, (5) requests move on.
+ * A step: (1) waiting requests take free slots, first come first served; masks of grammars are
+ * worked at for a bounded time; (2) every sequence that decodes and has its mask gives one row, the
+ * rest of the rows goes to chunks of prompts, suffixes and choices, oldest first; (3) rows are
+ * grouped by adapter in order of first appearance and run at once; (4) tokens are drawn from the
+ * logits, (5) requests move on.
  *
  * One request is one growing sequence prompt | out | suffix | choice path, of which
  * positions [0, kv) are in the cache and [kv, end) are to be read:
@@ -42,9 +43,16 @@ enum {
     DEFAULT_ROWS = 256,
     DEFAULT_SEQS = 64,
     DEFAULT_LEN = 4096,
-    LOOP_PERIOD = 64, /* longest cycle that counts as a loop */
+    MASK_UNITS = 1 << 17,    /* of work at grammars in one step: about a millisecond */
+    MASK_QUANTUM = 1 << 13,  /* of one grammar before the next one's turn */
+    MACHINE_UNITS = 1 << 12, /* that a machine for a grammar counts as */
+    MACHINE_MIN = 8 << 20,   /* bytes that a grammar's machine may hold however many there are */
+    LOOP_PERIOD = 64,        /* longest cycle that counts as a loop */
     LOOP_REPEATS = 4,
 };
+
+/* Bytes that the machines of all grammars in flight may hold. */
+#define MACHINES_BYTES ((size_t)512 << 20)
 
 enum phase { PHASE_PROMPT, PHASE_GENERATE, PHASE_SUFFIX, PHASE_CHOICES };
 
@@ -71,6 +79,9 @@ struct request_state {
     const struct overlay *overlay;  /* of the one adapter, or NULL */
     struct grammar_state reply;     /* with a grammar: what has been generated */
     uint32_t *allowed;              /* [(V + 31) / 32] what may come next; NULL without a grammar */
+    bool masking;                   /* `allowed` is not made yet: it waits, others go on */
+    bool loops;                     /* the last token closed a loop */
+    int32_t unread;                 /* the token that `reply` has not read, or -1 */
     bool silent;                    /* the grammar has the empty text only: nothing is generated */
     int32_t cycle[LOOP_PERIOD + 1]; /* [p]: how many last tokens equal the one p before them */
 };
@@ -166,6 +177,7 @@ struct engine *engine_new(const struct model *m, const struct engine_options *o,
     struct forward_options fo = forward_options_of(&r);
     struct engine *e = xcalloc(1, sizeof *e);
     e->m = m;
+    pthread_mutex_init(&e->vocab_lock, NULL);
     e->o = r;
     e->kern = kernels_get();
     e->vocab = m->config.vocab_size;
@@ -190,12 +202,22 @@ struct engine *engine_new(const struct model *m, const struct engine_options *o,
     return NULL;
 }
 
+/* Machines share their memory equally. */
+static void grammars_share(struct engine *e) {
+    size_t each = e->n_grammars ? MACHINES_BYTES / (size_t)e->n_grammars : 0;
+    for (int32_t i = 0; i < e->n_grammars; i++)
+        if (e->grammars[i].machine)
+            grammar_machine_limit(e->grammars[i].machine,
+                                  MIN(MAX(each, (size_t)MACHINE_MIN), (size_t)64 << 20));
+}
+
 static void grammar_let_go(struct engine *e, const struct grammar *g) {
     for (int32_t i = 0; i < e->n_grammars; i++) {
         struct held_grammar *h = &e->grammars[i];
         if (h->grammar != g || --h->users > 0) continue;
         grammar_machine_free(h->machine);
         *h = e->grammars[--e->n_grammars];
+        grammars_share(e);
         return;
     }
 }
@@ -228,6 +250,7 @@ void engine_free(struct engine *e) {
         state_free(e, r);
     }
     grammar_vocab_free(e->grammar_vocab);
+    pthread_mutex_destroy(&e->vocab_lock);
     free(e->grammars);
     forward_free(e->f);
     free(e->slab);
@@ -535,38 +558,44 @@ static int results_alloc(struct request *r, struct error *err) {
     return OK;
 }
 
-static struct grammar_machine *grammar_hold(struct engine *e, const struct grammar *g) {
-    if (!e->grammar_vocab) e->grammar_vocab = grammar_vocab_new(e->m->tok);
+static void grammar_hold(struct engine *e, const struct grammar *g) {
     for (int32_t i = 0; i < e->n_grammars; i++)
         if (e->grammars[i].grammar == g) {
             e->grammars[i].users++;
-            return e->grammars[i].machine;
+            return;
         }
     e->grammars = xrealloc(e->grammars, (size_t)(e->n_grammars + 1) * sizeof *e->grammars);
-    struct held_grammar *h = &e->grammars[e->n_grammars++];
-    *h = (struct held_grammar){g, grammar_machine_new(g, e->grammar_vocab, 0), 1};
+    e->grammars[e->n_grammars++] = (struct held_grammar){.grammar = g, .users = 1};
+}
+
+void engine_prepare_grammars(struct engine *e) {
+    pthread_mutex_lock(&e->vocab_lock);
+    if (!e->grammar_vocab && e->m->tok) e->grammar_vocab = grammar_vocab_new(e->m->tok);
+    pthread_mutex_unlock(&e->vocab_lock);
+}
+
+/* The machine of a grammar that is held; its first use makes it. */
+static struct grammar_machine *grammar_machine_of(struct engine *e, const struct grammar *g,
+                                                  int64_t *units) {
+    int32_t i = 0;
+    while (e->grammars[i].grammar != g) i++;
+    struct held_grammar *h = &e->grammars[i];
+    if (h->machine) return h->machine;
+    engine_prepare_grammars(e);
+    h->machine = grammar_machine_new(g, e->grammar_vocab, 0);
+    grammars_share(e);
+    *units -= MACHINE_UNITS;
     return h->machine;
 }
 
-/* What may be drawn next. False: nothing, the reply is over. */
-static bool grammar_next(const struct engine *e, const struct request *r) {
-    struct request_state *s = r->state;
-    int32_t left = r->max_tokens - r->n_out, any = 0;
-    bool fits = grammar_rest(&s->reply) <= left; // else it cannot be whole: as far as it goes
-    grammar_mask(&s->reply, fits ? left - 1 : -1, s->allowed);
-    if (grammar_is_final(&s->reply))
-        for (int32_t i = 0; i < r->n_stop; i++)
-            s->allowed[r->stop[i] / 32] |= 1u << r->stop[i] % 32;
-    for (int32_t i = 0; i < (e->vocab + 31) / 32; i++) any |= s->allowed[i] != 0;
-    return any;
-}
-
+/* The first mask is made once the request is admitted. */
 static void state_grammar(struct engine *e, const struct request *r) {
     struct request_state *s = r->state;
     if (!r->grammar || r->max_tokens == 0) return;
-    s->reply = grammar_state_new(grammar_hold(e, r->grammar));
+    grammar_hold(e, r->grammar);
     s->allowed = xcalloc((size_t)(e->vocab + 31) / 32, sizeof *s->allowed);
-    s->silent = !grammar_next(e, r);
+    s->masking = true;
+    s->unread = -1;
 }
 
 static void request_enqueue(struct engine *e, struct request *r) {
@@ -603,7 +632,8 @@ int engine_submit(struct engine *e, struct request *r, struct error *err) {
 static int32_t slot_overlap(const struct slot *s, const struct request *r) {
     bool reading = s->owner && s->owner->state->phase == PHASE_PROMPT;
     const int32_t *v = reading ? s->owner->prompt : s->tokens;
-    int32_t n = reading ? s->owner->n_prompt : s->n;
+    // the last token of a prompt with a grammar may wait for the mask, which others must not
+    int32_t n = reading ? s->owner->n_prompt - (s->owner->grammar != NULL) : s->n;
     if (n < PREFIX_MIN || r->n_prompt <= PREFIX_MIN || r->prompt_logprobs ||
         strcmp(s->key, r->state->key) != 0)
         return 0;
@@ -732,16 +762,29 @@ static void feed_add(struct engine *e, struct request *r, int32_t budget) {
     e->n_out += n_out;
 }
 
+/* Rows of a prompt that may be run: the last one draws a token, for which the mask must be there.
+ */
+static int32_t rows_ready(const struct engine *e, const struct request *r) {
+    const struct request_state *s = r->state;
+    int32_t room = e->o.max_rows - e->n_rows;
+    return s->masking ? MIN(room, s->end - s->kv - 1) : room;
+}
+
+/* No rows: every request waits for its mask. */
 static void step_plan(struct engine *e) {
+    bool masking = false;
     e->n_feeds = e->n_rows = e->n_out = 0;
-    for (int32_t i = 0; i < e->n_active && e->n_rows < e->o.max_rows; i++)
-        if (e->active[i]->state->phase == PHASE_GENERATE) feed_add(e, e->active[i], 1);
+    for (int32_t i = 0; i < e->n_active && e->n_rows < e->o.max_rows; i++) {
+        const struct request_state *s = e->active[i]->state;
+        masking |= s->masking;
+        if (s->phase == PHASE_GENERATE && !s->masking) feed_add(e, e->active[i], 1);
+    }
     for (int32_t i = 0; i < e->n_active && e->n_rows < e->o.max_rows; i++) {
         const struct request_state *s = e->active[i]->state;
         if (s->phase != PHASE_GENERATE && !s->leader)
-            feed_add(e, e->active[i], e->o.max_rows - e->n_rows);
+            feed_add(e, e->active[i], rows_ready(e, e->active[i]));
     }
-    CHECK(e->n_rows > 0);
+    CHECK(e->n_rows > 0 || masking);
 }
 
 static void feeds_group(struct engine *e) {
@@ -956,13 +999,8 @@ static bool stop_text_found(const struct engine *e, struct request *r) {
     return true;
 }
 
-/* False when no text of the grammar goes on. */
-static bool grammar_advance(const struct engine *e, const struct request *r, int32_t token) {
-    CHECK(grammar_accept_token(&r->state->reply, token)); // it was allowed
-    return r->n_out < r->max_tokens && grammar_next(e, r);
-}
-
 static void token_take(struct engine *e, struct request *r, const struct out *o) {
+    struct request_state *s = r->state;
     r->n_generated++;
     e->stats.generated++;
     if (is_stop(r, o->token)) {
@@ -971,15 +1009,70 @@ static void token_take(struct engine *e, struct request *r, const struct out *o)
     }
     r->out_logprob[r->n_out] = o->logprob;
     r->out[r->n_out++] = o->token;
-    r->state->phase = PHASE_GENERATE;
-    r->state->end = r->n_prompt + r->n_out;
-    bool loop = loop_found(r), over = r->state->allowed && !grammar_advance(e, r, o->token);
-    if (stop_text_found(e, r) || (over && grammar_is_final(&r->state->reply)))
+    s->phase = PHASE_GENERATE;
+    s->end = r->n_prompt + r->n_out;
+    s->loops = loop_found(r);
+    if (stop_text_found(e, r)) {
         generation_end(r, FINISH_STOP);
-    else if (loop)
+    } else if (s->allowed) {
+        s->masking = true;
+        s->unread = o->token;
+    } else if (s->loops) {
         generation_end(r, FINISH_LOOP);
-    else if (over || r->n_out == r->max_tokens)
+    } else if (r->n_out == r->max_tokens) {
         generation_end(r, FINISH_LENGTH);
+    }
+}
+
+/* The mask is there: goes on with it, unless no text of the grammar does. */
+static void mask_take_up(const struct engine *e, struct request *r) {
+    struct request_state *s = r->state;
+    int32_t any = 0;
+    bool final = grammar_is_final(&s->reply);
+    s->masking = false;
+    for (int32_t i = 0; final && i < r->n_stop; i++)
+        s->allowed[r->stop[i] / 32] |= 1u << r->stop[i] % 32;
+    for (int32_t i = 0; i < (e->vocab + 31) / 32; i++) any |= s->allowed[i] != 0;
+    bool over = !any || r->n_out == r->max_tokens;
+    if (s->unread < 0)
+        s->silent = over;
+    else if (over && final)
+        generation_end(r, FINISH_STOP);
+    else if (s->loops)
+        generation_end(r, FINISH_LOOP);
+    else if (over)
+        generation_end(r, FINISH_LENGTH);
+}
+
+/* Works at the request's mask for as long as there are units. True: it is made. */
+static bool mask_work(struct engine *e, struct request *r, int64_t *units) {
+    struct request_state *s = r->state;
+    int32_t left = r->max_tokens - r->n_out;
+    if (!s->reply.machine) s->reply = grammar_state_new(grammar_machine_of(e, r->grammar, units));
+    if (!grammar_advance(&s->reply, s->unread, left, left > 0 ? s->allowed : NULL, units))
+        return false;
+    mask_take_up(e, r);
+    return true;
+}
+
+/*
+ * Masks are worked at in turns, and only so much in a step: a grammar whose masks are expensive
+ * delays the requests that are held to it and no others. What a mask is does not depend on when it
+ * is made.
+ */
+static void masks_work(struct engine *e) {
+    for (int32_t waiting = 1; waiting > 0 && e->mask_units > 0;) {
+        int32_t first = e->mask_turn, i = 0;
+        waiting = 0;
+        for (; i < e->n_active && e->mask_units > 0; i++) {
+            struct request *r = e->active[(first + i) % e->n_active];
+            int64_t units = MASK_QUANTUM;
+            if (r->done || !r->state->masking) continue;
+            waiting += !mask_work(e, r, &units);
+            e->mask_units -= MASK_QUANTUM - units;
+        }
+        e->mask_turn = e->n_active ? (first + i) % e->n_active : 0;
+    }
 }
 
 /* The phase's last row has been run. */
@@ -1082,10 +1175,18 @@ void engine_cancel(struct engine *e, struct request *r) {
     if (e->o.finished) e->o.finished(e->o.finished_ctx, r);
 }
 
+static int step_end(struct engine *e) {
+    active_sweep(e);
+    return e->n_active + e->n_waiting;
+}
+
 int engine_step(struct engine *e) {
     waiting_admit(e);
     if (e->n_active == 0) return 0;
+    e->mask_units = MASK_UNITS;
+    masks_work(e);
     step_plan(e);
+    if (e->n_rows == 0) return step_end(e);
     step_run(e);
     pool_run(e->n_out > 1 ? e->o.pool : NULL, outs_read, e, e->n_out, 1);
     for (int32_t i = 0; i < e->n_feeds; i++) feed_store(e, &e->feeds[i]);
@@ -1094,8 +1195,8 @@ int engine_step(struct engine *e) {
         struct request *r = e->feeds[i].r;
         if (r->state->kv == r->state->end) phase_end(e, r, &e->feeds[i]);
     }
-    active_sweep(e);
-    return e->n_active + e->n_waiting;
+    masks_work(e);
+    return step_end(e);
 }
 
 int engine_run(struct engine *e, struct request *reqs, int n, struct progress *p,

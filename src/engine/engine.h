@@ -143,6 +143,9 @@ int32_t engine_max_seqs(const struct engine *e);
 int engine_submit(struct engine *e, struct request *r, struct error *err);
 /* The same without submitting. Any thread, also while the engine runs. */
 int engine_check(const struct engine *e, const struct request *r, struct error *err);
+/* Makes what all grammars share, so that the first request with one need not wait for it in a step.
+ * Any thread. */
+void engine_prepare_grammars(struct engine *e);
 /* Between steps: an unfinished request is done now, with FINISH_NONE and what it has so far. The
  * others do not notice. */
 void engine_cancel(struct engine *e, struct request *r);

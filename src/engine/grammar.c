@@ -32,8 +32,11 @@ enum {
     STEP_LIMIT = 1 << 15,  /* configurations looked at in one step */
     MERGE_LIMIT = 1 << 14, /* frames looked at by the unions of one step */
     N_MASKS = 256,
-    MAX_GROUPS = 4, /* a state of more different stacks is walked whole */
+    MAX_GROUPS = 4,       /* a state of more different stacks is walked whole */
+    EDGE_LIMIT = 1 << 18, /* edges looked at in one step */
+    TRIM_EVERY = 16,      /* trie nodes between two looks at the machine's memory */
 };
+#define UNITS_ALL INT64_MAX /* of work: nothing is put off */
 
 struct frame {
     int32_t ret, below;
@@ -93,7 +96,51 @@ struct mask {
     int32_t worst; /* the longest rest behind an allowed token */
     uint64_t used;
     uint32_t *bits;
+    int64_t counted;   /* bytes of `cut` that the machine has counted */
     POOL(int32_t) cut; /* local masks: trie nodes where the way leads below the frames */
+};
+
+/*
+ * A walk over trie nodes [at, end). It may stop between two of them and go on later: path[0 ..
+ * depth] are then states on the way to `at`.
+ */
+struct walk {
+    uint32_t *bits;
+    int32_t max_rest, worst;
+    struct mask *local; /* the walk is of a local state, its cut nodes go here */
+    int64_t budget;     /* configurations that it may still meet */
+    int32_t at, end, depth;
+    bool down; /* the way to the first node is behind it */
+};
+
+/*
+ * One reply's next mask in the making. A machine has one at a time.
+ *
+ *     READ ─> MASK ─┬─> WALK ────────────────┬─> COPY ─┬─> done
+ *                   └─> PART <─> LOCAL ─> JOIN         └─> NEAR ─> done
+ */
+enum job_stage {
+    JOB_NONE,
+    JOB_READ,
+    JOB_MASK,
+    JOB_WALK,
+    JOB_PART,
+    JOB_LOCAL,
+    JOB_JOIN,
+    JOB_COPY,
+    JOB_NEAR
+};
+struct job {
+    enum job_stage stage;
+    int32_t slot, token;
+    int32_t left; /* tokens that the reply may have, from which max_rest follows; -1: max_rest */
+    int32_t max_rest; /* is given */
+    uint32_t *bits;   /* NULL: no mask is wanted */
+    struct walk w;
+    int32_t local;       /* LOCAL: the state that is walked */
+    struct mask *making; /* filled by the walk; it belongs to no state before it is whole */
+    struct mask *parts[MAX_GROUPS]; /* [n_parts] masks of the local states */
+    int32_t n_parts, part, cut;     /* JOIN: the cut node of a part that comes next */
 };
 
 struct grammar_vocab {
@@ -123,10 +170,13 @@ struct grammar_machine {
     POOL(struct config) todo, found;
     POOL(struct frame) merging;
     struct pair_map seen, merged;
-    int32_t step_flags, n_merges;
-    bool limited; /* for people: it decides nothing */
+    int32_t step_flags, n_merges, n_edges;
+    bool limited;  /* for people: it decides nothing */
+    int64_t units; /* of work that may still be done before the job stops */
     /* masks */
     struct mask masks[N_MASKS];
+    size_t mask_bytes;
+    struct job job;
     int32_t *path; /* [max_depth + 2] states of a walk */
     bool *open;    /* [max_depth + 2] the way has reached below the frames */
     uint64_t clock;
@@ -135,6 +185,10 @@ struct grammar_machine {
 static uint64_t mix(uint64_t h, uint64_t x) {
     h = (h ^ x) * 0x9E3779B97F4A7C15u;
     return h ^ (h >> 29);
+}
+
+static size_t mask_words(const struct grammar_vocab *v) {
+    return ((size_t)v->n_tokens + 31) / 32;
 }
 
 /* pairs */
@@ -334,7 +388,15 @@ static void step_visit(struct grammar_machine *m, int32_t node, int32_t stacks) 
 static void step_begin(struct grammar_machine *m) {
     pair_map_clear(&m->seen);
     pair_map_clear(&m->merged);
-    m->todo.n = m->found.n = m->n_merges = m->step_flags = 0;
+    m->todo.n = m->found.n = m->n_merges = m->n_edges = m->step_flags = 0;
+}
+
+/* Edges are work too: a node may have as many as the whole network. */
+static bool step_edges(struct grammar_machine *m, int32_t node) {
+    m->n_edges += m->g->edge_begin[node + 1] - m->g->edge_begin[node];
+    if (m->n_edges <= EDGE_LIMIT) return true;
+    m->limited = true;
+    return false;
 }
 
 /* What the configuration leads to without reading. */
@@ -348,6 +410,7 @@ static void step_follow(struct grammar_machine *m, struct config c) {
             step_visit(m, f.ret, f.below);
         }
     }
+    if (!step_edges(m, c.node)) return;
     for (int32_t k = g->edge_begin[c.node]; k < g->edge_begin[c.node + 1]; k++) {
         const struct edge *e = &g->edges[k];
         if (e->lo <= e->hi || g->rest[e->to] >= GRAMMAR_NEVER) continue;
@@ -400,6 +463,7 @@ static int32_t step_end(struct grammar_machine *m) {
         else
             m->found.v[n++] = c;
     }
+    m->units -= m->todo.n + m->n_edges + m->n_merges;
     return state_intern(m, m->found.v, n, m->step_flags);
 }
 
@@ -409,6 +473,7 @@ static int32_t state_compute(struct grammar_machine *m, int32_t state, uint8_t b
     step_begin(m);
     for (int32_t i = 0; i < s.n; i++) {
         struct config c = m->configs.v[s.first + i];
+        m->units -= m->g->edge_begin[c.node + 1] - m->g->edge_begin[c.node];
         for (int32_t k = m->g->edge_begin[c.node]; k < m->g->edge_begin[c.node + 1]; k++) {
             const struct edge *e = &m->g->edges[k];
             if (e->lo <= byte && byte <= e->hi) step_visit(m, e->to, c.stacks);
@@ -459,7 +524,29 @@ static void machine_clear(struct grammar_machine *m) {
     m->states.v[m->states.n++] = (struct state){.rest = GRAMMAR_NEVER, .row = ROW_NONE, .mask = -1};
     CHECK(stacks_intern(m, NULL, 0, STACKS_BOTTOM) == STACKS_BOTTOM);
     CHECK(stacks_intern(m, NULL, 0, STACKS_UNKNOWN) == STACKS_UNKNOWN);
-    for (int i = 0; i < N_MASKS; i++) m->masks[i].state = -1;
+}
+
+static bool mask_is_pinned(const struct job *j, const struct mask *k) {
+    bool pinned = j->stage != JOB_NONE && k == j->making;
+    for (int32_t i = 0; j->stage != JOB_NONE && i < j->n_parts; i++) pinned |= k == j->parts[i];
+    return pinned;
+}
+
+/* Forgets the masks; those that the job in progress needs belong to no state from now on. */
+static void masks_clear(struct grammar_machine *m) {
+    for (int i = 0; i < N_MASKS; i++) {
+        struct mask *k = &m->masks[i];
+        k->state = -1;
+        if (!k->bits || mask_is_pinned(&m->job, k)) continue;
+        m->mask_bytes -= mask_words(m->vocab) * sizeof *k->bits + (size_t)k->counted;
+        free(k->bits);
+        free(k->cut.v);
+        *k = (struct mask){.state = -1};
+    }
+}
+
+void grammar_machine_limit(struct grammar_machine *m, size_t max_bytes) {
+    m->max_bytes = max_bytes ? max_bytes : (size_t)64 << 20;
 }
 
 struct grammar_machine *grammar_machine_new(const struct grammar *g, const struct grammar_vocab *v,
@@ -467,7 +554,9 @@ struct grammar_machine *grammar_machine_new(const struct grammar *g, const struc
     struct grammar_machine *m = xcalloc(1, sizeof *m);
     m->g = g;
     m->vocab = v;
-    m->max_bytes = max_bytes ? max_bytes : (size_t)64 << 20;
+    grammar_machine_limit(m, max_bytes);
+    m->units = UNITS_ALL;
+    for (int i = 0; i < N_MASKS; i++) m->masks[i].state = -1;
     size_t depth = v ? (size_t)v->max_depth + 2 : 2;
     m->path = xcalloc(depth, sizeof *m->path);
     m->open = xcalloc(depth, sizeof *m->open);
@@ -508,7 +597,7 @@ size_t grammar_machine_bytes(const struct grammar_machine *m) {
     return (size_t)m->frames.n * sizeof *m->frames.v + (size_t)m->stacks.n * sizeof *m->stacks.v +
            (size_t)m->configs.n * sizeof *m->configs.v + (size_t)m->states.n * sizeof *m->states.v +
            (size_t)m->rows.n * sizeof *m->rows.v +
-           (m->stacks_table.mask + m->states_table.mask + 2) * sizeof(int32_t);
+           (m->stacks_table.mask + m->states_table.mask + 2) * sizeof(int32_t) + m->mask_bytes;
 }
 
 bool grammar_machine_limited(const struct grammar_machine *m) {
@@ -528,11 +617,32 @@ static int32_t state_move(struct grammar_machine *m, const struct grammar_machin
     return state_intern(m, m->found.v, m->found.n, s.flags);
 }
 
-/* Marks the stacks that a held state stands on; what is below has a lower id. */
-static void stacks_mark(const struct grammar_machine *m, int32_t *map) {
-    for (int32_t i = 0; i < m->held.n; i++) {
-        if (m->held.v[i] < 0) continue;
-        struct state s = m->states.v[m->held.v[i]];
+/* How many of path[] are states that the job in progress goes on from. */
+static int32_t job_path(const struct grammar_machine *m) {
+    const struct job *j = &m->job;
+    bool walks = j->stage != JOB_NONE && j->stage != JOB_MASK && j->stage != JOB_PART &&
+                 j->stage != JOB_COPY && j->w.at < j->w.end;
+    if (!walks) return 0;
+    return (j->w.down ? m->vocab->depth[j->w.at] : j->w.depth) + 1;
+}
+
+/* The ids of states that a collection keeps and renumbers: [*n], the caller's. */
+static int32_t **machine_roots(struct grammar_machine *m, int32_t *n) {
+    int32_t n_path = job_path(m), k = 0;
+    int32_t **roots = xmalloc((size_t)(m->held.n + n_path + 1) * sizeof *roots);
+    for (int32_t i = 0; i < m->held.n; i++)
+        if (m->held.v[i] >= 0) roots[k++] = &m->held.v[i];
+    for (int32_t i = 0; i < n_path; i++) roots[k++] = &m->path[i];
+    if (m->job.stage == JOB_LOCAL) roots[k++] = &m->job.local;
+    *n = k;
+    return roots;
+}
+
+/* Marks the stacks that the roots stand on; what is below has a lower id. */
+static void stacks_mark(const struct grammar_machine *m, int32_t *const *roots, int32_t n,
+                        int32_t *map) {
+    for (int32_t i = 0; i < n; i++) {
+        struct state s = m->states.v[*roots[i]];
         for (int32_t k = 0; k < s.n; k++) map[m->configs.v[s.first + k].stacks] = 1;
     }
     for (int32_t i = m->stacks.n - 1; i > 0; i--) {
@@ -541,11 +651,13 @@ static void stacks_mark(const struct grammar_machine *m, int32_t *map) {
     }
 }
 
-/* Forgets everything but the held states. */
+/* Forgets everything but the roots. */
 static void machine_collect(struct grammar_machine *m) {
+    int32_t n_roots, **roots = machine_roots(m, &n_roots);
     struct grammar_machine old = *m;
     int32_t *map = xcalloc((size_t)old.stacks.n, sizeof *map);
-    stacks_mark(&old, map);
+    stacks_mark(&old, roots, n_roots, map);
+    m->units -= old.stacks.n;
     memset(&m->frames, 0, sizeof m->frames);
     memset(&m->stacks, 0, sizeof m->stacks);
     memset(&m->configs, 0, sizeof m->configs);
@@ -553,6 +665,7 @@ static void machine_collect(struct grammar_machine *m) {
     memset(&m->rows, 0, sizeof m->rows);
     m->stacks_table = m->states_table = (struct id_table){0};
     machine_clear(m);
+    masks_clear(m);
     for (int32_t i = 1; i < old.stacks.n; i++) { // upwards: what is below has its new id already
         struct stacks s = old.stacks.v[i];
         if (!map[i]) continue;
@@ -565,15 +678,15 @@ static void machine_collect(struct grammar_machine *m) {
         map[i] = stacks_intern(m, m->merging.v, m->merging.n, s.flags);
     }
     m->merging.n = 0;
-    for (int32_t i = 0; i < m->held.n; i++)
-        if (m->held.v[i] >= 0) m->held.v[i] = state_move(m, &old, m->held.v[i], map);
+    for (int32_t i = 0; i < n_roots; i++) *roots[i] = state_move(m, &old, *roots[i], map);
     m->start = state_start(m);
     machine_release(&old);
+    free(roots);
     free(map);
 }
 
-/* At the entry of public calls only: no id may be in anyone's hand but the slots'. Doubling the
- * bound when the held states themselves are large keeps collections rare. */
+/* At the entry of public calls and between two nodes of a walk: no id may be in use but the roots.
+ * Doubling the bound when the roots themselves are large keeps collections rare. */
 static void machine_trim(struct grammar_machine *m) {
     if (grammar_machine_bytes(m) <= m->max_bytes) return;
     machine_collect(m);
@@ -604,6 +717,7 @@ struct grammar_state grammar_state_copy(const struct grammar_state *s) {
 
 void grammar_state_release(struct grammar_state *s) {
     if (s->machine) s->machine->held.v[s->slot] = -1;
+    if (s->machine && s->machine->job.slot == s->slot) s->machine->job.stage = JOB_NONE;
     *s = (struct grammar_state){0};
 }
 
@@ -769,13 +883,6 @@ void grammar_vocab_free(struct grammar_vocab *v) {
 
 /* masks */
 
-struct walk {
-    uint32_t *bits;
-    int32_t max_rest, worst;
-    struct mask *local; /* the walk is of a local state, its cut nodes go here */
-    int64_t budget;     /* configurations that it may still meet */
-};
-
 /*
  * The budget keeps a hostile grammar, whose every token leads to thousands of configurations, from
  * taking minutes: when it is used up, only single bytes are still tried. No honest grammar comes
@@ -793,102 +900,123 @@ static void walk_allow(const struct grammar_vocab *v, struct walk *w, int32_t no
         w->bits[v->tokens[i] / 32] |= 1u << (v->tokens[i] % 32);
 }
 
-/* Nodes [begin, end) of the trie; m->path[d] and m->open[d] are those before a node of depth d. */
-static void walk_nodes(struct grammar_machine *m, struct walk *w, int32_t begin, int32_t end) {
+/* The walk will be of nodes [begin, end), from `state` before the first byte of any of them. */
+static void walk_begin(struct grammar_machine *m, struct walk *w, int32_t state, int32_t begin,
+                       int32_t end) {
     const struct grammar_vocab *v = m->vocab;
-    for (int32_t i = begin; i < end;) {
-        int32_t d = v->depth[i], here = m->path[d];
-        m->limited |= w->budget <= 0 && d > 0;
-        int32_t next = w->budget > 0 || d == 0 ? state_next(m, here, v->byte[i]) : STATE_DEAD;
-        // once the way has been below the frames, what the local state forbids is still undecided
-        bool open = m->open[d] || (w->local && m->states.v[here].flags & STACKS_UNKNOWN);
-        if (next == STATE_DEAD) {
-            if (open) {
-                POOL_ROOM(&w->local->cut, 1);
-                w->local->cut.v[w->local->cut.n++] = i;
-            }
-            i = v->skip[i];
-            continue;
-        }
-        w->budget -= m->states.v[next].n;
-        m->path[d + 1] = next;
-        m->open[d + 1] = open;
-        walk_allow(v, w, i, m->states.v[next].rest);
-        i++;
-    }
+    w->at = begin;
+    w->end = end;
+    w->depth = 0;
+    w->down = begin == end;
+    m->path[0] = state;
+    if (w->down) return;
+    m->open[v->depth[begin]] = false;
+    for (int32_t i = v->parent[begin]; i >= 0; i = v->parent[i]) m->path[v->depth[i] + 1] = i;
 }
 
-static void walk_all(struct grammar_machine *m, struct walk *w, int32_t state) {
-    m->path[0] = state;
-    m->open[0] = false;
-    w->budget = walk_budget(m->vocab);
-    walk_nodes(m, w, 0, m->vocab->n_nodes);
-}
-
-/* Fills path[0 .. depth] with the states on the way to a node, the last one before its own byte. */
-static void walk_down(struct grammar_machine *m, int32_t state, int32_t node) {
+/* Fills path[] with the states on the way to the first node, the last one before its own byte.
+ * False: the work that may be done now is done. */
+static bool walk_down(struct grammar_machine *m, struct walk *w) {
     const struct grammar_vocab *v = m->vocab;
-    m->path[0] = state;
-    for (int32_t i = v->parent[node]; i >= 0; i = v->parent[i]) m->path[v->depth[i] + 1] = i;
-    for (int32_t d = 0; d < v->depth[node]; d++) // path[d + 1] still names the trie's node
+    for (; !w->down && w->depth < v->depth[w->at]; w->depth++) {
+        int32_t d = w->depth; // path[d + 1] still names the trie's node
+        if (m->units <= 0) return false;
+        m->units--;
         m->path[d + 1] = state_next(m, m->path[d], v->byte[m->path[d + 1]]);
+    }
+    w->down = true;
+    return true;
 }
 
-/* The subtree of a node at which a local walk was cut, with the true state. */
-static void walk_cut(struct grammar_machine *m, struct walk *w, int32_t state, int32_t node) {
-    walk_down(m, state, node);
-    m->open[m->vocab->depth[node]] = false;
-    walk_nodes(m, w, node, m->vocab->skip[node]);
+static void machine_trim(struct grammar_machine *m);
+
+/* One node; m->path[d] and m->open[d] are those before a node of depth d. */
+static void walk_node(struct grammar_machine *m, struct walk *w) {
+    const struct grammar_vocab *v = m->vocab;
+    int32_t i = w->at, d = v->depth[i], here = m->path[d];
+    m->limited |= w->budget <= 0 && d > 0;
+    int32_t next = w->budget > 0 || d == 0 ? state_next(m, here, v->byte[i]) : STATE_DEAD;
+    // once the way has been below the frames, what the local state forbids is still undecided
+    bool open = m->open[d] || (w->local && m->states.v[here].flags & STACKS_UNKNOWN);
+    if (next == STATE_DEAD) {
+        if (open) {
+            POOL_ROOM(&w->local->cut, 1);
+            w->local->cut.v[w->local->cut.n++] = i;
+        }
+        w->at = v->skip[i];
+        return;
+    }
+    w->budget -= m->states.v[next].n;
+    m->path[d + 1] = next;
+    m->open[d + 1] = open;
+    walk_allow(v, w, i, m->states.v[next].rest);
+    w->at++;
+}
+
+/* Goes on with the job's walk. False: it is to be continued. */
+static bool walk_on(struct grammar_machine *m, struct walk *w) {
+    if (!walk_down(m, w)) return false;
+    for (int32_t n = 0; w->at < w->end; n++) {
+        if (m->units-- <= 0) return false;
+        if (n % TRIM_EVERY == 0) machine_trim(m);
+        walk_node(m, w);
+    }
+    return true;
 }
 
 bool grammar_accept_token(struct grammar_state *s, int32_t token) {
     struct grammar_machine *m = s->machine;
     const struct grammar_vocab *v = m->vocab;
-    CHECK(v != NULL && token >= 0 && token < v->n_tokens);
+    CHECK(v != NULL && token >= 0 && token < v->n_tokens && m->job.stage == JOB_NONE);
     int32_t node = v->node_of[token];
     if (node < 0) return false;
     machine_trim(m);
-    walk_down(m, state_id(s), node);
+    struct walk w;
+    walk_begin(m, &w, state_id(s), node, node + 1);
+    walk_down(m, &w);
     int32_t state = state_next(m, m->path[v->depth[node]], v->byte[node]);
     if (state != STATE_DEAD) m->held.v[s->slot] = state;
     return state != STATE_DEAD;
 }
 
-static size_t mask_words(const struct grammar_vocab *v) {
-    return ((size_t)v->n_tokens + 31) / 32;
-}
-
-/* An empty entry for the state, in place of the one that was used longest ago. */
-static struct mask *mask_make(struct grammar_machine *m, int32_t state) {
-    struct mask *out = &m->masks[0];
-    for (int i = 1; i < N_MASKS && out->state >= 0; i++)
-        if (m->masks[i].state < 0 || m->masks[i].used < out->used) out = &m->masks[i];
+/* An empty entry in place of the one that was used longest ago. It belongs to no state before it is
+ * whole. */
+static struct mask *mask_take(struct grammar_machine *m) {
+    struct mask *out = NULL;
+    for (int i = 0; i < N_MASKS; i++) {
+        struct mask *k = &m->masks[i];
+        if (mask_is_pinned(&m->job, k)) continue;
+        if (!out || k->state < 0 || k->used < out->used) out = k;
+        if (k->state < 0) break;
+    }
     if (out->state >= 0) m->states.v[out->state].mask = -1;
-    if (!out->bits) out->bits = xmalloc(mask_words(m->vocab) * sizeof *out->bits + 4);
+    if (!out->bits) {
+        out->bits = xmalloc(mask_words(m->vocab) * sizeof *out->bits + 4);
+        m->mask_bytes += mask_words(m->vocab) * sizeof *out->bits;
+    }
     memset(out->bits, 0, mask_words(m->vocab) * sizeof *out->bits);
-    out->state = state;
+    out->state = -1;
     out->worst = 0;
     out->cut.n = 0;
-    out->used = ++m->clock;
-    m->states.v[state].mask = (int32_t)(out - m->masks);
     return out;
 }
 
-/* The mask that is there, marked as used; masks found or made last are never the ones replaced, so
- * a few may be held at once. */
+static void mask_keep(struct grammar_machine *m, struct mask *k, int32_t state, int32_t worst) {
+    int64_t bytes = (int64_t)k->cut.cap * (int64_t)sizeof *k->cut.v;
+    m->mask_bytes += (size_t)(bytes - k->counted);
+    k->counted = bytes;
+    k->state = state;
+    k->worst = worst;
+    k->used = ++m->clock;
+    m->states.v[state].mask = (int32_t)(k - m->masks);
+}
+
+/* The mask that is there, marked as used. */
 static struct mask *mask_find(struct grammar_machine *m, int32_t state) {
     int32_t i = m->states.v[state].mask;
     if (i < 0) return NULL;
     m->masks[i].used = ++m->clock;
     return &m->masks[i];
-}
-
-static struct mask *mask_walked(struct grammar_machine *m, int32_t state, bool local) {
-    struct mask *out = mask_make(m, state);
-    struct walk w = {out->bits, GRAMMAR_NEVER, 0, local ? out : NULL, 0};
-    walk_all(m, &w, state);
-    out->worst = w.worst;
-    return out;
 }
 
 /* The different stacks under a state's configurations; more than MAX_GROUPS counts as too many. */
@@ -918,54 +1046,212 @@ static int32_t state_local(struct grammar_machine *m, int32_t state, int32_t sta
     return state_intern(m, m->found.v, m->found.n, 0);
 }
 
-/*
- * A mask put together from local ones and the walks they leave open. The figure `worst` is then an
- * upper bound.
- */
-static struct mask *mask_joined(struct grammar_machine *m, int32_t state, const int32_t *groups,
-                                int32_t n) {
-    struct mask *parts[MAX_GROUPS];
-    for (int32_t i = 0; i < n; i++) {
-        int32_t local = state_local(m, state, groups[i]);
-        parts[i] = mask_find(m, local);
-        if (!parts[i]) parts[i] = mask_walked(m, local, true);
-    }
-    struct mask *out = mask_make(m, state);
-    struct walk w = {out->bits, GRAMMAR_NEVER, 0, NULL, walk_budget(m->vocab)};
-    for (int32_t i = 0; i < n; i++) {
-        int32_t below = m->stacks.v[groups[i]].rest;
-        w.worst = MAX(w.worst, rest_sum(parts[i]->worst, below));
-        for (size_t k = 0; k < mask_words(m->vocab); k++) out->bits[k] |= parts[i]->bits[k];
-        for (int32_t k = 0; k < parts[i]->cut.n; k++) walk_cut(m, &w, state, parts[i]->cut.v[k]);
-    }
-    out->worst = w.worst;
-    return out;
+/* The stages of a job; see enum job_stage. Each returns false when its walk is to be continued. */
+
+static int32_t job_state(const struct grammar_machine *m) {
+    return m->held.v[m->job.slot];
+}
+
+static bool job_read(struct grammar_machine *m) {
+    struct job *j = &m->job;
+    const struct grammar_vocab *v = m->vocab;
+    int32_t node = v->node_of[j->token];
+    CHECK(node >= 0);
+    if (!walk_down(m, &j->w)) return false;
+    int32_t state = state_next(m, m->path[v->depth[node]], v->byte[node]);
+    CHECK(state != STATE_DEAD); // it was allowed
+    m->held.v[j->slot] = state;
+    j->stage = j->bits ? JOB_MASK : JOB_NONE;
+    return true;
+}
+
+/* Fills a new mask by a walk of the whole trie from `state`. */
+static void job_walk(struct grammar_machine *m, int32_t state, bool local) {
+    struct job *j = &m->job;
+    j->making = mask_take(m);
+    j->w = (struct walk){.bits = j->making->bits,
+                         .max_rest = GRAMMAR_NEVER,
+                         .local = local ? j->making : NULL,
+                         .budget = walk_budget(m->vocab)};
+    walk_begin(m, &j->w, state, 0, m->vocab->n_nodes);
 }
 
 /* Joining pays when several stacks may share the local mask, which the bottom alone cannot. */
-static struct mask *mask_get(struct grammar_machine *m, int32_t state) {
-    int32_t groups[MAX_GROUPS];
-    struct mask *known = mask_find(m, state);
-    if (known) return known;
+static void job_mask(struct grammar_machine *m) {
+    struct job *j = &m->job;
+    int32_t groups[MAX_GROUPS], state = job_state(m), rest = m->states.v[state].rest;
+    // where the shortest end is too far, the text goes as far as it goes
+    if (j->left >= 0) j->max_rest = rest <= j->left ? j->left - 1 : -1;
+    j->making = NULL;
+    j->n_parts = 0;
+    if (mask_find(m, state)) {
+        j->stage = JOB_COPY;
+        return;
+    }
     int32_t n = state_groups(m, state, groups);
     bool plain = n == 0 || n > MAX_GROUPS || (n == 1 && groups[0] == STACKS_BOTTOM);
-    return plain ? mask_walked(m, state, false) : mask_joined(m, state, groups, n);
+    if (plain) job_walk(m, state, false);
+    j->stage = plain ? JOB_WALK : JOB_PART;
+}
+
+/* All local masks are there: they are joined, and what they leave open will be walked. The figure
+ * `worst` is then an upper bound. */
+static void job_join(struct grammar_machine *m, const int32_t *groups) {
+    struct job *j = &m->job;
+    int32_t worst = 0;
+    j->making = mask_take(m);
+    for (int32_t i = 0; i < j->n_parts; i++) {
+        worst = MAX(worst, rest_sum(j->parts[i]->worst, m->stacks.v[groups[i]].rest));
+        for (size_t k = 0; k < mask_words(m->vocab); k++)
+            j->making->bits[k] |= j->parts[i]->bits[k];
+    }
+    j->w = (struct walk){.bits = j->making->bits,
+                         .max_rest = GRAMMAR_NEVER,
+                         .worst = worst,
+                         .budget = walk_budget(m->vocab)};
+    j->part = j->cut = 0;
+    j->stage = JOB_JOIN;
+}
+
+/* The next local mask. Ids of groups change with a collection, their order does not. */
+static void job_part(struct grammar_machine *m) {
+    struct job *j = &m->job;
+    int32_t groups[MAX_GROUPS], n = state_groups(m, job_state(m), groups);
+    if (j->n_parts == n) {
+        job_join(m, groups);
+        return;
+    }
+    int32_t local = state_local(m, job_state(m), groups[j->n_parts]);
+    struct mask *known = mask_find(m, local);
+    if (known) {
+        j->parts[j->n_parts++] = known;
+        return;
+    }
+    j->local = local;
+    job_walk(m, local, true);
+    j->stage = JOB_LOCAL;
+}
+
+static bool job_local(struct grammar_machine *m) {
+    struct job *j = &m->job;
+    if (!walk_on(m, &j->w)) return false;
+    mask_keep(m, j->making, j->local, j->w.worst);
+    j->parts[j->n_parts++] = j->making;
+    j->making = NULL;
+    j->stage = JOB_PART;
+    return true;
+}
+
+/* The subtrees at which local walks were cut, with the true state. */
+static bool job_cuts(struct grammar_machine *m) {
+    struct job *j = &m->job;
+    for (; j->part < j->n_parts; j->part++, j->cut = 0) {
+        const struct mask *part = j->parts[j->part];
+        while (j->w.at < j->w.end || j->cut < part->cut.n) {
+            if (j->w.at == j->w.end) {
+                int32_t node = part->cut.v[j->cut++];
+                walk_begin(m, &j->w, job_state(m), node, m->vocab->skip[node]);
+            }
+            if (!walk_on(m, &j->w)) return false;
+        }
+    }
+    return true;
+}
+
+static bool job_finish(struct grammar_machine *m) {
+    struct job *j = &m->job;
+    if (!(j->stage == JOB_WALK ? walk_on(m, &j->w) : job_cuts(m))) return false;
+    mask_keep(m, j->making, job_state(m), j->w.worst);
+    j->making = NULL;
+    j->n_parts = 0;
+    j->stage = JOB_COPY;
+    return true;
+}
+
+/* Near the end of the tokens the mask that is kept would let in what takes too long to close. */
+static void job_copy(struct grammar_machine *m) {
+    struct job *j = &m->job;
+    const struct mask *mask = mask_find(m, job_state(m));
+    size_t size = mask_words(m->vocab) * sizeof *j->bits;
+    bool fits = j->max_rest < 0 || mask->worst <= j->max_rest;
+    m->units -= (int64_t)size / 64;
+    j->stage = fits ? JOB_NONE : JOB_NEAR;
+    if (fits) {
+        memcpy(j->bits, mask->bits, size);
+        return;
+    }
+    memset(j->bits, 0, size);
+    j->w = (struct walk){.bits = j->bits, .max_rest = j->max_rest, .budget = walk_budget(m->vocab)};
+    walk_begin(m, &j->w, job_state(m), 0, m->vocab->n_nodes);
+}
+
+static bool job_stage_run(struct grammar_machine *m) {
+    switch (m->job.stage) {
+    case JOB_READ:
+        return job_read(m);
+    case JOB_MASK:
+        job_mask(m);
+        return true;
+    case JOB_PART:
+        job_part(m);
+        return true;
+    case JOB_LOCAL:
+        return job_local(m);
+    case JOB_WALK:
+    case JOB_JOIN:
+        return job_finish(m);
+    case JOB_COPY:
+        job_copy(m);
+        return true;
+    case JOB_NEAR:
+        if (!walk_on(m, &m->job.w)) return false;
+        m->job.stage = JOB_NONE;
+        return true;
+    case JOB_NONE:
+        break;
+    }
+    return true;
+}
+
+static bool job_run(struct grammar_machine *m) {
+    bool going = true;
+    while (going && m->job.stage != JOB_NONE) going = job_stage_run(m);
+    return going;
 }
 
 void grammar_mask(struct grammar_state *s, int32_t max_rest, uint32_t *bits) {
     struct grammar_machine *m = s->machine;
-    CHECK(m->vocab != NULL);
+    CHECK(m->vocab != NULL && m->job.stage == JOB_NONE);
     machine_trim(m);
-    const struct mask *mask = mask_get(m, state_id(s));
-    size_t size = mask_words(m->vocab) * sizeof *bits;
-    if (max_rest < 0 || mask->worst <= max_rest) {
-        memcpy(bits, mask->bits, size);
-        return;
-    }
-    // near the end of the tokens: the mask that is kept would let in what takes too long to close
-    struct walk w = {bits, max_rest, 0, NULL, 0};
-    memset(bits, 0, size);
-    walk_all(m, &w, state_id(s));
+    m->job = (struct job){
+        .stage = JOB_MASK, .slot = s->slot, .left = -1, .max_rest = max_rest, .bits = bits};
+    CHECK(job_run(m));
+}
+
+/* A state before its first token begins with the mask. */
+static void job_begin(struct grammar_state *s, int32_t token, int32_t left, uint32_t *bits) {
+    struct grammar_machine *m = s->machine;
+    machine_trim(m);
+    m->job =
+        (struct job){.slot = s->slot, .token = token, .left = left, .max_rest = -1, .bits = bits};
+    m->job.stage = token >= 0 ? JOB_READ : bits ? JOB_MASK : JOB_NONE;
+    if (token < 0) return;
+    int32_t node = m->vocab->node_of[token];
+    CHECK(node >= 0);
+    walk_begin(m, &m->job.w, state_id(s), node, node + 1);
+}
+
+bool grammar_advance(struct grammar_state *s, int32_t token, int32_t left, uint32_t *bits,
+                     int64_t *units) {
+    struct grammar_machine *m = s->machine;
+    CHECK(m->vocab != NULL);
+    if (m->job.stage != JOB_NONE && m->job.slot != s->slot) return false;
+    m->units = *units;
+    if (m->job.stage == JOB_NONE) job_begin(s, token, left, bits);
+    bool done = job_run(m);
+    *units = m->units;
+    m->units = UNITS_ALL;
+    return done;
 }
 
 /* enumeration */

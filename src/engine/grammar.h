@@ -38,7 +38,13 @@ struct grammar *grammar_new_json_object(struct error *err);
 struct grammar *grammar_new_gbnf(const char *text, size_t len, struct error *err);
 /* Exactly one of n texts, which may be any bytes. */
 struct grammar *grammar_new_choices(const char *const *texts, int n, struct error *err);
+/* Until it is called again, grammars that this thread compiles may have only 1/share of the states
+ * and expressions that the limits allow: a first try of bounded cost. Then, whether one was refused
+ * for that. */
+void grammar_build_share(int32_t share);
+bool grammar_build_share_met(void);
 void grammar_free(struct grammar *g);
+size_t grammar_bytes(const struct grammar *g); /* of memory */
 /* Identity: SHA-256 of the kind and the source text. */
 const char *grammar_hash(const struct grammar *g);
 /* What makes it again: the kind's name and the source, which for choices is every text with its
@@ -65,6 +71,8 @@ struct grammar_machine;
  * is forgotten; results stay the same. Borrows both. */
 struct grammar_machine *grammar_machine_new(const struct grammar *g, const struct grammar_vocab *v,
                                             size_t max_bytes);
+/* Changes max_bytes; takes effect with the next call. */
+void grammar_machine_limit(struct grammar_machine *m, size_t max_bytes);
 void grammar_machine_free(struct grammar_machine *m);
 size_t grammar_machine_bytes(const struct grammar_machine *m);
 /* A limit on the work of one step or mask was met, so some texts of a very ambiguous grammar can no
@@ -97,6 +105,17 @@ int32_t grammar_rest(const struct grammar_state *s);
  * lacks bytes or grammar_machine_limited().
  */
 void grammar_mask(struct grammar_state *s, int32_t max_rest, uint32_t *bits);
+/*
+ * grammar_accept_token (token -1: none) and then grammar_mask (bits NULL: none) in slices: does at
+ * most about *units of work, takes what it did from *units, and returns false while there is more
+ * to do: call it again with the same arguments. `left` is how many tokens the reply may still have:
+ * the mask then lets in only what can be whole by that time, unless nothing can. A unit is a node
+ * of the trie, a configuration or an edge that is looked at, some nanoseconds. What is computed
+ * does not depend on the slices. A machine advances one of its states at a time; while it does, the
+ * others' calls do nothing and return false, and a release of that state gives the machine free.
+ */
+bool grammar_advance(struct grammar_state *s, int32_t token, int32_t left, uint32_t *bits,
+                     int64_t *units);
 /* Appends the bytes that must come next whatever the reply is, at most `limit`; the state stays.
  * Returns how many. */
 size_t grammar_forced(struct grammar_state *s, size_t limit, struct buf *out);

@@ -138,12 +138,55 @@ int grammar_check_text(const char *what, const char *text, size_t len, struct er
 
 void builder_release(struct builder *b) {
     free(b->rules);
+    free(b->names);
     arena_release(&b->arena);
     *b = (struct builder){0};
 }
 
+static _Thread_local int32_t max_share = 1;
+static _Thread_local bool share_met;
+
+void grammar_build_share(int32_t share) {
+    max_share = MAX(share, 1);
+    share_met = false;
+}
+
+bool grammar_build_share_met(void) {
+    return share_met;
+}
+
+static bool over_share(bool over) {
+    share_met |= over;
+    return over;
+}
+
 bool builder_full(const struct builder *b) {
-    return b->arena.used > GRAMMAR_MAX_ARENA;
+    return over_share(b->arena.used > GRAMMAR_MAX_ARENA / (size_t)max_share);
+}
+
+static uint64_t name_hash(const char *s) {
+    uint64_t h = 0xCBF29CE484222325u;
+    for (; *s; s++) h = (h ^ (uint8_t)*s) * 0x100000001B3u;
+    return h ^ h >> 32;
+}
+
+/* Where the name is, or the free place for it. */
+static int32_t *name_slot(const struct builder *b, const char *name) {
+    uint64_t i = name_hash(name) & b->names_mask;
+    while (b->names[i] && strcmp(b->rules[b->names[i] - 1].name, name) != 0)
+        i = (i + 1) & b->names_mask;
+    return &b->names[i];
+}
+
+static void names_grow(struct builder *b) {
+    b->names_mask = b->names ? 2 * b->names_mask + 1 : 63;
+    free(b->names);
+    b->names = xcalloc(b->names_mask + 1, sizeof *b->names);
+    for (int32_t i = 0; i < b->n_rules; i++)
+        if (b->rules[i].name) {
+            int32_t *at = name_slot(b, b->rules[i].name);
+            if (!*at) *at = i + 1;
+        }
 }
 
 int32_t builder_rule(struct builder *b, const char *name) {
@@ -152,13 +195,17 @@ int32_t builder_rule(struct builder *b, const char *name) {
         b->rules = xrealloc(b->rules, (size_t)b->cap_rules * sizeof *b->rules);
     }
     b->rules[b->n_rules] = (struct rule){.name = name ? arena_strdup(&b->arena, name) : NULL};
+    if (name && 2 * (uint64_t)b->n_names >= b->names_mask) names_grow(b);
+    if (name) {
+        int32_t *at = name_slot(b, name);
+        if (!*at) *at = b->n_rules + 1; // the first rule of a name is the one that is found
+        b->n_names++;
+    }
     return b->n_rules++;
 }
 
 int32_t builder_find(const struct builder *b, const char *name) {
-    for (int32_t i = 0; i < b->n_rules; i++)
-        if (b->rules[i].name && strcmp(b->rules[i].name, name) == 0) return i;
-    return -1;
+    return b->names ? *name_slot(b, name) - 1 : -1;
 }
 
 void builder_define(struct builder *b, int32_t rule, struct expr *body) {
@@ -337,7 +384,8 @@ struct network {
 
 /* Asked inside every loop that a number in the source drives. */
 static bool network_full(const struct network *w) {
-    return w->refused || w->n_nodes > GRAMMAR_MAX_NODES || w->n_edges > 4 * GRAMMAR_MAX_NODES;
+    int32_t most = GRAMMAR_MAX_NODES / max_share;
+    return w->refused || over_share(w->n_nodes > most || w->n_edges > 4 * most);
 }
 
 /* The array with room for `cap`, or as it was. */
@@ -554,7 +602,7 @@ static int rules_compile(struct network *w, struct error *err) {
             return error_set(err, ERR_MEMORY,
                              "grammar is too large: it takes more than %d states; shorten its "
                              "repetitions",
-                             GRAMMAR_MAX_NODES);
+                             GRAMMAR_MAX_NODES / max_share);
         }
     }
     return OK;
@@ -842,6 +890,10 @@ void grammar_free(struct grammar *g) {
     if (!g) return;
     arena_release(&g->arena);
     free(g);
+}
+
+size_t grammar_bytes(const struct grammar *g) {
+    return sizeof *g + g->arena.used;
 }
 
 const char *grammar_hash(const struct grammar *g) {

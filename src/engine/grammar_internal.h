@@ -19,7 +19,7 @@ enum {
     GRAMMAR_MAX_NAMES = 8192,    /* named rules, references */
     GRAMMAR_MAX_NESTING = 200,   /* groups in groups, schemas in schemas */
 };
-#define GRAMMAR_MAX_ARENA ((size_t)128 << 20) /* bytes of expressions */
+#define GRAMMAR_MAX_ARENA ((size_t)32 << 20) /* bytes of expressions */
 #define GRAMMAR_NEVER (INT32_MAX / 4)         /* a length that no text has */
 
 struct range {
@@ -66,6 +66,9 @@ struct builder {
     struct arena arena;
     struct rule *rules;
     int32_t n_rules, cap_rules;
+    int32_t *names; /* open addressing from a name's hash to its rule + 1 */
+    uint64_t names_mask;
+    int32_t n_names;
 };
 void builder_release(struct builder *b);
 /* Front ends ask now and then, and refuse the source. */

@@ -8,6 +8,8 @@
 
 #include "engine/engine.h"
 
+#include <pthread.h>
+
 /* max + log Σ exp(x - max), the sum by the kernel's rule. `scratch` [n]. */
 float log_sum_exp(const float *x, int32_t n, float *scratch);
 
@@ -46,7 +48,7 @@ struct out {
 /* A grammar that requests in flight are held to, with all that has been worked out about it. */
 struct held_grammar {
     const struct grammar *grammar;
-    struct grammar_machine *machine;
+    struct grammar_machine *machine; /* NULL before the first mask */
     int32_t users;
 };
 
@@ -60,6 +62,7 @@ struct engine {
     int32_t n_pages, promised;   /* pages there are, and that active requests may need */
     struct request *head, *tail; /* waiting */
     void *slab;
+    pthread_mutex_t vocab_lock;          /* held while grammar_vocab is made */
     struct grammar_vocab *grammar_vocab; /* NULL before the first grammar */
     struct held_grammar *grammars;       /* [n_grammars] */
     int32_t n_grammars;
@@ -78,6 +81,8 @@ struct engine {
 
     /* the step in progress */
     int32_t n_feeds, n_groups, n_rows, n_out;
+    int64_t mask_units; /* of work at masks that are left */
+    int32_t mask_turn;  /* which active request's mask is worked at next */
 };
 
 /* The free slot whose content was used longest ago, empty ones first (`filled`: not at all), or -1.

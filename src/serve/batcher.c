@@ -173,7 +173,8 @@ static void linger(struct batcher *b, int ended) {
     struct timespec t = {(time_t)until, (long)((until - (double)(time_t)until) * 1e9)};
     pthread_mutex_lock(&b->lock);
     while (!b->quit && b->live.n + b->background.n < ended &&
-           pthread_cond_timedwait(&b->news, &b->lock, &t) == 0);
+           pthread_cond_timedwait(&b->news, &b->lock, &t) == 0)
+        ;
     pthread_mutex_unlock(&b->lock);
 }
 
@@ -206,7 +207,9 @@ static void step(struct batcher *b) {
     b->stats.pages_free = s.pages_free;
     b->stats.busy += b->step_seconds;
     pthread_mutex_unlock(&b->lock);
-    if (b->on_step) b->on_step(b->on_step_ctx, b->step_seconds, (int32_t)(s.rows - b->rows));
+    bool rows = s.rows > b->rows; // else every request waits for its mask
+    if (b->on_step && rows)
+        b->on_step(b->on_step_ctx, b->step_seconds, (int32_t)(s.rows - b->rows));
     b->rows = s.rows;
 }
 

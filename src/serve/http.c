@@ -759,9 +759,17 @@ static void memory_return(void) {
 #endif
 }
 
+static _Thread_local struct exchange *current;
+
+struct exchange *exchange_current(void) {
+    return current;
+}
+
 static void handle(void *ctx) {
     struct exchange *x = ctx;
+    current = x;
     x->route->handle(x->h->c.ctx, x);
+    current = NULL;
     bool large = x->body.len > LARGE_BODY;
     body_release(x); // a reply may take minutes, and its request can be large
     if (large) memory_return();

@@ -110,6 +110,8 @@ struct limits *http_limits(struct http *h); /* by exchange_client and what the c
 
 /* a request */
 
+/* The one that this thread's handler was called with; NULL in other threads. */
+struct exchange *exchange_current(void);
 const char *exchange_method(const struct exchange *x);
 const char *exchange_path(const struct exchange *x); /* decoded, without the query */
 const char *exchange_rest(const struct exchange *x); /* what the route's "*" stands for; or "" */

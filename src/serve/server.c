@@ -21,8 +21,6 @@
 #include <unistd.h>
 
 enum {
-    GRAMMARS_KEPT = 64,
-    GRAMMAR_BYTES = 256 << 10,
     WORKERS = 8,
     MAX_ROUTES = 128,
 };
@@ -467,71 +465,23 @@ void target_apply(const struct target *t, struct request *r) {
 
 /* grammars */
 
-static size_t grammar_len(const struct grammar *g) {
-    size_t len;
-    grammar_source(g, &len);
-    return len;
-}
-
-/* Makes room for one more of `len` bytes: forgets those that nobody uses, oldest first. What is
- * compiled is some fifty times as large as its text. The lock is held. */
-static void grammars_trim(struct server *s, size_t len) {
-    for (int i = 0; i < s->n_grammars; i++) len += grammar_len(s->grammars[i].g);
-    for (int i = s->n_grammars - 1; i >= 0; i--) {
-        if (s->n_grammars < GRAMMARS_KEPT && len <= s->kept_grammars) return;
-        if (s->grammars[i].users) continue;
-        len -= grammar_len(s->grammars[i].g);
-        grammar_free(s->grammars[i].g);
-        s->n_grammars--;
-        memmove(&s->grammars[i], &s->grammars[i + 1],
-                sizeof *s->grammars * (size_t)(s->n_grammars - i));
-    }
-}
-
-/* By the names that requests have for kinds of grammars. */
-static struct grammar *grammar_compile(const char *kind, const char *text, size_t len,
-                                       struct error *err) {
-    if (strcmp(kind, "json_schema") == 0) return grammar_new_json_schema(text, len, false, err);
-    if (strcmp(kind, "json_object") == 0) return grammar_new_json_object(err);
-    if (strcmp(kind, "regex") == 0) return grammar_new_regex(text, len, err);
-    if (strcmp(kind, "gbnf") == 0) return grammar_new_gbnf(text, len, err);
-    CHECK(strcmp(kind, "choices") == 0);
-    return grammar_from_source("list of choices", text, len, err);
+/* Requests of one caller share what it may have: those under a key, or from an address. */
+static const char *grammar_caller(void) {
+    const struct exchange *x = exchange_current();
+    if (!x) return "";
+    const char *key = exchange_key(x);
+    return key ? key : exchange_client(x);
 }
 
 struct grammar *server_grammar(struct server *s, const char *kind, const char *text, size_t len,
                                struct error *err) {
-    if (len > GRAMMAR_BYTES) {
-        error_set(err, ERR_USAGE, "it has %zu bytes, and may have %d", len, GRAMMAR_BYTES);
-        return NULL;
-    }
-    struct grammar *g = grammar_compile(kind, text, len, err);
-    if (!g) {
-        err->code = ERR_USAGE; // what is too large for a grammar is the request's fault
-        return NULL;
-    }
-    pthread_mutex_lock(&s->lock);
-    int at = 0;
-    while (at < s->n_grammars && strcmp(s->grammars[at].hash, grammar_hash(g)) != 0) at++;
-    if (at < s->n_grammars) {
-        grammar_free(g);
-    } else {
-        grammars_trim(s, len);
-        s->grammars = xrealloc(s->grammars, sizeof *s->grammars * (size_t)(s->n_grammars + 1));
-        memmove(s->grammars + 1, s->grammars, sizeof *s->grammars * (size_t)s->n_grammars++);
-        s->grammars[at = 0] = (struct known_grammar){.g = g};
-        strcpy(s->grammars[0].hash, grammar_hash(g));
-    }
-    s->grammars[at].users++;
-    g = s->grammars[at].g;
-    pthread_mutex_unlock(&s->lock);
+    struct grammar *g = grammars_get(s->grammars, grammar_caller(), kind, text, len, err);
+    if (g) engine_prepare_grammars(s->e);
     return g;
 }
 
 void server_grammar_release(struct server *s, struct grammar *g) {
-    pthread_mutex_lock(&s->lock);
-    for (int i = 0; i < s->n_grammars; i++) s->grammars[i].users -= s->grammars[i].g == g;
-    pthread_mutex_unlock(&s->lock);
+    grammars_release(s->grammars, g);
 }
 
 /* the whole */
@@ -636,8 +586,7 @@ static void server_release(struct server *s) {
     strings_release(&s->slacks);
     for (int i = 0; i < TRACES_KEPT; i++) json_decref(s->traces[i]);
     adapter_pool_free(s->pool);
-    while (s->n_grammars) grammar_free(s->grammars[--s->n_grammars].g);
-    free(s->grammars);
+    grammars_free(s->grammars);
     server_adapters_free(s->adapters, s->n_adapters);
     memory_budget_free(s->memory);
     memory_reserve_keep(0);
@@ -702,6 +651,7 @@ static int server_open(struct server *s, const struct engine_options *eo, struct
     if (adapters_add(s, err) != OK || adapters_scan(s, err) != OK || teams_open(s, err) != OK)
         return err->code;
     ollama_models_load(s);
+    s->grammars = grammars_new(&(struct grammars_options){.bytes = s->kept_grammars});
     s->batcher = batcher_new(s->e, (int)s->o->max_waiting);
     counted_open(s);
     if (access_open(s, err) != OK || ab_open(s, err) != OK) return err->code;

@@ -7,6 +7,7 @@
 #define SHOAL_SERVER_H
 
 #include "serve/batcher.h"
+#include "serve/grammars.h"
 #include "serve/http.h"
 #include "serve/keys.h"
 #include "serve/memory_budget.h"
@@ -38,14 +39,6 @@ struct listed {
     bool bare;       /* no adapter: the base under another name, for its settings */
     json_t *made;    /* what /api/create was told: see ollama_models.c; or NULL */
 };
-/* Grammars that requests named, newest first: the same schema is compiled once, and replies under
- * it share what one has worked out. */
-struct known_grammar {
-    struct grammar *g;
-    char hash[HASH_LEN];
-    int users;
-};
-
 /* A team, asked for as team:NAME. */
 struct served_team {
     char *name;
@@ -66,14 +59,13 @@ struct server {
     struct memory_budget *memory; /* of requests: see request_memory.c */
     size_t piece_bytes;           /* of a token's text, on average over the vocabulary */
     size_t kept_replies;          /* bytes of replies that can be rated */
-    size_t kept_grammars;         /* bytes of their text; also those in use count */
+    size_t kept_grammars;         /* bytes of them, compiled; also those in use count */
     int64_t started;              /* unix seconds */
 
     pthread_mutex_t lock;
     struct listed *adapters; /* [n_adapters] by age */
     int n_adapters, next_id;
-    struct known_grammar *grammars;
-    int n_grammars;
+    struct grammars *grammars;
     uint64_t drawn;                 /* ids so far */
     struct generation *generations; /* that are under way */
     int n_outside;                  /* threads of teams that talk */

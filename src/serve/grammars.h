@@ -1,0 +1,40 @@
+/*
+ * grammars: what requests' grammars are compiled to, shared by requests of the same source.
+ *
+ * Compiling has a bounded cost. A short source is first tried with a small share of the limits, by
+ * the thread that asks. A larger one is compiled by a thread of low priority while that waits: few
+ * may wait, and of one caller fewer still; the others are refused with ERR_STATE, to be tried
+ * again. What is compiled is kept, its bytes are bounded in all and for each caller, and what is
+ * forgotten first belongs to the caller that holds most. Any thread; texts and names are borrowed
+ * for the call.
+ */
+#ifndef SHOAL_GRAMMARS_H
+#define SHOAL_GRAMMARS_H
+
+#include "engine/grammar.h"
+
+struct grammars;
+struct grammars_options {      /* 0: what is said */
+    int large, waiting, share; /* large ones compiled at once (1 for 4 processors), waiting (4), of
+                                  one caller (2) */
+    int kept;                  /* entries (64) */
+    size_t bytes;              /* of all that is kept or in use (256 MiB); half of it a caller's */
+};
+struct grammars *grammars_new(const struct grammars_options *o);
+void grammars_free(struct grammars *all); /* none may be in use */
+/*
+ * The grammar of a source: "json_schema", "json_object" (no text), "regex", "gbnf" or "choices"
+ * (texts, each with its zero byte). ERR_USAGE: what is wrong with it; ERR_STATE: there is no room
+ * for it now. Borrowed until grammars_release.
+ */
+struct grammar *grammars_get(struct grammars *all, const char *caller, const char *kind,
+                             const char *text, size_t len, struct error *err);
+void grammars_release(struct grammars *all, struct grammar *g);
+struct grammars_stats {
+    int kept, in_use;
+    size_t bytes;
+    uint64_t compiled; /* so far, without first tries that were given up */
+};
+struct grammars_stats grammars_stats(struct grammars *all);
+
+#endif

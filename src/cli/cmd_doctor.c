@@ -2,6 +2,7 @@
 #define _GNU_SOURCE
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include "cli/cli.h"
+#include "sandbox/sandbox.h"
 
 #include <pcre2.h>
 #include <sodium.h>
@@ -31,8 +32,27 @@ static json_t *libraries(void) {
                      "libsodium", sodium_version_string());
 }
 
+/* What confines commands (bubblewrap's version, null with "why") and processes (landlock's ABI; 0:
+ * the kernel has none). */
+static json_t *sandbox_state(void) {
+    struct error err;
+    char *version = sandbox_version(&err);
+    json_t *v =
+        json_pack("{s:s?,s:i}", "bubblewrap", version, "landlock_abi", sandbox_landlock_abi());
+    if (!version) json_object_set_new(v, "why", json_string(err.text));
+    free(version);
+    return v;
+}
+
+static void sandbox_print(const json_t *v) {
+    const char *version = json_string_value(json_object_get(v, "bubblewrap"));
+    int abi = (int)json_integer_value(json_object_get(v, "landlock_abi"));
+    printf("sandbox    %s; ", version ? version : "commands cannot be run");
+    printf(abi ? "landlock ABI %d\n" : "no landlock\n", abi);
+}
+
 /* What a user would trip over, as sentences. */
-static json_t *complaints(void) {
+static json_t *complaints(const json_t *sandbox) {
     json_t *list = json_array();
     uint32_t jit = 0;
     pcre2_config(PCRE2_CONFIG_JIT, &jit);
@@ -48,6 +68,9 @@ static json_t *complaints(void) {
             list, json_string("the starter model 'models/fry' is not there: run 'shoal pretrain "
                               "models/fry/recipe.yaml'"));
     free(starter);
+    if (json_is_null(json_object_get(sandbox, "bubblewrap")))
+        json_array_append_new(list, json_sprintf("commands of rewards will not run: %s",
+                                                 json_text_at(sandbox, "why")));
     if (access(".", W_OK) != 0)
         json_array_append_new(list,
                               json_string("this folder cannot be written: runs need --runs DIR"));
@@ -78,6 +101,7 @@ static void print(const json_t *v) {
     json_object_foreach (json_object_get(v, "libraries"), name, item)
         printf(" %s %s", name, json_string_value(item));
     printf("\n");
+    sandbox_print(json_object_get(v, "sandbox"));
     json_array_foreach (json_object_get(v, "missing"), i, item)
         printf("missing    %s\n", json_string_value(item));
     if (json_array_size(json_object_get(v, "missing")) == 0) printf("missing    nothing\n");
@@ -86,13 +110,14 @@ static void print(const json_t *v) {
 static int run(const struct common *c, const void *options, const struct strings *args,
                struct error *err) {
     (void)options, (void)args, (void)err;
+    json_t *sandbox = sandbox_state();
     json_t *v =
-        json_pack("{s:s,s:s,s:o,s:s,s:i,s:I,s:I,s:o,s:o}", "version", SHOAL_VERSION, "level",
+        json_pack("{s:s,s:s,s:o,s:s,s:i,s:I,s:I,s:o,s:o,s:o}", "version", SHOAL_VERSION, "level",
                   kernels_get()->name, "levels", levels(), "class",
                   cli_class(c) == CLASS_EXACT ? "exact" : "fast", "threads",
                   c->threads ? (int)c->threads : cpu_count(), "memory_bytes",
                   (json_int_t)memory("MemTotal"), "free_bytes", (json_int_t)memory("MemAvailable"),
-                  "libraries", libraries(), "missing", complaints());
+                  "libraries", libraries(), "missing", complaints(sandbox), "sandbox", sandbox);
     if (c->json) return cli_print(v), OK;
     print(v);
     json_decref(v);

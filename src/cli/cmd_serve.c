@@ -30,7 +30,8 @@ static const struct option_row rows[] = {
         "teams to serve (as 'shoal debate --team'), each a model by the name team:NAME"),
     ROW("state", OPT_STRING, serve.state_dir, "runs/serve", 0, 0, "DIR",
         "where keys, jobs, uploaded files, made models and what else outlives the server are kept"),
-    ROW("runs", OPT_STRING, serve.runs, "runs", 0, 0, "DIR", "folder of the runs: of its jobs, and to show"),
+    ROW("runs", OPT_STRING, serve.runs, "runs", 0, 0, "DIR",
+        "folder of the runs: of its jobs, and to show"),
     ROW("backups", OPT_STRING, serve.backups, NULL, 0, 0, "DIR",
         "folder of the backups of --state, --runs and --adapter-dir (default: 'backups' beside "
         "--state)"),
@@ -46,6 +47,8 @@ static const struct option_row rows[] = {
         "number)"),
     ROW("auth", OPT_BOOL, serve.auth, "true", 0, 0, NULL,
         "without keys, answer this machine only; --no-auth: other machines may chat"),
+    ROW("trust-request-chat-template", OPT_BOOL, serve.trust_template, "false", 0, 0, NULL,
+        "render the 'chat_template' that a request brings, within the limits of any template"),
     ROW("feedback", OPT_BOOL, serve.feedback, "true", 0, 0, NULL,
         "keep the last replies, so that they can be rated; --no-feedback: no word is kept"),
     ROW("max-feedback", OPT_STRING, max_feedback, "1G", 0, 0, "SIZE",

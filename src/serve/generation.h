@@ -47,9 +47,11 @@ struct generation_spec {
     struct grammar *grammar; /* borrowed of the server's */
     enum tool_mode tools;
     struct strings tool_names; /* that are offered */
-    char *user;    /* whom the client asks for, or NULL: keeps to one side of an experiment */
-    json_t *asked; /* {messages} or {prompt} for who rates the reply, or NULL */
-    json_t *extra; /* the dialect's own */
+    char *user;         /* whom the client asks for, or NULL: keeps to one side of an experiment */
+    json_t *asked;      /* {messages} or {prompt} for who rates the reply, or NULL */
+    json_t *extra;      /* the dialect's own */
+    struct exchange *x; /* whose client is waiting while this is read, or NULL; borrowed */
+    const char *wrong;  /* the field that an error of reading is about, or NULL */
 };
 
 /* A tool call in an answer's text. */
@@ -200,8 +202,12 @@ int grammar_named(struct server *s, struct generation_spec *spec, const char *ki
 /* tools, tool_choice; after the grammar. */
 int tools_read(struct server *s, const json_t *body, struct generation_spec *spec,
                struct error *err);
+/* A request's own `chat_template` needs --trust-request-chat-template. Before a made model's is put
+ * in its place. */
+int chat_template_check(const struct server *s, const json_t *body, struct generation_spec *spec,
+                        struct error *err);
 /* messages, chat_template, chat_template_kwargs …: the prompt. Messages are put in order in place;
- * after the tools. */
+ * after the tools. Ends with ERR_STATE when the client of spec->x has gone. */
 int chat_prompt(const struct server *s, json_t *body, struct generation_spec *spec,
                 struct error *err);
 /* Whether every prompt has room, and for one token of a reply. */

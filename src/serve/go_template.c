@@ -267,34 +267,42 @@ int go_template_jinja(const char *text, bool bos, struct buf *out, struct error 
 /* variables */
 
 /* Texts of one kind that follow each other are one, with an empty line between. */
-static void text_join(json_t *turn, const char *key, const char *text) {
-    const char *have = json_text_at(turn, key);
-    char *all = *have ? xasprintf("%s\n\n%s", have, text) : xstrdup(text);
-    json_object_set_new(turn, key, json_string(all));
-    free(all);
+static void text_join(struct buf *b, const char *text) {
+    if (b->len) buf_puts(b, "\n\n");
+    buf_puts(b, text);
 }
 
-static json_t *turn_new(void) {
-    return json_pack("{s:s,s:s,s:s}", "system", "", "prompt", "", "response", "");
+struct turn {
+    struct buf system, prompt, response;
+};
+
+/* Takes its texts and leaves it empty. */
+static json_t *turn_json(struct turn *t) {
+    struct buf *texts[] = {&t->system, &t->prompt, &t->response};
+    for (size_t i = 0; i < 3; i++) buf_puts(texts[i], ""); /* "" makes data, too */
+    json_t *v = json_pack("{s:s,s:s,s:s}", "system", t->system.data, "prompt", t->prompt.data,
+                          "response", t->response.data);
+    for (size_t i = 0; i < 3; i++) buf_release(texts[i]);
+    return v;
 }
 
 json_t *go_template_variables(const json_t *messages) {
-    json_t *turns = json_array(), *turn = turn_new(), *all = turn_new();
+    json_t *turns = json_array();
+    struct turn turn = {0};
+    struct buf all = {0};
     const json_t *m;
     size_t i;
     json_array_foreach (messages, i, m) {
         const char *role = json_text_at(m, "role"), *text = json_text_at(m, "content");
         bool system = strcmp(role, "system") == 0, answer = strcmp(role, "assistant") == 0;
-        bool said = *json_text_at(turn, "prompt") || *json_text_at(turn, "response");
-        if ((system && said) || (!answer && *json_text_at(turn, "response"))) {
-            json_array_append_new(turns, turn);
-            turn = turn_new();
-        }
-        if (system) text_join(all, "system", text);
-        text_join(turn, system ? "system" : answer ? "response" : "prompt", text);
+        bool said = turn.prompt.len || turn.response.len;
+        if ((system && said) || (!answer && turn.response.len))
+            json_array_append_new(turns, turn_json(&turn));
+        if (system) text_join(&all, text);
+        text_join(system ? &turn.system : answer ? &turn.response : &turn.prompt, text);
     }
-    json_array_append_new(turns, turn);
-    json_t *v = json_pack("{s:o,s:O}", "turns", turns, "system", json_object_get(all, "system"));
-    json_decref(all);
+    json_array_append_new(turns, turn_json(&turn));
+    json_t *v = json_pack("{s:o,s:s}", "turns", turns, "system", all.data ? all.data : "");
+    buf_release(&all);
     return v;
 }

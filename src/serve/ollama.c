@@ -187,7 +187,7 @@ static int options_read(struct server *s, struct asked_text *q, struct error *er
 
 static int ask_read(struct server *s, struct exchange *x, struct asked_text *q, struct error *err) {
     const char *name;
-    *q = (struct asked_text){.spec.stream = true};
+    *q = (struct asked_text){.spec.stream = true, .spec.x = x};
     q->body = request_json(s, x, err);
     if (!q->body || ollama_name(q->body, &name, err) != OK ||
         ollama_target(s, name, &q->target, err) != OK)

@@ -29,6 +29,8 @@ int ollama_options_read(const struct server *s, const json_t *options, struct ge
 void ollama_made_apply(const json_t *made, json_t *chat);
 /* The translation for this server's model; NULL and ERR_USAGE. */
 char *ollama_jinja(const struct server *s, const char *template, struct error *err);
+/* A Modelfile as the fields of /api/create, put into `out`, an object. At most 1 MiB. */
+int ollama_modelfile(const char *text, json_t *out, struct error *err);
 /* The adapter of that name in a copy of the list, or NULL. */
 const struct listed *ollama_row(const struct listed *v, int n, const char *name);
 

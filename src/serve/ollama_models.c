@@ -386,8 +386,7 @@ static int instruction_put(struct modelfile *f, json_t *out, const char *what, c
     return OK;
 }
 
-/* As the fields of /api/create. */
-static int modelfile_read(const char *text, json_t *out, struct error *err) {
+int ollama_modelfile(const char *text, json_t *out, struct error *err) {
     struct modelfile f = {.p = text, .err = err, .line = 1};
     int rc =
         strlen(text) > MODELFILE_BYTES
@@ -529,7 +528,7 @@ static int body_complete(json_t *body, struct error *err) {
     const char *text = NULL, *quantize = "";
     json_t *told = json_object();
     int rc = field_text(body, "modelfile", &text, err);
-    if (rc == OK && text) rc = modelfile_read(text, told, err);
+    if (rc == OK && text) rc = ollama_modelfile(text, told, err);
     if (rc == OK) json_object_update_missing(body, told);
     if (rc == OK) rc = field_text(body, "quantize", &quantize, err);
     if (rc == OK && *quantize)

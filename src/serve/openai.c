@@ -24,7 +24,11 @@ enum {
     STOP_BYTES = 1024,
     MAX_INPUTS = 2048,
     LOGIT_BIASES = 1024,
-    EMBED_TOKENS = 512
+    EMBED_TOKENS = 512,
+    MESSAGES_MAX = 65536,
+    TEMPLATE_BYTES = 64 << 10,
+    TEMPLATE_KWARGS = 1024,
+    PROMPT_SECONDS = 10
 };
 
 /* Clients parse what a call has, so none is an object too. */
@@ -340,6 +344,8 @@ static int messages_read(json_t *body, json_t **out, struct error *err) {
     size_t i;
     if (!json_is_array(messages) || json_array_size(messages) == 0)
         return error_set(err, ERR_USAGE, "'messages' must be a list of at least one message");
+    if (json_array_size(messages) > MESSAGES_MAX)
+        return error_set(err, ERR_USAGE, "'messages' has more than %d of them", MESSAGES_MAX);
     json_array_foreach (messages, i, m) {
         const char *role = json_text_at(m, "role");
         bool known = false;
@@ -357,6 +363,73 @@ static int messages_read(json_t *body, json_t **out, struct error *err) {
     return OK;
 }
 
+int chat_template_check(const struct server *s, const json_t *body, struct generation_spec *spec,
+                        struct error *err) {
+    const char *template = NULL;
+    spec->wrong = "chat_template";
+    if (field_text(body, "chat_template", &template, err) != OK) return err->code;
+    if (template && !s->o->trust_template)
+        return error_set(err, ERR_USAGE,
+                         "'chat_template' in a request is refused by this server; start it with "
+                         "--trust-request-chat-template to allow it");
+    if (template && strlen(template) > TEMPLATE_BYTES)
+        return error_set(err, ERR_USAGE, "'chat_template' is larger than %d bytes", TEMPLATE_BYTES);
+    spec->wrong = NULL;
+    return OK;
+}
+
+static int kwargs_check(const json_t *kwargs, struct generation_spec *spec, struct error *err) {
+    spec->wrong = "chat_template_kwargs";
+    if (kwargs && !json_is_object(kwargs))
+        return error_set(err, ERR_USAGE, "'chat_template_kwargs' must be an object");
+    if (json_object_size(kwargs) > TEMPLATE_KWARGS)
+        return error_set(err, ERR_USAGE, "'chat_template_kwargs' has more than %d names",
+                         TEMPLATE_KWARGS);
+    spec->wrong = NULL;
+    return OK;
+}
+
+/* A prompt is of no use once its client has gone, and none takes long on a machine that keeps up.
+ */
+struct patience {
+    struct exchange *x;
+    double until;
+};
+
+static bool patience_ends(void *ctx) {
+    const struct patience *p = ctx;
+    return (p->x && exchange_is_gone(p->x)) || clock_now() > p->until;
+}
+
+/* Where `words` are found last in the prompt: the index behind them, or the prompt's length. */
+static int32_t words_end_find(const struct ids *prompt, const struct ids *words) {
+    int32_t found = prompt->n, k = 0, *same = words->n ? xcalloc((size_t)words->n, 4) : NULL;
+    /* Knuth, Morris and Pratt: same[i] is the longest beginning that words[..i] ends with */
+    for (int32_t i = 1; i < words->n; i++) {
+        while (k > 0 && words->v[i] != words->v[k]) k = same[k - 1];
+        k += words->v[i] == words->v[k];
+        same[i] = k;
+    }
+    k = 0;
+    for (int32_t i = 0; words->n && i < prompt->n; i++) {
+        while (k > 0 && (k == words->n || prompt->v[i] != words->v[k])) k = same[k - 1];
+        k += prompt->v[i] == words->v[k];
+        if (k == words->n) found = i + 1;
+    }
+    free(same);
+    return found;
+}
+
+/* The last message goes on: what the template puts after it is taken off. */
+static void prompt_go_on(const struct server *s, const json_t *messages, struct ids *prompt) {
+    const char *text =
+        json_text_at(json_array_get(messages, json_array_size(messages) - 1), "content");
+    struct ids words = {0};
+    tok_encode(s->m->tok, text, strlen(text), 0, &words);
+    prompt->n = words_end_find(prompt, &words);
+    ids_release(&words);
+}
+
 int chat_prompt(const struct server *s, json_t *body, struct generation_spec *spec,
                 struct error *err) {
     bool generation = true, go_on = false;
@@ -365,10 +438,9 @@ int chat_prompt(const struct server *s, json_t *body, struct generation_spec *sp
     if (messages_read(body, &messages, err) != OK ||
         field_text(body, "chat_template", &template, err) != OK ||
         field_bool(body, "add_generation_prompt", &generation, err) != OK ||
-        field_bool(body, "continue_final_message", &go_on, err) != OK)
+        field_bool(body, "continue_final_message", &go_on, err) != OK ||
+        kwargs_check(kwargs, spec, err) != OK)
         return err->code;
-    if (kwargs && !json_is_object(kwargs))
-        return error_set(err, ERR_USAGE, "'chat_template_kwargs' must be an object");
     /* a reply that is made a call is one also where the template knows none */
     bool told = spec->tools != TOOLS_NONE && template_has_tools(s);
     spec->asked = json_pack("{s:O}", "messages", messages);
@@ -376,28 +448,18 @@ int chat_prompt(const struct server *s, json_t *body, struct generation_spec *sp
     spec->n_prompts = 1;
     json_t *extra = template ? go_template_variables(messages) : json_object();
     if (kwargs) json_object_update(extra, kwargs);
+    struct patience patience = {spec->x, clock_now() + PROMPT_SECONDS};
     struct chat chat = {.messages = messages,
                         .tools = told ? field(body, "tools") : NULL,
                         .extra = extra,
                         .template = template,
-                        .generation_prompt = generation && !go_on};
+                        .generation_prompt = generation && !go_on,
+                        .stop = patience_ends,
+                        .stop_ctx = &patience};
     int rc = chat_tokens(s->m->tok, &chat, spec->prompts, NULL, err);
     json_decref(extra);
     if (rc != OK) return error_wrap(err, "'messages'");
-    /* the last message goes on: what the template puts after it is taken off */
-    if (go_on) {
-        const json_t *last = json_array_get(messages, json_array_size(messages) - 1);
-        const char *text = json_text_at(last, "content");
-        struct ids words = {0};
-        tok_encode(s->m->tok, text, strlen(text), 0, &words);
-        for (int32_t n = spec->prompts->n; n >= words.n && words.n > 0; n--)
-            if (memcmp(spec->prompts->v + n - words.n, words.v,
-                       sizeof *words.v * (size_t)words.n) == 0) {
-                spec->prompts->n = n;
-                break;
-            }
-        ids_release(&words);
-    }
+    if (go_on) prompt_go_on(s, messages, spec->prompts);
     return OK;
 }
 
@@ -747,7 +809,7 @@ int target_read(struct server *s, const json_t *body, struct target *t, struct e
 /* On an error everything that was read is given back, and the exchange answered. */
 void generation_fail(struct server *s, struct exchange *x, struct target *t,
                      struct generation_spec *spec, const struct error *err) {
-    api_fail_error(x, err, NULL);
+    api_fail_error(x, err, spec->wrong);
     if (spec->grammar) server_grammar_release(s, spec->grammar);
     generation_spec_release(spec);
     target_release(t);
@@ -793,6 +855,7 @@ static bool chat_of_team(struct server *s, struct exchange *x, json_t *body) {
 int chat_read(struct server *s, json_t *body, struct target *t, struct generation_spec *spec,
               struct error *err) {
     int rc = target_read(s, body, t, err);
+    if (rc == OK) rc = chat_template_check(s, body, spec, err);
     if (rc == OK) model_settings_apply(s, t, body);
     if (rc == OK) rc = settings_read(s, body, spec, err);
     if (rc == OK) rc = chat_limits(s, body, spec, err);
@@ -803,7 +866,7 @@ int chat_read(struct server *s, json_t *body, struct target *t, struct generatio
 
 static void chat_handle(void *ctx, struct exchange *x) {
     struct server *s = ctx;
-    struct generation_spec spec = {0};
+    struct generation_spec spec = {.x = x};
     struct target t = {0};
     struct error err;
     json_t *body = request_json(ctx, x, &err);

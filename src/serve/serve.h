@@ -24,6 +24,7 @@ struct serve_options { /* filled from option rows, but for the last four */
     int64_t max_concurrent;  /* requests under way of a key, and of an address; 0: any number */
     bool auth;               /* true: without keys, other machines may not even chat */
     int64_t request_memory;  /* bytes of requests and their replies at once; 0: 512 MB */
+    bool trust_template;     /* a request may bring a chat template */
     bool feedback;           /* replies can be rated, and experiments live on that */
     int64_t max_feedback;    /* bytes of the file of ratings and experiments */
     struct strings names;    /* other ids of the base */

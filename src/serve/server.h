@@ -267,7 +267,8 @@ int chat_read(struct server *s, json_t *body, struct target *t, struct generatio
               struct error *err);
 int completion_read(struct server *s, const json_t *body, struct target *t,
                     struct generation_spec *spec, struct error *err);
-int tokenize_read(const struct server *s, json_t *body, struct ids *out, struct error *err);
+int tokenize_read(const struct server *s, struct exchange *x, json_t *body, struct ids *out,
+                  struct error *err);
 
 /* what several APIs need of OpenAI's */
 

@@ -118,10 +118,11 @@ static void unload_handle(void *ctx, struct exchange *x) {
 /* the tokenizer */
 
 /* A conversation as chat has it. */
-static int tokens_of_chat(const struct server *s, json_t *body, struct ids *out,
+static int tokens_of_chat(const struct server *s, struct exchange *x, json_t *body, struct ids *out,
                           struct error *err) {
-    struct generation_spec spec = {.tools = field(body, "tools") ? TOOLS_AUTO : TOOLS_NONE};
-    int rc = chat_prompt(s, body, &spec, err);
+    struct generation_spec spec = {.tools = field(body, "tools") ? TOOLS_AUTO : TOOLS_NONE, .x = x};
+    int rc = chat_template_check(s, body, &spec, err);
+    if (rc == OK) rc = chat_prompt(s, body, &spec, err);
     if (rc == OK) {
         *out = spec.prompts[0];
         spec.prompts[0] = (struct ids){0};
@@ -130,10 +131,11 @@ static int tokens_of_chat(const struct server *s, json_t *body, struct ids *out,
     return rc;
 }
 
-int tokenize_read(const struct server *s, json_t *body, struct ids *out, struct error *err) {
+int tokenize_read(const struct server *s, struct exchange *x, json_t *body, struct ids *out,
+                  struct error *err) {
     bool specials = true;
     const char *prompt = NULL;
-    if (field(body, "messages")) return tokens_of_chat(s, body, out, err);
+    if (field(body, "messages")) return tokens_of_chat(s, x, body, out, err);
     if (field_bool(body, "add_special_tokens", &specials, err) != OK ||
         field_text(body, "prompt", &prompt, err) != OK)
         return err->code;
@@ -154,7 +156,7 @@ static void tokenize_handle(void *ctx, struct exchange *x) {
         json_decref(body);
         return;
     }
-    int rc = body ? tokenize_read(s, body, &ids, &err) : err.code;
+    int rc = body ? tokenize_read(s, x, body, &ids, &err) : err.code;
     if (rc == OK) rc = field_bool(body, "return_token_strs", &names, &err);
     if (rc == OK)
         rc = request_reserve_list(s, x, ids.n, names ? PIECE_BYTES : INTEGER_BYTES, "prompt", &err);

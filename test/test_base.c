@@ -1280,13 +1280,57 @@ static void test_json_errors(void **state) {
         {"nul", "invalid token"},
         {"[9223372036854775808]", "too big integer"},
         {"\n\n   [1", "'t', line 3, column 5: "},
+        {"[\"a\\u0000\"]", "'t', line 1, column 10: a string holds the character U+0000"},
+        {"{\"a\\u0000\":1}", "U+0000"},
+        {"[\"\\ud800\"]", "half of a surrogate pair"},
+        {"[\"\\ud800\\u0041\"]", "half of a surrogate pair"},
+        {"[\"\\udc00\"]", "half of a surrogate pair"},
     };
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
         struct error err = {0};
         assert_null(json_parse(cases[i].text, strlen(cases[i].text), "t", &err));
         assert_int_equal(err.code, ERR_FORMAT);
         assert_has(err.text, cases[i].message);
+        assert_null(strstr(err.text, "JSON_"));
     }
+    struct buf deep = {0};
+    struct error err = {0};
+    for (int i = 0; i < 3000; i++) buf_puts(&deep, "[");
+    assert_null(json_parse(deep.data, deep.len, "t", &err));
+    assert_has(err.text, "nested more than 2048 deep");
+    buf_release(&deep);
+}
+
+/* What is refused takes nothing off what is left; what is parsed takes its cost. */
+static void test_json_bounded(void **state) {
+    static const char nested[] = "[{\"a\":[\"[[[[[\"]}]", flat[] = "[1,1,1,1,1,1,1,1,1,1]",
+                      twice[] = "{\"a\":1,\"a\":2}";
+    (void)state;
+    struct error err = {0};
+    size_t whole = json_cost(nested, strlen(nested)), flat_cost = json_cost(flat, strlen(flat));
+    struct json_bounds left = {.depth = 3, .cost = whole};
+    json_t *v = json_parse_bounded(nested, strlen(nested), "t", &left, &err);
+    assert_non_null(v);
+    json_decref(v);
+    assert_int_equal(left.cost, 0);
+    left = (struct json_bounds){.depth = 2, .cost = flat_cost + 10};
+    assert_null(json_parse_bounded(nested, strlen(nested), "t", &left, &err));
+    assert_int_equal(err.code, ERR_MISMATCH);
+    assert_has(err.text, "the JSON of 't' is nested more than 2 deep");
+    v = json_parse_bounded(flat, strlen(flat), "t", &left, &err);
+    assert_non_null(v);
+    json_decref(v);
+    assert_int_equal(left.cost, 10);
+    assert_null(json_parse_bounded(flat, strlen(flat), "t", &left, &err));
+    assert_int_equal(err.code, ERR_MISMATCH);
+    assert_has(err.text, "too many values");
+    assert_int_equal(left.cost, 10);
+    left = json_request;
+    assert_null(json_parse_bounded(twice, strlen(twice), "t", &left, &err));
+    left.last_wins = true;
+    v = json_parse_bounded(twice, strlen(twice), "t", &left, &err);
+    assert_int_equal(json_number_at(v, "a"), 2);
+    json_decref(v);
 }
 
 struct visits {
@@ -1464,6 +1508,7 @@ int main(void) {
         cmocka_unit_test(test_json_parse),
         cmocka_unit_test(test_memory_reserve),
         cmocka_unit_test(test_json_errors),
+        cmocka_unit_test(test_json_bounded),
         cmocka_unit_test(test_json_each),
         cmocka_unit_test(test_json_each_errors),
     };

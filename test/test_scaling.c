@@ -259,8 +259,7 @@ static int points_run(const struct scale *s, struct point *v) {
 
 static void points_show(const struct scale *s, const struct point *v, int n, double ratio) {
     printf("%-28s %5.2f:", s->name, ratio);
-    for (int i = 0; i < n; i++)
-        printf(" %zuK %.0f", v[i].size / KB, 1e9 * per_byte(&v[i]));
+    for (int i = 0; i < n; i++) printf(" %zuK %.0f", v[i].size / KB, 1e9 * per_byte(&v[i]));
     printf(" ns/byte\n");
 }
 
@@ -284,6 +283,70 @@ static void test_scales(void **state) {
         if (!only || strstr(scales[i].name, only)) scale_check(&scales[i]);
 }
 
+/* The peak of a child's memory over what it had before, or 0 where the system does not say. */
+static size_t parse_peak(const struct buf *b) {
+    int ends[2];
+    size_t peak = 0;
+    assert_int_equal(pipe(ends), 0);
+    pid_t pid = fork();
+    assert_true(pid >= 0);
+    if (pid == 0) {
+        struct error err;
+        size_t before = process_bytes("VmRSS");
+        json_t *v = json_parse(b->data, b->len, "text", &err);
+        peak = process_bytes("VmHWM") - before;
+        _exit(v && write(ends[1], &peak, sizeof(peak)) == sizeof(peak) ? 0 : 1);
+    }
+    close(ends[1]);
+    ssize_t n = read(ends[0], &peak, sizeof(peak));
+    close(ends[0]);
+    assert_int_equal(waitpid(pid, NULL, 0), pid);
+    assert_int_equal(n, sizeof(peak));
+    return peak;
+}
+
+/* json_cost is above what parsing takes, and not far above; JSON_COST_MAX is above both. */
+static void test_json_memory(void **state) {
+    static const struct {
+        const char *name, *head, *unit, *tail;
+    } texts_of[] = {
+        {"numbers", "[", "1,", "]"},
+        {"numbers in rows", "[", "[1],", "]"},
+        {"empty texts", "[", "\"\",", "]"},
+        {"texts", "[", "\"the quick brown fox jumps over\",", "]"},
+        {"lists", "[", "[],", "]"},
+        {"lists in lists", "[", "[[[[[]]]]],", "]"},
+        {"objects", "[", "{},", "]"},
+        {"one-letter keys", "[", "{\"a\":1},", "]"},
+        {"lists under keys", "[", "{\"a\":[]},", "]"},
+        {"objects under keys", "[", "{\"a\":{\"b\":{}}},", "]"},
+        {"members", "[", "{\"a\":1,\"b\":1,\"c\":1,\"d\":1,\"e\":1,\"f\":1,\"g\":1,\"h\":1},", "]"},
+        {"one text", "[\"", "abcdefghijklmnopqrstuvwxyz", "\"]"},
+        {"nine items", "[", "[1,1,1,1,1,1,1,1,1],", "]"},
+    };
+    (void)state;
+    if (SHRINK > 1 || !process_bytes("VmHWM")) {
+        print_message("SKIP memory of JSON: not measured here\n");
+        skip();
+    }
+    for (size_t i = 0; i < ARRAY_LEN(texts_of); i++) {
+        struct buf b = {0};
+        repeat(&b, texts_of[i].head, texts_of[i].unit, texts_of[i].tail, 3 * MB);
+        size_t peak = parse_peak(&b), cost = json_cost(b.data, b.len);
+        if (getenv("SHOAL_SCALING_SHOW"))
+            printf("%-28s peak %5.1f, cost %5.1f bytes a byte\n", texts_of[i].name,
+                   (double)peak / (double)b.len, (double)cost / (double)b.len);
+        if (peak > cost || cost > JSON_COST_MAX * b.len)
+            fail_msg("%s: parsing %zu bytes took %zu, json_cost says %zu", texts_of[i].name, b.len,
+                     peak, cost);
+        buf_release(&b);
+    }
+    struct buf b = {0};
+    members(&b, 3 * MB);
+    assert_in_range(parse_peak(&b), MB, json_cost(b.data, b.len));
+    buf_release(&b);
+}
+
 static int scratch_make(void **state) {
     (void)state;
     snprintf(scratch, sizeof(scratch), "%s/shoal-scaling-XXXXXX",
@@ -302,6 +365,7 @@ static int scratch_remove(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_scales),
+        cmocka_unit_test(test_json_memory),
     };
     return cmocka_run_group_tests(tests, scratch_make, scratch_remove);
 }

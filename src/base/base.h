@@ -438,6 +438,24 @@ void yaml_release(struct yaml *y);
  * which has line and column. */
 json_t *json_parse(const char *text, size_t len, const char *what, struct error *err);
 json_t *json_file(const char *path, struct error *err);
+/*
+ * The memory in bytes that parsing this text may take at its peak: an upper bound, made by one scan
+ * that allocates nothing. It is below 32 KiB + JSON_COST_MAX times the length for every text, and
+ * about 12 times for usual ones.
+ */
+enum { JSON_COST_MAX = 128 };
+size_t json_cost(const char *text, size_t len);
+/* For texts of others, also those inside a document that was parsed already: refuses with
+ * ERR_MISMATCH, before it takes memory, what is nested too deep or may cost too much, and takes the
+ * cost off `left`. */
+struct json_bounds {
+    int depth;      /* lists and objects inside one another */
+    size_t cost;    /* as of json_cost */
+    bool last_wins; /* a key given twice is accepted */
+};
+extern const struct json_bounds json_request; /* one HTTP request: 100 deep, 256 MiB */
+json_t *json_parse_bounded(const char *text, size_t len, const char *what, struct json_bounds *left,
+                           struct error *err);
 /* What stands under a key: "" or 0 where there is no text or number. */
 const char *json_text_at(const json_t *v, const char *key);
 double json_number_at(const json_t *v, const char *key);

@@ -144,12 +144,11 @@ __attribute__((constructor)) static void json_memory_set(void) {
     json_set_alloc_funcs(json_memory, json_memory_free);
 }
 
-static json_t *text_load(const char *text, size_t len, json_error_t *je) {
+static json_t *text_load(const char *text, size_t len, size_t flags, json_error_t *je) {
     json_t *volatile v = NULL;
     parse = (struct parse){.running = true};
     if (setjmp(parse.out) == 0)
-        v = json_loadb(text, len, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY | JSON_DISABLE_EOF_CHECK,
-                       je);
+        v = json_loadb(text, len, flags | JSON_DECODE_ANY | JSON_DISABLE_EOF_CHECK, je);
     parse.running = false;
     free(parse.held.v);
     free(parse.large.v);
@@ -157,11 +156,28 @@ static json_t *text_load(const char *text, size_t len, json_error_t *je) {
     return v;
 }
 
+/* jansson's messages that name its flags, or nothing that a reader of the input could look for. */
+static void parse_words(const char *text, char *out, size_t size) {
+    static const char *const words[][2] = {
+        {"\\u0000 is not allowed", "a string holds the character U+0000, which is not accepted"},
+        {"NUL byte in object key", "a key holds the character U+0000, which is not accepted"},
+        {"invalid Unicode", "a '\\u' escape is half of a surrogate pair without its other half"},
+        {"maximum parsing depth", "lists and objects are nested more than 2048 deep"},
+    };
+    const char *near = strstr(text, " near ");
+    for (size_t i = 0; i < ARRAY_LEN(words); i++)
+        if (strncmp(text, words[i][0], strlen(words[i][0])) == 0) {
+            snprintf(out, size, "%s%s", words[i][1], near ? near : "");
+            return;
+        }
+    snprintf(out, size, "%s", text);
+}
+
 /* Parses the value at the cursor and moves behind it. */
-static json_t *cursor_value(struct cursor *c, struct error *err) {
+static json_t *cursor_value(struct cursor *c, bool last_wins, struct error *err) {
     json_error_t je;
     size_t len = MIN(c->len - c->pos, (size_t)INT32_MAX); /* jansson counts positions in an int */
-    json_t *v = text_load(c->text + c->pos, len, &je);
+    json_t *v = text_load(c->text + c->pos, len, last_wins ? 0 : JSON_REJECT_DUPLICATES, &je);
     if (v) {
         cursor_advance(c, (size_t)je.position);
         return v;
@@ -172,14 +188,16 @@ static json_t *cursor_value(struct cursor *c, struct error *err) {
                   c->len);
         return NULL;
     }
+    char words[2 * JSON_ERROR_TEXT_LENGTH];
+    parse_words(je.text, words, sizeof(words));
     int line = c->line + MAX(je.line, 1) - 1;
     int column = MAX(je.column, 1) + (line == c->line ? c->column - 1 : 0);
     if (line == c->line) {
-        error_set(err, ERR_FORMAT, "'%s', line %d, column %d: %s", c->what, line, column, je.text);
+        error_set(err, ERR_FORMAT, "'%s', line %d, column %d: %s", c->what, line, column, words);
     } else {
         error_set(err, ERR_FORMAT,
                   "'%s', line %d, column %d: %s (in the value that begins on line %d)", c->what,
-                  line, column, je.text, c->line);
+                  line, column, words, c->line);
     }
     return NULL;
 }
@@ -189,19 +207,110 @@ static int cursor_error(const struct cursor *c, const char *wanted, struct error
                      wanted);
 }
 
-json_t *json_parse(const char *text, size_t len, const char *what, struct error *err) {
+static json_t *text_parse(const char *text, size_t len, const char *what, bool last_wins,
+                          struct error *err) {
     struct cursor c = cursor_open(what, text, len);
     if (cursor_peek(&c) < 0) {
         error_set(err, ERR_FORMAT, "'%s' is empty, a JSON value was expected", what);
         return NULL;
     }
-    json_t *v = cursor_value(&c, err);
+    json_t *v = cursor_value(&c, last_wins, err);
     if (v && cursor_peek(&c) >= 0) {
         cursor_error(&c, "the JSON value has ended, but more text follows", err);
         json_decref(v);
         return NULL;
     }
     return v;
+}
+
+json_t *json_parse(const char *text, size_t len, const char *what, struct error *err) {
+    return text_parse(text, len, what, false, err);
+}
+
+/*
+ * What a value costs while it is parsed: malloc's block for each of jansson's (list 48 + 80 for its
+ * first 8 items, object 80 + 144 for its first 8 buckets, member 64, number 32, text 48 + 32), the
+ * places in lists that double (up to 32 bytes an item, 64 a member), and 24 bytes of `parse` a
+ * block. A string's bytes are in the value, in the key's copy and in the lexer's buffer.
+ */
+enum {
+    COST_FIXED = 32 << 10,
+    COST_VALUE = 88, /* a number, with its place */
+    COST_LIST = 176,
+    COST_OBJECT = 272,
+    COST_TEXT = 128,
+    COST_MEMBER = 128,
+    COST_CHARACTER = 3,
+};
+
+struct measure {
+    int depth, deepest;
+    size_t cost;
+};
+
+/* The opening quote is at text[i]; returns the place of the closing one, or len. */
+static size_t text_skip(const char *text, size_t len, size_t i) {
+    for (i++; i < len && text[i] != '"'; i++)
+        if (text[i] == '\\') i++;
+    return MIN(i, len);
+}
+
+static struct measure text_measure(const char *text, size_t len) {
+    struct measure m = {.cost = COST_FIXED + COST_VALUE};
+    for (size_t i = 0, start; i < len; i++) {
+        switch (text[i]) {
+        case '"':
+            start = i;
+            i = text_skip(text, len, i);
+            m.cost += COST_TEXT + COST_CHARACTER * (i - start);
+            break;
+        case '[':
+        case '{':
+            m.cost += text[i] == '[' ? COST_LIST : COST_OBJECT;
+            m.depth++;
+            m.deepest = MAX(m.deepest, m.depth);
+            break;
+        case ']':
+        case '}':
+            m.depth--;
+            break;
+        case ',':
+            m.cost += COST_VALUE;
+            break;
+        case ':':
+            m.cost += COST_MEMBER;
+            break;
+        default:
+            break;
+        }
+    }
+    return m;
+}
+
+size_t json_cost(const char *text, size_t len) {
+    return text_measure(text, len).cost;
+}
+
+const struct json_bounds json_request = {.depth = 100, .cost = (size_t)256 << 20};
+
+json_t *json_parse_bounded(const char *text, size_t len, const char *what, struct json_bounds *left,
+                           struct error *err) {
+    struct measure m = text_measure(text, len);
+    if (m.deepest > left->depth) {
+        error_set(err, ERR_MISMATCH, "the JSON of '%s' is nested more than %d deep", what,
+                  left->depth);
+        return NULL;
+    }
+    if (m.cost > left->cost) {
+        error_set(
+            err, ERR_MISMATCH,
+            "the JSON of '%s' has too many values: they may take %zu MB of memory, and %zu MB "
+            "are left for them",
+            what, m.cost >> 20, left->cost >> 20);
+        return NULL;
+    }
+    left->cost -= m.cost;
+    return text_parse(text, len, what, left->last_wins, err);
 }
 
 json_t *json_file(const char *path, struct error *err) {
@@ -225,7 +334,7 @@ json_t *json_path(const char *path) {
 
 static int value_visit(struct cursor *c, json_each_fn fn, void *ctx, struct error *err) {
     int line = c->line;
-    json_t *v = cursor_value(c, err);
+    json_t *v = cursor_value(c, false, err);
     if (!v) return err->code;
     int rc = fn(ctx, v, line, err);
     json_decref(v);

@@ -1132,7 +1132,8 @@ struct grammar *grammar_new_json_schema(const char *text, size_t len, bool compa
     struct grammar *g = NULL;
     err->code = OK;
     if (grammar_check_text("JSON schema", text, len, err) != OK) return NULL;
-    s.root = json_parse(text, len, "JSON schema", err);
+    struct json_bounds left = json_request;
+    s.root = json_parse_bounded(text, len, "JSON schema", &left, err);
     if (!s.root) return NULL;
     s.keep = json_array();
     buf_puts(&s.path, "");

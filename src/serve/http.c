@@ -84,8 +84,6 @@ enum {
     HEADER_BYTES = 32 << 10,
     STREAM_BLOCK = 8 << 10,
     LARGE_BODY = 256 << 10,
-    JSON_DEPTH = 100,
-    JSON_WEIGHT = 4 << 20, /* see json_is_sane */
     DISCARDED = 4,         /* of a refused body, so many times the limit are read */
     HELD = 8,              /* of all bodies, so many times the limit are held */
     HELD_BY_ONE = 2,       /* of one client's, but for this machine's own */
@@ -337,43 +335,13 @@ static bool is_stopping(const struct http *h) {
     return __atomic_load_n(&h->stopping, __ATOMIC_ACQUIRE);
 }
 
-/* The parser recurses, and three bytes of "{}," become three hundred of memory: what is nested
- * deeper or has more values than anybody needs is refused before it is called. A value weighs 1, a
- * list or an object 8: some 30 bytes each. */
-static int json_is_sane(const struct buf *b, struct error *err) {
-    int depth = 0, deepest = 0;
-    int64_t weight = 0;
-    bool text = false;
-    for (size_t i = 0; i < b->len; i++) {
-        char c = b->data[i];
-        if (text && c == '\\')
-            i++;
-        else if (c == '"')
-            text = !text;
-        else if (!text && (c == '{' || c == '['))
-            depth++, deepest = MAX(deepest, depth), weight += 8;
-        else if (!text && (c == '}' || c == ']'))
-            depth--;
-        else if (!text && c == ',')
-            weight++;
-    }
-    if (deepest > JSON_DEPTH)
-        return error_set(err, ERR_FORMAT, "the JSON is nested more than %d deep", JSON_DEPTH);
-    if (weight > JSON_WEIGHT)
-        return error_set(err, ERR_FORMAT,
-                         "the JSON has too many values: at most %d, a list or an object counting "
-                         "for 8; send several requests",
-                         JSON_WEIGHT);
-    return OK;
-}
-
 json_t *body_json(const struct buf *body, struct error *err) {
     if (body->len == 0) {
         error_set(err, ERR_FORMAT, "the request has no body; it wants JSON");
         return NULL;
     }
-    if (json_is_sane(body, err) != OK) return NULL;
-    return json_parse(body->data, body->len, "request", err);
+    struct json_bounds left = json_request;
+    return json_parse_bounded(body->data, body->len, "request", &left, err);
 }
 
 json_t *exchange_json(const struct exchange *x, struct error *err) {

@@ -348,7 +348,8 @@ static json_t *list_at(json_t *o, const char *key) {
 }
 
 static void parameter_put(json_t *parameters, const char *key, const char *value) {
-    json_t *v = json_loads(value, JSON_DECODE_ANY, NULL);
+    enum { NUMBER_BYTES = 64 };
+    json_t *v = strlen(value) < NUMBER_BYTES ? json_loads(value, JSON_DECODE_ANY, NULL) : NULL;
     if (strcmp(key, "stop") == 0 || !(json_is_number(v) || json_is_boolean(v))) {
         json_decref(v);
         v = json_string(value);

@@ -323,24 +323,33 @@ static int content_flatten(json_t *message, struct error *err) {
     return OK;
 }
 
+/* Replaces a text by the list or object that it holds; any other text stays. What all texts of a
+ * request may cost is in `left`. */
+static int arguments_unfold(json_t *function, struct json_bounds *left, struct error *err) {
+    const json_t *text = json_object_get(function, "arguments");
+    if (!json_is_string(text)) return OK;
+    json_t *v = json_parse_bounded(json_string_value(text), json_string_length(text),
+                                   "tool_calls.function.arguments", left, err);
+    if (!v && err->code != ERR_FORMAT) return err->code;
+    if (json_is_array(v) || json_is_object(v)) json_object_set(function, "arguments", v);
+    json_decref(v);
+    return OK;
+}
+
 /* Tool calls of earlier turns come with their arguments as a string; templates write objects. */
-static void calls_unfold(json_t *message) {
+static int calls_unfold(json_t *message, struct json_bounds *left, struct error *err) {
     json_t *calls = json_object_get(message, "tool_calls"), *call;
     size_t i;
-    json_array_foreach (calls, i, call) {
-        json_t *f = json_object_get(call, "function");
-        const json_t *text = json_object_get(f, "arguments");
-        json_t *v = json_is_string(text)
-                        ? json_loadb(json_string_value(text), json_string_length(text), 0, NULL)
-                        : NULL;
-        if (v) json_object_set_new(f, "arguments", v);
-    }
+    json_array_foreach (calls, i, call)
+        if (arguments_unfold(json_object_get(call, "function"), left, err) != OK) return err->code;
+    return OK;
 }
 
 static int messages_read(json_t *body, json_t **out, struct error *err) {
     static const char *const roles[] = {"system",    "developer", "user",
                                         "assistant", "tool",      "function"};
     json_t *messages = field(body, "messages"), *m;
+    struct json_bounds left = {json_request.depth, json_request.cost / 4, true};
     size_t i;
     if (!json_is_array(messages) || json_array_size(messages) == 0)
         return error_set(err, ERR_USAGE, "'messages' must be a list of at least one message");
@@ -357,7 +366,7 @@ static int messages_read(json_t *body, json_t **out, struct error *err) {
                              i, role);
         if (strcmp(role, "developer") == 0) json_object_set_new(m, "role", json_string("system"));
         if (content_flatten(m, err) != OK) return err->code;
-        calls_unfold(m);
+        if (calls_unfold(m, &left, err) != OK) return err->code;
     }
     *out = messages;
     return OK;

@@ -491,8 +491,10 @@ json_t *hub_client_list(struct hub_client *c, struct error *err) {
     hub_url_encode(&url, c->name->rev, false);
     buf_puts(&url, "?blobs=true");
     struct request r = {.client = c, .url = url.data, .err = err};
+    struct json_bounds left = {.depth = 100, .cost = (size_t)1 << 30};
     if (request_run(&r) == OK)
-        v = json_parse(r.text.data ? r.text.data : "", r.text.len, "the hub's listing", err);
+        v = json_parse_bounded(r.text.data ? r.text.data : "", r.text.len, "the hub's listing",
+                               &left, err);
     buf_release(&r.text);
     buf_release(&url);
     return v;

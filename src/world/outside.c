@@ -236,7 +236,8 @@ static struct buf question_make(const struct view *v, uint64_t who) {
 
 static int answer_read(struct outside *o, const struct view *v, uint64_t who, const char *line,
                        size_t len, int16_t *actions, struct error *err) {
-    json_t *answer = json_parse(line, len, "its answer", err);
+    struct json_bounds left = PIPE_BOUNDS;
+    json_t *answer = json_parse_bounded(line, len, "its answer", &left, err);
     const json_t *object = json_object_get(answer, "actions");
     int rc = answer ? OK : err->code;
     if (rc == OK && (!object || json_object_size(answer) != 1))

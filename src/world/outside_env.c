@@ -307,7 +307,8 @@ static json_t *answer_get(struct outside_envs *c, struct error *err) {
     const char *text;
     size_t len;
     if (c->exchange(c->ctx, &c->line, &text, &len, err) != OK) return NULL;
-    return json_parse(text, len, "its answer", err);
+    struct json_bounds left = PIPE_BOUNDS;
+    return json_parse_bounded(text, len, "its answer", &left, err);
 }
 
 static int outside_error(const struct outside_envs *c, struct error *err) {

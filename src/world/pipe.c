@@ -450,7 +450,8 @@ static void request_answer(struct world_server *s, const json_t *v, struct buf *
 
 bool world_server_answer(struct world_server *s, const char *line, size_t len, struct buf *out) {
     struct error err = {0};
-    json_t *v = json_parse(line, len, "request", &err), *one;
+    struct json_bounds left = PIPE_BOUNDS;
+    json_t *v = json_parse_bounded(line, len, "request", &left, &err), *one;
     size_t i;
     if (json_is_array(v)) {
         buf_puts(out, "[");

@@ -16,6 +16,9 @@ enum {
     PIPE_WORLDS = 1024,   /* that a server holds at once */
 };
 
+/* What the values of a line may need; its numbers always fit. */
+#define PIPE_BOUNDS ((struct json_bounds){.depth = 100, .cost = (size_t)1 << 30})
+
 /* Lines from a file descriptor, of any bytes. Zero-initialise but for fd. */
 struct line_reader {
     int fd;

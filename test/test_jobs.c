@@ -37,6 +37,48 @@ static char dir[64], store[96], folder[96];
 static struct jobs *j;
 static atomic_int n_changed;
 
+/* what may be asked for: the tables of commands that are played here */
+
+#define ROW(name, type, job)                                                                       \
+    { name, type, 0, NULL, 0, 0, NULL, NULL, job }
+static const struct option_row common_rows[] = {ROW("exact", OPT_BOOL, JOB_BY_TYPE),
+                                                ROW("json", OPT_BOOL, JOB_SERVER),
+                                                ROW("config", OPT_STRING, JOB_REFUSED),
+                                                ROW("threads", OPT_INT, JOB_THREADS),
+                                                {0}};
+static const struct option_row rows[] = {
+    ROW("generations", OPT_INT, JOB_BY_TYPE),
+    ROW("steps", OPT_INT, JOB_BY_TYPE),
+    ROW("maps", OPT_INT, JOB_BY_TYPE),
+    ROW("seed", OPT_INT, JOB_BY_TYPE),
+    ROW("breed", OPT_BOOL, JOB_BY_TYPE),
+    ROW("lr", OPT_FLOAT, JOB_BY_TYPE),
+    ROW("name", OPT_STRING, JOB_TEXT),
+    ROW("policy", OPT_LIST, JOB_TEXT),
+    ROW("adapters", OPT_LIST, JOB_TEXT),
+    ROW("none", OPT_LIST, JOB_TEXT),
+    ROW("forgotten", OPT_STRING, JOB_BY_TYPE),
+    ROW("secrets", OPT_SECRETS, JOB_TEXT),
+    ROW("runs", OPT_STRING, JOB_SERVER),
+    ROW("id", OPT_STRING, JOB_NAME),
+    ROW("model", OPT_STRING, JOB_INPUT),
+    ROW("data", OPT_LIST, JOB_NAMED),
+    ROW("tasks", OPT_STRING, JOB_CHOICES),
+    ROW("out", OPT_STRING, JOB_OUTPUT),
+    ROW("report", OPT_STRING, JOB_OUTPUT),
+    ROW("reward", OPT_STRING, JOB_REWARD),
+    ROW("policy-pipe", OPT_STRING, JOB_COMMAND),
+    {"output-dir", OPT_ALIAS, 0, "out"},
+    {0},
+};
+static const struct job_args any_args[] = {
+    {"export", {JOB_TEXT, JOB_OUTPUT}, false}, {NULL, {JOB_TEXT}, true}, {0}};
+static const struct job_kind kinds[] = {{"world", NULL, NULL, {common_rows, rows}, any_args},
+                                        {"eval", NULL, NULL, {common_rows, rows}, any_args},
+                                        {"train", NULL, "runs", {common_rows, rows}, any_args},
+                                        {"evolve", "resume", "runs", {common_rows, rows}, any_args},
+                                        {0}};
+
 /* what a job's process does */
 
 static void print_json(json_t *v) {
@@ -218,20 +260,29 @@ static void act_look(int argc, char **argv) {
     sigset_t blocked;
     fstat(STDIN_FILENO, &in);
     sigprocmask(SIG_BLOCK, NULL, &blocked);
-    print_json(json_pack("{s:b,s:i,s:b,s:i,s:b,s:b}", "idle", sched_getscheduler(0) == SCHED_IDLE,
-                         "nice", getpriority(PRIO_PROCESS, 0), "leader", getpgrp() == getpid(),
-                         "fds", fds_open(), "null", S_ISCHR(in.st_mode), "term",
-                         sigismember(&blocked, SIGTERM)));
+    struct rlimit core, file, data;
+    getrlimit(RLIMIT_CORE, &core);
+    getrlimit(RLIMIT_FSIZE, &file);
+    getrlimit(RLIMIT_DATA, &data);
+    mode_t mask = umask(0);
+    print_json(json_pack("{s:b,s:i,s:b,s:i,s:b,s:b,s:I,s:I,s:I,s:i}", "idle",
+                         sched_getscheduler(0) == SCHED_IDLE, "nice", getpriority(PRIO_PROCESS, 0),
+                         "leader", getpgrp() == getpid(), "fds", fds_open(), "null",
+                         S_ISCHR(in.st_mode), "term", sigismember(&blocked, SIGTERM), "core",
+                         (json_int_t)core.rlim_max, "file", (json_int_t)file.rlim_max, "data",
+                         (json_int_t)data.rlim_max, "umask", (int)mask));
 }
 
-/* Of variables that set options, those that reach a job. */
+/* The names of the variables that reach a job, but for those that are a sanitizer's. */
 static void act_settings(int argc, char **argv) {
-    static const char *const names[] = {"SHOAL_CONFIG", "SHOAL_ALL_THREADS", "SHOAL_WORLD_STEPS",
-                                        "SHOAL_WORLDLY", "SHOAL_EVAL_N"};
     json_t *v = json_object();
     (void)argc, (void)argv;
-    for (size_t i = 0; i < ARRAY_LEN(names); i++)
-        if (getenv(names[i])) json_object_set_new(v, names[i], json_string(getenv(names[i])));
+    for (char **p = environ; *p; p++) {
+        char *name = strndup(*p, strcspn(*p, "="));
+        if (!strstr(name, "SAN_OPTIONS"))
+            json_object_set_new(v, name, json_string(*p + strlen(name) + 1));
+        free(name);
+    }
     print_json(v);
 }
 
@@ -296,6 +347,7 @@ static void count_change(void *ctx) {
 static struct jobs *opened_with(struct jobs_options o) {
     o.same_priority = true;
     o.changed = count_change;
+    o.rules.kinds = kinds;
     struct jobs *v = jobs_open(store, folder, &o, &err);
     if (!v) fail_msg("%s", err.text);
     return v;
@@ -345,7 +397,8 @@ struct id {
 static struct id started(const char *act, const char *arg) {
     struct id id;
     json_t *request = json_pack("{s:s,s:[s,s]}", "kind", "world", "args", act, arg ? arg : "");
-    if (jobs_start(j, request, NULL, id.text, &err) != OK) fail_msg("%s", err.text);
+    struct job_caller by = {0};
+    if (jobs_start(j, request, &by, id.text, &err) != OK) fail_msg("%s", err.text);
     json_decref(request);
     return id;
 }
@@ -734,12 +787,17 @@ static void test_run_again(void **state) {
 
 /* requests */
 
-static int start_text(const char *text, const char *key, char id[JOB_ID_LEN]) {
+static int start_by(const char *text, struct job_caller *by, char id[JOB_ID_LEN]) {
     json_t *v = json_loads(text, JSON_DECODE_ANY | JSON_ALLOW_NUL, NULL);
     assert_non_null(v);
-    int rc = jobs_start(j, v, key, id, &err);
+    int rc = jobs_start(j, v, by, id, &err);
     json_decref(v);
     return rc;
+}
+
+static int start_text(const char *text, const char *key, char id[JOB_ID_LEN]) {
+    struct job_caller by = {.repeat = key};
+    return start_by(text, &by, id);
 }
 
 static void test_idempotency(void **state) {
@@ -796,47 +854,87 @@ static void test_command_line(void **state) {
     json_decref(v);
 }
 
-static bool no_files(void *ctx, const char *kind, const char *option) {
+/* Files there are "here" and "there.jsonl"; "closed" may not be read. */
+static char *input(void *ctx, const char *path, struct error *e) {
     (void)ctx;
-    return strcmp(kind, "train") != 0 || strcmp(option, "out") != 0;
+    if (strcmp(path, "here") == 0) return xstrdup("/real/here");
+    if (strcmp(path, "there.jsonl") == 0) return xstrdup("/real/there.jsonl");
+    bool closed = strcmp(path, "closed") == 0;
+    error_set(e, closed ? ERR_USAGE : ERR_MISSING, "'%s' is not for jobs", path);
+    return NULL;
 }
 
 static void test_refused(void **state) {
     (void)state;
-    static const char *const bad[] = {
-        "[]",
-        "{}",
-        "{\"kind\":\"pull\"}",
-        "{\"kind\":7}",
-        "{\"kind\":\"world\",\"program\":\"sh\"}",
-        "{\"kind\":\"world\",\"args\":\"a\"}",
-        "{\"kind\":\"world\",\"args\":[1]}",
-        "{\"kind\":\"world\",\"args\":[\"a\\u0000b\"]}",
-        "{\"kind\":\"world\",\"options\":[]}",
-        "{\"kind\":\"world\",\"options\":{\"a=b\":\"c\"}}",
-        "{\"kind\":\"world\",\"options\":{\"\":\"c\"}}",
-        "{\"kind\":\"world\",\"options\":{\"-x\":true}}",
-        "{\"kind\":\"world\",\"options\":{\"a b\":true}}",
-        "{\"kind\":\"world\",\"options\":{\"A\":true}}",
-        "{\"kind\":\"world\",\"options\":{\"policy_pipe\":\"sh\"}}",
-        "{\"kind\":\"world\",\"options\":{\"policy-pipe\":\"sh\"}}",
-        "{\"kind\":\"world\",\"options\":{\"env-pipe\":[\"sh\"]}}",
-        "{\"kind\":\"world\",\"options\":{\"config\":\"/etc/passwd\"}}",
-        "{\"kind\":\"world\",\"options\":{\"a\":null}}",
-        "{\"kind\":\"world\",\"options\":{\"a\":{}}}",
-        "{\"kind\":\"world\",\"options\":{\"a\":[[\"b\"]]}}",
-        "{\"kind\":\"world\",\"options\":{\"a\":\"b\\u0000c\"}}",
-        "{\"kind\":\"train\",\"options\":{\"out\":\"/etc\"}}",
+    static const struct {
+        const char *text, *field;
+    } bad[] = {
+        {"[]", ""},
+        {"{}", "kind"},
+        {"{\"kind\":\"pull\"}", "kind"},
+        {"{\"kind\":7}", "kind"},
+        {"{\"kind\":\"world\",\"program\":\"sh\"}", "program"},
+        {"{\"kind\":\"world\",\"args\":\"a\"}", "args"},
+        {"{\"kind\":\"world\",\"args\":[1]}", "args"},
+        {"{\"kind\":\"world\",\"args\":[\"a\\u0000b\"]}", "args"},
+        {"{\"kind\":\"world\",\"args\":[\"export\",\"a/b\"]}", "args"},
+        {"{\"kind\":\"world\",\"args\":[\"export\",\"a\",\"b\"]}", "args"},
+        {"{\"kind\":\"world\",\"options\":[]}", "options"},
+        {"{\"kind\":\"world\",\"options\":{\"a=b\":\"c\"}}", "a=b"},
+        {"{\"kind\":\"world\",\"options\":{\"\":\"c\"}}", ""},
+        {"{\"kind\":\"world\",\"options\":{\"-x\":true}}", "-x"},
+        {"{\"kind\":\"world\",\"options\":{\"Steps\":1}}", "Steps"},
+        {"{\"kind\":\"world\",\"options\":{\"no-lr\":true}}", "no-lr"},
+        {"{\"kind\":\"world\",\"options\":{\"no-breed\":\"x\"}}", "no-breed"},
+        {"{\"kind\":\"world\",\"options\":{\"lr\":true}}", "lr"},
+        {"{\"kind\":\"world\",\"options\":{\"lr\":[1]}}", "lr"},
+        {"{\"kind\":\"world\",\"options\":{\"lr\":1,\"no_breed\":true,\"breed\":true}}", "breed"},
+        {"{\"kind\":\"world\",\"options\":{\"policy_pipe\":\"sh\"}}", "policy-pipe"},
+        {"{\"kind\":\"world\",\"options\":{\"policy-pipe\":\"sh\"}}", "policy-pipe"},
+        {"{\"kind\":\"world\",\"options\":{\"reward\":\"shell:id\"}}", "reward"},
+        {"{\"kind\":\"world\",\"options\":{\"reward\":\"exact:\"}}", "reward"},
+        {"{\"kind\":\"world\",\"options\":{\"config\":\"/etc/passwd\"}}", "config"},
+        {"{\"kind\":\"world\",\"options\":{\"json\":false}}", "json"},
+        {"{\"kind\":\"world\",\"options\":{\"no-json\":true}}", "json"},
+        {"{\"kind\":\"world\",\"options\":{\"runs\":\"/tmp\"}}", "runs"},
+        {"{\"kind\":\"world\",\"options\":{\"forgotten\":\"x\"}}", "forgotten"},
+        {"{\"kind\":\"world\",\"options\":{\"secrets\":\"x\"}}", "secrets"},
+        {"{\"kind\":\"world\",\"options\":{\"threads\":5}}", "threads"},
+        {"{\"kind\":\"world\",\"options\":{\"threads\":\"5\"}}", "threads"},
+        {"{\"kind\":\"world\",\"options\":{\"name\":null}}", "name"},
+        {"{\"kind\":\"world\",\"options\":{\"name\":{}}}", "name"},
+        {"{\"kind\":\"world\",\"options\":{\"policy\":[[\"b\"]]}}", "policy"},
+        {"{\"kind\":\"world\",\"options\":{\"name\":\"b\\u0000c\"}}", "name"},
+        {"{\"kind\":\"world\",\"options\":{\"id\":\"../x\"}}", "id"},
+        {"{\"kind\":\"train\",\"options\":{\"out\":\"/etc\"}}", "out"},
+        {"{\"kind\":\"train\",\"options\":{\"out\":\"/results/../x\"}}", "out"},
+        {"{\"kind\":\"train\",\"options\":{\"out\":\".\"}}", "out"},
+        {"{\"kind\":\"train\",\"options\":{\"output-dir\":\"a/b\"}}", "out"},
+        {"{\"kind\":\"train\",\"options\":{\"output-dir\":\"a\",\"out\":\"b\"}}", "out"},
+        {"{\"kind\":\"train\",\"options\":{\"report\":\"a\",\"out\":\"a\"}}", "out"},
+        {"{\"kind\":\"train\",\"options\":{\"model\":\"gone\"}}", "model"},
+        {"{\"kind\":\"train\",\"options\":{\"model\":\"closed\"}}", "model"},
+        {"{\"kind\":\"train\",\"options\":{\"data\":[\"../../esc=here\"]}}", "data"},
+        {"{\"kind\":\"train\",\"options\":{\"data\":[\"a=closed\"]}}", "data"},
+        {"{\"kind\":\"train\",\"options\":{\"data\":[\"fry:../x\"]}}", "data"},
+        {"{\"kind\":\"train\",\"options\":{\"tasks\":\"pick,closed\"}}", "tasks"},
+        {"{\"kind\":\"train\",\"options\":{\"tasks\":\"pick,a/b\"}}", "tasks"},
     };
     struct id id;
-    reopen((struct jobs_options){.allow = no_files, .max_jobs = 2});
+    struct job_caller by = {0};
+    struct request_rules rules = {.out = "/results", .input = input, .kinds = kinds, .threads = 4};
     for (size_t i = 0; i < ARRAY_LEN(bad); i++) {
-        if (start_text(bad[i], NULL, id.text) == OK) fail_msg("%s", bad[i]);
+        struct job_request checked;
+        json_t *v = json_loads(bad[i].text, JSON_DECODE_ANY | JSON_ALLOW_NUL, NULL);
+        if (request_check(&rules, v, &checked, by.field, &err) == OK) fail_msg("%s", bad[i].text);
         assert_int_equal(err.code, ERR_USAGE);
+        if (strcmp(by.field, bad[i].field) != 0) fail_msg("%s: %s", bad[i].text, by.field);
+        json_decref(v);
     }
+    reopen((struct jobs_options){.max_jobs = 2});
     json_t *args = json_array(), *request = json_pack("{s:s,s:o}", "kind", "world", "args", args);
     for (int i = 0; i < 2000; i++) json_array_append_new(args, json_string("x"));
-    assert_int_equal(jobs_start(j, request, NULL, id.text, &err), ERR_USAGE);
+    assert_int_equal(jobs_start(j, request, &by, id.text, &err), ERR_USAGE);
     json_decref(request);
     json_t *list = jobs_list(j);
     assert_int_equal(json_array_size(list), 0);
@@ -845,6 +943,141 @@ static void test_refused(void **state) {
     await(started("lines", "1"), "done");
     assert_int_equal(start_text("{\"kind\":\"eval\"}", NULL, id.text), ERR_STATE);
     assert_non_null(strstr(err.text, "delete some"));
+}
+
+static void checked_is(const char *text, const char *asked, const char *resolved, bool commands) {
+    struct job_request r;
+    struct request_rules rules = {
+        .out = "/results", .input = input, .kinds = kinds, .threads = 4, .commands = commands};
+    json_t *v = json_loads(text, 0, NULL), *wanted[2];
+    if (request_check(&rules, v, &r, NULL, &err) != OK) fail_msg("%s: %s", text, err.text);
+    wanted[0] = json_loads(asked, 0, NULL);
+    wanted[1] = json_loads(resolved, 0, NULL);
+    if (!json_equal(r.asked, wanted[0])) fail_msg("%s: %s", text, json_dumps(r.asked, 0));
+    if (!json_equal(r.resolved, wanted[1])) fail_msg("%s: %s", text, json_dumps(r.resolved, 0));
+    json_decref(v);
+    v = json_incref(r.asked); /* what is stored is checked again */
+    job_request_release(&r);
+    assert_int_equal(request_check(&rules, v, &r, NULL, &err), OK);
+    assert_true(json_equal(r.asked, wanted[0]) && json_equal(r.resolved, wanted[1]));
+    job_request_release(&r);
+    json_decref(wanted[0]);
+    json_decref(wanted[1]);
+    json_decref(v);
+}
+
+/* Options by their own names, results in their folder, inputs where they were found. */
+static void test_resolved(void **state) {
+    (void)state;
+    checked_is("{\"kind\":\"train\",\"options\":{\"output_dir\":\"x\",\"no-breed\":true,"
+               "\"model\":\"here\",\"lr\":1,\"threads\":4}}",
+               "{\"kind\":\"train\",\"args\":[],\"options\":{\"out\":\"/results/x\","
+               "\"breed\":false,\"model\":\"here\",\"lr\":1,\"threads\":4}}",
+               "{\"kind\":\"train\",\"args\":[],\"options\":{\"out\":\"/results/x\","
+               "\"breed\":false,\"model\":\"/real/here\",\"lr\":1,\"threads\":4}}",
+               false);
+    checked_is("{\"kind\":\"world\",\"args\":[\"export\",\"x\"],\"options\":{\"data\":["
+               "\"a=here\",\"fry:pick:3\",\"b=fry:odd\"],\"tasks\":\"pick,there.jsonl\"}}",
+               "{\"kind\":\"world\",\"args\":[\"export\",\"/results/x\"],\"options\":{"
+               "\"data\":[\"a=here\",\"fry:pick:3\",\"b=fry:odd\"],"
+               "\"tasks\":\"pick,there.jsonl\"}}",
+               "{\"kind\":\"world\",\"args\":[\"export\",\"/results/x\"],\"options\":{"
+               "\"data\":[\"a=/real/here\",\"fry:pick:3\",\"b=fry:odd\"],"
+               "\"tasks\":\"pick,/real/there.jsonl\"}}",
+               false);
+    static const char rewards[] = "{\"kind\":\"eval\",\"args\":[],\"options\":{\"reward\":"
+                                  "\"shell:id\",\"policy-pipe\":\"sh\"}}";
+    checked_is(rewards, rewards, rewards, true);
+}
+
+static int start_out(const char *name, const char *owner, bool any, char id[JOB_ID_LEN]) {
+    struct job_caller by = {.owner = owner, .any = any};
+    char *text = xasprintf(
+        "{\"kind\":\"world\",\"args\":[\"lines\",\"1\"],\"options\":{\"out\":\"%s\"}}", name);
+    int rc = start_by(text, &by, id);
+    free(text);
+    return rc;
+}
+
+/* What a job has written is replaced by jobs of the same key only, also after the job is deleted
+ * and after a restart; what is on the disk and no job's, by none. */
+static void test_owners(void **state) {
+    (void)state;
+    struct id id;
+    char *out = xstrdup(in_dir("out"));
+    struct jobs_options o = {.rules.out = out};
+    reopen(o);
+    assert_int_equal(start_out("a", "key-1", false, id.text), OK);
+    assert_int_equal(start_out("a", "key-2", false, id.text), ERR_STATE); /* it may yet come */
+    assert_int_equal(start_out("a", "key-1", false, id.text), OK);
+    await(id, "done");
+    assert_int_equal(start_out("a", "key-2", false, id.text), OK); /* it has not come */
+    await(id, "done");
+    touch("out/a");
+    assert_int_equal(jobs_delete(j, id.text, &err), OK);
+    assert_int_equal(start_out("a", "key-1", false, id.text), ERR_STATE);
+    assert_non_null(strstr(err.text, "choose another name"));
+    assert_int_equal(start_out("a", NULL, false, id.text), ERR_STATE);
+    reopen(o);
+    assert_int_equal(start_out("a", "key-1", false, id.text), ERR_STATE);
+    assert_int_equal(start_out("a", "key-2", false, id.text), OK);
+    assert_false(jobs_may_replace(j, id.text));
+    assert_int_equal(start_out("a", "key-3", true, id.text), OK);
+    assert_true(jobs_may_replace(j, id.text));
+    touch("out/b");
+    assert_int_equal(start_out("b", "key-1", false, id.text), ERR_STATE);
+    assert_int_equal(symlink("/nowhere", in_dir("out/c")), 0);
+    assert_int_equal(start_out("c", "key-1", false, id.text), ERR_STATE);
+    jobs_close(j);
+    j = NULL;
+    unlink(in_dir("out/a"));
+    unlink(in_dir("out/b"));
+    unlink(in_dir("out/c"));
+    rmdir(out);
+    free(out);
+}
+
+/* One key's idempotency keys, queue and room are not another's. */
+static void test_owners_limits(void **state) {
+    (void)state;
+    struct id a, b;
+    struct job_caller one = {.repeat = "k", .owner = "key-1"},
+                      two = {.repeat = "k", .owner = "key-2"};
+    reopen((struct jobs_options){.max_queued = 2, .max_kept = 1 << 20});
+    struct id first = started("wait", in_dir("go"));
+    await_result(first);
+    static const char *const text = "{\"kind\":\"eval\",\"args\":[\"wide\",\"8\"]}";
+    assert_int_equal(start_by(text, &one, a.text), OK);
+    assert_int_equal(start_by(text, &two, b.text), OK);
+    assert_string_not_equal(a.text, b.text);
+    one.repeat = NULL;
+    assert_int_equal(start_by(text, &one, b.text), OK);
+    assert_int_equal(start_by(text, &one, b.text), ERR_MEMORY); /* two wait */
+    two.repeat = NULL;
+    assert_int_equal(start_by(text, &two, b.text), OK);
+    touch("go");
+    await(a, "done");
+    await(b, "done");
+    /* key-1 and key-2 have written 1.6 MB each, of 1 MB */
+    assert_int_equal(start_by(text, &one, b.text), ERR_MEMORY);
+    assert_non_null(strstr(err.text, "--jobs-bytes"));
+}
+
+/* A job's time does not run while it is paused; when it is over the job has failed, and says why.
+ */
+static void test_seconds(void **state) {
+    (void)state;
+    reopen((struct jobs_options){.seconds = 0.4, .cancel_seconds = 0.2});
+    struct id id = started("stubborn", NULL);
+    await_result(id);
+    assert_int_equal(jobs_pause(j, id.text, &err), OK);
+    usleep(800000);
+    assert_true(job_is(id, "paused"));
+    assert_int_equal(jobs_resume(j, id.text, &err), OK);
+    await(id, "failed");
+    assert_non_null(strstr(text_of(id, "note"), "--job-seconds"));
+    id = started("lines", "1");
+    await(id, "done");
 }
 
 /* bounds */
@@ -965,19 +1198,49 @@ static void test_progress_pipe(void **state) {
     buf_release(&b);
 }
 
-/* A job is what its record says: neither files nor variables of the server say more. */
+/* A job's environment is made for it: no secret of the server reaches it, and no setting. */
 static void test_settings_stay_out(void **state) {
     (void)state;
-    static const char *const names[] = {"SHOAL_CONFIG", "SHOAL_ALL_THREADS", "SHOAL_WORLD_STEPS",
-                                        "SHOAL_WORLDLY", "SHOAL_EVAL_N"};
+    static const char *const names[] = {"SHOAL_CONFIG",  "SHOAL_ALL_THREADS", "SHOAL_WORLD_STEPS",
+                                        "SHOAL_API_KEY", "HF_TOKEN",          "SHOAL_ALERT_SLACK",
+                                        "LD_PRELOAD_X",  "HTTPS_PROXY",       "SHOAL_JOB"};
+    static const char *const passed[] = {"PATH", "HOME", "LANG", "LC_ALL", "TZ", "SHOAL_CPU"};
+    static const char *const known[] = {"PATH",
+                                        "HOME",
+                                        "LANG",
+                                        "LANGUAGE",
+                                        "TZ",
+                                        "LC_",
+                                        "LD_LIBRARY_PATH",
+                                        "SHOAL_CPU",
+                                        "SHOAL_PROGRESS",
+                                        "SHOAL_CONFIG",
+                                        "SHOAL_JOB",
+                                        "TMPDIR",
+                                        "SHOAL_CACHE",
+                                        "XDG_CACHE_HOME"};
+    const char *name;
+    json_t *text;
+    struct jobs_options o = {.child = "{}"};
+    reopen(o);
     for (size_t i = 0; i < ARRAY_LEN(names); i++) setenv(names[i], "7", 1);
+    for (size_t i = 0; i < ARRAY_LEN(passed); i++)
+        setenv(passed[i], getenv(passed[i]) ? getenv(passed[i]) : "", 1);
     struct id id = started("settings", NULL);
     await(id, "done");
     json_t *v = result_of(id);
-    assert_int_equal(json_object_size(v), 3);
+    json_object_foreach (v, name, text) {
+        bool is = false;
+        for (size_t i = 0; i < ARRAY_LEN(known); i++)
+            is |= strncmp(name, known[i], strlen(known[i])) == 0;
+        if (!is || strcmp(json_string_value(text), "7") == 0) fail_msg("%s", name);
+    }
+    for (size_t i = 0; i < ARRAY_LEN(passed); i++)
+        assert_string_equal(json_text_at(v, passed[i]), getenv(passed[i]));
     assert_string_equal(json_text_at(v, "SHOAL_CONFIG"), "");
-    assert_string_equal(json_text_at(v, "SHOAL_WORLDLY"), "7");
-    assert_string_equal(json_text_at(v, "SHOAL_EVAL_N"), "7");
+    assert_string_equal(json_text_at(v, "SHOAL_JOB"), "{}");
+    assert_non_null(strstr(json_text_at(v, "TMPDIR"), id.text));
+    assert_false(path_exists(json_text_at(v, "TMPDIR"))); /* it ended with the job */
     json_decref(v);
     for (size_t i = 0; i < ARRAY_LEN(names); i++) unsetenv(names[i]);
 }
@@ -985,7 +1248,8 @@ static void test_settings_stay_out(void **state) {
 static void test_surroundings(void **state) {
     (void)state;
     jobs_close(j);
-    struct jobs_options o = {0};
+    struct jobs_options o = {
+        .rules.kinds = kinds, .max_file = 1 << 20, .max_data = (int64_t)1 << 40};
     j = jobs_open(store, folder, &o, &err);
     int leak = open("/dev/null", O_RDONLY); /* not close-on-exec */
     struct id id = started("look", NULL);
@@ -998,6 +1262,10 @@ static void test_surroundings(void **state) {
     assert_true(json_is_true(json_object_get(v, "null")));
     assert_true(json_is_false(json_object_get(v, "term")));
     assert_int_equal(json_number_at(v, "fds"), 4);
+    assert_int_equal(json_number_at(v, "core"), 0);
+    assert_int_equal(json_number_at(v, "file"), 1 << 20);
+    assert_int_equal(json_number_at(v, "data"), (int64_t)1 << 40);
+    assert_int_equal(json_number_at(v, "umask"), 077);
     json_decref(v);
 }
 
@@ -1061,7 +1329,7 @@ static void test_closed(void **state) {
     struct id id = started("once", in_dir("once")), stopped = started("spin", NULL);
     await_result(id);
     pid_t pid = number_of(id, "pid");
-    struct jobs_options o = {0};
+    struct jobs_options o = {.rules.kinds = kinds};
     assert_null(jobs_open(store, folder, &o, &err)); /* one at a time */
     assert_int_equal(err.code, ERR_STATE);
     assert_int_equal(jobs_pause(j, id.text, &err), OK);
@@ -1092,16 +1360,17 @@ static void test_evolve(void **state) {
     char text[400], run[64], runs[200];
     snprintf(runs, sizeof runs, "--runs=%s", in_dir("runs"));
     snprintf(text, sizeof text,
-             "{\"kind\":\"evolve\",\"args\":[\"r.yaml\"],\"options\":{\"runs\":\"%s\",\"seed\":3,"
-             "\"threads\":1}}",
-             in_dir("runs"));
+             "{\"kind\":\"evolve\",\"args\":[\"r.yaml\"],\"options\":{\"seed\":3,"
+             "\"threads\":1}}");
+    struct jobs_options o = {.runs = runs + strlen("--runs=")};
+    reopen(o);
     assert_int_equal(start_text(text, NULL, id.text), OK);
     await(id, "failed");
     assert_non_null(strstr(text_of(id, "note"), "signal 9"));
-    reopen((struct jobs_options){0}); /* what it is to go on with is in the store too */
+    reopen(o); /* what it is to go on with is in the store too */
     assert_int_equal(jobs_resume(j, id.text, &err), OK);
     await(id, "failed");
-    reopen((struct jobs_options){0});
+    reopen(o);
     assert_int_equal(jobs_resume(j, id.text, &err), OK);
     await(id, "done");
     snprintf(run, sizeof run, "%s-2", id.text);
@@ -1164,6 +1433,9 @@ static void test_program(void **state) {
                                 NULL, id.text),
                      OK);
     assert_int_equal(start_text("{\"kind\":\"world\",\"options\":{\"stepz\":50}}", NULL, bad.text),
+                     ERR_USAGE);
+    assert_string_equal(err.text, "'world' has no option 'stepz'; did you mean 'steps'?");
+    assert_int_equal(start_text("{\"kind\":\"world\",\"options\":{\"steps\":-1}}", NULL, bad.text),
                      OK);
     await(id, "done");
     json_t *list = events(id, 0);
@@ -1177,7 +1449,7 @@ static void test_program(void **state) {
     json_decref(list);
     await(bad, "failed");
     assert_string_equal(text_of(bad, "note"),
-                        "shoal world: unknown flag '--stepz', did you mean '--steps'?");
+                        "shoal world: '--steps' cannot be -1: it must be 0 to 1000000");
     assert_int_equal(number_of(bad, "exit"), 2);
 }
 
@@ -1198,6 +1470,10 @@ int main(int argc, char **argv) {
         cmocka_unit_test_setup_teardown(test_idempotency, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_command_line, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_refused, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_resolved, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_owners, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_owners_limits, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_seconds, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_settings_stay_out, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_many_events, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_too_long, set_up, tear_down),

@@ -110,6 +110,11 @@ void buf_release(struct buf *b);
 
 /* files */
 
+/* What is asked before the functions below open a file for reading (write = false), or make or
+ * replace one: OK, or why not. NULL: nothing is asked. Set once, while the process has one thread,
+ * by a process that works for others (a job). */
+extern int (*path_guard)(const char *path, bool write, struct error *err);
+
 struct mapping {
     const uint8_t *data;
     size_t size;
@@ -190,6 +195,9 @@ void hold_release(int fd, const char *path); /* removes the file; harmless for f
 int dir_hold(const char *dir, const char *what, struct error *err);
 void dir_release(int fd, const char *dir);
 void dir_delete(const char *path); /* with its files; hidden ones keep it there */
+/* A file, or a folder with all that is in it; links are removed and not followed. */
+void tree_delete(const char *path);
+int64_t tree_bytes(const char *path); /* of its files, as on the disk; 0: there is nothing */
 
 /* hashes */
 
@@ -331,6 +339,35 @@ enum option_type {
     OPT_SECRETS, /* the same, never shown */
     OPT_ALIAS    /* another name, not shown in help, of the row that `fallback` names */
 };
+/*
+ * What a job of the server, which a client asks for, may do with an option or a positional
+ * argument, and what a text of it names. JOB_BY_TYPE: a bool or a number may be set, a text may
+ * not.
+ */
+enum option_job {
+    JOB_BY_TYPE,
+    JOB_REFUSED, /* not by a client */
+    JOB_SERVER,  /* by the server only: where runs and calls are kept, how results are printed */
+    JOB_TEXT,    /* any text; it names no file */
+    JOB_NAME,    /* letters, digits, '.', '_' and '-', never a path */
+    JOB_INPUT,   /* a file or folder to read */
+    JOB_CHOICE,  /* a built-in name ("base", "brief"), or a file or folder to read */
+    JOB_CHOICES, /* several of them between commas */
+    JOB_NAMED,   /* FILE or NAME=FILE; a FILE may be a built-in source ("fry:pick") */
+    JOB_OUTPUT,  /* a file or folder to write */
+    JOB_REWARD,  /* how completions are rewarded, which may be a command */
+    JOB_COMMAND, /* a program to run */
+    JOB_THREADS  /* a number of threads, at most the machine's */
+};
+/* The positional arguments of a command in a job. */
+struct job_args {
+    const char *word;      /* what the first argument is; NULL: none of the words before it */
+    enum option_job of[4]; /* of the arguments, the word included; JOB_BY_TYPE: no more */
+    bool repeats;          /* the last of them any number of times */
+};
+
+/* Tables leave out the fields at the end that they do not need. */
+#pragma GCC diagnostic ignored "-Wmissing-field-initializers"
 struct option_row {
     const char *name; /* "grad-accum" for --grad-accum / grad_accum; NULL ends a table */
     enum option_type type;
@@ -339,6 +376,7 @@ struct option_row {
     double min, max;      /* for numbers, inclusive; both 0: any */
     const char *metavar;  /* "N", "FILE"; for help */
     const char *help;     /* one line */
+    enum option_job job;
 };
 struct strings {
     char **v;
@@ -382,6 +420,8 @@ bool option_text(const struct option_row *row, const void *out, struct buf *b);
 void option_variable(const char *prefix, const char *name, struct buf *b);
 /* The option of this name, or what an alias of this name stands for; NULL: there is none. */
 const struct option_row *option_find(const struct option_row *rows, const char *name);
+/* The name of the option that may have been meant, or NULL. */
+const char *option_nearest(const struct option_row *rows, const char *name);
 /* Which of n names may have been meant, or NULL. */
 const char *name_nearest(const char *const *names, int n, const char *name);
 /* Sets rows from a YAML mapping (see yaml_load); an unknown key is an error naming its file and

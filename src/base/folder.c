@@ -18,6 +18,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <ftw.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -27,6 +28,7 @@
 #include <unistd.h>
 
 static int dir_make_with(const char *path, mode_t last, struct error *err) {
+    if (path_guard && !path_is_dir(path) && path_check(path, true, err) != OK) return err->code;
     char *p = xstrdup(path);
     int rc = OK;
     for (char *end = p; rc == OK && *end;) {
@@ -265,4 +267,28 @@ void dir_delete(const char *path) {
     }
     if (d) closedir(d);
     rmdir(path);
+}
+
+static int tree_remove(const char *path, const struct stat *st, int type, struct FTW *at) {
+    (void)st, (void)type, (void)at;
+    remove(path); /* where that fails, what is above it stays too */
+    return 0;
+}
+
+void tree_delete(const char *path) {
+    nftw(path, tree_remove, 16, FTW_DEPTH | FTW_PHYS);
+}
+
+static _Thread_local int64_t tree_sum;
+
+static int tree_add(const char *path, const struct stat *st, int type, struct FTW *at) {
+    (void)path, (void)at;
+    if (type == FTW_F) tree_sum += (int64_t)st->st_blocks * 512;
+    return 0;
+}
+
+int64_t tree_bytes(const char *path) {
+    tree_sum = 0;
+    nftw(path, tree_add, 16, FTW_PHYS);
+    return tree_sum;
 }

@@ -1,13 +1,15 @@
-/* Inside base: temporaries that a killed process has left. */
+/* Inside base: temporaries that a killed process has left, and the guard of paths. */
 #ifndef SHOAL_FOLDER_H
 #define SHOAL_FOLDER_H
 
-#include <stdbool.h>
+#include "base/base.h"
 
 /* Locks a temporary that was just created under the name `tmp`; false: another process has taken
  * it for a leftover. */
 bool leftover_own(int fd, const char *tmp);
 /* Removes PATH.tmp-PID and PATH.tmp-PID-N of processes that no longer run. */
 void leftovers_remove(const char *path);
+/* What path_guard says; OK where there is none. */
+int path_check(const char *path, bool write, struct error *err);
 
 #endif

@@ -388,6 +388,11 @@ const char *name_nearest(const char *const *names, int n, const char *name) {
     return found;
 }
 
+const char *option_nearest(const struct option_row *rows, const char *name) {
+    const struct option_row *near = row_nearest(rows, name, strlen(name));
+    return near ? near->name : NULL;
+}
+
 static char upper(char c) {
     return c == '-' ? '_' : c >= 'a' && c <= 'z' ? (char)(c - 'a' + 'A') : c;
 }

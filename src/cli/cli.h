@@ -39,6 +39,10 @@ struct command {
     int (*over_load)(void *options, struct error *err);
     size_t size;            /* of the struct that rows fill */
     int min_args, max_args; /* positional; -1: any */
+    /* Where it may be a job: its positional arguments (ends with one of none), the command that
+     * continues it by its run's id, and the option that says where it keeps what it did. */
+    const struct job_args *job_args;
+    const char *job_resume, *job_keeps;
     int (*run)(const struct common *c, const void *options, const struct strings *args,
                struct error *err);
 };

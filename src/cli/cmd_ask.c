@@ -17,13 +17,14 @@ struct options {
     char *forget;
     int64_t seed;
 };
-#define ROW(name, type, field, fallback, min, max, metavar, help)                                  \
-    { name, type, offsetof(struct options, field), fallback, min, max, metavar, help }
+#define ROW(name, type, field, fallback, min, max, metavar, ...)                                   \
+    { name, type, offsetof(struct options, field), fallback, min, max, metavar, __VA_ARGS__ }
 static const struct option_row rows[] = {
     ROW("seed", OPT_INT, seed, "1", 0, 9e15, "N", "of what is drawn"),
     ROW("forget", OPT_STRING, forget, NULL, 0, 0, "TEXT",
         "take away the key facts of --conversation that hold this text ('all': all of them), and "
-        "stop"),
+        "stop",
+        JOB_TEXT),
     SETUP_ROWS(struct options, setup),
     SETUP_RECORD_ROWS(struct options, setup),
     PANEL_ROWS(struct options, panel),
@@ -109,6 +110,8 @@ const struct command cmd_ask = {
         "  shoal ask small.gguf --output-model large.gguf --output-temp 0.5 '为什么天是蓝的？'\n"
         "  shoal ask model.gguf --knowledge notes.db --conversation me\n"
         "  shoal ask model.gguf --conversation me --forget all",
+    .job_args = (const struct job_args[]){{NULL, {JOB_INPUT, JOB_TEXT}, false}, {0}},
+    .job_keeps = "store",
     .rows = rows,
     .size = sizeof(struct options),
     .min_args = 0,

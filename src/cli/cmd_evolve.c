@@ -17,12 +17,12 @@ struct options {
 #define ROOT_ROW                                                                                   \
     {                                                                                              \
         "runs", OPT_STRING, offsetof(struct options, runs), "runs", 0, 0, "DIR",                   \
-            "folder of runs and of shoal.db"                                                       \
+            "folder of runs and of shoal.db", JOB_SERVER                                           \
     }
 static const struct option_row rows[] = {
     ROOT_ROW,
     {"id", OPT_STRING, offsetof(struct options, id), NULL, 0, 0, "ID",
-     "name of the run; default: date, time and seed"},
+     "name of the run; default: date, time and seed", JOB_NAME},
     {"seed", OPT_INT, offsetof(struct options, seed), "-1", -1, 9e15, "N",
      "of everything random; -1: the recipe's"},
     {"zero-adapters", OPT_BOOL, offsetof(struct options, zero_adapters), NULL, 0, 0, NULL,
@@ -37,11 +37,11 @@ static const struct option_row fork_rows[] = {
     {"at", OPT_INT, offsetof(struct options, at), "0", 0, 1e6, "G",
      "the last generation that both have"},
     {"recipe", OPT_STRING, offsetof(struct options, recipe), NULL, 0, 0, "FILE",
-     "what the generations after it follow; default: the same"},
+     "what the generations after it follow; default: the same", JOB_INPUT},
     {"seed", OPT_INT, offsetof(struct options, seed), "-1", -1, 9e15, "N",
      "of the generations after it; -1: the same"},
     {"id", OPT_STRING, offsetof(struct options, id), NULL, 0, 0, "ID",
-     "name of the new run; default: date, time and seed"},
+     "name of the new run; default: date, time and seed", JOB_NAME},
     {0},
 };
 
@@ -237,6 +237,9 @@ const struct command cmd_evolve = {
         "lineage ID'.\n\n"
         "  shoal evolve examples/demo.yaml --seed 7",
     .recipe = sections,
+    .job_args = (const struct job_args[]){{NULL, {JOB_INPUT}, false}, {0}},
+    .job_resume = "resume",
+    .job_keeps = "runs",
     .rows = rows,
     .size = sizeof(struct options),
     .min_args = 1,

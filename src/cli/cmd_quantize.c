@@ -210,9 +210,10 @@ static int run(const struct common *c, const void *options, const struct strings
 
 static const struct option_row rows[] = {
     {"type", OPT_STRING, offsetof(struct options, type), NULL, 0, 0, "TYPE",
-     "f32 f16 bf16 q8_0 q6_k q5_k q5_1 q5_0 q4_k q4_1 q4_0 nf4; q4_k_s q4_k_m q5_k_s q5_k_m"},
+     "f32 f16 bf16 q8_0 q6_k q5_k q5_1 q5_0 q4_k q4_1 q4_0 nf4; q4_k_s q4_k_m q5_k_s q5_k_m",
+     JOB_TEXT},
     {"text", OPT_STRING, offsetof(struct options, text), NULL, 0, 0, "FILE",
-     "what both models read; without it chats in English, Japanese and Chinese"},
+     "what both models read; without it chats in English, Japanese and Chinese", JOB_INPUT},
     {"tokens", OPT_INT, offsetof(struct options, tokens), "4096", 2, 1e6, "N",
      "of the text at most"},
     {"dry-run", OPT_BOOL, offsetof(struct options, dry_run), NULL, 0, 0, NULL,
@@ -230,6 +231,7 @@ const struct command cmd_quantize = {
              "for byte, and so is the choice of tensors in the mixtures; nf4 is Shoal's own.\n"
              "Rows that a type's blocks do not divide get the next type that fits: q4_k q5_0,\n"
              "q5_k q5_1, q6_k q8_0, else f16.",
+    .job_args = (const struct job_args[]){{NULL, {JOB_INPUT, JOB_OUTPUT}, false}, {0}},
     .rows = rows,
     .size = sizeof(struct options),
     .min_args = 2,

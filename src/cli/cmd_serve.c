@@ -1,6 +1,8 @@
 /* shoal serve: one model, its adapters and teams over HTTP, until it is told to stop. */
 #define _GNU_SOURCE
+#include "cli/settings.h"
 #include "cli/setup.h"
+#include "serve/job_request.h"
 #include "serve/serve.h"
 
 #include <stdlib.h>
@@ -67,6 +69,16 @@ static const struct option_row rows[] = {
     ROW("jobs-idle", OPT_BOOL, serve.jobs_idle, "true", 0, 0, NULL,
         "jobs run when nobody else on the machine wants the processor; --no-jobs-idle: as others "
         "do"),
+    ROW("jobs-read", OPT_LIST, serve.jobs_read, NULL, 0, 0, "DIR …",
+        "folders whose data, models and recipes jobs may read, beside the working folder, the "
+        "models and adapters served, --runs, results and what 'shoal pull' loaded"),
+    ROW("jobs-run-commands", OPT_BOOL, serve.jobs_run_commands, NULL, 0, 0, NULL,
+        "jobs may run rewards and worlds that are other programs, in a sandbox; the kernel's "
+        "landlock then does not confine the jobs themselves"),
+    ROW("job-seconds", OPT_FLOAT, serve.job_seconds, "604800", 0, 1e9, "S",
+        "that a job may run, pauses aside; resumed, it continues what it keeps (0: any time)"),
+    ROW("jobs-bytes", OPT_INT, serve.jobs_bytes, "68719476736", 0, 1e18, "BYTES",
+        "what jobs have written and is kept; a key may have half of it (0: any number)"),
     ROW("max-tokens", OPT_INT, serve.max_tokens, "1024", 1, 1e6, "N",
         "of a reply whose request does not say"),
     ROW("alert-webhook", OPT_LIST, serve.alert_webhooks, NULL, 0, 0, "URL …",
@@ -139,6 +151,24 @@ static int request_memory(const struct options *o, struct serve_options *so, str
     return OK;
 }
 
+/* The commands that may be jobs, as their own tables say. */
+static const struct job_kind *job_kinds(void) {
+    static struct job_kind kinds[16];
+    const struct command *c;
+    size_t n = 0;
+    for (int i = 0; (c = cli_command_at(i)); i++) {
+        if (!c->job_args) continue;
+        CHECK(n + 1 < ARRAY_LEN(kinds));
+        struct job_kind *k = &kinds[n++];
+        *k = (struct job_kind){
+            .name = c->name, .resume = c->job_resume, .keeps = c->job_keeps, .args = c->job_args};
+        k->rows[0] = settings_common_rows();
+        k->rows[1] = c->rows;
+        k->rows[2] = c->over_rows;
+    }
+    return kinds;
+}
+
 static int run(const struct common *c, const void *options, const struct strings *args,
                struct error *err) {
     const struct options *o = options;
@@ -170,7 +200,11 @@ static int run(const struct common *c, const void *options, const struct strings
     so.plan = &plan;
     so.ready = ready;
     so.ready_ctx = (void *)(uintptr_t)c;
+    so.find = cli_find;
+    so.job_kinds = job_kinds();
+    if (settings_path(c->config)) strings_add(&so.jobs_closed, settings_path(c->config));
     if (rc == OK && !o->setup.dry_run) rc = serve_run(s.m, s.e, &s.engine, s.path, &so, err);
+    strings_release(&so.jobs_closed);
     strings_release(&paths);
     return setup_close(&s, rc, err);
 }

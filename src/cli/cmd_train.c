@@ -9,6 +9,7 @@
 #include "cli/train_plan.h"
 #include "cli/train_run.h"
 
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -22,20 +23,24 @@ struct train_command {
     bool dry_run;
     struct gate_options gate;
 };
-#define ROW(name, type, field, metavar, help)                                                      \
-    { name, type, offsetof(struct train_command, field), NULL, 0, 0, metavar, help }
+#define ROW(name, type, field, metavar, ...)                                                       \
+    { name, type, offsetof(struct train_command, field), NULL, 0, 0, metavar, __VA_ARGS__ }
 #define ALIAS(name, row)                                                                           \
     { name, OPT_ALIAS, 0, row, 0, 0, NULL, NULL }
 
 /* The top level of a recipe too. */
 static const struct option_row own_rows[] = {
-    ROW("model", OPT_STRING, model, "MODEL", "the base, where it is not the first argument"),
+    ROW("model", OPT_STRING, model, "MODEL", "the base, where it is not the first argument",
+        JOB_INPUT),
     ROW("data", OPT_LIST, data, "FILE",
-        "conversations; NAME=FILE several times trains several adapters in one base pass"),
-    ROW("out", OPT_STRING, out, "DIR", "adapter directory; with several, the folder of them"),
+        "conversations; NAME=FILE several times trains several adapters in one base pass",
+        JOB_NAMED),
+    ROW("out", OPT_STRING, out, "DIR", "adapter directory; with several, the folder of them",
+        JOB_OUTPUT),
     {"method", OPT_STRING, offsetof(struct train_command, method), "sft", 0, 0, "NAME",
-     "sft; dpo from preferences; reinforce, rloo or grpo from rewards; es: sft without gradients"},
-    ROW("start", OPT_STRING, start, "DIR", "the adapter that training begins with"),
+     "sft; dpo from preferences; reinforce, rloo or grpo from rewards; es: sft without gradients",
+     JOB_TEXT},
+    ROW("start", OPT_STRING, start, "DIR", "the adapter that training begins with", JOB_INPUT),
     ROW("dry-run", OPT_BOOL, dry_run, NULL,
         "read the data, compute one pass, print what the run would take and its first batch; of "
         "rewards, sample some completions too"),
@@ -194,6 +199,20 @@ static int method_check(const struct train_command *o, struct error *err) {
     return rc == OK && method == METHOD_ES ? es_options_check(&o->es, &o->train, err) : rc;
 }
 
+/* A name is a folder below --out. */
+static int names_check(const struct strings *data, struct error *err) {
+    for (int i = 0; i < data->n; i++) {
+        const char *v = data->v[i];
+        size_t n = strcspn(v, "=");
+        bool dots = (n == 1 && v[0] == '.') || (n == 2 && v[0] == '.' && v[1] == '.');
+        if (v[n] == '=' && (dots || n > NAME_MAX || memchr(v, '/', n)))
+            return error_set(err, ERR_USAGE,
+                             "'%.*s' is no name for an adapter: it becomes a folder below --out",
+                             (int)MIN(n, 64), v);
+    }
+    return OK;
+}
+
 static int command_check(const struct train_command *o, const char *model, struct error *err) {
     int n = o->data.n;
     enum schedule schedule;
@@ -206,7 +225,8 @@ static int command_check(const struct train_command *o, const char *model, struc
         if (!strchr(o->data.v[i], '='))
             return error_set(err, ERR_USAGE, "'%s': with several files each is NAME=FILE",
                              o->data.v[i]);
-    int rc = optim_parse(o->train.optim, &optim, err);
+    int rc = names_check(&o->data, err);
+    if (rc == OK) rc = optim_parse(o->train.optim, &optim, err);
     if (rc == OK) rc = schedule_parse(o->train.lr_scheduler, &schedule, err);
     return rc == OK ? method_check(o, err) : rc;
 }
@@ -255,6 +275,8 @@ const struct command cmd_train = {
         "  shoal train models/fry --method rloo --data fry:pick --prefix answer: --out /tmp/pick "
         "--r 8 --lr 2e-3",
     .recipe_load = recipe_load,
+    .job_args = (const struct job_args[]){{NULL, {JOB_INPUT}, false}, {0}},
+    .job_keeps = "runs",
     .rows = train_rows,
     .size = sizeof(struct train_command),
     .min_args = 0,

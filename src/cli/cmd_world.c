@@ -27,20 +27,23 @@ struct options {
     struct world_rules rules; /* --world's, under the flags */
     struct life_command life;
 };
-#define ROW(name, type, field, fallback, min, max, metavar, help)                                  \
-    { name, type, offsetof(struct options, field), fallback, min, max, metavar, help }
+#define ROW(name, type, field, fallback, min, max, metavar, ...)                                   \
+    { name, type, offsetof(struct options, field), fallback, min, max, metavar, __VA_ARGS__ }
 static const struct option_row own_rows[] = {
     ROW("world", OPT_STRING, world, NULL, 0, 0, "NAME",
-        "repaired (the default), seed, or a YAML file: worlds/ has some"),
+        "repaired (the default), seed, or a YAML file: worlds/ has some", JOB_CHOICE),
     ROW("policy", OPT_LIST, policies, NULL, 0, 0, "NAME",
         "who acts: rule (the default), reflex, random, mock; several are compared on the same "
-        "maps"),
+        "maps",
+        JOB_TEXT),
     ROW("policy-pipe", OPT_STRING, policy_pipe, NULL, 0, 0, "CMD",
         "another program that acts: it reads what agents see and writes what they do, a line a "
-        "tick"),
+        "tick",
+        JOB_COMMAND),
     ROW("env-pipe", OPT_STRING, env_pipe, NULL, 0, 0, "CMD",
         "another program that is the world in which the model's minds live: it answers resets and "
-        "steps"),
+        "steps",
+        JOB_COMMAND),
     ROW("timeout", OPT_FLOAT, timeout, "10", 0.01, 1e6, "S",
         "seconds that it may take for an answer"),
     ROW("agents", OPT_INT, agents, NULL, 0, WORLD_AGENTS, "N",
@@ -53,15 +56,17 @@ static const struct option_row own_rows[] = {
     ROW("seed", OPT_INT, seed, NULL, 0, 1e15, "N", "of the first one; 1 where it is not given"),
     ROW("watch", OPT_BOOL, watch, NULL, 0, 0, NULL,
         "show the world live; where stdout is no terminal, its last picture"),
-    ROW("record", OPT_STRING, record, NULL, 0, 0, "FILE", "write a trace of the world"),
-    ROW("replay", OPT_STRING, replay, NULL, 0, 0, "FILE", "a trace instead of a new world"),
+    ROW("record", OPT_STRING, record, NULL, 0, 0, "FILE", "write a trace of the world", JOB_OUTPUT),
+    ROW("replay", OPT_STRING, replay, NULL, 0, 0, "FILE", "a trace instead of a new world",
+        JOB_INPUT),
     ROW("at", OPT_INT, at, "-1", -1, TRACE_TICKS, "TICK", "the tick to enter it at; -1: its last"),
     ROW("continue", OPT_BOOL, on, NULL, 0, 0, NULL,
         "go on from there with --policy: a fork, which --record writes"),
     ROW("pipe", OPT_BOOL, pipe, NULL, 0, 0, NULL,
-        "the environment for another program: a JSON object a line on stdin and stdout"),
+        "the environment for another program: a JSON object a line on stdin and stdout",
+        JOB_REFUSED),
     ROW("best", OPT_BOOL, best, NULL, 0, 0, NULL, "of export: the fittest mind, as without it"),
-    ROW("mind", OPT_STRING, mind, NULL, 0, 0, "NAME", "of export: another one"),
+    ROW("mind", OPT_STRING, mind, NULL, 0, 0, "NAME", "of export: another one", JOB_TEXT),
     {0},
 };
 
@@ -731,6 +736,11 @@ const struct command cmd_world = {
         "fork.jsonl\n"
         "  shoal world --policy-pipe 'python3 examples/world_policy.py'\n"
         "  shoal world models/fry --env-pipe 'python3 examples/corridor_env.py' --worlds 16",
+    .job_args = (const struct job_args[]){{"export", {JOB_TEXT, JOB_CHOICE}, false},
+                                          {"compare", {JOB_TEXT, JOB_NAME}, true},
+                                          {NULL, {JOB_INPUT}, false},
+                                          {0}},
+    .job_keeps = "runs",
     .rows = rows,
     .over_rows = world_rule_rows,
     .over_at = offsetof(struct options, rules),

@@ -1,6 +1,7 @@
 /* The program's entry: finds the command, parses its options, turns errors into one line and an
  * exit code. */
 #define _GNU_SOURCE
+#include "cli/in_job.h"
 #include "cli/settings.h"
 
 #include <signal.h>
@@ -153,6 +154,11 @@ int main(int argc, char **argv) {
         return 0;
     }
     const struct command *c = cli_command(argv[1]);
+    struct error err = {0};
+    if (job_enter(&err) != OK) {
+        fprintf(stderr, "shoal: the job cannot be confined: %s\n", err.text);
+        return 1;
+    }
     if (c) return run_command(c, argc - 2, argv + 2);
     fprintf(stderr, "shoal: no command '%s'; 'shoal --help' lists them\n", argv[1]);
     return 2;

@@ -20,30 +20,31 @@ struct panel_options {
     int64_t max_workers;
     bool parallel, safe_parallel, local_files, log;
 };
-#define PANEL_ROW(opt, kind, type, field, fallback, min, max, metavar, help)                       \
-    { opt, kind, offsetof(type, field), fallback, min, max, metavar, help }
+#define PANEL_ROW(opt, kind, type, field, fallback, min, max, metavar, ...)                        \
+    { opt, kind, offsetof(type, field), fallback, min, max, metavar, __VA_ARGS__ }
 #define PANEL_ROWS(type, field)                                                                    \
     PANEL_ROW("agents", OPT_INT, type, field.agents, "3", 1, TEAM_MAX - 2, "N",                    \
               "agents that think"),                                                                \
         PANEL_ROW("iterations", OPT_INT, type, field.iterations, "2", 1, 16, "N",                  \
                   "times that they think"),                                                        \
         PANEL_ROW("adapters", OPT_LIST, type, field.adapters, NULL, 0, 0, "DIR …",                 \
-                  "of the agents in turn; 'base' is the bare model"),                              \
+                  "of the agents in turn; 'base' is the bare model", JOB_CHOICE),                  \
         PANEL_ROW("role-type", OPT_STRING, type, field.role_type, "auto", 0, 0, "NAME",            \
                   "roles: discussion, planning, informational, conversational, default; auto: by " \
-                  "the question's words; model: as who sums up says"),                             \
+                  "the question's words; model: as who sums up says",                              \
+                  JOB_TEXT),                                                                       \
         PANEL_ROW("language", OPT_STRING, type, field.language, "auto", 0, 0, "LANG",              \
-                  "ja, en or zh; auto: the question's"),                                           \
+                  "ja, en or zh; auto: the question's", JOB_TEXT),                                 \
         PANEL_ROW("protocol", OPT_STRING, type, field.protocol, "panel", 0, 0, "FILE",             \
-                  "another workflow; its role 'agent' is as many as --agents"),                    \
+                  "another workflow; its role 'agent' is as many as --agents", JOB_CHOICE),        \
         PANEL_ROW("slots", OPT_BOOL, type, field.slots, NULL, 0, 0, NULL,                          \
                   "the workflow of fixed parts: reformulator, critic, supporter, synthesizer"),    \
         PANEL_ROW("internal-model", OPT_STRING, type, field.models[STAGE_INTERNAL], NULL, 0, 0,    \
-                  "MODEL", "of those who think; default: MODEL"),                                  \
+                  "MODEL", "of those who think; default: MODEL", JOB_INPUT),                       \
         PANEL_ROW("summary-model", OPT_STRING, type, field.models[STAGE_SUMMARY], NULL, 0, 0,      \
-                  "MODEL", "of who sums up"),                                                      \
+                  "MODEL", "of who sums up", JOB_INPUT),                                           \
         PANEL_ROW("output-model", OPT_STRING, type, field.models[STAGE_OUTPUT], NULL, 0, 0,        \
-                  "MODEL", "of who writes the answer"),                                            \
+                  "MODEL", "of who writes the answer", JOB_INPUT),                                 \
         PANEL_ROW("temperature", OPT_FLOAT, type, field.temperature, "-1", -1, 100, "X",           \
                   "of everybody (-1: each role's own)"),                                           \
         PANEL_ROW("internal-temp", OPT_FLOAT, type, field.temps[STAGE_INTERNAL], "0", 0, 100, "X", \
@@ -67,15 +68,17 @@ struct panel_options {
                   "a summary after each time, and of what is long"),                               \
         PANEL_ROW("knowledge", OPT_STRING, type, field.knowledge, NULL, 0, 0, "DB",                \
                   "what 'shoal knowledge' made: what it has on the question is shown to the "      \
-                  "agents"),                                                                       \
+                  "agents",                                                                        \
+                  JOB_INPUT),                                                                      \
         PANEL_ROW("embeddings", OPT_BOOL, type, field.embeddings, NULL, 0, 0, NULL,                \
                   "search it by meaning too, and keep what is said with its vector"),              \
         PANEL_ROW("conversation", OPT_STRING, type, field.conversation, NULL, 0, 0, "ID",          \
-                  "remember what is said under this name, and what was"),                          \
+                  "remember what is said under this name, and what was", JOB_TEXT),                \
         PANEL_ROW("facts", OPT_STRING, type, field.facts, "model", 0, 0, "HOW",                    \
-                  "key facts of a conversation: by rules, by the model too, or none"),             \
+                  "key facts of a conversation: by rules, by the model too, or none", JOB_TEXT),   \
         PANEL_ROW("compat", OPT_STRING, type, field.compat, NULL, 0, 0, "seed",                    \
-                  "the predecessor's keywords of questions and its apology for short answers"),    \
+                  "the predecessor's keywords of questions and its apology for short answers",     \
+                  JOB_TEXT),                                                                       \
         PANEL_ROW("board", OPT_BOOL, type, field.board, NULL, 0, 0, NULL,                          \
                   "print the blackboard at the end"),                                              \
         PANEL_ROW("model-name", OPT_STRING, type, field.model_name, NULL, 0, 0, "NAME",            \
@@ -85,11 +88,12 @@ struct panel_options {
         PANEL_ROW("cache-folder", OPT_STRING, type, field.cache_folder, NULL, 0, 0, "DIR",         \
                   "as before: where pulled models are ($SHOAL_CACHE)"),                            \
         PANEL_ROW("rag-mode", OPT_STRING, type, field.rag_mode, NULL, 0, 0, "MODE",                \
-                  "as before: knowledge_base goes with --knowledge, dummy is no references"),      \
+                  "as before: knowledge_base goes with --knowledge, dummy is no references",       \
+                  JOB_TEXT),                                                                       \
         PANEL_ROW("zim-path", OPT_STRING, type, field.zim_path, NULL, 0, 0, "FILE",                \
                   "refused: no ZIM archive is read"),                                              \
         PANEL_ROW("model-type", OPT_STRING, type, field.model_type, NULL, 0, 0, "TYPE",            \
-                  "needs nothing here, as do the next five"),                                      \
+                  "needs nothing here, as do the next five", JOB_TEXT),                            \
         PANEL_ROW("parallel", OPT_BOOL, type, field.parallel, NULL, 0, 0, NULL, ""),               \
         PANEL_ROW("safe-parallel", OPT_BOOL, type, field.safe_parallel, NULL, 0, 0, NULL, ""),     \
         PANEL_ROW("max-workers", OPT_INT, type, field.max_workers, "0", 0, 1024, "N", ""),         \

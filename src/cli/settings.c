@@ -2,6 +2,8 @@
 #define _GNU_SOURCE
 #include "cli/settings.h"
 
+#include "cli/in_job.h"
+
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -13,25 +15,33 @@ static const char FOUND_FILE[] = "./shoal.conf";
 static const struct option_row line_rows[] = {
     {"config", OPT_STRING, offsetof(struct common, config), NULL, 0, 0, "FILE",
      "values of options ('shoal config --help'); default: $SHOAL_CONFIG, else ./shoal.conf; '': "
-     "none"},
-    {"help", OPT_BOOL, offsetof(struct common, help), NULL, 0, 0, NULL, "this text"},
+     "none",
+     JOB_REFUSED},
+    {"help", OPT_BOOL, offsetof(struct common, help), NULL, 0, 0, NULL, "this text", JOB_REFUSED},
     {0},
 };
 enum { N_LINE_ROWS = ARRAY_LEN(line_rows) - 1 };
 
 static const struct option_row common_rows[] = {
     {"json", OPT_BOOL, offsetof(struct common, json), NULL, 0, 0, NULL,
-     "results as JSON lines on stdout"},
+     "results as JSON lines on stdout", JOB_SERVER},
     {"quiet", OPT_BOOL, offsetof(struct common, quiet), NULL, 0, 0, NULL,
-     "no notes and no progress on stderr"},
+     "no notes and no progress on stderr", JOB_SERVER},
     {"exact", OPT_BOOL, offsetof(struct common, exact), NULL, 0, 0, NULL,
      "exact numeric class: the same bits on every processor"},
     {"fast", OPT_BOOL, offsetof(struct common, fast), NULL, 0, 0, NULL,
      "fast numeric class: bf16 weights run faster, with other bits (the default where AMX is)"},
     {"threads", OPT_INT, offsetof(struct common, threads), "0", 0, 1024, "N",
-     "threads; 0: all processors"},
+     "threads; 0: all processors", JOB_THREADS},
     {0},
 };
+
+const struct option_row *settings_common_rows(void) {
+    static struct option_row rows[ARRAY_LEN(common_rows) + N_LINE_ROWS];
+    memcpy(rows, line_rows, N_LINE_ROWS * sizeof *rows);
+    memcpy(rows + N_LINE_ROWS, common_rows, sizeof common_rows);
+    return rows;
+}
 
 void settings_help(FILE *f) {
     options_help(common_rows, f);
@@ -214,6 +224,13 @@ static char **values_text(const struct settings *s) {
     return v;
 }
 
+/* In a job, results are where the request says, and commands are not a recipe's to name. */
+static int recipe_row_check(const struct option_row *row, struct error *err) {
+    bool wide = row->job == JOB_OUTPUT || row->job == JOB_SERVER || row->job == JOB_REFUSED;
+    if (!in_job() || !wide) return OK;
+    return error_set(err, ERR_USAGE, "the recipe of a job may not set '%s'", row->name);
+}
+
 static int recipe_apply(struct settings *s, const char *path, struct error *err) {
     char **before = values_text(s);
     int rc = s->command->recipe_load(s->block + sizeof(struct common), path, err);
@@ -221,6 +238,7 @@ static int recipe_apply(struct settings *s, const char *path, struct error *err)
     for (size_t i = 0; i < rows_count(s->rows); i++) {
         bool changed = before[i] && strcmp(before[i], after[i]) != 0;
         if (changed) s->origins[i] = (struct option_origin){FROM_RECIPE, 0};
+        if (changed && rc == OK) rc = recipe_row_check(&s->rows[i], err);
         free(before[i]);
         free(after[i]);
     }

@@ -45,5 +45,7 @@ json_t *settings_defaults(void);
 int settings_changed(const struct settings *s, const json_t *was, struct buf *b);
 /* For --help: the options that every command takes. */
 void settings_help(FILE *f);
+/* The rows of what every command takes, also on its line only. */
+const struct option_row *settings_common_rows(void);
 
 #endif

@@ -19,27 +19,29 @@ struct gate_options {
     double alpha, tolerance, points;
     int64_t retain_n;
 };
-#define GATE_ROW(opt, kind, type, field, fallback, min, max, metavar, help)                        \
-    { opt, kind, offsetof(type, field), fallback, min, max, metavar, help }
+#define GATE_ROW(opt, kind, type, field, fallback, min, max, metavar, ...)                         \
+    { opt, kind, offsetof(type, field), fallback, min, max, metavar, __VA_ARGS__ }
 #define GATE_ROWS(type, at)                                                                        \
     GATE_ROW("runs", OPT_STRING, type, at.runs, "runs", 0, 0, "DIR",                               \
-             "folder of runs and of shoal.db"),                                                    \
+             "folder of runs and of shoal.db", JOB_SERVER),                                        \
         GATE_ROW("eval-data", OPT_LIST, type, at.eval_data, NULL, 0, 0, "FILE …",                  \
                  "held-out conversations: published only when better on them than what is "        \
-                 "there; NAME=FILE for one of several"),                                           \
+                 "there; NAME=FILE for one of several",                                            \
+                 JOB_NAMED),                                                                       \
         GATE_ROW("gate-alpha", OPT_FLOAT, type, at.alpha, "0.05", 1e-6, 1, "P",                    \
                  "better means: chance would do it at most this often"),                           \
         GATE_ROW("retain-data", OPT_LIST, type, at.retain_data, NULL, 0, 0, "FILE …",              \
-                 "conversations that must not become worse; NAME=FILE for one of several"),        \
+                 "conversations that must not become worse; NAME=FILE for one of several",         \
+                 JOB_NAMED),                                                                       \
         GATE_ROW("retain-tolerance", OPT_FLOAT, type, at.tolerance, "0.05", 0, 100, "X",           \
                  "loss on them that is allowed, in nats a token"),                                 \
         GATE_ROW("retain", OPT_STRING, type, at.retain, NULL, 0, 0, "LIST",                        \
-                 "task families that must not become worse: fry, or names"),                       \
+                 "task families that must not become worse: fry, or names", JOB_TEXT),             \
         GATE_ROW("retain-n", OPT_INT, type, at.retain_n, "500", 1, 1e6, "N", "questions of each"), \
         GATE_ROW("retain-points", OPT_FLOAT, type, at.points, "1", 0, 100, "X",                    \
                  "accuracy that may be lost, in points"),                                          \
         GATE_ROW("tags", OPT_LIST, type, at.tags, NULL, 0, 0, "TAG …",                             \
-                 "kept with the version, for 'shoal adapter list'")
+                 "kept with the version, for 'shoal adapter list'", JOB_TEXT)
 
 /* FILE, or of several NAME=FILE the adapter's of that name; NULL: none is given for it. */
 const char *file_for(const struct strings *list, const char *name);

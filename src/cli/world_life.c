@@ -797,14 +797,15 @@ void life_player_tell(const struct life_player *p, int agent, struct buf *out) {
     buf_puts(out, "\n");
 }
 
-#define ROW(name, type, field, fallback, metavar, help)                                            \
-    { name, type, offsetof(struct life_command, field), fallback, 0, 0, metavar, help }
+#define ROW(name, type, field, fallback, metavar, ...)                                             \
+    { name, type, offsetof(struct life_command, field), fallback, 0, 0, metavar, __VA_ARGS__ }
 const struct option_row life_command_rows[] = {
     ROW("adapter", OPT_LIST, adapters, NULL, "DIR",
-        "what minds begin with, in turn: adapters, or runs of worlds for all their minds"),
-    ROW("runs", OPT_STRING, runs, "runs", "DIR", "folder of runs and of shoal.db"),
+        "what minds begin with, in turn: adapters, or runs of worlds for all their minds",
+        JOB_CHOICE),
+    ROW("runs", OPT_STRING, runs, "runs", "DIR", "folder of runs and of shoal.db", JOB_SERVER),
     ROW("out", OPT_STRING, out, NULL, "DIR",
-        "folder of this run; of export: of the adapter; of compare: a chart, .svg"),
+        "folder of this run; of export: of the adapter; of compare: a chart, .svg", JOB_OUTPUT),
     ROW("dry-run", OPT_BOOL, dry_run, NULL, NULL,
         "of lives: print what they take and where they are kept, and stop"),
     {0},

@@ -17,9 +17,9 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
-#include <strings.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -29,6 +29,7 @@ enum {
     READ_BLOCK = 64 << 10,
     READ_BLOCKS = 4,
     WORDS_BYTES = 1 << 20, /* that stderr.txt may grow to */
+    CHILD_FILES = 4096,    /* open at once */
 };
 
 /* Lines longer than this are cut. */
@@ -40,6 +41,7 @@ struct launch {
     char **argv, **envp;
     int fds[FIRST_OTHER_FD];
     bool idle;
+    rlim_t max_file, max_data;
     pid_t parent;
     volatile int error; /* errno of a failed exec */
 };
@@ -57,6 +59,22 @@ static void offer_to_oom_killer(void) {
     if (write(fd, "500", 3) < 0) { /* as it is, then */
     }
     close(fd);
+}
+
+/* What it asks for beyond these is refused to it; a limit that is lower already stays. */
+static void limit(int which, rlim_t most) {
+    struct rlimit r;
+    if (getrlimit(which, &r) != 0 || r.rlim_max <= most) return;
+    r.rlim_cur = r.rlim_max = most;
+    setrlimit(which, &r);
+}
+
+static void limits_set(const struct launch *l) {
+    limit(RLIMIT_CORE, 0);
+    limit(RLIMIT_NOFILE, CHILD_FILES);
+    limit(RLIMIT_FSIZE, l->max_file);
+    limit(RLIMIT_DATA, l->max_data);
+    umask(077);
 }
 
 /* Moved up first: they may lie where others are to go. */
@@ -79,6 +97,7 @@ static _Noreturn void child_main(struct launch *l) {
     if (getppid() != l->parent) _exit(127); /* it died before it could tell us */
     if (l->idle) yield_to_all();
     offer_to_oom_killer();
+    limits_set(l);
     if (fds_place(l->fds)) {
         sigemptyset(&none);
         sigprocmask(SIG_SETMASK, &none, NULL);
@@ -98,29 +117,46 @@ static pid_t child_launch(struct launch *l) {
     return pid;
 }
 
-/* SHOAL_PROGRESS, and what sets options: a job is what its record says, also when it is continued
- * after a configuration file or a variable has changed. */
-static bool is_withheld(const char *variable, const char *command) {
-    static const char *const names[] = {"SHOAL_PROGRESS=", "SHOAL_CONFIG=", "SHOAL_ALL_"};
+/* What a child may know of this process's environment. */
+static bool is_passed(const char *variable) {
+    static const char *const names[] = {
+        "PATH=",
+        "HOME=",
+        "LANG=",
+        "LANGUAGE=",
+        "LC_",
+        "TZ=",
+        "LD_LIBRARY_PATH=",
+        "SHOAL_CPU=",
+        "SHOAL_CACHE=",
+        "XDG_CACHE_HOME=",
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+        "ASAN_OPTIONS=",
+        "UBSAN_OPTIONS=",
+        "LSAN_OPTIONS=",
+        "TSAN_OPTIONS=",
+#endif
+    };
     for (size_t i = 0; i < ARRAY_LEN(names); i++)
         if (strncmp(variable, names[i], strlen(names[i])) == 0) return true;
-    size_t n = strlen(command), begin = strlen("SHOAL_");
-    return strncmp(variable, "SHOAL_", begin) == 0 &&
-           strncasecmp(variable + begin, command, n) == 0 && variable[begin + n] == '_';
+    return false;
 }
 
-/* This process's environment, with the pipe's number and no file of settings. The strings are
- * borrowed. */
-static char **environment(const char *command) {
-    static char told[] = "SHOAL_PROGRESS=3", no_file[] = "SHOAL_CONFIG=";
-    size_t n = 0, m = 0;
-    while (environ[n]) n++;
-    char **v = xcalloc(n + 3, sizeof *v);
-    for (size_t i = 0; i < n; i++)
-        if (!is_withheld(environ[i], command)) v[m++] = environ[i];
-    v[m++] = told;
-    v[m] = no_file;
-    return v;
+/* No file of settings: a job is what its record says, also after such a file has changed. */
+static void environment(const struct child_start *s, struct strings *out) {
+    char *tmp = path_join(s->folder, "tmp"), *all[] = {xasprintf("TMPDIR=%s", tmp), NULL};
+    for (size_t i = 0; environ[i]; i++)
+        if (is_passed(environ[i])) strings_add(out, environ[i]);
+    strings_add(out, "SHOAL_PROGRESS=3");
+    strings_add(out, "SHOAL_CONFIG=");
+    strings_add(out, all[0]);
+    if (s->job) all[1] = xasprintf("SHOAL_JOB=%s", s->job);
+    if (all[1]) strings_add(out, all[1]);
+    free(all[0]);
+    free(all[1]);
+    free(tmp);
+    out->v = xrealloc(out->v, sizeof *out->v * ((size_t)out->n + 1));
+    out->v[out->n] = NULL;
 }
 
 static char **arguments(const struct strings *args) {
@@ -147,7 +183,7 @@ static int inlet_open(struct inlet *in, enum inlet_kind which, const struct chil
     if (!file_names[which]) return OK;
     char *path = path_join(s->folder, file_names[which]);
     in->left = which == INLET_RESULTS ? s->max_output : WORDS_BYTES;
-    in->file = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0666);
+    in->file = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
     int rc = in->file < 0 ? error_errno(err, "cannot write '%s'", path) : OK;
     free(path);
     return rc;
@@ -183,15 +219,29 @@ static struct child *child_new(void) {
     return c;
 }
 
+/* FOLDER and FOLDER/tmp, the latter empty. */
+static int folders_make(const char *folder, struct error *err) {
+    char *tmp = path_join(folder, "tmp");
+    int rc = dir_make(folder, err);
+    tree_delete(tmp);
+    if (rc == OK && mkdir(tmp, 0700) != 0) rc = error_errno(err, "cannot make '%s'", tmp);
+    free(tmp);
+    return rc;
+}
+
 struct child *child_start(const struct child_start *s, struct error *err) {
     struct child *c = child_new();
+    struct strings env = {0};
+    environment(s, &env);
     struct launch l = {.program = s->program,
                        .argv = arguments(s->args),
-                       .envp = environment(s->args->n ? s->args->v[0] : ""),
+                       .envp = env.v,
                        .fds = {-1, -1, -1, -1},
                        .idle = !s->same_priority,
+                       .max_file = s->max_file ? (rlim_t)s->max_file : RLIM_INFINITY,
+                       .max_data = s->max_data ? (rlim_t)s->max_data : RLIM_INFINITY,
                        .parent = getpid()};
-    int rc = dir_make(s->folder, err);
+    int rc = folders_make(s->folder, err);
     for (int i = 0; rc == OK && i < N_INLETS; i++)
         rc = inlet_open(&c->in[i], i, s, &l.fds[1 + i], err);
     if (rc == OK && (l.fds[0] = open("/dev/null", O_RDONLY | O_CLOEXEC)) < 0)
@@ -199,7 +249,7 @@ struct child *child_start(const struct child_start *s, struct error *err) {
     if (rc == OK) rc = launch(c, &l, err);
     for (int i = 0; i < FIRST_OTHER_FD; i++) fd_close(&l.fds[i]);
     free(l.argv);
-    free(l.envp);
+    strings_release(&env);
     if (rc == OK) return c;
     if (c->pid > 0) {
         child_signal(c, SIGKILL);

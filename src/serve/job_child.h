@@ -34,9 +34,17 @@ struct child {
 struct child_start {
     const char *program, *folder;
     const struct strings *args; /* without the program's name */
+    const char *job;            /* of its variable SHOAL_JOB: what it may do; NULL: none */
     int64_t max_output;         /* of results */
+    int64_t max_file, max_data; /* bytes of a file that it writes, and of its memory; 0: any */
     bool same_priority;
 };
+/*
+ * Its environment is made of what a program needs (PATH, HOME, the language and the time zone,
+ * where libraries and pulled models are, the choice of kernels) and of what it is told here; its
+ * TMPDIR is FOLDER/tmp, which is removed when it has ended. What it makes is its user's alone, and
+ * it leaves no core. Nothing else of this process reaches it, above all no secret.
+ */
 /* NULL with the system's reason. */
 struct child *child_start(const struct child_start *s, struct error *err);
 void child_signal(const struct child *c, int signal); /* to its whole group */

@@ -1,24 +1,56 @@
 /*
- * job_request: what a client asks for as a command line. Pure.
+ * job_request: what a client asks for as a command line. It touches nothing: files are asked of an
+ * interface.
  */
 #ifndef SHOAL_JOB_REQUEST_H
 #define SHOAL_JOB_REQUEST_H
 
-#include "serve/jobs.h"
+#include "base/base.h"
 
-bool kind_exists(const char *name);
-/* The command that goes on with a run of this kind by its id; NULL: the same one does. */
-const char *kind_resume(const char *name);
-/* The option that says where it keeps what it did: "runs", a folder, or "store", a file of calls;
- * NULL: it keeps nothing. */
-const char *kind_keeps(const char *name);
+/* A command that clients may run as a job. */
+struct job_kind {
+    const char *name; /* NULL ends a table */
+    /* The command that continues a run of this kind by its id; NULL: the same one does. */
+    const char *resume;
+    /* The option that says where it keeps what it did: "runs", a folder, or "store", a file of
+     * calls; NULL: it keeps nothing. */
+    const char *keeps;
+    const struct option_row *rows[4]; /* tables, one after another; NULL ends them */
+    const struct job_args *args;      /* ends with one of no arguments */
+};
 
-/* ERR_USAGE: what of it is wrong, or not allowed. */
-int request_check(const struct jobs_options *o, const json_t *request, struct error *err);
+/* What a request is checked with. Strings are borrowed. */
+struct request_rules {
+    const struct job_kind *kinds;
+    const char *out; /* the folder of results; NULL: there are no results */
+    bool commands;   /* rewards and worlds may be other programs */
+    int threads;     /* at most; 0: any number */
+    void *ctx;
+    /* The canonical path of a file or folder that may be read, malloc'ed; NULL with ERR_MISSING
+     * where there is none, else with the reason. NULL: every text is its own path. */
+    char *(*input)(void *ctx, const char *path, struct error *err);
+};
+
+/* A checked request. */
+struct job_request {
+    /* {kind, args, options} with all keys, in order, and options by their own names: equal requests
+     * are equal values. What is written is a path already, what is read is as the client put it. */
+    json_t *asked;
+    json_t *resolved;       /* the same with paths for everything */
+    struct strings outputs; /* the names of what is written */
+    struct strings runs;    /* and of runs that it makes */
+};
+
+const struct job_kind *kind_find(const struct job_kind *kinds, const char *name);
+/* A name of letters, digits, '.', '_' and '-' that is no path and no flag. */
+bool job_name_plain(const char *name);
+
+/* ERR_USAGE: what of it is wrong, or not allowed; `field` (may be NULL) is then where: an option's
+ * name, "args", "kind" or "". On OK the caller releases `out`. */
+int request_check(const struct request_rules *r, const json_t *request, struct job_request *out,
+                  char field[64], struct error *err);
+void job_request_release(struct job_request *r);
 /* The command line of a checked request, without the program's name. */
 int request_args(const json_t *request, struct strings *args, struct error *err);
-/* A copy with what was left out and its keys in order, as the store gives them back: equal requests
- * are equal values and equal command lines, also tomorrow. */
-json_t *request_whole(const json_t *request);
 
 #endif

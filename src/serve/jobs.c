@@ -29,6 +29,7 @@
 #include <string.h>
 #include <sys/eventfd.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -50,8 +51,11 @@ static const char *const state_names[N_STATES] = {"queued", "running", "paused",
 
 struct job {
     char id[JOB_ID_LEN];
-    json_t *request; /* {kind, args, options}, checked */
-    char *key;       /* may be NULL */
+    json_t *request; /* {kind, args, options}, as it was asked for */
+    char *repeat;    /* its idempotency key; may be NULL */
+    char *owner;     /* the id of the API key that asked for it; may be NULL */
+    bool any;        /* it may replace what others have made */
+    int64_t bytes;   /* of its folder, when its process ended */
     enum job_state state;
     bool cancel;  /* it was asked to end */
     int64_t made; /* jobs in the order of their making */
@@ -69,6 +73,9 @@ struct job {
 
     struct child *child;        /* also while paused */
     double kill_at;             /* of a cancelled child; INFINITY: it is not, or was killed */
+    double stop_at;             /* while it runs: when its time is over */
+    double seconds;             /* while it is paused: what is left of its time */
+    bool late;                  /* its time was over */
     char *words;                /* the last line of its stderr */
     struct job_figures *series; /* while there is a child that told some */
     bool figured;               /* `figures` are older than `series` */
@@ -92,6 +99,7 @@ struct jobs {
 
     pthread_mutex_t lock; /* of all below */
     struct store *store;
+    json_t *claims; /* {what was written: {owner, job, bytes}}, see claim_path */
     struct job **v; /* in the order of their making */
     int n;
     int64_t count; /* the last `made` or `turn` */
@@ -143,8 +151,11 @@ static int job_save(struct jobs *j, const struct job *job, struct error *err) {
     json_t *v = json_pack("{s:o,s:O,s:I,s:I,s:I}", "job", job_json(job), "request", job->request,
                           "made", (json_int_t)job->made, "turn", (json_int_t)job->turn, "numbers",
                           (json_int_t)(state_is_last(job->state) ? job->seq : job->reserved));
-    add_text(v, "key", job->key);
+    add_text(v, "key", job->repeat);
+    add_text(v, "owner", job->owner);
     add_text(v, "run", job->run);
+    json_object_set_new(v, "any", json_boolean(job->any));
+    json_object_set_new(v, "bytes", json_integer(job->bytes));
     int rc = store_document_put(j->store, "job", job->id, v, err);
     json_decref(v);
     return rc;
@@ -174,7 +185,8 @@ static void job_free(struct job *job) {
     json_decref(job->progress);
     json_decref(job->figures);
     job_figures_free(job->series);
-    free(job->key);
+    free(job->repeat);
+    free(job->owner);
     free(job->run);
     free(job->note);
     free(job->words);
@@ -184,23 +196,27 @@ static void job_free(struct job *job) {
 static struct job *job_new(void) {
     struct job *job = xcalloc(1, sizeof *job);
     job->exit = job->signal = -1;
-    job->kill_at = INFINITY;
+    job->kill_at = job->stop_at = INFINITY;
     return job;
 }
 
 /* NULL: it is none of ours. */
-static struct job *job_from_json(const char *id, const json_t *v) {
+static struct job *job_from_json(const struct jobs *j, const char *id, const json_t *v) {
     const json_t *known = json_object_get(v, "job"), *request = json_object_get(v, "request");
     int state = 0;
     while (state < N_STATES && strcmp(state_names[state], json_text_at(known, "state")) != 0)
         state++;
-    if (state == N_STATES || !id_is_valid(id) || !kind_exists(json_text_at(request, "kind")))
+    if (state == N_STATES || !id_is_valid(id) ||
+        !kind_find(j->o.rules.kinds, json_text_at(request, "kind")))
         return NULL;
     struct job *job = job_new();
     memcpy(job->id, id, JOB_ID_LEN);
     job->request = json_deep_copy(request);
     job->state = (enum job_state)state;
-    job->key = text_at(v, "key");
+    job->repeat = text_at(v, "key");
+    job->owner = text_at(v, "owner");
+    job->any = json_is_true(json_object_get(v, "any"));
+    job->bytes = integer_at(v, "bytes", 0);
     job->run = text_at(v, "run");
     job->note = text_at(known, "note");
     job->cancel = json_is_true(json_object_get(known, "cancel"));
@@ -404,16 +420,118 @@ static void progress_tell(struct jobs *j, struct job *job) {
     j->news = true;
 }
 
+/* what jobs have written */
+
+/* Of a claim by its name: "NAME" in the folder of results, "run:NAME" in that of runs. malloc'ed.
+ */
+static char *claim_path(const struct jobs *j, const char *name) {
+    bool run = strncmp(name, "run:", 4) == 0;
+    return run ? path_join(j->o.runs ? j->o.runs : "runs", name + 4)
+               : path_join(j->o.rules.out ? j->o.rules.out : "", name);
+}
+
+static void claim_save(struct jobs *j, const char *name) {
+    struct error err;
+    if (store_document_put(j->store, "output", name, json_object_get(j->claims, name), &err) != OK)
+        warn("jobs: %s", err.text);
+}
+
+static bool is_there(const char *path) {
+    struct stat st;
+    return lstat(path, &st) == 0;
+}
+
+/* Whether the job that a claim is of may still write. */
+static bool claim_lives(const struct jobs *j, const json_t *claim) {
+    for (int i = 0; i < j->n; i++)
+        if (strcmp(j->v[i]->id, json_text_at(claim, "job")) == 0)
+            return !state_is_last(j->v[i]->state);
+    return false;
+}
+
+static int claim_check(const struct jobs *j, const char *name, const struct job_caller *by,
+                       struct error *err) {
+    const json_t *claim = json_object_get(j->claims, name);
+    char *path = claim_path(j, name);
+    bool there = is_there(path),
+         own = claim && strcmp(json_text_at(claim, "owner"), by->owner ? by->owner : "") == 0;
+    free(path);
+    if (by->any || own || !(there || claim_lives(j, claim))) return OK;
+    return error_set(err, ERR_STATE,
+                     "'%s' is there, and no job of this key has made it: choose another name, or "
+                     "ask with a key that has the scope admin",
+                     name);
+}
+
+/* Calls one for each thing that a request will write. */
+static int claims_each(struct jobs *j, const struct job_request *r, const struct job_caller *by,
+                       int (*one)(const struct jobs *, const char *, const struct job_caller *,
+                                  struct error *),
+                       struct error *err) {
+    int rc = OK;
+    for (int i = 0; rc == OK && i < r->outputs.n; i++) rc = one(j, r->outputs.v[i], by, err);
+    for (int i = 0; rc == OK && i < r->runs.n; i++) {
+        char *name = xasprintf("run:%s", r->runs.v[i]);
+        rc = one(j, name, by, err);
+        free(name);
+    }
+    return rc;
+}
+
+static int64_t kept_bytes(const struct jobs *j, const char *owner) {
+    const char *name;
+    json_t *claim;
+    int64_t bytes = 0;
+    for (int i = 0; i < j->n; i++) {
+        const char *of = j->v[i]->owner ? j->v[i]->owner : "";
+        if (!owner || strcmp(of, owner) == 0) bytes += j->v[i]->bytes;
+    }
+    json_object_foreach (j->claims, name, claim)
+        if (!owner || strcmp(json_text_at(claim, "owner"), owner) == 0)
+            bytes += integer_at(claim, "bytes", 0);
+    return bytes;
+}
+
+static int limits_check(const struct jobs *j, const char *owner, struct error *err) {
+    int queued = 0;
+    for (int i = 0; i < j->n; i++)
+        queued +=
+            j->v[i]->state == QUEUED && strcmp(j->v[i]->owner ? j->v[i]->owner : "", owner) == 0;
+    if (j->n >= j->o.max_jobs)
+        return error_set(err, ERR_STATE, "%d jobs are kept already; delete some", j->n);
+    if (queued >= j->o.max_queued)
+        return error_set(err, ERR_MEMORY, "%d jobs of this key wait for their turn already",
+                         queued);
+    if (!j->o.max_kept) return OK;
+    if (kept_bytes(j, NULL) >= j->o.max_kept || kept_bytes(j, owner) >= j->o.max_kept / 2)
+        return error_set(err, ERR_MEMORY,
+                         "what jobs have written takes all the room that there is for it "
+                         "(--jobs-bytes %lld); delete jobs and results",
+                         (long long)j->o.max_kept);
+    return OK;
+}
+
+/* Forgets what is no more on the disk, when no job will write it. */
+static void claims_prune(struct jobs *j) {
+    struct error err;
+    const char *name;
+    json_t *claim;
+    void *next;
+    json_object_foreach_safe(j->claims, next, name, claim) {
+        char *path = claim_path(j, name);
+        if (!is_there(path) && !claim_lives(j, claim) &&
+            store_document_delete(j->store, "output", name, &err) == OK)
+            json_object_del(j->claims, name);
+        free(path);
+    }
+}
+
 /* running */
 
 /* Whether a run of it has begun: its kind's `resume` finds it there. */
 static bool run_has_begun(const struct jobs *j, const struct job *job) {
-    const char *runs = json_text_at(json_object_get(job->request, "options"), "runs");
     if (!job->run) return false;
-    char *dir = path_join(*runs       ? runs
-                          : j->o.runs ? j->o.runs
-                                      : "runs",
-                          job->run),
+    char *dir = path_join(j->o.runs ? j->o.runs : "runs", job->run),
          *manifest = path_join(dir, "manifest.json");
     bool begun = path_exists(manifest);
     free(dir);
@@ -428,9 +546,9 @@ static void run_name(struct job *job) {
     job->run = *id ? xstrdup(id) : xasprintf("%s-%lld", job->id, (long long)job->attempts);
 }
 
-/* Beside what else this process shows, unless the request says where. */
-static void keep_place(const struct jobs *j, const char *kind, json_t *options) {
-    const char *keeps = kind_keeps(kind);
+/* Beside what else this process shows. */
+static void keep_place(const struct jobs *j, const struct job_kind *kind, json_t *options) {
+    const char *keeps = kind->keeps;
     if (!keeps || !j->o.runs || json_object_get(options, keeps)) return;
     char *path =
         strcmp(keeps, "store") == 0 ? path_join(j->o.runs, "calls.db") : xstrdup(j->o.runs);
@@ -438,12 +556,12 @@ static void keep_place(const struct jobs *j, const char *kind, json_t *options) 
     free(path);
 }
 
-/* The request with what this attempt differs in. */
-static json_t *attempt_request(const struct jobs *j, struct job *job) {
-    const char *kind = json_text_at(job->request, "kind"), *resume = kind_resume(kind);
-    json_t *v = json_deep_copy(job->request), *options = json_object_get(v, "options"), *kept;
+/* The request, with paths, and with what this attempt differs in; takes it over. */
+static json_t *attempt_request(const struct jobs *j, struct job *job, json_t *v) {
+    const struct job_kind *kind = kind_find(j->o.rules.kinds, json_text_at(v, "kind"));
+    json_t *options = json_object_get(v, "options"), *kept;
     keep_place(j, kind, options);
-    if (!resume) return v;
+    if (!kind->resume) return v;
     if (!run_has_begun(j, job)) {
         run_name(job);
         json_object_set_new(options, "id", json_string(job->run));
@@ -454,7 +572,7 @@ static json_t *attempt_request(const struct jobs *j, struct job *job) {
     for (size_t i = 0; i < ARRAY_LEN(same); i++)
         if (json_object_get(options, same[i]))
             json_object_set(kept, same[i], json_object_get(options, same[i]));
-    json_object_set_new(v, "kind", json_string(resume));
+    json_object_set_new(v, "kind", json_string(kind->resume));
     json_object_set_new(v, "args", json_pack("[s]", job->run));
     json_object_set_new(v, "options", kept);
     return v;
@@ -462,21 +580,26 @@ static json_t *attempt_request(const struct jobs *j, struct job *job) {
 
 static int job_launch(struct jobs *j, struct job *job, struct error *err) {
     struct strings args = {0};
+    struct job_request checked;
     /* Again: what may be asked for can have changed since it was. */
-    int rc = request_check(&j->o, job->request, err);
+    int rc = request_check(&j->o.rules, job->request, &checked, NULL, err);
     if (rc != OK) return rc;
     job->attempts++;
-    json_t *request = attempt_request(j, job);
+    json_t *request = attempt_request(j, job, json_incref(checked.resolved));
     char *folder = path_join(j->folder, job->id);
     rc = request_args(request, &args, err);
     const struct child_start s = {.program = j->o.program,
                                   .folder = folder,
                                   .args = &args,
+                                  .job = j->o.child,
                                   .max_output = j->o.max_output,
+                                  .max_file = j->o.max_file,
+                                  .max_data = j->o.max_data,
                                   .same_priority = j->o.same_priority};
     if (rc == OK && !(job->child = child_start(&s, err))) rc = err->code;
     strings_release(&args);
     json_decref(request);
+    job_request_release(&checked);
     free(folder);
     return rc;
 }
@@ -489,7 +612,9 @@ static void job_forget_attempt(struct job *job) {
     job->progress = NULL;
     job->exit = job->signal = -1;
     *job->ended = 0;
-    job->kill_at = INFINITY;
+    job->kill_at = job->stop_at = INFINITY;
+    job->seconds = INFINITY;
+    job->late = false;
 }
 
 static void retry(struct jobs *j, const struct error *err) {
@@ -520,6 +645,7 @@ static void job_begin(struct jobs *j, struct job *job) {
     bool fresh = !job->child;
     if (fresh) {
         job_forget_attempt(job);
+        if (j->o.seconds > 0) job->seconds = j->o.seconds;
         clock_utc(job->started);
         if (job_launch(j, job, &err) != OK) {
             job_over(job, FAILED, xstrdup(err.text));
@@ -528,6 +654,7 @@ static void job_begin(struct jobs *j, struct job *job) {
         }
     }
     if (job_set(j, job, RUNNING, &err) == OK) {
+        job->stop_at = clock_now() + job->seconds;
         if (!fresh) child_signal(job->child, SIGCONT);
         return;
     }
@@ -570,6 +697,24 @@ static char *end_note(const struct job *job, const struct error *fault) {
     return xasprintf("ended with exit status %d and no word why; see stderr.txt", job->exit);
 }
 
+/* Its process has ended: what it leaves on the disk. */
+static void job_measure(struct jobs *j, struct job *job) {
+    const char *name;
+    json_t *claim;
+    char *folder = path_join(j->folder, job->id), *tmp = path_join(folder, "tmp");
+    tree_delete(tmp);
+    job->bytes = tree_bytes(folder);
+    json_object_foreach (j->claims, name, claim) {
+        if (strcmp(json_text_at(claim, "job"), job->id) != 0) continue;
+        char *path = claim_path(j, name);
+        json_object_set_new(claim, "bytes", json_integer(tree_bytes(path)));
+        claim_save(j, name);
+        free(path);
+    }
+    free(tmp);
+    free(folder);
+}
+
 static void job_reap(struct jobs *j, struct job *job) {
     struct listener l = {j, job};
     struct error fault = {0};
@@ -578,11 +723,18 @@ static void job_reap(struct jobs *j, struct job *job) {
     fault = job->child->fault;
     int status = child_reap(job->child, line_take, &l);
     job->child = NULL;
+    job->stop_at = INFINITY;
     progress_tell(j, job);
     series_keep(j, job);
+    job_measure(j, job);
     job->exit = status != -1 && WIFEXITED(status) ? WEXITSTATUS(status) : -1;
     job->signal = status != -1 && WIFSIGNALED(status) ? WTERMSIG(status) : -1;
     bool well = job->exit == 0 && !fault.code;
+    if (job->late && !well && !fault.code)
+        error_set(&fault, ERR_STATE,
+                  "stopped after %.0f seconds (the server's --job-seconds); resuming it continues "
+                  "what it keeps",
+                  j->o.seconds);
     if (well || job->cancel)
         job_over(job, well ? DONE : CANCELLED, NULL);
     else
@@ -613,12 +765,20 @@ static double jobs_watch(struct jobs *j, struct watched *w) {
     w->fds[0] = (struct pollfd){.fd = j->wake_fd, .events = POLLIN};
     for (int i = 0; i < j->n; i++) {
         if (!j->v[i]->child) continue;
-        until = MIN(until, j->v[i]->kill_at);
+        until = MIN(until, MIN(j->v[i]->kill_at, j->v[i]->stop_at));
         child_fds(j->v[i]->child, &w->fds[1 + CHILD_FDS * w->n], read);
         w->jobs[w->n++] = j->v[i];
     }
     if (!read && w->n) until = MIN(until, j->read_at);
     return until - now;
+}
+
+/* Asks it to end, and will end it if it does not. */
+static void job_stop(const struct jobs *j, struct job *job) {
+    child_signal(job->child, SIGTERM);
+    child_signal(job->child, SIGCONT); /* a stopped process takes no signal */
+    job->kill_at = clock_now() + j->o.cancel_seconds;
+    job->stop_at = INFINITY;
 }
 
 static void job_serve(struct jobs *j, struct job *job, const struct pollfd fds[CHILD_FDS]) {
@@ -633,6 +793,9 @@ static void job_serve(struct jobs *j, struct job *job, const struct pollfd fds[C
     } else if (clock_now() >= job->kill_at) {
         child_signal(job->child, SIGKILL);
         job->kill_at = INFINITY;
+    } else if (clock_now() >= job->stop_at) {
+        job->late = true;
+        job_stop(j, job);
     }
 }
 
@@ -712,7 +875,7 @@ static int jobs_load(struct jobs *j, struct error *err) {
     int rc = all ? OK : err->code;
     j->v = xcalloc(json_object_size(all) + 1, sizeof *j->v);
     json_object_foreach (all, id, v) {
-        struct job *job = job_from_json(id, v);
+        struct job *job = job_from_json(j, id, v);
         if (!job) {
             warn("job '%s' cannot be read from the store and is left out", id);
             continue;
@@ -721,6 +884,8 @@ static int jobs_load(struct jobs *j, struct error *err) {
         j->v[j->n++] = job;
     }
     qsort(j->v, (size_t)j->n, sizeof *j->v, by_making);
+    if (rc == OK && !(j->claims = store_document_list(j->store, "output", err))) rc = err->code;
+    if (rc == OK) claims_prune(j);
     for (int i = 0; rc == OK && i < j->n; i++) rc = job_take_up(j, j->v[i], err);
     json_decref(all);
     return rc;
@@ -742,6 +907,7 @@ static int folder_lock(struct jobs *j, struct error *err) {
 static void jobs_free(struct jobs *j) {
     while (j->n_events) events_drop(j, j->n_events - 1);
     for (int i = 0; i < j->n; i++) job_free(j->v[i]);
+    json_decref(j->claims);
     store_close(j->store);
     if (j->lock_fd >= 0) close(j->lock_fd);
     if (j->wake_fd >= 0) close(j->wake_fd);
@@ -770,6 +936,7 @@ struct jobs *jobs_open(const char *store, const char *folder, const struct jobs_
     if (!o->program) j->o.program = "/proc/self/exe";
     if (!o->max_running) j->o.max_running = 1;
     if (!o->max_jobs) j->o.max_jobs = 1000;
+    if (!o->max_queued) j->o.max_queued = 100;
     if (!o->max_output) j->o.max_output = (int64_t)64 << 20;
     if (o->cancel_seconds == 0) j->o.cancel_seconds = 10;
     j->folder = xstrdup(folder);
@@ -778,6 +945,7 @@ struct jobs *jobs_open(const char *store, const char *folder, const struct jobs_
     pthread_mutex_init(&j->lock, NULL);
     j->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     int rc = j->wake_fd < 0 ? error_errno(err, "cannot make an event") : folder_lock(j, err);
+    if (rc == OK && o->rules.out) rc = dir_make(o->rules.out, err);
     if (rc == OK && !(j->store = store_open(store, err))) rc = err->code;
     if (rc == OK) rc = jobs_load(j, err);
     if (rc == OK) rc = thread_start(j, err);
@@ -816,9 +984,15 @@ static struct job *job_find(struct jobs *j, const char *id, struct error *err) {
     return NULL;
 }
 
-static struct job *job_of_key(struct jobs *j, const char *key) {
-    for (int i = 0; key && i < j->n; i++)
-        if (j->v[i]->key && strcmp(j->v[i]->key, key) == 0) return j->v[i];
+static bool text_same(const char *a, const char *b) {
+    return strcmp(a ? a : "", b ? b : "") == 0;
+}
+
+static struct job *job_repeated(struct jobs *j, const struct job_caller *by) {
+    for (int i = 0; by->repeat && i < j->n; i++)
+        if (j->v[i]->repeat && strcmp(j->v[i]->repeat, by->repeat) == 0 &&
+            text_same(j->v[i]->owner, by->owner))
+            return j->v[i];
     return NULL;
 }
 
@@ -828,46 +1002,80 @@ static void id_make(struct jobs *j, char id[JOB_ID_LEN]) {
     while (job_find(j, id, &missing));
 }
 
-static int job_add(struct jobs *j, json_t *request, const char *key, char id[JOB_ID_LEN],
-                   struct error *err) {
-    if (j->n >= j->o.max_jobs)
-        return error_set(err, ERR_STATE, "%d jobs are kept already; delete some", j->n);
+static int claim_put(const struct jobs *j, const char *name, const struct job_caller *by,
+                     struct error *err) {
+    const json_t *old = json_object_get(j->claims, name);
+    json_t *claim = json_pack("{s:s,s:s,s:I}", "owner", by->owner ? by->owner : "", "job",
+                              j->v[j->n - 1]->id, "bytes", (json_int_t)integer_at(old, "bytes", 0));
+    int rc = store_document_put(j->store, "output", name, claim, err);
+    if (rc == OK) json_object_set(j->claims, name, claim);
+    json_decref(claim);
+    return rc;
+}
+
+static struct job *job_make(struct jobs *j, const struct job_request *r,
+                            const struct job_caller *by) {
     struct job *job = job_new();
     id_make(j, job->id);
-    job->request = json_incref(request);
-    job->key = key ? xstrdup(key) : NULL;
+    job->request = json_incref(r->asked);
+    job->repeat = by->repeat ? xstrdup(by->repeat) : NULL;
+    job->owner = by->owner ? xstrdup(by->owner) : NULL;
+    job->any = by->any;
     job->made = job->turn = ++j->count;
     clock_utc(job->created);
-    int rc = job_set(j, job, QUEUED, err);
+    return job;
+}
+
+/* It is in the list before what it will write is its own, and in the store last: a job that the
+ * store has no room for leaves claims of nothing, which claims_prune removes. */
+static int job_add(struct jobs *j, const struct job_request *r, const struct job_caller *by,
+                   char id[JOB_ID_LEN], struct error *err) {
+    int rc = claims_each(j, r, by, claim_check, err);
+    if (rc == OK) rc = limits_check(j, by->owner ? by->owner : "", err);
+    if (rc != OK) return rc;
+    struct job *job = job_make(j, r, by);
+    j->v = xrealloc(j->v, sizeof *j->v * (size_t)(j->n + 1));
+    j->v[j->n++] = job;
+    rc = claims_each(j, r, by, claim_put, err);
+    if (rc == OK) rc = job_set(j, job, QUEUED, err);
     if (rc != OK) {
+        j->n--;
         job_free(job);
         return rc;
     }
-    j->v = xrealloc(j->v, sizeof *j->v * (size_t)(j->n + 1));
-    j->v[j->n++] = job;
     memcpy(id, job->id, JOB_ID_LEN);
     return OK;
 }
 
-int jobs_start(struct jobs *j, const json_t *request, const char *key, char id[JOB_ID_LEN],
+int jobs_start(struct jobs *j, const json_t *request, struct job_caller *by, char id[JOB_ID_LEN],
                struct error *err) {
-    if (key && (!*key || strlen(key) > KEY_BYTES))
+    struct job_request checked;
+    *by->field = 0;
+    if (by->repeat && (!*by->repeat || strlen(by->repeat) > KEY_BYTES))
         return error_set(err, ERR_USAGE, "an idempotency key has 1 to %d bytes", KEY_BYTES);
-    int rc = request_check(&j->o, request, err);
+    int rc = request_check(&j->o.rules, request, &checked, by->field, err);
     if (rc != OK) return rc;
-    json_t *whole = request_whole(request);
     pthread_mutex_lock(&j->lock);
-    const struct job *same = job_of_key(j, key);
+    const struct job *same = job_repeated(j, by);
     if (!same)
-        rc = job_add(j, whole, key, id, err);
-    else if (json_equal(same->request, whole))
+        rc = job_add(j, &checked, by, id, err);
+    else if (json_equal(same->request, checked.asked))
         memcpy(id, same->id, JOB_ID_LEN);
     else
         rc = error_set(err, ERR_MISMATCH, "this idempotency key is of job '%s', another request",
                        same->id);
     pthread_mutex_unlock(&j->lock);
-    json_decref(whole);
+    job_request_release(&checked);
     return rc;
+}
+
+bool jobs_may_replace(struct jobs *j, const char *id) {
+    struct error missing;
+    pthread_mutex_lock(&j->lock);
+    const struct job *job = job_find(j, id, &missing);
+    bool may = job && job->any;
+    pthread_mutex_unlock(&j->lock);
+    return may;
 }
 
 json_t *jobs_get(struct jobs *j, const char *id, struct error *err) {
@@ -901,8 +1109,11 @@ static int job_pause(struct jobs *j, struct job *job, struct error *err) {
     if (state_is_last(job->state) || job->cancel || job->over)
         return wrong_state(job, "paused", err);
     int rc = job_set(j, job, PAUSED, err);
-    if (rc == OK && job->child) child_signal(job->child, SIGSTOP);
-    return rc;
+    if (rc != OK || !job->child) return rc;
+    child_signal(job->child, SIGSTOP);
+    if (job->stop_at < INFINITY) job->seconds = fmax(job->stop_at - clock_now(), 0);
+    job->stop_at = INFINITY;
+    return OK;
 }
 
 static int job_resume(struct jobs *j, struct job *job, struct error *err) {
@@ -927,9 +1138,7 @@ static int job_cancel(struct jobs *j, struct job *job, struct error *err) {
         job->cancel = false;
         return rc;
     }
-    child_signal(job->child, SIGTERM);
-    child_signal(job->child, SIGCONT); /* who is stopped hears nothing */
-    job->kill_at = clock_now() + j->o.cancel_seconds;
+    job_stop(j, job);
     jobs_wake(j);
     return OK;
 }
@@ -940,13 +1149,14 @@ static int job_delete(struct jobs *j, struct job *job, struct error *err) {
     int rc = store_document_delete(j->store, "job", job->id, err), at = 0;
     if (rc != OK) return rc;
     char *folder = path_join(j->folder, job->id);
-    dir_delete(folder);
+    tree_delete(folder);
     free(folder);
     for (int i = j->n_events; i-- > 0;)
         if (j->events[i].job == job) events_drop(j, i);
     while (j->v[at] != job) at++;
     memmove(&j->v[at], &j->v[at + 1], sizeof *j->v * (size_t)(--j->n - at));
     job_free(job);
+    claims_prune(j);
     return OK;
 }
 

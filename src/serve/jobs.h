@@ -25,26 +25,33 @@
 #ifndef SHOAL_JOBS_H
 #define SHOAL_JOBS_H
 
-#include "base/base.h"
+#include "serve/job_request.h"
 
 enum { JOB_ID_LEN = 13 }; /* "job-" and 8 hex digits, and NUL */
 
 struct jobs_options {
     const char *program; /* NULL: this one */
-    const char *runs;    /* where commands keep what they did; NULL: where they do by themselves */
-    int max_running;     /* 0: 1. A paused process keeps its memory, but not its place */
-    int max_jobs;        /* that are kept, in whatever state; 0: 1000 */
-    int64_t max_output;  /* bytes of results; whoever writes more is stopped; 0: 64 MiB */
+    /* What a request may be: its `out` is the folder of results, which jobs_open makes. */
+    struct request_rules rules;
+    const char *child;  /* the commands' variable SHOAL_JOB: what they may do; NULL: none */
+    const char *runs;   /* where commands keep what they did; NULL: where they do by themselves */
+    int max_running;    /* 0: 1. A paused process keeps its memory, but not its place */
+    int max_jobs;       /* that are kept, in whatever state; 0: 1000 */
+    int max_queued;     /* of one owner, that wait for their turn; 0: 100 */
+    int64_t max_output; /* bytes of a job's printed results; one that prints more is stopped; 0:
+                         * 64 MiB */
+    int64_t max_kept;   /* bytes of all that jobs have written and is kept; an owner may have
+                         * half of it; 0: any number. It is counted when a job ends. */
+    int64_t max_file,
+        max_data;          /* bytes of a file that a job writes, of its memory; 0: any number */
+    double seconds;        /* that an attempt may run, pauses aside; 0: any time */
     double cancel_seconds; /* from asking a process to end to ending it; 0: 10 */
     bool same_priority;    /* children take the processor like this process */
     void *ctx;
-    /* Whether a client may give this option to a command of this kind (each once, without its
-     * dashes). In whatever thread asks, which may hold the lock: it must not call back. NULL: any
-     * but those that name a program to run, which nobody may. */
-    bool (*allow)(void *ctx, const char *kind, const char *option);
     /* Some job has new events; may be NULL. */
     void (*changed)(void *ctx);
-    /* A job came to its end, as "done", "failed" or "cancelled"; may be NULL. As allow. */
+    /* A job came to its end, as "done", "failed" or "cancelled"; may be NULL. In whatever thread,
+     * which may hold the lock: it must not call back. */
     void (*ended)(void *ctx, const char *kind, const char *state);
 };
 
@@ -64,16 +71,30 @@ void jobs_close(struct jobs *j);
  * ends running children, for so many seconds at most. Nothing may be called afterwards. */
 void jobs_stop(struct jobs *j, double seconds);
 
+/* Where a request comes from. Strings are borrowed. */
+struct job_caller {
+    const char *repeat; /* its idempotency key, at most 255 bytes; NULL: none */
+    const char *owner;  /* the id of its API key; NULL: it came without one */
+    bool any;           /* it may replace what others have made */
+    char
+        field[64]; /* after ERR_USAGE: the part of the request that is wrong, "" where it is none */
+};
 /*
  * A request is {"kind", "args": [strings], "options": {name: value}}; a value is a string, a
  * number, true (--name), false (--no-name) or a list of these, which are passed as --name=value: no
  * value can become another option, and no shell sees any of it. ERR_USAGE says what is wrong.
  *
- * `key` (at most 255 bytes; NULL: none) makes repeating harmless: the same key with the same
- * request is the job that is there already, and with another one ERR_MISMATCH.
+ * What a job writes is a name in the folder of results. It belongs to the owner of the job:
+ * ERR_STATE where there is something by that name that no job of the same owner has written.
+ * ERR_MEMORY: the owner's limits are reached.
+ *
+ * `repeat` makes repeating harmless: the same of the same owner with the same request is the job
+ * that is there already, and with another one ERR_MISMATCH.
  */
-int jobs_start(struct jobs *j, const json_t *request, const char *key, char id[JOB_ID_LEN],
+int jobs_start(struct jobs *j, const json_t *request, struct job_caller *by, char id[JOB_ID_LEN],
                struct error *err);
+/* Whether a job may put its result in the place of what others serve: it was asked for so. */
+bool jobs_may_replace(struct jobs *j, const char *id);
 
 /*
  * {id, kind, args, options, state, created} and, once they are known, pid, started, ended, exit or

@@ -3,18 +3,23 @@
  * of what happens to them, and what becomes of their results: an adapter that a job wrote is served
  * under its name from then on.
  *
- * What a job writes lies below the server's own folder: a client gives a name for "out", not a
- * path, and options that name other places to write to, or programs to run, are refused.
+ * What a job may be asked for is the commands' own tables of options (cmd_serve passes them on);
+ * which files it may read and write is decided here, from what the server was started with. Results
+ * are below the server's own folder, under names that clients choose.
  */
 #define _GNU_SOURCE
+#include "sandbox/sandbox.h"
 #include "serve/job_figures.h"
+#include "serve/job_paths.h"
 #include "serve/jobs.h"
+#include "serve/keys.h"
 #include "serve/metrics.h"
 #include "serve/server.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 enum { JOBS_TOLD = 16 }; /* whose figures are metrics, beside those that run */
 
@@ -91,6 +96,22 @@ static char *out_folder(const struct server *s) {
     return path_join(s->o->state_dir, "out");
 }
 
+/* Whether a name may be served from this path now: it is free, or already the job's place, or the
+ * job was asked for by a key that may replace what others serve. */
+static int place_check(struct server *s, const char *name, const char *path, bool any,
+                       struct error *err) {
+    int n, rc = OK;
+    struct listed *v = server_adapters(s, &n);
+    for (int i = 0; i < n && !any && rc == OK; i++)
+        if (strcmp(v[i].name, name) == 0 && (!v[i].path || strcmp(v[i].path, path) != 0))
+            rc = error_set(err, ERR_STATE,
+                           "'%s' is a served adapter that no job has made: choose another name, or "
+                           "ask with a key that has the scope admin",
+                           name);
+    server_adapters_free(v, n);
+    return rc;
+}
+
 /* Adapters that jobs have written since the last look: served, in place of older ones of the name.
  */
 static void results_publish(void *ctx) {
@@ -108,7 +129,8 @@ static void results_publish(void *ctx) {
                     path_exists(config) && !json_object_get(s->published, id) &&
                     json_object_set_new(s->published, id, json_true()) == 0;
         pthread_mutex_unlock(&s->lock);
-        if (news && server_adapter_load(s, slash + 1, path, true, &err) != OK)
+        if (news && (place_check(s, slash + 1, path, jobs_may_replace(s->jobs, id), &err) != OK ||
+                     server_adapter_load(s, slash + 1, path, true, &err) != OK))
             warn("what job %s has made cannot be served: %s", id, err.text);
         free(config);
         free(path);
@@ -129,46 +151,35 @@ static void jobs_changed(void *ctx) {
 
 /* what may be asked for */
 
-/* Where a command writes, but for "out", which is put below the server's folder. */
-static bool jobs_allow(void *ctx, const char *kind, const char *option) {
-    static const char *const refused[] = {"runs",   "store", "report",  "record",      "save",
-                                          "log",    "trace", "session", "env-pipe",    "db",
-                                          "output", "to",    "history", "cache-folder"};
-    (void)ctx, (void)kind;
-    for (size_t i = 0; i < ARRAY_LEN(refused); i++)
-        if (strcmp(option, refused[i]) == 0) return false;
-    return true;
-}
-
-/* "critic" → STATE/out/critic */
-static int out_place(struct server *s, json_t *request, struct error *err) {
-    json_t *options = json_object_get(request, "options");
-    const json_t *out = json_object_get(options, "out");
-    const char *name = json_string_value(out);
-    static const char letters[] =
-        "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-";
-    if (!out) return OK;
-    if (!name || !*name || *name == '.' || *name == '-' || strlen(name) > 64 ||
-        strspn(name, letters) != strlen(name))
-        return error_set(err, ERR_USAGE,
-                         "'out' is a name of letters, digits, '.', '_' and '-', not a path: the "
-                         "result lies below the server's folder");
-    char *folder = out_folder(s);
-    int rc = dir_make(folder, err);
-    char *path = path_join(folder, name);
-    if (rc == OK) json_object_set_new(options, "out", json_path(path));
-    free(path);
-    free(folder);
+/* The names of its results that would be served, beside what is served. */
+static int served_check(struct server *s, const json_t *request, bool any, struct error *err) {
+    const json_t *options = json_object_get(request, "options");
+    static const char *const names[] = {"out", "output-dir", "output_dir"};
+    int rc = OK;
+    for (size_t i = 0; rc == OK && i < ARRAY_LEN(names); i++) {
+        const char *name = json_text_at(options, names[i]);
+        char *folder = out_folder(s), *path = path_join(folder, name);
+        if (*name) rc = place_check(s, name, path, any, err);
+        free(path);
+        free(folder);
+    }
     return rc;
 }
 
-static void fail(struct exchange *x, const struct error *err) {
+/* A key that may manage adapters may replace them; so may who calls where there are no keys. */
+static bool may_replace(struct server *s, const char *key) {
+    return !key || keys_scopes(s->keys, key) & KEY_ADMIN;
+}
+
+static void fail(struct exchange *x, const struct error *err, const char *param) {
     if (err->code == ERR_MISSING)
         api_fail(x, 404, NULL, NULL, "job_not_found", "%s", err->text);
     else if (err->code == ERR_MISMATCH || err->code == ERR_STATE)
         api_fail(x, 409, NULL, NULL, "conflict", "%s", err->text);
+    else if (err->code == ERR_MEMORY)
+        api_fail(x, 429, NULL, NULL, "too_many_jobs", "%s", err->text);
     else
-        api_fail_error(x, err, NULL);
+        api_fail_error(x, err, param);
 }
 
 /* The job as it stands now, or why there is none. */
@@ -178,21 +189,23 @@ static void job_reply(struct server *s, struct exchange *x, int status, const ch
     if (job)
         exchange_reply_json(x, status, job);
     else
-        fail(x, &err);
+        fail(x, &err, NULL);
 }
 
 static void start_handle(void *ctx, struct exchange *x) {
     struct server *s = ctx;
     char id[JOB_ID_LEN];
     struct error err;
+    struct job_caller by = {.repeat = exchange_header(x, "Idempotency-Key"),
+                            .owner = exchange_key(x),
+                            .any = may_replace(s, exchange_key(x))};
     json_t *request = exchange_json(x, &err);
-    int rc = request ? out_place(s, request, &err) : err.code;
-    if (rc == OK)
-        rc = jobs_start(s->jobs, request, exchange_header(x, "Idempotency-Key"), id, &err);
+    int rc = request ? served_check(s, request, by.any, &err) : err.code;
+    if (rc == OK) rc = jobs_start(s->jobs, request, &by, id, &err);
     if (rc == OK)
         job_reply(s, x, 201, id);
     else
-        fail(x, &err);
+        fail(x, &err, *by.field ? by.field : NULL);
     json_decref(request);
 }
 
@@ -209,7 +222,7 @@ static void file_reply(struct server *s, struct exchange *x, const char *id, con
     if (path && file_read(path, 256 << 20, &text, &err) == OK)
         exchange_reply(x, 200, type, text.data ? text.data : "", text.len);
     else
-        fail(x, &err);
+        fail(x, &err, NULL);
     buf_release(&text);
     free(path);
 }
@@ -220,7 +233,7 @@ static void series_reply(struct server *s, struct exchange *x, const char *id) {
     if (v)
         exchange_reply_json(x, 200, v);
     else
-        fail(x, &err);
+        fail(x, &err, NULL);
 }
 
 /* "job-1/events" → its two parts; the second may be missing. */
@@ -270,7 +283,7 @@ static void act_handle(void *ctx, struct exchange *x) {
         if (acts[i].act(s->jobs, id, &err) == OK)
             job_reply(s, x, 200, id);
         else
-            fail(x, &err);
+            fail(x, &err, NULL);
         return;
     }
     api_fail(x, 404, NULL, NULL, "not_found", "a job can be told to pause, resume and cancel");
@@ -282,7 +295,7 @@ static void delete_handle(void *ctx, struct exchange *x) {
     if (jobs_delete(s->jobs, exchange_rest(x), &err) == OK)
         exchange_reply_json(x, 200, json_pack("{s:s,s:b}", "id", exchange_rest(x), "deleted", 1));
     else
-        fail(x, &err);
+        fail(x, &err, NULL);
 }
 
 const struct route jobs_routes[] = {
@@ -298,19 +311,154 @@ static void job_ended(void *ctx, const char *kind, const char *state) {
     metric_add(metric_get(s->metrics, METRIC_JOBS_ENDED, kind, state), 1);
 }
 
+/* where jobs read and write */
+
+static char *input_find(void *ctx, const char *path, struct error *err) {
+    const struct server *s = ctx;
+    char *found = s->o->find && *path != '/' ? s->o->find(path) : xstrdup(path);
+    char *real = job_paths_input(s->job_paths, found, err);
+    free(found);
+    return real;
+}
+
+/* A folder where somebody lives, or one above it, is no folder of work. */
+static bool is_work(const char *dir) {
+    char *home = getenv("HOME") ? realpath(getenv("HOME"), NULL) : NULL;
+    size_t n = strlen(dir);
+    bool above = n == 1 || (home && strncmp(home, dir, n) == 0 && (!home[n] || home[n] == '/'));
+    free(home);
+    return !above;
+}
+
+/* Those that were named at the start; what is in the server's state has its own rules. */
+static void allow_adapters(struct server *s) {
+    int n;
+    struct listed *v = server_adapters(s, &n);
+    char *state = realpath(s->o->state_dir, NULL);
+    size_t len = state ? strlen(state) : 0;
+    for (int i = 0; i < n; i++) {
+        char *real = v[i].path && !hub_is_name(v[i].path) ? realpath(v[i].path, NULL) : NULL;
+        if (real && !(len && strncmp(real, state, len) == 0))
+            job_paths_add(s->job_paths, real, PATH_READ);
+        free(real);
+    }
+    free(state);
+    server_adapters_free(v, n);
+}
+
+/* The program's own checkout, where models, recipes and teams are; malloc'ed; NULL: elsewhere. */
+static char *checkout_find(const struct server *s) {
+    static const char known[] = "examples/demo.yaml";
+    char *path = s->o->find ? s->o->find(known) : NULL;
+    size_t n = path ? strlen(path) : 0, m = strlen(known);
+    bool found = n > m && path_exists(path);
+    if (found) path[n - m - 1] = 0;
+    if (found && *path) return path;
+    free(path);
+    return NULL;
+}
+
+static void inputs_allow(struct server *s) {
+    struct job_paths *p = s->job_paths;
+    char *work = realpath(".", NULL), *checkout = checkout_find(s), *cache = hub_cache();
+    char *above = path_is_dir(s->path) ? NULL : path_beside(s->path, ".");
+    if (work && is_work(work)) job_paths_add(p, work, PATH_READ);
+    job_paths_add(p, checkout, PATH_READ);
+    if (!hub_is_name(s->path)) job_paths_add(p, above ? above : s->path, PATH_READ);
+    job_paths_add(p, s->o->adapter_dir, PATH_READ);
+    job_paths_add(p, cache, PATH_READ);
+    allow_adapters(s);
+    for (int i = 0; i < s->o->jobs_read.n; i++) job_paths_add(p, s->o->jobs_read.v[i], PATH_READ);
+    free(above);
+    free(cache);
+    free(checkout);
+    free(work);
+}
+
+/* What is closed wherever it is: the server's own state, its backups, its certificate's key. What
+ * jobs write is open again below. */
+static void own_close(struct server *s) {
+    struct job_paths *p = s->job_paths;
+    char *out = out_folder(s);
+    job_paths_add(p, s->o->runs, PATH_WRITE);
+    job_paths_add(p, s->o->state_dir, PATH_CLOSED);
+    job_paths_add(p, s->backups, PATH_CLOSED);
+    job_paths_add(p, s->o->http.tls_key, PATH_CLOSED);
+    for (int i = 0; i < s->o->jobs_closed.n; i++)
+        job_paths_add(p, s->o->jobs_closed.v[i], PATH_CLOSED);
+    job_paths_add(p, out, PATH_WRITE);
+    free(out);
+}
+
+/* The value of SHOAL_JOB: in_job.c reads it. */
+static void child_describe(struct server *s) {
+    json_t *v = json_pack("{s:o,s:b}", "paths", job_paths_json(s->job_paths), "commands",
+                          (int)s->o->jobs_run_commands);
+    s->job_child = json_dumps(v, JSON_COMPACT);
+    CHECK(s->job_child != NULL);
+    json_decref(v);
+}
+
+static void confinement_note(const struct server *s) {
+    if (s->o->jobs_run_commands)
+        note("jobs may run commands (--jobs-run-commands): the kernel does not confine jobs "
+             "themselves");
+    else if (!sandbox_landlock_abi())
+        note(
+            "this kernel has no landlock: what jobs read and write is checked by the program only");
+}
+
+static int paths_open(struct server *s, struct error *err) {
+    s->job_paths = xcalloc(1, sizeof *s->job_paths);
+    s->jobs_folder = path_join(s->o->state_dir, "jobs");
+    s->jobs_out = out_folder(s);
+    int rc = dir_make(s->jobs_folder, err);
+    if (rc == OK) rc = dir_make(s->jobs_out, err);
+    if (rc == OK) rc = dir_make(s->o->runs, err);
+    if (rc != OK) return rc;
+    inputs_allow(s);
+    own_close(s);
+    child_describe(s);
+    confinement_note(s);
+    return OK;
+}
+
+/* Bytes of memory that the server leaves to a job: the machine's but for what the server may take,
+ * and at least a quarter of it. 0: no limit, where a sanitizer reserves more than there is. */
+static int64_t memory_left(const struct server *s) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+    (void)s;
+    return 0;
+#else
+    int64_t all = (int64_t)sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE),
+            own = (int64_t)(s->o->max_memory ? s->o->max_memory : process_bytes("VmRSS"));
+    return MAX(all - own, all / 4);
+#endif
+}
+
 int server_jobs_open(struct server *s, struct error *err) {
-    struct jobs_options o = {.max_running = (int)s->o->max_jobs,
+    int rc = paths_open(s, err);
+    struct jobs_options o = {.rules = {.kinds = s->o->job_kinds,
+                                       .out = s->jobs_out,
+                                       .commands = s->o->jobs_run_commands,
+                                       .threads = (int)sysconf(_SC_NPROCESSORS_CONF),
+                                       .ctx = s,
+                                       .input = input_find},
+                             .child = s->job_child,
+                             .max_running = (int)s->o->max_jobs,
                              .runs = s->o->runs,
+                             .max_kept = s->o->jobs_bytes,
+                             .max_file = s->o->jobs_bytes,
+                             .max_data = memory_left(s),
+                             .seconds = s->o->job_seconds,
                              .same_priority = !s->o->jobs_idle,
                              .ctx = s,
-                             .allow = jobs_allow,
                              .ended = job_ended,
                              .changed = jobs_changed};
     s->jobs_store = path_join(s->o->state_dir, "jobs.db");
-    s->jobs_folder = path_join(s->o->state_dir, "jobs");
     s->published = json_object();
-    s->jobs = jobs_open(s->jobs_store, s->jobs_folder, &o, err);
-    if (s->jobs) return OK;
+    if (rc == OK) s->jobs = jobs_open(s->jobs_store, s->jobs_folder, &o, err);
+    if (s->jobs || rc != OK) return rc;
     return err->code == ERR_STATE
                ? error_set(err, ERR_STATE,
                            "another server keeps its state in '%s'; give this one --state DIR",
@@ -320,7 +468,11 @@ int server_jobs_open(struct server *s, struct error *err) {
 
 void server_jobs_close(struct server *s) {
     if (s->jobs) jobs_close(s->jobs);
+    if (s->job_paths) job_paths_release(s->job_paths);
     json_decref(s->published);
+    free(s->job_paths);
+    free(s->job_child);
+    free(s->jobs_out);
     free(s->jobs_store);
     free(s->jobs_folder);
 }
@@ -329,19 +481,17 @@ void server_jobs_close(struct server *s) {
 static void states_count(struct server *s, const json_t *list) {
     static const char *const states[] = {"queued", "running",   "paused",
                                          "done",   "cancelled", "failed"};
-    static const char *const kinds[] = {"train", "evolve", "debate",  "ask",
-                                        "world", "eval",   "quantize"};
-    json_t *job;
-    int count[ARRAY_LEN(kinds)][ARRAY_LEN(states)] = {{0}};
-    size_t i;
-    json_array_foreach (list, i, job)
-        for (size_t k = 0; k < ARRAY_LEN(kinds); k++)
+    for (const struct job_kind *k = s->o->job_kinds; k && k->name; k++) {
+        int count[ARRAY_LEN(states)] = {0};
+        const json_t *job;
+        size_t i;
+        json_array_foreach (list, i, job)
             for (size_t st = 0; st < ARRAY_LEN(states); st++)
-                count[k][st] += strcmp(json_text_at(job, "kind"), kinds[k]) == 0 &&
-                                strcmp(json_text_at(job, "state"), states[st]) == 0;
-    for (size_t k = 0; k < ARRAY_LEN(kinds); k++)
+                count[st] += strcmp(json_text_at(job, "kind"), k->name) == 0 &&
+                             strcmp(json_text_at(job, "state"), states[st]) == 0;
         for (size_t st = 0; st < ARRAY_LEN(states); st++)
-            metric_set(metric_get(s->metrics, METRIC_JOBS, kinds[k], states[st]), count[k][st]);
+            metric_set(metric_get(s->metrics, METRIC_JOBS, k->name, states[st]), count[st]);
+    }
 }
 
 /* What a job measures of itself stays when it has ended, but for speeds: it has none any more. */

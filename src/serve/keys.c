@@ -650,6 +650,14 @@ void keys_spend(struct keys *k, const char *id, int64_t prompt_tokens, int64_t c
     pthread_mutex_unlock(&k->table);
 }
 
+unsigned keys_scopes(struct keys *k, const char *id) {
+    pthread_mutex_lock(&k->table);
+    int i = key_find(k, id);
+    unsigned bits = i >= 0 && !k->v[i].revoked ? k->v[i].spec.scopes : 0;
+    pthread_mutex_unlock(&k->table);
+    return bits;
+}
+
 bool keys_any(struct keys *k) {
     pthread_mutex_lock(&k->table);
     bool any = k->n > k->n_tokens;

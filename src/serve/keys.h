@@ -74,6 +74,9 @@ int keys_restore(const char *present, const char *staged, struct error *err);
  * today and all are {requests, prompt_tokens, completion_tokens}. */
 json_t *keys_list(struct keys *k, double now);
 
+/* The scopes of a key, by its id; 0: there is none. */
+unsigned keys_scopes(struct keys *k, const char *id);
+
 enum key_verdict {
     KEY_ADMITTED,
     KEY_UNKNOWN,   /* 401 invalid_api_key, like the next two */

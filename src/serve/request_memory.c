@@ -43,7 +43,7 @@ int request_reserve(struct server *s, struct exchange *x, size_t bytes, struct e
 
 /* Of the tree that a text of JSON becomes. What is in strings counts alike: arguments of tool calls
  * are JSON in a string, and become a tree as well. */
-static size_t tree_bytes(const struct buf *b) {
+static size_t json_tree_bytes(const struct buf *b) {
     size_t bytes = b->len;
     for (size_t i = 0; i < b->len; i++) {
         char c = b->data[i];
@@ -55,7 +55,7 @@ static size_t tree_bytes(const struct buf *b) {
 
 json_t *request_json(struct server *s, struct exchange *x, struct error *err) {
     const struct buf *body = exchange_body(x);
-    size_t bytes = tree_bytes(body) + TEXT_FACTOR * body->len;
+    size_t bytes = json_tree_bytes(body) + TEXT_FACTOR * body->len;
     if (request_reserve(s, x, bytes, err) == OK) return exchange_json(x, err);
     error_wrap(err, "the body");
     return NULL;
@@ -112,7 +112,7 @@ int generation_reserve(struct server *s, struct exchange *x, const struct genera
         all.scores += answers * one.scores;
         all.prompt_scores += answers * one.prompt_scores;
     }
-    size_t bytes = REQUEST_BYTES + tree_bytes(exchange_body(x)) + all.prompt + all.tokens +
+    size_t bytes = REQUEST_BYTES + json_tree_bytes(exchange_body(x)) + all.prompt + all.tokens +
                    all.scores + all.prompt_scores;
     *what = need_field(&all, spec);
     if (memory_budget_set(s->memory, x, bytes, err) == OK) return OK;

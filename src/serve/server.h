@@ -86,9 +86,11 @@ struct server {
     int threads;
 
     struct jobs *jobs;
-    char *jobs_store, *jobs_folder;
-    struct watcher *watchers; /* streams of jobs' events */
-    json_t *published;        /* object: ids of jobs whose results are served */
+    char *jobs_store, *jobs_folder, *jobs_out;
+    struct job_paths *job_paths; /* what they may read and write */
+    char *job_child;             /* and that as the variable of their processes */
+    struct watcher *watchers;    /* streams of jobs' events */
+    json_t *published;           /* object: ids of jobs whose results are served */
     bool publishing, closing;
 
     struct served_team *teams; /* [n_teams] from the beginning on */

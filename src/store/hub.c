@@ -95,6 +95,11 @@ static char *cache_root(struct error *err) {
     return NULL;
 }
 
+char *hub_cache(void) {
+    struct error err;
+    return cache_root(&err);
+}
+
 /* CACHE/OWNER/REPO, so that the last part names the model; another revision is CACHE/OWNER/REPO@REV
  * with '/' encoded. */
 static char *cache_dir(const struct hub_name *name, struct error *err) {

@@ -132,6 +132,7 @@ bool hub_is_name(const char *path); /* begins with "hf:" */
 /* The folder, or the GGUF file, that a name stands for, malloc'ed; NULL with the command to run
  * when it is not pulled. Does not touch the network. */
 char *hub_find(const char *name, struct error *err);
+char *hub_cache(void); /* the folder of what is pulled; NULL: there is none. malloc'ed */
 /*
  * Makes the folder hold the revision as it is on the hub now: what is missing or damaged is
  * downloaded, verified, and put in place when all of it is here. An interrupted pull is continued

@@ -699,12 +699,13 @@ void learner_free(struct learner *l) {
 
 /* options */
 
-#define ROW(name, type, field, fallback, min, max, metavar, help)                                  \
-    { name, type, offsetof(struct learn_options, field), fallback, min, max, metavar, help }
+#define ROW(name, type, field, fallback, min, max, metavar, ...)                                   \
+    { name, type, offsetof(struct learn_options, field), fallback, min, max, metavar, __VA_ARGS__ }
 
 const struct option_row learn_option_rows[] = {
     ROW("learn", OPT_STRING, learn, "gradient", 0, 0, "NAME",
-        "while they live, from rewards: gradient or es; from a teacher: clone; not at all: none"),
+        "while they live, from rewards: gradient or es; from a teacher: clone; not at all: none",
+        JOB_TEXT),
     ROW("every", OPT_INT, every, "10", 1, 1e6, "N", "ticks from one update to the next"),
     ROW("batch", OPT_INT, batch, "4", 1, 4096, "N", "experiences of each mind in an update"),
     ROW("buffer", OPT_INT, buffer, "1000", 8, 1e6, "N", "experiences that a mind remembers"),
@@ -731,15 +732,16 @@ const struct option_row learn_option_rows[] = {
     ROW("sigma", OPT_FLOAT, sigma, "0.1", 1e-9, 1, "X",
         "es: step of such an adapter in each number of A and B"),
     ROW("shaping", OPT_STRING, shaping, "zscore", 0, 0, "NAME",
-        "es: rewards of a stretch to weights by zscore, rank or none"),
+        "es: rewards of a stretch to weights by zscore, rank or none", JOB_TEXT),
     ROW("r", OPT_INT, train.r, "8", 1, 1024, "N", "LoRA rank"),
     ROW("lora-alpha", OPT_FLOAT, train.lora_alpha, "0", 0, 1e6, "X",
         "LoRA scale is alpha / r (0: alpha = 2r)"),
     ROW("target", OPT_LIST, train.target, "all-linear", 0, 0, "NAME",
-        "projections to adapt: q_proj v_proj, or all-linear"),
+        "projections to adapt: q_proj v_proj, or all-linear", JOB_TEXT),
     ROW("layers", OPT_LIST, train.layers, "all", 0, 0, "N",
-        "layers to adapt: 4 5, or 12-29, or all"),
-    ROW("optim", OPT_STRING, train.optim, "adamw", 0, 0, "NAME", "adamw, adamw_8bit or sgd"),
+        "layers to adapt: 4 5, or 12-29, or all", JOB_TEXT),
+    ROW("optim", OPT_STRING, train.optim, "adamw", 0, 0, "NAME", "adamw, adamw_8bit or sgd",
+        JOB_TEXT),
     ROW("momentum", OPT_FLOAT, train.momentum, "0.9", 0, 0.999999, "X", "of sgd"),
     ROW("beta1", OPT_FLOAT, train.beta1, "0.9", 0, 0.999999, "X", "AdamW's first decay"),
     ROW("beta2", OPT_FLOAT, train.beta2, "0.99", 0, 0.9999999, "X", "AdamW's second decay"),

@@ -611,8 +611,8 @@ void life_free(struct life *l) {
 
 /* options */
 
-#define ROW(name, type, field, fallback, min, max, metavar, help)                                  \
-    { name, type, offsetof(struct life_options, field), fallback, min, max, metavar, help }
+#define ROW(name, type, field, fallback, min, max, metavar, ...)                                   \
+    { name, type, offsetof(struct life_options, field), fallback, min, max, metavar, __VA_ARGS__ }
 
 const struct option_row life_option_rows[] = {
     ROW("minds", OPT_INT, minds, "0", 0, MAX_MINDS, "N",
@@ -622,15 +622,17 @@ const struct option_row life_option_rows[] = {
         "lives, one after another; 0: only measure"),
     ROW("temperature", OPT_FLOAT, temperature, "2", 1e-3, 100, "X", "of the draw among actions"),
     ROW("decode", OPT_STRING, decode, "score", 0, 0, "NAME",
-        "score: the actions' exact probabilities; text: write and read it, as the predecessor"),
-    ROW("teacher", OPT_STRING, teacher, "reflex", 0, 0, "NAME", "the policy that clone follows"),
+        "score: the actions' exact probabilities; text: write and read it, as the predecessor",
+        JOB_TEXT),
+    ROW("teacher", OPT_STRING, teacher, "reflex", 0, 0, "NAME", "the policy that clone follows",
+        JOB_TEXT),
     ROW("breed", OPT_BOOL, breed, "true", 0, 0, NULL,
         "the next generation are elites and children of the fitter half"),
     ROW("elites", OPT_INT, elites, "4", 0, MAX_MINDS, "N", "minds that go on as they are"),
     ROW("parents", OPT_FLOAT, parents, "0.5", 0, 1, "P", "share of the fittest who have children"),
     ROW("crossover", OPT_STRING, crossover, "delta", 0, 0, "NAME",
-        "operator of two (see 'shoal adapter operators')"),
-    ROW("mutation", OPT_STRING, mutation, "noise", 0, 0, "NAME", "operator of one"),
+        "operator of two (see 'shoal adapter operators')", JOB_TEXT),
+    ROW("mutation", OPT_STRING, mutation, "noise", 0, 0, "NAME", "operator of one", JOB_TEXT),
     ROW("mutate", OPT_FLOAT, mutate, "0.1", 0, 1, "P", "share of the children that mutate"),
     ROW("spread", OPT_FLOAT, spread, "0.02", 0, 10, "X",
         "deviation of what founders differ by; 0: all begin as the bare model"),
@@ -639,7 +641,7 @@ const struct option_row life_option_rows[] = {
     ROW("held-out", OPT_INT, held_out, "4", 1, 10000, "N",
         "maps that nobody lives on, for measuring after each generation"),
     ROW("lora", OPT_STRING, lora, "f32", 0, 0, "ELEM",
-        "minds are asked as f32, bf16, f16 or i8 (lean ones as f16); they learn in f32"),
+        "minds are asked as f32, bf16, f16 or i8 (lean ones as f16); they learn in f32", JOB_TEXT),
     ROW("lean", OPT_BOOL, lean, NULL, 0, 0, NULL,
         "in little memory: minds are held as f16, asked and taught a few at a time"),
     {0},

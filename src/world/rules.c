@@ -10,14 +10,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define ROW(name, type, field, fallback, min, max, metavar, help)                                  \
-    { name, type, offsetof(struct world_rules, field), fallback, min, max, metavar, help }
+#define ROW(name, type, field, fallback, min, max, metavar, ...)                                   \
+    { name, type, offsetof(struct world_rules, field), fallback, min, max, metavar, __VA_ARGS__ }
 #define REWARD(name, fallback, help)                                                               \
     ROW("rewards-" #name, OPT_FLOAT, rewards.name, fallback, -1e6, 1e6, "X", help)
 
 const struct option_row world_rule_rows[] = {
     ROW("rules", OPT_STRING, rules, "seed", 0, 0, "NAME",
-        "what the other rules are where they are not given: seed or repaired"),
+        "what the other rules are where they are not given: seed or repaired", JOB_TEXT),
     ROW("size", OPT_INT, size, "20", 4, WORLD_SIDE, "N", "cells of a side, with its border"),
     ROW("walls", OPT_INT, walls, "-1", -1, WORLD_CELLS, "N",
         "attempts at an inner wall; -1: as many as size"),
@@ -44,7 +44,8 @@ const struct option_row world_rule_rows[] = {
     ROW("hearing", OPT_INT, hearing, "5", 0, 2 * WORLD_SIDE, "N", "steps that words are heard far"),
     ROW("map", OPT_LIST, map, NULL, 0, 0, "ROW",
         "a drawn world, rows from north to south: # wall, H home, F food, M material, A where "
-        "agents begin, . free"),
+        "agents begin, . free",
+        JOB_TEXT),
     REWARD(move, "-0.2", "of each step"),
     REWARD(fresh, "0.5", "added on a cell where the agent never was"),
     REWARD(food, "3", "added on food"),

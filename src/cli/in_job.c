@@ -1,0 +1,60 @@
+/*
+ * in_job: the confinement of a job's process.
+ *
+ * Three things, each for what the others do not see: paths are checked by the server's own rules
+ * before a file is opened (path_guard), which also knows what is closed inside of an open folder;
+ * the kernel confines the process (landlock), also against errors in this program; and commands are
+ * refused. With --jobs-run-commands there is no landlock, because a confined process cannot make
+ * the sandbox that commands run in.
+ */
+#define _GNU_SOURCE
+#include "cli/in_job.h"
+
+#include "sandbox/sandbox.h"
+#include "serve/job_paths.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static struct job_paths rules;
+static bool entered;
+
+bool in_job(void) {
+    return entered;
+}
+
+static int guard(const char *path, bool write, struct error *err) {
+    return job_paths_guard(&rules, path, write, err);
+}
+
+static int confine(struct error *err) {
+    struct strings read = {0}, write = {0};
+    for (int i = 0; i < rules.n; i++) {
+        if (rules.v[i].access == PATH_CLOSED || !path_exists(rules.v[i].path)) continue;
+        strings_add(rules.v[i].access == PATH_WRITE ? &write : &read, rules.v[i].path);
+    }
+    int rc = sandbox_confine(&read, &write, err);
+    strings_release(&read);
+    strings_release(&write);
+    return rc;
+}
+
+int job_enter(struct error *err) {
+    const char *text = getenv("SHOAL_JOB");
+    if (!text) return OK;
+    json_t *v = json_parse(text, strlen(text), "SHOAL_JOB", err);
+    int rc = v ? job_paths_parse(&rules, json_object_get(v, "paths"), err) : err->code;
+    bool commands = json_is_true(json_object_get(v, "commands"));
+    unsetenv("SHOAL_JOB");
+    entered = true;
+    if (rc == OK) {
+        job_paths_add(&rules, getenv("TMPDIR"), PATH_WRITE);
+        path_guard = guard;
+    }
+    if (rc == OK && !commands)
+        sandbox_forbid("jobs run no commands on this server: it was not started with "
+                       "--jobs-run-commands");
+    if (rc == OK && !commands && sandbox_landlock_abi()) rc = confine(err);
+    json_decref(v);
+    return rc;
+}

@@ -1,0 +1,16 @@
+/*
+ * in_job: what a process does first that a server has started as a job, as its variable SHOAL_JOB
+ * says: from then on it reads and writes where jobs may, and runs no commands unless they are
+ * allowed.
+ */
+#ifndef SHOAL_IN_JOB_H
+#define SHOAL_IN_JOB_H
+
+#include "base/base.h"
+
+/* OK also where this is no job. To be called while the process has one thread. */
+int job_enter(struct error *err);
+/* Whether it is one; what a file (a recipe) may say in it is then as little as a request may. */
+bool in_job(void);
+
+#endif

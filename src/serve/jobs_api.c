@@ -315,6 +315,10 @@ static void job_ended(void *ctx, const char *kind, const char *state) {
 
 static char *input_find(void *ctx, const char *path, struct error *err) {
     const struct server *s = ctx;
+    if (!*path) {
+        error_set(err, ERR_USAGE, "a path is empty");
+        return NULL;
+    }
     char *found = s->o->find && *path != '/' ? s->o->find(path) : xstrdup(path);
     char *real = job_paths_input(s->job_paths, found, err);
     free(found);

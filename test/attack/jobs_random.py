@@ -1,0 +1,222 @@
+"""jobs_random: random job requests; of the file system nothing changes but the server's state and runs.
+
+jobs_random.py [N [OPTION …]]: N requests (default 250), honest ones, honest ones with parts of others, and hostile ones:
+options of every table by every name, paths of every trick, recipes, teams and tasks that name what they should not. At
+least 30 % must be accepted and run to their end. OPTIONs are passed to the server: --jobs-run-commands runs the same
+without landlock. JOBS_SEED chooses other requests.
+"""
+import hashlib
+import json
+import os
+import random
+import re
+import subprocess
+import sys
+import time
+
+from attack import report
+from jobs import MODEL, ROOT, SHOAL, Ground
+
+TOKEN = f"escaped{os.getpid()}"
+KINDS = ("train", "evolve", "debate", "ask", "world", "eval", "quantize")
+ALIASES = ["output-dir", "model-name-or-path", "base-model", "lora-r", "learning-rate", "num-generations", "adapters", "iter",
+           "debug", "huggingface-model", "internal-model-path", "batch-size", "config", "help", "json", "quiet", "threads"]
+
+
+def tables():
+    """{kind: names of its options}, from the program's own help."""
+    found = {}
+    for kind in KINDS:
+        text = subprocess.run([SHOAL, kind, "--help"], capture_output=True, text=True).stdout
+        found[kind] = re.findall(r"^  --(?:\[no-\])?([a-z0-9-]+)", text, re.M)
+    return found
+
+
+class Requests:
+    def __init__(self, seed, ground, commands):
+        self.r = random.Random(seed)
+        self.g, self.commands, self.tables = ground, commands, tables()
+        self.n = 0
+
+    def name(self):
+        self.n += 1
+        return f"r{self.n}"
+
+    def honest(self):
+        pick = self.r.choice
+        small = {"max-steps": pick([0, 1, 1]) or 1, "r": 2, "grad-accum": 1, "save-steps": 0}
+        return pick([self.world, self.world, self.world, self.life, self.train, self.dry, self.quantize, self.eval, self.debate,
+                     self.ask, self.evolve])(small)
+
+    def world(self, _):
+        options = {"policy": self.r.choice(["rule", "random", ["reflex", "mock"]]), "steps": self.r.randint(1, 4), "maps": 1,
+                   "agents": 2, "seed": self.r.randint(1, 99)}
+        if self.r.random() < 0.3:
+            options = {"steps": 2, "agents": 2, "record": self.name() + ".jsonl"}
+        return {"kind": "world", "args": [], "options": options}
+
+    def life(self, _):
+        return {"kind": "world", "args": [MODEL], "options": {"generations": 1, "steps": 2, "agents": 2, "held-out": 1, "size": 6,
+                                                               "out": self.name()}}
+
+    def train(self, small):
+        options = {**small, "out": self.name(), "data": self.r.choice(["data.jsonl", ["a=data.jsonl", "b=inner.jsonl"]])}
+        if self.r.random() < 0.2:
+            options = {**small, "out": self.name(), "method": "rloo", "data": "fry:pick:2", "k": 2, "max-new-tokens": 1}
+        return {"kind": "train", "args": [self.r.choice([MODEL, "good.yaml"])] if "method" not in options else [MODEL],
+                "options": options}
+
+    def dry(self, small):
+        return {"kind": "train", "args": [MODEL], "options": {**small, "data": "data.jsonl", "out": self.name(), "dry-run": True}}
+
+    def quantize(self, _):
+        return {"kind": "quantize", "args": [MODEL, self.name() + ".gguf"], "options": {"type": self.r.choice(["q8_0", "q4_0"]), "tokens": 16,
+                                                                                         "dry-run": self.r.random() < 0.7}}
+
+    def eval(self, _):
+        options = {"tasks": self.r.choice(["pick", "questions.jsonl", "pick,questions.jsonl"]), "n": 1}
+        if self.r.random() < 0.5:
+            options["items"] = self.name()
+        return {"kind": "eval", "args": [MODEL], "options": options}
+
+    def debate(self, _):
+        return {"kind": "debate", "args": [MODEL], "options": {"agents": ["base", "adapters/critic"], "tasks": "pick", "n": 1,
+                                                                "samples": 0, "max-tokens": 1, "rounds": 1}}
+
+    def ask(self, _):
+        return {"kind": "ask", "args": [MODEL, "1 + 1 = ?"], "options": {"agents": 1, "iterations": 1, "max-tokens": 2}}
+
+    def evolve(self, _):
+        return {"kind": "evolve", "args": ["evolve.yaml"], "options": {"dry-run": self.r.random() < 0.8, "seed": 3}}
+
+    def path(self):
+        g, escape = self.g, TOKEN + str(self.r.randint(0, 9999))
+        return self.r.choice([
+            g.path("outside", escape), "../outside/" + escape, "../" + escape, "/tmp/" + escape, "./" + escape, "a/../../" + escape,
+            g.path("home", escape), os.path.join(ROOT, escape), "/etc/" + escape, g.path("srv/state", escape), "linked/" + escape,
+            g.path("srv/state/out/../../..", escape), g.path("outside/secret.jsonl"), "link.jsonl", "pipe.jsonl", ".env", "..", "/",
+            "/proc/self/environ", "/proc/1/environ", "/dev/stdin", g.path("srv/state/serve.db"), g.path("srv/runs/calls.db"),
+            "data.jsonl", "inner.jsonl", MODEL, "adapters/critic", "critic", "evil-team.yaml", "evil-protocol.yaml", "evil-task.yaml",
+            "work/../../work/data.jsonl", "\u202e" + escape, "ｄata.jsonl", "data.jsonl\n", "~/" + escape, "$HOME/" + escape,
+            "file://" + g.path("outside", escape), "hf:../../" + escape, "hf:a/b", "-o" + escape, "--out=" + escape, "x" * 300, ""])
+
+    def value(self, depth=0):
+        pick, path = self.r.choice, self.path
+        return pick([path, path, path, lambda: f"{pick(['a', '..', '../../' + TOKEN, 'a/b', ''])}={path()}",
+                     lambda: pick([-1, 0, 1, 2, 3, 0.5, 1e308, -2**63, True, False, None, {}, "", "7", "x", "all", "none", "seed"]),
+                     lambda: pick([f"shell:touch {self.g.path('outside', TOKEN)}", f"command:touch {self.g.path('outside', TOKEN)}",
+                                   f"sh -c 'touch {self.g.path('outside', TOKEN)}'", "regex:(", "exact"]),
+                     lambda: [self.value(1) for _ in range(self.r.randint(0, 3))] if depth == 0 else "x"])()
+
+    def option(self, kind):
+        name = self.r.choice(self.tables[self.r.choice([kind] * 9 + list(KINDS))] + ALIASES)
+        return self.r.choice([name] * 6 + [name.replace("-", "_"), "no-" + name, "no_" + name, name.upper(), name[:-1], "--" + name])
+
+    def mutated(self):
+        v = self.honest()
+        for _ in range(self.r.choice([1, 1, 1, 2, 3])):
+            what = self.r.random()
+            if what < 0.7:
+                v["options"][self.option(v["kind"])] = self.value()
+            elif what < 0.9:
+                v["args"] = v["args"][:self.r.randint(0, 2)] + [self.r.choice(["export", "compare", self.path(), self.path()])]
+            else:
+                v["kind"] = self.r.choice(KINDS)
+        return v
+
+    def evil_file(self):
+        kind, args, options = self.r.choice([
+            ("train", [self.r.choice(["evil-out.yaml", "evil-runs.yaml", "evil-data.yaml", "evil-name.yaml", "evil-state.yaml"])], {}),
+            ("train", ["evil-reward.yaml"], {}), ("debate", [MODEL], {"team": "evil-team.yaml", "tasks": "pick", "n": 1}),
+            ("debate", [MODEL], {"team": "evil-protocol.yaml", "topic": "x"}), ("eval", [MODEL], {"tasks": "evil-task.yaml", "n": 1}),
+            ("evolve", ["evil-evolve.yaml"], {})])
+        if kind == "train" and self.r.random() < 0.8:
+            options = {"out": self.name()}
+        return {"kind": kind, "args": args, "options": options}
+
+    def next(self):
+        return self.r.choice([self.honest] * 5 + [self.mutated] * 6 + [self.evil_file])()
+
+
+def snapshot(top, leave=()):
+    """{path: (kind, size, mode, time of change, hash)} of all that is below."""
+    found, stack = {}, [top]
+    while stack:
+        folder = stack.pop()
+        for e in os.scandir(folder):
+            if e.path in leave or e.name in (".git", "__pycache__"):
+                continue
+            st = e.stat(follow_symlinks=False)
+            if e.is_dir(follow_symlinks=False):
+                stack.append(e.path)
+                found[e.path] = ("folder", st.st_mode, st.st_mtime_ns)
+            elif e.is_symlink():
+                found[e.path] = ("link", os.readlink(e.path), st.st_mtime_ns)
+            elif e.is_file():
+                with open(e.path, "rb") as f:
+                    found[e.path] = (st.st_size, st.st_mode, st.st_mtime_ns, hashlib.sha256(f.read()).hexdigest())
+            else:
+                found[e.path] = ("special", st.st_mode, st.st_mtime_ns)
+    return found
+
+
+def watched(g):
+    all_ = snapshot(g.top, (g.path("srv/state"), g.path("srv/runs"), g.path("srv/stderr.txt")))
+    all_.update(snapshot(ROOT, (os.path.join(ROOT, "build"),)))
+    return all_
+
+
+def strays(g):
+    """Names that only a request of this test can have made, where it can be found quickly."""
+    home = os.path.expanduser("~")
+    places = {"/", "/tmp", "/etc", "/var/tmp", "/dev/shm", home, ROOT, g.before, g.top, g.path("srv"), g.path("srv/state")}
+    return [os.path.join(p, n) for p in places if os.path.isdir(p) for n in os.listdir(p) if TOKEN in n]
+
+
+def drain(g, key, open_, tally, most):
+    """Waits until at most so many jobs are not over; those that are over are counted and deleted."""
+    while len(open_) > most:
+        jobs = json.loads(g.server.ask("/v1/jobs", key=g.keys[key])[1])["jobs"]
+        for job in jobs:
+            if job["id"] in open_ and job["state"] in ("done", "failed", "cancelled"):
+                open_.discard(job["id"])
+                tally[job["state"]] = tally.get(job["state"], 0) + 1
+                if "--job-seconds" in job.get("note", ""):
+                    tally["too long"] = tally.get("too long", 0) + 1
+                g.server.ask("/v1/jobs/" + job["id"], method="DELETE", key=g.keys[key])
+        if len(open_) > most:
+            time.sleep(0.05)
+
+
+def main():
+    n = int(sys.argv[1]) if len(sys.argv) > 1 else 250
+    options = sys.argv[2:]
+    seed = int(os.environ.get("JOBS_SEED", "1"))
+    began, tally, codes, open_ = time.time(), {}, {}, set()
+    with Ground("--job-seconds", "5", *options) as g:
+        requests = Requests(seed, g, "--jobs-run-commands" in options)
+        before = watched(g)
+        for i in range(n):
+            request = requests.next()
+            status, body = g.send(request)
+            codes[status] = codes.get(status, 0) + 1
+            if status == 201:
+                open_.add(body["id"])
+            elif status not in (400, 409):
+                report(f"jobs: a random request is answered ({json.dumps(request)[:200]})", f"{status}: {body}")
+            drain(g, "one", open_, tally, 30)
+            if i % 1000 == 999:
+                print(f"# {i + 1} requests, {time.time() - began:.0f} s, {codes}, {tally}", file=sys.stderr, flush=True)
+        drain(g, "one", open_, tally, 0)
+        after = watched(g)
+        changed = sorted(p for p in before.keys() | after.keys() if before.get(p) != after.get(p))
+        report(f"jobs: {n} random requests change nothing outside of the server's state", not changed or changed)
+        report("jobs: and leave nothing elsewhere", not strays(g) or strays(g))
+        run = codes.get(201, 0)
+        report(f"jobs: {run} of them are accepted and run to their end (seed {seed}, {codes}, {tally}, {time.time() - began:.0f} s)",
+               run >= 0.3 * n and tally.get("done", 0) >= 0.2 * n or "too few")
+        report("jobs: the server is well after them", g.server.alive() and g.server.ask("/health")[0] == 200)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

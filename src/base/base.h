@@ -73,9 +73,10 @@ char *xstrndup(const char *s, size_t n);
 char *xasprintf(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 char *xvasprintf(const char *fmt, va_list ap) __attribute__((format(printf, 1, 0)));
 /* An emergency reserve for the functions above (0: none, as a process begins). When the system
- * refuses memory, the reserve is freed and the process goes on; memory_is_short then tries to
- * allocate the reserve again and returns true as long as that fails. A program that keeps one asks
- * it before it takes new work. Any thread. */
+ * refuses memory, the reserve is freed and the process goes on; while there is none, an allocation
+ * that fails waits some seconds for what other threads free. memory_is_short then tries to allocate
+ * the reserve again and returns true as long as that fails. A program that keeps one asks it before
+ * it takes new work. Any thread. */
 void memory_reserve_keep(size_t size);
 bool memory_is_short(void);
 

@@ -19,6 +19,7 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 #include <unistr.h>
 
 /* Copies as much as fits, ending in "..." and on a character boundary when it was cut. */
@@ -68,15 +69,21 @@ static bool reserve_spend(void) {
     return block != NULL;
 }
 
-/* realloc (calloc where `zeroed`) that gets a second chance from the reserve. The last try is for a
- * thread that failed while another one was spending it. */
+static void *memory_try(void *p, size_t n, size_t size, bool zeroed) {
+    return zeroed ? calloc(n, size) : realloc(p, size);
+}
+
+/* realloc (calloc where `zeroed`). Where a reserve is kept, it is spent at the first failure; while
+ * there is none, the allocation waits for what other threads free: they finish their work and get
+ * no new. */
 static void *memory_get(void *p, size_t n, size_t size, bool zeroed) {
-    for (int tries = 0; tries < 3; tries++) {
-        void *q = zeroed ? calloc(n, size) : realloc(p, size);
-        if (q) return q;
-        if (!reserve_spend()) tries++;
+    enum { TRIES = 100, PAUSE = 50000 /* microseconds */ };
+    void *q = memory_try(p, n, size, zeroed);
+    for (int i = 0; !q && i < TRIES && atomic_load(&reserve.size); i++) {
+        if (!reserve_spend()) usleep(PAUSE);
+        q = memory_try(p, n, size, zeroed);
     }
-    return NULL;
+    return q;
 }
 
 __attribute__((format(printf, 1, 0))) static char *text_format(const char *fmt, va_list ap) {

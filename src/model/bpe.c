@@ -305,25 +305,33 @@ struct merge_entry {
     int32_t left_id, right_id;
 };
 
-void encoder_reserve(struct encoder *e, int32_t n) {
-    if (n <= e->cap) return;
-    e->cap = MAX(n, 256);
-    free(e->id);
-    free(e->at);
-    e->id = xmalloc(sizeof(*e->id) * (size_t)e->cap);
-    e->at = xmalloc(sizeof(*e->at) * (size_t)e->cap);
+/* Without what it held. */
+static bool scratch_reserve(struct encoder *e, int32_t **p, size_t n) {
+    free(*p);
+    *p = ids_realloc(e->out, NULL, sizeof **p * n);
+    return *p != NULL;
 }
 
-static void encoder_reserve_long(struct encoder *e) {
-    if (e->n <= e->long_cap) return;
-    e->long_cap = e->n;
-    free(e->prev);
-    free(e->next);
+bool encoder_reserve(struct encoder *e, int32_t n) {
+    if (n <= e->cap) return true;
+    e->cap = 0;
+    size_t cap = (size_t)MAX(n, 256);
+    if (!scratch_reserve(e, &e->id, cap) || !scratch_reserve(e, &e->at, cap)) return false;
+    e->cap = (int32_t)cap;
+    return true;
+}
+
+static bool encoder_reserve_long(struct encoder *e) {
+    if (e->n <= e->long_cap) return true;
+    size_t n = (size_t)e->n;
+    e->long_cap = 0;
     free(e->heap);
-    e->prev = xmalloc(sizeof(*e->prev) * (size_t)e->n);
-    e->next = xmalloc(sizeof(*e->next) * (size_t)e->n);
-    e->heap =
-        xmalloc(sizeof(*e->heap) * (size_t)e->n * 3); /* n - 1 at first, two for every merge */
+    e->heap = ids_realloc(e->out, NULL,
+                          sizeof(*e->heap) * n * 3); /* n - 1 at first, two for every merge */
+    if (!e->heap || !scratch_reserve(e, &e->prev, n) || !scratch_reserve(e, &e->next, n))
+        return false;
+    e->long_cap = e->n;
+    return true;
 }
 
 /* A symbol, and what it becomes with its right neighbour: `made`, at `rank`, or INT32_MAX. */
@@ -402,7 +410,10 @@ static void merge_apply(struct encoder *e, int32_t left, int32_t id) {
 
 static void merge_long(struct encoder *e) {
     size_t heap_n = 0;
-    encoder_reserve_long(e);
+    if (!encoder_reserve_long(e)) {
+        e->n = 0;
+        return;
+    }
     for (int32_t i = 0; i < e->n; i++) {
         e->prev[i] = i - 1;
         e->next[i] = i + 1 < e->n ? i + 1 : -1;
@@ -491,8 +502,8 @@ static void word_merge(struct encoder *e, const char *p, size_t n) {
         short_merge(e, (const uint8_t *)p, (int32_t)n);
         return;
     }
-    encoder_reserve(e, (int32_t)n);
     e->n = 0;
+    if (!encoder_reserve(e, (int32_t)n)) return;
     for (size_t i = 0; i < n; i++) {
         int32_t id = e->t->byte_ids[(uint8_t)p[i]];
         if (id >= 0) e->id[e->n++] = id;

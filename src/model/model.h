@@ -224,6 +224,10 @@ int32_t tok_find(const struct tokenizer *t, const char *piece); /* id of a store
 struct ids {
     int32_t *v;
     int n, cap;
+    /* Set by who would rather have no tokens than end the process when the system refuses memory
+     * for them, or for the work of finding them: `refused` then says so, and what is there is
+     * incomplete. */
+    bool may_refuse, refused;
 };
 void ids_add(struct ids *s, int32_t id);
 void ids_release(struct ids *s);

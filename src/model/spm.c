@@ -255,8 +255,8 @@ static void text_escape(struct encoder *e, const char *text, size_t len, bool fi
 
 /* A part of the fragment that no merge leaves. */
 static void part_encode(struct encoder *e, const char *p, size_t len) {
-    encoder_reserve(e, (int32_t)len);
     e->n = 0;
+    if (!encoder_reserve(e, (int32_t)len)) return;
     for (size_t i = 0, n; i < len; i += n) {
         n = char_len(p + i, len - i);
         e->at[e->n] = (int32_t)i;

@@ -16,10 +16,20 @@
 #include <stdlib.h>
 #include <string.h>
 
+void *ids_realloc(struct ids *s, void *p, size_t size) {
+    struct error err;
+    void *q = try_realloc(p, size, s->may_refuse ? &err : NULL);
+    if (!q) s->refused = true;
+    return q;
+}
+
 void ids_add(struct ids *s, int32_t id) {
     if (s->n == s->cap) {
-        s->cap = s->cap ? s->cap * 2 : 64;
-        s->v = xrealloc(s->v, sizeof(*s->v) * (size_t)s->cap);
+        int cap = s->cap ? s->cap * 2 : 64;
+        int32_t *v = ids_realloc(s, s->v, sizeof(*s->v) * (size_t)cap);
+        if (!v) return;
+        s->v = v;
+        s->cap = cap;
     }
     s->v[s->n++] = id;
 }

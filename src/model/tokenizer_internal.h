@@ -135,8 +135,11 @@ void bpe_split(const struct tokenizer *t, pcre2_match_data *match, const char *t
                word_fn fn, void *ctx);
 void bpe_encode(struct encoder *e, const char *text, size_t len, bool first);
 void bpe_decode(const struct tokenizer *t, int32_t id, struct buf *out);
-/* Room for n symbols; then the caller fills id, at and n, and they are merged in place. */
-void encoder_reserve(struct encoder *e, int32_t n);
+/* Room for n symbols; then the caller fills id, at and n, and they are merged in place. False: the
+ * output may refuse, and has. */
+bool encoder_reserve(struct encoder *e, int32_t n);
+/* xrealloc, or NULL where the output may refuse. */
+void *ids_realloc(struct ids *s, void *p, size_t size);
 void encoder_merge(struct encoder *e);
 /* Called at the start of each fragment, with its length: whether a cache pays. */
 void encoder_cache(struct encoder *e, size_t len);

@@ -215,7 +215,7 @@ static void lattice_offer(struct lattice *to, double sum, int32_t from, int32_t 
 static void lattice_give(struct encoder *e, const char *p, int32_t end) {
     struct lattice *l = e->lattice;
     int32_t n = 0;
-    encoder_reserve(e, end);
+    if (!encoder_reserve(e, end)) return;
     for (int32_t at = end; at > 0; at = l[at].from) {
         e->id[n] = l[at].id;
         e->at[n++] = l[at].from;

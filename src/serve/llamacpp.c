@@ -102,7 +102,9 @@ static int prompts_read(const struct server *s, const json_t *body, struct gener
     spec->prompts = xcalloc(n, sizeof *spec->prompts);
     for (size_t i = 0; i < n; i++) {
         struct ids *out = &spec->prompts[spec->n_prompts++];
-        if (prompt_add(s, several ? json_array_get(v, i) : v, TOK_BOS, out, err) != OK)
+        out->may_refuse = true;
+        if (prompt_add(s, several ? json_array_get(v, i) : v, TOK_BOS, out, err) != OK ||
+            ids_check(out, err) != OK)
             return err->code;
         if (out->n == 0) return error_set(err, ERR_USAGE, "prompt %zu is empty", i);
     }
@@ -511,7 +513,7 @@ static json_t *piece_json(const struct server *s, int32_t id) {
 }
 
 void llamacpp_tokenize(struct server *s, struct exchange *x, const json_t *body) {
-    struct ids ids = {0};
+    struct ids ids = {.may_refuse = true};
     struct error err;
     const char *text = "";
     bool add = false, parse = true, pieces = false;
@@ -524,7 +526,8 @@ void llamacpp_tokenize(struct server *s, struct exchange *x, const json_t *body)
     }
     tok_encode(s->m->tok, text, strlen(text), (add ? TOK_BOS : 0) | (parse ? TOK_SPECIAL : 0),
                &ids);
-    if (request_reserve_list(s, x, ids.n, pieces ? PIECE_BYTES : INTEGER_BYTES, "content", &err)) {
+    if (ids_check(&ids, &err) != OK ||
+        request_reserve_list(s, x, ids.n, pieces ? PIECE_BYTES : INTEGER_BYTES, "content", &err) != OK) {
         api_fail_error(x, &err, NULL);
         ids_release(&ids);
         return;

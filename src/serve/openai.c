@@ -454,6 +454,7 @@ int chat_prompt(const struct server *s, json_t *body, struct generation_spec *sp
     bool told = spec->tools != TOOLS_NONE && template_has_tools(s);
     spec->asked = json_pack("{s:O}", "messages", messages);
     spec->prompts = xcalloc(1, sizeof *spec->prompts);
+    spec->prompts->may_refuse = true;
     spec->n_prompts = 1;
     json_t *extra = template ? go_template_variables(messages) : json_object();
     if (kwargs) json_object_update(extra, kwargs);
@@ -467,6 +468,7 @@ int chat_prompt(const struct server *s, json_t *body, struct generation_spec *sp
                         .stop_ctx = &patience};
     int rc = chat_tokens(s->m->tok, &chat, spec->prompts, NULL, err);
     json_decref(extra);
+    if (rc == OK) rc = ids_check(spec->prompts, err);
     if (rc != OK) return error_wrap(err, "'messages'");
     if (go_on) prompt_go_on(s, messages, spec->prompts);
     return OK;
@@ -930,8 +932,10 @@ int ids_of_prompts(const struct server *s, const json_t *v, int most, struct ids
                          most);
     }
     *out = xcalloc((size_t)*n, sizeof **out);
+    for (int i = 0; i < *n; i++) (*out)[i].may_refuse = true;
     for (int i = 0; i < *n; i++)
         if (prompt_read(s, many ? json_array_get(v, (size_t)i) : v, &(*out)[i], err) != OK ||
+            ids_check(&(*out)[i], err) != OK ||
             ((*out)[i].n == 0 && error_set(err, ERR_USAGE, "prompt %d is empty", i) != OK))
             return err->code;
     return OK;

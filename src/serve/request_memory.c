@@ -10,11 +10,12 @@
 #include "serve/generation.h"
 
 #include <string.h>
+#include <sys/stat.h>
 
 enum {
     MB = 1 << 20,
     BUDGET_DEFAULT = 512 * MB,
-    RESERVE = 16 * MB,       /* for the first allocation that fails */
+    RESERVE = 64 * MB, /* of address space: for the first allocation that fails */
     REPLIES_KEPT = 16 * MB,  /* that can be rated, at most */
     GRAMMARS_KEPT = 64 * MB, /* compiled, at most */
     VALUE_BYTES = 112,       /* of a value in a tree, with its key */
@@ -61,10 +62,24 @@ json_t *request_json(struct server *s, struct exchange *x, struct error *err) {
     return NULL;
 }
 
+int ids_check(const struct ids *ids, struct error *err) {
+    if (!ids->refused) return OK;
+    return error_set(err, ERR_MEMORY, "the server is short of memory for so much text");
+}
+
 int request_reserve_list(struct server *s, struct exchange *x, int64_t n, size_t each,
                          const char *what, struct error *err) {
     if (request_reserve(s, x, (size_t)n * each, err) == OK) return OK;
     return err->code == ERR_USAGE ? error_wrap(err, "'%s'", what) : err->code;
+}
+
+int request_reserve_file(struct server *s, struct exchange *x, const char *path, size_t factor,
+                         struct error *err) {
+    struct stat st;
+    if (stat(path, &st) != 0 ||
+        request_reserve(s, x, (size_t)MAX(st.st_size, 0) * factor, err) == OK)
+        return OK;
+    return error_wrap(err, "'%s'", path);
 }
 
 /* Bytes by the field that decides them. */

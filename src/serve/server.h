@@ -229,6 +229,9 @@ int request_reserve(struct server *s, struct exchange *x, size_t bytes, struct e
 /* The same for a reply of n values; an error names the field. */
 int request_reserve_list(struct server *s, struct exchange *x, int64_t n, size_t each,
                          const char *what, struct error *err);
+/* For what reading a file makes, `factor` bytes for one in it; a file that is not there needs none. */
+int request_reserve_file(struct server *s, struct exchange *x, const char *path, size_t factor,
+                         struct error *err);
 enum { INTEGER_BYTES = 64, PIECE_BYTES = 320, REAL_BYTES = 64 }; /* of a value, in tree and text */
 /* The body as JSON, when there is memory for its values and for reading its text as tokens. */
 json_t *request_json(struct server *s, struct exchange *x, struct error *err);
@@ -274,6 +277,8 @@ int tokenize_read(const struct server *s, struct exchange *x, json_t *body, stru
 
 /* what several APIs need of OpenAI's */
 
+/* ERR_MEMORY where the ids were refused memory. */
+int ids_check(const struct ids *ids, struct error *err);
 /* A string, strings, ids, or lists of ids, 1 to `most`: [*n], the caller's also after an error. */
 int ids_of_prompts(const struct server *s, const json_t *v, int most, struct ids **out, int *n,
                    struct error *err);

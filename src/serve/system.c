@@ -214,19 +214,63 @@ static void runs_handle(void *ctx, struct exchange *x) {
     store_close(store);
 }
 
-static int line_keep(void *list, const json_t *v, int line, struct error *err) {
+/* Of a log with more than LINES_KEPT lines every 2nd, 4th, … is kept, and the last: a curve looks
+ * the same, and memory is bounded however long a run was. */
+enum {
+    LINES_KEPT = 4096,
+    LINE_BYTES = 256, /* of a line, usually */
+    LINE_FACTOR = 16, /* bytes in memory for one in a file */
+};
+struct lines {
+    json_t *list, *last; /* last: not in the list; or NULL */
+    int64_t seen, stride;
+};
+
+static void lines_halve(struct lines *l) {
+    json_t *half = json_array();
+    for (size_t i = 0; i < json_array_size(l->list); i += 2)
+        json_array_append(half, json_array_get(l->list, i));
+    json_decref(l->list);
+    l->list = half;
+    l->stride *= 2;
+}
+
+static int line_keep(void *ctx, const json_t *v, int line, struct error *err) {
+    struct lines *l = ctx;
+    json_t *row = json_incref((json_t *)(uintptr_t)v);
     (void)line, (void)err;
-    return json_array_append(list, (json_t *)(uintptr_t)v);
+    json_decref(l->last);
+    l->last = NULL;
+    if (l->seen++ % l->stride == 0)
+        json_array_append_new(l->list, row);
+    else
+        l->last = row;
+    if (json_array_size(l->list) > LINES_KEPT) lines_halve(l);
+    return OK;
 }
 
 /* The lines of a run's log; none where there is none. */
 static json_t *lines_of(const char *folder, const char *name) {
     struct error err;
-    json_t *list = json_array();
+    struct lines l = {.list = json_array(), .stride = 1};
     char *path = run_file(folder, name);
-    if (path) json_each(path, line_keep, list, &err); // a last line may still be written
+    if (path) json_each(path, line_keep, &l, &err); // a last line may still be written
+    if (l.last) json_array_append_new(l.list, l.last);
     free(path);
-    return list;
+    return l.list;
+}
+
+/* What a run's page needs: the lines that are kept of its logs, and whole files. */
+static int run_reserve(struct server *s, struct exchange *x, const char *folder,
+                       struct error *err) {
+    static const char *const names[] = {"evolution.jsonl", "evolution.jsonl", "result.json"};
+    int rc = request_reserve(s, x, 2 * (size_t)LINES_KEPT * LINE_BYTES * LINE_FACTOR, err);
+    for (size_t i = 0; i < ARRAY_LEN(names) && rc == OK; i++) {
+        char *path = path_join(folder, names[i]);
+        rc = request_reserve_file(s, x, path, LINE_FACTOR, err);
+        free(path);
+    }
+    return rc;
 }
 
 /* null: there are no generations, or none yet. */
@@ -255,7 +299,8 @@ static void run_handle(void *ctx, struct exchange *x) {
     const char *id = exchange_rest(x);
     struct error err;
     char *folder = run_folder(s, id);
-    json_t *tree = folder ? lineage_read(folder, &err) : NULL;
+    bool fits = folder && run_reserve(s, x, folder, &err) == OK;
+    json_t *tree = fits ? lineage_read(folder, &err) : NULL;
     if (tree)
         exchange_reply_json(x, 200,
                             json_pack("{s:s,s:o,s:o,s:o,s:o,s:o?}", "id", id, "training",

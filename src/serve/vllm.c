@@ -140,8 +140,9 @@ int tokenize_read(const struct server *s, struct exchange *x, json_t *body, stru
         field_text(body, "prompt", &prompt, err) != OK)
         return err->code;
     if (!prompt) return error_set(err, ERR_USAGE, "'prompt' or 'messages' must be given");
+    out->may_refuse = true;
     tok_encode(s->m->tok, prompt, strlen(prompt), TOK_SPECIAL | (specials ? TOK_BOS : 0), out);
-    return OK;
+    return ids_check(out, err);
 }
 
 /* Also llama.cpp's, which calls the text `content`. */

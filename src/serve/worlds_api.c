@@ -10,7 +10,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { FRAMES_MAX = 500 };
+enum {
+    FRAMES_MAX = 500,
+    FRAME_BYTES = 64 << 10, /* in tree and text, agents aside */
+    AGENT_BYTES = 512,
+    TRACE_FACTOR = 4, /* bytes in memory for one in the file */
+};
 
 static json_t *place(const struct world *w, int cell) {
     return json_pack("[i,i]", cell % w->size, cell / w->size);
@@ -64,7 +69,9 @@ static char *trace_path(const struct server *s, const char *run, const char *gen
 static bool trace_asked(struct server *s, struct exchange *x, struct trace *t) {
     struct error err;
     char *path = trace_path(s, exchange_query(x, "run"), exchange_query(x, "generation"));
-    int rc = path ? trace_load(t, path, &err)
+    int rc = path ? request_reserve_file(s, x, path, TRACE_FACTOR, &err) : OK;
+    if (rc == OK)
+        rc = path ? trace_load(t, path, &err)
                   : error_set(&err, ERR_MISSING,
                               "there is no such trace; ?run=ID&generation=N name one");
     if (rc == ERR_MISSING)
@@ -84,12 +91,19 @@ static int64_t number_asked(const struct exchange *x, const char *key, int64_t f
 /* ?run&generation&from&n: frames from that tick on, as far as there are any; who follows asks again
  * from the next one. */
 static void frames_handle(void *ctx, struct exchange *x) {
+    struct server *s = ctx;
     struct trace t = {0};
-    if (!trace_asked(ctx, x, &t)) return;
+    struct error err;
+    if (!trace_asked(s, x, &t)) return;
+    int64_t from = MIN(MAX(number_asked(x, "from", 0), 0), t.n_ticks + 1),
+            n = MIN(MAX(number_asked(x, "n", 100), 1), FRAMES_MAX);
+    if (request_reserve_list(s, x, n, FRAME_BYTES + (size_t)t.n_agents * AGENT_BYTES, "n", &err)) {
+        api_fail_error(x, &err, "n");
+        trace_release(&t);
+        return;
+    }
     struct world *w = xcalloc(1, sizeof *w);
     json_t *frames = json_array();
-    int64_t from = MAX(number_asked(x, "from", 0), 0),
-            n = MIN(MAX(number_asked(x, "n", 100), 1), FRAMES_MAX);
     for (int64_t tick = from; tick < from + n && tick <= t.n_ticks; tick++) {
         trace_seek(&t, w, tick);
         json_array_append_new(frames, frame(w));

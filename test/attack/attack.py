@@ -48,7 +48,9 @@ class Server:
              "--runs", os.path.join(self.folder, "runs"), "--drain-seconds", "2", *options],
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=open(self.log, "ab"),
             env={**os.environ, **(env or {})})
-        line = self.process.stdout.readline()
+        line = b"plan"
+        while line and b'"listening"' not in line:  # a plan comes before it
+            line = self.process.stdout.readline()
         if not line:
             self.process.wait()
             raise RuntimeError("the server did not start: " + open(self.log).read()[-500:])

@@ -288,8 +288,7 @@ static void outside_advance(struct completion *a) {
     a->shown = a->words_end = a->text.len;
 }
 
-/* Takes in what the batcher has added. */
-static void answer_advance(const struct generation *g, struct completion *a) {
+void answer_advance(const struct generation *g, struct completion *a) {
     if (a->outside) {
         outside_advance(a);
         return;
@@ -363,7 +362,7 @@ void generation_spec_release(struct generation_spec *spec) {
     *spec = (struct generation_spec){0};
 }
 
-static void answer_release(struct completion *a) {
+void answer_release(struct completion *a) {
     request_release(&a->ticket.request);
     for (int i = 0; i < a->n_tools; i++) free(a->tools[i].name);
     free(a->tools);

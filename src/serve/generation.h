@@ -152,6 +152,9 @@ void generation_say(struct generation *g, struct completion *a, const char *word
 
 /* for dialects */
 
+/* Takes in what the batcher has added: words that may be told, and tool calls. */
+void answer_advance(const struct generation *g, struct completion *a);
+void answer_release(struct completion *a);
 /* "stop", "length" or "tool_calls"; NULL while it goes on. */
 const char *answer_reason(const struct completion *a);
 struct usage generation_usage(const struct generation *g);

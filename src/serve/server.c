@@ -476,7 +476,7 @@ static const char *grammar_caller(void) {
 struct grammar *server_grammar(struct server *s, const char *kind, const char *text, size_t len,
                                struct error *err) {
     struct grammar *g = grammars_get(s->grammars, grammar_caller(), kind, text, len, err);
-    if (g) engine_prepare_grammars(s->e);
+    if (g && s->e) engine_prepare_grammars(s->e);
     return g;
 }
 

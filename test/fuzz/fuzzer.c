@@ -1,6 +1,7 @@
 /*
  * fuzzer: the targets under libFuzzer. FUZZ_TARGET names the one to run; "list" prints them all;
- * the rest of the command line is libFuzzer's.
+ * "large" writes inputs of a megabyte that repeat what parsers nest or list to the folder
+ * FUZZ_LARGE; the rest of the command line is libFuzzer's.
  */
 #define _GNU_SOURCE
 #include "targets.c"
@@ -10,6 +11,61 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 static const struct fuzz_target *target;
 
+/* Each is begin, unit as often as there is room, end. %d in a unit is its number. */
+static const struct {
+    const char *begin, *unit, *end;
+} large[] = {
+    {"", "[", ""},
+    {"", "{\"a\":", ""},
+    {"[", "1,", "1]"},
+    {"{", "\"k%d\":%d,", "\"k\":0}"},
+    {"[", "{\"a\":[%d,\"b\"]},", "0]"},
+    {"\"", "\\u00e9x", "\""},
+    {"{\"kind\":\"eval\",\"args\":[\"a\"],\"options\":{", "\"x%d\":%d,", "\"y\":1}}"},
+    {"{\"messages\":[", "{\"role\":\"user\",\"content\":\"a%d\"},",
+     "{\"role\":\"user\",\"content\":\"\"}]}"},
+    {"{\"prompt\":\"", "a b\\n", "\"}"},
+    {"{\"type\":\"object\",\"properties\":{", "\"p%d\":{\"type\":\"string\"},", "\"q\":{}}}"},
+    {"", "- a%d: [b, {c: d}]\n", ""},
+    {"", "  a:\n", ""},
+    {"", "key%d = \"value\"\n", ""},
+    {"", "{\"question\": \"q%d\", \"answer\": \"a\", \"choices\": [\"x\", \"y\"]}\n", ""},
+    {"", "\"a\",\"b\"\"c\",%d\n", ""},
+    {"", "{{ a%d }}{%% if a %%}b{%% endif %%}", ""},
+    {"", "{%% for i in a %%}", ""},
+    {"", "(a|", ""},
+    {"", "[a-z]{1,9}", ""},
+    {"root ::= ", "r%d | ", "\"a\"\n"},
+    {"", "r%d ::= \"a\" r%d?\n", "root ::= r1\n"},
+    {"", "# h%d\n\n| a | b |\n|---|---|\n> x `y` **z** [l](u)\n", ""},
+    {"", "<div><p>a%d<b>", ""},
+    {"<tool_call>", "{\"name\": \"f\", \"arguments\": {\"a\": %d}}</tool_call><tool_call>", "{"},
+    {"01{\"name\": \"f\", \"arguments\": [", "\"\\\\\",", "1]}"},
+    {"[", "{\"op\":\"add\",\"seq\":%d,\"name\":\"k%d\"},", "{}]"},
+    {"", "\xE3\x81\x82\xF0\x9F\x90\x9F", ""},
+    {"", "a", ""},
+    {"", " ", ""},
+    {"", "\n", ""},
+};
+
+static void large_write(const char *dir, size_t most) {
+    struct error err;
+    for (size_t i = 0; i < ARRAY_LEN(large); i++) {
+        struct buf b = {0};
+        char unit[200], *path = xasprintf("%s/large-%02zu", dir, i);
+        buf_puts(&b, large[i].begin);
+        for (int n = 1; b.len + sizeof unit < most; n++) {
+            // every unit takes at most two numbers
+            snprintf(unit, sizeof unit, large[i].unit, n, n);
+            buf_puts(&b, unit);
+        }
+        buf_puts(&b, large[i].end);
+        MUST(file_write(path, b.data, b.len, &err) == OK);
+        buf_release(&b);
+        free(path);
+    }
+}
+
 int LLVMFuzzerInitialize(int *argc, char ***argv) {
     const char *name = getenv("FUZZ_TARGET");
     (void)argc;
@@ -17,6 +73,11 @@ int LLVMFuzzerInitialize(int *argc, char ***argv) {
     log_quiet = true;
     if (name && strcmp(name, "list") == 0) {
         for (size_t i = 0; i < ARRAY_LEN(fuzz_targets); i++) puts(fuzz_targets[i].name);
+        exit(0);
+    }
+    if (name && strcmp(name, "large") == 0) {
+        MUST(getenv("FUZZ_LARGE") != NULL);
+        large_write(getenv("FUZZ_LARGE"), 1 << 20);
         exit(0);
     }
     target = name ? fuzz_target_find(name) : NULL;

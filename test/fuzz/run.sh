@@ -15,9 +15,12 @@ jobs=${FUZZ_JOBS:-$(nproc)}
 out=build/fuzz
 mkdir -p $out/found $out/log
 
-# Inputs stay small, because every parser's decisions fit in a few kilobytes; one that makes a parser
-# take ten seconds or 512 MB is a finding as much as a crash.
-limits="-max_len=8192 -timeout=10 -rss_limit_mb=2048 -malloc_limit_mb=512"
+# Most of the time inputs stay small, because every parser's decisions fit in a few kilobytes. A fifth of
+# it goes to inputs of up to a megabyte: those that "fuzzer" writes, committed ones repeated, and what
+# becomes of them. One that makes a parser take ten seconds or 512 MB is a finding as much as a crash.
+checks="-timeout=10 -rss_limit_mb=2048 -malloc_limit_mb=512"
+limits="-max_len=8192 $checks"
+large_seconds=$(((seconds + 4) / 5))
 
 sh scripts/setup.sh clang libclang-rt-dev || true # the probe below decides
 if ! echo 'int LLVMFuzzerTestOneInput(const char *p, unsigned long n) { return (void)p, (void)n, 0; }' |
@@ -38,14 +41,33 @@ count=$(echo $targets | wc -w)
 echo "== fuzz: $count targets, $seconds s each, $jobs at a time: about" \
     "$(((count + jobs - 1) / jobs * seconds)) s in all"
 
-# one TARGET: searches; fails on a finding, whose path is then in the log.
+# large_seeds TARGET FOLDER: inputs of a megabyte.
+large_seeds() {
+    FUZZ_TARGET=large FUZZ_LARGE="$2" $out/fuzzer
+    for input in $(ls -S "test/fuzz/corpus/$1" | head -n 4); do
+        cp "test/fuzz/corpus/$1/$input" "$2/repeated-$input"
+        while [ -s "$2/repeated-$input" ] && [ "$(wc -c <"$2/repeated-$input")" -lt 524288 ]; do
+            cat "$2/repeated-$input" "$2/repeated-$input" >"$2/twice" && mv "$2/twice" "$2/repeated-$input"
+        done
+    done
+}
+
+# one TARGET: searches, small inputs and then large ones; fails on a finding, whose path is then in the log.
 one() {
     found=$out/found/$1 corpus=test/fuzz/corpus/$1
     mkdir -p "$found" "$corpus"
     dict=test/fuzz/dict/$1.dict
     [ -f "$dict" ] && dict="-dict=$dict" || dict=
-    FUZZ_TARGET=$1 $out/fuzzer $limits $dict -max_total_time="$seconds" -print_final_stats=1 \
-        -close_fd_mask=3 -artifact_prefix="$found/FINDING-" "$found" "$corpus" >"$out/log/$1" 2>&1
+    FUZZ_TARGET=$1 $out/fuzzer $limits $dict -max_total_time=$((seconds - large_seconds)) \
+        -print_final_stats=1 -close_fd_mask=3 -artifact_prefix="$found/FINDING-" "$found" "$corpus" \
+        >"$out/log/$1" 2>&1 || return 1
+    large=$(mktemp -d "$FUZZ_DIR/large-XXXXXX") && large_seeds "$1" "$large" || return 1
+    FUZZ_TARGET=$1 $out/fuzzer -max_len=1048576 -len_control=0 $checks -max_total_time=$large_seconds \
+        -close_fd_mask=3 -artifact_prefix="$found/FINDING-" "$large" >"$out/log/$1.large" 2>&1
+    rc=$?
+    rm -rf "$large"
+    [ $rc = 0 ] || cat "$out/log/$1.large" >>"$out/log/$1"
+    return $rc
 }
 
 pids= failed=0
@@ -57,7 +79,7 @@ trap 'kill $pids 2>/dev/null; exit 130' INT TERM
 # stalled TARGET INPUT: a finding by the clock that takes no time when it is run again.
 stalled() {
     case $2 in
-    *FINDING-timeout-*) FUZZ_TARGET=$1 timeout 10 $out/fuzzer $limits "$2" >/dev/null 2>&1 ;;
+    *FINDING-timeout-*) FUZZ_TARGET=$1 timeout 10 $out/fuzzer $checks "$2" >/dev/null 2>&1 ;;
     *) return 1 ;;
     esac
 }
@@ -82,7 +104,7 @@ wait_one() {
     failed=$((failed + 1))
     printf '  FAIL %-16s %s\n' "$1" "${input:-no input was written}"
     grep -E '^SUMMARY|ERROR: |broken contract|runtime error' "$out/log/$1" | head -n 5 | sed 's/^/       | /'
-    echo "       again: FUZZ_TARGET=$1 $out/fuzzer $limits $input"
+    echo "       again: FUZZ_TARGET=$1 $out/fuzzer $checks $input"
 }
 
 # `jobs` at a time, in groups: every search takes the same time.

@@ -47,6 +47,8 @@
 #define call serve_call
 #define answer serve_answer
 #include "serve/generation.h"
+#include "serve/job_request.h"
+#include "serve/keys.h"
 #undef call
 #undef answer
 
@@ -1213,6 +1215,7 @@ static struct server *server_small(void) {
     s.adapters = xcalloc(1, sizeof *s.adapters);
     s.adapters[s.n_adapters++] = (struct listed){.name = xstrdup("spare"), .path = xstrdup("x")};
     pthread_mutex_init(&s.lock, NULL);
+    s.grammars = grammars_new(NULL);
     struct adapter *a = adapter_new(&shape, &c, 1);
     MUST(adapter_pool_publish(s.pool, "spare", a, &err) == OK);
     adapter_release(a);
@@ -1269,6 +1272,102 @@ static void fuzz_http_json(const uint8_t *data, size_t size) {
         ids_release(&ids);
         json_decref(v);
     }
+}
+
+/* The present interface of job_request.h: a request as a command line. */
+static int job_line(const json_t *request, struct strings *args, struct error *err) {
+    struct jobs_options o = {0};
+    if (request_check(&o, request, err) != OK) return err->code;
+    return request_args(request, args, err);
+}
+
+/* What is accepted is a command line whose options are one argument each and stand before "--", and
+ * the request as the store gives it back is the same line. */
+static void fuzz_job_request(const uint8_t *data, size_t size) {
+    struct buf body = {.data = (char *)(uintptr_t)data, .len = size};
+    struct strings args = {0}, again = {0};
+    struct error err;
+    json_t *v = body_json(&body, &err);
+    if (v && job_line(v, &args, &err) == OK) {
+        int i = 1;
+        MUST(kind_exists(args.v[0]));
+        for (; i < args.n && strcmp(args.v[i], "--") != 0; i++)
+            MUST(strncmp(args.v[i], "--", 2) == 0 && args.v[i][2] >= 'a' && args.v[i][2] <= 'z');
+        MUST(i < args.n);
+        json_t *whole = request_whole(v), *twice = request_whole(whole);
+        MUST(json_equal(whole, twice) && job_line(whole, &again, &err) == OK);
+        MUST(args.n == again.n);
+        json_decref(whole);
+        json_decref(twice);
+    }
+    strings_release(&args);
+    strings_release(&again);
+    json_decref(v);
+}
+
+/* A log of API keys that holds any events: refused whole, or keys that can be listed and asked. */
+static void fuzz_key_log(const uint8_t *data, size_t size) {
+    struct error err;
+    json_t *v = json_parse((const char *)data, size, "input", &err);
+    if (!json_is_array(v)) {
+        json_decref(v);
+        return;
+    }
+    char path[400];
+    snprintf(path, sizeof path, "%s", fuzz_path("keys.db"));
+    unlink(path);
+    struct store *s = store_open(path, &err);
+    MUST(s != NULL);
+    bool put = store_log_put(s, "keys", 1, v, &err) == OK;
+    store_close(s);
+    struct keys *k = put ? keys_open(path, &err) : NULL;
+    if (k) {
+        struct key_answer a;
+        json_t *list = keys_list(k, 1e9);
+        MUST(json_is_array(list) && json_array_size(list) <= json_array_size(v));
+        MUST(keys_admit(k, "sk-shoal-no-such-key", 1, 1e9, &a) != KEY_ADMITTED);
+        json_decref(list);
+    }
+    keys_close(k);
+    json_decref(v);
+}
+
+/* What a model says, by one token a byte: tool calls are found in it as it grows, and at its end.
+ */
+static void fuzz_tool_call(const uint8_t *data, size_t size) {
+    static char offered[] = "f";
+    static char *names[] = {offered}, stop_text[] = "\n\nUser:";
+    static char *stops[] = {stop_text};
+    struct server *s = server_small();
+    size = MIN(size, 1 << 20);
+    if (size < 2) return;
+    int how = data[0] % 8, step = 1 + data[1] * data[1]; // 1 to 65026 tokens at a time
+    if (size > 4096) step = MAX(step, (int)(size / 64));
+    struct generation g = {.s = s,
+                           .spec = {.tools = how & 1 ? TOOLS_AUTO : TOOLS_FORCED,
+                                    .one_call = how & 2,
+                                    .tool_names = {names, 1},
+                                    .stops = {stops, how & 4 ? 1 : 0}}};
+    struct completion a = {0};
+    int32_t n = (int32_t)size - 2, *out = xcalloc((size_t)n + 1, sizeof *out);
+    for (int32_t i = 0; i < n; i++) out[i] = s->m->tok->byte_ids[data[i + 2]];
+    a.ticket.request.out = out;
+    for (int32_t seen = 0; !a.done;) {
+        seen = MIN(seen + step, n);
+        a.ticket.request.n_out = a.ticket.seen = seen;
+        a.ticket.done = seen == n;
+        if (a.ticket.done) buf_add(&a.ticket.request.text, data + 2, (size_t)n);
+        answer_advance(&g, &a);
+        MUST(a.shown <= a.text.len && a.words_end <= a.shown);
+        for (int i = 0; i < a.n_tools; i++) {
+            const struct tool_call *c = &a.tools[i];
+            MUST(c->args <= a.text.len && c->args_end <= a.text.len);
+            MUST(!c->args_end || c->args <= c->args_end);
+            MUST(!a.done || c->name);
+        }
+    }
+    MUST(answer_reason(&a) != NULL && tokens_kept(&a) <= n);
+    answer_release(&a);
 }
 
 /* What was accepted is text, and written out again it is read as the same. */
@@ -1360,6 +1459,9 @@ static const struct fuzz_target fuzz_targets[] = {
     {"world_env", fuzz_world_env},
     {"life_state", fuzz_life_state},
     {"http_json", fuzz_http_json},
+    {"job_request", fuzz_job_request},
+    {"key_log", fuzz_key_log},
+    {"tool_call", fuzz_tool_call},
     {"config", fuzz_config},
 };
 

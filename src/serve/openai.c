@@ -582,8 +582,11 @@ static void prompt_tops_write(const struct generation *g, const struct reply_lis
 }
 
 static json_t *prompt_tops(const struct generation *g, const struct completion *a) {
-    const struct reply_list l = {
-        .kind = LIST_PROMPT_TOPS, .index = a->index, .to = a->ticket.request.n_prompt};
+    const struct request *r = &a->ticket.request;
+    // without prompt_logprob: the call was cancelled before the engine had it
+    const struct reply_list l = {.kind = LIST_PROMPT_TOPS,
+                                 .index = a->index,
+                                 .to = r->prompt_logprob ? r->n_prompt : MIN(r->n_prompt, 1)};
     return reply_list_json(g, &l);
 }
 
@@ -1061,6 +1064,7 @@ static void completion_list(const struct generation *g, const struct reply_list 
 static json_t *completion_logprobs(const struct generation *g, const struct completion *a,
                                    int32_t from, int32_t to, bool prompt, json_int_t *offset) {
     const struct request *r = &a->ticket.request;
+    prompt = prompt && r->prompt_logprob; // NULL: cancelled before the engine had it
     struct reply_list l = {.kind = prompt ? LIST_LEGACY_ECHO : LIST_LEGACY,
                            .index = a->index,
                            .from = from,

@@ -37,6 +37,7 @@ KEY = "sk-fuzz-b41d9c3e77"
 SECRETS = [KEY, "hf_fuzzsecret5517"]
 REPORTS = re.compile(r"ERROR: \w+Sanitizer|SUMMARY: \w+Sanitizer|runtime error: |Assertion .* failed|: CHECK|broken contract")
 MAX_READ = 64 << 20
+REPLY_SECONDS, STREAM_SECONDS = 60, 5  # a stream may go on for as long as its job; its client leaves
 
 # what docs/API.md describes without a line of curl: method, path, body
 MORE = [
@@ -360,10 +361,15 @@ def encode(q):
 class Reader:
     """Reads replies off a socket. Raises Finding when they are no HTTP."""
 
-    def __init__(self, sock):
+    def __init__(self, sock, seconds):
         self.sock, self.data = sock, b""
+        self.until, self.stream = time.time() + seconds, False
 
     def more(self):
+        left = self.until - time.time()
+        if left <= 0:
+            raise socket.timeout()
+        self.sock.settimeout(left)
         try:
             part = self.sock.recv(65536)
         except (ConnectionError, ssl.SSLError) as e:
@@ -428,6 +434,8 @@ class Reader:
             headers[k.lower()] = v.strip()
         if status == 100:
             return self.reply(head_only)
+        if headers.get("content-type", "").startswith(("text/event-stream", "application/x-ndjson")):
+            self.stream, self.until = True, min(self.until, time.time() + STREAM_SECONDS)
         if head_only or status in (204, 304):
             return status, headers, b""
         if headers.get("transfer-encoding", "").lower() == "chunked":
@@ -589,7 +597,7 @@ class Target:
         return self.reports() or why
 
 
-def send(target, q, timeout=60):
+def send(target, q, timeout=REPLY_SECONDS):
     """Sends a request by its traffic and checks what comes back. Returns the status, 0 for none."""
     data, traffic = encode(q), q["traffic"]
     secrets = [*SECRETS, target.top.name]
@@ -622,7 +630,7 @@ def send(target, q, timeout=60):
 
 
 def replies_read(target, q, sock, n, secrets):
-    reader, status = Reader(sock), 0
+    reader, status = Reader(sock, REPLY_SECONDS), 0
     try:
         for _ in range(n):
             reply = reader.reply(q["method"] == "HEAD")
@@ -636,11 +644,13 @@ def replies_read(target, q, sock, n, secrets):
             if reply[1].get("connection", "").lower() == "close":
                 break
     except socket.timeout:
+        if reader.stream:
+            return 200
         if not q["wild"] and not q["traffic"]:
             raise Finding("no reply within the time") from None
     except OSError:
         pass
-    if status == 0 and not q["wild"] and not q["traffic"]:
+    if status == 0 and not reader.stream and not q["wild"] and not q["traffic"]:
         raise Finding("a well-formed request has no reply")
     return status
 
@@ -682,6 +692,12 @@ class Run:
                 print(f"FINDING {q['method']} {q['path'][:80]} {base64.b64decode(q['body'])[:200]!r}")
             print(f"  {what[:1500]}\n  again: {sys.argv[0]} --replay {file}", flush=True)
 
+    def tidy(self, target):
+        """Cancels jobs: a mutated one may run for hours."""
+        for job in list(WORDS["JOB"]):
+            q = {"method": "POST", "path": f"/v1/jobs/{job}/cancel", "headers": [], "key": "good", "wild": True, "traffic": {}, "body": ""}
+            send(target, q)
+
     def worker(self, target, number, until):
         r = random.Random(f"{self.args.seed} {number} {int(target.tls)}")
         while time.time() < until and not self.over:
@@ -693,9 +709,9 @@ class Run:
             try:
                 status = send(target, q)
             except Finding as e:
+                time.sleep(1)  # a sanitizer takes a moment to say why the server ends
                 if not target.alive():
                     self.over = True
-                    time.sleep(1)
                     self.finding(f"the server has ended: {target.reports() or open(target.log, errors='replace').read()[-800:]}", self.recent)
                     return
                 self.finding(str(e), [q])
@@ -714,6 +730,8 @@ class Run:
              "body": base64.b64encode(json.dumps({"prompt": "a", "max_tokens": 1}).encode()).decode()}
         health = {**q, "method": "GET", "path": "/health", "body": ""}
         while time.time() < until and not self.over:
+            if random.random() < 0.3:
+                self.tidy(target)
             for one in q, health:
                 began, status = time.time(), 0
                 while status != 200 and time.time() - began < 60 and not self.over:
@@ -724,7 +742,7 @@ class Run:
                     if status != 200:
                         time.sleep(0.5)
                 if status != 200 and not self.over:
-                    self.finding(f"{one['path']} was not answered with 200 for 60 s, last {status}", self.recent)
+                    self.finding(f"canary: {one['path']} was not answered with 200 for 60 s, last {status}", self.recent)
             time.sleep(1)
 
     def phase(self, seconds, tls):

@@ -11,8 +11,7 @@ const char *bwrap_remedy(void);
 
 /* Descriptors as the launched bwrap has them. */
 enum {
-    FD_INFO = 3, /* bwrap writes {"child-pid": N} */
-    FD_GATE,     /* and reads the seccomp filter to its end, when all else is set up */
+    FD_GATE = 3, /* it reads the seccomp filter to its end, when all else is set up */
     FD_ARGS,     /* its options, each ending with NUL: they hold the environment, as ps must not */
     N_FDS,
 };

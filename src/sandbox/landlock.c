@@ -10,6 +10,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/capability.h>
 #include <stdatomic.h>
 #include <string.h>
 #include <sys/prctl.h>
@@ -134,8 +135,24 @@ static bool is_alone(void) {
     return n == 1;
 }
 
+/* Of root's capabilities those that are about files stay, which landlock judges; the others would
+ * load modules, read other processes' memory or reboot. */
+static bool capabilities_drop(void) {
+    const uint32_t kept = 1u << CAP_CHOWN | 1u << CAP_DAC_OVERRIDE | 1u << CAP_DAC_READ_SEARCH |
+                          1u << CAP_FOWNER | 1u << CAP_FSETID;
+    struct __user_cap_header_struct header = {_LINUX_CAPABILITY_VERSION_3, 0};
+    struct __user_cap_data_struct v[2] = {{0}};
+    if (syscall(SYS_capget, &header, v) != 0) return false;
+    v[0].effective &= kept;
+    v[0].permitted &= kept;
+    v[0].inheritable = 0;
+    v[1] = (struct __user_cap_data_struct){0};
+    return syscall(SYS_capset, &header, v) == 0;
+}
+
 static int restrict_self(int rules, struct error *err) {
-    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 && syscall(CALL_RESTRICT_SELF, rules, 0) == 0)
+    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 && syscall(CALL_RESTRICT_SELF, rules, 0) == 0 &&
+        capabilities_drop())
         return OK;
     return error_set(err, ERR_STATE, "this process cannot be confined: %s", strerror(errno));
 }

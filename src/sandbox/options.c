@@ -19,7 +19,7 @@
 struct sandbox_limits limits_whole(const struct sandbox_limits *l) {
     struct sandbox_limits w = *l;
     if (w.seconds == 0) w.seconds = 60;
-    if (w.cpu_seconds == 0) w.cpu_seconds = INFINITY;
+    w.cpu_seconds = w.cpu_seconds == 0 ? INFINITY : ceil(w.cpu_seconds);
     if (w.memory == 0) w.memory = (size_t)4 << 30;
     if (w.file_size == 0) w.file_size = (size_t)256 << 20;
     if (w.tmp_size == 0) w.tmp_size = (size_t)256 << 20;
@@ -206,8 +206,6 @@ int bwrap_options(const struct sandbox_spec *s, const struct sandbox_limits *l, 
     if (!rc) rc = put_env(out, s->env, err);
     put2(out, "--remount-ro", "/");
     put2(out, "--chdir", s->dir ? s->dir : "/tmp");
-    snprintf(number, sizeof number, "%d", FD_INFO);
-    put2(out, "--info-fd", number);
     snprintf(number, sizeof number, "%d", FD_GATE);
     put2(out, "--seccomp", number);
     return rc;

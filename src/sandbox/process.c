@@ -1,28 +1,24 @@
 /*
  * process: a sandboxed command from its start to the end of the last process of its tree.
  *
- * Every command has a keeper, a thread that starts bwrap, waits for it and reads standard error.
- * bwrap and its init ask the kernel to be killed when the thread that started them ends, and that
- * must be neither early (a worker thread of the caller) nor late (never, where nothing waits).
+ * bwrap is started as the init of a PID namespace (bwrap makes a second one inside for the
+ * command), so its end, however it comes about, is the end of all that it started: the kernel kills
+ * and reaps the rest of the namespace before it reports the end of the init. It asks to be killed
+ * when the thread that started it ends, and looks then whether that has happened already; so there
+ * is no moment at which the death of this process would leave anything.
  *
- * Order of a start, and what the death of this process leaves at each step:
- *   1. bwrap makes the namespaces, asks to die with us, and tells the number of the init.
- *   2. The keeper sets the init's limits. Before that they would hold for the user's processes
- *      outside too: RLIMIT_NPROC counts per user and per namespace.
- *   3. The init reads the seccomp filter from the gate. If we die before it was written, the filter
- *      is empty, the kernel refuses it, and bwrap ends without starting the command.
- *   4. The gate closes; init asks to die with bwrap, and the command runs.
- * So an orphan cannot begin to run but between reading the filter and that request (some 0.1 ms).
+ * Every command has a keeper, a thread that starts bwrap, waits for it and reads standard error:
+ * the thread must not end earlier (as a worker of the caller may) nor later.
  *
- * Order of an end: bwrap ends with the command, or is killed; the init is killed through a
- * descriptor, never by number; when that descriptor is readable, the kernel has killed and reaped
- * every process of the PID namespace.
+ * A PID namespace needs a user namespace, which the child makes too. That is where RLIMIT_NPROC
+ * counts: set inside, it counts the processes of this namespace; set outside, those of the user.
+ * As root it would not count at all: the kernel exempts user id 0 of the initial namespace, however
+ * it is mapped. There the command gets an unused user id of the machine, and all other ids are
+ * mapped too, so that CAP_DAC_OVERRIDE works on the files that it is shown. Since only a process
+ * outside can write such a map, that start forks; otherwise the child shares our memory until exec,
+ * as after vfork, and copies no page tables.
  *
- * As root, a process has no RLIMIT_NPROC: the kernel does not apply it to user id 0 of the initial
- * namespace, however it is mapped. There the keeper makes the user namespace, in which the command
- * has an unused user id of the machine, and all other ids are mapped too so that CAP_DAC_OVERRIDE
- * works on the files it is shown. Since only a process outside can write such a map, that start
- * forks; otherwise it is a vfork, which copies no page tables.
+ * The pipe of the seccomp filter is a gate: bwrap reads it to its end when all else is set up.
  */
 #define _GNU_SOURCE
 #include "sandbox/internal.h"
@@ -38,6 +34,7 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -50,19 +47,19 @@ struct sandbox {
     struct sandbox_limits limits;
     bool strict; /* more standard error than the limit ends the command */
     bool mapped;
-    int fds[N_FDS];       /* bwrap's; closed when it has them */
-    int in, out;          /* the caller's ends; -1: none */
-    int errs, info, gate; /* the keeper's */
+    int fds[N_FDS]; /* bwrap's; closed when it has them */
+    int in, out;    /* the caller's ends; -1: none */
+    int errs, gate; /* the keeper's */
     double begin, until;
     /* the keeper's */
     pthread_t keeper;
     bool has_keeper;
     pid_t pid;
-    int pidfd;
     /* under `lock` */
     pthread_mutex_t lock;
     pthread_cond_t changed;
     bool started, ended;
+    int pidfd;            /* of bwrap; -1: not yet */
     int init;             /* the pidfd of pid 1 inside; -1: there is none yet */
     struct error failure; /* with `ended` and code not OK: the command was never run */
     enum sandbox_end end;
@@ -100,12 +97,62 @@ static int pipe_make(int *theirs, int *ours, bool we_read, struct error *err) {
 
 /* the new process */
 
-/* What the child needs to know between fork and exec, where it calls nothing but the system. */
+enum { CHILD_STACK = 64 << 10 };
+
+/* What the child needs to know between clone and exec, where it calls nothing but the system. */
 struct launch {
     const struct sandbox *s;
-    int map_done; /* readable at its end when the maps are written; -1: there are none */
+    const char *uid_map, *gid_map; /* that it writes itself; or NULL, and … */
+    int map_done;                  /* … this has a byte when they are written */
     volatile int error;
 };
+
+static bool text_write(const char *path, const char *text) {
+    int fd = open(path, O_WRONLY | O_CLOEXEC);
+    bool good = fd >= 0 && write(fd, text, strlen(text)) == (ssize_t)strlen(text);
+    if (fd >= 0) close(fd);
+    return good;
+}
+
+/* Becomes somebody in the new user namespace: its user as before, or user 0 of root's map. */
+static bool user_become(const struct launch *l) {
+    char c;
+    ssize_t n;
+    if (l->uid_map)
+        return text_write("/proc/self/setgroups", "deny") &&
+               text_write("/proc/self/uid_map", l->uid_map) &&
+               text_write("/proc/self/gid_map", l->gid_map);
+    while ((n = read(l->map_done, &c, 1)) < 0 && errno == EINTR) continue;
+    return n == 1 && syscall(SYS_setgroups, 0, NULL) == 0 && syscall(SYS_setresgid, 0, 0, 0) == 0 &&
+           syscall(SYS_setresuid, 0, 0, 0) == 0;
+}
+
+/* Dies with the thread that started it. If that is dead already, the gate has no other end: this
+ * process's own copy of it is closed. */
+static bool die_with_parent(const struct sandbox *s) {
+    struct pollfd p = {.fd = s->fds[FD_GATE]};
+    if (prctl(PR_SET_PDEATHSIG, SIGKILL) != 0) return false;
+    close(s->gate);
+    return poll(&p, 1, 0) >= 0 && !(p.revents & POLLHUP);
+}
+
+static bool limit_set(int what, double soft, double hard) {
+    struct rlimit have, want;
+    if (!(soft < 9e18)) return true; // no limit
+    if (syscall(SYS_prlimit64, 0, what, NULL, &have) != 0) return false;
+    want.rlim_cur = MIN((rlim_t)soft, have.rlim_max);
+    want.rlim_max = MIN((rlim_t)hard, have.rlim_max);
+    return syscall(SYS_prlimit64, 0, what, &want, NULL) == 0;
+}
+
+static bool limits_set(const struct sandbox_limits *l) {
+    return limit_set(RLIMIT_CORE, 0, 0) &&
+           limit_set(RLIMIT_CPU, l->cpu_seconds, l->cpu_seconds + 1) &&
+           limit_set(RLIMIT_AS, (double)l->memory, (double)l->memory) &&
+           limit_set(RLIMIT_FSIZE, (double)l->file_size, (double)l->file_size) &&
+           limit_set(RLIMIT_NOFILE, l->files, l->files) &&
+           limit_set(RLIMIT_NPROC, l->processes, l->processes);
+}
 
 /* Moved up first: they may be where others are to go. */
 static bool fds_place(const int from[N_FDS]) {
@@ -117,21 +164,15 @@ static bool fds_place(const int from[N_FDS]) {
     return close_range(N_FDS, ~0U, 0) == 0;
 }
 
-/* Becomes user and group 0 of the new namespace, which are unused ones outside. */
-static bool user_become(int map_done) {
-    char c;
-    while (read(map_done, &c, 1) < 0 && errno == EINTR) continue;
-    return syscall(SYS_setgroups, 0, NULL) == 0 && syscall(SYS_setresgid, 0, 0, 0) == 0 &&
-           syscall(SYS_setresuid, 0, 0, 0) == 0;
-}
-
-static _Noreturn void child_main(struct launch *l) {
+static int child_main(void *ctx) {
     static char *const env[] = {"PATH=/usr/local/bin:/usr/bin:/bin", "LANG=C.UTF-8", "HOME=/tmp",
                                 NULL};
     const struct sigaction usual = {.sa_handler = SIG_DFL};
+    struct launch *l = ctx;
     sigset_t none;
     for (int i = 1; i < NSIG; i++) sigaction(i, &usual, NULL);
-    if ((l->map_done < 0 || user_become(l->map_done)) && fds_place(l->s->fds)) {
+    if (user_become(l) && die_with_parent(l->s) && fds_place(l->s->fds) &&
+        limits_set(&l->s->limits)) {
         sigemptyset(&none);
         sigprocmask(SIG_SETMASK, &none, NULL);
         execve(l->s->bwrap, l->s->argv, env);
@@ -140,17 +181,34 @@ static _Noreturn void child_main(struct launch *l) {
     _exit(127);
 }
 
-/* root's user namespace */
+/* of a user */
+
+static int no_namespace(int code, struct error *err) {
+    return error_set(err, ERR_STATE, "cannot make the namespaces of a sandbox: %s%s",
+                     strerror(code), bwrap_remedy());
+}
+
+static int launch_plain(struct sandbox *s, struct error *err) {
+    char uid_map[32], gid_map[32], *stack = xmalloc(CHILD_STACK);
+    struct launch l = {.s = s, .uid_map = uid_map, .gid_map = gid_map};
+    snprintf(uid_map, sizeof uid_map, "%u %u 1", geteuid(), geteuid());
+    snprintf(gid_map, sizeof gid_map, "%u %u 1", getegid(), getegid());
+    s->pid = clone(child_main, stack + CHILD_STACK,
+                   CLONE_VM | CLONE_VFORK | CLONE_NEWUSER | CLONE_NEWPID | SIGCHLD, &l);
+    int rc = s->pid < 0 ? no_namespace(errno, err) : l.error ? no_namespace(l.error, err) : OK;
+    if (rc && s->pid > 0) waitpid(s->pid, NULL, 0);
+    free(stack);
+    return rc;
+}
+
+/* of root */
 
 static int map_write(pid_t pid, const char *name, unsigned id, struct error *err) {
     char path[64], text[64];
-    int n = snprintf(text, sizeof text, "0 %u 1\n1 0 %u\n", id, id);
+    snprintf(text, sizeof text, "0 %u 1\n1 0 %u\n", id, id);
     snprintf(path, sizeof path, "/proc/%d/%s", (int)pid, name);
-    int fd = open(path, O_WRONLY | O_CLOEXEC);
-    bool good = fd >= 0 && write(fd, text, (size_t)n) == n;
-    if (!good) error_set(err, ERR_STATE, "root cannot map user ids: %s", strerror(errno));
-    if (fd >= 0) close(fd);
-    return good ? OK : ERR_STATE;
+    if (text_write(path, text)) return OK;
+    return error_set(err, ERR_STATE, "root cannot map user ids: %s", strerror(errno));
 }
 
 /* An id at the end of those that this process's own namespace has, where no account is. */
@@ -175,15 +233,16 @@ static int launch_mapped(struct sandbox *s, struct error *err) {
     int go[2];
     if (pipe2(go, O_CLOEXEC) != 0) return error_errno(err, "cannot make a pipe");
     struct launch l = {.s = s, .map_done = go[0]};
-    s->pid = (pid_t)syscall(SYS_clone, CLONE_NEWUSER | SIGCHLD, NULL, NULL, NULL, NULL);
+    s->pid =
+        (pid_t)syscall(SYS_clone, CLONE_NEWUSER | CLONE_NEWPID | SIGCHLD, NULL, NULL, NULL, NULL);
     if (s->pid == 0) {
         close(go[1]);
         child_main(&l);
     }
     close(go[0]);
-    int rc = s->pid > 0 ? maps_write(s->pid, err)
-                        : error_set(err, ERR_STATE, "cannot make a user namespace: %s%s",
-                                    strerror(errno), bwrap_remedy());
+    int rc = s->pid > 0 ? maps_write(s->pid, err) : no_namespace(errno, err);
+    /* A byte and not the end: children of other threads hold this end too until they are told. */
+    if (!rc && write(go[1], "", 1) != 1) rc = error_errno(err, "cannot tell a new process to go");
     if (rc && s->pid > 0) {
         kill(s->pid, SIGKILL);
         waitpid(s->pid, NULL, 0);
@@ -192,26 +251,19 @@ static int launch_mapped(struct sandbox *s, struct error *err) {
     return rc;
 }
 
-static int launch_plain(struct sandbox *s, struct error *err) {
-    struct launch l = {.s = s, .map_done = -1};
-    s->pid = vfork();
-    if (s->pid == 0) child_main(&l);
-    if (s->pid < 0) return error_set(err, ERR_STATE, "cannot start bwrap: %s", strerror(errno));
-    if (!l.error) return OK;
-    waitpid(s->pid, NULL, 0);
-    return error_set(err, ERR_STATE, "cannot start '%s': %s", s->bwrap, strerror(l.error));
-}
-
 static int launch(struct sandbox *s, struct error *err) {
     int rc = s->mapped ? launch_mapped(s, err) : launch_plain(s, err);
     for (int i = 0; i < N_FDS; i++) fd_close(&s->fds[i]);
-    if (rc) return s->pid = 0, rc;
-    s->pidfd = pidfd_of(s->pid);
-    if (s->pidfd >= 0) return OK;
+    if (rc) return rc;
+    int fd = pidfd_of(s->pid);
+    pthread_mutex_lock(&s->lock);
+    s->pidfd = fd;
+    pthread_mutex_unlock(&s->lock);
+    if (fd >= 0) return OK;
     rc = error_set(err, ERR_STATE, "a sandbox needs Linux 5.3 or newer: %s", strerror(errno));
     kill(s->pid, SIGKILL);
     waitpid(s->pid, NULL, 0);
-    return s->pid = 0, rc;
+    return rc;
 }
 
 /* killing */
@@ -219,7 +271,7 @@ static int launch(struct sandbox *s, struct error *err) {
 static void end_as(struct sandbox *s, enum sandbox_end end) {
     pthread_mutex_lock(&s->lock);
     if (!s->ended && s->end == SANDBOX_EXITED) s->end = end;
-    if (!s->ended && s->init >= 0) syscall(SYS_pidfd_send_signal, s->init, SIGKILL, NULL, 0);
+    if (!s->ended && s->pidfd >= 0) syscall(SYS_pidfd_send_signal, s->pidfd, SIGKILL, NULL, 0);
     pthread_mutex_unlock(&s->lock);
 }
 
@@ -227,43 +279,8 @@ void sandbox_kill(struct sandbox *s) {
     end_as(s, SANDBOX_KILLED);
 }
 
-/* setting up */
-
-/* The number after "child-pid"; 0: bwrap ended or is out of time before it told it. */
-static pid_t init_number(struct sandbox *s) {
-    char text[256] = "";
-    for (size_t n = 0; n < sizeof text - 1 && !strchr(text, '}');) {
-        struct pollfd p = {.fd = s->info, .events = POLLIN};
-        int ready = poll(&p, 1, wait_left(s->until));
-        if (ready < 0 && errno == EINTR) continue;
-        ssize_t got = ready > 0 ? read(s->info, text + n, sizeof text - 1 - n) : 0;
-        if (got <= 0) return 0;
-        n += (size_t)got;
-        text[n] = 0;
-    }
-    const char *at = strstr(text, "\"child-pid\":");
-    return at ? (pid_t)strtol(at + strlen("\"child-pid\":"), NULL, 10) : 0;
-}
-
-static bool limit_set(pid_t pid, int what, double soft, double hard) {
-    struct rlimit have;
-    if (!(soft < 9e18)) return true; // no limit
-    if (prlimit(pid, (enum __rlimit_resource)what, NULL, &have) != 0) return false;
-    struct rlimit want = {MIN((rlim_t)soft, have.rlim_max), MIN((rlim_t)hard, have.rlim_max)};
-    return prlimit(pid, (enum __rlimit_resource)what, &want, NULL) == 0;
-}
-
-static bool limits_set(pid_t pid, const struct sandbox_limits *l) {
-    double cpu = ceil(l->cpu_seconds);
-    return limit_set(pid, RLIMIT_CORE, 0, 0) && limit_set(pid, RLIMIT_CPU, cpu, cpu + 1) &&
-           limit_set(pid, RLIMIT_AS, (double)l->memory, (double)l->memory) &&
-           limit_set(pid, RLIMIT_FSIZE, (double)l->file_size, (double)l->file_size) &&
-           limit_set(pid, RLIMIT_NOFILE, l->files, l->files) &&
-           limit_set(pid, RLIMIT_NPROC, l->processes, l->processes);
-}
-
-/* Gives the filter and waits until it is read, which bwrap does when all else is done. A pipe of
- * one page has room again only then. */
+/* Gives the filter and waits until it is read. A pipe of one page has room again only then. Whether
+ * the command runs now. */
 static bool gate_open(struct sandbox *s) {
     uint8_t filter[FILTER_MAX];
     size_t n = seccomp_filter(filter);
@@ -271,20 +288,8 @@ static bool gate_open(struct sandbox *s) {
     bool sent =
         fcntl(s->gate, F_SETPIPE_SZ, FILTER_MAX) > 0 && write(s->gate, filter, n) == (ssize_t)n;
     while (sent && poll(p, 2, wait_left(s->until)) < 0 && errno == EINTR) continue;
-    return sent && (p[0].revents & POLLOUT) && !(p[0].revents & POLLERR);
-}
-
-/* Whether the command runs now. */
-static bool set_up(struct sandbox *s) {
-    pid_t number = init_number(s);
-    int init = number > 0 ? pidfd_of(number) : -1;
-    pthread_mutex_lock(&s->lock);
-    s->init = init;
-    pthread_mutex_unlock(&s->lock);
-    bool runs = init >= 0 && limits_set(number, &s->limits) && gate_open(s);
     fd_close(&s->gate);
-    fd_close(&s->info);
-    return runs;
+    return sent && (p[0].revents & POLLOUT) && !(p[0].revents & POLLERR);
 }
 
 /* waiting */
@@ -304,7 +309,7 @@ static bool errs_read(struct sandbox *s) {
 }
 
 /* Until bwrap has ended. */
-static void watch(struct sandbox *s, bool runs) {
+static void watch(struct sandbox *s) {
     bool open = true;
     for (;;) {
         struct pollfd p[2] = {{.fd = s->pidfd, .events = POLLIN},
@@ -312,7 +317,6 @@ static void watch(struct sandbox *s, bool runs) {
         int ready = poll(p, 2, wait_left(s->until));
         if (ready == 0) {
             end_as(s, SANDBOX_TIMED_OUT);
-            if (!runs) kill(s->pid, SIGKILL); // not reaped yet: it is ours
             s->until = INFINITY;
         }
         if (ready > 0 && p[1].revents) open = errs_read(s);
@@ -320,14 +324,9 @@ static void watch(struct sandbox *s, bool runs) {
     }
 }
 
-/* The rest of the tree, and bwrap itself. */
+/* Of bwrap, after which nothing is left: the namespace's other processes were reaped before. */
 static void reap(struct sandbox *s) {
     siginfo_t info = {0};
-    if (s->init >= 0) {
-        struct pollfd p = {.fd = s->init, .events = POLLIN};
-        syscall(SYS_pidfd_send_signal, s->init, SIGKILL, NULL, 0);
-        while (poll(&p, 1, -1) < 0 && errno == EINTR) continue;
-    }
     errs_read(s);
     while (waitid(P_PID, (id_t)s->pid, &info, WEXITED) != 0 && errno == EINTR) continue;
     s->status = info.si_code == CLD_EXITED ? info.si_status : 128 + info.si_status;
@@ -357,9 +356,9 @@ static void *keeper_main(void *ctx) {
     struct sandbox *s = ctx;
     if (launch(s, &s->failure) != OK) return tell(s, true), NULL;
     s->failure.code = OK;
-    bool runs = set_up(s);
+    bool runs = gate_open(s);
     if (runs) tell(s, false);
-    watch(s, runs);
+    watch(s);
     reap(s);
     if (!runs && s->end == SANDBOX_EXITED) failure_set(s);
     tell(s, true);
@@ -389,7 +388,6 @@ static int fds_open(struct sandbox *s, const struct sandbox_spec *spec, bool tal
     int rc = input_open(s, spec, talk, err);
     if (!rc) rc = pipe_make(&s->fds[STDOUT_FILENO], &s->out, true, err);
     if (!rc) rc = pipe_make(&s->fds[STDERR_FILENO], &s->errs, true, err);
-    if (!rc) rc = pipe_make(&s->fds[FD_INFO], &s->info, true, err);
     if (!rc) rc = pipe_make(&s->fds[FD_GATE], &s->gate, false, err);
     if (rc) return rc;
     s->fds[FD_ARGS] = memory_file(options->data, options->len, err);
@@ -398,8 +396,8 @@ static int fds_open(struct sandbox *s, const struct sandbox_spec *spec, bool tal
 
 /* bwrap's words: its options are in a file, the command follows. */
 static char **argv_make(const struct strings *command) {
-    static char name[] = "bwrap", args[] = "--args", end[] = "--", number[] = "5";
-    static_assert(FD_ARGS == 5, "the number");
+    static char name[] = "bwrap", args[] = "--args", end[] = "--", number[] = "4";
+    static_assert(FD_ARGS == 4, "the number");
     char **v = xcalloc((size_t)command->n + 5, sizeof *v);
     v[0] = name;
     v[1] = args;
@@ -431,7 +429,7 @@ static struct sandbox *sandbox_new(const struct sandbox_limits *l, bool strict) 
     s->limits = limits_whole(l);
     s->strict = strict;
     s->mapped = geteuid() == 0;
-    s->in = s->out = s->errs = s->info = s->gate = s->pidfd = s->init = -1;
+    s->in = s->out = s->errs = s->gate = s->pidfd = -1;
     for (int i = 0; i < N_FDS; i++) s->fds[i] = -1;
     s->begin = clock_now();
     s->until = s->begin + s->limits.seconds;
@@ -559,7 +557,7 @@ void sandbox_free(struct sandbox *s) {
         sandbox_kill(s);
         pthread_join(s->keeper, NULL);
     }
-    int *const fds[] = {&s->in, &s->out, &s->errs, &s->info, &s->gate, &s->pidfd, &s->init};
+    int *const fds[] = {&s->in, &s->out, &s->errs, &s->gate, &s->pidfd};
     for (size_t i = 0; i < ARRAY_LEN(fds); i++) fd_close(fds[i]);
     for (int i = 0; i < N_FDS; i++) fd_close(&s->fds[i]);
     pthread_mutex_destroy(&s->lock);

@@ -68,8 +68,9 @@ const char *bwrap_remedy(void) {
     if (geteuid() != 0 && sysctl_number("/proc/sys/kernel/unprivileged_userns_clone") == 0)
         return "; user namespaces are for root only (sysctl kernel.unprivileged_userns_clone=1)";
     if (sysctl_number("/proc/sys/kernel/apparmor_restrict_unprivileged_userns") == 1)
-        return "; AppArmor restricts user namespaces (a profile for bwrap, or sysctl "
-               "kernel.apparmor_restrict_unprivileged_userns=0)";
+        return "; AppArmor restricts user namespaces (sysctl "
+               "kernel.apparmor_restrict_unprivileged_userns=0, or a profile with 'userns' for "
+               "this program and for bwrap)";
     return "; inside a container the runtime must permit user namespaces and mounts";
 }
 

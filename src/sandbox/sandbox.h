@@ -50,8 +50,8 @@ struct sandbox_limits {
 struct sandbox_spec {
     const struct strings *argv; /* argv[0]: a path, or a name in /usr/local/bin, /usr/bin, /bin */
     /* Folders or files, which keep their paths. The deeper path decides where one is in another; of
-     * equal paths `write` does. `/`, `/tmp` and what is in /proc, /sys or /dev cannot be named.
-     * NULL: none. */
+     * equal paths `write` does. Sockets in them can be connected to. `/`, `/tmp` and what is in
+     * /proc, /sys or /dev cannot be named. NULL: none. */
     const struct strings *read, *write;
     const struct strings *env; /* "NAME=VALUE"; may replace PATH, LANG and HOME. NULL: none */
     const char *dir;           /* where it begins, in a folder that it can see; NULL: /tmp */
@@ -142,7 +142,11 @@ int sandbox_command_check(struct error *err);
  * of devices (5), no signals to processes and no connections to abstract sockets outside (6).
  * Descriptors that are open stay usable. Names that do not exist are an error (ERR_MISSING).
  *
- * Cannot be taken back; it sets no_new_privs. ERR_STATE: the kernel has no landlock, or the process
+ * Landlock does not judge stat, chdir, chmod, chown, utime, extended attributes and sockets that
+ * are files: the process's user decides there, as before.
+ *
+ * Cannot be taken back; it sets no_new_privs, and of root's capabilities only those about files
+ * are left. ERR_STATE: the kernel has no landlock, or the process
  * has several threads, and nothing has changed. A confined process cannot mount, so it cannot run
  * commands in a sandbox: those fail with ERR_STATE.
  */

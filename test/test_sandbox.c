@@ -762,12 +762,14 @@ static void test_conversation_ends(void **state) {
     struct sandbox *s = start(line_of("setsid sleep %s & sleep %s", mark, mark), 0.4);
     assert_int_equal(sandbox_wait(s, 30, &r, &err), OK);
     assert_int_equal(r.end, SANDBOX_TIMED_OUT);
+    sandbox_result_release(&r);
     sandbox_free(s);
     /* killed by another thread; freed while it runs */
     s = start(line_of("sleep %s", mark), INFINITY);
     pthread_create(&thread, NULL, kill_it, s);
     assert_int_equal(sandbox_wait(s, 30, &r, &err), OK);
     assert_int_equal(r.end, SANDBOX_KILLED);
+    sandbox_result_release(&r);
     pthread_join(thread, NULL);
     sandbox_free(s);
     sandbox_free(start(line_of("setsid sleep %s & sleep %s", mark, mark), INFINITY));
@@ -779,6 +781,7 @@ static void test_conversation_ends(void **state) {
     s = start("exit 3", 60);
     assert_int_equal(sandbox_wait(s, 30, &r, &err), OK);
     assert_int_equal(r.status, 3);
+    sandbox_result_release(&r);
     assert_int_equal(sandbox_write(s, much, sizeof much, 5, &err), ERR_STATE);
     sandbox_free(s);
     /* of standard error the beginning is kept, and it need not be read */

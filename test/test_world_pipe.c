@@ -7,6 +7,7 @@
 #define _GNU_SOURCE
 #include "cli/watch.h"
 #include "folder.h"
+#include "sandbox/sandbox.h"
 #include "shoal.h"
 #include "world/pipe.h"
 #include "world/trace.h"
@@ -16,6 +17,7 @@
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -726,8 +728,24 @@ static void test_library(void **state) {
     world_rules_release(&r);
 }
 
+/* A process that runs no commands starts no program of a pipe either. */
+static void test_forbidden_program(void **state) {
+    (void)state;
+    int status;
+    pid_t pid = fork();
+    if (pid == 0) {
+        struct error err;
+        sandbox_forbid("no commands in a test");
+        bool refused = !outside_open("true", 1, &err) && err.code == ERR_STATE;
+        _exit(refused && strcmp(err.text, "no commands in a test") == 0 ? 0 : 1);
+    }
+    waitpid(pid, &status, 0);
+    assert_int_equal(status, 0);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_forbidden_program),
         cmocka_unit_test(test_trace_comes_back),
         cmocka_unit_test(test_trace_cut_and_damaged),
         cmocka_unit_test(test_trace_refusals),

@@ -180,7 +180,8 @@ static const struct {
 };
 
 static bool limit_named(const struct template_cost *r) {
-    static const char *const words[] = {"too many steps", "MiB of memory", "nested too deeply",
+    static const char *const words[] = {"too many steps",    "MiB of memory",
+                                        "nested too deeply", "writes more than",
                                         "'range' is longer", "'center' is not supported"};
     for (size_t i = 0; r->rc == ERR_FORMAT && i < ARRAY_LEN(words); i++)
         if (strstr(r->err.text, words[i])) return true;

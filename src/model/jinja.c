@@ -110,7 +110,8 @@ struct render {
     struct str captured; /* what the innermost filter of a block works on */
     struct jinja_run *runs;
     size_t n_runs, runs_cap;
-    int message; /* of the loop around, or -1 */
+    int message;       /* of the loop around, or -1 */
+    size_t max_output; /* bytes of root */
     int64_t now;
 };
 
@@ -144,6 +145,8 @@ static struct value name_get(struct render *r, struct str name) {
 static void print(struct render *r, struct str s) {
     if (s.n == 0) return;
     bool root = r->out == &r->root;
+    if (root && s.n > r->max_output - r->root.n)
+        work_fail(&r->w, "the template writes more than %zu KiB", r->max_output >> 10);
     if (root && (r->n_runs == 0 || r->runs[r->n_runs - 1].message != r->message)) {
         r->runs = work_grow(&r->w, r->runs, r->n_runs, &r->runs_cap, sizeof *r->runs);
         r->runs[r->n_runs++] = (struct jinja_run){r->root.n, r->message};
@@ -560,8 +563,9 @@ static enum flow run(struct render *r, const struct nodes *body) {
 
 /* entry */
 
-/* Memory is allowed in proportion to the input: the copies that a template makes of a long
- * conversation fit, and a short request cannot take much. */
+/* Memory and output are allowed in proportion to the input: the copies that a template makes of a
+ * long conversation fit, and a short request cannot take much, nor have much tokenized. A string
+ * takes at least twice its bytes here. */
 static void variables_set(struct render *r, const struct jinja_input *in) {
     const char *name;
     json_t *v;
@@ -573,6 +577,7 @@ static void variables_set(struct render *r, const struct jinja_input *in) {
     }
     json_object_foreach ((json_t *)(uintptr_t)in->trusted, name, v)
         set_named(r, r->scope, name, value_from_json(&r->w, v, 0));
+    r->max_output = JINJA_OWN_TEXT + 2 * r->w.bytes;
     r->w.max_bytes = MIN(JINJA_MAX_BYTES, JINJA_OWN_BYTES + 16 * r->w.bytes);
 }
 

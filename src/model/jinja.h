@@ -19,11 +19,13 @@
 
 #include "base/base.h"
 
-#define JINJA_MAX_TEXT ((size_t)1 << 20)     /* bytes of a template */
-#define JINJA_MAX_STEPS ((uint64_t)20000000) /* of a parse, or of renderings that share a budget   \
-                                              */
-#define JINJA_MAX_BYTES ((size_t)256 << 20)  /* of memory, for one parse or rendering */
-#define JINJA_OWN_BYTES ((size_t)32 << 20)   /* ... of which so many beside what the input takes */
+#define JINJA_MAX_TEXT ((size_t)1 << 20) /* bytes of a template */
+#define JINJA_MAX_STEPS                                                                            \
+    ((uint64_t)20000000)                    /* of a parse, or of renderings that share a budget    \
+                                             */
+#define JINJA_MAX_BYTES ((size_t)256 << 20) /* of memory, for one parse or rendering */
+#define JINJA_OWN_BYTES ((size_t)32 << 20)  /* ... of which so many beside what the input takes */
+#define JINJA_OWN_TEXT ((size_t)1 << 20)    /* of the result, beside a multiple of the input */
 
 struct jinja;
 /* Errors say the line; callers say whose template it is. */

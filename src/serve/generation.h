@@ -51,6 +51,7 @@ struct generation_spec {
     json_t *asked;      /* {messages} or {prompt} for who rates the reply, or NULL */
     json_t *extra;      /* the dialect's own */
     struct exchange *x; /* whose client is waiting while this is read, or NULL; borrowed */
+    double until;       /* clock_now at which its prompts are given up; 0: none was begun */
     const char *wrong;  /* the field that an error of reading is about, or NULL */
 };
 

@@ -398,16 +398,11 @@ static int kwargs_check(const json_t *kwargs, struct generation_spec *spec, stru
     return OK;
 }
 
-/* A prompt is of no use once its client has gone, and none takes long on a machine that keeps up.
- */
-struct patience {
-    struct exchange *x;
-    double until;
-};
-
-static bool patience_ends(void *ctx) {
-    const struct patience *p = ctx;
-    return (p->x && exchange_is_gone(p->x)) || clock_now() > p->until;
+/* A prompt is of no use once its client has gone, and all those of a request (Ollama's chats are
+ * rendered again and again until they fit) have one deadline. */
+static bool prompt_ends(void *ctx) {
+    const struct generation_spec *spec = ctx;
+    return (spec->x && exchange_is_gone(spec->x)) || clock_now() > spec->until;
 }
 
 /* Where `words` are found last in the prompt: the index behind them, or the prompt's length. */
@@ -458,14 +453,14 @@ int chat_prompt(const struct server *s, json_t *body, struct generation_spec *sp
     spec->n_prompts = 1;
     json_t *extra = template ? go_template_variables(messages) : json_object();
     if (kwargs) json_object_update(extra, kwargs);
-    struct patience patience = {spec->x, clock_now() + PROMPT_SECONDS};
+    if (spec->until <= 0) spec->until = clock_now() + PROMPT_SECONDS;
     struct chat chat = {.messages = messages,
                         .tools = told ? field(body, "tools") : NULL,
                         .extra = extra,
                         .template = template,
                         .generation_prompt = generation && !go_on,
-                        .stop = patience_ends,
-                        .stop_ctx = &patience};
+                        .stop = prompt_ends,
+                        .stop_ctx = spec};
     int rc = chat_tokens(s->m->tok, &chat, spec->prompts, NULL, err);
     json_decref(extra);
     if (rc == OK) rc = ids_check(spec->prompts, err);

@@ -36,12 +36,13 @@ TEMPLATES = {
     "range": "{{ range(1000000000)|length }}",
     "format": "{{ '%99999999d' % 1 }}",
     "center": "{{ 'a'|center(1000000000) }}",
+    "output": "{{ 'は' * 2000000 }}",
     "namespaces": "{% set n = namespace() %}" + LOOPS % "{% set n.a = [n.a] %}",
     "slices": loop("s[::-1]", "{% set s = 'a' * 999999 %}"),
     "sums": loop("l|sum", "{% set l = range(99999)|list %}"),
     "floats": loop("1.23456789e300|round(20)"),
 }
-LIMITS = ("too many steps", "MiB of memory", "nested too deeply", "longer than", "not supported", "was ended")
+LIMITS = ("too many steps", "writes more than", "MiB of memory", "nested too deeply", "longer than", "not supported", "was ended")
 
 
 def template_body(template):

@@ -47,8 +47,10 @@
 #define call serve_call
 #define answer serve_answer
 #include "serve/generation.h"
+#include "serve/go_template.h"
 #include "serve/job_request.h"
 #include "serve/keys.h"
+#include "serve/ollama.h"
 #undef call
 #undef answer
 
@@ -550,15 +552,30 @@ static void jinja_output_use(const struct jinja_output *out) {
     }
 }
 
+/* So few steps are left of a budget that work which is not charged shows as a timeout. */
+enum { FUZZ_STEPS = 1000000, FUZZ_POLLS = 16 };
+
+static bool polls_are_over(void *ctx) {
+    int *polls = ctx;
+    return ++*polls > FUZZ_POLLS;
+}
+
 static void fuzz_jinja(const uint8_t *data, size_t size) {
     static struct tokenizer *t;
     struct error err;
     struct jinja_output out = {0};
-    struct jinja_input in = {.vars = conversation(), .now = 1700000000};
-    struct chat chat = {.messages = json_object_get(in.vars, "messages")};
+    int polls = 0;
+    struct jinja_input in = {
+        .vars = conversation(), .now = 1700000000, .spent = JINJA_MAX_STEPS - FUZZ_STEPS};
+    struct chat chat = {.messages = json_object_get(in.vars, "messages"),
+                        .stop = polls_are_over,
+                        .stop_ctx = &polls};
     struct jinja *j = jinja_parse((const char *)data, size, &err);
     if (!j) return;
-    if (jinja_render(j, &in, &out, &err) == OK) jinja_output_use(&out);
+    if (jinja_render(j, &in, &out, &err) == OK) {
+        jinja_output_use(&out);
+        MUST(out.steps < FUZZ_STEPS && out.bytes <= JINJA_MAX_BYTES);
+    }
     jinja_output_release(&out);
     jinja_free(j);
     if (!t) t = tok_byte_fallback(259);
@@ -571,6 +588,60 @@ static void fuzz_jinja(const uint8_t *data, size_t size) {
     free(text);
     ids_release(&ids);
     buf_release(&mask);
+}
+
+/* What is taken of a Go template is a Jinja template that renders, within the limits of any. */
+static void fuzz_go_template(const uint8_t *data, size_t size) {
+    struct error err;
+    struct buf b = {0};
+    struct jinja_output out = {0};
+    char *text = strndup((const char *)data, size);
+    if (go_template_jinja(text, size % 2, &b, &err) == OK && !u8_check(data, strlen(text))) {
+        json_t *messages = json_object_get(conversation(), "messages");
+        json_t *vars = go_template_variables(messages);
+        struct jinja *j = jinja_parse(b.data ? b.data : "", b.len, &err);
+        if (!j) fprintf(stderr, "%s: %s\n", b.data, err.text);
+        MUST(j != NULL);
+        MUST(json_array_size(json_object_get(vars, "turns")) > 0);
+        json_object_set(vars, "messages", messages);
+        struct jinja_input in = {.vars = vars, .now = -1, .spent = JINJA_MAX_STEPS - FUZZ_STEPS};
+        int rc = jinja_render(j, &in, &out, &err);
+        MUST(rc == OK || strstr(err.text, "too many steps") || strstr(err.text, "MiB of memory") ||
+             strstr(err.text, "nested too deeply") || strstr(err.text, "writes more than"));
+        jinja_output_release(&out);
+        jinja_free(j);
+        json_decref(vars);
+    }
+    buf_release(&b);
+    free(text);
+}
+
+static void modelfile_use(const json_t *v) {
+    static const char *const texts[] = {"from", "template", "system", "license"};
+    const json_t *p = json_object_get(v, "parameters"), *each;
+    const char *key;
+    size_t i;
+    for (i = 0; i < ARRAY_LEN(texts); i++) {
+        const json_t *text = json_object_get(v, texts[i]);
+        MUST(!text || json_is_string(text));
+    }
+    json_array_foreach (json_object_get(v, "adapters"), i, each) MUST(json_is_string(each));
+    json_array_foreach (json_object_get(v, "messages"), i, each)
+        MUST(json_is_string(json_object_get(each, "role")) &&
+             json_is_string(json_object_get(each, "content")));
+    json_object_foreach ((json_t *)(uintptr_t)p, key, each)
+        MUST(strcmp(key, "stop") == 0
+                 ? json_is_array(each)
+                 : json_is_string(each) || json_is_number(each) || json_is_boolean(each));
+}
+
+static void fuzz_modelfile(const uint8_t *data, size_t size) {
+    struct error err;
+    json_t *v = json_object();
+    char *text = strndup((const char *)data, size);
+    if (ollama_modelfile(text, v, &err) == OK) modelfile_use(v);
+    json_decref(v);
+    free(text);
 }
 
 /* Every byte, and a few longer tokens, some of which end inside a character. */
@@ -1261,7 +1332,7 @@ static void fuzz_http_json(const uint8_t *data, size_t size) {
         else if (reader == 1)
             rc = completion_read(s, v, &t, &spec, &err);
         else if (reader == 2)
-            (void)tokenize_read(s, v, &ids, &err);
+            (void)tokenize_read(s, NULL, v, &ids, &err);
         else if (reader == 3)
             (void)ids_of_prompts(s, field(v, "input"), 16, &texts, &n, &err);
         else
@@ -1442,6 +1513,8 @@ static const struct fuzz_target fuzz_targets[] = {
     {"gguf_lora", fuzz_gguf_lora},
     {"tok_norm", fuzz_tok_norm},
     {"jinja", fuzz_jinja},
+    {"go_template", fuzz_go_template},
+    {"modelfile", fuzz_modelfile},
     {"regex", fuzz_regex},
     {"gbnf", fuzz_gbnf},
     {"json_schema", fuzz_json_schema},

@@ -12,18 +12,35 @@
 #include "memory/internal.h"
 
 #include <pcre2.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { STEPS = 20000000, FACT_CHARS = 60 };
+/* Sentences are as long as people want, facts are not: of each sentence its beginning is searched,
+ * and of a text its first sentences. */
+enum { STEPS = 20000000, FACT_CHARS = 60, SENTENCE_BYTES = 2048, SAID_BYTES = 256 << 10 };
 
+/* A pattern is compiled once and stays; `text` is a literal of this file, so that its address is
+ * its name. */
 static pcre2_code *pattern_of(const char *text) {
-    int code;
+    enum { PATTERNS = 64 };
+    static struct {
+        const char *text;
+        pcre2_code *code;
+    } known[PATTERNS];
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    int code, i = 0;
     PCRE2_SIZE at;
-    pcre2_code *p = pcre2_compile((PCRE2_SPTR)text, PCRE2_ZERO_TERMINATED, PCRE2_UTF | PCRE2_UCP,
-                                  &code, &at, NULL);
-    CHECK(p != NULL); /* patterns are the tables' own */
-    return p;
+    pthread_mutex_lock(&lock);
+    while (i < PATTERNS && known[i].text && known[i].text != text) i++;
+    CHECK(i < PATTERNS);
+    if (!known[i].text)
+        known[i].code = pcre2_compile((PCRE2_SPTR)text, PCRE2_ZERO_TERMINATED,
+                                      PCRE2_UTF | PCRE2_UCP, &code, &at, NULL);
+    known[i].text = text;
+    pthread_mutex_unlock(&lock);
+    CHECK(known[i].code != NULL); /* patterns are the tables' own */
+    return known[i].code;
 }
 
 static pcre2_match_context *limits_new(void) {
@@ -32,19 +49,21 @@ static pcre2_match_context *limits_new(void) {
     return m;
 }
 
+/* Texts here have been through buf_add_clean: that they are UTF-8 is not checked again from each
+ * place on. */
+
 /* Whether the pattern is in the text; `group` (may be NULL) gets its first group. */
 static bool pattern_in(const char *pattern, const char *text, size_t len, struct buf *group) {
     pcre2_code *p = pattern_of(pattern);
     pcre2_match_data *m = pcre2_match_data_create_from_pattern(p, NULL);
     pcre2_match_context *limits = limits_new();
-    bool found = pcre2_match(p, (PCRE2_SPTR)text, len, 0, 0, m, limits) > 0;
+    bool found = pcre2_match(p, (PCRE2_SPTR)text, len, 0, PCRE2_NO_UTF_CHECK, m, limits) > 0;
     if (found && group) {
         const PCRE2_SIZE *at = pcre2_get_ovector_pointer(m);
         buf_add(group, text + at[2], at[3] - at[2]);
     }
     pcre2_match_context_free(limits);
     pcre2_match_data_free(m);
-    pcre2_code_free(p);
     return found;
 }
 
@@ -54,21 +73,24 @@ static void pattern_replace(const char *pattern, const char *to, struct buf *tex
     pcre2_match_context *limits = limits_new();
     PCRE2_SIZE room = text->len + 1;
     char *out = xmalloc(room);
-    int rc =
-        pcre2_substitute(p, (PCRE2_SPTR)text->data, text->len, 0, PCRE2_SUBSTITUTE_GLOBAL, NULL,
-                         limits, (PCRE2_SPTR)to, PCRE2_ZERO_TERMINATED, (PCRE2_UCHAR *)out, &room);
+    int rc = pcre2_substitute(p, (PCRE2_SPTR)text->data, text->len, 0,
+                              PCRE2_SUBSTITUTE_GLOBAL | PCRE2_NO_UTF_CHECK, NULL, limits,
+                              (PCRE2_SPTR)to, PCRE2_ZERO_TERMINATED, (PCRE2_UCHAR *)out, &room);
     if (rc > 0) {
         text->len = 0;
         buf_add(text, out, room);
     }
     free(out);
     pcre2_match_context_free(limits);
-    pcre2_code_free(p);
 }
 
 /* answers */
 
-/* In this order, each on what the one before left. No replacement is longer than its match. */
+/*
+ * In this order, each on what the one before left. No replacement is longer than its match. A run
+ * of blanks may be as long as the text: a pattern that needs the end of one begins at its beginning
+ * only ("(?<!\\s)\\s++"), else each of its places would be searched to its end.
+ */
 static const struct {
     const char *what, *pattern, *to;
 } cleanup[] = {
@@ -80,15 +102,15 @@ static const struct {
     {"lines of markup", "(?m)^\\h*(?:-{3,}|={3,}|_{3,}|\\*{3,})\\h*$", ""},
     {"a heading's mark", "(?m)^\\h*#{1,6}\\h+", ""},
     {"emphasis, but powers", "(?<![0-9A-Za-z])(\\*{2,3})(?=\\S)([^*\\n]+?)(?<=\\S)\\1", "$2"},
-    {"links, but their words", "\\[([^\\]\\n]+)\\]\\([^)\\n]+\\)", "$1"},
+    {"links, but their words", "\\[([^\\]\\n]{1,1000})\\]\\([^)\\n]{1,2000}\\)", "$1"},
     {"marks of code", "`([^`\\n]+)`", "$1"},
     {"stuttered characters, but digits", "([^\\d\\s])\\1{4,}", "$1"},
     {"stuttered words", "\\b(\\w+)(?:\\s+\\1\\b){2,}", "$1"},
-    {"stuttered passages, but numbers", "(?!\\d{8})(\\S[^\\n]{7,399}?)(?:\\s*\\1)+", "$1"},
-    {"blanks at the end of a line", "(?m)\\h+$", ""},
+    {"stuttered passages, but numbers", "(?!\\d{8})(\\S[^\\n]{7,399}?)(?:\\s*+\\1)+", "$1"},
+    {"blanks at the end of a line", "(?m)(?<!\\h)\\h++$", ""},
     {"empty lines", "\\n{3,}", "\n\n"},
     {"runs of blanks within a line", "(?<=\\S) {3,}", " "},
-    {"blanks around all", "\\A\\s+|\\s+\\z", ""},
+    {"blanks around all", "\\A\\s+|(?<!\\s)\\s++\\z", ""},
 };
 #define SENTENCE_END "(?:[。！？!?…]|\\.(?=\\s|[」』”\"）)]|\\z))[」』”\"）)]*"
 
@@ -239,51 +261,92 @@ static void sentence_facts(const char *p, size_t n, json_t *facts) {
 json_t *facts_said(const char *text) {
     json_t *facts = json_object();
     struct buf all = {0}, one = {0};
-    buf_add_clean(&all, text, strlen(text));
+    buf_add_clean(&all, text, strnlen(text, SAID_BYTES));
     for (size_t at = 0; statement_next(&all, &at, &one);) {
-        pattern_replace("\\s+\\z", "", &one);
-        sentence_facts(one.data, one.len, facts);
+        pattern_replace("(?<!\\s)\\s++\\z", "", &one);
+        sentence_facts(one.data, utf8_whole(one.data, MIN(one.len, (size_t)SENTENCE_BYTES)), facts);
     }
     buf_release(&all);
     buf_release(&one);
     return facts;
 }
 
+/* The words of what was said, sorted: [n] places in the text of terms_index, which ends each by a
+ * blank. */
+struct said {
+    struct buf terms;
+    const char **v;
+    int64_t n;
+};
+
+/* Two words, each ended by a blank or NUL. */
+static int word_order(const void *a, const void *b) {
+    const char *x = *(const char *const *)a, *y = *(const char *const *)b;
+    size_t n = strcspn(x, " "), m = strcspn(y, " ");
+    int order = memcmp(x, y, MIN(n, m));
+    return order ? order : (n > m) - (n < m);
+}
+
+static void said_read(struct said *s, const char *text) {
+    struct error err;
+    *s = (struct said){0};
+    if (terms_index(text, strlen(text), &s->terms, &s->n, &err) != OK) s->n = 0;
+    s->v = xcalloc((size_t)s->n + 1, sizeof *s->v);
+    const char *p = s->terms.data;
+    for (int64_t i = 0; i < s->n; i++, p += strcspn(p, " ") + 1) s->v[i] = p;
+    qsort(s->v, (size_t)s->n, sizeof *s->v, word_order);
+}
+
+static void said_release(struct said *s) {
+    free(s->v);
+    buf_release(&s->terms);
+}
+
+static bool term_was_said(const struct said *s, const struct query_term *t) {
+    const char *text = t->text;
+    int64_t lo = 0, hi = s->n; /* the first word that is not before the term */
+    while (lo < hi) {
+        int64_t mid = lo + (hi - lo) / 2;
+        if (word_order(&s->v[mid], &text) < 0)
+            lo = mid + 1;
+        else
+            hi = mid;
+    }
+    if (lo == s->n) return false;
+    return t->prefix ? strncmp(s->v[lo], text, strlen(text)) == 0
+                     : word_order(&s->v[lo], &text) == 0;
+}
+
 /* Whether at least half of a text's words, by weight, and one that means something, were said. */
-static bool was_said(const char *text, const char *said_terms) {
+static bool was_said(const char *text, const struct said *said) {
     struct query_term terms[QUERY_TERMS];
     struct error err;
     double all = 0, there = 0;
     bool any = false;
     int n = text_cut(text, strlen(text), 1) < strlen(text) ? terms_query(text, terms, &err) : 0;
     for (int i = 0; i < n; i++) {
-        char *spaced = xasprintf(" %s%s", terms[i].text, terms[i].prefix ? "" : " ");
-        bool found = strstr(said_terms, spaced) != NULL;
+        bool found = term_was_said(said, &terms[i]);
         all += terms[i].weight;
         there += found ? terms[i].weight : 0;
         any = any || (found && terms[i].weight >= 1);
-        free(spaced);
     }
     return any && 2 * there >= all;
 }
 
-json_t *facts_grounded(const json_t *facts, const char *said) {
+json_t *facts_grounded(const json_t *facts, const char *text) {
     json_t *out = json_object(), *v, *member;
-    struct buf terms = {0};
-    struct error err;
+    struct said said;
     const char *key;
-    int64_t n;
     size_t i;
-    buf_puts(&terms, " ");
-    if (terms_index(said, strlen(said), &terms, &n, &err) != OK) terms.len = 0;
+    said_read(&said, text);
     json_object_foreach ((json_t *)(uintptr_t)facts, key, v) {
-        if (json_is_string(v) && was_said(json_string_value(v), terms.data))
+        if (json_is_string(v) && was_said(json_string_value(v), &said))
             json_object_set(out, key, v);
         if (json_is_array(v)) json_object_set_new(out, key, json_array());
         json_array_foreach (v, i, member)
-            if (json_is_string(member) && was_said(json_string_value(member), terms.data))
+            if (json_is_string(member) && was_said(json_string_value(member), &said))
                 json_array_append(json_object_get(out, key), member);
     }
-    buf_release(&terms);
+    said_release(&said);
     return out;
 }

@@ -241,15 +241,15 @@ static bool is_matched(const struct tokenizer *t, int32_t id) {
 }
 
 struct match_key {
-    uint8_t first;
+    const char *text;
     int32_t len, id;
 };
 
 static int match_key_order(const void *a, const void *b) {
     const struct match_key *x = a, *y = b;
-    if (x->first != y->first) return x->first < y->first ? -1 : 1;
-    if (x->len != y->len) return x->len > y->len ? -1 : 1;
-    return (x->id > y->id) - (x->id < y->id);
+    int order = memcmp(x->text, y->text, (size_t)MIN(x->len, y->len));
+    if (order == 0) order = (x->len > y->len) - (x->len < y->len);
+    return order ? order : (x->id > y->id) - (x->id < y->id);
 }
 
 static int matcher_build(struct tokenizer *t, struct error *err) {
@@ -258,12 +258,12 @@ static int matcher_build(struct tokenizer *t, struct error *err) {
     int32_t n = 0;
     for (int32_t id = 0; id < t->spec.n; id++)
         if (is_matched(t, id))
-            keys[n++] = (struct match_key){(uint8_t)t->text[id][0], t->lens[id], id};
+            keys[n++] = (struct match_key){t->text[id], t->lens[id], id};
     qsort(keys, (size_t)n, sizeof(*keys), match_key_order);
     t->matched = arena_alloc(&t->arena, sizeof(*t->matched) * (size_t)(n + 1));
     for (int32_t i = 0; i < n; i++) {
         t->matched[i] = keys[i].id;
-        t->matched_begin[keys[i].first + 1] = i + 1;
+        t->matched_begin[(uint8_t)*keys[i].text + 1] = i + 1;
     }
     for (int c = 1; c <= 256; c++)
         t->matched_begin[c] = MAX(t->matched_begin[c], t->matched_begin[c - 1]);
@@ -352,15 +352,39 @@ const struct tok_spec *tok_spec_of(const struct tokenizer *t) {
     return &t->spec;
 }
 
-static int32_t match_at(const struct tokenizer *t, const char *p, size_t left, bool control) {
-    int first = (uint8_t)*p;
-    for (int32_t i = t->matched_begin[first]; i < t->matched_begin[first + 1]; i++) {
-        int32_t id = t->matched[i];
-        if (!control && t->spec.types[id] != PIECE_USER) continue;
-        if ((size_t)t->lens[id] <= left && memcmp(t->text[id], p, (size_t)t->lens[id]) == 0)
-            return id;
+/* Of matched[lo, hi), which have `at` bytes in common, those whose next byte is `c`: the first one,
+ * or with `behind` the first one after them. Tokens of `at` bytes come before all others. */
+static int32_t match_bound(const struct tokenizer *t, int32_t lo, int32_t hi, int32_t at, uint8_t c,
+                           bool behind) {
+    while (lo < hi) {
+        int32_t mid = lo + (hi - lo) / 2, id = t->matched[mid];
+        int byte = t->lens[id] > at ? (uint8_t)t->text[id][at] : -1;
+        if (byte < c || (behind && byte == c))
+            lo = mid + 1;
+        else
+            hi = mid;
     }
-    return -1;
+    return lo;
+}
+
+/* The longest token that the text begins with, of equal ones the lowest id, or -1. The range of
+ * tokens that agree with the text shrinks byte by byte, so that many tokens that begin alike cost
+ * no more than a few. */
+static int32_t match_at(const struct tokenizer *t, const char *p, size_t left, bool control) {
+    int32_t best = -1, lo = t->matched_begin[(uint8_t)*p], hi = t->matched_begin[(uint8_t)*p + 1];
+    for (int32_t at = 1; lo < hi; at++) {
+        bool found = false;
+        for (; lo < hi && t->lens[t->matched[lo]] == at; lo++) {
+            int32_t id = t->matched[lo];
+            if (found || (!control && t->spec.types[id] != PIECE_USER)) continue;
+            best = id;
+            found = true;
+        }
+        if ((size_t)at >= left) break;
+        lo = match_bound(t, lo, hi, at, (uint8_t)p[at], false);
+        hi = match_bound(t, lo, hi, at, (uint8_t)p[at], true);
+    }
+    return best;
 }
 
 void text_fragments(const struct tokenizer *t, const char *text, size_t len, bool control,

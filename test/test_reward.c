@@ -515,6 +515,9 @@ static void rewards_check(void) {
         {"regex:[", "{}", "", -1},
         {"regex", "{\"pattern\": \"(?i)tokyo$\"}", "In TOKYO", 1},
         {"regex:a", "{}", "\xff a", 0}, /* no UTF-8 */
+        /* millions of steps are too many, a hundred thousand are not */
+        {"regex:^(a|aa)+$|!$", "{}", "aaaaaaaaaaaaaaaaaaaaaaaaaaaa!", 0},
+        {"regex:^(a|aa)+$|!$", "{}", "aaaaaaaaaaaaaaaaaaaaa!", 1},
         {"command:sed 's/.*/0.25/'", "{}", "はい", 0.25},
         {"command:sed -e 's/.*東京.*/1/' -e 't' -e 's/.*/0/'", "{}", "東京", 1},
         {"shell:sed s/.*/1/ | sed s/1/-2e0/", "{}", "x", -2},

@@ -72,8 +72,13 @@ static double regex_reward(void *ctx, const json_t *item, const char *completion
     const char *text = json_string_value(json_object_get(item, "pattern"));
     pcre2_code *p = n->pattern ? n->pattern : pattern_make(text, &err);
     pcre2_match_data *m = pcre2_match_data_create(1, NULL);
-    CHECK(p && m); // regex_check has seen the item
-    int rc = pcre2_match(p, (PCRE2_SPTR)completion, strlen(completion), 0, 0, m, NULL);
+    pcre2_match_context *limits = pcre2_match_context_create(NULL);
+    CHECK(p && m && limits); // regex_check has seen the item
+    pcre2_set_match_limit(limits,
+                          1000000);      // as the grader's; of each place where a match may begin
+    pcre2_set_heap_limit(limits, 65536); // KiB
+    int rc = pcre2_match(p, (PCRE2_SPTR)completion, strlen(completion), 0, 0, m, limits);
+    pcre2_match_context_free(limits);
     pcre2_match_data_free(m);
     if (!n->pattern) pcre2_code_free(p);
     return rc >= 0;

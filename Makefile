@@ -1,6 +1,7 @@
 # make demo | make test: each installs what is missing, builds, runs. make: builds build/shoal.
 # BUILD=asan: the same under address and undefined-behaviour sanitizers, in build/asan. V=1: show commands.
 # make fuzz: every parser under libFuzzer for FUZZ_SECONDS (30) each, from the inputs in test/fuzz/corpus.
+# make fuzz-api: mutated requests to the built server under the sanitizers for FUZZ_API_SECONDS (900).
 CC      ?= gcc
 BUILD   ?= release
 PKGS    := jansson yaml-0.1 libpcre2-8 sqlite3 libsodium
@@ -62,7 +63,7 @@ FLAGS_test_faults.c := $(addprefix -Wl$(comma)--wrap=,malloc calloc realloc free
 FLAGS_test_life.c := $(addprefix -Wl$(comma)--wrap=,open fwrite fflush fsync rename)
 FLAGS_test_backup.c := $(addprefix -Wl$(comma)--wrap=,fflush fsync rename mkdir unlink rmdir)
 
-.PHONY: all deps demo test tests load fuzz bench bench-peers bench-train bench-serve results-swarm results-evolve results-world clean
+.PHONY: all deps demo test tests load fuzz fuzz-api bench bench-peers bench-train bench-serve results-swarm results-evolve results-world clean
 all: $(O)/shoal $(O)/choose $(O)/world
 
 deps:
@@ -78,6 +79,10 @@ test: deps
 
 fuzz: deps
 	$(Q)sh test/fuzz/run.sh
+
+fuzz-api: deps
+	$(Q)$(MAKE) --no-print-directory BUILD=asan build/asan/shoal
+	$(Q)FUZZ_API_SECONDS=$${FUZZ_API_SECONDS:-900} sh test/fuzz/api.sh
 
 # Speed of this machine, appended to bench/history.csv: read ratios, not times.
 bench: deps all

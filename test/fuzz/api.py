@@ -16,6 +16,7 @@ import argparse
 import base64
 import copy
 import glob
+import hashlib
 import json
 import os
 import random
@@ -37,14 +38,14 @@ KEY = "sk-fuzz-b41d9c3e77"
 SECRETS = [KEY, "hf_fuzzsecret5517"]
 REPORTS = re.compile(r"ERROR: \w+Sanitizer|SUMMARY: \w+Sanitizer|runtime error: |Assertion .* failed|: CHECK|broken contract")
 MAX_READ = 64 << 20
-REPLY_SECONDS, STREAM_SECONDS = 60, 5  # a stream may go on for as long as its job; its client leaves
+REPLY_SECONDS, WILD_SECONDS, STREAM_SECONDS = 60, 10, 5  # a stream may go on for as long as its job; its client leaves
 
 # what docs/API.md describes without a line of curl: method, path, body
 MORE = [
     ("GET", "/v1/ab/trial", None), ("POST", "/v1/ab/trial/start", {}), ("GET", "/v1/adapters/critic", None),
     ("POST", "/v1/adapters/critic/rollback", {"version": "x"}), ("GET", "/v1/feedback?limit=2&after=0", None),
     ("POST", "/ping", None), ("POST", "/api/pull", {"model": "a"}), ("POST", "/api/push", {"model": "a"}),
-    ("POST", "/api/blobs/sha256:" + "0" * 64, None), ("GET", "/api/blobs/sha256:" + "0" * 64, None),
+    ("POST", "/api/blobs/sha256:" + hashlib.sha256(b'"blob"').hexdigest(), "blob"), ("GET", "/api/blobs/sha256:" + "0" * 64, None),
     ("HEAD", "/api/blobs/sha256:" + "0" * 64, None), ("GET", "/v1/traces", None),
     ("POST", "/v1/jobs", {"kind": "train", "args": ["MODEL"], "options": {
         "data": "d.jsonl", "out": "made", "r": 2, "max-steps": 1}}),
@@ -62,11 +63,15 @@ MORE = [
         {"role": "tool", "tool_call_id": "c", "content": "r"}], "max_tokens": 4, "guided_json": {
             "type": "object", "properties": {"a": {"type": "integer", "minimum": 1}}},
         "chat_template_kwargs": {"a": 1}, "metadata": {"a": "b"}, "seed": 3}),
-    ("POST", "/api/create", {"model": "made", "from": "fry", "template": "{{ .Prompt }}{{ range .Messages }}{{ .Content }}{{ end }}",
-                             "messages": [{"role": "user", "content": "a"}], "adapters": {"x": "sha256:" + "0" * 64}}),
+    ("POST", "/api/create", {"model": "made", "from": "fry", "template": "{{ if .System }}{{ .System }}{{ end }}{{ .Prompt }}{{ .Response }}",
+                             "messages": [{"role": "user", "content": "a"}], "parameters": {"stop": ["x"], "num_ctx": 64}}),
+    ("POST", "/api/create", {"model": "other", "from": "fry", "template": "{{ range .Messages }}{{ .Role }}{{ .Content }}{{ end }}",
+                             "adapters": {"x": "sha256:" + "0" * 64}}),
     ("POST", "/api/generate", {"model": "fry", "prompt": "a", "template": "{{ .Prompt }}", "stream": False, "raw": False,
                                "format": {"type": "object"}, "options": {"num_predict": 4, "temperature": 0, "stop": ["q"]}}),
     ("POST", "/api/chat", {"model": "fry", "messages": [{"role": "user", "content": "a"}], "format": "json",
+                           "options": {"num_predict": 4}}),
+    ("POST", "/api/chat", {"model": "fry", "messages": [{"role": "user", "content": "a"}],
                            "tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}], "options": {"num_predict": 4}}),
 ]
 TEXTS = ["", " ", "\0", "\ud83d\udc1f", "a" * 300, "x" * 70000, "\u202e\u0000\u001b[31m", "%s%n%d", "..", "../../x", "/dev/full",
@@ -288,9 +293,9 @@ def mutate_headers(headers, r):
         headers.append(["If-None-Match", '"' + "a" * r.choice([1, 4000]) + '"'])
 
 
-def request_make(t, r, others, words):
-    """One request, ready to be written to a file: {method, path, headers, body (base64), traffic, wild}. `wild`: its HTTP may be
-    malformed, so that any answer or none is right."""
+def request_make(t, r, others, words, plain=False):
+    """One request, ready to be written to a file: {method, path, headers, body (base64), traffic, wild}; `plain`: as the template
+    has it. `wild`: its HTTP may be malformed, so that any answer or none is right."""
     t = copy.deepcopy(t)
     q = {"method": t["method"], "path": t["path"], "headers": t["headers"], "wild": False, "traffic": {}}
     for word, known in words.items():
@@ -302,9 +307,11 @@ def request_make(t, r, others, words):
         for word, known in words.items():
             text = text.replace(f'"{word}"', json.dumps(r.choice(known)) if known else f'"{word}"')
         body = json.loads(text)
-        for _ in range(r.choice([0, 1, 1, 1, 2, 3, 6])):
+        for _ in range(0 if plain else r.choice([0, 1, 1, 1, 2, 3, 6])):
             body = mutate_json(body, r, others)
     data = b"" if body is None else json.dumps(body, ensure_ascii=r.random() < 0.7).encode(errors="surrogatepass")
+    if plain:
+        return {**q, "key": "good", "body": base64.b64encode(data).decode()}
     if data and r.random() < 0.08:
         data = mutate_text(data, r)
     if not data and r.random() < 0.05:
@@ -494,7 +501,7 @@ def check_reply(q, reply, secrets):
             if not (isinstance(e, str) or whole):
                 raise Finding(f"an error of the wrong form: {text[:200]!r}")
             message = e if isinstance(e, str) else e["message"]
-            if len(message) > 2000:
+            if len(message) > 4096:
                 raise Finding(f"an error of {len(message)} characters: {message[:200]!r}")
     elif kind.startswith("text/event-stream"):
         check_stream(text)
@@ -546,8 +553,8 @@ class Target:
     def train(cwd):
         with open(os.path.join(cwd, "d.jsonl"), "w") as f:
             f.write('{"messages": [{"role": "user", "content": "12 + 30 = ?"}, {"role": "assistant", "content": "answer: 42"}]}\n')
-        for name in "critic", "newer":
-            subprocess.run([SHOAL, "train", f"{ROOT}/models/fry", "--runs", "runs", "--data", "d.jsonl", "--out", f"adapters/{name}", "--r", "2",
+        for name, rank in ("critic", "2"), ("newer", "4"):
+            subprocess.run([SHOAL, "train", f"{ROOT}/models/fry", "--runs", "runs", "--data", "d.jsonl", "--out", f"adapters/{name}", "--r", rank,
                             "--max-steps", "1", "--quiet"], cwd=cwd, check=True, stdout=subprocess.DEVNULL,
                            env={**os.environ, "ASAN_OPTIONS": "detect_leaks=0"})
 
@@ -630,7 +637,7 @@ def send(target, q, timeout=REPLY_SECONDS):
 
 
 def replies_read(target, q, sock, n, secrets):
-    reader, status = Reader(sock, REPLY_SECONDS), 0
+    reader, status = Reader(sock, WILD_SECONDS if q["wild"] or q["traffic"] else REPLY_SECONDS), 0
     try:
         for _ in range(n):
             reply = reader.reply(q["method"] == "HEAD")
@@ -722,7 +729,7 @@ class Run:
                 self.slow[place] = self.slow.get(place, 0) + time.time() - began
                 self.statuses[status] = self.statuses.get(status, 0) + 1
                 if 200 <= status < 300:
-                    self.covered.add((t["method"], t["path"]))
+                    self.covered.add((t["method"], t["path"], json.dumps(t["json"])))
 
     def canary(self, target, until):
         """A client that asks for a token again and again."""
@@ -745,17 +752,24 @@ class Run:
                     self.finding(f"canary: {one['path']} was not answered with 200 for 60 s, last {status}", self.recent)
             time.sleep(1)
 
+    def plain(self, target):
+        """The templates as they are, so that every part of the server has been used once."""
+        for t in self.templates:
+            q, status = request_make(t, random.Random(0), self.bodies, WORDS, plain=True), 0
+            try:
+                status = send(target, q)
+            except Finding as e:
+                self.finding(str(e), [q])
+            if 200 <= status < 300:
+                self.covered.add((t["method"], t["path"], json.dumps(t["json"])))
+            elif self.args.verbose:
+                print(f"  {t['method']} {t['path']} {json.dumps(t['json'])[:100]}: {status}", flush=True)
+
     def phase(self, seconds, tls):
         target = Target(tls)
         for word in WORDS:
             WORDS[word] = []
-        for t in self.templates[:40]:  # warm: every part has been used once
-            q = request_make({**t}, random.Random(0), self.bodies, WORDS)
-            q["traffic"] = {}
-            try:
-                send(target, q)
-            except Finding as e:
-                self.finding(str(e), [q])
+        self.plain(target)
         base, until = target.memory(), time.time() + seconds
         threads = [threading.Thread(target=self.worker, args=(target, i, until)) for i in range(self.args.clients)]
         threads.append(threading.Thread(target=self.canary, args=(target, until)))
@@ -820,6 +834,7 @@ def main():
     p.add_argument("--tls", type=float, default=0.2, help="the part of the time over TLS")
     p.add_argument("--out", default="build/api-fuzz", help="where findings are written")
     p.add_argument("--replay", help="a file of a finding")
+    p.add_argument("--verbose", action="store_true", help="say which templates are refused as they are")
     p.add_argument("--routes", action="store_true", help="only say which routes have no template")
     args = p.parse_args()
     if args.replay:

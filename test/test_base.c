@@ -974,6 +974,119 @@ static void test_progress_terminal(void **state) {
     close(master);
 }
 
+/* What a terminal shows of what a child prints in pieces, or says; master's side. "" without one.
+ */
+static void terminal_child(void (*speak_there)(void), char *text, size_t size) {
+    int master = posix_openpt(O_RDWR | O_NOCTTY);
+    text[0] = '\0';
+    if (master < 0 || grantpt(master) != 0 || unlockpt(master) != 0) {
+        fprintf(stderr, "SKIP: no pseudo-terminal\n");
+        skip();
+    }
+    int slave = open(ptsname(master), O_RDWR | O_NOCTTY);
+    assert_true(slave >= 0);
+    pid_t pid = fork();
+    if (pid == 0) {
+        dup2(slave, STDOUT_FILENO);
+        dup2(slave, STDERR_FILENO);
+        speak_there();
+        fflush(stdout);
+        _exit(0);
+    }
+    assert_int_equal(waitpid(pid, NULL, 0), pid);
+    assert_int_equal(fcntl(master, F_SETFL, O_NONBLOCK), 0);
+    size_t len = 0;
+    for (ssize_t n; (n = read(master, text + len, size - 1 - len)) > 0;) len += (size_t)n;
+    text[len] = '\0';
+    close(slave);
+    close(master);
+}
+
+/* A title, a colour, a C1 control, an override, a lone carriage return, line ends, a kanji, bytes
+ * that are none: with every cut between two bytes. */
+static const char hostile[] = "a\033]0;x\007b\033[31mc\302\2335nd\342\200\256e\r!\r\n\tf\346\274"
+                              "\242\377g\177\342\201\246h\n";
+#define R "\357\277\275"
+static const char harmless[] =
+    "a" R "]0;x" R "b" R "[31mc" R "5nd" R "e" R "!\r\n\tf\346\274\242" R "g" R R "h\r\n";
+
+static void print_whole(void) {
+    terminal_guard();
+    fputs(hostile, stdout);
+}
+
+static void print_pieces(void) {
+    terminal_guard();
+    for (const char *p = hostile; *p; p++) {
+        putchar(*p);
+        fflush(stdout);
+    }
+}
+
+static void print_ours(void) {
+    terminal_guard();
+    printf("one ");
+    terminal_put("\033[1mtwo\033[0m");
+    printf(" three\033\n");
+}
+
+static void say_hostile(void) {
+    struct progress p;
+    warn("'%s' is missing", "x\033[2J\nwarning: forged");
+    progress_start(&p, "train", 2);
+    progress_finish(&p, "loss\033[2J");
+}
+
+static void test_terminal(void **state) {
+    (void)state;
+    char text[8192];
+    terminal_child(print_whole, text, sizeof text);
+    assert_string_equal(text, harmless);
+    terminal_child(print_pieces, text, sizeof text);
+    assert_string_equal(text, harmless);
+    terminal_child(print_ours, text, sizeof text);
+    assert_string_equal(text, "one \033[1mtwo\033[0m three" R "\r\n");
+    terminal_child(say_hostile, text, sizeof text);
+    assert_has(text, "warning: 'x" R "[2J\r\n  warning: forged' is missing\r\n");
+    assert_has(text, "loss" R "[2J");
+}
+
+/* A log is read on terminals too, and its lines are its own. */
+static void test_messages_in_files(void **state) {
+    (void)state;
+    const char *path = in_scratch("log");
+    int fd = open(path, O_RDWR | O_CREAT | O_TRUNC, 0600), saved = dup(STDERR_FILENO);
+    fflush(stderr);
+    assert_true(dup2(fd, STDERR_FILENO) >= 0);
+    say_hostile();
+    fflush(stderr);
+    assert_true(dup2(saved, STDERR_FILENO) >= 0);
+    close(saved);
+    close(fd);
+    struct buf b = {0};
+    struct error err = {0};
+    assert_int_equal(file_read(path, 1 << 16, &b, &err), OK);
+    assert_has(b.data, "warning: 'x" R "[2J\n  warning: forged' is missing\n");
+    assert_null(strchr(b.data, '\033'));
+    buf_release(&b);
+}
+
+/* A file gets every byte. */
+static void test_files_are_not_filtered(void **state) {
+    (void)state;
+    const char *path = in_scratch("out");
+    pid_t pid = fork();
+    if (pid == 0) {
+        int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC, 0600);
+        dup2(fd, STDOUT_FILENO);
+        print_whole();
+        fflush(stdout);
+        _exit(0);
+    }
+    assert_int_equal(waitpid(pid, NULL, 0), pid);
+    assert_file(path, hostile);
+}
+
 struct knobs {
     bool packed, verbose;
     int64_t rank, seed;
@@ -1497,6 +1610,9 @@ int main(void) {
         cmocka_unit_test(test_columns),
         cmocka_unit_test(test_progress),
         cmocka_unit_test(test_progress_terminal),
+        cmocka_unit_test(test_terminal),
+        cmocka_unit_test(test_messages_in_files),
+        cmocka_unit_test(test_files_are_not_filtered),
         cmocka_unit_test(test_options),
         cmocka_unit_test(test_option_errors),
         cmocka_unit_test(test_option_help),

@@ -286,10 +286,24 @@ char *clock_utc(char out[32]); /* "2026-11-21T09:30:00Z" */
 /* What the system says of this process in bytes: "VmRSS", "VmHWM"; 0 when it does not say. */
 size_t process_bytes(const char *name);
 
-/* Words for people go to stderr, one line each: the newline is added. `log_quiet` silences note()
+/* A program calls it once, before it prints: from then on what it prints with stdout, if that is a
+ * terminal, loses control characters but newline and tab, C1 controls, characters that reorder text
+ * and invalid UTF-8, each shown as U+FFFD. Files and pipes get every byte. */
+void terminal_guard(void);
+/* Bytes of ours for the terminal, such as cursor movements, unfiltered; in order with stdout. */
+void terminal_put(const char *bytes);
+/* A text as terminal_guard shows it. */
+void buf_add_terminal(struct buf *b, const char *text, size_t len);
+/* Whether the other side of stdout, a pipe or a socket, reads no more. */
+bool output_is_closed(void);
+
+/* Words for people go to stderr, one line each: the newline is added; control characters in them
+ * become U+FFFD, and lines after a newline in them are indented. `log_quiet` silences note()
  * and progress (set by
  * --quiet), never warn(). */
 extern bool log_quiet;
+/* Also under --quiet, without a prefix. */
+void message(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 void note(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 void warn(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 

@@ -39,7 +39,8 @@ static int dir_make_with(const char *path, mode_t last, struct error *err) {
         mode_t mode = saved && path[(end - p) + strspn(path + (end - p), "/")] ? 0777 : last;
         if (mkdir(p, mode) < 0) {
             bool may_be = errno == EEXIST || errno == EROFS || errno == EACCES;
-            if (!may_be || !path_is_dir(p)) rc = error_errno(err, "cannot make the directory '%s'", p);
+            if (!may_be || !path_is_dir(p))
+                rc = error_errno(err, "cannot make the directory '%s'", p);
         }
         *end = saved;
     }

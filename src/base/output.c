@@ -2,8 +2,9 @@
  * output: the clocks, words for people on stderr, and progress: the line that people see, and
  * lines for a program that has started us.
  *
- * It never writes to stdout, which belongs to results, uses no colour, and draws nothing when
- * stderr is not a terminal.
+ * It writes nothing to stdout, which belongs to results, but what a terminal there may not be given
+ * is filtered out on the way (terminal_guard). It uses no colour, and draws nothing when stderr is
+ * not a terminal.
  *
  * Invariant: every message is one write of whole lines. While a progress line stands on the
  * terminal, a message first wipes it; the next update draws it again.
@@ -11,6 +12,7 @@
 #define _GNU_SOURCE
 #include "base/base.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
 #include <math.h>
@@ -23,12 +25,17 @@
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
+#include <unistr.h>
 #include <uniwidth.h>
 
 bool log_quiet;
 
 int column_bytes(const char *text, int columns) {
     return columns + (int)strlen(text) - u8_strwidth((const uint8_t *)text, "UTF-8");
+}
+
+static bool on_terminal(void) {
+    return isatty(STDERR_FILENO) == 1;
 }
 
 static atomic_bool line_stands; /* a progress line without its newline is on the terminal */
@@ -57,11 +64,119 @@ size_t process_bytes(const char *name) {
     return kb << 10;
 }
 
+/* Whether a terminal may be given this character of a text that is not ours: no control characters
+ * but newline and tab, no C1 controls, nothing that reorders what others wrote (Unicode's
+ * embeddings, overrides and isolates). */
+static bool is_shown(ucs4_t c) {
+    if (c < 0x20) return c == '\n' || c == '\t';
+    return !(c >= 0x7f && c < 0xa0) && !(c >= 0x202a && c <= 0x202e) &&
+           !(c >= 0x2066 && c <= 0x2069);
+}
+
+static const char replacement[] = "\xef\xbf\xbd";
+
+void buf_add_terminal(struct buf *b, const char *text, size_t len) {
+    const uint8_t *p = (const uint8_t *)text, *end = p + len;
+    while (p < end) {
+        ucs4_t c;
+        int n = u8_mbtoucr(&c, p, (size_t)(end - p));
+        bool line_end = *p == '\r' && p + 1 < end && p[1] == '\n';
+        if (n > 0 && is_shown(c))
+            buf_add(b, p, (size_t)n);
+        else if (!line_end)
+            buf_puts(b, replacement);
+        p += MAX(n, 1);
+    }
+}
+
+/* What a terminal has not been given yet: a character whose last bytes are to come, and a carriage
+ * return, which may begin a line's end. */
+struct filter {
+    struct buf held;
+};
+
+static bool fd_write(int fd, const char *p, size_t n) {
+    while (n > 0) {
+        ssize_t done = write(fd, p, n);
+        if (done < 0 && errno == EAGAIN) poll(&(struct pollfd){.fd = fd, .events = POLLOUT}, 1, -1);
+        if (done < 0 && errno != EINTR && errno != EAGAIN) return false;
+        p += MAX(done, 0);
+        n -= (size_t)MAX(done, 0);
+    }
+    return true;
+}
+
+static ssize_t filter_write(void *cookie, const char *text, size_t n) {
+    struct filter *f = cookie;
+    struct buf shown = {0};
+    buf_add(&f->held, text, n);
+    size_t whole = utf8_whole(f->held.data, f->held.len);
+    if (whole > 0 && f->held.data[whole - 1] == '\r') whole--;
+    buf_add_terminal(&shown, f->held.data, whole);
+    f->held.len -= whole;
+    memmove(f->held.data, f->held.data + whole, f->held.len);
+    bool good = fd_write(STDOUT_FILENO, shown.data, shown.len);
+    buf_release(&shown);
+    return good ? (ssize_t)n : 0;
+}
+
+void terminal_guard(void) {
+    static struct filter filter;
+    if (isatty(STDOUT_FILENO) != 1) return;
+    FILE *f = fopencookie(&filter, "w", (cookie_io_functions_t){.write = filter_write});
+    CHECK(f != NULL);
+    setvbuf(f, NULL, _IOLBF, BUFSIZ);
+    stdout = f;
+}
+
+void terminal_put(const char *bytes) {
+    fflush(stdout);
+    if (isatty(STDOUT_FILENO) == 1)
+        fd_write(STDOUT_FILENO, bytes, strlen(bytes));
+    else
+        fputs(bytes, stdout);
+}
+
+bool output_is_closed(void) {
+    struct pollfd p = {.fd = STDOUT_FILENO, .events = POLLOUT};
+    return poll(&p, 1, 0) == 1 && (p.revents & (POLLERR | POLLHUP));
+}
+
+/* One line for people: a text of ours that quotes what is not. Its further lines are indented, so
+ * that a quoted name cannot pass for a message. */
+static void message_add(struct buf *b, char *text) {
+    bool terminal = on_terminal();
+    for (char *line, *rest = text; (line = strsep(&rest, "\n"));) {
+        if (line != text) buf_puts(b, "\n  ");
+        if (terminal) {
+            buf_add_terminal(b, line, strlen(line));
+            continue;
+        }
+        for (; *line; line++)
+            if ((unsigned char)*line >= 0x20 && *line != 0x7f)
+                buf_add(b, line, 1);
+            else
+                buf_puts(b, *line == '\t' ? "\t" : replacement);
+    }
+}
+
 static void message_write(const char *prefix, const char *fmt, va_list ap) {
     char *text = xvasprintf(fmt, ap);
+    struct buf b = {0};
     bool wipe = atomic_exchange(&line_stands, false);
-    fprintf(stderr, "%s%s%s\n", wipe ? "\r\033[K" : "", prefix, text);
+    buf_printf(&b, "%s%s", wipe ? "\r\033[K" : "", prefix);
+    message_add(&b, text);
+    buf_puts(&b, "\n");
+    fputs(b.data, stderr);
+    buf_release(&b);
     free(text);
+}
+
+void message(const char *fmt, ...) {
+    va_list ap;
+    va_start(ap, fmt);
+    message_write("", fmt, ap);
+    va_end(ap);
 }
 
 void note(const char *fmt, ...) {
@@ -82,10 +197,6 @@ void warn(const char *fmt, ...) {
 enum { BAR_CELLS = 24 };
 
 static const double REDRAW_SECONDS = 0.1, LINE_SECONDS = 15.0, TELL_SECONDS = 0.2;
-
-static bool on_terminal(void) {
-    return isatty(STDERR_FILENO) == 1;
-}
 
 static int terminal_columns(void) {
     struct winsize w;
@@ -150,9 +261,13 @@ static void progress_draw(struct progress *p, double now, const char *detail, bo
     bool terminal = on_terminal();
     add_line(&b, p, now, detail, terminal, last);
     size_t len = terminal ? text_fit(b.data, terminal_columns() - 1) : b.len;
-    fprintf(stderr, "%s%.*s%s", terminal ? "\r\033[K" : "", (int)len, b.data,
+    b.data[len] = '\0';
+    struct buf line = {0};
+    message_add(&line, b.data);
+    fprintf(stderr, "%s%s%s", terminal ? "\r\033[K" : "", line.data ? line.data : "",
             terminal && !last ? "" : "\n");
     fflush(stderr);
+    buf_release(&line);
     atomic_store(&line_stands, terminal && !last);
     p->last = now;
     buf_release(&b);

@@ -89,8 +89,8 @@ static void help(const struct command *c, const struct common *s) {
 }
 
 static int usage_error(const struct command *c, const struct error *err) {
-    fprintf(stderr, "shoal %s: %s\nusage: shoal %s %s [options]; see 'shoal %s --help'\n", c->name,
-            err->text, c->name, c->args, c->name);
+    message("shoal %s: %s", c->name, err->text);
+    message("usage: shoal %s %s [options]; see 'shoal %s --help'", c->name, c->args, c->name);
     return 2;
 }
 
@@ -121,6 +121,12 @@ static int command_run(const struct command *c, const struct settings *s, struct
     return c->run(common, settings_options(s), &s->args, err);
 }
 
+/* 'shoal … | head' has read what it wants: the usual end of a program, without a word. */
+static void closed_end(void) {
+    signal(SIGPIPE, SIG_DFL);
+    raise(SIGPIPE);
+}
+
 static int run_command(const struct command *c, int argc, char **argv) {
     struct error err = {0};
     struct settings s;
@@ -130,10 +136,11 @@ static int run_command(const struct command *c, int argc, char **argv) {
     if (rc == ERR_USAGE)
         code = usage_error(c, &err);
     else if (rc != OK)
-        fprintf(stderr, "shoal %s: %s\n", c->name, err.text), code = 1;
-    if (code == 0 && (fflush(stdout) || ferror(stdout)))
-        fprintf(stderr, "shoal: cannot write the result\n"), code = 1;
+        message("shoal %s: %s", c->name, err.text), code = 1;
+    bool unwritten = fflush(stdout) || ferror(stdout), closed = unwritten && output_is_closed();
+    if (code == 0 && unwritten && !closed) message("shoal: cannot write the result"), code = 1;
     settings_release(&s);
+    if (code == 0 && closed) closed_end();
     return code;
 }
 
@@ -141,6 +148,7 @@ int main(int argc, char **argv) {
     signal(SIGXFSZ, SIG_IGN); /* a file limit is an error message, not a death */
     signal(SIGPIPE, SIG_IGN);
     maps_guard();
+    terminal_guard();
     if (argc < 2) {
         usage(stderr);
         return 2;
@@ -160,6 +168,6 @@ int main(int argc, char **argv) {
         return 1;
     }
     if (c) return run_command(c, argc - 2, argv + 2);
-    fprintf(stderr, "shoal: no command '%s'; 'shoal --help' lists them\n", argv[1]);
+    message("shoal: no command '%s'; 'shoal --help' lists them", argv[1]);
     return 2;
 }

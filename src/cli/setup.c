@@ -49,7 +49,7 @@ static void plan_print(const struct setup *s) {
     }
     struct buf text = {0};
     plan_text(&s->plan, &text);
-    fprintf(stderr, "%s\n", text.data);
+    for (char *line, *rest = text.data; (line = strsep(&rest, "\n"));) message("%s", line);
     buf_release(&text);
 }
 

@@ -173,8 +173,10 @@ static void sample_print(const struct plan_request *q, const struct sample *s, c
     int64_t marked = 0;
     for (int32_t k = 1; k < s->n; k++) marked += s->mask[k];
     sample_show(s, q->m->tok, on, off, &text);
-    printf("--- %s%s, %d tokens, %lld %s\n%s\n", q->jobs[s->adapter].name, part, s->n,
-           (long long)marked, of_rewards(q) ? "written" : "learned", text.data);
+    printf("--- %s%s, %d tokens, %lld %s\n", q->jobs[s->adapter].name, part, s->n,
+           (long long)marked, of_rewards(q) ? "written" : "learned");
+    terminal_put(text.data ? text.data : ""); /* with colours; sample_show has cleaned the rest */
+    printf("\n");
     buf_release(&text);
 }
 

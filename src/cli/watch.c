@@ -140,10 +140,18 @@ static void add_selected(const struct watch *v, struct buf *out) {
     if (v->tell && v->w->tick == v->t->n_ticks && v->w->tick > 0) v->tell(v->ctx, v->agent, out);
 }
 
+/* The agent's words may hold anything; around them are cursor movements of ours. */
+static void add_selected_clean(const struct watch *v, struct buf *out) {
+    struct buf b = {0};
+    add_selected(v, &b);
+    buf_add_terminal(out, b.data, b.len);
+    buf_release(&b);
+}
+
 void watch_frame(const struct watch *v, bool ansi, struct buf *out) {
     add_status(v, out);
     add_rows(v, ansi, out);
-    add_selected(v, out);
+    (ansi ? add_selected_clean : add_selected)(v, out);
 }
 
 /* the terminal */
@@ -169,24 +177,34 @@ static void screen_leave(void) {
     if (screen.keys) tcsetattr(STDIN_FILENO, TCSANOW, &screen.before);
 }
 
-static void deadly_signal(int sig) {
+static struct sigaction actions_before[ARRAY_LEN(deadly)];
+
+/* Then what was there before has its turn: by the fault, which is repeated, or by the same signal,
+ * which is blocked while its handler runs. */
+static void deadly_signal(int sig, siginfo_t *info, void *context) {
+    bool fault = sig == SIGSEGV || sig == SIGBUS || sig == SIGFPE || sig == SIGILL;
+    (void)context;
     screen_leave();
-    raise(sig); /* blocked while its handler, which is reset, runs */
+    for (size_t i = 0; i < ARRAY_LEN(deadly); i++)
+        if (deadly[i] == sig) sigaction(sig, &actions_before[i], NULL);
+    if (!fault || info->si_code <= 0 || info->si_code == SI_KERNEL) raise(sig);
 }
 
 static void screen_enter(void) {
     static bool registered;
-    struct sigaction act = {.sa_handler = deadly_signal, .sa_flags = (int)SA_RESETHAND};
+    struct sigaction act = {.sa_sigaction = deadly_signal, .sa_flags = SA_SIGINFO}, old;
     screen.keys = isatty(STDIN_FILENO) && tcgetattr(STDIN_FILENO, &screen.before) == 0;
     if (!registered) registered = atexit(screen_leave) == 0;
-    for (size_t i = 0; i < ARRAY_LEN(deadly); i++) sigaction(deadly[i], &act, NULL);
+    for (size_t i = 0; i < ARRAY_LEN(deadly); i++)
+        if (sigaction(deadly[i], &act, &old) == 0 && old.sa_sigaction != deadly_signal)
+            actions_before[i] = old;
     screen.on = 1;
     if (screen.keys) {
         struct termios raw = screen.before;
         raw.c_lflag &= ~(tcflag_t)(ICANON | ECHO | ISIG);
         tcsetattr(STDIN_FILENO, TCSANOW, &raw);
     }
-    fputs(ENTER, stdout);
+    terminal_put(ENTER);
 }
 
 static int screen_rows(void) {
@@ -196,15 +214,16 @@ static int screen_rows(void) {
 
 /* As many lines as there is room for, each wiped behind its end. */
 static void screen_show(const struct watch *v) {
-    struct buf b = {0};
+    struct buf b = {0}, screenful = {0};
     int row = 0, rows = screen_rows();
     watch_frame(v, true, &b);
     buf_puts(&b, "space pause  . one tick  < > ten  n p agent  + - speed  q quit");
-    fputs("\033[H", stdout);
+    buf_puts(&screenful, "\033[H");
     for (char *rest = b.data, *line; row < rows && (line = strsep(&rest, "\n")); row++)
-        printf("%s%s\033[K", row ? "\r\n" : "", line);
-    fputs("\033[J", stdout);
-    fflush(stdout);
+        buf_printf(&screenful, "%s%s\033[K", row ? "\r\n" : "", line);
+    buf_puts(&screenful, "\033[J");
+    terminal_put(screenful.data);
+    buf_release(&screenful);
     buf_release(&b);
 }
 

@@ -201,15 +201,15 @@ static void held_handle(void *ctx, struct exchange *x) {
 }
 
 static const struct route routes[] = {
-    {"GET", "/short", 0, short_handle},   {"GET", "/long", 0, long_handle},
-    {"POST", "/echo", 0, echo_handle},    {"GET", "/rest/*", 0, rest_handle},
-    {"POST", "/json", 0, json_handle},    {"GET", "/block", 0, block_handle},
-    {"GET", "/later", 0, later_handle},   {"GET", "/events", 0, events_handle},
-    {"GET", "/silent", 0, silent_handle}, {"GET", "/endless", 0, endless_handle},
-    {"GET", "/eager", 0, eager_handle},   {"GET", "/named", 0, named_handle},
-    {"GET", "/wait", WORK_SLOW, block_handle}, {"GET", "/instant", WORK_INSTANT, short_handle},
+    {"GET", "/short", 0, short_handle},          {"GET", "/long", 0, long_handle},
+    {"POST", "/echo", 0, echo_handle},           {"GET", "/rest/*", 0, rest_handle},
+    {"POST", "/json", 0, json_handle},           {"GET", "/block", 0, block_handle},
+    {"GET", "/later", 0, later_handle},          {"GET", "/events", 0, events_handle},
+    {"GET", "/silent", 0, silent_handle},        {"GET", "/endless", 0, endless_handle},
+    {"GET", "/eager", 0, eager_handle},          {"GET", "/named", 0, named_handle},
+    {"GET", "/wait", WORK_SLOW, block_handle},   {"GET", "/instant", WORK_INSTANT, short_handle},
     {"GET", "/aside", WORK_ASIDE, short_handle}, {"GET", "/peer", 0, peer_handle},
-    {"POST", "/held", 0, held_handle},         {0},
+    {"POST", "/held", 0, held_handle},           {0},
 };
 
 static int admit(void *ctx, struct exchange *x, const struct route *r) {
@@ -803,8 +803,9 @@ static void test_forwarded(void **state) {
          "<remote 192.0.2.1 192.0.2.1>"},
         {"127.0.0.1 198.51.100.0/25", "X-Forwarded-For: 192.0.2.1, 198.51.100.200",
          "<remote 198.51.100.200 198.51.100.200>"},
-        {"127.0.0.1", "X-Forwarded-For: [2001:db8:1:2:3::4]:9", "<remote 2001:db8:1:2:3::4 "
-                                                               "2001:db8:1:2::/64>"},
+        {"127.0.0.1", "X-Forwarded-For: [2001:db8:1:2:3::4]:9",
+         "<remote 2001:db8:1:2:3::4 "
+         "2001:db8:1:2::/64>"},
         {"127.0.0.1", "X-Forwarded-For: ::ffff:192.0.2.9", "<remote 192.0.2.9 192.0.2.9>"},
         {"127.0.0.1", "X-Forwarded-For: unknown", "<remote 127.0.0.1 127.0.0.1>"},
         {"127.0.0.1", "X-Forwarded-For: 127.0.0.1, evil", "<remote 127.0.0.1 127.0.0.1>"},
@@ -887,6 +888,7 @@ static void test_bytes_of_one_client(void **state) {
         assert_int_equal(status_of(&b), 200);
     }
     assert_true(becomes(&ended, 4, 5));
+    for (int i = 0; i < 500 && limits_clients(http_limits(h)); i++) nap(0.01);
     assert_int_equal(limits_clients(http_limits(h)), 0);
     for (size_t i = 0; i < ARRAY_LEN(fds); i++) close(fds[i]);
     buf_release(&b);

@@ -559,10 +559,11 @@ static void test_clock_goes_back(void **state) {
  * expiry is what the clock says. */
 static void test_clock_jumps(void **state) {
     (void)state;
-    static const double jumps[] = {0, 86400 * 400.0, -3600, 1e9, -1e9, 7200, -86400, 0.25, -0.25, 0};
+    static const double jumps[] = {0,    86400 * 400.0, -3600, 1e9,   -1e9,
+                                   7200, -86400,        0.25,  -0.25, 0};
     struct keys *k = opened();
-    const char *limited = made(k, "one", (struct key_spec){.requests_per_minute = 10,
-                                                           .quota_day = 100}),
+    const char *limited =
+                   made(k, "one", (struct key_spec){.requests_per_minute = 10, .quota_day = 100}),
                *expires = made(k, "two", (struct key_spec){.expires = (int64_t)NOON + 60});
     for (int round = 0; round < 3; round++)
         for (size_t i = 0; i < ARRAY_LEN(jumps); i++) {

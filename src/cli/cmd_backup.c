@@ -240,7 +240,8 @@ const struct command cmd_restore = {
         "Puts the backup ID of the folder TO, or the newest, where --state, --runs and --also\n"
         "say. All of it is verified and written beside them before anything is replaced. Stop the\n"
         "server and what else writes there first; a restore that was killed is finished by the\n"
-        "same command. A key that has been revoked since the backup stays revoked, and one that was\n"
+        "same command. A key that has been revoked since the backup stays revoked, and one that "
+        "was\n"
         "made since is kept, revoked.\n\n"
         "  shoal restore /mnt/backups\n"
         "  shoal restore /mnt/backups 20261122-202530-123 --replace --also adapters team.yaml",

@@ -40,8 +40,8 @@ static const struct option_row rows[] = {
     ROW("slow-seconds", OPT_FLOAT, serve.slow_seconds, "30", 0, 1e9, "S",
         "a reply that takes longer is logged with where its time went"),
     ROW("api-key", OPT_SECRETS, serve.api_keys, NULL, 0, 0, "SECRET …",
-        "a key that may do anything, beside those of 'shoal key'; also from $SHOAL_API_KEY; what is "
-        "on a command line, 'ps' shows to everybody on the machine: prefer --api-key-file"),
+        "a key that may do anything, beside those of 'shoal key'; also from $SHOAL_API_KEY; all "
+        "users of the machine see a command line in 'ps': prefer --api-key-file"),
     ROW("api-key-file", OPT_STRING, serve.api_key_file, NULL, 0, 0, "FILE",
         "such keys, one a line; '#' begins a comment"),
     ROW("max-concurrent", OPT_INT, serve.max_concurrent, "512", 0, 1e6, "N",
@@ -98,8 +98,8 @@ static const struct option_row rows[] = {
 };
 #undef ROW
 
-/* The token is a secret: it is shown to a person, who needs it once, and not written where machines
- * keep what they read. After '#' it is for the page only: browsers do not send it. */
+/* The token is a secret: it is shown to a person and not written to the JSON lines, which are often
+ * logged. In the fragment of the address it reaches the page only: browsers do not send it. */
 static void ready(void *ctx, const char *url, const char *page, const char *token,
                   const char *token_path) {
     const struct common *c = ctx;
@@ -224,9 +224,9 @@ const struct command cmd_serve = {
         "Without keys it listens to this machine only ('shoal key add NAME' makes one). Jobs and\n"
         "changes of the server need a key, or the token that each start makes, prints with the\n"
         "page's address, and keeps in the file 'token' of --state until the server ends.\n\n"
-        "It ends by SIGTERM or Ctrl-C, when replies under way are finished or --drain-seconds are\n"
-        "over. What has not ended 5 seconds later is left behind, with exit status 3; a second\n"
-        "signal ends it at once, with status 3 too.",
+        "SIGTERM or Ctrl-C ends it: replies under way have --drain-seconds to finish. If requests\n"
+        "still run 5 seconds later, or after a second signal, it ends without them, with exit\n"
+        "status 3.",
     .rows = rows,
     .over_rows = http_option_rows,
     .over_at = offsetof(struct options, serve) + offsetof(struct serve_options, http),

@@ -1,19 +1,19 @@
 /*
  * access: which requests are admitted. Keys and the start-up token, what is open without them, how
- * many requests a client has under way, and how often it may guess.
+ * many requests a client may have under way, and how often it may guess a key.
  *
  *   scope      without keys                        with keys
- *   OPEN       everybody                           everybody
+ *   OPEN       all callers                         all callers
  *   CHAT       this machine; others by --no-auth   a key or the token
  *   METRICS    as CHAT                             this machine; else as CHAT
  *   JOBS,      a key or the token                  a key or the token
  *   ADMIN
  *
  * Wrong keys. A secret that this program made has 256 random bits, which no rate of guessing finds;
- * one that a person chose (--api-key) may be found. So an address that has sent many wrong keys is
- * told to wait, twice as long each time, and meanwhile keys that this program made are looked at as
- * ever, so that nobody is locked out behind a shared address; keys that were chosen only where that
- * address has shown them before. All other answers are the same 429, right guess or wrong.
+ * a secret that a person chose (--api-key) can be guessed. After WRONG_FREE wrong keys an address
+ * has to wait, twice as long each time. Meanwhile keys that this program made are admitted as
+ * usual, so that clients behind a shared address are not locked out, and chosen keys are admitted
+ * only if the address has used them before. All other keys get the same 429, right or wrong.
  */
 #define _GNU_SOURCE
 #include "serve/keys.h"
@@ -29,10 +29,10 @@
 #include <time.h>
 #include <unistd.h>
 
-/* What is known of a request from admission to its end. */
+/* What belongs to a request from admission to its end. */
 struct caller {
     char key[KEY_ID_LEN]; /* "": it came with none */
-    bool counted; /* in limits */
+    bool counted;         /* in limits */
 };
 
 const char *exchange_key(const struct exchange *x) {
@@ -124,7 +124,7 @@ static void limit_refuse(struct exchange *x, const struct key_answer *a) {
              a->why);
 }
 
-/* Where the file is, is told to this machine only. */
+/* Only callers on this machine learn the path of the file. */
 static void unknown_refuse(struct server *s, struct exchange *x, const char *why) {
     exchange_add_header(x, "WWW-Authenticate", "Bearer");
     if (exchange_is_local(x))
@@ -175,7 +175,7 @@ static bool has_token(struct server *s, const struct exchange *x) {
     return secret && keys_peek(s->keys, secret, id) && strcmp(id, KEY_TOKEN_ID) == 0;
 }
 
-/* A server without keys chats with its own machine, and by --no-auth with others. */
+/* Without keys, chat is open to this machine, and by --no-auth to others. */
 static bool is_open(struct server *s, const struct exchange *x, int scope) {
     return scope == CHAT && !keys_any(s->keys) && (exchange_is_local(x) || !s->o->auth) &&
            !has_token(s, x);
@@ -222,7 +222,7 @@ void access_ended(struct server *s, const struct exchange *x) {
     free(c);
 }
 
-/* Where keys decide, a page that reaches the server under a name of its own has none to show. */
+/* With keys, a page that reaches the server under a name of its own has no key to send. */
 bool access_any_host(void *ctx) {
     struct server *s = ctx;
     return keys_any(s->keys);
@@ -242,7 +242,7 @@ static int fixed_add(struct server *s, const char *secret, struct error *err) {
     return keys_add_fixed(s->keys, secret, KEY_CHAT | KEY_JOBS | KEY_ADMIN, err);
 }
 
-/* A key a line; blank lines and those that begin with '#' are none. */
+/* One key per line; blank lines and lines that begin with '#' are skipped. */
 static int key_file_read(struct server *s, const char *path, struct error *err) {
     struct buf text = {0};
     struct stat st;
@@ -274,7 +274,7 @@ static int keys_make(struct server *s, struct error *err) {
     return from_environment && *from_environment ? fixed_add(s, from_environment, err) : OK;
 }
 
-/* Nobody else's machine is listened to by accident, nor any web page. */
+/* A server without keys is not opened to other machines, nor to all web pages, by accident. */
 static int address_admit(struct server *s, struct error *err) {
     const struct http_options *o = &s->o->http;
     if (keys_any(s->keys)) return OK;
@@ -294,8 +294,8 @@ static int whole_write(int fd, const char *text, size_t n) {
     return write(fd, text, n) == (ssize_t)n && fsync(fd) == 0 ? OK : ERR_IO;
 }
 
-/* For its owner only from the first byte on, and never half there. What others may have put in its
- * place, such as a link, is replaced, not followed. */
+/* Readable by its owner only from the first byte on, and written as a whole. A link in its place is
+ * replaced, not followed. */
 static int token_write(const char *path, const char *token, struct error *err) {
     char line[KEY_SECRET_LEN + 1], *tmp = xasprintf("%s.tmp-%d", path, (int)getpid());
     int n = snprintf(line, sizeof line, "%s\n", token), rc = OK;

@@ -1,4 +1,4 @@
-/* address: text to bytes and back. What does not parse as a whole is no address. */
+/* address: text to bytes and back. Text is an address only if all of it parses. */
 #define _GNU_SOURCE
 #include "serve/address.h"
 

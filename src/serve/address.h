@@ -35,7 +35,7 @@ bool address_is_in(const struct address *a, const struct address_block *blocks, 
 bool address_forwarded(const char *list, const struct address_block *trusted, int n,
                        struct address *out);
 
-/* Whether the value of a Host header is an IP address, or `name`; either perhaps with a port. */
+/* Whether the value of a Host header is an IP address, or `name`, with or without a port. */
 bool host_is_address(const char *host);
 bool host_is(const char *host, const char *name);
 

@@ -22,8 +22,8 @@
  * and tells who waits for a client that has gone.
  */
 #define _GNU_SOURCE
-#include "serve/address.h"
 #include "serve/http.h"
+#include "serve/address.h"
 #include "serve/limits.h"
 
 #include <arpa/inet.h>
@@ -133,8 +133,8 @@ struct exchange {
 struct connection {
     struct connection *next, *prev;
     int fd;
-    double since; /* accepted, or its last request ended */
-    bool first;   /* nothing was asked yet */
+    double since;              /* accepted, or its last request ended */
+    bool first;                /* nothing was asked yet */
     char client[ADDRESS_TEXT]; /* that it is counted under; "": it is not */
     struct exchange *x;
 };
@@ -232,7 +232,7 @@ static void *worker(void *ctx) {
     return NULL;
 }
 
-/* Does what is aside, one at a time. */
+/* The thread of WORK_ASIDE: one request at a time. */
 static void *aside_main(void *ctx) {
     struct http *h = ctx;
     pthread_mutex_lock(&h->lock);
@@ -628,8 +628,8 @@ static enum MHD_Result forwarded_look(void *ctx, enum MHD_ValueKind kind, const 
     return MHD_YES;
 }
 
-/* The address that asks. A proxy on this machine must not make all the world local, so a request
- * that any proxy has forwarded is not, unless a trusted one says that it came from here. */
+/* The client's address. A proxy on this machine must not make all its clients local, so a forwarded
+ * request is not local, unless a trusted proxy says that it came from this machine. */
 static void peer_find(struct exchange *x) {
     const union MHD_ConnectionInfo *info =
         mhd.MHD_get_connection_info(x->connection, MHD_CONNECTION_INFO_CLIENT_ADDRESS);
@@ -1120,8 +1120,7 @@ int http_tls_check(const struct http_options *o, struct error *err) {
 
 static int daemon_start(struct http *h, struct error *err) {
     struct sockaddr_storage address = {0};
-    if (mhd_load(err) != OK || address_of(h->o, &address, err) != OK ||
-        tls_read(h, err) != OK)
+    if (mhd_load(err) != OK || address_of(h->o, &address, err) != OK || tls_read(h, err) != OK)
         return err->code;
     unsigned flags = MHD_USE_EPOLL_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG;
     struct MHD_OptionItem tls[] = {

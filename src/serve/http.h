@@ -4,10 +4,10 @@
  *
  * Threads. The library's threads read and write sockets and never wait for anything else. When the
  * body of a request is here, its route's handler is called in one of `workers` threads, where it
- * may block (enum route_work has the exceptions); it answers once, then or later, from any thread: exchange_reply, or exchange_stream.
- * A stream is pulled: when the socket has room, `pull` is asked for more in a thread of the
- * library, and says whether there will be any; whoever has more afterwards calls exchange_wake. So
- * who reads slowly is served slowly, and costs a buffer.
+ * may block (enum route_work has the exceptions); it answers once, then or later, from any thread:
+ * exchange_reply, or exchange_stream. A stream is pulled: when the socket has room, `pull` is asked
+ * for more in a thread of the library, and says whether there will be any; whoever has more
+ * afterwards calls exchange_wake. So who reads slowly is served slowly, and costs a buffer.
  *
  * Lives. An exchange is counted: the connection holds one reference and drops it when the reply is
  * out or the client gone; who answers later or wakes holds another (exchange_retain). A client that
@@ -47,8 +47,8 @@ struct http_options {         /* filled from option rows */
     double drain_seconds;     /* 30: that unfinished replies get at the end */
 };
 extern const struct option_row http_option_rows[];
-/* Whether the options can be served with, for a caller that has much to load first: addresses of
- * proxies. */
+/* Checks the options that need no network (addresses of proxies), for a caller that has much to
+ * load before http_new. */
 int http_options_check(const struct http_options *o, struct error *err);
 /* Whether the certificate and its key can be served with, if there are any: for whoever has much
  * to load first. Warns of a key that others can read. */
@@ -63,7 +63,7 @@ struct body_sink {
 /* Where a route's handler is called. */
 enum route_work {
     WORK_PLAIN,
-    WORK_SLOW,   /* it waits for others for long: such have half of the workers */
+    WORK_SLOW,   /* in a worker; it waits for long, so these use half of the workers at most */
     WORK_ASIDE,  /* in a thread of its own, so that it answers when all workers are busy: short */
     WORK_INSTANT /* in the library's thread, which serves others too: it touches memory only, takes
                     no lock, and answers before it returns */
@@ -83,8 +83,8 @@ struct http_calls {
                    const char *message);
     /* NULL: all are plain. */
     enum route_work (*work)(void *ctx, const struct route *r);
-    /* Whether requests may name any host, since none is admitted without a key. NULL: they may
-     * not; see exchange_host_is_own. */
+    /* Whether requests may have any Host, because admission needs a key. NULL: they may not; see
+     * exchange_host_is_own. */
     bool (*any_host)(void *ctx);
     /* The reply is out, or given up. */
     void (*ended)(void *ctx, const struct exchange *x);

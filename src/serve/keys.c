@@ -453,8 +453,7 @@ int keys_revoke(struct keys *k, const char *id_or_name, double now, struct error
         json_t *event = NULL;
         rc = events_read(k, err);
         i = rc == OK ? revocable(k, id_or_name, err) : rc;
-        if (i >= 0)
-            event = revoke_event(k->v[i].id, k->seq + 1, (int64_t)MAX(now, 1));
+        if (i >= 0) event = revoke_event(k->v[i].id, k->seq + 1, (int64_t)MAX(now, 1));
         rc = event_commit(k, event, MIN(i, OK), err);
     }
     pthread_mutex_unlock(&k->disk);
@@ -843,14 +842,16 @@ int keys_restore(const char *present, const char *staged, struct error *err) {
     struct keys *from = path_exists(from_path) ? keys_load(from_path, &unread) : NULL, *to = NULL;
     int rc = OK, n = 0;
     if (!from && path_exists(from_path)) // which may be why it is restored
-        warn("keys that were revoked since the backup are not known, and may be valid again ('shoal "
-             "key list'): %s",
-             unread.text);
+        warn(
+            "keys that were revoked since the backup are not known, and may be valid again ('shoal "
+            "key list'): %s",
+            unread.text);
     if (from && from->n) {
         to = keys_load(to_path, err);
         rc = to ? keys_copy(from, to, &n, err) : err->code;
     }
-    if (rc == OK && n) note("%d API keys that were revoked, or made, since the backup are revoked", n);
+    if (rc == OK && n)
+        note("%d API keys that were revoked, or made, since the backup are revoked", n);
     if (from) keys_free(from);
     if (to) keys_free(to);
     free(from_path);

@@ -3,7 +3,7 @@
  *
  * Invariants. 1. An entry is in the list exactly when it holds nothing; one that holds nothing and
  * has nothing to remember is freed. 2. The hash is keyed with random bytes: clients choose their
- * addresses, and shall not choose their bucket.
+ * addresses, and must not choose their bucket.
  */
 #define _GNU_SOURCE
 #include "serve/limits.h"
@@ -23,7 +23,7 @@ struct client {
     bool idle;
     int64_t held[N_LIMITS];
     int wrong;
-    double until, last; /* no guess before; the last wrong one */
+    double until, last; /* no guess before; time of the last wrong one */
     uint64_t right;     /* keys, a bit each */
 };
 struct limits {

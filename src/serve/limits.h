@@ -30,11 +30,11 @@ void limits_give(struct limits *l, const char *client, enum limited what, int64_
 /* Whether a client holds less than `most` (0: yes). */
 bool limits_room(struct limits *l, const char *client, enum limited what, int64_t most);
 
-/* Seconds until keys that can be guessed are looked at again for this client; 0: they are now. */
+/* Seconds until keys that can be guessed are compared again for this client; 0: now. */
 double limits_wait(struct limits *l, const char *client, double now);
-/* It sent a wrong key. */
+/* The client sent a wrong key. */
 void limits_wrong(struct limits *l, const char *client, double now);
-/* It sent the right key, one of 64 that can be guessed; whether it did before. */
+/* The client sent a right key, one of the first 64 that can be guessed; whether it did before. */
 void limits_right(struct limits *l, const char *client, int key);
 bool limits_was_right(struct limits *l, const char *client, int key);
 int limits_clients(struct limits *l); /* that are in the table */

@@ -672,11 +672,10 @@ static int server_open(struct server *s, const struct engine_options *eo, struct
     return http_new(&s->o->http, &calls, err) ? OK : err->code;
 }
 
-/* The end is in two parts: replies under way have --drain-seconds; then they are cut off, and what
- * computes them is told to stop. Code that does not look for END_SECONDS after that is left behind:
- * the process ends without it. What is on the disk is as after a kill, which every start expects.
- * So it is, at once, after a second signal. Jobs' children, which end when told to, have
- * REST_SECONDS. */
+/* The end has two phases. Replies under way have --drain-seconds; then they are cut off, and the
+ * code that computes them is asked to stop. If requests still run END_SECONDS after that, or if a
+ * second signal comes, the process ends without them. The state on disk is then as after a kill,
+ * which every start expects. After the last request, jobs and the rest have REST_SECONDS. */
 enum { END_SECONDS = 5, REST_SECONDS = 15, JOBS_SECONDS = 3, END_STATUS = 3 };
 struct last_phase {
     struct server *s;
@@ -685,7 +684,7 @@ struct last_phase {
     pthread_t thread;
 };
 
-/* In a thread of its own, and without a lock that a stuck thread may hold. */
+/* Takes no lock that a stuck thread may hold for ever. */
 static _Noreturn void end_now(struct server *s, const char *why, double jobs_seconds) {
     warn("%s", why);
     if (s->has_token) unlink(s->token_path);
@@ -699,7 +698,7 @@ static void *ending_main(void *ctx) {
     const struct timespec look = {.tv_nsec = 50000000};
     while (!__atomic_load_n(&e->over, __ATOMIC_ACQUIRE)) {
         if (sigtimedwait(&e->set, NULL, &look) > 0)
-            end_now(e->s, "told to end a second time: ending at once", 0);
+            end_now(e->s, "second signal: ending at once", 0);
         bool rest = __atomic_load_n(&e->s->http_ended, __ATOMIC_ACQUIRE);
         if (clock_now() > end + (rest ? REST_SECONDS : 0))
             end_now(e->s, "requests did not stop in time: ending without them",
@@ -708,8 +707,7 @@ static void *ending_main(void *ctx) {
     return NULL;
 }
 
-/* The address for a browser of this machine: one that means all addresses is no address to go to.
- */
+/* The page's address is for a browser on this machine: 0.0.0.0 and :: are no destinations. */
 static void urls_print(const struct server *s, char url[512], char page[512]) {
     const struct http_options *o = &s->o->http;
     bool v6 = strchr(o->host, ':') != NULL;
@@ -722,7 +720,7 @@ static void urls_print(const struct server *s, char url[512], char page[512]) {
     snprintf(page, 512, "%s://%s%s%s:%d", scheme, v6 ? "[" : "", here, v6 ? "]" : "", port);
 }
 
-static void serve_until_told(struct server *s, struct last_phase *e) {
+static void serve_until_signal(struct server *s, struct last_phase *e) {
     char url[512], page[512];
     int got;
     urls_print(s, url, page);
@@ -764,7 +762,7 @@ int serve_run(struct model *m, struct engine *e, const struct engine_options *eo
     request_memory_open(&s);
     int rc = state_protect(o->state_dir, err);
     if (rc == OK) rc = server_open(&s, eo, err);
-    if (rc == OK) serve_until_told(&s, &ending);
+    if (rc == OK) serve_until_signal(&s, &ending);
     server_release(&s);
     __atomic_store_n(&ending.over, true, __ATOMIC_RELEASE);
     if (rc == OK) pthread_join(ending.thread, NULL);

@@ -157,7 +157,7 @@ const char *exchange_key(const struct exchange *x);
 
 /* access.c: what is admitted */
 
-int access_open(struct server *s, struct error *err); /* keys; what may not be without them */
+int access_open(struct server *s, struct error *err);  /* keys; what may not be without them */
 int access_token(struct server *s, struct error *err); /* makes the start-up token and its file */
 void access_close(struct server *s);                   /* takes the file away */
 /* For http. */

@@ -576,8 +576,9 @@ static int path_take(struct making *m, const struct backup_root *r, const char *
     json_decref(said);
     if ((*path ? lstat(full, &st) : stat(full, &st)) != 0) {
         if (errno != ENOENT) rc = error_errno(err, "cannot examine '%s'", full);
-    } else if (S_ISDIR(st.st_mode) ? *path && (is_apart(m, &st) || is_companion(name))
-                                   : is_passing(name) || is_token(path, &st) || is_companion(name)) {
+    } else if (S_ISDIR(st.st_mode)
+                   ? *path && (is_apart(m, &st) || is_companion(name))
+                   : is_passing(name) || is_token(path, &st) || is_companion(name)) {
         rc = OK;
     } else if (!is_text || strlen(path) > PATH_BYTES) {
         if (!again) leave_out(m, r->name, path, "has a name that cannot be kept");

@@ -382,8 +382,7 @@ static int target_stage(struct restoring *r, const struct target *t, struct erro
     json_array_foreach (files, i, f)
         if (rc == OK && strcmp(json_text_at(f, "root"), t->name) == 0)
             rc = entry_stage(r, f, staging, err);
-    if (rc == OK && !t->file && r->work.p->staged)
-        rc = r->work.p->staged(t->path, staging, err);
+    if (rc == OK && !t->file && r->work.p->staged) rc = r->work.p->staged(t->path, staging, err);
     free(staging);
     return rc;
 }

@@ -19,7 +19,8 @@ struct store;
 struct store *store_open(const char *path, struct error *err);
 void store_close(struct store *s);
 /* Whether a commit returns only when it is on the disk (so that a power failure does not take it
- * back), from the next transaction on; a new handle's are only ordered. Not within a transaction. */
+ * back), from the next transaction on; a new handle's are only ordered. Not within a transaction.
+ */
 int store_sync(struct store *s, bool full, struct error *err);
 /* Groups writes: all or none are kept. Not nested. */
 int store_begin(struct store *s, struct error *err);

@@ -89,6 +89,8 @@ enum {
     HELD_BY_ONE = 2,       /* of one client's, but for this machine's own */
     MAX_PROXIES = 64,
     PING_SECONDS = 15,
+    READ_BYTES = 4 << 20, /* of a reply that a client has another body_seconds for */
+    READ_BLOCKS = 8,  /* of a stream so many blocks in body_seconds */
 };
 
 enum phase { READING, HANDED_OVER, SENDING };
@@ -110,6 +112,8 @@ struct exchange {
     int64_t discarded;      /* bytes of the body of a request that is refused */
     struct body_sink *sink; /* has the body instead */
     double began, fed;      /* fed: its sink's last part came */
+    double due;             /* when what is being sent must have been read; atomic; 0: no matter */
+    size_t reply_bytes;     /* of a reply that is no stream */
     void *user;
 
     enum phase phase; /* atomic, as is status: the watch looks on */
@@ -407,11 +411,20 @@ static void headers_put(struct exchange *x, const char *type) {
     if (is_stopping(x->h)) header_put(x->response, "Connection", "close");
 }
 
+static void due_set(struct exchange *x, double due) {
+    __atomic_store(&x->due, &due, __ATOMIC_RELEASE);
+}
+
+static double block_due(const struct exchange *x) {
+    return clock_now() + x->h->o->body_seconds / READ_BLOCKS;
+}
+
 /* The lock is held. */
 static void wake_locked(struct exchange *x) {
     x->woken = true;
     if (!x->suspended || !x->status) return;
     x->suspended = false;
+    if (x->source.pull) due_set(x, block_due(x));
     mhd.MHD_resume_connection(x->connection);
 }
 
@@ -430,6 +443,9 @@ static void answered(struct exchange *x, int status, const char *type,
     if (source) x->source = *source;
     x->last_out = clock_now();
     x->on_gone = NULL;
+    due_set(x, source ? block_due(x)
+                      : x->last_out + x->h->o->body_seconds *
+                                          (1 + (double)x->reply_bytes / READ_BYTES));
     __atomic_store_n(&x->status, status, __ATOMIC_RELEASE);
     wake_locked(x);
     pthread_mutex_unlock(&x->lock);
@@ -438,12 +454,14 @@ static void answered(struct exchange *x, int status, const char *type,
 void exchange_reply(struct exchange *x, int status, const char *type, const void *data, size_t n) {
     x->response =
         mhd.MHD_create_response_from_buffer(n, (void *)(uintptr_t)data, MHD_RESPMEM_MUST_COPY);
+    x->reply_bytes = n;
     answered(x, status, type, NULL);
 }
 
 void exchange_reply_take(struct exchange *x, int status, const char *type, struct buf *b) {
     char *fit = realloc(b->data, MAX(b->len, (size_t)1)), *data = fit ? fit : b->data;
     x->response = mhd.MHD_create_response_from_buffer(b->len, data, MHD_RESPMEM_MUST_FREE);
+    x->reply_bytes = b->len;
     *b = (struct buf){0};
     answered(x, status, type, NULL);
 }
@@ -451,7 +469,8 @@ void exchange_reply_take(struct exchange *x, int status, const char *type, struc
 void exchange_reply_json(struct exchange *x, int status, json_t *v) {
     char *text = json_dumps(v, JSON_COMPACT | JSON_REAL_PRECISION(17));
     CHECK(text != NULL);
-    x->response = mhd.MHD_create_response_from_buffer(strlen(text), text, MHD_RESPMEM_MUST_FREE);
+    x->reply_bytes = strlen(text);
+    x->response = mhd.MHD_create_response_from_buffer(x->reply_bytes, text, MHD_RESPMEM_MUST_FREE);
     json_decref(v);
     answered(x, status, "application/json", NULL);
 }
@@ -494,8 +513,10 @@ static ssize_t stream_read(void *ctx, uint64_t pos, char *to, size_t max) {
             memcpy(to, x->out.data + x->taken, (size_t)n);
             x->taken += (size_t)n;
             x->last_out = clock_now();
+            due_set(x, block_due(x));
         } else if (!x->woken) {
             x->suspended = true;
+            due_set(x, 0);
             mhd.MHD_suspend_connection(x->connection);
             break;
         }
@@ -953,6 +974,13 @@ static double patience(const struct http *h, const struct connection *p) {
     return phase_of(p->x) == READING ? h->o->body_seconds : 1e30;
 }
 
+/* A client that reads too slowly, and keeps the reply's memory by that. */
+static bool is_overdue(const struct exchange *x, double now) {
+    double due;
+    __atomic_load(&x->due, &due, __ATOMIC_ACQUIRE);
+    return due > 0 && now > due;
+}
+
 static bool client_is_gone(int fd) {
     struct pollfd p = {.fd = fd, .events = POLLRDHUP};
     return poll(&p, 1, 0) > 0 && (p.revents & (POLLRDHUP | POLLHUP | POLLERR)) != 0;
@@ -998,7 +1026,7 @@ static int watch_look(struct http *h, double now, struct seen *out) {
             __atomic_load(&x->fed, &since, __ATOMIC_RELAXED);
             since = MAX(since, x->began);
         }
-        bool late = now - since > patience(h, p);
+        bool late = now - since > patience(h, p) || (phase == SENDING && is_overdue(x, now));
         bool gone = h->quit || (phase != READING && client_is_gone(p->fd));
         if (late || (gone && x && phase != HANDED_OVER)) shutdown(p->fd, SHUT_RDWR);
         if (phase != READING) out[n++] = (struct seen){exchange_retain(x), gone};

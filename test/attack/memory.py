@@ -179,6 +179,30 @@ def slow_readers():
         report("their memory is given back", status == 200 or text)
 
 
+def trickle():
+    """A few bytes a second of a large reply, and of a stream."""
+    with Server("--body-seconds", "1") as s:
+        text = "lorem ipsum dolor " * 30
+        body = {"prompt": [text] * 40, "max_tokens": 1, "echo": True, "logprobs": 20}
+        readers = [slow_reader(s, {**body, "stream": i % 2 == 1}) for i in range(4)]
+        began, left = time.time(), 4
+        while time.time() < began + 40 and left > 0:
+            for c in readers:
+                nibble(c)
+            time.sleep(0.5)
+            left = json.loads(s.ask("/v1/system")[1])["http"]["open"] - 1
+        report("a reply that is read a few bytes a second ends", left == 0 or f"{left} of 4 are open after 40 s")
+        report("another client is answered", s.ask(CHAT, chat())[0] == 200)
+
+
+def nibble(c):
+    c.settimeout(0.1)
+    try:
+        c.recv(1)
+    except OSError:
+        pass
+
+
 def refused_by_system():
     """With less address space than requests are allowed."""
     with Server() as s:
@@ -230,5 +254,5 @@ def pool():
                    peak <= 220 * MB and s.alive() or f"{peak / MB:.0f} MB")
 
 
-for only in sys.argv[1:] or ("loop", "retained", "slow_readers", "pool", "refused_by_system"):
+for only in sys.argv[1:] or ("loop", "retained", "slow_readers", "trickle", "pool", "refused_by_system"):
     globals()[only]()

@@ -2,7 +2,7 @@
  * sandbox: running a command that is not trusted, confining this process, refusing commands.
  *
  * A sandboxed command is run by bubblewrap (`bwrap`, looked up in PATH) in namespaces of its own
- * (user, PID, mount, IPC, UTS, cgroup, network), as pid 2 of a tree that is killed as a whole. It
+ * (user, PID, mount, IPC, UTS, cgroup, network), with all that it starts killed as a whole. It
  * sees /usr and what the loader, fonts and locales need of /etc, all read-only; a private /proc and
  * /dev; an empty /tmp of bounded size; and the folders that the caller names. It has no network, no
  * capabilities that reach outside, no terminal, no descriptor but 0, 1 and 2, and an environment
@@ -12,11 +12,17 @@
  * there is no fallback without a sandbox.
  *
  * The tree ends when the command ends, when its time is over, when sandbox_kill is called, and when
- * this process dies in any way (also by kill -9). After sandbox_run, sandbox_wait that returned OK,
- * or sandbox_free no process of it is left.
+ * this process dies in any way (also by kill -9, at any moment). After sandbox_run, sandbox_wait
+ * that returned OK, or sandbox_free no process of it is left.
+ *
+ * Run by root, a command has a user id of its own that is none of the machine's accounts: root's id
+ * has no limit of processes. It may do with the files that it is shown what root may; files that it
+ * makes in folders of `write` belong to that id.
  *
  * What the limits do not bound: `memory` is per process, so a tree may use `processes` times as
- * much, and a file in memory (memfd) counts for `file_size` only; CPU time is per process too.
+ * much, and a file in memory (memfd) counts for `file_size` only; CPU time is per process too; the
+ * number of files in /tmp is bounded by the machine's memory alone. With the memory of several
+ * processes or of many files a command can press the machine until `seconds` are over.
  *
  * Threads. Every function may be called from any thread; a `struct sandbox` is used by one thread
  * at a time, except for sandbox_kill. The caller's thread may end before the command does.

@@ -102,8 +102,6 @@ static const uint32_t denied[] = {
     SYS_swapoff,
     SYS_quotactl,
     CALL_QUOTACTL_FD,
-    SYS_lookup_dcookie,
-    SYS_nfsservctl,
     SYS_vhangup,
     /* files by number, past their folders */
     SYS_open_by_handle_at,
@@ -120,9 +118,6 @@ static const uint32_t denied[] = {
     SYS_modify_ldt,
     SYS_iopl,
     SYS_ioperm,
-    SYS__sysctl,
-    SYS_uselib,
-    SYS_ustat,
 #endif
 };
 

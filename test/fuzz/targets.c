@@ -1345,11 +1345,56 @@ static void fuzz_http_json(const uint8_t *data, size_t size) {
     }
 }
 
-/* The present interface of job_request.h: a request as a command line. */
-static int job_line(const json_t *request, struct strings *args, struct error *err) {
-    struct jobs_options o = {0};
-    if (request_check(&o, request, err) != OK) return err->code;
-    return request_args(request, args, err);
+/* A root that holds everything but what is called "closed". */
+static char *job_input(void *ctx, const char *path, struct error *err) {
+    (void)ctx;
+    if (!strstr(path, "closed")) return xasprintf("/root/%s", path);
+    error_set(err, ERR_USAGE, "'%s' is closed", path);
+    return NULL;
+}
+
+static const struct option_row job_rows[] = {
+    {.name = "data", .type = OPT_LIST, .job = JOB_NAMED},
+    {.name = "out", .type = OPT_STRING, .job = JOB_OUTPUT},
+    {.name = "output-dir", .type = OPT_ALIAS, .fallback = "out"},
+    {.name = "start", .type = OPT_STRING, .job = JOB_INPUT},
+    {.name = "policy", .type = OPT_LIST, .job = JOB_CHOICE},
+    {.name = "tasks", .type = OPT_STRING, .job = JOB_CHOICES},
+    {.name = "method", .type = OPT_STRING, .job = JOB_TEXT},
+    {.name = "id", .type = OPT_STRING, .job = JOB_NAME},
+    {.name = "reward", .type = OPT_STRING, .job = JOB_REWARD},
+    {.name = "policy-pipe", .type = OPT_STRING, .job = JOB_COMMAND},
+    {.name = "runs", .type = OPT_STRING, .job = JOB_SERVER},
+    {.name = "forgotten", .type = OPT_STRING},
+    {.name = "lr", .type = OPT_FLOAT},
+    {.name = "threads", .type = OPT_INT, .job = JOB_THREADS},
+    {.name = "breed", .type = OPT_BOOL},
+    {0},
+};
+static const struct job_args job_words[] = {{NULL, {JOB_INPUT, JOB_TEXT}, true}, {0}};
+static const struct job_kind job_kinds[] = {
+    {.name = "train", .resume = "resume", .keeps = "runs", .rows = {job_rows}, .args = job_words},
+    {0}};
+
+static int job_line(const json_t *v, struct job_request *r, struct strings *args,
+                    struct error *err) {
+    const struct request_rules rules = {
+        .kinds = job_kinds, .out = "/results", .threads = 4, .input = job_input};
+    int rc = request_check(&rules, v, r, NULL, err);
+    return rc == OK ? request_args(r->resolved, args, err) : rc;
+}
+
+/* What is written is below the folder of results, and what is read below the root. */
+static void job_argument_check(const char *arg) {
+    static const char *const reads[] = {"--start=", "--data="};
+    MUST(strncmp(arg, "--", 2) == 0 && arg[2] >= 'a' && arg[2] <= 'z');
+    if (strncmp(arg, "--out=", 6) == 0)
+        MUST(strncmp(arg + 6, "/results/", 9) == 0 && !strchr(arg + 15, '/') && arg[15] != '.');
+    for (size_t i = 0; i < ARRAY_LEN(reads); i++)
+        if (strncmp(arg, reads[i], strlen(reads[i])) == 0 && strchr(arg, '/'))
+            MUST(strstr(arg, "/root/") && !strstr(arg, "closed"));
+    MUST(strncmp(arg, "--reward=command", 16) != 0 && strncmp(arg, "--reward=shell", 14) != 0);
+    MUST(!strstr(arg, "-pipe=") || strchr(arg, '=') < strstr(arg, "-pipe="));
 }
 
 /* What is accepted is a command line whose options are one argument each and stand before "--", and
@@ -1357,20 +1402,19 @@ static int job_line(const json_t *request, struct strings *args, struct error *e
 static void fuzz_job_request(const uint8_t *data, size_t size) {
     struct buf body = {.data = (char *)(uintptr_t)data, .len = size};
     struct strings args = {0}, again = {0};
+    struct job_request r = {0}, twice = {0};
     struct error err;
     json_t *v = body_json(&body, &err);
-    if (v && job_line(v, &args, &err) == OK) {
+    if (v && job_line(v, &r, &args, &err) == OK) {
         int i = 1;
-        MUST(kind_exists(args.v[0]));
-        for (; i < args.n && strcmp(args.v[i], "--") != 0; i++)
-            MUST(strncmp(args.v[i], "--", 2) == 0 && args.v[i][2] >= 'a' && args.v[i][2] <= 'z');
+        MUST(strcmp(args.v[0], "train") == 0);
+        for (; i < args.n && strcmp(args.v[i], "--") != 0; i++) job_argument_check(args.v[i]);
         MUST(i < args.n);
-        json_t *whole = request_whole(v), *twice = request_whole(whole);
-        MUST(json_equal(whole, twice) && job_line(whole, &again, &err) == OK);
+        MUST(job_line(r.asked, &twice, &again, &err) == OK && json_equal(r.asked, twice.asked));
         MUST(args.n == again.n);
-        json_decref(whole);
-        json_decref(twice);
     }
+    job_request_release(&r);
+    job_request_release(&twice);
     strings_release(&args);
     strings_release(&again);
     json_decref(v);

@@ -47,29 +47,18 @@ static const struct option_row common_rows[] = {ROW("exact", OPT_BOOL, JOB_BY_TY
                                                 ROW("threads", OPT_INT, JOB_THREADS),
                                                 {0}};
 static const struct option_row rows[] = {
-    ROW("generations", OPT_INT, JOB_BY_TYPE),
-    ROW("steps", OPT_INT, JOB_BY_TYPE),
-    ROW("maps", OPT_INT, JOB_BY_TYPE),
-    ROW("seed", OPT_INT, JOB_BY_TYPE),
-    ROW("breed", OPT_BOOL, JOB_BY_TYPE),
-    ROW("lr", OPT_FLOAT, JOB_BY_TYPE),
-    ROW("name", OPT_STRING, JOB_TEXT),
-    ROW("policy", OPT_LIST, JOB_TEXT),
-    ROW("adapters", OPT_LIST, JOB_TEXT),
-    ROW("none", OPT_LIST, JOB_TEXT),
-    ROW("forgotten", OPT_STRING, JOB_BY_TYPE),
-    ROW("secrets", OPT_SECRETS, JOB_TEXT),
-    ROW("runs", OPT_STRING, JOB_SERVER),
-    ROW("id", OPT_STRING, JOB_NAME),
-    ROW("model", OPT_STRING, JOB_INPUT),
-    ROW("data", OPT_LIST, JOB_NAMED),
-    ROW("tasks", OPT_STRING, JOB_CHOICES),
-    ROW("out", OPT_STRING, JOB_OUTPUT),
-    ROW("report", OPT_STRING, JOB_OUTPUT),
-    ROW("reward", OPT_STRING, JOB_REWARD),
-    ROW("policy-pipe", OPT_STRING, JOB_COMMAND),
-    {"output-dir", OPT_ALIAS, 0, "out"},
-    {0},
+    ROW("generations", OPT_INT, JOB_BY_TYPE),  ROW("steps", OPT_INT, JOB_BY_TYPE),
+    ROW("maps", OPT_INT, JOB_BY_TYPE),         ROW("seed", OPT_INT, JOB_BY_TYPE),
+    ROW("breed", OPT_BOOL, JOB_BY_TYPE),       ROW("lr", OPT_FLOAT, JOB_BY_TYPE),
+    ROW("name", OPT_STRING, JOB_TEXT),         ROW("policy", OPT_LIST, JOB_TEXT),
+    ROW("adapters", OPT_LIST, JOB_TEXT),       ROW("none", OPT_LIST, JOB_TEXT),
+    ROW("forgotten", OPT_STRING, JOB_BY_TYPE), ROW("secrets", OPT_SECRETS, JOB_TEXT),
+    ROW("runs", OPT_STRING, JOB_SERVER),       ROW("id", OPT_STRING, JOB_NAME),
+    ROW("model", OPT_STRING, JOB_INPUT),       ROW("data", OPT_LIST, JOB_NAMED),
+    ROW("conversation", OPT_STRING, JOB_OWN),  ROW("tasks", OPT_STRING, JOB_CHOICES),
+    ROW("out", OPT_STRING, JOB_OUTPUT),        ROW("report", OPT_STRING, JOB_OUTPUT),
+    ROW("reward", OPT_STRING, JOB_REWARD),     ROW("policy-pipe", OPT_STRING, JOB_COMMAND),
+    {"output-dir", OPT_ALIAS, 0, "out"},       {0},
 };
 static const struct job_args any_args[] = {
     {"export", {JOB_TEXT, JOB_OUTPUT}, false}, {NULL, {JOB_TEXT}, true}, {0}};
@@ -855,8 +844,8 @@ static void test_command_line(void **state) {
 }
 
 /* Files there are "here" and "there.jsonl"; "closed" may not be read. */
-static char *input(void *ctx, const char *path, struct error *e) {
-    (void)ctx;
+static char *input(void *ctx, const char *path, bool database, struct error *e) {
+    (void)ctx, (void)database;
     if (strcmp(path, "here") == 0) return xstrdup("/real/here");
     if (strcmp(path, "there.jsonl") == 0) return xstrdup("/real/there.jsonl");
     bool closed = strcmp(path, "closed") == 0;
@@ -947,8 +936,12 @@ static void test_refused(void **state) {
 
 static void checked_is(const char *text, const char *asked, const char *resolved, bool commands) {
     struct job_request r;
-    struct request_rules rules = {
-        .out = "/results", .input = input, .kinds = kinds, .threads = 4, .commands = commands};
+    struct request_rules rules = {.out = "/results",
+                                  .input = input,
+                                  .kinds = kinds,
+                                  .threads = 4,
+                                  .commands = commands,
+                                  .owner = "key-1"};
     json_t *v = json_loads(text, 0, NULL), *wanted[2];
     if (request_check(&rules, v, &r, NULL, &err) != OK) fail_msg("%s: %s", text, err.text);
     wanted[0] = json_loads(asked, 0, NULL);
@@ -984,6 +977,10 @@ static void test_resolved(void **state) {
                "{\"kind\":\"world\",\"args\":[\"export\",\"/results/x\"],\"options\":{"
                "\"data\":[\"a=/real/here\",\"fry:pick:3\",\"b=fry:odd\"],"
                "\"tasks\":\"pick,/real/there.jsonl\"}}",
+               false);
+    checked_is("{\"kind\":\"eval\",\"options\":{\"conversation\":\"me\"}}",
+               "{\"kind\":\"eval\",\"args\":[],\"options\":{\"conversation\":\"me\"}}",
+               "{\"kind\":\"eval\",\"args\":[],\"options\":{\"conversation\":\"key-1/me\"}}",
                false);
     static const char rewards[] = "{\"kind\":\"eval\",\"args\":[],\"options\":{\"reward\":"
                                   "\"shell:id\",\"policy-pipe\":\"sh\"}}";

@@ -365,7 +365,9 @@ enum option_job {
     JOB_SERVER,  /* by the server only: where runs and calls are kept, how results are printed */
     JOB_TEXT,    /* any text; it names no file */
     JOB_NAME,    /* letters, digits, '.', '_' and '-', never a path */
+    JOB_OWN,     /* a name among those that belong to the client's key */
     JOB_INPUT,   /* a file or folder to read */
+    JOB_DATABASE,    /* a database to read */
     JOB_CHOICE,  /* a built-in name ("base", "brief"), or a file or folder to read */
     JOB_CHOICES, /* several of them between commas */
     JOB_NAMED,   /* FILE or NAME=FILE; a FILE may be a built-in source ("fry:pick") */

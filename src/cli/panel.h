@@ -69,11 +69,11 @@ struct panel_options {
         PANEL_ROW("knowledge", OPT_STRING, type, field.knowledge, NULL, 0, 0, "DB",                \
                   "what 'shoal knowledge' made: what it has on the question is shown to the "      \
                   "agents",                                                                        \
-                  JOB_INPUT),                                                                      \
+                  JOB_DATABASE),                                                                   \
         PANEL_ROW("embeddings", OPT_BOOL, type, field.embeddings, NULL, 0, 0, NULL,                \
                   "search it by meaning too, and keep what is said with its vector"),              \
         PANEL_ROW("conversation", OPT_STRING, type, field.conversation, NULL, 0, 0, "ID",          \
-                  "remember what is said under this name, and what was", JOB_TEXT),                \
+                  "remember what is said under this name, and what was", JOB_OWN),                 \
         PANEL_ROW("facts", OPT_STRING, type, field.facts, "model", 0, 0, "HOW",                    \
                   "key facts of a conversation: by rules, by the model too, or none", JOB_TEXT),   \
         PANEL_ROW("compat", OPT_STRING, type, field.compat, NULL, 0, 0, "seed",                    \

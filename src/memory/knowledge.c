@@ -193,6 +193,22 @@ static int owner_check(struct knowledge *k, int64_t *version, struct error *err)
     return OK;
 }
 
+/* A process that may not write beside the file reads it as it is there, without SQLite's own files;
+ * what another process is adding meanwhile is not seen. */
+static int base_open(struct knowledge *k, const char *path, bool *fixed) {
+    struct error refused;
+    *fixed = path_guard && path_guard(path, true, &refused) != OK;
+    if (!*fixed) return sqlite3_open(path, &k->db);
+    struct buf uri = {0};
+    buf_puts(&uri, "file:");
+    for (const char *p = path; *p; p++)
+        buf_printf(&uri, strchr("%?#", *p) ? "%%%02X" : "%c", (unsigned char)*p);
+    buf_puts(&uri, "?immutable=1");
+    int rc = sqlite3_open_v2(uri.data, &k->db, SQLITE_OPEN_READONLY | SQLITE_OPEN_URI, NULL);
+    buf_release(&uri);
+    return rc;
+}
+
 struct knowledge *knowledge_open(const char *path, bool create, struct error *err) {
     if (!create && !path_exists(path)) {
         error_set(err, ERR_MISSING, "no knowledge base '%s'; 'shoal knowledge add' makes one",
@@ -202,10 +218,12 @@ struct knowledge *knowledge_open(const char *path, bool create, struct error *er
     struct knowledge *k = xcalloc(1, sizeof *k);
     int64_t version = 0;
     k->path = xstrdup(path);
+    bool fixed = false;
     int rc = create && !path_exists(path) ? file_make_private(path, err) : OK;
-    if (rc == OK && sqlite3_open(path, &k->db) != SQLITE_OK) rc = fail(k, err, "open");
+    if (rc == OK && base_open(k, path, &fixed) != SQLITE_OK) rc = fail(k, err, "open");
     if (rc == OK) sqlite3_busy_timeout(k->db, 10000);
     if (rc == OK) rc = owner_check(k, &version, err);
+    if (rc == OK && fixed) return k;
     if (rc == OK) rc = exec(k, "PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL", err);
     if (rc == OK && version == 0) rc = exec(k, schema, err);
     if (rc == OK) return k;

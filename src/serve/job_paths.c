@@ -148,18 +148,25 @@ static int kind_of(const char *path, mode_t *mode, struct error *err) {
     return rc;
 }
 
-/* What may be read below a rule; `named`: a client named it. */
+/* By whom a path is named: a client, a client that names a database, a file or the program. */
+enum namer { BY_CLIENT, BY_CLIENT_BASE, BY_PROGRAM };
+
+/* What may be read below a rule. */
 static int input_check(const struct path_rule *rule, const char *shown, const char *real,
-                       bool named, struct error *err) {
+                       enum namer by, struct error *err) {
     mode_t mode;
     if (!rule || rule->access == PATH_CLOSED) return refuse(shown, NOT_BELOW, err);
     if (has_hidden(below(real, rule->path)))
         return refuse(shown, "names that begin with '.' are not read", err);
     if (kind_of(real, &mode, err) != OK) return err->code;
     if (!S_ISREG(mode) && !S_ISDIR(mode)) return refuse(shown, "it is no file and no folder", err);
+    if (S_ISREG(mode) && by == BY_CLIENT_BASE)
+        return is_database(real) && rule->access == PATH_READ
+                   ? OK
+                   : refuse(shown, "it is no database (.db) of the server's operator", err);
     if (S_ISDIR(mode)) return OK;
     if (is_database(real)) return refuse(shown, "databases are not read", err);
-    if ((named || rule->access == PATH_READ) && !is_input(real))
+    if ((by == BY_CLIENT || rule->access == PATH_READ) && !is_input(real))
         return refuse(shown,
                       "its name must end like data, a text, a recipe or a model (.jsonl, .txt, "
                       ".yaml, .gguf …)",
@@ -167,13 +174,15 @@ static int input_check(const struct path_rule *rule, const char *shown, const ch
     return OK;
 }
 
-char *job_paths_input(const struct job_paths *p, const char *path, struct error *err) {
+char *job_paths_input(const struct job_paths *p, const char *path, bool database,
+                      struct error *err) {
+    enum namer by = database ? BY_CLIENT_BASE : BY_CLIENT;
     char *real = realpath(path, NULL);
     if (!real) {
         error_set(err, ERR_MISSING, "'%.256s' is not for jobs: %s", path, NOT_BELOW);
         return NULL;
     }
-    if (input_check(rule_of(p, real), path, real, true, err) == OK) return real;
+    if (input_check(rule_of(p, real), path, real, by, err) == OK) return real;
     free(real);
     return NULL;
 }
@@ -197,7 +206,7 @@ int job_paths_guard(const struct job_paths *p, const char *path, bool write, str
         if (!rule || rule->access != PATH_WRITE || has_hidden(below(real, rule->path)))
             rc = refuse(path, "it is not below a folder that jobs may write", err);
     } else if (real && !is_system(real) && lstat(real, &st) == 0) {
-        rc = input_check(rule, path, real, false, err);
+        rc = input_check(rule, path, real, BY_PROGRAM, err);
     } /* else there is nothing to read, as will be found */
     free(real);
     return rc;

@@ -34,8 +34,9 @@ json_t *job_paths_json(const struct job_paths *p);
 int job_paths_parse(struct job_paths *p, const json_t *v, struct error *err);
 
 /* The canonical path of something to read, free of links: malloc'ed. NULL: ERR_MISSING where there
- * is nothing, ERR_USAGE where it may not be read. */
-char *job_paths_input(const struct job_paths *p, const char *path, struct error *err);
+ * is nothing, ERR_USAGE where it may not be read. `database`: it must be one, else it must not. */
+char *job_paths_input(const struct job_paths *p, const char *path, bool database,
+                      struct error *err);
 /* Whether a path may be opened for reading or made, replaced or removed; ERR_USAGE. */
 int job_paths_guard(const struct job_paths *p, const char *path, bool write, struct error *err);
 

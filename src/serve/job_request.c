@@ -96,9 +96,9 @@ static int name_check(const struct checking *c, const char *name, const char *wh
 
 /* values: each returns what is passed on, malloc'ed, or NULL */
 
-static char *input_value(const struct checking *c, const char *text) {
+static char *input_value(const struct checking *c, const char *text, bool database) {
     if (!c->r->input || hub_is_name(text)) return xstrdup(text); /* the hub's cache checks names */
-    char *path = c->r->input(c->r->ctx, text, c->err);
+    char *path = c->r->input(c->r->ctx, text, database, c->err);
     if (!path && c->err->code == ERR_MISSING) c->err->code = ERR_USAGE;
     return path;
 }
@@ -106,7 +106,7 @@ static char *input_value(const struct checking *c, const char *text) {
 /* A file, else a plain name of something built in. */
 static char *choice_value(const struct checking *c, const char *text) {
     if (!c->r->input || hub_is_name(text)) return xstrdup(text);
-    char *path = c->r->input(c->r->ctx, text, c->err);
+    char *path = c->r->input(c->r->ctx, text, false, c->err);
     if (path || c->err->code != ERR_MISSING) return path;
     c->err->code = job_name_plain(text) ? OK : ERR_USAGE;
     return c->err->code == OK ? xstrdup(text) : NULL;
@@ -141,7 +141,10 @@ static char *named_value(const struct checking *c, const char *text) {
     const char *eq = strchr(text, '='), *file = eq ? eq + 1 : text;
     char *name = eq ? strndup(text, (size_t)(eq - text)) : NULL;
     int rc = name ? name_check(c, name, "; a file is named as NAME=FILE") : OK;
-    char *path = rc != OK ? NULL : is_source(file) ? xstrdup(file) : input_value(c, file), *whole;
+    char *path = rc != OK          ? NULL
+                 : is_source(file) ? xstrdup(file)
+                                   : input_value(c, file, false),
+         *whole;
     whole = path && name ? xasprintf("%s=%s", name, path) : path ? xstrdup(path) : NULL;
     free(path);
     free(name);
@@ -191,8 +194,11 @@ static char *value_check(const struct checking *c, enum option_job job, const ch
         return xstrdup(text);
     case JOB_NAME:
         return name_value(c, text);
+    case JOB_OWN:
+        return c->r->owner ? xasprintf("%s/%s", c->r->owner, text) : xstrdup(text);
     case JOB_INPUT:
-        return input_value(c, text);
+    case JOB_DATABASE:
+        return input_value(c, text, job == JOB_DATABASE);
     case JOB_CHOICE:
         return choice_value(c, text);
     case JOB_CHOICES:

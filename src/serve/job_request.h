@@ -22,13 +22,14 @@ struct job_kind {
 /* What a request is checked with. Strings are borrowed. */
 struct request_rules {
     const struct job_kind *kinds;
-    const char *out; /* the folder of results; NULL: there are no results */
-    bool commands;   /* rewards and worlds may be other programs */
-    int threads;     /* at most; 0: any number */
+    const char *out;   /* the folder of results; NULL: there are no results */
+    bool commands;     /* rewards and worlds may be other programs */
+    int threads;       /* at most; 0: any number */
+    const char *owner; /* whose names JOB_OWN's are; NULL: those without an owner */
     void *ctx;
     /* The canonical path of a file or folder that may be read, malloc'ed; NULL with ERR_MISSING
      * where there is none, else with the reason. NULL: every text is its own path. */
-    char *(*input)(void *ctx, const char *path, struct error *err);
+    char *(*input)(void *ctx, const char *path, bool database, struct error *err);
 };
 
 /* A checked request. */

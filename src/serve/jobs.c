@@ -582,7 +582,9 @@ static int job_launch(struct jobs *j, struct job *job, struct error *err) {
     struct strings args = {0};
     struct job_request checked;
     /* Again: what may be asked for can have changed since it was. */
-    int rc = request_check(&j->o.rules, job->request, &checked, NULL, err);
+    struct request_rules rules = j->o.rules;
+    rules.owner = job->owner;
+    int rc = request_check(&rules, job->request, &checked, NULL, err);
     if (rc != OK) return rc;
     job->attempts++;
     json_t *request = attempt_request(j, job, json_incref(checked.resolved));
@@ -1053,7 +1055,9 @@ int jobs_start(struct jobs *j, const json_t *request, struct job_caller *by, cha
     *by->field = 0;
     if (by->repeat && (!*by->repeat || strlen(by->repeat) > KEY_BYTES))
         return error_set(err, ERR_USAGE, "an idempotency key has 1 to %d bytes", KEY_BYTES);
-    int rc = request_check(&j->o.rules, request, &checked, by->field, err);
+    struct request_rules rules = j->o.rules;
+    rules.owner = by->owner;
+    int rc = request_check(&rules, request, &checked, by->field, err);
     if (rc != OK) return rc;
     pthread_mutex_lock(&j->lock);
     const struct job *same = job_repeated(j, by);

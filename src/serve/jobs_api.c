@@ -313,14 +313,14 @@ static void job_ended(void *ctx, const char *kind, const char *state) {
 
 /* where jobs read and write */
 
-static char *input_find(void *ctx, const char *path, struct error *err) {
+static char *input_find(void *ctx, const char *path, bool database, struct error *err) {
     const struct server *s = ctx;
     if (!*path) {
         error_set(err, ERR_USAGE, "a path is empty");
         return NULL;
     }
     char *found = s->o->find && *path != '/' ? s->o->find(path) : xstrdup(path);
-    char *real = job_paths_input(s->job_paths, found, err);
+    char *real = job_paths_input(s->job_paths, found, database, err);
     free(found);
     return real;
 }
@@ -420,6 +420,10 @@ static int paths_open(struct server *s, struct error *err) {
     if (rc == OK) rc = dir_make(s->jobs_out, err);
     if (rc == OK) rc = dir_make(s->o->runs, err);
     if (rc != OK) return rc;
+    for (int i = 0; i < s->o->jobs_read.n; i++)
+        if (!path_exists(s->o->jobs_read.v[i]))
+            return error_set(err, ERR_MISSING, "--jobs-read: there is no '%s'",
+                             s->o->jobs_read.v[i]);
     inputs_allow(s);
     own_close(s);
     child_describe(s);

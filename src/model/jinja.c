@@ -601,6 +601,8 @@ int jinja_render(const struct jinja *j, const struct jinja_input *in, struct jin
     *out = (struct jinja_output){0};
     work_begin(&r->w, err, in->stop, in->stop_ctx);
     r->w.steps = in->spent;
+    if (in->max_steps) r->w.max_steps = in->max_steps;
+    r->w.next = MIN(r->w.next, r->w.max_steps);
     r->out = &r->root;
     r->message = -1;
     r->now = in->now;

@@ -55,6 +55,7 @@ struct jinja_input {
     const json_t *vars;    /* object; its "messages" are known as the conversation */
     const json_t *trusted; /* object or NULL: strings that count as the template's (bos_token …) */
     int64_t now;           /* of strftime_now, seconds since 1970 in UTC; < 0: it is undefined */
+    uint64_t max_steps;    /* the budget; 0: JINJA_MAX_STEPS */
     uint64_t spent;        /* steps of the same budget that earlier renderings took */
     /* Polled about every millisecond; true ends the rendering. NULL: it is never ended. */
     bool (*stop)(void *ctx);

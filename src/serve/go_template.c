@@ -14,7 +14,8 @@
 
 enum { MAX_DEPTH = 32, MAX_BYTES = 64 << 10 };
 
-enum block { BLOCK_IF, BLOCK_RANGE };
+/* The last two: behind its {{ else }}, where another is an error. */
+enum block { BLOCK_IF, BLOCK_RANGE, BLOCK_IF_ELSE, BLOCK_RANGE_ELSE };
 struct writer_state {
     struct buf *out;
     struct error *err;
@@ -186,7 +187,20 @@ static int block_end(struct writer_state *w, const char *p, size_t n) {
     if (w->depth == 0) return unknown(w, p, n);
     enum block b = w->open[--w->depth];
     if (b == BLOCK_RANGE) w->ranges--;
-    buf_puts(w->out, b == BLOCK_IF ? "{% endif %}" : "{% endfor %}");
+    bool condition = b == BLOCK_IF || b == BLOCK_IF_ELSE;
+    buf_puts(w->out, condition ? "{% endif %}" : "{% endfor %}");
+    return OK;
+}
+
+/* {{ else }} and {{ else if … }}; p is behind the word. */
+static int block_else(struct writer_state *w, const char *p, size_t n) {
+    enum block *b = &w->open[w->depth - 1];
+    while (n && isspace((unsigned char)*p)) p++, n--;
+    if (n && *b == BLOCK_IF && begins(p, n, "if")) return wrap(w, "{% elif ", p + 2, n - 2, " %}");
+    if (n || *b == BLOCK_IF_ELSE || *b == BLOCK_RANGE_ELSE) return unknown(w, "else", 4);
+    if (*b == BLOCK_RANGE) w->ranges--;
+    *b = *b == BLOCK_IF ? BLOCK_IF_ELSE : BLOCK_RANGE_ELSE;
+    buf_puts(w->out, "{% else %}");
     return OK;
 }
 
@@ -205,18 +219,7 @@ static int action(struct writer_state *w, const char *p, size_t n) {
     if (begins(p, n, "if")) return block_open(w, BLOCK_IF, p + 2, n - 2);
     if (begins(p, n, "range")) return block_open(w, BLOCK_RANGE, p + 5, n - 5);
     if (begins(p, n, "end")) return n == 3 ? block_end(w, p, n) : unknown(w, p, n);
-    if (begins(p, n, "else") && w->depth) {
-        const char *rest = p + 4;
-        while (rest < p + n && isspace((unsigned char)*rest)) rest++;
-        size_t left = (size_t)(p + n - rest);
-        if (left == 0)
-            buf_puts(w->out, "{% else %}");
-        else if (begins(rest, left, "if") && w->open[w->depth - 1] == BLOCK_IF)
-            return wrap(w, "{% elif ", rest + 2, left - 2, " %}");
-        else
-            return unknown(w, p, n);
-        return OK;
-    }
+    if (begins(p, n, "else") && w->depth) return block_else(w, p + 4, n - 4);
     if (w->turns && n == 9 && memcmp(p, ".Response", 9) == 0) return response(w, p, n);
     return wrap(w, "{{ ", p, n, " }}");
 }

@@ -22,7 +22,7 @@
 #include <sys/stat.h>
 #include <unistr.h>
 
-enum { FILE_LIMIT = 1 << 20, LINE_LIMIT = 8192, NAME_LIMIT = 63 };
+enum { FILE_LIMIT = 1 << 20, LINE_LIMIT = 8192, NAME_LIMIT = 63, SECTIONS_LIMIT = 256 };
 
 struct reader {
     struct config_file *c;
@@ -69,6 +69,9 @@ static int section_begin(struct reader *r, const char *at, const char *end) {
         if (strcmp(c->sections[i].name, name) == 0)
             return error_set(r->err, ERR_USAGE, "%s:%d: section [%s] began in line %d already",
                              c->path, r->line, name, c->sections[i].line);
+    if (c->n_sections == SECTIONS_LIMIT)
+        return error_set(r->err, ERR_USAGE, "%s:%d: there are more than %d sections", c->path,
+                         r->line, SECTIONS_LIMIT);
     if (c->n_sections == r->n_sections) {
         r->n_sections = 2 * r->n_sections + 8;
         c->sections = xrealloc(c->sections, (size_t)r->n_sections * sizeof *c->sections);

@@ -20,7 +20,9 @@
 
 static const size_t YAML_FILE_LIMIT = (size_t)16 << 20;
 
-enum { YAML_DEPTH_LIMIT = 64 };
+/* A value takes some 250 bytes with its line. The path of each key is kept whole, so that a long
+ * key over many short values would become many times the document. */
+enum { YAML_DEPTH_LIMIT = 64, YAML_VALUES_LIMIT = 1 << 20, YAML_PATHS_LIMIT = 64 << 20 };
 
 struct reader {
     yaml_parser_t parser;
@@ -28,6 +30,7 @@ struct reader {
     json_t *lines;
     struct buf path;
     int depth;
+    size_t values, path_bytes; /* so far, of all lines together */
     struct error *err;
 };
 
@@ -156,7 +159,10 @@ static json_t *node_read(struct reader *r, const yaml_event_t *e);
 static size_t path_enter(struct reader *r, const char *name, int line) {
     size_t before = r->path.len;
     buf_printf(&r->path, "%s%s", before ? "." : "", name);
-    CHECK(json_object_set_new(r->lines, r->path.data, json_integer(line)) == 0);
+    r->values++;
+    r->path_bytes += r->path.len;
+    if (r->path_bytes <= YAML_PATHS_LIMIT)
+        CHECK(json_object_set_new(r->lines, r->path.data, json_integer(line)) == 0);
     return before;
 }
 
@@ -233,6 +239,11 @@ static json_t *collection_read(struct reader *r, json_t *into, yaml_event_type_t
 }
 
 static json_t *node_read(struct reader *r, const yaml_event_t *e) {
+    if (r->values > YAML_VALUES_LIMIT || r->path_bytes > YAML_PATHS_LIMIT) {
+        refuse(r, e, r->values > YAML_VALUES_LIMIT ? "more than 1048576 values in one document"
+                                                   : "the keys are too long for so many values");
+        return NULL;
+    }
     if (e->type == YAML_SCALAR_EVENT) return scalar_value(r, e);
     if (r->depth >= YAML_DEPTH_LIMIT) {
         refuse(r, e, "collections are nested too deeply");

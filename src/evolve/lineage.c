@@ -115,7 +115,7 @@ int lineage_add(struct lineage *l, const json_t *generation, struct error *err) 
                          (long long)g, l->generations);
     if (check_candidates(list, err) != OK) return err->code;
     if (!l->index) l->index = json_object();
-    lineage_cut(l, (int)g);
+    if (g < l->generations) lineage_cut(l, (int)g); /* walks all nodes */
     int rc = OK;
     json_array_foreach (list, i, c)
         if (rc == OK) rc = candidate_add(l, c, err);

@@ -120,6 +120,7 @@ def _():
         same(len(whole['logprobs']['tokens']), 20)
         for k in ('tokens', 'text_offset'):
             same([t for p in parts if p['logprobs'] for t in p['logprobs'][k]], whole['logprobs'][k])
+        del body['prompt'] # which is no field of chats
         body = dict(body, messages=user(ASK), logprobs=True)
         whole = post('/v1/chat/completions', **body)['choices'][0]
         parts = [p['choices'][0] for p in chunks('/v1/chat/completions', **body)]

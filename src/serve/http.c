@@ -90,7 +90,8 @@ enum {
     MAX_PROXIES = 64,
     PING_SECONDS = 15,
     READ_BYTES = 4 << 20, /* of a reply that a client has another body_seconds for */
-    READ_BLOCKS = 8,  /* of a stream so many blocks in body_seconds */
+    READ_BLOCKS = 8,   /* of a stream so many blocks in body_seconds … */
+    BLOCK_SECONDS = 5, /* … but this long for one at least */
 };
 
 enum phase { READING, HANDED_OVER, SENDING };
@@ -416,7 +417,7 @@ static void due_set(struct exchange *x, double due) {
 }
 
 static double block_due(const struct exchange *x) {
-    return clock_now() + x->h->o->body_seconds / READ_BLOCKS;
+    return clock_now() + MAX(x->h->o->body_seconds / READ_BLOCKS, BLOCK_SECONDS);
 }
 
 /* The lock is held. */

@@ -1,13 +1,13 @@
 /*
  * openai: chat, completions, embeddings and models as OpenAI's clients ask for them, with vLLM's
- * further fields. Fields that are not known are ignored, as clients expect: they send what new
- * versions of the API have.
+ * further fields. Which fields there are, and what happens to the others: fields.c.
  *
  * What a request says is read into a generation_spec; what comes of it is written by two dialects.
  * Log-probabilities: a token is always among its own alternatives, printed from the same float as
  * the best one, so that who compares them for equality is right.
  */
 #define _GNU_SOURCE
+#include "serve/fields.h"
 #include "serve/generation.h"
 #include "serve/go_template.h"
 
@@ -848,7 +848,8 @@ static bool chat_of_team(struct server *s, struct exchange *x, json_t *body) {
     const char *model = json_string_value(field(body, "model"));
     const struct served_team *t = team_find(s, model, &err);
     if (!t && err.code == OK) return false;
-    int rc = t ? settings_read(s, body, &spec, &err) : err.code;
+    int rc = t ? fields_check(FIELD_CHAT, body, &err) : err.code;
+    if (rc == OK) rc = settings_read(s, body, &spec, &err);
     if (rc == OK) rc = field_bool(body, "include_reasoning", &spec.thoughts, &err);
     if (rc == OK) rc = messages_read(body, &messages, &err);
     if (rc == OK) {
@@ -863,7 +864,8 @@ static bool chat_of_team(struct server *s, struct exchange *x, json_t *body) {
 
 int chat_read(struct server *s, json_t *body, struct target *t, struct generation_spec *spec,
               struct error *err) {
-    int rc = target_read(s, body, t, err);
+    int rc = fields_check(FIELD_CHAT, body, err);
+    if (rc == OK) rc = target_read(s, body, t, err);
     if (rc == OK) rc = chat_template_check(s, body, spec, err);
     if (rc == OK) model_settings_apply(s, t, body);
     if (rc == OK) rc = settings_read(s, body, spec, err);
@@ -1181,7 +1183,8 @@ static const struct dialect completion_dialect = {.stream_type = "text/event-str
 
 int completion_read(struct server *s, const json_t *body, struct target *t,
                     struct generation_spec *spec, struct error *err) {
-    int rc = target_read(s, body, t, err);
+    int rc = fields_check(FIELD_COMPLETION, body, err);
+    if (rc == OK) rc = target_read(s, body, t, err);
     if (rc == OK) rc = settings_read(s, body, spec, err);
     if (rc == OK) rc = format_read(s, body, spec, err);
     return rc == OK ? completion_limits(s, body, spec, err) : rc;
@@ -1297,7 +1300,8 @@ static void embedding_handle(void *ctx, struct exchange *x) {
     struct target t = {0};
     struct error err;
     json_t *body = request_json(ctx, x, &err);
-    int rc = body ? target_read(s, body, &t, &err) : err.code;
+    int rc = body ? fields_check(FIELD_EMBEDDING, body, &err) : err.code;
+    if (rc == OK) rc = target_read(s, body, &t, &err);
     if (rc == OK) rc = embedding_read(s, body, &e, &err);
     if (rc == OK) rc = embed_texts(s, x, &t, e.texts, e.n, &e.v, &err);
     if (rc == OK) {

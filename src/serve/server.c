@@ -5,6 +5,7 @@
 #include "serve/server.h"
 #include "serve/ab.h"
 #include "serve/alerts.h"
+#include "serve/fields.h"
 #include "serve/jobs.h"
 #include "serve/keys.h"
 #include "serve/metrics.h"
@@ -58,7 +59,18 @@ void api_fail(struct exchange *x, int status, const char *type, const char *para
     free(message);
 }
 
+/* The field that a message begins with, where it is one of a request: out, or NULL. */
+static const char *param_of(const struct error *err, char out[64]) {
+    size_t n = err->text[0] == '\'' ? strcspn(err->text + 1, "'") : 0;
+    if (n == 0 || n >= 64 || err->text[n + 1] != '\'') return NULL;
+    memcpy(out, err->text + 1, n);
+    out[n] = 0;
+    bool known = field_is_known(out) || strstr(err->text, "is no field of this request");
+    return known ? out : NULL;
+}
+
 void api_fail_error(struct exchange *x, const struct error *err, const char *param) {
+    char named[64];
     switch (err->code) {
     case ERR_MISSING:
         api_fail(x, 404, NULL, param ? param : "model", "model_not_found", "%s", err->text);
@@ -72,7 +84,8 @@ void api_fail_error(struct exchange *x, const struct error *err, const char *par
         api_fail(x, 500, NULL, param, "internal_error", "%s", err->text);
         return;
     default:
-        api_fail(x, 400, NULL, param, "invalid_value", "%s", err->text);
+        api_fail(x, 400, NULL, param ? param : param_of(err, named), "invalid_value", "%s",
+                 err->text);
     }
 }
 

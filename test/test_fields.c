@@ -1,0 +1,140 @@
+/*
+ * test_fields: the table of the fields of requests is consistent, decides as it says, and is what
+ * docs/API.md lists between its marks; `build/test_fields --write` writes that list anew.
+ */
+/* levels: once */
+#define _GNU_SOURCE
+#include "serve/fields.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+static const char DOCS[] = "docs/API.md", BEGIN[] = "<!-- fields -->\n",
+                  END[] = "<!-- end of fields -->\n";
+static const int routes[] = {FIELD_CHAT, FIELD_COMPLETION, FIELD_EMBEDDING};
+
+static int verdict(int route, const char *text, struct error *err) {
+    json_t *body = json_loads(text, 0, NULL);
+    assert_non_null(body);
+    *err = (struct error){0};
+    int rc = fields_check((enum field_route)route, body, err);
+    json_decref(body);
+    return rc;
+}
+
+static void test_table(void **state) {
+    (void)state;
+    for (const struct known_field *f = known_fields; f->name; f++) {
+        assert_true(f->routes != 0);
+        assert_int_equal(f->use == FIELD_REFUSED, f->why != NULL);
+        assert_int_equal(f->use == FIELD_REFUSED, f->neutral != NULL);
+        for (const struct known_field *o = f + 1; o->name; o++)
+            if (strcmp(f->name, o->name) == 0 && (f->routes & o->routes))
+                fail_msg("'%s' is there twice for a route", f->name);
+    }
+}
+
+/* Every row by itself: null and its neutral values pass, another value of a refused one does not. */
+static void test_rows(void **state) {
+    struct error err;
+    (void)state;
+    for (const struct known_field *f = known_fields; f->name; f++)
+        for (size_t r = 0; r < ARRAY_LEN(routes); r++) {
+            if (!(f->routes & routes[r])) continue;
+            char *text = xasprintf("{\"%s\": \"something\"}", f->name);
+            int rc = verdict(routes[r], text, &err);
+            assert_int_equal(rc, f->use == FIELD_REFUSED ? ERR_USAGE : OK);
+            if (rc != OK) assert_non_null(strstr(err.text, f->name));
+            free(text);
+            json_t *list = json_loads(f->neutral ? f->neutral : "[]", 0, NULL), *v;
+            size_t i;
+            json_array_append_new(list, json_null());
+            json_array_foreach (list, i, v) {
+                json_t *body = json_pack("{s:O}", f->name, v);
+                assert_int_equal(fields_check((enum field_route)routes[r], body, &err), OK);
+                json_decref(body);
+            }
+            json_decref(list);
+        }
+}
+
+static void test_cases(void **state) {
+    static const struct {
+        int route;
+        const char *body, *says; /* NULL: it passes */
+    } cases[] = {
+        {FIELD_CHAT, "{\"messages\": [], \"store\": true, \"metadata\": {\"a\": \"b\"}}", NULL},
+        {FIELD_CHAT, "{\"temprature\": 1}", "did you mean 'temperature'"},
+        {FIELD_CHAT, "{\"zzzzzzzzzzzz\": 1}", "'zzzzzzzzzzzz' is no field"},
+        {FIELD_CHAT, "{\"zzzzzzzzzzzz\": null}", NULL},
+        {FIELD_CHAT, "{\"prompt\": \"x\"}", "'prompt' is no field"},
+        {FIELD_CHAT, "{\"length_penalty\": 1.0}", NULL},
+        {FIELD_CHAT, "{\"length_penalty\": 1.1}", "beam search"},
+        {FIELD_CHAT, "{\"functions\": [{\"name\": \"f\"}]}", "'tools'"},
+        {FIELD_CHAT, "{\"modalities\": [\"text\", \"audio\"]}", "text only"},
+        {FIELD_CHAT, "{\"modalities\": [\"text\"]}", NULL},
+        {FIELD_COMPLETION, "{\"messages\": []}", "'messages' is no field"},
+        {FIELD_EMBEDDING, "{\"input\": \"x\", \"user\": \"u\"}", NULL},
+        {FIELD_EMBEDDING, "{\"input\": \"x\", \"temperature\": 1}", "'temperature' is no field"},
+        {FIELD_CHAT, "[]", NULL}, // not an object: whoever reads it says so
+    };
+    struct error err;
+    (void)state;
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        int rc = verdict(cases[i].route, cases[i].body, &err);
+        if ((rc == OK) != !cases[i].says || (cases[i].says && !strstr(err.text, cases[i].says)))
+            fail_msg("%s: %d %s", cases[i].body, rc, err.text);
+    }
+}
+
+/* The page up to the list, and from its end on. */
+static void docs_split(struct buf *page, size_t *from, size_t *to) {
+    struct error err;
+    if (file_read(DOCS, 1 << 24, page, &err) != OK) fail_msg("%s", err.text);
+    const char *begin = strstr(page->data, BEGIN), *end = strstr(page->data, END);
+    assert_true(begin && end && begin < end);
+    *from = (size_t)(begin - page->data) + strlen(BEGIN);
+    *to = (size_t)(end - page->data);
+}
+
+static void test_docs(void **state) {
+    struct buf page = {0}, list = {0};
+    size_t from, to;
+    (void)state;
+    docs_split(&page, &from, &to);
+    fields_markdown(&list);
+    if (list.len != to - from || memcmp(list.data, page.data + from, list.len) != 0)
+        fail_msg("%s does not list the fields as they are: build/test_fields --write", DOCS);
+    buf_release(&page);
+    buf_release(&list);
+}
+
+static int docs_write(void) {
+    struct buf page = {0}, out = {0};
+    size_t from, to;
+    docs_split(&page, &from, &to);
+    buf_add(&out, page.data, from);
+    fields_markdown(&out);
+    buf_puts(&out, page.data + to);
+    FILE *f = fopen(DOCS, "w");
+    bool fine = f && fwrite(out.data, 1, out.len, f) == out.len;
+    fine = f && fclose(f) == 0 && fine;
+    buf_release(&page);
+    buf_release(&out);
+    return fine ? 0 : 1;
+}
+
+int main(int argc, char **argv) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_table),
+        cmocka_unit_test(test_rows),
+        cmocka_unit_test(test_cases),
+        cmocka_unit_test(test_docs),
+    };
+    if (argc > 1 && strcmp(argv[1], "--write") == 0) return docs_write();
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -102,10 +102,10 @@ void reply_add(const struct generation *g, json_t *v, size_t flags, struct buf *
     buf_release(&text);
 }
 
-/* A growing buffer has up to twice its content. */
+/* A large buffer grows in place, and its unused end has no pages yet. */
 static bool reply_has_room(const struct generation *g, const struct buf *out) {
     struct reply_room *room = g->room;
-    size_t need = 2 * out->len;
+    size_t need = out->len + out->len / 4;
     struct error err;
     if (need <= room->bytes || room->refused) return !room->refused;
     size_t more = need - room->bytes + (1 << 20);
@@ -271,7 +271,7 @@ static bool tools_bare(const struct generation *g, struct completion *a) {
     free(c.name);
     if (is_call)
         call_read(text, p, end, tool_at(g, a, 0));
-    else if (a->done)
+    else if (a->done && g->spec.tools != TOOLS_FORCED) // a forced call that was cut is no words
         a->words_end = a->shown;
     return is_call || !a->done;
 }

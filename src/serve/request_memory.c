@@ -23,7 +23,8 @@ enum {
     TEXT_FACTOR = 24,        /* bytes for a byte of text while it becomes tokens */
     ANSWER_BYTES = 4 << 10,  /* of an answer without its tokens */
     REQUEST_BYTES = 16 << 10,
-    ALTERNATIVE_BYTES = 88,  /* of a log-probability as text, the token aside */
+    SCORE_BYTES = 96,        /* of a log-probability as text, the token aside … */
+    LEGACY_SCORE_BYTES = 40, /* … and in the lists of /v1/completions with 'echo' */
 };
 
 void request_memory_open(struct server *s) {
@@ -87,22 +88,26 @@ struct need {
     size_t prompt, tokens, scores, prompt_scores;
 };
 
+/* Of n tokens with so many alternatives each; a growing buffer has room for more than its text. */
+static size_t scores_text(const struct server *s, size_t n, int n_top, size_t each) {
+    return n * (1 + (size_t)n_top) * (each + 3 * s->piece_bytes) * 5 / 4;
+}
+
 /* Of one answer to a prompt of n_prompt tokens. */
 static struct need answer_need(const struct server *s, const struct generation_spec *spec,
                                size_t n_prompt, size_t n) {
-    size_t piece = s->piece_bytes, alternative = ALTERNATIVE_BYTES + 6 * piece,
-           n_top = (size_t)MAX(spec->n_top, spec->n_prompt_top),
-           results = sizeof(int32_t) + sizeof(float) + n_top * (sizeof(int32_t) + sizeof(float));
+    size_t piece = s->piece_bytes, n_top = (size_t)MAX(spec->n_top, spec->n_prompt_top),
+           results = (1 + n_top) * (sizeof(int32_t) + sizeof(float));
     struct need need = {.prompt = ANSWER_BYTES + n_prompt * (6 * piece + 2 * sizeof(int32_t)),
-                        .tokens = n * (sizeof(size_t) + 12 * piece + 3 * VALUE_BYTES / 2)};
+                        .tokens = n * (sizeof(size_t) + 12 * piece + 3 * VALUE_BYTES / 2),
+                        .scores = n * results};
     if (spec->grammar) need.tokens += (size_t)tok_vocab_size(s->m->tok) / 8 + 64 * 1024;
-    need.scores = n * results;
-    if (spec->logprobs) need.scores += 2 * n * (1 + (size_t)spec->n_top) * alternative;
+    if (spec->logprobs) need.scores += scores_text(s, n, spec->n_top, SCORE_BYTES);
     if (spec->prompt_logprobs) need.prompt_scores = n_prompt * results;
-    if (spec->prompt_logprobs && spec->logprobs && spec->echo)
-        need.prompt_scores += 2 * n_prompt * (1 + (size_t)spec->n_top) * alternative;
+    if (spec->logprobs && spec->echo)
+        need.prompt_scores += scores_text(s, n_prompt, spec->n_top, LEGACY_SCORE_BYTES);
     if (spec->prompt_tops)
-        need.prompt_scores += 2 * n_prompt * (1 + (size_t)spec->n_prompt_top) * alternative;
+        need.prompt_scores += scores_text(s, n_prompt, spec->n_prompt_top, SCORE_BYTES);
     return need;
 }
 

@@ -39,6 +39,8 @@ def attacks():
     return [
         ("20 alternatives of prompts, twice", COMPLETION,
          {"prompt": [text] * 60, "max_tokens": 1, "echo": True, "logprobs": 20, "prompt_logprobs": 20}, any_of),
+        ("the same of 8 prompts", COMPLETION,
+         {"prompt": [text] * 8, "max_tokens": 1, "echo": True, "logprobs": 20, "prompt_logprobs": 20}, (200,)),
         ("2000 prompts with alternatives", COMPLETION,
          {"prompt": [text] * 2000, "max_tokens": 1, "echo": True, "logprobs": 20, "prompt_logprobs": 20}, REFUSED),
         ("128 replies with alternatives", CHAT, chat(n=128, max_tokens=400, logprobs=True, top_logprobs=20), REFUSED),
@@ -214,7 +216,7 @@ def refused_by_system():
 
         def strike(i):
             for name, path, body, right in attacks()[i::4]:
-                wrong.append(answered(s, name, path, body, (*right, 200)))
+                wrong.append(answered(s, name, path, body, (*right, 200, *REFUSED)))
 
         for _ in range(2):
             threads = [threading.Thread(target=strike, args=(i,)) for i in range(4)]
@@ -231,6 +233,43 @@ def refused_by_system():
         report("a server that is refused memory lives", alive or open(s.log).read()[-300:])
         report("its requests are answered or refused", "; ".join(w for w in wrong if w) if alive else True)
         report("it answers afterwards", statuses.get("after") == 200 or str(statuses))
+
+
+def cgroup_made(limit):
+    """The folder of a control group with a limit of memory, of either version; or why there is none."""
+    why = "there are none"
+    for base, name in (("/sys/fs/cgroup", "memory.max"), ("/sys/fs/cgroup/memory", "memory.limit_in_bytes")):
+        if not os.path.exists(os.path.join(base, "cgroup.procs")):
+            continue
+        folder = os.path.join(base, f"shoal-attack-{os.getpid()}")
+        try:
+            os.mkdir(folder)
+        except OSError as e:
+            why = e.strerror
+            continue
+        try:
+            with open(os.path.join(folder, name), "r+", encoding="ascii") as f:
+                f.write(str(limit))
+            return folder, None
+        except OSError as e:
+            why = e.strerror
+            os.rmdir(folder)
+    return None, why
+
+
+def cgroup():
+    """With less memory than the machine has, where control groups can be made."""
+    folder, why = cgroup_made(LIMIT + 30 * MB)
+    if not folder:
+        attack.skip("a server in a control group", f"control groups cannot be made here: {why}")
+        return
+    wrap = ("sh", "-c", f'echo $$ >{folder}/cgroup.procs; exec "$0" "$@"')
+    with Server("--max-memory", "300M", env=KEYED, wrap=wrap) as s:
+        for name, path, body, right in attacks():
+            answered(s, name, path, body, right)
+        report("a server in a control group of --max-memory + 10 % lives", s.alive() or "it was killed")
+    time.sleep(0.5)
+    os.rmdir(folder)
 
 
 def pool():
@@ -254,5 +293,5 @@ def pool():
                    peak <= 220 * MB and s.alive() or f"{peak / MB:.0f} MB")
 
 
-for only in sys.argv[1:] or ("loop", "retained", "slow_readers", "trickle", "pool", "refused_by_system"):
+for only in sys.argv[1:] or ("loop", "retained", "slow_readers", "trickle", "pool", "cgroup", "refused_by_system"):
     globals()[only]()

@@ -46,13 +46,15 @@ enum {
     MASK_UNITS = 1 << 17,    /* of work at grammars in one step: about a millisecond */
     MASK_QUANTUM = 1 << 13,  /* of one grammar before the next one's turn */
     MACHINE_UNITS = 1 << 12, /* that a machine for a grammar counts as */
-    MACHINE_MIN = 8 << 20,   /* bytes that a grammar's machine may hold however many there are */
+    MACHINE_MIN = 1 << 20,   /* bytes that a grammar's machine may hold however many there are */
     LOOP_PERIOD = 64,        /* longest cycle that counts as a loop */
     LOOP_REPEATS = 4,
 };
 
-/* Bytes that the machines of all grammars in flight may hold. */
+/* Bytes that the machines of all grammars in flight may hold where nothing else is said, and that
+ * one may. */
 #define MACHINES_BYTES ((size_t)512 << 20)
+#define MACHINE_BYTES ((size_t)64 << 20)
 
 enum phase { PHASE_PROMPT, PHASE_GENERATE, PHASE_SUFFIX, PHASE_CHOICES };
 
@@ -177,6 +179,7 @@ struct engine *engine_new(const struct model *m, const struct engine_options *o,
     struct forward_options fo = forward_options_of(&r);
     struct engine *e = xcalloc(1, sizeof *e);
     e->m = m;
+    e->machines_bytes = MACHINES_BYTES;
     pthread_mutex_init(&e->vocab_lock, NULL);
     e->o = r;
     e->kern = kernels_get();
@@ -204,11 +207,15 @@ struct engine *engine_new(const struct model *m, const struct engine_options *o,
 
 /* Machines share their memory equally. */
 static void grammars_share(struct engine *e) {
-    size_t each = e->n_grammars ? MACHINES_BYTES / (size_t)e->n_grammars : 0;
+    size_t each = e->n_grammars ? e->machines_bytes / (size_t)e->n_grammars : 0;
     for (int32_t i = 0; i < e->n_grammars; i++)
         if (e->grammars[i].machine)
             grammar_machine_limit(e->grammars[i].machine,
-                                  MIN(MAX(each, (size_t)MACHINE_MIN), (size_t)64 << 20));
+                                  MIN(MAX(each, (size_t)MACHINE_MIN), MACHINE_BYTES));
+}
+
+void engine_grammar_memory(struct engine *e, size_t bytes) {
+    e->machines_bytes = bytes ? bytes : MACHINES_BYTES;
 }
 
 static void grammar_let_go(struct engine *e, const struct grammar *g) {

@@ -146,6 +146,9 @@ int engine_check(const struct engine *e, const struct request *r, struct error *
 /* Makes what all grammars share, so that the first request with one need not wait for it in a step.
  * Any thread. */
 void engine_prepare_grammars(struct engine *e);
+/* Before the first request: bytes that what is worked out about the grammars in flight may take (0:
+ * 512 MiB). Beyond it is forgotten; results stay the same. */
+void engine_grammar_memory(struct engine *e, size_t bytes);
 /* Between steps: an unfinished request is done now, with FINISH_NONE and what it has so far. The
  * others do not notice. */
 void engine_cancel(struct engine *e, struct request *r);

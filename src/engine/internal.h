@@ -66,6 +66,7 @@ struct engine {
     struct grammar_vocab *grammar_vocab; /* NULL before the first grammar */
     struct held_grammar *grammars;       /* [n_grammars] */
     int32_t n_grammars;
+    size_t machines_bytes; /* that their machines may hold together */
 
     float *logits;           /* [max_out, V] */
     float *scratch;          /* [threads, SAMPLE_SCRATCH, V] */

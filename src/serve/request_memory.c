@@ -17,7 +17,7 @@ enum {
     BUDGET_DEFAULT = 512 * MB,
     RESERVE = 64 * MB, /* of address space: for the first allocation that fails */
     REPLIES_KEPT = 16 * MB,  /* that can be rated, at most */
-    GRAMMARS_KEPT = 64 * MB, /* compiled, at most */
+    GRAMMARS_KEPT = 64 * MB, /* compiled, at most, and as much again for their masks */
     VALUE_BYTES = 112,       /* of a value in a tree, with its key */
     CONTAINER_BYTES = 320,   /* of a list or an object beside its members */
     TEXT_FACTOR = 24,        /* bytes for a byte of text while it becomes tokens */
@@ -34,8 +34,8 @@ void request_memory_open(struct server *s) {
     s->piece_bytes = all / MAX(n, (size_t)1) + 2;
     if (most == 0) most = BUDGET_DEFAULT;
     s->kept_replies = MIN((size_t)REPLIES_KEPT, most / 8);
-    s->kept_grammars = MIN((size_t)GRAMMARS_KEPT, most / 8);
-    s->memory = memory_budget_new(most - s->kept_replies - s->kept_grammars);
+    s->kept_grammars = MIN((size_t)GRAMMARS_KEPT, most / 16);
+    s->memory = memory_budget_new(most - s->kept_replies - 2 * s->kept_grammars);
     memory_reserve_keep(RESERVE);
 }
 

@@ -665,6 +665,7 @@ static int server_open(struct server *s, const struct engine_options *eo, struct
         return err->code;
     ollama_models_load(s);
     s->grammars = grammars_new(&(struct grammars_options){.bytes = s->kept_grammars});
+    engine_grammar_memory(s->e, s->kept_grammars);
     s->batcher = batcher_new(s->e, (int)s->o->max_waiting);
     counted_open(s);
     if (access_open(s, err) != OK || ab_open(s, err) != OK) return err->code;

@@ -59,7 +59,7 @@ struct server {
     struct memory_budget *memory; /* of requests: see request_memory.c */
     size_t piece_bytes;           /* of a token's text, on average over the vocabulary */
     size_t kept_replies;          /* bytes of replies that can be rated */
-    size_t kept_grammars;         /* bytes of them, compiled; also those in use count */
+    size_t kept_grammars;         /* bytes of them, compiled, and again of their masks; also those in use */
     int64_t started;              /* unix seconds */
 
     pthread_mutex_t lock;

@@ -19,7 +19,7 @@
 enum {
     SOURCE_MAX = 256 << 10, /* bytes of text */
     SMALL_SHARE = 32,       /* of the limits: a first try takes about a millisecond */
-    SMALL_SOURCE = 8 << 10,
+    SMALL_SOURCE = 32 << 10,
     LARGE_KNOWN = 256, /* sources whose first try need not be made again */
     LARGE_NICE = 10,   /* of the threads that compile large ones: the engine goes first */
     CALLER_LEN = 80,
@@ -50,7 +50,7 @@ struct grammars {
     struct order *orders, *last_order;
     struct entry **v; /* [n] by the last use, newest first */
     int n, cap;
-    int compiling, waiting; /* large ones, or for them */
+    int compiling, waiting; /* threads that wait for an order of theirs, or of another's */
     bool quit;
     size_t bytes;
     uint64_t compiled, n_large;
@@ -216,10 +216,14 @@ static int refuse_busy(struct error *err) {
         "too many large grammars are being compiled; try again, or send a smaller one");
 }
 
+/* Whether as many threads wait for large ones as may. */
+static bool threads_wait(const struct grammars *all) {
+    return all->compiling + all->waiting >= all->o.large + all->o.waiting;
+}
+
 /* Has the source compiled. The entry, which has no grammar yet, counts as its caller's. */
 static struct grammar *order_run(struct grammars *all, struct order *w, const char *caller) {
-    bool full = all->compiling >= all->o.large + all->o.waiting;
-    if (full || caller_places(all, caller) > all->o.share) {
+    if (threads_wait(all) || caller_places(all, caller) > all->o.share) {
         refuse_busy(w->err);
         return NULL;
     }
@@ -234,7 +238,7 @@ static struct grammar *order_run(struct grammars *all, struct order *w, const ch
 
 /* Waits until another request has compiled the entry. */
 static struct grammar *entry_wait(struct grammars *all, struct entry *e, struct error *err) {
-    if (!e->g && all->waiting >= all->o.waiting) {
+    if (!e->g && threads_wait(all)) {
         refuse_busy(err);
         return NULL;
     }

@@ -21,7 +21,7 @@ enum {
     SMALL_SHARE = 32,       /* of the limits: a first try takes about a millisecond */
     SMALL_SOURCE = 32 << 10,
     LARGE_KNOWN = 256, /* sources whose first try need not be made again */
-    LARGE_NICE = 10,   /* of the threads that compile large ones: the engine goes first */
+    LARGE_NICE = 4,    /* of the threads that compile large ones: the engine goes first */
     CALLER_LEN = 80,
 };
 

@@ -915,6 +915,14 @@ static void test_limits(void **state) {
     limits_free(l);
 }
 
+/* Another one each time. */
+static void wrong_key(struct limits *l, const char *client, double now) {
+    static int n;
+    char key[32];
+    snprintf(key, sizeof key, "guess-%d", n++);
+    limits_wrong(l, client, key, now);
+}
+
 /* An address that guesses all the time gets WRONG_FREE guesses and then one for each wait. */
 static void test_wrong_keys(void **state) {
     struct limits *l = limits_new();
@@ -923,10 +931,12 @@ static void test_wrong_keys(void **state) {
     double now = 1000;
     (void)state;
     for (; now < 1600; now += 0.001) {
+        limits_wrong(l, "stale", "the same", now);
         if (limits_wait(l, "a", now) > 0) continue;
-        limits_wrong(l, "a", now);
+        wrong_key(l, "a", now);
         guesses++;
     }
+    assert_true(limits_wait(l, "stale", now) == 0);
     assert_in_range(guesses, WRONG_FREE + 10, WRONG_FREE + 17); // 1 + 2 + … + 32, then 60 each
     assert_true(limits_wait(l, "a", now) > 0 && limits_wait(l, "a", now) <= WRONG_WAIT);
     assert_true(limits_wait(l, "b", now) == 0);
@@ -935,15 +945,15 @@ static void test_wrong_keys(void **state) {
     assert_false(limits_was_right(l, "b", 4) || limits_was_right(l, "a", 5));
 
     now += WRONG_WAIT + WRONG_FORGET;
-    for (int i = 1; i < WRONG_FREE; i++) limits_wrong(l, "a", now);
+    for (int i = 1; i < WRONG_FREE; i++) wrong_key(l, "a", now);
     assert_true(limits_wait(l, "a", now) == 0); // it begins anew
-    limits_wrong(l, "a", now);
+    wrong_key(l, "a", now);
     assert_true(limits_wait(l, "a", now) == 1);
 
     for (int i = 0; i < 3 * IDLE_MAX; i++) {
         snprintf(name, sizeof name, "client-%d", i);
-        limits_wrong(l, name, now);
-        if (i % 100 == 0) limits_wrong(l, "a", now); // still there: it was seen lately
+        wrong_key(l, name, now);
+        if (i % 100 == 0) wrong_key(l, "a", now); // still there: it was seen lately
     }
     assert_int_equal(limits_clients(l), IDLE_MAX);
     assert_true(limits_wait(l, "a", now) == WRONG_WAIT);

@@ -161,7 +161,7 @@ static int key_admit(struct server *s, struct exchange *x, int scope, char id[KE
                &a);
     memcpy(id, a.id, KEY_ID_LEN);
     if (secret && a.verdict == KEY_UNKNOWN)
-        limits_wrong(http_limits(s->http), exchange_client(x), clock_now());
+        limits_wrong(http_limits(s->http), exchange_client(x), secret, clock_now());
     else if (chosen_bit(a.id) >= 0)
         limits_right(http_limits(s->http), exchange_client(x), chosen_bit(a.id));
     return a.verdict == KEY_ADMITTED ? OK : key_refuse(s, x, &a);

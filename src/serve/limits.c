@@ -14,7 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { BUCKETS = 4096, NAME = 64 };
+enum { BUCKETS = 4096, NAME = 64, GUESSES = 8 };
 
 struct client {
     struct client *next;          /* in its bucket */
@@ -23,8 +23,9 @@ struct client {
     bool idle;
     int64_t held[N_LIMITS];
     int wrong;
-    double until, last; /* no guess before; time of the last wrong one */
-    uint64_t right;     /* keys, a bit each */
+    double until, last;        /* no guess before; time of the last wrong one */
+    uint64_t right;            /* keys, a bit each */
+    uint64_t guesses[GUESSES]; /* hashes of its last wrong keys; a ring, by `wrong` */
 };
 struct limits {
     pthread_mutex_t lock;
@@ -53,10 +54,16 @@ void limits_free(struct limits *l) {
     free(l);
 }
 
+static uint64_t text_hash(const struct limits *l, const char *text) {
+    uint64_t hash;
+    unsigned char bytes[crypto_shorthash_BYTES];
+    crypto_shorthash(bytes, (const unsigned char *)text, strlen(text), l->seed);
+    memcpy(&hash, bytes, sizeof hash);
+    return hash;
+}
+
 static struct client **place_of(struct limits *l, const char *name) {
-    unsigned char hash[crypto_shorthash_BYTES];
-    crypto_shorthash(hash, (const unsigned char *)name, strlen(name), l->seed);
-    struct client **at = &l->buckets[(hash[0] | hash[1] << 8) % BUCKETS];
+    struct client **at = &l->buckets[text_hash(l, name) % BUCKETS];
     while (*at && strcmp((*at)->name, name) != 0) at = &(*at)->next;
     return at;
 }
@@ -141,12 +148,24 @@ double limits_wait(struct limits *l, const char *client, double now) {
     return wait;
 }
 
-void limits_wrong(struct limits *l, const char *client, double now) {
-    struct client *c = client_enter(l, client);
-    if (now - c->last > WRONG_FORGET) c->wrong = 0;
+static bool has_guessed(const struct client *c, uint64_t hash) {
+    for (int i = 0; i < MIN(c->wrong, GUESSES); i++)
+        if (c->guesses[i] == hash) return true;
+    return false;
+}
+
+static void guess_count(struct client *c, uint64_t hash, double now) {
+    c->guesses[c->wrong % GUESSES] = hash;
     c->last = now;
     int over = ++c->wrong - WRONG_FREE;
     if (over >= 0) c->until = now + MIN(ldexp(1, MIN(over, 30)), WRONG_WAIT);
+}
+
+void limits_wrong(struct limits *l, const char *client, const char *key, double now) {
+    uint64_t hash = text_hash(l, key);
+    struct client *c = client_enter(l, client);
+    if (now - c->last > WRONG_FORGET) c->wrong = 0;
+    if (!has_guessed(c, hash)) guess_count(c, hash, now);
     client_leave(l, c);
 }
 

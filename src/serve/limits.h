@@ -32,8 +32,9 @@ bool limits_room(struct limits *l, const char *client, enum limited what, int64_
 
 /* Seconds until keys that can be guessed are compared again for this client; 0: now. */
 double limits_wait(struct limits *l, const char *client, double now);
-/* The client sent a wrong key. */
-void limits_wrong(struct limits *l, const char *client, double now);
+/* The client sent a wrong key. The same one again is no guess: a client whose key is out of date
+ * does not make its address wait. */
+void limits_wrong(struct limits *l, const char *client, const char *key, double now);
 /* The client sent a right key, one of the first 64 that can be guessed; whether it did before. */
 void limits_right(struct limits *l, const char *client, int key);
 bool limits_was_right(struct limits *l, const char *client, int key);

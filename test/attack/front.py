@@ -252,6 +252,48 @@ def test_concurrent():
         report("what has ended is not counted", status == 200 or status)
 
 
+def connections_inside():
+    """Runs in a network of its own, in which 192.0.2.1 is this machine and no loopback address."""
+    s = Server("--host", "0.0.0.0", "--no-auth", "--max-connections-per-address", "20")
+
+    def connections(address, n):
+        held, open_ones = [], 0
+        for _ in range(n):
+            c = socket.create_connection((address, s.port), 10)
+            c.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            try:
+                open_ones += c.recv(100).startswith(b"HTTP/1.1 200")
+            except OSError:
+                pass
+            held.append(c)
+        return held, open_ones
+
+    with s:
+        held, n = connections("192.0.2.1", 40)
+        report("an address has so many connections", n == 20 or n)
+        here, n = connections("127.0.0.1", 40)
+        report("this machine's own are not counted", n == 40 or n)
+        for c in held + here:
+            c.close()
+        time.sleep(1)
+        held, n = connections("192.0.2.1", 5)
+        report("those that were closed are not counted", n == 5 or n)
+        for c in held:
+            c.close()
+
+
+def test_connections():
+    command = ["unshare", "-rn", "sh", "-c", "ip link set lo up && ip address add 192.0.2.1/32 dev lo"]
+    try:
+        able = subprocess.run(command, capture_output=True).returncode == 0
+    except OSError:
+        able = False
+    if not able:
+        skip("connections of an address", "no network namespace can be made here")
+        return
+    subprocess.run([*command[:-1], command[-1] + ' && exec "$0" "$1" --connections', sys.executable, os.path.abspath(__file__)], check=True)
+
+
 # ---- every worker occupied
 
 HANG = r"""
@@ -405,7 +447,10 @@ def test_busy():
         report("busy workers do not hold up /health", took[25] < 0.5 or took)
 
 
-for test in (test_token, test_rebinding, test_forwarded, test_key_file, test_guesses, test_concurrent, test_stuck, test_busy):
+if "--connections" in sys.argv:
+    connections_inside()
+    sys.exit()
+for test in (test_token, test_rebinding, test_forwarded, test_key_file, test_guesses, test_concurrent, test_connections, test_stuck, test_busy):
     try:
         test()
     except Exception as e:  # the others are run all the same

@@ -25,6 +25,7 @@
 #include "model/jinja.h"
 #include "model/model_files.h"
 #include "model/tokenizer_internal.h"
+#include "serve/address.h"
 #include "store/hub_internal.h"
 #include "swarm/blackboard.h"
 #include "swarm/team.h"
@@ -1346,8 +1347,8 @@ static void fuzz_http_json(const uint8_t *data, size_t size) {
 }
 
 /* A root that holds everything but what is called "closed". */
-static char *job_input(void *ctx, const char *path, struct error *err) {
-    (void)ctx;
+static char *job_input(void *ctx, const char *path, bool database, struct error *err) {
+    (void)ctx, (void)database;
     if (!strstr(path, "closed")) return xasprintf("/root/%s", path);
     error_set(err, ERR_USAGE, "'%s' is closed", path);
     return NULL;
@@ -1535,6 +1536,28 @@ static void fuzz_config(const uint8_t *data, size_t size) {
     config_release(&c);
 }
 
+/* A Host, and a list of X-Forwarded-For behind a trusted proxy. What is an address is one again as
+ * text, and the client that is found is no trusted proxy, unless it is the first of the list. */
+static void fuzz_address(const uint8_t *data, size_t size) {
+    char *text = strndup((const char *)data, size), out[ADDRESS_TEXT];
+    struct address_block trusted, other;
+    struct address a, b;
+    struct error err;
+    MUST(text && address_block_parse("10.0.0.0/8", &trusted, &err) == OK);
+    if (address_forwarded(text, &trusted, 1, &a)) {
+        address_text(&a, out);
+        MUST(address_parse(out, strlen(out), &b) && memcmp(&a, &b, sizeof a) == 0);
+        const char *first = text + strspn(text, " \t");
+        size_t n = strcspn(first, ", \t");
+        bool is_first = address_parse(first, n, &b) && memcmp(&a, &b, sizeof a) == 0;
+        MUST(is_first || !address_is_in(&a, &trusted, 1));
+    }
+    if (host_is_address(text)) MUST(address_parse(text, strlen(text), &a));
+    if (address_block_parse(text, &other, &err) == OK) MUST(address_is_in(&other.first, &other, 1));
+    host_is(text, "localhost");
+    free(text);
+}
+
 static const struct fuzz_target fuzz_targets[] = {
     {"gguf", fuzz_gguf},
     {"gguf_tokenizer", fuzz_gguf_tokenizer},
@@ -1579,6 +1602,7 @@ static const struct fuzz_target fuzz_targets[] = {
     {"job_request", fuzz_job_request},
     {"key_log", fuzz_key_log},
     {"tool_call", fuzz_tool_call},
+    {"address", fuzz_address},
     {"config", fuzz_config},
 };
 

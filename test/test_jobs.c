@@ -11,6 +11,7 @@
 #include "serve/jobs.h"
 
 #include "folder.h"
+#include "serve/job_paths.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -1077,6 +1078,84 @@ static void test_seconds(void **state) {
     await(id, "done");
 }
 
+static int readable(const struct job_paths *p, const char *name, bool database) {
+    char *path = job_paths_input(p, in_dir(name), database, &err);
+    int rc = path ? OK : err.code;
+    free(path);
+    return rc;
+}
+
+/* The deepest rule decides; links count as what they point to. */
+static void test_paths(void **state) {
+    (void)state;
+    static const struct {
+        const char *name;
+        int named, base, read, write; /* as an input, a database; by the program: read, written */
+    } cases[] = {
+        {"open/a.jsonl", OK, ERR_USAGE, OK, ERR_USAGE},
+        {"open", OK, ERR_USAGE, OK, ERR_USAGE},
+        {"open/in", OK, ERR_USAGE, OK, ERR_USAGE},
+        {"open/in/../a.jsonl", OK, ERR_USAGE, OK, ERR_USAGE},
+        {"open/../closed.txt", ERR_USAGE, ERR_USAGE, ERR_USAGE, ERR_USAGE},
+        {"open/gone.jsonl", ERR_MISSING, ERR_MISSING, OK, ERR_USAGE},
+        {"open/key.pem", ERR_USAGE, ERR_USAGE, ERR_USAGE, ERR_USAGE},
+        {"open/.env", ERR_USAGE, ERR_USAGE, ERR_USAGE, ERR_USAGE},
+        {"open/.git/a.txt", ERR_USAGE, ERR_USAGE, ERR_USAGE, ERR_USAGE},
+        {"open/k.db", ERR_USAGE, OK, ERR_USAGE, ERR_USAGE},
+        {"open/fifo.jsonl", ERR_USAGE, ERR_USAGE, ERR_USAGE, ERR_USAGE},
+        {"open/link.jsonl", OK, ERR_USAGE, OK, ERR_USAGE},
+        {"open/escape.jsonl", ERR_USAGE, ERR_USAGE, ERR_USAGE, ERR_USAGE},
+        {"open/outside/closed.txt", ERR_USAGE, ERR_USAGE, ERR_USAGE, ERR_USAGE},
+        {"open/state/a.jsonl", ERR_USAGE, ERR_USAGE, ERR_USAGE, ERR_USAGE},
+        {"open/state/out/a.jsonl", OK, ERR_USAGE, OK, OK},
+        {"open/state/out/lock", ERR_USAGE, ERR_USAGE, OK, OK},
+        {"open/state/out/new", ERR_MISSING, ERR_MISSING, OK, OK},
+        {"open/state/out/.versions/new", ERR_MISSING, ERR_MISSING, OK, OK},
+        {"open/state/out/.x", ERR_MISSING, ERR_MISSING, OK, ERR_USAGE},
+        {"open/state/out/../new", ERR_MISSING, ERR_MISSING, OK, ERR_USAGE},
+        {"open/state/out/k.db", ERR_USAGE, ERR_USAGE, ERR_USAGE, OK},
+        {"opener.txt", ERR_USAGE, ERR_USAGE, ERR_USAGE, ERR_USAGE},
+    };
+    static const char *const files[] = {"open/a.jsonl",        "closed.txt",
+                                        "open/key.pem",        "open/.env",
+                                        "open/.git/a.txt",     "open/k.db",
+                                        "open/state/a.jsonl",  "opener.txt",
+                                        "open/state/out/lock", "open/state/out/a.jsonl",
+                                        "open/state/out/k.db"};
+    static const char *const folders[] = {"open/in", "open/.git", "open/state/out"};
+    struct job_paths p = {0}, again;
+    for (size_t i = 0; i < ARRAY_LEN(folders); i++)
+        assert_int_equal(dir_make(in_dir(folders[i]), &err), OK);
+    for (size_t i = 0; i < ARRAY_LEN(files); i++) touch(files[i]);
+    assert_int_equal(mkfifo(in_dir("open/fifo.jsonl"), 0600), 0);
+    assert_int_equal(symlink("a.jsonl", in_dir("open/link.jsonl")), 0);
+    assert_int_equal(symlink("../closed.txt", in_dir("open/escape.jsonl")), 0);
+    assert_int_equal(symlink("..", in_dir("open/outside")), 0);
+    job_paths_add(&p, in_dir("open"), PATH_READ);
+    job_paths_add(&p, in_dir("open/state"), PATH_CLOSED);
+    job_paths_add(&p, in_dir("open/state/out"), PATH_WRITE);
+    json_t *v = job_paths_json(&p);
+    assert_int_equal(job_paths_parse(&again, v, &err), OK);
+    json_decref(v);
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        const int got[] = {readable(&again, cases[i].name, false),
+                           readable(&again, cases[i].name, true),
+                           job_paths_guard(&again, in_dir(cases[i].name), false, &err),
+                           job_paths_guard(&again, in_dir(cases[i].name), true, &err)};
+        const int wanted[] = {cases[i].named, cases[i].base, cases[i].read, cases[i].write};
+        for (int k = 0; k < 4; k++)
+            if (got[k] != wanted[k]) fail_msg("%s, %d: %d", cases[i].name, k, got[k]);
+    }
+    assert_int_equal(job_paths_guard(&again, "/proc/1/environ", false, &err), ERR_USAGE);
+    assert_int_equal(job_paths_guard(&again, "/proc/self/environ", false, &err), ERR_USAGE);
+    assert_int_equal(job_paths_guard(&again, "/proc/self/status", false, &err), OK);
+    job_paths_release(&p);
+    job_paths_release(&again);
+    tree_delete(in_dir("open"));
+    assert_false(path_exists(in_dir("open")));
+    assert_true(path_exists(in_dir("closed.txt"))); /* links are not followed */
+}
+
 /* bounds */
 
 static void test_many_events(void **state) {
@@ -1468,6 +1547,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test_setup_teardown(test_command_line, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_refused, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_resolved, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_paths, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_owners, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_owners_limits, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_seconds, set_up, tear_down),

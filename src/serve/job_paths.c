@@ -160,8 +160,8 @@ static int input_check(const struct path_rule *rule, const char *shown, const ch
         return refuse(shown, "names that begin with '.' are not read", err);
     if (kind_of(real, &mode, err) != OK) return err->code;
     if (!S_ISREG(mode) && !S_ISDIR(mode)) return refuse(shown, "it is no file and no folder", err);
-    if (S_ISREG(mode) && by == BY_CLIENT_BASE)
-        return is_database(real) && rule->access == PATH_READ
+    if (by == BY_CLIENT_BASE)
+        return S_ISREG(mode) && is_database(real) && rule->access == PATH_READ
                    ? OK
                    : refuse(shown, "it is no database (.db) of the server's operator", err);
     if (S_ISDIR(mode)) return OK;

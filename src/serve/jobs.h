@@ -42,9 +42,9 @@ struct jobs_options {
                          * 64 MiB */
     int64_t max_kept;   /* bytes of all that jobs have written and is kept; an owner may have
                          * half of it; 0: any number. It is counted when a job ends. */
-    int64_t max_file,
-        max_data;          /* bytes of a file that a job writes, of its memory; 0: any number */
-    double seconds;        /* that an attempt may run, pauses aside; 0: any time */
+    int64_t max_file;   /* bytes of a file that a job writes; 0: any number */
+    int64_t max_data;   /* bytes of its memory, files that it maps aside; 0: any number */
+    double seconds;     /* that an attempt may run, pauses aside; 0: any time */
     double cancel_seconds; /* from asking a process to end to ending it; 0: 10 */
     bool same_priority;    /* children take the processor like this process */
     void *ctx;
@@ -76,8 +76,8 @@ struct job_caller {
     const char *repeat; /* its idempotency key, at most 255 bytes; NULL: none */
     const char *owner;  /* the id of its API key; NULL: it came without one */
     bool any;           /* it may replace what others have made */
-    char
-        field[64]; /* after ERR_USAGE: the part of the request that is wrong, "" where it is none */
+    /* After ERR_USAGE: the part of the request that is wrong; "": none. */
+    char field[64];
 };
 /*
  * A request is {"kind", "args": [strings], "options": {name: value}}; a value is a string, a

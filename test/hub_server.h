@@ -42,9 +42,10 @@ struct hub_state {
     char fail_code[32];    /* X-Error-Code */
     int n_drops, n_stalls; /* of large files */
     size_t drop_after;     /* bytes of a response */
-    bool corrupt, no_ranges, longer;
+    bool corrupt, no_ranges, longer, endless; /* endless: words about a failure */
     int slow_us, etag; /* a pause after every 4 KB; a number in the second host's tags */
     /* seen */
+    uint64_t endless_bytes;
     int n_listings, n_cdn, n_partial, n_if_range, n_tokens_hub, n_tokens_cdn;
     size_t cdn_bytes;
     char cert[2048], key[4096];
@@ -85,9 +86,19 @@ static enum MHD_Result answer_text(struct MHD_Connection *c, unsigned status, co
                                                   MHD_RESPMEM_MUST_COPY));
 }
 
+static ssize_t send_endless(void *ctx, uint64_t pos, char *out, size_t max) {
+    struct hub_state *h = ctx;
+    (void)pos;
+    memset(out, 'x', max);
+    __sync_fetch_and_add(&h->endless_bytes, max);
+    return (ssize_t)max;
+}
+
 static enum MHD_Result answer_failure(struct hub_state *h, struct MHD_Connection *c) {
     struct MHD_Response *r =
-        MHD_create_response_from_buffer(4, (void *)"fail", MHD_RESPMEM_MUST_COPY);
+        h->endless
+            ? MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, 1 << 16, send_endless, h, NULL)
+            : MHD_create_response_from_buffer(4, (void *)"fail", MHD_RESPMEM_MUST_COPY);
     char text[16];
     snprintf(text, sizeof text, "%d", h->retry_after);
     if (h->retry_after) MHD_add_response_header(r, "Retry-After", text);

@@ -627,6 +627,52 @@ static void test_paths(void **state) {
     free(below);
 }
 
+/* A file of a system that is not this one. */
+static void system_file(const char *path, const char *text) {
+    struct error err = {0};
+    char *full = path_join("sys-root", path), *dir = path_join(scratch, full);
+    *strrchr(dir, '/') = 0;
+    assert_int_equal(dir_make(dir, &err), OK);
+    file_with(full, text);
+    free(full);
+    free(dir);
+}
+
+static void memory_is(int64_t total_kib, int64_t available_kib) {
+    struct memory_facts m = memory_facts(in_scratch("sys-root"));
+    assert_int_equal(m.total, total_kib << 10);
+    assert_int_equal(m.available, available_kib << 10);
+}
+
+static void test_memory_facts(void **state) {
+    (void)state;
+    struct memory_facts none = memory_facts(in_scratch("no-root")), own = memory_facts("/");
+    assert_int_equal(none.total, -1);
+    assert_true(own.total > 0 && own.available >= 0 && own.available <= own.total);
+    system_file("proc/meminfo",
+                "MemTotal:       4000 kB\nMemFree: 10 kB\nMemAvailable:   3000 kB\n");
+    memory_is(4000, 3000);
+    system_file("proc/self/cgroup", "1:name=systemd:/\n0::/a/b\n");
+    memory_is(4000, 3000); /* there is no such group */
+    system_file("sys/fs/cgroup/a/b/memory.max", "max\n");
+    memory_is(4000, 3000);
+    system_file("sys/fs/cgroup/a/memory.max", "2048000\n"); /* above ours, and holds for us */
+    system_file("sys/fs/cgroup/a/memory.current", "1024000\n");
+    memory_is(2000, 1000);
+    system_file("sys/fs/cgroup/a/memory.stat", "anon 5\ninactive_file 512000\n");
+    memory_is(2000, 1500);
+    system_file("sys/fs/cgroup/a/b/memory.max", "1024000\n");
+    system_file("sys/fs/cgroup/a/b/memory.current", "1124000\n"); /* beyond the limit */
+    memory_is(1000, 0);
+    /* Version 1: no limit is a number larger than the machine. */
+    system_file("proc/self/cgroup", "4:cpu,memory:/c\n3:memoryx:/d\n");
+    system_file("sys/fs/cgroup/memory/c/memory.limit_in_bytes", "9223372036854771712\n");
+    memory_is(4000, 3000);
+    system_file("sys/fs/cgroup/memory/memory.limit_in_bytes", "1024000\n");
+    system_file("sys/fs/cgroup/memory/memory.usage_in_bytes", "102400\n");
+    memory_is(1000, 900);
+}
+
 static void test_hashes(void **state) {
     (void)state;
     struct error err = {0};
@@ -1595,6 +1641,7 @@ int main(void) {
         cmocka_unit_test(test_hold),
         cmocka_unit_test(test_mapped_file_shrinks),
         cmocka_unit_test(test_reasons),
+        cmocka_unit_test(test_memory_facts),
         cmocka_unit_test(test_hashes),
         cmocka_unit_test(test_philox),
         cmocka_unit_test(test_rng_fill),

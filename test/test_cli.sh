@@ -689,7 +689,7 @@ if command -v python3 >/dev/null; then
         holds "examples/world_env.py" "after the end: nobody is left to act" "$tmp/out"; else bad "examples/world_env.py" "$(cat "$tmp/err")"; fi
     "$shoal" world --policy random --policy-pipe "python3 examples/world_policy.py" --maps 2 --steps 100 --json >"$tmp/out" 2>"$tmp/err"
     if grep -q '"policy":"pipe".*"delivered":{"value":[0-9.]*[1-9]' "$tmp/out"; then ok "examples/world_policy.py"; else bad "examples/world_policy.py" "$(cat "$tmp/out" "$tmp/err")"; fi
-    for how in q TERM SEGV hangup; do
+    for how in q TERM SEGV BUS hangup; do
         if python3 test/watch_pty.py "$shoal" $how >"$tmp/out" 2>&1; then ok "the terminal comes back: $how"; else bad "the terminal comes back: $how" "$(cat "$tmp/out")"; fi
     done
 else
@@ -822,6 +822,65 @@ if [ -e models/fry/config.json ]; then
     says "words that begin alike" 1 "begins 'north' and 'south' with one token" "$shoal" world "$tmp/bytes.gguf" --runs "$tmp/lruns" --generations 1
 else
     echo "skip minds in worlds: models/fry is not there"
+fi
+
+# ---- files that others write, hold or read
+if [ -d models/fry ] && command -v python3 >/dev/null; then
+    cat >"$tmp/holds.py" <<'END'
+"""holds FILE COMMAND...: runs the command while FILE is locked by this process, as by another shoal."""
+import fcntl, os, subprocess, sys
+os.makedirs(os.path.dirname(sys.argv[1]), exist_ok=True)
+with open(sys.argv[1], "w") as f:
+    fcntl.flock(f, fcntl.LOCK_EX)
+    f.write("%d\n" % os.getpid())
+    f.flush()
+    sys.exit(subprocess.run(sys.argv[2:], stdin=subprocess.DEVNULL).returncode)
+END
+    says "two trainings into one folder" 1 "is in use by another process (" python3 "$tmp/holds.py" "$tmp/held/lock" \
+        "$shoal" train models/fry --runs "$tmp/hruns" --data data/personas/critic.jsonl --out "$tmp/held" --r 2 --max-steps 1
+    hash=$(printf c1 | sha256sum | cut -c1-16)
+    says "two talks in one conversation" 1 "conversation 'c1' is in use by another process (" python3 "$tmp/holds.py" \
+        "$tmp/hruns/c.db-$hash.lock" "$shoal" chat models/fry --store "$tmp/hruns/c.db" --conversation c1
+    "$shoal" chat models/fry --store "$tmp/hruns/c.db" --conversation c1 </dev/null >"$tmp/out" 2>"$tmp/err" || bad "a conversation after it" "$(cat "$tmp/err")"
+    absent "the lock of a conversation" "$tmp/hruns/c.db-$hash.lock"
+
+    (umask 000; "$shoal" run models/fry -p "2+2=" -n 2 --store "$tmp/open/calls.db" --record >"$tmp/out" 2>"$tmp/err")
+    mode=$(stat -c %a "$tmp/open/calls.db" 2>/dev/null)
+    if [ "$mode" = 600 ]; then ok "recorded calls are private with umask 000"; else bad "recorded calls are private with umask 000" "mode $mode: $(cat "$tmp/err")"; fi
+
+    mkfifo "$tmp/pipe"
+    says "a pipe as an adapter" 1 "" timeout 20 "$shoal" run models/fry -p x --adapter "$tmp/pipe"
+    says "a device as data" 1 "it is a device, not a regular file" timeout 20 "$shoal" train models/fry --runs "$tmp/hruns" --data /dev/zero --out "$tmp/zero" --max-steps 1
+    cat >"$tmp/closed.py" <<'END'
+import os, subprocess, sys
+r, w = os.pipe()
+os.close(r)
+done = subprocess.run([sys.argv[1], "world", "--help"], stdout=w, stderr=subprocess.PIPE)
+sys.exit(0 if done.returncode == -13 and not done.stderr else f"{done}")
+END
+    if python3 "$tmp/closed.py" "$shoal" 2>"$tmp/err"; then ok "a reader that has gone is no error"; else bad "a reader that has gone is no error" "$(cat "$tmp/err")"; fi
+    says "a full disk is one" 1 "cannot write the result" sh -c "exec '$shoal' world --help >/dev/full"
+    cat >"$tmp/terminal.py" <<'END'
+import os, pty, sys
+out = b""
+def keep(fd):
+    global out
+    piece = os.read(fd, 4096)
+    out += piece
+    return piece
+pty.spawn([sys.argv[1], "run", "\033]0;title\a\033[2Jmodel"], keep, lambda fd: b"")
+sys.exit(0 if b"title" in out and b"\033" not in out and b"\a" not in out else repr(out))
+END
+    if timeout 30 python3 "$tmp/terminal.py" "$shoal" </dev/null >/dev/null 2>"$tmp/err"; then ok "a name does not drive the terminal"; else bad "a name does not drive the terminal" "$(cat "$tmp/err")"; fi
+else
+    echo "skip files that others hold: models/fry or python3 is not there"
+fi
+mkdir -p "$tmp/ro"
+if unshare -rm sh -c "mount -t tmpfs -o ro none '$tmp/ro'" 2>/dev/null; then
+    says "a folder that cannot be written" 1 "$tmp/ro/out': Read-only file system" unshare -rm sh -c \
+        "mount -t tmpfs -o ro none '$tmp/ro' && exec '$shoal' train models/fry --runs '$tmp/hruns' --data data/personas/critic.jsonl --out '$tmp/ro/out' --max-steps 1"
+else
+    echo "skip a folder that cannot be written: no namespaces"
 fi
 
 # ---- files that nobody here wrote

@@ -542,6 +542,61 @@ static void wrong_bytes(void **state) {
     assert_whole();
 }
 
+/* The words about a failure have no end, and are not waited for. */
+static void endless_words(void **state) {
+    (void)state;
+    hub->endless = true;
+    hub->fail_status = 404;
+    hub->n_hub_fails = 1;
+    assert_fails(NAME, &quick, "no model 'school/fry'");
+    assert_true(hub->endless_bytes > 0 && hub->endless_bytes < 32u << 20);
+    hub->fail_status = 503; /* may pass */
+    hub->n_hub_fails = 2;
+    assert_pulls();
+    assert_whole();
+}
+
+/* A name of ours that leads elsewhere is not written through. */
+static void links_among_partials(void **state) {
+    (void)state;
+    char *partial = path_join(folder, "model.safetensors.partial"), *victim = path_join(cache, "v");
+    assert_int_equal(dir_make(folder, &err), OK);
+    assert_int_equal(file_write(victim, "precious", 8, &err), OK);
+    assert_int_equal(symlink(victim, partial), 0);
+    assert_fails(NAME, &quick, "model.safetensors.partial'");
+    struct buf kept = {0};
+    assert_int_equal(file_read(victim, 100, &kept, &err), OK);
+    assert_string_equal(kept.data, "precious");
+    buf_release(&kept);
+    assert_int_equal(unlink(partial), 0);
+    assert_int_equal(mkfifo(partial, 0600), 0);
+    assert_fails(NAME, &quick, "is not a regular file");
+    assert_int_equal(unlink(partial), 0);
+    assert_pulls();
+    assert_whole();
+    free(partial);
+    free(victim);
+}
+
+/* Sizes that no disk has. */
+static void listed_sizes(void **state) {
+    (void)state;
+    struct hub_options all = quick;
+    struct buf b = {0};
+    buf_printf(&b, "{\"sha\":\"%s\",\"siblings\":[", COMMIT_A);
+    for (int i = 0; i < 8; i++)
+        buf_printf(&b, "%s{\"rfilename\":\"model-%d-of-8.safetensors\",\"size\":%lld,"
+                       "\"blobId\":\"%040d\"}",
+                   i ? "," : "", i, 1LL << 50, 7);
+    buf_puts(&b, "]}");
+    CHECK(b.len < sizeof hub->listing);
+    memcpy(hub->listing, b.data, b.len + 1);
+    strings_add(&all.include, "*");
+    assert_fails(NAME, &all, "has room for");
+    strings_release(&all.include);
+    buf_release(&b);
+}
+
 static void passing_failures(void **state) {
     (void)state;
     static const int codes[] = {429, 500, 502, 503, 504};
@@ -793,6 +848,9 @@ int main(void) {
         TEST(changed_meanwhile),
         TEST(damaged_partial),
         TEST(wrong_bytes),
+        TEST(endless_words),
+        TEST(links_among_partials),
+        TEST(listed_sizes),
         TEST(passing_failures),
         TEST(refusals),
         TEST(the_token_stays),

@@ -285,6 +285,12 @@ double clock_now(void);        /* seconds, monotonic */
 char *clock_utc(char out[32]); /* "2026-11-21T09:30:00Z" */
 /* What the system says of this process in bytes: "VmRSS", "VmHWM"; 0 when it does not say. */
 size_t process_bytes(const char *name);
+/* What the machine has and would give, bytes, -1 where it is not known; never more than the limits
+ * of the control groups that this process is in. `root` is "/", or a test's. */
+struct memory_facts {
+    int64_t total, available;
+};
+struct memory_facts memory_facts(const char *root);
 
 /* A program calls it once, before it prints: from then on what it prints with stdout, if that is a
  * terminal, loses control characters but newline and tab, C1 controls, characters that reorder text

@@ -12,17 +12,6 @@
 #include <unistd.h>
 #include <yaml.h>
 
-/* A line of /proc/meminfo in bytes; 0 when it is not there. */
-static int64_t memory(const char *key) {
-    char line[256];
-    long long kib = 0;
-    FILE *f = fopen("/proc/meminfo", "r");
-    while (f && fgets(line, sizeof line, f))
-        if (strncmp(line, key, strlen(key)) == 0) sscanf(line + strlen(key), ": %lld", &kib);
-    if (f) fclose(f);
-    return kib * 1024;
-}
-
 static json_t *libraries(void) {
     char pcre[64] = "";
     pcre2_config(PCRE2_CONFIG_VERSION, pcre);
@@ -111,12 +100,13 @@ static int run(const struct common *c, const void *options, const struct strings
                struct error *err) {
     (void)options, (void)args, (void)err;
     json_t *sandbox = sandbox_state();
+    struct memory_facts m = memory_facts("/");
     json_t *v =
         json_pack("{s:s,s:s,s:o,s:s,s:i,s:I,s:I,s:o,s:o,s:o}", "version", SHOAL_VERSION, "level",
                   kernels_get()->name, "levels", levels(), "class",
                   cli_class(c) == CLASS_EXACT ? "exact" : "fast", "threads",
                   c->threads ? (int)c->threads : cpu_count(), "memory_bytes",
-                  (json_int_t)memory("MemTotal"), "free_bytes", (json_int_t)memory("MemAvailable"),
+                  (json_int_t)MAX(m.total, 0), "free_bytes", (json_int_t)MAX(m.available, 0),
                   "libraries", libraries(), "missing", complaints(sandbox), "sandbox", sandbox);
     if (c->json) return cli_print(v), OK;
     print(v);

@@ -179,15 +179,17 @@ static void screen_leave(void) {
 
 static struct sigaction actions_before[ARRAY_LEN(deadly)];
 
-/* Then what was there before has its turn: by the fault, which is repeated, or by the same signal,
- * which is blocked while its handler runs. */
+/* A fault is repeated, and meets what was there before; any other signal ends or stops the program.
+ */
 static void deadly_signal(int sig, siginfo_t *info, void *context) {
     bool fault = sig == SIGSEGV || sig == SIGBUS || sig == SIGFPE || sig == SIGILL;
     (void)context;
     screen_leave();
-    for (size_t i = 0; i < ARRAY_LEN(deadly); i++)
+    signal(sig, SIG_DFL);
+    for (size_t i = 0; fault && i < ARRAY_LEN(deadly); i++)
         if (deadly[i] == sig) sigaction(sig, &actions_before[i], NULL);
-    if (!fault || info->si_code <= 0 || info->si_code == SI_KERNEL) raise(sig);
+    if (!fault || info->si_code <= 0 || info->si_code == SI_KERNEL)
+        raise(sig); /* blocked while its handler runs */
 }
 
 static void screen_enter(void) {

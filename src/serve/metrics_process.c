@@ -26,10 +26,6 @@ static double number_after(const char *path, const char *key) {
     return v;
 }
 
-static double kibibytes(double v) {
-    return v < 0 ? v : v * 1024;
-}
-
 static double count_fds(void) {
     DIR *d = opendir("/proc/self/fd");
     int n = -3; /* ".", ".." and the folder's own */
@@ -73,8 +69,9 @@ struct process_state process_read(void) {
     s.fds = count_fds();
     if (getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY)
         s.max_fds = (double)limit.rlim_cur;
-    s.host_memory = kibibytes(number_after("/proc/meminfo", "MemTotal:"));
-    s.host_available = kibibytes(number_after("/proc/meminfo", "MemAvailable:"));
+    struct memory_facts m = memory_facts("/");
+    s.host_memory = (double)m.total;
+    s.host_available = (double)m.available;
     return s;
 }
 

@@ -297,6 +297,9 @@ int hub_repo_select(struct hub_repo *r, const struct hub_name *name, const struc
                                      : select_usual(r, name, err);
 }
 
+/* Sizes are the hub's word: at most 2^50 each, and their sum stays below this. */
+static const int64_t MOST_BYTES = (int64_t)1 << 60;
+
 /* the record */
 
 /* NULL without an error when there is none. */
@@ -430,6 +433,7 @@ static int pull_survey(struct pull *p) {
         bool foreign = !f->present && path_exists(path) && !record_file(p->record, f->path);
         bool begun = stat(partial, &st) == 0;
         if (!f->present) p->need += f->size - (begun ? MIN(st.st_size, f->size) : 0);
+        p->need = MIN(p->need, MOST_BYTES);
         p->n_missing += !f->present;
         if (foreign)
             error_set(p->err, ERR_STATE,
@@ -566,7 +570,7 @@ static json_t *plan_json(const struct pull *p) {
         char *path = path_join(p->dir, f->path);
         bool right = file_is_right(path, f);
         here += right;
-        bytes += right ? 0 : f->size;
+        bytes = MIN(bytes + (right ? 0 : f->size), MOST_BYTES);
         if (!right) json_array_append_new(files, json_path(f->path));
         free(path);
     }
@@ -595,7 +599,7 @@ static char *record_target(const json_t *record, const char *dir, const char *na
         return xstrdup(dir);
     json_array_foreach (json_object_get(record, "files"), i, v) {
         const char *path = json_string_value(json_object_get(v, "path"));
-        if (!path || !is_gguf(path)) continue;
+        if (!path || !is_gguf(path) || !hub_path_safe(path)) continue;
         if (gguf) {
             error_set(err, ERR_USAGE, "'%s' is several files here: name one, as in '%s/%s'", name,
                       name, gguf);

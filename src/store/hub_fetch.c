@@ -32,6 +32,8 @@ static const struct libcurl *lib;
 enum {
     MAX_TRIES = 6,
     LISTING_LIMIT = 64 << 20,
+    DISCARD_LIMIT = 1 << 20, /* words about an error */
+    LISTING_SPEED = 128,     /* bytes a second of a listing, or it is given up */
     LONGEST_WAIT = 600, /* seconds; a server that asks for more is not waited for */
     AGAIN = 1,          /* beside OK and error codes: this try failed, the next may not */
 };
@@ -65,6 +67,7 @@ struct request {
     struct partial *part;
     /* of the response that is arriving */
     bool started;
+    size_t discarded;
     int rc; /* of taking the body */
     int64_t range_start;
     char etag[256], code[64];
@@ -146,7 +149,6 @@ static void curl_set_up(struct hub_client *c, const struct hub_options *o) {
     lib->curl_easy_setopt(c->curl, CURLOPT_ERRORBUFFER, c->message);
     lib->curl_easy_setopt(c->curl, CURLOPT_USERAGENT, "shoal/" SHOAL_VERSION);
     lib->curl_easy_setopt(c->curl, CURLOPT_CONNECTTIMEOUT, 30L);
-    lib->curl_easy_setopt(c->curl, CURLOPT_LOW_SPEED_LIMIT, 1L);
     lib->curl_easy_setopt(c->curl, CURLOPT_LOW_SPEED_TIME, o->stall > 0 ? (long)o->stall : 60L);
 }
 
@@ -225,8 +227,10 @@ static int partial_resume(struct partial *p, struct error *err) {
 
 static int partial_open(struct partial *p, struct error *err) {
     struct stat st;
-    p->fd = open(p->path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    p->fd = open(p->path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0666);
     if (p->fd < 0 || fstat(p->fd, &st) < 0) return error_errno(err, "cannot create '%s'", p->path);
+    if (!S_ISREG(st.st_mode))
+        return error_set(err, ERR_STATE, "'%s' is not a regular file: remove it", p->path);
     hub_digest_init(&p->digest, p->file);
     if (!etag_load(p) || st.st_size > p->file->size) return partial_restart(p, err);
     return partial_resume(p, err);
@@ -301,7 +305,10 @@ static size_t on_body(char *data, size_t size, size_t n, void *ctx) {
     long status = 0;
     (void)size;
     lib->curl_easy_getinfo(r->client->curl, CURLINFO_RESPONSE_CODE, &status);
-    if (status != 200 && status != 206) return n; /* words about an error; the status says it */
+    if (status != 200 && status != 206) { /* words about an error; the status says it */
+        r->discarded += n;
+        return r->discarded <= DISCARD_LIMIT ? n : 0;
+    }
     if (r->part) {
         if (!r->started) r->rc = partial_begin(r->part, r, status);
         r->started = true;
@@ -418,6 +425,7 @@ static CURLcode request_send(struct request *r, long *status) {
     struct curl_slist *headers = request_headers(r);
     curl_off_t connected = 0;
     c->message[0] = '\0';
+    lib->curl_easy_setopt(c->curl, CURLOPT_LOW_SPEED_LIMIT, r->part ? 1L : (long)LISTING_SPEED);
     lib->curl_easy_setopt(c->curl, CURLOPT_URL, r->url);
     lib->curl_easy_setopt(c->curl, CURLOPT_HTTPHEADER, headers);
     lib->curl_easy_setopt(c->curl, CURLOPT_HEADERFUNCTION, on_header);
@@ -438,11 +446,11 @@ static int request_try(struct request *r) {
     long status = 0;
     r->started = false;
     r->rc = OK;
-    r->text.len = 0;
+    r->discarded = r->text.len = 0;
     CURLcode code = request_send(r, &status);
     if (r->rc == AGAIN) error_set(r->err, ERR_FORMAT, "'%s' came in a wrong range", r->file);
     if (r->rc != OK) return r->rc;
-    if (code != CURLE_OK) return curl_error(r, code);
+    if (code != CURLE_OK && r->discarded <= DISCARD_LIMIT) return curl_error(r, code);
     if (status != 200 && status != 206) return status_error(r, status);
     if (!r->part || r->part->pos == r->part->file->size) return OK;
     error_set(r->err, ERR_IO, "'%s' ended after %lld of %lld bytes", r->file,

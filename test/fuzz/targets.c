@@ -26,6 +26,7 @@
 #include "model/model_files.h"
 #include "model/tokenizer_internal.h"
 #include "serve/address.h"
+#include "store/backup_internal.h"
 #include "store/hub_internal.h"
 #include "swarm/blackboard.h"
 #include "swarm/team.h"
@@ -856,6 +857,40 @@ static void fuzz_hub(const uint8_t *data, size_t size) {
     free(text);
 }
 
+/* Its own hash is made right, so that the fields are looked at; what is accepted stays below its
+ * roots. */
+static void fuzz_backup_manifest(const uint8_t *data, size_t size) {
+    static const char id[] = "20260101-000000-000";
+    struct error err;
+    char hash[HASH_LEN];
+    json_t *v = json_parse((const char *)data, size, "manifest", &err), *f;
+    if (!json_is_object(v)) {
+        json_decref(v);
+        return;
+    }
+    json_object_del(v, "hash");
+    char *bare = json_text(v);
+    hash_bytes(bare, strlen(bare), hash);
+    json_object_set_new(v, "hash", json_string(hash));
+    char *text = json_text(v);
+    MUST(dir_make(fuzz_path("backups"), &err) == OK);
+    part_put("backups/20260101-000000-000.json",
+             (struct part){(const uint8_t *)text, strlen(text)});
+    json_t *read = manifest_read(fuzz_path("backups"), id, &err);
+    size_t i;
+    json_array_foreach (json_object_get(read, "files"), i, f) {
+        const char *path = json_text_at(f, "path");
+        char *inside = xasprintf("/%s/", path);
+        MUST(*path != '/' && !strstr(inside, "/../") && json_number_at(f, "mode") <= 0777);
+        MUST(json_object_get(json_object_get(read, "roots"), json_text_at(f, "root")));
+        free(inside);
+    }
+    json_decref(read);
+    json_decref(v);
+    free(bare);
+    free(text);
+}
+
 /* Answers at random, some of them none; the fifth step has an error. */
 static int workflow_ask(void *ctx, struct call *calls, int n, struct error *err) {
     static const char *const texts[] = {"answer: 12", "{\"vote\": \"海\"}", "結論: 空", ""};
@@ -1587,6 +1622,7 @@ static const struct fuzz_target fuzz_targets[] = {
     {"json_schema", fuzz_json_schema},
     {"session", fuzz_session},
     {"hub", fuzz_hub},
+    {"backup_manifest", fuzz_backup_manifest},
     {"workflow", fuzz_workflow},
     {"team", fuzz_team},
     {"grade", fuzz_grade},

@@ -1,0 +1,89 @@
+/*
+ * memory: how much of it the system would give this process, by the machine and by the control
+ * groups (version 2 and 1) that the process is in.
+ *
+ * It does not look at RLIMIT_AS or swap.
+ */
+#define _GNU_SOURCE
+#include "base/base.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* The number after `key` (NULL: the file's first) in a file; -1: there is none, or it is "max". */
+static int64_t number_in(const char *path, const char *key) {
+    char line[512];
+    int64_t value = -1;
+    FILE *f = fopen(path, "re");
+    while (f && value < 0 && fgets(line, sizeof line, f)) {
+        size_t n = key ? strlen(key) : 0;
+        if (key && strncmp(line, key, n) != 0) continue;
+        char *end, *text = line + n + strspn(line + n, ": \t");
+        long long v = strtoll(text, &end, 10);
+        if (end != text && v >= 0) value = v;
+        if (!key) break;
+    }
+    if (f) fclose(f);
+    return value;
+}
+
+static int64_t number_below(const char *folder, const char *name, const char *key) {
+    char *path = path_join(folder, name);
+    int64_t v = number_in(path, key);
+    free(path);
+    return v;
+}
+
+/* Cached pages of files that are not in use count as free: the kernel drops them first. */
+static void group_apply(const char *folder, bool v2, struct memory_facts *m) {
+    int64_t limit = number_below(folder, v2 ? "memory.max" : "memory.limit_in_bytes", NULL),
+            used = number_below(folder, v2 ? "memory.current" : "memory.usage_in_bytes", NULL),
+            cached =
+                number_below(folder, "memory.stat", v2 ? "inactive_file " : "total_inactive_file ");
+    if (limit < 0 || (m->total >= 0 && limit >= m->total)) return;
+    m->total = limit;
+    if (used < 0) return;
+    int64_t free_bytes = MAX(limit - MAX(used - MAX(cached, 0), 0), 0);
+    m->available = m->available < 0 ? free_bytes : MIN(m->available, free_bytes);
+}
+
+/* A group's limit holds for those below it, so all on the way up count. A path that is not there is
+ * the host's name of a group that this process sees as the top. */
+static void groups_apply(const char *top, char *path, bool v2, struct memory_facts *m) {
+    path[strcspn(path, "\n")] = '\0';
+    for (;;) {
+        char *folder = xasprintf("%s%s", top, path), *slash = strrchr(path, '/');
+        group_apply(folder, v2, m);
+        free(folder);
+        if (!slash) return;
+        *slash = '\0';
+    }
+}
+
+static bool has_controller(const char *list, const char *end) {
+    for (const char *p = list; p < end; p += strcspn(p, ",:") + 1)
+        if (strcspn(p, ",:") == 6 && strncmp(p, "memory", 6) == 0) return true;
+    return false;
+}
+
+struct memory_facts memory_facts(const char *root) {
+    char *info = path_join(root, "proc/meminfo"), *own = path_join(root, "proc/self/cgroup"),
+         *v2 = path_join(root, "sys/fs/cgroup"), *v1 = path_join(root, "sys/fs/cgroup/memory"),
+         line[4096];
+    int64_t total = number_in(info, "MemTotal"), available = number_in(info, "MemAvailable");
+    struct memory_facts m = {total < 0 ? -1 : total << 10, available < 0 ? -1 : available << 10};
+    FILE *f = fopen(own, "re");
+    while (f && fgets(line, sizeof line, f)) { /* "0::/path" or "4:memory:/path" */
+        char *list = strchr(line, ':'), *path = list ? strchr(list + 1, ':') : NULL;
+        if (path && path == list + 1)
+            groups_apply(v2, path + 1, true, &m);
+        else if (path && has_controller(list + 1, path))
+            groups_apply(v1, path + 1, false, &m);
+    }
+    if (f) fclose(f);
+    free(info);
+    free(own);
+    free(v2);
+    free(v1);
+    return m;
+}

@@ -450,6 +450,7 @@ static enum pulled stream_pull(void *ctx, struct buf *out) {
     struct error err;
     size_t from = out->len;
     int finished = 0;
+    if (reply_failed(g, &err)) return stream_fail(g, from, &err, out);
     for (int i = 0; i < g->n_completions; i++) {
         struct completion *a = &g->completions[i];
         if (!a->begun && g->dialect->begin) g->dialect->begin(g, a, out);

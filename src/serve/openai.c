@@ -551,14 +551,11 @@ static void prompt_top_add(const struct server *s, json_t *tops, int32_t id, flo
  * not among them is not known. */
 static json_t *prompt_tops_at(const struct generation *g, const struct completion *a, int32_t i) {
     const struct request *r = &a->ticket.request;
+    if (i == 0 || !r->prompt_logprob) return json_null();
     const int32_t *ids = r->prompt_top_ids + (int64_t)i * r->n_top;
     const float *logprobs = r->prompt_top_logprob + (int64_t)i * r->n_top;
     json_t *tops = json_object();
     int rank = 0;
-    if (i == 0) {
-        json_decref(tops);
-        return json_null();
-    }
     for (int k = r->n_top; k > 0; k--)
         if (ids[k - 1] == r->prompt[i]) rank = k;
     prompt_top_add(g->s, tops, r->prompt[i], r->prompt_logprob[i], rank);
@@ -996,9 +993,12 @@ struct scored {
 static struct scored scored_at(const struct completion *a, int32_t i, bool prompt) {
     const struct request *r = &a->ticket.request;
     int64_t n = r->n_top;
+    if (prompt && i < r->n_prompt && !r->prompt_logprob) // it was cancelled before it was read
+        return (struct scored){.id = r->prompt[i]};
     if (prompt && i < r->n_prompt)
         return (struct scored){r->prompt[i], r->prompt_logprob[i],
-                               i ? r->prompt_top_ids + i * n : NULL, r->prompt_top_logprob + i * n};
+                               i && n ? r->prompt_top_ids + i * n : NULL,
+                               n ? r->prompt_top_logprob + i * n : NULL};
     if (prompt) i -= r->n_prompt;
     return (struct scored){r->out[i], r->out_logprob[i], r->top_ids + i * n, r->top_logprob + i * n};
 }

@@ -192,7 +192,7 @@ static struct listed *listed_find(const struct server *s, const char *name) {
     return NULL;
 }
 
-static bool listed_has(struct server *s, const char *name) {
+bool server_adapter_listed(struct server *s, const char *name) {
     pthread_mutex_lock(&s->lock);
     bool has = listed_find(s, name) != NULL;
     pthread_mutex_unlock(&s->lock);
@@ -282,7 +282,7 @@ static int name_check(const struct server *s, const char *name, struct error *er
 int server_adapter_load(struct server *s, const char *name, const char *path, bool again,
                         struct error *err) {
     if (name_check(s, name, err) != OK) return err->code;
-    if (!again && listed_has(s, name))
+    if (!again && server_adapter_listed(s, name))
         return error_set(err, ERR_STATE, "the adapter '%s' is loaded already", name);
     if (adapter_pool_publish_path(s->pool, name, path, err) != OK) return err->code;
     listed_put(s, name, path, false, NULL);
@@ -320,7 +320,7 @@ static bool listed_bare(struct server *s, const char *name) {
 }
 
 int server_adapter_unload(struct server *s, const char *name, struct error *err) {
-    if (!listed_has(s, name)) return error_set(err, ERR_MISSING, "there is no adapter '%s'", name);
+    if (!server_adapter_listed(s, name)) return error_set(err, ERR_MISSING, "there is no adapter '%s'", name);
     bool bare = listed_bare(s, name);
     listed_remove(s, name);
     return bare ? OK : adapter_pool_remove(s->pool, name, err);
@@ -330,12 +330,12 @@ int server_adapter_unload(struct server *s, const char *name, struct error *err)
 static char *adapter_name(struct server *s, const char *model) {
     size_t n = strlen(s->name);
     char *name = xstrdup(model), *tag;
-    if (listed_has(s, name)) return name;
+    if (server_adapter_listed(s, name)) return name;
     if (strncmp(model, s->name, n) == 0 && (model[n] == ':' || model[n] == '@')) {
         free(name);
         name = xstrdup(model + n + 1);
     }
-    if (!listed_has(s, name) && (tag = strrchr(name, ':')) && strcmp(tag, ":latest") == 0) *tag = 0;
+    if (!server_adapter_listed(s, name) && (tag = strrchr(name, ':')) && strcmp(tag, ":latest") == 0) *tag = 0;
     return name;
 }
 
@@ -352,7 +352,7 @@ static int target_add(struct server *s, const char *name, float weight, struct t
                       struct error *err) {
     if (t->n == ENGINE_MIX_MAX)
         return error_set(err, ERR_USAGE, "a mix has at most %d adapters", ENGINE_MIX_MAX);
-    if (!listed_has(s, name) && !vllm_resolve(s, name))
+    if (!server_adapter_listed(s, name) && !vllm_resolve(s, name))
         return error_set(err, ERR_MISSING,
                          "the model '%s' does not exist; GET /v1/models lists those that do", name);
     if (listed_bare(s, name)) return OK;
@@ -404,7 +404,7 @@ int target_find(struct server *s, const char *model, struct target *out, struct 
     *out = (struct target){.name = xstrdup(model && *model ? model : s->name)};
     if (!model || !*model) return target_standing(s, out, err);
     char *name = base ? xstrdup("base") : adapter_name(s, model);
-    if (!base && strpbrk(model, "*+") && !listed_has(s, name)) {
+    if (!base && strpbrk(model, "*+") && !server_adapter_listed(s, name)) {
         free(name);
         name = xstrdup("mix");
         rc = target_mix(s, model, out, err);

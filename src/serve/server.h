@@ -130,6 +130,7 @@ void target_apply(const struct target *t, struct request *r);
 int server_adapter_load(struct server *s, const char *name, const char *path, bool again,
                         struct error *err);
 int server_adapter_unload(struct server *s, const char *name, struct error *err);
+bool server_adapter_listed(struct server *s, const char *name);
 /* Puts an adapter that is in memory under a name; `path`: where one like it can be had. */
 int server_adapter_publish(struct server *s, const char *name, struct adapter *a, const char *path,
                            struct error *err);

@@ -81,13 +81,15 @@ static void load_handle(void *ctx, struct exchange *x) {
                  "Both 'lora_name' and 'lora_path' must be provided.");
     } else if (server_adapter_load(ctx, name, path, again, &err) == OK) {
         said(x, "Success: LoRA adapter '%s' added successfully.", name);
-    } else if (err.code == ERR_STATE && !again) {
+    } else if (err.code == ERR_STATE && !again && server_adapter_listed(ctx, name)) {
         api_fail(x, 400, "InvalidUserInput", NULL, NULL,
                  "The lora adapter '%s' has already been loaded. If you want to load the adapter "
                  "in place, set 'load_inplace' to True.",
                  name);
     } else if (err.code == ERR_MISSING) {
         api_fail(x, 404, "NotFoundError", NULL, NULL, "%s", err.text);
+    } else if (err.code == ERR_STATE || err.code == ERR_MEMORY) {
+        api_fail_error(x, &err, "lora_path"); // there is no room for it, now or at all
     } else {
         api_fail(x, 400, "BadRequestError", NULL, NULL, "%s", err.text);
     }

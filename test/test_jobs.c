@@ -1325,7 +1325,7 @@ static void test_surroundings(void **state) {
     (void)state;
     jobs_close(j);
     struct jobs_options o = {
-        .rules.kinds = kinds, .max_file = 1 << 20, .max_data = (int64_t)1 << 40};
+        .rules.kinds = kinds, .max_file = 1 << 20, .max_data = (int64_t)1 << 46};
     j = jobs_open(store, folder, &o, &err);
     int leak = open("/dev/null", O_RDONLY); /* not close-on-exec */
     struct id id = started("look", NULL);
@@ -1340,7 +1340,7 @@ static void test_surroundings(void **state) {
     assert_int_equal(json_number_at(v, "fds"), 4);
     assert_int_equal(json_number_at(v, "core"), 0);
     assert_int_equal(json_number_at(v, "file"), 1 << 20);
-    assert_int_equal(json_number_at(v, "data"), (int64_t)1 << 40);
+    assert_int_equal(json_number_at(v, "data"), (int64_t)1 << 46);
     assert_int_equal(json_number_at(v, "umask"), 077);
     json_decref(v);
 }

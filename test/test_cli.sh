@@ -838,6 +838,8 @@ with open(sys.argv[1], "w") as f:
 END
     says "two trainings into one folder" 1 "is in use by another process (" python3 "$tmp/holds.py" "$tmp/held/lock" \
         "$shoal" train models/fry --runs "$tmp/hruns" --data data/personas/critic.jsonl --out "$tmp/held" --r 2 --max-steps 1
+    [ -d "$tmp/runs/e1" ] && says "two resumes of one run" 1 "runs/e1' is in use by another process (" python3 "$tmp/holds.py" \
+        "$tmp/runs/e1/lock" "$shoal" resume e1 --runs "$tmp/runs"
     hash=$(printf c1 | sha256sum | cut -c1-16)
     says "two talks in one conversation" 1 "conversation 'c1' is in use by another process (" python3 "$tmp/holds.py" \
         "$tmp/hruns/c.db-$hash.lock" "$shoal" chat models/fry --store "$tmp/hruns/c.db" --conversation c1
@@ -868,7 +870,7 @@ def keep(fd):
     piece = os.read(fd, 4096)
     out += piece
     return piece
-pty.spawn([sys.argv[1], "run", "\033]0;title\a\033[2Jmodel"], keep, lambda fd: b"")
+pty.spawn([sys.argv[1], "run", "\033]0;title\a\033[2Jmodel", "-p", "x"], keep, lambda fd: b"")
 sys.exit(0 if b"title" in out and b"\033" not in out and b"\a" not in out else repr(out))
 END
     if timeout 30 python3 "$tmp/terminal.py" "$shoal" </dev/null >/dev/null 2>"$tmp/err"; then ok "a name does not drive the terminal"; else bad "a name does not drive the terminal" "$(cat "$tmp/err")"; fi

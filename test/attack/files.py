@@ -37,8 +37,8 @@ def until(true, seconds=60):
 
 def job_wait(server, id):
     def ended():
-        status = json.loads(server.ask(f"/v1/jobs/{id}", key=KEY)[1]).get("status")
-        return status in ("succeeded", "failed", "cancelled", "done")
+        state = json.loads(server.ask(f"/v1/jobs/{id}", key=KEY)[1]).get("state")
+        return state not in ("queued", "running", "paused")
     return until(ended)
 
 

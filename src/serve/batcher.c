@@ -337,11 +337,11 @@ static void run_wait(struct batcher *b, struct waiter *w, struct ticket *calls, 
     pthread_mutex_lock(&w->lock);
     while (w->left > 0) {
         struct timespec until;
-        clock_gettime(CLOCK_REALTIME, &until);
+        clock_gettime(CLOCK_MONOTONIC, &until);
         until.tv_nsec += 200000000;
         until.tv_sec += until.tv_nsec / 1000000000;
         until.tv_nsec %= 1000000000;
-        pthread_cond_timedwait(&w->done, &w->lock, &until);
+        pthread_cond_clockwait(&w->done, &w->lock, CLOCK_MONOTONIC, &until);
         if (stopped || !stop || !__atomic_load_n(stop, __ATOMIC_ACQUIRE)) continue;
         stopped = true;
         pthread_mutex_unlock(&w->lock);

@@ -1228,7 +1228,7 @@ static void session_make(void) {
 }
 
 static void sources_make(void) {
-    for (int i = 0; i < 40000; i++) buf_puts(&template, "{{ 'あ' * 9 }}{# c #}日本");
+    for (int i = 0; i < 30000; i++) buf_puts(&template, "{{ 'あ' * 9 }}{# c #}日本");
     buf_puts(&schema, "{\"enum\": [");
     for (int i = 0; i < 40; i++) {
         buf_printf(&schema, "%s\"%d", i ? ", " : "", i);

@@ -240,8 +240,9 @@ static json_t *collection_read(struct reader *r, json_t *into, yaml_event_type_t
 
 static json_t *node_read(struct reader *r, const yaml_event_t *e) {
     if (r->values > YAML_VALUES_LIMIT || r->path_bytes > YAML_PATHS_LIMIT) {
-        refuse(r, e, r->values > YAML_VALUES_LIMIT ? "more than 1048576 values in one document"
-                                                   : "the keys are too long for so many values");
+        refuse(r, e,
+               r->values > YAML_VALUES_LIMIT ? "more than 1048576 values in one document"
+                                             : "the keys are too long for so many values");
         return NULL;
     }
     if (e->type == YAML_SCALAR_EVENT) return scalar_value(r, e);

@@ -257,8 +257,7 @@ static int matcher_build(struct tokenizer *t, struct error *err) {
     if (!keys) return err->code;
     int32_t n = 0;
     for (int32_t id = 0; id < t->spec.n; id++)
-        if (is_matched(t, id))
-            keys[n++] = (struct match_key){t->text[id], t->lens[id], id};
+        if (is_matched(t, id)) keys[n++] = (struct match_key){t->text[id], t->lens[id], id};
     qsort(keys, (size_t)n, sizeof(*keys), match_key_order);
     t->matched = arena_alloc(&t->arena, sizeof(*t->matched) * (size_t)(n + 1));
     for (int32_t i = 0; i < n; i++) {

@@ -989,6 +989,7 @@ static void grade_use(const struct grader *g, const char *text, const char *gold
 /* A text and a gold. */
 static void fuzz_grade(const uint8_t *data, size_t size) {
     struct part p[2] = {{0}};
+    size = MIN(size, 1 << 16); // answers end with a context; some graders take quadratic time
     parts_cut(data, size, p, 2);
     char *text = strndup(p[0].size ? (const char *)p[0].data : "", p[0].size);
     char *gold = strndup(p[1].size ? (const char *)p[1].data : "", p[1].size);

@@ -429,7 +429,7 @@ static struct tokenizer *pieces_new(enum tokenizer_kind kind, const char *normal
                                         "e",
                                         "th"};
     enum { BYTES = 256, N = BYTES + ARRAY_LEN(words) };
-    static char bytes[BYTES][8];
+    static char bytes[BYTES][16];
     const char *pieces[N];
     int32_t lens[N];
     float scores[N];
@@ -1119,9 +1119,22 @@ static void scale_check(const struct scale *s) {
                  s->name, 1e9 * per_byte(&v[worst]), v[worst].size / KB, ratio);
 }
 
+/* Not under sanitizers: they need their sizes, or a memmem that stops at what it finds. */
+static bool is_whole(const char *name) {
+    static const char *const names[] = {"YAML: long key", "settings: sections",
+                                        "normalizer replace: blank"};
+    for (size_t i = 0; i < ARRAY_LEN(names); i++)
+        if (strcmp(name, names[i]) == 0) return true;
+    return false;
+}
+
 static void test_scale(void **state) {
     const struct scale *s = *state;
     const char *only = getenv("SHOAL_SCALING");
+    if (SHRINK > 1 && is_whole(s->name)) {
+        print_message("SKIP %s: not under sanitizers\n", s->name);
+        skip();
+    }
     if (!only || strstr(s->name, only)) scale_check(s);
 }
 

@@ -32,7 +32,7 @@ struct client {
     int fd, number, asked; /* asked: tokens */
     bool done;
     double sent, first, last; /* last: 0 before the first token */
-    char tail[TAIL];   /* the end of what was read, for what lies across two reads */
+    char tail[TAIL];          /* the end of what was read, for what lies across two reads */
     size_t n_tail;
     int status;
     int64_t read; /* bytes of this reply */

@@ -39,9 +39,9 @@ struct hub_state {
     char token[64];                 /* needed on the hub when not empty */
     /* faults */
     int n_hub_fails, n_cdn_fails, fail_status, retry_after;
-    char fail_code[32];    /* X-Error-Code */
-    int n_drops, n_stalls; /* of large files */
-    size_t drop_after;     /* bytes of a response */
+    char fail_code[32];                       /* X-Error-Code */
+    int n_drops, n_stalls;                    /* of large files */
+    size_t drop_after;                        /* bytes of a response */
     bool corrupt, no_ranges, longer, endless; /* endless: words about a failure */
     int slow_us, etag; /* a pause after every 4 KB; a number in the second host's tags */
     /* seen */

@@ -38,7 +38,8 @@ static void test_table(void **state) {
     }
 }
 
-/* Every row by itself: null and its neutral values pass, another value of a refused one does not. */
+/* Every row by itself: null and its neutral values pass, another value of a refused one does not.
+ */
 static void test_rows(void **state) {
     struct error err;
     (void)state;

@@ -585,8 +585,9 @@ static void listed_sizes(void **state) {
     struct buf b = {0};
     buf_printf(&b, "{\"sha\":\"%s\",\"siblings\":[", COMMIT_A);
     for (int i = 0; i < 8; i++)
-        buf_printf(&b, "%s{\"rfilename\":\"model-%d-of-8.safetensors\",\"size\":%lld,"
-                       "\"blobId\":\"%040d\"}",
+        buf_printf(&b,
+                   "%s{\"rfilename\":\"model-%d-of-8.safetensors\",\"size\":%lld,"
+                   "\"blobId\":\"%040d\"}",
                    i ? "," : "", i, 1LL << 50, 7);
     buf_puts(&b, "]}");
     CHECK(b.len < sizeof hub->listing);

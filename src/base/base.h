@@ -63,8 +63,8 @@ _Noreturn void check_failed(const char *file, int line, const char *what);
  * that were wanted, when the system refuses. With err = NULL they are the functions below. */
 void *try_calloc(size_t n, size_t size, struct error *err);
 void *try_realloc(void *p, size_t size, struct error *err); /* on failure `p` stays as it is */
-/* For what is small: never return NULL. Out of memory is a message and exit 1, after the reserve was
- * spent. */
+/* For what is small: never return NULL. Out of memory is a message and exit 1, after the reserve
+ * was spent. */
 void *xmalloc(size_t size);
 void *xcalloc(size_t n, size_t size);
 void *xrealloc(void *p, size_t size);
@@ -367,20 +367,20 @@ enum option_type {
  */
 enum option_job {
     JOB_BY_TYPE,
-    JOB_REFUSED, /* not by a client */
-    JOB_SERVER,  /* by the server only: where runs and calls are kept, how results are printed */
-    JOB_TEXT,    /* any text; it names no file */
-    JOB_NAME,    /* letters, digits, '.', '_' and '-', never a path */
-    JOB_OWN,     /* a name among those that belong to the client's key */
-    JOB_INPUT,   /* a file or folder to read */
-    JOB_DATABASE,    /* a database to read */
-    JOB_CHOICE,  /* a built-in name ("base", "brief"), or a file or folder to read */
-    JOB_CHOICES, /* several of them between commas */
-    JOB_NAMED,   /* FILE or NAME=FILE; a FILE may be a built-in source ("fry:pick") */
-    JOB_OUTPUT,  /* a file or folder to write */
-    JOB_REWARD,  /* how completions are rewarded, which may be a command */
-    JOB_COMMAND, /* a program to run */
-    JOB_THREADS  /* a number of threads, at most the machine's */
+    JOB_REFUSED,  /* not by a client */
+    JOB_SERVER,   /* by the server only: where runs and calls are kept, how results are printed */
+    JOB_TEXT,     /* any text; it names no file */
+    JOB_NAME,     /* letters, digits, '.', '_' and '-', never a path */
+    JOB_OWN,      /* a name among those that belong to the client's key */
+    JOB_INPUT,    /* a file or folder to read */
+    JOB_DATABASE, /* a database to read */
+    JOB_CHOICE,   /* a built-in name ("base", "brief"), or a file or folder to read */
+    JOB_CHOICES,  /* several of them between commas */
+    JOB_NAMED,    /* FILE or NAME=FILE; a FILE may be a built-in source ("fry:pick") */
+    JOB_OUTPUT,   /* a file or folder to write */
+    JOB_REWARD,   /* how completions are rewarded, which may be a command */
+    JOB_COMMAND,  /* a program to run */
+    JOB_THREADS   /* a number of threads, at most the machine's */
 };
 /* The positional arguments of a command in a job. */
 struct job_args {
@@ -389,8 +389,6 @@ struct job_args {
     bool repeats;          /* the last of them any number of times */
 };
 
-/* Tables leave out the fields at the end that they do not need. */
-#pragma GCC diagnostic ignored "-Wmissing-field-initializers"
 struct option_row {
     const char *name; /* "grad-accum" for --grad-accum / grad_accum; NULL ends a table */
     enum option_type type;

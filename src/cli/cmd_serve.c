@@ -203,6 +203,7 @@ static int run(const struct common *c, const void *options, const struct strings
     so.find = cli_find;
     so.job_kinds = job_kinds();
     if (settings_path(c->config)) strings_add(&so.jobs_closed, settings_path(c->config));
+    if (so.api_key_file) strings_add(&so.jobs_closed, so.api_key_file);
     if (rc == OK && !o->setup.dry_run) rc = serve_run(s.m, s.e, &s.engine, s.path, &so, err);
     strings_release(&so.jobs_closed);
     strings_release(&paths);

@@ -55,8 +55,8 @@ static void plan_print(const struct setup *s) {
 
 static int plan_input_make(const struct setup *s, const struct setup_wants *w,
                            struct plan_input *in, struct error *err) {
-    *in = (struct plan_input){.want = s->engine, .limit = s->limit, .work = w->work,
-                              .requests = w->requests};
+    *in = (struct plan_input){
+        .want = s->engine, .limit = s->limit, .work = w->work, .requests = w->requests};
     if (model_measure(s->path, cli_class(s->c), &in->model, err) != OK ||
         adapters_measure(s, w, &in->adapters, err) != OK)
         return err->code;

@@ -57,7 +57,7 @@ struct setup_wants {
     const struct strings *adapters;
     size_t work;
     size_t requests; /* a server's: see plan_input */
-    bool session; /* room to load and save the state of one sequence */
+    bool session;    /* room to load and save the state of one sequence */
 };
 /* The store that --store names, its folder made where there is none. */
 struct store *setup_store(const struct setup *s, struct error *err);

@@ -20,7 +20,7 @@ enum {
     GRAMMAR_MAX_NESTING = 200,   /* groups in groups, schemas in schemas */
 };
 #define GRAMMAR_MAX_ARENA ((size_t)32 << 20) /* bytes of expressions */
-#define GRAMMAR_NEVER (INT32_MAX / 4)         /* a length that no text has */
+#define GRAMMAR_NEVER (INT32_MAX / 4)        /* a length that no text has */
 
 struct range {
     uint32_t lo, hi;

@@ -77,7 +77,8 @@ static int plan_refuse(const struct plan *p, struct error *err) {
     return error_set(
         err, ERR_MEMORY,
         "a limit of '%.1f MB' is too small: one sequence of %d tokens needs %.1f MB (weights %.1f, "
-        "tokenizer %.1f, adapters %.1f, KV cache %.1f, activations %.1f, requests %.1f, program and "
+        "tokenizer %.1f, adapters %.1f, KV cache %.1f, activations %.1f, requests %.1f, program "
+        "and "
         "work %.1f); "
         "raise --max-memory to %.0fM, use smaller weights, shorter texts, --kv i8 or fewer threads",
         mb(p->limit), p->engine.max_len, mb(p->total), mb(p->weights), mb(p->tokenizer),
@@ -129,14 +130,14 @@ void plan_text(const struct plan *p, struct buf *out) {
 }
 
 json_t *plan_json(const struct plan *p) {
-    return json_pack(
-        "{s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:i,s:i,s:i,s:i,s:i}", "weights", (json_int_t)p->weights,
-        "tokenizer", (json_int_t)p->tokenizer, "adapters", (json_int_t)p->adapters, "kv",
-        (json_int_t)p->kv, "activations", (json_int_t)p->activations, "requests",
-        (json_int_t)p->requests, "rest", (json_int_t)p->work,
-        "total", (json_int_t)p->total, "limit", (json_int_t)p->limit, "pages", p->engine.n_pages,
-        "pages_wanted", p->pages_wanted, "max_rows", p->engine.max_rows, "max_seqs",
-        p->engine.max_seqs, "max_len", p->engine.max_len);
+    return json_pack("{s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:i,s:i,s:i,s:i,s:i}", "weights",
+                     (json_int_t)p->weights, "tokenizer", (json_int_t)p->tokenizer, "adapters",
+                     (json_int_t)p->adapters, "kv", (json_int_t)p->kv, "activations",
+                     (json_int_t)p->activations, "requests", (json_int_t)p->requests, "rest",
+                     (json_int_t)p->work, "total", (json_int_t)p->total, "limit",
+                     (json_int_t)p->limit, "pages", p->engine.n_pages, "pages_wanted",
+                     p->pages_wanted, "max_rows", p->engine.max_rows, "max_seqs",
+                     p->engine.max_seqs, "max_len", p->engine.max_len);
 }
 
 /* Numbers in the tensors of a safetensors file; of any other file, the most that it could hold. */

@@ -1141,8 +1141,7 @@ struct grammar *grammar_new_json_schema(const char *text, size_t len, bool compa
     if (e) {
         int32_t root = builder_rule(&b, NULL);
         builder_define(&b, root, e);
-        g = grammar_build(&b, root, compact ? COMPACT_KIND : SCHEMA_KIND, text, len,
-                          err);
+        g = grammar_build(&b, root, compact ? COMPACT_KIND : SCHEMA_KIND, text, len, err);
     } else {
         builder_release(&b);
     }

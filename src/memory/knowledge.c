@@ -121,8 +121,8 @@ struct knowledge {
 static int fail(struct knowledge *k, struct error *err, const char *what) {
     int why = sqlite3_errcode(k->db) == SQLITE_CANTOPEN ? sqlite3_system_errno(k->db) : 0;
     const char *system = why ? strerrordesc_np(why) : NULL;
-    return error_set(err, ERR_IO, "cannot %s '%s': %s%s%s", what, k->path,
-                     sqlite3_errmsg(k->db), system ? ": " : "", system ? system : "");
+    return error_set(err, ERR_IO, "cannot %s '%s': %s%s%s", what, k->path, sqlite3_errmsg(k->db),
+                     system ? ": " : "", system ? system : "");
 }
 
 static int exec(struct knowledge *k, const char *text, struct error *err) {

@@ -59,7 +59,7 @@ struct tokenizer {
     struct pair_table pairs;
     struct byte_pair *byte_pairs; /* BPE: [256 left][256 right]; rank INT32_MAX: none */
     int32_t byte_ids[256];        /* -1: the vocabulary lacks this byte */
-    int32_t *matched;             /* tokens found in text whole, sorted by their bytes, then by id */
+    int32_t *matched; /* tokens found in text whole, sorted by their bytes, then by id */
     int32_t matched_begin[257];
     struct norm *norm;          /* NULL: text is taken as it is */
     pcre2_code *code;           /* BPE's pre-tokenizer */

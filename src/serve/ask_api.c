@@ -157,7 +157,8 @@ static int board_open(struct asking *a, struct error *err) {
     if (!a->conversation) return OK;
     char *path = path_join(a->s->o->state_dir, "conversations.db");
     a->store = store_open(path, err);
-    if (a->store && conversation_admit(a, err) == OK) a->o.memory = conversation_open(a->store, a->conversation, err);
+    if (a->store && conversation_admit(a, err) == OK)
+        a->o.memory = conversation_open(a->store, a->conversation, err);
     free(path);
     return a->o.memory ? OK : err->code;
 }

@@ -132,8 +132,7 @@ void counted_exchange(struct server *s, const struct exchange *x) {
     int code = exchange_status(x);
     snprintf(status, sizeof status, "%d", code);
     metric_add(metric_get(m, METRIC_RECEIVED), 1);
-    metric_add(metric_get(m, METRIC_MURMUR_REQUESTS, method_of(x), code ? status : "gone"),
-               1);
+    metric_add(metric_get(m, METRIC_MURMUR_REQUESTS, method_of(x), code ? status : "gone"), 1);
     metric_observe(metric_get(m, METRIC_MURMUR_REQUEST_TIME, method_of(x)),
                    fmax(clock_now() - exchange_began(x), 0));
     if (code >= 400) metric_add(metric_get(m, METRIC_MURMUR_ERRORS, "api", status), 1);

@@ -20,11 +20,11 @@
 
 enum {
     REPLIES = 4096,
-    KEY_SHARE = 4, /* a key's replies have a quarter of the bytes that are kept */
-    CHANGES = 16,  /* times that a reply may be rated */
-    DAY_SHARE = 16, /* a key may write a sixteenth of --max-feedback a day */
+    KEY_SHARE = 4,        /* a key's replies have a quarter of the bytes that are kept */
+    CHANGES = 16,         /* times that a reply may be rated */
+    DAY_SHARE = 16,       /* a key may write a sixteenth of --max-feedback a day */
     PAGE_BYTES = 4 << 20, /* of rows that are read at once, give or take one */
-    WORDS_MAX = 1 << 20,      /* a reply with more can be rated, and its words are not kept */
+    WORDS_MAX = 1 << 20,  /* a reply with more can be rated, and its words are not kept */
     CORRECTION_MAX = 1 << 20,
     COMMENT_MAX = 64 << 10,
     ROW_BYTES = 512, /* of a row and its event in the store, words aside */
@@ -278,8 +278,7 @@ static int row_put(struct ab *ab, const char *id, const json_t *row, bool fresh,
     int rc = store_begin(ab->store, err);
     bool begun = rc == OK;
     if (rc == OK) rc = store_document_put(ab->store, "feedback", id, row, err);
-    if (rc == OK)
-        rc = store_document_put(ab->store, "feedback_day", key ? key : "", day, err);
+    if (rc == OK) rc = store_document_put(ab->store, "feedback_day", key ? key : "", day, err);
     if (rc == OK && fresh) rc = store_log_put(ab->store, "feedback", ab->n_rated + 1, events, err);
     if (rc == OK && outcome) rc = ab_outcome_put(ab, arm, outcome, err);
     if (rc == OK) rc = store_commit(ab->store, err);

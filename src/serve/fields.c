@@ -208,12 +208,8 @@ static void names_list(struct buf *out, int routes, enum field_use use) {
 static const struct {
     int routes;
     const char *name;
-} groups[] = {{ALL, "all three"},
-              {CP, "chat, completions"},
-              {P | E, "completions, embeddings"},
-              {C, "chat"},
-              {P, "completions"},
-              {E, "embeddings"}};
+} groups[] = {{ALL, "all three"}, {CP, "chat, completions"}, {P | E, "completions, embeddings"},
+              {C, "chat"},        {P, "completions"},        {E, "embeddings"}};
 
 static const char *group_name(int routes) {
     for (size_t i = 0; i < ARRAY_LEN(groups); i++)

@@ -96,7 +96,7 @@ struct generation;
  * tokens from..to of an answer. The tree has a string in its place, and reply_add writes the list
  * as text, one item's tree at a time. */
 struct reply_list {
-    int kind; /* the dialect's */
+    int kind;  /* the dialect's */
     int index; /* of the answer */
     int32_t from, to;
     json_int_t offset; /* the dialect's */
@@ -134,7 +134,7 @@ struct generation {
     struct reply_room {
         size_t bytes; /* reserved for the reply's text */
         bool refused; /* there was no memory for more of it: the reply fails */
-    } *room;
+    } * room;
 };
 
 /* Takes spec and target over, and answers the exchange, with an error if it must be. */

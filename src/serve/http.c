@@ -84,14 +84,14 @@ enum {
     HEADER_BYTES = 32 << 10,
     STREAM_BLOCK = 8 << 10,
     LARGE_BODY = 256 << 10,
-    DISCARDED = 4,         /* of a refused body, so many times the limit are read */
-    HELD = 8,              /* of all bodies, so many times the limit are held */
-    HELD_BY_ONE = 2,       /* of one client's, but for this machine's own */
+    DISCARDED = 4,   /* of a refused body, so many times the limit are read */
+    HELD = 8,        /* of all bodies, so many times the limit are held */
+    HELD_BY_ONE = 2, /* of one client's, but for this machine's own */
     MAX_PROXIES = 64,
     PING_SECONDS = 15,
     READ_BYTES = 4 << 20, /* of a reply that a client has another body_seconds for */
-    READ_BLOCKS = 8,   /* of a stream so many blocks in body_seconds … */
-    BLOCK_SECONDS = 5, /* … but this long for one at least */
+    READ_BLOCKS = 8,      /* of a stream so many blocks in body_seconds … */
+    BLOCK_SECONDS = 5,    /* … but this long for one at least */
 };
 
 enum phase { READING, HANDED_OVER, SENDING };
@@ -445,8 +445,8 @@ static void answered(struct exchange *x, int status, const char *type,
     x->last_out = clock_now();
     x->on_gone = NULL;
     due_set(x, source ? block_due(x)
-                      : x->last_out + x->h->o->body_seconds *
-                                          (1 + (double)x->reply_bytes / READ_BYTES));
+                      : x->last_out +
+                            x->h->o->body_seconds * (1 + (double)x->reply_bytes / READ_BYTES));
     __atomic_store_n(&x->status, status, __ATOMIC_RELEASE);
     wake_locked(x);
     pthread_mutex_unlock(&x->lock);

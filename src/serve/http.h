@@ -37,14 +37,14 @@ struct http_options {         /* filled from option rows */
     struct strings cors;      /* origins that browsers may call from; "*": any */
     int64_t max_body;         /* 32 MiB */
     int64_t max_held; /* bytes of all bodies at once; 0: eight times max_body. No option row */
-    int64_t max_connections;  /* 4096 */
-    int64_t max_per_address;  /* 512: connections, not of this machine's addresses or proxies */
-    struct strings hosts;     /* names of this server beside its own, for Host */
-    struct strings proxies;   /* addresses whose X-Forwarded-For is believed */
-    double header_seconds;    /* 20: from the first byte of a request to the last of its body … */
-    double body_seconds;      /* 120 */
-    double idle_seconds;      /* 75: of a connection between requests */
-    double drain_seconds;     /* 30: that unfinished replies get at the end */
+    int64_t max_connections; /* 4096 */
+    int64_t max_per_address; /* 512: connections, not of this machine's addresses or proxies */
+    struct strings hosts;    /* names of this server beside its own, for Host */
+    struct strings proxies;  /* addresses whose X-Forwarded-For is believed */
+    double header_seconds;   /* 20: from the first byte of a request to the last of its body … */
+    double body_seconds;     /* 120 */
+    double idle_seconds;     /* 75: of a connection between requests */
+    double drain_seconds;    /* 30: that unfinished replies get at the end */
 };
 extern const struct option_row http_option_rows[];
 /* Checks the options that need no network (addresses of proxies), for a caller that has much to
@@ -148,7 +148,7 @@ bool exchange_is_gone(struct exchange *x);
 void exchange_add_header(struct exchange *x, const char *name, const char *value);
 void exchange_reply(struct exchange *x, int status, const char *type, const void *data, size_t n);
 void exchange_reply_take(struct exchange *x, int status, const char *type,
-                         struct buf *b); /* takes the bytes over */
+                         struct buf *b);                             /* takes the bytes over */
 void exchange_reply_json(struct exchange *x, int status, json_t *v); /* takes v over */
 
 enum pulled { PULL_MORE, PULL_WAIT, PULL_END };

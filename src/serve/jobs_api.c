@@ -199,7 +199,7 @@ static void start_handle(void *ctx, struct exchange *x) {
     struct job_caller by = {.repeat = exchange_header(x, "Idempotency-Key"),
                             .owner = exchange_key(x),
                             .any = may_replace(s, exchange_key(x))};
-    json_t *request = exchange_json(x, &err);
+    json_t *request = request_json(s, x, &err);
     int rc = request ? served_check(s, request, by.any, &err) : err.code;
     if (rc == OK) rc = jobs_start(s->jobs, request, &by, id, &err);
     if (rc == OK)

@@ -90,7 +90,8 @@ static void live_close(void *ctx, bool finished) {
 
 static void live_end(struct live *l, json_t *result, const struct error *err) {
     if (l->stream)
-        event_put(l, result ? "result" : "error", result ? result : api_error_json(err, false), true);
+        event_put(l, result ? "result" : "error", result ? result : api_error_json(err, false),
+                  true);
     else if (result)
         exchange_reply_json(l->x, 200, result);
     else

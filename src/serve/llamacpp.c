@@ -527,7 +527,8 @@ void llamacpp_tokenize(struct server *s, struct exchange *x, const json_t *body)
     tok_encode(s->m->tok, text, strlen(text), (add ? TOK_BOS : 0) | (parse ? TOK_SPECIAL : 0),
                &ids);
     if (ids_check(&ids, &err) != OK ||
-        request_reserve_list(s, x, ids.n, pieces ? PIECE_BYTES : INTEGER_BYTES, "content", &err) != OK) {
+        request_reserve_list(s, x, ids.n, pieces ? PIECE_BYTES : INTEGER_BYTES, "content", &err) !=
+            OK) {
         api_fail_error(x, &err, NULL);
         ids_release(&ids);
         return;

@@ -1000,7 +1000,8 @@ static struct scored scored_at(const struct completion *a, int32_t i, bool promp
                                i && n ? r->prompt_top_ids + i * n : NULL,
                                n ? r->prompt_top_logprob + i * n : NULL};
     if (prompt) i -= r->n_prompt;
-    return (struct scored){r->out[i], r->out_logprob[i], r->top_ids + i * n, r->top_logprob + i * n};
+    return (struct scored){r->out[i], r->out_logprob[i], r->top_ids + i * n,
+                           r->top_logprob + i * n};
 }
 
 static json_t *scored_tops(const struct generation *g, const struct scored *t) {

@@ -15,7 +15,7 @@
 enum {
     MB = 1 << 20,
     BUDGET_DEFAULT = 512 * MB,
-    RESERVE = 64 * MB, /* of address space: for the first allocation that fails */
+    RESERVE = 64 * MB,       /* of address space: for the first allocation that fails */
     REPLIES_KEPT = 16 * MB,  /* that can be rated, at most */
     GRAMMARS_KEPT = 64 * MB, /* compiled, at most, and as much again for their masks */
     VALUE_BYTES = 112,       /* of a value in a tree, with its key */
@@ -112,8 +112,7 @@ static struct need answer_need(const struct server *s, const struct generation_s
 }
 
 static const char *need_field(const struct need *need, const struct generation_spec *spec) {
-    size_t most =
-        MAX(MAX(need->prompt, need->tokens), MAX(need->scores, need->prompt_scores));
+    size_t most = MAX(MAX(need->prompt, need->tokens), MAX(need->scores, need->prompt_scores));
     if (most == need->prompt_scores) return spec->prompt_tops ? "prompt_logprobs" : "logprobs";
     if (most == need->scores) return "logprobs";
     if (spec->n > 1) return "n";

@@ -41,7 +41,7 @@ struct serve_options { /* filled from option rows, but for those from max_memory
     double alert_seconds;       /* between two looks at the alerts; 0: none */
     struct strings alert_webhooks, alert_slacks; /* who is told */
     size_t max_memory;                           /* that was planned for; 0: no limit */
-    size_t adapter_memory; /* of it, for adapters that are loaded later */
+    size_t adapter_memory;                       /* of it, for adapters that are loaded later */
     const struct plan *plan;                     /* where the memory goes, adapters aside */
     const struct job_kind *job_kinds;            /* commands that may be jobs; NULL: none */
     char *(*find)(const char *path);             /* of a relative path, where it is; malloc'ed */

@@ -320,7 +320,8 @@ static bool listed_bare(struct server *s, const char *name) {
 }
 
 int server_adapter_unload(struct server *s, const char *name, struct error *err) {
-    if (!server_adapter_listed(s, name)) return error_set(err, ERR_MISSING, "there is no adapter '%s'", name);
+    if (!server_adapter_listed(s, name))
+        return error_set(err, ERR_MISSING, "there is no adapter '%s'", name);
     bool bare = listed_bare(s, name);
     listed_remove(s, name);
     return bare ? OK : adapter_pool_remove(s->pool, name, err);
@@ -335,7 +336,9 @@ static char *adapter_name(struct server *s, const char *model) {
         free(name);
         name = xstrdup(model + n + 1);
     }
-    if (!server_adapter_listed(s, name) && (tag = strrchr(name, ':')) && strcmp(tag, ":latest") == 0) *tag = 0;
+    if (!server_adapter_listed(s, name) && (tag = strrchr(name, ':')) &&
+        strcmp(tag, ":latest") == 0)
+        *tag = 0;
     return name;
 }
 
@@ -645,8 +648,8 @@ static int alerts_begin(struct server *s, struct error *err) {
     return s->alerts ? OK : err->code;
 }
 
-/* Under --max-memory the pool may have what was planned for the adapters of the command line and for
- * those that are loaded later, and what the plan left over. 0: no limit. */
+/* Under --max-memory the pool may have what was planned for the adapters of the command line and
+ * for those that are loaded later, and what the plan left over. 0: no limit. */
 static size_t adapters_room(const struct server *s) {
     const struct plan *p = s->o->plan;
     if (!s->o->max_memory || !p) return 0;

@@ -59,8 +59,8 @@ struct server {
     struct memory_budget *memory; /* of requests: see request_memory.c */
     size_t piece_bytes;           /* of a token's text, on average over the vocabulary */
     size_t kept_replies;          /* bytes of replies that can be rated */
-    size_t kept_grammars;         /* bytes of them, compiled, and again of their masks; also those in use */
-    int64_t started;              /* unix seconds */
+    size_t kept_grammars; /* bytes of them, compiled, and again of their masks; also those in use */
+    int64_t started;      /* unix seconds */
 
     pthread_mutex_t lock;
     struct listed *adapters; /* [n_adapters] by age */
@@ -230,7 +230,8 @@ int request_reserve(struct server *s, struct exchange *x, size_t bytes, struct e
 /* The same for a reply of n values; an error names the field. */
 int request_reserve_list(struct server *s, struct exchange *x, int64_t n, size_t each,
                          const char *what, struct error *err);
-/* For what reading a file makes, `factor` bytes for one in it; a file that is not there needs none. */
+/* For what reading a file makes, `factor` bytes for one in it; a file that is not there needs none.
+ */
 int request_reserve_file(struct server *s, struct exchange *x, const char *path, size_t factor,
                          struct error *err);
 enum { INTEGER_BYTES = 64, PIECE_BYTES = 320, REAL_BYTES = 64 }; /* of a value, in tree and text */

@@ -34,8 +34,8 @@ enum {
     LISTING_LIMIT = 64 << 20,
     DISCARD_LIMIT = 1 << 20, /* words about an error */
     LISTING_SPEED = 128,     /* bytes a second of a listing, or it is given up */
-    LONGEST_WAIT = 600, /* seconds; a server that asks for more is not waited for */
-    AGAIN = 1,          /* beside OK and error codes: this try failed, the next may not */
+    LONGEST_WAIT = 600,      /* seconds; a server that asks for more is not waited for */
+    AGAIN = 1,               /* beside OK and error codes: this try failed, the next may not */
 };
 
 struct hub_client {

@@ -115,8 +115,8 @@ struct store {
 static int fail(struct store *s, struct error *err, const char *what) {
     int why = sqlite3_errcode(s->db) == SQLITE_CANTOPEN ? sqlite3_system_errno(s->db) : 0;
     const char *system = why ? strerrordesc_np(why) : NULL;
-    return error_set(err, ERR_IO, "cannot %s '%s': %s%s%s", what, s->path,
-                     sqlite3_errmsg(s->db), system ? ": " : "", system ? system : "");
+    return error_set(err, ERR_IO, "cannot %s '%s': %s%s%s", what, s->path, sqlite3_errmsg(s->db),
+                     system ? ": " : "", system ? system : "");
 }
 
 static int exec(struct store *s, const char *text, struct error *err) {

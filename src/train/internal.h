@@ -35,8 +35,8 @@ struct group {
     int first, n_tensors; /* its range of trainer.tensors */
 };
 
-/* What the backward pass needs of one layer. With gradient checkpointing the lower layers share one,
- * but for x, and it is made again before a layer's backward pass. */
+/* What the backward pass needs of one layer. With gradient checkpointing the lower layers share
+ * one, but for x, and it is made again before a layer's backward pass. */
 struct activations {
     float *x;              /* [M][D] residual stream at the layer's entrance */
     float *q_raw, *k_raw;  /* [M][Q], [M][G] before the heads' norm; NULL without one */
@@ -65,11 +65,11 @@ struct layer_grads {
         *q_norm, *k_norm;
 };
 
-struct lora_params {          /* one adapter's part of one projection */
-    float *a, *b, *m;         /* [R][I], [O][R]; DoRA's magnitude [O] or NULL */
-    float *ga, *gb, *gm;      /* their gradients */
-    float *bt, *mult, *norm;  /* made for every pass: [R][O]; [O] m / norm, [O] ‖W + scale B A‖ */
-    int32_t r;                /* 0: not targeted */
+struct lora_params {         /* one adapter's part of one projection */
+    float *a, *b, *m;        /* [R][I], [O][R]; DoRA's magnitude [O] or NULL */
+    float *ga, *gb, *gm;     /* their gradients */
+    float *bt, *mult, *norm; /* made for every pass: [R][O]; [O] m / norm, [O] ‖W + scale B A‖ */
+    int32_t r;               /* 0: not targeted */
     float scale;
 };
 
@@ -79,9 +79,9 @@ struct trainer {
     const struct kernels *k;
     struct pool *pool;
     bool full;
-    bool checkpointing; /* of activations */
-    int kept;           /* with it: how many of the upper layers still keep their own */
-    bool int8_backward; /* quantised bases: dX from int8 gradients */
+    bool checkpointing;         /* of activations */
+    int kept;                   /* with it: how many of the upper layers still keep their own */
+    bool int8_backward;         /* quantised bases: dX from int8 gradients */
     char fingerprint[HASH_LEN]; /* of everything besides the state that an update depends on */
     uint64_t seed;
     enum optim optim;
@@ -108,46 +108,46 @@ struct trainer {
 
     /* one batch; arrays live in `act` and grow with the largest batch seen */
     struct arena act;
-    bool measuring;            /* the layout is only counted, into act_bytes */
+    bool measuring; /* the layout is only counted, into act_bytes */
     size_t act_bytes;
-    int64_t cap_rows, cap_len; /* what `act` was laid out for */
+    int64_t cap_rows, cap_len;    /* what `act` was laid out for */
     int64_t columns, cap_columns; /* of a row of logits: V, or a panel for each choice */
-    int64_t whole, cap_whole;  /* rows of all samples of a call, whose passes have fewer */
+    int64_t whole, cap_whole;     /* rows of all samples of a call, whose passes have fewer */
     int64_t rows, targets, longest;
-    int64_t chunk;             /* C: rows that a layer's row-wise parts take at a time */
-    bool dropping;             /* dropout applies in this pass */
-    bool stale;                /* parameters changed since bt, mult and norm were made */
+    int64_t chunk; /* C: rows that a layer's row-wise parts take at a time */
+    bool dropping; /* dropout applies in this pass */
+    bool stale;    /* parameters changed since bt, mult and norm were made */
     struct span *spans;
     int n_spans;
-    int32_t *tokens_in, *pos;  /* [M] */
-    int64_t *target_row;       /* [targets] ascending */
+    int32_t *tokens_in, *pos; /* [M] */
+    int64_t *target_row;      /* [targets] ascending */
     int32_t *target_token, *target_group;
     double *target_nll;
-    float *target_weight;      /* d loss / d nll */
+    float *target_weight;                     /* d loss / d nll */
     float *rope_cos, *rope_sin, *rope_neg;    /* [longest][E/2] */
     float *local_cos, *local_sin, *local_neg; /* of local layers, where they differ */
-    struct activations *acts;  /* [L + 1]; of the last only x is used */
+    struct activations *acts;                 /* [L + 1]; of the last only x is used */
     /* gradients of all rows, shaped as their activations */
     float *dx, *dq, *dk, *dv, *datt;
     /* of a chunk */
-    float *xn, *dxn;           /* [C][D] */
+    float *xn, *dxn;                     /* [C][D] */
     float *act_buf, *dact, *dgate, *dup; /* [C][F] */
-    float *drop;               /* [C][max I] */
-    float *aside;              /* [C][max O] a product that DoRA scales, and its dz */
-    float *dh;                 /* [C][Rmax] */
-    float *rstd, *mean;        /* [max(C, M)·H] of the rows under a norm */
-    void *in_scratch;          /* inputs_scratch of a chunk */
-    void *back_scratch;        /* of matrix_mul_back */
+    float *drop;                         /* [C][max I] */
+    float *aside;                        /* [C][max O] a product that DoRA scales, and its dz */
+    float *dh;                           /* [C][Rmax] */
+    float *rstd, *mean;                  /* [max(C, M)·H] of the rows under a norm */
+    void *in_scratch;                    /* inputs_scratch of a chunk */
+    void *back_scratch;                  /* of matrix_mul_back */
     /* the head's chunk of N rows */
-    int64_t head_chunk;        /* N */
-    float *hx, *hn, *dhn;      /* [N][D]: residual stream, normed, gradient */
-    float *logits;             /* [N][columns], then their gradient */
-    float logit_scale;         /* of the loss in progress: 1 over its temperature */
-    const int32_t *choices;    /* [n_choices] of the loss in progress, or NULL */
+    int64_t head_chunk;     /* N */
+    float *hx, *hn, *dhn;   /* [N][D]: residual stream, normed, gradient */
+    float *logits;          /* [N][columns], then their gradient */
+    float logit_scale;      /* of the loss in progress: 1 over its temperature */
+    const int32_t *choices; /* [n_choices] of the loss in progress, or NULL */
     int32_t n_choices;
-    double *choice_logp;       /* [targets][n_choices] */
-    float *choice_weight;      /* the same: d loss / d choice_logp */
-    float **att_scratch;       /* [threads] */
+    double *choice_logp;  /* [targets][n_choices] */
+    float *choice_weight; /* the same: d loss / d choice_logp */
+    float **att_scratch;  /* [threads] */
 };
 
 static inline struct lora_params *lora_of(const struct trainer *t, int adapter, int l, int p) {
@@ -173,8 +173,8 @@ void layer_backward(struct trainer *t, int l);
 struct stretch {
     int64_t r0, rows;
 };
-void lowrank_prepare(struct trainer *t);             /* bt, and DoRA's multipliers */
-void lowrank_keep(struct trainer *t, int l, int p);  /* decides what dropout keeps, all rows */
+void lowrank_prepare(struct trainer *t);            /* bt, and DoRA's multipliers */
+void lowrank_keep(struct trainer *t, int l, int p); /* decides what dropout keeps, all rows */
 /* y += scale · B (A drop(x)), times DoRA's multipliers; keeps h and z. With `aside` the base's
  * product lies there and has yet to be added to y: the residual stream, which DoRA must not scale.
  * Without y only h is made (and there is no DoRA). */
@@ -183,8 +183,8 @@ void lowrank_forward(struct trainer *t, int l, int p, struct stretch s, float *y
 /* DoRA only: adds the magnitudes' gradients and turns dy into the gradient of z; else dy itself. */
 const float *lowrank_outer(struct trainer *t, int l, int p, struct stretch s, const float *dy);
 /* dx (may be NULL) += the adapters' part; adds the gradients of A and B. */
-void lowrank_backward(struct trainer *t, int l, int p, struct stretch s, float *dx,
-                      const float *dy, const float *x);
+void lowrank_backward(struct trainer *t, int l, int p, struct stretch s, float *dx, const float *dy,
+                      const float *x);
 
 /* attention.c: q, k, v → att; datt → dq, dk, dv. */
 size_t attention_scratch(const struct model_config *c, int64_t longest);
@@ -226,7 +226,8 @@ size_t moments_bytes(enum optim o, int64_t n);
 /* True when every value is a number: neither NaN nor Inf. */
 bool all_finite(const float *x, int64_t n);
 
-/* reward_command.c: struct reward's `all` by a program. `words`: split at blanks, or a shell's line.
+/* reward_command.c: struct reward's `all` by a program. `words`: split at blanks, or a shell's
+ * line.
  */
 struct reward_command;
 struct completion;

@@ -15,19 +15,19 @@
 enum method { METHOD_SFT, METHOD_ES, METHOD_DPO, METHOD_REINFORCE, METHOD_RLOO, METHOD_GRPO };
 int method_parse(const char *name, enum method *out, struct error *err);
 
-struct policy_options {     /* filled from option rows */
-    double beta;            /* 0.1: DPO's */
-    int64_t k;              /* 8 completions a prompt */
-    int64_t max_new_tokens; /* 64 */
-    double temperature;     /* 1: the policy is the softmax of logits over it */
-    char *prefix;           /* NULL: the assistant's first words, given */
-    int64_t inner_updates;  /* 1 a sampling */
-    double clip;            /* 0.2 */
-    double kl_coef, kl_max; /* 0.02, 0: no bound */
-    char *reward;           /* exact */
-    double reward_timeout;  /* 60 seconds an update, of commands */
-    bool reward_sandbox;    /* true: commands run in a sandbox, … */
-    bool reward_network;    /* false: with the network, */
+struct policy_options {                       /* filled from option rows */
+    double beta;                              /* 0.1: DPO's */
+    int64_t k;                                /* 8 completions a prompt */
+    int64_t max_new_tokens;                   /* 64 */
+    double temperature;                       /* 1: the policy is the softmax of logits over it */
+    char *prefix;                             /* NULL: the assistant's first words, given */
+    int64_t inner_updates;                    /* 1 a sampling */
+    double clip;                              /* 0.2 */
+    double kl_coef, kl_max;                   /* 0.02, 0: no bound */
+    char *reward;                             /* exact */
+    double reward_timeout;                    /* 60 seconds an update, of commands */
+    bool reward_sandbox;                      /* true: commands run in a sandbox, … */
+    bool reward_network;                      /* false: with the network, */
     struct strings reward_read, reward_write; // and with these folders too
 };
 extern const struct option_row policy_option_rows[];

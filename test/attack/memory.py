@@ -213,7 +213,7 @@ def refused_by_system():
         size = s.memory("VmSize")
     limit = (size + 160 * MB) >> 10
     wrap = ("sh", "-c", f'ulimit -v {limit}; exec "$0" "$@"')
-    with Server("--max-request-memory", "4G", wrap=wrap) as s:
+    with Server("--max-request-memory", "4G", env=KEYED, wrap=wrap) as s:
         statuses, wrong = {}, []
 
         def strike(i):
@@ -229,7 +229,7 @@ def refused_by_system():
         alive = s.alive()
         if alive:
             until = time.time() + 10
-            while (last := s.ask(CHAT, chat())[0]) != 200 and time.time() < until:
+            while (last := s.ask(CHAT, chat(), key=KEY)[0]) != 200 and time.time() < until:
                 time.sleep(0.2)
             statuses["after"] = last
         report("a server that is refused memory lives", alive or open(s.log).read()[-300:])

@@ -37,7 +37,7 @@ with Server() as s:
                         ("a deep one", ["[" * 1000 + "]" * 1000])):
         status, text, seconds = s.ask(CHAT, chat(calls=calls))
         report(f"json: heavy tool arguments are refused: {name}",
-               (status == 400 and "arguments" in text and seconds < 5)
+               (status == 400 and ("arguments" in text or "memory" in text) and seconds < 5)
                or f"{status} {message(text)} after {seconds:.1f} s")
     grown = (s.memory("VmHWM") - before) // MB
     report("json: heavy tool arguments take little memory", grown < 250 or f"{grown} MB")

@@ -63,7 +63,7 @@ def main():
     report(f"{len(all_routes)} routes are found", len(all_routes) >= 71 or len(all_routes))
 
     # Every row that looks like one is read by the pattern above.
-    rows = sum(len(re.findall(r'\{"(?:GET|POST|PUT|DELETE|PATCH|HEAD)",', open(p).read())) for p in glob.glob(os.path.join(ROOT, "src", "serve", "*.c")))
+    rows = sum(len(re.findall(r'\{"(?:GET|POST|PUT|DELETE|PATCH|HEAD)", "/', open(p).read())) for p in glob.glob(os.path.join(ROOT, "src", "serve", "*.c")))
     report("none is missed", rows == len(all_routes) or (rows, len(all_routes)))
 
     with tempfile.TemporaryDirectory(prefix="attack-") as folder:

@@ -1,0 +1,141 @@
+"""beside: requests that once stopped or exhausted the server, in a loop beside a normal client.
+
+    python3 test/attack/beside.py [TIMES] [--assert]
+
+Each kind of request is sent TIMES times (3), several at once, from a process of its own, while a normal client asks for
+a short streamed reply again and again. Printed are the client's median time to the first token, quiet and beside each
+kind, and the server's peak memory, which --max-memory bounds. What is tested always: every request gets an answer, the
+server lives, the client is always answered, the peak stays within --max-memory and a tenth. Times depend on the
+machine: --assert also tests that the first token beside the attack takes at most twice as long as in quiet.
+"""
+import json
+import multiprocessing
+import statistics
+import sys
+import threading
+import time
+
+from attack import CHAT, COMPLETION, Server, report
+
+TIMES = int(next((a for a in sys.argv[1:] if a.isdigit()), 3))
+STRICT = "--assert" in sys.argv
+AT_ONCE = 8
+MAX_MEMORY = "640M"
+KEY = "sk-beside"
+HI = [{"role": "user", "content": "hi"}]
+loops = ("{% set l = range(90000)|list %}" + "".join(f"{{% for i{n} in l %}}" for n in range(3)) + "{% if -1 in l %}x{% endif %}"
+         + "{% endfor %}" * 3)
+
+
+def body(value):
+    return json.dumps(value).encode()
+
+
+def regex(n):
+    return "".join(f"([a-{chr(98 + (n + i) % 24)}]|[0-9]{{1,{2 + (n + i) % 7}}}|.{{1,{20 + i}}}x)*" for i in range(12))
+
+
+def attacks(n):
+    """One request of each kind: name, path, body; n makes it differ from the others of its kind."""
+    yield "a template of nested loops", CHAT, body({"messages": HI, "chat_template": loops, "max_tokens": 1})
+    yield "80,000 template arguments", CHAT, body(
+        {"messages": HI, "chat_template_kwargs": {f"k{i}_{n}": i for i in range(80000)}, "max_tokens": 1})
+    yield "truncated JSON", CHAT, b'{"messages":[' + b'{"a":"b"},' * 64000
+    yield "JSON inside JSON", CHAT, body({"max_tokens": 1, "messages": HI + [{"role": "assistant", "content": None, "tool_calls": [
+        {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a":[' + "[]," * 1_000_000 + "[]]}"}}]}]})
+    yield "a model name of 1 MB", CHAT, body({"model": "fry:" + str(n) + "x" * (1 << 20), "messages": HI, "max_tokens": 1})
+    yield "log-probabilities of a long prompt", COMPLETION, body(
+        {"prompt": ["a b " * 120] * 60, "echo": True, "prompt_logprobs": 20, "logprobs": 5, "max_tokens": 1})
+    yield "a hostile grammar", COMPLETION, body({"prompt": "x", "guided_regex": regex(n), "max_tokens": 60})
+
+
+KINDS = [name for name, _, _ in attacks(0)]
+
+
+class Address:
+    """A server of another process, for its clients."""
+    ask = Server.ask
+
+    def __init__(self, port):
+        self.port = port
+
+
+def send(port, kind, first, count, answers):
+    """One of the attacking clients: `count` requests one after the other."""
+    for n in range(first, first + count):
+        _, path, data = list(attacks(n))[kind]
+        try:
+            answers.put(Address(port).ask(path, raw=data, key=KEY, timeout=120)[0])
+        except OSError as e:
+            answers.put(repr(e))
+
+
+def first_token(server):
+    """Seconds until the first event of a streamed reply."""
+    import http.client
+    began = time.time()
+    c = http.client.HTTPConnection("127.0.0.1", server.port, timeout=120)
+    c.request("POST", COMPLETION, json.dumps({"prompt": "12 + 30 =", "max_tokens": 8, "stream": True}),
+              {"Authorization": "Bearer " + KEY})
+    reply = c.getresponse()
+    if reply.status != 200:
+        raise OSError(f"status {reply.status}: {reply.read(300)!r}")
+    reply.readline()
+    took = time.time() - began
+    reply.read()
+    c.close()
+    return took
+
+
+def client(server, stop, times, failures):
+    while not stop.is_set():
+        try:
+            times.append(first_token(server))
+        except OSError as e:
+            failures.append(repr(e))
+        time.sleep(0.02)
+
+
+def beside(server, kind=None):
+    """The client's times to the first token while requests of a kind are sent, and what those were answered."""
+    stop, times, failures, answers = threading.Event(), [], [], multiprocessing.Queue()
+    t = threading.Thread(target=client, args=(server, stop, times, failures))
+    t.start()
+    statuses = []
+    if kind is None:
+        time.sleep(2)
+    else:
+        each = -(-TIMES // AT_ONCE)
+        senders = [multiprocessing.Process(target=send, args=(server.port, kind, i * each, each, answers)) for i in range(AT_ONCE)]
+        for p in senders:
+            p.start()
+        statuses = [answers.get(timeout=240) for _ in range(AT_ONCE * each)]
+        for p in senders:
+            p.join()
+    stop.set()
+    t.join()
+    return times, failures, statuses
+
+
+def main():
+    with Server("--max-memory", MAX_MEMORY, "--trust-request-chat-template", env={"SHOAL_API_KEY": KEY}) as s:
+        beside(s)  # everything is loaded
+        quiet = statistics.median(beside(s)[0])
+        print(f"# quiet: {quiet * 1e3:.1f} ms to the first token", file=sys.stderr)
+        for kind, name in enumerate(KINDS):
+            times, failures, statuses = beside(s, kind)
+            median = statistics.median(times) if times else float("inf")
+            peak = s.memory("VmHWM")
+            print(f"# {name}: {median * 1e3:.1f} ms ({median / quiet:.2f} x) over {len(times)} replies, answers "
+                  f"{ {a: statuses.count(a) for a in set(statuses)} }, peak {peak >> 20} MB", file=sys.stderr)
+            report(f"{name}: every request is answered", all(isinstance(a, int) and a != 500 for a in statuses) or set(statuses))
+            report(f"{name}: the client is always answered", not failures or failures[0])
+            if STRICT:
+                report(f"{name}: the first token within twice of quiet", median <= 2 * quiet or f"{median / quiet:.2f} times")
+        limit = int(MAX_MEMORY[:-1]) << 20
+        report("the peak stays within --max-memory and a tenth", s.memory("VmHWM") <= limit * 1.1 or f"{s.memory('VmHWM') >> 20} MB")
+        report("the server ends when told to", s.stop() == 0 or "another exit status")
+
+
+if __name__ == "__main__":
+    main()

@@ -38,6 +38,7 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -84,6 +85,8 @@ enum {
     HEADER_BYTES = 32 << 10,
     STREAM_BLOCK = 8 << 10,
     LARGE_BODY = 256 << 10,
+    LARGE_THREADS = 2,
+    LARGE_NICE = 10,
     DISCARDED = 4,   /* of a refused body, so many times the limit are read */
     HELD = 8,        /* of all bodies, so many times the limit are held */
     HELD_BY_ONE = 2, /* of one client's, but for this machine's own */
@@ -153,6 +156,17 @@ struct works {
     struct work *head, *tail;
 };
 
+/* Work that threads of its own take from: requests that are answered even while all workers are
+ * busy, and those with a large body, which are read at a low priority so that a step of the engine
+ * and small requests do not wait for them. */
+struct lane {
+    struct http *h;
+    struct works works;
+    pthread_cond_t asked;
+    pthread_t threads[LARGE_THREADS];
+    int n, nice;
+};
+
 struct http {
     const struct http_options *o;
     struct http_calls c;
@@ -166,8 +180,8 @@ struct http {
 
     pthread_mutex_t lock; /* of all below */
     pthread_cond_t worked, ended;
-    pthread_cond_t asked; /* something is aside */
-    struct works quick, slow, aside;
+    struct works quick, slow;
+    struct lane aside, large;
     int n_slow; /* workers that are at slow work */
     struct exchange *exchanges;
     int n_exchanges;
@@ -177,25 +191,27 @@ struct http {
     bool stopping;           /* nothing new */
     bool quit;               /* what is under way is cut off */
     bool finished;           /* nothing is under way: workers leave */
-    pthread_t *workers, watch, alone;
+    pthread_t *workers, watch;
     int n_workers;
-    bool watching, has_alone;
+    bool watching;
 };
 
 /* workers */
 
-static void work_add(struct http *h, struct works *to, void (*fn)(void *ctx), void *ctx) {
+/* `asked`: what the threads that take from there wait for. */
+static void work_add(struct http *h, struct works *to, pthread_cond_t *asked, void (*fn)(void *ctx),
+                     void *ctx) {
     struct work *w = xcalloc(1, sizeof *w);
     *w = (struct work){.fn = fn, .ctx = ctx};
     pthread_mutex_lock(&h->lock);
     *(to->tail ? &to->tail->next : &to->head) = w;
     to->tail = w;
-    pthread_cond_signal(to == &h->aside ? &h->asked : &h->worked);
+    pthread_cond_signal(asked);
     pthread_mutex_unlock(&h->lock);
 }
 
 void http_work(struct http *h, void (*fn)(void *ctx), void *ctx) {
-    work_add(h, &h->quick, fn, ctx);
+    work_add(h, &h->quick, &h->worked, fn, ctx);
 }
 
 static struct work *work_take(struct works *from) {
@@ -237,15 +253,17 @@ static void *worker(void *ctx) {
     return NULL;
 }
 
-/* The thread of WORK_ASIDE: one request at a time. */
-static void *aside_main(void *ctx) {
-    struct http *h = ctx;
+/* A thread of a lane: one request at a time. */
+static void *lane_main(void *ctx) {
+    struct lane *lane = ctx;
+    struct http *h = lane->h;
+    if (lane->nice) setpriority(PRIO_PROCESS, (id_t)gettid(), lane->nice);
     pthread_mutex_lock(&h->lock);
     for (;;) {
-        struct work *w = work_take(&h->aside);
+        struct work *w = work_take(&lane->works);
         if (!w && h->finished) break;
         if (!w) {
-            pthread_cond_wait(&h->asked, &h->lock);
+            pthread_cond_wait(&lane->asked, &h->lock);
             continue;
         }
         pthread_mutex_unlock(&h->lock);
@@ -255,6 +273,18 @@ static void *aside_main(void *ctx) {
     }
     pthread_mutex_unlock(&h->lock);
     return NULL;
+}
+
+static void lane_start(struct http *h, struct lane *lane, int n, int nice) {
+    lane->h = h;
+    lane->nice = nice;
+    for (; lane->n < n; lane->n++)
+        CHECK(pthread_create(&lane->threads[lane->n], NULL, lane_main, lane) == 0);
+}
+
+static void lane_join(struct lane *lane) {
+    for (int i = 0; i < lane->n; i++) pthread_join(lane->threads[i], NULL);
+    pthread_cond_destroy(&lane->asked);
 }
 
 /* an exchange */
@@ -786,8 +816,11 @@ static enum MHD_Result body_here(struct exchange *x) {
     x->suspended = true;
     mhd.MHD_suspend_connection(x->connection);
     pthread_mutex_unlock(&x->lock);
-    struct works *to = work == WORK_SLOW ? &h->slow : work == WORK_ASIDE ? &h->aside : &h->quick;
-    work_add(h, to, handle, exchange_retain(x));
+    struct lane *lane = work == WORK_ASIDE                               ? &h->aside
+                        : work == WORK_PLAIN && x->body.len > LARGE_BODY ? &h->large
+                                                                         : NULL;
+    struct works *to = lane ? &lane->works : work == WORK_SLOW ? &h->slow : &h->quick;
+    work_add(h, to, lane ? &lane->asked : &h->worked, handle, exchange_retain(x));
     return MHD_YES;
 }
 
@@ -1178,7 +1211,8 @@ static void http_init(struct http *h) {
     pthread_condattr_t monotonic;
     pthread_mutex_init(&h->lock, NULL);
     pthread_cond_init(&h->worked, NULL);
-    pthread_cond_init(&h->asked, NULL);
+    pthread_cond_init(&h->aside.asked, NULL);
+    pthread_cond_init(&h->large.asked, NULL);
     pthread_condattr_init(&monotonic);
     pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
     pthread_cond_init(&h->ended, &monotonic);
@@ -1202,9 +1236,10 @@ struct http *http_new(const struct http_options *o, const struct http_calls *c, 
     h->workers = xcalloc((size_t)c->workers, sizeof *h->workers);
     for (; h->n_workers < c->workers; h->n_workers++)
         CHECK(pthread_create(&h->workers[h->n_workers], NULL, worker, h) == 0);
-    h->has_alone = pthread_create(&h->alone, NULL, aside_main, h) == 0;
+    lane_start(h, &h->aside, 1, 0);
+    lane_start(h, &h->large, LARGE_THREADS, LARGE_NICE);
     h->watching = pthread_create(&h->watch, NULL, watch, h) == 0;
-    CHECK(h->has_alone && h->watching);
+    CHECK(h->watching);
     return h;
 }
 
@@ -1257,10 +1292,12 @@ void http_free(struct http *h) {
     pthread_mutex_lock(&h->lock);
     h->finished = true;
     pthread_cond_broadcast(&h->worked);
-    pthread_cond_broadcast(&h->asked);
+    pthread_cond_broadcast(&h->aside.asked);
+    pthread_cond_broadcast(&h->large.asked);
     pthread_mutex_unlock(&h->lock);
     for (int i = 0; i < h->n_workers; i++) pthread_join(h->workers[i], NULL);
-    if (h->has_alone) pthread_join(h->alone, NULL);
+    lane_join(&h->aside);
+    lane_join(&h->large);
     limits_free(h->limits);
     free(h->workers);
     free(h->cert);

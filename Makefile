@@ -82,7 +82,7 @@ fuzz: deps
 	$(Q)sh test/fuzz/run.sh
 
 fuzz-api: deps
-	$(Q)$(MAKE) --no-print-directory BUILD=asan build/asan/shoal
+	$(Q)$(MAKE) -j"$$(nproc)" --no-print-directory BUILD=asan build/asan/shoal
 	$(Q)FUZZ_API_SECONDS=$${FUZZ_API_SECONDS:-900} sh test/fuzz/api.sh
 
 # Speed of this machine, appended to bench/history.csv: read ratios, not times.

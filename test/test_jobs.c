@@ -58,7 +58,7 @@ static const struct option_row rows[] = {
     ROW("model", OPT_STRING, JOB_INPUT),       ROW("data", OPT_LIST, JOB_NAMED),
     ROW("conversation", OPT_STRING, JOB_OWN),  ROW("tasks", OPT_STRING, JOB_CHOICES),
     ROW("out", OPT_STRING, JOB_OUTPUT),        ROW("report", OPT_STRING, JOB_OUTPUT),
-    ROW("reward", OPT_STRING, JOB_REWARD),     ROW("policy-pipe", OPT_STRING, JOB_COMMAND),
+    ROW("reward", OPT_STRING, JOB_REWARD),     ROW("policy-pipe", OPT_STRING, JOB_REFUSED),
     {"output-dir", OPT_ALIAS, 0, "out"},       {0},
 };
 static const struct job_args any_args[] = {
@@ -984,7 +984,7 @@ static void test_resolved(void **state) {
                "{\"kind\":\"eval\",\"args\":[],\"options\":{\"conversation\":\"key-1/me\"}}",
                false);
     static const char rewards[] = "{\"kind\":\"eval\",\"args\":[],\"options\":{\"reward\":"
-                                  "\"shell:id\",\"policy-pipe\":\"sh\"}}";
+                                  "\"shell:id\"}}";
     checked_is(rewards, rewards, rewards, true);
 }
 
@@ -1140,15 +1140,15 @@ static void test_paths(void **state) {
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
         const int got[] = {readable(&again, cases[i].name, false),
                            readable(&again, cases[i].name, true),
-                           job_paths_guard(&again, in_dir(cases[i].name), false, &err),
-                           job_paths_guard(&again, in_dir(cases[i].name), true, &err)};
+                           job_paths_guard(&again, in_dir(cases[i].name), PATH_READS, &err),
+                           job_paths_guard(&again, in_dir(cases[i].name), PATH_WRITES, &err)};
         const int wanted[] = {cases[i].named, cases[i].base, cases[i].read, cases[i].write};
         for (int k = 0; k < 4; k++)
             if (got[k] != wanted[k]) fail_msg("%s, %d: %d", cases[i].name, k, got[k]);
     }
-    assert_int_equal(job_paths_guard(&again, "/proc/1/environ", false, &err), ERR_USAGE);
-    assert_int_equal(job_paths_guard(&again, "/proc/self/environ", false, &err), ERR_USAGE);
-    assert_int_equal(job_paths_guard(&again, "/proc/self/status", false, &err), OK);
+    assert_int_equal(job_paths_guard(&again, "/proc/1/environ", PATH_READS, &err), ERR_USAGE);
+    assert_int_equal(job_paths_guard(&again, "/proc/self/environ", PATH_READS, &err), ERR_USAGE);
+    assert_int_equal(job_paths_guard(&again, "/proc/self/status", PATH_READS, &err), OK);
     job_paths_release(&p);
     job_paths_release(&again);
     tree_delete(in_dir("open"));

@@ -111,10 +111,11 @@ void buf_release(struct buf *b);
 
 /* files */
 
-/* What is asked before the functions below open a file for reading (write = false), or make or
- * replace one: OK, or why not. NULL: nothing is asked. Set once, while the process has one thread,
- * by a process that works for others (a job). */
-extern int (*path_guard)(const char *path, bool write, struct error *err);
+/* What is asked before the functions below open a file for reading, or make or replace one, and
+ * before a command is shown a file: OK, or why not. NULL: nothing is asked. Set once, while the
+ * process has one thread, by a process that works for others (a job). */
+enum path_use { PATH_READS, PATH_WRITES, PATH_RUNS };
+extern int (*path_guard)(const char *path, enum path_use use, struct error *err);
 
 struct mapping {
     const uint8_t *data;
@@ -379,7 +380,6 @@ enum option_job {
     JOB_NAMED,    /* FILE or NAME=FILE; a FILE may be a built-in source ("fry:pick") */
     JOB_OUTPUT,   /* a file or folder to write */
     JOB_REWARD,   /* how completions are rewarded, which may be a command */
-    JOB_COMMAND,  /* a program to run */
     JOB_THREADS   /* a number of threads, at most the machine's */
 };
 /* The positional arguments of a command in a job. */

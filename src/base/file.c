@@ -25,10 +25,10 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-int (*path_guard)(const char *path, bool write, struct error *err);
+int (*path_guard)(const char *path, enum path_use use, struct error *err);
 
-int path_check(const char *path, bool write, struct error *err) {
-    return path_guard ? path_guard(path, write, err) : OK;
+int path_check(const char *path, enum path_use use, struct error *err) {
+    return path_guard ? path_guard(path, use, err) : OK;
 }
 
 static atomic_bool only_regular; /* set by files_only_regular */
@@ -56,7 +56,7 @@ static bool is_stream(int fd, const struct stat *st) {
 /* Looks before it opens, since opening a device may have effects, and again after, since the name
  * may have changed its meaning. A pipe is waited for only where pipes are read. */
 static int open_kind(const char *path, bool streams, struct stat *st, struct error *err) {
-    if (path_check(path, false, err) != OK) return err->code;
+    if (path_check(path, PATH_READS, err) != OK) return err->code;
     if (stat(path, st) == 0 && !S_ISREG(st->st_mode) && (!streams || S_ISDIR(st->st_mode)))
         return kind_refuse(path, st->st_mode, err);
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY | (streams ? 0 : O_NONBLOCK));
@@ -188,7 +188,7 @@ static int writer_begin(struct writer *w, const char *path, mode_t mode, struct 
     mode_t old;
     w->path = writer_target(path, &old, err);
     if (!w->path) return err->code;
-    if (path_check(w->path, true, err) != OK) {
+    if (path_check(w->path, PATH_WRITES, err) != OK) {
         writer_abort(w);
         return err->code;
     }
@@ -294,7 +294,8 @@ int file_write_private(const char *path, const void *data, size_t size, struct e
 }
 
 int path_move(const char *from, const char *to, struct error *err) {
-    if (path_check(from, true, err) != OK || path_check(to, true, err) != OK) return err->code;
+    if (path_check(from, PATH_WRITES, err) != OK || path_check(to, PATH_WRITES, err) != OK)
+        return err->code;
     if (rename(from, to) != 0) return error_errno(err, "cannot move '%s' to '%s'", from, to);
     int rc = dir_sync(to, err);
     return rc == OK ? dir_sync(from, err) : rc;

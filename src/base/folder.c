@@ -28,7 +28,7 @@
 #include <unistd.h>
 
 static int dir_make_with(const char *path, mode_t last, struct error *err) {
-    if (path_guard && !path_is_dir(path) && path_check(path, true, err) != OK) return err->code;
+    if (path_guard && !path_is_dir(path) && path_check(path, PATH_WRITES, err) != OK) return err->code;
     char *p = xstrdup(path);
     int rc = OK;
     for (char *end = p; rc == OK && *end;) {

@@ -10,6 +10,6 @@ bool leftover_own(int fd, const char *tmp);
 /* Removes PATH.tmp-PID and PATH.tmp-PID-N of processes that no longer run. */
 void leftovers_remove(const char *path);
 /* What path_guard says; OK where there is none. */
-int path_check(const char *path, bool write, struct error *err);
+int path_check(const char *path, enum path_use use, struct error *err);
 
 #endif

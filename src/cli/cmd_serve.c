@@ -73,8 +73,8 @@ static const struct option_row rows[] = {
         "folders whose data, models and recipes jobs may read, beside the working folder, the "
         "models and adapters served, --runs, results and what 'shoal pull' loaded"),
     ROW("jobs-run-commands", OPT_BOOL, serve.jobs_run_commands, NULL, 0, 0, NULL,
-        "jobs may run rewards and worlds that are other programs, in a sandbox; the kernel's "
-        "landlock then does not confine the jobs themselves"),
+        "jobs may run reward commands, in a sandbox; the kernel's landlock then does not confine "
+        "the jobs themselves"),
     ROW("job-seconds", OPT_FLOAT, serve.job_seconds, "604800", 0, 1e9, "S",
         "that a job may run, pauses aside; resumed, it continues what it keeps (0: any time)"),
     ROW("jobs-bytes", OPT_INT, serve.jobs_bytes, "68719476736", 0, 1e18, "BYTES",

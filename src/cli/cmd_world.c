@@ -39,11 +39,11 @@ static const struct option_row own_rows[] = {
     ROW("policy-pipe", OPT_STRING, policy_pipe, NULL, 0, 0, "CMD",
         "another program that acts: it reads what agents see and writes what they do, a line a "
         "tick",
-        JOB_COMMAND),
+        JOB_REFUSED),
     ROW("env-pipe", OPT_STRING, env_pipe, NULL, 0, 0, "CMD",
         "another program that is the world in which the model's minds live: it answers resets and "
         "steps",
-        JOB_COMMAND),
+        JOB_REFUSED),
     ROW("timeout", OPT_FLOAT, timeout, "10", 0.01, 1e6, "S",
         "seconds that it may take for an answer"),
     ROW("agents", OPT_INT, agents, NULL, 0, WORLD_AGENTS, "N",

@@ -4,8 +4,8 @@
  * Three things, each for what the others do not see: paths are checked by the server's own rules
  * before a file is opened (path_guard), which also knows what is closed inside of an open folder;
  * the kernel confines the process (landlock), also against errors in this program; and commands are
- * refused. With --jobs-run-commands there is no landlock, because a confined process cannot make
- * the sandbox that commands run in.
+ * refused. With --jobs-run-commands they run in the sandbox, which a confined process cannot make:
+ * so there is no landlock.
  */
 #define _GNU_SOURCE
 #include "cli/in_job.h"
@@ -23,8 +23,8 @@ bool in_job(void) {
     return entered;
 }
 
-static int guard(const char *path, bool write, struct error *err) {
-    return job_paths_guard(&rules, path, write, err);
+static int guard(const char *path, enum path_use use, struct error *err) {
+    return job_paths_guard(&rules, path, use, err);
 }
 
 static int confine(struct error *err) {
@@ -51,6 +51,7 @@ int job_enter(struct error *err) {
         job_paths_add(&rules, getenv("TMPDIR"), PATH_WRITE);
         path_guard = guard;
     }
+    sandbox_require("in a job commands run in the sandbox only, without the network");
     if (rc == OK && !commands)
         sandbox_forbid("jobs run no commands on this server: it was not started with "
                        "--jobs-run-commands");

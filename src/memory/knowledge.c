@@ -197,7 +197,7 @@ static int owner_check(struct knowledge *k, int64_t *version, struct error *err)
  * what another process is adding meanwhile is not seen. */
 static int base_open(struct knowledge *k, const char *path, bool *fixed) {
     struct error refused;
-    *fixed = path_guard && path_guard(path, true, &refused) != OK;
+    *fixed = path_guard && path_guard(path, PATH_WRITES, &refused) != OK;
     if (!*fixed) return sqlite3_open(path, &k->db);
     struct buf uri = {0};
     buf_puts(&uri, "file:");

@@ -442,7 +442,7 @@ static struct sandbox *sandbox_new(const struct sandbox_limits *l, bool strict) 
 }
 
 static int may_run(const struct sandbox_spec *spec, struct error *err) {
-    if (sandbox_command_check(err) != OK) return err->code;
+    if ((spec->network ? sandbox_bare_check : sandbox_command_check)(err) != OK) return err->code;
     if (sandbox_confined())
         return error_set(err, ERR_STATE,
                          "this process is confined, so it cannot make a sandbox for a command");

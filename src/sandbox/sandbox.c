@@ -15,19 +15,35 @@
 /* refusing */
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static char *forbidden; /* never freed */
+static char *forbidden, *required; /* why; never freed */
 
-void sandbox_forbid(const char *why) {
+static void reason_set(char **reason, const char *why) {
     pthread_mutex_lock(&lock);
-    if (!forbidden) forbidden = xstrdup(why);
+    if (!*reason) *reason = xstrdup(why);
     pthread_mutex_unlock(&lock);
 }
 
-int sandbox_command_check(struct error *err) {
+static int reason_check(char *const *reason, struct error *err) {
     pthread_mutex_lock(&lock);
-    int rc = forbidden ? error_set(err, ERR_STATE, "%s", forbidden) : OK;
+    int rc = *reason ? error_set(err, ERR_STATE, "%s", *reason) : OK;
     pthread_mutex_unlock(&lock);
     return rc;
+}
+
+void sandbox_forbid(const char *why) {
+    reason_set(&forbidden, why);
+}
+
+void sandbox_require(const char *why) {
+    reason_set(&required, why);
+}
+
+int sandbox_command_check(struct error *err) {
+    return reason_check(&forbidden, err);
+}
+
+int sandbox_bare_check(struct error *err) {
+    return sandbox_command_check(err) == OK ? reason_check(&required, err) : err->code;
 }
 
 /* bwrap */

@@ -135,6 +135,12 @@ void sandbox_free(struct sandbox *s); /* kills, waits, releases; NULL is nothing
  * be taken back; the first reason stays.
  */
 void sandbox_forbid(const char *why);
+/* From now on commands of this process run in a sandbox without the network only:
+ * sandbox_bare_check, sandbox_run and sandbox_start with `network` fail with ERR_STATE and `why`.
+ * Cannot be taken back; the first reason stays. */
+void sandbox_require(const char *why);
+/* To be asked before a program is started outside of the sandbox, as sandbox_command_check. */
+int sandbox_bare_check(struct error *err);
 /* To be asked before any program is started or any plugin is loaded that a user, a file or a
  * request names. */
 int sandbox_command_check(struct error *err);

@@ -197,12 +197,30 @@ static bool is_system(const char *real) {
     return below(real, self) && !strstr(real, "/environ");
 }
 
-int job_paths_guard(const struct job_paths *p, const char *path, bool write, struct error *err) {
+/* What jobs may write they may not run. */
+static int run_check(const struct path_rule *rule, const char *shown, const char *real,
+                     struct error *err) {
+    static const char *const system[] = {"/usr", "/bin", "/sbin", "/lib", "/lib64"};
+    mode_t mode;
+    for (size_t i = 0; i < ARRAY_LEN(system); i++)
+        if (below(real, system[i])) return OK;
+    if (!rule || rule->access != PATH_READ) return refuse(shown, NOT_BELOW, err);
+    if (has_hidden(below(real, rule->path)))
+        return refuse(shown, "names that begin with '.' are not read", err);
+    if (kind_of(real, &mode, err) != OK) return err->code;
+    if (!S_ISREG(mode)) return refuse(shown, "commands are shown files only", err);
+    return is_database(real) ? refuse(shown, "databases are not read", err) : OK;
+}
+
+int job_paths_guard(const struct job_paths *p, const char *path, enum path_use use,
+                    struct error *err) {
     char *real = canonical(path);
     const struct path_rule *rule = real ? rule_of(p, real) : NULL;
     struct stat st;
     int rc = OK;
-    if (write) {
+    if (use == PATH_RUNS) {
+        rc = real ? run_check(rule, path, real, err) : refuse(path, NOT_BELOW, err);
+    } else if (use == PATH_WRITES) {
         if (!rule || rule->access != PATH_WRITE || has_hidden(below(real, rule->path)))
             rc = refuse(path, "it is not below a folder that jobs may write", err);
     } else if (real && !is_system(real) && lstat(real, &st) == 0) {

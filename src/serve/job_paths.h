@@ -37,7 +37,10 @@ int job_paths_parse(struct job_paths *p, const json_t *v, struct error *err);
  * is nothing, ERR_USAGE where it may not be read. `database`: it must be one, else it must not. */
 char *job_paths_input(const struct job_paths *p, const char *path, bool database,
                       struct error *err);
-/* Whether a path may be opened for reading or made, replaced or removed; ERR_USAGE. */
-int job_paths_guard(const struct job_paths *p, const char *path, bool write, struct error *err);
+/* Whether a path may be opened for reading, or made, replaced or removed, or shown to a command,
+ * which is for what the operator has put below a folder to read, whatever it is called; ERR_USAGE.
+ */
+int job_paths_guard(const struct job_paths *p, const char *path, enum path_use use,
+                    struct error *err);
 
 #endif

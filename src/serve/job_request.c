@@ -213,10 +213,6 @@ static char *value_check(const struct checking *c, enum option_job job, const ch
         if (c->r->commands || reward_is_plain(text)) return xstrdup(text);
         not_allowed(c, c->field, COMMANDS_OFF);
         return NULL;
-    case JOB_COMMAND:
-        if (c->r->commands) return xstrdup(text);
-        not_allowed(c, c->field, COMMANDS_OFF);
-        return NULL;
     case JOB_BY_TYPE:
     case JOB_REFUSED:
     case JOB_SERVER:

@@ -23,7 +23,7 @@ struct job_kind {
 struct request_rules {
     const struct job_kind *kinds;
     const char *out;   /* the folder of results; NULL: there are no results */
-    bool commands;     /* rewards and worlds may be other programs */
+    bool commands;     /* rewards may be commands */
     int threads;       /* at most; 0: any number */
     const char *owner; /* whose names JOB_OWN's are; NULL: those without an owner */
     void *ctx;

@@ -34,7 +34,7 @@ struct serve_options { /* filled from option rows, but for those from max_memory
     bool jobs_idle;             /* and only when nobody else wants the processor */
     struct strings jobs_read;   /* folders that jobs may read, beside those that they may anyway */
     struct strings jobs_closed; /* files and folders that they may never read */
-    bool jobs_run_commands;     /* they may run rewards and worlds that are other programs */
+    bool jobs_run_commands;     /* they may run reward commands, in the sandbox */
     double job_seconds;         /* that one may run; 0: any time */
     int64_t jobs_bytes;         /* of all that they have written and is kept */
     int64_t max_tokens;         /* of a reply where the request does not say */

@@ -164,7 +164,7 @@ static int child_run(const struct reward_command *n, int questions, size_t limit
 
 static int run_plain(const struct reward_command *n, const struct buf *questions, size_t limit,
                      struct buf *out, struct error *err) {
-    if (sandbox_command_check(err) != OK) return err->code;
+    if (sandbox_bare_check(err) != OK) return err->code;
     FILE *f = tmpfile();
     int rc = f && fwrite(questions->data, 1, questions->len, f) == questions->len && !fflush(f) &&
                      lseek(fileno(f), 0, SEEK_SET) == 0
@@ -272,8 +272,8 @@ static void show_around(struct reward_command *c, const char *path) {
     char *folder = above(path, 1), *root = above(path, 2);
     bool python = strncmp(path + strlen(folder), "/python", 7) == 0;
     strings_add(&c->read, path);
-    if (is_shown(folder)) strings_add(&c->read, folder);
-    if (is_shown(root) && (python || has_any(root, marks, ARRAY_LEN(marks))))
+    if (!path_guard && is_shown(folder)) strings_add(&c->read, folder);
+    if (!path_guard && is_shown(root) && (python || has_any(root, marks, ARRAY_LEN(marks))))
         strings_add(&c->read, root);
     free(folder);
     free(root);
@@ -320,21 +320,30 @@ static void all_add(struct strings *to, const struct strings *from) {
     for (int i = 0; i < from->n; i++) strings_add(to, from->v[i]);
 }
 
+/* Where paths are guarded, a command sees files only, and only those that it may. */
+static int sight_check(const struct reward_command *c, struct error *err) {
+    for (int i = 0; path_guard && i < c->read.n; i++)
+        if (path_guard(c->read.v[i], PATH_RUNS, err) != OK) return err->code;
+    return path_guard && c->write.n
+               ? error_set(err, ERR_STATE, "in a job reward commands write nothing")
+               : OK;
+}
+
 static int sight_make(struct reward_command *c, const struct policy_options *o, struct error *err) {
     char *here = realpath(".", NULL);
     if (!here) return error_errno(err, "the working folder");
     int rc = program_take(c, here, err);
-    bool shown = is_shown(here), named = show_words(c, here);
+    bool shown = !path_guard && is_shown(here), named = show_words(c, here);
     if (shown)
         strings_add(&c->read, here);
-    else if (!rc)
+    else if (!rc && !path_guard)
         note("reward commands see of '%s' only files that they name; --reward-read shows more",
              here);
     c->dir = xstrdup(shown || named ? here : "/tmp");
     all_add(&c->read, &o->reward_read);
     all_add(&c->write, &o->reward_write);
     free(here);
-    return rc;
+    return rc ? rc : sight_check(c, err);
 }
 
 /* opening */
@@ -361,7 +370,7 @@ struct reward_command *reward_command_open(const char *words, bool shell,
     } else {
         rc = words_split(words, &c->argv, err);
     }
-    if (!rc) rc = sandbox_command_check(err);
+    if (!rc) rc = (c->sandbox && !c->network ? sandbox_command_check : sandbox_bare_check)(err);
     if (!rc && c->sandbox) rc = sandbox_check(err);
     if (!rc && c->sandbox) rc = sight_make(c, o, err);
     if (!rc) return c;

@@ -131,7 +131,7 @@ static int child_start(struct outside *o, int in, int out, struct error *err) {
 }
 
 struct outside *outside_open(const char *command, double timeout, struct error *err) {
-    if (sandbox_command_check(err) != OK) return NULL;
+    if (sandbox_bare_check(err) != OK) return NULL;
     struct outside *o = xcalloc(1, sizeof *o);
     int in[2] = {-1, -1}, out[2] = {-1, -1};
     o->command = xstrdup(command);

@@ -282,6 +282,36 @@ def process_confined(g):
     g.act(job["id"], "cancel")
 
 
+def commands_confined():
+    """With --jobs-run-commands a reward is in the sandbox, whatever a request or a recipe says, and sees nothing of the server."""
+    tiny = {"max_steps": 1, "r": 2, "k": 2, "grad_accum": 1, "max_new_tokens": 2}
+    with Ground("--jobs-run-commands") as g:
+        refused(g, "programs of worlds are refused also with --jobs-run-commands", "world", policy_pipe="id", field="policy-pipe")
+        for name, value in (("reward_sandbox", False), ("reward_network", True), ("reward_write", [g.path("outside")]),
+                            ("reward_read", [g.path("outside")])):
+            refused(g, f"{name} is not a job's", "train", [MODEL], method="rloo", data="fry:pick", reward="shell:id", out="y",
+                    field=name.replace("_", "-"), **{name: value}, **tiny)
+        numbers = "cat >/dev/null; echo 1; echo 0"
+        looks = f"for f in {g.server.state}/token {g.server.state}/serve.db {g.path('work')}/data.jsonl; do if cat $f; then exit 7; fi; done"
+        job = g.run("train", [MODEL], method="rloo", data="fry:pick:4", out="seen", reward=f"shell:{looks} >/dev/null 2>&1; {numbers}", **tiny)
+        words = g.words(job.get("id", "")) if "id" in job else json.dumps(job)
+        if "bwrap" in words or "bubblewrap" in words:
+            return skip("jobs: commands see nothing of the server", words)
+        report("jobs: a reward command sees nothing of the server", job.get("state") == "done" or words)
+        for i, more in enumerate(("temperature: 1", "reward_sandbox: false", "reward_network: true", f"reward_write: [{g.path('outside')}]",
+                                  f"reward_read: [{g.server.state}]")):
+            g.put(f"work/recipe{i}.yaml", f"model: {MODEL}\ndata: [fry:pick:4]\nmethod: rloo\npolicy:\n  {more}\n  k: 2\n  reward: 'shell:{numbers}'\n"
+                  "train: {max_steps: 1, r: 2, grad_accum: 1}\n")
+            job = g.run("train", [f"recipe{i}.yaml"], out=f"r{i}")
+            if i == 0:
+                report("jobs: a recipe's reward command runs", job.get("state") == "done" or json.dumps(job))
+            else:
+                report(f"jobs: a recipe cannot loosen a command's sandbox ({more.split(':')[0]})",
+                       job.get("state") == "failed" and any(w in job["note"] for w in ("may not set", "in a job", "not for jobs"))
+                       or json.dumps(job))
+    return None
+
+
 def processes(name):
     """Of all processes those whose command line has the word."""
     found = []
@@ -348,6 +378,7 @@ def main():
         report("jobs: nothing was written outside at all", not g.escaped() or g.escaped())
         report("jobs: the server is well", g.server.alive() and g.server.ask("/health")[0] == 200)
     nothing_survives()
+    commands_confined()
 
 
 if __name__ == "__main__":

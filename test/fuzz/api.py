@@ -484,6 +484,8 @@ def check_reply(q, reply, secrets):
         if kind.startswith(("text/", "application/json", "application/x-ndjson")):
             raise Finding(f"a reply is no UTF-8: {e}") from None
         text = ""
+    if status == 401:  # a caller of this machine is told where the token is, which only its owner can read
+        text = re.sub(r"start-up token, which may do everything, is in '[^']*'", "", text)
     for secret in secrets:
         if secret in text or any(secret in v for v in headers.values()):
             if status >= 400 or secret in SECRETS:

@@ -1401,7 +1401,7 @@ static const struct option_row job_rows[] = {
     {.name = "method", .type = OPT_STRING, .job = JOB_TEXT},
     {.name = "id", .type = OPT_STRING, .job = JOB_NAME},
     {.name = "reward", .type = OPT_STRING, .job = JOB_REWARD},
-    {.name = "policy-pipe", .type = OPT_STRING, .job = JOB_COMMAND},
+    {.name = "policy-pipe", .type = OPT_STRING, .job = JOB_REFUSED},
     {.name = "runs", .type = OPT_STRING, .job = JOB_SERVER},
     {.name = "forgotten", .type = OPT_STRING},
     {.name = "lr", .type = OPT_FLOAT},

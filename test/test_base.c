@@ -518,8 +518,9 @@ static int fault_child(const char *path, bool spoil, char *said, size_t size) {
         _exit(sum == 0 ? 0 : 8);
     }
     close(out[1]);
-    ssize_t n = read(out[0], said, size - 1);
-    said[MAX(n, 0)] = 0;
+    size_t at = 0;
+    for (ssize_t n; (n = read(out[0], said + at, size - 1 - at)) > 0;) at += (size_t)n;
+    said[at] = 0;
     close(out[0]);
     assert_int_equal(waitpid(pid, &status, 0), pid);
     return status;

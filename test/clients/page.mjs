@@ -356,6 +356,7 @@ await check("turns appear as they are spoken, who changes is marked, votes are c
     await go(q, "chat");
     await turn(1, "b", "9");
     await go(q, "debate"); // it went on meanwhile
+    await q.locator(".said").nth(3).waitFor();
     assert.equal(await q.locator(".said").count(), 4);
     await q.getByRole("button", { name: "Stop" }).click();
     await q.getByRole("button", { name: "Let them debate" }).waitFor();

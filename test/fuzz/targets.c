@@ -1060,6 +1060,7 @@ static void fuzz_document(const uint8_t *data, size_t size) {
  * out about somebody can be learnt and is of what was said. */
 static void fuzz_rules(const uint8_t *data, size_t size) {
     struct error err;
+    size = MIN(size, 1 << 16); // answers end with a context; rules take quadratic time
     char *text = strndup((const char *)data, size);
     for (int cut = 0; cut < 2; cut++) {
         struct buf out = {0};

@@ -73,7 +73,7 @@ char *xstrndup(const char *s, size_t n);
 char *xasprintf(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 char *xvasprintf(const char *fmt, va_list ap) __attribute__((format(printf, 1, 0)));
 /* An emergency reserve for the functions above (0: none, as a process begins). When the system
- * refuses memory, the reserve is freed and the process goes on; while there is none, an allocation
+ * refuses memory, the reserve is freed and the process continues; while there is none, an allocation
  * that fails waits some seconds for what other threads free. memory_is_short then tries to allocate
  * the reserve again and returns true as long as that fails. A program that keeps one asks it before
  * it takes new work. Any thread. */
@@ -111,8 +111,8 @@ void buf_release(struct buf *b);
 
 /* files */
 
-/* What is asked before the functions below open a file for reading, or make or replace one, and
- * before a command is shown a file: OK, or why not. NULL: nothing is asked. Set once, while the
+/* Called before the functions below open a file for reading, or make or replace one, and before a
+ * file is shown to a command: OK, or the reason of the refusal. NULL: no check. Set once, while the
  * process has one thread, by a process that works for others (a job). */
 enum path_use { PATH_READS, PATH_WRITES, PATH_RUNS };
 extern int (*path_guard)(const char *path, enum path_use use, struct error *err);

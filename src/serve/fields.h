@@ -21,7 +21,7 @@ struct known_field {
 };
 extern const struct known_field known_fields[]; /* ends with a NULL name */
 
-/* ERR_USAGE, naming the field: the body has one that is refused, or that nobody knows. */
+/* ERR_USAGE, naming the field: the body has one that is refused, or is unknown. */
 int fields_check(enum field_route route, const json_t *body, struct error *err);
 /* Whether some route knows a field of that name. */
 bool field_is_known(const char *name);

@@ -47,8 +47,8 @@ struct generation_spec {
     struct grammar *grammar; /* borrowed of the server's */
     enum tool_mode tools;
     struct strings tool_names; /* that are offered */
-    char *user;         /* whom the client asks for, or NULL: keeps to one side of an experiment */
-    json_t *asked;      /* {messages} or {prompt} for who rates the reply, or NULL */
+    char *user;         /* the request's user, or NULL: stays on one side of an experiment */
+    json_t *asked;      /* {messages} or {prompt}, kept for ratings, or NULL */
     json_t *extra;      /* the dialect's own */
     struct exchange *x; /* whose client is waiting while this is read, or NULL; borrowed */
     double until;       /* clock_now at which its prompts are given up; 0: none was begun */

@@ -4,8 +4,8 @@
  * Compiling has a bounded cost. A short source is first tried with a small share of the limits, by
  * the thread that asks. A larger one is compiled by a thread of low priority while that waits: few
  * may wait, and of one caller fewer still; the others are refused with ERR_STATE, to be tried
- * again. What is compiled is kept, its bytes are bounded in all and for each caller, and what is
- * forgotten first belongs to the caller that holds most. Any thread; texts and names are borrowed
+ * again. Compiled grammars are kept in a cache that is bounded in bytes, in all and for each
+ * caller; the caller that holds most loses its oldest first. Any thread; texts and names are borrowed
  * for the call.
  */
 #ifndef SHOAL_GRAMMARS_H

@@ -148,7 +148,7 @@ static int kind_of(const char *path, mode_t *mode, struct error *err) {
     return rc;
 }
 
-/* By whom a path is named: a client, a client that names a database, a file or the program. */
+/* The origin of a path: a client, a client that names a database, a file or the program. */
 enum namer { BY_CLIENT, BY_CLIENT_BASE, BY_PROGRAM };
 
 /* What may be read below a rule. */

@@ -1,5 +1,5 @@
 /*
- * job_request: what a client asks for as a command line.
+ * job_request: a client's request as a command line.
  *
  * A client is not trusted. What it may set is what the command's own table of options allows
  * (enum option_job): an option is found in the table first, by whatever name, and only the table's
@@ -231,7 +231,7 @@ static char *scalar_text(const json_t *v) {
     return json_dumps(v, JSON_ENCODE_ANY | JSON_REAL_PRECISION(15));
 }
 
-/* What is written is shown as a path, what is read as it was asked for. */
+/* Outputs are shown as paths, inputs as the client wrote them. */
 static json_t *asked_value(enum option_job job, const json_t *v, const char *checked) {
     return job == JOB_OUTPUT ? json_path(checked) : json_incref((json_t *)(uintptr_t)v);
 }

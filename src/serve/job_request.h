@@ -1,6 +1,5 @@
 /*
- * job_request: what a client asks for as a command line. It touches nothing: files are asked of an
- * interface.
+ * job_request: a client's request as a command line. Pure: paths are resolved by a callback.
  */
 #ifndef SHOAL_JOB_REQUEST_H
 #define SHOAL_JOB_REQUEST_H
@@ -35,7 +34,7 @@ struct request_rules {
 /* A checked request. */
 struct job_request {
     /* {kind, args, options} with all keys, in order, and options by their own names: equal requests
-     * are equal values. What is written is a path already, what is read is as the client put it. */
+     * are equal values. Outputs are paths already, inputs are as the client wrote them. */
     json_t *asked;
     json_t *resolved;       /* the same with paths for everything */
     struct strings outputs; /* the names of what is written */

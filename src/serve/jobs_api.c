@@ -166,7 +166,7 @@ static int served_check(struct server *s, const json_t *request, bool any, struc
     return rc;
 }
 
-/* A key that may manage adapters may replace them; so may who calls where there are no keys. */
+/* A key that may manage adapters may replace them; so may a caller of a server without keys. */
 static bool may_replace(struct server *s, const char *key) {
     return !key || keys_scopes(s->keys, key) & KEY_ADMIN;
 }
@@ -325,7 +325,7 @@ static char *input_find(void *ctx, const char *path, bool database, struct error
     return real;
 }
 
-/* A folder where somebody lives, or one above it, is no folder of work. */
+/* A user's home folder, or one above it, is not a working folder. */
 static bool is_work(const char *dir) {
     char *home = getenv("HOME") ? realpath(getenv("HOME"), NULL) : NULL;
     size_t n = strlen(dir);

@@ -43,7 +43,7 @@ int request_reserve(struct server *s, struct exchange *x, size_t bytes, struct e
     return memory_budget_take(s->memory, x, bytes, err);
 }
 
-/* Of the tree that a text of JSON becomes. What is in strings counts alike: arguments of tool calls
+/* Of the tree that a text of JSON becomes. Text in strings counts alike: arguments of tool calls
  * are JSON in a string, and become a tree as well. */
 static size_t json_tree_bytes(const struct buf *b) {
     size_t bytes = b->len;

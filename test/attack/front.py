@@ -77,7 +77,7 @@ def test_token():
             report("the one before is refused", status == 401 or status)
 
 
-# ---- who reaches the server
+# ---- access to the server
 
 def routes_sample():
     return [("GET", "/"), ("GET", "/page/app.js"), ("GET", "/health"), ("GET", "/metrics"), ("GET", "/v1/models"), ("POST", CHAT),

@@ -124,7 +124,7 @@ class Ground:
         shutil.rmtree(self.top, ignore_errors=True)
 
     def escaped(self):
-        """What is there and must not be."""
+        """Files that exist and must not."""
         names = [n for n in os.listdir(self.path("outside")) if n.startswith("escaped")]
         return names + [n for d in ("", "srv", "work", "tmp", "home") for n in os.listdir(self.path(d)) if "escaped" in n]
 

@@ -141,7 +141,7 @@ def loop():
 
 
 def retained():
-    """What is kept of requests, ratings first: 1 MB each, as often as they are taken."""
+    """Data kept of requests, ratings first: 1 MB each, until they are refused."""
     with Server("--max-memory", "300M", "--max-feedback", "8M") as s:
         counts, sizes = {}, []
         for i in range(80):

@@ -73,10 +73,10 @@ char *xstrndup(const char *s, size_t n);
 char *xasprintf(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 char *xvasprintf(const char *fmt, va_list ap) __attribute__((format(printf, 1, 0)));
 /* An emergency reserve for the functions above (0: none, as a process begins). When the system
- * refuses memory, the reserve is freed and the process continues; while there is none, an allocation
- * that fails waits some seconds for what other threads free. memory_is_short then tries to allocate
- * the reserve again and returns true as long as that fails. A program that keeps one asks it before
- * it takes new work. Any thread. */
+ * refuses memory, the reserve is freed and the process continues; while there is none, an
+ * allocation that fails waits some seconds for what other threads free. memory_is_short then tries
+ * to allocate the reserve again and returns true as long as that fails. A program that keeps one
+ * asks it before it takes new work. Any thread. */
 void memory_reserve_keep(size_t size);
 bool memory_is_short(void);
 
@@ -116,6 +116,12 @@ void buf_release(struct buf *b);
  * process has one thread, by a process that works for others (a job). */
 enum path_use { PATH_READS, PATH_WRITES, PATH_RUNS };
 extern int (*path_guard)(const char *path, enum path_use use, struct error *err);
+
+/* Closes a descriptor that is open, and makes it -1. */
+void fd_close(int *fd);
+/* Makes from[0..n) the descriptors 0 to n-1, n at most 8, in a child between fork and exec: it
+ * calls the system only. False with errno. */
+bool fds_place(const int *from, int n);
 
 struct mapping {
     const uint8_t *data;

@@ -415,3 +415,20 @@ uint64_t hash_u64(const void *p, size_t n) {
     h = (h ^ (h >> 33)) * 0xc4ceb9fe1a85ec53u;
     return h ^ (h >> 33);
 }
+
+/* descriptors */
+
+void fd_close(int *fd) {
+    if (*fd >= 0) close(*fd);
+    *fd = -1;
+}
+
+/* Moved up first: they may be where others are to go. */
+bool fds_place(const int *from, int n) {
+    int high[8];
+    for (int i = 0; i < n; i++)
+        if ((high[i] = fcntl(from[i], F_DUPFD_CLOEXEC, n)) < 0) return false;
+    for (int i = 0; i < n; i++)
+        if (dup2(high[i], i) < 0) return false;
+    return true;
+}

@@ -70,11 +70,6 @@ struct sandbox {
 
 /* descriptors */
 
-static void fd_close(int *fd) {
-    if (*fd >= 0) close(*fd);
-    *fd = -1;
-}
-
 /* Milliseconds until then for poll(); -1: for ever. */
 static int wait_left(double until) {
     double left = until - clock_now();
@@ -154,16 +149,6 @@ static bool limits_set(const struct sandbox_limits *l) {
            limit_set(RLIMIT_NPROC, l->processes, l->processes);
 }
 
-/* Moved up first: they may be where others are to go. */
-static bool fds_place(const int from[N_FDS]) {
-    int high[N_FDS];
-    for (int i = 0; i < N_FDS; i++)
-        if ((high[i] = fcntl(from[i], F_DUPFD_CLOEXEC, N_FDS)) < 0) return false;
-    for (int i = 0; i < N_FDS; i++)
-        if (dup2(high[i], i) < 0) return false;
-    return close_range(N_FDS, ~0U, 0) == 0;
-}
-
 static int child_main(void *ctx) {
     static char *const env[] = {"PATH=/usr/local/bin:/usr/bin:/bin", "LANG=C.UTF-8", "HOME=/tmp",
                                 NULL};
@@ -171,8 +156,8 @@ static int child_main(void *ctx) {
     struct launch *l = ctx;
     sigset_t none;
     for (int i = 1; i < NSIG; i++) sigaction(i, &usual, NULL);
-    if (user_become(l) && die_with_parent(l->s) && fds_place(l->s->fds) &&
-        limits_set(&l->s->limits)) {
+    if (user_become(l) && die_with_parent(l->s) && fds_place(l->s->fds, N_FDS) &&
+        close_range(N_FDS, ~0U, 0) == 0 && limits_set(&l->s->limits)) {
         sigemptyset(&none);
         sigprocmask(SIG_SETMASK, &none, NULL);
         execve(l->s->bwrap, l->s->argv, env);

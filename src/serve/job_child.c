@@ -77,17 +77,6 @@ static void limits_set(const struct launch *l) {
     umask(077);
 }
 
-/* Moved up first: they may lie where others are to go. */
-static bool fds_place(const int from[FIRST_OTHER_FD]) {
-    int high[FIRST_OTHER_FD];
-    for (int i = 0; i < FIRST_OTHER_FD; i++)
-        if ((high[i] = fcntl(from[i], F_DUPFD_CLOEXEC, FIRST_OTHER_FD)) < 0) return false;
-    for (int i = 0; i < FIRST_OTHER_FD; i++)
-        if (dup2(high[i], i) < 0) return false;
-    close_range(FIRST_OTHER_FD, ~0U, 0);
-    return true;
-}
-
 static _Noreturn void child_main(struct launch *l) {
     const struct sigaction usual = {.sa_handler = SIG_DFL};
     sigset_t none;
@@ -98,7 +87,8 @@ static _Noreturn void child_main(struct launch *l) {
     if (l->idle) yield_to_all();
     offer_to_oom_killer();
     limits_set(l);
-    if (fds_place(l->fds)) {
+    if (fds_place(l->fds, FIRST_OTHER_FD)) {
+        close_range(FIRST_OTHER_FD, ~0U, 0);
         sigemptyset(&none);
         sigprocmask(SIG_SETMASK, &none, NULL);
         execve(l->program, l->argv, l->envp);
@@ -165,11 +155,6 @@ static char **arguments(const struct strings *args) {
     v[0] = name;
     for (int i = 0; i < args->n; i++) v[i + 1] = args->v[i];
     return v;
-}
-
-static void fd_close(int *fd) {
-    if (*fd >= 0) close(*fd);
-    *fd = -1;
 }
 
 /* Our end of a pipe does not wait; the child's, in *theirs, does. */

@@ -285,6 +285,10 @@ void pool_free(struct pool *p);
 int pool_size(const struct pool *p); /* NULL is a pool of one */
 void pool_run(struct pool *p, pool_fn fn, void *ctx, int64_t n, int64_t grain);
 int cpu_count(void);
+/* Lowers the calling thread's priority by `nice` and gives it short time slices, so that a thread
+ * which wakes beside it need not wait for the end of a long one (Linux 6.12; older ones have their
+ * own slices). */
+void thread_background(int nice);
 
 /* time, memory, log, progress */
 

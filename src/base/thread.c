@@ -210,3 +210,17 @@ int cpu_count(void) {
     long n = sysconf(_SC_NPROCESSORS_ONLN); /* more processors than a cpu_set_t holds */
     return n > 0 ? (int)MIN(n, POOL_MAX) : 1;
 }
+
+/* As in linux/sched/types.h, version 0. */
+struct schedule {
+    uint32_t size, policy;
+    uint64_t flags;
+    int32_t nice;
+    uint32_t priority;
+    uint64_t runtime, deadline, period; /* ns; runtime: the slice */
+};
+
+void thread_background(int nice) {
+    struct schedule s = {.size = sizeof s, .nice = nice, .runtime = 100000};
+    syscall(SYS_sched_setattr, 0, &s, 0u); // where it fails the thread is as urgent as others
+}

@@ -13,7 +13,6 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/resource.h>
 #include <unistd.h>
 
 enum {
@@ -173,7 +172,7 @@ static struct grammar *compile_share(const char *kind, const char *text, size_t 
 /* Compiles large sources, one after the other, with a low priority. */
 static void *compile_thread(void *ctx) {
     struct grammars *all = ctx;
-    setpriority(PRIO_PROCESS, (id_t)gettid(), LARGE_NICE); // fails only where there are none
+    thread_background(LARGE_NICE);
     pthread_mutex_lock(&all->lock);
     for (;;) {
         struct order *w = all->orders;

@@ -38,7 +38,6 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -257,7 +256,7 @@ static void *worker(void *ctx) {
 static void *lane_main(void *ctx) {
     struct lane *lane = ctx;
     struct http *h = lane->h;
-    if (lane->nice) setpriority(PRIO_PROCESS, (id_t)gettid(), lane->nice);
+    if (lane->nice) thread_background(lane->nice);
     pthread_mutex_lock(&h->lock);
     for (;;) {
         struct work *w = work_take(&lane->works);

@@ -1,8 +1,8 @@
 """beside: requests that once stopped or exhausted the server, in a loop beside a normal client.
 
-    python3 test/attack/beside.py [TIMES] [--assert]
+    python3 test/attack/beside.py [TIMES] [CLIENTS] [--assert]
 
-Each kind of request is sent TIMES times (3), several at once, from a process of its own, while a normal client asks for
+Each kind of request is sent TIMES times (3) by CLIENTS attackers at once (8), each a process of its own, while a normal client asks for
 a short streamed reply again and again. Printed are the client's median time to the first token, quiet and beside each
 kind, and the server's peak memory, which --max-memory bounds. What is tested always: every request gets an answer, the
 server lives, the client is always answered, the peak stays within --max-memory and a tenth. Times depend on the
@@ -18,9 +18,9 @@ import time
 
 from attack import CHAT, COMPLETION, Server, report
 
-TIMES = int(next((a for a in sys.argv[1:] if a.isdigit()), 3))
+NUMBERS = [int(a) for a in sys.argv[1:] if a.isdigit()]
+TIMES, CLIENTS = NUMBERS + [3, 8][len(NUMBERS):]
 STRICT = "--assert" in sys.argv
-AT_ONCE = 8
 MAX_MEMORY = "640M"
 KEY = "sk-beside"
 HI = [{"role": "user", "content": "hi"}]
@@ -109,14 +109,14 @@ def beside(server, kind=None):
         t.start()
         time.sleep(2)
     else:
-        each, begin = -(-TIMES // AT_ONCE), multiprocessing.Barrier(AT_ONCE + 1)
+        each, begin = -(-TIMES // CLIENTS), multiprocessing.Barrier(CLIENTS + 1)
         senders = [multiprocessing.Process(target=send, args=(server.port, kind, i * each, each, begin, answers))
-                   for i in range(AT_ONCE)]
+                   for i in range(CLIENTS)]
         for p in senders:
             p.start()
         begin.wait()
         t.start()
-        statuses = [answers.get(timeout=240) for _ in range(AT_ONCE * each)]
+        statuses = [answers.get(timeout=240) for _ in range(CLIENTS * each)]
         for p in senders:
             p.join()
     stop.set()

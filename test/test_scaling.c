@@ -917,6 +917,26 @@ static void schema_definitions(struct buf *b, size_t n) {
           "},\"$ref\":\"#/$defs/d1\"}", n);
 }
 
+/* A reply of tool calls, 32 tokens of a byte each at a time. */
+static void calls_run(const struct buf *b) {
+    struct generation g = {.s = server_small(), .spec = {.tools = TOOLS_FORCED}};
+    struct completion a = {0};
+    int32_t n = (int32_t)b->len, *out = xcalloc(b->len, sizeof *out);
+    for (int32_t i = 0; i < n; i++) out[i] = g.s->m->tok->byte_ids[(uint8_t)b->data[i]];
+    a.ticket.request.out = out;
+    for (int32_t seen = 0; !a.done;) {
+        seen = MIN(seen + 32, n);
+        a.ticket.request.n_out = a.ticket.seen = seen;
+        a.ticket.done = seen == n;
+        answer_advance(&g, &a);
+    }
+    assert_true(a.n_tools > 100 && a.tools[a.n_tools - 1].args_end > b->len - 100);
+    answer_release(&a);
+}
+static void calls_many(struct buf *b, size_t n) {
+    repeat(b, "", "<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": 1}}</tool_call>\n", "", n);
+}
+
 static const struct scale scales[] = {
     {"JSON: numbers", MB / 4, 8 * MB, numbers, json_good},
     {"JSON: numbers, cut", MB / 4, 8 * MB, numbers_cut, json_bad},
@@ -1042,6 +1062,7 @@ static const struct scale scales[] = {
     {"lineage", MB / 8, 8 * MB, lineage_many, lineage_run},
     {"blackboard", MB / 8, 8 * MB, board_writes, board_run},
     {"hub listing", MB / 8, 8 * MB, listing_files, listing_run},
+    {"tool calls of a reply", 32 * KB, 2 * MB, calls_many, calls_run},
     {"PEFT: targets", MB / 16, 8 * MB, peft_targets, peft_run},
     {"PEFT: patterns", MB / 16, 8 * MB, peft_patterns, peft_run},
     {"GBNF: words", 16 * KB, 256 * KB, gbnf_words, gbnf_run},

@@ -220,7 +220,10 @@ static const char *call_read(const char *text, const char *p, const char *end,
 
 static struct tool_call *tool_at(const struct generation *g, struct completion *a, int i) {
     if (i == a->n_tools) {
-        a->tools = xrealloc(a->tools, sizeof *a->tools * (size_t)(a->n_tools + 1));
+        if (a->n_tools == a->tools_cap) {
+            a->tools_cap = 2 * a->tools_cap + 1;
+            a->tools = xrealloc(a->tools, sizeof *a->tools * (size_t)a->tools_cap);
+        }
         a->tools[a->n_tools++] = (struct tool_call){0};
         char id[40];
         server_id(g->s, "call_", id);
@@ -231,20 +234,28 @@ static struct tool_call *tool_at(const struct generation *g, struct completion *
 
 /* A reply whose calls are marked: words before, and perhaps between, the marks. */
 static void tools_marked(const struct generation *g, struct completion *a) {
-    const char *text = a->text.data, *end = text + a->shown, *p = text;
-    int n = 0;
-    for (const char *open; (open = memmem(p, (size_t)(end - p), CALL_OPENS, strlen(CALL_OPENS)));) {
+    const char *text = a->text.data, *end = text + a->shown;
+    const char *p = text + MIN(a->calls_end, a->shown);
+    bool enough = g->spec.one_call && a->n_read_calls;
+    for (const char *open;
+         !enough && (open = memmem(p, (size_t)(end - p), CALL_OPENS, strlen(CALL_OPENS)));) {
         const char *body = open + strlen(CALL_OPENS);
         const char *close = memmem(body, (size_t)(end - body), CALL_CLOSES, strlen(CALL_CLOSES));
-        struct tool_call *call = tool_at(g, a, n);
-        if (n == 0) a->words_end = (size_t)(open - text);
+        struct tool_call *call = tool_at(g, a, a->n_read_calls);
+        if (a->n_read_calls == 0) a->calls_begin = (size_t)(open - text) + 1;
         if (!call->name) call->args = call->args_end = 0;
         call_read(text, body, close ? close : end, call);
-        if (a->tools[n].name) n++;
-        if (!close || (n && g->spec.one_call)) break;
+        if (!close) break;
+        if (call->name) a->n_read_calls++;
         p = close + strlen(CALL_CLOSES);
+        a->calls_end = (size_t)(p - text);
+        enough = g->spec.one_call && a->n_read_calls;
     }
-    if (!a->done || a->n_tools == n) return;
+    if (a->calls_begin) a->words_end = a->calls_begin - 1;
+    if (!a->done) return;
+    int n = a->n_read_calls; // and the one that is cut
+    if (n < a->n_tools && a->tools[n].name) n++;
+    if (a->n_tools == n) return;
     a->n_tools = n; // marks around what is no call
     if (n == 0) a->words_end = a->shown;
 }

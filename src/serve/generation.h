@@ -87,7 +87,11 @@ struct completion {
     int32_t tokens_sent;
     json_int_t offset; /* characters of these; the stream's */
     struct tool_call *tools;
-    int n_tools;
+    int n_tools, tools_cap;
+    /* Calls are read once: the first n_read_calls of `tools` end before this byte of the text. */
+    size_t calls_end;
+    int n_read_calls;
+    size_t calls_begin; /* the byte of the first call's mark; 0 while there is none */
     bool done, begun, finished; /* the last two: the stream has told so */
 };
 
